@@ -1,0 +1,1 @@
+//! The CPU device: a pinned pool of workers that replays a dispatch table of SIMD kernels.

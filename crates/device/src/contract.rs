@@ -1,0 +1,226 @@
+//! What every device offers.
+
+use crate::{KvType, Plan, PlanError, Rule, Step};
+
+/// `Result` with this crate's [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What a caller cannot foresee.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The plan contradicts itself.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The device cannot run this.
+    #[error("device {device}: {what} is not supported; {hint}")]
+    Unsupported {
+        /// The device's name.
+        device: &'static str,
+        /// What was asked.
+        what: String,
+        /// What to do instead.
+        hint: String,
+    },
+    /// Memory was refused.
+    #[error("device {device}: {bytes} bytes for {what} were refused by the system")]
+    OutOfMemory {
+        /// The device's name.
+        device: &'static str,
+        /// What it was for.
+        what: String,
+        /// How much.
+        bytes: u64,
+    },
+    /// The device failed while it ran.
+    #[error("device {device} failed: {reason}")]
+    Failed {
+        /// The device's name.
+        device: &'static str,
+        /// Its own words.
+        reason: String,
+    },
+}
+
+/// Memory of the machine that a device uses, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    /// Installed, or what a container's limit allows.
+    pub total: u64,
+    /// Free now, page cache that can be dropped included.
+    pub free: u64,
+}
+
+/// Whether an item of the memory plan is memory of our own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Residence {
+    /// A view of the file: the system may drop and re-read it.
+    Mapped,
+    /// Taken at load and touched.
+    Committed,
+    /// Reserved as address space, committed as sequences grow: `bytes` is the most it can become.
+    Reserved,
+}
+
+/// One line of the memory plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Item {
+    /// What it is: `weights`, `activations`, `KV pages (window 512)`.
+    pub what: String,
+    /// How much.
+    pub bytes: u64,
+    /// Whose memory it is.
+    pub residence: Residence,
+}
+
+/// What a program will take, itemised before any is taken.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MemoryPlan {
+    /// The lines.
+    pub items: Vec<Item>,
+}
+
+impl MemoryPlan {
+    /// Sum of the items of a kind.
+    pub fn total(&self, residence: Residence) -> u64 {
+        self.items.iter().filter(|i| i.residence == residence).map(|i| i.bytes).sum()
+    }
+}
+
+/// Which arithmetic a program may use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Numerics {
+    /// The fastest kernel for each number of rows. Accumulation order may differ between one row and many.
+    #[default]
+    Fast,
+    /// Each row's accumulation order is fixed, whatever shares its step and however its prompt was chunked.
+    Deterministic,
+}
+
+/// The sizes a program is compiled for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Most rows of a step (the prefill chunk).
+    pub max_rows: usize,
+    /// Most rows of a step whose logits are wanted.
+    pub max_outputs: usize,
+    /// Most spans (sequences) of a step.
+    pub max_spans: usize,
+    /// Most positions of one sequence.
+    pub n_ctx: usize,
+    /// Positions of one page; a power of two, at least 16.
+    pub page_len: usize,
+    /// Pages of each KV group.
+    pub n_pages: Vec<usize>,
+    /// How keys and values are stored.
+    pub kv_type: KvType,
+    /// Which arithmetic.
+    pub numerics: Numerics,
+}
+
+/// What the machine can do, measured on it now (`ingle bench`).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Peaks {
+    /// Bytes a second read from memory, all workers together.
+    pub read_bytes_per_second: f64,
+    /// Operations a second (a multiply and an add are two) of the fastest integer path that the kernels use.
+    pub int8_ops_per_second: f64,
+    /// The same in f32.
+    pub f32_ops_per_second: f64,
+}
+
+/// One command of a program's table, for profiles.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CommandInfo {
+    /// The kernel: `linear_q4_1 (1 row)`.
+    pub kernel: String,
+    /// Index of the plan's node.
+    pub node: usize,
+    /// The layer, if it belongs to one.
+    pub layer: Option<u32>,
+    /// Bytes of weights that it reads.
+    pub weight_bytes: u64,
+}
+
+/// How long one command of the last step took.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Timing {
+    /// Index into [`Program::commands`].
+    pub command: usize,
+    /// Seconds since the step began.
+    pub start: f64,
+    /// Seconds.
+    pub duration: f64,
+}
+
+/// A plan made ready to run: its memory is taken, its table is written.
+pub trait Program: Send {
+    /// Run one step. Allocates nothing.
+    ///
+    /// # Errors
+    /// The device failed; the step's KV positions are then undefined and must be written again.
+    fn run(&mut self, step: &Step) -> Result<()>;
+
+    /// `(n_outputs, n_vocab)` of the last step.
+    fn logits(&self) -> &[f32];
+
+    /// As [`Self::logits`], for a sampler that works in place.
+    fn logits_mut(&mut self) -> &mut [f32];
+
+    /// `(n_outputs)` of the last step, if it wanted [`crate::Want::Argmax`].
+    fn argmax(&self) -> &[u32];
+
+    /// Copy a page of a KV group, all its layers (copy on write of a shared prefix).
+    ///
+    /// # Errors
+    /// The device failed.
+    fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<()>;
+
+    /// A page is unused: its memory may go back to the system until it is written again.
+    fn release_page(&mut self, group: usize, page: u32);
+
+    /// The command table for a step of `n_rows` rows.
+    fn commands(&self, n_rows: usize) -> Vec<CommandInfo>;
+
+    /// As [`Self::run`], and the time of each command appended to `timings`, which belong to `commands(n_rows)`.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    fn run_timed(&mut self, step: &Step, timings: &mut Vec<Timing>) -> Result<()>;
+}
+
+/// A machine that runs programs.
+pub trait Device: Send + Sync {
+    /// Its name on the command line: `cpu`.
+    fn name(&self) -> &'static str;
+
+    /// For people: the chip, what of it is used, how many threads.
+    fn describe(&self) -> String;
+
+    /// Worker threads, where that means something.
+    fn n_threads(&self) -> usize;
+
+    /// Its memory.
+    fn memory(&self) -> Memory;
+
+    /// The fusion rules of its profile, tried in this order at every node.
+    fn fusion(&self) -> &[Rule];
+
+    /// KV types that it runs, the default first.
+    fn kv_types(&self) -> &[KvType];
+
+    /// What [`Self::compile`] will take.
+    ///
+    /// # Errors
+    /// The plan cannot run on this device.
+    fn memory_plan(&self, plan: &Plan, limits: &Limits) -> Result<MemoryPlan>;
+
+    /// Take the memory and write the table.
+    ///
+    /// # Errors
+    /// The plan cannot run on this device, or memory was refused.
+    fn compile(&self, plan: &Plan, limits: &Limits) -> Result<Box<dyn Program>>;
+
+    /// Measure what the machine can do, in a second or so.
+    fn peaks(&self) -> Peaks;
+}

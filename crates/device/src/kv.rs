@@ -1,0 +1,98 @@
+//! The KV cache's shape: layers, groups of layers that share a page table, pages.
+
+/// Index of a layer of the KV cache (layers that share another's KV have none of their own).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct KvLayerId(pub u32);
+
+/// In a page table: no page here (outside the window, or not reached yet).
+pub const PAGE_NONE: u32 = u32::MAX;
+
+/// One layer's keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KvLayer {
+    /// KV heads.
+    pub n_kv_heads: usize,
+    /// Columns of one head, of keys and of values.
+    pub head_dim: usize,
+    /// Positions that must be kept, its own included; `None`: all.
+    pub window: Option<usize>,
+}
+
+/// Layers with the same window: they share one page table, and a page holds all of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvGroup {
+    /// Positions that must be kept; `None`: all.
+    pub window: Option<usize>,
+    /// The layers, ascending.
+    pub layers: Vec<KvLayerId>,
+}
+
+/// All layers and how they are grouped.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KvLayout {
+    /// The layers.
+    pub layers: Vec<KvLayer>,
+    /// The groups: full attention first, then windows ascending.
+    pub groups: Vec<KvGroup>,
+}
+
+/// How keys and values are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KvType {
+    /// 4 bytes a value.
+    F32,
+    /// 2 bytes a value.
+    F16,
+    /// 34 bytes for 32 values, as the block type Q8_0; head sizes must be multiples of 32.
+    Q8_0,
+}
+
+impl KvType {
+    /// Bytes of one head's vector of `head_dim` values.
+    pub const fn vector_bytes(self, head_dim: usize) -> usize {
+        match self {
+            KvType::F32 => head_dim * 4,
+            KvType::F16 => head_dim * 2,
+            KvType::Q8_0 => head_dim / 32 * 34,
+        }
+    }
+}
+
+impl KvLayout {
+    /// Group layers by their window.
+    pub fn new(layers: Vec<KvLayer>) -> KvLayout {
+        let mut windows: Vec<Option<usize>> = layers.iter().map(|l| l.window).collect();
+        windows.sort();
+        windows.dedup();
+        let groups = windows
+            .into_iter()
+            .map(|window| KvGroup {
+                window,
+                layers: (0..layers.len() as u32).map(KvLayerId).filter(|id| layers[id.0 as usize].window == window).collect(),
+            })
+            .collect();
+        KvLayout { layers, groups }
+    }
+
+    /// The layer.
+    pub fn layer(&self, id: KvLayerId) -> &KvLayer {
+        &self.layers[id.0 as usize]
+    }
+
+    /// Which group a layer belongs to, and its place in it.
+    pub fn group_of(&self, id: KvLayerId) -> (usize, usize) {
+        let find = |g: &KvGroup| g.layers.iter().position(|l| *l == id);
+        self.groups.iter().enumerate().find_map(|(g, group)| Some((g, find(group)?))).unwrap_or((0, 0))
+    }
+
+    /// Bytes of one layer's part of a page: keys `[n_kv_heads][page_len][head_dim]`, then values in the same shape.
+    pub fn layer_page_bytes(&self, id: KvLayerId, kind: KvType, page_len: usize) -> usize {
+        let layer = self.layer(id);
+        2 * layer.n_kv_heads * page_len * kind.vector_bytes(layer.head_dim)
+    }
+
+    /// Bytes of one page of a group: its layers' parts, one after another.
+    pub fn page_bytes(&self, group: usize, kind: KvType, page_len: usize) -> usize {
+        self.groups[group].layers.iter().map(|id| self.layer_page_bytes(*id, kind, page_len)).sum()
+    }
+}

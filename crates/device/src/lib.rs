@@ -1,0 +1,40 @@
+//! The contract between plans and devices.
+//!
+//! # Design choices
+//!
+//! - **A plan is a flat list.** [`Plan`] is `Vec<Node>` of primitive [`Op`]s in order over [`Value`]s (activations) and
+//!   [`Weight`]s. It names no model family and no device; it can be printed and read.
+//! - **Single assignment.** An Op writes values that no other Op writes. Whether two values share memory is the arena
+//!   planner's business ([`arena`]), never the plan's.
+//! - **Rows are symbolic.** A value has [`Rows::Tokens`] or [`Rows::Outputs`] rows; both are known only when a [`Step`]
+//!   runs. Columns are fixed. So one plan serves one token, a chunk of a prompt, and a batch of sequences.
+//! - **A fused Op is the list of primitives it replaces** ([`Op::Fused`]). The interpreter runs any plan, fused or not,
+//!   and so every fused kernel has a reference.
+//! - **Which rules fuse is the device's data** ([`Device::fusion`]), not code in the model.
+//! - **A program owns its memory.** [`Device::compile`] takes the arena, the KV pages and the scratch once, as
+//!   [`Device::memory_plan`] itemised them; [`Program::run`] allocates nothing.
+//! - **KV pages belong to the program, page tables to the engine.** A device sees page numbers only. Layers with the
+//!   same window share a table ([`KvGroup`]), so a window keeps only its window.
+//! - **Errors are for what the caller cannot foresee** (memory, a lost device). Plans are checked once, by
+//!   [`Plan::check`]; devices and the interpreter trust a checked plan.
+#![deny(missing_docs)]
+
+mod contract;
+mod kv;
+mod op;
+mod plan;
+mod step;
+
+pub mod arena;
+pub mod fusion;
+pub mod interpreter;
+pub mod null;
+
+pub use contract::{
+    CommandInfo, Device, Error, Item, Limits, Memory, MemoryPlan, Numerics, Peaks, Program, Residence, Result, Timing,
+};
+pub use fusion::{FusedKind, Rule};
+pub use kv::{KvGroup, KvLayer, KvLayerId, KvLayout, KvType, PAGE_NONE};
+pub use op::{Activation, Op, OpKind, RopeStyle};
+pub use plan::{DType, Node, Plan, PlanError, Rows, Value, ValueId, Weight, WeightId};
+pub use step::{Span, Step, Want};

@@ -1,0 +1,293 @@
+//! The primitive operations of a forward pass.
+//!
+//! Shapes: `n` is the number of rows of the step (tokens or outputs), every activation is f32 `(n, cols)` row-major.
+
+use crate::{FusedKind, KvLayerId, ValueId, WeightId};
+
+/// Element-wise non-linearities.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Activation {
+    /// `x * sigmoid(x)`
+    Silu,
+    /// `0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`
+    GeluTanh,
+    /// `0.5 x (1 + erf(x / sqrt 2))`
+    GeluErf,
+    /// `max(x, 0)`
+    Relu,
+}
+
+/// Which dimensions a rotation pairs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RopeStyle {
+    /// `(i, i + n_dims/2)`: Hugging Face checkpoints, GPT-NeoX.
+    Half,
+    /// `(2i, 2i + 1)`: the original formulation; GGUF files of the Llama family are permuted to it.
+    Interleaved,
+}
+
+/// One operation. Fields named `x`, `a`, `b`, `q`, `k`, `v`, `gate`, `up` are read; `out` is written.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Op {
+    /// `out[i] = scale * table[token[i]]`; table `(n_vocab, cols)`, out `(n, cols)`.
+    Embed {
+        /// The embedding matrix.
+        table: WeightId,
+        /// Factor on every value (Gemma: sqrt of the hidden size).
+        scale: f32,
+        /// `(n, cols)`
+        out: ValueId,
+    },
+    /// `out = x / sqrt(mean(x^2) + eps) * weight`, over groups of `group` neighbouring columns.
+    /// Weight is `(group)`: a whole row, or one head (then every head uses the same weight).
+    RmsNorm {
+        /// `(n, cols)`
+        x: ValueId,
+        /// `(group)`, F32; absent: no factor.
+        weight: Option<WeightId>,
+        /// Added to the mean square.
+        eps: f32,
+        /// Columns normalised together; divides `cols`.
+        group: usize,
+        /// `(n, cols)`
+        out: ValueId,
+    },
+    /// `out = x W^T + bias`; W `(n_out, n_in)`, bias `(n_out)`.
+    Linear {
+        /// `(n, n_in)`
+        x: ValueId,
+        /// `(n_out, n_in)`, any block type.
+        weight: WeightId,
+        /// `(n_out)`, F32.
+        bias: Option<WeightId>,
+        /// `(n, n_out)`
+        out: ValueId,
+    },
+    /// Rotary position embedding of the first `n_dims` of every head; the rest is copied.
+    /// Pair `i` turns by `position * frequencies[i]`; cosine and sine are multiplied by `scale` (YaRN's attention factor).
+    Rope {
+        /// `(n, n_heads * head_dim)`
+        x: ValueId,
+        /// Columns of one head.
+        head_dim: usize,
+        /// Columns of a head that turn; even.
+        n_dims: usize,
+        /// Which columns form a pair.
+        style: RopeStyle,
+        /// `(n_dims / 2)` radians a position, F32.
+        frequencies: WeightId,
+        /// Factor on cosine and sine; 1 for most.
+        scale: f32,
+        /// `(n, n_heads * head_dim)`
+        out: ValueId,
+    },
+    /// Store keys and values of the step's rows in the KV pages of a layer.
+    KvWrite {
+        /// `(n, n_kv_heads * head_dim)`
+        k: ValueId,
+        /// `(n, n_kv_heads * head_dim)`
+        v: ValueId,
+        /// Where.
+        layer: KvLayerId,
+    },
+    /// Causal attention of each row over its own sequence's cached positions `<=` its own, and, with a window, `> position - window`.
+    /// `out = softmax(softcap(scale * q k^T)) v`, the query heads in groups that share a KV head.
+    Attention {
+        /// `(n, n_heads * head_dim)`
+        q: ValueId,
+        /// Whose pages; a layer that shares another's KV names that one.
+        layer: KvLayerId,
+        /// Query heads; a multiple of the layer's KV heads.
+        n_heads: usize,
+        /// Factor on the scores.
+        scale: f32,
+        /// `cap * tanh(score / cap)` before the softmax.
+        softcap: Option<f32>,
+        /// Positions that a row sees, its own included; at most the layer's window.
+        window: Option<usize>,
+        /// `(n_heads)` F32: a logit per head that takes part in the softmax's sum and adds no value.
+        sinks: Option<WeightId>,
+        /// `(n, n_heads * head_dim)`
+        out: ValueId,
+    },
+    /// `out = kind(x)`
+    Activate {
+        /// `(n, cols)`
+        x: ValueId,
+        /// The function.
+        kind: Activation,
+        /// `(n, cols)`
+        out: ValueId,
+    },
+    /// `out = kind(gate) * up`
+    Gate {
+        /// `(n, cols)`
+        gate: ValueId,
+        /// `(n, cols)`
+        up: ValueId,
+        /// The function on the gate.
+        kind: Activation,
+        /// `(n, cols)`
+        out: ValueId,
+    },
+    /// `out = a + b`
+    Add {
+        /// `(n, cols)`
+        a: ValueId,
+        /// `(n, cols)`
+        b: ValueId,
+        /// `(n, cols)`
+        out: ValueId,
+    },
+    /// `out = factor * x`
+    Scale {
+        /// `(n, cols)`
+        x: ValueId,
+        /// The factor.
+        factor: f32,
+        /// `(n, cols)`
+        out: ValueId,
+    },
+    /// `out = cap * tanh(x / cap)`
+    Softcap {
+        /// `(n, cols)`
+        x: ValueId,
+        /// The bound.
+        cap: f32,
+        /// `(n, cols)`
+        out: ValueId,
+    },
+    /// From rows of tokens to rows of outputs: `out[i] = x[outputs[i]]`.
+    SelectRows {
+        /// `(n_tokens, cols)`
+        x: ValueId,
+        /// `(n_outputs, cols)`
+        out: ValueId,
+    },
+    /// Index of the largest column; the lowest of equals. Runs only when the step wants it.
+    Argmax {
+        /// `(n_outputs, n_vocab)`
+        x: ValueId,
+        /// `(n_outputs, 1)`, u32
+        out: ValueId,
+    },
+    /// Several primitives that a device runs as one: exactly `parts`, in order.
+    Fused {
+        /// Which rule made it, and so which kernel runs it.
+        kind: FusedKind,
+        /// The primitives, none of them fused.
+        parts: Vec<Op>,
+    },
+}
+
+/// An [`Op`] without its fields, for patterns and tables.
+#[allow(missing_docs)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum OpKind {
+    Embed,
+    RmsNorm,
+    Linear,
+    Rope,
+    KvWrite,
+    Attention,
+    Activate,
+    Gate,
+    Add,
+    Scale,
+    Softcap,
+    SelectRows,
+    Argmax,
+    Fused,
+}
+
+impl Op {
+    /// Which operation.
+    pub fn kind(&self) -> OpKind {
+        match self {
+            Op::Embed { .. } => OpKind::Embed,
+            Op::RmsNorm { .. } => OpKind::RmsNorm,
+            Op::Linear { .. } => OpKind::Linear,
+            Op::Rope { .. } => OpKind::Rope,
+            Op::KvWrite { .. } => OpKind::KvWrite,
+            Op::Attention { .. } => OpKind::Attention,
+            Op::Activate { .. } => OpKind::Activate,
+            Op::Gate { .. } => OpKind::Gate,
+            Op::Add { .. } => OpKind::Add,
+            Op::Scale { .. } => OpKind::Scale,
+            Op::Softcap { .. } => OpKind::Softcap,
+            Op::SelectRows { .. } => OpKind::SelectRows,
+            Op::Argmax { .. } => OpKind::Argmax,
+            Op::Fused { .. } => OpKind::Fused,
+        }
+    }
+
+    /// Values read, in the order of the fields. Of a fused Op: those that none of its parts writes.
+    pub fn reads(&self) -> Vec<ValueId> {
+        match self {
+            Op::Embed { .. } => vec![],
+            Op::RmsNorm { x, .. }
+            | Op::Linear { x, .. }
+            | Op::Rope { x, .. }
+            | Op::Activate { x, .. }
+            | Op::Scale { x, .. }
+            | Op::Softcap { x, .. }
+            | Op::SelectRows { x, .. }
+            | Op::Argmax { x, .. } => vec![*x],
+            Op::KvWrite { k, v, .. } => vec![*k, *v],
+            Op::Attention { q, .. } => vec![*q],
+            Op::Gate { gate, up, .. } => vec![*gate, *up],
+            Op::Add { a, b, .. } => vec![*a, *b],
+            Op::Fused { parts, .. } => {
+                let written: Vec<_> = parts.iter().flat_map(Op::writes).collect();
+                let mut reads = Vec::new();
+                for id in parts.iter().flat_map(Op::reads) {
+                    if !written.contains(&id) && !reads.contains(&id) {
+                        reads.push(id);
+                    }
+                }
+                reads
+            }
+        }
+    }
+
+    /// Values written. Of a fused Op: all that its parts write, those that nobody outside reads included.
+    pub fn writes(&self) -> Vec<ValueId> {
+        match self {
+            Op::Embed { out, .. }
+            | Op::RmsNorm { out, .. }
+            | Op::Linear { out, .. }
+            | Op::Rope { out, .. }
+            | Op::Attention { out, .. }
+            | Op::Activate { out, .. }
+            | Op::Gate { out, .. }
+            | Op::Add { out, .. }
+            | Op::Scale { out, .. }
+            | Op::Softcap { out, .. }
+            | Op::SelectRows { out, .. }
+            | Op::Argmax { out, .. } => vec![*out],
+            Op::KvWrite { .. } => vec![],
+            Op::Fused { parts, .. } => parts.iter().flat_map(Op::writes).collect(),
+        }
+    }
+
+    /// Weights read.
+    pub fn weights(&self) -> Vec<WeightId> {
+        match self {
+            Op::Embed { table, .. } => vec![*table],
+            Op::RmsNorm { weight, .. } => weight.iter().copied().collect(),
+            Op::Linear { weight, bias, .. } => std::iter::once(*weight).chain(*bias).collect(),
+            Op::Rope { frequencies, .. } => vec![*frequencies],
+            Op::Attention { sinks, .. } => sinks.iter().copied().collect(),
+            Op::Fused { parts, .. } => parts.iter().flat_map(Op::weights).collect(),
+            _ => vec![],
+        }
+    }
+
+    /// The primitives: the parts of a fused Op, or the Op itself.
+    pub fn primitives(&self) -> &[Op] {
+        match self {
+            Op::Fused { parts, .. } => parts,
+            op => std::slice::from_ref(op),
+        }
+    }
+}

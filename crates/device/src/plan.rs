@@ -1,0 +1,132 @@
+//! The plan: a forward pass as a flat list of Ops.
+
+use formats::{BlockType, Bytes};
+
+use crate::{KvLayout, Op};
+
+/// Index of a [`Value`] in its plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ValueId(pub u32);
+
+/// Index of a [`Weight`] in its plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct WeightId(pub u32);
+
+/// How many rows a value has; known when a step runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Rows {
+    /// One for each token of the step.
+    Tokens,
+    /// One for each row whose logits are wanted.
+    Outputs,
+}
+
+/// Numbers of an activation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DType {
+    /// 32-bit float.
+    F32,
+    /// 32-bit unsigned integer (token ids).
+    U32,
+}
+
+/// An activation: `(rows, cols)`, row-major.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Value {
+    /// For people: `layer 3 q`.
+    pub name: String,
+    /// How many rows.
+    pub rows: Rows,
+    /// Columns.
+    pub cols: usize,
+    /// Its numbers; 4 bytes each.
+    pub dtype: DType,
+}
+
+/// A parameter: a view of the file, or a small table made at load.
+#[derive(Clone, Debug)]
+pub struct Weight {
+    /// The name in the file, or what it is: `rope frequencies`.
+    pub name: String,
+    /// Outermost dimension first; a matrix is `[n_out, n_in]`.
+    pub shape: Vec<usize>,
+    /// How it is stored.
+    pub block: BlockType,
+    /// `n_rows * row_bytes` bytes.
+    pub data: Bytes,
+}
+
+impl Weight {
+    /// A vector of f32 made at load.
+    pub fn vector(name: impl Into<String>, values: &[f32]) -> Weight {
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        Weight { name: name.into(), shape: vec![values.len()], block: BlockType::F32, data: Bytes::from_slice(&bytes) }
+    }
+
+    /// Product of all dimensions but the last.
+    pub fn n_rows(&self) -> usize {
+        self.shape.iter().rev().skip(1).product()
+    }
+
+    /// The last dimension.
+    pub fn n_cols(&self) -> usize {
+        self.shape.last().copied().unwrap_or(1)
+    }
+
+    /// Bytes of one row.
+    pub fn row_bytes(&self) -> usize {
+        self.block.row_bytes(self.n_cols())
+    }
+}
+
+/// One Op of the plan and the layer it belongs to, for profiles and print-outs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    /// The operation.
+    pub op: Op,
+    /// The transformer layer, if it belongs to one.
+    pub layer: Option<u32>,
+}
+
+/// A forward pass.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Activations.
+    pub values: Vec<Value>,
+    /// Parameters.
+    pub weights: Vec<Weight>,
+    /// What is done, in order.
+    pub nodes: Vec<Node>,
+    /// The KV cache that KvWrite and Attention use.
+    pub kv: KvLayout,
+    /// `(n_outputs, n_vocab)` f32.
+    pub logits: ValueId,
+    /// `(n_outputs, 1)` u32.
+    pub argmax: ValueId,
+}
+
+/// A plan that contradicts itself. A builder's defect, or a checkpoint whose tensors do not fit each other.
+#[derive(Debug, thiserror::Error)]
+#[error("plan, op {node} ({op}): {found}, expected {expected}")]
+pub struct PlanError {
+    /// Index of the node.
+    pub node: usize,
+    /// The operation, printed.
+    pub op: String,
+    /// What was there.
+    pub found: String,
+    /// What should have been.
+    pub expected: String,
+}
+
+impl Plan {
+    /// The activation.
+    pub fn value(&self, id: ValueId) -> &Value {
+        &self.values[id.0 as usize]
+    }
+
+    /// The parameter.
+    pub fn weight(&self, id: WeightId) -> &Weight {
+        &self.weights[id.0 as usize]
+    }
+}

@@ -1,0 +1,1 @@
+//! Loading, memory plan, KV pages, steps, sampling: the engine over any device.

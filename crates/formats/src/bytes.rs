@@ -1,0 +1,118 @@
+//! Bytes that stay alive: a range of a mapped file, or of memory of our own.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::fs::File;
+use std::ops::{Deref, Range};
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::{Access, Error, Result};
+
+/// A file's bytes, mapped or read.
+pub struct Map {
+    backing: Backing,
+}
+
+enum Backing {
+    Mapped(memmap2::Mmap),
+    /// In units of 64 bytes, so that a read file is aligned as a mapped one is.
+    Owned(Box<[Line]>, usize),
+}
+
+#[derive(Clone, Copy, bytemuck::Zeroable, bytemuck::Pod)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+impl Map {
+    /// Bring in a file.
+    ///
+    /// # Errors
+    /// The file cannot be opened, mapped or read.
+    pub fn open(path: &Path, access: Access) -> Result<Arc<Map>> {
+        use std::io::Read;
+        let io = |source| Error::Io { file: path.to_owned(), source };
+        let mut file = File::open(path).map_err(io)?;
+        let len = file.metadata().map_err(io)?.len() as usize;
+        let backing = match access {
+            // SAFETY: the map is read-only. Another process that truncates the file makes reads fault (SIGBUS);
+            // `Access::Read` is the documented way out of that.
+            Access::Map if len > 0 => Backing::Mapped(unsafe { memmap2::Mmap::map(&file) }.map_err(io)?),
+            _ => {
+                let mut lines = vec![Line([0; 64]); len.div_ceil(64)].into_boxed_slice();
+                file.read_exact(&mut bytemuck::cast_slice_mut(&mut lines)[..len]).map_err(io)?;
+                Backing::Owned(lines, len)
+            }
+        };
+        Ok(Arc::new(Map { backing }))
+    }
+
+    /// Memory of our own, copied from `bytes` and aligned to 64.
+    pub fn from_slice(bytes: &[u8]) -> Arc<Map> {
+        let mut lines = vec![Line([0; 64]); bytes.len().div_ceil(64)].into_boxed_slice();
+        bytemuck::cast_slice_mut::<Line, u8>(&mut lines)[..bytes.len()].copy_from_slice(bytes);
+        Arc::new(Map { backing: Backing::Owned(lines, bytes.len()) })
+    }
+
+    /// Whether the bytes are a view of the page cache and so cost no memory of our own.
+    pub fn is_mapped(&self) -> bool {
+        matches!(self.backing, Backing::Mapped(_))
+    }
+}
+
+impl Deref for Map {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match &self.backing {
+            Backing::Mapped(map) => map,
+            Backing::Owned(lines, len) => &bytemuck::cast_slice(lines)[..*len],
+        }
+    }
+}
+
+/// A range of a [`Map`]; cheap to clone.
+#[derive(Clone)]
+pub struct Bytes {
+    map: Arc<Map>,
+    range: Range<usize>,
+}
+
+impl Bytes {
+    /// The range, if it lies within the map.
+    pub fn new(map: Arc<Map>, range: Range<usize>) -> Option<Bytes> {
+        (range.start <= range.end && range.end <= map.len()).then_some(Bytes { map, range })
+    }
+
+    /// Memory of our own.
+    pub fn from_slice(bytes: &[u8]) -> Bytes {
+        let map = Map::from_slice(bytes);
+        Bytes { range: 0..map.len(), map }
+    }
+
+    /// A part of these bytes, if it lies within them.
+    pub fn slice(&self, range: Range<usize>) -> Option<Bytes> {
+        let start = self.range.start.checked_add(range.start)?;
+        let end = self.range.start.checked_add(range.end)?;
+        (range.start <= range.end && end <= self.range.end).then_some(Bytes { map: self.map.clone(), range: start..end })
+    }
+
+    /// Whether they are a view of a mapped file (no memory of our own).
+    pub fn is_mapped(&self) -> bool {
+        self.map.is_mapped()
+    }
+}
+
+impl Deref for Bytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.map[self.range.clone()]
+    }
+}
+
+impl fmt::Debug for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Bytes({} at {})", self.range.len(), self.range.start)
+    }
+}

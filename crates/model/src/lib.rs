@@ -1,0 +1,1 @@
+//! Model families as data: descriptors, checkpoint numbers, tensor names, and the plan builder.
