@@ -29,9 +29,7 @@ impl BlockType {
     /// Every type that Ingle runs.
     pub const ALL: [BlockType; 16] = {
         use BlockType::*;
-        [
-            F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4,
-        ]
+        [F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4]
     };
 
     /// Values in one block.

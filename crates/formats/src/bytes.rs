@@ -94,7 +94,8 @@ impl Bytes {
     pub fn slice(&self, range: Range<usize>) -> Option<Bytes> {
         let start = self.range.start.checked_add(range.start)?;
         let end = self.range.start.checked_add(range.end)?;
-        (range.start <= range.end && end <= self.range.end).then_some(Bytes { map: self.map.clone(), range: start..end })
+        (range.start <= range.end && end <= self.range.end)
+            .then_some(Bytes { map: self.map.clone(), range: start..end })
     }
 
     /// Whether they are a view of a mapped file (no memory of our own).

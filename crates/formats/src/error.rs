@@ -1,6 +1,7 @@
 //! What can be wrong with a weight file.
 
-use std::path::PathBuf;
+use std::fmt::Display;
+use std::path::{Path, PathBuf};
 
 /// `Result` with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
@@ -29,4 +30,48 @@ pub enum Error {
         /// What should have been.
         expected: String,
     },
+    /// The bytes are sound, and Ingle does not run what they hold.
+    #[error("{}: {at}: {found} is not supported; supported: {supported}", file.display())]
+    Unsupported {
+        /// The file.
+        file: PathBuf,
+        /// The key, tensor or header field.
+        at: String,
+        /// What was there.
+        found: String,
+        /// What could be there.
+        supported: String,
+    },
+}
+
+impl Error {
+    /// An [`Error::Malformed`].
+    pub(crate) fn malformed(
+        file: &Path,
+        at: impl Display,
+        found: impl Display,
+        expected: impl Display,
+    ) -> Error {
+        Error::Malformed {
+            file: file.to_owned(),
+            at: at.to_string(),
+            found: found.to_string(),
+            expected: expected.to_string(),
+        }
+    }
+
+    /// An [`Error::Unsupported`].
+    pub(crate) fn unsupported(
+        file: &Path,
+        at: impl Display,
+        found: impl Display,
+        supported: impl Display,
+    ) -> Error {
+        Error::Unsupported {
+            file: file.to_owned(),
+            at: at.to_string(),
+            found: found.to_string(),
+            supported: supported.to_string(),
+        }
+    }
 }

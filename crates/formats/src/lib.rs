@@ -31,6 +31,10 @@ pub enum Naming {
 }
 
 /// A tensor as it lies in its file: row-major, the last dimension contiguous, quantised in blocks along it.
+///
+/// The readers promise: no dimension is 0, the number of values and of bytes fits a `usize`, the last dimension is
+/// whole blocks, and a scalar has the empty shape. The data's alignment is not promised: at least 8 in a GGUF file,
+/// but a safetensors header may shift everything by a byte.
 #[derive(Clone, Debug)]
 pub struct Tensor {
     /// Name in the file.

@@ -1,0 +1,33 @@
+//! Block codecs: how [`BlockType`](crate::BlockType)s store values, one file a type.
+//!
+//! Every file holds a `Block` whose fields are the bytes in their order in the file (alignment 1, so a row's bytes
+//! are a slice of blocks by `bytemuck::cast_slice`), its scalar decoding, and a quantiser. Decoding is the
+//! definition that every device's kernels are tested against; it is exact to the bit, with no fused
+//! multiply-add and the order of operations that the file documents.
+//!
+//! All quantisers minimise the plain squared error, are deterministic, and share what [`fit`] says of
+//! inputs that are not finite or too large.
+
+pub mod bf16;
+pub mod f16;
+pub mod f32;
+pub mod fit;
+pub mod iq4_nl;
+pub mod iq4_xs;
+pub mod k_scales;
+pub mod mxfp4;
+pub mod q2_k;
+pub mod q3_k;
+pub mod q4_0;
+pub mod q4_1;
+pub mod q4_k;
+pub mod q5_0;
+pub mod q5_1;
+pub mod q5_k;
+pub mod q6_k;
+pub mod q8_0;
+mod row;
+
+pub use iq4_nl::KVALUES_IQ4NL;
+pub use mxfp4::{KVALUES_MXFP4, e8m0_half};
+pub use row::{Blocked, dequantize_row, f16_to_f32, quantize_row};

@@ -1,0 +1,73 @@
+//! The packed 6-bit scales of the K types, both ways. Device kernels use these as their definition.
+
+/// Unpack the 12 bytes of a Q4_K or Q5_K block into the eight scales and the eight mins, each in `0..64`.
+///
+/// Bytes 0-3 hold scales 0-3 in their low six bits, bytes 4-7 mins 0-3 likewise. Bytes 8-11 hold the low four bits
+/// of scales 4-7 (low nibble) and mins 4-7 (high nibble), whose upper two bits are the top bits of bytes 0-3
+/// (scales) and 4-7 (mins).
+#[inline]
+pub fn unpack_scales_mins(packed: &[u8; 12]) -> ([u8; 8], [u8; 8]) {
+    let (mut scales, mut mins) = ([0; 8], [0; 8]);
+    for i in 0..4 {
+        let (s, m, low) = (packed[i], packed[i + 4], packed[i + 8]);
+        scales[i] = s & 63;
+        mins[i] = m & 63;
+        scales[i + 4] = low & 15 | s >> 6 << 4;
+        mins[i + 4] = low >> 4 | m >> 6 << 4;
+    }
+    (scales, mins)
+}
+
+/// The inverse of [`unpack_scales_mins`]; every input is in `0..64`.
+#[inline]
+pub fn pack_scales_mins(scales: &[u8; 8], mins: &[u8; 8]) -> [u8; 12] {
+    let mut packed = [0; 12];
+    for i in 0..4 {
+        packed[i] = scales[i] & 63 | scales[i + 4] >> 4 << 6;
+        packed[i + 4] = mins[i] & 63 | mins[i + 4] >> 4 << 6;
+        packed[i + 8] = scales[i + 4] & 15 | mins[i + 4] << 4;
+    }
+    packed
+}
+
+/// Unpack the 12 bytes of a Q3_K block into sixteen scales in `-32..32`.
+///
+/// Bytes 0-7 hold the low four bits: of scales 0-7 in the low nibbles, of scales 8-15 in the high ones. Byte
+/// `8 + i % 4` holds the upper two bits of scale `i`, at bit `2 * (i / 4)`. Stored with 32 added.
+#[inline]
+pub fn unpack_q3_scales(packed: &[u8; 12]) -> [i8; 16] {
+    std::array::from_fn(|i| {
+        let low = packed[i % 8] >> (4 * (i / 8)) & 15;
+        let high = packed[8 + i % 4] >> (2 * (i / 4)) & 3;
+        (low | high << 4) as i8 - 32
+    })
+}
+
+/// The inverse of [`unpack_q3_scales`]; every input is in `-32..32`.
+#[inline]
+pub fn pack_q3_scales(scales: &[i8; 16]) -> [u8; 12] {
+    let mut packed = [0; 12];
+    for (i, scale) in scales.iter().enumerate() {
+        let code = (scale + 32) as u8;
+        packed[i % 8] |= (code & 15) << (4 * (i / 8));
+        packed[8 + i % 4] |= (code >> 4) << (2 * (i / 4));
+    }
+    packed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packing_is_a_bijection() {
+        // Each of the 96 bits goes somewhere of its own: a walking one survives both ways.
+        for bit in 0..96 {
+            let mut packed = [0u8; 12];
+            packed[bit / 8] = 1 << (bit % 8);
+            let (scales, mins) = unpack_scales_mins(&packed);
+            assert_eq!(pack_scales_mins(&scales, &mins), packed, "bit {bit}");
+            assert_eq!(pack_q3_scales(&unpack_q3_scales(&packed)), packed, "bit {bit}");
+        }
+    }
+}

@@ -1,0 +1,416 @@
+//! Reading one GGUF file. Nothing in it is believed: a count is held against the bytes that remain before anything
+//! is allocated for it, and every sum and product of the file's numbers is checked.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::{DEFAULT_ALIGNMENT, MAGIC, MAX_DIMS, ValueType, tensor_type_name};
+use crate::{Array, BlockType, Bytes, Checkpoint, Error, Map, Metadata, Naming, Result, Tensor, Value};
+
+/// The longest key that the format allows, in bytes.
+const MAX_KEY_BYTES: usize = 65535;
+
+/// One file of what may be a split set.
+pub(super) struct Part {
+    pub version: u32,
+    pub metadata: Metadata,
+    pub tensors: Vec<Tensor>,
+    pub n_bytes: usize,
+}
+
+/// Parse the bytes of one file. Of a split set this is one part; [`open`](super::open) joins them.
+///
+/// `path` only names the file in errors.
+///
+/// # Errors
+/// Anything in the bytes that breaks the format, or a tensor type that is not among [`BlockType::ALL`].
+pub fn parse(map: Arc<Map>, path: &Path) -> Result<Checkpoint> {
+    let part = parse_part(map, path)?;
+    Ok(Checkpoint {
+        naming: Naming::Gguf,
+        metadata: part.metadata,
+        tensors: part.tensors,
+        format: format!("GGUF v{}", part.version),
+        file_bytes: part.n_bytes as u64,
+    })
+}
+
+pub(super) fn parse_part(map: Arc<Map>, path: &Path) -> Result<Part> {
+    let mut cursor = Cursor { map: &map, at: 0, file: path };
+    let version = read_version(&mut cursor)?;
+    // The smallest tensor description: an empty name, no dimensions, type and offset. The smallest entry: key
+    // length, type and one byte.
+    let n_tensors = cursor.count(format_args!("tensor count"), 8 + 4 + 4 + 8)?;
+    let n_metadata = cursor.count(format_args!("metadata count"), 8 + 4 + 1)?;
+
+    let mut metadata = Metadata::default();
+    for i in 0..n_metadata {
+        let key = read_key(&mut cursor, i)?;
+        let value = read_value(&mut cursor, &key)?;
+        if metadata.get(&key).is_some() {
+            return Err(cursor.error(format_args!("key {key:?}"), "it a second time", "every key once"));
+        }
+        metadata.insert(key, value);
+    }
+    let alignment = read_alignment(&metadata, path)?;
+
+    let mut infos = Vec::new();
+    let mut names = HashSet::new();
+    for i in 0..n_tensors {
+        let info = read_tensor_info(&mut cursor, i, alignment)?;
+        if !names.insert(info.name.clone()) {
+            return Err(cursor.error(
+                format_args!("tensor {:?}", info.name),
+                "the name a second time",
+                "every name once",
+            ));
+        }
+        infos.push(info);
+    }
+    let tensors = place_tensors(&map, cursor.at, infos, alignment, path)?;
+    Ok(Part { version, metadata, tensors, n_bytes: map.len() })
+}
+
+fn read_version(cursor: &mut Cursor) -> Result<u32> {
+    let magic = cursor.take(4, format_args!("magic"))?;
+    if magic != MAGIC {
+        return Err(cursor.error(
+            format_args!("magic"),
+            format_args!("\"{}\"", magic.escape_ascii()),
+            "\"GGUF\" (for safetensors, give the folder with config.json)",
+        ));
+    }
+    let version = cursor.u32(format_args!("version"))?;
+    let at = format_args!("version");
+    match version {
+        2 | 3 => Ok(version),
+        // A small number with its bytes reversed.
+        _ if version != 0 && version & 0xffff == 0 => Err(Error::unsupported(
+            cursor.file,
+            at,
+            format_args!("a big-endian file (version {})", version.swap_bytes()),
+            "little-endian files",
+        )),
+        1 => Err(Error::unsupported(cursor.file, at, "version 1", "versions 2 and 3")),
+        _ => Err(cursor.error(at, version, "2 or 3")),
+    }
+}
+
+fn read_key(cursor: &mut Cursor, i: usize) -> Result<String> {
+    let key = cursor.string(format_args!("key {i}"))?;
+    if key.len() > MAX_KEY_BYTES {
+        return Err(cursor.error(
+            format_args!("key {i}"),
+            format_args!("{} bytes", key.len()),
+            format_args!("at most {MAX_KEY_BYTES}"),
+        ));
+    }
+    Ok(key.to_owned())
+}
+
+fn read_value_type(cursor: &mut Cursor, at: fmt::Arguments) -> Result<ValueType> {
+    let id = cursor.u32(at)?;
+    ValueType::from_id(id)
+        .ok_or_else(|| cursor.error(at, format_args!("value type {id}"), "a type from 0 to 12"))
+}
+
+fn read_value(cursor: &mut Cursor, key: &str) -> Result<Value> {
+    let at = format_args!("key {key:?}");
+    Ok(match read_value_type(cursor, at)? {
+        ValueType::U8 => Value::Int(u8::from_le_bytes(cursor.array(at)?).into()),
+        ValueType::I8 => Value::Int(i8::from_le_bytes(cursor.array(at)?).into()),
+        ValueType::U16 => Value::Int(u16::from_le_bytes(cursor.array(at)?).into()),
+        ValueType::I16 => Value::Int(i16::from_le_bytes(cursor.array(at)?).into()),
+        ValueType::U32 => Value::Int(u32::from_le_bytes(cursor.array(at)?).into()),
+        ValueType::I32 => Value::Int(i32::from_le_bytes(cursor.array(at)?).into()),
+        ValueType::U64 => Value::Int(u64::from_le_bytes(cursor.array(at)?).into()),
+        ValueType::I64 => Value::Int(i64::from_le_bytes(cursor.array(at)?).into()),
+        ValueType::F32 => Value::Float(f32::from_le_bytes(cursor.array(at)?).into()),
+        ValueType::F64 => Value::Float(f64::from_le_bytes(cursor.array(at)?)),
+        ValueType::Bool => {
+            let [byte] = cursor.array(at)?;
+            Value::Bool(read_bool(byte).ok_or_else(|| bad_bool(cursor, at, byte))?)
+        }
+        ValueType::Str => Value::Str(cursor.string(at)?.to_owned()),
+        ValueType::Array => Value::Array(read_array(cursor, key)?),
+    })
+}
+
+fn read_bool(byte: u8) -> Option<bool> {
+    (byte <= 1).then_some(byte == 1)
+}
+
+fn bad_bool(cursor: &Cursor, at: fmt::Arguments, byte: u8) -> Error {
+    cursor.error(at, format_args!("the truth value {byte}"), "0 or 1")
+}
+
+fn read_array(cursor: &mut Cursor, key: &str) -> Result<Array> {
+    let at = format_args!("array {key:?}");
+    let item = read_value_type(cursor, at)?;
+    if item == ValueType::Array {
+        return Err(Error::unsupported(
+            cursor.file,
+            at,
+            "an array of arrays",
+            "arrays of scalars or strings",
+        ));
+    }
+    let n = cursor.count(at, item.min_bytes())?;
+    if item == ValueType::Str {
+        return read_string_array(cursor, key, n);
+    }
+    // Within the file's length, by the count's check.
+    let bytes = cursor.take(n * item.min_bytes(), at)?;
+    Ok(match item {
+        ValueType::U8 => Array::Int(bytes.iter().map(|&b| b.into()).collect()),
+        ValueType::I8 => Array::Int(items(bytes, |b| i8::from_le_bytes(b).into())),
+        ValueType::U16 => Array::Int(items(bytes, |b| u16::from_le_bytes(b).into())),
+        ValueType::I16 => Array::Int(items(bytes, |b| i16::from_le_bytes(b).into())),
+        ValueType::U32 => Array::Int(items(bytes, |b| u32::from_le_bytes(b).into())),
+        ValueType::I32 => Array::Int(items(bytes, |b| i32::from_le_bytes(b).into())),
+        ValueType::I64 => Array::Int(items(bytes, i64::from_le_bytes)),
+        ValueType::U64 => {
+            let values: Option<Vec<i64>> =
+                bytes.as_chunks().0.iter().map(|&b| i64::try_from(u64::from_le_bytes(b)).ok()).collect();
+            Array::Int(values.ok_or_else(|| cursor.error(at, "an integer of 2^63 or more", "smaller ones"))?)
+        }
+        ValueType::F32 => Array::Float(items(bytes, f32::from_le_bytes)),
+        ValueType::F64 => Array::Float(items(bytes, |b| f64::from_le_bytes(b) as f32)),
+        ValueType::Bool => {
+            let values: std::result::Result<Vec<bool>, u8> =
+                bytes.iter().map(|&b| read_bool(b).ok_or(b)).collect();
+            Array::Bool(values.map_err(|byte| bad_bool(cursor, at, byte))?)
+        }
+        ValueType::Str | ValueType::Array => unreachable!("returned above"),
+    })
+}
+
+fn items<T, const N: usize>(bytes: &[u8], read: impl Fn([u8; N]) -> T) -> Vec<T> {
+    bytes.as_chunks().0.iter().map(|&b| read(b)).collect()
+}
+
+/// A list of strings stays in the map. That they are UTF-8 is not checked: a vocabulary holds 262,144, of which a
+/// run touches few, and some files hold tokens that are not.
+fn read_string_array(cursor: &mut Cursor, key: &str, n: usize) -> Result<Array> {
+    let start = cursor.at;
+    let mut spans = Vec::with_capacity(n);
+    for i in 0..n {
+        let at = format_args!("array {key:?}, string {i}");
+        let len = cursor.string_bytes(at)?.len();
+        let offset = cursor.at - len - start;
+        match (u32::try_from(offset), u32::try_from(len)) {
+            (Ok(offset), Ok(len)) => spans.push((offset, len)),
+            _ => return Err(cursor.error(at, "strings of 4 GiB or more", "less")),
+        }
+    }
+    let bytes = cursor.bytes(start..cursor.at, format_args!("array {key:?}"))?;
+    Ok(Array::Str { bytes, spans })
+}
+
+fn read_alignment(metadata: &Metadata, path: &Path) -> Result<usize> {
+    const KEY: &str = "general.alignment";
+    match metadata.get(KEY) {
+        None => Ok(DEFAULT_ALIGNMENT as usize),
+        Some(Value::Int(n)) if *n >= 8 && *n <= 1 << 31 && n.count_ones() == 1 => Ok(*n as usize),
+        Some(other) => {
+            let expected = "a power of two, 8 or more";
+            let found = match other {
+                Value::Int(n) => n.to_string(),
+                _ => "a value of another type".to_owned(),
+            };
+            Err(Error::malformed(path, format_args!("key {KEY:?}"), found, expected))
+        }
+    }
+}
+
+/// A tensor's description: all of it checked but where its bytes lie.
+struct TensorInfo {
+    name: String,
+    shape: Vec<usize>,
+    block: BlockType,
+    /// From the start of the tensor data.
+    offset: usize,
+    n_bytes: usize,
+}
+
+fn read_tensor_info(cursor: &mut Cursor, i: usize, alignment: usize) -> Result<TensorInfo> {
+    let name = cursor.string(format_args!("name of tensor {i}"))?.to_owned();
+    let n_dims = cursor.u32(format_args!("tensor {name:?}, number of dimensions"))?;
+    if n_dims > MAX_DIMS {
+        return Err(cursor.error(
+            format_args!("tensor {name:?}"),
+            format_args!("{n_dims} dimensions"),
+            format_args!("at most {MAX_DIMS}"),
+        ));
+    }
+    let mut shape = Vec::with_capacity(MAX_DIMS as usize);
+    for d in 0..n_dims {
+        let at = format_args!("tensor {name:?}, dimension {d}");
+        let dim = cursor.u64(at)?;
+        let usable = usize::try_from(dim).ok().filter(|&dim| dim > 0);
+        shape.push(usable.ok_or_else(|| cursor.error(at, dim, "1 or more, and addressable"))?);
+    }
+    shape.reverse();
+
+    let at = format_args!("tensor {name:?}");
+    let id = cursor.u32(at)?;
+    let block = BlockType::from_gguf_id(id).ok_or_else(|| match tensor_type_name(id) {
+        Some(known) => Error::unsupported(cursor.file, at, format_args!("type {known}"), supported_types()),
+        None => cursor.error(at, format_args!("type id {id}"), "the id of a tensor type"),
+    })?;
+    let n_cols = shape.last().copied().unwrap_or(1);
+    if !n_cols.is_multiple_of(block.block_len()) {
+        return Err(cursor.error(
+            at,
+            format_args!("rows of {n_cols} values"),
+            format_args!("a multiple of {}, {block}'s block", block.block_len()),
+        ));
+    }
+    let n_bytes = shape
+        .iter()
+        .try_fold(1usize, |n, &dim| n.checked_mul(dim))
+        .and_then(|n| (n / block.block_len()).checked_mul(block.block_bytes()))
+        .ok_or_else(|| {
+            cursor.error(at, format_args!("shape {shape:?}"), "a number of bytes that fits the address space")
+        })?;
+
+    let offset = cursor.u64(at)?;
+    let usable = usize::try_from(offset).ok().filter(|offset| offset.is_multiple_of(alignment));
+    let offset = usable.ok_or_else(|| {
+        cursor.error(
+            at,
+            format_args!("offset {offset}"),
+            format_args!("a multiple of the alignment {alignment}"),
+        )
+    })?;
+    Ok(TensorInfo { name, shape, block, offset, n_bytes })
+}
+
+fn supported_types() -> String {
+    BlockType::ALL.map(BlockType::name).join(", ")
+}
+
+/// Turn descriptions into views of the map. `header_end` is where the last description ended.
+fn place_tensors(
+    map: &Arc<Map>,
+    header_end: usize,
+    infos: Vec<TensorInfo>,
+    alignment: usize,
+    path: &Path,
+) -> Result<Vec<Tensor>> {
+    // No addition overflows here: the header lies within a file in memory, and alignment is at most 2^31.
+    let data_start = header_end.next_multiple_of(alignment);
+
+    let mut by_offset: Vec<&TensorInfo> = infos.iter().collect();
+    by_offset.sort_by_key(|info| info.offset);
+    for (a, b) in by_offset.iter().zip(by_offset.iter().skip(1)) {
+        if a.offset.checked_add(a.n_bytes).is_none_or(|end| end > b.offset) {
+            return Err(Error::malformed(
+                path,
+                format_args!("tensor {:?}", b.name),
+                format_args!("offset {}", b.offset),
+                format_args!("it past tensor {:?}, {} bytes at {}", a.name, a.n_bytes, a.offset),
+            ));
+        }
+    }
+
+    infos
+        .into_iter()
+        .map(|info| {
+            let range =
+                data_start.checked_add(info.offset).and_then(|a| Some(a..a.checked_add(info.n_bytes)?));
+            let data = range.and_then(|range| Bytes::new(map.clone(), range)).ok_or_else(|| {
+                Error::malformed(
+                    path,
+                    format_args!("tensor {:?}", info.name),
+                    format_args!("{} bytes at offset {} of the tensor data", info.n_bytes, info.offset),
+                    format_args!("them within its {} bytes", map.len().saturating_sub(data_start)),
+                )
+            })?;
+            Ok(Tensor { name: info.name, shape: info.shape, block: info.block, data })
+        })
+        .collect()
+}
+
+/// A place in the file. `at` arguments name what is being read, and are only formatted for an error.
+struct Cursor<'a> {
+    map: &'a Arc<Map>,
+    at: usize,
+    file: &'a Path,
+}
+
+impl<'a> Cursor<'a> {
+    fn error(&self, at: fmt::Arguments, found: impl fmt::Display, expected: impl fmt::Display) -> Error {
+        Error::malformed(self.file, at, found, expected)
+    }
+
+    fn remaining(&self) -> usize {
+        self.map.len() - self.at
+    }
+
+    fn take(&mut self, n: usize, at: fmt::Arguments) -> Result<&'a [u8]> {
+        let map: &'a [u8] = self.map;
+        let end = self.at.checked_add(n);
+        let Some(bytes) = end.and_then(|end| map.get(self.at..end)) else {
+            return Err(self.error(
+                at,
+                format_args!("{} bytes to the end of the file", self.remaining()),
+                format_args!("{n} at byte {}", self.at),
+            ));
+        };
+        self.at += n;
+        Ok(bytes)
+    }
+
+    fn array<const N: usize>(&mut self, at: fmt::Arguments) -> Result<[u8; N]> {
+        let bytes = self.take(N, at)?;
+        let mut array = [0; N];
+        array.copy_from_slice(bytes);
+        Ok(array)
+    }
+
+    fn u32(&mut self, at: fmt::Arguments) -> Result<u32> {
+        Ok(u32::from_le_bytes(self.array(at)?))
+    }
+
+    fn u64(&mut self, at: fmt::Arguments) -> Result<u64> {
+        Ok(u64::from_le_bytes(self.array(at)?))
+    }
+
+    /// A number of items, each of at least `min_bytes`, that the rest of the file has room for.
+    fn count(&mut self, at: fmt::Arguments, min_bytes: usize) -> Result<usize> {
+        let n = self.u64(at)?;
+        let room = self.remaining() / min_bytes;
+        usize::try_from(n).ok().filter(|&n| n <= room).ok_or_else(|| {
+            self.error(
+                at,
+                format_args!("{n} items"),
+                format_args!("at most {room}, as {} bytes remain", self.remaining()),
+            )
+        })
+    }
+
+    fn string_bytes(&mut self, at: fmt::Arguments) -> Result<&'a [u8]> {
+        let len = self.count(at, 1)?;
+        self.take(len, at)
+    }
+
+    fn string(&mut self, at: fmt::Arguments) -> Result<&'a str> {
+        let bytes = self.string_bytes(at)?;
+        std::str::from_utf8(bytes).map_err(|e| {
+            let bad: Vec<u8> = bytes.iter().skip(e.valid_up_to()).take(4).copied().collect();
+            self.error(
+                at,
+                format_args!("\"{}\" at byte {}", bad.escape_ascii(), e.valid_up_to()),
+                "UTF-8 text",
+            )
+        })
+    }
+
+    fn bytes(&self, range: std::ops::Range<usize>, at: fmt::Arguments) -> Result<Bytes> {
+        Bytes::new(self.map.clone(), range.clone())
+            .ok_or_else(|| self.error(at, format_args!("bytes {range:?}"), "them within the file"))
+    }
+}

@@ -1,0 +1,197 @@
+//! The header of a safetensors file: a u64 length, then that many bytes of JSON, then the tensors' data without gaps.
+//!
+//! ```json
+//! {"__metadata__": {"format": "pt"}, "NAME": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}
+//! ```
+//!
+//! Parsed here rather than by the format's own crate because of what a refusal has to say: which tensor, what was
+//! found, what was expected, also where the JSON or the type is what is wrong, or a name comes twice. The tests hold
+//! that crate's judgement of broken files against this one. See <https://github.com/huggingface/safetensors>.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fmt;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
+
+use crate::{BlockType, Bytes, Error, Map, Result, Tensor};
+
+/// The longest header that the format allows, in bytes.
+const MAX_HEADER_BYTES: u64 = 100_000_000;
+
+/// A tensor of the header, its bytes known to lie within the file.
+pub(super) struct Entry {
+    pub name: String,
+    dtype: String,
+    shape: Vec<usize>,
+    /// In the file.
+    range: Range<usize>,
+}
+
+impl Entry {
+    /// The tensor, if it holds weights.
+    pub fn into_tensor(self, map: &Arc<Map>, path: &Path) -> Result<Option<Tensor>> {
+        let block = match self.dtype.as_str() {
+            "F32" => BlockType::F32,
+            "F16" => BlockType::F16,
+            "BF16" => BlockType::BF16,
+            "BOOL" | "U8" | "I8" | "U16" | "I16" | "U32" | "I32" | "U64" | "I64" => return Ok(None),
+            other => {
+                return Err(Error::unsupported(
+                    path,
+                    format_args!("tensor {:?}", self.name),
+                    format_args!("dtype {other}"),
+                    "F32, F16, BF16",
+                ));
+            }
+        };
+        if self.range.is_empty() {
+            return Ok(None);
+        }
+        let data = Bytes::new(map.clone(), self.range.clone()).ok_or_else(|| {
+            Error::malformed(
+                path,
+                format_args!("tensor {:?}", self.name),
+                format_args!("bytes {:?}", self.range),
+                "them within the file",
+            )
+        })?;
+        Ok(Some(Tensor { name: self.name, shape: self.shape, block, data }))
+    }
+}
+
+/// Bits of a value, for the dtypes that the format knows.
+fn dtype_bits(dtype: &str) -> Option<usize> {
+    Some(match dtype {
+        "F4" => 4,
+        "F6_E2M3" | "F6_E3M2" => 6,
+        "BOOL" | "U8" | "I8" | "F8_E5M2" | "F8_E4M3" | "F8_E8M0" | "F8_E4M3FNUZ" | "F8_E5M2FNUZ" => 8,
+        "U16" | "I16" | "F16" | "BF16" => 16,
+        "U32" | "I32" | "F32" => 32,
+        "U64" | "I64" | "F64" | "C64" => 64,
+        _ => return None,
+    })
+}
+
+/// The tensors in the order of their data.
+pub(super) fn parse(map: &[u8], path: &Path) -> Result<Vec<Entry>> {
+    let error = |at: &str, found: &dyn fmt::Display, expected: &dyn fmt::Display| {
+        Error::malformed(path, at, found, expected)
+    };
+    let Some((length, rest)) = map.split_first_chunk::<8>() else {
+        return Err(error("header length", &format_args!("{} bytes", map.len()), &"8 or more"));
+    };
+    let length = u64::from_le_bytes(*length);
+    if length > MAX_HEADER_BYTES {
+        return Err(error("header length", &length, &format_args!("at most {MAX_HEADER_BYTES}")));
+    }
+    let Some((header, data)) = rest.split_at_checked(length as usize) else {
+        return Err(error("header length", &length, &format_args!("at most {}", rest.len())));
+    };
+    let Header(tensors) = serde_json::from_slice(header)
+        .map_err(|e| error("header", &e, &"a JSON object from tensor names to descriptions"))?;
+
+    let data_start = map.len() - data.len();
+    let mut entries = Vec::with_capacity(tensors.len());
+    for (name, info) in tensors {
+        let at = format!("tensor {name:?}");
+        let [start, end] = info.data_offsets;
+        if start > end || end > data.len() {
+            return Err(error(
+                &at,
+                &format_args!("data_offsets [{start}, {end}]"),
+                &format_args!("rising offsets up to {}", data.len()),
+            ));
+        }
+        let Some(bits) = dtype_bits(&info.dtype) else {
+            return Err(Error::unsupported(
+                path,
+                at,
+                format_args!("dtype {:?}", info.dtype),
+                "F32, F16, BF16",
+            ));
+        };
+        let n_bits = info.shape.iter().try_fold(bits, |n, &dim| n.checked_mul(dim));
+        if n_bits != (end - start).checked_mul(8) || n_bits.is_none() {
+            return Err(error(
+                &at,
+                &format_args!("{} bytes for {} of shape {:?}", end - start, info.dtype, info.shape),
+                &format_args!(
+                    "{} bits",
+                    n_bits.map_or("an addressable number of".to_owned(), |n| n.to_string())
+                ),
+            ));
+        }
+        let range = data_start + start..data_start + end;
+        entries.push(Entry { name, dtype: info.dtype, shape: info.shape, range });
+    }
+
+    // The format wants the data covered from its first byte to its last, each byte once.
+    entries.sort_by_key(|entry| (entry.range.start, entry.range.end));
+    let mut covered = data_start;
+    for entry in &entries {
+        if entry.range.start != covered {
+            return Err(error(
+                &format!("tensor {:?}", entry.name),
+                &format_args!("data from offset {}", entry.range.start - data_start),
+                &format_args!("it from {}, where the one before ends", covered - data_start),
+            ));
+        }
+        covered = entry.range.end;
+    }
+    if covered != map.len() {
+        return Err(error(
+            "data",
+            &format_args!("{} bytes", data.len()),
+            &format_args!("{}, where the last tensor ends", covered - data_start),
+        ));
+    }
+    Ok(entries)
+}
+
+/// The header's tensors in the order of the JSON.
+struct Header(Vec<(String, Info)>);
+
+#[derive(serde::Deserialize)]
+struct Info {
+    dtype: String,
+    shape: Vec<usize>,
+    data_offsets: [usize; 2],
+}
+
+impl<'de> Deserialize<'de> for Header {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Header, D::Error> {
+        deserializer.deserialize_map(HeaderVisitor)
+    }
+}
+
+struct HeaderVisitor;
+
+impl<'de> Visitor<'de> for HeaderVisitor {
+    type Value = Header;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object from tensor names to descriptions")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Header, A::Error> {
+        let mut names = HashSet::new();
+        let mut tensors = Vec::new();
+        while let Some(name) = map.next_key::<String>()? {
+            let named = |e: A::Error| A::Error::custom(format_args!("tensor {name:?}: {e}"));
+            if !names.insert(name.clone()) {
+                return Err(A::Error::custom(format_args!("tensor {name:?} a second time")));
+            }
+            if name == "__metadata__" {
+                // Strings for people; only their form is checked.
+                map.next_value::<Option<BTreeMap<String, String>>>().map_err(named)?;
+            } else {
+                let info = map.next_value().map_err(named)?;
+                tensors.push((name, info));
+            }
+        }
+        Ok(Header(tensors))
+    }
+}

@@ -1,0 +1,197 @@
+//! Folders in the form of Hugging Face: config.json and weights in safetensors, one file or several.
+//!
+//! Weights are `model.safetensors`; or the files that `model.safetensors.index.json` lists; or, with neither, the one
+//! `*.safetensors` in the folder. Metadata is config.json, flattened with dots, and generation_config.json, where
+//! there is one, flattened under `generation_config.`.
+
+mod config;
+mod header;
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+
+use crate::{Access, Checkpoint, Error, Map, Metadata, Naming, Result, Tensor};
+
+pub use config::flatten;
+
+/// The key that stands before those of generation_config.json.
+pub const GENERATION_PREFIX: &str = "generation_config.";
+
+/// Open the folder `dir`.
+///
+/// # Errors
+/// Names the file, the key or tensor, what was found and what was expected.
+pub fn open(dir: &Path, access: Access) -> Result<Checkpoint> {
+    let mut metadata = Metadata::default();
+    read_config(&dir.join("config.json"), "", &mut metadata)?;
+    let generation = dir.join("generation_config.json");
+    if generation.is_file() {
+        read_config(&generation, GENERATION_PREFIX, &mut metadata)?;
+    }
+
+    let index = dir.join("model.safetensors.index.json");
+    let single = dir.join("model.safetensors");
+    let mut weights = Weights::default();
+    if single.is_file() {
+        weights.add(&single, access)?;
+    } else if index.is_file() {
+        let shards = read_index(&index)?;
+        for (file, names) in &shards {
+            weights.add(&dir.join(file), access)?;
+            if let Some(name) = names.iter().find(|name| !weights.names.contains(*name)) {
+                return Err(Error::malformed(
+                    &index,
+                    format_args!("weight_map, tensor {name:?}"),
+                    format_args!("file {file:?}, which lacks it"),
+                    "the file that holds it",
+                ));
+            }
+        }
+    } else {
+        weights.add(&only_file(dir)?, access)?;
+    }
+    Ok(Checkpoint {
+        naming: Naming::HuggingFace,
+        metadata,
+        tensors: weights.tensors,
+        format: match weights.n_files {
+            1 => "safetensors".to_owned(),
+            n => format!("safetensors in {n} files"),
+        },
+        file_bytes: weights.n_bytes,
+    })
+}
+
+/// Parse the bytes of one safetensors file and append its float tensors, in the order of their data. Tensors of
+/// integers or truth values (position ids) and tensors of no values hold no weights, and are checked but left out.
+///
+/// `path` only names the file in errors.
+///
+/// # Errors
+/// Anything in the bytes that breaks the format, and floats other than F32, F16 and BF16.
+pub fn parse_file(map: Arc<Map>, path: &Path, tensors: &mut Vec<Tensor>) -> Result<()> {
+    for entry in header::parse(&map, path)? {
+        tensors.extend(entry.into_tensor(&map, path)?);
+    }
+    Ok(())
+}
+
+/// What the files read so far hold.
+#[derive(Default)]
+struct Weights {
+    tensors: Vec<Tensor>,
+    /// Also of the tensors that were left out.
+    names: HashSet<String>,
+    n_files: usize,
+    n_bytes: u64,
+}
+
+impl Weights {
+    fn add(&mut self, path: &Path, access: Access) -> Result<()> {
+        let map = Map::open(path, access)?;
+        for entry in header::parse(&map, path)? {
+            if !self.names.insert(entry.name.clone()) {
+                return Err(Error::malformed(
+                    path,
+                    format_args!("tensor {:?}", entry.name),
+                    "the name a second time in the set",
+                    "every name once",
+                ));
+            }
+            self.tensors.extend(entry.into_tensor(&map, path)?);
+        }
+        self.n_files += 1;
+        self.n_bytes += map.len() as u64;
+        Ok(())
+    }
+}
+
+fn read_config(path: &Path, prefix: &str, metadata: &mut Metadata) -> Result<()> {
+    flatten(&config::read_json(path)?, prefix, path, metadata)
+}
+
+/// The index's files, each with the tensors that it promises.
+fn read_index(path: &Path) -> Result<BTreeMap<String, BTreeSet<String>>> {
+    let json = config::read_json(path)?;
+    let Some(map) = json.get("weight_map").and_then(|map| map.as_object()).filter(|map| !map.is_empty())
+    else {
+        return Err(Error::malformed(
+            path,
+            "weight_map",
+            "nothing usable",
+            "an object from tensor names to file names",
+        ));
+    };
+    let mut shards: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for (name, file) in map {
+        let Some(file) = file.as_str().filter(|file| is_plain_file_name(file)) else {
+            return Err(Error::malformed(
+                path,
+                format_args!("weight_map, tensor {name:?}"),
+                file,
+                "the name of a .safetensors file in the same folder",
+            ));
+        };
+        shards.entry(file.to_owned()).or_default().insert(name.clone());
+    }
+    Ok(shards)
+}
+
+/// Whether this names a visible safetensors file in the folder itself: no path, on any system.
+fn is_plain_file_name(name: &str) -> bool {
+    let mut components = Path::new(name).components();
+    matches!((components.next(), components.next()), (Some(Component::Normal(only)), None) if only == name)
+        && name.ends_with(".safetensors")
+        && !name.starts_with('.')
+        && !name.contains(['/', '\\', ':', '\0'])
+}
+
+/// The folder's one safetensors file.
+fn only_file(dir: &Path) -> Result<PathBuf> {
+    let io = |source| Error::Io { file: dir.to_owned(), source };
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(dir).map_err(io)? {
+        let path = entry.map_err(io)?.path();
+        let plain = path.file_name().and_then(|name| name.to_str()).is_some_and(is_plain_file_name);
+        if plain && path.is_file() {
+            found.push(path);
+        }
+    }
+    match found.as_slice() {
+        [only] => Ok(only.clone()),
+        files => Err(Error::malformed(
+            dir,
+            "weights",
+            format_args!("{} .safetensors files", files.len()),
+            "model.safetensors, model.safetensors.index.json with its files, or a single .safetensors file",
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_plain_file_name;
+
+    #[test]
+    fn only_plain_names_are_files_of_the_folder() {
+        assert!(is_plain_file_name("model-00001-of-00002.safetensors"));
+        for bad in [
+            "../model.safetensors",
+            "/etc/model.safetensors",
+            "a/b.safetensors",
+            "./b.safetensors",
+            "b.safetensors/",
+            "a\\b.safetensors",
+            "C:b.safetensors",
+            ".hidden.safetensors",
+            ".safetensors",
+            "..",
+            "",
+            "model.bin",
+            "a\0.safetensors",
+        ] {
+            assert!(!is_plain_file_name(bad), "{bad:?}");
+        }
+    }
+}
