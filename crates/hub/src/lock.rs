@@ -1,0 +1,69 @@
+//! One process at a time fetches a file: a lock on a file that stays.
+
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::path::Path;
+
+use crate::error::{Error, Result};
+
+/// Held until dropped, or until the process ends in whatever way.
+pub(crate) struct Lock {
+    _file: File,
+}
+
+impl Lock {
+    /// Waits for the lock. `waiting` is called once, when another process has it.
+    ///
+    /// The lock file is not removed afterwards: someone may be waiting on it, and a second file by the same name
+    /// would let two in. Where the file system has no locks (some network mounts) none is held; a fetch is then
+    /// still safe against a crash, though two at once waste work.
+    pub(crate) fn acquire(path: &Path, waiting: impl FnOnce()) -> Result<Self> {
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder).map_err(|e| Error::io(folder, "making the folder", e))?;
+        }
+        let file = File::options()
+            .create(true)
+            .write(true)
+            .truncate(false)
+            .open(path)
+            .map_err(|e| Error::io(path, "opening the lock", e))?;
+        let taken = match file.try_lock() {
+            Ok(()) => Ok(()),
+            Err(TryLockError::WouldBlock) => {
+                waiting();
+                file.lock()
+            }
+            Err(TryLockError::Error(e)) => Err(e),
+        };
+        match taken {
+            Err(e) if e.kind() != io::ErrorKind::Unsupported => Err(Error::io(path, "locking", e)),
+            _ => Ok(Self { _file: file }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
+
+    #[test]
+    fn the_second_waits_for_the_first() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("locks/model.lock");
+        let first = Lock::acquire(&path, || panic!("nobody else holds it")).unwrap();
+        let (waited, released) = (AtomicBool::new(false), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let _second = Lock::acquire(&path, || waited.store(true, Ordering::SeqCst)).unwrap();
+                assert!(released.load(Ordering::SeqCst), "two held the lock at once");
+            });
+            while !waited.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            released.store(true, Ordering::SeqCst);
+            drop(first);
+        });
+    }
+}

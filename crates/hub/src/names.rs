@@ -1,0 +1,121 @@
+//! Checks on names that become paths. Everything here may come from a server or a stranger's file.
+
+/// Longest file name, commit, ETag or revision accepted, in bytes.
+const NAME_MAX: usize = 255;
+/// Longest path inside a repository, in bytes.
+const PATH_MAX: usize = 1024;
+
+/// Whether `name` is one plain path component on every system: no separator, no drive, no `.` or `..`.
+pub(crate) fn is_component(name: &str) -> bool {
+    !name.is_empty()
+        && name.len() <= NAME_MAX
+        && name != "."
+        && name != ".."
+        && !name
+            .chars()
+            .any(|c| c.is_control() || matches!(c, '/' | '\\' | ':' | '*' | '?' | '"' | '<' | '>' | '|'))
+}
+
+/// Whether `path` is a relative path with `/` that stays inside the folder it is joined to.
+pub(crate) fn is_relative(path: &str) -> bool {
+    path.len() <= PATH_MAX && path.split('/').all(is_component)
+}
+
+/// Whether `text` can be a commit: 7 to 64 hexadecimal digits.
+pub(crate) fn is_commit(text: &str) -> bool {
+    (7..=64).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_hexdigit())
+}
+
+/// Whether `text` is a complete commit hash, which can never come to mean something else.
+pub(crate) fn is_full_commit(text: &str) -> bool {
+    text.len() == 40 && is_commit(text)
+}
+
+/// Whether `text` is a sha256 in lower-case hexadecimal.
+pub(crate) fn is_sha256(text: &str) -> bool {
+    text.len() == 64 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+/// Whether `text` can stand as an ETag in the cache: the hub uses hexadecimal hashes, mirrors add `-` and `_`.
+pub(crate) fn is_etag(text: &str) -> bool {
+    is_component(text)
+        && !text.starts_with('.')
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
+}
+
+/// Whether `repo` is `org/name` as the hub allows it.
+///
+/// `--` and `..` are not allowed in either half: the cache joins the two with `--`.
+pub(crate) fn is_repo(repo: &str) -> bool {
+    let valid = |half: &str| {
+        !half.is_empty()
+            && half.len() <= 96
+            && half.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
+            && !half.starts_with(['-', '.'])
+            && !half.ends_with(['-', '.'])
+            && !half.contains("--")
+            && !half.contains("..")
+    };
+    repo.split_once('/').is_some_and(|(org, name)| valid(org) && valid(name))
+}
+
+/// `text` percent-encoded for one URL segment: unreserved characters of RFC 3986 stay.
+pub(crate) fn encode(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~') {
+            out.push(char::from(byte));
+        } else {
+            out.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    out
+}
+
+/// `path` percent-encoded, its slashes kept.
+pub(crate) fn encode_path(path: &str) -> String {
+    path.split('/').map(encode).collect::<Vec<_>>().join("/")
+}
+
+/// A server's words made fit for a terminal: control characters out, at most 300 characters.
+pub(crate) fn printable(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(300).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_that_leave_the_folder_are_refused() {
+        for good in ["model.gguf", "onnx/model.json", "a b/ü.txt"] {
+            assert!(is_relative(good), "{good}");
+        }
+        let long = "a".repeat(2000);
+        for bad in
+            ["", "/etc/passwd", "../x", "a/../b", "a//b", "a/", "C:x", "a\\b", "a\0b", ".", "x/.", &long]
+        {
+            assert!(!is_relative(bad), "{bad}");
+        }
+    }
+
+    #[test]
+    fn repositories_etags_and_commits() {
+        assert!(is_repo("HuggingFaceTB/SmolLM2-135M-Instruct"));
+        for bad in ["gpt2", "a/b/c", "../b", "a/..", "a--b/c", "a/b c", "/b", "a/", "-a/b"] {
+            assert!(!is_repo(bad), "{bad}");
+        }
+        assert!(
+            is_etag("d41d8cd98f00b204e9800998ecf8427e") && !is_etag("../x") && !is_etag("") && !is_etag("..")
+        );
+        assert!(is_full_commit(&"a1".repeat(20)) && !is_full_commit("main") && !is_commit("../../x"));
+        assert!(is_sha256(&"0f".repeat(32)) && !is_sha256(&"0F".repeat(32)));
+    }
+
+    #[test]
+    fn encoding() {
+        assert_eq!(encode("refs/pr/1"), "refs%2Fpr%2F1");
+        assert_eq!(encode_path("a b/ü?.gguf"), "a%20b/%C3%BC%3F.gguf");
+        assert_eq!(printable("a\u{1b}[31mb\n"), "a[31mb");
+    }
+}

@@ -1,0 +1,214 @@
+//! How to fetch: where the hub is, who asks, how patiently. Every environment variable read here fills one field, so
+//! that a front end can offer a flag for each.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::catalog::Catalog;
+use crate::error::{Error, Result};
+
+/// The hub's own address.
+pub const HUB: &str = "https://huggingface.co";
+
+/// Longest token file read, in bytes. Tokens have about 40 characters.
+const TOKEN_MAX: usize = 4096;
+
+/// How to fetch a model. `Default` reads nothing from the environment; [`Options::from_env`] does.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Address of the hub, without a slash at the end (`HF_ENDPOINT`).
+    pub endpoint: String,
+    /// Who asks (`HF_TOKEN`, else the file at `HF_TOKEN_PATH`, else `token` in `HF_HOME`).
+    pub token: Option<Token>,
+    /// Use only what is in the cache (`HF_HUB_OFFLINE`).
+    pub offline: bool,
+    /// The proxy to reach the hub by. pip finds its own.
+    pub proxy: ProxyChoice,
+    /// A PEM file of the certificate authorities to trust, instead of the built-in ones (`SSL_CERT_FILE`).
+    pub certificates: Option<PathBuf>,
+    /// The Python whose pip fetches wheels (`INGLE_PYTHON`); when absent `python3`, `python` and on Windows `py` are
+    /// tried in turn.
+    pub python: Option<PathBuf>,
+    /// More arguments for `pip download`, such as `--index-url URL`.
+    pub pip_arguments: Vec<String>,
+    /// A catalog to use instead of the built-in one.
+    pub catalog: Option<Catalog>,
+    /// How often a request is tried again after a broken connection or a server's error.
+    pub retries: u32,
+    /// The wait before the first of these; it doubles each time, up to 16 s.
+    pub backoff: Duration,
+    /// How long to wait for a connection, and for the start of an answer.
+    pub connect_timeout: Duration,
+    /// How long a download may stay silent before it counts as broken.
+    pub silence_timeout: Duration,
+}
+
+/// A secret that shows who asks. `Debug` does not print it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token(String);
+
+/// By which proxy to reach the hub.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ProxyChoice {
+    /// None, whatever the environment says.
+    Direct,
+    /// The one that `ALL_PROXY`, `HTTPS_PROXY` or `HTTP_PROXY` name, with the exceptions in `NO_PROXY`.
+    Environment,
+    /// This address.
+    Address(String),
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            endpoint: HUB.to_string(),
+            token: None,
+            offline: false,
+            proxy: ProxyChoice::Direct,
+            certificates: None,
+            python: None,
+            pip_arguments: Vec::new(),
+            catalog: None,
+            retries: 5,
+            backoff: Duration::from_millis(500),
+            connect_timeout: Duration::from_secs(15),
+            silence_timeout: Duration::from_secs(60),
+        }
+    }
+}
+
+impl Options {
+    /// The defaults, with what the environment says in their place.
+    ///
+    /// # Errors
+    /// [`Error::BadOption`] for an endpoint or token that cannot be one.
+    pub fn from_env() -> Result<Self> {
+        Self::from_lookup(&|name| std::env::var_os(name))
+    }
+
+    /// As [`Options::from_env`], with the environment given.
+    pub(crate) fn from_lookup(lookup: Lookup<'_>) -> Result<Self> {
+        let text = |name| set(lookup, name).map(|value| value.to_string_lossy().trim().to_string());
+        let mut options = Self { proxy: ProxyChoice::Environment, ..Self::default() };
+        if let Some(endpoint) = text("HF_ENDPOINT") {
+            options.endpoint = endpoint;
+        }
+        options.token = match text("HF_TOKEN") {
+            Some(token) => Some(Token::new(&token)?),
+            None => token_from_file(lookup)?,
+        };
+        options.offline = text("HF_HUB_OFFLINE")
+            .is_some_and(|value| matches!(value.to_lowercase().as_str(), "1" | "true" | "yes" | "on"));
+        options.certificates = set(lookup, "SSL_CERT_FILE").map(PathBuf::from);
+        options.python = set(lookup, "INGLE_PYTHON").map(PathBuf::from);
+        Ok(options)
+    }
+}
+
+impl Token {
+    /// A token, spaces around it removed.
+    ///
+    /// # Errors
+    /// [`Error::BadOption`] when it is empty, too long or holds anything but visible ASCII, which no HTTP header could
+    /// carry. The error does not show it.
+    pub fn new(text: &str) -> Result<Self> {
+        let text = text.trim();
+        if text.is_empty() || text.len() > TOKEN_MAX || !text.bytes().all(|b| b.is_ascii_graphic()) {
+            return Err(Error::BadOption {
+                option: "the hub token",
+                value: format!("{} bytes, not shown", text.len()),
+                reason: format!("expected 1 to {TOKEN_MAX} visible ASCII characters"),
+            });
+        }
+        Ok(Self(text.to_string()))
+    }
+
+    /// The secret.
+    pub(crate) fn secret(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(not shown)")
+    }
+}
+
+/// Looks up one environment variable.
+pub(crate) type Lookup<'a> = &'a dyn Fn(&str) -> Option<OsString>;
+
+/// A variable that is set, and not to nothing.
+pub(crate) fn set(lookup: Lookup<'_>, name: &str) -> Option<OsString> {
+    lookup(name).filter(|value| !value.is_empty())
+}
+
+/// The user's home folder.
+pub(crate) fn home(lookup: Lookup<'_>) -> Option<PathBuf> {
+    set(lookup, if cfg!(windows) { "USERPROFILE" } else { "HOME" }).map(PathBuf::from)
+}
+
+/// Hugging Face's own folder, shared with its tools: `HF_HOME`, else `huggingface` in the XDG cache folder or
+/// `~/.cache`, on every system.
+pub(crate) fn hf_home(lookup: Lookup<'_>) -> Option<PathBuf> {
+    set(lookup, "HF_HOME").map(PathBuf::from).or_else(|| {
+        let cache =
+            set(lookup, "XDG_CACHE_HOME").map(PathBuf::from).or_else(|| Some(home(lookup)?.join(".cache")));
+        Some(cache?.join("huggingface"))
+    })
+}
+
+/// The token that Hugging Face's own tools have stored. A file that is not there, or not readable, is no token.
+fn token_from_file(lookup: Lookup<'_>) -> Result<Option<Token>> {
+    let path =
+        set(lookup, "HF_TOKEN_PATH").map(PathBuf::from).or_else(|| Some(hf_home(lookup)?.join("token")));
+    match path.and_then(|path| std::fs::read_to_string(path).ok()) {
+        Some(text) if !text.trim().is_empty() => Token::new(&text).map(Some),
+        _ => Ok(None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_environment_fills_the_options() {
+        let options = Options::from_lookup(&|name| match name {
+            "HF_ENDPOINT" => Some("http://127.0.0.1:1/".into()),
+            "HF_TOKEN" => Some(" hf_secret\n".into()),
+            "HF_HUB_OFFLINE" => Some("TRUE".into()),
+            "INGLE_PYTHON" => Some("/opt/python".into()),
+            _ => None,
+        })
+        .unwrap();
+        assert_eq!(options.endpoint, "http://127.0.0.1:1/");
+        assert!(options.offline && options.python == Some("/opt/python".into()));
+        assert_eq!(options.token.as_ref().map(Token::secret), Some("hf_secret"));
+        assert!(!format!("{options:?}").contains("secret"), "the token is printed");
+    }
+
+    #[test]
+    fn the_token_file_stands_in() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("token"), "hf_file\n").unwrap();
+        let home = folder.path().as_os_str().to_owned();
+        let read = |name: &'static str| {
+            let options = Options::from_lookup(&|asked| (asked == name).then(|| home.clone())).unwrap();
+            options.token.map(|token| token.secret().to_string())
+        };
+        assert_eq!(read("HF_HOME"), Some("hf_file".into()));
+        // A folder is no token file: no token, and no error either.
+        assert_eq!(read("HF_TOKEN_PATH"), None);
+    }
+
+    #[test]
+    fn a_token_that_no_header_can_carry() {
+        for bad in ["", "a b", "a\nb", "ü"] {
+            let text = Token::new(bad).unwrap_err().to_string();
+            assert!(text.contains("visible ASCII") && (bad.is_empty() || !text.contains(bad)), "{text}");
+        }
+    }
+}

