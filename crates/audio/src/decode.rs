@@ -1,0 +1,431 @@
+//! A file becomes mono samples at its own sampling rate.
+//!
+//! Containers and codecs are symphonia's. What this file adds is judgement of what they say: headers are checked
+//! before they are believed, a stretch that is missing or cannot be decoded becomes silence of its length (so that
+//! everything after it keeps its time), a file that ends early gives what it has, and a panic in a decoder becomes an
+//! error.
+
+use std::fmt;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use symphonia::core::codecs::CodecParameters;
+use symphonia::core::codecs::audio::{AudioDecoder, AudioDecoderOptions};
+use symphonia::core::common::Limit;
+use symphonia::core::errors::Error as MediaError;
+use symphonia::core::formats::probe::{Hint, Probe, ProbeOptions};
+use symphonia::core::formats::{FormatOptions, FormatReader, Track, TrackType};
+use symphonia::core::io::{MediaSource, MediaSourceStream, MediaSourceStreamOptions};
+use symphonia::core::meta::MetadataOptions;
+use symphonia::core::packet::Packet;
+
+use crate::error::{Error, Result};
+use crate::{MAX_SOURCE_RATE, MIN_SOURCE_RATE};
+
+/// Samples are held between these, and what is not a number becomes 0: a float file may hold anything, and 2^20
+/// leaves room for files scaled as 16-bit integers while the power of a spectrum still fits an f32.
+pub(crate) const MAX_AMPLITUDE: f32 = 1_048_576.0;
+/// Bytes searched for the start of a container after leading tags. MP3 has no header, only a frame's first bits, so
+/// the longer the search, the likelier that noise passes for audio.
+const PROBE_BYTES: u32 = 64 * 1024;
+/// Bytes of one text tag and of a picture that a container may make us hold. We use neither.
+const TAG_BYTES: usize = 64 * 1024;
+/// Longest hole filled with silence, in seconds, and by how much all silence may exceed what was decoded. Beyond it a
+/// hole is a broken clock, and time goes on as if there were none: a few bytes must not become hours.
+const MAX_HOLE_SECONDS: f64 = 60.0;
+/// Most frames of silence put out at a time.
+const SILENCE_CHUNK: u64 = 65_536;
+/// Packets that may fail before the first that succeeds.
+const MAX_BAD_START: u64 = 100;
+/// Track changes in a row without a packet in between.
+const MAX_RESETS: u32 = 16;
+
+/// What the header says of a file's audio.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SourceInfo {
+    /// Short name of the container: `wave`, `mp3`, `flac`, `ogg`.
+    pub format: String,
+    /// Short name of the codec: `pcm_s16le`, `mp3`, `vorbis`.
+    pub codec: String,
+    /// Hz.
+    pub sample_rate: u32,
+    /// Channels, where the header tells; they are averaged.
+    pub n_channels: Option<usize>,
+    /// Length in seconds, where the header tells. For an MP3 file without an index an estimate from its bit rate.
+    pub seconds: Option<f64>,
+}
+
+/// What was wrong with a file that could be read all the same.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Damage {
+    /// The file ends, or cannot be read further, before its audio ends.
+    pub truncated: bool,
+    /// Seconds decoded.
+    pub seconds: f64,
+    /// Seconds that the header promised, if it did.
+    pub expected_seconds: Option<f64>,
+    /// Packets that could not be decoded.
+    pub n_bad_packets: u64,
+    /// Seconds of silence put where packets were missing or could not be decoded.
+    pub silent_seconds: f64,
+    /// Why reading stopped, when it was not the end of the file.
+    pub stopped_by: Option<String>,
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.truncated {
+            match &self.stopped_by {
+                None => write!(f, "the file ends early: {:.1} s of audio", self.seconds)?,
+                Some(reason) => {
+                    write!(f, "the file cannot be read past {:.1} s of audio ({reason})", self.seconds)?
+                }
+            }
+            if let Some(expected) = self.expected_seconds {
+                write!(f, " where its header promises {expected:.1} s")?;
+            }
+        }
+        if self.n_bad_packets > 0 || self.silent_seconds > 0.0 {
+            let joint = if self.truncated { "; " } else { "" };
+            let seconds = self.silent_seconds;
+            write!(
+                f,
+                "{joint}the file is damaged: {} unreadable packets, {seconds:.2} s silent",
+                self.n_bad_packets
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// A file being decoded.
+pub(crate) struct Decoder {
+    pub(crate) name: String,
+    pub(crate) info: SourceInfo,
+    format: Box<dyn FormatReader>,
+    codec: Box<dyn AudioDecoder>,
+    track_id: u32,
+    /// Frames that the header promises, when that is more than an estimate.
+    n_expected: Option<u64>,
+    /// Samples of one packet, `[n_channels][n_frames]`.
+    planes: Vec<Vec<f32>>,
+    /// Seconds in a unit of the packets' timestamps.
+    tick_seconds: f64,
+    /// Where the last packet ended by its timestamp, in ticks.
+    position: Option<f64>,
+    /// Frames of silence to put out before `held`.
+    n_silent: u64,
+    /// The packet behind a hole.
+    held: Option<Packet>,
+    /// Seconds of the tracks before this one in a chained file.
+    seconds_before: f64,
+    /// Frames of this track so far, silence included.
+    n_frames: u64,
+    silent_seconds: f64,
+    n_good_packets: u64,
+    n_bad_packets: u64,
+    truncated: bool,
+    stopped_by: Option<String>,
+}
+
+impl Decoder {
+    /// Finds the container, the track and its decoder.
+    pub(crate) fn open(source: Box<dyn MediaSource>, name: String) -> Result<Self> {
+        let stream = MediaSourceStream::new(source, MediaSourceStreamOptions::default());
+        let format = guarded(|| {
+            let mut probe =
+                Probe::new_with_options(&ProbeOptions { max_probe_depth: PROBE_BYTES, ..Default::default() });
+            symphonia::default::register_enabled_formats(&mut probe);
+            let tags = MetadataOptions::default()
+                .limit_tag_bytes(Limit::Maximum(TAG_BYTES))
+                .limit_visual_bytes(Limit::Maximum(TAG_BYTES));
+            probe.probe(&Hint::new(), stream, FormatOptions::default(), tags)
+        });
+        let format = match format {
+            Ok(Ok(format)) => format,
+            Ok(Err(error)) => return Err(Error::NotAudio { name, reason: error.to_string() }),
+            Err(reason) => return Err(Error::NotAudio { name, reason }),
+        };
+        let (track, codec) = open_track(&name, format.as_ref())?;
+        Ok(Self {
+            name,
+            info: track.info,
+            codec,
+            format,
+            track_id: track.id,
+            n_expected: track.n_expected,
+            planes: Vec::new(),
+            tick_seconds: track.tick_seconds,
+            position: None,
+            n_silent: 0,
+            held: None,
+            seconds_before: 0.0,
+            n_frames: 0,
+            silent_seconds: 0.0,
+            n_good_packets: 0,
+            n_bad_packets: 0,
+            truncated: false,
+            stopped_by: None,
+        })
+    }
+
+    /// Decodes the next packet into `mono`, the mean of its channels, and returns its sampling rate; `None` at the end.
+    /// After an error there is nothing more to come.
+    pub(crate) fn next_packet(&mut self, mono: &mut Vec<f32>) -> Result<Option<u32>> {
+        mono.clear();
+        loop {
+            if self.n_silent > 0 {
+                let n = self.n_silent.min(SILENCE_CHUNK);
+                self.n_silent -= n;
+                self.n_frames += n;
+                mono.resize(n as usize, 0.0);
+                return Ok(Some(self.info.sample_rate));
+            }
+            let packet = match self.held.take() {
+                Some(packet) => packet,
+                None => {
+                    let Some(packet) = self.read_packet()? else { return Ok(None) };
+                    self.n_silent = self.hole_before(&packet);
+                    if self.n_silent > 0 {
+                        self.silent_seconds += self.n_silent as f64 / f64::from(self.info.sample_rate);
+                        self.held = Some(packet);
+                        continue;
+                    }
+                    packet
+                }
+            };
+            let (codec, planes) = (&mut self.codec, &mut self.planes);
+            let decoded = guarded(|| {
+                codec.decode(&packet).map(|buffer| {
+                    buffer.copy_to_vecs_planar::<f32>(planes);
+                    buffer.spec().rate()
+                })
+            });
+            match decoded {
+                Ok(Ok(rate)) => {
+                    let rate = self.checked_rate(rate)?;
+                    self.n_good_packets += 1;
+                    downmix(&self.planes, mono);
+                    self.n_frames += mono.len() as u64;
+                    let ticks = mono.len() as f64 / f64::from(rate) / self.tick_seconds;
+                    // Frames that the decoder cut away (an encoder's delay and padding) took their time too.
+                    let n_trimmed = packet.trim_start.get() as f64 + packet.trim_end.get() as f64;
+                    self.position = Some(packet.pts.get() as f64 + n_trimmed + ticks);
+                    if !mono.is_empty() {
+                        return Ok(Some(rate));
+                    }
+                }
+                // The next packet's timestamp will tell how much is missing.
+                Ok(Err(error)) => self.bad_packet(&error.to_string())?,
+                Err(reason) => return self.stop(reason).map(|()| None),
+            }
+        }
+    }
+
+    /// The next packet of our track; `None` when there is none.
+    fn read_packet(&mut self) -> Result<Option<Packet>> {
+        let mut n_resets = 0;
+        loop {
+            match guarded(|| self.format.next_packet()) {
+                Ok(Ok(Some(packet))) if packet.track_id == self.track_id => return Ok(Some(packet)),
+                Ok(Ok(Some(_))) => {}
+                Ok(Ok(None)) => return self.end().map(|()| None),
+                // A chained file: another track begins, perhaps of another rate.
+                Ok(Err(MediaError::ResetRequired)) if n_resets < MAX_RESETS => {
+                    n_resets += 1;
+                    self.next_track()?;
+                }
+                Ok(Err(MediaError::IoError(error))) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                    // A WAV file written to a pipe has no length, and nothing but the end of the file to end it.
+                    self.truncated = !(self.info.format == "wave" && self.n_expected.is_none());
+                    return self.end().map(|()| None);
+                }
+                Ok(Err(MediaError::IoError(source))) => {
+                    return Err(Error::Read { name: self.name.clone(), seconds: self.seconds(), source });
+                }
+                Ok(Err(error)) => return self.stop(error.to_string()).map(|()| None),
+                Err(reason) => return self.stop(reason).map(|()| None),
+            }
+        }
+    }
+
+    /// Frames missing between the last packet that was decoded and this one.
+    fn hole_before(&mut self, packet: &Packet) -> u64 {
+        let begin = packet.pts.get() as f64;
+        // An encoder's delay lies before 0, and is cut away.
+        let ticks = begin.max(0.0) - self.position.get_or_insert(begin).max(0.0);
+        let seconds = ticks * self.tick_seconds;
+        let silent = self.silent_seconds;
+        let longest = MAX_HOLE_SECONDS.min(MAX_HOLE_SECONDS + (self.seconds() - silent) - silent);
+        // Timestamps may be rounded to a tick, and a tick may be longer than a frame.
+        if ticks <= 1.5 || seconds > longest {
+            return 0;
+        }
+        (seconds * f64::from(self.info.sample_rate)).round() as u64
+    }
+
+    /// What was wrong with the file as far as it was read.
+    pub(crate) fn damage(&self) -> Option<Damage> {
+        (self.truncated || self.n_bad_packets > 0 || self.silent_seconds > 0.0).then(|| Damage {
+            truncated: self.truncated,
+            seconds: self.seconds(),
+            expected_seconds: self.info.seconds,
+            n_bad_packets: self.n_bad_packets,
+            silent_seconds: self.silent_seconds,
+            stopped_by: self.stopped_by.clone(),
+        })
+    }
+
+    fn seconds(&self) -> f64 {
+        self.seconds_before + self.n_frames as f64 / f64::from(self.info.sample_rate)
+    }
+
+    fn checked_rate(&self, rate: u32) -> Result<u32> {
+        if (MIN_SOURCE_RATE..=MAX_SOURCE_RATE).contains(&rate) {
+            Ok(rate)
+        } else {
+            Err(Error::SampleRate { name: self.name.clone(), found: rate })
+        }
+    }
+
+    fn bad_packet(&mut self, reason: &str) -> Result<()> {
+        self.n_bad_packets += 1;
+        if self.n_good_packets == 0 && self.n_bad_packets >= MAX_BAD_START {
+            return Err(self.undecodable(reason));
+        }
+        Ok(())
+    }
+
+    fn undecodable(&self, reason: &str) -> Error {
+        Error::Undecodable { name: self.name.clone(), n_packets: self.n_bad_packets, reason: reason.into() }
+    }
+
+    fn next_track(&mut self) -> Result<()> {
+        self.seconds_before = self.seconds();
+        let (track, codec) = open_track(&self.name, self.format.as_ref())?;
+        (self.codec, self.track_id, self.n_expected, self.info) =
+            (codec, track.id, track.n_expected, track.info);
+        (self.tick_seconds, self.position, self.n_frames) = (track.tick_seconds, None, 0);
+        Ok(())
+    }
+
+    /// The track has ended.
+    fn end(&mut self) -> Result<()> {
+        self.truncated |= self.n_expected.is_some_and(|n| self.n_frames < n);
+        match (self.n_good_packets > 0 && self.seconds() > 0.0, self.n_bad_packets) {
+            (true, _) => Ok(()),
+            (false, 0) => Err(Error::Empty { name: self.name.clone() }),
+            (false, _) => Err(self.undecodable("and then the file ends")),
+        }
+    }
+
+    /// The demuxer or the decoder cannot go on. That is no error if anything came before.
+    fn stop(&mut self, reason: String) -> Result<()> {
+        if self.n_good_packets == 0 {
+            return Err(Error::Damaged { name: self.name.clone(), reason });
+        }
+        self.truncated = true;
+        self.stopped_by = Some(reason);
+        Ok(())
+    }
+}
+
+/// The facts of a track that decoding needs.
+struct TrackFacts {
+    id: u32,
+    info: SourceInfo,
+    n_expected: Option<u64>,
+    tick_seconds: f64,
+}
+
+fn open_track(name: &str, format: &dyn FormatReader) -> Result<(TrackFacts, Box<dyn AudioDecoder>)> {
+    let container = format.format_info().short_name.to_string();
+    let no_track = || Error::NoAudioTrack {
+        name: name.into(),
+        format: container.clone(),
+        n_tracks: format.tracks().len(),
+    };
+    // A track whose codec is unknown still tells more in an error than no track.
+    let track: &Track = format
+        .default_track(TrackType::Audio)
+        .or_else(|| format.first_track(TrackType::Audio))
+        .ok_or_else(no_track)?;
+    let Some(CodecParameters::Audio(parameters)) = &track.codec_params else { return Err(no_track()) };
+    let codec_error = |reason: String| Error::Codec {
+        name: name.into(),
+        format: container.clone(),
+        codec: codec_name(parameters.codec),
+        reason,
+    };
+    let codec = guarded(|| {
+        symphonia::default::get_codecs().make_audio_decoder(parameters, &AudioDecoderOptions::default())
+    });
+    let codec = match codec {
+        Ok(Ok(codec)) => codec,
+        Ok(Err(error)) => return Err(codec_error(error.to_string())),
+        Err(reason) => return Err(codec_error(reason)),
+    };
+    let sample_rate = parameters.sample_rate.unwrap_or(0);
+    if !(MIN_SOURCE_RATE..=MAX_SOURCE_RATE).contains(&sample_rate) {
+        return Err(Error::SampleRate { name: name.into(), found: sample_rate });
+    }
+    // The length of an MP3 file is a count only where an encoder wrote its tag; else it is bytes over bit rate.
+    let is_estimate = container.starts_with("mp") && track.delay.is_none();
+    let info = SourceInfo {
+        codec: codec.codec_info().short_name.to_string(),
+        sample_rate,
+        n_channels: parameters.channels.as_ref().map(|c| c.count()),
+        seconds: track.num_frames.map(|n| n as f64 / f64::from(sample_rate)),
+        format: container,
+    };
+    let n_expected = track.num_frames.filter(|_| !is_estimate);
+    let tick_seconds = track.time_base.map_or(1.0 / f64::from(sample_rate), |base| {
+        f64::from(base.numer.get()) / f64::from(base.denom.get())
+    });
+    Ok((TrackFacts { id: track.id, info, n_expected, tick_seconds }, codec))
+}
+
+/// Name of a codec, known or not.
+fn codec_name(id: symphonia::core::codecs::audio::AudioCodecId) -> String {
+    use symphonia::core::codecs::audio::{CODEC_ID_NULL_AUDIO, well_known};
+    match id {
+        well_known::CODEC_ID_OPUS => "Opus".into(),
+        well_known::CODEC_ID_SPEEX => "Speex".into(),
+        well_known::CODEC_ID_AAC => "AAC".into(),
+        well_known::CODEC_ID_ALAC => "ALAC".into(),
+        CODEC_ID_NULL_AUDIO => "of a codec unknown here".into(),
+        other => match symphonia::default::get_codecs().get_audio_decoder(other) {
+            Some(known) => known.codec.info.short_name.into(),
+            None => format!("codec {other}"),
+        },
+    }
+}
+
+/// The mean of the channels, made safe to compute with.
+fn downmix(planes: &[Vec<f32>], mono: &mut Vec<f32>) {
+    let Some((first, others)) = planes.split_first() else { return };
+    mono.extend_from_slice(first);
+    for plane in others {
+        for (sum, &sample) in mono.iter_mut().zip(plane) {
+            *sum += sample;
+        }
+    }
+    let n_channels = planes.len() as f32;
+    for sample in mono {
+        let mean = *sample / n_channels;
+        *sample = if mean.is_finite() { mean.clamp(-MAX_AMPLITUDE, MAX_AMPLITUDE) } else { 0.0 };
+    }
+}
+
+/// Runs a decoder, which reads what anyone may have written. Its panic becomes the reason of an error; what it was
+/// working on must not be used again.
+fn guarded<T>(work: impl FnOnce() -> T) -> std::result::Result<T, String> {
+    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
+        let said = panic
+            .downcast_ref::<&str>()
+            .map(|s| s.to_string())
+            .or_else(|| panic.downcast_ref::<String>().cloned())
+            .unwrap_or_default();
+        format!("the decoder failed: {said}")
+    })
+}

@@ -1,0 +1,110 @@
+//! What can go wrong between a file and its samples.
+
+use crate::{MAX_SOURCE_RATE, MIN_SOURCE_RATE};
+
+/// Every error of this crate. `name` is the path, or the name that the caller gave.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The file cannot be opened.
+    #[error("{name}: cannot be opened: {source}")]
+    Open {
+        /// The file.
+        name: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Reading failed part of the way, for another reason than the end of the file.
+    #[error("{name}: reading failed after {seconds:.1} s of audio: {source}")]
+    Read {
+        /// The file.
+        name: String,
+        /// How much audio had been decoded.
+        seconds: f64,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// No known container was found.
+    #[error("{name}: not an audio file that can be read ({reason}); expected WAV, MP3, FLAC or OGG Vorbis")]
+    NotAudio {
+        /// The file.
+        name: String,
+        /// What the search for a container ended with.
+        reason: String,
+    },
+    /// The container has no audio track.
+    #[error("{name}: a {format} file with no audio track ({n_tracks} other tracks)")]
+    NoAudioTrack {
+        /// The file.
+        name: String,
+        /// Short name of the container.
+        format: String,
+        /// How many tracks it has.
+        n_tracks: usize,
+    },
+    /// The track's codec is not one that we decode.
+    #[error(
+        "{name}: the audio in this {format} file is {codec}, which cannot be decoded ({reason}); \
+         convert it first, for example with `ffmpeg -i IN OUT.flac`"
+    )]
+    Codec {
+        /// The file.
+        name: String,
+        /// Short name of the container.
+        format: String,
+        /// Name or number of the codec.
+        codec: String,
+        /// What the decoder said.
+        reason: String,
+    },
+    /// The header gives a sampling rate that no recording has.
+    #[error("{name}: a sampling rate of {found} Hz; expected {MIN_SOURCE_RATE} to {MAX_SOURCE_RATE} Hz")]
+    SampleRate {
+        /// The file, or `resampler`.
+        name: String,
+        /// The rate found, in Hz.
+        found: u32,
+    },
+    /// The file holds a track, and the track holds nothing.
+    #[error("{name}: no audio in it: the track ends before its first sample")]
+    Empty {
+        /// The file.
+        name: String,
+    },
+    /// Packets were found, and none of them could be decoded.
+    #[error("{name}: none of {n_packets} packets could be decoded: {reason}")]
+    Undecodable {
+        /// The file.
+        name: String,
+        /// How many were tried.
+        n_packets: u64,
+        /// What the decoder said of the last.
+        reason: String,
+    },
+    /// The header was read, and nothing after it.
+    #[error("{name}: damaged before its first sample: {reason}")]
+    Damaged {
+        /// The file.
+        name: String,
+        /// What the demuxer or the decoder said.
+        reason: String,
+    },
+    /// The resampler refused its parameters or its buffers.
+    #[error("resampling from {from} Hz: {reason}")]
+    Resample {
+        /// The source's rate, in Hz.
+        from: u32,
+        /// What the resampler said.
+        reason: String,
+    },
+    /// A spectrogram of no bins, or of more than the transform has frequencies.
+    #[error("{found} mel bins; expected 1 to {max} (Whisper models have 80 or 128)")]
+    MelBins {
+        /// The number asked for.
+        found: usize,
+        /// Frequencies of the transform.
+        max: usize,
+    },
+}
+
+/// A result of this crate.
+pub type Result<T> = std::result::Result<T, Error>;

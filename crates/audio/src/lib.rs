@@ -1,0 +1,47 @@
+//! Audio for speech models: a file becomes 16 kHz mono samples, the samples become a log-mel spectrogram.
+//!
+//! ```no_run
+//! # fn main() -> audio::Result<()> {
+//! let mut stream = audio::AudioStream::open("talk.mp3")?;
+//! let mut mel = audio::MelStream::new(audio::MelSpectrogram::new(80)?);
+//! for block in &mut stream {
+//!     mel.push(&block?); // a second of samples
+//! }
+//! mel.finish();
+//! let window = mel.window(0, audio::WINDOW_FRAMES, audio::Tail::Zero); // (80, 3000)
+//! if let Some(damage) = stream.damage() {
+//!     eprintln!("{damage}");
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Everything streams: an hour of audio passes through a few hundred kilobytes of buffers, and the caller keeps what
+//! it wants. WAV, MP3, FLAC and OGG Vorbis are read (with the feature `m4a` also AAC and ALAC in MP4), at any
+//! sampling rate and channel count. Opus is not: the decoder library has none.
+//!
+//! What is absent here on purpose: models, devices, playback, encoding.
+#![deny(missing_docs)]
+
+mod decode;
+mod error;
+mod mel;
+mod mel_stream;
+mod resample;
+mod stream;
+
+pub use decode::{Damage, SourceInfo};
+pub use error::{Error, Result};
+pub use mel::{HOP_LENGTH, MelSpectrogram, N_FFT, WINDOW_FRAMES, WINDOW_SAMPLES};
+pub use mel_stream::{MelStream, Tail};
+pub use resample::Resampler;
+pub use stream::{Audio, AudioStream, BLOCK_SAMPLES, decode, decode_bytes, decode_reader};
+
+/// Samples per second of everything that this crate puts out, in Hz.
+pub const SAMPLE_RATE: u32 = 16_000;
+
+/// The lowest sampling rate taken, in Hz. Below it no speech is left, and the header is a lie.
+pub const MIN_SOURCE_RATE: u32 = 1_000;
+
+/// The highest sampling rate taken, in Hz: the fastest that converters record.
+pub const MAX_SOURCE_RATE: u32 = 768_000;
