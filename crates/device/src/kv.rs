@@ -68,7 +68,10 @@ impl KvLayout {
             .into_iter()
             .map(|window| KvGroup {
                 window,
-                layers: (0..layers.len() as u32).map(KvLayerId).filter(|id| layers[id.0 as usize].window == window).collect(),
+                layers: (0..layers.len() as u32)
+                    .map(KvLayerId)
+                    .filter(|id| layers[id.0 as usize].window == window)
+                    .collect(),
             })
             .collect();
         KvLayout { layers, groups }

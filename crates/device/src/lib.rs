@@ -19,22 +19,30 @@
 //!   [`Plan::check`]; devices and the interpreter trust a checked plan.
 #![deny(missing_docs)]
 
+mod check;
 mod contract;
+mod cost;
 mod kv;
+mod memory;
 mod op;
 mod plan;
+mod print;
 mod step;
+mod validate;
 
 pub mod arena;
 pub mod fusion;
 pub mod interpreter;
 pub mod null;
+pub mod testing;
 
 pub use contract::{
-    CommandInfo, Device, Error, Item, Limits, Memory, MemoryPlan, Numerics, Peaks, Program, Residence, Result, Timing,
+    CommandInfo, Device, Error, Item, Limits, Memory, MemoryPlan, Numerics, Peaks, Program, Residence,
+    Result, Timing,
 };
-pub use fusion::{FusedKind, Rule};
+pub use fusion::{FusedKind, Place, Rule};
 pub use kv::{KvGroup, KvLayer, KvLayerId, KvLayout, KvType, PAGE_NONE};
+pub use memory::system_memory;
 pub use op::{Activation, Op, OpKind, RopeStyle};
 pub use plan::{DType, Node, Plan, PlanError, Rows, Value, ValueId, Weight, WeightId};
-pub use step::{Span, Step, Want};
+pub use step::{OwnedStep, Span, Step, Want};

@@ -1,1 +1,465 @@
-//! null
+//! The null device: it computes nothing and checks everything, so that schedulers are tested without a model.
+//!
+//! What it keeps in a KV page is, for each position, a hash of the sequence's tokens up to there ([`history`]). A step's row
+//! reads the hash of the position before its own through the page table, mixes in its token, and stores the result; its
+//! logits are a function of that hash ([`next_token`]). So the output is what a real model's is: a function of the tokens of
+//! the sequence and of nothing else. Slots, page numbers, batches and chunks do not matter, and a page that is missing,
+//! stale, shared by mistake or not copied gives an error or another token.
+//!
+//! ```
+//! use ingle_device::null;
+//! // After tokens 5, 6, 7 the null device's best token, of 100:
+//! let token = null::next_token(&[5, 6, 7], 100);
+//! assert!(token < 100);
+//! ```
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::{
+    CommandInfo, Device, Error, KvLayer, KvLayout, KvType, Limits, Memory, MemoryPlan, OwnedStep, Peaks,
+    Plan, Program, Result, Rule, Step, Timing, Want,
+};
+
+const NAME: &str = "null";
+
+/// The logit of the best token; all others are below 0.
+pub const BEST_LOGIT: f32 = 8.0;
+
+/// Hash of no tokens.
+const EMPTY: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// SplitMix64's output function (Steele, Lea and Flood, 2014): every bit of `x` reaches every bit of the result.
+const fn mix(mut x: u64) -> u64 {
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// The hash of a history with one more token; never 0, which means "not written".
+const fn extend(history: u64, token: u32) -> u64 {
+    mix(history.wrapping_add(EMPTY) ^ token as u64) | 1
+}
+
+/// The hash of a sequence's tokens, from its first.
+pub fn history(tokens: &[u32]) -> u64 {
+    tokens.iter().fold(EMPTY, |history, token| extend(history, *token))
+}
+
+/// The token whose logit is [`BEST_LOGIT`] after these tokens.
+pub fn next_token(tokens: &[u32], n_vocab: usize) -> u32 {
+    best(history(tokens), n_vocab)
+}
+
+/// `n` tokens that greedy sampling gives after a prompt.
+pub fn greedy(prompt: &[u32], n: usize, n_vocab: usize) -> Vec<u32> {
+    let mut hash = history(prompt);
+    let mut next = || {
+        let token = best(hash, n_vocab);
+        hash = extend(hash, token);
+        token
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+fn best(history: u64, n_vocab: usize) -> u32 {
+    (mix(history) % n_vocab as u64) as u32
+}
+
+/// A logit: [`BEST_LOGIT`] for the best token, for others a number in [-1, 0) that depends on the history.
+pub fn logit(history: u64, token: u32, n_vocab: usize) -> f32 {
+    if token == best(history, n_vocab) {
+        return BEST_LOGIT;
+    }
+    -((mix(history ^ mix(token as u64 + 1)) >> 40) as f32 + 1.0) / (1u64 << 24) as f32
+}
+
+/// A plan for the null device: an embedding, one KvWrite and Attention for each layer, a head. Every device can run it.
+pub fn plan(n_vocab: usize, layers: &[KvLayer]) -> Plan {
+    use crate::testing::{AttentionOptions, PlanBuilder};
+    let mut b = PlanBuilder::new(0, n_vocab);
+    let mut x = b.embed(1);
+    for (index, layer) in layers.iter().enumerate() {
+        b.layer(Some(index as u32));
+        let id = b.kv_layer(*layer);
+        let v = b.linear(x, layer.n_kv_heads * layer.head_dim, formats::BlockType::F32, false);
+        b.kv_write(v, v, id);
+        let options = AttentionOptions { window: layer.window, ..AttentionOptions::default() };
+        let y = b.attention(v, id, layer.n_kv_heads, options);
+        x = b.linear(y, 1, formats::BlockType::F32, false);
+    }
+    b.layer(None);
+    let x = b.select_rows(x);
+    let logits = b.linear(x, n_vocab, formats::BlockType::F32, false);
+    b.finish(logits)
+}
+
+/// What a program was asked, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// [`Program::run`].
+    Run(OwnedStep),
+    /// [`Program::copy_page`]: group, from, to.
+    CopyPage(usize, u32, u32),
+    /// [`Program::release_page`]: group, page.
+    ReleasePage(usize, u32),
+}
+
+/// The device `null`.
+#[derive(Clone, Debug, Default)]
+pub struct NullDevice {
+    rules: Vec<Rule>,
+    memory: Option<Memory>,
+    /// Shared with the programs; absent: nothing is recorded, and a step allocates nothing.
+    events: Option<Arc<Mutex<Vec<Event>>>>,
+}
+
+impl NullDevice {
+    /// With a fusion profile.
+    pub fn with_fusion(self, rules: &[Rule]) -> NullDevice {
+        NullDevice { rules: rules.to_vec(), ..self }
+    }
+
+    /// On a machine of this memory, for tests of what fits; without, the machine's own.
+    pub fn with_memory(self, memory: Memory) -> NullDevice {
+        NullDevice { memory: Some(memory), ..self }
+    }
+
+    /// Recording what its programs are asked. Without, a step allocates nothing.
+    pub fn recording(self) -> NullDevice {
+        NullDevice { events: Some(Arc::default()), ..self }
+    }
+
+    /// What was asked since the last call, if it is recording.
+    pub fn take_events(&self) -> Vec<Event> {
+        let Some(events) = &self.events else { return vec![] };
+        std::mem::take(&mut events.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Device for NullDevice {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn describe(&self) -> String {
+        "null device, computes nothing".to_owned()
+    }
+
+    fn n_threads(&self) -> usize {
+        1
+    }
+
+    fn memory(&self) -> Memory {
+        self.memory.unwrap_or_else(crate::system_memory)
+    }
+
+    fn fusion(&self) -> &[Rule] {
+        &self.rules
+    }
+
+    fn kv_types(&self) -> &[KvType] {
+        &[KvType::F16, KvType::F32, KvType::Q8_0]
+    }
+
+    /// What a real device would take for weights and pages.
+    fn memory_plan(&self, plan: &Plan, limits: &Limits) -> Result<MemoryPlan> {
+        plan.check()?;
+        limits.check(self, plan)?;
+        Ok(MemoryPlan::of_weights_and_kv(plan, limits))
+    }
+
+    fn compile(&self, plan: &Plan, limits: &Limits) -> Result<Box<dyn Program>> {
+        plan.check()?;
+        limits.check(self, plan)?;
+        let n_vocab = plan.value(plan.logits).cols;
+        Ok(Box::new(NullProgram {
+            hashes: limits.n_pages.iter().map(|n| vec![0; n * limits.page_len]).collect(),
+            kv: plan.kv.clone(),
+            nodes: plan.nodes.iter().map(|node| (node.op.kind().to_string(), node.layer)).collect(),
+            logits: vec![0.0; limits.max_outputs * n_vocab],
+            argmax: vec![0; limits.max_outputs],
+            limits: limits.clone(),
+            n_vocab,
+            n_outputs: 0,
+            wanted: Want::Logits,
+            events: self.events.clone(),
+        }))
+    }
+
+    /// Made-up round numbers.
+    fn peaks(&self) -> Peaks {
+        Peaks { read_bytes_per_second: 1e12, int8_ops_per_second: 1e12, f32_ops_per_second: 1e12 }
+    }
+}
+
+struct NullProgram {
+    /// By group: `(n_pages, page_len)` hashes of histories; 0: not written.
+    hashes: Vec<Vec<u64>>,
+    kv: KvLayout,
+    nodes: Vec<(String, Option<u32>)>,
+    logits: Vec<f32>,
+    argmax: Vec<u32>,
+    limits: Limits,
+    n_vocab: usize,
+    n_outputs: usize,
+    wanted: Want,
+    events: Option<Arc<Mutex<Vec<Event>>>>,
+}
+
+impl NullProgram {
+    fn record(&self, event: impl FnOnce() -> Event) {
+        if let Some(events) = &self.events {
+            events.lock().unwrap_or_else(PoisonError::into_inner).push(event());
+        }
+    }
+
+    fn fail<T>(&self, reason: String) -> Result<T> {
+        Err(Error::Failed { device: NAME, reason })
+    }
+
+    /// The hash of the tokens before `position`, which all groups must agree on; and whether all of the window is there.
+    fn history_before(&self, step: &Step, slot: u32, position: usize) -> Result<u64> {
+        let mut history = None;
+        for (group, kv_group) in self.kv.groups.iter().enumerate() {
+            let first = kv_group.window.map_or(0, |window| (position + 1).saturating_sub(window));
+            let table = step.page_table(slot, group, self.kv.groups.len());
+            for at in first..position {
+                let hash = self.hashes[group][self.cell(table, at)];
+                if hash == 0 {
+                    return self
+                        .fail(format!("slot {slot}, position {at} of KV group {group} was never written"));
+                }
+                if at + 1 < position {
+                    continue;
+                }
+                if *history.get_or_insert(hash) != hash {
+                    let other =
+                        format!("slot {slot}, position {at} of KV group {group} holds another sequence's");
+                    return self.fail(other);
+                }
+            }
+        }
+        Ok(history.unwrap_or(EMPTY))
+    }
+
+    fn cell(&self, table: &[u32], position: usize) -> usize {
+        let page_len = self.limits.page_len;
+        table[position / page_len] as usize * page_len + position % page_len
+    }
+
+    fn step(&mut self, step: &Step) -> Result<()> {
+        if let Err(reason) = step.check(&self.kv, &self.limits) {
+            return self.fail(reason);
+        }
+        if let Some(token) = step.tokens.iter().find(|token| **token as usize >= self.n_vocab) {
+            return self.fail(format!("token {token}, expected one below {}", self.n_vocab));
+        }
+        self.n_outputs = 0;
+        self.wanted = step.want;
+        for span in step.spans {
+            for row in 0..span.n_rows {
+                let position = (span.first_position + row) as usize;
+                let before = self.history_before(step, span.slot, position)?;
+                let row = (span.first_row + row) as usize;
+                let hash = extend(before, step.tokens[row]);
+                for group in 0..self.kv.groups.len() {
+                    let cell = self.cell(step.page_table(span.slot, group, self.kv.groups.len()), position);
+                    self.hashes[group][cell] = hash;
+                }
+                if step.outputs.get(self.n_outputs) == Some(&(row as u32)) {
+                    let logits = &mut self.logits[self.n_outputs * self.n_vocab..][..self.n_vocab];
+                    for (token, out) in logits.iter_mut().enumerate() {
+                        *out = logit(hash, token as u32, self.n_vocab);
+                    }
+                    self.argmax[self.n_outputs] = best(hash, self.n_vocab);
+                    self.n_outputs += 1;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn page(&mut self, group: usize, page: u32) -> Result<std::ops::Range<usize>> {
+        let page_len = self.limits.page_len;
+        if self.limits.n_pages.get(group).is_none_or(|n| page as usize >= *n) {
+            let found = format!("page {page} of KV group {group}, expected one of {:?}", self.limits.n_pages);
+            return self.fail(found);
+        }
+        Ok(page as usize * page_len..(page as usize + 1) * page_len)
+    }
+}
+
+impl Program for NullProgram {
+    fn run(&mut self, step: &Step) -> Result<()> {
+        self.record(|| Event::Run(OwnedStep::from(step)));
+        self.step(step)
+    }
+
+    fn logits(&self) -> &[f32] {
+        &self.logits[..self.n_outputs * self.n_vocab]
+    }
+
+    fn logits_mut(&mut self) -> &mut [f32] {
+        &mut self.logits[..self.n_outputs * self.n_vocab]
+    }
+
+    fn argmax(&self) -> &[u32] {
+        if self.wanted == Want::Argmax { &self.argmax[..self.n_outputs] } else { &[] }
+    }
+
+    fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<()> {
+        self.record(|| Event::CopyPage(group, from, to));
+        let (from, to) = (self.page(group, from)?, self.page(group, to)?);
+        self.hashes[group].copy_within(from, to.start);
+        Ok(())
+    }
+
+    /// What was written there is gone: reading it again is an error.
+    fn release_page(&mut self, group: usize, page: u32) {
+        self.record(|| Event::ReleasePage(group, page));
+        if let Ok(range) = self.page(group, page) {
+            self.hashes[group][range].fill(0);
+        }
+    }
+
+    fn commands(&self, _n_rows: usize) -> Vec<CommandInfo> {
+        let info = |(node, (kernel, layer)): (usize, &(String, Option<u32>))| CommandInfo {
+            kernel: kernel.clone(),
+            node,
+            layer: *layer,
+            weight_bytes: 0,
+        };
+        self.nodes.iter().enumerate().map(info).collect()
+    }
+
+    fn run_timed(&mut self, step: &Step, timings: &mut Vec<Timing>) -> Result<()> {
+        self.run(step)?;
+        timings.extend((0..self.nodes.len()).map(|command| Timing { command, start: 0.0, duration: 0.0 }));
+        Ok(())
+    }
+}
+
+/// A layer for tests: one head of 16 columns.
+pub fn layer(window: Option<usize>) -> KvLayer {
+    KvLayer { n_kv_heads: 1, head_dim: 16, window }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fusion;
+    use crate::testing::{Sequences, limits};
+    use crate::{PAGE_NONE, Span};
+
+    const N_VOCAB: usize = 50;
+
+    fn program(device: &NullDevice, layers: &[KvLayer]) -> (Plan, Limits, Box<dyn Program>) {
+        let plan = plan(N_VOCAB, layers);
+        let limits = limits(&plan.kv);
+        let program = device.compile(&plan, &limits).unwrap();
+        (plan, limits, program)
+    }
+
+    /// Run spans of any shape and compare every row with the prediction from its sequence's tokens alone.
+    #[test]
+    fn output_is_a_function_of_the_tokens() {
+        for layers in [
+            vec![],
+            vec![layer(None)],
+            vec![layer(Some(20)), layer(None)],
+            vec![layer(Some(1)), layer(Some(3))],
+        ] {
+            let device = NullDevice::default();
+            let (plan, limits, mut program) = program(&device, &layers);
+            let mut sequences = Sequences::new(9, &plan.kv, &limits, N_VOCAB as u32);
+            for spans in
+                [&[(0, 5)][..], &[(1, 40), (0, 1)], &[(0, 33), (1, 1), (2, 2)], &[(1, 1), (2, 9), (0, 1)]]
+            {
+                let step = sequences.step(spans);
+                program.run(&step.borrow()).unwrap();
+                let mut output = 0;
+                for (slot, n_rows) in spans {
+                    let tokens = sequences.tokens(*slot);
+                    for end in tokens.len() - n_rows + 1..=tokens.len() {
+                        // Without a window of at least 2 there is no state to carry.
+                        let seen = if layers.is_empty() { &tokens[end - 1..end] } else { &tokens[..end] };
+                        assert_eq!(
+                            program.argmax()[output],
+                            next_token(seen, N_VOCAB),
+                            "slot {slot} position {end}"
+                        );
+                        output += 1;
+                    }
+                }
+                assert_eq!(output, step.outputs.len());
+                let logits = program.logits().chunks(N_VOCAB);
+                for (logits, best) in logits.zip(program.argmax()) {
+                    let others = logits.iter().enumerate().filter(|(token, _)| *token as u32 != *best);
+                    assert!(others.into_iter().all(|(_, l)| (-1.0..0.0).contains(l)));
+                    assert_eq!(logits[*best as usize], BEST_LOGIT);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn greedy_follows_the_best_token() {
+        let mut tokens = vec![3, 1, 4];
+        let expected = greedy(&tokens, 20, N_VOCAB);
+        for token in expected {
+            assert_eq!(next_token(&tokens, N_VOCAB), token);
+            tokens.push(token);
+        }
+    }
+
+    fn step<'a>(tokens: &'a [u32], span: &'a [Span], tables: &'a [u32], outputs: &'a [u32]) -> Step<'a> {
+        Step { tokens, spans: span, page_tables: tables, pages_per_table: 2, outputs, want: Want::Argmax }
+    }
+
+    #[test]
+    fn stale_missing_and_uncopied_pages_show() {
+        let device = NullDevice::default().recording().with_fusion(fusion::ALL);
+        assert_eq!(device.fusion().len(), fusion::ALL.len());
+        let (_, _, mut program) = program(&device, &[layer(None)]);
+        let span = |first_position, n_rows| [Span { slot: 0, first_row: 0, n_rows, first_position }];
+        let mut run = |tokens: &[u32], first: u32, table: &[u32]| {
+            let outputs = [tokens.len() as u32 - 1];
+            let result = program.run(&step(tokens, &span(first, tokens.len() as u32), table, &outputs));
+            result.map(|()| program.argmax()[0]).map_err(|e| e.to_string())
+        };
+        assert_eq!(run(&[1, 2, 3], 0, &[4, PAGE_NONE]), Ok(next_token(&[1, 2, 3], N_VOCAB)));
+        assert!(run(&[9], 3, &[5, PAGE_NONE]).unwrap_err().contains("never written"));
+        assert!(run(&[9], 3, &[PAGE_NONE, 4]).unwrap_err().contains("no page"));
+        assert!(run(&[N_VOCAB as u32], 0, &[4, 5]).unwrap_err().contains("token 50"));
+        program.copy_page(0, 4, 6).unwrap();
+        assert!(program.copy_page(0, 4, 600).is_err());
+        program.release_page(0, 4);
+        let mut run = |table: &[u32]| {
+            program
+                .run(&step(&[9], &span(3, 1), table, &[0]))
+                .map(|()| program.argmax()[0])
+                .map_err(|e| e.to_string())
+        };
+        assert!(run(&[4, PAGE_NONE]).unwrap_err().contains("never written"));
+        assert_eq!(run(&[6, PAGE_NONE]), Ok(next_token(&[1, 2, 3, 9], N_VOCAB)));
+        let events = device.take_events();
+        assert_eq!(events.len(), 9);
+        assert_eq!(
+            events[4..7],
+            [Event::CopyPage(0, 4, 6), Event::CopyPage(0, 4, 600), Event::ReleasePage(0, 4)]
+        );
+        assert!(device.take_events().is_empty());
+    }
+
+    #[test]
+    fn groups_that_disagree_show() {
+        let (_, _, mut program) = program(&NullDevice::default(), &[layer(None), layer(Some(32))]);
+        let spans = [Span { slot: 0, first_row: 0, n_rows: 2, first_position: 0 }];
+        let full = [0, PAGE_NONE];
+        program.run(&step(&[1, 2], &spans, &[full, [0, PAGE_NONE]].concat(), &[])).unwrap();
+        program.run(&step(&[3, 4], &spans, &[[1, PAGE_NONE], [1, PAGE_NONE]].concat(), &[])).unwrap();
+        let spans = [Span { first_position: 2, n_rows: 1, ..spans[0] }];
+        let error = program.run(&step(&[5], &spans, &[full, [1, PAGE_NONE]].concat(), &[0])).unwrap_err();
+        assert!(error.to_string().contains("another sequence's"), "{error}");
+    }
+}

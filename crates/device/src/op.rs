@@ -20,9 +20,9 @@ pub enum Activation {
 /// Which dimensions a rotation pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RopeStyle {
-    /// `(i, i + n_dims/2)`: Hugging Face checkpoints, GPT-NeoX.
+    /// `(i, i + n_dims/2)`: Hugging Face checkpoints.
     Half,
-    /// `(2i, 2i + 1)`: the original formulation; GGUF files of the Llama family are permuted to it.
+    /// `(2i, 2i + 1)`: the original formulation; converters to GGUF permute the rows of some families to it.
     Interleaved,
 }
 
@@ -33,7 +33,7 @@ pub enum Op {
     Embed {
         /// The embedding matrix.
         table: WeightId,
-        /// Factor on every value (Gemma: sqrt of the hidden size).
+        /// Factor on every value; 1 for most, sqrt of the hidden size for some.
         scale: f32,
         /// `(n, cols)`
         out: ValueId,

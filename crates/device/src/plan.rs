@@ -60,7 +60,12 @@ impl Weight {
     /// A vector of f32 made at load.
     pub fn vector(name: impl Into<String>, values: &[f32]) -> Weight {
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        Weight { name: name.into(), shape: vec![values.len()], block: BlockType::F32, data: Bytes::from_slice(&bytes) }
+        Weight {
+            name: name.into(),
+            shape: vec![values.len()],
+            block: BlockType::F32,
+            data: Bytes::from_slice(&bytes),
+        }
     }
 
     /// Product of all dimensions but the last.
@@ -128,5 +133,23 @@ impl Plan {
     /// The parameter.
     pub fn weight(&self, id: WeightId) -> &Weight {
         &self.weights[id.0 as usize]
+    }
+
+    /// The primitives of all nodes, in order.
+    pub fn primitives(&self) -> impl Iterator<Item = &Op> {
+        self.nodes.iter().flat_map(|node| node.op.primitives())
+    }
+
+    /// Values that a node writes and others need: another node reads them, or they are the logits or argmax. A device must
+    /// write these, even of a fused Op whose own parts also read them; what else a fused Op writes may stay in registers.
+    pub fn escaping(&self, node: usize) -> Vec<ValueId> {
+        let mut escaping = self.nodes[node].op.writes();
+        escaping.retain(|id| {
+            let others = self.nodes.iter().enumerate().filter(|(index, _)| *index != node);
+            *id == self.logits
+                || *id == self.argmax
+                || others.into_iter().any(|(_, n)| n.op.reads().contains(id))
+        });
+        escaping
     }
 }

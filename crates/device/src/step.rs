@@ -46,3 +46,54 @@ impl<'a> Step<'a> {
         &self.page_tables[start..start + self.pages_per_table]
     }
 }
+
+impl Span {
+    /// The position after the last row's.
+    pub fn end(&self) -> usize {
+        self.first_position as usize + self.n_rows as usize
+    }
+}
+
+/// A [`Step`] that owns its parts, for tests and recordings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwnedStep {
+    /// As [`Step::tokens`].
+    pub tokens: Vec<u32>,
+    /// As [`Step::spans`].
+    pub spans: Vec<Span>,
+    /// As [`Step::page_tables`].
+    pub page_tables: Vec<u32>,
+    /// As [`Step::pages_per_table`].
+    pub pages_per_table: usize,
+    /// As [`Step::outputs`].
+    pub outputs: Vec<u32>,
+    /// As [`Step::want`].
+    pub want: Want,
+}
+
+impl OwnedStep {
+    /// The step.
+    pub fn borrow(&self) -> Step<'_> {
+        Step {
+            tokens: &self.tokens,
+            spans: &self.spans,
+            page_tables: &self.page_tables,
+            pages_per_table: self.pages_per_table,
+            outputs: &self.outputs,
+            want: self.want,
+        }
+    }
+}
+
+impl From<&Step<'_>> for OwnedStep {
+    fn from(step: &Step) -> OwnedStep {
+        OwnedStep {
+            tokens: step.tokens.to_vec(),
+            spans: step.spans.to_vec(),
+            page_tables: step.page_tables.to_vec(),
+            pages_per_table: step.pages_per_table,
+            outputs: step.outputs.to_vec(),
+            want: step.want,
+        }
+    }
+}

@@ -1,1 +1,47 @@
 //! Loading, memory plan, KV pages, steps, sampling: the engine over any device.
+//!
+//! # The way of a request
+//!
+//! [`Model::open`] reads what a file says; [`Engine::new`] plans memory, compares it with what is free now, and compiles
+//! the plan on a device. [`Engine::add`] queues a [`Request`]; each [`Engine::step`] computes rows of one or more
+//! sequences and tells of them in [`Event`]s. [`Engine::generate`] and [`Engine::complete`] do all of that for one
+//! request, [`Conversation`] keeps the messages of a chat, [`Engine::score`] and [`Engine::perplexity`] look at texts
+//! that are there already.
+//!
+//! # Invariants
+//!
+//! - No model family, no concrete device and no file format is named here.
+//! - A decode step allocates nothing, sampling, detokenising and events included. What is allocated is allocated when a
+//!   sequence is added, when its prompt is done, when it slides and when it ends.
+//! - A page that is held more than once is never written. Every reference is counted; [`KvCache::check`] counts anew.
+//! - A running sequence is never ended to make room: pools are sized for every slot, and what the prefix cache holds
+//!   can always be evicted.
+#![deny(missing_docs)]
+
+mod chat;
+mod engine;
+mod error;
+mod evaluate;
+mod generate;
+mod kv;
+mod load;
+mod memory;
+mod output;
+mod prefill_check;
+mod score;
+mod sequence;
+mod step;
+
+pub mod sampling;
+
+pub use chat::Conversation;
+pub use engine::{Engine, Event, StepTimings};
+pub use error::{Error, Result};
+pub use generate::{Completion, Finished};
+pub use kv::{KvCache, PagePool, PrefixCache, pages_of_sequence, pool_sizes};
+pub use load::{DEFAULT_N_CTX, LoadOptions, MAX_N_CTX, Model, TokenizerSource};
+pub use memory::{Alternative, MemoryItem, MemoryReport, kv_type_name, plan_memory};
+pub use prefill_check::{FAST_BOUND, PrefillCheck};
+pub use sampling::SamplingParams;
+pub use score::{Perplexity, PositionScore, TokenScore};
+pub use sequence::{CancelFlag, FinishReason, Overflow, Prefill, Request, SequenceId, Timings};

@@ -1,1 +1,35 @@
 //! Model families as data: descriptors, checkpoint numbers, tensor names, and the plan builder.
+//!
+//! The way through this crate: [`FAMILIES`] is a table of [`ArchDescriptor`]s, plain data. [`ModelSpec::from_checkpoint`]
+//! picks the one that answers to the file's own name for itself, reads the numbers that the tables in [`names`] point to,
+//! and finds every tensor by its [`TensorRole`]. [`ModelSpec::plan`] then writes the forward pass as a flat list of Ops.
+//!
+//! Nothing here computes, knows a file format, or knows a device. No code outside the tables asks which family it has:
+//! it reads a descriptor's fields.
+//!
+//! # Adding a dense family
+//!
+//! One entry in `families.rs`. If its tensors or keys are called differently, a row in `names.rs`. If it does something
+//! that no field describes, a field in `descriptor.rs` with its neutral value in [`ArchDescriptor::DENSE`], and the Ops
+//! for it in `build.rs`.
+#![deny(missing_docs)]
+
+mod build;
+mod describe;
+mod descriptor;
+mod error;
+mod families;
+mod keys;
+pub mod names;
+mod rope;
+mod spec;
+mod tensors;
+
+pub use descriptor::{
+    ArchDescriptor, AttentionScale, EmbeddingScale, NormPlaces, PerNaming, QkNorm, WindowPattern,
+};
+pub use error::{Error, Result};
+pub use families::FAMILIES;
+pub use names::{Key, TensorRole};
+pub use rope::{RopeScaling, RopeSpec};
+pub use spec::{LayerSpec, ModelSpec};

@@ -1,1 +1,35 @@
-//! Tokenizers, chat templates and streaming detokenisation.
+//! Text to tokens and back, and conversations to text.
+//!
+//! - [`Tokenizer`]: from the keys of a GGUF file or from a Hugging Face folder; [`Specials`] says whether the text of a
+//!   control token is that token.
+//! - [`Detokenizer`]: tokens to text as they come, never half a character. [`StopStrings`]: stop strings in such a
+//!   stream. Neither allocates once it is made.
+//! - [`ChatTemplate`]: a conversation to the text the model was trained on, byte-equal to what transformers renders.
+//!
+//! Vocabularies and templates come out of files that strangers made: whatever is in them, the answer is a result or an
+//! [`Error`], in bounded time. What is absent here on purpose: devices, and what a model does with its tokens.
+#![deny(missing_docs)]
+
+mod bpe;
+mod byte_level;
+mod chat_template;
+mod detokenizer;
+mod error;
+mod gguf;
+mod hugging_face;
+mod merge;
+mod pre_tokenizer;
+mod python;
+mod sentence_piece;
+mod specials;
+mod stop;
+mod tokenizer;
+mod vocabulary;
+mod word_piece;
+
+pub use chat_template::{Chat, ChatTemplate};
+pub use detokenizer::Detokenizer;
+pub use error::{Error, Result};
+pub use specials::Specials;
+pub use stop::{Released, StopStrings};
+pub use tokenizer::Tokenizer;

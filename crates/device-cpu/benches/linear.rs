@@ -1,0 +1,243 @@
+//! Rates of the matrix kernels on one thread: every type, every instruction set of this machine.
+//!
+//! `cargo bench -p ingle-device-cpu --bench linear [-- TYPE ISA]`: GB/s of weights for one activation row, from the second
+//! cache (256 KB) and from memory (96 MB), and Gop/s (a multiply and an add are two) for 8, 128 and 512 rows. The
+//! peaks of the processor (AVX-512) and of its memory are measured beside each line: rates of different moments do not
+//! compare on a shared machine, shares of the peak do.
+
+#![allow(unsafe_code, missing_docs)]
+
+// The kernels are no part of the crate's interface, so the bench compiles their files itself.
+#[allow(dead_code, unused_imports)]
+#[path = "../src/isa.rs"]
+mod isa;
+#[allow(dead_code, unused_imports)]
+#[path = "../src/kernels/linear/mod.rs"]
+mod linear;
+
+use formats::BlockType;
+use isa::Isa;
+use linear::{
+    ActRow, ActRows, ActivationKind, LinearKernel, TILE_ROWS, linear_kernel, q8_row_bytes, quantize_row_q8,
+};
+use std::hint::black_box;
+use std::time::Instant;
+
+const N_COLS: usize = 2048;
+
+/// Memory aligned to 64 bytes.
+struct Aligned(Vec<u8>);
+
+impl Aligned {
+    fn new(len: usize) -> Aligned {
+        Aligned(vec![0; len + 64])
+    }
+
+    fn ptr(&mut self) -> *mut u8 {
+        let start = self.0.as_ptr().align_offset(64);
+        self.0[start..].as_mut_ptr()
+    }
+}
+
+/// Calls a second: the best of many rounds of about a millisecond, short enough to fall between other programs' turns.
+fn rate(rounds: usize, mut call: impl FnMut()) -> f64 {
+    call();
+    let start = Instant::now();
+    call();
+    let once = start.elapsed().as_secs_f64();
+    let calls = (0.001 / once).ceil().clamp(1.0, 1e6) as usize;
+    (0..rounds)
+        .map(|_| {
+            let start = Instant::now();
+            (0..calls).for_each(|_| call());
+            calls as f64 / start.elapsed().as_secs_f64()
+        })
+        .fold(0.0, f64::max)
+}
+
+/// Weights with plausible scales: one quantised row, repeated.
+fn weights(block: BlockType, n_rows: usize) -> Vec<u8> {
+    let mut state = 1u32;
+    let values: Vec<f32> = (0..N_COLS)
+        .map(|_| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / (1 << 24) as f32 - 0.5
+        })
+        .collect();
+    let mut row = vec![0; block.row_bytes(N_COLS)];
+    formats::codec::quantize_row(block, &values, &mut row);
+    row.repeat(n_rows)
+}
+
+/// Activation rows as the kernel reads them.
+fn activations(kernel: &LinearKernel, isa: Isa, n: usize) -> (Aligned, usize) {
+    let stride = match kernel.activation {
+        ActivationKind::F32 => N_COLS * 4,
+        ActivationKind::Q8 => q8_row_bytes(N_COLS),
+    };
+    let mut rows = Aligned::new(stride * n);
+    for i in 0..n {
+        let x: Vec<f32> = (0..N_COLS).map(|k| ((k * 7919 + i * 31) % 255) as f32 / 127.0 - 1.0).collect();
+        let row = rows.ptr().wrapping_add(i * stride);
+        // SAFETY: room for a row.
+        unsafe {
+            match kernel.activation {
+                ActivationKind::F32 => row.cast::<f32>().copy_from_nonoverlapping(x.as_ptr(), N_COLS),
+                ActivationKind::Q8 => quantize_row_q8(isa, x.as_ptr(), N_COLS, row),
+            }
+        }
+    }
+    (rows, stride)
+}
+
+fn gemv_rate(block: BlockType, kernel: &LinearKernel, isa: Isa, bytes: usize) -> f64 {
+    let row_bytes = block.row_bytes(N_COLS);
+    let n_rows = bytes / row_bytes;
+    let w = weights(block, n_rows);
+    let (mut x, _) = activations(kernel, isa, 1);
+    let x = ActRow(x.ptr());
+    let mut out = vec![0f32; n_rows];
+    let calls = rate(40, || {
+        // SAFETY: the shapes agree.
+        unsafe { (kernel.gemv)(w.as_ptr(), row_bytes, N_COLS, 0, n_rows, x, out.as_mut_ptr()) };
+        black_box(&mut out);
+    });
+    calls * (n_rows * row_bytes) as f64 / 1e9
+}
+
+/// Gop/s by tiles, or by a GEMV for each activation row.
+fn gemm_rate(block: BlockType, kernel: &LinearKernel, isa: Isa, n: usize, tiles: bool) -> f64 {
+    let row_bytes = block.row_bytes(N_COLS);
+    let n_rows = 8 * TILE_ROWS;
+    let w = weights(block, n_rows);
+    let (mut xs, stride) = activations(kernel, isa, n);
+    let xs = ActRows { base: xs.ptr(), stride, n };
+    let mut scratch = Aligned::new((kernel.gemm_scratch_bytes)(N_COLS));
+    let mut out = vec![0f32; n * n_rows];
+    let calls = rate(30, || {
+        // SAFETY: the shapes agree.
+        unsafe {
+            if tiles {
+                for r0 in (0..n_rows).step_by(TILE_ROWS) {
+                    let out = out.as_mut_ptr().add(r0 * n);
+                    (kernel.gemm_tile)(w.as_ptr(), row_bytes, N_COLS, r0, TILE_ROWS, xs, scratch.ptr(), out);
+                }
+            } else {
+                for i in 0..n {
+                    let out = out.as_mut_ptr().add(i * n_rows);
+                    (kernel.gemv)(w.as_ptr(), row_bytes, N_COLS, 0, n_rows, xs.row(i), out);
+                }
+            }
+        }
+        black_box(&mut out);
+    });
+    calls * 2.0 * (n_rows * N_COLS * n) as f64 / 1e9
+}
+
+#[cfg(target_arch = "x86_64")]
+mod peak {
+    use std::arch::x86_64::*;
+
+    /// Ten chains of `vpdpbusd`; operations done.
+    #[target_feature(enable = "avx512f,avx512vnni")]
+    pub(super) unsafe fn vnni() -> f64 {
+        let mut sums = [_mm512_set1_epi32(1); 10];
+        let a = std::hint::black_box(_mm512_set1_epi8(3));
+        for _ in 0..10_000 {
+            for sum in &mut sums {
+                *sum = _mm512_dpbusd_epi32(*sum, a, a);
+            }
+        }
+        std::hint::black_box(sums);
+        10_000.0 * 10.0 * 128.0
+    }
+
+    /// Ten chains of fused multiply-adds; operations done.
+    #[target_feature(enable = "avx512f")]
+    pub(super) unsafe fn fma() -> f64 {
+        let mut sums = [_mm512_set1_ps(1.0); 10];
+        let a = std::hint::black_box(_mm512_set1_ps(0.5));
+        for _ in 0..10_000 {
+            for sum in &mut sums {
+                *sum = _mm512_fmadd_ps(*sum, a, a);
+            }
+        }
+        std::hint::black_box(sums);
+        10_000.0 * 10.0 * 32.0
+    }
+
+    /// Sum of 64-byte loads.
+    #[target_feature(enable = "avx512f")]
+    pub(super) unsafe fn read(bytes: &[u8]) {
+        let mut sums = [_mm512_setzero_si512(); 4];
+        for chunk in bytes.chunks_exact(256) {
+            for (i, sum) in sums.iter_mut().enumerate() {
+                // SAFETY: within the chunk.
+                *sum = _mm512_add_epi64(*sum, unsafe { _mm512_loadu_si512(chunk[i * 64..].as_ptr().cast()) });
+            }
+        }
+        std::hint::black_box(sums);
+    }
+}
+
+/// `(int8 Gop/s, f32 Gop/s, GB/s read)` of this moment; none without AVX-512.
+fn peaks() -> Option<(f64, f64, f64)> {
+    #[cfg(target_arch = "x86_64")]
+    if Isa::Avx512.is_available() {
+        let memory = vec![1u8; 96 << 20];
+        // SAFETY: AVX-512 is available.
+        unsafe {
+            let vnni = rate(30, || {
+                black_box(peak::vnni());
+            }) * peak::vnni();
+            let fma = rate(30, || {
+                black_box(peak::fma());
+            }) * peak::fma();
+            let read = rate(10, || peak::read(&memory)) * memory.len() as f64;
+            return Some((vnni / 1e9, fma / 1e9, read / 1e9));
+        }
+    }
+    None
+}
+
+fn main() {
+    let wanted: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
+    let is_wanted = |block: BlockType, isa: Isa| {
+        let types: Vec<_> = wanted.iter().filter(|w| Isa::from_name(w).is_none()).collect();
+        let isas: Vec<_> = wanted.iter().filter_map(|w| Isa::from_name(w)).collect();
+        (types.is_empty() || types.iter().any(|t| t.eq_ignore_ascii_case(block.name())))
+            && (isas.is_empty() || isas.contains(&isa))
+    };
+    println!(
+        "{:8} {:8} {:>9} {:>9} {:>8} {:>8} {:>8} {:>9}   of the peaks",
+        "type", "isa", "gemv L2", "gemv mem", "gemm 8", "gemm 128", "gemm 512", "tile from"
+    );
+    for isa in Isa::available() {
+        for block in BlockType::ALL {
+            if !is_wanted(block, isa) {
+                continue;
+            }
+            let kernel = linear_kernel(block, isa);
+            let near = gemv_rate(block, &kernel, isa, 256 << 10);
+            let far = gemv_rate(block, &kernel, isa, 96 << 20);
+            let gemm = [8, 128, 512].map(|n| gemm_rate(block, &kernel, isa, n, true));
+            let crossing = (2..=24).find(|&n| {
+                gemm_rate(block, &kernel, isa, n, true) > gemm_rate(block, &kernel, isa, n, false)
+            });
+            let shares = peaks().map_or(String::new(), |(int8, f32, read)| {
+                let peak = if kernel.activation == ActivationKind::Q8 { int8 } else { f32 };
+                let (memory, compute) = (100.0 * far / read, 100.0 * gemm[1].max(gemm[2]) / peak);
+                format!("{memory:.0} % of {read:.0} GB/s, {compute:.0} % of {peak:.0} Gop/s")
+            });
+            println!(
+                "{:8} {:8} {near:>9.1} {far:>9.1} {:>8.0} {:>8.0} {:>8.0} {:>9}   {shares}",
+                block.name(),
+                isa.name(),
+                gemm[0],
+                gemm[1],
+                gemm[2],
+                crossing.map_or("-".into(), |n| n.to_string())
+            );
+        }
+    }
+}

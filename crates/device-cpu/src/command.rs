@@ -1,0 +1,215 @@
+//! Commands: what the table consists of, and what a worker knows while it runs one.
+
+use device::{Rows, Span};
+use std::mem::MaybeUninit;
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// A kernel: its worker's share of one command.
+///
+/// # Safety
+/// The pointers in the parameters are valid for the rows of the worker's step, nobody else writes what the kernel
+/// reads, and the instruction set that it was made for is available.
+pub type Kernel<P> = unsafe fn(params: &P, worker: &Worker<'_>);
+
+/// 8-byte words of a command's parameters.
+const PARAM_WORDS: usize = 46;
+
+/// One entry of a table: a kernel and its parameters, all buffers resolved, in six cache lines.
+#[repr(C, align(64))]
+pub struct Command {
+    kernel: unsafe fn(*const (), &Worker<'_>),
+    /// Whether the workers meet after it.
+    pub sync: bool,
+    params: [MaybeUninit<u64>; PARAM_WORDS],
+}
+
+// SAFETY: parameters are plain values and pointers to memory that the program owns.
+unsafe impl Send for Command {}
+// SAFETY: as above.
+unsafe impl Sync for Command {}
+
+impl Command {
+    /// A command after which the workers meet.
+    pub fn new<P: Copy + 'static>(kernel: Kernel<P>, params: P) -> Command {
+        const {
+            assert!(size_of::<P>() <= PARAM_WORDS * 8, "parameters are too large for a command");
+            assert!(align_of::<P>() <= 8);
+        }
+        let mut words = [MaybeUninit::uninit(); PARAM_WORDS];
+        // SAFETY: they fit, as asserted.
+        unsafe { words.as_mut_ptr().cast::<P>().write(params) };
+        // SAFETY: `&P` and `*const ()` are passed alike; `run` gives a pointer to the `P` written above.
+        let kernel =
+            unsafe { std::mem::transmute::<Kernel<P>, unsafe fn(*const (), &Worker<'_>)>(kernel) };
+        Command { kernel, sync: true, params: words }
+    }
+
+    /// The same without meeting: the next command does not depend on it.
+    pub fn without_sync(self) -> Command {
+        Command { sync: false, ..self }
+    }
+
+    /// Run the worker's share.
+    ///
+    /// # Safety
+    /// As [`Kernel`].
+    #[inline]
+    pub unsafe fn run(&self, worker: &Worker<'_>) {
+        // SAFETY: the caller's promise.
+        unsafe { (self.kernel)(self.params.as_ptr().cast(), worker) }
+    }
+}
+
+/// What a step is, for the kernels.
+pub struct StepState<'a> {
+    /// `(n_rows)`
+    pub tokens: &'a [u32],
+    /// In row order.
+    pub spans: &'a [Span],
+    /// `(n_rows)` the position of each row in its sequence.
+    pub positions: &'a [u32],
+    /// `(n_rows)` the slot of each row.
+    pub slots: &'a [u32],
+    /// `(n_slots, n_groups, pages_per_table)`
+    pub page_tables: &'a [u32],
+    /// Entries of one table.
+    pub pages_per_table: usize,
+    /// KV groups.
+    pub n_groups: usize,
+    /// `(n_outputs)`
+    pub outputs: &'a [u32],
+    /// Whether the best token is wanted.
+    pub argmax: bool,
+}
+
+impl<'a> StepState<'a> {
+    /// How many rows a value has.
+    #[inline(always)]
+    pub fn n_rows(&self, rows: Rows) -> usize {
+        match rows {
+            Rows::Tokens => self.tokens.len(),
+            Rows::Outputs => self.outputs.len(),
+        }
+    }
+
+    /// The page table of a slot for a group.
+    #[inline(always)]
+    pub fn page_table(&self, slot: u32, group: usize) -> &'a [u32] {
+        let start = (slot as usize * self.n_groups + group) * self.pages_per_table;
+        &self.page_tables[start..start + self.pages_per_table]
+    }
+}
+
+/// A worker during one command.
+pub struct Worker<'a> {
+    /// Which one.
+    pub index: usize,
+    /// How many there are.
+    pub n: usize,
+    /// Its own memory, as many bytes as the layout says, aligned to 64.
+    pub scratch: *mut u8,
+    /// Work handed out so far; zero when the command begins.
+    pub taken: &'a AtomicUsize,
+    /// The step.
+    pub step: &'a StepState<'a>,
+}
+
+impl Worker<'_> {
+    /// This worker's part of `n` equal units, contiguous, in multiples of `grain` (but for the last).
+    #[inline(always)]
+    pub fn share(&self, n: usize, grain: usize) -> Range<usize> {
+        let grains = n.div_ceil(grain);
+        let start = (grains * self.index / self.n * grain).min(n);
+        let end = (grains * (self.index + 1) / self.n * grain).min(n);
+        start..end
+    }
+
+    /// The next unit that nobody has taken, while it is below `n`.
+    #[inline(always)]
+    pub fn take(&self, n: usize) -> Option<usize> {
+        let unit = self.taken.fetch_add(1, Ordering::Relaxed);
+        (unit < n).then_some(unit)
+    }
+}
+
+#[cfg(test)]
+pub mod testing {
+    use super::*;
+
+    /// Run a kernel as `n_workers` workers one after another.
+    ///
+    /// # Safety
+    /// As [`Kernel`].
+    pub unsafe fn run<P>(kernel: Kernel<P>, params: &P, step: &StepState<'_>, n_workers: usize, scratch: usize) {
+        let taken = AtomicUsize::new(0);
+        for index in 0..n_workers {
+            let scratch = crate::memory::Buffer::zeroed("test", scratch).unwrap();
+            let worker = Worker { index, n: n_workers, scratch: scratch.start(), taken: &taken, step };
+            // SAFETY: the caller's promise.
+            unsafe { kernel(params, &worker) }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_cover_everything_once() {
+        let taken = AtomicUsize::new(0);
+        let step = StepState {
+            tokens: &[],
+            spans: &[],
+            positions: &[],
+            slots: &[],
+            page_tables: &[],
+            pages_per_table: 0,
+            n_groups: 0,
+            outputs: &[],
+            argmax: false,
+        };
+        for (total, n, grain) in [(0, 3, 1), (1, 2, 16), (17, 2, 16), (100, 7, 4), (5, 8, 1)] {
+            let mut next = 0;
+            for index in 0..n {
+                let worker = Worker { index, n, scratch: std::ptr::null_mut(), taken: &taken, step: &step };
+                let share = worker.share(total, grain);
+                assert_eq!(share.start, next);
+                assert!(share.start % grain == 0 || share.start == total);
+                next = share.end;
+            }
+            assert_eq!(next, total);
+        }
+    }
+
+    #[test]
+    fn parameters_arrive_in_the_kernel() {
+        #[derive(Clone, Copy)]
+        struct Params {
+            out: *mut [u64; 3],
+            values: [u64; 3],
+        }
+        unsafe fn kernel(p: &Params, _: &Worker<'_>) {
+            // SAFETY: `out` points to the array below.
+            unsafe { *p.out = p.values }
+        }
+        let mut out = [0; 3];
+        let command = Command::new(kernel, Params { out: &mut out, values: [1, 2, 3] });
+        let (taken, step) = (AtomicUsize::new(0), StepState {
+            tokens: &[],
+            spans: &[],
+            positions: &[],
+            slots: &[],
+            page_tables: &[],
+            pages_per_table: 0,
+            n_groups: 0,
+            outputs: &[],
+            argmax: false,
+        });
+        let worker = Worker { index: 0, n: 1, scratch: std::ptr::null_mut(), taken: &taken, step: &step };
+        // SAFETY: the kernel's pointer is valid.
+        unsafe { command.run(&worker) };
+        assert_eq!(out, [1, 2, 3]);
+    }
+}

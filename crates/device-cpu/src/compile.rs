@@ -1,0 +1,395 @@
+//! From units to the two command tables, all pointers resolved.
+
+use crate::command::Command;
+use crate::isa::Isa;
+use crate::kernels::attention_tile::Shape;
+use crate::kernels::kv_write::LayerPages;
+use crate::kernels::linear::{LinearKernel, linear_kernel};
+use crate::kernels::projection::{Epilogue, Matrix};
+use crate::kernels::rope::Turn;
+use crate::kernels::{
+    activate, activation_rows, add, argmax, attention, elementwise, embed, gate, kv_write, projection, qk_rope_kv,
+    rms_norm, rope, scale, select_rows, softcap,
+};
+use crate::layout::{Layout, ProjectionSizes};
+use crate::lower::{HeadChain, Lowered, Norm, Projection, RopeKey, RopeOf, Tail, Unit};
+use device::arena::NO_PLACE;
+use device::{CommandInfo, KvLayerId, Limits, Numerics, Op, Plan, ValueId, WeightId};
+use std::ptr::{null, null_mut};
+use std::sync::atomic::AtomicUsize;
+
+/// Where the buffers of a [`Layout`] lie.
+pub struct Addresses {
+    /// Activations.
+    pub arena: *mut u8,
+    /// Prepared rows in f32.
+    pub f32_rows: *mut f32,
+    /// Prepared Q8 rows.
+    pub q8_rows: *mut u8,
+    /// The tables of Rope, in the layout's order.
+    pub rope_tables: Vec<*mut f32>,
+    /// Partials of split attention.
+    pub partials: *mut f32,
+    /// [`attention::max_split`] counters.
+    pub arrived: *const AtomicUsize,
+    /// What each worker found for argmax.
+    pub found: *mut argmax::Found,
+    /// By KV group.
+    pub pools: Vec<*mut u8>,
+}
+
+/// A table and what its commands are.
+#[derive(Default)]
+pub struct Table {
+    /// Replayed in order.
+    pub commands: Vec<Command>,
+    /// Of each command.
+    pub infos: Vec<CommandInfo>,
+}
+
+/// For which steps a table is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowsOfStep {
+    /// Steps of one row.
+    One,
+    /// All others.
+    Many,
+}
+
+/// Writes tables.
+pub struct Compiler<'a> {
+    /// The plan that was lowered.
+    pub plan: &'a Plan,
+    /// The limits.
+    pub limits: &'a Limits,
+    /// The sizes.
+    pub layout: &'a Layout,
+    /// The buffers.
+    pub at: &'a Addresses,
+    /// For which instruction set.
+    pub isa: Isa,
+}
+
+impl Compiler<'_> {
+    /// The table for some steps.
+    pub fn table(&self, lowered: &[Lowered], rows: RowsOfStep) -> Table {
+        let mut table = Table::default();
+        for (index, (key, _)) in self.layout.rope_tables.iter().enumerate() {
+            let params = rope::TableParams {
+                frequencies: self.weight_f32(key.frequencies),
+                n_dims: key.n_dims,
+                scale: f32::from_bits(key.scale),
+                table: self.at.rope_tables[index],
+            };
+            // Nobody reads it before the first layer's projections have met.
+            let command = Command::new(rope::table, params).without_sync();
+            self.push(&mut table, 0, command, "rope_table".into(), 0);
+        }
+        for Lowered { node, unit } in lowered {
+            match unit {
+                Unit::Projection(p) => self.projection(&mut table, *node, p, rows),
+                Unit::Primitive(op) => self.primitive(&mut table, *node, op),
+                Unit::NormAdd { x, norm, residual, out } => {
+                    let params = rms_norm::Params {
+                        x: self.value(*x),
+                        weight: self.weight_or_null(norm.weight),
+                        eps: norm.eps,
+                        group: self.plan.value(*x).cols,
+                        cols: self.plan.value(*x).cols,
+                        rows: self.plan.value(*x).rows,
+                        residual: self.value(*residual),
+                        out: self.value(*out),
+                    };
+                    let command = Command::new(rms_norm::rms_norm(self.isa), params);
+                    self.push(&mut table, *node, command, "rms_norm + add".into(), 0);
+                }
+                Unit::QkRopeKv { q, k, v, layer } => {
+                    self.qk_rope_kv(&mut table, *node, q.as_ref(), k, *v, *layer);
+                }
+            }
+        }
+        table
+    }
+
+    fn push(&self, table: &mut Table, node: usize, command: Command, kernel: String, weight_bytes: u64) {
+        let layer = self.plan.nodes.get(node).and_then(|n| n.layer);
+        table.commands.push(command);
+        table.infos.push(CommandInfo { kernel, node, layer, weight_bytes });
+    }
+
+    /// `(rows, cols)`; null for a value that is nowhere.
+    fn value(&self, id: ValueId) -> *mut f32 {
+        match self.layout.arena.offset[id.0 as usize] {
+            NO_PLACE => null_mut(),
+            offset => self.at.arena.wrapping_add(offset).cast(),
+        }
+    }
+
+    /// An F32 vector.
+    fn weight_f32(&self, id: WeightId) -> *const f32 {
+        self.plan.weight(id).data.as_ptr().cast()
+    }
+
+    fn weight_or_null(&self, id: Option<WeightId>) -> *const f32 {
+        id.map_or(null(), |id| self.weight_f32(id))
+    }
+
+    fn pages(&self, layer: KvLayerId) -> LayerPages {
+        let (kv, limits) = (&self.plan.kv, self.limits);
+        let (group, place) = kv.group_of(layer);
+        let bytes = |id: &KvLayerId| kv.layer_page_bytes(*id, limits.kv_type, limits.page_len);
+        LayerPages {
+            pool: self.at.pools[group],
+            page_bytes: kv.page_bytes(group, limits.kv_type, limits.page_len),
+            offset: kv.groups[group].layers[..place].iter().map(bytes).sum(),
+            group,
+            n_kv_heads: kv.layer(layer).n_kv_heads,
+            head_dim: kv.layer(layer).head_dim,
+            page_len: limits.page_len,
+            kind: limits.kv_type,
+        }
+    }
+
+    fn turn(&self, rope: Option<RopeOf>) -> Turn {
+        let table_of = |key: RopeKey| self.layout.rope_tables.iter().position(|(k, _)| *k == key);
+        match rope.and_then(|r| Some((r, table_of(r.key)?))) {
+            Some((r, index)) => Turn { table: self.at.rope_tables[index], n_dims: r.key.n_dims, style: r.style },
+            None => Turn { table: null(), n_dims: 0, style: device::RopeStyle::Half },
+        }
+    }
+
+    fn chain(&self, chain: &HeadChain, head_dim: usize) -> qk_rope_kv::Chain {
+        let norm = chain.norm.unwrap_or(Norm { weight: None, eps: 0.0 });
+        qk_rope_kv::Chain {
+            x: self.value(chain.x),
+            n_heads: self.plan.value(chain.x).cols / head_dim,
+            norm: chain.norm.is_some(),
+            weight: self.weight_or_null(norm.weight),
+            eps: norm.eps,
+            turn: self.turn(chain.rope),
+            out: chain.out.map_or(null_mut(), |id| self.value(id)),
+        }
+    }
+
+    fn qk_rope_kv(
+        &self,
+        table: &mut Table,
+        node: usize,
+        q: Option<&HeadChain>,
+        k: &HeadChain,
+        v: ValueId,
+        layer: KvLayerId,
+    ) {
+        let pages = self.pages(layer);
+        let k_chain = self.chain(k, pages.head_dim);
+        let none = qk_rope_kv::Chain { n_heads: 0, norm: false, ..k_chain };
+        let q_chain = q.map_or(none, |q| self.chain(q, pages.head_dim));
+        let params = qk_rope_kv::Params { q: q_chain, k: k_chain, v: self.value(v), pages };
+        let name = if k.norm.is_some() { "qk_norm + rope + kv_write" } else { "rope + kv_write" };
+        self.push(table, node, Command::new(qk_rope_kv::qk_rope_kv(self.isa), params), name.into(), 0);
+    }
+
+    fn projection(&self, table: &mut Table, node: usize, p: &Projection, rows: RowsOfStep) {
+        let sizes = ProjectionSizes::new(self.plan, p, self.limits, self.layout.n_workers);
+        let (reads_f32, reads_q8) = sizes.reads;
+        let norm = p.norm.unwrap_or(Norm { weight: None, eps: 0.0 });
+        let source = activation_rows::Source {
+            x: self.value(p.x),
+            cols: sizes.cols,
+            rows: self.plan.value(p.x).rows,
+            norm: p.norm.is_some(),
+            weight: self.weight_or_null(norm.weight),
+            eps: norm.eps,
+            isa: self.isa,
+        };
+        let out_of = |index: usize| match p.tail {
+            Tail::Store => p.matrices[index].out,
+            Tail::Add { out, .. } | Tail::Gate { out, .. } => out,
+        };
+        let matrix = |index: usize| {
+            let of = p.matrices[index];
+            let weight = self.plan.weight(of.weight);
+            let LinearKernel { gemv, gemm_tile, gemm_min_rows, activation, .. } =
+                linear_kernel(weight.block, self.isa);
+            // The tile kernel may add in another order, so that a row's result would depend on how many share its step.
+            let deterministic = self.limits.numerics == Numerics::Deterministic;
+            Matrix {
+                weight: weight.data.as_ptr(),
+                bias: self.weight_or_null(of.bias),
+                out: self.value(out_of(index)),
+                row_bytes: weight.row_bytes(),
+                n_out: weight.n_rows(),
+                gemv,
+                gemm_tile,
+                gemm_min_rows: if deterministic { usize::MAX } else { gemm_min_rows },
+                activation,
+            }
+        };
+        let mut matrices = [matrix(0); 3];
+        for (index, slot) in matrices.iter_mut().enumerate().take(p.matrices.len()) {
+            *slot = matrix(index);
+        }
+        let epilogue = match p.tail {
+            Tail::Store => Epilogue::Store,
+            Tail::Add { residual, .. } => Epilogue::Add { residual: self.value(residual) },
+            Tail::Gate { kind, .. } => Epilogue::Gate { kind },
+        };
+        // Rows that need no work are read where they are.
+        let copies_f32 = reads_f32 && p.norm.is_some();
+        let params = projection::Params {
+            source,
+            matrices,
+            n_matrices: p.matrices.len(),
+            epilogue,
+            f32_rows: if copies_f32 { self.at.f32_rows } else { source.x },
+            q8_rows: self.at.q8_rows,
+            block: if rows == RowsOfStep::One { sizes.piece_rows } else { sizes.row_block },
+        };
+        let (kernel, suffix) = match rows {
+            RowsOfStep::One => (projection::one_row(self.isa), "1 row"),
+            RowsOfStep::Many => {
+                if copies_f32 || reads_q8 {
+                    let params = activation_rows::Params {
+                        source,
+                        f32_rows: if copies_f32 { self.at.f32_rows } else { null_mut() },
+                        q8_rows: if reads_q8 { self.at.q8_rows } else { null_mut() },
+                    };
+                    let command = Command::new(activation_rows::activation_rows(self.isa), params);
+                    let name = if p.norm.is_some() { "rms_norm + quantise" } else { "quantise" };
+                    self.push(table, node, command, name.into(), 0);
+                }
+                (projection::many_rows(self.isa), "many rows")
+            }
+        };
+        let bytes = p.matrices.iter().map(|m| self.plan.weight(m.weight).data.len() as u64).sum();
+        let name = format!("{} ({suffix})", self.projection_name(p, rows));
+        self.push(table, node, Command::new(kernel, params), name, bytes);
+    }
+
+    /// `rms_norm + linear_q4_1 x3`
+    fn projection_name(&self, p: &Projection, rows: RowsOfStep) -> String {
+        let mut names: Vec<&str> = Vec::new();
+        for m in &p.matrices {
+            names.push(linear_kernel(self.plan.weight(m.weight).block, self.isa).name);
+        }
+        let before = if p.norm.is_some() && rows == RowsOfStep::One { "rms_norm + " } else { "" };
+        let after = match p.tail {
+            Tail::Store => "",
+            Tail::Add { .. } => " + add",
+            Tail::Gate { .. } => " + gate",
+        };
+        let matrices = match names.as_slice() {
+            [one] => (*one).to_owned(),
+            [first, rest @ ..] if rest.iter().all(|n| n == first) => format!("{first} x{}", names.len()),
+            _ => names.join(", "),
+        };
+        format!("{before}{matrices}{after}")
+    }
+
+    fn primitive(&self, table: &mut Table, node: usize, op: &Op) {
+        let isa = self.isa;
+        let element_wise = |a: ValueId, b: ValueId, out: ValueId, factor: f32| elementwise::Params {
+            a: self.value(a),
+            b: self.value(b),
+            out: self.value(out),
+            cols: self.plan.value(a).cols,
+            rows: self.plan.value(a).rows,
+            factor,
+        };
+        let mut bytes = 0;
+        let (command, name) = match op {
+            Op::Embed { table, scale, out } => {
+                let weight = self.plan.weight(*table);
+                bytes = weight.row_bytes() as u64;
+                let params = embed::Params {
+                    table: weight.data.as_ptr(),
+                    block: weight.block,
+                    cols: weight.n_cols(),
+                    scale: *scale,
+                    out: self.value(*out),
+                };
+                (Command::new(embed::embed, params), "embed")
+            }
+            Op::RmsNorm { x, weight, eps, group, out } => {
+                let params = rms_norm::Params {
+                    x: self.value(*x),
+                    weight: self.weight_or_null(*weight),
+                    eps: *eps,
+                    group: *group,
+                    cols: self.plan.value(*x).cols,
+                    rows: self.plan.value(*x).rows,
+                    residual: null(),
+                    out: self.value(*out),
+                };
+                (Command::new(rms_norm::rms_norm(isa), params), "rms_norm")
+            }
+            Op::Rope { x, head_dim, n_dims, style, frequencies, scale, out } => {
+                let key = RopeKey { frequencies: *frequencies, n_dims: *n_dims, scale: scale.to_bits() };
+                let params = rope::Params {
+                    x: self.value(*x),
+                    out: self.value(*out),
+                    cols: self.plan.value(*x).cols,
+                    head_dim: *head_dim,
+                    turn: self.turn(Some(RopeOf { key, style: *style })),
+                };
+                (Command::new(rope::rope(isa), params), "rope")
+            }
+            Op::KvWrite { k, v, layer } => {
+                let params = kv_write::Params { k: self.value(*k), v: self.value(*v), pages: self.pages(*layer) };
+                (Command::new(kv_write::kv_write(isa), params), "kv_write")
+            }
+            Op::Attention { q, layer, n_heads, scale, softcap, window, sinks, out } => {
+                let pages = self.pages(*layer);
+                let params = attention::Params {
+                    q: self.value(*q),
+                    out: self.value(*out),
+                    sinks: self.weight_or_null(*sinks),
+                    shape: Shape {
+                        pages,
+                        n_group: n_heads / pages.n_kv_heads,
+                        scale: *scale,
+                        softcap: softcap.unwrap_or(0.0),
+                        window: window.unwrap_or(usize::MAX),
+                        cols: n_heads * pages.head_dim,
+                    },
+                    chunk_len: attention::chunk_len(self.limits.n_ctx),
+                    partials: self.at.partials,
+                    arrived: self.at.arrived,
+                    max_split: attention::max_split(self.layout.n_workers),
+                    max_chunks: attention::max_chunks(self.limits.n_ctx),
+                };
+                (Command::new(attention::attention(isa, self.limits.kv_type), params), "attention")
+            }
+            Op::Activate { x, kind, out } => {
+                (Command::new(activate::activate(isa, *kind), element_wise(*x, *x, *out, 0.0)), "activate")
+            }
+            Op::Gate { gate, up, kind, out } => {
+                (Command::new(gate::gate(isa, *kind), element_wise(*gate, *up, *out, 0.0)), "gate")
+            }
+            Op::Add { a, b, out } => (Command::new(add::add(isa), element_wise(*a, *b, *out, 0.0)), "add"),
+            Op::Scale { x, factor, out } => {
+                (Command::new(scale::scale(isa), element_wise(*x, *x, *out, *factor)), "scale")
+            }
+            Op::Softcap { x, cap, out } => {
+                (Command::new(softcap::softcap(isa), element_wise(*x, *x, *out, *cap)), "softcap")
+            }
+            Op::SelectRows { x, out } => {
+                let cols = self.plan.value(*x).cols;
+                let params = select_rows::Params { x: self.value(*x), out: self.value(*out), cols };
+                (Command::new(select_rows::select_rows, params), "select_rows")
+            }
+            Op::Argmax { x, out } => {
+                let params = argmax::Params {
+                    x: self.value(*x),
+                    n_vocab: self.plan.value(*x).cols,
+                    found: self.at.found,
+                    out: self.value(*out).cast(),
+                };
+                (Command::new(argmax::argmax(isa), params), "argmax")
+            }
+            // Lowering makes projections of Linears and takes fused Ops apart.
+            Op::Linear { .. } | Op::Fused { .. } => return,
+        };
+        self.push(table, node, command, name.into(), bytes);
+    }
+}

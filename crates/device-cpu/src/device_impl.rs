@@ -1,0 +1,109 @@
+//! [`CpuDevice`]: the CPU as a [`Device`].
+
+use crate::isa::Isa;
+use crate::layout::Layout;
+use crate::lower::{Lowered, lower};
+use crate::pool::Pool;
+use crate::program::CpuProgram;
+use crate::{NAME, cpu, peaks, profile};
+use device::{Device, Error, KvType, Limits, Memory, MemoryPlan, Peaks, Plan, Program, Result, Rule};
+use std::sync::Arc;
+
+/// How to use the CPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Worker threads, the calling thread included; `None`: [`cpu::default_threads`].
+    pub threads: Option<usize>,
+    /// Instruction set; `None`: the best there is.
+    pub isa: Option<Isa>,
+}
+
+/// Most worker threads.
+const MAX_THREADS: usize = 1024;
+
+/// The CPU. Programs of one device share its workers and take turns.
+pub struct CpuDevice {
+    isa: Isa,
+    pool: Arc<Pool>,
+}
+
+impl CpuDevice {
+    /// Start the workers.
+    ///
+    /// # Errors
+    /// The processor lacks the instruction set, the number of threads is impossible, or the system refuses them.
+    pub fn new(options: Options) -> Result<CpuDevice> {
+        let isa = options.isa.unwrap_or_else(Isa::detect);
+        if !isa.is_available() {
+            let names: Vec<&str> = Isa::available().into_iter().map(Isa::name).collect();
+            return Err(Error::Unsupported {
+                device: NAME,
+                what: format!("instruction set {isa}"),
+                hint: format!("this processor has {}", names.join(", ")),
+            });
+        }
+        let n = options.threads.unwrap_or_else(cpu::default_threads);
+        if n == 0 || n > MAX_THREADS {
+            return Err(Error::Unsupported {
+                device: NAME,
+                what: format!("{n} threads"),
+                hint: format!("use 1 to {MAX_THREADS}"),
+            });
+        }
+        let pool = Pool::new(n, &cpu::pinning(n), n > cpu::available())
+            .map_err(|e| Error::Failed { device: NAME, reason: format!("{n} threads: {e}") })?;
+        Ok(CpuDevice { isa, pool: Arc::new(pool) })
+    }
+
+    /// The instruction set in use.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    fn layout(&self, plan: &Plan, limits: &Limits) -> Result<(Vec<Lowered>, Layout)> {
+        plan.check()?;
+        limits.check(self, plan)?;
+        let lowered = lower(plan);
+        let layout = Layout::new(plan, &lowered, limits, self.isa, self.pool.n_workers());
+        Ok((lowered, layout))
+    }
+}
+
+impl Device for CpuDevice {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn describe(&self) -> String {
+        cpu::describe(self.isa, self.n_threads())
+    }
+
+    fn n_threads(&self) -> usize {
+        self.pool.n_workers()
+    }
+
+    fn memory(&self) -> Memory {
+        device::system_memory()
+    }
+
+    fn fusion(&self) -> &[Rule] {
+        profile::RULES
+    }
+
+    fn kv_types(&self) -> &[KvType] {
+        profile::KV_TYPES
+    }
+
+    fn memory_plan(&self, plan: &Plan, limits: &Limits) -> Result<MemoryPlan> {
+        Ok(self.layout(plan, limits)?.1.memory_plan(plan, limits))
+    }
+
+    fn compile(&self, plan: &Plan, limits: &Limits) -> Result<Box<dyn Program>> {
+        let (lowered, layout) = self.layout(plan, limits)?;
+        Ok(Box::new(CpuProgram::new(plan, &lowered, &layout, limits, self.isa, self.pool.clone())?))
+    }
+
+    fn peaks(&self) -> Peaks {
+        peaks::measure(&self.pool, self.isa)
+    }
+}

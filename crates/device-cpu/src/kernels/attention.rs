@@ -1,0 +1,216 @@
+//! Causal attention of each row over its own sequence's cached positions: `softmax(softcap(scale q k^T)) v`.
+//!
+//! q and out `(n, n_heads * head_dim)`; keys and values in the layer's pages. The arithmetic, its order and its tiles are
+//! in [`attention_tile`](super::attention_tile).
+//!
+//! A unit of work is (a tile of neighbouring rows of a sequence, a KV head), the longest first. Where every sequence has
+//! one row and there are fewer units than workers could share, a unit is also one chunk of positions; its partial goes to
+//! memory that all see, and the worker that finishes a row's last chunk combines them. Chunks are at absolute multiples
+//! of `chunk_len`, in both schedules, so the bits are the same.
+//!
+//! Bytes: each key and value once for each tile of up to 64 queries.
+
+use super::attention_tile::{MAX_QUERIES, Partial, Scratch, Shape, Tile, chunk, combine, finish, load_queries};
+use super::kv_write::{Stored, StoredF16, StoredF32, StoredQ8};
+use crate::command::{Kernel, StepState, Worker};
+use crate::isa::Isa;
+use crate::simd::{Simd, variants};
+use device::KvType;
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Parameters.
+#[derive(Clone, Copy)]
+pub struct Params {
+    /// `(n, cols)`
+    pub q: *const f32,
+    /// `(n, cols)`
+    pub out: *mut f32,
+    /// `(n_heads)`; null: none.
+    pub sinks: *const f32,
+    /// What is the same for all tiles.
+    pub shape: Shape,
+    /// Positions of a chunk, a multiple of the block's.
+    pub chunk_len: usize,
+    /// `(max_split, max_chunks)` partials of one row and KV head.
+    pub partials: *mut f32,
+    /// `(max_split)` chunks finished; zero between commands.
+    pub arrived: *const AtomicUsize,
+    /// Most (row, KV head) pairs that can be split.
+    pub max_split: usize,
+    /// Most chunks of a sequence.
+    pub max_chunks: usize,
+}
+
+/// Positions of a chunk: at least 128, at most 64 chunks in a sequence.
+pub fn chunk_len(n_ctx: usize) -> usize {
+    n_ctx.div_ceil(64).next_multiple_of(128).max(128)
+}
+
+/// Chunks that a sequence can have.
+pub fn max_chunks(n_ctx: usize) -> usize {
+    n_ctx.div_ceil(chunk_len(n_ctx))
+}
+
+/// (row, KV head) pairs up to which rows are split.
+pub fn max_split(n_workers: usize) -> usize {
+    if n_workers > 1 { 2 * n_workers } else { 0 }
+}
+
+/// Rows of a tile.
+fn rows_of_tile(n_group: usize) -> usize {
+    (MAX_QUERIES / n_group).max(1)
+}
+
+/// Bytes of scratch.
+pub fn scratch_bytes(n_group: usize, head_dim: usize) -> usize {
+    Scratch::bytes(rows_of_tile(n_group) * n_group, head_dim)
+}
+
+/// The kernel for a KV type.
+pub fn attention(isa: Isa, kind: KvType) -> Kernel<Params> {
+    match kind {
+        KvType::F32 => over_f32(isa),
+        KvType::F16 => over_f16(isa),
+        KvType::Q8_0 => over_q8(isa),
+    }
+}
+
+macro_rules! kind {
+    ($name:ident, $body:ident, $stored:ty) => {
+        /// # Safety
+        /// As [`crate::command::Kernel`].
+        #[inline(always)]
+        unsafe fn $body<S: Simd>(p: &Params, worker: &Worker<'_>) {
+            // SAFETY: the caller's promise.
+            unsafe { body::<S, $stored>(p, worker) }
+        }
+        variants!($name, $body, Params);
+    };
+}
+
+kind!(over_f32, f32_body, StoredF32);
+kind!(over_f16, f16_body, StoredF16);
+kind!(over_q8, q8_body, StoredQ8);
+
+impl Params {
+    /// Chunks that hold some of these positions.
+    fn chunks(&self, positions: &Range<usize>) -> Range<usize> {
+        positions.start / self.chunk_len..positions.end.div_ceil(self.chunk_len)
+    }
+
+    /// The positions of a chunk among these.
+    fn within(&self, chunk: usize, positions: &Range<usize>) -> Range<usize> {
+        positions.start.max(chunk * self.chunk_len)..positions.end.min((chunk + 1) * self.chunk_len)
+    }
+
+    /// Tile number `tile` of the step, for a KV head.
+    fn tile<'a>(&self, step: &StepState<'a>, mut tile: usize, kv_head: usize) -> Tile<'a> {
+        let rows = rows_of_tile(self.shape.n_group);
+        for span in step.spans {
+            let n = (span.n_rows as usize).div_ceil(rows);
+            if tile < n {
+                let before = tile * rows;
+                return Tile {
+                    table: step.page_table(span.slot, self.shape.pages.group),
+                    first_row: span.first_row as usize + before,
+                    n_rows: (span.n_rows as usize - before).min(rows),
+                    first_position: span.first_position as usize + before,
+                    kv_head,
+                };
+            }
+            tile -= n;
+        }
+        unreachable!("a tile beyond the last span")
+    }
+}
+
+/// # Safety
+/// As [`crate::command::Kernel`].
+#[inline(always)]
+unsafe fn body<S: Simd, K: Stored>(p: &Params, worker: &Worker<'_>) {
+    let step = worker.step;
+    let rows = rows_of_tile(p.shape.n_group);
+    let n_kv_heads = p.shape.pages.n_kv_heads;
+    let n_tiles: usize = step.spans.iter().map(|s| (s.n_rows as usize).div_ceil(rows)).sum();
+    let n_units = n_tiles * n_kv_heads;
+    let single_rows = step.spans.len() == step.tokens.len();
+    // SAFETY: the caller's promise.
+    unsafe {
+        if single_rows && n_units <= p.max_split {
+            return split::<S, K>(p, worker, n_units);
+        }
+        while let Some(unit) = worker.take(n_units) {
+            // The last rows of a sequence see the most positions.
+            let unit = n_units - 1 - unit;
+            let tile = p.tile(step, unit / n_kv_heads, unit % n_kv_heads);
+            whole::<S, K>(p, worker, &tile);
+        }
+    }
+}
+
+/// A tile over all its chunks.
+///
+/// # Safety
+/// As [`crate::command::Kernel`].
+#[inline(always)]
+unsafe fn whole<S: Simd, K: Stored>(p: &Params, worker: &Worker<'_>, tile: &Tile<'_>) {
+    let head_dim = p.shape.pages.head_dim;
+    let n = tile.n_rows * p.shape.n_group;
+    // SAFETY: the caller's promise; the scratch is for the largest tile.
+    unsafe {
+        let scratch = Scratch::at(worker.scratch, rows_of_tile(p.shape.n_group) * p.shape.n_group, head_dim);
+        load_queries::<S>(&p.shape, tile, p.q, &scratch);
+        scratch.total.clear(n, head_dim);
+        let positions = tile.positions(p.shape.window);
+        for index in p.chunks(&positions) {
+            chunk::<S, K>(&p.shape, tile, p.within(index, &positions), &scratch, scratch.chunk);
+            combine::<S>(scratch.total, scratch.chunk, n, head_dim);
+        }
+        finish::<S>(&p.shape, tile, scratch.total, p.sinks, p.out);
+    }
+}
+
+/// Every sequence has one row: units are (row, KV head, chunk).
+///
+/// # Safety
+/// As [`crate::command::Kernel`].
+#[inline(always)]
+unsafe fn split<S: Simd, K: Stored>(p: &Params, worker: &Worker<'_>, n_pairs: usize) {
+    let (step, n_kv_heads, head_dim) = (worker.step, p.shape.pages.n_kv_heads, p.shape.pages.head_dim);
+    let n = p.shape.n_group;
+    let len = Partial::len(n, head_dim);
+    let chunks_of = |pair: usize| {
+        let tile = p.tile(step, pair / n_kv_heads, pair % n_kv_heads);
+        let positions = tile.positions(p.shape.window);
+        (tile, p.chunks(&positions), positions)
+    };
+    let n_units: usize = (0..n_pairs).map(|pair| chunks_of(pair).1.len()).sum();
+    // SAFETY: the caller's promise; a partial is written by the worker that took its unit, and read after all arrived.
+    unsafe {
+        let scratch = Scratch::at(worker.scratch, rows_of_tile(n) * n, head_dim);
+        while let Some(mut unit) = worker.take(n_units) {
+            let mut pair = 0;
+            let (tile, chunks, positions) = loop {
+                let found = chunks_of(pair);
+                if unit < found.1.len() {
+                    break found;
+                }
+                unit -= found.1.len();
+                pair += 1;
+            };
+            let partial = |i: usize| Partial::at(p.partials.add((pair * p.max_chunks + i) * len), n, head_dim);
+            load_queries::<S>(&p.shape, &tile, p.q, &scratch);
+            chunk::<S, K>(&p.shape, &tile, p.within(chunks.start + unit, &positions), &scratch, partial(unit));
+            let arrived = &*p.arrived.add(pair);
+            if arrived.fetch_add(1, Ordering::AcqRel) + 1 == chunks.len() {
+                arrived.store(0, Ordering::Relaxed);
+                scratch.total.clear(n, head_dim);
+                for i in 0..chunks.len() {
+                    combine::<S>(scratch.total, partial(i), n, head_dim);
+                }
+                finish::<S>(&p.shape, &tile, scratch.total, p.sinks, p.out);
+            }
+        }
+    }
+}

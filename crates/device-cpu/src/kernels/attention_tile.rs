@@ -1,0 +1,554 @@
+//! The arithmetic of attention: a tile of query rows against a chunk of positions, and how chunks are combined.
+//!
+//! # Formula
+//!
+//! For a query q (a row's head), over the positions of a chunk: `s_p = softcap(scale q . k_p)`, `m = max s_p`,
+//! `l = sum e^(s_p - m)`, `o = sum e^(s_p - m) v_p`. Two such partials combine as
+//! `m = max(m1, m2)`, `l = l1 e^(m1 - m) + l2 e^(m2 - m)`, o alike; the result is `o / l`.
+//!
+//! # Layout and tile
+//!
+//! All query heads of a KV head are handled together: a tile has `n` queries `(row, head)`, up to [`MAX_QUERIES`]. Within
+//! a chunk, blocks of [`BLOCK`] positions (at absolute multiples of it) are brought into scratch in f32: keys transposed
+//! `(head_dim, BLOCK)`, values as they are `(BLOCK, head_dim)`. Then `S = Q K^T` and `O += P V` are small matrix products
+//! with four queries by `VECTORS` vectors in registers, and the softmax runs along rows of S.
+//!
+//! # Order of accumulation
+//!
+//! Every score is one chain over the columns; every output column one chain over the positions of a block, blocks and
+//! chunks in ascending order. Positions that a row does not see add exact zeros. So a row's result does not depend on the
+//! tile that it is computed in, nor on whether chunks are computed by one worker or by several: it is the same bits in a
+//! batch and alone, in one prompt and in pieces.
+
+use super::kv_write::{Half, LayerPages, Stored};
+use super::round_up;
+use crate::simd::{Simd, math};
+use std::ops::Range;
+
+/// Positions of a block.
+pub const BLOCK: usize = 64;
+/// Most queries of a tile, unless one row has more.
+pub const MAX_QUERIES: usize = 64;
+/// A maximum below all scores, finite so that differences are.
+const LOWEST: f32 = -1e30;
+
+/// What is the same for all tiles of an Op.
+#[derive(Clone, Copy)]
+pub struct Shape {
+    /// Where keys and values lie.
+    pub pages: LayerPages,
+    /// Query heads of a KV head.
+    pub n_group: usize,
+    /// Factor on the scores.
+    pub scale: f32,
+    /// `cap * tanh(score / cap)`; 0: none.
+    pub softcap: f32,
+    /// Positions that a row sees, its own included.
+    pub window: usize,
+    /// Columns of q and of the output.
+    pub cols: usize,
+}
+
+/// Neighbouring rows of a sequence, and one KV head.
+#[derive(Clone, Copy)]
+pub struct Tile<'a> {
+    /// The sequence's pages.
+    pub table: &'a [u32],
+    /// First row in the step.
+    pub first_row: usize,
+    /// Rows.
+    pub n_rows: usize,
+    /// Position of the first row.
+    pub first_position: usize,
+    /// Which.
+    pub kv_head: usize,
+}
+
+impl Tile<'_> {
+    /// Positions that a row of the step's sequence at `position` sees.
+    fn seen(window: usize, position: usize) -> Range<usize> {
+        (position + 1).saturating_sub(window)..position + 1
+    }
+
+    /// Positions that some row of the tile sees.
+    pub fn positions(&self, window: usize) -> Range<usize> {
+        let last = self.first_position + self.n_rows - 1;
+        Self::seen(window, self.first_position).start..last + 1
+    }
+}
+
+/// `(m, l, o)` of every query of a tile.
+#[derive(Clone, Copy)]
+pub struct Partial {
+    /// `(n)` the largest score.
+    pub m: *mut f32,
+    /// `(n)` the sum of the exponentials.
+    pub l: *mut f32,
+    /// `(n, padded head_dim)` the weighted values.
+    pub o: *mut f32,
+}
+
+impl Partial {
+    /// f32 values that the partial of `n` queries takes.
+    pub fn len(n: usize, head_dim: usize) -> usize {
+        n * (2 + padded(head_dim))
+    }
+
+    /// At an address.
+    ///
+    /// # Safety
+    /// It is valid for [`Self::len`] values.
+    #[inline(always)]
+    pub unsafe fn at(start: *mut f32, n: usize, head_dim: usize) -> Partial {
+        // SAFETY: the caller's promise.
+        unsafe { Partial { o: start, m: start.add(n * padded(head_dim)), l: start.add(n * padded(head_dim) + n) } }
+    }
+
+    /// Of no positions.
+    ///
+    /// # Safety
+    /// It is valid for `n` queries.
+    #[inline(always)]
+    pub unsafe fn clear(&self, n: usize, head_dim: usize) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.o.write_bytes(0, n * padded(head_dim));
+            self.l.write_bytes(0, n);
+            (0..n).for_each(|i| self.m.add(i).write(LOWEST));
+        }
+    }
+}
+
+/// Columns of a head, rounded up to whole vectors.
+#[inline(always)]
+pub fn padded(head_dim: usize) -> usize {
+    head_dim.next_multiple_of(16)
+}
+
+/// A worker's memory.
+#[derive(Clone, Copy)]
+pub struct Scratch {
+    /// `(n, head_dim)` the queries, scaled.
+    q: *mut f32,
+    /// `(head_dim, BLOCK)` keys, then `(BLOCK, padded head_dim)` values.
+    kv: *mut f32,
+    /// `(n, BLOCK)` scores, then probabilities.
+    s: *mut f32,
+    /// A chunk's partial.
+    pub chunk: Partial,
+    /// The sum of the chunks so far.
+    pub total: Partial,
+}
+
+impl Scratch {
+    fn sizes(n: usize, head_dim: usize) -> [usize; 4] {
+        let partial = Partial::len(n, head_dim);
+        [n * head_dim, padded(head_dim) * BLOCK, n * BLOCK, partial].map(|len| round_up(len * 4))
+    }
+
+    /// Bytes for tiles of `n` queries.
+    pub fn bytes(n: usize, head_dim: usize) -> usize {
+        let [q, kv, s, partial] = Self::sizes(n, head_dim);
+        q + kv + s + 2 * partial
+    }
+
+    /// At an address.
+    ///
+    /// # Safety
+    /// It is valid for [`Self::bytes`], aligned to 64.
+    #[inline(always)]
+    pub unsafe fn at(start: *mut u8, n: usize, head_dim: usize) -> Scratch {
+        let [q, kv, s, partial] = Self::sizes(n, head_dim);
+        // SAFETY: the caller's promise.
+        unsafe {
+            Scratch {
+                q: start.cast(),
+                kv: start.add(q).cast(),
+                s: start.add(q + kv).cast(),
+                chunk: Partial::at(start.add(q + kv + s).cast(), n, head_dim),
+                total: Partial::at(start.add(q + kv + s + partial).cast(), n, head_dim),
+            }
+        }
+    }
+}
+
+/// Bring the tile's queries into scratch: `(row, head of the group)` in that order, scaled.
+///
+/// # Safety
+/// `q` holds the tile's rows, the scratch its queries; the instruction set is available.
+#[inline(always)]
+pub unsafe fn load_queries<S: Simd>(shape: &Shape, tile: &Tile<'_>, q: *const f32, scratch: &Scratch) {
+    let len = shape.n_group * shape.pages.head_dim;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let scale = S::splat(shape.scale);
+        for row in 0..tile.n_rows {
+            let x = q.add((tile.first_row + row) * shape.cols + tile.kv_head * len);
+            super::elementwise::combine::<S>(x, x, scratch.q.add(row * len), len, |x, _| S::mul(x, scale));
+        }
+    }
+}
+
+/// The partial of one chunk. The tile's queries are in scratch.
+///
+/// # Safety
+/// The positions have pages; the scratch and `out` are for the tile's queries; the instruction set is available.
+#[inline(always)]
+pub unsafe fn chunk<S: Simd, K: Stored>(
+    shape: &Shape,
+    tile: &Tile<'_>,
+    positions: Range<usize>,
+    scratch: &Scratch,
+    out: Partial,
+) {
+    let head_dim = shape.pages.head_dim;
+    let n = tile.n_rows * shape.n_group;
+    // SAFETY: the caller's promise.
+    unsafe {
+        out.clear(n, head_dim);
+        let mut block = positions.start / BLOCK * BLOCK;
+        while block < positions.end {
+            let range = positions.start.max(block) - block..positions.end.min(block + BLOCK) - block;
+            load_keys::<S, K>(shape, tile, block, range.clone(), scratch.kv);
+            let vectors = S::N * S::VECTORS;
+            let (first, end) = (range.start / vectors * vectors, range.end.next_multiple_of(vectors));
+            product::<S>(
+                Product { n, k: head_dim, cols: end - first, lda: head_dim, ldb: BLOCK, ldc: BLOCK, add: false },
+                scratch.q,
+                scratch.kv.add(first),
+                scratch.s.add(first),
+            );
+            for query in 0..n {
+                let position = tile.first_position + query / shape.n_group;
+                let seen = Tile::seen(shape.window, position);
+                let seen = seen.start.clamp(block, block + BLOCK) - block..seen.end.clamp(block, block + BLOCK) - block;
+                let row = scratch.s.add(query * BLOCK);
+                let factor = softmax_block::<S>(row, range.clone(), seen, shape.softcap, out.m.add(query), out.l.add(query));
+                if factor != 1.0 {
+                    scale_row::<S>(out.o.add(query * padded(head_dim)), padded(head_dim), factor);
+                }
+            }
+            load_values::<S, K>(shape, tile, block, range.clone(), scratch.kv);
+            let ld = padded(head_dim);
+            product::<S>(
+                Product { n, k: range.len(), cols: ld, lda: BLOCK, ldb: ld, ldc: ld, add: true },
+                scratch.s.add(range.start),
+                scratch.kv.add(range.start * ld),
+                out.o,
+            );
+            block += BLOCK;
+        }
+    }
+}
+
+/// Exponentials of a row of scores, masked; updates m and l and gives the factor for what was accumulated before.
+///
+/// `range`: positions of the block that were computed. `seen`: those that the row sees.
+///
+/// # Safety
+/// The row has [`BLOCK`] scores; the instruction set is available.
+#[inline(always)]
+unsafe fn softmax_block<S: Simd>(
+    row: *mut f32,
+    range: Range<usize>,
+    seen: Range<usize>,
+    softcap: f32,
+    m: *mut f32,
+    l: *mut f32,
+) -> f32 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (first, end) = (range.start / S::N * S::N, range.end.next_multiple_of(S::N));
+        let (from, to) = (seen.start.max(range.start), seen.end.min(range.end));
+        if from >= to {
+            row.add(first).write_bytes(0, end - first);
+            return 1.0;
+        }
+        let whole = from == first && to == end;
+        let hidden = S::splat(f32::NEG_INFINITY);
+        let mut max = S::splat(LOWEST);
+        for at in (first..end).step_by(S::N) {
+            let mut s = S::load(row.add(at));
+            if softcap != 0.0 {
+                let cap = S::splat(softcap);
+                s = S::mul(cap, math::tanh::<S>(S::div(s, cap)));
+            }
+            if !whole {
+                let lane = S::load(LANES.as_ptr().add(at));
+                s = S::select_lt(lane, S::splat(from as f32), hidden, s);
+                s = S::select_lt(lane, S::splat(to as f32), s, hidden);
+            }
+            S::store(row.add(at), s);
+            max = S::max(s, max);
+        }
+        let old = *m;
+        let new = old.max(S::max_lane(max));
+        let mut sum = S::splat(0.0);
+        let new_v = S::splat(new);
+        for at in (first..end).step_by(S::N) {
+            let p = math::exp::<S>(S::sub(S::load(row.add(at)), new_v));
+            S::store(row.add(at), p);
+            sum = S::add(sum, p);
+        }
+        let factor = exp_one::<S>(old - new);
+        *m = new;
+        *l = *l * factor + S::sum(sum);
+        factor
+    }
+}
+
+/// 0, 1, 2, .. 63
+static LANES: [f32; BLOCK] = {
+    let mut lanes = [0.0; BLOCK];
+    let mut i = 0;
+    while i < BLOCK {
+        lanes[i] = i as f32;
+        i += 1;
+    }
+    lanes
+};
+
+/// [`math::exp`] of one number.
+///
+/// # Safety
+/// The instruction set is available.
+#[inline(always)]
+unsafe fn exp_one<S: Simd>(x: f32) -> f32 {
+    let mut lanes = [0f32; 16];
+    // SAFETY: a vector has at most 16 lanes.
+    unsafe { S::store(lanes.as_mut_ptr(), math::exp::<S>(S::splat(x))) };
+    lanes[0]
+}
+
+/// # Safety
+/// `x` has `n` values, a multiple of 16; the instruction set is available.
+#[inline(always)]
+unsafe fn scale_row<S: Simd>(x: *mut f32, n: usize, factor: f32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let factor = S::splat(factor);
+        for at in (0..n).step_by(S::N) {
+            S::store(x.add(at), S::mul(S::load(x.add(at)), factor));
+        }
+    }
+}
+
+/// Combine a chunk's partial into the total.
+///
+/// # Safety
+/// Both are for `n` queries; the instruction set is available.
+#[inline(always)]
+pub unsafe fn combine<S: Simd>(total: Partial, chunk: Partial, n: usize, head_dim: usize) {
+    let ld = padded(head_dim);
+    // SAFETY: the caller's promise.
+    unsafe {
+        for query in 0..n {
+            let (m1, m2) = (*total.m.add(query), *chunk.m.add(query));
+            let m = m1.max(m2);
+            let (a, b) = (exp_one::<S>(m1 - m), exp_one::<S>(m2 - m));
+            *total.m.add(query) = m;
+            *total.l.add(query) = *total.l.add(query) * a + *chunk.l.add(query) * b;
+            let (o, other) = (total.o.add(query * ld), chunk.o.add(query * ld));
+            let (a, b) = (S::splat(a), S::splat(b));
+            for at in (0..ld).step_by(S::N) {
+                let sum = S::fma(S::load(other.add(at)), b, S::mul(S::load(o.add(at)), a));
+                S::store(o.add(at), sum);
+            }
+        }
+    }
+}
+
+/// Divide by the sums and write the tile's rows. A head's sink takes part in the maximum and the sum.
+///
+/// # Safety
+/// `total` is for the tile's queries, `out` `(n, cols)` for its rows, `sinks` null or for all heads; the instruction set is
+/// available.
+#[inline(always)]
+pub unsafe fn finish<S: Simd>(shape: &Shape, tile: &Tile<'_>, total: Partial, sinks: *const f32, out: *mut f32) {
+    let head_dim = shape.pages.head_dim;
+    // SAFETY: the caller's promise.
+    unsafe {
+        for query in 0..tile.n_rows * shape.n_group {
+            let (row, head) = (query / shape.n_group, tile.kv_head * shape.n_group + query % shape.n_group);
+            let (mut l, mut factor) = (*total.l.add(query), 1.0);
+            if !sinks.is_null() {
+                let (m, sink) = (*total.m.add(query), *sinks.add(head));
+                let max = m.max(sink);
+                factor = exp_one::<S>(m - max);
+                l = l * factor + exp_one::<S>(sink - max);
+            }
+            let factor = S::splat(factor / l);
+            let o = total.o.add(query * padded(head_dim));
+            let out = out.add((tile.first_row + row) * shape.cols + head * head_dim);
+            super::elementwise::combine::<S>(o, o, out, head_dim, |o, _| S::mul(o, factor));
+        }
+    }
+}
+
+/// Keys of a block's positions, transposed: `(head_dim, BLOCK)`.
+///
+/// # Safety
+/// As [`chunk`].
+#[inline(always)]
+unsafe fn load_keys<S: Simd, K: Stored>(
+    shape: &Shape,
+    tile: &Tile<'_>,
+    block: usize,
+    range: Range<usize>,
+    out: *mut f32,
+) {
+    let (head_dim, stride) = (shape.pages.head_dim, shape.pages.vector_bytes());
+    let whole = head_dim / S::N * S::N;
+    // SAFETY: the caller's promise. `S::N` divides 16, which divides a page, so a group of positions lies in one page.
+    unsafe {
+        for at in (range.start / S::N * S::N..range.end).step_by(S::N) {
+            let first = shape.pages.vector(tile.table, Half::Keys, tile.kv_head, block + at);
+            for d in (0..whole).step_by(S::N) {
+                S::transpose(|i| K::load::<S>(first.add(i * stride), d), out.add(d * BLOCK + at), BLOCK);
+            }
+            for d in whole..head_dim {
+                for i in 0..S::N {
+                    *out.add(d * BLOCK + at + i) = K::load_one(first.add(i * stride), d);
+                }
+            }
+        }
+    }
+}
+
+/// Values of a block's positions: `(BLOCK, padded head_dim)`, the padding zero.
+///
+/// # Safety
+/// As [`chunk`].
+#[inline(always)]
+unsafe fn load_values<S: Simd, K: Stored>(
+    shape: &Shape,
+    tile: &Tile<'_>,
+    block: usize,
+    range: Range<usize>,
+    out: *mut f32,
+) {
+    let (head_dim, stride) = (shape.pages.head_dim, shape.pages.vector_bytes());
+    let (whole, ld, page_len) = (head_dim / S::N * S::N, padded(head_dim), shape.pages.page_len);
+    // SAFETY: the caller's promise; each run of positions lies in one page.
+    unsafe {
+        let mut at = range.start;
+        while at < range.end {
+            let first = shape.pages.vector(tile.table, Half::Values, tile.kv_head, block + at);
+            let run = (page_len - (block + at) % page_len).min(range.end - at);
+            for i in 0..run {
+                let (vector, out) = (first.add(i * stride), out.add((at + i) * ld));
+                for d in (0..whole).step_by(S::N) {
+                    S::store(out.add(d), K::load::<S>(vector, d));
+                }
+                for d in whole..head_dim {
+                    *out.add(d) = K::load_one(vector, d);
+                }
+                for d in head_dim..ld {
+                    *out.add(d) = 0.0;
+                }
+            }
+            at += run;
+        }
+    }
+}
+
+/// Shape of a small matrix product, strides in values.
+#[derive(Clone, Copy)]
+struct Product {
+    /// Rows of A and C.
+    n: usize,
+    /// Columns of A, rows of B.
+    k: usize,
+    /// Columns of B and C; a multiple of the vector's length.
+    cols: usize,
+    lda: usize,
+    ldb: usize,
+    ldc: usize,
+    /// Whether C is added to.
+    add: bool,
+}
+
+/// `C = A B` or `C += A B`; every element of C is one chain of fused multiply-adds over k.
+///
+/// # Safety
+/// The matrices have these shapes; the instruction set is available.
+#[inline(always)]
+unsafe fn product<S: Simd>(p: Product, a: *const f32, b: *const f32, c: *mut f32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut col = 0;
+        while col < p.cols {
+            let (b, c) = (b.add(col), c.add(col));
+            // Match on the width so that the accumulators are registers.
+            if S::VECTORS == 4 && col + 4 * S::N <= p.cols {
+                columns::<S, 4>(p, a, b, c);
+                col += 4 * S::N;
+            } else if col + 2 * S::N <= p.cols {
+                columns::<S, 2>(p, a, b, c);
+                col += 2 * S::N;
+            } else {
+                columns::<S, 1>(p, a, b, c);
+                col += S::N;
+            }
+        }
+    }
+}
+
+/// `V` vectors of columns of a [`product`].
+///
+/// # Safety
+/// As [`product`].
+#[inline(always)]
+unsafe fn columns<S: Simd, const V: usize>(p: Product, a: *const f32, b: *const f32, c: *mut f32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut row = 0;
+        while row + 4 <= p.n {
+            tile_of::<S, 4, V>(p, a.add(row * p.lda), b, c.add(row * p.ldc));
+            row += 4;
+        }
+        let (a, c) = (a.add(row * p.lda), c.add(row * p.ldc));
+        match p.n - row {
+            3 => tile_of::<S, 3, V>(p, a, b, c),
+            2 => tile_of::<S, 2, V>(p, a, b, c),
+            1 => tile_of::<S, 1, V>(p, a, b, c),
+            _ => {}
+        }
+    }
+}
+
+/// `M` rows by `V` vectors.
+///
+/// # Safety
+/// As [`product`].
+#[inline(always)]
+unsafe fn tile_of<S: Simd, const M: usize, const V: usize>(p: Product, a: *const f32, b: *const f32, c: *mut f32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut acc = [[S::splat(0.0); V]; M];
+        if p.add {
+            for i in 0..M {
+                for j in 0..V {
+                    acc[i][j] = S::load(c.add(i * p.ldc + j * S::N));
+                }
+            }
+        }
+        for k in 0..p.k {
+            let mut bv = [S::splat(0.0); V];
+            for j in 0..V {
+                bv[j] = S::load(b.add(k * p.ldb + j * S::N));
+            }
+            for i in 0..M {
+                let x = S::splat(*a.add(i * p.lda + k));
+                for j in 0..V {
+                    acc[i][j] = S::fma(x, bv[j], acc[i][j]);
+                }
+            }
+        }
+        for i in 0..M {
+            for j in 0..V {
+                S::store(c.add(i * p.ldc + j * S::N), acc[i][j]);
+            }
+        }
+    }
+}

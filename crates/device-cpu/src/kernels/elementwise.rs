@@ -1,0 +1,68 @@
+//! The loop of all element-wise kernels: `out[i] = f(a[i], b[i])` over `(n, cols)` values taken as one vector.
+//!
+//! Workers have contiguous shares in whole cache lines. Bytes: 8 read (4 for one input) and 4 written for each value.
+
+use crate::command::Worker;
+use crate::simd::Simd;
+use device::Rows;
+
+/// Parameters of every element-wise kernel.
+#[derive(Clone, Copy)]
+pub struct Params {
+    /// `(n, cols)`
+    pub a: *const f32,
+    /// `(n, cols)`; the same as `a` for functions of one input.
+    pub b: *const f32,
+    /// `(n, cols)`; may be `a` or `b`.
+    pub out: *mut f32,
+    /// Columns.
+    pub cols: usize,
+    /// Which rows.
+    pub rows: Rows,
+    /// What the function is given beside: a factor, a bound.
+    pub factor: f32,
+}
+
+/// Apply `f` to all values of this worker's share.
+///
+/// # Safety
+/// As [`crate::command::Kernel`].
+#[inline(always)]
+pub unsafe fn map<S: Simd>(p: &Params, worker: &Worker<'_>, f: impl Fn(S::V, S::V) -> S::V) {
+    let share = worker.share(worker.step.n_rows(p.rows) * p.cols, 16);
+    // SAFETY: the share lies within the values; a rest shorter than a vector goes through a copy.
+    unsafe {
+        let (a, b, out) = (p.a.add(share.start), p.b.add(share.start), p.out.add(share.start));
+        combine::<S>(a, b, out, share.len(), f);
+    }
+}
+
+/// `out[i] = f(a[i], b[i])` for `n` values; `out` may be `a` or `b`.
+///
+/// # Safety
+/// The pointers are valid for `n` values; the instruction set is available.
+#[inline(always)]
+pub unsafe fn combine<S: Simd>(
+    a: *const f32,
+    b: *const f32,
+    out: *mut f32,
+    n: usize,
+    f: impl Fn(S::V, S::V) -> S::V,
+) {
+    let whole = n / S::N * S::N;
+    // SAFETY: the caller's promise; the rest is copied to and from vectors of the right length.
+    unsafe {
+        for i in (0..whole).step_by(S::N) {
+            S::store(out.add(i), f(S::load(a.add(i)), S::load(b.add(i))));
+        }
+        let rest = n - whole;
+        if rest > 0 {
+            let (mut u, mut v) = ([0f32; 16], [0f32; 16]);
+            u.as_mut_ptr().copy_from_nonoverlapping(a.add(whole), rest);
+            v.as_mut_ptr().copy_from_nonoverlapping(b.add(whole), rest);
+            let y = f(S::load(u.as_ptr()), S::load(v.as_ptr()));
+            S::store(u.as_mut_ptr(), y);
+            out.add(whole).copy_from_nonoverlapping(u.as_ptr(), rest);
+        }
+    }
+}

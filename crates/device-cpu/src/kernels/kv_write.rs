@@ -1,0 +1,216 @@
+//! Store keys and values of the step's rows in the KV pages of a layer, and how those pages are read.
+//!
+//! k and v `(n, n_kv_heads * head_dim)`. A page of a group holds its layers one after another; of each, keys
+//! `[n_kv_heads][page_len][head_dim]`, then values in the same shape. `(row, head)` pairs are shared among the workers.
+//! Bytes: 4 read and the KV type's bytes written for each value.
+
+use crate::command::Worker;
+use crate::simd::{Simd, variants};
+use device::{KvType, PAGE_NONE, Rows};
+use formats::BlockType;
+use formats::codec::quantize_row;
+
+/// Where a layer's keys and values lie.
+#[derive(Clone, Copy)]
+pub struct LayerPages {
+    /// The group's first page.
+    pub pool: *mut u8,
+    /// Bytes from one page to the next.
+    pub page_bytes: usize,
+    /// Bytes before this layer's part of a page.
+    pub offset: usize,
+    /// Which page table.
+    pub group: usize,
+    /// KV heads.
+    pub n_kv_heads: usize,
+    /// Columns of one head.
+    pub head_dim: usize,
+    /// Positions of a page; a power of two.
+    pub page_len: usize,
+    /// How they are stored.
+    pub kind: KvType,
+}
+
+/// Keys or values.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Half {
+    /// The first half of a layer's part of a page.
+    Keys,
+    /// The second.
+    Values,
+}
+
+impl LayerPages {
+    /// Bytes of one head's vector.
+    #[inline(always)]
+    pub fn vector_bytes(&self) -> usize {
+        self.kind.vector_bytes(self.head_dim)
+    }
+
+    /// The vector of a head at a position; those of the following positions of the page follow.
+    ///
+    /// # Safety
+    /// The table belongs to this pool and has a page for the position.
+    #[inline(always)]
+    pub unsafe fn vector(&self, table: &[u32], half: Half, head: usize, position: usize) -> *mut u8 {
+        let page = table[position / self.page_len];
+        assert!(page != PAGE_NONE, "position {position} has no KV page");
+        let at = (half as usize * self.n_kv_heads + head) * self.page_len + position % self.page_len;
+        // SAFETY: the page is one of the pool, the vector within it.
+        unsafe { self.pool.add(page as usize * self.page_bytes + self.offset + at * self.vector_bytes()) }
+    }
+}
+
+/// Parameters.
+#[derive(Clone, Copy)]
+pub struct Params {
+    /// `(n, n_kv_heads * head_dim)`
+    pub k: *const f32,
+    /// `(n, n_kv_heads * head_dim)`
+    pub v: *const f32,
+    /// Where they go.
+    pub pages: LayerPages,
+}
+
+/// # Safety
+/// As [`crate::command::Kernel`].
+#[inline(always)]
+unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
+    let pages = &p.pages;
+    for at in worker.share(worker.step.n_rows(Rows::Tokens) * pages.n_kv_heads, 1) {
+        let (row, head) = (at / pages.n_kv_heads, at % pages.n_kv_heads);
+        // SAFETY: the vectors lie within the values; the engine gave the row's position a page.
+        unsafe {
+            store::<S>(pages, worker, row, Half::Keys, head, p.k.add(at * pages.head_dim));
+            store::<S>(pages, worker, row, Half::Values, head, p.v.add(at * pages.head_dim));
+        }
+    }
+}
+
+variants!(
+    /// The kernel for an instruction set.
+    kv_write, body, Params
+);
+
+/// Store one head's vector of a row.
+///
+/// # Safety
+/// `x` is valid for `head_dim` values; the row's position has a page; the instruction set is available.
+#[inline(always)]
+pub unsafe fn store<S: Simd>(
+    pages: &LayerPages,
+    worker: &Worker<'_>,
+    row: usize,
+    half: Half,
+    head: usize,
+    x: *const f32,
+) {
+    let table = worker.step.page_table(worker.step.slots[row], pages.group);
+    let n = pages.head_dim;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let out = pages.vector(table, half, head, worker.step.positions[row] as usize);
+        match pages.kind {
+            KvType::F32 => out.copy_from_nonoverlapping(x.cast(), n * 4),
+            KvType::F16 => {
+                let out: *mut u16 = out.cast();
+                let whole = n / S::N * S::N;
+                for i in (0..whole).step_by(S::N) {
+                    S::store_f16(out.add(i), S::load(x.add(i)));
+                }
+                for i in whole..n {
+                    out.add(i).write_unaligned(half::f16::from_f32(*x.add(i)).to_bits());
+                }
+            }
+            KvType::Q8_0 => quantize_row(
+                BlockType::Q8_0,
+                std::slice::from_raw_parts(x, n),
+                std::slice::from_raw_parts_mut(out, pages.vector_bytes()),
+            ),
+        }
+    }
+}
+
+/// How a KV type is read.
+pub trait Stored: Copy + 'static {
+    /// `S::N` columns of a vector from column `d`, a multiple of `S::N`.
+    ///
+    /// # Safety
+    /// The columns lie within the vector; the instruction set is available.
+    unsafe fn load<S: Simd>(vector: *const u8, d: usize) -> S::V;
+
+    /// Column `d`.
+    ///
+    /// # Safety
+    /// It lies within the vector.
+    unsafe fn load_one(vector: *const u8, d: usize) -> f32;
+}
+
+/// [`KvType::F32`]
+#[derive(Clone, Copy)]
+pub struct StoredF32;
+/// [`KvType::F16`]
+#[derive(Clone, Copy)]
+pub struct StoredF16;
+/// [`KvType::Q8_0`]
+#[derive(Clone, Copy)]
+pub struct StoredQ8;
+
+impl Stored for StoredF32 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(vector: *const u8, d: usize) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { S::load(vector.cast::<f32>().add(d)) }
+    }
+    #[inline(always)]
+    unsafe fn load_one(vector: *const u8, d: usize) -> f32 {
+        // SAFETY: the caller's promise.
+        unsafe { vector.cast::<f32>().add(d).read_unaligned() }
+    }
+}
+
+impl Stored for StoredF16 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(vector: *const u8, d: usize) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { S::load_f16(vector.cast::<u16>().add(d)) }
+    }
+    #[inline(always)]
+    unsafe fn load_one(vector: *const u8, d: usize) -> f32 {
+        // SAFETY: the caller's promise.
+        half::f16::from_bits(unsafe { vector.cast::<u16>().add(d).read_unaligned() }).to_f32()
+    }
+}
+
+/// The scale of the block that column `d` lies in, and the column's byte.
+///
+/// # Safety
+/// The column lies within the vector.
+#[inline(always)]
+unsafe fn q8_column(vector: *const u8, d: usize) -> (f32, *const i8) {
+    // SAFETY: the caller's promise; a block is an f16 scale and 32 bytes.
+    unsafe {
+        let block = vector.add(d / 32 * 34);
+        let scale = half::f16::from_bits(block.cast::<u16>().read_unaligned()).to_f32();
+        (scale, block.add(2 + d % 32).cast())
+    }
+}
+
+impl Stored for StoredQ8 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(vector: *const u8, d: usize) -> S::V {
+        // SAFETY: the caller's promise; a vector's lanes divide 32, so the columns lie in one block.
+        unsafe {
+            let (scale, q) = q8_column(vector, d);
+            S::mul(S::splat(scale), S::load_i8(q))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_one(vector: *const u8, d: usize) -> f32 {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let (scale, q) = q8_column(vector, d);
+            scale * f32::from(*q)
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! Activations as the matrix kernels read them: f32, or quantised to 8 bits in groups of 32 (`Q8`).
+//!
+//! # The Q8 row
+//!
+//! For `K` columns, a multiple of 32, four arrays one after another, each padded with zeros to 64 bytes:
+//!
+//! | array | type | meaning |
+//! |---|---|---|
+//! | `q` | `[i8; K]` | `round(x / scale)`, ties to even, in `-127..=127` |
+//! | `scale` | `[f32; K/32]` | `max |x| / 127` of each 32 columns |
+//! | `sum32` | `[f32; K/32]` | `scale * sum q` of each 32 columns |
+//! | `sum16` | `[f32; K/16]` | `scale * sum q` of each 16 columns |
+//!
+//! The result is the same bits on every instruction set. Groups whose largest magnitude is below 1e-30 become zeros,
+//! since the reciprocal of their scale would overflow.
+
+use crate::isa::Isa;
+use formats::BlockType;
+
+/// The form of activations that a kernel reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ActivationKind {
+    /// `[f32; K]`, any `K`.
+    F32,
+    /// The Q8 row of this module.
+    Q8,
+}
+
+impl ActivationKind {
+    /// What the kernels for weights of this type read.
+    pub const fn of(block: BlockType) -> ActivationKind {
+        match block {
+            BlockType::F32 | BlockType::F16 | BlockType::BF16 => ActivationKind::F32,
+            _ => ActivationKind::Q8,
+        }
+    }
+}
+
+/// One activation row, as its address: `f32` values (aligned to 4), or a Q8 row (aligned to 64).
+#[derive(Clone, Copy, Debug)]
+pub struct ActRow(pub *const u8);
+
+/// Activation rows at equal distances.
+#[derive(Clone, Copy, Debug)]
+pub struct ActRows {
+    /// The first row; as [`ActRow`].
+    pub base: *const u8,
+    /// Bytes from one row to the next; a multiple of the row's alignment.
+    pub stride: usize,
+    /// Rows.
+    pub n: usize,
+}
+
+impl ActRows {
+    /// Row `i`.
+    ///
+    /// # Safety
+    /// `i < n`.
+    #[inline(always)]
+    pub unsafe fn row(self, i: usize) -> ActRow {
+        // SAFETY: the rows are one allocation of `n * stride` bytes.
+        ActRow(unsafe { self.base.add(i * self.stride) })
+    }
+}
+
+/// Groups below this magnitude become zeros.
+const TINY: f32 = 1e-30;
+
+const fn round_up(n: usize) -> usize {
+    (n + 63) & !63
+}
+
+/// Byte offset of `scale` in a Q8 row.
+pub const fn q8_scale_offset(n_cols: usize) -> usize {
+    round_up(n_cols)
+}
+
+/// Byte offset of `sum32` in a Q8 row.
+pub const fn q8_sum32_offset(n_cols: usize) -> usize {
+    q8_scale_offset(n_cols) + round_up(n_cols / 32 * 4)
+}
+
+/// Byte offset of `sum16` in a Q8 row.
+pub const fn q8_sum16_offset(n_cols: usize) -> usize {
+    q8_sum32_offset(n_cols) + round_up(n_cols / 32 * 4)
+}
+
+/// Bytes of a Q8 row of `n_cols` columns (a multiple of 32), about 1.5 for each column: an odd multiple of 64, so that
+/// the same column of neighbouring rows falls into different sets of the first cache.
+pub const fn q8_row_bytes(n_cols: usize) -> usize {
+    (q8_sum16_offset(n_cols) + round_up(n_cols / 16 * 4)) | 64
+}
+
+/// The arrays of a Q8 row.
+#[derive(Clone, Copy, Debug)]
+pub struct Q8Row {
+    /// `[i8; K]`
+    pub q: *const i8,
+    /// `[f32; K/32]`
+    pub scale: *const f32,
+    /// `[f32; K/32]`
+    pub sum32: *const f32,
+    /// `[f32; K/16]`
+    pub sum16: *const f32,
+}
+
+impl ActRow {
+    /// The arrays of a Q8 row of `n_cols` columns.
+    ///
+    /// # Safety
+    /// The address is valid for [`q8_row_bytes`] bytes.
+    #[inline(always)]
+    pub unsafe fn q8(self, n_cols: usize) -> Q8Row {
+        // SAFETY: the offsets lie within the row.
+        unsafe {
+            Q8Row {
+                q: self.0.cast(),
+                scale: self.0.add(q8_scale_offset(n_cols)).cast(),
+                sum32: self.0.add(q8_sum32_offset(n_cols)).cast(),
+                sum16: self.0.add(q8_sum16_offset(n_cols)).cast(),
+            }
+        }
+    }
+}
+
+/// Quantise one row: `x` `[f32; n_cols]` into the Q8 row `out`.
+///
+/// # Safety
+/// - `n_cols` is a multiple of 32; `x` is valid for `n_cols` reads; `out` for [`q8_row_bytes`] writes, aligned to 64.
+/// - `isa` is available on this processor.
+pub unsafe fn quantize_row_q8(isa: Isa, x: *const f32, n_cols: usize, out: *mut u8) {
+    // SAFETY: the caller's promises; the paddings written lie within the row.
+    unsafe {
+        for (start, end) in [
+            (n_cols, q8_scale_offset(n_cols)),
+            (q8_scale_offset(n_cols) + n_cols / 32 * 4, q8_sum32_offset(n_cols)),
+            (q8_sum32_offset(n_cols) + n_cols / 32 * 4, q8_sum16_offset(n_cols)),
+            (q8_sum16_offset(n_cols) + n_cols / 16 * 4, q8_row_bytes(n_cols)),
+        ] {
+            out.add(start).write_bytes(0, end - start);
+        }
+        let row = ActRow(out).q8(n_cols);
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => quantize_avx512(x, n_cols, row),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => quantize_avx2(x, n_cols, row),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => quantize_portable(x, n_cols, row),
+            _ => quantize_portable(x, n_cols, row),
+        }
+    }
+}
+
+/// `(scale, 1 / scale)` of a group, from its largest magnitude.
+#[inline(always)]
+fn scale_of(largest: f32) -> (f32, f32) {
+    if largest >= TINY { (largest / 127.0, 127.0 / largest) } else { (0.0, 0.0) }
+}
+
+/// Store the scale and the sums of group `g`, given the sums of its halves.
+///
+/// # Safety
+/// The row has more than `g` groups.
+#[inline(always)]
+unsafe fn store_group(row: Q8Row, g: usize, scale: f32, low: i32, high: i32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        row.scale.cast_mut().add(g).write(scale);
+        row.sum32.cast_mut().add(g).write(scale * (low + high) as f32);
+        row.sum16.cast_mut().add(2 * g).write(scale * low as f32);
+        row.sum16.cast_mut().add(2 * g + 1).write(scale * high as f32);
+    }
+}
+
+#[inline(always)]
+unsafe fn quantize_portable(x: *const f32, n_cols: usize, row: Q8Row) {
+    for g in 0..n_cols / 32 {
+        // SAFETY: group `g` of 32 columns is within both rows.
+        let (x, q) = unsafe {
+            (
+                std::slice::from_raw_parts(x.add(g * 32), 32),
+                std::slice::from_raw_parts_mut(row.q.cast_mut().add(g * 32), 32),
+            )
+        };
+        let largest = x.iter().fold(0.0f32, |m, v| m.max(v.abs()));
+        let (scale, inverse) = scale_of(largest);
+        let mut sums = [0i32; 2];
+        for i in 0..32 {
+            q[i] = (x[i] * inverse).round_ties_even() as i8;
+            sums[i / 16] += i32::from(q[i]);
+        }
+        // SAFETY: as above.
+        unsafe { store_group(row, g, scale, sums[0], sums[1]) };
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn quantize_avx2(x: *const f32, n_cols: usize, row: Q8Row) {
+    use std::arch::x86_64::*;
+    let sign = _mm256_set1_ps(-0.0);
+    for g in 0..n_cols / 32 {
+        // SAFETY: group `g` of 32 columns is within both rows.
+        unsafe {
+            let x = x.add(g * 32);
+            let mut m = _mm256_setzero_ps();
+            for i in 0..4 {
+                m = _mm256_max_ps(m, _mm256_andnot_ps(sign, _mm256_loadu_ps(x.add(i * 8))));
+            }
+            let m = _mm_max_ps(_mm256_castps256_ps128(m), _mm256_extractf128_ps::<1>(m));
+            let m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+            let m = _mm_max_ss(m, _mm_movehdup_ps(m));
+            let (scale, inverse) = scale_of(_mm_cvtss_f32(m));
+            let inverse = _mm256_set1_ps(inverse);
+            let mut q = [_mm256_setzero_si256(); 4];
+            for (i, q) in q.iter_mut().enumerate() {
+                *q = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x.add(i * 8)), inverse));
+            }
+            // Packing works within 128-bit halves; the permutation restores the order.
+            let words = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
+            let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+            let bytes = _mm256_permutevar8x32_epi32(words, order);
+            _mm256_storeu_si256(row.q.cast_mut().add(g * 32).cast(), bytes);
+            let horizontal = |v: __m256i| {
+                let s = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256::<1>(v));
+                let s = _mm_add_epi32(s, _mm_shuffle_epi32::<0b01_00_11_10>(s));
+                _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32::<0b10_11_00_01>(s)))
+            };
+            let low = horizontal(_mm256_add_epi32(q[0], q[1]));
+            let high = horizontal(_mm256_add_epi32(q[2], q[3]));
+            store_group(row, g, scale, low, high);
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+unsafe fn quantize_avx512(x: *const f32, n_cols: usize, row: Q8Row) {
+    use std::arch::x86_64::*;
+    for g in 0..n_cols / 32 {
+        // SAFETY: group `g` of 32 columns is within both rows.
+        unsafe {
+            let low = _mm512_loadu_ps(x.add(g * 32));
+            let high = _mm512_loadu_ps(x.add(g * 32 + 16));
+            let (scale, inverse) =
+                scale_of(_mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(low), _mm512_abs_ps(high))));
+            let inverse = _mm512_set1_ps(inverse);
+            let low = _mm512_cvtps_epi32(_mm512_mul_ps(low, inverse));
+            let high = _mm512_cvtps_epi32(_mm512_mul_ps(high, inverse));
+            let q = row.q.cast_mut().add(g * 32);
+            _mm_storeu_si128(q.cast(), _mm512_cvtsepi32_epi8(low));
+            _mm_storeu_si128(q.add(16).cast(), _mm512_cvtsepi32_epi8(high));
+            store_group(row, g, scale, _mm512_reduce_add_epi32(low), _mm512_reduce_add_epi32(high));
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! BF16: the upper half of an IEEE 754 single, little-endian, 2 bytes a weight.
+//!
+//! Loops, order of accumulation and bytes moved: `float*`. Measured on one thread of an AMD EPYC (Zen 5),
+//! 2026-11-21, 2048 columns: AVX-512 GEMV 107 GB/s from the second cache and 33 from memory, GEMM of 128 rows 166
+//! Gop/s; AVX2 68, 35 and 83.
+
+use super::float::FloatFormat;
+use formats::BlockType;
+
+/// The type.
+pub(super) struct BF16;
+
+impl FloatFormat for BF16 {
+    const NAME: &'static str = "linear_bf16";
+    const BLOCK: BlockType = BlockType::BF16;
+
+    #[inline(always)]
+    fn decode(bytes: &[u8]) -> f32 {
+        f32::from_bits(u32::from(u16::from_le_bytes([bytes[0], bytes[1]])) << 16)
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    unsafe fn load8(p: *const u8) -> std::arch::x86_64::__m256 {
+        use std::arch::x86_64::*;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let words = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words))
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    unsafe fn load16(p: *const u8, n: usize) -> std::arch::x86_64::__m512 {
+        use std::arch::x86_64::*;
+        // SAFETY: the caller's promise; numbers outside the mask are not read.
+        unsafe {
+            let words = _mm256_maskz_loadu_epi16(((1u32 << n) - 1) as u16, p.cast());
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(words)))
+        }
+    }
+}

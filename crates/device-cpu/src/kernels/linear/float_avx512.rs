@@ -1,0 +1,218 @@
+//! AVX-512 products of plain numbers.
+//!
+//! GEMV: four weight rows share each load of 16 activations, two accumulators a row, 32 columns in turn; added pairwise,
+//! then the lanes, 8 apart first. A row's order does not depend on its neighbours.
+//!
+//! GEMM: [`PASS`] columns of 16 weight rows are converted and transposed to f32, 16 rows a register, and meet up to
+//! [`COLS`] activation rows at a time, each activation broadcast by the multiply-add itself. A lane is a weight row;
+//! columns follow in order, one fused multiply-add each, so the order differs from GEMV's.
+
+use super::TILE_ROWS;
+use super::activation::{ActRow, ActRows};
+use super::avx512::horizontal_sum;
+use super::float::{FloatFormat, crowds};
+use super::gemm_avx512::{row_addresses, transpose};
+use std::arch::x86_64::*;
+
+/// Rows that share the activations.
+const ROWS: usize = 4;
+
+/// Columns of a panel, 32 KB of f32; a multiple of 16.
+const PASS: usize = 512;
+
+/// Activation rows whose accumulators fit the registers.
+const COLS: usize = 16;
+
+/// Bytes from one copied activation row to the next, an odd number of cache lines.
+const COPY_STRIDE: usize = PASS * 4 + 64;
+
+/// Bytes of scratch; the same for any number of columns.
+pub(super) fn scratch_bytes(_n_cols: usize) -> usize {
+    64 + PASS * TILE_ROWS * 4 + COLS * COPY_STRIDE
+}
+
+/// # Safety
+/// As [`super::Gemv`]; AVX-512 is available.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+pub(super) unsafe fn gemv<F: FloatFormat>(
+    w: *const u8,
+    row_bytes: usize,
+    n_cols: usize,
+    r0: usize,
+    r1: usize,
+    x: ActRow,
+    out: *mut f32,
+) {
+    // SAFETY: rows `r0..r1` in groups, each within the caller's promises.
+    unsafe {
+        let mut r = r0;
+        while r + ROWS <= r1 {
+            gemv_rows::<F, ROWS>(w.add(r * row_bytes), row_bytes, n_cols, x.0.cast(), out.add(r - r0));
+            r += ROWS;
+        }
+        while r < r1 {
+            gemv_rows::<F, 1>(w.add(r * row_bytes), row_bytes, n_cols, x.0.cast(), out.add(r - r0));
+            r += 1;
+        }
+    }
+}
+
+/// `R` neighbouring rows.
+///
+/// # Safety
+/// As [`gemv`], for `R` rows at `row`.
+#[inline(always)]
+unsafe fn gemv_rows<F: FloatFormat, const R: usize>(
+    row: *const u8,
+    row_bytes: usize,
+    n_cols: usize,
+    x: *const f32,
+    out: *mut f32,
+) {
+    // SAFETY: the caller's promises; the last columns are loaded under a mask.
+    unsafe {
+        let mut sums = [[_mm512_setzero_ps(); 2]; R];
+        let full = n_cols / 32 * 32;
+        for k in (0..full).step_by(32) {
+            let x = [_mm512_loadu_ps(x.add(k)), _mm512_loadu_ps(x.add(k + 16))];
+            for (r, sums) in sums.iter_mut().enumerate() {
+                let p = row.add(r * row_bytes + k * F::BYTES);
+                _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(R * row_bytes).cast());
+                if F::BYTES == 4 {
+                    _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(R * row_bytes + 64).cast());
+                }
+                sums[0] = _mm512_fmadd_ps(F::load16(p, 16), x[0], sums[0]);
+                sums[1] = _mm512_fmadd_ps(F::load16(p.add(16 * F::BYTES), 16), x[1], sums[1]);
+            }
+        }
+        for k in (full..n_cols).step_by(16) {
+            let n = (n_cols - k).min(16);
+            let x = _mm512_maskz_loadu_ps(((1u32 << n) - 1) as u16, x.add(k));
+            for (r, sums) in sums.iter_mut().enumerate() {
+                let p = row.add(r * row_bytes + k * F::BYTES);
+                sums[0] = _mm512_fmadd_ps(F::load16(p, n), x, sums[0]);
+            }
+        }
+        for (r, sums) in sums.into_iter().enumerate() {
+            out.add(r).write(horizontal_sum(_mm512_add_ps(sums[0], sums[1])));
+        }
+    }
+}
+
+/// # Safety
+/// As [`super::GemmTile`]; AVX-512 is available.
+#[allow(clippy::too_many_arguments)]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+pub(super) unsafe fn gemm_tile<F: FloatFormat>(
+    w: *const u8,
+    row_bytes: usize,
+    n_cols: usize,
+    r0: usize,
+    n_rows: usize,
+    xs: ActRows,
+    scratch: *mut u8,
+    out: *mut f32,
+) {
+    // SAFETY: passes over columns that the rows have; the scratch is as large as promised.
+    unsafe {
+        let panel: *mut f32 = scratch.add(scratch.align_offset(64)).cast();
+        let rows = row_addresses(w, row_bytes, r0, n_rows);
+        let mut k = 0;
+        while k < n_cols {
+            let n = PASS.min(n_cols - k);
+            for c in (0..n).step_by(16) {
+                let width = (n - c).min(16);
+                let mut registers = [_mm512_setzero_si512(); 16];
+                for (register, row) in registers.iter_mut().zip(rows) {
+                    *register = _mm512_castps_si512(F::load16(row.add((k + c) * F::BYTES), width));
+                }
+                let columns = transpose(registers);
+                for (i, column) in columns.into_iter().enumerate() {
+                    _mm512_store_si512(panel.add((c + i) * TILE_ROWS).cast(), column);
+                }
+            }
+            multiply(panel, k, n, xs, panel.add(PASS * TILE_ROWS), out);
+            k += n;
+        }
+    }
+}
+
+/// Multiply the panel (columns `k..k + n`) with all activation rows; add to `out`, or set it if `k` is 0.
+///
+/// # Safety
+/// The panel is filled; the activation rows have `k + n` columns; `copy` has room for `COLS` of them; `out` has
+/// `xs.n * TILE_ROWS` values.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+unsafe fn multiply(panel: *const f32, k: usize, n: usize, xs: ActRows, copy: *mut f32, out: *mut f32) {
+    // SAFETY: activation rows `i..i + COLS` exist.
+    unsafe {
+        let mut i = 0;
+        while i < xs.n {
+            let (mut x, mut stride) = (xs.row(i).0.cast::<f32>().add(k), xs.stride);
+            let out = out.add(i * TILE_ROWS);
+            if crowds(stride) && xs.n - i > 4 {
+                for c in 0..COLS.min(xs.n - i) {
+                    let to = copy.byte_add(c * COPY_STRIDE);
+                    to.copy_from_nonoverlapping(x.byte_add(c * stride), n);
+                }
+                (x, stride) = (copy, COPY_STRIDE);
+            }
+            let c = match xs.n - i {
+                COLS.. => {
+                    columns::<COLS>(panel, n, x, stride, k == 0, out);
+                    COLS
+                }
+                8.. => {
+                    columns::<8>(panel, n, x, stride, k == 0, out);
+                    8
+                }
+                4.. => {
+                    columns::<4>(panel, n, x, stride, k == 0, out);
+                    4
+                }
+                2.. => {
+                    columns::<2>(panel, n, x, stride, k == 0, out);
+                    2
+                }
+                _ => {
+                    columns::<1>(panel, n, x, stride, k == 0, out);
+                    1
+                }
+            };
+            i += c;
+        }
+    }
+}
+
+/// The panel times `C` activation rows.
+///
+/// # Safety
+/// As [`multiply`]; `x` is the first of `C` rows, `stride` bytes apart.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+unsafe fn columns<const C: usize>(
+    panel: *const f32,
+    n: usize,
+    x: *const f32,
+    stride: usize,
+    first: bool,
+    out: *mut f32,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut sums = [_mm512_setzero_ps(); C];
+        if !first {
+            for (c, sum) in sums.iter_mut().enumerate() {
+                *sum = _mm512_loadu_ps(out.add(c * TILE_ROWS));
+            }
+        }
+        for k in 0..n {
+            let weights = _mm512_load_ps(panel.add(k * TILE_ROWS));
+            for (c, sum) in sums.iter_mut().enumerate() {
+                *sum = _mm512_fmadd_ps(weights, _mm512_set1_ps(*x.byte_add(c * stride).add(k)), *sum);
+            }
+        }
+        for (c, sum) in sums.into_iter().enumerate() {
+            _mm512_storeu_ps(out.add(c * TILE_ROWS), sum);
+        }
+    }
+}

@@ -1,0 +1,371 @@
+//! AVX-512 matrix times matrix: 16 weight rows are unpacked once and meet up to [`COLS`] activation rows at a time.
+//!
+//! # The panel
+//!
+//! [`PASS`] columns of 16 weight rows are decoded to unsigned bytes and transposed, so that one register holds four
+//! neighbouring columns of all 16 rows, the operand of `vpdpbusd`; the other operand is four activations, broadcast by
+//! the instruction itself. Scales and offsets lie beside it, 16 rows a register. Panel, scales and offsets take 24 KB
+//! and stay in the nearest caches while all activation rows pass.
+//!
+//! # Order of accumulation
+//!
+//! A lane is a weight row. Within a group of 16 or 32 columns the sum is an exact integer; each group adds
+//! `(scale * x_scale) * sum`, then `offset * x_sum`, one fused multiply-add each, groups in order, and passes in
+//! order. Symmetric types treat their zero point as an offset. The result does not depend on the number of activation
+//! rows; it differs from `gemv`'s in the last bits.
+
+use super::TILE_ROWS;
+use super::activation::{ActRows, Q8Row};
+use super::avx512::{PairFormat, SuperFormat};
+use std::arch::x86_64::*;
+
+/// Columns of a panel; a multiple of 256.
+const PASS: usize = 1024;
+
+/// Activation rows whose accumulators fit the registers: 12 integer, 12 float, and the operands.
+const COLS: usize = 12;
+
+/// Bytes of the panel's codes.
+const CODES: usize = PASS * TILE_ROWS;
+
+/// Values of the panel's scales, enough for groups of 16 columns.
+const SCALES: usize = PASS / 16 * TILE_ROWS;
+
+/// Bytes of scratch; the same for any number of columns.
+pub(super) fn scratch_bytes(_n_cols: usize) -> usize {
+    64 + CODES + 2 * SCALES * 4 + STAGE
+}
+
+/// Bytes for one block of 256 columns of 16 rows before it is transposed: codes, scales, offsets.
+const STAGE: usize = 16 * (256 + 64 + 64);
+
+/// Where the parts of the scratch begin.
+#[derive(Clone, Copy)]
+struct Panel {
+    /// `[PASS/4][16 rows][4]` u8
+    codes: *mut u8,
+    /// `[PASS/GROUP][16 rows]`
+    scale: *mut f32,
+    /// `[PASS/GROUP][16 rows]`
+    offset: *mut f32,
+    /// [`STAGE`] bytes.
+    stage: *mut u8,
+}
+
+impl Panel {
+    /// # Safety
+    /// `scratch` has [`scratch_bytes`].
+    #[inline(always)]
+    unsafe fn new(scratch: *mut u8) -> Panel {
+        // SAFETY: the parts add up to `scratch_bytes`.
+        unsafe {
+            let codes = scratch.add(scratch.align_offset(64));
+            let scale: *mut f32 = codes.add(CODES).cast();
+            let offset = scale.add(SCALES);
+            Panel { codes, scale, offset, stage: offset.add(SCALES).cast() }
+        }
+    }
+}
+
+/// 16 rows of 16 dwords to 16 columns of 16 dwords.
+///
+/// # Safety
+/// AVX-512 is available.
+#[inline(always)]
+pub(super) unsafe fn transpose(rows: [__m512i; 16]) -> [__m512i; 16] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut a = rows;
+        for i in (0..16).step_by(2) {
+            a[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
+            a[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
+        }
+        // b[4g + c]: in each 128-bit lane L, column 4L + c of rows 4g..4g + 4.
+        let mut b = a;
+        for g in 0..4 {
+            b[4 * g] = _mm512_unpacklo_epi64(a[4 * g], a[4 * g + 2]);
+            b[4 * g + 1] = _mm512_unpackhi_epi64(a[4 * g], a[4 * g + 2]);
+            b[4 * g + 2] = _mm512_unpacklo_epi64(a[4 * g + 1], a[4 * g + 3]);
+            b[4 * g + 3] = _mm512_unpackhi_epi64(a[4 * g + 1], a[4 * g + 3]);
+        }
+        let mut out = b;
+        for c in 0..4 {
+            let low01 = _mm512_shuffle_i32x4::<0b10_00_10_00>(b[c], b[4 + c]);
+            let high01 = _mm512_shuffle_i32x4::<0b11_01_11_01>(b[c], b[4 + c]);
+            let low23 = _mm512_shuffle_i32x4::<0b10_00_10_00>(b[8 + c], b[12 + c]);
+            let high23 = _mm512_shuffle_i32x4::<0b11_01_11_01>(b[8 + c], b[12 + c]);
+            out[c] = _mm512_shuffle_i32x4::<0b10_00_10_00>(low01, low23);
+            out[4 + c] = _mm512_shuffle_i32x4::<0b10_00_10_00>(high01, high23);
+            out[8 + c] = _mm512_shuffle_i32x4::<0b11_01_11_01>(low01, low23);
+            out[12 + c] = _mm512_shuffle_i32x4::<0b11_01_11_01>(high01, high23);
+        }
+        out
+    }
+}
+
+/// 16 registers, `stride` bytes apart.
+///
+/// # Safety
+/// AVX-512 is available; the bytes are readable and aligned to 64.
+#[inline(always)]
+unsafe fn load_rows(first: *const u8, stride: usize) -> [__m512i; 16] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut rows = [_mm512_setzero_si512(); 16];
+        for r in 0..16 {
+            rows[r] = _mm512_load_si512(first.add(r * stride).cast());
+        }
+        rows
+    }
+}
+
+/// The addresses of 16 rows from `r0` on; rows beyond the tile repeat its last.
+#[inline(always)]
+pub(super) fn row_addresses(w: *const u8, row_bytes: usize, r0: usize, n_rows: usize) -> [*const u8; 16] {
+    std::array::from_fn(|r| w.wrapping_add((r0 + r.min(n_rows - 1)) * row_bytes))
+}
+
+/// # Safety
+/// As [`super::GemmTile`]; AVX-512 is available.
+#[allow(clippy::too_many_arguments)]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+pub(super) unsafe fn gemm_tile_pairs<F: PairFormat>(
+    w: *const u8,
+    row_bytes: usize,
+    n_cols: usize,
+    r0: usize,
+    n_rows: usize,
+    xs: ActRows,
+    scratch: *mut u8,
+    out: *mut f32,
+) {
+    // SAFETY: passes over columns that the rows have; the scratch is as large as promised.
+    unsafe {
+        let panel = Panel::new(scratch);
+        let rows = row_addresses(w, row_bytes, r0, n_rows);
+        let mut k = 0;
+        while k < n_cols {
+            let n = PASS.min(n_cols - k);
+            pack_pairs::<F>(&rows, k / 32 * F::BLOCK.block_bytes(), n / 32, panel);
+            multiply::<32>(panel, k, n, n_cols, xs, out);
+            k += n;
+        }
+    }
+}
+
+/// Decode `n_blocks` blocks of 16 rows, from byte `start` of the rows on, into the panel.
+///
+/// # Safety
+/// The blocks are readable; the panel has room for them.
+#[inline(always)]
+unsafe fn pack_pairs<F: PairFormat>(rows: &[*const u8; 16], start: usize, n_blocks: usize, panel: Panel) {
+    let bytes = F::BLOCK.block_bytes();
+    // SAFETY: the caller's promise; an odd last block stores a register more for each four columns, and the panel has
+    // room, since PASS is even in blocks.
+    unsafe {
+        for pair in 0..n_blocks / 2 {
+            pack_pair::<F, false>(rows, start + 2 * pair * bytes, panel.codes.add(pair * 1024));
+        }
+        if n_blocks % 2 == 1 {
+            let pair = n_blocks / 2;
+            pack_pair::<F, true>(rows, start + 2 * pair * bytes, panel.codes.add(pair * 1024));
+        }
+        for b in 0..n_blocks {
+            let (scale, offset) = F::column(rows, start + b * bytes);
+            _mm512_store_ps(panel.scale.add(b * TILE_ROWS), scale);
+            _mm512_store_ps(panel.offset.add(b * TILE_ROWS), offset);
+        }
+    }
+}
+
+/// 64 columns of the panel: the codes at byte `at` of 16 rows.
+///
+/// # Safety
+/// As [`pack_pairs`].
+#[inline(always)]
+unsafe fn pack_pair<F: PairFormat, const HALF: bool>(rows: &[*const u8; 16], at: usize, codes: *mut u8) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut registers = [_mm512_setzero_si512(); 16];
+        for r in 0..16 {
+            registers[r] = F::pair::<HALF>(rows[r].add(at)).codes;
+        }
+        let columns = transpose(registers);
+        for i in 0..16 {
+            _mm512_store_si512(codes.add(i * 64).cast(), columns[i]);
+        }
+    }
+}
+
+/// # Safety
+/// As [`super::GemmTile`]; AVX-512 is available.
+#[allow(clippy::too_many_arguments)]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+pub(super) unsafe fn gemm_tile_super<F: SuperFormat>(
+    w: *const u8,
+    row_bytes: usize,
+    n_cols: usize,
+    r0: usize,
+    n_rows: usize,
+    xs: ActRows,
+    scratch: *mut u8,
+    out: *mut f32,
+) {
+    // SAFETY: passes over columns that the rows have; the scratch is as large as promised.
+    unsafe {
+        let panel = Panel::new(scratch);
+        let rows = row_addresses(w, row_bytes, r0, n_rows);
+        let mut k = 0;
+        while k < n_cols {
+            let n = PASS.min(n_cols - k);
+            for b in 0..n / 256 {
+                pack_super::<F>(&rows, (k / 256 + b) * F::BLOCK.block_bytes(), b, panel);
+            }
+            if F::GROUP == 32 {
+                multiply::<32>(panel, k, n, n_cols, xs, out);
+            } else {
+                multiply::<16>(panel, k, n, n_cols, xs, out);
+            }
+            k += n;
+        }
+    }
+}
+
+/// Decode one block of 16 rows, at byte `at` of each, into the panel as its block `b`.
+///
+/// # Safety
+/// The blocks are readable; the panel has room.
+#[inline(always)]
+unsafe fn pack_super<F: SuperFormat>(rows: &[*const u8; 16], at: usize, b: usize, panel: Panel) {
+    let (stage_scale, stage_offset) =
+        (panel.stage.wrapping_add(16 * 256), panel.stage.wrapping_add(16 * 320));
+    // SAFETY: the caller's promise.
+    unsafe {
+        for r in 0..16 {
+            let block = F::block(rows[r].add(at));
+            for z in 0..4 {
+                _mm512_store_si512(panel.stage.add(r * 256 + z * 64).cast(), block.codes[z]);
+            }
+            _mm512_store_ps(stage_scale.add(r * 64).cast(), block.scale);
+            if F::GROUP == 16 && F::HAS_OFFSET {
+                _mm512_store_ps(stage_offset.add(r * 64).cast(), block.offset);
+            }
+        }
+        for z in 0..4 {
+            let columns = transpose(load_rows(panel.stage.add(z * 64), 256));
+            for i in 0..16 {
+                _mm512_store_si512(panel.codes.add((b * 64 + z * 16 + i) * 64).cast(), columns[i]);
+            }
+        }
+        let n_groups = 256 / F::GROUP;
+        let scales = transpose(load_rows(stage_scale, 64));
+        let zero = _mm512_set1_ps(-f32::from(F::ZERO));
+        for g in 0..n_groups {
+            let scale = _mm512_castsi512_ps(scales[g]);
+            _mm512_store_ps(panel.scale.add((b * n_groups + g) * TILE_ROWS), scale);
+            if !F::HAS_OFFSET {
+                let offset = _mm512_mul_ps(scale, zero);
+                _mm512_store_ps(panel.offset.add((b * n_groups + g) * TILE_ROWS), offset);
+            }
+        }
+        if F::HAS_OFFSET {
+            let offsets = if F::GROUP == 32 { scales } else { transpose(load_rows(stage_offset, 64)) };
+            for g in 0..n_groups {
+                let offset = _mm512_castsi512_ps(offsets[if F::GROUP == 32 { 8 + g } else { g }]);
+                _mm512_store_ps(panel.offset.add((b * n_groups + g) * TILE_ROWS), offset);
+            }
+        }
+    }
+}
+
+/// Multiply the panel (columns `k..k + n`) with all activation rows; add to `out`, or set it if `k` is 0.
+///
+/// # Safety
+/// The panel is filled; the activation rows have `n_cols` columns; `out` has `xs.n * TILE_ROWS` values.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+unsafe fn multiply<const GROUP: usize>(
+    panel: Panel,
+    k: usize,
+    n: usize,
+    n_cols: usize,
+    xs: ActRows,
+    out: *mut f32,
+) {
+    // SAFETY: activation rows `i..i + COLS` exist.
+    unsafe {
+        let mut i = 0;
+        while i < xs.n {
+            let x = xs.row(i).q8(n_cols);
+            let x = Q8Row {
+                q: x.q.add(k),
+                scale: x.scale.add(k / 32),
+                sum32: x.sum32.add(k / 32),
+                sum16: x.sum16.add(k / 16),
+            };
+            let (stride, out) = (xs.stride, out.add(i * TILE_ROWS));
+            match xs.n - i {
+                1 => rows::<GROUP, 1>(panel, n / 32, x, stride, k == 0, out),
+                2 => rows::<GROUP, 2>(panel, n / 32, x, stride, k == 0, out),
+                3 => rows::<GROUP, 3>(panel, n / 32, x, stride, k == 0, out),
+                4 => rows::<GROUP, 4>(panel, n / 32, x, stride, k == 0, out),
+                5 => rows::<GROUP, 5>(panel, n / 32, x, stride, k == 0, out),
+                6 => rows::<GROUP, 6>(panel, n / 32, x, stride, k == 0, out),
+                7 => rows::<GROUP, 7>(panel, n / 32, x, stride, k == 0, out),
+                8 => rows::<GROUP, 8>(panel, n / 32, x, stride, k == 0, out),
+                9 => rows::<GROUP, 9>(panel, n / 32, x, stride, k == 0, out),
+                10 => rows::<GROUP, 10>(panel, n / 32, x, stride, k == 0, out),
+                11 => rows::<GROUP, 11>(panel, n / 32, x, stride, k == 0, out),
+                _ => rows::<GROUP, COLS>(panel, n / 32, x, stride, k == 0, out),
+            }
+            i += COLS;
+        }
+    }
+}
+
+/// The panel times `C` activation rows.
+///
+/// # Safety
+/// As [`multiply`]; `x` is the first of `C` rows, `stride` bytes apart.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+unsafe fn rows<const GROUP: usize, const C: usize>(
+    panel: Panel,
+    n_blocks: usize,
+    x: Q8Row,
+    stride: usize,
+    first: bool,
+    out: *mut f32,
+) {
+    let steps = GROUP / 4;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut sums = [_mm512_setzero_ps(); C];
+        if !first {
+            for (c, sum) in sums.iter_mut().enumerate() {
+                *sum = _mm512_loadu_ps(out.add(c * TILE_ROWS));
+            }
+        }
+        let x_sums = if GROUP == 32 { x.sum32 } else { x.sum16 };
+        for g in 0..n_blocks * (32 / GROUP) {
+            let mut products = [_mm512_setzero_si512(); C];
+            for step in 0..steps {
+                let codes = _mm512_load_si512(panel.codes.add((g * steps + step) * 64).cast());
+                for c in 0..C {
+                    let q = x.q.byte_add(c * stride).add(g * GROUP + step * 4).cast::<i32>().read_unaligned();
+                    products[c] = _mm512_dpbusd_epi32(products[c], codes, _mm512_set1_epi32(q));
+                }
+            }
+            let scale = _mm512_load_ps(panel.scale.add(g * TILE_ROWS));
+            let offset = _mm512_load_ps(panel.offset.add(g * TILE_ROWS));
+            for c in 0..C {
+                let x_scale = *x.scale.byte_add(c * stride).add(g * GROUP / 32);
+                let x_sum = *x_sums.byte_add(c * stride).add(g);
+                let factor = _mm512_mul_ps(scale, _mm512_set1_ps(x_scale));
+                sums[c] = _mm512_fmadd_ps(factor, _mm512_cvtepi32_ps(products[c]), sums[c]);
+                sums[c] = _mm512_fmadd_ps(offset, _mm512_set1_ps(x_sum), sums[c]);
+            }
+        }
+        for (c, sum) in sums.into_iter().enumerate() {
+            _mm512_storeu_ps(out.add(c * TILE_ROWS), sum);
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Matrix kernels: `out[i][r] = sum_k W[r][k] * x[i][k]`, the weights in any block type, read where they lie in the file.
+//!
+//! # How a product is computed
+//!
+//! Quantised weights meet activations quantised to 8 bits ([`activation`]). Every block type decodes to small integers
+//! and one affine map for each group of 16 or 32 columns, `w = scale * code + offset`, so that
+//!
+//! ```text
+//! sum_k w x  =  sum_groups  scale * x_scale * (sum_k code * q)  +  offset * x_sum
+//! ```
+//!
+//! The inner sum is exact in 32-bit integers; `x_sum = x_scale * sum_k q` is computed once for an activation row,
+//! whatever the number of weight rows. Types without an offset use it for the zero point of unsigned codes. F32, F16
+//! and BF16 weights meet activations in f32.
+//!
+//! # How the files divide the work
+//!
+//! A block type is one file. It implements `portable::Format` (decoding in plain Rust, which serves the scalar reference
+//! and NEON), `avx2::Avx2Format` (32 codes in a register) and one of AVX-512's two traits: `avx512::PairFormat` for
+//! blocks of 32 columns, of which two fill a register, `avx512::SuperFormat` for blocks of 256. The loops around the
+//! decoding are shared: `portable` with the inner products of `scalar` and `neon`; `gemv_avx2` and `gemm_avx2`;
+//! `gemv_avx512` and `gemm_avx512`. Numbers that need no decoding implement `float::FloatFormat`. What was tried, kept
+//! and lost stands in `NOTES.md`.
+//!
+//! # Numerics
+//!
+//! A `gemv` result is a function of its weight row and its activation row: how the rows were divided among calls does
+//! not matter. `gemm_tile` of the scalar and NEON variants gives the same bits as `gemv`; that of AVX2 and AVX-512 does
+//! not (its lanes are weight rows where `gemv`'s are columns), but it too is independent of how many activation rows
+//! there are. Who needs one order for one row and for many uses `gemm_tile` for one row too, or `gemv` for each.
+
+// A loop variable here numbers a lane, a row or a column of several arrays at once.
+#![allow(clippy::needless_range_loop)]
+
+pub mod activation;
+
+mod float;
+mod portable;
+mod scalar;
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod float_avx2;
+#[cfg(target_arch = "x86_64")]
+mod float_avx512;
+#[cfg(target_arch = "x86_64")]
+mod gemm_avx2;
+#[cfg(target_arch = "x86_64")]
+mod gemm_avx512;
+#[cfg(target_arch = "x86_64")]
+mod gemv_avx2;
+#[cfg(target_arch = "x86_64")]
+mod gemv_avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+
+mod bf16;
+mod f16;
+mod f32;
+mod iq4_nl;
+mod iq4_xs;
+mod k_scales;
+mod mxfp4;
+mod q2_k;
+mod q3_k;
+mod q4_0;
+mod q4_1;
+mod q4_k;
+mod q5_0;
+mod q5_1;
+mod q5_k;
+mod q6_k;
+mod q8_0;
+
+#[cfg(test)]
+mod tests;
+
+pub use activation::{ActRow, ActRows, ActivationKind, q8_row_bytes, quantize_row_q8};
+
+use crate::isa::Isa;
+use formats::BlockType;
+
+/// Weight rows of one GEMM tile.
+pub const TILE_ROWS: usize = 16;
+
+/// `out[r - r0] = dot(W[r], x)` for the weight rows `r0..r1`.
+///
+/// Arguments: `w` the first byte of row 0, `row_bytes` from one row to the next, `n_cols`, `r0`, `r1`, the activation
+/// row, `out` of `r1 - r0` values.
+///
+/// Reads each weight once: `(r1 - r0) * row_bytes` bytes and the activation row, which stays in the first cache.
+///
+/// # Safety
+/// - The kernel was given for an [`Isa`] that this processor runs ([`linear_kernel`] sees to it).
+/// - `w` is valid for reads of `r1 * row_bytes` bytes (any alignment), `row_bytes` is that of `n_cols` columns, and
+///   `n_cols` is a multiple of the block's length.
+/// - `x` holds `n_cols` activations of the kernel's [`ActivationKind`].
+/// - `out` is valid for writes of `r1 - r0` values.
+pub type Gemv =
+    unsafe fn(w: *const u8, row_bytes: usize, n_cols: usize, r0: usize, r1: usize, x: ActRow, out: *mut f32);
+
+/// `out[i * TILE_ROWS + r] = dot(W[r0 + r], x[i])` for `n_rows <= TILE_ROWS` weight rows and all activation rows.
+///
+/// Arguments: `w` the first byte of row 0, `row_bytes` from one row to the next, `n_cols`, `r0`, `n_rows`, the
+/// activation rows, `scratch` of the kernel's [`LinearKernel::gemm_scratch_bytes`] (any content), `out` of
+/// `xs.n * TILE_ROWS` values. Where `n_rows < TILE_ROWS` the remaining columns of `out` are undefined.
+///
+/// Reads each weight once and the activation rows once for each tile.
+///
+/// # Safety
+/// As [`Gemv`], for the rows `r0..r0 + n_rows`; `1 <= n_rows <= TILE_ROWS`; `scratch` and `out` are valid for writes
+/// and overlap nothing else.
+pub type GemmTile = unsafe fn(
+    w: *const u8,
+    row_bytes: usize,
+    n_cols: usize,
+    r0: usize,
+    n_rows: usize,
+    xs: ActRows,
+    scratch: *mut u8,
+    out: *mut f32,
+);
+
+/// The kernels of one block type on one instruction set.
+#[derive(Clone, Copy, Debug)]
+pub struct LinearKernel {
+    /// For profiles: `linear_q4_1`.
+    pub name: &'static str,
+    /// The form of the activations.
+    pub activation: ActivationKind,
+    /// One activation row.
+    pub gemv: Gemv,
+    /// Many activation rows, a tile of weight rows.
+    pub gemm_tile: GemmTile,
+    /// Bytes of scratch that [`Self::gemm_tile`] needs, one for each worker.
+    pub gemm_scratch_bytes: fn(n_cols: usize) -> usize,
+    /// From how many activation rows on [`Self::gemm_tile`] beats [`Self::gemv`] for each (measured, see `NOTES.md`).
+    pub gemm_min_rows: usize,
+}
+
+/// The kernels of a block type. An instruction set that this processor lacks gives the scalar ones.
+pub fn linear_kernel(block: BlockType, isa: Isa) -> LinearKernel {
+    let isa = if isa.is_available() { isa } else { Isa::Scalar };
+    match block {
+        BlockType::F32 => float::kernel::<f32::F32>(isa),
+        BlockType::F16 => float::kernel::<f16::F16>(isa),
+        BlockType::BF16 => float::kernel::<bf16::BF16>(isa),
+        BlockType::Q4_0 => portable::pair_kernel::<q4_0::Q4_0>(isa),
+        BlockType::Q4_1 => portable::pair_kernel::<q4_1::Q4_1>(isa),
+        BlockType::Q5_0 => portable::pair_kernel::<q5_0::Q5_0>(isa),
+        BlockType::Q5_1 => portable::pair_kernel::<q5_1::Q5_1>(isa),
+        BlockType::Q8_0 => portable::pair_kernel::<q8_0::Q8_0>(isa),
+        BlockType::IQ4_NL => portable::pair_kernel::<iq4_nl::Iq4Nl>(isa),
+        BlockType::MXFP4 => portable::pair_kernel::<mxfp4::Mxfp4>(isa),
+        BlockType::Q2_K => portable::super_kernel::<q2_k::Q2K>(isa),
+        BlockType::Q3_K => portable::super_kernel::<q3_k::Q3K>(isa),
+        BlockType::Q4_K => portable::super_kernel::<q4_k::Q4K>(isa),
+        BlockType::Q5_K => portable::super_kernel::<q5_k::Q5K>(isa),
+        BlockType::Q6_K => portable::super_kernel::<q6_k::Q6K>(isa),
+        BlockType::IQ4_XS => portable::super_kernel::<iq4_xs::Iq4Xs>(isa),
+    }
+}

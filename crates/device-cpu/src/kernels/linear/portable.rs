@@ -1,0 +1,291 @@
+//! Block decoding in plain Rust, the loops of the scalar and NEON variants around it, and the table of all variants.
+//!
+//! A block is decoded into a small buffer that stays in registers or the first cache; the compiler vectorises the
+//! decoding for the instruction set of the function it is inlined into. Only the inner product is written by hand
+//! ([`Dot`]). Order of accumulation: blocks in order, within a block groups of 32 columns in order, in as many lanes as
+//! the instruction set's vectors have; the offsets' part accumulates apart and is added last.
+
+use super::activation::{ActRow, ActRows, ActivationKind, Q8Row};
+use super::{GemmTile, Gemv, LinearKernel, scalar};
+use crate::isa::Isa;
+use formats::BlockType;
+
+/// A quantised block type: `w = scale * code + offset`, one scale (and offset) for each `GROUP` columns.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+pub(super) trait Format {
+    /// `linear_q4_0`
+    const NAME: &'static str;
+    /// The type.
+    const BLOCK: BlockType;
+    /// Columns of one scale: 16 or 32.
+    const GROUP: usize;
+    /// Whether there is an offset. Then codes are in `0..=127`; without, they are signed.
+    const HAS_OFFSET: bool;
+    /// The least number that makes every code unsigned when added; 0 with an offset. Vector variants work on unsigned
+    /// codes.
+    const ZERO: u8;
+    /// The largest unsigned code.
+    const MAX_CODE: u8;
+    /// From how many activation rows on AVX-512's GEMM beats its GEMV.
+    const GEMM_MIN_ROWS: usize = 3;
+
+    /// The scales (and offsets) of a block of [`BlockType::block_bytes`] bytes, one for each group.
+    fn scales(block: &[u8], scale: &mut [f32], offset: &mut [f32]);
+
+    /// The codes of a block, [`BlockType::block_len`] of them.
+    fn codes(block: &[u8], codes: &mut [i8]);
+}
+
+/// The inner product of an instruction set.
+pub(super) trait Dot {
+    /// Partial sums.
+    type Sum: Copy;
+
+    /// Zeros.
+    ///
+    /// # Safety
+    /// The instruction set is available.
+    unsafe fn zero() -> Self::Sum;
+
+    /// Add the product of one decoded block with the activations of its columns.
+    ///
+    /// # Safety
+    /// The instruction set is available; the slices are those of a block; `x` has a block's columns.
+    unsafe fn add<F: Format>(
+        sum: Self::Sum,
+        codes: &[i8],
+        scale: &[f32],
+        offset: &[f32],
+        x: Q8Row,
+    ) -> Self::Sum;
+
+    /// The sum of all lanes.
+    ///
+    /// # Safety
+    /// The instruction set is available.
+    unsafe fn finish(sum: Self::Sum) -> f32;
+}
+
+/// An f16 in f32, without branches, so that it vectorises.
+///
+/// The bits moved up by 13 are an f32 whose exponent is 112 too small, subnormals included, so one multiplication
+/// is exact; infinities and NaN need the exponent's remaining bits.
+#[inline(always)]
+pub(super) fn f16_to_f32(bits: u16) -> f32 {
+    let magnitude = u32::from(bits & 0x7fff) << 13;
+    let special = if magnitude >= 0x0f80_0000 { 0x7f80_0000 } else { 0 };
+    let value = f32::from_bits(magnitude) * f32::from_bits((127 + 112) << 23);
+    f32::from_bits(value.to_bits() | special | (u32::from(bits & 0x8000) << 16))
+}
+
+/// The f16 at byte `at` of a block.
+#[inline(always)]
+pub(super) fn f16_at(block: &[u8], at: usize) -> f32 {
+    f16_to_f32(u16::from_le_bytes([block[at], block[at + 1]]))
+}
+
+/// A row's arrays from column `k` on.
+///
+/// # Safety
+/// `k` is a multiple of 32 within the row.
+#[inline(always)]
+unsafe fn columns_from(x: Q8Row, k: usize) -> Q8Row {
+    // SAFETY: the caller's promise.
+    unsafe {
+        Q8Row {
+            q: x.q.add(k),
+            scale: x.scale.add(k / 32),
+            sum32: x.sum32.add(k / 32),
+            sum16: x.sum16.add(k / 16),
+        }
+    }
+}
+
+/// [`Gemv`] around a [`Dot`].
+///
+/// # Safety
+/// As [`Gemv`].
+#[inline(always)]
+pub(super) unsafe fn gemv<F: Format, D: Dot>(
+    w: *const u8,
+    row_bytes: usize,
+    n_cols: usize,
+    r0: usize,
+    r1: usize,
+    x: ActRow,
+    out: *mut f32,
+) {
+    let (len, bytes) = (F::BLOCK.block_len(), F::BLOCK.block_bytes());
+    let n_groups = len / F::GROUP;
+    let mut codes = [0i8; 256];
+    let (mut scale, mut offset) = ([0f32; 16], [0f32; 16]);
+    // SAFETY: every block of the rows and of the activations is within what the caller promised.
+    unsafe {
+        let x = x.q8(n_cols);
+        for r in r0..r1 {
+            let row = w.add(r * row_bytes);
+            let mut sum = D::zero();
+            for b in 0..n_cols / len {
+                let block = std::slice::from_raw_parts(row.add(b * bytes), bytes);
+                let (codes, scale, offset) =
+                    (&mut codes[..len], &mut scale[..n_groups], &mut offset[..n_groups]);
+                F::scales(block, scale, offset);
+                F::codes(block, codes);
+                sum = D::add::<F>(sum, codes, scale, offset, columns_from(x, b * len));
+            }
+            out.add(r - r0).write(D::finish(sum));
+        }
+    }
+}
+
+/// Bytes of scratch of [`gemm_tile`]: one decoded row.
+pub(super) fn gemm_scratch_bytes<F: Format>(n_cols: usize) -> usize {
+    n_cols + 2 * (n_cols / F::GROUP) * 4 + 64
+}
+
+/// [`GemmTile`] around a [`Dot`]: each weight row is decoded once into the scratch and meets every activation row.
+///
+/// # Safety
+/// As [`GemmTile`].
+#[allow(clippy::too_many_arguments)]
+#[inline(always)]
+pub(super) unsafe fn gemm_tile<F: Format, D: Dot>(
+    w: *const u8,
+    row_bytes: usize,
+    n_cols: usize,
+    r0: usize,
+    n_rows: usize,
+    xs: ActRows,
+    scratch: *mut u8,
+    out: *mut f32,
+) {
+    let (len, bytes) = (F::BLOCK.block_len(), F::BLOCK.block_bytes());
+    let (n_blocks, n_groups) = (n_cols / len, len / F::GROUP);
+    // SAFETY: the scratch has room for the row; all else as in `gemv`.
+    unsafe {
+        let scratch = scratch.add(scratch.align_offset(64));
+        scratch.write_bytes(0, n_cols + 2 * (n_cols / F::GROUP) * 4);
+        let codes = std::slice::from_raw_parts_mut(scratch.cast::<i8>(), n_cols);
+        let scales: *mut f32 = scratch.add(n_cols).cast();
+        let (scales, offsets) =
+            std::slice::from_raw_parts_mut(scales, 2 * n_blocks * n_groups).split_at_mut(n_blocks * n_groups);
+        for r in 0..n_rows {
+            let row = w.add((r0 + r) * row_bytes);
+            for b in 0..n_blocks {
+                let block = std::slice::from_raw_parts(row.add(b * bytes), bytes);
+                F::codes(block, codes.get_unchecked_mut(b * len..(b + 1) * len));
+                F::scales(
+                    block,
+                    scales.get_unchecked_mut(b * n_groups..(b + 1) * n_groups),
+                    offsets.get_unchecked_mut(b * n_groups..(b + 1) * n_groups),
+                );
+            }
+            for i in 0..xs.n {
+                let x = xs.row(i).q8(n_cols);
+                let mut sum = D::zero();
+                for b in 0..n_blocks {
+                    sum = D::add::<F>(
+                        sum,
+                        codes.get_unchecked(b * len..(b + 1) * len),
+                        scales.get_unchecked(b * n_groups..(b + 1) * n_groups),
+                        offsets.get_unchecked(b * n_groups..(b + 1) * n_groups),
+                        columns_from(x, b * len),
+                    );
+                }
+                out.add(i * super::TILE_ROWS + r).write(D::finish(sum));
+            }
+        }
+    }
+}
+
+/// A kernel of the loops in this file.
+fn kernel<F: Format>(gemv: Gemv, gemm_tile: GemmTile) -> LinearKernel {
+    LinearKernel {
+        name: F::NAME,
+        activation: ActivationKind::Q8,
+        gemv,
+        gemm_tile,
+        gemm_scratch_bytes: gemm_scratch_bytes::<F>,
+        gemm_min_rows: 2,
+    }
+}
+
+/// The variants that every quantised type shares.
+fn common_kernel<F: Format>(isa: Isa) -> LinearKernel {
+    match isa {
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => kernel::<F>(super::neon::gemv::<F>, super::neon::gemm_tile::<F>),
+        _ => kernel::<F>(gemv::<F, scalar::Scalar>, gemm_tile::<F, scalar::Scalar>),
+    }
+}
+
+/// The AVX2 kernels of a type.
+#[cfg(target_arch = "x86_64")]
+fn avx2_kernel<F: super::avx2::Avx2Format>() -> LinearKernel {
+    LinearKernel {
+        gemv: super::gemv_avx2::gemv::<F>,
+        gemm_tile: super::gemm_avx2::gemm_tile::<F>,
+        gemm_scratch_bytes: super::gemm_avx2::scratch_bytes,
+        gemm_min_rows: 2,
+        ..common_kernel::<F>(Isa::Scalar)
+    }
+}
+
+/// The kernels of a type with blocks of 32 columns.
+#[cfg(target_arch = "x86_64")]
+pub(super) fn pair_kernel<F: super::avx512::PairFormat>(isa: Isa) -> LinearKernel {
+    match isa {
+        Isa::Avx512 => {}
+        Isa::Avx2 => return avx2_kernel::<F>(),
+        _ => return common_kernel::<F>(isa),
+    }
+    LinearKernel {
+        gemv: super::gemv_avx512::gemv_pairs::<F>,
+        gemm_tile: super::gemm_avx512::gemm_tile_pairs::<F>,
+        gemm_scratch_bytes: super::gemm_avx512::scratch_bytes,
+        gemm_min_rows: F::GEMM_MIN_ROWS,
+        ..common_kernel::<F>(Isa::Scalar)
+    }
+}
+
+/// The kernels of a type with blocks of 256 columns.
+#[cfg(target_arch = "x86_64")]
+pub(super) fn super_kernel<F: super::avx512::SuperFormat>(isa: Isa) -> LinearKernel {
+    match isa {
+        Isa::Avx512 => {}
+        Isa::Avx2 => return avx2_kernel::<F>(),
+        _ => return common_kernel::<F>(isa),
+    }
+    LinearKernel {
+        gemv: super::gemv_avx512::gemv_super::<F>,
+        gemm_tile: super::gemm_avx512::gemm_tile_super::<F>,
+        gemm_scratch_bytes: super::gemm_avx512::scratch_bytes,
+        gemm_min_rows: F::GEMM_MIN_ROWS,
+        ..common_kernel::<F>(Isa::Scalar)
+    }
+}
+
+/// The kernels of a type with blocks of 32 columns.
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) fn pair_kernel<F: Format>(isa: Isa) -> LinearKernel {
+    common_kernel::<F>(isa)
+}
+
+/// The kernels of a type with blocks of 256 columns.
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) fn super_kernel<F: Format>(isa: Isa) -> LinearKernel {
+    common_kernel::<F>(isa)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::f16_to_f32;
+
+    #[test]
+    fn every_f16_converts_exactly() {
+        for bits in 0..=u16::MAX {
+            let (ours, theirs) = (f16_to_f32(bits), half::f16::from_bits(bits).to_f32());
+            assert!(ours.to_bits() == theirs.to_bits() || (ours.is_nan() && theirs.is_nan()), "{bits:#06x}");
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! The inner product in plain Rust: the reference, and what any processor runs.
+
+use super::activation::Q8Row;
+use super::portable::{Dot, Format};
+
+/// No vectors but those that the compiler finds.
+pub(super) struct Scalar;
+
+impl Dot for Scalar {
+    /// The codes' part and the offsets' part.
+    type Sum = (f32, f32);
+
+    #[inline(always)]
+    unsafe fn zero() -> Self::Sum {
+        (0.0, 0.0)
+    }
+
+    #[inline(always)]
+    unsafe fn add<F: Format>(
+        sum: Self::Sum,
+        codes: &[i8],
+        scale: &[f32],
+        offset: &[f32],
+        x: Q8Row,
+    ) -> Self::Sum {
+        let (mut dot, mut offsets) = sum;
+        // SAFETY: `x` has the columns of `codes`.
+        unsafe {
+            let q = std::slice::from_raw_parts(x.q, codes.len());
+            for (g, (codes, q)) in codes.chunks_exact(F::GROUP).zip(q.chunks_exact(F::GROUP)).enumerate() {
+                let products: i32 = codes.iter().zip(q).map(|(&c, &q)| i32::from(c) * i32::from(q)).sum();
+                dot += scale[g] * *x.scale.add(g * F::GROUP / 32) * products as f32;
+                if F::HAS_OFFSET {
+                    let sums = if F::GROUP == 32 { x.sum32 } else { x.sum16 };
+                    offsets += offset[g] * *sums.add(g);
+                }
+            }
+        }
+        (dot, offsets)
+    }
+
+    #[inline(always)]
+    unsafe fn finish(sum: Self::Sum) -> f32 {
+        sum.0 + sum.1
+    }
+}

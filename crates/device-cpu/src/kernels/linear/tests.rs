@@ -1,0 +1,457 @@
+//! Every type on every instruction set of this machine, against f64 arithmetic on the values that the codecs of
+//! `formats` define, at odd shapes, with weights that end where readable memory ends.
+
+use super::activation::*;
+use super::*;
+
+/// xorshift64*: enough for test data.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    /// About normal, standard deviation 1.
+    fn normal(&mut self) -> f32 {
+        (0..12).map(|_| (self.next() >> 40) as f32 / (1u64 << 24) as f32).sum::<f32>() - 6.0
+    }
+}
+
+/// Bytes whose last is the last of a page, with an unreadable page behind it: a kernel that reads past its weights
+/// dies.
+#[cfg(unix)]
+struct Guarded {
+    base: *mut u8,
+    mapped: usize,
+    start: usize,
+    len: usize,
+}
+
+#[cfg(unix)]
+impl Guarded {
+    fn new(bytes: &[u8]) -> Guarded {
+        const PAGE: usize = 65536;
+        let body = bytes.len().next_multiple_of(PAGE);
+        let mapped = body + PAGE;
+        // SAFETY: a fresh anonymous map, its last page made unreadable, written within its body.
+        unsafe {
+            let base = libc::mmap(
+                std::ptr::null_mut(),
+                mapped,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            );
+            assert_ne!(base, libc::MAP_FAILED);
+            let base: *mut u8 = base.cast();
+            assert_eq!(libc::mprotect(base.add(body).cast(), PAGE, libc::PROT_NONE), 0);
+            let start = body - bytes.len();
+            base.add(start).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+            Guarded { base, mapped, start, len: bytes.len() }
+        }
+    }
+
+    fn as_ptr(&self) -> *const u8 {
+        self.base.wrapping_add(self.start)
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: written in `new`.
+        unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) }
+    }
+}
+
+#[cfg(unix)]
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        // SAFETY: the map of `new`.
+        unsafe { libc::munmap(self.base.cast(), self.mapped) };
+    }
+}
+
+/// Elsewhere than on Unix: plain memory.
+#[cfg(not(unix))]
+struct Guarded(Vec<u8>);
+
+#[cfg(not(unix))]
+impl Guarded {
+    fn new(bytes: &[u8]) -> Guarded {
+        Guarded(bytes.to_vec())
+    }
+
+    fn as_ptr(&self) -> *const u8 {
+        self.0.as_ptr()
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// Memory aligned to 64 bytes, filled with a byte that makes f32 a NaN.
+struct Aligned(Vec<u8>);
+
+impl Aligned {
+    fn new(len: usize) -> Aligned {
+        Aligned(vec![0xff; len + 64])
+    }
+
+    fn as_mut_ptr(&mut self) -> *mut u8 {
+        let start = self.0.as_ptr().align_offset(64);
+        self.0[start..].as_mut_ptr()
+    }
+}
+
+/// Rows of random bytes, every bit pattern of the codes, with scales of plausible size.
+fn random_weights(block: BlockType, n_rows: usize, n_cols: usize, random: &mut Random) -> Vec<u8> {
+    use BlockType::*;
+    let mut bytes: Vec<u8> = (0..n_rows * block.row_bytes(n_cols)).map(|_| random.next() as u8).collect();
+    let f16_fields: &[usize] = match block {
+        F32 | F16 | BF16 => {
+            for value in bytes.chunks_exact_mut(block.block_bytes()) {
+                formats::codec::quantize_row(block, &[random.normal()], value);
+            }
+            return bytes;
+        }
+        MXFP4 => {
+            for block in bytes.chunks_exact_mut(17) {
+                block[0] = 118 + block[0] % 12;
+            }
+            return bytes;
+        }
+        Q4_0 | Q5_0 | Q8_0 | IQ4_NL | IQ4_XS => &[0],
+        Q4_1 | Q5_1 | Q4_K | Q5_K => &[0, 2],
+        Q6_K => &[208],
+        Q3_K => &[108],
+        Q2_K => &[80, 82],
+    };
+    for chunk in bytes.chunks_exact_mut(block.block_bytes()) {
+        for &at in f16_fields {
+            let scale = half::f16::from_f32(random.normal() * 0.02);
+            chunk[at..at + 2].copy_from_slice(&scale.to_le_bytes());
+        }
+    }
+    bytes
+}
+
+/// Weights that a quantiser made from normal values.
+fn quantised_weights(block: BlockType, n_rows: usize, n_cols: usize, random: &mut Random) -> Vec<u8> {
+    let mut bytes = vec![0; n_rows * block.row_bytes(n_cols)];
+    for row in bytes.chunks_exact_mut(block.row_bytes(n_cols)) {
+        let values: Vec<f32> = (0..n_cols).map(|_| random.normal()).collect();
+        formats::codec::quantize_row(block, &values, row);
+    }
+    bytes
+}
+
+/// A problem with its answer in f64.
+struct Case {
+    block: BlockType,
+    n_rows: usize,
+    n_cols: usize,
+    n: usize,
+    w: Guarded,
+    acts: Aligned,
+    stride: usize,
+    /// `(n, n_rows)`, on the activations as quantised.
+    exact: Vec<f64>,
+    /// `(n, n_rows)`, sum of magnitudes of the products.
+    magnitude: Vec<f64>,
+    /// `(n, n_rows)`, on the activations before they were quantised.
+    unquantised: Vec<f64>,
+    /// `(n, n_rows)`, the most by which quantising the activations can change the product.
+    quantising: Vec<f64>,
+}
+
+impl Case {
+    fn new(
+        block: BlockType,
+        n_rows: usize,
+        n_cols: usize,
+        n: usize,
+        bytes: &[u8],
+        random: &mut Random,
+    ) -> Case {
+        let w = Guarded::new(bytes);
+        let kind = ActivationKind::of(block);
+        // A distance larger than the row, as when rows belong to a wider matrix.
+        let stride = match kind {
+            ActivationKind::F32 => n_cols * 4,
+            ActivationKind::Q8 => q8_row_bytes(n_cols),
+        }
+        .next_multiple_of(64)
+            + 64 * (n_rows % 2);
+        let mut acts = Aligned::new(stride * n);
+        let mut x_original = Vec::new();
+        let mut x_used = Vec::new();
+        let mut half_step = Vec::new();
+        for i in 0..n {
+            let mut x: Vec<f32> = (0..n_cols).map(|_| random.normal()).collect();
+            // Groups of very different size, and one of zeros.
+            for (g, group) in x.chunks_mut(32).enumerate() {
+                let factor = [1.0, 30.0, 0.001, 0.0, 1.0][(g + i) % 5];
+                group.iter_mut().for_each(|v| *v *= factor);
+            }
+            let row = acts.as_mut_ptr().wrapping_add(i * stride);
+            match kind {
+                ActivationKind::F32 => {
+                    // SAFETY: the row has room for the values.
+                    unsafe { row.cast::<f32>().copy_from_nonoverlapping(x.as_ptr(), n_cols) };
+                    x_used.extend(x.iter().map(|&v| f64::from(v)));
+                    half_step.extend(x.iter().map(|_| 0.0));
+                }
+                ActivationKind::Q8 => {
+                    // SAFETY: the row has room for the Q8 row.
+                    unsafe {
+                        quantize_row_q8(Isa::Scalar, x.as_ptr(), n_cols, row);
+                        let q8 = ActRow(row).q8(n_cols);
+                        for k in 0..n_cols {
+                            let scale = f64::from(*q8.scale.add(k / 32));
+                            x_used.push(f64::from(*q8.q.add(k)) * scale);
+                            half_step.push(scale * 0.5);
+                        }
+                    }
+                }
+            }
+            x_original.extend(x.iter().map(|&v| f64::from(v)));
+        }
+        let mut values = vec![0f32; n_cols];
+        let (mut exact, mut magnitude) = (vec![0f64; n * n_rows], vec![0f64; n * n_rows]);
+        let (mut unquantised, mut quantising) = (exact.clone(), exact.clone());
+        for r in 0..n_rows {
+            let row_bytes = block.row_bytes(n_cols);
+            formats::codec::dequantize_row(
+                block,
+                &w.bytes()[r * row_bytes..(r + 1) * row_bytes],
+                &mut values,
+            );
+            for i in 0..n {
+                for k in 0..n_cols {
+                    let (w, x) = (f64::from(values[k]), x_used[i * n_cols + k]);
+                    exact[i * n_rows + r] += w * x;
+                    magnitude[i * n_rows + r] += (w * x).abs();
+                    unquantised[i * n_rows + r] += w * x_original[i * n_cols + k];
+                    quantising[i * n_rows + r] += w.abs() * half_step[i * n_cols + k];
+                }
+            }
+        }
+        Case { block, n_rows, n_cols, n, w, acts, stride, exact, magnitude, unquantised, quantising }
+    }
+
+    fn row_bytes(&self) -> usize {
+        self.block.row_bytes(self.n_cols)
+    }
+
+    fn x(&mut self, i: usize) -> ActRow {
+        ActRow(self.acts.as_mut_ptr().wrapping_add(i * self.stride))
+    }
+
+    fn gemv(&mut self, isa: Isa, i: usize, r0: usize, r1: usize) -> Vec<f32> {
+        let mut out = vec![f32::NAN; r1 - r0];
+        let x = self.x(i);
+        let kernel = linear_kernel(self.block, isa);
+        // SAFETY: the shapes are those of the case.
+        unsafe { (kernel.gemv)(self.w.as_ptr(), self.row_bytes(), self.n_cols, r0, r1, x, out.as_mut_ptr()) };
+        out
+    }
+
+    /// `(n, n_rows)` for the first `n` activation rows.
+    fn gemm(&mut self, isa: Isa, n: usize) -> Vec<f32> {
+        let kernel = linear_kernel(self.block, isa);
+        let mut scratch = Aligned::new((kernel.gemm_scratch_bytes)(self.n_cols));
+        let mut out = vec![f32::NAN; n * self.n_rows];
+        let xs = ActRows { base: self.x(0).0, stride: self.stride, n };
+        for r0 in (0..self.n_rows).step_by(TILE_ROWS) {
+            let n_rows = TILE_ROWS.min(self.n_rows - r0);
+            let mut tile = vec![f32::NAN; n * TILE_ROWS];
+            // SAFETY: the shapes are those of the case.
+            unsafe {
+                (kernel.gemm_tile)(
+                    self.w.as_ptr(),
+                    self.row_bytes(),
+                    self.n_cols,
+                    r0,
+                    n_rows,
+                    xs,
+                    scratch.as_mut_ptr(),
+                    tile.as_mut_ptr(),
+                )
+            };
+            for i in 0..n {
+                for r in 0..n_rows {
+                    out[i * self.n_rows + r0 + r] = tile[i * TILE_ROWS + r];
+                }
+            }
+        }
+        out
+    }
+
+    fn check(&self, what: &str, isa: Isa, got: &[f32], first: usize) {
+        for (j, &got) in got.iter().enumerate() {
+            let j = first + j;
+            // The inner products are exact integers, so what remains is rounding of f32 sums: of at most 24 groups
+            // and lanes here, each within 6e-8 of the magnitudes, unsigned codes making them a few times larger.
+            let bound = 1e-5 * self.magnitude[j] + 1e-12;
+            let error = (f64::from(got) - self.exact[j]).abs();
+            assert!(
+                error <= bound,
+                "{what} {} {isa}: (n_rows {}, n_cols {}, n {}) output {j}: {got}, expected {}, error {error:.3e} over {bound:.3e}",
+                self.block,
+                self.n_rows,
+                self.n_cols,
+                self.n,
+                self.exact[j]
+            );
+            let error = (f64::from(got) - self.unquantised[j]).abs();
+            assert!(
+                error <= self.quantising[j] * 1.001 + bound,
+                "{what} {} {isa}: {error:.3e} from the product with the activations before they were quantised",
+                self.block
+            );
+        }
+    }
+}
+
+/// Column counts: odd numbers of blocks, more than one pass of a panel, and for plain numbers no multiple of anything.
+fn column_counts(block: BlockType) -> &'static [usize] {
+    match block.block_len() {
+        1 => &[1, 7, 16, 33, 96, 160, 517],
+        32 => &[32, 64, 96, 160, 1024 + 32, 2048 + 96],
+        _ => &[256, 512, 768, 1024 + 256],
+    }
+}
+
+#[test]
+fn gemv_agrees_with_f64() {
+    let mut random = Random(1);
+    for block in BlockType::ALL {
+        for (c, &n_cols) in column_counts(block).iter().enumerate() {
+            for n_rows in (1..=9).chain([16, 33]) {
+                let bytes = if (c + n_rows) % 2 == 0 {
+                    random_weights(block, n_rows, n_cols, &mut random)
+                } else {
+                    quantised_weights(block, n_rows, n_cols, &mut random)
+                };
+                let mut case = Case::new(block, n_rows, n_cols, 1, &bytes, &mut random);
+                for isa in Isa::available() {
+                    let out = case.gemv(isa, 0, 0, n_rows);
+                    case.check("gemv", isa, &out, 0);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn gemm_agrees_with_f64() {
+    let mut random = Random(2);
+    for block in BlockType::ALL {
+        for &n_cols in column_counts(block) {
+            for (n_rows, n) in
+                [(1, 1), (3, 2), (16, 3), (15, 7), (17, 8), (16, 9), (33, 17), (5, 33), (16, 12)]
+            {
+                let bytes = random_weights(block, n_rows, n_cols, &mut random);
+                let mut case = Case::new(block, n_rows, n_cols, n, &bytes, &mut random);
+                for isa in Isa::available() {
+                    let out = case.gemm(isa, n);
+                    case.check("gemm", isa, &out, 0);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn gemv_does_not_depend_on_how_rows_are_divided() {
+    let mut random = Random(3);
+    for block in BlockType::ALL {
+        let (n_rows, n_cols) = (13, if block.block_len() == 256 { 768 } else { 224 });
+        let bytes = random_weights(block, n_rows, n_cols, &mut random);
+        let mut case = Case::new(block, n_rows, n_cols, 1, &bytes, &mut random);
+        for isa in Isa::available() {
+            let whole = case.gemv(isa, 0, 0, n_rows);
+            for (r0, r1) in [(0, 1), (1, 6), (3, 13), (12, 13), (5, 5)] {
+                assert_eq!(case.gemv(isa, 0, r0, r1), whole[r0..r1], "{block} {isa} rows {r0}..{r1}");
+            }
+        }
+    }
+}
+
+#[test]
+fn gemm_does_not_depend_on_the_number_of_activation_rows() {
+    let mut random = Random(4);
+    for block in BlockType::ALL {
+        let (n_rows, n_cols) = (16, if block.block_len() == 256 { 1280 } else { 1120 });
+        let bytes = random_weights(block, n_rows, n_cols, &mut random);
+        let mut case = Case::new(block, n_rows, n_cols, 29, &bytes, &mut random);
+        for isa in Isa::available() {
+            let whole = case.gemm(isa, 29);
+            for n in 1..=14 {
+                assert_eq!(case.gemm(isa, n), whole[..n * n_rows], "{block} {isa} {n} rows");
+            }
+        }
+    }
+}
+
+#[test]
+fn gemm_equals_gemv_where_documented() {
+    let mut random = Random(5);
+    for block in BlockType::ALL {
+        let (n_rows, n_cols) = (17, if block.block_len() == 256 { 768 } else { 416 });
+        let bytes = random_weights(block, n_rows, n_cols, &mut random);
+        let mut case = Case::new(block, n_rows, n_cols, 3, &bytes, &mut random);
+        for isa in Isa::available().into_iter().filter(|isa| matches!(isa, Isa::Scalar | Isa::Neon)) {
+            let rows: Vec<f32> = (0..3).flat_map(|i| case.gemv(isa, i, 0, n_rows)).collect();
+            assert_eq!(case.gemm(isa, 3), rows, "{block} {isa}");
+        }
+    }
+}
+
+#[test]
+fn activations_quantise_to_the_same_bits_everywhere() {
+    let mut random = Random(6);
+    for n_cols in [32, 64, 96, 160, 1056] {
+        let mut x: Vec<f32> = (0..n_cols).map(|_| random.normal()).collect();
+        x[..32].fill(0.0);
+        x[5] = 1e-37;
+        x[n_cols - 1] = -1e6;
+        // Ties: halves of the scale 1 that 127 gives.
+        if n_cols > 64 {
+            for (i, v) in x[32..64].iter_mut().enumerate() {
+                *v = i as f32 * 0.5 - 3.0;
+            }
+            x[63] = 127.0;
+        }
+        let mut reference: Option<Vec<u8>> = None;
+        for isa in Isa::available() {
+            let mut out = Aligned::new(q8_row_bytes(n_cols));
+            // SAFETY: as large as a row.
+            let bytes = unsafe {
+                quantize_row_q8(isa, x.as_ptr(), n_cols, out.as_mut_ptr());
+                std::slice::from_raw_parts(out.as_mut_ptr(), q8_row_bytes(n_cols)).to_vec()
+            };
+            let first = reference.get_or_insert_with(|| bytes.clone());
+            assert_eq!(*first, bytes, "{isa} {n_cols}");
+        }
+        let mut row = Aligned::new(q8_row_bytes(n_cols));
+        let p = row.as_mut_ptr();
+        // SAFETY: the reference is a Q8 row, and the copy has room for it.
+        unsafe {
+            p.copy_from_nonoverlapping(reference.unwrap().as_ptr(), q8_row_bytes(n_cols));
+            let q8 = ActRow(p).q8(n_cols);
+            for k in 0..n_cols {
+                let error = f64::from(*q8.q.add(k)) * f64::from(*q8.scale.add(k / 32)) - f64::from(x[k]);
+                assert!(error.abs() <= f64::from(*q8.scale.add(k / 32)) * 0.5001 + 1e-30);
+            }
+            for g in 0..n_cols / 16 {
+                let sum: i32 = (0..16).map(|i| i32::from(*q8.q.add(g * 16 + i))).sum();
+                assert_eq!(*q8.sum16.add(g), *q8.scale.add(g / 2) * sum as f32);
+            }
+        }
+    }
+}

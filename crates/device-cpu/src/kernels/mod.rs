@@ -1,0 +1,30 @@
+//! The kernels of the CPU device.
+//!
+//! One kernel is one file. A body is written once over [`Simd`](crate::simd::Simd) and instantiated for each
+//! instruction set; a function named for the kernel picks the variant when the command table is written.
+//! Shapes: activations are f32 `(n, cols)`, row-major, without gaps; `n` is known when a step runs.
+
+pub mod linear;
+
+pub mod activate;
+pub mod activation_rows;
+pub mod add;
+pub mod argmax;
+pub mod attention;
+pub mod attention_tile;
+pub mod elementwise;
+pub mod embed;
+pub mod gate;
+pub mod kv_write;
+pub mod projection;
+pub mod qk_rope_kv;
+pub mod rms_norm;
+pub mod rope;
+pub mod scale;
+pub mod select_rows;
+pub mod softcap;
+
+/// Round up to a multiple of 64 bytes.
+pub const fn round_up(bytes: usize) -> usize {
+    bytes.next_multiple_of(64)
+}

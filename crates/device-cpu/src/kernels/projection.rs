@@ -1,0 +1,302 @@
+//! One to three matrices that read the same rows, and what is done with their products at once.
+//!
+//! `y_m = x W_m^T + bias_m` for `m < n_matrices`; then, by [`Epilogue`]: each product goes to its own value, or
+//! `out = y_0 + residual`, or `out = kind(y_0) * y_1` (the gated feed-forward). x `(n, cols)`, W_m `(n_out_m, cols)`.
+//!
+//! Two schedules:
+//!
+//! - [`one_row`]: every worker normalises and quantises the row for itself, which costs less than a barrier, then takes
+//!   pieces of `piece_rows` weight rows, multiplies them with the row, and applies the epilogue.
+//! - [`many_rows`]: the rows were prepared by [`activation_rows`](super::activation_rows). A unit is a block of rows
+//!   times a group of tiles of 16 weight rows; a tile's products, (rows, 16), stay in the first cache for the epilogue.
+//!
+//! Units are handed out by a counter, so a worker that the system has slowed down takes fewer. Order of accumulation is
+//! the matrix kernel's ([`linear`](super::linear)). Bytes: the weights once for each block of rows.
+
+use super::activation_rows::{Source, prepare};
+use super::elementwise::combine;
+use super::linear::{ActRow, ActRows, ActivationKind, Gemv, GemmTile, TILE_ROWS, q8_row_bytes};
+use super::round_up;
+use crate::command::Worker;
+use crate::simd::{Simd, math, variants};
+use device::Activation;
+
+/// Tiles of a unit of [`many_rows`]: enough that taking a unit costs nothing, few enough that workers end together.
+const TILES_PER_UNIT: usize = 4;
+
+/// One matrix.
+#[derive(Clone, Copy)]
+pub struct Matrix {
+    /// `(n_out, cols)`
+    pub weight: *const u8,
+    /// `(n_out)`; null: none.
+    pub bias: *const f32,
+    /// `(n, n_out)`, where the epilogue stores products.
+    pub out: *mut f32,
+    /// Bytes of a weight row.
+    pub row_bytes: usize,
+    /// Weight rows.
+    pub n_out: usize,
+    /// One activation row.
+    pub gemv: Gemv,
+    /// Many.
+    pub gemm_tile: GemmTile,
+    /// From how many rows on `gemm_tile` is used.
+    pub gemm_min_rows: usize,
+    /// What it reads.
+    pub activation: ActivationKind,
+}
+
+/// What happens to the products.
+#[derive(Clone, Copy)]
+pub enum Epilogue {
+    /// `matrix.out = y`
+    Store,
+    /// `matrices[0].out = y_0 + residual`, both `(n, n_out)`; may be the same.
+    Add {
+        /// What is added.
+        residual: *const f32,
+    },
+    /// `matrices[0].out = kind(y_0) * y_1`: the first matrix is the gate's.
+    Gate {
+        /// The function on the gate.
+        kind: Activation,
+    },
+}
+
+/// Parameters of both schedules.
+#[derive(Clone, Copy)]
+pub struct Params {
+    /// The rows.
+    pub source: Source,
+    /// The first `n_matrices` count.
+    pub matrices: [Matrix; 3],
+    /// 1 to 3; 2 with [`Epilogue::Gate`], 1 with [`Epilogue::Add`].
+    pub n_matrices: usize,
+    /// What happens to the products.
+    pub epilogue: Epilogue,
+    /// [`many_rows`]: `(n, cols)` prepared rows in f32, where a matrix reads them.
+    pub f32_rows: *const f32,
+    /// [`many_rows`]: prepared Q8 rows, where a matrix reads them.
+    pub q8_rows: *const u8,
+    /// [`one_row`]: weight rows of a piece, a multiple of 16. [`many_rows`]: activation rows of a block.
+    pub block: usize,
+}
+
+impl Params {
+    fn matrices(&self) -> &[Matrix] {
+        &self.matrices[..self.n_matrices]
+    }
+
+    /// Units of work along the weight rows, in pieces of `rows` rows. With a gate, both matrices are one.
+    fn n_pieces(&self, rows: usize) -> usize {
+        match self.epilogue {
+            Epilogue::Gate { .. } => self.matrices[0].n_out.div_ceil(rows),
+            _ => self.matrices().iter().map(|m| m.n_out.div_ceil(rows)).sum(),
+        }
+    }
+
+    /// Which matrix a piece belongs to, and the piece's number within it.
+    fn piece(&self, mut piece: usize, rows: usize) -> (usize, usize) {
+        for (index, matrix) in self.matrices().iter().enumerate() {
+            let n = matrix.n_out.div_ceil(rows);
+            if piece < n {
+                return (index, piece);
+            }
+            piece -= n;
+        }
+        unreachable!("a piece beyond the last matrix")
+    }
+}
+
+/// Weight rows of a piece of [`one_row`]: about eight pieces a worker, at least a tile, at most what stays in the cache.
+pub fn piece_rows(n_out_total: usize, n_workers: usize) -> usize {
+    (n_out_total / (8 * n_workers)).next_multiple_of(TILE_ROWS).clamp(TILE_ROWS, 1024)
+}
+
+/// Activation rows of a block of [`many_rows`]: what stays in the second cache, at most `max_rows`.
+pub fn row_block(cols: usize, max_rows: usize) -> usize {
+    const CACHE: usize = 384 << 10;
+    (CACHE / q8_row_bytes(cols.max(32))).clamp(32, 512).next_multiple_of(48).min(max_rows.max(1))
+}
+
+/// Bytes of scratch of [`one_row`]: the row in both forms and the products of two pieces.
+pub fn one_row_scratch_bytes(cols: usize, piece_rows: usize) -> usize {
+    one_row_products(cols) + 2 * round_up(piece_rows * 4)
+}
+
+/// Offset of the products in the scratch of [`one_row`].
+fn one_row_products(cols: usize) -> usize {
+    round_up(cols * 4) + round_up(q8_row_bytes(cols.next_multiple_of(32)))
+}
+
+/// Bytes of scratch of [`many_rows`]: the products of two tiles and what the matrix kernel needs.
+pub fn many_rows_scratch_bytes(row_block: usize, gemm_scratch: usize) -> usize {
+    2 * row_block * TILE_ROWS * 4 + round_up(gemm_scratch)
+}
+
+/// # Safety
+/// As [`crate::command::Kernel`].
+#[inline(always)]
+unsafe fn one_row_body<S: Simd>(p: &Params, worker: &Worker<'_>) {
+    if worker.step.n_rows(p.source.rows) == 0 {
+        return;
+    }
+    let cols = p.source.cols;
+    let n = p.n_pieces(p.block);
+    // A worker without work has no use for the row.
+    let Some(mut unit) = worker.take(n) else { return };
+    let quantised = p.matrices().iter().any(|m| m.activation == ActivationKind::Q8);
+    // SAFETY: the scratch has the layout of `one_row_scratch_bytes`; pieces lie within their matrices.
+    unsafe {
+        let q8 = worker.scratch.add(round_up(cols * 4));
+        let products: *mut f32 = worker.scratch.add(one_row_products(cols)).cast();
+        let others = products.add(p.block.next_multiple_of(TILE_ROWS));
+        let q8_out = if quantised { q8 } else { std::ptr::null_mut() };
+        let x = prepare::<S>(&p.source, 0, worker.scratch.cast(), q8_out);
+        let row = |m: &Matrix| match m.activation {
+            ActivationKind::F32 => ActRow(x.cast()),
+            ActivationKind::Q8 => ActRow(q8),
+        };
+        loop {
+            let (index, piece) = match p.epilogue {
+                Epilogue::Gate { .. } => (0, unit),
+                _ => p.piece(unit, p.block),
+            };
+            let m = &p.matrices[index];
+            let (r0, r1) = (piece * p.block, ((piece + 1) * p.block).min(m.n_out));
+            (m.gemv)(m.weight, m.row_bytes, cols, r0, r1, row(m), products);
+            if matches!(p.epilogue, Epilogue::Gate { .. }) {
+                let up = &p.matrices[1];
+                (up.gemv)(up.weight, up.row_bytes, cols, r0, r1, row(up), others);
+            }
+            finish::<S>(p, m, 0, r0, r1 - r0, products, others);
+            match worker.take(n) {
+                Some(next) => unit = next,
+                None => return,
+            }
+        }
+    }
+}
+
+variants!(
+    /// The schedule for one row.
+    one_row, one_row_body, Params
+);
+
+/// # Safety
+/// As [`crate::command::Kernel`].
+#[inline(always)]
+unsafe fn many_rows_body<S: Simd>(p: &Params, worker: &Worker<'_>) {
+    let n = worker.step.n_rows(p.source.rows);
+    let n_tiles = p.n_pieces(TILE_ROWS);
+    let n_groups = n_tiles.div_ceil(TILES_PER_UNIT);
+    // SAFETY: the scratch has the layout of `many_rows_scratch_bytes`; tiles lie within their matrices.
+    unsafe {
+        let products: *mut f32 = worker.scratch.cast();
+        let others = products.add(p.block * TILE_ROWS);
+        let scratch: *mut u8 = others.add(p.block * TILE_ROWS).cast();
+        // Blocks of equal size, so that the last is not a small rest.
+        let n_blocks = n.div_ceil(p.block);
+        let block_len = n.div_ceil(n_blocks.max(1));
+        while let Some(unit) = worker.take(n_blocks * n_groups) {
+            let (block, group) = (unit / n_groups, unit % n_groups);
+            let rows = block * block_len..((block + 1) * block_len).min(n);
+            for tile in group * TILES_PER_UNIT..((group + 1) * TILES_PER_UNIT).min(n_tiles) {
+                let (index, tile) = match p.epilogue {
+                    Epilogue::Gate { .. } => (0, tile),
+                    _ => p.piece(tile, TILE_ROWS),
+                };
+                let m = &p.matrices[index];
+                let r0 = tile * TILE_ROWS;
+                let n_rows = (m.n_out - r0).min(TILE_ROWS);
+                multiply_tile(p, m, r0, n_rows, rows.clone(), scratch, products);
+                if matches!(p.epilogue, Epilogue::Gate { .. }) {
+                    multiply_tile(p, &p.matrices[1], r0, n_rows, rows.clone(), scratch, others);
+                }
+                for (i, row) in rows.clone().enumerate() {
+                    let at = i * TILE_ROWS;
+                    finish::<S>(p, m, row, r0, n_rows, products.add(at), others.add(at));
+                }
+            }
+        }
+    }
+}
+
+variants!(
+    /// The schedule for many rows.
+    many_rows, many_rows_body, Params
+);
+
+/// The products of a tile of weight rows with a block of activation rows, `(rows, 16)`.
+///
+/// # Safety
+/// As [`GemmTile`].
+#[inline(always)]
+unsafe fn multiply_tile(
+    p: &Params,
+    m: &Matrix,
+    r0: usize,
+    n_rows: usize,
+    rows: std::ops::Range<usize>,
+    scratch: *mut u8,
+    out: *mut f32,
+) {
+    let cols = p.source.cols;
+    let (base, stride) = match m.activation {
+        ActivationKind::F32 => (p.f32_rows.cast::<u8>(), cols * 4),
+        ActivationKind::Q8 => (p.q8_rows, q8_row_bytes(cols)),
+    };
+    // SAFETY: the caller's promise.
+    unsafe {
+        let xs = ActRows { base: base.add(rows.start * stride), stride, n: rows.len() };
+        if xs.n >= m.gemm_min_rows {
+            (m.gemm_tile)(m.weight, m.row_bytes, cols, r0, n_rows, xs, scratch, out);
+        } else {
+            for i in 0..xs.n {
+                let out = out.add(i * TILE_ROWS);
+                (m.gemv)(m.weight, m.row_bytes, cols, r0, r0 + n_rows, xs.row(i), out);
+            }
+        }
+    }
+}
+
+/// Bias and epilogue of `n` neighbouring products of an activation row, from weight row `r0` on.
+///
+/// # Safety
+/// The products and the values are valid for them.
+#[inline(always)]
+unsafe fn finish<S: Simd>(
+    p: &Params,
+    m: &Matrix,
+    row: usize,
+    r0: usize,
+    n: usize,
+    y: *mut f32,
+    others: *mut f32,
+) {
+    let at = row * m.n_out + r0;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let out = m.out.add(at);
+        add_bias::<S>(m, r0, n, y);
+        match p.epilogue {
+            Epilogue::Store => out.copy_from_nonoverlapping(y, n),
+            Epilogue::Add { residual } => combine::<S>(y, residual.add(at), out, n, |a, b| S::add(a, b)),
+            Epilogue::Gate { kind } => {
+                add_bias::<S>(&p.matrices[1], r0, n, others);
+                combine::<S>(y, others, out, n, |gate, up| S::mul(math::activate::<S>(kind, gate), up));
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`finish`].
+#[inline(always)]
+unsafe fn add_bias<S: Simd>(m: &Matrix, r0: usize, n: usize, y: *mut f32) {
+    if !m.bias.is_null() {
+        // SAFETY: the caller's promise.
+        unsafe { combine::<S>(y, m.bias.add(r0), y, n, |a, b| S::add(a, b)) }
+    }
+}

@@ -1,0 +1,135 @@
+//! Rotary position embedding: `(a, b) -> (a cos - b sin, b cos + a sin)` for the pairs of the first `n_dims` columns of
+//! every head; the rest is copied.
+//!
+//! Cosines and sines depend on the row's position only, so [`table`] computes them once a step for every distinct set of
+//! frequencies, and all layers and heads read them: `(n, n_dims)`, cosines in the first half of a row, sines in the
+//! second. [`rope`] shares `(row, head)` pairs among the workers. Bytes: 8 a column, and the table from the cache.
+
+use crate::command::Worker;
+use crate::simd::{Simd, variants};
+use device::{RopeStyle, Rows};
+
+/// Parameters of [`table`].
+#[derive(Clone, Copy)]
+pub struct TableParams {
+    /// `(n_dims / 2)` radians a position.
+    pub frequencies: *const f32,
+    /// Columns of a head that turn.
+    pub n_dims: usize,
+    /// Factor on cosine and sine.
+    pub scale: f32,
+    /// `(n, n_dims)`
+    pub table: *mut f32,
+}
+
+/// The table of a step: `cos` and `sin` of `position * frequency`, the product rounded to f32.
+///
+/// # Safety
+/// As [`crate::command::Kernel`].
+pub unsafe fn table(p: &TableParams, worker: &Worker<'_>) {
+    let half = p.n_dims / 2;
+    for at in worker.share(worker.step.n_rows(Rows::Tokens) * half, 16) {
+        let (row, pair) = (at / half, at % half);
+        // SAFETY: the pair lies within the row of the table.
+        unsafe {
+            let angle = worker.step.positions[row] as f32 * *p.frequencies.add(pair);
+            let (sin, cos) = angle.sin_cos();
+            p.table.add(row * p.n_dims + pair).write(cos * p.scale);
+            p.table.add(row * p.n_dims + half + pair).write(sin * p.scale);
+        }
+    }
+}
+
+/// How the heads of a value turn.
+#[derive(Clone, Copy)]
+pub struct Turn {
+    /// `(n, n_dims)`; null: nothing turns.
+    pub table: *const f32,
+    /// Columns of a head that turn.
+    pub n_dims: usize,
+    /// Which columns form a pair.
+    pub style: RopeStyle,
+}
+
+/// Parameters of [`rope`].
+#[derive(Clone, Copy)]
+pub struct Params {
+    /// `(n, cols)`
+    pub x: *const f32,
+    /// `(n, cols)`; may be `x`.
+    pub out: *mut f32,
+    /// `n_heads * head_dim`
+    pub cols: usize,
+    /// Columns of one head.
+    pub head_dim: usize,
+    /// How they turn.
+    pub turn: Turn,
+}
+
+/// # Safety
+/// As [`crate::command::Kernel`].
+#[inline(always)]
+unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
+    let n_heads = p.cols / p.head_dim;
+    for at in worker.share(worker.step.n_rows(Rows::Tokens) * n_heads, 1) {
+        // SAFETY: the head lies within the values.
+        unsafe {
+            let (x, out) = (p.x.add(at * p.head_dim), p.out.add(at * p.head_dim));
+            turn_head::<S>(&p.turn, at / n_heads, x, p.head_dim, out);
+        }
+    }
+}
+
+variants!(
+    /// The kernel for an instruction set.
+    rope, body, Params
+);
+
+/// Turn one head; `out` may be `x`.
+///
+/// # Safety
+/// `x` and `out` are valid for `head_dim` values, the table for the row; the instruction set is available.
+#[inline(always)]
+pub unsafe fn turn_head<S: Simd>(turn: &Turn, row: usize, x: *const f32, head_dim: usize, out: *mut f32) {
+    let half = turn.n_dims / 2;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let cos = turn.table.add(row * turn.n_dims);
+        let sin = cos.add(half);
+        match turn.style {
+            RopeStyle::Half => {
+                let mut i = 0;
+                while i + S::N <= half {
+                    let (c, s) = (S::load(cos.add(i)), S::load(sin.add(i)));
+                    let (a, b) = (S::load(x.add(i)), S::load(x.add(half + i)));
+                    S::store(out.add(i), S::sub(S::mul(a, c), S::mul(b, s)));
+                    S::store(out.add(half + i), S::add(S::mul(b, c), S::mul(a, s)));
+                    i += S::N;
+                }
+                for i in i..half {
+                    turn_pair(x, out, i, half + i, *cos.add(i), *sin.add(i));
+                }
+            }
+            RopeStyle::Interleaved => {
+                for i in 0..half {
+                    turn_pair(x, out, 2 * i, 2 * i + 1, *cos.add(i), *sin.add(i));
+                }
+            }
+        }
+        if !std::ptr::eq(x, out) {
+            out.add(turn.n_dims).copy_from_nonoverlapping(x.add(turn.n_dims), head_dim - turn.n_dims);
+        }
+    }
+}
+
+/// # Safety
+/// `x` and `out` are valid at `i` and `j`.
+#[inline(always)]
+unsafe fn turn_pair(x: *const f32, out: *mut f32, i: usize, j: usize, cos: f32, sin: f32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (a, b) = (*x.add(i), *x.add(j));
+        out.add(i).write(a * cos - b * sin);
+        out.add(j).write(b * cos + a * sin);
+    }
+}

@@ -1,0 +1,20 @@
+//! `out = factor * x`
+//!
+//! Shapes, shares and bytes as in [`elementwise`](super::elementwise).
+
+use super::elementwise::{Params, map};
+use crate::command::Worker;
+use crate::simd::{Simd, variants};
+
+/// # Safety
+/// As [`crate::command::Kernel`].
+#[inline(always)]
+unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
+    // SAFETY: the caller's promise.
+    unsafe { map::<S>(p, worker, |a, _| S::mul(a, S::splat(p.factor))) }
+}
+
+variants!(
+    /// The kernel for an instruction set.
+    scale, body, Params
+);

@@ -1,0 +1,175 @@
+//! The sizes of everything that a program takes, computed once: the memory plan prints them, compiling allocates them.
+
+use crate::isa::Isa;
+use crate::kernels::linear::{ActivationKind, linear_kernel, q8_row_bytes};
+use crate::kernels::{activation_rows, argmax, attention, attention_tile, projection, qk_rope_kv, round_up};
+use crate::lower::{Lowered, Projection, RopeKey, Tail, Unit, rope_tables};
+use device::arena::{self, Arena};
+use device::{Item, Limits, MemoryPlan, Op, Plan, Residence, Rows, Value, ValueId};
+use std::collections::HashSet;
+
+/// Bytes of every buffer of a program.
+#[derive(Clone, Debug)]
+pub struct Layout {
+    /// Where values live.
+    pub arena: Arena,
+    /// Of the arena, what is logits.
+    pub logits_bytes: usize,
+    /// Rows prepared for matrices that read f32.
+    pub f32_rows_bytes: usize,
+    /// Rows prepared for matrices that read Q8.
+    pub q8_rows_bytes: usize,
+    /// The tables of Rope, and the bytes of each.
+    pub rope_tables: Vec<(RopeKey, usize)>,
+    /// Each worker's scratch.
+    pub scratch_bytes: usize,
+    /// Partials of split attention.
+    pub partial_bytes: usize,
+    /// What each worker found for argmax.
+    pub found_bytes: usize,
+    /// Positions and slots of the rows.
+    pub row_bytes: usize,
+    /// Workers.
+    pub n_workers: usize,
+}
+
+/// How many rows a value can have.
+pub fn max_rows(limits: &Limits, rows: Rows) -> usize {
+    match rows {
+        Rows::Tokens => limits.max_rows,
+        Rows::Outputs => limits.max_outputs,
+    }
+}
+
+/// What a projection's schedules are compiled for.
+#[derive(Clone, Copy, Debug)]
+pub struct ProjectionSizes {
+    /// Columns of the rows.
+    pub cols: usize,
+    /// Weight rows of a piece, one activation row.
+    pub piece_rows: usize,
+    /// Activation rows of a block, many rows.
+    pub row_block: usize,
+    /// Whether some matrix reads f32 rows, and some Q8 rows.
+    pub reads: (bool, bool),
+}
+
+impl ProjectionSizes {
+    /// Of a projection.
+    pub fn new(plan: &Plan, p: &Projection, limits: &Limits, n_workers: usize) -> ProjectionSizes {
+        let x = plan.value(p.x);
+        let n_out: usize = match p.tail {
+            Tail::Gate { .. } => plan.weight(p.matrices[0].weight).n_rows(),
+            _ => p.matrices.iter().map(|m| plan.weight(m.weight).n_rows()).sum(),
+        };
+        let kinds = p.matrices.iter().map(|m| ActivationKind::of(plan.weight(m.weight).block));
+        let reads = kinds.fold((false, false), |(f, q), kind| {
+            (f || kind == ActivationKind::F32, q || kind == ActivationKind::Q8)
+        });
+        ProjectionSizes {
+            cols: x.cols,
+            piece_rows: projection::piece_rows(n_out, n_workers),
+            row_block: projection::row_block(x.cols, max_rows(limits, x.rows)),
+            reads,
+        }
+    }
+}
+
+impl Layout {
+    /// For a plan that was lowered, and limits that fit it.
+    pub fn new(plan: &Plan, lowered: &[Lowered], limits: &Limits, isa: Isa, n_workers: usize) -> Layout {
+        let written: HashSet<ValueId> = lowered.iter().flat_map(|l| l.unit.writes()).collect();
+        let bytes_of = |value: &Value| max_rows(limits, value.rows) * value.cols * 4;
+        let needs_internal = |_: &Op, id: ValueId| written.contains(&id);
+        let options = arena::Options { align: 64, in_place: true, needs_internal: &needs_internal };
+        let arena = arena::plan_with(plan, bytes_of, &options);
+        let mut layout = Layout {
+            arena,
+            logits_bytes: bytes_of(plan.value(plan.logits)),
+            f32_rows_bytes: 0,
+            q8_rows_bytes: 0,
+            rope_tables: Vec::new(),
+            scratch_bytes: 64,
+            partial_bytes: 0,
+            found_bytes: round_up(limits.max_outputs * n_workers * size_of::<argmax::Found>()),
+            row_bytes: 2 * round_up(limits.max_rows * 4),
+            n_workers,
+        };
+        let table = |key: RopeKey| (key, round_up(limits.max_rows * key.n_dims * 4));
+        layout.rope_tables = rope_tables(lowered).into_iter().map(table).collect();
+        for unit in lowered.iter().map(|l| &l.unit) {
+            layout.grow(plan, unit, limits, isa);
+        }
+        layout
+    }
+
+    /// Make room for a unit.
+    fn grow(&mut self, plan: &Plan, unit: &Unit, limits: &Limits, isa: Isa) {
+        let scratch = match unit {
+            Unit::Projection(p) => {
+                let sizes = ProjectionSizes::new(plan, p, limits, self.n_workers);
+                let rows = max_rows(limits, plan.value(p.x).rows);
+                let (reads_f32, reads_q8) = sizes.reads;
+                if reads_f32 && p.norm.is_some() {
+                    self.f32_rows_bytes = self.f32_rows_bytes.max(rows * sizes.cols * 4);
+                }
+                if reads_q8 {
+                    self.q8_rows_bytes = self.q8_rows_bytes.max(rows * q8_row_bytes(sizes.cols));
+                }
+                let kernels = p.matrices.iter().map(|m| linear_kernel(plan.weight(m.weight).block, isa));
+                let gemm = kernels.map(|k| (k.gemm_scratch_bytes)(sizes.cols)).max().unwrap_or(0);
+                projection::one_row_scratch_bytes(sizes.cols, sizes.piece_rows)
+                    .max(projection::many_rows_scratch_bytes(sizes.row_block, gemm))
+                    .max(activation_rows::scratch_bytes(sizes.cols))
+            }
+            Unit::QkRopeKv { layer, .. } => qk_rope_kv::scratch_bytes(plan.kv.layer(*layer).head_dim),
+            Unit::Primitive(Op::Attention { layer, n_heads, .. }) => {
+                let layer = plan.kv.layer(*layer);
+                let n_group = n_heads / layer.n_kv_heads;
+                let pairs = attention::max_split(self.n_workers) * attention::max_chunks(limits.n_ctx);
+                let partials = pairs * attention_tile::Partial::len(n_group, layer.head_dim) * 4;
+                self.partial_bytes = self.partial_bytes.max(partials);
+                attention::scratch_bytes(n_group, layer.head_dim)
+            }
+            _ => 0,
+        };
+        self.scratch_bytes = self.scratch_bytes.max(round_up(scratch));
+    }
+
+    /// Bytes of all workers' scratch.
+    pub fn all_scratch_bytes(&self) -> usize {
+        self.scratch_bytes * self.n_workers
+    }
+
+    /// Bytes of all Rope tables.
+    pub fn rope_bytes(&self) -> usize {
+        self.rope_tables.iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    /// The memory plan: weights and KV pages, which every device has, and this layout.
+    pub fn memory_plan(&self, plan: &Plan, limits: &Limits) -> MemoryPlan {
+        let mut memory = MemoryPlan::of_weights_and_kv(plan, limits);
+        for (what, bytes) in [
+            ("activations", self.arena.total - self.logits_bytes + self.row_bytes),
+            ("logits", self.logits_bytes + self.found_bytes),
+            ("quantised activations", self.q8_rows_bytes),
+            ("normalised activations", self.f32_rows_bytes),
+            ("rope tables", self.rope_bytes()),
+            ("attention partials", self.partial_bytes),
+            ("scratch of the workers", self.all_scratch_bytes()),
+        ] {
+            if bytes > 0 {
+                let (what, bytes) = (what.to_owned(), bytes as u64);
+                memory.items.push(Item { what, bytes, residence: Residence::Committed });
+            }
+        }
+        memory
+    }
+
+    /// What of the memory plan [`crate::program::CpuProgram`] allocates, without the KV pages.
+    #[cfg(test)]
+    pub fn allocated(&self) -> usize {
+        let rest = self.f32_rows_bytes + self.q8_rows_bytes + self.partial_bytes + self.found_bytes;
+        self.arena.total + rest + self.rope_bytes() + self.all_scratch_bytes() + self.row_bytes
+    }
+}

@@ -1,0 +1,346 @@
+//! A pool of workers that start together within a microsecond and cost nothing while idle.
+//!
+//! The calling thread is worker 0. A job is one closure, run by every worker; inside it they meet at the [`Barrier`].
+//! Between jobs a worker spins on a generation counter for about 50 microseconds, the length of a sampling step, so
+//! that the next step of a running sequence finds it awake; then it parks. Starting a job allocates nothing.
+//!
+//! Waiting gives the processor away: at once where there are more workers than processors, otherwise after some 20
+//! microseconds, since another process may sit where the awaited worker should run.
+//!
+//! A panic in one worker poisons the barrier, so that the others leave too, and becomes the job's error.
+
+use std::any::Any;
+use std::cell::UnsafeCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{JoinHandle, Thread};
+use std::time::{Duration, Instant};
+
+/// How long an idle worker stays awake.
+const IDLE_SPIN: Duration = Duration::from_micros(50);
+/// Polls before a waiting worker gives the processor away (some 20 microseconds).
+const POLLS: u32 = 1500;
+/// The same where workers outnumber processors.
+const POLLS_OVERSUBSCRIBED: u32 = 8;
+
+/// Its own cache line, so that polling one counter does not slow the others.
+#[repr(align(128))]
+struct Line<T>(T);
+
+/// Where the workers of a job meet.
+pub struct Barrier {
+    n: usize,
+    polls: u32,
+    arrived: Line<AtomicUsize>,
+    generation: Line<AtomicUsize>,
+    poisoned: Line<AtomicBool>,
+}
+
+impl Barrier {
+    fn new(n: usize, polls: u32) -> Barrier {
+        Barrier {
+            n,
+            polls,
+            arrived: Line(AtomicUsize::new(0)),
+            generation: Line(AtomicUsize::new(0)),
+            poisoned: Line(AtomicBool::new(false)),
+        }
+    }
+
+    /// Wait until all workers are here. What each wrote before is visible to all after.
+    ///
+    /// `false`: another worker panicked; leave the job.
+    #[must_use]
+    #[inline]
+    pub fn wait(&self) -> bool {
+        if self.n == 1 {
+            return true;
+        }
+        let generation = self.generation.0.load(Ordering::Relaxed);
+        if self.arrived.0.fetch_add(1, Ordering::AcqRel) + 1 == self.n {
+            self.arrived.0.store(0, Ordering::Relaxed);
+            self.generation.0.store(generation.wrapping_add(1), Ordering::Release);
+        } else {
+            poll(self.polls, || {
+                self.generation.0.load(Ordering::Acquire) != generation || self.poisoned.0.load(Ordering::Relaxed)
+            });
+        }
+        !self.poisoned.0.load(Ordering::Acquire)
+    }
+
+    fn poison(&self) {
+        self.poisoned.0.store(true, Ordering::Release);
+    }
+
+    fn reset(&self) {
+        self.arrived.0.store(0, Ordering::Relaxed);
+        self.poisoned.0.store(false, Ordering::Release);
+    }
+}
+
+/// Poll until it holds.
+#[inline]
+fn poll(polls: u32, done: impl Fn() -> bool) {
+    for _ in 0..polls {
+        if done() {
+            return;
+        }
+        std::hint::spin_loop();
+    }
+    while !done() {
+        std::thread::yield_now();
+    }
+}
+
+/// What every worker runs: `job(index, barrier)`.
+type Job<'a> = dyn Fn(usize, &Barrier) + Sync + 'a;
+
+/// A worker panicked; what it said.
+#[derive(Debug, thiserror::Error)]
+#[error("a worker panicked: {0}")]
+pub struct Panicked(pub String);
+
+struct Shared {
+    /// Counts jobs; odd-even does not matter, only that it changed.
+    generation: Line<AtomicU64>,
+    /// Valid from the change of `generation` until `running` is zero.
+    job: UnsafeCell<Option<*const Job<'static>>>,
+    /// Workers, without the calling thread, that have not finished the job.
+    running: Line<AtomicUsize>,
+    /// By worker - 1: whether it is parked or about to.
+    parked: Box<[Line<AtomicBool>]>,
+    stop: AtomicBool,
+    barrier: Barrier,
+    panic: Mutex<Option<String>>,
+}
+
+// SAFETY: `job` is written only while no worker reads it (`running` is zero, before `generation` changes); the closure
+// behind it is `Sync`.
+unsafe impl Sync for Shared {}
+// SAFETY: as above.
+unsafe impl Send for Shared {}
+
+/// Threads that run jobs together.
+pub struct Pool {
+    shared: Arc<Shared>,
+    threads: Vec<(Thread, Option<JoinHandle<()>>)>,
+    /// One job at a time, whoever calls.
+    turn: Mutex<()>,
+}
+
+impl Pool {
+    /// A pool of `n` workers, the calling thread included; `cpus[i]`, if there, is where worker `i > 0` is pinned.
+    ///
+    /// # Errors
+    /// The system refuses threads.
+    pub fn new(n: usize, cpus: &[usize], oversubscribed: bool) -> std::io::Result<Pool> {
+        let n = n.max(1);
+        let polls = if oversubscribed { POLLS_OVERSUBSCRIBED } else { POLLS };
+        let shared = Arc::new(Shared {
+            generation: Line(AtomicU64::new(0)),
+            job: UnsafeCell::new(None),
+            running: Line(AtomicUsize::new(0)),
+            parked: (1..n).map(|_| Line(AtomicBool::new(false))).collect(),
+            stop: AtomicBool::new(false),
+            barrier: Barrier::new(n, polls),
+            panic: Mutex::new(None),
+        });
+        let mut pool = Pool { shared, threads: Vec::with_capacity(n - 1), turn: Mutex::new(()) };
+        for index in 1..n {
+            let (shared, cpu) = (pool.shared.clone(), cpus.get(index).copied());
+            let handle = std::thread::Builder::new().name(format!("cpu-worker-{index}")).spawn(move || {
+                if let Some(cpu) = cpu {
+                    crate::cpu::pin(cpu);
+                }
+                work(&shared, index, oversubscribed);
+            })?;
+            pool.threads.push((handle.thread().clone(), Some(handle)));
+        }
+        Ok(pool)
+    }
+
+    /// Workers, the calling thread included.
+    pub fn n_workers(&self) -> usize {
+        self.threads.len() + 1
+    }
+
+    /// Run `job` on every worker and wait for all. Allocates nothing (unless one panics).
+    ///
+    /// # Errors
+    /// A worker panicked. The pool can be used again.
+    pub fn run(&self, job: &Job<'_>) -> Result<(), Panicked> {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let shared = &*self.shared;
+        // SAFETY: only the lifetime changes; the pointer is not used after this call, which waits for every worker.
+        let erased = unsafe { std::mem::transmute::<*const Job<'_>, *const Job<'static>>(job) };
+        // SAFETY: no worker reads it now: the last job has ended and the generation has not changed.
+        unsafe { *shared.job.get() = Some(erased) };
+        shared.running.0.store(self.threads.len(), Ordering::Relaxed);
+        // Sequentially consistent with `work`: either the worker sees the new generation, or we see that it parks.
+        shared.generation.0.fetch_add(1, Ordering::SeqCst);
+        for (parked, (thread, _)) in shared.parked.iter().zip(&self.threads) {
+            if parked.0.load(Ordering::SeqCst) {
+                thread.unpark();
+            }
+        }
+        call(shared, job, 0);
+        poll(shared.barrier.polls, || shared.running.0.load(Ordering::Acquire) == 0);
+        if !shared.barrier.poisoned.0.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        shared.barrier.reset();
+        let said = shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
+        Err(Panicked(said.unwrap_or_default()))
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        self.shared.generation.0.fetch_add(1, Ordering::SeqCst);
+        for (thread, handle) in &mut self.threads {
+            thread.unpark();
+            if let Some(handle) = handle.take() {
+                // A worker catches its panics, so joining gives nothing to report.
+                let _ = handle.join();
+            }
+        }
+    }
+}
+
+/// One worker's part of a job.
+fn call(shared: &Shared, job: &Job<'_>, index: usize) {
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(|| job(index, &shared.barrier))) {
+        let mut panic = shared.panic.lock().unwrap_or_else(PoisonError::into_inner);
+        panic.get_or_insert_with(|| message(&*payload));
+        shared.barrier.poison();
+    }
+}
+
+fn message(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().map(|s| s.to_string());
+    text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into())
+}
+
+/// A worker's life.
+fn work(shared: &Shared, index: usize, oversubscribed: bool) {
+    let parked = &shared.parked[index - 1].0;
+    let mut seen = 0;
+    loop {
+        let changed = || shared.generation.0.load(Ordering::Acquire) != seen;
+        if !oversubscribed {
+            let start = Instant::now();
+            while !changed() && start.elapsed() < IDLE_SPIN {
+                (0..32).for_each(|_| std::hint::spin_loop());
+            }
+        }
+        while !changed() {
+            parked.store(true, Ordering::SeqCst);
+            if shared.generation.0.load(Ordering::SeqCst) == seen {
+                std::thread::park();
+            }
+            parked.store(false, Ordering::SeqCst);
+        }
+        if shared.stop.load(Ordering::SeqCst) {
+            return;
+        }
+        seen = shared.generation.0.load(Ordering::Acquire);
+        // SAFETY: the generation changed, so the job is there and stays until `running` is zero.
+        if let Some(job) = unsafe { *shared.job.get() } {
+            // SAFETY: as above.
+            call(shared, unsafe { &*job }, index);
+        }
+        shared.running.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pool(n: usize) -> Pool {
+        Pool::new(n, &[], n > crate::cpu::available()).unwrap()
+    }
+
+    #[test]
+    fn a_barrier_separates_phases_for_any_number_of_workers() {
+        for n in [1, 2, 3, 5] {
+            let pool = pool(n);
+            let cells: Vec<AtomicUsize> = (0..n).map(|_| AtomicUsize::new(0)).collect();
+            let wrong = AtomicUsize::new(0);
+            for _ in 0..20 {
+                cells.iter().for_each(|c| c.store(0, Ordering::Relaxed));
+                pool.run(&|index, barrier| {
+                    for phase in 1..=50 {
+                        cells[index].store(phase, Ordering::Relaxed);
+                        assert!(barrier.wait());
+                        if cells.iter().any(|c| c.load(Ordering::Relaxed) != phase) {
+                            wrong.fetch_add(1, Ordering::Relaxed);
+                        }
+                        assert!(barrier.wait());
+                    }
+                })
+                .unwrap();
+            }
+            assert_eq!(wrong.load(Ordering::Relaxed), 0, "{n} workers");
+        }
+    }
+
+    #[test]
+    fn workers_wake_after_parking() {
+        let pool = pool(3);
+        let count = AtomicUsize::new(0);
+        for round in 1..=5 {
+            std::thread::sleep(Duration::from_millis(3)); // far longer than they stay awake
+            pool.run(&|_, _| {
+                count.fetch_add(1, Ordering::Relaxed);
+            })
+            .unwrap();
+            assert_eq!(count.load(Ordering::Relaxed), 3 * round);
+        }
+    }
+
+    #[test]
+    fn a_panic_is_an_error_and_the_pool_survives() {
+        for n in [1, 2, 4] {
+            let pool = pool(n);
+            for who in 0..n {
+                let result = pool.run(&|index, barrier| {
+                    if index == who {
+                        panic!("worker {who} fell");
+                    }
+                    while barrier.wait() {}
+                });
+                assert!(result.unwrap_err().0.contains(&format!("worker {who} fell")));
+                let count = AtomicUsize::new(0);
+                pool.run(&|_, barrier| {
+                    assert!(barrier.wait());
+                    count.fetch_add(1, Ordering::Relaxed);
+                })
+                .unwrap();
+                assert_eq!(count.load(Ordering::Relaxed), n);
+            }
+        }
+    }
+
+    #[test]
+    fn callers_on_several_threads_take_turns() {
+        let pool = pool(2);
+        let total = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    for _ in 0..50 {
+                        pool.run(&|_, barrier| {
+                            assert!(barrier.wait());
+                            total.fetch_add(1, Ordering::Relaxed);
+                        })
+                        .unwrap();
+                    }
+                });
+            }
+        });
+        assert_eq!(total.load(Ordering::Relaxed), 300);
+    }
+}

@@ -1,0 +1,125 @@
+//! [`Simd`] with AVX-512: sixteen lanes.
+
+use super::Simd;
+use std::arch::x86_64::*;
+
+/// 512-bit vectors.
+#[derive(Clone, Copy)]
+pub struct Avx512;
+
+// SAFETY (of every block): the trait's promises: the instruction set is available, pointers are valid for 16 values.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Simd for Avx512 {
+    type V = __m512;
+    const N: usize = 16;
+    const VECTORS: usize = 4;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> __m512 {
+        unsafe { _mm512_set1_ps(x) }
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> __m512 {
+        unsafe { _mm512_loadu_ps(p) }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(p: *const u16) -> __m512 {
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> __m512 {
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()))) }
+    }
+    #[inline(always)]
+    unsafe fn store(p: *mut f32, v: __m512) {
+        unsafe { _mm512_storeu_ps(p, v) }
+    }
+    #[inline(always)]
+    unsafe fn store_f16(p: *mut u16, v: __m512) {
+        unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)) }
+    }
+    #[inline(always)]
+    unsafe fn add(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_add_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn sub(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_sub_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn mul(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn div(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_div_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn max(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_max_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn min(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_min_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    unsafe fn abs(a: __m512) -> __m512 {
+        unsafe { _mm512_abs_ps(a) }
+    }
+    #[inline(always)]
+    unsafe fn select_lt(a: __m512, b: __m512, yes: __m512, no: __m512) -> __m512 {
+        unsafe { _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), no, yes) }
+    }
+    #[inline(always)]
+    unsafe fn exp2_biased(n: __m512) -> __m512 {
+        unsafe {
+            let biased = _mm512_add_epi32(_mm512_castps_si512(n), _mm512_set1_epi32(127));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<23>(biased))
+        }
+    }
+    #[inline(always)]
+    unsafe fn sum(v: __m512) -> f32 {
+        unsafe { _mm512_reduce_add_ps(v) }
+    }
+    #[inline(always)]
+    unsafe fn max_lane(v: __m512) -> f32 {
+        unsafe { _mm512_reduce_max_ps(v) }
+    }
+    #[inline(always)]
+    unsafe fn transpose(row: impl Fn(usize) -> __m512, dst: *mut f32, stride: usize) {
+        unsafe {
+            let r: [__m512; 16] = [
+                row(0), row(1), row(2), row(3), row(4), row(5), row(6), row(7),
+                row(8), row(9), row(10), row(11), row(12), row(13), row(14), row(15),
+            ];
+            // Pairs of rows, then quadruples within 128 bits; then the 128-bit pieces as a 4x4 matrix.
+            let mut a = r;
+            for i in 0..8 {
+                a[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+                a[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+            }
+            let mut b = a;
+            for i in 0..4 {
+                b[4 * i] = _mm512_shuffle_ps::<0x44>(a[4 * i], a[4 * i + 2]);
+                b[4 * i + 1] = _mm512_shuffle_ps::<0xee>(a[4 * i], a[4 * i + 2]);
+                b[4 * i + 2] = _mm512_shuffle_ps::<0x44>(a[4 * i + 1], a[4 * i + 3]);
+                b[4 * i + 3] = _mm512_shuffle_ps::<0xee>(a[4 * i + 1], a[4 * i + 3]);
+            }
+            // Piece p of b[4 * q + c] is column 4 * p + c of the rows 4 * q..4 * q + 4.
+            for c in 0..4 {
+                let low01 = _mm512_shuffle_f32x4::<0x44>(b[c], b[4 + c]);
+                let high01 = _mm512_shuffle_f32x4::<0xee>(b[c], b[4 + c]);
+                let low23 = _mm512_shuffle_f32x4::<0x44>(b[8 + c], b[12 + c]);
+                let high23 = _mm512_shuffle_f32x4::<0xee>(b[8 + c], b[12 + c]);
+                Self::store(dst.add(c * stride), _mm512_shuffle_f32x4::<0x88>(low01, low23));
+                Self::store(dst.add((4 + c) * stride), _mm512_shuffle_f32x4::<0xdd>(low01, low23));
+                Self::store(dst.add((8 + c) * stride), _mm512_shuffle_f32x4::<0x88>(high01, high23));
+                Self::store(dst.add((12 + c) * stride), _mm512_shuffle_f32x4::<0xdd>(high01, high23));
+            }
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Elementary functions on vectors.
+//!
+//! Bounds stand at each function and are tested against f64 on every instruction set.
+
+use super::Simd;
+use device::Activation;
+
+/// `1.5 * 2^23`: adding it rounds to an integer, which then stands in the low bits.
+const BIAS: f32 = 12_582_912.0;
+/// Below it `exp` gives 0 (the true value is below 1.2e-38, the smallest normal number).
+const EXP_LOW: f32 = -87.0;
+/// Above it `exp` stays at `exp(88)`, 1.65e38.
+const EXP_HIGH: f32 = 88.0;
+
+/// `e^x`, relative error below 3e-7; 0 below -87 (minus infinity included), `exp(88)` above 88.
+///
+/// `x = n ln 2 + r`, `|r| <= ln 2 / 2`; `e^r` is the minimax polynomial of degree 5 times `r^2` plus `r + 1` that the
+/// Cephes library's `expf` uses; `2^n` is made from bits.
+///
+/// # Safety
+/// The instruction set is available.
+#[inline(always)]
+pub unsafe fn exp<S: Simd>(x: S::V) -> S::V {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let clamped = S::min(S::max(x, S::splat(EXP_LOW)), S::splat(EXP_HIGH));
+        let biased = S::fma(clamped, S::splat(std::f32::consts::LOG2_E), S::splat(BIAS));
+        let n = S::sub(biased, S::splat(BIAS));
+        // ln 2 in two parts, the first of so few bits that its product with n is exact.
+        let r = S::fma(n, S::splat(-0.693_359_375), clamped);
+        let r = S::fma(n, S::splat(2.121_944_4e-4), r);
+        let mut p = S::splat(1.987_569_1e-4);
+        for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
+            p = S::fma(p, r, S::splat(c));
+        }
+        let p = S::add(S::fma(p, S::mul(r, r), r), S::splat(1.0));
+        let value = S::mul(p, S::exp2_biased(biased));
+        S::select_lt(x, S::splat(EXP_LOW), S::splat(0.0), value)
+    }
+}
+
+/// `1 / (1 + e^-x)`, relative error below 5e-7.
+///
+/// # Safety
+/// As [`exp`].
+#[inline(always)]
+pub unsafe fn sigmoid<S: Simd>(x: S::V) -> S::V {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let one = S::splat(1.0);
+        S::div(one, S::add(one, exp::<S>(S::sub(S::splat(0.0), x))))
+    }
+}
+
+/// `tanh x`, absolute error below 3e-7.
+///
+/// # Safety
+/// As [`exp`].
+#[inline(always)]
+pub unsafe fn tanh<S: Simd>(x: S::V) -> S::V {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (one, two) = (S::splat(1.0), S::splat(2.0));
+        S::sub(one, S::div(two, S::add(one, exp::<S>(S::mul(two, x)))))
+    }
+}
+
+/// The error function, absolute error below 6e-7: Abramowitz and Stegun, formula 7.1.26 (1.5e-7 by itself).
+///
+/// # Safety
+/// As [`exp`].
+#[inline(always)]
+pub unsafe fn erf<S: Simd>(x: S::V) -> S::V {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (zero, one) = (S::splat(0.0), S::splat(1.0));
+        let a = S::abs(x);
+        let t = S::div(one, S::fma(S::splat(0.327_591_1), a, one));
+        let mut p = S::splat(1.061_405_4);
+        for c in [-1.453_152, 1.421_413_7, -0.284_496_74, 0.254_829_6] {
+            p = S::fma(p, t, S::splat(c));
+        }
+        let e = exp::<S>(S::sub(zero, S::mul(a, a)));
+        let y = S::sub(one, S::mul(S::mul(p, t), e));
+        S::select_lt(x, zero, S::sub(zero, y), y)
+    }
+}
+
+/// An [`Activation`] of a vector.
+///
+/// # Safety
+/// As [`exp`].
+#[inline(always)]
+pub unsafe fn activate<S: Simd>(kind: Activation, x: S::V) -> S::V {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match kind {
+            Activation::Silu => S::mul(x, sigmoid::<S>(x)),
+            Activation::GeluTanh => {
+                // 0.5 (1 + tanh u) = sigmoid(2 u)
+                let cube = S::mul(S::mul(x, x), x);
+                let u = S::mul(S::splat(1.595_769_1), S::fma(S::splat(0.044_715), cube, x));
+                S::mul(x, sigmoid::<S>(u))
+            }
+            Activation::GeluErf => {
+                let e = erf::<S>(S::mul(x, S::splat(std::f32::consts::FRAC_1_SQRT_2)));
+                S::mul(S::mul(S::splat(0.5), x), S::add(S::splat(1.0), e))
+            }
+            Activation::Relu => S::max(x, S::splat(0.0)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::isa::Isa;
+
+    /// Apply a function to every number of a slice, whose length is a multiple of 16.
+    fn on_all(isa: Isa, which: usize, x: &mut [f32]) {
+        #[inline(always)]
+        unsafe fn body<S: Simd>(which: usize, x: &mut [f32]) {
+            for x in x.chunks_exact_mut(S::N) {
+                // SAFETY: a chunk holds a vector.
+                unsafe {
+                    let v = S::load(x.as_ptr());
+                    let y = match which {
+                        0 => exp::<S>(v),
+                        1 => sigmoid::<S>(v),
+                        2 => tanh::<S>(v),
+                        3 => erf::<S>(v),
+                        _ => activate::<S>(Activation::GeluTanh, v),
+                    };
+                    S::store(x.as_mut_ptr(), y);
+                }
+            }
+        }
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+        unsafe fn avx512(which: usize, x: &mut [f32]) {
+            // SAFETY: see the match.
+            unsafe { body::<crate::simd::Avx512>(which, x) }
+        }
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = "avx2,fma,f16c")]
+        unsafe fn avx2(which: usize, x: &mut [f32]) {
+            // SAFETY: see the match.
+            unsafe { body::<crate::simd::Avx2>(which, x) }
+        }
+        // SAFETY: only available instruction sets are given.
+        unsafe {
+            match isa {
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx512 => avx512(which, x),
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx2 => avx2(which, x),
+                _ => body::<crate::simd::Portable>(which, x),
+            }
+        }
+    }
+
+    /// erf by its series, for |x| < 6.
+    fn erf_f64(x: f64) -> f64 {
+        let (mut sum, mut term) = (0.0, x);
+        for n in 0..200 {
+            sum += term / f64::from(2 * n + 1);
+            term *= -x * x / f64::from(n + 1);
+        }
+        (sum * std::f64::consts::FRAC_2_SQRT_PI).clamp(-1.0, 1.0)
+    }
+
+    #[test]
+    fn functions_keep_their_bounds_on_every_instruction_set() {
+        let inputs: Vec<f32> = (0..16 * 1024).map(|i| (i as f32 - 8192.0) * 0.0105).collect();
+        for isa in Isa::available() {
+            for which in 0..5 {
+                let mut y = inputs.clone();
+                on_all(isa, which, &mut y);
+                for (x, y) in inputs.iter().zip(&y) {
+                    let (x, y) = (f64::from(*x), f64::from(*y));
+                    let (expected, bound) = match which {
+                        0 => (x.exp(), 3e-7 * x.exp() + 1.3e-38),
+                        1 => (1.0 / (1.0 + (-x).exp()), 5e-7 / (1.0 + (-x).exp()) + 1e-38),
+                        2 => (x.tanh(), 3e-7),
+                        3 if x.abs() < 5.0 => (erf_f64(x), 6e-7),
+                        3 => (x.signum(), 6e-7),
+                        _ => {
+                            let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x);
+                            (0.5 * x * (1.0 + u.tanh()), 1e-6 * x.abs() + 1e-7)
+                        }
+                    };
+                    assert!((y - expected).abs() <= bound, "{isa} {which}: f({x}) = {y}, expected {expected}");
+                }
+            }
+            let mut edge = [0.0f32; 16];
+            edge[0] = f32::NEG_INFINITY;
+            edge[1] = 1000.0;
+            edge[2] = -200.0;
+            on_all(isa, 0, &mut edge);
+            assert_eq!((edge[0], edge[2], edge[3]), (0.0, 0.0, 1.0), "{isa}");
+            assert!(edge[1].is_finite(), "{isa}");
+        }
+    }
+}

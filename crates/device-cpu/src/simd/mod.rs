@@ -1,0 +1,110 @@
+//! Vectors of f32 for kernels that are written once and instantiated for each instruction set.
+//!
+//! A kernel's body is an `#[inline(always)]` function generic over [`Simd`]; [`variants!`](crate::simd::variants) wraps
+//! it in one `#[target_feature]` function for each instruction set, into which everything is inlined, and gives the
+//! function that picks one. So `Simd`'s methods compile to single instructions, and no binary depends on the machine
+//! that it was built on.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+pub mod math;
+mod portable;
+
+#[cfg(target_arch = "x86_64")]
+pub use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub use avx512::Avx512;
+pub use portable::Portable;
+
+/// Operations on vectors of [`Simd::N`] f32.
+///
+/// # Safety of all methods
+/// The instruction set is available; pointers are valid for `N` values (any alignment).
+pub trait Simd: Copy + 'static {
+    /// A vector.
+    type V: Copy;
+    /// Its lanes; divides 16.
+    const N: usize;
+    /// Vectors of a tile of the small matrix products of attention; `N * VECTORS` divides 64.
+    const VECTORS: usize;
+
+    /// All lanes `x`.
+    unsafe fn splat(x: f32) -> Self::V;
+    /// Unaligned.
+    unsafe fn load(p: *const f32) -> Self::V;
+    /// Of f16.
+    unsafe fn load_f16(p: *const u16) -> Self::V;
+    /// Of i8.
+    unsafe fn load_i8(p: *const i8) -> Self::V;
+    /// Unaligned.
+    unsafe fn store(p: *mut f32, v: Self::V);
+    /// To f16, to nearest even.
+    unsafe fn store_f16(p: *mut u16, v: Self::V);
+    /// `a + b`
+    unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
+    /// `a - b`
+    unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b`
+    unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
+    /// `a / b`
+    unsafe fn div(a: Self::V, b: Self::V) -> Self::V;
+    /// The larger.
+    unsafe fn max(a: Self::V, b: Self::V) -> Self::V;
+    /// The smaller.
+    unsafe fn min(a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b + c`, fused where the instruction set has it.
+    unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// `|a|`
+    unsafe fn abs(a: Self::V) -> Self::V;
+    /// In each lane `yes` where `a < b`, else `no`.
+    unsafe fn select_lt(a: Self::V, b: Self::V, yes: Self::V, no: Self::V) -> Self::V;
+    /// `2^n`, given `n + 1.5 * 2^23` with `n` an integer in `-126..=127`.
+    unsafe fn exp2_biased(n: Self::V) -> Self::V;
+    /// Sum of the lanes, in a fixed order.
+    unsafe fn sum(v: Self::V) -> f32;
+    /// The largest lane.
+    unsafe fn max_lane(v: Self::V) -> f32;
+    /// Transpose `N` vectors: lane `r` of row `i` at `dst + i * stride` is lane `i` of `row(r)`.
+    unsafe fn transpose(row: impl Fn(usize) -> Self::V, dst: *mut f32, stride: usize);
+
+    /// `a * b + c` of one number, with the rounding of [`Self::fma`].
+    #[inline(always)]
+    fn fma_one(a: f32, b: f32, c: f32) -> f32 {
+        a.mul_add(b, c)
+    }
+}
+
+/// Define `fn $name(isa) -> unsafe fn(&$params, &Worker)` over the generic kernel `$body`.
+macro_rules! variants {
+    ($(#[$doc:meta])* $name:ident, $body:ident, $params:ty) => {
+        $(#[$doc])*
+        pub fn $name(isa: $crate::isa::Isa) -> $crate::command::Kernel<$params> {
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+            unsafe fn avx512(params: &$params, worker: &$crate::command::Worker<'_>) {
+                // SAFETY: the caller's promises are those of the body.
+                unsafe { $body::<$crate::simd::Avx512>(params, worker) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,f16c")]
+            unsafe fn avx2(params: &$params, worker: &$crate::command::Worker<'_>) {
+                // SAFETY: as above.
+                unsafe { $body::<$crate::simd::Avx2>(params, worker) }
+            }
+            unsafe fn portable(params: &$params, worker: &$crate::command::Worker<'_>) {
+                // SAFETY: as above.
+                unsafe { $body::<$crate::simd::Portable>(params, worker) }
+            }
+            match isa {
+                #[cfg(target_arch = "x86_64")]
+                $crate::isa::Isa::Avx512 => avx512,
+                #[cfg(target_arch = "x86_64")]
+                $crate::isa::Isa::Avx2 => avx2,
+                _ => portable,
+            }
+        }
+    };
+}
+pub(crate) use variants;

@@ -1,0 +1,117 @@
+//! [`Simd`] in plain Rust: four lanes, which the compiler maps to SSE2 on x86 and to NEON on Arm.
+
+use super::Simd;
+
+/// The architecture's baseline.
+#[derive(Clone, Copy)]
+pub struct Portable;
+
+type V = [f32; 4];
+
+#[inline(always)]
+fn map2(a: V, b: V, f: impl Fn(f32, f32) -> f32) -> V {
+    [f(a[0], b[0]), f(a[1], b[1]), f(a[2], b[2]), f(a[3], b[3])]
+}
+
+/// An f16 in f32, without branches: the bits moved up by 13 are an f32 whose exponent is 112 too small, subnormals
+/// included, so one multiplication is exact; infinities and NaN need the exponent's remaining bits.
+#[inline(always)]
+fn f16_to_f32(bits: u16) -> f32 {
+    let magnitude = u32::from(bits & 0x7fff) << 13;
+    let special = if magnitude >= 0x0f80_0000 { 0x7f80_0000 } else { 0 };
+    let value = f32::from_bits(magnitude) * f32::from_bits((127 + 112) << 23);
+    f32::from_bits(value.to_bits() | special | (u32::from(bits & 0x8000) << 16))
+}
+
+// SAFETY (of every block): the trait's promise that pointers are valid for four values.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Simd for Portable {
+    type V = V;
+    const N: usize = 4;
+    const VECTORS: usize = 2;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> V {
+        [x; 4]
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> V {
+        unsafe { p.cast::<V>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(p: *const u16) -> V {
+        unsafe { p.cast::<[u16; 4]>().read_unaligned() }.map(f16_to_f32)
+    }
+    #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> V {
+        unsafe { p.cast::<[i8; 4]>().read_unaligned() }.map(f32::from)
+    }
+    #[inline(always)]
+    unsafe fn store(p: *mut f32, v: V) {
+        unsafe { p.cast::<V>().write_unaligned(v) }
+    }
+    #[inline(always)]
+    unsafe fn store_f16(p: *mut u16, v: V) {
+        unsafe { p.cast::<[u16; 4]>().write_unaligned(v.map(|x| half::f16::from_f32(x).to_bits())) }
+    }
+    #[inline(always)]
+    unsafe fn add(a: V, b: V) -> V {
+        map2(a, b, |a, b| a + b)
+    }
+    #[inline(always)]
+    unsafe fn sub(a: V, b: V) -> V {
+        map2(a, b, |a, b| a - b)
+    }
+    #[inline(always)]
+    unsafe fn mul(a: V, b: V) -> V {
+        map2(a, b, |a, b| a * b)
+    }
+    #[inline(always)]
+    unsafe fn div(a: V, b: V) -> V {
+        map2(a, b, |a, b| a / b)
+    }
+    #[inline(always)]
+    unsafe fn max(a: V, b: V) -> V {
+        map2(a, b, |a, b| if a > b { a } else { b })
+    }
+    #[inline(always)]
+    unsafe fn min(a: V, b: V) -> V {
+        map2(a, b, |a, b| if a < b { a } else { b })
+    }
+    #[inline(always)]
+    unsafe fn fma(a: V, b: V, c: V) -> V {
+        std::array::from_fn(|i| Self::fma_one(a[i], b[i], c[i]))
+    }
+    #[inline(always)]
+    unsafe fn abs(a: V) -> V {
+        a.map(f32::abs)
+    }
+    #[inline(always)]
+    unsafe fn select_lt(a: V, b: V, yes: V, no: V) -> V {
+        std::array::from_fn(|i| if a[i] < b[i] { yes[i] } else { no[i] })
+    }
+    #[inline(always)]
+    unsafe fn exp2_biased(n: V) -> V {
+        n.map(|n| f32::from_bits(n.to_bits().wrapping_add(127) << 23))
+    }
+    #[inline(always)]
+    unsafe fn sum(v: V) -> f32 {
+        (v[0] + v[2]) + (v[1] + v[3])
+    }
+    #[inline(always)]
+    unsafe fn max_lane(v: V) -> f32 {
+        v[0].max(v[2]).max(v[1].max(v[3]))
+    }
+    #[inline(always)]
+    unsafe fn transpose(row: impl Fn(usize) -> V, dst: *mut f32, stride: usize) {
+        let rows = [row(0), row(1), row(2), row(3)];
+        for i in 0..4 {
+            unsafe { Self::store(dst.add(i * stride), [rows[0][i], rows[1][i], rows[2][i], rows[3][i]]) }
+        }
+    }
+    /// Fused only where the baseline has the instruction; elsewhere it would be a call of the C library.
+    #[inline(always)]
+    fn fma_one(a: f32, b: f32, c: f32) -> f32 {
+        if cfg!(target_arch = "aarch64") { a.mul_add(b, c) } else { a * b + c }
+    }
+}

@@ -1,0 +1,57 @@
+//! The cases that every device must pass, against the reference interpreter, on every instruction set of this machine.
+
+use device::testing::{Case, check_device};
+use device::{Numerics, OpKind};
+use ingle_device_cpu::{CpuDevice, Isa, Options};
+use formats::BlockType;
+
+/// What this device's arithmetic needs of a case.
+///
+/// Sums in other orders and exponentials good to 3e-7 stay within a few times what f32 needs in any order. Quantised
+/// weights meet activations rounded to 1/127 of the largest of 32: an error of some 0.7 % of a product's size, five times
+/// that at the worst of thousands of products, and as much again in each of the layers that follow.
+fn tolerance(case: &Case) -> f32 {
+    let plain = matches!(case.block, BlockType::F32 | BlockType::F16 | BlockType::BF16);
+    match case.kind {
+        _ if plain => 4.0 * case.tolerance,
+        OpKind::Fused => 0.15 + case.tolerance,
+        _ => 0.04 + case.tolerance,
+    }
+}
+
+fn check(isa: Isa, threads: usize) {
+    let device = CpuDevice::new(Options { isa: Some(isa), threads: Some(threads) }).unwrap();
+    match check_device(&device, tolerance) {
+        Ok(n) => println!("{n} cases on {isa} with {threads} threads"),
+        Err(failures) => panic!("{isa}, {threads} threads: {failures}"),
+    }
+}
+
+#[test]
+fn agrees_with_the_reference_on_every_instruction_set() {
+    for isa in Isa::available() {
+        check(isa, 2);
+    }
+}
+
+/// One worker alone; more workers than most machines that test have, and than some shares have units.
+#[test]
+fn agrees_for_any_number_of_threads() {
+    for threads in [1, 3, 5] {
+        check(Isa::detect(), threads);
+    }
+}
+
+/// A row is the same bits whether it comes alone or in a chunk.
+#[test]
+fn deterministic_rows_are_the_same_bits_in_any_company() {
+    for isa in Isa::available() {
+        let device = CpuDevice::new(Options { isa: Some(isa), threads: Some(2) }).unwrap();
+        let mut failures = Vec::new();
+        for mut case in device::testing::check_op_cases() {
+            case.limits.numerics = Numerics::Deterministic;
+            failures.extend(device::testing::compare_chunks(&device, &case, 0.0).err());
+        }
+        assert!(failures.is_empty(), "{isa}:\n{}", failures.join("\n"));
+    }
+}

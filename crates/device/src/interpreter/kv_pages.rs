@@ -1,0 +1,208 @@
+//! KvWrite and the pages behind it.
+
+use std::io;
+
+use formats::BlockType;
+use formats::codec::{dequantize_row, quantize_row};
+use memmap2::MmapMut;
+
+use crate::{KvLayerId, KvLayout, KvType};
+
+/// Keys or values of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Half {
+    /// The first half of a layer's part of a page.
+    Keys,
+    /// The second.
+    Values,
+}
+
+/// The pages of all KV groups, in the layout that [`KvLayout`] describes: page, layer, keys then values, head, position.
+pub struct KvPages {
+    /// One anonymous mapping a group: the system commits a page of memory when it is first written.
+    groups: Vec<MmapMut>,
+    /// By layer.
+    layers: Vec<LayerPages>,
+    kind: KvType,
+    page_len: usize,
+}
+
+/// Where a layer's keys and values lie.
+#[derive(Clone, Copy)]
+struct LayerPages {
+    group: usize,
+    /// Bytes from one page of the group to the next.
+    page_bytes: usize,
+    /// Bytes before this layer's part of a page.
+    offset: usize,
+    n_kv_heads: usize,
+    head_dim: usize,
+}
+
+impl KvPages {
+    /// Reserve `n_pages` pages for each group.
+    pub fn new(layout: &KvLayout, kind: KvType, page_len: usize, n_pages: &[usize]) -> io::Result<KvPages> {
+        let bytes = |group: usize| layout.page_bytes(group, kind, page_len);
+        let reserve = |(group, n): (usize, &usize)| MmapMut::map_anon((n * bytes(group)).max(1));
+        let layer = |index: usize| {
+            let id = KvLayerId(index as u32);
+            let (group, place) = layout.group_of(id);
+            let before = &layout.groups[group].layers[..place];
+            LayerPages {
+                group,
+                page_bytes: bytes(group),
+                offset: before.iter().map(|id| layout.layer_page_bytes(*id, kind, page_len)).sum(),
+                n_kv_heads: layout.layer(id).n_kv_heads,
+                head_dim: layout.layer(id).head_dim,
+            }
+        };
+        Ok(KvPages {
+            groups: n_pages.iter().enumerate().map(reserve).collect::<io::Result<_>>()?,
+            layers: (0..layout.layers.len()).map(layer).collect(),
+            kind,
+            page_len,
+        })
+    }
+
+    /// Which group's page table a layer uses.
+    pub fn group(&self, layer: KvLayerId) -> usize {
+        self.layers[layer.0 as usize].group
+    }
+
+    /// Store the vectors of all heads for one position, converted to the KV type.
+    pub fn write(
+        &mut self,
+        layer: KvLayerId,
+        half: Half,
+        table: &[u32],   // pages of the sequence
+        position: usize, //
+        heads: &[f32],   // (n_kv_heads, head_dim)
+    ) {
+        let place = self.layers[layer.0 as usize];
+        for (head, vector) in heads.chunks_exact(place.head_dim).enumerate() {
+            let range = self.range(place, half, table, head, position);
+            quantize_row(self.block(), vector, &mut self.groups[place.group][range]);
+        }
+    }
+
+    /// Read back one head's vector of one position.
+    pub fn read(
+        &self,
+        layer: KvLayerId,
+        half: Half,
+        table: &[u32],      // pages of the sequence
+        position: usize,    //
+        head: usize,        //
+        vector: &mut [f32], // (head_dim)
+    ) {
+        let place = self.layers[layer.0 as usize];
+        let range = self.range(place, half, table, head, position);
+        dequantize_row(self.block(), &self.groups[place.group][range], vector);
+    }
+
+    /// Copy all layers of a page.
+    pub fn copy(&mut self, group: usize, from: u32, to: u32) {
+        let Some(bytes) = self.page_bytes(group) else { return };
+        let from = from as usize * bytes;
+        self.groups[group].copy_within(from..from + bytes, to as usize * bytes);
+    }
+
+    /// Fill a page with bytes that are NaN in every KV type, so that reading it again unwritten shows.
+    pub fn poison(&mut self, group: usize, page: u32) {
+        let Some(bytes) = self.page_bytes(group) else { return };
+        self.groups[group][page as usize * bytes..][..bytes].fill(0xff);
+    }
+
+    fn page_bytes(&self, group: usize) -> Option<usize> {
+        self.layers.iter().find(|layer| layer.group == group).map(|layer| layer.page_bytes)
+    }
+
+    fn range(
+        &self,
+        place: LayerPages,
+        half: Half,
+        table: &[u32],
+        head: usize,
+        position: usize,
+    ) -> std::ops::Range<usize> {
+        let page = table[position / self.page_len] as usize;
+        let head = if half == Half::Keys { head } else { place.n_kv_heads + head };
+        let vector = head * self.page_len + position % self.page_len;
+        let bytes = self.kind.vector_bytes(place.head_dim);
+        let start = page * place.page_bytes + place.offset + vector * bytes;
+        start..start + bytes
+    }
+
+    fn block(&self) -> BlockType {
+        match self.kind {
+            KvType::F32 => BlockType::F32,
+            KvType::F16 => BlockType::F16,
+            KvType::Q8_0 => BlockType::Q8_0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::KvLayer;
+
+    /// Every vector of every layer, head, position and half has bytes of its own, in every KV type.
+    #[test]
+    fn vectors_do_not_share_bytes() {
+        let layer = |n_kv_heads, head_dim, window| KvLayer { n_kv_heads, head_dim, window };
+        let layout = KvLayout::new(vec![layer(2, 32, None), layer(1, 64, Some(20)), layer(3, 96, None)]);
+        for kind in [KvType::F32, KvType::F16, KvType::Q8_0] {
+            let mut pages = KvPages::new(&layout, kind, 16, &[3, 2]).unwrap();
+            let tables: [&[u32]; 2] = [&[2, 0], &[1, 0]];
+            // A number of its own for each vector.
+            let mut vectors = vec![];
+            for (index, layer) in layout.layers.iter().enumerate() {
+                let id = KvLayerId(index as u32);
+                for (number, half) in [Half::Keys, Half::Values].into_iter().enumerate() {
+                    let first = 1 + index * 1000 + number * 500;
+                    vectors.extend((0..32).map(|p| (id, half, p, (first + p * layer.n_kv_heads) as f32)));
+                }
+            }
+            for (id, half, position, value) in &vectors {
+                let layer = layout.layer(*id);
+                let columns = 0..layer.n_kv_heads * layer.head_dim;
+                let heads: Vec<f32> = columns.map(|i| value + (i / layer.head_dim) as f32).collect();
+                pages.write(*id, *half, tables[layout.group_of(*id).0], *position, &heads);
+            }
+            for (id, half, position, value) in &vectors {
+                let (layer, table) = (layout.layer(*id), tables[layout.group_of(*id).0]);
+                let mut vector = vec![0.0; layer.head_dim];
+                for head in 0..layer.n_kv_heads {
+                    pages.read(*id, *half, table, *position, head, &mut vector);
+                    let expected = value + head as f32;
+                    // Halves hold whole numbers to 2048; Q8_0's scale is a half, 2^-11 off at most.
+                    let bound = if kind == KvType::F32 { 0.0 } else { expected * 1e-3 };
+                    assert!(
+                        vector.iter().all(|v| (v - expected).abs() <= bound),
+                        "{kind:?} {vector:?} {expected}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn pages_are_copied_whole_and_poisoned() {
+        let layout = KvLayout::new(vec![KvLayer { n_kv_heads: 1, head_dim: 32, window: None }; 2]);
+        for kind in [KvType::F32, KvType::F16, KvType::Q8_0] {
+            let mut pages = KvPages::new(&layout, kind, 16, &[3]).unwrap();
+            let last = KvLayerId(1);
+            pages.write(last, Half::Values, &[0], 15, &[1.0; 32]);
+            pages.copy(0, 0, 2);
+            let mut vector = [0.0; 32];
+            pages.read(last, Half::Values, &[2], 15, 0, &mut vector);
+            assert!(vector.iter().all(|v| (v - 1.0).abs() < 1e-3)); // Q8_0: 127 times the half nearest to 1/127
+            pages.poison(0, 0);
+            pages.read(last, Half::Values, &[0], 15, 0, &mut vector);
+            assert!(vector.iter().all(|v| v.is_nan()));
+            pages.read(last, Half::Values, &[2], 15, 0, &mut vector);
+            assert!(vector.iter().all(|v| (v - 1.0).abs() < 1e-3)); // Q8_0: 127 times the half nearest to 1/127
+        }
+    }
+}

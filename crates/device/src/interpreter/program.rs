@@ -1,0 +1,387 @@
+//! The interpreter's program: buffers, and the loop over Ops.
+
+use std::time::Instant;
+
+use formats::codec::dequantize_row;
+
+use super::kv_pages::{Half, KvPages};
+use super::{Reference, attention, element_wise, embed, linear, norm, rope, select};
+use crate::{
+    CommandInfo, DType, Device, Error, Item, Limits, MemoryPlan, Op, Plan, Program, Residence, Result, Rows,
+    Step, Timing, Value, ValueId, Want, WeightId, arena, fusion,
+};
+
+const NAME: &str = "reference";
+
+/// What the interpreter takes: weights as they are, f32 copies of its vectors, buffers, pages.
+pub fn memory_plan(device: &Reference, plan: &Plan, limits: &Limits) -> Result<MemoryPlan> {
+    plan.check()?;
+    limits.check(device, plan)?;
+    let flat = fusion::flatten(plan);
+    let buffers: usize = Buffers::plan(&flat, limits).sizes.iter().sum();
+    let vectors: usize = vector_ids(&flat).map(|id| flat.weight(id).n_cols()).sum();
+    let floats = buffers + vectors + transposed_len(&flat, limits);
+    let bytes = 4 * (floats + limits.max_rows + limits.max_outputs) as u64;
+    let mut memory = MemoryPlan::of_weights_and_kv(plan, limits);
+    memory.items.push(Item { what: "activations".to_owned(), bytes, residence: Residence::Committed });
+    Ok(memory)
+}
+
+/// Values in the largest Linear's output.
+fn transposed_len(plan: &Plan, limits: &Limits) -> usize {
+    let len = |op: &Op| if let Op::Linear { out, .. } = op { max_len(plan.value(*out), limits) } else { 0 };
+    plan.primitives().map(len).max().unwrap_or(0)
+}
+
+fn max_len(value: &Value, limits: &Limits) -> usize {
+    let rows = if value.rows == Rows::Tokens { limits.max_rows } else { limits.max_outputs };
+    rows * value.cols
+}
+
+/// Norm weights, biases, frequencies and sinks: what is decoded once.
+fn vector_ids(plan: &Plan) -> impl Iterator<Item = WeightId> {
+    let ids = plan.primitives().flat_map(|op| match op {
+        Op::Embed { .. } => vec![],
+        Op::Linear { bias, .. } => bias.iter().copied().collect(),
+        op => op.weights(),
+    });
+    let mut ids: Vec<WeightId> = ids.collect();
+    ids.sort();
+    ids.dedup();
+    ids.into_iter()
+}
+
+/// Which buffer holds a value. A buffer is used again once its value is not needed any more, so that a long plan takes the
+/// memory of its widest part.
+struct Buffers {
+    /// By value; `usize::MAX`: none (it is never written, or is not f32).
+    of_value: Vec<usize>,
+    /// Values that each must hold.
+    sizes: Vec<usize>,
+}
+
+impl Buffers {
+    /// Walk the primitives; give each written value the free buffer nearest to its size, or a new one.
+    fn plan(flat: &Plan, limits: &Limits) -> Buffers {
+        let lifetimes = arena::lifetimes(flat);
+        let mut buffers = Buffers { of_value: vec![usize::MAX; flat.values.len()], sizes: vec![] };
+        let mut free: Vec<usize> = vec![];
+        for (index, node) in flat.nodes.iter().enumerate() {
+            for id in node.op.writes() {
+                let value = flat.value(id);
+                if value.dtype != DType::F32 {
+                    continue;
+                }
+                let size = max_len(value, limits);
+                let nearest = (0..free.len()).min_by_key(|at| buffers.sizes[free[*at]].abs_diff(size));
+                let buffer = match nearest {
+                    Some(at) => free.swap_remove(at),
+                    None => {
+                        buffers.sizes.push(0);
+                        buffers.sizes.len() - 1
+                    }
+                };
+                buffers.sizes[buffer] = buffers.sizes[buffer].max(size);
+                buffers.of_value[id.0 as usize] = buffer;
+            }
+            let dying = |value: &usize| lifetimes[*value].is_some_and(|lifetime| lifetime.last == index);
+            let dead = (0..flat.values.len()).filter(dying).map(|value| buffers.of_value[value]);
+            free.extend(dead.filter(|buffer| *buffer != usize::MAX));
+        }
+        buffers
+    }
+}
+
+/// One primitive, and the node of the compiled plan that it belongs to.
+struct Command {
+    op: Op,
+    node: usize,
+    layer: Option<u32>,
+}
+
+/// A compiled plan.
+pub struct ReferenceProgram {
+    /// Flattened: no fused Ops.
+    plan: Plan,
+    commands: Vec<Command>,
+    limits: Limits,
+    n_threads: usize,
+    /// Token ids below this are rows of every embedding.
+    n_vocab: usize,
+    /// By value, an index into `buffers`.
+    buffer_of: Vec<usize>,
+    buffers: Vec<Vec<f32>>,
+    /// By weight; empty for matrices.
+    vectors: Vec<Vec<f32>>,
+    /// Scratch of Linear.
+    transposed: Vec<f32>,
+    argmax: Vec<u32>,
+    pages: KvPages,
+    /// By row of the step.
+    positions: Vec<u32>,
+    slots: Vec<u32>,
+    /// Of the last step.
+    n_outputs: usize,
+    wanted: Want,
+}
+
+impl ReferenceProgram {
+    /// Take the memory.
+    pub fn new(device: &Reference, plan: &Plan, limits: &Limits) -> Result<ReferenceProgram> {
+        plan.check()?;
+        limits.check(device, plan)?;
+        let flat = fusion::flatten(plan);
+        let commands = plan.nodes.iter().enumerate().flat_map(|(node, n)| {
+            n.op.primitives().iter().map(move |op| Command { op: op.clone(), node, layer: n.layer })
+        });
+        let mut vectors = vec![vec![]; flat.weights.len()];
+        for id in vector_ids(&flat) {
+            let weight = flat.weight(id);
+            let mut vector = vec![0.0; weight.n_cols()];
+            dequantize_row(weight.block, &weight.data, &mut vector);
+            vectors[id.0 as usize] = vector;
+        }
+        let Buffers { of_value, sizes } = Buffers::plan(&flat, limits);
+        let refused = |what: &str, bytes: usize| Error::OutOfMemory {
+            device: NAME,
+            what: what.to_owned(),
+            bytes: bytes as u64,
+        };
+        let zeros = |len: usize| {
+            let mut buffer = Vec::new();
+            buffer.try_reserve_exact(len).map_err(|_| refused("activations", len * 4))?;
+            buffer.resize(len, 0.0);
+            Ok(buffer)
+        };
+        let pages =
+            KvPages::new(&flat.kv, limits.kv_type, limits.page_len, &limits.n_pages).map_err(|_| {
+                let groups = limits.n_pages.iter().enumerate();
+                let bytes =
+                    groups.map(|(g, n)| n * flat.kv.page_bytes(g, limits.kv_type, limits.page_len)).sum();
+                refused("KV pages", bytes)
+            })?;
+        let tables = flat.primitives().filter_map(|op| match op {
+            Op::Embed { table, .. } => Some(flat.weight(*table).n_rows()),
+            _ => None,
+        });
+        Ok(ReferenceProgram {
+            n_vocab: tables.min().unwrap_or(usize::MAX),
+            commands: commands.collect(),
+            limits: limits.clone(),
+            n_threads: device.n_threads(),
+            buffer_of: of_value,
+            buffers: sizes.into_iter().map(zeros).collect::<Result<_>>()?,
+            vectors,
+            transposed: zeros(transposed_len(&flat, limits))?,
+            argmax: vec![0; limits.max_outputs],
+            pages,
+            positions: Vec::with_capacity(limits.max_rows),
+            slots: Vec::with_capacity(limits.max_rows),
+            n_outputs: 0,
+            wanted: Want::Logits,
+            plan: flat,
+        })
+    }
+
+    fn begin(&mut self, step: &Step) -> Result<()> {
+        let fail = |reason| Err(Error::Failed { device: NAME, reason });
+        if let Err(reason) = step.check(&self.plan.kv, &self.limits) {
+            return fail(reason);
+        }
+        if let Some(token) = step.tokens.iter().find(|token| **token as usize >= self.n_vocab) {
+            return fail(format!("token {token}, expected one below {}", self.n_vocab));
+        }
+        self.positions.clear();
+        self.slots.clear();
+        for span in step.spans {
+            self.positions.extend((0..span.n_rows).map(|row| span.first_position + row));
+            self.slots.extend((0..span.n_rows).map(|_| span.slot));
+        }
+        self.n_outputs = step.outputs.len();
+        self.wanted = step.want;
+        Ok(())
+    }
+
+    /// Values in the rows of this step.
+    fn len(&self, id: ValueId) -> usize {
+        let value = self.plan.value(id);
+        let rows = if value.rows == Rows::Tokens { self.positions.len() } else { self.n_outputs };
+        rows * value.cols
+    }
+
+    /// The rows of this step of a value.
+    fn read(&self, id: ValueId) -> &[f32] {
+        &self.buffers[self.buffer_of[id.0 as usize]][..self.len(id)]
+    }
+
+    fn vector(&self, id: WeightId) -> &[f32] {
+        &self.vectors[id.0 as usize]
+    }
+
+    fn execute(&mut self, index: usize, step: &Step) {
+        match &self.commands[index].op {
+            Op::KvWrite { .. } => self.kv_write(index, step),
+            Op::Argmax { x, out } => {
+                if step.want == Want::Argmax && *out == self.plan.argmax {
+                    let (x, cols) = (*x, self.plan.value(*x).cols);
+                    let mut out = std::mem::take(&mut self.argmax);
+                    select::argmax(self.read(x), cols, &mut out);
+                    self.argmax = out;
+                }
+            }
+            op => {
+                // What an Op writes is never in the buffer of what it reads, so its buffer can be taken out.
+                let Some(id) = op.writes().first().copied() else { return };
+                let (buffer, len) = (self.buffer_of[id.0 as usize], self.len(id));
+                let mut out = std::mem::take(&mut self.buffers[buffer]);
+                let mut transposed = std::mem::take(&mut self.transposed);
+                self.compute(&self.commands[index].op, step, &mut transposed, &mut out[..len]);
+                self.transposed = transposed;
+                self.buffers[buffer] = out;
+            }
+        }
+    }
+
+    /// Every Op that writes one f32 value.
+    fn compute(&self, op: &Op, step: &Step, transposed: &mut [f32], out: &mut [f32]) {
+        match op {
+            Op::Embed { table, scale, .. } => {
+                embed::embed(self.plan.weight(*table), step.tokens, *scale, out)
+            }
+            Op::RmsNorm { x, weight, eps, group, .. } => {
+                norm::rms_norm(self.read(*x), weight.map(|w| self.vector(w)), *eps, *group, out);
+            }
+            Op::Linear { x, weight, bias, .. } => {
+                let bias = bias.map(|b| self.vector(b));
+                let transposed = &mut transposed[..out.len()];
+                linear::linear(
+                    self.n_threads,
+                    self.read(*x),
+                    self.plan.weight(*weight),
+                    bias,
+                    transposed,
+                    out,
+                );
+            }
+            Op::Rope { x, head_dim, n_dims, style, frequencies, scale, .. } => {
+                let frequencies = self.vector(*frequencies);
+                rope::rope(
+                    self.read(*x),
+                    &self.positions,
+                    *head_dim,
+                    *n_dims,
+                    *style,
+                    frequencies,
+                    *scale,
+                    out,
+                );
+            }
+            Op::Attention { q, layer, n_heads, scale, softcap, window, sinks, .. } => {
+                let op = attention::Attention {
+                    layer: *layer,
+                    kv: *self.plan.kv.layer(*layer),
+                    n_heads: *n_heads,
+                    scale: *scale,
+                    softcap: *softcap,
+                    window: *window,
+                    sinks: sinks.map(|s| self.vector(s)),
+                };
+                let (group, n_groups) = (self.pages.group(*layer), self.plan.kv.groups.len());
+                let table = |row: usize| step.page_table(self.slots[row], group, n_groups);
+                let q = self.read(*q);
+                attention::attention(self.n_threads, &op, &self.pages, q, &self.positions, table, out);
+            }
+            Op::Activate { x, kind, .. } => element_wise::activation(*kind, self.read(*x), out),
+            Op::Gate { gate, up, kind, .. } => {
+                element_wise::gate(*kind, self.read(*gate), self.read(*up), out)
+            }
+            Op::Add { a, b, .. } => element_wise::add(self.read(*a), self.read(*b), out),
+            Op::Scale { x, factor, .. } => element_wise::scale(*factor, self.read(*x), out),
+            Op::Softcap { x, cap, .. } => element_wise::softcap(*cap, self.read(*x), out),
+            Op::SelectRows { x, .. } => {
+                select::select_rows(self.read(*x), step.outputs, self.plan.value(*x).cols, out);
+            }
+            Op::KvWrite { .. } | Op::Argmax { .. } | Op::Fused { .. } => {}
+        }
+    }
+
+    fn kv_write(&mut self, index: usize, step: &Step) {
+        let Op::KvWrite { k, v, layer } = self.commands[index].op else { return };
+        let (group, n_groups) = (self.pages.group(layer), self.plan.kv.groups.len());
+        for (id, half) in [(k, Half::Keys), (v, Half::Values)] {
+            let heads = &self.buffers[self.buffer_of[id.0 as usize]];
+            for (row, heads) in
+                heads.chunks_exact(self.plan.value(id).cols).take(self.slots.len()).enumerate()
+            {
+                let table = step.page_table(self.slots[row], group, n_groups);
+                self.pages.write(layer, half, table, self.positions[row] as usize, heads);
+            }
+        }
+    }
+}
+
+impl Program for ReferenceProgram {
+    fn run(&mut self, step: &Step) -> Result<()> {
+        self.begin(step)?;
+        for index in 0..self.commands.len() {
+            self.execute(index, step);
+        }
+        Ok(())
+    }
+
+    fn logits(&self) -> &[f32] {
+        self.read(self.plan.logits)
+    }
+
+    fn logits_mut(&mut self) -> &mut [f32] {
+        let len = self.len(self.plan.logits);
+        &mut self.buffers[self.buffer_of[self.plan.logits.0 as usize]][..len]
+    }
+
+    fn argmax(&self) -> &[u32] {
+        if self.wanted == Want::Argmax { &self.argmax[..self.n_outputs] } else { &[] }
+    }
+
+    fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<()> {
+        for page in [from, to] {
+            if self.limits.n_pages.get(group).is_none_or(|n| page as usize >= *n) {
+                let reason =
+                    format!("page {page} of KV group {group}, expected one of {:?}", self.limits.n_pages);
+                return Err(Error::Failed { device: NAME, reason });
+            }
+        }
+        self.pages.copy(group, from, to);
+        Ok(())
+    }
+
+    /// The memory stays, filled with NaN: what reads a released page shows.
+    fn release_page(&mut self, group: usize, page: u32) {
+        if self.limits.n_pages.get(group).is_some_and(|n| (page as usize) < *n) {
+            self.pages.poison(group, page);
+        }
+    }
+
+    fn commands(&self, _n_rows: usize) -> Vec<CommandInfo> {
+        let info = |Command { op, node, layer }: &Command| {
+            let kernel = match op {
+                Op::Linear { weight, .. } => {
+                    format!("linear_{}", self.plan.weight(*weight).block.name().to_lowercase())
+                }
+                op => op.kind().to_string(),
+            };
+            CommandInfo { kernel, node: *node, layer: *layer, weight_bytes: self.plan.weight_bytes_of(op) }
+        };
+        self.commands.iter().map(info).collect()
+    }
+
+    fn run_timed(&mut self, step: &Step, timings: &mut Vec<Timing>) -> Result<()> {
+        let begun = Instant::now();
+        self.begin(step)?;
+        for command in 0..self.commands.len() {
+            let start = begun.elapsed().as_secs_f64();
+            self.execute(command, step);
+            timings.push(Timing { command, start, duration: begun.elapsed().as_secs_f64() - start });
+        }
+        Ok(())
+    }
+}

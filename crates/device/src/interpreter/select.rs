@@ -1,0 +1,49 @@
+//! SelectRows and Argmax: from rows of tokens to outputs and tokens.
+
+/// `out[i] = x[outputs[i]]`
+pub fn select_rows(
+    x: &[f32],       // (n_tokens, cols)
+    outputs: &[u32], // (n_outputs)
+    cols: usize,     //
+    out: &mut [f32], // (n_outputs, cols)
+) {
+    for (out, row) in out.chunks_exact_mut(cols).zip(outputs) {
+        out.copy_from_slice(&x[*row as usize * cols..][..cols]);
+    }
+}
+
+/// Index of the largest column of each row, the lowest of equals; NaN is never the largest.
+pub fn argmax(
+    x: &[f32],       // (n_outputs, cols)
+    cols: usize,     //
+    out: &mut [u32], // (n_outputs)
+) {
+    for (row, out) in x.chunks_exact(cols).zip(out) {
+        let mut best = (0, f32::NEG_INFINITY);
+        for (index, value) in row.iter().enumerate() {
+            if *value > best.1 {
+                best = (index, *value);
+            }
+        }
+        *out = best.0 as u32;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_picked() {
+        let mut out = [0.0; 4];
+        select_rows(&[1., 2., 3., 4., 5., 6.], &[0, 2], 2, &mut out);
+        assert_eq!(out, [1., 2., 5., 6.]);
+    }
+
+    #[test]
+    fn the_lowest_of_equals_wins_and_nan_never() {
+        let mut out = [9; 3];
+        argmax(&[1., 3., 3., f32::NAN, -1., -2., f32::NAN, f32::NAN, f32::NAN], 3, &mut out);
+        assert_eq!(out, [1, 1, 0]);
+    }
+}

@@ -1,0 +1,297 @@
+//! Plans for people: one Op a line.
+//!
+//! ```text
+//! plan: 3 ops, 4 values, 2 weights (0.1 MB)
+//!    0  v0 hidden (tokens, 576) = embed(token_embd.weight Q4_1 [49152, 576], scale 1)
+//! layer 0
+//!    1  fused NormLinear
+//!         v1 layer 0 norm (tokens, 576) = rms_norm(v0 hidden, blk.0.attn_norm.weight F32 [576], eps 1e-5, group 576)
+//!         v2 layer 0 q (tokens, 576) = linear(v1 layer 0 norm, blk.0.attn_q.weight Q4_1 [576, 576])
+//! ```
+
+use std::fmt::{self, Display, Formatter};
+
+use crate::{Activation, FusedKind, KvLayerId, Op, OpKind, Plan, RopeStyle, Rows, ValueId, WeightId};
+
+/// An Op with the names and shapes of its plan, or with bare ids. Ids that are out of range are printed as such, so that
+/// a plan that failed its check can still be shown.
+struct Shown<'a> {
+    op: &'a Op,
+    plan: Option<&'a Plan>,
+    /// Before every line but the first.
+    indent: &'static str,
+}
+
+impl Shown<'_> {
+    fn value(&self, id: ValueId) -> String {
+        match self.plan.and_then(|p| p.values.get(id.0 as usize)) {
+            Some(value) => format!("{id} {}", value.name),
+            None => id.to_string(),
+        }
+    }
+
+    fn out(&self, id: ValueId) -> String {
+        match self.plan.and_then(|p| p.values.get(id.0 as usize)) {
+            Some(value) => format!("{id} {} ({}, {})", value.name, value.rows, value.cols),
+            None => id.to_string(),
+        }
+    }
+
+    fn weight(&self, id: WeightId) -> String {
+        match self.plan.and_then(|p| p.weights.get(id.0 as usize)) {
+            Some(weight) => format!("{} {} {:?}", weight.name, weight.block, weight.shape),
+            None => id.to_string(),
+        }
+    }
+
+    /// `, name weight` where there is one.
+    fn optional(&self, name: &str, id: Option<WeightId>) -> String {
+        id.map(|id| format!(", {name} {}", self.weight(id))).unwrap_or_default()
+    }
+}
+
+impl Display for Shown<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let kind = self.op.kind();
+        match self.op {
+            Op::Embed { table, scale, out } => {
+                write!(f, "{} = {kind}({}, scale {scale})", self.out(*out), self.weight(*table))
+            }
+            Op::RmsNorm { x, weight, eps, group, out } => {
+                let weight = self.optional("weight", *weight);
+                write!(
+                    f,
+                    "{} = {kind}({}{weight}, eps {eps:e}, group {group})",
+                    self.out(*out),
+                    self.value(*x)
+                )
+            }
+            Op::Linear { x, weight, bias, out } => {
+                let bias = self.optional("bias", *bias);
+                write!(f, "{} = {kind}({}, {}{bias})", self.out(*out), self.value(*x), self.weight(*weight))
+            }
+            Op::Rope { x, head_dim, n_dims, style, frequencies, scale, out } => write!(
+                f,
+                "{} = {kind}({}, {n_dims} of {head_dim} dims, {style}, {}, scale {scale})",
+                self.out(*out),
+                self.value(*x),
+                self.weight(*frequencies)
+            ),
+            Op::KvWrite { k, v, layer } => {
+                write!(f, "{layer} = {kind}({}, {})", self.value(*k), self.value(*v))
+            }
+            Op::Attention { q, layer, n_heads, scale, softcap, window, sinks, out } => {
+                let softcap = softcap.map(|cap| format!(", softcap {cap}")).unwrap_or_default();
+                let window = window.map(|n| format!(", window {n}")).unwrap_or_default();
+                let sinks = self.optional("sinks", *sinks);
+                write!(
+                    f,
+                    "{} = {kind}({}, {layer}, {n_heads} heads, scale {scale}{softcap}{window}{sinks})",
+                    self.out(*out),
+                    self.value(*q)
+                )
+            }
+            Op::Activate { x, kind: function, out } => {
+                write!(f, "{} = {kind}({function}, {})", self.out(*out), self.value(*x))
+            }
+            Op::Gate { gate, up, kind: function, out } => {
+                write!(
+                    f,
+                    "{} = {kind}({function}, {}, {})",
+                    self.out(*out),
+                    self.value(*gate),
+                    self.value(*up)
+                )
+            }
+            Op::Add { a, b, out } => {
+                write!(f, "{} = {kind}({}, {})", self.out(*out), self.value(*a), self.value(*b))
+            }
+            Op::Scale { x, factor, out } => {
+                write!(f, "{} = {kind}({}, factor {factor})", self.out(*out), self.value(*x))
+            }
+            Op::Softcap { x, cap, out } => {
+                write!(f, "{} = {kind}({}, cap {cap})", self.out(*out), self.value(*x))
+            }
+            Op::SelectRows { x, out } | Op::Argmax { x, out } => {
+                write!(f, "{} = {kind}({})", self.out(*out), self.value(*x))
+            }
+            Op::Fused { kind: fused, parts } => {
+                write!(f, "{kind} {fused}")?;
+                for part in parts {
+                    let part = Shown { op: part, plan: self.plan, indent: self.indent };
+                    write!(f, "\n{}{part}", self.indent)?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Display for Op {
+    /// With bare ids: `v2 = linear(v1, w7)`. The parts of a fused Op stand below it, indented.
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        Shown { op: self, plan: None, indent: "  " }.fmt(f)
+    }
+}
+
+impl Plan {
+    /// An Op with the names and shapes of its values and weights. Never panics, even when its ids are out of range.
+    pub fn show<'a>(&'a self, op: &'a Op) -> impl Display + 'a {
+        Shown { op, plan: Some(self), indent: "        " }
+    }
+}
+
+impl Display for Plan {
+    /// One Op a line after the index of its node, a header before each layer, the parts of fused Ops indented.
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let bytes: usize = self.weights.iter().map(|w| w.data.len()).sum();
+        writeln!(
+            f,
+            "plan: {} ops, {} values, {} weights ({:.1} MB)",
+            self.nodes.len(),
+            self.values.len(),
+            self.weights.len(),
+            bytes as f64 / 1e6
+        )?;
+        for group in &self.kv.groups {
+            let kept = group.window.map_or("every position".to_owned(), |n| format!("{n} positions"));
+            writeln!(f, "kv: {} layers keep {kept}", group.layers.len())?;
+        }
+        let mut layer = None;
+        for (index, node) in self.nodes.iter().enumerate() {
+            if node.layer != layer {
+                layer = node.layer;
+                match layer {
+                    Some(n) => writeln!(f, "layer {n}")?,
+                    None => writeln!(f, "after the layers")?,
+                }
+            }
+            writeln!(f, "{index:5}  {}", self.show(&node.op))?;
+        }
+        writeln!(f, "logits {}, argmax {}", self.logits, self.argmax)
+    }
+}
+
+impl Display for ValueId {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "v{}", self.0)
+    }
+}
+
+impl Display for WeightId {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "w{}", self.0)
+    }
+}
+
+impl Display for KvLayerId {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "kv{}", self.0)
+    }
+}
+
+impl Display for Rows {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Rows::Tokens => "tokens",
+            Rows::Outputs => "outputs",
+        })
+    }
+}
+
+impl Display for Activation {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Activation::Silu => "silu",
+            Activation::GeluTanh => "gelu_tanh",
+            Activation::GeluErf => "gelu_erf",
+            Activation::Relu => "relu",
+        })
+    }
+}
+
+impl Display for RopeStyle {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            RopeStyle::Half => "half",
+            RopeStyle::Interleaved => "interleaved",
+        })
+    }
+}
+
+impl Display for OpKind {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            OpKind::Embed => "embed",
+            OpKind::RmsNorm => "rms_norm",
+            OpKind::Linear => "linear",
+            OpKind::Rope => "rope",
+            OpKind::KvWrite => "kv_write",
+            OpKind::Attention => "attention",
+            OpKind::Activate => "activate",
+            OpKind::Gate => "gate",
+            OpKind::Add => "add",
+            OpKind::Scale => "scale",
+            OpKind::Softcap => "softcap",
+            OpKind::SelectRows => "select_rows",
+            OpKind::Argmax => "argmax",
+            OpKind::Fused => "fused",
+        })
+    }
+}
+
+impl Display for FusedKind {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            FusedKind::NormLinear => "norm_linear",
+            FusedKind::NormGateUp => "norm_gate_up",
+            FusedKind::GateUp => "gate_up",
+            FusedKind::LinearAdd => "linear_add",
+            FusedKind::NormAdd => "norm_add",
+            FusedKind::QkNormRopeKvWrite => "qk_norm_rope_kv_write",
+            FusedKind::QkNormRopeKvAttention => "qk_norm_rope_kv_attention",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::fusion::{self, fuse};
+    use crate::testing::PlanBuilder;
+    use crate::{Op, ValueId, WeightId};
+    use formats::BlockType;
+
+    #[test]
+    fn a_plan_prints_one_op_a_line_with_fused_parts_below() {
+        let mut b = PlanBuilder::new(1, 16);
+        let x = b.embed(8);
+        b.layer(Some(0));
+        let norm = b.rms_norm(x, 8);
+        let y = b.linear(norm, 3, BlockType::F32, true);
+        b.layer(None);
+        let plan = fuse(&b.finish(y), &[fusion::NORM_LINEAR]);
+        let expected = "\
+plan: 4 ops, 5 values, 4 weights (0.0 MB)
+    0  v0 value 0 (tokens, 8) = embed(table 0 F32 [16, 8], scale 1)
+layer 0
+    1  fused norm_linear
+        v1 value 1 (tokens, 8) = rms_norm(v0 value 0, weight norm 1 F32 [8], eps 1e-6, group 8)
+        v2 value 2 (tokens, 3) = linear(v1 value 1, matrix 2 F32 [3, 8], bias bias 3 F32 [3])
+after the layers
+    2  v3 value 3 (outputs, 3) = select_rows(v2 value 2)
+    3  v4 value 4 (outputs, 1) = argmax(v3 value 3)
+logits v3, argmax v4
+";
+        assert_eq!(plan.to_string(), expected);
+    }
+
+    #[test]
+    fn ids_out_of_range_print() {
+        let mut b = PlanBuilder::new(1, 16);
+        let x = b.embed(8);
+        let plan = b.finish(x);
+        let op = Op::Linear { x: ValueId(99), weight: WeightId(98), bias: None, out: ValueId(97) };
+        assert_eq!(plan.show(&op).to_string(), "v97 = linear(v99, w98)");
+        assert_eq!(op.to_string(), "v97 = linear(v99, w98)");
+    }
+}

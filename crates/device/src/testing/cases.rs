@@ -1,0 +1,387 @@
+//! The cases: each Op alone at odd shapes, and blocks of Ops for fusion.
+
+use formats::BlockType;
+
+use super::builder::mini_transformer_with;
+use super::{AttentionOptions, PlanBuilder, Sequences, limits};
+use crate::{Activation, KvLayer, KvType, Limits, OpKind, OwnedStep, Plan, RopeStyle, ValueId, Want};
+
+/// A plan and steps to run through it.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// What is tested, and its shape.
+    pub name: String,
+    /// The Op that it is about; [`OpKind::Fused`]: a block of Ops.
+    pub kind: OpKind,
+    /// Of the matrices.
+    pub block: BlockType,
+    /// Its logits are what is compared.
+    pub plan: Plan,
+    /// What it is compiled for.
+    pub limits: Limits,
+    /// Run in order.
+    pub steps: Vec<OwnedStep>,
+    /// What f32 arithmetic in any order of summation stays within, in units of the logits' size (see
+    /// [`super::compare()`]).
+    pub tolerance: f32,
+}
+
+/// Tokens that steps draw from: the rows of a table that differ.
+const N_TOKENS: u32 = 64;
+
+/// Sums of up to a thousand products of size `1/n`: each rounds by 6e-8 of it, and orders differ; measured below 2e-6.
+const SUM: f32 = 2e-5;
+
+/// A handful of roundings, and exponentials good to a few units in the last place.
+const ELEMENT: f32 = 2e-6;
+
+/// Numbers of rows around the widths at which kernels change.
+const ROWS: [usize; 6] = [1, 2, 3, 5, 17, 33];
+
+/// Every case, the same on each call.
+pub fn check_op_cases() -> Vec<Case> {
+    let groups = [embed(), norm(), linear(), rope(), element_wise(), select(), attention(), blocks()];
+    groups.into_iter().flatten().collect()
+}
+
+impl Case {
+    /// A case without attention: one sequence a step, of each number of rows.
+    fn rows(name: String, kind: OpKind, block: BlockType, tolerance: f32, plan: Plan) -> Case {
+        let limits = limits(&plan.kv);
+        let mut sequences = Sequences::new(name.len() as u64, &plan.kv, &limits, N_TOKENS);
+        let steps = ROWS.iter().map(|n| sequences.step(&[(0, *n)])).collect();
+        Case { name, kind, block, plan, limits, steps, tolerance }
+    }
+
+    /// A case with attention: sequences of different lengths together, chunks that end within pages, single tokens.
+    fn cached(
+        name: String,
+        kind: OpKind,
+        block: BlockType,
+        tolerance: f32,
+        plan: Plan,
+        kv_type: KvType,
+    ) -> Case {
+        // What is stored is rounded after values that may differ in their last bits, so one step up or down is right.
+        let tolerance = match kv_type {
+            KvType::F32 => tolerance,
+            KvType::F16 => tolerance.max(2e-3), // a step is 2^-11 of the number
+            KvType::Q8_0 => tolerance.max(3e-2), // a step is 1/127 of the largest of 32, some 0.02
+        };
+        let limits = Limits { kv_type, ..limits(&plan.kv) };
+        let mut sequences = Sequences::new(name.len() as u64, &plan.kv, &limits, N_TOKENS);
+        let spans: [&[(usize, usize)]; 7] = [
+            &[(0, 5)],
+            &[(0, 12), (1, 3)],
+            &[(0, 1), (2, 20), (1, 1)],
+            &[(1, 33), (0, 17)],
+            &[(0, 1)],
+            &[(2, 47)],
+            &[(0, 1), (1, 1), (2, 1)],
+        ];
+        let steps = spans.iter().map(|spans| sequences.step(spans)).collect();
+        Case { name: format!("{name} kv {kv_type:?}"), kind, block, plan, limits, steps, tolerance }
+    }
+}
+
+/// Column counts that are whole blocks: small, and with more than one block and a remainder for wide kernels.
+fn widths(block: BlockType) -> [usize; 2] {
+    match block.block_len() {
+        1 => [17, 100],
+        32 => [32, 288],
+        n => [n, 3 * n],
+    }
+}
+
+fn embed() -> Vec<Case> {
+    let case = |block: BlockType, cols: usize| {
+        let mut b = PlanBuilder::new(cols as u64, N_TOKENS as usize);
+        let x = b.embed_from(cols, block, if cols.is_multiple_of(2) { 1.0 } else { 1.5 });
+        Case::rows(format!("embed {block} {cols}"), OpKind::Embed, block, ELEMENT, b.finish(x))
+    };
+    let blocks = BlockType::ALL.into_iter().flat_map(|block| widths(block).map(|cols| case(block, cols)));
+    blocks.chain([case(BlockType::F32, 1)]).collect()
+}
+
+fn norm() -> Vec<Case> {
+    let mut cases = vec![];
+    for (n_groups, group) in [(1, 1), (1, 5), (1, 64), (1, 577), (4, 7), (3, 64), (2, 256)] {
+        for weighted in [true, false] {
+            let mut b = PlanBuilder::new(group as u64, N_TOKENS as usize);
+            let x = b.embed(n_groups * group);
+            let y = if weighted { b.rms_norm(x, group) } else { b.rms_norm_plain(x, group) };
+            let name =
+                format!("rms_norm {n_groups}x{group}{}", if weighted { "" } else { " without weight" });
+            cases.push(Case::rows(name, OpKind::RmsNorm, BlockType::F32, SUM, b.finish(y)));
+        }
+    }
+    cases
+}
+
+fn linear() -> Vec<Case> {
+    let mut cases = vec![];
+    for block in BlockType::ALL {
+        let [narrow, wide] = widths(block);
+        for (n_out, n_in) in
+            [(1, narrow), (7, narrow), (16, narrow), (33, narrow), (100, narrow), (33, wide), (1, wide)]
+        {
+            let mut b = PlanBuilder::new((n_out * n_in) as u64, N_TOKENS as usize);
+            let x = b.embed(n_in);
+            let y = b.linear(x, n_out, block, n_out % 2 == 0);
+            cases.push(Case::rows(
+                format!("linear {block} {n_out}x{n_in}"),
+                OpKind::Linear,
+                block,
+                SUM,
+                b.finish(y),
+            ));
+        }
+    }
+    cases
+}
+
+fn rope() -> Vec<Case> {
+    let mut cases = vec![];
+    for style in [RopeStyle::Half, RopeStyle::Interleaved] {
+        for (n_heads, head_dim, n_dims, scale) in
+            [(1, 2, 2, 1.0), (3, 6, 4, 1.0), (2, 64, 64, 1.2), (5, 80, 32, 1.0), (1, 256, 256, 1.0)]
+        {
+            let mut b = PlanBuilder::new(head_dim as u64, N_TOKENS as usize);
+            let x = b.embed(n_heads * head_dim);
+            let y = b.rope_scaled(x, head_dim, n_dims, style, scale);
+            let plan = b.finish(y);
+            let limits = Limits { n_ctx: 1 << 17, ..limits(&plan.kv) };
+            let mut sequences = Sequences::new(1, &plan.kv, &limits, N_TOKENS);
+            sequences.start_at(1, 100_000);
+            let steps =
+                [&[(0, 1)][..], &[(0, 33)], &[(1, 3), (0, 2)]].map(|spans| sequences.step(spans)).to_vec();
+            let name = format!("rope {style} {n_heads}x{head_dim} {n_dims} dims");
+            let (kind, block, tolerance) = (OpKind::Rope, BlockType::F32, ELEMENT);
+            cases.push(Case { name, kind, block, plan, limits, steps, tolerance });
+        }
+    }
+    cases
+}
+
+fn element_wise() -> Vec<Case> {
+    const ALL: [Activation; 4] =
+        [Activation::Silu, Activation::GeluTanh, Activation::GeluErf, Activation::Relu];
+    let mut cases = vec![];
+    for cols in [1, 7, 64, 100] {
+        let mut case = |name: String, kind: OpKind, build: &dyn Fn(&mut PlanBuilder) -> ValueId| {
+            let mut b = PlanBuilder::new(cols as u64, N_TOKENS as usize);
+            let y = build(&mut b);
+            let plan = b.finish(y);
+            cases.push(Case::rows(format!("{name} {cols}"), kind, BlockType::F32, ELEMENT, plan));
+        };
+        for kind in ALL {
+            case(format!("activate {kind}"), OpKind::Activate, &|b| {
+                let x = b.embed_from(cols, BlockType::F32, 4.0);
+                b.activate(x, kind)
+            });
+            case(format!("gate {kind}"), OpKind::Gate, &|b| {
+                let (x, y) = (b.embed_from(cols, BlockType::F32, 4.0), b.embed(cols));
+                b.gate(x, y, kind)
+            });
+        }
+        case("add".to_owned(), OpKind::Add, &|b| {
+            let (x, y) = (b.embed(cols), b.embed(cols));
+            b.add(x, y)
+        });
+        case("add to itself".to_owned(), OpKind::Add, &|b| {
+            let x = b.embed(cols);
+            b.add(x, x)
+        });
+        case("scale".to_owned(), OpKind::Scale, &|b| {
+            let x = b.embed(cols);
+            b.scale(x, -0.3)
+        });
+        case("softcap".to_owned(), OpKind::Softcap, &|b| {
+            let x = b.embed_from(cols, BlockType::F32, 4.0);
+            b.softcap(x, 3.0)
+        });
+    }
+    cases
+}
+
+/// Some rows, none, all; with argmax and without; equal logits.
+fn select() -> Vec<Case> {
+    let mut cases = vec![];
+    for cols in [1, 33, 1025] {
+        let mut b = PlanBuilder::new(cols as u64, N_TOKENS as usize);
+        let x = b.embed(cols);
+        let mut case =
+            Case::rows(format!("select_rows {cols}"), OpKind::SelectRows, BlockType::F32, 0.0, b.finish(x));
+        for (index, step) in case.steps.iter_mut().enumerate() {
+            step.outputs.retain(|row| index != 2 && *row as usize % (index + 1) == index / 2);
+            step.want = if index % 2 == 0 { Want::Logits } else { Want::Argmax };
+        }
+        cases.push(case);
+        let mut b = PlanBuilder::new(cols as u64, N_TOKENS as usize);
+        let x = b.embed(cols);
+        let zeros = b.activate(x, Activation::Relu);
+        let zeros = b.scale(zeros, 0.0);
+        let name = format!("argmax of equals {cols}");
+        cases.push(Case::rows(name, OpKind::Argmax, BlockType::F32, 0.0, b.finish(zeros)));
+    }
+    cases
+}
+
+fn attention() -> Vec<Case> {
+    // (KV heads, query heads of each, head_dim, window, softcap, sinks)
+    let shapes = [
+        (2, 1, 16, None, None, false),
+        (1, 3, 64, None, None, false),
+        (2, 4, 32, None, Some(20.0), false),
+        (1, 8, 80, None, None, true),
+        (1, 1, 256, None, None, false),
+        (2, 3, 128, None, None, false),
+        (1, 4, 96, Some(7), None, true),
+        (3, 1, 64, Some(16), None, false),
+        (2, 3, 32, Some(33), Some(5.0), true),
+        (1, 8, 128, Some(1), None, false),
+        (1, 4, 256, Some(20), None, false),
+        (5, 1, 12, None, None, false),
+    ];
+    let mut cases = vec![];
+    for (n_kv_heads, ratio, head_dim, window, softcap, sinks) in shapes {
+        let mut b = PlanBuilder::new(head_dim as u64, N_TOKENS as usize);
+        let layer = b.kv_layer(KvLayer { n_kv_heads, head_dim, window });
+        let q = b.embed_from(n_kv_heads * ratio * head_dim, BlockType::F32, 2.0);
+        let (k, v) = (b.embed(n_kv_heads * head_dim), b.embed(n_kv_heads * head_dim));
+        b.kv_write(k, v, layer);
+        let y = b.attention(q, layer, n_kv_heads * ratio, AttentionOptions { softcap, window, sinks });
+        let plan = b.finish(y);
+        let name = format!(
+            "attention {n_kv_heads}x{ratio}x{head_dim} window {window:?} softcap {softcap:?} sinks {sinks}"
+        );
+        for kv_type in kv_types(&plan) {
+            cases.push(Case::cached(
+                name.clone(),
+                OpKind::Attention,
+                BlockType::F32,
+                SUM,
+                plan.clone(),
+                kv_type,
+            ));
+        }
+    }
+    // A narrower window than what the layer keeps, and a second layer that reads the first one's pages.
+    let mut b = PlanBuilder::new(77, N_TOKENS as usize);
+    let kv = KvLayer { n_kv_heads: 2, head_dim: 32, window: None };
+    let (first, second) = (b.kv_layer(kv), b.kv_layer(KvLayer { window: Some(40), ..kv }));
+    let (q, k, v) = (b.embed(128), b.embed(64), b.embed(64));
+    b.kv_write(k, v, second);
+    b.kv_write(v, k, first);
+    let narrow = AttentionOptions { window: Some(9), ..AttentionOptions::default() };
+    let a = b.attention(q, first, 4, AttentionOptions::default());
+    let c = b.attention(q, second, 4, narrow);
+    let d = b.attention(a, first, 4, narrow);
+    let y = b.add(c, d);
+    let plan = b.finish(y);
+    for kv_type in kv_types(&plan) {
+        let name = "attention of shared layers".to_owned();
+        cases.push(Case::cached(name, OpKind::Attention, BlockType::F32, SUM, plan.clone(), kv_type));
+    }
+    cases
+}
+
+/// The KV types that the head sizes allow.
+fn kv_types(plan: &Plan) -> Vec<KvType> {
+    let whole = plan.kv.layers.iter().all(|layer| layer.head_dim.is_multiple_of(32));
+    let all = [KvType::F32, KvType::F16, KvType::Q8_0];
+    all.into_iter().filter(|kind| whole || *kind != KvType::Q8_0).collect()
+}
+
+/// Blocks of Ops that rules fuse, with values inside that others read too.
+fn blocks() -> Vec<Case> {
+    use BlockType::*;
+    let mut cases = vec![];
+    for block in [F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q8_0, Q4_K, Q6_K] {
+        let mut block_case = |name: &str, build: &dyn Fn(&mut PlanBuilder, ValueId) -> ValueId| {
+            let mut b = PlanBuilder::new(block as u64, N_TOKENS as usize);
+            let x = b.embed(block.block_len().max(64));
+            b.layer(Some(0));
+            let y = build(&mut b, x);
+            // Norms and products of products: each rounding is carried on.
+            cases.push(Case::rows(format!("{name} {block}"), OpKind::Fused, block, 5.0 * SUM, b.finish(y)));
+        };
+        for n_linears in 1..=3 {
+            block_case(&format!("norm and {n_linears} linears"), &|b, x| {
+                let norm = b.rms_norm(x, b.cols(x));
+                let outs: Vec<_> = (0..n_linears).map(|n| b.linear(norm, 37, block, n == 1)).collect();
+                outs.into_iter().reduce(|a, c| b.add(a, c)).unwrap_or(norm)
+            });
+        }
+        block_case("norm that others read", &|b, x| {
+            let norm = b.rms_norm(x, b.cols(x));
+            let y = b.linear(norm, b.cols(x), block, true);
+            b.add(norm, y)
+        });
+        for (swapped, kind) in [(false, Activation::Silu), (true, Activation::GeluTanh)] {
+            for normed in [false, true] {
+                let name = format!("{}gate and up {kind}", if normed { "norm, " } else { "" });
+                block_case(&name, &|b, x| {
+                    let x = if normed { b.rms_norm(x, b.cols(x)) } else { x };
+                    let (p, q) = (b.linear(x, 35, block, false), b.linear(x, 35, block, true));
+                    if swapped { b.gate(q, p, kind) } else { b.gate(p, q, kind) }
+                });
+            }
+        }
+        block_case("linear and residual", &|b, x| {
+            let y = b.linear(x, b.cols(x), block, true);
+            b.add(x, y)
+        });
+        block_case("residual that others read", &|b, x| {
+            let y = b.linear(x, b.cols(x), block, false);
+            let z = b.add(y, x);
+            b.gate(z, y, Activation::Relu)
+        });
+        block_case("norm and residual", &|b, x| {
+            let y = b.linear(x, b.cols(x), block, false);
+            let y = b.rms_norm(y, b.cols(x));
+            b.add(x, y)
+        });
+        let plan = mini_transformer_with(block as u64, block, 32);
+        for kv_type in kv_types(&plan) {
+            // Two layers, whose softmax and norms carry differences on.
+            let name = format!("two layers {block}");
+            cases.push(Case::cached(name, OpKind::Fused, block, 10.0 * SUM, plan.clone(), kv_type));
+        }
+    }
+    // Norms and Ropes around a KvWrite, each there or not.
+    for bits in 0..16u32 {
+        let has = |bit: u32| bits & (1 << bit) != 0;
+        let mut b = PlanBuilder::new(u64::from(bits), N_TOKENS as usize);
+        let window = (bits % 3 == 0).then_some(18);
+        let layer = b.kv_layer(KvLayer { n_kv_heads: 2, head_dim: 32, window });
+        let (mut q, mut k, v) = (b.embed(6 * 32), b.embed(64), b.embed(64));
+        if has(0) {
+            q = b.rms_norm(q, 32);
+        }
+        if has(1) {
+            k = b.rms_norm(k, 32);
+        }
+        let style = if has(0) { RopeStyle::Half } else { RopeStyle::Interleaved };
+        if has(2) {
+            q = b.rope(q, 32, 32, style);
+        }
+        if has(3) {
+            k = b.rope(k, 32, 24, style);
+        }
+        b.kv_write(k, v, layer);
+        let y = b.attention(q, layer, 6, AttentionOptions { window, ..AttentionOptions::default() });
+        let plan = b.finish(y);
+        let name = format!(
+            "kv write after{}{}{}{}",
+            if has(0) { " q norm" } else { "" },
+            if has(1) { " k norm" } else { "" },
+            if has(2) { " q rope" } else { "" },
+            if has(3) { " k rope" } else { "" }
+        );
+        for kv_type in kv_types(&plan) {
+            cases.push(Case::cached(name.clone(), OpKind::Fused, F32, 2.0 * SUM, plan.clone(), kv_type));
+        }
+    }
+    cases
+}

@@ -1,0 +1,138 @@
+//! A small scheduler for tests: random tokens, scattered pages, windows that let pages go.
+
+use super::Rng;
+use crate::{KvGroup, KvLayout, KvType, Limits, Numerics, OwnedStep, PAGE_NONE, Span, Want};
+
+/// Sizes that suit the cases: 64 rows, 8 spans, 512 positions, pages of 16, F32.
+pub fn limits(kv: &KvLayout) -> Limits {
+    Limits {
+        max_rows: 64,
+        max_outputs: 64,
+        max_spans: 8,
+        n_ctx: 512,
+        page_len: 16,
+        n_pages: vec![48; kv.groups.len()],
+        kv_type: KvType::F32,
+        numerics: Numerics::Fast,
+    }
+}
+
+/// Sequences that grow step by step, each in a slot of its own.
+pub struct Sequences {
+    kv: KvLayout,
+    page_len: usize,
+    pages_per_table: usize,
+    n_vocab: u32,
+    slots: Vec<Slot>,
+    /// By group.
+    free: Vec<Vec<u32>>,
+    rng: Rng,
+}
+
+#[derive(Clone, Default)]
+struct Slot {
+    /// Position of the first token; not 0 only where nothing is cached.
+    start: usize,
+    tokens: Vec<u32>,
+    /// By group.
+    tables: Vec<Vec<u32>>,
+}
+
+impl Sequences {
+    /// No sequences yet. Tokens are below `n_vocab`.
+    pub fn new(seed: u64, kv: &KvLayout, limits: &Limits, n_vocab: u32) -> Sequences {
+        let free = limits.n_pages.iter().map(|n| (0..*n as u32).collect()).collect();
+        Sequences {
+            kv: kv.clone(),
+            page_len: limits.page_len,
+            pages_per_table: limits.n_ctx.div_ceil(limits.page_len),
+            n_vocab,
+            slots: vec![],
+            free,
+            rng: Rng::new(seed),
+        }
+    }
+
+    /// The tokens of a slot so far.
+    pub fn tokens(&self, slot: usize) -> &[u32] {
+        &self.slots[slot].tokens
+    }
+
+    /// Let an empty sequence begin at a position, for Ops that look at positions and not at pages.
+    pub fn start_at(&mut self, slot: usize, position: usize) {
+        self.slot(slot).start = position;
+    }
+
+    /// The next step: for each `(slot, n_rows)`, so many random tokens more. All rows are outputs, argmax is wanted.
+    ///
+    /// Pages that a window leaves behind are free at once, and are given out again in random order.
+    ///
+    /// # Panics
+    /// There are not enough pages.
+    pub fn step(&mut self, spans: &[(usize, usize)]) -> OwnedStep {
+        let mut tokens = vec![];
+        let mut step_spans = vec![];
+        for (slot, n_rows) in spans {
+            let first_position = self.slot(*slot).start + self.slot(*slot).tokens.len();
+            self.take_pages(*slot, first_position, first_position + n_rows);
+            let first_row = tokens.len() as u32;
+            tokens.extend((0..*n_rows).map(|_| self.rng.below(self.n_vocab as usize) as u32));
+            self.slots[*slot].tokens.extend(&tokens[first_row as usize..]);
+            let (slot, n_rows, first_position) = (*slot as u32, *n_rows as u32, first_position as u32);
+            step_spans.push(Span { slot, first_row, n_rows, first_position });
+        }
+        OwnedStep {
+            outputs: (0..tokens.len() as u32).collect(),
+            tokens,
+            spans: step_spans,
+            page_tables: self.slots.iter().flat_map(|slot| slot.tables.concat()).collect(),
+            pages_per_table: self.pages_per_table,
+            want: Want::Argmax,
+        }
+    }
+
+    fn slot(&mut self, slot: usize) -> &mut Slot {
+        if slot >= self.slots.len() {
+            let tables = vec![vec![PAGE_NONE; self.pages_per_table]; self.kv.groups.len()];
+            self.slots.resize(slot + 1, Slot { tables, ..Slot::default() });
+        }
+        &mut self.slots[slot]
+    }
+
+    /// Pages for positions `first..end`; those before the window of `first` are given back.
+    fn take_pages(&mut self, slot: usize, first: usize, end: usize) {
+        for (group, KvGroup { window, .. }) in self.kv.groups.iter().enumerate() {
+            let table = &mut self.slots[slot].tables[group];
+            let free = &mut self.free[group];
+            let needed = window.map_or(0, |window| (first + 1).saturating_sub(window)) / self.page_len;
+            for page in table[..needed].iter_mut().filter(|page| **page != PAGE_NONE) {
+                free.push(std::mem::replace(page, PAGE_NONE));
+            }
+            for page in table[first / self.page_len..end.div_ceil(self.page_len)].iter_mut() {
+                if *page == PAGE_NONE {
+                    assert!(!free.is_empty(), "the test needs more pages");
+                    *page = free.swap_remove(self.rng.below(free.len()));
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::KvLayer;
+
+    #[test]
+    fn its_steps_are_valid_and_windows_give_pages_back() {
+        let layer = KvLayer { n_kv_heads: 1, head_dim: 8, window: None };
+        let kv = KvLayout::new(vec![layer, KvLayer { window: Some(20), ..layer }]);
+        let limits = Limits { n_pages: vec![30, 10], ..limits(&kv) };
+        let mut sequences = Sequences::new(1, &kv, &limits, 10);
+        for turn in 0..60 {
+            let spans: &[(usize, usize)] = if turn % 7 == 0 { &[(1, 20), (0, 1)] } else { &[(0, 3), (2, 1)] };
+            sequences.step(spans).borrow().check(&kv, &limits).unwrap();
+        }
+        assert_eq!(sequences.tokens(1).len(), 180);
+    }
+}

@@ -1,0 +1,306 @@
+//! The shared test body on the interpreter itself, and on devices with known defects, which it must find.
+
+#![allow(clippy::unwrap_used)] // in helpers of tests too
+
+use ingle_device as device;
+
+use device::fusion::{self, fuse};
+use device::interpreter::Reference;
+use device::testing::{
+    Case, Sequences, check_cases, check_device, check_op_cases, limits, mini_transformer, run,
+};
+use device::{
+    CommandInfo, Device, KvType, Limits, Memory, MemoryPlan, Numerics, Op, Peaks, Plan, Program, Residence,
+    Result, Rule, Step, Timing, Want,
+};
+use formats::BlockType;
+use std::sync::LazyLock;
+
+/// The interpreter under a fusion profile, with a defect or without.
+struct Bent {
+    inner: Reference,
+    rules: &'static [Rule],
+    /// What is compiled instead of the plan.
+    plan: fn(Plan) -> Plan,
+    /// What happens to the logits of a step of so many rows.
+    logits: fn(&mut [f32], usize),
+}
+
+impl Default for Bent {
+    fn default() -> Self {
+        Bent { inner: Reference::new(2), rules: fusion::ALL, plan: |plan| plan, logits: |_, _| () }
+    }
+}
+
+struct BentProgram {
+    inner: Box<dyn Program>,
+    logits: fn(&mut [f32], usize),
+}
+
+impl Device for Bent {
+    fn name(&self) -> &'static str {
+        "bent"
+    }
+    fn describe(&self) -> String {
+        self.inner.describe()
+    }
+    fn n_threads(&self) -> usize {
+        self.inner.n_threads()
+    }
+    fn memory(&self) -> Memory {
+        self.inner.memory()
+    }
+    fn fusion(&self) -> &[Rule] {
+        self.rules
+    }
+    fn kv_types(&self) -> &[KvType] {
+        self.inner.kv_types()
+    }
+    fn memory_plan(&self, plan: &Plan, limits: &Limits) -> Result<MemoryPlan> {
+        self.inner.memory_plan(plan, limits)
+    }
+    fn compile(&self, plan: &Plan, limits: &Limits) -> Result<Box<dyn Program>> {
+        let inner = self.inner.compile(&(self.plan)(plan.clone()), limits)?;
+        Ok(Box::new(BentProgram { inner, logits: self.logits }))
+    }
+    fn peaks(&self) -> Peaks {
+        self.inner.peaks()
+    }
+}
+
+impl Program for BentProgram {
+    fn run(&mut self, step: &Step) -> Result<()> {
+        self.inner.run(step)?;
+        (self.logits)(self.inner.logits_mut(), step.tokens.len());
+        Ok(())
+    }
+    fn logits(&self) -> &[f32] {
+        self.inner.logits()
+    }
+    fn logits_mut(&mut self) -> &mut [f32] {
+        self.inner.logits_mut()
+    }
+    fn argmax(&self) -> &[u32] {
+        self.inner.argmax()
+    }
+    fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<()> {
+        self.inner.copy_page(group, from, to)
+    }
+    fn release_page(&mut self, group: usize, page: u32) {
+        self.inner.release_page(group, page);
+    }
+    fn commands(&self, n_rows: usize) -> Vec<CommandInfo> {
+        self.inner.commands(n_rows)
+    }
+    fn run_timed(&mut self, step: &Step, timings: &mut Vec<Timing>) -> Result<()> {
+        self.inner.run_timed(step, timings)
+    }
+}
+
+/// The interpreter computes each row on its own in a fixed order, so nothing may differ: not fused, not in chunks, not with
+/// more threads.
+#[test]
+fn the_interpreter_agrees_with_itself_exactly() {
+    let n_cases = check_device(&Bent::default(), |_| 0.0).unwrap();
+    assert!(n_cases > 400, "{n_cases}");
+}
+
+/// Every rule fuses something in the cases, in every KV type where there is one.
+#[test]
+fn the_cases_cover_every_rule() {
+    let cases = check_op_cases();
+    for rule in fusion::ALL {
+        let fuses = |case: &&Case| fuse(&case.plan, &[*rule]).nodes.len() < case.plan.nodes.len();
+        assert!(cases.iter().filter(fuses).count() >= 5, "{}", rule.kind);
+    }
+    for case in &cases {
+        case.plan.check().unwrap();
+        for step in &case.steps {
+            step.borrow().check(&case.plan.kv, &case.limits).unwrap();
+        }
+    }
+    let mut names: Vec<_> = cases.iter().map(|case| &case.name).collect();
+    names.sort();
+    names.dedup();
+    assert_eq!(names.len(), cases.len(), "names are distinct");
+}
+
+/// The cases about an Op, in F32 only, to keep the defects quick.
+fn about(part: &str) -> Vec<Case> {
+    static CASES: LazyLock<Vec<Case>> = LazyLock::new(check_op_cases);
+    CASES.iter().filter(|case| case.name.contains(part) && case.block == BlockType::F32).cloned().collect()
+}
+
+fn finds(device: Bent, part: &str, message: &str) {
+    let cases = about(part);
+    assert!(!cases.is_empty());
+    let error = check_cases(&device, cases, |case| case.tolerance).unwrap_err();
+    assert!(error.contains(message), "{error}");
+}
+
+/// The plan with an edit to every primitive, those inside fused Ops included.
+fn edited(mut plan: Plan, edit: fn(&mut Op)) -> Plan {
+    for node in &mut plan.nodes {
+        match &mut node.op {
+            Op::Fused { parts, .. } => parts.iter_mut().for_each(edit),
+            op => edit(op),
+        }
+    }
+    plan
+}
+
+#[test]
+fn wrong_arithmetic_is_found() {
+    let eps = |plan| {
+        edited(plan, |op| {
+            if let Op::RmsNorm { eps, .. } = op {
+                *eps += 1e-3;
+            }
+        })
+    };
+    finds(Bent { plan: eps, ..Bent::default() }, "rms_norm", "not fused");
+    let no_bias = |plan| {
+        edited(plan, |op| {
+            if let Op::Linear { bias, .. } = op {
+                *bias = None;
+            }
+        })
+    };
+    finds(Bent { plan: no_bias, ..Bent::default() }, "linear F32 16", "step 0");
+    finds(Bent { logits: |logits, _| logits[0] = f32::NAN, ..Bent::default() }, "add", "NaN");
+    finds(Bent { logits: |logits, _| logits.reverse(), ..Bent::default() }, "select_rows", "argmax");
+}
+
+#[test]
+fn a_wrong_window_is_found() {
+    let narrow = |plan| {
+        edited(plan, |op| {
+            if let Op::Attention { window: Some(window), .. } = op {
+                *window = (*window - 1).max(1);
+            }
+        })
+    };
+    finds(Bent { plan: narrow, ..Bent::default() }, "window Some(7)", "expected");
+    finds(Bent { plan: narrow, ..Bent::default() }, "window Some(33)", "expected");
+}
+
+#[test]
+fn a_defect_of_the_fused_kernel_only_is_found() {
+    // Norms inside fused Ops lose their weight.
+    let plan = |mut plan: Plan| {
+        for node in &mut plan.nodes {
+            if let Op::Fused { parts, .. } = &mut node.op {
+                for op in parts {
+                    if let Op::RmsNorm { weight, .. } = op {
+                        *weight = None;
+                    }
+                }
+            }
+        }
+        plan
+    };
+    finds(Bent { plan, ..Bent::default() }, "norm and 2 linears", "fused by norm_linear");
+    finds(Bent { plan, ..Bent::default() }, "norm and residual", "fused by norm_add");
+}
+
+#[test]
+fn chunks_that_differ_from_single_rows_are_found() {
+    // Within the tolerance of the comparison with the interpreter, but not of one of 0.
+    let logits = |logits: &mut [f32], n_rows: usize| {
+        if n_rows > 1 {
+            logits[0] += 1e-5;
+        }
+    };
+    let device = Bent { logits, ..Bent::default() };
+    let cases = about("two layers F32 kv F32");
+    let case = &cases[0];
+    device::testing::compare(&device, case, case.tolerance).unwrap();
+    let error = device::testing::compare_chunks(&device, case, 0.0).unwrap_err();
+    assert!(error.contains("row by row"), "{error}");
+    let exact =
+        Case { limits: Limits { numerics: Numerics::Deterministic, ..case.limits.clone() }, ..case.clone() };
+    device::testing::compare_chunks(&Bent::default(), &exact, 0.0).unwrap();
+}
+
+#[test]
+fn released_and_copied_pages() {
+    let plan = mini_transformer(1, BlockType::F32);
+    let limits = limits(&plan.kv);
+    let mut sequences = Sequences::new(4, &plan.kv, &limits, 97);
+    let (first, second) = (sequences.step(&[(0, 18)]), sequences.step(&[(0, 1)]));
+    let expected = run(&Reference::default(), &plan, &limits, &[first.clone(), second.clone()]).unwrap();
+
+    // The same in copies of the pages, the originals released.
+    let mut program = Reference::default().compile(&plan, &limits).unwrap();
+    program.run(&first.borrow()).unwrap();
+    let n_groups = plan.kv.groups.len();
+    let (mut moved, mut taken) = (second.clone(), vec![]);
+    for (entry, page) in
+        moved.page_tables.iter_mut().enumerate().filter(|(_, page)| **page != device::PAGE_NONE)
+    {
+        let group = entry / second.pages_per_table % n_groups;
+        let to = (0..48).find(|to| !second.page_tables.contains(to) && !taken.contains(to)).unwrap();
+        taken.push(to);
+        program.copy_page(group, *page, to).unwrap();
+        program.release_page(group, *page);
+        *page = to;
+    }
+    program.run(&moved.borrow()).unwrap();
+    assert_eq!(program.logits(), expected[1]);
+    // The originals are gone.
+    program.run(&second.borrow()).unwrap();
+    assert!(program.logits().iter().all(|v| v.is_nan()));
+    assert!(program.copy_page(0, 0, 48).is_err());
+    assert!(program.copy_page(2, 0, 1).is_err());
+}
+
+#[test]
+fn commands_timings_and_memory() {
+    let plan = fuse(&mini_transformer(1, BlockType::Q4_K), fusion::ALL);
+    let limits = limits(&plan.kv);
+    let device = Reference::default();
+    let mut program = device.compile(&plan, &limits).unwrap();
+    let commands = program.commands(1);
+    assert_eq!(commands.iter().map(|c| c.weight_bytes).sum::<u64>(), plan.weight_bytes_per_token());
+    assert!(commands.iter().any(|c| c.kernel == "linear_q4_k" && c.layer == Some(1)));
+    let mut sequences = Sequences::new(4, &plan.kv, &limits, 97);
+    let step = sequences.step(&[(0, 3)]);
+    let mut timings = vec![];
+    program.run_timed(&step.borrow(), &mut timings).unwrap();
+    assert_eq!(timings.len(), commands.len());
+    assert!(
+        timings
+            .windows(2)
+            .all(|pair| pair[0].command + 1 == pair[1].command && pair[0].start <= pair[1].start)
+    );
+    let timed = program.logits().to_vec();
+    let step = device::OwnedStep { outputs: vec![], want: Want::Logits, ..step };
+    program.run(&step.borrow()).unwrap();
+    assert!(program.logits().is_empty() && program.argmax().is_empty() && !timed.is_empty());
+
+    let memory = device.memory_plan(&plan, &limits).unwrap();
+    let weights: u64 = plan.weights.iter().map(|w| w.data.len() as u64).sum();
+    assert_eq!(memory.items.iter().find(|item| item.what == "weights in memory").unwrap().bytes, weights);
+    let pages: usize = (0..2).map(|group| 48 * plan.kv.page_bytes(group, KvType::F32, 16)).sum();
+    assert_eq!(memory.total(Residence::Reserved), pages as u64);
+    assert!(memory.items.iter().any(|item| item.what == "KV pages (window 20)"));
+    assert!(memory.total(Residence::Committed) > weights);
+}
+
+#[test]
+fn steps_that_cannot_run_are_refused() {
+    let plan = mini_transformer(1, BlockType::F32);
+    let limits = limits(&plan.kv);
+    let mut program = Reference::default().compile(&plan, &limits).unwrap();
+    let mut sequences = Sequences::new(4, &plan.kv, &limits, 97);
+    let good = sequences.step(&[(0, 3)]);
+    let mut step = good.clone();
+    step.tokens[1] = 97;
+    assert!(program.run(&step.borrow()).unwrap_err().to_string().contains("token 97"));
+    let mut step = good.clone();
+    step.page_tables.fill(device::PAGE_NONE);
+    assert!(program.run(&step.borrow()).unwrap_err().to_string().contains("no page"));
+    program.run(&good.borrow()).unwrap();
+    let unfit = Limits { n_pages: vec![usize::MAX >> 20; 2], ..limits };
+    assert!(Reference::default().compile(&plan, &unfit).is_err());
+}

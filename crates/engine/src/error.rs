@@ -1,0 +1,142 @@
+//! What can go wrong between a file and its text.
+
+use std::path::PathBuf;
+
+use crate::memory::MemoryReport;
+use crate::sampling::ParamError;
+
+/// `Result` with this crate's [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Every variant holds the offending value and the limit, or is the error of the room below.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The file.
+    #[error(transparent)]
+    Format(#[from] formats::Error),
+    /// What the file says of the model.
+    #[error(transparent)]
+    Model(#[from] model::Error),
+    /// The tokenizer or the chat template.
+    #[error(transparent)]
+    Text(#[from] text::Error),
+    /// The device.
+    #[error(transparent)]
+    Device(#[from] device::Error),
+    /// A sampling parameter outside its limits.
+    #[error("sampling: {0}")]
+    Sampling(#[from] ParamError),
+    /// A load or request option outside its limits.
+    #[error("{name} is {value}, expected {expected}")]
+    Option {
+        /// The option's name.
+        name: &'static str,
+        /// What was given.
+        value: String,
+        /// What is allowed.
+        expected: String,
+    },
+    /// The model does not fit in what is free now. The message is the itemised plan and the settings that would fit.
+    #[error("the model does not fit in memory\n{0}")]
+    DoesNotFit(Box<MemoryReport>),
+    /// Text was given or asked for, and the model came without a vocabulary.
+    #[error("{}: no tokenizer was found, so only token ids work; expected a vocabulary in the file or a tokenizer.json beside it", file.display())]
+    NoTokenizer {
+        /// The model's file or folder.
+        file: PathBuf,
+    },
+    /// A conversation was asked for, and the model names no template.
+    #[error("{}: the model has no chat template; use plain completion instead", file.display())]
+    NoChatTemplate {
+        /// The model's file or folder.
+        file: PathBuf,
+    },
+    /// A prompt without a token.
+    #[error("the prompt is empty, expected at least one token")]
+    EmptyPrompt,
+    /// A token id that the model does not know.
+    #[error("token {token} at position {position} is not in the vocabulary, expected ids below {n_vocab}")]
+    TokenOutOfRange {
+        /// The id.
+        token: u32,
+        /// Where in the prompt.
+        position: usize,
+        /// Size of the vocabulary.
+        n_vocab: usize,
+    },
+    /// The prompt leaves no room for an answer.
+    #[error(
+        "the prompt has {n_tokens} tokens and the context holds {n_ctx}, expected at most {} so that one can be answered; \
+         raise the context length, shorten the prompt, or let the context slide", n_ctx - 1
+    )]
+    PromptTooLong {
+        /// Tokens of the prompt.
+        n_tokens: usize,
+        /// The context length.
+        n_ctx: usize,
+    },
+    /// More tokens to score than positions.
+    #[error("{n_tokens} tokens are to be scored and the context holds {n_ctx}; raise the context length")]
+    TooManyTokens {
+        /// Tokens given.
+        n_tokens: usize,
+        /// The context length.
+        n_ctx: usize,
+    },
+    /// Too few tokens to score.
+    #[error("{n_tokens} tokens are to be scored, expected at least {least}")]
+    TooFewTokens {
+        /// Tokens given.
+        n_tokens: usize,
+        /// The least that give a score.
+        least: usize,
+    },
+    /// A sequence could not go on.
+    #[error("{0}")]
+    SequenceFailed(String),
+    /// Every slot runs a sequence, and this needs one to itself.
+    #[error("{what} needs a free slot, and all {n_sequences} are in use")]
+    Busy {
+        /// What was asked.
+        what: &'static str,
+        /// Slots of the engine.
+        n_sequences: usize,
+    },
+    /// The model's logits leave nothing to choose.
+    #[error(
+        "none of the {n_vocab} tokens has a probability: every logit is NaN or minus infinity; check the logit biases"
+    )]
+    NoCandidate {
+        /// Size of the vocabulary.
+        n_vocab: usize,
+    },
+    /// No KV page is free, and none is cached only.
+    #[error("KV group {group}: all {n_pages} pages are held by running sequences")]
+    PagesExhausted {
+        /// The group.
+        group: usize,
+        /// Pages of its pool.
+        n_pages: usize,
+    },
+    /// Batched prefill and token-by-token prefill disagree by more than their arithmetic allows.
+    #[error(
+        "prefill check failed: the logits of {what} differ by an RMS of {rms:.6} and by at most {max:.6}, expected an RMS within {bound:.6}"
+    )]
+    PrefillDiffers {
+        /// Which rows.
+        what: String,
+        /// Root mean square of the differences.
+        rms: f64,
+        /// Largest difference.
+        max: f64,
+        /// What is allowed.
+        bound: f64,
+    },
+    /// The KV cache's books do not balance: a defect of the engine.
+    #[error("KV cache integrity: {what}")]
+    Integrity {
+        /// What does not hold.
+        what: String,
+    },
+}

@@ -1,0 +1,67 @@
+//! Logits at chosen positions of a token sequence, without generating: what scoring and the prefill check stand on.
+
+use crate::step::Outputs;
+use crate::{Engine, Error, Prefill, Result};
+
+impl Engine {
+    /// Run `tokens` from an empty cache in a slot of their own, and call `visit(position, logits)` for each of the last
+    /// `n_wanted` positions, in order; logits are `(n_vocab)`. Nothing is reused and nothing is kept.
+    ///
+    /// Positions whose logits are wanted are computed `limits.max_outputs` at a time, the others `limits.max_rows`.
+    ///
+    /// # Errors
+    /// No slot is free, the tokens do not fit in the context, the device failed, or `visit` gave an error.
+    pub fn evaluate(
+        &mut self,
+        tokens: &[u32],
+        n_wanted: usize,
+        prefill: Prefill,
+        visit: &mut dyn FnMut(usize, &[f32]) -> Result<()>,
+    ) -> Result<()> {
+        self.check_tokens(tokens)?;
+        if tokens.len() > self.limits.n_ctx {
+            return Err(Error::TooManyTokens { n_tokens: tokens.len(), n_ctx: self.limits.n_ctx });
+        }
+        let slot = self.free_slot("evaluating")?;
+        let result = self.evaluate_in(slot, tokens, n_wanted, prefill, visit);
+        self.kv.end(slot, self.program.as_mut());
+        result
+    }
+
+    fn evaluate_in(
+        &mut self,
+        slot: usize,
+        tokens: &[u32],
+        n_wanted: usize,
+        prefill: Prefill,
+        visit: &mut dyn FnMut(usize, &[f32]) -> Result<()>,
+    ) -> Result<()> {
+        let n_vocab = self.model.n_vocab();
+        let first_wanted = tokens.len() - n_wanted.min(tokens.len());
+        let most_rows = if prefill == Prefill::PerToken { 1 } else { self.limits.max_rows };
+        let mut position = 0;
+        while position < tokens.len() {
+            let end = tokens.len().min(position + most_rows);
+            // A chunk may hold no more wanted rows than a step has outputs.
+            let end = end.min(position.max(first_wanted) + self.limits.max_outputs);
+            let outputs = match end.saturating_sub(position.max(first_wanted)) {
+                0 => Outputs::None,
+                n => Outputs::LastRows(n),
+            };
+            self.kv.reserve(slot, position, end - position, self.program.as_mut())?;
+            self.buffers.clear();
+            self.buffers.push(slot, position, &tokens[position..end], outputs);
+            self.run()?;
+            for (row, logits) in self.program.logits().chunks_exact(n_vocab).enumerate() {
+                if let Outputs::LastRows(n) = outputs
+                    && row < n
+                {
+                    visit(end - n + row, logits)?;
+                }
+            }
+            self.kv.advance(slot, end, self.program.as_mut());
+            position = end;
+        }
+        Ok(())
+    }
+}

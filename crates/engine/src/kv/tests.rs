@@ -1,0 +1,332 @@
+//! Sharing, windows, copies and eviction, without a model: a program that only remembers what its pages hold.
+
+use device::{CommandInfo, KvLayer, KvType, Numerics, Step, Timing};
+use proptest::prelude::*;
+
+use super::*;
+
+const PAGE: usize = 16;
+
+/// `pages[group][page][i]`: the token whose keys and values position `i` of the page holds.
+struct Pages(Vec<Vec<[Option<u32>; PAGE]>>);
+
+impl Program for Pages {
+    fn run(&mut self, _: &Step) -> device::Result<()> {
+        Ok(())
+    }
+    fn logits(&self) -> &[f32] {
+        &[]
+    }
+    fn logits_mut(&mut self) -> &mut [f32] {
+        &mut []
+    }
+    fn argmax(&self) -> &[u32] {
+        &[]
+    }
+    fn copy_page(&mut self, group: usize, from: u32, to: u32) -> device::Result<()> {
+        self.0[group][to as usize] = self.0[group][from as usize];
+        Ok(())
+    }
+    fn release_page(&mut self, group: usize, page: u32) {
+        self.0[group][page as usize] = [None; PAGE];
+    }
+    fn commands(&self, _: usize) -> Vec<CommandInfo> {
+        vec![]
+    }
+    fn run_timed(&mut self, _: &Step, _: &mut Vec<Timing>) -> device::Result<()> {
+        Ok(())
+    }
+}
+
+struct Fixture {
+    kv: KvCache,
+    program: Pages,
+    n_ctx: usize,
+    /// Tokens of each slot whose positions are computed.
+    computed: Vec<Vec<u32>>,
+}
+
+impl Fixture {
+    fn new(windows: &[Option<usize>], n_ctx: usize, max_rows: usize, n_slots: usize) -> Fixture {
+        let layer = |w: &Option<usize>| KvLayer { n_kv_heads: 1, head_dim: 32, window: *w };
+        let layout = KvLayout::new(windows.iter().map(layer).collect());
+        let n_pages = pool_sizes(&layout, n_ctx, max_rows, n_slots, PAGE);
+        let program = Pages(n_pages.iter().map(|n| vec![[None; PAGE]; *n]).collect());
+        let limits = Limits {
+            max_rows,
+            max_outputs: n_slots,
+            max_spans: n_slots,
+            n_ctx,
+            page_len: PAGE,
+            n_pages,
+            kv_type: KvType::F16,
+            numerics: Numerics::Fast,
+        };
+        Fixture { kv: KvCache::new(&layout, &limits), program, n_ctx, computed: vec![vec![]; n_slots] }
+    }
+
+    fn begin(&mut self, slot: usize, tokens: &[u32]) -> usize {
+        let n = self.kv.begin(slot, tokens, &mut self.program).unwrap();
+        self.computed[slot] = tokens[..n].to_vec();
+        self.verify(slot);
+        n
+    }
+
+    /// Compute tokens: write where the table says, and see that everything a row looks at is right.
+    fn compute(&mut self, slot: usize, tokens: &[u32]) {
+        let first = self.computed[slot].len();
+        self.kv.reserve(slot, first, tokens.len(), &mut self.program).unwrap();
+        for (i, &token) in tokens.iter().enumerate() {
+            self.computed[slot].push(token);
+            for group in 0..self.kv.n_groups() {
+                let page = *self.kv.entry(slot, group, (first + i) / PAGE);
+                assert_eq!(self.kv.pools[group].references(page), 1, "writes to a shared page");
+                self.program.0[group][page as usize][(first + i) % PAGE] = Some(token);
+            }
+        }
+        for n in first..first + tokens.len() {
+            self.verify_row(slot, n);
+        }
+        self.kv.advance(slot, self.computed[slot].len(), &mut self.program);
+        self.verify(slot);
+    }
+
+    /// What the row at `position` looks at, itself not included, holds the right tokens.
+    fn verify_row(&mut self, slot: usize, position: usize) {
+        for group in 0..self.kv.n_groups() {
+            for p in self.kv.first_visible(group, position)..position {
+                let page = *self.kv.entry(slot, group, p / PAGE);
+                assert_ne!(page, PAGE_NONE, "group {group}: position {p} is gone at {position}");
+                assert_eq!(self.program.0[group][page as usize][p % PAGE], Some(self.computed[slot][p]));
+            }
+        }
+    }
+
+    fn verify(&mut self, slot: usize) {
+        self.verify_row(slot, self.computed[slot].len());
+        self.kv.check().unwrap();
+    }
+
+    fn remember(&mut self, slot: usize, is_final: bool) {
+        let tokens = self.computed[slot].clone();
+        self.kv.remember(slot, &tokens, is_final, &mut self.program);
+        self.verify(slot);
+    }
+
+    fn end(&mut self, slot: usize) {
+        self.remember(slot, true);
+        self.kv.end(slot, &mut self.program);
+        self.computed[slot].clear();
+        self.kv.check().unwrap();
+    }
+
+    fn run(&mut self, slot: usize, tokens: &[u32]) -> usize {
+        let n = self.begin(slot, tokens);
+        for chunk in tokens[n..].chunks(13) {
+            self.compute(slot, chunk);
+        }
+        self.end(slot);
+        n
+    }
+}
+
+fn tokens(n: usize) -> Vec<u32> {
+    (0..n as u32).map(|i| i * 7 % 101).collect()
+}
+
+#[test]
+fn a_prefix_is_found_to_the_token() {
+    let mut f = Fixture::new(&[None], 128, 16, 2);
+    let t = tokens(100);
+    assert_eq!(f.run(0, &t[..50]), 0);
+    assert_eq!(f.begin(0, &t[..80]), 50, "three full pages and two positions of the fourth, copied");
+    assert_eq!(f.begin(1, &t[..37]), 37, "both may share");
+    f.compute(0, &t[50..80]);
+    f.compute(1, &t[..3]);
+    f.end(0);
+    f.end(1);
+    let mut other = t.clone();
+    other[40] = 1000;
+    assert_eq!(f.run(0, &other), 40);
+    assert_eq!(f.run(1, &[5, 5, 5]), 0);
+    assert_eq!(f.run(1, &t[..80]), 80);
+}
+
+#[test]
+fn a_longer_leaf_replaces_a_shorter_one() {
+    let mut f = Fixture::new(&[None], 128, 16, 1);
+    let t = tokens(60);
+    for n in [5, 9, 16, 20, 33] {
+        f.run(0, &t[..n]);
+        assert_eq!(f.kv.prefix().n_nodes(), n.div_ceil(PAGE));
+        assert_eq!(f.kv.usage(0).0, n.div_ceil(PAGE));
+    }
+    f.kv.clear_prefixes(&mut f.program);
+    assert_eq!((f.kv.prefix().n_nodes(), f.kv.usage(0).0), (0, 0));
+    f.kv.check().unwrap();
+}
+
+#[test]
+fn two_that_computed_the_same_end_up_sharing() {
+    let mut f = Fixture::new(&[None], 64, 16, 2);
+    let t = tokens(40);
+    for slot in 0..2 {
+        assert_eq!(f.begin(slot, &t), 0);
+        t.chunks(16).for_each(|chunk| f.compute(slot, chunk));
+    }
+    assert_eq!(f.kv.usage(0).0, 6);
+    f.remember(0, false);
+    f.remember(1, false);
+    assert_eq!(f.kv.usage(0).0, 4, "two full pages together, and a partial one each");
+}
+
+#[test]
+fn a_window_keeps_its_window_and_the_full_group_everything() {
+    let mut f = Fixture::new(&[None, Some(20)], 256, 16, 1);
+    let t = tokens(200);
+    f.begin(0, &t);
+    for chunk in t.chunks(16) {
+        f.compute(0, chunk);
+        let most = pages_of_sequence(Some(20), 256, 16, PAGE);
+        assert!(f.kv.usage(1).0 <= most, "{} pages, planned {most}", f.kv.usage(1).0);
+    }
+    assert_eq!(f.kv.usage(0).0, 13);
+    assert_eq!(f.kv.usage(1).0, 2, "positions 181 to 199 lie in pages 11 and 12");
+    f.end(0);
+    // The end is usable, the middle is not: its window is gone.
+    assert_eq!(f.begin(0, &t), 200);
+    f.end(0);
+    assert_eq!(f.begin(0, &t[..150]), 0);
+    f.end(0);
+}
+
+#[test]
+fn a_window_remembered_at_the_end_of_a_prompt_stays_usable() {
+    let mut f = Fixture::new(&[None, Some(20)], 256, 32, 1);
+    let t = tokens(200);
+    f.begin(0, &t);
+    t[..96].chunks(32).for_each(|chunk| f.compute(0, chunk));
+    f.remember(0, false); // a prompt of 100 tokens: its last full page is computed
+    t[96..170].chunks(1).for_each(|chunk| f.compute(0, chunk));
+    f.end(0);
+    let mut other = t.clone();
+    other[100] = 1000;
+    assert_eq!(f.begin(0, &other), 96, "the full pages of the prompt, with the window before them");
+}
+
+#[test]
+fn cold_leaves_go_first_and_running_sequences_never() {
+    let mut f = Fixture::new(&[None], 64, 16, 1);
+    let (a, b) = (tokens(32), [vec![900; 16], tokens(16)].concat());
+    f.run(0, &a);
+    f.run(0, &b);
+    assert_eq!(f.begin(0, &a), 32, "a is warm again, b is cold");
+    f.compute(0, &[1; 32]); // 4 pages are a's, 1 is left over, b had 2
+    f.end(0);
+    assert_eq!(f.begin(0, &b), 16, "the leaf of b went, its first page did not");
+    f.end(0);
+    assert_eq!(f.begin(0, &a), 32);
+}
+
+#[test]
+fn what_a_running_sequence_shares_stays_cached() {
+    let mut f = Fixture::new(&[None], 64, 16, 2);
+    let (a, b, c) = (tokens(48), vec![900; 48], [vec![901; 32], vec![902; 32]].concat());
+    f.run(0, &a);
+    f.run(0, &b);
+    assert_eq!(f.begin(0, &a), 48);
+    f.run(1, &b); // b is warmer than a now, and nobody holds it
+    f.run(1, &[903; 64]); // 3, 3 and 4 pages: all 10 are in use
+    f.begin(1, &c);
+    c.chunks(16).for_each(|chunk| f.compute(1, chunk));
+    f.end(1);
+    assert_eq!(f.begin(1, &a), 48, "of the same use to others as before");
+    f.end(1);
+    assert!(f.begin(1, &b) < 48, "b made room");
+}
+
+#[test]
+fn running_out_is_an_error_and_nothing_leaks() {
+    let mut f = Fixture::new(&[None], 64, 16, 1);
+    f.begin(0, &[]);
+    let error = f.kv.reserve(0, 0, 64, &mut f.program).and_then(|()| f.kv.take(0, &mut f.program));
+    assert!(error.is_ok(), "one page more than a sequence needs");
+    let error = f.kv.take(0, &mut f.program).unwrap_err();
+    assert!(matches!(error, Error::PagesExhausted { group: 0, n_pages: 5 }), "{error}");
+}
+
+#[derive(Clone, Debug)]
+enum Action {
+    /// Begin the first `len` tokens of text `text`, if the slot is empty.
+    Begin {
+        slot: usize,
+        text: u32,
+        len: usize,
+    },
+    /// Compute up to `n` more.
+    Compute {
+        slot: usize,
+        n: usize,
+    },
+    Remember {
+        slot: usize,
+    },
+    End {
+        slot: usize,
+    },
+    Clear,
+}
+
+fn action() -> impl Strategy<Value = Action> {
+    let slot = 0..3usize;
+    prop_oneof![
+        3 => (slot.clone(), 0..4u32, 1..120usize).prop_map(|(slot, text, len)| Action::Begin { slot, text, len }),
+        8 => (slot.clone(), 1..24usize).prop_map(|(slot, n)| Action::Compute { slot, n }),
+        1 => slot.clone().prop_map(|slot| Action::Remember { slot }),
+        2 => slot.prop_map(|slot| Action::End { slot }),
+        1 => Just(Action::Clear),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// Texts share starts of different lengths. Whatever happens in whatever order: pools of the planned sizes never run
+    /// out, no shared page is written, every visible position holds its own token, and the books balance.
+    #[test]
+    fn random_use_keeps_integrity(
+        actions in prop::collection::vec(action(), 1..120),
+        windows in prop_oneof![
+            Just(vec![None]), Just(vec![Some(24)]), Just(vec![None, Some(1)]), Just(vec![None, Some(33), Some(16)]),
+        ],
+    ) {
+        let mut f = Fixture::new(&windows, 128, 24, 3);
+        let text = |text: u32| -> Vec<u32> {
+            let shared = [128, 20, 48, 31][text as usize];
+            (0..128u32).map(|i| if i < shared { i } else { i + 1000 * text }).collect()
+        };
+        let mut targets: Vec<Option<Vec<u32>>> = vec![None; 3];
+        for action in actions {
+            match action {
+                Action::Begin { slot, text: which, len } if targets[slot].is_none() => {
+                    let tokens = text(which)[..len].to_vec();
+                    f.begin(slot, &tokens);
+                    targets[slot] = Some(text(which));
+                }
+                Action::Compute { slot, n } => {
+                    let Some(target) = &targets[slot] else { continue };
+                    let at = f.computed[slot].len();
+                    let end = (at + n).min(f.n_ctx);
+                    if at < end {
+                        f.compute(slot, &target[at..end]);
+                    }
+                }
+                Action::Remember { slot } if targets[slot].is_some() => f.remember(slot, false),
+                Action::End { slot } if targets[slot].take().is_some() => f.end(slot),
+                Action::Clear => f.kv.clear_prefixes(&mut f.program),
+                _ => {}
+            }
+            f.kv.check().unwrap();
+        }
+    }
+}

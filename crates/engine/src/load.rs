@@ -1,0 +1,247 @@
+//! From a path to a model: open → spec → plan → check, and the sizes that a program is compiled for.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use device::{Device, KvType, Limits, Numerics, Plan};
+use formats::{Access, Checkpoint, Naming};
+use model::ModelSpec;
+use text::Tokenizer;
+
+use crate::kv::pool_sizes;
+use crate::{Error, Result};
+
+/// Context length if none is asked for and the model was trained for more.
+pub const DEFAULT_N_CTX: usize = 4096;
+
+/// Longest context that can be asked for: page tables beyond it are a typing mistake, not a wish.
+pub const MAX_N_CTX: usize = 1 << 24;
+
+/// Where the tokenizer comes from.
+#[derive(Clone, Debug, Default)]
+pub enum TokenizerSource {
+    /// What belongs to the weights: the vocabulary in the file, or the tokenizer.json in the folder. None if there is none.
+    #[default]
+    Own,
+    /// The tokenizer.json (and its companions) of this folder.
+    Folder(PathBuf),
+    /// Only token ids will be used.
+    None,
+}
+
+/// How a model is made ready to run. What concerns a single sequence stands in [`crate::Request`].
+#[derive(Clone, Debug)]
+pub struct LoadOptions {
+    /// Most tokens of a sequence, prompt and answer together; `None`: what the model was trained for, at most
+    /// [`DEFAULT_N_CTX`].
+    pub n_ctx: Option<usize>,
+    /// How keys and values are stored; `None`: the device's default.
+    pub kv_type: Option<KvType>,
+    /// Most prompt tokens computed together.
+    pub chunk: usize,
+    /// Sequences that run at once; further ones wait.
+    pub n_sequences: usize,
+    /// Most rows of a step whose logits can be had; `None`: one for each sequence, all that generating needs. Scoring
+    /// (`logits`, `perplexity`) computes this many positions together, at `4 * n_vocab` bytes each.
+    pub n_outputs: Option<usize>,
+    /// Positions of a KV page; a power of two, at least 16.
+    pub page_len: usize,
+    /// Which arithmetic.
+    pub numerics: Numerics,
+    /// Refuse to load what does not fit in what is free now.
+    pub check_memory: bool,
+}
+
+impl Default for LoadOptions {
+    fn default() -> LoadOptions {
+        LoadOptions {
+            n_ctx: None,
+            kv_type: None,
+            chunk: 512,
+            n_sequences: 1,
+            n_outputs: None,
+            page_len: 32,
+            numerics: Numerics::Fast,
+            check_memory: true,
+        }
+    }
+}
+
+/// A model that was opened: what it is, its plan over views of the file, its tokenizer. No memory of a device is taken.
+#[derive(Debug)]
+pub struct Model {
+    path: PathBuf,
+    spec: ModelSpec,
+    plan: Plan,
+    /// Kept only where a context length other than the trained one gives another plan.
+    checkpoint: Option<Checkpoint>,
+    tokenizer: Option<Arc<Tokenizer>>,
+    format: String,
+    file_bytes: u64,
+}
+
+impl Model {
+    /// Open a file or folder, read what it says of the model, plan the forward pass and check the plan.
+    ///
+    /// # Errors
+    /// The file is malformed, describes a model that is not known, lacks tensors, or has a broken vocabulary.
+    pub fn open(path: &Path, tokenizer: &TokenizerSource, access: Access) -> Result<Model> {
+        let checkpoint = formats::open(path, access)?;
+        let tokenizer = match tokenizer {
+            TokenizerSource::Own => own_tokenizer(path, &checkpoint)?,
+            TokenizerSource::Folder(folder) => {
+                let found = Tokenizer::from_folder(folder)?;
+                Some(found.ok_or_else(|| Error::NoTokenizer { file: folder.clone() })?)
+            }
+            TokenizerSource::None => None,
+        };
+        Model::from_checkpoint(path, &checkpoint, tokenizer)
+    }
+
+    /// As [`Self::open`], from a checkpoint that is open already; `path` is for messages.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn from_checkpoint(
+        path: &Path,
+        checkpoint: &Checkpoint,
+        tokenizer: Option<Tokenizer>,
+    ) -> Result<Model> {
+        let spec = ModelSpec::from_checkpoint(checkpoint)?;
+        let plan = spec.plan(checkpoint)?;
+        plan.check().map_err(device::Error::from)?;
+        Ok(Model {
+            path: path.to_owned(),
+            checkpoint: spec.depends_on_context().then(|| checkpoint.clone()),
+            spec,
+            plan,
+            tokenizer: tokenizer.map(Arc::new),
+            format: checkpoint.format.clone(),
+            file_bytes: checkpoint.file_bytes,
+        })
+    }
+
+    /// Where it came from.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Descriptor and numbers.
+    pub fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    /// The forward pass for contexts up to the trained length, not fused.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The forward pass for contexts up to `n_ctx`, not fused.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn plan_for_context(&self, n_ctx: usize) -> Result<Plan> {
+        let Some(checkpoint) = &self.checkpoint else { return Ok(self.plan.clone()) };
+        let plan = self.spec.plan_for_context(checkpoint, n_ctx)?;
+        plan.check().map_err(device::Error::from)?;
+        Ok(plan)
+    }
+
+    /// A short description of the file: `GGUF v3`.
+    pub fn format(&self) -> &str {
+        &self.format
+    }
+
+    /// Bytes of the file, or of all files.
+    pub fn file_bytes(&self) -> u64 {
+        self.file_bytes
+    }
+
+    /// Tokens of the model's head.
+    pub fn n_vocab(&self) -> usize {
+        self.plan.value(self.plan.logits).cols
+    }
+
+    /// The tokenizer, if there is one.
+    pub fn tokenizer(&self) -> Option<&Arc<Tokenizer>> {
+        self.tokenizer.as_ref()
+    }
+
+    /// The tokenizer.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn need_tokenizer(&self) -> Result<&Arc<Tokenizer>> {
+        self.tokenizer.as_ref().ok_or_else(|| Error::NoTokenizer { file: self.path.clone() })
+    }
+}
+
+fn own_tokenizer(path: &Path, checkpoint: &Checkpoint) -> Result<Option<Tokenizer>> {
+    match checkpoint.naming {
+        Naming::HuggingFace => Ok(Tokenizer::from_folder(path)?),
+        Naming::Gguf => match Tokenizer::from_gguf(&checkpoint.metadata) {
+            Ok(tokenizer) => Ok(Some(tokenizer)),
+            Err(text::Error::NoVocabulary { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
+        },
+    }
+}
+
+/// What the options mean for this model on this device, checked.
+///
+/// # Errors
+/// An option outside its limits.
+pub fn limits(model: &Model, device: &dyn Device, options: &LoadOptions) -> Result<Limits> {
+    let wrong = |name, value: String, expected: String| Error::Option { name, value, expected };
+    let in_range = |name, value: usize, low: usize, high: usize| {
+        if (low..=high).contains(&value) {
+            return Ok(value);
+        }
+        Err(wrong(name, value.to_string(), format!("a number from {low} to {high}")))
+    };
+    let n_ctx = options.n_ctx.unwrap_or_else(|| model.spec.n_ctx_train.clamp(2, DEFAULT_N_CTX));
+    in_range("context length", n_ctx, 2, MAX_N_CTX)?;
+    in_range("chunk", options.chunk, 1, 1 << 16)?;
+    in_range("number of sequences", options.n_sequences, 1, 1 << 12)?;
+    if !options.page_len.is_power_of_two() || !(16..=1024).contains(&options.page_len) {
+        return Err(wrong(
+            "page length",
+            options.page_len.to_string(),
+            "a power of two from 16 to 1024".into(),
+        ));
+    }
+    let supported = device.kv_types();
+    let kv_type = options.kv_type.or(supported.first().copied()).unwrap_or(KvType::F32);
+    let name = crate::memory::kv_type_name;
+    if !supported.contains(&kv_type) {
+        let names: Vec<_> = supported.iter().map(|k| name(*k)).collect();
+        return Err(wrong(
+            "KV type",
+            name(kv_type).into(),
+            format!("one of {} on {}", names.join(", "), device.name()),
+        ));
+    }
+    let layout = &model.plan.kv;
+    if kv_type == KvType::Q8_0
+        && let Some(layer) = layout.layers.iter().find(|l| l.head_dim % 32 != 0)
+    {
+        return Err(wrong(
+            "KV type",
+            format!("q8_0 with heads of {} columns", layer.head_dim),
+            "f16 or f32, or heads of a multiple of 32 columns".into(),
+        ));
+    }
+    // A step has room for a row of every sequence, and no chunk is longer than the context.
+    let max_rows = options.chunk.min(n_ctx).max(options.n_sequences);
+    let max_outputs = options.n_outputs.unwrap_or(0).min(max_rows).max(options.n_sequences);
+    Ok(Limits {
+        max_rows,
+        max_outputs,
+        max_spans: options.n_sequences,
+        n_ctx,
+        page_len: options.page_len,
+        n_pages: pool_sizes(layout, n_ctx, max_rows, options.n_sequences, options.page_len),
+        kv_type,
+        numerics: options.numerics,
+    })
+}

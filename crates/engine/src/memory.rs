@@ -1,0 +1,263 @@
+//! The memory plan: what a model takes with given settings, before any of it is taken.
+
+use std::fmt;
+
+use device::{Device, KvType, Plan, Residence};
+use serde::Serialize;
+
+use crate::sampling::Scratch;
+use crate::{LoadOptions, Model, Result, load};
+
+/// About what a tokenizer takes for each token: its span, bytes and kind, its place in the index, its merge or score.
+/// Measured: 49 bytes with the merges of a vocabulary of 49,152 tokens, 33 with the scores of one of 262,144.
+const TOKEN_BYTES: u64 = 36;
+
+/// One line of a [`MemoryReport`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct MemoryItem {
+    /// What it is.
+    pub what: String,
+    /// How much.
+    pub bytes: u64,
+    /// `mapped` (the file's own pages), `committed` (taken at load) or `reserved` (taken as sequences grow; the most).
+    pub residence: &'static str,
+}
+
+/// Settings that would make a model fit.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Alternative {
+    /// The longest context that fits with the rest.
+    pub n_ctx: usize,
+    /// How keys and values are stored.
+    pub kv_type: &'static str,
+    /// Prefill chunk.
+    pub chunk: usize,
+    /// Sequences at once.
+    pub n_sequences: usize,
+    /// What it then takes in all.
+    pub bytes: u64,
+}
+
+/// What a model takes with given settings, and whether that is free now.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct MemoryReport {
+    /// The lines.
+    pub items: Vec<MemoryItem>,
+    /// Sum of what is mapped.
+    pub mapped: u64,
+    /// Sum of what is taken at load.
+    pub committed: u64,
+    /// Sum of what may be taken later.
+    pub reserved: u64,
+    /// All of it.
+    pub total: u64,
+    /// Free on the device's machine now, droppable page cache included.
+    pub free: u64,
+    /// Installed, or what a container allows; 0 if the system does not say, and then nothing is refused.
+    pub installed: u64,
+    /// Whether `total` is at most `free`.
+    pub fits: bool,
+    /// Context length.
+    pub n_ctx: usize,
+    /// How keys and values are stored.
+    pub kv_type: &'static str,
+    /// Prefill chunk.
+    pub chunk: usize,
+    /// Sequences at once.
+    pub n_sequences: usize,
+    /// If it does not fit: what would, the least change first; empty if not even one page of context fits.
+    pub alternatives: Vec<Alternative>,
+}
+
+/// Itemise what [`crate::Engine::new`] would take. Takes nothing.
+///
+/// # Errors
+/// An option outside its limits, or a plan that the device cannot run.
+pub fn plan_memory(model: &Model, device: &dyn Device, options: &LoadOptions) -> Result<MemoryReport> {
+    let n_ctx = load::limits(model, device, options)?.n_ctx;
+    let plan = device::fusion::fuse(&model.plan_for_context(n_ctx)?, device.fusion());
+    report(model, &plan, device, options)
+}
+
+/// As [`plan_memory`], for a plan that is fused already.
+pub(crate) fn report(
+    model: &Model,
+    plan: &Plan,
+    device: &dyn Device,
+    options: &LoadOptions,
+) -> Result<MemoryReport> {
+    let memory = device.memory();
+    // Weights that were read instead of mapped lie in memory already: what is free now is free beside them.
+    let taken: u64 = plan.weights.iter().filter(|w| !w.data.is_mapped()).map(|w| w.data.len() as u64).sum();
+    let free = memory.free.saturating_add(taken);
+    let items = items(model, plan, device, options)?;
+    let sum = |kind| items.iter().filter(|i: &&MemoryItem| i.residence == kind).map(|i| i.bytes).sum::<u64>();
+    let (mapped, committed, reserved) = (sum("mapped"), sum("committed"), sum("reserved"));
+    let total = mapped + committed + reserved;
+    let limits = load::limits(model, device, options)?;
+    let mut report = MemoryReport {
+        items,
+        mapped,
+        committed,
+        reserved,
+        total,
+        free,
+        installed: memory.total,
+        fits: total <= free || memory.total == 0,
+        n_ctx: limits.n_ctx,
+        kv_type: kv_type_name(limits.kv_type),
+        chunk: limits.max_rows,
+        n_sequences: limits.max_spans,
+        alternatives: Vec::new(),
+    };
+    if !report.fits {
+        report.alternatives = alternatives(model, plan, device, options, &report);
+    }
+    Ok(report)
+}
+
+fn items(model: &Model, plan: &Plan, device: &dyn Device, options: &LoadOptions) -> Result<Vec<MemoryItem>> {
+    let limits = load::limits(model, device, options)?;
+    let mut items: Vec<MemoryItem> = device
+        .memory_plan(plan, &limits)?
+        .items
+        .into_iter()
+        .map(|i| MemoryItem { what: i.what, bytes: i.bytes, residence: residence_name(i.residence) })
+        .collect();
+    let n_pages: usize = limits.n_pages.iter().sum();
+    let n_tables = limits.max_spans * plan.kv.groups.len() * limits.n_ctx.div_ceil(limits.page_len);
+    let tokens = limits.max_spans * limits.n_ctx + 2 * limits.max_rows;
+    let books = 4 * (2 * n_pages + n_tables + tokens) as u64;
+    items.push(MemoryItem {
+        what: "sampling and page tables".into(),
+        bytes: Scratch::bytes(model.n_vocab()) + books,
+        residence: "committed",
+    });
+    if let Some(tokenizer) = model.tokenizer() {
+        items.push(MemoryItem {
+            what: "vocabulary (about)".into(),
+            bytes: TOKEN_BYTES * tokenizer.n_tokens() as u64,
+            residence: "committed",
+        });
+    }
+    Ok(items)
+}
+
+/// What would fit: less context; or keys and values in fewer bits; or one sequence and a small chunk besides.
+fn alternatives(
+    model: &Model,
+    plan: &Plan,
+    device: &dyn Device,
+    options: &LoadOptions,
+    report: &MemoryReport,
+) -> Vec<Alternative> {
+    let total = |options: &LoadOptions| -> Option<u64> {
+        Some(items(model, plan, device, options).ok()?.iter().map(|i| i.bytes).sum())
+    };
+    let largest = |options: &LoadOptions| -> Option<Alternative> {
+        let step = options.page_len;
+        let at = |pages: usize| LoadOptions { n_ctx: Some(pages * step), ..options.clone() };
+        let fits = |pages: usize| total(&at(pages)).is_some_and(|t| t <= report.free);
+        // The plan grows with the context: bisect between one page and what was asked.
+        let (mut low, mut high) = (1, report.n_ctx.div_ceil(step).max(1));
+        if !fits(low) {
+            return None;
+        }
+        while low < high {
+            let middle = low + (high - low).div_ceil(2);
+            if fits(middle) { low = middle } else { high = middle - 1 }
+        }
+        let fitted = at(low);
+        let limits = load::limits(model, device, &fitted).ok()?;
+        Some(Alternative {
+            n_ctx: limits.n_ctx.min(report.n_ctx),
+            kv_type: kv_type_name(limits.kv_type),
+            chunk: limits.max_rows,
+            n_sequences: limits.max_spans,
+            bytes: total(&fitted)?,
+        })
+    };
+    let mut found: Vec<Alternative> = Vec::new();
+    let bits = |k: KvType| k.vector_bytes(32);
+    let asked = options.kv_type.or(device.kv_types().first().copied());
+    let mut smaller: Vec<KvType> =
+        device.kv_types().iter().copied().filter(|k| asked.is_some_and(|a| bits(*k) < bits(a))).collect();
+    smaller.sort_by_key(|k| std::cmp::Reverse(bits(*k)));
+    let kv_types = std::iter::once(asked).chain(smaller.into_iter().map(Some));
+    let tries = kv_types.flat_map(|kv_type| {
+        let same = LoadOptions { kv_type, ..options.clone() };
+        let small = LoadOptions { chunk: 64, n_sequences: 1, n_outputs: None, ..same.clone() };
+        [same, small]
+    });
+    for options in tries {
+        if let Some(alternative) = largest(&options)
+            // Worth a line only if it buys context.
+            && found.iter().all(|f| f.n_ctx < alternative.n_ctx)
+        {
+            found.push(alternative);
+        }
+    }
+    found
+}
+
+fn residence_name(residence: Residence) -> &'static str {
+    match residence {
+        Residence::Mapped => "mapped",
+        Residence::Committed => "committed",
+        Residence::Reserved => "reserved",
+    }
+}
+
+/// As people write it: `f16`.
+pub fn kv_type_name(kv_type: KvType) -> &'static str {
+    match kv_type {
+        KvType::F32 => "f32",
+        KvType::F16 => "f16",
+        KvType::Q8_0 => "q8_0",
+    }
+}
+
+/// Mebibytes with one decimal, gibibytes with two from 10 GiB on.
+fn size(bytes: u64) -> String {
+    const MIB: f64 = (1u64 << 20) as f64;
+    let mib = bytes as f64 / MIB;
+    if mib < 10_240.0 { format!("{mib:.1} MiB") } else { format!("{:.2} GiB", mib / 1024.0) }
+}
+
+impl fmt::Display for MemoryReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "context {}, KV {}, chunk {}, sequences {}",
+            self.n_ctx, self.kv_type, self.chunk, self.n_sequences
+        )?;
+        for item in &self.items {
+            writeln!(f, "  {:<44} {:>12}  {}", item.what, size(item.bytes), item.residence)?;
+        }
+        writeln!(f, "  {:<44} {:>12}", "in all", size(self.total))?;
+        write!(f, "  {:<44} {:>12}", "free now", size(self.free))?;
+        if self.fits {
+            return Ok(());
+        }
+        if self.alternatives.is_empty() {
+            return write!(
+                f,
+                "\nno setting makes it fit: free {} or take a smaller file",
+                size(self.total - self.free)
+            );
+        }
+        write!(f, "\nwhat would fit:")?;
+        for a in &self.alternatives {
+            write!(
+                f,
+                "\n  context {}, KV {}, chunk {}, sequences {}: {}",
+                a.n_ctx,
+                a.kv_type,
+                a.chunk,
+                a.n_sequences,
+                size(a.bytes)
+            )?;
+        }
+        Ok(())
+    }
+}

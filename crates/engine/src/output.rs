@@ -1,0 +1,53 @@
+//! Tokens to text for one sequence: detokenising, then stop strings. Allocates when it is made and when it ends.
+
+use std::sync::Arc;
+
+use text::{Detokenizer, StopStrings, Tokenizer};
+
+/// The text side of a sequence.
+pub(crate) struct TextStream {
+    /// None: only token ids are wanted; texts are empty and no token ends the answer.
+    decoder: Option<(Arc<Tokenizer>, Detokenizer)>,
+    stops: StopStrings,
+    stop_strings: Vec<String>,
+    /// What was held back at the end.
+    tail: String,
+}
+
+impl TextStream {
+    pub(crate) fn new(
+        tokenizer: Option<Arc<Tokenizer>>,
+        stop_strings: Vec<String>,
+        show_special: bool,
+    ) -> TextStream {
+        let decoder = tokenizer.map(|tokenizer| {
+            let detokenizer = Detokenizer::new(&tokenizer, !show_special);
+            (tokenizer, detokenizer)
+        });
+        TextStream { decoder, stops: StopStrings::new(&stop_strings), stop_strings, tail: String::new() }
+    }
+
+    /// Whether a token ends the model's turn.
+    pub(crate) fn is_end(&self, id: u32) -> bool {
+        self.decoder.as_ref().is_some_and(|(tokenizer, _)| tokenizer.is_end(id))
+    }
+
+    /// The text that is certain after one more token, and the stop string that ends it.
+    pub(crate) fn push(&mut self, id: u32) -> (&str, Option<&str>) {
+        let Some((tokenizer, detokenizer)) = &mut self.decoder else { return ("", None) };
+        let released = self.stops.push(detokenizer.push(tokenizer, id));
+        (released.text, released.stop.and_then(|i| self.stop_strings.get(i)).map(String::as_str))
+    }
+
+    /// The end: text that was held back in case more came; none if a stop string ended it.
+    pub(crate) fn finish(&mut self, stopped: bool) -> &str {
+        self.tail.clear();
+        if let Some((_, detokenizer)) = &mut self.decoder
+            && !stopped
+        {
+            self.tail.push_str(self.stops.push(detokenizer.finish()).text);
+            self.tail.push_str(self.stops.finish());
+        }
+        &self.tail
+    }
+}

@@ -1,0 +1,113 @@
+//! What a person asks of the sampler, and what is allowed.
+
+/// How tokens are chosen. [`Default`] is plain sampling from the model's own distribution.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SamplingParams {
+    /// Divides the logits; 0 takes the best token.
+    pub temperature: f32,
+    /// Keep the best `top_k` tokens; 0 keeps all, 1 takes the best.
+    pub top_k: usize,
+    /// Keep the fewest best tokens whose probabilities reach this sum; 1 keeps all.
+    pub top_p: f32,
+    /// Drop tokens less likely than this times the likeliest; 0 keeps all.
+    pub min_p: f32,
+    /// Divides positive logits of recent tokens and multiplies negative ones; 1 is off.
+    pub repeat_penalty: f32,
+    /// Subtracted from the logits of recent tokens.
+    pub presence_penalty: f32,
+    /// Subtracted from the logits of recent tokens for each time they occurred.
+    pub frequency_penalty: f32,
+    /// How many tokens back the penalties look, prompt included; 0 is the whole sequence.
+    pub penalty_window: usize,
+    /// `(token, bias)` added to logits; minus infinity forbids a token.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Seed of the random numbers; `None` draws one.
+    pub seed: Option<u64>,
+    /// Report the log-probability of each chosen token.
+    pub logprobs: bool,
+}
+
+impl Default for SamplingParams {
+    fn default() -> SamplingParams {
+        SamplingParams {
+            temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repeat_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            penalty_window: 64,
+            logit_bias: Vec::new(),
+            seed: None,
+            logprobs: false,
+        }
+    }
+}
+
+/// A parameter outside its limits.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{name} is {value}, expected {expected}")]
+pub struct ParamError {
+    /// The parameter's name as in [`SamplingParams`].
+    pub name: &'static str,
+    /// What was given.
+    pub value: String,
+    /// What is allowed.
+    pub expected: String,
+}
+
+impl SamplingParams {
+    /// Always the best token.
+    pub fn greedy() -> SamplingParams {
+        SamplingParams { temperature: 0.0, ..SamplingParams::default() }
+    }
+
+    /// Check every parameter for a vocabulary of `n_vocab` tokens.
+    ///
+    /// # Errors
+    /// Names the first parameter outside its limits, its value and the limits.
+    pub fn check(&self, n_vocab: usize) -> Result<(), ParamError> {
+        within("temperature", self.temperature, 0.0, f32::MAX)?;
+        within("top_p", self.top_p, 0.0, 1.0)?;
+        within("min_p", self.min_p, 0.0, 1.0)?;
+        within("presence_penalty", self.presence_penalty, f32::MIN, f32::MAX)?;
+        within("frequency_penalty", self.frequency_penalty, f32::MIN, f32::MAX)?;
+        if !(self.repeat_penalty.is_finite() && self.repeat_penalty > 0.0) {
+            return Err(ParamError {
+                name: "repeat_penalty",
+                value: self.repeat_penalty.to_string(),
+                expected: "a finite number above 0 (1 is off)".into(),
+            });
+        }
+        for &(token, bias) in &self.logit_bias {
+            if token as usize >= n_vocab {
+                return Err(ParamError {
+                    name: "logit_bias",
+                    value: format!("a bias for token {token}"),
+                    expected: format!("token ids below {n_vocab}"),
+                });
+            }
+            if bias.is_nan() || bias == f32::INFINITY {
+                return Err(ParamError {
+                    name: "logit_bias",
+                    value: format!("{bias} for token {token}"),
+                    expected: "a number, or -inf to forbid the token".into(),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn within(name: &'static str, value: f32, low: f32, high: f32) -> Result<(), ParamError> {
+    if value >= low && value <= high {
+        return Ok(());
+    }
+    let expected = match (low, high) {
+        (f32::MIN, f32::MAX) => "a finite number".into(),
+        (low, f32::MAX) => format!("a finite number, at least {low}"),
+        (low, high) => format!("a number from {low} to {high}"),
+    };
+    Err(ParamError { name, value: value.to_string(), expected })
+}

@@ -1,0 +1,234 @@
+//! A sequence: what is asked of it, what it is made of, how it ends.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use crate::output::TextStream;
+use crate::sampling::{Sampler, SamplingParams};
+
+/// Names a sequence for as long as its engine lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SequenceId(pub u64);
+
+/// What happens when prompt and answer fill the context.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Overflow {
+    /// Stop with [`FinishReason::ContextFull`]; a prompt that is too long is an error.
+    #[default]
+    Stop,
+    /// Keep the first `keep` tokens (at most half the context), drop the older half of the rest, go on.
+    ///
+    /// The model then sees exactly the text that remains: what is kept of the rest stands at new positions and is
+    /// computed again as a prompt would be (about `n_ctx / 2` tokens every `n_ctx / 2` tokens, so one prompt token for
+    /// each generated one). A prompt that is too long is cut by the same rule.
+    Slide {
+        /// Tokens of the start that always stay.
+        keep: usize,
+    },
+}
+
+/// How prompt tokens are computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Prefill {
+    /// As many rows as a step holds.
+    #[default]
+    Batched,
+    /// One row a step; for checking.
+    PerToken,
+}
+
+/// Says from another thread that nobody wants the rest. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct CancelFlag(Arc<AtomicBool>);
+
+impl CancelFlag {
+    /// End the sequence before its next step.
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it was cancelled.
+    pub fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// What is asked of the engine: continue these tokens.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The prompt, at least one token.
+    pub tokens: Vec<u32>,
+    /// How tokens are chosen.
+    pub sampling: SamplingParams,
+    /// Most tokens to generate; `None`: until the model ends or the context is full. 0 computes the prompt only.
+    pub max_tokens: Option<usize>,
+    /// The answer ends before any of these texts.
+    pub stop: Vec<String>,
+    /// Go on when the model says that it has ended.
+    pub ignore_end: bool,
+    /// Write out the text of marks such as `<|im_end|>`.
+    pub show_special: bool,
+    /// What happens when the context is full.
+    pub overflow: Overflow,
+    /// How the prompt is computed.
+    pub prefill: Prefill,
+    /// Use and feed the prefix cache.
+    pub reuse: bool,
+    /// Set from elsewhere to end it early.
+    pub cancel: CancelFlag,
+}
+
+impl Request {
+    /// Continue `tokens` with everything else at its default.
+    pub fn new(tokens: Vec<u32>) -> Request {
+        Request {
+            tokens,
+            sampling: SamplingParams::default(),
+            max_tokens: None,
+            stop: Vec::new(),
+            ignore_end: false,
+            show_special: false,
+            overflow: Overflow::Stop,
+            prefill: Prefill::Batched,
+            reuse: true,
+            cancel: CancelFlag::default(),
+        }
+    }
+}
+
+/// Why a sequence ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// The model chose a token that ends its turn.
+    EndToken(u32),
+    /// This stop string was about to appear.
+    StopString(String),
+    /// As many tokens as were asked for.
+    MaxTokens,
+    /// Prompt and answer fill the context.
+    ContextFull,
+    /// Somebody said that the rest is not wanted.
+    Cancelled,
+    /// It could not go on; the reason in words. Other sequences are not concerned.
+    Failed(String),
+}
+
+impl fmt::Display for FinishReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FinishReason::EndToken(_) => f.write_str("end"),
+            FinishReason::StopString(s) => write!(f, "stop string {s:?}"),
+            FinishReason::MaxTokens => f.write_str("max tokens"),
+            FinishReason::ContextFull => f.write_str("context full"),
+            FinishReason::Cancelled => f.write_str("cancelled"),
+            FinishReason::Failed(reason) => write!(f, "failed: {reason}"),
+        }
+    }
+}
+
+/// How long a sequence took, and for how many tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
+pub struct Timings {
+    /// Tokens of the prompt (after cutting, if it was too long for the context).
+    pub prompt_tokens: usize,
+    /// Of these, found in the prefix cache and not computed.
+    pub reused_tokens: usize,
+    /// Tokens chosen, an end token included.
+    pub generated_tokens: usize,
+    /// Seconds from the first step to the first token.
+    pub prefill_seconds: f64,
+    /// Seconds from the first token to the last: `generated_tokens - 1` steps.
+    pub decode_seconds: f64,
+    /// Seconds from [`crate::Engine::add`] to the first token, waiting included.
+    pub first_token_seconds: f64,
+}
+
+impl Timings {
+    /// Prompt tokens computed a second; 0 if none was.
+    pub fn prefill_rate(&self) -> f64 {
+        rate(self.prompt_tokens - self.reused_tokens, self.prefill_seconds)
+    }
+
+    /// Tokens decoded a second; 0 if at most one token was generated.
+    pub fn decode_rate(&self) -> f64 {
+        rate(self.generated_tokens.saturating_sub(1), self.decode_seconds)
+    }
+}
+
+fn rate(n: usize, seconds: f64) -> f64 {
+    if n == 0 || seconds <= 0.0 { 0.0 } else { n as f64 / seconds }
+}
+
+/// A sequence in the engine, waiting or in a slot.
+pub(crate) struct Sequence {
+    pub(crate) id: SequenceId,
+    /// Prompt and answer as the model sees them; capacity `n_ctx`.
+    pub(crate) tokens: Vec<u32>,
+    /// Of these, positions whose keys and values are in the cache. A step computes what is missing.
+    pub(crate) n_computed: usize,
+    /// Whether the prompt (or what a slide made the prompt) is not computed yet.
+    pub(crate) in_prompt: bool,
+    pub(crate) n_prompt: usize,
+    pub(crate) n_reused: usize,
+    pub(crate) n_generated: usize,
+    pub(crate) sampler: Sampler,
+    pub(crate) text: TextStream,
+    pub(crate) max_tokens: usize,
+    pub(crate) ignore_end: bool,
+    pub(crate) overflow: Overflow,
+    pub(crate) prefill: Prefill,
+    pub(crate) reuse: bool,
+    pub(crate) cancel: CancelFlag,
+    pub(crate) added: Instant,
+    pub(crate) started: Option<Instant>,
+    pub(crate) first_token: Option<Instant>,
+    pub(crate) last_token: Option<Instant>,
+}
+
+impl Sequence {
+    /// Tokens that are not computed; at least one while the sequence lives.
+    pub(crate) fn n_missing(&self) -> usize {
+        self.tokens.len() - self.n_computed
+    }
+
+    pub(crate) fn timings(&self) -> Timings {
+        let between = |a: Option<Instant>, b: Option<Instant>| match (a, b) {
+            (Some(a), Some(b)) => b.saturating_duration_since(a).as_secs_f64(),
+            _ => 0.0,
+        };
+        Timings {
+            prompt_tokens: self.n_prompt,
+            reused_tokens: self.n_reused,
+            generated_tokens: self.n_generated,
+            prefill_seconds: between(self.started, self.first_token),
+            decode_seconds: between(self.first_token, self.last_token),
+            first_token_seconds: between(Some(self.added), self.first_token),
+        }
+    }
+}
+
+/// Cut `tokens` as [`Overflow::Slide`] says: the first `keep`, and the newer half of what else fits in `n_ctx`.
+pub(crate) fn slide(tokens: &mut Vec<u32>, keep: usize, n_ctx: usize) {
+    let n_tail = (n_ctx - keep).div_ceil(2);
+    let end_of_dropped = tokens.len() - n_tail;
+    tokens.drain(keep..end_of_dropped);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slide_keeps_the_start_and_the_newer_half() {
+        let mut tokens: Vec<u32> = (0..100).collect();
+        slide(&mut tokens, 10, 100);
+        let want: Vec<u32> = (0..10).chain(55..100).collect();
+        assert_eq!(tokens, want);
+        // A prompt longer than the context ends at the same length.
+        let mut long: Vec<u32> = (0..1000).collect();
+        slide(&mut long, 11, 100);
+        assert_eq!((long.len(), long[10], long[11], long[55]), (56, 10, 955, 999));
+    }
+}

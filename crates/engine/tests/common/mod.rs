@@ -1,0 +1,289 @@
+//! A device that shows every mistake of the engine in its answers.
+//!
+//! Its KV pages hold the tokens themselves. The "logits" of a row are made from a hash of all tokens that the row sees,
+//! found through the page tables as a real device would. So a wrong page, a lost position, a shared page that was
+//! written or a token at a wrong place changes the answer, and [`next_token`] says what the answer should have been.
+#![allow(dead_code)]
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use device::{
+    CommandInfo, Device, Error, Item, KvType, Limits, Memory, MemoryPlan, PAGE_NONE, Peaks, Plan, Program,
+    Residence, Rule, Step, Timing, Want,
+};
+use formats::{Access, Array, Bytes, Metadata, Value};
+use ingle_engine::{Engine, LoadOptions, Model, Request, SamplingParams, TokenizerSource};
+use text::Tokenizer;
+
+/// A fixture folder.
+pub fn fixture(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models").join(name)
+}
+
+/// A fixture model without a tokenizer.
+pub fn model(name: &str) -> Arc<Model> {
+    Arc::new(Model::open(&fixture(name), &TokenizerSource::None, Access::Map).unwrap())
+}
+
+/// A byte-level vocabulary of 160 tokens: bytes, some of them parts of characters, and a few words. Token 159 ends an
+/// answer.
+pub fn tokenizer() -> Tokenizer {
+    let mut metadata = Metadata::default();
+    let mut bytes = String::new();
+    let mut spans = Vec::new();
+    for id in 0..160u32 {
+        let token = match id {
+            0..=93 => char::from(b'!' + id as u8).to_string(),
+            94 => "!!".to_string(),
+            95..=120 => format!("Ġword{id}"),
+            _ => char::from_u32(0xa1 + id - 121).unwrap().to_string(), // bytes above 0xa0: halves of characters
+        };
+        spans.push((bytes.len() as u32, token.len() as u32));
+        bytes.push_str(&token);
+    }
+    let strings =
+        |bytes: &str, spans| Value::Array(Array::Str { bytes: Bytes::from_slice(bytes.as_bytes()), spans });
+    metadata.insert("tokenizer.ggml.model".into(), Value::Str("gpt2".into()));
+    metadata.insert("tokenizer.ggml.pre".into(), Value::Str("gpt-2".into()));
+    metadata.insert("tokenizer.ggml.tokens".into(), strings(&bytes, spans));
+    metadata.insert("tokenizer.ggml.merges".into(), strings("! !", vec![(0, 3)]));
+    metadata.insert("tokenizer.ggml.token_type".into(), Value::Array(Array::Int(vec![1; 160])));
+    let template = "{% for m in messages %}{{ m.role }}:{{ m.content }}!{% endfor %}{% if add_generation_prompt %}A:{% endif %}";
+    metadata.insert("tokenizer.chat_template".into(), Value::Str(template.into()));
+    metadata.insert("tokenizer.ggml.eos_token_id".into(), Value::Int(159));
+    Tokenizer::from_gguf(&metadata).unwrap()
+}
+
+/// A fixture model with [`tokenizer`].
+pub fn model_with_text(name: &str) -> Arc<Model> {
+    let path = fixture(name);
+    let checkpoint = formats::open(&path, Access::Map).unwrap();
+    Arc::new(Model::from_checkpoint(&path, &checkpoint, Some(tokenizer())).unwrap())
+}
+
+/// A greedy request for `max_tokens`.
+pub fn greedy(tokens: &[u32], max_tokens: usize) -> Request {
+    Request {
+        sampling: SamplingParams::greedy(),
+        max_tokens: Some(max_tokens),
+        ..Request::new(tokens.to_vec())
+    }
+}
+
+/// Small sizes that make pages and chunks matter.
+pub fn options(n_ctx: usize, chunk: usize, n_sequences: usize) -> LoadOptions {
+    LoadOptions { n_ctx: Some(n_ctx), chunk, n_sequences, page_len: 16, ..LoadOptions::default() }
+}
+
+/// An engine over [`History`].
+pub fn engine(name: &str, options: &LoadOptions) -> Engine {
+    let device: Arc<dyn Device> = Arc::new(History::default());
+    Engine::new(model(name), &device, options).unwrap()
+}
+
+/// The windows of a model's KV groups.
+pub fn windows(model: &Model) -> Vec<Option<usize>> {
+    model.plan().kv.groups.iter().map(|g| g.window).collect()
+}
+
+/// What [`History`] answers after `tokens`, from first principles.
+pub fn next_token(windows: &[Option<usize>], tokens: &[u32], n_vocab: usize) -> u32 {
+    let mut hash = Hash::new();
+    for window in windows {
+        let first = window.map_or(0, |w| tokens.len().saturating_sub(w));
+        tokens[first..].iter().enumerate().for_each(|(i, t)| hash.add((first + i) as u32, *t));
+    }
+    (hash.0 % n_vocab as u64) as u32
+}
+
+/// `n` tokens after a prompt.
+pub fn continuation(model: &Model, prompt: &[u32], n: usize) -> Vec<u32> {
+    let windows = windows(model);
+    let mut tokens = prompt.to_vec();
+    for _ in 0..n {
+        tokens.push(next_token(&windows, &tokens, model.n_vocab()));
+    }
+    tokens.split_off(prompt.len())
+}
+
+/// FNV-1a over positions and tokens.
+struct Hash(u64);
+
+impl Hash {
+    fn new() -> Hash {
+        Hash(0xcbf2_9ce4_8422_2325)
+    }
+
+    fn add(&mut self, position: u32, token: u32) {
+        for word in [position, token] {
+            self.0 = (self.0 ^ u64::from(word)).wrapping_mul(0x100_0000_01b3);
+        }
+        self.0 ^= self.0 >> 29;
+    }
+}
+
+/// The device.
+pub struct History {
+    /// What it claims to have.
+    pub memory: Memory,
+    /// Fail at this call of `run`, counted from 0.
+    pub fail_at: usize,
+    /// See one position too many in steps of several rows, as a broken batched kernel would.
+    pub broken_batches: bool,
+    /// Calls of `run` so far.
+    pub n_runs: Arc<AtomicUsize>,
+}
+
+impl Default for History {
+    fn default() -> History {
+        let memory = Memory { total: 1 << 40, free: 1 << 40 };
+        History { memory, fail_at: usize::MAX, broken_batches: false, n_runs: Arc::default() }
+    }
+}
+
+impl Device for History {
+    fn name(&self) -> &'static str {
+        "history"
+    }
+    fn describe(&self) -> String {
+        self.name().into()
+    }
+    fn n_threads(&self) -> usize {
+        1
+    }
+    fn memory(&self) -> Memory {
+        self.memory
+    }
+    fn fusion(&self) -> &[Rule] {
+        &[]
+    }
+    fn kv_types(&self) -> &[KvType] {
+        &[KvType::F16, KvType::F32]
+    }
+    fn memory_plan(&self, plan: &Plan, limits: &Limits) -> device::Result<MemoryPlan> {
+        let kv = (0..plan.kv.groups.len()).map(|g| {
+            let bytes = limits.n_pages[g] * plan.kv.page_bytes(g, limits.kv_type, limits.page_len);
+            Item { what: format!("KV pages {g}"), bytes: bytes as u64, residence: Residence::Reserved }
+        });
+        let logits = 4 * (limits.max_outputs * plan.value(plan.logits).cols) as u64;
+        let logits = Item { what: "logits".into(), bytes: logits, residence: Residence::Committed };
+        Ok(MemoryPlan { items: kv.chain([logits]).collect() })
+    }
+    fn compile(&self, plan: &Plan, limits: &Limits) -> device::Result<Box<dyn Program>> {
+        let n_vocab = plan.value(plan.logits).cols;
+        Ok(Box::new(HistoryProgram {
+            windows: plan.kv.groups.iter().map(|g| g.window).collect(),
+            pages: limits.n_pages.iter().map(|n| vec![None; n * limits.page_len]).collect(),
+            limits: limits.clone(),
+            n_vocab,
+            logits: vec![0.0; limits.max_outputs * n_vocab],
+            argmax: vec![0; limits.max_outputs],
+            n_outputs: 0,
+            fail_at: self.fail_at,
+            broken_batches: self.broken_batches,
+            n_runs: self.n_runs.clone(),
+        }))
+    }
+    fn peaks(&self) -> Peaks {
+        Peaks { read_bytes_per_second: 1.0, int8_ops_per_second: 1.0, f32_ops_per_second: 1.0 }
+    }
+}
+
+struct HistoryProgram {
+    windows: Vec<Option<usize>>,
+    /// `(n_groups, n_pages * page_len)` position and token.
+    pages: Vec<Vec<Option<(u32, u32)>>>,
+    limits: Limits,
+    n_vocab: usize,
+    logits: Vec<f32>,
+    argmax: Vec<u32>,
+    n_outputs: usize,
+    fail_at: usize,
+    broken_batches: bool,
+    n_runs: Arc<AtomicUsize>,
+}
+
+impl HistoryProgram {
+    fn at(&self, step: &Step, slot: u32, group: usize, position: usize) -> usize {
+        let page = step.page_table(slot, group, self.windows.len())[position / self.limits.page_len];
+        assert_ne!(page, PAGE_NONE, "group {group}, slot {slot}: no page for position {position}");
+        page as usize * self.limits.page_len + position % self.limits.page_len
+    }
+}
+
+impl Program for HistoryProgram {
+    fn run(&mut self, step: &Step) -> device::Result<()> {
+        // All lengths are the engine's to check.
+        assert!(!step.tokens.is_empty() && step.tokens.len() <= self.limits.max_rows);
+        assert!(step.spans.len() <= self.limits.max_spans && step.outputs.len() <= self.limits.max_outputs);
+        assert_eq!(step.spans.iter().map(|s| s.n_rows as usize).sum::<usize>(), step.tokens.len());
+        assert!(step.outputs.is_sorted());
+        self.n_outputs = step.outputs.len();
+        for span in step.spans {
+            for row in 0..span.n_rows {
+                let position = (span.first_position + row) as usize;
+                let token = step.tokens[(span.first_row + row) as usize];
+                assert!(position < self.limits.n_ctx && (token as usize) < self.n_vocab);
+                for group in 0..self.windows.len() {
+                    let at = self.at(step, span.slot, group, position);
+                    self.pages[group][at] = Some((position as u32, token));
+                }
+                let Ok(output) = step.outputs.binary_search(&(span.first_row + row)) else { continue };
+                let mut hash = Hash::new();
+                for group in 0..self.windows.len() {
+                    let first = self.windows[group].map_or(0, |w| (position + 1).saturating_sub(w));
+                    for p in first..=position {
+                        let (at, token) = self.pages[group][self.at(step, span.slot, group, p)]
+                            .unwrap_or_else(|| panic!("position {p} is seen and was never written"));
+                        assert_eq!(at as usize, p, "another position's keys");
+                        hash.add(at, token);
+                    }
+                }
+                if self.broken_batches && span.n_rows > 1 {
+                    hash.add(0, 0);
+                }
+                let best = (hash.0 % self.n_vocab as u64) as u32;
+                let logits = &mut self.logits[output * self.n_vocab..(output + 1) * self.n_vocab];
+                for (id, logit) in logits.iter_mut().enumerate() {
+                    *logit = ((hash.0 >> (id % 40)) & 0xff) as f32 / 256.0
+                        + (id as u32 == best) as u32 as f32 * 9.0;
+                }
+                if step.want == Want::Argmax {
+                    self.argmax[output] = best;
+                }
+            }
+        }
+        if self.n_runs.fetch_add(1, Ordering::Relaxed) == self.fail_at {
+            return Err(Error::Failed { device: "history", reason: "as asked".into() });
+        }
+        Ok(())
+    }
+    fn logits(&self) -> &[f32] {
+        &self.logits[..self.n_outputs * self.n_vocab]
+    }
+    fn logits_mut(&mut self) -> &mut [f32] {
+        &mut self.logits[..self.n_outputs * self.n_vocab]
+    }
+    fn argmax(&self) -> &[u32] {
+        &self.argmax[..self.n_outputs]
+    }
+    fn copy_page(&mut self, group: usize, from: u32, to: u32) -> device::Result<()> {
+        let len = self.limits.page_len;
+        self.pages[group].copy_within(from as usize * len..(from as usize + 1) * len, to as usize * len);
+        Ok(())
+    }
+    fn release_page(&mut self, group: usize, page: u32) {
+        let len = self.limits.page_len;
+        self.pages[group][page as usize * len..(page as usize + 1) * len].fill(None);
+    }
+    fn commands(&self, _: usize) -> Vec<CommandInfo> {
+        vec![CommandInfo { kernel: "history".into(), node: 0, layer: None, weight_bytes: 0 }]
+    }
+    fn run_timed(&mut self, step: &Step, timings: &mut Vec<Timing>) -> device::Result<()> {
+        self.run(step)?;
+        timings.push(Timing { command: 0, start: 0.0, duration: 1e-6 });
+        Ok(())
+    }
+}

@@ -1,0 +1,258 @@
+//! Flags that several commands share. What was typed is turned once into what it means, here.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+/// Which model, and how it is loaded.
+#[derive(Args, Clone, Debug)]
+pub struct ModelArgs {
+    /// A catalog name (`ingle list --all`), a path to a GGUF file or a folder, or hf:org/repo[/file][@revision]
+    pub model: String,
+
+    #[command(flatten)]
+    pub fetch: FetchArgs,
+
+    #[command(flatten)]
+    pub load: LoadArgs,
+}
+
+/// Where models come from and where they are kept.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Fetching")]
+pub struct FetchArgs {
+    /// Where fetched models are kept [default: INGLE_CACHE, or the user's cache folder]
+    #[arg(long, value_name = "DIR")]
+    pub cache: Option<PathBuf>,
+
+    /// Hugging Face's own cache folder [default: HF_HUB_CACHE, or hub in HF_HOME]
+    #[arg(long, value_name = "DIR")]
+    pub hf_cache: Option<PathBuf>,
+
+    /// Use only what is in the cache [also HF_HUB_OFFLINE=1]
+    #[arg(long)]
+    pub offline: bool,
+
+    /// The Hugging Face hub [default: HF_ENDPOINT, or https://huggingface.co]
+    #[arg(long, value_name = "URL")]
+    pub endpoint: Option<String>,
+
+    /// Access token for gated and private repositories [default: HF_TOKEN, or the hub's token file]
+    #[arg(long, value_name = "TOKEN")]
+    pub token: Option<String>,
+
+    /// The proxy to reach the hub by; "none" for no proxy [default: HTTPS_PROXY and its kin]
+    #[arg(long, value_name = "URL")]
+    pub proxy: Option<String>,
+
+    /// Certificate authorities to trust, as a PEM file [default: SSL_CERT_FILE, or the built-in ones]
+    #[arg(long, value_name = "FILE")]
+    pub ca_file: Option<PathBuf>,
+
+    /// The Python whose pip fetches wheels [default: INGLE_PYTHON, or the first of python3, python, py]
+    #[arg(long, value_name = "FILE")]
+    pub python: Option<PathBuf>,
+
+    /// An argument more for pip download; repeat for more
+    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
+    pub pip_arg: Vec<String>,
+
+    /// A catalog file to use instead of the built-in one
+    #[arg(long, value_name = "FILE")]
+    pub catalog: Option<PathBuf>,
+}
+
+impl FetchArgs {
+    /// The cache folders: flags, then the environment, then the system's.
+    pub fn cache(&self) -> hub::Result<hub::Cache> {
+        hub::Cache::resolve(self.cache.clone(), self.hf_cache.clone())
+    }
+
+    /// The catalog: the built-in one, or the file that a flag names.
+    pub fn catalog(&self) -> hub::Result<Option<hub::Catalog>> {
+        self.catalog.as_deref().map(hub::Catalog::load).transpose()
+    }
+
+    /// How to fetch: flags over the environment.
+    pub fn options(&self) -> hub::Result<hub::Options> {
+        let mut options = hub::Options::from_env()?;
+        if let Some(endpoint) = &self.endpoint {
+            options.endpoint.clone_from(endpoint);
+        }
+        if let Some(token) = &self.token {
+            options.token = Some(hub::Token::new(token)?);
+        }
+        match self.proxy.as_deref() {
+            Some("none") => options.proxy = hub::ProxyChoice::Direct,
+            Some(address) => options.proxy = hub::ProxyChoice::Address(address.to_owned()),
+            None => {}
+        }
+        options.certificates = self.ca_file.clone().or(options.certificates);
+        options.python = self.python.clone().or(options.python);
+        options.pip_arguments.clone_from(&self.pip_arg);
+        options.catalog = self.catalog()?;
+        options.offline |= self.offline;
+        Ok(options)
+    }
+}
+
+/// The device and the sizes.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Running")]
+pub struct LoadArgs {
+    /// Where to run
+    #[arg(long, value_enum, default_value_t = DeviceName::Cpu)]
+    pub device: DeviceName,
+
+    /// Worker threads [default: the processors that this process may use]
+    #[arg(short, long, value_name = "N")]
+    pub threads: Option<usize>,
+
+    /// Use this instruction set instead of the best that the processor reports
+    #[arg(long, value_enum)]
+    pub isa: Option<IsaName>,
+
+    /// Context length in tokens [default: what the model was trained for, at most 4096]
+    #[arg(short, long, value_name = "TOKENS")]
+    pub ctx: Option<usize>,
+
+    /// How keys and values are stored [default: the device's: f16 on cpu, f32 on reference]
+    #[arg(long, value_enum)]
+    pub kv_type: Option<KvTypeName>,
+
+    /// Most prompt tokens computed together
+    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
+    pub chunk: usize,
+
+    /// Fix the accumulation order of every row, so that batching and chunking cannot change an answer
+    #[arg(long)]
+    pub deterministic: bool,
+
+    /// How the prompt is computed; per-token is for checking
+    #[arg(long, value_enum, default_value_t = PrefillName::Batched)]
+    pub prefill: PrefillName,
+
+    /// Compute the prompt both ways and fail if they differ by more than the arithmetic allows
+    #[arg(long)]
+    pub validate_prefill: bool,
+
+    /// Read the file into memory instead of mapping it (for files that may change while in use)
+    #[arg(long)]
+    pub no_map: bool,
+}
+
+/// How tokens are chosen. The order is fixed: penalties, temperature, top-k, top-p, min-p, pick.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Sampling (in this order: penalties, temperature, top-k, top-p, min-p, pick)")]
+pub struct SamplingArgs {
+    /// Always take the best token (the same as --temperature 0)
+    #[arg(long)]
+    pub greedy: bool,
+
+    /// Divide the logits by this; 0 is greedy
+    #[arg(long, visible_alias = "temp", default_value_t = 0.8, value_name = "T")]
+    pub temperature: f32,
+
+    /// Keep the K best tokens; 0 keeps all
+    #[arg(long, default_value_t = 40, value_name = "K")]
+    pub top_k: usize,
+
+    /// Keep the best tokens whose probabilities sum to P; 1 keeps all
+    #[arg(long, default_value_t = 0.95, value_name = "P")]
+    pub top_p: f32,
+
+    /// Drop tokens less likely than P times the best; 0 keeps all
+    #[arg(long, default_value_t = 0.05, value_name = "P")]
+    pub min_p: f32,
+
+    /// Divide positive logits of recent tokens by this, multiply negative ones; 1 is off
+    #[arg(long, default_value_t = 1.0, value_name = "X")]
+    pub repeat_penalty: f32,
+
+    /// Subtract this from the logits of recent tokens
+    #[arg(long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true)]
+    pub presence_penalty: f32,
+
+    /// Subtract this from the logits of recent tokens, times how often they occurred
+    #[arg(long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true)]
+    pub frequency_penalty: f32,
+
+    /// How many tokens back the penalties look; 0 is the whole context
+    #[arg(long, default_value_t = 64, value_name = "TOKENS")]
+    pub penalty_window: usize,
+
+    /// Seed of the random numbers [default: random, printed with -v]
+    #[arg(long)]
+    pub seed: Option<u64>,
+
+    /// Add a bias to a token's logit; repeat for more (-inf forbids the token)
+    #[arg(long, value_name = "TOKEN=BIAS", value_parser = parse_bias)]
+    pub logit_bias: Vec<(u32, f32)>,
+
+    /// Stop where this text appears; repeat for more
+    #[arg(long, value_name = "TEXT")]
+    pub stop: Vec<String>,
+
+    /// Most tokens to generate [default: until the model ends or the context is full]
+    #[arg(short = 'n', long, value_name = "N")]
+    pub max_tokens: Option<usize>,
+
+    /// When the context is full: stop with a clear word, or slide (keep the first tokens, drop the oldest)
+    #[arg(long, value_enum, default_value_t = OverflowName::Stop)]
+    pub overflow: OverflowName,
+
+    /// How many of the first tokens a slide keeps
+    #[arg(long, default_value_t = 64, value_name = "TOKENS")]
+    pub keep: usize,
+}
+
+/// `--device`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DeviceName {
+    /// The processor, with its SIMD kernels
+    Cpu,
+    /// The reference interpreter: f32, straight, slow
+    Reference,
+}
+
+/// `--isa`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum IsaName {
+    Scalar,
+    Avx2,
+    Avx512,
+    Neon,
+}
+
+/// `--kv-type`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum KvTypeName {
+    F32,
+    F16,
+    #[value(name = "q8_0")]
+    Q8_0,
+}
+
+/// `--prefill`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PrefillName {
+    Batched,
+    PerToken,
+}
+
+/// `--overflow`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum OverflowName {
+    Stop,
+    Slide,
+}
+
+fn parse_bias(text: &str) -> Result<(u32, f32), String> {
+    let (token, bias) = text.split_once('=').ok_or_else(|| format!("found {text:?}, expected TOKEN=BIAS"))?;
+    let token = token.parse().map_err(|_| format!("found token {token:?}, expected a token id"))?;
+    let bias: f32 = bias.parse().map_err(|_| format!("found bias {bias:?}, expected a number"))?;
+    if bias.is_nan() {
+        return Err("found bias NaN, expected a number".into());
+    }
+    Ok((token, bias))
+}

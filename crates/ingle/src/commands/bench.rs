@@ -1,0 +1,302 @@
+//! `ingle bench`: tokens a second, as llama-bench users know it, and what share of the machine that is.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use clap::Args;
+use device::{Device, Peaks, Plan};
+use engine::{Engine, Model, Request, SamplingParams};
+use formats::BlockType;
+use serde::Serialize;
+
+use crate::args::ModelArgs;
+use crate::output::{self, Style, Table};
+use crate::load;
+
+/// Measure prompt and generation speed, and what share of the machine it uses
+#[derive(Args)]
+#[command(after_help = "\
+pp N computes a prompt of N tokens, tg N generates N tokens one by one; @ D is with D tokens in the context already.
+The share of the machine is, for tg, bytes of weights read a second over the read bandwidth, and for pp, operations a
+second over the peak of the kernels' arithmetic; both limits are measured in the same run.
+
+Examples:
+  ingle bench smollm2:135m
+  ingle bench model.gguf -p 128,512 -n 128 -r 5 -t 2 --md
+  ingle bench model.gguf -p 0 -n 64 -d 0,4096 --json")]
+pub struct Bench {
+    #[command(flatten)]
+    model: ModelArgs,
+
+    /// Prompt lengths, each a test of its own; 0 for none
+    #[arg(short = 'p', long, value_delimiter = ',', default_value = "512", value_name = "N,…")]
+    n_prompt: Vec<usize>,
+
+    /// Generation lengths, each a test of its own; 0 for none
+    #[arg(short = 'n', long, value_delimiter = ',', default_value = "128", value_name = "N,…")]
+    n_gen: Vec<usize>,
+
+    /// Tokens in the context before a test begins
+    #[arg(short = 'd', long, value_delimiter = ',', default_value = "0", value_name = "N,…")]
+    n_depth: Vec<usize>,
+
+    /// How often each test is repeated
+    #[arg(short, long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    repetitions: u32,
+
+    /// Do not measure the machine's limits
+    #[arg(long)]
+    no_peaks: bool,
+
+    /// Print JSON with llama-bench's field names
+    #[arg(long, group = "format")]
+    json: bool,
+
+    /// Print comma-separated values
+    #[arg(long, group = "format")]
+    csv: bool,
+
+    /// Print a Markdown table
+    #[arg(long, group = "format")]
+    md: bool,
+}
+
+/// One test. Names up to `samples_ts` are llama-bench's; the others are ours.
+#[derive(Serialize)]
+struct Row {
+    build_commit: &'static str,
+    cpu_info: String,
+    backends: &'static str,
+    model_filename: String,
+    model_type: String,
+    model_size: u64,
+    model_n_params: u64,
+    n_batch: usize,
+    n_threads: usize,
+    type_k: &'static str,
+    type_v: &'static str,
+    n_prompt: usize,
+    n_gen: usize,
+    n_depth: usize,
+    test_time: u64,
+    avg_ns: u64,
+    stddev_ns: u64,
+    avg_ts: f64,
+    stddev_ts: f64,
+    samples_ns: Vec<u64>,
+    samples_ts: Vec<f64>,
+    /// Bytes of weights that one generated token reads.
+    weight_bytes_per_token: u64,
+    /// Operations of one token's matrices; a multiply and an add are two.
+    ops_per_token: u64,
+    /// Measured in this run; absent with --no-peaks.
+    peak_read_bytes_per_second: Option<f64>,
+    /// Of the arithmetic that most of the weights use; absent with --no-peaks.
+    peak_ops_per_second: Option<f64>,
+    /// tg: of the read bandwidth; pp: of the arithmetic.
+    share_of_peak: Option<f64>,
+}
+
+#[derive(Clone, Copy)]
+struct Test {
+    n_prompt: usize,
+    n_gen: usize,
+    n_depth: usize,
+}
+
+impl Test {
+    fn name(&self) -> String {
+        let name = if self.n_gen == 0 { format!("pp{}", self.n_prompt) } else { format!("tg{}", self.n_gen) };
+        if self.n_depth > 0 { format!("{name} @ d{}", self.n_depth) } else { name }
+    }
+
+    fn n_positions(&self) -> usize {
+        self.n_depth + self.n_prompt + self.n_gen + 2
+    }
+}
+
+impl Bench {
+    pub fn run(self) -> anyhow::Result<()> {
+        let mut tests = Vec::new();
+        for &n_depth in &self.n_depth {
+            tests.extend(self.n_prompt.iter().map(|&n| Test { n_prompt: n, n_gen: 0, n_depth }));
+            tests.extend(self.n_gen.iter().map(|&n| Test { n_prompt: 0, n_gen: n, n_depth }));
+        }
+        tests.retain(|t| t.n_prompt + t.n_gen > 0);
+        anyhow::ensure!(!tests.is_empty(), "nothing to measure: give -p or -n a number above 0");
+        let device = load::device(&self.model.load)?;
+        let model = Arc::new(load::open(&self.model)?);
+        let mut options = load::options(&self.model.load);
+        let needed = tests.iter().map(Test::n_positions).max().unwrap_or(0);
+        options.n_ctx = Some(options.n_ctx.unwrap_or(needed).max(needed));
+        let mut engine = Engine::new(model.clone(), &device, &options)?;
+        let peaks = (!self.no_peaks).then(|| device.peaks());
+        let mut rows = Vec::new();
+        for test in tests {
+            let seconds = self.measure(&mut engine, test)?;
+            rows.push(row(&self.model.model, &engine, device.as_ref(), test, &seconds, peaks));
+        }
+        if self.json {
+            return output::print_json(&rows);
+        }
+        let style = if self.md { Style::Markdown } else if self.csv { Style::Csv } else { Style::Plain };
+        print(&rows, style)?;
+        if let (Some(peaks), false) = (peaks, self.csv) {
+            output::print_line(&format!(
+                "\n{}: reads {:.1} GB/s, int8 {:.0} Gop/s, f32 {:.0} Gop/s",
+                device.describe(),
+                peaks.read_bytes_per_second / 1e9,
+                peaks.int8_ops_per_second / 1e9,
+                peaks.f32_ops_per_second / 1e9
+            ))?;
+        }
+        Ok(())
+    }
+
+    /// Seconds of each repetition, after one that does not count.
+    fn measure(&self, engine: &mut Engine, test: Test) -> anyhow::Result<Vec<f64>> {
+        let mut seconds = Vec::new();
+        for repetition in 0..=self.repetitions {
+            engine.clear_prefix_cache();
+            // What the context holds already is computed first and then found in the prefix cache.
+            if test.n_depth > 0 {
+                self.generate(engine, test.n_depth, 0)?;
+            }
+            let taken = match test.n_gen {
+                0 => self.generate(engine, test.n_depth + test.n_prompt, 0)?.prefill_seconds,
+                // The first of n + 1 tokens comes from the prompt, the others from n steps of one row.
+                n => self.generate(engine, test.n_depth + 1, n + 1)?.decode_seconds,
+            };
+            if repetition > 0 {
+                seconds.push(taken);
+            }
+        }
+        Ok(seconds)
+    }
+
+    fn generate(&self, engine: &mut Engine, n_prompt: usize, n_gen: usize) -> anyhow::Result<engine::Timings> {
+        let n_vocab = engine.model().n_vocab();
+        let request = Request {
+            sampling: SamplingParams::greedy(),
+            max_tokens: Some(n_gen),
+            ignore_end: true,
+            prefill: load::prefill(&self.model.load),
+            ..Request::new(load::arbitrary_tokens(n_prompt, n_vocab))
+        };
+        Ok(engine.generate(request, |_| {})?.timings)
+    }
+}
+
+fn row(name: &str, engine: &Engine, device: &dyn Device, test: Test, seconds: &[f64], peaks: Option<Peaks>) -> Row {
+    let model = engine.model();
+    let n_tokens = (test.n_prompt + test.n_gen) as f64;
+    let rates: Vec<f64> = seconds.iter().map(|s| n_tokens / s).collect();
+    let (avg_s, stddev_s) = mean_and_deviation(seconds);
+    let (avg_ts, stddev_ts) = mean_and_deviation(&rates);
+    let plan = engine.plan();
+    let (bytes, ops) = (plan.weight_bytes_per_token(), plan.ops_per_token());
+    let peak_ops = peaks.map(|p| if mostly_quantised(plan) { p.int8_ops_per_second } else { p.f32_ops_per_second });
+    let peak_read = peaks.map(|p| p.read_bytes_per_second);
+    let share = match test.n_gen {
+        // A prompt's head is computed for one row only.
+        0 => peak_ops.map(|peak| avg_ts * (ops - head_ops(plan)) as f64 / peak),
+        _ => peak_read.map(|peak| avg_ts * bytes as f64 / peak),
+    };
+    let kv_type = engine.memory().kv_type;
+    Row {
+        build_commit: env!("CARGO_PKG_VERSION"),
+        cpu_info: device.describe(),
+        backends: device.name(),
+        model_filename: name.to_owned(),
+        model_type: model_type(model),
+        model_size: plan_bytes(plan),
+        model_n_params: model.spec().n_parameters,
+        n_batch: engine.limits().max_rows,
+        n_threads: device.n_threads(),
+        type_k: kv_type,
+        type_v: kv_type,
+        n_prompt: test.n_prompt,
+        n_gen: test.n_gen,
+        n_depth: test.n_depth,
+        test_time: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
+        avg_ns: (avg_s * 1e9) as u64,
+        stddev_ns: (stddev_s * 1e9) as u64,
+        avg_ts,
+        stddev_ts,
+        samples_ns: seconds.iter().map(|s| (s * 1e9) as u64).collect(),
+        samples_ts: rates,
+        weight_bytes_per_token: bytes,
+        ops_per_token: ops,
+        peak_read_bytes_per_second: peak_read,
+        peak_ops_per_second: peak_ops,
+        share_of_peak: share,
+    }
+}
+
+fn print(rows: &[Row], style: Style) -> anyhow::Result<()> {
+    let mut table =
+        Table::new(&["model", "size>", "params>", "device", "threads>", "test>", "t/s>", "bytes/token>", "of the machine>"]);
+    for r in rows {
+        let test = Test { n_prompt: r.n_prompt, n_gen: r.n_gen, n_depth: r.n_depth };
+        let limit = if r.n_gen == 0 { "arithmetic" } else { "bandwidth" };
+        table.row(vec![
+            r.model_type.clone(),
+            output::bytes(r.model_size),
+            output::count(r.model_n_params),
+            r.backends.into(),
+            r.n_threads.to_string(),
+            test.name(),
+            format!("{:.2} ± {:.2}", r.avg_ts, r.stddev_ts),
+            output::bytes(r.weight_bytes_per_token),
+            r.share_of_peak.map_or_else(String::new, |s| format!("{:.0} % of {limit}", 100.0 * s)),
+        ]);
+    }
+    table.print(style)
+}
+
+/// `llama 135M Q4_1`: the family, the parameters, and the type that holds most of the bytes.
+fn model_type(model: &Model) -> String {
+    let spec = model.spec();
+    format!("{} {} {}", spec.family.title, output::count(spec.n_parameters), most_bytes(model.plan()))
+}
+
+fn most_bytes(plan: &Plan) -> BlockType {
+    let bytes = |block: BlockType| plan.weights.iter().filter(|w| w.block == block).map(|w| w.data.len()).sum::<usize>();
+    BlockType::ALL.into_iter().max_by_key(|b| bytes(*b)).unwrap_or(BlockType::F32)
+}
+
+fn plan_bytes(plan: &Plan) -> u64 {
+    let mut seen = std::collections::HashSet::new();
+    plan.weights.iter().filter(|w| seen.insert(w.data.as_ptr())).map(|w| w.data.len() as u64).sum()
+}
+
+fn mostly_quantised(plan: &Plan) -> bool {
+    !matches!(most_bytes(plan), BlockType::F32 | BlockType::F16 | BlockType::BF16)
+}
+
+/// Operations of the head for one row.
+fn head_ops(plan: &Plan) -> u64 {
+    let writes_logits = |op: &&device::Op| op.kind() == device::OpKind::Linear && op.writes().contains(&plan.logits);
+    let ops = plan.nodes.iter().flat_map(|n| n.op.primitives()).find(writes_logits);
+    let weight = ops.and_then(|op| op.weights().first().copied()).map(|id| plan.weight(id));
+    weight.map_or(0, |w| 2 * (w.n_rows() * w.n_cols()) as u64)
+}
+
+/// Mean, and the deviation of a sample (n - 1).
+fn mean_and_deviation(samples: &[f64]) -> (f64, f64) {
+    let n = samples.len() as f64;
+    let mean = samples.iter().sum::<f64>() / n;
+    let variance = samples.iter().map(|s| (s - mean).powi(2)).sum::<f64>() / (n - 1.0).max(1.0);
+    (mean, variance.sqrt())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_deviation_is_a_samples() {
+        assert_eq!(mean_and_deviation(&[1.0, 3.0]), (2.0, 2f64.sqrt()));
+        assert_eq!(mean_and_deviation(&[5.0]), (5.0, 0.0));
+    }
+}

@@ -1,0 +1,118 @@
+//! `ingle complete`: raw completion, no template.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Context;
+use clap::Args;
+use engine::Engine;
+use serde_json::json;
+use text::Specials;
+
+use super::generate::{self, Interrupt};
+use crate::args::{ModelArgs, SamplingArgs};
+use crate::{load, output};
+
+/// Continue a text, without a chat template
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  ingle complete smollm2:135m --prompt \"The capital of France is\" --greedy -n 16
+  ingle complete model.gguf --file story.txt --temperature 1 --seed 7
+  echo -n \"Once upon a time\" | ingle complete gemma3:270m - --json
+  ingle complete folder/ --tokens 1,2,3 --greedy -n 8 --json")]
+pub struct Complete {
+    #[command(flatten)]
+    model: ModelArgs,
+
+    /// - reads the prompt from stdin
+    #[arg(value_name = "-", value_parser = ["-"])]
+    stdin: Option<String>,
+
+    /// The text to continue
+    #[arg(short, long, group = "input")]
+    prompt: Option<String>,
+
+    /// Read the text to continue from a file
+    #[arg(short, long, value_name = "FILE", group = "input")]
+    file: Option<PathBuf>,
+
+    /// Token ids to continue
+    #[arg(long, value_name = "IDS", value_delimiter = ',', group = "input")]
+    tokens: Option<Vec<u32>>,
+
+    #[command(flatten)]
+    sampling: SamplingArgs,
+
+    /// Go on when the model says that it has ended
+    #[arg(long)]
+    ignore_end: bool,
+
+    /// Print {"text":…,"tokens":[…],"stop":…,"timings":{…}} at the end instead of streaming
+    #[arg(long)]
+    json: bool,
+}
+
+impl Complete {
+    pub fn run(self) -> anyhow::Result<()> {
+        let prompt = self.text()?;
+        let device = load::device(&self.model.load)?;
+        let model = Arc::new(load::open(&self.model)?);
+        let tokens = match (prompt, &self.tokens) {
+            (_, Some(tokens)) => tokens.clone(),
+            (Some(text), None) => model.need_tokenizer()?.encode_with_bos(&text, Specials::Parse)?,
+            (None, None) => anyhow::bail!("nothing to continue: give --prompt, --file, --tokens, or - for stdin"),
+        };
+        let mut engine = Engine::new(model.clone(), &device, &load::options(&self.model.load))?;
+        load::validate(&mut engine, &self.model.load, &tokens)?;
+        let interrupt = Interrupt::install()?;
+        let mut request = generate::request(tokens, generate::sampling(&self.sampling), &self.sampling, &self.model.load);
+        request.ignore_end = self.ignore_end;
+        if self.json {
+            return complete_json(&mut engine, request);
+        }
+        let mut out = io::stdout();
+        if model.tokenizer().is_none() {
+            return complete_ids(&mut engine, request, &mut out);
+        }
+        let finished = generate::stream(&mut engine, request, &interrupt, &mut out)?;
+        writeln!(out)?;
+        if let Some(remark) = generate::remark(&finished) {
+            eprintln!("{remark}");
+        }
+        eprintln!("{}", generate::figures(&finished.timings));
+        Ok(())
+    }
+
+    fn text(&self) -> anyhow::Result<Option<String>> {
+        if self.stdin.is_some() {
+            anyhow::ensure!(
+                self.prompt.is_none() && self.file.is_none() && self.tokens.is_none(),
+                "- goes without --prompt, --file and --tokens"
+            );
+            return Ok(Some(io::read_to_string(io::stdin()).context("reading stdin")?));
+        }
+        match &self.file {
+            Some(file) => Ok(Some(std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?)),
+            None => Ok(self.prompt.clone()),
+        }
+    }
+}
+
+fn complete_json(engine: &mut Engine, request: engine::Request) -> anyhow::Result<()> {
+    let done = engine.complete(request)?;
+    output::print_json(&json!({
+        "text": done.text, "tokens": done.tokens, "stop": generate::stop_word(&done.finished.reason),
+        "seed": done.finished.seed, "timings": generate::timings_json(&done.finished.timings),
+    }))
+}
+
+/// Without a vocabulary the answer is its ids.
+fn complete_ids(engine: &mut Engine, request: engine::Request, out: &mut dyn Write) -> anyhow::Result<()> {
+    let done = engine.complete(request)?;
+    let ids: Vec<String> = done.tokens.iter().map(u32::to_string).collect();
+    writeln!(out, "{}", ids.join(","))?;
+    eprintln!("{}", generate::figures(&done.finished.timings));
+    Ok(())
+}

@@ -1,0 +1,142 @@
+//! What `run` and `complete` share: a request from flags, Ctrl-C, streaming, the closing line of figures.
+
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use engine::{CancelFlag, Engine, Event, Finished, Overflow, Request, SamplingParams, Timings};
+
+use crate::args::{LoadArgs, OverflowName, SamplingArgs};
+
+/// Ctrl-C: ends the answer that is being generated; with none, the program.
+#[derive(Clone, Default)]
+pub struct Interrupt(Arc<Mutex<Option<CancelFlag>>>);
+
+impl Interrupt {
+    /// From now on Ctrl-C comes here.
+    pub fn install() -> anyhow::Result<Interrupt> {
+        let interrupt = Interrupt::default();
+        let current = interrupt.0.clone();
+        ctrlc::set_handler(move || match current.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            Some(flag) => flag.cancel(),
+            // 128 + SIGINT, as shells expect.
+            None => std::process::exit(130),
+        })?;
+        Ok(interrupt)
+    }
+
+    fn watch(&self, flag: Option<CancelFlag>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = flag;
+    }
+}
+
+/// The sampling parameters that the flags ask for.
+pub fn sampling(args: &SamplingArgs) -> SamplingParams {
+    SamplingParams {
+        temperature: if args.greedy { 0.0 } else { args.temperature },
+        top_k: args.top_k,
+        top_p: args.top_p,
+        min_p: args.min_p,
+        repeat_penalty: args.repeat_penalty,
+        presence_penalty: args.presence_penalty,
+        frequency_penalty: args.frequency_penalty,
+        penalty_window: args.penalty_window,
+        logit_bias: args.logit_bias.clone(),
+        seed: args.seed,
+        logprobs: false,
+    }
+}
+
+/// A request to continue `tokens` as the flags ask.
+pub fn request(tokens: Vec<u32>, sampling: SamplingParams, args: &SamplingArgs, load: &LoadArgs) -> Request {
+    Request {
+        sampling,
+        max_tokens: args.max_tokens,
+        stop: args.stop.clone(),
+        overflow: match args.overflow {
+            OverflowName::Stop => Overflow::Stop,
+            OverflowName::Slide => Overflow::Slide { keep: args.keep },
+        },
+        prefill: crate::load::prefill(load),
+        ..Request::new(tokens)
+    }
+}
+
+/// Run a request; every piece of text goes to `out` as soon as it is certain.
+///
+/// A reader that hangs up ends the generation and is returned as the error that it is.
+pub fn stream(engine: &mut Engine, request: Request, interrupt: &Interrupt, out: &mut dyn Write) -> anyhow::Result<Finished> {
+    let cancel = request.cancel.clone();
+    let mut failed: Option<io::Error> = None;
+    interrupt.watch(Some(cancel.clone()));
+    let finished = engine.generate(request, |event: &Event<'_>| {
+        let text = event.text();
+        if !text.is_empty()
+            && failed.is_none()
+            && let Err(error) = out.write_all(text.as_bytes()).and_then(|()| out.flush())
+        {
+            failed = Some(error);
+            cancel.cancel();
+        }
+    });
+    interrupt.watch(None);
+    match failed {
+        Some(error) => Err(error.into()),
+        None => Ok(finished?),
+    }
+}
+
+/// `prompt 31 tokens, 412.0 tok/s; answer 48 tokens, 83.1 tok/s; first token after 78.1 ms`
+pub fn figures(t: &Timings) -> String {
+    let mut text = format!("prompt {} tokens", t.prompt_tokens);
+    if t.reused_tokens > 0 {
+        text += &format!(" ({} reused)", t.reused_tokens);
+    }
+    text += &format!(
+        ", {:.1} tok/s; answer {} tokens, {:.1} tok/s; first token after {}",
+        t.prefill_rate(),
+        t.generated_tokens,
+        t.decode_rate(),
+        crate::output::seconds(t.first_token_seconds)
+    );
+    text
+}
+
+/// A line for a person on why the answer ended, where it is not the usual end.
+pub fn remark(finished: &Finished) -> Option<String> {
+    use engine::FinishReason::*;
+    match &finished.reason {
+        ContextFull => Some(
+            "the context is full: the answer stops here (raise --ctx, or let it slide with --overflow slide)".into(),
+        ),
+        Cancelled => Some("stopped".into()),
+        MaxTokens | EndToken(_) | StopString(_) => None,
+        other => Some(other.to_string()),
+    }
+}
+
+/// One word for why an answer ended.
+pub fn stop_word(reason: &engine::FinishReason) -> &'static str {
+    use engine::FinishReason::*;
+    match reason {
+        EndToken(_) => "end",
+        StopString(_) => "stop",
+        MaxTokens => "max_tokens",
+        ContextFull => "context_full",
+        Cancelled => "cancelled",
+        Failed(_) => "failed",
+    }
+}
+
+/// Counts, seconds and rates.
+pub fn timings_json(t: &Timings) -> serde_json::Value {
+    serde_json::json!({
+        "prompt_tokens": t.prompt_tokens,
+        "reused_tokens": t.reused_tokens,
+        "generated_tokens": t.generated_tokens,
+        "prefill_seconds": t.prefill_seconds,
+        "decode_seconds": t.decode_seconds,
+        "first_token_seconds": t.first_token_seconds,
+        "prefill_tokens_per_second": t.prefill_rate(),
+        "decode_tokens_per_second": t.decode_rate(),
+    })
+}

@@ -1,0 +1,164 @@
+//! `ingle inspect`: what is in a model file, and what is made of it.
+
+use clap::Args;
+use formats::{Access, Array, Checkpoint, Value};
+use serde_json::json;
+
+use crate::args::ModelArgs;
+use crate::output::{self, Style, Table};
+use crate::load;
+
+/// Show what is in a model file: metadata, tensors, what the model is
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  ingle inspect smollm2:135m
+  ingle inspect model.gguf --tensors
+  ingle inspect model.gguf --plan           (the plan, and what fusion made of it)
+  ingle inspect folder/ --json")]
+pub struct Inspect {
+    #[command(flatten)]
+    model: ModelArgs,
+
+    /// List every tensor
+    #[arg(long)]
+    tensors: bool,
+
+    /// Print the plan as built, and as fused for the device
+    #[arg(long)]
+    plan: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Inspect {
+    pub fn run(self) -> anyhow::Result<()> {
+        let path = load::fetch(&self.model.model, &self.model.fetch)?;
+        let checkpoint = formats::open(&path, if self.model.load.no_map { Access::Read } else { Access::Map })?;
+        let spec = model::ModelSpec::from_checkpoint(&checkpoint);
+        if self.json {
+            return self.print_json(&checkpoint, spec);
+        }
+        output::print_line(&format!(
+            "{}\n{}, {}, {} tensors\n",
+            path.display(), checkpoint.format, output::bytes(checkpoint.file_bytes), checkpoint.tensors.len()
+        ))?;
+        let mut metadata = Table::new(&["key", "value"]);
+        for (key, value) in checkpoint.metadata.iter() {
+            metadata.row(vec![key.into(), shorten(&show(value), 90)]);
+        }
+        metadata.print(Style::Plain)?;
+        output::print_line("")?;
+        if self.tensors {
+            self.print_tensors(&checkpoint)?;
+        } else {
+            print_types(&checkpoint)?;
+        }
+        // A file that is no model that we know is still worth looking into: the reason comes last.
+        let spec = spec?;
+        output::print_line(&spec.to_string())?;
+        for name in &spec.unused_tensors {
+            output::print_line(&format!("unused tensor: {name}"))?;
+        }
+        if self.plan {
+            let plan = spec.plan(&checkpoint)?;
+            plan.check()?;
+            let device = load::device(&self.model.load)?;
+            let fused = device::fusion::fuse(&plan, device.fusion());
+            output::print_line(&format!("plan: {} ops\n\n{plan}", plan.nodes.len()))?;
+            output::print_line(&format!("fused for {}: {} ops\n\n{fused}", device.name(), fused.nodes.len()))?;
+        }
+        Ok(())
+    }
+
+    fn print_tensors(&self, checkpoint: &Checkpoint) -> anyhow::Result<()> {
+        let mut table = Table::new(&["tensor", "type", "shape", "bytes>"]);
+        for t in &checkpoint.tensors {
+            table.row(vec![t.name.clone(), t.block.to_string(), format!("{:?}", t.shape), t.data.len().to_string()]);
+        }
+        table.print(Style::Plain)?;
+        output::print_line("")
+    }
+
+    fn print_json(&self, checkpoint: &Checkpoint, spec: model::Result<model::ModelSpec>) -> anyhow::Result<()> {
+        let metadata: serde_json::Map<_, _> =
+            checkpoint.metadata.iter().map(|(k, v)| (k.to_owned(), to_json(v))).collect();
+        let tensors: Vec<_> = checkpoint.tensors.iter().map(|t| json!({
+            "name": t.name, "type": t.block.name(), "shape": t.shape, "bytes": t.data.len(),
+        })).collect();
+        let mut all = json!({
+            "format": checkpoint.format, "bytes": checkpoint.file_bytes, "metadata": metadata, "tensors": tensors,
+        });
+        match spec {
+            Ok(spec) => {
+                all["family"] = spec.family.title.into();
+                all["parameters"] = spec.n_parameters.into();
+                all["description"] = spec.to_string().into();
+                all["unused_tensors"] = spec.unused_tensors.clone().into();
+                if self.plan {
+                    let plan = spec.plan(checkpoint)?;
+                    let fused = device::fusion::fuse(&plan, load::device(&self.model.load)?.fusion());
+                    all["plan"] = plan.to_string().lines().collect::<Vec<_>>().into();
+                    all["fused_plan"] = fused.to_string().lines().collect::<Vec<_>>().into();
+                }
+            }
+            Err(error) => all["error"] = error.to_string().into(),
+        }
+        output::print_json(&all)
+    }
+}
+
+/// How many tensors of each type, and their bytes.
+fn print_types(checkpoint: &Checkpoint) -> anyhow::Result<()> {
+    let mut table = Table::new(&["type", "tensors>", "values>", "bytes>"]);
+    for block in formats::BlockType::ALL {
+        let of: Vec<_> = checkpoint.tensors.iter().filter(|t| t.block == block).collect();
+        if !of.is_empty() {
+            let values: usize = of.iter().map(|t| t.n_rows() * t.n_cols()).sum();
+            let bytes: usize = of.iter().map(|t| t.data.len()).sum();
+            table.row(vec![block.to_string(), of.len().to_string(), output::count(values as u64), output::bytes(bytes as u64)]);
+        }
+    }
+    table.print(Style::Plain)?;
+    output::print_line("")
+}
+
+fn show(value: &Value) -> String {
+    match value {
+        Value::Array(a) => {
+            let shown: Vec<String> = (0..a.len().min(4)).map(|i| item(a, i).to_string()).collect();
+            format!("{} items: {}{}", a.len(), shown.join(", "), if a.len() > 4 { ", …" } else { "" })
+        }
+        Value::Str(s) => format!("{s:?}"),
+        other => to_json(other).to_string(),
+    }
+}
+
+fn item(array: &Array, i: usize) -> serde_json::Value {
+    match array {
+        Array::Int(v) => v[i].into(),
+        Array::Float(v) => f64::from(v[i]).into(),
+        Array::Bool(v) => v[i].into(),
+        Array::Str { .. } => String::from_utf8_lossy(array.str_bytes(i).unwrap_or_default()).into(),
+    }
+}
+
+fn to_json(value: &Value) -> serde_json::Value {
+    match value {
+        // JSON numbers end at 64 bits; nothing in a header is larger.
+        Value::Int(i) => i64::try_from(*i).map_or_else(|_| i.to_string().into(), Into::into),
+        Value::Float(f) => (*f).into(),
+        Value::Bool(b) => (*b).into(),
+        Value::Str(s) => s.as_str().into(),
+        Value::Null => serde_json::Value::Null,
+        Value::Array(a) => (0..a.len()).map(|i| item(a, i)).collect(),
+    }
+}
+
+fn shorten(text: &str, n_chars: usize) -> String {
+    let mut chars = text.chars();
+    let head: String = chars.by_ref().take(n_chars).collect();
+    if chars.next().is_some() { head + "…" } else { head }
+}

@@ -1,0 +1,81 @@
+//! `ingle logits`: the best tokens at each position.
+
+use std::sync::Arc;
+
+use clap::Args;
+use engine::Engine;
+use serde_json::json;
+use text::Specials;
+
+use crate::args::ModelArgs;
+use crate::output::{Style, Table};
+use crate::{load, output};
+
+/// Print the best tokens at each position of a prompt, with logits and log-probabilities
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  ingle logits smollm2:135m --prompt \"The capital of France is\"
+  ingle logits model.gguf --prompt Hello --top 5 --json --device reference
+  ingle logits folder/ --tokens 1,2,3 --json")]
+pub struct Logits {
+    #[command(flatten)]
+    model: ModelArgs,
+
+    /// The text
+    #[arg(short, long, required_unless_present = "tokens", conflicts_with = "tokens")]
+    prompt: Option<String>,
+
+    /// Token ids instead of a text
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    tokens: Option<Vec<u32>>,
+
+    /// How many tokens at each position
+    #[arg(long, default_value_t = 5, value_name = "N")]
+    top: usize,
+
+    /// Print {"tokens":[…],"top":[[[id,logit,logprob],…],…]}
+    #[arg(long)]
+    json: bool,
+}
+
+impl Logits {
+    pub fn run(self) -> anyhow::Result<()> {
+        let device = load::device(&self.model.load)?;
+        let model = Arc::new(load::open(&self.model)?);
+        let tokens = match (&self.prompt, self.tokens) {
+            (Some(text), _) => model.need_tokenizer()?.encode_with_bos(text, Specials::Parse)?,
+            (None, tokens) => tokens.unwrap_or_default(),
+        };
+        let mut options = load::options(&self.model.load);
+        options.n_outputs = Some(load::SCORED_ROWS);
+        let mut engine = Engine::new(model.clone(), &device, &options)?;
+        load::validate(&mut engine, &self.model.load, &tokens)?;
+        let scores = engine.score(&tokens, self.top, load::prefill(&self.model.load))?;
+        if self.json {
+            let top: Vec<Vec<_>> =
+                scores.iter().map(|p| p.top.iter().map(|t| json!([t.id, t.logit, t.logprob])).collect()).collect();
+            return output::print_json(&json!({ "tokens": tokens, "top": top }));
+        }
+        let show = |id: u32| match model.tokenizer() {
+            Some(tokenizer) => format!("{:?}", String::from_utf8_lossy(tokenizer.token_bytes(id))),
+            None => id.to_string(),
+        };
+        let mut table = Table::new(&["position>", "token", "next", "id>", "logit>", "logprob>", "probability>"]);
+        for position in &scores {
+            for (rank, t) in position.top.iter().enumerate() {
+                let first = |text: String| if rank == 0 { text } else { String::new() };
+                table.row(vec![
+                    first(position.position.to_string()),
+                    first(show(tokens[position.position])),
+                    show(t.id),
+                    t.id.to_string(),
+                    format!("{:.4}", t.logit),
+                    format!("{:.4}", t.logprob),
+                    format!("{:.2} %", 100.0 * t.logprob.exp()),
+                ]);
+            }
+        }
+        table.print(Style::Plain)
+    }
+}

@@ -1,0 +1,65 @@
+//! `ingle perplexity`: how well a model predicts a text.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Context;
+use clap::Args;
+use engine::Engine;
+use text::Specials;
+
+use crate::args::ModelArgs;
+use crate::{load, output};
+
+/// Measure the perplexity of a model on a text file
+#[derive(Args)]
+#[command(after_help = "\
+Every token of the text is scored, in windows that do not overlap, each begun with the model's start token if it has one.
+
+Examples:
+  ingle perplexity smollm2:135m text.txt
+  ingle perplexity model.gguf text.txt --window 512 --json")]
+pub struct Perplexity {
+    #[command(flatten)]
+    model: ModelArgs,
+
+    /// The text; - reads stdin
+    file: PathBuf,
+
+    /// Tokens of a window [default: the context length]
+    #[arg(long, value_name = "TOKENS")]
+    window: Option<usize>,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Perplexity {
+    pub fn run(self) -> anyhow::Result<()> {
+        let text = if self.file.as_os_str() == "-" {
+            std::io::read_to_string(std::io::stdin()).context("reading stdin")?
+        } else {
+            std::fs::read_to_string(&self.file).with_context(|| format!("reading {}", self.file.display()))?
+        };
+        let device = load::device(&self.model.load)?;
+        let model = Arc::new(load::open(&self.model)?);
+        let tokenizer = model.need_tokenizer()?;
+        let tokens = tokenizer.encode(&text, Specials::Literal)?;
+        let bos = tokenizer.encode_with_bos("", Specials::Literal)?.first().copied();
+        let mut options = load::options(&self.model.load);
+        options.n_outputs = Some(load::SCORED_ROWS);
+        let mut engine = Engine::new(model.clone(), &device, &options)?;
+        let prefill = load::prefill(&self.model.load);
+        let result = engine.perplexity(&tokens, bos, self.window, prefill, &mut |so_far, n_windows| {
+            tracing::info!("window {} of {n_windows}: perplexity {:.4}", so_far.n_windows, so_far.perplexity);
+        })?;
+        if self.json {
+            return output::print_json(&result);
+        }
+        output::print_line(&format!(
+            "perplexity {:.4} (mean negative log-likelihood {:.5}, {} tokens, {} windows of {})",
+            result.perplexity, result.nll, result.n_tokens, result.n_windows, result.window
+        ))
+    }
+}

@@ -1,0 +1,220 @@
+//! `ingle run`: chat through the model's own template, once or interactively.
+
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Context;
+use clap::Args;
+use engine::{Conversation, Engine, Finished, Model};
+use serde_json::json;
+use text::{ChatTemplate, Specials};
+
+use super::generate::{self, Interrupt};
+use crate::args::{ModelArgs, SamplingArgs};
+use crate::{interactive, load, output};
+
+/// Chat with a model: one answer to PROMPT, or an interactive conversation
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  ingle run smollm2:135m \"Why is the sky blue?\"
+  ingle run smollm2:135m                                  (interactive; /help lists what can be done)
+  ingle run model.gguf --system \"Answer briefly.\" --temperature 0.2 \"What is Rust?\"
+  cat letter.txt | ingle run smollm2:135m --greedy        (a prompt from a pipe)")]
+pub struct Run {
+    #[command(flatten)]
+    model: ModelArgs,
+
+    /// What to say; without it the conversation is interactive, or the prompt comes from a pipe
+    prompt: Option<String>,
+
+    /// The system message
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+
+    /// A Jinja chat template to use instead of the model's own
+    #[arg(long, value_name = "FILE")]
+    chat_template: Option<PathBuf>,
+
+    /// A variable for the template, the value in JSON (enable_thinking=false); repeat for more
+    #[arg(long, value_name = "NAME=JSON")]
+    template_var: Vec<String>,
+
+    #[command(flatten)]
+    sampling: SamplingArgs,
+
+    /// Print {"text":…,"stop":…,"timings":{…}} at the end instead of streaming (with PROMPT or a pipe)
+    #[arg(long)]
+    json: bool,
+}
+
+impl Run {
+    pub fn run(self) -> anyhow::Result<()> {
+        let prompt = match &self.prompt {
+            Some(prompt) => Some(prompt.clone()),
+            None if !io::stdin().is_terminal() => Some(io::read_to_string(io::stdin()).context("reading stdin")?),
+            None => None,
+        };
+        anyhow::ensure!(!self.json || prompt.is_some(), "--json needs a PROMPT: a conversation is for people");
+        let device = load::device(&self.model.load)?;
+        let model = Arc::new(load::open(&self.model)?);
+        let history = self.model.fetch.cache()?.root().join("history");
+        let mut session = Session {
+            dialogue: self.dialogue(&model)?,
+            engine: Engine::new(model, &device, &load::options(&self.model.load))?,
+            interrupt: Interrupt::install()?,
+            load: self.model.load,
+            sampling: self.sampling,
+        };
+        match prompt {
+            Some(prompt) if self.json => session.answer_json(&prompt),
+            Some(prompt) => {
+                let finished = session.answer(&prompt, &mut io::stdout())?;
+                eprintln!("{}", generate::figures(&finished.timings));
+                Ok(())
+            }
+            None => interactive::run(&mut session, &self.model.model, &history),
+        }
+    }
+
+    fn dialogue(&self, model: &Arc<Model>) -> anyhow::Result<Dialogue> {
+        let own = model.need_tokenizer()?.chat_template().is_some();
+        let mut conversation = match &self.chat_template {
+            Some(file) => {
+                let source = std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
+                Conversation::with_template(model, Arc::new(ChatTemplate::new(&source)?))?
+            }
+            None if own => Conversation::new(model)?,
+            None => {
+                anyhow::ensure!(
+                    self.system.is_none() && self.template_var.is_empty(),
+                    "{} has no chat template, so there is no place for a system message or a template variable; give one with --chat-template",
+                    self.model.model
+                );
+                eprintln!("{} has no chat template (a base model): it continues your text", self.model.model);
+                return Ok(Dialogue::Plain { model: model.clone(), text: String::new() });
+            }
+        };
+        conversation.set_system(self.system.as_deref());
+        for variable in &self.template_var {
+            let (name, value) =
+                variable.split_once('=').with_context(|| format!("found {variable:?}, expected NAME=JSON"))?;
+            let value = serde_json::from_str(value)
+                .with_context(|| format!("--template-var {name}: found {value:?}, expected JSON (a text in quotes)"))?;
+            conversation.set_variable(name, value);
+        }
+        Ok(Dialogue::Chat(conversation))
+    }
+}
+
+/// What was said so far, and how it becomes a prompt.
+pub enum Dialogue {
+    /// Messages through a template.
+    Chat(Conversation),
+    /// A base model: one text that grows.
+    Plain { model: Arc<Model>, text: String },
+}
+
+impl Dialogue {
+    fn say(&mut self, message: &str) -> anyhow::Result<Vec<u32>> {
+        match self {
+            Dialogue::Chat(conversation) => {
+                conversation.push_user(message);
+                let prompt = conversation.prompt();
+                // What the template refuses is not part of the conversation.
+                if prompt.is_err() {
+                    conversation.pop();
+                }
+                Ok(prompt?)
+            }
+            Dialogue::Plain { model, text } => {
+                text.push_str(message);
+                Ok(model.need_tokenizer()?.encode_with_bos(text, Specials::Parse)?)
+            }
+        }
+    }
+
+    fn heard(&mut self, answer: &str) {
+        match self {
+            Dialogue::Chat(conversation) => conversation.push_assistant(answer),
+            Dialogue::Plain { text, .. } => text.push_str(answer),
+        }
+    }
+
+    /// Take back what was said and got no answer.
+    fn unsay(&mut self, message: &str) {
+        match self {
+            Dialogue::Chat(conversation) => {
+                conversation.pop();
+            }
+            Dialogue::Plain { text, .. } => text.truncate(text.len() - message.len()),
+        }
+    }
+}
+
+/// An engine, a dialogue, and the settings of the next answer.
+pub struct Session {
+    pub dialogue: Dialogue,
+    pub engine: Engine,
+    pub sampling: SamplingArgs,
+    interrupt: Interrupt,
+    load: crate::args::LoadArgs,
+}
+
+impl Session {
+    /// Say something; the answer streams to `out` and becomes part of the dialogue.
+    pub fn answer(&mut self, message: &str, out: &mut dyn Write) -> anyhow::Result<Finished> {
+        let request = self.request(message)?;
+        let mut recorder = Recorder { out, text: Vec::new() };
+        let streamed = generate::stream(&mut self.engine, request, &self.interrupt, &mut recorder);
+        let answer = String::from_utf8_lossy(&recorder.text).into_owned();
+        match &streamed {
+            Ok(_) => self.dialogue.heard(&answer),
+            Err(_) => self.dialogue.unsay(message),
+        }
+        let finished = streamed?;
+        writeln!(out)?;
+        if let Some(remark) = generate::remark(&finished) {
+            eprintln!("{remark}");
+        }
+        Ok(finished)
+    }
+
+    fn answer_json(&mut self, message: &str) -> anyhow::Result<()> {
+        let request = self.request(message)?;
+        let done = self.engine.complete(request)?;
+        output::print_json(&json!({
+            "text": done.text, "tokens": done.tokens, "stop": generate::stop_word(&done.finished.reason),
+            "seed": done.finished.seed, "timings": generate::timings_json(&done.finished.timings),
+        }))
+    }
+
+    fn request(&mut self, message: &str) -> anyhow::Result<engine::Request> {
+        let tokens = self.dialogue.say(message)?;
+        let checked = load::validate(&mut self.engine, &self.load, &tokens);
+        if checked.is_err() {
+            self.dialogue.unsay(message);
+        }
+        checked?;
+        Ok(generate::request(tokens, generate::sampling(&self.sampling), &self.sampling, &self.load))
+    }
+}
+
+/// Passes text on and keeps a copy.
+struct Recorder<'a> {
+    out: &'a mut dyn Write,
+    text: Vec<u8>,
+}
+
+impl Write for Recorder<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let n = self.out.write(bytes)?;
+        self.text.extend_from_slice(&bytes[..n]);
+        Ok(n)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}

@@ -1,0 +1,215 @@
+//! The interactive chat: a line editor, and commands that begin with a slash.
+
+use std::io;
+use std::path::Path;
+
+use anyhow::Context;
+use rustyline::completion::Completer;
+use rustyline::error::ReadlineError;
+use rustyline::highlight::Highlighter;
+use rustyline::hint::Hinter;
+use rustyline::history::FileHistory;
+use rustyline::validate::{ValidationContext, ValidationResult, Validator};
+use rustyline::{Config, Editor, Helper};
+use serde_json::json;
+
+use crate::commands::generate;
+use crate::commands::run::{Dialogue, Session};
+
+const HELP: &str = "\
+/help                 this list
+/clear                forget the conversation (the system message stays)
+/system [TEXT]        set the system message, or remove it
+/set                  show the settings
+/set NAME VALUE       change one: temperature, top-k, top-p, min-p, repeat-penalty, presence-penalty,
+                      frequency-penalty, penalty-window, seed, max-tokens
+/save FILE            write the conversation as JSON
+/quit                 leave (so does Ctrl-D)
+
+Ctrl-C stops an answer. A pasted text keeps its lines; to type several lines, begin and end with \"\"\",
+or end a line with a backslash.";
+
+const COMMANDS: [&str; 6] = ["/help", "/clear", "/system ", "/set ", "/save ", "/quit"];
+
+/// Read, answer, repeat, until /quit or the end of the input.
+pub fn run(session: &mut Session, name: &str, history: &Path) -> anyhow::Result<()> {
+    let config = Config::builder().auto_add_history(true).bracketed_paste(true).build();
+    let mut editor: Editor<Lines, FileHistory> = Editor::with_config(config)?;
+    editor.set_helper(Some(Lines));
+    // The first time there is no history.
+    let _ = editor.load_history(history);
+    eprintln!("{name} on {}; /help lists what can be done", session.engine.device().describe());
+    loop {
+        let line = match editor.readline(">>> ") {
+            Ok(line) => line,
+            Err(ReadlineError::Interrupted) => {
+                eprintln!("Ctrl-D or /quit leaves");
+                continue;
+            }
+            Err(ReadlineError::Eof) => break,
+            Err(error) => return Err(error.into()),
+        };
+        let message = unwrap_lines(&line);
+        if message.trim().is_empty() {
+            continue;
+        }
+        // What goes wrong with one message leaves the conversation as it was.
+        let outcome = match message.strip_prefix('/') {
+            Some("quit" | "exit" | "bye") => break,
+            Some(command) => obey(session, command).map(|text| eprintln!("{text}")),
+            None => session.answer(&message, &mut io::stdout()).map(|f| eprintln!("{}", generate::figures(&f.timings))),
+        };
+        if let Err(error) = outcome {
+            if crate::output::is_broken_pipe(&error) {
+                return Err(error);
+            }
+            eprintln!("error: {error:#}");
+        }
+    }
+    if let Some(folder) = history.parent() {
+        std::fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
+    }
+    editor.save_history(history).with_context(|| format!("writing {}", history.display()))
+}
+
+/// Do what a slash command says; what there is to tell.
+fn obey(session: &mut Session, command: &str) -> anyhow::Result<String> {
+    let (verb, rest) = command.split_once(char::is_whitespace).unwrap_or((command, ""));
+    let rest = rest.trim();
+    match verb {
+        "help" | "?" => Ok(HELP.into()),
+        "clear" => {
+            match &mut session.dialogue {
+                Dialogue::Chat(conversation) => conversation.clear(),
+                Dialogue::Plain { text, .. } => text.clear(),
+            }
+            Ok("forgotten".into())
+        }
+        "system" => match &mut session.dialogue {
+            Dialogue::Chat(conversation) => {
+                conversation.set_system((!rest.is_empty()).then_some(rest));
+                Ok(if rest.is_empty() { "no system message" } else { "system message set" }.into())
+            }
+            Dialogue::Plain { .. } => anyhow::bail!("a base model has no place for a system message"),
+        },
+        "set" if rest.is_empty() => Ok(settings(session)),
+        "set" => {
+            let (name, value) = rest.split_once(char::is_whitespace).context("expected /set NAME VALUE")?;
+            set(session, name, value.trim())?;
+            Ok(settings(session))
+        }
+        "save" => {
+            anyhow::ensure!(!rest.is_empty(), "expected /save FILE");
+            let content = match &session.dialogue {
+                Dialogue::Chat(conversation) => json!({ "messages": conversation.messages() }),
+                Dialogue::Plain { text, .. } => json!({ "text": text }),
+            };
+            std::fs::write(rest, serde_json::to_vec_pretty(&content)?).with_context(|| format!("writing {rest}"))?;
+            Ok(format!("written to {rest}"))
+        }
+        _ => anyhow::bail!("found /{verb}, expected one of {}", COMMANDS.map(str::trim).join(" ")),
+    }
+}
+
+fn set(session: &mut Session, name: &str, value: &str) -> anyhow::Result<()> {
+    fn parse<T: std::str::FromStr>(value: &str) -> anyhow::Result<T> {
+        value.parse().ok().with_context(|| format!("found {value:?}, expected a number"))
+    }
+    let mut changed = session.sampling.clone();
+    match name.replace('_', "-").as_str() {
+        "temperature" | "temp" => {
+            changed.temperature = parse(value)?;
+            changed.greedy = false;
+        }
+        "top-k" => changed.top_k = parse(value)?,
+        "top-p" => changed.top_p = parse(value)?,
+        "min-p" => changed.min_p = parse(value)?,
+        "repeat-penalty" => changed.repeat_penalty = parse(value)?,
+        "presence-penalty" => changed.presence_penalty = parse(value)?,
+        "frequency-penalty" => changed.frequency_penalty = parse(value)?,
+        "penalty-window" => changed.penalty_window = parse(value)?,
+        "seed" => changed.seed = if value == "random" { None } else { Some(parse(value)?) },
+        "max-tokens" => changed.max_tokens = if value == "none" { None } else { Some(parse(value)?) },
+        _ => anyhow::bail!("found {name:?}, expected a setting that /help lists"),
+    }
+    generate::sampling(&changed).check(session.engine.model().n_vocab())?;
+    session.sampling = changed;
+    Ok(())
+}
+
+fn settings(session: &Session) -> String {
+    let s = &session.sampling;
+    let option = |value: Option<String>, none: &str| value.unwrap_or_else(|| none.into());
+    format!(
+        "temperature {}, top-k {}, top-p {}, min-p {}, repeat-penalty {}, presence-penalty {}, frequency-penalty {}, \
+         penalty-window {}, seed {}, max-tokens {}",
+        if s.greedy { 0.0 } else { s.temperature },
+        s.top_k,
+        s.top_p,
+        s.min_p,
+        s.repeat_penalty,
+        s.presence_penalty,
+        s.frequency_penalty,
+        s.penalty_window,
+        option(s.seed.map(|n| n.to_string()), "random"),
+        option(s.max_tokens.map(|n| n.to_string()), "none")
+    )
+}
+
+/// The message in a text that may stand in triple quotes or have lines that end in a backslash.
+fn unwrap_lines(line: &str) -> String {
+    match line.trim().strip_prefix("\"\"\"").and_then(|rest| rest.strip_suffix("\"\"\"")) {
+        Some(inside) => inside.trim_matches('\n').to_owned(),
+        None => line.replace("\\\n", "\n"),
+    }
+}
+
+/// Whether the editor should go on to another line.
+fn is_open(line: &str) -> bool {
+    let text = line.trim();
+    let quoted = text.starts_with("\"\"\"") && (text.len() < 6 || !text.ends_with("\"\"\""));
+    quoted || (!text.starts_with("\"\"\"") && line.ends_with('\\'))
+}
+
+/// Completes commands and knows when a message is complete.
+struct Lines;
+
+impl Validator for Lines {
+    fn validate(&self, context: &mut ValidationContext) -> rustyline::Result<ValidationResult> {
+        Ok(if is_open(context.input()) { ValidationResult::Incomplete } else { ValidationResult::Valid(None) })
+    }
+}
+
+impl Completer for Lines {
+    type Candidate = String;
+
+    fn complete(&self, line: &str, _: usize, _: &rustyline::Context) -> rustyline::Result<(usize, Vec<String>)> {
+        let matching = COMMANDS.iter().filter(|c| line.starts_with('/') && c.starts_with(line));
+        Ok((0, matching.map(|c| (*c).to_owned()).collect()))
+    }
+}
+
+impl Hinter for Lines {
+    type Hint = String;
+}
+
+impl Highlighter for Lines {}
+
+impl Helper for Lines {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn several_lines_make_one_message() {
+        assert!(is_open("\"\"\"one"));
+        assert!(is_open("\"\"\""));
+        assert!(!is_open("\"\"\"one\ntwo\"\"\""));
+        assert!(is_open("one\\"));
+        assert!(!is_open("one"));
+        assert_eq!(unwrap_lines("\"\"\"\none\ntwo\n\"\"\""), "one\ntwo");
+        assert_eq!(unwrap_lines("one\\\ntwo"), "one\ntwo");
+        assert_eq!(unwrap_lines("say \"\"\" plainly"), "say \"\"\" plainly");
+    }
+}

@@ -1,0 +1,86 @@
+//! From flags to a model that runs: fetch, device, options.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use device::{Device, KvType, Numerics};
+use engine::{Engine, LoadOptions, Model, Prefill, TokenizerSource};
+use formats::Access;
+
+use crate::args::{DeviceName, FetchArgs, IsaName, KvTypeName, LoadArgs, ModelArgs, PrefillName};
+use crate::progress::Bar;
+
+/// Make sure that a model is on this machine; where it lies.
+pub fn fetch(model: &str, args: &FetchArgs) -> anyhow::Result<PathBuf> {
+    let reference = hub::ModelRef::parse(model)?;
+    Ok(hub::fetch(&reference, &args.cache()?, &args.options()?, &mut Bar::default())?)
+}
+
+/// Fetch and open a model; nothing of a device is taken yet.
+pub fn open(args: &ModelArgs) -> anyhow::Result<Model> {
+    let path = fetch(&args.model, &args.fetch)?;
+    let access = if args.load.no_map { Access::Read } else { Access::Map };
+    Ok(Model::open(&path, &TokenizerSource::Own, access)?)
+}
+
+/// The device that the flags name.
+pub fn device(args: &LoadArgs) -> anyhow::Result<Arc<dyn Device>> {
+    Ok(match args.device {
+        DeviceName::Cpu => {
+            let isa = args.isa.map(|isa| match isa {
+                IsaName::Scalar => device_cpu::Isa::Scalar,
+                IsaName::Avx2 => device_cpu::Isa::Avx2,
+                IsaName::Avx512 => device_cpu::Isa::Avx512,
+                IsaName::Neon => device_cpu::Isa::Neon,
+            });
+            Arc::new(device_cpu::CpuDevice::new(device_cpu::Options { threads: args.threads, isa })?)
+        }
+        DeviceName::Reference => Arc::new(match args.threads {
+            Some(n_threads) => device::interpreter::Reference::new(n_threads),
+            None => device::interpreter::Reference::default(),
+        }),
+    })
+}
+
+/// The sizes and the arithmetic that the flags ask for.
+pub fn options(args: &LoadArgs) -> LoadOptions {
+    LoadOptions {
+        n_ctx: args.ctx,
+        kv_type: args.kv_type.map(|k| match k {
+            KvTypeName::F32 => KvType::F32,
+            KvTypeName::F16 => KvType::F16,
+            KvTypeName::Q8_0 => KvType::Q8_0,
+        }),
+        chunk: args.chunk,
+        numerics: if args.deterministic { Numerics::Deterministic } else { Numerics::Fast },
+        ..LoadOptions::default()
+    }
+}
+
+/// How the flags ask for the prompt to be computed.
+pub fn prefill(args: &LoadArgs) -> Prefill {
+    match args.prefill {
+        PrefillName::Batched => Prefill::Batched,
+        PrefillName::PerToken => Prefill::PerToken,
+    }
+}
+
+/// Positions whose logits are computed together when every position is scored.
+pub const SCORED_ROWS: usize = 64;
+
+/// `--validate-prefill`: compute the prompt both ways, fail if they differ too much.
+pub fn validate(engine: &mut Engine, args: &LoadArgs, tokens: &[u32]) -> anyhow::Result<()> {
+    if args.validate_prefill {
+        let check = engine.validate_prefill(tokens)?;
+        eprintln!(
+            "prefill check passed: {} positions, RMS difference {:.6}, bound {:.6}, largest {:.6}",
+            check.n_positions, check.rms, check.bound, check.max
+        );
+    }
+    Ok(())
+}
+
+/// Token ids that mean nothing, for measuring: the same on each run, spread over the vocabulary.
+pub fn arbitrary_tokens(n: usize, n_vocab: usize) -> Vec<u32> {
+    (0..n).map(|i| ((i * 7919 + 13) % n_vocab) as u32).collect()
+}

@@ -1,0 +1,165 @@
+//! Printing: numbers for people, tables, JSON.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+/// Whether the error is a reader of stdout that hung up (`ingle … | head`).
+pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.chain().filter_map(|e| e.downcast_ref::<io::Error>()).any(|e| e.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// One line of JSON on stdout.
+pub fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    serde_json::to_writer(&mut out, value).map_err(io::Error::from)?;
+    writeln!(out)?;
+    Ok(())
+}
+
+/// One line of text on stdout.
+pub fn print_line(line: &str) -> anyhow::Result<()> {
+    Ok(writeln!(io::stdout().lock(), "{line}")?)
+}
+
+/// Bytes in the largest binary unit that keeps a digit before the point: `93.8 MiB`.
+pub fn bytes(n: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = n as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{n} B") } else { format!("{value:.1} {}", UNITS[unit]) }
+}
+
+/// A count in thousands, millions or billions: `134.52 M`.
+pub fn count(n: u64) -> String {
+    match n {
+        0..1_000 => n.to_string(),
+        1_000..1_000_000 => format!("{:.2} K", n as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.2} M", n as f64 / 1e6),
+        _ => format!("{:.2} B", n as f64 / 1e9),
+    }
+}
+
+/// Seconds in the unit that fits: `1.25 s`, `38 ms`, `12 µs`.
+pub fn seconds(s: f64) -> String {
+    if s >= 1.0 {
+        format!("{s:.2} s")
+    } else if s >= 1e-3 {
+        format!("{:.1} ms", s * 1e3)
+    } else {
+        format!("{:.1} µs", s * 1e6)
+    }
+}
+
+/// How a [`Table`] is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Style {
+    /// Aligned columns.
+    Plain,
+    /// A Markdown table.
+    Markdown,
+    /// Comma-separated values, quoted where needed.
+    Csv,
+}
+
+/// Rows of text under a header. Columns whose header ends in `>` are aligned to the right (the mark is not printed).
+pub struct Table {
+    header: Vec<String>,
+    right: Vec<bool>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// An empty table.
+    pub fn new(header: &[&str]) -> Table {
+        Table {
+            header: header.iter().map(|h| h.trim_end_matches('>').to_owned()).collect(),
+            right: header.iter().map(|h| h.ends_with('>')).collect(),
+            rows: Vec::new(),
+        }
+    }
+
+    /// Add a row, as many cells as the header has.
+    pub fn row(&mut self, cells: Vec<String>) {
+        debug_assert_eq!(cells.len(), self.header.len());
+        self.rows.push(cells);
+    }
+
+    /// Write it.
+    pub fn write(&self, out: &mut dyn Write, style: Style) -> io::Result<()> {
+        if style == Style::Csv {
+            for row in std::iter::once(&self.header).chain(&self.rows) {
+                let cells: Vec<_> = row.iter().map(|c| csv_cell(c)).collect();
+                writeln!(out, "{}", cells.join(","))?;
+            }
+            return Ok(());
+        }
+        let width = |i: usize| {
+            std::iter::once(&self.header).chain(&self.rows).map(|r| r[i].chars().count()).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..self.header.len()).map(width).collect();
+        let line = |row: &[String]| {
+            let cells: Vec<String> = row
+                .iter()
+                .enumerate()
+                .map(|(i, c)| if self.right[i] { format!("{c:>w$}", w = widths[i]) } else { format!("{c:<w$}", w = widths[i]) })
+                .collect();
+            match style {
+                Style::Markdown => format!("| {} |", cells.join(" | ")),
+                _ => cells.join("  ").trim_end().to_owned(),
+            }
+        };
+        writeln!(out, "{}", line(&self.header))?;
+        let rule = |i: usize| match (style, self.right[i]) {
+            (Style::Markdown, true) => format!("{}:", "-".repeat(widths[i].saturating_sub(1).max(1))),
+            _ => "-".repeat(widths[i]),
+        };
+        let rules: Vec<String> = (0..self.header.len()).map(rule).collect();
+        writeln!(out, "{}", if style == Style::Markdown { format!("| {} |", rules.join(" | ")) } else { rules.join("  ") })?;
+        for row in &self.rows {
+            writeln!(out, "{}", line(row))?;
+        }
+        Ok(())
+    }
+
+    /// Print it on stdout.
+    pub fn print(&self, style: Style) -> anyhow::Result<()> {
+        Ok(self.write(&mut io::stdout().lock(), style)?)
+    }
+}
+
+fn csv_cell(cell: &str) -> String {
+    if cell.contains([',', '"', '\n']) { format!("\"{}\"", cell.replace('"', "\"\"")) } else { cell.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_read_well() {
+        assert_eq!(bytes(98_362_432), "93.8 MiB");
+        assert_eq!(bytes(12), "12 B");
+        assert_eq!(count(134_515_008), "134.52 M");
+        assert_eq!(seconds(0.0381), "38.1 ms");
+    }
+
+    #[test]
+    fn tables_align_and_quote() {
+        let mut table = Table::new(&["name", "n>"]);
+        table.row(vec!["a, b".into(), "10".into()]);
+        table.row(vec!["c".into(), "9".into()]);
+        let mut out = Vec::new();
+        table.write(&mut out, Style::Csv).unwrap();
+        table.write(&mut out, Style::Markdown).unwrap();
+        table.write(&mut out, Style::Plain).unwrap();
+        let want = "name,n\n\"a, b\",10\nc,9\n\
+                    | name |  n |\n| ---- | -: |\n| a, b | 10 |\n| c    |  9 |\n\
+                    name   n\n----  --\na, b  10\nc      9\n";
+        assert_eq!(String::from_utf8(out).unwrap(), want);
+    }
+}

@@ -1,0 +1,204 @@
+//! Every command, its JSON, its errors and its exit status.
+
+mod common;
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use common::{GEMMA3, SMOLLM2, error, fixture, ids, ingle, json, ok};
+
+#[test]
+fn usage_errors_exit_with_2_and_others_with_1() {
+    assert_eq!(ingle(&["run"]).status.code(), Some(2));
+    assert_eq!(ingle(&["bench", "x.gguf", "--no-such-flag"]).status.code(), Some(2));
+    let message = error(&["run", "no-such-model", "hi"]);
+    assert!(message.starts_with("error: ") && message.contains("smollm2:135m"), "{message}");
+    let message = error(&["inspect", "/no/such/file.gguf"]);
+    assert!(message.contains("/no/such/file.gguf"), "{message}");
+}
+
+#[test]
+fn every_command_has_help_with_examples() {
+    let help = ok(&["--help"]);
+    let commands = "run complete bench inspect plan tokenize logits perplexity profile pull list rm completions";
+    for command in commands.split(' ') {
+        assert!(help.contains(command), "{command} is missing in {help}");
+        let own = ok(&[command, "--help"]);
+        assert!(own.contains("Example"), "{command}: {own}");
+    }
+    assert!(ok(&["completions", "bash"]).contains("_ingle"));
+}
+
+#[test]
+fn a_folder_without_tokenizer_works_by_tokens() {
+    let folder = fixture("models/llama");
+    let folder = folder.to_str().unwrap();
+    let found = json(&["logits", folder, "--tokens", "36,144,5", "--top", "3", "--json", "--device", "reference"]);
+    assert_eq!(ids(&found["tokens"]), [36, 144, 5]);
+    assert_eq!(found["top"].as_array().unwrap().len(), 3);
+    assert_eq!(found["top"][0][0].as_array().unwrap().len(), 3);
+    // The first token's best logit in fixtures/models/llama/expected.json.
+    let expected: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(fixture("models/llama/expected.json")).unwrap()).unwrap();
+    let row: Vec<f64> = expected["logits"][0].as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect();
+    let best = row.iter().copied().fold(f64::MIN, f64::max);
+    assert!((found["top"][0][0][1].as_f64().unwrap() - best).abs() < 1e-3);
+    let message = error(&["logits", folder, "--prompt", "hi"]);
+    assert!(message.contains("tokenizer"), "{message}");
+    let message = error(&["complete", folder, "--tokens", "1,160"]);
+    assert!(message.contains("160"), "{message}");
+}
+
+#[test]
+fn inspect_shows_file_model_and_plan() {
+    let path = SMOLLM2.path();
+    let text = ok(&["inspect", &path, "--plan"]);
+    for word in ["general.architecture", "llama", "Q4_1", "NormGateUp", "layer 29"] {
+        assert!(text.contains(word), "{word} is missing in {text}");
+    }
+    let found = json(&["inspect", &path, "--json"]);
+    assert_eq!(found["tensors"].as_array().unwrap().len(), 272);
+    assert_eq!(found["metadata"]["llama.block_count"], 30);
+    assert_eq!(found["parameters"], 134_515_008);
+}
+
+#[test]
+fn bench_prints_llama_bench_fields() {
+    let found = json(&["bench", &SMOLLM2.path(), "-p", "16", "-n", "8", "-d", "0,32", "-r", "2", "-t", "2", "--json"]);
+    let rows = found.as_array().unwrap();
+    assert_eq!(rows.len(), 4);
+    for row in rows {
+        for field in ["n_prompt", "n_gen", "n_depth", "avg_ts", "stddev_ts", "avg_ns", "samples_ts", "model_size", "model_n_params"] {
+            assert!(!row[field].is_null(), "{field} is missing in {row}");
+        }
+        assert!(row["avg_ts"].as_f64().unwrap() > 0.0);
+        assert!(row["share_of_peak"].as_f64().unwrap() > 0.0);
+        assert_eq!(row["n_threads"], 2);
+        assert_eq!(row["samples_ts"].as_array().unwrap().len(), 2);
+    }
+    let args = ["bench", &SMOLLM2.path(), "-p", "8", "-n", "0", "-r", "1", "--no-peaks"];
+    assert!(ok(&[&args[..], &["--md"]].concat()).contains("| pp8 |") || ok(&[&args[..], &["--md"]].concat()).contains("pp8"));
+    assert!(ok(&[&args[..], &["--csv"]].concat()).starts_with("model,size,params,device,threads,test,t/s"));
+}
+
+#[test]
+fn complete_prints_json_and_obeys_its_flags() {
+    let path = SMOLLM2.path();
+    let complete = |more: &[&str]| json(&[&["complete", &path, "--json", "--ctx", "256"][..], more].concat());
+    let found = complete(&["--prompt", "The capital of France is", "--greedy", "-n", "8"]);
+    assert!(found["text"].as_str().unwrap().contains("Paris"), "{found}");
+    assert_eq!(found["stop"], "max_tokens");
+    assert_eq!(found["timings"]["generated_tokens"], 8);
+    // A bias of minus infinity forbids the first token; a stop string ends before itself.
+    let first = ids(&found["tokens"])[0];
+    let bias = format!("{first}=-inf");
+    let other = complete(&["--prompt", "The capital of France is", "--greedy", "-n", "1", "--logit-bias", &bias]);
+    assert_ne!(ids(&other["tokens"])[0], first);
+    let stopped = complete(&["--prompt", "The capital of France is", "--greedy", "-n", "40", "--stop", "Paris"]);
+    assert_eq!(stopped["stop"], "stop");
+    assert!(!stopped["text"].as_str().unwrap().contains("Paris"));
+    // The same seed gives the same answer; sampled answers differ from seed to seed.
+    let sampled = |seed: &str| complete(&["--prompt", "Once", "-n", "24", "--temperature", "1.2", "--seed", seed])["text"].clone();
+    assert_eq!(sampled("7"), sampled("7"));
+    assert_ne!(sampled("7"), sampled("8"));
+    // A penalty beyond reason keeps the model from repeating itself.
+    let args = ["--prompt", "no no no no no no no no", "--greedy", "-n", "4"];
+    let plain = complete(&args);
+    let penalised = complete(&[&args[..], &["--repeat-penalty", "5", "--presence-penalty", "20"]].concat());
+    assert_ne!(plain["text"], penalised["text"]);
+    // A full context stops with a clear word, or slides.
+    let args = ["complete", &path, "--json", "--ctx", "32", "--prompt", "Once upon a time", "--greedy", "-n", "64", "--ignore-end"];
+    assert_eq!(json(&args)["stop"], "context_full");
+    let slid = json(&[&args[..], &["--overflow", "slide", "--keep", "4"]].concat());
+    assert_eq!(slid["stop"], "max_tokens");
+    assert_eq!(slid["timings"]["generated_tokens"], 64);
+}
+
+#[test]
+fn deterministic_answers_do_not_depend_on_chunks() {
+    let path = SMOLLM2.path();
+    let prompt = "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of";
+    let logits = |more: &[&str]| {
+        ok(&[&["logits", &path, "--prompt", prompt, "--top", "3", "--json", "--deterministic", "--ctx", "128"][..], more].concat())
+    };
+    let whole = logits(&[]);
+    assert_eq!(whole, logits(&["--chunk", "7"]));
+    assert_eq!(whole, logits(&["--prefill", "per-token"]));
+    assert_eq!(whole, logits(&["--threads", "1"]));
+}
+
+#[test]
+fn validate_prefill_runs_both_ways() {
+    for model in [SMOLLM2, GEMMA3] {
+        let out = ingle(&["complete", &model.path(), "--prompt", "The quick brown fox jumps over the lazy dog.", "-n", "1", "--validate-prefill"]);
+        assert!(out.status.success());
+        let message = String::from_utf8(out.stderr).unwrap();
+        assert!(message.contains("prefill check passed"), "{message}");
+    }
+}
+
+#[test]
+fn plan_itemises_and_refuses_what_cannot_fit() {
+    let path = SMOLLM2.path();
+    let report = json(&["plan", &path, "--ctx", "4096", "--json"]);
+    // 30 layers, 3 KV heads of 64 values, keys and values, 2 bytes each; a page more for the prefix that is copied.
+    let kv = 4096 * 30 * 3 * 64 * 2 * 2;
+    let reserved = report["reserved"].as_u64().unwrap();
+    assert!((kv..kv + kv / 10).contains(&reserved), "{report}");
+    let total: u64 = report["items"].as_array().unwrap().iter().map(|i| i["bytes"].as_u64().unwrap()).sum();
+    assert_eq!(total, report["total"].as_u64().unwrap());
+    let message = error(&["complete", &path, "--prompt", "hi", "--ctx", "16000000"]);
+    assert!(message.contains("does not fit") && message.contains("context"), "{message}");
+}
+
+#[test]
+fn profile_tables_and_traces() {
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("trace.json");
+    let path = SMOLLM2.path();
+    let args = ["profile", &path, "-p", "16", "-n", "4", "--trace", trace.to_str().unwrap()];
+    let text = ok(&args);
+    assert!(text.contains("prefill") && text.contains("decode") && text.contains("linear"), "{text}");
+    let trace: serde_json::Value = serde_json::from_slice(&std::fs::read(trace).unwrap()).unwrap();
+    assert!(trace["traceEvents"].as_array().unwrap().len() > 100);
+    assert!(ok(&["profile", &path, "-p", "16", "-n", "4", "--by", "layer"]).contains("layer  29"));
+    assert!(ok(&["profile", &path, "-p", "16", "-n", "4", "--by", "op"]).contains("NormGateUp"));
+}
+
+#[test]
+fn run_reads_a_pipe_and_survives_a_reader_that_hangs_up() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_ingle"))
+        .args(["run", &SMOLLM2.path(), "--greedy", "-n", "32", "--json"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(b"What is the capital of France?").unwrap();
+    let out = child.wait_with_output().unwrap();
+    assert!(out.status.success());
+    let found: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert!(found["text"].as_str().unwrap().contains("Paris"), "{found}");
+
+    let mut child = Command::new(env!("CARGO_BIN_EXE_ingle"))
+        .args(["complete", &SMOLLM2.path(), "--prompt", "Once upon a time", "-n", "200", "--ignore-end"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let out = child.wait_with_output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+}
+
+#[test]
+fn list_and_rm_keep_to_the_cache_that_they_are_given() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = folder.path().to_str().unwrap();
+    let own = ["--cache", cache, "--hf-cache", cache];
+    assert!(ok(&[&["list"][..], &own].concat()).contains("no models yet"));
+    assert!(ok(&[&["list", "--all"][..], &own].concat()).contains("gemma3:270m"));
+    let message = error(&[&["rm", "smollm2:135m"][..], &own].concat());
+    assert!(message.contains("smollm2:135m"), "{message}");
+    let message = error(&[&["pull", "smollm2:135m", "--offline"][..], &own].concat());
+    assert!(message.contains("smollm2:135m"), "{message}");
+}

@@ -1,0 +1,245 @@
+//! The plan builder: a spec's layers as Ops, in the order that the fusion rules look for.
+
+use std::collections::HashMap;
+
+use device::{DType, KvLayer, KvLayerId, KvLayout, Node, Op, Plan, Rows, Value, ValueId, Weight, WeightId};
+
+use crate::descriptor::QkNorm;
+use crate::error::Result;
+use crate::names::TensorRole;
+use crate::rope::RopeSpec;
+use crate::spec::{LayerSpec, ModelSpec};
+use crate::tensors::Tensors;
+
+/// Build the forward pass for contexts up to `n_ctx`.
+pub(crate) fn build(spec: &ModelSpec, tensors: &mut Tensors<'_>, n_ctx: usize) -> Result<Plan> {
+    let mut builder = Builder {
+        spec,
+        tensors,
+        n_ctx,
+        layer: None,
+        values: Vec::new(),
+        weights: Vec::new(),
+        by_name: HashMap::new(),
+        ropes: Vec::new(),
+        nodes: Vec::new(),
+    };
+    let mut x = builder.embed()?;
+    for (l, layer) in spec.layers.iter().enumerate() {
+        builder.layer = Some(l);
+        x = builder.attention(x, l, layer)?;
+        x = builder.feed_forward(x, layer)?;
+    }
+    builder.layer = None;
+    let (logits, argmax) = builder.head(x)?;
+
+    let kv = |l: &LayerSpec| KvLayer { n_kv_heads: l.n_kv_heads, head_dim: l.head_dim, window: l.window };
+    let kv = KvLayout::new(spec.layers.iter().map(kv).collect());
+    let plan =
+        Plan { values: builder.values, weights: builder.weights, nodes: builder.nodes, kv, logits, argmax };
+    plan.check()?;
+    Ok(plan)
+}
+
+struct Builder<'a, 'f> {
+    spec: &'a ModelSpec,
+    tensors: &'a mut Tensors<'f>,
+    n_ctx: usize,
+    layer: Option<usize>,
+    values: Vec<Value>,
+    weights: Vec<Weight>,
+    /// So that a tied head is the embedding's weight.
+    by_name: HashMap<String, WeightId>,
+    /// One table of frequencies for all layers that rotate alike.
+    ropes: Vec<(RopeSpec, WeightId)>,
+    nodes: Vec<Node>,
+}
+
+impl Builder<'_, '_> {
+    /// `(n, hidden)`
+    fn embed(&mut self) -> Result<ValueId> {
+        let table = self.matrix(TensorRole::TokenEmbedding)?;
+        let out = self.value("embedding", Rows::Tokens, self.spec.hidden);
+        self.push(Op::Embed { table, scale: self.spec.embedding_scale, out });
+        Ok(out)
+    }
+
+    /// `x + post_norm(attention(pre_norm(x)))`
+    fn attention(&mut self, x: ValueId, l: usize, layer: &LayerSpec) -> Result<ValueId> {
+        let norms = self.spec.family.norms;
+        let kv_layer = KvLayerId(l as u32);
+        let input = self.maybe_norm(norms.pre_attention, x, TensorRole::AttnNorm, "attention norm")?;
+        let mut q = self.linear(input, TensorRole::AttnQ, "q")?;
+        let mut k = self.linear(input, TensorRole::AttnK, "k")?;
+        let v = self.linear(input, TensorRole::AttnV, "v")?;
+        if let Some(whole_row) = match self.spec.family.qk_norm {
+            QkNorm::None => None,
+            QkNorm::PerHead => Some(false),
+            QkNorm::WholeRow => Some(true),
+        } {
+            let group = |n_heads: usize| layer.head_dim * if whole_row { n_heads } else { 1 };
+            q = self.norm(q, TensorRole::AttnQNorm, group(layer.n_heads), "q norm")?;
+            k = self.norm(k, TensorRole::AttnKNorm, group(layer.n_kv_heads), "k norm")?;
+        }
+        if let Some(rope) = &layer.rope {
+            q = self.rope(q, rope, layer.head_dim, "q rope");
+            k = self.rope(k, rope, layer.head_dim, "k rope");
+        }
+        self.push(Op::KvWrite { k, v, layer: kv_layer });
+        let mixed = self.value("attention", Rows::Tokens, layer.n_heads * layer.head_dim);
+        self.push(Op::Attention {
+            q,
+            layer: kv_layer,
+            n_heads: layer.n_heads,
+            scale: layer.attention_scale,
+            softcap: self.spec.attention_softcap,
+            window: layer.window,
+            sinks: None,
+            out: mixed,
+        });
+        let branch = self.linear(mixed, TensorRole::AttnOut, "attention out")?;
+        let branch =
+            self.maybe_norm(norms.post_attention, branch, TensorRole::PostAttnNorm, "post-attention norm")?;
+        Ok(self.add_branch(x, branch, "attention residual"))
+    }
+
+    /// `x + post_norm(down(f(gate) * up))` of `pre_norm(x)`
+    fn feed_forward(&mut self, x: ValueId, layer: &LayerSpec) -> Result<ValueId> {
+        let norms = self.spec.family.norms;
+        let kind = self.spec.activation;
+        let input = self.maybe_norm(norms.pre_ffn, x, TensorRole::FfnNorm, "ffn norm")?;
+        let inner = if self.spec.family.gated {
+            let gate = self.linear(input, TensorRole::FfnGate, "gate")?;
+            let up = self.linear(input, TensorRole::FfnUp, "up")?;
+            let out = self.value("gated", Rows::Tokens, layer.ffn);
+            self.push(Op::Gate { gate, up, kind, out });
+            out
+        } else {
+            let up = self.linear(input, TensorRole::FfnUp, "up")?;
+            let out = self.value("activated", Rows::Tokens, layer.ffn);
+            self.push(Op::Activate { x: up, kind, out });
+            out
+        };
+        let branch = self.linear(inner, TensorRole::FfnDown, "down")?;
+        let branch = self.maybe_norm(norms.post_ffn, branch, TensorRole::PostFfnNorm, "post-ffn norm")?;
+        Ok(self.add_branch(x, branch, "ffn residual"))
+    }
+
+    /// Logits `(n_outputs, n_vocab)` and the best of each row.
+    fn head(&mut self, x: ValueId) -> Result<(ValueId, ValueId)> {
+        let (hidden, n_vocab) = (self.spec.hidden, self.spec.n_vocab);
+        let selected = self.value("output rows", Rows::Outputs, hidden);
+        self.push(Op::SelectRows { x, out: selected });
+        let normed = self.norm(selected, TensorRole::OutputNorm, hidden, "output norm")?;
+        let role = if self.spec.tied_head { TensorRole::TokenEmbedding } else { TensorRole::Output };
+        let mut logits = self.linear(normed, role, "logits")?;
+        if self.spec.logit_scale != 1.0 {
+            let out = self.value("scaled logits", Rows::Outputs, n_vocab);
+            self.push(Op::Scale { x: logits, factor: self.spec.logit_scale, out });
+            logits = out;
+        }
+        if let Some(cap) = self.spec.logit_softcap {
+            let out = self.value("capped logits", Rows::Outputs, n_vocab);
+            self.push(Op::Softcap { x: logits, cap, out });
+            logits = out;
+        }
+        let argmax = self.new_value("best token", Rows::Outputs, 1, DType::U32);
+        self.push(Op::Argmax { x: logits, out: argmax });
+        Ok((logits, argmax))
+    }
+
+    fn maybe_norm(&mut self, there: bool, x: ValueId, role: TensorRole, name: &str) -> Result<ValueId> {
+        if there { self.norm(x, role, self.spec.hidden, name) } else { Ok(x) }
+    }
+
+    fn norm(&mut self, x: ValueId, role: TensorRole, group: usize, name: &str) -> Result<ValueId> {
+        let weight = self.tensors.norm(self.spec, role, self.layer)?;
+        let weight = Some(self.weight(weight));
+        let out = self.like(x, name);
+        self.push(Op::RmsNorm { x, weight, eps: self.spec.norm_eps, group, out });
+        Ok(out)
+    }
+
+    fn linear(&mut self, x: ValueId, role: TensorRole, name: &str) -> Result<ValueId> {
+        let weight = self.matrix(role)?;
+        let bias = self.tensors.bias(self.spec, role, self.layer)?;
+        let must = self.spec.family.qkv_bias
+            && matches!(role, TensorRole::AttnQ | TensorRole::AttnK | TensorRole::AttnV);
+        if must && bias.is_none() {
+            return Err(self.tensors.missing_bias(self.spec, role, self.layer));
+        }
+        let bias = bias.map(|b| self.weight(b));
+        let rows = self.rows(x);
+        let n_out = self.weights.get(weight.0 as usize).map_or(0, Weight::n_rows);
+        let out = self.value(name, rows, n_out);
+        self.push(Op::Linear { x, weight, bias, out });
+        Ok(out)
+    }
+
+    fn rope(&mut self, x: ValueId, rope: &RopeSpec, head_dim: usize, name: &str) -> ValueId {
+        let frequencies = match self.ropes.iter().find(|(known, _)| known == rope) {
+            Some((_, id)) => *id,
+            None => {
+                let table =
+                    Weight::vector(format!("rope frequencies ({rope})"), &rope.frequencies(self.n_ctx));
+                let id = self.weight(table);
+                self.ropes.push((rope.clone(), id));
+                id
+            }
+        };
+        let out = self.like(x, name);
+        let (n_dims, style, scale) = (rope.n_dims, self.spec.rope_style, rope.scale());
+        self.push(Op::Rope { x, head_dim, n_dims, style, frequencies, scale, out });
+        out
+    }
+
+    fn add_branch(&mut self, x: ValueId, mut branch: ValueId, name: &str) -> ValueId {
+        if self.spec.residual_scale != 1.0 {
+            let out = self.like(branch, "scaled branch");
+            self.push(Op::Scale { x: branch, factor: self.spec.residual_scale, out });
+            branch = out;
+        }
+        let out = self.like(x, name);
+        self.push(Op::Add { a: x, b: branch, out });
+        out
+    }
+
+    fn matrix(&mut self, role: TensorRole) -> Result<WeightId> {
+        let weight = self.tensors.matrix(self.spec, role, self.layer)?;
+        Ok(self.weight(weight))
+    }
+
+    fn weight(&mut self, weight: Weight) -> WeightId {
+        if let Some(id) = self.by_name.get(&weight.name) {
+            return *id;
+        }
+        let id = WeightId(self.weights.len() as u32);
+        self.by_name.insert(weight.name.clone(), id);
+        self.weights.push(weight);
+        id
+    }
+
+    fn value(&mut self, name: &str, rows: Rows, cols: usize) -> ValueId {
+        self.new_value(name, rows, cols, DType::F32)
+    }
+
+    fn new_value(&mut self, name: &str, rows: Rows, cols: usize, dtype: DType) -> ValueId {
+        let name = self.layer.map_or_else(|| name.to_owned(), |l| format!("layer {l} {name}"));
+        self.values.push(Value { name, rows, cols, dtype });
+        ValueId(self.values.len() as u32 - 1)
+    }
+
+    /// A new value with the rows and columns of another.
+    fn like(&mut self, x: ValueId, name: &str) -> ValueId {
+        let (rows, cols) = self.values.get(x.0 as usize).map_or((Rows::Tokens, 0), |v| (v.rows, v.cols));
+        self.value(name, rows, cols)
+    }
+
+    fn rows(&self, x: ValueId) -> Rows {
+        self.values.get(x.0 as usize).map_or(Rows::Tokens, |v| v.rows)
+    }
+
+    fn push(&mut self, op: Op) {
+        self.nodes.push(Node { op, layer: self.layer.map(|l| l as u32) });
+    }
+}

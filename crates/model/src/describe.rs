@@ -1,0 +1,118 @@
+//! A spec in words, for `inspect`.
+
+use std::fmt;
+
+use crate::descriptor::{NormPlaces, QkNorm};
+use crate::error::naming_word;
+use crate::spec::{LayerSpec, ModelSpec};
+
+/// Numbers of parameters as people write them: `134.5 M`.
+fn short_count(n: u64) -> String {
+    match n {
+        0..1_000_000 => format!("{:.1} k", n as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} M", n as f64 / 1e6),
+        _ => format!("{:.2} B", n as f64 / 1e9),
+    }
+}
+
+/// `0-4, 6-10, 12`: ascending numbers with runs joined.
+fn ranges(numbers: &[usize]) -> String {
+    let mut runs: Vec<(usize, usize)> = Vec::new();
+    for &n in numbers {
+        match runs.last_mut() {
+            Some((_, last)) if *last + 1 == n => *last = n,
+            _ => runs.push((n, n)),
+        }
+    }
+    let show = |(a, b): &(usize, usize)| if a == b { a.to_string() } else { format!("{a}-{b}") };
+    runs.iter().map(show).collect::<Vec<_>>().join(", ")
+}
+
+fn norms(places: NormPlaces) -> &'static str {
+    match (places.pre_attention || places.pre_ffn, places.post_attention || places.post_ffn) {
+        (true, false) => "before each branch",
+        (false, true) => "after each branch",
+        (true, true) => "before and after each branch",
+        (false, false) => "none",
+    }
+}
+
+impl fmt::Display for ModelSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut line = |name: &str, value: String| writeln!(f, "{name:<18} {value}");
+        line("family", format!("{} ({} names)", self.family.title, naming_word(self.naming)))?;
+        line("parameters", format!("{} ({})", short_count(self.n_parameters), self.n_parameters))?;
+        line("context", format!("{} positions", self.n_ctx_train))?;
+        line("vocabulary", self.n_vocab.to_string())?;
+        line("depth", format!("{} layers", self.n_layers()))?;
+        line("hidden", self.hidden.to_string())?;
+        line("norms", format!("RMS, {}, epsilon {:e}", norms(self.family.norms), self.norm_eps))?;
+        match self.family.qk_norm {
+            QkNorm::None => {}
+            QkNorm::PerHead => line("q and k norms", "each head".to_owned())?,
+            QkNorm::WholeRow => line("q and k norms", "all heads together".to_owned())?,
+        }
+        let gate = if self.family.gated { "gated " } else { "" };
+        line("feed-forward", format!("{gate}{:?}", self.activation))?;
+        line("head", if self.tied_head { "the embedding" } else { "its own" }.to_owned())?;
+        for (name, factor) in [
+            ("embedding scale", self.embedding_scale),
+            ("residual scale", self.residual_scale),
+            ("logit scale", self.logit_scale),
+        ] {
+            if factor != 1.0 {
+                line(name, factor.to_string())?;
+            }
+        }
+        for (name, cap) in [("logit cap", self.logit_softcap), ("attention cap", self.attention_softcap)] {
+            if let Some(cap) = cap {
+                line(name, cap.to_string())?;
+            }
+        }
+        // Layers of the same kind share a line.
+        let mut kinds: Vec<(&LayerSpec, Vec<usize>)> = Vec::new();
+        for (l, layer) in self.layers.iter().enumerate() {
+            match kinds.iter_mut().find(|(kind, _)| *kind == layer) {
+                Some((_, members)) => members.push(l),
+                None => kinds.push((layer, vec![l])),
+            }
+        }
+        for (kind, members) in kinds {
+            let rope =
+                kind.rope.as_ref().map_or("none".to_owned(), |r| format!("{:?}, {r}", self.rope_style));
+            let sees = kind.window.map_or("all positions".to_owned(), |w| format!("a window of {w}"));
+            let value = format!(
+                "{}: {} query and {} KV heads of {}, sees {sees}, scale {}, feed-forward {}, rotation: {rope}",
+                ranges(&members),
+                kind.n_heads,
+                kind.n_kv_heads,
+                kind.head_dim,
+                kind.attention_scale,
+                kind.ffn
+            );
+            line(if members.len() == 1 { "layer" } else { "layers" }, value)?;
+        }
+        if !self.unused_tensors.is_empty() {
+            line("unused tensors", self.unused_tensors.len().to_string())?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_joined() {
+        assert_eq!(ranges(&[0, 1, 2, 4, 6, 7]), "0-2, 4, 6-7");
+        assert_eq!(ranges(&[]), "");
+    }
+
+    #[test]
+    fn counts_are_short() {
+        assert_eq!(short_count(134_515_008), "134.5 M");
+        assert_eq!(short_count(1_235_814_400), "1.24 B");
+        assert_eq!(short_count(91_000), "91.0 k");
+    }
+}

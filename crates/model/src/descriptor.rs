@@ -1,0 +1,187 @@
+//! What sets one family of models apart from another, as plain data.
+//!
+//! A descriptor says what a family *is*; a [`crate::ModelSpec`] adds the numbers of one checkpoint. The plan builder
+//! reads fields, never names. A new field gets its neutral value in [`ArchDescriptor::DENSE`], and no family that does not
+//! use it changes.
+
+use device::{Activation, RopeStyle};
+use formats::Naming;
+
+use crate::names::{Key, TensorName};
+
+/// A value that depends on who wrote the file.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PerNaming<T> {
+    /// In GGUF files.
+    pub gguf: T,
+    /// In Hugging Face checkpoints.
+    pub hf: T,
+}
+
+impl<T: Copy> PerNaming<T> {
+    /// The same for both.
+    pub const fn both(value: T) -> PerNaming<T> {
+        PerNaming { gguf: value, hf: value }
+    }
+
+    /// The one for a naming.
+    pub const fn of(&self, naming: Naming) -> T {
+        match naming {
+            Naming::Gguf => self.gguf,
+            Naming::HuggingFace => self.hf,
+        }
+    }
+}
+
+/// Where a layer has norms. Pre-norms stand on the branch's input, post-norms on its output, before the residual is added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NormPlaces {
+    /// Before attention.
+    pub pre_attention: bool,
+    /// After attention's output projection.
+    pub post_attention: bool,
+    /// Before the feed-forward network.
+    pub pre_ffn: bool,
+    /// After its down projection.
+    pub post_ffn: bool,
+}
+
+impl NormPlaces {
+    /// Before each branch.
+    pub const PRE: NormPlaces =
+        NormPlaces { pre_attention: true, post_attention: false, pre_ffn: true, post_ffn: false };
+    /// After each branch.
+    pub const POST: NormPlaces =
+        NormPlaces { pre_attention: false, post_attention: true, pre_ffn: false, post_ffn: true };
+    /// Before and after each branch.
+    pub const SANDWICH: NormPlaces =
+        NormPlaces { pre_attention: true, post_attention: true, pre_ffn: true, post_ffn: true };
+}
+
+/// Norms of queries and keys, before their rotation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QkNorm {
+    /// None.
+    None,
+    /// Each head by itself, all with the same weight `(head_dim)`.
+    PerHead,
+    /// All heads of a token together, weight `(n_heads * head_dim)`.
+    WholeRow,
+}
+
+/// What embeddings are multiplied by where the checkpoint does not say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EmbeddingScale {
+    /// 1
+    One,
+    /// The square root of the hidden size.
+    SqrtHidden,
+}
+
+/// What attention scores are multiplied by where the checkpoint does not say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttentionScale {
+    /// `1 / sqrt(head_dim)`
+    HeadDim,
+    /// `1 / sqrt(hidden / n_heads)` in the checkpoint with this many layers, `1 / sqrt(head_dim)` in all others:
+    /// files of these families leave the number out, and the largest model differs.
+    HiddenPerHead {
+        /// The layers of the one that differs.
+        n_layers: usize,
+    },
+}
+
+/// Which layers see a sliding window only, where the checkpoint does not list them. It names the window itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WindowPattern {
+    /// All, if the checkpoint has a window.
+    All,
+    /// All but every n-th: layer `l` sees everything if `(l + 1) % n == 0`.
+    FullEvery(usize),
+    /// Those from the layer that the checkpoint names, [`Key::FirstWindowLayer`], on.
+    FromKey,
+}
+
+/// One family.
+#[derive(Clone, Copy, Debug)]
+pub struct ArchDescriptor {
+    /// One word, unique.
+    pub name: &'static str,
+    /// For people.
+    pub title: &'static str,
+    /// Values of `general.architecture` (GGUF) that select it.
+    pub gguf: &'static [&'static str],
+    /// Values of `model_type` (config.json) that select it.
+    pub hf: &'static [&'static str],
+
+    /// Tables of tensor names, in [`crate::names`]; the first that has a tensor of the file wins.
+    pub tensors: &'static [&'static [TensorName]],
+    /// Numbers that a checkpoint leaves out where they are the usual ones.
+    pub defaults: PerNaming<&'static [(Key, f64)]>,
+
+    /// Where a layer has norms.
+    pub norms: NormPlaces,
+    /// Added to norm weights at load: some files store the weight less 1.
+    pub norm_offset: PerNaming<f32>,
+
+    /// Norms of queries and keys.
+    pub qk_norm: QkNorm,
+    /// Queries, keys and values have biases that must be there. Elsewhere a bias is used if the file has one.
+    pub qkv_bias: bool,
+    /// Factor on the scores.
+    pub attention_scale: AttentionScale,
+    /// Which layers see a window only.
+    pub windows: WindowPattern,
+
+    /// Which columns of a head are rotated together.
+    pub rope_style: PerNaming<RopeStyle>,
+    /// Rotation base of layers with a window where they have their own; their frequencies are then not scaled.
+    pub window_rope_theta: Option<f64>,
+    /// Every n-th layer has no rotation: layer `l` if `(l + 1) % n == 0`. A checkpoint may list them.
+    pub no_rope_every: Option<usize>,
+
+    /// The feed-forward network's function, where the checkpoint does not say.
+    pub activation: Activation,
+    /// `down(f(gate x) * up x)`; otherwise `down(f(up x))`.
+    pub gated: bool,
+
+    /// Factor on embeddings.
+    pub embedding_scale: EmbeddingScale,
+}
+
+impl ArchDescriptor {
+    /// A decoder with RMS norms before each branch, a gated SiLU network and full attention: what most families vary.
+    pub const DENSE: ArchDescriptor = ArchDescriptor {
+        name: "",
+        title: "",
+        gguf: &[],
+        hf: &[],
+        tensors: &[crate::names::STANDARD],
+        defaults: PerNaming::both(&[]),
+        norms: NormPlaces::PRE,
+        norm_offset: PerNaming::both(0.0),
+        qk_norm: QkNorm::None,
+        qkv_bias: false,
+        attention_scale: AttentionScale::HeadDim,
+        windows: WindowPattern::All,
+        rope_style: PerNaming::both(RopeStyle::Half),
+        window_rope_theta: None,
+        no_rope_every: None,
+        activation: Activation::Silu,
+        gated: true,
+        embedding_scale: EmbeddingScale::One,
+    };
+
+    /// The values that select it in a naming.
+    pub fn selectors(&self, naming: Naming) -> &'static [&'static str] {
+        match naming {
+            Naming::Gguf => self.gguf,
+            Naming::HuggingFace => self.hf,
+        }
+    }
+
+    /// The family's usual number for a key, in a naming.
+    pub(crate) fn default(&self, naming: Naming, key: Key) -> Option<f64> {
+        self.defaults.of(naming).iter().find(|(k, _)| *k == key).map(|(_, v)| *v)
+    }
+}

@@ -1,0 +1,73 @@
+//! What can be wrong with a checkpoint that was read well.
+
+use formats::Naming;
+
+/// `Result` with this crate's [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Every variant names the key or tensor, what was found, and what was expected.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// No descriptor answers to the name in the file.
+    #[error("{key}: no model family answers to {found}; known are {known}")]
+    UnknownFamily {
+        /// Where the name stood.
+        key: String,
+        /// The name, quoted, or `nothing`.
+        found: String,
+        /// The names in the table of this naming.
+        known: String,
+    },
+    /// A number that nothing else can replace is not there.
+    #[error("metadata: none of the keys {keys} is there, expected {expected}")]
+    MissingKey {
+        /// The keys that were looked for.
+        keys: String,
+        /// What it should have held.
+        expected: String,
+    },
+    /// A key holds what cannot be.
+    #[error("metadata: {key}: found {found}, expected {expected}")]
+    BadKey {
+        /// The key.
+        key: String,
+        /// Its value.
+        found: String,
+        /// What would be accepted.
+        expected: String,
+    },
+    /// A tensor is not there.
+    #[error("tensor {name} is missing ({} names; {role}, shape {shape:?})", naming_word(*naming))]
+    MissingTensor {
+        /// The name that it would have, and its alternatives.
+        name: String,
+        /// The convention of the file's names.
+        naming: Naming,
+        /// What it is: `layer 3 query projection`.
+        role: String,
+        /// The shape that the numbers ask for.
+        shape: Vec<usize>,
+    },
+    /// A tensor does not fit the numbers.
+    #[error("tensor {name}: found {found}, expected {expected}")]
+    BadTensor {
+        /// Its name.
+        name: String,
+        /// Its shape or type.
+        found: String,
+        /// What the numbers ask for, and which.
+        expected: String,
+    },
+    /// The builder made a plan that contradicts itself: a defect of this crate.
+    #[error(transparent)]
+    Plan(#[from] device::PlanError),
+}
+
+/// How people call a naming.
+pub(crate) fn naming_word(naming: Naming) -> &'static str {
+    match naming {
+        Naming::Gguf => "GGUF",
+        Naming::HuggingFace => "Hugging Face",
+    }
+}

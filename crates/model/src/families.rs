@@ -1,0 +1,198 @@
+//! The families. To add a dense one, add an entry here, and to [`crate::names`] any tensor or key that is called
+//! differently.
+
+use device::{Activation, RopeStyle};
+
+use crate::descriptor::{
+    ArchDescriptor, AttentionScale, EmbeddingScale, NormPlaces, PerNaming, QkNorm, WindowPattern,
+};
+use crate::names::{FUSED, Key, SANDWICH, STANDARD};
+
+/// The converter to GGUF reorders the rows of queries and keys of these families, so that neighbours are rotated.
+const REORDERED: PerNaming<RopeStyle> = PerNaming { gguf: RopeStyle::Interleaved, hf: RopeStyle::Half };
+
+/// Norm weights are stored less 1 by the checkpoint's authors; the converter to GGUF adds it.
+const STORED_LESS_ONE: PerNaming<f32> = PerNaming { gguf: 0.0, hf: 1.0 };
+
+/// Every family, the plainest first.
+pub const FAMILIES: &[ArchDescriptor] = &[
+    ArchDescriptor {
+        name: "llama",
+        title: "LLaMA",
+        gguf: &["llama"],
+        hf: &["llama"],
+        rope_style: REORDERED,
+        ..ArchDescriptor::DENSE
+    },
+    // GGUF files of Mistral say `llama`.
+    ArchDescriptor {
+        name: "mistral",
+        title: "Mistral",
+        hf: &["mistral"],
+        defaults: PerNaming { gguf: &[], hf: &[(Key::Window, 4096.0), (Key::KvHeads, 8.0)] },
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "qwen2",
+        title: "Qwen 2",
+        gguf: &["qwen2"],
+        hf: &["qwen2"],
+        qkv_bias: true,
+        windows: WindowPattern::FromKey,
+        defaults: PerNaming::both(&[(Key::FirstWindowLayer, 28.0)]),
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "qwen3",
+        title: "Qwen 3",
+        gguf: &["qwen3"],
+        hf: &["qwen3"],
+        qk_norm: QkNorm::PerHead,
+        windows: WindowPattern::FromKey,
+        defaults: PerNaming::both(&[(Key::FirstWindowLayer, 28.0)]),
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "gemma",
+        title: "Gemma",
+        gguf: &["gemma"],
+        hf: &["gemma"],
+        norm_offset: STORED_LESS_ONE,
+        activation: Activation::GeluTanh,
+        embedding_scale: EmbeddingScale::SqrtHidden,
+        defaults: PerNaming { gguf: &[], hf: &[(Key::HeadDim, 256.0)] },
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "gemma2",
+        title: "Gemma 2",
+        gguf: &["gemma2"],
+        hf: &["gemma2"],
+        tensors: &[SANDWICH, STANDARD],
+        norms: NormPlaces::SANDWICH,
+        norm_offset: STORED_LESS_ONE,
+        attention_scale: AttentionScale::HiddenPerHead { n_layers: 46 },
+        windows: WindowPattern::FullEvery(2),
+        activation: Activation::GeluTanh,
+        embedding_scale: EmbeddingScale::SqrtHidden,
+        defaults: PerNaming {
+            gguf: &[(Key::Window, 4096.0), (Key::AttentionSoftcap, 50.0), (Key::LogitSoftcap, 30.0)],
+            hf: &[
+                (Key::HeadDim, 256.0),
+                (Key::Window, 4096.0),
+                (Key::QueryScalar, 256.0),
+                (Key::AttentionSoftcap, 50.0),
+                (Key::LogitSoftcap, 30.0),
+            ],
+        },
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "gemma3",
+        title: "Gemma 3",
+        gguf: &["gemma3"],
+        hf: &["gemma3_text", "gemma3"],
+        tensors: &[SANDWICH, STANDARD],
+        norms: NormPlaces::SANDWICH,
+        norm_offset: STORED_LESS_ONE,
+        qk_norm: QkNorm::PerHead,
+        attention_scale: AttentionScale::HiddenPerHead { n_layers: 62 },
+        windows: WindowPattern::FullEvery(6),
+        window_rope_theta: Some(10_000.0),
+        activation: Activation::GeluTanh,
+        embedding_scale: EmbeddingScale::SqrtHidden,
+        // The multimodal checkpoints' text_config holds only what differs from these.
+        defaults: PerNaming {
+            gguf: &[(Key::RopeTheta, 1_000_000.0)],
+            hf: &[
+                (Key::Heads, 8.0),
+                (Key::KvHeads, 4.0),
+                (Key::HeadDim, 256.0),
+                (Key::Vocab, 262_208.0),
+                (Key::Context, 131_072.0),
+                (Key::NormEps, 1e-6),
+                (Key::RopeTheta, 1_000_000.0),
+                (Key::QueryScalar, 256.0),
+                (Key::Window, 4096.0),
+            ],
+        },
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "smollm3",
+        title: "SmolLM3",
+        gguf: &["smollm3"],
+        hf: &["smollm3"],
+        rope_style: REORDERED,
+        no_rope_every: Some(4),
+        windows: WindowPattern::FromKey,
+        defaults: PerNaming::both(&[(Key::RopeTheta, 2_000_000.0)]),
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "phi3",
+        title: "Phi-3",
+        gguf: &["phi3"],
+        hf: &["phi3"],
+        tensors: &[FUSED, STANDARD],
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "granite",
+        title: "Granite",
+        gguf: &["granite"],
+        hf: &["granite"],
+        rope_style: REORDERED,
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "olmo2",
+        title: "OLMo 2",
+        gguf: &["olmo2"],
+        hf: &["olmo2"],
+        tensors: &[SANDWICH, STANDARD],
+        norms: NormPlaces::POST,
+        qk_norm: QkNorm::WholeRow,
+        ..ArchDescriptor::DENSE
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use formats::Naming;
+
+    use super::*;
+
+    #[test]
+    fn names_select_one_family() {
+        let mut names = HashSet::new();
+        for family in FAMILIES {
+            assert!(names.insert(family.name), "{} twice", family.name);
+            assert!(family.hf.iter().any(|n| n.starts_with(family.name)), "{}", family.name);
+        }
+        for naming in [Naming::Gguf, Naming::HuggingFace] {
+            let mut seen = HashSet::new();
+            for selector in FAMILIES.iter().flat_map(|f| f.selectors(naming)) {
+                assert!(seen.insert(selector), "{selector} selects two");
+            }
+        }
+    }
+
+    #[test]
+    fn usual_numbers_lie_in_the_ranges_of_their_keys() {
+        for family in FAMILIES {
+            for (key, value) in family.defaults.gguf.iter().chain(family.defaults.hf) {
+                let (min, max) = key.row().range;
+                assert!((min..=max).contains(value), "{} {key:?} {value}", family.name);
+            }
+        }
+    }
+
+    #[test]
+    fn the_neutral_descriptor_answers_to_nothing() {
+        assert!(ArchDescriptor::DENSE.gguf.is_empty() && ArchDescriptor::DENSE.hf.is_empty());
+        assert!(FAMILIES.iter().all(|f| !f.name.is_empty() && !f.title.is_empty()));
+    }
+}

@@ -1,0 +1,251 @@
+//! Reading numbers of the metadata: every one is looked up by the table and checked against its range.
+
+use formats::{Array, Metadata, Naming, Value};
+
+use crate::descriptor::ArchDescriptor;
+use crate::error::{Error, Result};
+use crate::names::{Key, ROPE_OBJECTS, TEXT_CONFIG, TINY};
+
+/// The metadata of a checkpoint as a family reads it.
+#[derive(Clone)]
+pub(crate) struct Keys<'a> {
+    metadata: &'a Metadata,
+    naming: Naming,
+    family: &'static ArchDescriptor,
+    /// Put before every key; several are tried in order.
+    prefixes: Vec<String>,
+    /// What `{rope}` stands for.
+    rope_objects: &'static [&'static str],
+}
+
+/// A value and the key that it stood under.
+struct Found<'a> {
+    key: String,
+    value: &'a Value,
+}
+
+impl<'a> Keys<'a> {
+    /// Keys of a GGUF file, `{architecture}.…`, or of config.json.
+    pub fn new(
+        metadata: &'a Metadata,
+        naming: Naming,
+        family: &'static ArchDescriptor,
+        architecture: &str,
+    ) -> Keys<'a> {
+        let prefixes = match naming {
+            Naming::Gguf => vec![format!("{architecture}.")],
+            Naming::HuggingFace => vec![TEXT_CONFIG.to_owned(), String::new()],
+        };
+        Keys { metadata, naming, family, prefixes, rope_objects: ROPE_OBJECTS }
+    }
+
+    /// The same, with rotation parameters from other objects of config.json, if any of them is there.
+    pub fn with_rope_objects(&self, rope_objects: &'static [&'static str]) -> Option<Keys<'a>> {
+        let keys = Keys { rope_objects, ..self.clone() };
+        let there = |(key, _): (&str, &Value)| {
+            keys.prefixes.iter().any(|p| {
+                rope_objects.iter().any(|o| key.strip_prefix(p.as_str()).is_some_and(|k| k.starts_with(o)))
+            })
+        };
+        (self.naming == Naming::HuggingFace && self.metadata.iter().any(there)).then_some(keys)
+    }
+
+    /// The convention of the names.
+    pub fn naming(&self) -> Naming {
+        self.naming
+    }
+
+    /// Every name that a key can have, in the order in which they are tried.
+    fn names(&self, key: Key) -> Vec<String> {
+        let row = key.row();
+        let templates = match self.naming {
+            Naming::Gguf => row.gguf,
+            Naming::HuggingFace => row.hf,
+        };
+        let mut names = Vec::new();
+        for prefix in &self.prefixes {
+            for template in templates {
+                match template.strip_prefix("{rope}") {
+                    Some(rest) => {
+                        names.extend(self.rope_objects.iter().map(|o| format!("{prefix}{o}{rest}")))
+                    }
+                    None => names.push(format!("{prefix}{template}")),
+                }
+            }
+        }
+        names
+    }
+
+    fn find(&self, key: Key) -> Option<Found<'a>> {
+        self.names(key)
+            .into_iter()
+            .find_map(|name| Some(Found { value: self.metadata.get(&name)?, key: name }))
+    }
+
+    /// The key's name in the file, or the first that it could have.
+    pub fn name(&self, key: Key) -> String {
+        let first = || self.names(key).into_iter().next().unwrap_or_else(|| format!("({})", key.row().what));
+        self.find(key).map_or_else(first, |f| f.key)
+    }
+
+    /// An error about this key's value.
+    pub fn bad(&self, key: Key, found: impl ToString, expected: impl ToString) -> Error {
+        Error::BadKey { key: self.name(key), found: found.to_string(), expected: expected.to_string() }
+    }
+
+    /// An error that it is not there.
+    pub fn missing(&self, key: Key) -> Error {
+        let (min, max) = key.row().range;
+        Error::MissingKey {
+            keys: self.names(key).join(", "),
+            expected: format!("the {}, {}", key.row().what, bounds(min, max)),
+        }
+    }
+
+    /// A whole number; the family's usual one if the key is not there, `None` if it is null.
+    pub fn count(&self, key: Key) -> Result<Option<usize>> {
+        match self.find(key) {
+            None => Ok(self.family.default(self.naming, key).map(|v| v as usize)),
+            Some(Found { value: Value::Null, .. }) => Ok(None),
+            Some(found) => self.whole(key, found.value).map(Some),
+        }
+    }
+
+    /// A whole number that must be there.
+    pub fn need_count(&self, key: Key) -> Result<usize> {
+        self.count(key)?.ok_or_else(|| self.missing(key))
+    }
+
+    /// A whole number for each layer: one for all, or a list.
+    pub fn counts(&self, key: Key, n_layers: usize) -> Result<Option<Vec<usize>>> {
+        match self.find(key) {
+            Some(Found { value: Value::Array(Array::Int(list)), .. }) => {
+                if list.len() != n_layers {
+                    return Err(self.bad(
+                        key,
+                        format!("{} items", list.len()),
+                        format!("{n_layers}, one a layer"),
+                    ));
+                }
+                list.iter()
+                    .map(|v| self.whole(key, &Value::Int((*v).into())))
+                    .collect::<Result<_>>()
+                    .map(Some)
+            }
+            _ => Ok(self.count(key)?.map(|v| vec![v; n_layers])),
+        }
+    }
+
+    fn whole(&self, key: Key, value: &Value) -> Result<usize> {
+        let (min, max) = key.row().range;
+        let number = match value {
+            Value::Int(i) => usize::try_from(*i).ok(),
+            _ => None,
+        };
+        number
+            .filter(|n| (min..=max).contains(&(*n as f64)))
+            .ok_or_else(|| self.bad(key, show(value), format!("a whole number {}", bounds(min, max))))
+    }
+
+    /// A number; the family's usual one if the key is not there, `None` if it is null.
+    pub fn real(&self, key: Key) -> Result<Option<f64>> {
+        let Some(found) = self.find(key) else { return Ok(self.family.default(self.naming, key)) };
+        let (min, max) = key.row().range;
+        let number = match found.value {
+            Value::Null => return Ok(None),
+            Value::Int(i) => *i as f64,
+            Value::Float(f) => *f,
+            _ => f64::NAN,
+        };
+        if (min..=max).contains(&number) {
+            return Ok(Some(number));
+        }
+        Err(self.bad(key, show(found.value), format!("a number {}", bounds(min, max))))
+    }
+
+    /// A list of numbers.
+    pub fn reals(&self, key: Key) -> Result<Option<Vec<f32>>> {
+        let Some(found) = self.find(key) else { return Ok(None) };
+        let list = match found.value {
+            Value::Null => return Ok(None),
+            Value::Array(Array::Float(list)) => list.clone(),
+            Value::Array(Array::Int(list)) => list.iter().map(|v| *v as f32).collect(),
+            other => return Err(self.bad(key, show(other), "a list of numbers")),
+        };
+        let (min, max) = key.row().range;
+        match list.iter().find(|v| !(min..=max).contains(&f64::from(**v))) {
+            Some(v) => Err(self.bad(key, v, format!("numbers {}", bounds(min, max)))),
+            None => Ok(Some(list)),
+        }
+    }
+
+    /// A truth value.
+    pub fn flag(&self, key: Key) -> Result<Option<bool>> {
+        match self.find(key).map(|f| f.value) {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::Bool(b)) => Ok(Some(*b)),
+            Some(other) => Err(self.bad(key, show(other), "true or false")),
+        }
+    }
+
+    /// A word.
+    pub fn word(&self, key: Key) -> Result<Option<&'a str>> {
+        match self.find(key).map(|f| f.value) {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::Str(s)) => Ok(Some(s)),
+            Some(other) => Err(self.bad(key, show(other), "a word")),
+        }
+    }
+
+    /// One of several choices for each layer, from a list of truth values, numbers or words.
+    pub fn choices<T>(
+        &self,
+        key: Key,
+        n_layers: usize,
+        expected: &str,
+        choose: impl Fn(Choice<'_>) -> Option<T>,
+    ) -> Result<Option<Vec<T>>> {
+        let Some(Found { value: Value::Array(list), .. }) = self.find(key) else { return Ok(None) };
+        if list.len() != n_layers {
+            return Err(self.bad(key, format!("{} items", list.len()), format!("{n_layers}, one a layer")));
+        }
+        let item = |i: usize| match list {
+            Array::Bool(v) => v.get(i).map(|b| Choice::Flag(*b)),
+            Array::Int(v) => v.get(i).map(|n| Choice::Flag(*n != 0)),
+            Array::Str { .. } => {
+                list.str_bytes(i).and_then(|b| std::str::from_utf8(b).ok()).map(Choice::Word)
+            }
+            Array::Float(_) => None,
+        };
+        let pick = |i| {
+            item(i)
+                .and_then(&choose)
+                .ok_or_else(|| self.bad(key, format!("item {i} of another kind"), expected))
+        };
+        (0..n_layers).map(pick).collect::<Result<Vec<T>>>().map(Some)
+    }
+}
+
+/// One item of a list that says something about each layer.
+pub(crate) enum Choice<'a> {
+    /// A truth value, or whether a number is not 0.
+    Flag(bool),
+    /// A word.
+    Word(&'a str),
+}
+
+fn bounds(min: f64, max: f64) -> String {
+    if min == TINY { format!("above 0, at most {max}") } else { format!("from {min} to {max}") }
+}
+
+/// A value as an error shows it.
+pub(crate) fn show(value: &Value) -> String {
+    match value {
+        Value::Int(i) => i.to_string(),
+        Value::Float(f) => f.to_string(),
+        Value::Bool(b) => b.to_string(),
+        Value::Str(s) => format!("{:?}", s.chars().take(60).collect::<String>()),
+        Value::Array(a) => format!("a list of {}", a.len()),
+        Value::Null => "null".to_owned(),
+    }
+}

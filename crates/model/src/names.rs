@@ -1,0 +1,363 @@
+//! The names: where each number stands in the metadata, and what each tensor is called, in GGUF files and in Hugging
+//! Face checkpoints. Everything here is a table.
+//!
+//! GGUF names are those of the format's specification and of the files in use; Hugging Face names are the fields of
+//! config.json and of the published checkpoints.
+
+use formats::Naming;
+
+/// A number, list or word of the metadata.
+#[allow(missing_docs)] // The table below says what each is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Key {
+    Layers,
+    Hidden,
+    Heads,
+    KvHeads,
+    HeadDim,
+    ValueDim,
+    Ffn,
+    Vocab,
+    Context,
+    NormEps,
+    Activation,
+    TiedHead,
+    Experts,
+    Bidirectional,
+    Window,
+    WindowUsed,
+    WindowEvery,
+    FirstWindowLayer,
+    LayerTypes,
+    NoRopeLayers,
+    NoRopeEvery,
+    RopeTheta,
+    WindowRopeTheta,
+    RopeDims,
+    RopePart,
+    RopeKind,
+    RopeFactor,
+    RopeContext,
+    RopeLow,
+    RopeHigh,
+    RopeAttention,
+    RopeBetaFast,
+    RopeBetaSlow,
+    RopeMscale,
+    RopeMscaleAll,
+    RopeTruncate,
+    RopeShort,
+    RopeLong,
+    QueryScalar,
+    AttentionScale,
+    AttentionSoftcap,
+    LogitSoftcap,
+    LogitDivisor,
+    EmbeddingScale,
+    ResidualScale,
+}
+
+/// Where a key stands and what it may hold.
+#[derive(Clone, Copy, Debug)]
+pub struct KeyRow {
+    /// Which.
+    pub key: Key,
+    /// For people.
+    pub what: &'static str,
+    /// After the architecture's name and a dot; the first that is there counts.
+    pub gguf: &'static [&'static str],
+    /// In config.json, flattened with dots; `{rope}` stands for one of [`ROPE_OBJECTS`].
+    pub hf: &'static [&'static str],
+    /// Smallest and largest number accepted. Beyond them lies nothing that was ever trained, and arithmetic that overflows.
+    pub range: (f64, f64),
+}
+
+const fn row(
+    key: Key,
+    what: &'static str,
+    gguf: &'static [&'static str],
+    hf: &'static [&'static str],
+    min: f64,
+    max: f64,
+) -> KeyRow {
+    KeyRow { key, what, gguf, hf, range: (min, max) }
+}
+
+/// Smallest factor, epsilon or cap: not zero.
+pub(crate) const TINY: f64 = 1e-30;
+
+/// All keys, in the order of [`Key`]. Lists and words have no range.
+#[rustfmt::skip]
+pub const KEYS: &[KeyRow] = &[
+    row(Key::Layers, "number of layers", &["block_count"], &["num_hidden_layers"], 1.0, 4096.0),
+    row(Key::Hidden, "hidden size", &["embedding_length"], &["hidden_size"], 1.0, 1048576.0),
+    row(Key::Heads, "number of query heads", &["attention.head_count"], &["num_attention_heads"], 1.0, 16384.0),
+    row(Key::KvHeads, "number of key and value heads", &["attention.head_count_kv"], &["num_key_value_heads"], 1.0, 16384.0),
+    row(Key::HeadDim, "columns of a head", &["attention.key_length"], &["head_dim"], 1.0, 16384.0),
+    row(Key::ValueDim, "columns of a value head", &["attention.value_length"], &["v_head_dim"], 1.0, 16384.0),
+    row(Key::Ffn, "columns of the feed-forward network", &["feed_forward_length"], &["intermediate_size"], 1.0, 16777216.0),
+    row(Key::Vocab, "vocabulary size", &[], &["vocab_size"], 1.0, 67108864.0),
+    row(Key::Context, "positions trained for", &["context_length"], &["max_position_embeddings"], 1.0, 2147483647.0),
+    row(Key::NormEps, "epsilon of the norms", &["attention.layer_norm_rms_epsilon"], &["rms_norm_eps"], TINY, 1.0),
+    row(Key::Activation, "activation", &[], &["hidden_activation", "hidden_act"], 0.0, 0.0),
+    row(Key::TiedHead, "whether the head is the embedding", &[], &["tie_word_embeddings"], 0.0, 1.0),
+    row(Key::Experts, "number of experts", &["expert_count"], &["num_local_experts", "num_experts"], 0.0, 65536.0),
+    row(Key::Bidirectional, "whether attention looks ahead", &[], &["use_bidirectional_attention"], 0.0, 1.0),
+
+    row(Key::Window, "sliding window", &["attention.sliding_window"], &["sliding_window"], 0.0, 2147483647.0),
+    row(Key::WindowUsed, "whether the window is used", &[], &["use_sliding_window"], 0.0, 1.0),
+    row(Key::WindowEvery, "layers with a window", &["attention.sliding_window_pattern"],
+        &["sliding_window_pattern", "_sliding_window_pattern"], 1.0, 4096.0),
+    row(Key::FirstWindowLayer, "first layer with a window", &[], &["max_window_layers"], 0.0, 4096.0),
+    row(Key::LayerTypes, "attention of each layer", &[], &["layer_types"], 0.0, 0.0),
+    row(Key::NoRopeLayers, "whether each layer rotates", &[], &["no_rope_layers"], 0.0, 1.0),
+    row(Key::NoRopeEvery, "every how many layers one does not rotate", &[], &["no_rope_layer_interval"], 1.0, 4096.0),
+
+    row(Key::RopeTheta, "rotation base", &["rope.freq_base"], &["{rope}rope_theta", "rope_theta"], 1.0, 1e15),
+    row(Key::WindowRopeTheta, "rotation base of layers with a window", &["rope.freq_base_swa"], &["rope_local_base_freq"], 1.0, 1e15),
+    row(Key::RopeDims, "columns of a head that rotate", &["rope.dimension_count"], &[], 2.0, 16384.0),
+    row(Key::RopePart, "part of a head that rotates", &[], &["{rope}partial_rotary_factor", "partial_rotary_factor"], TINY, 1.0),
+    row(Key::RopeKind, "kind of rotation scaling", &["rope.scaling.type"], &["{rope}rope_type", "{rope}type"], 0.0, 0.0),
+    row(Key::RopeFactor, "rotation scaling", &["rope.scaling.factor", "rope.scale_linear"], &["{rope}factor"], 0.0, 1e9),
+    row(Key::RopeContext, "positions before scaling", &["rope.scaling.original_context_length"],
+        &["{rope}original_max_position_embeddings", "original_max_position_embeddings"], 1.0, 2147483647.0),
+    row(Key::RopeLow, "low frequency factor", &[], &["{rope}low_freq_factor"], TINY, 1e9),
+    row(Key::RopeHigh, "high frequency factor", &[], &["{rope}high_freq_factor"], TINY, 1e9),
+    row(Key::RopeAttention, "factor on cosine and sine", &["rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"],
+        &["{rope}attention_factor"], TINY, 1e9),
+    row(Key::RopeBetaFast, "rotations that keep a frequency", &["rope.scaling.yarn_beta_fast"], &["{rope}beta_fast"], TINY, 1e9),
+    row(Key::RopeBetaSlow, "rotations that scale it fully", &["rope.scaling.yarn_beta_slow"], &["{rope}beta_slow"], TINY, 1e9),
+    row(Key::RopeMscale, "YaRN mscale", &[], &["{rope}mscale"], 0.0, 1e9),
+    row(Key::RopeMscaleAll, "YaRN mscale of all columns", &[], &["{rope}mscale_all_dim"], 0.0, 1e9),
+    row(Key::RopeTruncate, "whether YaRN rounds its range", &[], &["{rope}truncate"], 0.0, 1.0),
+    row(Key::RopeShort, "factors up to the original context", &[], &["{rope}short_factor"], TINY, 1e9),
+    row(Key::RopeLong, "factors beyond the original context", &[], &["{rope}long_factor"], TINY, 1e9),
+
+    row(Key::QueryScalar, "inverse square of the attention scale", &[], &["query_pre_attn_scalar"], TINY, 1e9),
+    row(Key::AttentionScale, "attention scale", &["attention.scale"], &["attention_multiplier"], TINY, 1e9),
+    row(Key::AttentionSoftcap, "cap of attention scores", &["attn_logit_softcapping"], &["attn_logit_softcapping"], TINY, 1e9),
+    row(Key::LogitSoftcap, "cap of logits", &["final_logit_softcapping"], &["final_logit_softcapping"], TINY, 1e9),
+    row(Key::LogitDivisor, "divisor of logits", &["logit_scale"], &["logits_scaling"], TINY, 1e9),
+    row(Key::EmbeddingScale, "factor on embeddings", &["embedding_scale"], &["embedding_multiplier"], TINY, 1e9),
+    row(Key::ResidualScale, "factor on each branch", &["residual_scale"], &["residual_multiplier"], TINY, 1e9),
+];
+
+// The table is in the order of the enum, so that a key is an index into it.
+const _: () = {
+    assert!(KEYS.len() == Key::ResidualScale as usize + 1);
+    let mut i = 0;
+    while i < KEYS.len() {
+        assert!(KEYS[i].key as usize == i);
+        i += 1;
+    }
+};
+
+/// Where config.json of a multimodal model keeps its language model; keys not there are looked for outside.
+pub const TEXT_CONFIG: &str = "text_config.";
+
+/// Objects of config.json that hold rotation parameters: of one kind of layer, of all layers, and as older files say.
+pub const ROPE_OBJECTS: &[&str] = &["rope_parameters.full_attention.", "rope_parameters.", "rope_scaling."];
+
+/// The same for layers with a window that have their own.
+pub const WINDOW_ROPE_OBJECTS: &[&str] = &["rope_parameters.sliding_attention."];
+
+/// What a tensor is for, whatever it is called. Matrices are `(n_out, n_in)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum TensorRole {
+    /// `(n_vocab, hidden)`
+    TokenEmbedding,
+    /// `(hidden)`
+    OutputNorm,
+    /// The head, `(n_vocab, hidden)`.
+    Output,
+    /// `(n_dims / 2)`: divisors of the rotation frequencies.
+    RopeDivisors,
+    /// `(n_dims / 2)`: divisors up to the original context.
+    RopeShort,
+    /// `(n_dims / 2)`: divisors beyond it.
+    RopeLong,
+    /// `(hidden)`, before attention.
+    AttnNorm,
+    /// `(n_heads * head_dim, hidden)`
+    AttnQ,
+    /// `(n_kv_heads * head_dim, hidden)`
+    AttnK,
+    /// `(n_kv_heads * head_dim, hidden)`
+    AttnV,
+    /// `(head_dim)` or `(n_heads * head_dim)`
+    AttnQNorm,
+    /// `(head_dim)` or `(n_kv_heads * head_dim)`
+    AttnKNorm,
+    /// `(hidden, n_heads * head_dim)`
+    AttnOut,
+    /// `(hidden)`, after attention.
+    PostAttnNorm,
+    /// `(hidden)`, before the feed-forward network.
+    FfnNorm,
+    /// `(ffn, hidden)`
+    FfnGate,
+    /// `(ffn, hidden)`
+    FfnUp,
+    /// `(hidden, ffn)`
+    FfnDown,
+    /// `(hidden)`, after the feed-forward network.
+    PostFfnNorm,
+}
+
+/// What a tensor is called. `.weight` or `.bias` follows.
+#[derive(Clone, Copy, Debug)]
+pub struct TensorName {
+    /// What it is for.
+    pub role: TensorRole,
+    /// `{l}` is the layer. Empty: never there.
+    pub gguf: &'static str,
+    /// `{model}` is one of [`MODEL_PREFIXES`], `{layer}` is `{model}layers.{l}.`. Empty: never there.
+    pub hf: &'static str,
+    /// The tensor holds the rows of all of these, one after another, this role's among them. Empty: it holds this role alone.
+    pub stacked: &'static [TensorRole],
+}
+
+const fn alone(role: TensorRole, gguf: &'static str, hf: &'static str) -> TensorName {
+    TensorName { role, gguf, hf, stacked: &[] }
+}
+
+const fn stacked(
+    role: TensorRole,
+    gguf: &'static str,
+    hf: &'static str,
+    stacked: &'static [TensorRole],
+) -> TensorName {
+    TensorName { role, gguf, hf, stacked }
+}
+
+use TensorRole::*;
+
+/// What most families say. Rows of the same role are alternatives.
+#[rustfmt::skip]
+pub const STANDARD: &[TensorName] = &[
+    alone(TokenEmbedding, "token_embd", "{model}embed_tokens"),
+    alone(OutputNorm, "output_norm", "{model}norm"),
+    alone(Output, "output", "lm_head"),
+    alone(Output, "", "language_model.lm_head"),
+    alone(RopeDivisors, "rope_freqs", ""),
+    alone(RopeShort, "rope_factors_short", ""),
+    alone(RopeLong, "rope_factors_long", ""),
+    alone(AttnNorm, "blk.{l}.attn_norm", "{layer}input_layernorm"),
+    alone(AttnQ, "blk.{l}.attn_q", "{layer}self_attn.q_proj"),
+    alone(AttnK, "blk.{l}.attn_k", "{layer}self_attn.k_proj"),
+    alone(AttnV, "blk.{l}.attn_v", "{layer}self_attn.v_proj"),
+    alone(AttnQNorm, "blk.{l}.attn_q_norm", "{layer}self_attn.q_norm"),
+    alone(AttnKNorm, "blk.{l}.attn_k_norm", "{layer}self_attn.k_norm"),
+    alone(AttnOut, "blk.{l}.attn_output", "{layer}self_attn.o_proj"),
+    alone(FfnNorm, "blk.{l}.ffn_norm", "{layer}post_attention_layernorm"),
+    alone(FfnGate, "blk.{l}.ffn_gate", "{layer}mlp.gate_proj"),
+    alone(FfnUp, "blk.{l}.ffn_up", "{layer}mlp.up_proj"),
+    alone(FfnDown, "blk.{l}.ffn_down", "{layer}mlp.down_proj"),
+];
+
+/// Norms after the branches take over the name that others give to the norm before the feed-forward network.
+#[rustfmt::skip]
+pub const SANDWICH: &[TensorName] = &[
+    alone(PostAttnNorm, "blk.{l}.post_attention_norm", "{layer}post_attention_layernorm"),
+    alone(FfnNorm, "blk.{l}.ffn_norm", "{layer}pre_feedforward_layernorm"),
+    alone(PostFfnNorm, "blk.{l}.post_ffw_norm", "{layer}post_feedforward_layernorm"),
+];
+
+/// Queries, keys and values in one matrix, gate and up in another.
+#[rustfmt::skip]
+pub const FUSED: &[TensorName] = &[
+    stacked(AttnQ, "blk.{l}.attn_qkv", "{layer}self_attn.qkv_proj", &[AttnQ, AttnK, AttnV]),
+    stacked(AttnK, "blk.{l}.attn_qkv", "{layer}self_attn.qkv_proj", &[AttnQ, AttnK, AttnV]),
+    stacked(AttnV, "blk.{l}.attn_qkv", "{layer}self_attn.qkv_proj", &[AttnQ, AttnK, AttnV]),
+    stacked(FfnGate, "blk.{l}.ffn_up", "{layer}mlp.gate_up_proj", &[FfnGate, FfnUp]),
+    stacked(FfnUp, "blk.{l}.ffn_up", "{layer}mlp.gate_up_proj", &[FfnGate, FfnUp]),
+];
+
+/// What stands before the names of the language model in Hugging Face checkpoints: alone, in multimodal models as they
+/// were saved and as they are now, and in a base model without a head.
+pub const MODEL_PREFIXES: &[&str] = &["model.", "language_model.model.", "model.language_model.", ""];
+
+/// Parts of names of tensors that hold what is computed here anyway.
+pub const IGNORED: &[&str] = &["rotary_emb.", ".attn_rot_embd."];
+
+impl Key {
+    /// Its row of the table.
+    pub(crate) fn row(self) -> &'static KeyRow {
+        &KEYS[self as usize]
+    }
+}
+
+impl TensorName {
+    /// The full name, without its suffix.
+    pub(crate) fn expand(&self, naming: Naming, model_prefix: &str, layer: Option<usize>) -> Option<String> {
+        let template = match naming {
+            Naming::Gguf => self.gguf,
+            Naming::HuggingFace => self.hf,
+        };
+        let layer = layer.map(|l| l.to_string()).unwrap_or_default();
+        (!template.is_empty()).then(|| {
+            template
+                .replace("{layer}", "{model}layers.{l}.")
+                .replace("{model}", model_prefix)
+                .replace("{l}", &layer)
+        })
+    }
+}
+
+impl TensorRole {
+    /// For people.
+    pub fn what(self) -> &'static str {
+        match self {
+            TokenEmbedding => "token embedding",
+            OutputNorm => "output norm",
+            Output => "output head",
+            RopeDivisors => "rope frequency divisors",
+            RopeShort => "rope short factors",
+            RopeLong => "rope long factors",
+            AttnNorm => "attention norm",
+            AttnQ => "query projection",
+            AttnK => "key projection",
+            AttnV => "value projection",
+            AttnQNorm => "query norm",
+            AttnKNorm => "key norm",
+            AttnOut => "attention output projection",
+            PostAttnNorm => "norm after attention",
+            FfnNorm => "feed-forward norm",
+            FfnGate => "feed-forward gate projection",
+            FfnUp => "feed-forward up projection",
+            FfnDown => "feed-forward down projection",
+            PostFfnNorm => "norm after the feed-forward network",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_expand() {
+        let q = STANDARD.iter().find(|n| n.role == AttnQ).unwrap();
+        assert_eq!(q.expand(Naming::Gguf, "model.", Some(12)).unwrap(), "blk.12.attn_q");
+        let hf = q.expand(Naming::HuggingFace, "language_model.model.", Some(12)).unwrap();
+        assert_eq!(hf, "language_model.model.layers.12.self_attn.q_proj");
+        let freqs = STANDARD.iter().find(|n| n.role == RopeDivisors).unwrap();
+        assert_eq!(freqs.expand(Naming::HuggingFace, "model.", None), None);
+    }
+
+    #[test]
+    fn stacked_rows_name_their_own_role() {
+        for name in [STANDARD, SANDWICH, FUSED].concat() {
+            assert!(name.stacked.is_empty() || name.stacked.contains(&name.role), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn numbers_that_can_be_counts_cannot_overflow() {
+        // The widest product, heads times columns times rows, stays in 64 bits with room for 4 bytes a value.
+        let max = |key: Key| key.row().range.1;
+        assert!(max(Key::Heads) * max(Key::HeadDim) * max(Key::Hidden) * 4.0 < 2f64.powi(63));
+        assert!(max(Key::Ffn) * max(Key::Hidden) * 4.0 < 2f64.powi(63));
+        assert!(max(Key::Vocab) * max(Key::Hidden) * 4.0 < 2f64.powi(63));
+    }
+}

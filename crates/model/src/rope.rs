@@ -1,0 +1,275 @@
+//! Rotation frequencies and the ways in which checkpoints stretch them to longer contexts.
+//!
+//! Pair `i` of a head's `n_dims` rotating columns turns by `theta^(-2i / n_dims)` radians a position (Su et al. 2021,
+//! RoFormer). Computed in f64 and rounded once: the reference computes in f32, which differs by a relative 1e-7.
+
+use std::f64::consts::PI;
+use std::fmt;
+
+use formats::Naming;
+
+use crate::error::{Error, Result};
+use crate::keys::Keys;
+use crate::names::Key;
+
+/// The rotation of one layer, or of many.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RopeSpec {
+    /// The base.
+    pub theta: f64,
+    /// Columns of a head that turn; even.
+    pub n_dims: usize,
+    /// How frequencies are stretched.
+    pub scaling: RopeScaling,
+    /// `(n_dims / 2)`: divisors that the file holds ready-made.
+    pub divisors: Option<Vec<f32>>,
+}
+
+/// How frequencies are stretched.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RopeScaling {
+    /// Not at all.
+    None,
+    /// All divided by `factor` (Chen et al. 2023, position interpolation).
+    Linear {
+        /// At least 1.
+        factor: f64,
+    },
+    /// Wavelengths over `original / low` are divided by `factor`, those under `original / high` kept, those between are
+    /// blended (Llama 3.1's published code).
+    ByWavelength {
+        /// The divisor of the lowest frequencies.
+        factor: f64,
+        /// Rotations over the original context below which a frequency is divided.
+        low: f64,
+        /// Rotations above which it is kept.
+        high: f64,
+        /// The original context, in positions.
+        original: f64,
+    },
+    /// As [`Self::ByWavelength`] with a linear ramp over pairs (Peng et al. 2023).
+    Yarn {
+        /// The divisor of the lowest frequencies.
+        factor: f64,
+        /// Rotations over the original context above which a frequency is kept.
+        beta_fast: f64,
+        /// Rotations below which it is divided.
+        beta_slow: f64,
+        /// The original context, in positions.
+        original: f64,
+        /// Whether the ramp's ends are rounded to whole pairs.
+        truncate: bool,
+        /// Factor on cosine and sine.
+        attention_factor: f64,
+    },
+    /// Each pair has its divisor, one list for contexts up to the original and one beyond (Ding et al. 2024).
+    LongRope {
+        /// `(n_dims / 2)`
+        short: Vec<f32>,
+        /// `(n_dims / 2)`
+        long: Vec<f32>,
+        /// The original context, in positions.
+        original: f64,
+        /// Factor on cosine and sine.
+        attention_factor: f64,
+    },
+}
+
+/// Tensors that hold divisors, already read.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RopeTensors {
+    pub divisors: Option<Vec<f32>>,
+    pub short: Option<Vec<f32>>,
+    pub long: Option<Vec<f32>>,
+}
+
+impl RopeSpec {
+    /// `(n_dims / 2)` radians a position, for a context of `n_ctx` positions.
+    pub fn frequencies(&self, n_ctx: usize) -> Vec<f32> {
+        let n_dims = self.n_dims as f64;
+        let frequency = |i: usize| self.theta.powf(-2.0 * i as f64 / n_dims);
+        let scaled = |i: usize| {
+            let f = frequency(i);
+            match &self.scaling {
+                RopeScaling::None => f,
+                RopeScaling::Linear { factor } => f / factor,
+                RopeScaling::ByWavelength { factor, low, high, original } => {
+                    let rotations = original * f / (2.0 * PI);
+                    let keep = ((rotations - low) / (high - low)).clamp(0.0, 1.0);
+                    f * (keep + (1.0 - keep) / factor)
+                }
+                RopeScaling::Yarn { factor, beta_fast, beta_slow, original, truncate, .. } => {
+                    let pair_of = |rotations: f64| {
+                        n_dims * (original / (rotations * 2.0 * PI)).ln() / (2.0 * self.theta.ln())
+                    };
+                    let (mut first, mut last) = (pair_of(*beta_fast), pair_of(*beta_slow));
+                    if *truncate {
+                        (first, last) = (first.floor(), last.ceil());
+                    }
+                    let (first, mut last) = (first.max(0.0), last.min(n_dims - 1.0));
+                    if first == last {
+                        last += 0.001; // As the reference does, against a division by zero.
+                    }
+                    let keep = 1.0 - ((i as f64 - first) / (last - first)).clamp(0.0, 1.0);
+                    f * (keep + (1.0 - keep) / factor)
+                }
+                RopeScaling::LongRope { short, long, original, .. } => {
+                    let list = if n_ctx as f64 > *original { long } else { short };
+                    f / f64::from(list.get(i).copied().unwrap_or(1.0))
+                }
+            }
+        };
+        let divisor = |i: usize| self.divisors.as_ref().and_then(|d| d.get(i)).map_or(1.0, |d| f64::from(*d));
+        (0..self.n_dims / 2).map(|i| (scaled(i) / divisor(i)) as f32).collect()
+    }
+
+    /// Factor on cosine and sine.
+    pub fn scale(&self) -> f32 {
+        match self.scaling {
+            RopeScaling::Yarn { attention_factor, .. } | RopeScaling::LongRope { attention_factor, .. } => {
+                attention_factor as f32
+            }
+            _ => 1.0,
+        }
+    }
+
+    /// Read the rotation of layers whose heads have `head_dim` columns.
+    pub(crate) fn read(
+        keys: &Keys<'_>,
+        head_dim: usize,
+        n_ctx_train: usize,
+        tensors: &RopeTensors,
+    ) -> Result<RopeSpec> {
+        let theta = keys.real(Key::RopeTheta)?.unwrap_or(10_000.0);
+        let n_dims = n_dims(keys, head_dim)?;
+        let scaling = scaling(keys, n_dims, n_ctx_train, tensors)?;
+        let divisors = check_list(keys, Key::RopeFactor, tensors.divisors.clone(), n_dims)?;
+        Ok(RopeSpec { theta, n_dims, scaling, divisors })
+    }
+}
+
+fn n_dims(keys: &Keys<'_>, head_dim: usize) -> Result<usize> {
+    let part = keys.real(Key::RopePart)?;
+    let n_dims = match keys.count(Key::RopeDims)? {
+        Some(n) => n,
+        None => part.map_or(head_dim, |part| (head_dim as f64 * part) as usize),
+    };
+    if n_dims == 0 || n_dims % 2 != 0 || n_dims > head_dim {
+        let key = if part.is_some() { Key::RopePart } else { Key::RopeDims };
+        return Err(keys.bad(
+            key,
+            format!("{n_dims} columns that rotate"),
+            format!("an even number up to the head's {head_dim}"),
+        ));
+    }
+    Ok(n_dims)
+}
+
+fn scaling(keys: &Keys<'_>, n_dims: usize, n_ctx_train: usize, tensors: &RopeTensors) -> Result<RopeScaling> {
+    let need = |key: Key| keys.real(key)?.ok_or_else(|| keys.missing(key));
+    let original = keys.real(Key::RopeContext)?.unwrap_or(n_ctx_train as f64);
+    let stretch = n_ctx_train as f64 / original;
+    // GGUF: 0 says none, and a file with a factor and no word means linear; ready-made factors need no word either.
+    let factor = keys.real(Key::RopeFactor)?.filter(|f| *f != 0.0);
+    let kind = match keys.word(Key::RopeKind)? {
+        _ if tensors.long.is_some() => "longrope",
+        Some(kind) => kind,
+        None if factor.is_some() => "linear",
+        None => "default",
+    };
+    match kind {
+        "default" | "none" => Ok(RopeScaling::None),
+        "linear" => match factor {
+            Some(factor) => Ok(RopeScaling::Linear { factor }),
+            None if keys.naming() == Naming::Gguf => Ok(RopeScaling::None),
+            None => Err(keys.missing(Key::RopeFactor)),
+        },
+        "llama3" => {
+            let (low, high) = (need(Key::RopeLow)?, need(Key::RopeHigh)?);
+            if low >= high {
+                return Err(keys.bad(
+                    Key::RopeLow,
+                    low,
+                    format!("less than the high frequency factor, {high}"),
+                ));
+            }
+            let factor = factor.ok_or_else(|| keys.missing(Key::RopeFactor))?;
+            Ok(RopeScaling::ByWavelength { factor, low, high, original })
+        }
+        "yarn" => {
+            let factor = factor.unwrap_or(stretch);
+            let magnitude = |m: f64| if factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 };
+            let given = keys.real(Key::RopeAttention)?;
+            let attention_factor = match (keys.naming(), given) {
+                (Naming::Gguf, given) => magnitude(1.0) * given.unwrap_or(1.0),
+                (Naming::HuggingFace, Some(given)) => given,
+                (Naming::HuggingFace, None) => {
+                    let set = |key: Key| Ok::<_, Error>(keys.real(key)?.filter(|m| *m != 0.0));
+                    match (set(Key::RopeMscale)?, set(Key::RopeMscaleAll)?) {
+                        (Some(mscale), Some(all)) => magnitude(mscale) / magnitude(all),
+                        _ => magnitude(1.0),
+                    }
+                }
+            };
+            Ok(RopeScaling::Yarn {
+                factor,
+                beta_fast: keys.real(Key::RopeBetaFast)?.unwrap_or(32.0),
+                beta_slow: keys.real(Key::RopeBetaSlow)?.unwrap_or(1.0),
+                original,
+                truncate: keys.flag(Key::RopeTruncate)?.unwrap_or(true),
+                attention_factor,
+            })
+        }
+        "longrope" | "su" => {
+            let list = |key: Key, tensor: &Option<Vec<f32>>| {
+                let list = if tensor.is_some() { tensor.clone() } else { keys.reals(key)? };
+                check_list(keys, key, list, n_dims)?.ok_or_else(|| keys.missing(key))
+            };
+            let usual = if stretch <= 1.0 { 1.0 } else { (1.0 + stretch.ln() / original.ln()).sqrt() };
+            Ok(RopeScaling::LongRope {
+                short: list(Key::RopeShort, &tensors.short)?,
+                long: list(Key::RopeLong, &tensors.long)?,
+                original,
+                attention_factor: keys.real(Key::RopeAttention)?.unwrap_or(usual),
+            })
+        }
+        other => {
+            Err(keys.bad(Key::RopeKind, format!("{other:?}"), "default, linear, llama3, yarn or longrope"))
+        }
+    }
+}
+
+fn check_list(keys: &Keys<'_>, key: Key, list: Option<Vec<f32>>, n_dims: usize) -> Result<Option<Vec<f32>>> {
+    match &list {
+        Some(l) if l.len() != n_dims / 2 => Err(keys.bad(
+            key,
+            format!("{} factors", l.len()),
+            format!("{}, one for each pair of columns that rotate", n_dims / 2),
+        )),
+        Some(l) if l.iter().any(|v| !v.is_finite() || *v <= 0.0) => {
+            Err(keys.bad(key, "a factor that is not a number above 0", "numbers above 0"))
+        }
+        _ => Ok(list),
+    }
+}
+
+impl fmt::Display for RopeSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "base {}, {} columns", self.theta, self.n_dims)?;
+        match &self.scaling {
+            RopeScaling::None => {}
+            RopeScaling::Linear { factor } => write!(f, ", linear factor {factor}")?,
+            RopeScaling::ByWavelength { factor, original, .. } => {
+                write!(f, ", by wavelength factor {factor} from {original} positions")?;
+            }
+            RopeScaling::Yarn { factor, original, .. } => {
+                write!(f, ", YaRN factor {factor} from {original} positions")?
+            }
+            RopeScaling::LongRope { original, .. } => write!(f, ", LongRoPE from {original} positions")?,
+        }
+        if self.divisors.is_some() {
+            write!(f, ", divisors from the file")?;
+        }
+        Ok(())
+    }
+}

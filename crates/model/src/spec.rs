@@ -1,0 +1,363 @@
+//! A family with the numbers of one checkpoint.
+
+use device::{Activation, Plan, RopeStyle};
+use formats::{Checkpoint, Naming};
+
+use crate::build;
+use crate::descriptor::{ArchDescriptor, AttentionScale, EmbeddingScale, WindowPattern};
+use crate::error::{Error, Result};
+use crate::families::FAMILIES;
+use crate::keys::{Choice, Keys};
+use crate::names::{IGNORED, Key, TEXT_CONFIG, TensorRole, WINDOW_ROPE_OBJECTS};
+use crate::rope::{RopeScaling, RopeSpec, RopeTensors};
+use crate::tensors::Tensors;
+
+/// What a checkpoint is: its family, its numbers, its layers.
+#[derive(Clone, Debug)]
+pub struct ModelSpec {
+    /// The family.
+    pub family: &'static ArchDescriptor,
+    /// The convention of the checkpoint's names.
+    pub naming: Naming,
+    /// Columns of the residual stream.
+    pub hidden: usize,
+    /// Rows of the embedding and of the head.
+    pub n_vocab: usize,
+    /// Positions that the model was trained for.
+    pub n_ctx_train: usize,
+    /// Added to the mean square in norms.
+    pub norm_eps: f32,
+    /// The feed-forward network's function.
+    pub activation: Activation,
+    /// Which columns of a head turn together.
+    pub rope_style: RopeStyle,
+    /// Factor on embeddings.
+    pub embedding_scale: f32,
+    /// Factor on what a branch adds to the residual.
+    pub residual_scale: f32,
+    /// Factor on logits, before their cap.
+    pub logit_scale: f32,
+    /// `cap * tanh(logit / cap)`
+    pub logit_softcap: Option<f32>,
+    /// `cap * tanh(score / cap)`
+    pub attention_softcap: Option<f32>,
+    /// The head is the embedding.
+    pub tied_head: bool,
+    /// The layers.
+    pub layers: Vec<LayerSpec>,
+    /// Values of all tensors in use; a tied head counts once.
+    pub n_parameters: u64,
+    /// Tensors of the file that nothing reads, in file order.
+    pub unused_tensors: Vec<String>,
+}
+
+/// One layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerSpec {
+    /// Query heads; a multiple of `n_kv_heads`.
+    pub n_heads: usize,
+    /// Key and value heads.
+    pub n_kv_heads: usize,
+    /// Columns of a head.
+    pub head_dim: usize,
+    /// Columns of the feed-forward network.
+    pub ffn: usize,
+    /// Positions that it sees, its own included; `None`: all.
+    pub window: Option<usize>,
+    /// Its rotation, if it has any.
+    pub rope: Option<RopeSpec>,
+    /// Factor on the scores.
+    pub attention_scale: f32,
+}
+
+impl LayerSpec {
+    /// No heads, no columns: what names outside the layers are sized with.
+    pub(crate) const EMPTY: LayerSpec = LayerSpec {
+        n_heads: 0,
+        n_kv_heads: 0,
+        head_dim: 0,
+        ffn: 0,
+        window: None,
+        rope: None,
+        attention_scale: 0.0,
+    };
+}
+
+impl ModelSpec {
+    /// Recognise the family, read and check every number, and find every tensor.
+    ///
+    /// # Errors
+    /// Names the key or tensor, what was found, and what was expected.
+    pub fn from_checkpoint(checkpoint: &Checkpoint) -> Result<ModelSpec> {
+        let (family, architecture) = select(checkpoint)?;
+        let keys = Keys::new(&checkpoint.metadata, checkpoint.naming, family, &architecture);
+        let mut tensors = Tensors::new(checkpoint, family);
+        let mut spec = read(&keys, family, &mut tensors)?;
+
+        // Building the plan is what checks the tensors; it copies nothing but norms and biases.
+        build::build(&spec, &mut tensors, spec.n_ctx_train)?;
+        spec.n_parameters = tensors.n_parameters();
+        let unused =
+            |name: &&String| !tensors.is_used(name) && !IGNORED.iter().any(|part| name.contains(part));
+        spec.unused_tensors = checkpoint.tensors.iter().map(|t| &t.name).filter(unused).cloned().collect();
+        Ok(spec)
+    }
+
+    /// The forward pass, for contexts up to [`Self::n_ctx_train`].
+    ///
+    /// # Errors
+    /// The checkpoint is not the one that this was read from.
+    pub fn plan(&self, checkpoint: &Checkpoint) -> Result<Plan> {
+        self.plan_for_context(checkpoint, self.n_ctx_train)
+    }
+
+    /// The forward pass for contexts up to `n_ctx` positions. Differs from [`Self::plan`] only where the rotation depends on
+    /// the context ([`Self::depends_on_context`]).
+    ///
+    /// # Errors
+    /// The checkpoint is not the one that this was read from.
+    pub fn plan_for_context(&self, checkpoint: &Checkpoint, n_ctx: usize) -> Result<Plan> {
+        build::build(self, &mut Tensors::new(checkpoint, self.family), n_ctx)
+    }
+
+    /// Whether the plan differs with the context that it is made for.
+    pub fn depends_on_context(&self) -> bool {
+        let depends = |rope: &RopeSpec| matches!(rope.scaling, RopeScaling::LongRope { .. });
+        self.layers.iter().filter_map(|l| l.rope.as_ref()).any(depends)
+    }
+
+    /// Number of layers.
+    pub fn n_layers(&self) -> usize {
+        self.layers.len()
+    }
+}
+
+/// The family that answers to the name in the file, and that name.
+fn select(checkpoint: &Checkpoint) -> Result<(&'static ArchDescriptor, String)> {
+    let metadata = &checkpoint.metadata;
+    let text_model_type = format!("{TEXT_CONFIG}model_type");
+    let keys: &[&str] = match checkpoint.naming {
+        Naming::Gguf => &["general.architecture"],
+        Naming::HuggingFace => &[&text_model_type, "model_type"],
+    };
+    let mut found: Vec<(&str, String)> =
+        keys.iter().filter_map(|k| Some((*k, metadata.str(k)?.to_owned()))).collect();
+    if checkpoint.naming == Naming::HuggingFace {
+        // The class says it too: `SomethingForCausalLM` is of the type `something`.
+        let class = metadata.array("architectures").and_then(|a| std::str::from_utf8(a.str_bytes(0)?).ok());
+        let class = class.and_then(|c| c.split_once("For")).map(|(c, _)| c.to_ascii_lowercase());
+        found.extend(class.map(|class| ("architectures", class)));
+    }
+    let family = |name: &str| FAMILIES.iter().find(|f| f.selectors(checkpoint.naming).contains(&name));
+    if let Some((name, family)) = found.iter().find_map(|(_, name)| Some((name, family(name)?))) {
+        return Ok((family, name.clone()));
+    }
+    let known: Vec<&str> = FAMILIES.iter().flat_map(|f| f.selectors(checkpoint.naming)).copied().collect();
+    let (key, found) = match found.first() {
+        Some((key, name)) => ((*key).to_owned(), format!("{:?}", name.chars().take(60).collect::<String>())),
+        None => (keys.join(" or "), "nothing".to_owned()),
+    };
+    Err(Error::UnknownFamily { key, found, known: known.join(", ") })
+}
+
+fn read(keys: &Keys<'_>, family: &'static ArchDescriptor, tensors: &mut Tensors<'_>) -> Result<ModelSpec> {
+    refuse_what_is_not_built(keys)?;
+    let n_layers = keys.need_count(Key::Layers)?;
+    let hidden = keys.need_count(Key::Hidden)?;
+    let n_ctx_train = keys.need_count(Key::Context)?;
+    let n_vocab = match keys.naming() {
+        Naming::Gguf => tensors.embedding_rows().unwrap_or(0),
+        Naming::HuggingFace => keys.need_count(Key::Vocab)?,
+    };
+    let activation = match keys.word(Key::Activation)? {
+        None => family.activation,
+        Some("silu" | "swish") => Activation::Silu,
+        Some("gelu_pytorch_tanh" | "gelu_new" | "gelu_fast") => Activation::GeluTanh,
+        Some("gelu") => Activation::GeluErf,
+        Some("relu") => Activation::Relu,
+        Some(other) => {
+            return Err(keys.bad(
+                Key::Activation,
+                format!("{other:?}"),
+                "silu, gelu, gelu_pytorch_tanh or relu",
+            ));
+        }
+    };
+    let tied_head = match keys.flag(Key::TiedHead)? {
+        Some(tied) => tied,
+        None => !tensors.has(TensorRole::Output),
+    };
+    let embedding_scale = match (keys.real(Key::EmbeddingScale)?, family.embedding_scale) {
+        (Some(scale), _) => scale,
+        (None, EmbeddingScale::SqrtHidden) => (hidden as f64).sqrt(),
+        (None, EmbeddingScale::One) => 1.0,
+    };
+    let real = |key: Key| Ok::<_, Error>(keys.real(key)?.map(|v| v as f32));
+    Ok(ModelSpec {
+        family,
+        naming: keys.naming(),
+        hidden,
+        n_vocab,
+        n_ctx_train,
+        norm_eps: real(Key::NormEps)?.ok_or_else(|| keys.missing(Key::NormEps))?,
+        activation,
+        rope_style: family.rope_style.of(keys.naming()),
+        embedding_scale: embedding_scale as f32,
+        residual_scale: real(Key::ResidualScale)?.unwrap_or(1.0),
+        logit_scale: keys.real(Key::LogitDivisor)?.map_or(1.0, |d| (1.0 / d) as f32),
+        logit_softcap: real(Key::LogitSoftcap)?,
+        attention_softcap: real(Key::AttentionSoftcap)?,
+        tied_head,
+        layers: layers(keys, family, tensors, n_layers, hidden, n_ctx_train)?,
+        n_parameters: 0,
+        unused_tensors: Vec::new(),
+    })
+}
+
+/// Better a clear word than a model that runs and answers nonsense.
+fn refuse_what_is_not_built(keys: &Keys<'_>) -> Result<()> {
+    if let Some(n) = keys.count(Key::Experts)?.filter(|n| *n > 0) {
+        return Err(keys.bad(Key::Experts, format!("{n} experts"), "a dense model of this family"));
+    }
+    if keys.flag(Key::Bidirectional)? == Some(true) {
+        return Err(keys.bad(Key::Bidirectional, "true", "a model whose attention is causal"));
+    }
+    Ok(())
+}
+
+fn layers(
+    keys: &Keys<'_>,
+    family: &'static ArchDescriptor,
+    tensors: &mut Tensors<'_>,
+    n_layers: usize,
+    hidden: usize,
+    n_ctx_train: usize,
+) -> Result<Vec<LayerSpec>> {
+    let need = |key: Key| keys.counts(key, n_layers)?.ok_or_else(|| keys.missing(key));
+    let heads = need(Key::Heads)?;
+    let kv_heads = keys.counts(Key::KvHeads, n_layers)?.unwrap_or_else(|| heads.clone());
+    let ffn = need(Key::Ffn)?;
+    let head_dim = keys.count(Key::HeadDim)?;
+    let value_dim = keys.count(Key::ValueDim)?;
+    let windows = windows(keys, family, n_layers)?;
+    let rotates = rotates(keys, family, n_layers)?;
+    let given_scale = match (keys.real(Key::AttentionScale)?, keys.real(Key::QueryScalar)?) {
+        (Some(scale), _) => Some(scale),
+        (None, Some(scalar)) => Some(1.0 / scalar.sqrt()),
+        (None, None) => None,
+    };
+    // Half of the largest head's columns is the most that can be.
+    let mut factors = |role| tensors.small_vector(role, 8192);
+    let ready_made = RopeTensors {
+        divisors: factors(TensorRole::RopeDivisors)?,
+        short: factors(TensorRole::RopeShort)?,
+        long: factors(TensorRole::RopeLong)?,
+    };
+
+    let mut layers = Vec::with_capacity(n_layers);
+    for (l, ((n_heads, n_kv_heads), ffn)) in heads.into_iter().zip(kv_heads).zip(ffn).enumerate() {
+        if n_heads % n_kv_heads != 0 {
+            let expected = format!("a divisor of the {n_heads} query heads (layer {l})");
+            return Err(keys.bad(Key::KvHeads, n_kv_heads, expected));
+        }
+        let head_dim = match head_dim {
+            Some(head_dim) => head_dim,
+            None if hidden.is_multiple_of(n_heads) => hidden / n_heads,
+            None => {
+                return Err(keys.bad(Key::Heads, n_heads, format!("a divisor of the hidden size {hidden}")));
+            }
+        };
+        if let Some(value_dim) = value_dim.filter(|v| *v != head_dim) {
+            return Err(keys.bad(Key::ValueDim, value_dim, format!("the same as of a key, {head_dim}")));
+        }
+        let window = windows.get(l).copied().flatten();
+        let rope = match rotates.get(l) {
+            Some(false) => None,
+            _ if window.is_some() => Some(window_rope(keys, family, head_dim, n_ctx_train, &ready_made)?),
+            _ => Some(RopeSpec::read(keys, head_dim, n_ctx_train, &ready_made)?),
+        };
+        let attention_scale = given_scale.unwrap_or_else(|| match family.attention_scale {
+            AttentionScale::HiddenPerHead { n_layers: n } if n == n_layers => {
+                (n_heads as f64 / hidden as f64).sqrt()
+            }
+            _ => 1.0 / (head_dim as f64).sqrt(),
+        }) as f32;
+        layers.push(LayerSpec { n_heads, n_kv_heads, head_dim, ffn, window, rope, attention_scale });
+    }
+    Ok(layers)
+}
+
+/// The window of each layer.
+fn windows(keys: &Keys<'_>, family: &ArchDescriptor, n_layers: usize) -> Result<Vec<Option<usize>>> {
+    // 0 is how some converters write that there is none.
+    let window = keys.count(Key::Window)?.filter(|w| *w > 0);
+    let window = if keys.flag(Key::WindowUsed)? == Some(false) { None } else { window };
+
+    let word = |choice: Choice<'_>| match choice {
+        Choice::Word("full_attention") => Some(false),
+        Choice::Word("sliding_attention") => Some(true),
+        _ => None,
+    };
+    if let Some(types) =
+        keys.choices(Key::LayerTypes, n_layers, "full_attention or sliding_attention", word)?
+    {
+        if window.is_none() && types.contains(&true) {
+            return Err(keys.missing(Key::Window));
+        }
+        return Ok(types.into_iter().map(|slides| window.filter(|_| slides)).collect());
+    }
+    let Some(window) = window else { return Ok(vec![None; n_layers]) };
+
+    let flag = |choice: Choice<'_>| match choice {
+        Choice::Flag(slides) => Some(slides),
+        Choice::Word(_) => None,
+    };
+    if let Some(slides) = keys.choices(Key::WindowEvery, n_layers, "truth values", flag)? {
+        return Ok(slides.into_iter().map(|slides| slides.then_some(window)).collect());
+    }
+    let full_every = |n: usize| (0..n_layers).map(|l| ((l + 1) % n != 0).then_some(window)).collect();
+    if let Some(n) = keys.count(Key::WindowEvery)? {
+        return Ok(full_every(n));
+    }
+    match family.windows {
+        WindowPattern::All => Ok(vec![Some(window); n_layers]),
+        WindowPattern::FullEvery(n) => Ok(full_every(n.max(1))),
+        WindowPattern::FromKey => {
+            let first = keys.need_count(Key::FirstWindowLayer)?;
+            Ok((0..n_layers).map(|l| (l >= first).then_some(window)).collect())
+        }
+    }
+}
+
+/// Whether each layer rotates its queries and keys.
+fn rotates(keys: &Keys<'_>, family: &ArchDescriptor, n_layers: usize) -> Result<Vec<bool>> {
+    let flag = |choice: Choice<'_>| match choice {
+        Choice::Flag(rotates) => Some(rotates),
+        Choice::Word(_) => None,
+    };
+    if let Some(list) = keys.choices(Key::NoRopeLayers, n_layers, "0 or 1", flag)? {
+        return Ok(list);
+    }
+    match keys.count(Key::NoRopeEvery)?.or(family.no_rope_every) {
+        Some(n) => Ok((0..n_layers).map(|l| (l + 1) % n.max(1) != 0).collect()),
+        None => Ok(vec![true; n_layers]),
+    }
+}
+
+/// The rotation of a layer with a window: its own, where the checkpoint or the family says so.
+fn window_rope(
+    keys: &Keys<'_>,
+    family: &ArchDescriptor,
+    head_dim: usize,
+    n_ctx_train: usize,
+    ready_made: &RopeTensors,
+) -> Result<RopeSpec> {
+    if let Some(own) = keys.with_rope_objects(WINDOW_ROPE_OBJECTS) {
+        return RopeSpec::read(&own, head_dim, n_ctx_train, &RopeTensors::default());
+    }
+    let shared = RopeSpec::read(keys, head_dim, n_ctx_train, ready_made)?;
+    match keys.real(Key::WindowRopeTheta)?.or(family.window_rope_theta) {
+        Some(theta) => Ok(RopeSpec { theta, scaling: RopeScaling::None, divisors: None, ..shared }),
+        None => Ok(shared),
+    }
+}

@@ -1,0 +1,132 @@
+//! What the tests of this crate share: fixtures, and running a plan on the reference interpreter.
+#![allow(dead_code, clippy::unwrap_used)] // Each test binary uses its part.
+
+use std::path::PathBuf;
+
+use device::interpreter::Reference;
+use device::{Device, KvType, Limits, Numerics, Plan, Program, Span, Step, Want};
+use formats::{Access, Checkpoint};
+
+/// The fixtures, each a Hugging Face checkpoint with what transformers answers.
+pub const FIXTURES: [&str; 10] =
+    ["llama", "mistral", "qwen2", "qwen3", "gemma3", "smollm3", "phi3", "gemma2", "granite", "olmo2"];
+
+/// f32 arithmetic in another order than the reference's, over logits of magnitude 10.
+pub const TOLERANCE: f32 = 1e-3;
+
+pub fn folder(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models").join(name)
+}
+
+pub fn open(name: &str) -> Checkpoint {
+    formats::open(&folder(name), Access::Map).unwrap()
+}
+
+/// What transformers answers.
+pub struct Expected {
+    pub input_ids: Vec<u32>,
+    pub positions: Vec<usize>,
+    /// `(positions, n_vocab)`
+    pub logits: Vec<Vec<f32>>,
+    pub greedy: Vec<u32>,
+}
+
+pub fn json(file: &str) -> serde_json::Value {
+    serde_json::from_str(&std::fs::read_to_string(folder(file)).unwrap()).unwrap()
+}
+
+fn numbers(value: &serde_json::Value) -> Vec<f32> {
+    value.as_array().unwrap().iter().map(|v| v.as_f64().unwrap() as f32).collect()
+}
+
+pub fn expected(name: &str) -> Expected {
+    let json = json(&format!("{name}/expected.json"));
+    Expected {
+        input_ids: numbers(&json["input_ids"]).into_iter().map(|v| v as u32).collect(),
+        positions: numbers(&json["positions"]).into_iter().map(|v| v as usize).collect(),
+        logits: json["logits"].as_array().unwrap().iter().map(numbers).collect(),
+        greedy: numbers(&json["greedy"]).into_iter().map(|v| v as u32).collect(),
+    }
+}
+
+/// One sequence on the reference interpreter, with all its pages.
+pub struct Runner {
+    program: Box<dyn Program>,
+    n_vocab: usize,
+    n_groups: usize,
+    position: u32,
+}
+
+const PAGES: usize = 4;
+const PAGE_LEN: usize = 16;
+
+impl Runner {
+    pub fn new(plan: &Plan) -> Runner {
+        let n_groups = plan.kv.groups.len();
+        let limits = Limits {
+            max_rows: PAGES * PAGE_LEN,
+            max_outputs: PAGES * PAGE_LEN,
+            max_spans: 1,
+            n_ctx: PAGES * PAGE_LEN,
+            page_len: PAGE_LEN,
+            n_pages: vec![PAGES; n_groups],
+            kv_type: KvType::F32,
+            numerics: Numerics::Deterministic,
+        };
+        let program = Reference::new(2).compile(plan, &limits).unwrap();
+        Runner { program, n_vocab: plan.value(plan.logits).cols, n_groups, position: 0 }
+    }
+
+    /// Run tokens in one step: the logits of every row, and the best token of the last.
+    pub fn step(&mut self, tokens: &[u32]) -> (Vec<Vec<f32>>, u32) {
+        let n_rows = tokens.len() as u32;
+        let table: Vec<u32> = (0..self.n_groups).flat_map(|_| 0..PAGES as u32).collect();
+        let outputs: Vec<u32> = (0..n_rows).collect();
+        let span = Span { slot: 0, first_row: 0, n_rows, first_position: self.position };
+        let step = Step {
+            tokens,
+            spans: &[span],
+            page_tables: &table,
+            pages_per_table: PAGES,
+            outputs: &outputs,
+            want: Want::Argmax,
+        };
+        self.program.run(&step).unwrap();
+        self.position += n_rows;
+        let logits = self.program.logits()[..tokens.len() * self.n_vocab]
+            .chunks(self.n_vocab)
+            .map(<[f32]>::to_vec)
+            .collect();
+        (logits, self.program.argmax()[tokens.len() - 1])
+    }
+}
+
+/// Compare a plan with what transformers answers: the prompt in chunks of `chunk` rows, then the greedy continuation.
+/// Returns the largest difference of a logit.
+pub fn check(name: &str, plan: &Plan, chunk: usize) -> f32 {
+    let expected = expected(name);
+    let mut runner = Runner::new(plan);
+    let mut logits = Vec::new();
+    let mut best = 0;
+    for tokens in expected.input_ids.chunks(chunk) {
+        let (rows, last) = runner.step(tokens);
+        logits.extend(rows);
+        best = last;
+    }
+    let mut worst = 0.0f32;
+    for (position, row) in expected.positions.iter().zip(&expected.logits) {
+        assert_eq!(row.len(), logits[*position].len(), "{name}: width of the logits");
+        for (found, wanted) in logits[*position].iter().zip(row) {
+            assert!(found.is_finite(), "{name}: position {position}: {found}");
+            worst = worst.max((found - wanted).abs());
+        }
+    }
+    let mut greedy = Vec::new();
+    while greedy.len() < expected.greedy.len() {
+        greedy.push(best);
+        best = runner.step(&[best]).1;
+    }
+    assert!(worst < TOLERANCE, "{name}, chunks of {chunk}: logits differ by {worst}");
+    assert_eq!(greedy, expected.greedy, "{name}, chunks of {chunk}");
+    worst
+}

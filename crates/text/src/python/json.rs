@@ -1,0 +1,161 @@
+//! `tojson`: Python's `json.dumps`, to the byte. (Python's `json` module, `JSONEncoder`.)
+
+use std::fmt::Write;
+
+use minijinja::value::{Kwargs, Rest, ValueKind};
+use minijinja::{Error, Value};
+
+use super::{check_depth, float};
+
+/// Python's `json.dumps` as transformers offers it to templates.
+pub(super) fn to_json(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<String, Error> {
+    let mut positional = args.iter();
+    let mut argument = |name: &str| -> Result<Value, Error> {
+        match positional.next() {
+            Some(value) => Ok(value.clone()),
+            None => kwargs.get::<Option<Value>>(name).map(Option::unwrap_or_default),
+        }
+    };
+    let ensure_ascii = argument("ensure_ascii")?.is_true();
+    let indent = argument("indent")?;
+    let separators = argument("separators")?;
+    let sort_keys = argument("sort_keys")?.is_true();
+    kwargs.assert_all_used()?;
+    let indent =
+        if indent.is_undefined() || indent.is_none() { None } else { Some(super::indentation(&indent)?) };
+    let separators = if separators.is_undefined() || separators.is_none() {
+        (if indent.is_some() { "," } else { ", " }.to_owned(), ": ".to_owned())
+    } else {
+        let parts: Vec<Value> = separators.try_iter()?.collect();
+        match parts.as_slice() {
+            [item, key] if item.as_str().is_some() && key.as_str().is_some() => {
+                (item.as_str().unwrap_or_default().to_owned(), key.as_str().unwrap_or_default().to_owned())
+            }
+            _ => return Err(super::invalid("tojson: separators must be two texts".into())),
+        }
+    };
+    let mut out = String::new();
+    Dumps { ensure_ascii, indent, separators, sort_keys }.write(value, &mut out)?;
+    Ok(out)
+}
+
+/// The arguments of `json.dumps` that templates use.
+struct Dumps {
+    /// Write characters outside of ASCII as `\u` escapes.
+    ensure_ascii: bool,
+    /// Spaces for each level, each item on a line of its own; all on one line if `None`.
+    indent: Option<String>,
+    /// Between items, and between key and value.
+    separators: (String, String),
+    sort_keys: bool,
+}
+
+impl Dumps {
+    /// Append `json.dumps(value)`.
+    fn write(&self, value: &Value, out: &mut String) -> Result<(), Error> {
+        self.write_at(value, out, 0)
+    }
+
+    fn write_at(&self, value: &Value, out: &mut String, depth: usize) -> Result<(), Error> {
+        check_depth(depth)?;
+        match value.kind() {
+            ValueKind::None => out.push_str("null"),
+            ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
+            ValueKind::Number if value.is_integer() => write!(out, "{value}")?,
+            ValueKind::Number => self.float(value, out)?,
+            ValueKind::String => self.text(value.as_str().unwrap_or_default(), out)?,
+            ValueKind::Seq | ValueKind::Iterable => {
+                let items: Vec<Value> = value.try_iter()?.collect();
+                self.list('[', ']', items.len(), out, depth, |i, out| match items.get(i) {
+                    Some(item) => self.write_at(item, out, depth + 1),
+                    None => Ok(()),
+                })?;
+            }
+            ValueKind::Map => {
+                let mut keys: Vec<Value> = value.try_iter()?.collect();
+                if self.sort_keys {
+                    keys.sort();
+                }
+                self.list('{', '}', keys.len(), out, depth, |i, out| {
+                    let Some(key) = keys.get(i) else { return Ok(()) };
+                    match key.as_str() {
+                        Some(text) => self.text(text, out)?,
+                        None => {
+                            out.push('"');
+                            self.write_at(key, out, depth + 1)?;
+                            out.push('"');
+                        }
+                    }
+                    out.push_str(&self.separators.1);
+                    self.write_at(&value.get_item(key)?, out, depth + 1)
+                })?;
+            }
+            kind => {
+                return Err(super::invalid(format!("{kind} is not JSON serializable")));
+            }
+        }
+        Ok(())
+    }
+
+    fn list(
+        &self,
+        open: char,
+        close: char,
+        n_items: usize,
+        out: &mut String,
+        depth: usize,
+        mut item: impl FnMut(usize, &mut String) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        out.push(open);
+        let line = |out: &mut String, depth: usize| {
+            if let Some(indent) = self.indent.as_ref().filter(|_| n_items > 0) {
+                out.push('\n');
+                (0..depth).for_each(|_| out.push_str(indent));
+            }
+        };
+        for i in 0..n_items {
+            out.push_str(if i > 0 { &self.separators.0 } else { "" });
+            line(out, depth + 1);
+            item(i, out)?;
+        }
+        line(out, depth);
+        out.push(close);
+        Ok(())
+    }
+
+    fn float(&self, value: &Value, out: &mut String) -> Result<(), Error> {
+        let x = f64::try_from(value.clone())?;
+        match x {
+            _ if x.is_nan() => out.push_str("NaN"),
+            f64::INFINITY => out.push_str("Infinity"),
+            f64::NEG_INFINITY => out.push_str("-Infinity"),
+            _ => float(x, out)?,
+        }
+        Ok(())
+    }
+
+    fn text(&self, text: &str, out: &mut String) -> std::fmt::Result {
+        out.push('"');
+        for c in text.chars() {
+            match c {
+                '"' => out.push_str("\\\""),
+                '\\' => out.push_str("\\\\"),
+                '\n' => out.push_str("\\n"),
+                '\r' => out.push_str("\\r"),
+                '\t' => out.push_str("\\t"),
+                '\u{8}' => out.push_str("\\b"),
+                '\u{C}' => out.push_str("\\f"),
+                c if c < ' ' => write!(out, "\\u{:04x}", c as u32)?,
+                // Python's escapes start behind DEL where only ASCII is wanted.
+                c if self.ensure_ascii && !c.is_ascii() => {
+                    for unit in c.encode_utf16(&mut [0; 2]) {
+                        write!(out, "\\u{unit:04x}")?;
+                    }
+                }
+                c => out.push(c),
+            }
+        }
+        out.push('"');
+        Ok(())
+    }
+}

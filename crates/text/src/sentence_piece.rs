@@ -1,0 +1,119 @@
+//! SentencePiece BPE (Kudo & Richardson 2018) as Llama and Gemma use it: there is no list of merges. Two
+//! neighbours merge if their joint text is a token, and the token with the best score goes first. What is left
+//! and is no token falls back to its bytes, written `<0x0A>`.
+
+use crate::merge::{Merged, Merger, NO_TOKEN};
+use crate::vocabulary::{Kind, SPACE_MARK, Vocabulary};
+use crate::{Error, Result};
+
+/// The encoding side of a scored vocabulary.
+pub(crate) struct SentencePiece {
+    /// The rank of each token's score: lower is better. An order-preserving map of the float.
+    ranks: Vec<u32>, // (n_tokens)
+    /// The token of each byte, or what stands for an unknown character.
+    bytes: [u32; 256],
+    /// Whether text gets a space put before it.
+    space_prefix: bool,
+}
+
+impl SentencePiece {
+    /// From the scores of all tokens.
+    ///
+    /// # Errors
+    /// There are not as many scores as tokens, or one is no number.
+    pub(crate) fn new(
+        vocabulary: &Vocabulary,
+        scores: &[f32],
+        unknown: Option<u32>,
+        space_prefix: bool,
+    ) -> Result<SentencePiece> {
+        let malformed =
+            |key: String, found: String, expected: String| Error::Malformed { key, found, expected };
+        const KEY: &str = "tokenizer.ggml.scores";
+        if scores.len() != vocabulary.len() {
+            let expected = format!("one for each of the {} tokens", vocabulary.len());
+            return Err(malformed(KEY.into(), format!("{} scores", scores.len()), expected));
+        }
+        if let Some(at) = scores.iter().position(|score| score.is_nan()) {
+            return Err(malformed(format!("{KEY}[{at}]"), "NaN".into(), "a number".into()));
+        }
+        let mut bytes = [unknown.unwrap_or(NO_TOKEN); 256];
+        for (byte, id) in bytes.iter_mut().enumerate() {
+            if let Some(token) = vocabulary.id(&format!("<0x{byte:02X}>")) {
+                *id = token;
+            }
+        }
+        Ok(SentencePiece { ranks: scores.iter().map(|&score| rank(score)).collect(), bytes, space_prefix })
+    }
+
+    /// Append the tokens of a text without specials in it, which may not be empty.
+    pub(crate) fn encode(&self, vocabulary: &Vocabulary, text: &str, out: &mut Vec<u32>) {
+        // Neither runs of spaces nor the ends are trimmed: what the user wrote is what the model sees.
+        let mut escaped = String::with_capacity(text.len() + text.len() / 4 + SPACE_MARK.len());
+        if self.space_prefix {
+            escaped.push_str(SPACE_MARK);
+        }
+        for (i, part) in text.split(' ').enumerate() {
+            if i > 0 {
+                escaped.push_str(SPACE_MARK);
+            }
+            escaped.push_str(part);
+        }
+        let escaped = escaped.as_str();
+
+        let mut merger = Merger::default();
+        for (at, c) in escaped.char_indices() {
+            merger.push(at, c.len_utf8(), NO_TOKEN);
+        }
+        let longest = vocabulary.longest();
+        let symbols = merger.merge(|left, right| {
+            let (start, end) = (left.start as usize, (right.start + right.len) as usize);
+            // A text token's own bytes are at most three times as long (U+2581 for a space).
+            if end - start > 3 * longest {
+                return None;
+            }
+            let id = piece(vocabulary, escaped.get(start..end)?)?;
+            Some(Merged { rank: self.ranks.get(id as usize).copied()?, id })
+        });
+        for symbol in symbols {
+            let text =
+                escaped.get(symbol.start as usize..(symbol.start + symbol.len) as usize).unwrap_or_default();
+            let token = Some(symbol.id).filter(|&id| id != NO_TOKEN).or_else(|| piece(vocabulary, text));
+            match token {
+                Some(id) => out.push(id),
+                None => out.extend(
+                    text.bytes()
+                        .filter_map(|byte| self.bytes.get(usize::from(byte)).copied())
+                        .filter(|&id| id != NO_TOKEN),
+                ),
+            }
+        }
+    }
+}
+
+/// The token of this text, if text may become it: never a control token or a byte token, as in SentencePiece.
+fn piece(vocabulary: &Vocabulary, text: &str) -> Option<u32> {
+    vocabulary
+        .id(text)
+        .filter(|&id| !matches!(vocabulary.kind(id), Kind::Control | Kind::Unknown | Kind::Byte))
+}
+
+/// Map a score to an integer that is lower the better the score. The bits of a float, taken as an integer, order
+/// as the floats do once negative ones are flipped whole and the others have their sign bit set.
+fn rank(score: f32) -> u32 {
+    let bits = (score + 0.0).to_bits(); // + 0.0 makes -0.0 the same as 0.0.
+    let ascending = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
+    !ascending
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_order_as_scores_do() {
+        let scores = [f32::INFINITY, 3.5, 1e-40, 0.0, -1e-40, -1.0, -2.0, -1e9, f32::NEG_INFINITY];
+        assert!(scores.windows(2).all(|pair| rank(pair[0]) < rank(pair[1])));
+        assert_eq!(rank(0.0), rank(-0.0));
+    }
+}

@@ -1,0 +1,325 @@
+//! The tokens: their text as the file writes it, the bytes they stand for, their kinds, and text → id.
+
+use std::hash::BuildHasher;
+
+use formats::{Array, Bytes};
+use hashbrown::HashTable;
+use hashbrown::hash_table::Entry;
+
+use crate::{Error, Result, byte_level};
+
+/// SentencePiece's mark for a space, U+2581.
+pub(crate) const SPACE_MARK: &str = "\u{2581}";
+const SPACE_MARK_CHAR: char = '\u{2581}';
+
+/// What a token is, as `tokenizer.ggml.token_type` tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Text.
+    Normal,
+    /// What text becomes that the vocabulary cannot spell.
+    Unknown,
+    /// A mark with a meaning to the model and none as text: `<|im_start|>`.
+    Control,
+    /// Text that is always this one token, wherever it stands.
+    UserDefined,
+    /// A free place.
+    Unused,
+    /// One byte, written `<0x0A>`.
+    Byte,
+}
+
+impl Kind {
+    /// From the numbers that GGUF uses; 0 is "undefined" and taken as normal.
+    pub(crate) fn from_gguf(n: i64) -> Option<Kind> {
+        Some(match n {
+            0 | 1 => Kind::Normal,
+            2 => Kind::Unknown,
+            3 => Kind::Control,
+            4 => Kind::UserDefined,
+            5 => Kind::Unused,
+            6 => Kind::Byte,
+            _ => return None,
+        })
+    }
+
+    /// Whether the token's text must not be written out where specials are skipped.
+    pub(crate) fn is_special(self) -> bool {
+        matches!(self, Kind::Control | Kind::Unknown)
+    }
+}
+
+/// How a normal token's text is turned into the bytes it stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Spelling {
+    /// GPT-2's byte alphabet.
+    ByteLevel,
+    /// SentencePiece: U+2581 is a space, a byte token is its byte.
+    SpaceMark,
+    /// WordPiece as BERT's own files write it: `##ing` continues a word, `the` begins one.
+    Hashes,
+    /// Words that end in a suffix such as `</w>`, which stands for a space after them.
+    WordEnd,
+    /// As it stands.
+    Plain,
+}
+
+/// All tokens of a vocabulary. Texts stay where they lie in the file.
+pub(crate) struct Vocabulary {
+    /// What `texts` points into.
+    text_bytes: Bytes,
+    /// Offset and length of each token's text, checked to lie within and to be UTF-8.
+    texts: Vec<(u32, u32)>, // (n_tokens)
+    /// The bytes of all tokens, one after the other.
+    spelled: Vec<u8>,
+    /// Where each token's bytes end in `spelled`.
+    ends: Vec<u32>, // (n_tokens)
+    kinds: Vec<Kind>, // (n_tokens)
+    /// Ids by the hash of their text. Seeded at random: a file cannot choose texts that collide.
+    index: HashTable<u32>,
+    hasher: foldhash::fast::RandomState,
+    /// Bytes of the longest token.
+    longest: usize,
+}
+
+impl Vocabulary {
+    /// From the tokens of a file and their kinds (as many).
+    ///
+    /// # Errors
+    /// `tokens` is no list of strings, is empty, holds text that is no UTF-8 or the same text twice.
+    pub(crate) fn new(key: &str, tokens: Array, kinds: Vec<Kind>, spelling: Spelling) -> Result<Vocabulary> {
+        let Array::Str { bytes: text_bytes, spans: texts } = tokens else {
+            return Err(Error::Malformed {
+                key: key.into(),
+                found: "a list of another kind".into(),
+                expected: "a list of strings".into(),
+            });
+        };
+        if texts.is_empty() || texts.len() > u32::MAX as usize - 1 || kinds.len() != texts.len() {
+            return Err(Error::Malformed {
+                key: key.into(),
+                found: format!("{} tokens and {} kinds", texts.len(), kinds.len()),
+                expected: "at least one token, and a kind for each".into(),
+            });
+        }
+        let mut vocabulary = Vocabulary {
+            spelled: Vec::with_capacity(
+                texts.iter().map(|&(_, len)| len as usize).sum::<usize>().min(text_bytes.len()),
+            ),
+            ends: Vec::with_capacity(texts.len()),
+            index: HashTable::with_capacity(texts.len()),
+            hasher: foldhash::fast::RandomState::default(),
+            text_bytes,
+            texts,
+            kinds,
+            longest: 0,
+        };
+        vocabulary.fill(key, spelling)?;
+        Ok(vocabulary)
+    }
+
+    /// Check every text, spell it out, and index it.
+    fn fill(&mut self, key: &str, spelling: Spelling) -> Result<()> {
+        let Vocabulary { text_bytes, texts, spelled, ends, kinds, index, hasher, longest } = self;
+        let all: &[u8] = text_bytes;
+        let text = |id: u32| -> &[u8] {
+            let (at, len) = texts.get(id as usize).copied().unwrap_or_default();
+            all.get(at as usize..at as usize + len as usize).unwrap_or_default()
+        };
+        for (id, (&(at, len), &kind)) in texts.iter().zip(kinds.iter()).enumerate() {
+            let id = id as u32;
+            let bytes = all.get(at as usize..at as usize + len as usize).ok_or_else(|| Error::Malformed {
+                key: format!("{key}[{id}]"),
+                found: format!("a string at {at} of {len} bytes in {}", all.len()),
+                expected: "a string within the file".into(),
+            })?;
+            let token = std::str::from_utf8(bytes).map_err(|_| Error::Malformed {
+                key: format!("{key}[{id}]"),
+                found: format!("{:?}", String::from_utf8_lossy(bytes)),
+                expected: "UTF-8".into(),
+            })?;
+            let start = spelled.len();
+            spell(token, kind, spelling, spelled);
+            *longest = (*longest).max(spelled.len() - start);
+            ends.push(u32::try_from(spelled.len()).map_err(|_| Error::TooLong {
+                what: "the vocabulary",
+                len: spelled.len(),
+                limit: u32::MAX as usize,
+            })?);
+            if token.is_empty() {
+                continue; // A free place; nothing can be looked up by it.
+            }
+            match index.entry(
+                hasher.hash_one(bytes),
+                |&other| text(other) == bytes,
+                |&id| hasher.hash_one(text(id)),
+            ) {
+                Entry::Occupied(other) => {
+                    let first = *other.get();
+                    return Err(Error::DuplicateToken { text: token.into(), first, second: id });
+                }
+                Entry::Vacant(place) => {
+                    place.insert(id);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Number of tokens.
+    pub(crate) fn len(&self) -> usize {
+        self.texts.len()
+    }
+
+    /// Bytes of the longest token.
+    pub(crate) fn longest(&self) -> usize {
+        self.longest
+    }
+
+    /// The kind of a token; `Unused` for an id that there is not.
+    pub(crate) fn kind(&self, id: u32) -> Kind {
+        self.kinds.get(id as usize).copied().unwrap_or(Kind::Unused)
+    }
+
+    /// Ids and kinds, ascending.
+    pub(crate) fn kinds(&self) -> impl Iterator<Item = (u32, Kind)> {
+        self.kinds.iter().enumerate().map(|(id, &kind)| (id as u32, kind))
+    }
+
+    /// Declare a token to be of another kind.
+    pub(crate) fn set_kind(&mut self, id: u32, kind: Kind) {
+        if let Some(k) = self.kinds.get_mut(id as usize) {
+            *k = kind;
+        }
+    }
+
+    /// The text as the file writes it; empty for an id that there is not.
+    pub(crate) fn text(&self, id: u32) -> &str {
+        std::str::from_utf8(self.text_bytes(id)).unwrap_or_default()
+    }
+
+    fn text_bytes(&self, id: u32) -> &[u8] {
+        let (at, len) = self.texts.get(id as usize).copied().unwrap_or_default();
+        self.text_bytes.get(at as usize..at as usize + len as usize).unwrap_or_default()
+    }
+
+    /// The bytes it stands for; none for an id that there is not.
+    pub(crate) fn bytes(&self, id: u32) -> &[u8] {
+        let id = id as usize;
+        let Some(&end) = self.ends.get(id) else { return &[] };
+        let start = id.checked_sub(1).and_then(|before| self.ends.get(before)).copied().unwrap_or(0);
+        self.spelled.get(start as usize..end as usize).unwrap_or_default()
+    }
+
+    /// The token of exactly this text.
+    pub(crate) fn id(&self, text: &str) -> Option<u32> {
+        let hash = self.hasher.hash_one(text.as_bytes());
+        self.index.find(hash, |&id| self.text_bytes(id) == text.as_bytes()).copied()
+    }
+}
+
+/// Append the bytes that a token stands for.
+fn spell(text: &str, kind: Kind, spelling: Spelling, out: &mut Vec<u8>) {
+    match (kind, spelling) {
+        // Specials and user-defined tokens are the text that they are, whatever the alphabet.
+        (Kind::Control | Kind::Unknown | Kind::UserDefined, _) | (_, Spelling::Plain) => {
+            out.extend_from_slice(text.as_bytes());
+        }
+        (Kind::Byte, _) => match byte_of(text) {
+            Some(byte) => out.push(byte),
+            None => out.extend_from_slice(text.as_bytes()),
+        },
+        (_, Spelling::ByteLevel) => byte_level::decode_into(text, out),
+        (_, Spelling::SpaceMark) => {
+            let mut parts = text.split(SPACE_MARK_CHAR); // A search for one character is far quicker than for a text.
+            out.extend_from_slice(parts.next().unwrap_or_default().as_bytes());
+            for part in parts {
+                out.push(b' ');
+                out.extend_from_slice(part.as_bytes());
+            }
+        }
+        (_, Spelling::Hashes) => match text.strip_prefix("##") {
+            Some(rest) => out.extend_from_slice(rest.as_bytes()),
+            None => {
+                out.push(b' ');
+                out.extend_from_slice(text.as_bytes());
+            }
+        },
+        (_, Spelling::WordEnd) => match text.strip_suffix("</w>") {
+            Some(word) => {
+                out.extend_from_slice(word.as_bytes());
+                out.push(b' ');
+            }
+            None => out.extend_from_slice(text.as_bytes()),
+        },
+    }
+}
+
+/// The byte of a token written `<0x0A>`.
+pub(crate) fn byte_of(text: &str) -> Option<u8> {
+    let hex = text.strip_prefix("<0x")?.strip_suffix('>')?;
+    let two_digits = hex.len() == 2 && hex.bytes().all(|b| b.is_ascii_hexdigit());
+    two_digits.then(|| u8::from_str_radix(hex, 16).ok()).flatten()
+}
+
+/// A list of strings in memory of our own, for vocabularies that do not come out of a mapped file.
+pub(crate) fn string_array<'a>(strings: impl Iterator<Item = &'a str>) -> Result<Array> {
+    let mut bytes = Vec::new();
+    let mut spans = Vec::new();
+    for s in strings {
+        let at = u32::try_from(bytes.len() + s.len()).map_err(|_| Error::TooLong {
+            what: "the vocabulary",
+            len: bytes.len() + s.len(),
+            limit: u32::MAX as usize,
+        })?;
+        spans.push((at - s.len() as u32, s.len() as u32));
+        bytes.extend_from_slice(s.as_bytes());
+    }
+    Ok(Array::Str { bytes: Bytes::from_slice(&bytes), spans })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vocabulary(tokens: &[&str], kinds: &[Kind], spelling: Spelling) -> Result<Vocabulary> {
+        Vocabulary::new("tokens", string_array(tokens.iter().copied()).unwrap(), kinds.to_vec(), spelling)
+    }
+
+    #[test]
+    fn texts_bytes_and_ids_agree() {
+        use Kind::*;
+        let v = vocabulary(
+            &["<s>", "▁the▁", "<0x0A>", "", "▁▁"],
+            &[Control, Normal, Byte, Unused, UserDefined],
+            Spelling::SpaceMark,
+        )
+        .unwrap();
+        let bytes: Vec<&[u8]> = (0..6).map(|id| v.bytes(id)).collect();
+        assert_eq!(bytes, [&b"<s>"[..], b" the ", b"\n", b"", "▁▁".as_bytes(), b""]);
+        assert_eq!((v.id("▁the▁"), v.id(""), v.id("the")), (Some(1), None, None));
+        assert_eq!((v.len(), v.longest(), v.text(2), v.text(9)), (5, 6, "<0x0A>", ""));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let twice = vocabulary(&["a", "b", "a"], &[Kind::Normal; 3], Spelling::Plain).err().unwrap();
+        assert_eq!(twice.to_string(), "tokens 0 and 2 are both \"a\"; each token must be there once");
+        assert!(vocabulary(&[], &[], Spelling::Plain).is_err());
+        assert!(vocabulary(&["a"], &[], Spelling::Plain).is_err());
+        let spans = vec![(0, 1), (1, 1)];
+        let invalid = Array::Str { bytes: Bytes::from_slice(b"a\xFF"), spans };
+        let error = Vocabulary::new("tokens", invalid, vec![Kind::Normal; 2], Spelling::Plain).err().unwrap();
+        assert!(error.to_string().starts_with("tokens[1]: found"), "{error}");
+        let outside = Array::Str { bytes: Bytes::from_slice(b"a"), spans: vec![(0, u32::MAX)] };
+        assert!(Vocabulary::new("tokens", outside, vec![Kind::Normal], Spelling::Plain).is_err());
+        let numbers = Vocabulary::new("tokens", Array::Int(vec![1]), vec![Kind::Normal], Spelling::Plain);
+        assert!(numbers.is_err());
+    }
+
+    #[test]
+    fn byte_tokens_are_two_hex_digits() {
+        assert_eq!((byte_of("<0x0A>"), byte_of("<0xff>")), (Some(10), Some(255)));
+        assert_eq!((byte_of("<0x0>"), byte_of("<0x+1>"), byte_of("0x0A")), (None, None, None));
+    }
+}

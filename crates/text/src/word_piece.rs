@@ -1,0 +1,67 @@
+//! WordPiece (Schuster & Nakajima 2012) as BERT uses it: text is cleaned and cut into words, and each word is
+//! taken apart from the left, always by the longest token. GGUF writes a token that begins a word with U+2581
+//! before it and one that continues a word bare (where BERT's own files write `##`).
+
+use tokenizers::normalizers::BertNormalizer;
+use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
+use tokenizers::{
+    NormalizedString, Normalizer, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer,
+};
+
+use crate::vocabulary::{SPACE_MARK, Vocabulary};
+use crate::{Error, Result};
+
+/// Longer words are unknown without a look, as in BERT's own tokenizer.
+const MAX_CHARS_PER_WORD: usize = 100;
+
+/// The encoding side of a WordPiece vocabulary.
+pub(crate) struct WordPiece {
+    normalizer: BertNormalizer,
+    /// What a word becomes that no tokens spell.
+    unknown: u32,
+}
+
+impl WordPiece {
+    /// `lowercase` and `strip_accents` as the model was trained.
+    pub(crate) fn new(unknown: u32, lowercase: bool, strip_accents: bool) -> WordPiece {
+        WordPiece { normalizer: BertNormalizer::new(true, true, Some(strip_accents), lowercase), unknown }
+    }
+
+    /// Append the tokens of a text without specials in it.
+    ///
+    /// # Errors
+    /// The `tokenizers` library refuses the text.
+    pub(crate) fn encode(&self, vocabulary: &Vocabulary, text: &str, out: &mut Vec<u32>) -> Result<()> {
+        let refused = |e: tokenizers::Error| Error::HuggingFace(e.to_string());
+        let mut normalized = NormalizedString::from(text);
+        self.normalizer.normalize(&mut normalized).map_err(refused)?;
+        let mut words = PreTokenizedString::from(normalized);
+        BertPreTokenizer.pre_tokenize(&mut words).map_err(refused)?;
+        let mut marked = String::new();
+        for (word, _, _) in words.get_splits(OffsetReferential::Normalized, OffsetType::Byte) {
+            marked.clear();
+            marked.push_str(SPACE_MARK);
+            marked.push_str(word);
+            let before = out.len();
+            if word.chars().count() > MAX_CHARS_PER_WORD || !pieces(vocabulary, &marked, out) {
+                out.truncate(before);
+                out.push(self.unknown);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Append the tokens of one word; false if some part of it is none.
+fn pieces(vocabulary: &Vocabulary, word: &str, out: &mut Vec<u32>) -> bool {
+    let mut rest = word;
+    while !rest.is_empty() {
+        // Token texts may be longer than their bytes by the mark.
+        let limit = rest.len().min(vocabulary.longest() + SPACE_MARK.len());
+        let longest = (1..=limit).rev().find_map(|len| Some((vocabulary.id(rest.get(..len)?)?, len)));
+        let Some((id, len)) = longest else { return false };
+        out.push(id);
+        rest = rest.get(len..).unwrap_or_default();
+    }
+    true
+}

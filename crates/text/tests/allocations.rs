@@ -1,0 +1,65 @@
+//! Streaming allocates nothing: the loop that generates must not, whatever tokens come.
+#![allow(unsafe_code, clippy::unwrap_used)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use formats::{Array, Bytes, Metadata, Value};
+use ingle_text::{Detokenizer, StopStrings, Tokenizer};
+
+struct Counting;
+
+thread_local! {
+    static COUNT: Cell<usize> = const { Cell::new(0) };
+}
+
+// SAFETY: every call is handed on to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        COUNT.with(|count| count.set(count.get() + 1));
+        // SAFETY: the caller keeps to the contract of `alloc`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: the caller keeps to the contract of `dealloc`.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn streaming_allocates_nothing() {
+    let long = "y".repeat(300);
+    let tokens = ["a", "<0xF0>", "<0x9F>", "<0xFF>", "▁stop", "st", "o", &long];
+    let (mut bytes, mut spans) = (Vec::new(), Vec::new());
+    for token in tokens {
+        spans.push((bytes.len() as u32, token.len() as u32));
+        bytes.extend_from_slice(token.as_bytes());
+    }
+    let mut meta = Metadata::default();
+    meta.insert("tokenizer.ggml.model".into(), Value::Str("llama".into()));
+    meta.insert(
+        "tokenizer.ggml.tokens".into(),
+        Value::Array(Array::Str { bytes: Bytes::from_slice(&bytes), spans }),
+    );
+    meta.insert("tokenizer.ggml.scores".into(), Value::Array(Array::Float(vec![0.0; tokens.len()])));
+    let types = vec![1, 6, 6, 6, 1, 1, 1, 1];
+    meta.insert("tokenizer.ggml.token_type".into(), Value::Array(Array::Int(types)));
+    let tokenizer = Tokenizer::from_gguf(&meta).unwrap();
+    let mut stream = Detokenizer::new(&tokenizer, true);
+    let mut stops = StopStrings::new(&["stop here", "never"]);
+
+    let before = COUNT.with(Cell::get);
+    let mut n_bytes = 0;
+    for i in 0..10_000u32 {
+        let id = i.wrapping_mul(2_654_435_761) >> 7 & 7; // Every order of tokens, more or less.
+        n_bytes += stops.push(stream.push(&tokenizer, id)).text.len();
+    }
+    n_bytes += stops.push(stream.finish()).text.len();
+    n_bytes += stops.finish().len();
+    assert_eq!(COUNT.with(Cell::get) - before, 0);
+    assert!(n_bytes > 100_000);
+}

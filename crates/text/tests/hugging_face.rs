@@ -1,0 +1,257 @@
+//! tokenizer.json in its common shapes, the files beside it, and what is wrong with a broken one.
+#![allow(clippy::unwrap_used)] // Helpers of tests may, as tests may.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use ingle_text::{Error, Specials, Tokenizer};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+fn added(id: u32, content: &str, special: bool) -> Value {
+    json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+           "special": special})
+}
+
+/// GPT-2's shape.
+fn byte_level() -> Value {
+    json!({
+        "version": "1.0",
+        "truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0},
+        "padding": {"strategy": {"Fixed": 100}, "direction": "Right", "pad_to_multiple_of": null, "pad_id": 0,
+                    "pad_type_id": 0, "pad_token": "!"},
+        "added_tokens": [added(0, "<|endoftext|>", true), added(11, "<tool>", false)],
+        "normalizer": null,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+        "post_processor": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": false, "use_regex": true},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
+        "model": {"type": "BPE", "dropout": 0.9, "unk_token": null, "continuing_subword_prefix": null,
+                  "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+                  "vocab": {"<|endoftext|>": 0, "a": 1, "b": 2, "Ġ": 3, "Ã": 4, "©": 5, "<": 6, ">": 7, "ab": 8, "Ġab": 9, "|": 10},
+                  "merges": ["a b", "Ġ ab"]}
+    })
+}
+
+/// Gemma's shape.
+fn byte_fallback() -> Value {
+    json!({
+        "version": "1.0",
+        "added_tokens": [added(0, "<unk>", true), added(1, "<bos>", true), added(2, "<eos>", true)],
+        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+        "pre_tokenizer": {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": false},
+        "post_processor": {"type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "<bos>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}},
+                       {"SpecialToken": {"id": "<eos>", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {"<bos>": {"id": "<bos>", "ids": [1], "tokens": ["<bos>"]},
+                               "<eos>": {"id": "<eos>", "ids": [2], "tokens": ["<eos>"]}}},
+        "decoder": {"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+                    {"type": "ByteFallback"}, {"type": "Fuse"}]},
+        "model": {"type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null,
+                  "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true, "ignore_merges": false,
+                  "vocab": {"<unk>": 0, "<bos>": 1, "<eos>": 2, "<0xC3>": 3, "<0xA9>": 4, "▁": 5, "a": 6, "b": 7, "▁a": 8, "ab": 9},
+                  "merges": [["▁", "a"], ["a", "b"]]}
+    })
+}
+
+/// BERT's shape.
+fn word_piece() -> Value {
+    json!({
+        "version": "1.0",
+        "added_tokens": [added(0, "[UNK]", true), added(1, "[CLS]", true), added(2, "[SEP]", true)],
+        "normalizer": {"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true, "strip_accents": null, "lowercase": true},
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": {"type": "BertProcessing", "sep": ["[SEP]", 2], "cls": ["[CLS]", 1]},
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": true},
+        "model": {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100,
+                  "vocab": {"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "un": 3, "##aff": 4, "##able": 5, ",": 6, "cafe": 7}}
+    })
+}
+
+/// ALBERT's shape, without the compiled character map.
+fn unigram() -> Value {
+    json!({
+        "version": "1.0",
+        "added_tokens": [added(0, "<unk>", true)],
+        "normalizer": {"type": "Sequence", "normalizers": [{"type": "NFKC"}, {"type": "Lowercase"}]},
+        "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true},
+        "post_processor": null,
+        "decoder": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true},
+        "model": {"type": "Unigram", "unk_id": 0, "byte_fallback": false,
+                  "vocab": [["<unk>", 0.0], ["▁", -2.0], ["a", -3.0], ["b", -3.5], ["▁ab", -4.0], ["ab", -5.0]]}
+    })
+}
+
+fn load(json: &Value) -> Result<Tokenizer, Error> {
+    Tokenizer::from_json(json.to_string().as_bytes(), None)
+}
+
+#[test]
+fn byte_level_without_dropout_truncation_and_padding() {
+    let t = load(&byte_level()).unwrap();
+    assert_eq!(t.encode("ab ab é", Specials::Parse).unwrap(), [8, 9, 3, 4, 5]);
+    assert_eq!(t.encode("<|endoftext|>a<tool>", Specials::Parse).unwrap(), [0, 1, 11]);
+    // Letters without a token are left out; the text is no token in any case, but the tool mark still is one.
+    assert_eq!(t.encode("<|endoftext|>a<tool>", Specials::Literal).unwrap(), [6, 10, 10, 7, 1, 11]);
+    assert_eq!(t.decode(&[8, 9, 3, 4, 5, 0, 11], false), "ab ab é<|endoftext|><tool>");
+    assert_eq!(t.decode(&[8, 0, 11], true), "ab<tool>");
+    assert_eq!((t.token_bytes(9), t.token_bytes(4), t.n_tokens()), (&b" ab"[..], &b"\xC3"[..], 12));
+    assert!(t.is_end(0) && t.is_special(0) && !t.is_special(11));
+}
+
+#[test]
+fn byte_fallback_with_a_template_around_the_text() {
+    let t = load(&byte_fallback()).unwrap();
+    assert_eq!(t.encode_with_bos("ab aé", Specials::Parse).unwrap(), [1, 9, 8, 3, 4, 2]);
+    assert_eq!(t.encode("<bos>a", Specials::Parse).unwrap(), [1, 6]);
+    assert!(!t.encode("<bos>a", Specials::Literal).unwrap().contains(&1));
+    assert_eq!(t.decode(&[1, 8, 3, 4, 2], true), " aé");
+    assert_eq!((t.token_bytes(3), t.token_bytes(8)), (&b"\xC3"[..], &b" a"[..]));
+}
+
+#[test]
+fn word_piece_and_unigram() {
+    let t = load(&word_piece()).unwrap();
+    assert_eq!(t.encode_with_bos("Unaffable, CAFÉ x", Specials::Parse).unwrap(), [1, 3, 4, 5, 6, 7, 0, 2]);
+    assert_eq!(t.decode(&[1, 3, 4, 5, 7, 2], true), "unaffable cafe");
+    let t = load(&unigram()).unwrap();
+    assert_eq!(t.encode("AB ab", Specials::Parse).unwrap(), [4, 4]);
+    assert_eq!(t.encode("abab", Specials::Parse).unwrap(), [4, 5]);
+    assert_eq!(t.decode(&[4, 4], false), "ab ab");
+}
+
+#[test]
+fn the_files_beside_it_say_how_it_is_used() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, json: Value| std::fs::write(dir.path().join(name), json.to_string()).unwrap();
+    assert!(Tokenizer::from_folder(dir.path()).unwrap().is_none());
+    write("tokenizer.json", byte_fallback());
+    write(
+        "tokenizer_config.json",
+        json!({
+        "bos_token": {"content": "<bos>", "lstrip": false}, "eos_token": null, "add_bos_token": false,
+        "chat_template": [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]}),
+    );
+    write("special_tokens_map.json", json!({"eos_token": "<eos>"}));
+    write("generation_config.json", json!({"eos_token_id": [2, 9]}));
+    let t = Tokenizer::from_folder(dir.path()).unwrap().unwrap();
+    assert_eq!((t.bos(), t.eos(), t.ends()), (Some(1), Some(2), &[2, 9][..]));
+    assert_eq!((t.chat_template(), t.chat_template_named("tool_use")), (Some("D"), Some("T")));
+    assert_eq!(t.encode_with_bos("a", Specials::Parse).unwrap(), [6, 2]);
+
+    std::fs::write(dir.path().join("chat_template.jinja"), "J").unwrap();
+    let t = Tokenizer::from_folder(dir.path()).unwrap().unwrap();
+    assert_eq!((t.chat_template(), t.chat_template_named("tool_use")), (Some("J"), Some("T")));
+
+    write("generation_config.json", json!({"eos_token_id": 10}));
+    let error = Tokenizer::from_folder(dir.path()).unwrap_err().to_string();
+    assert!(error.contains("eos_token_id is 10") && error.contains("10 tokens"), "{error}");
+    std::fs::write(dir.path().join("tokenizer.json"), "{").unwrap();
+    assert!(Tokenizer::from_folder(dir.path()).unwrap_err().to_string().starts_with("tokenizer.json: EOF"));
+}
+
+#[test]
+fn what_is_wrong_is_said() {
+    let check = |mut json: Value, pointer: &str, value: Value, parts: &[&str]| {
+        *json.pointer_mut(pointer).unwrap() = value;
+        let got = load(&json).unwrap_err().to_string();
+        assert!(parts.iter().all(|part| got.contains(part)), "{got:?} does not say {parts:?}");
+    };
+    check(byte_level(), "", json!([]), &["an object"]);
+    check(byte_level(), "/model", json!(null), &["model is missing"]);
+    check(byte_level(), "/model/type", json!("LSTM"), &["model.type", "LSTM", "Unigram"]);
+    check(byte_level(), "/model/vocab", json!(null), &["model.vocab is missing"]);
+    check(byte_level(), "/model/vocab/a", json!(4_000_000_000u32), &["4000000000", "4194304"]);
+    check(byte_level(), "/model/vocab/a", json!(2), &["id 2", "\"a\"", "\"b\""]);
+    // Longer than any token: the library would write past its buffer's end.
+    check(byte_level(), "/model/merges", json!(["<|endoftext|> <|endoftext|>"]), &["merge 0", "no token"]);
+    check(byte_level(), "/model/merges/0", json!("a c"), &["merge 0", "\"c\""]);
+    check(byte_level(), "/model/merges/0", json!("ab"), &["merges[0]", "space between"]);
+    check(byte_level(), "/model/continuing_subword_prefix", json!("####"), &["merges[0]", "continued"]);
+    check(byte_level(), "/pre_tokenizer/type", json!("Magic"), &["pre_tokenizer.type", "Magic", "Metaspace"]);
+    check(
+        unigram(),
+        "/normalizer/normalizers/0",
+        json!({"type": "Precompiled", "precompiled_charsmap": "AAAA"}),
+        &["normalizer.type", "Precompiled"],
+    );
+    let replace = json!({"type": "Replace", "pattern": {"String": "a"}, "content": "a".repeat(100)});
+    check(
+        unigram(),
+        "/normalizer/normalizers",
+        json!([replace, replace, replace]),
+        &["normalizer", "1000000 times"],
+    );
+    check(word_piece(), "/model/max_input_chars_per_word", json!(100_000), &["100000", "at most 1000"]);
+    check(unigram(), "/model/unk_id", json!(6), &["unk_id", "6 tokens"]);
+    check(unigram(), "/model/vocab/2", json!(["▁", 0.0]), &["tokens 1 and 2"]);
+    check(word_piece(), "/model/unk_token", json!("?"), &["unk_token", "\"?\""]);
+    check(word_piece(), "/post_processor/cls", json!(["[CLS]", 8]), &["post_processor is 8", "8 tokens"]);
+    check(byte_fallback(), "/post_processor/special_tokens", json!({}), &["special_tokens.<bos> is missing"]);
+    check(byte_level(), "/added_tokens/0/content", json!(""), &["added_tokens[0].content"]);
+    assert!(Tokenizer::from_json(b"[[[", None).is_err());
+    assert!(Tokenizer::from_json(byte_level().to_string().as_bytes(), Some(b"nonsense")).is_err());
+}
+
+/// Every place in a document, as JSON pointers.
+fn places(json: &Value, at: String, out: &mut Vec<String>) {
+    match json {
+        Value::Object(fields) => {
+            fields.iter().for_each(|(key, value)| places(value, format!("{at}/{key}"), out))
+        }
+        Value::Array(items) => {
+            items.iter().enumerate().for_each(|(i, item)| places(item, format!("{at}/{i}"), out))
+        }
+        _ => {}
+    }
+    out.push(at);
+}
+
+/// Panics in any thread, those that were caught included.
+static PANICS: AtomicUsize = AtomicUsize::new(0);
+
+fn count_panics() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        let known = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            PANICS.fetch_add(1, Ordering::Relaxed);
+            known(info);
+        }));
+    });
+}
+
+proptest! {
+    #[test]
+    fn no_change_of_a_document_makes_it_panic(
+        which in 0usize..4,
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>()), 1..4),
+        text in "[ab <>|éA,\u{0}\u{301}世]{0,20}",
+    ) {
+        count_panics();
+        let documents = [byte_level(), byte_fallback(), word_piece(), unigram()];
+        let mut json = documents[which].clone();
+        let mut values = vec![json!(null), json!(true), json!(-1), json!(0), json!(1e300), json!(4294967295u32), json!(""),
+                              json!("▁"), json!("a"), json!("(a*)*b"), json!([]), json!({}), json!({"Regex": "(?=a)|\\b|"}),
+                              json!({"Regex": "(a|aa)+$"}), json!({"String": ""}), json!([["", 0]]), json!("Removed")];
+        for document in &documents {
+            let mut pointers = Vec::new();
+            places(document, String::new(), &mut pointers);
+            values.extend(pointers.iter().filter_map(|pointer| document.pointer(pointer).cloned()));
+        }
+        for (place, value) in &changes {
+            let mut pointers = Vec::new();
+            places(&json, String::new(), &mut pointers);
+            if let Some(slot) = json.pointer_mut(place.get(&pointers).as_str()) {
+                *slot = value.get(&values).clone();
+            }
+        }
+        if let Ok(t) = load(&json) {
+            for specials in [Specials::Parse, Specials::Literal] {
+                if let Ok(ids) = t.encode_with_bos(&text, specials) {
+                    t.decode(&ids, true);
+                }
+            }
+        }
+        prop_assert_eq!(PANICS.load(Ordering::Relaxed), 0, "{}", json);
+    }
+}
