@@ -8,8 +8,8 @@ use crate::kernels::linear::{LinearKernel, linear_kernel};
 use crate::kernels::projection::{Epilogue, Matrix};
 use crate::kernels::rope::Turn;
 use crate::kernels::{
-    activate, activation_rows, add, argmax, attention, elementwise, embed, gate, kv_write, projection, qk_rope_kv,
-    rms_norm, rope, scale, select_rows, softcap,
+    activate, activation_rows, add, argmax, attention, elementwise, embed, embed_positions, gate, kv_write, layer_norm,
+    pool, projection, qk_rope_kv, rms_norm, rope, scale, select_rows, self_attention, softcap,
 };
 use crate::layout::{Layout, ProjectionSizes};
 use crate::lower::{HeadChain, Lowered, Norm, Projection, RopeKey, RopeOf, Tail, Unit};
@@ -389,6 +389,47 @@ impl Compiler<'_> {
             }
             // Lowering makes projections of Linears and takes fused Ops apart.
             Op::Linear { .. } | Op::Fused { .. } => return,
+            Op::LayerNorm { x, weight, bias, eps, out } => {
+                let params = layer_norm::Params {
+                    x: self.value(*x),
+                    weight: self.weight_f32(*weight),
+                    bias: self.weight_or_null(*bias),
+                    eps: *eps,
+                    cols: self.plan.value(*x).cols,
+                    rows: self.plan.value(*x).rows,
+                    out: self.value(*out),
+                };
+                (Command::new(layer_norm::layer_norm(isa), params), "layer_norm")
+            }
+            Op::EmbedPositions { table, out } => {
+                let weight = self.plan.weight(*table);
+                bytes = weight.row_bytes() as u64;
+                let params = embed_positions::Params {
+                    table: weight.data.as_ptr(),
+                    block: weight.block,
+                    cols: weight.n_cols(),
+                    out: self.value(*out),
+                };
+                (Command::new(embed_positions::embed_positions, params), "embed_positions")
+            }
+            Op::SelfAttention { q, k, v, n_heads, scale, out } => {
+                let cols = self.plan.value(*q).cols;
+                let params = self_attention::Params {
+                    q: self.value(*q),
+                    k: self.value(*k),
+                    v: self.value(*v),
+                    out: self.value(*out),
+                    n_heads: *n_heads,
+                    head_dim: cols / n_heads,
+                    scale: *scale,
+                };
+                (Command::new(self_attention::self_attention(isa), params), "self_attention")
+            }
+            Op::Pool { x, kind, out } => {
+                let cols = self.plan.value(*x).cols;
+                let params = pool::Params { x: self.value(*x), kind: *kind, cols, out: self.value(*out) };
+                (Command::new(pool::pool(isa), params), "pool")
+            }
         };
         self.push(table, node, command, name.into(), bytes);
     }

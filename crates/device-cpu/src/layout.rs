@@ -2,7 +2,7 @@
 
 use crate::isa::Isa;
 use crate::kernels::linear::{ActivationKind, linear_kernel, q8_row_bytes};
-use crate::kernels::{activation_rows, argmax, attention, attention_tile, projection, qk_rope_kv, round_up};
+use crate::kernels::{activation_rows, argmax, attention, attention_tile, projection, qk_rope_kv, round_up, self_attention};
 use crate::lower::{Lowered, Projection, RopeKey, Tail, Unit, rope_tables};
 use device::arena::{self, Arena};
 use device::{Item, Limits, MemoryPlan, Op, Plan, Residence, Rows, Value, ValueId};
@@ -130,6 +130,9 @@ impl Layout {
                 let partials = pairs * attention_tile::Partial::len(n_group, layer.head_dim) * 4;
                 self.partial_bytes = self.partial_bytes.max(partials);
                 attention::scratch_bytes(n_group, layer.head_dim)
+            }
+            Unit::Primitive(Op::SelfAttention { q, n_heads, .. }) => {
+                self_attention::scratch_bytes(plan.value(*q).cols / n_heads, limits.max_rows.min(limits.n_ctx))
             }
             _ => 0,
         };

@@ -3,7 +3,7 @@
 use formats::BlockType;
 
 use crate::{
-    DType, KvGroup, KvLayer, KvLayerId, Op, Plan, PlanError, Rows, Value, ValueId, Weight, WeightId,
+    DType, KvGroup, KvLayer, KvLayerId, Op, Output, Plan, PlanError, Rows, Value, ValueId, Weight, WeightId,
 };
 
 type Result<T> = std::result::Result<T, PlanError>;
@@ -148,7 +148,7 @@ impl<'a> At<'a> {
                 // Sampled tokens are columns of the logits, and come back as rows of the table.
                 let n_vocab = self.plan.values.get(self.plan.logits.0 as usize).map_or(0, |v| v.cols);
                 self.require(
-                    table.n_rows() >= n_vocab,
+                    table.n_rows() >= n_vocab || self.plan.output == Output::Hidden,
                     || format!("a table of {} rows", table.n_rows()),
                     format!("one for each of the {n_vocab} logits"),
                 )
@@ -270,6 +270,40 @@ impl<'a> At<'a> {
                 )
             }
             Op::Fused { .. } => self.fail("a fused op inside a fused op", "primitives"),
+            Op::LayerNorm { x, weight, bias, eps, out } => {
+                let x = self.same(*x, *out)?;
+                self.require(
+                    *eps >= 0.0 && eps.is_finite(),
+                    || format!("eps {eps}"),
+                    "a small number, not negative",
+                )?;
+                self.vector(*weight, x.cols)?;
+                bias.map_or(Ok(()), |b| self.vector(b, x.cols))
+            }
+            Op::EmbedPositions { table, out } => {
+                let out = self.float(*out)?;
+                self.rows(out, Rows::Tokens)?;
+                self.matrix(*table, out.cols).map(drop)
+            }
+            Op::SelfAttention { q, k, v, n_heads, scale, out } => {
+                for id in [*q, *k, *v] {
+                    let value = self.same(id, *out)?;
+                    self.rows(value, Rows::Tokens)?;
+                }
+                let out = self.float(*out)?;
+                self.require(
+                    *n_heads > 0 && out.cols.is_multiple_of(*n_heads),
+                    || format!("{n_heads} heads"),
+                    format!("a divisor of the {} columns", out.cols),
+                )?;
+                self.finite("scale", *scale)
+            }
+            Op::Pool { x, out, .. } => {
+                let (x, out) = (self.float(*x)?, self.float(*out)?);
+                self.rows(x, Rows::Tokens)?;
+                self.rows(out, Rows::Outputs)?;
+                self.columns(out, 1, x.cols)
+            }
         }
     }
 

@@ -161,7 +161,7 @@ pub trait Program: Send {
     /// The device failed; the step's KV positions are then undefined and must be written again.
     fn run(&mut self, step: &Step) -> Result<()>;
 
-    /// `(n_outputs, n_vocab)` of the last step.
+    /// `(n_outputs, n_vocab)` of the last step; with [`crate::Output::Hidden`] `(n_outputs, hidden)`.
     fn logits(&self) -> &[f32];
 
     /// As [`Self::logits`], for a sampler that works in place.

@@ -11,7 +11,7 @@ impl Plan {
         let mut whole = HashSet::new();
         let mut bytes = 0;
         for op in self.primitives() {
-            if let Op::Embed { table, .. } = op {
+            if let Op::Embed { table, .. } | Op::EmbedPositions { table, .. } = op {
                 bytes += self.weight(*table).row_bytes() as u64;
                 continue;
             }
@@ -46,7 +46,9 @@ impl Plan {
     /// Bytes of weights that an Op reads for one step of one token.
     pub fn weight_bytes_of(&self, op: &Op) -> u64 {
         match op {
-            Op::Embed { table, .. } => self.weight(*table).row_bytes() as u64,
+            Op::Embed { table, .. } | Op::EmbedPositions { table, .. } => {
+                self.weight(*table).row_bytes() as u64
+            }
             Op::Fused { parts, .. } => parts.iter().map(|part| self.weight_bytes_of(part)).sum(),
             op => op.weights().into_iter().map(|id| self.weight_bytes(id)).sum(),
         }

@@ -16,12 +16,14 @@
 //! | `interpreter/attention.rs` | Attention |
 //! | `interpreter/element_wise.rs` | Activate, Gate, Add, Scale, Softcap |
 //! | `interpreter/select.rs` | SelectRows, Argmax |
+//! | `interpreter/encoder.rs` | LayerNorm, EmbedPositions, SelfAttention, Pool |
 //!
 //! Unlike other devices it allocates while it runs: its threads, and their scratch.
 
 mod attention;
 mod element_wise;
 mod embed;
+mod encoder;
 mod kv_pages;
 mod linear;
 mod norm;

@@ -43,6 +43,6 @@ pub use contract::{
 pub use fusion::{FusedKind, Place, Rule};
 pub use kv::{KvGroup, KvLayer, KvLayerId, KvLayout, KvType, PAGE_NONE};
 pub use memory::system_memory;
-pub use op::{Activation, Op, OpKind, RopeStyle};
-pub use plan::{DType, Node, Plan, PlanError, Rows, Value, ValueId, Weight, WeightId};
+pub use op::{Activation, Op, OpKind, Pooling, RopeStyle};
+pub use plan::{DType, Node, Output, Plan, PlanError, Rows, Value, ValueId, Weight, WeightId};
 pub use step::{OwnedStep, Span, Step, Want};

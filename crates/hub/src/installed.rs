@@ -46,7 +46,15 @@ pub fn list(cache: &Cache) -> Result<Vec<Installed>> {
             let name = model.map_or(folder, |model| model.name.clone());
             let source =
                 model.and_then(|model| model.sources.first()).map_or("wheel".into(), ToString::to_string);
-            installed.extend(row(name, entry.path(), &[entry.path()], source));
+            let paths: Vec<PathBuf> = match model {
+                Some(model) if !model.companions.is_empty() => {
+                    let companions = model.companions.iter().map(|companion| companion.file.as_str());
+                    companions.chain([model.file.as_str()]).map(|file| hf::join(&path, file)).collect()
+                }
+                _ => vec![entry.path()],
+            };
+            let place = if paths.len() > 1 { path } else { entry.path() };
+            installed.extend(row(name, place, &paths, source));
         }
     }
     for (folder, _) in folders_in(cache.hub())? {

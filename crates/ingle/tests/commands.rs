@@ -20,7 +20,7 @@ fn usage_errors_exit_with_2_and_others_with_1() {
 #[test]
 fn every_command_has_help_with_examples() {
     let help = ok(&["--help"]);
-    let commands = "run complete bench inspect plan tokenize logits perplexity profile pull list rm completions";
+    let commands = "run complete bench inspect plan tokenize logits perplexity profile pull list rm embed completions";
     for command in commands.split(' ') {
         assert!(help.contains(command), "{command} is missing in {help}");
         let own = ok(&[command, "--help"]);

@@ -2,17 +2,39 @@
 
 use std::collections::HashMap;
 
-use device::{DType, KvLayer, KvLayerId, KvLayout, Node, Op, Plan, Rows, Value, ValueId, Weight, WeightId};
+use device::{
+    DType, KvLayer, KvLayerId, KvLayout, Node, Op, Output, Plan, Rows, Value, ValueId, Weight, WeightId,
+};
 
-use crate::descriptor::QkNorm;
+use crate::descriptor::{NormKind, QkNorm};
+use crate::embedding::EmbeddingSpec;
 use crate::error::Result;
 use crate::names::TensorRole;
 use crate::rope::RopeSpec;
 use crate::spec::{LayerSpec, ModelSpec};
 use crate::tensors::Tensors;
 
+/// Where a forward pass ends.
+#[derive(Clone, Copy)]
+pub(crate) enum End<'a> {
+    /// As the family does: logits, or the hidden states of the rows asked for.
+    Own,
+    /// One vector for each sequence.
+    Embedding(&'a EmbeddingSpec),
+}
+
 /// Build the forward pass for contexts up to `n_ctx`.
 pub(crate) fn build(spec: &ModelSpec, tensors: &mut Tensors<'_>, n_ctx: usize) -> Result<Plan> {
+    build_to(spec, tensors, n_ctx, End::Own)
+}
+
+/// Build the forward pass for contexts up to `n_ctx`, to an end.
+pub(crate) fn build_to(
+    spec: &ModelSpec,
+    tensors: &mut Tensors<'_>,
+    n_ctx: usize,
+    end: End<'_>,
+) -> Result<Plan> {
     let mut builder = Builder {
         spec,
         tensors,
@@ -31,12 +53,18 @@ pub(crate) fn build(spec: &ModelSpec, tensors: &mut Tensors<'_>, n_ctx: usize) -
         x = builder.feed_forward(x, layer)?;
     }
     builder.layer = None;
-    let (logits, argmax) = builder.head(x)?;
+    let output = if matches!(end, End::Embedding(_)) { Output::Hidden } else { spec.family.output };
+    let (logits, argmax) = match (end, output) {
+        (End::Embedding(embedding), _) => builder.embedding(x, embedding)?,
+        (End::Own, Output::Logits) => builder.head(x)?,
+        (End::Own, Output::Hidden) => builder.hidden(x)?,
+    };
 
     let kv = |l: &LayerSpec| KvLayer { n_kv_heads: l.n_kv_heads, head_dim: l.head_dim, window: l.window };
-    let kv = KvLayout::new(spec.layers.iter().map(kv).collect());
-    let plan =
-        Plan { values: builder.values, weights: builder.weights, nodes: builder.nodes, kv, logits, argmax };
+    let cached = spec.layers.iter().filter(|_| !spec.family.bidirectional);
+    let kv = KvLayout::new(cached.map(kv).collect());
+    let Builder { values, weights, nodes, .. } = builder;
+    let plan = Plan { values, weights, nodes, kv, logits, argmax, output };
     plan.check()?;
     Ok(plan)
 }
@@ -61,10 +89,20 @@ impl Builder<'_, '_> {
         let table = self.matrix(TensorRole::TokenEmbedding)?;
         let out = self.value("embedding", Rows::Tokens, self.spec.hidden);
         self.push(Op::Embed { table, scale: self.spec.embedding_scale, out });
-        Ok(out)
+        let mut x = out;
+        if self.spec.family.learned_positions {
+            let table = self.tensors.positions(self.spec)?;
+            let table = self.weight(table);
+            let positions = self.like(x, "position embedding");
+            self.push(Op::EmbedPositions { table, out: positions });
+            let sum = self.like(x, "embedding sum");
+            self.push(Op::Add { a: x, b: positions, out: sum });
+            x = sum;
+        }
+        self.maybe_norm(self.spec.family.embedding_norm, x, TensorRole::EmbeddingNorm, "embedding norm")
     }
 
-    /// `x + post_norm(attention(pre_norm(x)))`
+    /// `x + post_norm(attention(pre_norm(x)))`, or `post_norm(x + attention(pre_norm(x)))`
     fn attention(&mut self, x: ValueId, l: usize, layer: &LayerSpec) -> Result<ValueId> {
         let norms = self.spec.family.norms;
         let kv_layer = KvLayerId(l as u32);
@@ -85,25 +123,46 @@ impl Builder<'_, '_> {
             q = self.rope(q, rope, layer.head_dim, "q rope");
             k = self.rope(k, rope, layer.head_dim, "k rope");
         }
-        self.push(Op::KvWrite { k, v, layer: kv_layer });
         let mixed = self.value("attention", Rows::Tokens, layer.n_heads * layer.head_dim);
-        self.push(Op::Attention {
-            q,
-            layer: kv_layer,
-            n_heads: layer.n_heads,
-            scale: layer.attention_scale,
-            softcap: self.spec.attention_softcap,
-            window: layer.window,
-            sinks: None,
-            out: mixed,
-        });
+        let (n_heads, scale) = (layer.n_heads, layer.attention_scale);
+        if self.spec.family.bidirectional {
+            self.push(Op::SelfAttention { q, k, v, n_heads, scale, out: mixed });
+        } else {
+            self.push(Op::KvWrite { k, v, layer: kv_layer });
+            self.push(Op::Attention {
+                q,
+                layer: kv_layer,
+                n_heads,
+                scale,
+                softcap: self.spec.attention_softcap,
+                window: layer.window,
+                sinks: None,
+                out: mixed,
+            });
+        }
         let branch = self.linear(mixed, TensorRole::AttnOut, "attention out")?;
-        let branch =
-            self.maybe_norm(norms.post_attention, branch, TensorRole::PostAttnNorm, "post-attention norm")?;
-        Ok(self.add_branch(x, branch, "attention residual"))
+        let (role, name) = (TensorRole::PostAttnNorm, "post-attention norm");
+        self.join(x, branch, norms.post_attention.then_some((role, name)), "attention residual")
     }
 
-    /// `x + post_norm(down(f(gate) * up))` of `pre_norm(x)`
+    /// `x + post_norm(branch)` or `post_norm(x + branch)`, as the family says.
+    fn join(
+        &mut self,
+        x: ValueId,
+        branch: ValueId,
+        norm: Option<(TensorRole, &str)>,
+        name: &str,
+    ) -> Result<ValueId> {
+        let Some((role, norm_name)) = norm else { return Ok(self.add_branch(x, branch, name)) };
+        if self.spec.family.norm_on_sum {
+            let sum = self.add_branch(x, branch, name);
+            return self.norm(sum, role, self.spec.hidden, norm_name);
+        }
+        let branch = self.norm(branch, role, self.spec.hidden, norm_name)?;
+        Ok(self.add_branch(x, branch, name))
+    }
+
+    /// `x + post_norm(down(f(gate) * up))` of `pre_norm(x)`, or the norm on the sum
     fn feed_forward(&mut self, x: ValueId, layer: &LayerSpec) -> Result<ValueId> {
         let norms = self.spec.family.norms;
         let kind = self.spec.activation;
@@ -121,8 +180,48 @@ impl Builder<'_, '_> {
             out
         };
         let branch = self.linear(inner, TensorRole::FfnDown, "down")?;
-        let branch = self.maybe_norm(norms.post_ffn, branch, TensorRole::PostFfnNorm, "post-ffn norm")?;
-        Ok(self.add_branch(x, branch, "ffn residual"))
+        let norm = norms.post_ffn.then_some((TensorRole::PostFfnNorm, "post-ffn norm"));
+        self.join(x, branch, norm, "ffn residual")
+    }
+
+    /// The hidden states of the output rows `(n_outputs, hidden)`, and the largest column of each.
+    fn hidden(&mut self, x: ValueId) -> Result<(ValueId, ValueId)> {
+        let selected = self.value("output rows", Rows::Outputs, self.spec.hidden);
+        self.push(Op::SelectRows { x, out: selected });
+        let out = self.final_norm(selected)?;
+        Ok((out, self.argmax(out)))
+    }
+
+    /// One vector for the sequence of each output `(n_outputs, hidden)`, and its largest column.
+    fn embedding(&mut self, x: ValueId, embedding: &EmbeddingSpec) -> Result<(ValueId, ValueId)> {
+        let x = self.final_norm(x)?;
+        let hidden = self.spec.hidden;
+        let mut out = self.value("pooled", Rows::Outputs, hidden);
+        self.push(Op::Pool { x, kind: embedding.pooling, out });
+        if embedding.normalize {
+            // x / sqrt(sum x^2) is x / sqrt(mean x^2) / sqrt(n). A vector of zeros stays one.
+            let even = self.like(out, "evened");
+            self.push(Op::RmsNorm {
+                x: out,
+                weight: None,
+                eps: 1e-24 / hidden as f32,
+                group: hidden,
+                out: even,
+            });
+            out = self.like(even, "of length 1");
+            self.push(Op::Scale { x: even, factor: 1.0 / (hidden as f32).sqrt(), out });
+        }
+        Ok((out, self.argmax(out)))
+    }
+
+    fn final_norm(&mut self, x: ValueId) -> Result<ValueId> {
+        self.maybe_norm(self.spec.family.final_norm, x, TensorRole::OutputNorm, "output norm")
+    }
+
+    fn argmax(&mut self, x: ValueId) -> ValueId {
+        let out = self.new_value("best token", Rows::Outputs, 1, DType::U32);
+        self.push(Op::Argmax { x, out });
+        out
     }
 
     /// Logits `(n_outputs, n_vocab)` and the best of each row.
@@ -130,7 +229,7 @@ impl Builder<'_, '_> {
         let (hidden, n_vocab) = (self.spec.hidden, self.spec.n_vocab);
         let selected = self.value("output rows", Rows::Outputs, hidden);
         self.push(Op::SelectRows { x, out: selected });
-        let normed = self.norm(selected, TensorRole::OutputNorm, hidden, "output norm")?;
+        let normed = self.final_norm(selected)?;
         let role = if self.spec.tied_head { TensorRole::TokenEmbedding } else { TensorRole::Output };
         let mut logits = self.linear(normed, role, "logits")?;
         if self.spec.logit_scale != 1.0 {
@@ -143,9 +242,7 @@ impl Builder<'_, '_> {
             self.push(Op::Softcap { x: logits, cap, out });
             logits = out;
         }
-        let argmax = self.new_value("best token", Rows::Outputs, 1, DType::U32);
-        self.push(Op::Argmax { x: logits, out: argmax });
-        Ok((logits, argmax))
+        Ok((logits, self.argmax(logits)))
     }
 
     fn maybe_norm(&mut self, there: bool, x: ValueId, role: TensorRole, name: &str) -> Result<ValueId> {
@@ -154,9 +251,16 @@ impl Builder<'_, '_> {
 
     fn norm(&mut self, x: ValueId, role: TensorRole, group: usize, name: &str) -> Result<ValueId> {
         let weight = self.tensors.norm(self.spec, role, self.layer)?;
-        let weight = Some(self.weight(weight));
+        let weight = self.weight(weight);
+        let eps = self.spec.norm_eps;
         let out = self.like(x, name);
-        self.push(Op::RmsNorm { x, weight, eps: self.spec.norm_eps, group, out });
+        match self.spec.family.norm_kind {
+            NormKind::Rms => self.push(Op::RmsNorm { x, weight: Some(weight), eps, group, out }),
+            NormKind::Layer => {
+                let bias = self.tensors.bias(self.spec, role, self.layer)?.map(|b| self.weight(b));
+                self.push(Op::LayerNorm { x, weight, bias, eps, out });
+            }
+        }
         Ok(out)
     }
 

@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use crate::descriptor::{NormPlaces, QkNorm};
+use device::Output;
+
+use crate::descriptor::{NormKind, NormPlaces, QkNorm};
 use crate::error::naming_word;
 use crate::spec::{LayerSpec, ModelSpec};
 
@@ -46,7 +48,12 @@ impl fmt::Display for ModelSpec {
         line("vocabulary", self.n_vocab.to_string())?;
         line("depth", format!("{} layers", self.n_layers()))?;
         line("hidden", self.hidden.to_string())?;
-        line("norms", format!("RMS, {}, epsilon {:e}", norms(self.family.norms), self.norm_eps))?;
+        let kind = match self.family.norm_kind {
+            NormKind::Rms => "RMS",
+            NormKind::Layer => "mean and variance",
+        };
+        let places = if self.family.norm_on_sum { "after each sum" } else { norms(self.family.norms) };
+        line("norms", format!("{kind}, {places}, epsilon {:e}", self.norm_eps))?;
         match self.family.qk_norm {
             QkNorm::None => {}
             QkNorm::PerHead => line("q and k norms", "each head".to_owned())?,
@@ -54,7 +61,15 @@ impl fmt::Display for ModelSpec {
         }
         let gate = if self.family.gated { "gated " } else { "" };
         line("feed-forward", format!("{gate}{:?}", self.activation))?;
-        line("head", if self.tied_head { "the embedding" } else { "its own" }.to_owned())?;
+        let head = match (self.family.output, self.tied_head) {
+            (Output::Hidden, _) => "none: it gives hidden states",
+            (_, true) => "the embedding",
+            (_, false) => "its own",
+        };
+        line("head", head.to_owned())?;
+        if self.family.bidirectional {
+            line("attention", "in both directions".to_owned())?;
+        }
         for (name, factor) in [
             ("embedding scale", self.embedding_scale),
             ("residual scale", self.residual_scale),

@@ -4,7 +4,7 @@
 //! reads fields, never names. A new field gets its neutral value in [`ArchDescriptor::DENSE`], and no family that does not
 //! use it changes.
 
-use device::{Activation, RopeStyle};
+use device::{Activation, Output, RopeStyle};
 use formats::Naming;
 
 use crate::names::{Key, TensorName};
@@ -102,6 +102,15 @@ pub enum WindowPattern {
     FromKey,
 }
 
+/// The kind of its norms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormKind {
+    /// By the root mean square.
+    Rms,
+    /// By mean and variance, with a bias.
+    Layer,
+}
+
 /// One family.
 #[derive(Clone, Copy, Debug)]
 pub struct ArchDescriptor {
@@ -147,6 +156,21 @@ pub struct ArchDescriptor {
 
     /// Factor on embeddings.
     pub embedding_scale: EmbeddingScale,
+
+    /// The kind of its norms.
+    pub norm_kind: NormKind,
+    /// Post-norms stand on the sum of branch and residual, `norm(x + branch)`, instead of on the branch.
+    pub norm_on_sum: bool,
+    /// A norm on the embeddings.
+    pub embedding_norm: bool,
+    /// A norm on what the last layer gives.
+    pub final_norm: bool,
+    /// Positions have learned embeddings, added to the tokens'; types of tokens too, if the file has them.
+    pub learned_positions: bool,
+    /// Attention looks at the whole sequence. Nothing is cached.
+    pub bidirectional: bool,
+    /// Whether there is a head; without one, hidden states are what it gives.
+    pub output: Output,
 }
 
 impl ArchDescriptor {
@@ -170,6 +194,13 @@ impl ArchDescriptor {
         activation: Activation::Silu,
         gated: true,
         embedding_scale: EmbeddingScale::One,
+        norm_kind: NormKind::Rms,
+        norm_on_sum: false,
+        embedding_norm: false,
+        final_norm: true,
+        learned_positions: false,
+        bidirectional: false,
+        output: Output::Logits,
     };
 
     /// The values that select it in a naming.

@@ -1,12 +1,12 @@
 //! The families. To add a dense one, add an entry here, and to [`crate::names`] any tensor or key that is called
 //! differently.
 
-use device::{Activation, RopeStyle};
+use device::{Activation, Output, RopeStyle};
 
 use crate::descriptor::{
-    ArchDescriptor, AttentionScale, EmbeddingScale, NormPlaces, PerNaming, QkNorm, WindowPattern,
+    ArchDescriptor, AttentionScale, EmbeddingScale, NormKind, NormPlaces, PerNaming, QkNorm, WindowPattern,
 };
-use crate::names::{FUSED, Key, SANDWICH, STANDARD};
+use crate::names::{ENCODER, FUSED, Key, SANDWICH, STANDARD};
 
 /// The converter to GGUF reorders the rows of queries and keys of these families, so that neighbours are rotated.
 const REORDERED: PerNaming<RopeStyle> = PerNaming { gguf: RopeStyle::Interleaved, hf: RopeStyle::Half };
@@ -153,6 +153,26 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         tensors: &[SANDWICH, STANDARD],
         norms: NormPlaces::POST,
         qk_norm: QkNorm::WholeRow,
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "bert",
+        title: "BERT",
+        gguf: &["bert"],
+        hf: &["bert"],
+        tensors: &[ENCODER],
+        norms: NormPlaces::POST,
+        norm_kind: NormKind::Layer,
+        norm_on_sum: true,
+        embedding_norm: true,
+        final_norm: false,
+        learned_positions: true,
+        no_rope_every: Some(1),
+        bidirectional: true,
+        activation: Activation::GeluErf,
+        gated: false,
+        output: Output::Hidden,
+        defaults: PerNaming { gguf: &[], hf: &[(Key::NormEps, 1e-12)] },
         ..ArchDescriptor::DENSE
     },
 ];

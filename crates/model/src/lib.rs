@@ -17,6 +17,7 @@
 mod build;
 mod describe;
 mod descriptor;
+mod embedding;
 mod error;
 mod families;
 mod keys;
@@ -26,8 +27,9 @@ mod spec;
 mod tensors;
 
 pub use descriptor::{
-    ArchDescriptor, AttentionScale, EmbeddingScale, NormPlaces, PerNaming, QkNorm, WindowPattern,
+    ArchDescriptor, AttentionScale, EmbeddingScale, NormKind, NormPlaces, PerNaming, QkNorm, WindowPattern,
 };
+pub use embedding::EmbeddingSpec;
 pub use error::{Error, Result};
 pub use families::FAMILIES;
 pub use names::{Key, TensorRole};

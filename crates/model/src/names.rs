@@ -55,6 +55,7 @@ pub enum Key {
     LogitDivisor,
     EmbeddingScale,
     ResidualScale,
+    PositionKind,
 }
 
 /// Where a key stands and what it may hold.
@@ -98,7 +99,8 @@ pub const KEYS: &[KeyRow] = &[
     row(Key::Ffn, "columns of the feed-forward network", &["feed_forward_length"], &["intermediate_size"], 1.0, 16777216.0),
     row(Key::Vocab, "vocabulary size", &[], &["vocab_size"], 1.0, 67108864.0),
     row(Key::Context, "positions trained for", &["context_length"], &["max_position_embeddings"], 1.0, 2147483647.0),
-    row(Key::NormEps, "epsilon of the norms", &["attention.layer_norm_rms_epsilon"], &["rms_norm_eps"], TINY, 1.0),
+    row(Key::NormEps, "epsilon of the norms", &["attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"],
+        &["rms_norm_eps", "layer_norm_eps"], TINY, 1.0),
     row(Key::Activation, "activation", &[], &["hidden_activation", "hidden_act"], 0.0, 0.0),
     row(Key::TiedHead, "whether the head is the embedding", &[], &["tie_word_embeddings"], 0.0, 1.0),
     row(Key::Experts, "number of experts", &["expert_count"], &["num_local_experts", "num_experts"], 0.0, 65536.0),
@@ -140,11 +142,12 @@ pub const KEYS: &[KeyRow] = &[
     row(Key::LogitDivisor, "divisor of logits", &["logit_scale"], &["logits_scaling"], TINY, 1e9),
     row(Key::EmbeddingScale, "factor on embeddings", &["embedding_scale"], &["embedding_multiplier"], TINY, 1e9),
     row(Key::ResidualScale, "factor on each branch", &["residual_scale"], &["residual_multiplier"], TINY, 1e9),
+    row(Key::PositionKind, "how positions are told apart", &[], &["position_embedding_type"], 0.0, 0.0),
 ];
 
 // The table is in the order of the enum, so that a key is an index into it.
 const _: () = {
-    assert!(KEYS.len() == Key::ResidualScale as usize + 1);
+    assert!(KEYS.len() == Key::PositionKind as usize + 1);
     let mut i = 0;
     while i < KEYS.len() {
         assert!(KEYS[i].key as usize == i);
@@ -202,6 +205,12 @@ pub enum TensorRole {
     FfnDown,
     /// `(hidden)`, after the feed-forward network.
     PostFfnNorm,
+    /// `(n_positions, hidden)`, added to the token's.
+    PositionEmbedding,
+    /// `(n_types, hidden)`: which of several texts a token belongs to; there is one here, the first.
+    TokenTypes,
+    /// `(hidden)`, on the sum of embeddings.
+    EmbeddingNorm,
 }
 
 /// What a tensor is called. `.weight` or `.bias` follows.
@@ -273,9 +282,27 @@ pub const FUSED: &[TensorName] = &[
     stacked(FfnUp, "blk.{l}.ffn_up", "{layer}mlp.gate_up_proj", &[FfnGate, FfnUp]),
 ];
 
+/// An encoder in the manner of the first transformers: norms on the sums.
+#[rustfmt::skip]
+pub const ENCODER: &[TensorName] = &[
+    alone(TokenEmbedding, "token_embd", "{model}embeddings.word_embeddings"),
+    alone(PositionEmbedding, "position_embd", "{model}embeddings.position_embeddings"),
+    alone(TokenTypes, "token_types", "{model}embeddings.token_type_embeddings"),
+    alone(EmbeddingNorm, "token_embd_norm", "{model}embeddings.LayerNorm"),
+    alone(AttnQ, "blk.{l}.attn_q", "{model}encoder.layer.{l}.attention.self.query"),
+    alone(AttnK, "blk.{l}.attn_k", "{model}encoder.layer.{l}.attention.self.key"),
+    alone(AttnV, "blk.{l}.attn_v", "{model}encoder.layer.{l}.attention.self.value"),
+    alone(AttnOut, "blk.{l}.attn_output", "{model}encoder.layer.{l}.attention.output.dense"),
+    alone(PostAttnNorm, "blk.{l}.attn_output_norm", "{model}encoder.layer.{l}.attention.output.LayerNorm"),
+    alone(FfnUp, "blk.{l}.ffn_up", "{model}encoder.layer.{l}.intermediate.dense"),
+    alone(FfnDown, "blk.{l}.ffn_down", "{model}encoder.layer.{l}.output.dense"),
+    alone(PostFfnNorm, "blk.{l}.layer_output_norm", "{model}encoder.layer.{l}.output.LayerNorm"),
+];
+
 /// What stands before the names of the language model in Hugging Face checkpoints: alone, in multimodal models as they
-/// were saved and as they are now, and in a base model without a head.
-pub const MODEL_PREFIXES: &[&str] = &["model.", "language_model.model.", "model.language_model.", ""];
+/// were saved and as they are now, in a base model without a head, and in an encoder with one.
+pub const MODEL_PREFIXES: &[&str] =
+    &["model.", "language_model.model.", "model.language_model.", "", "bert."];
 
 /// Parts of names of tensors that hold what is computed here anyway.
 pub const IGNORED: &[&str] = &["rotary_emb.", ".attn_rot_embd."];
@@ -327,6 +354,9 @@ impl TensorRole {
             FfnUp => "feed-forward up projection",
             FfnDown => "feed-forward down projection",
             PostFfnNorm => "norm after the feed-forward network",
+            PositionEmbedding => "position embedding",
+            TokenTypes => "token types",
+            EmbeddingNorm => "embedding norm",
         }
     }
 }
@@ -347,7 +377,7 @@ mod tests {
 
     #[test]
     fn stacked_rows_name_their_own_role() {
-        for name in [STANDARD, SANDWICH, FUSED].concat() {
+        for name in [STANDARD, SANDWICH, FUSED, ENCODER].concat() {
             assert!(name.stacked.is_empty() || name.stacked.contains(&name.role), "{name:?}");
         }
     }

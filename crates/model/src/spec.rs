@@ -5,6 +5,7 @@ use formats::{Checkpoint, Naming};
 
 use crate::build;
 use crate::descriptor::{ArchDescriptor, AttentionScale, EmbeddingScale, WindowPattern};
+use crate::embedding::EmbeddingSpec;
 use crate::error::{Error, Result};
 use crate::families::FAMILIES;
 use crate::keys::{Choice, Keys};
@@ -120,6 +121,21 @@ impl ModelSpec {
         build::build(self, &mut Tensors::new(checkpoint, self.family), n_ctx)
     }
 
+    /// The forward pass to one vector for each sequence: hidden states, pooled and, if the checkpoint says so, of length 1.
+    /// For contexts up to `n_ctx` positions; the plan's result has a row for each output, of its whole sequence.
+    ///
+    /// # Errors
+    /// The checkpoint is not the one that this was read from.
+    pub fn embedding_plan(
+        &self,
+        checkpoint: &Checkpoint,
+        embedding: &EmbeddingSpec,
+        n_ctx: usize,
+    ) -> Result<Plan> {
+        let end = build::End::Embedding(embedding);
+        build::build_to(self, &mut Tensors::new(checkpoint, self.family), n_ctx, end)
+    }
+
     /// Whether the plan differs with the context that it is made for.
     pub fn depends_on_context(&self) -> bool {
         let depends = |rope: &RopeSpec| matches!(rope.scaling, RopeScaling::LongRope { .. });
@@ -218,6 +234,10 @@ fn read(keys: &Keys<'_>, family: &'static ArchDescriptor, tensors: &mut Tensors<
 fn refuse_what_is_not_built(keys: &Keys<'_>) -> Result<()> {
     if let Some(n) = keys.count(Key::Experts)?.filter(|n| *n > 0) {
         return Err(keys.bad(Key::Experts, format!("{n} experts"), "a dense model of this family"));
+    }
+    if keys.word(Key::PositionKind)?.is_some_and(|kind| kind != "absolute") {
+        let found = keys.word(Key::PositionKind)?.unwrap_or_default();
+        return Err(keys.bad(Key::PositionKind, format!("{found:?}"), "absolute"));
     }
     if keys.flag(Key::Bidirectional)? == Some(true) {
         return Err(keys.bad(Key::Bidirectional, "true", "a model whose attention is causal"));

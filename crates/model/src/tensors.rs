@@ -60,10 +60,16 @@ impl<'a> Tensors<'a> {
     }
 
     fn locate(&self, role: TensorRole, layer: Option<usize>, suffix: &str) -> Option<Located<'a>> {
+        // Old encoders call the two vectors of a norm otherwise.
+        let old = match suffix {
+            "weight" => "gamma",
+            _ => "beta",
+        };
+        let names = self.names(role, layer, suffix).into_iter().chain(self.names(role, layer, old));
         let find = |(name, stacked): (String, _)| {
             Some(Located { tensor: self.by_name.get(name.as_str())?, stacked })
         };
-        self.names(role, layer, suffix).into_iter().find_map(find)
+        names.into_iter().find_map(find)
     }
 
     /// Whether the file has a tensor for a role outside the layers.
@@ -132,6 +138,34 @@ impl<'a> Tensors<'a> {
         let shape = vec![shape(spec, role, layer)[0]];
         let (tensor, first) = self.check(spec, role, layer, &located, &shape)?;
         vector(tensor, first, shape[0], 0.0).map(Some)
+    }
+
+    /// The position embeddings: a view of the file, or, where the file has types of tokens, a table made at load of the sum
+    /// with the first type's row, which every token here has.
+    pub fn positions(&mut self, spec: &ModelSpec) -> Result<Weight> {
+        let positions = self.matrix(spec, TensorRole::PositionEmbedding, None)?;
+        let Some(Located { tensor, .. }) = self.locate(TensorRole::TokenTypes, None, "weight") else {
+            return Ok(positions);
+        };
+        if !matches!(tensor.shape[..], [rows, cols] if rows > 0 && cols == spec.hidden)
+            || !tensor.n_cols().is_multiple_of(tensor.block.block_len())
+            || tensor.data.len() != tensor.n_rows() * tensor.row_bytes()
+        {
+            return Err(bad_shape(tensor, TensorRole::TokenTypes, format!("rows of {}", spec.hidden)));
+        }
+        self.used.insert(&tensor.name);
+        let mut kind = vec![0.0; spec.hidden];
+        let first = tensor.data.slice(0..tensor.row_bytes()).ok_or_else(|| short(tensor))?;
+        codec::dequantize_row(tensor.block, &first, &mut kind);
+        let mut sums = vec![0.0; positions.n_rows() * spec.hidden];
+        for (row, bytes) in
+            sums.chunks_exact_mut(spec.hidden).zip(positions.data.chunks_exact(positions.row_bytes()))
+        {
+            codec::dequantize_row(positions.block, bytes, row);
+            row.iter_mut().zip(&kind).for_each(|(value, kind)| *value += kind);
+        }
+        let name = format!("{} + {}[0]", positions.name, tensor.name);
+        Ok(Weight { shape: positions.shape, ..Weight::vector(name, &sums) })
     }
 
     /// An error that a bias is not there.
@@ -207,6 +241,10 @@ fn shape(spec: &ModelSpec, role: TensorRole, layer: Option<usize>) -> Vec<usize>
     let whole_row = spec.family.qk_norm == QkNorm::WholeRow;
     match role {
         TokenEmbedding | Output => vec![spec.n_vocab, hidden],
+        PositionEmbedding => vec![spec.n_ctx_train, hidden],
+        // As many rows as the file has.
+        TokenTypes => vec![1, hidden],
+        EmbeddingNorm => vec![hidden],
         OutputNorm | AttnNorm | PostAttnNorm | FfnNorm | PostFfnNorm => vec![hidden],
         RopeDivisors | RopeShort | RopeLong => vec![layer.rope.as_ref().map_or(0, |r| r.n_dims / 2)],
         AttnQ => vec![q, hidden],

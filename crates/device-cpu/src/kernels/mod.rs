@@ -14,14 +14,18 @@ pub mod attention;
 pub mod attention_tile;
 pub mod elementwise;
 pub mod embed;
+pub mod embed_positions;
 pub mod gate;
 pub mod kv_write;
+pub mod layer_norm;
+pub mod pool;
 pub mod projection;
 pub mod qk_rope_kv;
 pub mod rms_norm;
 pub mod rope;
 pub mod scale;
 pub mod select_rows;
+pub mod self_attention;
 pub mod softcap;
 
 /// Round up to a multiple of 64 bytes.

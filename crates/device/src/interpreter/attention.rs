@@ -85,7 +85,7 @@ pub fn attention<'a>(
 }
 
 /// `exp(score - max) / sum`, in place; a sink takes part in the maximum and the sum.
-fn softmax(scores: &mut [f32], sink: Option<f32>) {
+pub fn softmax(scores: &mut [f32], sink: Option<f32>) {
     let max = scores.iter().copied().chain(sink).fold(f32::NEG_INFINITY, f32::max);
     let mut sum = 0.0;
     for score in scores.iter_mut() {

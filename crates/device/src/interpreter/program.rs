@@ -5,7 +5,7 @@ use std::time::Instant;
 use formats::codec::dequantize_row;
 
 use super::kv_pages::{Half, KvPages};
-use super::{Reference, attention, element_wise, embed, linear, norm, rope, select};
+use super::{Reference, attention, element_wise, embed, encoder, linear, norm, rope, select};
 use crate::{
     CommandInfo, DType, Device, Error, Item, Limits, MemoryPlan, Op, Plan, Program, Residence, Result, Rows,
     Step, Timing, Value, ValueId, Want, WeightId, arena, fusion,
@@ -41,7 +41,7 @@ fn max_len(value: &Value, limits: &Limits) -> usize {
 /// Norm weights, biases, frequencies and sinks: what is decoded once.
 fn vector_ids(plan: &Plan) -> impl Iterator<Item = WeightId> {
     let ids = plan.primitives().flat_map(|op| match op {
-        Op::Embed { .. } => vec![],
+        Op::Embed { .. } | Op::EmbedPositions { .. } => vec![],
         Op::Linear { bias, .. } => bias.iter().copied().collect(),
         op => op.weights(),
     });
@@ -302,6 +302,23 @@ impl ReferenceProgram {
                 select::select_rows(self.read(*x), step.outputs, self.plan.value(*x).cols, out);
             }
             Op::KvWrite { .. } | Op::Argmax { .. } | Op::Fused { .. } => {}
+            Op::LayerNorm { x, weight, bias, eps, .. } => {
+                let bias = bias.map(|b| self.vector(b));
+                encoder::layer_norm(self.read(*x), self.vector(*weight), bias, *eps, out);
+            }
+            Op::EmbedPositions { table, .. } => {
+                embed::embed(self.plan.weight(*table), &self.positions, 1.0, out);
+            }
+            Op::SelfAttention { q, k, v, n_heads, scale, .. } => {
+                let cols = self.plan.value(*q).cols;
+                let shape = encoder::Heads { n_heads: *n_heads, head_dim: cols / n_heads, scale: *scale };
+                let (q, k, v) = (self.read(*q), self.read(*k), self.read(*v));
+                encoder::self_attention(self.n_threads, shape, q, k, v, step.spans, out);
+            }
+            Op::Pool { x, kind, .. } => {
+                let cols = self.plan.value(*x).cols;
+                encoder::pool(*kind, self.read(*x), cols, step.spans, step.outputs, out);
+            }
         }
     }
 

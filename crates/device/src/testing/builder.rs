@@ -5,8 +5,8 @@ use formats::{BlockType, Bytes};
 
 use super::{Rng, quantized};
 use crate::{
-    Activation, DType, KvLayer, KvLayerId, KvLayout, Node, Op, Plan, RopeStyle, Rows, Value, ValueId, Weight,
-    WeightId,
+    Activation, DType, KvLayer, KvLayerId, KvLayout, Node, Op, Output, Plan, Pooling, RopeStyle, Rows, Value,
+    ValueId, Weight, WeightId,
 };
 
 /// Rows of an embedding table that differ; longer tables repeat them.
@@ -43,6 +43,7 @@ impl PlanBuilder {
                 kv: KvLayout::default(),
                 logits: ValueId(0),
                 argmax: ValueId(0),
+                output: Output::Logits,
             },
             kv_layers: vec![],
             layer: None,
@@ -213,6 +214,34 @@ impl PlanBuilder {
     /// `cap * tanh(x / cap)`
     pub fn softcap(&mut self, x: ValueId, cap: f32) -> ValueId {
         self.like(x, |out| Op::Softcap { x, cap, out })
+    }
+
+    /// With a weight around 1, and a bias if wanted.
+    pub fn layer_norm(&mut self, x: ValueId, bias: bool) -> ValueId {
+        let weight = self.vector("norm", self.cols(x), 1.0, 0.2);
+        let bias = bias.then(|| self.vector("norm bias", self.cols(x), 0.0, 1.0));
+        self.like(x, |out| Op::LayerNorm { x, weight, bias, eps: 1e-6, out })
+    }
+
+    /// From a random table of as many positions as the limits of tests allow.
+    pub fn embed_positions(&mut self, cols: usize, block: BlockType) -> ValueId {
+        let table = self.matrix(512, cols, block);
+        let out = self.value(Rows::Tokens, cols, DType::F32);
+        self.push(Op::EmbedPositions { table, out });
+        out
+    }
+
+    /// With the usual scale, `1 / sqrt(head_dim)`.
+    pub fn self_attention(&mut self, q: ValueId, k: ValueId, v: ValueId, n_heads: usize) -> ValueId {
+        let scale = ((self.cols(q) / n_heads) as f32).sqrt().recip();
+        self.like(q, |out| Op::SelfAttention { q, k, v, n_heads, scale, out })
+    }
+
+    /// From the rows of sequences to outputs.
+    pub fn pool(&mut self, x: ValueId, kind: Pooling) -> ValueId {
+        let out = self.value(Rows::Outputs, self.cols(x), DType::F32);
+        self.push(Op::Pool { x, kind, out });
+        out
     }
 
     /// From tokens to outputs.

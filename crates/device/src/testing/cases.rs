@@ -4,7 +4,9 @@ use formats::BlockType;
 
 use super::builder::mini_transformer_with;
 use super::{AttentionOptions, PlanBuilder, Sequences, limits};
-use crate::{Activation, KvLayer, KvType, Limits, OpKind, OwnedStep, Plan, RopeStyle, ValueId, Want};
+use crate::{
+    Activation, KvLayer, KvType, Limits, OpKind, OwnedStep, Plan, Pooling, RopeStyle, ValueId, Want,
+};
 
 /// A plan and steps to run through it.
 #[derive(Clone, Debug)]
@@ -40,7 +42,8 @@ const ROWS: [usize; 6] = [1, 2, 3, 5, 17, 33];
 
 /// Every case, the same on each call.
 pub fn check_op_cases() -> Vec<Case> {
-    let groups = [embed(), norm(), linear(), rope(), element_wise(), select(), attention(), blocks()];
+    let groups =
+        [embed(), norm(), linear(), rope(), element_wise(), select(), attention(), blocks(), encoder()];
     groups.into_iter().flatten().collect()
 }
 
@@ -80,8 +83,55 @@ impl Case {
             &[(0, 1), (1, 1), (2, 1)],
         ];
         let steps = spans.iter().map(|spans| sequences.step(spans)).collect();
-        Case { name: format!("{name} kv {kv_type:?}"), kind, block, plan, limits, steps, tolerance }
+        let name = if plan.kv.layers.is_empty() { name } else { format!("{name} kv {kv_type:?}") };
+        Case { name, kind, block, plan, limits, steps, tolerance }
     }
+}
+
+/// What an encoder has: norms of whole rows, learned positions, attention to all rows of a sequence, pooling.
+fn encoder() -> Vec<Case> {
+    let mut cases = vec![];
+    for (cols, bias) in [(1, true), (5, false), (64, true), (577, true), (384, false)] {
+        let mut b = PlanBuilder::new(cols as u64, N_TOKENS as usize);
+        // Far from zero, as rows are between two branches: the mean must be taken off before squaring.
+        let x = b.embed_from(cols, BlockType::F32, 3.0);
+        let y = b.layer_norm(x, bias);
+        let name = format!("layer_norm {cols}{}", if bias { " with bias" } else { "" });
+        cases.push(Case::rows(name, OpKind::LayerNorm, BlockType::F32, SUM, b.finish(y)));
+    }
+    for block in [BlockType::F32, BlockType::F16, BlockType::Q8_0, BlockType::Q6_K] {
+        for cols in widths(block) {
+            let mut b = PlanBuilder::new(cols as u64, N_TOKENS as usize);
+            let (x, y) = (b.embed(cols), b.embed_positions(cols, block));
+            let y = b.add(x, y);
+            let name = format!("embed_positions {block} {cols}");
+            cases.push(Case::cached(name, OpKind::EmbedPositions, block, ELEMENT, b.finish(y), KvType::F32));
+        }
+    }
+    for (n_heads, head_dim) in [(1, 1), (2, 16), (12, 32), (3, 64), (2, 80), (5, 12), (1, 256), (2, 17)] {
+        let mut b = PlanBuilder::new(head_dim as u64, N_TOKENS as usize);
+        let cols = n_heads * head_dim;
+        let (q, k, v) = (b.embed_from(cols, BlockType::F32, 2.0), b.embed(cols), b.embed(cols));
+        let y = b.self_attention(q, k, v, n_heads);
+        let name = format!("self_attention {n_heads}x{head_dim}");
+        cases.push(Case::cached(name, OpKind::SelfAttention, BlockType::F32, SUM, b.finish(y), KvType::F32));
+    }
+    for kind in [Pooling::Mean, Pooling::First, Pooling::Last] {
+        for cols in [1, 33, 100] {
+            let mut b = PlanBuilder::new(cols as u64, N_TOKENS as usize);
+            let x = b.embed(cols);
+            let y = b.pool(x, kind);
+            let name = format!("pool {kind} {cols}");
+            let mut case = Case::cached(name, OpKind::Pool, BlockType::F32, SUM, b.finish(y), KvType::F32);
+            // As an engine asks: the last row of each sequence; of every second step only the last sequence's.
+            for (index, step) in case.steps.iter_mut().enumerate() {
+                let last = step.spans.iter().map(|s| s.first_row + s.n_rows - 1).skip(index % 2);
+                step.outputs = last.collect();
+            }
+            cases.push(case);
+        }
+    }
+    cases
 }
 
 /// Column counts that are whole blocks: small, and with more than one block and a remainder for wide kernels.

@@ -3,7 +3,7 @@
 use super::{Case, check_op_cases};
 use crate::fusion::fuse;
 use crate::interpreter::Reference;
-use crate::{Device, Limits, OwnedStep, Plan, Span, Want};
+use crate::{Device, Limits, OpKind, OwnedStep, Plan, Span, Want};
 
 /// The logits of each step, one after another.
 ///
@@ -84,6 +84,10 @@ pub fn compare(device: &dyn Device, case: &Case, tolerance: f32) -> Result<(), S
 /// # Errors
 /// As [`compare`].
 pub fn compare_chunks(device: &dyn Device, case: &Case, tolerance: f32) -> Result<(), String> {
+    // What looks at a whole sequence in one step has other answers for its rows alone.
+    if matches!(case.kind, OpKind::SelfAttention | OpKind::Pool) {
+        return Ok(());
+    }
     let plan = fuse(&case.plan, device.fusion());
     let chunks = run(device, &plan, &case.limits, &case.steps)?.concat();
     let rows = run(device, &plan, &case.limits, &case.steps.iter().flat_map(row_by_row).collect::<Vec<_>>())?

@@ -2,10 +2,11 @@
 //!
 //! Weights are `model.safetensors`; or the files that `model.safetensors.index.json` lists; or, with neither, the one
 //! `*.safetensors` in the folder. Metadata is config.json, flattened with dots, and generation_config.json, where
-//! there is one, flattened under `generation_config.`.
+//! there is one, flattened under `generation_config.`; and what sentence-transformers puts beside them.
 
 mod config;
 mod header;
+mod sentence;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Component, Path, PathBuf};
@@ -14,6 +15,7 @@ use std::sync::Arc;
 use crate::{Access, Checkpoint, Error, Map, Metadata, Naming, Result, Tensor};
 
 pub use config::flatten;
+pub use sentence::{MODULES_KEY, POOLING_PREFIX, SENTENCE_PREFIX, TRANSFORMER_PREFIX};
 
 /// The key that stands before those of generation_config.json.
 pub const GENERATION_PREFIX: &str = "generation_config.";
@@ -29,6 +31,7 @@ pub fn open(dir: &Path, access: Access) -> Result<Checkpoint> {
     if generation.is_file() {
         read_config(&generation, GENERATION_PREFIX, &mut metadata)?;
     }
+    sentence::read(dir, &mut metadata)?;
 
     let index = dir.join("model.safetensors.index.json");
     let single = dir.join("model.safetensors");

@@ -3,6 +3,7 @@
 mod bench;
 mod complete;
 mod completions;
+mod embed;
 pub mod generate;
 mod inspect;
 mod list;
@@ -32,6 +33,7 @@ pub enum Command {
     Pull(pull::Pull),
     List(list::List),
     Rm(rm::Rm),
+    Embed(embed::Embed),
     Completions(completions::Completions),
 }
 
@@ -51,6 +53,7 @@ impl Command {
             Command::Pull(c) => c.run(),
             Command::List(c) => c.run(),
             Command::Rm(c) => c.run(),
+            Command::Embed(c) => c.run(),
             Command::Completions(c) => c.run(),
         }
     }

@@ -1,0 +1,91 @@
+//! `out = (x - mean) / sqrt(variance + eps) * weight + bias`, over whole rows.
+//!
+//! x and out `(n, cols)`, weight and bias `(cols)`. Rows are shared among the workers. Accumulation: four vectors side by
+//! side, added pairwise, then their lanes, in f32; a rest shorter than a vector last. The variance is summed after the
+//! mean was taken off, so rows far from zero lose nothing.
+//! Bytes: 4 read and 4 written a value; the second and third reading of x come from the first cache.
+
+use crate::command::Worker;
+use crate::kernels::elementwise::combine;
+use crate::simd::{Simd, variants};
+use device::Rows;
+
+/// Parameters.
+#[derive(Clone, Copy)]
+pub struct Params {
+    /// `(n, cols)`
+    pub x: *const f32,
+    /// `(cols)`
+    pub weight: *const f32,
+    /// `(cols)`; null: nothing is added.
+    pub bias: *const f32,
+    /// Added to the variance.
+    pub eps: f32,
+    /// Columns.
+    pub cols: usize,
+    /// Which rows.
+    pub rows: Rows,
+    /// `(n, cols)`
+    pub out: *mut f32,
+}
+
+/// # Safety
+/// As [`crate::command::Kernel`].
+#[inline(always)]
+unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
+    let n = p.cols;
+    for row in worker.share(worker.step.n_rows(p.rows), 1) {
+        // SAFETY: the row lies within the values.
+        unsafe {
+            let (x, out) = (p.x.add(row * n), p.out.add(row * n));
+            let mean = sum::<S>(x, n, 0.0, |v| v, |v| v) / n as f32;
+            let variance = sum::<S>(x, n, mean, |v| S::mul(v, v), |v| v * v) / n as f32;
+            let scale = S::splat(1.0 / (variance + p.eps).sqrt());
+            let mean = S::splat(mean);
+            combine::<S>(x, p.weight, out, n, |x, w| S::mul(S::mul(S::sub(x, mean), scale), w));
+            if !p.bias.is_null() {
+                combine::<S>(out, p.bias, out, n, |x, b| S::add(x, b));
+            }
+        }
+    }
+}
+
+variants!(
+    /// The kernel for an instruction set.
+    layer_norm, body, Params
+);
+
+/// The sum of `f(x - shift)` over `n` columns.
+///
+/// # Safety
+/// `x` is valid for `n` values; the instruction set is available.
+#[inline(always)]
+unsafe fn sum<S: Simd>(
+    x: *const f32,
+    n: usize,
+    shift: f32,
+    f: impl Fn(S::V) -> S::V,
+    one: impl Fn(f32) -> f32,
+) -> f32 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let shifts = S::splat(shift);
+        let mut sums = [S::splat(0.0); 4];
+        let mut at = 0;
+        while at + 4 * S::N <= n {
+            for (i, sum) in sums.iter_mut().enumerate() {
+                *sum = S::add(*sum, f(S::sub(S::load(x.add(at + i * S::N)), shifts)));
+            }
+            at += 4 * S::N;
+        }
+        while at + S::N <= n {
+            sums[0] = S::add(sums[0], f(S::sub(S::load(x.add(at)), shifts)));
+            at += S::N;
+        }
+        let mut sum = S::sum(S::add(S::add(sums[0], sums[1]), S::add(sums[2], sums[3])));
+        for i in at..n {
+            sum += one(*x.add(i) - shift);
+        }
+        sum
+    }
+}

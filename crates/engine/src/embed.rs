@@ -1,0 +1,208 @@
+//! Embeddings: texts into vectors, many texts in a step.
+//!
+//! A text must be whole in its step, since every token may look at every other. Texts are sorted by length, so that the
+//! texts of a step are alike; a step takes as many as its rows hold. Nothing is padded: rows of different texts stand one
+//! after another, each text a span of its own.
+
+use std::sync::Arc;
+
+use device::{Device, Limits, Plan, Program};
+use model::EmbeddingSpec;
+use text::Specials;
+
+use crate::kv::{KvCache, pool_sizes};
+use crate::step::{Outputs, StepBuffers};
+use crate::{Error, LoadOptions, Model, Result};
+
+/// Most texts of a step.
+const MAX_SPANS: usize = 128;
+
+/// Vectors of texts.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Embeddings {
+    /// One for each text, in their order.
+    pub vectors: Vec<Vec<f32>>,
+    /// Tokens computed, marks included.
+    pub n_tokens: usize,
+    /// Texts that were longer than the model takes and were cut, ascending.
+    pub truncated: Vec<usize>,
+}
+
+/// A model on a device that turns texts into vectors.
+pub struct Embedder {
+    model: Arc<Model>,
+    spec: EmbeddingSpec,
+    plan: Plan,
+    limits: Limits,
+    program: Box<dyn Program>,
+    kv: KvCache,
+    buffers: StepBuffers,
+}
+
+impl Embedder {
+    /// Fuse, plan the memory, compare it with what is free now, compile.
+    ///
+    /// Of the options, `n_ctx` lowers or raises (up to what the model learned) the length at which texts are cut, `chunk` is
+    /// the number of rows of a step, at least one text's.
+    ///
+    /// # Errors
+    /// The model is not made for embeddings, an option is outside its limits, or the device cannot run the plan.
+    pub fn new(model: Arc<Model>, device: &Arc<dyn Device>, options: &LoadOptions) -> Result<Embedder> {
+        let spec = model.embedding()?;
+        let limits = limits(&model, &spec, device.as_ref(), options)?;
+        let plan = model.embedding_plan(&spec, limits.n_ctx)?;
+        let plan = device::fusion::fuse(&plan, device.fusion());
+        let items = device.memory_plan(&plan, &limits)?.items;
+        let (bytes, memory) = (items.iter().map(|item| item.bytes).sum(), device.memory());
+        if options.check_memory && memory.total > 0 && bytes > memory.free {
+            let what = format!("a model and steps of {} rows", limits.max_rows);
+            return Err(device::Error::OutOfMemory { device: device.name(), what, bytes }.into());
+        }
+        let program = device.compile(&plan, &limits)?;
+        Ok(Embedder {
+            kv: KvCache::new(&plan.kv, &limits),
+            buffers: StepBuffers::new(&limits),
+            spec: EmbeddingSpec { max_tokens: limits.n_ctx, ..spec },
+            program,
+            plan,
+            limits,
+            model,
+        })
+    }
+
+    /// How states become vectors; `max_tokens` is where texts are cut here.
+    pub fn spec(&self) -> &EmbeddingSpec {
+        &self.spec
+    }
+
+    /// Columns of a vector.
+    pub fn n_dims(&self) -> usize {
+        self.plan.value(self.plan.logits).cols
+    }
+
+    /// The plan as it runs: fused by the device's rules.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The vectors of texts: the model's prompt before each, its marks around, cut to its length.
+    ///
+    /// # Errors
+    /// There is no tokenizer, a text cannot be tokenised, or the device failed.
+    pub fn embed<T: AsRef<str>>(&mut self, texts: &[T]) -> Result<Embeddings> {
+        let mut truncated = Vec::new();
+        let mut tokens = Vec::with_capacity(texts.len());
+        for (index, text) in texts.iter().enumerate() {
+            let (ids, cut) = self.tokenize(text.as_ref())?;
+            truncated.extend(cut.then_some(index));
+            tokens.push(ids);
+        }
+        Ok(Embeddings { truncated, ..self.embed_tokens(&tokens)? })
+    }
+
+    /// The tokens of a text as [`Self::embed`] runs them, and whether it was cut.
+    ///
+    /// # Errors
+    /// There is no tokenizer, or the text cannot be tokenised.
+    pub fn tokenize(&self, text: &str) -> Result<(Vec<u32>, bool)> {
+        let tokenizer = self.model.need_tokenizer()?;
+        let mut text = format!("{}{text}", self.spec.prompt);
+        if self.spec.lower_case {
+            text = text.to_lowercase();
+        }
+        let mut ids = tokenizer.encode_with_bos(&text, Specials::Parse)?;
+        let most = self.limits.n_ctx;
+        if ids.len() <= most {
+            return Ok((ids, false));
+        }
+        // The marks around the text stay; what is cut is the text's end.
+        let marks = tokenizer.encode_with_bos("", Specials::Parse)?;
+        let n_text = ids.len().saturating_sub(marks.len());
+        let plain = tokenizer.encode(&text, Specials::Parse)?;
+        let is_before = |n: &usize| ids.get(*n..*n + n_text) == Some(&plain[..]);
+        let n_before = (0..=marks.len()).find(is_before).unwrap_or(0);
+        let n_behind = (marks.len() - n_before).min(most);
+        let behind = ids.split_off(ids.len() - n_behind);
+        ids.truncate(most - n_behind);
+        ids.extend(behind);
+        Ok((ids, true))
+    }
+
+    /// The vectors of token sequences, which have their marks.
+    ///
+    /// # Errors
+    /// A sequence is empty, longer than the limit, or has ids that are not in the vocabulary; or the device failed.
+    pub fn embed_tokens<T: AsRef<[u32]>>(&mut self, sequences: &[T]) -> Result<Embeddings> {
+        for tokens in sequences {
+            self.check(tokens.as_ref())?;
+        }
+        let length = |index: &usize| sequences.get(*index).map_or(0, |tokens| tokens.as_ref().len());
+        let mut order: Vec<usize> = (0..sequences.len()).collect();
+        order.sort_by_key(|index| std::cmp::Reverse(length(index)));
+        let mut vectors = vec![Vec::new(); sequences.len()];
+        let mut rest = order.as_slice();
+        while !rest.is_empty() {
+            let mut n_rows = 0;
+            let fits = |index: &&usize| {
+                n_rows += length(index);
+                n_rows <= self.limits.max_rows
+            };
+            let n_texts = rest.iter().take(self.limits.max_spans).take_while(fits).count().max(1);
+            let (batch, after) = rest.split_at(n_texts);
+            let result = self.run(batch.iter().map(|index| sequences[*index].as_ref()));
+            for slot in 0..n_texts {
+                self.kv.end(slot, self.program.as_mut());
+            }
+            result?;
+            let rows = self.program.logits().chunks_exact(self.plan.value(self.plan.logits).cols);
+            for (index, row) in batch.iter().zip(rows) {
+                vectors[*index] = row.to_vec();
+            }
+            rest = after;
+        }
+        let n_tokens = (0..sequences.len()).map(|index| length(&index)).sum();
+        Ok(Embeddings { vectors, n_tokens, truncated: Vec::new() })
+    }
+
+    fn check(&self, tokens: &[u32]) -> Result<()> {
+        let (n_vocab, n_ctx) = (self.model.spec().n_vocab, self.limits.n_ctx);
+        if tokens.is_empty() {
+            return Err(Error::EmptyPrompt);
+        }
+        if tokens.len() > n_ctx {
+            return Err(Error::TooManyTokens { n_tokens: tokens.len(), n_ctx });
+        }
+        match tokens.iter().position(|token| *token as usize >= n_vocab) {
+            Some(position) => Err(Error::TokenOutOfRange { token: tokens[position], position, n_vocab }),
+            None => Ok(()),
+        }
+    }
+
+    /// One step: each sequence a span from position 0, its last row the output.
+    fn run<'a>(&mut self, sequences: impl Iterator<Item = &'a [u32]>) -> Result<()> {
+        self.buffers.clear();
+        for (slot, tokens) in sequences.enumerate() {
+            self.kv.reserve(slot, 0, tokens.len(), self.program.as_mut())?;
+            self.buffers.push(slot, 0, tokens, Outputs::Last);
+        }
+        Ok(self.program.run(&self.buffers.step(&self.kv))?)
+    }
+}
+
+/// The sizes of steps that hold whole texts.
+fn limits(model: &Model, spec: &EmbeddingSpec, device: &dyn Device, options: &LoadOptions) -> Result<Limits> {
+    let longest = model.spec().n_ctx_train;
+    let n_ctx = options.n_ctx.unwrap_or(spec.max_tokens);
+    if !(1..=longest).contains(&n_ctx) {
+        let expected = format!("a number from 1 to the {longest} positions that the model learned");
+        return Err(Error::Option { name: "context length", value: n_ctx.to_string(), expected });
+    }
+    // What is the same for text: pages, KV type, arithmetic.
+    let same = LoadOptions { n_ctx: Some(n_ctx.max(2)), ..options.clone() };
+    let Limits { page_len, kv_type, numerics, .. } = crate::load::limits(model, device, &same)?;
+    let max_rows = options.chunk.max(n_ctx);
+    let max_spans = MAX_SPANS.min(max_rows);
+    let plan = model.embedding_plan(spec, n_ctx)?;
+    let n_pages = pool_sizes(&plan.kv, n_ctx, max_rows, max_spans, page_len);
+    Ok(Limits { max_rows, max_outputs: max_spans, max_spans, n_ctx, page_len, n_pages, kv_type, numerics })
+}

@@ -1,0 +1,84 @@
+//! The files that sentence-transformers puts beside the weights: which modules follow one another, how they pool, and how
+//! long a text may be. They are metadata like config.json, each under a prefix of its own.
+
+use std::path::{Component, Path};
+
+use super::config::{flatten, read_json};
+use crate::{Metadata, Result};
+
+/// The key under which modules.json stands: `modules.0.type`, ….
+pub const MODULES_KEY: &str = "modules";
+
+/// The key that stands before those of the pooling module's config.json.
+pub const POOLING_PREFIX: &str = "pooling.";
+
+/// The key that stands before those of sentence_bert_config.json.
+pub const TRANSFORMER_PREFIX: &str = "sentence_bert_config.";
+
+/// The key that stands before those of config_sentence_transformers.json.
+pub const SENTENCE_PREFIX: &str = "config_sentence_transformers.";
+
+/// Append what the folder has of them.
+pub(super) fn read(dir: &Path, metadata: &mut Metadata) -> Result<()> {
+    let modules = dir.join("modules.json");
+    if !modules.is_file() {
+        return Ok(());
+    }
+    let list = read_json(&modules)?;
+    for module in list.as_array().into_iter().flatten() {
+        let text = |key: &str| module.get(key).and_then(|v| v.as_str()).unwrap_or_default();
+        let config = dir.join(text("path")).join("config.json");
+        if text("type").ends_with(".Pooling") && is_plain(text("path")) && config.is_file() {
+            flatten(&read_json(&config)?, POOLING_PREFIX, &config, metadata)?;
+        }
+    }
+    flatten(&serde_json::json!({ MODULES_KEY: list }), "", &modules, metadata)?;
+    for (file, prefix) in [
+        ("sentence_bert_config.json", TRANSFORMER_PREFIX),
+        ("config_sentence_transformers.json", SENTENCE_PREFIX),
+    ] {
+        let file = dir.join(file);
+        if file.is_file() {
+            flatten(&read_json(&file)?, prefix, &file, metadata)?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether this names a folder in the folder itself.
+fn is_plain(name: &str) -> bool {
+    let mut components = Path::new(name).components();
+    matches!((components.next(), components.next()), (Some(Component::Normal(only)), None) if only == name)
+        && !name.contains(['/', '\\', ':', '\0'])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_stand_under_their_prefixes_and_no_path_leads_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = folder.path().join("model");
+        std::fs::create_dir_all(dir.join("1_Pooling")).unwrap();
+        let write = |name: &str, text: &str| std::fs::write(dir.join(name), text).unwrap();
+        let module = |path: &str| {
+            format!(r#"[{{"path": "", "type": "a.Transformer"}}, {{"path": "{path}", "type": "a.Pooling"}}]"#)
+        };
+        write("modules.json", &module("1_Pooling"));
+        write("1_Pooling/config.json", r#"{"pooling_mode_cls_token": true}"#);
+        write("sentence_bert_config.json", r#"{"max_seq_length": 7}"#);
+        let mut metadata = Metadata::default();
+        read(&dir, &mut metadata).unwrap();
+        assert_eq!(metadata.str("modules.1.type"), Some("a.Pooling"));
+        assert_eq!(metadata.bool("pooling.pooling_mode_cls_token"), Some(true));
+        assert_eq!(metadata.usize("sentence_bert_config.max_seq_length"), Some(7));
+        std::fs::write(folder.path().join("config.json"), r#"{"pooling_mode_cls_token": true}"#).unwrap();
+        for path in ["..", "/etc", "1_Pooling/..", ""] {
+            write("modules.json", &module(path));
+            let mut metadata = Metadata::default();
+            read(&dir, &mut metadata).unwrap();
+            assert_eq!(metadata.bool("pooling.pooling_mode_cls_token"), None, "{path}");
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! `ingle embed`: texts into vectors.
+
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use engine::{Embedder, Prefill};
+use serde_json::json;
+
+use crate::args::ModelArgs;
+use crate::{load, output};
+
+/// Turn texts into embedding vectors
+#[derive(Args)]
+#[command(after_help = "\
+Without texts and files, stdin is read, a text a line. A text longer than the model takes is cut, with a note on stderr.
+Pooling, normalisation and the longest text are what the model's own files say; --ctx changes the last. --chunk is the number
+of tokens, of several texts, that are computed together.
+
+Examples:
+  ingle embed minilm:l6 \"A cat sits on the mat\" \"A dog lies on the rug\"
+  ingle embed minilm:l6 --file sentences.txt --json
+  sort -u queries.txt | ingle embed folder/ --json > vectors.json")]
+pub struct Embed {
+    #[command(flatten)]
+    model: ModelArgs,
+
+    /// Texts
+    text: Vec<String>,
+
+    /// A file of texts, a line each, an empty line too; - reads stdin; repeat for more
+    #[arg(short, long, value_name = "FILE")]
+    file: Vec<PathBuf>,
+
+    /// Print {"embeddings":[[…],…]} instead of a line of numbers for each text
+    #[arg(long)]
+    json: bool,
+}
+
+impl Embed {
+    pub fn run(self) -> anyhow::Result<()> {
+        let args = &self.model.load;
+        if args.validate_prefill || load::prefill(args) == Prefill::PerToken {
+            bail!(
+                "--prefill per-token and --validate-prefill are for text: an embedding is of a whole text at once"
+            );
+        }
+        let texts = self.texts()?;
+        let device = load::device(args)?;
+        let model = Arc::new(load::open(&self.model)?);
+        let mut embedder = Embedder::new(model, &device, &load::options(args))?;
+        let found = embedder.embed(&texts)?;
+        for index in &found.truncated {
+            eprintln!(
+                "note: text {} is longer than {} tokens and was cut",
+                index + 1,
+                embedder.spec().max_tokens
+            );
+        }
+        if self.json {
+            return output::print_json(&json!({ "embeddings": found.vectors }));
+        }
+        for vector in &found.vectors {
+            let numbers: Vec<String> = vector.iter().map(f32::to_string).collect();
+            output::print_line(&numbers.join(" "))?;
+        }
+        Ok(())
+    }
+
+    /// The arguments, then the lines of the files; of stdin if there are neither.
+    fn texts(&self) -> anyhow::Result<Vec<String>> {
+        let mut texts = self.text.clone();
+        for file in &self.file {
+            texts.extend(lines(file)?);
+        }
+        if self.text.is_empty() && self.file.is_empty() {
+            if std::io::stdin().is_terminal() {
+                eprintln!("reading texts from the keyboard, a line each; Ctrl-D ends");
+            }
+            texts = lines(Path::new("-"))?;
+        }
+        if texts.is_empty() {
+            bail!("found no text, expected at least one as an argument, in a file or on stdin");
+        }
+        Ok(texts)
+    }
+}
+
+fn lines(file: &Path) -> anyhow::Result<Vec<String>> {
+    let text = if file.as_os_str() == "-" {
+        std::io::read_to_string(std::io::stdin()).context("reading stdin")?
+    } else {
+        std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?
+    };
+    Ok(text.lines().map(str::to_owned).collect())
+}

@@ -1,0 +1,131 @@
+//! How a text becomes one vector: what the files beside the weights say of pooling, normalisation and length.
+
+use device::{Output, Pooling};
+use formats::safetensors::{MODULES_KEY, POOLING_PREFIX, SENTENCE_PREFIX, TRANSFORMER_PREFIX};
+use formats::{Checkpoint, Metadata, Naming, Value};
+
+use crate::error::{Error, Result};
+use crate::keys::show;
+use crate::spec::ModelSpec;
+
+/// How hidden states become an embedding.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EmbeddingSpec {
+    /// How the rows of a text become one.
+    pub pooling: Pooling,
+    /// Whether the vector is brought to length 1.
+    pub normalize: bool,
+    /// Most tokens of a text, marks included; longer ones are cut.
+    pub max_tokens: usize,
+    /// Whether texts are put in lower case before they are tokenised.
+    pub lower_case: bool,
+    /// Put before every text; mostly empty.
+    pub prompt: String,
+}
+
+/// The names of the ways to pool, as sentence-transformers writes them in flags of their own and, since, in one word.
+const POOLINGS: &[(&str, &str, Option<Pooling>)] = &[
+    ("pooling_mode_mean_tokens", "mean", Some(Pooling::Mean)),
+    ("pooling_mode_cls_token", "cls", Some(Pooling::First)),
+    ("pooling_mode_lasttoken", "lasttoken", Some(Pooling::Last)),
+    ("pooling_mode_max_tokens", "max", None),
+    ("pooling_mode_mean_sqrt_len_tokens", "mean_sqrt_len_tokens", None),
+    ("pooling_mode_weightedmean_tokens", "weightedmean", None),
+];
+
+impl EmbeddingSpec {
+    /// What a checkpoint says of its embeddings. `None` for a model with a head that says nothing: it makes text.
+    ///
+    /// Of folders, the list of modules and what belongs to it is read; without it, tokens' vectors are averaged and left
+    /// at their length, as sentence-transformers does. Of GGUF files, `pooling_type`; the vectors get length 1, as is usual
+    /// there, for the format does not say.
+    ///
+    /// # Errors
+    /// A module or a way to pool that is not built, or a length that cannot be.
+    pub fn from_checkpoint(checkpoint: &Checkpoint, spec: &ModelSpec) -> Result<Option<EmbeddingSpec>> {
+        let metadata = &checkpoint.metadata;
+        let default = EmbeddingSpec {
+            pooling: Pooling::Mean,
+            normalize: false,
+            max_tokens: spec.n_ctx_train,
+            lower_case: false,
+            prompt: String::new(),
+        };
+        let encoder = spec.family.output == Output::Hidden;
+        match checkpoint.naming {
+            Naming::Gguf => gguf(metadata, default, encoder),
+            Naming::HuggingFace => folder(metadata, default, encoder),
+        }
+    }
+}
+
+fn bad(key: &str, found: impl ToString, expected: impl ToString) -> Error {
+    Error::BadKey { key: key.to_owned(), found: found.to_string(), expected: expected.to_string() }
+}
+
+/// `{architecture}.pooling_type`: 0 none, 1 mean, 2 first, 3 last, 4 a rank.
+fn gguf(metadata: &Metadata, default: EmbeddingSpec, encoder: bool) -> Result<Option<EmbeddingSpec>> {
+    let key = format!("{}.pooling_type", metadata.str("general.architecture").unwrap_or_default());
+    let pooling = match metadata.get(&key) {
+        None | Some(Value::Int(0)) if encoder => Pooling::Mean,
+        None | Some(Value::Int(0)) => return Ok(None),
+        Some(Value::Int(1)) => Pooling::Mean,
+        Some(Value::Int(2)) => Pooling::First,
+        Some(Value::Int(3)) => Pooling::Last,
+        Some(other) => return Err(bad(&key, show(other), "0 to 3 (none, mean, first, last)")),
+    };
+    Ok(Some(EmbeddingSpec { pooling, normalize: true, ..default }))
+}
+
+fn folder(metadata: &Metadata, mut spec: EmbeddingSpec, encoder: bool) -> Result<Option<EmbeddingSpec>> {
+    let mut pools = false;
+    for module in 0.. {
+        let key = format!("{MODULES_KEY}.{module}.type");
+        let Some(kind) = metadata.str(&key) else { break };
+        match kind.rsplit('.').next().unwrap_or_default() {
+            "Transformer" => {}
+            "Pooling" => {
+                spec.pooling = pooling(metadata)?;
+                pools = true;
+            }
+            "Normalize" => spec.normalize = true,
+            _ => return Err(bad(&key, format!("{kind:?}"), "Transformer, Pooling or Normalize")),
+        }
+    }
+    if !pools && !encoder {
+        return Ok(None);
+    }
+    let key = format!("{TRANSFORMER_PREFIX}max_seq_length");
+    match metadata.get(&key) {
+        None | Some(Value::Null) => {}
+        Some(Value::Int(n)) if *n >= 1 => {
+            spec.max_tokens = usize::try_from(*n).unwrap_or(usize::MAX).min(spec.max_tokens);
+        }
+        Some(other) => return Err(bad(&key, show(other), "a number of tokens, at least 1")),
+    }
+    spec.lower_case = metadata.bool(&format!("{TRANSFORMER_PREFIX}do_lower_case")).unwrap_or(false);
+    if let Some(name) = metadata.str(&format!("{SENTENCE_PREFIX}default_prompt_name")) {
+        let key = format!("{SENTENCE_PREFIX}prompts.{name}");
+        let prompt = metadata.str(&key).ok_or_else(|| bad(&key, "nothing", "the default prompt"))?;
+        spec.prompt = prompt.to_owned();
+    }
+    Ok(Some(spec))
+}
+
+/// The one way to pool that is on.
+fn pooling(metadata: &Metadata) -> Result<Pooling> {
+    let is_on = |(flag, word, _): &&(&str, &str, _)| {
+        metadata.bool(&format!("{POOLING_PREFIX}{flag}")) == Some(true)
+            || metadata.str(&format!("{POOLING_PREFIX}pooling_mode")) == Some(word)
+    };
+    let on: Vec<_> = POOLINGS.iter().filter(is_on).collect();
+    match on[..] {
+        [(_, _, Some(pooling))] => Ok(*pooling),
+        _ => {
+            let names: Vec<&str> = on.iter().map(|(flag, ..)| *flag).collect();
+            let found = if names.is_empty() { "no known mode".to_owned() } else { names.join(", ") };
+            let expected = "one of pooling_mode_mean_tokens, pooling_mode_cls_token, pooling_mode_lasttoken";
+            Err(bad(&format!("{POOLING_PREFIX}pooling_mode"), found, expected))
+        }
+    }
+}
