@@ -3,9 +3,12 @@
 //! Weights are `model.safetensors`; or the files that `model.safetensors.index.json` lists; or, with neither, the one
 //! `*.safetensors` in the folder. Metadata is config.json, flattened with dots, and generation_config.json, where
 //! there is one, flattened under `generation_config.`.
+//!
+//! Where config.json says that MLX quantised the weights, `mlx.rs` tells how they are stored.
 
 mod config;
 mod header;
+mod mlx;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Component, Path, PathBuf};
@@ -13,7 +16,11 @@ use std::sync::Arc;
 
 use crate::{Access, Checkpoint, Error, Map, Metadata, Naming, Result, Tensor};
 
+use header::Item;
+use mlx::Quantization;
+
 pub use config::flatten;
+pub(crate) use config::read_json;
 
 /// The key that stands before those of generation_config.json.
 pub const GENERATION_PREFIX: &str = "generation_config.";
@@ -24,10 +31,13 @@ pub const GENERATION_PREFIX: &str = "generation_config.";
 /// Names the file, the key or tensor, what was found and what was expected.
 pub fn open(dir: &Path, access: Access) -> Result<Checkpoint> {
     let mut metadata = Metadata::default();
-    read_config(&dir.join("config.json"), "", &mut metadata)?;
+    let config_path = dir.join("config.json");
+    let config = read_json(&config_path)?;
+    flatten(&config, "", &config_path, &mut metadata)?;
+    let quantization = Quantization::from_config(&config, &config_path)?;
     let generation = dir.join("generation_config.json");
     if generation.is_file() {
-        read_config(&generation, GENERATION_PREFIX, &mut metadata)?;
+        flatten(&read_json(&generation)?, GENERATION_PREFIX, &generation, &mut metadata)?;
     }
 
     let index = dir.join("model.safetensors.index.json");
@@ -51,13 +61,18 @@ pub fn open(dir: &Path, access: Access) -> Result<Checkpoint> {
     } else {
         weights.add(&only_file(dir)?, access)?;
     }
+    let format = if quantization.is_some() { "MLX safetensors" } else { "safetensors" };
+    let tensors = match quantization {
+        Some(quantization) => mlx::assemble(weights.items, &quantization, dir)?,
+        None => weights.items.into_iter().filter_map(float).collect(),
+    };
     Ok(Checkpoint {
         naming: Naming::HuggingFace,
         metadata,
-        tensors: weights.tensors,
+        tensors,
         format: match weights.n_files {
-            1 => "safetensors".to_owned(),
-            n => format!("safetensors in {n} files"),
+            1 => format.to_owned(),
+            n => format!("{format} in {n} files"),
         },
         file_bytes: weights.n_bytes,
     })
@@ -72,15 +87,23 @@ pub fn open(dir: &Path, access: Access) -> Result<Checkpoint> {
 /// Anything in the bytes that breaks the format, and floats other than F32, F16 and BF16.
 pub fn parse_file(map: Arc<Map>, path: &Path, tensors: &mut Vec<Tensor>) -> Result<()> {
     for entry in header::parse(&map, path)? {
-        tensors.extend(entry.into_tensor(&map, path)?);
+        tensors.extend(entry.into_item(&map, path)?.and_then(float));
     }
     Ok(())
+}
+
+/// The tensor, unless it is one of integers.
+fn float(item: Item) -> Option<Tensor> {
+    match item {
+        Item::Float(tensor) => Some(tensor),
+        Item::Packed(_) => None,
+    }
 }
 
 /// What the files read so far hold.
 #[derive(Default)]
 struct Weights {
-    tensors: Vec<Tensor>,
+    items: Vec<Item>,
     /// Also of the tensors that were left out.
     names: HashSet<String>,
     n_files: usize,
@@ -99,7 +122,7 @@ impl Weights {
                     "every name once",
                 ));
             }
-            self.tensors.extend(entry.into_tensor(&map, path)?);
+            self.items.extend(entry.into_item(&map, path)?);
         }
         self.n_files += 1;
         self.n_bytes += map.len() as u64;
@@ -107,13 +130,9 @@ impl Weights {
     }
 }
 
-fn read_config(path: &Path, prefix: &str, metadata: &mut Metadata) -> Result<()> {
-    flatten(&config::read_json(path)?, prefix, path, metadata)
-}
-
 /// The index's files, each with the tensors that it promises.
 fn read_index(path: &Path) -> Result<BTreeMap<String, BTreeSet<String>>> {
-    let json = config::read_json(path)?;
+    let json = read_json(path)?;
     let Some(map) = json.get("weight_map").and_then(|map| map.as_object()).filter(|map| !map.is_empty())
     else {
         return Err(Error::malformed(
