@@ -22,6 +22,7 @@
 mod attention;
 mod element_wise;
 mod embed;
+mod experts;
 mod kv_pages;
 mod linear;
 mod norm;

@@ -28,6 +28,7 @@ kind!(silu, silu_body, Silu);
 kind!(gelu_tanh, gelu_tanh_body, GeluTanh);
 kind!(gelu_erf, gelu_erf_body, GeluErf);
 kind!(relu, relu_body, Relu);
+kind!(sigmoid, sigmoid_body, Sigmoid);
 
 /// The kernel for a function and an instruction set.
 pub fn activate(isa: Isa, kind: Activation) -> Kernel<Params> {
@@ -36,5 +37,6 @@ pub fn activate(isa: Isa, kind: Activation) -> Kernel<Params> {
         Activation::GeluTanh => gelu_tanh(isa),
         Activation::GeluErf => gelu_erf(isa),
         Activation::Relu => relu(isa),
+        Activation::Sigmoid => sigmoid(isa),
     }
 }

@@ -107,6 +107,7 @@ pub unsafe fn activate<S: Simd>(kind: Activation, x: S::V) -> S::V {
                 S::mul(S::mul(S::splat(0.5), x), S::add(S::splat(1.0), e))
             }
             Activation::Relu => S::max(x, S::splat(0.0)),
+            Activation::Sigmoid => sigmoid::<S>(x),
         }
     }
 }
@@ -189,7 +190,10 @@ mod tests {
                             (0.5 * x * (1.0 + u.tanh()), 1e-6 * x.abs() + 1e-7)
                         }
                     };
-                    assert!((y - expected).abs() <= bound, "{isa} {which}: f({x}) = {y}, expected {expected}");
+                    assert!(
+                        (y - expected).abs() <= bound,
+                        "{isa} {which}: f({x}) = {y}, expected {expected}"
+                    );
                 }
             }
             let mut edge = [0.0f32; 16];
