@@ -40,8 +40,7 @@ impl Command {
         // SAFETY: they fit, as asserted.
         unsafe { words.as_mut_ptr().cast::<P>().write(params) };
         // SAFETY: `&P` and `*const ()` are passed alike; `run` gives a pointer to the `P` written above.
-        let kernel =
-            unsafe { std::mem::transmute::<Kernel<P>, unsafe fn(*const (), &Worker<'_>)>(kernel) };
+        let kernel = unsafe { std::mem::transmute::<Kernel<P>, unsafe fn(*const (), &Worker<'_>)>(kernel) };
         Command { kernel, sync: true, params: words }
     }
 
@@ -141,7 +140,13 @@ pub mod testing {
     ///
     /// # Safety
     /// As [`Kernel`].
-    pub unsafe fn run<P>(kernel: Kernel<P>, params: &P, step: &StepState<'_>, n_workers: usize, scratch: usize) {
+    pub unsafe fn run<P>(
+        kernel: Kernel<P>,
+        params: &P,
+        step: &StepState<'_>,
+        n_workers: usize,
+        scratch: usize,
+    ) {
         let taken = AtomicUsize::new(0);
         for index in 0..n_workers {
             let scratch = crate::memory::Buffer::zeroed("test", scratch).unwrap();
@@ -196,17 +201,20 @@ mod tests {
         }
         let mut out = [0; 3];
         let command = Command::new(kernel, Params { out: &mut out, values: [1, 2, 3] });
-        let (taken, step) = (AtomicUsize::new(0), StepState {
-            tokens: &[],
-            spans: &[],
-            positions: &[],
-            slots: &[],
-            page_tables: &[],
-            pages_per_table: 0,
-            n_groups: 0,
-            outputs: &[],
-            argmax: false,
-        });
+        let (taken, step) = (
+            AtomicUsize::new(0),
+            StepState {
+                tokens: &[],
+                spans: &[],
+                positions: &[],
+                slots: &[],
+                page_tables: &[],
+                pages_per_table: 0,
+                n_groups: 0,
+                outputs: &[],
+                argmax: false,
+            },
+        );
         let worker = Worker { index: 0, n: 1, scratch: std::ptr::null_mut(), taken: &taken, step: &step };
         // SAFETY: the kernel's pointer is valid.
         unsafe { command.run(&worker) };

@@ -8,8 +8,8 @@ use crate::kernels::linear::{LinearKernel, linear_kernel};
 use crate::kernels::projection::{Epilogue, Matrix};
 use crate::kernels::rope::Turn;
 use crate::kernels::{
-    activate, activation_rows, add, argmax, attention, elementwise, embed, gate, kv_write, projection, qk_rope_kv,
-    rms_norm, rope, scale, select_rows, softcap,
+    activate, activation_rows, add, argmax, attention, elementwise, embed, gate, kv_write, projection,
+    qk_rope_kv, rms_norm, rope, scale, select_rows, softcap,
 };
 use crate::layout::{Layout, ProjectionSizes};
 use crate::lower::{HeadChain, Lowered, Norm, Projection, RopeKey, RopeOf, Tail, Unit};
@@ -153,7 +153,9 @@ impl Compiler<'_> {
     fn turn(&self, rope: Option<RopeOf>) -> Turn {
         let table_of = |key: RopeKey| self.layout.rope_tables.iter().position(|(k, _)| *k == key);
         match rope.and_then(|r| Some((r, table_of(r.key)?))) {
-            Some((r, index)) => Turn { table: self.at.rope_tables[index], n_dims: r.key.n_dims, style: r.style },
+            Some((r, index)) => {
+                Turn { table: self.at.rope_tables[index], n_dims: r.key.n_dims, style: r.style }
+            }
             None => Turn { table: null(), n_dims: 0, style: device::RopeStyle::Half },
         }
     }
@@ -324,7 +326,7 @@ impl Compiler<'_> {
                 (Command::new(rms_norm::rms_norm(isa), params), "rms_norm")
             }
             Op::Rope { x, head_dim, n_dims, style, frequencies, scale, out } => {
-                let key = RopeKey { frequencies: *frequencies, n_dims: *n_dims, scale: scale.to_bits() };
+                let key = RopeKey::new(self.plan, *frequencies, *n_dims, *scale);
                 let params = rope::Params {
                     x: self.value(*x),
                     out: self.value(*out),
@@ -335,7 +337,8 @@ impl Compiler<'_> {
                 (Command::new(rope::rope(isa), params), "rope")
             }
             Op::KvWrite { k, v, layer } => {
-                let params = kv_write::Params { k: self.value(*k), v: self.value(*v), pages: self.pages(*layer) };
+                let params =
+                    kv_write::Params { k: self.value(*k), v: self.value(*v), pages: self.pages(*layer) };
                 (Command::new(kv_write::kv_write(isa), params), "kv_write")
             }
             Op::Attention { q, layer, n_heads, scale, softcap, window, sinks, out } => {

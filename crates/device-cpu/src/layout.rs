@@ -96,7 +96,7 @@ impl Layout {
             n_workers,
         };
         let table = |key: RopeKey| (key, round_up(limits.max_rows * key.n_dims * 4));
-        layout.rope_tables = rope_tables(lowered).into_iter().map(table).collect();
+        layout.rope_tables = rope_tables(plan, lowered).into_iter().map(table).collect();
         for unit in lowered.iter().map(|l| &l.unit) {
             layout.grow(plan, unit, limits, isa);
         }

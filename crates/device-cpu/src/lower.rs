@@ -77,6 +77,16 @@ pub struct RopeKey {
     pub scale: u32,
 }
 
+impl RopeKey {
+    /// Of a Rope. Frequencies with the same values are the same, whatever their weights.
+    pub fn new(plan: &Plan, frequencies: WeightId, n_dims: usize, scale: f32) -> RopeKey {
+        let data = &plan.weight(frequencies).data;
+        let first = plan.weights.iter().position(|w| w.data.len() == data.len() && w.data[..] == data[..]);
+        let frequencies = first.map_or(frequencies, |index| WeightId(index as u32));
+        RopeKey { frequencies, n_dims, scale: scale.to_bits() }
+    }
+}
+
 /// What happens to the heads of q, or of k.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HeadChain {
@@ -232,7 +242,9 @@ fn projection(plan: &Plan, parts: &[Op]) -> Option<Projection> {
         [Op::Add { a, b, out }] if matrices.len() == 1 => {
             Tail::Add { residual: other_of(matrices[0].out, *a, *b)?, out: *out }
         }
-        [Op::Gate { gate, up, kind, out }] if matrices.len() == 2 && n_out(&matrices[0]) == n_out(&matrices[1]) => {
+        [Op::Gate { gate, up, kind, out }]
+            if matrices.len() == 2 && n_out(&matrices[0]) == n_out(&matrices[1]) =>
+        {
             if *gate == matrices[1].out {
                 matrices.swap(0, 1);
             }
@@ -259,9 +271,12 @@ fn qk_rope_kv(plan: &Plan, parts: &[Op], escaping: &[ValueId]) -> Option<Unit> {
         for op in steps.iter().rev() {
             match op {
                 Op::Rope { x, head_dim: dim, n_dims, style, frequencies, scale, out }
-                    if *out == chain.x && chain.rope.is_none() && chain.norm.is_none() && *dim == head_dim =>
+                    if *out == chain.x
+                        && chain.rope.is_none()
+                        && chain.norm.is_none()
+                        && *dim == head_dim =>
                 {
-                    let key = RopeKey { frequencies: *frequencies, n_dims: *n_dims, scale: scale.to_bits() };
+                    let key = RopeKey::new(plan, *frequencies, *n_dims, *scale);
                     chain.rope = Some(RopeOf { key, style: *style });
                     chain.x = *x;
                     used += 1;
@@ -293,12 +308,12 @@ fn qk_rope_kv(plan: &Plan, parts: &[Op], escaping: &[ValueId]) -> Option<Unit> {
 }
 
 /// The distinct tables that the plan's Ropes read, in order of their first use.
-pub fn rope_tables(lowered: &[Lowered]) -> Vec<RopeKey> {
+pub fn rope_tables(plan: &Plan, lowered: &[Lowered]) -> Vec<RopeKey> {
     let mut keys = Vec::new();
     for unit in lowered.iter().map(|l| &l.unit) {
         let found = match unit {
             Unit::Primitive(Op::Rope { frequencies, n_dims, scale, .. }) => {
-                vec![RopeKey { frequencies: *frequencies, n_dims: *n_dims, scale: scale.to_bits() }]
+                vec![RopeKey::new(plan, *frequencies, *n_dims, *scale)]
             }
             Unit::QkRopeKv { q, k, .. } => q.iter().chain([k]).filter_map(|c| Some(c.rope?.key)).collect(),
             _ => vec![],

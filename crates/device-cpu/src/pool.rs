@@ -63,7 +63,8 @@ impl Barrier {
             self.generation.0.store(generation.wrapping_add(1), Ordering::Release);
         } else {
             poll(self.polls, || {
-                self.generation.0.load(Ordering::Acquire) != generation || self.poisoned.0.load(Ordering::Relaxed)
+                self.generation.0.load(Ordering::Acquire) != generation
+                    || self.poisoned.0.load(Ordering::Relaxed)
             });
         }
         !self.poisoned.0.load(Ordering::Acquire)
@@ -149,12 +150,13 @@ impl Pool {
         let mut pool = Pool { shared, threads: Vec::with_capacity(n - 1), turn: Mutex::new(()) };
         for index in 1..n {
             let (shared, cpu) = (pool.shared.clone(), cpus.get(index).copied());
-            let handle = std::thread::Builder::new().name(format!("cpu-worker-{index}")).spawn(move || {
-                if let Some(cpu) = cpu {
-                    crate::cpu::pin(cpu);
-                }
-                work(&shared, index, oversubscribed);
-            })?;
+            let handle =
+                std::thread::Builder::new().name(format!("cpu-worker-{index}")).spawn(move || {
+                    if let Some(cpu) = cpu {
+                        crate::cpu::pin(cpu);
+                    }
+                    work(&shared, index, oversubscribed);
+                })?;
             pool.threads.push((handle.thread().clone(), Some(handle)));
         }
         Ok(pool)

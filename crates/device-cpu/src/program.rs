@@ -72,7 +72,9 @@ impl CpuProgram {
         let arena = Buffer::zeroed("activations", layout.arena.total)?;
         let scratch = Buffer::zeroed("scratch of the workers", layout.all_scratch_bytes())?;
         let pages = (0..plan.kv.groups.len())
-            .map(|g| PagePool::reserve(limits.n_pages[g], plan.kv.page_bytes(g, limits.kv_type, limits.page_len)))
+            .map(|g| {
+                PagePool::reserve(limits.n_pages[g], plan.kv.page_bytes(g, limits.kv_type, limits.page_len))
+            })
             .collect::<Result<Vec<_>>>()?;
         let counters = |n: usize| (0..n).map(|_| AtomicUsize::new(0)).collect::<Box<[AtomicUsize]>>();
         let arrived = counters(attention::max_split(layout.n_workers));
@@ -167,8 +169,11 @@ impl CpuProgram {
             for group in 0..n_groups {
                 // Entries without a page are caught where one is needed.
                 let n_pages = self.limits.n_pages[group];
-                let entries = &step.page_table(span.slot, group, n_groups)[..span.end().div_ceil(self.limits.page_len)];
-                if let Some(page) = entries.iter().find(|p| **p != device::PAGE_NONE && **p as usize >= n_pages) {
+                let entries =
+                    &step.page_table(span.slot, group, n_groups)[..span.end().div_ceil(self.limits.page_len)];
+                if let Some(page) =
+                    entries.iter().find(|p| **p != device::PAGE_NONE && **p as usize >= n_pages)
+                {
                     return failed(format!("KV page {page} of group {group}, expected one below {n_pages}"));
                 }
             }
@@ -221,7 +226,10 @@ impl CpuProgram {
         // SAFETY: the value has a place of `max_outputs` rows, whose every bit pattern is a `T` (f32 or u32); nobody
         // writes it between steps.
         unsafe {
-            std::slice::from_raw_parts(self.arena.start().add(output.offset).cast(), self.n_outputs * output.cols)
+            std::slice::from_raw_parts(
+                self.arena.start().add(output.offset).cast(),
+                self.n_outputs * output.cols,
+            )
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use device::testing::{Case, check_device};
 use device::{Numerics, OpKind};
-use ingle_device_cpu::{CpuDevice, Isa, Options};
 use formats::BlockType;
+use ingle_device_cpu::{CpuDevice, Isa, Options};
 
 /// What this device's arithmetic needs of a case.
 ///

@@ -159,3 +159,21 @@ fn the_main_job() {
     let text = ok(&["run", SMOLLM2.name, "Why is the sky blue?", "--greedy", "-n", "48"]);
     assert!(text.to_lowercase().contains("sky"), "{text}");
 }
+
+/// With its context full, the process has as much memory resident as was planned before any was taken, within 5 %.
+#[cfg(target_os = "linux")]
+#[test]
+fn memory_is_what_was_planned() {
+    let text = std::fs::read_to_string(fixture("text/alice.txt")).unwrap();
+    for (model, n_ctx) in [(SMOLLM2, "1024"), (GEMMA3, "768")] {
+        let path = model.path();
+        let prompt: String = text.chars().take(2600).collect();
+        let args = ["complete", &path, "--prompt", &prompt, "--ctx", n_ctx, "--greedy", "--ignore-end", "--json"];
+        let found = json(&args);
+        assert_eq!(found["stop"], "context_full");
+        let bytes = |key: &str| found["memory"][key].as_u64().unwrap() as f64;
+        let ratio = bytes("peak_resident") / bytes("planned");
+        println!("{}: peak {:.1} MiB, {ratio:.3} of the plan", model.name, bytes("peak_resident") / 1048576.0);
+        assert!((0.95..=1.05).contains(&ratio), "{}: {ratio} of {found}", model.name);
+    }
+}

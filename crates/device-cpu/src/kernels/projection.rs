@@ -14,12 +14,15 @@
 //! the matrix kernel's ([`linear`](super::linear)). Bytes: the weights once for each block of rows.
 
 use super::activation_rows::{Source, prepare};
-use super::elementwise::combine;
-use super::linear::{ActRow, ActRows, ActivationKind, Gemv, GemmTile, TILE_ROWS, q8_row_bytes};
+use super::elementwise::{Sum, combine};
+use super::gate::Gated;
+use super::linear::{ActRow, ActRows, ActivationKind, GemmTile, Gemv, TILE_ROWS, q8_row_bytes};
 use super::round_up;
 use crate::command::Worker;
-use crate::simd::{Simd, math, variants};
+use crate::simd::math::{GeluErf, GeluTanh, Relu, Silu};
+use crate::simd::{Simd, variants};
 use device::Activation;
+use std::marker::PhantomData;
 
 /// Tiles of a unit of [`many_rows`]: enough that taking a unit costs nothing, few enough that workers end together.
 const TILES_PER_UNIT: usize = 4;
@@ -282,10 +285,15 @@ unsafe fn finish<S: Simd>(
         add_bias::<S>(m, r0, n, y);
         match p.epilogue {
             Epilogue::Store => out.copy_from_nonoverlapping(y, n),
-            Epilogue::Add { residual } => combine::<S>(y, residual.add(at), out, n, |a, b| S::add(a, b)),
+            Epilogue::Add { residual } => combine::<S>(y, residual.add(at), out, n, Sum),
             Epilogue::Gate { kind } => {
                 add_bias::<S>(&p.matrices[1], r0, n, others);
-                combine::<S>(y, others, out, n, |gate, up| S::mul(math::activate::<S>(kind, gate), up));
+                match kind {
+                    Activation::Silu => combine::<S>(y, others, out, n, Gated::<Silu>(PhantomData)),
+                    Activation::GeluTanh => combine::<S>(y, others, out, n, Gated::<GeluTanh>(PhantomData)),
+                    Activation::GeluErf => combine::<S>(y, others, out, n, Gated::<GeluErf>(PhantomData)),
+                    Activation::Relu => combine::<S>(y, others, out, n, Gated::<Relu>(PhantomData)),
+                }
             }
         }
     }
@@ -297,6 +305,6 @@ unsafe fn finish<S: Simd>(
 unsafe fn add_bias<S: Simd>(m: &Matrix, r0: usize, n: usize, y: *mut f32) {
     if !m.bias.is_null() {
         // SAFETY: the caller's promise.
-        unsafe { combine::<S>(y, m.bias.add(r0), y, n, |a, b| S::add(a, b)) }
+        unsafe { combine::<S>(y, m.bias.add(r0), y, n, Sum) }
     }
 }

@@ -105,6 +105,7 @@ fn complete_json(engine: &mut Engine, request: engine::Request) -> anyhow::Resul
     output::print_json(&json!({
         "text": done.text, "tokens": done.tokens, "stop": generate::stop_word(&done.finished.reason),
         "seed": done.finished.seed, "timings": generate::timings_json(&done.finished.timings),
+        "memory": { "planned": engine.memory().total, "peak_resident": device::peak_resident_memory() },
     }))
 }
 
