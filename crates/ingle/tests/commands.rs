@@ -53,7 +53,7 @@ fn a_folder_without_tokenizer_works_by_tokens() {
 fn inspect_shows_file_model_and_plan() {
     let path = SMOLLM2.path();
     let text = ok(&["inspect", &path, "--plan"]);
-    for word in ["general.architecture", "llama", "Q4_1", "NormGateUp", "layer 29"] {
+    for word in ["general.architecture", "llama", "Q4_1", "norm_gate_up", "layer 29"] {
         assert!(text.contains(word), "{word} is missing in {text}");
     }
     let found = json(&["inspect", &path, "--json"]);
@@ -77,7 +77,7 @@ fn bench_prints_llama_bench_fields() {
         assert_eq!(row["samples_ts"].as_array().unwrap().len(), 2);
     }
     let args = ["bench", &SMOLLM2.path(), "-p", "8", "-n", "0", "-r", "1", "--no-peaks"];
-    assert!(ok(&[&args[..], &["--md"]].concat()).contains("| pp8 |") || ok(&[&args[..], &["--md"]].concat()).contains("pp8"));
+    assert!(ok(&[&args[..], &["--md"]].concat()).contains(" pp8 |"));
     assert!(ok(&[&args[..], &["--csv"]].concat()).starts_with("model,size,params,device,threads,test,t/s"));
 }
 
@@ -162,7 +162,7 @@ fn profile_tables_and_traces() {
     let trace: serde_json::Value = serde_json::from_slice(&std::fs::read(trace).unwrap()).unwrap();
     assert!(trace["traceEvents"].as_array().unwrap().len() > 100);
     assert!(ok(&["profile", &path, "-p", "16", "-n", "4", "--by", "layer"]).contains("layer  29"));
-    assert!(ok(&["profile", &path, "-p", "16", "-n", "4", "--by", "op"]).contains("NormGateUp"));
+    assert!(ok(&["profile", &path, "-p", "16", "-n", "4", "--by", "op"]).contains("norm_gate_up"));
 }
 
 #[test]
@@ -177,7 +177,9 @@ fn run_reads_a_pipe_and_survives_a_reader_that_hangs_up() {
     let out = child.wait_with_output().unwrap();
     assert!(out.status.success());
     let found: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
-    assert!(found["text"].as_str().unwrap().contains("Paris"), "{found}");
+    // The system message of the template, the question, and the beginning of an answer.
+    assert_eq!(found["timings"]["prompt_tokens"], 37, "{found}");
+    assert!(!found["text"].as_str().unwrap().is_empty(), "{found}");
 
     let mut child = Command::new(env!("CARGO_BIN_EXE_ingle"))
         .args(["complete", &SMOLLM2.path(), "--prompt", "Once upon a time", "-n", "200", "--ignore-end"])

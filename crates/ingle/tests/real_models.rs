@@ -129,15 +129,13 @@ fn greedy_follows_gemma3() {
     greedy_follows(&GEMMA3);
 }
 
-/// Perplexity on a fixed text is within 0.5 % of f32's.
+/// Perplexity on a fixed text is within 0.5 % of f32's. (The noise of 8-bit activations falls with the square root of the
+/// number of tokens: about 0.3 % for these 2,000.)
 fn perplexity_is_close(model: &RealModel) {
-    let (path, folder) = (model.path(), tempfile::tempdir().unwrap());
-    let file = folder.path().join("text.txt");
-    let text = std::fs::read_to_string(fixture("text/alice.txt")).unwrap();
-    std::fs::write(&file, text.chars().take(1500).collect::<String>()).unwrap();
+    let (path, file) = (model.path(), fixture("text/alice.txt"));
     let measure = |device: &str| {
-        let args = ["perplexity", &path, file.to_str().unwrap(), "--window", "256", "--ctx", "256", "--device", device, "--json"];
-        json(&args)["perplexity"].as_f64().unwrap()
+        let file = file.to_str().unwrap();
+        json(&["perplexity", &path, file, "--ctx", "1024", "--device", device, "--json"])["perplexity"].as_f64().unwrap()
     };
     let (exact, found) = (measure("reference"), measure("cpu"));
     println!("{}: perplexity {found:.4} for {exact:.4} ({:+.3} %)", model.name, 100.0 * (found / exact - 1.0));

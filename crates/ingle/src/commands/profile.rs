@@ -163,8 +163,8 @@ impl Profile {
 
 fn op_name(engine: &Engine, command: &CommandInfo) -> String {
     engine.plan().nodes.get(command.node).map_or_else(String::new, |node| match &node.op {
-        device::Op::Fused { kind, .. } => format!("{kind:?}"),
-        op => format!("{:?}", op.kind()),
+        device::Op::Fused { kind, .. } => kind.to_string(),
+        op => op.kind().to_string(),
     })
 }
 
