@@ -1,6 +1,7 @@
-//! Where the time of a step goes: random weights of a model's shape, the time of every kind of command, and the rates.
+//! Where the time of a step goes: random weights in the shape of common models of that many parameters, the time of every
+//! kind of command, and the rates.
 //!
-//! `cargo run --release -p ingle-device-cpu --example profile_shape -- [smollm2-135m | gemma3-270m | qwen3-0.6b] [prompt] [threads]`
+//! `cargo run --release -p ingle-device-cpu --example profile_shape -- [135m | 270m | 600m | 1b] [prompt] [threads]`
 
 use device::testing::{AttentionOptions, PlanBuilder, Sequences};
 use device::{
@@ -40,8 +41,8 @@ fn shape(name: &str) -> Option<Shape> {
         window: None,
     };
     match name {
-        "smollm2-135m" => Some(base),
-        "gemma3-270m" => Some(Shape {
+        "135m" => Some(base),
+        "270m" => Some(Shape {
             hidden: 640,
             n_heads: 4,
             n_kv_heads: 1,
@@ -54,7 +55,7 @@ fn shape(name: &str) -> Option<Shape> {
             window: Some(512),
             ..base
         }),
-        "qwen3-0.6b" => Some(Shape {
+        "600m" => Some(Shape {
             hidden: 1024,
             n_heads: 16,
             n_kv_heads: 8,
@@ -66,7 +67,7 @@ fn shape(name: &str) -> Option<Shape> {
             qk_norm: true,
             ..base
         }),
-        "llama-3.2-1b" => Some(Shape {
+        "1b" => Some(Shape {
             hidden: 2048,
             n_heads: 32,
             n_kv_heads: 8,
@@ -142,7 +143,7 @@ fn print(program: &dyn Program, n_rows: usize, timings: &[Timing], n_steps: usiz
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let name = args.first().map_or("smollm2-135m", |s| s.as_str());
+    let name = args.first().map_or("135m", |s| s.as_str());
     let prompt: usize = args.get(1).map_or(512, |s| s.parse().expect("a number of prompt tokens"));
     let threads = args.get(2).map(|s| s.parse().expect("a number of threads"));
     let shape = shape(name).expect("a known shape");

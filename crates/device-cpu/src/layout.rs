@@ -165,11 +165,4 @@ impl Layout {
         }
         memory
     }
-
-    /// What of the memory plan [`crate::program::CpuProgram`] allocates, without the KV pages.
-    #[cfg(test)]
-    pub fn allocated(&self) -> usize {
-        let rest = self.f32_rows_bytes + self.q8_rows_bytes + self.partial_bytes + self.found_bytes;
-        self.arena.total + rest + self.rope_bytes() + self.all_scratch_bytes() + self.row_bytes
-    }
 }

@@ -1,6 +1,8 @@
 //! What a program promises beside the numbers: steps that repeat, sequences that do not touch each other, pages that can be
 //! copied and released, and bad steps that are refused.
 
+#![allow(clippy::unwrap_used)]
+
 use device::testing::{Sequences, limits, mini_transformer};
 use device::{Device, KvType, Limits, Numerics, OwnedStep, Plan, Program, Span, Timing, Want, fusion};
 use formats::BlockType;
@@ -150,7 +152,8 @@ fn steps_that_would_leave_the_buffers_are_errors() {
     let mut program = device.compile(&plan, &limits).unwrap();
     let good = step(&plan, &limits, &[1, 2, 3], 0);
     program.run(&good.borrow()).unwrap();
-    let spoil: [(&str, &dyn Fn(&mut OwnedStep)); 7] = [
+    type Spoil<'a> = (&'a str, &'a dyn Fn(&mut OwnedStep));
+    let spoil: [Spoil; 7] = [
         ("token", &|s| s.tokens[1] = 1 << 20),
         ("output", &|s| s.outputs = vec![3]),
         ("page", &|s| s.page_tables[0] = 1000),

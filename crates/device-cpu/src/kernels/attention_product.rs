@@ -10,6 +10,9 @@
 //! - With many, the block is brought into scratch in f32 first, keys transposed, and the products are tiled with four
 //!   queries by `VECTORS` vectors in registers.
 
+// Indices, for accumulators are arrays that must become registers, and the formulas stay readable.
+#![allow(clippy::needless_range_loop)]
+
 use super::kv_write::{Half, LayerPages, Stored};
 use crate::simd::{RowsOf, Simd, Sink, prefetch};
 use std::marker::PhantomData;

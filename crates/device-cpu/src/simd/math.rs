@@ -26,7 +26,7 @@ pub unsafe fn exp<S: Simd>(x: S::V) -> S::V {
         let biased = S::fma(clamped, S::splat(std::f32::consts::LOG2_E), S::splat(BIAS));
         let n = S::sub(biased, S::splat(BIAS));
         // ln 2 in two parts, the first of so few bits that its product with n is exact.
-        let r = S::fma(n, S::splat(-0.693_359_375), clamped);
+        let r = S::fma(n, S::splat(-355.0 / 512.0), clamped);
         let r = S::fma(n, S::splat(2.121_944_4e-4), r);
         let mut p = S::splat(1.987_569_1e-4);
         for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
@@ -124,7 +124,7 @@ impl Curve for GeluTanh {
         unsafe {
             // 0.5 (1 + tanh u) = sigmoid(2 u)
             let cube = S::mul(S::mul(x, x), x);
-            let u = S::mul(S::splat(1.595_769_1), S::fma(S::splat(0.044_715), cube, x));
+            let u = S::mul(S::splat(1.595_769), S::fma(S::splat(0.044_715), cube, x));
             S::mul(x, sigmoid::<S>(u))
         }
     }

@@ -106,7 +106,7 @@ impl Simd for Portable {
     unsafe fn transpose(rows: impl RowsOf, sink: &mut impl Sink<Self>) {
         let r =
             unsafe { [rows.row::<Self>(0), rows.row::<Self>(1), rows.row::<Self>(2), rows.row::<Self>(3)] };
-        for i in 0..4 {
+        for (i, _) in r.iter().enumerate() {
             unsafe { sink.take(i, [r[0][i], r[1][i], r[2][i], r[3][i]]) }
         }
     }
