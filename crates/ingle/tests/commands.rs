@@ -20,7 +20,8 @@ fn usage_errors_exit_with_2_and_others_with_1() {
 #[test]
 fn every_command_has_help_with_examples() {
     let help = ok(&["--help"]);
-    let commands = "run complete bench inspect plan tokenize logits perplexity profile pull list rm completions";
+    let commands =
+        "run complete bench inspect plan tokenize logits perplexity profile pull list rm completions";
     for command in commands.split(' ') {
         assert!(help.contains(command), "{command} is missing in {help}");
         let own = ok(&[command, "--help"]);
@@ -33,14 +34,17 @@ fn every_command_has_help_with_examples() {
 fn a_folder_without_tokenizer_works_by_tokens() {
     let folder = fixture("models/llama");
     let folder = folder.to_str().unwrap();
-    let found = json(&["logits", folder, "--tokens", "36,144,5", "--top", "3", "--json", "--device", "reference"]);
+    let found =
+        json(&["logits", folder, "--tokens", "36,144,5", "--top", "3", "--json", "--device", "reference"]);
     assert_eq!(ids(&found["tokens"]), [36, 144, 5]);
     assert_eq!(found["top"].as_array().unwrap().len(), 3);
     assert_eq!(found["top"][0][0].as_array().unwrap().len(), 3);
     // The first token's best logit in fixtures/models/llama/expected.json.
     let expected: serde_json::Value =
-        serde_json::from_str(&std::fs::read_to_string(fixture("models/llama/expected.json")).unwrap()).unwrap();
-    let row: Vec<f64> = expected["logits"][0].as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect();
+        serde_json::from_str(&std::fs::read_to_string(fixture("models/llama/expected.json")).unwrap())
+            .unwrap();
+    let row: Vec<f64> =
+        expected["logits"][0].as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect();
     let best = row.iter().copied().fold(f64::MIN, f64::max);
     assert!((found["top"][0][0][1].as_f64().unwrap() - best).abs() < 1e-3);
     let message = error(&["logits", folder, "--prompt", "hi"]);
@@ -64,11 +68,35 @@ fn inspect_shows_file_model_and_plan() {
 
 #[test]
 fn bench_prints_llama_bench_fields() {
-    let found = json(&["bench", &SMOLLM2.path(), "-p", "16", "-n", "8", "-d", "0,32", "-r", "2", "-t", "2", "--json"]);
+    let found = json(&[
+        "bench",
+        &SMOLLM2.path(),
+        "-p",
+        "16",
+        "-n",
+        "8",
+        "-d",
+        "0,32",
+        "-r",
+        "2",
+        "-t",
+        "2",
+        "--json",
+    ]);
     let rows = found.as_array().unwrap();
     assert_eq!(rows.len(), 4);
     for row in rows {
-        for field in ["n_prompt", "n_gen", "n_depth", "avg_ts", "stddev_ts", "avg_ns", "samples_ts", "model_size", "model_n_params"] {
+        for field in [
+            "n_prompt",
+            "n_gen",
+            "n_depth",
+            "avg_ts",
+            "stddev_ts",
+            "avg_ns",
+            "samples_ts",
+            "model_size",
+            "model_n_params",
+        ] {
             assert!(!row[field].is_null(), "{field} is missing in {row}");
         }
         assert!(row["avg_ts"].as_f64().unwrap() > 0.0);
@@ -92,13 +120,17 @@ fn complete_prints_json_and_obeys_its_flags() {
     // A bias of minus infinity forbids the first token; a stop string ends before itself.
     let first = ids(&found["tokens"])[0];
     let bias = format!("{first}=-inf");
-    let other = complete(&["--prompt", "The capital of France is", "--greedy", "-n", "1", "--logit-bias", &bias]);
+    let other =
+        complete(&["--prompt", "The capital of France is", "--greedy", "-n", "1", "--logit-bias", &bias]);
     assert_ne!(ids(&other["tokens"])[0], first);
-    let stopped = complete(&["--prompt", "The capital of France is", "--greedy", "-n", "40", "--stop", "Paris"]);
+    let stopped =
+        complete(&["--prompt", "The capital of France is", "--greedy", "-n", "40", "--stop", "Paris"]);
     assert_eq!(stopped["stop"], "stop");
     assert!(!stopped["text"].as_str().unwrap().contains("Paris"));
     // The same seed gives the same answer; sampled answers differ from seed to seed.
-    let sampled = |seed: &str| complete(&["--prompt", "Once", "-n", "24", "--temperature", "1.2", "--seed", seed])["text"].clone();
+    let sampled = |seed: &str| {
+        complete(&["--prompt", "Once", "-n", "24", "--temperature", "1.2", "--seed", seed])["text"].clone()
+    };
     assert_eq!(sampled("7"), sampled("7"));
     assert_ne!(sampled("7"), sampled("8"));
     // A penalty beyond reason keeps the model from repeating itself.
@@ -107,7 +139,19 @@ fn complete_prints_json_and_obeys_its_flags() {
     let penalised = complete(&[&args[..], &["--repeat-penalty", "5", "--presence-penalty", "20"]].concat());
     assert_ne!(plain["text"], penalised["text"]);
     // A full context stops with a clear word, or slides.
-    let args = ["complete", &path, "--json", "--ctx", "32", "--prompt", "Once upon a time", "--greedy", "-n", "64", "--ignore-end"];
+    let args = [
+        "complete",
+        &path,
+        "--json",
+        "--ctx",
+        "32",
+        "--prompt",
+        "Once upon a time",
+        "--greedy",
+        "-n",
+        "64",
+        "--ignore-end",
+    ];
     assert_eq!(json(&args)["stop"], "context_full");
     let slid = json(&[&args[..], &["--overflow", "slide", "--keep", "4"]].concat());
     assert_eq!(slid["stop"], "max_tokens");
@@ -117,9 +161,15 @@ fn complete_prints_json_and_obeys_its_flags() {
 #[test]
 fn deterministic_answers_do_not_depend_on_chunks() {
     let path = SMOLLM2.path();
-    let prompt = "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of";
+    let prompt =
+        "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of";
     let logits = |more: &[&str]| {
-        ok(&[&["logits", &path, "--prompt", prompt, "--top", "3", "--json", "--deterministic", "--ctx", "128"][..], more].concat())
+        ok(&[
+            &["logits", &path, "--prompt", prompt, "--top", "3", "--json", "--deterministic", "--ctx", "128"]
+                [..],
+            more,
+        ]
+        .concat())
     };
     let whole = logits(&[]);
     assert_eq!(whole, logits(&["--chunk", "7"]));
@@ -130,7 +180,15 @@ fn deterministic_answers_do_not_depend_on_chunks() {
 #[test]
 fn validate_prefill_runs_both_ways() {
     for model in [SMOLLM2, GEMMA3] {
-        let out = ingle(&["complete", &model.path(), "--prompt", "The quick brown fox jumps over the lazy dog.", "-n", "1", "--validate-prefill"]);
+        let out = ingle(&[
+            "complete",
+            &model.path(),
+            "--prompt",
+            "The quick brown fox jumps over the lazy dog.",
+            "-n",
+            "1",
+            "--validate-prefill",
+        ]);
         assert!(out.status.success());
         let message = String::from_utf8(out.stderr).unwrap();
         assert!(message.contains("prefill check passed"), "{message}");

@@ -83,7 +83,8 @@ impl Profile {
         let (decode, prefill): (Vec<_>, Vec<_>) = steps.iter().partition(|s| s.n_rows == 1);
         if let Some(file) = &self.trace {
             let trace = trace(&engine, &steps);
-            std::fs::write(file, serde_json::to_vec(&trace)?).with_context(|| format!("writing {}", file.display()))?;
+            std::fs::write(file, serde_json::to_vec(&trace)?)
+                .with_context(|| format!("writing {}", file.display()))?;
         }
         let phases = [("prefill", prefill), ("decode", decode)];
         if self.json {
