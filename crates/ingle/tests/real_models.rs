@@ -2,6 +2,8 @@
 //!
 //! These tests run the binary as a person would, and fetch the models (98 MB and 253 MB) on first use.
 
+#![allow(clippy::unwrap_used)] // A test that cannot go on fails.
+
 mod common;
 
 use common::{Answer, GEMMA3, RealModel, SMOLLM2, fixture, ids, json, ok, top};
