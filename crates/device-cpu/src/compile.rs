@@ -428,7 +428,7 @@ impl Compiler<'_> {
                 (Command::new(rms_norm::rms_norm(isa), params), "rms_norm")
             }
             Op::Rope { x, head_dim, n_dims, style, frequencies, scale, out } => {
-                let key = RopeKey { frequencies: *frequencies, n_dims: *n_dims, scale: scale.to_bits() };
+                let key = RopeKey::new(self.plan, *frequencies, *n_dims, *scale);
                 let params = rope::Params {
                     x: self.value(*x),
                     out: self.value(*out),

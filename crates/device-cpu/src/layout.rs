@@ -151,7 +151,7 @@ impl Layout {
             n_workers,
         };
         let table = |key: RopeKey| (key, round_up(limits.max_rows * key.n_dims * 4));
-        layout.rope_tables = rope_tables(lowered).into_iter().map(table).collect();
+        layout.rope_tables = rope_tables(plan, lowered).into_iter().map(table).collect();
         for unit in lowered.iter().map(|l| &l.unit) {
             layout.grow(plan, unit, limits, isa);
         }
@@ -249,13 +249,5 @@ impl Layout {
             }
         }
         memory
-    }
-
-    /// What of the memory plan [`crate::program::CpuProgram`] allocates, without the KV pages.
-    #[cfg(test)]
-    pub fn allocated(&self) -> usize {
-        let rest = self.f32_rows_bytes + self.q8_rows_bytes + self.partial_bytes + self.found_bytes;
-        let experts = self.expert_bytes().0 + self.expert_bytes().1;
-        self.arena.total + experts + rest + self.rope_bytes() + self.all_scratch_bytes() + self.row_bytes
     }
 }

@@ -23,7 +23,7 @@ pub struct CpuProgram {
     pool: Arc<Pool>,
     one: Table,
     many: Table,
-    /// By command: units handed out in this step.
+    /// `(commands, workers)` units handed out in this step.
     taken: Box<[AtomicUsize]>,
     /// Partials finished of split attention.
     arrived: Box<[AtomicUsize]>,
@@ -122,7 +122,7 @@ impl CpuProgram {
         let n_rows = max_rows(limits, Rows::Tokens);
         Ok(CpuProgram {
             pool,
-            taken: counters(one.commands.len().max(many.commands.len())),
+            taken: counters(one.commands.len().max(many.commands.len()) * layout.n_workers),
             one,
             many,
             arrived,
@@ -274,7 +274,9 @@ impl Replay<'_> {
                 unsafe { self.marks.add(command).write(Instant::now()) }
             }
         };
-        for (number, (command, taken)) in self.table.commands.iter().zip(self.taken).enumerate() {
+        for (number, (command, taken)) in
+            self.table.commands.iter().zip(self.taken.chunks(self.n_workers)).enumerate()
+        {
             mark(number);
             // SAFETY: the layout gives each worker its part; the table's pointers are valid for every step that passed
             // the check, and commands that depend on each other are apart by a barrier.

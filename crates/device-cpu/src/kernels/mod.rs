@@ -11,6 +11,7 @@ pub mod activation_rows;
 pub mod add;
 pub mod argmax;
 pub mod attention;
+pub mod attention_product;
 pub mod attention_tile;
 pub mod columns;
 pub mod elementwise;
