@@ -155,6 +155,31 @@ pub fn share_of(index: usize, n_parts: usize, n: usize, grain: usize) -> Range<u
 }
 
 #[cfg(test)]
+pub mod testing {
+    use super::*;
+
+    /// Run a kernel as `n_workers` workers one after another.
+    ///
+    /// # Safety
+    /// As [`Kernel`].
+    pub unsafe fn run<P>(
+        kernel: Kernel<P>,
+        params: &P,
+        step: &StepState<'_>,
+        n_workers: usize,
+        scratch: usize,
+    ) {
+        let taken: Vec<AtomicUsize> = (0..n_workers).map(|_| AtomicUsize::new(0)).collect();
+        for index in 0..n_workers {
+            let scratch = crate::memory::Buffer::zeroed("test", scratch).unwrap();
+            let worker = Worker { index, n: n_workers, scratch: scratch.start(), taken: &taken, step };
+            // SAFETY: the caller's promise.
+            unsafe { kernel(params, &worker) }
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

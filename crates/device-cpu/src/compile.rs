@@ -300,14 +300,7 @@ impl Compiler<'_> {
         self.push(table, node, Command::new(kernel, params), name, bytes);
     }
 
-    fn experts(
-        &self,
-        table: &mut Table,
-        node: usize,
-        op: Experts,
-        rows: RowsOfStep,
-        ordered: &mut Ordered,
-    ) {
+    fn experts(&self, table: &mut Table, node: usize, op: Experts, rows: RowsOfStep, ordered: &mut Ordered) {
         let (weight, k) = (self.plan.weight(op.weight), self.plan.value(op.ids).cols);
         let sizes = ExpertSizes::new(self.plan, op.x, op.ids, op.weight, self.limits, self.layout.n_workers);
         let kernel = linear_kernel(weight.block, self.isa);
@@ -363,7 +356,13 @@ impl Compiler<'_> {
                 q8_rows: if f32 { null_mut() } else { self.at.q8_rows },
                 isa: self.isa,
             };
-            self.push(table, node, Command::new(expert_groups::gather, gather), "gather experts' rows".into(), 0);
+            self.push(
+                table,
+                node,
+                Command::new(expert_groups::gather, gather),
+                "gather experts' rows".into(),
+                0,
+            );
         }
         let name = format!("expert_{} ({k} of {}, many rows)", kernel.name, sizes.n_experts);
         let bytes = part * sizes.n_experts as u64;

@@ -289,8 +289,9 @@ impl Program for HistoryProgram {
     }
 }
 
-/// The fixtures of the dense families.
-pub const FAMILIES: [&str; 5] = ["llama", "mistral", "qwen2", "qwen3", "gemma3"];
+/// The fixtures that the engine runs: dense and expert families, shared keys and values, windows.
+pub const FAMILIES: [&str; 9] =
+    ["llama", "mistral", "qwen2", "qwen3", "gemma3", "qwen2_moe", "qwen3_moe", "gemma4_e2b", "gemma4_moe"];
 
 /// What a trusted implementation answers for a fixture (`expected.json`).
 pub struct Expected {
