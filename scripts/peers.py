@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Ingle and llama.cpp on the same file, turn about: the ratio of their speeds.
 
-    python3 scripts/peers.py MODEL.gguf [MODEL.gguf ...]      [-p 512] [-n 128] [-t 2] [--pairs 5] [--json]
+    python3 scripts/peers.py MODEL [MODEL ...]      [-p 512] [-n 128] [-t 2] [--pairs 5] [--json]
+
+MODEL is a GGUF file, or a name that `ingle pull` knows.
 
 Installs llama-cpp-python (which compiles llama.cpp for this machine) into target/peers on first use, and builds
 Ingle if there is no binary yet. The two engines run alternately, each in a process of its own, so that a drift of
@@ -106,7 +108,10 @@ def main():
     binary = ROOT / "target" / "release" / ("ingle.exe" if os.name == "nt" else "ingle")
     subprocess.run(["cargo", "build", "--release", "-q", "-p", "ingle"], check=True, cwd=ROOT)
     results = []
-    for model in a.models:
+    for name in a.models:
+        model = name
+        if not Path(name).exists():
+            model = subprocess.run([str(binary), "pull", name], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
         pairs = []
         for _ in range(a.pairs):
             theirs = json.loads(subprocess.run([str(python()), __file__, "--llama-cpp", model, "-p", str(a.p), "-n", str(a.n),

@@ -19,7 +19,8 @@ fuzz_target!(|data: &[u8]| {
                 pieces.push_str(stream.push(&tokenizer, token));
             }
             pieces.push_str(stream.finish());
-            assert_eq!(pieces, whole);
+            // A stream goes on where a text stopped, so it keeps the space that a first word brings.
+            assert!(pieces == whole || pieces.strip_prefix(' ') == Some(&whole), "{pieces:?} {whole:?}");
         }
     }
 });

@@ -40,8 +40,7 @@ impl Command {
         // SAFETY: they fit, as asserted.
         unsafe { words.as_mut_ptr().cast::<P>().write(params) };
         // SAFETY: `&P` and `*const ()` are passed alike; `run` gives a pointer to the `P` written above.
-        let kernel =
-            unsafe { std::mem::transmute::<Kernel<P>, unsafe fn(*const (), &Worker<'_>)>(kernel) };
+        let kernel = unsafe { std::mem::transmute::<Kernel<P>, unsafe fn(*const (), &Worker<'_>)>(kernel) };
         Command { kernel, sync: true, params: words }
     }
 
@@ -109,8 +108,8 @@ pub struct Worker<'a> {
     pub n: usize,
     /// Its own memory, as many bytes as the layout says, aligned to 64.
     pub scratch: *mut u8,
-    /// Work handed out so far; zero when the command begins.
-    pub taken: &'a AtomicUsize,
+    /// `(n)` work handed out so far: of all, in the first, or of each worker's part; zeros when the command begins.
+    pub taken: &'a [AtomicUsize],
     /// The step.
     pub step: &'a StepState<'a>,
 }
@@ -119,18 +118,40 @@ impl Worker<'_> {
     /// This worker's part of `n` equal units, contiguous, in multiples of `grain` (but for the last).
     #[inline(always)]
     pub fn share(&self, n: usize, grain: usize) -> Range<usize> {
-        let grains = n.div_ceil(grain);
-        let start = (grains * self.index / self.n * grain).min(n);
-        let end = (grains * (self.index + 1) / self.n * grain).min(n);
-        start..end
+        share_of(self.index, self.n, n, grain)
     }
 
     /// The next unit that nobody has taken, while it is below `n`.
     #[inline(always)]
     pub fn take(&self, n: usize) -> Option<usize> {
-        let unit = self.taken.fetch_add(1, Ordering::Relaxed);
+        let unit = self.taken[0].fetch_add(1, Ordering::Relaxed);
         (unit < n).then_some(unit)
     }
+
+    /// The next of `n` units: of this worker's contiguous part, in order; after those, of the parts of workers that are
+    /// slower. `helped` counts the workers whose parts are empty and begins at 0.
+    #[inline(always)]
+    pub fn take_near(&self, n: usize, helped: &mut usize) -> Option<usize> {
+        while *helped < self.n {
+            let whose = (self.index + *helped) % self.n;
+            let part = share_of(whose, self.n, n, 1);
+            let unit = part.start + self.taken[whose].fetch_add(1, Ordering::Relaxed);
+            if unit < part.end {
+                return Some(unit);
+            }
+            *helped += 1;
+        }
+        None
+    }
+}
+
+/// Part `index` of `n_parts` of `n` equal units, in multiples of `grain` (but for the last).
+#[inline(always)]
+pub fn share_of(index: usize, n_parts: usize, n: usize, grain: usize) -> Range<usize> {
+    let grains = n.div_ceil(grain);
+    let start = (grains * index / n_parts * grain).min(n);
+    let end = (grains * (index + 1) / n_parts * grain).min(n);
+    start..end
 }
 
 #[cfg(test)]
@@ -141,8 +162,14 @@ pub mod testing {
     ///
     /// # Safety
     /// As [`Kernel`].
-    pub unsafe fn run<P>(kernel: Kernel<P>, params: &P, step: &StepState<'_>, n_workers: usize, scratch: usize) {
-        let taken = AtomicUsize::new(0);
+    pub unsafe fn run<P>(
+        kernel: Kernel<P>,
+        params: &P,
+        step: &StepState<'_>,
+        n_workers: usize,
+        scratch: usize,
+    ) {
+        let taken: Vec<AtomicUsize> = (0..n_workers).map(|_| AtomicUsize::new(0)).collect();
         for index in 0..n_workers {
             let scratch = crate::memory::Buffer::zeroed("test", scratch).unwrap();
             let worker = Worker { index, n: n_workers, scratch: scratch.start(), taken: &taken, step };
@@ -156,10 +183,8 @@ pub mod testing {
 mod tests {
     use super::*;
 
-    #[test]
-    fn shares_cover_everything_once() {
-        let taken = AtomicUsize::new(0);
-        let step = StepState {
+    fn empty_step() -> StepState<'static> {
+        StepState {
             tokens: &[],
             spans: &[],
             positions: &[],
@@ -169,17 +194,45 @@ mod tests {
             n_groups: 0,
             outputs: &[],
             argmax: false,
-        };
+        }
+    }
+
+    #[test]
+    fn shares_cover_everything_once() {
+        let taken = [AtomicUsize::new(0)];
+        let step = empty_step();
         for (total, n, grain) in [(0, 3, 1), (1, 2, 16), (17, 2, 16), (100, 7, 4), (5, 8, 1)] {
             let mut next = 0;
             for index in 0..n {
                 let worker = Worker { index, n, scratch: std::ptr::null_mut(), taken: &taken, step: &step };
                 let share = worker.share(total, grain);
                 assert_eq!(share.start, next);
-                assert!(share.start % grain == 0 || share.start == total);
+                assert!(share.start.is_multiple_of(grain) || share.start == total);
                 next = share.end;
             }
             assert_eq!(next, total);
+        }
+    }
+
+    #[test]
+    fn every_unit_is_taken_once_whoever_is_slow() {
+        let step = empty_step();
+        for (units, n) in [(0, 2), (1, 3), (7, 3), (100, 4)] {
+            let taken: Vec<AtomicUsize> = (0..n).map(|_| AtomicUsize::new(0)).collect();
+            let mut seen = vec![0; units];
+            // The last worker does most, the first come late.
+            for index in (0..n).rev() {
+                let worker = Worker { index, n, scratch: std::ptr::null_mut(), taken: &taken, step: &step };
+                let (mut helped, mut last_own) = (0, None);
+                while let Some(unit) = worker.take_near(units, &mut helped) {
+                    seen[unit] += 1;
+                    if helped == 0 {
+                        assert!(last_own.is_none_or(|last| unit == last + 1), "its own part is in order");
+                        last_own = Some(unit);
+                    }
+                }
+            }
+            assert!(seen.iter().all(|n| *n == 1), "{units} units, {n} workers: {seen:?}");
         }
     }
 
@@ -196,17 +249,7 @@ mod tests {
         }
         let mut out = [0; 3];
         let command = Command::new(kernel, Params { out: &mut out, values: [1, 2, 3] });
-        let (taken, step) = (AtomicUsize::new(0), StepState {
-            tokens: &[],
-            spans: &[],
-            positions: &[],
-            slots: &[],
-            page_tables: &[],
-            pages_per_table: 0,
-            n_groups: 0,
-            outputs: &[],
-            argmax: false,
-        });
+        let (taken, step) = ([AtomicUsize::new(0)], empty_step());
         let worker = Worker { index: 0, n: 1, scratch: std::ptr::null_mut(), taken: &taken, step: &step };
         // SAFETY: the kernel's pointer is valid.
         unsafe { command.run(&worker) };

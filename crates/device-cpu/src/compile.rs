@@ -4,14 +4,15 @@ use crate::command::Command;
 use crate::isa::Isa;
 use crate::kernels::attention_tile::Shape;
 use crate::kernels::kv_write::LayerPages;
-use crate::kernels::linear::{LinearKernel, linear_kernel};
+use crate::kernels::linear::{ActivationKind, LinearKernel, linear_kernel};
 use crate::kernels::projection::{Epilogue, Matrix};
 use crate::kernels::rope::Turn;
 use crate::kernels::{
-    activate, activation_rows, add, argmax, attention, elementwise, embed, embed_positions, gate, kv_write, layer_norm,
-    pool, projection, qk_rope_kv, rms_norm, rope, scale, select_rows, self_attention, softcap,
+    activate, activation_rows, add, argmax, attention, columns, elementwise, embed, embed_positions,
+    expert_groups, expert_linear, expert_sum, gate, kv_write, layer_norm, pool, projection, qk_rope_kv,
+    rms_norm, rope, route, scale, select_rows, self_attention, softcap,
 };
-use crate::layout::{Layout, ProjectionSizes};
+use crate::layout::{ExpertSizes, Layout, ProjectionSizes};
 use crate::lower::{HeadChain, Lowered, Norm, Projection, RopeKey, RopeOf, Tail, Unit};
 use device::arena::NO_PLACE;
 use device::{CommandInfo, KvLayerId, Limits, Numerics, Op, Plan, ValueId, WeightId};
@@ -34,6 +35,10 @@ pub struct Addresses {
     pub arrived: *const AtomicUsize,
     /// What each worker found for argmax.
     pub found: *mut argmax::Found,
+    /// Rows and experts in the order of the experts.
+    pub groups: expert_groups::Groups,
+    /// The matrices of all experts, in the layout's order.
+    pub experts: *const *const u8,
     /// By KV group.
     pub pools: Vec<*mut u8>,
 }
@@ -54,6 +59,24 @@ pub enum RowsOfStep {
     One,
     /// All others.
     Many,
+}
+
+/// The fields of an ExpertLinear.
+#[derive(Clone, Copy)]
+struct Experts {
+    x: ValueId,
+    ids: ValueId,
+    weight: WeightId,
+    out: ValueId,
+}
+
+/// What stands in the buffers that experts share when a command begins.
+#[derive(Default)]
+struct Ordered {
+    /// The ids by which pairs are ordered.
+    by: Option<ValueId>,
+    /// Whose rows were brought into that order, in parts of how many columns, and in which form.
+    gathered: Option<(ValueId, usize, ActivationKind)>,
 }
 
 /// Writes tables.
@@ -85,9 +108,18 @@ impl Compiler<'_> {
             let command = Command::new(rope::table, params).without_sync();
             self.push(&mut table, 0, command, "rope_table".into(), 0);
         }
+        let mut ordered = Ordered::default();
         for Lowered { node, unit } in lowered {
             match unit {
-                Unit::Projection(p) => self.projection(&mut table, *node, p, rows),
+                Unit::Primitive(Op::ExpertLinear { x, ids, weight, out }) => {
+                    let op = Experts { x: *x, ids: *ids, weight: *weight, out: *out };
+                    self.experts(&mut table, *node, op, rows, &mut ordered);
+                }
+                Unit::Projection(p) => {
+                    // It prepares rows of its own.
+                    ordered.gathered = None;
+                    self.projection(&mut table, *node, p, rows);
+                }
                 Unit::Primitive(op) => self.primitive(&mut table, *node, op),
                 Unit::NormAdd { x, norm, residual, out } => {
                     let params = rms_norm::Params {
@@ -153,7 +185,9 @@ impl Compiler<'_> {
     fn turn(&self, rope: Option<RopeOf>) -> Turn {
         let table_of = |key: RopeKey| self.layout.rope_tables.iter().position(|(k, _)| *k == key);
         match rope.and_then(|r| Some((r, table_of(r.key)?))) {
-            Some((r, index)) => Turn { table: self.at.rope_tables[index], n_dims: r.key.n_dims, style: r.style },
+            Some((r, index)) => {
+                Turn { table: self.at.rope_tables[index], n_dims: r.key.n_dims, style: r.style }
+            }
             None => Turn { table: null(), n_dims: 0, style: device::RopeStyle::Half },
         }
     }
@@ -266,6 +300,75 @@ impl Compiler<'_> {
         self.push(table, node, Command::new(kernel, params), name, bytes);
     }
 
+    fn experts(&self, table: &mut Table, node: usize, op: Experts, rows: RowsOfStep, ordered: &mut Ordered) {
+        let (weight, k) = (self.plan.weight(op.weight), self.plan.value(op.ids).cols);
+        let sizes = ExpertSizes::new(self.plan, op.x, op.ids, op.weight, self.limits, self.layout.n_workers);
+        let kernel = linear_kernel(weight.block, self.isa);
+        let ids: *const u32 = self.value(op.ids).cast_const().cast();
+        let (groups, of_rows, own) = (self.at.groups, self.plan.value(op.x).rows, sizes.own);
+        let x = self.value(op.x);
+        let f32 = kernel.activation == ActivationKind::F32;
+        let params = expert_linear::Params {
+            x,
+            own,
+            ids,
+            k,
+            matrices: self.at.experts.wrapping_add(self.layout.experts_offset(op.weight)),
+            n_experts: sizes.n_experts,
+            n_in: sizes.n_in,
+            n_out: sizes.n_out,
+            row_bytes: weight.row_bytes(),
+            out: self.value(op.out),
+            rows: of_rows,
+            gemv: kernel.gemv,
+            gemm_tile: kernel.gemm_tile,
+            gemm_min_rows: match self.limits.numerics {
+                Numerics::Deterministic => usize::MAX,
+                _ => kernel.gemm_min_rows,
+            },
+            activation: kernel.activation,
+            prepared: if f32 { self.at.f32_rows.cast_const().cast() } else { self.at.q8_rows },
+            groups,
+            block: if rows == RowsOfStep::One { sizes.piece_rows } else { sizes.row_block },
+            isa: self.isa,
+        };
+        let part = weight.parts.first().map_or(0, |part| part.len() as u64);
+        if rows == RowsOfStep::One {
+            let name = format!("expert_{} ({k} of {}, 1 row)", kernel.name, sizes.n_experts);
+            self.push(table, node, Command::new(expert_linear::one_row, params), name, part * k as u64);
+            return;
+        }
+        if ordered.by.replace(op.ids) != Some(op.ids) {
+            ordered.gathered = None;
+            let params = expert_groups::Params { ids, k, n_experts: sizes.n_experts, rows: of_rows, groups };
+            self.push(table, node, Command::new(expert_groups::group, params), "group experts".into(), 0);
+        }
+        let rows = (op.x, sizes.n_in, kernel.activation);
+        if ordered.gathered.replace(rows) != Some(rows) {
+            let gather = expert_groups::GatherParams {
+                x,
+                n_in: sizes.n_in,
+                k,
+                own,
+                rows: of_rows,
+                groups,
+                f32_rows: if f32 { self.at.f32_rows } else { null_mut() },
+                q8_rows: if f32 { null_mut() } else { self.at.q8_rows },
+                isa: self.isa,
+            };
+            self.push(
+                table,
+                node,
+                Command::new(expert_groups::gather, gather),
+                "gather experts' rows".into(),
+                0,
+            );
+        }
+        let name = format!("expert_{} ({k} of {}, many rows)", kernel.name, sizes.n_experts);
+        let bytes = part * sizes.n_experts as u64;
+        self.push(table, node, Command::new(expert_linear::many_rows, params), name, bytes);
+    }
+
     /// `rms_norm + linear_q4_1 x3`
     fn projection_name(&self, p: &Projection, rows: RowsOfStep) -> String {
         let mut names: Vec<&str> = Vec::new();
@@ -324,7 +427,7 @@ impl Compiler<'_> {
                 (Command::new(rms_norm::rms_norm(isa), params), "rms_norm")
             }
             Op::Rope { x, head_dim, n_dims, style, frequencies, scale, out } => {
-                let key = RopeKey { frequencies: *frequencies, n_dims: *n_dims, scale: scale.to_bits() };
+                let key = RopeKey::new(self.plan, *frequencies, *n_dims, *scale);
                 let params = rope::Params {
                     x: self.value(*x),
                     out: self.value(*out),
@@ -335,7 +438,8 @@ impl Compiler<'_> {
                 (Command::new(rope::rope(isa), params), "rope")
             }
             Op::KvWrite { k, v, layer } => {
-                let params = kv_write::Params { k: self.value(*k), v: self.value(*v), pages: self.pages(*layer) };
+                let params =
+                    kv_write::Params { k: self.value(*k), v: self.value(*v), pages: self.pages(*layer) };
                 (Command::new(kv_write::kv_write(isa), params), "kv_write")
             }
             Op::Attention { q, layer, n_heads, scale, softcap, window, sinks, out } => {
@@ -373,6 +477,42 @@ impl Compiler<'_> {
             Op::Softcap { x, cap, out } => {
                 (Command::new(softcap::softcap(isa), element_wise(*x, *x, *out, *cap)), "softcap")
             }
+            Op::Columns { x, first, out } => {
+                let params = columns::Params {
+                    x: self.value(*x),
+                    from: self.plan.value(*x).cols,
+                    first: *first,
+                    out: self.value(*out),
+                    cols: self.plan.value(*out).cols,
+                    rows: self.plan.value(*x).rows,
+                };
+                (Command::new(columns::columns, params), "columns")
+            }
+            Op::Route { x, normalise, factor, scales, ids, weights } => {
+                let params = route::Params {
+                    x: self.value(*x),
+                    n_experts: self.plan.value(*x).cols,
+                    k: self.plan.value(*ids).cols,
+                    normalise: *normalise,
+                    factor: *factor,
+                    scales: self.weight_or_null(*scales),
+                    ids: self.value(*ids).cast(),
+                    weights: self.value(*weights),
+                    rows: self.plan.value(*x).rows,
+                };
+                (Command::new(route::route, params), "route")
+            }
+            Op::ExpertSum { x, weights, out } => {
+                let params = expert_sum::Params {
+                    x: self.value(*x),
+                    weights: self.value(*weights),
+                    k: self.plan.value(*weights).cols,
+                    cols: self.plan.value(*out).cols,
+                    out: self.value(*out),
+                    rows: self.plan.value(*x).rows,
+                };
+                (Command::new(expert_sum::expert_sum(isa), params), "expert_sum")
+            }
             Op::SelectRows { x, out } => {
                 let cols = self.plan.value(*x).cols;
                 let params = select_rows::Params { x: self.value(*x), out: self.value(*out), cols };
@@ -387,8 +527,6 @@ impl Compiler<'_> {
                 };
                 (Command::new(argmax::argmax(isa), params), "argmax")
             }
-            // Lowering makes projections of Linears and takes fused Ops apart.
-            Op::Linear { .. } | Op::Fused { .. } => return,
             Op::LayerNorm { x, weight, bias, eps, out } => {
                 let params = layer_norm::Params {
                     x: self.value(*x),
@@ -430,6 +568,8 @@ impl Compiler<'_> {
                 let params = pool::Params { x: self.value(*x), kind: *kind, cols, out: self.value(*out) };
                 (Command::new(pool::pool(isa), params), "pool")
             }
+            // Lowering makes projections of Linears and takes fused Ops apart; experts were compiled before.
+            Op::Linear { .. } | Op::ExpertLinear { .. } | Op::Fused { .. } => return,
         };
         self.push(table, node, command, name.into(), bytes);
     }

@@ -8,9 +8,11 @@ pub fn available() -> usize {
 }
 
 /// Threads used unless told otherwise: one for each core (not each hardware thread, whose second adds nothing to
-/// kernels that already fill the vector units and the memory's bandwidth), at most [`available`].
+/// kernels that already fill the vector units and the memory's bandwidth), at most [`available`]. Of Apple's chips only
+/// the performance cores, since all workers would wait for the slowest.
 pub fn default_threads() -> usize {
-    n_cores(&allowed()).map_or_else(available, |cores| cores.min(available())).max(1)
+    let cores = n_performance_cores().or_else(|| n_cores(&allowed()));
+    cores.map_or_else(available, |cores| cores.min(available())).max(1)
 }
 
 /// Processors of this thread's affinity mask, ascending; empty where the system has no such thing.
@@ -53,6 +55,24 @@ pub fn pin(cpu: usize) {
 /// See the Linux version.
 #[cfg(not(target_os = "linux"))]
 pub fn pin(_cpu: usize) {}
+
+/// Performance cores, where the system tells them apart.
+#[cfg(target_os = "macos")]
+fn n_performance_cores() -> Option<usize> {
+    let (mut n, mut len) = (0i32, size_of::<i32>());
+    // SAFETY: the name ends in zero; the value is an i32 and its size is given.
+    let rc = unsafe {
+        let value = (&raw mut n).cast();
+        libc::sysctlbyname(c"hw.perflevel0.physicalcpu".as_ptr(), value, &mut len, std::ptr::null_mut(), 0)
+    };
+    if rc == 0 { usize::try_from(n).ok().filter(|n| *n > 0) } else { None }
+}
+
+/// See the macOS version.
+#[cfg(not(target_os = "macos"))]
+fn n_performance_cores() -> Option<usize> {
+    None
+}
 
 /// Distinct cores among these processors, if the system says.
 fn n_cores(cpus: &[usize]) -> Option<usize> {

@@ -2,10 +2,13 @@
 
 use crate::isa::Isa;
 use crate::kernels::linear::{ActivationKind, linear_kernel, q8_row_bytes};
-use crate::kernels::{activation_rows, argmax, attention, attention_tile, projection, qk_rope_kv, round_up, self_attention};
+use crate::kernels::{
+    activation_rows, argmax, attention, attention_tile, expert_groups, expert_linear, projection, qk_rope_kv,
+    round_up, self_attention,
+};
 use crate::lower::{Lowered, Projection, RopeKey, Tail, Unit, rope_tables};
 use device::arena::{self, Arena};
-use device::{Item, Limits, MemoryPlan, Op, Plan, Residence, Rows, Value, ValueId};
+use device::{Item, Limits, MemoryPlan, Op, Plan, Residence, Rows, Value, ValueId, WeightId};
 use std::collections::HashSet;
 
 /// Bytes of every buffer of a program.
@@ -27,6 +30,10 @@ pub struct Layout {
     pub partial_bytes: usize,
     /// What each worker found for argmax.
     pub found_bytes: usize,
+    /// Rows and experts in the order of the experts: most pairs of a step, most experts.
+    pub grouped: (usize, usize),
+    /// The stacks of experts, and how many each has.
+    pub experts: Vec<(WeightId, usize)>,
     /// Positions and slots of the rows.
     pub row_bytes: usize,
     /// Workers.
@@ -75,6 +82,52 @@ impl ProjectionSizes {
     }
 }
 
+/// What the schedules of an ExpertLinear are compiled for.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertSizes {
+    /// Experts.
+    pub n_experts: usize,
+    /// Rows of a matrix.
+    pub n_out: usize,
+    /// Its columns.
+    pub n_in: usize,
+    /// Whether each chosen expert has its own input.
+    pub own: bool,
+    /// Most pairs of rows and experts.
+    pub max_pairs: usize,
+    /// Weight rows of a piece, one activation row.
+    pub piece_rows: usize,
+    /// Activation rows of a block, many rows.
+    pub row_block: usize,
+}
+
+impl ExpertSizes {
+    /// Of the fields of an ExpertLinear.
+    pub fn new(
+        plan: &Plan,
+        x: ValueId,
+        ids: ValueId,
+        weight: WeightId,
+        limits: &Limits,
+        n_workers: usize,
+    ) -> ExpertSizes {
+        let (weight, k, x) = (plan.weight(weight), plan.value(ids).cols, plan.value(x));
+        let (n_experts, n_in) = (weight.parts.len(), weight.n_cols());
+        let n_out = weight.n_rows() / n_experts.max(1);
+        let max_rows = max_rows(limits, x.rows);
+        ExpertSizes {
+            n_experts,
+            n_out,
+            n_in,
+            own: x.cols != n_in,
+            max_pairs: max_rows * k,
+            piece_rows: projection::piece_rows(k * n_out, n_workers),
+            // A row goes to an expert once.
+            row_block: projection::row_block(n_in, max_rows),
+        }
+    }
+}
+
 impl Layout {
     /// For a plan that was lowered, and limits that fit it.
     pub fn new(plan: &Plan, lowered: &[Lowered], limits: &Limits, isa: Isa, n_workers: usize) -> Layout {
@@ -92,11 +145,13 @@ impl Layout {
             scratch_bytes: 64,
             partial_bytes: 0,
             found_bytes: round_up(limits.max_outputs * n_workers * size_of::<argmax::Found>()),
+            grouped: (0, 0),
+            experts: Vec::new(),
             row_bytes: 2 * round_up(limits.max_rows * 4),
             n_workers,
         };
         let table = |key: RopeKey| (key, round_up(limits.max_rows * key.n_dims * 4));
-        layout.rope_tables = rope_tables(lowered).into_iter().map(table).collect();
+        layout.rope_tables = rope_tables(plan, lowered).into_iter().map(table).collect();
         for unit in lowered.iter().map(|l| &l.unit) {
             layout.grow(plan, unit, limits, isa);
         }
@@ -122,6 +177,23 @@ impl Layout {
                     .max(projection::many_rows_scratch_bytes(sizes.row_block, gemm))
                     .max(activation_rows::scratch_bytes(sizes.cols))
             }
+            Unit::Primitive(Op::ExpertLinear { x, ids, weight, .. }) => {
+                let sizes = ExpertSizes::new(plan, *x, *ids, *weight, limits, self.n_workers);
+                let kernel = linear_kernel(plan.weight(*weight).block, isa);
+                let prepared = match kernel.activation {
+                    ActivationKind::F32 => (&mut self.f32_rows_bytes, sizes.n_in * 4),
+                    ActivationKind::Q8 => (&mut self.q8_rows_bytes, q8_row_bytes(sizes.n_in)),
+                };
+                *prepared.0 = (*prepared.0).max(sizes.max_pairs * prepared.1);
+                let (pairs, experts) = self.grouped;
+                self.grouped = (pairs.max(sizes.max_pairs), experts.max(sizes.n_experts));
+                if self.experts.iter().all(|(id, _)| id != weight) {
+                    self.experts.push((*weight, sizes.n_experts));
+                }
+                let gemm = (kernel.gemm_scratch_bytes)(sizes.n_in);
+                expert_linear::one_row_scratch_bytes(sizes.n_in)
+                    .max(expert_linear::many_rows_scratch_bytes(sizes.row_block, gemm))
+            }
             Unit::QkRopeKv { layer, .. } => qk_rope_kv::scratch_bytes(plan.kv.layer(*layer).head_dim),
             Unit::Primitive(Op::Attention { layer, n_heads, .. }) => {
                 let layer = plan.kv.layer(*layer);
@@ -131,9 +203,10 @@ impl Layout {
                 self.partial_bytes = self.partial_bytes.max(partials);
                 attention::scratch_bytes(n_group, layer.head_dim)
             }
-            Unit::Primitive(Op::SelfAttention { q, n_heads, .. }) => {
-                self_attention::scratch_bytes(plan.value(*q).cols / n_heads, limits.max_rows.min(limits.n_ctx))
-            }
+            Unit::Primitive(Op::SelfAttention { q, n_heads, .. }) => self_attention::scratch_bytes(
+                plan.value(*q).cols / n_heads,
+                limits.max_rows.min(limits.n_ctx),
+            ),
             _ => 0,
         };
         self.scratch_bytes = self.scratch_bytes.max(round_up(scratch));
@@ -142,6 +215,18 @@ impl Layout {
     /// Bytes of all workers' scratch.
     pub fn all_scratch_bytes(&self) -> usize {
         self.scratch_bytes * self.n_workers
+    }
+
+    /// Bytes of what orders rows by expert, and of the addresses of all experts.
+    pub fn expert_bytes(&self) -> (usize, usize) {
+        let (pairs, experts) = self.grouped;
+        let matrices: usize = self.experts.iter().map(|(_, n)| n).sum();
+        (expert_groups::group_bytes(pairs, experts), matrices * size_of::<*const u8>())
+    }
+
+    /// Where the addresses of a stack begin among those of all.
+    pub fn experts_offset(&self, weight: WeightId) -> usize {
+        self.experts.iter().take_while(|(id, _)| *id != weight).map(|(_, n)| n).sum()
     }
 
     /// Bytes of all Rope tables.
@@ -159,6 +244,7 @@ impl Layout {
             ("normalised activations", self.f32_rows_bytes),
             ("rope tables", self.rope_bytes()),
             ("attention partials", self.partial_bytes),
+            ("expert tables", self.expert_bytes().0 + self.expert_bytes().1),
             ("scratch of the workers", self.all_scratch_bytes()),
         ] {
             if bytes > 0 {
@@ -167,12 +253,5 @@ impl Layout {
             }
         }
         memory
-    }
-
-    /// What of the memory plan [`crate::program::CpuProgram`] allocates, without the KV pages.
-    #[cfg(test)]
-    pub fn allocated(&self) -> usize {
-        let rest = self.f32_rows_bytes + self.q8_rows_bytes + self.partial_bytes + self.found_bytes;
-        self.arena.total + rest + self.rope_bytes() + self.all_scratch_bytes() + self.row_bytes
     }
 }

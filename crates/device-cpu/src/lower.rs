@@ -77,6 +77,16 @@ pub struct RopeKey {
     pub scale: u32,
 }
 
+impl RopeKey {
+    /// Of a Rope. Frequencies with the same values are the same, whatever their weights.
+    pub fn new(plan: &Plan, frequencies: WeightId, n_dims: usize, scale: f32) -> RopeKey {
+        let data = &plan.weight(frequencies).data;
+        let first = plan.weights.iter().position(|w| w.data.len() == data.len() && w.data[..] == data[..]);
+        let frequencies = first.map_or(frequencies, |index| WeightId(index as u32));
+        RopeKey { frequencies, n_dims, scale: scale.to_bits() }
+    }
+}
+
 /// What happens to the heads of q, or of k.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HeadChain {
@@ -232,7 +242,9 @@ fn projection(plan: &Plan, parts: &[Op]) -> Option<Projection> {
         [Op::Add { a, b, out }] if matrices.len() == 1 => {
             Tail::Add { residual: other_of(matrices[0].out, *a, *b)?, out: *out }
         }
-        [Op::Gate { gate, up, kind, out }] if matrices.len() == 2 && n_out(&matrices[0]) == n_out(&matrices[1]) => {
+        [Op::Gate { gate, up, kind, out }]
+            if matrices.len() == 2 && n_out(&matrices[0]) == n_out(&matrices[1]) =>
+        {
             if *gate == matrices[1].out {
                 matrices.swap(0, 1);
             }
@@ -259,9 +271,12 @@ fn qk_rope_kv(plan: &Plan, parts: &[Op], escaping: &[ValueId]) -> Option<Unit> {
         for op in steps.iter().rev() {
             match op {
                 Op::Rope { x, head_dim: dim, n_dims, style, frequencies, scale, out }
-                    if *out == chain.x && chain.rope.is_none() && chain.norm.is_none() && *dim == head_dim =>
+                    if *out == chain.x
+                        && chain.rope.is_none()
+                        && chain.norm.is_none()
+                        && *dim == head_dim =>
                 {
-                    let key = RopeKey { frequencies: *frequencies, n_dims: *n_dims, scale: scale.to_bits() };
+                    let key = RopeKey::new(plan, *frequencies, *n_dims, *scale);
                     chain.rope = Some(RopeOf { key, style: *style });
                     chain.x = *x;
                     used += 1;
@@ -293,12 +308,12 @@ fn qk_rope_kv(plan: &Plan, parts: &[Op], escaping: &[ValueId]) -> Option<Unit> {
 }
 
 /// The distinct tables that the plan's Ropes read, in order of their first use.
-pub fn rope_tables(lowered: &[Lowered]) -> Vec<RopeKey> {
+pub fn rope_tables(plan: &Plan, lowered: &[Lowered]) -> Vec<RopeKey> {
     let mut keys = Vec::new();
     for unit in lowered.iter().map(|l| &l.unit) {
         let found = match unit {
             Unit::Primitive(Op::Rope { frequencies, n_dims, scale, .. }) => {
-                vec![RopeKey { frequencies: *frequencies, n_dims: *n_dims, scale: scale.to_bits() }]
+                vec![RopeKey::new(plan, *frequencies, *n_dims, *scale)]
             }
             Unit::QkRopeKv { q, k, .. } => q.iter().chain([k]).filter_map(|c| Some(c.rope?.key)).collect(),
             _ => vec![],
@@ -310,4 +325,76 @@ pub fn rope_tables(lowered: &[Lowered]) -> Vec<RopeKey> {
         }
     }
     keys
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use device::fusion::{self, fuse};
+    use device::testing::{PlanBuilder, mini_transformer};
+    use formats::BlockType;
+
+    fn fused(plan: &Plan) -> Vec<Lowered> {
+        lower(&fuse(plan, crate::profile::RULES))
+    }
+
+    #[test]
+    fn a_fused_transformer_is_six_units_a_layer() {
+        let plan = mini_transformer(1, BlockType::Q8_0);
+        let lowered = fused(&plan);
+        let kinds: String = lowered
+            .iter()
+            .map(|l| match &l.unit {
+                Unit::Projection(p) => match p.tail {
+                    Tail::Store if p.norm.is_some() => 'N',
+                    Tail::Store => 'L',
+                    Tail::Add { .. } => 'A',
+                    Tail::Gate { .. } => 'G',
+                },
+                Unit::QkRopeKv { q: Some(_), .. } => 'K',
+                Unit::Primitive(Op::Attention { .. }) => 'T',
+                Unit::Primitive(Op::Embed { .. }) => 'e',
+                Unit::Primitive(Op::SelectRows { .. }) => 's',
+                Unit::Primitive(Op::Argmax { .. }) => 'm',
+                _ => '?',
+            })
+            .collect();
+        assert_eq!(kinds, "eNKTAGA".to_owned() + "NKTAGA" + "sNm");
+        // Not fused, every Op is a unit, and the Linears have no norm and no epilogue.
+        assert_eq!(lower(&plan).len(), plan.nodes.len());
+    }
+
+    /// What others read must be written, so a norm that a fourth Linear reads is not swallowed.
+    #[test]
+    fn a_fused_op_whose_inside_is_read_elsewhere_is_taken_apart() {
+        let mut b = PlanBuilder::new(1, 50);
+        let x = b.embed(32);
+        let norm = b.rms_norm(x, 32);
+        let outs: Vec<ValueId> = (0..4).map(|_| b.linear(norm, 32, BlockType::F32, false)).collect();
+        let sum = outs[1..].iter().fold(outs[0], |sum, out| b.add(sum, *out));
+        let plan = b.finish(sum);
+        let lowered = fused(&plan);
+        assert!(fuse(&plan, crate::profile::RULES).nodes.len() < plan.nodes.len(), "the rule applies");
+        let written: Vec<ValueId> = lowered.iter().flat_map(|l| l.unit.writes()).collect();
+        assert!(written.contains(&norm));
+        assert!(lowered.iter().any(|l| matches!(l.unit, Unit::Primitive(Op::RmsNorm { .. }))));
+    }
+
+    /// Rules of other profiles may have made the plan.
+    #[test]
+    fn every_rule_there_is_can_be_lowered() {
+        let plan = mini_transformer(1, BlockType::Q4_0);
+        let fused = fuse(&plan, fusion::ALL);
+        let written: Vec<ValueId> = lower(&fused).iter().flat_map(|l| l.unit.writes()).collect();
+        for node in 0..fused.nodes.len() {
+            assert!(fused.escaping(node).iter().all(|id| written.contains(id)), "node {node}");
+        }
+    }
+
+    #[test]
+    fn equal_frequencies_share_a_table() {
+        let plan = mini_transformer(1, BlockType::F32);
+        let ropes = plan.primitives().filter(|op| matches!(op, Op::Rope { .. })).count();
+        assert_eq!((ropes, rope_tables(&plan, &fused(&plan)).len()), (4, 1));
+    }
 }

@@ -35,12 +35,6 @@ impl Buffer {
     pub fn start(&self) -> *mut u8 {
         self.start.as_ptr()
     }
-
-    /// Its size.
-    #[cfg(test)]
-    pub fn bytes(&self) -> usize {
-        self.layout.size()
-    }
 }
 
 impl Drop for Buffer {

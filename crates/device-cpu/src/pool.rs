@@ -4,8 +4,8 @@
 //! Between jobs a worker spins on a generation counter for about 50 microseconds, the length of a sampling step, so
 //! that the next step of a running sequence finds it awake; then it parks. Starting a job allocates nothing.
 //!
-//! Waiting gives the processor away: at once where there are more workers than processors, otherwise after some 20
-//! microseconds, since another process may sit where the awaited worker should run.
+//! Waiting gives the processor away: at once where there are more workers than processors, otherwise after some 3
+//! microseconds, since another process, or the awaited worker itself, may need this one.
 //!
 //! A panic in one worker poisons the barrier, so that the others leave too, and becomes the job's error.
 
@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 
 /// How long an idle worker stays awake.
 const IDLE_SPIN: Duration = Duration::from_micros(50);
-/// Polls before a waiting worker gives the processor away (some 20 microseconds).
-const POLLS: u32 = 1500;
+/// Polls before a waiting worker gives the processor away (some 3 microseconds).
+const POLLS: u32 = 200;
 /// The same where workers outnumber processors.
 const POLLS_OVERSUBSCRIBED: u32 = 8;
 
@@ -63,7 +63,8 @@ impl Barrier {
             self.generation.0.store(generation.wrapping_add(1), Ordering::Release);
         } else {
             poll(self.polls, || {
-                self.generation.0.load(Ordering::Acquire) != generation || self.poisoned.0.load(Ordering::Relaxed)
+                self.generation.0.load(Ordering::Acquire) != generation
+                    || self.poisoned.0.load(Ordering::Relaxed)
             });
         }
         !self.poisoned.0.load(Ordering::Acquire)
@@ -149,12 +150,13 @@ impl Pool {
         let mut pool = Pool { shared, threads: Vec::with_capacity(n - 1), turn: Mutex::new(()) };
         for index in 1..n {
             let (shared, cpu) = (pool.shared.clone(), cpus.get(index).copied());
-            let handle = std::thread::Builder::new().name(format!("cpu-worker-{index}")).spawn(move || {
-                if let Some(cpu) = cpu {
-                    crate::cpu::pin(cpu);
-                }
-                work(&shared, index, oversubscribed);
-            })?;
+            let handle =
+                std::thread::Builder::new().name(format!("cpu-worker-{index}")).spawn(move || {
+                    if let Some(cpu) = cpu {
+                        crate::cpu::pin(cpu);
+                    }
+                    work(&shared, index, oversubscribed);
+                })?;
             pool.threads.push((handle.thread().clone(), Some(handle)));
         }
         Ok(pool)

@@ -5,11 +5,14 @@ use crate::command::{StepState, Worker};
 use crate::compile::{Addresses, Compiler, RowsOfStep, Table};
 use crate::isa::Isa;
 use crate::kernels::attention;
+use crate::kernels::expert_groups::Groups;
 use crate::layout::{Layout, max_rows};
 use crate::lower::Lowered;
 use crate::memory::{Buffer, PagePool};
 use crate::pool::{Barrier, Panicked, Pool};
-use device::{CommandInfo, Error, KvLayout, Limits, Op, Plan, Program, Result, Rows, Step, Timing, Want};
+use device::{
+    CommandInfo, Error, KvLayout, Limits, Op, Plan, Program, Result, Rows, Step, Timing, Want, Weight,
+};
 use formats::Bytes;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,7 +23,7 @@ pub struct CpuProgram {
     pool: Arc<Pool>,
     one: Table,
     many: Table,
-    /// By command: units handed out in this step.
+    /// `(commands, workers)` units handed out in this step.
     taken: Box<[AtomicUsize]>,
     /// Partials finished of split attention.
     arrived: Box<[AtomicUsize]>,
@@ -72,7 +75,9 @@ impl CpuProgram {
         let arena = Buffer::zeroed("activations", layout.arena.total)?;
         let scratch = Buffer::zeroed("scratch of the workers", layout.all_scratch_bytes())?;
         let pages = (0..plan.kv.groups.len())
-            .map(|g| PagePool::reserve(limits.n_pages[g], plan.kv.page_bytes(g, limits.kv_type, limits.page_len)))
+            .map(|g| {
+                PagePool::reserve(limits.n_pages[g], plan.kv.page_bytes(g, limits.kv_type, limits.page_len))
+            })
             .collect::<Result<Vec<_>>>()?;
         let counters = |n: usize| (0..n).map(|_| AtomicUsize::new(0)).collect::<Box<[AtomicUsize]>>();
         let arrived = counters(attention::max_split(layout.n_workers));
@@ -88,6 +93,19 @@ impl CpuProgram {
             partials: take("attention partials", layout.partial_bytes)?.cast(),
             arrived: arrived.as_ptr(),
             found: take("argmax", layout.found_bytes)?.cast(),
+            groups: {
+                let order: *mut u32 = take("expert tables", layout.expert_bytes().0)?.cast();
+                Groups { order, ends: order.wrapping_add(layout.grouped.0) }
+            },
+            experts: {
+                let start: *mut *const u8 = take("expert tables", layout.expert_bytes().1)?.cast();
+                let parts = layout.experts.iter().flat_map(|(id, _)| &plan.weight(*id).parts);
+                for (index, part) in parts.enumerate() {
+                    // SAFETY: the buffer has room for the address of every expert of the layout.
+                    unsafe { start.add(index).write(part.as_ptr()) }
+                }
+                start
+            },
             pools: pages.iter().map(PagePool::start).collect(),
         };
         let compiler = Compiler { plan, limits, layout, at: &addresses, isa };
@@ -104,7 +122,7 @@ impl CpuProgram {
         let n_rows = max_rows(limits, Rows::Tokens);
         Ok(CpuProgram {
             pool,
-            taken: counters(one.commands.len().max(many.commands.len())),
+            taken: counters(one.commands.len().max(many.commands.len()) * layout.n_workers),
             one,
             many,
             arrived,
@@ -121,7 +139,7 @@ impl CpuProgram {
             n_vocab: tables.min().unwrap_or(usize::MAX),
             n_outputs: 0,
             _buffers: buffers,
-            _weights: plan.weights.iter().map(|w| w.data.clone()).collect(),
+            _weights: plan.weights.iter().flat_map(Weight::views).cloned().collect(),
         })
     }
 
@@ -167,8 +185,11 @@ impl CpuProgram {
             for group in 0..n_groups {
                 // Entries without a page are caught where one is needed.
                 let n_pages = self.limits.n_pages[group];
-                let entries = &step.page_table(span.slot, group, n_groups)[..span.end().div_ceil(self.limits.page_len)];
-                if let Some(page) = entries.iter().find(|p| **p != device::PAGE_NONE && **p as usize >= n_pages) {
+                let entries =
+                    &step.page_table(span.slot, group, n_groups)[..span.end().div_ceil(self.limits.page_len)];
+                if let Some(page) =
+                    entries.iter().find(|p| **p != device::PAGE_NONE && **p as usize >= n_pages)
+                {
                     return failed(format!("KV page {page} of group {group}, expected one below {n_pages}"));
                 }
             }
@@ -221,7 +242,10 @@ impl CpuProgram {
         // SAFETY: the value has a place of `max_outputs` rows, whose every bit pattern is a `T` (f32 or u32); nobody
         // writes it between steps.
         unsafe {
-            std::slice::from_raw_parts(self.arena.start().add(output.offset).cast(), self.n_outputs * output.cols)
+            std::slice::from_raw_parts(
+                self.arena.start().add(output.offset).cast(),
+                self.n_outputs * output.cols,
+            )
         }
     }
 }
@@ -250,7 +274,9 @@ impl Replay<'_> {
                 unsafe { self.marks.add(command).write(Instant::now()) }
             }
         };
-        for (number, (command, taken)) in self.table.commands.iter().zip(self.taken).enumerate() {
+        for (number, (command, taken)) in
+            self.table.commands.iter().zip(self.taken.chunks(self.n_workers)).enumerate()
+        {
             mark(number);
             // SAFETY: the layout gives each worker its part; the table's pointers are valid for every step that passed
             // the check, and commands that depend on each other are apart by a barrier.

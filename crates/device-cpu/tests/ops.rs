@@ -1,9 +1,11 @@
 //! The cases that every device must pass, against the reference interpreter, on every instruction set of this machine.
 
-use device::testing::{Case, check_device};
-use device::{Numerics, OpKind};
-use ingle_device_cpu::{CpuDevice, Isa, Options};
+#![allow(clippy::unwrap_used)]
+
+use device::testing::{Case, Sequences, check_device, compare, compare_chunks, limits, mini_transformer};
+use device::{KvType, Limits, Numerics, OpKind};
 use formats::BlockType;
+use ingle_device_cpu::{CpuDevice, Isa, Options};
 
 /// What this device's arithmetic needs of a case.
 ///
@@ -50,8 +52,48 @@ fn deterministic_rows_are_the_same_bits_in_any_company() {
         let mut failures = Vec::new();
         for mut case in device::testing::check_op_cases() {
             case.limits.numerics = Numerics::Deterministic;
-            failures.extend(device::testing::compare_chunks(&device, &case, 0.0).err());
+            failures.extend(compare_chunks(&device, &case, 0.0).err());
         }
         assert!(failures.is_empty(), "{isa}:\n{}", failures.join("\n"));
+    }
+}
+
+/// Sequences of several chunks of positions (128 each), so that partial results are combined: by one worker with rows of a
+/// prompt, by several with single rows, with fewer and with more sequences than can be split.
+#[test]
+fn long_sequences_agree_and_keep_their_bits() {
+    for (isa, threads) in Isa::available().into_iter().zip([2, 3, 4, 5]) {
+        let device = CpuDevice::new(Options { isa: Some(isa), threads: Some(threads) }).unwrap();
+        for kv_type in [KvType::F32, KvType::F16] {
+            let plan = mini_transformer(5, BlockType::F32);
+            let limits = Limits { kv_type, numerics: Numerics::Deterministic, ..limits(&plan.kv) };
+            let mut sequences = Sequences::new(9, &plan.kv, &limits, 60);
+            let spans: [&[(usize, usize)]; 12] = [
+                &[(0, 64)],
+                &[(0, 60)],
+                &[(0, 3)],
+                &[(0, 1)],
+                &[(0, 1)],
+                &[(0, 64)],
+                &[(0, 50), (1, 14)],
+                &[(0, 1), (1, 50)],
+                &[(1, 63), (0, 1)],
+                &[(0, 1), (1, 1)],
+                &[(0, 1), (1, 30), (2, 1)],
+                &[(0, 1), (1, 1), (2, 1)],
+            ];
+            let steps = spans.iter().map(|spans| sequences.step(spans)).collect();
+            let case = Case {
+                name: format!("long sequences, {isa}, {threads} threads, {kv_type:?}"),
+                kind: OpKind::Fused,
+                block: BlockType::F32,
+                plan,
+                limits,
+                steps,
+                tolerance: if kv_type == KvType::F32 { 2e-5 } else { 2e-3 },
+            };
+            compare(&device, &case, tolerance(&case)).unwrap();
+            compare_chunks(&device, &case, 0.0).unwrap();
+        }
     }
 }

@@ -121,7 +121,7 @@ impl<'a> At<'a> {
 
     fn check(self, seen: &mut Seen) -> Result<()> {
         for id in self.op.reads() {
-            let value = self.float(id)?;
+            let value = self.value(id)?;
             let written = seen.written[id.0 as usize];
             self.require(
                 written,
@@ -253,6 +253,64 @@ impl<'a> At<'a> {
                 self.same(*x, *out)?;
                 self.require(*cap > 0.0 && cap.is_finite(), || format!("cap {cap}"), "a positive number")
             }
+            Op::Columns { x, first, out } => {
+                let (x, out) = (self.float(*x)?, self.float(*out)?);
+                self.rows(out, x.rows)?;
+                self.require(
+                    first.checked_add(out.cols).is_some_and(|end| end <= x.cols),
+                    || format!("{} columns from {first} on", out.cols),
+                    format!("some of the {} of {}", x.cols, x.name),
+                )
+            }
+            Op::Route { x, factor, scales, ids, weights, .. } => {
+                let (x, weights) = (self.float(*x)?, self.float(*weights)?);
+                let ids = self.ids(*ids)?;
+                self.rows(ids, x.rows)?;
+                self.rows(weights, x.rows)?;
+                self.columns(weights, 1, ids.cols)?;
+                self.require(
+                    ids.cols <= x.cols && x.cols <= u32::MAX as usize,
+                    || format!("{} of {} experts", ids.cols, x.cols),
+                    "at most all of them",
+                )?;
+                self.finite("factor", *factor)?;
+                scales.map_or(Ok(()), |s| self.vector(s, x.cols))
+            }
+            Op::ExpertLinear { x, ids, weight, out } => {
+                let (x, ids, out) = (self.float(*x)?, self.ids(*ids)?, self.float(*out)?);
+                self.rows(ids, x.rows)?;
+                self.rows(out, x.rows)?;
+                let weight = self.weight(*weight)?;
+                let [n_experts, n_out, n_in] = weight.shape[..] else {
+                    return self
+                        .fail(format!("{} of shape {:?}", weight.name, weight.shape), "a stack of matrices");
+                };
+                self.require(
+                    x.cols == n_in || n_in.checked_mul(ids.cols) == Some(x.cols),
+                    || format!("{} of {} columns", x.name, x.cols),
+                    format!("{n_in}, or that for each of {} experts", ids.cols),
+                )?;
+                self.columns(out, ids.cols, n_out)?;
+                // Ids are below the columns of the Route that chose them.
+                let router = self.plan.primitives().find_map(|op| match op {
+                    Op::Route { x, ids: chosen, .. } if std::ptr::eq(self.plan.value(*chosen), ids) => {
+                        Some(*x)
+                    }
+                    _ => None,
+                });
+                let n_routed = router.and_then(|x| self.plan.values.get(x.0 as usize)).map(|x| x.cols);
+                self.require(
+                    n_routed == Some(n_experts),
+                    || format!("{} of {n_experts} experts", weight.name),
+                    format!("{n_routed:?}, as many as are routed to"),
+                )
+            }
+            Op::ExpertSum { x, weights, out } => {
+                let (x, weights, out) = (self.float(*x)?, self.float(*weights)?, self.float(*out)?);
+                self.rows(weights, x.rows)?;
+                self.rows(out, x.rows)?;
+                self.columns(x, weights.cols, out.cols)
+            }
             Op::SelectRows { x, out } => {
                 let (x, out) = (self.float(*x)?, self.float(*out)?);
                 self.rows(x, Rows::Tokens)?;
@@ -327,6 +385,16 @@ impl<'a> At<'a> {
         Ok(value)
     }
 
+    fn ids(&self, id: ValueId) -> Result<&'a Value> {
+        let value = self.value(id)?;
+        self.require(
+            value.dtype == DType::U32,
+            || format!("{id} {} of {:?}", value.name, value.dtype),
+            "U32",
+        )?;
+        Ok(value)
+    }
+
     fn finite(&self, what: &str, number: f32) -> Result<()> {
         self.require(number.is_finite(), || format!("{what} {number}"), "a finite number")
     }
@@ -364,7 +432,7 @@ impl<'a> At<'a> {
             return self
                 .fail(format!("{id}"), format!("one of the plan's {} weights", self.plan.weights.len()));
         };
-        let Weight { name, shape, block, data } = weight;
+        let Weight { name, shape, block, data, parts } = weight;
         let found = || format!("{name} of shape {shape:?}");
         self.require(!shape.is_empty() && !shape.contains(&0), found, "dimensions of at least 1")?;
         self.require(
@@ -375,9 +443,16 @@ impl<'a> At<'a> {
         // Checked: the shape may come from a hostile file.
         let n_values = shape.iter().try_fold(1usize, |n, dim| n.checked_mul(*dim));
         let n_bytes = n_values.and_then(|n| (n / block.block_len()).checked_mul(block.block_bytes()));
+        // A stack has one part for each matrix, all of the same size.
+        let n_parts = if let [n, _, _] = shape[..] { n } else { 1 };
+        let part = n_bytes.map(|n| n / n_parts);
+        let whole = match n_parts {
+            1 if parts.is_empty() => n_bytes == Some(data.len()),
+            n => data.is_empty() && parts.len() == n && parts.iter().all(|p| Some(p.len()) == part),
+        };
         self.require(
-            n_bytes == Some(data.len()),
-            || format!("{name} of {} bytes", data.len()),
+            whole,
+            || format!("{name} of {} bytes in {} parts", weight.n_bytes(), parts.len()),
             format!(
                 "{} for {shape:?} in {block}",
                 n_bytes.map_or("more than fit".to_owned(), |n| n.to_string())
@@ -389,7 +464,7 @@ impl<'a> At<'a> {
     fn matrix(&self, id: WeightId, n_cols: usize) -> Result<&'a Weight> {
         let weight = self.weight(id)?;
         self.require(
-            weight.shape.len() == 2 && weight.n_cols() == n_cols,
+            weight.shape.len() == 2 && weight.n_cols() == n_cols && weight.parts.is_empty(),
             || format!("{} of shape {:?}", weight.name, weight.shape),
             format!("a matrix of {n_cols} columns"),
         )?;
@@ -399,7 +474,7 @@ impl<'a> At<'a> {
     fn vector(&self, id: WeightId, len: usize) -> Result<()> {
         let weight = self.weight(id)?;
         self.require(
-            weight.shape == [len] && weight.block == BlockType::F32,
+            weight.shape == [len] && weight.block == BlockType::F32 && weight.parts.is_empty(),
             || format!("{} {} {:?}", weight.name, weight.block, weight.shape),
             format!("F32 [{len}]"),
         )
@@ -415,140 +490,4 @@ impl<'a> At<'a> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::testing::{PlanBuilder, mini_transformer};
-    use crate::{FusedKind, KvLayout};
-    use formats::Bytes;
-
-    fn good() -> Plan {
-        mini_transformer(3, BlockType::F32)
-    }
-
-    /// The plan after an edit fails, and the message holds `part`.
-    fn rejects(edit: impl FnOnce(&mut Plan), part: &str) {
-        let mut plan = good();
-        edit(&mut plan);
-        let error = plan.check().unwrap_err().to_string();
-        assert!(error.contains(part), "{error}\nshould say: {part}");
-    }
-
-    /// The first Op of the plan for which `pick` returns something.
-    fn first<'a, T>(plan: &'a mut Plan, pick: impl Fn(&'a mut Op) -> Option<T>) -> T {
-        plan.nodes.iter_mut().find_map(|n| pick(&mut n.op)).unwrap()
-    }
-
-    #[test]
-    fn a_consistent_plan_passes() {
-        good().check().unwrap();
-    }
-
-    #[test]
-    fn order_and_single_assignment() {
-        rejects(|p| p.nodes.swap(1, 2), "not written yet");
-        rejects(|p| p.nodes.insert(1, p.nodes[0].clone()), "written before");
-        rejects(
-            |p| {
-                let write = p.nodes.iter().position(|n| matches!(n.op, Op::KvWrite { .. })).unwrap();
-                p.nodes.remove(write);
-            },
-            "a kv_write before",
-        );
-        rejects(|p| p.nodes.truncate(3), "logits");
-        rejects(|p| p.argmax = p.logits, "(outputs, 1) U32");
-        rejects(|p| p.logits = ValueId(9999), "v9999");
-    }
-
-    #[test]
-    fn ids_out_of_range() {
-        rejects(|p| p.values.truncate(2), "one of the plan's 2 values");
-        rejects(|p| p.weights.truncate(2), "one of the plan's 2 weights");
-        rejects(|p| p.kv = KvLayout::default(), "one of the cache's 0 layers");
-        rejects(|p| p.kv.groups.clear(), "one group of window");
-    }
-
-    #[test]
-    fn shapes() {
-        rejects(|p| p.values[1].cols += 1, "the output's (tokens, 65)");
-        rejects(|p| p.values[1].rows = Rows::Outputs, "the output's (outputs,");
-        rejects(
-            |p| {
-                *first(p, |op| if let Op::RmsNorm { group, .. } = op { Some(group) } else { None }) = 5;
-            },
-            "a divisor of the",
-        );
-        rejects(
-            |p| {
-                *first(p, |op| if let Op::Rope { n_dims, .. } = op { Some(n_dims) } else { None }) = 3;
-            },
-            "an even number up to head_dim",
-        );
-        rejects(
-            |p| {
-                *first(p, |op| if let Op::Attention { n_heads, .. } = op { Some(n_heads) } else { None }) = 5;
-            },
-            "a multiple of the",
-        );
-        rejects(
-            |p| {
-                *first(p, |op| if let Op::Attention { window, .. } = op { Some(window) } else { None }) =
-                    Some(0);
-            },
-            "within the layer's window",
-        );
-        rejects(|p| p.values[p.argmax.0 as usize].dtype = DType::F32, "(outputs, 1) U32");
-    }
-
-    #[test]
-    fn weights_hold_the_bytes_of_their_shape() {
-        let weight =
-            |op: &mut Op| if let Op::Linear { weight, .. } = op { Some(weight.0 as usize) } else { None };
-        let edit = |change: fn(&mut Weight)| {
-            move |p: &mut Plan| {
-                let index = first(p, weight);
-                change(&mut p.weights[index]);
-            }
-        };
-        rejects(edit(|w| w.data = Bytes::from_slice(&w.data[1..])), "bytes");
-        rejects(edit(|w| w.shape = vec![usize::MAX, usize::MAX]), "more than fit");
-        rejects(edit(|w| w.shape = vec![0, 8]), "dimensions of at least 1");
-        rejects(edit(|w| w.shape = vec![]), "dimensions of at least 1");
-        rejects(edit(|w| w.block = BlockType::Q4_K), "whole Q4_K blocks of 256");
-        rejects(edit(|w| w.block = BlockType::F16), "bytes");
-        let norm = |op: &mut Op| {
-            if let Op::RmsNorm { weight: Some(w), .. } = op { Some(w.0 as usize) } else { None }
-        };
-        rejects(
-            |p| {
-                let index = first(p, norm);
-                p.weights[index] = Weight::vector("short", &[1.0; 3]);
-            },
-            "F32 [",
-        );
-    }
-
-    #[test]
-    fn a_table_smaller_than_the_logits_is_rejected() {
-        let mut b = PlanBuilder::new(1, 10);
-        let x = b.embed(4);
-        let y = b.linear(x, 11, BlockType::F32, false);
-        let mut plan = b.finish(y);
-        plan.weights[0] =
-            Weight { shape: vec![10, 4], data: Bytes::from_slice(&[0; 160]), ..plan.weights[0].clone() };
-        let error = plan.check().unwrap_err().to_string();
-        assert!(error.contains("a table of 10 rows") && error.contains("11 logits"), "{error}");
-    }
-
-    #[test]
-    fn fused_ops_hold_primitives() {
-        rejects(|p| p.nodes[0].op = Op::Fused { kind: FusedKind::NormAdd, parts: vec![] }, "at least 2");
-        rejects(
-            |p| {
-                let fused = Op::Fused { kind: FusedKind::NormAdd, parts: vec![] };
-                p.nodes[0].op =
-                    Op::Fused { kind: FusedKind::NormAdd, parts: vec![p.nodes[0].op.clone(), fused] };
-            },
-            "primitives",
-        );
-    }
-}
+mod tests;

@@ -2,17 +2,17 @@
 
 use std::collections::HashSet;
 
-use crate::{Item, Limits, MemoryPlan, Op, Plan, Residence, WeightId};
+use crate::{Item, Limits, MemoryPlan, Op, Plan, Residence, Weight, WeightId};
 
 impl Plan {
-    /// Bytes of weights that one decoded token reads: of the embedding one row, of everything else each weight once,
-    /// however many Ops use it. The least that any device must read, without the KV cache.
+    /// Bytes of weights that one decoded token reads: of an embedding one row, of a stack of experts the chosen ones, of
+    /// everything else each weight once, however many Ops use it. The least that any device must read, without the KV cache.
     pub fn weight_bytes_per_token(&self) -> u64 {
         let mut whole = HashSet::new();
         let mut bytes = 0;
         for op in self.primitives() {
-            if let Op::Embed { table, .. } | Op::EmbedPositions { table, .. } = op {
-                bytes += self.weight(*table).row_bytes() as u64;
+            if matches!(op, Op::Embed { .. } | Op::EmbedPositions { .. } | Op::ExpertLinear { .. }) {
+                bytes += self.weight_bytes_of(op);
                 continue;
             }
             bytes += op
@@ -33,6 +33,12 @@ impl Plan {
                 let weight = self.weight(*weight);
                 2 * weight.n_rows() as u64 * weight.n_cols() as u64
             }
+            Op::ExpertLinear { weight, ids, .. } => {
+                let weight = self.weight(*weight);
+                let n_experts = weight.shape.first().copied().unwrap_or(1).max(1);
+                let n_rows = weight.n_rows() / n_experts * self.value(*ids).cols;
+                2 * n_rows as u64 * weight.n_cols() as u64
+            }
             _ => 0,
         };
         self.primitives().map(linear).sum()
@@ -40,7 +46,7 @@ impl Plan {
 
     /// Bytes of a weight.
     pub fn weight_bytes(&self, id: WeightId) -> u64 {
-        self.weight(id).data.len() as u64
+        self.weight(id).n_bytes()
     }
 
     /// Bytes of weights that an Op reads for one step of one token.
@@ -48,6 +54,10 @@ impl Plan {
         match op {
             Op::Embed { table, .. } | Op::EmbedPositions { table, .. } => {
                 self.weight(*table).row_bytes() as u64
+            }
+            Op::ExpertLinear { weight, ids, .. } => {
+                let n_chosen = self.value(*ids).cols;
+                self.weight(*weight).parts.iter().take(n_chosen).map(|part| part.len() as u64).sum()
             }
             Op::Fused { parts, .. } => parts.iter().map(|part| self.weight_bytes_of(part)).sum(),
             op => op.weights().into_iter().map(|id| self.weight_bytes(id)).sum(),
@@ -67,9 +77,10 @@ impl MemoryPlan {
         {
             // Two weights may be views of the same bytes (a tied head).
             let mut views = HashSet::new();
-            let weights = plan.weights.iter().filter(|w| w.data.is_mapped() == mapped);
-            let distinct = weights.filter(|w| views.insert((w.data.as_ptr(), w.data.len())));
-            let bytes = distinct.map(|w| w.data.len() as u64).sum();
+            let of_kind =
+                plan.weights.iter().flat_map(Weight::views).filter(|view| view.is_mapped() == mapped);
+            let distinct = of_kind.filter(|view| views.insert((view.as_ptr(), view.len())));
+            let bytes = distinct.map(|view| view.len() as u64).sum();
             if bytes > 0 {
                 items.push(Item { what: what.to_owned(), bytes, residence });
             }
@@ -88,6 +99,19 @@ mod tests {
     use crate::fusion::{self, fuse};
     use crate::testing::PlanBuilder;
     use formats::BlockType;
+
+    #[test]
+    fn a_token_reads_the_chosen_experts() {
+        let mut b = PlanBuilder::new(1, 100);
+        let x = b.embed(8);
+        let (ids, weights) = b.route(x, 3, true, 1.0, false);
+        let y = b.expert_linear((x, false), ids, (8, 5), BlockType::F16);
+        let y = b.expert_sum(y, weights);
+        let plan = b.finish(y);
+        assert_eq!(plan.weight_bytes_per_token(), 8 * 4 + 3 * 5 * 8 * 2);
+        assert_eq!(plan.ops_per_token(), 2 * 3 * 5 * 8);
+        assert_eq!(plan.weights.last().unwrap().n_bytes(), 8 * 5 * 8 * 2);
+    }
 
     #[test]
     fn a_token_reads_one_row_of_the_embedding_and_the_rest_once() {

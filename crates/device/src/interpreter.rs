@@ -24,6 +24,7 @@ mod attention;
 mod element_wise;
 mod embed;
 mod encoder;
+mod experts;
 mod kv_pages;
 mod linear;
 mod norm;

@@ -9,6 +9,12 @@ pub fn system_memory() -> Memory {
     system::memory().unwrap_or(Memory { total: 0, free: 0 })
 }
 
+/// The most memory that this process has had resident so far, in bytes, views of files included. `None` where the system
+/// does not say.
+pub fn peak_resident_memory() -> Option<u64> {
+    system::peak()
+}
+
 #[cfg(target_os = "linux")]
 mod system {
     use std::path::Path;
@@ -39,6 +45,13 @@ mod system {
             }
         }
         Some(memory)
+    }
+
+    /// `VmHWM` of `/proc/self/status`, which is in KiB.
+    pub fn peak() -> Option<u64> {
+        let status = std::fs::read_to_string("/proc/self/status").ok()?;
+        let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
+        Some(line.split_whitespace().nth(1)?.parse::<u64>().ok()? * 1024)
     }
 
     /// `MemTotal` and `MemAvailable`, which are in KiB.
@@ -86,6 +99,16 @@ mod system {
 #[cfg(target_os = "macos")]
 mod system {
     use crate::Memory;
+
+    /// `ru_maxrss`, which is in bytes here.
+    pub fn peak() -> Option<u64> {
+        // SAFETY: a structure of integers, for which zeros are valid; it outlives the call.
+        let (status, usage) = unsafe {
+            let mut usage: libc::rusage = std::mem::zeroed();
+            (libc::getrusage(libc::RUSAGE_SELF, &mut usage), usage)
+        };
+        if status == 0 { u64::try_from(usage.ru_maxrss).ok() } else { None }
+    }
 
     /// `hw.memsize`, and the pages that are free (speculative ones are among them), inactive or purgeable.
     #[allow(deprecated)] // libc's Mach calls; another crate for four of them is not worth it.
@@ -147,6 +170,11 @@ mod system {
         fn GlobalMemoryStatusEx(status: *mut MemoryStatus) -> i32;
     }
 
+    /// Not asked for.
+    pub fn peak() -> Option<u64> {
+        None
+    }
+
     /// Physical memory; of what is free, standby pages are part.
     pub fn memory() -> Option<Memory> {
         // SAFETY: a structure of integers, for which zeros are valid.
@@ -163,6 +191,10 @@ mod system {
     use crate::Memory;
 
     pub fn memory() -> Option<Memory> {
+        None
+    }
+
+    pub fn peak() -> Option<u64> {
         None
     }
 }

@@ -15,6 +15,8 @@ pub enum Activation {
     GeluErf,
     /// `max(x, 0)`
     Relu,
+    /// `1 / (1 + exp(-x))`
+    Sigmoid,
 }
 
 /// Which dimensions a rotation pairs.
@@ -168,6 +170,53 @@ pub enum Op {
         /// `(n, cols)`
         out: ValueId,
     },
+    /// Some neighbouring columns: `out = x[:, first..first + out's columns]`.
+    Columns {
+        /// `(n, cols)`
+        x: ValueId,
+        /// The first column taken.
+        first: usize,
+        /// `(n, at most cols - first)`
+        out: ValueId,
+    },
+    /// The `k` largest of a softmax over all columns: which experts run a row, and how much each counts.
+    /// `weights = factor * scales[id] * p[id]` of `p = softmax(x)`, where `normalise` divides `p` by the sum of the chosen
+    /// ones. The largest comes first; of equals the lower id.
+    Route {
+        /// `(n, n_experts)`
+        x: ValueId,
+        /// Whether the weights of the chosen are made to sum to 1 (before the factors).
+        normalise: bool,
+        /// Factor on every weight; 1 for most.
+        factor: f32,
+        /// `(n_experts)` F32: a factor of each expert.
+        scales: Option<WeightId>,
+        /// `(n, k)`, u32
+        ids: ValueId,
+        /// `(n, k)`
+        weights: ValueId,
+    },
+    /// Linear with the matrix of each chosen expert: `out[:, j] = x_j W[ids[:, j]]^T`, `x_j` the whole row, or its `j`-th
+    /// part where `x` has `k * n_in` columns. Only the chosen experts' matrices are read.
+    ExpertLinear {
+        /// `(n, n_in)`: the same for all experts; or `(n, k * n_in)`: each has its own.
+        x: ValueId,
+        /// `(n, k)` u32, each below `n_experts`.
+        ids: ValueId,
+        /// `(n_experts, n_out, n_in)`, in parts.
+        weight: WeightId,
+        /// `(n, k * n_out)`
+        out: ValueId,
+    },
+    /// `out = sum over j of weights[:, j] * x_j`, `x_j` the `j`-th of `k` parts of a row. With `k = 1`: a factor for each row.
+    ExpertSum {
+        /// `(n, k * cols)`
+        x: ValueId,
+        /// `(n, k)`
+        weights: ValueId,
+        /// `(n, cols)`
+        out: ValueId,
+    },
     /// From rows of tokens to rows of outputs: `out[i] = x[outputs[i]]`.
     SelectRows {
         /// `(n_tokens, cols)`
@@ -252,6 +301,10 @@ pub enum OpKind {
     Add,
     Scale,
     Softcap,
+    Columns,
+    Route,
+    ExpertLinear,
+    ExpertSum,
     SelectRows,
     Argmax,
     Fused,
@@ -276,6 +329,10 @@ impl Op {
             Op::Add { .. } => OpKind::Add,
             Op::Scale { .. } => OpKind::Scale,
             Op::Softcap { .. } => OpKind::Softcap,
+            Op::Columns { .. } => OpKind::Columns,
+            Op::Route { .. } => OpKind::Route,
+            Op::ExpertLinear { .. } => OpKind::ExpertLinear,
+            Op::ExpertSum { .. } => OpKind::ExpertSum,
             Op::SelectRows { .. } => OpKind::SelectRows,
             Op::Argmax { .. } => OpKind::Argmax,
             Op::Fused { .. } => OpKind::Fused,
@@ -296,12 +353,16 @@ impl Op {
             | Op::Activate { x, .. }
             | Op::Scale { x, .. }
             | Op::Softcap { x, .. }
+            | Op::Columns { x, .. }
+            | Op::Route { x, .. }
             | Op::SelectRows { x, .. }
             | Op::Argmax { x, .. } => vec![*x],
             Op::KvWrite { k, v, .. } => vec![*k, *v],
             Op::Attention { q, .. } => vec![*q],
             Op::Gate { gate, up, .. } => vec![*gate, *up],
             Op::Add { a, b, .. } => vec![*a, *b],
+            Op::ExpertLinear { x, ids, .. } => vec![*x, *ids],
+            Op::ExpertSum { x, weights, .. } => vec![*x, *weights],
             Op::Fused { parts, .. } => {
                 let written: Vec<_> = parts.iter().flat_map(Op::writes).collect();
                 let mut reads = Vec::new();
@@ -331,8 +392,12 @@ impl Op {
             | Op::Add { out, .. }
             | Op::Scale { out, .. }
             | Op::Softcap { out, .. }
+            | Op::Columns { out, .. }
+            | Op::ExpertLinear { out, .. }
+            | Op::ExpertSum { out, .. }
             | Op::SelectRows { out, .. }
             | Op::Argmax { out, .. } => vec![*out],
+            Op::Route { ids, weights, .. } => vec![*ids, *weights],
             Op::KvWrite { .. } => vec![],
             Op::Fused { parts, .. } => parts.iter().flat_map(Op::writes).collect(),
             Op::LayerNorm { out, .. }
@@ -349,6 +414,8 @@ impl Op {
             Op::RmsNorm { weight, .. } => weight.iter().copied().collect(),
             Op::Linear { weight, bias, .. } => std::iter::once(*weight).chain(*bias).collect(),
             Op::Rope { frequencies, .. } => vec![*frequencies],
+            Op::ExpertLinear { weight, .. } => vec![*weight],
+            Op::Route { scales, .. } => scales.iter().copied().collect(),
             Op::Attention { sinks, .. } => sinks.iter().copied().collect(),
             Op::Fused { parts, .. } => parts.iter().flat_map(Op::weights).collect(),
             Op::LayerNorm { weight, bias, .. } => std::iter::once(*weight).chain(*bias).collect(),

@@ -26,7 +26,7 @@ pub enum Rows {
 pub enum DType {
     /// 32-bit float.
     F32,
-    /// 32-bit unsigned integer (token ids).
+    /// 32-bit unsigned integer (ids of tokens and experts).
     U32,
 }
 
@@ -48,12 +48,14 @@ pub struct Value {
 pub struct Weight {
     /// The name in the file, or what it is: `rope frequencies`.
     pub name: String,
-    /// Outermost dimension first; a matrix is `[n_out, n_in]`.
+    /// Outermost dimension first; a matrix is `[n_out, n_in]`, a stack of matrices `[n, n_out, n_in]`.
     pub shape: Vec<usize>,
     /// How it is stored.
     pub block: BlockType,
-    /// `n_rows * row_bytes` bytes.
+    /// `n_rows * row_bytes` bytes; empty for a stack of matrices.
     pub data: Bytes,
+    /// Of a stack: the bytes of each matrix, wherever in the files it lies. Otherwise empty.
+    pub parts: Vec<Bytes>,
 }
 
 impl Weight {
@@ -65,7 +67,18 @@ impl Weight {
             shape: vec![values.len()],
             block: BlockType::F32,
             data: Bytes::from_slice(&bytes),
+            parts: vec![],
         }
+    }
+
+    /// All its bytes: the one view, or each part.
+    pub fn views(&self) -> impl Iterator<Item = &Bytes> {
+        std::iter::once(&self.data).filter(|data| !data.is_empty()).chain(&self.parts)
+    }
+
+    /// How many bytes it has.
+    pub fn n_bytes(&self) -> u64 {
+        self.views().map(|view| view.len() as u64).sum()
     }
 
     /// Product of all dimensions but the last.

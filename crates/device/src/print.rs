@@ -12,7 +12,7 @@
 use std::fmt::{self, Display, Formatter};
 
 use crate::{
-    Activation, FusedKind, KvLayerId, Op, OpKind, Plan, Pooling, RopeStyle, Rows, ValueId, WeightId,
+    Activation, FusedKind, KvLayerId, Op, OpKind, Plan, Pooling, RopeStyle, Rows, ValueId, Weight, WeightId,
 };
 
 /// An Op with the names and shapes of its plan, or with bare ids. Ids that are out of range are printed as such, so that
@@ -114,6 +114,27 @@ impl Display for Shown<'_> {
             Op::Softcap { x, cap, out } => {
                 write!(f, "{} = {kind}({}, cap {cap})", self.out(*out), self.value(*x))
             }
+            Op::Columns { x, first, out } => {
+                write!(f, "{} = {kind}({}, from {first})", self.out(*out), self.value(*x))
+            }
+            Op::Route { x, normalise, factor, scales, ids, weights } => {
+                let normalise = if *normalise { ", normalised" } else { "" };
+                let scales = self.optional("scales", *scales);
+                write!(
+                    f,
+                    "{}, {} = {kind}({}{normalise}, factor {factor}{scales})",
+                    self.out(*ids),
+                    self.out(*weights),
+                    self.value(*x)
+                )
+            }
+            Op::ExpertLinear { x, ids, weight, out } => {
+                let weight = self.weight(*weight);
+                write!(f, "{} = {kind}({}, {}, {weight})", self.out(*out), self.value(*x), self.value(*ids))
+            }
+            Op::ExpertSum { x, weights, out } => {
+                write!(f, "{} = {kind}({}, {})", self.out(*out), self.value(*x), self.value(*weights))
+            }
             Op::SelectRows { x, out } | Op::Argmax { x, out } => {
                 write!(f, "{} = {kind}({})", self.out(*out), self.value(*x))
             }
@@ -161,7 +182,7 @@ impl Plan {
 impl Display for Plan {
     /// One Op a line after the index of its node, a header before each layer, the parts of fused Ops indented.
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let bytes: usize = self.weights.iter().map(|w| w.data.len()).sum();
+        let bytes: u64 = self.weights.iter().map(Weight::n_bytes).sum();
         writeln!(
             f,
             "plan: {} ops, {} values, {} weights ({:.1} MB)",
@@ -223,6 +244,7 @@ impl Display for Activation {
             Activation::GeluTanh => "gelu_tanh",
             Activation::GeluErf => "gelu_erf",
             Activation::Relu => "relu",
+            Activation::Sigmoid => "sigmoid",
         })
     }
 }
@@ -260,6 +282,10 @@ impl Display for OpKind {
             OpKind::Add => "add",
             OpKind::Scale => "scale",
             OpKind::Softcap => "softcap",
+            OpKind::Columns => "columns",
+            OpKind::Route => "route",
+            OpKind::ExpertLinear => "expert_linear",
+            OpKind::ExpertSum => "expert_sum",
             OpKind::SelectRows => "select_rows",
             OpKind::Argmax => "argmax",
             OpKind::Fused => "fused",

@@ -6,50 +6,13 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{fixture, greedy, options};
+use common::{FAMILIES, all_logits, expected, greedy, options};
 use device::{Device, Numerics};
 use ingle_engine::*;
-use serde_json::Value as Json;
-
-const FAMILIES: [&str; 5] = ["llama", "mistral", "qwen2", "qwen3", "gemma3"];
 
 fn engine(name: &str, options: &LoadOptions) -> Engine {
     let device: Arc<dyn Device> = Arc::new(device::interpreter::Reference::new(1));
     Engine::new(common::model(name), &device, options).unwrap()
-}
-
-struct Expected {
-    input: Vec<u32>,
-    positions: Vec<usize>,
-    /// `(n_positions, n_vocab)`
-    logits: Vec<Vec<f64>>,
-    greedy: Vec<u32>,
-}
-
-fn expected(name: &str) -> Expected {
-    let text = std::fs::read_to_string(fixture(name).join("expected.json")).unwrap();
-    let json: Json = serde_json::from_str(&text).unwrap();
-    let ids = |v: &Json| v.as_array().unwrap().iter().map(|i| i.as_u64().unwrap() as u32).collect::<Vec<_>>();
-    let floats = |v: &Json| v.as_array().unwrap().iter().map(|f| f.as_f64().unwrap()).collect::<Vec<_>>();
-    Expected {
-        input: ids(&json["input_ids"]),
-        positions: ids(&json["positions"]).into_iter().map(|p| p as usize).collect(),
-        logits: json["logits"].as_array().unwrap().iter().map(floats).collect(),
-        greedy: ids(&json["greedy"]),
-    }
-}
-
-/// Logits of all positions.
-fn all_logits(engine: &mut Engine, tokens: &[u32], prefill: Prefill) -> Vec<Vec<f32>> {
-    let mut all = Vec::new();
-    engine
-        .evaluate(tokens, tokens.len(), prefill, &mut |position, logits| {
-            assert_eq!(position, all.len());
-            all.push(logits.to_vec());
-            Ok(())
-        })
-        .unwrap();
-    all
 }
 
 #[test]

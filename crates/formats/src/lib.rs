@@ -6,18 +6,25 @@
 
 mod block;
 mod bytes;
+mod cursor;
 mod error;
 mod metadata;
+mod planes;
 
+pub mod base;
 pub mod codec;
+pub mod ctranslate2;
 pub mod gguf;
 pub mod safetensors;
+pub mod whisper_cpp;
 
-pub use block::BlockType;
+pub use block::{Affine, BlockType, ScaleType};
 pub use bytes::{Bytes, Map};
 pub use error::{Error, Result};
 pub use metadata::{Array, Metadata, Value};
+pub use planes::{PlaneSlices, Planes};
 
+use std::ops::Range;
 use std::path::Path;
 
 /// Which convention the metadata keys and tensor names of a checkpoint follow.
@@ -28,6 +35,12 @@ pub enum Naming {
     /// `num_hidden_layers`, `model.layers.0.self_attn.q_proj.weight`. Nested JSON objects of config.json are
     /// flattened with dots: `rope_parameters.full_attention.rope_theta`.
     HuggingFace,
+    /// BaseRT's own: config.json's keys, and tensors such as `layers.0.attn.qkv_proj.weight`.
+    Base,
+    /// `decoder/layer_0/self_attention/linear_0/weight`; metadata is config.json, flattened, and the scalar variables.
+    CTranslate2,
+    /// OpenAI's tensor names, `decoder.blocks.0.attn.query.weight`, and its hyperparameters, `n_audio_state`.
+    WhisperCpp,
 }
 
 /// A tensor as it lies in its file: row-major, the last dimension contiguous, quantised in blocks along it.
@@ -45,6 +58,8 @@ pub struct Tensor {
     pub block: BlockType,
     /// Exactly `n_rows * row_bytes` bytes.
     pub data: Bytes,
+    /// Scales and offsets, if `block` keeps them apart; they fit the shape.
+    pub planes: Planes,
 }
 
 impl Tensor {
@@ -61,6 +76,25 @@ impl Tensor {
     /// Bytes of one row of `n_cols` values.
     pub fn row_bytes(&self) -> usize {
         self.block.row_bytes(self.n_cols())
+    }
+
+    /// Bytes of the values and of what stands beside them.
+    pub fn n_bytes(&self) -> usize {
+        self.data.len() + self.planes.n_bytes()
+    }
+
+    /// The rows `rows` of `n_cols` values each: their bytes and planes, if the tensor has that many. Nothing is copied.
+    pub fn rows(&self, rows: Range<usize>) -> Option<(Bytes, Planes)> {
+        let row = self.row_bytes();
+        let data = self.data.slice(rows.start.checked_mul(row)?..rows.end.checked_mul(row)?)?;
+        Some((data, self.planes.rows(self.block, self.n_cols(), rows)?))
+    }
+
+    /// All values, decoded.
+    pub fn to_f32(&self) -> Vec<f32> {
+        let mut values = vec![0.0; self.n_rows() * self.n_cols()];
+        codec::dequantize_rows(self.block, self.n_cols(), &self.data, self.planes.as_slices(), &mut values);
+        values
     }
 }
 
@@ -96,13 +130,34 @@ pub enum Access {
     Read,
 }
 
-/// Open a GGUF file (or the first of a split set), or a folder with config.json and safetensors.
+/// Open whatever `path` is: a GGUF file (or any of a split set), a `.base` file, a ggml file of whisper.cpp, a folder
+/// with config.json and safetensors (MLX's quantised ones included), or a folder with CTranslate2's model.bin.
+///
+/// A file is known by its first bytes, not by its name.
 ///
 /// # Errors
 /// Names the file, the tensor or key, what was found and what was expected.
 pub fn open(path: &Path, access: Access) -> Result<Checkpoint> {
     if path.is_dir() {
-        return safetensors::open(path, access);
+        let model = path.join(ctranslate2::MODEL_FILE);
+        return match ctranslate2::is_model(&model) {
+            true => ctranslate2::open(path, access),
+            false => safetensors::open(path, access),
+        };
     }
-    gguf::open(path, access)
+    match first_bytes(path)? {
+        base::MAGIC => base::open(path, access),
+        whisper_cpp::MAGIC => whisper_cpp::open(path, access),
+        _ => gguf::open(path, access),
+    }
+}
+
+/// The first four bytes of a file; zeros for what it lacks.
+fn first_bytes(path: &Path) -> Result<[u8; 4]> {
+    use std::io::Read;
+    let io = |source| Error::Io { file: path.to_owned(), source };
+    let mut bytes = Vec::with_capacity(4);
+    std::fs::File::open(path).map_err(io)?.take(4).read_to_end(&mut bytes).map_err(io)?;
+    bytes.resize(4, 0);
+    Ok([bytes[0], bytes[1], bytes[2], bytes[3]])
 }

@@ -3,8 +3,8 @@
 
 use std::path::Path;
 
-use formats::BlockType;
-use formats::codec::{dequantize_row, quantize_row};
+use formats::codec::{affine, dequantize_row, dequantize_rows, quantize_row, repack, try_quantize_row};
+use formats::{Affine, BlockType, PlaneSlices, ScaleType};
 
 /// Blocks and their values, as `fixtures/codecs/make_codecs.py` wrote them.
 fn fixture(block: BlockType) -> (Vec<u8>, Vec<f32>) {
@@ -51,7 +51,7 @@ fn relative_rms(a: &[f32], b: &[f32]) -> f64 {
 
 #[test]
 fn decoding_agrees_with_the_reference_to_the_bit() {
-    for block in BlockType::ALL {
+    for block in BlockType::ALL.into_iter().chain(BlockType::GGUF_EXTRA) {
         let (bytes, expected) = fixture(block);
         // From an odd address too: rows of a file are aligned to nothing.
         for shift in 0..2 {
@@ -180,4 +180,157 @@ fn half_a_block_is_refused() {
 #[should_panic(expected = "bytes for 32 values")]
 fn a_short_source_is_refused() {
     dequantize_row(BlockType::Q4_0, &[0; 17], &mut [0.0; 32]);
+}
+
+#[test]
+fn types_without_a_quantiser_say_so() {
+    let affine = Affine::new(4, 32, ScaleType::F16, false).unwrap();
+    let planes = [BlockType::Affine(affine), BlockType::I8_ROWS, BlockType::I16_ROWS];
+    for block in BlockType::GGUF_EXTRA.into_iter().chain(planes) {
+        assert!(!block.has_quantizer(), "{block}");
+        let mut bytes = vec![0; block.block_bytes()];
+        let error = try_quantize_row(block, &vec![1.0; block.block_len()], &mut bytes).unwrap_err();
+        assert!(error.to_string().contains(block.name()), "{error}");
+    }
+    for block in BlockType::ALL {
+        let mut bytes = vec![0; block.block_bytes()];
+        assert!(try_quantize_row(block, &vec![1.0; block.block_len()], &mut bytes).is_ok(), "{block}");
+    }
+}
+
+/// Every affine type.
+fn affine_types() -> impl Iterator<Item = Affine> {
+    Affine::BITS.into_iter().flat_map(|bits| {
+        Affine::GROUPS.into_iter().flat_map(move |group| {
+            ScaleType::ALL.into_iter().flat_map(move |scale| {
+                [false, true].map(|symmetric| Affine::new(bits, group, scale, symmetric).unwrap())
+            })
+        })
+    })
+}
+
+/// Integers, scales and offsets of a row.
+fn quantize_affine(affine: Affine, x: &[f32]) -> [Vec<u8>; 3] {
+    let block = BlockType::Affine(affine);
+    let mut parts = [block.row_bytes(x.len()), block.row_scale_bytes(x.len()), block.row_bias_bytes(x.len())]
+        .map(|n| vec![0xaa; n]);
+    let [data, scales, biases] = &mut parts;
+    affine::quantize(affine, x, data, scales, biases);
+    parts
+}
+
+fn dequantize_affine(affine: Affine, [data, scales, biases]: &[Vec<u8>; 3]) -> Vec<f32> {
+    let mut values = vec![f32::NAN; data.len() / affine.group_bytes() * affine.group()];
+    let n_cols = values.len();
+    dequantize_rows(BlockType::Affine(affine), n_cols, data, PlaneSlices { scales, biases }, &mut values);
+    values
+}
+
+/// The error on normal values: what the quantiser measures with f16 scales, and 3 % more. Scales of bf16 cost up to 8 %
+/// (at 8 bits, where an offset's rounding is as large as a step), powers of two, which may be off by a factor of 1.41,
+/// up to 70 %. MLX's own quantiser, which takes scale and offset from the smallest and the largest value, has 0.364,
+/// 0.172, 0.0813, 0.0391, 0.0192 and 0.0048 for 2, 3, 4, 5, 6 and 8 bits in groups of 32.
+#[test]
+fn affine_quantisers_lose_no_more_than_they_should() {
+    let x = normal(128 * 64);
+    // Bits, then groups of 32, 64 and 128: with offsets; symmetric.
+    let measured = [
+        (2, [0.29651, 0.32162, 0.33480], [0.32944, 0.34538, 0.36202]),
+        (3, [0.14257, 0.16128, 0.17891], [0.15822, 0.17034, 0.17993]),
+        (4, [0.06780, 0.07885, 0.08792], [0.07790, 0.08593, 0.09283]),
+        (5, [0.03271, 0.03840, 0.04335], [0.03892, 0.04348, 0.04760]),
+        (6, [0.01599, 0.01885, 0.02155], [0.01965, 0.02201, 0.02438]),
+        (8, [0.00397, 0.00465, 0.00529], [0.00482, 0.00543, 0.00601]),
+    ];
+    let mut failed = Vec::new();
+    for affine in affine_types().filter(|&affine| affine::has_quantizer(affine)) {
+        let (_, offset, symmetric) = measured.into_iter().find(|row| row.0 == affine.bits()).unwrap();
+        let row = if affine.is_symmetric() { symmetric } else { offset };
+        let bound = row[Affine::GROUPS.iter().position(|&g| g == affine.group()).unwrap()];
+        let slack = match affine.scale() {
+            ScaleType::F32 | ScaleType::F16 => 1.03,
+            ScaleType::BF16 => 1.11,
+            ScaleType::E8M0 => 1.75,
+        };
+        let error = relative_rms(&x, &dequantize_affine(affine, &quantize_affine(affine, &x)));
+        if error > bound * slack {
+            failed.push(format!("{affine}: error {error:.5}, bound {:.5}", bound * slack));
+        }
+    }
+    assert!(failed.is_empty(), "{failed:#?}");
+}
+
+#[test]
+fn odd_inputs_stay_sane_in_affine_groups() {
+    for affine in affine_types().filter(|&affine| affine::has_quantizer(affine)) {
+        let n = affine.group();
+        let round = |x: &[f32]| dequantize_affine(affine, &quantize_affine(affine, x));
+        assert!(round(&vec![0.0; n]).iter().all(|&y| y == 0.0), "{affine}: zeros");
+        assert!(round(&vec![f32::NAN; n]).iter().all(|&y| y == 0.0), "{affine}: NaN");
+        assert!(round(&vec![1e-40; n]).iter().all(|y| y.abs() < 1e-30), "{affine}: subnormal");
+        for large in [f32::INFINITY, f32::MAX, -f32::INFINITY] {
+            let mut x = vec![0.0; n];
+            x[3] = large;
+            let y = round(&x);
+            assert!(y.iter().all(|y| y.is_finite()), "{affine}: {large} became {y:?}");
+            assert!(y[3] * large.signum() >= 3e4, "{affine}: {large} became {}", y[3]);
+        }
+        // To the accuracy of the scale: 8 bits or more, a power of two at worst (and then 1 less than its top).
+        let tolerance = if affine.scale() == ScaleType::E8M0 { 0.51 } else { 0.02 };
+        for c in [1.0f32, -1.0, 3e-3, -700.0] {
+            let worst = round(&vec![c; n]).iter().map(|y| (y - c).abs() / c.abs()).fold(0.0, f32::max);
+            assert!(worst <= tolerance, "{affine}: the constant {c} is off by {worst}");
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "powers of two have no sign")]
+fn offsets_that_are_powers_of_two_are_refused() {
+    quantize_affine(Affine::new(4, 32, ScaleType::E8M0, false).unwrap(), &[0.0; 32]);
+}
+
+#[test]
+fn repacking_keeps_every_bit() {
+    let mut n = 0;
+    for block in BlockType::ALL {
+        let Some(affine) = repack::affine_twin(block) else { continue };
+        n += 1;
+        assert_eq!(repack::block_twin(affine), Some(block));
+        let (bytes, values) = fixture(block);
+        let wide = BlockType::Affine(affine);
+        let n_values = values.len();
+        let sizes = [wide.row_bytes(n_values), wide.row_scale_bytes(n_values), wide.row_bias_bytes(n_values)];
+        let mut parts = sizes.map(|n| vec![0xaa; n]);
+        let [data, scales, biases] = &mut parts;
+        assert_eq!(repack::to_affine(block, &bytes, data, scales, biases), Some(affine));
+        for (i, (got, want)) in dequantize_affine(affine, &parts).iter().zip(&values).enumerate() {
+            assert_eq!(got.to_bits(), want.to_bits(), "{block}, value {i}");
+        }
+        let mut back = vec![0x55; bytes.len()];
+        let [data, scales, biases] = &parts;
+        assert_eq!(repack::from_affine(affine, data, scales, biases, &mut back), Some(block));
+        assert_eq!(back, bytes, "{block}");
+    }
+    assert_eq!(n, 5);
+    assert_eq!(repack::affine_twin(BlockType::Q4_K), None);
+    assert_eq!(repack::block_twin(Affine::new(4, 64, ScaleType::F16, true).unwrap()), None);
+}
+
+#[test]
+#[should_panic(expected = "use dequantize_rows")]
+fn planes_are_not_forgotten() {
+    dequantize_row(BlockType::I8_ROWS, &[0; 4], &mut [0.0; 4]);
+}
+
+#[test]
+#[should_panic(expected = "bytes of scales")]
+fn missing_scales_are_refused() {
+    dequantize_rows(
+        BlockType::I8_ROWS,
+        2,
+        &[0; 4],
+        PlaneSlices { scales: &[0; 4], biases: &[] },
+        &mut [0.0; 4],
+    );
 }

@@ -57,7 +57,9 @@ pub fn run(session: &mut Session, name: &str, history: &Path) -> anyhow::Result<
         let outcome = match message.strip_prefix('/') {
             Some("quit" | "exit" | "bye") => break,
             Some(command) => obey(session, command).map(|text| eprintln!("{text}")),
-            None => session.answer(&message, &mut io::stdout()).map(|f| eprintln!("{}", generate::figures(&f.timings))),
+            None => session
+                .answer(&message, &mut io::stdout())
+                .map(|f| eprintln!("{}", generate::figures(&f.timings))),
         };
         if let Err(error) = outcome {
             if crate::output::is_broken_pipe(&error) {
@@ -104,7 +106,8 @@ fn obey(session: &mut Session, command: &str) -> anyhow::Result<String> {
                 Dialogue::Chat(conversation) => json!({ "messages": conversation.messages() }),
                 Dialogue::Plain { text, .. } => json!({ "text": text }),
             };
-            std::fs::write(rest, serde_json::to_vec_pretty(&content)?).with_context(|| format!("writing {rest}"))?;
+            std::fs::write(rest, serde_json::to_vec_pretty(&content)?)
+                .with_context(|| format!("writing {rest}"))?;
             Ok(format!("written to {rest}"))
         }
         _ => anyhow::bail!("found /{verb}, expected one of {}", COMMANDS.map(str::trim).join(" ")),
@@ -176,14 +179,23 @@ struct Lines;
 
 impl Validator for Lines {
     fn validate(&self, context: &mut ValidationContext) -> rustyline::Result<ValidationResult> {
-        Ok(if is_open(context.input()) { ValidationResult::Incomplete } else { ValidationResult::Valid(None) })
+        Ok(if is_open(context.input()) {
+            ValidationResult::Incomplete
+        } else {
+            ValidationResult::Valid(None)
+        })
     }
 }
 
 impl Completer for Lines {
     type Candidate = String;
 
-    fn complete(&self, line: &str, _: usize, _: &rustyline::Context) -> rustyline::Result<(usize, Vec<String>)> {
+    fn complete(
+        &self,
+        line: &str,
+        _: usize,
+        _: &rustyline::Context,
+    ) -> rustyline::Result<(usize, Vec<String>)> {
         let matching = COMMANDS.iter().filter(|c| line.starts_with('/') && c.starts_with(line));
         Ok((0, matching.map(|c| (*c).to_owned()).collect()))
     }

@@ -37,7 +37,12 @@ Examples:
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let level = ["warn", "info", "debug"][usize::from(cli.verbose.min(2))];
-    tracing_subscriber::fmt().with_writer(std::io::stderr).with_env_filter(level).with_target(false).without_time().init();
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_env_filter(level)
+        .with_target(false)
+        .without_time()
+        .init();
     match std::panic::catch_unwind(|| cli.command.run()) {
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(error)) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,

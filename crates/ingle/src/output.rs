@@ -106,7 +106,13 @@ impl Table {
             let cells: Vec<String> = row
                 .iter()
                 .enumerate()
-                .map(|(i, c)| if self.right[i] { format!("{c:>w$}", w = widths[i]) } else { format!("{c:<w$}", w = widths[i]) })
+                .map(|(i, c)| {
+                    if self.right[i] {
+                        format!("{c:>w$}", w = widths[i])
+                    } else {
+                        format!("{c:<w$}", w = widths[i])
+                    }
+                })
                 .collect();
             match style {
                 Style::Markdown => format!("| {} |", cells.join(" | ")),
@@ -119,7 +125,11 @@ impl Table {
             _ => "-".repeat(widths[i]),
         };
         let rules: Vec<String> = (0..self.header.len()).map(rule).collect();
-        writeln!(out, "{}", if style == Style::Markdown { format!("| {} |", rules.join(" | ")) } else { rules.join("  ") })?;
+        writeln!(
+            out,
+            "{}",
+            if style == Style::Markdown { format!("| {} |", rules.join(" | ")) } else { rules.join("  ") }
+        )?;
         for row in &self.rows {
             writeln!(out, "{}", line(row))?;
         }
@@ -133,7 +143,11 @@ impl Table {
 }
 
 fn csv_cell(cell: &str) -> String {
-    if cell.contains([',', '"', '\n']) { format!("\"{}\"", cell.replace('"', "\"\"")) } else { cell.to_owned() }
+    if cell.contains([',', '"', '\n']) {
+        format!("\"{}\"", cell.replace('"', "\"\""))
+    } else {
+        cell.to_owned()
+    }
 }
 
 #[cfg(test)]

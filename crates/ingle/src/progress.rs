@@ -15,7 +15,9 @@ impl hub::Progress for Bar {
             Some(_) => "{msg}  {bar:30}  {bytes} of {total_bytes}  {bytes_per_sec}  {eta}",
             None => "{msg}  {bytes}  {bytes_per_sec}",
         };
-        bar.set_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()));
+        bar.set_style(
+            ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()),
+        );
         bar.set_message(name.to_owned());
         self.bar = Some(bar);
     }

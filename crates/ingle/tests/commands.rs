@@ -1,5 +1,7 @@
 //! Every command, its JSON, its errors and its exit status.
 
+#![allow(clippy::unwrap_used)] // A test that cannot go on fails.
+
 mod common;
 
 use std::io::Write;
@@ -20,7 +22,8 @@ fn usage_errors_exit_with_2_and_others_with_1() {
 #[test]
 fn every_command_has_help_with_examples() {
     let help = ok(&["--help"]);
-    let commands = "run complete bench inspect plan tokenize logits perplexity profile pull list rm embed completions";
+    let commands =
+        "run complete bench inspect plan tokenize logits perplexity profile pull list rm embed completions";
     for command in commands.split(' ') {
         assert!(help.contains(command), "{command} is missing in {help}");
         let own = ok(&[command, "--help"]);
@@ -33,14 +36,17 @@ fn every_command_has_help_with_examples() {
 fn a_folder_without_tokenizer_works_by_tokens() {
     let folder = fixture("models/llama");
     let folder = folder.to_str().unwrap();
-    let found = json(&["logits", folder, "--tokens", "36,144,5", "--top", "3", "--json", "--device", "reference"]);
+    let found =
+        json(&["logits", folder, "--tokens", "36,144,5", "--top", "3", "--json", "--device", "reference"]);
     assert_eq!(ids(&found["tokens"]), [36, 144, 5]);
     assert_eq!(found["top"].as_array().unwrap().len(), 3);
     assert_eq!(found["top"][0][0].as_array().unwrap().len(), 3);
     // The first token's best logit in fixtures/models/llama/expected.json.
     let expected: serde_json::Value =
-        serde_json::from_str(&std::fs::read_to_string(fixture("models/llama/expected.json")).unwrap()).unwrap();
-    let row: Vec<f64> = expected["logits"][0].as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect();
+        serde_json::from_str(&std::fs::read_to_string(fixture("models/llama/expected.json")).unwrap())
+            .unwrap();
+    let row: Vec<f64> =
+        expected["logits"][0].as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect();
     let best = row.iter().copied().fold(f64::MIN, f64::max);
     assert!((found["top"][0][0][1].as_f64().unwrap() - best).abs() < 1e-3);
     let message = error(&["logits", folder, "--prompt", "hi"]);
@@ -53,7 +59,7 @@ fn a_folder_without_tokenizer_works_by_tokens() {
 fn inspect_shows_file_model_and_plan() {
     let path = SMOLLM2.path();
     let text = ok(&["inspect", &path, "--plan"]);
-    for word in ["general.architecture", "llama", "Q4_1", "NormGateUp", "layer 29"] {
+    for word in ["general.architecture", "llama", "Q4_1", "norm_gate_up", "layer 29"] {
         assert!(text.contains(word), "{word} is missing in {text}");
     }
     let found = json(&["inspect", &path, "--json"]);
@@ -64,11 +70,35 @@ fn inspect_shows_file_model_and_plan() {
 
 #[test]
 fn bench_prints_llama_bench_fields() {
-    let found = json(&["bench", &SMOLLM2.path(), "-p", "16", "-n", "8", "-d", "0,32", "-r", "2", "-t", "2", "--json"]);
+    let found = json(&[
+        "bench",
+        &SMOLLM2.path(),
+        "-p",
+        "16",
+        "-n",
+        "8",
+        "-d",
+        "0,32",
+        "-r",
+        "2",
+        "-t",
+        "2",
+        "--json",
+    ]);
     let rows = found.as_array().unwrap();
     assert_eq!(rows.len(), 4);
     for row in rows {
-        for field in ["n_prompt", "n_gen", "n_depth", "avg_ts", "stddev_ts", "avg_ns", "samples_ts", "model_size", "model_n_params"] {
+        for field in [
+            "n_prompt",
+            "n_gen",
+            "n_depth",
+            "avg_ts",
+            "stddev_ts",
+            "avg_ns",
+            "samples_ts",
+            "model_size",
+            "model_n_params",
+        ] {
             assert!(!row[field].is_null(), "{field} is missing in {row}");
         }
         assert!(row["avg_ts"].as_f64().unwrap() > 0.0);
@@ -77,7 +107,7 @@ fn bench_prints_llama_bench_fields() {
         assert_eq!(row["samples_ts"].as_array().unwrap().len(), 2);
     }
     let args = ["bench", &SMOLLM2.path(), "-p", "8", "-n", "0", "-r", "1", "--no-peaks"];
-    assert!(ok(&[&args[..], &["--md"]].concat()).contains("| pp8 |") || ok(&[&args[..], &["--md"]].concat()).contains("pp8"));
+    assert!(ok(&[&args[..], &["--md"]].concat()).contains(" pp8 |"));
     assert!(ok(&[&args[..], &["--csv"]].concat()).starts_with("model,size,params,device,threads,test,t/s"));
 }
 
@@ -92,13 +122,17 @@ fn complete_prints_json_and_obeys_its_flags() {
     // A bias of minus infinity forbids the first token; a stop string ends before itself.
     let first = ids(&found["tokens"])[0];
     let bias = format!("{first}=-inf");
-    let other = complete(&["--prompt", "The capital of France is", "--greedy", "-n", "1", "--logit-bias", &bias]);
+    let other =
+        complete(&["--prompt", "The capital of France is", "--greedy", "-n", "1", "--logit-bias", &bias]);
     assert_ne!(ids(&other["tokens"])[0], first);
-    let stopped = complete(&["--prompt", "The capital of France is", "--greedy", "-n", "40", "--stop", "Paris"]);
+    let stopped =
+        complete(&["--prompt", "The capital of France is", "--greedy", "-n", "40", "--stop", "Paris"]);
     assert_eq!(stopped["stop"], "stop");
     assert!(!stopped["text"].as_str().unwrap().contains("Paris"));
     // The same seed gives the same answer; sampled answers differ from seed to seed.
-    let sampled = |seed: &str| complete(&["--prompt", "Once", "-n", "24", "--temperature", "1.2", "--seed", seed])["text"].clone();
+    let sampled = |seed: &str| {
+        complete(&["--prompt", "Once", "-n", "24", "--temperature", "1.2", "--seed", seed])["text"].clone()
+    };
     assert_eq!(sampled("7"), sampled("7"));
     assert_ne!(sampled("7"), sampled("8"));
     // A penalty beyond reason keeps the model from repeating itself.
@@ -107,7 +141,19 @@ fn complete_prints_json_and_obeys_its_flags() {
     let penalised = complete(&[&args[..], &["--repeat-penalty", "5", "--presence-penalty", "20"]].concat());
     assert_ne!(plain["text"], penalised["text"]);
     // A full context stops with a clear word, or slides.
-    let args = ["complete", &path, "--json", "--ctx", "32", "--prompt", "Once upon a time", "--greedy", "-n", "64", "--ignore-end"];
+    let args = [
+        "complete",
+        &path,
+        "--json",
+        "--ctx",
+        "32",
+        "--prompt",
+        "Once upon a time",
+        "--greedy",
+        "-n",
+        "64",
+        "--ignore-end",
+    ];
     assert_eq!(json(&args)["stop"], "context_full");
     let slid = json(&[&args[..], &["--overflow", "slide", "--keep", "4"]].concat());
     assert_eq!(slid["stop"], "max_tokens");
@@ -117,9 +163,15 @@ fn complete_prints_json_and_obeys_its_flags() {
 #[test]
 fn deterministic_answers_do_not_depend_on_chunks() {
     let path = SMOLLM2.path();
-    let prompt = "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of";
+    let prompt =
+        "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of";
     let logits = |more: &[&str]| {
-        ok(&[&["logits", &path, "--prompt", prompt, "--top", "3", "--json", "--deterministic", "--ctx", "128"][..], more].concat())
+        ok(&[
+            &["logits", &path, "--prompt", prompt, "--top", "3", "--json", "--deterministic", "--ctx", "128"]
+                [..],
+            more,
+        ]
+        .concat())
     };
     let whole = logits(&[]);
     assert_eq!(whole, logits(&["--chunk", "7"]));
@@ -130,7 +182,15 @@ fn deterministic_answers_do_not_depend_on_chunks() {
 #[test]
 fn validate_prefill_runs_both_ways() {
     for model in [SMOLLM2, GEMMA3] {
-        let out = ingle(&["complete", &model.path(), "--prompt", "The quick brown fox jumps over the lazy dog.", "-n", "1", "--validate-prefill"]);
+        let out = ingle(&[
+            "complete",
+            &model.path(),
+            "--prompt",
+            "The quick brown fox jumps over the lazy dog.",
+            "-n",
+            "1",
+            "--validate-prefill",
+        ]);
         assert!(out.status.success());
         let message = String::from_utf8(out.stderr).unwrap();
         assert!(message.contains("prefill check passed"), "{message}");
@@ -162,7 +222,7 @@ fn profile_tables_and_traces() {
     let trace: serde_json::Value = serde_json::from_slice(&std::fs::read(trace).unwrap()).unwrap();
     assert!(trace["traceEvents"].as_array().unwrap().len() > 100);
     assert!(ok(&["profile", &path, "-p", "16", "-n", "4", "--by", "layer"]).contains("layer  29"));
-    assert!(ok(&["profile", &path, "-p", "16", "-n", "4", "--by", "op"]).contains("NormGateUp"));
+    assert!(ok(&["profile", &path, "-p", "16", "-n", "4", "--by", "op"]).contains("norm_gate_up"));
 }
 
 #[test]
@@ -177,7 +237,9 @@ fn run_reads_a_pipe_and_survives_a_reader_that_hangs_up() {
     let out = child.wait_with_output().unwrap();
     assert!(out.status.success());
     let found: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
-    assert!(found["text"].as_str().unwrap().contains("Paris"), "{found}");
+    // The system message of the template, the question, and the beginning of an answer.
+    assert_eq!(found["timings"]["prompt_tokens"], 37, "{found}");
+    assert!(!found["text"].as_str().unwrap().is_empty(), "{found}");
 
     let mut child = Command::new(env!("CARGO_BIN_EXE_ingle"))
         .args(["complete", &SMOLLM2.path(), "--prompt", "Once upon a time", "-n", "200", "--ignore-end"])

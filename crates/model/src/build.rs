@@ -3,15 +3,16 @@
 use std::collections::HashMap;
 
 use device::{
-    DType, KvLayer, KvLayerId, KvLayout, Node, Op, Output, Plan, Rows, Value, ValueId, Weight, WeightId,
+    Activation, DType, KvLayer, KvLayerId, KvLayout, Node, Op, Output, Plan, Rows, Value, ValueId, Weight,
+    WeightId,
 };
 
-use crate::descriptor::{NormKind, QkNorm};
+use crate::descriptor::{ExpertPlace, NormKind, QkNorm};
 use crate::embedding::EmbeddingSpec;
 use crate::error::Result;
 use crate::names::TensorRole;
 use crate::rope::RopeSpec;
-use crate::spec::{LayerSpec, ModelSpec};
+use crate::spec::{ExpertSpec, LayerSpec, ModelSpec};
 use crate::tensors::Tensors;
 
 /// Where a forward pass ends.
@@ -47,10 +48,17 @@ pub(crate) fn build_to(
         nodes: Vec::new(),
     };
     let mut x = builder.embed()?;
+    let inputs = if spec.per_layer_width > 0 { Some(builder.per_layer_inputs(x)?) } else { None };
+    let (kv, kv_of) = kv_layers(spec);
     for (l, layer) in spec.layers.iter().enumerate() {
         builder.layer = Some(l);
-        x = builder.attention(x, l, layer)?;
+        let kv = kv_of.get(l).copied().unwrap_or(KvLayerId(l as u32));
+        x = builder.attention(x, kv, layer)?;
         x = builder.feed_forward(x, layer)?;
+        if let Some(inputs) = inputs {
+            x = builder.per_layer_branch(x, inputs, l)?;
+        }
+        x = builder.layer_scale(x)?;
     }
     builder.layer = None;
     let output = if matches!(end, End::Embedding(_)) { Output::Hidden } else { spec.family.output };
@@ -60,13 +68,29 @@ pub(crate) fn build_to(
         (End::Own, Output::Hidden) => builder.hidden(x)?,
     };
 
-    let kv = |l: &LayerSpec| KvLayer { n_kv_heads: l.n_kv_heads, head_dim: l.head_dim, window: l.window };
-    let cached = spec.layers.iter().filter(|_| !spec.family.bidirectional);
-    let kv = KvLayout::new(cached.map(kv).collect());
+    // What looks both ways looks at the rows of its step, and keeps nothing.
+    let kv = KvLayout::new(if spec.family.bidirectional { Vec::new() } else { kv });
     let Builder { values, weights, nodes, .. } = builder;
     let plan = Plan { values, weights, nodes, kv, logits, argmax, output };
     plan.check()?;
     Ok(plan)
+}
+
+/// The layers of the cache, one for each layer that has keys of its own, and which of them each layer reads.
+fn kv_layers(spec: &ModelSpec) -> (Vec<KvLayer>, Vec<KvLayerId>) {
+    let mut kv = Vec::new();
+    let mut ids: Vec<KvLayerId> = Vec::with_capacity(spec.layers.len());
+    for layer in &spec.layers {
+        match layer.kv_from.and_then(|from| ids.get(from)) {
+            Some(id) => ids.push(*id),
+            None => {
+                ids.push(KvLayerId(kv.len() as u32));
+                let LayerSpec { n_kv_heads, head_dim, window, .. } = *layer;
+                kv.push(KvLayer { n_kv_heads, head_dim, window });
+            }
+        }
+    }
+    (kv, ids)
 }
 
 struct Builder<'a, 'f> {
@@ -103,13 +127,13 @@ impl Builder<'_, '_> {
     }
 
     /// `x + post_norm(attention(pre_norm(x)))`, or `post_norm(x + attention(pre_norm(x)))`
-    fn attention(&mut self, x: ValueId, l: usize, layer: &LayerSpec) -> Result<ValueId> {
+    fn attention(&mut self, x: ValueId, kv_layer: KvLayerId, layer: &LayerSpec) -> Result<ValueId> {
         let norms = self.spec.family.norms;
-        let kv_layer = KvLayerId(l as u32);
+        // Keys and values of its own, or those that an earlier layer wrote.
+        let own = layer.kv_from.is_none();
         let input = self.maybe_norm(norms.pre_attention, x, TensorRole::AttnNorm, "attention norm")?;
         let mut q = self.linear(input, TensorRole::AttnQ, "q")?;
-        let mut k = self.linear(input, TensorRole::AttnK, "k")?;
-        let v = self.linear(input, TensorRole::AttnV, "v")?;
+        let mut kv = if own { Some(self.keys_and_values(input, layer)?) } else { None };
         if let Some(whole_row) = match self.spec.family.qk_norm {
             QkNorm::None => None,
             QkNorm::PerHead => Some(false),
@@ -117,28 +141,37 @@ impl Builder<'_, '_> {
         } {
             let group = |n_heads: usize| layer.head_dim * if whole_row { n_heads } else { 1 };
             q = self.norm(q, TensorRole::AttnQNorm, group(layer.n_heads), "q norm")?;
-            k = self.norm(k, TensorRole::AttnKNorm, group(layer.n_kv_heads), "k norm")?;
+            if let Some((k, _)) = &mut kv {
+                *k = self.norm(*k, TensorRole::AttnKNorm, group(layer.n_kv_heads), "k norm")?;
+            }
         }
         if let Some(rope) = &layer.rope {
             q = self.rope(q, rope, layer.head_dim, "q rope");
-            k = self.rope(k, rope, layer.head_dim, "k rope");
+            if let Some((k, _)) = &mut kv {
+                *k = self.rope(*k, rope, layer.head_dim, "k rope");
+            }
         }
         let mixed = self.value("attention", Rows::Tokens, layer.n_heads * layer.head_dim);
         let (n_heads, scale) = (layer.n_heads, layer.attention_scale);
-        if self.spec.family.bidirectional {
-            self.push(Op::SelfAttention { q, k, v, n_heads, scale, out: mixed });
-        } else {
-            self.push(Op::KvWrite { k, v, layer: kv_layer });
-            self.push(Op::Attention {
-                q,
-                layer: kv_layer,
-                n_heads,
-                scale,
-                softcap: self.spec.attention_softcap,
-                window: layer.window,
-                sinks: None,
-                out: mixed,
-            });
+        match kv {
+            Some((k, v)) if self.spec.family.bidirectional => {
+                self.push(Op::SelfAttention { q, k, v, n_heads, scale, out: mixed });
+            }
+            kv => {
+                if let Some((k, v)) = kv {
+                    self.push(Op::KvWrite { k, v, layer: kv_layer });
+                }
+                self.push(Op::Attention {
+                    q,
+                    layer: kv_layer,
+                    n_heads,
+                    scale,
+                    softcap: self.spec.attention_softcap,
+                    window: layer.window,
+                    sinks: None,
+                    out: mixed,
+                });
+            }
         }
         let branch = self.linear(mixed, TensorRole::AttnOut, "attention out")?;
         let (role, name) = (TensorRole::PostAttnNorm, "post-attention norm");
@@ -162,11 +195,131 @@ impl Builder<'_, '_> {
         Ok(self.add_branch(x, branch, name))
     }
 
-    /// `x + post_norm(down(f(gate) * up))` of `pre_norm(x)`, or the norm on the sum
+    /// Keys before their norm, and values.
+    fn keys_and_values(&mut self, input: ValueId, layer: &LayerSpec) -> Result<(ValueId, ValueId)> {
+        let k = self.linear(input, TensorRole::AttnK, "k")?;
+        let mut v = if layer.keys_are_values { k } else { self.linear(input, TensorRole::AttnV, "v")? };
+        if self.spec.family.v_norm {
+            v = self.plain_norm(v, None, layer.head_dim, "v norm");
+        }
+        Ok((k, v))
+    }
+
+    /// `x + post_norm(network(pre_norm(x)))`, the network dense, of experts, or both next to each other
     fn feed_forward(&mut self, x: ValueId, layer: &LayerSpec) -> Result<ValueId> {
         let norms = self.spec.family.norms;
-        let kind = self.spec.activation;
         let input = self.maybe_norm(norms.pre_ffn, x, TensorRole::FfnNorm, "ffn norm")?;
+        let branch = match (layer.experts, self.spec.family.experts) {
+            (None, _) | (_, ExpertPlace::Nowhere) => self.network(input, layer)?,
+            (Some(experts), ExpertPlace::Instead) => self.experts(input, input, experts)?,
+            (Some(experts), ExpertPlace::WithShared) => {
+                let routed = self.experts(input, input, experts)?;
+                let shared = self.network(input, layer)?;
+                let weight = self.linear(input, TensorRole::SharedWeight, "shared weight")?;
+                let weights = self.like(weight, "shared weight sigmoid");
+                self.push(Op::Activate { x: weight, kind: Activation::Sigmoid, out: weights });
+                let weighed = self.like(shared, "shared expert");
+                self.push(Op::ExpertSum { x: shared, weights, out: weighed });
+                self.sum(routed, weighed, "experts and shared expert")
+            }
+            (Some(experts), ExpertPlace::Beside) => {
+                let dense = self.network(input, layer)?;
+                let dense = self.norm(dense, TensorRole::PostDenseNorm, self.spec.hidden, "dense norm")?;
+                let factor = (self.spec.hidden as f32).sqrt().recip();
+                let scale = self.tensors.scaled(self.spec, TensorRole::RouterScale, self.layer, factor)?;
+                let scale = self.weight(scale);
+                let routed = self.plain_norm(x, Some(scale), self.spec.hidden, "router norm");
+                let input = self.norm(x, TensorRole::ExpertNorm, self.spec.hidden, "expert norm")?;
+                let sparse = self.experts(routed, input, experts)?;
+                let sparse =
+                    self.norm(sparse, TensorRole::PostExpertNorm, self.spec.hidden, "experts norm")?;
+                self.sum(dense, sparse, "dense and experts")
+            }
+        };
+        let norm = norms.post_ffn.then_some((TensorRole::PostFfnNorm, "post-ffn norm"));
+        self.join(x, branch, norm, "ffn residual")
+    }
+
+    /// The experts that the router chooses for each row of `routed`, run on `input`, weighed and added.
+    fn experts(&mut self, routed: ValueId, input: ValueId, experts: ExpertSpec) -> Result<ValueId> {
+        let ExpertSpec { n_used, ffn, normalise, factor, .. } = experts;
+        let x = self.linear(routed, TensorRole::Router, "router")?;
+        let scaled = self.layer.is_some_and(|l| self.tensors.has_in(TensorRole::ExpertScale, l));
+        let scales = match scaled {
+            true => {
+                let scales = self.tensors.scaled(self.spec, TensorRole::ExpertScale, self.layer, 1.0)?;
+                Some(self.weight(scales))
+            }
+            false => None,
+        };
+        let rows = self.rows(x);
+        let ids = self.new_value("experts", rows, n_used, DType::U32);
+        let weights = self.value("expert weights", rows, n_used);
+        self.push(Op::Route { x, normalise, factor, scales, ids, weights });
+        let gate = self.expert_linear(input, ids, TensorRole::ExpertGate, n_used * ffn, "expert gate")?;
+        let up = self.expert_linear(input, ids, TensorRole::ExpertUp, n_used * ffn, "expert up")?;
+        let gated = self.like(gate, "expert gated");
+        self.push(Op::Gate { gate, up, kind: self.spec.activation, out: gated });
+        let cols = n_used * self.spec.hidden;
+        let down = self.expert_linear(gated, ids, TensorRole::ExpertDown, cols, "expert down")?;
+        let out = self.value("experts sum", rows, self.spec.hidden);
+        self.push(Op::ExpertSum { x: down, weights, out });
+        Ok(out)
+    }
+
+    fn expert_linear(
+        &mut self,
+        x: ValueId,
+        ids: ValueId,
+        role: TensorRole,
+        cols: usize,
+        name: &str,
+    ) -> Result<ValueId> {
+        let weight = self.tensors.experts(self.spec, role, self.layer)?;
+        let weight = self.weight(weight);
+        let out = self.value(name, self.rows(x), cols);
+        self.push(Op::ExpertLinear { x, ids, weight, out });
+        Ok(out)
+    }
+
+    /// `(n, n_layers * per layer)`: what each layer gets besides the residual stream, from the token and its embedding.
+    fn per_layer_inputs(&mut self, x: ValueId) -> Result<ValueId> {
+        let (width, hidden) = (self.spec.per_layer_width, self.spec.hidden);
+        let cols = width * self.spec.layers.len();
+        let table = self.matrix(TensorRole::PerLayerEmbedding)?;
+        let token = self.value("per-layer embedding", Rows::Tokens, cols);
+        self.push(Op::Embed { table, scale: (width as f32).sqrt(), out: token });
+        let y = self.linear(x, TensorRole::PerLayerModel, "per-layer projection")?;
+        let y = self.scale(y, (hidden as f32).sqrt().recip(), "per-layer projection scaled");
+        let y = self.norm(y, TensorRole::PerLayerNorm, width, "per-layer norm")?;
+        let y = self.sum(y, token, "per-layer sum");
+        Ok(self.scale(y, std::f32::consts::FRAC_1_SQRT_2, "per-layer inputs"))
+    }
+
+    /// `x + norm(out(f(gate(x)) * input))`
+    fn per_layer_branch(&mut self, x: ValueId, inputs: ValueId, l: usize) -> Result<ValueId> {
+        let width = self.spec.per_layer_width;
+        let input = self.value("input", Rows::Tokens, width);
+        self.push(Op::Columns { x: inputs, first: l * width, out: input });
+        let gate = self.linear(x, TensorRole::PerLayerGate, "input gate")?;
+        let out = self.like(gate, "input gated");
+        self.push(Op::Gate { gate, up: input, kind: self.spec.activation, out });
+        let y = self.linear(out, TensorRole::PerLayerOut, "input projection")?;
+        let y = self.norm(y, TensorRole::PostPerLayerNorm, self.spec.hidden, "post-input norm")?;
+        Ok(self.add_branch(x, y, "input residual"))
+    }
+
+    /// `factor * x`, where the layer has a factor.
+    fn layer_scale(&mut self, x: ValueId) -> Result<ValueId> {
+        match self.tensors.number(self.spec, TensorRole::LayerScale, self.layer)? {
+            Some(factor) => Ok(self.scale(x, factor, "scaled")),
+            None => Ok(x),
+        }
+    }
+
+    /// `down(f(gate) * up)`
+    fn network(&mut self, input: ValueId, layer: &LayerSpec) -> Result<ValueId> {
+        let kind = self.spec.activation;
         let inner = if self.spec.family.gated {
             let gate = self.linear(input, TensorRole::FfnGate, "gate")?;
             let up = self.linear(input, TensorRole::FfnUp, "up")?;
@@ -179,9 +332,7 @@ impl Builder<'_, '_> {
             self.push(Op::Activate { x: up, kind, out });
             out
         };
-        let branch = self.linear(inner, TensorRole::FfnDown, "down")?;
-        let norm = norms.post_ffn.then_some((TensorRole::PostFfnNorm, "post-ffn norm"));
-        self.join(x, branch, norm, "ffn residual")
+        self.linear(inner, TensorRole::FfnDown, "down")
     }
 
     /// The hidden states of the output rows `(n_outputs, hidden)`, and the largest column of each.
@@ -252,16 +403,31 @@ impl Builder<'_, '_> {
     fn norm(&mut self, x: ValueId, role: TensorRole, group: usize, name: &str) -> Result<ValueId> {
         let weight = self.tensors.norm(self.spec, role, self.layer)?;
         let weight = self.weight(weight);
-        let eps = self.spec.norm_eps;
-        let out = self.like(x, name);
-        match self.spec.family.norm_kind {
-            NormKind::Rms => self.push(Op::RmsNorm { x, weight: Some(weight), eps, group, out }),
-            NormKind::Layer => {
-                let bias = self.tensors.bias(self.spec, role, self.layer)?.map(|b| self.weight(b));
-                self.push(Op::LayerNorm { x, weight, bias, eps, out });
-            }
+        if self.spec.family.norm_kind == NormKind::Rms {
+            return Ok(self.plain_norm(x, Some(weight), group, name));
         }
+        let bias = self.tensors.bias(self.spec, role, self.layer)?.map(|b| self.weight(b));
+        let out = self.like(x, name);
+        self.push(Op::LayerNorm { x, weight, bias, eps: self.spec.norm_eps, out });
         Ok(out)
+    }
+
+    fn plain_norm(&mut self, x: ValueId, weight: Option<WeightId>, group: usize, name: &str) -> ValueId {
+        let out = self.like(x, name);
+        self.push(Op::RmsNorm { x, weight, eps: self.spec.norm_eps, group, out });
+        out
+    }
+
+    fn scale(&mut self, x: ValueId, factor: f32, name: &str) -> ValueId {
+        let out = self.like(x, name);
+        self.push(Op::Scale { x, factor, out });
+        out
+    }
+
+    fn sum(&mut self, a: ValueId, b: ValueId, name: &str) -> ValueId {
+        let out = self.like(a, name);
+        self.push(Op::Add { a, b, out });
+        out
     }
 
     fn linear(&mut self, x: ValueId, role: TensorRole, name: &str) -> Result<ValueId> {

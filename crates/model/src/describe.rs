@@ -79,6 +79,9 @@ impl fmt::Display for ModelSpec {
                 line(name, factor.to_string())?;
             }
         }
+        if self.per_layer_width > 0 {
+            line("per-layer inputs", format!("{} columns", self.per_layer_width))?;
+        }
         for (name, cap) in [("logit cap", self.logit_softcap), ("attention cap", self.attention_softcap)] {
             if let Some(cap) = cap {
                 line(name, cap.to_string())?;
@@ -96,14 +99,23 @@ impl fmt::Display for ModelSpec {
             let rope =
                 kind.rope.as_ref().map_or("none".to_owned(), |r| format!("{:?}, {r}", self.rope_style));
             let sees = kind.window.map_or("all positions".to_owned(), |w| format!("a window of {w}"));
+            let mut network = match kind.ffn {
+                0 => String::new(),
+                ffn => format!(", feed-forward {ffn}"),
+            };
+            if let Some(e) = kind.experts {
+                network.push_str(&format!(", {} of {} experts of {}", e.n_used, e.n, e.ffn));
+            }
+            if let Some(from) = kind.kv_from {
+                network.push_str(&format!(", keys and values of layer {from}"));
+            }
             let value = format!(
-                "{}: {} query and {} KV heads of {}, sees {sees}, scale {}, feed-forward {}, rotation: {rope}",
+                "{}: {} query and {} KV heads of {}, sees {sees}, scale {}{network}, rotation: {rope}",
                 ranges(&members),
                 kind.n_heads,
                 kind.n_kv_heads,
                 kind.head_dim,
-                kind.attention_scale,
-                kind.ffn
+                kind.attention_scale
             );
             line(if members.len() == 1 { "layer" } else { "layers" }, value)?;
         }

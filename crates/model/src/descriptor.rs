@@ -28,7 +28,7 @@ impl<T: Copy> PerNaming<T> {
     pub const fn of(&self, naming: Naming) -> T {
         match naming {
             Naming::Gguf => self.gguf,
-            Naming::HuggingFace => self.hf,
+            _ => self.hf,
         }
     }
 }
@@ -69,6 +69,20 @@ pub enum QkNorm {
     WholeRow,
 }
 
+/// Where experts stand in a layer that has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpertPlace {
+    /// Nowhere; a checkpoint that has some is refused.
+    Nowhere,
+    /// In place of the dense network, of the same normalised input.
+    Instead,
+    /// The same, with a shared expert that every row goes through, weighed by the sigmoid of a product with its input.
+    WithShared,
+    /// Next to the dense network, which has a norm after it; so have the experts, and one before. The router reads the
+    /// residual stream, normalised without a weight and scaled by `1 / sqrt(hidden)` and factors of its own.
+    Beside,
+}
+
 /// What embeddings are multiplied by where the checkpoint does not say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EmbeddingScale {
@@ -83,6 +97,8 @@ pub enum EmbeddingScale {
 pub enum AttentionScale {
     /// `1 / sqrt(head_dim)`
     HeadDim,
+    /// 1: norms of queries and keys do it.
+    One,
     /// `1 / sqrt(hidden / n_heads)` in the checkpoint with this many layers, `1 / sqrt(head_dim)` in all others:
     /// files of these families leave the number out, and the largest model differs.
     HiddenPerHead {
@@ -137,6 +153,10 @@ pub struct ArchDescriptor {
     pub qk_norm: QkNorm,
     /// Queries, keys and values have biases that must be there. Elsewhere a bias is used if the file has one.
     pub qkv_bias: bool,
+    /// Values are normalised by heads, without a weight.
+    pub v_norm: bool,
+    /// Layers that see everything may have no value projection: values are then what the key projection gives.
+    pub keys_as_values: bool,
     /// Factor on the scores.
     pub attention_scale: AttentionScale,
     /// Which layers see a window only.
@@ -153,6 +173,8 @@ pub struct ArchDescriptor {
     pub activation: Activation,
     /// `down(f(gate x) * up x)`; otherwise `down(f(up x))`.
     pub gated: bool,
+    /// Where experts stand.
+    pub experts: ExpertPlace,
 
     /// Factor on embeddings.
     pub embedding_scale: EmbeddingScale,
@@ -186,6 +208,8 @@ impl ArchDescriptor {
         norm_offset: PerNaming::both(0.0),
         qk_norm: QkNorm::None,
         qkv_bias: false,
+        v_norm: false,
+        keys_as_values: false,
         attention_scale: AttentionScale::HeadDim,
         windows: WindowPattern::All,
         rope_style: PerNaming::both(RopeStyle::Half),
@@ -193,6 +217,7 @@ impl ArchDescriptor {
         no_rope_every: None,
         activation: Activation::Silu,
         gated: true,
+        experts: ExpertPlace::Nowhere,
         embedding_scale: EmbeddingScale::One,
         norm_kind: NormKind::Rms,
         norm_on_sum: false,
@@ -208,6 +233,7 @@ impl ArchDescriptor {
         match naming {
             Naming::Gguf => self.gguf,
             Naming::HuggingFace => self.hf,
+            _ => &[],
         }
     }
 

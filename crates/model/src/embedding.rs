@@ -55,6 +55,8 @@ impl EmbeddingSpec {
         match checkpoint.naming {
             Naming::Gguf => gguf(metadata, default, encoder),
             Naming::HuggingFace => folder(metadata, default, encoder),
+            // Of these no model is built.
+            Naming::Base | Naming::CTranslate2 | Naming::WhisperCpp => Ok(None),
         }
     }
 }

@@ -69,5 +69,8 @@ pub(crate) fn naming_word(naming: Naming) -> &'static str {
     match naming {
         Naming::Gguf => "GGUF",
         Naming::HuggingFace => "Hugging Face",
+        Naming::Base => "BaseRT",
+        Naming::CTranslate2 => "CTranslate2",
+        Naming::WhisperCpp => "OpenAI",
     }
 }

@@ -4,9 +4,10 @@
 use device::{Activation, Output, RopeStyle};
 
 use crate::descriptor::{
-    ArchDescriptor, AttentionScale, EmbeddingScale, NormKind, NormPlaces, PerNaming, QkNorm, WindowPattern,
+    ArchDescriptor, AttentionScale, EmbeddingScale, ExpertPlace, NormKind, NormPlaces, PerNaming, QkNorm,
+    WindowPattern,
 };
-use crate::names::{ENCODER, FUSED, Key, SANDWICH, STANDARD};
+use crate::names::{ENCODER, EXPERTS, FUSED, Key, PER_LAYER, SANDWICH, STANDARD};
 
 /// The converter to GGUF reorders the rows of queries and keys of these families, so that neighbours are rotated.
 const REORDERED: PerNaming<RopeStyle> = PerNaming { gguf: RopeStyle::Interleaved, hf: RopeStyle::Half };
@@ -50,6 +51,48 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         qk_norm: QkNorm::PerHead,
         windows: WindowPattern::FromKey,
         defaults: PerNaming::both(&[(Key::FirstWindowLayer, 28.0)]),
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "qwen2_moe",
+        title: "Qwen 2 MoE",
+        gguf: &["qwen2moe"],
+        hf: &["qwen2_moe"],
+        tensors: &[EXPERTS, STANDARD],
+        qkv_bias: true,
+        windows: WindowPattern::FromKey,
+        experts: ExpertPlace::WithShared,
+        defaults: PerNaming {
+            gguf: &[(Key::FirstWindowLayer, 28.0)],
+            hf: &[
+                (Key::FirstWindowLayer, 28.0),
+                (Key::Experts, 60.0),
+                (Key::ExpertsUsed, 4.0),
+                (Key::ExpertFfn, 1408.0),
+                (Key::SharedFfn, 5632.0),
+            ],
+        },
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "qwen3_moe",
+        title: "Qwen 3 MoE",
+        gguf: &["qwen3moe"],
+        hf: &["qwen3_moe"],
+        tensors: &[EXPERTS, STANDARD],
+        qk_norm: QkNorm::PerHead,
+        windows: WindowPattern::FromKey,
+        experts: ExpertPlace::Instead,
+        defaults: PerNaming {
+            // GGUF files of this family leave out that weights are normalised: all are.
+            gguf: &[(Key::FirstWindowLayer, 28.0), (Key::ExpertsNormalised, 1.0)],
+            hf: &[
+                (Key::FirstWindowLayer, 28.0),
+                (Key::Experts, 128.0),
+                (Key::ExpertsUsed, 8.0),
+                (Key::ExpertFfn, 768.0),
+            ],
+        },
         ..ArchDescriptor::DENSE
     },
     ArchDescriptor {
@@ -114,6 +157,41 @@ pub const FAMILIES: &[ArchDescriptor] = &[
                 (Key::RopeTheta, 1_000_000.0),
                 (Key::QueryScalar, 256.0),
                 (Key::Window, 4096.0),
+            ],
+        },
+        ..ArchDescriptor::DENSE
+    },
+    // Small ones have inputs of single layers and share keys and values; large ones have experts or a key for a value.
+    ArchDescriptor {
+        name: "gemma4",
+        title: "Gemma 4",
+        gguf: &["gemma4"],
+        hf: &["gemma4_text", "gemma4"],
+        tensors: &[PER_LAYER, SANDWICH, STANDARD],
+        norms: NormPlaces::SANDWICH,
+        qk_norm: QkNorm::PerHead,
+        v_norm: true,
+        keys_as_values: true,
+        attention_scale: AttentionScale::One,
+        windows: WindowPattern::FullEvery(6),
+        window_rope_theta: Some(10_000.0),
+        activation: Activation::GeluTanh,
+        embedding_scale: EmbeddingScale::SqrtHidden,
+        experts: ExpertPlace::Beside,
+        defaults: PerNaming {
+            gguf: &[(Key::RopeTheta, 1_000_000.0), (Key::ExpertsNormalised, 1.0)],
+            hf: &[
+                (Key::Heads, 8.0),
+                (Key::KvHeads, 4.0),
+                (Key::HeadDim, 256.0),
+                (Key::FullHeadDim, 512.0),
+                (Key::Vocab, 262_144.0),
+                (Key::Context, 131_072.0),
+                (Key::NormEps, 1e-6),
+                (Key::RopeTheta, 1_000_000.0),
+                (Key::Window, 512.0),
+                (Key::PerLayerWidth, 256.0),
+                (Key::ExpertsNormalised, 1.0),
             ],
         },
         ..ArchDescriptor::DENSE

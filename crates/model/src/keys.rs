@@ -16,6 +16,10 @@ pub(crate) struct Keys<'a> {
     prefixes: Vec<String>,
     /// What `{rope}` stands for.
     rope_objects: &'static [&'static str],
+    /// What `{l}` stands for; keys with it are not there without.
+    layer: Option<usize>,
+    /// Whether numbers of layers with a window are asked for, which GGUF's keys say at their end.
+    window: bool,
 }
 
 /// A value and the key that it stood under.
@@ -34,9 +38,14 @@ impl<'a> Keys<'a> {
     ) -> Keys<'a> {
         let prefixes = match naming {
             Naming::Gguf => vec![format!("{architecture}.")],
-            Naming::HuggingFace => vec![TEXT_CONFIG.to_owned(), String::new()],
+            _ => vec![TEXT_CONFIG.to_owned(), String::new()],
         };
-        Keys { metadata, naming, family, prefixes, rope_objects: ROPE_OBJECTS }
+        Keys { metadata, naming, family, prefixes, rope_objects: ROPE_OBJECTS, layer: None, window: false }
+    }
+
+    /// The same for one layer, with a window or without.
+    pub fn of_layer(&self, layer: usize, window: bool) -> Keys<'a> {
+        Keys { layer: Some(layer), window, ..self.clone() }
     }
 
     /// The same, with rotation parameters from other objects of config.json, if any of them is there.
@@ -60,7 +69,7 @@ impl<'a> Keys<'a> {
         let row = key.row();
         let templates = match self.naming {
             Naming::Gguf => row.gguf,
-            Naming::HuggingFace => row.hf,
+            _ => row.hf,
         };
         let mut names = Vec::new();
         for prefix in &self.prefixes {
@@ -69,7 +78,16 @@ impl<'a> Keys<'a> {
                     Some(rest) => {
                         names.extend(self.rope_objects.iter().map(|o| format!("{prefix}{o}{rest}")))
                     }
-                    None => names.push(format!("{prefix}{template}")),
+                    None if template.contains("{l}") => {
+                        let layer = self.layer.map(|l| l.to_string());
+                        names.extend(layer.map(|l| format!("{prefix}{}", template.replace("{l}", &l))));
+                    }
+                    None => {
+                        if self.window && self.naming == Naming::Gguf {
+                            names.push(format!("{prefix}{template}_swa"));
+                        }
+                        names.push(format!("{prefix}{template}"));
+                    }
                 }
             }
         }
@@ -179,10 +197,11 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// A truth value.
+    /// A truth value; the family's usual one if the key is not there.
     pub fn flag(&self, key: Key) -> Result<Option<bool>> {
         match self.find(key).map(|f| f.value) {
-            None | Some(Value::Null) => Ok(None),
+            None => Ok(self.family.default(self.naming, key).map(|v| v != 0.0)),
+            Some(Value::Null) => Ok(None),
             Some(Value::Bool(b)) => Ok(Some(*b)),
             Some(other) => Err(self.bad(key, show(other), "true or false")),
         }

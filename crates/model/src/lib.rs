@@ -7,7 +7,7 @@
 //! Nothing here computes, knows a file format, or knows a device. No code outside the tables asks which family it has:
 //! it reads a descriptor's fields.
 //!
-//! # Adding a dense family
+//! # Adding a family
 //!
 //! One entry in `families.rs`. If its tensors or keys are called differently, a row in `names.rs`. If it does something
 //! that no field describes, a field in `descriptor.rs` with its neutral value in [`ArchDescriptor::DENSE`], and the Ops
@@ -27,11 +27,12 @@ mod spec;
 mod tensors;
 
 pub use descriptor::{
-    ArchDescriptor, AttentionScale, EmbeddingScale, NormKind, NormPlaces, PerNaming, QkNorm, WindowPattern,
+    ArchDescriptor, AttentionScale, EmbeddingScale, ExpertPlace, NormKind, NormPlaces, PerNaming, QkNorm,
+    WindowPattern,
 };
 pub use embedding::EmbeddingSpec;
 pub use error::{Error, Result};
 pub use families::FAMILIES;
 pub use names::{Key, TensorRole};
 pub use rope::{RopeScaling, RopeSpec};
-pub use spec::{LayerSpec, ModelSpec};
+pub use spec::{ExpertSpec, LayerSpec, ModelSpec};

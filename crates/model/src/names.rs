@@ -23,6 +23,22 @@ pub enum Key {
     Activation,
     TiedHead,
     Experts,
+    ExpertsUsed,
+    ExpertFfn,
+    SharedFfn,
+    ExpertsOn,
+    ExpertsEvery,
+    DenseLayers,
+    ExpertsNormalised,
+    ExpertFactor,
+    LayerHeadDim,
+    LayerKvHeads,
+    FullHeadDim,
+    FullKvHeads,
+    KeysAreValues,
+    SharedKvLayers,
+    WideSharedKv,
+    PerLayerWidth,
     Bidirectional,
     Window,
     WindowUsed,
@@ -104,6 +120,22 @@ pub const KEYS: &[KeyRow] = &[
     row(Key::Activation, "activation", &[], &["hidden_activation", "hidden_act"], 0.0, 0.0),
     row(Key::TiedHead, "whether the head is the embedding", &[], &["tie_word_embeddings"], 0.0, 1.0),
     row(Key::Experts, "number of experts", &["expert_count"], &["num_local_experts", "num_experts"], 0.0, 65536.0),
+    row(Key::ExpertsUsed, "experts of a row", &["expert_used_count"], &["num_experts_per_tok", "top_k_experts"], 1.0, 1024.0),
+    row(Key::ExpertFfn, "columns of an expert", &["expert_feed_forward_length"], &["moe_intermediate_size"], 1.0, 16777216.0),
+    row(Key::SharedFfn, "columns of the shared expert", &["expert_shared_feed_forward_length"], &["shared_expert_intermediate_size"], 1.0, 16777216.0),
+    row(Key::ExpertsOn, "whether there are experts", &[], &["enable_moe_block"], 0.0, 1.0),
+    row(Key::ExpertsEvery, "every how many layers one has experts", &[], &["decoder_sparse_step"], 1.0, 4096.0),
+    row(Key::DenseLayers, "layers without experts", &[], &["mlp_only_layers"], 0.0, 4096.0),
+    row(Key::ExpertsNormalised, "whether weights of experts sum to 1", &["expert_weights_norm"], &["norm_topk_prob"], 0.0, 1.0),
+    row(Key::ExpertFactor, "factor on the weights of experts", &["expert_weights_scale"], &["routed_scaling_factor"], TINY, 1e9),
+    row(Key::LayerHeadDim, "columns of a head of one layer", &[], &["per_layer_config.{l}.head_dim"], 1.0, 16384.0),
+    row(Key::LayerKvHeads, "key and value heads of one layer", &[], &["per_layer_config.{l}.num_key_value_heads"], 1.0, 16384.0),
+    row(Key::FullHeadDim, "columns of a head that sees everything", &[], &["global_head_dim"], 1.0, 16384.0),
+    row(Key::FullKvHeads, "key and value heads that see everything", &[], &["num_global_key_value_heads"], 1.0, 16384.0),
+    row(Key::KeysAreValues, "whether values are keys", &[], &["attention_k_eq_v"], 0.0, 1.0),
+    row(Key::SharedKvLayers, "last layers that read the keys and values of others", &["attention.shared_kv_layers"], &["num_kv_shared_layers"], 0.0, 4096.0),
+    row(Key::WideSharedKv, "whether those are twice as wide", &[], &["use_double_wide_mlp"], 0.0, 1.0),
+    row(Key::PerLayerWidth, "columns of a layer's own input", &["embedding_length_per_layer_input"], &["hidden_size_per_layer_input"], 0.0, 1048576.0),
     row(Key::Bidirectional, "whether attention looks ahead", &[], &["use_bidirectional_attention"], 0.0, 1.0),
 
     row(Key::Window, "sliding window", &["attention.sliding_window"], &["sliding_window"], 0.0, 2147483647.0),
@@ -211,14 +243,48 @@ pub enum TensorRole {
     TokenTypes,
     /// `(hidden)`, on the sum of embeddings.
     EmbeddingNorm,
+    /// `(1)`: factor on what leaves a layer.
+    LayerScale,
+    /// `(n_experts, hidden)`
+    Router,
+    /// `(hidden)`: factors on the router's normalised input.
+    RouterScale,
+    /// `(n_experts)`: factors on the weights of experts.
+    ExpertScale,
+    /// `(n_experts, expert ffn, hidden)`
+    ExpertGate,
+    /// `(n_experts, expert ffn, hidden)`
+    ExpertUp,
+    /// `(n_experts, hidden, expert ffn)`
+    ExpertDown,
+    /// `(1, hidden)`: how much the shared expert counts.
+    SharedWeight,
+    /// `(hidden)`, before the experts where the dense network next to them has a norm of its own.
+    ExpertNorm,
+    /// `(hidden)`, after the dense network next to experts.
+    PostDenseNorm,
+    /// `(hidden)`, after the experts next to it.
+    PostExpertNorm,
+    /// `(n_vocab, n_layers * per layer)`
+    PerLayerEmbedding,
+    /// `(n_layers * per layer, hidden)`
+    PerLayerModel,
+    /// `(per layer)`
+    PerLayerNorm,
+    /// `(per layer, hidden)`
+    PerLayerGate,
+    /// `(hidden, per layer)`
+    PerLayerOut,
+    /// `(hidden)`, after that.
+    PostPerLayerNorm,
 }
 
-/// What a tensor is called. `.weight` or `.bias` follows.
+/// What a tensor is called. `.weight` or `.bias` follows, unless `$` ends the name.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorName {
     /// What it is for.
     pub role: TensorRole,
-    /// `{l}` is the layer. Empty: never there.
+    /// `{l}` is the layer, `{e}` the expert, where each is a tensor by itself. Empty: never there.
     pub gguf: &'static str,
     /// `{model}` is one of [`MODEL_PREFIXES`], `{layer}` is `{model}layers.{l}.`. Empty: never there.
     pub hf: &'static str,
@@ -299,6 +365,46 @@ pub const ENCODER: &[TensorName] = &[
     alone(PostFfnNorm, "blk.{l}.layer_output_norm", "{model}encoder.layer.{l}.output.LayerNorm"),
 ];
 
+/// A router and experts in place of the dense network, or next to one that all rows go through.
+#[rustfmt::skip]
+pub const EXPERTS: &[TensorName] = &[
+    alone(Router, "blk.{l}.ffn_gate_inp", "{layer}mlp.gate"),
+    alone(ExpertGate, "blk.{l}.ffn_gate_exps", "{layer}mlp.experts.{e}.gate_proj"),
+    stacked(ExpertGate, "", "{layer}mlp.experts.gate_up_proj$", &[ExpertGate, ExpertUp]),
+    alone(ExpertUp, "blk.{l}.ffn_up_exps", "{layer}mlp.experts.{e}.up_proj"),
+    stacked(ExpertUp, "", "{layer}mlp.experts.gate_up_proj$", &[ExpertGate, ExpertUp]),
+    alone(ExpertDown, "blk.{l}.ffn_down_exps", "{layer}mlp.experts.{e}.down_proj"),
+    alone(ExpertDown, "", "{layer}mlp.experts.down_proj$"),
+    alone(SharedWeight, "blk.{l}.ffn_gate_inp_shexp", "{layer}mlp.shared_expert_gate"),
+    alone(FfnGate, "blk.{l}.ffn_gate_shexp", "{layer}mlp.shared_expert.gate_proj"),
+    alone(FfnGate, "blk.{l}.ffn_gate", "{layer}mlp.gate_proj"),
+    alone(FfnUp, "blk.{l}.ffn_up_shexp", "{layer}mlp.shared_expert.up_proj"),
+    alone(FfnUp, "blk.{l}.ffn_up", "{layer}mlp.up_proj"),
+    alone(FfnDown, "blk.{l}.ffn_down_shexp", "{layer}mlp.shared_expert.down_proj"),
+    alone(FfnDown, "blk.{l}.ffn_down", "{layer}mlp.down_proj"),
+];
+
+/// Experts next to a dense network, each with norms of its own, inputs of single layers, and factors on layers.
+#[rustfmt::skip]
+pub const PER_LAYER: &[TensorName] = &[
+    alone(LayerScale, "blk.{l}.layer_output_scale", "{layer}layer_scalar$"),
+    alone(Router, "blk.{l}.ffn_gate_inp", "{layer}router.proj"),
+    alone(RouterScale, "blk.{l}.ffn_gate_inp.scale$", "{layer}router.scale$"),
+    alone(ExpertScale, "blk.{l}.ffn_down_exps.scale$", "{layer}router.per_expert_scale$"),
+    stacked(ExpertGate, "blk.{l}.ffn_gate_up_exps", "{layer}experts.gate_up_proj$", &[ExpertGate, ExpertUp]),
+    stacked(ExpertUp, "blk.{l}.ffn_gate_up_exps", "{layer}experts.gate_up_proj$", &[ExpertGate, ExpertUp]),
+    alone(ExpertDown, "blk.{l}.ffn_down_exps", "{layer}experts.down_proj$"),
+    alone(ExpertNorm, "blk.{l}.pre_ffw_norm_2", "{layer}pre_feedforward_layernorm_2"),
+    alone(PostDenseNorm, "blk.{l}.post_ffw_norm_1", "{layer}post_feedforward_layernorm_1"),
+    alone(PostExpertNorm, "blk.{l}.post_ffw_norm_2", "{layer}post_feedforward_layernorm_2"),
+    alone(PerLayerEmbedding, "per_layer_token_embd", "{model}embed_tokens_per_layer"),
+    alone(PerLayerModel, "per_layer_model_proj", "{model}per_layer_model_projection"),
+    alone(PerLayerNorm, "per_layer_proj_norm", "{model}per_layer_projection_norm"),
+    alone(PerLayerGate, "blk.{l}.inp_gate", "{layer}per_layer_input_gate"),
+    alone(PerLayerOut, "blk.{l}.proj", "{layer}per_layer_projection"),
+    alone(PostPerLayerNorm, "blk.{l}.post_norm", "{layer}post_per_layer_input_norm"),
+];
+
 /// What stands before the names of the language model in Hugging Face checkpoints: alone, in multimodal models as they
 /// were saved and as they are now, in a base model without a head, and in an encoder with one.
 pub const MODEL_PREFIXES: &[&str] =
@@ -319,7 +425,7 @@ impl TensorName {
     pub(crate) fn expand(&self, naming: Naming, model_prefix: &str, layer: Option<usize>) -> Option<String> {
         let template = match naming {
             Naming::Gguf => self.gguf,
-            Naming::HuggingFace => self.hf,
+            _ => self.hf,
         };
         let layer = layer.map(|l| l.to_string()).unwrap_or_default();
         (!template.is_empty()).then(|| {
@@ -357,6 +463,23 @@ impl TensorRole {
             PositionEmbedding => "position embedding",
             TokenTypes => "token types",
             EmbeddingNorm => "embedding norm",
+            LayerScale => "factor of the layer",
+            Router => "router of experts",
+            RouterScale => "scale of the router's input",
+            ExpertScale => "scale of each expert",
+            ExpertGate => "gate projection of the experts",
+            ExpertUp => "up projection of the experts",
+            ExpertDown => "down projection of the experts",
+            SharedWeight => "weight of the shared expert",
+            ExpertNorm => "norm before the experts",
+            PostDenseNorm => "norm after the dense network",
+            PostExpertNorm => "norm after the experts",
+            PerLayerEmbedding => "embedding of each layer",
+            PerLayerModel => "projection to each layer's input",
+            PerLayerNorm => "norm of each layer's input",
+            PerLayerGate => "gate of the layer's input",
+            PerLayerOut => "projection of the layer's input",
+            PostPerLayerNorm => "norm after the layer's input",
         }
     }
 }
@@ -377,7 +500,7 @@ mod tests {
 
     #[test]
     fn stacked_rows_name_their_own_role() {
-        for name in [STANDARD, SANDWICH, FUSED, ENCODER].concat() {
+        for name in [STANDARD, SANDWICH, FUSED, ENCODER, EXPERTS, PER_LAYER].concat() {
             assert!(name.stacked.is_empty() || name.stacked.contains(&name.role), "{name:?}");
         }
     }

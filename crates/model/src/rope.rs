@@ -30,6 +30,13 @@ pub struct RopeSpec {
 pub enum RopeScaling {
     /// Not at all.
     None,
+    /// Frequencies are those of whole heads, divided by `factor`; pairs beyond `part` of them stand still.
+    Proportional {
+        /// Of the pairs, those that turn.
+        part: f64,
+        /// 1 for most.
+        factor: f64,
+    },
     /// All divided by `factor` (Chen et al. 2023, position interpolation).
     Linear {
         /// At least 1.
@@ -92,6 +99,10 @@ impl RopeSpec {
             let f = frequency(i);
             match &self.scaling {
                 RopeScaling::None => f,
+                RopeScaling::Proportional { part, factor } => {
+                    let n_pairs = (n_dims * part / 2.0).floor();
+                    if (i as f64) < n_pairs { f / factor } else { 0.0 }
+                }
                 RopeScaling::Linear { factor } => f / factor,
                 RopeScaling::ByWavelength { factor, low, high, original } => {
                     let rotations = original * f / (2.0 * PI);
@@ -148,8 +159,13 @@ impl RopeSpec {
     }
 }
 
+/// The word for [`RopeScaling::Proportional`].
+const PROPORTIONAL: &str = "proportional";
+
 fn n_dims(keys: &Keys<'_>, head_dim: usize) -> Result<usize> {
-    let part = keys.real(Key::RopePart)?;
+    // Proportional rotations are of whole heads, and stand still where others have none.
+    let proportional = keys.word(Key::RopeKind)? == Some(PROPORTIONAL);
+    let part = if proportional { None } else { keys.real(Key::RopePart)? };
     let n_dims = match keys.count(Key::RopeDims)? {
         Some(n) => n,
         None => part.map_or(head_dim, |part| (head_dim as f64 * part) as usize),
@@ -179,6 +195,10 @@ fn scaling(keys: &Keys<'_>, n_dims: usize, n_ctx_train: usize, tensors: &RopeTen
     };
     match kind {
         "default" | "none" => Ok(RopeScaling::None),
+        PROPORTIONAL => Ok(RopeScaling::Proportional {
+            part: keys.real(Key::RopePart)?.unwrap_or(1.0),
+            factor: factor.unwrap_or(1.0),
+        }),
         "linear" => match factor {
             Some(factor) => Ok(RopeScaling::Linear { factor }),
             None if keys.naming() == Naming::Gguf => Ok(RopeScaling::None),
@@ -202,8 +222,8 @@ fn scaling(keys: &Keys<'_>, n_dims: usize, n_ctx_train: usize, tensors: &RopeTen
             let given = keys.real(Key::RopeAttention)?;
             let attention_factor = match (keys.naming(), given) {
                 (Naming::Gguf, given) => magnitude(1.0) * given.unwrap_or(1.0),
-                (Naming::HuggingFace, Some(given)) => given,
-                (Naming::HuggingFace, None) => {
+                (_, Some(given)) => given,
+                (_, None) => {
                     let set = |key: Key| Ok::<_, Error>(keys.real(key)?.filter(|m| *m != 0.0));
                     match (set(Key::RopeMscale)?, set(Key::RopeMscaleAll)?) {
                         (Some(mscale), Some(all)) => magnitude(mscale) / magnitude(all),
@@ -233,9 +253,11 @@ fn scaling(keys: &Keys<'_>, n_dims: usize, n_ctx_train: usize, tensors: &RopeTen
                 attention_factor: keys.real(Key::RopeAttention)?.unwrap_or(usual),
             })
         }
-        other => {
-            Err(keys.bad(Key::RopeKind, format!("{other:?}"), "default, linear, llama3, yarn or longrope"))
-        }
+        other => Err(keys.bad(
+            Key::RopeKind,
+            format!("{other:?}"),
+            "default, proportional, linear, llama3, yarn or longrope",
+        )),
     }
 }
 
@@ -258,6 +280,7 @@ impl fmt::Display for RopeSpec {
         write!(f, "base {}, {} columns", self.theta, self.n_dims)?;
         match &self.scaling {
             RopeScaling::None => {}
+            RopeScaling::Proportional { part, .. } => write!(f, ", {part} of the pairs")?,
             RopeScaling::Linear { factor } => write!(f, ", linear factor {factor}")?,
             RopeScaling::ByWavelength { factor, original, .. } => {
                 write!(f, ", by wavelength factor {factor} from {original} positions")?;

@@ -4,7 +4,7 @@ use device::{Activation, Plan, RopeStyle};
 use formats::{Checkpoint, Naming};
 
 use crate::build;
-use crate::descriptor::{ArchDescriptor, AttentionScale, EmbeddingScale, WindowPattern};
+use crate::descriptor::{ArchDescriptor, AttentionScale, EmbeddingScale, ExpertPlace, WindowPattern};
 use crate::embedding::EmbeddingSpec;
 use crate::error::{Error, Result};
 use crate::families::FAMILIES;
@@ -44,6 +44,8 @@ pub struct ModelSpec {
     pub attention_softcap: Option<f32>,
     /// The head is the embedding.
     pub tied_head: bool,
+    /// Columns of the input that each layer has of its own; 0: none.
+    pub per_layer_width: usize,
     /// The layers.
     pub layers: Vec<LayerSpec>,
     /// Values of all tensors in use; a tied head counts once.
@@ -61,14 +63,35 @@ pub struct LayerSpec {
     pub n_kv_heads: usize,
     /// Columns of a head.
     pub head_dim: usize,
-    /// Columns of the feed-forward network.
+    /// Columns of the dense feed-forward network, or of the shared expert; 0: none.
     pub ffn: usize,
+    /// Its experts, if it has any.
+    pub experts: Option<ExpertSpec>,
+    /// The earlier layer whose keys and values it reads; `None`: its own.
+    pub kv_from: Option<usize>,
+    /// Values are what the key projection gives.
+    pub keys_are_values: bool,
     /// Positions that it sees, its own included; `None`: all.
     pub window: Option<usize>,
     /// Its rotation, if it has any.
     pub rope: Option<RopeSpec>,
     /// Factor on the scores.
     pub attention_scale: f32,
+}
+
+/// The experts of a layer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ExpertSpec {
+    /// How many there are.
+    pub n: usize,
+    /// How many run for a row.
+    pub n_used: usize,
+    /// Columns of one.
+    pub ffn: usize,
+    /// Whether the weights of those that run sum to 1.
+    pub normalise: bool,
+    /// Factor on their weights.
+    pub factor: f32,
 }
 
 impl LayerSpec {
@@ -78,6 +101,9 @@ impl LayerSpec {
         n_kv_heads: 0,
         head_dim: 0,
         ffn: 0,
+        experts: None,
+        kv_from: None,
+        keys_are_values: false,
         window: None,
         rope: None,
         attention_scale: 0.0,
@@ -154,7 +180,7 @@ fn select(checkpoint: &Checkpoint) -> Result<(&'static ArchDescriptor, String)> 
     let text_model_type = format!("{TEXT_CONFIG}model_type");
     let keys: &[&str] = match checkpoint.naming {
         Naming::Gguf => &["general.architecture"],
-        Naming::HuggingFace => &[&text_model_type, "model_type"],
+        _ => &[&text_model_type, "model_type"],
     };
     let mut found: Vec<(&str, String)> =
         keys.iter().filter_map(|k| Some((*k, metadata.str(k)?.to_owned()))).collect();
@@ -177,13 +203,13 @@ fn select(checkpoint: &Checkpoint) -> Result<(&'static ArchDescriptor, String)> 
 }
 
 fn read(keys: &Keys<'_>, family: &'static ArchDescriptor, tensors: &mut Tensors<'_>) -> Result<ModelSpec> {
-    refuse_what_is_not_built(keys)?;
+    refuse_what_is_not_built(keys, family)?;
     let n_layers = keys.need_count(Key::Layers)?;
     let hidden = keys.need_count(Key::Hidden)?;
     let n_ctx_train = keys.need_count(Key::Context)?;
     let n_vocab = match keys.naming() {
         Naming::Gguf => tensors.embedding_rows().unwrap_or(0),
-        Naming::HuggingFace => keys.need_count(Key::Vocab)?,
+        _ => keys.need_count(Key::Vocab)?,
     };
     let activation = match keys.word(Key::Activation)? {
         None => family.activation,
@@ -224,6 +250,7 @@ fn read(keys: &Keys<'_>, family: &'static ArchDescriptor, tensors: &mut Tensors<
         logit_softcap: real(Key::LogitSoftcap)?,
         attention_softcap: real(Key::AttentionSoftcap)?,
         tied_head,
+        per_layer_width: keys.count(Key::PerLayerWidth)?.unwrap_or(0),
         layers: layers(keys, family, tensors, n_layers, hidden, n_ctx_train)?,
         n_parameters: 0,
         unused_tensors: Vec::new(),
@@ -231,15 +258,21 @@ fn read(keys: &Keys<'_>, family: &'static ArchDescriptor, tensors: &mut Tensors<
 }
 
 /// Better a clear word than a model that runs and answers nonsense.
-fn refuse_what_is_not_built(keys: &Keys<'_>) -> Result<()> {
-    if let Some(n) = keys.count(Key::Experts)?.filter(|n| *n > 0) {
+fn refuse_what_is_not_built(keys: &Keys<'_>, family: &ArchDescriptor) -> Result<()> {
+    let dense = family.experts == ExpertPlace::Nowhere;
+    if let Some(n) = keys.count(Key::Experts)?.filter(|n| dense && *n > 0) {
         return Err(keys.bad(Key::Experts, format!("{n} experts"), "a dense model of this family"));
     }
     if keys.word(Key::PositionKind)?.is_some_and(|kind| kind != "absolute") {
         let found = keys.word(Key::PositionKind)?.unwrap_or_default();
         return Err(keys.bad(Key::PositionKind, format!("{found:?}"), "absolute"));
     }
-    if keys.flag(Key::Bidirectional)? == Some(true) {
+    // Images may be looked at as a whole; text never is.
+    let ahead = match keys.word(Key::Bidirectional) {
+        Ok(word) => word.is_some_and(|word| word != "vision"),
+        Err(_) => keys.flag(Key::Bidirectional)? == Some(true),
+    };
+    if ahead {
         return Err(keys.bad(Key::Bidirectional, "true", "a model whose attention is causal"));
     }
     Ok(())
@@ -257,10 +290,11 @@ fn layers(
     let heads = need(Key::Heads)?;
     let kv_heads = keys.counts(Key::KvHeads, n_layers)?.unwrap_or_else(|| heads.clone());
     let ffn = need(Key::Ffn)?;
-    let head_dim = keys.count(Key::HeadDim)?;
-    let value_dim = keys.count(Key::ValueDim)?;
+    let experts = experts(keys, family, n_layers)?;
     let windows = windows(keys, family, n_layers)?;
     let rotates = rotates(keys, family, n_layers)?;
+    let kv_from = kv_from(keys, &windows)?;
+    let wide_shared_kv = keys.flag(Key::WideSharedKv)? == Some(true);
     let given_scale = match (keys.real(Key::AttentionScale)?, keys.real(Key::QueryScalar)?) {
         (Some(scale), _) => Some(scale),
         (None, Some(scalar)) => Some(1.0 / scalar.sqrt()),
@@ -275,7 +309,33 @@ fn layers(
     };
 
     let mut layers = Vec::with_capacity(n_layers);
-    for (l, ((n_heads, n_kv_heads), ffn)) in heads.into_iter().zip(kv_heads).zip(ffn).enumerate() {
+    for (l, ((n_heads, n_kv_heads), mut ffn)) in heads.into_iter().zip(kv_heads).zip(ffn).enumerate() {
+        let window = windows.get(l).copied().flatten();
+        let kv_from = kv_from.get(l).copied().flatten();
+        let experts = experts.get(l).copied().flatten();
+        let mine = keys.of_layer(l, window.is_some());
+        let full = |key: Key| if window.is_none() { mine.count(key) } else { Ok(None) };
+        let keys_are_values = family.keys_as_values
+            && window.is_none()
+            && kv_from.is_none()
+            && !tensors.has_in(TensorRole::AttnV, l)
+            && (keys.naming() == Naming::Gguf || keys.flag(Key::KeysAreValues)? == Some(true));
+        let head_dim = match mine.count(Key::LayerHeadDim)? {
+            Some(head_dim) => Some(head_dim),
+            None => full(Key::FullHeadDim)?.map_or_else(|| mine.count(Key::HeadDim), |d| Ok(Some(d)))?,
+        };
+        let value_dim = mine.count(Key::ValueDim)?;
+        let n_kv_heads = match mine.count(Key::LayerKvHeads)? {
+            Some(n) => n,
+            None if keys_are_values => full(Key::FullKvHeads)?.unwrap_or(n_kv_heads),
+            None => n_kv_heads,
+        };
+        match (experts, family.experts) {
+            (Some(_), ExpertPlace::Instead) => ffn = 0,
+            (Some(_), ExpertPlace::WithShared) => ffn = keys.need_count(Key::SharedFfn)?,
+            _ if wide_shared_kv && kv_from.is_some() => ffn *= 2,
+            _ => {}
+        }
         if n_heads % n_kv_heads != 0 {
             let expected = format!("a divisor of the {n_heads} query heads (layer {l})");
             return Err(keys.bad(Key::KvHeads, n_kv_heads, expected));
@@ -290,21 +350,73 @@ fn layers(
         if let Some(value_dim) = value_dim.filter(|v| *v != head_dim) {
             return Err(keys.bad(Key::ValueDim, value_dim, format!("the same as of a key, {head_dim}")));
         }
-        let window = windows.get(l).copied().flatten();
         let rope = match rotates.get(l) {
             Some(false) => None,
-            _ if window.is_some() => Some(window_rope(keys, family, head_dim, n_ctx_train, &ready_made)?),
+            _ if window.is_some() => Some(window_rope(&mine, family, head_dim, n_ctx_train, &ready_made)?),
             _ => Some(RopeSpec::read(keys, head_dim, n_ctx_train, &ready_made)?),
         };
         let attention_scale = given_scale.unwrap_or_else(|| match family.attention_scale {
             AttentionScale::HiddenPerHead { n_layers: n } if n == n_layers => {
                 (n_heads as f64 / hidden as f64).sqrt()
             }
+            AttentionScale::One => 1.0,
             _ => 1.0 / (head_dim as f64).sqrt(),
         }) as f32;
-        layers.push(LayerSpec { n_heads, n_kv_heads, head_dim, ffn, window, rope, attention_scale });
+        layers.push(LayerSpec {
+            n_heads,
+            n_kv_heads,
+            head_dim,
+            ffn,
+            experts,
+            kv_from,
+            keys_are_values,
+            window,
+            rope,
+            attention_scale,
+        });
     }
     Ok(layers)
+}
+
+/// The experts of each layer.
+fn experts(keys: &Keys<'_>, family: &ArchDescriptor, n_layers: usize) -> Result<Vec<Option<ExpertSpec>>> {
+    let n = keys.count(Key::Experts)?.unwrap_or(0);
+    if n == 0 || family.experts == ExpertPlace::Nowhere || keys.flag(Key::ExpertsOn)? == Some(false) {
+        return Ok(vec![None; n_layers]);
+    }
+    let n_used = keys.need_count(Key::ExpertsUsed)?;
+    if n_used > n {
+        return Err(keys.bad(Key::ExpertsUsed, n_used, format!("at most all of the {n} experts")));
+    }
+    let spec = ExpertSpec {
+        n,
+        n_used,
+        ffn: keys.need_count(Key::ExpertFfn)?,
+        normalise: keys.flag(Key::ExpertsNormalised)?.unwrap_or(false),
+        factor: keys.real(Key::ExpertFactor)?.unwrap_or(1.0) as f32,
+    };
+    let every = keys.count(Key::ExpertsEvery)?.unwrap_or(1).max(1);
+    let dense = keys.reals(Key::DenseLayers)?.unwrap_or_default();
+    let has = |l: usize| (l + 1).is_multiple_of(every) && !dense.contains(&(l as f32));
+    Ok((0..n_layers).map(|l| has(l).then_some(spec)).collect())
+}
+
+/// The layer whose keys and values each layer reads, if not its own: the last ones read those of the last before them that
+/// sees as far.
+fn kv_from(keys: &Keys<'_>, windows: &[Option<usize>]) -> Result<Vec<Option<usize>>> {
+    let n_layers = windows.len();
+    let n_shared = keys.count(Key::SharedKvLayers)?.unwrap_or(0);
+    if n_shared >= n_layers {
+        return Err(keys.bad(Key::SharedKvLayers, n_shared, format!("fewer than the {n_layers} layers")));
+    }
+    let (own, shared) = windows.split_at(n_layers - n_shared);
+    let source = |window: &Option<usize>| {
+        own.iter().rposition(|w| w == window).map(Some).ok_or_else(|| {
+            keys.bad(Key::SharedKvLayers, n_shared, format!("a layer before them with the window {window:?}"))
+        })
+    };
+    let shared = shared.iter().map(source).collect::<Result<Vec<_>>>()?;
+    Ok(own.iter().map(|_| None).chain(shared).collect())
 }
 
 /// The window of each layer.
@@ -375,9 +487,11 @@ fn window_rope(
     if let Some(own) = keys.with_rope_objects(WINDOW_ROPE_OBJECTS) {
         return RopeSpec::read(&own, head_dim, n_ctx_train, &RopeTensors::default());
     }
-    let shared = RopeSpec::read(keys, head_dim, n_ctx_train, ready_made)?;
     match keys.real(Key::WindowRopeTheta)?.or(family.window_rope_theta) {
-        Some(theta) => Ok(RopeSpec { theta, scaling: RopeScaling::None, divisors: None, ..shared }),
-        None => Ok(shared),
+        Some(theta) => {
+            let shared = RopeSpec::read(keys, head_dim, n_ctx_train, &RopeTensors::default())?;
+            Ok(RopeSpec { theta, scaling: RopeScaling::None, divisors: None, ..shared })
+        }
+        None => RopeSpec::read(keys, head_dim, n_ctx_train, ready_made),
     }
 }

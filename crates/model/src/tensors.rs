@@ -54,7 +54,11 @@ impl<'a> Tensors<'a> {
         suffix: &str,
     ) -> Vec<(String, &'static [TensorRole])> {
         let expand = |n: &'static TensorName| {
-            Some((format!("{}.{suffix}", n.expand(self.naming, self.model_prefix, layer)?), n.stacked))
+            let name = n.expand(self.naming, self.model_prefix, layer)?;
+            match name.strip_suffix('$') {
+                Some(whole) => (suffix == "weight").then(|| (whole.to_owned(), n.stacked)),
+                None => Some((format!("{name}.{suffix}"), n.stacked)),
+            }
         };
         self.rows(role).into_iter().filter_map(expand).collect()
     }
@@ -75,6 +79,11 @@ impl<'a> Tensors<'a> {
     /// Whether the file has a tensor for a role outside the layers.
     pub fn has(&self, role: TensorRole) -> bool {
         self.locate(role, None, "weight").is_some()
+    }
+
+    /// Whether it has one for a role in a layer.
+    pub fn has_in(&self, role: TensorRole, layer: usize) -> bool {
+        self.locate(role, Some(layer), "weight").is_some()
     }
 
     /// Rows of the embedding: the size of the vocabulary where no key says it.
@@ -107,6 +116,7 @@ impl<'a> Tensors<'a> {
                 shape,
                 block: tensor.block,
                 data: tensor.data.clone(),
+                parts: vec![],
             });
         }
         let row = tensor.row_bytes();
@@ -116,7 +126,90 @@ impl<'a> Tensors<'a> {
             shape,
             block: tensor.block,
             data,
+            parts: vec![],
         })
+    }
+
+    /// The matrices of a role's experts, views of the file: each a tensor by itself, or all in one, where those of other
+    /// roles may stand before or behind.
+    pub fn experts(&mut self, spec: &ModelSpec, role: TensorRole, layer: Option<usize>) -> Result<Weight> {
+        let shape = shape(spec, role, layer);
+        let [n, n_out, _] = shape[..] else { return Err(self.missing(spec, role, layer)) };
+        let names = self.names(role, layer, "weight");
+        for (name, stacked) in &names {
+            let tensor = |name: &str| self.by_name.get(name).copied();
+            let each = name.contains("{e}");
+            let Some(one) = tensor(&name.replace("{e}", "0")) else { continue };
+            let mut parts = Vec::with_capacity(n);
+            if each {
+                for expert in 0..n {
+                    let name = name.replace("{e}", &expert.to_string());
+                    let found =
+                        tensor(&name).ok_or_else(|| self.missing_name(name, role, layer, &shape[1..]))?;
+                    if found.shape != shape[1..] || found.block != one.block {
+                        return Err(bad_shape(
+                            found,
+                            role,
+                            format!("shape {:?} of {}", &shape[1..], one.block),
+                        ));
+                    }
+                    whole(found)?;
+                    self.used.insert(&found.name);
+                    parts.push(found.data.clone());
+                }
+            } else {
+                let rows = |roles: &[TensorRole]| {
+                    roles
+                        .iter()
+                        .map(|r| self::shape(spec, *r, layer).get(1).copied().unwrap_or(0))
+                        .sum::<usize>()
+                };
+                let before = stacked.iter().position(|r| *r == role).map_or(0, |at| rows(&stacked[..at]));
+                let all = if stacked.is_empty() { n_out } else { rows(stacked) };
+                if one.shape != [n, all, shape[2]] {
+                    return Err(bad_shape(one, role, format!("shape {:?}", [n, all, shape[2]])));
+                }
+                whole(one)?;
+                self.used.insert(&one.name);
+                let row = one.row_bytes();
+                for expert in 0..n {
+                    let first = (expert * all + before) * row;
+                    let part = one.data.slice(first..first + n_out * row).ok_or_else(|| short(one))?;
+                    parts.push(part);
+                }
+            }
+            let name = if stacked.is_empty() { name.clone() } else { format!("{name} ({})", role.what()) };
+            let name = name.replace("{e}", "*");
+            return Ok(Weight { name, shape, block: one.block, data: Bytes::from_slice(&[]), parts });
+        }
+        Err(self.missing(spec, role, layer))
+    }
+
+    /// A vector of a role in f32, times a factor.
+    pub fn scaled(
+        &mut self,
+        spec: &ModelSpec,
+        role: TensorRole,
+        layer: Option<usize>,
+        factor: f32,
+    ) -> Result<Weight> {
+        let shape = shape(spec, role, layer);
+        let located = self.locate(role, layer, "weight").ok_or_else(|| self.missing(spec, role, layer))?;
+        let (tensor, first) = self.check(spec, role, layer, &located, &shape)?;
+        let values: Vec<f32> = decode(tensor, first, shape[0])?.into_iter().map(|v| v * factor).collect();
+        Ok(Weight::vector(&tensor.name, &values))
+    }
+
+    /// The single value of a role, if the file has it.
+    pub fn number(
+        &mut self,
+        spec: &ModelSpec,
+        role: TensorRole,
+        layer: Option<usize>,
+    ) -> Result<Option<f32>> {
+        let Some(located) = self.locate(role, layer, "weight") else { return Ok(None) };
+        let (tensor, first) = self.check(spec, role, layer, &located, &shape(spec, role, layer))?;
+        Ok(decode(tensor, first, 1)?.first().copied())
     }
 
     /// The norm weight of a role, in f32, with the family's offset.
@@ -179,14 +272,18 @@ impl<'a> Tensors<'a> {
 
     fn missing_as(&self, role: TensorRole, layer: Option<usize>, suffix: &str, shape: Vec<usize>) -> Error {
         let names: Vec<String> = self.names(role, layer, suffix).into_iter().map(|(name, _)| name).collect();
-        let place = layer.map(|l| format!("layer {l} ")).unwrap_or_default();
-        let bias = if suffix == "bias" { " bias" } else { "" };
-        Error::MissingTensor {
-            name: names.join(" or "),
-            naming: self.naming,
-            role: format!("{place}{}{bias}", role.what()),
-            shape,
+        match self.missing_name(names.join(" or "), role, layer, &shape) {
+            Error::MissingTensor { name, naming, role, shape } if suffix == "bias" => {
+                Error::MissingTensor { name, naming, role: format!("{role} bias"), shape }
+            }
+            error => error,
         }
+    }
+
+    fn missing_name(&self, name: String, role: TensorRole, layer: Option<usize>, shape: &[usize]) -> Error {
+        let place = layer.map(|l| format!("layer {l} ")).unwrap_or_default();
+        let role = format!("{place}{}", role.what());
+        Error::MissingTensor { name, naming: self.naming, role, shape: shape.to_vec() }
     }
 
     /// Check the whole tensor's shape, note that it is used, and return it with the role's first row.
@@ -199,22 +296,18 @@ impl<'a> Tensors<'a> {
         expected: &[usize],
     ) -> Result<(&'a Tensor, usize)> {
         let tensor = located.tensor;
-        let mut whole = expected.to_vec();
+        let mut shape_of_all = expected.to_vec();
         let mut first = 0;
         if !located.stacked.is_empty() {
             let rows = |roles: &[TensorRole]| roles.iter().map(|r| shape(spec, *r, layer)[0]).sum::<usize>();
             let before = located.stacked.iter().position(|r| *r == role).unwrap_or(0);
             first = rows(&located.stacked[..before]);
-            whole[0] = rows(located.stacked);
+            shape_of_all[0] = rows(located.stacked);
         }
-        if tensor.shape != whole {
-            return Err(bad_shape(tensor, role, format!("shape {whole:?}")));
+        if tensor.shape != shape_of_all {
+            return Err(bad_shape(tensor, role, format!("shape {shape_of_all:?}")));
         }
-        if !tensor.n_cols().is_multiple_of(tensor.block.block_len())
-            || tensor.data.len() != tensor.n_rows() * tensor.row_bytes()
-        {
-            return Err(short(tensor));
-        }
+        whole(tensor)?;
         self.used.insert(&tensor.name);
         Ok((tensor, first))
     }
@@ -239,6 +332,8 @@ fn shape(spec: &ModelSpec, role: TensorRole, layer: Option<usize>) -> Vec<usize>
     let (hidden, head) = (spec.hidden, layer.head_dim);
     let (q, kv) = (layer.n_heads * head, layer.n_kv_heads * head);
     let whole_row = spec.family.qk_norm == QkNorm::WholeRow;
+    let (n_experts, expert_ffn) = layer.experts.map_or((0, 0), |e| (e.n, e.ffn));
+    let (n_layers, per_layer) = (spec.layers.len(), spec.per_layer_width);
     match role {
         TokenEmbedding | Output => vec![spec.n_vocab, hidden],
         PositionEmbedding => vec![spec.n_ctx_train, hidden],
@@ -254,6 +349,18 @@ fn shape(spec: &ModelSpec, role: TensorRole, layer: Option<usize>) -> Vec<usize>
         AttnOut => vec![hidden, q],
         FfnGate | FfnUp => vec![layer.ffn, hidden],
         FfnDown => vec![hidden, layer.ffn],
+        ExpertNorm | PostDenseNorm | PostExpertNorm | RouterScale | PostPerLayerNorm => vec![hidden],
+        LayerScale => vec![1],
+        SharedWeight => vec![1, hidden],
+        Router => vec![n_experts, hidden],
+        ExpertScale => vec![n_experts],
+        ExpertGate | ExpertUp => vec![n_experts, expert_ffn, hidden],
+        ExpertDown => vec![n_experts, hidden, expert_ffn],
+        PerLayerEmbedding => vec![spec.n_vocab, n_layers * per_layer],
+        PerLayerModel => vec![n_layers * per_layer, hidden],
+        PerLayerNorm => vec![per_layer],
+        PerLayerGate => vec![per_layer, hidden],
+        PerLayerOut => vec![hidden, per_layer],
     }
 }
 
@@ -268,6 +375,7 @@ fn vector(tensor: &Tensor, first: usize, len: usize, offset: f32) -> Result<Weig
                 shape: vec![len],
                 block: BlockType::F32,
                 data: view,
+                parts: vec![],
             });
         }
     }
@@ -297,6 +405,20 @@ fn bad_shape(tensor: &Tensor, role: TensorRole, expected: String) -> Error {
         found: format!("shape {:?}", tensor.shape),
         expected: format!("{expected} ({})", role.what()),
     }
+}
+
+/// Whether a tensor has the bytes of its shape.
+fn whole(tensor: &Tensor) -> Result<()> {
+    if tensor.block.has_planes() {
+        return Err(Error::BadTensor {
+            name: tensor.name.clone(),
+            found: format!("type {}, whose scales lie apart", tensor.block),
+            expected: "a type whose blocks hold their scales".to_owned(),
+        });
+    }
+    let blocks = tensor.n_cols().is_multiple_of(tensor.block.block_len());
+    let fits = blocks && tensor.data.len() == tensor.n_rows() * tensor.row_bytes();
+    if fits { Ok(()) } else { Err(short(tensor)) }
 }
 
 fn short(tensor: &Tensor) -> Error {

@@ -156,6 +156,41 @@ fn tensors_that_do_not_fit() {
 }
 
 #[test]
+fn experts_that_do_not_fit() {
+    let name = "model.layers.2.mlp.experts.5.up_proj.weight";
+    let mut missing = common::open("qwen3_moe");
+    missing.tensors.retain(|t| t.name != name);
+    refused(&missing, &[name, "missing", "layer 2 up projection of the experts", "[48, 64]"]);
+
+    let mut misshapen = common::open("qwen3_moe");
+    misshapen.tensors.iter_mut().find(|t| t.name == name).unwrap().shape = vec![64, 48];
+    refused(&misshapen, &[name, "[64, 48]", "[48, 64]"]);
+
+    let mut all = common::open("gemma4_moe");
+    let stack = all.tensors.iter_mut().find(|t| t.name.ends_with("1.experts.gate_up_proj")).unwrap();
+    stack.shape = vec![8, 64, 96];
+    refused(&all, &["layers.1.experts.gate_up_proj", "[8, 64, 96]", "[8, 96, 64]"]);
+
+    let value = |v| Some(Value::Int(v));
+    refused(
+        &with(common::open("qwen3_moe"), "num_experts_per_tok", value(9)),
+        &["num_experts_per_tok", "9", "8 experts"],
+    );
+    refused(
+        &with(common::open("gemma4_e2b"), "num_kv_shared_layers", value(10)),
+        &["num_kv_shared_layers", "10"],
+    );
+    refused(
+        &with(common::open("gemma4_e2b"), "num_kv_shared_layers", value(8)),
+        &["num_kv_shared_layers", "window"],
+    );
+    refused(
+        &with(common::open("gemma4_e2b"), "hidden_size_per_layer_input", value(17)),
+        &["per_layer", "[160, 160]"],
+    );
+}
+
+#[test]
 fn extra_tensors_are_listed_and_not_an_error() {
     let mut checkpoint = common::open("llama");
     for name in ["model.vision.weight", "model.layers.0.self_attn.rotary_emb.inv_freq"] {

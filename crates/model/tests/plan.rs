@@ -111,6 +111,66 @@ fn values_have_names_that_say_where_they_are() {
 }
 
 #[test]
+fn experts_are_views_of_the_file_wherever_they_lie() {
+    use OpKind::*;
+    for (name, weight) in [
+        ("qwen3_moe", "model.layers.1.mlp.experts.*.gate_proj.weight"),
+        ("gemma4_moe", "model.layers.1.experts.gate_up_proj (up projection of the experts)"),
+    ] {
+        let (_, plan) = plan(name);
+        let found = plan.weights.iter().find(|w| w.name == weight).unwrap_or_else(|| panic!("{weight}"));
+        assert_eq!((found.shape.as_slice(), found.parts.len()), (&[8, 48, 64][..], 8));
+        assert!(found.parts.iter().all(|part| part.is_mapped() && part.len() == 48 * 64 * 2));
+        // Of eight experts a token reads two.
+        let all: u64 = plan.weights.iter().map(device::Weight::n_bytes).sum();
+        let experts: u64 = plan.weights.iter().flat_map(|w| &w.parts).map(|part| part.len() as u64).sum();
+        let n_vocab = plan.value(plan.logits).cols as u64;
+        let table = if name == "qwen3_moe" { (n_vocab - 1) * 64 * 2 } else { 0 };
+        let rope_and_rest = all - experts * 3 / 4 - table;
+        assert!(plan.weight_bytes_per_token() <= rope_and_rest + 64 * 2, "{name}");
+        assert!(plan.weight_bytes_per_token() > experts / 4, "{name}");
+    }
+    let (_, plan) = plan("qwen3_moe");
+    let layer = kinds(&plan, Some(2));
+    let network = [RmsNorm, Linear, Route, ExpertLinear, ExpertLinear, Gate, ExpertLinear, ExpertSum, Add];
+    assert_eq!(layer[layer.len() - network.len()..], network);
+}
+
+#[test]
+fn layers_that_share_keys_write_none() {
+    let (spec, plan) = plan("gemma4_e2b");
+    // Five of ten layers have keys of their own; the others read those of layer 3 or, seeing everything, of layer 4.
+    assert_eq!(plan.kv.layers.len(), 5);
+    for l in 0..10u32 {
+        let n = kinds(&plan, Some(l)).iter().filter(|k| **k == OpKind::KvWrite).count();
+        assert_eq!(n, usize::from(l < 5), "layer {l}");
+        let read = plan.nodes.iter().find_map(|n| match n.op {
+            Op::Attention { layer, .. } if n.layer == Some(l) => Some(layer.0),
+            _ => None,
+        });
+        assert_eq!(read, Some(if l == 9 { 4 } else { l.min(3).max(l * u32::from(l == 4)) }), "layer {l}");
+        assert_eq!(spec.layers[l as usize].ffn, if l < 5 { 160 } else { 320 });
+    }
+    // The table of all layers' embeddings is not read whole: a token costs one row of it.
+    let table = plan.weights.iter().find(|w| w.name.contains("embed_tokens_per_layer")).unwrap();
+    let head = plan.weights.iter().find(|w| w.name == "model.embed_tokens.weight").unwrap();
+    let all: u64 = plan.weights.iter().map(device::Weight::n_bytes).sum();
+    let unread = table.n_bytes() - table.row_bytes() as u64;
+    assert_eq!(plan.weight_bytes_per_token(), all - unread + head.row_bytes() as u64);
+}
+
+#[test]
+fn a_layer_without_a_value_projection_makes_values_of_keys() {
+    let (spec, plan) = plan("gemma4_moe");
+    for (l, layer) in spec.layers.iter().enumerate() {
+        assert_eq!(layer.keys_are_values, l % 3 == 2);
+        assert_eq!((layer.head_dim, layer.n_kv_heads), if l % 3 == 2 { (64, 1) } else { (32, 2) });
+        let v = plan.values.iter().any(|v| v.name == format!("layer {l} v"));
+        assert_eq!(v, l % 3 != 2, "layer {l}");
+    }
+}
+
+#[test]
 fn a_spec_describes_itself() {
     let (spec, _) = plan("gemma3");
     let text = spec.to_string();

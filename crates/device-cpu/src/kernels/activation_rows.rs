@@ -54,7 +54,8 @@ unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
     for row in worker.share(worker.step.n_rows(p.source.rows), 1) {
         // SAFETY: the row lies within the values; the scratch has room for one.
         unsafe {
-            let f32_row = if p.f32_rows.is_null() { worker.scratch.cast() } else { p.f32_rows.add(row * cols) };
+            let f32_row =
+                if p.f32_rows.is_null() { worker.scratch.cast() } else { p.f32_rows.add(row * cols) };
             let q8_row =
                 if p.q8_rows.is_null() { p.q8_rows } else { p.q8_rows.add(row * q8_row_bytes(cols)) };
             prepare::<S>(&p.source, row, f32_row, q8_row);

@@ -2,7 +2,7 @@
 //!
 //! Shapes, shares and bytes as in [`elementwise`](super::elementwise).
 
-use super::elementwise::{Params, map};
+use super::elementwise::{Params, Sum, map};
 use crate::command::Worker;
 use crate::simd::{Simd, variants};
 
@@ -11,7 +11,7 @@ use crate::simd::{Simd, variants};
 #[inline(always)]
 unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
     // SAFETY: the caller's promise.
-    unsafe { map::<S>(p, worker, |a, b| S::add(a, b)) }
+    unsafe { map::<S>(p, worker, Sum) }
 }
 
 variants!(

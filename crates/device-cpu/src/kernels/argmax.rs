@@ -44,7 +44,7 @@ unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
             let found = search::<S>(p.x.add(row * p.n_vocab), share.clone());
             p.found.add(row * worker.n + worker.index).write(found);
         }
-        if worker.taken.fetch_add(1, Ordering::AcqRel) + 1 < worker.n {
+        if worker.taken[0].fetch_add(1, Ordering::AcqRel) + 1 < worker.n {
             return;
         }
         for row in 0..n {

@@ -10,11 +10,14 @@
 //!
 //! Bytes: each key and value once for each tile of up to 64 queries.
 
-use super::attention_tile::{MAX_QUERIES, Partial, Scratch, Shape, Tile, chunk, combine, finish, load_queries};
+use super::attention_product::Loops;
+use super::attention_tile::{
+    MAX_QUERIES, Partial, Scratch, Shape, Tile, chunk, combine, finish, load_queries,
+};
 use super::kv_write::{Stored, StoredF16, StoredF32, StoredQ8};
 use crate::command::{Kernel, StepState, Worker};
 use crate::isa::Isa;
-use crate::simd::{Simd, variants};
+use crate::simd::variants;
 use device::KvType;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -81,7 +84,7 @@ macro_rules! kind {
         /// # Safety
         /// As [`crate::command::Kernel`].
         #[inline(always)]
-        unsafe fn $body<S: Simd>(p: &Params, worker: &Worker<'_>) {
+        unsafe fn $body<S: Loops>(p: &Params, worker: &Worker<'_>) {
             // SAFETY: the caller's promise.
             unsafe { body::<S, $stored>(p, worker) }
         }
@@ -102,6 +105,27 @@ impl Params {
     /// The positions of a chunk among these.
     fn within(&self, chunk: usize, positions: &Range<usize>) -> Range<usize> {
         positions.start.max(chunk * self.chunk_len)..positions.end.min((chunk + 1) * self.chunk_len)
+    }
+
+    /// A (tile, KV head) pair of the step: the tile, its chunks, the positions that it sees.
+    fn of_pair<'a>(&self, step: &StepState<'a>, pair: usize) -> (Tile<'a>, Range<usize>, Range<usize>) {
+        let n_kv_heads = self.shape.pages.n_kv_heads;
+        let tile = self.tile(step, pair / n_kv_heads, pair % n_kv_heads);
+        let positions = tile.positions(self.shape.window);
+        (tile, self.chunks(&positions), positions)
+    }
+
+    /// Of units that are single chunks: the pair, and which of its chunks.
+    fn pair_of(&self, step: &StepState<'_>, mut unit: usize) -> (usize, usize) {
+        let mut pair = 0;
+        loop {
+            let n = self.of_pair(step, pair).1.len();
+            if unit < n {
+                return (pair, unit);
+            }
+            unit -= n;
+            pair += 1;
+        }
     }
 
     /// Tile number `tile` of the step, for a KV head.
@@ -128,89 +152,54 @@ impl Params {
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
-unsafe fn body<S: Simd, K: Stored>(p: &Params, worker: &Worker<'_>) {
-    let step = worker.step;
-    let rows = rows_of_tile(p.shape.n_group);
-    let n_kv_heads = p.shape.pages.n_kv_heads;
-    let n_tiles: usize = step.spans.iter().map(|s| (s.n_rows as usize).div_ceil(rows)).sum();
-    let n_units = n_tiles * n_kv_heads;
-    let single_rows = step.spans.len() == step.tokens.len();
-    // SAFETY: the caller's promise.
-    unsafe {
-        if single_rows && n_units <= p.max_split {
-            return split::<S, K>(p, worker, n_units);
-        }
-        while let Some(unit) = worker.take(n_units) {
-            // The last rows of a sequence see the most positions.
-            let unit = n_units - 1 - unit;
-            let tile = p.tile(step, unit / n_kv_heads, unit % n_kv_heads);
-            whole::<S, K>(p, worker, &tile);
-        }
-    }
-}
-
-/// A tile over all its chunks.
-///
-/// # Safety
-/// As [`crate::command::Kernel`].
-#[inline(always)]
-unsafe fn whole<S: Simd, K: Stored>(p: &Params, worker: &Worker<'_>, tile: &Tile<'_>) {
-    let head_dim = p.shape.pages.head_dim;
-    let n = tile.n_rows * p.shape.n_group;
-    // SAFETY: the caller's promise; the scratch is for the largest tile.
-    unsafe {
-        let scratch = Scratch::at(worker.scratch, rows_of_tile(p.shape.n_group) * p.shape.n_group, head_dim);
-        load_queries::<S>(&p.shape, tile, p.q, &scratch);
-        scratch.total.clear(n, head_dim);
-        let positions = tile.positions(p.shape.window);
-        for index in p.chunks(&positions) {
-            chunk::<S, K>(&p.shape, tile, p.within(index, &positions), &scratch, scratch.chunk);
-            combine::<S>(scratch.total, scratch.chunk, n, head_dim);
-        }
-        finish::<S>(&p.shape, tile, scratch.total, p.sinks, p.out);
-    }
-}
-
-/// Every sequence has one row: units are (row, KV head, chunk).
-///
-/// # Safety
-/// As [`crate::command::Kernel`].
-#[inline(always)]
-unsafe fn split<S: Simd, K: Stored>(p: &Params, worker: &Worker<'_>, n_pairs: usize) {
+unsafe fn body<S: Loops, K: Stored>(p: &Params, worker: &Worker<'_>) {
     let (step, n_kv_heads, head_dim) = (worker.step, p.shape.pages.n_kv_heads, p.shape.pages.head_dim);
-    let n = p.shape.n_group;
-    let len = Partial::len(n, head_dim);
-    let chunks_of = |pair: usize| {
-        let tile = p.tile(step, pair / n_kv_heads, pair % n_kv_heads);
-        let positions = tile.positions(p.shape.window);
-        (tile, p.chunks(&positions), positions)
-    };
-    let n_units: usize = (0..n_pairs).map(|pair| chunks_of(pair).1.len()).sum();
-    // SAFETY: the caller's promise; a partial is written by the worker that took its unit, and read after all arrived.
+    let rows = rows_of_tile(p.shape.n_group);
+    let n_tiles: usize = step.spans.iter().map(|s| (s.n_rows as usize).div_ceil(rows)).sum();
+    let n_pairs = n_tiles * n_kv_heads;
+    let split = step.spans.len() == step.tokens.len() && n_pairs <= p.max_split;
+    let n_units = if split { (0..n_pairs).map(|pair| p.of_pair(step, pair).1.len()).sum() } else { n_pairs };
+    // SAFETY: the caller's promise; the scratch is for the largest tile. A partial is written by the worker that took its
+    // unit, and read after all of its row arrived.
     unsafe {
-        let scratch = Scratch::at(worker.scratch, rows_of_tile(n) * n, head_dim);
-        while let Some(mut unit) = worker.take(n_units) {
-            let mut pair = 0;
-            let (tile, chunks, positions) = loop {
-                let found = chunks_of(pair);
-                if unit < found.1.len() {
-                    break found;
-                }
-                unit -= found.1.len();
-                pair += 1;
+        let scratch = Scratch::at(worker.scratch, rows * p.shape.n_group, head_dim);
+        while let Some(unit) = worker.take(n_units) {
+            // The last rows of a sequence see the most positions, so they come first.
+            let (mut pair, mut within) = (n_pairs - 1 - unit.min(n_pairs - 1), 0);
+            if split {
+                (pair, within) = p.pair_of(step, unit);
+            }
+            let (tile, all_chunks, positions) = p.of_pair(step, pair);
+            let n = tile.n_rows * p.shape.n_group;
+            let partial = |i: usize| {
+                let len = Partial::len(n, head_dim);
+                Partial::at(p.partials.add((pair * p.max_chunks + i) * len), n, head_dim)
             };
-            let partial = |i: usize| Partial::at(p.partials.add((pair * p.max_chunks + i) * len), n, head_dim);
+            let mine = if split {
+                all_chunks.start + within..all_chunks.start + within + 1
+            } else {
+                all_chunks.clone()
+            };
             load_queries::<S>(&p.shape, &tile, p.q, &scratch);
-            chunk::<S, K>(&p.shape, &tile, p.within(chunks.start + unit, &positions), &scratch, partial(unit));
-            let arrived = &*p.arrived.add(pair);
-            if arrived.fetch_add(1, Ordering::AcqRel) + 1 == chunks.len() {
+            scratch.total.clear(n, head_dim);
+            for index in mine {
+                let out = if split { partial(within) } else { scratch.chunk };
+                chunk::<S, K>(&p.shape, &tile, p.within(index, &positions), &scratch, out);
+                if !split {
+                    combine::<S>(scratch.total, out, n, head_dim);
+                }
+            }
+            if split {
+                let arrived = &*p.arrived.add(pair);
+                if arrived.fetch_add(1, Ordering::AcqRel) + 1 < all_chunks.len() {
+                    continue;
+                }
                 arrived.store(0, Ordering::Relaxed);
-                scratch.total.clear(n, head_dim);
-                for i in 0..chunks.len() {
+                for i in 0..all_chunks.len() {
                     combine::<S>(scratch.total, partial(i), n, head_dim);
                 }
-                finish::<S>(&p.shape, &tile, scratch.total, p.sinks, p.out);
             }
+            finish::<S>(&p.shape, &tile, scratch.total, p.sinks, p.out);
         }
     }
 }

@@ -8,10 +8,9 @@
 //!
 //! # Layout and tile
 //!
-//! All query heads of a KV head are handled together: a tile has `n` queries `(row, head)`, up to [`MAX_QUERIES`]. Within
-//! a chunk, blocks of [`BLOCK`] positions (at absolute multiples of it) are brought into scratch in f32: keys transposed
-//! `(head_dim, BLOCK)`, values as they are `(BLOCK, head_dim)`. Then `S = Q K^T` and `O += P V` are small matrix products
-//! with four queries by `VECTORS` vectors in registers, and the softmax runs along rows of S.
+//! All query heads of a KV head are handled together: a tile has `n` queries `(row, head)`, up to [`MAX_QUERIES`]. A chunk
+//! is walked in blocks of [`BLOCK`] positions (at absolute multiples of it): `S = Q K^T`, a softmax along the rows of S,
+//! `O += P V`; the products are in [`attention_product`](super::attention_product).
 //!
 //! # Order of accumulation
 //!
@@ -20,13 +19,13 @@
 //! tile that it is computed in, nor on whether chunks are computed by one worker or by several: it is the same bits in a
 //! batch and alone, in one prompt and in pieces.
 
+use super::attention_product::{BLOCK, Loops, Place, add_values, padded, prefetch_block, scores};
+use super::elementwise::{self, Times};
 use super::kv_write::{Half, LayerPages, Stored};
 use super::round_up;
 use crate::simd::{Simd, math};
 use std::ops::Range;
 
-/// Positions of a block.
-pub const BLOCK: usize = 64;
 /// Most queries of a tile, unless one row has more.
 pub const MAX_QUERIES: usize = 64;
 /// A maximum below all scores, finite so that differences are.
@@ -101,7 +100,9 @@ impl Partial {
     #[inline(always)]
     pub unsafe fn at(start: *mut f32, n: usize, head_dim: usize) -> Partial {
         // SAFETY: the caller's promise.
-        unsafe { Partial { o: start, m: start.add(n * padded(head_dim)), l: start.add(n * padded(head_dim) + n) } }
+        unsafe {
+            Partial { o: start, m: start.add(n * padded(head_dim)), l: start.add(n * padded(head_dim) + n) }
+        }
     }
 
     /// Of no positions.
@@ -117,12 +118,6 @@ impl Partial {
             (0..n).for_each(|i| self.m.add(i).write(LOWEST));
         }
     }
-}
-
-/// Columns of a head, rounded up to whole vectors.
-#[inline(always)]
-pub fn padded(head_dim: usize) -> usize {
-    head_dim.next_multiple_of(16)
 }
 
 /// A worker's memory.
@@ -181,10 +176,9 @@ pub unsafe fn load_queries<S: Simd>(shape: &Shape, tile: &Tile<'_>, q: *const f3
     let len = shape.n_group * shape.pages.head_dim;
     // SAFETY: the caller's promise.
     unsafe {
-        let scale = S::splat(shape.scale);
         for row in 0..tile.n_rows {
             let x = q.add((tile.first_row + row) * shape.cols + tile.kv_head * len);
-            super::elementwise::combine::<S>(x, x, scratch.q.add(row * len), len, |x, _| S::mul(x, scale));
+            elementwise::combine::<S>(x, x, scratch.q.add(row * len), len, Times(shape.scale));
         }
     }
 }
@@ -194,7 +188,7 @@ pub unsafe fn load_queries<S: Simd>(shape: &Shape, tile: &Tile<'_>, q: *const f3
 /// # Safety
 /// The positions have pages; the scratch and `out` are for the tile's queries; the instruction set is available.
 #[inline(always)]
-pub unsafe fn chunk<S: Simd, K: Stored>(
+pub unsafe fn chunk<S: Loops, K: Stored>(
     shape: &Shape,
     tile: &Tile<'_>,
     positions: Range<usize>,
@@ -209,33 +203,38 @@ pub unsafe fn chunk<S: Simd, K: Stored>(
         let mut block = positions.start / BLOCK * BLOCK;
         while block < positions.end {
             let range = positions.start.max(block) - block..positions.end.min(block + BLOCK) - block;
-            load_keys::<S, K>(shape, tile, block, range.clone(), scratch.kv);
-            let vectors = S::N * S::VECTORS;
-            let (first, end) = (range.start / vectors * vectors, range.end.next_multiple_of(vectors));
-            product::<S>(
-                Product { n, k: head_dim, cols: end - first, lda: head_dim, ldb: BLOCK, ldc: BLOCK, add: false },
-                scratch.q,
-                scratch.kv.add(first),
-                scratch.s.add(first),
-            );
+            let place = Place {
+                pages: &shape.pages,
+                table: tile.table,
+                kv_head: tile.kv_head,
+                block,
+                range: range.clone(),
+            };
+            prefetch_block(&place, n, Half::Values);
+            let next = block + BLOCK;
+            let next_range = 0..(positions.end.min(next + BLOCK)).saturating_sub(next);
+            let next = Place { block: next, range: next_range, ..place };
+            prefetch_block(&next, n, Half::Keys);
+            scores::<S, K>(&place, n, scratch.q, scratch.kv, scratch.s);
             for query in 0..n {
                 let position = tile.first_position + query / shape.n_group;
                 let seen = Tile::seen(shape.window, position);
-                let seen = seen.start.clamp(block, block + BLOCK) - block..seen.end.clamp(block, block + BLOCK) - block;
+                let seen = seen.start.clamp(block, block + BLOCK) - block
+                    ..seen.end.clamp(block, block + BLOCK) - block;
                 let row = scratch.s.add(query * BLOCK);
-                let factor = softmax_block::<S>(row, range.clone(), seen, shape.softcap, out.m.add(query), out.l.add(query));
+                let factor = softmax_block::<S>(
+                    row,
+                    range.clone(),
+                    seen,
+                    shape.softcap,
+                    out.m.add(query),
+                    out.l.add(query),
+                );
                 if factor != 1.0 {
                     scale_row::<S>(out.o.add(query * padded(head_dim)), padded(head_dim), factor);
                 }
             }
-            load_values::<S, K>(shape, tile, block, range.clone(), scratch.kv);
-            let ld = padded(head_dim);
-            product::<S>(
-                Product { n, k: range.len(), cols: ld, lda: BLOCK, ldb: ld, ldc: ld, add: true },
-                scratch.s.add(range.start),
-                scratch.kv.add(range.start * ld),
-                out.o,
-            );
+            add_values::<S, K>(&place, n, scratch.s, scratch.kv, out.o);
             block += BLOCK;
         }
     }
@@ -364,7 +363,13 @@ pub unsafe fn combine<S: Simd>(total: Partial, chunk: Partial, n: usize, head_di
 /// `total` is for the tile's queries, `out` `(n, cols)` for its rows, `sinks` null or for all heads; the instruction set is
 /// available.
 #[inline(always)]
-pub unsafe fn finish<S: Simd>(shape: &Shape, tile: &Tile<'_>, total: Partial, sinks: *const f32, out: *mut f32) {
+pub unsafe fn finish<S: Simd>(
+    shape: &Shape,
+    tile: &Tile<'_>,
+    total: Partial,
+    sinks: *const f32,
+    out: *mut f32,
+) {
     let head_dim = shape.pages.head_dim;
     // SAFETY: the caller's promise.
     unsafe {
@@ -377,178 +382,9 @@ pub unsafe fn finish<S: Simd>(shape: &Shape, tile: &Tile<'_>, total: Partial, si
                 factor = exp_one::<S>(m - max);
                 l = l * factor + exp_one::<S>(sink - max);
             }
-            let factor = S::splat(factor / l);
             let o = total.o.add(query * padded(head_dim));
             let out = out.add((tile.first_row + row) * shape.cols + head * head_dim);
-            super::elementwise::combine::<S>(o, o, out, head_dim, |o, _| S::mul(o, factor));
-        }
-    }
-}
-
-/// Keys of a block's positions, transposed: `(head_dim, BLOCK)`.
-///
-/// # Safety
-/// As [`chunk`].
-#[inline(always)]
-unsafe fn load_keys<S: Simd, K: Stored>(
-    shape: &Shape,
-    tile: &Tile<'_>,
-    block: usize,
-    range: Range<usize>,
-    out: *mut f32,
-) {
-    let (head_dim, stride) = (shape.pages.head_dim, shape.pages.vector_bytes());
-    let whole = head_dim / S::N * S::N;
-    // SAFETY: the caller's promise. `S::N` divides 16, which divides a page, so a group of positions lies in one page.
-    unsafe {
-        for at in (range.start / S::N * S::N..range.end).step_by(S::N) {
-            let first = shape.pages.vector(tile.table, Half::Keys, tile.kv_head, block + at);
-            for d in (0..whole).step_by(S::N) {
-                S::transpose(|i| K::load::<S>(first.add(i * stride), d), out.add(d * BLOCK + at), BLOCK);
-            }
-            for d in whole..head_dim {
-                for i in 0..S::N {
-                    *out.add(d * BLOCK + at + i) = K::load_one(first.add(i * stride), d);
-                }
-            }
-        }
-    }
-}
-
-/// Values of a block's positions: `(BLOCK, padded head_dim)`, the padding zero.
-///
-/// # Safety
-/// As [`chunk`].
-#[inline(always)]
-unsafe fn load_values<S: Simd, K: Stored>(
-    shape: &Shape,
-    tile: &Tile<'_>,
-    block: usize,
-    range: Range<usize>,
-    out: *mut f32,
-) {
-    let (head_dim, stride) = (shape.pages.head_dim, shape.pages.vector_bytes());
-    let (whole, ld, page_len) = (head_dim / S::N * S::N, padded(head_dim), shape.pages.page_len);
-    // SAFETY: the caller's promise; each run of positions lies in one page.
-    unsafe {
-        let mut at = range.start;
-        while at < range.end {
-            let first = shape.pages.vector(tile.table, Half::Values, tile.kv_head, block + at);
-            let run = (page_len - (block + at) % page_len).min(range.end - at);
-            for i in 0..run {
-                let (vector, out) = (first.add(i * stride), out.add((at + i) * ld));
-                for d in (0..whole).step_by(S::N) {
-                    S::store(out.add(d), K::load::<S>(vector, d));
-                }
-                for d in whole..head_dim {
-                    *out.add(d) = K::load_one(vector, d);
-                }
-                for d in head_dim..ld {
-                    *out.add(d) = 0.0;
-                }
-            }
-            at += run;
-        }
-    }
-}
-
-/// Shape of a small matrix product, strides in values.
-#[derive(Clone, Copy)]
-struct Product {
-    /// Rows of A and C.
-    n: usize,
-    /// Columns of A, rows of B.
-    k: usize,
-    /// Columns of B and C; a multiple of the vector's length.
-    cols: usize,
-    lda: usize,
-    ldb: usize,
-    ldc: usize,
-    /// Whether C is added to.
-    add: bool,
-}
-
-/// `C = A B` or `C += A B`; every element of C is one chain of fused multiply-adds over k.
-///
-/// # Safety
-/// The matrices have these shapes; the instruction set is available.
-#[inline(always)]
-unsafe fn product<S: Simd>(p: Product, a: *const f32, b: *const f32, c: *mut f32) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let mut col = 0;
-        while col < p.cols {
-            let (b, c) = (b.add(col), c.add(col));
-            // Match on the width so that the accumulators are registers.
-            if S::VECTORS == 4 && col + 4 * S::N <= p.cols {
-                columns::<S, 4>(p, a, b, c);
-                col += 4 * S::N;
-            } else if col + 2 * S::N <= p.cols {
-                columns::<S, 2>(p, a, b, c);
-                col += 2 * S::N;
-            } else {
-                columns::<S, 1>(p, a, b, c);
-                col += S::N;
-            }
-        }
-    }
-}
-
-/// `V` vectors of columns of a [`product`].
-///
-/// # Safety
-/// As [`product`].
-#[inline(always)]
-unsafe fn columns<S: Simd, const V: usize>(p: Product, a: *const f32, b: *const f32, c: *mut f32) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let mut row = 0;
-        while row + 4 <= p.n {
-            tile_of::<S, 4, V>(p, a.add(row * p.lda), b, c.add(row * p.ldc));
-            row += 4;
-        }
-        let (a, c) = (a.add(row * p.lda), c.add(row * p.ldc));
-        match p.n - row {
-            3 => tile_of::<S, 3, V>(p, a, b, c),
-            2 => tile_of::<S, 2, V>(p, a, b, c),
-            1 => tile_of::<S, 1, V>(p, a, b, c),
-            _ => {}
-        }
-    }
-}
-
-/// `M` rows by `V` vectors.
-///
-/// # Safety
-/// As [`product`].
-#[inline(always)]
-unsafe fn tile_of<S: Simd, const M: usize, const V: usize>(p: Product, a: *const f32, b: *const f32, c: *mut f32) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let mut acc = [[S::splat(0.0); V]; M];
-        if p.add {
-            for i in 0..M {
-                for j in 0..V {
-                    acc[i][j] = S::load(c.add(i * p.ldc + j * S::N));
-                }
-            }
-        }
-        for k in 0..p.k {
-            let mut bv = [S::splat(0.0); V];
-            for j in 0..V {
-                bv[j] = S::load(b.add(k * p.ldb + j * S::N));
-            }
-            for i in 0..M {
-                let x = S::splat(*a.add(i * p.lda + k));
-                for j in 0..V {
-                    acc[i][j] = S::fma(x, bv[j], acc[i][j]);
-                }
-            }
-        }
-        for i in 0..M {
-            for j in 0..V {
-                S::store(c.add(i * p.ldc + j * S::N), acc[i][j]);
-            }
+            elementwise::combine::<S>(o, o, out, head_dim, Times(factor / l));
         }
     }
 }

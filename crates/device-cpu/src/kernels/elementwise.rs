@@ -23,12 +23,52 @@ pub struct Params {
     pub factor: f32,
 }
 
+/// A function of two numbers, as a type; see [`Curve`](crate::simd::math::Curve) for why it is not a closure.
+pub trait Function {
+    /// Its values.
+    ///
+    /// # Safety
+    /// The instruction set is available.
+    unsafe fn of<S: Simd>(&self, a: S::V, b: S::V) -> S::V;
+}
+
+/// `a + b`
+pub struct Sum;
+/// `factor * a`
+pub struct Times(pub f32);
+/// `factor * a * b`
+pub struct TimesBoth(pub f32);
+
+impl Function for Sum {
+    #[inline(always)]
+    unsafe fn of<S: Simd>(&self, a: S::V, b: S::V) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { S::add(a, b) }
+    }
+}
+
+impl Function for Times {
+    #[inline(always)]
+    unsafe fn of<S: Simd>(&self, a: S::V, _: S::V) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { S::mul(a, S::splat(self.0)) }
+    }
+}
+
+impl Function for TimesBoth {
+    #[inline(always)]
+    unsafe fn of<S: Simd>(&self, a: S::V, b: S::V) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { S::mul(S::mul(a, S::splat(self.0)), b) }
+    }
+}
+
 /// Apply `f` to all values of this worker's share.
 ///
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
-pub unsafe fn map<S: Simd>(p: &Params, worker: &Worker<'_>, f: impl Fn(S::V, S::V) -> S::V) {
+pub unsafe fn map<S: Simd>(p: &Params, worker: &Worker<'_>, f: impl Function) {
     let share = worker.share(worker.step.n_rows(p.rows) * p.cols, 16);
     // SAFETY: the share lies within the values; a rest shorter than a vector goes through a copy.
     unsafe {
@@ -42,25 +82,19 @@ pub unsafe fn map<S: Simd>(p: &Params, worker: &Worker<'_>, f: impl Fn(S::V, S::
 /// # Safety
 /// The pointers are valid for `n` values; the instruction set is available.
 #[inline(always)]
-pub unsafe fn combine<S: Simd>(
-    a: *const f32,
-    b: *const f32,
-    out: *mut f32,
-    n: usize,
-    f: impl Fn(S::V, S::V) -> S::V,
-) {
+pub unsafe fn combine<S: Simd>(a: *const f32, b: *const f32, out: *mut f32, n: usize, f: impl Function) {
     let whole = n / S::N * S::N;
     // SAFETY: the caller's promise; the rest is copied to and from vectors of the right length.
     unsafe {
         for i in (0..whole).step_by(S::N) {
-            S::store(out.add(i), f(S::load(a.add(i)), S::load(b.add(i))));
+            S::store(out.add(i), f.of::<S>(S::load(a.add(i)), S::load(b.add(i))));
         }
         let rest = n - whole;
         if rest > 0 {
             let (mut u, mut v) = ([0f32; 16], [0f32; 16]);
             u.as_mut_ptr().copy_from_nonoverlapping(a.add(whole), rest);
             v.as_mut_ptr().copy_from_nonoverlapping(b.add(whole), rest);
-            let y = f(S::load(u.as_ptr()), S::load(v.as_ptr()));
+            let y = f.of::<S>(S::load(u.as_ptr()), S::load(v.as_ptr()));
             S::store(u.as_mut_ptr(), y);
             out.add(whole).copy_from_nonoverlapping(u.as_ptr(), rest);
         }

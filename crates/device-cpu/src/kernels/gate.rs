@@ -3,22 +3,34 @@
 //! Shapes, shares and bytes as in [`elementwise`](super::elementwise); the functions and their errors in
 //! [`math`](crate::simd::math).
 
-use super::elementwise::{Params, map};
+use super::elementwise::{Function, Params, map};
 use crate::command::{Kernel, Worker};
 use crate::isa::Isa;
-use crate::simd::{Simd, math, variants};
+use crate::simd::math::{Curve, GeluErf, GeluTanh, Relu, Sigmoid, Silu};
+use crate::simd::{Simd, variants};
 use device::Activation;
+use std::marker::PhantomData;
 
-/// A function for each kind, so that no kernel branches on it.
+/// `C(a) * b`
+pub struct Gated<C>(pub PhantomData<C>);
+
+impl<C: Curve> Function for Gated<C> {
+    #[inline(always)]
+    unsafe fn of<S: Simd>(&self, a: S::V, b: S::V) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { S::mul(C::at::<S>(a), b) }
+    }
+}
+
+/// A kernel for each kind, so that none branches on it.
 macro_rules! kind {
-    ($name:ident, $body:ident, $kind:ident) => {
+    ($name:ident, $body:ident, $curve:ty) => {
         /// # Safety
         /// As [`crate::command::Kernel`].
         #[inline(always)]
         unsafe fn $body<S: Simd>(p: &Params, worker: &Worker<'_>) {
-            const KIND: Activation = Activation::$kind;
             // SAFETY: the caller's promise.
-            unsafe { map::<S>(p, worker, |a, b| S::mul(math::activate::<S>(KIND, a), b)) }
+            unsafe { map::<S>(p, worker, Gated::<$curve>(PhantomData)) }
         }
         variants!($name, $body, Params);
     };
@@ -28,6 +40,7 @@ kind!(silu, silu_body, Silu);
 kind!(gelu_tanh, gelu_tanh_body, GeluTanh);
 kind!(gelu_erf, gelu_erf_body, GeluErf);
 kind!(relu, relu_body, Relu);
+kind!(sigmoid, sigmoid_body, Sigmoid);
 
 /// The kernel for a function and an instruction set.
 pub fn gate(isa: Isa, kind: Activation) -> Kernel<Params> {
@@ -36,5 +49,6 @@ pub fn gate(isa: Isa, kind: Activation) -> Kernel<Params> {
         Activation::GeluTanh => gelu_tanh(isa),
         Activation::GeluErf => gelu_erf(isa),
         Activation::Relu => relu(isa),
+        Activation::Sigmoid => sigmoid(isa),
     }
 }

@@ -6,7 +6,7 @@
 //! Bytes: 4 read and 4 written a value; the second and third reading of x come from the first cache.
 
 use crate::command::Worker;
-use crate::kernels::elementwise::combine;
+use crate::kernels::elementwise::{Function, Sum, combine};
 use crate::simd::{Simd, variants};
 use device::Rows;
 
@@ -29,6 +29,20 @@ pub struct Params {
     pub out: *mut f32,
 }
 
+/// `(x - mean) * scale * weight`
+struct Normalised {
+    mean: f32,
+    scale: f32,
+}
+
+impl Function for Normalised {
+    #[inline(always)]
+    unsafe fn of<S: Simd>(&self, x: S::V, weight: S::V) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { S::mul(S::mul(S::sub(x, S::splat(self.mean)), S::splat(self.scale)), weight) }
+    }
+}
+
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
@@ -40,11 +54,10 @@ unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
             let (x, out) = (p.x.add(row * n), p.out.add(row * n));
             let mean = sum::<S>(x, n, 0.0, |v| v, |v| v) / n as f32;
             let variance = sum::<S>(x, n, mean, |v| S::mul(v, v), |v| v * v) / n as f32;
-            let scale = S::splat(1.0 / (variance + p.eps).sqrt());
-            let mean = S::splat(mean);
-            combine::<S>(x, p.weight, out, n, |x, w| S::mul(S::mul(S::sub(x, mean), scale), w));
+            let scale = 1.0 / (variance + p.eps).sqrt();
+            combine::<S>(x, p.weight, out, n, Normalised { mean, scale });
             if !p.bias.is_null() {
-                combine::<S>(out, p.bias, out, n, |x, b| S::add(x, b));
+                combine::<S>(out, p.bias, out, n, Sum);
             }
         }
     }

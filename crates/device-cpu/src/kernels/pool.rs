@@ -5,7 +5,7 @@
 //! multiplied by one over their number. Bytes: 4 read for each value of the span, or of the one row.
 
 use crate::command::Worker;
-use crate::kernels::elementwise::combine;
+use crate::kernels::elementwise::{Sum, Times, combine};
 use crate::simd::{Simd, variants};
 use device::{Pooling, Rows};
 
@@ -44,10 +44,9 @@ unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
             out.copy_from_nonoverlapping(at(from), share.len());
             if p.kind == Pooling::Mean {
                 for row in first + 1..first + n {
-                    combine::<S>(out, at(row), out, share.len(), |a, b| S::add(a, b));
+                    combine::<S>(out, at(row), out, share.len(), Sum);
                 }
-                let factor = S::splat(1.0 / n as f32);
-                combine::<S>(out, out, out, share.len(), |a, _| S::mul(a, factor));
+                combine::<S>(out, out, out, share.len(), Times(1.0 / n as f32));
             }
         }
     }

@@ -10,19 +10,26 @@
 //! - [`many_rows`]: the rows were prepared by [`activation_rows`](super::activation_rows). A unit is a block of rows
 //!   times a group of tiles of 16 weight rows; a tile's products, (rows, 16), stay in the first cache for the epilogue.
 //!
-//! Units are handed out by a counter, so a worker that the system has slowed down takes fewer. Order of accumulation is
+//! With one row, which is bound by memory, a worker's pieces are neighbours, for long streams are read fastest; it helps
+//! others when its own are done. With many, units are handed out by one counter. Either way a worker that the system has
+//! slowed down does less. Order of accumulation is
 //! the matrix kernel's ([`linear`](super::linear)). Bytes: the weights once for each block of rows.
 
 use super::activation_rows::{Source, prepare};
-use super::elementwise::combine;
-use super::linear::{ActRow, ActRows, ActivationKind, Gemv, GemmTile, TILE_ROWS, q8_row_bytes};
+use super::elementwise::{Sum, combine};
+use super::gate::Gated;
+use super::linear::{ActRow, ActRows, ActivationKind, GemmTile, Gemv, TILE_ROWS, q8_row_bytes};
 use super::round_up;
 use crate::command::Worker;
-use crate::simd::{Simd, math, variants};
+use crate::simd::math::{GeluErf, GeluTanh, Relu, Sigmoid, Silu};
+use crate::simd::{Simd, variants};
 use device::Activation;
+use std::marker::PhantomData;
 
-/// Tiles of a unit of [`many_rows`]: enough that taking a unit costs nothing, few enough that workers end together.
+/// Most tiles of a unit of [`many_rows`]: enough that taking a unit costs nothing.
 const TILES_PER_UNIT: usize = 4;
+/// Units a worker of [`many_rows`], at least, where there are enough tiles: so many that all end at about the same time.
+const UNITS_PER_WORKER: usize = 4;
 
 /// One matrix.
 #[derive(Clone, Copy)]
@@ -109,9 +116,9 @@ impl Params {
     }
 }
 
-/// Weight rows of a piece of [`one_row`]: about eight pieces a worker, at least a tile, at most what stays in the cache.
+/// Weight rows of a piece of [`one_row`]: about four pieces a worker, at least a tile, at most what stays in the cache.
 pub fn piece_rows(n_out_total: usize, n_workers: usize) -> usize {
-    (n_out_total / (8 * n_workers)).next_multiple_of(TILE_ROWS).clamp(TILE_ROWS, 1024)
+    (n_out_total / (4 * n_workers)).next_multiple_of(TILE_ROWS).clamp(TILE_ROWS, 8192)
 }
 
 /// Activation rows of a block of [`many_rows`]: what stays in the second cache, at most `max_rows`.
@@ -145,7 +152,8 @@ unsafe fn one_row_body<S: Simd>(p: &Params, worker: &Worker<'_>) {
     let cols = p.source.cols;
     let n = p.n_pieces(p.block);
     // A worker without work has no use for the row.
-    let Some(mut unit) = worker.take(n) else { return };
+    let mut helped = 0;
+    let Some(mut unit) = worker.take_near(n, &mut helped) else { return };
     let quantised = p.matrices().iter().any(|m| m.activation == ActivationKind::Q8);
     // SAFETY: the scratch has the layout of `one_row_scratch_bytes`; pieces lie within their matrices.
     unsafe {
@@ -171,7 +179,7 @@ unsafe fn one_row_body<S: Simd>(p: &Params, worker: &Worker<'_>) {
                 (up.gemv)(up.weight, up.row_bytes, cols, r0, r1, row(up), others);
             }
             finish::<S>(p, m, 0, r0, r1 - r0, products, others);
-            match worker.take(n) {
+            match worker.take_near(n, &mut helped) {
                 Some(next) => unit = next,
                 None => return,
             }
@@ -190,7 +198,8 @@ variants!(
 unsafe fn many_rows_body<S: Simd>(p: &Params, worker: &Worker<'_>) {
     let n = worker.step.n_rows(p.source.rows);
     let n_tiles = p.n_pieces(TILE_ROWS);
-    let n_groups = n_tiles.div_ceil(TILES_PER_UNIT);
+    let tiles_per_unit = (n_tiles / (UNITS_PER_WORKER * worker.n)).clamp(1, TILES_PER_UNIT);
+    let n_groups = n_tiles.div_ceil(tiles_per_unit);
     // SAFETY: the scratch has the layout of `many_rows_scratch_bytes`; tiles lie within their matrices.
     unsafe {
         let products: *mut f32 = worker.scratch.cast();
@@ -202,7 +211,7 @@ unsafe fn many_rows_body<S: Simd>(p: &Params, worker: &Worker<'_>) {
         while let Some(unit) = worker.take(n_blocks * n_groups) {
             let (block, group) = (unit / n_groups, unit % n_groups);
             let rows = block * block_len..((block + 1) * block_len).min(n);
-            for tile in group * TILES_PER_UNIT..((group + 1) * TILES_PER_UNIT).min(n_tiles) {
+            for tile in group * tiles_per_unit..((group + 1) * tiles_per_unit).min(n_tiles) {
                 let (index, tile) = match p.epilogue {
                     Epilogue::Gate { .. } => (0, tile),
                     _ => p.piece(tile, TILE_ROWS),
@@ -282,10 +291,16 @@ unsafe fn finish<S: Simd>(
         add_bias::<S>(m, r0, n, y);
         match p.epilogue {
             Epilogue::Store => out.copy_from_nonoverlapping(y, n),
-            Epilogue::Add { residual } => combine::<S>(y, residual.add(at), out, n, |a, b| S::add(a, b)),
+            Epilogue::Add { residual } => combine::<S>(y, residual.add(at), out, n, Sum),
             Epilogue::Gate { kind } => {
                 add_bias::<S>(&p.matrices[1], r0, n, others);
-                combine::<S>(y, others, out, n, |gate, up| S::mul(math::activate::<S>(kind, gate), up));
+                match kind {
+                    Activation::Silu => combine::<S>(y, others, out, n, Gated::<Silu>(PhantomData)),
+                    Activation::GeluTanh => combine::<S>(y, others, out, n, Gated::<GeluTanh>(PhantomData)),
+                    Activation::GeluErf => combine::<S>(y, others, out, n, Gated::<GeluErf>(PhantomData)),
+                    Activation::Relu => combine::<S>(y, others, out, n, Gated::<Relu>(PhantomData)),
+                    Activation::Sigmoid => combine::<S>(y, others, out, n, Gated::<Sigmoid>(PhantomData)),
+                }
             }
         }
     }
@@ -297,6 +312,6 @@ unsafe fn finish<S: Simd>(
 unsafe fn add_bias<S: Simd>(m: &Matrix, r0: usize, n: usize, y: *mut f32) {
     if !m.bias.is_null() {
         // SAFETY: the caller's promise.
-        unsafe { combine::<S>(y, m.bias.add(r0), y, n, |a, b| S::add(a, b)) }
+        unsafe { combine::<S>(y, m.bias.add(r0), y, n, Sum) }
     }
 }

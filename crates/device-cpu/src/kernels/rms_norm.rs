@@ -4,7 +4,7 @@
 //! of squares side by side, added pairwise, then their lanes, in f32; a rest shorter than a vector last.
 //! Bytes: 4 read (8 with a residual) and 4 written a value; the second reading of x comes from the first cache.
 
-use super::elementwise::combine;
+use super::elementwise::{Sum, Times, TimesBoth, combine};
 use crate::command::Worker;
 use crate::simd::{Simd, variants};
 use device::Rows;
@@ -43,7 +43,7 @@ unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
                 norm_row::<S>(x, p.weight, p.group, p.eps, out);
             } else {
                 let residual = p.residual.add(at);
-                let factor = S::splat(factor::<S>(x, p.group, p.eps));
+                let factor = factor::<S>(x, p.group, p.eps);
                 // The residual may be `out`: it is read where it is written, in the same pass.
                 add_normed::<S>(x, p.weight, factor, residual, p.group, out);
             }
@@ -94,11 +94,11 @@ pub unsafe fn factor<S: Simd>(x: *const f32, n: usize, eps: f32) -> f32 {
 pub unsafe fn norm_row<S: Simd>(x: *const f32, weight: *const f32, n: usize, eps: f32, out: *mut f32) {
     // SAFETY: the caller's promise.
     unsafe {
-        let factor = S::splat(factor::<S>(x, n, eps));
+        let factor = factor::<S>(x, n, eps);
         if weight.is_null() {
-            combine::<S>(x, x, out, n, |x, _| S::mul(x, factor));
+            combine::<S>(x, x, out, n, Times(factor));
         } else {
-            combine::<S>(x, weight, out, n, |x, w| S::mul(S::mul(x, factor), w));
+            combine::<S>(x, weight, out, n, TimesBoth(factor));
         }
     }
 }
@@ -109,7 +109,7 @@ pub unsafe fn norm_row<S: Simd>(x: *const f32, weight: *const f32, n: usize, eps
 unsafe fn add_normed<S: Simd>(
     x: *const f32,
     weight: *const f32,
-    factor: S::V,
+    factor: f32,
     residual: *const f32,
     n: usize,
     out: *mut f32,
@@ -120,12 +120,11 @@ unsafe fn add_normed<S: Simd>(
             let len = (n - at).min(16);
             let mut normed = [0f32; 16];
             if weight.is_null() {
-                combine::<S>(x.add(at), x.add(at), normed.as_mut_ptr(), len, |x, _| S::mul(x, factor));
+                combine::<S>(x.add(at), x.add(at), normed.as_mut_ptr(), len, Times(factor));
             } else {
-                let scaled = |x, w| S::mul(S::mul(x, factor), w);
-                combine::<S>(x.add(at), weight.add(at), normed.as_mut_ptr(), len, scaled);
+                combine::<S>(x.add(at), weight.add(at), normed.as_mut_ptr(), len, TimesBoth(factor));
             }
-            combine::<S>(normed.as_ptr(), residual.add(at), out.add(at), len, |a, b| S::add(a, b));
+            combine::<S>(normed.as_ptr(), residual.add(at), out.add(at), len, Sum);
         }
     }
 }

@@ -2,19 +2,29 @@
 //!
 //! Shapes, shares and bytes as in [`elementwise`](super::elementwise).
 
-use super::elementwise::{Params, map};
+use super::elementwise::{Function, Params, map};
 use crate::command::Worker;
 use crate::simd::{Simd, math, variants};
+
+struct Softcap(f32);
+
+impl Function for Softcap {
+    #[inline(always)]
+    unsafe fn of<S: Simd>(&self, a: S::V, _: S::V) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let cap = S::splat(self.0);
+            S::mul(cap, math::tanh::<S>(S::div(a, cap)))
+        }
+    }
+}
 
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
 unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
     // SAFETY: the caller's promise.
-    unsafe {
-        let cap = S::splat(p.factor);
-        map::<S>(p, worker, |a, _| S::mul(cap, math::tanh::<S>(S::div(a, cap))))
-    }
+    unsafe { map::<S>(p, worker, Softcap(p.factor)) }
 }
 
 variants!(

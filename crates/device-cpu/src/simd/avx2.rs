@@ -1,6 +1,6 @@
 //! [`Simd`] with AVX2, FMA and F16C: eight lanes.
 
-use super::Simd;
+use super::{RowsOf, Simd, Sink};
 use std::arch::x86_64::*;
 
 /// 256-bit vectors.
@@ -98,9 +98,18 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
-    unsafe fn transpose(row: impl Fn(usize) -> __m256, dst: *mut f32, stride: usize) {
+    unsafe fn transpose(rows: impl RowsOf, sink: &mut impl Sink<Self>) {
         unsafe {
-            let r: [__m256; 8] = [row(0), row(1), row(2), row(3), row(4), row(5), row(6), row(7)];
+            let r: [__m256; 8] = [
+                rows.row::<Self>(0),
+                rows.row::<Self>(1),
+                rows.row::<Self>(2),
+                rows.row::<Self>(3),
+                rows.row::<Self>(4),
+                rows.row::<Self>(5),
+                rows.row::<Self>(6),
+                rows.row::<Self>(7),
+            ];
             // Pairs of rows, then quadruples within 128 bits, then across the halves.
             let mut a = r;
             for i in 0..4 {
@@ -115,8 +124,10 @@ impl Simd for Avx2 {
                 b[4 * i + 3] = _mm256_shuffle_ps::<0xee>(a[4 * i + 1], a[4 * i + 3]);
             }
             for i in 0..4 {
-                Self::store(dst.add(i * stride), _mm256_permute2f128_ps::<0x20>(b[i], b[i + 4]));
-                Self::store(dst.add((i + 4) * stride), _mm256_permute2f128_ps::<0x31>(b[i], b[i + 4]));
+                sink.take(i, _mm256_permute2f128_ps::<0x20>(b[i], b[i + 4]));
+            }
+            for i in 0..4 {
+                sink.take(i + 4, _mm256_permute2f128_ps::<0x31>(b[i], b[i + 4]));
             }
         }
     }

@@ -1,6 +1,6 @@
 //! [`Simd`] with AVX-512: sixteen lanes.
 
-use super::Simd;
+use super::{RowsOf, Simd, Sink};
 use std::arch::x86_64::*;
 
 /// 512-bit vectors.
@@ -90,11 +90,25 @@ impl Simd for Avx512 {
         unsafe { _mm512_reduce_max_ps(v) }
     }
     #[inline(always)]
-    unsafe fn transpose(row: impl Fn(usize) -> __m512, dst: *mut f32, stride: usize) {
+    unsafe fn transpose(rows: impl RowsOf, sink: &mut impl Sink<Self>) {
         unsafe {
             let r: [__m512; 16] = [
-                row(0), row(1), row(2), row(3), row(4), row(5), row(6), row(7),
-                row(8), row(9), row(10), row(11), row(12), row(13), row(14), row(15),
+                rows.row::<Self>(0),
+                rows.row::<Self>(1),
+                rows.row::<Self>(2),
+                rows.row::<Self>(3),
+                rows.row::<Self>(4),
+                rows.row::<Self>(5),
+                rows.row::<Self>(6),
+                rows.row::<Self>(7),
+                rows.row::<Self>(8),
+                rows.row::<Self>(9),
+                rows.row::<Self>(10),
+                rows.row::<Self>(11),
+                rows.row::<Self>(12),
+                rows.row::<Self>(13),
+                rows.row::<Self>(14),
+                rows.row::<Self>(15),
             ];
             // Pairs of rows, then quadruples within 128 bits; then the 128-bit pieces as a 4x4 matrix.
             let mut a = r;
@@ -110,15 +124,19 @@ impl Simd for Avx512 {
                 b[4 * i + 3] = _mm512_shuffle_ps::<0xee>(a[4 * i + 1], a[4 * i + 3]);
             }
             // Piece p of b[4 * q + c] is column 4 * p + c of the rows 4 * q..4 * q + 4.
+            let mut out = b;
             for c in 0..4 {
                 let low01 = _mm512_shuffle_f32x4::<0x44>(b[c], b[4 + c]);
                 let high01 = _mm512_shuffle_f32x4::<0xee>(b[c], b[4 + c]);
                 let low23 = _mm512_shuffle_f32x4::<0x44>(b[8 + c], b[12 + c]);
                 let high23 = _mm512_shuffle_f32x4::<0xee>(b[8 + c], b[12 + c]);
-                Self::store(dst.add(c * stride), _mm512_shuffle_f32x4::<0x88>(low01, low23));
-                Self::store(dst.add((4 + c) * stride), _mm512_shuffle_f32x4::<0xdd>(low01, low23));
-                Self::store(dst.add((8 + c) * stride), _mm512_shuffle_f32x4::<0x88>(high01, high23));
-                Self::store(dst.add((12 + c) * stride), _mm512_shuffle_f32x4::<0xdd>(high01, high23));
+                out[c] = _mm512_shuffle_f32x4::<0x88>(low01, low23);
+                out[4 + c] = _mm512_shuffle_f32x4::<0xdd>(low01, low23);
+                out[8 + c] = _mm512_shuffle_f32x4::<0x88>(high01, high23);
+                out[12 + c] = _mm512_shuffle_f32x4::<0xdd>(high01, high23);
+            }
+            for (i, v) in out.into_iter().enumerate() {
+                sink.take(i, v);
             }
         }
     }

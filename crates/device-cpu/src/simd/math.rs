@@ -3,7 +3,6 @@
 //! Bounds stand at each function and are tested against f64 on every instruction set.
 
 use super::Simd;
-use device::Activation;
 
 /// `1.5 * 2^23`: adding it rounds to an integer, which then stands in the low bits.
 const BIAS: f32 = 12_582_912.0;
@@ -27,7 +26,7 @@ pub unsafe fn exp<S: Simd>(x: S::V) -> S::V {
         let biased = S::fma(clamped, S::splat(std::f32::consts::LOG2_E), S::splat(BIAS));
         let n = S::sub(biased, S::splat(BIAS));
         // ln 2 in two parts, the first of so few bits that its product with n is exact.
-        let r = S::fma(n, S::splat(-0.693_359_375), clamped);
+        let r = S::fma(n, S::splat(-355.0 / 512.0), clamped);
         let r = S::fma(n, S::splat(2.121_944_4e-4), r);
         let mut p = S::splat(1.987_569_1e-4);
         for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
@@ -86,28 +85,78 @@ pub unsafe fn erf<S: Simd>(x: S::V) -> S::V {
     }
 }
 
-/// An [`Activation`] of a vector.
-///
-/// # Safety
-/// As [`exp`].
-#[inline(always)]
-pub unsafe fn activate<S: Simd>(kind: Activation, x: S::V) -> S::V {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match kind {
-            Activation::Silu => S::mul(x, sigmoid::<S>(x)),
-            Activation::GeluTanh => {
-                // 0.5 (1 + tanh u) = sigmoid(2 u)
-                let cube = S::mul(S::mul(x, x), x);
-                let u = S::mul(S::splat(1.595_769_1), S::fma(S::splat(0.044_715), cube, x));
-                S::mul(x, sigmoid::<S>(u))
-            }
-            Activation::GeluErf => {
-                let e = erf::<S>(S::mul(x, S::splat(std::f32::consts::FRAC_1_SQRT_2)));
-                S::mul(S::mul(S::splat(0.5), x), S::add(S::splat(1.0), e))
-            }
-            Activation::Relu => S::max(x, S::splat(0.0)),
+/// A function of one number, as a type: kernels are instantiated for it. (A closure would not do: it is a function of its
+/// own, without the instruction set of the kernel around it, and where the compiler does not inline it, each instruction in
+/// it becomes a call.)
+pub trait Curve: Copy + 'static {
+    /// Its values.
+    ///
+    /// # Safety
+    /// As [`exp`].
+    unsafe fn at<S: Simd>(x: S::V) -> S::V;
+}
+
+/// [`device::Activation::Silu`]
+#[derive(Clone, Copy)]
+pub struct Silu;
+/// [`device::Activation::GeluTanh`]
+#[derive(Clone, Copy)]
+pub struct GeluTanh;
+/// [`device::Activation::GeluErf`]
+#[derive(Clone, Copy)]
+pub struct GeluErf;
+/// [`device::Activation::Relu`]
+#[derive(Clone, Copy)]
+pub struct Relu;
+/// [`device::Activation::Sigmoid`]
+#[derive(Clone, Copy)]
+pub struct Sigmoid;
+
+impl Curve for Silu {
+    #[inline(always)]
+    unsafe fn at<S: Simd>(x: S::V) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { S::mul(x, sigmoid::<S>(x)) }
+    }
+}
+
+impl Curve for GeluTanh {
+    #[inline(always)]
+    unsafe fn at<S: Simd>(x: S::V) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe {
+            // 0.5 (1 + tanh u) = sigmoid(2 u)
+            let cube = S::mul(S::mul(x, x), x);
+            let u = S::mul(S::splat(1.595_769), S::fma(S::splat(0.044_715), cube, x));
+            S::mul(x, sigmoid::<S>(u))
         }
+    }
+}
+
+impl Curve for GeluErf {
+    #[inline(always)]
+    unsafe fn at<S: Simd>(x: S::V) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let e = erf::<S>(S::mul(x, S::splat(std::f32::consts::FRAC_1_SQRT_2)));
+            S::mul(S::mul(S::splat(0.5), x), S::add(S::splat(1.0), e))
+        }
+    }
+}
+
+impl Curve for Relu {
+    #[inline(always)]
+    unsafe fn at<S: Simd>(x: S::V) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { S::max(x, S::splat(0.0)) }
+    }
+}
+
+impl Curve for Sigmoid {
+    #[inline(always)]
+    unsafe fn at<S: Simd>(x: S::V) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { sigmoid::<S>(x) }
     }
 }
 
@@ -129,7 +178,7 @@ mod tests {
                         1 => sigmoid::<S>(v),
                         2 => tanh::<S>(v),
                         3 => erf::<S>(v),
-                        _ => activate::<S>(Activation::GeluTanh, v),
+                        _ => GeluTanh::at::<S>(v),
                     };
                     S::store(x.as_mut_ptr(), y);
                 }
@@ -189,7 +238,10 @@ mod tests {
                             (0.5 * x * (1.0 + u.tanh()), 1e-6 * x.abs() + 1e-7)
                         }
                     };
-                    assert!((y - expected).abs() <= bound, "{isa} {which}: f({x}) = {y}, expected {expected}");
+                    assert!(
+                        (y - expected).abs() <= bound,
+                        "{isa} {which}: f({x}) = {y}, expected {expected}"
+                    );
                 }
             }
             let mut edge = [0.0f32; 16];

@@ -66,14 +66,45 @@ pub trait Simd: Copy + 'static {
     unsafe fn sum(v: Self::V) -> f32;
     /// The largest lane.
     unsafe fn max_lane(v: Self::V) -> f32;
-    /// Transpose `N` vectors: lane `r` of row `i` at `dst + i * stride` is lane `i` of `row(r)`.
-    unsafe fn transpose(row: impl Fn(usize) -> Self::V, dst: *mut f32, stride: usize);
+    /// Transpose `N` vectors: lane `r` of the vector that the sink takes as number `i` is lane `i` of row `r`. The sink takes
+    /// them in order.
+    unsafe fn transpose(rows: impl RowsOf, sink: &mut impl Sink<Self>);
 
     /// `a * b + c` of one number, with the rounding of [`Self::fma`].
     #[inline(always)]
     fn fma_one(a: f32, b: f32, c: f32) -> f32 {
         a.mul_add(b, c)
     }
+}
+
+/// Ask for a cache line that will be read soon. Any address will do.
+#[inline(always)]
+pub fn prefetch(p: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint, which never faults; SSE is part of the architecture.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(p.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
+}
+
+/// Vectors by number.
+pub trait RowsOf {
+    /// Vector `i`.
+    ///
+    /// # Safety
+    /// The implementer's; the instruction set is available.
+    unsafe fn row<S: Simd>(&self, i: usize) -> S::V;
+}
+
+/// Takes vectors.
+pub trait Sink<S: Simd> {
+    /// Vector `i`.
+    ///
+    /// # Safety
+    /// The implementer's; the instruction set is available.
+    unsafe fn take(&mut self, i: usize, v: S::V);
 }
 
 /// Define `fn $name(isa) -> unsafe fn(&$params, &Worker)` over the generic kernel `$body`.

@@ -1,6 +1,6 @@
 //! [`Simd`] in plain Rust: four lanes, which the compiler maps to SSE2 on x86 and to NEON on Arm.
 
-use super::Simd;
+use super::{RowsOf, Simd, Sink};
 
 /// The architecture's baseline.
 #[derive(Clone, Copy)]
@@ -103,10 +103,11 @@ impl Simd for Portable {
         v[0].max(v[2]).max(v[1].max(v[3]))
     }
     #[inline(always)]
-    unsafe fn transpose(row: impl Fn(usize) -> V, dst: *mut f32, stride: usize) {
-        let rows = [row(0), row(1), row(2), row(3)];
-        for i in 0..4 {
-            unsafe { Self::store(dst.add(i * stride), [rows[0][i], rows[1][i], rows[2][i], rows[3][i]]) }
+    unsafe fn transpose(rows: impl RowsOf, sink: &mut impl Sink<Self>) {
+        let r =
+            unsafe { [rows.row::<Self>(0), rows.row::<Self>(1), rows.row::<Self>(2), rows.row::<Self>(3)] };
+        for (i, _) in r.iter().enumerate() {
+            unsafe { sink.take(i, [r[0][i], r[1][i], r[2][i], r[3][i]]) }
         }
     }
     /// Fused only where the baseline has the instruction; elsewhere it would be a call of the C library.

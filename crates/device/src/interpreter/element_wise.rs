@@ -15,6 +15,7 @@ pub fn activate(kind: Activation, x: f32) -> f32 {
             (0.5 * x * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2))) as f32
         }
         Activation::Relu => x.max(0.0),
+        Activation::Sigmoid => 1.0 / (1.0 + (-x).exp()),
     }
 }
 
@@ -98,6 +99,8 @@ mod tests {
         near(Activation::GeluTanh, -30.0, 0.0);
         near(Activation::Relu, -3.0, 0.0);
         near(Activation::Relu, 3.0, 3.0);
+        near(Activation::Sigmoid, 1.0, 0.731_058_6);
+        near(Activation::Sigmoid, -200.0, 0.0);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::time::Instant;
 use formats::codec::dequantize_row;
 
 use super::kv_pages::{Half, KvPages};
-use super::{Reference, attention, element_wise, embed, encoder, linear, norm, rope, select};
+use super::{Reference, attention, element_wise, embed, encoder, experts, linear, norm, rope, select};
 use crate::{
     CommandInfo, DType, Device, Error, Item, Limits, MemoryPlan, Op, Plan, Program, Residence, Result, Rows,
     Step, Timing, Value, ValueId, Want, WeightId, arena, fusion,
@@ -41,7 +41,7 @@ fn max_len(value: &Value, limits: &Limits) -> usize {
 /// Norm weights, biases, frequencies and sinks: what is decoded once.
 fn vector_ids(plan: &Plan) -> impl Iterator<Item = WeightId> {
     let ids = plan.primitives().flat_map(|op| match op {
-        Op::Embed { .. } | Op::EmbedPositions { .. } => vec![],
+        Op::Embed { .. } | Op::EmbedPositions { .. } | Op::ExpertLinear { .. } => vec![],
         Op::Linear { bias, .. } => bias.iter().copied().collect(),
         op => op.weights(),
     });
@@ -54,7 +54,7 @@ fn vector_ids(plan: &Plan) -> impl Iterator<Item = WeightId> {
 /// Which buffer holds a value. A buffer is used again once its value is not needed any more, so that a long plan takes the
 /// memory of its widest part.
 struct Buffers {
-    /// By value; `usize::MAX`: none (it is never written, or is not f32).
+    /// By value; `usize::MAX`: none (it is never written, or is the argmax). Ids are held as the bits of floats.
     of_value: Vec<usize>,
     /// Values that each must hold.
     sizes: Vec<usize>,
@@ -69,7 +69,7 @@ impl Buffers {
         for (index, node) in flat.nodes.iter().enumerate() {
             for id in node.op.writes() {
                 let value = flat.value(id);
-                if value.dtype != DType::F32 {
+                if value.dtype != DType::F32 && id == flat.argmax {
                     continue;
                 }
                 let size = max_len(value, limits);
@@ -229,6 +229,22 @@ impl ReferenceProgram {
                     self.argmax = out;
                 }
             }
+            Op::Route { x, normalise, factor, scales, ids, weights } => {
+                let route = experts::Route {
+                    n_experts: self.plan.value(*x).cols,
+                    normalise: *normalise,
+                    factor: *factor,
+                    scales: scales.map(|s| self.vector(s)),
+                };
+                let (k, n, m) = (self.plan.value(*ids).cols, self.len(*ids), self.len(*weights));
+                let (x, at_ids, at_weights) =
+                    (*x, self.buffer_of[ids.0 as usize], self.buffer_of[weights.0 as usize]);
+                let mut ids = vec![0.0; n];
+                let mut weights = vec![0.0; m];
+                route.run(self.read(x), k, &mut ids, &mut weights);
+                self.buffers[at_ids][..n].copy_from_slice(&ids);
+                self.buffers[at_weights][..m].copy_from_slice(&weights);
+            }
             op => {
                 // What an Op writes is never in the buffer of what it reads, so its buffer can be taken out.
                 let Some(id) = op.writes().first().copied() else { return };
@@ -298,10 +314,20 @@ impl ReferenceProgram {
             Op::Add { a, b, .. } => element_wise::add(self.read(*a), self.read(*b), out),
             Op::Scale { x, factor, .. } => element_wise::scale(*factor, self.read(*x), out),
             Op::Softcap { x, cap, .. } => element_wise::softcap(*cap, self.read(*x), out),
+            Op::Columns { x, first, out: to } => {
+                let (from, to) = (self.plan.value(*x).cols, self.plan.value(*to).cols);
+                select::columns(self.read(*x), from, *first, to, out);
+            }
+            Op::ExpertLinear { x, ids, weight, .. } => {
+                let k = self.plan.value(*ids).cols;
+                experts::linear(self.read(*x), self.read(*ids), k, self.plan.weight(*weight), out);
+            }
+            Op::ExpertSum { x, weights, .. } => {
+                experts::sum(self.read(*x), self.read(*weights), self.plan.value(*weights).cols, out);
+            }
             Op::SelectRows { x, .. } => {
                 select::select_rows(self.read(*x), step.outputs, self.plan.value(*x).cols, out);
             }
-            Op::KvWrite { .. } | Op::Argmax { .. } | Op::Fused { .. } => {}
             Op::LayerNorm { x, weight, bias, eps, .. } => {
                 let bias = bias.map(|b| self.vector(b));
                 encoder::layer_norm(self.read(*x), self.vector(*weight), bias, *eps, out);
@@ -319,6 +345,7 @@ impl ReferenceProgram {
                 let cols = self.plan.value(*x).cols;
                 encoder::pool(*kind, self.read(*x), cols, step.spans, step.outputs, out);
             }
+            Op::KvWrite { .. } | Op::Route { .. } | Op::Argmax { .. } | Op::Fused { .. } => {}
         }
     }
 

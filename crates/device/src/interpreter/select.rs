@@ -1,4 +1,4 @@
-//! SelectRows and Argmax: from rows of tokens to outputs and tokens.
+//! Columns, SelectRows and Argmax: parts of rows, from rows of tokens to outputs, and to tokens.
 
 /// `out[i] = x[outputs[i]]`
 pub fn select_rows(
@@ -9,6 +9,19 @@ pub fn select_rows(
 ) {
     for (out, row) in out.chunks_exact_mut(cols).zip(outputs) {
         out.copy_from_slice(&x[*row as usize * cols..][..cols]);
+    }
+}
+
+/// `out = x[:, first..first + to]`
+pub fn columns(
+    x: &[f32],       // (n, from)
+    from: usize,     //
+    first: usize,    //
+    to: usize,       //
+    out: &mut [f32], // (n, to)
+) {
+    for (out, row) in out.chunks_exact_mut(to).zip(x.chunks_exact(from)) {
+        out.copy_from_slice(&row[first..first + to]);
     }
 }
 

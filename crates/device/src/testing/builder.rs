@@ -123,7 +123,8 @@ impl PlanBuilder {
         let mut bytes = vec![0; n_different * block.row_bytes(cols)];
         quantize_row(block, &values, &mut bytes);
         let name = self.name("table");
-        let table = Weight { name, shape: vec![n_different, cols], block, data: Bytes::from_slice(&bytes) };
+        let data = Bytes::from_slice(&bytes);
+        let table = Weight { name, shape: vec![n_different, cols], block, data, parts: vec![] };
         let table = self.weight(lengthened(&table, self.n_vocab));
         let out = self.value(Rows::Tokens, cols, DType::F32);
         self.push(Op::Embed { table, scale, out });
@@ -241,6 +242,57 @@ impl PlanBuilder {
     pub fn pool(&mut self, x: ValueId, kind: Pooling) -> ValueId {
         let out = self.value(Rows::Outputs, self.cols(x), DType::F32);
         self.push(Op::Pool { x, kind, out });
+        out
+    }
+
+    /// `x[:, first..first + cols]`
+    pub fn columns(&mut self, x: ValueId, first: usize, cols: usize) -> ValueId {
+        let out = self.value(self.plan.value(x).rows, cols, DType::F32);
+        self.push(Op::Columns { x, first, out });
+        out
+    }
+
+    /// Ids and weights of the `k` largest, with random factors of each expert or none.
+    pub fn route(
+        &mut self,
+        x: ValueId,
+        k: usize,
+        normalise: bool,
+        factor: f32,
+        scales: bool,
+    ) -> (ValueId, ValueId) {
+        let Value { rows, cols, .. } = *self.plan.value(x);
+        let scales = scales.then(|| self.vector("scales", cols, 1.0, 0.2));
+        let (ids, weights) = (self.value(rows, k, DType::U32), self.value(rows, k, DType::F32));
+        self.push(Op::Route { x, normalise, factor, scales, ids, weights });
+        (ids, weights)
+    }
+
+    /// With random matrices of `n_experts` experts; `own`: `x` has a part for each chosen one.
+    pub fn expert_linear(
+        &mut self,
+        (x, own): (ValueId, bool),
+        ids: ValueId,
+        (n_experts, n_out): (usize, usize),
+        block: BlockType,
+    ) -> ValueId {
+        let k = self.cols(ids);
+        let n_in = if own { self.cols(x) / k } else { self.cols(x) };
+        let name = self.name("experts");
+        let mut part = || quantized(&mut self.rng, "", n_out, n_in, block).data;
+        let parts = (0..n_experts).map(|_| part()).collect();
+        let shape = vec![n_experts, n_out, n_in];
+        let weight = self.weight(Weight { name, shape, block, data: Bytes::from_slice(&[]), parts });
+        let out = self.value(self.plan.value(x).rows, k * n_out, DType::F32);
+        self.push(Op::ExpertLinear { x, ids, weight, out });
+        out
+    }
+
+    /// The parts of `x` weighed and added.
+    pub fn expert_sum(&mut self, x: ValueId, weights: ValueId) -> ValueId {
+        let cols = self.cols(x) / self.cols(weights);
+        let out = self.value(self.plan.value(x).rows, cols, DType::F32);
+        self.push(Op::ExpertSum { x, weights, out });
         out
     }
 

@@ -48,5 +48,6 @@ pub fn quantized(rng: &mut Rng, name: &str, n_out: usize, n_in: usize, block: Bl
     let values: Vec<f32> = (0..n_out * n_in).map(|_| rng.normal() * size).collect();
     let mut bytes = vec![0; n_out * block.row_bytes(n_in)];
     quantize_row(block, &values, &mut bytes);
-    Weight { name: name.to_owned(), shape: vec![n_out, n_in], block, data: Bytes::from_slice(&bytes) }
+    let data = Bytes::from_slice(&bytes);
+    Weight { name: name.to_owned(), shape: vec![n_out, n_in], block, data, parts: vec![] }
 }

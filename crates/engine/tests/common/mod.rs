@@ -14,7 +14,8 @@ use device::{
     Residence, Rule, Step, Timing, Want,
 };
 use formats::{Access, Array, Bytes, Metadata, Value};
-use ingle_engine::{Engine, LoadOptions, Model, Request, SamplingParams, TokenizerSource};
+use ingle_engine::{Engine, LoadOptions, Model, Prefill, Request, SamplingParams, TokenizerSource};
+use serde_json::Value as Json;
 use text::Tokenizer;
 
 /// A fixture folder.
@@ -286,4 +287,43 @@ impl Program for HistoryProgram {
         timings.push(Timing { command: 0, start: 0.0, duration: 1e-6 });
         Ok(())
     }
+}
+
+/// The fixtures that the engine runs: dense and expert families, shared keys and values, windows.
+pub const FAMILIES: [&str; 9] =
+    ["llama", "mistral", "qwen2", "qwen3", "gemma3", "qwen2_moe", "qwen3_moe", "gemma4_e2b", "gemma4_moe"];
+
+/// What a trusted implementation answers for a fixture (`expected.json`).
+pub struct Expected {
+    pub input: Vec<u32>,
+    pub positions: Vec<usize>,
+    /// `(n_positions, n_vocab)`
+    pub logits: Vec<Vec<f64>>,
+    pub greedy: Vec<u32>,
+}
+
+pub fn expected(name: &str) -> Expected {
+    let text = std::fs::read_to_string(fixture(name).join("expected.json")).unwrap();
+    let json: Json = serde_json::from_str(&text).unwrap();
+    let ids = |v: &Json| v.as_array().unwrap().iter().map(|i| i.as_u64().unwrap() as u32).collect::<Vec<_>>();
+    let floats = |v: &Json| v.as_array().unwrap().iter().map(|f| f.as_f64().unwrap()).collect::<Vec<_>>();
+    Expected {
+        input: ids(&json["input_ids"]),
+        positions: ids(&json["positions"]).into_iter().map(|p| p as usize).collect(),
+        logits: json["logits"].as_array().unwrap().iter().map(floats).collect(),
+        greedy: ids(&json["greedy"]),
+    }
+}
+
+/// Logits of all positions.
+pub fn all_logits(engine: &mut Engine, tokens: &[u32], prefill: Prefill) -> Vec<Vec<f32>> {
+    let mut all = Vec::new();
+    engine
+        .evaluate(tokens, tokens.len(), prefill, &mut |position, logits| {
+            assert_eq!(position, all.len());
+            all.push(logits.to_vec());
+            Ok(())
+        })
+        .unwrap();
+    all
 }

@@ -5,17 +5,32 @@
 //! definition that every device's kernels are tested against; it is exact to the bit, with no fused
 //! multiply-add and the order of operations that the file documents.
 //!
+//! The types of [`BlockType::GGUF_EXTRA`](crate::BlockType::GGUF_EXTRA) are only decoded. [`affine`] and [`int_rows`]
+//! hold the types whose scales lie apart from the values, [`repack`] what can go from one type to another unchanged.
+//!
 //! All quantisers minimise the plain squared error, are deterministic, and share what [`fit`] says of
 //! inputs that are not finite or too large.
 
+pub mod affine;
 pub mod bf16;
 pub mod f16;
 pub mod f32;
 pub mod fit;
+pub mod grid;
+pub mod int_rows;
+pub mod iq1_m;
+pub mod iq1_s;
+pub mod iq2_s;
+pub mod iq2_xs;
+pub mod iq2_xxs;
+pub mod iq3_s;
+pub mod iq3_xxs;
 pub mod iq4_nl;
 pub mod iq4_xs;
 pub mod k_scales;
 pub mod mxfp4;
+pub mod nvfp4;
+pub mod q1_0;
 pub mod q2_k;
 pub mod q3_k;
 pub mod q4_0;
@@ -26,8 +41,14 @@ pub mod q5_1;
 pub mod q5_k;
 pub mod q6_k;
 pub mod q8_0;
+pub mod repack;
 mod row;
+pub mod tq1_0;
+pub mod tq2_0;
 
 pub use iq4_nl::KVALUES_IQ4NL;
 pub use mxfp4::{KVALUES_MXFP4, e8m0_half};
-pub use row::{Blocked, dequantize_row, f16_to_f32, quantize_row};
+pub use row::{
+    Blocked, Decoded, NoQuantizer, dequantize_row, dequantize_rows, f16_to_f32, quantize_row,
+    try_quantize_row,
+};

@@ -2,7 +2,7 @@
 
 use bytemuck::Pod;
 
-use crate::BlockType;
+use crate::{BlockType, PlaneSlices};
 
 /// A block of `LEN` values, laid out as in the file.
 pub trait Blocked<const LEN: usize>: Pod {
@@ -17,6 +17,20 @@ pub trait Blocked<const LEN: usize>: Pod {
     fn quantize(values: &[f32; LEN]) -> Self;
 }
 
+/// A type of [`BlockType::GGUF_EXTRA`]: it is only read.
+pub trait Decoded<const LEN: usize>: Pod {
+    /// Write the block's values.
+    fn dequantize(&self, out: &mut [f32; LEN]);
+}
+
+/// A type that has no quantiser was asked to be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{block} can be read, not written; types that can be written: {}", BlockType::ALL.map(BlockType::name).join(", "))]
+pub struct NoQuantizer {
+    /// The type.
+    pub block: BlockType,
+}
+
 /// An IEEE half, little-endian.
 #[inline]
 pub fn f16_to_f32(bytes: [u8; 2]) -> f32 {
@@ -24,6 +38,13 @@ pub fn f16_to_f32(bytes: [u8; 2]) -> f32 {
 }
 
 fn decode<B: Blocked<LEN>, const LEN: usize>(src: &[u8], dst: &mut [f32]) {
+    let blocks: &[B] = bytemuck::cast_slice(src);
+    for (block, out) in blocks.iter().zip(dst.as_chunks_mut::<LEN>().0) {
+        block.dequantize(out);
+    }
+}
+
+fn decode_extra<B: Decoded<LEN>, const LEN: usize>(src: &[u8], dst: &mut [f32]) {
     let blocks: &[B] = bytemuck::cast_slice(src);
     for (block, out) in blocks.iter().zip(dst.as_chunks_mut::<LEN>().0) {
         block.dequantize(out);
@@ -43,7 +64,8 @@ fn encode<B: Blocked<LEN>, const LEN: usize>(src: &[f32], dst: &mut [u8]) {
 /// `src` holds `block.row_bytes(dst.len())` bytes and needs no alignment.
 ///
 /// # Panics
-/// `dst.len()` is not a multiple of `block.block_len()`, or `src` has another length.
+/// `dst.len()` is not a multiple of `block.block_len()`, `src` has another length, or the type keeps its scales apart
+/// ([`BlockType::has_planes`]): for those, and so for whatever a file may hold, there is [`dequantize_rows`].
 pub fn dequantize_row(block: BlockType, src: &[u8], dst: &mut [f32]) {
     check(block, src.len(), dst.len());
     match block {
@@ -63,6 +85,49 @@ pub fn dequantize_row(block: BlockType, src: &[u8], dst: &mut [f32]) {
         BlockType::IQ4_NL => decode::<super::iq4_nl::Block, 32>(src, dst),
         BlockType::IQ4_XS => decode::<super::iq4_xs::Block, 256>(src, dst),
         BlockType::MXFP4 => decode::<super::mxfp4::Block, 32>(src, dst),
+        BlockType::IQ2_XXS => decode_extra::<super::iq2_xxs::Block, 256>(src, dst),
+        BlockType::IQ2_XS => decode_extra::<super::iq2_xs::Block, 256>(src, dst),
+        BlockType::IQ2_S => decode_extra::<super::iq2_s::Block, 256>(src, dst),
+        BlockType::IQ3_XXS => decode_extra::<super::iq3_xxs::Block, 256>(src, dst),
+        BlockType::IQ3_S => decode_extra::<super::iq3_s::Block, 256>(src, dst),
+        BlockType::IQ1_S => decode_extra::<super::iq1_s::Block, 256>(src, dst),
+        BlockType::IQ1_M => decode_extra::<super::iq1_m::Block, 256>(src, dst),
+        BlockType::TQ1_0 => decode_extra::<super::tq1_0::Block, 256>(src, dst),
+        BlockType::TQ2_0 => decode_extra::<super::tq2_0::Block, 256>(src, dst),
+        BlockType::Q1_0 => decode_extra::<super::q1_0::Block, 128>(src, dst),
+        BlockType::NVFP4 => decode_extra::<super::nvfp4::Block, 64>(src, dst),
+        BlockType::Affine(_) | BlockType::I8_ROWS | BlockType::I16_ROWS => {
+            panic!("{block} keeps its scales apart from its values: use dequantize_rows")
+        }
+    }
+}
+
+/// Decode whole rows of `n_cols` values of any type.
+///
+/// `src` holds `block.row_bytes(dst.len())` bytes and needs no alignment; `planes` are those of the same rows.
+///
+/// # Panics
+/// `dst.len()` is not whole rows, `n_cols` not whole blocks, or `src` or `planes` have another length.
+pub fn dequantize_rows(block: BlockType, n_cols: usize, src: &[u8], planes: PlaneSlices, dst: &mut [f32]) {
+    if !block.has_planes() {
+        return dequantize_row(block, src, dst);
+    }
+    check(block, src.len(), dst.len());
+    assert!(
+        n_cols > 0 && dst.len().is_multiple_of(n_cols) && n_cols.is_multiple_of(block.block_len()),
+        "{block}: {} values are not whole rows of {n_cols}",
+        dst.len()
+    );
+    let n_rows = dst.len() / n_cols;
+    assert_eq!(planes.scales.len(), n_rows * block.row_scale_bytes(n_cols), "{block}: bytes of scales");
+    assert_eq!(planes.biases.len(), n_rows * block.row_bias_bytes(n_cols), "{block}: bytes of biases");
+    match block {
+        BlockType::Affine(affine) => {
+            super::affine::dequantize(affine, src, planes.scales, planes.biases, dst);
+        }
+        BlockType::I8_ROWS => super::int_rows::dequantize_i8(n_cols, src, planes.scales, dst),
+        BlockType::I16_ROWS => super::int_rows::dequantize_i16(n_cols, src, planes.scales, dst),
+        _ => unreachable!("{block} has no planes"),
     }
 }
 
@@ -72,8 +137,23 @@ pub fn dequantize_row(block: BlockType, src: &[u8], dst: &mut [f32]) {
 /// NaN becomes 0 and infinities the largest value that the block's scale can carry.
 ///
 /// # Panics
-/// `src.len()` is not a multiple of `block.block_len()`, or `dst` has another length.
+/// `src.len()` is not a multiple of `block.block_len()`, `dst` has another length, or the type has no quantiser
+/// ([`BlockType::has_quantizer`]); where the type comes from outside, use [`try_quantize_row`].
 pub fn quantize_row(block: BlockType, src: &[f32], dst: &mut [u8]) {
+    if let Err(error) = try_quantize_row(block, src, dst) {
+        panic!("{error}");
+    }
+}
+
+/// As [`quantize_row`], for a type that may have no quantiser. Affine types have one of their own:
+/// [`affine::quantize`](super::affine::quantize).
+///
+/// # Errors
+/// The type has no quantiser.
+///
+/// # Panics
+/// `src.len()` is not a multiple of `block.block_len()`, or `dst` has another length.
+pub fn try_quantize_row(block: BlockType, src: &[f32], dst: &mut [u8]) -> Result<(), NoQuantizer> {
     check(block, dst.len(), src.len());
     match block {
         BlockType::F32 => super::f32::quantize(src, dst),
@@ -92,7 +172,9 @@ pub fn quantize_row(block: BlockType, src: &[f32], dst: &mut [u8]) {
         BlockType::IQ4_NL => encode::<super::iq4_nl::Block, 32>(src, dst),
         BlockType::IQ4_XS => encode::<super::iq4_xs::Block, 256>(src, dst),
         BlockType::MXFP4 => encode::<super::mxfp4::Block, 32>(src, dst),
+        _ => return Err(NoQuantizer { block }),
     }
+    Ok(())
 }
 
 fn check(block: BlockType, n_bytes: usize, n_values: usize) {

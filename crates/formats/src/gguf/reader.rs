@@ -7,7 +7,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::{DEFAULT_ALIGNMENT, MAGIC, MAX_DIMS, ValueType, tensor_type_name};
-use crate::{Array, BlockType, Bytes, Checkpoint, Error, Map, Metadata, Naming, Result, Tensor, Value};
+use crate::cursor::Cursor;
+use crate::{
+    Array, BlockType, Bytes, Checkpoint, Error, Map, Metadata, Naming, Planes, Result, Tensor, Value,
+};
 
 /// The longest key that the format allows, in bytes.
 const MAX_KEY_BYTES: usize = 65535;
@@ -25,7 +28,8 @@ pub(super) struct Part {
 /// `path` only names the file in errors.
 ///
 /// # Errors
-/// Anything in the bytes that breaks the format, or a tensor type that is not among [`BlockType::ALL`].
+/// Anything in the bytes that breaks the format, or a tensor type that is neither among [`BlockType::ALL`] nor
+/// among [`BlockType::GGUF_EXTRA`].
 pub fn parse(map: Arc<Map>, path: &Path) -> Result<Checkpoint> {
     let part = parse_part(map, path)?;
     Ok(Checkpoint {
@@ -38,7 +42,7 @@ pub fn parse(map: Arc<Map>, path: &Path) -> Result<Checkpoint> {
 }
 
 pub(super) fn parse_part(map: Arc<Map>, path: &Path) -> Result<Part> {
-    let mut cursor = Cursor { map: &map, at: 0, file: path };
+    let mut cursor = Cursor::new(&map, path);
     let version = read_version(&mut cursor)?;
     // The smallest tensor description: an empty name, no dimensions, type and offset. The smallest entry: key
     // length, type and one byte.
@@ -289,7 +293,8 @@ fn read_tensor_info(cursor: &mut Cursor, i: usize, alignment: usize) -> Result<T
 }
 
 fn supported_types() -> String {
-    BlockType::ALL.map(BlockType::name).join(", ")
+    let types = BlockType::ALL.into_iter().chain(BlockType::GGUF_EXTRA);
+    types.map(BlockType::name).collect::<Vec<_>>().join(", ")
 }
 
 /// Turn descriptions into views of the map. `header_end` is where the last description ended.
@@ -329,67 +334,22 @@ fn place_tensors(
                     format_args!("them within its {} bytes", map.len().saturating_sub(data_start)),
                 )
             })?;
-            Ok(Tensor { name: info.name, shape: info.shape, block: info.block, data })
+            Ok(Tensor {
+                name: info.name,
+                shape: info.shape,
+                block: info.block,
+                data,
+                planes: Planes::default(),
+            })
         })
         .collect()
 }
 
-/// A place in the file. `at` arguments name what is being read, and are only formatted for an error.
-struct Cursor<'a> {
-    map: &'a Arc<Map>,
-    at: usize,
-    file: &'a Path,
-}
-
 impl<'a> Cursor<'a> {
-    fn error(&self, at: fmt::Arguments, found: impl fmt::Display, expected: impl fmt::Display) -> Error {
-        Error::malformed(self.file, at, found, expected)
-    }
-
-    fn remaining(&self) -> usize {
-        self.map.len() - self.at
-    }
-
-    fn take(&mut self, n: usize, at: fmt::Arguments) -> Result<&'a [u8]> {
-        let map: &'a [u8] = self.map;
-        let end = self.at.checked_add(n);
-        let Some(bytes) = end.and_then(|end| map.get(self.at..end)) else {
-            return Err(self.error(
-                at,
-                format_args!("{} bytes to the end of the file", self.remaining()),
-                format_args!("{n} at byte {}", self.at),
-            ));
-        };
-        self.at += n;
-        Ok(bytes)
-    }
-
-    fn array<const N: usize>(&mut self, at: fmt::Arguments) -> Result<[u8; N]> {
-        let bytes = self.take(N, at)?;
-        let mut array = [0; N];
-        array.copy_from_slice(bytes);
-        Ok(array)
-    }
-
-    fn u32(&mut self, at: fmt::Arguments) -> Result<u32> {
-        Ok(u32::from_le_bytes(self.array(at)?))
-    }
-
-    fn u64(&mut self, at: fmt::Arguments) -> Result<u64> {
-        Ok(u64::from_le_bytes(self.array(at)?))
-    }
-
-    /// A number of items, each of at least `min_bytes`, that the rest of the file has room for.
+    /// A u64 number of items, each of at least `min_bytes`, that the rest of the file has room for.
     fn count(&mut self, at: fmt::Arguments, min_bytes: usize) -> Result<usize> {
         let n = self.u64(at)?;
-        let room = self.remaining() / min_bytes;
-        usize::try_from(n).ok().filter(|&n| n <= room).ok_or_else(|| {
-            self.error(
-                at,
-                format_args!("{n} items"),
-                format_args!("at most {room}, as {} bytes remain", self.remaining()),
-            )
-        })
+        self.room_for(n, min_bytes, at)
     }
 
     fn string_bytes(&mut self, at: fmt::Arguments) -> Result<&'a [u8]> {
@@ -399,18 +359,6 @@ impl<'a> Cursor<'a> {
 
     fn string(&mut self, at: fmt::Arguments) -> Result<&'a str> {
         let bytes = self.string_bytes(at)?;
-        std::str::from_utf8(bytes).map_err(|e| {
-            let bad: Vec<u8> = bytes.iter().skip(e.valid_up_to()).take(4).copied().collect();
-            self.error(
-                at,
-                format_args!("\"{}\" at byte {}", bad.escape_ascii(), e.valid_up_to()),
-                "UTF-8 text",
-            )
-        })
-    }
-
-    fn bytes(&self, range: std::ops::Range<usize>, at: fmt::Arguments) -> Result<Bytes> {
-        Bytes::new(self.map.clone(), range.clone())
-            .ok_or_else(|| self.error(at, format_args!("bytes {range:?}"), "them within the file"))
+        self.text(bytes, at)
     }
 }

@@ -98,8 +98,8 @@ mod tests {
 
     #[test]
     fn names_agree_with_the_block_types() {
-        for block in BlockType::ALL {
-            assert_eq!(tensor_type_name(block as u32), Some(block.name()));
+        for block in BlockType::ALL.into_iter().chain(BlockType::GGUF_EXTRA) {
+            assert_eq!(block.gguf_id().and_then(tensor_type_name), Some(block.name()));
         }
     }
 }

@@ -43,6 +43,14 @@ pub enum WriteError {
         /// Its type.
         block: BlockType,
     },
+    /// The format has no such type.
+    #[error("tensor {name:?}: GGUF has no type {block}; convert it first")]
+    Type {
+        /// The tensor.
+        name: String,
+        /// Its type.
+        block: BlockType,
+    },
     /// The bytes given for a tensor are too many or too few, or there is no such tensor.
     #[error("tensor {name:?}: found {found} bytes of data, expected {expected}")]
     Length {
@@ -178,7 +186,8 @@ pub struct Writer {
 struct Declared {
     name: String,
     shape: Vec<usize>,
-    block: BlockType,
+    /// Its type's id.
+    type_id: u32,
     n_bytes: usize,
 }
 
@@ -236,7 +245,7 @@ impl Writer {
     /// Declare a tensor; `shape` has the outermost dimension first.
     ///
     /// # Errors
-    /// The name is there already, or the shape does not fit the type.
+    /// The name is there already, the shape does not fit the type, or GGUF lacks the type.
     pub fn tensor(&mut self, name: &str, shape: &[usize], block: BlockType) -> Result<(), WriteError> {
         let n_values = shape.iter().try_fold(1usize, |n, &dim| n.checked_mul(dim).filter(|&n| n > 0));
         let n_bytes = n_values
@@ -244,10 +253,13 @@ impl Writer {
             .filter(|_| shape.last().copied().unwrap_or(1).is_multiple_of(block.block_len()))
             .and_then(|n| (n / block.block_len()).checked_mul(block.block_bytes()))
             .ok_or_else(|| WriteError::Shape { name: name.to_owned(), shape: shape.to_vec(), block })?;
+        let Some(type_id) = block.gguf_id() else {
+            return Err(WriteError::Type { name: name.to_owned(), block });
+        };
         if !self.names.insert(name.to_owned()) {
             return Err(WriteError::Duplicate(name.to_owned()));
         }
-        self.tensors.push(Declared { name: name.to_owned(), shape: shape.to_vec(), block, n_bytes });
+        self.tensors.push(Declared { name: name.to_owned(), shape: shape.to_vec(), type_id, n_bytes });
         Ok(())
     }
 
@@ -269,7 +281,7 @@ impl Writer {
             for dim in tensor.shape.iter().rev() {
                 header.extend((*dim as u64).to_le_bytes());
             }
-            header.extend((tensor.block as u32).to_le_bytes());
+            header.extend(tensor.type_id.to_le_bytes());
             header.extend((offset as u64).to_le_bytes());
             offset = (offset + tensor.n_bytes).next_multiple_of(self.alignment);
         }

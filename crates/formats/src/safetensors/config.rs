@@ -10,7 +10,7 @@ use crate::{Access, Array, Bytes, Error, Map, Metadata, Result, Value};
 const MAX_JSON_BYTES: usize = 64 << 20;
 
 /// Read a JSON file.
-pub(super) fn read_json(path: &Path) -> Result<Json> {
+pub(crate) fn read_json(path: &Path) -> Result<Json> {
     let map = Map::open(path, Access::Map)?;
     if map.len() > MAX_JSON_BYTES {
         return Err(Error::malformed(

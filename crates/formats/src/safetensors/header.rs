@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 
-use crate::{BlockType, Bytes, Error, Map, Result, Tensor};
+use crate::{BlockType, Bytes, Error, Map, Planes, Result, Tensor};
 
 /// The longest header that the format allows, in bytes.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
@@ -30,14 +30,31 @@ pub(super) struct Entry {
     range: Range<usize>,
 }
 
+/// What an entry is to us.
+pub(super) enum Item {
+    /// A tensor of floats.
+    Float(Tensor),
+    /// A tensor of U32, which may be the integers of a quantised matrix.
+    Packed(Packed),
+}
+
+/// A tensor of U32.
+pub(super) struct Packed {
+    pub name: String,
+    pub shape: Vec<usize>,
+    /// 4 bytes a number.
+    pub data: Bytes,
+}
+
 impl Entry {
-    /// The tensor, if it holds weights.
-    pub fn into_tensor(self, map: &Arc<Map>, path: &Path) -> Result<Option<Tensor>> {
+    /// The entry, if it may hold weights: floats and U32 do, other integers and tensors of no values do not.
+    pub fn into_item(self, map: &Arc<Map>, path: &Path) -> Result<Option<Item>> {
         let block = match self.dtype.as_str() {
-            "F32" => BlockType::F32,
-            "F16" => BlockType::F16,
-            "BF16" => BlockType::BF16,
-            "BOOL" | "U8" | "I8" | "U16" | "I16" | "U32" | "I32" | "U64" | "I64" => return Ok(None),
+            "F32" => Some(BlockType::F32),
+            "F16" => Some(BlockType::F16),
+            "BF16" => Some(BlockType::BF16),
+            "U32" => None,
+            "BOOL" | "U8" | "I8" | "U16" | "I16" | "I32" | "U64" | "I64" => return Ok(None),
             other => {
                 return Err(Error::unsupported(
                     path,
@@ -58,7 +75,11 @@ impl Entry {
                 "them within the file",
             )
         })?;
-        Ok(Some(Tensor { name: self.name, shape: self.shape, block, data }))
+        let Entry { name, shape, .. } = self;
+        Ok(Some(match block {
+            Some(block) => Item::Float(Tensor { name, shape, block, data, planes: Planes::default() }),
+            None => Item::Packed(Packed { name, shape, data }),
+        }))
     }
 }
 

@@ -3,9 +3,12 @@
 //! Weights are `model.safetensors`; or the files that `model.safetensors.index.json` lists; or, with neither, the one
 //! `*.safetensors` in the folder. Metadata is config.json, flattened with dots, and generation_config.json, where
 //! there is one, flattened under `generation_config.`; and what sentence-transformers puts beside them.
+//!
+//! Where config.json says that MLX quantised the weights, `mlx.rs` tells how they are stored.
 
 mod config;
 mod header;
+mod mlx;
 mod sentence;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -14,7 +17,11 @@ use std::sync::Arc;
 
 use crate::{Access, Checkpoint, Error, Map, Metadata, Naming, Result, Tensor};
 
+use header::Item;
+use mlx::Quantization;
+
 pub use config::flatten;
+pub(crate) use config::read_json;
 pub use sentence::{MODULES_KEY, POOLING_PREFIX, SENTENCE_PREFIX, TRANSFORMER_PREFIX};
 
 /// The key that stands before those of generation_config.json.
@@ -26,10 +33,13 @@ pub const GENERATION_PREFIX: &str = "generation_config.";
 /// Names the file, the key or tensor, what was found and what was expected.
 pub fn open(dir: &Path, access: Access) -> Result<Checkpoint> {
     let mut metadata = Metadata::default();
-    read_config(&dir.join("config.json"), "", &mut metadata)?;
+    let config_path = dir.join("config.json");
+    let config = read_json(&config_path)?;
+    flatten(&config, "", &config_path, &mut metadata)?;
+    let quantization = Quantization::from_config(&config, &config_path)?;
     let generation = dir.join("generation_config.json");
     if generation.is_file() {
-        read_config(&generation, GENERATION_PREFIX, &mut metadata)?;
+        flatten(&read_json(&generation)?, GENERATION_PREFIX, &generation, &mut metadata)?;
     }
     sentence::read(dir, &mut metadata)?;
 
@@ -54,13 +64,18 @@ pub fn open(dir: &Path, access: Access) -> Result<Checkpoint> {
     } else {
         weights.add(&only_file(dir)?, access)?;
     }
+    let format = if quantization.is_some() { "MLX safetensors" } else { "safetensors" };
+    let tensors = match quantization {
+        Some(quantization) => mlx::assemble(weights.items, &quantization, dir)?,
+        None => weights.items.into_iter().filter_map(float).collect(),
+    };
     Ok(Checkpoint {
         naming: Naming::HuggingFace,
         metadata,
-        tensors: weights.tensors,
+        tensors,
         format: match weights.n_files {
-            1 => "safetensors".to_owned(),
-            n => format!("safetensors in {n} files"),
+            1 => format.to_owned(),
+            n => format!("{format} in {n} files"),
         },
         file_bytes: weights.n_bytes,
     })
@@ -75,15 +90,23 @@ pub fn open(dir: &Path, access: Access) -> Result<Checkpoint> {
 /// Anything in the bytes that breaks the format, and floats other than F32, F16 and BF16.
 pub fn parse_file(map: Arc<Map>, path: &Path, tensors: &mut Vec<Tensor>) -> Result<()> {
     for entry in header::parse(&map, path)? {
-        tensors.extend(entry.into_tensor(&map, path)?);
+        tensors.extend(entry.into_item(&map, path)?.and_then(float));
     }
     Ok(())
+}
+
+/// The tensor, unless it is one of integers.
+fn float(item: Item) -> Option<Tensor> {
+    match item {
+        Item::Float(tensor) => Some(tensor),
+        Item::Packed(_) => None,
+    }
 }
 
 /// What the files read so far hold.
 #[derive(Default)]
 struct Weights {
-    tensors: Vec<Tensor>,
+    items: Vec<Item>,
     /// Also of the tensors that were left out.
     names: HashSet<String>,
     n_files: usize,
@@ -102,7 +125,7 @@ impl Weights {
                     "every name once",
                 ));
             }
-            self.tensors.extend(entry.into_tensor(&map, path)?);
+            self.items.extend(entry.into_item(&map, path)?);
         }
         self.n_files += 1;
         self.n_bytes += map.len() as u64;
@@ -110,13 +133,9 @@ impl Weights {
     }
 }
 
-fn read_config(path: &Path, prefix: &str, metadata: &mut Metadata) -> Result<()> {
-    flatten(&config::read_json(path)?, prefix, path, metadata)
-}
-
 /// The index's files, each with the tensors that it promises.
 fn read_index(path: &Path) -> Result<BTreeMap<String, BTreeSet<String>>> {
-    let json = config::read_json(path)?;
+    let json = read_json(path)?;
     let Some(map) = json.get("weight_map").and_then(|map| map.as_object()).filter(|map| !map.is_empty())
     else {
         return Err(Error::malformed(

@@ -10,8 +10,8 @@ use formats::BlockType;
 use serde::Serialize;
 
 use crate::args::ModelArgs;
-use crate::output::{self, Style, Table};
 use crate::load;
+use crate::output::{self, Style, Table};
 
 /// Measure prompt and generation speed, and what share of the machine it uses
 #[derive(Args)]
@@ -139,7 +139,13 @@ impl Bench {
         if self.json {
             return output::print_json(&rows);
         }
-        let style = if self.md { Style::Markdown } else if self.csv { Style::Csv } else { Style::Plain };
+        let style = if self.md {
+            Style::Markdown
+        } else if self.csv {
+            Style::Csv
+        } else {
+            Style::Plain
+        };
         print(&rows, style)?;
         if let (Some(peaks), false) = (peaks, self.csv) {
             output::print_line(&format!(
@@ -174,7 +180,12 @@ impl Bench {
         Ok(seconds)
     }
 
-    fn generate(&self, engine: &mut Engine, n_prompt: usize, n_gen: usize) -> anyhow::Result<engine::Timings> {
+    fn generate(
+        &self,
+        engine: &mut Engine,
+        n_prompt: usize,
+        n_gen: usize,
+    ) -> anyhow::Result<engine::Timings> {
         let n_vocab = engine.model().n_vocab();
         let request = Request {
             sampling: SamplingParams::greedy(),
@@ -187,7 +198,14 @@ impl Bench {
     }
 }
 
-fn row(name: &str, engine: &Engine, device: &dyn Device, test: Test, seconds: &[f64], peaks: Option<Peaks>) -> Row {
+fn row(
+    name: &str,
+    engine: &Engine,
+    device: &dyn Device,
+    test: Test,
+    seconds: &[f64],
+    peaks: Option<Peaks>,
+) -> Row {
     let model = engine.model();
     let n_tokens = (test.n_prompt + test.n_gen) as f64;
     let rates: Vec<f64> = seconds.iter().map(|s| n_tokens / s).collect();
@@ -195,7 +213,8 @@ fn row(name: &str, engine: &Engine, device: &dyn Device, test: Test, seconds: &[
     let (avg_ts, stddev_ts) = mean_and_deviation(&rates);
     let plan = engine.plan();
     let (bytes, ops) = (plan.weight_bytes_per_token(), plan.ops_per_token());
-    let peak_ops = peaks.map(|p| if mostly_quantised(plan) { p.int8_ops_per_second } else { p.f32_ops_per_second });
+    let peak_ops =
+        peaks.map(|p| if mostly_quantised(plan) { p.int8_ops_per_second } else { p.f32_ops_per_second });
     let peak_read = peaks.map(|p| p.read_bytes_per_second);
     let share = match test.n_gen {
         // A prompt's head is computed for one row only.
@@ -234,8 +253,17 @@ fn row(name: &str, engine: &Engine, device: &dyn Device, test: Test, seconds: &[
 }
 
 fn print(rows: &[Row], style: Style) -> anyhow::Result<()> {
-    let mut table =
-        Table::new(&["model", "size>", "params>", "device", "threads>", "test>", "t/s>", "bytes/token>", "of the machine>"]);
+    let mut table = Table::new(&[
+        "model",
+        "size>",
+        "params>",
+        "device",
+        "threads>",
+        "test>",
+        "t/s>",
+        "bytes/token>",
+        "of the machine>",
+    ]);
     for r in rows {
         let test = Test { n_prompt: r.n_prompt, n_gen: r.n_gen, n_depth: r.n_depth };
         let limit = if r.n_gen == 0 { "arithmetic" } else { "bandwidth" };
@@ -261,13 +289,14 @@ fn model_type(model: &Model) -> String {
 }
 
 fn most_bytes(plan: &Plan) -> BlockType {
-    let bytes = |block: BlockType| plan.weights.iter().filter(|w| w.block == block).map(|w| w.data.len()).sum::<usize>();
+    let bytes = |block| plan.weights.iter().filter(|w| w.block == block).map(|w| w.n_bytes()).sum::<u64>();
     BlockType::ALL.into_iter().max_by_key(|b| bytes(*b)).unwrap_or(BlockType::F32)
 }
 
 fn plan_bytes(plan: &Plan) -> u64 {
     let mut seen = std::collections::HashSet::new();
-    plan.weights.iter().filter(|w| seen.insert(w.data.as_ptr())).map(|w| w.data.len() as u64).sum()
+    let views = plan.weights.iter().flat_map(|w| w.views());
+    views.filter(|view| seen.insert(view.as_ptr())).map(|view| view.len() as u64).sum()
 }
 
 fn mostly_quantised(plan: &Plan) -> bool {
@@ -276,7 +305,8 @@ fn mostly_quantised(plan: &Plan) -> bool {
 
 /// Operations of the head for one row.
 fn head_ops(plan: &Plan) -> u64 {
-    let writes_logits = |op: &&device::Op| op.kind() == device::OpKind::Linear && op.writes().contains(&plan.logits);
+    let writes_logits =
+        |op: &&device::Op| op.kind() == device::OpKind::Linear && op.writes().contains(&plan.logits);
     let ops = plan.nodes.iter().flat_map(|n| n.op.primitives()).find(writes_logits);
     let weight = ops.and_then(|op| op.weights().first().copied()).map(|id| plan.weight(id));
     weight.map_or(0, |w| 2 * (w.n_rows() * w.n_cols()) as u64)

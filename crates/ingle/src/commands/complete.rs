@@ -62,12 +62,15 @@ impl Complete {
         let tokens = match (prompt, &self.tokens) {
             (_, Some(tokens)) => tokens.clone(),
             (Some(text), None) => model.need_tokenizer()?.encode_with_bos(&text, Specials::Parse)?,
-            (None, None) => anyhow::bail!("nothing to continue: give --prompt, --file, --tokens, or - for stdin"),
+            (None, None) => {
+                anyhow::bail!("nothing to continue: give --prompt, --file, --tokens, or - for stdin")
+            }
         };
         let mut engine = Engine::new(model.clone(), &device, &load::options(&self.model.load))?;
         load::validate(&mut engine, &self.model.load, &tokens)?;
         let interrupt = Interrupt::install()?;
-        let mut request = generate::request(tokens, generate::sampling(&self.sampling), &self.sampling, &self.model.load);
+        let mut request =
+            generate::request(tokens, generate::sampling(&self.sampling), &self.sampling, &self.model.load);
         request.ignore_end = self.ignore_end;
         if self.json {
             return complete_json(&mut engine, request);
@@ -94,7 +97,9 @@ impl Complete {
             return Ok(Some(io::read_to_string(io::stdin()).context("reading stdin")?));
         }
         match &self.file {
-            Some(file) => Ok(Some(std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?)),
+            Some(file) => Ok(Some(
+                std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?,
+            )),
             None => Ok(self.prompt.clone()),
         }
     }
@@ -105,6 +110,7 @@ fn complete_json(engine: &mut Engine, request: engine::Request) -> anyhow::Resul
     output::print_json(&json!({
         "text": done.text, "tokens": done.tokens, "stop": generate::stop_word(&done.finished.reason),
         "seed": done.finished.seed, "timings": generate::timings_json(&done.finished.timings),
+        "memory": { "planned": engine.memory().total, "peak_resident": device::peak_resident_memory() },
     }))
 }
 

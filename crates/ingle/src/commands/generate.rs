@@ -64,7 +64,12 @@ pub fn request(tokens: Vec<u32>, sampling: SamplingParams, args: &SamplingArgs, 
 /// Run a request; every piece of text goes to `out` as soon as it is certain.
 ///
 /// A reader that hangs up ends the generation and is returned as the error that it is.
-pub fn stream(engine: &mut Engine, request: Request, interrupt: &Interrupt, out: &mut dyn Write) -> anyhow::Result<Finished> {
+pub fn stream(
+    engine: &mut Engine,
+    request: Request,
+    interrupt: &Interrupt,
+    out: &mut dyn Write,
+) -> anyhow::Result<Finished> {
     let cancel = request.cancel.clone();
     let mut failed: Option<io::Error> = None;
     interrupt.watch(Some(cancel.clone()));
@@ -106,7 +111,8 @@ pub fn remark(finished: &Finished) -> Option<String> {
     use engine::FinishReason::*;
     match &finished.reason {
         ContextFull => Some(
-            "the context is full: the answer stops here (raise --ctx, or let it slide with --overflow slide)".into(),
+            "the context is full: the answer stops here (raise --ctx, or let it slide with --overflow slide)"
+                .into(),
         ),
         Cancelled => Some("stopped".into()),
         MaxTokens | EndToken(_) | StopString(_) => None,

@@ -5,8 +5,8 @@ use formats::{Access, Array, Checkpoint, Value};
 use serde_json::json;
 
 use crate::args::ModelArgs;
-use crate::output::{self, Style, Table};
 use crate::load;
+use crate::output::{self, Style, Table};
 
 /// Show what is in a model file: metadata, tensors, what the model is
 #[derive(Args)]
@@ -36,14 +36,18 @@ pub struct Inspect {
 impl Inspect {
     pub fn run(self) -> anyhow::Result<()> {
         let path = load::fetch(&self.model.model, &self.model.fetch)?;
-        let checkpoint = formats::open(&path, if self.model.load.no_map { Access::Read } else { Access::Map })?;
+        let checkpoint =
+            formats::open(&path, if self.model.load.no_map { Access::Read } else { Access::Map })?;
         let spec = model::ModelSpec::from_checkpoint(&checkpoint);
         if self.json {
             return self.print_json(&checkpoint, spec);
         }
         output::print_line(&format!(
             "{}\n{}, {}, {} tensors\n",
-            path.display(), checkpoint.format, output::bytes(checkpoint.file_bytes), checkpoint.tensors.len()
+            path.display(),
+            checkpoint.format,
+            output::bytes(checkpoint.file_bytes),
+            checkpoint.tensors.len()
         ))?;
         let mut metadata = Table::new(&["key", "value"]);
         for (key, value) in checkpoint.metadata.iter() {
@@ -68,7 +72,11 @@ impl Inspect {
             let device = load::device(&self.model.load)?;
             let fused = device::fusion::fuse(&plan, device.fusion());
             output::print_line(&format!("plan: {} ops\n\n{plan}", plan.nodes.len()))?;
-            output::print_line(&format!("fused for {}: {} ops\n\n{fused}", device.name(), fused.nodes.len()))?;
+            output::print_line(&format!(
+                "fused for {}: {} ops\n\n{fused}",
+                device.name(),
+                fused.nodes.len()
+            ))?;
         }
         Ok(())
     }
@@ -76,18 +84,33 @@ impl Inspect {
     fn print_tensors(&self, checkpoint: &Checkpoint) -> anyhow::Result<()> {
         let mut table = Table::new(&["tensor", "type", "shape", "bytes>"]);
         for t in &checkpoint.tensors {
-            table.row(vec![t.name.clone(), t.block.to_string(), format!("{:?}", t.shape), t.data.len().to_string()]);
+            table.row(vec![
+                t.name.clone(),
+                t.block.to_string(),
+                format!("{:?}", t.shape),
+                t.data.len().to_string(),
+            ]);
         }
         table.print(Style::Plain)?;
         output::print_line("")
     }
 
-    fn print_json(&self, checkpoint: &Checkpoint, spec: model::Result<model::ModelSpec>) -> anyhow::Result<()> {
+    fn print_json(
+        &self,
+        checkpoint: &Checkpoint,
+        spec: model::Result<model::ModelSpec>,
+    ) -> anyhow::Result<()> {
         let metadata: serde_json::Map<_, _> =
             checkpoint.metadata.iter().map(|(k, v)| (k.to_owned(), to_json(v))).collect();
-        let tensors: Vec<_> = checkpoint.tensors.iter().map(|t| json!({
-            "name": t.name, "type": t.block.name(), "shape": t.shape, "bytes": t.data.len(),
-        })).collect();
+        let tensors: Vec<_> = checkpoint
+            .tensors
+            .iter()
+            .map(|t| {
+                json!({
+                    "name": t.name, "type": t.block.name(), "shape": t.shape, "bytes": t.data.len(),
+                })
+            })
+            .collect();
         let mut all = json!({
             "format": checkpoint.format, "bytes": checkpoint.file_bytes, "metadata": metadata, "tensors": tensors,
         });
@@ -118,7 +141,12 @@ fn print_types(checkpoint: &Checkpoint) -> anyhow::Result<()> {
         if !of.is_empty() {
             let values: usize = of.iter().map(|t| t.n_rows() * t.n_cols()).sum();
             let bytes: usize = of.iter().map(|t| t.data.len()).sum();
-            table.row(vec![block.to_string(), of.len().to_string(), output::count(values as u64), output::bytes(bytes as u64)]);
+            table.row(vec![
+                block.to_string(),
+                of.len().to_string(),
+                output::count(values as u64),
+                output::bytes(bytes as u64),
+            ]);
         }
     }
     table.print(Style::Plain)?;

@@ -33,7 +33,8 @@ impl List {
             Some(catalog) => catalog,
             None => hub::Catalog::builtin()?,
         };
-        let offered = || catalog.models().iter().filter(|m| self.all && installed.iter().all(|i| i.name != m.name));
+        let offered =
+            || catalog.models().iter().filter(|m| self.all && installed.iter().all(|i| i.name != m.name));
         if self.json {
             let mut rows: Vec<_> = installed.iter().map(|m| json!({
                 "name": m.name, "bytes": m.bytes, "path": m.path, "source": m.source, "fetched": true,
@@ -45,14 +46,20 @@ impl List {
             return output::print_json(&rows);
         }
         if installed.is_empty() && !self.all {
-            return output::print_line("no models yet; `ingle list --all` shows the catalog, `ingle pull NAME` fetches one");
+            return output::print_line(
+                "no models yet; `ingle list --all` shows the catalog, `ingle pull NAME` fetches one",
+            );
         }
         let mut table = Table::new(&["name", "size>", "source"]);
         for m in &installed {
             table.row(vec![m.name.clone(), output::bytes(m.bytes), m.source.clone()]);
         }
         for m in offered() {
-            table.row(vec![m.name.clone(), output::bytes(m.bytes), format!("not fetched: {}, {}", m.title, m.licence)]);
+            table.row(vec![
+                m.name.clone(),
+                output::bytes(m.bytes),
+                format!("not fetched: {}, {}", m.title, m.licence),
+            ]);
         }
         table.print(Style::Plain)
     }

@@ -53,15 +53,18 @@ impl Logits {
         load::validate(&mut engine, &self.model.load, &tokens)?;
         let scores = engine.score(&tokens, self.top, load::prefill(&self.model.load))?;
         if self.json {
-            let top: Vec<Vec<_>> =
-                scores.iter().map(|p| p.top.iter().map(|t| json!([t.id, t.logit, t.logprob])).collect()).collect();
+            let top: Vec<Vec<_>> = scores
+                .iter()
+                .map(|p| p.top.iter().map(|t| json!([t.id, t.logit, t.logprob])).collect())
+                .collect();
             return output::print_json(&json!({ "tokens": tokens, "top": top }));
         }
         let show = |id: u32| match model.tokenizer() {
             Some(tokenizer) => format!("{:?}", String::from_utf8_lossy(tokenizer.token_bytes(id))),
             None => id.to_string(),
         };
-        let mut table = Table::new(&["position>", "token", "next", "id>", "logit>", "logprob>", "probability>"]);
+        let mut table =
+            Table::new(&["position>", "token", "next", "id>", "logit>", "logprob>", "probability>"]);
         for position in &scores {
             for (rank, t) in position.top.iter().enumerate() {
                 let first = |text: String| if rank == 0 { text } else { String::new() };

@@ -83,7 +83,8 @@ impl Profile {
         let (decode, prefill): (Vec<_>, Vec<_>) = steps.iter().partition(|s| s.n_rows == 1);
         if let Some(file) = &self.trace {
             let trace = trace(&engine, &steps);
-            std::fs::write(file, serde_json::to_vec(&trace)?).with_context(|| format!("writing {}", file.display()))?;
+            std::fs::write(file, serde_json::to_vec(&trace)?)
+                .with_context(|| format!("writing {}", file.display()))?;
         }
         let phases = [("prefill", prefill), ("decode", decode)];
         if self.json {
@@ -163,8 +164,8 @@ impl Profile {
 
 fn op_name(engine: &Engine, command: &CommandInfo) -> String {
     engine.plan().nodes.get(command.node).map_or_else(String::new, |node| match &node.op {
-        device::Op::Fused { kind, .. } => format!("{kind:?}"),
-        op => format!("{:?}", op.kind()),
+        device::Op::Fused { kind, .. } => kind.to_string(),
+        op => op.kind().to_string(),
     })
 }
 

@@ -53,10 +53,15 @@ impl Run {
     pub fn run(self) -> anyhow::Result<()> {
         let prompt = match &self.prompt {
             Some(prompt) => Some(prompt.clone()),
-            None if !io::stdin().is_terminal() => Some(io::read_to_string(io::stdin()).context("reading stdin")?),
+            None if !io::stdin().is_terminal() => {
+                Some(io::read_to_string(io::stdin()).context("reading stdin")?)
+            }
             None => None,
         };
-        anyhow::ensure!(!self.json || prompt.is_some(), "--json needs a PROMPT: a conversation is for people");
+        anyhow::ensure!(
+            !self.json || prompt.is_some(),
+            "--json needs a PROMPT: a conversation is for people"
+        );
         let device = load::device(&self.model.load)?;
         let model = Arc::new(load::open(&self.model)?);
         let history = self.model.fetch.cache()?.root().join("history");
@@ -82,7 +87,8 @@ impl Run {
         let own = model.need_tokenizer()?.chat_template().is_some();
         let mut conversation = match &self.chat_template {
             Some(file) => {
-                let source = std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
+                let source =
+                    std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
                 Conversation::with_template(model, Arc::new(ChatTemplate::new(&source)?))?
             }
             None if own => Conversation::new(model)?,
@@ -98,10 +104,12 @@ impl Run {
         };
         conversation.set_system(self.system.as_deref());
         for variable in &self.template_var {
-            let (name, value) =
-                variable.split_once('=').with_context(|| format!("found {variable:?}, expected NAME=JSON"))?;
-            let value = serde_json::from_str(value)
-                .with_context(|| format!("--template-var {name}: found {value:?}, expected JSON (a text in quotes)"))?;
+            let (name, value) = variable
+                .split_once('=')
+                .with_context(|| format!("found {variable:?}, expected NAME=JSON"))?;
+            let value = serde_json::from_str(value).with_context(|| {
+                format!("--template-var {name}: found {value:?}, expected JSON (a text in quotes)")
+            })?;
             conversation.set_variable(name, value);
         }
         Ok(Dialogue::Chat(conversation))

@@ -56,7 +56,10 @@ impl Tokenize {
             return output::print_json(&json!({ "tokens": tokens }));
         }
         for token in tokens {
-            output::print_line(&format!("{token:>8}  {:?}", String::from_utf8_lossy(tokenizer.token_bytes(token))))?;
+            output::print_line(&format!(
+                "{token:>8}  {:?}",
+                String::from_utf8_lossy(tokenizer.token_bytes(token))
+            ))?;
         }
         Ok(())
     }

@@ -1,5 +1,5 @@
 //! The real binary, and the two real models of the catalog (fetched into the user's cache on first use).
-#![allow(dead_code)]
+#![allow(dead_code, clippy::unwrap_used)]
 
 use std::path::PathBuf;
 use std::process::{Command, Output};

@@ -3,13 +3,17 @@
 
 use std::path::PathBuf;
 
+use device::fusion::fuse;
 use device::interpreter::Reference;
 use device::{Device, KvType, Limits, Numerics, Plan, Program, Span, Step, Want};
 use formats::{Access, Checkpoint};
 
-/// The fixtures, each a Hugging Face checkpoint with what transformers answers.
-pub const FIXTURES: [&str; 10] =
+/// The fixtures, each a Hugging Face checkpoint with what transformers answers: those of one dense stack of layers, ...
+pub const DENSE: [&str; 10] =
     ["llama", "mistral", "qwen2", "qwen3", "gemma3", "smollm3", "phi3", "gemma2", "granite", "olmo2"];
+
+/// ... and those with experts, or with layers that share keys and values and have inputs of their own.
+pub const MIXED: [&str; 4] = ["qwen2_moe", "qwen3_moe", "gemma4_e2b", "gemma4_moe"];
 
 /// f32 arithmetic in another order than the reference's, over logits of magnitude 10.
 pub const TOLERANCE: f32 = 1e-3;
@@ -62,6 +66,10 @@ const PAGE_LEN: usize = 16;
 
 impl Runner {
     pub fn new(plan: &Plan) -> Runner {
+        Runner::on(&Reference::new(2), plan, Numerics::Deterministic)
+    }
+
+    pub fn on(device: &dyn Device, plan: &Plan, numerics: Numerics) -> Runner {
         let n_groups = plan.kv.groups.len();
         let limits = Limits {
             max_rows: PAGES * PAGE_LEN,
@@ -71,9 +79,9 @@ impl Runner {
             page_len: PAGE_LEN,
             n_pages: vec![PAGES; n_groups],
             kv_type: KvType::F32,
-            numerics: Numerics::Deterministic,
+            numerics,
         };
-        let program = Reference::new(2).compile(plan, &limits).unwrap();
+        let program = device.compile(&fuse(plan, device.fusion()), &limits).unwrap();
         Runner { program, n_vocab: plan.value(plan.logits).cols, n_groups, position: 0 }
     }
 
@@ -104,8 +112,12 @@ impl Runner {
 /// Compare a plan with what transformers answers: the prompt in chunks of `chunk` rows, then the greedy continuation.
 /// Returns the largest difference of a logit.
 pub fn check(name: &str, plan: &Plan, chunk: usize) -> f32 {
+    check_with(Runner::new(plan), name, chunk)
+}
+
+/// The same on whatever device the runner is made for.
+pub fn check_with(mut runner: Runner, name: &str, chunk: usize) -> f32 {
     let expected = expected(name);
-    let mut runner = Runner::new(plan);
     let mut logits = Vec::new();
     let mut best = 0;
     for tokens in expected.input_ids.chunks(chunk) {

@@ -141,7 +141,12 @@ pub struct LinearKernel {
     pub gemm_min_rows: usize,
 }
 
-/// The kernels of a block type. An instruction set that this processor lacks gives the scalar ones.
+/// Whether there are kernels for a block type. The device refuses plans with matrices of others.
+pub fn has_kernel(block: BlockType) -> bool {
+    BlockType::ALL.contains(&block)
+}
+
+/// The kernels of a block type that [`has_kernel`]. An instruction set that this processor lacks gives the scalar ones.
 pub fn linear_kernel(block: BlockType, isa: Isa) -> LinearKernel {
     let isa = if isa.is_available() { isa } else { Isa::Scalar };
     match block {
@@ -161,5 +166,6 @@ pub fn linear_kernel(block: BlockType, isa: Isa) -> LinearKernel {
         BlockType::Q5_K => portable::super_kernel::<q5_k::Q5K>(isa),
         BlockType::Q6_K => portable::super_kernel::<q6_k::Q6K>(isa),
         BlockType::IQ4_XS => portable::super_kernel::<iq4_xs::Iq4Xs>(isa),
+        other => unreachable!("weights of type {other}, which `has_kernel` refuses"),
     }
 }

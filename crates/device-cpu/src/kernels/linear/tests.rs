@@ -129,6 +129,7 @@ fn random_weights(block: BlockType, n_rows: usize, n_cols: usize, random: &mut R
         Q6_K => &[208],
         Q3_K => &[108],
         Q2_K => &[80, 82],
+        other => unreachable!("{other} has no kernel"),
     };
     for chunk in bytes.chunks_exact_mut(block.block_bytes()) {
         for &at in f16_fields {

@@ -1,0 +1,210 @@
+//! Where the time of a step goes: random weights in the shape of common models of that many parameters, the time of every
+//! kind of command, and the rates.
+//!
+//! `cargo run --release -p ingle-device-cpu --example profile_shape -- [135m | 270m | 600m | 1b] [prompt] [threads]`
+
+use device::testing::{AttentionOptions, PlanBuilder, Sequences};
+use device::{
+    Activation, Device, KvLayer, KvType, Limits, Numerics, Plan, Program, RopeStyle, Timing, fusion,
+};
+use formats::BlockType::{self, Q4_0, Q4_1, Q4_K, Q6_K, Q8_0};
+use ingle_device_cpu::{CpuDevice, Options};
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+struct Shape {
+    hidden: usize,
+    n_heads: usize,
+    n_kv_heads: usize,
+    head_dim: usize,
+    ffn: usize,
+    n_layers: u32,
+    n_vocab: usize,
+    block: BlockType,
+    head: BlockType,
+    qk_norm: bool,
+    window: Option<usize>,
+}
+
+fn shape(name: &str) -> Option<Shape> {
+    let base = Shape {
+        hidden: 576,
+        n_heads: 9,
+        n_kv_heads: 3,
+        head_dim: 64,
+        ffn: 1536,
+        n_layers: 30,
+        n_vocab: 49152,
+        block: Q4_1,
+        head: Q8_0,
+        qk_norm: false,
+        window: None,
+    };
+    match name {
+        "135m" => Some(base),
+        "270m" => Some(Shape {
+            hidden: 640,
+            n_heads: 4,
+            n_kv_heads: 1,
+            head_dim: 256,
+            ffn: 2048,
+            n_layers: 18,
+            n_vocab: 262_144,
+            block: BlockType::Q5_0,
+            qk_norm: true,
+            window: Some(512),
+            ..base
+        }),
+        "600m" => Some(Shape {
+            hidden: 1024,
+            n_heads: 16,
+            n_kv_heads: 8,
+            head_dim: 128,
+            ffn: 3072,
+            n_layers: 28,
+            n_vocab: 151_936,
+            block: Q4_0,
+            qk_norm: true,
+            ..base
+        }),
+        "1b" => Some(Shape {
+            hidden: 2048,
+            n_heads: 32,
+            n_kv_heads: 8,
+            head_dim: 64,
+            ffn: 8192,
+            n_layers: 16,
+            n_vocab: 128_256,
+            block: Q4_K,
+            head: Q6_K,
+            ..base
+        }),
+        _ => None,
+    }
+}
+
+fn plan(s: &Shape) -> Plan {
+    let mut b = PlanBuilder::new(1, s.n_vocab);
+    let mut x = b.embed_from(s.hidden, BlockType::Q8_0, 1.0);
+    for index in 0..s.n_layers {
+        b.layer(Some(index));
+        let window = s.window.filter(|_| index % 6 != 5);
+        let layer = b.kv_layer(KvLayer { n_kv_heads: s.n_kv_heads, head_dim: s.head_dim, window });
+        let norm = b.rms_norm(x, s.hidden);
+        let mut q = b.linear(norm, s.n_heads * s.head_dim, s.block, false);
+        let mut k = b.linear(norm, s.n_kv_heads * s.head_dim, s.block, false);
+        let v = b.linear(norm, s.n_kv_heads * s.head_dim, s.block, false);
+        if s.qk_norm {
+            q = b.rms_norm(q, s.head_dim);
+            k = b.rms_norm(k, s.head_dim);
+        }
+        let q = b.rope(q, s.head_dim, s.head_dim, RopeStyle::Half);
+        let k = b.rope(k, s.head_dim, s.head_dim, RopeStyle::Half);
+        b.kv_write(k, v, layer);
+        let y = b.attention(q, layer, s.n_heads, AttentionOptions { window, ..Default::default() });
+        let y = b.linear(y, s.hidden, s.block, false);
+        x = b.add(x, y);
+        let norm = b.rms_norm(x, s.hidden);
+        let gate = b.linear(norm, s.ffn, s.block, false);
+        let up = b.linear(norm, s.ffn, s.block, false);
+        let y = b.gate(gate, up, Activation::Silu);
+        let y = b.linear(y, s.hidden, s.block, false);
+        x = b.add(x, y);
+    }
+    b.layer(None);
+    let x = b.select_rows(x);
+    let x = b.rms_norm(x, s.hidden);
+    let logits = b.linear(x, s.n_vocab, s.head, false);
+    b.finish(logits)
+}
+
+/// Milliseconds of each kind of command, the largest first.
+fn print(program: &dyn Program, n_rows: usize, timings: &[Timing], n_steps: usize) {
+    let infos = program.commands(n_rows);
+    let mut kinds: BTreeMap<&str, (f64, usize, u64, f64)> = BTreeMap::new();
+    for t in timings {
+        let info = &infos[t.command];
+        let kind = kinds.entry(&info.kernel).or_insert((0.0, 0, 0, f64::MAX));
+        *kind = (kind.0 + t.duration, kind.1 + 1, kind.2 + info.weight_bytes, kind.3.min(t.duration));
+    }
+    let mut kinds: Vec<_> = kinds.into_iter().collect();
+    kinds.sort_by(|a, b| b.1.0.total_cmp(&a.1.0));
+    for (kernel, (seconds, count, bytes, least)) in kinds {
+        println!(
+            "  {:8.3} ms {:5} x {:8.2} us (least {:8.2}, {:5.1} GB/s)  {kernel}",
+            seconds * 1e3 / n_steps as f64,
+            count / n_steps,
+            seconds * 1e6 / count as f64,
+            least * 1e6,
+            bytes as f64 / count as f64 / least / 1e9
+        );
+    }
+}
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let name = args.first().map_or("135m", |s| s.as_str());
+    let prompt: usize = args.get(1).map_or(512, |s| s.parse().expect("a number of prompt tokens"));
+    let threads = args.get(2).map(|s| s.parse().expect("a number of threads"));
+    let shape = shape(name).expect("a known shape");
+    let device = CpuDevice::new(Options { threads, isa: None }).expect("the device");
+    println!("{}; {name}", device.describe());
+    let plan = fusion::fuse(&plan(&shape), device.fusion());
+    let limits = Limits {
+        max_rows: prompt.max(1),
+        max_outputs: 1,
+        max_spans: 4,
+        n_ctx: prompt + 256,
+        page_len: 64,
+        n_pages: vec![(prompt + 256) / 64 + 2; plan.kv.groups.len()],
+        kv_type: KvType::F16,
+        numerics: Numerics::Fast,
+    };
+    for item in device.memory_plan(&plan, &limits).expect("a memory plan").items {
+        println!("  {:10.3} MB {:?} {}", item.bytes as f64 / 1e6, item.residence, item.what);
+    }
+    let mut program = device.compile(&plan, &limits).expect("a program");
+    for round in 0..3 {
+        let mut sequences = Sequences::new(1, &plan.kv, &limits, 1000);
+        let mut timings = Vec::new();
+        let mut step = sequences.step(&[(0, prompt)]);
+        step.outputs = vec![prompt as u32 - 1];
+        let start = Instant::now();
+        program.run_timed(&step.borrow(), &mut timings).expect("a step");
+        let prefill = start.elapsed().as_secs_f64();
+        println!(
+            "round {round}: prefill {prompt}: {:.1} tok/s ({:.1} ms)",
+            prompt as f64 / prefill,
+            prefill * 1e3
+        );
+        if round == 2 {
+            print(&*program, prompt, &timings, 1);
+        }
+        timings.clear();
+        let n = 64;
+        let steps: Vec<_> = (0..n).map(|_| sequences.step(&[(0, 1)])).collect();
+        let start = Instant::now();
+        for step in &steps {
+            program.run_timed(&step.borrow(), &mut timings).expect("a step");
+        }
+        let decode = start.elapsed().as_secs_f64() / n as f64;
+        let bytes = plan.weight_bytes_per_token() as f64;
+        println!(
+            "round {round}: decode: {:.1} tok/s ({:.3} ms, {:.1} GB/s of {:.1} MB)",
+            1.0 / decode,
+            decode * 1e3,
+            bytes / decode / 1e9,
+            bytes / 1e6
+        );
+        if round == 2 {
+            print(&*program, 1, &timings, n);
+        }
+    }
+    let peaks = device.peaks();
+    println!(
+        "read {:.1} GB/s, int8 {:.0} Gop/s, f32 {:.0} Gop/s",
+        peaks.read_bytes_per_second / 1e9,
+        peaks.int8_ops_per_second / 1e9,
+        peaks.f32_ops_per_second / 1e9
+    );
+}

@@ -1,0 +1,156 @@
+//! The matrices of the chosen experts: `out[:, j] = x_j W[ids[:, j]]^T`; x `(n, n_in)` or `(n, k * n_in)`, W
+//! `(n_experts, n_out, n_in)`, each matrix wherever it lies in the files, out `(n, k * n_out)`.
+//!
+//! Two schedules:
+//!
+//! - [`one_row`]: a unit is a piece of the weight rows of one of the `k` chosen experts. A worker quantises the input of an
+//!   expert when it comes to it. Bytes: the chosen experts' weights.
+//! - [`many_rows`]: the rows were brought into the order of [`expert_groups`](super::expert_groups). A unit is a few tiles
+//!   of 16 weight rows of one expert, with all rows that go to it. Bytes: each used expert's weights once for each
+//!   block of its rows.
+//!
+//! Units are handed out by a counter. Order of accumulation is the matrix kernel's ([`linear`](super::linear)).
+
+use super::expert_groups::Groups;
+use super::linear::{
+    ActRow, ActRows, ActivationKind, GemmTile, Gemv, TILE_ROWS, q8_row_bytes, quantize_row_q8,
+};
+use super::round_up;
+use crate::command::Worker;
+use crate::isa::Isa;
+use device::Rows;
+
+/// Tiles of a unit of [`many_rows`].
+const TILES_PER_UNIT: usize = 4;
+
+/// Parameters of both schedules.
+#[derive(Clone, Copy)]
+pub struct Params {
+    /// `(n, n_in)`, or `(n, k * n_in)` if each chosen expert has its own.
+    pub x: *const f32,
+    /// Whether it has.
+    pub own: bool,
+    /// `(n, k)`, each below `n_experts`.
+    pub ids: *const u32,
+    /// Experts of a row.
+    pub k: usize,
+    /// `(n_experts)`: the first byte of each matrix.
+    pub matrices: *const *const u8,
+    /// Experts.
+    pub n_experts: usize,
+    /// Columns of a matrix.
+    pub n_in: usize,
+    /// Its rows.
+    pub n_out: usize,
+    /// Bytes of one.
+    pub row_bytes: usize,
+    /// `(n, k * n_out)`
+    pub out: *mut f32,
+    /// Which rows.
+    pub rows: Rows,
+    /// One activation row.
+    pub gemv: Gemv,
+    /// Many.
+    pub gemm_tile: GemmTile,
+    /// From how many rows on `gemm_tile` is used.
+    pub gemm_min_rows: usize,
+    /// What they read.
+    pub activation: ActivationKind,
+    /// [`many_rows`]: `(n * k, n_in)`, or `n * k` Q8 rows, in the order of the groups.
+    pub prepared: *const u8,
+    /// [`many_rows`]: the groups.
+    pub groups: Groups,
+    /// [`one_row`]: weight rows of a piece. [`many_rows`]: activation rows of a block.
+    pub block: usize,
+    /// For the quantiser.
+    pub isa: Isa,
+}
+
+/// Bytes of scratch of [`one_row`]: a Q8 row.
+pub fn one_row_scratch_bytes(n_in: usize) -> usize {
+    round_up(q8_row_bytes(n_in.next_multiple_of(32)))
+}
+
+/// Bytes of scratch of [`many_rows`]: the products of a tile and what the matrix kernel needs.
+pub fn many_rows_scratch_bytes(row_block: usize, gemm_scratch: usize) -> usize {
+    row_block * TILE_ROWS * 4 + round_up(gemm_scratch)
+}
+
+/// The schedule for one row.
+///
+/// # Safety
+/// As [`crate::command::Kernel`].
+pub unsafe fn one_row(p: &Params, worker: &Worker<'_>) {
+    if worker.step.n_rows(p.rows) == 0 {
+        return;
+    }
+    let n_pieces = p.n_out.div_ceil(p.block);
+    // Whose input is in the scratch.
+    let mut quantised = None;
+    while let Some(unit) = worker.take(p.k * n_pieces) {
+        let (j, piece) = (unit / n_pieces, unit % n_pieces);
+        let input = if p.own { j } else { 0 };
+        // SAFETY: ids are below the number of experts; pieces lie within their matrices; the scratch has room for a Q8 row.
+        unsafe {
+            let x = p.x.add(input * p.n_in);
+            let row = match p.activation {
+                ActivationKind::F32 => ActRow(x.cast()),
+                ActivationKind::Q8 => {
+                    if quantised.replace(input) != Some(input) {
+                        quantize_row_q8(p.isa, x, p.n_in, worker.scratch);
+                    }
+                    ActRow(worker.scratch)
+                }
+            };
+            let matrix = *p.matrices.add(*p.ids.add(j) as usize);
+            let (r0, r1) = (piece * p.block, ((piece + 1) * p.block).min(p.n_out));
+            (p.gemv)(matrix, p.row_bytes, p.n_in, r0, r1, row, p.out.add(j * p.n_out + r0));
+        }
+    }
+}
+
+/// The schedule for many rows.
+///
+/// # Safety
+/// As [`crate::command::Kernel`].
+pub unsafe fn many_rows(p: &Params, worker: &Worker<'_>) {
+    let n_tiles = p.n_out.div_ceil(TILE_ROWS);
+    let n_units = n_tiles.div_ceil(TILES_PER_UNIT);
+    let stride = match p.activation {
+        ActivationKind::F32 => p.n_in * 4,
+        ActivationKind::Q8 => q8_row_bytes(p.n_in),
+    };
+    let products: *mut f32 = worker.scratch.cast();
+    while let Some(unit) = worker.take(p.n_experts * n_units) {
+        let (expert, unit) = (unit / n_units, unit % n_units);
+        // SAFETY: tiles lie within their matrices; places within the prepared rows, which are pairs of the step; the
+        // scratch has the layout of `many_rows_scratch_bytes`.
+        unsafe {
+            let places = p.groups.of(expert);
+            let matrix = *p.matrices.add(expert);
+            let scratch: *mut u8 = products.add(p.block * TILE_ROWS).cast();
+            for start in places.clone().step_by(p.block) {
+                let n = (places.end - start).min(p.block);
+                let xs = ActRows { base: p.prepared.add(start * stride), stride, n };
+                for tile in unit * TILES_PER_UNIT..((unit + 1) * TILES_PER_UNIT).min(n_tiles) {
+                    let r0 = tile * TILE_ROWS;
+                    let n_rows = (p.n_out - r0).min(TILE_ROWS);
+                    let out_of = |i: usize| {
+                        let pair = *p.groups.order.add(start + i) as usize;
+                        p.out.add(pair * p.n_out + r0)
+                    };
+                    if n < p.gemm_min_rows {
+                        for i in 0..n {
+                            (p.gemv)(matrix, p.row_bytes, p.n_in, r0, r0 + n_rows, xs.row(i), out_of(i));
+                        }
+                        continue;
+                    }
+                    (p.gemm_tile)(matrix, p.row_bytes, p.n_in, r0, n_rows, xs, scratch, products);
+                    for i in 0..n {
+                        out_of(i).copy_from_nonoverlapping(products.add(i * TILE_ROWS), n_rows);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! `out = sum over j of weights[:, j] * x_j`: the chosen experts' results, weighed and added; x `(n, k * cols)`, weights
+//! `(n, k)`, out `(n, cols)`.
+//!
+//! Rows are shared among the workers, a few rows by their columns. Added in the order of `j`. Bytes: `4 k` read and 4
+//! written a column.
+
+use crate::command::Worker;
+use crate::simd::{Simd, variants};
+use device::Rows;
+
+/// Parameters.
+#[derive(Clone, Copy)]
+pub struct Params {
+    /// `(n, k * cols)`
+    pub x: *const f32,
+    /// `(n, k)`
+    pub weights: *const f32,
+    /// Parts of a row.
+    pub k: usize,
+    /// Columns of a part.
+    pub cols: usize,
+    /// `(n, cols)`
+    pub out: *mut f32,
+    /// Which rows.
+    pub rows: Rows,
+}
+
+/// # Safety
+/// As [`crate::command::Kernel`].
+#[inline(always)]
+unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
+    let n = worker.step.n_rows(p.rows);
+    let (rows, cols) =
+        if n < worker.n { (0..n, worker.share(p.cols, 16)) } else { (worker.share(n, 1), 0..p.cols) };
+    for row in rows {
+        // SAFETY: the parts lie within the row.
+        unsafe {
+            let weights = std::slice::from_raw_parts(p.weights.add(row * p.k), p.k);
+            let out = std::slice::from_raw_parts_mut(p.out.add(row * p.cols + cols.start), cols.len());
+            out.fill(0.0);
+            for (j, weight) in weights.iter().enumerate() {
+                let x = p.x.add((row * p.k + j) * p.cols + cols.start);
+                let x = std::slice::from_raw_parts(x, cols.len());
+                for (out, x) in out.iter_mut().zip(x) {
+                    *out += weight * x;
+                }
+            }
+        }
+    }
+}
+
+variants!(
+    /// The kernel for an instruction set.
+    expert_sum, body, Params
+);

@@ -1,0 +1,229 @@
+//! What a program promises beside the numbers: steps that repeat, sequences that do not touch each other, pages that can be
+//! copied and released, and bad steps that are refused.
+
+#![allow(clippy::unwrap_used)]
+
+use device::testing::{Sequences, limits, mini_transformer};
+use device::{Device, KvType, Limits, Numerics, OwnedStep, Plan, Program, Span, Timing, Want, fusion};
+use formats::BlockType;
+use ingle_device_cpu::{CpuDevice, Isa, Options};
+
+fn device(threads: usize) -> CpuDevice {
+    CpuDevice::new(Options { threads: Some(threads), isa: None }).unwrap()
+}
+
+fn fused(device: &CpuDevice, block: BlockType) -> (Plan, Limits) {
+    let plan = fusion::fuse(&mini_transformer(3, block), device.fusion());
+    let limits = Limits { kv_type: KvType::F16, ..limits(&plan.kv) };
+    (plan, limits)
+}
+
+/// A step of one sequence whose pages are its table's entries in order.
+fn step(plan: &Plan, limits: &Limits, tokens: &[u32], first_position: u32) -> OwnedStep {
+    let pages_per_table = limits.n_ctx / limits.page_len;
+    OwnedStep {
+        tokens: tokens.to_vec(),
+        spans: vec![Span { slot: 0, first_row: 0, n_rows: tokens.len() as u32, first_position }],
+        page_tables: (0..plan.kv.groups.len()).flat_map(|_| 0..pages_per_table as u32).collect(),
+        pages_per_table,
+        outputs: vec![tokens.len() as u32 - 1],
+        want: Want::Argmax,
+    }
+}
+
+fn bits(program: &dyn Program) -> Vec<u32> {
+    program.logits().iter().map(|v| v.to_bits()).collect()
+}
+
+#[test]
+fn the_same_steps_give_the_same_bits_for_any_number_of_threads() {
+    let mut first = None;
+    for threads in [1, 2, 3] {
+        let device = device(threads);
+        let (plan, limits) = fused(&device, BlockType::Q4_1);
+        for _ in 0..2 {
+            let mut program = device.compile(&plan, &limits).unwrap();
+            let mut sequences = Sequences::new(1, &plan.kv, &limits, 50);
+            let mut all = Vec::new();
+            for spans in [&[(0, 50), (1, 3)][..], &[(0, 1), (1, 1)], &[(1, 1)], &[(0, 33)]] {
+                program.run(&sequences.step(spans).borrow()).unwrap();
+                all.push(bits(&*program));
+            }
+            assert_eq!(first.get_or_insert_with(|| all.clone()), &all, "{threads} threads");
+        }
+    }
+}
+
+/// Chunked or whole, alone or in a batch of three: deterministic numerics give the same bits, on every instruction set.
+#[test]
+fn deterministic_steps_do_not_depend_on_their_company() {
+    for isa in Isa::available() {
+        let device = CpuDevice::new(Options { threads: Some(2), isa: Some(isa) }).unwrap();
+        for block in [BlockType::Q4_1, BlockType::Q6_K, BlockType::F16] {
+            let (plan, limits) = fused(&device, block);
+            let limits = Limits { numerics: Numerics::Deterministic, ..limits };
+            let tokens: Vec<u32> = (0..61).map(|i| i * 7 % 50).collect();
+            let run = |chunks: &[usize]| {
+                let mut program = device.compile(&plan, &limits).unwrap();
+                let mut at = 0;
+                for len in chunks {
+                    program.run(&step(&plan, &limits, &tokens[at..at + len], at as u32).borrow()).unwrap();
+                    at += len;
+                }
+                bits(&*program)
+            };
+            let whole = run(&[61]);
+            assert_eq!(run(&[20, 17, 23, 1]), whole, "{isa} {block} in chunks");
+            assert_eq!(run(&[1; 61]), whole, "{isa} {block} one by one");
+
+            // The same sequence as the middle one of three.
+            let mut program = device.compile(&plan, &limits).unwrap();
+            let alone = step(&plan, &limits, &tokens, 0);
+            let n_tables = plan.kv.groups.len();
+            let span = |slot: u32, first_row: u32, n_rows: u32, first_position: u32| Span {
+                slot,
+                first_row,
+                n_rows,
+                first_position,
+            };
+            let others = |n: u32, shift: u32| (0..n).map(move |i| (i * 3 + shift) % 50);
+            let mut batch = |first: std::ops::Range<usize>, before: u32, after: u32, rows_at: [u32; 2]| {
+                let mine = &tokens[first.clone()];
+                let tokens: Vec<u32> =
+                    others(before, 1).chain(mine.iter().copied()).chain(others(after, 2)).collect();
+                let n = mine.len() as u32;
+                let entries = 48 / 3;
+                let table = |slot: u32| {
+                    (0..n_tables).flat_map(move |_| {
+                        (0..32).map(move |e| if e < entries { slot * entries + e } else { device::PAGE_NONE })
+                    })
+                };
+                let step = OwnedStep {
+                    tokens,
+                    spans: vec![
+                        span(0, 0, before, rows_at[0]),
+                        span(1, before, n, first.start as u32),
+                        span(2, before + n, after, rows_at[1]),
+                    ],
+                    page_tables: (0..3).flat_map(table).collect(),
+                    outputs: vec![before + n - 1],
+                    ..alone.clone()
+                };
+                program.run(&step.borrow()).unwrap();
+                bits(&*program)
+            };
+            batch(0..30, 5, 1, [0, 0]);
+            batch(30..60, 1, 33, [5, 1]);
+            assert_eq!(batch(60..61, 1, 1, [6, 34]), whole, "{isa} {block} in a batch");
+        }
+    }
+}
+
+#[test]
+fn a_copied_page_serves_in_place_of_the_original() {
+    let device = device(2);
+    let (plan, limits) = fused(&device, BlockType::Q8_0);
+    let mut program = device.compile(&plan, &limits).unwrap();
+    let tokens: Vec<u32> = (0..20).collect();
+    program.run(&step(&plan, &limits, &tokens, 0).borrow()).unwrap();
+    let next = step(&plan, &limits, &[7], 20);
+    program.run(&next.borrow()).unwrap();
+    let expected = bits(&*program);
+    for group in 0..plan.kv.groups.len() {
+        program.copy_page(group, 0, 40).unwrap();
+        program.copy_page(group, 1, 41).unwrap();
+        program.release_page(group, 0);
+        program.release_page(group, 1);
+    }
+    let mut moved = next.clone();
+    for table in moved.page_tables.chunks_mut(next.pages_per_table) {
+        (table[0], table[1]) = (40, 41);
+    }
+    program.run(&moved.borrow()).unwrap();
+    assert_eq!(bits(&*program), expected);
+    assert!(program.copy_page(0, 0, 1 << 20).is_err());
+    program.release_page(0, 1 << 20); // nothing to release, and nothing happens
+}
+
+#[test]
+fn steps_that_would_leave_the_buffers_are_errors() {
+    let device = device(2);
+    let (plan, limits) = fused(&device, BlockType::F32);
+    let mut program = device.compile(&plan, &limits).unwrap();
+    let good = step(&plan, &limits, &[1, 2, 3], 0);
+    program.run(&good.borrow()).unwrap();
+    type Spoil<'a> = (&'a str, &'a dyn Fn(&mut OwnedStep));
+    let spoil: [Spoil; 7] = [
+        ("token", &|s| s.tokens[1] = 1 << 20),
+        ("output", &|s| s.outputs = vec![3]),
+        ("page", &|s| s.page_tables[0] = 1000),
+        ("no page", &|s| s.page_tables[0] = device::PAGE_NONE),
+        ("slot", &|s| s.spans[0].slot = 9),
+        ("position", &|s| s.spans[0].first_position = 511),
+        ("rows", &|s| s.spans[0].n_rows = 2),
+    ];
+    for (what, spoil) in spoil {
+        let mut bad = good.clone();
+        spoil(&mut bad);
+        assert!(program.run(&bad.borrow()).is_err(), "{what}");
+        program.run(&good.borrow()).unwrap();
+    }
+    let many = step(&plan, &limits, &[0; 65], 0);
+    assert!(program.run(&many.borrow()).is_err(), "too many rows");
+}
+
+#[test]
+fn a_step_without_outputs_or_without_rows_is_fine() {
+    let device = device(2);
+    let (plan, limits) = fused(&device, BlockType::Q4_0);
+    let mut program = device.compile(&plan, &limits).unwrap();
+    for tokens in [&[1, 2, 3][..], &[4]] {
+        let quiet = OwnedStep { outputs: vec![], ..step(&plan, &limits, tokens, 0) };
+        program.run(&quiet.borrow()).unwrap();
+        assert!(program.logits().is_empty() && program.argmax().is_empty());
+    }
+    let empty = OwnedStep { tokens: vec![], spans: vec![], outputs: vec![], ..step(&plan, &limits, &[1], 0) };
+    program.run(&empty.borrow()).unwrap();
+}
+
+#[test]
+fn impossible_options_are_refused_with_words() {
+    for options in [
+        Options { threads: Some(0), isa: None },
+        Options { threads: Some(1 << 20), isa: None },
+        Options { threads: None, isa: Isa::ALL.into_iter().find(|i| !i.is_available()) },
+    ] {
+        if options.isa.is_none() && options.threads.is_none() {
+            continue;
+        }
+        let error = CpuDevice::new(options).err().unwrap().to_string();
+        assert!(error.contains("cpu") && error.contains(';'), "{error}");
+    }
+}
+
+/// Profiles: every command once, in order, within the step's time.
+#[test]
+fn timings_belong_to_commands() {
+    let device = device(2);
+    let plan = fusion::fuse(&mini_transformer(1, BlockType::Q4_0), device.fusion());
+    let limits = limits(&plan.kv);
+    let mut program = device.compile(&plan, &limits).unwrap();
+    let mut sequences = Sequences::new(1, &plan.kv, &limits, 50);
+    for n in [5, 1] {
+        let step = sequences.step(&[(0, n)]);
+        let mut timings: Vec<Timing> = Vec::new();
+        program.run_timed(&step.borrow(), &mut timings).unwrap();
+        let commands = program.commands(n);
+        assert_eq!(
+            timings.iter().map(|t| t.command).collect::<Vec<_>>(),
+            (0..commands.len()).collect::<Vec<_>>()
+        );
+        assert!(timings.windows(2).all(|pair| pair[0].start <= pair[1].start));
+        assert!(
+            commands
+                .iter()
+                .any(|c| c.kernel.contains("linear_q4_0") && c.weight_bytes > 0 && c.layer == Some(0))
+        );
+        assert_eq!(commands.iter().any(|c| c.kernel.contains("1 row")), n == 1);
+    }
+}

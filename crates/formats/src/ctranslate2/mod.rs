@@ -1,0 +1,75 @@
+//! Folders of CTranslate2, as faster-whisper's models are: model.bin, config.json and a vocabulary.
+//!
+//! model.bin, binary version 6, little-endian:
+//!
+//! ```text
+//! u32 6 | string specification, "WhisperSpec" | u32 its revision
+//! u32 n_variables, then for each:  string name | u8 rank | u32 dims[rank] | u8 type | u32 n_bytes | data
+//! u32 n_aliases, then for each:    string alias | string name of a variable
+//! ```
+//!
+//! A string is a u16 length, that many bytes less one, and a NUL. Types are 0 f32, 1 i8, 2 i16, 3 i32, 4 f16, 5 bf16.
+//! Variables without dimensions are settings, such as `decoder/num_heads`. Weights of integers `X` have their scales in
+//! `X_scale`: one a row for 8 bits, one for all for 16. See <https://github.com/OpenNMT/CTranslate2>.
+//!
+//! Metadata is config.json, flattened; preprocessor_config.json, where there is one, flattened under
+//! `preprocessor_config.`; the settings under their variables' names; `ctranslate2.spec` and `ctranslate2.revision`; and
+//! the list `vocabulary`.
+
+mod reader;
+mod vocabulary;
+
+use std::path::Path;
+
+use crate::safetensors::{flatten, read_json};
+use crate::{Access, Checkpoint, Map, Metadata, Naming, Result, Value};
+
+pub use reader::{Model, parse};
+
+/// The file with the weights.
+pub const MODEL_FILE: &str = "model.bin";
+
+/// The version that is read. Files of other versions have another layout.
+pub const BINARY_VERSION: u32 = 6;
+
+/// The list of tokens in the metadata; item `i` is token `i`.
+pub const VOCABULARY: &str = "vocabulary";
+
+/// Whether the file begins as CTranslate2's do: with a small number.
+pub fn is_model(path: &Path) -> bool {
+    path.is_file() && matches!(crate::first_bytes(path), Ok([1..=255, 0, 0, 0]))
+}
+
+/// Open the folder `dir`.
+///
+/// # Errors
+/// Names the file, the variable or key, what was found and what was expected.
+pub fn open(dir: &Path, access: Access) -> Result<Checkpoint> {
+    let mut metadata = Metadata::default();
+    for (file, prefix) in [("config.json", ""), ("preprocessor_config.json", "preprocessor_config.")] {
+        let path = dir.join(file);
+        if path.is_file() {
+            flatten(&read_json(&path)?, prefix, &path, &mut metadata)?;
+        }
+    }
+    let path = dir.join(MODEL_FILE);
+    let map = Map::open(&path, access)?;
+    let file_bytes = map.len() as u64;
+    let model = parse(map, &path)?;
+    metadata.insert("ctranslate2.spec".to_owned(), Value::Str(model.spec));
+    metadata.insert("ctranslate2.revision".to_owned(), Value::Int(model.revision.into()));
+    for (name, value) in model.settings {
+        // Names of variables hold a slash, and so are no keys of config.json that anybody reads.
+        metadata.insert(name, value);
+    }
+    if let Some(tokens) = vocabulary::read(dir, access)? {
+        metadata.insert(VOCABULARY.to_owned(), Value::Array(tokens));
+    }
+    Ok(Checkpoint {
+        naming: Naming::CTranslate2,
+        metadata,
+        tensors: model.tensors,
+        format: format!("CTranslate2 v{BINARY_VERSION}"),
+        file_bytes,
+    })
+}

@@ -1,0 +1,96 @@
+//! Reading a binary file from front to back, with errors that say what was being read.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::{Bytes, Error, Map, Result};
+
+/// A place in the file. `at` arguments name what is being read, and are only formatted for an error.
+pub(crate) struct Cursor<'a> {
+    map: &'a Arc<Map>,
+    /// Bytes from the start of the file.
+    pub at: usize,
+    /// For errors.
+    pub file: &'a Path,
+}
+
+impl<'a> Cursor<'a> {
+    /// At the start of the file.
+    pub fn new(map: &'a Arc<Map>, file: &'a Path) -> Cursor<'a> {
+        Cursor { map, at: 0, file }
+    }
+
+    /// An [`Error::Malformed`].
+    pub fn error(&self, at: fmt::Arguments, found: impl fmt::Display, expected: impl fmt::Display) -> Error {
+        Error::malformed(self.file, at, found, expected)
+    }
+
+    /// Bytes to the end of the file.
+    pub fn remaining(&self) -> usize {
+        self.map.len() - self.at
+    }
+
+    /// The next `n` bytes.
+    pub fn take(&mut self, n: usize, at: fmt::Arguments) -> Result<&'a [u8]> {
+        let map: &'a [u8] = self.map;
+        let end = self.at.checked_add(n);
+        let Some(bytes) = end.and_then(|end| map.get(self.at..end)) else {
+            return Err(self.error(
+                at,
+                format_args!("{} bytes to the end of the file", self.remaining()),
+                format_args!("{n} at byte {}", self.at),
+            ));
+        };
+        self.at += n;
+        Ok(bytes)
+    }
+
+    /// The next `N` bytes, by value.
+    pub fn array<const N: usize>(&mut self, at: fmt::Arguments) -> Result<[u8; N]> {
+        let bytes = self.take(N, at)?;
+        let mut array = [0; N];
+        array.copy_from_slice(bytes);
+        Ok(array)
+    }
+
+    /// A little-endian integer.
+    pub fn u32(&mut self, at: fmt::Arguments) -> Result<u32> {
+        Ok(u32::from_le_bytes(self.array(at)?))
+    }
+
+    /// A little-endian integer.
+    pub fn u64(&mut self, at: fmt::Arguments) -> Result<u64> {
+        Ok(u64::from_le_bytes(self.array(at)?))
+    }
+
+    /// `n`, if the rest of the file has room for so many items, each of at least `min_bytes`.
+    pub fn room_for(&self, n: u64, min_bytes: usize, at: fmt::Arguments) -> Result<usize> {
+        let room = self.remaining() / min_bytes;
+        usize::try_from(n).ok().filter(|&n| n <= room).ok_or_else(|| {
+            self.error(
+                at,
+                format_args!("{n} items"),
+                format_args!("at most {room}, as {} bytes remain", self.remaining()),
+            )
+        })
+    }
+
+    /// Bytes that have to be UTF-8.
+    pub fn text<'b>(&self, bytes: &'b [u8], at: fmt::Arguments) -> Result<&'b str> {
+        std::str::from_utf8(bytes).map_err(|e| {
+            let bad: Vec<u8> = bytes.iter().skip(e.valid_up_to()).take(4).copied().collect();
+            self.error(
+                at,
+                format_args!("\"{}\" at byte {}", bad.escape_ascii(), e.valid_up_to()),
+                "UTF-8 text",
+            )
+        })
+    }
+
+    /// A view of a part of the file.
+    pub fn bytes(&self, range: std::ops::Range<usize>, at: fmt::Arguments) -> Result<Bytes> {
+        Bytes::new(self.map.clone(), range.clone())
+            .ok_or_else(|| self.error(at, format_args!("bytes {range:?}"), "them within the file"))
+    }
+}

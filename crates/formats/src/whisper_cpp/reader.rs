@@ -1,0 +1,167 @@
+//! Reading a ggml file of whisper.cpp. Nothing in it is believed.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::{HYPERPARAMETERS, MAGIC, MEL_FILTERS, VOCABULARY};
+use crate::cursor::Cursor;
+use crate::gguf::{MAX_DIMS, tensor_type_name};
+use crate::{Array, BlockType, Checkpoint, Error, Map, Metadata, Naming, Planes, Result, Tensor, Value};
+
+/// `ftype` is this times the version of the quantisation, plus the type.
+const VERSION_FACTOR: i32 = 1000;
+
+/// The version of the block layouts that ggml has had since 2023.
+const QUANTIZATION_VERSION: i32 = 2;
+
+/// Parse the bytes of a file; `path` only names it in errors.
+///
+/// # Errors
+/// Anything in the bytes that breaks the format, or a tensor type that cannot be decoded.
+pub fn parse(map: Arc<Map>, path: &Path) -> Result<Checkpoint> {
+    let mut cursor = Cursor::new(&map, path);
+    let magic = cursor.take(4, format_args!("magic"))?;
+    if magic != MAGIC {
+        return Err(cursor.error(
+            format_args!("magic"),
+            format_args!("\"{}\"", magic.escape_ascii()),
+            format_args!("\"{}\"", MAGIC.escape_ascii()),
+        ));
+    }
+    let mut metadata = Metadata::default();
+    let mut ftype = 0;
+    for key in HYPERPARAMETERS {
+        ftype = cursor.natural(format_args!("{key}"))?;
+        metadata.insert(key.to_owned(), Value::Int(ftype.into()));
+    }
+    let mut tensors = vec![read_filters(&mut cursor)?];
+    metadata.insert(VOCABULARY.to_owned(), Value::Array(read_vocabulary(&mut cursor)?));
+
+    let mut names = HashSet::from([MEL_FILTERS.to_owned()]);
+    while cursor.remaining() > 0 {
+        let tensor = read_tensor(&mut cursor, tensors.len(), ftype)?;
+        if !names.insert(tensor.name.clone()) {
+            return Err(cursor.error(
+                format_args!("tensor {:?}", tensor.name),
+                "the name a second time",
+                "every name once",
+            ));
+        }
+        tensors.push(tensor);
+    }
+    Ok(Checkpoint {
+        naming: Naming::WhisperCpp,
+        metadata,
+        tensors,
+        format: "whisper.cpp ggml".to_owned(),
+        file_bytes: map.len() as u64,
+    })
+}
+
+fn read_filters(cursor: &mut Cursor) -> Result<Tensor> {
+    let at = format_args!("mel filters");
+    let shape = vec![cursor.dimension(at)?, cursor.dimension(at)?];
+    tensor(cursor, MEL_FILTERS.to_owned(), shape, BlockType::F32)
+}
+
+/// The tokens stay where they lie.
+fn read_vocabulary(cursor: &mut Cursor) -> Result<Array> {
+    let at = format_args!("number of tokens");
+    let n = cursor.u32(at)?;
+    let n = cursor.room_for(n.into(), 4, at)?;
+    let start = cursor.at;
+    let mut spans = Vec::with_capacity(n);
+    for i in 0..n {
+        let at = format_args!("token {i}");
+        let len = cursor.u32(at)?;
+        let offset = cursor.at - start;
+        let n_bytes = cursor.room_for(len.into(), 1, at)?;
+        cursor.take(n_bytes, at)?;
+        match u32::try_from(offset) {
+            Ok(offset) => spans.push((offset, len)),
+            Err(_) => return Err(cursor.error(at, "tokens of 4 GiB or more", "less")),
+        }
+    }
+    let bytes = cursor.bytes(start..cursor.at, format_args!("tokens"))?;
+    Ok(Array::Str { bytes, spans })
+}
+
+fn read_tensor(cursor: &mut Cursor, i: usize, ftype: i32) -> Result<Tensor> {
+    let at = format_args!("tensor {i}");
+    let n_dims = cursor.u32(at)?;
+    if n_dims > MAX_DIMS {
+        return Err(cursor.error(
+            at,
+            format_args!("{n_dims} dimensions"),
+            format_args!("at most {MAX_DIMS}"),
+        ));
+    }
+    let name_len = cursor.u32(at)?;
+    let id = cursor.u32(at)?;
+    let mut shape = Vec::with_capacity(MAX_DIMS as usize);
+    for _ in 0..n_dims {
+        shape.push(cursor.dimension(at)?);
+    }
+    shape.reverse();
+    let name_len = cursor.room_for(name_len.into(), 1, at)?;
+    let name = cursor.take(name_len, at)?;
+    let name = cursor.text(name, at)?.to_owned();
+
+    let at = format_args!("tensor {name:?}");
+    let block = BlockType::from_gguf_id(id).ok_or_else(|| match tensor_type_name(id) {
+        Some(known) => Error::unsupported(cursor.file, at, format_args!("type {known}"), "types of weights"),
+        None => cursor.error(at, format_args!("type id {id}"), "the id of a tensor type"),
+    })?;
+    let version = ftype / VERSION_FACTOR;
+    if block.block_len() > 1 && version != QUANTIZATION_VERSION {
+        return Err(Error::unsupported(
+            cursor.file,
+            at,
+            format_args!("type {block} of quantisation version {version}"),
+            format_args!("version {QUANTIZATION_VERSION}"),
+        ));
+    }
+    tensor(cursor, name, shape, block)
+}
+
+/// A tensor whose data begins here.
+fn tensor(cursor: &mut Cursor, name: String, shape: Vec<usize>, block: BlockType) -> Result<Tensor> {
+    let at = format_args!("tensor {name:?}");
+    let n_cols = shape.last().copied().unwrap_or(1);
+    if !n_cols.is_multiple_of(block.block_len()) {
+        return Err(cursor.error(
+            at,
+            format_args!("rows of {n_cols} values"),
+            format_args!("a multiple of {}, {block}'s block", block.block_len()),
+        ));
+    }
+    let n_bytes = shape
+        .iter()
+        .try_fold(1usize, |n, &dim| n.checked_mul(dim))
+        .and_then(|n| (n / block.block_len()).checked_mul(block.block_bytes()))
+        .ok_or_else(|| {
+            cursor.error(at, format_args!("shape {shape:?}"), "a number of bytes that fits the address space")
+        })?;
+    let start = cursor.at;
+    cursor.take(n_bytes, at)?;
+    let data = cursor.bytes(start..cursor.at, at)?;
+    Ok(Tensor { name, shape, block, data, planes: Planes::default() })
+}
+
+impl Cursor<'_> {
+    /// An i32 that is not negative.
+    fn natural(&mut self, at: fmt::Arguments) -> Result<i32> {
+        let n = i32::from_le_bytes(self.array(at)?);
+        if n < 0 { Err(self.error(at, n, "0 or more")) } else { Ok(n) }
+    }
+
+    /// An i32 of 1 or more.
+    fn dimension(&mut self, at: fmt::Arguments) -> Result<usize> {
+        match self.natural(at)? {
+            0 => Err(self.error(at, "a dimension of 0", "1 or more")),
+            n => Ok(n as usize),
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! Every family's plan on the CPU device gives the logits that transformers gives.
+//!
+//! The fixtures' weights are BF16, which the device multiplies in f32, so the interpreter's bound holds for it too.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{DENSE, MIXED, Runner, check_with, open};
+use device::Numerics;
+use device_cpu::{CpuDevice, Isa, Options};
+use model::ModelSpec;
+
+fn fixtures_agree(isa: Isa, threads: usize, numerics: Numerics) {
+    let device = CpuDevice::new(Options { isa: Some(isa), threads: Some(threads) }).unwrap();
+    for name in DENSE.into_iter().chain(MIXED) {
+        let checkpoint = open(name);
+        let plan = ModelSpec::from_checkpoint(&checkpoint).unwrap().plan(&checkpoint).unwrap();
+        for chunk in [40, 7, 1] {
+            let worst = check_with(Runner::on(&device, &plan, numerics), name, chunk);
+            println!("{name} on {isa}: chunks of {chunk}: {worst:.1e}");
+        }
+    }
+}
+
+#[test]
+fn all_fixtures_agree_on_every_instruction_set() {
+    for isa in Isa::available() {
+        fixtures_agree(isa, 2, Numerics::Fast);
+    }
+}
+
+#[test]
+fn all_fixtures_agree_with_deterministic_numerics() {
+    fixtures_agree(Isa::detect(), 3, Numerics::Deterministic);
+}
