@@ -1,6 +1,8 @@
 //! `ingle embed` with the catalog's sentence model (fetched into the user's cache on first use) against
 //! sentence-transformers.
 
+#![allow(clippy::unwrap_used)] // A test that cannot go on fails.
+
 mod common;
 
 use std::io::Write;
@@ -81,7 +83,7 @@ fn cut_texts_are_noted_and_errors_are_clear() {
         (&["embed", MODEL, "--ctx", "513", "x"][..], "512 positions"),
         (&["embed", MODEL, "--validate-prefill", "x"], "whole text"),
         (&["embed", MODEL, "--file", "/no/such/file"], "/no/such/file"),
-        (&["complete", MODEL, "x"], "no logits"),
+        (&["complete", MODEL, "--prompt", "x"], "no logits"),
     ] {
         let message = error(args);
         assert!(message.contains(part), "{args:?}: {message}");

@@ -64,7 +64,7 @@ fn convert(name: &str) -> Vec<u8> {
     let sandwich = name.starts_with("gemma");
     let arch = if sandwich { "gemma4".to_owned() } else { name.replace('_', "") };
     let mut writer = Writer::new();
-    writer.metadata("general.architecture", MetaValue::Str(arch.clone().into())).unwrap();
+    writer.metadata("general.architecture", MetaValue::Str(arch.clone())).unwrap();
     let mut put = |key: &str, value: MetaValue| writer.metadata(&format!("{arch}.{key}"), value).unwrap();
     let number = |key: &str| config[key].as_f64();
     let n_layers = number("num_hidden_layers").unwrap() as usize;
