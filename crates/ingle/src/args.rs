@@ -96,10 +96,10 @@ impl FetchArgs {
     }
 }
 
-/// The device and the sizes.
+/// The device, and how the file is brought in.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Running")]
-pub struct LoadArgs {
+pub struct DeviceArgs {
     /// Where to run
     #[arg(long, value_enum, default_value_t = DeviceName::Cpu)]
     pub device: DeviceName,
@@ -111,6 +111,18 @@ pub struct LoadArgs {
     /// Use this instruction set instead of the best that the processor reports
     #[arg(long, value_enum)]
     pub isa: Option<IsaName>,
+
+    /// Read the file into memory instead of mapping it (for files that may change while in use)
+    #[arg(long)]
+    pub no_map: bool,
+}
+
+/// The device and the sizes.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Running")]
+pub struct LoadArgs {
+    #[command(flatten)]
+    pub device: DeviceArgs,
 
     /// Context length in tokens [default: what the model was trained for, at most 4096]
     #[arg(short, long, value_name = "TOKENS")]
@@ -127,7 +139,12 @@ pub struct LoadArgs {
     /// Fix the accumulation order of every row, so that batching and chunking cannot change an answer
     #[arg(long)]
     pub deterministic: bool,
+}
 
+/// How a prompt is computed, for commands that compute one.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Running")]
+pub struct PrefillArgs {
     /// How the prompt is computed; per-token is for checking
     #[arg(long, value_enum, default_value_t = PrefillName::Batched)]
     pub prefill: PrefillName,
@@ -135,10 +152,6 @@ pub struct LoadArgs {
     /// Compute the prompt both ways and fail if they differ by more than the arithmetic allows
     #[arg(long)]
     pub validate_prefill: bool,
-
-    /// Read the file into memory instead of mapping it (for files that may change while in use)
-    #[arg(long)]
-    pub no_map: bool,
 }
 
 /// How tokens are chosen. The order is fixed: penalties, temperature, top-k, top-p, min-p, pick.

@@ -7,7 +7,9 @@ use device::{Device, KvType, Numerics};
 use engine::{Engine, LoadOptions, Model, Prefill, TokenizerSource};
 use formats::Access;
 
-use crate::args::{DeviceName, FetchArgs, IsaName, KvTypeName, LoadArgs, ModelArgs, PrefillName};
+use crate::args::{
+    DeviceArgs, DeviceName, FetchArgs, IsaName, KvTypeName, LoadArgs, ModelArgs, PrefillArgs, PrefillName,
+};
 use crate::progress::Bar;
 
 /// Make sure that a model is on this machine; where it lies.
@@ -19,12 +21,12 @@ pub fn fetch(model: &str, args: &FetchArgs) -> anyhow::Result<PathBuf> {
 /// Fetch and open a model; nothing of a device is taken yet.
 pub fn open(args: &ModelArgs) -> anyhow::Result<Model> {
     let path = fetch(&args.model, &args.fetch)?;
-    let access = if args.load.no_map { Access::Read } else { Access::Map };
+    let access = if args.load.device.no_map { Access::Read } else { Access::Map };
     Ok(Model::open(&path, &TokenizerSource::Own, access)?)
 }
 
 /// The device that the flags name.
-pub fn device(args: &LoadArgs) -> anyhow::Result<Arc<dyn Device>> {
+pub fn device(args: &DeviceArgs) -> anyhow::Result<Arc<dyn Device>> {
     Ok(match args.device {
         DeviceName::Cpu => {
             let isa = args.isa.map(|isa| match isa {
@@ -58,7 +60,7 @@ pub fn options(args: &LoadArgs) -> LoadOptions {
 }
 
 /// How the flags ask for the prompt to be computed.
-pub fn prefill(args: &LoadArgs) -> Prefill {
+pub fn prefill(args: &PrefillArgs) -> Prefill {
     match args.prefill {
         PrefillName::Batched => Prefill::Batched,
         PrefillName::PerToken => Prefill::PerToken,
@@ -69,7 +71,7 @@ pub fn prefill(args: &LoadArgs) -> Prefill {
 pub const SCORED_ROWS: usize = 64;
 
 /// `--validate-prefill`: compute the prompt both ways, fail if they differ too much.
-pub fn validate(engine: &mut Engine, args: &LoadArgs, tokens: &[u32]) -> anyhow::Result<()> {
+pub fn validate(engine: &mut Engine, args: &PrefillArgs, tokens: &[u32]) -> anyhow::Result<()> {
     if args.validate_prefill {
         let check = engine.validate_prefill(tokens)?;
         eprintln!(

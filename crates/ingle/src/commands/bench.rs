@@ -9,7 +9,7 @@ use engine::{Engine, Model, Request, SamplingParams};
 use formats::BlockType;
 use serde::Serialize;
 
-use crate::args::ModelArgs;
+use crate::args::{ModelArgs, PrefillArgs};
 use crate::load;
 use crate::output::{self, Style, Table};
 
@@ -27,6 +27,9 @@ Examples:
 pub struct Bench {
     #[command(flatten)]
     model: ModelArgs,
+
+    #[command(flatten)]
+    prefill: PrefillArgs,
 
     /// Prompt lengths, each a test of its own; 0 for none
     #[arg(short = 'p', long, value_delimiter = ',', default_value = "512", value_name = "N,…")]
@@ -124,12 +127,14 @@ impl Bench {
         }
         tests.retain(|t| t.n_prompt + t.n_gen > 0);
         anyhow::ensure!(!tests.is_empty(), "nothing to measure: give -p or -n a number above 0");
-        let device = load::device(&self.model.load)?;
+        let device = load::device(&self.model.load.device)?;
         let model = Arc::new(load::open(&self.model)?);
         let mut options = load::options(&self.model.load);
         let needed = tests.iter().map(Test::n_positions).max().unwrap_or(0);
         options.n_ctx = Some(options.n_ctx.unwrap_or(needed).max(needed));
         let mut engine = Engine::new(model.clone(), &device, &options)?;
+        let n_prompt = tests.iter().map(|t| t.n_depth + t.n_prompt.max(1)).max().unwrap_or(1);
+        load::validate(&mut engine, &self.prefill, &load::arbitrary_tokens(n_prompt, model.n_vocab()))?;
         let peaks = (!self.no_peaks).then(|| device.peaks());
         let mut rows = Vec::new();
         for test in tests {
@@ -191,7 +196,7 @@ impl Bench {
             sampling: SamplingParams::greedy(),
             max_tokens: Some(n_gen),
             ignore_end: true,
-            prefill: load::prefill(&self.model.load),
+            prefill: load::prefill(&self.prefill),
             ..Request::new(load::arbitrary_tokens(n_prompt, n_vocab))
         };
         Ok(engine.generate(request, |_| {})?.timings)

@@ -11,7 +11,7 @@ use serde_json::json;
 use text::Specials;
 
 use super::generate::{self, Interrupt};
-use crate::args::{ModelArgs, SamplingArgs};
+use crate::args::{ModelArgs, PrefillArgs, SamplingArgs};
 use crate::{load, output};
 
 /// Continue a text, without a chat template
@@ -25,6 +25,9 @@ Examples:
 pub struct Complete {
     #[command(flatten)]
     model: ModelArgs,
+
+    #[command(flatten)]
+    prefill: PrefillArgs,
 
     /// - reads the prompt from stdin
     #[arg(value_name = "-", value_parser = ["-"])]
@@ -57,7 +60,7 @@ pub struct Complete {
 impl Complete {
     pub fn run(self) -> anyhow::Result<()> {
         let prompt = self.text()?;
-        let device = load::device(&self.model.load)?;
+        let device = load::device(&self.model.load.device)?;
         let model = Arc::new(load::open(&self.model)?);
         let tokens = match (prompt, &self.tokens) {
             (_, Some(tokens)) => tokens.clone(),
@@ -67,10 +70,10 @@ impl Complete {
             }
         };
         let mut engine = Engine::new(model.clone(), &device, &load::options(&self.model.load))?;
-        load::validate(&mut engine, &self.model.load, &tokens)?;
+        load::validate(&mut engine, &self.prefill, &tokens)?;
         let interrupt = Interrupt::install()?;
         let mut request =
-            generate::request(tokens, generate::sampling(&self.sampling), &self.sampling, &self.model.load);
+            generate::request(tokens, generate::sampling(&self.sampling), &self.sampling, &self.prefill);
         request.ignore_end = self.ignore_end;
         if self.json {
             return complete_json(&mut engine, request);

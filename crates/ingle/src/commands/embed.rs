@@ -9,7 +9,7 @@ use clap::Args;
 use engine::{Embedder, Prefill};
 use serde_json::json;
 
-use crate::args::ModelArgs;
+use crate::args::{ModelArgs, PrefillArgs};
 use crate::{load, output};
 
 /// Turn texts into embedding vectors
@@ -27,6 +27,9 @@ pub struct Embed {
     #[command(flatten)]
     model: ModelArgs,
 
+    #[command(flatten)]
+    prefill: PrefillArgs,
+
     /// Texts
     text: Vec<String>,
 
@@ -42,13 +45,13 @@ pub struct Embed {
 impl Embed {
     pub fn run(self) -> anyhow::Result<()> {
         let args = &self.model.load;
-        if args.validate_prefill || load::prefill(args) == Prefill::PerToken {
+        if self.prefill.validate_prefill || load::prefill(&self.prefill) == Prefill::PerToken {
             bail!(
                 "--prefill per-token and --validate-prefill are for text: an embedding is of a whole text at once"
             );
         }
         let texts = self.texts()?;
-        let device = load::device(args)?;
+        let device = load::device(&args.device)?;
         let model = Arc::new(load::open(&self.model)?);
         let mut embedder = Embedder::new(model, &device, &load::options(args))?;
         let found = embedder.embed(&texts)?;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use engine::{CancelFlag, Engine, Event, Finished, Overflow, Request, SamplingParams, Timings};
 
-use crate::args::{LoadArgs, OverflowName, SamplingArgs};
+use crate::args::{OverflowName, PrefillArgs, SamplingArgs};
 
 /// Ctrl-C: ends the answer that is being generated; with none, the program.
 #[derive(Clone, Default)]
@@ -47,7 +47,12 @@ pub fn sampling(args: &SamplingArgs) -> SamplingParams {
 }
 
 /// A request to continue `tokens` as the flags ask.
-pub fn request(tokens: Vec<u32>, sampling: SamplingParams, args: &SamplingArgs, load: &LoadArgs) -> Request {
+pub fn request(
+    tokens: Vec<u32>,
+    sampling: SamplingParams,
+    args: &SamplingArgs,
+    prefill: &PrefillArgs,
+) -> Request {
     Request {
         sampling,
         max_tokens: args.max_tokens,
@@ -56,7 +61,7 @@ pub fn request(tokens: Vec<u32>, sampling: SamplingParams, args: &SamplingArgs, 
             OverflowName::Stop => Overflow::Stop,
             OverflowName::Slide => Overflow::Slide { keep: args.keep },
         },
-        prefill: crate::load::prefill(load),
+        prefill: crate::load::prefill(prefill),
         ..Request::new(tokens)
     }
 }

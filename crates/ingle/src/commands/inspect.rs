@@ -4,7 +4,7 @@ use clap::Args;
 use formats::{Access, Array, Checkpoint, Value};
 use serde_json::json;
 
-use crate::args::ModelArgs;
+use crate::args::{DeviceArgs, FetchArgs};
 use crate::load;
 use crate::output::{self, Style, Table};
 
@@ -17,8 +17,14 @@ Examples:
   ingle inspect model.gguf --plan           (the plan, and what fusion made of it)
   ingle inspect folder/ --json")]
 pub struct Inspect {
+    /// A catalog name, a path to a GGUF file or a folder, or hf:org/repo[/file][@revision]
+    model: String,
+
     #[command(flatten)]
-    model: ModelArgs,
+    fetch: FetchArgs,
+
+    #[command(flatten)]
+    device: DeviceArgs,
 
     /// List every tensor
     #[arg(long)]
@@ -35,9 +41,8 @@ pub struct Inspect {
 
 impl Inspect {
     pub fn run(self) -> anyhow::Result<()> {
-        let path = load::fetch(&self.model.model, &self.model.fetch)?;
-        let checkpoint =
-            formats::open(&path, if self.model.load.no_map { Access::Read } else { Access::Map })?;
+        let path = load::fetch(&self.model, &self.fetch)?;
+        let checkpoint = formats::open(&path, if self.device.no_map { Access::Read } else { Access::Map })?;
         let spec = model::ModelSpec::from_checkpoint(&checkpoint);
         if self.json {
             return self.print_json(&checkpoint, spec);
@@ -69,7 +74,7 @@ impl Inspect {
         if self.plan {
             let plan = spec.plan(&checkpoint)?;
             plan.check()?;
-            let device = load::device(&self.model.load)?;
+            let device = load::device(&self.device)?;
             let fused = device::fusion::fuse(&plan, device.fusion());
             output::print_line(&format!("plan: {} ops\n\n{plan}", plan.nodes.len()))?;
             output::print_line(&format!(
@@ -122,7 +127,7 @@ impl Inspect {
                 all["unused_tensors"] = spec.unused_tensors.clone().into();
                 if self.plan {
                     let plan = spec.plan(checkpoint)?;
-                    let fused = device::fusion::fuse(&plan, load::device(&self.model.load)?.fusion());
+                    let fused = device::fusion::fuse(&plan, load::device(&self.device)?.fusion());
                     all["plan"] = plan.to_string().lines().collect::<Vec<_>>().into();
                     all["fused_plan"] = fused.to_string().lines().collect::<Vec<_>>().into();
                 }

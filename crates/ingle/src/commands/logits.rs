@@ -7,7 +7,7 @@ use engine::Engine;
 use serde_json::json;
 use text::Specials;
 
-use crate::args::ModelArgs;
+use crate::args::{ModelArgs, PrefillArgs};
 use crate::output::{Style, Table};
 use crate::{load, output};
 
@@ -21,6 +21,9 @@ Examples:
 pub struct Logits {
     #[command(flatten)]
     model: ModelArgs,
+
+    #[command(flatten)]
+    prefill: PrefillArgs,
 
     /// The text
     #[arg(short, long, required_unless_present = "tokens", conflicts_with = "tokens")]
@@ -41,7 +44,7 @@ pub struct Logits {
 
 impl Logits {
     pub fn run(self) -> anyhow::Result<()> {
-        let device = load::device(&self.model.load)?;
+        let device = load::device(&self.model.load.device)?;
         let model = Arc::new(load::open(&self.model)?);
         let tokens = match (&self.prompt, self.tokens) {
             (Some(text), _) => model.need_tokenizer()?.encode_with_bos(text, Specials::Parse)?,
@@ -50,8 +53,8 @@ impl Logits {
         let mut options = load::options(&self.model.load);
         options.n_outputs = Some(load::SCORED_ROWS);
         let mut engine = Engine::new(model.clone(), &device, &options)?;
-        load::validate(&mut engine, &self.model.load, &tokens)?;
-        let scores = engine.score(&tokens, self.top, load::prefill(&self.model.load))?;
+        load::validate(&mut engine, &self.prefill, &tokens)?;
+        let scores = engine.score(&tokens, self.top, load::prefill(&self.prefill))?;
         if self.json {
             let top: Vec<Vec<_>> = scores
                 .iter()

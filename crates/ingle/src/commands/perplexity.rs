@@ -8,7 +8,7 @@ use clap::Args;
 use engine::Engine;
 use text::Specials;
 
-use crate::args::ModelArgs;
+use crate::args::{ModelArgs, PrefillArgs};
 use crate::{load, output};
 
 /// Measure the perplexity of a model on a text file
@@ -22,6 +22,9 @@ Examples:
 pub struct Perplexity {
     #[command(flatten)]
     model: ModelArgs,
+
+    #[command(flatten)]
+    prefill: PrefillArgs,
 
     /// The text; - reads stdin
     file: PathBuf,
@@ -42,7 +45,7 @@ impl Perplexity {
         } else {
             std::fs::read_to_string(&self.file).with_context(|| format!("reading {}", self.file.display()))?
         };
-        let device = load::device(&self.model.load)?;
+        let device = load::device(&self.model.load.device)?;
         let model = Arc::new(load::open(&self.model)?);
         let tokenizer = model.need_tokenizer()?;
         let tokens = tokenizer.encode(&text, Specials::Literal)?;
@@ -50,7 +53,9 @@ impl Perplexity {
         let mut options = load::options(&self.model.load);
         options.n_outputs = Some(load::SCORED_ROWS);
         let mut engine = Engine::new(model.clone(), &device, &options)?;
-        let prefill = load::prefill(&self.model.load);
+        let n_checked = tokens.len().min(engine.limits().n_ctx);
+        load::validate(&mut engine, &self.prefill, &tokens[..n_checked])?;
+        let prefill = load::prefill(&self.prefill);
         let result = engine.perplexity(&tokens, bos, self.window, prefill, &mut |so_far, n_windows| {
             tracing::info!("window {} of {n_windows}: perplexity {:.4}", so_far.n_windows, so_far.perplexity);
         })?;

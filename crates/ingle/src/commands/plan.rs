@@ -22,7 +22,7 @@ pub struct Plan {
 
 impl Plan {
     pub fn run(self) -> anyhow::Result<()> {
-        let device = load::device(&self.model.load)?;
+        let device = load::device(&self.model.load.device)?;
         let model = load::open(&self.model)?;
         let report = engine::plan_memory(&model, device.as_ref(), &load::options(&self.model.load))?;
         if self.json {

@@ -10,7 +10,7 @@ use device::CommandInfo;
 use engine::{Engine, Request, SamplingParams, StepTimings};
 use serde_json::json;
 
-use crate::args::ModelArgs;
+use crate::args::{ModelArgs, PrefillArgs};
 use crate::output::{Style, Table};
 use crate::{load, output};
 
@@ -24,6 +24,9 @@ Examples:
 pub struct Profile {
     #[command(flatten)]
     model: ModelArgs,
+
+    #[command(flatten)]
+    prefill: PrefillArgs,
 
     /// Prompt tokens
     #[arg(short = 'p', long, default_value_t = 128, value_name = "N")]
@@ -63,16 +66,17 @@ struct Sum {
 
 impl Profile {
     pub fn run(self) -> anyhow::Result<()> {
-        let device = load::device(&self.model.load)?;
+        let device = load::device(&self.model.load.device)?;
         let model = Arc::new(load::open(&self.model)?);
         let n_vocab = model.n_vocab();
         let mut engine = Engine::new(model, &device, &load::options(&self.model.load))?;
+        load::validate(&mut engine, &self.prefill, &load::arbitrary_tokens(self.n_prompt.max(1), n_vocab))?;
         let request = |n_prompt: usize, n_gen: usize| Request {
             sampling: SamplingParams::greedy(),
             max_tokens: Some(n_gen),
             ignore_end: true,
             reuse: false,
-            prefill: load::prefill(&self.model.load),
+            prefill: load::prefill(&self.prefill),
             ..Request::new(load::arbitrary_tokens(n_prompt.max(1), n_vocab))
         };
         // The first steps read the file for the first time; they are not what a profile asks.

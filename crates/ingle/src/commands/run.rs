@@ -11,7 +11,7 @@ use serde_json::json;
 use text::{ChatTemplate, Specials};
 
 use super::generate::{self, Interrupt};
-use crate::args::{ModelArgs, SamplingArgs};
+use crate::args::{ModelArgs, PrefillArgs, SamplingArgs};
 use crate::{interactive, load, output};
 
 /// Chat with a model: one answer to PROMPT, or an interactive conversation
@@ -25,6 +25,9 @@ Examples:
 pub struct Run {
     #[command(flatten)]
     model: ModelArgs,
+
+    #[command(flatten)]
+    prefill: PrefillArgs,
 
     /// What to say; without it the conversation is interactive, or the prompt comes from a pipe
     prompt: Option<String>,
@@ -62,14 +65,14 @@ impl Run {
             !self.json || prompt.is_some(),
             "--json needs a PROMPT: a conversation is for people"
         );
-        let device = load::device(&self.model.load)?;
+        let device = load::device(&self.model.load.device)?;
         let model = Arc::new(load::open(&self.model)?);
         let history = self.model.fetch.cache()?.root().join("history");
         let mut session = Session {
             dialogue: self.dialogue(&model)?,
             engine: Engine::new(model, &device, &load::options(&self.model.load))?,
             interrupt: Interrupt::install()?,
-            load: self.model.load,
+            prefill: self.prefill,
             sampling: self.sampling,
         };
         match prompt {
@@ -167,7 +170,7 @@ pub struct Session {
     pub engine: Engine,
     pub sampling: SamplingArgs,
     interrupt: Interrupt,
-    load: crate::args::LoadArgs,
+    prefill: PrefillArgs,
 }
 
 impl Session {
@@ -200,12 +203,12 @@ impl Session {
 
     fn request(&mut self, message: &str) -> anyhow::Result<engine::Request> {
         let tokens = self.dialogue.say(message)?;
-        let checked = load::validate(&mut self.engine, &self.load, &tokens);
+        let checked = load::validate(&mut self.engine, &self.prefill, &tokens);
         if checked.is_err() {
             self.dialogue.unsay(message);
         }
         checked?;
-        Ok(generate::request(tokens, generate::sampling(&self.sampling), &self.sampling, &self.load))
+        Ok(generate::request(tokens, generate::sampling(&self.sampling), &self.sampling, &self.prefill))
     }
 }
 
