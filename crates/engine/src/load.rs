@@ -86,19 +86,26 @@ impl Model {
     /// # Errors
     /// The file is malformed, describes a model that is not known, lacks tensors, or has a broken vocabulary.
     pub fn open(path: &Path, tokenizer: &TokenizerSource, access: Access) -> Result<Model> {
-        let checkpoint = formats::open(path, access)?;
+        Model::from_opened(path, &formats::open(path, access)?, tokenizer)
+    }
+
+    /// As [`Self::open`], from a checkpoint that was opened, and perhaps verified, already.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn from_opened(path: &Path, checkpoint: &Checkpoint, tokenizer: &TokenizerSource) -> Result<Model> {
         let tokenizer = match tokenizer {
-            TokenizerSource::Own => own_tokenizer(path, &checkpoint)?,
+            TokenizerSource::Own => own_tokenizer(path, checkpoint)?,
             TokenizerSource::Folder(folder) => {
                 let found = Tokenizer::from_folder(folder)?;
                 Some(found.ok_or_else(|| Error::NoTokenizer { file: folder.clone() })?)
             }
             TokenizerSource::None => None,
         };
-        Model::from_checkpoint(path, &checkpoint, tokenizer)
+        Model::from_checkpoint(path, checkpoint, tokenizer)
     }
 
-    /// As [`Self::open`], from a checkpoint that is open already; `path` is for messages.
+    /// As [`Self::from_opened`], with a tokenizer that is there already; `path` is for messages.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -201,16 +208,22 @@ impl Model {
     }
 }
 
+/// The tokenizer that belongs to the weights: of a folder, the files in it; of a file, what its header holds.
 fn own_tokenizer(path: &Path, checkpoint: &Checkpoint) -> Result<Option<Tokenizer>> {
+    let metadata = &checkpoint.metadata;
     match checkpoint.naming {
-        Naming::HuggingFace => Ok(Tokenizer::from_folder(path)?),
-        Naming::Gguf => match Tokenizer::from_gguf(&checkpoint.metadata) {
+        Naming::HuggingFace if path.is_dir() => Ok(Tokenizer::from_folder(path)?),
+        // A `.base` file, which was made from a folder, or by others from a GGUF file.
+        Naming::HuggingFace | Naming::Base if metadata.get("tokenizer.ggml.model").is_none() => {
+            Ok(Tokenizer::from_base(metadata)?)
+        }
+        Naming::Gguf | Naming::HuggingFace | Naming::Base => match Tokenizer::from_gguf(metadata) {
             Ok(tokenizer) => Ok(Some(tokenizer)),
             Err(text::Error::NoVocabulary { .. }) => Ok(None),
             Err(error) => Err(error.into()),
         },
         // Their vocabularies are not read yet: token ids work.
-        _ => Ok(None),
+        Naming::CTranslate2 | Naming::WhisperCpp => Ok(None),
     }
 }
 

@@ -13,6 +13,7 @@ mod planes;
 
 pub mod base;
 pub mod codec;
+pub mod convert;
 pub mod ctranslate2;
 pub mod gguf;
 pub mod safetensors;
@@ -150,6 +151,38 @@ pub fn open(path: &Path, access: Access) -> Result<Checkpoint> {
         whisper_cpp::MAGIC => whisper_cpp::open(path, access),
         _ => gguf::open(path, access),
     }
+}
+
+/// What has to hold before anything of a file is used. Of the formats only `.base` has signatures and checksums.
+#[derive(Clone, Debug, Default)]
+pub struct Verify {
+    /// The key that must have signed it.
+    pub key: Option<base::PublicKey>,
+    /// Hash every tensor.
+    pub checksums: bool,
+}
+
+/// As [`open`], after the file was verified. What is verified are the bytes that the checkpoint views: with
+/// [`Access::Read`] nobody can change them afterwards.
+///
+/// # Errors
+/// As [`open`]; the file cannot be verified, is not signed by the key, or is damaged.
+pub fn open_verified(path: &Path, access: Access, verify: &Verify) -> Result<Checkpoint> {
+    if verify.key.is_none() && !verify.checksums {
+        return open(path, access);
+    }
+    if path.is_dir() || first_bytes(path)? != base::MAGIC {
+        let found = "a format without signatures and checksums";
+        return Err(Error::unsupported(path, "verification", found, ".base files"));
+    }
+    let file = base::read(path, access)?;
+    if let Some(key) = &verify.key {
+        file.verify_signature(key)?;
+    }
+    if verify.checksums {
+        file.verify_checksums()?;
+    }
+    Ok(file.into_checkpoint())
 }
 
 /// The first four bytes of a file; zeros for what it lacks.

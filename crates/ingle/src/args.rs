@@ -7,14 +7,30 @@ use clap::{Args, ValueEnum};
 /// Which model, and how it is loaded.
 #[derive(Args, Clone, Debug)]
 pub struct ModelArgs {
-    /// A catalog name (`ingle list --all`), a path to a GGUF file or a folder, or hf:org/repo[/file][@revision]
+    /// A catalog name (`ingle list --all`), a path to a GGUF or .base file or a folder, or hf:org/repo[/file][@revision]
     pub model: String,
 
     #[command(flatten)]
     pub fetch: FetchArgs,
 
     #[command(flatten)]
+    pub verify: VerifyArgs,
+
+    #[command(flatten)]
     pub load: LoadArgs,
+}
+
+/// What has to hold before a file is used.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Verifying (.base files)")]
+pub struct VerifyArgs {
+    /// Refuse the file unless it is signed by this key: the file of a public key, or its 64 hexadecimal digits
+    #[arg(long, value_name = "FILE|HEX")]
+    pub verify_key: Option<String>,
+
+    /// Compare the checksum of every tensor first, which reads the whole file
+    #[arg(long)]
+    pub check: bool,
 }
 
 /// Where models come from and where they are kept.

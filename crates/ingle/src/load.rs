@@ -1,14 +1,17 @@
 //! From flags to a model that runs: fetch, device, options.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use anyhow::Context;
 use device::{Device, KvType, Numerics};
 use engine::{Engine, LoadOptions, Model, Prefill, TokenizerSource};
-use formats::Access;
+use formats::base::PublicKey;
+use formats::{Access, Checkpoint, Verify};
 
 use crate::args::{
     DeviceArgs, DeviceName, FetchArgs, IsaName, KvTypeName, LoadArgs, ModelArgs, PrefillArgs, PrefillName,
+    VerifyArgs,
 };
 use crate::progress::Bar;
 
@@ -22,7 +25,24 @@ pub fn fetch(model: &str, args: &FetchArgs) -> anyhow::Result<PathBuf> {
 pub fn open(args: &ModelArgs) -> anyhow::Result<Model> {
     let path = fetch(&args.model, &args.fetch)?;
     let access = if args.load.device.no_map { Access::Read } else { Access::Map };
-    Ok(Model::open(&path, &TokenizerSource::Own, access)?)
+    let checkpoint = open_checkpoint(&path, access, &args.verify)?;
+    Ok(Model::from_opened(&path, &checkpoint, &TokenizerSource::Own)?)
+}
+
+/// Open a file or folder, verified as the flags ask.
+pub fn open_checkpoint(path: &Path, access: Access, args: &VerifyArgs) -> anyhow::Result<Checkpoint> {
+    let key = args.verify_key.as_deref().map(public_key).transpose()?;
+    Ok(formats::open_verified(path, access, &Verify { key, checksums: args.check })?)
+}
+
+/// A public key: a file of 32 bytes, or 64 hexadecimal digits.
+pub fn public_key(text: &str) -> anyhow::Result<PublicKey> {
+    let digits: Option<Vec<u8>> = text.chars().map(|c| c.to_digit(16).map(|digit| digit as u8)).collect();
+    let Some(digits) = digits.filter(|digits| digits.len() == 64) else {
+        return Ok(PublicKey::read(Path::new(text))?);
+    };
+    let bytes: [u8; 32] = std::array::from_fn(|i| digits[2 * i] << 4 | digits[2 * i + 1]);
+    PublicKey::from_bytes(&bytes).with_context(|| format!("{text} is no ed25519 public key"))
 }
 
 /// The device that the flags name.

@@ -88,9 +88,17 @@ impl Tokenizer {
     /// # Errors
     /// A file cannot be read, is no JSON, or holds what [`Tokenizer::from_json`] refuses.
     pub fn from_folder(dir: &Path) -> Result<Option<Tokenizer>> {
-        let Some(json) = read(dir, "tokenizer.json")? else { return Ok(None) };
+        Tokenizer::from_files(&|name| read(dir, name))
+    }
+
+    /// As [`Self::from_folder`], with whatever gives the bytes of a file by its name, and `None` for one that is not there.
+    ///
+    /// # Errors
+    /// As [`Self::from_folder`]; those of `read`.
+    pub fn from_files(read: &dyn Fn(&str) -> Result<Option<Vec<u8>>>) -> Result<Option<Tokenizer>> {
+        let Some(json) = read("tokenizer.json")? else { return Ok(None) };
         let json = parse("tokenizer.json", &json)?;
-        let mut config = match read(dir, "tokenizer_config.json")? {
+        let mut config = match read("tokenizer_config.json")? {
             Some(bytes) => parse("tokenizer_config.json", &bytes)?,
             None => Value::Object(serde_json::Map::new()),
         };
@@ -100,7 +108,7 @@ impl Tokenizer {
             ("config.json", &["eos_token_id", "bos_token_id"]),
         ] {
             let missing = keys.iter().any(|key| config.get(key).is_none_or(Value::is_null));
-            let Some(bytes) = missing.then(|| read(dir, file)).transpose()?.flatten() else { continue };
+            let Some(bytes) = missing.then(|| read(file)).transpose()?.flatten() else { continue };
             let other = parse(file, &bytes)?;
             for key in keys {
                 if config.get(key).is_none_or(Value::is_null)
@@ -111,7 +119,7 @@ impl Tokenizer {
             }
         }
         let mut tokenizer_parts = Parts::new(json, &config)?;
-        if let Some(source) = read(dir, "chat_template.jinja")? {
+        if let Some(source) = read("chat_template.jinja")? {
             let source =
                 String::from_utf8(source).map_err(|e| malformed("chat_template.jinja", &e, "UTF-8"))?;
             tokenizer_parts.declared.chat_templates.retain(|(name, _)| !name.is_empty() && name != "default");

@@ -1,6 +1,6 @@
 //! Text to tokens and back, and conversations to text.
 //!
-//! - [`Tokenizer`]: from the keys of a GGUF file or from a Hugging Face folder; [`Specials`] says whether the text of a
+//! - [`Tokenizer`]: from the keys of a GGUF file, from a Hugging Face folder, or from a `.base` file that holds either; [`Specials`] says whether the text of a
 //!   control token is that token.
 //! - [`Detokenizer`]: tokens to text as they come, never half a character. [`StopStrings`]: stop strings in such a
 //!   stream. Neither allocates once it is made.
@@ -10,6 +10,7 @@
 //! [`Error`], in bounded time. What is absent here on purpose: devices, and what a model does with its tokens.
 #![deny(missing_docs)]
 
+mod base;
 mod bpe;
 mod byte_level;
 mod chat_template;

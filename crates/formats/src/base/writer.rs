@@ -159,7 +159,8 @@ impl Writer {
     pub fn metadata(&mut self, metadata: &Metadata) -> Result<(), WriteError> {
         for (key, value) in metadata.iter() {
             let given = [super::HEADER_PREFIX, super::FILES_PREFIX].iter().any(|p| key.starts_with(p));
-            if given || key == super::TOKENIZER_KEY {
+            // GGUF files may have this key as one of their own.
+            if given || (key == super::TOKENIZER_KEY && self.naming != Naming::Gguf) {
                 continue;
             }
             let json = to_json(value).map_err(|what| WriteError::Value { key: key.to_owned(), what })?;

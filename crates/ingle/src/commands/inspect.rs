@@ -1,10 +1,12 @@
 //! `ingle inspect`: what is in a model file, and what is made of it.
 
+use std::collections::BTreeSet;
+
 use clap::Args;
 use formats::{Access, Array, Checkpoint, Value};
 use serde_json::json;
 
-use crate::args::{DeviceArgs, FetchArgs};
+use crate::args::{DeviceArgs, FetchArgs, VerifyArgs};
 use crate::load;
 use crate::output::{self, Style, Table};
 
@@ -17,11 +19,14 @@ Examples:
   ingle inspect model.gguf --plan           (the plan, and what fusion made of it)
   ingle inspect folder/ --json")]
 pub struct Inspect {
-    /// A catalog name, a path to a GGUF file or a folder, or hf:org/repo[/file][@revision]
+    /// A catalog name, a path to a GGUF or .base file or a folder, or hf:org/repo[/file][@revision]
     model: String,
 
     #[command(flatten)]
     fetch: FetchArgs,
+
+    #[command(flatten)]
+    verify: VerifyArgs,
 
     #[command(flatten)]
     device: DeviceArgs,
@@ -42,7 +47,8 @@ pub struct Inspect {
 impl Inspect {
     pub fn run(self) -> anyhow::Result<()> {
         let path = load::fetch(&self.model, &self.fetch)?;
-        let checkpoint = formats::open(&path, if self.device.no_map { Access::Read } else { Access::Map })?;
+        let access = if self.device.no_map { Access::Read } else { Access::Map };
+        let checkpoint = load::open_checkpoint(&path, access, &self.verify)?;
         let spec = model::ModelSpec::from_checkpoint(&checkpoint);
         if self.json {
             return self.print_json(&checkpoint, spec);
@@ -93,7 +99,7 @@ impl Inspect {
                 t.name.clone(),
                 t.block.to_string(),
                 format!("{:?}", t.shape),
-                t.data.len().to_string(),
+                t.n_bytes().to_string(),
             ]);
         }
         table.print(Style::Plain)?;
@@ -112,7 +118,7 @@ impl Inspect {
             .iter()
             .map(|t| {
                 json!({
-                    "name": t.name, "type": t.block.name(), "shape": t.shape, "bytes": t.data.len(),
+                    "name": t.name, "type": t.block.to_string(), "shape": t.shape, "bytes": t.n_bytes(),
                 })
             })
             .collect();
@@ -141,18 +147,17 @@ impl Inspect {
 /// How many tensors of each type, and their bytes.
 fn print_types(checkpoint: &Checkpoint) -> anyhow::Result<()> {
     let mut table = Table::new(&["type", "tensors>", "values>", "bytes>"]);
-    for block in formats::BlockType::ALL {
+    let blocks: BTreeSet<_> = checkpoint.tensors.iter().map(|t| t.block).collect();
+    for block in blocks {
         let of: Vec<_> = checkpoint.tensors.iter().filter(|t| t.block == block).collect();
-        if !of.is_empty() {
-            let values: usize = of.iter().map(|t| t.n_rows() * t.n_cols()).sum();
-            let bytes: usize = of.iter().map(|t| t.data.len()).sum();
-            table.row(vec![
-                block.to_string(),
-                of.len().to_string(),
-                output::count(values as u64),
-                output::bytes(bytes as u64),
-            ]);
-        }
+        let values: usize = of.iter().map(|t| t.n_rows() * t.n_cols()).sum();
+        let bytes: usize = of.iter().map(|t| t.n_bytes()).sum();
+        table.row(vec![
+            block.to_string(),
+            of.len().to_string(),
+            output::count(values as u64),
+            output::bytes(bytes as u64),
+        ]);
     }
     table.print(Style::Plain)?;
     output::print_line("")

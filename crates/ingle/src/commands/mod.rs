@@ -3,9 +3,11 @@
 mod bench;
 mod complete;
 mod completions;
+mod convert;
 mod embed;
 pub mod generate;
 mod inspect;
+mod keygen;
 mod list;
 mod logits;
 mod perplexity;
@@ -14,7 +16,9 @@ mod profile;
 mod pull;
 mod rm;
 pub mod run;
+mod sign;
 mod tokenize;
+mod verify;
 
 use clap::Subcommand;
 
@@ -34,6 +38,10 @@ pub enum Command {
     List(list::List),
     Rm(rm::Rm),
     Embed(embed::Embed),
+    Convert(convert::Convert),
+    Keygen(keygen::Keygen),
+    Sign(sign::Sign),
+    Verify(verify::Verify),
     Completions(completions::Completions),
 }
 
@@ -54,6 +62,10 @@ impl Command {
             Command::List(c) => c.run(),
             Command::Rm(c) => c.run(),
             Command::Embed(c) => c.run(),
+            Command::Convert(c) => c.run(),
+            Command::Keygen(c) => c.run(),
+            Command::Sign(c) => c.run(),
+            Command::Verify(c) => c.run(),
             Command::Completions(c) => c.run(),
         }
     }

@@ -5,7 +5,7 @@ use clap::Args;
 use serde_json::json;
 use text::Specials;
 
-use crate::args::FetchArgs;
+use crate::args::{FetchArgs, VerifyArgs};
 use crate::{load, output};
 
 /// Show the tokens of a text as the model would see it
@@ -33,6 +33,9 @@ pub struct Tokenize {
     #[command(flatten)]
     fetch: FetchArgs,
 
+    #[command(flatten)]
+    verify: VerifyArgs,
+
     /// Print {"tokens":[…]}
     #[arg(long)]
     json: bool,
@@ -41,7 +44,8 @@ pub struct Tokenize {
 impl Tokenize {
     pub fn run(self) -> anyhow::Result<()> {
         let path = load::fetch(&self.model, &self.fetch)?;
-        let model = engine::Model::open(&path, &engine::TokenizerSource::Own, formats::Access::Map)?;
+        let checkpoint = load::open_checkpoint(&path, formats::Access::Map, &self.verify)?;
+        let model = engine::Model::from_opened(&path, &checkpoint, &engine::TokenizerSource::Own)?;
         let tokenizer = model.need_tokenizer()?;
         let text = match self.text.as_str() {
             "-" => std::io::read_to_string(std::io::stdin()).context("reading stdin")?,

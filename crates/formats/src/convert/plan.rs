@@ -1,0 +1,217 @@
+//! What each tensor becomes.
+//!
+//! Without a rule of a profile, for a target that is a quantised type:
+//!
+//! - Vectors stay as they are, and so do matrices whose names say that they are small and sensitive ([`KEPT`]).
+//! - The embedding and the head ([`OUTER`]) become one step finer than the rest: their error goes straight into the
+//!   logits, and in small models they are a large part of what is read, in large ones a small part of the file.
+//! - A matrix whose rows are not whole blocks takes smaller groups (`.base`) or the type of 32-value blocks that is next in
+//!   size (GGUF); one that does not fit these either stays as it is.
+//!
+//! A target that is a plain number type applies to matrices; `f32` to vectors too, since it holds all of them.
+
+use super::types::usual_group;
+use super::{Error, Format, Options, Result, Wanted};
+use crate::base::layer_order;
+use crate::codec::repack;
+use crate::{Affine, BlockType, Checkpoint, ScaleType, Tensor};
+
+/// Parts of the names of matrices that stay as they are: norms, routers of experts, positions and types of tokens. They
+/// are small, and what they decide is not repaired by later layers.
+pub const KEPT: &[&str] =
+    &["norm", "ffn_gate_inp", "router", "mlp.gate.", "shared_expert_gate", "position_emb", "token_type"];
+
+/// Parts of the names of embeddings and heads.
+pub const OUTER: &[&str] = &["token_embd", "embed_tokens", "word_embeddings", "lm_head"];
+
+/// What is done with a tensor's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// They stay.
+    Copy,
+    /// Integers and scales move to other places.
+    Repack,
+    /// Values are decoded and encoded.
+    Encode,
+}
+
+/// A tensor and what it becomes.
+#[derive(Clone, Copy, Debug)]
+pub struct Planned {
+    /// Position in the checkpoint.
+    pub tensor: usize,
+    /// Its new type.
+    pub block: BlockType,
+    /// How it gets there.
+    pub action: Action,
+}
+
+/// All tensors in the order in which they are written.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The tensors.
+    pub tensors: Vec<Planned>,
+    /// Lines of the profile that matched nothing.
+    pub unmatched: Vec<String>,
+}
+
+impl Plan {
+    /// Decide for every tensor. Nothing is read but the header.
+    ///
+    /// # Errors
+    /// A tensor would lose more than was allowed, or cannot be what a profile says.
+    pub fn new(checkpoint: &Checkpoint, options: &Options) -> Result<Plan> {
+        let mut order: Vec<usize> = (0..checkpoint.tensors.len()).collect();
+        order.sort_by_key(|&i| layer_order(&checkpoint.tensors[i].name));
+        let n_rules = options.profile.as_ref().map_or(0, |p| p.n_rules());
+        let mut used = vec![false; n_rules];
+        let mut tensors = Vec::with_capacity(order.len());
+        for index in order {
+            let tensor = &checkpoint.tensors[index];
+            let rule = options.profile.as_ref().and_then(|p| p.find(&tensor.name));
+            let wanted = match rule {
+                Some((rule, wanted)) => {
+                    used[rule] = true;
+                    as_ruled(tensor, wanted, options.target.format)?
+                }
+                None => by_default(tensor, options.target.wanted, options.target.format),
+            };
+            tensors.push(Planned { tensor: index, ..decide(tensor, wanted, options)? });
+        }
+        let unmatched = used.iter().enumerate().filter(|(_, used)| !**used);
+        let describe = |rule| options.profile.as_ref().map(|p| p.describe(rule)).unwrap_or_default();
+        Ok(Plan { tensors, unmatched: unmatched.map(|(rule, _)| describe(rule)).collect() })
+    }
+
+    /// Bytes of the values and what stands beside them.
+    pub fn n_bytes(&self, checkpoint: &Checkpoint) -> u64 {
+        let bytes = |planned: &Planned| {
+            checkpoint.tensors.get(planned.tensor).map_or(0, |t| {
+                let (block, n_cols) = (planned.block, t.n_cols());
+                let row =
+                    block.row_bytes(n_cols) + block.row_scale_bytes(n_cols) + block.row_bias_bytes(n_cols);
+                (t.n_rows() * row) as u64
+            })
+        };
+        self.tensors.iter().map(bytes).sum()
+    }
+}
+
+/// Whether values of the type are plain numbers.
+fn is_float(block: BlockType) -> bool {
+    matches!(block, BlockType::F32 | BlockType::F16 | BlockType::BF16)
+}
+
+fn is_storable(block: BlockType, format: Format) -> bool {
+    match format {
+        Format::Gguf => block.gguf_id().is_some(),
+        Format::Base => match block {
+            BlockType::Affine(affine) => affine.scale() != ScaleType::F32,
+            block => is_float(block),
+        },
+    }
+}
+
+fn fits(tensor: &Tensor, block: BlockType) -> bool {
+    is_float(block) || (tensor.shape.len() > 1 && tensor.n_cols().is_multiple_of(block.block_len()))
+}
+
+/// What a profile says, which has to be possible.
+fn as_ruled(tensor: &Tensor, wanted: Wanted, format: Format) -> Result<Option<BlockType>> {
+    let Wanted::Type { block, fixed_group } = wanted else { return Ok(None) };
+    let narrower = (!fixed_group && tensor.shape.len() > 1).then(|| fitting(tensor, block, format)).flatten();
+    match narrower.unwrap_or(block) {
+        block if fits(tensor, block) => Ok(Some(block)),
+        block => Err(Error::Shape { tensor: tensor.name.clone(), shape: tensor.shape.clone(), block }),
+    }
+}
+
+/// What the target means for this tensor; `None`: it stays.
+fn by_default(tensor: &Tensor, wanted: Wanted, format: Format) -> Option<BlockType> {
+    let Wanted::Type { block, fixed_group } = wanted else { return None };
+    if block == BlockType::F32 {
+        return Some(block);
+    }
+    let kept = KEPT.iter().any(|part| tensor.name.contains(part));
+    if tensor.shape.len() < 2 || kept {
+        return None;
+    }
+    if is_float(block) {
+        return Some(block);
+    }
+    let outer = tensor.name == "output.weight" || OUTER.iter().any(|part| tensor.name.contains(part));
+    let block = if outer { finer(block, fixed_group) } else { block };
+    fitting(tensor, block, format)
+}
+
+/// The same kind of groups, with other bits and of another size.
+fn resized(affine: Affine, bits: usize, group: usize) -> Option<BlockType> {
+    Affine::new(bits, group, affine.scale(), affine.is_symmetric()).map(BlockType::Affine)
+}
+
+/// The type one step finer.
+fn finer(block: BlockType, fixed_group: bool) -> BlockType {
+    use BlockType::*;
+    match block {
+        Affine(affine) => {
+            let bits = crate::Affine::BITS.into_iter().find(|&bits| bits > affine.bits()).unwrap_or(8);
+            let group = if fixed_group { affine.group() } else { usual_group(bits) };
+            resized(affine, bits, group).unwrap_or(block)
+        }
+        Q2_K => Q3_K,
+        Q3_K => Q4_K,
+        Q4_K | IQ4_XS => Q5_K,
+        Q5_K => Q6_K,
+        Q4_0 | IQ4_NL | MXFP4 => Q5_0,
+        Q4_1 => Q5_1,
+        Q6_K | Q5_0 | Q5_1 => Q8_0,
+        other => other,
+    }
+}
+
+/// The type, or the nearest that the row's length allows.
+fn fitting(tensor: &Tensor, block: BlockType, format: Format) -> Option<BlockType> {
+    use BlockType::*;
+    if fits(tensor, block) {
+        return Some(block);
+    }
+    let other = match block {
+        Affine(affine) => {
+            let groups = crate::Affine::GROUPS.into_iter().rev().filter(|&group| group < affine.group());
+            let mut narrower = groups.filter_map(|group| resized(affine, affine.bits(), group));
+            return narrower.find(|&block| fits(tensor, block));
+        }
+        Q2_K | Q3_K => Q4_0,
+        IQ4_XS => IQ4_NL,
+        Q4_K => Q5_0,
+        Q5_K => Q5_1,
+        Q6_K => Q8_0,
+        _ => return None,
+    };
+    (format == Format::Gguf && fits(tensor, other)).then_some(other)
+}
+
+/// How a tensor gets to its type, if it may.
+fn decide(tensor: &Tensor, wanted: Option<BlockType>, options: &Options) -> Result<Planned> {
+    let format = options.target.format;
+    let planned = |block, action| Ok(Planned { tensor: 0, block, action });
+    let twin = match tensor.block {
+        BlockType::Affine(affine) => repack::block_twin(affine),
+        block => repack::affine_twin(block).map(BlockType::Affine),
+    };
+    let twin = twin.filter(|&twin| is_storable(twin, format));
+    match wanted {
+        Some(block) if block == tensor.block => planned(block, Action::Copy),
+        Some(block) if Some(block) == twin => planned(block, Action::Repack),
+        // F32 holds whatever a type decodes to.
+        Some(block) if is_float(tensor.block) || block == BlockType::F32 || options.requantize => {
+            planned(block, Action::Encode)
+        }
+        Some(to) => Err(Error::Lossy { tensor: tensor.name.clone(), from: tensor.block, to }),
+        None if is_storable(tensor.block, format) => planned(tensor.block, Action::Copy),
+        None => match twin {
+            Some(twin) => planned(twin, Action::Repack),
+            None => Err(Error::Unstorable { tensor: tensor.name.clone(), block: tensor.block, format }),
+        },
+    }
+}

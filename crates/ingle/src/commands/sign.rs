@@ -1,0 +1,75 @@
+//! `ingle sign`: put a signature into a `.base` file.
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::Args;
+use formats::base::{self, SecretKey};
+use serde_json::json;
+
+use super::keygen::hexadecimal;
+use crate::output;
+
+/// Sign a .base file
+#[derive(Args)]
+#[command(after_help = "\
+The signature covers the header and the bytes of all tensors, and takes the place of one that the file has already. Without
+--output the file itself gets it; the old file stays until the new one is whole.
+
+Examples:
+  ingle sign model.base --key my.key
+  ingle sign model.base --key my.key -o signed.base --key-id \"me, 2026\"")]
+pub struct Sign {
+    /// The .base file
+    file: PathBuf,
+
+    /// The file of the secret key, as `ingle keygen` makes it
+    #[arg(long, value_name = "FILE")]
+    key: PathBuf,
+
+    /// What the file says of who signed it [default: the first digits of the public key]
+    #[arg(long, value_name = "TEXT")]
+    key_id: Option<String>,
+
+    /// Write the signed file here instead
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+
+    /// Replace the output if it is there
+    #[arg(long, requires = "output")]
+    force: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Sign {
+    pub fn run(self) -> anyhow::Result<()> {
+        let key = SecretKey::read(&self.key)?;
+        let public = hexadecimal(&key.public().to_bytes());
+        let key_id = self.key_id.unwrap_or_else(|| public.chars().take(16).collect());
+        if let Some(output) = self.output.as_ref().filter(|output| output.exists() && !self.force) {
+            anyhow::bail!("{} is there already; --force replaces it", output.display());
+        }
+        let output = self.output.unwrap_or_else(|| self.file.clone());
+        let name = output.file_name().unwrap_or_default().to_string_lossy();
+        let partial = output.with_file_name(format!(".{name}.{}.partial", std::process::id()));
+        let signed = base::sign_file(&self.file, &partial, &key, &key_id)
+            .map_err(anyhow::Error::from)
+            .and_then(|()| {
+                std::fs::rename(&partial, &output).with_context(|| format!("writing {}", output.display()))
+            });
+        if signed.is_err() {
+            _ = std::fs::remove_file(&partial);
+        }
+        signed?;
+        if self.json {
+            return output::print_json(&json!({ "file": output, "key_id": key_id, "public_key": public }));
+        }
+        output::print_line(&format!(
+            "{} is signed by {key_id}; its public key is\n{public}",
+            output.display()
+        ))
+    }
+}

@@ -1,0 +1,64 @@
+//! `ingle verify`: whether a `.base` file is whole, and who signed it.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use formats::{Access, base};
+use serde_json::json;
+
+use crate::{load, output};
+
+/// Compare the checksums of a .base file, and its signature
+#[derive(Args)]
+#[command(after_help = "\
+Ends with status 1, and the name of the tensor, if a checksum or the signature is wrong, or if --key is given and the file is
+not signed.
+
+Examples:
+  ingle verify model.base
+  ingle verify model.base --key my.key.pub --json")]
+pub struct Verify {
+    /// The .base file
+    file: PathBuf,
+
+    /// The public key that must have signed it: its file, or its 64 hexadecimal digits
+    #[arg(long, value_name = "FILE|HEX")]
+    key: Option<String>,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Verify {
+    pub fn run(self) -> anyhow::Result<()> {
+        let key = self.key.as_deref().map(load::public_key).transpose()?;
+        let file = base::read(&self.file, Access::Map)?;
+        if let Some(key) = &key {
+            file.verify_signature(key)?;
+        }
+        let n_checked = file.verify_checksums()?;
+        let n_tensors = file.checkpoint().tensors.len();
+        let signed_by = file.signed_by();
+        let signature = match (signed_by, &key) {
+            (Some(_), Some(_)) => "valid",
+            (Some(_), None) => "not checked",
+            (None, _) => "none",
+        };
+        if self.json {
+            return output::print_json(&json!({
+                "file": self.file, "tensors": n_tensors, "checksums": n_checked, "signature": signature,
+                "signed_by": signed_by,
+            }));
+        }
+        output::print_line(&format!(
+            "{}: {n_checked} checksums are right, of {n_tensors} tensors",
+            self.file.display()
+        ))?;
+        output::print_line(&match signed_by {
+            None => "not signed".to_owned(),
+            Some(id) if key.is_some() => format!("signed by {id}: the signature is valid"),
+            Some(id) => format!("says it is signed by {id}; --key checks that"),
+        })
+    }
+}

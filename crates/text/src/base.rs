@@ -1,0 +1,66 @@
+//! A tokenizer from the header of a `.base` file that was made from a Hugging Face folder.
+//!
+//! Ingle keeps the folder's files as texts, each under [`FILES_PREFIX`] and its name. BaseRT keeps them as JSON in one
+//! object, [`TOKENIZER_KEY`], with `tokenizer.chat_template` for a template of its own; that object may also be
+//! tokenizer.json itself. What config.json and generation_config.json say of tokens stands in the metadata.
+
+use formats::base::{FILES_PREFIX, TOKENIZER_KEY};
+use formats::safetensors::GENERATION_PREFIX;
+use formats::{Array, Metadata, Value};
+use serde_json::{Value as Json, json};
+
+use crate::{Error, Result, Tokenizer};
+
+impl Tokenizer {
+    /// From the metadata of a `.base` file whose names are Hugging Face's or BaseRT's. `None` if it holds no tokenizer.
+    ///
+    /// # Errors
+    /// What [`Tokenizer::from_json`] refuses.
+    pub fn from_base(metadata: &Metadata) -> Result<Option<Tokenizer>> {
+        let object: Json = match metadata.str(TOKENIZER_KEY) {
+            None => Json::Null,
+            Some(text) => serde_json::from_str(text)
+                .map_err(|source| Error::Json { what: TOKENIZER_KEY.into(), source })?,
+        };
+        let is_files = object.get("tokenizer.json").is_some();
+        Tokenizer::from_files(&|name| {
+            if let Some(text) = metadata.str(&format!("{FILES_PREFIX}{name}")) {
+                return Ok(Some(text.as_bytes().to_vec()));
+            }
+            Ok(match name {
+                "config.json" => special_tokens(metadata, ""),
+                "generation_config.json" => special_tokens(metadata, GENERATION_PREFIX),
+                "chat_template.jinja" => object
+                    .get("tokenizer.chat_template")
+                    .and_then(Json::as_str)
+                    .map(|text| text.as_bytes().to_vec()),
+                _ if is_files => object.get(name).map(bytes),
+                "tokenizer.json" => object.get("model").is_some().then(|| bytes(&object)),
+                _ => None,
+            })
+        })
+    }
+}
+
+fn bytes(json: &Json) -> Vec<u8> {
+    json.to_string().into_bytes()
+}
+
+/// What a configuration says of the tokens that begin and end a text, as the file that it was.
+fn special_tokens(metadata: &Metadata, prefix: &str) -> Option<Vec<u8>> {
+    let ids = |key: &str| match metadata.get(&format!("{prefix}{key}")) {
+        Some(Value::Int(id)) => i64::try_from(*id).map(|id| vec![id]).unwrap_or_default(),
+        Some(Value::Array(Array::Int(ids))) => ids.clone(),
+        _ => Vec::new(),
+    };
+    let (begin, mut end) = (ids("bos_token_id"), ids("eos_token_id"));
+    // BaseRT keeps the first apart from the others.
+    end.extend(ids("eos_token_ids"));
+    let mut file = json!({});
+    for (key, ids) in [("bos_token_id", begin), ("eos_token_id", end)] {
+        if !ids.is_empty() {
+            file[key] = json!(ids);
+        }
+    }
+    file.as_object().is_some_and(|file| !file.is_empty()).then(|| bytes(&file))
+}
