@@ -114,6 +114,8 @@ impl Model {
         checkpoint: &Checkpoint,
         tokenizer: Option<Tokenizer>,
     ) -> Result<Model> {
+        let renamed = model::from_base(checkpoint)?;
+        let checkpoint = renamed.as_ref().unwrap_or(checkpoint);
         let spec = ModelSpec::from_checkpoint(checkpoint)?;
         let plan = spec.plan(checkpoint)?;
         plan.check().map_err(device::Error::from)?;

@@ -14,6 +14,7 @@
 //! for it in `build.rs`.
 #![deny(missing_docs)]
 
+mod base_names;
 mod build;
 mod describe;
 mod descriptor;
@@ -26,6 +27,7 @@ mod rope;
 mod spec;
 mod tensors;
 
+pub use base_names::from_base;
 pub use descriptor::{
     ArchDescriptor, AttentionScale, EmbeddingScale, ExpertPlace, NormKind, NormPlaces, PerNaming, QkNorm,
     WindowPattern,

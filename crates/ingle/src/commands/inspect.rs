@@ -49,6 +49,8 @@ impl Inspect {
         let path = load::fetch(&self.model, &self.fetch)?;
         let access = if self.device.no_map { Access::Read } else { Access::Map };
         let checkpoint = load::open_checkpoint(&path, access, &self.verify)?;
+        let renamed = model::from_base(&checkpoint)?;
+        let checkpoint = renamed.unwrap_or(checkpoint);
         let spec = model::ModelSpec::from_checkpoint(&checkpoint);
         if self.json {
             return self.print_json(&checkpoint, spec);
