@@ -138,6 +138,8 @@ pub struct ArchDescriptor {
     pub gguf: &'static [&'static str],
     /// Values of `model_type` (config.json) that select it.
     pub hf: &'static [&'static str],
+    /// The value under which GGUF files hold it, where that is another family's: the two differ in their usual numbers only.
+    pub gguf_as: Option<&'static str>,
 
     /// Tables of tensor names, in [`crate::names`]; the first that has a tensor of the file wins.
     pub tensors: &'static [&'static [TensorName]],
@@ -202,6 +204,7 @@ impl ArchDescriptor {
         title: "",
         gguf: &[],
         hf: &[],
+        gguf_as: None,
         tensors: &[crate::names::STANDARD],
         defaults: PerNaming::both(&[]),
         norms: NormPlaces::PRE,

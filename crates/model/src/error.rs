@@ -59,6 +59,16 @@ pub enum Error {
         /// What the numbers ask for, and which.
         expected: String,
     },
+    /// The checkpoint cannot be written under GGUF's names.
+    #[error("GGUF: {what}: found {found}, expected {expected}")]
+    Export {
+        /// What of it.
+        what: String,
+        /// What the checkpoint has.
+        found: String,
+        /// What the format has a place for.
+        expected: String,
+    },
     /// The builder made a plan that contradicts itself: a defect of this crate.
     #[error(transparent)]
     Plan(#[from] device::PlanError),

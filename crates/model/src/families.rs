@@ -30,6 +30,7 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         name: "mistral",
         title: "Mistral",
         hf: &["mistral"],
+        gguf_as: Some("llama"),
         defaults: PerNaming { gguf: &[], hf: &[(Key::Window, 4096.0), (Key::KvHeads, 8.0)] },
         ..ArchDescriptor::DENSE
     },

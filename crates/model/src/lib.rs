@@ -21,6 +21,7 @@ mod descriptor;
 mod embedding;
 mod error;
 mod families;
+mod gguf_export;
 mod keys;
 pub mod names;
 mod rope;
@@ -35,6 +36,7 @@ pub use descriptor::{
 pub use embedding::EmbeddingSpec;
 pub use error::{Error, Result};
 pub use families::FAMILIES;
+pub use gguf_export::{GgufExport, file_type, to_gguf};
 pub use names::{Key, TensorRole};
 pub use rope::{RopeScaling, RopeSpec};
 pub use spec::{ExpertSpec, LayerSpec, ModelSpec};

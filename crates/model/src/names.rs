@@ -435,9 +435,50 @@ impl TensorName {
                 .replace("{l}", &layer)
         })
     }
+
+    /// The full name of the tensor that has this suffix, `weight` or `bias`.
+    pub(crate) fn full_name(
+        &self,
+        naming: Naming,
+        model_prefix: &str,
+        layer: Option<usize>,
+        suffix: &str,
+    ) -> Option<String> {
+        let name = self.expand(naming, model_prefix, layer)?;
+        match name.strip_suffix('$') {
+            Some(whole) => (suffix == "weight").then(|| whole.to_owned()),
+            None => Some(format!("{name}.{suffix}")),
+        }
+    }
+
+    /// Whether there is one in each layer.
+    pub(crate) fn is_of_layers(&self) -> bool {
+        [self.gguf, self.hf].iter().any(|n| n.contains("{l}") || n.contains("{layer}"))
+    }
 }
 
 impl TensorRole {
+    /// Whether it is the weight of a norm, which some families store less 1.
+    pub(crate) fn is_norm(self) -> bool {
+        use TensorRole::*;
+        matches!(
+            self,
+            OutputNorm
+                | AttnNorm
+                | AttnQNorm
+                | AttnKNorm
+                | PostAttnNorm
+                | FfnNorm
+                | PostFfnNorm
+                | EmbeddingNorm
+                | ExpertNorm
+                | PostDenseNorm
+                | PostExpertNorm
+                | PerLayerNorm
+                | PostPerLayerNorm
+        )
+    }
+
     /// For people.
     pub fn what(self) -> &'static str {
         match self {

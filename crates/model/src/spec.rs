@@ -175,7 +175,7 @@ impl ModelSpec {
 }
 
 /// The family that answers to the name in the file, and that name.
-fn select(checkpoint: &Checkpoint) -> Result<(&'static ArchDescriptor, String)> {
+pub(crate) fn select(checkpoint: &Checkpoint) -> Result<(&'static ArchDescriptor, String)> {
     let metadata = &checkpoint.metadata;
     let text_model_type = format!("{TEXT_CONFIG}model_type");
     let keys: &[&str] = match checkpoint.naming {
@@ -202,7 +202,12 @@ fn select(checkpoint: &Checkpoint) -> Result<(&'static ArchDescriptor, String)> 
     Err(Error::UnknownFamily { key, found, known: known.join(", ") })
 }
 
-fn read(keys: &Keys<'_>, family: &'static ArchDescriptor, tensors: &mut Tensors<'_>) -> Result<ModelSpec> {
+/// The numbers, checked. Of the tensors, only those that numbers depend on are looked at.
+pub(crate) fn read(
+    keys: &Keys<'_>,
+    family: &'static ArchDescriptor,
+    tensors: &mut Tensors<'_>,
+) -> Result<ModelSpec> {
     refuse_what_is_not_built(keys, family)?;
     let n_layers = keys.need_count(Key::Layers)?;
     let hidden = keys.need_count(Key::Hidden)?;

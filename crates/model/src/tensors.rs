@@ -42,7 +42,7 @@ impl<'a> Tensors<'a> {
     }
 
     /// The rows of the table that speak of a role: those of the first of the family's tables that has any.
-    fn rows(&self, role: TensorRole) -> Vec<&'static TensorName> {
+    pub fn rows(&self, role: TensorRole) -> Vec<&'static TensorName> {
         let of = |table: &&'static [TensorName]| table.iter().filter(|n| n.role == role).collect::<Vec<_>>();
         self.family.tensors.iter().map(of).find(|rows| !rows.is_empty()).unwrap_or_default()
     }
@@ -53,22 +53,22 @@ impl<'a> Tensors<'a> {
         layer: Option<usize>,
         suffix: &str,
     ) -> Vec<(String, &'static [TensorRole])> {
-        let expand = |n: &'static TensorName| {
-            let name = n.expand(self.naming, self.model_prefix, layer)?;
-            match name.strip_suffix('$') {
-                Some(whole) => (suffix == "weight").then(|| (whole.to_owned(), n.stacked)),
-                None => Some((format!("{name}.{suffix}"), n.stacked)),
-            }
-        };
+        let expand = |n: &'static TensorName| Some((self.name(n, layer, suffix)?, n.stacked));
         self.rows(role).into_iter().filter_map(expand).collect()
     }
 
+    /// What a row of the table calls a tensor of this file.
+    pub fn name(&self, row: &TensorName, layer: Option<usize>, suffix: &str) -> Option<String> {
+        row.full_name(self.naming, self.model_prefix, layer, suffix)
+    }
+
+    /// The tensor of exactly this name.
+    pub fn named(&self, name: &str) -> Option<&'a Tensor> {
+        self.by_name.get(name).copied()
+    }
+
     fn locate(&self, role: TensorRole, layer: Option<usize>, suffix: &str) -> Option<Located<'a>> {
-        // Old encoders call the two vectors of a norm otherwise.
-        let old = match suffix {
-            "weight" => "gamma",
-            _ => "beta",
-        };
+        let old = old_suffix(suffix);
         let names = self.names(role, layer, suffix).into_iter().chain(self.names(role, layer, old));
         let find = |(name, stacked): (String, _)| {
             Some(Located { tensor: self.by_name.get(name.as_str())?, stacked })
@@ -324,8 +324,16 @@ impl<'a> Tensors<'a> {
     }
 }
 
+/// Old encoders call the two vectors of a norm otherwise.
+pub(crate) fn old_suffix(suffix: &str) -> &'static str {
+    match suffix {
+        "weight" => "gamma",
+        _ => "beta",
+    }
+}
+
 /// The shape that the numbers give to a role's weight, outermost first.
-fn shape(spec: &ModelSpec, role: TensorRole, layer: Option<usize>) -> Vec<usize> {
+pub(crate) fn shape(spec: &ModelSpec, role: TensorRole, layer: Option<usize>) -> Vec<usize> {
     use TensorRole::*;
     let none = LayerSpec::EMPTY;
     let layer = layer.and_then(|l| spec.layers.get(l)).unwrap_or(&none);

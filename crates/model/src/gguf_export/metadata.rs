@@ -1,0 +1,296 @@
+//! The keys of a GGUF file from the numbers of a spec. Integers are 32 bits and other numbers f32, as llama.cpp reads them.
+
+use device::Pooling;
+use formats::{Array, Checkpoint, Metadata, Value};
+
+use super::recipe::Recipe;
+use crate::descriptor::{
+    ArchDescriptor, AttentionScale, EmbeddingScale, ExpertPlace, NormKind, WindowPattern,
+};
+use crate::embedding::EmbeddingSpec;
+use crate::error::{Error, Result};
+use crate::keys::Keys;
+use crate::names::{Key, TensorRole};
+use crate::rope::{RopeScaling, RopeSpec};
+use crate::spec::{LayerSpec, ModelSpec};
+
+/// The keys that name the model.
+pub(super) fn general(architecture: &str, name: &str) -> Metadata {
+    let mut metadata = Metadata::default();
+    metadata.insert("general.architecture".to_owned(), Value::Str(architecture.to_owned()));
+    metadata.insert("general.type".to_owned(), Value::Str("model".to_owned()));
+    metadata.insert("general.name".to_owned(), Value::Str(name.to_owned()));
+    metadata
+}
+
+/// The tokenizer's keys, or a word that there is none, and how many types of tokens the model tells apart.
+pub(super) fn vocabulary(tokenizer: Option<&Metadata>, recipes: &[Recipe], metadata: &mut Metadata) {
+    match tokenizer {
+        Some(tokenizer) => {
+            for (key, value) in tokenizer.iter() {
+                metadata.insert(key.to_owned(), value.clone());
+            }
+        }
+        None => {
+            metadata.insert("tokenizer.ggml.model".to_owned(), Value::Str("none".to_owned()));
+        }
+    }
+    let types = recipes.iter().find(|r| r.name == "token_types.weight").and_then(|r| r.shape.first());
+    if let Some(n) = types {
+        metadata.insert("tokenizer.ggml.token_type_count".to_owned(), Value::Int(*n as i128));
+    }
+}
+
+/// A number as it is written: f32.
+fn real(value: f64) -> Value {
+    Value::Float(f64::from(value as f32))
+}
+
+fn count(value: usize) -> Value {
+    Value::Int(value as i128)
+}
+
+/// The one value of all layers, or a list.
+fn counts(values: &[usize]) -> Value {
+    match values {
+        [first, rest @ ..] if rest.iter().all(|v| v == first) => count(*first),
+        _ => Value::Array(Array::Int(values.iter().map(|v| *v as i64).collect())),
+    }
+}
+
+/// Keys that begin with the architecture's name.
+struct Sink<'a> {
+    architecture: &'a str,
+    metadata: &'a mut Metadata,
+}
+
+impl Sink<'_> {
+    fn put(&mut self, key: Key, value: Value) {
+        self.put_as(key.row().gguf.first().copied().unwrap_or_default(), value);
+    }
+
+    /// The number of layers with a window.
+    fn put_window(&mut self, key: Key, value: Value) {
+        let name = key.row().gguf.first().copied().unwrap_or_default();
+        self.put_as(&format!("{name}_swa"), value);
+    }
+
+    fn put_as(&mut self, name: &str, value: Value) {
+        self.metadata.insert(format!("{}.{name}", self.architecture), value);
+    }
+}
+
+/// All numbers of the spec.
+pub(super) fn numbers(
+    checkpoint: &Checkpoint,
+    spec: &ModelSpec,
+    target: &ArchDescriptor,
+    architecture: &str,
+    metadata: &mut Metadata,
+    notes: &mut Vec<String>,
+) -> Result<()> {
+    let source = Keys::new(&checkpoint.metadata, checkpoint.naming, spec.family, "");
+    let mut sink = Sink { architecture, metadata };
+    let layers = &spec.layers;
+    sink.put(Key::Layers, count(layers.len()));
+    sink.put(Key::Context, count(spec.n_ctx_train));
+    sink.put(Key::Hidden, count(spec.hidden));
+    sink.put_as("vocab_size", count(spec.n_vocab));
+    sink.put(Key::Ffn, counts(&ffn(&source, spec)?));
+    sink.put(Key::Heads, counts(&layers.iter().map(|l| l.n_heads).collect::<Vec<_>>()));
+    sink.put(Key::KvHeads, counts(&layers.iter().map(|l| l.n_kv_heads).collect::<Vec<_>>()));
+    let eps = match spec.family.norm_kind {
+        NormKind::Rms => 0,
+        NormKind::Layer => 1,
+    };
+    let eps = Key::NormEps.row().gguf.get(eps).copied().unwrap_or_default();
+    sink.put_as(eps, real(spec.norm_eps.into()));
+
+    heads_and_windows(spec, &mut sink);
+    rotation(spec, &mut sink)?;
+    scales(&source, spec, target, &mut sink)?;
+    experts(spec, &mut sink);
+
+    let has_role = |role| spec.family.tensors.iter().copied().flatten().any(|row| row.role == role);
+    if has_role(TensorRole::PerLayerEmbedding) {
+        sink.put(Key::PerLayerWidth, count(spec.per_layer_width));
+        sink.put(Key::SharedKvLayers, count(layers.iter().filter(|l| l.kv_from.is_some()).count()));
+    }
+    if spec.family.bidirectional {
+        sink.put_as("attention.causal", Value::Bool(false));
+    }
+    embedding(checkpoint, spec, &mut sink, notes)
+}
+
+/// Columns of each layer's network. Those of layers that have experts instead are what the source says, which nothing reads.
+fn ffn(source: &Keys<'_>, spec: &ModelSpec) -> Result<Vec<usize>> {
+    let said = source.counts(Key::Ffn, spec.n_layers())?.unwrap_or_default();
+    let instead = matches!(spec.family.experts, ExpertPlace::Instead | ExpertPlace::WithShared);
+    let of = |(l, layer): (usize, &LayerSpec)| match layer.experts {
+        Some(experts) if instead => said.get(l).copied().unwrap_or(experts.ffn),
+        _ => layer.ffn,
+    };
+    Ok(spec.layers.iter().enumerate().map(of).collect())
+}
+
+/// The first layer that sees everything, if there is one, or else the first; and the first that sees a window.
+fn full_and_window(spec: &ModelSpec) -> (Option<&LayerSpec>, Option<&LayerSpec>) {
+    let full = spec.layers.iter().find(|l| l.window.is_none());
+    (full.or(spec.layers.first()), spec.layers.iter().find(|l| l.window.is_some()))
+}
+
+fn heads_and_windows(spec: &ModelSpec, sink: &mut Sink<'_>) {
+    let (full, window) = full_and_window(spec);
+    if let Some(full) = full {
+        sink.put(Key::HeadDim, count(full.head_dim));
+        sink.put(Key::ValueDim, count(full.head_dim));
+    }
+    let Some(window) = window else { return };
+    if full.is_some_and(|full| full.head_dim != window.head_dim) {
+        sink.put_window(Key::HeadDim, count(window.head_dim));
+        sink.put_window(Key::ValueDim, count(window.head_dim));
+    }
+    sink.put(Key::Window, count(window.window.unwrap_or_default()));
+    let slides: Vec<bool> = spec.layers.iter().map(|l| l.window.is_some()).collect();
+    if slides.contains(&false) || spec.family.windows != WindowPattern::All {
+        sink.put(Key::WindowEvery, Value::Array(Array::Bool(slides)));
+    }
+}
+
+fn rotation(spec: &ModelSpec, sink: &mut Sink<'_>) -> Result<()> {
+    let turning = |window: bool| {
+        let mut of_kind = spec.layers.iter().filter(move |l| l.window.is_some() == window);
+        of_kind.find_map(|l| l.rope.as_ref())
+    };
+    let (full, window) = (turning(false), turning(true));
+    let Some(rope) = full.or(window) else { return Ok(()) };
+    sink.put(Key::RopeDims, count(rope.n_dims));
+    sink.put(Key::RopeTheta, real(rope.theta));
+    if let Some(window) = window {
+        if window.n_dims != rope.n_dims {
+            sink.put_window(Key::RopeDims, count(window.n_dims));
+        }
+        if window.theta != rope.theta || spec.family.window_rope_theta.is_some() {
+            sink.put(Key::WindowRopeTheta, real(window.theta));
+        }
+    }
+    stretching(rope, sink)
+}
+
+fn stretching(rope: &RopeSpec, sink: &mut Sink<'_>) -> Result<()> {
+    let kind = |word: &str| Value::Str(word.to_owned());
+    match rope.scaling {
+        // Divisors in tensors say it all.
+        RopeScaling::None | RopeScaling::ByWavelength { .. } | RopeScaling::Proportional { .. } => {}
+        RopeScaling::Linear { factor } => {
+            sink.put(Key::RopeKind, kind("linear"));
+            sink.put(Key::RopeFactor, real(factor));
+        }
+        RopeScaling::Yarn { factor, beta_fast, beta_slow, original, truncate, attention_factor } => {
+            if !truncate {
+                return Err(Error::Export {
+                    what: "YaRN".to_owned(),
+                    found: "a range that is not rounded".to_owned(),
+                    expected: "truncate to be true".to_owned(),
+                });
+            }
+            sink.put(Key::RopeKind, kind("yarn"));
+            sink.put(Key::RopeFactor, real(factor));
+            sink.put(Key::RopeContext, count(original as usize));
+            sink.put(Key::RopeBetaFast, real(beta_fast));
+            sink.put(Key::RopeBetaSlow, real(beta_slow));
+            // Readers multiply it with the usual one.
+            let usual = if factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 };
+            sink.put(Key::RopeAttention, real(attention_factor / usual));
+        }
+        RopeScaling::LongRope { original, attention_factor, .. } => {
+            sink.put(Key::RopeKind, kind("longrope"));
+            sink.put(Key::RopeContext, count(original as usize));
+            sink.put(Key::RopeAttention, real(attention_factor));
+        }
+    }
+    Ok(())
+}
+
+/// Factors and caps, where they are not what the family has in any case.
+fn scales(source: &Keys<'_>, spec: &ModelSpec, target: &ArchDescriptor, sink: &mut Sink<'_>) -> Result<()> {
+    if let Some(layer) = spec.layers.first() {
+        let usual = match target.attention_scale {
+            AttentionScale::One => 1.0,
+            AttentionScale::HiddenPerHead { n_layers } if n_layers == spec.n_layers() => {
+                (layer.n_heads as f64 / spec.hidden as f64).sqrt()
+            }
+            _ => 1.0 / (layer.head_dim as f64).sqrt(),
+        };
+        if layer.attention_scale != usual as f32 {
+            sink.put(Key::AttentionScale, real(layer.attention_scale.into()));
+        }
+    }
+    for (key, cap) in
+        [(Key::AttentionSoftcap, spec.attention_softcap), (Key::LogitSoftcap, spec.logit_softcap)]
+    {
+        if let Some(cap) = cap {
+            sink.put(key, real(cap.into()));
+        }
+    }
+    let usual = match target.embedding_scale {
+        EmbeddingScale::One => 1.0,
+        EmbeddingScale::SqrtHidden => (spec.hidden as f64).sqrt() as f32,
+    };
+    if spec.embedding_scale != usual {
+        sink.put(Key::EmbeddingScale, real(spec.embedding_scale.into()));
+    }
+    if spec.residual_scale != 1.0 {
+        sink.put(Key::ResidualScale, real(spec.residual_scale.into()));
+    }
+    if let Some(divisor) = source.real(Key::LogitDivisor)? {
+        sink.put(Key::LogitDivisor, real(divisor));
+    }
+    Ok(())
+}
+
+fn experts(spec: &ModelSpec, sink: &mut Sink<'_>) {
+    let with = spec.layers.iter().find_map(|l| Some((l.experts?, l.ffn)));
+    let Some((experts, beside)) = with else { return };
+    sink.put(Key::Experts, count(experts.n));
+    sink.put(Key::ExpertsUsed, count(experts.n_used));
+    sink.put(Key::ExpertFfn, count(experts.ffn));
+    if spec.family.experts == ExpertPlace::WithShared {
+        sink.put(Key::SharedFfn, count(beside));
+    }
+    sink.put(Key::ExpertsNormalised, Value::Bool(experts.normalise));
+    if experts.factor != 1.0 {
+        sink.put(Key::ExpertFactor, real(experts.factor.into()));
+    }
+}
+
+/// How a text becomes one vector. Readers of GGUF files bring it to length 1, cut at the context and put nothing before it.
+fn embedding(
+    checkpoint: &Checkpoint,
+    spec: &ModelSpec,
+    sink: &mut Sink<'_>,
+    notes: &mut Vec<String>,
+) -> Result<()> {
+    let Some(embedding) = EmbeddingSpec::from_checkpoint(checkpoint, spec)? else { return Ok(()) };
+    let kind = match embedding.pooling {
+        Pooling::Mean => 1,
+        Pooling::First => 2,
+        Pooling::Last => 3,
+    };
+    sink.put_as("pooling_type", Value::Int(kind));
+    if !embedding.normalize {
+        notes.push("embeddings are not brought to length 1 in the source; readers of GGUF do".to_owned());
+    }
+    if embedding.max_tokens != spec.n_ctx_train {
+        let n = embedding.max_tokens;
+        notes.push(format!("the source cuts texts at {n} tokens; GGUF has no place for it"));
+    }
+    if embedding.lower_case {
+        notes.push("the source puts texts in lower case; GGUF has no place for it".to_owned());
+    }
+    if !embedding.prompt.is_empty() {
+        let prompt = &embedding.prompt;
+        notes.push(format!("the source puts {prompt:?} before texts; GGUF has no place for it"));
+    }
+    Ok(())
+}

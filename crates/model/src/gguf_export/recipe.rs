@@ -1,0 +1,285 @@
+//! Which rows of the source make which tensor of a GGUF file.
+
+use std::collections::HashSet;
+use std::ops::Range;
+
+use device::RopeStyle;
+use formats::{BlockType, Bytes, Checkpoint, Naming, Planes, Tensor, codec};
+
+use crate::descriptor::ArchDescriptor;
+use crate::error::{Error, Result};
+use crate::names::{TensorName, TensorRole};
+use crate::rope::{RopeScaling, RopeSpec};
+use crate::spec::ModelSpec;
+use crate::tensors::{Tensors, old_suffix, shape};
+
+/// How one tensor is made.
+#[derive(Clone, Debug)]
+pub(super) struct Recipe {
+    /// Its name in a GGUF file.
+    pub name: String,
+    /// Outermost dimension first.
+    pub shape: Vec<usize>,
+    /// Rows of the source's tensors, one after the other; all of one type and width. The elements of a vector are rows.
+    pub pieces: Vec<(Tensor, Range<usize>)>,
+    /// Row `r` of the result is row `order[r]` of those; `None`: as they are.
+    pub order: Option<Vec<usize>>,
+    /// Values are F32 in the file, with this added.
+    pub plain: Option<f32>,
+}
+
+impl Recipe {
+    /// The type of the result.
+    pub fn block(&self) -> BlockType {
+        match (self.plain, self.pieces.first()) {
+            (Some(_), _) | (None, None) => BlockType::F32,
+            (None, Some((tensor, _))) => match tensor.block {
+                BlockType::Affine(affine) => codec::repack::block_twin(affine).unwrap_or(tensor.block),
+                block => block,
+            },
+        }
+    }
+
+    /// A vector in memory.
+    fn vector(name: &str, values: &[f32]) -> Recipe {
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let tensor = Tensor {
+            name: name.to_owned(),
+            shape: vec![values.len()],
+            block: BlockType::F32,
+            data: Bytes::from_slice(&bytes),
+            planes: Planes::default(),
+        };
+        Recipe {
+            name: tensor.name.clone(),
+            shape: tensor.shape.clone(),
+            pieces: vec![whole(&tensor)],
+            order: None,
+            plain: None,
+        }
+    }
+}
+
+/// All rows of a tensor.
+fn whole(tensor: &Tensor) -> (Tensor, Range<usize>) {
+    let n_rows = if tensor.shape.len() == 1 { tensor.n_cols() } else { tensor.n_rows() };
+    (tensor.clone(), 0..n_rows)
+}
+
+/// One of the source's tensors that the model uses, or the experts of one role in a layer.
+struct Found<'a> {
+    role: TensorRole,
+    row: &'static TensorName,
+    layer: Option<usize>,
+    suffix: &'static str,
+    tensors: Vec<&'a Tensor>,
+}
+
+/// Recipes for all tensors that the model uses, in the order of the tables, layer by layer.
+pub(super) fn of_all(
+    checkpoint: &Checkpoint,
+    spec: &ModelSpec,
+    target: &'static ArchDescriptor,
+) -> Result<Vec<Recipe>> {
+    let tensors = Tensors::new(checkpoint, spec.family);
+    let exporter = Exporter { spec, target, tensors };
+    let mut roles: Vec<(TensorRole, bool)> = Vec::new();
+    for row in spec.family.tensors.iter().copied().flatten() {
+        if !roles.iter().any(|(role, _)| *role == row.role) {
+            roles.push((row.role, row.is_of_layers()));
+        }
+    }
+    let of = |in_layers: bool| {
+        roles.iter().filter(move |(_, of_layers)| *of_layers == in_layers).map(|(role, _)| *role)
+    };
+    let mut recipes = Vec::new();
+    let mut written = HashSet::new();
+    let layers = std::iter::once(None).chain((0..spec.n_layers()).map(Some));
+    for layer in layers {
+        for role in of(layer.is_some()) {
+            if role == TensorRole::Output && spec.tied_head {
+                continue;
+            }
+            for suffix in ["weight", "bias"] {
+                let Some(found) = exporter.find(role, layer, suffix)? else { continue };
+                let recipe = exporter.recipe(&found)?;
+                // Roles that share a tensor in both conventions share its recipe.
+                if written.insert(recipe.name.clone()) {
+                    recipes.push(recipe);
+                }
+            }
+        }
+    }
+    Ok(recipes)
+}
+
+/// The divisors of rotation frequencies that GGUF keeps in tensors.
+pub(super) fn of_rope(spec: &ModelSpec) -> Vec<Recipe> {
+    let full = spec.layers.iter().filter(|l| l.window.is_none()).chain(&spec.layers);
+    let Some(rope) = full.filter_map(|l| l.rope.as_ref()).next() else { return Vec::new() };
+    match &rope.scaling {
+        RopeScaling::LongRope { short, long, .. } => {
+            vec![
+                Recipe::vector("rope_factors_long.weight", long),
+                Recipe::vector("rope_factors_short.weight", short),
+            ]
+        }
+        RopeScaling::ByWavelength { .. } | RopeScaling::Proportional { .. } => {
+            vec![Recipe::vector("rope_freqs.weight", &divisors(rope))]
+        }
+        RopeScaling::None | RopeScaling::Linear { .. } | RopeScaling::Yarn { .. } => Vec::new(),
+    }
+}
+
+/// What each pair's frequency is divided by; a pair that stands still is divided by so much that it does.
+fn divisors(rope: &RopeSpec) -> Vec<f32> {
+    const STILL: f32 = 1e30;
+    let plain = RopeSpec { scaling: RopeScaling::None, ..rope.clone() };
+    let (plain, scaled) = (plain.frequencies(0), rope.frequencies(0));
+    plain
+        .iter()
+        .zip(scaled)
+        .map(|(plain, scaled)| if scaled == 0.0 { STILL } else { plain / scaled })
+        .collect()
+}
+
+struct Exporter<'a> {
+    spec: &'a ModelSpec,
+    target: &'static ArchDescriptor,
+    tensors: Tensors<'a>,
+}
+
+impl<'a> Exporter<'a> {
+    /// The tensors of a role, if the model uses any: those of the first row of the table that has some, as when loading.
+    fn find(
+        &self,
+        role: TensorRole,
+        layer: Option<usize>,
+        suffix: &'static str,
+    ) -> Result<Option<Found<'a>>> {
+        for alias in [suffix, old_suffix(suffix)] {
+            for row in self.tensors.rows(role) {
+                let Some(name) = self.tensors.name(row, layer, alias) else { continue };
+                let found = if name.contains("{e}") {
+                    self.experts(&name, layer)?
+                } else {
+                    self.tensors.named(&name).into_iter().collect()
+                };
+                if found.first().is_some_and(|t| !self.spec.unused_tensors.contains(&t.name)) {
+                    return Ok(Some(Found { role, row, layer, suffix, tensors: found }));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// The tensors of all experts of a layer; none if there is no first.
+    fn experts(&self, name: &str, layer: Option<usize>) -> Result<Vec<&'a Tensor>> {
+        let expert = |e: usize| name.replace("{e}", &e.to_string());
+        let n = layer.and_then(|l| self.spec.layers.get(l)?.experts).map_or(0, |e| e.n);
+        if self.tensors.named(&expert(0)).is_none() {
+            return Ok(Vec::new());
+        }
+        let find = |e: usize| {
+            self.tensors.named(&expert(e)).ok_or_else(|| Error::Export {
+                what: format!("tensor {}", expert(e)),
+                found: "nothing".to_owned(),
+                expected: format!("one for each of the {n} experts"),
+            })
+        };
+        (0..n).map(find).collect()
+    }
+
+    fn recipe(&self, found: &Found<'a>) -> Result<Recipe> {
+        let Found { role, row, layer, suffix, ref tensors } = *found;
+        let what = tensors.first().map_or_else(String::new, |t| format!("tensor {}", t.name));
+        let bad = |found: String, expected: &str| Error::Export {
+            what: what.clone(),
+            found,
+            expected: expected.to_owned(),
+        };
+        // A row without a name here: another of the role has it, and the parts are taken apart.
+        let apart = row.gguf.is_empty() && !row.stacked.is_empty();
+        let name = std::iter::once(row)
+            .chain(self.tensors.rows(role))
+            .find_map(|row| row.full_name(Naming::Gguf, "", layer, suffix))
+            .ok_or_else(|| bad(format!("the {}", role.what()), "one that GGUF has a name for"))?;
+        let first = tensors.first().ok_or_else(|| bad("nothing".to_owned(), "a tensor"))?;
+        if let Some(other) = tensors.iter().find(|t| t.shape != first.shape || t.block != first.block) {
+            let expected = format!("shape {:?} of {}, as of the first expert", first.shape, first.block);
+            return Err(bad(format!("{:?} of {} in {}", other.shape, other.block, other.name), &expected));
+        }
+
+        let mut shape_of_all = first.shape.clone();
+        let mut pieces: Vec<_> = tensors.iter().map(|t| whole(t)).collect();
+        if row.hf.contains("{e}") {
+            shape_of_all.insert(0, tensors.len());
+        } else if apart {
+            let [n, all, cols] = first.shape[..] else {
+                return Err(bad(format!("shape {:?}", first.shape), "three dimensions"));
+            };
+            let n_rows = |role: TensorRole| shape(self.spec, role, layer).get(1).copied().unwrap_or(0);
+            let at = row.stacked.iter().position(|r| *r == role).unwrap_or(0);
+            let before: usize = row.stacked.iter().take(at).map(|r| n_rows(*r)).sum();
+            let mine = n_rows(role);
+            let part = |e: usize| (tensors.first().map(|t| (*t).clone()), e * all + before);
+            pieces =
+                (0..n).map(part).filter_map(|(tensor, from)| Some((tensor?, from..from + mine))).collect();
+            shape_of_all = vec![n, mine, cols];
+        }
+        let offset = match role.is_norm() && suffix == "weight" {
+            true => {
+                self.spec.family.norm_offset.of(self.spec.naming) - self.target.norm_offset.of(Naming::Gguf)
+            }
+            false => 0.0,
+        };
+        Ok(Recipe {
+            order: self.order(found)?,
+            plain: (is_plain(role) || shape_of_all.len() < 2 || !name.ends_with(".weight")).then_some(offset),
+            name,
+            shape: shape_of_all,
+            pieces,
+        })
+    }
+
+    /// Where the conventions rotate other columns together, the order of the rows: what was row `i` and `i + n / 2` of the
+    /// `n` of a head that turn is row `2 i` and `2 i + 1`.
+    fn order(&self, found: &Found<'a>) -> Result<Option<Vec<usize>>> {
+        let styles = (self.spec.rope_style, self.target.rope_style.of(Naming::Gguf));
+        let roles =
+            if found.row.stacked.is_empty() { std::slice::from_ref(&found.role) } else { found.row.stacked };
+        use TensorRole::{AttnK, AttnKNorm, AttnQ, AttnQNorm};
+        let turns = |role: &TensorRole| matches!(role, AttnQ | AttnK | AttnQNorm | AttnKNorm);
+        let layer = found.layer.and_then(|l| self.spec.layers.get(l));
+        let (Some(layer), true) = (layer, styles.0 != styles.1 && roles.iter().any(turns)) else {
+            return Ok(None);
+        };
+        if styles != (RopeStyle::Half, RopeStyle::Interleaved) {
+            return Err(Error::Export {
+                what: "rotation".to_owned(),
+                found: "neighbouring columns".to_owned(),
+                expected: "halves of a head, as Hugging Face checkpoints have it".to_owned(),
+            });
+        }
+        let head = layer.head_dim;
+        // Layers without a rotation do not care, as long as queries and keys agree.
+        let n_dims = layer.rope.as_ref().map_or(head, |r| r.n_dims);
+        let mut order = Vec::new();
+        for role in roles {
+            let n_rows = shape(self.spec, *role, found.layer).first().copied().unwrap_or(0);
+            let first = order.len();
+            order.extend((0..n_rows).map(|r| {
+                let at = r % head.max(1);
+                let from = if turns(role) && at < n_dims { at / 2 + at % 2 * (n_dims / 2) } else { at };
+                first + r - at + from
+            }));
+        }
+        Ok(Some(order))
+    }
+}
+
+/// Matrices that llama.cpp reads as F32 only.
+fn is_plain(role: TensorRole) -> bool {
+    use TensorRole::{PositionEmbedding, Router, SharedWeight, TokenTypes};
+    matches!(role, Router | SharedWeight | PositionEmbedding | TokenTypes) || role.is_norm()
+}

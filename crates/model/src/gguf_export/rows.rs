@@ -1,0 +1,220 @@
+//! Following a recipe: bytes of rows gathered, reordered, decoded or repacked. Rows keep their type, so this works for any
+//! block, with its scales inside or apart.
+
+use formats::{BlockType, Bytes, Planes, Tensor, codec};
+
+use super::recipe::Recipe;
+use crate::error::{Error, Result};
+
+/// Make the tensor: a view of the source where the bytes are the same.
+pub(super) fn make(recipe: &Recipe) -> Result<Tensor> {
+    let made = match (&recipe.pieces[..], &recipe.order) {
+        ([(tensor, rows)], None) if rows.len() == all_rows(tensor) => {
+            Tensor { name: recipe.name.clone(), shape: recipe.shape.clone(), ..tensor.clone() }
+        }
+        _ => gather(recipe)?,
+    };
+    check(&made)?;
+    match (recipe.plain, made.block) {
+        (Some(offset), block) if block != BlockType::F32 || offset != 0.0 => Ok(plain(&made, offset)),
+        (None, BlockType::Affine(_)) => Ok(repacked(made)),
+        _ => Ok(made),
+    }
+}
+
+fn all_rows(tensor: &Tensor) -> usize {
+    if tensor.shape.len() == 1 { tensor.n_cols() } else { tensor.n_rows() }
+}
+
+/// Values in a row of the recipe: an element of a vector is one.
+fn row_len(tensor: &Tensor) -> usize {
+    if tensor.shape.len() == 1 { 1 } else { tensor.n_cols() }
+}
+
+/// Copies of the rows, in order.
+fn gather(recipe: &Recipe) -> Result<Tensor> {
+    let bad = |found: String, expected: &str| Error::Export {
+        what: format!("tensor {}", recipe.name),
+        found,
+        expected: expected.to_owned(),
+    };
+    let Some((first, _)) = recipe.pieces.first() else {
+        return Err(bad("no rows".to_owned(), "at least one"));
+    };
+    let (block, n_cols) = (first.block, row_len(first));
+    if !n_cols.is_multiple_of(block.block_len()) {
+        return Err(bad(format!("elements of {block}"), "a type of single numbers"));
+    }
+    let short = |name: &str| bad(format!("{name} without some of its rows"), "all rows of its shape");
+    let (mut data, mut scales, mut biases) = (Vec::new(), Vec::new(), Vec::new());
+    for (tensor, rows) in &recipe.pieces {
+        let slice = |bytes: &Bytes, row: usize| bytes.slice(rows.start * row..rows.end * row);
+        let rows_of = |bytes: &Option<Bytes>, row: usize| match (bytes, row) {
+            (_, 0) => Some(Bytes::from_slice(&[])),
+            (Some(bytes), row) => slice(bytes, row),
+            (None, _) => None,
+        };
+        let part = slice(&tensor.data, block.row_bytes(n_cols));
+        data.extend_from_slice(&part.ok_or_else(|| short(&tensor.name))?);
+        let part = rows_of(&tensor.planes.scales, block.row_scale_bytes(n_cols));
+        scales.extend_from_slice(&part.ok_or_else(|| short(&tensor.name))?);
+        let part = rows_of(&tensor.planes.biases, block.row_bias_bytes(n_cols));
+        biases.extend_from_slice(&part.ok_or_else(|| short(&tensor.name))?);
+    }
+    if let Some(order) = &recipe.order {
+        for (bytes, row) in [
+            (&mut data, block.row_bytes(n_cols)),
+            (&mut scales, block.row_scale_bytes(n_cols)),
+            (&mut biases, block.row_bias_bytes(n_cols)),
+        ] {
+            *bytes = reordered(bytes, row, order).ok_or_else(|| short(&recipe.name))?;
+        }
+    }
+    let plane = |bytes: Vec<u8>| (!bytes.is_empty()).then(|| Bytes::from_slice(&bytes));
+    Ok(Tensor {
+        name: recipe.name.clone(),
+        shape: recipe.shape.clone(),
+        block,
+        data: Bytes::from_slice(&data),
+        planes: Planes { scales: plane(scales), biases: plane(biases) },
+    })
+}
+
+/// `None` if `bytes` are not as many rows as the order has.
+fn reordered(bytes: &[u8], row: usize, order: &[usize]) -> Option<Vec<u8>> {
+    if bytes.len() != row * order.len() {
+        return None;
+    }
+    let mut out = Vec::with_capacity(bytes.len());
+    for from in order {
+        out.extend_from_slice(bytes.get(from * row..(from + 1) * row)?);
+    }
+    Some(out)
+}
+
+/// Whether the bytes are those of the shape.
+fn check(tensor: &Tensor) -> Result<()> {
+    let fits = tensor.n_cols().is_multiple_of(tensor.block.block_len())
+        && tensor.data.len() == tensor.n_rows() * tensor.row_bytes()
+        && tensor.planes.fit(tensor.block, tensor.n_rows(), tensor.n_cols());
+    if fits {
+        return Ok(());
+    }
+    Err(Error::BadTensor {
+        name: tensor.name.clone(),
+        found: format!("{} bytes of {}", tensor.n_bytes(), tensor.block),
+        expected: format!("those of the shape {:?}", tensor.shape),
+    })
+}
+
+/// F32, with `offset` added.
+fn plain(tensor: &Tensor, offset: f32) -> Tensor {
+    let bytes: Vec<u8> = tensor.to_f32().into_iter().flat_map(|v| (v + offset).to_le_bytes()).collect();
+    Tensor {
+        name: tensor.name.clone(),
+        shape: tensor.shape.clone(),
+        block: BlockType::F32,
+        data: Bytes::from_slice(&bytes),
+        planes: Planes::default(),
+    }
+}
+
+/// The block type of GGUF that holds the same integers and scales, if there is one.
+fn repacked(tensor: Tensor) -> Tensor {
+    let BlockType::Affine(affine) = tensor.block else { return tensor };
+    let Some(block) = codec::repack::block_twin(affine) else { return tensor };
+    let mut data = vec![0; tensor.n_rows() * block.row_bytes(tensor.n_cols())];
+    let planes = tensor.planes.as_slices();
+    codec::repack::from_affine(affine, &tensor.data, planes.scales, planes.biases, &mut data);
+    Tensor { block, data: Bytes::from_slice(&data), planes: Planes::default(), ..tensor }
+}
+
+#[cfg(test)]
+mod tests {
+    use formats::{Affine, ScaleType};
+
+    use super::*;
+
+    /// 4 rows of 64 random-looking values of an affine type with groups of 32.
+    fn affine(scale: ScaleType, symmetric: bool) -> Tensor {
+        let affine = Affine::new(4, 32, scale, symmetric).unwrap();
+        let block = BlockType::Affine(affine);
+        let numbers: Vec<u8> = match scale {
+            ScaleType::BF16 => {
+                [0x3f00u16, 0x3f80, 0x4000, 0x4040].iter().flat_map(|v| v.to_le_bytes()).collect()
+            }
+            _ => [0x3800u16, 0x3c00, 0x4000, 0x4200].iter().flat_map(|v| v.to_le_bytes()).collect(),
+        };
+        let plane = Bytes::from_slice(&[numbers.clone(), numbers].concat());
+        let data: Vec<u8> = (0..128u32).map(|i| (i * 73 + 5) as u8).collect();
+        Tensor {
+            name: "source".to_owned(),
+            shape: vec![4, 64],
+            block,
+            data: Bytes::from_slice(&data),
+            planes: Planes { scales: Some(plane.clone()), biases: (!symmetric).then_some(plane) },
+        }
+    }
+
+    fn reversed(tensor: &Tensor) -> Recipe {
+        Recipe {
+            name: "result".to_owned(),
+            shape: tensor.shape.clone(),
+            pieces: vec![(tensor.clone(), 0..4)],
+            order: Some(vec![3, 2, 1, 0]),
+            plain: None,
+        }
+    }
+
+    #[test]
+    fn rows_move_with_their_scales() {
+        for (scale, symmetric, block) in [
+            (ScaleType::F16, true, Some(BlockType::Q4_0)),
+            (ScaleType::F16, false, Some(BlockType::Q4_1)),
+            (ScaleType::BF16, false, None),
+        ] {
+            let source = affine(scale, symmetric);
+            let recipe = reversed(&source);
+            let made = make(&recipe).unwrap();
+            assert_eq!(made.block, block.unwrap_or(source.block));
+            assert_eq!(made.block, recipe.block());
+            let (before, after) = (source.to_f32(), made.to_f32());
+            for r in 0..4 {
+                assert_eq!(before[r * 64..(r + 1) * 64], after[(3 - r) * 64..(4 - r) * 64]);
+            }
+        }
+    }
+
+    #[test]
+    fn plain_values_have_the_offset_added_and_vectors_their_elements_moved() {
+        let source = affine(ScaleType::F16, true);
+        let made = make(&Recipe { order: None, plain: Some(1.0), ..reversed(&source) }).unwrap();
+        let plus_one: Vec<f32> = source.to_f32().iter().map(|v| v + 1.0).collect();
+        assert_eq!((made.block, made.to_f32()), (BlockType::F32, plus_one));
+        let bytes: Vec<u8> = [1f32, 2.0, 3.0, 4.0].iter().flat_map(|v| v.to_le_bytes()).collect();
+        let vector = Tensor {
+            shape: vec![4],
+            block: BlockType::F32,
+            data: Bytes::from_slice(&bytes),
+            planes: Planes::default(),
+            ..source
+        };
+        let made = make(&Recipe { plain: Some(0.0), ..reversed(&vector) }).unwrap();
+        assert_eq!(made.to_f32(), [4.0, 3.0, 2.0, 1.0]);
+    }
+
+    #[test]
+    fn bytes_that_do_not_fit_are_refused() {
+        let whole = affine(ScaleType::F16, true);
+        let short = Tensor { data: whole.data.slice(0..100).unwrap(), ..whole.clone() };
+        assert!(make(&reversed(&short)).unwrap_err().to_string().contains("source"));
+        assert!(
+            make(&Recipe { order: None, ..reversed(&short) }).unwrap_err().to_string().contains("116 bytes")
+        );
+        let bare = Tensor { planes: Planes::default(), ..whole.clone() };
+        assert!(make(&reversed(&bare)).is_err());
+        let order = Some(vec![0, 1, 2]);
+        assert!(make(&Recipe { order, ..reversed(&whole) }).unwrap_err().to_string().contains("result"));
+        assert!(make(&Recipe { pieces: vec![], ..reversed(&whole) }).is_err());
+    }
+}

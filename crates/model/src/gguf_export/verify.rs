@@ -1,0 +1,116 @@
+//! Reading the keys back: what a reader makes of them must be the model that they were written from.
+
+use std::fmt::Debug;
+
+use formats::{Bytes, Checkpoint, Metadata, Naming, Planes, Tensor};
+
+use super::recipe::Recipe;
+use super::rows;
+use crate::descriptor::ArchDescriptor;
+use crate::error::{Error, Result};
+use crate::keys::Keys;
+use crate::rope::RopeSpec;
+use crate::spec::{self, LayerSpec, ModelSpec};
+use crate::tensors::Tensors;
+
+/// Numbers are written as f32, and some are worked out again from others.
+const TOLERANCE: f32 = 1e-5;
+
+/// Refuse an export whose keys say something else than the spec.
+pub(super) fn same_model(
+    spec: &ModelSpec,
+    target: &'static ArchDescriptor,
+    architecture: &str,
+    metadata: &Metadata,
+    recipes: &[Recipe],
+) -> Result<()> {
+    let tensors = recipes.iter().map(outline).collect::<Result<_>>()?;
+    let outline = Checkpoint {
+        naming: Naming::Gguf,
+        metadata: metadata.clone(),
+        tensors,
+        format: String::new(),
+        file_bytes: 0,
+    };
+    let keys = Keys::new(&outline.metadata, Naming::Gguf, target, architecture);
+    let read = spec::read(&keys, target, &mut Tensors::new(&outline, target))?;
+
+    same("columns of the residual stream", &spec.hidden, &read.hidden)?;
+    same("vocabulary size", &spec.n_vocab, &read.n_vocab)?;
+    same("positions trained for", &spec.n_ctx_train, &read.n_ctx_train)?;
+    same("activation", &spec.activation, &read.activation)?;
+    same("whether the head is the embedding", &spec.tied_head, &read.tied_head)?;
+    same("columns of a layer's own input", &spec.per_layer_width, &read.per_layer_width)?;
+    close("epsilon of the norms", spec.norm_eps, read.norm_eps)?;
+    close("factor on embeddings", spec.embedding_scale, read.embedding_scale)?;
+    close("factor on each branch", spec.residual_scale, read.residual_scale)?;
+    close("factor on logits", spec.logit_scale, read.logit_scale)?;
+    let cap = |cap: Option<f32>| cap.unwrap_or(0.0);
+    close("cap of logits", cap(spec.logit_softcap), cap(read.logit_softcap))?;
+    close("cap of attention scores", cap(spec.attention_softcap), cap(read.attention_softcap))?;
+    same("number of layers", &spec.n_layers(), &read.n_layers())?;
+    spec.layers
+        .iter()
+        .zip(&read.layers)
+        .enumerate()
+        .try_for_each(|(l, (a, b))| same_layer(l, a, b, spec.n_ctx_train))
+}
+
+/// The tensor as a reader of numbers needs it: small vectors whole, of all others the shape.
+fn outline(recipe: &Recipe) -> Result<Tensor> {
+    if recipe.shape.len() == 1 {
+        return rows::make(recipe);
+    }
+    Ok(Tensor {
+        name: recipe.name.clone(),
+        shape: recipe.shape.clone(),
+        block: recipe.block(),
+        data: Bytes::from_slice(&[]),
+        planes: Planes::default(),
+    })
+}
+
+fn same_layer(l: usize, a: &LayerSpec, b: &LayerSpec, n_ctx: usize) -> Result<()> {
+    let what = |what: &str| format!("layer {l}, {what}");
+    same(&what("query heads"), &a.n_heads, &b.n_heads)?;
+    same(&what("key and value heads"), &a.n_kv_heads, &b.n_kv_heads)?;
+    same(&what("columns of a head"), &a.head_dim, &b.head_dim)?;
+    same(&what("experts"), &a.experts, &b.experts)?;
+    same(&what("columns of the feed-forward network"), &a.ffn, &b.ffn)?;
+    same(&what("layer whose keys and values it reads"), &a.kv_from, &b.kv_from)?;
+    same(&what("whether values are keys"), &a.keys_are_values, &b.keys_are_values)?;
+    same(&what("window"), &a.window, &b.window)?;
+    close(&what("attention scale"), a.attention_scale, b.attention_scale)?;
+    same(
+        &what("columns that rotate"),
+        &a.rope.as_ref().map(|r| r.n_dims),
+        &b.rope.as_ref().map(|r| r.n_dims),
+    )?;
+    let (Some(a), Some(b)) = (&a.rope, &b.rope) else { return Ok(()) };
+    close(&what("factor on cosine and sine"), a.scale(), b.scale())?;
+    // Of a short context and of the longest: some rotations have two sets.
+    for n_ctx in [1, n_ctx] {
+        let frequencies = |rope: &RopeSpec| rope.frequencies(n_ctx);
+        for (a, b) in frequencies(a).into_iter().zip(frequencies(b)) {
+            close(&what("rotation frequency"), a, b)?;
+        }
+    }
+    Ok(())
+}
+
+fn same<T: PartialEq + Debug>(what: &str, source: &T, read: &T) -> Result<()> {
+    if source == read { Ok(()) } else { Err(differs(what, source, read)) }
+}
+
+fn close(what: &str, source: f32, read: f32) -> Result<()> {
+    let near = (source - read).abs() <= TOLERANCE * source.abs().max(TOLERANCE);
+    if near { Ok(()) } else { Err(differs(what, &source, &read)) }
+}
+
+fn differs(what: &str, source: &dyn Debug, read: &dyn Debug) -> Error {
+    Error::Export {
+        what: what.to_owned(),
+        found: format!("{source:?}"),
+        expected: format!("{read:?}, which is all that the format can say of this model"),
+    }
+}

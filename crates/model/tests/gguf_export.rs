@@ -1,0 +1,237 @@
+//! Every fixture exported under GGUF's names, written to a file and read again, gives the same answers.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{DENSE, MIXED, Runner, TOLERANCE, check, json, open};
+use formats::gguf::Writer;
+use formats::{Access, Array, BlockType, Checkpoint, Metadata, Naming, Value};
+use model::{EmbeddingSpec, GgufExport, ModelSpec, file_type, to_gguf};
+
+fn export(checkpoint: &Checkpoint) -> Result<GgufExport, model::Error> {
+    let spec = ModelSpec::from_checkpoint(checkpoint).unwrap();
+    to_gguf(checkpoint, &spec, "A fixture", None)
+}
+
+/// The export as a file, read again.
+fn through_a_file(checkpoint: &Checkpoint) -> Checkpoint {
+    let exported = export(checkpoint).unwrap().checkpoint().unwrap();
+    let mut writer = Writer::new();
+    for (key, value) in exported.metadata.iter() {
+        writer.value(key, value).unwrap();
+    }
+    for tensor in &exported.tensors {
+        writer.tensor(&tensor.name, &tensor.shape, tensor.block).unwrap();
+    }
+    let mut body = writer.begin(Vec::new()).unwrap();
+    for tensor in &exported.tensors {
+        body.tensor_data(&tensor.data).unwrap();
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    std::fs::write(&path, body.finish().unwrap()).unwrap();
+    formats::open(&path, Access::Read).unwrap()
+}
+
+/// The checkpoint with some keys of config.json set to something else, or taken out.
+fn with_keys(mut checkpoint: Checkpoint, changes: &[(&str, Option<Value>)]) -> Checkpoint {
+    let mut metadata = Metadata::default();
+    for (key, value) in checkpoint.metadata.iter() {
+        if !changes.iter().any(|(changed, _)| *changed == key) {
+            metadata.insert(key.to_owned(), value.clone());
+        }
+    }
+    for (key, value) in changes {
+        if let Some(value) = value {
+            metadata.insert((*key).to_owned(), value.clone());
+        }
+    }
+    checkpoint.metadata = metadata;
+    checkpoint
+}
+
+fn text(s: &str) -> Option<Value> {
+    Some(Value::Str(s.to_owned()))
+}
+
+/// Logits of some tokens on the reference interpreter.
+fn logits(checkpoint: &Checkpoint) -> Vec<f32> {
+    let spec = ModelSpec::from_checkpoint(checkpoint).unwrap();
+    let tokens: Vec<u32> = (0..40).map(|i| (i * 37 + 11) % spec.n_vocab as u32).collect();
+    Runner::new(&spec.plan(checkpoint).unwrap()).step(&tokens).0.concat()
+}
+
+fn same_logits(checkpoint: &Checkpoint) -> Checkpoint {
+    let read = through_a_file(checkpoint);
+    let (expected, found) = (logits(checkpoint), logits(&read));
+    assert_eq!(expected.len(), found.len());
+    let worst = expected.iter().zip(&found).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(worst < TOLERANCE, "{worst}");
+    read
+}
+
+#[test]
+fn all_fixtures_agree_with_transformers_after_the_export() {
+    for name in DENSE.into_iter().chain(MIXED).filter(|name| *name != "qwen2_moe") {
+        let checkpoint = through_a_file(&open(name));
+        assert_eq!(checkpoint.naming, Naming::Gguf);
+        let spec = ModelSpec::from_checkpoint(&checkpoint).unwrap_or_else(|e| panic!("{name}: {e}"));
+        assert!(spec.unused_tensors.is_empty(), "{name}: {:?}", spec.unused_tensors);
+        let plan = spec.plan(&checkpoint).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let worst = check(name, &plan, 40);
+        println!("{name}: {worst:.1e}");
+    }
+}
+
+#[test]
+fn an_encoder_agrees_with_transformers_after_the_export() {
+    let source = open("bert");
+    let exported = export(&source).unwrap();
+    assert!(
+        exported.unused_tensors.iter().all(|n| n.starts_with("pooler.")),
+        "{:?}",
+        exported.unused_tensors
+    );
+    assert_eq!(exported.unused_tensors.len(), 2);
+    assert!(exported.notes.iter().any(|note| note.contains("length 1")), "{:?}", exported.notes);
+    let checkpoint = through_a_file(&source);
+    let spec = ModelSpec::from_checkpoint(&checkpoint).unwrap();
+    let embedding = EmbeddingSpec::from_checkpoint(&checkpoint, &spec).unwrap().unwrap();
+    assert_eq!(embedding.pooling, device::Pooling::Mean);
+    assert_eq!(checkpoint.metadata.usize("tokenizer.ggml.token_type_count"), Some(2));
+    let expected = json("bert/expected.json");
+    let ids: Vec<u32> =
+        expected["input_ids"].as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as u32).collect();
+    let (found, _) = Runner::new(&spec.plan(&checkpoint).unwrap()).step(&ids);
+    for (found, expected) in found.iter().zip(expected["last_hidden_state"].as_array().unwrap()) {
+        for (found, expected) in found.iter().zip(expected.as_array().unwrap()) {
+            assert!((f64::from(*found) - expected.as_f64().unwrap()).abs() < f64::from(TOLERANCE));
+        }
+    }
+}
+
+#[test]
+fn keys_are_of_the_width_that_other_readers_ask_for() {
+    let exported = export(&open("gemma3")).unwrap().checkpoint().unwrap();
+    for (key, value) in exported.metadata.iter() {
+        if let Value::Float(f) = value {
+            assert_eq!(f64::from(*f as f32), *f, "{key} is no f32");
+        }
+    }
+    assert_eq!(exported.metadata.str("general.architecture"), Some("gemma3"));
+    assert_eq!(exported.metadata.str("general.name"), Some("A fixture"));
+    assert_eq!(exported.metadata.str("tokenizer.ggml.model"), Some("none"));
+    assert_eq!(exported.metadata.usize("gemma3.vocab_size"), Some(160));
+    assert_eq!(exported.metadata.usize("general.file_type"), Some(32));
+    assert_eq!(exported.metadata.f64("gemma3.rope.freq_base_swa"), Some(1e4));
+    // Vectors are F32, matrices stay as they are, the tied head is left out.
+    for tensor in &exported.tensors {
+        let expected = if tensor.shape.len() == 1 { BlockType::F32 } else { BlockType::BF16 };
+        assert_eq!(tensor.block, expected, "{}", tensor.name);
+    }
+    assert!(exported.tensor("output.weight").is_none() && exported.tensor("token_embd.weight").is_some());
+    let mistral = export(&open("mistral")).unwrap();
+    assert_eq!(mistral.metadata.str("general.architecture"), Some("llama"));
+    assert_eq!(mistral.metadata.usize("llama.attention.sliding_window"), Some(16));
+    assert_eq!(file_type([(BlockType::F32, 9), (BlockType::Q4_K, 100)].into_iter()), Some(15));
+    assert_eq!(file_type(std::iter::empty()), None);
+}
+
+#[test]
+fn views_stay_views_and_declarations_hold() {
+    let source = open("llama");
+    let exported = export(&source).unwrap();
+    for i in 0..exported.n_tensors() {
+        let tensor = exported.tensor(i).unwrap();
+        let (name, shape, block) = exported.declaration(i).unwrap();
+        assert_eq!((tensor.name.as_str(), tensor.shape.as_slice(), tensor.block), (name, shape, block));
+        if name.ends_with("ffn_up.weight") {
+            assert!(tensor.data.is_mapped(), "{name} is a copy");
+        }
+    }
+    assert!(exported.declaration(exported.n_tensors()).is_none());
+    assert!(exported.tensor(exported.n_tensors()).is_err());
+}
+
+#[test]
+fn stretched_rotations_keep_their_meaning() {
+    let yarn = |mut more: Vec<(&'static str, Option<Value>)>| {
+        more.extend([
+            ("rope_parameters.rope_type", text("yarn")),
+            ("rope_parameters.factor", Some(Value::Float(4.0))),
+            ("rope_parameters.original_max_position_embeddings", Some(Value::Int(128))),
+        ]);
+        with_keys(open("qwen3"), &more)
+    };
+    same_logits(&yarn(vec![]));
+    same_logits(&yarn(vec![
+        ("rope_parameters.attention_factor", Some(Value::Float(1.3))),
+        ("rope_parameters.beta_fast", Some(Value::Float(20.0))),
+    ]));
+    let error = export(&yarn(vec![("rope_parameters.truncate", Some(Value::Bool(false)))]));
+    assert!(error.unwrap_err().to_string().contains("YaRN"));
+    let linear =
+        [("rope_parameters.rope_type", text("linear")), ("rope_parameters.factor", Some(Value::Float(3.0)))];
+    let read = same_logits(&with_keys(open("llama"), &linear));
+    assert!(read.tensor("rope_freqs.weight").is_none());
+}
+
+#[test]
+fn experts_with_a_shared_one_are_stacked() {
+    let one_layer = [
+        ("num_hidden_layers", Some(Value::Int(1))),
+        ("mlp_only_layers", Some(Value::Array(Array::Int(vec![])))),
+        ("layer_types", None),
+    ];
+    let read = same_logits(&with_keys(open("qwen2_moe"), &one_layer));
+    let experts = read.tensor("blk.0.ffn_gate_exps.weight").unwrap();
+    assert_eq!(experts.shape, [6, 40, 64]);
+    assert_eq!(read.tensor("blk.0.ffn_gate_inp.weight").unwrap().block, BlockType::F32);
+}
+
+#[test]
+fn experts_in_one_tensor_with_both_matrices_are_taken_apart() {
+    let mut source = open("qwen3_moe");
+    let mut tensors = Vec::new();
+    for l in 0..4 {
+        let name = |rest: &str| format!("model.layers.{l}.mlp.experts.{rest}");
+        let find = |rest: String| source.tensor(&name(&rest)).unwrap();
+        let (mut both, mut down) = (Vec::new(), Vec::new());
+        for e in 0..8 {
+            both.extend_from_slice(&find(format!("{e}.gate_proj.weight")).data);
+            both.extend_from_slice(&find(format!("{e}.up_proj.weight")).data);
+            down.extend_from_slice(&find(format!("{e}.down_proj.weight")).data);
+        }
+        for (rest, shape, data) in
+            [("gate_up_proj", vec![8, 96, 64], both), ("down_proj", vec![8, 64, 48], down)]
+        {
+            let one = find("0.gate_proj.weight".to_owned()).clone();
+            let data = formats::Bytes::from_slice(&data);
+            tensors.push(formats::Tensor { name: name(rest), shape, data, ..one });
+        }
+    }
+    source.tensors.retain(|t| !t.name.contains(".experts."));
+    source.tensors.extend(tensors);
+    let read = through_a_file(&source);
+    let spec = ModelSpec::from_checkpoint(&read).unwrap();
+    check("qwen3_moe", &spec.plan(&read).unwrap(), 40);
+}
+
+#[test]
+fn what_the_format_has_no_place_for_is_refused() {
+    let said = |checkpoint: &Checkpoint| export(checkpoint).unwrap_err().to_string();
+    // A dense layer among those with experts.
+    let error = said(&open("qwen2_moe"));
+    assert!(error.contains("layer 1, experts") && error.contains("None"), "{error}");
+    // An activation that GGUF files of the family do not have.
+    let error = said(&with_keys(open("llama"), &[("hidden_act", text("gelu"))]));
+    assert!(error.contains("activation") && error.contains("Silu"), "{error}");
+    let layers = Some(Value::Array(Array::Int(vec![1, 0, 1, 1])));
+    let error = said(&with_keys(open("smollm3"), &[("no_rope_layers", layers)]));
+    assert!(error.contains("layer 1, columns that rotate"), "{error}");
+    // What is under GGUF's names already.
+    let read = through_a_file(&open("llama"));
+    let spec = ModelSpec::from_checkpoint(&read).unwrap();
+    let error = to_gguf(&read, &spec, "x", None).unwrap_err().to_string();
+    assert!(error.contains("found GGUF"), "{error}");
+}
