@@ -93,7 +93,7 @@ impl Inspect {
                 t.name.clone(),
                 t.block.to_string(),
                 format!("{:?}", t.shape),
-                t.data.len().to_string(),
+                t.n_bytes().to_string(),
             ]);
         }
         table.print(Style::Plain)?;
@@ -112,7 +112,7 @@ impl Inspect {
             .iter()
             .map(|t| {
                 json!({
-                    "name": t.name, "type": t.block.name(), "shape": t.shape, "bytes": t.data.len(),
+                    "name": t.name, "type": t.block.to_string(), "shape": t.shape, "bytes": t.n_bytes(),
                 })
             })
             .collect();
@@ -138,21 +138,25 @@ impl Inspect {
     }
 }
 
-/// How many tensors of each type, and their bytes.
+/// How many tensors of each type, and their bytes; types in the order in which the file first uses them.
 fn print_types(checkpoint: &Checkpoint) -> anyhow::Result<()> {
     let mut table = Table::new(&["type", "tensors>", "values>", "bytes>"]);
-    for block in formats::BlockType::ALL {
-        let of: Vec<_> = checkpoint.tensors.iter().filter(|t| t.block == block).collect();
-        if !of.is_empty() {
-            let values: usize = of.iter().map(|t| t.n_rows() * t.n_cols()).sum();
-            let bytes: usize = of.iter().map(|t| t.data.len()).sum();
-            table.row(vec![
-                block.to_string(),
-                of.len().to_string(),
-                output::count(values as u64),
-                output::bytes(bytes as u64),
-            ]);
+    let mut types = Vec::new();
+    for tensor in &checkpoint.tensors {
+        if !types.contains(&tensor.block) {
+            types.push(tensor.block);
         }
+    }
+    for block in types {
+        let of: Vec<_> = checkpoint.tensors.iter().filter(|t| t.block == block).collect();
+        let values: usize = of.iter().map(|t| t.n_rows() * t.n_cols()).sum();
+        let bytes: usize = of.iter().map(|t| t.n_bytes()).sum();
+        table.row(vec![
+            block.to_string(),
+            of.len().to_string(),
+            output::count(values as u64),
+            output::bytes(bytes as u64),
+        ]);
     }
     table.print(Style::Plain)?;
     output::print_line("")
