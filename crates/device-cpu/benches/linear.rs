@@ -15,10 +15,11 @@ mod isa;
 #[path = "../src/kernels/linear/mod.rs"]
 mod linear;
 
-use formats::BlockType;
+use formats::{Affine, BlockType, PlaneSlices, ScaleType, codec};
 use isa::Isa;
 use linear::{
-    ActRow, ActRows, ActivationKind, LinearKernel, TILE_ROWS, linear_kernel, q8_row_bytes, quantize_row_q8,
+    ActRow, ActRows, ActivationKind, LinearKernel, TILE_ROWS, WeightRows, linear_kernel, q8_row_bytes,
+    quantize_row_q8,
 };
 use std::hint::black_box;
 use std::time::Instant;
@@ -55,8 +56,35 @@ fn rate(rounds: usize, mut call: impl FnMut()) -> f64 {
         .fold(0.0, f64::max)
 }
 
+/// A matrix.
+struct Weights {
+    block: BlockType,
+    values: Vec<u8>,
+    scales: Vec<u8>,
+    biases: Vec<u8>,
+}
+
+impl Weights {
+    fn rows(&self) -> WeightRows {
+        let planes = PlaneSlices { scales: &self.scales, biases: &self.biases };
+        WeightRows::new(self.block, N_COLS, &self.values, planes)
+    }
+}
+
+/// Bytes of a row, its scales and offsets included.
+fn row_bytes(block: BlockType) -> usize {
+    block.row_bytes(N_COLS) + block.row_scale_bytes(N_COLS) + block.row_bias_bytes(N_COLS)
+}
+
+/// Every type with a kernel of its own: those with a quantiser, rows of bytes, and affine types as MLX writes them.
+fn types() -> Vec<BlockType> {
+    let affine = |bits: &usize| Affine::new(*bits, 64, ScaleType::BF16, false).map(BlockType::Affine);
+    let affine = Affine::BITS.iter().filter_map(affine);
+    BlockType::ALL.into_iter().chain([BlockType::I8_ROWS]).chain(affine).collect()
+}
+
 /// Weights with plausible scales: one quantised row, repeated.
-fn weights(block: BlockType, n_rows: usize) -> Vec<u8> {
+fn weights(block: BlockType, n_rows: usize) -> Weights {
     let mut state = 1u32;
     let values: Vec<f32> = (0..N_COLS)
         .map(|_| {
@@ -65,8 +93,24 @@ fn weights(block: BlockType, n_rows: usize) -> Vec<u8> {
         })
         .collect();
     let mut row = vec![0; block.row_bytes(N_COLS)];
-    formats::codec::quantize_row(block, &values, &mut row);
-    row.repeat(n_rows)
+    let mut scales = vec![0; block.row_scale_bytes(N_COLS)];
+    let mut biases = vec![0; block.row_bias_bytes(N_COLS)];
+    match block {
+        BlockType::Affine(affine) => {
+            codec::affine::quantize(affine, &values, &mut row, &mut scales, &mut biases);
+        }
+        BlockType::I8_ROWS => {
+            scales.copy_from_slice(&254f32.to_le_bytes());
+            row.iter_mut().zip(&values).for_each(|(q, v)| *q = (v * 254.0) as i8 as u8);
+        }
+        _ => codec::quantize_row(block, &values, &mut row),
+    }
+    Weights {
+        block,
+        values: row.repeat(n_rows),
+        scales: scales.repeat(n_rows),
+        biases: biases.repeat(n_rows),
+    }
 }
 
 /// Activation rows as the kernel reads them.
@@ -91,23 +135,21 @@ fn activations(kernel: &LinearKernel, isa: Isa, n: usize) -> (Aligned, usize) {
 }
 
 fn gemv_rate(block: BlockType, kernel: &LinearKernel, isa: Isa, bytes: usize) -> f64 {
-    let row_bytes = block.row_bytes(N_COLS);
-    let n_rows = bytes / row_bytes;
+    let n_rows = bytes / row_bytes(block);
     let w = weights(block, n_rows);
     let (mut x, _) = activations(kernel, isa, 1);
     let x = ActRow(x.ptr());
     let mut out = vec![0f32; n_rows];
     let calls = rate(40, || {
         // SAFETY: the shapes agree.
-        unsafe { (kernel.gemv)(w.as_ptr(), row_bytes, N_COLS, 0, n_rows, x, out.as_mut_ptr()) };
+        unsafe { (kernel.gemv)(w.rows(), N_COLS, 0, n_rows, x, out.as_mut_ptr()) };
         black_box(&mut out);
     });
-    calls * (n_rows * row_bytes) as f64 / 1e9
+    calls * (n_rows * row_bytes(block)) as f64 / 1e9
 }
 
 /// Gop/s by tiles, or by a GEMV for each activation row.
 fn gemm_rate(block: BlockType, kernel: &LinearKernel, isa: Isa, n: usize, tiles: bool) -> f64 {
-    let row_bytes = block.row_bytes(N_COLS);
     let n_rows = 8 * TILE_ROWS;
     let w = weights(block, n_rows);
     let (mut xs, stride) = activations(kernel, isa, n);
@@ -120,12 +162,12 @@ fn gemm_rate(block: BlockType, kernel: &LinearKernel, isa: Isa, n: usize, tiles:
             if tiles {
                 for r0 in (0..n_rows).step_by(TILE_ROWS) {
                     let out = out.as_mut_ptr().add(r0 * n);
-                    (kernel.gemm_tile)(w.as_ptr(), row_bytes, N_COLS, r0, TILE_ROWS, xs, scratch.ptr(), out);
+                    (kernel.gemm_tile)(w.rows(), N_COLS, r0, TILE_ROWS, xs, scratch.ptr(), out);
                 }
             } else {
                 for i in 0..n {
                     let out = out.as_mut_ptr().add(i * n_rows);
-                    (kernel.gemv)(w.as_ptr(), row_bytes, N_COLS, 0, n_rows, xs.row(i), out);
+                    (kernel.gemv)(w.rows(), N_COLS, 0, n_rows, xs.row(i), out);
                 }
             }
         }
@@ -205,19 +247,19 @@ fn main() {
     let is_wanted = |block: BlockType, isa: Isa| {
         let types: Vec<_> = wanted.iter().filter(|w| Isa::from_name(w).is_none()).collect();
         let isas: Vec<_> = wanted.iter().filter_map(|w| Isa::from_name(w)).collect();
-        (types.is_empty() || types.iter().any(|t| t.eq_ignore_ascii_case(block.name())))
+        (types.is_empty() || types.iter().any(|t| t.eq_ignore_ascii_case(&block.to_string())))
             && (isas.is_empty() || isas.contains(&isa))
     };
     println!(
-        "{:8} {:8} {:>9} {:>9} {:>8} {:>8} {:>8} {:>9}   of the peaks",
+        "{:16} {:8} {:>9} {:>9} {:>8} {:>8} {:>8} {:>9}   of the peaks",
         "type", "isa", "gemv L2", "gemv mem", "gemm 8", "gemm 128", "gemm 512", "tile from"
     );
     for isa in Isa::available() {
-        for block in BlockType::ALL {
+        for block in types() {
             if !is_wanted(block, isa) {
                 continue;
             }
-            let kernel = linear_kernel(block, isa);
+            let kernel = linear_kernel(block, N_COLS, isa);
             let near = gemv_rate(block, &kernel, isa, 256 << 10);
             let far = gemv_rate(block, &kernel, isa, 96 << 20);
             let gemm = [8, 128, 512].map(|n| gemm_rate(block, &kernel, isa, n, true));
@@ -230,8 +272,8 @@ fn main() {
                 format!("{memory:.0} % of {read:.0} GB/s, {compute:.0} % of {peak:.0} Gop/s")
             });
             println!(
-                "{:8} {:8} {near:>9.1} {far:>9.1} {:>8.0} {:>8.0} {:>8.0} {:>9}   {shares}",
-                block.name(),
+                "{:16} {:8} {near:>9.1} {far:>9.1} {:>8.0} {:>8.0} {:>8.0} {:>9}   {shares}",
+                block.to_string(),
                 isa.name(),
                 gemm[0],
                 gemm[1],

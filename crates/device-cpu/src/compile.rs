@@ -4,7 +4,7 @@ use crate::command::Command;
 use crate::isa::Isa;
 use crate::kernels::attention_tile::Shape;
 use crate::kernels::kv_write::LayerPages;
-use crate::kernels::linear::{ActivationKind, LinearKernel, linear_kernel};
+use crate::kernels::linear::{ActivationKind, LinearKernel, WeightRows, linear_kernel};
 use crate::kernels::projection::{Epilogue, Matrix};
 use crate::kernels::rope::Turn;
 use crate::kernels::{
@@ -15,7 +15,7 @@ use crate::kernels::{
 use crate::layout::{ExpertSizes, Layout, ProjectionSizes};
 use crate::lower::{HeadChain, Lowered, Norm, Projection, RopeKey, RopeOf, Tail, Unit};
 use device::arena::NO_PLACE;
-use device::{CommandInfo, KvLayerId, Limits, Numerics, Op, Plan, ValueId, WeightId};
+use device::{CommandInfo, KvLayerId, Limits, Numerics, Op, Plan, ValueId, WeightId, WeightPart};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::AtomicUsize;
 
@@ -38,7 +38,7 @@ pub struct Addresses {
     /// Rows and experts in the order of the experts.
     pub groups: expert_groups::Groups,
     /// The matrices of all experts, in the layout's order.
-    pub experts: *const *const u8,
+    pub experts: *const WeightRows,
     /// By KV group.
     pub pools: Vec<*mut u8>,
 }
@@ -162,6 +162,12 @@ impl Compiler<'_> {
         self.plan.weight(id).data.as_ptr().cast()
     }
 
+    /// The rows of a matrix or a table.
+    fn weight_rows(&self, id: WeightId) -> WeightRows {
+        let weight = self.plan.weight(id);
+        WeightRows::new(weight.block, weight.n_cols(), &weight.data, weight.planes.as_slices())
+    }
+
     fn weight_or_null(&self, id: Option<WeightId>) -> *const f32 {
         id.map_or(null(), |id| self.weight_f32(id))
     }
@@ -244,14 +250,13 @@ impl Compiler<'_> {
             let of = p.matrices[index];
             let weight = self.plan.weight(of.weight);
             let LinearKernel { gemv, gemm_tile, gemm_min_rows, activation, .. } =
-                linear_kernel(weight.block, self.isa);
+                linear_kernel(weight.block, sizes.cols, self.isa);
             // The tile kernel may add in another order, so that a row's result would depend on how many share its step.
             let deterministic = self.limits.numerics == Numerics::Deterministic;
             Matrix {
-                weight: weight.data.as_ptr(),
+                weight: self.weight_rows(of.weight),
                 bias: self.weight_or_null(of.bias),
                 out: self.value(out_of(index)),
-                row_bytes: weight.row_bytes(),
                 n_out: weight.n_rows(),
                 gemv,
                 gemm_tile,
@@ -295,7 +300,7 @@ impl Compiler<'_> {
                 (projection::many_rows(self.isa), "many rows")
             }
         };
-        let bytes = p.matrices.iter().map(|m| self.plan.weight(m.weight).data.len() as u64).sum();
+        let bytes = p.matrices.iter().map(|m| self.plan.weight_bytes(m.weight)).sum();
         let name = format!("{} ({suffix})", self.projection_name(p, rows));
         self.push(table, node, Command::new(kernel, params), name, bytes);
     }
@@ -303,7 +308,7 @@ impl Compiler<'_> {
     fn experts(&self, table: &mut Table, node: usize, op: Experts, rows: RowsOfStep, ordered: &mut Ordered) {
         let (weight, k) = (self.plan.weight(op.weight), self.plan.value(op.ids).cols);
         let sizes = ExpertSizes::new(self.plan, op.x, op.ids, op.weight, self.limits, self.layout.n_workers);
-        let kernel = linear_kernel(weight.block, self.isa);
+        let kernel = linear_kernel(weight.block, sizes.n_in, self.isa);
         let ids: *const u32 = self.value(op.ids).cast_const().cast();
         let (groups, of_rows, own) = (self.at.groups, self.plan.value(op.x).rows, sizes.own);
         let x = self.value(op.x);
@@ -317,7 +322,6 @@ impl Compiler<'_> {
             n_experts: sizes.n_experts,
             n_in: sizes.n_in,
             n_out: sizes.n_out,
-            row_bytes: weight.row_bytes(),
             out: self.value(op.out),
             rows: of_rows,
             gemv: kernel.gemv,
@@ -332,7 +336,7 @@ impl Compiler<'_> {
             block: if rows == RowsOfStep::One { sizes.piece_rows } else { sizes.row_block },
             isa: self.isa,
         };
-        let part = weight.parts.first().map_or(0, |part| part.len() as u64);
+        let part = weight.parts.first().map_or(0, WeightPart::n_bytes);
         if rows == RowsOfStep::One {
             let name = format!("expert_{} ({k} of {}, 1 row)", kernel.name, sizes.n_experts);
             self.push(table, node, Command::new(expert_linear::one_row, params), name, part * k as u64);
@@ -373,7 +377,8 @@ impl Compiler<'_> {
     fn projection_name(&self, p: &Projection, rows: RowsOfStep) -> String {
         let mut names: Vec<&str> = Vec::new();
         for m in &p.matrices {
-            names.push(linear_kernel(self.plan.weight(m.weight).block, self.isa).name);
+            let weight = self.plan.weight(m.weight);
+            names.push(linear_kernel(weight.block, weight.n_cols(), self.isa).name);
         }
         let before = if p.norm.is_some() && rows == RowsOfStep::One { "rms_norm + " } else { "" };
         let after = match p.tail {
@@ -403,10 +408,9 @@ impl Compiler<'_> {
         let (command, name) = match op {
             Op::Embed { table, scale, out } => {
                 let weight = self.plan.weight(*table);
-                bytes = weight.row_bytes() as u64;
+                bytes = weight.n_bytes_of_row() as u64;
                 let params = embed::Params {
-                    table: weight.data.as_ptr(),
-                    block: weight.block,
+                    table: self.weight_rows(*table),
                     cols: weight.n_cols(),
                     scale: *scale,
                     out: self.value(*out),
@@ -541,10 +545,9 @@ impl Compiler<'_> {
             }
             Op::EmbedPositions { table, out } => {
                 let weight = self.plan.weight(*table);
-                bytes = weight.row_bytes() as u64;
+                bytes = weight.n_bytes_of_row() as u64;
                 let params = embed_positions::Params {
-                    table: weight.data.as_ptr(),
-                    block: weight.block,
+                    table: self.weight_rows(*table),
                     cols: weight.n_cols(),
                     out: self.value(*out),
                 };

@@ -1,13 +1,12 @@
 //! [`CpuDevice`]: the CPU as a [`Device`].
 
 use crate::isa::Isa;
-use crate::kernels::linear::has_kernel;
 use crate::layout::Layout;
 use crate::lower::{Lowered, lower};
 use crate::pool::Pool;
 use crate::program::CpuProgram;
 use crate::{NAME, cpu, peaks, profile};
-use device::{Device, Error, KvType, Limits, Memory, MemoryPlan, Op, Peaks, Plan, Program, Result, Rule};
+use device::{Device, Error, KvType, Limits, Memory, MemoryPlan, Peaks, Plan, Program, Result, Rule};
 use std::sync::Arc;
 
 /// How to use the CPU.
@@ -64,17 +63,6 @@ impl CpuDevice {
     fn layout(&self, plan: &Plan, limits: &Limits) -> Result<(Vec<Lowered>, Layout)> {
         plan.check()?;
         limits.check(self, plan)?;
-        let matrices = plan.primitives().filter_map(|op| match op {
-            Op::Linear { weight, .. } | Op::ExpertLinear { weight, .. } => Some(plan.weight(*weight)),
-            _ => None,
-        });
-        if let Some(weight) = matrices.into_iter().find(|w| !has_kernel(w.block)) {
-            return Err(Error::Unsupported {
-                device: NAME,
-                what: format!("{} of type {}", weight.name, weight.block),
-                hint: "convert the model to a type that it multiplies with".to_owned(),
-            });
-        }
         let lowered = lower(plan);
         let layout = Layout::new(plan, &lowered, limits, self.isa, self.pool.n_workers());
         Ok((lowered, layout))

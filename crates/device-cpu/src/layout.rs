@@ -1,7 +1,7 @@
 //! The sizes of everything that a program takes, computed once: the memory plan prints them, compiling allocates them.
 
 use crate::isa::Isa;
-use crate::kernels::linear::{ActivationKind, linear_kernel, q8_row_bytes};
+use crate::kernels::linear::{ActivationKind, WeightRows, linear_kernel, q8_row_bytes};
 use crate::kernels::{
     activation_rows, argmax, attention, attention_tile, expert_groups, expert_linear, projection, qk_rope_kv,
     round_up, self_attention,
@@ -69,7 +69,7 @@ impl ProjectionSizes {
             Tail::Gate { .. } => plan.weight(p.matrices[0].weight).n_rows(),
             _ => p.matrices.iter().map(|m| plan.weight(m.weight).n_rows()).sum(),
         };
-        let kinds = p.matrices.iter().map(|m| ActivationKind::of(plan.weight(m.weight).block));
+        let kinds = p.matrices.iter().map(|m| ActivationKind::of(plan.weight(m.weight).block, x.cols));
         let reads = kinds.fold((false, false), |(f, q), kind| {
             (f || kind == ActivationKind::F32, q || kind == ActivationKind::Q8)
         });
@@ -171,7 +171,8 @@ impl Layout {
                 if reads_q8 {
                     self.q8_rows_bytes = self.q8_rows_bytes.max(rows * q8_row_bytes(sizes.cols));
                 }
-                let kernels = p.matrices.iter().map(|m| linear_kernel(plan.weight(m.weight).block, isa));
+                let blocks = p.matrices.iter().map(|m| plan.weight(m.weight).block);
+                let kernels = blocks.map(|block| linear_kernel(block, sizes.cols, isa));
                 let gemm = kernels.map(|k| (k.gemm_scratch_bytes)(sizes.cols)).max().unwrap_or(0);
                 projection::one_row_scratch_bytes(sizes.cols, sizes.piece_rows)
                     .max(projection::many_rows_scratch_bytes(sizes.row_block, gemm))
@@ -179,7 +180,7 @@ impl Layout {
             }
             Unit::Primitive(Op::ExpertLinear { x, ids, weight, .. }) => {
                 let sizes = ExpertSizes::new(plan, *x, *ids, *weight, limits, self.n_workers);
-                let kernel = linear_kernel(plan.weight(*weight).block, isa);
+                let kernel = linear_kernel(plan.weight(*weight).block, sizes.n_in, isa);
                 let prepared = match kernel.activation {
                     ActivationKind::F32 => (&mut self.f32_rows_bytes, sizes.n_in * 4),
                     ActivationKind::Q8 => (&mut self.q8_rows_bytes, q8_row_bytes(sizes.n_in)),
@@ -221,7 +222,7 @@ impl Layout {
     pub fn expert_bytes(&self) -> (usize, usize) {
         let (pairs, experts) = self.grouped;
         let matrices: usize = self.experts.iter().map(|(_, n)| n).sum();
-        (expert_groups::group_bytes(pairs, experts), matrices * size_of::<*const u8>())
+        (expert_groups::group_bytes(pairs, experts), matrices * size_of::<WeightRows>())
     }
 
     /// Where the addresses of a stack begin among those of all.

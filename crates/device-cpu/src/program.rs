@@ -6,6 +6,7 @@ use crate::compile::{Addresses, Compiler, RowsOfStep, Table};
 use crate::isa::Isa;
 use crate::kernels::attention;
 use crate::kernels::expert_groups::Groups;
+use crate::kernels::linear::WeightRows;
 use crate::layout::{Layout, max_rows};
 use crate::lower::Lowered;
 use crate::memory::{Buffer, PagePool};
@@ -98,11 +99,14 @@ impl CpuProgram {
                 Groups { order, ends: order.wrapping_add(layout.grouped.0) }
             },
             experts: {
-                let start: *mut *const u8 = take("expert tables", layout.expert_bytes().1)?.cast();
-                let parts = layout.experts.iter().flat_map(|(id, _)| &plan.weight(*id).parts);
-                for (index, part) in parts.enumerate() {
-                    // SAFETY: the buffer has room for the address of every expert of the layout.
-                    unsafe { start.add(index).write(part.as_ptr()) }
+                let start: *mut WeightRows = take("expert tables", layout.expert_bytes().1)?.cast();
+                let stacks = layout.experts.iter().map(|(id, _)| plan.weight(*id));
+                let parts = stacks.flat_map(|stack| stack.parts.iter().map(move |part| (stack, part)));
+                for (index, (stack, part)) in parts.enumerate() {
+                    let (block, n_cols) = (stack.block, stack.n_cols());
+                    let rows = WeightRows::new(block, n_cols, &part.data, part.planes.as_slices());
+                    // SAFETY: the buffer has room for the matrix of every expert of the layout.
+                    unsafe { start.add(index).write(rows) }
                 }
                 start
             },

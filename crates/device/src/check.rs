@@ -1,6 +1,6 @@
 //! [`Plan::check`]: the one place where a plan is validated. Devices trust what passed.
 
-use formats::BlockType;
+use formats::{BlockType, Planes};
 
 use crate::{
     DType, KvGroup, KvLayer, KvLayerId, Op, Output, Plan, PlanError, Rows, Value, ValueId, Weight, WeightId,
@@ -432,7 +432,7 @@ impl<'a> At<'a> {
             return self
                 .fail(format!("{id}"), format!("one of the plan's {} weights", self.plan.weights.len()));
         };
-        let Weight { name, shape, block, data, parts } = weight;
+        let Weight { name, shape, block, data, planes, parts } = weight;
         let found = || format!("{name} of shape {shape:?}");
         self.require(!shape.is_empty() && !shape.contains(&0), found, "dimensions of at least 1")?;
         self.require(
@@ -448,7 +448,7 @@ impl<'a> At<'a> {
         let part = n_bytes.map(|n| n / n_parts);
         let whole = match n_parts {
             1 if parts.is_empty() => n_bytes == Some(data.len()),
-            n => data.is_empty() && parts.len() == n && parts.iter().all(|p| Some(p.len()) == part),
+            n => data.is_empty() && parts.len() == n && parts.iter().all(|p| Some(p.data.len()) == part),
         };
         self.require(
             whole,
@@ -456,6 +456,23 @@ impl<'a> At<'a> {
             format!(
                 "{} for {shape:?} in {block}",
                 n_bytes.map_or("more than fit".to_owned(), |n| n.to_string())
+            ),
+        )?;
+        let (n_rows, n_cols) = (weight.n_rows(), weight.n_cols());
+        let planes_fit = match n_parts {
+            1 if parts.is_empty() => planes.fit(*block, n_rows, n_cols),
+            n => planes.n_bytes() == 0 && parts.iter().all(|p| p.planes.fit(*block, n_rows / n, n_cols)),
+        };
+        self.require(
+            planes_fit,
+            || {
+                let all = parts.iter().map(|p| &p.planes).chain([planes]);
+                format!("{name} with scales and offsets of {} bytes", all.map(Planes::n_bytes).sum::<usize>())
+            },
+            format!(
+                "for each of {n_rows} rows {} of scales and {} of offsets",
+                block.row_scale_bytes(n_cols),
+                block.row_bias_bytes(n_cols)
             ),
         )?;
         Ok(weight)

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use crate::{Item, Limits, MemoryPlan, Op, Plan, Residence, Weight, WeightId};
+use crate::{Item, Limits, MemoryPlan, Op, Plan, Residence, Weight, WeightId, WeightPart};
 
 impl Plan {
     /// Bytes of weights that one decoded token reads: of an embedding one row, of a stack of experts the chosen ones, of
@@ -53,11 +53,11 @@ impl Plan {
     pub fn weight_bytes_of(&self, op: &Op) -> u64 {
         match op {
             Op::Embed { table, .. } | Op::EmbedPositions { table, .. } => {
-                self.weight(*table).row_bytes() as u64
+                self.weight(*table).n_bytes_of_row() as u64
             }
             Op::ExpertLinear { weight, ids, .. } => {
                 let n_chosen = self.value(*ids).cols;
-                self.weight(*weight).parts.iter().take(n_chosen).map(|part| part.len() as u64).sum()
+                self.weight(*weight).parts.iter().take(n_chosen).map(WeightPart::n_bytes).sum()
             }
             Op::Fused { parts, .. } => parts.iter().map(|part| self.weight_bytes_of(part)).sum(),
             op => op.weights().into_iter().map(|id| self.weight_bytes(id)).sum(),

@@ -44,5 +44,5 @@ pub use fusion::{FusedKind, Place, Rule};
 pub use kv::{KvGroup, KvLayer, KvLayerId, KvLayout, KvType, PAGE_NONE};
 pub use memory::{peak_resident_memory, system_memory};
 pub use op::{Activation, Op, OpKind, Pooling, RopeStyle};
-pub use plan::{DType, Node, Output, Plan, PlanError, Rows, Value, ValueId, Weight, WeightId};
+pub use plan::{DType, Node, Output, Plan, PlanError, Rows, Value, ValueId, Weight, WeightId, WeightPart};
 pub use step::{OwnedStep, Span, Step, Want};

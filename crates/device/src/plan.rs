@@ -1,6 +1,8 @@
 //! The plan: a forward pass as a flat list of Ops.
 
-use formats::{BlockType, Bytes};
+use std::ops::Range;
+
+use formats::{BlockType, Bytes, Planes, codec};
 
 use crate::{KvLayout, Op};
 
@@ -54,8 +56,34 @@ pub struct Weight {
     pub block: BlockType,
     /// `n_rows * row_bytes` bytes; empty for a stack of matrices.
     pub data: Bytes,
-    /// Of a stack: the bytes of each matrix, wherever in the files it lies. Otherwise empty.
-    pub parts: Vec<Bytes>,
+    /// Scales and offsets of all rows, if `block` keeps them apart; none for a stack of matrices.
+    pub planes: Planes,
+    /// Of a stack: each matrix, wherever in the files it lies. Otherwise empty.
+    pub parts: Vec<WeightPart>,
+}
+
+/// One matrix of a stack.
+#[derive(Clone, Debug)]
+pub struct WeightPart {
+    /// As [`Weight::data`], of this matrix.
+    pub data: Bytes,
+    /// As [`Weight::planes`], of this matrix.
+    pub planes: Planes,
+}
+
+impl WeightPart {
+    fn views(&self) -> impl Iterator<Item = &Bytes> {
+        std::iter::once(&self.data).chain(plane_views(&self.planes))
+    }
+
+    /// How many bytes it has.
+    pub fn n_bytes(&self) -> u64 {
+        (self.data.len() + self.planes.n_bytes()) as u64
+    }
+}
+
+fn plane_views(planes: &Planes) -> impl Iterator<Item = &Bytes> {
+    planes.scales.iter().chain(&planes.biases)
 }
 
 impl Weight {
@@ -67,13 +95,15 @@ impl Weight {
             shape: vec![values.len()],
             block: BlockType::F32,
             data: Bytes::from_slice(&bytes),
+            planes: Planes::default(),
             parts: vec![],
         }
     }
 
-    /// All its bytes: the one view, or each part.
+    /// All its bytes: the one view, or each part's, and the planes beside them.
     pub fn views(&self) -> impl Iterator<Item = &Bytes> {
-        std::iter::once(&self.data).filter(|data| !data.is_empty()).chain(&self.parts)
+        let whole = std::iter::once(&self.data).filter(|data| !data.is_empty());
+        whole.chain(plane_views(&self.planes)).chain(self.parts.iter().flat_map(WeightPart::views))
     }
 
     /// How many bytes it has.
@@ -91,9 +121,26 @@ impl Weight {
         self.shape.last().copied().unwrap_or(1)
     }
 
-    /// Bytes of one row.
+    /// Bytes of one row's values, without scales that are kept apart.
     pub fn row_bytes(&self) -> usize {
         self.block.row_bytes(self.n_cols())
+    }
+
+    /// Bytes of one row, its scales and offsets included wherever they lie.
+    pub fn n_bytes_of_row(&self) -> usize {
+        let n_cols = self.n_cols();
+        self.row_bytes() + self.block.row_scale_bytes(n_cols) + self.block.row_bias_bytes(n_cols)
+    }
+
+    /// Decode some rows of a weight that is no stack, by the codecs' definition.
+    ///
+    /// # Panics
+    /// The weight does not have these rows, which [`Plan::check`] sees to, or `out` is not as long as they are.
+    pub fn decode_rows(&self, rows: Range<usize>, out: &mut [f32]) {
+        let (n_cols, row_bytes) = (self.n_cols(), self.row_bytes());
+        let data = &self.data[rows.start * row_bytes..rows.end * row_bytes];
+        let planes = self.planes.as_slices().rows(self.block, n_cols, rows);
+        codec::dequantize_rows(self.block, n_cols, data, planes, out);
     }
 }
 

@@ -279,7 +279,7 @@ fn commands_timings_and_memory() {
     assert!(program.logits().is_empty() && program.argmax().is_empty() && !timed.is_empty());
 
     let memory = device.memory_plan(&plan, &limits).unwrap();
-    let weights: u64 = plan.weights.iter().map(|w| w.data.len() as u64).sum();
+    let weights: u64 = plan.weights.iter().map(|w| w.n_bytes()).sum();
     assert_eq!(memory.items.iter().find(|item| item.what == "weights in memory").unwrap().bytes, weights);
     let pages: usize = (0..2).map(|group| 48 * plan.kv.page_bytes(group, KvType::F32, 16)).sum();
     assert_eq!(memory.total(Residence::Reserved), pages as u64);

@@ -46,7 +46,7 @@ pub enum BlockType {
 struct Facts(Option<u32>, &'static str, usize, usize);
 
 impl BlockType {
-    /// Every type that all devices run and that [`codec::quantize_row`](crate::codec::quantize_row) writes.
+    /// Every type that [`codec::quantize_row`](crate::codec::quantize_row) writes.
     pub const ALL: [BlockType; 16] = {
         use BlockType::*;
         [F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4]
@@ -129,6 +129,11 @@ impl BlockType {
     /// Whether a tensor of this type keeps its scales apart from the packed values, in [`Planes`](crate::Planes).
     pub const fn has_planes(self) -> bool {
         self.row_scale_bytes(self.block_len()) > 0
+    }
+
+    /// Whether the values are plain floats.
+    pub const fn is_float(self) -> bool {
+        matches!(self, BlockType::F32 | BlockType::F16 | BlockType::BF16)
     }
 
     /// Whether [`codec::quantize_row`](crate::codec::quantize_row) writes this type.

@@ -58,3 +58,17 @@ pub struct PlaneSlices<'a> {
     /// As [`Planes::biases`].
     pub biases: &'a [u8],
 }
+
+impl<'a> PlaneSlices<'a> {
+    /// The part of the rows `rows`.
+    ///
+    /// # Panics
+    /// The planes do not have these rows.
+    pub fn rows(self, block: BlockType, n_cols: usize, rows: Range<usize>) -> PlaneSlices<'a> {
+        let part = |plane: &'a [u8], row: usize| &plane[rows.start * row..rows.end * row];
+        PlaneSlices {
+            scales: part(self.scales, block.row_scale_bytes(n_cols)),
+            biases: part(self.biases, block.row_bias_bytes(n_cols)),
+        }
+    }
+}

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use device::Weight;
-use formats::{BlockType, Bytes, Checkpoint, Naming, Tensor, codec};
+use device::{Weight, WeightPart};
+use formats::{BlockType, Bytes, Checkpoint, Naming, Planes, Tensor, codec};
 
 use crate::descriptor::{ArchDescriptor, QkNorm};
 use crate::error::{Error, Result};
@@ -100,6 +100,7 @@ impl<'a> Tensors<'a> {
         if tensor.shape.len() != 1 || tensor.n_cols() > max_len {
             return Err(bad_shape(tensor, role, format!("a vector of at most {max_len}")));
         }
+        whole(tensor)?;
         self.used.insert(&tensor.name);
         decode(tensor, 0, tensor.n_cols()).map(Some)
     }
@@ -116,18 +117,13 @@ impl<'a> Tensors<'a> {
                 shape,
                 block: tensor.block,
                 data: tensor.data.clone(),
+                planes: tensor.planes.clone(),
                 parts: vec![],
             });
         }
-        let row = tensor.row_bytes();
-        let data = tensor.data.slice(first * row..(first + n_rows) * row).ok_or_else(|| short(tensor))?;
-        Ok(Weight {
-            name: format!("{}[{first}..{}]", tensor.name, first + n_rows),
-            shape,
-            block: tensor.block,
-            data,
-            parts: vec![],
-        })
+        let (data, planes) = tensor.rows(first..first + n_rows).ok_or_else(|| short(tensor))?;
+        let name = format!("{}[{first}..{}]", tensor.name, first + n_rows);
+        Ok(Weight { name, shape, block: tensor.block, data, planes, parts: vec![] })
     }
 
     /// The matrices of a role's experts, views of the file: each a tensor by itself, or all in one, where those of other
@@ -155,7 +151,7 @@ impl<'a> Tensors<'a> {
                     }
                     whole(found)?;
                     self.used.insert(&found.name);
-                    parts.push(found.data.clone());
+                    parts.push(WeightPart { data: found.data.clone(), planes: found.planes.clone() });
                 }
             } else {
                 let rows = |roles: &[TensorRole]| {
@@ -171,16 +167,16 @@ impl<'a> Tensors<'a> {
                 }
                 whole(one)?;
                 self.used.insert(&one.name);
-                let row = one.row_bytes();
                 for expert in 0..n {
-                    let first = (expert * all + before) * row;
-                    let part = one.data.slice(first..first + n_out * row).ok_or_else(|| short(one))?;
-                    parts.push(part);
+                    let first = expert * all + before;
+                    let (data, planes) = one.rows(first..first + n_out).ok_or_else(|| short(one))?;
+                    parts.push(WeightPart { data, planes });
                 }
             }
             let name = if stacked.is_empty() { name.clone() } else { format!("{name} ({})", role.what()) };
             let name = name.replace("{e}", "*");
-            return Ok(Weight { name, shape, block: one.block, data: Bytes::from_slice(&[]), parts });
+            let (data, planes) = (Bytes::from_slice(&[]), Planes::default());
+            return Ok(Weight { name, shape, block: one.block, data, planes, parts });
         }
         Err(self.missing(spec, role, layer))
     }
@@ -240,21 +236,15 @@ impl<'a> Tensors<'a> {
         let Some(Located { tensor, .. }) = self.locate(TensorRole::TokenTypes, None, "weight") else {
             return Ok(positions);
         };
-        if !matches!(tensor.shape[..], [rows, cols] if rows > 0 && cols == spec.hidden)
-            || !tensor.n_cols().is_multiple_of(tensor.block.block_len())
-            || tensor.data.len() != tensor.n_rows() * tensor.row_bytes()
-        {
+        if !matches!(tensor.shape[..], [rows, cols] if rows > 0 && cols == spec.hidden) {
             return Err(bad_shape(tensor, TensorRole::TokenTypes, format!("rows of {}", spec.hidden)));
         }
+        whole(tensor)?;
         self.used.insert(&tensor.name);
-        let mut kind = vec![0.0; spec.hidden];
-        let first = tensor.data.slice(0..tensor.row_bytes()).ok_or_else(|| short(tensor))?;
-        codec::dequantize_row(tensor.block, &first, &mut kind);
+        let kind = decode(tensor, 0, spec.hidden)?;
         let mut sums = vec![0.0; positions.n_rows() * spec.hidden];
-        for (row, bytes) in
-            sums.chunks_exact_mut(spec.hidden).zip(positions.data.chunks_exact(positions.row_bytes()))
-        {
-            codec::dequantize_row(positions.block, bytes, row);
+        positions.decode_rows(0..positions.n_rows(), &mut sums);
+        for row in sums.chunks_exact_mut(spec.hidden) {
             row.iter_mut().zip(&kind).for_each(|(value, kind)| *value += kind);
         }
         let name = format!("{} + {}[0]", positions.name, tensor.name);
@@ -383,6 +373,7 @@ fn vector(tensor: &Tensor, first: usize, len: usize, offset: f32) -> Result<Weig
                 shape: vec![len],
                 block: BlockType::F32,
                 data: view,
+                planes: Planes::default(),
                 parts: vec![],
             });
         }
@@ -391,20 +382,12 @@ fn vector(tensor: &Tensor, first: usize, len: usize, offset: f32) -> Result<Weig
     Ok(Weight::vector(&tensor.name, &values))
 }
 
-/// Values of a vector that is stored as plain numbers.
+/// `len` values from `first` of the first row of a tensor that is [`whole`], in whatever type it is stored.
 fn decode(tensor: &Tensor, first: usize, len: usize) -> Result<Vec<f32>> {
-    if tensor.block.block_len() != 1 {
-        return Err(Error::BadTensor {
-            name: tensor.name.clone(),
-            found: format!("type {}", tensor.block),
-            expected: "a vector of F32, F16 or BF16".to_owned(),
-        });
-    }
-    let size = tensor.block.block_bytes();
-    let bytes: Bytes = tensor.data.slice(first * size..(first + len) * size).ok_or_else(|| short(tensor))?;
-    let mut values = vec![0.0; len];
-    codec::dequantize_row(tensor.block, &bytes, &mut values);
-    Ok(values)
+    let (data, planes) = tensor.rows(0..1).ok_or_else(|| short(tensor))?;
+    let mut values = vec![0.0; tensor.n_cols()];
+    codec::dequantize_rows(tensor.block, tensor.n_cols(), &data, planes.as_slices(), &mut values);
+    values.get(first..first + len).map(<[f32]>::to_vec).ok_or_else(|| short(tensor))
 }
 
 fn bad_shape(tensor: &Tensor, role: TensorRole, expected: String) -> Error {
@@ -417,11 +400,17 @@ fn bad_shape(tensor: &Tensor, role: TensorRole, expected: String) -> Error {
 
 /// Whether a tensor has the bytes of its shape.
 fn whole(tensor: &Tensor) -> Result<()> {
-    if tensor.block.has_planes() {
+    let (n_rows, n_cols) = (tensor.n_rows(), tensor.n_cols());
+    if !tensor.planes.fit(tensor.block, n_rows, n_cols) {
         return Err(Error::BadTensor {
             name: tensor.name.clone(),
-            found: format!("type {}, whose scales lie apart", tensor.block),
-            expected: "a type whose blocks hold their scales".to_owned(),
+            found: format!("{} bytes of scales and offsets", tensor.planes.n_bytes()),
+            expected: format!(
+                "for each of {n_rows} rows {} of scales and {} of offsets ({})",
+                tensor.block.row_scale_bytes(n_cols),
+                tensor.block.row_bias_bytes(n_cols),
+                tensor.block
+            ),
         });
     }
     let blocks = tensor.n_cols().is_multiple_of(tensor.block.block_len());

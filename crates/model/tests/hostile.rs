@@ -144,6 +144,12 @@ fn tensors_that_do_not_fit() {
     tensor.data = tensor.data.slice(0..100).unwrap();
     refused(&short, &[name, "100 bytes", "4096 bytes"]);
 
+    let mut unscaled = common::open("llama");
+    let tensor = unscaled.tensors.iter_mut().find(|t| t.name == name).unwrap();
+    tensor.block = formats::BlockType::I8_ROWS;
+    tensor.data = tensor.data.slice(0..32 * 64).unwrap();
+    refused(&unscaled, &[name, "0 bytes of scales", "each of 32 rows 4 of scales and 0 of offsets"]);
+
     let bias = "model.layers.1.self_attn.q_proj.bias";
     let mut unbiased = common::open("qwen2");
     unbiased.tensors.retain(|t| t.name != bias);

@@ -120,10 +120,10 @@ fn experts_are_views_of_the_file_wherever_they_lie() {
         let (_, plan) = plan(name);
         let found = plan.weights.iter().find(|w| w.name == weight).unwrap_or_else(|| panic!("{weight}"));
         assert_eq!((found.shape.as_slice(), found.parts.len()), (&[8, 48, 64][..], 8));
-        assert!(found.parts.iter().all(|part| part.is_mapped() && part.len() == 48 * 64 * 2));
+        assert!(found.parts.iter().all(|part| part.data.is_mapped() && part.data.len() == 48 * 64 * 2));
         // Of eight experts a token reads two.
         let all: u64 = plan.weights.iter().map(device::Weight::n_bytes).sum();
-        let experts: u64 = plan.weights.iter().flat_map(|w| &w.parts).map(|part| part.len() as u64).sum();
+        let experts: u64 = plan.weights.iter().flat_map(|w| &w.parts).map(device::WeightPart::n_bytes).sum();
         let n_vocab = plan.value(plan.logits).cols as u64;
         let table = if name == "qwen3_moe" { (n_vocab - 1) * 64 * 2 } else { 0 };
         let rope_and_rest = all - experts * 3 / 4 - table;

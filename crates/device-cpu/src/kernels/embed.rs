@@ -3,18 +3,15 @@
 //! Rows are shared among the workers; a few rows are shared by their columns in whole blocks. Decoding is the codec's
 //! own. Bytes: one row of the table read and 4 a column written, for each row.
 
+use super::linear::WeightRows;
 use crate::command::Worker;
 use device::Rows;
-use formats::BlockType;
-use formats::codec::dequantize_row;
 
 /// Parameters.
 #[derive(Clone, Copy)]
 pub struct Params {
     /// `(n_vocab, cols)`
-    pub table: *const u8,
-    /// Its type.
-    pub block: BlockType,
+    pub table: WeightRows,
     /// Columns.
     pub cols: usize,
     /// The factor.
@@ -30,7 +27,7 @@ pub struct Params {
 pub unsafe fn embed(p: &Params, worker: &Worker<'_>) {
     let n = worker.step.n_rows(Rows::Tokens);
     let (rows, cols) = if n < worker.n {
-        (0..n, worker.share(p.cols, p.block.block_len().max(64)))
+        (0..n, worker.share(p.cols, p.table.block.block_len().max(64)))
     } else {
         (worker.share(n, 1), 0..p.cols)
     };
@@ -39,15 +36,12 @@ pub unsafe fn embed(p: &Params, worker: &Worker<'_>) {
     }
     for row in rows {
         let token = worker.step.tokens[row] as usize;
-        let start = token * p.block.row_bytes(p.cols) + p.block.row_bytes(cols.start);
-        // SAFETY: tokens are below the vocabulary's size; the columns lie within the row.
-        let (bytes, out) = unsafe {
-            (
-                std::slice::from_raw_parts(p.table.add(start), p.block.row_bytes(cols.len())),
-                std::slice::from_raw_parts_mut(p.out.add(row * p.cols + cols.start), cols.len()),
-            )
+        // SAFETY: tokens are below the vocabulary's size; the columns lie within the row, in whole blocks.
+        let out = unsafe {
+            let out = std::slice::from_raw_parts_mut(p.out.add(row * p.cols + cols.start), cols.len());
+            p.table.decode(token, cols.clone(), out);
+            out
         };
-        dequantize_row(p.block, bytes, out);
         if p.scale != 1.0 {
             out.iter_mut().for_each(|v| *v *= p.scale);
         }

@@ -13,7 +13,7 @@
 
 use super::expert_groups::Groups;
 use super::linear::{
-    ActRow, ActRows, ActivationKind, GemmTile, Gemv, TILE_ROWS, q8_row_bytes, quantize_row_q8,
+    ActRow, ActRows, ActivationKind, GemmTile, Gemv, TILE_ROWS, WeightRows, q8_row_bytes, quantize_row_q8,
 };
 use super::round_up;
 use crate::command::Worker;
@@ -34,16 +34,14 @@ pub struct Params {
     pub ids: *const u32,
     /// Experts of a row.
     pub k: usize,
-    /// `(n_experts)`: the first byte of each matrix.
-    pub matrices: *const *const u8,
+    /// `(n_experts)`: the rows of each matrix.
+    pub matrices: *const WeightRows,
     /// Experts.
     pub n_experts: usize,
     /// Columns of a matrix.
     pub n_in: usize,
     /// Its rows.
     pub n_out: usize,
-    /// Bytes of one.
-    pub row_bytes: usize,
     /// `(n, k * n_out)`
     pub out: *mut f32,
     /// Which rows.
@@ -104,7 +102,7 @@ pub unsafe fn one_row(p: &Params, worker: &Worker<'_>) {
             };
             let matrix = *p.matrices.add(*p.ids.add(j) as usize);
             let (r0, r1) = (piece * p.block, ((piece + 1) * p.block).min(p.n_out));
-            (p.gemv)(matrix, p.row_bytes, p.n_in, r0, r1, row, p.out.add(j * p.n_out + r0));
+            (p.gemv)(matrix, p.n_in, r0, r1, row, p.out.add(j * p.n_out + r0));
         }
     }
 }
@@ -141,11 +139,11 @@ pub unsafe fn many_rows(p: &Params, worker: &Worker<'_>) {
                     };
                     if n < p.gemm_min_rows {
                         for i in 0..n {
-                            (p.gemv)(matrix, p.row_bytes, p.n_in, r0, r0 + n_rows, xs.row(i), out_of(i));
+                            (p.gemv)(matrix, p.n_in, r0, r0 + n_rows, xs.row(i), out_of(i));
                         }
                         continue;
                     }
-                    (p.gemm_tile)(matrix, p.row_bytes, p.n_in, r0, n_rows, xs, scratch, products);
+                    (p.gemm_tile)(matrix, p.n_in, r0, n_rows, xs, scratch, products);
                     for i in 0..n {
                         out_of(i).copy_from_nonoverlapping(products.add(i * TILE_ROWS), n_rows);
                     }

@@ -18,7 +18,7 @@
 use super::activation_rows::{Source, prepare};
 use super::elementwise::{Sum, combine};
 use super::gate::Gated;
-use super::linear::{ActRow, ActRows, ActivationKind, GemmTile, Gemv, TILE_ROWS, q8_row_bytes};
+use super::linear::{ActRow, ActRows, ActivationKind, GemmTile, Gemv, TILE_ROWS, WeightRows, q8_row_bytes};
 use super::round_up;
 use crate::command::Worker;
 use crate::simd::math::{GeluErf, GeluTanh, Relu, Sigmoid, Silu};
@@ -35,13 +35,11 @@ const UNITS_PER_WORKER: usize = 4;
 #[derive(Clone, Copy)]
 pub struct Matrix {
     /// `(n_out, cols)`
-    pub weight: *const u8,
+    pub weight: WeightRows,
     /// `(n_out)`; null: none.
     pub bias: *const f32,
     /// `(n, n_out)`, where the epilogue stores products.
     pub out: *mut f32,
-    /// Bytes of a weight row.
-    pub row_bytes: usize,
     /// Weight rows.
     pub n_out: usize,
     /// One activation row.
@@ -173,10 +171,10 @@ unsafe fn one_row_body<S: Simd>(p: &Params, worker: &Worker<'_>) {
             };
             let m = &p.matrices[index];
             let (r0, r1) = (piece * p.block, ((piece + 1) * p.block).min(m.n_out));
-            (m.gemv)(m.weight, m.row_bytes, cols, r0, r1, row(m), products);
+            (m.gemv)(m.weight, cols, r0, r1, row(m), products);
             if matches!(p.epilogue, Epilogue::Gate { .. }) {
                 let up = &p.matrices[1];
-                (up.gemv)(up.weight, up.row_bytes, cols, r0, r1, row(up), others);
+                (up.gemv)(up.weight, cols, r0, r1, row(up), others);
             }
             finish::<S>(p, m, 0, r0, r1 - r0, products, others);
             match worker.take_near(n, &mut helped) {
@@ -260,11 +258,11 @@ unsafe fn multiply_tile(
     unsafe {
         let xs = ActRows { base: base.add(rows.start * stride), stride, n: rows.len() };
         if xs.n >= m.gemm_min_rows {
-            (m.gemm_tile)(m.weight, m.row_bytes, cols, r0, n_rows, xs, scratch, out);
+            (m.gemm_tile)(m.weight, cols, r0, n_rows, xs, scratch, out);
         } else {
             for i in 0..xs.n {
                 let out = out.add(i * TILE_ROWS);
-                (m.gemv)(m.weight, m.row_bytes, cols, r0, r0 + n_rows, xs.row(i), out);
+                (m.gemv)(m.weight, cols, r0, r0 + n_rows, xs.row(i), out);
             }
         }
     }

@@ -98,6 +98,7 @@ fn weights_hold_the_bytes_of_their_shape() {
     rejects(edit(|w| w.shape = vec![]), "dimensions of at least 1");
     rejects(edit(|w| w.block = BlockType::Q4_K), "whole Q4_K blocks of 256");
     rejects(edit(|w| w.block = BlockType::F16), "bytes");
+    rejects(edit(|w| w.planes.scales = Some(Bytes::from_slice(&[0; 4]))), "scales and offsets of 4 bytes");
     let norm = |op: &mut Op| {
         if let Op::RmsNorm { weight: Some(w), .. } = op { Some(w.0 as usize) } else { None }
     };
@@ -108,6 +109,30 @@ fn weights_hold_the_bytes_of_their_shape() {
         },
         "F32 [",
     );
+}
+
+#[test]
+fn scales_and_offsets_fit_the_shape() {
+    let affine = formats::Affine::new(4, 64, formats::ScaleType::BF16, false).unwrap();
+    let plan = |edit: &dyn Fn(&mut Weight)| {
+        let mut b = PlanBuilder::new(1, 10);
+        let x = b.embed(128);
+        let y = b.linear(x, 10, BlockType::Affine(affine), false);
+        let mut plan = b.finish(y);
+        edit(&mut plan.weights[1]);
+        plan.check().map_err(|e| e.to_string())
+    };
+    plan(&|_| {}).unwrap();
+    let short = |plane: &Option<Bytes>| plane.as_ref().and_then(|p| p.slice(0..39));
+    let edits: [&dyn Fn(&mut Weight); 3] = [
+        &|w| w.planes.scales = short(&w.planes.scales),
+        &|w| w.planes.biases = short(&w.planes.biases),
+        &|w| w.planes.biases = None,
+    ];
+    for edit in edits {
+        let error = plan(edit).unwrap_err();
+        assert!(error.contains("for each of 10 rows 4 of scales and 4 of offsets"), "{error}");
+    }
 }
 
 #[test]
@@ -140,7 +165,11 @@ fn experts_fit_their_router() {
         assert!(error.contains(part), "{error}\nshould say: {part}");
     };
     rejects(&|p| drop(p.weights[1].parts.pop()), "bytes in 7 parts");
-    rejects(&|p| p.weights[1].parts[3] = Bytes::from_slice(&[0; 4]), "parts");
+    rejects(&|p| p.weights[1].parts[3].data = Bytes::from_slice(&[0; 4]), "parts");
+    rejects(
+        &|p| p.weights[1].parts[3].planes.biases = Some(Bytes::from_slice(&[0; 4])),
+        "scales and offsets of 4 bytes",
+    );
     rejects(
         &|p| {
             p.weights[1].parts.pop();

@@ -1,7 +1,5 @@
 //! Embed: rows of a table.
 
-use formats::codec::dequantize_row;
-
 use crate::Weight;
 
 /// `out[i] = scale * table[tokens[i]]`
@@ -11,10 +9,9 @@ pub fn embed(
     scale: f32,      //
     out: &mut [f32], // (n, cols)
 ) {
-    let row_bytes = table.row_bytes();
     for (out, token) in out.chunks_exact_mut(table.n_cols()).zip(tokens) {
-        let start = *token as usize * row_bytes;
-        dequantize_row(table.block, &table.data[start..start + row_bytes], out);
+        let row = *token as usize;
+        table.decode_rows(row..row + 1, out);
         for value in out {
             *value *= scale;
         }

@@ -2,7 +2,7 @@
 //!
 //! Ids of experts are held as the bits of floats, so that all buffers are alike.
 
-use formats::codec::dequantize_row;
+use formats::codec::dequantize_rows;
 
 use super::linear::dot;
 use crate::Weight;
@@ -66,8 +66,10 @@ pub fn linear(
         if pairs.is_empty() {
             continue;
         }
-        for (r, bytes) in part.chunks_exact(weight.row_bytes()).enumerate() {
-            dequantize_row(weight.block, bytes, &mut row);
+        let planes = part.planes.as_slices();
+        for (r, bytes) in part.data.chunks_exact(weight.row_bytes()).enumerate() {
+            let planes = planes.rows(weight.block, n_in, r..r + 1);
+            dequantize_rows(weight.block, n_in, bytes, planes, &mut row);
             for pair in &pairs {
                 let from = if own { *pair } else { pair / k };
                 out[pair * n_out + r] = dot(&x[from * n_in..][..n_in], &row);
@@ -101,7 +103,8 @@ pub fn sum(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use formats::{BlockType, Bytes};
+    use crate::WeightPart;
+    use formats::{BlockType, Bytes, Planes};
 
     fn routed(route: &Route, x: &[f32], k: usize) -> (Vec<u32>, Vec<f32>) {
         let n = x.len() / route.n_experts;
@@ -126,12 +129,16 @@ mod tests {
 
     #[test]
     fn experts_by_hand() {
-        let part = |values: [f32; 4]| Bytes::from_slice(&values.map(f32::to_le_bytes).concat());
+        let part = |values: [f32; 4]| WeightPart {
+            data: Bytes::from_slice(&values.map(f32::to_le_bytes).concat()),
+            planes: Planes::default(),
+        };
         let weight = Weight {
             name: "w".to_owned(),
             shape: vec![3, 2, 2],
             block: BlockType::F32,
             data: Bytes::from_slice(&[]),
+            planes: Planes::default(),
             parts: vec![part([1., 0., 0., 1.]), part([9.; 4]), part([0., 2., 1., 1.])],
         };
         let ids = [2, 0, 0, 2].map(f32::from_bits);

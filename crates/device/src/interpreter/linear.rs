@@ -2,8 +2,6 @@
 
 use std::time::Instant;
 
-use formats::codec::dequantize_row;
-
 use super::parallel::{for_each_chunk, worth};
 use crate::Weight;
 
@@ -27,14 +25,12 @@ pub fn linear(
     if n == 0 {
         return;
     }
-    let row_bytes = weight.row_bytes();
     let tile = || vec![0.0; TILE * n_in];
     let n_threads = worth(n_threads, n * n_in * n_out);
     for_each_chunk(n_threads, transposed, TILE * n, tile, |tile, index, products| {
         let n_rows = products.len() / n; // TILE, fewer in the last
         let tile = &mut tile[..n_rows * n_in];
-        let start = index * TILE * row_bytes;
-        dequantize_row(weight.block, &weight.data[start..start + n_rows * row_bytes], tile);
+        weight.decode_rows(index * TILE..index * TILE + n_rows, tile);
         for (column, x) in x.chunks_exact(n_in).enumerate() {
             for (row, w) in tile.chunks_exact(n_in).enumerate() {
                 products[row * n + column] = dot(x, w);
@@ -121,7 +117,7 @@ mod tests {
             let w = quantized(&mut rng, "w", n_out, n_in, BlockType::F32);
             let x: Vec<f32> = (0..n * n_in).map(|_| rng.normal()).collect();
             let mut values = vec![0.0; n_out * n_in];
-            dequantize_row(w.block, &w.data, &mut values);
+            w.decode_rows(0..n_out, &mut values);
             let run = |n_threads| {
                 let mut out = vec![0.0; n * n_out];
                 linear(n_threads, &x, &w, None, &mut vec![0.0; n * n_out], &mut out);

@@ -2,8 +2,6 @@
 
 use std::time::Instant;
 
-use formats::codec::dequantize_row;
-
 use super::kv_pages::{Half, KvPages};
 use super::{Reference, attention, element_wise, embed, encoder, experts, linear, norm, rope, select};
 use crate::{
@@ -138,7 +136,7 @@ impl ReferenceProgram {
         for id in vector_ids(&flat) {
             let weight = flat.weight(id);
             let mut vector = vec![0.0; weight.n_cols()];
-            dequantize_row(weight.block, &weight.data, &mut vector);
+            weight.decode_rows(0..1, &mut vector);
             vectors[id.0 as usize] = vector;
         }
         let Buffers { of_value, sizes } = Buffers::plan(&flat, limits);

@@ -1,12 +1,11 @@
 //! Small plans with random weights.
 
-use formats::codec::quantize_row;
-use formats::{BlockType, Bytes};
+use formats::{BlockType, Bytes, Planes};
 
-use super::{Rng, quantized};
+use super::{Rng, quantized, stored};
 use crate::{
     Activation, DType, KvLayer, KvLayerId, KvLayout, Node, Op, Output, Plan, Pooling, RopeStyle, Rows, Value,
-    ValueId, Weight, WeightId,
+    ValueId, Weight, WeightId, WeightPart,
 };
 
 /// Rows of an embedding table that differ; longer tables repeat them.
@@ -119,12 +118,8 @@ impl PlanBuilder {
     /// The same from a table of another block type, with a factor.
     pub fn embed_from(&mut self, cols: usize, block: BlockType, scale: f32) -> ValueId {
         let n_different = self.n_vocab.min(N_DIFFERENT);
-        let values: Vec<f32> = (0..n_different * cols).map(|_| self.rng.normal()).collect();
-        let mut bytes = vec![0; n_different * block.row_bytes(cols)];
-        quantize_row(block, &values, &mut bytes);
         let name = self.name("table");
-        let data = Bytes::from_slice(&bytes);
-        let table = Weight { name, shape: vec![n_different, cols], block, data, parts: vec![] };
+        let table = stored(&mut self.rng, &name, n_different, cols, block, 1.0);
         let table = self.weight(lengthened(&table, self.n_vocab));
         let out = self.value(Rows::Tokens, cols, DType::F32);
         self.push(Op::Embed { table, scale, out });
@@ -279,10 +274,14 @@ impl PlanBuilder {
         let k = self.cols(ids);
         let n_in = if own { self.cols(x) / k } else { self.cols(x) };
         let name = self.name("experts");
-        let mut part = || quantized(&mut self.rng, "", n_out, n_in, block).data;
+        let mut part = || {
+            let Weight { data, planes, .. } = quantized(&mut self.rng, "", n_out, n_in, block);
+            WeightPart { data, planes }
+        };
         let parts = (0..n_experts).map(|_| part()).collect();
         let shape = vec![n_experts, n_out, n_in];
-        let weight = self.weight(Weight { name, shape, block, data: Bytes::from_slice(&[]), parts });
+        let (data, planes) = (Bytes::from_slice(&[]), Planes::default());
+        let weight = self.weight(Weight { name, shape, block, data, planes, parts });
         let out = self.value(self.plan.value(x).rows, k * n_out, DType::F32);
         self.push(Op::ExpertLinear { x, ids, weight, out });
         out
@@ -323,9 +322,22 @@ impl PlanBuilder {
 
 /// A table with its rows repeated up to `n_rows`.
 fn lengthened(table: &Weight, n_rows: usize) -> Weight {
-    let len = n_rows * table.row_bytes();
-    let bytes: Vec<u8> = table.data.iter().copied().cycle().take(len).collect();
-    Weight { shape: vec![n_rows, table.n_cols()], data: Bytes::from_slice(&bytes), ..table.clone() }
+    let repeated = |bytes: &Bytes| {
+        let row = bytes.len() / table.n_rows();
+        let bytes: Vec<u8> = bytes.iter().copied().cycle().take(n_rows * row).collect();
+        Bytes::from_slice(&bytes)
+    };
+    Weight {
+        name: table.name.clone(),
+        shape: vec![n_rows, table.n_cols()],
+        block: table.block,
+        data: repeated(&table.data),
+        planes: Planes {
+            scales: table.planes.scales.as_ref().map(repeated),
+            biases: table.planes.biases.as_ref().map(repeated),
+        },
+        parts: vec![],
+    }
 }
 
 /// The plan up to the node that writes `value`, which becomes the logits; `None` if no node does or it is not f32.

@@ -1,9 +1,9 @@
 //! The cases: each Op alone at odd shapes, and blocks of Ops for fusion.
 
-use formats::BlockType;
+use formats::{BlockType, ScaleType};
 
 use super::builder::mini_transformer_with;
-use super::{AttentionOptions, PlanBuilder, Sequences, limits};
+use super::{AttentionOptions, PlanBuilder, Sequences, block_types, limits};
 use crate::{
     Activation, KvLayer, KvType, Limits, OpKind, OwnedStep, Plan, Pooling, RopeStyle, ValueId, Want,
 };
@@ -109,7 +109,7 @@ fn encoder() -> Vec<Case> {
         let name = format!("layer_norm {cols}{}", if bias { " with bias" } else { "" });
         cases.push(Case::rows(name, OpKind::LayerNorm, BlockType::F32, SUM, b.finish(y)));
     }
-    for block in [BlockType::F32, BlockType::F16, BlockType::Q8_0, BlockType::Q6_K] {
+    for block in [BlockType::F32, BlockType::F16, BlockType::Q8_0, BlockType::Q6_K, BlockType::I8_ROWS] {
         for cols in widths(block) {
             let mut b = PlanBuilder::new(cols as u64, N_TOKENS as usize);
             let (x, y) = (b.embed(cols), b.embed_positions(cols, block));
@@ -147,6 +147,8 @@ fn encoder() -> Vec<Case> {
 /// Column counts that are whole blocks: small, and with more than one block and a remainder for wide kernels.
 fn widths(block: BlockType) -> [usize; 2] {
     match block.block_len() {
+        // Whole groups of 32 are multiplied in integers, other rows in floats.
+        1 if block.has_planes() => [17, 288],
         1 => [17, 100],
         32 => [32, 288],
         n => [n, 3 * n],
@@ -159,7 +161,7 @@ fn embed() -> Vec<Case> {
         let x = b.embed_from(cols, block, if cols.is_multiple_of(2) { 1.0 } else { 1.5 });
         Case::rows(format!("embed {block} {cols}"), OpKind::Embed, block, ELEMENT, b.finish(x))
     };
-    let blocks = BlockType::ALL.into_iter().flat_map(|block| widths(block).map(|cols| case(block, cols)));
+    let blocks = block_types().into_iter().flat_map(|block| widths(block).map(|cols| case(block, cols)));
     blocks.chain([case(BlockType::F32, 1)]).collect()
 }
 
@@ -180,11 +182,12 @@ fn norm() -> Vec<Case> {
 
 fn linear() -> Vec<Case> {
     let mut cases = vec![];
-    for block in BlockType::ALL {
+    for block in block_types() {
         let [narrow, wide] = widths(block);
-        for (n_out, n_in) in
-            [(1, narrow), (7, narrow), (16, narrow), (33, narrow), (100, narrow), (33, wide), (1, wide)]
-        {
+        let shapes =
+            [(7, narrow), (33, wide), (100, narrow), (1, narrow), (16, narrow), (33, narrow), (1, wide)];
+        // Most of the rest differ in nothing but numbers.
+        for (n_out, n_in) in shapes.into_iter().take(if block.has_quantizer() { 7 } else { 2 }) {
             let mut b = PlanBuilder::new((n_out * n_in) as u64, N_TOKENS as usize);
             let x = b.embed(n_in);
             let y = b.linear(x, n_out, block, n_out % 2 == 0);
@@ -372,7 +375,10 @@ fn experts() -> Vec<Case> {
         let y = b.expert_sum(x, weights);
         cases.push(Case::rows(format!("expert_sum {k}x{cols}"), OpKind::ExpertSum, F32, SUM, b.finish(y)));
     }
-    for block in [F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q8_0, Q4_K, Q6_K, MXFP4] {
+    let affine = |bits, group, scale| formats::Affine::new(bits, group, scale, false).map(BlockType::Affine);
+    let affine = [affine(4, 64, ScaleType::BF16), affine(3, 128, ScaleType::F32)];
+    let types = [F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q8_0, Q4_K, Q6_K, MXFP4, IQ3_XXS, I8_ROWS];
+    for block in types.into_iter().chain(affine.into_iter().flatten()) {
         let [narrow, wide] = widths(block);
         for (n_in, n_out, n_experts, k) in [(narrow, 7, 3, 1), (narrow, 33, 5, 2), (wide, 16, 40, 6)] {
             for own in [false, true] {
@@ -420,7 +426,8 @@ fn kv_types(plan: &Plan) -> Vec<KvType> {
 fn blocks() -> Vec<Case> {
     use BlockType::*;
     let mut cases = vec![];
-    for block in [F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q8_0, Q4_K, Q6_K] {
+    let affine = formats::Affine::new(4, 64, ScaleType::BF16, false).map(BlockType::Affine);
+    for block in [F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q8_0, Q4_K, Q6_K, I8_ROWS].into_iter().chain(affine) {
         let mut block_case = |name: &str, build: &dyn Fn(&mut PlanBuilder, ValueId) -> ValueId| {
             let mut b = PlanBuilder::new(u64::from(block.gguf_id().unwrap_or(0)), N_TOKENS as usize);
             let x = b.embed(block.block_len().max(64));

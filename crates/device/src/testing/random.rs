@@ -1,9 +1,9 @@
 //! Random numbers and weights, the same on every run.
 
-use formats::codec::quantize_row;
-use formats::{BlockType, Bytes};
-
 use crate::Weight;
+use formats::BlockType;
+
+use super::stored;
 
 /// SplitMix64 (Steele, Lea and Flood, 2014).
 #[derive(Clone, Debug)]
@@ -44,10 +44,5 @@ impl Rng {
 /// A matrix `[n_out, n_in]` of variance `1 / n_in`, so that products with inputs of variance 1 have variance 1 too.
 /// `n_in` is whole blocks.
 pub fn quantized(rng: &mut Rng, name: &str, n_out: usize, n_in: usize, block: BlockType) -> Weight {
-    let size = (n_in as f32).sqrt().recip();
-    let values: Vec<f32> = (0..n_out * n_in).map(|_| rng.normal() * size).collect();
-    let mut bytes = vec![0; n_out * block.row_bytes(n_in)];
-    quantize_row(block, &values, &mut bytes);
-    let data = Bytes::from_slice(&bytes);
-    Weight { name: name.to_owned(), shape: vec![n_out, n_in], block, data, parts: vec![] }
+    stored(rng, name, n_out, n_in, block, (n_in as f32).sqrt().recip())
 }

@@ -295,7 +295,7 @@ fn model_type(model: &Model) -> String {
 
 fn most_bytes(plan: &Plan) -> BlockType {
     let bytes = |block| plan.weights.iter().filter(|w| w.block == block).map(|w| w.n_bytes()).sum::<u64>();
-    BlockType::ALL.into_iter().max_by_key(|b| bytes(*b)).unwrap_or(BlockType::F32)
+    plan.weights.iter().map(|w| w.block).max_by_key(|b| bytes(*b)).unwrap_or(BlockType::F32)
 }
 
 fn plan_bytes(plan: &Plan) -> u64 {
@@ -305,7 +305,7 @@ fn plan_bytes(plan: &Plan) -> u64 {
 }
 
 fn mostly_quantised(plan: &Plan) -> bool {
-    !matches!(most_bytes(plan), BlockType::F32 | BlockType::F16 | BlockType::BF16)
+    !most_bytes(plan).is_float()
 }
 
 /// Operations of the head for one row.

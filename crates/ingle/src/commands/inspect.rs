@@ -1,7 +1,5 @@
 //! `ingle inspect`: what is in a model file, and what is made of it.
 
-use std::collections::BTreeSet;
-
 use clap::Args;
 use formats::{Access, Array, Checkpoint, Value};
 use serde_json::json;
@@ -146,11 +144,16 @@ impl Inspect {
     }
 }
 
-/// How many tensors of each type, and their bytes.
+/// How many tensors of each type, and their bytes; types in the order in which the file first uses them.
 fn print_types(checkpoint: &Checkpoint) -> anyhow::Result<()> {
     let mut table = Table::new(&["type", "tensors>", "values>", "bytes>"]);
-    let blocks: BTreeSet<_> = checkpoint.tensors.iter().map(|t| t.block).collect();
-    for block in blocks {
+    let mut types = Vec::new();
+    for tensor in &checkpoint.tensors {
+        if !types.contains(&tensor.block) {
+            types.push(tensor.block);
+        }
+    }
+    for block in types {
         let of: Vec<_> = checkpoint.tensors.iter().filter(|t| t.block == block).collect();
         let values: usize = of.iter().map(|t| t.n_rows() * t.n_cols()).sum();
         let bytes: usize = of.iter().map(|t| t.n_bytes()).sum();

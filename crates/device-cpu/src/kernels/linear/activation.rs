@@ -27,12 +27,9 @@ pub enum ActivationKind {
 }
 
 impl ActivationKind {
-    /// What the kernels for weights of this type read.
-    pub const fn of(block: BlockType) -> ActivationKind {
-        match block {
-            BlockType::F32 | BlockType::F16 | BlockType::BF16 => ActivationKind::F32,
-            _ => ActivationKind::Q8,
-        }
+    /// What the kernels for weights of this type, in rows of `n_cols`, read.
+    pub fn of(block: BlockType, n_cols: usize) -> ActivationKind {
+        super::linear_kernel(block, n_cols, crate::isa::Isa::Scalar).activation
     }
 }
 

@@ -5,7 +5,7 @@
 //! and an add each (fused on AVX2 and AVX-512); the lanes are added in order at the end. Any number of columns.
 
 use super::activation::{ActRow, ActRows, ActivationKind};
-use super::{GemmTile, Gemv, LinearKernel, TILE_ROWS};
+use super::{GemmTile, Gemv, LinearKernel, TILE_ROWS, WeightRows};
 use crate::isa::Isa;
 use formats::BlockType;
 
@@ -44,15 +44,8 @@ pub(super) trait FloatFormat {
 
 /// # Safety
 /// As [`Gemv`].
-unsafe fn gemv<F: FloatFormat>(
-    w: *const u8,
-    row_bytes: usize,
-    n_cols: usize,
-    r0: usize,
-    r1: usize,
-    x: ActRow,
-    out: *mut f32,
-) {
+unsafe fn gemv<F: FloatFormat>(w: WeightRows, n_cols: usize, r0: usize, r1: usize, x: ActRow, out: *mut f32) {
+    let (w, row_bytes) = (w.values, w.row_bytes);
     // SAFETY: the rows and the activations are as long as the caller promised.
     unsafe {
         let x = std::slice::from_raw_parts(x.0.cast::<f32>(), n_cols);
@@ -65,7 +58,7 @@ unsafe fn gemv<F: FloatFormat>(
 
 /// The product of a row of weights with a row of activations.
 #[inline(always)]
-fn dot(weights: impl Iterator<Item = f32>, x: &[f32]) -> f32 {
+pub(super) fn dot(weights: impl Iterator<Item = f32>, x: &[f32]) -> f32 {
     let mut sums = [0f32; LANES];
     let mut buffer = [0f32; LANES];
     let mut weights = weights;
@@ -87,10 +80,8 @@ fn gemm_scratch_bytes(n_cols: usize) -> usize {
 
 /// # Safety
 /// As [`GemmTile`].
-#[allow(clippy::too_many_arguments)]
 unsafe fn gemm_tile<F: FloatFormat>(
-    w: *const u8,
-    row_bytes: usize,
+    w: WeightRows,
     n_cols: usize,
     r0: usize,
     n_rows: usize,
@@ -98,6 +89,7 @@ unsafe fn gemm_tile<F: FloatFormat>(
     scratch: *mut u8,
     out: *mut f32,
 ) {
+    let (w, row_bytes) = (w.values, w.row_bytes);
     // SAFETY: the scratch has room for a row; all else as in `gemv`.
     unsafe {
         let weights: *mut f32 = scratch.add(scratch.align_offset(64)).cast();

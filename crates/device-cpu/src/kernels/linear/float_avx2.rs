@@ -6,12 +6,12 @@
 //! GEMM: as in `float_avx512`, with panels of 8 rows and [`PASS`] columns and [`COLS`] activation rows at a time; columns
 //! follow in order, so the order differs from GEMV's.
 
-use super::TILE_ROWS;
 use super::activation::{ActRow, ActRows};
 use super::avx2::horizontal_sum;
 use super::float::{FloatFormat, crowds};
 use super::gemm_avx2::transpose;
 use super::gemm_avx512::row_addresses;
+use super::{TILE_ROWS, WeightRows};
 use std::arch::x86_64::*;
 
 /// Columns of a panel, 16 KB of f32; a multiple of 8.
@@ -32,14 +32,14 @@ pub(super) fn scratch_bytes(_n_cols: usize) -> usize {
 /// As [`super::Gemv`]; AVX2, FMA and F16C are available.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn gemv<F: FloatFormat>(
-    w: *const u8,
-    row_bytes: usize,
+    w: WeightRows,
     n_cols: usize,
     r0: usize,
     r1: usize,
     x: ActRow,
     out: *mut f32,
 ) {
+    let (w, row_bytes) = (w.values, w.row_bytes);
     for r in r0..r1 {
         // SAFETY: the caller's promises.
         unsafe { out.add(r - r0).write(dot::<F>(w.add(r * row_bytes), x.0.cast(), n_cols)) };
@@ -75,11 +75,9 @@ unsafe fn dot<F: FloatFormat>(w: *const u8, x: *const f32, n_cols: usize) -> f32
 
 /// # Safety
 /// As [`super::GemmTile`]; AVX2, FMA and F16C are available.
-#[allow(clippy::too_many_arguments)]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn gemm_tile<F: FloatFormat>(
-    w: *const u8,
-    row_bytes: usize,
+    w: WeightRows,
     n_cols: usize,
     r0: usize,
     n_rows: usize,
@@ -87,6 +85,7 @@ pub(super) unsafe fn gemm_tile<F: FloatFormat>(
     scratch: *mut u8,
     out: *mut f32,
 ) {
+    let (w, row_bytes) = (w.values, w.row_bytes);
     // SAFETY: passes over columns that the rows have; the scratch is as large as promised.
     unsafe {
         let panel: *mut f32 = scratch.add(scratch.align_offset(64)).cast();

@@ -7,11 +7,11 @@
 //! [`COLS`] activation rows at a time, each activation broadcast by the multiply-add itself. A lane is a weight row;
 //! columns follow in order, one fused multiply-add each, so the order differs from GEMV's.
 
-use super::TILE_ROWS;
 use super::activation::{ActRow, ActRows};
 use super::avx512::horizontal_sum;
 use super::float::{FloatFormat, crowds};
 use super::gemm_avx512::{row_addresses, transpose};
+use super::{TILE_ROWS, WeightRows};
 use std::arch::x86_64::*;
 
 /// Rows that share the activations.
@@ -35,14 +35,14 @@ pub(super) fn scratch_bytes(_n_cols: usize) -> usize {
 /// As [`super::Gemv`]; AVX-512 is available.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn gemv<F: FloatFormat>(
-    w: *const u8,
-    row_bytes: usize,
+    w: WeightRows,
     n_cols: usize,
     r0: usize,
     r1: usize,
     x: ActRow,
     out: *mut f32,
 ) {
+    let (w, row_bytes) = (w.values, w.row_bytes);
     // SAFETY: rows `r0..r1` in groups, each within the caller's promises.
     unsafe {
         let mut r = r0;
@@ -101,11 +101,9 @@ unsafe fn gemv_rows<F: FloatFormat, const R: usize>(
 
 /// # Safety
 /// As [`super::GemmTile`]; AVX-512 is available.
-#[allow(clippy::too_many_arguments)]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn gemm_tile<F: FloatFormat>(
-    w: *const u8,
-    row_bytes: usize,
+    w: WeightRows,
     n_cols: usize,
     r0: usize,
     n_rows: usize,
@@ -113,6 +111,7 @@ pub(super) unsafe fn gemm_tile<F: FloatFormat>(
     scratch: *mut u8,
     out: *mut f32,
 ) {
+    let (w, row_bytes) = (w.values, w.row_bytes);
     // SAFETY: passes over columns that the rows have; the scratch is as large as promised.
     unsafe {
         let panel: *mut f32 = scratch.add(scratch.align_offset(64)).cast();

@@ -7,20 +7,20 @@
 //! Order of accumulation: as in `gemm_avx512` with passes of [`PASS`] columns; it differs from `gemv`'s and does not
 //! depend on the number of activation rows.
 
-use super::TILE_ROWS;
 use super::activation::{ActRows, Q8Row};
 use super::avx2::{Avx2Format, is_signed};
 use super::gemm_avx512::row_addresses;
+use super::{TILE_ROWS, WeightRows};
 use std::arch::x86_64::*;
 
 /// Columns of a panel, so that it stays in the first cache with the activations it meets; a multiple of 256.
-const PASS: usize = 512;
+pub(super) const PASS: usize = 512;
 
 /// Activation rows whose accumulators fit the registers.
 const COLS: usize = 4;
 
 /// Bytes of the panel's codes for 8 rows.
-const HALF: usize = PASS * 8;
+pub(super) const HALF: usize = PASS * 8;
 
 /// Values of the panel's scales, enough for groups of 16 columns.
 const SCALES: usize = PASS / 16 * TILE_ROWS;
@@ -32,13 +32,27 @@ pub(super) fn scratch_bytes(_n_cols: usize) -> usize {
 
 /// Where the parts of the scratch begin.
 #[derive(Clone, Copy)]
-struct Panel {
+pub(super) struct Panel {
     /// `[2][PASS/4][8 rows][4]` bytes
-    codes: *mut u8,
+    pub codes: *mut u8,
     /// `[PASS/GROUP][16 rows]`
-    scale: *mut f32,
+    pub scale: *mut f32,
     /// `[PASS/GROUP][16 rows]`
-    offset: *mut f32,
+    pub offset: *mut f32,
+}
+
+impl Panel {
+    /// # Safety
+    /// `scratch` has [`scratch_bytes`].
+    #[inline(always)]
+    pub(super) unsafe fn new(scratch: *mut u8) -> Panel {
+        // SAFETY: the parts add up to `scratch_bytes`.
+        unsafe {
+            let codes = scratch.add(scratch.align_offset(64));
+            let scale: *mut f32 = codes.add(2 * HALF).cast();
+            Panel { codes, scale, offset: scale.add(SCALES) }
+        }
+    }
 }
 
 /// How many `vpmaddubsw` may be added in 16 bits; 0 for signed codes.
@@ -60,11 +74,9 @@ const fn chunk<F: Avx2Format>() -> usize {
 
 /// # Safety
 /// As [`super::GemmTile`]; AVX2, FMA and F16C are available.
-#[allow(clippy::too_many_arguments)]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn gemm_tile<F: Avx2Format>(
-    w: *const u8,
-    row_bytes: usize,
+    w: WeightRows,
     n_cols: usize,
     r0: usize,
     n_rows: usize,
@@ -72,11 +84,10 @@ pub(super) unsafe fn gemm_tile<F: Avx2Format>(
     scratch: *mut u8,
     out: *mut f32,
 ) {
+    let (w, row_bytes) = (w.values, w.row_bytes);
     // SAFETY: passes over columns that the rows have; the scratch is as large as promised.
     unsafe {
-        let codes = scratch.add(scratch.align_offset(64));
-        let scale: *mut f32 = codes.add(2 * HALF).cast();
-        let panel = Panel { codes, scale, offset: scale.add(SCALES) };
+        let panel = Panel::new(scratch);
         let rows = row_addresses(w, row_bytes, r0, n_rows);
         let len = F::BLOCK.block_len();
         let mut k = 0;
@@ -86,12 +97,12 @@ pub(super) unsafe fn gemm_tile<F: Avx2Format>(
                 pack::<F>(&rows, (k / len + b) * F::BLOCK.block_bytes(), b, panel);
             }
             match (F::GROUP, chunk::<F>()) {
-                (32, 0) => multiply::<32, 0>(panel, k, n, n_cols, xs, out),
-                (32, 8) => multiply::<32, 8>(panel, k, n, n_cols, xs, out),
-                (32, 4) => multiply::<32, 4>(panel, k, n, n_cols, xs, out),
-                (16, 4) => multiply::<16, 4>(panel, k, n, n_cols, xs, out),
-                (16, _) => multiply::<16, 2>(panel, k, n, n_cols, xs, out),
-                _ => multiply::<32, 2>(panel, k, n, n_cols, xs, out),
+                (32, 0) => multiply::<32, 0, false>(panel, k, n, n_cols, xs, out),
+                (32, 8) => multiply::<32, 8, true>(panel, k, n, n_cols, xs, out),
+                (32, 4) => multiply::<32, 4, true>(panel, k, n, n_cols, xs, out),
+                (16, 4) => multiply::<16, 4, true>(panel, k, n, n_cols, xs, out),
+                (16, _) => multiply::<16, 2, true>(panel, k, n, n_cols, xs, out),
+                _ => multiply::<32, 2, true>(panel, k, n, n_cols, xs, out),
             }
             k += n;
         }
@@ -169,12 +180,13 @@ pub(super) unsafe fn transpose(rows: [__m256i; 8]) -> [__m256i; 8] {
     }
 }
 
-/// Multiply the panel (columns `k..k + n`) with all activation rows; add to `out`, or set it if `k` is 0.
+/// Multiply the panel (columns `k..k + n`) with all activation rows; add to `out`, or set it if `k` is 0. `CHUNK` is how many
+/// `vpmaddubsw` are added in 16 bits, 0 for signed codes; `OFFSET`: whether the panel's offsets are not all 0.
 ///
 /// # Safety
 /// The panel is filled; the activation rows have `n_cols` columns; `out` has `xs.n * TILE_ROWS` values.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn multiply<const GROUP: usize, const CHUNK: usize>(
+pub(super) unsafe fn multiply<const GROUP: usize, const CHUNK: usize, const OFFSET: bool>(
     panel: Panel,
     k: usize,
     n: usize,
@@ -201,10 +213,10 @@ unsafe fn multiply<const GROUP: usize, const CHUNK: usize>(
                 };
                 let out = out.add(i * TILE_ROWS + half * 8);
                 match xs.n - i {
-                    1 => rows::<GROUP, CHUNK, 1>(panel, n / 32, x, xs.stride, k == 0, out),
-                    2 => rows::<GROUP, CHUNK, 2>(panel, n / 32, x, xs.stride, k == 0, out),
-                    3 => rows::<GROUP, CHUNK, 3>(panel, n / 32, x, xs.stride, k == 0, out),
-                    _ => rows::<GROUP, CHUNK, COLS>(panel, n / 32, x, xs.stride, k == 0, out),
+                    1 => rows::<GROUP, CHUNK, OFFSET, 1>(panel, n / 32, x, xs.stride, k == 0, out),
+                    2 => rows::<GROUP, CHUNK, OFFSET, 2>(panel, n / 32, x, xs.stride, k == 0, out),
+                    3 => rows::<GROUP, CHUNK, OFFSET, 3>(panel, n / 32, x, xs.stride, k == 0, out),
+                    _ => rows::<GROUP, CHUNK, OFFSET, COLS>(panel, n / 32, x, xs.stride, k == 0, out),
                 }
             }
             i += COLS;
@@ -217,7 +229,7 @@ unsafe fn multiply<const GROUP: usize, const CHUNK: usize>(
 /// # Safety
 /// As [`multiply`]; `x` is the first of `C` rows, `stride` bytes apart.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn rows<const GROUP: usize, const CHUNK: usize, const C: usize>(
+unsafe fn rows<const GROUP: usize, const CHUNK: usize, const OFFSET: bool, const C: usize>(
     panel: Panel,
     n_blocks: usize,
     x: Q8Row,
@@ -274,7 +286,7 @@ unsafe fn rows<const GROUP: usize, const CHUNK: usize, const C: usize>(
                 let x_scale = _mm256_set1_ps(*x.scale.byte_add(c * stride).add(g * GROUP / 32));
                 let factor = _mm256_mul_ps(scale, x_scale);
                 sums[c] = _mm256_fmadd_ps(factor, _mm256_cvtepi32_ps(products[c]), sums[c]);
-                if CHUNK != 0 {
+                if OFFSET {
                     let x_sum = _mm256_set1_ps(*x_sums.byte_add(c * stride).add(g));
                     sums[c] = _mm256_fmadd_ps(offset, x_sum, sums[c]);
                 }

@@ -14,13 +14,13 @@
 //! order. Symmetric types treat their zero point as an offset. The result does not depend on the number of activation
 //! rows; it differs from `gemv`'s in the last bits.
 
-use super::TILE_ROWS;
 use super::activation::{ActRows, Q8Row};
 use super::avx512::{PairFormat, SuperFormat};
+use super::{TILE_ROWS, WeightRows};
 use std::arch::x86_64::*;
 
 /// Columns of a panel; a multiple of 256.
-const PASS: usize = 1024;
+pub(super) const PASS: usize = 1024;
 
 /// Activation rows whose accumulators fit the registers: 12 integer, 12 float, and the operands.
 const COLS: usize = 12;
@@ -33,30 +33,30 @@ const SCALES: usize = PASS / 16 * TILE_ROWS;
 
 /// Bytes of scratch; the same for any number of columns.
 pub(super) fn scratch_bytes(_n_cols: usize) -> usize {
-    64 + CODES + 2 * SCALES * 4 + STAGE
+    64 + CODES + 2 * SCALES * 4 + Panel::STAGE
 }
-
-/// Bytes for one block of 256 columns of 16 rows before it is transposed: codes, scales, offsets.
-const STAGE: usize = 16 * (256 + 64 + 64);
 
 /// Where the parts of the scratch begin.
 #[derive(Clone, Copy)]
-struct Panel {
+pub(super) struct Panel {
     /// `[PASS/4][16 rows][4]` u8
-    codes: *mut u8,
+    pub codes: *mut u8,
     /// `[PASS/GROUP][16 rows]`
-    scale: *mut f32,
+    pub scale: *mut f32,
     /// `[PASS/GROUP][16 rows]`
-    offset: *mut f32,
-    /// [`STAGE`] bytes.
-    stage: *mut u8,
+    pub offset: *mut f32,
+    /// [`Panel::STAGE`] bytes, aligned to 64.
+    pub stage: *mut u8,
 }
 
 impl Panel {
+    /// Bytes for one block of 256 columns of 16 rows before it is transposed: codes, scales, offsets.
+    pub(super) const STAGE: usize = 16 * (256 + 64 + 64);
+
     /// # Safety
     /// `scratch` has [`scratch_bytes`].
     #[inline(always)]
-    unsafe fn new(scratch: *mut u8) -> Panel {
+    pub(super) unsafe fn new(scratch: *mut u8) -> Panel {
         // SAFETY: the parts add up to `scratch_bytes`.
         unsafe {
             let codes = scratch.add(scratch.align_offset(64));
@@ -108,7 +108,7 @@ pub(super) unsafe fn transpose(rows: [__m512i; 16]) -> [__m512i; 16] {
 /// # Safety
 /// AVX-512 is available; the bytes are readable and aligned to 64.
 #[inline(always)]
-unsafe fn load_rows(first: *const u8, stride: usize) -> [__m512i; 16] {
+pub(super) unsafe fn load_rows(first: *const u8, stride: usize) -> [__m512i; 16] {
     // SAFETY: the caller's promise.
     unsafe {
         let mut rows = [_mm512_setzero_si512(); 16];
@@ -127,11 +127,9 @@ pub(super) fn row_addresses(w: *const u8, row_bytes: usize, r0: usize, n_rows: u
 
 /// # Safety
 /// As [`super::GemmTile`]; AVX-512 is available.
-#[allow(clippy::too_many_arguments)]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn gemm_tile_pairs<F: PairFormat>(
-    w: *const u8,
-    row_bytes: usize,
+    w: WeightRows,
     n_cols: usize,
     r0: usize,
     n_rows: usize,
@@ -139,6 +137,7 @@ pub(super) unsafe fn gemm_tile_pairs<F: PairFormat>(
     scratch: *mut u8,
     out: *mut f32,
 ) {
+    let (w, row_bytes) = (w.values, w.row_bytes);
     // SAFETY: passes over columns that the rows have; the scratch is as large as promised.
     unsafe {
         let panel = Panel::new(scratch);
@@ -199,11 +198,9 @@ unsafe fn pack_pair<F: PairFormat, const HALF: bool>(rows: &[*const u8; 16], at:
 
 /// # Safety
 /// As [`super::GemmTile`]; AVX-512 is available.
-#[allow(clippy::too_many_arguments)]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn gemm_tile_super<F: SuperFormat>(
-    w: *const u8,
-    row_bytes: usize,
+    w: WeightRows,
     n_cols: usize,
     r0: usize,
     n_rows: usize,
@@ -211,6 +208,7 @@ pub(super) unsafe fn gemm_tile_super<F: SuperFormat>(
     scratch: *mut u8,
     out: *mut f32,
 ) {
+    let (w, row_bytes) = (w.values, w.row_bytes);
     // SAFETY: passes over columns that the rows have; the scratch is as large as promised.
     unsafe {
         let panel = Panel::new(scratch);
@@ -283,7 +281,7 @@ unsafe fn pack_super<F: SuperFormat>(rows: &[*const u8; 16], at: usize, b: usize
 /// # Safety
 /// The panel is filled; the activation rows have `n_cols` columns; `out` has `xs.n * TILE_ROWS` values.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn multiply<const GROUP: usize>(
+pub(super) unsafe fn multiply<const GROUP: usize>(
     panel: Panel,
     k: usize,
     n: usize,

@@ -7,6 +7,7 @@
 //!
 //! Bytes moved: the weights, once; the next group of rows is prefetched as in `gemv_avx512`.
 
+use super::WeightRows;
 use super::activation::ActRow;
 use super::avx2::{Avx2Format, horizontal_sum, is_signed};
 use std::arch::x86_64::*;
@@ -18,14 +19,14 @@ const ROWS: usize = 4;
 /// As [`super::Gemv`]; AVX2, FMA and F16C are available.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn gemv<F: Avx2Format>(
-    w: *const u8,
-    row_bytes: usize,
+    w: WeightRows,
     n_cols: usize,
     r0: usize,
     r1: usize,
     x: ActRow,
     out: *mut f32,
 ) {
+    let (w, row_bytes) = (w.values, w.row_bytes);
     // SAFETY: rows `r0..r1` in groups, each within the caller's promises.
     unsafe {
         let mut r = r0;

@@ -9,6 +9,7 @@
 //! Bytes moved: the weights, once. While a group of four rows is computed, the next four are prefetched at the same
 //! distance from their start, since short rows end before the processor's own prefetching has found its stride.
 
+use super::WeightRows;
 use super::activation::ActRow;
 use super::avx512::{PairFormat, SuperFormat, group_lanes, horizontal_sum, load512};
 use super::portable::Format;
@@ -20,7 +21,8 @@ const ROWS: usize = 4;
 /// For `vpermilps`: value 0 in lanes 0..8, value 1 in lanes 8..16, of a register filled with the two in turn.
 const PAIR_LANES: [u32; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1];
 
-const GROUP_32: [[u32; 16]; 4] = group_lanes(32);
+/// For `vpermps`: each lane's group of 32 columns, and of 16.
+pub(super) const GROUP_32: [[u32; 16]; 4] = group_lanes(32);
 const GROUP_16: [[u32; 16]; 4] = group_lanes(16);
 
 /// Each of eight values twice.
@@ -30,14 +32,14 @@ const TWICE: [u32; 16] = [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7];
 /// As [`super::Gemv`]; AVX-512 is available.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn gemv_pairs<F: PairFormat>(
-    w: *const u8,
-    row_bytes: usize,
+    w: WeightRows,
     n_cols: usize,
     r0: usize,
     r1: usize,
     x: ActRow,
     out: *mut f32,
 ) {
+    let (w, row_bytes) = (w.values, w.row_bytes);
     // SAFETY: rows `r0..r1` in groups, each within the caller's promises.
     unsafe {
         let mut r = r0;
@@ -140,7 +142,7 @@ unsafe fn quad_step<F: PairFormat, const R: usize>(
 }
 
 #[inline(always)]
-fn zero() -> __m512 {
+pub(super) fn zero() -> __m512 {
     // SAFETY: all zeros is a value of this type.
     unsafe { std::mem::zeroed() }
 }
@@ -205,14 +207,14 @@ unsafe fn zero_point<F: Format>(q: __m512i, zero: u8) -> __m512i {
 /// As [`super::Gemv`]; AVX-512 is available.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn gemv_super<F: SuperFormat>(
-    w: *const u8,
-    row_bytes: usize,
+    w: WeightRows,
     n_cols: usize,
     r0: usize,
     r1: usize,
     x: ActRow,
     out: *mut f32,
 ) {
+    let (w, row_bytes) = (w.values, w.row_bytes);
     // SAFETY: rows `r0..r1` in groups, each within the caller's promises.
     unsafe {
         let mut r = r0;

@@ -19,8 +19,9 @@
 //! and NEON), `avx2::Avx2Format` (32 codes in a register) and one of AVX-512's two traits: `avx512::PairFormat` for
 //! blocks of 32 columns, of which two fill a register, `avx512::SuperFormat` for blocks of 256. The loops around the
 //! decoding are shared: `portable` with the inner products of `scalar` and `neon`; `gemv_avx2` and `gemm_avx2`;
-//! `gemv_avx512` and `gemm_avx512`. Numbers that need no decoding implement `float::FloatFormat`. What was tried, kept
-//! and lost stands in `NOTES.md`.
+//! `gemv_avx512` and `gemm_avx512`. Numbers that need no decoding implement `float::FloatFormat`. Types whose scales lie
+//! apart from the values are in `affine`, with `affine_avx2` and `affine_avx512`; whatever has no kernel of its own runs
+//! through its codec, in `decoded`. What was tried, kept and lost stands in `NOTES.md`.
 //!
 //! # Numerics
 //!
@@ -34,10 +35,17 @@
 
 pub mod activation;
 
+mod affine;
+mod decoded;
 mod float;
 mod portable;
 mod scalar;
+mod weight_rows;
 
+#[cfg(target_arch = "x86_64")]
+mod affine_avx2;
+#[cfg(target_arch = "x86_64")]
+mod affine_avx512;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -79,6 +87,7 @@ mod q8_0;
 mod tests;
 
 pub use activation::{ActRow, ActRows, ActivationKind, q8_row_bytes, quantize_row_q8};
+pub use weight_rows::WeightRows;
 
 use crate::isa::Isa;
 use formats::BlockType;
@@ -88,24 +97,20 @@ pub const TILE_ROWS: usize = 16;
 
 /// `out[r - r0] = dot(W[r], x)` for the weight rows `r0..r1`.
 ///
-/// Arguments: `w` the first byte of row 0, `row_bytes` from one row to the next, `n_cols`, `r0`, `r1`, the activation
-/// row, `out` of `r1 - r0` values.
+/// Arguments: the weight rows `w`, `n_cols`, `r0`, `r1`, the activation row, `out` of `r1 - r0` values.
 ///
-/// Reads each weight once: `(r1 - r0) * row_bytes` bytes and the activation row, which stays in the first cache.
+/// Reads each weight and scale once, and the activation row, which stays in the first cache.
 ///
 /// # Safety
 /// - The kernel was given for an [`Isa`] that this processor runs ([`linear_kernel`] sees to it).
-/// - `w` is valid for reads of `r1 * row_bytes` bytes (any alignment), `row_bytes` is that of `n_cols` columns, and
-///   `n_cols` is a multiple of the block's length.
+/// - `w` is of the kernel's type and is valid for reads of `r1` rows of `n_cols` columns, a multiple of the block's length.
 /// - `x` holds `n_cols` activations of the kernel's [`ActivationKind`].
 /// - `out` is valid for writes of `r1 - r0` values.
-pub type Gemv =
-    unsafe fn(w: *const u8, row_bytes: usize, n_cols: usize, r0: usize, r1: usize, x: ActRow, out: *mut f32);
+pub type Gemv = unsafe fn(w: WeightRows, n_cols: usize, r0: usize, r1: usize, x: ActRow, out: *mut f32);
 
 /// `out[i * TILE_ROWS + r] = dot(W[r0 + r], x[i])` for `n_rows <= TILE_ROWS` weight rows and all activation rows.
 ///
-/// Arguments: `w` the first byte of row 0, `row_bytes` from one row to the next, `n_cols`, `r0`, `n_rows`, the
-/// activation rows, `scratch` of the kernel's [`LinearKernel::gemm_scratch_bytes`] (any content), `out` of
+/// Arguments: the weight rows `w`, `n_cols`, `r0`, `n_rows`, the activation rows, `scratch` of the kernel's [`LinearKernel::gemm_scratch_bytes`] (any content), `out` of
 /// `xs.n * TILE_ROWS` values. Where `n_rows < TILE_ROWS` the remaining columns of `out` are undefined.
 ///
 /// Reads each weight once and the activation rows once for each tile.
@@ -114,8 +119,7 @@ pub type Gemv =
 /// As [`Gemv`], for the rows `r0..r0 + n_rows`; `1 <= n_rows <= TILE_ROWS`; `scratch` and `out` are valid for writes
 /// and overlap nothing else.
 pub type GemmTile = unsafe fn(
-    w: *const u8,
-    row_bytes: usize,
+    w: WeightRows,
     n_cols: usize,
     r0: usize,
     n_rows: usize,
@@ -141,13 +145,9 @@ pub struct LinearKernel {
     pub gemm_min_rows: usize,
 }
 
-/// Whether there are kernels for a block type. The device refuses plans with matrices of others.
-pub fn has_kernel(block: BlockType) -> bool {
-    BlockType::ALL.contains(&block)
-}
-
-/// The kernels of a block type that [`has_kernel`]. An instruction set that this processor lacks gives the scalar ones.
-pub fn linear_kernel(block: BlockType, isa: Isa) -> LinearKernel {
+/// The kernels for matrices of a block type with rows of `n_cols`. An instruction set that this processor lacks gives the
+/// scalar ones.
+pub fn linear_kernel(block: BlockType, n_cols: usize, isa: Isa) -> LinearKernel {
     let isa = if isa.is_available() { isa } else { Isa::Scalar };
     match block {
         BlockType::F32 => float::kernel::<f32::F32>(isa),
@@ -166,6 +166,16 @@ pub fn linear_kernel(block: BlockType, isa: Isa) -> LinearKernel {
         BlockType::Q5_K => portable::super_kernel::<q5_k::Q5K>(isa),
         BlockType::Q6_K => portable::super_kernel::<q6_k::Q6K>(isa),
         BlockType::IQ4_XS => portable::super_kernel::<iq4_xs::Iq4Xs>(isa),
-        other => unreachable!("weights of type {other}, which `has_kernel` refuses"),
+        BlockType::Affine(affine) => match affine.bits() {
+            2 => affine::kernel::<affine::Packed<2>>(isa),
+            3 => affine::kernel::<affine::Packed<3>>(isa),
+            4 => affine::kernel::<affine::Packed<4>>(isa),
+            5 => affine::kernel::<affine::Packed<5>>(isa),
+            6 => affine::kernel::<affine::Packed<6>>(isa),
+            _ => affine::kernel::<affine::Packed<8>>(isa),
+        },
+        // Activations are quantised in groups of 32.
+        BlockType::I8_ROWS if n_cols.is_multiple_of(32) => affine::kernel::<affine::SignedBytes>(isa),
+        _ => decoded::kernel(),
     }
 }

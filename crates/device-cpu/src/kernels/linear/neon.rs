@@ -4,8 +4,10 @@
 //! a register come before each widening. Only instructions of the baseline are used; with `dotprod`, one `sdot` would
 //! replace three of them.
 
+use super::WeightRows;
 use super::activation::{ActRow, ActRows, Q8Row};
-use super::portable::{self, Dot, Format};
+use super::affine::{self, Codes};
+use super::portable::{self, Dot, Format, Groups};
 use std::arch::aarch64::*;
 
 /// The baseline of 64-bit Arm.
@@ -41,7 +43,7 @@ impl Dot for Neon {
     }
 
     #[inline(always)]
-    unsafe fn add<F: Format>(sum: Sum, codes: &[i8], scale: &[f32], offset: &[f32], x: Q8Row) -> Sum {
+    unsafe fn add<F: Groups>(sum: Sum, codes: &[i8], scale: &[f32], offset: &[f32], x: Q8Row) -> Sum {
         let Sum { mut dot, mut offsets } = sum;
         // SAFETY: NEON is the baseline; `x` has the columns of `codes`, and slices hold all their groups.
         unsafe {
@@ -60,16 +62,14 @@ impl Dot for Neon {
             }
             if F::HAS_OFFSET {
                 let sums = if F::GROUP == 32 { x.sum32 } else { x.sum16 };
-                if offset.len() < 4 {
-                    for (g, &o) in offset.iter().enumerate() {
-                        let product = vsetq_lane_f32::<0>(o * *sums.add(g), vdupq_n_f32(0.0));
-                        offsets = vaddq_f32(offsets, product);
-                    }
-                } else {
-                    for g in (0..offset.len()).step_by(4) {
-                        let o = vld1q_f32(offset.as_ptr().add(g));
-                        offsets = vfmaq_f32(offsets, o, vld1q_f32(sums.add(g)));
-                    }
+                let fours = offset.len() / 4 * 4;
+                for g in (0..fours).step_by(4) {
+                    let o = vld1q_f32(offset.as_ptr().add(g));
+                    offsets = vfmaq_f32(offsets, o, vld1q_f32(sums.add(g)));
+                }
+                for (g, &o) in offset.iter().enumerate().skip(fours) {
+                    let product = vsetq_lane_f32::<0>(o * *sums.add(g), vdupq_n_f32(0.0));
+                    offsets = vaddq_f32(offsets, product);
                 }
             }
         }
@@ -87,8 +87,7 @@ impl Dot for Neon {
 /// As [`super::Gemv`].
 #[target_feature(enable = "neon")]
 pub(super) unsafe fn gemv<F: Format>(
-    w: *const u8,
-    row_bytes: usize,
+    w: WeightRows,
     n_cols: usize,
     r0: usize,
     r1: usize,
@@ -96,16 +95,14 @@ pub(super) unsafe fn gemv<F: Format>(
     out: *mut f32,
 ) {
     // SAFETY: the caller's promises.
-    unsafe { portable::gemv::<F, Neon>(w, row_bytes, n_cols, r0, r1, x, out) }
+    unsafe { portable::gemv::<F, Neon>(w, n_cols, r0, r1, x, out) }
 }
 
 /// # Safety
 /// As [`super::GemmTile`].
-#[allow(clippy::too_many_arguments)]
 #[target_feature(enable = "neon")]
 pub(super) unsafe fn gemm_tile<F: Format>(
-    w: *const u8,
-    row_bytes: usize,
+    w: WeightRows,
     n_cols: usize,
     r0: usize,
     n_rows: usize,
@@ -114,5 +111,40 @@ pub(super) unsafe fn gemm_tile<F: Format>(
     out: *mut f32,
 ) {
     // SAFETY: the caller's promises.
-    unsafe { portable::gemm_tile::<F, Neon>(w, row_bytes, n_cols, r0, n_rows, xs, scratch, out) }
+    unsafe { portable::gemm_tile::<F, Neon>(w, n_cols, r0, n_rows, xs, scratch, out) }
+}
+
+/// [`gemv`] for the types of `affine`.
+///
+/// # Safety
+/// As [`super::Gemv`].
+#[target_feature(enable = "neon")]
+pub(super) unsafe fn affine_gemv<F: Codes>(
+    w: WeightRows,
+    n_cols: usize,
+    r0: usize,
+    r1: usize,
+    x: ActRow,
+    out: *mut f32,
+) {
+    // SAFETY: the caller's promises.
+    unsafe { affine::gemv::<F, Neon>(w, n_cols, r0, r1, x, out) }
+}
+
+/// [`gemm_tile`] for the types of `affine`.
+///
+/// # Safety
+/// As [`super::GemmTile`].
+#[target_feature(enable = "neon")]
+pub(super) unsafe fn affine_gemm_tile<F: Codes>(
+    w: WeightRows,
+    n_cols: usize,
+    r0: usize,
+    n_rows: usize,
+    xs: ActRows,
+    scratch: *mut u8,
+    out: *mut f32,
+) {
+    // SAFETY: the caller's promises.
+    unsafe { affine::gemm_tile::<F, Neon>(w, n_cols, r0, n_rows, xs, scratch, out) }
 }

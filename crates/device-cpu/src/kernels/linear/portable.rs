@@ -6,7 +6,7 @@
 //! the instruction set's vectors have; the offsets' part accumulates apart and is added last.
 
 use super::activation::{ActRow, ActRows, ActivationKind, Q8Row};
-use super::{GemmTile, Gemv, LinearKernel, scalar};
+use super::{GemmTile, Gemv, LinearKernel, WeightRows, scalar};
 use crate::isa::Isa;
 use formats::BlockType;
 
@@ -36,6 +36,19 @@ pub(super) trait Format {
     fn codes(block: &[u8], codes: &mut [i8]);
 }
 
+/// How decoded columns are grouped: what an inner product needs to know of a type.
+pub(super) trait Groups {
+    /// As [`Format::GROUP`].
+    const GROUP: usize;
+    /// As [`Format::HAS_OFFSET`].
+    const HAS_OFFSET: bool;
+}
+
+impl<F: Format> Groups for F {
+    const GROUP: usize = F::GROUP;
+    const HAS_OFFSET: bool = F::HAS_OFFSET;
+}
+
 /// The inner product of an instruction set.
 pub(super) trait Dot {
     /// Partial sums.
@@ -47,11 +60,11 @@ pub(super) trait Dot {
     /// The instruction set is available.
     unsafe fn zero() -> Self::Sum;
 
-    /// Add the product of one decoded block with the activations of its columns.
+    /// Add the product of a decoded block, whole groups of 32 columns, with the activations of its columns.
     ///
     /// # Safety
     /// The instruction set is available; the slices are those of a block; `x` has a block's columns.
-    unsafe fn add<F: Format>(
+    unsafe fn add<F: Groups>(
         sum: Self::Sum,
         codes: &[i8],
         scale: &[f32],
@@ -89,7 +102,7 @@ pub(super) fn f16_at(block: &[u8], at: usize) -> f32 {
 /// # Safety
 /// `k` is a multiple of 32 within the row.
 #[inline(always)]
-unsafe fn columns_from(x: Q8Row, k: usize) -> Q8Row {
+pub(super) unsafe fn columns_from(x: Q8Row, k: usize) -> Q8Row {
     // SAFETY: the caller's promise.
     unsafe {
         Q8Row {
@@ -107,14 +120,14 @@ unsafe fn columns_from(x: Q8Row, k: usize) -> Q8Row {
 /// As [`Gemv`].
 #[inline(always)]
 pub(super) unsafe fn gemv<F: Format, D: Dot>(
-    w: *const u8,
-    row_bytes: usize,
+    w: WeightRows,
     n_cols: usize,
     r0: usize,
     r1: usize,
     x: ActRow,
     out: *mut f32,
 ) {
+    let (w, row_bytes) = (w.values, w.row_bytes);
     let (len, bytes) = (F::BLOCK.block_len(), F::BLOCK.block_bytes());
     let n_groups = len / F::GROUP;
     let mut codes = [0i8; 256];
@@ -147,11 +160,9 @@ pub(super) fn gemm_scratch_bytes<F: Format>(n_cols: usize) -> usize {
 ///
 /// # Safety
 /// As [`GemmTile`].
-#[allow(clippy::too_many_arguments)]
 #[inline(always)]
 pub(super) unsafe fn gemm_tile<F: Format, D: Dot>(
-    w: *const u8,
-    row_bytes: usize,
+    w: WeightRows,
     n_cols: usize,
     r0: usize,
     n_rows: usize,
@@ -159,6 +170,7 @@ pub(super) unsafe fn gemm_tile<F: Format, D: Dot>(
     scratch: *mut u8,
     out: *mut f32,
 ) {
+    let (w, row_bytes) = (w.values, w.row_bytes);
     let (len, bytes) = (F::BLOCK.block_len(), F::BLOCK.block_bytes());
     let (n_blocks, n_groups) = (n_cols / len, len / F::GROUP);
     // SAFETY: the scratch has room for the row; all else as in `gemv`.

@@ -1,7 +1,7 @@
 //! The inner product in plain Rust: the reference, and what any processor runs.
 
 use super::activation::Q8Row;
-use super::portable::{Dot, Format};
+use super::portable::{Dot, Groups};
 
 /// No vectors but those that the compiler finds.
 pub(super) struct Scalar;
@@ -16,7 +16,7 @@ impl Dot for Scalar {
     }
 
     #[inline(always)]
-    unsafe fn add<F: Format>(
+    unsafe fn add<F: Groups>(
         sum: Self::Sum,
         codes: &[i8],
         scale: &[f32],

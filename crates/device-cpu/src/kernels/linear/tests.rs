@@ -3,6 +3,9 @@
 
 use super::activation::*;
 use super::*;
+use device::testing::{Rng, block_types, random_bytes};
+use formats::codec::dequantize_rows;
+use formats::{Affine, BlockType, PlaneSlices, ScaleType};
 
 /// xorshift64*: enough for test data.
 struct Random(u64);
@@ -84,10 +87,6 @@ impl Guarded {
         Guarded(bytes.to_vec())
     }
 
-    fn as_ptr(&self) -> *const u8 {
-        self.0.as_ptr()
-    }
-
     fn bytes(&self) -> &[u8] {
         &self.0
     }
@@ -107,9 +106,56 @@ impl Aligned {
     }
 }
 
+/// The bytes of a matrix: values, scales and offsets.
+#[derive(Default)]
+struct Bytes {
+    values: Vec<u8>,
+    scales: Vec<u8>,
+    biases: Vec<u8>,
+}
+
+/// Every type, and affine types that have no quantiser.
+fn all_types() -> impl Iterator<Item = BlockType> {
+    let unsigned = [(4, 32), (8, 128)]
+        .into_iter()
+        .filter_map(|(bits, group)| Affine::new(bits, group, ScaleType::E8M0, false).map(BlockType::Affine));
+    block_types().into_iter().chain(unsigned)
+}
+
 /// Rows of random bytes, every bit pattern of the codes, with scales of plausible size.
-fn random_weights(block: BlockType, n_rows: usize, n_cols: usize, random: &mut Random) -> Vec<u8> {
+fn random_weights(block: BlockType, n_rows: usize, n_cols: usize, random: &mut Random) -> Bytes {
+    let plane = |row_bytes: usize, random: &mut Random| -> Vec<u8> {
+        let mut bytes = vec![0; n_rows * row_bytes];
+        match block {
+            BlockType::Affine(affine) => {
+                for bytes in bytes.chunks_exact_mut(affine.scale().bytes()) {
+                    let value = random.normal() * 0.02;
+                    match affine.scale() {
+                        ScaleType::F32 => bytes.copy_from_slice(&value.to_le_bytes()),
+                        ScaleType::F16 => bytes.copy_from_slice(&half::f16::from_f32(value).to_le_bytes()),
+                        ScaleType::BF16 => bytes.copy_from_slice(&half::bf16::from_f32(value).to_le_bytes()),
+                        ScaleType::E8M0 => bytes[0] = 118 + random.next() as u8 % 12,
+                    }
+                }
+            }
+            _ => {
+                for bytes in bytes.as_chunks_mut().0 {
+                    *bytes = (random.normal().abs() * 1000.0 + 50.0).to_le_bytes();
+                }
+            }
+        }
+        bytes
+    };
+    let scales = plane(block.row_scale_bytes(n_cols), random);
+    let biases = plane(block.row_bias_bytes(n_cols), random);
+    Bytes { values: random_values(block, n_rows, n_cols, random), scales, biases }
+}
+
+fn random_values(block: BlockType, n_rows: usize, n_cols: usize, random: &mut Random) -> Vec<u8> {
     use BlockType::*;
+    if BlockType::GGUF_EXTRA.contains(&block) {
+        return random_bytes(&mut Rng::new(random.next()), block, n_rows * n_cols, 0.1);
+    }
     let mut bytes: Vec<u8> = (0..n_rows * block.row_bytes(n_cols)).map(|_| random.next() as u8).collect();
     let f16_fields: &[usize] = match block {
         F32 | F16 | BF16 => {
@@ -129,7 +175,7 @@ fn random_weights(block: BlockType, n_rows: usize, n_cols: usize, random: &mut R
         Q6_K => &[208],
         Q3_K => &[108],
         Q2_K => &[80, 82],
-        other => unreachable!("{other} has no kernel"),
+        _ => return bytes,
     };
     for chunk in bytes.chunks_exact_mut(block.block_bytes()) {
         for &at in f16_fields {
@@ -140,14 +186,17 @@ fn random_weights(block: BlockType, n_rows: usize, n_cols: usize, random: &mut R
     bytes
 }
 
-/// Weights that a quantiser made from normal values.
-fn quantised_weights(block: BlockType, n_rows: usize, n_cols: usize, random: &mut Random) -> Vec<u8> {
-    let mut bytes = vec![0; n_rows * block.row_bytes(n_cols)];
-    for row in bytes.chunks_exact_mut(block.row_bytes(n_cols)) {
+/// Weights that a quantiser made from normal values, where the type has one.
+fn quantised_weights(block: BlockType, n_rows: usize, n_cols: usize, random: &mut Random) -> Bytes {
+    if !block.has_quantizer() {
+        return random_weights(block, n_rows, n_cols, random);
+    }
+    let mut values = vec![0; n_rows * block.row_bytes(n_cols)];
+    for row in values.chunks_exact_mut(block.row_bytes(n_cols)) {
         let values: Vec<f32> = (0..n_cols).map(|_| random.normal()).collect();
         formats::codec::quantize_row(block, &values, row);
     }
-    bytes
+    Bytes { values, ..Bytes::default() }
 }
 
 /// A problem with its answer in f64.
@@ -156,7 +205,9 @@ struct Case {
     n_rows: usize,
     n_cols: usize,
     n: usize,
-    w: Guarded,
+    values: Guarded,
+    scales: Guarded,
+    biases: Guarded,
     acts: Aligned,
     stride: usize,
     /// `(n, n_rows)`, on the activations as quantised.
@@ -175,11 +226,11 @@ impl Case {
         n_rows: usize,
         n_cols: usize,
         n: usize,
-        bytes: &[u8],
+        bytes: &Bytes,
         random: &mut Random,
     ) -> Case {
-        let w = Guarded::new(bytes);
-        let kind = ActivationKind::of(block);
+        let guarded = [&bytes.values, &bytes.scales, &bytes.biases].map(|bytes| Guarded::new(bytes));
+        let kind = ActivationKind::of(block, n_cols);
         // A distance larger than the row, as when rows belong to a wider matrix.
         let stride = match kind {
             ActivationKind::F32 => n_cols * 4,
@@ -226,11 +277,9 @@ impl Case {
         let (mut unquantised, mut quantising) = (exact.clone(), exact.clone());
         for r in 0..n_rows {
             let row_bytes = block.row_bytes(n_cols);
-            formats::codec::dequantize_row(
-                block,
-                &w.bytes()[r * row_bytes..(r + 1) * row_bytes],
-                &mut values,
-            );
+            let [row, scales, biases] = [0, 1, 2].map(|i| guarded[i].bytes());
+            let planes = PlaneSlices { scales, biases }.rows(block, n_cols, r..r + 1);
+            dequantize_rows(block, n_cols, &row[r * row_bytes..(r + 1) * row_bytes], planes, &mut values);
             for i in 0..n {
                 for k in 0..n_cols {
                     let (w, x) = (f64::from(values[k]), x_used[i * n_cols + k]);
@@ -241,11 +290,31 @@ impl Case {
                 }
             }
         }
-        Case { block, n_rows, n_cols, n, w, acts, stride, exact, magnitude, unquantised, quantising }
+        let [values, scales, biases] = guarded;
+        Case {
+            block,
+            n_rows,
+            n_cols,
+            n,
+            values,
+            scales,
+            biases,
+            acts,
+            stride,
+            exact,
+            magnitude,
+            unquantised,
+            quantising,
+        }
     }
 
-    fn row_bytes(&self) -> usize {
-        self.block.row_bytes(self.n_cols)
+    fn w(&self) -> WeightRows {
+        let planes = PlaneSlices { scales: self.scales.bytes(), biases: self.biases.bytes() };
+        WeightRows::new(self.block, self.n_cols, self.values.bytes(), planes)
+    }
+
+    fn kernel(&self, isa: Isa) -> LinearKernel {
+        linear_kernel(self.block, self.n_cols, isa)
     }
 
     fn x(&mut self, i: usize) -> ActRow {
@@ -255,15 +324,14 @@ impl Case {
     fn gemv(&mut self, isa: Isa, i: usize, r0: usize, r1: usize) -> Vec<f32> {
         let mut out = vec![f32::NAN; r1 - r0];
         let x = self.x(i);
-        let kernel = linear_kernel(self.block, isa);
         // SAFETY: the shapes are those of the case.
-        unsafe { (kernel.gemv)(self.w.as_ptr(), self.row_bytes(), self.n_cols, r0, r1, x, out.as_mut_ptr()) };
+        unsafe { (self.kernel(isa).gemv)(self.w(), self.n_cols, r0, r1, x, out.as_mut_ptr()) };
         out
     }
 
     /// `(n, n_rows)` for the first `n` activation rows.
     fn gemm(&mut self, isa: Isa, n: usize) -> Vec<f32> {
-        let kernel = linear_kernel(self.block, isa);
+        let kernel = self.kernel(isa);
         let mut scratch = Aligned::new((kernel.gemm_scratch_bytes)(self.n_cols));
         let mut out = vec![f32::NAN; n * self.n_rows];
         let xs = ActRows { base: self.x(0).0, stride: self.stride, n };
@@ -273,8 +341,7 @@ impl Case {
             // SAFETY: the shapes are those of the case.
             unsafe {
                 (kernel.gemm_tile)(
-                    self.w.as_ptr(),
-                    self.row_bytes(),
+                    self.w(),
                     self.n_cols,
                     r0,
                     n_rows,
@@ -321,16 +388,24 @@ impl Case {
 /// Column counts: odd numbers of blocks, more than one pass of a panel, and for plain numbers no multiple of anything.
 fn column_counts(block: BlockType) -> &'static [usize] {
     match block.block_len() {
+        1 if block.has_planes() => &[1, 33, 64, 96, 517, 2048 + 96],
         1 => &[1, 7, 16, 33, 96, 160, 517],
         32 => &[32, 64, 96, 160, 1024 + 32, 2048 + 96],
+        64 => &[64, 192, 320, 1024 + 64, 2048 + 192],
+        128 => &[128, 384, 1024 + 128, 2048 + 128],
         _ => &[256, 512, 768, 1024 + 256],
     }
+}
+
+/// At least `n` columns.
+fn whole_blocks(block: BlockType, n: usize) -> usize {
+    n.next_multiple_of(block.block_len())
 }
 
 #[test]
 fn gemv_agrees_with_f64() {
     let mut random = Random(1);
-    for block in BlockType::ALL {
+    for block in all_types() {
         for (c, &n_cols) in column_counts(block).iter().enumerate() {
             for n_rows in (1..=9).chain([16, 33]) {
                 let bytes = if (c + n_rows) % 2 == 0 {
@@ -351,7 +426,7 @@ fn gemv_agrees_with_f64() {
 #[test]
 fn gemm_agrees_with_f64() {
     let mut random = Random(2);
-    for block in BlockType::ALL {
+    for block in all_types() {
         for &n_cols in column_counts(block) {
             for (n_rows, n) in
                 [(1, 1), (3, 2), (16, 3), (15, 7), (17, 8), (16, 9), (33, 17), (5, 33), (16, 12)]
@@ -370,8 +445,8 @@ fn gemm_agrees_with_f64() {
 #[test]
 fn gemv_does_not_depend_on_how_rows_are_divided() {
     let mut random = Random(3);
-    for block in BlockType::ALL {
-        let (n_rows, n_cols) = (13, if block.block_len() == 256 { 768 } else { 224 });
+    for block in all_types() {
+        let (n_rows, n_cols) = (13, whole_blocks(block, 224));
         let bytes = random_weights(block, n_rows, n_cols, &mut random);
         let mut case = Case::new(block, n_rows, n_cols, 1, &bytes, &mut random);
         for isa in Isa::available() {
@@ -386,8 +461,8 @@ fn gemv_does_not_depend_on_how_rows_are_divided() {
 #[test]
 fn gemm_does_not_depend_on_the_number_of_activation_rows() {
     let mut random = Random(4);
-    for block in BlockType::ALL {
-        let (n_rows, n_cols) = (16, if block.block_len() == 256 { 1280 } else { 1120 });
+    for block in all_types() {
+        let (n_rows, n_cols) = (16, whole_blocks(block, 1120));
         let bytes = random_weights(block, n_rows, n_cols, &mut random);
         let mut case = Case::new(block, n_rows, n_cols, 29, &bytes, &mut random);
         for isa in Isa::available() {
@@ -402,8 +477,8 @@ fn gemm_does_not_depend_on_the_number_of_activation_rows() {
 #[test]
 fn gemm_equals_gemv_where_documented() {
     let mut random = Random(5);
-    for block in BlockType::ALL {
-        let (n_rows, n_cols) = (17, if block.block_len() == 256 { 768 } else { 416 });
+    for block in all_types() {
+        let (n_rows, n_cols) = (17, whole_blocks(block, 416));
         let bytes = random_weights(block, n_rows, n_cols, &mut random);
         let mut case = Case::new(block, n_rows, n_cols, 3, &bytes, &mut random);
         for isa in Isa::available().into_iter().filter(|isa| matches!(isa, Isa::Scalar | Isa::Neon)) {

@@ -1,0 +1,318 @@
+//! Integers whose scales lie apart from them: the affine types of MLX and `.base` ([`formats::Affine`]), `w = s c + b`
+//! with `c` of 2 to 8 bits and `s`, `b` for each 32, 64 or 128 columns, and CTranslate2's rows of signed bytes, `w = c / s`
+//! with one `s` a row.
+//!
+//! Layout: the codes of a row are one little-endian stream of bits, 8 codes in as many bytes as a code has bits. Scales,
+//! and offsets unless the type is symmetric, are arrays of their own, in f32, f16, bf16 or powers of two.
+//!
+//! # One loop for all of them
+//!
+//! Scales and offsets are decoded to f32 for a piece of a row outside the inner loop ([`Scales`]), so that group size and
+//! number format are no business of the kernels, which are compiled once for each width of code ([`Codes`]). A symmetric
+//! type's middle becomes an offset, `-2^(bits - 1) s`, and a signed byte is an unsigned one less 128. What remains is, for
+//! each 32 columns, `s x_scale (sum c q) + b x_sum` as in the other types.
+//!
+//! Here are the decoding in plain Rust and the loops of the scalar and NEON variants, with the order of accumulation of
+//! `portable` for blocks of [`PART`] columns; `affine_avx2` and `affine_avx512` are the others.
+
+use super::activation::{ActRow, ActRows, ActivationKind};
+use super::portable::{Dot, Groups, columns_from, f16_to_f32};
+use super::weight_rows::plane;
+use super::{GemmTile, Gemv, LinearKernel, TILE_ROWS, WeightRows, scalar};
+use crate::isa::Isa;
+use formats::{BlockType, ScaleType, codec};
+
+/// A width of codes.
+pub(super) trait Codes {
+    /// `linear_affine4`
+    const NAME: &'static str;
+    /// Bits of a code.
+    const BITS: usize;
+    /// Whether codes are stored as signed bytes; unsigned otherwise.
+    const SIGNED: bool = false;
+    /// What signed arithmetic takes from unsigned codes, so that they fit a signed byte.
+    const ZERO: u8 = if Self::BITS == 8 { 128 } else { 0 };
+    /// Bytes of 32 codes.
+    const BYTES_32: usize = 4 * Self::BITS;
+}
+
+/// Affine codes.
+pub(super) struct Packed<const BITS: usize>;
+
+impl<const BITS: usize> Codes for Packed<BITS> {
+    const NAME: &'static str = match BITS {
+        2 => "linear_affine2",
+        3 => "linear_affine3",
+        4 => "linear_affine4",
+        5 => "linear_affine5",
+        6 => "linear_affine6",
+        _ => "linear_affine8",
+    };
+    const BITS: usize = BITS;
+}
+
+/// Rows of signed bytes.
+pub(super) struct SignedBytes;
+
+impl Codes for SignedBytes {
+    const NAME: &'static str = "linear_i8_rows";
+    const BITS: usize = 8;
+    const SIGNED: bool = true;
+}
+
+/// Columns whose scales are decoded together.
+pub(super) const PIECE: usize = 2048;
+
+/// For a scale of the whole row: every group's number, shifted by it, is 0.
+const WHOLE_ROW: usize = (PIECE / 32).ilog2() as usize;
+
+/// Scales and offsets of up to [`PIECE`] columns of a row in f32, one for each group, and zeros for a register beyond.
+pub(super) struct Scales {
+    /// Factors on codes.
+    pub scale: [f32; PIECE / 32 + 16],
+    /// What is added.
+    pub offset: [f32; PIECE / 32 + 16],
+}
+
+impl Scales {
+    /// Zeros.
+    pub(super) const NONE: Scales = Scales { scale: [0.0; PIECE / 32 + 16], offset: [0.0; PIECE / 32 + 16] };
+
+    /// Decode those of columns `k..k + n` of row `r`, for codes from which `zero` was taken. Of 32 columns `i`, counted from
+    /// `k`, scale and offset are the `i >> shift`-th, `shift` being what is returned.
+    ///
+    /// # Safety
+    /// The matrix has the row and the columns; `k` is a multiple of 128 and `n` of the group, at most [`PIECE`].
+    #[inline(always)]
+    pub(super) unsafe fn read(&mut self, w: WeightRows, r: usize, k: usize, n: usize, zero: u8) -> usize {
+        let zero = f32::from(zero);
+        let row = r * w.plane_bytes;
+        let BlockType::Affine(affine) = w.block else {
+            // SAFETY: the caller's promise.
+            let scale = unsafe { w.scales.add(row).cast::<[u8; 4]>().read() };
+            self.scale[..16].fill(0.0);
+            self.offset[..16].fill(0.0);
+            self.scale[0] = 1.0 / f32::from_le_bytes(scale);
+            self.offset[0] = (zero - 128.0) * self.scale[0];
+            return WHOLE_ROW;
+        };
+        let n_groups = n / affine.group();
+        let (at, bytes) =
+            (row + k / affine.group() * affine.scale().bytes(), n_groups * affine.scale().bytes());
+        let end = n_groups + 16;
+        self.scale[n_groups..end].fill(0.0);
+        self.offset[n_groups..end].fill(0.0);
+        let (scale, offset) = (&mut self.scale[..n_groups], &mut self.offset[..n_groups]);
+        // SAFETY: the caller's promise.
+        read_plane(affine.scale(), unsafe { plane(w.scales, at, bytes) }, scale);
+        if affine.is_symmetric() {
+            let middle = zero - (1 << (affine.bits() - 1)) as f32;
+            for (offset, scale) in offset.iter_mut().zip(scale) {
+                *offset = middle * *scale;
+            }
+        } else {
+            // SAFETY: the caller's promise.
+            read_plane(affine.scale(), unsafe { plane(w.biases, at, bytes) }, offset);
+            if zero > 0.0 {
+                for (offset, scale) in offset.iter_mut().zip(scale) {
+                    *offset += zero * *scale;
+                }
+            }
+        }
+        (affine.group() / 32).ilog2() as usize
+    }
+}
+
+/// Numbers of a plane in f32; the compiler vectorises it for the function it is inlined into.
+#[inline(always)]
+fn read_plane(scale: ScaleType, bytes: &[u8], out: &mut [f32]) {
+    match scale {
+        ScaleType::F32 => {
+            for (out, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
+                *out = f32::from_le_bytes(*bytes);
+            }
+        }
+        ScaleType::F16 => {
+            for (out, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
+                *out = f16_to_f32(u16::from_le_bytes(*bytes));
+            }
+        }
+        ScaleType::BF16 => {
+            for (out, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
+                *out = f32::from_bits(u32::from(u16::from_le_bytes(*bytes)) << 16);
+            }
+        }
+        ScaleType::E8M0 => {
+            for (out, byte) in out.iter_mut().zip(bytes) {
+                *out = 2.0 * codec::e8m0_half(*byte);
+            }
+        }
+    }
+}
+
+/// Columns that are decoded together here; a multiple of every group.
+const PART: usize = 256;
+
+/// What the codes here become: groups of 32 columns with an offset.
+struct Groups32;
+
+impl Groups for Groups32 {
+    const GROUP: usize = 32;
+    const HAS_OFFSET: bool = true;
+}
+
+/// The codes of `codes.len()` columns, less [`Codes::ZERO`], from their bytes.
+#[inline(always)]
+fn unpack<F: Codes>(packed: &[u8], codes: &mut [i8]) {
+    match F::BITS {
+        8 => {
+            let flip = if F::SIGNED { 0 } else { F::ZERO };
+            for (code, byte) in codes.iter_mut().zip(packed) {
+                *code = (byte ^ flip) as i8;
+            }
+        }
+        4 => {
+            for (codes, byte) in codes.as_chunks_mut::<2>().0.iter_mut().zip(packed) {
+                *codes = [(byte & 15) as i8, (byte >> 4) as i8];
+            }
+        }
+        _ => {
+            for (codes, packed) in codes.as_chunks_mut::<8>().0.iter_mut().zip(packed.chunks_exact(F::BITS)) {
+                *codes = codec::affine::unpack_8(F::BITS, packed).map(|code| code as i8);
+            }
+        }
+    }
+}
+
+/// Decode columns `k..k + codes.len()` of row `r`, at most [`PART`]: codes, and scales and offsets for each 32 columns.
+///
+/// # Safety
+/// The matrix has the row and the columns; `k` is a multiple of [`PART`], the number of columns of 32.
+#[inline(always)]
+unsafe fn decode<F: Codes>(
+    w: WeightRows,
+    r: usize,
+    k: usize,
+    groups: &mut Scales,
+    codes: &mut [i8],
+    scale: &mut [f32],
+    offset: &mut [f32],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let packed = w.values.add(r * w.row_bytes + k / 32 * F::BYTES_32);
+        unpack::<F>(std::slice::from_raw_parts(packed, codes.len() / 32 * F::BYTES_32), codes);
+        let shift = groups.read(w, r, k, codes.len(), F::ZERO);
+        for (i, (scale, offset)) in scale.iter_mut().zip(offset).enumerate() {
+            (*scale, *offset) = (groups.scale[i >> shift], groups.offset[i >> shift]);
+        }
+    }
+}
+
+/// [`Gemv`] around a [`Dot`].
+///
+/// # Safety
+/// As [`Gemv`].
+#[inline(always)]
+pub(super) unsafe fn gemv<F: Codes, D: Dot>(
+    w: WeightRows,
+    n_cols: usize,
+    r0: usize,
+    r1: usize,
+    x: ActRow,
+    out: *mut f32,
+) {
+    let mut groups = Scales::NONE;
+    let mut codes = [0i8; PART];
+    let (mut scale, mut offset) = ([0f32; PART / 32], [0f32; PART / 32]);
+    // SAFETY: the rows and the activations have the columns that the caller promised.
+    unsafe {
+        let x = x.q8(n_cols);
+        for r in r0..r1 {
+            let mut sum = D::zero();
+            for k in (0..n_cols).step_by(PART) {
+                let n = PART.min(n_cols - k);
+                let (codes, scale, offset) = (&mut codes[..n], &mut scale[..n / 32], &mut offset[..n / 32]);
+                decode::<F>(w, r, k, &mut groups, codes, scale, offset);
+                sum = D::add::<Groups32>(sum, codes, scale, offset, columns_from(x, k));
+            }
+            out.add(r - r0).write(D::finish(sum));
+        }
+    }
+}
+
+/// Bytes of scratch of [`gemm_tile`]: one decoded row.
+fn gemm_scratch_bytes(n_cols: usize) -> usize {
+    n_cols + 2 * (n_cols / 32) * 4 + 64
+}
+
+/// [`GemmTile`] around a [`Dot`]: each weight row is decoded once into the scratch and meets every activation row.
+///
+/// # Safety
+/// As [`GemmTile`].
+#[inline(always)]
+pub(super) unsafe fn gemm_tile<F: Codes, D: Dot>(
+    w: WeightRows,
+    n_cols: usize,
+    r0: usize,
+    n_rows: usize,
+    xs: ActRows,
+    scratch: *mut u8,
+    out: *mut f32,
+) {
+    let mut groups = Scales::NONE;
+    let n_groups = n_cols / 32;
+    // SAFETY: the scratch has room for the row; all else as in `gemv`.
+    unsafe {
+        let scratch = scratch.add(scratch.align_offset(64));
+        scratch.write_bytes(0, n_cols + 2 * n_groups * 4);
+        let codes = std::slice::from_raw_parts_mut(scratch.cast::<i8>(), n_cols);
+        let scales: *mut f32 = scratch.add(n_cols).cast();
+        let (scales, offsets) = std::slice::from_raw_parts_mut(scales, 2 * n_groups).split_at_mut(n_groups);
+        for r in 0..n_rows {
+            for (part, codes) in codes.chunks_mut(PART).enumerate() {
+                let at = part * PART / 32..part * PART / 32 + codes.len() / 32;
+                let (scale, offset) = (&mut scales[at.clone()], &mut offsets[at]);
+                decode::<F>(w, r0 + r, part * PART, &mut groups, codes, scale, offset);
+            }
+            for i in 0..xs.n {
+                let x = xs.row(i).q8(n_cols);
+                let mut sum = D::zero();
+                for (part, codes) in codes.chunks(PART).enumerate() {
+                    let at = part * PART / 32..part * PART / 32 + codes.len() / 32;
+                    let (scale, offset) = (&scales[at.clone()], &offsets[at]);
+                    sum = D::add::<Groups32>(sum, codes, scale, offset, columns_from(x, part * PART));
+                }
+                out.add(i * TILE_ROWS + r).write(D::finish(sum));
+            }
+        }
+    }
+}
+
+/// The kernels of a width of codes.
+pub(super) fn kernel<F: Codes>(isa: Isa) -> LinearKernel {
+    let portable = |gemv: Gemv, gemm_tile: GemmTile| LinearKernel {
+        name: F::NAME,
+        activation: ActivationKind::Q8,
+        gemv,
+        gemm_tile,
+        gemm_scratch_bytes,
+        gemm_min_rows: 2,
+    };
+    match isa {
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => portable(super::neon::affine_gemv::<F>, super::neon::affine_gemm_tile::<F>),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => LinearKernel {
+            gemm_scratch_bytes: super::gemm_avx2::scratch_bytes,
+            ..portable(super::affine_avx2::gemv::<F>, super::affine_avx2::gemm_tile::<F>)
+        },
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => LinearKernel {
+            gemm_scratch_bytes: super::gemm_avx512::scratch_bytes,
+            gemm_min_rows: 3,
+            ..portable(super::affine_avx512::gemv::<F>, super::affine_avx512::gemm_tile::<F>)
+        },
+        _ => portable(gemv::<F, scalar::Scalar>, gemm_tile::<F, scalar::Scalar>),
+    }
+}

@@ -1,0 +1,377 @@
+//! AVX-512 products with the types of `affine`: the loops of `gemv_avx512` and `gemm_avx512` around codes that lie as a
+//! stream of bits, with scales that were decoded before.
+//!
+//! # Unpacking
+//!
+//! 64 codes fill a register, unsigned, in the order of their columns. Bytes are loaded (signed ones have 128 added). Nibbles
+//! are widened to words, where a shift and a mask put the second one into the upper byte. All other widths take 16 codes,
+//! `2 BITS` bytes, to each 128-bit lane; there one byte shuffle brings the two bytes that hold an even code to its word,
+//! another those of an odd one, and shifts that differ by word bring both into place.
+//!
+//! # Order of accumulation
+//!
+//! GEMV: 16 lanes of f32; lane `l` of a register of 64 columns holds columns `4l..4l + 4`, whose integer sum is exact.
+//! For each 256 columns eight products of offsets and activation sums are added to lanes 8..16, then one fused multiply-add
+//! a register. Lanes are added at the end, 8 apart first. The same whether four rows are computed together or one. GEMM:
+//! as in `gemm_avx512`, for groups of 32 columns.
+//!
+//! Bytes moved: the weights and their planes, once. Measured rates stand in `NOTES.md`.
+
+use super::activation::{ActRow, ActRows};
+use super::affine::{Codes, PIECE, Scales};
+use super::avx512::{horizontal_sum, load512};
+use super::gemm_avx512::{PASS, Panel, load_rows, multiply, row_addresses, transpose};
+use super::gemv_avx512::{GROUP_32, zero};
+use super::{TILE_ROWS, WeightRows};
+use std::arch::x86_64::*;
+
+/// Rows that share the activations.
+const ROWS: usize = 4;
+
+/// Where the bytes of 64 codes of a width lie.
+struct Unpack<const BITS: usize>;
+
+impl<const BITS: usize> Unpack<BITS> {
+    /// For `vpermw`: the words of 16 codes, from the first word of each lane on.
+    const LANES: [u16; 32] = {
+        let mut words = [0; 32];
+        let mut i = 0;
+        while i < 32 {
+            words[i] = ((i / 8) * BITS + i % 8) as u16 & 31;
+            i += 1;
+        }
+        words
+    };
+    /// For `vpshufb`: for each word the two bytes that hold its even code, and its odd one; zeros where one byte does.
+    const EVEN: [u8; 64] = Self::bytes(0);
+    const ODD: [u8; 64] = Self::bytes(1);
+    /// Right shifts that bring even codes to bit 0 of their words.
+    const RIGHT: [u16; 32] = {
+        let mut shifts = [0; 32];
+        let mut i = 0;
+        while i < 32 {
+            shifts[i] = (2 * i * BITS % 8) as u16;
+            i += 1;
+        }
+        shifts
+    };
+    /// Left shifts that bring odd codes to bit 8.
+    const LEFT: [u16; 32] = {
+        let mut shifts = [0; 32];
+        let mut i = 0;
+        while i < 32 {
+            shifts[i] = 8 - ((2 * i + 1) * BITS % 8) as u16;
+            i += 1;
+        }
+        shifts
+    };
+
+    const fn bytes(odd: usize) -> [u8; 64] {
+        let mut index = [0x80; 64];
+        let mut i = 0;
+        while i < 32 {
+            let bit = (2 * (i % 8) + odd) * BITS;
+            index[2 * i] = (bit / 8) as u8;
+            if bit % 8 + BITS > 8 {
+                index[2 * i + 1] = (bit / 8 + 1) as u8;
+            }
+            i += 1;
+        }
+        index
+    }
+
+    /// 64 codes from the `BITS` words of each lane, anywhere in a register.
+    ///
+    /// # Safety
+    /// AVX-512 is available.
+    #[inline(always)]
+    unsafe fn unpack(bytes: __m512i) -> __m512i {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let lanes = _mm512_permutexvar_epi16(load512(&Self::LANES), bytes);
+            let even =
+                _mm512_srlv_epi16(_mm512_shuffle_epi8(lanes, load512(&Self::EVEN)), load512(&Self::RIGHT));
+            let odd =
+                _mm512_sllv_epi16(_mm512_shuffle_epi8(lanes, load512(&Self::ODD)), load512(&Self::LEFT));
+            let codes = _mm512_ternarylogic_epi32::<0xca>(_mm512_set1_epi16(0xff), even, odd);
+            _mm512_and_si512(codes, _mm512_set1_epi8(((1 << BITS) - 1) as i8))
+        }
+    }
+}
+
+/// 64 unsigned codes, or 32 (`HALF`) and others of no account, from their bytes at `p`.
+///
+/// # Safety
+/// AVX-512 is available; the bytes of these codes are readable.
+#[inline(always)]
+unsafe fn codes64<F: Codes, const HALF: bool>(p: *const u8) -> __m512i {
+    // SAFETY: the caller's promise; bytes outside a mask are not read.
+    unsafe {
+        if F::BITS == 8 {
+            let bytes = match HALF {
+                true => _mm512_zextsi256_si512(_mm256_loadu_si256(p.cast())),
+                false => _mm512_loadu_si512(p.cast()),
+            };
+            return if F::SIGNED { _mm512_xor_si512(bytes, _mm512_set1_epi8(-128)) } else { bytes };
+        }
+        if F::BITS == 4 {
+            let bytes = match HALF {
+                true => _mm256_zextsi128_si256(_mm_loadu_si128(p.cast())),
+                false => _mm256_loadu_si256(p.cast()),
+            };
+            let words = _mm512_cvtepu8_epi16(bytes);
+            let both = _mm512_or_si512(words, _mm512_slli_epi16::<4>(words));
+            return _mm512_and_si512(both, _mm512_set1_epi8(15));
+        }
+        let n_words = if HALF { 2 } else { 4 } * F::BITS;
+        let bytes = _mm512_maskz_loadu_epi16((1 << n_words) - 1, p.cast());
+        match F::BITS {
+            2 => Unpack::<2>::unpack(bytes),
+            3 => Unpack::<3>::unpack(bytes),
+            5 => Unpack::<5>::unpack(bytes),
+            _ => Unpack::<6>::unpack(bytes),
+        }
+    }
+}
+
+/// For `vpermt2ps` of scales and offsets: eight scales, one for each 32 columns, then eight offsets, where a group is 1, 2,
+/// 4 or 8 times 32 columns.
+static SPREAD: [[u32; 16]; 4] = {
+    let mut index = [[0; 16]; 4];
+    let mut shift = 0;
+    while shift < 4 {
+        let mut i = 0;
+        while i < 8 {
+            index[shift][i] = (i >> shift) as u32;
+            index[shift][8 + i] = 16 + (i >> shift) as u32;
+            i += 1;
+        }
+        shift += 1;
+    }
+    index
+};
+
+/// The scales and offsets of 256 columns, block `b` of a piece.
+///
+/// # Safety
+/// AVX-512 is available; `spread` is that of `shift`; the piece has the block.
+#[inline(always)]
+unsafe fn spread_scales(scales: &Scales, b: usize, shift: usize, spread: __m512i) -> __m512 {
+    let at = b * (8 >> shift);
+    // SAFETY: both arrays have room for a register after their last group.
+    unsafe {
+        let scale = _mm512_loadu_ps(scales.scale.as_ptr().add(at));
+        let offset = _mm512_loadu_ps(scales.offset.as_ptr().add(at));
+        _mm512_permutex2var_ps(scale, spread, offset)
+    }
+}
+
+/// # Safety
+/// As [`super::Gemv`]; AVX-512 is available.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+pub(super) unsafe fn gemv<F: Codes>(
+    w: WeightRows,
+    n_cols: usize,
+    r0: usize,
+    r1: usize,
+    x: ActRow,
+    out: *mut f32,
+) {
+    let mut scales = [Scales::NONE; ROWS];
+    // SAFETY: rows `r0..r1` in groups, each within the caller's promises.
+    unsafe {
+        let mut r = r0;
+        while r + ROWS <= r1 {
+            rows::<F, ROWS>(w, r, n_cols, x, &mut scales, out.add(r - r0));
+            r += ROWS;
+        }
+        while r < r1 {
+            rows::<F, 1>(w, r, n_cols, x, &mut scales, out.add(r - r0));
+            r += 1;
+        }
+    }
+}
+
+/// `R` neighbouring rows from row `r` on.
+///
+/// # Safety
+/// As [`gemv`], for these rows.
+#[inline(always)]
+unsafe fn rows<F: Codes, const R: usize>(
+    w: WeightRows,
+    r: usize,
+    n_cols: usize,
+    x: ActRow,
+    scales: &mut [Scales; ROWS],
+    out: *mut f32,
+) {
+    // SAFETY: blocks within the rows and their columns within the activations.
+    unsafe {
+        let mut sums = [zero(); R];
+        for piece in (0..n_cols).step_by(PIECE) {
+            let n = PIECE.min(n_cols - piece);
+            let mut shift = 0;
+            for i in 0..R {
+                shift = scales[i].read(w, r + i, piece, n, 0);
+            }
+            let spread = load512(&SPREAD[shift.min(3)]);
+            for b in 0..n / 256 {
+                let at = (piece, b);
+                block::<F, R, true>(w, r, n_cols, x, at, 256, scales, (shift, spread), &mut sums);
+            }
+            if !n.is_multiple_of(256) {
+                let at = (piece, n / 256);
+                block::<F, R, false>(w, r, n_cols, x, at, n % 256, scales, (shift, spread), &mut sums);
+            }
+        }
+        for (i, sum) in sums.into_iter().enumerate() {
+            out.add(i).write(horizontal_sum(sum));
+        }
+    }
+}
+
+/// Block `b` of 256 columns, or its first `n` unless `FULL`, of the piece that begins at column `piece`, of `R` rows.
+///
+/// # Safety
+/// As [`rows`].
+#[allow(clippy::too_many_arguments)]
+#[inline(always)]
+unsafe fn block<F: Codes, const R: usize, const FULL: bool>(
+    w: WeightRows,
+    r: usize,
+    n_cols: usize,
+    x: ActRow,
+    (piece, b): (usize, usize),
+    n: usize,
+    scales: &[Scales; ROWS],
+    (shift, spread): (usize, __m512i),
+    sums: &mut [__m512; R],
+) {
+    let k = piece + b * 256;
+    // SAFETY: the columns are within the rows; activations are padded with zeros to whole registers of codes, their scales
+    // and sums to sixteen.
+    unsafe {
+        let x = x.q8(n_cols);
+        let x_scale = _mm512_castps256_ps512(_mm256_loadu_ps(x.scale.add(k / 32)));
+        let x_factors = _mm512_insertf32x8::<1>(x_scale, _mm256_loadu_ps(x.sum32.add(k / 32)));
+        let mut q = [_mm512_setzero_si512(); 4];
+        for z in 0..4 {
+            if FULL || z * 64 < n {
+                q[z] = _mm512_loadu_si512(x.q.add(k + z * 64).cast());
+            }
+        }
+        for i in 0..R {
+            let p = w.values.add((r + i) * w.row_bytes + k / 32 * F::BYTES_32);
+            for line in 0..F::BITS.div_ceil(2) {
+                // Beyond the last row a prefetch does not fault.
+                _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(R * w.row_bytes + line * 64).cast());
+            }
+            let factors = _mm512_mul_ps(spread_scales(&scales[i], b, shift, spread), x_factors);
+            sums[i] = _mm512_mask_add_ps(sums[i], 0xff00, sums[i], factors);
+            for z in 0..4 {
+                if !FULL && z * 64 >= n {
+                    break;
+                }
+                let p = p.add(z * 2 * F::BYTES_32);
+                let codes = match !FULL && z * 64 + 32 == n {
+                    true => codes64::<F, true>(p),
+                    false => codes64::<F, false>(p),
+                };
+                let products = _mm512_dpbusd_epi32(_mm512_setzero_si512(), codes, q[z]);
+                let scale = _mm512_permutexvar_ps(load512(&GROUP_32[z]), factors);
+                sums[i] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(products), sums[i]);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`super::GemmTile`]; AVX-512 is available.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+pub(super) unsafe fn gemm_tile<F: Codes>(
+    w: WeightRows,
+    n_cols: usize,
+    r0: usize,
+    n_rows: usize,
+    xs: ActRows,
+    scratch: *mut u8,
+    out: *mut f32,
+) {
+    let mut scales = Scales::NONE;
+    // SAFETY: passes over columns that the rows have; the scratch is as large as promised.
+    unsafe {
+        let panel = Panel::new(scratch);
+        let rows = row_addresses(w.values, w.row_bytes, r0, n_rows);
+        let mut k = 0;
+        while k < n_cols {
+            let n = PASS.min(n_cols - k);
+            for c in 0..n / 64 {
+                let at = (k / 32 + 2 * c) * F::BYTES_32;
+                pack_codes::<F, false>(&rows, at, panel.codes.add(c * 1024));
+            }
+            if !n.is_multiple_of(64) {
+                let at = (k + n / 64 * 64) / 32 * F::BYTES_32;
+                pack_codes::<F, true>(&rows, at, panel.codes.add(n / 64 * 1024));
+            }
+            pack_scales(w, r0, n_rows, k, n, &mut scales, panel);
+            multiply::<32>(panel, k, n, n_cols, xs, out);
+            k += n;
+        }
+    }
+}
+
+/// 64 columns of the panel, or 32 (`HALF`): the codes at byte `at` of 16 rows.
+///
+/// # Safety
+/// AVX-512 is available; the codes are readable; the panel has room for 64 columns.
+#[inline(always)]
+unsafe fn pack_codes<F: Codes, const HALF: bool>(rows: &[*const u8; 16], at: usize, codes: *mut u8) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut registers = [_mm512_setzero_si512(); 16];
+        for r in 0..16 {
+            registers[r] = codes64::<F, HALF>(rows[r].add(at));
+        }
+        let columns = transpose(registers);
+        for i in 0..16 {
+            _mm512_store_si512(codes.add(i * 64).cast(), columns[i]);
+        }
+    }
+}
+
+/// Scales and offsets of columns `k..k + n` of 16 rows into the panel, for each 32 columns.
+///
+/// # Safety
+/// AVX-512 is available; the rows have the columns; the panel has room.
+#[inline(always)]
+unsafe fn pack_scales(
+    w: WeightRows,
+    r0: usize,
+    n_rows: usize,
+    k: usize,
+    n: usize,
+    scales: &mut Scales,
+    panel: Panel,
+) {
+    const { assert!(PASS <= PIECE && PASS / 256 * 64 * 16 <= Panel::STAGE) };
+    let n_blocks = n.div_ceil(256);
+    // SAFETY: the caller's promise; the stage has room by the assertion.
+    unsafe {
+        for r in 0..16 {
+            let shift = scales.read(w, r0 + r.min(n_rows - 1), k, n, 0);
+            let spread = load512(&SPREAD[shift.min(3)]);
+            for b in 0..n_blocks {
+                let both = spread_scales(scales, b, shift, spread);
+                _mm512_store_ps(panel.stage.add((r * n_blocks + b) * 64).cast(), both);
+            }
+        }
+        for b in 0..n_blocks {
+            let columns = transpose(load_rows(panel.stage.add(b * 64), n_blocks * 64));
+            for g in 0..(n / 32 - b * 8).min(8) {
+                let at = (b * 8 + g) * TILE_ROWS;
+                _mm512_store_ps(panel.scale.add(at), _mm512_castsi512_ps(columns[g]));
+                _mm512_store_ps(panel.offset.add(at), _mm512_castsi512_ps(columns[8 + g]));
+            }
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Every type that has no kernel of its own: decoded by its codec, multiplied with activations in f32.
+//!
+//! What runs here are GGUF's types of 1 to 3 bits, whose values are points of a lattice and no affine map of a code, rows
+//! of 16-bit integers, and rows of bytes whose length is no multiple of 32. It is there so that every file runs; it is an
+//! order of magnitude slower than the kernels beside it, on every instruction set the same.
+//!
+//! Order of accumulation: [`PART`] columns at a time as in `float`, the parts in order. `gemm_tile` gives the same bits.
+
+use super::activation::{ActRow, ActRows, ActivationKind};
+use super::float::dot;
+use super::{LinearKernel, TILE_ROWS, WeightRows};
+
+/// Columns that are decoded at a time: whole blocks of every type.
+const PART: usize = 512;
+
+/// # Safety
+/// As [`super::Gemv`].
+unsafe fn gemv(w: WeightRows, n_cols: usize, r0: usize, r1: usize, x: ActRow, out: *mut f32) {
+    let mut values = [0f32; PART];
+    // SAFETY: the rows and the activations are as long as the caller promised.
+    unsafe {
+        let x = std::slice::from_raw_parts(x.0.cast::<f32>(), n_cols);
+        for r in r0..r1 {
+            let mut sum = 0.0;
+            for (part, x) in x.chunks(PART).enumerate() {
+                let (first, values) = (part * PART, &mut values[..x.len()]);
+                w.decode(r, first..first + x.len(), values);
+                sum += dot(values.iter().copied(), x);
+            }
+            out.add(r - r0).write(sum);
+        }
+    }
+}
+
+/// # Safety
+/// As [`super::GemmTile`].
+unsafe fn gemm_tile(
+    w: WeightRows,
+    n_cols: usize,
+    r0: usize,
+    n_rows: usize,
+    xs: ActRows,
+    _scratch: *mut u8,
+    out: *mut f32,
+) {
+    let mut values = [0f32; PART];
+    // SAFETY: as in `gemv`.
+    unsafe {
+        for r in 0..n_rows {
+            for first in (0..n_cols).step_by(PART) {
+                let n = PART.min(n_cols - first);
+                let values = &mut values[..n];
+                w.decode(r0 + r, first..first + n, values);
+                for i in 0..xs.n {
+                    let x = std::slice::from_raw_parts(xs.row(i).0.cast::<f32>().add(first), n);
+                    let sum = dot(values.iter().copied(), x);
+                    let out = out.add(i * TILE_ROWS + r);
+                    out.write(if first == 0 { sum } else { out.read() + sum });
+                }
+            }
+        }
+    }
+}
+
+/// The kernel of all these types.
+pub(super) fn kernel() -> LinearKernel {
+    LinearKernel {
+        name: "linear_decoded",
+        activation: ActivationKind::F32,
+        gemv,
+        gemm_tile,
+        gemm_scratch_bytes: |_| 0,
+        gemm_min_rows: 2,
+    }
+}
