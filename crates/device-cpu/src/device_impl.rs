@@ -2,10 +2,10 @@
 
 use crate::isa::Isa;
 use crate::kernels::linear::has_kernel;
-use crate::layout::Layout;
-use crate::lower::{Lowered, lower};
+use crate::layout::{Layout, Shared};
+use crate::lower::{self, lower};
 use crate::pool::Pool;
-use crate::program::CpuProgram;
+use crate::program::{CpuProgram, Part};
 use crate::{NAME, cpu, peaks, profile};
 use device::{Device, Error, KvType, Limits, Memory, MemoryPlan, Op, Peaks, Plan, Program, Result, Rule};
 use std::sync::Arc;
@@ -17,6 +17,12 @@ pub struct Options {
     pub threads: Option<usize>,
     /// Instruction set; `None`: the best there is.
     pub isa: Option<Isa>,
+}
+
+/// A plan's units and their sizes.
+struct Lowered {
+    units: Vec<lower::Lowered>,
+    layout: Layout,
 }
 
 /// Most worker threads.
@@ -61,9 +67,14 @@ impl CpuDevice {
         self.isa
     }
 
-    fn layout(&self, plan: &Plan, limits: &Limits) -> Result<(Vec<Lowered>, Layout)> {
-        plan.check()?;
-        limits.check(self, plan)?;
+    fn layouts(&self, plans: &[Plan], limits: &Limits) -> Result<(Vec<Lowered>, Shared)> {
+        limits.check(self, plans)?;
+        let lowered = plans.iter().map(|plan| self.lower(plan, limits)).collect::<Result<Vec<_>>>()?;
+        let layouts: Vec<Layout> = lowered.iter().map(|plan| plan.layout.clone()).collect();
+        Ok((lowered, Shared::new(&layouts, limits, self.pool.n_workers())))
+    }
+
+    fn lower(&self, plan: &Plan, limits: &Limits) -> Result<Lowered> {
         let matrices = plan.primitives().filter_map(|op| match op {
             Op::Linear { weight, .. } | Op::ExpertLinear { weight, .. } => Some(plan.weight(*weight)),
             _ => None,
@@ -75,9 +86,9 @@ impl CpuDevice {
                 hint: "convert the model to a type that it multiplies with".to_owned(),
             });
         }
-        let lowered = lower(plan);
-        let layout = Layout::new(plan, &lowered, limits, self.isa, self.pool.n_workers());
-        Ok((lowered, layout))
+        let units = lower(plan);
+        let layout = Layout::new(plan, &units, limits, self.isa, self.pool.n_workers());
+        Ok(Lowered { units, layout })
     }
 }
 
@@ -106,13 +117,18 @@ impl Device for CpuDevice {
         profile::KV_TYPES
     }
 
-    fn memory_plan(&self, plan: &Plan, limits: &Limits) -> Result<MemoryPlan> {
-        Ok(self.layout(plan, limits)?.1.memory_plan(plan, limits))
+    fn memory_plan(&self, plans: &[Plan], limits: &Limits) -> Result<MemoryPlan> {
+        Ok(self.layouts(plans, limits)?.1.memory_plan(plans, limits))
     }
 
-    fn compile(&self, plan: &Plan, limits: &Limits) -> Result<Box<dyn Program>> {
-        let (lowered, layout) = self.layout(plan, limits)?;
-        Ok(Box::new(CpuProgram::new(plan, &lowered, &layout, limits, self.isa, self.pool.clone())?))
+    fn compile(&self, plans: &[Plan], limits: &Limits) -> Result<Box<dyn Program>> {
+        let (lowered, shared) = self.layouts(plans, limits)?;
+        let parts: Vec<Part> = plans
+            .iter()
+            .zip(&lowered)
+            .map(|(plan, lowered)| Part { plan, units: &lowered.units, layout: &lowered.layout })
+            .collect();
+        Ok(Box::new(CpuProgram::new(&parts, &shared, limits, self.isa, self.pool.clone())?))
     }
 
     fn peaks(&self) -> Peaks {

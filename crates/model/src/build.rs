@@ -71,7 +71,7 @@ pub(crate) fn build_to(
     // What looks both ways looks at the rows of its step, and keeps nothing.
     let kv = KvLayout::new(if spec.family.bidirectional { Vec::new() } else { kv });
     let Builder { values, weights, nodes, .. } = builder;
-    let plan = Plan { values, weights, nodes, kv, logits, argmax, output };
+    let plan = Plan { values, weights, nodes, kv, logits, argmax, output, kept: Vec::new() };
     plan.check()?;
     Ok(plan)
 }
@@ -86,7 +86,7 @@ fn kv_layers(spec: &ModelSpec) -> (Vec<KvLayer>, Vec<KvLayerId>) {
             None => {
                 ids.push(KvLayerId(kv.len() as u32));
                 let LayerSpec { n_kv_heads, head_dim, window, .. } = *layer;
-                kv.push(KvLayer { n_kv_heads, head_dim, window });
+                kv.push(KvLayer { n_kv_heads, head_dim, window, memory: None });
             }
         }
     }
