@@ -11,7 +11,7 @@
 //!
 //! One entry in `families.rs`. If its tensors or keys are called differently, a row in `names.rs`. If it does something
 //! that no field describes, a field in `descriptor.rs` with its neutral value in [`ArchDescriptor::DENSE`], and the Ops
-//! for it in `build.rs`.
+//! for it in `build/`.
 #![deny(missing_docs)]
 
 mod build;
@@ -24,11 +24,12 @@ mod keys;
 pub mod names;
 mod rope;
 mod spec;
+mod speech;
 mod tensors;
 
 pub use descriptor::{
-    ArchDescriptor, AttentionScale, EmbeddingScale, ExpertPlace, NormKind, NormPlaces, PerNaming, QkNorm,
-    WindowPattern,
+    ArchDescriptor, AttentionScale, Convolution, EmbeddingScale, ExpertPlace, NormKind, NormPlaces,
+    PerNaming, QkNorm, WindowPattern,
 };
 pub use embedding::EmbeddingSpec;
 pub use error::{Error, Result};
@@ -36,3 +37,4 @@ pub use families::FAMILIES;
 pub use names::{Key, TensorRole};
 pub use rope::{RopeScaling, RopeSpec};
 pub use spec::{ExpertSpec, LayerSpec, ModelSpec};
+pub use speech::{SpeechPlans, SpeechSpec, SpeechTokens};
