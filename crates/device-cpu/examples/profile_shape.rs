@@ -89,7 +89,8 @@ fn plan(s: &Shape) -> Plan {
     for index in 0..s.n_layers {
         b.layer(Some(index));
         let window = s.window.filter(|_| index % 6 != 5);
-        let layer = b.kv_layer(KvLayer { n_kv_heads: s.n_kv_heads, head_dim: s.head_dim, window });
+        let layer =
+            b.kv_layer(KvLayer { n_kv_heads: s.n_kv_heads, head_dim: s.head_dim, window, memory: None });
         let norm = b.rms_norm(x, s.hidden);
         let mut q = b.linear(norm, s.n_heads * s.head_dim, s.block, false);
         let mut k = b.linear(norm, s.n_kv_heads * s.head_dim, s.block, false);
@@ -120,7 +121,7 @@ fn plan(s: &Shape) -> Plan {
 
 /// Milliseconds of each kind of command, the largest first.
 fn print(program: &dyn Program, n_rows: usize, timings: &[Timing], n_steps: usize) {
-    let infos = program.commands(n_rows);
+    let infos = program.commands(0, n_rows);
     let mut kinds: BTreeMap<&str, (f64, usize, u64, f64)> = BTreeMap::new();
     for t in timings {
         let info = &infos[t.command];
@@ -160,10 +161,10 @@ fn main() {
         kv_type: KvType::F16,
         numerics: Numerics::Fast,
     };
-    for item in device.memory_plan(&plan, &limits).expect("a memory plan").items {
+    for item in device.memory_plan(std::slice::from_ref(&plan), &limits).expect("a memory plan").items {
         println!("  {:10.3} MB {:?} {}", item.bytes as f64 / 1e6, item.residence, item.what);
     }
-    let mut program = device.compile(&plan, &limits).expect("a program");
+    let mut program = device.compile(std::slice::from_ref(&plan), &limits).expect("a program");
     for round in 0..3 {
         let mut sequences = Sequences::new(1, &plan.kv, &limits, 1000);
         let mut timings = Vec::new();

@@ -64,6 +64,8 @@ impl Command {
 pub struct StepState<'a> {
     /// `(n_rows)`
     pub tokens: &'a [u32],
+    /// What the caller gives for the plan's Input.
+    pub input: &'a [f32],
     /// In row order.
     pub spans: &'a [Span],
     /// `(n_rows)` the position of each row in its sequence.
@@ -86,10 +88,7 @@ impl<'a> StepState<'a> {
     /// How many rows a value has.
     #[inline(always)]
     pub fn n_rows(&self, rows: Rows) -> usize {
-        match rows {
-            Rows::Tokens => self.tokens.len(),
-            Rows::Outputs => self.outputs.len(),
-        }
+        rows.count(self.tokens.len(), self.outputs.len())
     }
 
     /// The page table of a slot for a group.
@@ -186,6 +185,7 @@ mod tests {
     fn empty_step() -> StepState<'static> {
         StepState {
             tokens: &[],
+            input: &[],
             spans: &[],
             positions: &[],
             slots: &[],

@@ -8,9 +8,9 @@ use crate::kernels::linear::{ActivationKind, LinearKernel, WeightRows, linear_ke
 use crate::kernels::projection::{Epilogue, Matrix};
 use crate::kernels::rope::Turn;
 use crate::kernels::{
-    activate, activation_rows, add, argmax, attention, columns, elementwise, embed, embed_positions,
-    expert_groups, expert_linear, expert_sum, gate, kv_write, layer_norm, pool, projection, qk_rope_kv,
-    rms_norm, rope, route, scale, select_rows, self_attention, softcap,
+    activate, activation_rows, add, argmax, attention, columns, cross_attention, cross_scores, elementwise,
+    embed, embed_positions, expert_groups, expert_linear, expert_sum, gate, input, kv_write, layer_norm,
+    pool, projection, qk_rope_kv, rms_norm, rope, route, scale, select_rows, self_attention, softcap, unfold,
 };
 use crate::layout::{ExpertSizes, Layout, ProjectionSizes};
 use crate::lower::{HeadChain, Lowered, Norm, Projection, RopeKey, RopeOf, Tail, Unit};
@@ -19,7 +19,8 @@ use device::{CommandInfo, KvLayerId, Limits, Numerics, Op, Plan, ValueId, Weight
 use std::ptr::{null, null_mut};
 use std::sync::atomic::AtomicUsize;
 
-/// Where the buffers of a [`Layout`] lie.
+/// Where the buffers of a program lie.
+#[derive(Clone)]
 pub struct Addresses {
     /// Activations.
     pub arena: *mut u8,
@@ -37,7 +38,7 @@ pub struct Addresses {
     pub found: *mut argmax::Found,
     /// Rows and experts in the order of the experts.
     pub groups: expert_groups::Groups,
-    /// The matrices of all experts, in the layout's order.
+    /// The matrices of all experts of the plan, in the layout's order.
     pub experts: *const WeightRows,
     /// By KV group.
     pub pools: Vec<*mut u8>,
@@ -168,6 +169,11 @@ impl Compiler<'_> {
         WeightRows::new(weight.block, weight.n_cols(), &weight.data, weight.planes.as_slices())
     }
 
+    /// How many rows a value has in such steps: several, if it has several for each token.
+    fn rows_of(&self, id: ValueId, rows: RowsOfStep) -> RowsOfStep {
+        if self.plan.value(id).rows.count(1, 1) == 1 { rows } else { RowsOfStep::Many }
+    }
+
     fn weight_or_null(&self, id: Option<WeightId>) -> *const f32 {
         id.map_or(null(), |id| self.weight_f32(id))
     }
@@ -185,6 +191,19 @@ impl Compiler<'_> {
             head_dim: kv.layer(layer).head_dim,
             page_len: limits.page_len,
             kind: limits.kv_type,
+        }
+    }
+
+    /// The shape of query heads over a memory.
+    fn memory_shape(&self, layer: KvLayerId, n_heads: usize, scale: f32) -> Shape {
+        let pages = self.pages(layer);
+        Shape {
+            pages,
+            n_group: n_heads / pages.n_kv_heads,
+            scale,
+            softcap: 0.0,
+            window: usize::MAX,
+            cols: n_heads * pages.head_dim,
         }
     }
 
@@ -230,6 +249,7 @@ impl Compiler<'_> {
     }
 
     fn projection(&self, table: &mut Table, node: usize, p: &Projection, rows: RowsOfStep) {
+        let rows = self.rows_of(p.x, rows);
         let sizes = ProjectionSizes::new(self.plan, p, self.limits, self.layout.n_workers);
         let (reads_f32, reads_q8) = sizes.reads;
         let norm = p.norm.unwrap_or(Norm { weight: None, eps: 0.0 });
@@ -306,6 +326,7 @@ impl Compiler<'_> {
     }
 
     fn experts(&self, table: &mut Table, node: usize, op: Experts, rows: RowsOfStep, ordered: &mut Ordered) {
+        let rows = self.rows_of(op.x, rows);
         let (weight, k) = (self.plan.weight(op.weight), self.plan.value(op.ids).cols);
         let sizes = ExpertSizes::new(self.plan, op.x, op.ids, op.weight, self.limits, self.layout.n_workers);
         let kernel = linear_kernel(weight.block, sizes.n_in, self.isa);
@@ -570,6 +591,54 @@ impl Compiler<'_> {
                 let cols = self.plan.value(*x).cols;
                 let params = pool::Params { x: self.value(*x), kind: *kind, cols, out: self.value(*out) };
                 (Command::new(pool::pool(isa), params), "pool")
+            }
+            Op::Input { out } => {
+                let (out, value) = (self.value(*out), self.plan.value(*out));
+                (
+                    Command::new(input::input, input::Params { out, cols: value.cols, rows: value.rows }),
+                    "input",
+                )
+            }
+            Op::Unfold { x, size, stride, out } => {
+                let params = unfold::Params {
+                    x: self.value(*x),
+                    out: self.value(*out),
+                    cols: self.plan.value(*x).cols,
+                    size: *size,
+                    stride: *stride,
+                    rows: self.plan.value(*out).rows,
+                };
+                (Command::new(unfold::unfold, params), "unfold")
+            }
+            Op::CrossAttention { q, layer, n_heads, scale, out } => {
+                let params = cross_attention::Params {
+                    q: self.value(*q),
+                    out: self.value(*out),
+                    shape: self.memory_shape(*layer, *n_heads, *scale),
+                    memory: self.plan.kv.layer(*layer).memory.unwrap_or(0),
+                };
+                let kernel = cross_attention::cross_attention(isa, self.limits.kv_type);
+                (Command::new(kernel, params), "cross_attention")
+            }
+            Op::CrossScores { q, layer, n_heads, heads, scale, out } => {
+                let memory = self.plan.kv.layer(*layer).memory.unwrap_or(0);
+                let kernel = cross_scores::cross_scores(isa, self.limits.kv_type);
+                for (index, head) in heads.iter().enumerate() {
+                    let params = cross_scores::Params {
+                        q: self.value(*q),
+                        out: self.value(*out),
+                        out_cols: heads.len() * memory,
+                        first: index * memory,
+                        head: *head,
+                        shape: self.memory_shape(*layer, *n_heads, *scale),
+                        memory,
+                    };
+                    let mut command = Command::new(kernel, params);
+                    // Heads do not depend on each other.
+                    command.sync = index + 1 == heads.len();
+                    self.push(table, node, command, "cross_scores".into(), 0);
+                }
+                return;
             }
             // Lowering makes projections of Linears and takes fused Ops apart; experts were compiled before.
             Op::Linear { .. } | Op::ExpertLinear { .. } | Op::Fused { .. } => return,

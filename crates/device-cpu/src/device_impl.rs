@@ -1,10 +1,10 @@
 //! [`CpuDevice`]: the CPU as a [`Device`].
 
 use crate::isa::Isa;
-use crate::layout::Layout;
-use crate::lower::{Lowered, lower};
+use crate::layout::{Layout, Shared};
+use crate::lower::{self, lower};
 use crate::pool::Pool;
-use crate::program::CpuProgram;
+use crate::program::{CpuProgram, Part};
 use crate::{NAME, cpu, peaks, profile};
 use device::{Device, Error, KvType, Limits, Memory, MemoryPlan, Peaks, Plan, Program, Result, Rule};
 use std::sync::Arc;
@@ -16,6 +16,12 @@ pub struct Options {
     pub threads: Option<usize>,
     /// Instruction set; `None`: the best there is.
     pub isa: Option<Isa>,
+}
+
+/// A plan's units and their sizes.
+struct Lowered {
+    units: Vec<lower::Lowered>,
+    layout: Layout,
 }
 
 /// Most worker threads.
@@ -60,12 +66,17 @@ impl CpuDevice {
         self.isa
     }
 
-    fn layout(&self, plan: &Plan, limits: &Limits) -> Result<(Vec<Lowered>, Layout)> {
-        plan.check()?;
-        limits.check(self, plan)?;
-        let lowered = lower(plan);
-        let layout = Layout::new(plan, &lowered, limits, self.isa, self.pool.n_workers());
-        Ok((lowered, layout))
+    fn layouts(&self, plans: &[Plan], limits: &Limits) -> Result<(Vec<Lowered>, Shared)> {
+        limits.check(self, plans)?;
+        let lowered = plans.iter().map(|plan| self.lower(plan, limits)).collect::<Result<Vec<_>>>()?;
+        let layouts: Vec<Layout> = lowered.iter().map(|plan| plan.layout.clone()).collect();
+        Ok((lowered, Shared::new(&layouts, limits, self.pool.n_workers())))
+    }
+
+    fn lower(&self, plan: &Plan, limits: &Limits) -> Result<Lowered> {
+        let units = lower(plan);
+        let layout = Layout::new(plan, &units, limits, self.isa, self.pool.n_workers());
+        Ok(Lowered { units, layout })
     }
 }
 
@@ -94,13 +105,18 @@ impl Device for CpuDevice {
         profile::KV_TYPES
     }
 
-    fn memory_plan(&self, plan: &Plan, limits: &Limits) -> Result<MemoryPlan> {
-        Ok(self.layout(plan, limits)?.1.memory_plan(plan, limits))
+    fn memory_plan(&self, plans: &[Plan], limits: &Limits) -> Result<MemoryPlan> {
+        Ok(self.layouts(plans, limits)?.1.memory_plan(plans, limits))
     }
 
-    fn compile(&self, plan: &Plan, limits: &Limits) -> Result<Box<dyn Program>> {
-        let (lowered, layout) = self.layout(plan, limits)?;
-        Ok(Box::new(CpuProgram::new(plan, &lowered, &layout, limits, self.isa, self.pool.clone())?))
+    fn compile(&self, plans: &[Plan], limits: &Limits) -> Result<Box<dyn Program>> {
+        let (lowered, shared) = self.layouts(plans, limits)?;
+        let parts: Vec<Part> = plans
+            .iter()
+            .zip(&lowered)
+            .map(|(plan, lowered)| Part { plan, units: &lowered.units, layout: &lowered.layout })
+            .collect();
+        Ok(Box::new(CpuProgram::new(&parts, &shared, limits, self.isa, self.pool.clone())?))
     }
 
     fn peaks(&self) -> Peaks {

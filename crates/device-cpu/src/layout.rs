@@ -1,17 +1,18 @@
 //! The sizes of everything that a program takes, computed once: the memory plan prints them, compiling allocates them.
+//! Each plan has its own [`Layout`]; what is allocated is [`Shared`], the most that any of them needs.
 
 use crate::isa::Isa;
 use crate::kernels::linear::{ActivationKind, WeightRows, linear_kernel, q8_row_bytes};
 use crate::kernels::{
-    activation_rows, argmax, attention, attention_tile, expert_groups, expert_linear, projection, qk_rope_kv,
-    round_up, self_attention,
+    activation_rows, argmax, attention, attention_tile, cross_attention, cross_scores, expert_groups,
+    expert_linear, projection, qk_rope_kv, round_up, self_attention,
 };
 use crate::lower::{Lowered, Projection, RopeKey, Tail, Unit, rope_tables};
 use device::arena::{self, Arena};
 use device::{Item, Limits, MemoryPlan, Op, Plan, Residence, Rows, Value, ValueId, WeightId};
 use std::collections::HashSet;
 
-/// Bytes of every buffer of a program.
+/// Bytes of every buffer that a plan needs.
 #[derive(Clone, Debug)]
 pub struct Layout {
     /// Where values live.
@@ -34,18 +35,102 @@ pub struct Layout {
     pub grouped: (usize, usize),
     /// The stacks of experts, and how many each has.
     pub experts: Vec<(WeightId, usize)>,
+    /// Workers.
+    pub n_workers: usize,
+}
+
+/// Bytes of every buffer of a program: the most that any of its plans needs.
+#[derive(Clone, Debug)]
+pub struct Shared {
+    /// Activations, logits included.
+    pub arena_bytes: usize,
+    /// Of these, what is logits.
+    pub logits_bytes: usize,
+    /// As [`Layout::f32_rows_bytes`].
+    pub f32_rows_bytes: usize,
+    /// As [`Layout::q8_rows_bytes`].
+    pub q8_rows_bytes: usize,
+    /// Of each table of Rope; every step fills its plan's anew.
+    pub rope_bytes: Vec<usize>,
+    /// Each worker's scratch.
+    pub scratch_bytes: usize,
+    /// As [`Layout::partial_bytes`].
+    pub partial_bytes: usize,
+    /// As [`Layout::found_bytes`].
+    pub found_bytes: usize,
+    /// As [`Layout::grouped`].
+    pub grouped: (usize, usize),
+    /// Experts of all plans.
+    pub n_experts: usize,
     /// Positions and slots of the rows.
     pub row_bytes: usize,
     /// Workers.
     pub n_workers: usize,
 }
 
+impl Shared {
+    /// Of the plans' layouts.
+    pub fn new(layouts: &[Layout], limits: &Limits, n_workers: usize) -> Shared {
+        let most = |of: fn(&Layout) -> usize| layouts.iter().map(of).max().unwrap_or(0);
+        let tables = |index: usize| {
+            layouts
+                .iter()
+                .filter_map(|l| l.rope_tables.get(index).map(|(_, bytes)| *bytes))
+                .max()
+                .unwrap_or(0)
+        };
+        Shared {
+            arena_bytes: most(|l| l.arena.total),
+            logits_bytes: most(|l| l.logits_bytes),
+            f32_rows_bytes: most(|l| l.f32_rows_bytes),
+            q8_rows_bytes: most(|l| l.q8_rows_bytes),
+            rope_bytes: (0..most(|l| l.rope_tables.len())).map(tables).collect(),
+            scratch_bytes: most(|l| l.scratch_bytes),
+            partial_bytes: most(|l| l.partial_bytes),
+            found_bytes: most(|l| l.found_bytes),
+            grouped: (most(|l| l.grouped.0), most(|l| l.grouped.1)),
+            n_experts: layouts.iter().map(Layout::n_experts).sum(),
+            row_bytes: 2 * round_up(limits.max_rows * 4),
+            n_workers,
+        }
+    }
+
+    /// Bytes of all workers' scratch.
+    pub fn all_scratch_bytes(&self) -> usize {
+        self.scratch_bytes * self.n_workers
+    }
+
+    /// Bytes of what orders rows by expert, and of the addresses of all experts.
+    pub fn expert_bytes(&self) -> (usize, usize) {
+        let (pairs, experts) = self.grouped;
+        (expert_groups::group_bytes(pairs, experts), self.n_experts * size_of::<WeightRows>())
+    }
+
+    /// The memory plan: weights and KV pages, which every device has, and these buffers.
+    pub fn memory_plan(&self, plans: &[Plan], limits: &Limits) -> MemoryPlan {
+        let mut memory = MemoryPlan::of_weights_and_kv(plans, limits);
+        for (what, bytes) in [
+            ("activations", self.arena_bytes - self.logits_bytes + self.row_bytes),
+            ("logits", self.logits_bytes + self.found_bytes),
+            ("quantised activations", self.q8_rows_bytes),
+            ("normalised activations", self.f32_rows_bytes),
+            ("rope tables", self.rope_bytes.iter().sum()),
+            ("attention partials", self.partial_bytes),
+            ("expert tables", self.expert_bytes().0 + self.expert_bytes().1),
+            ("scratch of the workers", self.all_scratch_bytes()),
+        ] {
+            if bytes > 0 {
+                let (what, bytes) = (what.to_owned(), bytes as u64);
+                memory.items.push(Item { what, bytes, residence: Residence::Committed });
+            }
+        }
+        memory
+    }
+}
+
 /// How many rows a value can have.
 pub fn max_rows(limits: &Limits, rows: Rows) -> usize {
-    match rows {
-        Rows::Tokens => limits.max_rows,
-        Rows::Outputs => limits.max_outputs,
-    }
+    rows.count(limits.max_rows, limits.max_outputs)
 }
 
 /// What a projection's schedules are compiled for.
@@ -147,7 +232,6 @@ impl Layout {
             found_bytes: round_up(limits.max_outputs * n_workers * size_of::<argmax::Found>()),
             grouped: (0, 0),
             experts: Vec::new(),
-            row_bytes: 2 * round_up(limits.max_rows * 4),
             n_workers,
         };
         let table = |key: RopeKey| (key, round_up(limits.max_rows * key.n_dims * 4));
@@ -204,55 +288,28 @@ impl Layout {
                 self.partial_bytes = self.partial_bytes.max(partials);
                 attention::scratch_bytes(n_group, layer.head_dim)
             }
-            Unit::Primitive(Op::SelfAttention { q, n_heads, .. }) => self_attention::scratch_bytes(
-                plan.value(*q).cols / n_heads,
-                limits.max_rows.min(limits.n_ctx),
-            ),
+            Unit::Primitive(Op::SelfAttention { q, n_heads, .. }) => {
+                self_attention::scratch_bytes(plan.value(*q).cols / n_heads)
+            }
+            Unit::Primitive(Op::CrossAttention { layer, n_heads, .. }) => {
+                let layer = plan.kv.layer(*layer);
+                cross_attention::scratch_bytes(n_heads / layer.n_kv_heads, layer.head_dim)
+            }
+            Unit::Primitive(Op::CrossScores { layer, .. }) => {
+                cross_scores::scratch_bytes(plan.kv.layer(*layer).head_dim)
+            }
             _ => 0,
         };
         self.scratch_bytes = self.scratch_bytes.max(round_up(scratch));
     }
 
-    /// Bytes of all workers' scratch.
-    pub fn all_scratch_bytes(&self) -> usize {
-        self.scratch_bytes * self.n_workers
-    }
-
-    /// Bytes of what orders rows by expert, and of the addresses of all experts.
-    pub fn expert_bytes(&self) -> (usize, usize) {
-        let (pairs, experts) = self.grouped;
-        let matrices: usize = self.experts.iter().map(|(_, n)| n).sum();
-        (expert_groups::group_bytes(pairs, experts), matrices * size_of::<WeightRows>())
+    /// Experts of all stacks.
+    pub fn n_experts(&self) -> usize {
+        self.experts.iter().map(|(_, n)| n).sum()
     }
 
     /// Where the addresses of a stack begin among those of all.
     pub fn experts_offset(&self, weight: WeightId) -> usize {
         self.experts.iter().take_while(|(id, _)| *id != weight).map(|(_, n)| n).sum()
-    }
-
-    /// Bytes of all Rope tables.
-    pub fn rope_bytes(&self) -> usize {
-        self.rope_tables.iter().map(|(_, bytes)| bytes).sum()
-    }
-
-    /// The memory plan: weights and KV pages, which every device has, and this layout.
-    pub fn memory_plan(&self, plan: &Plan, limits: &Limits) -> MemoryPlan {
-        let mut memory = MemoryPlan::of_weights_and_kv(plan, limits);
-        for (what, bytes) in [
-            ("activations", self.arena.total - self.logits_bytes + self.row_bytes),
-            ("logits", self.logits_bytes + self.found_bytes),
-            ("quantised activations", self.q8_rows_bytes),
-            ("normalised activations", self.f32_rows_bytes),
-            ("rope tables", self.rope_bytes()),
-            ("attention partials", self.partial_bytes),
-            ("expert tables", self.expert_bytes().0 + self.expert_bytes().1),
-            ("scratch of the workers", self.all_scratch_bytes()),
-        ] {
-            if bytes > 0 {
-                let (what, bytes) = (what.to_owned(), bytes as u64);
-                memory.items.push(Item { what, bytes, residence: Residence::Committed });
-            }
-        }
-        memory
     }
 }

@@ -1,4 +1,4 @@
-//! A compiled plan: its memory, its two tables, and the replay.
+//! Compiled plans: the memory that they share, two tables each, and the replay.
 
 use crate::NAME;
 use crate::command::{StepState, Worker};
@@ -7,23 +7,36 @@ use crate::isa::Isa;
 use crate::kernels::attention;
 use crate::kernels::expert_groups::Groups;
 use crate::kernels::linear::WeightRows;
-use crate::layout::{Layout, max_rows};
+use crate::layout::{Layout, Shared};
 use crate::lower::Lowered;
 use crate::memory::{Buffer, PagePool};
 use crate::pool::{Barrier, Panicked, Pool};
 use device::{
-    CommandInfo, Error, KvLayout, Limits, Op, Plan, Program, Result, Rows, Step, Timing, Want, Weight,
+    CommandInfo, Error, GroupUse, Limits, Needs, Plan, Program, Result, Rows, Span, Step, Timing, ValueId,
+    Want, Weight,
 };
 use formats::Bytes;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-/// A plan made ready to run.
+/// A plan that was lowered.
+#[derive(Clone, Copy)]
+pub struct Part<'a> {
+    /// The plan.
+    pub plan: &'a Plan,
+    /// Its units.
+    pub units: &'a [Lowered],
+    /// Their sizes.
+    pub layout: &'a Layout,
+}
+
+/// Plans made ready to run.
 pub struct CpuProgram {
     pool: Arc<Pool>,
-    one: Table,
-    many: Table,
+    plans: Vec<Compiled>,
+    /// By plan.
+    needs: Vec<Needs>,
     /// `(commands, workers)` units handed out in this step.
     taken: Box<[AtomicUsize]>,
     /// Partials finished of split attention.
@@ -35,33 +48,47 @@ pub struct CpuProgram {
     positions: Vec<u32>,
     slots: Vec<u32>,
     pages: Vec<PagePool>,
-    logits: Output,
-    argmax: Output,
-    kv: KvLayout,
     limits: Limits,
-    /// Rows of the smallest embedding table: token ids are below it.
-    n_vocab: usize,
+    /// Plan, rows and outputs of the last step.
+    current: usize,
+    n_rows: usize,
     n_outputs: usize,
     /// What the tables point to, kept alive.
     _buffers: Vec<Buffer>,
     _weights: Vec<Bytes>,
 }
 
+/// One of a program's plans.
+struct Compiled {
+    one: Table,
+    many: Table,
+    logits: Output,
+    argmax: Output,
+    kept: Vec<Output>,
+}
+
+impl Compiled {
+    fn table(&self, n_rows: usize) -> &Table {
+        if n_rows == 1 { &self.one } else { &self.many }
+    }
+}
+
 /// A value that the caller reads.
+#[derive(Clone, Copy)]
 struct Output {
     offset: usize,
+    rows: Rows,
     cols: usize,
 }
 
 impl CpuProgram {
-    /// Take the memory and write the tables.
+    /// Take the memory and write the tables. There is one part at least, and all have the same KV layout.
     ///
     /// # Errors
     /// Memory was refused.
     pub fn new(
-        plan: &Plan,
-        lowered: &[Lowered],
-        layout: &Layout,
+        parts: &[Part<'_>],
+        shared: &Shared,
         limits: &Limits,
         isa: Isa,
         pool: Arc<Pool>,
@@ -73,82 +100,80 @@ impl CpuProgram {
             buffers.push(buffer);
             Ok(start)
         };
-        let arena = Buffer::zeroed("activations", layout.arena.total)?;
-        let scratch = Buffer::zeroed("scratch of the workers", layout.all_scratch_bytes())?;
-        let pages = (0..plan.kv.groups.len())
-            .map(|g| {
-                PagePool::reserve(limits.n_pages[g], plan.kv.page_bytes(g, limits.kv_type, limits.page_len))
-            })
+        let arena = Buffer::zeroed("activations", shared.arena_bytes)?;
+        let scratch = Buffer::zeroed("scratch of the workers", shared.all_scratch_bytes())?;
+        let kv = parts.first().map(|part| part.plan.kv.clone()).unwrap_or_default();
+        let pages = (0..kv.groups.len())
+            .map(|g| PagePool::reserve(limits.n_pages[g], kv.page_bytes(g, limits.kv_type, limits.page_len)))
             .collect::<Result<Vec<_>>>()?;
         let counters = |n: usize| (0..n).map(|_| AtomicUsize::new(0)).collect::<Box<[AtomicUsize]>>();
-        let arrived = counters(attention::max_split(layout.n_workers));
+        let arrived = counters(attention::max_split(shared.n_workers));
         let addresses = Addresses {
             arena: arena.start(),
-            f32_rows: take("normalised activations", layout.f32_rows_bytes)?.cast(),
-            q8_rows: take("quantised activations", layout.q8_rows_bytes)?,
-            rope_tables: layout
-                .rope_tables
+            f32_rows: take("normalised activations", shared.f32_rows_bytes)?.cast(),
+            q8_rows: take("quantised activations", shared.q8_rows_bytes)?,
+            rope_tables: shared
+                .rope_bytes
                 .iter()
-                .map(|(_, bytes)| Ok(take("rope tables", *bytes)?.cast()))
+                .map(|bytes| Ok(take("rope tables", *bytes)?.cast()))
                 .collect::<Result<Vec<_>>>()?,
-            partials: take("attention partials", layout.partial_bytes)?.cast(),
+            partials: take("attention partials", shared.partial_bytes)?.cast(),
             arrived: arrived.as_ptr(),
-            found: take("argmax", layout.found_bytes)?.cast(),
+            found: take("argmax", shared.found_bytes)?.cast(),
             groups: {
-                let order: *mut u32 = take("expert tables", layout.expert_bytes().0)?.cast();
-                Groups { order, ends: order.wrapping_add(layout.grouped.0) }
+                let order: *mut u32 = take("expert tables", shared.expert_bytes().0)?.cast();
+                Groups { order, ends: order.wrapping_add(shared.grouped.0) }
             },
-            experts: {
-                let start: *mut WeightRows = take("expert tables", layout.expert_bytes().1)?.cast();
-                let stacks = layout.experts.iter().map(|(id, _)| plan.weight(*id));
-                let parts = stacks.flat_map(|stack| stack.parts.iter().map(move |part| (stack, part)));
-                for (index, (stack, part)) in parts.enumerate() {
-                    let (block, n_cols) = (stack.block, stack.n_cols());
-                    let rows = WeightRows::new(block, n_cols, &part.data, part.planes.as_slices());
-                    // SAFETY: the buffer has room for the matrix of every expert of the layout.
-                    unsafe { start.add(index).write(rows) }
-                }
-                start
-            },
+            experts: take("expert tables", shared.expert_bytes().1)?.cast_const().cast(),
             pools: pages.iter().map(PagePool::start).collect(),
         };
-        let compiler = Compiler { plan, limits, layout, at: &addresses, isa };
-        let (one, many) =
-            (compiler.table(lowered, RowsOfStep::One), compiler.table(lowered, RowsOfStep::Many));
-        let output = |id: device::ValueId| Output {
-            offset: layout.arena.offset[id.0 as usize],
-            cols: plan.value(id).cols,
-        };
-        let tables = plan.primitives().filter_map(|op| match op {
-            Op::Embed { table, .. } => Some(plan.weight(*table).n_rows()),
-            _ => None,
-        });
-        let n_rows = max_rows(limits, Rows::Tokens);
+        let mut experts = addresses.experts;
+        let mut plans = Vec::with_capacity(parts.len());
+        for Part { plan, units, layout } in parts {
+            let stacks = layout.experts.iter().map(|(id, _)| plan.weight(*id));
+            let matrices = stacks.flat_map(|stack| stack.parts.iter().map(move |part| (stack, part)));
+            for (index, (stack, part)) in matrices.enumerate() {
+                let rows =
+                    WeightRows::new(stack.block, stack.n_cols(), &part.data, part.planes.as_slices());
+                // SAFETY: the buffer has room for the matrix of every expert of all plans.
+                unsafe { experts.cast_mut().add(index).write(rows) }
+            }
+            let at = Addresses { experts, ..addresses.clone() };
+            experts = experts.wrapping_add(layout.n_experts());
+            let compiler = Compiler { plan, limits, layout, at: &at, isa };
+            let output = |id: &ValueId| {
+                let (value, offset) = (plan.value(*id), layout.arena.offset[id.0 as usize]);
+                Output { offset, rows: value.rows, cols: value.cols }
+            };
+            plans.push(Compiled {
+                one: compiler.table(units, RowsOfStep::One),
+                many: compiler.table(units, RowsOfStep::Many),
+                logits: output(&plan.logits),
+                argmax: output(&plan.argmax),
+                kept: plan.kept.iter().map(output).collect(),
+            });
+        }
+        let n_commands = plans.iter().flat_map(|p| [p.one.commands.len(), p.many.commands.len()]).max();
+        let weights = parts.iter().flat_map(|part| &part.plan.weights);
         Ok(CpuProgram {
             pool,
-            taken: counters(one.commands.len().max(many.commands.len()) * layout.n_workers),
-            one,
-            many,
+            plans,
+            needs: parts.iter().map(|part| Needs::new(part.plan, limits)).collect(),
+            taken: counters(n_commands.unwrap_or(0) * shared.n_workers),
             arrived,
             scratch,
-            scratch_bytes: layout.scratch_bytes,
+            scratch_bytes: shared.scratch_bytes,
             arena,
-            positions: vec![0; n_rows],
-            slots: vec![0; n_rows],
+            positions: vec![0; limits.max_rows],
+            slots: vec![0; limits.max_rows],
             pages,
-            logits: output(plan.logits),
-            argmax: output(plan.argmax),
-            kv: plan.kv.clone(),
             limits: limits.clone(),
-            n_vocab: tables.min().unwrap_or(usize::MAX),
+            current: 0,
+            n_rows: 0,
             n_outputs: 0,
             _buffers: buffers,
-            _weights: plan.weights.iter().flat_map(Weight::views).cloned().collect(),
+            _weights: weights.flat_map(Weight::views).cloned().collect(),
         })
-    }
-
-    fn table(&self, n_rows: usize) -> &Table {
-        if n_rows == 1 { &self.one } else { &self.many }
     }
 
     /// Whether the step is one that the kernels can run without leaving their buffers. Costs a few comparisons for each
@@ -156,47 +181,37 @@ impl CpuProgram {
     fn check(&self, step: &Step) -> Result<()> {
         let failed = |reason: String| Err(Error::Failed { device: NAME, reason });
         if cfg!(debug_assertions)
-            && let Err(reason) = step.check(&self.kv, &self.limits)
+            && let Err(reason) = step.check(&self.needs, &self.limits)
         {
             return failed(reason);
         }
-        let (n_rows, n_groups) = (step.tokens.len(), self.kv.groups.len());
-        if n_rows > self.limits.max_rows || step.outputs.len() > self.limits.max_outputs {
+        let Some(needs) = self.needs.get(step.plan) else {
+            return failed(format!("plan {} of a program of {}", step.plan, self.needs.len()));
+        };
+        let (n_rows, n_outputs) = (step.tokens.len(), step.outputs.len());
+        if n_rows > self.limits.max_rows || n_outputs > self.limits.max_outputs {
             let (rows, outputs) = (self.limits.max_rows, self.limits.max_outputs);
             return failed(format!(
-                "a step of {n_rows} rows and {} outputs, expected at most {rows} and {outputs}",
-                step.outputs.len()
+                "a step of {n_rows} rows and {n_outputs} outputs, expected at most {rows} and {outputs}"
             ));
         }
-        if let Some(token) = step.tokens.iter().find(|t| **t as usize >= self.n_vocab) {
-            return failed(format!("token {token}, expected one below {}", self.n_vocab));
+        let n_input = needs.input_len(n_rows, n_outputs);
+        if step.input.len() != n_input {
+            return failed(format!("an input of {} numbers, expected {n_input}", step.input.len()));
+        }
+        if let Some(token) = step.tokens.iter().find(|t| **t as usize >= needs.n_vocab) {
+            return failed(format!("token {token}, expected one below {}", needs.n_vocab));
         }
         if let Some(row) = step.outputs.iter().find(|r| **r as usize >= n_rows) {
             return failed(format!("output row {row} of a step of {n_rows} rows"));
         }
         let mut next = 0;
         for span in step.spans {
-            let tables_end = (span.slot as usize + 1) * n_groups * step.pages_per_table;
-            let fits = span.first_row as usize == next
-                && span.n_rows > 0
-                && span.end() <= self.limits.n_ctx
-                && span.end().div_ceil(self.limits.page_len) <= step.pages_per_table
-                && tables_end <= step.page_tables.len();
-            if !fits {
+            if span.first_row as usize != next || span.n_rows == 0 || span.end() > needs.n_positions {
                 return failed(format!("{span:?} does not fit the step or the limits"));
             }
             next += span.n_rows as usize;
-            for group in 0..n_groups {
-                // Entries without a page are caught where one is needed.
-                let n_pages = self.limits.n_pages[group];
-                let entries =
-                    &step.page_table(span.slot, group, n_groups)[..span.end().div_ceil(self.limits.page_len)];
-                if let Some(page) =
-                    entries.iter().find(|p| **p != device::PAGE_NONE && **p as usize >= n_pages)
-                {
-                    return failed(format!("KV page {page} of group {group}, expected one below {n_pages}"));
-                }
-            }
+            self.check_pages(step, needs, span)?;
         }
         if next != n_rows {
             return failed(format!("spans of {next} rows in a step of {n_rows} rows"));
@@ -204,10 +219,40 @@ impl CpuProgram {
         Ok(())
     }
 
+    /// Whether the pages that a span needs are pages, where it has them.
+    fn check_pages(&self, step: &Step, needs: &Needs, span: &Span) -> Result<()> {
+        let failed = |reason: String| Err(Error::Failed { device: NAME, reason });
+        let n_groups = needs.groups.len();
+        let tables_end = (span.slot as usize + 1) * n_groups * step.pages_per_table;
+        for (group, (usage, n_pages)) in needs.groups.iter().zip(&self.limits.n_pages).enumerate() {
+            let n_positions = match usage {
+                GroupUse::Unused => continue,
+                GroupUse::Sequence { .. } => span.end(),
+                GroupUse::Memory { n, written } => {
+                    if *written && span.end() > *n {
+                        return failed(format!("{span:?} of a memory of {n} positions"));
+                    }
+                    *n
+                }
+            };
+            let n_entries = n_positions.div_ceil(self.limits.page_len);
+            if n_entries > step.pages_per_table || tables_end > step.page_tables.len() {
+                return failed(format!("page tables too short for {span:?}"));
+            }
+            // Entries without a page are caught where one is needed.
+            let entries = &step.page_table(span.slot, group, n_groups)[..n_entries];
+            let beyond = entries.iter().find(|p| **p != device::PAGE_NONE && **p as usize >= *n_pages);
+            if let Some(page) = beyond {
+                return failed(format!("KV page {page} of group {group}, expected one below {n_pages}"));
+            }
+        }
+        Ok(())
+    }
+
     /// Run a step; worker 0 notes in `marks`, if there, when each command began and, last, when all ended.
     fn replay(&mut self, step: &Step, marks: Option<&mut [Instant]>) -> Result<()> {
         self.check(step)?;
-        self.n_outputs = step.outputs.len();
+        (self.current, self.n_rows, self.n_outputs) = (step.plan, step.tokens.len(), step.outputs.len());
         for span in step.spans {
             for i in 0..span.n_rows {
                 let row = (span.first_row + i) as usize;
@@ -219,17 +264,18 @@ impl CpuProgram {
         self.taken.iter().chain(&self.arrived).for_each(|c| c.store(0, Ordering::Relaxed));
         let state = StepState {
             tokens: step.tokens,
+            input: step.input,
             spans: step.spans,
             positions: &self.positions[..n_rows],
             slots: &self.slots[..n_rows],
             page_tables: step.page_tables,
             pages_per_table: step.pages_per_table,
-            n_groups: self.kv.groups.len(),
+            n_groups: self.pages.len(),
             outputs: step.outputs,
             argmax: step.want == Want::Argmax,
         };
         let replay = Replay {
-            table: self.table(n_rows),
+            table: self.plans[step.plan].table(n_rows),
             taken: &self.taken,
             scratch: self.scratch.start(),
             scratch_bytes: self.scratch_bytes,
@@ -242,15 +288,11 @@ impl CpuProgram {
             .map_err(|Panicked(reason)| Error::Failed { device: NAME, reason })
     }
 
-    fn output<T>(&self, output: &Output) -> &[T] {
-        // SAFETY: the value has a place of `max_outputs` rows, whose every bit pattern is a `T` (f32 or u32); nobody
-        // writes it between steps.
-        unsafe {
-            std::slice::from_raw_parts(
-                self.arena.start().add(output.offset).cast(),
-                self.n_outputs * output.cols,
-            )
-        }
+    fn output<T>(&self, output: Output) -> &[T] {
+        let n = output.rows.count(self.n_rows, self.n_outputs) * output.cols;
+        // SAFETY: the value has a place for the limits' rows, whose every bit pattern is a `T` (f32 or u32); nobody writes
+        // it between steps.
+        unsafe { std::slice::from_raw_parts(self.arena.start().add(output.offset).cast(), n) }
     }
 }
 
@@ -302,7 +344,7 @@ impl Program for CpuProgram {
     }
 
     fn logits(&self) -> &[f32] {
-        self.output(&self.logits)
+        self.output(self.plans[self.current].logits)
     }
 
     fn logits_mut(&mut self) -> &mut [f32] {
@@ -313,7 +355,11 @@ impl Program for CpuProgram {
     }
 
     fn argmax(&self) -> &[u32] {
-        self.output(&self.argmax)
+        self.output(self.plans[self.current].argmax)
+    }
+
+    fn kept(&self, index: usize) -> &[f32] {
+        self.plans[self.current].kept.get(index).map_or(&[], |output| self.output(*output))
     }
 
     fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<()> {
@@ -332,12 +378,13 @@ impl Program for CpuProgram {
         }
     }
 
-    fn commands(&self, n_rows: usize) -> Vec<CommandInfo> {
-        self.table(n_rows).infos.clone()
+    fn commands(&self, plan: usize, n_rows: usize) -> Vec<CommandInfo> {
+        self.plans.get(plan).map_or(vec![], |plan| plan.table(n_rows).infos.clone())
     }
 
     fn run_timed(&mut self, step: &Step, timings: &mut Vec<Timing>) -> Result<()> {
-        let n = self.table(step.tokens.len()).commands.len();
+        let plan = self.plans.get(step.plan);
+        let n = plan.map_or(0, |plan| plan.table(step.tokens.len()).commands.len());
         let begin = Instant::now();
         let mut marks = vec![begin; n + 1];
         self.replay(step, Some(&mut marks))?;

@@ -22,7 +22,7 @@ fn workers_park_between_steps() {
     let device = CpuDevice::new(Options { threads: Some(4), isa: None }).unwrap();
     let plan = fusion::fuse(&mini_transformer(1, BlockType::Q4_0), device.fusion());
     let limits = limits(&plan.kv);
-    let mut program = device.compile(&plan, &limits).unwrap();
+    let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
     let mut sequences = Sequences::new(1, &plan.kv, &limits, 50);
     program.run(&sequences.step(&[(0, 30)]).borrow()).unwrap();
     std::thread::sleep(Duration::from_millis(20));

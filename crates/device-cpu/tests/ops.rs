@@ -89,7 +89,7 @@ fn long_sequences_agree_and_keep_their_bits() {
                 name: format!("long sequences, {isa}, {threads} threads, {kv_type:?}"),
                 kind: OpKind::Fused,
                 block: BlockType::F32,
-                plan,
+                plans: vec![plan],
                 limits,
                 steps,
                 tolerance: if kv_type == KvType::F32 { 2e-5 } else { 2e-3 },

@@ -22,6 +22,8 @@ fn fused(device: &CpuDevice, block: BlockType) -> (Plan, Limits) {
 fn step(plan: &Plan, limits: &Limits, tokens: &[u32], first_position: u32) -> OwnedStep {
     let pages_per_table = limits.n_ctx / limits.page_len;
     OwnedStep {
+        plan: 0,
+        input: vec![],
         tokens: tokens.to_vec(),
         spans: vec![Span { slot: 0, first_row: 0, n_rows: tokens.len() as u32, first_position }],
         page_tables: (0..plan.kv.groups.len()).flat_map(|_| 0..pages_per_table as u32).collect(),
@@ -42,7 +44,7 @@ fn the_same_steps_give_the_same_bits_for_any_number_of_threads() {
         let device = device(threads);
         let (plan, limits) = fused(&device, BlockType::Q4_1);
         for _ in 0..2 {
-            let mut program = device.compile(&plan, &limits).unwrap();
+            let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
             let mut sequences = Sequences::new(1, &plan.kv, &limits, 50);
             let mut all = Vec::new();
             for spans in [&[(0, 50), (1, 3)][..], &[(0, 1), (1, 1)], &[(1, 1)], &[(0, 33)]] {
@@ -64,7 +66,7 @@ fn deterministic_steps_do_not_depend_on_their_company() {
             let limits = Limits { numerics: Numerics::Deterministic, ..limits };
             let tokens: Vec<u32> = (0..61).map(|i| i * 7 % 50).collect();
             let run = |chunks: &[usize]| {
-                let mut program = device.compile(&plan, &limits).unwrap();
+                let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
                 let mut at = 0;
                 for len in chunks {
                     program.run(&step(&plan, &limits, &tokens[at..at + len], at as u32).borrow()).unwrap();
@@ -77,7 +79,7 @@ fn deterministic_steps_do_not_depend_on_their_company() {
             assert_eq!(run(&[1; 61]), whole, "{isa} {block} one by one");
 
             // The same sequence as the middle one of three.
-            let mut program = device.compile(&plan, &limits).unwrap();
+            let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
             let alone = step(&plan, &limits, &tokens, 0);
             let n_tables = plan.kv.groups.len();
             let span = |slot: u32, first_row: u32, n_rows: u32, first_position: u32| Span {
@@ -123,7 +125,7 @@ fn deterministic_steps_do_not_depend_on_their_company() {
 fn a_copied_page_serves_in_place_of_the_original() {
     let device = device(2);
     let (plan, limits) = fused(&device, BlockType::Q8_0);
-    let mut program = device.compile(&plan, &limits).unwrap();
+    let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
     let tokens: Vec<u32> = (0..20).collect();
     program.run(&step(&plan, &limits, &tokens, 0).borrow()).unwrap();
     let next = step(&plan, &limits, &[7], 20);
@@ -149,7 +151,7 @@ fn a_copied_page_serves_in_place_of_the_original() {
 fn steps_that_would_leave_the_buffers_are_errors() {
     let device = device(2);
     let (plan, limits) = fused(&device, BlockType::F32);
-    let mut program = device.compile(&plan, &limits).unwrap();
+    let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
     let good = step(&plan, &limits, &[1, 2, 3], 0);
     program.run(&good.borrow()).unwrap();
     type Spoil<'a> = (&'a str, &'a dyn Fn(&mut OwnedStep));
@@ -176,7 +178,7 @@ fn steps_that_would_leave_the_buffers_are_errors() {
 fn a_step_without_outputs_or_without_rows_is_fine() {
     let device = device(2);
     let (plan, limits) = fused(&device, BlockType::Q4_0);
-    let mut program = device.compile(&plan, &limits).unwrap();
+    let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
     for tokens in [&[1, 2, 3][..], &[4]] {
         let quiet = OwnedStep { outputs: vec![], ..step(&plan, &limits, tokens, 0) };
         program.run(&quiet.borrow()).unwrap();
@@ -207,13 +209,13 @@ fn timings_belong_to_commands() {
     let device = device(2);
     let plan = fusion::fuse(&mini_transformer(1, BlockType::Q4_0), device.fusion());
     let limits = limits(&plan.kv);
-    let mut program = device.compile(&plan, &limits).unwrap();
+    let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
     let mut sequences = Sequences::new(1, &plan.kv, &limits, 50);
     for n in [5, 1] {
         let step = sequences.step(&[(0, n)]);
         let mut timings: Vec<Timing> = Vec::new();
         program.run_timed(&step.borrow(), &mut timings).unwrap();
-        let commands = program.commands(n);
+        let commands = program.commands(0, n);
         assert_eq!(
             timings.iter().map(|t| t.command).collect::<Vec<_>>(),
             (0..commands.len()).collect::<Vec<_>>()

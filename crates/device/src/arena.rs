@@ -46,7 +46,7 @@ impl Default for Options<'_> {
 pub struct Lifetime {
     /// The node that writes it.
     pub first: usize,
-    /// The last node that reads it; the number of nodes for logits and argmax, which the caller reads.
+    /// The last node that reads it; the number of nodes for results, which the caller reads.
     pub last: usize,
 }
 
@@ -70,7 +70,7 @@ pub fn lifetimes(plan: &Plan) -> Vec<Option<Lifetime>> {
             }
         }
     }
-    for id in [plan.logits, plan.argmax] {
+    for id in plan.results() {
         if let Some(lifetime) = &mut lifetimes[id.0 as usize] {
             lifetime.last = plan.nodes.len();
         }

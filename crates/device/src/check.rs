@@ -8,6 +8,45 @@ use crate::{
 
 type Result<T> = std::result::Result<T, PlanError>;
 
+/// Whether plans can be one program: there is one at least, each is consistent, all have the same KV layout, and one of
+/// them writes each memory layer that another reads.
+///
+/// # Errors
+/// As [`Plan::check`]; or which plan does not fit the others.
+pub fn check_plans(plans: &[Plan]) -> Result<()> {
+    let fail = |node: usize, op: String, found: String, expected: &str| {
+        Err(PlanError { node, op, found, expected: expected.to_owned() })
+    };
+    let Some(first) = plans.first() else {
+        return fail(0, "program".to_owned(), "no plan".to_owned(), "at least one");
+    };
+    let written: Vec<KvLayerId> = plans.iter().flat_map(written_layers).collect();
+    for (index, plan) in plans.iter().enumerate() {
+        plan.check()?;
+        if plan.kv != first.kv {
+            let (op, found) = (format!("kv layout of plan {index}"), format!("{:?}", plan.kv));
+            return fail(plan.nodes.len(), op, found, "that of plan 0");
+        }
+        for (node, n) in plan.nodes.iter().enumerate() {
+            for op in n.op.primitives() {
+                let (Op::CrossAttention { layer, .. } | Op::CrossScores { layer, .. }) = op else { continue };
+                if !written.contains(layer) {
+                    let found = format!("{layer}, which no plan writes");
+                    return fail(node, plan.show(op).to_string(), found, "a layer that another plan writes");
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn written_layers(plan: &Plan) -> impl Iterator<Item = KvLayerId> {
+    plan.primitives().filter_map(|op| match op {
+        Op::KvWrite { layer, .. } => Some(*layer),
+        _ => None,
+    })
+}
+
 impl Plan {
     /// Whether the plan is consistent: every id is in range, every value is written once and before it is read, the
     /// shapes and rows of every Op fit, every weight that is used holds exactly the bytes of its shape, every layer's keys
@@ -17,8 +56,12 @@ impl Plan {
     /// The first Op that does not fit, with what was found and what was expected.
     pub fn check(&self) -> Result<()> {
         self.check_kv()?;
-        let mut seen =
-            Seen { written: vec![false; self.values.len()], kv: vec![false; self.kv.layers.len()] };
+        self.check_rows()?;
+        let mut seen = Seen {
+            written: vec![false; self.values.len()],
+            kv: vec![false; self.kv.layers.len()],
+            input: false,
+        };
         for (index, node) in self.nodes.iter().enumerate() {
             if let Op::Fused { parts, .. } = &node.op {
                 let at = At { plan: self, node: index, op: &node.op };
@@ -34,10 +77,35 @@ impl Plan {
             }
         }
         self.check_result(&seen, self.logits, "logits", DType::F32)?;
-        self.check_result(&seen, self.argmax, "argmax", DType::U32)
+        self.check_result(&seen, self.argmax, "argmax", DType::U32)?;
+        for id in &self.kept {
+            let value = self.values.get(id.0 as usize);
+            let written = seen.written.get(id.0 as usize) == Some(&true);
+            if !written || value.is_none_or(|value| value.dtype != DType::F32) {
+                return Err(PlanError {
+                    node: self.nodes.len(),
+                    op: "kept".to_owned(),
+                    found: format!("{id}"),
+                    expected: "an F32 value that an op writes".to_owned(),
+                });
+            }
+        }
+        Ok(())
     }
 
-    /// Every layer of the KV cache has heads and belongs to the one group of its window.
+    /// Every value has at least one row for each token, and fewer than 2^32.
+    fn check_rows(&self) -> Result<()> {
+        let odd = |value: &&Value| value.rows.per_token().is_some_and(|k| k == 0 || k > MAX_ROWS_PER_TOKEN);
+        let Some(value) = self.values.iter().find(odd) else { return Ok(()) };
+        Err(PlanError {
+            node: self.nodes.len(),
+            op: value.name.clone(),
+            found: value.rows.to_string(),
+            expected: format!("1 to {MAX_ROWS_PER_TOKEN} for each token"),
+        })
+    }
+
+    /// Every layer of the KV cache has heads and belongs to the one group of its memory and window.
     fn check_kv(&self) -> Result<()> {
         let fail = |found: String, expected: String| {
             Err(PlanError { node: self.nodes.len(), op: "kv layout".to_owned(), found, expected })
@@ -47,16 +115,25 @@ impl Plan {
             return fail(format!("{id} in a group"), format!("one of {} layers", self.kv.layers.len()));
         }
         for (index, layer) in self.kv.layers.iter().enumerate() {
-            if layer.n_kv_heads == 0 || layer.head_dim == 0 || layer.window == Some(0) {
+            let lengths = [layer.window, layer.memory];
+            if layer.n_kv_heads == 0 || layer.head_dim == 0 || lengths.contains(&Some(0)) {
                 return fail(format!("{layer:?}"), "at least 1 of each".to_owned());
             }
+            if layer.window.is_some() && layer.memory.is_some() {
+                return fail(format!("{layer:?}"), "a memory without a window".to_owned());
+            }
+            if layer.memory.is_some_and(|n| u32::try_from(n).is_err()) {
+                return fail(format!("{layer:?}"), "a memory of less than 2^32 positions".to_owned());
+            }
             let id = KvLayerId(index as u32);
-            let windows_of =
-                |g: &KvGroup| g.layers.iter().filter(|l| **l == id).map(|_| g.window).collect::<Vec<_>>();
-            let windows: Vec<_> = self.kv.groups.iter().flat_map(windows_of).collect();
-            if windows != [layer.window] {
-                let expected = format!("one group of window {:?}", layer.window);
-                return fail(format!("{id} in groups of windows {windows:?}"), expected);
+            let kinds_of = |g: &KvGroup| {
+                g.layers.iter().filter(|l| **l == id).map(|_| (g.memory, g.window)).collect::<Vec<_>>()
+            };
+            let kinds: Vec<_> = self.kv.groups.iter().flat_map(kinds_of).collect();
+            if kinds != [(layer.memory, layer.window)] {
+                let expected =
+                    format!("one group of window {:?} and memory {:?}", layer.window, layer.memory);
+                return fail(format!("{id} in groups of (memory, window) {kinds:?}"), expected);
             }
         }
         Ok(())
@@ -94,7 +171,12 @@ struct Seen {
     written: Vec<bool>,
     /// By KV layer.
     kv: Vec<bool>,
+    /// Whether there was an Input.
+    input: bool,
 }
+
+/// Far more than any model has, and so few that numbers of rows fit in 64 bits.
+const MAX_ROWS_PER_TOKEN: usize = 1 << 20;
 
 /// A primitive and where it stands.
 #[derive(Clone, Copy)]
@@ -207,18 +289,17 @@ impl<'a> At<'a> {
             Op::Attention { q, layer, n_heads, scale, softcap, window, sinks, out } => {
                 let kv = self.kv_layer(*layer)?;
                 self.require(
+                    kv.memory.is_none(),
+                    || format!("{layer}, a memory"),
+                    "positions of the sequence itself",
+                )?;
+                self.require(
                     seen.kv[layer.0 as usize],
                     || format!("{layer}, not written yet"),
                     "a kv_write before",
                 )?;
                 let q = self.same(*q, *out)?;
-                self.rows(q, Rows::Tokens)?;
-                self.require(
-                    *n_heads > 0 && n_heads.is_multiple_of(kv.n_kv_heads),
-                    || format!("{n_heads} heads"),
-                    format!("a multiple of the {} KV heads", kv.n_kv_heads),
-                )?;
-                self.columns(q, *n_heads, kv.head_dim)?;
+                self.heads(q, *n_heads, kv)?;
                 self.finite("scale", *scale)?;
                 if let Some(cap) = softcap {
                     self.require(
@@ -362,7 +443,71 @@ impl<'a> At<'a> {
                 self.rows(out, Rows::Outputs)?;
                 self.columns(out, 1, x.cols)
             }
+            Op::Input { out } => {
+                self.float(*out)?;
+                let second = std::mem::replace(&mut seen.input, true);
+                self.require(!second, || "a second input".to_owned(), "at most one")
+            }
+            Op::Unfold { x, size, stride, out } => {
+                let (x, out) = (self.float(*x)?, self.float(*out)?);
+                self.require(
+                    *size > 0 && *stride > 0,
+                    || format!("size {size}, stride {stride}"),
+                    "at least 1 of each",
+                )?;
+                self.columns(out, x.cols, *size)?;
+                let rows = out.rows.times(*stride);
+                self.require(
+                    rows == Some(x.rows) && x.rows != Rows::Outputs,
+                    || format!("{} ({}, {})", x.name, x.rows, x.cols),
+                    format!("{stride} rows for each of the output's {}", out.rows),
+                )
+            }
+            Op::CrossAttention { q, layer, n_heads, scale, out } => {
+                let kv = self.memory(*layer)?.0;
+                let q = self.same(*q, *out)?;
+                self.heads(q, *n_heads, kv)?;
+                self.finite("scale", *scale)
+            }
+            Op::CrossScores { q, layer, n_heads, heads, scale, out } => {
+                let (kv, n) = self.memory(*layer)?;
+                let (q, out) = (self.float(*q)?, self.float(*out)?);
+                self.heads(q, *n_heads, kv)?;
+                self.require(
+                    !heads.is_empty() && heads.iter().all(|head| head < n_heads),
+                    || format!("heads {heads:?}"),
+                    format!("some of {n_heads}"),
+                )?;
+                self.rows(out, Rows::Tokens)?;
+                self.columns(out, heads.len(), n)?;
+                self.finite("scale", *scale)
+            }
         }
+    }
+
+    /// Query heads that fit a KV layer.
+    fn heads(&self, q: &Value, n_heads: usize, kv: &KvLayer) -> Result<()> {
+        self.rows(q, Rows::Tokens)?;
+        self.require(
+            n_heads > 0 && n_heads.is_multiple_of(kv.n_kv_heads),
+            || format!("{n_heads} heads"),
+            format!("a multiple of the {} KV heads", kv.n_kv_heads),
+        )?;
+        self.columns(q, n_heads, kv.head_dim)
+    }
+
+    /// A memory layer that another plan writes, and its length.
+    fn memory(&self, id: KvLayerId) -> Result<(&'a KvLayer, usize)> {
+        let layer = self.kv_layer(id)?;
+        let Some(n) = layer.memory else {
+            return self.fail(format!("{id}, of the sequence's own positions"), "a memory layer");
+        };
+        self.require(
+            written_layers(self.plan).all(|layer| layer != id),
+            || format!("{id}, written by this plan"),
+            "a memory that another plan writes",
+        )?;
+        Ok((layer, n))
     }
 
     fn value(&self, id: ValueId) -> Result<&'a Value> {

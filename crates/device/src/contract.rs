@@ -106,7 +106,7 @@ pub struct Limits {
     pub max_outputs: usize,
     /// Most spans (sequences) of a step.
     pub max_spans: usize,
-    /// Most positions of one sequence.
+    /// Most positions of one sequence. (Plans without Embed are bounded by their own tables and memories instead.)
     pub n_ctx: usize,
     /// Positions of one page; a power of two, at least 16.
     pub page_len: usize,
@@ -153,9 +153,10 @@ pub struct Timing {
     pub duration: f64,
 }
 
-/// A plan made ready to run: its memory is taken, its table is written.
+/// Plans made ready to run: their memory is taken, their tables are written. They share KV pages, and the memory of their
+/// activations: what a step leaves of these is gone with the next step, whichever plan it runs.
 pub trait Program: Send {
-    /// Run one step. Allocates nothing.
+    /// Run one step of the plan that it names. Allocates nothing.
     ///
     /// # Errors
     /// The device failed; the step's KV positions are then undefined and must be written again.
@@ -170,6 +171,9 @@ pub trait Program: Send {
     /// `(n_outputs)` of the last step, if it wanted [`crate::Want::Argmax`].
     fn argmax(&self) -> &[u32];
 
+    /// The value [`Plan::kept`]`[index]` of the last step's plan, `(rows, cols)`; empty if there is none.
+    fn kept(&self, index: usize) -> &[f32];
+
     /// Copy a page of a KV group, all its layers (copy on write of a shared prefix).
     ///
     /// # Errors
@@ -179,10 +183,11 @@ pub trait Program: Send {
     /// A page is unused: its memory may go back to the system until it is written again.
     fn release_page(&mut self, group: usize, page: u32);
 
-    /// The command table for a step of `n_rows` rows.
-    fn commands(&self, n_rows: usize) -> Vec<CommandInfo>;
+    /// The command table of a plan for a step of `n_rows` rows; empty if there is no such plan.
+    fn commands(&self, plan: usize, n_rows: usize) -> Vec<CommandInfo>;
 
-    /// As [`Self::run`], and the time of each command appended to `timings`, which belong to `commands(n_rows)`.
+    /// As [`Self::run`], and the time of each command appended to `timings`, which belong to
+    /// `commands(step.plan, n_rows)`.
     ///
     /// # Errors
     /// As [`Self::run`].
@@ -212,14 +217,15 @@ pub trait Device: Send + Sync {
     /// What [`Self::compile`] will take.
     ///
     /// # Errors
-    /// The plan cannot run on this device.
-    fn memory_plan(&self, plan: &Plan, limits: &Limits) -> Result<MemoryPlan>;
+    /// A plan cannot run on this device.
+    fn memory_plan(&self, plans: &[Plan], limits: &Limits) -> Result<MemoryPlan>;
 
-    /// Take the memory and write the table.
+    /// Take the memory and write the tables. All plans have one KV layout; they share its pages, and the memory of their
+    /// activations, as much as the largest needs.
     ///
     /// # Errors
-    /// The plan cannot run on this device, or memory was refused.
-    fn compile(&self, plan: &Plan, limits: &Limits) -> Result<Box<dyn Program>>;
+    /// A plan cannot run on this device, the plans do not fit each other, or memory was refused.
+    fn compile(&self, plans: &[Plan], limits: &Limits) -> Result<Box<dyn Program>>;
 
     /// Measure what the machine can do, in a second or so.
     fn peaks(&self) -> Peaks;

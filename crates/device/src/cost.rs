@@ -29,9 +29,10 @@ impl Plan {
     /// grows with the position, and the element-wise Ops, which are small, are left out.
     pub fn ops_per_token(&self) -> u64 {
         let linear = |op: &Op| match op {
-            Op::Linear { weight, .. } => {
+            Op::Linear { weight, out, .. } => {
                 let weight = self.weight(*weight);
-                2 * weight.n_rows() as u64 * weight.n_cols() as u64
+                let n_rows = self.value(*out).rows.count(1, 1) as u64;
+                2 * n_rows * weight.n_rows() as u64 * weight.n_cols() as u64
             }
             Op::ExpertLinear { weight, ids, .. } => {
                 let weight = self.weight(*weight);
@@ -69,26 +70,33 @@ impl MemoryPlan {
     /// The items that every device has: the weights as they lie in their files (mapped) and those made at load (committed),
     /// and the KV pages of each group (reserved). A device adds its activations and what it repacks.
     ///
-    /// The limits have one number of pages for each group of the plan, which [`Limits::check`] ensures.
-    pub fn of_weights_and_kv(plan: &Plan, limits: &Limits) -> MemoryPlan {
+    /// The plans have one KV layout and the limits one number of pages for each of its groups, which [`Limits::check`]
+    /// ensures.
+    pub fn of_weights_and_kv(plans: &[Plan], limits: &Limits) -> MemoryPlan {
         let mut items = Vec::new();
         for (mapped, what, residence) in
             [(true, "weights", Residence::Mapped), (false, "weights in memory", Residence::Committed)]
         {
-            // Two weights may be views of the same bytes (a tied head).
+            // Two weights may be views of the same bytes (a tied head, a weight of two plans).
             let mut views = HashSet::new();
-            let of_kind =
-                plan.weights.iter().flat_map(Weight::views).filter(|view| view.is_mapped() == mapped);
+            let weights = plans.iter().flat_map(|plan| &plan.weights);
+            let of_kind = weights.flat_map(Weight::views).filter(|view| view.is_mapped() == mapped);
             let distinct = of_kind.filter(|view| views.insert((view.as_ptr(), view.len())));
             let bytes = distinct.map(|view| view.len() as u64).sum();
             if bytes > 0 {
                 items.push(Item { what: what.to_owned(), bytes, residence });
             }
         }
-        for (index, (group, n_pages)) in plan.kv.groups.iter().zip(&limits.n_pages).enumerate() {
-            let what = group.window.map_or("KV pages".to_owned(), |n| format!("KV pages (window {n})"));
-            let bytes = *n_pages as u64 * plan.kv.page_bytes(index, limits.kv_type, limits.page_len) as u64;
-            items.push(Item { what, bytes, residence: Residence::Reserved });
+        if let Some(Plan { kv, .. }) = plans.first() {
+            for (index, (group, n_pages)) in kv.groups.iter().zip(&limits.n_pages).enumerate() {
+                let what = match (group.memory, group.window) {
+                    (Some(n), _) => format!("KV pages (memory of {n})"),
+                    (None, Some(n)) => format!("KV pages (window {n})"),
+                    (None, None) => "KV pages".to_owned(),
+                };
+                let bytes = *n_pages as u64 * kv.page_bytes(index, limits.kv_type, limits.page_len) as u64;
+                items.push(Item { what, bytes, residence: Residence::Reserved });
+            }
         }
         MemoryPlan { items }
     }

@@ -293,7 +293,7 @@ mod tests {
     }
 
     const F32: BlockType = BlockType::F32;
-    const KV: KvLayer = KvLayer { n_kv_heads: 2, head_dim: 4, window: None };
+    const KV: KvLayer = KvLayer { n_kv_heads: 2, head_dim: 4, window: None, memory: None };
 
     #[test]
     fn a_transformer_fuses_into_its_blocks() {

@@ -17,14 +17,18 @@
 //! | `interpreter/element_wise.rs` | Activate, Gate, Add, Scale, Softcap |
 //! | `interpreter/select.rs` | SelectRows, Argmax |
 //! | `interpreter/encoder.rs` | LayerNorm, EmbedPositions, SelfAttention, Pool |
+//! | `interpreter/input.rs` | Input, Unfold |
+//! | `interpreter/cross.rs` | CrossAttention, CrossScores |
 //!
 //! Unlike other devices it allocates while it runs: its threads, and their scratch.
 
 mod attention;
+mod cross;
 mod element_wise;
 mod embed;
 mod encoder;
 mod experts;
+mod input;
 mod kv_pages;
 mod linear;
 mod norm;
@@ -83,12 +87,12 @@ impl Device for Reference {
         &[KvType::F32, KvType::F16, KvType::Q8_0]
     }
 
-    fn memory_plan(&self, plan: &Plan, limits: &Limits) -> Result<MemoryPlan> {
-        program::memory_plan(self, plan, limits)
+    fn memory_plan(&self, plans: &[Plan], limits: &Limits) -> Result<MemoryPlan> {
+        program::memory_plan(self, plans, limits)
     }
 
-    fn compile(&self, plan: &Plan, limits: &Limits) -> Result<Box<dyn Program>> {
-        Ok(Box::new(program::ReferenceProgram::new(self, plan, limits)?))
+    fn compile(&self, plans: &[Plan], limits: &Limits) -> Result<Box<dyn Program>> {
+        Ok(Box::new(program::ReferenceProgram::new(self, plans, limits)?))
     }
 
     /// Of the interpreter's own dot product, which is all that its Linears use.

@@ -16,13 +16,18 @@ pub struct KvLayer {
     pub head_dim: usize,
     /// Positions that must be kept, its own included; `None`: all.
     pub window: Option<usize>,
+    /// `Some(n)`: always exactly `n` positions, which one plan writes in one step and others read; it has no window.
+    /// `None`: the positions of the sequence itself.
+    pub memory: Option<usize>,
 }
 
-/// Layers with the same window: they share one page table, and a page holds all of them.
+/// Layers with the same memory and window: they share one page table, and a page holds all of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvGroup {
     /// Positions that must be kept; `None`: all.
     pub window: Option<usize>,
+    /// As [`KvLayer::memory`].
+    pub memory: Option<usize>,
     /// The layers, ascending.
     pub layers: Vec<KvLayerId>,
 }
@@ -32,7 +37,7 @@ pub struct KvGroup {
 pub struct KvLayout {
     /// The layers.
     pub layers: Vec<KvLayer>,
-    /// The groups: full attention first, then windows ascending.
+    /// The groups: full attention first, then windows ascending, then memories ascending.
     pub groups: Vec<KvGroup>,
 }
 
@@ -59,18 +64,22 @@ impl KvType {
 }
 
 impl KvLayout {
-    /// Group layers by their window.
+    /// Group layers by their memory and window.
     pub fn new(layers: Vec<KvLayer>) -> KvLayout {
-        let mut windows: Vec<Option<usize>> = layers.iter().map(|l| l.window).collect();
-        windows.sort();
-        windows.dedup();
-        let groups = windows
+        let mut kinds: Vec<_> = layers.iter().map(|l| (l.memory, l.window)).collect();
+        kinds.sort();
+        kinds.dedup();
+        let groups = kinds
             .into_iter()
-            .map(|window| KvGroup {
+            .map(|(memory, window)| KvGroup {
                 window,
+                memory,
                 layers: (0..layers.len() as u32)
                     .map(KvLayerId)
-                    .filter(|id| layers[id.0 as usize].window == window)
+                    .filter(|id| {
+                        let layer = &layers[id.0 as usize];
+                        (layer.memory, layer.window) == (memory, window)
+                    })
                     .collect(),
             })
             .collect();

@@ -6,8 +6,11 @@
 //!   [`Weight`]s. It names no model family and no device; it can be printed and read.
 //! - **Single assignment.** An Op writes values that no other Op writes. Whether two values share memory is the arena
 //!   planner's business ([`arena`]), never the plan's.
-//! - **Rows are symbolic.** A value has [`Rows::Tokens`] or [`Rows::Outputs`] rows; both are known only when a [`Step`]
-//!   runs. Columns are fixed. So one plan serves one token, a chunk of a prompt, and a batch of sequences.
+//! - **Rows are symbolic.** A value has rows for each token of a step ([`Rows::Tokens`], [`Rows::PerToken`]) or for each
+//!   output; both are known only when a [`Step`] runs. Columns are fixed. So one plan serves one token, a chunk of a
+//!   prompt, and a batch of sequences.
+//! - **A program may have several plans** over one [`KvLayout`]: one writes the memory layers that others attend to. A step
+//!   names its plan.
 //! - **A fused Op is the list of primitives it replaces** ([`Op::Fused`]). The interpreter runs any plan, fused or not,
 //!   and so every fused kernel has a reference.
 //! - **Which rules fuse is the device's data** ([`Device::fusion`]), not code in the model.
@@ -24,6 +27,7 @@ mod contract;
 mod cost;
 mod kv;
 mod memory;
+mod needs;
 mod op;
 mod plan;
 mod print;
@@ -36,6 +40,7 @@ pub mod interpreter;
 pub mod null;
 pub mod testing;
 
+pub use check::check_plans;
 pub use contract::{
     CommandInfo, Device, Error, Item, Limits, Memory, MemoryPlan, Numerics, Peaks, Program, Residence,
     Result, Timing,
@@ -43,6 +48,7 @@ pub use contract::{
 pub use fusion::{FusedKind, Place, Rule};
 pub use kv::{KvGroup, KvLayer, KvLayerId, KvLayout, KvType, PAGE_NONE};
 pub use memory::{peak_resident_memory, system_memory};
+pub use needs::{GroupUse, Needs};
 pub use op::{Activation, Op, OpKind, Pooling, RopeStyle};
 pub use plan::{DType, Node, Output, Plan, PlanError, Rows, Value, ValueId, Weight, WeightId, WeightPart};
 pub use step::{OwnedStep, Span, Step, Want};

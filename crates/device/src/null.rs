@@ -6,6 +6,9 @@
 //! the sequence and of nothing else. Slots, page numbers, batches and chunks do not matter, and a page that is missing,
 //! stale, shared by mistake or not copied gives an error or another token.
 //!
+//! A plan that writes memory layers stores [`memory`], a hash of its span's input, at each position of the memory. In a plan
+//! that reads them, a sequence's history begins with that hash ([`history_with`]) instead of with nothing.
+//!
 //! ```
 //! use ingle_device::null;
 //! // After tokens 5, 6, 7 the null device's best token, of 100:
@@ -16,8 +19,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::{
-    CommandInfo, Device, Error, KvLayer, KvLayout, KvType, Limits, Memory, MemoryPlan, OwnedStep, Peaks,
-    Plan, Program, Result, Rule, Step, Timing, Want,
+    CommandInfo, Device, Error, GroupUse, KvLayer, KvType, Limits, Memory, MemoryPlan, Needs, OwnedStep,
+    Peaks, Plan, Program, Result, Rows, Rule, Span, Step, Timing, Want,
 };
 
 const NAME: &str = "null";
@@ -42,7 +45,22 @@ const fn extend(history: u64, token: u32) -> u64 {
 
 /// The hash of a sequence's tokens, from its first.
 pub fn history(tokens: &[u32]) -> u64 {
-    tokens.iter().fold(EMPTY, |history, token| extend(history, *token))
+    history_with(EMPTY, tokens)
+}
+
+/// The hash of a sequence's tokens after another hash, such as a [`memory`]'s.
+pub fn history_with(before: u64, tokens: &[u32]) -> u64 {
+    tokens.iter().fold(before, |history, token| extend(history, *token))
+}
+
+/// The hash of what a span gives a plan that writes memories: its rows of [`Step::input`].
+pub fn memory(input: &[f32]) -> u64 {
+    input.iter().fold(mix(EMPTY) | 1, |hash, number| extend(hash, number.to_bits()))
+}
+
+/// A number of a value that is kept, in [0, 1): its row's history at that column.
+pub fn kept(history: u64, column: usize) -> f32 {
+    (mix(history ^ mix(column as u64 + 1)) >> 40) as f32 / (1u64 << 24) as f32
 }
 
 /// The token whose logit is [`BEST_LOGIT`] after these tokens.
@@ -94,7 +112,7 @@ pub fn plan(n_vocab: usize, layers: &[KvLayer]) -> Plan {
 }
 
 /// What a program was asked, in order.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// [`Program::run`].
     Run(OwnedStep),
@@ -162,24 +180,25 @@ impl Device for NullDevice {
     }
 
     /// What a real device would take for weights and pages.
-    fn memory_plan(&self, plan: &Plan, limits: &Limits) -> Result<MemoryPlan> {
-        plan.check()?;
-        limits.check(self, plan)?;
-        Ok(MemoryPlan::of_weights_and_kv(plan, limits))
+    fn memory_plan(&self, plans: &[Plan], limits: &Limits) -> Result<MemoryPlan> {
+        limits.check(self, plans)?;
+        Ok(MemoryPlan::of_weights_and_kv(plans, limits))
     }
 
-    fn compile(&self, plan: &Plan, limits: &Limits) -> Result<Box<dyn Program>> {
-        plan.check()?;
-        limits.check(self, plan)?;
-        let n_vocab = plan.value(plan.logits).cols;
+    fn compile(&self, plans: &[Plan], limits: &Limits) -> Result<Box<dyn Program>> {
+        limits.check(self, plans)?;
+        let plans: Vec<NullPlan> = plans.iter().map(|plan| NullPlan::new(plan, limits)).collect();
+        let n_logits = plans.iter().map(|plan| plan.n_vocab).max().unwrap_or(0);
         Ok(Box::new(NullProgram {
             hashes: limits.n_pages.iter().map(|n| vec![0; n * limits.page_len]).collect(),
-            kv: plan.kv.clone(),
-            nodes: plan.nodes.iter().map(|node| (node.op.kind().to_string(), node.layer)).collect(),
-            logits: vec![0.0; limits.max_outputs * n_vocab],
+            needs: plans.iter().map(|plan| plan.needs.clone()).collect(),
+            histories: vec![0; limits.max_rows],
+            logits: vec![0.0; limits.max_outputs * n_logits],
             argmax: vec![0; limits.max_outputs],
+            kept: kept_buffers(&plans, limits),
+            plans,
             limits: limits.clone(),
-            n_vocab,
+            current: 0,
             n_outputs: 0,
             wanted: Want::Logits,
             events: self.events.clone(),
@@ -192,15 +211,50 @@ impl Device for NullDevice {
     }
 }
 
+/// What is known of a plan.
+struct NullPlan {
+    needs: Needs,
+    nodes: Vec<(String, Option<u32>)>,
+    n_vocab: usize,
+    /// Rows and columns.
+    kept: Vec<(Rows, usize)>,
+}
+
+impl NullPlan {
+    fn new(plan: &Plan, limits: &Limits) -> NullPlan {
+        let kept = |id: &crate::ValueId| (plan.value(*id).rows, plan.value(*id).cols);
+        NullPlan {
+            needs: Needs::new(plan, limits),
+            nodes: plan.nodes.iter().map(|node| (node.op.kind().to_string(), node.layer)).collect(),
+            n_vocab: plan.value(plan.logits).cols,
+            kept: plan.kept.iter().map(kept).collect(),
+        }
+    }
+}
+
+/// Empty buffers with room for what any of the plans keeps.
+fn kept_buffers(plans: &[NullPlan], limits: &Limits) -> Vec<Vec<f32>> {
+    let n_kept = plans.iter().map(|plan| plan.kept.len()).max().unwrap_or(0);
+    let len = |(rows, cols): &(Rows, usize)| rows.count(limits.max_rows, limits.max_outputs) * cols;
+    let most = |index: usize| plans.iter().filter_map(|plan| plan.kept.get(index).map(len)).max();
+    (0..n_kept).map(|index| Vec::with_capacity(most(index).unwrap_or(0))).collect()
+}
+
 struct NullProgram {
     /// By group: `(n_pages, page_len)` hashes of histories; 0: not written.
     hashes: Vec<Vec<u64>>,
-    kv: KvLayout,
-    nodes: Vec<(String, Option<u32>)>,
+    plans: Vec<NullPlan>,
+    /// By plan, for the check of a step.
+    needs: Vec<Needs>,
+    /// Of the last step.
+    current: usize,
+    /// By row of the last step.
+    histories: Vec<u64>,
     logits: Vec<f32>,
     argmax: Vec<u32>,
+    /// Of the last step.
+    kept: Vec<Vec<f32>>,
     limits: Limits,
-    n_vocab: usize,
     n_outputs: usize,
     wanted: Want,
     events: Option<Arc<Mutex<Vec<Event>>>>,
@@ -217,29 +271,44 @@ impl NullProgram {
         Err(Error::Failed { device: NAME, reason })
     }
 
-    /// The hash of the tokens before `position`, which all groups must agree on; and whether all of the window is there.
-    fn history_before(&self, step: &Step, slot: u32, position: usize) -> Result<u64> {
-        let mut history = None;
-        for (group, kv_group) in self.kv.groups.iter().enumerate() {
-            let first = kv_group.window.map_or(0, |window| (position + 1).saturating_sub(window));
-            let table = step.page_table(slot, group, self.kv.groups.len());
-            for at in first..position {
+    fn n_vocab(&self) -> usize {
+        self.plans[self.current].n_vocab
+    }
+
+    /// The hash of what comes before `position`, which all groups must agree on; and whether all of the window, and of the
+    /// memories that the plan reads, is there.
+    fn history_before(&self, step: &Step, span: &Span, position: usize) -> Result<u64> {
+        let (mut history, mut memory) = (None, None);
+        let needs = &self.plans[step.plan].needs;
+        for (group, usage) in needs.groups.iter().enumerate() {
+            let positions = match usage {
+                GroupUse::Sequence { window } => {
+                    window.map_or(0, |window| (position + 1).saturating_sub(window))..position
+                }
+                GroupUse::Memory { n, written: false } => 0..*n,
+                GroupUse::Memory { written: true, .. } | GroupUse::Unused => continue,
+            };
+            let table = step.page_table(span.slot, group, needs.groups.len());
+            let of_memory = !matches!(usage, GroupUse::Sequence { .. });
+            for at in positions {
                 let hash = self.hashes[group][self.cell(table, at)];
+                let slot = span.slot;
                 if hash == 0 {
                     return self
                         .fail(format!("slot {slot}, position {at} of KV group {group} was never written"));
                 }
-                if at + 1 < position {
+                if !of_memory && at + 1 < position {
                     continue;
                 }
-                if *history.get_or_insert(hash) != hash {
+                let expected = if of_memory { &mut memory } else { &mut history };
+                if *expected.get_or_insert(hash) != hash {
                     let other =
                         format!("slot {slot}, position {at} of KV group {group} holds another sequence's");
                     return self.fail(other);
                 }
             }
         }
-        Ok(history.unwrap_or(EMPTY))
+        Ok(history.or(memory).unwrap_or(EMPTY))
     }
 
     fn cell(&self, table: &[u32], position: usize) -> usize {
@@ -248,32 +317,60 @@ impl NullProgram {
     }
 
     fn step(&mut self, step: &Step) -> Result<()> {
-        if let Err(reason) = step.check(&self.kv, &self.limits) {
+        if let Err(reason) = step.check(&self.needs, &self.limits) {
             return self.fail(reason);
         }
-        if let Some(token) = step.tokens.iter().find(|token| **token as usize >= self.n_vocab) {
-            return self.fail(format!("token {token}, expected one below {}", self.n_vocab));
-        }
+        self.current = step.plan;
         self.n_outputs = 0;
         self.wanted = step.want;
+        let (n_rows, n_groups) = (step.tokens.len(), self.hashes.len());
+        let writes_memory = self.plans[step.plan]
+            .needs
+            .groups
+            .iter()
+            .any(|usage| matches!(usage, GroupUse::Memory { written: true, .. }));
+        // Numbers of the input for each token.
+        let per_token = step.input.len().checked_div(n_rows).unwrap_or(0);
+        let n_vocab = self.n_vocab();
         for span in step.spans {
+            let input =
+                span.first_row as usize * per_token..(span.first_row + span.n_rows) as usize * per_token;
+            let memory = memory(&step.input[input]);
             for row in 0..span.n_rows {
                 let position = (span.first_position + row) as usize;
-                let before = self.history_before(step, span.slot, position)?;
+                let before = self.history_before(step, span, position)?;
                 let row = (span.first_row + row) as usize;
-                let hash = extend(before, step.tokens[row]);
-                for group in 0..self.kv.groups.len() {
-                    let cell = self.cell(step.page_table(span.slot, group, self.kv.groups.len()), position);
-                    self.hashes[group][cell] = hash;
+                let hash = if writes_memory { memory } else { extend(before, step.tokens[row]) };
+                self.histories[row] = hash;
+                for group in 0..n_groups {
+                    let read_only = matches!(
+                        self.plans[step.plan].needs.groups[group],
+                        GroupUse::Unused | GroupUse::Memory { written: false, .. }
+                    );
+                    if !read_only {
+                        let cell = self.cell(step.page_table(span.slot, group, n_groups), position);
+                        self.hashes[group][cell] = hash;
+                    }
                 }
                 if step.outputs.get(self.n_outputs) == Some(&(row as u32)) {
-                    let logits = &mut self.logits[self.n_outputs * self.n_vocab..][..self.n_vocab];
+                    let logits = &mut self.logits[self.n_outputs * n_vocab..][..n_vocab];
                     for (token, out) in logits.iter_mut().enumerate() {
-                        *out = logit(hash, token as u32, self.n_vocab);
+                        *out = logit(hash, token as u32, n_vocab);
                     }
-                    self.argmax[self.n_outputs] = best(hash, self.n_vocab);
+                    self.argmax[self.n_outputs] = best(hash, n_vocab);
                     self.n_outputs += 1;
                 }
+            }
+        }
+        for ((rows, cols), out) in self.plans[step.plan].kept.iter().zip(&mut self.kept) {
+            let n = rows.count(n_rows, self.n_outputs);
+            out.clear();
+            for row in 0..n {
+                let row = match rows.per_token() {
+                    Some(k) => row / k,
+                    None => step.outputs[row] as usize,
+                };
+                out.extend((0..*cols).map(|column| kept(self.histories[row], column)));
             }
         }
         Ok(())
@@ -296,15 +393,21 @@ impl Program for NullProgram {
     }
 
     fn logits(&self) -> &[f32] {
-        &self.logits[..self.n_outputs * self.n_vocab]
+        &self.logits[..self.n_outputs * self.n_vocab()]
     }
 
     fn logits_mut(&mut self) -> &mut [f32] {
-        &mut self.logits[..self.n_outputs * self.n_vocab]
+        let n = self.n_outputs * self.n_vocab();
+        &mut self.logits[..n]
     }
 
     fn argmax(&self) -> &[u32] {
         if self.wanted == Want::Argmax { &self.argmax[..self.n_outputs] } else { &[] }
+    }
+
+    fn kept(&self, index: usize) -> &[f32] {
+        let n_kept = self.plans[self.current].kept.len();
+        self.kept[..n_kept].get(index).map_or(&[], Vec::as_slice)
     }
 
     fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<()> {
@@ -322,41 +425,43 @@ impl Program for NullProgram {
         }
     }
 
-    fn commands(&self, _n_rows: usize) -> Vec<CommandInfo> {
+    fn commands(&self, plan: usize, _n_rows: usize) -> Vec<CommandInfo> {
         let info = |(node, (kernel, layer)): (usize, &(String, Option<u32>))| CommandInfo {
             kernel: kernel.clone(),
             node,
             layer: *layer,
             weight_bytes: 0,
         };
-        self.nodes.iter().enumerate().map(info).collect()
+        self.plans.get(plan).map_or(vec![], |plan| plan.nodes.iter().enumerate().map(info).collect())
     }
 
     fn run_timed(&mut self, step: &Step, timings: &mut Vec<Timing>) -> Result<()> {
         self.run(step)?;
-        timings.extend((0..self.nodes.len()).map(|command| Timing { command, start: 0.0, duration: 0.0 }));
+        let n = self.plans[self.current].nodes.len();
+        timings.extend((0..n).map(|command| Timing { command, start: 0.0, duration: 0.0 }));
         Ok(())
     }
 }
 
 /// A layer for tests: one head of 16 columns.
 pub fn layer(window: Option<usize>) -> KvLayer {
-    KvLayer { n_kv_heads: 1, head_dim: 16, window }
+    KvLayer { n_kv_heads: 1, head_dim: 16, window, memory: None }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::PAGE_NONE;
     use crate::fusion;
-    use crate::testing::{Sequences, limits};
-    use crate::{PAGE_NONE, Span};
+    use crate::testing::{AttentionOptions, PlanBuilder, Sequences, limits};
+    use formats::BlockType;
 
     const N_VOCAB: usize = 50;
 
     fn program(device: &NullDevice, layers: &[KvLayer]) -> (Plan, Limits, Box<dyn Program>) {
         let plan = plan(N_VOCAB, layers);
         let limits = limits(&plan.kv);
-        let program = device.compile(&plan, &limits).unwrap();
+        let program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
         (plan, limits, program)
     }
 
@@ -413,7 +518,17 @@ mod tests {
     }
 
     fn step<'a>(tokens: &'a [u32], span: &'a [Span], tables: &'a [u32], outputs: &'a [u32]) -> Step<'a> {
-        Step { tokens, spans: span, page_tables: tables, pages_per_table: 2, outputs, want: Want::Argmax }
+        let want = Want::Argmax;
+        Step {
+            plan: 0,
+            tokens,
+            input: &[],
+            spans: span,
+            page_tables: tables,
+            pages_per_table: 2,
+            outputs,
+            want,
+        }
     }
 
     #[test]
@@ -461,5 +576,53 @@ mod tests {
         let spans = [Span { first_position: 2, n_rows: 1, ..spans[0] }];
         let error = program.run(&step(&[5], &spans, &[full, [1, PAGE_NONE]].concat(), &[0])).unwrap_err();
         assert!(error.to_string().contains("another sequence's"), "{error}");
+    }
+
+    /// A memory is a function of the input, two slots share its pages, and every position of it must be there.
+    #[test]
+    fn a_memory_comes_before_the_tokens() {
+        let layers = [
+            KvLayer { n_kv_heads: 1, head_dim: 16, window: None, memory: Some(20) },
+            KvLayer { n_kv_heads: 1, head_dim: 16, window: None, memory: None },
+        ];
+        let mut b = PlanBuilder::new(0, N_VOCAB);
+        let ids = layers.map(|layer| b.kv_layer(layer));
+        let x = b.input(3, 2);
+        let y = b.unfold(x, 3, 2);
+        let y = b.linear(y, 16, BlockType::F32, false);
+        b.kv_write(y, y, ids[0]);
+        let writer = b.finish(y);
+        let mut b = PlanBuilder::new(0, N_VOCAB);
+        let ids = layers.map(|layer| b.kv_layer(layer));
+        let x = b.embed(16);
+        b.kv_write(x, x, ids[1]);
+        let y = b.attention(x, ids[1], 1, AttentionOptions::default());
+        let y = b.cross_attention(y, ids[0], 1);
+        b.keep(y);
+        let y = b.linear(y, N_VOCAB, BlockType::F32, false);
+        let reader = b.finish(y);
+
+        let limits = Limits { n_ctx: 16, ..limits(&reader.kv) };
+        let mut program = NullDevice::default().compile(&[writer, reader], &limits).unwrap();
+        let input: Vec<f32> = (0..20 * 2 * 3).map(|i| i as f32).collect();
+        let span = |slot, first_row, n_rows| Span { slot, first_row, n_rows, first_position: 0 };
+        // Of each slot two pages of the sequence's group, then two of the memory's.
+        let tables = [5, PAGE_NONE, 8, 9, 6, PAGE_NONE, 8, 9, 7, PAGE_NONE, 9, 8];
+        let spans = [span(0, 0, 20)];
+        let write = Step { input: &input, ..step(&[0; 20], &spans, &tables, &[]) };
+        assert!(program.run(&Step { input: &[], ..write }).unwrap_err().to_string().contains("120"));
+        let spans = [span(0, 0, 2), span(1, 2, 1)];
+        let read = Step { plan: 1, ..step(&[4, 5, 6], &spans, &tables, &[1, 2]) };
+        assert!(program.run(&read).unwrap_err().to_string().contains("never written"));
+        program.run(&write).unwrap();
+        program.run(&read).unwrap();
+        let memory = memory(&input);
+        let expected = [history_with(memory, &[4, 5]), history_with(memory, &[6])];
+        assert_eq!(program.argmax(), expected.map(|history| best(history, N_VOCAB)));
+        assert_eq!(program.kept(0).len(), 3 * 16);
+        assert_eq!(program.kept(0)[16], kept(expected[0], 0));
+        assert!(program.kept(1).is_empty() && program.commands(2, 1).is_empty());
+        program.release_page(1, 8);
+        assert!(program.run(&read).unwrap_err().to_string().contains("never written"));
     }
 }

@@ -284,6 +284,54 @@ pub enum Op {
         /// `(n_outputs, cols)`
         out: ValueId,
     },
+    /// `out` is [`crate::Step::input`]: numbers that the caller gives, row by row. A plan has at most one.
+    Input {
+        /// `(n, cols)`
+        out: ValueId,
+    },
+    /// The windows of a convolution along the rows of each span (im2col):
+    /// `out[i][c * size + j] = x[stride * i + j - (size - 1) / 2][c]`, 0 outside the span. The columns are in the order of a
+    /// convolution's weight `(n_out, n_in, size)`, which so is the `(n_out, n_in * size)` matrix of a Linear.
+    Unfold {
+        /// `(stride * n, n_in)`
+        x: ValueId,
+        /// Rows of a window.
+        size: usize,
+        /// Rows from one window to the next.
+        stride: usize,
+        /// `(n, n_in * size)`
+        out: ValueId,
+    },
+    /// Attention of each row over all positions of a memory layer, which another plan wrote:
+    /// `out = softmax(scale * q k^T) v`, the query heads in groups that share a KV head.
+    CrossAttention {
+        /// `(n, n_heads * head_dim)`
+        q: ValueId,
+        /// A layer with [`crate::KvLayer::memory`].
+        layer: KvLayerId,
+        /// Query heads; a multiple of the layer's KV heads.
+        n_heads: usize,
+        /// Factor on the scores.
+        scale: f32,
+        /// `(n, n_heads * head_dim)`
+        out: ValueId,
+    },
+    /// Scores of some heads with all positions of a memory layer, without softmax, for the alignment of rows and positions:
+    /// `out[:, i * memory + p] = scale * q_h . k_p`, `h = heads[i]`.
+    CrossScores {
+        /// `(n, n_heads * head_dim)`
+        q: ValueId,
+        /// A layer with [`crate::KvLayer::memory`].
+        layer: KvLayerId,
+        /// Query heads; a multiple of the layer's KV heads.
+        n_heads: usize,
+        /// Which of them, in the order of the output; at least one.
+        heads: Vec<usize>,
+        /// Factor on the scores.
+        scale: f32,
+        /// `(n, heads.len() * memory)`
+        out: ValueId,
+    },
 }
 
 /// An [`Op`] without its fields, for patterns and tables.
@@ -312,6 +360,10 @@ pub enum OpKind {
     EmbedPositions,
     SelfAttention,
     Pool,
+    Input,
+    Unfold,
+    CrossAttention,
+    CrossScores,
 }
 
 impl Op {
@@ -340,6 +392,10 @@ impl Op {
             Op::EmbedPositions { .. } => OpKind::EmbedPositions,
             Op::SelfAttention { .. } => OpKind::SelfAttention,
             Op::Pool { .. } => OpKind::Pool,
+            Op::Input { .. } => OpKind::Input,
+            Op::Unfold { .. } => OpKind::Unfold,
+            Op::CrossAttention { .. } => OpKind::CrossAttention,
+            Op::CrossScores { .. } => OpKind::CrossScores,
         }
     }
 
@@ -373,8 +429,9 @@ impl Op {
                 }
                 reads
             }
-            Op::EmbedPositions { .. } => vec![],
-            Op::LayerNorm { x, .. } | Op::Pool { x, .. } => vec![*x],
+            Op::EmbedPositions { .. } | Op::Input { .. } => vec![],
+            Op::LayerNorm { x, .. } | Op::Pool { x, .. } | Op::Unfold { x, .. } => vec![*x],
+            Op::CrossAttention { q, .. } | Op::CrossScores { q, .. } => vec![*q],
             Op::SelfAttention { q, k, v, .. } => vec![*q, *k, *v],
         }
     }
@@ -403,7 +460,11 @@ impl Op {
             Op::LayerNorm { out, .. }
             | Op::EmbedPositions { out, .. }
             | Op::SelfAttention { out, .. }
-            | Op::Pool { out, .. } => vec![*out],
+            | Op::Pool { out, .. }
+            | Op::Input { out }
+            | Op::Unfold { out, .. }
+            | Op::CrossAttention { out, .. }
+            | Op::CrossScores { out, .. } => vec![*out],
         }
     }
 

@@ -15,12 +15,60 @@ pub struct ValueId(pub u32);
 pub struct WeightId(pub u32);
 
 /// How many rows a value has; known when a step runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug)]
 pub enum Rows {
     /// One for each token of the step.
     Tokens,
     /// One for each row whose logits are wanted.
     Outputs,
+    /// So many, at least 1, for each token: those of token `i` are `k * i` to `k * (i + 1) - 1`. Equal to [`Self::Tokens`]
+    /// with 1.
+    PerToken(usize),
+}
+
+impl Rows {
+    /// Rows for each token; `None`: there is one for each output.
+    pub const fn per_token(self) -> Option<usize> {
+        match self {
+            Rows::Tokens => Some(1),
+            Rows::PerToken(k) => Some(k),
+            Rows::Outputs => None,
+        }
+    }
+
+    /// How many there are in a step of so many tokens and outputs.
+    #[inline(always)]
+    pub const fn count(self, n_tokens: usize, n_outputs: usize) -> usize {
+        match self.per_token() {
+            Some(k) => n_tokens * k,
+            None => n_outputs,
+        }
+    }
+
+    /// `k` rows for each of these; `None`: of outputs, or too many.
+    pub const fn times(self, k: usize) -> Option<Rows> {
+        match self.per_token() {
+            Some(rows) => match rows.checked_mul(k) {
+                Some(rows) => Some(Rows::PerToken(rows)),
+                None => None,
+            },
+            None => None,
+        }
+    }
+}
+
+impl PartialEq for Rows {
+    fn eq(&self, other: &Rows) -> bool {
+        self.per_token() == other.per_token()
+    }
+}
+
+impl Eq for Rows {}
+
+impl std::hash::Hash for Rows {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.per_token().hash(state);
+    }
 }
 
 /// Numbers of an activation.
@@ -180,6 +228,8 @@ pub struct Plan {
     pub argmax: ValueId,
     /// What [`Self::logits`] holds.
     pub output: Output,
+    /// f32 values that the caller reads besides, whole, with [`crate::Program::kept`].
+    pub kept: Vec<ValueId>,
 }
 
 /// A plan that contradicts itself. A builder's defect, or a checkpoint whose tensors do not fit each other.
@@ -212,14 +262,18 @@ impl Plan {
         self.nodes.iter().flat_map(|node| node.op.primitives())
     }
 
-    /// Values that a node writes and others need: another node reads them, or they are the logits or argmax. A device must
+    /// Values that the caller reads: the logits, the argmax, and those that are kept.
+    pub fn results(&self) -> impl Iterator<Item = ValueId> {
+        [self.logits, self.argmax].into_iter().chain(self.kept.iter().copied())
+    }
+
+    /// Values that a node writes and others need: another node reads them, or they are results. A device must
     /// write these, even of a fused Op whose own parts also read them; what else a fused Op writes may stay in registers.
     pub fn escaping(&self, node: usize) -> Vec<ValueId> {
         let mut escaping = self.nodes[node].op.writes();
         escaping.retain(|id| {
             let others = self.nodes.iter().enumerate().filter(|(index, _)| *index != node);
-            *id == self.logits
-                || *id == self.argmax
+            self.results().any(|result| result == *id)
                 || others.into_iter().any(|(_, n)| n.op.reads().contains(id))
         });
         escaping

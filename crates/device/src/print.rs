@@ -161,6 +161,18 @@ impl Display for Shown<'_> {
             Op::Pool { x, kind: pooling, out } => {
                 write!(f, "{} = {kind}({pooling}, {})", self.out(*out), self.value(*x))
             }
+            Op::Input { out } => write!(f, "{} = {kind}()", self.out(*out)),
+            Op::Unfold { x, size, stride, out } => {
+                write!(f, "{} = {kind}({}, size {size}, stride {stride})", self.out(*out), self.value(*x))
+            }
+            Op::CrossAttention { q, layer, n_heads, scale, out } => {
+                let (out, q) = (self.out(*out), self.value(*q));
+                write!(f, "{out} = {kind}({q}, {layer}, {n_heads} heads, scale {scale})")
+            }
+            Op::CrossScores { q, layer, n_heads, heads, scale, out } => {
+                let (out, q) = (self.out(*out), self.value(*q));
+                write!(f, "{out} = {kind}({q}, {layer}, {heads:?} of {n_heads} heads, scale {scale})")
+            }
         }
     }
 }
@@ -192,7 +204,11 @@ impl Display for Plan {
             bytes as f64 / 1e6
         )?;
         for group in &self.kv.groups {
-            let kept = group.window.map_or("every position".to_owned(), |n| format!("{n} positions"));
+            let kept = match (group.memory, group.window) {
+                (Some(n), _) => format!("a memory of {n} positions"),
+                (None, Some(n)) => format!("{n} positions"),
+                (None, None) => "every position".to_owned(),
+            };
             writeln!(f, "kv: {} layers keep {kept}", group.layers.len())?;
         }
         let mut layer = None;
@@ -206,7 +222,11 @@ impl Display for Plan {
             }
             writeln!(f, "{index:5}  {}", self.show(&node.op))?;
         }
-        writeln!(f, "logits {}, argmax {}", self.logits, self.argmax)
+        write!(f, "logits {}, argmax {}", self.logits, self.argmax)?;
+        for id in &self.kept {
+            write!(f, ", kept {id}")?;
+        }
+        writeln!(f)
     }
 }
 
@@ -230,10 +250,11 @@ impl Display for KvLayerId {
 
 impl Display for Rows {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Rows::Tokens => "tokens",
-            Rows::Outputs => "outputs",
-        })
+        match self {
+            Rows::Tokens | Rows::PerToken(1) => f.write_str("tokens"),
+            Rows::Outputs => f.write_str("outputs"),
+            Rows::PerToken(k) => write!(f, "{k} x tokens"),
+        }
     }
 }
 
@@ -293,6 +314,10 @@ impl Display for OpKind {
             OpKind::EmbedPositions => "embed_positions",
             OpKind::SelfAttention => "self_attention",
             OpKind::Pool => "pool",
+            OpKind::Input => "input",
+            OpKind::Unfold => "unfold",
+            OpKind::CrossAttention => "cross_attention",
+            OpKind::CrossScores => "cross_scores",
         })
     }
 }

@@ -25,8 +25,12 @@ pub enum Want {
 /// The input of [`crate::Program::run`]. All lengths were checked by the engine.
 #[derive(Clone, Copy, Debug)]
 pub struct Step<'a> {
-    /// `(n_rows)` token ids, each below the vocabulary's size.
+    /// Which of the program's plans.
+    pub plan: usize,
+    /// `(n_rows)` token ids, each below the vocabulary's size. A plan without Embed ignores their values.
     pub tokens: &'a [u32],
+    /// What the plan's [`crate::Op::Input`] gives, row by row; empty without one.
+    pub input: &'a [f32],
     /// Every row belongs to exactly one span; spans are in row order.
     pub spans: &'a [Span],
     /// `(n_slots, n_groups, pages_per_table)` page numbers. Position `p` lies in entry `p / page_len`.
@@ -55,10 +59,14 @@ impl Span {
 }
 
 /// A [`Step`] that owns its parts, for tests and recordings.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct OwnedStep {
+    /// As [`Step::plan`].
+    pub plan: usize,
     /// As [`Step::tokens`].
     pub tokens: Vec<u32>,
+    /// As [`Step::input`].
+    pub input: Vec<f32>,
     /// As [`Step::spans`].
     pub spans: Vec<Span>,
     /// As [`Step::page_tables`].
@@ -75,7 +83,9 @@ impl OwnedStep {
     /// The step.
     pub fn borrow(&self) -> Step<'_> {
         Step {
+            plan: self.plan,
             tokens: &self.tokens,
+            input: &self.input,
             spans: &self.spans,
             page_tables: &self.page_tables,
             pages_per_table: self.pages_per_table,
@@ -88,7 +98,9 @@ impl OwnedStep {
 impl From<&Step<'_>> for OwnedStep {
     fn from(step: &Step) -> OwnedStep {
         OwnedStep {
+            plan: step.plan,
             tokens: step.tokens.to_vec(),
+            input: step.input.to_vec(),
             spans: step.spans.to_vec(),
             page_tables: step.page_tables.to_vec(),
             pages_per_table: step.pages_per_table,

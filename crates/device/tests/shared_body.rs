@@ -56,11 +56,12 @@ impl Device for Bent {
     fn kv_types(&self) -> &[KvType] {
         self.inner.kv_types()
     }
-    fn memory_plan(&self, plan: &Plan, limits: &Limits) -> Result<MemoryPlan> {
-        self.inner.memory_plan(plan, limits)
+    fn memory_plan(&self, plans: &[Plan], limits: &Limits) -> Result<MemoryPlan> {
+        self.inner.memory_plan(plans, limits)
     }
-    fn compile(&self, plan: &Plan, limits: &Limits) -> Result<Box<dyn Program>> {
-        let inner = self.inner.compile(&(self.plan)(plan.clone()), limits)?;
+    fn compile(&self, plans: &[Plan], limits: &Limits) -> Result<Box<dyn Program>> {
+        let plans: Vec<Plan> = plans.iter().map(|plan| (self.plan)(plan.clone())).collect();
+        let inner = self.inner.compile(&plans, limits)?;
         Ok(Box::new(BentProgram { inner, logits: self.logits }))
     }
     fn peaks(&self) -> Peaks {
@@ -89,8 +90,11 @@ impl Program for BentProgram {
     fn release_page(&mut self, group: usize, page: u32) {
         self.inner.release_page(group, page);
     }
-    fn commands(&self, n_rows: usize) -> Vec<CommandInfo> {
-        self.inner.commands(n_rows)
+    fn kept(&self, index: usize) -> &[f32] {
+        self.inner.kept(index)
+    }
+    fn commands(&self, plan: usize, n_rows: usize) -> Vec<CommandInfo> {
+        self.inner.commands(plan, n_rows)
     }
     fn run_timed(&mut self, step: &Step, timings: &mut Vec<Timing>) -> Result<()> {
         self.inner.run_timed(step, timings)
@@ -110,13 +114,15 @@ fn the_interpreter_agrees_with_itself_exactly() {
 fn the_cases_cover_every_rule() {
     let cases = check_op_cases();
     for rule in fusion::ALL {
-        let fuses = |case: &&Case| fuse(&case.plan, &[*rule]).nodes.len() < case.plan.nodes.len();
+        let fuses =
+            |case: &&Case| case.plans.iter().any(|plan| fuse(plan, &[*rule]).nodes.len() < plan.nodes.len());
         assert!(cases.iter().filter(fuses).count() >= 5, "{}", rule.kind);
     }
     for case in &cases {
-        case.plan.check().unwrap();
+        device::check_plans(&case.plans).unwrap();
+        let needs: Vec<_> = case.plans.iter().map(|plan| device::Needs::new(plan, &case.limits)).collect();
         for step in &case.steps {
-            step.borrow().check(&case.plan.kv, &case.limits).unwrap();
+            step.borrow().check(&needs, &case.limits).unwrap();
         }
     }
     let mut names: Vec<_> = cases.iter().map(|case| &case.name).collect();
@@ -228,10 +234,12 @@ fn released_and_copied_pages() {
     let limits = limits(&plan.kv);
     let mut sequences = Sequences::new(4, &plan.kv, &limits, 97);
     let (first, second) = (sequences.step(&[(0, 18)]), sequences.step(&[(0, 1)]));
-    let expected = run(&Reference::default(), &plan, &limits, &[first.clone(), second.clone()]).unwrap();
+    let expected =
+        run(&Reference::default(), std::slice::from_ref(&plan), &limits, &[first.clone(), second.clone()])
+            .unwrap();
 
     // The same in copies of the pages, the originals released.
-    let mut program = Reference::default().compile(&plan, &limits).unwrap();
+    let mut program = Reference::default().compile(std::slice::from_ref(&plan), &limits).unwrap();
     program.run(&first.borrow()).unwrap();
     let n_groups = plan.kv.groups.len();
     let (mut moved, mut taken) = (second.clone(), vec![]);
@@ -246,7 +254,7 @@ fn released_and_copied_pages() {
         *page = to;
     }
     program.run(&moved.borrow()).unwrap();
-    assert_eq!(program.logits(), expected[1]);
+    assert_eq!(program.logits(), expected[1][0]);
     // The originals are gone.
     program.run(&second.borrow()).unwrap();
     assert!(program.logits().iter().all(|v| v.is_nan()));
@@ -259,8 +267,8 @@ fn commands_timings_and_memory() {
     let plan = fuse(&mini_transformer(1, BlockType::Q4_K), fusion::ALL);
     let limits = limits(&plan.kv);
     let device = Reference::default();
-    let mut program = device.compile(&plan, &limits).unwrap();
-    let commands = program.commands(1);
+    let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
+    let commands = program.commands(0, 1);
     assert_eq!(commands.iter().map(|c| c.weight_bytes).sum::<u64>(), plan.weight_bytes_per_token());
     assert!(commands.iter().any(|c| c.kernel == "linear_q4_k" && c.layer == Some(1)));
     let mut sequences = Sequences::new(4, &plan.kv, &limits, 97);
@@ -278,7 +286,7 @@ fn commands_timings_and_memory() {
     program.run(&step.borrow()).unwrap();
     assert!(program.logits().is_empty() && program.argmax().is_empty() && !timed.is_empty());
 
-    let memory = device.memory_plan(&plan, &limits).unwrap();
+    let memory = device.memory_plan(std::slice::from_ref(&plan), &limits).unwrap();
     let weights: u64 = plan.weights.iter().map(|w| w.n_bytes()).sum();
     assert_eq!(memory.items.iter().find(|item| item.what == "weights in memory").unwrap().bytes, weights);
     let pages: usize = (0..2).map(|group| 48 * plan.kv.page_bytes(group, KvType::F32, 16)).sum();
@@ -291,7 +299,7 @@ fn commands_timings_and_memory() {
 fn steps_that_cannot_run_are_refused() {
     let plan = mini_transformer(1, BlockType::F32);
     let limits = limits(&plan.kv);
-    let mut program = Reference::default().compile(&plan, &limits).unwrap();
+    let mut program = Reference::default().compile(std::slice::from_ref(&plan), &limits).unwrap();
     let mut sequences = Sequences::new(4, &plan.kv, &limits, 97);
     let good = sequences.step(&[(0, 3)]);
     let mut step = good.clone();
@@ -302,5 +310,5 @@ fn steps_that_cannot_run_are_refused() {
     assert!(program.run(&step.borrow()).unwrap_err().to_string().contains("no page"));
     program.run(&good.borrow()).unwrap();
     let unfit = Limits { n_pages: vec![usize::MAX >> 20; 2], ..limits };
-    assert!(Reference::default().compile(&plan, &unfit).is_err());
+    assert!(Reference::default().compile(std::slice::from_ref(&plan), &unfit).is_err());
 }

@@ -52,13 +52,13 @@ impl Embedder {
         let limits = limits(&model, &spec, device.as_ref(), options)?;
         let plan = model.embedding_plan(&spec, limits.n_ctx)?;
         let plan = device::fusion::fuse(&plan, device.fusion());
-        let items = device.memory_plan(&plan, &limits)?.items;
+        let items = device.memory_plan(std::slice::from_ref(&plan), &limits)?.items;
         let (bytes, memory) = (items.iter().map(|item| item.bytes).sum(), device.memory());
         if options.check_memory && memory.total > 0 && bytes > memory.free {
             let what = format!("a model and steps of {} rows", limits.max_rows);
             return Err(device::Error::OutOfMemory { device: device.name(), what, bytes }.into());
         }
-        let program = device.compile(&plan, &limits)?;
+        let program = device.compile(std::slice::from_ref(&plan), &limits)?;
         Ok(Embedder {
             kv: KvCache::new(&plan.kv, &limits),
             buffers: StepBuffers::new(&limits),

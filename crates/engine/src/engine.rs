@@ -115,7 +115,7 @@ impl Engine {
         if options.check_memory && !memory.fits {
             return Err(Error::DoesNotFit(Box::new(memory)));
         }
-        let program = device.compile(&plan, &limits)?;
+        let program = device.compile(std::slice::from_ref(&plan), &limits)?;
         Ok(Engine {
             device: device.clone(),
             kv: KvCache::new(&plan.kv, &limits),
@@ -175,7 +175,7 @@ impl Engine {
 
     /// The command table for a step of `n_rows` rows.
     pub fn commands(&self, n_rows: usize) -> Vec<CommandInfo> {
-        self.program.commands(n_rows)
+        self.program.commands(0, n_rows)
     }
 
     /// From now on, keep the times of every step (`true`), or stop keeping them.

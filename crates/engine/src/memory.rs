@@ -123,7 +123,7 @@ pub(crate) fn report(
 fn items(model: &Model, plan: &Plan, device: &dyn Device, options: &LoadOptions) -> Result<Vec<MemoryItem>> {
     let limits = load::limits(model, device, options)?;
     let mut items: Vec<MemoryItem> = device
-        .memory_plan(plan, &limits)?
+        .memory_plan(std::slice::from_ref(plan), &limits)?
         .items
         .into_iter()
         .map(|i| MemoryItem { what: i.what, bytes: i.bytes, residence: residence_name(i.residence) })

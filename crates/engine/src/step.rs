@@ -106,6 +106,8 @@ impl StepBuffers {
     /// What a program runs.
     pub(crate) fn step<'a>(&'a self, kv: &'a KvCache) -> Step<'a> {
         Step {
+            plan: 0,
+            input: &[],
             tokens: &self.tokens,
             spans: &self.spans,
             page_tables: kv.tables(),

@@ -43,9 +43,17 @@ impl fmt::Display for ModelSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut line = |name: &str, value: String| writeln!(f, "{name:<18} {value}");
         line("family", format!("{} ({} names)", self.family.title, naming_word(self.naming)))?;
-        line("parameters", format!("{} ({})", short_count(self.n_parameters), self.n_parameters))?;
+        if self.n_parameters > 0 {
+            line("parameters", format!("{} ({})", short_count(self.n_parameters), self.n_parameters))?;
+        }
         line("context", format!("{} positions", self.n_ctx_train))?;
-        line("vocabulary", self.n_vocab.to_string())?;
+        match self.n_inputs {
+            0 => line("vocabulary", self.n_vocab.to_string())?,
+            n => {
+                let rows = self.family.input_stride();
+                line("input", format!("{rows} rows of {n} numbers for each position"))?;
+            }
+        }
         line("depth", format!("{} layers", self.n_layers()))?;
         line("hidden", self.hidden.to_string())?;
         let kind = match self.family.norm_kind {
@@ -121,6 +129,9 @@ impl fmt::Display for ModelSpec {
         }
         if !self.unused_tensors.is_empty() {
             line("unused tensors", self.unused_tensors.len().to_string())?;
+        }
+        if let Some(encoder) = &self.encoder {
+            write!(f, "attends to its\n{encoder}")?;
         }
         Ok(())
     }

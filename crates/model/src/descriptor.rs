@@ -7,14 +7,14 @@
 use device::{Activation, Output, RopeStyle};
 use formats::Naming;
 
-use crate::names::{Key, TensorName};
+use crate::names::{Key, KeyNames, TensorName, TensorRole};
 
 /// A value that depends on who wrote the file.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PerNaming<T> {
     /// In GGUF files.
     pub gguf: T,
-    /// In Hugging Face checkpoints.
+    /// In Hugging Face checkpoints, and in all others.
     pub hf: T,
 }
 
@@ -127,6 +127,18 @@ pub enum NormKind {
     Layer,
 }
 
+/// A convolution over the rows of the input, `(n_out, n_in, size)`, followed by the activation. The rows are padded with
+/// zeros, `(size - 1) / 2` at both ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Convolution {
+    /// Its weight; the bias has the same name.
+    pub role: TensorRole,
+    /// Rows that it sees at a time; odd.
+    pub size: usize,
+    /// Rows that it moves on by.
+    pub stride: usize,
+}
+
 /// One family.
 #[derive(Clone, Copy, Debug)]
 pub struct ArchDescriptor {
@@ -140,7 +152,15 @@ pub struct ArchDescriptor {
     pub hf: &'static [&'static str],
     /// The value under which GGUF files hold it, where that is another family's: the two differ in their usual numbers only.
     pub gguf_as: Option<&'static str>,
+    /// Names of the specification in model.bin (CTranslate2) that select it.
+    pub ctranslate2: &'static [&'static str],
+    /// Whether it is what whisper.cpp's files hold: they do not say.
+    pub whisper_cpp: bool,
 
+    /// Numbers that it calls otherwise than most.
+    pub keys: &'static [KeyNames],
+    /// Settings that a file may have and that must then be these: what they would ask for is not built.
+    pub settings: &'static [(&'static str, i128)],
     /// Tables of tensor names, in [`crate::names`]; the first that has a tensor of the file wins.
     pub tensors: &'static [&'static [TensorName]],
     /// Numbers that a checkpoint leaves out where they are the usual ones.
@@ -153,8 +173,8 @@ pub struct ArchDescriptor {
 
     /// Norms of queries and keys.
     pub qk_norm: QkNorm,
-    /// Queries, keys and values have biases that must be there. Elsewhere a bias is used if the file has one.
-    pub qkv_bias: bool,
+    /// What must have a bias. Elsewhere a bias is used if the file has one.
+    pub biases: &'static [TensorRole],
     /// Values are normalised by heads, without a weight.
     pub v_norm: bool,
     /// Layers that see everything may have no value projection: values are then what the key projection gives.
@@ -195,7 +215,15 @@ pub struct ArchDescriptor {
     pub bidirectional: bool,
     /// Whether there is a head; without one, hidden states are what it gives.
     pub output: Output,
+
+    /// The input is rows of numbers, which go through these; empty: it is tokens.
+    pub convolutions: &'static [Convolution],
+    /// The encoder whose hidden states every layer also attends to.
+    pub encoder: Option<&'static ArchDescriptor>,
 }
+
+/// What is said to be found in a file of whisper.cpp.
+pub(crate) const WHISPER_CPP: &str = "whisper.cpp";
 
 impl ArchDescriptor {
     /// A decoder with RMS norms before each branch, a gated SiLU network and full attention: what most families vary.
@@ -205,12 +233,16 @@ impl ArchDescriptor {
         gguf: &[],
         hf: &[],
         gguf_as: None,
+        ctranslate2: &[],
+        whisper_cpp: false,
+        keys: &[],
+        settings: &[],
         tensors: &[crate::names::STANDARD],
         defaults: PerNaming::both(&[]),
         norms: NormPlaces::PRE,
         norm_offset: PerNaming::both(0.0),
         qk_norm: QkNorm::None,
-        qkv_bias: false,
+        biases: &[],
         v_norm: false,
         keys_as_values: false,
         attention_scale: AttentionScale::HeadDim,
@@ -229,6 +261,8 @@ impl ArchDescriptor {
         learned_positions: false,
         bidirectional: false,
         output: Output::Logits,
+        convolutions: &[],
+        encoder: None,
     };
 
     /// The values that select it in a naming.
@@ -236,8 +270,15 @@ impl ArchDescriptor {
         match naming {
             Naming::Gguf => self.gguf,
             Naming::HuggingFace => self.hf,
-            _ => &[],
+            Naming::CTranslate2 => self.ctranslate2,
+            Naming::WhisperCpp if self.whisper_cpp => &[WHISPER_CPP],
+            Naming::WhisperCpp | Naming::Base => &[],
         }
+    }
+
+    /// Rows of the input that become one position.
+    pub fn input_stride(&self) -> usize {
+        self.convolutions.iter().map(|c| c.stride).product()
     }
 
     /// The family's usual number for a key, in a naming.

@@ -69,6 +69,24 @@ pub enum Error {
         /// What the format has a place for.
         expected: String,
     },
+    /// What only a model with an encoder has was asked of another.
+    #[error("{family} has no encoder; speech needs a model with one")]
+    NoEncoder {
+        /// The family's title.
+        family: &'static str,
+    },
+    /// A head that does not exist, or is named twice.
+    #[error(
+        "alignment heads: layer {layer}, head {head}: expected heads of the {n_layers} layers, each once"
+    )]
+    BadHead {
+        /// The layer.
+        layer: usize,
+        /// The head.
+        head: usize,
+        /// How many layers there are.
+        n_layers: usize,
+    },
     /// The builder made a plan that contradicts itself: a defect of this crate.
     #[error(transparent)]
     Plan(#[from] device::PlanError),

@@ -4,10 +4,14 @@
 use device::{Activation, Output, RopeStyle};
 
 use crate::descriptor::{
-    ArchDescriptor, AttentionScale, EmbeddingScale, ExpertPlace, NormKind, NormPlaces, PerNaming, QkNorm,
-    WindowPattern,
+    ArchDescriptor, AttentionScale, Convolution, EmbeddingScale, ExpertPlace, NormKind, NormPlaces,
+    PerNaming, QkNorm, WindowPattern,
 };
-use crate::names::{ENCODER, EXPERTS, FUSED, Key, PER_LAYER, SANDWICH, STANDARD};
+use crate::names::TensorRole::{AttnK, AttnQ, AttnV, Conv1, Conv2};
+use crate::names::{
+    ENCODER, EXPERTS, FUSED, Key, PER_LAYER, SANDWICH, SPEECH_BIASES, SPEECH_DECODER, SPEECH_DECODER_KEYS,
+    SPEECH_ENCODER, SPEECH_ENCODER_KEYS, SPEECH_SETTINGS, STANDARD,
+};
 
 /// The converter to GGUF reorders the rows of queries and keys of these families, so that neighbours are rotated.
 const REORDERED: PerNaming<RopeStyle> = PerNaming { gguf: RopeStyle::Interleaved, hf: RopeStyle::Half };
@@ -39,7 +43,7 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         title: "Qwen 2",
         gguf: &["qwen2"],
         hf: &["qwen2"],
-        qkv_bias: true,
+        biases: &[AttnQ, AttnK, AttnV],
         windows: WindowPattern::FromKey,
         defaults: PerNaming::both(&[(Key::FirstWindowLayer, 28.0)]),
         ..ArchDescriptor::DENSE
@@ -60,7 +64,7 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         gguf: &["qwen2moe"],
         hf: &["qwen2_moe"],
         tensors: &[EXPERTS, STANDARD],
-        qkv_bias: true,
+        biases: &[AttnQ, AttnK, AttnV],
         windows: WindowPattern::FromKey,
         experts: ExpertPlace::WithShared,
         defaults: PerNaming {
@@ -254,7 +258,43 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         defaults: PerNaming { gguf: &[], hf: &[(Key::NormEps, 1e-12)] },
         ..ArchDescriptor::DENSE
     },
+    ArchDescriptor {
+        name: "whisper",
+        title: "Whisper",
+        hf: &["whisper"],
+        ctranslate2: &["WhisperSpec"],
+        whisper_cpp: true,
+        keys: SPEECH_DECODER_KEYS,
+        tensors: &[SPEECH_DECODER],
+        encoder: Some(&ArchDescriptor {
+            name: "whisper encoder",
+            title: "Whisper encoder",
+            keys: SPEECH_ENCODER_KEYS,
+            tensors: &[SPEECH_ENCODER],
+            convolutions: &[
+                Convolution { role: Conv1, size: 3, stride: 1 },
+                Convolution { role: Conv2, size: 3, stride: 2 },
+            ],
+            bidirectional: true,
+            output: Output::Hidden,
+            ..SPEECH
+        }),
+        ..SPEECH
+    },
 ];
+
+/// What the encoder and the decoder of speech models share.
+const SPEECH: ArchDescriptor = ArchDescriptor {
+    defaults: PerNaming::both(&[(Key::NormEps, 1e-5)]),
+    settings: SPEECH_SETTINGS,
+    norm_kind: NormKind::Layer,
+    biases: SPEECH_BIASES,
+    learned_positions: true,
+    no_rope_every: Some(1),
+    activation: Activation::GeluErf,
+    gated: false,
+    ..ArchDescriptor::DENSE
+};
 
 #[cfg(test)]
 mod tests {
@@ -271,7 +311,7 @@ mod tests {
             assert!(names.insert(family.name), "{} twice", family.name);
             assert!(family.hf.iter().any(|n| n.starts_with(family.name)), "{}", family.name);
         }
-        for naming in [Naming::Gguf, Naming::HuggingFace] {
+        for naming in [Naming::Gguf, Naming::HuggingFace, Naming::CTranslate2, Naming::WhisperCpp] {
             let mut seen = HashSet::new();
             for selector in FAMILIES.iter().flat_map(|f| f.selectors(naming)) {
                 assert!(seen.insert(selector), "{selector} selects two");

@@ -38,7 +38,8 @@ impl<'a> Keys<'a> {
     ) -> Keys<'a> {
         let prefixes = match naming {
             Naming::Gguf => vec![format!("{architecture}.")],
-            _ => vec![TEXT_CONFIG.to_owned(), String::new()],
+            Naming::HuggingFace | Naming::Base => vec![TEXT_CONFIG.to_owned(), String::new()],
+            Naming::CTranslate2 | Naming::WhisperCpp => vec![String::new()],
         };
         Keys { metadata, naming, family, prefixes, rope_objects: ROPE_OBJECTS, layer: None, window: false }
     }
@@ -67,9 +68,12 @@ impl<'a> Keys<'a> {
     /// Every name that a key can have, in the order in which they are tried.
     fn names(&self, key: Key) -> Vec<String> {
         let row = key.row();
-        let templates = match self.naming {
-            Naming::Gguf => row.gguf,
-            _ => row.hf,
+        let own = self.family.keys.iter().find(|names| names.key == key).map(|names| names.of(self.naming));
+        let templates = match (&own, self.naming) {
+            (Some(""), _) | (None, Naming::CTranslate2 | Naming::WhisperCpp) => &[],
+            (Some(own), _) => std::slice::from_ref(own),
+            (None, Naming::Gguf) => row.gguf,
+            (None, Naming::HuggingFace | Naming::Base) => row.hf,
         };
         let mut names = Vec::new();
         for prefix in &self.prefixes {
@@ -127,6 +131,43 @@ impl<'a> Keys<'a> {
             Some(Found { value: Value::Null, .. }) => Ok(None),
             Some(found) => self.whole(key, found.value).map(Some),
         }
+    }
+
+    /// Whether files of this naming say a number in their metadata.
+    pub fn is_said(&self, key: Key) -> bool {
+        !self.names(key).is_empty()
+    }
+
+    /// CTranslate2 may give the queries of a layer a scale other than that of the head's columns; no converter of a known family
+    /// does.
+    pub fn refuse_scaled_queries(&self) -> Result<()> {
+        let scale =
+            |(key, _): &(&str, &Value)| self.naming == Naming::CTranslate2 && key.ends_with("/queries_scale");
+        match self.metadata.iter().find(scale) {
+            None => Ok(()),
+            Some((key, value)) => Err(Error::BadKey {
+                key: key.to_owned(),
+                found: show(value),
+                expected: "none: scores are scaled by the square root of a head's columns".to_owned(),
+            }),
+        }
+    }
+
+    /// Whether the settings are those that the family is built for, where the file says them.
+    pub fn check_settings(&self) -> Result<()> {
+        for (key, expected) in self.family.settings {
+            let found = match self.metadata.get(key) {
+                None | Some(Value::Null) => continue,
+                Some(Value::Bool(b)) => Some(i128::from(*b)),
+                Some(Value::Int(i)) => Some(*i),
+                Some(_) => None,
+            };
+            if found != Some(*expected) {
+                let found = self.metadata.get(key).map(show).unwrap_or_default();
+                return Err(Error::BadKey { key: (*key).to_owned(), found, expected: expected.to_string() });
+            }
+        }
+        Ok(())
     }
 
     /// A whole number that must be there.

@@ -11,7 +11,7 @@
 //!
 //! One entry in `families.rs`. If its tensors or keys are called differently, a row in `names.rs`. If it does something
 //! that no field describes, a field in `descriptor.rs` with its neutral value in [`ArchDescriptor::DENSE`], and the Ops
-//! for it in `build.rs`.
+//! for it in `build/`.
 #![deny(missing_docs)]
 
 mod base_names;
@@ -26,12 +26,13 @@ mod keys;
 pub mod names;
 mod rope;
 mod spec;
+mod speech;
 mod tensors;
 
 pub use base_names::from_base;
 pub use descriptor::{
-    ArchDescriptor, AttentionScale, EmbeddingScale, ExpertPlace, NormKind, NormPlaces, PerNaming, QkNorm,
-    WindowPattern,
+    ArchDescriptor, AttentionScale, Convolution, EmbeddingScale, ExpertPlace, NormKind, NormPlaces,
+    PerNaming, QkNorm, WindowPattern,
 };
 pub use embedding::EmbeddingSpec;
 pub use error::{Error, Result};
@@ -40,3 +41,4 @@ pub use gguf_export::{GgufExport, file_type, to_gguf};
 pub use names::{Key, TensorRole};
 pub use rope::{RopeScaling, RopeSpec};
 pub use spec::{ExpertSpec, LayerSpec, ModelSpec};
+pub use speech::{SpeechPlans, SpeechSpec, SpeechTokens};

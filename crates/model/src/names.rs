@@ -1,10 +1,14 @@
 //! The names: where each number stands in the metadata, and what each tensor is called, in GGUF files and in Hugging
-//! Face checkpoints. Everything here is a table.
+//! Face checkpoints. Everything here is a table. Names of speech models, in more kinds of files, are in `names/speech.rs`.
 //!
 //! GGUF names are those of the format's specification and of the files in use; Hugging Face names are the fields of
 //! config.json and of the published checkpoints.
 
+mod speech;
+
 use formats::Naming;
+
+pub use speech::*;
 
 /// A number, list or word of the metadata.
 #[allow(missing_docs)] // The table below says what each is.
@@ -72,6 +76,7 @@ pub enum Key {
     EmbeddingScale,
     ResidualScale,
     PositionKind,
+    Inputs,
 }
 
 /// Where a key stands and what it may hold.
@@ -87,6 +92,19 @@ pub struct KeyRow {
     pub hf: &'static [&'static str],
     /// Smallest and largest number accepted. Beyond them lies nothing that was ever trained, and arithmetic that overflows.
     pub range: (f64, f64),
+}
+
+/// What a family calls a number in place of the table's names. Empty: it is not said there.
+#[derive(Clone, Copy, Debug)]
+pub struct KeyNames {
+    /// Which.
+    pub key: Key,
+    /// In config.json of Hugging Face, flattened.
+    pub hf: &'static str,
+    /// Among the settings of CTranslate2's model.bin.
+    pub ctranslate2: &'static str,
+    /// Among the hyperparameters of whisper.cpp's files.
+    pub whisper_cpp: &'static str,
 }
 
 const fn row(
@@ -175,11 +193,12 @@ pub const KEYS: &[KeyRow] = &[
     row(Key::EmbeddingScale, "factor on embeddings", &["embedding_scale"], &["embedding_multiplier"], TINY, 1e9),
     row(Key::ResidualScale, "factor on each branch", &["residual_scale"], &["residual_multiplier"], TINY, 1e9),
     row(Key::PositionKind, "how positions are told apart", &[], &["position_embedding_type"], 0.0, 0.0),
+    row(Key::Inputs, "columns of the input", &[], &[], 1.0, 65536.0),
 ];
 
 // The table is in the order of the enum, so that a key is an index into it.
 const _: () = {
-    assert!(KEYS.len() == Key::PositionKind as usize + 1);
+    assert!(KEYS.len() == Key::Inputs as usize + 1);
     let mut i = 0;
     while i < KEYS.len() {
         assert!(KEYS[i].key as usize == i);
@@ -277,23 +296,41 @@ pub enum TensorRole {
     PerLayerOut,
     /// `(hidden)`, after that.
     PostPerLayerNorm,
+    /// The first convolution over the input, `(hidden, inputs, size)`.
+    Conv1,
+    /// The second, `(hidden, hidden, size)`.
+    Conv2,
+    /// `(hidden)`, before the attention to the encoder's states.
+    CrossNorm,
+    /// `(n_heads * head_dim, hidden)`
+    CrossQ,
+    /// `(n_kv_heads * head_dim, hidden)`, of the encoder's states.
+    CrossK,
+    /// `(n_kv_heads * head_dim, hidden)`, of the encoder's states.
+    CrossV,
+    /// `(hidden, n_heads * head_dim)`
+    CrossOut,
 }
 
-/// What a tensor is called. `.weight` or `.bias` follows, unless `$` ends the name.
+/// What a tensor is called. `.weight` or `.bias` follows, unless `$` ends the name. Empty names: never there.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorName {
     /// What it is for.
     pub role: TensorRole,
-    /// `{l}` is the layer, `{e}` the expert, where each is a tensor by itself. Empty: never there.
+    /// `{l}` is the layer, `{e}` the expert, where each is a tensor by itself.
     pub gguf: &'static str,
-    /// `{model}` is one of [`MODEL_PREFIXES`], `{layer}` is `{model}layers.{l}.`. Empty: never there.
+    /// `{model}` is one of [`MODEL_PREFIXES`], `{layer}` is `{model}layers.{l}.`.
     pub hf: &'static str,
+    /// `/weight` or `/bias` follows.
+    pub ctranslate2: &'static str,
+    /// OpenAI's names.
+    pub whisper_cpp: &'static str,
     /// The tensor holds the rows of all of these, one after another, this role's among them. Empty: it holds this role alone.
     pub stacked: &'static [TensorRole],
 }
 
 const fn alone(role: TensorRole, gguf: &'static str, hf: &'static str) -> TensorName {
-    TensorName { role, gguf, hf, stacked: &[] }
+    TensorName { role, gguf, hf, ctranslate2: "", whisper_cpp: "", stacked: &[] }
 }
 
 const fn stacked(
@@ -302,7 +339,7 @@ const fn stacked(
     hf: &'static str,
     stacked: &'static [TensorRole],
 ) -> TensorName {
-    TensorName { role, gguf, hf, stacked }
+    TensorName { role, gguf, hf, ctranslate2: "", whisper_cpp: "", stacked }
 }
 
 use TensorRole::*;
@@ -418,7 +455,7 @@ pub const MODEL_PREFIXES: &[&str] =
     &["model.", "language_model.model.", "model.language_model.", "", "bert."];
 
 /// Parts of names of tensors that hold what is computed here anyway.
-pub const IGNORED: &[&str] = &["rotary_emb.", ".attn_rot_embd."];
+pub const IGNORED: &[&str] = &["rotary_emb.", ".attn_rot_embd.", "mel_filters"];
 
 impl Key {
     /// Its row of the table.
@@ -427,13 +464,32 @@ impl Key {
     }
 }
 
+impl KeyNames {
+    /// The name in a naming; empty if it is not said there.
+    pub(crate) fn of(&self, naming: Naming) -> &'static str {
+        match naming {
+            Naming::Gguf => "",
+            Naming::HuggingFace | Naming::Base => self.hf,
+            Naming::CTranslate2 => self.ctranslate2,
+            Naming::WhisperCpp => self.whisper_cpp,
+        }
+    }
+}
+
 impl TensorName {
+    /// The name with its places for numbers.
+    pub(crate) fn template(&self, naming: Naming) -> &'static str {
+        match naming {
+            Naming::Gguf => self.gguf,
+            Naming::HuggingFace | Naming::Base => self.hf,
+            Naming::CTranslate2 => self.ctranslate2,
+            Naming::WhisperCpp => self.whisper_cpp,
+        }
+    }
+
     /// The full name, without its suffix.
     pub(crate) fn expand(&self, naming: Naming, model_prefix: &str, layer: Option<usize>) -> Option<String> {
-        let template = match naming {
-            Naming::Gguf => self.gguf,
-            _ => self.hf,
-        };
+        let template = self.template(naming);
         let layer = layer.map(|l| l.to_string()).unwrap_or_default();
         (!template.is_empty()).then(|| {
             template
@@ -454,6 +510,15 @@ impl TensorName {
         let name = self.expand(naming, model_prefix, layer)?;
         match name.strip_suffix('$') {
             Some(whole) => (suffix == "weight").then(|| whole.to_owned()),
+            None if naming == Naming::CTranslate2 => {
+                // It calls the two vectors of a norm otherwise.
+                let suffix = match suffix {
+                    "weight" if name.ends_with("/layer_norm") => "gamma",
+                    "bias" if name.ends_with("/layer_norm") => "beta",
+                    suffix => suffix,
+                };
+                Some(format!("{name}/{suffix}"))
+            }
             None => Some(format!("{name}.{suffix}")),
         }
     }
@@ -528,6 +593,13 @@ impl TensorRole {
             PerLayerGate => "gate of the layer's input",
             PerLayerOut => "projection of the layer's input",
             PostPerLayerNorm => "norm after the layer's input",
+            Conv1 => "first convolution",
+            Conv2 => "second convolution",
+            CrossNorm => "cross-attention norm",
+            CrossQ => "cross-attention query projection",
+            CrossK => "cross-attention key projection",
+            CrossV => "cross-attention value projection",
+            CrossOut => "cross-attention output projection",
         }
     }
 }
@@ -548,7 +620,10 @@ mod tests {
 
     #[test]
     fn stacked_rows_name_their_own_role() {
-        for name in [STANDARD, SANDWICH, FUSED, ENCODER, EXPERTS, PER_LAYER].concat() {
+        let speech = [SPEECH_ENCODER, SPEECH_DECODER];
+        for name in
+            [STANDARD, SANDWICH, FUSED, ENCODER, EXPERTS, PER_LAYER].iter().chain(&speech).copied().flatten()
+        {
             assert!(name.stacked.is_empty() || name.stacked.contains(&name.role), "{name:?}");
         }
     }

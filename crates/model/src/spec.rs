@@ -1,16 +1,21 @@
 //! A family with the numbers of one checkpoint.
 
+use std::collections::BTreeMap;
+
 use device::{Activation, Plan, RopeStyle};
 use formats::{Checkpoint, Naming};
 
 use crate::build;
-use crate::descriptor::{ArchDescriptor, AttentionScale, EmbeddingScale, ExpertPlace, WindowPattern};
+use crate::descriptor::{
+    ArchDescriptor, AttentionScale, EmbeddingScale, ExpertPlace, WHISPER_CPP, WindowPattern,
+};
 use crate::embedding::EmbeddingSpec;
 use crate::error::{Error, Result};
 use crate::families::FAMILIES;
 use crate::keys::{Choice, Keys};
 use crate::names::{IGNORED, Key, TEXT_CONFIG, TensorRole, WINDOW_ROPE_OBJECTS};
 use crate::rope::{RopeScaling, RopeSpec, RopeTensors};
+use crate::speech::SpeechPlans;
 use crate::tensors::Tensors;
 
 /// What a checkpoint is: its family, its numbers, its layers.
@@ -24,6 +29,8 @@ pub struct ModelSpec {
     pub hidden: usize,
     /// Rows of the embedding and of the head.
     pub n_vocab: usize,
+    /// Columns of a row of numbers, if that is what it reads; 0: it reads tokens.
+    pub n_inputs: usize,
     /// Positions that the model was trained for.
     pub n_ctx_train: usize,
     /// Added to the mean square in norms.
@@ -48,7 +55,9 @@ pub struct ModelSpec {
     pub per_layer_width: usize,
     /// The layers.
     pub layers: Vec<LayerSpec>,
-    /// Values of all tensors in use; a tied head counts once.
+    /// The encoder whose states every layer also attends to. Its tensors are counted here, and so are its unused ones.
+    pub encoder: Option<Box<ModelSpec>>,
+    /// Values of all tensors in use; a tied head counts once. 0 of an encoder: they are counted with its decoder's.
     pub n_parameters: u64,
     /// Tensors of the file that nothing reads, in file order.
     pub unused_tensors: Vec<String>,
@@ -122,11 +131,22 @@ impl ModelSpec {
         let mut spec = read(&keys, family, &mut tensors)?;
 
         // Building the plan is what checks the tensors; it copies nothing but norms and biases.
+        if let Some(encoder) = family.encoder {
+            let keys = Keys::new(&checkpoint.metadata, checkpoint.naming, encoder, &architecture);
+            tensors.turn_to(encoder);
+            let encoder = read(&keys, encoder, &mut tensors)?;
+            if encoder.hidden != spec.hidden {
+                let expected = format!("the decoder's hidden size, {}", spec.hidden);
+                return Err(keys.bad(Key::Hidden, encoder.hidden, expected));
+            }
+            spec.encoder = Some(Box::new(encoder));
+            spec.encoder_plan(&mut tensors)?;
+        }
         build::build(&spec, &mut tensors, spec.n_ctx_train)?;
         spec.n_parameters = tensors.n_parameters();
         let unused =
-            |name: &&String| !tensors.is_used(name) && !IGNORED.iter().any(|part| name.contains(part));
-        spec.unused_tensors = checkpoint.tensors.iter().map(|t| &t.name).filter(unused).cloned().collect();
+            |t: &&formats::Tensor| !IGNORED.iter().any(|part| t.name.contains(part)) && !tensors.is_used(t);
+        spec.unused_tensors = checkpoint.tensors.iter().filter(unused).map(|t| t.name.clone()).collect();
         Ok(spec)
     }
 
@@ -162,6 +182,40 @@ impl ModelSpec {
         build::build_to(self, &mut Tensors::new(checkpoint, self.family), n_ctx, end)
     }
 
+    /// The forward pass of the encoder, if there is one, to the memory of this model's layers.
+    fn encoder_plan(&self, tensors: &mut Tensors<'_>) -> Result<Plan> {
+        let encoder = self.encoder.as_deref().ok_or(Error::NoEncoder { family: self.family.title })?;
+        build::build_to(encoder, tensors, encoder.n_ctx_train, build::End::Memory(self))
+    }
+
+    /// The forward passes of a model with an encoder, over one cache. `alignment_heads` are layers and heads of
+    /// cross-attention, in any order, each once.
+    ///
+    /// # Errors
+    /// There is no encoder, or no such head; or the checkpoint is not the one that this was read from.
+    pub fn speech_plans(
+        &self,
+        checkpoint: &Checkpoint,
+        alignment_heads: &[(usize, usize)],
+    ) -> Result<SpeechPlans> {
+        let mut tensors = Tensors::new(checkpoint, self.family);
+        let encoder = self.encoder_plan(&mut tensors)?;
+        let decoder = build::build(self, &mut tensors, self.n_ctx_train)?;
+        let mut heads: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        for &(layer, head) in alignment_heads {
+            let of_layer = heads.entry(layer).or_default();
+            let there = self.layers.get(layer).is_some_and(|l| head < l.n_heads);
+            if !there || of_layer.contains(&head) {
+                return Err(Error::BadHead { layer, head, n_layers: self.layers.len() });
+            }
+            of_layer.push(head);
+            of_layer.sort_unstable();
+        }
+        let alignment: Vec<_> = heads.into_iter().collect();
+        let align = build::build_to(self, &mut tensors, self.n_ctx_train, build::End::Alignment(&alignment))?;
+        Ok(SpeechPlans { encoder, decoder, align, alignment })
+    }
+
     /// Whether the plan differs with the context that it is made for.
     pub fn depends_on_context(&self) -> bool {
         let depends = |rope: &RopeSpec| matches!(rope.scaling, RopeScaling::LongRope { .. });
@@ -180,10 +234,15 @@ pub(crate) fn select(checkpoint: &Checkpoint) -> Result<(&'static ArchDescriptor
     let text_model_type = format!("{TEXT_CONFIG}model_type");
     let keys: &[&str] = match checkpoint.naming {
         Naming::Gguf => &["general.architecture"],
-        _ => &[&text_model_type, "model_type"],
+        Naming::HuggingFace | Naming::Base => &[&text_model_type, "model_type"],
+        Naming::CTranslate2 => &["ctranslate2.spec"],
+        Naming::WhisperCpp => &[],
     };
     let mut found: Vec<(&str, String)> =
         keys.iter().filter_map(|k| Some((*k, metadata.str(k)?.to_owned()))).collect();
+    if checkpoint.naming == Naming::WhisperCpp {
+        found.push(("format", WHISPER_CPP.to_owned()));
+    }
     if checkpoint.naming == Naming::HuggingFace {
         // The class says it too: `SomethingForCausalLM` is of the type `something`.
         let class = metadata.array("architectures").and_then(|a| std::str::from_utf8(a.str_bytes(0)?).ok());
@@ -209,12 +268,12 @@ pub(crate) fn read(
     tensors: &mut Tensors<'_>,
 ) -> Result<ModelSpec> {
     refuse_what_is_not_built(keys, family)?;
-    let n_layers = keys.need_count(Key::Layers)?;
-    let hidden = keys.need_count(Key::Hidden)?;
-    let n_ctx_train = keys.need_count(Key::Context)?;
-    let n_vocab = match keys.naming() {
-        Naming::Gguf => tensors.embedding_rows().unwrap_or(0),
-        _ => keys.need_count(Key::Vocab)?,
+    let n_layers = need(keys, tensors, Key::Layers)?;
+    let hidden = need(keys, tensors, Key::Hidden)?;
+    let n_ctx_train = need(keys, tensors, Key::Context)?;
+    let (n_vocab, n_inputs) = match family.convolutions {
+        [] => (need(keys, tensors, Key::Vocab)?, 0),
+        _ => (0, need(keys, tensors, Key::Inputs)?),
     };
     let activation = match keys.word(Key::Activation)? {
         None => family.activation,
@@ -232,7 +291,10 @@ pub(crate) fn read(
     };
     let tied_head = match keys.flag(Key::TiedHead)? {
         Some(tied) => tied,
-        None => !tensors.has(TensorRole::Output),
+        None => {
+            !tensors.has(TensorRole::Output)
+                || tensors.are_one(TensorRole::Output, TensorRole::TokenEmbedding)
+        }
     };
     let embedding_scale = match (keys.real(Key::EmbeddingScale)?, family.embedding_scale) {
         (Some(scale), _) => scale,
@@ -245,6 +307,7 @@ pub(crate) fn read(
         naming: keys.naming(),
         hidden,
         n_vocab,
+        n_inputs,
         n_ctx_train,
         norm_eps: real(Key::NormEps)?.ok_or_else(|| keys.missing(Key::NormEps))?,
         activation,
@@ -257,9 +320,16 @@ pub(crate) fn read(
         tied_head,
         per_layer_width: keys.count(Key::PerLayerWidth)?.unwrap_or(0),
         layers: layers(keys, family, tensors, n_layers, hidden, n_ctx_train)?,
+        encoder: None,
         n_parameters: 0,
         unused_tensors: Vec::new(),
     })
+}
+
+/// A number of the metadata, or, where such files never say it there, of the shapes of tensors.
+fn need(keys: &Keys<'_>, tensors: &Tensors<'_>, key: Key) -> Result<usize> {
+    let measured = if keys.is_said(key) { None } else { tensors.measure(key)? };
+    measured.map_or_else(|| keys.need_count(key), Ok)
 }
 
 /// Better a clear word than a model that runs and answers nonsense.
@@ -272,6 +342,8 @@ fn refuse_what_is_not_built(keys: &Keys<'_>, family: &ArchDescriptor) -> Result<
         let found = keys.word(Key::PositionKind)?.unwrap_or_default();
         return Err(keys.bad(Key::PositionKind, format!("{found:?}"), "absolute"));
     }
+    keys.check_settings()?;
+    keys.refuse_scaled_queries()?;
     // Images may be looked at as a whole; text never is.
     let ahead = match keys.word(Key::Bidirectional) {
         Ok(word) => word.is_some_and(|word| word != "vision"),
@@ -291,10 +363,12 @@ fn layers(
     hidden: usize,
     n_ctx_train: usize,
 ) -> Result<Vec<LayerSpec>> {
-    let need = |key: Key| keys.counts(key, n_layers)?.ok_or_else(|| keys.missing(key));
-    let heads = need(Key::Heads)?;
+    let heads = keys.counts(Key::Heads, n_layers)?.ok_or_else(|| keys.missing(Key::Heads))?;
     let kv_heads = keys.counts(Key::KvHeads, n_layers)?.unwrap_or_else(|| heads.clone());
-    let ffn = need(Key::Ffn)?;
+    let ffn = match keys.counts(Key::Ffn, n_layers)? {
+        Some(ffn) => ffn,
+        None => vec![need(keys, tensors, Key::Ffn)?; n_layers],
+    };
     let experts = experts(keys, family, n_layers)?;
     let windows = windows(keys, family, n_layers)?;
     let rotates = rotates(keys, family, n_layers)?;

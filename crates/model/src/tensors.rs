@@ -7,7 +7,7 @@ use formats::{BlockType, Bytes, Checkpoint, Naming, Planes, Tensor, codec};
 
 use crate::descriptor::{ArchDescriptor, QkNorm};
 use crate::error::{Error, Result};
-use crate::names::{MODEL_PREFIXES, TensorName, TensorRole};
+use crate::names::{Key, MEASURES, MODEL_PREFIXES, TensorName, TensorRole};
 use crate::spec::{LayerSpec, ModelSpec};
 
 /// The tensors of a checkpoint, found by role.
@@ -39,6 +39,11 @@ impl<'a> Tensors<'a> {
         }
         tensors.model_prefix = MODEL_PREFIXES[0];
         tensors
+    }
+
+    /// Go over to the names of another part of the same model.
+    pub fn turn_to(&mut self, family: &'static ArchDescriptor) {
+        self.family = family;
     }
 
     /// The rows of the table that speak of a role: those of the first of the family's tables that has any.
@@ -86,12 +91,43 @@ impl<'a> Tensors<'a> {
         self.locate(role, Some(layer), "weight").is_some()
     }
 
-    /// Rows of the embedding: the size of the vocabulary where no key says it.
-    pub fn embedding_rows(&self) -> Option<usize> {
-        match self.locate(TensorRole::TokenEmbedding, None, "weight")?.tensor.shape[..] {
-            [rows, _] => Some(rows),
-            _ => None,
+    /// Whether the file has the same bytes for two roles outside the layers.
+    pub fn are_one(&self, a: TensorRole, b: TensorRole) -> bool {
+        match (self.locate(a, None, "weight"), self.locate(b, None, "weight")) {
+            (Some(a), Some(b)) => same_bytes(a.tensor, b.tensor),
+            _ => false,
         }
+    }
+
+    /// A number as the shapes of tensors say it, for files whose metadata does not. `None`: no shape says it.
+    pub fn measure(&self, key: Key) -> Result<Option<usize>> {
+        let (min, max) = key.row().range;
+        let Some((_, role, dimension)) = MEASURES.iter().find(|(k, ..)| *k == key) else { return Ok(None) };
+        // The first layer speaks for all.
+        let layer = matches!(key, Key::Ffn | Key::Layers).then_some(0);
+        let Some(Located { tensor, .. }) = self.locate(*role, layer, "weight") else {
+            return Err(self.missing_as(*role, layer, "weight", vec![]));
+        };
+        let n = match key {
+            Key::Layers => self.highest_layer(*role).and_then(|l| l.checked_add(1)),
+            _ => tensor.shape.get(*dimension).copied(),
+        };
+        match n.filter(|n| (min..=max).contains(&(*n as f64))) {
+            Some(n) => Ok(Some(n)),
+            None => Err(bad_shape(tensor, *role, format!("{} from {min} to {max}", key.row().what))),
+        }
+    }
+
+    /// The highest number of a layer in the names of tensors, whichever they are; `role` tells how layers are called.
+    fn highest_layer(&self, role: TensorRole) -> Option<usize> {
+        let layers = self.rows(role).into_iter().filter_map(|n| n.template(self.naming).split_once("{l}"));
+        let numbers = layers.flat_map(|(before, after)| {
+            let end = after.chars().next().unwrap_or('.');
+            let number =
+                move |name: &&str| name.strip_prefix(before)?.split_once(end)?.0.parse::<usize>().ok();
+            self.by_name.keys().filter_map(number)
+        });
+        numbers.max()
     }
 
     /// The values of a small vector outside the layers, if the file has it, whatever its length up to `max_len`.
@@ -109,6 +145,9 @@ impl<'a> Tensors<'a> {
     pub fn matrix(&mut self, spec: &ModelSpec, role: TensorRole, layer: Option<usize>) -> Result<Weight> {
         let shape = shape(spec, role, layer);
         let located = self.locate(role, layer, "weight").ok_or_else(|| self.missing(spec, role, layer))?;
+        if let [n_out, n_in, size] = shape[..] {
+            return self.convolution(role, located.tensor, [n_out, n_in, size]);
+        }
         let (tensor, first) = self.check(spec, role, layer, &located, &shape)?;
         let n_rows = shape[0];
         if located.stacked.is_empty() {
@@ -124,6 +163,30 @@ impl<'a> Tensors<'a> {
         let (data, planes) = tensor.rows(first..first + n_rows).ok_or_else(|| short(tensor))?;
         let name = format!("{}[{first}..{}]", tensor.name, first + n_rows);
         Ok(Weight { name, shape, block: tensor.block, data, planes, parts: vec![] })
+    }
+
+    /// The weight of a convolution `(n_out, n_in, size)` as a matrix `(n_out, n_in * size)`: a view of the file. Only where
+    /// the scales of integers lie apart, one for each `size` values, it is decoded at load.
+    fn convolution(&mut self, role: TensorRole, tensor: &'a Tensor, shape: [usize; 3]) -> Result<Weight> {
+        let [n_out, n_in, size] = shape;
+        if tensor.shape != shape {
+            return Err(bad_shape(tensor, role, format!("shape {shape:?}")));
+        }
+        let matrix = vec![n_out, n_in * size];
+        self.used.insert(&tensor.name);
+        if tensor.block.has_planes() && tensor.planes.fit(tensor.block, tensor.n_rows(), tensor.n_cols()) {
+            whole_bytes(tensor)?;
+            return Ok(Weight { shape: matrix, ..Weight::vector(&tensor.name, &tensor.to_f32()) });
+        }
+        whole(tensor)?;
+        Ok(Weight {
+            name: tensor.name.clone(),
+            shape: matrix,
+            block: tensor.block,
+            data: tensor.data.clone(),
+            planes: tensor.planes.clone(),
+            parts: vec![],
+        })
     }
 
     /// The matrices of a role's experts, views of the file: each a tensor by itself, or all in one, where those of other
@@ -226,7 +289,11 @@ impl<'a> Tensors<'a> {
         let Some(located) = self.locate(role, layer, "bias") else { return Ok(None) };
         let shape = vec![shape(spec, role, layer)[0]];
         let (tensor, first) = self.check(spec, role, layer, &located, &shape)?;
-        vector(tensor, first, shape[0], 0.0).map(Some)
+        let mut bias = vector(tensor, first, shape[0], 0.0)?;
+        if !located.stacked.is_empty() {
+            bias.name = format!("{}[{first}..{}]", tensor.name, first + shape[0]);
+        }
+        Ok(Some(bias))
     }
 
     /// The position embeddings: a view of the file, or, where the file has types of tokens, a table made at load of the sum
@@ -294,7 +361,9 @@ impl<'a> Tensors<'a> {
             first = rows(&located.stacked[..before]);
             shape_of_all[0] = rows(located.stacked);
         }
-        if tensor.shape != shape_of_all {
+        // Some biases of convolutions are matrices of one column.
+        let column = matches!((&tensor.shape[..], &shape_of_all[..]), ([n, 1], [len]) if n == len);
+        if tensor.shape != shape_of_all && !column {
             return Err(bad_shape(tensor, role, format!("shape {shape_of_all:?}")));
         }
         whole(tensor)?;
@@ -308,9 +377,10 @@ impl<'a> Tensors<'a> {
         self.used.iter().map(size).sum()
     }
 
-    /// Whether a tensor was asked for.
-    pub fn is_used(&self, name: &str) -> bool {
-        self.used.contains(name)
+    /// Whether a tensor was asked for, under this name or as the same bytes under another.
+    pub fn is_used(&self, tensor: &Tensor) -> bool {
+        let same = |name: &&str| self.by_name.get(name).is_some_and(|used| same_bytes(used, tensor));
+        self.used.contains(tensor.name.as_str()) || self.used.iter().any(same)
     }
 }
 
@@ -332,6 +402,7 @@ pub(crate) fn shape(spec: &ModelSpec, role: TensorRole, layer: Option<usize>) ->
     let whole_row = spec.family.qk_norm == QkNorm::WholeRow;
     let (n_experts, expert_ffn) = layer.experts.map_or((0, 0), |e| (e.n, e.ffn));
     let (n_layers, per_layer) = (spec.layers.len(), spec.per_layer_width);
+    let size = spec.family.convolutions.iter().find(|c| c.role == role).map_or(0, |c| c.size);
     match role {
         TokenEmbedding | Output => vec![spec.n_vocab, hidden],
         PositionEmbedding => vec![spec.n_ctx_train, hidden],
@@ -359,6 +430,12 @@ pub(crate) fn shape(spec: &ModelSpec, role: TensorRole, layer: Option<usize>) ->
         PerLayerNorm => vec![per_layer],
         PerLayerGate => vec![per_layer, hidden],
         PerLayerOut => vec![hidden, per_layer],
+        Conv1 => vec![hidden, spec.n_inputs, size],
+        Conv2 => vec![hidden, hidden, size],
+        CrossNorm => vec![hidden],
+        CrossQ => vec![q, hidden],
+        CrossK | CrossV => vec![kv, hidden],
+        CrossOut => vec![hidden, q],
     }
 }
 
@@ -413,9 +490,19 @@ fn whole(tensor: &Tensor) -> Result<()> {
             ),
         });
     }
+    whole_bytes(tensor)
+}
+
+/// The same of its values, whatever stands beside them.
+fn whole_bytes(tensor: &Tensor) -> Result<()> {
     let blocks = tensor.n_cols().is_multiple_of(tensor.block.block_len());
     let fits = blocks && tensor.data.len() == tensor.n_rows() * tensor.row_bytes();
     if fits { Ok(()) } else { Err(short(tensor)) }
+}
+
+/// Whether two tensors are the same view of the file.
+fn same_bytes(a: &Tensor, b: &Tensor) -> bool {
+    a.data.len() == b.data.len() && a.data.as_ptr() == b.data.as_ptr() && a.block == b.block
 }
 
 fn short(tensor: &Tensor) -> Error {

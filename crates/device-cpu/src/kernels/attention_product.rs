@@ -434,16 +434,19 @@ unsafe fn load_values<S: Simd, K: Stored>(place: &Place<'_>, out: *mut f32) {
 #[derive(Clone, Copy)]
 pub struct Product {
     /// Rows of A and C.
-    n: usize,
+    pub n: usize,
     /// Columns of A, rows of B.
-    k: usize,
+    pub k: usize,
     /// Columns of B and C; a multiple of the vector's length.
-    cols: usize,
-    lda: usize,
-    ldb: usize,
-    ldc: usize,
+    pub cols: usize,
+    /// From one row of A to the next.
+    pub lda: usize,
+    /// Of B.
+    pub ldb: usize,
+    /// Of C.
+    pub ldc: usize,
     /// Whether C is added to.
-    add: bool,
+    pub add: bool,
 }
 
 /// `C = A B` or `C += A B`; every element of C is one chain of fused multiply-adds over k.

@@ -124,11 +124,11 @@ impl Partial {
 #[derive(Clone, Copy)]
 pub struct Scratch {
     /// `(n, head_dim)` the queries, scaled.
-    q: *mut f32,
+    pub q: *mut f32,
     /// `(head_dim, BLOCK)` keys, then `(BLOCK, padded head_dim)` values.
-    kv: *mut f32,
+    pub kv: *mut f32,
     /// `(n, BLOCK)` scores, then probabilities.
-    s: *mut f32,
+    pub s: *mut f32,
     /// A chunk's partial.
     pub chunk: Partial,
     /// The sum of the chunks so far.
@@ -247,7 +247,7 @@ pub unsafe fn chunk<S: Loops, K: Stored>(
 /// # Safety
 /// The row has [`BLOCK`] scores; the instruction set is available.
 #[inline(always)]
-unsafe fn softmax_block<S: Simd>(
+pub unsafe fn softmax_block<S: Simd>(
     row: *mut f32,
     range: Range<usize>,
     seen: Range<usize>,
@@ -319,10 +319,12 @@ unsafe fn exp_one<S: Simd>(x: f32) -> f32 {
     lanes[0]
 }
 
+/// Multiply by a factor.
+///
 /// # Safety
 /// `x` has `n` values, a multiple of 16; the instruction set is available.
 #[inline(always)]
-unsafe fn scale_row<S: Simd>(x: *mut f32, n: usize, factor: f32) {
+pub unsafe fn scale_row<S: Simd>(x: *mut f32, n: usize, factor: f32) {
     // SAFETY: the caller's promise.
     unsafe {
         let factor = S::splat(factor);

@@ -138,6 +138,7 @@ mod tests {
         let groups = Groups { order: order.as_mut_ptr(), ends: ends.as_mut_ptr() };
         let params = Params { ids: ids.as_ptr(), k: 2, n_experts: 5, rows: Rows::Tokens, groups };
         let step = StepState {
+            input: &[],
             tokens: &[0; 3],
             spans: &[],
             positions: &[],

@@ -14,6 +14,8 @@ pub mod attention;
 pub mod attention_product;
 pub mod attention_tile;
 pub mod columns;
+pub mod cross_attention;
+pub mod cross_scores;
 pub mod elementwise;
 pub mod embed;
 pub mod embed_positions;
@@ -21,6 +23,7 @@ pub mod expert_groups;
 pub mod expert_linear;
 pub mod expert_sum;
 pub mod gate;
+pub mod input;
 pub mod kv_write;
 pub mod layer_norm;
 pub mod pool;
@@ -33,6 +36,7 @@ pub mod scale;
 pub mod select_rows;
 pub mod self_attention;
 pub mod softcap;
+pub mod unfold;
 
 /// Round up to a multiple of 64 bytes.
 pub const fn round_up(bytes: usize) -> usize {

@@ -1,17 +1,25 @@
 //! Attention of each row over all rows of its own span: `out = softmax(scale q k^T) v`, head by head, nothing cached.
 //!
-//! q, k, v and out `(n, n_heads * head_dim)`. A unit of work is (a span, a head), handed out one after another. A unit
-//! first packs its keys as columns `(head_dim, n_padded)` and its values as rows of whole vectors; then four queries at a
-//! time meet all keys, two vectors of keys at once in registers, and after the softmax all values, two vectors of columns
-//! at once. So every inner loop is loads of packed memory and multiply-adds.
+//! q, k, v and out `(n, n_heads * head_dim)`. A unit of work is (a span, a head, a tile of up to [`TILE`] queries), handed
+//! out one after another. Keys and values are walked in blocks of [`BLOCK`]: a block's keys are brought into scratch as
+//! columns `(head_dim, BLOCK)` and its values as rows of whole vectors; then `S = Q K^T`, a softmax along the rows of S that
+//! takes back what earlier blocks gave where a larger score comes ("online softmax": Milakov and Gimelshein, 2018; the
+//! tiles: Dao et al., "FlashAttention", 2022), and `O += P V`. Scratch stays in the second cache, whatever the span's length.
 //!
-//! Accumulation: a score over the columns of its head, ascending; the softmax's sum vector after vector, then the lanes; an
-//! output over the keys, ascending; all f32. A query's order does not depend on which others share its tile.
-//! Bytes: each value of q, k, v once from memory, and once to out; the packed head stays in the second cache.
+//! Accumulation: a score over the columns of its head, ascending; the softmax's sum and an output over the positions of a
+//! block, blocks ascending; all f32. A query's order does not depend on which others share its tile.
+//! Bytes: keys and values once for each tile, q once, 4 written for each output.
 
+use super::attention_product::{BLOCK, Loops, Product, padded};
+use super::attention_tile::{Partial, scale_row, softmax_block};
+use super::elementwise::{self, Times};
+use super::round_up;
 use crate::command::Worker;
-use crate::simd::{Simd, math, variants};
+use crate::simd::{RowsOf, Simd, Sink, variants};
 use device::Span;
+
+/// Most queries of a tile: bringing a block into scratch costs as much as a few queries' products.
+const TILE: usize = 128;
 
 /// Parameters.
 #[derive(Clone, Copy)]
@@ -32,45 +40,82 @@ pub struct Params {
     pub scale: f32,
 }
 
-/// Queries of a tile.
-const QUERIES: usize = 4;
-
-/// What numbers of keys and of columns are padded to: two vectors of the widest kind.
-const PADDING: usize = 32;
-
-/// Bytes of scratch for spans of up to `max_rows` rows.
-pub fn scratch_bytes(head_dim: usize, max_rows: usize) -> usize {
-    let (n, dim) = (max_rows.next_multiple_of(PADDING), head_dim.next_multiple_of(PADDING));
-    4 * (n * head_dim + n * dim + QUERIES * n + QUERIES * dim)
+/// A worker's memory.
+#[derive(Clone, Copy)]
+struct Scratch {
+    /// `(TILE, head_dim)` the queries, scaled.
+    q: *mut f32,
+    /// `(head_dim, BLOCK)`
+    keys: *mut f32,
+    /// `(BLOCK, padded head_dim)`, zeros behind the last column.
+    values: *mut f32,
+    /// `(TILE, BLOCK)` scores, then probabilities.
+    s: *mut f32,
+    total: Partial,
 }
 
-/// One head of one span, packed.
-struct Packed {
-    /// `(head_dim, n_padded)`, zeros behind the last key.
-    keys: *mut f32,
-    /// `(n, dim_padded)`, zeros behind the last column.
-    values: *mut f32,
-    /// `(QUERIES, n_padded)`
-    scores: *mut f32,
-    /// `(QUERIES, dim_padded)`
-    out: *mut f32,
-    n: usize,
-    n_padded: usize,
-    dim_padded: usize,
+impl Scratch {
+    fn sizes(head_dim: usize) -> [usize; 5] {
+        [
+            TILE * head_dim,
+            head_dim * BLOCK,
+            BLOCK * padded(head_dim),
+            TILE * BLOCK,
+            Partial::len(TILE, head_dim),
+        ]
+        .map(|len| round_up(len * 4))
+    }
+
+    /// # Safety
+    /// `start` is valid for [`scratch_bytes`], aligned to 64.
+    #[inline(always)]
+    unsafe fn at(start: *mut u8, head_dim: usize) -> Scratch {
+        let [q, keys, values, s, _] = Self::sizes(head_dim);
+        // SAFETY: the caller's promise.
+        unsafe {
+            Scratch {
+                q: start.cast(),
+                keys: start.add(q).cast(),
+                values: start.add(q + keys).cast(),
+                s: start.add(q + keys + values).cast(),
+                total: Partial::at(start.add(q + keys + values + s).cast(), TILE, head_dim),
+            }
+        }
+    }
+}
+
+/// Bytes of scratch.
+pub fn scratch_bytes(head_dim: usize) -> usize {
+    Scratch::sizes(head_dim).into_iter().sum()
+}
+
+/// Queries of each tile of a span of `n` rows: equal, so that the last is not a small rest.
+fn tile_rows(n: usize) -> usize {
+    n.div_ceil(n.div_ceil(TILE))
 }
 
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
-unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
-    let n_units = worker.step.spans.len() * p.n_heads;
-    while let Some(unit) = worker.take(n_units) {
-        let span = &worker.step.spans[unit / p.n_heads];
-        // SAFETY: the scratch is for the longest span; rows and columns lie within the values.
-        unsafe {
-            let packed = pack(p, span, unit % p.n_heads, worker.scratch.cast());
-            for first in (0..packed.n).step_by(QUERIES) {
-                tile::<S>(p, span, unit % p.n_heads, &packed, first);
+unsafe fn body<S: Loops>(p: &Params, worker: &Worker<'_>) {
+    let units_of = |span: &Span| {
+        let n = span.n_rows as usize;
+        n.div_ceil(tile_rows(n)) * p.n_heads
+    };
+    let n_units: usize = worker.step.spans.iter().map(units_of).sum();
+    // SAFETY: the scratch has the layout of `scratch_bytes`; rows and columns lie within the values.
+    unsafe {
+        let scratch = Scratch::at(worker.scratch, p.head_dim);
+        while let Some(mut unit) = worker.take(n_units) {
+            for span in worker.step.spans {
+                let n = units_of(span);
+                if unit < n {
+                    // Tiles of one head are neighbours: they find its keys in the cache.
+                    let n_tiles = n / p.n_heads;
+                    tile::<S>(p, span, unit / n_tiles, unit % n_tiles, &scratch);
+                    break;
+                }
+                unit -= n;
             }
         }
     }
@@ -81,115 +126,117 @@ variants!(
     self_attention, body, Params
 );
 
-/// # Safety
-/// `scratch` has [`scratch_bytes`] for the span; the span's rows are rows of the values.
-#[inline(always)]
-unsafe fn pack(p: &Params, span: &Span, head: usize, scratch: *mut f32) -> Packed {
-    let (n, dim) = (span.n_rows as usize, p.head_dim);
-    let (n_padded, dim_padded) = (n.next_multiple_of(PADDING), dim.next_multiple_of(PADDING));
-    // SAFETY: the caller's promise.
-    unsafe {
-        let keys = scratch;
-        let values = keys.add(n_padded * dim);
-        let scores = values.add(n_padded * dim_padded);
-        let out = scores.add(QUERIES * n_padded);
-        for row in 0..n {
-            let from = (span.first_row as usize + row) * p.n_heads * dim + head * dim;
-            for column in 0..dim {
-                *keys.add(column * n_padded + row) = *p.k.add(from + column);
-            }
-            let to = values.add(row * dim_padded);
-            to.copy_from_nonoverlapping(p.v.add(from), dim);
-            to.add(dim).write_bytes(0, dim_padded - dim);
-        }
-        for column in 0..dim {
-            keys.add(column * n_padded + n).write_bytes(0, n_padded - n);
-        }
-        Packed { keys, values, scores, out, n, n_padded, dim_padded }
-    }
-}
-
-/// Up to [`QUERIES`] rows of a span from `first` on.
+/// One tile of a span's rows, one head.
 ///
 /// # Safety
-/// As [`pack`], which made `packed`.
+/// The span's rows are rows of the values; the instruction set is available.
 #[inline(always)]
-unsafe fn tile<S: Simd>(p: &Params, span: &Span, head: usize, packed: &Packed, first: usize) {
-    let Packed { keys, values, scores, out, n, n_padded, dim_padded } = *packed;
-    let (dim, cols) = (p.head_dim, p.n_heads * p.head_dim);
-    let n_queries = (n - first).min(QUERIES);
-    let at = |query: usize| (span.first_row as usize + first + query) * cols + head * dim;
-    // SAFETY: the caller's promise; a tile of fewer queries repeats its last.
+unsafe fn tile<S: Loops>(p: &Params, span: &Span, head: usize, tile: usize, scratch: &Scratch) {
+    let (dim, cols, n_keys) = (p.head_dim, p.n_heads * p.head_dim, span.n_rows as usize);
+    let (ld, total) = (padded(dim), scratch.total);
+    let first = tile * tile_rows(n_keys);
+    let n = tile_rows(n_keys).min(n_keys - first);
+    let at = |row: usize| (span.first_row as usize + row) * cols + head * dim;
+    // SAFETY: the caller's promise.
     unsafe {
-        let q: [*const f32; QUERIES] = std::array::from_fn(|i| p.q.wrapping_add(at(i.min(n_queries - 1))));
-        let scale = S::splat(p.scale);
-        for key in (0..n_padded).step_by(2 * S::N) {
-            let mut sums = [[S::splat(0.0); 2]; QUERIES];
-            for column in 0..dim {
-                let k = keys.add(column * n_padded + key);
-                let (k0, k1) = (S::load(k), S::load(k.add(S::N)));
-                for (sum, q) in sums.iter_mut().zip(q) {
-                    let q = S::splat(*q.add(column));
-                    sum[0] = S::fma(q, k0, sum[0]);
-                    sum[1] = S::fma(q, k1, sum[1]);
+        for query in 0..n {
+            let x = p.q.add(at(first + query));
+            elementwise::combine::<S>(x, x, scratch.q.add(query * dim), dim, Times(p.scale));
+        }
+        total.clear(n, dim);
+        for block in (0..n_keys).step_by(BLOCK) {
+            let len = (n_keys - block).min(BLOCK);
+            load_keys::<S>(p.k.add(at(block)), cols, dim, len, scratch.keys);
+            load_values::<S>(p.v.add(at(block)), cols, dim, len, scratch.values);
+            let vectors = len.next_multiple_of(S::N * S::VECTORS);
+            let shape = Product { n, k: dim, cols: vectors, lda: dim, ldb: BLOCK, ldc: BLOCK, add: false };
+            S::product(shape, scratch.q, scratch.keys, scratch.s);
+            for query in 0..n {
+                let row = scratch.s.add(query * BLOCK);
+                let (m, l) = (total.m.add(query), total.l.add(query));
+                let factor = softmax_block::<S>(row, 0..len, 0..len, 0.0, m, l);
+                if factor != 1.0 {
+                    scale_row::<S>(total.o.add(query * ld), ld, factor);
                 }
             }
-            for (query, sum) in sums.iter().enumerate() {
-                let to = scores.add(query * n_padded + key);
-                S::store(to, S::mul(sum[0], scale));
-                S::store(to.add(S::N), S::mul(sum[1], scale));
-            }
+            let shape = Product { n, k: len, cols: ld, lda: BLOCK, ldb: ld, ldc: ld, add: true };
+            S::product(shape, scratch.s, scratch.values, total.o);
         }
-        let mut factors = [0f32; QUERIES];
-        for (query, factor) in factors.iter_mut().enumerate().take(n_queries) {
-            *factor = 1.0 / exponentials::<S>(scores.add(query * n_padded), n, n_padded);
-        }
-        for column in (0..dim_padded).step_by(2 * S::N) {
-            let mut sums = [[S::splat(0.0); 2]; QUERIES];
-            for key in 0..n {
-                let v = values.add(key * dim_padded + column);
-                let (v0, v1) = (S::load(v), S::load(v.add(S::N)));
-                for (query, sum) in sums.iter_mut().enumerate() {
-                    let weight = S::splat(*scores.add(query * n_padded + key));
-                    sum[0] = S::fma(weight, v0, sum[0]);
-                    sum[1] = S::fma(weight, v1, sum[1]);
-                }
-            }
-            for (query, sum) in sums.iter().enumerate() {
-                let factor = S::splat(factors[query]);
-                let to = out.add(query * dim_padded + column);
-                S::store(to, S::mul(sum[0], factor));
-                S::store(to.add(S::N), S::mul(sum[1], factor));
-            }
-        }
-        for query in 0..n_queries {
-            p.out.add(at(query)).copy_from_nonoverlapping(out.add(query * dim_padded), dim);
+        for query in 0..n {
+            let o = total.o.add(query * ld);
+            let factor = Times(1.0 / *total.l.add(query));
+            elementwise::combine::<S>(o, o, p.out.add(at(first + query)), dim, factor);
         }
     }
 }
 
-/// `exp(score - max)` in place for `n` scores, 0 behind them; their sum.
+/// Rows of keys, `cols` apart.
+struct Keys {
+    first: *const f32,
+    cols: usize,
+}
+
+impl RowsOf for Keys {
+    #[inline(always)]
+    unsafe fn row<S: Simd>(&self, i: usize) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { S::load(self.first.add(i * self.cols)) }
+    }
+}
+
+/// Columns of transposed keys, [`BLOCK`] apart.
+struct Columns(*mut f32);
+
+impl<S: Simd> Sink<S> for Columns {
+    #[inline(always)]
+    unsafe fn take(&mut self, i: usize, v: S::V) {
+        // SAFETY: the column is one of the head's.
+        unsafe { S::store(self.0.add(i * BLOCK), v) }
+    }
+}
+
+/// `len` rows of keys, transposed: `(dim, BLOCK)`. What lies behind the last row stays what it was: it is finite, and the
+/// scores that it gives are not looked at.
 ///
 /// # Safety
-/// `scores` is valid for `n_padded` values, a multiple of the vector; the instruction set is available.
+/// The rows have `dim` columns; the instruction set is available.
 #[inline(always)]
-unsafe fn exponentials<S: Simd>(scores: *mut f32, n: usize, n_padded: usize) -> f32 {
+unsafe fn load_keys<S: Simd>(k: *const f32, cols: usize, dim: usize, len: usize, out: *mut f32) {
+    let (whole_rows, whole_cols) = (len / S::N * S::N, dim / S::N * S::N);
     // SAFETY: the caller's promise.
     unsafe {
-        for i in n..n_padded {
-            *scores.add(i) = f32::NEG_INFINITY;
+        for row in (0..whole_rows).step_by(S::N) {
+            for d in (0..whole_cols).step_by(S::N) {
+                let keys = Keys { first: k.add(row * cols + d), cols };
+                S::transpose(keys, &mut Columns(out.add(d * BLOCK + row)));
+            }
         }
-        let mut most = f32::NEG_INFINITY;
-        for i in 0..n {
-            most = most.max(*scores.add(i));
+        for row in 0..len {
+            let from = if row < whole_rows { whole_cols } else { 0 };
+            for d in from..dim {
+                *out.add(d * BLOCK + row) = *k.add(row * cols + d);
+            }
         }
-        let most = S::splat(most);
-        let mut sum = S::splat(0.0);
-        for i in (0..n_padded).step_by(S::N) {
-            let e = math::exp::<S>(S::sub(S::load(scores.add(i)), most));
-            S::store(scores.add(i), e);
-            sum = S::add(sum, e);
+    }
+}
+
+/// `len` rows of values, `(len, padded dim)`, the padding zero.
+///
+/// # Safety
+/// As [`load_keys`].
+#[inline(always)]
+unsafe fn load_values<S: Simd>(v: *const f32, cols: usize, dim: usize, len: usize, out: *mut f32) {
+    let whole = dim / S::N * S::N;
+    // SAFETY: the caller's promise.
+    unsafe {
+        for row in 0..len {
+            let (v, out) = (v.add(row * cols), out.add(row * padded(dim)));
+            for d in (0..whole).step_by(S::N) {
+                S::store(out.add(d), S::load(v.add(d)));
+            }
+            for d in whole..padded(dim) {
+                *out.add(d) = if d < dim { *v.add(d) } else { 0.0 };
+            }
         }
-        S::sum(sum)
     }
 }

@@ -1,39 +1,54 @@
-//! The interpreter's program: buffers, and the loop over Ops.
+//! The interpreter's program: plans, the buffers that they share, and the loop over Ops.
 
 use std::time::Instant;
 
 use super::kv_pages::{Half, KvPages};
-use super::{Reference, attention, element_wise, embed, encoder, experts, linear, norm, rope, select};
+use super::{
+    Reference, attention, cross, element_wise, embed, encoder, experts, input, linear, norm, rope, select,
+};
 use crate::{
-    CommandInfo, DType, Device, Error, Item, Limits, MemoryPlan, Op, Plan, Program, Residence, Result, Rows,
-    Step, Timing, Value, ValueId, Want, WeightId, arena, fusion,
+    CommandInfo, DType, Device, Error, Item, KvLayerId, Limits, MemoryPlan, Needs, Op, Plan, Program,
+    Residence, Result, Step, Timing, Value, ValueId, Want, WeightId, arena, fusion,
 };
 
 const NAME: &str = "reference";
 
 /// What the interpreter takes: weights as they are, f32 copies of its vectors, buffers, pages.
-pub fn memory_plan(device: &Reference, plan: &Plan, limits: &Limits) -> Result<MemoryPlan> {
-    plan.check()?;
-    limits.check(device, plan)?;
-    let flat = fusion::flatten(plan);
-    let buffers: usize = Buffers::plan(&flat, limits).sizes.iter().sum();
-    let vectors: usize = vector_ids(&flat).map(|id| flat.weight(id).n_cols()).sum();
+pub fn memory_plan(device: &Reference, plans: &[Plan], limits: &Limits) -> Result<MemoryPlan> {
+    limits.check(device, plans)?;
+    let flat: Vec<Plan> = plans.iter().map(fusion::flatten).collect();
+    let buffers: usize = shared_sizes(&flat, limits).iter().sum();
+    let vectors: usize =
+        flat.iter().flat_map(|plan| vector_ids(plan).map(|id| plan.weight(id).n_cols())).sum();
     let floats = buffers + vectors + transposed_len(&flat, limits);
     let bytes = 4 * (floats + limits.max_rows + limits.max_outputs) as u64;
-    let mut memory = MemoryPlan::of_weights_and_kv(plan, limits);
+    let mut memory = MemoryPlan::of_weights_and_kv(plans, limits);
     memory.items.push(Item { what: "activations".to_owned(), bytes, residence: Residence::Committed });
     Ok(memory)
 }
 
 /// Values in the largest Linear's output.
-fn transposed_len(plan: &Plan, limits: &Limits) -> usize {
-    let len = |op: &Op| if let Op::Linear { out, .. } = op { max_len(plan.value(*out), limits) } else { 0 };
-    plan.primitives().map(len).max().unwrap_or(0)
+fn transposed_len(plans: &[Plan], limits: &Limits) -> usize {
+    let len = |plan: &Plan, op: &Op| match op {
+        Op::Linear { out, .. } => max_len(plan.value(*out), limits),
+        _ => 0,
+    };
+    plans.iter().flat_map(|plan| plan.primitives().map(move |op| len(plan, op))).max().unwrap_or(0)
 }
 
 fn max_len(value: &Value, limits: &Limits) -> usize {
-    let rows = if value.rows == Rows::Tokens { limits.max_rows } else { limits.max_outputs };
-    rows * value.cols
+    value.rows.count(limits.max_rows, limits.max_outputs) * value.cols
+}
+
+/// Values that each buffer holds, of the plan that needs most of it.
+fn shared_sizes(flat: &[Plan], limits: &Limits) -> Vec<usize> {
+    let mut shared = vec![];
+    for plan in flat {
+        let sizes = Buffers::plan(plan, limits).sizes;
+        shared.resize(shared.len().max(sizes.len()), 0);
+        shared.iter_mut().zip(sizes).for_each(|(shared, size)| *shared = size.max(*shared));
+    }
+    shared
 }
 
 /// Norm weights, biases, frequencies and sinks: what is decoded once.
@@ -97,20 +112,51 @@ struct Command {
     layer: Option<u32>,
 }
 
-/// A compiled plan.
-pub struct ReferenceProgram {
+/// One of a program's plans.
+struct Compiled {
     /// Flattened: no fused Ops.
     plan: Plan,
+    needs: Needs,
     commands: Vec<Command>,
-    limits: Limits,
-    n_threads: usize,
-    /// Token ids below this are rows of every embedding.
-    n_vocab: usize,
-    /// By value, an index into `buffers`.
+    /// By value, an index into the program's buffers.
     buffer_of: Vec<usize>,
-    buffers: Vec<Vec<f32>>,
     /// By weight; empty for matrices.
     vectors: Vec<Vec<f32>>,
+}
+
+impl Compiled {
+    fn new(plan: &Plan, limits: &Limits) -> Compiled {
+        let flat = fusion::flatten(plan);
+        let commands = plan.nodes.iter().enumerate().flat_map(|(node, n)| {
+            n.op.primitives().iter().map(move |op| Command { op: op.clone(), node, layer: n.layer })
+        });
+        let mut vectors = vec![vec![]; flat.weights.len()];
+        for id in vector_ids(&flat) {
+            let weight = flat.weight(id);
+            let mut vector = vec![0.0; weight.n_cols()];
+            weight.decode_rows(0..1, &mut vector);
+            vectors[id.0 as usize] = vector;
+        }
+        Compiled {
+            needs: Needs::new(&flat, limits),
+            commands: commands.collect(),
+            buffer_of: Buffers::plan(&flat, limits).of_value,
+            vectors,
+            plan: flat,
+        }
+    }
+}
+
+/// Compiled plans.
+pub struct ReferenceProgram {
+    plans: Vec<Compiled>,
+    /// By plan, for the check of a step.
+    needs: Vec<Needs>,
+    /// Of the last step.
+    current: usize,
+    limits: Limits,
+    n_threads: usize,
+    buffers: Vec<Vec<f32>>,
     /// Scratch of Linear.
     transposed: Vec<f32>,
     argmax: Vec<u32>,
@@ -125,21 +171,11 @@ pub struct ReferenceProgram {
 
 impl ReferenceProgram {
     /// Take the memory.
-    pub fn new(device: &Reference, plan: &Plan, limits: &Limits) -> Result<ReferenceProgram> {
-        plan.check()?;
-        limits.check(device, plan)?;
-        let flat = fusion::flatten(plan);
-        let commands = plan.nodes.iter().enumerate().flat_map(|(node, n)| {
-            n.op.primitives().iter().map(move |op| Command { op: op.clone(), node, layer: n.layer })
-        });
-        let mut vectors = vec![vec![]; flat.weights.len()];
-        for id in vector_ids(&flat) {
-            let weight = flat.weight(id);
-            let mut vector = vec![0.0; weight.n_cols()];
-            weight.decode_rows(0..1, &mut vector);
-            vectors[id.0 as usize] = vector;
-        }
-        let Buffers { of_value, sizes } = Buffers::plan(&flat, limits);
+    pub fn new(device: &Reference, plans: &[Plan], limits: &Limits) -> Result<ReferenceProgram> {
+        limits.check(device, plans)?;
+        let plans: Vec<Compiled> = plans.iter().map(|plan| Compiled::new(plan, limits)).collect();
+        let flat: Vec<Plan> = plans.iter().map(|compiled| compiled.plan.clone()).collect();
+        let kv = flat.first().map(|plan| plan.kv.clone()).unwrap_or_default();
         let refused = |what: &str, bytes: usize| Error::OutOfMemory {
             device: NAME,
             what: what.to_owned(),
@@ -151,25 +187,18 @@ impl ReferenceProgram {
             buffer.resize(len, 0.0);
             Ok(buffer)
         };
-        let pages =
-            KvPages::new(&flat.kv, limits.kv_type, limits.page_len, &limits.n_pages).map_err(|_| {
-                let groups = limits.n_pages.iter().enumerate();
-                let bytes =
-                    groups.map(|(g, n)| n * flat.kv.page_bytes(g, limits.kv_type, limits.page_len)).sum();
-                refused("KV pages", bytes)
-            })?;
-        let tables = flat.primitives().filter_map(|op| match op {
-            Op::Embed { table, .. } => Some(flat.weight(*table).n_rows()),
-            _ => None,
-        });
+        let pages = KvPages::new(&kv, limits.kv_type, limits.page_len, &limits.n_pages).map_err(|_| {
+            let groups = limits.n_pages.iter().enumerate();
+            let bytes = groups.map(|(g, n)| n * kv.page_bytes(g, limits.kv_type, limits.page_len)).sum();
+            refused("KV pages", bytes)
+        })?;
         Ok(ReferenceProgram {
-            n_vocab: tables.min().unwrap_or(usize::MAX),
-            commands: commands.collect(),
+            needs: plans.iter().map(|compiled| compiled.needs.clone()).collect(),
+            plans,
+            current: 0,
             limits: limits.clone(),
             n_threads: device.n_threads(),
-            buffer_of: of_value,
-            buffers: sizes.into_iter().map(zeros).collect::<Result<_>>()?,
-            vectors,
+            buffers: shared_sizes(&flat, limits).into_iter().map(zeros).collect::<Result<_>>()?,
             transposed: zeros(transposed_len(&flat, limits))?,
             argmax: vec![0; limits.max_outputs],
             pages,
@@ -177,18 +206,14 @@ impl ReferenceProgram {
             slots: Vec::with_capacity(limits.max_rows),
             n_outputs: 0,
             wanted: Want::Logits,
-            plan: flat,
         })
     }
 
     fn begin(&mut self, step: &Step) -> Result<()> {
-        let fail = |reason| Err(Error::Failed { device: NAME, reason });
-        if let Err(reason) = step.check(&self.plan.kv, &self.limits) {
-            return fail(reason);
+        if let Err(reason) = step.check(&self.needs, &self.limits) {
+            return Err(Error::Failed { device: NAME, reason });
         }
-        if let Some(token) = step.tokens.iter().find(|token| **token as usize >= self.n_vocab) {
-            return fail(format!("token {token}, expected one below {}", self.n_vocab));
-        }
+        self.current = step.plan;
         self.positions.clear();
         self.slots.clear();
         for span in step.spans {
@@ -200,28 +225,48 @@ impl ReferenceProgram {
         Ok(())
     }
 
+    fn plan(&self) -> &Plan {
+        &self.plans[self.current].plan
+    }
+
+    fn command(&self, index: usize) -> &Command {
+        &self.plans[self.current].commands[index]
+    }
+
+    fn n_commands(&self) -> usize {
+        self.plans[self.current].commands.len()
+    }
+
+    fn buffer_of(&self, id: ValueId) -> usize {
+        self.plans[self.current].buffer_of[id.0 as usize]
+    }
+
     /// Values in the rows of this step.
     fn len(&self, id: ValueId) -> usize {
-        let value = self.plan.value(id);
-        let rows = if value.rows == Rows::Tokens { self.positions.len() } else { self.n_outputs };
-        rows * value.cols
+        let value = self.plan().value(id);
+        value.rows.count(self.positions.len(), self.n_outputs) * value.cols
     }
 
     /// The rows of this step of a value.
     fn read(&self, id: ValueId) -> &[f32] {
-        &self.buffers[self.buffer_of[id.0 as usize]][..self.len(id)]
+        &self.buffers[self.buffer_of(id)][..self.len(id)]
     }
 
     fn vector(&self, id: WeightId) -> &[f32] {
-        &self.vectors[id.0 as usize]
+        &self.plans[self.current].vectors[id.0 as usize]
+    }
+
+    /// The page table of a row's slot for a layer.
+    fn table<'a>(&self, step: &Step<'a>, layer: KvLayerId, row: usize) -> &'a [u32] {
+        step.page_table(self.slots[row], self.pages.group(layer), self.plan().kv.groups.len())
     }
 
     fn execute(&mut self, index: usize, step: &Step) {
-        match &self.commands[index].op {
+        match &self.command(index).op {
             Op::KvWrite { .. } => self.kv_write(index, step),
             Op::Argmax { x, out } => {
-                if step.want == Want::Argmax && *out == self.plan.argmax {
-                    let (x, cols) = (*x, self.plan.value(*x).cols);
+                if step.want == Want::Argmax && *out == self.plan().argmax {
+                    let (x, cols) = (*x, self.plan().value(*x).cols);
                     let mut out = std::mem::take(&mut self.argmax);
                     select::argmax(self.read(x), cols, &mut out);
                     self.argmax = out;
@@ -229,14 +274,13 @@ impl ReferenceProgram {
             }
             Op::Route { x, normalise, factor, scales, ids, weights } => {
                 let route = experts::Route {
-                    n_experts: self.plan.value(*x).cols,
+                    n_experts: self.plan().value(*x).cols,
                     normalise: *normalise,
                     factor: *factor,
                     scales: scales.map(|s| self.vector(s)),
                 };
-                let (k, n, m) = (self.plan.value(*ids).cols, self.len(*ids), self.len(*weights));
-                let (x, at_ids, at_weights) =
-                    (*x, self.buffer_of[ids.0 as usize], self.buffer_of[weights.0 as usize]);
+                let (k, n, m) = (self.plan().value(*ids).cols, self.len(*ids), self.len(*weights));
+                let (x, at_ids, at_weights) = (*x, self.buffer_of(*ids), self.buffer_of(*weights));
                 let mut ids = vec![0.0; n];
                 let mut weights = vec![0.0; m];
                 route.run(self.read(x), k, &mut ids, &mut weights);
@@ -246,10 +290,10 @@ impl ReferenceProgram {
             op => {
                 // What an Op writes is never in the buffer of what it reads, so its buffer can be taken out.
                 let Some(id) = op.writes().first().copied() else { return };
-                let (buffer, len) = (self.buffer_of[id.0 as usize], self.len(id));
+                let (buffer, len) = (self.buffer_of(id), self.len(id));
                 let mut out = std::mem::take(&mut self.buffers[buffer]);
                 let mut transposed = std::mem::take(&mut self.transposed);
-                self.compute(&self.commands[index].op, step, &mut transposed, &mut out[..len]);
+                self.compute(&self.command(index).op, step, &mut transposed, &mut out[..len]);
                 self.transposed = transposed;
                 self.buffers[buffer] = out;
             }
@@ -260,7 +304,7 @@ impl ReferenceProgram {
     fn compute(&self, op: &Op, step: &Step, transposed: &mut [f32], out: &mut [f32]) {
         match op {
             Op::Embed { table, scale, .. } => {
-                embed::embed(self.plan.weight(*table), step.tokens, *scale, out)
+                embed::embed(self.plan().weight(*table), step.tokens, *scale, out)
             }
             Op::RmsNorm { x, weight, eps, group, .. } => {
                 norm::rms_norm(self.read(*x), weight.map(|w| self.vector(w)), *eps, *group, out);
@@ -271,7 +315,7 @@ impl ReferenceProgram {
                 linear::linear(
                     self.n_threads,
                     self.read(*x),
-                    self.plan.weight(*weight),
+                    self.plan().weight(*weight),
                     bias,
                     transposed,
                     out,
@@ -293,15 +337,14 @@ impl ReferenceProgram {
             Op::Attention { q, layer, n_heads, scale, softcap, window, sinks, .. } => {
                 let op = attention::Attention {
                     layer: *layer,
-                    kv: *self.plan.kv.layer(*layer),
+                    kv: *self.plan().kv.layer(*layer),
                     n_heads: *n_heads,
                     scale: *scale,
                     softcap: *softcap,
                     window: *window,
                     sinks: sinks.map(|s| self.vector(s)),
                 };
-                let (group, n_groups) = (self.pages.group(*layer), self.plan.kv.groups.len());
-                let table = |row: usize| step.page_table(self.slots[row], group, n_groups);
+                let table = |row: usize| self.table(step, *layer, row);
                 let q = self.read(*q);
                 attention::attention(self.n_threads, &op, &self.pages, q, &self.positions, table, out);
             }
@@ -313,49 +356,68 @@ impl ReferenceProgram {
             Op::Scale { x, factor, .. } => element_wise::scale(*factor, self.read(*x), out),
             Op::Softcap { x, cap, .. } => element_wise::softcap(*cap, self.read(*x), out),
             Op::Columns { x, first, out: to } => {
-                let (from, to) = (self.plan.value(*x).cols, self.plan.value(*to).cols);
+                let (from, to) = (self.plan().value(*x).cols, self.plan().value(*to).cols);
                 select::columns(self.read(*x), from, *first, to, out);
             }
             Op::ExpertLinear { x, ids, weight, .. } => {
-                let k = self.plan.value(*ids).cols;
-                experts::linear(self.read(*x), self.read(*ids), k, self.plan.weight(*weight), out);
+                let k = self.plan().value(*ids).cols;
+                experts::linear(self.read(*x), self.read(*ids), k, self.plan().weight(*weight), out);
             }
             Op::ExpertSum { x, weights, .. } => {
-                experts::sum(self.read(*x), self.read(*weights), self.plan.value(*weights).cols, out);
+                experts::sum(self.read(*x), self.read(*weights), self.plan().value(*weights).cols, out);
             }
             Op::SelectRows { x, .. } => {
-                select::select_rows(self.read(*x), step.outputs, self.plan.value(*x).cols, out);
+                select::select_rows(self.read(*x), step.outputs, self.plan().value(*x).cols, out);
             }
             Op::LayerNorm { x, weight, bias, eps, .. } => {
                 let bias = bias.map(|b| self.vector(b));
                 encoder::layer_norm(self.read(*x), self.vector(*weight), bias, *eps, out);
             }
             Op::EmbedPositions { table, .. } => {
-                embed::embed(self.plan.weight(*table), &self.positions, 1.0, out);
+                embed::embed(self.plan().weight(*table), &self.positions, 1.0, out);
             }
             Op::SelfAttention { q, k, v, n_heads, scale, .. } => {
-                let cols = self.plan.value(*q).cols;
+                let cols = self.plan().value(*q).cols;
                 let shape = encoder::Heads { n_heads: *n_heads, head_dim: cols / n_heads, scale: *scale };
                 let (q, k, v) = (self.read(*q), self.read(*k), self.read(*v));
                 encoder::self_attention(self.n_threads, shape, q, k, v, step.spans, out);
             }
             Op::Pool { x, kind, .. } => {
-                let cols = self.plan.value(*x).cols;
+                let cols = self.plan().value(*x).cols;
                 encoder::pool(*kind, self.read(*x), cols, step.spans, step.outputs, out);
+            }
+            Op::Input { .. } => out.copy_from_slice(step.input),
+            Op::Unfold { x, size, stride, out: to } => {
+                let per_token = self.plan().value(*to).rows.count(1, 0);
+                let cols = self.plan().value(*x).cols;
+                input::unfold(self.read(*x), cols, *size, *stride, per_token, step.spans, out);
+            }
+            Op::CrossAttention { q, layer, n_heads, scale, .. } => {
+                let op = self.cross(*layer, *n_heads, *scale);
+                let table = |row: usize| self.table(step, *layer, row);
+                cross::attention(self.n_threads, &op, &self.pages, self.read(*q), table, out);
+            }
+            Op::CrossScores { q, layer, n_heads, heads, scale, .. } => {
+                let op = self.cross(*layer, *n_heads, *scale);
+                let table = |row: usize| self.table(step, *layer, row);
+                cross::scores(self.n_threads, &op, heads, &self.pages, self.read(*q), table, out);
             }
             Op::KvWrite { .. } | Op::Route { .. } | Op::Argmax { .. } | Op::Fused { .. } => {}
         }
     }
 
+    fn cross(&self, layer: KvLayerId, n_heads: usize, scale: f32) -> cross::Cross {
+        let kv = *self.plan().kv.layer(layer);
+        cross::Cross { layer, kv, memory: kv.memory.unwrap_or(0), n_heads, scale }
+    }
+
     fn kv_write(&mut self, index: usize, step: &Step) {
-        let Op::KvWrite { k, v, layer } = self.commands[index].op else { return };
-        let (group, n_groups) = (self.pages.group(layer), self.plan.kv.groups.len());
+        let Op::KvWrite { k, v, layer } = self.command(index).op else { return };
         for (id, half) in [(k, Half::Keys), (v, Half::Values)] {
-            let heads = &self.buffers[self.buffer_of[id.0 as usize]];
-            for (row, heads) in
-                heads.chunks_exact(self.plan.value(id).cols).take(self.slots.len()).enumerate()
-            {
-                let table = step.page_table(self.slots[row], group, n_groups);
+            let cols = self.plan().value(id).cols;
+            for row in 0..self.slots.len() {
+                let table = self.table(step, layer, row);
+                let heads = &self.buffers[self.buffer_of(id)][row * cols..(row + 1) * cols];
                 self.pages.write(layer, half, table, self.positions[row] as usize, heads);
             }
         }
@@ -365,23 +427,28 @@ impl ReferenceProgram {
 impl Program for ReferenceProgram {
     fn run(&mut self, step: &Step) -> Result<()> {
         self.begin(step)?;
-        for index in 0..self.commands.len() {
+        for index in 0..self.n_commands() {
             self.execute(index, step);
         }
         Ok(())
     }
 
     fn logits(&self) -> &[f32] {
-        self.read(self.plan.logits)
+        self.read(self.plan().logits)
     }
 
     fn logits_mut(&mut self) -> &mut [f32] {
-        let len = self.len(self.plan.logits);
-        &mut self.buffers[self.buffer_of[self.plan.logits.0 as usize]][..len]
+        let len = self.len(self.plan().logits);
+        let buffer = self.buffer_of(self.plan().logits);
+        &mut self.buffers[buffer][..len]
     }
 
     fn argmax(&self) -> &[u32] {
         if self.wanted == Want::Argmax { &self.argmax[..self.n_outputs] } else { &[] }
+    }
+
+    fn kept(&self, index: usize) -> &[f32] {
+        self.plan().kept.get(index).map_or(&[], |id| self.read(*id))
     }
 
     fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<()> {
@@ -403,23 +470,24 @@ impl Program for ReferenceProgram {
         }
     }
 
-    fn commands(&self, _n_rows: usize) -> Vec<CommandInfo> {
+    fn commands(&self, plan: usize, _n_rows: usize) -> Vec<CommandInfo> {
+        let Some(Compiled { plan, commands, .. }) = self.plans.get(plan) else { return vec![] };
         let info = |Command { op, node, layer }: &Command| {
             let kernel = match op {
                 Op::Linear { weight, .. } => {
-                    format!("linear_{}", self.plan.weight(*weight).block.name().to_lowercase())
+                    format!("linear_{}", plan.weight(*weight).block.name().to_lowercase())
                 }
                 op => op.kind().to_string(),
             };
-            CommandInfo { kernel, node: *node, layer: *layer, weight_bytes: self.plan.weight_bytes_of(op) }
+            CommandInfo { kernel, node: *node, layer: *layer, weight_bytes: plan.weight_bytes_of(op) }
         };
-        self.commands.iter().map(info).collect()
+        commands.iter().map(info).collect()
     }
 
     fn run_timed(&mut self, step: &Step, timings: &mut Vec<Timing>) -> Result<()> {
         let begun = Instant::now();
         self.begin(step)?;
-        for command in 0..self.commands.len() {
+        for command in 0..self.n_commands() {
             let start = begun.elapsed().as_secs_f64();
             self.execute(command, step);
             timings.push(Timing { command, start, duration: begun.elapsed().as_secs_f64() - start });

@@ -43,6 +43,7 @@ impl PlanBuilder {
                 logits: ValueId(0),
                 argmax: ValueId(0),
                 output: Output::Logits,
+                kept: vec![],
             },
             kv_layers: vec![],
             layer: None,
@@ -240,6 +241,41 @@ impl PlanBuilder {
         out
     }
 
+    /// What the step gives: `per_token` rows of `cols` numbers for each token.
+    pub fn input(&mut self, cols: usize, per_token: usize) -> ValueId {
+        let out = self.value(Rows::PerToken(per_token), cols, DType::F32);
+        self.push(Op::Input { out });
+        out
+    }
+
+    /// Windows of `size` rows, every `stride` rows, which divides the rows of `x` for each token.
+    pub fn unfold(&mut self, x: ValueId, size: usize, stride: usize) -> ValueId {
+        let Value { rows, cols, .. } = *self.plan.value(x);
+        let out = self.value(Rows::PerToken(rows.count(1, 0) / stride), cols * size, DType::F32);
+        self.push(Op::Unfold { x, size, stride, out });
+        out
+    }
+
+    /// With the usual scale, `1 / sqrt(head_dim)`.
+    pub fn cross_attention(&mut self, q: ValueId, layer: KvLayerId, n_heads: usize) -> ValueId {
+        let scale = (self.kv_layers[layer.0 as usize].head_dim as f32).sqrt().recip();
+        self.like(q, |out| Op::CrossAttention { q, layer, n_heads, scale, out })
+    }
+
+    /// The same scale, for some heads.
+    pub fn cross_scores(&mut self, q: ValueId, layer: KvLayerId, n_heads: usize, heads: &[usize]) -> ValueId {
+        let kv = self.kv_layers[layer.0 as usize];
+        let scale = (kv.head_dim as f32).sqrt().recip();
+        let out = self.value(Rows::Tokens, heads.len() * kv.memory.unwrap_or(0), DType::F32);
+        self.push(Op::CrossScores { q, layer, n_heads, heads: heads.to_vec(), scale, out });
+        out
+    }
+
+    /// Keep a value for the caller.
+    pub fn keep(&mut self, x: ValueId) {
+        self.plan.kept.push(x);
+    }
+
     /// `x[:, first..first + cols]`
     pub fn columns(&mut self, x: ValueId, first: usize, cols: usize) -> ValueId {
         let out = self.value(self.plan.value(x).rows, cols, DType::F32);
@@ -343,7 +379,7 @@ fn lengthened(table: &Weight, n_rows: usize) -> Weight {
 /// The plan up to the node that writes `value`, which becomes the logits; `None` if no node does or it is not f32.
 ///
 /// A fused node that writes it is replaced by its parts up to there. Comparing a device with the interpreter on truncated
-/// plans finds the first Op that differs. (The embedding table of a checked plan has a row for each logit; where `value` is
+/// plans finds the first Op that differs. Values with several rows for each token cannot be logits: `None`. (The embedding table of a checked plan has a row for each logit; where `value` is
 /// wider, the result does not pass [`Plan::check`], and is `None` too.)
 pub fn truncate(plan: &Plan, value: ValueId) -> Option<Plan> {
     let index = plan.nodes.iter().position(|node| node.op.writes().contains(&value))?;
@@ -364,11 +400,14 @@ pub fn truncate(plan: &Plan, value: ValueId) -> Option<Plan> {
         out
     };
     let logits = match rows {
-        Rows::Tokens => push(value, cols, DType::F32, |x, out| Op::SelectRows { x, out }),
         Rows::Outputs => value,
+        rows if rows == Rows::Tokens => push(value, cols, DType::F32, |x, out| Op::SelectRows { x, out }),
+        _ => return None,
     };
     let argmax = push(logits, 1, DType::U32, |x, out| Op::Argmax { x, out });
     (cut.logits, cut.argmax) = (logits, argmax);
+    let written: Vec<ValueId> = cut.nodes.iter().flat_map(|node| node.op.writes()).collect();
+    cut.kept.retain(|id| written.contains(id));
     cut.check().is_ok().then_some(cut)
 }
 
@@ -391,7 +430,7 @@ pub(super) fn mini_transformer_with(seed: u64, block: BlockType, head_dim: usize
     for index in 0..2 {
         b.layer(Some(index));
         let window = (index == 1).then_some(20);
-        let layer = b.kv_layer(KvLayer { n_kv_heads: N_KV_HEADS, head_dim, window });
+        let layer = b.kv_layer(KvLayer { n_kv_heads: N_KV_HEADS, head_dim, window, memory: None });
         let norm = b.rms_norm(x, hidden);
         let q = b.linear(norm, N_HEADS * head_dim, q_block, index == 1);
         let k = b.linear(norm, N_KV_HEADS * head_dim, q_block, index == 1);

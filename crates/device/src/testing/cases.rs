@@ -1,5 +1,7 @@
 //! The cases: each Op alone at odd shapes, and blocks of Ops for fusion.
 
+mod memories;
+
 use formats::{BlockType, ScaleType};
 
 use super::builder::mini_transformer_with;
@@ -8,7 +10,7 @@ use crate::{
     Activation, KvLayer, KvType, Limits, OpKind, OwnedStep, Plan, Pooling, RopeStyle, ValueId, Want,
 };
 
-/// A plan and steps to run through it.
+/// Plans of one program, and steps to run through them.
 #[derive(Clone, Debug)]
 pub struct Case {
     /// What is tested, and its shape.
@@ -17,15 +19,25 @@ pub struct Case {
     pub kind: OpKind,
     /// Of the matrices.
     pub block: BlockType,
-    /// Its logits are what is compared.
-    pub plan: Plan,
-    /// What it is compiled for.
+    /// Their logits, and what they keep, are what is compared.
+    pub plans: Vec<Plan>,
+    /// What they are compiled for.
     pub limits: Limits,
     /// Run in order.
     pub steps: Vec<OwnedStep>,
     /// What f32 arithmetic in any order of summation stays within, in units of the logits' size (see
     /// [`super::compare()`]).
     pub tolerance: f32,
+}
+
+/// What a tolerance becomes by storing keys and values: they are rounded after they may differ in their last bits, so one
+/// step up or down is right.
+fn stored(tolerance: f32, kv_type: KvType) -> f32 {
+    match kv_type {
+        KvType::F32 => tolerance,
+        KvType::F16 => tolerance.max(2e-3), // a step is 2^-11 of the number
+        KvType::Q8_0 => tolerance.max(3e-2), // a step is 1/127 of the largest of 32, some 0.02
+    }
 }
 
 /// Tokens that steps draw from: the rows of a table that differ.
@@ -53,6 +65,8 @@ pub fn check_op_cases() -> Vec<Case> {
         experts(),
         blocks(),
         encoder(),
+        memories::inputs(),
+        memories::memories(),
     ];
     groups.into_iter().flatten().collect()
 }
@@ -63,7 +77,7 @@ impl Case {
         let limits = limits(&plan.kv);
         let mut sequences = Sequences::new(name.len() as u64, &plan.kv, &limits, N_TOKENS);
         let steps = ROWS.iter().map(|n| sequences.step(&[(0, *n)])).collect();
-        Case { name, kind, block, plan, limits, steps, tolerance }
+        Case { name, kind, block, plans: vec![plan], limits, steps, tolerance }
     }
 
     /// A case with attention: sequences of different lengths together, chunks that end within pages, single tokens.
@@ -75,12 +89,7 @@ impl Case {
         plan: Plan,
         kv_type: KvType,
     ) -> Case {
-        // What is stored is rounded after values that may differ in their last bits, so one step up or down is right.
-        let tolerance = match kv_type {
-            KvType::F32 => tolerance,
-            KvType::F16 => tolerance.max(2e-3), // a step is 2^-11 of the number
-            KvType::Q8_0 => tolerance.max(3e-2), // a step is 1/127 of the largest of 32, some 0.02
-        };
+        let tolerance = stored(tolerance, kv_type);
         let limits = Limits { kv_type, ..limits(&plan.kv) };
         let mut sequences = Sequences::new(name.len() as u64, &plan.kv, &limits, N_TOKENS);
         let spans: [&[(usize, usize)]; 7] = [
@@ -94,7 +103,7 @@ impl Case {
         ];
         let steps = spans.iter().map(|spans| sequences.step(spans)).collect();
         let name = if plan.kv.layers.is_empty() { name } else { format!("{name} kv {kv_type:?}") };
-        Case { name, kind, block, plan, limits, steps, tolerance }
+        Case { name, kind, block, plans: vec![plan], limits, steps, tolerance }
     }
 }
 
@@ -220,7 +229,7 @@ fn rope() -> Vec<Case> {
                 [&[(0, 1)][..], &[(0, 33)], &[(1, 3), (0, 2)]].map(|spans| sequences.step(spans)).to_vec();
             let name = format!("rope {style} {n_heads}x{head_dim} {n_dims} dims");
             let (kind, block, tolerance) = (OpKind::Rope, BlockType::F32, ELEMENT);
-            cases.push(Case { name, kind, block, plan, limits, steps, tolerance });
+            cases.push(Case { name, kind, block, plans: vec![plan], limits, steps, tolerance });
         }
     }
     cases
@@ -309,7 +318,7 @@ fn attention() -> Vec<Case> {
     let mut cases = vec![];
     for (n_kv_heads, ratio, head_dim, window, softcap, sinks) in shapes {
         let mut b = PlanBuilder::new(head_dim as u64, N_TOKENS as usize);
-        let layer = b.kv_layer(KvLayer { n_kv_heads, head_dim, window });
+        let layer = b.kv_layer(KvLayer { n_kv_heads, head_dim, window, memory: None });
         let q = b.embed_from(n_kv_heads * ratio * head_dim, BlockType::F32, 2.0);
         let (k, v) = (b.embed(n_kv_heads * head_dim), b.embed(n_kv_heads * head_dim));
         b.kv_write(k, v, layer);
@@ -331,7 +340,7 @@ fn attention() -> Vec<Case> {
     }
     // A narrower window than what the layer keeps, and a second layer that reads the first one's pages.
     let mut b = PlanBuilder::new(77, N_TOKENS as usize);
-    let kv = KvLayer { n_kv_heads: 2, head_dim: 32, window: None };
+    let kv = KvLayer { n_kv_heads: 2, head_dim: 32, window: None, memory: None };
     let (first, second) = (b.kv_layer(kv), b.kv_layer(KvLayer { window: Some(40), ..kv }));
     let (q, k, v) = (b.embed(128), b.embed(64), b.embed(64));
     b.kv_write(k, v, second);
@@ -484,7 +493,7 @@ fn blocks() -> Vec<Case> {
         let has = |bit: u32| bits & (1 << bit) != 0;
         let mut b = PlanBuilder::new(u64::from(bits), N_TOKENS as usize);
         let window = (bits % 3 == 0).then_some(18);
-        let layer = b.kv_layer(KvLayer { n_kv_heads: 2, head_dim: 32, window });
+        let layer = b.kv_layer(KvLayer { n_kv_heads: 2, head_dim: 32, window, memory: None });
         let (mut q, mut k, v) = (b.embed(6 * 32), b.embed(64), b.embed(64));
         if has(0) {
             q = b.rms_norm(q, 32);

@@ -17,6 +17,12 @@ pub fn limits(kv: &KvLayout) -> Limits {
     }
 }
 
+/// Entries for the longest sequence and the longest memory.
+fn pages_per_table(kv: &KvLayout, limits: &Limits) -> usize {
+    let memory = kv.groups.iter().filter_map(|group| group.memory).max().unwrap_or(0);
+    limits.n_ctx.max(memory).div_ceil(limits.page_len)
+}
+
 /// Sequences that grow step by step, each in a slot of its own.
 pub struct Sequences {
     kv: KvLayout,
@@ -45,7 +51,7 @@ impl Sequences {
         Sequences {
             kv: kv.clone(),
             page_len: limits.page_len,
-            pages_per_table: limits.n_ctx.div_ceil(limits.page_len),
+            pages_per_table: pages_per_table(kv, limits),
             n_vocab,
             slots: vec![],
             free,
@@ -82,13 +88,63 @@ impl Sequences {
             step_spans.push(Span { slot, first_row, n_rows, first_position });
         }
         OwnedStep {
+            plan: 0,
+            input: vec![],
             outputs: (0..tokens.len() as u32).collect(),
             tokens,
             spans: step_spans,
-            page_tables: self.slots.iter().flat_map(|slot| slot.tables.concat()).collect(),
+            page_tables: self.page_tables(),
             pages_per_table: self.pages_per_table,
             want: Want::Argmax,
         }
+    }
+
+    /// A step in which plan `plan` writes the memories of slots, a span each, into new pages, from random numbers:
+    /// `input_cols` for each token. All memories are of `n` positions.
+    ///
+    /// # Panics
+    /// There are not enough pages.
+    pub fn write_memory(&mut self, plan: usize, slots: &[usize], n: usize, input_cols: usize) -> OwnedStep {
+        let mut spans = vec![];
+        for (index, slot) in slots.iter().enumerate() {
+            let (n, first_row) = (n as u32, (index * n) as u32);
+            spans.push(Span { slot: *slot as u32, first_row, n_rows: n, first_position: 0 });
+            self.slot(*slot);
+            for (group, _) in self.kv.groups.iter().enumerate().filter(|(_, g)| g.memory.is_some()) {
+                for entry in 0..(n as usize).div_ceil(self.page_len) {
+                    let free = &mut self.free[group];
+                    assert!(!free.is_empty(), "the test needs more pages");
+                    self.slots[*slot].tables[group][entry] = free.swap_remove(self.rng.below(free.len()));
+                }
+            }
+        }
+        OwnedStep {
+            plan,
+            tokens: vec![0; slots.len() * n],
+            input: self.numbers(slots.len() * n * input_cols),
+            spans,
+            outputs: vec![],
+            page_tables: self.page_tables(),
+            pages_per_table: self.pages_per_table,
+            want: Want::Logits,
+        }
+    }
+
+    /// Let a slot read the memories of another.
+    pub fn share_memory(&mut self, from: usize, to: usize) {
+        self.slot(to);
+        for (group, _) in self.kv.groups.iter().enumerate().filter(|(_, g)| g.memory.is_some()) {
+            self.slots[to].tables[group] = self.slots[from].tables[group].clone();
+        }
+    }
+
+    /// Random numbers of variance 1, for the input of a step.
+    pub fn numbers(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| self.rng.normal()).collect()
+    }
+
+    fn page_tables(&self) -> Vec<u32> {
+        self.slots.iter().flat_map(|slot| slot.tables.concat()).collect()
     }
 
     fn slot(&mut self, slot: usize) -> &mut Slot {
@@ -101,7 +157,8 @@ impl Sequences {
 
     /// Pages for positions `first..end`; those before the window of `first` are given back.
     fn take_pages(&mut self, slot: usize, first: usize, end: usize) {
-        for (group, KvGroup { window, .. }) in self.kv.groups.iter().enumerate() {
+        let of_sequences = self.kv.groups.iter().enumerate().filter(|(_, g)| g.memory.is_none());
+        for (group, KvGroup { window, .. }) in of_sequences {
             let table = &mut self.slots[slot].tables[group];
             let free = &mut self.free[group];
             let needed = window.map_or(0, |window| (first + 1).saturating_sub(window)) / self.page_len;
@@ -121,17 +178,19 @@ impl Sequences {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::KvLayer;
+    use crate::{GroupUse, KvLayer, Needs};
 
     #[test]
     fn its_steps_are_valid_and_windows_give_pages_back() {
-        let layer = KvLayer { n_kv_heads: 1, head_dim: 8, window: None };
+        let layer = KvLayer { n_kv_heads: 1, head_dim: 8, window: None, memory: None };
         let kv = KvLayout::new(vec![layer, KvLayer { window: Some(20), ..layer }]);
         let limits = Limits { n_pages: vec![30, 10], ..limits(&kv) };
         let mut sequences = Sequences::new(1, &kv, &limits, 10);
+        let groups = kv.groups.iter().map(|g| GroupUse::Sequence { window: g.window }).collect();
+        let needs = [Needs { n_vocab: 10, n_positions: limits.n_ctx, input: None, groups }];
         for turn in 0..60 {
             let spans: &[(usize, usize)] = if turn % 7 == 0 { &[(1, 20), (0, 1)] } else { &[(0, 3), (2, 1)] };
-            sequences.step(spans).borrow().check(&kv, &limits).unwrap();
+            sequences.step(spans).borrow().check(&needs, &limits).unwrap();
         }
         assert_eq!(sequences.tokens(1).len(), 180);
     }

@@ -30,7 +30,10 @@ impl Program for Pages {
     fn release_page(&mut self, group: usize, page: u32) {
         self.0[group][page as usize] = [None; PAGE];
     }
-    fn commands(&self, _: usize) -> Vec<CommandInfo> {
+    fn kept(&self, _: usize) -> &[f32] {
+        &[]
+    }
+    fn commands(&self, _: usize, _: usize) -> Vec<CommandInfo> {
         vec![]
     }
     fn run_timed(&mut self, _: &Step, _: &mut Vec<Timing>) -> device::Result<()> {
@@ -48,7 +51,7 @@ struct Fixture {
 
 impl Fixture {
     fn new(windows: &[Option<usize>], n_ctx: usize, max_rows: usize, n_slots: usize) -> Fixture {
-        let layer = |w: &Option<usize>| KvLayer { n_kv_heads: 1, head_dim: 32, window: *w };
+        let layer = |w: &Option<usize>| KvLayer { n_kv_heads: 1, head_dim: 32, window: *w, memory: None };
         let layout = KvLayout::new(windows.iter().map(layer).collect());
         let n_pages = pool_sizes(&layout, n_ctx, max_rows, n_slots, PAGE);
         let program = Pages(n_pages.iter().map(|n| vec![[None; PAGE]; *n]).collect());

@@ -163,7 +163,8 @@ impl Device for History {
     fn kv_types(&self) -> &[KvType] {
         &[KvType::F16, KvType::F32]
     }
-    fn memory_plan(&self, plan: &Plan, limits: &Limits) -> device::Result<MemoryPlan> {
+    fn memory_plan(&self, plans: &[Plan], limits: &Limits) -> device::Result<MemoryPlan> {
+        let plan = &plans[0];
         let kv = (0..plan.kv.groups.len()).map(|g| {
             let bytes = limits.n_pages[g] * plan.kv.page_bytes(g, limits.kv_type, limits.page_len);
             Item { what: format!("KV pages {g}"), bytes: bytes as u64, residence: Residence::Reserved }
@@ -172,7 +173,8 @@ impl Device for History {
         let logits = Item { what: "logits".into(), bytes: logits, residence: Residence::Committed };
         Ok(MemoryPlan { items: kv.chain([logits]).collect() })
     }
-    fn compile(&self, plan: &Plan, limits: &Limits) -> device::Result<Box<dyn Program>> {
+    fn compile(&self, plans: &[Plan], limits: &Limits) -> device::Result<Box<dyn Program>> {
+        let plan = &plans[0];
         let n_vocab = plan.value(plan.logits).cols;
         Ok(Box::new(HistoryProgram {
             windows: plan.kv.groups.iter().map(|g| g.window).collect(),
@@ -279,7 +281,10 @@ impl Program for HistoryProgram {
         let len = self.limits.page_len;
         self.pages[group][page as usize * len..(page as usize + 1) * len].fill(None);
     }
-    fn commands(&self, _: usize) -> Vec<CommandInfo> {
+    fn kept(&self, _: usize) -> &[f32] {
+        &[]
+    }
+    fn commands(&self, _: usize, _: usize) -> Vec<CommandInfo> {
         vec![CommandInfo { kernel: "history".into(), node: 0, layer: None, weight_bytes: 0 }]
     }
     fn run_timed(&mut self, step: &Step, timings: &mut Vec<Timing>) -> device::Result<()> {

@@ -81,7 +81,7 @@ impl Runner {
             kv_type: KvType::F32,
             numerics,
         };
-        let program = device.compile(&fuse(plan, device.fusion()), &limits).unwrap();
+        let program = device.compile(&[fuse(plan, device.fusion())], &limits).unwrap();
         Runner { program, n_vocab: plan.value(plan.logits).cols, n_groups, position: 0 }
     }
 
@@ -92,6 +92,8 @@ impl Runner {
         let outputs: Vec<u32> = (0..n_rows).collect();
         let span = Span { slot: 0, first_row: 0, n_rows, first_position: self.position };
         let step = Step {
+            plan: 0,
+            input: &[],
             tokens,
             spans: &[span],
             page_tables: &table,

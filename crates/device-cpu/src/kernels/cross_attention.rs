@@ -1,0 +1,151 @@
+//! Attention of each row over all positions of a memory: `softmax(scale q k^T) v`.
+//!
+//! q and out `(n, n_heads * head_dim)`; keys and values in the memory's pages. The arithmetic, its order and its tiles are
+//! those of [`attention_tile`](super::attention_tile), over one chunk that is the whole memory.
+//!
+//! A tile is up to [`MAX_QUERIES`] queries of neighbouring rows whose slots have the same pages, whichever spans they belong
+//! to: sequences that share a memory (the beams of a search) read it once together. A unit of work is (a tile, a KV head),
+//! handed out one after another; a head's positions are not split, for there are as many units as heads even for one row.
+//!
+//! A row's result does not depend on the tile that it is computed in.
+//! Bytes: each key and value once for each tile.
+
+use super::attention_product::Loops;
+use super::attention_tile::{MAX_QUERIES, Scratch, Shape, Tile, chunk, finish, load_queries};
+use super::kv_write::{Stored, StoredF16, StoredF32, StoredQ8};
+use crate::command::{Kernel, StepState, Worker};
+use crate::isa::Isa;
+use crate::simd::variants;
+use device::KvType;
+
+/// Parameters.
+#[derive(Clone, Copy)]
+pub struct Params {
+    /// `(n, cols)`
+    pub q: *const f32,
+    /// `(n, cols)`
+    pub out: *mut f32,
+    /// What is the same for all tiles; without a window.
+    pub shape: Shape,
+    /// Positions.
+    pub memory: usize,
+}
+
+/// Rows of a tile.
+fn rows_of_tile(n_group: usize) -> usize {
+    (MAX_QUERIES / n_group).max(1)
+}
+
+/// Bytes of scratch.
+pub fn scratch_bytes(n_group: usize, head_dim: usize) -> usize {
+    Scratch::bytes(rows_of_tile(n_group) * n_group, head_dim)
+}
+
+/// The kernel for a KV type.
+pub fn cross_attention(isa: Isa, kind: KvType) -> Kernel<Params> {
+    match kind {
+        KvType::F32 => over_f32(isa),
+        KvType::F16 => over_f16(isa),
+        KvType::Q8_0 => over_q8(isa),
+    }
+}
+
+macro_rules! kind {
+    ($name:ident, $body:ident, $stored:ty) => {
+        /// # Safety
+        /// As [`crate::command::Kernel`].
+        #[inline(always)]
+        unsafe fn $body<S: Loops>(p: &Params, worker: &Worker<'_>) {
+            // SAFETY: the caller's promise.
+            unsafe { body::<S, $stored>(p, worker) }
+        }
+        variants!($name, $body, Params);
+    };
+}
+
+kind!(over_f32, f32_body, StoredF32);
+kind!(over_f16, f16_body, StoredF16);
+kind!(over_q8, q8_body, StoredQ8);
+
+/// Tiles of a step, in row order: neighbouring rows, at most `max_rows`, with the same first entries of a group's table.
+pub struct Tiles<'a> {
+    step: &'a StepState<'a>,
+    group: usize,
+    n_entries: usize,
+    max_rows: usize,
+    /// The next span, and how many of its rows earlier tiles have.
+    span: usize,
+    within: usize,
+}
+
+impl<'a> Tiles<'a> {
+    /// Of a memory of so many positions.
+    pub fn new(step: &'a StepState<'a>, shape: &Shape, memory: usize, max_rows: usize) -> Tiles<'a> {
+        let n_entries = memory.div_ceil(shape.pages.page_len);
+        Tiles { step, group: shape.pages.group, n_entries, max_rows, span: 0, within: 0 }
+    }
+
+    /// For a tile of [`attention_tile`](super::attention_tile) of rows that see all positions of a memory.
+    pub fn of_rows(memory: usize, rows: TileRows<'a>, kv_head: usize) -> Tile<'a> {
+        let TileRows { table, first_row, n_rows } = rows;
+        // As causal rows at the memory's last position and behind it, which see all of it.
+        Tile { table, first_row, n_rows, first_position: memory - 1, kv_head }
+    }
+}
+
+/// Neighbouring rows and their pages.
+#[derive(Clone, Copy)]
+pub struct TileRows<'a> {
+    /// The memory's pages.
+    pub table: &'a [u32],
+    /// First row in the step.
+    pub first_row: usize,
+    /// Rows.
+    pub n_rows: usize,
+}
+
+impl<'a> Iterator for Tiles<'a> {
+    type Item = TileRows<'a>;
+
+    fn next(&mut self) -> Option<TileRows<'a>> {
+        let step = self.step;
+        let first = step.spans.get(self.span)?;
+        let table = &step.page_table(first.slot, self.group)[..self.n_entries];
+        let first_row = first.first_row as usize + self.within;
+        let mut n_rows = 0;
+        while n_rows < self.max_rows {
+            let Some(span) = step.spans.get(self.span) else { break };
+            if &step.page_table(span.slot, self.group)[..self.n_entries] != table {
+                break;
+            }
+            let taken = (span.n_rows as usize - self.within).min(self.max_rows - n_rows);
+            n_rows += taken;
+            self.within += taken;
+            if self.within == span.n_rows as usize {
+                (self.span, self.within) = (self.span + 1, 0);
+            }
+        }
+        Some(TileRows { table, first_row, n_rows })
+    }
+}
+
+/// # Safety
+/// As [`crate::command::Kernel`].
+#[inline(always)]
+unsafe fn body<S: Loops, K: Stored>(p: &Params, worker: &Worker<'_>) {
+    let (n_kv_heads, head_dim) = (p.shape.pages.n_kv_heads, p.shape.pages.head_dim);
+    let max_rows = rows_of_tile(p.shape.n_group);
+    let tiles = || Tiles::new(worker.step, &p.shape, p.memory, max_rows);
+    let n_units = tiles().count() * n_kv_heads;
+    // SAFETY: the caller's promise; the scratch is for the largest tile.
+    unsafe {
+        let scratch = Scratch::at(worker.scratch, max_rows * p.shape.n_group, head_dim);
+        while let Some(unit) = worker.take(n_units) {
+            let Some(rows) = tiles().nth(unit / n_kv_heads) else { return };
+            let tile = Tiles::of_rows(p.memory, rows, unit % n_kv_heads);
+            load_queries::<S>(&p.shape, &tile, p.q, &scratch);
+            chunk::<S, K>(&p.shape, &tile, 0..p.memory, &scratch, scratch.chunk);
+            finish::<S>(&p.shape, &tile, scratch.chunk, std::ptr::null(), p.out);
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Scores of one head's queries with all positions of a memory: `out[:, first + p] = scale q . k_p`.
+//!
+//! q `(n, n_heads * head_dim)`, out `(n, out_cols)`, of which the kernel writes `memory` columns; several heads are several
+//! commands. A unit of work is (a tile of rows as in [`cross_attention`](super::cross_attention), a block of positions),
+//! handed out one after another.
+//!
+//! Accumulation: each score one chain over the columns, the query scaled first
+//! ([`attention_product`](super::attention_product)). Bytes: each key once for each tile, 4 written for each score.
+
+use super::attention_product::{BLOCK, Loops, Place, scores};
+use super::attention_tile::{MAX_QUERIES, Scratch, Shape};
+use super::cross_attention::Tiles;
+use super::elementwise::{self, Times};
+use super::kv_write::{Stored, StoredF16, StoredF32, StoredQ8};
+use crate::command::{Kernel, Worker};
+use crate::isa::Isa;
+use crate::simd::variants;
+use device::KvType;
+
+/// Parameters.
+#[derive(Clone, Copy)]
+pub struct Params {
+    /// `(n, cols)`
+    pub q: *const f32,
+    /// `(n, out_cols)`
+    pub out: *mut f32,
+    /// Columns of out.
+    pub out_cols: usize,
+    /// The first column of out that this head's scores go to.
+    pub first: usize,
+    /// The query head.
+    pub head: usize,
+    /// Where keys lie, and the factor on the scores.
+    pub shape: Shape,
+    /// Positions.
+    pub memory: usize,
+}
+
+/// Bytes of scratch.
+pub fn scratch_bytes(head_dim: usize) -> usize {
+    Scratch::bytes(MAX_QUERIES, head_dim)
+}
+
+/// The kernel for a KV type.
+pub fn cross_scores(isa: Isa, kind: KvType) -> Kernel<Params> {
+    match kind {
+        KvType::F32 => over_f32(isa),
+        KvType::F16 => over_f16(isa),
+        KvType::Q8_0 => over_q8(isa),
+    }
+}
+
+macro_rules! kind {
+    ($name:ident, $body:ident, $stored:ty) => {
+        /// # Safety
+        /// As [`crate::command::Kernel`].
+        #[inline(always)]
+        unsafe fn $body<S: Loops>(p: &Params, worker: &Worker<'_>) {
+            // SAFETY: the caller's promise.
+            unsafe { body::<S, $stored>(p, worker) }
+        }
+        variants!($name, $body, Params);
+    };
+}
+
+kind!(over_f32, f32_body, StoredF32);
+kind!(over_f16, f16_body, StoredF16);
+kind!(over_q8, q8_body, StoredQ8);
+
+/// # Safety
+/// As [`crate::command::Kernel`].
+#[inline(always)]
+unsafe fn body<S: Loops, K: Stored>(p: &Params, worker: &Worker<'_>) {
+    let (pages, head_dim) = (&p.shape.pages, p.shape.pages.head_dim);
+    let tiles = || Tiles::new(worker.step, &p.shape, p.memory, MAX_QUERIES);
+    let n_blocks = p.memory.div_ceil(BLOCK);
+    let n_units = tiles().count() * n_blocks;
+    // SAFETY: the caller's promise; the scratch is for the largest tile.
+    unsafe {
+        let scratch = Scratch::at(worker.scratch, MAX_QUERIES, head_dim);
+        while let Some(unit) = worker.take(n_units) {
+            let Some(rows) = tiles().nth(unit / n_blocks) else { return };
+            for row in 0..rows.n_rows {
+                let x = p.q.add((rows.first_row + row) * p.shape.cols + p.head * head_dim);
+                let to = scratch.q.add(row * head_dim);
+                elementwise::combine::<S>(x, x, to, head_dim, Times(p.shape.scale));
+            }
+            let block = unit % n_blocks * BLOCK;
+            let n = (p.memory - block).min(BLOCK);
+            let kv_head = p.head / p.shape.n_group;
+            let place = Place { pages, table: rows.table, kv_head, block, range: 0..n };
+            scores::<S, K>(&place, rows.n_rows, scratch.q, scratch.kv, scratch.s);
+            for row in 0..rows.n_rows {
+                let out = p.out.add((rows.first_row + row) * p.out_cols + p.first + block);
+                out.copy_from_nonoverlapping(scratch.s.add(row * BLOCK), n);
+            }
+        }
+    }
+}

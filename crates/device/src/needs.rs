@@ -1,0 +1,89 @@
+//! What a plan needs of a step, found out once: [`Needs`].
+
+use crate::{KvLayerId, Limits, Op, Plan, Rows};
+
+/// How a plan uses a KV group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GroupUse {
+    /// Not at all: nobody looks at its page tables.
+    Unused,
+    /// The positions of the step's rows are written, those within the window are read.
+    Sequence {
+        /// As [`crate::KvGroup::window`].
+        window: Option<usize>,
+    },
+    /// Positions `0..n` of each span's slot.
+    Memory {
+        /// How many.
+        n: usize,
+        /// Whether they are written: each span then has exactly `n` rows, from position 0 on.
+        written: bool,
+    },
+}
+
+/// What a plan needs of a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Needs {
+    /// Token ids are below this; `usize::MAX`: it has no Embed, and looks at no token.
+    pub n_vocab: usize,
+    /// Most positions of a sequence.
+    pub n_positions: usize,
+    /// Rows and columns of [`crate::Step::input`].
+    pub input: Option<(Rows, usize)>,
+    /// By KV group.
+    pub groups: Vec<GroupUse>,
+}
+
+impl Needs {
+    /// Of a checked plan.
+    pub fn new(plan: &Plan, limits: &Limits) -> Needs {
+        let mut needs = Needs {
+            n_vocab: usize::MAX,
+            n_positions: usize::MAX,
+            input: None,
+            groups: vec![GroupUse::Unused; plan.kv.groups.len()],
+        };
+        for op in plan.primitives() {
+            match op {
+                Op::Embed { table, .. } => {
+                    needs.n_vocab = needs.n_vocab.min(plan.weight(*table).n_rows());
+                    needs.n_positions = needs.n_positions.min(limits.n_ctx);
+                }
+                Op::EmbedPositions { table, .. } => {
+                    needs.n_positions = needs.n_positions.min(plan.weight(*table).n_rows());
+                }
+                Op::Input { out } => {
+                    let value = plan.value(*out);
+                    needs.input = Some((value.rows, value.cols));
+                }
+                Op::KvWrite { layer, .. } => needs.use_layer(plan, *layer, true, limits),
+                Op::Attention { layer, .. }
+                | Op::CrossAttention { layer, .. }
+                | Op::CrossScores { layer, .. } => needs.use_layer(plan, *layer, false, limits),
+                _ => {}
+            }
+        }
+        needs
+    }
+
+    fn use_layer(&mut self, plan: &Plan, layer: KvLayerId, writes: bool, limits: &Limits) {
+        let (group, _) = plan.kv.group_of(layer);
+        let Some(slot) = self.groups.get_mut(group) else { return };
+        let layer = plan.kv.layer(layer);
+        match layer.memory {
+            None => {
+                self.n_positions = self.n_positions.min(limits.n_ctx);
+                *slot = GroupUse::Sequence { window: layer.window };
+            }
+            Some(n) => {
+                let before = matches!(slot, GroupUse::Memory { written: true, .. });
+                *slot = GroupUse::Memory { n, written: writes || before };
+            }
+        }
+    }
+
+    /// Numbers of [`crate::Step::input`] in a step of so many tokens and outputs.
+    pub fn input_len(&self, n_tokens: usize, n_outputs: usize) -> usize {
+        self.input.map_or(0, |(rows, cols)| rows.count(n_tokens, n_outputs) * cols)
+    }
+}

@@ -1,0 +1,246 @@
+//! What a layer adds to the residual stream: attention, to the encoder's states too, and the feed-forward network.
+
+use device::{Activation, DType, KvLayerId, Op, Rows, ValueId, Weight};
+
+use super::Builder;
+use crate::descriptor::{ExpertPlace, QkNorm};
+use crate::error::Result;
+use crate::names::TensorRole;
+use crate::rope::RopeSpec;
+use crate::spec::{ExpertSpec, LayerSpec};
+
+impl Builder<'_, '_> {
+    /// `x + post_norm(attention(pre_norm(x)))`, or `post_norm(x + attention(pre_norm(x)))`
+    pub fn attention(&mut self, x: ValueId, kv_layer: KvLayerId, layer: &LayerSpec) -> Result<ValueId> {
+        let norms = self.spec.family.norms;
+        // Keys and values of its own, or those that an earlier layer wrote.
+        let own = layer.kv_from.is_none();
+        let input = self.maybe_norm(norms.pre_attention, x, TensorRole::AttnNorm, "attention norm")?;
+        let mut q = self.linear(input, TensorRole::AttnQ, "q")?;
+        let mut kv = if own { Some(self.keys_and_values(input, layer)?) } else { None };
+        if let Some(whole_row) = match self.spec.family.qk_norm {
+            QkNorm::None => None,
+            QkNorm::PerHead => Some(false),
+            QkNorm::WholeRow => Some(true),
+        } {
+            let group = |n_heads: usize| layer.head_dim * if whole_row { n_heads } else { 1 };
+            q = self.norm(q, TensorRole::AttnQNorm, group(layer.n_heads), "q norm")?;
+            if let Some((k, _)) = &mut kv {
+                *k = self.norm(*k, TensorRole::AttnKNorm, group(layer.n_kv_heads), "k norm")?;
+            }
+        }
+        if let Some(rope) = &layer.rope {
+            q = self.rope(q, rope, layer.head_dim, "q rope");
+            if let Some((k, _)) = &mut kv {
+                *k = self.rope(*k, rope, layer.head_dim, "k rope");
+            }
+        }
+        let mixed = self.value("attention", Rows::Tokens, layer.n_heads * layer.head_dim);
+        let (n_heads, scale) = (layer.n_heads, layer.attention_scale);
+        match kv {
+            Some((k, v)) if self.spec.family.bidirectional => {
+                self.push(Op::SelfAttention { q, k, v, n_heads, scale, out: mixed });
+            }
+            kv => {
+                if let Some((k, v)) = kv {
+                    self.push(Op::KvWrite { k, v, layer: kv_layer });
+                }
+                self.push(Op::Attention {
+                    q,
+                    layer: kv_layer,
+                    n_heads,
+                    scale,
+                    softcap: self.spec.attention_softcap,
+                    window: layer.window,
+                    sinks: None,
+                    out: mixed,
+                });
+            }
+        }
+        let branch = self.linear(mixed, TensorRole::AttnOut, "attention out")?;
+        let (role, name) = (TensorRole::PostAttnNorm, "post-attention norm");
+        self.join(x, branch, norms.post_attention.then_some((role, name)), "attention residual")
+    }
+
+    /// `x + cross_attention(norm(x))`: to all of the encoder's states. The scores of the heads `aligned` are kept.
+    pub fn cross_attention(
+        &mut self,
+        x: ValueId,
+        memory: KvLayerId,
+        layer: &LayerSpec,
+        aligned: &[usize],
+    ) -> Result<ValueId> {
+        let (n_heads, scale) = (layer.n_heads, layer.attention_scale);
+        let input = self.norm(x, TensorRole::CrossNorm, self.spec.hidden, "cross-attention norm")?;
+        let q = self.linear(input, TensorRole::CrossQ, "cross q")?;
+        if let (false, Some(encoder)) = (aligned.is_empty(), &self.spec.encoder) {
+            let out = self.value("alignment", Rows::Tokens, aligned.len() * encoder.n_ctx_train);
+            self.push(Op::CrossScores { q, layer: memory, n_heads, heads: aligned.to_vec(), scale, out });
+            self.kept.push(out);
+        }
+        let mixed = self.value("cross-attention", Rows::Tokens, n_heads * layer.head_dim);
+        self.push(Op::CrossAttention { q, layer: memory, n_heads, scale, out: mixed });
+        let branch = self.linear(mixed, TensorRole::CrossOut, "cross-attention out")?;
+        Ok(self.add_branch(x, branch, "cross-attention residual"))
+    }
+
+    /// `x + post_norm(branch)` or `post_norm(x + branch)`, as the family says.
+    fn join(
+        &mut self,
+        x: ValueId,
+        branch: ValueId,
+        norm: Option<(TensorRole, &str)>,
+        name: &str,
+    ) -> Result<ValueId> {
+        let Some((role, norm_name)) = norm else { return Ok(self.add_branch(x, branch, name)) };
+        if self.spec.family.norm_on_sum {
+            let sum = self.add_branch(x, branch, name);
+            return self.norm(sum, role, self.spec.hidden, norm_name);
+        }
+        let branch = self.norm(branch, role, self.spec.hidden, norm_name)?;
+        Ok(self.add_branch(x, branch, name))
+    }
+
+    /// Keys before their norm, and values.
+    fn keys_and_values(&mut self, input: ValueId, layer: &LayerSpec) -> Result<(ValueId, ValueId)> {
+        let k = self.linear(input, TensorRole::AttnK, "k")?;
+        let mut v = if layer.keys_are_values { k } else { self.linear(input, TensorRole::AttnV, "v")? };
+        if self.spec.family.v_norm {
+            v = self.plain_norm(v, None, layer.head_dim, "v norm");
+        }
+        Ok((k, v))
+    }
+
+    /// `x + post_norm(network(pre_norm(x)))`, the network dense, of experts, or both next to each other
+    pub fn feed_forward(&mut self, x: ValueId, layer: &LayerSpec) -> Result<ValueId> {
+        let norms = self.spec.family.norms;
+        let input = self.maybe_norm(norms.pre_ffn, x, TensorRole::FfnNorm, "ffn norm")?;
+        let branch = match (layer.experts, self.spec.family.experts) {
+            (None, _) | (_, ExpertPlace::Nowhere) => self.network(input, layer)?,
+            (Some(experts), ExpertPlace::Instead) => self.experts(input, input, experts)?,
+            (Some(experts), ExpertPlace::WithShared) => {
+                let routed = self.experts(input, input, experts)?;
+                let shared = self.network(input, layer)?;
+                let weight = self.linear(input, TensorRole::SharedWeight, "shared weight")?;
+                let weights = self.like(weight, "shared weight sigmoid");
+                self.push(Op::Activate { x: weight, kind: Activation::Sigmoid, out: weights });
+                let weighed = self.like(shared, "shared expert");
+                self.push(Op::ExpertSum { x: shared, weights, out: weighed });
+                self.sum(routed, weighed, "experts and shared expert")
+            }
+            (Some(experts), ExpertPlace::Beside) => {
+                let dense = self.network(input, layer)?;
+                let dense = self.norm(dense, TensorRole::PostDenseNorm, self.spec.hidden, "dense norm")?;
+                let factor = (self.spec.hidden as f32).sqrt().recip();
+                let scale = self.tensors.scaled(self.spec, TensorRole::RouterScale, self.layer, factor)?;
+                let scale = self.weight(scale);
+                let routed = self.plain_norm(x, Some(scale), self.spec.hidden, "router norm");
+                let input = self.norm(x, TensorRole::ExpertNorm, self.spec.hidden, "expert norm")?;
+                let sparse = self.experts(routed, input, experts)?;
+                let sparse =
+                    self.norm(sparse, TensorRole::PostExpertNorm, self.spec.hidden, "experts norm")?;
+                self.sum(dense, sparse, "dense and experts")
+            }
+        };
+        let norm = norms.post_ffn.then_some((TensorRole::PostFfnNorm, "post-ffn norm"));
+        self.join(x, branch, norm, "ffn residual")
+    }
+
+    /// The experts that the router chooses for each row of `routed`, run on `input`, weighed and added.
+    fn experts(&mut self, routed: ValueId, input: ValueId, experts: ExpertSpec) -> Result<ValueId> {
+        let ExpertSpec { n_used, ffn, normalise, factor, .. } = experts;
+        let x = self.linear(routed, TensorRole::Router, "router")?;
+        let scaled = self.layer.is_some_and(|l| self.tensors.has_in(TensorRole::ExpertScale, l));
+        let scales = match scaled {
+            true => {
+                let scales = self.tensors.scaled(self.spec, TensorRole::ExpertScale, self.layer, 1.0)?;
+                Some(self.weight(scales))
+            }
+            false => None,
+        };
+        let rows = self.rows(x);
+        let ids = self.new_value("experts", rows, n_used, DType::U32);
+        let weights = self.value("expert weights", rows, n_used);
+        self.push(Op::Route { x, normalise, factor, scales, ids, weights });
+        let gate = self.expert_linear(input, ids, TensorRole::ExpertGate, n_used * ffn, "expert gate")?;
+        let up = self.expert_linear(input, ids, TensorRole::ExpertUp, n_used * ffn, "expert up")?;
+        let gated = self.like(gate, "expert gated");
+        self.push(Op::Gate { gate, up, kind: self.spec.activation, out: gated });
+        let cols = n_used * self.spec.hidden;
+        let down = self.expert_linear(gated, ids, TensorRole::ExpertDown, cols, "expert down")?;
+        let out = self.value("experts sum", rows, self.spec.hidden);
+        self.push(Op::ExpertSum { x: down, weights, out });
+        Ok(out)
+    }
+
+    fn expert_linear(
+        &mut self,
+        x: ValueId,
+        ids: ValueId,
+        role: TensorRole,
+        cols: usize,
+        name: &str,
+    ) -> Result<ValueId> {
+        let weight = self.tensors.experts(self.spec, role, self.layer)?;
+        let weight = self.weight(weight);
+        let out = self.value(name, self.rows(x), cols);
+        self.push(Op::ExpertLinear { x, ids, weight, out });
+        Ok(out)
+    }
+
+    /// `x + norm(out(f(gate(x)) * input))`
+    pub fn per_layer_branch(&mut self, x: ValueId, inputs: ValueId, l: usize) -> Result<ValueId> {
+        let width = self.spec.per_layer_width;
+        let input = self.value("input", Rows::Tokens, width);
+        self.push(Op::Columns { x: inputs, first: l * width, out: input });
+        let gate = self.linear(x, TensorRole::PerLayerGate, "input gate")?;
+        let out = self.like(gate, "input gated");
+        self.push(Op::Gate { gate, up: input, kind: self.spec.activation, out });
+        let y = self.linear(out, TensorRole::PerLayerOut, "input projection")?;
+        let y = self.norm(y, TensorRole::PostPerLayerNorm, self.spec.hidden, "post-input norm")?;
+        Ok(self.add_branch(x, y, "input residual"))
+    }
+
+    /// `factor * x`, where the layer has a factor.
+    pub fn layer_scale(&mut self, x: ValueId) -> Result<ValueId> {
+        match self.tensors.number(self.spec, TensorRole::LayerScale, self.layer)? {
+            Some(factor) => Ok(self.scale(x, factor, "scaled")),
+            None => Ok(x),
+        }
+    }
+
+    /// `down(f(gate) * up)`
+    fn network(&mut self, input: ValueId, layer: &LayerSpec) -> Result<ValueId> {
+        let kind = self.spec.activation;
+        let inner = if self.spec.family.gated {
+            let gate = self.linear(input, TensorRole::FfnGate, "gate")?;
+            let up = self.linear(input, TensorRole::FfnUp, "up")?;
+            let out = self.value("gated", Rows::Tokens, layer.ffn);
+            self.push(Op::Gate { gate, up, kind, out });
+            out
+        } else {
+            let up = self.linear(input, TensorRole::FfnUp, "up")?;
+            let out = self.value("activated", Rows::Tokens, layer.ffn);
+            self.push(Op::Activate { x: up, kind, out });
+            out
+        };
+        self.linear(inner, TensorRole::FfnDown, "down")
+    }
+
+    fn rope(&mut self, x: ValueId, rope: &RopeSpec, head_dim: usize, name: &str) -> ValueId {
+        let frequencies = match self.ropes.iter().find(|(known, _)| known == rope) {
+            Some((_, id)) => *id,
+            None => {
+                let table =
+                    Weight::vector(format!("rope frequencies ({rope})"), &rope.frequencies(self.n_ctx));
+                let id = self.weight(table);
+                self.ropes.push((rope.clone(), id));
+                id
+            }
+        };
+        let out = self.like(x, name);
+        let (n_dims, style, scale) = (rope.n_dims, self.spec.rope_style, rope.scale());
+        self.push(Op::Rope { x, head_dim, n_dims, style, frequencies, scale, out });
+        out
+    }
+}

@@ -1,0 +1,259 @@
+//! The plan builder: a spec's layers as Ops, in the order that the fusion rules look for.
+//!
+//! Here: the way through a model, the layers of its cache, and the small pieces. `begin.rs`: from tokens or numbers to the
+//! residual stream. `layer.rs`: what a layer adds to it. `end.rs`: from it to what the caller wants.
+
+mod begin;
+mod end;
+mod layer;
+
+use std::collections::HashMap;
+
+use device::{
+    DType, KvLayer, KvLayerId, KvLayout, Node, Op, Output, Plan, Rows, Value, ValueId, Weight, WeightId,
+};
+
+use crate::descriptor::NormKind;
+use crate::embedding::EmbeddingSpec;
+use crate::error::Result;
+use crate::names::TensorRole;
+use crate::rope::RopeSpec;
+use crate::spec::{LayerSpec, ModelSpec};
+use crate::tensors::Tensors;
+
+/// Where a forward pass ends.
+#[derive(Clone, Copy)]
+pub(crate) enum End<'a> {
+    /// As the family does: logits, or the hidden states of the rows asked for.
+    Own,
+    /// One vector for each sequence.
+    Embedding(&'a EmbeddingSpec),
+    /// Of an encoder: what the layers of this decoder attend to, kept.
+    Memory(&'a ModelSpec),
+    /// Logits, and the scores of these heads of cross-attention, ascending: layer and heads.
+    Alignment(&'a [(usize, Vec<usize>)]),
+}
+
+/// Build the forward pass for contexts up to `n_ctx`.
+pub(crate) fn build(spec: &ModelSpec, tensors: &mut Tensors<'_>, n_ctx: usize) -> Result<Plan> {
+    build_to(spec, tensors, n_ctx, End::Own)
+}
+
+/// Build the forward pass for contexts up to `n_ctx`, to an end.
+pub(crate) fn build_to<'a>(
+    spec: &'a ModelSpec,
+    tensors: &'a mut Tensors<'_>,
+    n_ctx: usize,
+    end: End<'a>,
+) -> Result<Plan> {
+    tensors.turn_to(spec.family);
+    let kv = KvLayers::of(if let End::Memory(decoder) = end { decoder } else { spec });
+    let mut builder = Builder {
+        spec,
+        tensors,
+        n_ctx,
+        layer: None,
+        values: Vec::new(),
+        weights: Vec::new(),
+        by_name: HashMap::new(),
+        ropes: Vec::new(),
+        nodes: Vec::new(),
+        kept: Vec::new(),
+    };
+    let mut x = if spec.n_inputs > 0 { builder.input()? } else { builder.embed()? };
+    let inputs = if spec.per_layer_width > 0 { Some(builder.per_layer_inputs(x)?) } else { None };
+    for (l, layer) in spec.layers.iter().enumerate() {
+        builder.layer = Some(l);
+        x = builder.attention(x, kv.own(l), layer)?;
+        if spec.encoder.is_some() {
+            let aligned = if let End::Alignment(heads) = end { heads } else { &[] };
+            let aligned = aligned.iter().find(|(layer, _)| *layer == l).map_or(&[][..], |(_, heads)| heads);
+            x = builder.cross_attention(x, kv.memory(l), layer, aligned)?;
+        }
+        x = builder.feed_forward(x, layer)?;
+        if let Some(inputs) = inputs {
+            x = builder.per_layer_branch(x, inputs, l)?;
+        }
+        x = builder.layer_scale(x)?;
+    }
+    builder.layer = None;
+    let output = if matches!(end, End::Embedding(_)) { Output::Hidden } else { spec.family.output };
+    let (logits, argmax) = match (end, output) {
+        (End::Embedding(embedding), _) => builder.embedding(x, embedding)?,
+        (End::Memory(decoder), _) => builder.memory(x, decoder, &kv)?,
+        (End::Own | End::Alignment(_), Output::Logits) => builder.head(x)?,
+        (End::Own | End::Alignment(_), Output::Hidden) => builder.hidden(x)?,
+    };
+    let Builder { values, weights, nodes, kept, .. } = builder;
+    let plan = Plan { values, weights, nodes, kv: KvLayout::new(kv.layers), logits, argmax, output, kept };
+    plan.check()?;
+    Ok(plan)
+}
+
+/// The layers of the cache, and which of them each layer of the model reads.
+struct KvLayers {
+    layers: Vec<KvLayer>,
+    own: Vec<KvLayerId>,
+    n_own: usize,
+}
+
+impl KvLayers {
+    /// One for each layer that has keys of its own; then one for each layer, if there is an encoder whose states it reads.
+    fn of(spec: &ModelSpec) -> KvLayers {
+        let mut kv = KvLayers { layers: Vec::new(), own: Vec::with_capacity(spec.layers.len()), n_own: 0 };
+        // What looks both ways looks at the rows of its step, and keeps nothing.
+        let cached = if spec.family.bidirectional { &[][..] } else { &spec.layers };
+        for layer in cached {
+            match layer.kv_from.and_then(|from| kv.own.get(from)) {
+                Some(id) => kv.own.push(*id),
+                None => {
+                    kv.own.push(KvLayerId(kv.layers.len() as u32));
+                    let LayerSpec { n_kv_heads, head_dim, window, .. } = *layer;
+                    kv.layers.push(KvLayer { n_kv_heads, head_dim, window, memory: None });
+                }
+            }
+        }
+        kv.n_own = kv.layers.len();
+        if let Some(encoder) = &spec.encoder {
+            let memory = |layer: &LayerSpec| {
+                let LayerSpec { n_kv_heads, head_dim, .. } = *layer;
+                KvLayer { n_kv_heads, head_dim, window: None, memory: Some(encoder.n_ctx_train) }
+            };
+            kv.layers.extend(spec.layers.iter().map(memory));
+        }
+        kv
+    }
+
+    /// Where a layer's keys and values of the sequence are.
+    fn own(&self, layer: usize) -> KvLayerId {
+        self.own.get(layer).copied().unwrap_or(KvLayerId(layer as u32))
+    }
+
+    /// Where a layer's keys and values of the encoder's states are.
+    fn memory(&self, layer: usize) -> KvLayerId {
+        KvLayerId((self.n_own + layer) as u32)
+    }
+}
+
+struct Builder<'a, 'f> {
+    spec: &'a ModelSpec,
+    tensors: &'a mut Tensors<'f>,
+    n_ctx: usize,
+    layer: Option<usize>,
+    values: Vec<Value>,
+    weights: Vec<Weight>,
+    /// So that a tied head is the embedding's weight.
+    by_name: HashMap<String, WeightId>,
+    /// One table of frequencies for all layers that rotate alike.
+    ropes: Vec<(RopeSpec, WeightId)>,
+    nodes: Vec<Node>,
+    kept: Vec<ValueId>,
+}
+
+/// Pieces that all parts are made of.
+impl Builder<'_, '_> {
+    fn maybe_norm(&mut self, there: bool, x: ValueId, role: TensorRole, name: &str) -> Result<ValueId> {
+        if there { self.norm(x, role, self.spec.hidden, name) } else { Ok(x) }
+    }
+
+    fn norm(&mut self, x: ValueId, role: TensorRole, group: usize, name: &str) -> Result<ValueId> {
+        let weight = self.tensors.norm(self.spec, role, self.layer)?;
+        let weight = self.weight(weight);
+        if self.spec.family.norm_kind == NormKind::Rms {
+            return Ok(self.plain_norm(x, Some(weight), group, name));
+        }
+        let bias = self.bias(role)?;
+        let out = self.like(x, name);
+        self.push(Op::LayerNorm { x, weight, bias, eps: self.spec.norm_eps, out });
+        Ok(out)
+    }
+
+    fn plain_norm(&mut self, x: ValueId, weight: Option<WeightId>, group: usize, name: &str) -> ValueId {
+        let out = self.like(x, name);
+        self.push(Op::RmsNorm { x, weight, eps: self.spec.norm_eps, group, out });
+        out
+    }
+
+    fn scale(&mut self, x: ValueId, factor: f32, name: &str) -> ValueId {
+        let out = self.like(x, name);
+        self.push(Op::Scale { x, factor, out });
+        out
+    }
+
+    fn sum(&mut self, a: ValueId, b: ValueId, name: &str) -> ValueId {
+        let out = self.like(a, name);
+        self.push(Op::Add { a, b, out });
+        out
+    }
+
+    fn linear(&mut self, x: ValueId, role: TensorRole, name: &str) -> Result<ValueId> {
+        let weight = self.matrix(role)?;
+        let bias = self.bias(role)?;
+        let rows = self.rows(x);
+        let n_out = self.weights.get(weight.0 as usize).map_or(0, Weight::n_rows);
+        let out = self.value(name, rows, n_out);
+        self.push(Op::Linear { x, weight, bias, out });
+        Ok(out)
+    }
+
+    fn add_branch(&mut self, x: ValueId, mut branch: ValueId, name: &str) -> ValueId {
+        if self.spec.residual_scale != 1.0 {
+            let out = self.like(branch, "scaled branch");
+            self.push(Op::Scale { x: branch, factor: self.spec.residual_scale, out });
+            branch = out;
+        }
+        let out = self.like(x, name);
+        self.push(Op::Add { a: x, b: branch, out });
+        out
+    }
+
+    /// The bias of a role, if it has one; an error if it must.
+    fn bias(&mut self, role: TensorRole) -> Result<Option<WeightId>> {
+        match self.tensors.bias(self.spec, role, self.layer)? {
+            Some(bias) => Ok(Some(self.weight(bias))),
+            None if self.spec.family.biases.contains(&role) => {
+                Err(self.tensors.missing_bias(self.spec, role, self.layer))
+            }
+            None => Ok(None),
+        }
+    }
+
+    fn matrix(&mut self, role: TensorRole) -> Result<WeightId> {
+        let weight = self.tensors.matrix(self.spec, role, self.layer)?;
+        Ok(self.weight(weight))
+    }
+
+    fn weight(&mut self, weight: Weight) -> WeightId {
+        if let Some(id) = self.by_name.get(&weight.name) {
+            return *id;
+        }
+        let id = WeightId(self.weights.len() as u32);
+        self.by_name.insert(weight.name.clone(), id);
+        self.weights.push(weight);
+        id
+    }
+
+    fn value(&mut self, name: &str, rows: Rows, cols: usize) -> ValueId {
+        self.new_value(name, rows, cols, DType::F32)
+    }
+
+    fn new_value(&mut self, name: &str, rows: Rows, cols: usize, dtype: DType) -> ValueId {
+        let name = self.layer.map_or_else(|| name.to_owned(), |l| format!("layer {l} {name}"));
+        self.values.push(Value { name, rows, cols, dtype });
+        ValueId(self.values.len() as u32 - 1)
+    }
+
+    /// A new value with the rows and columns of another.
+    fn like(&mut self, x: ValueId, name: &str) -> ValueId {
+        let (rows, cols) = self.values.get(x.0 as usize).map_or((Rows::Tokens, 0), |v| (v.rows, v.cols));
+        self.value(name, rows, cols)
+    }
+
+    fn rows(&self, x: ValueId) -> Rows {
+        self.values.get(x.0 as usize).map_or(Rows::Tokens, |v| v.rows)
+    }
+
+    fn push(&mut self, op: Op) {
+        self.nodes.push(Node { op, layer: self.layer.map(|l| l as u32) });
+    }
+}

@@ -1,0 +1,354 @@
+//! The speech fixture: what transformers answers, a runner of its three plans, and the fixture as other programs write it.
+#![allow(dead_code, clippy::unwrap_used)] // Each test binary uses its part.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use device::fusion::fuse;
+use device::{Device, KvType, Limits, Numerics, Program, Span, Step, Want};
+use formats::{Access, BlockType, Checkpoint, Tensor};
+use model::SpeechPlans;
+
+use crate::common::json;
+
+pub const NAME: &str = "whisper";
+
+/// Layers and heads of the fixture's decoder.
+pub const N_LAYERS: usize = 2;
+pub const N_HEADS: usize = 4;
+
+/// What transformers answers; cross-attention and the greedy continuation are those of make_cross_attention.py.
+pub struct Expected {
+    /// `(frames, bands)`
+    pub input: Vec<f32>,
+    pub tokens: Vec<u32>,
+    pub encoder_positions: Vec<u32>,
+    /// `(encoder_positions, hidden)`
+    pub encoder_hidden: Vec<Vec<f32>>,
+    /// `(tokens, n_vocab)`
+    pub logits: Vec<Vec<f32>>,
+    /// `(layers, heads, tokens, encoder positions)`
+    pub probabilities: Vec<Vec<Vec<Vec<f32>>>>,
+    pub greedy: Vec<u32>,
+}
+
+fn row(value: &serde_json::Value) -> Vec<f32> {
+    value.as_array().unwrap().iter().map(|v| v.as_f64().unwrap() as f32).collect()
+}
+
+fn each<T>(value: &serde_json::Value, make: impl Fn(&serde_json::Value) -> T) -> Vec<T> {
+    value.as_array().unwrap().iter().map(make).collect()
+}
+
+fn ids(value: &serde_json::Value) -> Vec<u32> {
+    each(value, |v| v.as_u64().unwrap() as u32)
+}
+
+pub fn expected() -> Expected {
+    let answers = json("whisper/expected.json");
+    let cross = json("whisper/cross_attention.json");
+    let mel = each(&answers["mel"], row);
+    Expected {
+        input: (0..mel[0].len()).flat_map(|frame| mel.iter().map(move |band| band[frame])).collect(),
+        tokens: ids(&answers["decoder_input_ids"]),
+        encoder_positions: ids(&answers["encoder_positions"]),
+        encoder_hidden: each(&answers["encoder_hidden"], row),
+        logits: each(&answers["logits"], row),
+        probabilities: each(&cross["probabilities"], |layer| each(layer, |head| each(head, row))),
+        greedy: ids(&cross["greedy"]),
+    }
+}
+
+/// The largest difference of two lists of rows.
+pub fn worst(found: &[Vec<f32>], expected: &[Vec<f32>]) -> f32 {
+    assert_eq!(found.len(), expected.len());
+    let mut worst = 0.0f32;
+    for (found, expected) in found.iter().zip(expected) {
+        assert_eq!(found.len(), expected.len());
+        for (a, b) in found.iter().zip(expected) {
+            assert!(a.is_finite(), "{a}");
+            worst = worst.max((a - b).abs());
+        }
+    }
+    worst
+}
+
+/// The three plans as one program, for one sequence with all its pages.
+pub struct Speech {
+    program: Box<dyn Program>,
+    /// Columns of the results of each plan.
+    cols: Vec<usize>,
+    kept_cols: Vec<usize>,
+    n_positions: usize,
+    position: u32,
+}
+
+const PAGES: usize = 4;
+const PAGE_LEN: usize = 16;
+
+impl Speech {
+    pub fn new(device: &dyn Device, plans: &SpeechPlans, numerics: Numerics) -> Speech {
+        let plans = plans.clone().into_vec();
+        let limits = Limits {
+            max_rows: PAGES * PAGE_LEN,
+            max_outputs: PAGES * PAGE_LEN,
+            max_spans: 1,
+            n_ctx: PAGES * PAGE_LEN,
+            page_len: PAGE_LEN,
+            n_pages: vec![PAGES; plans[0].kv.groups.len()],
+            kv_type: KvType::F32,
+            numerics,
+        };
+        let n_positions = plans[0].kv.groups.last().unwrap().memory.unwrap();
+        let cols = plans.iter().map(|p| p.value(p.logits).cols).collect();
+        let align = &plans[SpeechPlans::ALIGN];
+        let kept_cols = align.kept.iter().map(|id| align.value(*id).cols).collect();
+        let fused: Vec<_> = plans.iter().map(|plan| fuse(plan, device.fusion())).collect();
+        let program = device.compile(&fused, &limits).unwrap();
+        Speech { program, cols, kept_cols, n_positions, position: 0 }
+    }
+
+    fn run(
+        &mut self,
+        plan: usize,
+        tokens: &[u32],
+        input: &[f32],
+        first: u32,
+        outputs: &[u32],
+    ) -> Vec<Vec<f32>> {
+        let table: Vec<u32> = (0..2).flat_map(|_| 0..PAGES as u32).collect();
+        let span = Span { slot: 0, first_row: 0, n_rows: tokens.len() as u32, first_position: first };
+        let step = Step {
+            plan,
+            tokens,
+            input,
+            spans: &[span],
+            page_tables: &table,
+            pages_per_table: PAGES,
+            outputs,
+            want: Want::Argmax,
+        };
+        self.program.run(&step).unwrap();
+        let cols = self.cols[plan];
+        self.program.logits()[..outputs.len() * cols].chunks(cols).map(<[f32]>::to_vec).collect()
+    }
+
+    /// Encode a window; the states of some positions.
+    pub fn encode(&mut self, input: &[f32], positions: &[u32]) -> Vec<Vec<f32>> {
+        let tokens = vec![0; self.n_positions];
+        self.run(SpeechPlans::ENCODER, &tokens, input, 0, positions)
+    }
+
+    /// The logits of the next tokens, and the best of the last.
+    pub fn decode(&mut self, tokens: &[u32]) -> (Vec<Vec<f32>>, u32) {
+        let outputs: Vec<u32> = (0..tokens.len() as u32).collect();
+        let logits = self.run(SpeechPlans::DECODER, tokens, &[], self.position, &outputs);
+        self.position += tokens.len() as u32;
+        (logits, self.program.argmax()[tokens.len() - 1])
+    }
+
+    /// The logits of tokens from the first position on, and the values that the alignment keeps, row by row.
+    pub fn align(&mut self, tokens: &[u32]) -> (Vec<Vec<f32>>, Vec<Vec<Vec<f32>>>) {
+        let outputs: Vec<u32> = (0..tokens.len() as u32).collect();
+        let logits = self.run(SpeechPlans::ALIGN, tokens, &[], 0, &outputs);
+        let rows = |(i, cols): (usize, &usize)| {
+            let kept = &self.program.kept(i)[..tokens.len() * cols];
+            kept.chunks(*cols).map(<[f32]>::to_vec).collect()
+        };
+        (logits, self.kept_cols.iter().enumerate().map(rows).collect())
+    }
+
+    /// Forget the sequence; the memory stays.
+    pub fn rewind(&mut self) {
+        self.position = 0;
+    }
+}
+
+/// A tensor to be written: shape outermost first.
+struct Out {
+    name: String,
+    shape: Vec<usize>,
+    values: Vec<f32>,
+}
+
+/// The fixture's tensors by what stands behind `model.`.
+fn parts(checkpoint: &Checkpoint) -> BTreeMap<String, Out> {
+    let part = |t: &Tensor| {
+        let name = t.name.strip_prefix("model.").unwrap().to_owned();
+        (name.clone(), Out { name, shape: t.shape.clone(), values: t.to_f32() })
+    };
+    checkpoint.tensors.iter().map(part).collect()
+}
+
+/// As CTranslate2's converter does: projections of one input stacked, without a bias of keys zeros in its place.
+pub fn as_ctranslate2(
+    checkpoint: &Checkpoint,
+    folder: &Path,
+    float16: bool,
+    vocabulary: &[String],
+) -> Checkpoint {
+    let mut parts = parts(checkpoint);
+    let mut out = Vec::new();
+    let mut stack = |names: &[String], to: &str| {
+        for suffix in ["weight", "bias"] {
+            let mut stacked = Out { name: format!("{to}/{suffix}"), shape: vec![], values: vec![] };
+            for name in names {
+                let rows = 64;
+                match parts.remove(&format!("{name}.{suffix}")) {
+                    Some(part) => stacked.values.extend(part.values),
+                    None => stacked.values.extend(vec![0.0; rows]),
+                }
+            }
+            let n_rows = 64 * names.len();
+            stacked.shape = if suffix == "weight" { vec![n_rows, 64] } else { vec![n_rows] };
+            out.push(stacked);
+        }
+    };
+    for layer in 0..2 {
+        for side in ["encoder", "decoder"] {
+            let of = |attention: &str, part: &str| format!("{side}.layers.{layer}.{attention}.{part}_proj");
+            let qkv = ["q", "k", "v"].map(|p| of("self_attn", p));
+            stack(&qkv, &format!("{side}/layer_{layer}/self_attention/linear_0"));
+            if side == "decoder" {
+                let kv = ["k", "v"].map(|p| of("encoder_attn", p));
+                stack(&kv, &format!("{side}/layer_{layer}/attention/linear_1"));
+            }
+        }
+    }
+    let pairs = [
+        (".layers.", "/layer_"),
+        (".self_attn_layer_norm", "/self_attention/layer_norm"),
+        (".encoder_attn_layer_norm", "/attention/layer_norm"),
+        (".final_layer_norm", "/ffn/layer_norm"),
+        (".self_attn.out_proj", "/self_attention/linear_1"),
+        (".encoder_attn.q_proj", "/attention/linear_0"),
+        (".encoder_attn.out_proj", "/attention/linear_2"),
+        (".fc1", "/ffn/linear_0"),
+        (".fc2", "/ffn/linear_1"),
+        (".embed_tokens", "/embeddings"),
+        (".embed_positions.weight", "/position_encodings/encodings"),
+        (".", "/"),
+    ];
+    for (name, mut part) in parts {
+        part.name = pairs.iter().fold(name, |n, (from, to)| n.replace(from, to));
+        if part.name.contains("layer_norm") {
+            part.name = part.name.replace("weight", "gamma").replace("bias", "beta");
+        }
+        out.push(part);
+    }
+
+    let string = |bytes: &mut Vec<u8>, text: &str| {
+        bytes.extend((text.len() as u16 + 1).to_le_bytes());
+        bytes.extend(text.as_bytes());
+        bytes.push(0);
+    };
+    let mut bytes = 6u32.to_le_bytes().to_vec();
+    string(&mut bytes, "WhisperSpec");
+    bytes.extend(3u32.to_le_bytes());
+    let settings: [(&str, u8, i16); 6] = [
+        ("decoder/num_heads", 2, 4),
+        ("encoder/num_heads", 2, 4),
+        ("decoder/pre_norm", 1, 1),
+        ("decoder/activation", 1, 3),
+        ("decoder/alibi", 1, 0),
+        ("decoder/scale_embeddings", 1, 0),
+    ];
+    bytes.extend((out.len() as u32 + settings.len() as u32).to_le_bytes());
+    for (name, dtype, value) in settings {
+        string(&mut bytes, name);
+        bytes.extend([0, dtype]);
+        let size = if dtype == 1 { 1 } else { 2 };
+        bytes.extend((size as u32).to_le_bytes());
+        bytes.extend(&value.to_le_bytes()[..size]);
+    }
+    for tensor in &out {
+        string(&mut bytes, &tensor.name);
+        bytes.push(tensor.shape.len() as u8);
+        tensor.shape.iter().for_each(|dim| bytes.extend((*dim as u32).to_le_bytes()));
+        let data = encode(if float16 { BlockType::F16 } else { BlockType::F32 }, &tensor.values);
+        bytes.push(if float16 { 4 } else { 0 });
+        bytes.extend((data.len() as u32).to_le_bytes());
+        bytes.extend(data);
+    }
+    bytes.extend(1u32.to_le_bytes());
+    string(&mut bytes, "decoder/projection/weight");
+    string(&mut bytes, "decoder/embeddings/weight");
+    std::fs::write(folder.join("model.bin"), bytes).unwrap();
+    let config =
+        r#"{"alignment_heads": [[1, 3], [0, 2]], "suppress_ids": [7, 2], "suppress_ids_begin": [5]}"#;
+    std::fs::write(folder.join("config.json"), config).unwrap();
+    std::fs::write(folder.join("vocabulary.txt"), vocabulary.join("\n")).unwrap();
+    formats::open(folder, Access::Read).unwrap()
+}
+
+/// As whisper.cpp's converter does: matrices in `block`, convolutions in F16, the rest in F32, dimensions innermost first,
+/// biases of convolutions as columns.
+pub fn as_whisper_cpp(checkpoint: &Checkpoint, folder: &Path, block: BlockType) -> Checkpoint {
+    let pairs = [
+        (".layers.", ".blocks."),
+        ("self_attn_layer_norm", "attn_ln"),
+        ("encoder_attn_layer_norm", "cross_attn_ln"),
+        ("final_layer_norm", "mlp_ln"),
+        ("self_attn.", "attn."),
+        ("encoder_attn.", "cross_attn."),
+        ("q_proj", "query"),
+        ("k_proj", "key"),
+        ("v_proj", "value"),
+        ("out_proj", "out"),
+        ("fc1", "mlp.0"),
+        ("fc2", "mlp.2"),
+        ("embed_tokens", "token_embedding"),
+        ("embed_positions.weight", "positional_embedding"),
+        ("encoder.layer_norm", "encoder.ln_post"),
+        ("decoder.layer_norm", "decoder.ln"),
+    ];
+    let ints = |values: &[i32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
+    let id = |block: BlockType| match block {
+        BlockType::F32 => 0,
+        BlockType::F16 => 1,
+        _ => 8,
+    };
+    let mut bytes = 0x6767_6d6cu32.to_le_bytes().to_vec();
+    bytes.extend(ints(&[160, 50, 64, 4, 2, 64, 64, 4, 2, 80, 2000 + id(block)]));
+    bytes.extend(ints(&[80, 1]));
+    bytes.extend([0; 80 * 4]);
+    bytes.extend(ints(&[0]));
+    for (name, part) in parts(checkpoint) {
+        let name = pairs.iter().fold(name, |n, (from, to)| n.replace(from, to));
+        let mut shape = part.shape;
+        let block = match shape.len() {
+            3 => BlockType::F16,
+            2 if !name.contains("positional") => block,
+            _ => BlockType::F32,
+        };
+        if name.contains("conv") && shape.len() == 1 {
+            shape.push(1);
+        }
+        let dims: Vec<i32> = shape.iter().rev().map(|dim| *dim as i32).collect();
+        bytes.extend(ints(&[dims.len() as i32, name.len() as i32, id(block)]));
+        bytes.extend(ints(&dims));
+        bytes.extend(name.as_bytes());
+        bytes.extend(encode(block, &part.values));
+    }
+    let path = folder.join("ggml-model.bin");
+    std::fs::write(&path, bytes).unwrap();
+    formats::open(&path, Access::Read).unwrap()
+}
+
+/// Values in F32, F16, or Q8_0: blocks of 32 with a scale in F16 before them.
+fn encode(block: BlockType, values: &[f32]) -> Vec<u8> {
+    let f16 = |value: f32| half::f16::from_f32(value);
+    match block {
+        BlockType::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        BlockType::F16 => values.iter().flat_map(|v| f16(*v).to_le_bytes()).collect(),
+        _ => {
+            let quantise = |block: &[f32]| {
+                let scale = f16(block.iter().fold(0.0f32, |m, v| m.max(v.abs())) / 127.0);
+                let quants =
+                    block.iter().map(|v| (v / scale.to_f32()).round().clamp(-127.0, 127.0) as i8 as u8);
+                scale.to_le_bytes().into_iter().chain(quants).collect::<Vec<u8>>()
+            };
+            values.chunks(32).flat_map(quantise).collect()
+        }
+    }
+}
