@@ -18,7 +18,7 @@ const MODEL: &str = "minilm:l6";
 const TENSOR: &str = "encoder.layer.0.output.dense.weight";
 
 /// What is written behind `--to`.
-const TYPES: [&str; 32] = [
+const TYPES: [&str; 33] = [
     "f16",
     "bf16",
     "q8",
@@ -49,6 +49,7 @@ const TYPES: [&str; 32] = [
     "gguf:q4_0",
     "gguf:iq4_xs",
     "gguf:iq4_nl",
+    "gguf:mxfp4",
     "gguf:q3_k",
     "gguf:q2_k",
 ];

@@ -6,7 +6,7 @@ mod common;
 
 use std::path::{Path, PathBuf};
 
-use common::{SMOLLM2, error, fixture, ingle, json, ok};
+use common::{SMOLLM2, error, fixture, ids, ingle, json, ok, top};
 use tempfile::TempDir;
 
 fn dir() -> TempDir {
@@ -68,6 +68,18 @@ fn types_and_profiles_are_written_as_asked() {
     assert!(notes.contains("line 2") && notes.contains("*no.such*"), "{notes}");
     let report: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
     assert_eq!(tensors(&report, "AFFINE8_G32_BF16"), Some(4), "{report}");
+    // What was quantised answers as the values that it decodes to.
+    let decoded = text(dir.path().join("decoded.base"));
+    ok(&["convert", &output, "-o", &decoded, "--to", "f32"]);
+    let logits = |path: &str| {
+        let args = ["logits", path, "--tokens", "3,17,5", "--device", "reference", "--top", "160", "--json"];
+        let mut rows = top(&json(&args)["top"]);
+        rows.iter_mut().for_each(|row| row.sort_by_key(|(id, ..)| *id));
+        rows
+    };
+    for (a, b) in logits(&output).iter().flatten().zip(logits(&decoded).iter().flatten()) {
+        assert!(a.0 == b.0 && (a.1 - b.1).abs() < 1e-3, "{a:?} {b:?}");
+    }
     let people = ok(&["convert", &llama(), "-o", &output, "--force"]);
     assert!(people.contains("BF16") && people.contains("38 tensors copied"), "{people}");
 }

@@ -29,7 +29,7 @@ fn description(spec: &ModelSpec) -> String {
 
 /// The values of a weight, those of its experts one after the other.
 fn values(weight: &Weight) -> Vec<f32> {
-    let parts = weight.parts.iter().map(|part| &part[..]);
+    let parts = weight.parts.iter().map(|part| &part.data[..]);
     let bytes: Vec<u8> = weight.data.iter().copied().chain(parts.flatten().copied()).collect();
     let mut values = vec![0.0; bytes.len() / weight.block.block_bytes()];
     codec::dequantize_row(weight.block, &bytes, &mut values);
