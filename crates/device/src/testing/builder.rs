@@ -401,8 +401,8 @@ pub fn truncate(plan: &Plan, value: ValueId) -> Option<Plan> {
     };
     let logits = match rows {
         Rows::Outputs => value,
-        rows if rows == Rows::Tokens => push(value, cols, DType::F32, |x, out| Op::SelectRows { x, out }),
-        _ => return None,
+        Rows::Tokens | Rows::PerToken(1) => push(value, cols, DType::F32, |x, out| Op::SelectRows { x, out }),
+        Rows::PerToken(_) => return None,
     };
     let argmax = push(logits, 1, DType::U32, |x, out| Op::Argmax { x, out });
     (cut.logits, cut.argmax) = (logits, argmax);
