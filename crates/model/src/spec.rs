@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use device::{Activation, Plan, RopeStyle};
+use device::{Activation, Output, Plan, RopeStyle};
 use formats::{Checkpoint, Naming};
 
 use crate::build;
@@ -145,8 +145,8 @@ impl ModelSpec {
         build::build(&spec, &mut tensors, spec.n_ctx_train)?;
         spec.n_parameters = tensors.n_parameters();
         let unused =
-            |t: &&formats::Tensor| !IGNORED.iter().any(|part| t.name.contains(part)) && !tensors.is_used(t);
-        spec.unused_tensors = checkpoint.tensors.iter().filter(unused).map(|t| t.name.clone()).collect();
+            |name: &&String| !tensors.is_used(name) && !IGNORED.iter().any(|part| name.contains(part));
+        spec.unused_tensors = checkpoint.tensors.iter().map(|t| &t.name).filter(unused).cloned().collect();
         Ok(spec)
     }
 
@@ -291,10 +291,8 @@ pub(crate) fn read(
     };
     let tied_head = match keys.flag(Key::TiedHead)? {
         Some(tied) => tied,
-        None => {
-            !tensors.has(TensorRole::Output)
-                || tensors.are_one(TensorRole::Output, TensorRole::TokenEmbedding)
-        }
+        None if family.output == Output::Logits => tensors.is_head_tied(),
+        None => false,
     };
     let embedding_scale = match (keys.real(Key::EmbeddingScale)?, family.embedding_scale) {
         (Some(scale), _) => scale,

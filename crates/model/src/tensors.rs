@@ -17,6 +17,8 @@ pub(crate) struct Tensors<'a> {
     model_prefix: &'static str,
     by_name: HashMap<&'a str, &'a Tensor>,
     used: BTreeSet<&'a str>,
+    /// Another name of the embedding, the head's.
+    alias: Option<&'a str>,
 }
 
 /// Where a role's rows lie.
@@ -29,8 +31,14 @@ impl<'a> Tensors<'a> {
     pub fn new(checkpoint: &'a Checkpoint, family: &'static ArchDescriptor) -> Tensors<'a> {
         let naming = checkpoint.naming;
         let by_name: HashMap<_, _> = checkpoint.tensors.iter().map(|t| (t.name.as_str(), t)).collect();
-        let mut tensors =
-            Tensors { naming, family, model_prefix: MODEL_PREFIXES[0], by_name, used: BTreeSet::new() };
+        let mut tensors = Tensors {
+            naming,
+            family,
+            model_prefix: MODEL_PREFIXES[0],
+            by_name,
+            used: BTreeSet::new(),
+            alias: None,
+        };
         for prefix in MODEL_PREFIXES {
             tensors.model_prefix = prefix;
             if tensors.has(TensorRole::TokenEmbedding) {
@@ -91,12 +99,13 @@ impl<'a> Tensors<'a> {
         self.locate(role, Some(layer), "weight").is_some()
     }
 
-    /// Whether the file has the same bytes for two roles outside the layers.
-    pub fn are_one(&self, a: TensorRole, b: TensorRole) -> bool {
-        match (self.locate(a, None, "weight"), self.locate(b, None, "weight")) {
-            (Some(a), Some(b)) => same_bytes(a.tensor, b.tensor),
-            _ => false,
-        }
+    /// Whether the head is the embedding: the file has none, or the embedding's bytes under another name.
+    pub fn is_head_tied(&mut self) -> bool {
+        let Some(head) = self.locate(TensorRole::Output, None, "weight") else { return true };
+        let embedding = self.locate(TensorRole::TokenEmbedding, None, "weight");
+        let tied = embedding.is_some_and(|e| same_bytes(e.tensor, head.tensor));
+        self.alias = tied.then_some(&head.tensor.name);
+        tied
     }
 
     /// A number as the shapes of tensors say it, for files whose metadata does not. `None`: no shape says it.
@@ -377,10 +386,9 @@ impl<'a> Tensors<'a> {
         self.used.iter().map(size).sum()
     }
 
-    /// Whether a tensor was asked for, under this name or as the same bytes under another.
-    pub fn is_used(&self, tensor: &Tensor) -> bool {
-        let same = |name: &&str| self.by_name.get(name).is_some_and(|used| same_bytes(used, tensor));
-        self.used.contains(tensor.name.as_str()) || self.used.iter().any(same)
+    /// Whether a tensor was asked for, or is the embedding under the head's name.
+    pub fn is_used(&self, name: &str) -> bool {
+        self.used.contains(name) || self.alias == Some(name)
     }
 }
 

@@ -77,31 +77,28 @@ impl SpeechSpec {
     }
 }
 
-/// The heads that the files list; all of the later half of the layers if they list none, as openai-whisper does.
+/// The heads that the files list. Without a list, all of the later half of the layers, as openai-whisper does; so too where
+/// the list names heads that are not there: distilled models with few layers come with the list of their teacher.
 fn alignment_heads(config: &Config<'_>, spec: &ModelSpec) -> Result<Vec<(usize, usize)>> {
     let mut heads = Vec::new();
     for i in 0.. {
         let Some((key, value)) = config.find(&format!("alignment_heads.{i}")) else { break };
-        let pair = match value {
-            Value::Array(Array::Int(pair)) => match pair[..] {
-                [layer, head] => usize::try_from(layer).ok().zip(usize::try_from(head).ok()),
-                _ => None,
-            },
+        let numbers = match value {
+            Value::Array(Array::Int(numbers)) => numbers.as_slice(),
+            _ => &[],
+        };
+        let pair = match numbers {
+            [layer, head] => usize::try_from(*layer).ok().zip(usize::try_from(*head).ok()),
             _ => None,
         };
-        let there =
-            |(layer, head): &(usize, usize)| spec.layers.get(*layer).is_some_and(|l| *head < l.n_heads);
-        let Some(pair) = pair.filter(there) else {
-            let found = match value {
-                Value::Array(Array::Int(numbers)) => format!("{numbers:?}"),
-                other => show(other),
-            };
-            let expected = format!("a layer of {} and one of its heads", spec.layers.len());
-            return Err(Error::BadKey { key, found, expected });
+        let Some(pair) = pair else {
+            let found = if numbers.is_empty() { show(value) } else { format!("{numbers:?}") };
+            return Err(Error::BadKey { key, found, expected: "a layer and one of its heads".to_owned() });
         };
         heads.push(pair);
     }
-    if heads.is_empty() {
+    let there = |(layer, head): &(usize, usize)| spec.layers.get(*layer).is_some_and(|l| *head < l.n_heads);
+    if heads.is_empty() || !heads.iter().all(there) {
         let later = spec.layers.iter().enumerate().skip(spec.layers.len() / 2);
         heads = later.flat_map(|(l, layer)| (0..layer.n_heads).map(move |head| (l, head))).collect();
     }
