@@ -121,7 +121,8 @@ impl ModelSpec {
         let mut tensors = Tensors::new(checkpoint, family);
         let mut spec = read(&keys, family, &mut tensors)?;
 
-        // Building the plan is what checks the tensors; it copies nothing but norms and biases.
+        // Building the plan is what checks the tensors, by name, shape and type: a look into a file does not read it.
+        tensors.without_values();
         build::build(&spec, &mut tensors, spec.n_ctx_train)?;
         spec.n_parameters = tensors.n_parameters();
         let unused =

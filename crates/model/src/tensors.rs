@@ -17,6 +17,8 @@ pub(crate) struct Tensors<'a> {
     model_prefix: &'static str,
     by_name: HashMap<&'a str, &'a Tensor>,
     used: BTreeSet<&'a str>,
+    /// Whether vectors are decoded. If not, zeros stand for them, and no byte of a file is touched to check its tensors.
+    decodes: bool,
 }
 
 /// Where a role's rows lie.
@@ -29,8 +31,14 @@ impl<'a> Tensors<'a> {
     pub fn new(checkpoint: &'a Checkpoint, family: &'static ArchDescriptor) -> Tensors<'a> {
         let naming = checkpoint.naming;
         let by_name: HashMap<_, _> = checkpoint.tensors.iter().map(|t| (t.name.as_str(), t)).collect();
-        let mut tensors =
-            Tensors { naming, family, model_prefix: MODEL_PREFIXES[0], by_name, used: BTreeSet::new() };
+        let mut tensors = Tensors {
+            naming,
+            family,
+            model_prefix: MODEL_PREFIXES[0],
+            by_name,
+            used: BTreeSet::new(),
+            decodes: true,
+        };
         for prefix in MODEL_PREFIXES {
             tensors.model_prefix = prefix;
             if tensors.has(TensorRole::TokenEmbedding) {
@@ -39,6 +47,11 @@ impl<'a> Tensors<'a> {
         }
         tensors.model_prefix = MODEL_PREFIXES[0];
         tensors
+    }
+
+    /// From here on names, shapes and types only.
+    pub fn without_values(&mut self) {
+        self.decodes = false;
     }
 
     /// The rows of the table that speak of a role: those of the first of the family's tables that has any.
@@ -101,7 +114,7 @@ impl<'a> Tensors<'a> {
             return Err(bad_shape(tensor, role, format!("a vector of at most {max_len}")));
         }
         self.used.insert(&tensor.name);
-        decode(tensor, 0, tensor.n_cols()).map(Some)
+        self.decode(tensor, 0, tensor.n_cols()).map(Some)
     }
 
     /// The weight matrix of a role, a view of the file.
@@ -196,7 +209,8 @@ impl<'a> Tensors<'a> {
         let shape = shape(spec, role, layer);
         let located = self.locate(role, layer, "weight").ok_or_else(|| self.missing(spec, role, layer))?;
         let (tensor, first) = self.check(spec, role, layer, &located, &shape)?;
-        let values: Vec<f32> = decode(tensor, first, shape[0])?.into_iter().map(|v| v * factor).collect();
+        let values: Vec<f32> =
+            self.decode(tensor, first, shape[0])?.into_iter().map(|v| v * factor).collect();
         Ok(Weight::vector(&tensor.name, &values))
     }
 
@@ -209,7 +223,7 @@ impl<'a> Tensors<'a> {
     ) -> Result<Option<f32>> {
         let Some(located) = self.locate(role, layer, "weight") else { return Ok(None) };
         let (tensor, first) = self.check(spec, role, layer, &located, &shape(spec, role, layer))?;
-        Ok(decode(tensor, first, 1)?.first().copied())
+        Ok(self.decode(tensor, first, 1)?.first().copied())
     }
 
     /// The norm weight of a role, in f32, with the family's offset.
@@ -217,7 +231,7 @@ impl<'a> Tensors<'a> {
         let shape = shape(spec, role, layer);
         let located = self.locate(role, layer, "weight").ok_or_else(|| self.missing(spec, role, layer))?;
         let (tensor, first) = self.check(spec, role, layer, &located, &shape)?;
-        vector(tensor, first, shape[0], self.family.norm_offset.of(self.naming))
+        self.vector(tensor, first, shape[0], self.family.norm_offset.of(self.naming))
     }
 
     /// The bias of a role, in f32, if the file has one.
@@ -230,7 +244,7 @@ impl<'a> Tensors<'a> {
         let Some(located) = self.locate(role, layer, "bias") else { return Ok(None) };
         let shape = vec![shape(spec, role, layer)[0]];
         let (tensor, first) = self.check(spec, role, layer, &located, &shape)?;
-        vector(tensor, first, shape[0], 0.0).map(Some)
+        self.vector(tensor, first, shape[0], 0.0).map(Some)
     }
 
     /// The position embeddings: a view of the file, or, where the file has types of tokens, a table made at load of the sum
@@ -247,6 +261,9 @@ impl<'a> Tensors<'a> {
             return Err(bad_shape(tensor, TensorRole::TokenTypes, format!("rows of {}", spec.hidden)));
         }
         self.used.insert(&tensor.name);
+        if !self.decodes {
+            return Ok(positions);
+        }
         let mut kind = vec![0.0; spec.hidden];
         let first = tensor.data.slice(0..tensor.row_bytes()).ok_or_else(|| short(tensor))?;
         codec::dequantize_row(tensor.block, &first, &mut kind);
@@ -312,6 +329,45 @@ impl<'a> Tensors<'a> {
         Ok((tensor, first))
     }
 
+    /// `len` values from `first`, in f32, with `offset` added. A view of the file where it is that already.
+    fn vector(&self, tensor: &Tensor, first: usize, len: usize, offset: f32) -> Result<Weight> {
+        if tensor.block == BlockType::F32 && offset == 0.0 {
+            let view = tensor.data.slice(first * 4..(first + len) * 4).ok_or_else(|| short(tensor))?;
+            // Kernels read vectors as slices of f32; the formats promise no alignment.
+            if view.as_ptr().align_offset(4) == 0 {
+                return Ok(Weight {
+                    name: tensor.name.clone(),
+                    shape: vec![len],
+                    block: BlockType::F32,
+                    data: view,
+                    parts: vec![],
+                });
+            }
+        }
+        let values: Vec<f32> = self.decode(tensor, first, len)?.into_iter().map(|v| v + offset).collect();
+        Ok(Weight::vector(&tensor.name, &values))
+    }
+
+    /// Values of a vector that is stored as plain numbers.
+    fn decode(&self, tensor: &Tensor, first: usize, len: usize) -> Result<Vec<f32>> {
+        if tensor.block.block_len() != 1 {
+            return Err(Error::BadTensor {
+                name: tensor.name.clone(),
+                found: format!("type {}", tensor.block),
+                expected: "a vector of F32, F16 or BF16".to_owned(),
+            });
+        }
+        if !self.decodes {
+            return Ok(vec![0.0; len]);
+        }
+        let size = tensor.block.block_bytes();
+        let bytes: Bytes =
+            tensor.data.slice(first * size..(first + len) * size).ok_or_else(|| short(tensor))?;
+        let mut values = vec![0.0; len];
+        codec::dequantize_row(tensor.block, &bytes, &mut values);
+        Ok(values)
+    }
+
     /// Values of all tensors that were asked for.
     pub fn n_parameters(&self) -> u64 {
         let size = |name: &&str| self.by_name.get(name).map_or(0, |t| t.n_rows() as u64 * t.n_cols() as u64);
@@ -362,41 +418,6 @@ fn shape(spec: &ModelSpec, role: TensorRole, layer: Option<usize>) -> Vec<usize>
         PerLayerGate => vec![per_layer, hidden],
         PerLayerOut => vec![hidden, per_layer],
     }
-}
-
-/// `len` values from `first`, in f32, with `offset` added. A view of the file where it is that already.
-fn vector(tensor: &Tensor, first: usize, len: usize, offset: f32) -> Result<Weight> {
-    if tensor.block == BlockType::F32 && offset == 0.0 {
-        let view = tensor.data.slice(first * 4..(first + len) * 4).ok_or_else(|| short(tensor))?;
-        // Kernels read vectors as slices of f32; the formats promise no alignment.
-        if view.as_ptr().align_offset(4) == 0 {
-            return Ok(Weight {
-                name: tensor.name.clone(),
-                shape: vec![len],
-                block: BlockType::F32,
-                data: view,
-                parts: vec![],
-            });
-        }
-    }
-    let values: Vec<f32> = decode(tensor, first, len)?.into_iter().map(|v| v + offset).collect();
-    Ok(Weight::vector(&tensor.name, &values))
-}
-
-/// Values of a vector that is stored as plain numbers.
-fn decode(tensor: &Tensor, first: usize, len: usize) -> Result<Vec<f32>> {
-    if tensor.block.block_len() != 1 {
-        return Err(Error::BadTensor {
-            name: tensor.name.clone(),
-            found: format!("type {}", tensor.block),
-            expected: "a vector of F32, F16 or BF16".to_owned(),
-        });
-    }
-    let size = tensor.block.block_bytes();
-    let bytes: Bytes = tensor.data.slice(first * size..(first + len) * size).ok_or_else(|| short(tensor))?;
-    let mut values = vec![0.0; len];
-    codec::dequantize_row(tensor.block, &bytes, &mut values);
-    Ok(values)
 }
 
 fn bad_shape(tensor: &Tensor, role: TensorRole, expected: String) -> Error {
