@@ -170,7 +170,7 @@ fn write_wav() -> Result<()> {
         file.extend(bits.to_le_bytes());
         file.extend(b"data");
         file.extend(n_data.to_le_bytes());
-        file.extend((0..n_data).map(|i| (i * 37 >> 3) as u8));
+        file.extend((0..n_data).map(|i| ((i * 37) >> 3) as u8));
         fs::write(corpus("audio")?.join(format!("{n_channels}x{bits}.wav")), file)?;
     }
     Ok(())

@@ -8,7 +8,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -25,7 +25,7 @@ const VOCAB: usize = 32_000;
 const N_LAYERS: usize = 80;
 const PIPE_BYTES: usize = 64 << 10;
 
-/// Name, shape, and whether it is a matrix.
+/// Name and shape.
 type Declared = (String, Vec<usize>);
 
 /// The tensors of a model of 80 layers, under Hugging Face's names or GGUF's.
@@ -71,7 +71,6 @@ fn sparse(path: &Path, header: &[u8], len: usize) -> usize {
     file.write_all(header).unwrap();
     file.set_len(len as u64)
         .unwrap_or_else(|e| panic!("{}: no room for a file of {len} bytes: {e}", path.display()));
-    file.seek(SeekFrom::Start(0)).unwrap();
     let on_disk = file.metadata().unwrap().blocks() * 512;
     assert!(len > 16 << 30, "{len}");
     assert!(
