@@ -201,6 +201,9 @@ fn bytes_that_lie_get_errors_with_the_name() {
     let one = || raw().variable("w", &[1], 0, &[0; 4]);
     refuse(&one().alias("w", "w").bytes(), &["\"w\"", "second time"]);
     refuse(&one().alias("a", "w").alias("a", "w").bytes(), &["\"a\"", "second time"]);
+    // Thousands of short aliases would copy a long list thousands of times.
+    let list = raw().variable("list", &[2], 1, &[1, 2]).alias("a", "list");
+    refuse(&list.bytes(), &["alias \"a\"", "\"list\"", "aliases of weights"]);
     refuse(&Raw { tail: vec![0; 3], ..one() }.bytes(), &["3 more bytes"]);
     // A name without its NUL, and one of no bytes at all.
     let mut bytes = one().bytes();

@@ -130,7 +130,8 @@ impl ModelSpec {
         let mut tensors = Tensors::new(checkpoint, family);
         let mut spec = read(&keys, family, &mut tensors)?;
 
-        // Building the plan is what checks the tensors; it copies nothing but norms and biases.
+        // Building the plan is what checks the tensors, by name, shape and type: a look into a file does not read it.
+        tensors.without_values();
         if let Some(encoder) = family.encoder {
             let keys = Keys::new(&checkpoint.metadata, checkpoint.naming, encoder, &architecture);
             tensors.turn_to(encoder);

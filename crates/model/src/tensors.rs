@@ -19,6 +19,8 @@ pub(crate) struct Tensors<'a> {
     used: BTreeSet<&'a str>,
     /// Another name of the embedding, the head's.
     alias: Option<&'a str>,
+    /// Whether vectors are decoded. If not, zeros stand for them, and no byte of a file is touched to check its tensors.
+    decodes: bool,
 }
 
 /// Where a role's rows lie.
@@ -38,6 +40,7 @@ impl<'a> Tensors<'a> {
             by_name,
             used: BTreeSet::new(),
             alias: None,
+            decodes: true,
         };
         for prefix in MODEL_PREFIXES {
             tensors.model_prefix = prefix;
@@ -52,6 +55,11 @@ impl<'a> Tensors<'a> {
     /// Go over to the names of another part of the same model.
     pub fn turn_to(&mut self, family: &'static ArchDescriptor) {
         self.family = family;
+    }
+
+    /// From here on names, shapes and types only.
+    pub fn without_values(&mut self) {
+        self.decodes = false;
     }
 
     /// The rows of the table that speak of a role: those of the first of the family's tables that has any.
@@ -147,7 +155,7 @@ impl<'a> Tensors<'a> {
         }
         whole(tensor)?;
         self.used.insert(&tensor.name);
-        decode(tensor, 0, tensor.n_cols()).map(Some)
+        self.decode(tensor, 0, tensor.n_cols()).map(Some)
     }
 
     /// The weight matrix of a role, a view of the file.
@@ -185,7 +193,8 @@ impl<'a> Tensors<'a> {
         self.used.insert(&tensor.name);
         if tensor.block.has_planes() && tensor.planes.fit(tensor.block, tensor.n_rows(), tensor.n_cols()) {
             whole_bytes(tensor)?;
-            return Ok(Weight { shape: matrix, ..Weight::vector(&tensor.name, &tensor.to_f32()) });
+            let values = if self.decodes { tensor.to_f32() } else { vec![0.0; n_out * n_in * size] };
+            return Ok(Weight { shape: matrix, ..Weight::vector(&tensor.name, &values) });
         }
         whole(tensor)?;
         Ok(Weight {
@@ -264,7 +273,8 @@ impl<'a> Tensors<'a> {
         let shape = shape(spec, role, layer);
         let located = self.locate(role, layer, "weight").ok_or_else(|| self.missing(spec, role, layer))?;
         let (tensor, first) = self.check(spec, role, layer, &located, &shape)?;
-        let values: Vec<f32> = decode(tensor, first, shape[0])?.into_iter().map(|v| v * factor).collect();
+        let values: Vec<f32> =
+            self.decode(tensor, first, shape[0])?.into_iter().map(|v| v * factor).collect();
         Ok(Weight::vector(&tensor.name, &values))
     }
 
@@ -277,7 +287,7 @@ impl<'a> Tensors<'a> {
     ) -> Result<Option<f32>> {
         let Some(located) = self.locate(role, layer, "weight") else { return Ok(None) };
         let (tensor, first) = self.check(spec, role, layer, &located, &shape(spec, role, layer))?;
-        Ok(decode(tensor, first, 1)?.first().copied())
+        Ok(self.decode(tensor, first, 1)?.first().copied())
     }
 
     /// The norm weight of a role, in f32, with the family's offset.
@@ -285,7 +295,7 @@ impl<'a> Tensors<'a> {
         let shape = shape(spec, role, layer);
         let located = self.locate(role, layer, "weight").ok_or_else(|| self.missing(spec, role, layer))?;
         let (tensor, first) = self.check(spec, role, layer, &located, &shape)?;
-        vector(tensor, first, shape[0], self.family.norm_offset.of(self.naming))
+        self.vector(tensor, first, shape[0], self.family.norm_offset.of(self.naming))
     }
 
     /// The bias of a role, in f32, if the file has one.
@@ -298,7 +308,7 @@ impl<'a> Tensors<'a> {
         let Some(located) = self.locate(role, layer, "bias") else { return Ok(None) };
         let shape = vec![shape(spec, role, layer)[0]];
         let (tensor, first) = self.check(spec, role, layer, &located, &shape)?;
-        let mut bias = vector(tensor, first, shape[0], 0.0)?;
+        let mut bias = self.vector(tensor, first, shape[0], 0.0)?;
         if !located.stacked.is_empty() {
             bias.name = format!("{}[{first}..{}]", tensor.name, first + shape[0]);
         }
@@ -317,7 +327,10 @@ impl<'a> Tensors<'a> {
         }
         whole(tensor)?;
         self.used.insert(&tensor.name);
-        let kind = decode(tensor, 0, spec.hidden)?;
+        if !self.decodes {
+            return Ok(positions);
+        }
+        let kind = self.decode(tensor, 0, spec.hidden)?;
         let mut sums = vec![0.0; positions.n_rows() * spec.hidden];
         positions.decode_rows(0..positions.n_rows(), &mut sums);
         for row in sums.chunks_exact_mut(spec.hidden) {
@@ -378,6 +391,37 @@ impl<'a> Tensors<'a> {
         whole(tensor)?;
         self.used.insert(&tensor.name);
         Ok((tensor, first))
+    }
+
+    /// `len` values from `first`, in f32, with `offset` added. A view of the file where it is that already.
+    fn vector(&self, tensor: &Tensor, first: usize, len: usize, offset: f32) -> Result<Weight> {
+        if tensor.block == BlockType::F32 && offset == 0.0 {
+            let view = tensor.data.slice(first * 4..(first + len) * 4).ok_or_else(|| short(tensor))?;
+            // Kernels read vectors as slices of f32; the formats promise no alignment.
+            if view.as_ptr().align_offset(4) == 0 {
+                return Ok(Weight {
+                    name: tensor.name.clone(),
+                    shape: vec![len],
+                    block: BlockType::F32,
+                    data: view,
+                    planes: Planes::default(),
+                    parts: vec![],
+                });
+            }
+        }
+        let values: Vec<f32> = self.decode(tensor, first, len)?.into_iter().map(|v| v + offset).collect();
+        Ok(Weight::vector(&tensor.name, &values))
+    }
+
+    /// `len` values from `first` of the first row of a tensor that is [`whole`], in whatever type it is stored.
+    fn decode(&self, tensor: &Tensor, first: usize, len: usize) -> Result<Vec<f32>> {
+        if !self.decodes {
+            return Ok(vec![0.0; len]);
+        }
+        let (data, planes) = tensor.rows(0..1).ok_or_else(|| short(tensor))?;
+        let mut values = vec![0.0; tensor.n_cols()];
+        codec::dequantize_rows(tensor.block, tensor.n_cols(), &data, planes.as_slices(), &mut values);
+        values.get(first..first + len).map(<[f32]>::to_vec).ok_or_else(|| short(tensor))
     }
 
     /// Values of all tensors that were asked for.
@@ -445,34 +489,6 @@ pub(crate) fn shape(spec: &ModelSpec, role: TensorRole, layer: Option<usize>) ->
         CrossK | CrossV => vec![kv, hidden],
         CrossOut => vec![hidden, q],
     }
-}
-
-/// `len` values from `first`, in f32, with `offset` added. A view of the file where it is that already.
-fn vector(tensor: &Tensor, first: usize, len: usize, offset: f32) -> Result<Weight> {
-    if tensor.block == BlockType::F32 && offset == 0.0 {
-        let view = tensor.data.slice(first * 4..(first + len) * 4).ok_or_else(|| short(tensor))?;
-        // Kernels read vectors as slices of f32; the formats promise no alignment.
-        if view.as_ptr().align_offset(4) == 0 {
-            return Ok(Weight {
-                name: tensor.name.clone(),
-                shape: vec![len],
-                block: BlockType::F32,
-                data: view,
-                planes: Planes::default(),
-                parts: vec![],
-            });
-        }
-    }
-    let values: Vec<f32> = decode(tensor, first, len)?.into_iter().map(|v| v + offset).collect();
-    Ok(Weight::vector(&tensor.name, &values))
-}
-
-/// `len` values from `first` of the first row of a tensor that is [`whole`], in whatever type it is stored.
-fn decode(tensor: &Tensor, first: usize, len: usize) -> Result<Vec<f32>> {
-    let (data, planes) = tensor.rows(0..1).ok_or_else(|| short(tensor))?;
-    let mut values = vec![0.0; tensor.n_cols()];
-    codec::dequantize_rows(tensor.block, tensor.n_cols(), &data, planes.as_slices(), &mut values);
-    values.get(first..first + len).map(<[f32]>::to_vec).ok_or_else(|| short(tensor))
 }
 
 fn bad_shape(tensor: &Tensor, role: TensorRole, expected: String) -> Error {

@@ -1,10 +1,13 @@
-//! An encoder's plan on the reference interpreter gives the hidden states that transformers gives, whoever wrote the file.
+//! An encoder's plan gives the hidden states that transformers gives, on the reference interpreter whoever wrote the file,
+//! and on the CPU device with every instruction set.
 #![allow(clippy::unwrap_used)]
 
 mod common;
 
 use common::{Runner, TOLERANCE, json, open};
-use device::{Output, Pooling};
+use device::interpreter::Reference;
+use device::{Device, Numerics, Output, Pooling};
+use device_cpu::{CpuDevice, Isa, Options};
 use formats::{Checkpoint, Metadata, Naming, Value};
 use model::{EmbeddingSpec, ModelSpec};
 
@@ -25,17 +28,22 @@ fn worst(found: &[f32], expected: &[f32]) -> f32 {
 }
 
 fn agrees(checkpoint: &Checkpoint) -> ModelSpec {
+    agrees_on(&Reference::new(2), Numerics::Deterministic, checkpoint).0
+}
+
+/// Also the largest difference of a hidden state, over all rows. The states are normalised, of magnitude 1 to 3.
+fn agrees_on(device: &dyn Device, numerics: Numerics, checkpoint: &Checkpoint) -> (ModelSpec, f32) {
     let spec = ModelSpec::from_checkpoint(checkpoint).unwrap();
     let plan = spec.plan(checkpoint).unwrap();
     assert_eq!(plan.output, Output::Hidden);
     assert!(plan.kv.layers.is_empty());
     let (ids, expected) = answers();
-    let (found, _) = Runner::new(&plan).step(&ids);
-    for (found, expected) in found.iter().zip(&expected) {
-        let worst = worst(found, expected);
-        assert!(worst < TOLERANCE, "{worst}");
-    }
-    spec
+    let (found, _) = Runner::on(device, &plan, numerics).step(&ids);
+    assert_eq!(found.len(), expected.len());
+    let worst =
+        found.iter().zip(&expected).map(|(found, expected)| worst(found, expected)).fold(0.0, f32::max);
+    assert!(worst < TOLERANCE, "{}: {worst}", device.name());
+    (spec, worst)
 }
 
 /// The fixture with other keys and tensor names.
@@ -52,6 +60,18 @@ fn hidden_states_agree_with_transformers() {
     let spec = agrees(&open(NAME));
     assert!(spec.unused_tensors.iter().all(|name| name.starts_with("pooler.")), "{:?}", spec.unused_tensors);
     assert!(spec.to_string().contains("in both directions"), "{spec}");
+}
+
+/// The weights are BF16, which the device multiplies in f32, so the interpreter's bound holds for it too.
+#[test]
+fn hidden_states_agree_on_every_instruction_set() {
+    for isa in Isa::available() {
+        for (threads, numerics) in [(2, Numerics::Fast), (3, Numerics::Deterministic)] {
+            let device = CpuDevice::new(Options { isa: Some(isa), threads: Some(threads) }).unwrap();
+            let (_, worst) = agrees_on(&device, numerics, &open(NAME));
+            println!("{isa}, {numerics:?}: {worst:.1e}");
+        }
+    }
 }
 
 #[test]

@@ -22,3 +22,19 @@ fn all_fixtures_agree_in_one_chunk_and_token_by_token() {
         }
     }
 }
+
+/// No folder of `fixtures/models` is there for nothing: each is run by this test or by one of those named here.
+#[test]
+fn every_fixture_is_compared() {
+    let elsewhere = [
+        "bert",    // tests/encoder.rs: hidden states
+        "whisper", // tests of speech
+    ];
+    for entry in std::fs::read_dir(common::folder("")).unwrap().map(|e| e.unwrap()) {
+        let name = entry.file_name().into_string().unwrap();
+        if entry.path().is_dir() {
+            let known = DENSE.into_iter().chain(MIXED).chain(elsewhere).any(|known| known == name);
+            assert!(known, "fixtures/models/{name} is compared with nothing");
+        }
+    }
+}

@@ -52,6 +52,9 @@ pub const VERSION: u32 = 1;
 /// What the weights' start is a multiple of: the largest page of any device.
 pub const WEIGHTS_ALIGNMENT: usize = 64 << 10;
 
+/// The longest header that is read, in bytes: what safetensors allows, and several of the largest vocabularies.
+pub const MAX_HEADER_BYTES: u64 = 100_000_000;
+
 /// Bytes before the header.
 const PREFIX_BYTES: usize = 16;
 

@@ -12,7 +12,8 @@ use xxhash_rust::xxh64::xxh64;
 use super::header::{Entry, Header, Signature};
 use super::sign::PublicKey;
 use super::{
-    FILES_PREFIX, HEADER_PREFIX, MAGIC, PREFIX_BYTES, TOKENIZER_KEY, VERSION, canonical, weights_start,
+    FILES_PREFIX, HEADER_PREFIX, MAGIC, MAX_HEADER_BYTES, PREFIX_BYTES, TOKENIZER_KEY, VERSION, canonical,
+    weights_start,
 };
 use crate::cursor::Cursor;
 use crate::safetensors::flatten;
@@ -69,6 +70,9 @@ pub fn parse(map: Arc<Map>, path: &Path) -> Result<Base> {
     }
     let at = format_args!("header length");
     let length = cursor.u64(at)?;
+    if length > MAX_HEADER_BYTES {
+        return Err(cursor.error(at, length, format_args!("at most {MAX_HEADER_BYTES}")));
+    }
     let length = cursor.room_for(length, 1, at)?;
     let text = cursor.take(length, at)?;
     let text = cursor.text(text, format_args!("header"))?;

@@ -132,6 +132,15 @@ pub fn parse(map: Arc<Map>, path: &Path) -> Result<Model> {
     for (i, variable) in variables.iter().enumerate() {
         let aliases = aliases_of.remove(&i).unwrap_or_default();
         match meaning(variable, &variables, &index, path)? {
+            // Aliases are for weights that are tied, which they share. A list would be copied for each of them.
+            Meaning::Setting(Value::Array(_)) if !aliases.is_empty() => {
+                return Err(Error::unsupported(
+                    path,
+                    format_args!("alias {:?}", aliases.first().map_or("", String::as_str)),
+                    format_args!("the target {:?}, a list of integers", variable.name),
+                    "aliases of weights",
+                ));
+            }
             Meaning::Setting(value) => {
                 model.settings.extend(aliases.into_iter().map(|alias| (alias, value.clone())));
                 model.settings.push((variable.name.clone(), value));

@@ -9,7 +9,17 @@ use crate::{Access, Array, Bytes, Error, Map, Metadata, Result, Value};
 /// The largest JSON file that is read: far over any config or index.
 const MAX_JSON_BYTES: usize = 64 << 20;
 
-/// Read a JSON file.
+/// The longest flattened key, in bytes, and the most keys of a checkpoint. A key repeats what it is nested in, so without
+/// them a file of megabytes could ask for terabytes. Real configs stay far below.
+const MAX_KEY_BYTES: usize = 512;
+const MAX_KEYS: usize = 1 << 18;
+
+/// Numbers that JSON lacks, as Python's `json` writes them.
+const NON_FINITE: [(&str, f64); 3] =
+    [("NaN", f64::NAN), ("Infinity", f64::INFINITY), ("-Infinity", f64::NEG_INFINITY)];
+
+/// Read a JSON file. Numbers that are not finite, which Python writes though JSON lacks them, become strings that
+/// [`flatten`] turns back: where nothing needs such a number it does no harm, and where something does, that refuses it.
 pub(crate) fn read_json(path: &Path) -> Result<Json> {
     let map = Map::open(path, Access::Map)?;
     if map.len() > MAX_JSON_BYTES {
@@ -20,7 +30,49 @@ pub(crate) fn read_json(path: &Path) -> Result<Json> {
             format_args!("at most {MAX_JSON_BYTES}"),
         ));
     }
-    serde_json::from_slice(&map).map_err(|e| Error::malformed(path, "JSON", e, "a JSON document"))
+    parse_json(&map).map_err(|e| Error::malformed(path, "JSON", e, "a JSON document"))
+}
+
+fn parse_json(text: &[u8]) -> serde_json::Result<Json> {
+    serde_json::from_slice(text).or_else(|error| match mark_non_finite(text) {
+        Some(marked) => serde_json::from_slice(&marked),
+        None => Err(error),
+    })
+}
+
+/// The text with each number that is not finite as a string with a NUL before it; none if there is no such number.
+fn mark_non_finite(text: &[u8]) -> Option<Vec<u8>> {
+    let mut marked = Vec::with_capacity(text.len());
+    let (mut in_string, mut found) = (false, false);
+    let mut rest = text;
+    while let Some((&byte, after)) = rest.split_first() {
+        let word = NON_FINITE.iter().find(|(word, _)| !in_string && rest.starts_with(word.as_bytes()));
+        if let Some((word, _)) = word {
+            marked.extend(br#""\u0000"#);
+            marked.extend(word.as_bytes());
+            marked.push(b'"');
+            rest = rest.get(word.len()..).unwrap_or_default();
+            found = true;
+            continue;
+        }
+        marked.push(byte);
+        rest = after;
+        match (byte, after.split_first()) {
+            (b'"', _) => in_string = !in_string,
+            (b'\\', Some((escaped, after))) if in_string => {
+                marked.push(*escaped);
+                rest = after;
+            }
+            _ => {}
+        }
+    }
+    found.then_some(marked)
+}
+
+/// The number that a marked string stands for.
+fn non_finite(text: &str) -> Option<f64> {
+    let word = text.strip_prefix('\0')?;
+    NON_FINITE.iter().find(|(known, _)| *known == word).map(|(_, number)| *number)
 }
 
 /// Append the entries of a JSON object, with `prefix` before their keys.
@@ -30,7 +82,7 @@ pub(crate) fn read_json(path: &Path) -> Result<Json> {
 /// empty object leaves nothing behind, an empty list an empty list of integers.
 ///
 /// # Errors
-/// `json` is no object, or a flattened key is there already.
+/// `json` is no object, a flattened key is there already or is too long, or there are too many.
 pub fn flatten(json: &Json, prefix: &str, path: &Path, metadata: &mut Metadata) -> Result<()> {
     let Some(object) = json.as_object() else {
         return Err(Error::malformed(path, "JSON", "something else", "an object"));
@@ -43,6 +95,15 @@ pub fn flatten(json: &Json, prefix: &str, path: &Path, metadata: &mut Metadata) 
 
 // Depth is bounded: the JSON parser refuses more than 128 levels.
 fn flatten_value(json: &Json, key: String, path: &Path, metadata: &mut Metadata) -> Result<()> {
+    if key.len() > MAX_KEY_BYTES {
+        let start: String = key.chars().take(40).collect();
+        return Err(Error::malformed(
+            path,
+            format_args!("key {start:?}…"),
+            format_args!("{} bytes of it, with what it is nested in", key.len()),
+            format_args!("at most {MAX_KEY_BYTES}"),
+        ));
+    }
     let value = match json {
         Json::Null => Value::Null,
         Json::Bool(b) => Value::Bool(*b),
@@ -51,7 +112,7 @@ fn flatten_value(json: &Json, key: String, path: &Path, metadata: &mut Metadata)
             (None, Some(float)) => Value::Float(float),
             (None, None) => return Err(Error::malformed(path, format_args!("key {key:?}"), n, "a number")),
         },
-        Json::String(s) => Value::Str(s.clone()),
+        Json::String(s) => non_finite(s).map_or_else(|| Value::Str(s.clone()), Value::Float),
         Json::Array(items) => match scalar_array(items) {
             Some(array) => Value::Array(array),
             None => {
@@ -76,6 +137,14 @@ fn flatten_value(json: &Json, key: String, path: &Path, metadata: &mut Metadata)
             "every key once",
         ));
     }
+    if metadata.len() >= MAX_KEYS {
+        return Err(Error::malformed(
+            path,
+            format_args!("key {key:?}"),
+            format_args!("{MAX_KEYS} keys before it"),
+            "fewer",
+        ));
+    }
     metadata.insert(key, value);
     Ok(())
 }
@@ -85,13 +154,15 @@ fn scalar_array(items: &[Json]) -> Option<Array> {
     if let Some(ints) = items.iter().map(Json::as_i64).collect() {
         return Some(Array::Int(ints));
     }
-    if let Some(floats) = items.iter().map(|v| v.as_f64().map(|f| f as f32)).collect() {
+    let float = |v: &Json| v.as_f64().or_else(|| non_finite(v.as_str()?));
+    if let Some(floats) = items.iter().map(|v| float(v).map(|f| f as f32)).collect() {
         return Some(Array::Float(floats));
     }
     if let Some(bools) = items.iter().map(Json::as_bool).collect() {
         return Some(Array::Bool(bools));
     }
-    let strings: Vec<&str> = items.iter().map(Json::as_str).collect::<Option<_>>()?;
+    let text = |v| Json::as_str(v).filter(|s| non_finite(s).is_none());
+    let strings: Vec<&str> = items.iter().map(text).collect::<Option<_>>()?;
     // Offsets lie within u32, by the limit on the file's size.
     let (mut text, mut spans) = (String::new(), Vec::with_capacity(strings.len()));
     for s in strings {
@@ -142,9 +213,43 @@ mod tests {
     }
 
     #[test]
+    fn numbers_that_are_not_finite_are_read_as_python_writes_them() {
+        let json = r#"{"a": NaN, "b": [-Infinity, 1, Infinity], "c": "NaN \" Infinity", "d\\": Infinity, "e": {"f":NaN},
+            "g": ["x", NaN]}"#;
+        let mut m = Metadata::default();
+        flatten(&parse_json(json.as_bytes()).unwrap(), "", Path::new("config.json"), &mut m).unwrap();
+        assert!(m.f64("a").unwrap().is_nan() && m.f64("e.f").unwrap().is_nan());
+        let expected = [f32::NEG_INFINITY, 1.0, f32::INFINITY];
+        assert!(matches!(m.array("b"), Some(Array::Float(v)) if *v == expected));
+        assert_eq!(m.str("c"), Some("NaN \" Infinity"), "words in a string stay");
+        assert_eq!(m.f64("d\\"), Some(f64::INFINITY));
+        assert!(m.str("g.0") == Some("x") && m.f64("g.1").unwrap().is_nan());
+        // Other words are no numbers, and a number is no end.
+        for bad in
+            [r#"{"a": nan}"#, r#"{"a": NaN1}"#, r#"{"a": -NaN}"#, r#"{"a": "NaN}"#, "NaN NaN", r#"{"a": "\"#]
+        {
+            assert!(parse_json(bad.as_bytes()).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
     fn colliding_keys_are_refused() {
         let error = flat(r#"{"a": {"b": 1}, "a.b": 2}"#).unwrap_err().to_string();
         assert!(error.contains("config.json") && error.contains("a.b"), "{error}");
         assert!(flat("[1]").is_err());
+    }
+
+    #[test]
+    fn nesting_cannot_multiply_a_file() {
+        // Three keys of 200 bytes around thousands of short ones: each would be written out with all that is around it.
+        let long = "k".repeat(200);
+        let leaves: Vec<String> = (0..10_000).map(|i| format!("\"{i}\": 1")).collect();
+        let leaves = leaves.join(",");
+        let nested = format!("{{\"{long}\": {{\"{long}\": {{\"{long}\": {{{leaves}}}}}}}}}");
+        let error = flat(&nested).unwrap_err().to_string();
+        assert!(error.contains("602 bytes") && error.contains("at most 512"), "{error}");
+        let many: Vec<String> = (0..=MAX_KEYS).map(|i| format!("\"{i}\":1")).collect();
+        let error = flat(&format!("{{{}}}", many.join(","))).unwrap_err().to_string();
+        assert!(error.contains("262144 keys"), "{error}");
     }
 }

@@ -67,6 +67,7 @@ pub struct Bench {
 /// One test. Names up to `samples_ts` are llama-bench's; the others are ours.
 #[derive(Serialize)]
 struct Row {
+    /// Of Ingle, by build.rs; `unknown` without git.
     build_commit: &'static str,
     cpu_info: String,
     backends: &'static str,
@@ -228,7 +229,7 @@ fn row(
     };
     let kv_type = engine.memory().kv_type;
     Row {
-        build_commit: env!("CARGO_PKG_VERSION"),
+        build_commit: env!("INGLE_COMMIT"),
         cpu_info: device.describe(),
         backends: device.name(),
         model_filename: name.to_owned(),

@@ -70,6 +70,11 @@ impl Runner {
     }
 
     pub fn on(device: &dyn Device, plan: &Plan, numerics: Numerics) -> Runner {
+        Runner::try_on(device, plan, numerics).unwrap()
+    }
+
+    /// The same, if the device runs the plan.
+    pub fn try_on(device: &dyn Device, plan: &Plan, numerics: Numerics) -> device::Result<Runner> {
         let n_groups = plan.kv.groups.len();
         let limits = Limits {
             max_rows: PAGES * PAGE_LEN,
@@ -81,8 +86,8 @@ impl Runner {
             kv_type: KvType::F32,
             numerics,
         };
-        let program = device.compile(&[fuse(plan, device.fusion())], &limits).unwrap();
-        Runner { program, n_vocab: plan.value(plan.logits).cols, n_groups, position: 0 }
+        let program = device.compile(&[fuse(plan, device.fusion())], &limits)?;
+        Ok(Runner { program, n_vocab: plan.value(plan.logits).cols, n_groups, position: 0 })
     }
 
     /// Run tokens in one step: the logits of every row, and the best token of the last.

@@ -1,0 +1,179 @@
+//! A checkpoint as a file of each format.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use formats::codec::affine;
+use formats::{Affine, BlockType, Bytes, Checkpoint, Metadata, Naming, Planes, ScaleType, Tensor, Value};
+use serde_json::{Map, Value as Json, json};
+
+/// The metadata as config.json.
+fn config(metadata: &Metadata) -> Map<String, Json> {
+    let json = |value: &Value| match value {
+        Value::Int(n) => json!(*n as i64),
+        Value::Float(v) => json!(v),
+        Value::Bool(b) => json!(b),
+        Value::Str(s) => json!(s),
+        other => panic!("{other:?} in a tiny config"),
+    };
+    metadata.iter().map(|(key, value)| (key.to_owned(), json(value))).collect()
+}
+
+/// A folder of Hugging Face's form.
+fn folder(
+    folder: &Path,
+    config: Map<String, Json>,
+    parts: &[(String, &str, Vec<usize>, Vec<u8>)],
+) -> PathBuf {
+    let mut header = Map::new();
+    let mut data = Vec::new();
+    for (name, dtype, shape, bytes) in parts {
+        let offsets = [data.len(), data.len() + bytes.len()];
+        header.insert(name.clone(), json!({ "dtype": dtype, "shape": shape, "data_offsets": offsets }));
+        data.extend(bytes);
+    }
+    let header = Json::Object(header).to_string();
+    let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat();
+    std::fs::write(folder.join("model.safetensors"), file).unwrap();
+    std::fs::write(folder.join("config.json"), Json::Object(config).to_string()).unwrap();
+    folder.to_owned()
+}
+
+pub fn safetensors(checkpoint: &Checkpoint, at: &Path) -> PathBuf {
+    let part = |t: &Tensor| (t.name.clone(), t.block.name(), t.shape.clone(), t.data.to_vec());
+    let parts: Vec<_> = checkpoint.tensors.iter().map(part).collect();
+    folder(at, config(&checkpoint.metadata), &parts)
+}
+
+/// How the tests quantise.
+fn scheme() -> Affine {
+    Affine::new(4, 32, ScaleType::BF16, false).unwrap()
+}
+
+/// A tensor's values in 4 bits.
+fn quantise(tensor: &Tensor) -> Tensor {
+    let block = BlockType::Affine(scheme());
+    let (n_rows, n_cols) = (tensor.n_rows(), tensor.n_cols());
+    let mut parts = [block.row_bytes(n_cols), block.row_scale_bytes(n_cols), block.row_bias_bytes(n_cols)]
+        .map(|n| vec![0; n * n_rows]);
+    let [data, scales, biases] = &mut parts;
+    affine::quantize(scheme(), &tensor.to_f32(), data, scales, biases);
+    let [data, scales, biases] = parts.map(|part| Bytes::from_slice(&part));
+    Tensor {
+        name: tensor.name.clone(),
+        shape: tensor.shape.clone(),
+        block,
+        data,
+        planes: Planes { scales: Some(scales), biases: Some(biases) },
+    }
+}
+
+/// Whether converters quantise it: matrices are.
+fn is_matrix(tensor: &Tensor) -> bool {
+    tensor.shape.len() > 1 && tensor.n_rows() > 1 && tensor.n_cols().is_multiple_of(scheme().group())
+}
+
+/// With its matrices in 4 bits.
+pub fn quantised(checkpoint: &Checkpoint) -> Checkpoint {
+    let convert = |t: &Tensor| if is_matrix(t) { quantise(t) } else { t.clone() };
+    Checkpoint { tensors: checkpoint.tensors.iter().map(convert).collect(), ..checkpoint.clone() }
+}
+
+/// mlx-lm keeps experts in one stack a projection: `mlp.switch_mlp.up_proj` for `mlp.experts.{e}.up_proj`, and
+/// `experts.switch_glu.gate_proj` and `.up_proj` for the halves of `experts.gate_up_proj`.
+fn stack_experts(tensors: &[Tensor]) -> Vec<Tensor> {
+    let mut rest = Vec::new();
+    let mut stacks: BTreeMap<String, Vec<&Tensor>> = BTreeMap::new();
+    for tensor in tensors {
+        if let Some((before, after)) = tensor.name.split_once(".mlp.experts.")
+            && let Some((_, projection)) = after.split_once('.')
+        {
+            stacks.entry(format!("{before}.mlp.switch_mlp.{projection}")).or_default().push(tensor);
+        } else if let Some((before, projection)) = tensor.name.split_once(".experts.") {
+            let named = |name: &str| format!("{before}.experts.switch_glu.{name}.weight");
+            let [n, n_rows, n_cols] = tensor.shape[..] else { panic!("{:?}", tensor.shape) };
+            if projection == "down_proj" {
+                rest.push(Tensor { name: named(projection), ..tensor.clone() });
+                continue;
+            }
+            let matrix = n_rows * tensor.row_bytes();
+            for (half, name) in ["gate_proj", "up_proj"].into_iter().enumerate() {
+                let of = |all: &[u8]| all[half * matrix / 2..][..matrix / 2].to_vec();
+                let data: Vec<u8> = tensor.data.chunks(matrix).flat_map(of).collect();
+                rest.push(Tensor {
+                    name: named(name),
+                    shape: vec![n, n_rows / 2, n_cols],
+                    data: Bytes::from_slice(&data),
+                    ..tensor.clone()
+                });
+            }
+        } else {
+            rest.push(tensor.clone());
+        }
+    }
+    for (name, experts) in stacks {
+        let data: Vec<u8> = experts.iter().flat_map(|t| t.data.to_vec()).collect();
+        let shape = [&[experts.len()], &experts[0].shape[..]].concat();
+        rest.push(Tensor { name, shape, data: Bytes::from_slice(&data), ..experts[0].clone() });
+    }
+    rest
+}
+
+pub fn mlx(checkpoint: &Checkpoint, at: &Path) -> PathBuf {
+    let mut config = config(&checkpoint.metadata);
+    config.insert(
+        "quantization".to_owned(),
+        json!({ "group_size": scheme().group(), "bits": scheme().bits() }),
+    );
+    let mut parts = Vec::new();
+    for tensor in stack_experts(&checkpoint.tensors) {
+        let module = tensor.name.strip_suffix(".weight").filter(|_| is_matrix(&tensor));
+        let Some(module) = module else {
+            parts.push((
+                tensor.name.clone(),
+                tensor.block.name(),
+                tensor.shape.clone(),
+                tensor.data.to_vec(),
+            ));
+            continue;
+        };
+        let Tensor { data, planes, .. } = quantise(&tensor);
+        let with_last = |last: usize| {
+            let mut shape = tensor.shape.clone();
+            *shape.last_mut().unwrap() = last;
+            shape
+        };
+        let n_groups = tensor.n_cols() / scheme().group();
+        let n_words = tensor.n_cols() * scheme().bits() / 32;
+        parts.push((tensor.name.clone(), "U32", with_last(n_words), data.to_vec()));
+        for (suffix, plane) in [("scales", planes.scales), ("biases", planes.biases)] {
+            parts.push((format!("{module}.{suffix}"), "BF16", with_last(n_groups), plane.unwrap().to_vec()));
+        }
+    }
+    folder(at, config, &parts)
+}
+
+pub fn gguf(checkpoint: &Checkpoint, at: &Path) -> PathBuf {
+    let mut writer = formats::gguf::Writer::new();
+    checkpoint.metadata.iter().for_each(|(key, value)| writer.value(key, value).unwrap());
+    checkpoint.tensors.iter().for_each(|t| writer.tensor(&t.name, &t.shape, t.block).unwrap());
+    let mut body = writer.begin(Vec::new()).unwrap();
+    checkpoint.tensors.iter().for_each(|t| body.tensor_data(&t.data).unwrap());
+    let path = at.join("model.gguf");
+    std::fs::write(&path, body.finish().unwrap()).unwrap();
+    path
+}
+
+pub fn base(checkpoint: &Checkpoint, at: &Path) -> PathBuf {
+    let mut writer = formats::base::Writer::new("tiny", checkpoint.naming);
+    match checkpoint.naming {
+        Naming::Gguf => writer.metadata(&checkpoint.metadata).unwrap(),
+        _ => writer.field("config", Json::Object(config(&checkpoint.metadata))),
+    }
+    checkpoint.tensors.iter().for_each(|t| writer.tensor(&t.name, &t.shape, t.block).unwrap());
+    let mut body = writer.begin(std::io::Cursor::new(Vec::new())).unwrap();
+    checkpoint.tensors.iter().for_each(|t| body.tensor_data(&t.data, t.planes.as_slices()).unwrap());
+    let path = at.join("model.base");
+    std::fs::write(&path, body.finish().unwrap().into_inner()).unwrap();
+    path
+}

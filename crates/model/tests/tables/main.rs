@@ -1,0 +1,206 @@
+//! README.md says what runs, and this is where it has it from: every family is loaded from every format and takes a step on
+//! every device, every storage type is multiplied on every device, and the tables in README.md are compared with what came
+//! of it. `INGLE_WRITE_TABLES=1 cargo test -p ingle-model --test tables` writes them anew.
+//!
+//! A cell says that a model loads and gives numbers, not that they are the right ones: for that there are the fixtures, with
+//! the answers of others.
+#![allow(clippy::unwrap_used)]
+
+#[path = "../common/mod.rs"]
+mod common;
+mod files;
+mod tiny;
+mod types;
+
+use std::fmt::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::Mutex;
+
+use common::Runner;
+use device::interpreter::Reference;
+use device::{Device, Numerics};
+use device_cpu::{CpuDevice, Options};
+use formats::{Access, Checkpoint, Naming};
+use model::{ArchDescriptor, FAMILIES, ModelSpec};
+
+/// Every device, in the order of README.md. One thread: workers that wait for one another take long on a busy machine, and
+/// these models are small.
+fn devices() -> [Box<dyn Device>; 2] {
+    [Box::new(CpuDevice::new(Options { isa: None, threads: Some(1) }).unwrap()), Box::new(Reference::new(1))]
+}
+
+/// Whether the checkpoint is a model and gives finite numbers for a prompt of three tokens and one more.
+fn runs(device: &dyn Device, checkpoint: &Checkpoint) -> Result<(), String> {
+    let spec = ModelSpec::from_checkpoint(checkpoint).map_err(|e| e.to_string())?;
+    let plan = spec.plan(checkpoint).map_err(|e| e.to_string())?;
+    let mut runner = Runner::try_on(device, &plan, Numerics::Fast).map_err(|e| e.to_string())?;
+    for tokens in [&[1, 7, 3][..], &[2]] {
+        let (rows, _) = runner.step(tokens);
+        assert_eq!(rows.len(), tokens.len());
+        if !rows.concat().iter().all(|v| v.is_finite()) {
+            return Err("numbers that are not finite".to_owned());
+        }
+    }
+    Ok(())
+}
+
+/// The devices that run all of these checkpoints; a dash if none does.
+fn cell(what: &str, checkpoints: &[Checkpoint]) -> String {
+    let runs_all = |device: &dyn Device| {
+        checkpoints.iter().all(|checkpoint| {
+            // A panic is a defect wherever it comes from; it is reported with what was being tried.
+            let result = catch_unwind(AssertUnwindSafe(|| runs(device, checkpoint)))
+                .unwrap_or_else(|_| panic!("{what} on {}: a panic", device.name()));
+            if let Err(reason) = &result {
+                println!("{what} on {}: {reason}", device.name());
+            }
+            result.is_ok()
+        })
+    };
+    let names: Vec<&str> = devices().iter().filter(|d| runs_all(d.as_ref())).map(|d| d.name()).collect();
+    match names.as_slice() {
+        _ if checkpoints.is_empty() => "–".to_owned(),
+        [] => "–".to_owned(),
+        names => names.join(", "),
+    }
+}
+
+/// A column of the table of families.
+struct Column {
+    title: &'static str,
+    /// The checkpoints that stand for a family in this format, through files; none if it is not found there.
+    checkpoints: fn(&'static ArchDescriptor) -> Vec<Checkpoint>,
+}
+
+const COLUMNS: [Column; 7] = [
+    Column { title: "safetensors", checkpoints: hugging_face },
+    Column { title: "MLX", checkpoints: mlx },
+    Column { title: "GGUF", checkpoints: gguf },
+    Column { title: "`.base` of Ingle", checkpoints: base_of_ingle },
+    Column { title: "`.base` of BaseRT", checkpoints: base_of_base_rt },
+    Column { title: "CTranslate2", checkpoints: |family| named(family, Naming::CTranslate2) },
+    Column { title: "whisper.cpp", checkpoints: |family| named(family, Naming::WhisperCpp) },
+];
+
+/// The fixtures of a family: folders with its name, alone or with a word after it that is no other family's.
+fn fixtures(family: &ArchDescriptor) -> Vec<PathBuf> {
+    let others = |name: &str| FAMILIES.iter().any(|f| f.name == name && f.name != family.name);
+    let is_ours = |name: &str| {
+        let rest = name.strip_prefix(family.name);
+        !others(name) && rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
+    };
+    let entries = std::fs::read_dir(common::folder("")).unwrap().map(|e| e.unwrap());
+    let mut found: Vec<PathBuf> = entries
+        .filter(|e| e.path().join("config.json").is_file() && is_ours(e.file_name().to_str().unwrap()))
+        .map(|e| e.path())
+        .collect();
+    found.sort();
+    found
+}
+
+fn opened(write: impl FnOnce(&std::path::Path) -> PathBuf) -> Checkpoint {
+    let folder = tempfile::tempdir().unwrap();
+    formats::open(&write(folder.path()), Access::Read).unwrap()
+}
+
+/// The fixtures as they are; a tiny checkpoint where there is none.
+fn hugging_face(family: &'static ArchDescriptor) -> Vec<Checkpoint> {
+    let fixtures: Vec<Checkpoint> =
+        fixtures(family).iter().map(|path| formats::open(path, Access::Map).unwrap()).collect();
+    if !fixtures.is_empty() {
+        return fixtures;
+    }
+    let tiny = tiny::checkpoint(family, Naming::HuggingFace);
+    tiny.iter().map(|tiny| opened(|folder| files::safetensors(tiny, folder))).collect()
+}
+
+/// Matrices of 4 bits, under the names that MLX gives them.
+fn mlx(family: &'static ArchDescriptor) -> Vec<Checkpoint> {
+    let tiny = tiny::checkpoint(family, Naming::HuggingFace);
+    tiny.iter().map(|tiny| opened(|folder| files::mlx(tiny, folder))).collect()
+}
+
+fn gguf(family: &'static ArchDescriptor) -> Vec<Checkpoint> {
+    let tiny = tiny::checkpoint(family, Naming::Gguf);
+    tiny.iter().map(|tiny| opened(|folder| files::gguf(tiny, folder))).collect()
+}
+
+/// With the names of where it came from.
+fn base_of_ingle(family: &'static ArchDescriptor) -> Vec<Checkpoint> {
+    let namings = [Naming::HuggingFace, Naming::Gguf];
+    let tiny = namings.into_iter().filter_map(|naming| tiny::checkpoint(family, naming));
+    tiny.map(|tiny| opened(|folder| files::base(&tiny, folder))).collect()
+}
+
+/// With its own names, and matrices of 4 bits.
+fn base_of_base_rt(family: &'static ArchDescriptor) -> Vec<Checkpoint> {
+    let tiny = tiny::checkpoint(family, Naming::Base);
+    tiny.iter().map(|tiny| opened(|folder| files::base(&files::quantised(tiny), folder))).collect()
+}
+
+/// As the format's reader would give it.
+fn named(family: &'static ArchDescriptor, naming: Naming) -> Vec<Checkpoint> {
+    tiny::checkpoint(family, naming).into_iter().collect()
+}
+
+fn table_of_families() -> String {
+    let mut rows = Vec::new();
+    for family in FAMILIES {
+        let cell = |column: &Column| {
+            let what = format!("{} from {}", family.title, column.title);
+            cell(&what, &(column.checkpoints)(family))
+        };
+        rows.push((family.title.to_owned(), COLUMNS.iter().map(cell).collect()));
+    }
+    let titles: Vec<&str> = COLUMNS.iter().map(|c| c.title).collect();
+    markdown("Family", &titles, rows)
+}
+
+/// A Markdown table without the columns that hold nothing in any row.
+fn markdown(first: &str, titles: &[&str], rows: Vec<(String, Vec<String>)>) -> String {
+    let kept: Vec<usize> =
+        (0..titles.len()).filter(|&c| rows.iter().any(|(_, cells)| cells[c] != "–")).collect();
+    let mut out = format!("| {first} |");
+    kept.iter().for_each(|&c| _ = write!(out, " {} |", titles[c]));
+    out.push_str("\n|---|");
+    kept.iter().for_each(|_| out.push_str("---|"));
+    out.push('\n');
+    for (title, cells) in rows {
+        _ = write!(out, "| {title} |");
+        kept.iter().for_each(|&c| _ = write!(out, " {} |", cells[c]));
+        out.push('\n');
+    }
+    out
+}
+
+/// Compare what stands between two marks of README.md, or write it there.
+fn compare(mark: &str, table: &str) {
+    // Both tests may write.
+    static README: Mutex<()> = Mutex::new(());
+    let _one_at_a_time = README.lock();
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../README.md");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let (begin, end) = (format!("<!-- {mark}:begin -->\n"), format!("<!-- {mark}:end -->"));
+    let (before, rest) = text.split_once(&begin).unwrap_or_else(|| panic!("README.md has no {begin}"));
+    let (found, after) = rest.split_once(&end).unwrap_or_else(|| panic!("README.md has no {end}"));
+    if std::env::var_os("INGLE_WRITE_TABLES").is_some() {
+        std::fs::write(&path, format!("{before}{begin}{table}{end}{after}")).unwrap();
+        return;
+    }
+    assert!(
+        found == table,
+        "README.md's table \"{mark}\" says\n{found}\nand what runs is\n{table}\nIf that is as it should be: \
+         INGLE_WRITE_TABLES=1 cargo test -p ingle-model --test tables"
+    );
+}
+
+#[test]
+fn families_by_formats() {
+    compare("families", &table_of_families());
+}
+
+#[test]
+fn types_by_devices() {
+    compare("types", &types::table());
+}

@@ -1,0 +1,116 @@
+//! Tiny checkpoints of any family under any naming, made from the tables that the loader reads: keys get small numbers, and
+//! tensors are those that the loader asks for, one after another, until it asks for nothing more.
+
+use formats::{BlockType, Bytes, Checkpoint, Metadata, Naming, Planes, Tensor, Value};
+use model::names::KEYS;
+use model::{ArchDescriptor, Error, ExpertPlace, Key, ModelSpec, TensorRole, WindowPattern};
+
+const N_VOCAB: usize = 160;
+
+/// More tensors than any of these has.
+const MAX_ROUNDS: usize = 1000;
+
+/// A small number for a key, where the family needs one.
+fn small(family: &ArchDescriptor, key: Key, hidden: usize, n_layers: usize) -> Option<Value> {
+    let experts = family.experts != ExpertPlace::Nowhere;
+    let per_layer = family.tensors.iter().any(|t| t.iter().any(|n| n.role == TensorRole::PerLayerGate));
+    let n = match key {
+        Key::Layers => n_layers,
+        Key::Hidden => hidden,
+        Key::Heads => 4,
+        // What looks both ways has a key for each query.
+        Key::KvHeads if family.bidirectional => 4,
+        Key::KvHeads => 2,
+        Key::HeadDim => hidden / 4,
+        Key::FullHeadDim if per_layer => hidden / 2,
+        Key::Ffn => 2 * hidden,
+        Key::Vocab => N_VOCAB,
+        Key::Context => 128,
+        Key::Experts if experts => 4,
+        Key::ExpertsUsed if experts => 2,
+        Key::ExpertFfn if experts => 64,
+        Key::SharedFfn if family.experts == ExpertPlace::WithShared => 64,
+        Key::PerLayerWidth if per_layer => 32,
+        // Those who name the first layer that has one mostly have none.
+        Key::Window if family.windows != WindowPattern::FromKey => 16,
+        Key::NormEps => return Some(Value::Float(1e-6)),
+        Key::RopeTheta => return Some(Value::Float(1e4)),
+        Key::TiedHead => return Some(Value::Bool(false)),
+        _ => return None,
+    };
+    Some(Value::Int(n as i128))
+}
+
+/// The checkpoint, if the family goes by a name there: 64 columns, and layers enough for every pattern of them.
+pub fn checkpoint(family: &'static ArchDescriptor, naming: Naming) -> Option<Checkpoint> {
+    checkpoint_of(family, naming, 64, 6)
+}
+
+/// The same of another size.
+pub fn checkpoint_of(
+    family: &'static ArchDescriptor,
+    naming: Naming,
+    hidden: usize,
+    n_layers: usize,
+) -> Option<Checkpoint> {
+    let selector = *family.selectors(naming).first()?;
+    let mut metadata = Metadata::default();
+    let named = if naming == Naming::Gguf { "general.architecture" } else { "model_type" };
+    metadata.insert(named.to_owned(), Value::Str(selector.to_owned()));
+    for row in KEYS {
+        let Some(value) = small(family, row.key, hidden, n_layers) else { continue };
+        let names = if naming == Naming::Gguf { row.gguf } else { row.hf };
+        // Names with a placeholder are of nested objects; those have a plain one as well.
+        let Some(name) = names.iter().find(|name| !name.contains('{')) else { continue };
+        let prefix = if naming == Naming::Gguf { format!("{selector}.") } else { String::new() };
+        metadata.insert(format!("{prefix}{name}"), value);
+    }
+    let mut checkpoint =
+        Checkpoint { naming, metadata, tensors: Vec::new(), format: "tiny".to_owned(), file_bytes: 0 };
+    for _ in 0..MAX_ROUNDS {
+        match ModelSpec::from_checkpoint(&checkpoint) {
+            Ok(_) => return Some(checkpoint),
+            Err(Error::MissingTensor { name, shape, .. }) => {
+                // Of alternatives the first.
+                let name = name.split(" or ").next().unwrap();
+                match shape.split_first() {
+                    Some((&n, one)) if name.contains("{e}") => (0..n).for_each(|e| {
+                        checkpoint.tensors.push(random(&name.replace("{e}", &e.to_string()), one, naming))
+                    }),
+                    _ => checkpoint.tensors.push(random(name, &shape, naming)),
+                }
+            }
+            // A tensor that holds the rows of several roles is asked for with the rows of one, and then found too short.
+            Err(Error::BadTensor { name, expected, .. }) if shape_in(&expected).is_some() => {
+                let tensor = checkpoint.tensors.iter_mut().find(|t| t.name == name).unwrap();
+                let shape = shape_in(&expected).unwrap();
+                assert_ne!(shape, tensor.shape, "{}: {name}", family.name);
+                *tensor = random(&name, &shape, naming);
+            }
+            Err(error) => panic!("{} under {naming:?} names: {error}", family.name),
+        }
+    }
+    panic!("{} under {naming:?} names: no end of tensors", family.name)
+}
+
+/// The numbers between the first brackets.
+fn shape_in(text: &str) -> Option<Vec<usize>> {
+    let (_, rest) = text.split_once('[')?;
+    rest.split_once(']')?.0.split(", ").map(|n| n.parse().ok()).collect()
+}
+
+/// Small numbers, different for each name: vectors in F32 in GGUF files, all else in BF16.
+fn random(name: &str, shape: &[usize], naming: Naming) -> Tensor {
+    // Where the vocabulary has no key, the first tensor to be asked for says how large it is.
+    let shape: Vec<usize> = shape.iter().map(|&dim| if dim == 0 { N_VOCAB } else { dim }).collect();
+    let n: usize = shape.iter().product();
+    let seed = name.bytes().fold(7u64, |seed, byte| seed.wrapping_mul(31).wrapping_add(byte.into()));
+    let mut rng = device::testing::Rng::new(seed);
+    let values = (0..n).map(|_| if shape.len() == 1 { 1.0 + 0.1 * rng.normal() } else { 0.1 * rng.normal() });
+    let (block, data): (_, Vec<u8>) = if naming == Naming::Gguf && shape.len() == 1 {
+        (BlockType::F32, values.flat_map(f32::to_le_bytes).collect())
+    } else {
+        (BlockType::BF16, values.flat_map(|v| ((v.to_bits() >> 16) as u16).to_le_bytes()).collect())
+    };
+    Tensor { name: name.to_owned(), shape, block, data: Bytes::from_slice(&data), planes: Planes::default() }
+}

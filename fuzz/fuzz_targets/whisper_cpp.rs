@@ -1,0 +1,20 @@
+//! A ggml file of whisper.cpp of any bytes.
+#![no_main]
+
+use std::path::Path;
+
+use formats::{Map, whisper_cpp};
+use libfuzzer_sys::fuzz_target;
+
+const MAX_VALUES: usize = 1 << 16;
+
+fuzz_target!(|data: &[u8]| {
+    let Ok(checkpoint) = whisper_cpp::parse(Map::from_slice(data), Path::new("ggml.bin")) else { return };
+    for tensor in &checkpoint.tensors {
+        assert_eq!(tensor.data.len(), tensor.n_rows() * tensor.row_bytes());
+        assert!(tensor.planes.fit(tensor.block, tensor.n_rows(), tensor.n_cols()), "{}", tensor.name);
+        if tensor.n_rows() * tensor.n_cols() <= MAX_VALUES {
+            assert_eq!(tensor.to_f32().len(), tensor.n_rows() * tensor.n_cols());
+        }
+    }
+});
