@@ -133,8 +133,7 @@ impl CpuProgram {
             let stacks = layout.experts.iter().map(|(id, _)| plan.weight(*id));
             let matrices = stacks.flat_map(|stack| stack.parts.iter().map(move |part| (stack, part)));
             for (index, (stack, part)) in matrices.enumerate() {
-                let rows =
-                    WeightRows::new(stack.block, stack.n_cols(), &part.data, part.planes.as_slices());
+                let rows = WeightRows::new(stack.block, stack.n_cols(), &part.data, part.planes.as_slices());
                 // SAFETY: the buffer has room for the matrix of every expert of all plans.
                 unsafe { experts.cast_mut().add(index).write(rows) }
             }
