@@ -3,8 +3,8 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use device::testing::{Sequences, limits, mini_transformer};
-use device::{Device, Limits, Residence, fusion};
+use device::testing::{Sequences, check_op_cases, limits, mini_transformer};
+use device::{Device, Limits, Plan, Residence, fusion};
 use formats::BlockType;
 use ingle_device_cpu::{CpuDevice, Options};
 
@@ -47,20 +47,34 @@ fn compiling_takes_what_the_memory_plan_says() {
         .unwrap()
         .run(&sequences.step(&[(0, 5)]).borrow())
         .unwrap();
+    let mut compiled: Vec<(String, Vec<Plan>, Limits)> = vec![];
     for max_rows in [1, 64, 512] {
         let plan = fusion::fuse(&mini_transformer(1, BlockType::Q8_0), device.fusion());
         let limits = Limits { max_rows, max_outputs: max_rows, ..limits(&plan.kv) };
-        let memory = device.memory_plan(std::slice::from_ref(&plan), &limits).unwrap();
+        compiled.push((format!("max_rows {max_rows}"), vec![plan], limits));
+    }
+    // Plans of one program share what they take: the same plans once more take nothing.
+    let case = check_op_cases().into_iter().find(|case| case.name.contains("memory of 50")).unwrap();
+    let twice = [case.plans.clone(), case.plans.clone()].concat();
+    let once = device.memory_plan(&case.plans, &case.limits).unwrap();
+    assert_eq!(device.memory_plan(&twice, &case.limits).unwrap(), once);
+    assert!(once.items.iter().any(|item| item.what == "KV pages (memory of 50)"));
+    compiled.push((case.name, case.plans, case.limits));
+
+    for (name, plans, limits) in compiled {
+        let memory = device.memory_plan(&plans, &limits).unwrap();
         let weights: u64 = memory.items.iter().filter(|i| i.what.contains("weights")).map(|i| i.bytes).sum();
         let planned = (memory.total(Residence::Committed) - weights) as usize;
         let before = BYTES.load(Ordering::Relaxed);
-        let program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
+        let program = device.compile(&plans, &limits).unwrap();
         let taken = BYTES.load(Ordering::Relaxed) - before;
-        // Beside the buffers there are the two tables, a few hundred bytes a command, and names for profiles.
-        let tables = (program.commands(0, 1).len() + program.commands(0, 2).len()) * 1024 + 4096;
+        // Beside the buffers there are two tables a plan, a few hundred bytes a command, and names for profiles.
+        let commands =
+            (0..plans.len()).flat_map(|plan| [program.commands(plan, 1), program.commands(plan, 2)]);
+        let tables = commands.flatten().count() * 1024 + 4096;
         assert!(
             (planned..planned + tables).contains(&taken),
-            "max_rows {max_rows}: planned {planned}, took {taken}, tables {tables}"
+            "{name}: planned {planned}, took {taken}, tables {tables}"
         );
     }
 }

@@ -3,7 +3,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use device::testing::{Sequences, limits, mini_transformer};
+use device::testing::{Sequences, check_op_cases, limits, mini_transformer};
 use device::{Device, KvType, Limits, Numerics, fusion};
 use formats::BlockType;
 use ingle_device_cpu::{CpuDevice, Options};
@@ -55,6 +55,19 @@ fn a_step_allocates_nothing() {
                 program.run(&step.borrow()).unwrap();
             }
             assert_eq!(CALLS.load(Ordering::Relaxed) - before, 0, "{block} {numerics:?}");
+        }
+    }
+    // Several plans, with memories that slots share.
+    for case in check_op_cases().iter().filter(|case| case.name.contains("memory of 50")) {
+        for numerics in [Numerics::Fast, Numerics::Deterministic] {
+            let limits = Limits { numerics, ..case.limits.clone() };
+            let mut program = device.compile(&case.plans, &limits).unwrap();
+            program.run(&case.steps[0].borrow()).unwrap();
+            let before = CALLS.load(Ordering::Relaxed);
+            for step in &case.steps {
+                program.run(&step.borrow()).unwrap();
+            }
+            assert_eq!(CALLS.load(Ordering::Relaxed) - before, 0, "{}", case.name);
         }
     }
 }
