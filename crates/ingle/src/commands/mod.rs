@@ -15,6 +15,7 @@ mod pull;
 mod rm;
 pub mod run;
 mod tokenize;
+mod transcribe;
 
 use clap::Subcommand;
 
@@ -34,6 +35,7 @@ pub enum Command {
     List(list::List),
     Rm(rm::Rm),
     Embed(embed::Embed),
+    Transcribe(transcribe::Transcribe),
     Completions(completions::Completions),
 }
 
@@ -54,6 +56,7 @@ impl Command {
             Command::List(c) => c.run(),
             Command::Rm(c) => c.run(),
             Command::Embed(c) => c.run(),
+            Command::Transcribe(c) => c.run(),
             Command::Completions(c) => c.run(),
         }
     }
