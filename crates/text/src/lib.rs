@@ -1,6 +1,7 @@
 //! Text to tokens and back, and conversations to text.
 //!
-//! - [`Tokenizer`]: from the keys of a GGUF file, from a Hugging Face folder, or from a `.base` file that holds either; [`Specials`] says whether the text of a
+//! - [`Tokenizer`]: from the keys of a GGUF file, from a Hugging Face folder, from a `.base` file that holds either, or from
+//!   a bare list of tokens; [`Specials`] says whether the text of a
 //!   control token is that token.
 //! - [`Detokenizer`]: tokens to text as they come, never half a character. [`StopStrings`]: stop strings in such a
 //!   stream. Neither allocates once it is made.
@@ -21,6 +22,7 @@ mod hugging_face;
 mod merge;
 mod pre_tokenizer;
 mod python;
+mod ranked;
 mod sentence_piece;
 mod specials;
 mod stop;
@@ -31,6 +33,7 @@ mod word_piece;
 pub use chat_template::{Chat, ChatTemplate};
 pub use detokenizer::Detokenizer;
 pub use error::{Error, Result};
+pub use ranked::TokenSpelling;
 pub use specials::Specials;
 pub use stop::{Released, StopStrings};
 pub use tokenizer::Tokenizer;
