@@ -175,7 +175,9 @@ fn perplexity_is_close_gemma3() {
 #[test]
 fn the_main_job() {
     let text = ok(&["run", SMOLLM2.name, "Why is the sky blue?", "--greedy", "-n", "48"]);
-    assert!(text.to_lowercase().contains("sky"), "{text}");
+    // Which of several good beginnings it takes depends on the last bits, and so on the instruction set.
+    let text = text.to_lowercase();
+    assert!(["sky", "light", "blue"].iter().any(|word| text.contains(word)), "{text}");
 }
 
 /// With its context full, the process has as much memory resident as was planned before any was taken, within 5 %.

@@ -1,0 +1,72 @@
+"""Ingle and its peers on the same files, turn about: the ratios of their speeds.
+
+    python3 scripts/peers MODEL [MODEL ...]        these models against llama.cpp
+    python3 scripts/peers --suite [--only TEXT]    every file of suite.py, speech and embeddings too;
+                                                   writes docs/peers.md and docs/peers.svg
+
+MODEL is a GGUF file, or a name that `ingle pull` knows.
+
+Installs the peers (llama-cpp-python, which compiles llama.cpp for this machine; for the suite also faster-whisper and
+fastembed) into target/peers on first use, and builds Ingle if no --ingle is given. The engines run alternately, each
+in a process of its own, so that a drift of the machine's speed meets both; what is printed is the median of the
+ratios pair by pair. A ratio above 1 means that Ingle is faster.
+"""
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import extras
+import report
+from engines import Ingle, LlamaCpp, ROOT
+from pairs import text_pairs
+from suite import SUITE
+
+
+def arguments():
+    p = argparse.ArgumentParser(prog="peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("models", nargs="*", metavar="MODEL")
+    p.add_argument("--suite", action="store_true", help="every file of suite.py, into docs/")
+    p.add_argument("--only", metavar="TEXT", help="of the suite, what has TEXT in its name; prints, and leaves docs/ alone")
+    p.add_argument("-p", type=int, default=512, help="prompt tokens [%(default)s]")
+    p.add_argument("-n", type=int, default=128, help="generated tokens [%(default)s]")
+    p.add_argument("-t", type=int, default=2, help="threads of each engine [%(default)s]")
+    p.add_argument("--pairs", type=int, default=5, help="[%(default)s]")
+    p.add_argument("--json", action="store_true")
+    p.add_argument("--ingle", type=Path, help="this binary instead of a fresh build")
+    p.add_argument("--python", type=Path, help="a Python that has the peers installed, instead of target/peers")
+    p.add_argument("--models-dir", type=Path, default=ROOT / "target" / "peers" / "models", help="where generated files go")
+    a = p.parse_args()
+    if bool(a.models) == a.suite:
+        p.error("give models, or --suite")
+    return a
+
+
+def main():
+    a = arguments()
+    ingle = Ingle(a.ingle, a.t)
+    llama = LlamaCpp(a.python, a.t)
+    entries = [e for e in SUITE if not a.only or a.only.lower() in e.title.lower()] if a.suite else []
+    results = []
+    for entry in entries:
+        path = entry.fetch(ingle, a.models_dir, llama.python)
+        results.append(text_pairs(ingle, llama, path, a.p, a.n, a.pairs, entry))
+        entry.release(path)
+    for name in a.models:
+        path = name if Path(name).exists() else ingle.pull(name)
+        results.append(text_pairs(ingle, llama, path, a.p, a.n, a.pairs))
+    more = extras.measure(ingle, a) if a.suite and not a.only else []
+    run = report.Run(machine=report.machine(), threads=a.t, pairs=a.pairs, versions={**ingle.versions(), **llama.versions()},
+                     n_prompt=a.p, n_gen=a.n, results=results, extras=more)
+    if a.json:
+        return print(json.dumps(report.as_json(run)))
+    print(report.markdown(run))
+    if a.suite and not a.only:
+        docs = ROOT / "docs"
+        (docs / "peers.md").write_text(report.page(run))
+        (docs / "peers.svg").write_text(report.chart(run))
+        print(f"written: {docs / 'peers.md'}, {docs / 'peers.svg'}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

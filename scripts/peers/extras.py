@@ -1,0 +1,84 @@
+"""What has no llama.cpp beside it: long contexts, the first token, speech and embeddings."""
+import statistics
+import subprocess
+import time
+from pathlib import Path
+
+from engines import FasterWhisper, ROOT, SentenceTransformers
+from pairs import time_pairs
+
+AUDIO = ROOT / "fixtures" / "audio" / "jfk.wav"
+
+
+def measure(ingle, arguments):
+    """A list of (what, value) lines, each said in words."""
+    lines = [deep_context(ingle, arguments.pairs), first_token(ingle, arguments.pairs)]
+    whisper = FasterWhisper(arguments.python, arguments.t)
+    for name in ("whisper:tiny", "whisper:base"):
+        lines.append(speech(ingle, whisper, name, arguments))
+    lines.append(embeddings(ingle, SentenceTransformers(arguments.python, arguments.t), arguments))
+    return lines
+
+
+def deep_context(ingle, n_pairs):
+    """Rates at 4,096 tokens of context as shares of those at 512 and at none."""
+    model = ingle.pull("smollm2:135m")
+    prefill, decode = [], []
+    for _ in range(n_pairs):
+        at = {(r["n_prompt"], r["n_gen"], r["n_depth"]): r["avg_ts"]
+              for d in (0, 3584, 4096) for r in ingle.bench(model, 512, 64, d)}
+        prefill.append(at[512, 0, 3584] / at[512, 0, 0])
+        decode.append(at[0, 64, 4096] / at[0, 64, 0])
+    return ("SmolLM2 at 4,096 tokens of context", f"prefill keeps {100 * statistics.median(prefill):.0f} % of its rate at 512, "
+            f"decode {100 * statistics.median(decode):.0f} % of its rate at the start")
+
+
+def first_token(ingle, n_runs):
+    """From the start of the process to the first byte of an answer to 8 tokens; files are in the page cache."""
+    model = ingle.pull("smollm2:135m")
+    seconds = []
+    for _ in range(max(n_runs, 5) + 1):
+        start = time.perf_counter()
+        run = subprocess.Popen([str(ingle.binary), "complete", model, "-p", "The sky is blue because of the", "-n", "2", "-t",
+                                str(ingle.threads)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        run.stdout.read(1)
+        seconds.append(time.perf_counter() - start)
+        run.stdout.read()
+        run.wait()
+    return ("First byte of a warm SmolLM2 run, 8 tokens of prompt", f"{1000 * statistics.median(seconds[1:]):.0f} ms")
+
+
+def speech(ingle, whisper, name, a):
+    folder = Path(ingle.pull(name))
+    folder = folder if folder.is_dir() else folder.parent
+
+    def ours():
+        start = time.perf_counter()
+        ingle.run("transcribe", name, AUDIO, "--word-timestamps", "--beam-size", 5, "--format", "json", "-t", ingle.threads)
+        return time.perf_counter() - start
+
+    def theirs():
+        run = whisper.transcribe(folder, AUDIO)
+        return run["load"] + run["seconds"]
+
+    pair = time_pairs(name, ours, theirs, a.pairs)
+    return (f"{name}, 11 s of speech, beam 5, times of words, loading included",
+            f"{pair['ingle']:.2f} s for faster-whisper's {pair['peer']:.2f} s in int8: **{pair['ratio']:.2f}x**")
+
+
+def embeddings(ingle, peer, a):
+    folder = Path(ingle.pull("minilm:l6"))
+    folder = folder if folder.is_dir() else folder.parent
+    texts = a.models_dir / "sentences.txt"
+    texts.parent.mkdir(parents=True, exist_ok=True)
+    words = (ROOT / "ARCHITECTURE.md").read_text().split()
+    texts.write_text("\n".join(" ".join(words[i:i + 16 + i % 48]) for i in range(0, 1024, 2)))
+
+    def ours():
+        start = time.perf_counter()
+        ingle.run("embed", "minilm:l6", "--file", texts, "--json", "-t", ingle.threads)
+        return time.perf_counter() - start
+
+    pair = time_pairs("minilm:l6", ours, lambda: peer.embed(folder, texts)["seconds"], a.pairs)
+    return ("minilm:l6, 512 texts of 16 to 63 words (ours with the process's start, theirs without)",
+            f"{pair['ingle']:.2f} s for sentence-transformers' {pair['peer']:.2f} s: **{pair['ratio']:.2f}x**")

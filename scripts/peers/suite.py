@@ -1,0 +1,57 @@
+"""What the suite measures: two real models, and files in the exact shapes of public models with random weights."""
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file, and how many times as fast as llama.cpp Ingle shall be on it."""
+
+    title: str
+    prefill_target: float
+    decode_target: float
+    # A name of the catalog, or arguments of make_gguf.py.
+    name: str = ""
+    shape: tuple = ()
+
+    def fetch(self, ingle, folder, python):
+        """The path of the file; generated ones are made in `folder` by a Python that has gguf and numpy."""
+        if self.name:
+            return ingle.pull(self.name)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{'-'.join(self.shape[:2])}.gguf"
+        if not path.exists():
+            print(f"making {path.name} ...", file=sys.stderr)
+            model, quant, *options = self.shape
+            made = path.with_suffix(".part")
+            script = Path(__file__).with_name("make_gguf.py")
+            subprocess.run([str(python), str(script), model, quant, str(made), *options], check=True, stdout=subprocess.DEVNULL)
+            made.rename(path)
+        return str(path)
+
+    def release(self, path):
+        """Generated files are some GB each: none outlives its turn."""
+        if self.shape:
+            Path(path).unlink()
+
+
+def shape(model, quant, layers, prefill, decode):
+    return Entry(f"{model} shape, {quant.upper()}, {layers} layers", prefill, decode,
+                 shape=(model, quant, "--layers", str(layers)))
+
+
+SUITE = [
+    Entry("SmolLM2-135M Q4_1", 4.5, 2.0, name="smollm2:135m"),
+    Entry("Gemma-3-270M Q4_K_M", 2.5, 1.3, name="gemma3:270m"),
+    shape("qwen3-0.6b", "q4_0", 8, 2.0, 1.15),
+    shape("qwen3-0.6b", "q4_k", 8, 2.2, 1.2),
+    shape("qwen3-0.6b", "q8_0", 8, 2.2, 1.1),
+    shape("llama-3.2-1b", "q6_k", 8, 2.5, 1.3),
+    shape("llama-3.2-1b", "q5_k", 8, 2.5, 1.3),
+    shape("llama-3.2-1b", "q3_k", 8, 2.5, 1.3),
+    shape("llama-3.2-1b", "q2_k", 8, 2.5, 1.3),
+    shape("llama-3.2-1b", "bf16", 8, 2.5, 1.05),
+    shape("qwen3-30b-a3b", "q4_0", 4, 2.0, 1.3),
+]
