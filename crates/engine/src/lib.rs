@@ -6,7 +6,7 @@
 //! the plan on a device. [`Engine::add`] queues a [`Request`]; each [`Engine::step`] computes rows of one or more
 //! sequences and tells of them in [`Event`]s. [`Engine::generate`] and [`Engine::complete`] do all of that for one
 //! request, [`Conversation`] keeps the messages of a chat, [`Engine::score`] and [`Engine::perplexity`] look at texts
-//! that are there already. [`Embedder`] turns texts into vectors, many in a step.
+//! that are there already. [`Embedder`] turns texts into vectors, many in a step; [`speech`] turns sound into text.
 //!
 //! # Invariants
 //!
@@ -34,6 +34,7 @@ mod sequence;
 mod step;
 
 pub mod sampling;
+pub mod speech;
 
 pub use chat::Conversation;
 pub use embed::{Embedder, Embeddings};

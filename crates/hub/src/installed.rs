@@ -76,8 +76,10 @@ pub fn remove(reference: &ModelRef, cache: &Cache) -> Result<u64> {
         ModelRef::Path(path) => return Err(Error::NotOurs { path: path.clone() }),
         ModelRef::Hub(place) => remove_hub(place, cache)?,
         ModelRef::Catalog(name) => {
-            let mut freed = remove_wheels(name, cache)?;
-            if let Ok(model) = Catalog::builtin()?.find(name) {
+            let catalog = Catalog::builtin()?;
+            let known = catalog.find(name).ok();
+            let mut freed = remove_wheels(known.map_or(name, |model| &model.name), cache)?;
+            if let Some(model) = known {
                 for place in model.sources.iter().filter_map(|source| source.hub_ref()) {
                     freed = add(freed, remove_hub(&place, cache)?);
                 }

@@ -24,8 +24,7 @@ pub fn fetch(model: &str, args: &FetchArgs) -> anyhow::Result<PathBuf> {
 /// Fetch and open a model; nothing of a device is taken yet.
 pub fn open(args: &ModelArgs) -> anyhow::Result<Model> {
     let path = fetch(&args.model, &args.fetch)?;
-    let access = if args.load.device.no_map { Access::Read } else { Access::Map };
-    let checkpoint = open_checkpoint(&path, access, &args.verify)?;
+    let checkpoint = open_checkpoint(&path, access(&args.load.device), &args.verify)?;
     Ok(Model::from_opened(&path, &checkpoint, &TokenizerSource::Own)?)
 }
 
@@ -43,6 +42,11 @@ pub fn public_key(text: &str) -> anyhow::Result<PublicKey> {
     };
     let bytes: [u8; 32] = std::array::from_fn(|i| digits[2 * i] << 4 | digits[2 * i + 1]);
     PublicKey::from_bytes(&bytes).with_context(|| format!("{text} is no ed25519 public key"))
+}
+
+/// How files are brought in.
+pub fn access(args: &DeviceArgs) -> Access {
+    if args.no_map { Access::Read } else { Access::Map }
 }
 
 /// The device that the flags name.
@@ -68,15 +72,25 @@ pub fn device(args: &DeviceArgs) -> anyhow::Result<Arc<dyn Device>> {
 pub fn options(args: &LoadArgs) -> LoadOptions {
     LoadOptions {
         n_ctx: args.ctx,
-        kv_type: args.kv_type.map(|k| match k {
-            KvTypeName::F32 => KvType::F32,
-            KvTypeName::F16 => KvType::F16,
-            KvTypeName::Q8_0 => KvType::Q8_0,
-        }),
+        kv_type: args.kv_type.map(kv_type),
         chunk: args.chunk,
-        numerics: if args.deterministic { Numerics::Deterministic } else { Numerics::Fast },
+        numerics: numerics(args.deterministic),
         ..LoadOptions::default()
     }
+}
+
+/// How keys and values are stored.
+pub fn kv_type(name: KvTypeName) -> KvType {
+    match name {
+        KvTypeName::F32 => KvType::F32,
+        KvTypeName::F16 => KvType::F16,
+        KvTypeName::Q8_0 => KvType::Q8_0,
+    }
+}
+
+/// Which arithmetic.
+pub fn numerics(deterministic: bool) -> Numerics {
+    if deterministic { Numerics::Deterministic } else { Numerics::Fast }
 }
 
 /// How the flags ask for the prompt to be computed.

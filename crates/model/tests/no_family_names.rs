@@ -9,8 +9,18 @@ use std::path::{Path, PathBuf};
 use model::FAMILIES;
 
 const ROOMS: [&str; 4] = ["engine", "device", "device-cpu", "device-cuda"];
-const PROGRAMS: [&str; 7] =
-    ["llama.cpp", "llama-bench", "llama-cpp", "llama_cpp", "llama2.c", "whisper.cpp", "whisper_cpp"];
+const PROGRAMS: [&str; 10] = [
+    "llama.cpp",
+    "llama-bench",
+    "llama-cpp",
+    "llama_cpp",
+    "llama2.c",
+    "whisper.cpp",
+    "whisper_cpp",
+    "whispercpp",
+    "openai-whisper",
+    "faster-whisper",
+];
 
 /// `gemma3` and `gemma` for `Gemma3_4B`: a word without what stands behind its letters, and the word.
 fn stem(word: &str) -> &str {

@@ -1,7 +1,8 @@
 //! Text to tokens and back, and conversations to text.
 //!
-//! - [`Tokenizer`]: from the keys of a GGUF file, from a Hugging Face folder, or from a `.base` file that holds either; [`Specials`] says whether the text of a
-//!   control token is that token.
+//! - [`Tokenizer`]: from the keys of a GGUF file, from a Hugging Face folder, from a `.base` file that holds either, or from
+//!   a bare list of tokens; [`Specials`] says whether the text of a control token is that token. [`gguf_from_folder`] makes
+//!   the keys of a GGUF file from a Hugging Face folder.
 //! - [`Detokenizer`]: tokens to text as they come, never half a character. [`StopStrings`]: stop strings in such a
 //!   stream. Neither allocates once it is made.
 //! - [`ChatTemplate`]: a conversation to the text the model was trained on, byte-equal to what transformers renders.
@@ -22,6 +23,7 @@ mod hugging_face;
 mod merge;
 mod pre_tokenizer;
 mod python;
+mod ranked;
 mod sentence_piece;
 mod specials;
 mod stop;
@@ -34,6 +36,7 @@ pub use detokenizer::Detokenizer;
 pub use error::{Error, Result};
 pub use gguf_export::{gguf_from_files, gguf_from_folder, gguf_from_json};
 pub use hugging_face::ReadFile;
+pub use ranked::TokenSpelling;
 pub use specials::Specials;
 pub use stop::{Released, StopStrings};
 pub use tokenizer::Tokenizer;

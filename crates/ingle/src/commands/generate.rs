@@ -24,7 +24,8 @@ impl Interrupt {
         Ok(interrupt)
     }
 
-    fn watch(&self, flag: Option<CancelFlag>) {
+    /// What Ctrl-C cancels from now on.
+    pub fn watch(&self, flag: Option<CancelFlag>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = flag;
     }
 }

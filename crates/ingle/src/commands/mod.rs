@@ -18,6 +18,7 @@ mod rm;
 pub mod run;
 mod sign;
 mod tokenize;
+mod transcribe;
 mod verify;
 
 use clap::Subcommand;
@@ -42,6 +43,7 @@ pub enum Command {
     Keygen(keygen::Keygen),
     Sign(sign::Sign),
     Verify(verify::Verify),
+    Transcribe(transcribe::Transcribe),
     Completions(completions::Completions),
 }
 
@@ -66,6 +68,7 @@ impl Command {
             Command::Keygen(c) => c.run(),
             Command::Sign(c) => c.run(),
             Command::Verify(c) => c.run(),
+            Command::Transcribe(c) => c.run(),
             Command::Completions(c) => c.run(),
         }
     }

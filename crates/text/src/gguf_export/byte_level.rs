@@ -27,7 +27,7 @@ pub(super) fn export(json: &Json, parts: &Parts) -> Result<Kinds> {
         )
     })?;
     let more = vec![("merges", merge_list(json)?)];
-    Ok(Kinds { model: "gpt2", pre, tokens: tokens(parts), more, class_marks: false })
+    Ok(Kinds { model: "gpt2", pre, tokens: tokens(parts), scores: Vec::new(), more, class_marks: false })
 }
 
 /// The pre-tokenizer as a list of cuts.

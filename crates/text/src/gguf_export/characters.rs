@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use formats::{Array, Value};
+use formats::Value;
 use serde_json::Value as Json;
 
 use super::{Kinds, flag, kind, members, merge_list, merges, no_affixes, no_words, tokens};
@@ -22,11 +22,8 @@ pub(super) fn export(json: &Json, parts: &Parts) -> Result<Kinds> {
         }
     }
     if let Some(scores) = scores(json, &tokens) {
-        let more = vec![
-            ("scores", Value::Array(Array::Float(scores))),
-            ("add_space_prefix", Value::Bool(space_prefix)),
-        ];
-        return Ok(Kinds { model: "llama", pre: "default", tokens, more, class_marks: false });
+        let more = vec![("add_space_prefix", Value::Bool(space_prefix))];
+        return Ok(Kinds { model: "llama", pre: "default", tokens, scores, more, class_marks: false });
     }
     let across_lines = |token: &str| token.contains('\n') && token.contains(|c| c != '\n');
     let across = merges(json).find(|(left, right)| across_lines(&format!("{left}{right}")));
@@ -41,7 +38,7 @@ pub(super) fn export(json: &Json, parts: &Parts) -> Result<Kinds> {
         ));
     }
     let more = vec![("merges", merge_list(json)?), ("add_space_prefix", Value::Bool(false))];
-    Ok(Kinds { model: "gemma4", pre: "gemma4", tokens, more, class_marks: false })
+    Ok(Kinds { model: "gemma4", pre: "gemma4", tokens, scores: Vec::new(), more, class_marks: false })
 }
 
 /// Whether a space is put before texts. Spaces must become U+2581, and nothing else may happen to a text.

@@ -33,6 +33,8 @@ struct Kinds {
     pre: &'static str,
     /// Text and kind of each token.
     tokens: Vec<(String, Kind)>,
+    /// Score of each token; empty for kinds that have none.
+    scores: Vec<f32>,
     /// Keys of this kind.
     more: Vec<(&'static str, Value)>,
     /// Whether the marks around a text are those of a class and a separator, not BOS and EOS.
@@ -96,7 +98,7 @@ fn text(s: &str) -> Value {
 }
 
 fn keys(kinds: Kinds, parts: &Parts, json: &Json, config: &Json, n_vocab: usize) -> Result<Metadata> {
-    let Kinds { model, pre, mut tokens, more, class_marks } = kinds;
+    let Kinds { model, pre, mut tokens, mut scores, more, class_marks } = kinds;
     if tokens.len() > n_vocab {
         let expected = format!("at most the {n_vocab} rows of the model's embedding");
         let found = format!("{} tokens", tokens.len());
@@ -115,6 +117,11 @@ fn keys(kinds: Kinds, parts: &Parts, json: &Json, config: &Json, n_vocab: usize)
     put("tokens", Value::Array(string_array(tokens.iter().map(|(token, _)| token.as_str()))?));
     let types = tokens.iter().map(|(_, kind)| kind.to_gguf()).collect();
     put("token_type", Value::Array(Array::Int(types)));
+    if !scores.is_empty() {
+        // Unused places never merge, whatever their score.
+        scores.resize(n_vocab, 0.0);
+        put("scores", Value::Array(Array::Float(scores)));
+    }
     for (key, value) in more {
         put(key, value);
     }

@@ -46,5 +46,5 @@ pub(super) fn export(json: &Json, parts: &Parts) -> Result<Kinds> {
             _ => continue,
         };
     }
-    Ok(Kinds { model: "bert", pre: "default", tokens, more, class_marks: true })
+    Ok(Kinds { model: "bert", pre: "default", tokens, scores: Vec::new(), more, class_marks: true })
 }

@@ -1,0 +1,522 @@
+//! The loop over windows: encode, decide, find the words, hand out segments, go on.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use device::{Device, KvType, Limits, Numerics, Plan};
+use model::{SpeechPlans, SpeechSpec};
+use text::{Specials, Tokenizer};
+
+use super::compression::compression_ratio;
+use super::options::{Task, TranscribeOptions};
+use super::pages;
+use super::rules::Rules;
+use super::runner::{Runner, SpeechTimings};
+use super::search::{Bounds, Hypothesis, beam_search, sample};
+use super::source::Features;
+use super::transcript::{Segment, Word, round_time};
+use super::window::{FRAMES_PER_SECOND, Piece, Place};
+use super::word_times::{self, Span};
+use super::words::{self, TimedWord};
+use super::{language, math};
+use crate::sampling::Rng;
+use crate::{CancelFlag, Error, LoadOptions, Model, Result};
+
+/// Positions of a page: few, since beams copy the last one when they part.
+const PAGE_LEN: usize = 16;
+/// Rows of a step that looks for the times of words: their logits and scores are held at once.
+const ALIGN_ROWS: usize = 64;
+
+/// How a transcriber is made ready to run.
+#[derive(Clone, Debug)]
+pub struct TranscriberOptions {
+    /// Most beams, or samples, that go on at once.
+    pub n_beams: usize,
+    /// How keys and values are stored; `None`: the device's default.
+    pub kv_type: Option<KvType>,
+    /// Which arithmetic.
+    pub numerics: Numerics,
+    /// Refuse to load what does not fit in what is free now.
+    pub check_memory: bool,
+}
+
+impl Default for TranscriberOptions {
+    fn default() -> TranscriberOptions {
+        TranscriberOptions { n_beams: 5, kv_type: None, numerics: Numerics::Fast, check_memory: true }
+    }
+}
+
+/// What a transcription came to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Summary {
+    /// The language's code.
+    pub language: String,
+    /// Its probability, where it was found out.
+    pub language_probability: Option<f32>,
+    /// Seconds of sound that were transcribed.
+    pub seconds: f64,
+    /// Segments handed out.
+    pub n_segments: usize,
+    /// Whether it was cancelled before the end.
+    pub cancelled: bool,
+    /// Where the time went.
+    pub timings: SpeechTimings,
+}
+
+/// A model on a device that writes down speech.
+pub struct Transcriber {
+    tokenizer: Arc<Tokenizer>,
+    speech: SpeechSpec,
+    plans: Vec<Plan>,
+    runner: Runner,
+    /// Frames of a position.
+    stride: usize,
+    /// Most beams.
+    n_beams: usize,
+}
+
+/// The tokens of a window, and how sure the model is of them.
+struct Decision {
+    hypothesis: Hypothesis,
+    temperature: f32,
+    compression_ratio: f32,
+    no_speech_prob: f32,
+}
+
+/// What a transcription carries from window to window.
+struct Progress {
+    /// The language's code, and the tokens that begin a transcript in it.
+    language: String,
+    language_probability: Option<f32>,
+    start: Vec<u32>,
+    /// Tokens said so far that the model is shown.
+    context: Vec<u32>,
+    n_segments: usize,
+    /// When the last word was said, in seconds.
+    last_speech: f64,
+    rng: Rng,
+}
+
+impl Transcriber {
+    /// Fuse, plan the memory, compare it with what is free now, compile.
+    ///
+    /// # Errors
+    /// The model is not made for speech, has no tokenizer, an option is outside its limits, or the device cannot run it.
+    pub fn new(model: &Model, device: &Arc<dyn Device>, options: &TranscriberOptions) -> Result<Transcriber> {
+        let speech = model.speech()?;
+        let tokenizer = Arc::clone(model.need_tokenizer()?);
+        let plans = model.speech_plans(&speech)?;
+        let kept_heads = plans.alignment.iter().map(|(_, heads)| heads.len()).collect();
+        let plans = plans.into_vec();
+        let plans: Vec<Plan> = plans.iter().map(|plan| device::fusion::fuse(plan, device.fusion())).collect();
+        let limits = limits(model, &speech, &plans, device.as_ref(), options)?;
+        let items = device.memory_plan(&plans, &limits)?.items;
+        let (bytes, memory) = (items.iter().map(|item| item.bytes).sum(), device.memory());
+        if options.check_memory && memory.total > 0 && bytes > memory.free {
+            let what =
+                format!("a model, windows of {} positions and {} beams", speech.n_audio_ctx, options.n_beams);
+            return Err(device::Error::OutOfMemory { device: device.name(), what, bytes }.into());
+        }
+        let program = device.compile(&plans, &limits)?;
+        let decoder = &plans[SpeechPlans::DECODER];
+        let runner = Runner::new(program, decoder, &limits, speech.n_audio_ctx, kept_heads, ALIGN_ROWS);
+        let stride = speech.n_frames / speech.n_audio_ctx;
+        Ok(Transcriber { tokenizer, plans, runner, stride, n_beams: options.n_beams, speech })
+    }
+
+    /// Numbers of a frame of features: mel bins.
+    pub fn n_features(&self) -> usize {
+        self.speech.n_mels
+    }
+
+    /// Frames of a window.
+    pub fn window_frames(&self) -> usize {
+        self.speech.n_frames
+    }
+
+    /// The codes of the languages that it knows; without any, it knows English only.
+    pub fn languages(&self) -> impl Iterator<Item = &str> {
+        self.speech.tokens.languages.iter().map(|(code, _)| code.as_str())
+    }
+
+    /// The plans as they run: encoder, decoder and alignment, fused by the device's rules.
+    pub fn plans(&self) -> &[Plan] {
+        &self.plans
+    }
+
+    /// Write down the speech in `source`. Segments are handed out as soon as their window is decided.
+    ///
+    /// # Errors
+    /// An option is outside its limits, the language is not known, the sound cannot be had, the device failed, or
+    /// `on_segment` did, whose error is handed through.
+    pub fn transcribe(
+        &mut self,
+        source: &mut dyn Features,
+        options: &TranscribeOptions,
+        cancel: &CancelFlag,
+        on_segment: &mut dyn FnMut(Segment) -> Result<()>,
+    ) -> Result<Summary> {
+        options.check(self.n_beams)?;
+        if source.n_features() != self.speech.n_mels {
+            return Err(Error::Option {
+                name: "features",
+                value: format!("{} numbers a frame", source.n_features()),
+                expected: format!("{}, as the model learned", self.speech.n_mels),
+            });
+        }
+        self.runner.timings = SpeechTimings::default();
+        let mut progress = self.begin(options)?;
+        let n_marks = self.speech.n_audio_ctx + 1;
+        let rules = Rules::new(&self.speech.tokens, n_marks, self.runner.n_vocab(), options);
+        let mut features = vec![0.0; self.speech.n_frames * self.speech.n_mels];
+        let (mut seek, mut heard, mut cancelled) = (0, 0, false);
+        loop {
+            let begun = Instant::now();
+            let n_frames = source.read(seek, &mut features)?;
+            self.runner.timings.features += begun.elapsed();
+            if n_frames == 0 {
+                break;
+            }
+            let place = Place {
+                seek,
+                n_frames,
+                frames_per_mark: self.stride,
+                first_mark: self.speech.tokens.timestamp_begin,
+            };
+            match self.window(&features, place, options, &rules, cancel, &mut progress, on_segment) {
+                Ok(next) => {
+                    heard = seek + n_frames;
+                    seek = next;
+                }
+                Err(Error::Cancelled) => {
+                    cancelled = true;
+                    break;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Summary {
+            language: progress.language,
+            language_probability: progress.language_probability,
+            seconds: heard as f64 / FRAMES_PER_SECOND,
+            n_segments: progress.n_segments,
+            cancelled,
+            timings: self.runner.timings,
+        })
+    }
+
+    fn begin(&self, options: &TranscribeOptions) -> Result<Progress> {
+        let mut context = Vec::new();
+        if let Some(prompt) = options.initial_prompt.as_deref().map(str::trim).filter(|p| !p.is_empty()) {
+            context = self.tokenizer.encode(&format!(" {prompt}"), Specials::Literal)?;
+        }
+        let tokens = &self.speech.tokens;
+        if !tokens.multilingual && options.task == Task::Translate {
+            return Err(Error::Option {
+                name: "task",
+                value: "translate".into(),
+                expected: "transcribe: this model knows English only".into(),
+            });
+        }
+        let language = match options.language.clone() {
+            Some(language) => language,
+            None if tokens.multilingual => String::new(), // found out from the first window
+            None => "en".into(),
+        };
+        Ok(Progress {
+            start: if language.is_empty() { Vec::new() } else { self.start(&language, options)? },
+            language,
+            language_probability: None,
+            context,
+            n_segments: 0,
+            last_speech: 0.0,
+            rng: Rng::new(options.seed),
+        })
+    }
+
+    /// The tokens that begin a transcript in a language.
+    fn start(&self, language: &str, options: &TranscribeOptions) -> Result<Vec<u32>> {
+        let tokens = &self.speech.tokens;
+        let unknown =
+            |known: String| Error::Option { name: "language", value: language.into(), expected: known };
+        if !tokens.multilingual {
+            return match language {
+                "en" => Ok(vec![tokens.sot]),
+                _ => Err(unknown("en: this model knows English only".into())),
+            };
+        }
+        let known = || self.languages().collect::<Vec<_>>().join(", ");
+        let id = tokens.language(language).ok_or_else(|| unknown(format!("one of {}", known())))?;
+        let task = match options.task {
+            Task::Transcribe => tokens.transcribe,
+            Task::Translate => tokens.translate,
+        };
+        Ok(vec![tokens.sot, id, task])
+    }
+
+    /// Decide one window and hand out its segments. Returns where the next begins.
+    #[allow(clippy::too_many_arguments)]
+    fn window(
+        &mut self,
+        features: &[f32],
+        place: Place,
+        options: &TranscribeOptions,
+        rules: &Rules,
+        cancel: &CancelFlag,
+        progress: &mut Progress,
+        on_segment: &mut dyn FnMut(Segment) -> Result<()>,
+    ) -> Result<usize> {
+        if cancel.is_cancelled() {
+            return Err(Error::Cancelled);
+        }
+        self.runner.encode(features)?;
+        if progress.start.is_empty() {
+            let logits = self.runner.prompt(&[self.speech.tokens.sot], &[0])?;
+            let found = language::probabilities(logits, &self.speech.tokens.languages);
+            let (code, probability) = found.into_iter().next().unwrap_or_else(|| ("en".into(), 1.0));
+            progress.start = self.start(&code, options)?;
+            progress.language = code;
+            progress.language_probability = Some(probability);
+        }
+        let decision = self.decide(options, rules, cancel, progress)?;
+        let mean = decision.hypothesis.mean_log_prob();
+        let is_silent = options.no_speech_threshold.is_some_and(|most| decision.no_speech_prob > most)
+            && options.log_prob_threshold.is_none_or(|least| mean <= least);
+        if is_silent {
+            return Ok(place.seek + place.n_frames);
+        }
+        let tokens = &decision.hypothesis.tokens;
+        let pieces = place.cut(tokens);
+        let mut next = place.seek + pieces.advance;
+        let mut spans: Vec<Span> = pieces
+            .pieces
+            .iter()
+            .map(|piece| Span {
+                start: piece.start,
+                end: piece.end,
+                n_tokens: self.text_tokens(&tokens[piece.tokens.clone()]).count(),
+            })
+            .collect();
+        let mut words = None;
+        if options.word_timestamps {
+            let found = self.words(tokens, &place, options, progress, &mut spans)?;
+            let last_word = found.iter().rev().find_map(|words| words.last()).map(|word| word.end);
+            let last = last_word.or(spans.last().map(|span| span.end)).unwrap_or(0.0);
+            if !pieces.ends_in_silence && last > place.start() {
+                next = ((last * FRAMES_PER_SECOND).round() as usize).max(place.seek + 1);
+            }
+            progress.last_speech = last;
+            words = Some(found);
+        }
+        for (index, (piece, span)) in pieces.pieces.iter().zip(&spans).enumerate() {
+            let words = words.as_mut().and_then(|words| words.get_mut(index)).map(std::mem::take);
+            if let Some(segment) = self.segment(&decision, place.seek, piece, span, words, progress) {
+                progress.context.extend_from_slice(&segment.tokens);
+                on_segment(segment)?;
+            }
+        }
+        if !options.condition_on_previous_text || decision.temperature > options.prompt_reset_on_temperature {
+            progress.context.clear();
+        }
+        let longest = self.speech.n_text_ctx;
+        let surplus = progress.context.len().saturating_sub(longest);
+        progress.context.drain(..surplus);
+        Ok(next)
+    }
+
+    /// Search at the first temperature, and at the next ones while the result is not good enough.
+    fn decide(
+        &mut self,
+        options: &TranscribeOptions,
+        rules: &Rules,
+        cancel: &CancelFlag,
+        progress: &mut Progress,
+    ) -> Result<Decision> {
+        let tokens = &self.speech.tokens;
+        let n_ctx = self.speech.n_text_ctx;
+        let mut prompt = Vec::with_capacity(n_ctx);
+        let shown = progress.context.len().saturating_sub((n_ctx / 2).saturating_sub(1));
+        if !progress.context.is_empty() {
+            prompt.push(tokens.sot_prev);
+            prompt.extend_from_slice(&progress.context[shown..]);
+        }
+        let sot = prompt.len();
+        prompt.extend_from_slice(&progress.start);
+        if !options.timestamps {
+            prompt.push(tokens.no_timestamps);
+        }
+        let last = prompt.len() - 1;
+        let outputs = if sot == last { vec![last] } else { vec![sot, last] };
+        let no_speech = tokens.no_speech as usize;
+        let n_vocab = self.runner.n_vocab();
+        let bounds = Bounds {
+            n_vocab,
+            max_tokens: (n_ctx / 2).min(n_ctx.saturating_sub(last)).max(1),
+            length_penalty: options.length_penalty,
+        };
+        let mut best: Option<Decision> = None;
+        for &temperature in &options.temperatures {
+            let logits = self.runner.prompt(&prompt, &outputs)?;
+            let first = logits.get(..n_vocab).unwrap_or_default();
+            let no_speech_prob = first.get(no_speech).map_or(0.0, |l| (l - math::log_sum_exp(first)).exp());
+            let begun = Instant::now();
+            let before = self.runner.timings.decode;
+            let mut beams = self.runner.beams(prompt.len(), outputs.len(), cancel);
+            let found = match temperature > 0.0 {
+                true => sample(&mut beams, rules, options.best_of, temperature, &mut progress.rng, &bounds),
+                false => beam_search(&mut beams, rules, options.beam_size, options.patience, &bounds),
+            };
+            let stepped = self.runner.timings.decode - before;
+            self.runner.timings.search += begun.elapsed().saturating_sub(stepped);
+            let hypothesis = found?.ok_or(Error::NoCandidate { n_vocab })?;
+            let compression_ratio = compression_ratio(self.text(&hypothesis.tokens).trim());
+            let decision = Decision { hypothesis, temperature, compression_ratio, no_speech_prob };
+            let mean = decision.hypothesis.mean_log_prob();
+            let is_repetitive =
+                options.compression_ratio_threshold.is_some_and(|most| compression_ratio > most);
+            let is_unsure = options.log_prob_threshold.is_some_and(|least| mean < least);
+            let is_silent = options.no_speech_threshold.is_some_and(|most| no_speech_prob > most);
+            if !(is_repetitive || is_unsure) || (is_silent && is_unsure) {
+                return Ok(decision);
+            }
+            // If none is good enough: the surest that does not repeat itself, else the surest.
+            let rank = |decision: &Decision| {
+                let repeats =
+                    options.compression_ratio_threshold.is_some_and(|most| decision.compression_ratio > most);
+                (!repeats, decision.hypothesis.mean_log_prob())
+            };
+            if best.as_ref().is_none_or(|best| rank(&decision) > rank(best)) {
+                best = Some(decision);
+            }
+        }
+        // The text so far is judged by the last temperature, whichever result was taken.
+        let last = options.temperatures.last().copied().unwrap_or(0.0);
+        let best = best.map(|best| Decision { temperature: last, ..best });
+        best.ok_or(Error::NoCandidate { n_vocab })
+    }
+
+    /// The words of each piece of a window, and when they were said. Pieces' times are moved to their words'.
+    fn words(
+        &mut self,
+        tokens: &[u32],
+        place: &Place,
+        options: &TranscribeOptions,
+        progress: &mut Progress,
+        spans: &mut [Span],
+    ) -> Result<Vec<Vec<Word>>> {
+        let begun = Instant::now();
+        let mut all = progress.start.clone();
+        let first = all.len();
+        all.push(self.speech.tokens.no_timestamps);
+        let from = all.len();
+        all.extend(self.text_tokens(tokens));
+        all.truncate(self.speech.n_text_ctx.saturating_sub(1));
+        let text = from..all.len();
+        all.push(self.speech.tokens.eot);
+        if text.is_empty() {
+            return Ok(vec![Vec::new(); spans.len()]);
+        }
+        let n_positions = place.n_frames / self.stride;
+        let n_text_ids = self.speech.tokens.eot as usize;
+        let (scores, probabilities) = self.runner.align(&all, text.clone(), n_text_ids, n_positions)?;
+        let jumps = scores.align(first);
+        let seconds = |token: usize| {
+            let position = jumps.get(token).copied().unwrap_or(n_positions);
+            (position * self.stride) as f64 / FRAMES_PER_SECOND
+        };
+        let pieces: Vec<&[u8]> = all[text].iter().map(|id| self.tokenizer.token_bytes(*id)).collect();
+        let mut at = 0;
+        let timed = words::split(&pieces, &progress.language).into_iter().map(|word| {
+            let from = at;
+            at += word.n_tokens;
+            let own = probabilities.get(from..at).unwrap_or_default();
+            let sum: f64 = own.iter().map(|p| f64::from(*p)).sum();
+            TimedWord {
+                text: word.text,
+                n_tokens: word.n_tokens,
+                start: seconds(from),
+                end: seconds(at),
+                probability: sum / own.len().max(1) as f64,
+            }
+        });
+        let timed: Vec<TimedWord> = timed.collect();
+        let punctuation = [&*options.prepend_punctuations, &*options.append_punctuations];
+        let words = word_times::assign(timed, spans, place.start(), &mut progress.last_speech, punctuation);
+        self.runner.timings.align += begun.elapsed();
+        Ok(words)
+    }
+
+    /// A segment, unless it has no text or no length.
+    fn segment(
+        &self,
+        decision: &Decision,
+        seek: usize,
+        piece: &Piece,
+        span: &Span,
+        words: Option<Vec<Word>>,
+        progress: &mut Progress,
+    ) -> Option<Segment> {
+        let tokens = decision.hypothesis.tokens.get(piece.tokens.clone())?;
+        let text = self.text(tokens);
+        if span.start == span.end || text.trim().is_empty() {
+            return None;
+        }
+        progress.n_segments += 1;
+        Some(Segment {
+            id: progress.n_segments - 1,
+            seek,
+            start: round_time(span.start),
+            end: round_time(span.end),
+            text,
+            tokens: tokens.to_vec(),
+            temperature: decision.temperature,
+            avg_logprob: decision.hypothesis.mean_log_prob(),
+            compression_ratio: decision.compression_ratio,
+            no_speech_prob: decision.no_speech_prob,
+            words,
+        })
+    }
+
+    /// The tokens that are text.
+    fn text_tokens(&self, tokens: &[u32]) -> impl Iterator<Item = u32> {
+        let eot = self.speech.tokens.eot;
+        tokens.iter().copied().filter(move |token| *token < eot)
+    }
+
+    /// The text of tokens; bytes that are no UTF-8 become U+FFFD.
+    fn text(&self, tokens: &[u32]) -> String {
+        let bytes: Vec<u8> =
+            self.text_tokens(tokens).flat_map(|id| self.tokenizer.token_bytes(id)).copied().collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+}
+
+/// The sizes of steps: a window's positions, a prompt, beams.
+fn limits(
+    model: &Model,
+    speech: &SpeechSpec,
+    plans: &[Plan],
+    device: &dyn Device,
+    options: &TranscriberOptions,
+) -> Result<Limits> {
+    // What is the same for text: KV type and arithmetic.
+    let same = LoadOptions {
+        n_ctx: Some(speech.n_text_ctx.max(2)),
+        n_sequences: options.n_beams,
+        kv_type: options.kv_type,
+        numerics: options.numerics,
+        ..LoadOptions::default()
+    };
+    let Limits { kv_type, numerics, max_spans, .. } = crate::load::limits(model, device, &same)?;
+    let layout = plans.first().map(|plan| plan.kv.clone()).unwrap_or_default();
+    Ok(Limits {
+        max_rows: speech.n_audio_ctx.max(speech.n_text_ctx),
+        max_outputs: max_spans.max(ALIGN_ROWS),
+        max_spans,
+        n_ctx: speech.n_text_ctx,
+        page_len: PAGE_LEN,
+        n_pages: pages::n_pages(&layout, max_spans, speech.n_text_ctx, PAGE_LEN),
+        kv_type,
+        numerics,
+    })
+}

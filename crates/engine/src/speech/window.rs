@@ -1,0 +1,136 @@
+//! What the tokens of a window say of time: its segments, and where the next window begins.
+
+use std::ops::Range;
+
+/// A part of a window's tokens and when it was said.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Piece {
+    /// Seconds from the start of the audio.
+    pub(crate) start: f64,
+    /// Seconds from the start of the audio.
+    pub(crate) end: f64,
+    /// Of the window's tokens.
+    pub(crate) tokens: Range<usize>,
+}
+
+/// A window that was decided.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Pieces {
+    pub(crate) pieces: Vec<Piece>,
+    /// Frames from this window's start to the next.
+    pub(crate) advance: usize,
+    /// The last mark of time stands alone: after it, nobody speaks.
+    pub(crate) ends_in_silence: bool,
+}
+
+/// Where a window lies, and what its marks of time mean.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    /// Its first frame.
+    pub(crate) seek: usize,
+    /// Its frames, less than a whole window's at the end.
+    pub(crate) n_frames: usize,
+    /// Frames of one mark of time.
+    pub(crate) frames_per_mark: usize,
+    /// The token of the window's start.
+    pub(crate) first_mark: u32,
+}
+
+/// Frames are 10 ms apart.
+pub(crate) const FRAMES_PER_SECOND: f64 = 100.0;
+
+impl Place {
+    /// When it begins, in seconds.
+    pub(crate) fn start(&self) -> f64 {
+        self.seek as f64 / FRAMES_PER_SECOND
+    }
+
+    /// Frames from the window's start to a mark of time; `None` for other tokens.
+    fn frames(&self, token: u32) -> Option<usize> {
+        Some(token.checked_sub(self.first_mark)? as usize * self.frames_per_mark)
+    }
+
+    /// Cut tokens at pairs of marks of time. Text after the last pair is unfinished: the next window begins at the pair and
+    /// hears it again. Without a pair all is one piece, and the next window begins where this one ends.
+    pub(crate) fn cut(&self, tokens: &[u32]) -> Pieces {
+        let is_time = |token: u32| token >= self.first_mark;
+        let seconds = |frames: usize| self.start() + frames as f64 / FRAMES_PER_SECOND;
+        let ends_in_silence = matches!(tokens, [.., before, last] if !is_time(*before) && is_time(*last));
+        let pairs = tokens.windows(2).enumerate();
+        let mut cuts: Vec<usize> = pairs
+            .filter(|(_, pair)| pair.iter().all(|token| is_time(*token)))
+            .map(|(index, _)| index + 1)
+            .collect();
+        if cuts.is_empty() {
+            let last = tokens.iter().rev().find_map(|token| self.frames(*token)).filter(|frames| *frames > 0);
+            let end = seconds(last.unwrap_or(self.n_frames));
+            let piece = Piece { start: self.start(), end, tokens: 0..tokens.len() };
+            return Pieces { pieces: vec![piece], advance: self.n_frames, ends_in_silence };
+        }
+        if ends_in_silence {
+            cuts.push(tokens.len());
+        }
+        let mut pieces = Vec::with_capacity(cuts.len());
+        let (mut from, mut heard) = (0, 0);
+        for to in cuts {
+            let part = tokens.get(from..to).unwrap_or_default();
+            let frames = |token: Option<&u32>| token.and_then(|token| self.frames(*token)).unwrap_or(0);
+            heard = frames(part.last());
+            pieces.push(Piece {
+                start: seconds(frames(part.first())),
+                end: seconds(heard),
+                tokens: from..to,
+            });
+            from = to;
+        }
+        // A window whose last pair is at its start would begin again for ever.
+        let advance = if ends_in_silence || heard == 0 { self.n_frames } else { heard };
+        Pieces { pieces, advance, ends_in_silence }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Marks from 100 on; a window at 30 s with 20 s left.
+    const PLACE: Place = Place { seek: 3000, n_frames: 2000, frames_per_mark: 2, first_mark: 100 };
+
+    fn piece(start: f64, end: f64, tokens: Range<usize>) -> Piece {
+        Piece { start, end, tokens }
+    }
+
+    #[test]
+    fn pairs_cut_and_the_rest_is_heard_again() {
+        let found = PLACE.cut(&[100, 1, 2, 150, 150, 3, 200, 210, 4]);
+        let pieces = vec![piece(30.0, 31.0, 0..4), piece(31.0, 32.0, 4..7)];
+        assert_eq!(found, Pieces { pieces, advance: 200, ends_in_silence: false });
+    }
+
+    #[test]
+    fn a_last_mark_alone_is_silence_to_the_end() {
+        let found = PLACE.cut(&[100, 1, 150, 150, 3, 200]);
+        let pieces = vec![piece(30.0, 31.0, 0..3), piece(31.0, 32.0, 3..6)];
+        assert_eq!(found, Pieces { pieces, advance: 2000, ends_in_silence: true });
+        let found = PLACE.cut(&[100, 1, 150]);
+        let pieces = vec![piece(30.0, 31.0, 0..3)];
+        assert_eq!(found, Pieces { pieces, advance: 2000, ends_in_silence: true });
+    }
+
+    #[test]
+    fn without_a_pair_all_is_one() {
+        for (tokens, end) in
+            [(&[100, 1, 2][..], 50.0), (&[1, 2], 50.0), (&[], 50.0), (&[100, 1, 130, 2], 30.6)]
+        {
+            let found = PLACE.cut(tokens);
+            assert_eq!(found.pieces, [piece(30.0, end, 0..tokens.len())], "{tokens:?}");
+            assert_eq!((found.advance, found.ends_in_silence), (2000, false));
+        }
+    }
+
+    #[test]
+    fn every_window_goes_on() {
+        let found = PLACE.cut(&[100, 1, 100, 100, 2]);
+        assert_eq!(found.advance, 2000);
+    }
+}

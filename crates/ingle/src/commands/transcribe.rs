@@ -1,0 +1,343 @@
+//! `ingle transcribe`: speech into text, subtitles or JSON.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use clap::{Args, ValueEnum};
+use engine::speech::{
+    AudioFeatures, Format, Segment, Summary, Task, TranscribeOptions, Transcriber, TranscriberOptions,
+    TranscriptWriter,
+};
+use engine::{CancelFlag, Model, TokenizerSource};
+
+use super::generate::Interrupt;
+use crate::args::{DeviceArgs, FetchArgs, KvTypeName};
+use crate::load;
+
+/// Turn speech into text
+#[derive(Args)]
+#[command(after_help = "\
+Reads WAV, MP3, FLAC and OGG Vorbis at any rate and number of channels. Segments are printed as soon as they are decided,
+JSON at the end. With --output-dir each file's transcript goes to a file of its name there. What is wrong with a file is
+noted on stderr, and what it has is transcribed.
+
+Examples:
+  ingle transcribe whisper:base talk.mp3
+  ingle transcribe whisper:base talk.mp3 --format srt > talk.srt
+  ingle transcribe whisper:base interview.flac --language de --word-timestamps --format json
+  ingle transcribe whisper:base rede.ogg --task translate
+  ingle transcribe whisper:tiny meetings/*.wav --format vtt --output-dir subtitles
+  ffmpeg -i film.mkv -f wav - | ingle transcribe whisper:base -")]
+pub struct Transcribe {
+    /// A catalog name (`ingle list --all`), a path to a file or folder, or hf:org/repo[/file][@revision]
+    model: String,
+
+    /// Audio files; - reads stdin
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+
+    #[command(flatten)]
+    fetch: FetchArgs,
+
+    #[command(flatten)]
+    device: DeviceArgs,
+
+    #[command(flatten)]
+    running: RunningArgs,
+
+    #[command(flatten)]
+    output: OutputArgs,
+
+    #[command(flatten)]
+    decoding: DecodingArgs,
+}
+
+/// Sizes and arithmetic.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Running")]
+struct RunningArgs {
+    /// How keys and values are stored [default: the device's: f16 on cpu, f32 on reference]
+    #[arg(long, value_enum)]
+    kv_type: Option<KvTypeName>,
+
+    /// Fix the accumulation order of every row
+    #[arg(long)]
+    deterministic: bool,
+}
+
+/// What comes out, and where.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Output")]
+struct OutputArgs {
+    /// How the transcript is written
+    #[arg(short, long, value_enum, default_value_t = FormatName::Text)]
+    format: FormatName,
+
+    /// Write FILE's transcript to DIR/FILE.txt (.srt, …) instead of stdout
+    #[arg(short, long, value_name = "DIR")]
+    output_dir: Option<PathBuf>,
+
+    /// Find the time of each word; JSON then has them, and segments begin and end with their words
+    #[arg(long, overrides_with = "no_word_timestamps")]
+    word_timestamps: bool,
+
+    /// Do not (the default)
+    #[arg(long, overrides_with = "word_timestamps")]
+    no_word_timestamps: bool,
+}
+
+/// How words are found.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Decoding")]
+struct DecodingArgs {
+    /// The language spoken, as a code; auto finds out from the first 30 s
+    #[arg(short, long, value_name = "CODE", default_value = "auto")]
+    language: String,
+
+    /// Write in the language spoken, or in English
+    #[arg(long, value_enum, default_value_t = TaskName::Transcribe)]
+    task: TaskName,
+
+    /// Hypotheses followed at temperature 0
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = beams)]
+    beam_size: usize,
+
+    /// Samples drawn at temperatures above 0, of which the best is taken
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = beams)]
+    best_of: usize,
+
+    /// Stop a search when N times --beam-size hypotheses have ended
+    #[arg(long, value_name = "N", default_value_t = 1.0)]
+    patience: f32,
+
+    /// Divide a hypothesis' log-probability by its length to this power
+    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    length_penalty: f32,
+
+    /// Temperatures, tried in this order until a window's text is good enough
+    #[arg(long, value_name = "T,…", value_delimiter = ',', default_values_t = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0])]
+    temperature: Vec<f32>,
+
+    /// Text that compresses better than this is repetitive, not good enough
+    #[arg(long, value_name = "X", default_value_t = 2.4)]
+    compression_ratio_threshold: f32,
+
+    /// A mean log-probability below this is not good enough
+    #[arg(long, value_name = "X", default_value_t = -1.0, allow_negative_numbers = true)]
+    logprob_threshold: f32,
+
+    /// A window whose probability of silence is above this, and whose text is below --logprob-threshold, is silent
+    #[arg(long, value_name = "P", default_value_t = 0.6)]
+    no_speech_threshold: f32,
+
+    /// Text that the model takes as said before: names, spelling, style
+    #[arg(short, long, value_name = "TEXT")]
+    prompt: Option<String>,
+
+    /// Do not show the model what was said before each window
+    #[arg(long)]
+    no_context: bool,
+
+    /// Let the model set no marks of time: a window becomes one segment
+    #[arg(long)]
+    no_timestamps: bool,
+
+    /// Seed of the random numbers at temperatures above 0
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+}
+
+/// `--format`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum FormatName {
+    Text,
+    Srt,
+    Vtt,
+    Tsv,
+    Json,
+}
+
+/// `--task`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum TaskName {
+    Transcribe,
+    Translate,
+}
+
+/// Each beam has pages of its own: many more than help are a typing mistake.
+fn beams(text: &str) -> Result<usize, String> {
+    let n = text.parse().ok().filter(|n| (1..=64).contains(n));
+    n.ok_or_else(|| "expected a number from 1 to 64".into())
+}
+
+impl Transcribe {
+    pub fn run(self) -> anyhow::Result<()> {
+        let outputs = self.outputs()?;
+        let device = load::device(&self.device)?;
+        let path = load::fetch(&self.model, &self.fetch)?;
+        let model = Model::open(&path, &TokenizerSource::Own, load::access(&self.device))?;
+        let options = self.options();
+        let mut transcriber = Transcriber::new(
+            &model,
+            &device,
+            &TranscriberOptions {
+                n_beams: options.beam_size.max(options.best_of),
+                kv_type: self.running.kv_type.map(load::kv_type),
+                numerics: load::numerics(self.running.deterministic),
+                ..TranscriberOptions::default()
+            },
+        )?;
+        let interrupt = Interrupt::install()?;
+        for (file, output) in self.files.iter().zip(&outputs) {
+            let begun = Instant::now();
+            let cancel = CancelFlag::default();
+            interrupt.watch(Some(cancel.clone()));
+            let done = self.transcribe(&mut transcriber, file, output.as_deref(), &options, &cancel);
+            interrupt.watch(None);
+            let summary = done.with_context(|| file.display().to_string())?;
+            tracing::info!("{}: {}", file.display(), figures(&summary, begun.elapsed()));
+            if summary.cancelled {
+                bail!("{}: cancelled after {:.1} s of audio", file.display(), summary.seconds);
+            }
+        }
+        Ok(())
+    }
+
+    /// Where each file's transcript goes; `None`: stdout. No two to one place.
+    fn outputs(&self) -> anyhow::Result<Vec<Option<PathBuf>>> {
+        let Some(folder) = &self.output.output_dir else {
+            if self.files.len() > 1 && self.output.format != FormatName::Text {
+                bail!(
+                    "several transcripts in one stream of subtitles or JSON cannot be told apart; give --output-dir"
+                );
+            }
+            return Ok(vec![None; self.files.len()]);
+        };
+        std::fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
+        let extension = self.output.format.format().extension();
+        let mut outputs: Vec<Option<PathBuf>> = Vec::with_capacity(self.files.len());
+        for file in &self.files {
+            let stem = if is_stdin(file) { Some("stdin".as_ref()) } else { file.file_stem() };
+            let stem = stem.with_context(|| format!("{}: found no file name in it", file.display()))?;
+            let mut name = stem.to_owned();
+            name.push(".");
+            name.push(extension);
+            let path = folder.join(name);
+            if outputs.iter().flatten().any(|other| *other == path) {
+                bail!("two files would have their transcript in {}; rename one", path.display());
+            }
+            outputs.push(Some(path));
+        }
+        Ok(outputs)
+    }
+
+    fn options(&self) -> TranscribeOptions {
+        let decoding = &self.decoding;
+        TranscribeOptions {
+            language: (decoding.language != "auto").then(|| decoding.language.to_lowercase()),
+            task: match decoding.task {
+                TaskName::Transcribe => Task::Transcribe,
+                TaskName::Translate => Task::Translate,
+            },
+            beam_size: decoding.beam_size,
+            best_of: decoding.best_of,
+            patience: decoding.patience,
+            length_penalty: decoding.length_penalty,
+            temperatures: decoding.temperature.clone(),
+            compression_ratio_threshold: Some(decoding.compression_ratio_threshold),
+            log_prob_threshold: Some(decoding.logprob_threshold),
+            no_speech_threshold: Some(decoding.no_speech_threshold),
+            condition_on_previous_text: !decoding.no_context,
+            initial_prompt: decoding.prompt.clone(),
+            timestamps: !decoding.no_timestamps,
+            word_timestamps: self.output.word_timestamps && !self.output.no_word_timestamps,
+            seed: decoding.seed,
+            ..TranscribeOptions::default()
+        }
+    }
+
+    fn transcribe(
+        &self,
+        transcriber: &mut Transcriber,
+        file: &Path,
+        output: Option<&Path>,
+        options: &TranscribeOptions,
+        cancel: &CancelFlag,
+    ) -> anyhow::Result<Summary> {
+        let stream = match is_stdin(file) {
+            true => audio::AudioStream::from_reader(io::stdin(), "stdin")?,
+            false => audio::AudioStream::open(file)?,
+        };
+        let promised = stream.info().seconds;
+        let mut features = AudioFeatures::new(stream, transcriber.n_features())?;
+        let out: Box<dyn Write> = match output {
+            Some(path) => {
+                let made = File::create(path).with_context(|| format!("creating {}", path.display()))?;
+                Box::new(BufWriter::new(made))
+            }
+            None => Box::new(io::stdout()),
+        };
+        let mut writer = TranscriptWriter::new(out, self.output.format.format())?;
+        let begun = Instant::now();
+        let mut on_segment = |segment: Segment| {
+            writer.push(&segment)?;
+            progress(&segment, promised, begun.elapsed());
+            Ok(())
+        };
+        let summary = transcriber.transcribe(&mut features, options, cancel, &mut on_segment)?;
+        writer.finish(&summary.language)?;
+        if let Some(damage) = features.damage() {
+            eprintln!("note: {}: {damage}", file.display());
+        }
+        Ok(summary)
+    }
+}
+
+impl FormatName {
+    fn format(self) -> Format {
+        match self {
+            FormatName::Text => Format::Text,
+            FormatName::Srt => Format::Srt,
+            FormatName::Vtt => Format::Vtt,
+            FormatName::Tsv => Format::Tsv,
+            FormatName::Json => Format::Json,
+        }
+    }
+}
+
+fn is_stdin(file: &Path) -> bool {
+    file.as_os_str() == "-"
+}
+
+/// With `-v`, how far it has come after each segment.
+fn progress(segment: &Segment, promised: Option<f64>, elapsed: Duration) {
+    let of = promised.map_or(String::new(), |seconds| format!(" of {seconds:.1}"));
+    let speed = segment.end / elapsed.as_secs_f64().max(1e-6);
+    tracing::info!("{:.1}{of} s of audio, {speed:.1} times real time", segment.end);
+}
+
+/// What was done and where the time went.
+fn figures(summary: &Summary, elapsed: Duration) -> String {
+    let times = &summary.timings;
+    let probability =
+        summary.language_probability.map_or(String::new(), |p| format!(" ({:.0} %)", 100.0 * p));
+    format!(
+        "{:.1} s of audio in {:.2} s, {:.1} times real time; language {}{probability}; {} windows: features {:.3} s, \
+         encoding {:.3} s, prompts {:.3} s, {} steps {:.3} s, search {:.3} s, word times {:.3} s",
+        summary.seconds,
+        elapsed.as_secs_f64(),
+        summary.seconds / elapsed.as_secs_f64().max(1e-6),
+        summary.language,
+        times.n_windows,
+        times.features.as_secs_f64(),
+        times.encode.as_secs_f64(),
+        times.prompt.as_secs_f64(),
+        times.n_steps,
+        times.decode.as_secs_f64(),
+        times.search.as_secs_f64(),
+        times.align.as_secs_f64(),
+    )
+}

@@ -1,0 +1,113 @@
+//! `ingle transcribe` with the catalog's speech models (fetched into the user's cache on first use: 76 and 145 MB) on
+//! eleven seconds of a speech, against what faster-whisper writes down.
+
+#![allow(clippy::unwrap_used)] // A test that cannot go on fails.
+
+mod common;
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use common::{error, fixture, ingle, json, ok};
+use serde_json::Value;
+
+const TINY: &str = "whisper:tiny.en";
+const BASE: &str = "whisper:base";
+
+fn speech() -> String {
+    fixture("audio/jfk.wav").to_str().unwrap().to_owned()
+}
+
+/// `(word without punctuation in lower case, start, end, probability)`
+fn words(transcript: &Value) -> Vec<(String, f64, f64, f64)> {
+    let segments = transcript["segments"].as_array().unwrap();
+    let words = segments.iter().flat_map(|s| s["words"].as_array().unwrap());
+    words
+        .map(|w| {
+            let text = w["word"].as_str().unwrap().to_lowercase();
+            let plain = text.chars().filter(|c| c.is_alphanumeric()).collect();
+            let number = |key: &str| w[key].as_f64().unwrap();
+            (plain, number("start"), number("end"), number("probability"))
+        })
+        .collect()
+}
+
+/// Activations in 8 bits and keys in 16 move times a little and probabilities more.
+fn as_faster_whisper(model: &str, answers: &str) {
+    let text = std::fs::read_to_string(fixture(answers)).unwrap();
+    let expected: Value = serde_json::from_str(&text).unwrap();
+    let found = json(&["transcribe", model, &speech(), "--word-timestamps", "--format", "json"]);
+    assert_eq!(found["language"], "en");
+    let (found, expected) = (words(&found), words(&expected));
+    let plain = |words: &[(String, f64, f64, f64)]| words.iter().map(|w| w.0.clone()).collect::<Vec<_>>();
+    assert_eq!(plain(&found), plain(&expected));
+    assert_eq!(found.len(), 22);
+    for (found, expected) in found.iter().zip(&expected) {
+        assert!((found.1 - expected.1).abs() <= 0.2, "{found:?} for {expected:?}");
+        assert!((found.2 - expected.2).abs() <= 0.2, "{found:?} for {expected:?}");
+        assert!((found.3 - expected.3).abs() <= 0.2, "{found:?} for {expected:?}");
+    }
+}
+
+#[test]
+fn words_and_times_are_those_of_faster_whisper_tiny() {
+    as_faster_whisper(TINY, "audio/transcript_whisper_tiny.json");
+}
+
+#[test]
+fn words_and_times_are_those_of_faster_whisper_base() {
+    as_faster_whisper(BASE, "audio/transcript_whisper_base.json");
+}
+
+#[test]
+fn subtitles_files_and_stdin_agree() {
+    let folder = tempfile::tempdir().unwrap();
+    let (dir, file) = (folder.path().to_str().unwrap(), speech());
+    let plain = ok(&["transcribe", TINY, &file]);
+    assert!(plain.to_lowercase().contains("ask what you can do for your country"), "{plain}");
+    assert_eq!(ok(&["transcribe", TINY, &file, "--format", "srt", "--output-dir", dir]), "");
+    let srt = std::fs::read_to_string(folder.path().join("jfk.srt")).unwrap();
+    assert!(srt.starts_with("1\n00:00:00,000 --> 00:00:"), "{srt}");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_ingle"))
+        .args(["-v", "transcribe", TINY, "-", "--format", "vtt", "--beam-size", "2"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(&std::fs::read(&file).unwrap()).unwrap();
+    let out = child.wait_with_output().unwrap();
+    let (vtt, notes) = (String::from_utf8(out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap());
+    assert!(vtt.starts_with("WEBVTT\n\n00:00.000 --> 00:"), "{vtt}");
+    assert!(vtt.contains("country") && notes.contains("times real time"), "{notes}");
+}
+
+#[test]
+fn a_cut_file_is_transcribed_and_noted() {
+    let whole = std::fs::read(fixture("audio/jfk.wav")).unwrap();
+    let mut file = tempfile::Builder::new().suffix(".wav").tempfile().unwrap();
+    file.write_all(&whole[..whole.len() / 2]).unwrap();
+    let out = ingle(&["transcribe", TINY, file.path().to_str().unwrap(), "--no-timestamps", "--no-context"]);
+    let (text, notes) = (String::from_utf8(out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap());
+    assert!(out.status.success() && text.contains("fellow Americans"), "{text} {notes}");
+    assert!(notes.contains("ends early"), "{notes}");
+}
+
+#[test]
+fn errors_are_clear() {
+    let file = speech();
+    for (args, part) in [
+        (&["transcribe", TINY, "/no/such/file.wav"][..], "/no/such/file.wav"),
+        (&["transcribe", TINY, file.as_str(), "--language", "de"], "English only"),
+        (&["transcribe", TINY, file.as_str(), "--task", "translate"], "English only"),
+        (&["transcribe", BASE, file.as_str(), "--language", "xx"], "one of en, zh"),
+        (&["transcribe", TINY, file.as_str(), "--patience", "0"], "patience is 0"),
+        (&["transcribe", TINY, file.as_str(), file.as_str(), "--format", "srt"], "--output-dir"),
+        (&["transcribe", TINY, fixture("README.md").to_str().unwrap()], "not an audio file"),
+        (&["transcribe", fixture("models/llama").to_str().unwrap(), file.as_str()], "does not hear"),
+    ] {
+        let message = error(args);
+        assert!(message.contains(part), "{args:?}: {message}");
+    }
+    assert_eq!(ingle(&["transcribe", TINY, &file, "--beam-size", "0"]).status.code(), Some(2));
+}
