@@ -90,7 +90,10 @@ fn run(
     options: &TranscribeOptions,
 ) -> (Summary, Vec<Segment>) {
     let mut segments = Vec::new();
-    let mut take = |segment| Ok(segments.push(segment));
+    let mut take = |segment| {
+        segments.push(segment);
+        Ok(())
+    };
     let summary =
         transcriber.transcribe(&mut Sound(n_frames), options, &CancelFlag::default(), &mut take).unwrap();
     (summary, segments)
@@ -200,7 +203,10 @@ fn devices_write_the_same_and_words_are_the_text() {
     let mut found: Vec<Vec<Segment>> = Vec::new();
     for device in devices() {
         let (summary, segments) = run(&mut transcriber(&device), 370, &options);
-        assert!(!summary.cancelled && summary.n_segments == segments.len() && segments.len() > 2);
+        assert!(
+            !summary.cancelled && summary.n_segments == segments.len() && segments.len() > 2,
+            "{segments:?}"
+        );
         assert_eq!(
             (summary.language.as_str(), summary.language_probability, summary.seconds),
             ("en", None, 3.7)

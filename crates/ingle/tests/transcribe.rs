@@ -32,7 +32,8 @@ fn words(transcript: &Value) -> Vec<(String, f64, f64, f64)> {
         .collect()
 }
 
-/// Activations in 8 bits and keys in 16 move times a little and probabilities more.
+/// All is f32 but keys and values, which are f16: measured the same times, and probabilities within 2e-4. A word whose place
+/// is in doubt may move by a few positions of 0.02 s with another order of sums.
 fn as_faster_whisper(model: &str, answers: &str) {
     let text = std::fs::read_to_string(fixture(answers)).unwrap();
     let expected: Value = serde_json::from_str(&text).unwrap();
@@ -43,9 +44,9 @@ fn as_faster_whisper(model: &str, answers: &str) {
     assert_eq!(plain(&found), plain(&expected));
     assert_eq!(found.len(), 22);
     for (found, expected) in found.iter().zip(&expected) {
-        assert!((found.1 - expected.1).abs() <= 0.2, "{found:?} for {expected:?}");
-        assert!((found.2 - expected.2).abs() <= 0.2, "{found:?} for {expected:?}");
-        assert!((found.3 - expected.3).abs() <= 0.2, "{found:?} for {expected:?}");
+        assert!((found.1 - expected.1).abs() <= 0.1, "{found:?} for {expected:?}");
+        assert!((found.2 - expected.2).abs() <= 0.1, "{found:?} for {expected:?}");
+        assert!((found.3 - expected.3).abs() <= 0.02, "{found:?} for {expected:?}");
     }
 }
 

@@ -80,7 +80,7 @@ impl<W: Write> TranscriptWriter<W> {
             )?,
             Format::Vtt => writeln!(self.out, "{} --> {}\n{}\n", start.vtt(), end.vtt(), subtitle())?,
             Format::Tsv => writeln!(self.out, "{}\t{}\t{}", start.0, end.0, text.replace('\t', " "))?,
-            Format::Json => return Ok(self.kept.push(segment.clone())),
+            Format::Json => self.kept.push(segment.clone()),
         }
         self.out.flush()
     }
