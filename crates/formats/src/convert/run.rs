@@ -328,3 +328,18 @@ fn io_error(path: &Path, needed: u64, source: std::io::Error) -> Error {
         _ => Error::Io { file: path.to_owned(), source },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_called_so() {
+        let error = |kind: ErrorKind| io_error(Path::new("out.base"), 77, kind.into());
+        for kind in [ErrorKind::StorageFull, ErrorKind::QuotaExceeded] {
+            let error = base_error(Path::new("out.base"), 77, base::WriteError::Io(kind.into())).to_string();
+            assert!(error.contains("out.base: the disk is full, 77 bytes"), "{error}");
+        }
+        assert!(matches!(error(ErrorKind::PermissionDenied), Error::Io { .. }));
+    }
+}
