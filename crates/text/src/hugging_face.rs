@@ -114,7 +114,7 @@ impl Tokenizer {
 }
 
 /// Gives the bytes of a file of a model by its name; `None` if there is none.
-pub type ReadFile<'a> = dyn Fn(&str) -> Result<Option<Vec<u8>>> + 'a;
+pub(crate) type ReadFile<'a> = dyn Fn(&str) -> Result<Option<Vec<u8>>> + 'a;
 
 /// tokenizer.json, tokenizer_config.json with what the files beside it add, and chat_template.jinja.
 type Documents = (Value, Value, Option<String>);
@@ -531,7 +531,7 @@ fn malformed(key: &str, found: &dyn std::fmt::Display, expected: &str) -> Error 
     Error::Malformed { key: key.into(), found, expected: expected.into() }
 }
 
-pub(crate) fn parse(what: &str, bytes: &[u8]) -> Result<Value> {
+fn parse(what: &str, bytes: &[u8]) -> Result<Value> {
     serde_json::from_slice(bytes).map_err(|source| Error::Json { what: what.into(), source })
 }
 

@@ -21,6 +21,11 @@ pub(super) fn export(json: &Json, parts: &Parts) -> Result<Kinds> {
             *kind = Kind::Unknown;
         }
     }
+    // Readers spell with them whatever has no token; one that is missing stops llama.cpp.
+    let n_bytes = tokens.iter().filter(|(_, kind)| *kind == Kind::Byte).count();
+    if n_bytes != 256 {
+        return Err(no_words("model.vocab", &format!("{n_bytes} byte tokens"), "256, from <0x00> to <0xFF>"));
+    }
     if let Some(scores) = scores(json, &tokens) {
         let more = vec![("add_space_prefix", Value::Bool(space_prefix))];
         return Ok(Kinds { model: "llama", pre: "default", tokens, scores, more, class_marks: false });

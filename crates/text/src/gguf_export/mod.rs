@@ -8,8 +8,9 @@
 //! | WordPiece | `bert`, with U+2581 before the tokens that begin a word |
 //!
 //! What GGUF cannot say is an error: another normaliser, a pre-tokenizer without a name, a mark around texts that is
-//! neither BOS nor EOS. Two differences remain, which llama.cpp's own converter leaves as well: text is not brought to NFC,
-//! and a space that is put before a text only is put behind control tokens too.
+//! neither BOS nor EOS. Three differences remain, which llama.cpp's own converter leaves as well: text is not brought to NFC,
+//! tokens do not swallow the spaces beside them, and a space that is put before a text only is put behind control tokens too.
+//! [`GgufTokenizer::notes`] names the first two where they matter.
 
 mod byte_level;
 mod characters;
@@ -20,7 +21,8 @@ use std::path::Path;
 use formats::{Array, Metadata, Value};
 use serde_json::Value as Json;
 
-use crate::hugging_face::{Parts, ReadFile, documents, parse, read, token_text};
+use crate::base::BaseFiles;
+use crate::hugging_face::{Parts, ReadFile, documents, read, token_text};
 use crate::tokenizer::END_TOKENS;
 use crate::vocabulary::{Kind, string_array};
 use crate::{Error, Result, Tokenizer};
@@ -41,6 +43,15 @@ struct Kinds {
     class_marks: bool,
 }
 
+/// A tokenizer under GGUF's keys.
+#[derive(Clone, Debug)]
+pub struct GgufTokenizer {
+    /// The keys `tokenizer.…`.
+    pub metadata: Metadata,
+    /// What the format has no place for and readers do without, in words.
+    pub notes: Vec<String>,
+}
+
 /// The keys for a folder with tokenizer.json, and whatever of tokenizer_config.json, special_tokens_map.json,
 /// generation_config.json, config.json and chat_template.jinja is there. `None` if there is no tokenizer.json.
 ///
@@ -49,28 +60,24 @@ struct Kinds {
 ///
 /// # Errors
 /// As [`Tokenizer::from_folder`]; also a tokenizer that GGUF has no words for, or more tokens than rows.
-pub fn gguf_from_folder(dir: &Path, n_vocab: usize) -> Result<Option<Metadata>> {
-    gguf_from_files(&|name| read(dir, name), n_vocab)
+pub fn gguf_from_folder(dir: &Path, n_vocab: usize) -> Result<Option<GgufTokenizer>> {
+    from_files(&|name| read(dir, name), n_vocab)
 }
 
-/// As [`gguf_from_folder`], with whatever gives the bytes of a file by its name, and `None` for one that is not there.
-///
-/// # Errors
-/// As [`gguf_from_folder`]; those of `read`.
-pub fn gguf_from_files(read: &ReadFile<'_>, n_vocab: usize) -> Result<Option<Metadata>> {
-    documents(read)?.map(|(json, config, jinja)| export(json, &config, jinja, n_vocab)).transpose()
-}
-
-/// The same from the bytes of a tokenizer.json and of the tokenizer_config.json beside it.
+/// As [`gguf_from_folder`], for the metadata of a `.base` file that was made from such a folder.
 ///
 /// # Errors
 /// As [`gguf_from_folder`].
-pub fn gguf_from_json(bytes: &[u8], config: Option<&[u8]>, n_vocab: usize) -> Result<Metadata> {
-    let config = config.map_or(Ok(Json::Null), |bytes| parse("tokenizer_config.json", bytes))?;
-    export(parse("tokenizer.json", bytes)?, &config, None, n_vocab)
+pub fn gguf_from_base(metadata: &Metadata, n_vocab: usize) -> Result<Option<GgufTokenizer>> {
+    let files = BaseFiles::new(metadata)?;
+    from_files(&|name| files.read(name), n_vocab)
 }
 
-fn export(json: Json, config: &Json, jinja: Option<String>, n_vocab: usize) -> Result<Metadata> {
+fn from_files(read: &ReadFile<'_>, n_vocab: usize) -> Result<Option<GgufTokenizer>> {
+    documents(read)?.map(|(json, config, jinja)| export(json, &config, jinja, n_vocab)).transpose()
+}
+
+fn export(json: Json, config: &Json, jinja: Option<String>, n_vocab: usize) -> Result<GgufTokenizer> {
     // Reading it as a tokenizer checks it.
     let parts = Parts::new(json.clone(), config, jinja)?;
     let model = json.get("model").unwrap_or(&Json::Null);
@@ -84,7 +91,26 @@ fn export(json: Json, config: &Json, jinja: Option<String>, n_vocab: usize) -> R
     let metadata = keys(kinds, &parts, &json, config, n_vocab)?;
     // What cannot be read back, two tokens with one text for one, is better said here.
     Tokenizer::from_gguf(&metadata)?;
-    Ok(metadata)
+    Ok(GgufTokenizer { metadata, notes: notes(&json) })
+}
+
+/// What is left out.
+fn notes(json: &Json) -> Vec<String> {
+    let mut notes = Vec::new();
+    if members(json, "normalizer", "normalizers").into_iter().any(|part| kind(part) == "NFC") {
+        notes.push("the tokenizer brings texts to NFC; readers of GGUF do not".to_owned());
+    }
+    let added = json.get("added_tokens").and_then(Json::as_array).map_or(&[][..], Vec::as_slice);
+    let takes = |token: &&Json| flag(token, "lstrip", false) || flag(token, "rstrip", false);
+    let texts: Vec<&str> =
+        added.iter().filter(takes).filter_map(|token| token.get("content")?.as_str()).collect();
+    if let [first, ..] = texts[..] {
+        let n = texts.len();
+        notes.push(format!(
+            "{n} tokens swallow the spaces beside them, {first:?} first; GGUF has no place for it"
+        ));
+    }
+    notes
 }
 
 /// What GGUF has no words for.
