@@ -48,9 +48,10 @@ impl<'a> BaseFiles<'a> {
         Ok(match name {
             "config.json" => special_tokens(metadata, ""),
             "generation_config.json" => special_tokens(metadata, GENERATION_PREFIX),
-            "chat_template.jinja" => {
-                object.get("tokenizer.chat_template").and_then(Json::as_str).map(|text| text.as_bytes().to_vec())
-            }
+            "chat_template.jinja" => object
+                .get("tokenizer.chat_template")
+                .and_then(Json::as_str)
+                .map(|text| text.as_bytes().to_vec()),
             _ if is_files => object.get(name).map(bytes),
             "tokenizer.json" => object.get("model").is_some().then(|| bytes(object)),
             _ => None,

@@ -356,7 +356,10 @@ fn what_gguf_has_no_words_for_is_said() {
     json["normalizer"] = json!({"type": "NFC"});
     json["added_tokens"][1]["rstrip"] = json!(true);
     let notes = export(&json, &json!({}), 12).unwrap().notes;
-    assert!(matches!(&notes[..], [nfc, spaces] if nfc.contains("NFC") && spaces.contains("<tool>")), "{notes:?}");
+    assert!(
+        matches!(&notes[..], [nfc, spaces] if nfc.contains("NFC") && spaces.contains("<tool>")),
+        "{notes:?}"
+    );
 }
 
 /// Every place in a document, as JSON pointers.

@@ -7,9 +7,9 @@ use formats::Value;
 use serde_json::Value as Json;
 
 use super::{Kinds, flag, kind, members, merge_list, merges, no_affixes, no_words, tokens};
+use crate::Result;
 use crate::hugging_face::Parts;
 use crate::vocabulary::{Kind, SPACE_MARK};
-use crate::Result;
 
 pub(super) fn export(json: &Json, parts: &Parts) -> Result<Kinds> {
     no_affixes(json)?;
