@@ -36,11 +36,8 @@ pub(super) fn export(json: &Json, parts: &Parts) -> Result<Kinds> {
         return Err(no_words("model.merges", &format!("{left:?} {right:?}"), "merges within lines"));
     }
     if space_prefix {
-        return Err(no_words(
-            "normalizer",
-            &"a space before texts, with merges in no order of tokens",
-            "none",
-        ));
+        let found = "a space before texts, and merges that no scores of tokens say";
+        return Err(no_words("model.merges", &found, "one or the other"));
     }
     let more = vec![("merges", merge_list(json)?), ("add_space_prefix", Value::Bool(false))];
     Ok(Kinds { model: "gemma4", pre: "gemma4", tokens, scores: Vec::new(), more, class_marks: false })
