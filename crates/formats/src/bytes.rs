@@ -49,9 +49,20 @@ impl Map {
 
     /// Memory of our own, copied from `bytes` and aligned to 64.
     pub fn from_slice(bytes: &[u8]) -> Arc<Map> {
-        let mut lines = vec![Line([0; 64]); bytes.len().div_ceil(64)].into_boxed_slice();
-        bytemuck::cast_slice_mut::<Line, u8>(&mut lines)[..bytes.len()].copy_from_slice(bytes);
-        Arc::new(Map { backing: Backing::Owned(lines, bytes.len()) })
+        Map::from_parts(&[bytes])
+    }
+
+    /// As [`Self::from_slice`], the parts one after the other.
+    pub fn from_parts(parts: &[&[u8]]) -> Arc<Map> {
+        let len = parts.iter().map(|part| part.len()).sum();
+        let mut lines = vec![Line([0; 64]); usize::div_ceil(len, 64)].into_boxed_slice();
+        let mut rest = bytemuck::cast_slice_mut::<Line, u8>(&mut lines);
+        for part in parts {
+            let (here, behind) = rest.split_at_mut(part.len());
+            here.copy_from_slice(part);
+            rest = behind;
+        }
+        Arc::new(Map { backing: Backing::Owned(lines, len) })
     }
 
     /// Whether the bytes are a view of the page cache and so cost no memory of our own.
@@ -86,7 +97,12 @@ impl Bytes {
 
     /// Memory of our own.
     pub fn from_slice(bytes: &[u8]) -> Bytes {
-        let map = Map::from_slice(bytes);
+        Bytes::from_parts(&[bytes])
+    }
+
+    /// Memory of our own, the parts one after the other.
+    pub fn from_parts(parts: &[&[u8]]) -> Bytes {
+        let map = Map::from_parts(parts);
         Bytes { range: 0..map.len(), map }
     }
 

@@ -37,7 +37,7 @@ pub use descriptor::{
 pub use embedding::EmbeddingSpec;
 pub use error::{Error, Result};
 pub use families::FAMILIES;
-pub use gguf_export::{GgufExport, file_type, to_gguf};
+pub use gguf_export::{GgufExport, to_gguf};
 pub use names::{Key, TensorRole};
 pub use rope::{RopeScaling, RopeSpec};
 pub use spec::{ExpertSpec, LayerSpec, ModelSpec};

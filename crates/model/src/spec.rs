@@ -290,10 +290,10 @@ pub(crate) fn read(
             ));
         }
     };
-    let tied_head = match keys.flag(Key::TiedHead)? {
-        Some(tied) => tied,
-        None if family.output == Output::Logits => tensors.is_head_tied(),
-        None => false,
+    let tied_head = match (family.output, keys.flag(Key::TiedHead)?) {
+        (Output::Logits, Some(tied)) => tied,
+        (Output::Logits, None) => tensors.is_head_tied(),
+        (Output::Hidden, _) => false,
     };
     let embedding_scale = match (keys.real(Key::EmbeddingScale)?, family.embedding_scale) {
         (Some(scale), _) => scale,

@@ -4,9 +4,9 @@
 mod common;
 
 use common::{DENSE, MIXED, Runner, TOLERANCE, check, json, open};
-use formats::gguf::Writer;
+use formats::convert::{self, Options, Plan, Source, Target};
 use formats::{Access, Array, BlockType, Checkpoint, Metadata, Naming, Value};
-use model::{EmbeddingSpec, GgufExport, ModelSpec, file_type, to_gguf};
+use model::{EmbeddingSpec, GgufExport, ModelSpec, to_gguf};
 
 fn export(checkpoint: &Checkpoint) -> Result<GgufExport, model::Error> {
     let spec = ModelSpec::from_checkpoint(checkpoint).unwrap();
@@ -15,21 +15,17 @@ fn export(checkpoint: &Checkpoint) -> Result<GgufExport, model::Error> {
 
 /// The export as a file, read again.
 fn through_a_file(checkpoint: &Checkpoint) -> Checkpoint {
-    let exported = export(checkpoint).unwrap().checkpoint().unwrap();
-    let mut writer = Writer::new();
-    for (key, value) in exported.metadata.iter() {
-        writer.value(key, value).unwrap();
-    }
-    for tensor in &exported.tensors {
-        writer.tensor(&tensor.name, &tensor.shape, tensor.block).unwrap();
-    }
-    let mut body = writer.begin(Vec::new()).unwrap();
-    for tensor in &exported.tensors {
-        body.tensor_data(&tensor.data).unwrap();
-    }
+    written_as(checkpoint, "gguf")
+}
+
+fn written_as(checkpoint: &Checkpoint, to: &str) -> Checkpoint {
+    let exported = export(checkpoint).unwrap();
+    let target = Target::parse(to).unwrap();
+    let options = Options { target, profile: None, requantize: false, force: false };
+    let plan = Plan::new(&exported, &options).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
-    std::fs::write(&path, body.finish().unwrap()).unwrap();
+    convert::run(&exported, &plan, "", &[], &path, &options, &mut |_| {}).unwrap();
     formats::open(&path, Access::Read).unwrap()
 }
 
@@ -112,12 +108,12 @@ fn an_encoder_agrees_with_transformers_after_the_export() {
 
 #[test]
 fn keys_are_of_the_width_that_other_readers_ask_for() {
-    let exported = export(&open("gemma3")).unwrap().checkpoint().unwrap();
-    for (key, value) in exported.metadata.iter() {
+    for (key, value) in export(&open("gemma3")).unwrap().metadata.iter() {
         if let Value::Float(f) = value {
             assert_eq!(f64::from(*f as f32), *f, "{key} is no f32");
         }
     }
+    let exported = through_a_file(&open("gemma3"));
     assert_eq!(exported.metadata.str("general.architecture"), Some("gemma3"));
     assert_eq!(exported.metadata.str("general.name"), Some("A fixture"));
     assert_eq!(exported.metadata.str("tokenizer.ggml.model"), Some("none"));
@@ -133,24 +129,27 @@ fn keys_are_of_the_width_that_other_readers_ask_for() {
     let mistral = export(&open("mistral")).unwrap();
     assert_eq!(mistral.metadata.str("general.architecture"), Some("llama"));
     assert_eq!(mistral.metadata.usize("llama.attention.sliding_window"), Some(16));
-    assert_eq!(file_type([(BlockType::F32, 9), (BlockType::Q4_K, 100)].into_iter()), Some(15));
-    assert_eq!(file_type(std::iter::empty()), None);
+    let eight_bits = written_as(&open("gemma3"), "gguf:q8_0");
+    assert_eq!(eight_bits.metadata.usize("general.file_type"), Some(7));
 }
 
 #[test]
 fn views_stay_views_and_declarations_hold() {
     let source = open("llama");
     let exported = export(&source).unwrap();
-    for i in 0..exported.n_tensors() {
+    let declarations = exported.declarations();
+    for (i, declared) in declarations.iter().enumerate() {
         let tensor = exported.tensor(i).unwrap();
-        let (name, shape, block) = exported.declaration(i).unwrap();
-        assert_eq!((tensor.name.as_str(), tensor.shape.as_slice(), tensor.block), (name, shape, block));
-        if name.ends_with("ffn_up.weight") {
-            assert!(tensor.data.is_mapped(), "{name} is a copy");
+        assert_eq!(
+            (tensor.name.as_str(), tensor.shape.as_slice(), tensor.block),
+            (declared.name, declared.shape, declared.block)
+        );
+        if declared.name.ends_with("ffn_up.weight") {
+            assert!(tensor.data.is_mapped(), "{} is a copy", declared.name);
         }
     }
-    assert!(exported.declaration(exported.n_tensors()).is_none());
-    assert!(exported.tensor(exported.n_tensors()).is_err());
+    let error = exported.tensor(declarations.len()).unwrap_err().to_string();
+    assert!(error.contains(&declarations.len().to_string()), "{error}");
 }
 
 #[test]

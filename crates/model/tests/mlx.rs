@@ -13,6 +13,7 @@ use common::{Runner, json, open};
 use device::{Device, Numerics};
 use device_cpu::{CpuDevice, Isa, Options};
 use formats::codec::affine;
+use formats::convert::{self, Plan, Target};
 use formats::{Access, Affine, BlockType, Bytes, Checkpoint, Planes, ScaleType, Tensor};
 use model::ModelSpec;
 use serde_json::json;
@@ -250,5 +251,33 @@ fn the_same_experts_are_chosen() {
         let wanted = logits(&reference, &decoded(&quantised));
         let off = difference(&logits(&reference, &mlx), &wanted);
         assert!(off < 1e-6, "{fixture}: {off}");
+    }
+}
+
+/// Written as GGUF, with the values that the integers stand for, a folder answers the same.
+#[test]
+fn folders_become_gguf_files() {
+    let reference = device::interpreter::Reference::new(2);
+    for fixture in ["qwen3", "qwen3_moe", "gemma4_moe"] {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path(), fixture, &quantised(&open(fixture), 4, 32), 4, 32, false);
+        let mlx = formats::open(dir.path(), Access::Map).unwrap();
+        let spec = ModelSpec::from_checkpoint(&mlx).unwrap();
+        let export = model::to_gguf(&mlx, &spec, fixture, None).unwrap();
+        let options = |to| convert::Options {
+            target: Target::parse(to).unwrap(),
+            profile: None,
+            requantize: false,
+            force: false,
+        };
+        let error = Plan::new(&export, &options("gguf")).unwrap_err().to_string();
+        assert!(error.contains("AFFINE4_G32_BF16") && error.contains("--to"), "{error}");
+        let path = dir.path().join("model.gguf");
+        let to = options("gguf:f32");
+        let plan = Plan::new(&export, &to).unwrap();
+        convert::run(&export, &plan, "", &[], &path, &to, &mut |_| {}).unwrap();
+        let gguf = formats::open(&path, Access::Map).unwrap();
+        let off = difference(&logits(&reference, &gguf), &logits(&reference, &mlx));
+        assert!(off < 1e-4, "{fixture}: {off}");
     }
 }

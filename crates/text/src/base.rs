@@ -15,29 +15,46 @@ impl Tokenizer {
     /// From the metadata of a `.base` file whose names are Hugging Face's or BaseRT's. `None` if it holds no tokenizer.
     ///
     /// # Errors
-    /// What [`Tokenizer::from_json`] refuses.
+    /// As [`Tokenizer::from_folder`].
     pub fn from_base(metadata: &Metadata) -> Result<Option<Tokenizer>> {
-        let object: Json = match metadata.str(TOKENIZER_KEY) {
-            None => Json::Null,
-            Some(text) => serde_json::from_str(text)
-                .map_err(|source| Error::Json { what: TOKENIZER_KEY.into(), source })?,
-        };
+        let files = BaseFiles::new(metadata)?;
+        Tokenizer::from_files(&|name| files.read(name))
+    }
+}
+
+/// The folder's files, as the metadata of a `.base` file keeps them.
+pub(crate) struct BaseFiles<'a> {
+    metadata: &'a Metadata,
+    /// BaseRT's object; null if there is none.
+    object: Json,
+}
+
+impl<'a> BaseFiles<'a> {
+    /// # Errors
+    /// BaseRT's object is no JSON.
+    pub(crate) fn new(metadata: &'a Metadata) -> Result<BaseFiles<'a>> {
+        let object = metadata.str(TOKENIZER_KEY).map_or(Ok(Json::Null), serde_json::from_str);
+        let object = object.map_err(|source| Error::Json { what: TOKENIZER_KEY.into(), source })?;
+        Ok(BaseFiles { metadata, object })
+    }
+
+    /// The bytes of a file; `None` if it was not there.
+    pub(crate) fn read(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        let Self { metadata, object } = self;
+        if let Some(text) = metadata.str(&format!("{FILES_PREFIX}{name}")) {
+            return Ok(Some(text.as_bytes().to_vec()));
+        }
         let is_files = object.get("tokenizer.json").is_some();
-        Tokenizer::from_files(&|name| {
-            if let Some(text) = metadata.str(&format!("{FILES_PREFIX}{name}")) {
-                return Ok(Some(text.as_bytes().to_vec()));
-            }
-            Ok(match name {
-                "config.json" => special_tokens(metadata, ""),
-                "generation_config.json" => special_tokens(metadata, GENERATION_PREFIX),
-                "chat_template.jinja" => object
-                    .get("tokenizer.chat_template")
-                    .and_then(Json::as_str)
-                    .map(|text| text.as_bytes().to_vec()),
-                _ if is_files => object.get(name).map(bytes),
-                "tokenizer.json" => object.get("model").is_some().then(|| bytes(&object)),
-                _ => None,
-            })
+        Ok(match name {
+            "config.json" => special_tokens(metadata, ""),
+            "generation_config.json" => special_tokens(metadata, GENERATION_PREFIX),
+            "chat_template.jinja" => object
+                .get("tokenizer.chat_template")
+                .and_then(Json::as_str)
+                .map(|text| text.as_bytes().to_vec()),
+            _ if is_files => object.get(name).map(bytes),
+            "tokenizer.json" => object.get("model").is_some().then(|| bytes(object)),
+            _ => None,
         })
     }
 }

@@ -95,37 +95,10 @@ impl Tokenizer {
     ///
     /// # Errors
     /// As [`Self::from_folder`]; those of `read`.
-    pub fn from_files(read: &dyn Fn(&str) -> Result<Option<Vec<u8>>>) -> Result<Option<Tokenizer>> {
-        let Some(json) = read("tokenizer.json")? else { return Ok(None) };
-        let json = parse("tokenizer.json", &json)?;
-        let mut config = match read("tokenizer_config.json")? {
-            Some(bytes) => parse("tokenizer_config.json", &bytes)?,
-            None => Value::Object(serde_json::Map::new()),
-        };
-        for (file, keys) in [
-            ("special_tokens_map.json", &["bos_token", "eos_token"][..]),
-            ("generation_config.json", &["eos_token_id", "bos_token_id"]),
-            ("config.json", &["eos_token_id", "bos_token_id"]),
-        ] {
-            let missing = keys.iter().any(|key| config.get(key).is_none_or(Value::is_null));
-            let Some(bytes) = missing.then(|| read(file)).transpose()?.flatten() else { continue };
-            let other = parse(file, &bytes)?;
-            for key in keys {
-                if config.get(key).is_none_or(Value::is_null)
-                    && let (Some(object), Some(value)) = (config.as_object_mut(), other.get(key))
-                {
-                    object.insert((*key).into(), value.clone());
-                }
-            }
-        }
-        let mut tokenizer_parts = Parts::new(json, &config)?;
-        if let Some(source) = read("chat_template.jinja")? {
-            let source =
-                String::from_utf8(source).map_err(|e| malformed("chat_template.jinja", &e, "UTF-8"))?;
-            tokenizer_parts.declared.chat_templates.retain(|(name, _)| !name.is_empty() && name != "default");
-            tokenizer_parts.declared.chat_templates.push((String::new(), source));
-        }
-        Ok(Some(tokenizer_parts.build()))
+    pub fn from_files(read: &ReadFile<'_>) -> Result<Option<Tokenizer>> {
+        let parts =
+            documents(read)?.map(|(json, config, jinja)| Parts::new(json, &config, jinja)).transpose()?;
+        Ok(parts.map(Parts::build))
     }
 
     /// From the bytes of a tokenizer.json and of the tokenizer_config.json beside it.
@@ -136,15 +109,51 @@ impl Tokenizer {
     pub fn from_json(bytes: &[u8], config: Option<&[u8]>) -> Result<Tokenizer> {
         let json = parse("tokenizer.json", bytes)?;
         let config = config.map_or(Ok(Value::Null), |bytes| parse("tokenizer_config.json", bytes))?;
-        Ok(Parts::new(json, &config)?.build())
+        Ok(Parts::new(json, &config, None)?.build())
     }
 }
 
+/// Gives the bytes of a file of a model by its name; `None` if there is none.
+pub(crate) type ReadFile<'a> = dyn Fn(&str) -> Result<Option<Vec<u8>>> + 'a;
+
+/// tokenizer.json, tokenizer_config.json with what the files beside it add, and chat_template.jinja.
+type Documents = (Value, Value, Option<String>);
+
+/// What the files say of a tokenizer; `None` if there is no tokenizer.json.
+pub(crate) fn documents(read: &ReadFile<'_>) -> Result<Option<Documents>> {
+    let Some(json) = read("tokenizer.json")? else { return Ok(None) };
+    let json = parse("tokenizer.json", &json)?;
+    let mut config = match read("tokenizer_config.json")? {
+        Some(bytes) => parse("tokenizer_config.json", &bytes)?,
+        None => Value::Object(serde_json::Map::new()),
+    };
+    for (file, keys) in [
+        ("special_tokens_map.json", &["bos_token", "eos_token"][..]),
+        ("generation_config.json", &["eos_token_id", "bos_token_id"]),
+        ("config.json", &["eos_token_id", "bos_token_id"]),
+    ] {
+        let missing = keys.iter().any(|key| config.get(key).is_none_or(Value::is_null));
+        let Some(bytes) = missing.then(|| read(file)).transpose()?.flatten() else { continue };
+        let other = parse(file, &bytes)?;
+        for key in keys {
+            if config.get(key).is_none_or(Value::is_null)
+                && let (Some(object), Some(value)) = (config.as_object_mut(), other.get(key))
+            {
+                object.insert((*key).into(), value.clone());
+            }
+        }
+    }
+    let jinja = read("chat_template.jinja")?
+        .map(|source| String::from_utf8(source).map_err(|e| malformed("chat_template.jinja", &e, "UTF-8")))
+        .transpose()?;
+    Ok(Some((json, config, jinja)))
+}
+
 /// All that a [`Tokenizer`] is made of.
-struct Parts {
-    vocabulary: Vocabulary,
+pub(crate) struct Parts {
+    pub(crate) vocabulary: Vocabulary,
     encoder: HuggingFace,
-    declared: Declared,
+    pub(crate) declared: Declared,
 }
 
 impl Parts {
@@ -152,7 +161,8 @@ impl Parts {
         Tokenizer::new(self.vocabulary, Encoder::HuggingFace(Box::new(self.encoder)), self.declared)
     }
 
-    fn new(mut json: Value, config: &Value) -> Result<Parts> {
+    /// From the documents, and the chat template of a file of its own, which goes before theirs.
+    pub(crate) fn new(mut json: Value, config: &Value, jinja: Option<String>) -> Result<Parts> {
         let root =
             json.as_object_mut().ok_or_else(|| malformed("tokenizer.json", &"no object", "an object"))?;
         let post_processor = root.remove("post_processor").unwrap_or_default();
@@ -193,7 +203,11 @@ impl Parts {
             suffix.retain(|&id| id != eos);
             suffix.extend(add.then_some(eos));
         }
-        let chat_templates = chat_templates(config.get("chat_template"));
+        let mut chat_templates = chat_templates(config.get("chat_template"));
+        if let Some(source) = jinja {
+            chat_templates.retain(|(name, _)| !name.is_empty() && name != "default");
+            chat_templates.push((String::new(), source));
+        }
         let declared =
             Declared { bos, eos, ends, prefix, suffix, leading_space, chat_templates, ..Declared::default() };
         Ok(Parts { vocabulary, encoder: HuggingFace { parsing, literal: OnceLock::new() }, declared })
@@ -414,7 +428,7 @@ fn spelling(decoder: &Value, pre_tokenizer: Option<&Value>) -> (Spelling, bool, 
 }
 
 /// A part, or the parts of a sequence.
-fn flatten<'a>(part: &'a Value, children: &str, out: &mut Vec<&'a Value>) {
+pub(crate) fn flatten<'a>(part: &'a Value, children: &str, out: &mut Vec<&'a Value>) {
     match part.get(children).and_then(Value::as_array) {
         Some(list) => list.iter().for_each(|child| flatten(child, children, out)),
         None if part.is_null() => {}
@@ -462,7 +476,7 @@ fn around(processor: &Value, prefix: &mut Vec<u32>, suffix: &mut Vec<u32>) -> Re
 }
 
 /// `"<s>"` or `{"content": "<s>", …}`.
-fn token_text(value: Option<&Value>) -> Option<&str> {
+pub(crate) fn token_text(value: Option<&Value>) -> Option<&str> {
     value.and_then(|v| v.as_str().or_else(|| v.get("content").and_then(Value::as_str)))
 }
 
@@ -521,7 +535,7 @@ fn parse(what: &str, bytes: &[u8]) -> Result<Value> {
     serde_json::from_slice(bytes).map_err(|source| Error::Json { what: what.into(), source })
 }
 
-fn read(dir: &Path, name: &str) -> Result<Option<Vec<u8>>> {
+pub(crate) fn read(dir: &Path, name: &str) -> Result<Option<Vec<u8>>> {
     let file = dir.join(name);
     let io = |source| Error::Io { file: file.clone(), source };
     match std::fs::metadata(&file) {

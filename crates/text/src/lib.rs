@@ -1,8 +1,8 @@
 //! Text to tokens and back, and conversations to text.
 //!
 //! - [`Tokenizer`]: from the keys of a GGUF file, from a Hugging Face folder, from a `.base` file that holds either, or from
-//!   a bare list of tokens; [`Specials`] says whether the text of a
-//!   control token is that token.
+//!   a bare list of tokens; [`Specials`] says whether the text of a control token is that token. [`gguf_from_folder`] makes
+//!   the keys of a GGUF file from a Hugging Face folder.
 //! - [`Detokenizer`]: tokens to text as they come, never half a character. [`StopStrings`]: stop strings in such a
 //!   stream. Neither allocates once it is made.
 //! - [`ChatTemplate`]: a conversation to the text the model was trained on, byte-equal to what transformers renders.
@@ -18,6 +18,7 @@ mod chat_template;
 mod detokenizer;
 mod error;
 mod gguf;
+mod gguf_export;
 mod hugging_face;
 mod merge;
 mod pre_tokenizer;
@@ -33,6 +34,7 @@ mod word_piece;
 pub use chat_template::{Chat, ChatTemplate};
 pub use detokenizer::Detokenizer;
 pub use error::{Error, Result};
+pub use gguf_export::{GgufTokenizer, gguf_from_base, gguf_from_folder};
 pub use ranked::TokenSpelling;
 pub use specials::Specials;
 pub use stop::{Released, StopStrings};

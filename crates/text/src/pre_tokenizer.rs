@@ -23,6 +23,33 @@ struct Pass {
     spaces: bool,
 }
 
+/// A [`Pass`] that comes from a file.
+pub(crate) struct Cut {
+    /// The alternatives, but for the runs of spaces.
+    pub(crate) pattern: String,
+    /// Whether runs of spaces are cut as well.
+    pub(crate) spaces: bool,
+}
+
+impl Cut {
+    /// The words of GPT-2.
+    pub(crate) fn gpt2() -> Cut {
+        Cut { pattern: GPT2.pattern.to_owned(), spaces: GPT2.spaces }
+    }
+
+    /// Whether both cut alike. Patterns are compared by their text, in which a character may be written by its number.
+    fn is(&self, pass: &Pass) -> bool {
+        let plain = |pattern: &str| match pattern.contains(r"\u{") {
+            false => pattern.to_owned(),
+            true => (0x80..0x1_0000).filter_map(char::from_u32).fold(pattern.to_owned(), |text, c| {
+                let number = format!("\\u{{{:04X}}}", c as u32);
+                if text.contains(&number) { text.replace(&number, c.encode_utf8(&mut [0; 4])) } else { text }
+            }),
+        };
+        self.spaces == pass.spaces && plain(&self.pattern) == plain(pass.pattern)
+    }
+}
+
 /// A named way of cutting: passes, each cutting the pieces of the one before.
 pub(crate) struct Preset {
     passes: &'static [Pass],
@@ -179,6 +206,19 @@ struct Compiled {
     regex: Regex,
     /// The pattern of the runs of spaces.
     spaces: Option<PatternID>,
+}
+
+impl Preset {
+    /// The name of the byte-level preset that cuts so, if there is one.
+    pub(crate) fn with_cuts(cuts: &[Cut], whole_words: bool) -> Option<&'static str> {
+        let found = PRESETS.iter().find(|(_, preset)| {
+            !preset.characters
+                && preset.whole_words == whole_words
+                && preset.passes.len() == cuts.len()
+                && cuts.iter().zip(preset.passes).all(|(cut, pass)| cut.is(pass))
+        });
+        found.and_then(|(names, _)| names.first().copied())
+    }
 }
 
 impl PreTokenizer {

@@ -13,7 +13,7 @@ const MAX_TEXT: usize = 1 << 30;
 
 /// Tokens that end an answer by their text, whatever the file declares: files that declare only one of several
 /// are common, and a chat that runs on past its end is the result.
-const END_TOKENS: &[&str] = &[
+pub(crate) const END_TOKENS: &[&str] = &[
     "<|eot_id|>",
     "<|im_end|>",
     "<|end|>",

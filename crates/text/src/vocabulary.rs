@@ -43,6 +43,18 @@ impl Kind {
         })
     }
 
+    /// The number that GGUF uses.
+    pub(crate) fn to_gguf(self) -> i64 {
+        match self {
+            Kind::Normal => 1,
+            Kind::Unknown => 2,
+            Kind::Control => 3,
+            Kind::UserDefined => 4,
+            Kind::Unused => 5,
+            Kind::Byte => 6,
+        }
+    }
+
     /// Whether the token's text must not be written out where specials are skipped.
     pub(crate) fn is_special(self) -> bool {
         matches!(self, Kind::Control | Kind::Unknown)

@@ -5,7 +5,7 @@
 
 use half::{bf16, f16};
 
-use super::fit::{fit_affine, fit_scale, inverse, nearest, targets_around};
+use super::fit::{fit_affine, fit_scale, inverse, nearest, nearest_level, sums, targets_around};
 use super::mxfp4::e8m0_half;
 use crate::{Affine, ScaleType};
 
@@ -178,15 +178,21 @@ impl Fit {
 
     /// The squared error of the group.
     fn error(&self, bits: usize, x: &[f32]) -> f64 {
-        let value = |q: u8| (i32::from(q) - self.middle) as f32 * self.scale.value + self.bias.value;
-        x.iter().map(|&v| (f64::from(v) - f64::from(value(self.code(bits, v)))).powi(2)).sum()
+        let (lo, hi) = (-self.middle as f32, ((1 << bits) - 1 - self.middle) as f32);
+        let (scale, bias, inverse) = (self.scale.value, self.bias.value, inverse(self.scale.value));
+        let [error] = sums(x, |v| {
+            let off = f64::from(v) - f64::from(nearest_level((v - bias) * inverse, lo, hi) * scale + bias);
+            [off * off]
+        });
+        error
     }
 }
 
 /// Among the numbers beside the best scale, that with the least error.
 fn symmetric_fit(affine: Affine, x: &[f32]) -> Fit {
     let (bits, middle) = (affine.bits(), 1 << (affine.bits() - 1));
-    let best = fit_scale(x, targets_around(-middle), |y| nearest(y, -middle, middle - 1) as f32);
+    let best =
+        fit_scale(x, targets_around(-middle), |y| nearest_level(y, -middle as f32, (middle - 1) as f32));
     // E8M0 has no sign: the largest magnitude may be a positive one, which clips at `middle - 1`.
     let best = if affine.scale() == ScaleType::E8M0 { best.abs() } else { best };
     let candidates = Stored::new(affine.scale(), best).neighbours(affine.scale());
@@ -203,10 +209,10 @@ fn affine_fit(affine: Affine, x: &[f32]) -> Fit {
     let scales = Stored::new(scale_type, d).neighbours(scale_type);
     for (scale, fits) in scales.into_iter().zip(fits.as_chunks_mut::<3>().0) {
         let inverse = inverse(scale.value);
-        let rest = x
-            .iter()
-            .map(|&v| f64::from(v) - f64::from(scale.value * nearest((v - m) * inverse, 0, top) as f32));
-        let offset = (rest.sum::<f64>() / x.len() as f64) as f32;
+        let [rest] = sums(x, |v| {
+            [f64::from(v) - f64::from(scale.value * nearest_level((v - m) * inverse, 0.0, top as f32))]
+        });
+        let offset = (rest / x.len() as f64) as f32;
         let biases = Stored::new(scale_type, offset).neighbours(scale_type);
         *fits = biases.map(|bias| Fit { scale, bias, middle: 0 });
     }

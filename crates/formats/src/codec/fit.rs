@@ -8,7 +8,7 @@
 //! Where scales are themselves integers times a super-block's scale (the K types, IQ4_XS), each code is then chosen
 //! among its neighbours by the error that the block really gets.
 //!
-//! Sums are in f64 and run in order, so a result depends on the values alone. A block whose largest magnitude is
+//! Sums are in f64 and in a fixed order, four side by side, so a result depends on the values alone. A block whose largest magnitude is
 //! under 1e-30 is stored as zeros, and values that are small beside the least f16, 6e-8, round to zero. A scale over
 //! 65504 is stored as 65504, so larger inputs saturate.
 
@@ -16,6 +16,37 @@ use half::f16;
 
 /// A magnitude under which a block counts as zero: far below the least f16, and its inverse is still finite.
 const TINY: f32 = 1e-30;
+
+/// Values that are summed side by side: two registers of f64, and enough sums at a time that no addition waits for another.
+const LANES: usize = 4;
+
+/// The sums of what `terms` makes of every value. Value `i` goes to sum `i % LANES`, and these are added at the end.
+#[inline(always)]
+pub(super) fn sums<const N: usize>(x: &[f32], terms: impl Fn(f32) -> [f64; N]) -> [f64; N] {
+    let mut lanes = [[0.0; LANES]; N];
+    let mut add = |values: &[f32; LANES]| {
+        let terms = values.map(&terms);
+        for (n, lanes) in lanes.iter_mut().enumerate() {
+            for (lane, terms) in lanes.iter_mut().zip(&terms) {
+                *lane += terms[n];
+            }
+        }
+    };
+    let (chunks, rest) = x.as_chunks();
+    chunks.iter().for_each(&mut add);
+    let mut lanes = lanes.map(|lanes| lanes.iter().sum::<f64>());
+    for terms in rest.iter().map(|&v| terms(v)) {
+        lanes.iter_mut().zip(terms).for_each(|(sum, term)| *sum += term);
+    }
+    lanes
+}
+
+/// As [`nearest`], the integer as a float.
+#[inline(always)]
+pub(super) fn nearest_level(value: f32, lo: f32, hi: f32) -> f32 {
+    const SHIFT: f32 = 12_582_912.0;
+    (value.clamp(lo, hi) + SHIFT) - SHIFT
+}
 
 /// Round to the nearest integer (ties to even) within `lo..=hi`, which lie within ±2^22.
 #[inline(always)]
@@ -67,12 +98,10 @@ pub fn fit_scale(x: &[f32], targets: impl IntoIterator<Item = f32>, level: impl 
     }
     // For fixed levels l the best d is <l,x>/<l,l>, and takes <l,x>^2/<l,l> off the squared error.
     let try_inverse = |inverse: f32| {
-        let (mut lx, mut ll) = (0.0f64, 0.0f64);
-        for &v in x {
+        let [lx, ll] = sums(x, |v| {
             let l = f64::from(level(v * inverse));
-            lx += l * f64::from(v);
-            ll += l * l;
-        }
+            [l * f64::from(v), l * l]
+        });
         if ll > 0.0 { (lx * lx / ll, lx / ll) } else { (0.0, 0.0) }
     };
     let mut best = (0.0, 0.0);
@@ -108,17 +137,13 @@ pub fn fit_affine(x: &[f32], hi: i32, m_not_positive: bool) -> (f32, f32) {
         return (0.0, min);
     }
     let n = x.len() as f64;
-    let (sum_x, sum_xx) =
-        x.iter().fold((0.0f64, 0.0f64), |(s, ss), &v| (s + f64::from(v), ss + f64::from(v) * f64::from(v)));
+    let [sum_x, sum_xx] = sums(x, |v| [f64::from(v), f64::from(v) * f64::from(v)]);
     // Least squares for the integers that (v - m) * inverse rounds to: the error, d and m.
     let try_at = |inverse: f32, m: f32| {
-        let (mut sum_q, mut sum_qq, mut sum_qx) = (0.0f64, 0.0f64, 0.0f64);
-        for &v in x {
-            let q = f64::from(nearest((v - m) * inverse, 0, hi));
-            sum_q += q;
-            sum_qq += q * q;
-            sum_qx += q * f64::from(v);
-        }
+        let [sum_q, sum_qq, sum_qx] = sums(x, |v| {
+            let q = f64::from(nearest_level((v - m) * inverse, 0.0, hi as f32));
+            [q, q * q, q * f64::from(v)]
+        });
         let determinant = n * sum_qq - sum_q * sum_q;
         let (mut d, mut m) = if determinant > 0.0 {
             ((n * sum_qx - sum_q * sum_x) / determinant, (sum_qq * sum_x - sum_q * sum_qx) / determinant)

@@ -1,30 +1,38 @@
-//! From any [`Checkpoint`] to a `.base` or a GGUF file, tensor by tensor.
+//! From any [`Checkpoint`](crate::Checkpoint), or whatever else is a [`Source`], to a `.base` or a GGUF file, tensor by tensor.
 //!
 //! | file | says |
 //! |---|---|
 //! | `types` | what can be asked for, and how it is written: `q4`, `q4-g32-f16`, `gguf:q4_k` |
 //! | `profile` | ordered rules, `glob = type`, for single tensors |
+//! | `source` | what is converted: a checkpoint, or what makes the tensors of one |
 //! | `plan` | what each tensor becomes, and whether that loses anything |
 //! | `encode` | one tensor's bytes in its new type |
-//! | `run` | the file: in order, streamed, under its name only when it is whole |
+//! | `run` | the file: in order, streamed |
+//! | `output` | the file that is written, under its name only when it is whole |
+//! | `file_type` | `general.file_type` of a GGUF file |
 //!
 //! A tensor is copied where its type stays, moved where the other format has a type that holds the same integers and
 //! scales ([`codec::repack`](crate::codec::repack)), and encoded otherwise. Encoding a tensor that is quantised already
-//! loses twice, and is done only when asked for. At no time is more than one tensor in memory.
+//! loses twice, and is done only when asked for. At no time is more than one tensor in memory, before and after.
 
 mod encode;
+mod file_type;
+mod output;
 mod plan;
 mod profile;
 mod run;
+mod source;
 mod types;
 
 use std::path::PathBuf;
 
-use crate::{BlockType, Checkpoint, Naming, base, gguf};
+use crate::{BlockType, Naming, base, gguf};
 
+pub use output::partial_path;
 pub use plan::{Action, Plan, Planned};
 pub use profile::Profile;
 pub use run::{Report, files_of, run};
+pub use source::{Declaration, Source};
 pub use types::{Format, Target, Wanted};
 
 /// `Result` with this module's [`Error`].
@@ -50,6 +58,17 @@ pub enum Error {
     /// A source file.
     #[error(transparent)]
     Format(#[from] crate::Error),
+    /// A tensor that is made while it is written.
+    #[error(transparent)]
+    Source(Box<dyn std::error::Error + Send + Sync>),
+    /// A plan for another source.
+    #[error("tensor number {i} is planned, but there are only {n_tensors}")]
+    NoTensor {
+        /// Counted from 0.
+        i: usize,
+        /// How many there are.
+        n_tensors: usize,
+    },
     /// The operating system refused.
     #[error("{}: {source}", file.display())]
     Io {
@@ -161,12 +180,12 @@ fn other_way(from: BlockType) -> &'static str {
     if twin { ", and keep moves it without loss" } else { "" }
 }
 
-/// The architecture that a checkpoint names, or nothing.
-fn architecture(checkpoint: &Checkpoint) -> &str {
-    let keys: &[&str] = match checkpoint.naming {
+/// The architecture that a source names, or nothing.
+fn architecture(source: &dyn Source) -> &str {
+    let keys: &[&str] = match source.naming() {
         Naming::Gguf => &["general.architecture"],
         Naming::Base => &["base.arch"],
         _ => &["text_config.model_type", "model_type", "base.arch"],
     };
-    keys.iter().find_map(|key| checkpoint.metadata.str(key)).unwrap_or_default()
+    keys.iter().find_map(|key| source.metadata().str(key)).unwrap_or_default()
 }

@@ -11,10 +11,10 @@
 //! A target that is a plain number type applies to matrices; `f32` to vectors too, since it holds all of them.
 
 use super::types::usual_group;
-use super::{Error, Format, Options, Result, Wanted};
+use super::{Declaration, Error, Format, Options, Result, Source, Wanted};
 use crate::base::layer_order;
 use crate::codec::repack;
-use crate::{Affine, BlockType, Checkpoint, ScaleType, Tensor};
+use crate::{Affine, BlockType, ScaleType};
 
 /// Parts of the names of matrices that stay as they are: norms, routers of experts, positions and types of tokens. They
 /// are small, and what they decide is not repaired by later layers.
@@ -38,7 +38,7 @@ pub enum Action {
 /// A tensor and what it becomes.
 #[derive(Clone, Copy, Debug)]
 pub struct Planned {
-    /// Position in the checkpoint.
+    /// Position in the source.
     pub tensor: usize,
     /// Its new type.
     pub block: BlockType,
@@ -60,15 +60,14 @@ impl Plan {
     ///
     /// # Errors
     /// A tensor would lose more than was allowed, or cannot be what a profile says.
-    pub fn new(checkpoint: &Checkpoint, options: &Options) -> Result<Plan> {
-        let mut order: Vec<usize> = (0..checkpoint.tensors.len()).collect();
-        order.sort_by_key(|&i| layer_order(&checkpoint.tensors[i].name));
+    pub fn new(source: &dyn Source, options: &Options) -> Result<Plan> {
+        let mut declared: Vec<_> = source.declarations().into_iter().enumerate().collect();
+        declared.sort_by_key(|(_, tensor)| layer_order(tensor.name));
         let n_rules = options.profile.as_ref().map_or(0, |p| p.n_rules());
         let mut used = vec![false; n_rules];
-        let mut tensors = Vec::with_capacity(order.len());
-        for index in order {
-            let tensor = &checkpoint.tensors[index];
-            let rule = options.profile.as_ref().and_then(|p| p.find(&tensor.name));
+        let mut tensors = Vec::with_capacity(declared.len());
+        for (index, tensor) in &declared {
+            let rule = options.profile.as_ref().and_then(|p| p.find(tensor.name));
             let wanted = match rule {
                 Some((rule, wanted)) => {
                     used[rule] = true;
@@ -76,7 +75,7 @@ impl Plan {
                 }
                 None => by_default(tensor, options.target.wanted, options.target.format),
             };
-            tensors.push(Planned { tensor: index, ..decide(tensor, wanted, options)? });
+            tensors.push(Planned { tensor: *index, ..decide(tensor, wanted, options)? });
         }
         let unmatched = used.iter().enumerate().filter(|(_, used)| !**used);
         let describe = |rule| options.profile.as_ref().map(|p| p.describe(rule)).unwrap_or_default();
@@ -84,9 +83,10 @@ impl Plan {
     }
 
     /// Bytes of the values and what stands beside them.
-    pub fn n_bytes(&self, checkpoint: &Checkpoint) -> u64 {
+    pub fn n_bytes(&self, source: &dyn Source) -> u64 {
+        let declared = source.declarations();
         let bytes = |planned: &Planned| {
-            checkpoint.tensors.get(planned.tensor).map_or(0, |t| {
+            declared.get(planned.tensor).map_or(0, |t| {
                 let (block, n_cols) = (planned.block, t.n_cols());
                 let row =
                     block.row_bytes(n_cols) + block.row_scale_bytes(n_cols) + block.row_bias_bytes(n_cols);
@@ -112,22 +112,22 @@ fn is_storable(block: BlockType, format: Format) -> bool {
     }
 }
 
-fn fits(tensor: &Tensor, block: BlockType) -> bool {
+fn fits(tensor: &Declaration<'_>, block: BlockType) -> bool {
     is_float(block) || (tensor.shape.len() > 1 && tensor.n_cols().is_multiple_of(block.block_len()))
 }
 
 /// What a profile says, which has to be possible.
-fn as_ruled(tensor: &Tensor, wanted: Wanted, format: Format) -> Result<Option<BlockType>> {
+fn as_ruled(tensor: &Declaration<'_>, wanted: Wanted, format: Format) -> Result<Option<BlockType>> {
     let Wanted::Type { block, fixed_group } = wanted else { return Ok(None) };
     let narrower = (!fixed_group && tensor.shape.len() > 1).then(|| fitting(tensor, block, format)).flatten();
     match narrower.unwrap_or(block) {
         block if fits(tensor, block) => Ok(Some(block)),
-        block => Err(Error::Shape { tensor: tensor.name.clone(), shape: tensor.shape.clone(), block }),
+        block => Err(Error::Shape { tensor: tensor.name.to_owned(), shape: tensor.shape.to_vec(), block }),
     }
 }
 
 /// What the target means for this tensor; `None`: it stays.
-fn by_default(tensor: &Tensor, wanted: Wanted, format: Format) -> Option<BlockType> {
+fn by_default(tensor: &Declaration<'_>, wanted: Wanted, format: Format) -> Option<BlockType> {
     let Wanted::Type { block, fixed_group } = wanted else { return None };
     if block == BlockType::F32 {
         return Some(block);
@@ -170,7 +170,7 @@ fn finer(block: BlockType, fixed_group: bool) -> BlockType {
 }
 
 /// The type, or the nearest that the row's length allows.
-fn fitting(tensor: &Tensor, block: BlockType, format: Format) -> Option<BlockType> {
+fn fitting(tensor: &Declaration<'_>, block: BlockType, format: Format) -> Option<BlockType> {
     use BlockType::*;
     if fits(tensor, block) {
         return Some(block);
@@ -192,7 +192,7 @@ fn fitting(tensor: &Tensor, block: BlockType, format: Format) -> Option<BlockTyp
 }
 
 /// How a tensor gets to its type, if it may.
-fn decide(tensor: &Tensor, wanted: Option<BlockType>, options: &Options) -> Result<Planned> {
+fn decide(tensor: &Declaration<'_>, wanted: Option<BlockType>, options: &Options) -> Result<Planned> {
     let format = options.target.format;
     let planned = |block, action| Ok(Planned { tensor: 0, block, action });
     let twin = match tensor.block {
@@ -207,11 +207,11 @@ fn decide(tensor: &Tensor, wanted: Option<BlockType>, options: &Options) -> Resu
         Some(block) if is_float(tensor.block) || block == BlockType::F32 || options.requantize => {
             planned(block, Action::Encode)
         }
-        Some(to) => Err(Error::Lossy { tensor: tensor.name.clone(), from: tensor.block, to }),
+        Some(to) => Err(Error::Lossy { tensor: tensor.name.to_owned(), from: tensor.block, to }),
         None if is_storable(tensor.block, format) => planned(tensor.block, Action::Copy),
         None => match twin {
             Some(twin) => planned(twin, Action::Repack),
-            None => Err(Error::Unstorable { tensor: tensor.name.clone(), block: tensor.block, format }),
+            None => Err(Error::Unstorable { tensor: tensor.name.to_owned(), block: tensor.block, format }),
         },
     }
 }

@@ -1,13 +1,14 @@
 //! `ingle convert`: a model into another file, or into other types.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use clap::Args;
-use formats::convert::{self, Format, Options, Plan, Profile, Report, Target};
+use formats::convert::{self, Format, Options, Plan, Profile, Report, Source, Target};
 use formats::{Access, Checkpoint, Naming};
-use hub::Progress;
+use hub::{ModelRef, Progress};
+use model::ModelSpec;
 use serde_json::json;
 
 use crate::args::{FetchArgs, VerifyArgs};
@@ -21,7 +22,8 @@ use crate::progress::Bar;
 Types for .base files: keep, f32, f16, bf16; q2 to q6 and q8 for groups of integers with a scale and an offset, to which may
 be added -g32, -g64 or -g128 (values that share a scale), -bf16, -f16 or -e8m0 (what scales are stored as) and -sym (no
 offsets). Without these, groups are 32 for q2 and q3, 64 for q4 to q6, 128 for q8, and scales bf16.
-For GGUF files: gguf keeps the types; gguf:q4_k, gguf:q8_0 and so on.
+For GGUF files: gguf keeps the types; gguf:q4_k, gguf:q8_0 and so on. Names, numbers and tokenizer of a Hugging Face or MLX
+model become those that GGUF has; what GGUF has no place for is an error, or a note where readers do without it.
 
 Quantised are matrices. Norms, biases, routers and position embeddings stay as they are; the embedding and the head become one
 step finer than the rest, for their errors go straight into what the model says. Rows that are not whole groups get smaller
@@ -33,6 +35,7 @@ Examples:
   ingle convert folder/ -o model.base --to q4
   ingle convert minilm:l6 -o minilm.base
   ingle convert model.gguf -o model.base --to q6 --requantize
+  ingle convert folder/ -o model.gguf --to gguf:q8_0
   ingle convert model.base -o model.gguf --to gguf
   ingle convert folder/ -o model.base --to q4 --profile fine.txt       with a line such as: *.down_proj.weight = q6")]
 pub struct Convert {
@@ -81,26 +84,30 @@ impl Convert {
         let path = load::fetch(&self.model, &self.fetch)?;
         let start = Instant::now();
         let opened = load::open_checkpoint(&path, Access::Map, &self.verify)?;
-        let files = convert::files_of(&path, &opened)?;
-        let checkpoint = match target.format {
-            Format::Gguf => with_gguf_names(opened)?,
-            Format::Base => opened,
+        let source_bytes = opened.file_bytes;
+        let (source, files): (Box<dyn Source>, _) = match target.format {
+            Format::Gguf => (with_gguf_names(&self.model, &path, opened)?, Vec::new()),
+            Format::Base => {
+                let files = convert::files_of(&path, &opened)?;
+                (Box::new(opened), files)
+            }
         };
-        let plan = Plan::new(&checkpoint, &options)?;
+        let plan = Plan::new(&*source, &options)?;
         for line in &plan.unmatched {
             eprintln!("note: the profile's {line} matches no tensor");
         }
-        let source = path.file_name().unwrap_or_default().to_string_lossy();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
         let mut bar = Bar::default();
-        bar.start(&self.output.display().to_string(), Some(plan.n_bytes(&checkpoint)));
-        let done = convert::run(&checkpoint, &plan, &source, &files, &self.output, &options, &mut |bytes| {
+        bar.start(&self.output.display().to_string(), Some(plan.n_bytes(&*source)));
+        remove_on_interrupt(&self.output)?;
+        let done = convert::run(&*source, &plan, &name, &files, &self.output, &options, &mut |bytes| {
             bar.advance(bytes);
         });
         bar.finish();
-        self.report(&checkpoint, &plan, &done?, start.elapsed().as_secs_f64())
+        self.report(source_bytes, &plan, &done?, start.elapsed().as_secs_f64())
     }
 
-    fn report(&self, from: &Checkpoint, plan: &Plan, report: &Report, seconds: f64) -> anyhow::Result<()> {
+    fn report(&self, source_bytes: u64, plan: &Plan, report: &Report, seconds: f64) -> anyhow::Result<()> {
         if self.json {
             let types: serde_json::Map<_, _> = report
                 .types
@@ -108,7 +115,7 @@ impl Convert {
                 .map(|(name, (tensors, bytes))| (name.clone(), json!({ "tensors": tensors, "bytes": bytes })))
                 .collect();
             return output::print_json(&json!({
-                "file": self.output, "bytes": report.file_bytes, "source_bytes": from.file_bytes, "types": types,
+                "file": self.output, "bytes": report.file_bytes, "source_bytes": source_bytes, "types": types,
                 "copied": report.n_copied, "moved": report.n_repacked, "encoded": report.n_encoded,
                 "unmatched": plan.unmatched, "seconds": seconds,
             }));
@@ -122,7 +129,7 @@ impl Convert {
             "\n{}: {} from {}, in {}; {} tensors copied, {} moved without loss, {} encoded",
             self.output.display(),
             output::bytes(report.file_bytes),
-            output::bytes(from.file_bytes),
+            output::bytes(source_bytes),
             output::seconds(seconds),
             report.n_copied,
             report.n_repacked,
@@ -131,14 +138,61 @@ impl Convert {
     }
 }
 
-/// A GGUF file has GGUF's names, whatever the source has.
-fn with_gguf_names(checkpoint: Checkpoint) -> anyhow::Result<Checkpoint> {
+/// Ctrl-C leaves no part of the output behind.
+fn remove_on_interrupt(output: &Path) -> anyhow::Result<()> {
+    let partial = convert::partial_path(output);
+    ctrlc::set_handler(move || {
+        _ = std::fs::remove_file(&partial);
+        // Below the bar.
+        eprintln!();
+        // 128 + SIGINT, as shells expect.
+        std::process::exit(130);
+    })?;
+    Ok(())
+}
+
+/// A GGUF file has GGUF's names, whatever the source has. Notes tell what is left out.
+fn with_gguf_names(model: &str, path: &Path, checkpoint: Checkpoint) -> anyhow::Result<Box<dyn Source>> {
     match checkpoint.naming {
-        Naming::Gguf => Ok(checkpoint),
-        _ => bail!(
-            "{}: the names of its keys and tensors are not GGUF's, and translating them is not built; \
-             expected a GGUF file, or a .base file that was made from one. A .base file can be written from it",
+        Naming::Gguf => return Ok(Box::new(checkpoint)),
+        Naming::HuggingFace => {}
+        Naming::Base | Naming::CTranslate2 | Naming::WhisperCpp => bail!(
+            "{}: the names of its keys and tensors have no translation to GGUF's; expected a Hugging Face or MLX folder, a \
+             .base file that was made from one, or GGUF's own names. A .base file can be written from it",
             checkpoint.format
         ),
     }
+    let spec = ModelSpec::from_checkpoint(&checkpoint)?;
+    let tokenizer = match path.is_dir() {
+        true => text::gguf_from_folder(path, spec.n_vocab),
+        false => text::gguf_from_base(&checkpoint.metadata, spec.n_vocab),
+    };
+    let tokenizer = tokenizer.context("the tokenizer cannot be written to a GGUF file")?;
+    let keys = tokenizer.as_ref().map(|tokenizer| &tokenizer.metadata);
+    let export = model::to_gguf(&checkpoint, &spec, &name_of(model, path)?, keys)?;
+    let mut notes = export.notes.clone();
+    match tokenizer {
+        Some(tokenizer) => notes.extend(tokenizer.notes),
+        None => notes.push("the source has no tokenizer.json: the file takes token ids, not text".to_owned()),
+    }
+    if let [first, rest @ ..] = &export.unused_tensors[..] {
+        let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
+        notes.push(format!("left out, since the model does not use them: {first}{more}"));
+    }
+    notes.iter().for_each(|note| eprintln!("note: {note}"));
+    Ok(Box::new(export))
+}
+
+/// What a model is called: by its repository, its name in the catalog, its folder, or its file without the ending.
+fn name_of(model: &str, path: &Path) -> anyhow::Result<String> {
+    let name = match ModelRef::parse(model)? {
+        ModelRef::Hub(place) => place.repo.rsplit('/').next().map(str::to_owned),
+        ModelRef::Catalog(name) => Some(name),
+        ModelRef::Path(_) => {
+            let path = path.canonicalize().with_context(|| path.display().to_string())?;
+            let name = if path.is_dir() { path.file_name() } else { path.file_stem() };
+            name.map(|name| name.to_string_lossy().into_owned())
+        }
+    };
+    Ok(name.unwrap_or_default())
 }

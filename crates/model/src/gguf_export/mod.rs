@@ -14,7 +14,8 @@ mod recipe;
 mod rows;
 mod verify;
 
-use formats::{BlockType, Checkpoint, Metadata, Naming, Tensor, Value};
+use formats::convert::{self, Declaration, Source};
+use formats::{Checkpoint, Metadata, Naming, Tensor, Value};
 
 use crate::descriptor::ArchDescriptor;
 use crate::error::{Error, Result, naming_word};
@@ -30,7 +31,7 @@ const QUANTIZATION_VERSION: i128 = 2;
 /// layers at once would take the model's size in memory.
 #[derive(Debug)]
 pub struct GgufExport {
-    /// All keys but `general.file_type`, which depends on the types that are written: [`file_type`].
+    /// All keys but `general.file_type`, which depends on the types that are written.
     pub metadata: Metadata,
     /// Tensors of the source that the model does not use, and that are left out: other parts of a multimodal model, heads
     /// of its training, a head that is the embedding.
@@ -38,46 +39,36 @@ pub struct GgufExport {
     /// What else the format has no place for, in words.
     pub notes: Vec<String>,
     recipes: Vec<Recipe>,
+    /// Of the source, for people.
+    format: String,
 }
 
-impl GgufExport {
-    /// Number of tensors.
-    pub fn n_tensors(&self) -> usize {
-        self.recipes.len()
+impl Source for GgufExport {
+    fn naming(&self) -> Naming {
+        Naming::Gguf
     }
 
-    /// Name, shape (outermost first) and type of tensor `i`; `None` past the last. Affine types that GGUF has no twin of
-    /// stay what they are, for the writer to convert or to refuse.
-    pub fn declaration(&self, i: usize) -> Option<(&str, &[usize], BlockType)> {
-        self.recipes.get(i).map(|r| (r.name.as_str(), r.shape.as_slice(), r.block()))
+    fn metadata(&self) -> &Metadata {
+        &self.metadata
     }
 
-    /// Make tensor `i`: a view of the source where its bytes are the same.
-    ///
-    /// # Errors
-    /// There are not as many, or the source's bytes do not fit its shape.
-    pub fn tensor(&self, i: usize) -> Result<Tensor> {
-        let recipe = self.recipes.get(i).ok_or_else(|| Error::Export {
-            what: "tensor".to_owned(),
-            found: format!("number {i}"),
-            expected: format!("below {}", self.recipes.len()),
-        })?;
-        rows::make(recipe)
+    fn format(&self) -> &str {
+        &self.format
     }
 
-    /// All of it at once.
-    ///
-    /// # Errors
-    /// As [`Self::tensor`].
-    pub fn checkpoint(&self) -> Result<Checkpoint> {
-        let tensors = (0..self.n_tensors()).map(|i| self.tensor(i)).collect::<Result<Vec<_>>>()?;
-        let mut metadata = self.metadata.clone();
-        let sizes = tensors.iter().map(|t| (t.block, t.n_rows() * t.n_cols()));
-        if let Some(file_type) = file_type(sizes) {
-            metadata.insert("general.file_type".to_owned(), Value::Int(file_type));
-        }
-        let file_bytes = tensors.iter().map(|t| t.n_bytes() as u64).sum();
-        Ok(Checkpoint { naming: Naming::Gguf, metadata, tensors, format: "GGUF".to_owned(), file_bytes })
+    /// Affine types that GGUF has no twin of stay what they are, for the writer to convert or to refuse.
+    fn declarations(&self) -> Vec<Declaration<'_>> {
+        self.recipes
+            .iter()
+            .map(|recipe| Declaration { name: &recipe.name, shape: &recipe.shape, block: recipe.block() })
+            .collect()
+    }
+
+    /// A view of the source where the bytes are the same.
+    fn tensor(&self, i: usize) -> convert::Result<Tensor> {
+        let n_tensors = self.recipes.len();
+        let recipe = self.recipes.get(i).ok_or(convert::Error::NoTensor { i, n_tensors })?;
+        rows::make(recipe).map_err(|error| convert::Error::Source(Box::new(error)))
     }
 }
 
@@ -110,7 +101,8 @@ pub fn to_gguf(
     metadata::vocabulary(tokenizer, &recipes, &mut metadata);
     metadata.insert("general.quantization_version".to_owned(), Value::Int(QUANTIZATION_VERSION));
     verify::same_model(spec, target, architecture, &metadata, &recipes)?;
-    Ok(GgufExport { metadata, unused_tensors: spec.unused_tensors.clone(), notes, recipes })
+    let (unused_tensors, format) = (spec.unused_tensors.clone(), checkpoint.format.clone());
+    Ok(GgufExport { metadata, unused_tensors, notes, recipes, format })
 }
 
 /// The name of the architecture, and the family that answers to it.
@@ -121,49 +113,5 @@ fn target(family: &'static ArchDescriptor) -> Result<(&'static str, &'static Arc
         what: "family".to_owned(),
         found: family.title.to_owned(),
         expected: "one that GGUF has a name for".to_owned(),
-    })
-}
-
-/// `general.file_type` of a file with tensors of these types and numbers of values: the number of the type that most values
-/// have. `None` where the format has none for it.
-pub fn file_type(tensors: impl Iterator<Item = (BlockType, usize)>) -> Option<i128> {
-    let mut sums: Vec<(BlockType, usize)> = Vec::new();
-    for (block, n_values) in tensors {
-        match sums.iter_mut().find(|(known, _)| *known == block) {
-            Some((_, sum)) => *sum = sum.saturating_add(n_values),
-            None => sums.push((block, n_values)),
-        }
-    }
-    use BlockType::*;
-    Some(match sums.into_iter().max_by_key(|(_, sum)| *sum)?.0 {
-        F32 => 0,
-        F16 => 1,
-        Q4_0 => 2,
-        Q4_1 => 3,
-        Q8_0 => 7,
-        Q5_0 => 8,
-        Q5_1 => 9,
-        Q2_K => 10,
-        // Of the mixtures, the medium ones, which are the usual.
-        Q3_K => 12,
-        Q4_K => 15,
-        Q5_K => 17,
-        Q6_K => 18,
-        IQ2_XXS => 19,
-        IQ2_XS => 20,
-        IQ3_XXS => 23,
-        IQ1_S => 24,
-        IQ4_NL => 25,
-        IQ3_S => 26,
-        IQ2_S => 28,
-        IQ4_XS => 30,
-        IQ1_M => 31,
-        BF16 => 32,
-        TQ1_0 => 36,
-        TQ2_0 => 37,
-        MXFP4 => 38,
-        NVFP4 => 39,
-        Q1_0 => 40,
-        Affine(_) | I8_ROWS | I16_ROWS => return None,
     })
 }

@@ -13,6 +13,9 @@ use crate::rope::{RopeScaling, RopeSpec};
 use crate::spec::ModelSpec;
 use crate::tensors::{Tensors, old_suffix, shape};
 
+/// Rows of a tensor of the source.
+pub(super) type Piece = (Tensor, Range<usize>);
+
 /// How one tensor is made.
 #[derive(Clone, Debug)]
 pub(super) struct Recipe {
@@ -21,7 +24,7 @@ pub(super) struct Recipe {
     /// Outermost dimension first.
     pub shape: Vec<usize>,
     /// Rows of the source's tensors, one after the other; all of one type and width. The elements of a vector are rows.
-    pub pieces: Vec<(Tensor, Range<usize>)>,
+    pub pieces: Vec<Piece>,
     /// Row `r` of the result is row `order[r]` of those; `None`: as they are.
     pub order: Option<Vec<usize>>,
     /// Values are F32 in the file, with this added.
@@ -200,9 +203,9 @@ impl<'a> Exporter<'a> {
         };
         // A row without a name here: another of the role has it, and the parts are taken apart.
         let apart = row.gguf.is_empty() && !row.stacked.is_empty();
-        let name = std::iter::once(row)
+        let (name, named) = std::iter::once(row)
             .chain(self.tensors.rows(role))
-            .find_map(|row| row.full_name(Naming::Gguf, "", layer, suffix))
+            .find_map(|row| Some((row.full_name(Naming::Gguf, "", layer, suffix)?, row)))
             .ok_or_else(|| bad(format!("the {}", role.what()), "one that GGUF has a name for"))?;
         let first = tensors.first().ok_or_else(|| bad("nothing".to_owned(), "a tensor"))?;
         if let Some(other) = tensors.iter().find(|t| t.shape != first.shape || t.block != first.block) {
@@ -226,6 +229,8 @@ impl<'a> Exporter<'a> {
             pieces =
                 (0..n).map(part).filter_map(|(tensor, from)| Some((tensor?, from..from + mine))).collect();
             shape_of_all = vec![n, mine, cols];
+        } else if row.stacked.is_empty() && !named.stacked.is_empty() {
+            (shape_of_all, pieces) = self.joined(found, named.stacked)?;
         }
         let offset = match role.is_norm() && suffix == "weight" {
             true => {
@@ -240,6 +245,42 @@ impl<'a> Exporter<'a> {
             shape: shape_of_all,
             pieces,
         })
+    }
+
+    /// The matrices of several roles in one, expert by expert, where the source has them apart: shape and rows.
+    fn joined(&self, found: &Found<'a>, roles: &[TensorRole]) -> Result<(Vec<usize>, Vec<Piece>)> {
+        let bad = |role: TensorRole, found: String, expected: &str| Error::Export {
+            what: role.what().to_owned(),
+            found,
+            expected: expected.to_owned(),
+        };
+        let mut parts: Vec<(&Tensor, usize)> = Vec::new();
+        let (mut n_experts, mut all_rows, mut n_cols) = (0, 0, 0);
+        for &role in roles {
+            let part = self.find(role, found.layer, found.suffix)?;
+            let part = part.and_then(|part| part.tensors.first().copied());
+            let part = part.ok_or_else(|| bad(role, "nothing".to_owned(), "a tensor"))?;
+            let [n, n_rows, cols] = part.shape[..] else {
+                return Err(bad(role, format!("shape {:?}", part.shape), "three dimensions"));
+            };
+            if parts
+                .first()
+                .is_some_and(|(first, _)| first.block != part.block || (n, cols) != (n_experts, n_cols))
+            {
+                let found = format!("{:?} of {}", part.shape, part.block);
+                return Err(bad(
+                    role,
+                    found,
+                    "experts, columns and type of the matrices that it is joined to",
+                ));
+            }
+            (n_experts, n_cols, all_rows) = (n, cols, all_rows + n_rows);
+            parts.push((part, n_rows));
+        }
+        let of_expert = |e: usize| {
+            parts.iter().map(move |(part, n_rows)| ((*part).clone(), e * n_rows..(e + 1) * n_rows))
+        };
+        Ok((vec![n_experts, all_rows, n_cols], (0..n_experts).flat_map(of_expert).collect()))
     }
 
     /// Where the conventions rotate other columns together, the order of the rows: what was row `i` and `i + n / 2` of the

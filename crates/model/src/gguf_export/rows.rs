@@ -1,6 +1,8 @@
 //! Following a recipe: bytes of rows gathered, reordered, decoded or repacked. Rows keep their type, so this works for any
 //! block, with its scales inside or apart.
 
+use std::ops::Range;
+
 use formats::{BlockType, Bytes, Planes, Tensor, codec};
 
 use super::recipe::Recipe;
@@ -45,51 +47,34 @@ fn gather(recipe: &Recipe) -> Result<Tensor> {
     if !n_cols.is_multiple_of(block.block_len()) {
         return Err(bad(format!("elements of {block}"), "a type of single numbers"));
     }
-    let short = |name: &str| bad(format!("{name} without some of its rows"), "all rows of its shape");
-    let (mut data, mut scales, mut biases) = (Vec::new(), Vec::new(), Vec::new());
-    for (tensor, rows) in &recipe.pieces {
-        let slice = |bytes: &Bytes, row: usize| bytes.slice(rows.start * row..rows.end * row);
-        let rows_of = |bytes: &Option<Bytes>, row: usize| match (bytes, row) {
-            (_, 0) => Some(Bytes::from_slice(&[])),
-            (Some(bytes), row) => slice(bytes, row),
-            (None, _) => None,
-        };
-        let part = slice(&tensor.data, block.row_bytes(n_cols));
-        data.extend_from_slice(&part.ok_or_else(|| short(&tensor.name))?);
-        let part = rows_of(&tensor.planes.scales, block.row_scale_bytes(n_cols));
-        scales.extend_from_slice(&part.ok_or_else(|| short(&tensor.name))?);
-        let part = rows_of(&tensor.planes.biases, block.row_bias_bytes(n_cols));
-        biases.extend_from_slice(&part.ok_or_else(|| short(&tensor.name))?);
-    }
-    if let Some(order) = &recipe.order {
-        for (bytes, row) in [
-            (&mut data, block.row_bytes(n_cols)),
-            (&mut scales, block.row_scale_bytes(n_cols)),
-            (&mut biases, block.row_bias_bytes(n_cols)),
-        ] {
-            *bytes = reordered(bytes, row, order).ok_or_else(|| short(&recipe.name))?;
-        }
-    }
-    let plane = |bytes: Vec<u8>| (!bytes.is_empty()).then(|| Bytes::from_slice(&bytes));
+    let short = || bad("fewer rows than its shape says, or more".to_owned(), "all of them");
+    let data = rows_of(recipe, block.row_bytes(n_cols), |t| Some(t.data.clone())).ok_or_else(short)?;
+    let plane = |row: usize, of: fn(&Tensor) -> Option<Bytes>| match row {
+        0 => Ok(None),
+        row => rows_of(recipe, row, of).map(Some).ok_or_else(short),
+    };
+    let scales = plane(block.row_scale_bytes(n_cols), |t| t.planes.scales.clone())?;
+    let biases = plane(block.row_bias_bytes(n_cols), |t| t.planes.biases.clone())?;
     Ok(Tensor {
         name: recipe.name.clone(),
         shape: recipe.shape.clone(),
         block,
-        data: Bytes::from_slice(&data),
-        planes: Planes { scales: plane(scales), biases: plane(biases) },
+        data,
+        planes: Planes { scales, biases },
     })
 }
 
-/// `None` if `bytes` are not as many rows as the order has.
-fn reordered(bytes: &[u8], row: usize, order: &[usize]) -> Option<Vec<u8>> {
-    if bytes.len() != row * order.len() {
-        return None;
-    }
-    let mut out = Vec::with_capacity(bytes.len());
-    for from in order {
-        out.extend_from_slice(bytes.get(from * row..(from + 1) * row)?);
-    }
-    Some(out)
+/// The recipe's rows of `row` bytes each, in one copy. `of` gives the bytes of a piece. `None` if a piece lacks some, or if
+/// they are not as many as the order has.
+fn rows_of(recipe: &Recipe, row: usize, of: impl Fn(&Tensor) -> Option<Bytes>) -> Option<Bytes> {
+    let slice = |(tensor, rows): &(Tensor, Range<usize>)| of(tensor)?.slice(rows.start * row..rows.end * row);
+    let pieces: Vec<Bytes> = recipe.pieces.iter().map(slice).collect::<Option<_>>()?;
+    let Some(order) = &recipe.order else {
+        return Some(Bytes::from_parts(&pieces.iter().map(|piece| &piece[..]).collect::<Vec<_>>()));
+    };
+    let rows: Vec<&[u8]> = pieces.iter().flat_map(|piece| piece.chunks_exact(row)).collect();
+    let ordered: Vec<&[u8]> = order.iter().map(|&from| rows.get(from).copied()).collect::<Option<_>>()?;
+    (ordered.len() == rows.len()).then(|| Bytes::from_parts(&ordered))
 }
 
 /// Whether the bytes are those of the shape.
@@ -207,7 +192,7 @@ mod tests {
     fn bytes_that_do_not_fit_are_refused() {
         let whole = affine(ScaleType::F16, true);
         let short = Tensor { data: whole.data.slice(0..100).unwrap(), ..whole.clone() };
-        assert!(make(&reversed(&short)).unwrap_err().to_string().contains("source"));
+        assert!(make(&reversed(&short)).unwrap_err().to_string().contains("result: found fewer rows"));
         assert!(
             make(&Recipe { order: None, ..reversed(&short) }).unwrap_err().to_string().contains("116 bytes")
         );

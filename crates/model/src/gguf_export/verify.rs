@@ -56,16 +56,18 @@ pub(super) fn same_model(
         .try_for_each(|(l, (a, b))| same_layer(l, a, b, spec.n_ctx_train))
 }
 
-/// The tensor as a reader of numbers needs it: small vectors whole, of all others the shape.
+/// The tensor as a reader of numbers needs it: small vectors whole, of all others the shape, and bytes that tell whether two
+/// are one.
 fn outline(recipe: &Recipe) -> Result<Tensor> {
     if recipe.shape.len() == 1 {
         return rows::make(recipe);
     }
+    let data = recipe.pieces.first().map_or_else(|| Bytes::from_slice(&[]), |(first, _)| first.data.clone());
     Ok(Tensor {
         name: recipe.name.clone(),
         shape: recipe.shape.clone(),
         block: recipe.block(),
-        data: Bytes::from_slice(&[]),
+        data,
         planes: Planes::default(),
     })
 }
