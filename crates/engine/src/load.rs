@@ -268,8 +268,11 @@ fn listed_tokenizer(checkpoint: &Checkpoint) -> Result<Option<Tokenizer>> {
 /// What the options mean for this model on this device, checked.
 ///
 /// # Errors
-/// An option outside its limits.
+/// An option outside its limits; or the model writes down speech, whose limits are others.
 pub fn limits(model: &Model, device: &dyn Device, options: &LoadOptions) -> Result<Limits> {
+    if model.spec.encoder.is_some() {
+        return Err(Error::OnlySpeech { file: model.path.clone() });
+    }
     let wrong = |name, value: String, expected: String| Error::Option { name, value, expected };
     let in_range = |name, value: usize, low: usize, high: usize| {
         if (low..=high).contains(&value) {

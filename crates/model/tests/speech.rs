@@ -11,7 +11,7 @@ use device::interpreter::Reference;
 use device::{Numerics, OpKind, Output, Plan};
 use formats::{BlockType, Checkpoint, Naming};
 use model::{ModelSpec, SpeechPlans, SpeechSpec};
-use speech::{N_HEADS, N_LAYERS, NAME, Speech, as_ctranslate2, as_whisper_cpp, expected, worst};
+use speech::{N_HEADS, N_LAYERS, NAME, Speech, as_ctranslate2, as_whisper_cpp, expected, shifted, worst};
 
 /// Every head of every layer.
 fn all_heads() -> Vec<(usize, usize)> {
@@ -143,6 +143,9 @@ fn files_of_whisper_cpp_give_the_same() {
         let spec = agrees(&checkpoint, TOLERANCE);
         assert!(spec.unused_tensors.is_empty(), "{:?}", spec.unused_tensors);
         assert_eq!(spec.layers, ModelSpec::from_checkpoint(&open(NAME)).unwrap().layers);
+        for by in [0, 1, 2, 4] {
+            agrees(&shifted(checkpoint.clone(), by), TOLERANCE);
+        }
     }
 }
 

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use formats::codec::affine;
-use formats::{Affine, BlockType, Bytes, Checkpoint, Metadata, Naming, Planes, ScaleType, Tensor, Value};
+use formats::convert::{self, Options, Target};
+use formats::{Affine, BlockType, Bytes, Checkpoint, Metadata, Planes, ScaleType, Tensor, Value};
 use serde_json::{Map, Value as Json, json};
 
 /// The metadata as config.json.
@@ -164,12 +165,20 @@ pub fn gguf(checkpoint: &Checkpoint, at: &Path) -> PathBuf {
     path
 }
 
+/// What the converter makes of it, types kept.
+pub fn converted(checkpoint: &Checkpoint, at: &Path) -> PathBuf {
+    let path = at.join("model.base");
+    let options =
+        Options { target: Target::parse("keep").unwrap(), profile: None, requantize: false, force: false };
+    let plan = convert::Plan::new(checkpoint, &options).unwrap();
+    convert::run(checkpoint, &plan, "tiny", &[], &path, &options, &mut |_| {}).unwrap();
+    path
+}
+
+/// As others write it.
 pub fn base(checkpoint: &Checkpoint, at: &Path) -> PathBuf {
     let mut writer = formats::base::Writer::new("tiny", checkpoint.naming);
-    match checkpoint.naming {
-        Naming::Gguf => writer.metadata(&checkpoint.metadata).unwrap(),
-        _ => writer.field("config", Json::Object(config(&checkpoint.metadata))),
-    }
+    writer.field("config", Json::Object(config(&checkpoint.metadata)));
     checkpoint.tensors.iter().for_each(|t| writer.tensor(&t.name, &t.shape, t.block).unwrap());
     let mut body = writer.begin(std::io::Cursor::new(Vec::new())).unwrap();
     checkpoint.tensors.iter().for_each(|t| body.tensor_data(&t.data, t.planes.as_slices()).unwrap());
