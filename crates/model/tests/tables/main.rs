@@ -6,6 +6,8 @@
 //! the answers of others.
 #![allow(clippy::unwrap_used)]
 
+#[path = "../common/base_rt.rs"]
+mod base_rt;
 #[path = "../common/mod.rs"]
 mod common;
 mod files;
@@ -35,6 +37,8 @@ fn devices() -> [Box<dyn Device>; 2] {
 
 /// Whether the checkpoint is a model and gives finite numbers for a prompt of three tokens and one more.
 fn runs(device: &dyn Device, checkpoint: &Checkpoint) -> Result<(), String> {
+    let renamed = model::from_base(checkpoint).map_err(|e| e.to_string())?;
+    let checkpoint = renamed.as_ref().unwrap_or(checkpoint);
     let spec = ModelSpec::from_checkpoint(checkpoint).map_err(|e| e.to_string())?;
     if spec.encoder.is_some() {
         return hears(device, checkpoint, &spec);
@@ -156,10 +160,16 @@ fn base_of_ingle(family: &'static ArchDescriptor) -> Vec<Checkpoint> {
     sources.map(|source| opened(|folder| files::converted(&source, folder))).collect()
 }
 
-/// With its own names, and matrices of 4 bits.
+/// With its own names, and matrices as they are and of 4 bits.
 fn base_of_base_rt(family: &'static ArchDescriptor) -> Vec<Checkpoint> {
-    let tiny = tiny::checkpoint(family, Naming::Base);
-    tiny.iter().map(|tiny| opened(|folder| files::base(&files::quantised(tiny), folder))).collect()
+    let changes = [|tensor| tensor, |tensor| files::quantised(&tensor)];
+    let files =
+        base_rt::RECIPES.iter().flat_map(|recipe| changes.map(|change| base_rt::file(recipe, change)));
+    let of_family = |file: &Checkpoint| {
+        let renamed = model::from_base(file).unwrap().unwrap();
+        ModelSpec::from_checkpoint(&renamed).is_ok_and(|spec| spec.family.name == family.name)
+    };
+    files.filter(of_family).collect()
 }
 
 /// A speech model's folder in F32 and in F16.
