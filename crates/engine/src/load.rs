@@ -249,10 +249,14 @@ fn own_tokenizer(path: &Path, checkpoint: &Checkpoint) -> Result<Option<Tokenize
             Err(text::Error::NoVocabulary { .. }) => Ok(None),
             Err(error) => Err(error.into()),
         },
-        Naming::CTranslate2 => match Tokenizer::from_folder(path)? {
-            Some(tokenizer) => Ok(Some(tokenizer)),
-            None => listed_tokenizer(checkpoint),
-        },
+        Naming::CTranslate2 => {
+            // Or a `.base` file that was made from the folder.
+            let found = match path.is_dir() {
+                true => Tokenizer::from_folder(path)?,
+                false => Tokenizer::from_base(metadata)?,
+            };
+            found.map_or_else(|| listed_tokenizer(checkpoint), |tokenizer| Ok(Some(tokenizer)))
+        }
         Naming::WhisperCpp => listed_tokenizer(checkpoint),
     }
 }

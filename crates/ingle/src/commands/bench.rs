@@ -332,7 +332,37 @@ fn mean_and_deviation(samples: &[f64]) -> (f64, f64) {
 
 #[cfg(test)]
 mod tests {
+    use device::testing::PlanBuilder;
+    use formats::BlockType;
+
     use super::*;
+
+    #[test]
+    fn each_type_is_measured_against_the_arithmetic_that_multiplies_it() {
+        let peaks =
+            Peaks { read_bytes_per_second: 1.0, int8_ops_per_second: 1000.0, f32_ops_per_second: 10.0 };
+        let cpu = device_cpu::CpuDevice::new(device_cpu::Options { threads: Some(1), isa: None }).unwrap();
+        let reference = device::interpreter::Reference::new(1);
+        let ops = 2 * 256 * 256;
+        for (block, on_cpu) in [
+            (BlockType::Q4_0, 1000.0),
+            (BlockType::F16, 10.0),
+            (BlockType::IQ2_XXS, 10.0),
+            (BlockType::TQ1_0, 10.0),
+        ] {
+            let mut b = PlanBuilder::new(1, 100);
+            let x = b.embed(256);
+            let x = b.linear(x, 256, BlockType::Q8_0, false);
+            let x = b.linear(x, 256, block, false);
+            let plan = b.finish(x);
+            let (found, peak) = reachable(&plan, &cpu, &peaks, |_| true);
+            let seconds = ops as f64 / 1000.0 + ops as f64 / on_cpu;
+            assert_eq!(found, 2 * ops, "{block}");
+            assert!((peak * seconds / (2 * ops) as f64 - 1.0).abs() < 1e-9, "{block}: {peak}");
+            let (_, peak) = reachable(&plan, &reference, &peaks, |_| true);
+            assert!((peak - 10.0).abs() < 1e-9, "{block}: {peak}");
+        }
+    }
 
     #[test]
     fn the_deviation_is_a_samples() {
