@@ -182,6 +182,17 @@ impl Model {
         Ok(plan)
     }
 
+    /// That the model goes on with text by itself.
+    ///
+    /// # Errors
+    /// It does so only for speech that it hears.
+    pub(crate) fn need_text(&self) -> Result<()> {
+        match self.spec.encoder {
+            Some(_) => Err(Error::OnlySpeech { file: self.path.clone() }),
+            None => Ok(()),
+        }
+    }
+
     /// What the model's files say of speech.
     ///
     /// # Errors
@@ -272,11 +283,8 @@ fn listed_tokenizer(checkpoint: &Checkpoint) -> Result<Option<Tokenizer>> {
 /// What the options mean for this model on this device, checked.
 ///
 /// # Errors
-/// An option outside its limits; or the model writes down speech, whose limits are others.
+/// An option outside its limits.
 pub fn limits(model: &Model, device: &dyn Device, options: &LoadOptions) -> Result<Limits> {
-    if model.spec.encoder.is_some() {
-        return Err(Error::OnlySpeech { file: model.path.clone() });
-    }
     let wrong = |name, value: String, expected: String| Error::Option { name, value, expected };
     let in_range = |name, value: usize, low: usize, high: usize| {
         if (low..=high).contains(&value) {
