@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use device::{
     Arithmetic, CommandInfo, Device, Error, Item, KvType, Limits, Memory, MemoryPlan, PAGE_NONE, Peaks, Plan,
-    Program, Residence, Rule, Step, Timing, Want,
+    Program, Residence, Rule, Step, Timing, Want, Weight,
 };
 use formats::{Access, Array, Bytes, Metadata, Value};
 use ingle_engine::{Engine, LoadOptions, Model, Prefill, Request, SamplingParams, TokenizerSource};
