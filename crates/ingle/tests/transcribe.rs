@@ -101,7 +101,7 @@ fn a_base_file_of_the_model_writes_down_the_same() {
     let base = base.to_str().unwrap();
     ok(&["convert", TINY, "-o", base]);
     let transcript =
-        |model: &str| json(&["transcribe", model, &speech(), "--format", "json", "--deterministic"]);
+        |model: &str| json(&["transcribe", model, &speech(), "--format", "json", "--beam-size", "1"]);
     assert_eq!(transcript(base), transcript(TINY));
 }
 
