@@ -1,12 +1,15 @@
 //! [`CpuDevice`]: the CPU as a [`Device`].
 
 use crate::isa::Isa;
+use crate::kernels::linear::ActivationKind;
 use crate::layout::{Layout, Shared};
 use crate::lower::{self, lower};
 use crate::pool::Pool;
 use crate::program::{CpuProgram, Part};
 use crate::{NAME, cpu, peaks, profile};
-use device::{Device, Error, KvType, Limits, Memory, MemoryPlan, Peaks, Plan, Program, Result, Rule};
+use device::{
+    Arithmetic, Device, Error, KvType, Limits, Memory, MemoryPlan, Peaks, Plan, Program, Result, Rule, Weight,
+};
 use std::sync::Arc;
 
 /// How to use the CPU.
@@ -117,6 +120,14 @@ impl Device for CpuDevice {
             .map(|(plan, lowered)| Part { plan, units: &lowered.units, layout: &lowered.layout })
             .collect();
         Ok(Box::new(CpuProgram::new(&parts, &shared, limits, self.isa, self.pool.clone())?))
+    }
+
+    /// As the kernel of its type takes activations.
+    fn arithmetic(&self, weight: &Weight) -> Arithmetic {
+        match ActivationKind::of(weight.block, weight.n_cols()) {
+            ActivationKind::Q8 => Arithmetic::Int8,
+            ActivationKind::F32 => Arithmetic::F32,
+        }
     }
 
     fn peaks(&self) -> Peaks {

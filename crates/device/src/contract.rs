@@ -1,6 +1,6 @@
 //! What every device offers.
 
-use crate::{KvType, Plan, PlanError, Rule, Step};
+use crate::{KvType, Plan, PlanError, Rule, Step, Weight};
 
 /// `Result` with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
@@ -129,6 +129,25 @@ pub struct Peaks {
     pub f32_ops_per_second: f64,
 }
 
+/// In what a device multiplies a weight: which of its peaks that is measured against.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arithmetic {
+    /// Activations in 8 bits, sums in integers.
+    Int8,
+    /// Activations and sums in f32.
+    F32,
+}
+
+impl Peaks {
+    /// Operations a second of an arithmetic.
+    pub fn ops_per_second(&self, arithmetic: Arithmetic) -> f64 {
+        match arithmetic {
+            Arithmetic::Int8 => self.int8_ops_per_second,
+            Arithmetic::F32 => self.f32_ops_per_second,
+        }
+    }
+}
+
 /// One command of a program's table, for profiles.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CommandInfo {
@@ -226,6 +245,9 @@ pub trait Device: Send + Sync {
     /// # Errors
     /// A plan cannot run on this device, the plans do not fit each other, or memory was refused.
     fn compile(&self, plans: &[Plan], limits: &Limits) -> Result<Box<dyn Program>>;
+
+    /// In what this device multiplies the weight.
+    fn arithmetic(&self, weight: &Weight) -> Arithmetic;
 
     /// Measure what the machine can do, in a second or so.
     fn peaks(&self) -> Peaks;

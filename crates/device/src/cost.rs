@@ -28,7 +28,12 @@ impl Plan {
     /// Operations of the Linears for one token whose logits are wanted; a multiply and an add are two. Attention, which
     /// grows with the position, and the element-wise Ops, which are small, are left out.
     pub fn ops_per_token(&self) -> u64 {
-        let linear = |op: &Op| match op {
+        self.primitives().map(|op| self.ops_of(op)).sum()
+    }
+
+    /// The same of one primitive Op.
+    pub fn ops_of(&self, op: &Op) -> u64 {
+        match op {
             Op::Linear { weight, out, .. } => {
                 let weight = self.weight(*weight);
                 let n_rows = self.value(*out).rows.count(1, 1) as u64;
@@ -41,8 +46,7 @@ impl Plan {
                 2 * n_rows as u64 * weight.n_cols() as u64
             }
             _ => 0,
-        };
-        self.primitives().map(linear).sum()
+        }
     }
 
     /// Bytes of a weight.

@@ -39,7 +39,9 @@ mod select;
 
 pub use element_wise::{activate, erf};
 
-use crate::{Device, KvType, Limits, Memory, MemoryPlan, Peaks, Plan, Program, Result, Rule};
+use crate::{
+    Arithmetic, Device, KvType, Limits, Memory, MemoryPlan, Peaks, Plan, Program, Result, Rule, Weight,
+};
 
 /// The device `reference`.
 #[derive(Clone, Debug)]
@@ -93,6 +95,11 @@ impl Device for Reference {
 
     fn compile(&self, plans: &[Plan], limits: &Limits) -> Result<Box<dyn Program>> {
         Ok(Box::new(program::ReferenceProgram::new(self, plans, limits)?))
+    }
+
+    /// In f32 whatever the type.
+    fn arithmetic(&self, _: &Weight) -> Arithmetic {
+        Arithmetic::F32
     }
 
     /// Of the interpreter's own dot product, which is all that its Linears use.

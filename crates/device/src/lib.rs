@@ -42,8 +42,8 @@ pub mod testing;
 
 pub use check::check_plans;
 pub use contract::{
-    CommandInfo, Device, Error, Item, Limits, Memory, MemoryPlan, Numerics, Peaks, Program, Residence,
-    Result, Timing,
+    Arithmetic, CommandInfo, Device, Error, Item, Limits, Memory, MemoryPlan, Numerics, Peaks, Program,
+    Residence, Result, Timing,
 };
 pub use fusion::{FusedKind, Place, Rule};
 pub use kv::{KvGroup, KvLayer, KvLayerId, KvLayout, KvType, PAGE_NONE};

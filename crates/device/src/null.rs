@@ -21,8 +21,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::{
-    CommandInfo, Device, Error, GroupUse, KvLayer, KvType, Limits, Memory, MemoryPlan, Needs, OwnedStep,
-    Peaks, Plan, Program, Result, Rows, Rule, Span, Step, Timing, Want,
+    Arithmetic, CommandInfo, Device, Error, GroupUse, KvLayer, KvType, Limits, Memory, MemoryPlan, Needs,
+    OwnedStep, Peaks, Plan, Program, Result, Rows, Rule, Span, Step, Timing, Want, Weight,
 };
 
 const NAME: &str = "null";
@@ -205,6 +205,11 @@ impl Device for NullDevice {
             wanted: Want::Logits,
             events: self.events.clone(),
         }))
+    }
+
+    /// It multiplies nothing.
+    fn arithmetic(&self, _: &Weight) -> Arithmetic {
+        Arithmetic::F32
     }
 
     /// Made-up round numbers.

@@ -10,8 +10,8 @@ use device::testing::{
     Case, Sequences, check_cases, check_device, check_op_cases, limits, mini_transformer, run,
 };
 use device::{
-    CommandInfo, Device, KvType, Limits, Memory, MemoryPlan, Numerics, Op, Peaks, Plan, Program, Residence,
-    Result, Rule, Step, Timing, Want,
+    Arithmetic, CommandInfo, Device, KvType, Limits, Memory, MemoryPlan, Numerics, Op, Peaks, Plan, Program,
+    Residence, Result, Rule, Step, Timing, Want, Weight,
 };
 use formats::BlockType;
 use std::sync::LazyLock;
@@ -63,6 +63,9 @@ impl Device for Bent {
         let plans: Vec<Plan> = plans.iter().map(|plan| (self.plan)(plan.clone())).collect();
         let inner = self.inner.compile(&plans, limits)?;
         Ok(Box::new(BentProgram { inner, logits: self.logits }))
+    }
+    fn arithmetic(&self, weight: &Weight) -> Arithmetic {
+        self.inner.arithmetic(weight)
     }
     fn peaks(&self) -> Peaks {
         self.inner.peaks()

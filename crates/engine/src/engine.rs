@@ -104,8 +104,10 @@ impl Engine {
     /// Fuse, plan the memory, compare it with what is free now, compile.
     ///
     /// # Errors
-    /// An option outside its limits; [`Error::DoesNotFit`]; or the device cannot run the plan.
+    /// An option outside its limits; [`Error::DoesNotFit`]; the model writes no text, or only down what it hears; or the
+    /// device cannot run the plan.
     pub fn new(model: Arc<Model>, device: &Arc<dyn Device>, options: &LoadOptions) -> Result<Engine> {
+        model.need_text()?;
         if model.plan().output == Output::Hidden {
             return Err(Error::NoHead { file: model.path().to_owned() });
         }

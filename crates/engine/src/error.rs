@@ -64,8 +64,14 @@ pub enum Error {
         /// The model's file or folder.
         file: PathBuf,
     },
+    /// Text was asked of a model that writes down speech.
+    #[error("{}: this model writes down speech, it neither answers nor scores text; use it to transcribe", file.display())]
+    OnlySpeech {
+        /// The model's file or folder.
+        file: PathBuf,
+    },
     /// Speech was given to a model of something else.
-    #[error("{}: this model does not hear; expected one for speech", file.display())]
+    #[error("{}: this model does not hear, so it cannot transcribe; expected a model for speech", file.display())]
     NotForSpeech {
         /// The model's file or folder.
         file: PathBuf,

@@ -182,6 +182,17 @@ impl Model {
         Ok(plan)
     }
 
+    /// That the model goes on with text by itself.
+    ///
+    /// # Errors
+    /// It does so only for speech that it hears.
+    pub(crate) fn need_text(&self) -> Result<()> {
+        match self.spec.encoder {
+            Some(_) => Err(Error::OnlySpeech { file: self.path.clone() }),
+            None => Ok(()),
+        }
+    }
+
     /// What the model's files say of speech.
     ///
     /// # Errors
@@ -249,10 +260,14 @@ fn own_tokenizer(path: &Path, checkpoint: &Checkpoint) -> Result<Option<Tokenize
             Err(text::Error::NoVocabulary { .. }) => Ok(None),
             Err(error) => Err(error.into()),
         },
-        Naming::CTranslate2 => match Tokenizer::from_folder(path)? {
-            Some(tokenizer) => Ok(Some(tokenizer)),
-            None => listed_tokenizer(checkpoint),
-        },
+        Naming::CTranslate2 => {
+            // Or a `.base` file that was made from the folder.
+            let found = match path.is_dir() {
+                true => Tokenizer::from_folder(path)?,
+                false => Tokenizer::from_base(metadata)?,
+            };
+            found.map_or_else(|| listed_tokenizer(checkpoint), |tokenizer| Ok(Some(tokenizer)))
+        }
         Naming::WhisperCpp => listed_tokenizer(checkpoint),
     }
 }

@@ -75,8 +75,9 @@ pub struct MemoryReport {
 /// Itemise what [`crate::Engine::new`] would take. Takes nothing.
 ///
 /// # Errors
-/// An option outside its limits, or a plan that the device cannot run.
+/// An option outside its limits, a model for speech, or a plan that the device cannot run.
 pub fn plan_memory(model: &Model, device: &dyn Device, options: &LoadOptions) -> Result<MemoryReport> {
+    model.need_text()?;
     let n_ctx = load::limits(model, device, options)?.n_ctx;
     let plan = device::fusion::fuse(&model.plan_for_context(n_ctx)?, device.fusion());
     report(model, &plan, device, options)

@@ -12,7 +12,9 @@ use formats::{Access, Value};
 use ingle_engine::speech::{
     Features, Segment, Summary, Task, TranscribeOptions, Transcriber, TranscriberOptions,
 };
-use ingle_engine::{CancelFlag, Error, Model, Result, TokenizerSource};
+use ingle_engine::{
+    CancelFlag, Embedder, Engine, Error, LoadOptions, Model, Result, TokenizerSource, plan_memory,
+};
 use model::SpeechPlans;
 
 /// Text is 0 to 93; then the end, the start, two languages, the other marks, and times from 0.00 to 1.00 s.
@@ -310,6 +312,18 @@ fn what_cannot_be_done_is_said() {
     let text = Model::open(&fixture("llama"), &TokenizerSource::None, Access::Map).unwrap();
     let error = Transcriber::new(&text, device, &TranscriberOptions::default()).err().unwrap();
     assert!(error.to_string().contains("does not hear"), "{error}");
+}
+
+#[test]
+fn nothing_else_is_done_with_a_model_for_speech() {
+    let options = LoadOptions::default();
+    for device in &devices() {
+        let error = Engine::new(model(), device, &options).err().unwrap();
+        assert!(matches!(error, Error::OnlySpeech { .. }), "{error}");
+        let error = plan_memory(&model(), device.as_ref(), &options).unwrap_err();
+        assert!(error.to_string().contains("transcribe"), "{error}");
+        assert!(matches!(Embedder::new(model(), device, &options), Err(Error::NoEmbeddings { .. })));
+    }
 }
 
 #[test]

@@ -95,6 +95,58 @@ fn a_cut_file_is_transcribed_and_noted() {
 }
 
 #[test]
+fn a_base_file_of_the_model_writes_down_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = folder.path().join("tiny.base");
+    let base = base.to_str().unwrap();
+    ok(&["convert", TINY, "-o", base]);
+    let transcript =
+        |model: &str| json(&["transcribe", model, &speech(), "--format", "json", "--beam-size", "1"]);
+    assert_eq!(transcript(base), transcript(TINY));
+}
+
+#[test]
+fn inspect_prints_every_plan() {
+    let text = ok(&["inspect", TINY, "--plan"]);
+    let found = json(&["inspect", TINY, "--plan", "--json"]);
+    for (name, parts) in [
+        ("encoder_plan", &["unfold", "self_attention", "kv_write"][..]),
+        ("decoder_plan", &["embed", "cross_attention", "argmax"]),
+        ("align_plan", &["embed", "cross_scores"]),
+    ] {
+        assert!(
+            text.contains(&format!("\n{name}: ")) && text.contains(&format!("{name}, fused for cpu: ")),
+            "{text}"
+        );
+        let lines =
+            |name: &str| found[name].as_array().unwrap().iter().map(Value::to_string).collect::<String>();
+        assert!(!lines(&format!("fused_{name}")).is_empty());
+        for part in parts {
+            assert!(lines(name).contains(part), "{part} is not in {}", lines(name));
+        }
+    }
+    assert!(found["plan"].is_null());
+}
+
+#[test]
+fn what_is_not_transcribing_is_refused() {
+    let text = fixture("text/alice.txt");
+    for args in [
+        &["run", TINY, "Hello"][..],
+        &["complete", TINY, "-p", "Hello"],
+        &["bench", TINY, "--no-peaks"],
+        &["logits", TINY, "-p", "Hello"],
+        &["perplexity", TINY, text.to_str().unwrap()],
+        &["profile", TINY],
+        &["plan", TINY],
+    ] {
+        let message = error(args);
+        assert!(message.contains("transcribe"), "{args:?}: {message}");
+    }
+    assert!(error(&["embed", TINY, "Hello"]).contains("embeddings"));
+}
+
+#[test]
 fn errors_are_clear() {
     let file = speech();
     for (args, part) in [
@@ -105,7 +157,7 @@ fn errors_are_clear() {
         (&["transcribe", TINY, file.as_str(), "--patience", "0"], "patience is 0"),
         (&["transcribe", TINY, file.as_str(), file.as_str(), "--format", "srt"], "--output-dir"),
         (&["transcribe", TINY, fixture("README.md").to_str().unwrap()], "not an audio file"),
-        (&["transcribe", fixture("models/llama").to_str().unwrap(), file.as_str()], "does not hear"),
+        (&["transcribe", fixture("models/llama").to_str().unwrap(), file.as_str()], "cannot transcribe"),
     ] {
         let message = error(args);
         assert!(message.contains(part), "{args:?}: {message}");

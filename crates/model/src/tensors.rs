@@ -383,9 +383,12 @@ impl<'a> Tensors<'a> {
             first = rows(&located.stacked[..before]);
             shape_of_all[0] = rows(located.stacked);
         }
-        // Some biases of convolutions are matrices of one column.
-        let column = matches!((&tensor.shape[..], &shape_of_all[..]), ([n, 1], [len]) if n == len);
-        if tensor.shape != shape_of_all && !column {
+        // Some biases of convolutions are matrices of one column, some matrices of one row are vectors.
+        let same = matches!(
+            (&tensor.shape[..], &shape_of_all[..]),
+            ([n, 1], [len]) | ([n], [1, len]) if n == len
+        );
+        if tensor.shape != shape_of_all && !same {
             return Err(bad_shape(tensor, role, format!("shape {shape_of_all:?}")));
         }
         whole(tensor)?;
@@ -413,13 +416,15 @@ impl<'a> Tensors<'a> {
         Ok(Weight::vector(&tensor.name, &values))
     }
 
-    /// `len` values from `first` of the first row of a tensor that is [`whole`], in whatever type it is stored.
+    /// `len` values from `first` of the first row, or of the only column, of a tensor that is [`whole`], in whatever type it
+    /// is stored.
     fn decode(&self, tensor: &Tensor, first: usize, len: usize) -> Result<Vec<f32>> {
         if !self.decodes {
             return Ok(vec![0.0; len]);
         }
-        let (data, planes) = tensor.rows(0..1).ok_or_else(|| short(tensor))?;
-        let mut values = vec![0.0; tensor.n_cols()];
+        let n_rows = if tensor.n_cols() == 1 { tensor.n_rows() } else { 1 };
+        let (data, planes) = tensor.rows(0..n_rows).ok_or_else(|| short(tensor))?;
+        let mut values = vec![0.0; n_rows * tensor.n_cols()];
         codec::dequantize_rows(tensor.block, tensor.n_cols(), &data, planes.as_slices(), &mut values);
         values.get(first..first + len).map(<[f32]>::to_vec).ok_or_else(|| short(tensor))
     }

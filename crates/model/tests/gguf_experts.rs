@@ -6,9 +6,11 @@
 
 mod common;
 
-use common::{check, json, open};
+use std::path::Path;
+
+use common::{Runner, TOLERANCE, check, json, open};
 use formats::gguf::{MetaValue, Writer};
-use formats::{Access, BlockType, Checkpoint, codec};
+use formats::{Access, Array, BlockType, Checkpoint, Map, Metadata, Value, codec, gguf};
 use model::ModelSpec;
 
 /// `model.layers.3.experts.gate_up_proj` to `blk.3.ffn_gate_up_exps.weight`.
@@ -195,4 +197,44 @@ fn fixtures_with_experts_agree_under_gguf_names() {
             );
         }
     }
+}
+
+/// The matrix of one row that says how much the shared expert counts is a vector in the files in use: converters leave out
+/// dimensions of 1.
+#[test]
+fn the_weight_of_the_shared_expert_may_be_a_vector() {
+    // The format has no place for a dense layer, so only what stands before it.
+    let with_one_layer = |mut checkpoint: Checkpoint| {
+        let mut metadata = Metadata::default();
+        for (key, value) in checkpoint.metadata.iter() {
+            let value = match (key, value) {
+                ("num_hidden_layers" | "qwen2moe.block_count", _) => Value::Int(1),
+                ("mlp_only_layers", _) => Value::Array(Array::Int(vec![])),
+                ("layer_types", _) => continue,
+                (_, Value::Array(Array::Int(of_layers))) => Value::Int(of_layers[0].into()),
+                (_, value) => value.clone(),
+            };
+            metadata.insert(key.to_owned(), value);
+        }
+        checkpoint.metadata = metadata;
+        checkpoint
+    };
+    let answer = |checkpoint: &Checkpoint| {
+        let spec = ModelSpec::from_checkpoint(checkpoint).unwrap();
+        Runner::new(&spec.plan(checkpoint).unwrap()).step(&[3, 17, 5, 99, 42]).0
+    };
+    let expected = answer(&with_one_layer(open("qwen2_moe")));
+    let converted = gguf::parse(Map::from_slice(&convert("qwen2_moe")), Path::new("x.gguf")).unwrap();
+    let mut gguf = with_one_layer(converted);
+    for shape in [vec![1, 64], vec![64]] {
+        let gate = gguf.tensors.iter_mut().find(|t| t.name == "blk.0.ffn_gate_inp_shexp.weight").unwrap();
+        gate.shape = shape.clone();
+        for (found, expected) in answer(&gguf).iter().zip(&expected) {
+            let worst = found.iter().zip(expected).fold(0.0, |m: f32, (a, b)| m.max((a - b).abs()));
+            assert!(worst < TOLERANCE, "{shape:?}: {worst}");
+        }
+    }
+    let gate = gguf.tensors.iter_mut().find(|t| t.name == "blk.0.ffn_gate_inp_shexp.weight").unwrap();
+    gate.shape = vec![64, 1];
+    assert!(ModelSpec::from_checkpoint(&gguf).unwrap_err().to_string().contains("[1, 64]"));
 }

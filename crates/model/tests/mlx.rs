@@ -239,6 +239,16 @@ fn experts_stacked_under_the_names_of_mlx() {
     check("qwen2_moe", &[32]);
 }
 
+/// The `.base` file that keeps every type, opened again.
+fn as_base(checkpoint: &Checkpoint, output: &Path) -> Checkpoint {
+    let target = Target::parse("keep").unwrap();
+    let options = convert::Options { target, profile: None, requantize: false, force: false };
+    let plan = convert::Plan::new(checkpoint, &options).unwrap();
+    let report = convert::run(checkpoint, &plan, "mlx", &[], output, &options, &mut |_| {}).unwrap();
+    assert_eq!(report.n_copied, checkpoint.tensors.len());
+    formats::open(output, Access::Map).unwrap()
+}
+
 /// With as many experts as the fixtures choose, on the interpreter: the same values multiplied in the same order.
 #[test]
 fn the_same_experts_are_chosen() {
@@ -251,6 +261,9 @@ fn the_same_experts_are_chosen() {
         let wanted = logits(&reference, &decoded(&quantised));
         let off = difference(&logits(&reference, &mlx), &wanted);
         assert!(off < 1e-6, "{fixture}: {off}");
+        // As a `.base` file the same bits, and so the same logits to the bit.
+        let base = as_base(&mlx, &dir.path().join("model.base"));
+        assert!(logits(&reference, &base) == logits(&reference, &mlx), "{fixture}");
     }
 }
 

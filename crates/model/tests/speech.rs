@@ -6,12 +6,15 @@ mod common;
 #[path = "common/speech.rs"]
 mod speech;
 
+use std::path::Path;
+
 use common::{TOLERANCE, open};
 use device::interpreter::Reference;
 use device::{Numerics, OpKind, Output, Plan};
-use formats::{BlockType, Checkpoint, Naming};
+use formats::convert::{self, Options, Target};
+use formats::{Access, BlockType, Checkpoint, Naming};
 use model::{ModelSpec, SpeechPlans, SpeechSpec};
-use speech::{N_HEADS, N_LAYERS, NAME, Speech, as_ctranslate2, as_whisper_cpp, expected, worst};
+use speech::{N_HEADS, N_LAYERS, NAME, Speech, as_ctranslate2, as_whisper_cpp, expected, shifted, worst};
 
 /// Every head of every layer.
 fn all_heads() -> Vec<(usize, usize)> {
@@ -143,6 +146,43 @@ fn files_of_whisper_cpp_give_the_same() {
         let spec = agrees(&checkpoint, TOLERANCE);
         assert!(spec.unused_tensors.is_empty(), "{:?}", spec.unused_tensors);
         assert_eq!(spec.layers, ModelSpec::from_checkpoint(&open(NAME)).unwrap().layers);
+        for by in [0, 1, 2, 4] {
+            agrees(&shifted(checkpoint.clone(), by), TOLERANCE);
+        }
+    }
+}
+
+/// The checkpoint as a `.base` file of these types, opened again.
+fn as_base(checkpoint: &Checkpoint, to: &str, output: &Path) -> Checkpoint {
+    let target = Target::parse(to).unwrap();
+    let options = Options { target, profile: None, requantize: false, force: true };
+    let plan = convert::Plan::new(checkpoint, &options).unwrap();
+    convert::run(checkpoint, &plan, "fixture", &[], output, &options, &mut |_| {}).unwrap();
+    formats::open(output, Access::Map).unwrap()
+}
+
+#[test]
+fn base_files_of_every_source_give_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("model.base");
+    let sources = [
+        open(NAME),
+        as_ctranslate2(&open(NAME), folder.path(), false, &vocabulary()),
+        as_whisper_cpp(&open(NAME), folder.path(), BlockType::F32),
+        as_whisper_cpp(&open(NAME), folder.path(), BlockType::F16),
+    ];
+    for source in &sources {
+        for to in ["keep", "f32"] {
+            let base = as_base(source, to, &output);
+            assert_eq!((base.naming, base.format.as_str()), (source.naming, ".base v1"));
+            let spec = agrees(&base, TOLERANCE);
+            assert!(spec.unused_tensors.is_empty(), "{:?}", spec.unused_tensors);
+            let before = ModelSpec::from_checkpoint(source).unwrap();
+            // CTranslate2's head is the embedding's bytes under another name; a `.base` file holds them twice.
+            let again = if source.naming == Naming::CTranslate2 { spec.n_vocab * spec.hidden } else { 0 };
+            assert_eq!(spec.n_parameters, before.n_parameters + again as u64);
+            assert_eq!(spec.layers, before.layers);
+        }
     }
 }
 

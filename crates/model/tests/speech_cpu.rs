@@ -10,15 +10,15 @@ mod speech;
 use common::{TOLERANCE, open};
 use device::Numerics;
 use device_cpu::{CpuDevice, Isa, Options};
+use formats::{BlockType, Checkpoint};
 use model::ModelSpec;
-use speech::{NAME, Speech, expected, worst};
+use speech::{NAME, Speech, as_whisper_cpp, expected, shifted, worst};
 
-fn agrees(isa: Isa, threads: usize, numerics: Numerics) {
+fn agrees(isa: Isa, threads: usize, numerics: Numerics, checkpoint: &Checkpoint) {
     let device = CpuDevice::new(Options { isa: Some(isa), threads: Some(threads) }).unwrap();
     let expected = expected();
-    let checkpoint = open(NAME);
-    let spec = ModelSpec::from_checkpoint(&checkpoint).unwrap();
-    let plans = spec.speech_plans(&checkpoint, &[(0, 1), (1, 0), (1, 2)]).unwrap();
+    let spec = ModelSpec::from_checkpoint(checkpoint).unwrap();
+    let plans = spec.speech_plans(checkpoint, &[(0, 1), (1, 0), (1, 2)]).unwrap();
     let mut run = Speech::new(&device, &plans, numerics);
     let states = run.encode(&expected.input, &expected.encoder_positions);
     let difference = worst(&states, &expected.encoder_hidden);
@@ -53,11 +53,22 @@ fn agrees(isa: Isa, threads: usize, numerics: Numerics) {
 #[test]
 fn the_fixture_agrees_on_every_instruction_set() {
     for isa in Isa::available() {
-        agrees(isa, 2, Numerics::Fast);
+        agrees(isa, 2, Numerics::Fast, &open(NAME));
+    }
+}
+
+#[test]
+fn tensors_that_lie_anywhere_agree_on_every_instruction_set() {
+    for (isa, block) in
+        Isa::available().into_iter().flat_map(|isa| [(isa, BlockType::F32), (isa, BlockType::F16)])
+    {
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoint = as_whisper_cpp(&open(NAME), folder.path(), block);
+        agrees(isa, 1, Numerics::Fast, &shifted(checkpoint, 1));
     }
 }
 
 #[test]
 fn the_fixture_agrees_with_deterministic_numerics() {
-    agrees(Isa::detect(), 3, Numerics::Deterministic);
+    agrees(Isa::detect(), 3, Numerics::Deterministic, &open(NAME));
 }

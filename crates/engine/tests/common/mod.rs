@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use device::{
-    CommandInfo, Device, Error, Item, KvType, Limits, Memory, MemoryPlan, PAGE_NONE, Peaks, Plan, Program,
-    Residence, Rule, Step, Timing, Want,
+    Arithmetic, CommandInfo, Device, Error, Item, KvType, Limits, Memory, MemoryPlan, PAGE_NONE, Peaks, Plan,
+    Program, Residence, Rule, Step, Timing, Want, Weight,
 };
 use formats::{Access, Array, Bytes, Metadata, Value};
 use ingle_engine::{Engine, LoadOptions, Model, Prefill, Request, SamplingParams, TokenizerSource};
@@ -188,6 +188,9 @@ impl Device for History {
             broken_batches: self.broken_batches,
             n_runs: self.n_runs.clone(),
         }))
+    }
+    fn arithmetic(&self, _: &Weight) -> Arithmetic {
+        Arithmetic::F32
     }
     fn peaks(&self) -> Peaks {
         Peaks { read_bytes_per_second: 1.0, int8_ops_per_second: 1.0, f32_ops_per_second: 1.0 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Args;
-use device::{Device, Peaks, Plan};
+use device::{Device, Op, Peaks, Plan, Rows};
 use engine::{Engine, Model, Request, SamplingParams};
 use formats::BlockType;
 use serde::Serialize;
@@ -18,7 +18,7 @@ use crate::output::{self, Style, Table};
 #[command(after_help = "\
 pp N computes a prompt of N tokens, tg N generates N tokens one by one; @ D is with D tokens in the context already.
 The share of the machine is, for tg, bytes of weights read a second over the read bandwidth, and for pp, operations a
-second over the peak of the kernels' arithmetic; both limits are measured in the same run.
+second over the peak of the arithmetic that each type of weights is multiplied in; both limits are measured in the same run.
 
 Examples:
   ingle bench smollm2:135m
@@ -95,7 +95,7 @@ struct Row {
     ops_per_token: u64,
     /// Measured in this run; absent with --no-peaks.
     peak_read_bytes_per_second: Option<f64>,
-    /// Of the arithmetic that most of the weights use; absent with --no-peaks.
+    /// With each product at the peak of its own arithmetic; absent with --no-peaks.
     peak_ops_per_second: Option<f64>,
     /// tg: of the read bandwidth; pp: of the arithmetic.
     share_of_peak: Option<f64>,
@@ -219,12 +219,15 @@ fn row(
     let (avg_ts, stddev_ts) = mean_and_deviation(&rates);
     let plan = engine.plan();
     let (bytes, ops) = (plan.weight_bytes_per_token(), plan.ops_per_token());
-    let peak_ops =
-        peaks.map(|p| if mostly_quantised(plan) { p.int8_ops_per_second } else { p.f32_ops_per_second });
+    // Of a prompt's rows, one has its logits computed.
+    let of_prompt = |op: &&Op| op.writes().iter().all(|id| plan.value(*id).rows != Rows::Outputs);
+    let peak_ops = peaks.map(|peaks| match test.n_gen {
+        0 => reachable(plan, device, &peaks, of_prompt),
+        _ => reachable(plan, device, &peaks, |_| true),
+    });
     let peak_read = peaks.map(|p| p.read_bytes_per_second);
     let share = match test.n_gen {
-        // A prompt's head is computed for one row only.
-        0 => peak_ops.map(|peak| avg_ts * (ops - head_ops(plan)) as f64 / peak),
+        0 => peak_ops.map(|(ops, peak)| avg_ts * ops as f64 / peak),
         _ => peak_read.map(|peak| avg_ts * bytes as f64 / peak),
     };
     let kv_type = engine.memory().kv_type;
@@ -253,7 +256,7 @@ fn row(
         weight_bytes_per_token: bytes,
         ops_per_token: ops,
         peak_read_bytes_per_second: peak_read,
-        peak_ops_per_second: peak_ops,
+        peak_ops_per_second: peak_ops.map(|(_, peak)| peak),
         share_of_peak: share,
     }
 }
@@ -305,17 +308,18 @@ fn plan_bytes(plan: &Plan) -> u64 {
     views.filter(|view| seen.insert(view.as_ptr())).map(|view| view.len() as u64).sum()
 }
 
-fn mostly_quantised(plan: &Plan) -> bool {
-    !most_bytes(plan).is_float()
-}
-
-/// Operations of the head for one row.
-fn head_ops(plan: &Plan) -> u64 {
-    let writes_logits =
-        |op: &&device::Op| op.kind() == device::OpKind::Linear && op.writes().contains(&plan.logits);
-    let ops = plan.nodes.iter().flat_map(|n| n.op.primitives()).find(writes_logits);
-    let weight = ops.and_then(|op| op.weights().first().copied()).map(|id| plan.weight(id));
-    weight.map_or(0, |w| 2 * (w.n_rows() * w.n_cols()) as u64)
+/// Operations of one token in the products among these Ops, and how many a second the device could do of them: each at
+/// the peak of its own arithmetic, one after the other. Which that is says the device: types without a kernel of their own
+/// are multiplied in f32, quantised as they are.
+fn reachable(plan: &Plan, device: &dyn Device, peaks: &Peaks, among: impl Fn(&&Op) -> bool) -> (u64, f64) {
+    let (mut ops, mut seconds) = (0, 0.0);
+    for op in plan.primitives().filter(among) {
+        let Some(weight) = op.weights().first().copied() else { continue };
+        let arithmetic = device.arithmetic(plan.weight(weight));
+        ops += plan.ops_of(op);
+        seconds += plan.ops_of(op) as f64 / peaks.ops_per_second(arithmetic);
+    }
+    (ops, ops as f64 / seconds)
 }
 
 /// Mean, and the deviation of a sample (n - 1).
@@ -328,7 +332,37 @@ fn mean_and_deviation(samples: &[f64]) -> (f64, f64) {
 
 #[cfg(test)]
 mod tests {
+    use device::testing::PlanBuilder;
+    use formats::BlockType;
+
     use super::*;
+
+    #[test]
+    fn each_type_is_measured_against_the_arithmetic_that_multiplies_it() {
+        let peaks =
+            Peaks { read_bytes_per_second: 1.0, int8_ops_per_second: 1000.0, f32_ops_per_second: 10.0 };
+        let cpu = device_cpu::CpuDevice::new(device_cpu::Options { threads: Some(1), isa: None }).unwrap();
+        let reference = device::interpreter::Reference::new(1);
+        let ops = 2 * 256 * 256;
+        for (block, on_cpu) in [
+            (BlockType::Q4_0, 1000.0),
+            (BlockType::F16, 10.0),
+            (BlockType::IQ2_XXS, 10.0),
+            (BlockType::TQ1_0, 10.0),
+        ] {
+            let mut b = PlanBuilder::new(1, 100);
+            let x = b.embed(256);
+            let x = b.linear(x, 256, BlockType::Q8_0, false);
+            let x = b.linear(x, 256, block, false);
+            let plan = b.finish(x);
+            let (found, peak) = reachable(&plan, &cpu, &peaks, |_| true);
+            let seconds = ops as f64 / 1000.0 + ops as f64 / on_cpu;
+            assert_eq!(found, 2 * ops, "{block}");
+            assert!((peak * seconds / (2 * ops) as f64 - 1.0).abs() < 1e-9, "{block}: {peak}");
+            let (_, peak) = reachable(&plan, &reference, &peaks, |_| true);
+            assert!((peak - 10.0).abs() < 1e-9, "{block}: {peak}");
+        }
+    }
 
     #[test]
     fn the_deviation_is_a_samples() {

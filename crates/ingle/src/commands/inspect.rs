@@ -33,7 +33,7 @@ pub struct Inspect {
     #[arg(long)]
     tensors: bool,
 
-    /// Print the plan as built, and as fused for the device
+    /// Print the plan as built, and as fused for the device; of a speech model all three plans
     #[arg(long)]
     plan: bool,
 
@@ -78,16 +78,16 @@ impl Inspect {
             output::print_line(&format!("unused tensor: {name}"))?;
         }
         if self.plan {
-            let plan = spec.plan(&checkpoint)?;
-            plan.check()?;
             let device = load::device(&self.device)?;
-            let fused = device::fusion::fuse(&plan, device.fusion());
-            output::print_line(&format!("plan: {} ops\n\n{plan}", plan.nodes.len()))?;
-            output::print_line(&format!(
-                "fused for {}: {} ops\n\n{fused}",
-                device.name(),
-                fused.nodes.len()
-            ))?;
+            for (name, plan) in plans(&spec, &checkpoint)? {
+                let fused = device::fusion::fuse(&plan, device.fusion());
+                output::print_line(&format!("{name}: {} ops\n\n{plan}", plan.nodes.len()))?;
+                output::print_line(&format!(
+                    "{name}, fused for {}: {} ops\n\n{fused}",
+                    device.name(),
+                    fused.nodes.len()
+                ))?;
+            }
         }
         Ok(())
     }
@@ -132,16 +132,40 @@ impl Inspect {
                 all["description"] = spec.to_string().into();
                 all["unused_tensors"] = spec.unused_tensors.clone().into();
                 if self.plan {
-                    let plan = spec.plan(checkpoint)?;
-                    let fused = device::fusion::fuse(&plan, load::device(&self.device)?.fusion());
-                    all["plan"] = plan.to_string().lines().collect::<Vec<_>>().into();
-                    all["fused_plan"] = fused.to_string().lines().collect::<Vec<_>>().into();
+                    let device = load::device(&self.device)?;
+                    for (name, plan) in plans(&spec, checkpoint)? {
+                        let fused = device::fusion::fuse(&plan, device.fusion());
+                        all[name] = plan.to_string().lines().collect::<Vec<_>>().into();
+                        all[format!("fused_{name}")] = fused.to_string().lines().collect::<Vec<_>>().into();
+                    }
                 }
             }
             Err(error) => all["error"] = error.to_string().into(),
         }
         output::print_json(&all)
     }
+}
+
+/// The forward passes of a model, checked, and what each is called: one of a model of text, three of one of speech.
+fn plans(
+    spec: &model::ModelSpec,
+    checkpoint: &Checkpoint,
+) -> anyhow::Result<Vec<(&'static str, device::Plan)>> {
+    let plans = match model::SpeechSpec::from_checkpoint(checkpoint, spec)? {
+        None => vec![("plan", spec.plan(checkpoint)?)],
+        Some(speech) => {
+            let plans = spec.speech_plans(checkpoint, &speech.alignment_heads)?;
+            vec![
+                ("encoder_plan", plans.encoder),
+                ("decoder_plan", plans.decoder),
+                ("align_plan", plans.align),
+            ]
+        }
+    };
+    for (_, plan) in &plans {
+        plan.check()?;
+    }
+    Ok(plans)
 }
 
 /// How many tensors of each type, and their bytes; types in the order in which the file first uses them.

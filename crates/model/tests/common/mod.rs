@@ -90,6 +90,11 @@ impl Runner {
         Ok(Runner { program, n_vocab: plan.value(plan.logits).cols, n_groups, position: 0 })
     }
 
+    /// The names of the kernels of a step of one row.
+    pub fn kernels(&self) -> Vec<String> {
+        self.program.commands(0, 1).into_iter().map(|command| command.kernel).collect()
+    }
+
     /// Run tokens in one step: the logits of every row, and the best token of the last.
     pub fn step(&mut self, tokens: &[u32]) -> (Vec<Vec<f32>>, u32) {
         let n_rows = tokens.len() as u32;

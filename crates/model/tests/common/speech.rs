@@ -6,7 +6,7 @@ use std::path::Path;
 
 use device::fusion::fuse;
 use device::{Device, KvType, Limits, Numerics, Program, Span, Step, Want};
-use formats::{Access, BlockType, Checkpoint, Tensor};
+use formats::{Access, BlockType, Bytes, Checkpoint, Tensor};
 use model::SpeechPlans;
 
 use crate::common::json;
@@ -88,6 +88,11 @@ const PAGE_LEN: usize = 16;
 
 impl Speech {
     pub fn new(device: &dyn Device, plans: &SpeechPlans, numerics: Numerics) -> Speech {
+        Speech::try_new(device, plans, numerics).unwrap()
+    }
+
+    /// The same, if the device runs the plans.
+    pub fn try_new(device: &dyn Device, plans: &SpeechPlans, numerics: Numerics) -> device::Result<Speech> {
         let plans = plans.clone().into_vec();
         let limits = Limits {
             max_rows: PAGES * PAGE_LEN,
@@ -104,8 +109,8 @@ impl Speech {
         let align = &plans[SpeechPlans::ALIGN];
         let kept_cols = align.kept.iter().map(|id| align.value(*id).cols).collect();
         let fused: Vec<_> = plans.iter().map(|plan| fuse(plan, device.fusion())).collect();
-        let program = device.compile(&fused, &limits).unwrap();
-        Speech { program, cols, kept_cols, n_positions, position: 0 }
+        let program = device.compile(&fused, &limits)?;
+        Ok(Speech { program, cols, kept_cols, n_positions, position: 0 })
     }
 
     fn run(
@@ -333,6 +338,17 @@ pub fn as_whisper_cpp(checkpoint: &Checkpoint, folder: &Path, block: BlockType) 
     let path = folder.join("ggml-model.bin");
     std::fs::write(&path, bytes).unwrap();
     formats::open(&path, Access::Read).unwrap()
+}
+
+/// The same with every tensor at an address that is `by` bytes behind a multiple of 8: whisper.cpp's lie wherever the names
+/// before them end.
+pub fn shifted(mut checkpoint: Checkpoint, by: usize) -> Checkpoint {
+    for tensor in &mut checkpoint.tensors {
+        let padded = Bytes::from_slice(&[&vec![0; by][..], &tensor.data].concat());
+        tensor.data = padded.slice(by..padded.len()).unwrap();
+        assert_eq!(tensor.data.as_ptr() as usize % 8, by);
+    }
+    checkpoint
 }
 
 /// Values in F32, F16, or Q8_0: blocks of 32 with a scale in F16 before them.

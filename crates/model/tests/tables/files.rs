@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use formats::codec::affine;
-use formats::{Affine, BlockType, Bytes, Checkpoint, Metadata, Naming, Planes, ScaleType, Tensor, Value};
+use formats::convert::{self, Options, Target};
+use formats::{Affine, BlockType, Bytes, Checkpoint, Metadata, Planes, ScaleType, Tensor, Value};
 use serde_json::{Map, Value as Json, json};
 
 /// The metadata as config.json.
@@ -73,10 +74,9 @@ fn is_matrix(tensor: &Tensor) -> bool {
     tensor.shape.len() > 1 && tensor.n_rows() > 1 && tensor.n_cols().is_multiple_of(scheme().group())
 }
 
-/// With its matrices in 4 bits.
-pub fn quantised(checkpoint: &Checkpoint) -> Checkpoint {
-    let convert = |t: &Tensor| if is_matrix(t) { quantise(t) } else { t.clone() };
-    Checkpoint { tensors: checkpoint.tensors.iter().map(convert).collect(), ..checkpoint.clone() }
+/// In 4 bits, if it is a matrix.
+pub fn quantised(tensor: &Tensor) -> Tensor {
+    if is_matrix(tensor) { quantise(tensor) } else { tensor.clone() }
 }
 
 /// mlx-lm keeps experts in one stack a projection: `mlp.switch_mlp.up_proj` for `mlp.experts.{e}.up_proj`, and
@@ -164,16 +164,12 @@ pub fn gguf(checkpoint: &Checkpoint, at: &Path) -> PathBuf {
     path
 }
 
-pub fn base(checkpoint: &Checkpoint, at: &Path) -> PathBuf {
-    let mut writer = formats::base::Writer::new("tiny", checkpoint.naming);
-    match checkpoint.naming {
-        Naming::Gguf => writer.metadata(&checkpoint.metadata).unwrap(),
-        _ => writer.field("config", Json::Object(config(&checkpoint.metadata))),
-    }
-    checkpoint.tensors.iter().for_each(|t| writer.tensor(&t.name, &t.shape, t.block).unwrap());
-    let mut body = writer.begin(std::io::Cursor::new(Vec::new())).unwrap();
-    checkpoint.tensors.iter().for_each(|t| body.tensor_data(&t.data, t.planes.as_slices()).unwrap());
+/// What the converter makes of it, types kept.
+pub fn converted(checkpoint: &Checkpoint, at: &Path) -> PathBuf {
     let path = at.join("model.base");
-    std::fs::write(&path, body.finish().unwrap().into_inner()).unwrap();
+    let options =
+        Options { target: Target::parse("keep").unwrap(), profile: None, requantize: false, force: false };
+    let plan = convert::Plan::new(checkpoint, &options).unwrap();
+    convert::run(checkpoint, &plan, "tiny", &[], &path, &options, &mut |_| {}).unwrap();
     path
 }

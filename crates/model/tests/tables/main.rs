@@ -1,28 +1,33 @@
 //! README.md says what runs, and this is where it has it from: every family is loaded from every format and takes a step on
-//! every device, every storage type is multiplied on every device, and the tables in README.md are compared with what came
-//! of it. `INGLE_WRITE_TABLES=1 cargo test -p ingle-model --test tables` writes them anew.
+//! every device (one for speech encodes a window and takes steps with each of its plans), every storage type is multiplied on
+//! every device, and the tables in README.md are compared with what came of it. `INGLE_WRITE_TABLES=1 cargo test -p ingle-model --test tables` writes them anew.
 //!
 //! A cell says that a model loads and gives numbers, not that they are the right ones: for that there are the fixtures, with
 //! the answers of others.
 #![allow(clippy::unwrap_used)]
 
+#[path = "../common/base_rt.rs"]
+mod base_rt;
 #[path = "../common/mod.rs"]
 mod common;
 mod files;
+#[path = "../common/speech.rs"]
+mod speech;
 mod tiny;
 mod types;
 
 use std::fmt::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use common::Runner;
 use device::interpreter::Reference;
 use device::{Device, Numerics};
 use device_cpu::{CpuDevice, Options};
-use formats::{Access, Checkpoint, Naming};
+use formats::{Access, BlockType, Checkpoint, Naming};
 use model::{ArchDescriptor, FAMILIES, ModelSpec};
+use speech::Speech;
 
 /// Every device, in the order of README.md. One thread: workers that wait for one another take long on a busy machine, and
 /// these models are small.
@@ -32,7 +37,12 @@ fn devices() -> [Box<dyn Device>; 2] {
 
 /// Whether the checkpoint is a model and gives finite numbers for a prompt of three tokens and one more.
 fn runs(device: &dyn Device, checkpoint: &Checkpoint) -> Result<(), String> {
+    let renamed = model::from_base(checkpoint).map_err(|e| e.to_string())?;
+    let checkpoint = renamed.as_ref().unwrap_or(checkpoint);
     let spec = ModelSpec::from_checkpoint(checkpoint).map_err(|e| e.to_string())?;
+    if spec.encoder.is_some() {
+        return hears(device, checkpoint, &spec);
+    }
     let plan = spec.plan(checkpoint).map_err(|e| e.to_string())?;
     let mut runner = Runner::try_on(device, &plan, Numerics::Fast).map_err(|e| e.to_string())?;
     for tokens in [&[1, 7, 3][..], &[2]] {
@@ -43,6 +53,23 @@ fn runs(device: &dyn Device, checkpoint: &Checkpoint) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// The same of a model with an encoder: for a window of sound, and the tokens that the fixture has for it.
+fn hears(device: &dyn Device, checkpoint: &Checkpoint, spec: &ModelSpec) -> Result<(), String> {
+    let plans = spec.speech_plans(checkpoint, &[(0, 0), (1, 3)]).map_err(|e| e.to_string())?;
+    let mut run = Speech::try_new(device, &plans, Numerics::Fast).map_err(|e| e.to_string())?;
+    let sound = speech::expected();
+    let mut rows = run.encode(&sound.input, &sound.encoder_positions);
+    for tokens in sound.tokens.chunks(sound.tokens.len() - 1) {
+        rows.extend(run.decode(tokens).0);
+    }
+    let (logits, kept) = run.align(&sound.tokens);
+    rows.extend(logits.into_iter().chain(kept.into_iter().flatten()));
+    match rows.concat().iter().all(|v| v.is_finite()) {
+        true => Ok(()),
+        false => Err("numbers that are not finite".to_owned()),
+    }
 }
 
 /// The devices that run all of these checkpoints; a dash if none does.
@@ -79,8 +106,8 @@ const COLUMNS: [Column; 7] = [
     Column { title: "GGUF", checkpoints: gguf },
     Column { title: "`.base` of Ingle", checkpoints: base_of_ingle },
     Column { title: "`.base` of BaseRT", checkpoints: base_of_base_rt },
-    Column { title: "CTranslate2", checkpoints: |family| named(family, Naming::CTranslate2) },
-    Column { title: "whisper.cpp", checkpoints: |family| named(family, Naming::WhisperCpp) },
+    Column { title: "CTranslate2", checkpoints: ctranslate2 },
+    Column { title: "whisper.cpp", checkpoints: whisper_cpp },
 ];
 
 /// The fixtures of a family: folders with its name, alone or with a word after it that is no other family's.
@@ -99,7 +126,7 @@ fn fixtures(family: &ArchDescriptor) -> Vec<PathBuf> {
     found
 }
 
-fn opened(write: impl FnOnce(&std::path::Path) -> PathBuf) -> Checkpoint {
+fn opened(write: impl FnOnce(&Path) -> PathBuf) -> Checkpoint {
     let folder = tempfile::tempdir().unwrap();
     formats::open(&write(folder.path()), Access::Read).unwrap()
 }
@@ -126,22 +153,52 @@ fn gguf(family: &'static ArchDescriptor) -> Vec<Checkpoint> {
     tiny.iter().map(|tiny| opened(|folder| files::gguf(tiny, folder))).collect()
 }
 
-/// With the names of where it came from.
+/// As the converter makes them, from every format above and below that it takes this family from.
 fn base_of_ingle(family: &'static ArchDescriptor) -> Vec<Checkpoint> {
-    let namings = [Naming::HuggingFace, Naming::Gguf];
-    let tiny = namings.into_iter().filter_map(|naming| tiny::checkpoint(family, naming));
-    tiny.map(|tiny| opened(|folder| files::base(&tiny, folder))).collect()
+    let sources =
+        [hugging_face, mlx, gguf, ctranslate2, whisper_cpp].into_iter().flat_map(|made| made(family));
+    sources.map(|source| opened(|folder| files::converted(&source, folder))).collect()
 }
 
-/// With its own names, and matrices of 4 bits.
+/// With its own names, and matrices as they are and of 4 bits.
 fn base_of_base_rt(family: &'static ArchDescriptor) -> Vec<Checkpoint> {
-    let tiny = tiny::checkpoint(family, Naming::Base);
-    tiny.iter().map(|tiny| opened(|folder| files::base(&files::quantised(tiny), folder))).collect()
+    let changes = [|tensor| tensor, |tensor| files::quantised(&tensor)];
+    let files =
+        base_rt::RECIPES.iter().flat_map(|recipe| changes.map(|change| base_rt::file(recipe, change)));
+    let of_family = |file: &Checkpoint| {
+        let renamed = model::from_base(file).unwrap().unwrap();
+        ModelSpec::from_checkpoint(&renamed).is_ok_and(|spec| spec.family.name == family.name)
+    };
+    files.filter(of_family).collect()
 }
 
-/// As the format's reader would give it.
-fn named(family: &'static ArchDescriptor, naming: Naming) -> Vec<Checkpoint> {
-    tiny::checkpoint(family, naming).into_iter().collect()
+/// A speech model's folder in F32 and in F16.
+fn ctranslate2(family: &'static ArchDescriptor) -> Vec<Checkpoint> {
+    if family.ctranslate2.is_empty() {
+        return vec![];
+    }
+    let words: Vec<String> = (0..tiny::N_VOCAB).map(|i| format!("word{i}")).collect();
+    let made = |source: &Checkpoint| {
+        [false, true].map(|float16| {
+            let folder = tempfile::tempdir().unwrap();
+            speech::as_ctranslate2(source, folder.path(), float16, &words)
+        })
+    };
+    hugging_face(family).iter().flat_map(made).collect()
+}
+
+/// A speech model's file with matrices of each of these types.
+fn whisper_cpp(family: &'static ArchDescriptor) -> Vec<Checkpoint> {
+    if !family.whisper_cpp {
+        return vec![];
+    }
+    let made = |source: &Checkpoint| {
+        [BlockType::F32, BlockType::F16, BlockType::Q8_0].map(|block| {
+            let folder = tempfile::tempdir().unwrap();
+            speech::as_whisper_cpp(source, folder.path(), block)
+        })
+    };
+    hugging_face(family).iter().flat_map(made).collect()
 }
 
 fn table_of_families() -> String {

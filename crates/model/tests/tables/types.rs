@@ -2,10 +2,12 @@
 
 use std::collections::BTreeSet;
 
+use device::{Device, Numerics};
 use formats::{Affine, BlockType, Bytes, Checkpoint, Naming, Planes, ScaleType, Tensor, codec};
-use model::FAMILIES;
+use model::{FAMILIES, ModelSpec};
 
-use super::{cell, markdown, tiny};
+use super::common::Runner;
+use super::{cell, devices, markdown, tiny};
 
 /// The plainest family's tiny checkpoint, with columns for the largest blocks.
 fn with_matrices(block: BlockType) -> Checkpoint {
@@ -107,18 +109,39 @@ fn all() -> Vec<(String, Vec<BlockType>)> {
     all
 }
 
+/// How the CPU multiplies the type, by the names of the kernels in its table of commands.
+fn kernel(device: &dyn Device, checkpoint: &Checkpoint) -> &'static str {
+    let plan = ModelSpec::from_checkpoint(checkpoint).unwrap().plan(checkpoint).unwrap();
+    let kernels = Runner::on(device, &plan, Numerics::Fast).kernels();
+    let matrices: Vec<&String> = kernels.iter().filter(|name| name.contains("linear")).collect();
+    assert!(!matrices.is_empty(), "{kernels:?}");
+    match matrices.iter().filter(|name| name.contains("linear_decoded")).count() {
+        0 => "a kernel of its own",
+        n if n == matrices.len() => "decoded row by row, much slower",
+        _ => panic!("some of both: {matrices:?}"),
+    }
+}
+
 /// Types that run alike share a row.
 pub fn table() -> String {
     let mut rows: Vec<(String, Vec<String>)> = Vec::new();
+    let devices = devices();
+    assert_eq!(devices[0].name(), "cpu");
     for (title, types) in all() {
-        let runs: BTreeSet<String> =
-            types.iter().map(|block| cell(&block.to_string(), &[with_matrices(*block)])).collect();
+        let runs: BTreeSet<Vec<String>> = types
+            .iter()
+            .map(|block| {
+                let checkpoint = with_matrices(*block);
+                let kernel = kernel(devices[0].as_ref(), &checkpoint).to_owned();
+                vec![cell(&block.to_string(), &[checkpoint]), kernel]
+            })
+            .collect();
         assert_eq!(runs.len(), 1, "{title}: not all of them run alike: {runs:?}");
-        let cells: Vec<String> = runs.into_iter().collect();
+        let cells: Vec<String> = runs.into_iter().flatten().collect();
         match rows.iter_mut().find(|(_, other)| *other == cells) {
             Some((titles, _)) => *titles = format!("{titles} · {title}"),
             None => rows.push((title, cells)),
         }
     }
-    markdown("Types that are read", &["multiplied where they lie"], rows)
+    markdown("Types that are read", &["multiplied where they lie", "by `cpu`"], rows)
 }
