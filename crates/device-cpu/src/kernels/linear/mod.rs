@@ -38,6 +38,7 @@ pub mod activation;
 mod affine;
 mod decoded;
 mod float;
+mod interleaved;
 mod portable;
 mod scalar;
 mod weight_rows;
@@ -59,9 +60,9 @@ mod gemm_avx2;
 #[cfg(target_arch = "x86_64")]
 mod gemm_avx512;
 #[cfg(target_arch = "x86_64")]
-mod gemv_avx2;
+mod interleaved_avx2;
 #[cfg(target_arch = "x86_64")]
-mod gemv_avx512;
+mod interleaved_avx512;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 
@@ -141,8 +142,22 @@ pub struct LinearKernel {
     pub gemm_tile: GemmTile,
     /// Bytes of scratch that [`Self::gemm_tile`] needs, one for each worker.
     pub gemm_scratch_bytes: fn(n_cols: usize) -> usize,
+    /// Whether [`Self::gemm_tile`] gives the same bits as [`Self::gemv`].
+    pub gemm_adds_as_gemv: bool,
+    /// How the kernels want the weights; `None`: as they lie in the file.
+    pub interleave: Option<Interleave>,
     /// From how many activation rows on [`Self::gemm_tile`] beats [`Self::gemv`] for each (measured, see `NOTES.md`).
     pub gemm_min_rows: usize,
+}
+
+/// Weights in an order of the kernels' own, in tiles of [`TILE_ROWS`] rows: see `interleaved`.
+#[derive(Clone, Copy, Debug)]
+pub struct Interleave {
+    /// Bytes of a tile; a multiple of 64.
+    pub tile_bytes: fn(n_cols: usize) -> usize,
+    /// Make a tile: from the weight rows as they lie in the file, `n_cols`, `r0`, `n_rows <= TILE_ROWS`, into its bytes, aligned
+    /// to 64. Unsafe as [`Gemv`].
+    pub tile: unsafe fn(w: WeightRows, n_cols: usize, r0: usize, n_rows: usize, out: *mut u8),
 }
 
 /// The kernels for matrices of a block type with rows of `n_cols`. An instruction set that this processor lacks gives the
@@ -153,19 +168,19 @@ pub fn linear_kernel(block: BlockType, n_cols: usize, isa: Isa) -> LinearKernel 
         BlockType::F32 => float::kernel::<f32::F32>(isa),
         BlockType::F16 => float::kernel::<f16::F16>(isa),
         BlockType::BF16 => float::kernel::<bf16::BF16>(isa),
-        BlockType::Q4_0 => portable::pair_kernel::<q4_0::Q4_0>(isa),
-        BlockType::Q4_1 => portable::pair_kernel::<q4_1::Q4_1>(isa),
-        BlockType::Q5_0 => portable::pair_kernel::<q5_0::Q5_0>(isa),
-        BlockType::Q5_1 => portable::pair_kernel::<q5_1::Q5_1>(isa),
-        BlockType::Q8_0 => portable::pair_kernel::<q8_0::Q8_0>(isa),
-        BlockType::IQ4_NL => portable::pair_kernel::<iq4_nl::Iq4Nl>(isa),
-        BlockType::MXFP4 => portable::pair_kernel::<mxfp4::Mxfp4>(isa),
-        BlockType::Q2_K => portable::super_kernel::<q2_k::Q2K>(isa),
-        BlockType::Q3_K => portable::super_kernel::<q3_k::Q3K>(isa),
-        BlockType::Q4_K => portable::super_kernel::<q4_k::Q4K>(isa),
-        BlockType::Q5_K => portable::super_kernel::<q5_k::Q5K>(isa),
-        BlockType::Q6_K => portable::super_kernel::<q6_k::Q6K>(isa),
-        BlockType::IQ4_XS => portable::super_kernel::<iq4_xs::Iq4Xs>(isa),
+        BlockType::Q4_0 => portable::kernel::<q4_0::Q4_0>(isa),
+        BlockType::Q4_1 => portable::kernel::<q4_1::Q4_1>(isa),
+        BlockType::Q5_0 => portable::kernel::<q5_0::Q5_0>(isa),
+        BlockType::Q5_1 => portable::kernel::<q5_1::Q5_1>(isa),
+        BlockType::Q8_0 => portable::kernel::<q8_0::Q8_0>(isa),
+        BlockType::IQ4_NL => portable::kernel::<iq4_nl::Iq4Nl>(isa),
+        BlockType::MXFP4 => portable::kernel::<mxfp4::Mxfp4>(isa),
+        BlockType::Q2_K => portable::kernel::<q2_k::Q2K>(isa),
+        BlockType::Q3_K => portable::kernel::<q3_k::Q3K>(isa),
+        BlockType::Q4_K => portable::kernel::<q4_k::Q4K>(isa),
+        BlockType::Q5_K => portable::kernel::<q5_k::Q5K>(isa),
+        BlockType::Q6_K => portable::kernel::<q6_k::Q6K>(isa),
+        BlockType::IQ4_XS => portable::kernel::<iq4_xs::Iq4Xs>(isa),
         BlockType::Affine(affine) => match affine.bits() {
             2 => affine::kernel::<affine::Packed<2>>(isa),
             3 => affine::kernel::<affine::Packed<3>>(isa),
