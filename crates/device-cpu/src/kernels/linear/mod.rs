@@ -1,4 +1,4 @@
-//! Matrix kernels: `out[i][r] = sum_k W[r][k] * x[i][k]`, the weights in any block type, read where they lie in the file.
+//! Matrix kernels: `out[i][r] = sum_k W[r][k] * x[i][k]`, the weights in any block type.
 //!
 //! # How a product is computed
 //!
@@ -15,20 +15,20 @@
 //!
 //! # How the files divide the work
 //!
-//! A block type is one file. It implements `portable::Format` (decoding in plain Rust, which serves the scalar reference
-//! and NEON), `avx2::Avx2Format` (32 codes in a register) and one of AVX-512's two traits: `avx512::PairFormat` for
-//! blocks of 32 columns, of which two fill a register, `avx512::SuperFormat` for blocks of 256. The loops around the
-//! decoding are shared: `portable` with the inner products of `scalar` and `neon`; `gemv_avx2` and `gemm_avx2`;
-//! `gemv_avx512` and `gemm_avx512`. Numbers that need no decoding implement `float::FloatFormat`. Types whose scales lie
-//! apart from the values are in `affine`, with `affine_avx2` and `affine_avx512`; whatever has no kernel of its own runs
-//! through its codec, in `decoded`. What was tried, kept and lost stands in `NOTES.md`.
+//! A block type is one file, which implements `portable::Format` (decoding in plain Rust, which serves the scalar
+//! reference and NEON, and reads the weights where they lie in the file) and `interleaved::Interleaved` (how its codes
+//! and scales stand in the tiles that AVX2 and AVX-512 read, [`Interleave`]). The loops are shared: `portable` with the
+//! inner products of `scalar` and `neon`; `interleaved_avx2`; `interleaved_avx512`. Numbers that need no decoding
+//! implement `float::FloatFormat`. Types whose scales lie apart from the values are in `affine`, with `affine_avx2` and
+//! `affine_avx512`, whose panels `gemm_avx2` and `gemm_avx512` multiply; whatever has no kernel of its own runs through
+//! its codec, in `decoded`. What was tried, kept and lost stands in `NOTES.md`.
 //!
 //! # Numerics
 //!
 //! A `gemv` result is a function of its weight row and its activation row: how the rows were divided among calls does
-//! not matter. `gemm_tile` of the scalar and NEON variants gives the same bits as `gemv`; that of AVX2 and AVX-512 does
-//! not (its lanes are weight rows where `gemv`'s are columns), but it too is independent of how many activation rows
-//! there are. Who needs one order for one row and for many uses `gemm_tile` for one row too, or `gemv` for each.
+//! not matter. A `gemm_tile` result does not depend on how many activation rows there are, and has the same bits as
+//! `gemv`'s where [`LinearKernel::gemm_adds_as_gemv`] says so; who needs one order for one row and for many uses `gemv`
+//! for each elsewhere.
 
 // A loop variable here numbers a lane, a row or a column of several arrays at once.
 #![allow(clippy::needless_range_loop)]
@@ -105,6 +105,7 @@ pub const TILE_ROWS: usize = 16;
 /// # Safety
 /// - The kernel was given for an [`Isa`] that this processor runs ([`linear_kernel`] sees to it).
 /// - `w` is of the kernel's type and is valid for reads of `r1` rows of `n_cols` columns, a multiple of the block's length.
+///   Where the kernel interleaves, it is interleaved, and `r0` is a multiple of [`TILE_ROWS`].
 /// - `x` holds `n_cols` activations of the kernel's [`ActivationKind`].
 /// - `out` is valid for writes of `r1 - r0` values.
 pub type Gemv = unsafe fn(w: WeightRows, n_cols: usize, r0: usize, r1: usize, x: ActRow, out: *mut f32);
