@@ -62,12 +62,33 @@ struct Weights {
     values: Vec<u8>,
     scales: Vec<u8>,
     biases: Vec<u8>,
+    tiles: Aligned,
+    /// 0: as stored.
+    tile_bytes: usize,
 }
 
 impl Weights {
     fn rows(&self) -> WeightRows {
         let planes = PlaneSlices { scales: &self.scales, biases: &self.biases };
-        WeightRows::new(self.block, N_COLS, &self.values, planes)
+        let rows = WeightRows::new(self.block, N_COLS, &self.values, planes);
+        match self.tile_bytes {
+            0 => rows,
+            bytes => rows.interleaved(self.tiles.0[self.tiles.0.as_ptr().align_offset(64)..].as_ptr(), bytes),
+        }
+    }
+
+    /// As the kernel wants them.
+    fn brought_into_order(mut self, kernel: &LinearKernel, n_rows: usize) -> Weights {
+        let Some(interleave) = kernel.interleave else { return self };
+        let tile_bytes = (interleave.tile_bytes)(N_COLS);
+        let mut tiles = Aligned::new(tile_bytes * n_rows.div_ceil(TILE_ROWS));
+        for r0 in (0..n_rows).step_by(TILE_ROWS) {
+            let out = tiles.ptr().wrapping_add(r0 / TILE_ROWS * tile_bytes);
+            // SAFETY: rows of the matrix, a tile of the memory.
+            unsafe { (interleave.tile)(self.rows(), N_COLS, r0, TILE_ROWS.min(n_rows - r0), out) };
+        }
+        (self.tiles, self.tile_bytes) = (tiles, tile_bytes);
+        self
     }
 }
 
@@ -110,6 +131,8 @@ fn weights(block: BlockType, n_rows: usize) -> Weights {
         values: row.repeat(n_rows),
         scales: scales.repeat(n_rows),
         biases: biases.repeat(n_rows),
+        tiles: Aligned::new(0),
+        tile_bytes: 0,
     }
 }
 
@@ -135,8 +158,8 @@ fn activations(kernel: &LinearKernel, isa: Isa, n: usize) -> (Aligned, usize) {
 }
 
 fn gemv_rate(block: BlockType, kernel: &LinearKernel, isa: Isa, bytes: usize) -> f64 {
-    let n_rows = bytes / row_bytes(block);
-    let w = weights(block, n_rows);
+    let n_rows = bytes / row_bytes(block) / TILE_ROWS * TILE_ROWS;
+    let w = weights(block, n_rows).brought_into_order(kernel, n_rows);
     let (mut x, _) = activations(kernel, isa, 1);
     let x = ActRow(x.ptr());
     let mut out = vec![0f32; n_rows];
@@ -151,7 +174,7 @@ fn gemv_rate(block: BlockType, kernel: &LinearKernel, isa: Isa, bytes: usize) ->
 /// Gop/s by tiles, or by a GEMV for each activation row.
 fn gemm_rate(block: BlockType, kernel: &LinearKernel, isa: Isa, n: usize, tiles: bool) -> f64 {
     let n_rows = 8 * TILE_ROWS;
-    let w = weights(block, n_rows);
+    let w = weights(block, n_rows).brought_into_order(kernel, n_rows);
     let (mut xs, stride) = activations(kernel, isa, n);
     let xs = ActRows { base: xs.ptr(), stride, n };
     let mut scratch = Aligned::new((kernel.gemm_scratch_bytes)(N_COLS));

@@ -16,6 +16,7 @@ use crate::kernels::{
 };
 use crate::layout::{ExpertSizes, Layout, ProjectionSizes};
 use crate::lower::{HeadChain, Lowered, Norm, Projection, RopeKey, RopeOf, Tail, Unit};
+use crate::weights::Interleaved;
 use device::arena::NO_PLACE;
 use device::{CommandInfo, KvLayerId, Limits, Numerics, Op, Plan, ValueId, WeightId, WeightPart};
 use std::ptr::{null, null_mut};
@@ -92,6 +93,8 @@ pub struct Compiler<'a> {
     pub layout: &'a Layout,
     /// The buffers.
     pub at: &'a Addresses,
+    /// What is not read where it lies in the file.
+    pub weights: &'a Interleaved,
     /// For which instruction set.
     pub isa: Isa,
 }
@@ -165,10 +168,25 @@ impl Compiler<'_> {
         self.plan.weight(id).data.as_ptr().cast()
     }
 
-    /// The rows of a matrix or a table.
+    /// A matrix as its kernel reads it.
+    fn matrix(&self, id: WeightId) -> WeightRows {
+        let weight = self.plan.weight(id);
+        self.weights.rows(weight, &weight.data, &weight.planes, weight.n_rows())
+    }
+
+    /// The rows of a table, as they lie in the file.
     fn weight_rows(&self, id: WeightId) -> WeightRows {
         let weight = self.plan.weight(id);
         WeightRows::new(weight.block, weight.n_cols(), &weight.data, weight.planes.as_slices())
+    }
+
+    /// From how many rows on tiles are used. A tile kernel that adds in another order than the one for a row would make a
+    /// row's result depend on how many share its step.
+    fn gemm_min_rows(&self, kernel: &LinearKernel) -> usize {
+        match self.limits.numerics {
+            Numerics::Deterministic if !kernel.gemm_adds_as_gemv => usize::MAX,
+            _ => kernel.gemm_min_rows,
+        }
     }
 
     /// How many rows a value has in such steps: several, if it has several for each token.
@@ -271,19 +289,16 @@ impl Compiler<'_> {
         let matrix = |index: usize| {
             let of = p.matrices[index];
             let weight = self.plan.weight(of.weight);
-            let LinearKernel { gemv, gemm_tile, gemm_min_rows, activation, .. } =
-                linear_kernel(weight.block, sizes.cols, self.isa);
-            // The tile kernel may add in another order, so that a row's result would depend on how many share its step.
-            let deterministic = self.limits.numerics == Numerics::Deterministic;
+            let kernel = linear_kernel(weight.block, sizes.cols, self.isa);
             Matrix {
-                weight: self.weight_rows(of.weight),
+                weight: self.matrix(of.weight),
                 bias: self.weight_or_null(of.bias),
                 out: self.value(out_of(index)),
                 n_out: weight.n_rows(),
-                gemv,
-                gemm_tile,
-                gemm_min_rows: if deterministic { usize::MAX } else { gemm_min_rows },
-                activation,
+                gemv: kernel.gemv,
+                gemm_tile: kernel.gemm_tile,
+                gemm_min_rows: self.gemm_min_rows(&kernel),
+                activation: kernel.activation,
             }
         };
         let mut matrices = [matrix(0); 3];
@@ -349,10 +364,7 @@ impl Compiler<'_> {
             rows: of_rows,
             gemv: kernel.gemv,
             gemm_tile: kernel.gemm_tile,
-            gemm_min_rows: match self.limits.numerics {
-                Numerics::Deterministic => usize::MAX,
-                _ => kernel.gemm_min_rows,
-            },
+            gemm_min_rows: self.gemm_min_rows(&kernel),
             activation: kernel.activation,
             prepared: if f32 { self.at.f32_rows.cast_const().cast() } else { self.at.q8_rows },
             groups,

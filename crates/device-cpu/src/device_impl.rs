@@ -6,6 +6,7 @@ use crate::layout::{Layout, Shared};
 use crate::lower::{self, lower};
 use crate::pool::Pool;
 use crate::program::{CpuProgram, Part};
+use crate::weights::ToInterleave;
 use crate::{NAME, cpu, peaks, profile};
 use device::{
     Arithmetic, Device, Error, KvType, Limits, Memory, MemoryPlan, Peaks, Plan, Program, Result, Rule, Weight,
@@ -109,7 +110,8 @@ impl Device for CpuDevice {
     }
 
     fn memory_plan(&self, plans: &[Plan], limits: &Limits) -> Result<MemoryPlan> {
-        Ok(self.layouts(plans, limits)?.1.memory_plan(plans, limits))
+        let interleaved = ToInterleave::new(plans, self.isa);
+        Ok(self.layouts(plans, limits)?.1.memory_plan(plans, limits, &interleaved))
     }
 
     fn compile(&self, plans: &[Plan], limits: &Limits) -> Result<Box<dyn Program>> {
@@ -119,7 +121,8 @@ impl Device for CpuDevice {
             .zip(&lowered)
             .map(|(plan, lowered)| Part { plan, units: &lowered.units, layout: &lowered.layout })
             .collect();
-        Ok(Box::new(CpuProgram::new(&parts, &shared, limits, self.isa, self.pool.clone())?))
+        let weights = ToInterleave::new(plans, self.isa).make(&self.pool)?;
+        Ok(Box::new(CpuProgram::new(&parts, &shared, limits, self.isa, self.pool.clone(), weights)?))
     }
 
     /// As the kernel of its type takes activations.

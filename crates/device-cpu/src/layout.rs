@@ -8,8 +8,10 @@ use crate::kernels::{
     expert_linear, projection, qk_rope_kv, round_up, self_attention,
 };
 use crate::lower::{Lowered, Projection, RopeKey, Tail, Unit, rope_tables};
+use crate::weights::ToInterleave;
 use device::arena::{self, Arena};
 use device::{Item, Limits, MemoryPlan, Op, Plan, Residence, Rows, Value, ValueId, WeightId};
+use formats::Bytes;
 use std::collections::HashSet;
 
 /// Bytes of every buffer that a plan needs.
@@ -107,9 +109,12 @@ impl Shared {
     }
 
     /// The memory plan: weights and KV pages, which every device has, and these buffers.
-    pub fn memory_plan(&self, plans: &[Plan], limits: &Limits) -> MemoryPlan {
-        let mut memory = MemoryPlan::of_weights_and_kv(plans, limits);
+    pub fn memory_plan(&self, plans: &[Plan], limits: &Limits, interleaved: &ToInterleave) -> MemoryPlan {
+        let views = interleaved.views();
+        let in_place = |view: &Bytes| !view.is_mapped() || !views.contains(&(view.as_ptr(), view.len()));
+        let mut memory = MemoryPlan::of_weights_and_kv(plans, limits, in_place);
         for (what, bytes) in [
+            ("weights, interleaved", interleaved.bytes()),
             ("activations", self.arena_bytes - self.logits_bytes + self.row_bytes),
             ("logits", self.logits_bytes + self.found_bytes),
             ("quantised activations", self.q8_rows_bytes),

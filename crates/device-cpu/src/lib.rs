@@ -5,9 +5,10 @@
 //! 1. `profile` holds the fusion rules, which `device::fusion::fuse` applies.
 //! 2. `lower` recognises each node: what runs it, and which of its values anyone else reads.
 //! 3. `layout` sizes every buffer once; the memory plan prints it, compiling allocates it.
-//! 4. `compile` writes two flat tables of fixed-size commands (`command`) with all pointers resolved: one for steps of a
+//! 4. `weights` brings matrices into the order that their kernels want, where they want another than the file's.
+//! 5. `compile` writes two flat tables of fixed-size commands (`command`) with all pointers resolved: one for steps of a
 //!    single row, one for all others.
-//! 5. `program` replays a table: every worker of the `pool` runs every command on its share of the work, with a barrier
+//! 6. `program` replays a table: every worker of the `pool` runs every command on its share of the work, with a barrier
 //!    between commands. Nothing is allocated or looked up.
 //!
 //! Vector code is written once over `simd::Simd` and instantiated for each [`Isa`]; the choice is a function pointer in the
@@ -29,6 +30,7 @@ mod pool;
 mod profile;
 mod program;
 mod simd;
+mod weights;
 
 pub use cpu::default_threads;
 pub use device_impl::{CpuDevice, Options};

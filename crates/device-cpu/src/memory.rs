@@ -1,4 +1,4 @@
-//! Memory of a program: zeroed buffers, and the KV pool as lazily committed address space.
+//! Memory of a program: zeroed buffers, and lazily committed address space for KV pages and interleaved weights.
 
 use device::{Error, Result};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -72,6 +72,11 @@ impl PagePool {
         Ok(PagePool { start, bytes, page_bytes })
     }
 
+    /// Ask the system for few large pages of its own instead of many small ones, which costs fewer look-ups of addresses.
+    pub fn prefer_huge_pages(&self) {
+        system::prefer_huge_pages(self.start, self.bytes);
+    }
+
     /// The first byte of page 0.
     pub fn start(&self) -> *mut u8 {
         self.start.as_ptr()
@@ -140,6 +145,16 @@ mod system {
         }
     }
 
+    pub fn prefer_huge_pages(start: NonNull<u8>, bytes: usize) {
+        #[cfg(target_os = "linux")]
+        // SAFETY: the map has this length. A refusal changes nothing.
+        unsafe {
+            libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE);
+        }
+        #[cfg(not(target_os = "linux"))]
+        let _ = (start, bytes);
+    }
+
     pub fn free(start: NonNull<u8>, bytes: usize) {
         // SAFETY: the map was made with this length.
         unsafe { libc::munmap(start.as_ptr().cast(), bytes) };
@@ -159,6 +174,8 @@ mod system {
     }
 
     pub fn release(_start: NonNull<u8>, _range: Range<usize>) {}
+
+    pub fn prefer_huge_pages(_start: NonNull<u8>, _bytes: usize) {}
 
     pub fn free(start: NonNull<u8>, bytes: usize) {
         if let Ok(layout) = Layout::from_size_align(bytes, 64) {

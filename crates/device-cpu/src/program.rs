@@ -6,11 +6,11 @@ use crate::compile::{Addresses, Compiler, RowsOfStep, Table};
 use crate::isa::Isa;
 use crate::kernels::attention;
 use crate::kernels::expert_groups::Groups;
-use crate::kernels::linear::WeightRows;
 use crate::layout::{Layout, Shared};
 use crate::lower::Lowered;
 use crate::memory::{Buffer, PagePool};
 use crate::pool::{Barrier, Panicked, Pool};
+use crate::weights::{Interleaved, matrices};
 use device::{
     CommandInfo, Error, GroupUse, Limits, Needs, Plan, Program, Result, Rows, Span, Step, Timing, ValueId,
     Want, Weight,
@@ -55,7 +55,8 @@ pub struct CpuProgram {
     n_outputs: usize,
     /// What the tables point to, kept alive.
     _buffers: Vec<Buffer>,
-    _weights: Vec<Bytes>,
+    _files: Vec<Bytes>,
+    _weights: PagePool,
 }
 
 /// One of a program's plans.
@@ -92,6 +93,7 @@ impl CpuProgram {
         limits: &Limits,
         isa: Isa,
         pool: Arc<Pool>,
+        weights: Interleaved,
     ) -> Result<CpuProgram> {
         let mut buffers = Vec::new();
         let mut take = |what: &str, bytes: usize| -> Result<*mut u8> {
@@ -131,15 +133,15 @@ impl CpuProgram {
         let mut plans = Vec::with_capacity(parts.len());
         for Part { plan, units, layout } in parts {
             let stacks = layout.experts.iter().map(|(id, _)| plan.weight(*id));
-            let matrices = stacks.flat_map(|stack| stack.parts.iter().map(move |part| (stack, part)));
-            for (index, (stack, part)) in matrices.enumerate() {
-                let rows = WeightRows::new(stack.block, stack.n_cols(), &part.data, part.planes.as_slices());
+            let matrices = stacks.flat_map(|stack| matrices(stack).map(move |part| (stack, part)));
+            for (index, (stack, (data, planes, n_rows))) in matrices.enumerate() {
+                let rows = weights.rows(stack, data, planes, n_rows);
                 // SAFETY: the buffer has room for the matrix of every expert of all plans.
                 unsafe { experts.cast_mut().add(index).write(rows) }
             }
             let at = Addresses { experts, ..addresses.clone() };
             experts = experts.wrapping_add(layout.n_experts());
-            let compiler = Compiler { plan, limits, layout, at: &at, isa };
+            let compiler = Compiler { plan, limits, layout, at: &at, weights: &weights, isa };
             let output = |id: &ValueId| {
                 let (value, offset) = (plan.value(*id), layout.arena.offset[id.0 as usize]);
                 Output { offset, rows: value.rows, cols: value.cols }
@@ -153,7 +155,7 @@ impl CpuProgram {
             });
         }
         let n_commands = plans.iter().flat_map(|p| [p.one.commands.len(), p.many.commands.len()]).max();
-        let weights = parts.iter().flat_map(|part| &part.plan.weights);
+        let files = parts.iter().flat_map(|part| &part.plan.weights);
         Ok(CpuProgram {
             pool,
             plans,
@@ -171,7 +173,8 @@ impl CpuProgram {
             n_rows: 0,
             n_outputs: 0,
             _buffers: buffers,
-            _weights: weights.flat_map(Weight::views).cloned().collect(),
+            _files: files.flat_map(Weight::views).cloned().collect(),
+            _weights: weights.into_memory(),
         })
     }
 

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 
 use crate::{Item, Limits, MemoryPlan, Op, Plan, Residence, Weight, WeightId, WeightPart};
+use formats::Bytes;
 
 impl Plan {
     /// Bytes of weights that one decoded token reads: of an embedding one row, of a stack of experts the chosen ones, of
@@ -72,11 +73,16 @@ impl Plan {
 
 impl MemoryPlan {
     /// The items that every device has: the weights as they lie in their files (mapped) and those made at load (committed),
-    /// and the KV pages of each group (reserved). A device adds its activations and what it repacks.
+    /// and the KV pages of each group (reserved). A device adds its activations, and what it repacks: weights that it does
+    /// not read `in_place` are left out.
     ///
     /// The plans have one KV layout and the limits one number of pages for each of its groups, which [`Limits::check`]
     /// ensures.
-    pub fn of_weights_and_kv(plans: &[Plan], limits: &Limits) -> MemoryPlan {
+    pub fn of_weights_and_kv(
+        plans: &[Plan],
+        limits: &Limits,
+        in_place: impl Fn(&Bytes) -> bool,
+    ) -> MemoryPlan {
         let mut items = Vec::new();
         for (mapped, what, residence) in
             [(true, "weights", Residence::Mapped), (false, "weights in memory", Residence::Committed)]
@@ -84,7 +90,8 @@ impl MemoryPlan {
             // Two weights may be views of the same bytes (a tied head, a weight of two plans).
             let mut views = HashSet::new();
             let weights = plans.iter().flat_map(|plan| &plan.weights);
-            let of_kind = weights.flat_map(Weight::views).filter(|view| view.is_mapped() == mapped);
+            let views_of_kind = weights.flat_map(Weight::views).filter(|view| view.is_mapped() == mapped);
+            let of_kind = views_of_kind.filter(|view| in_place(view));
             let distinct = of_kind.filter(|view| views.insert((view.as_ptr(), view.len())));
             let bytes = distinct.map(|view| view.len() as u64).sum();
             if bytes > 0 {

@@ -184,7 +184,7 @@ impl Device for NullDevice {
     /// What a real device would take for weights and pages.
     fn memory_plan(&self, plans: &[Plan], limits: &Limits) -> Result<MemoryPlan> {
         limits.check(self, plans)?;
-        Ok(MemoryPlan::of_weights_and_kv(plans, limits))
+        Ok(MemoryPlan::of_weights_and_kv(plans, limits, |_| true))
     }
 
     fn compile(&self, plans: &[Plan], limits: &Limits) -> Result<Box<dyn Program>> {

@@ -118,6 +118,27 @@ impl Bytes {
     pub fn is_mapped(&self) -> bool {
         self.map.is_mapped()
     }
+
+    /// Let the system take back the memory of a part of a mapped file, which comes back from the file when it is read again.
+    /// Parts beyond the bytes are left out; memory of our own stays.
+    pub fn release(&self, part: Range<usize>) {
+        #[cfg(unix)]
+        if let Backing::Mapped(map) = &self.map.backing {
+            let end = part.end.min(self.range.len());
+            if part.start < end {
+                // SAFETY: the map is shared and never written, so that its pages are the file's. A refusal changes nothing.
+                let _ = unsafe {
+                    map.unchecked_advise_range(
+                        memmap2::UncheckedAdvice::DontNeed,
+                        self.range.start + part.start,
+                        end - part.start,
+                    )
+                };
+            }
+        }
+        #[cfg(not(unix))]
+        let _ = part;
+    }
 }
 
 impl Deref for Bytes {

@@ -22,7 +22,7 @@ pub fn memory_plan(device: &Reference, plans: &[Plan], limits: &Limits) -> Resul
         flat.iter().flat_map(|plan| vector_ids(plan).map(|id| plan.weight(id).n_cols())).sum();
     let floats = buffers + vectors + transposed_len(&flat, limits);
     let bytes = 4 * (floats + limits.max_rows + limits.max_outputs) as u64;
-    let mut memory = MemoryPlan::of_weights_and_kv(plans, limits);
+    let mut memory = MemoryPlan::of_weights_and_kv(plans, limits, |_| true);
     memory.items.push(Item { what: "activations".to_owned(), bytes, residence: Residence::Committed });
     Ok(memory)
 }

@@ -297,6 +297,8 @@ pub(super) fn kernel<F: Codes>(isa: Isa) -> LinearKernel {
         gemv,
         gemm_tile,
         gemm_scratch_bytes,
+        gemm_adds_as_gemv: false,
+        interleave: None,
         gemm_min_rows: 2,
     };
     match isa {

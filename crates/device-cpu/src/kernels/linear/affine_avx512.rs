@@ -19,11 +19,19 @@
 
 use super::activation::{ActRow, ActRows};
 use super::affine::{Codes, PIECE, Scales};
-use super::avx512::{horizontal_sum, load512};
+use super::avx512::{group_lanes, horizontal_sum, load512};
 use super::gemm_avx512::{PASS, Panel, load_rows, multiply, row_addresses, transpose};
-use super::gemv_avx512::{GROUP_32, zero};
 use super::{TILE_ROWS, WeightRows};
 use std::arch::x86_64::*;
+
+/// Which of four groups of 32 columns the lanes of a register belong to.
+const GROUP_32: [[u32; 16]; 4] = group_lanes(32);
+
+#[inline(always)]
+fn zero() -> __m512 {
+    // SAFETY: all zeros is a value of this type.
+    unsafe { std::mem::zeroed() }
+}
 
 /// Rows that share the activations.
 const ROWS: usize = 4;

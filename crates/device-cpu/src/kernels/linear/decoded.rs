@@ -70,6 +70,8 @@ pub(super) fn kernel() -> LinearKernel {
         gemv,
         gemm_tile,
         gemm_scratch_bytes: |_| 0,
+        gemm_adds_as_gemv: false,
+        interleave: None,
         gemm_min_rows: 2,
     }
 }

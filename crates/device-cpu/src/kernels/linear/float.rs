@@ -122,6 +122,8 @@ pub(super) fn kernel<F: FloatFormat>(isa: Isa) -> LinearKernel {
         gemv: gemv::<F>,
         gemm_tile: gemm_tile::<F>,
         gemm_scratch_bytes,
+        gemm_adds_as_gemv: false,
+        interleave: None,
         gemm_min_rows: 2,
     };
     match isa {

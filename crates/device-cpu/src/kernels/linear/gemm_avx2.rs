@@ -7,10 +7,8 @@
 //! Order of accumulation: as in `gemm_avx512` with passes of [`PASS`] columns; it differs from `gemv`'s and does not
 //! depend on the number of activation rows.
 
+use super::TILE_ROWS;
 use super::activation::{ActRows, Q8Row};
-use super::avx2::{Avx2Format, is_signed};
-use super::gemm_avx512::row_addresses;
-use super::{TILE_ROWS, WeightRows};
 use std::arch::x86_64::*;
 
 /// Columns of a panel, so that it stays in the first cache with the activations it meets; a multiple of 256.
@@ -51,101 +49,6 @@ impl Panel {
             let codes = scratch.add(scratch.align_offset(64));
             let scale: *mut f32 = codes.add(2 * HALF).cast();
             Panel { codes, scale, offset: scale.add(SCALES) }
-        }
-    }
-}
-
-/// How many `vpmaddubsw` may be added in 16 bits; 0 for signed codes.
-const fn chunk<F: Avx2Format>() -> usize {
-    if is_signed::<F>() {
-        return 0;
-    }
-    let fitting = 32_767 / (2 * 127 * F::MAX_CODE as usize);
-    let steps = F::GROUP / 4;
-    // A power of two that divides the steps of a group.
-    if fitting >= 8 && steps == 8 {
-        8
-    } else if fitting >= 4 {
-        4
-    } else {
-        2
-    }
-}
-
-/// # Safety
-/// As [`super::GemmTile`]; AVX2, FMA and F16C are available.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn gemm_tile<F: Avx2Format>(
-    w: WeightRows,
-    n_cols: usize,
-    r0: usize,
-    n_rows: usize,
-    xs: ActRows,
-    scratch: *mut u8,
-    out: *mut f32,
-) {
-    let (w, row_bytes) = (w.values, w.row_bytes);
-    // SAFETY: passes over columns that the rows have; the scratch is as large as promised.
-    unsafe {
-        let panel = Panel::new(scratch);
-        let rows = row_addresses(w, row_bytes, r0, n_rows);
-        let len = F::BLOCK.block_len();
-        let mut k = 0;
-        while k < n_cols {
-            let n = PASS.min(n_cols - k);
-            for b in 0..n / len {
-                pack::<F>(&rows, (k / len + b) * F::BLOCK.block_bytes(), b, panel);
-            }
-            match (F::GROUP, chunk::<F>()) {
-                (32, 0) => multiply::<32, 0, false>(panel, k, n, n_cols, xs, out),
-                (32, 8) => multiply::<32, 8, true>(panel, k, n, n_cols, xs, out),
-                (32, 4) => multiply::<32, 4, true>(panel, k, n, n_cols, xs, out),
-                (16, 4) => multiply::<16, 4, true>(panel, k, n, n_cols, xs, out),
-                (16, _) => multiply::<16, 2, true>(panel, k, n, n_cols, xs, out),
-                _ => multiply::<32, 2, true>(panel, k, n, n_cols, xs, out),
-            }
-            k += n;
-        }
-    }
-}
-
-/// Decode the blocks at byte `at` of 16 rows into the panel as its block `b`.
-///
-/// # Safety
-/// AVX2 and F16C are available; the blocks are readable; the panel has room.
-#[inline(always)]
-unsafe fn pack<F: Avx2Format>(rows: &[*const u8; 16], at: usize, b: usize, panel: Panel) {
-    let registers_of_block = F::BLOCK.block_len() / 32;
-    let n_groups = F::BLOCK.block_len() / F::GROUP;
-    let (mut scale, mut offset) = ([0f32; 16], [0f32; 16]);
-    // SAFETY: the caller's promise.
-    unsafe {
-        for half in 0..2 {
-            for i in 0..registers_of_block {
-                let mut registers = [_mm256_setzero_si256(); 8];
-                for (r, register) in registers.iter_mut().enumerate() {
-                    *register = F::codes32(rows[half * 8 + r].add(at), i);
-                }
-                let columns = transpose(registers);
-                let to = panel.codes.add(half * HALF + (b * registers_of_block + i) * 256);
-                for (c, column) in columns.into_iter().enumerate() {
-                    _mm256_store_si256(to.add(c * 32).cast(), column);
-                }
-            }
-        }
-        for (r, row) in rows.iter().enumerate() {
-            F::scales_avx2(row.add(at), &mut scale, &mut offset);
-            for g in 0..n_groups {
-                let to = (b * n_groups + g) * TILE_ROWS + r;
-                panel.scale.add(to).write(scale[g]);
-                if F::HAS_OFFSET {
-                    panel.offset.add(to).write(offset[g]);
-                } else if !is_signed::<F>() {
-                    panel.offset.add(to).write(-f32::from(F::ZERO) * scale[g]);
-                } else {
-                    panel.offset.add(to).write(0.0);
-                }
-            }
         }
     }
 }

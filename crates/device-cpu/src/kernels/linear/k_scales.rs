@@ -4,6 +4,8 @@
 //! low 4 bits of scales 4..8 (low nibbles) and of minima 4..8 (high nibbles), whose upper 2 bits are the upper 2 bits
 //! of bytes 0..4 (scales) and 4..8 (minima).
 
+use super::interleaved::store_field;
+
 /// Eight scales, then eight minima, as bytes of four words.
 #[inline(always)]
 pub(super) fn unpack(packed: [u32; 3]) -> [u32; 4] {
@@ -36,56 +38,13 @@ pub(super) fn decode(block: &[u8], scale: &mut [f32], offset: &mut [f32]) {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
-pub(super) mod avx2 {
-    use std::arch::x86_64::*;
-
-    /// As [`super::decode`].
-    ///
-    /// # Safety
-    /// AVX2 and F16C are available; 16 bytes are readable at `p`.
-    #[inline(always)]
-    pub(in super::super) unsafe fn decode(p: *const u8, scale: &mut [f32; 16], offset: &mut [f32; 16]) {
-        // SAFETY: the caller's promise; eight values each are written.
-        unsafe {
-            let word = |i: usize| p.add(4 * i).cast::<u32>().read_unaligned();
-            let [s0, s1, m0, m1] = super::unpack([word(1), word(2), word(3)]);
-            let s = _mm256_cvtepu8_epi32(_mm_set_epi32(0, 0, s1 as i32, s0 as i32));
-            let m = _mm256_cvtepu8_epi32(_mm_set_epi32(0, 0, m1 as i32, m0 as i32));
-            let factors = _mm_cvtph_ps(_mm_cvtsi32_si128(word(0) as i32));
-            let d = _mm256_broadcastss_ps(factors);
-            let dmin = _mm256_broadcastss_ps(_mm_movehdup_ps(factors));
-            let minus = _mm256_set1_ps(-0.0);
-            _mm256_storeu_ps(scale.as_mut_ptr(), _mm256_mul_ps(_mm256_cvtepi32_ps(s), d));
-            let m = _mm256_mul_ps(_mm256_cvtepi32_ps(m), dmin);
-            _mm256_storeu_ps(offset.as_mut_ptr(), _mm256_xor_ps(m, minus));
-        }
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-pub(super) mod avx512 {
-    use super::super::avx512::load512;
-    use std::arch::x86_64::*;
-
-    const EIGHT_EACH: [u32; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1];
-
-    /// As [`super::decode`]: eight scales, then eight offsets.
-    ///
-    /// # Safety
-    /// AVX-512 is available; 16 bytes are readable at `p`.
-    #[inline(always)]
-    pub(in super::super) unsafe fn decode(p: *const u8) -> __m512 {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let word = |i: usize| p.add(4 * i).cast::<u32>().read_unaligned();
-            let [s0, s1, m0, m1] = super::unpack([word(1), word(2), word(3)]);
-            let bytes = _mm_set_epi32(m1 as i32, m0 as i32, s1 as i32, s0 as i32);
-            let values = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
-            let factors = _mm_cvtph_ps(_mm_cvtsi32_si128(word(0) as i32));
-            let factors = _mm512_permutexvar_ps(load512(&EIGHT_EACH), _mm512_castps128_ps512(factors));
-            let product = _mm512_mul_ps(values, factors);
-            _mm512_mask_sub_ps(product, 0xff00, _mm512_setzero_ps(), product)
-        }
+/// `d`, `dmin`, then the scales and the minima of the eight groups into row `r` of interleaved fields.
+#[inline(always)]
+pub(super) fn store(block: &[u8], r: usize, fields: &mut [u8]) {
+    store_field::<2>(fields, 0, r, block);
+    store_field::<2>(fields, 32, r, &block[2..]);
+    let unpacked = unpack(words(&block[4..16]));
+    for g in 0..16 {
+        fields[64 + 16 * g + r] = (unpacked[g / 4] >> (8 * (g % 4))) as u8;
     }
 }

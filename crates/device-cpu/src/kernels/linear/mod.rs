@@ -1,4 +1,4 @@
-//! Matrix kernels: `out[i][r] = sum_k W[r][k] * x[i][k]`, the weights in any block type, read where they lie in the file.
+//! Matrix kernels: `out[i][r] = sum_k W[r][k] * x[i][k]`, the weights in any block type.
 //!
 //! # How a product is computed
 //!
@@ -15,20 +15,20 @@
 //!
 //! # How the files divide the work
 //!
-//! A block type is one file. It implements `portable::Format` (decoding in plain Rust, which serves the scalar reference
-//! and NEON), `avx2::Avx2Format` (32 codes in a register) and one of AVX-512's two traits: `avx512::PairFormat` for
-//! blocks of 32 columns, of which two fill a register, `avx512::SuperFormat` for blocks of 256. The loops around the
-//! decoding are shared: `portable` with the inner products of `scalar` and `neon`; `gemv_avx2` and `gemm_avx2`;
-//! `gemv_avx512` and `gemm_avx512`. Numbers that need no decoding implement `float::FloatFormat`. Types whose scales lie
-//! apart from the values are in `affine`, with `affine_avx2` and `affine_avx512`; whatever has no kernel of its own runs
-//! through its codec, in `decoded`. What was tried, kept and lost stands in `NOTES.md`.
+//! A block type is one file, which implements `portable::Format` (decoding in plain Rust, which serves the scalar
+//! reference and NEON, and reads the weights where they lie in the file) and `interleaved::Interleaved` (how its codes
+//! and scales stand in the tiles that AVX2 and AVX-512 read, [`Interleave`]). The loops are shared: `portable` with the
+//! inner products of `scalar` and `neon`; `interleaved_avx2`; `interleaved_avx512`. Numbers that need no decoding
+//! implement `float::FloatFormat`. Types whose scales lie apart from the values are in `affine`, with `affine_avx2` and
+//! `affine_avx512`, whose panels `gemm_avx2` and `gemm_avx512` multiply; whatever has no kernel of its own runs through
+//! its codec, in `decoded`. What was tried, kept and lost stands in `NOTES.md`.
 //!
 //! # Numerics
 //!
 //! A `gemv` result is a function of its weight row and its activation row: how the rows were divided among calls does
-//! not matter. `gemm_tile` of the scalar and NEON variants gives the same bits as `gemv`; that of AVX2 and AVX-512 does
-//! not (its lanes are weight rows where `gemv`'s are columns), but it too is independent of how many activation rows
-//! there are. Who needs one order for one row and for many uses `gemm_tile` for one row too, or `gemv` for each.
+//! not matter. A `gemm_tile` result does not depend on how many activation rows there are, and has the same bits as
+//! `gemv`'s where [`LinearKernel::gemm_adds_as_gemv`] says so; who needs one order for one row and for many uses `gemv`
+//! for each elsewhere.
 
 // A loop variable here numbers a lane, a row or a column of several arrays at once.
 #![allow(clippy::needless_range_loop)]
@@ -38,6 +38,7 @@ pub mod activation;
 mod affine;
 mod decoded;
 mod float;
+mod interleaved;
 mod portable;
 mod scalar;
 mod weight_rows;
@@ -59,9 +60,9 @@ mod gemm_avx2;
 #[cfg(target_arch = "x86_64")]
 mod gemm_avx512;
 #[cfg(target_arch = "x86_64")]
-mod gemv_avx2;
+mod interleaved_avx2;
 #[cfg(target_arch = "x86_64")]
-mod gemv_avx512;
+mod interleaved_avx512;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 
@@ -104,6 +105,7 @@ pub const TILE_ROWS: usize = 16;
 /// # Safety
 /// - The kernel was given for an [`Isa`] that this processor runs ([`linear_kernel`] sees to it).
 /// - `w` is of the kernel's type and is valid for reads of `r1` rows of `n_cols` columns, a multiple of the block's length.
+///   Where the kernel interleaves, it is interleaved, and `r0` is a multiple of [`TILE_ROWS`].
 /// - `x` holds `n_cols` activations of the kernel's [`ActivationKind`].
 /// - `out` is valid for writes of `r1 - r0` values.
 pub type Gemv = unsafe fn(w: WeightRows, n_cols: usize, r0: usize, r1: usize, x: ActRow, out: *mut f32);
@@ -141,8 +143,22 @@ pub struct LinearKernel {
     pub gemm_tile: GemmTile,
     /// Bytes of scratch that [`Self::gemm_tile`] needs, one for each worker.
     pub gemm_scratch_bytes: fn(n_cols: usize) -> usize,
+    /// Whether [`Self::gemm_tile`] gives the same bits as [`Self::gemv`].
+    pub gemm_adds_as_gemv: bool,
+    /// How the kernels want the weights; `None`: as they lie in the file.
+    pub interleave: Option<Interleave>,
     /// From how many activation rows on [`Self::gemm_tile`] beats [`Self::gemv`] for each (measured, see `NOTES.md`).
     pub gemm_min_rows: usize,
+}
+
+/// Weights in an order of the kernels' own, in tiles of [`TILE_ROWS`] rows: see `interleaved`.
+#[derive(Clone, Copy, Debug)]
+pub struct Interleave {
+    /// Bytes of a tile; a multiple of 64.
+    pub tile_bytes: fn(n_cols: usize) -> usize,
+    /// Make a tile: from the weight rows as they lie in the file, `n_cols`, `r0`, `n_rows <= TILE_ROWS`, into its bytes, aligned
+    /// to 64. Unsafe as [`Gemv`].
+    pub tile: unsafe fn(w: WeightRows, n_cols: usize, r0: usize, n_rows: usize, out: *mut u8),
 }
 
 /// The kernels for matrices of a block type with rows of `n_cols`. An instruction set that this processor lacks gives the
@@ -153,19 +169,19 @@ pub fn linear_kernel(block: BlockType, n_cols: usize, isa: Isa) -> LinearKernel 
         BlockType::F32 => float::kernel::<f32::F32>(isa),
         BlockType::F16 => float::kernel::<f16::F16>(isa),
         BlockType::BF16 => float::kernel::<bf16::BF16>(isa),
-        BlockType::Q4_0 => portable::pair_kernel::<q4_0::Q4_0>(isa),
-        BlockType::Q4_1 => portable::pair_kernel::<q4_1::Q4_1>(isa),
-        BlockType::Q5_0 => portable::pair_kernel::<q5_0::Q5_0>(isa),
-        BlockType::Q5_1 => portable::pair_kernel::<q5_1::Q5_1>(isa),
-        BlockType::Q8_0 => portable::pair_kernel::<q8_0::Q8_0>(isa),
-        BlockType::IQ4_NL => portable::pair_kernel::<iq4_nl::Iq4Nl>(isa),
-        BlockType::MXFP4 => portable::pair_kernel::<mxfp4::Mxfp4>(isa),
-        BlockType::Q2_K => portable::super_kernel::<q2_k::Q2K>(isa),
-        BlockType::Q3_K => portable::super_kernel::<q3_k::Q3K>(isa),
-        BlockType::Q4_K => portable::super_kernel::<q4_k::Q4K>(isa),
-        BlockType::Q5_K => portable::super_kernel::<q5_k::Q5K>(isa),
-        BlockType::Q6_K => portable::super_kernel::<q6_k::Q6K>(isa),
-        BlockType::IQ4_XS => portable::super_kernel::<iq4_xs::Iq4Xs>(isa),
+        BlockType::Q4_0 => portable::kernel::<q4_0::Q4_0>(isa),
+        BlockType::Q4_1 => portable::kernel::<q4_1::Q4_1>(isa),
+        BlockType::Q5_0 => portable::kernel::<q5_0::Q5_0>(isa),
+        BlockType::Q5_1 => portable::kernel::<q5_1::Q5_1>(isa),
+        BlockType::Q8_0 => portable::kernel::<q8_0::Q8_0>(isa),
+        BlockType::IQ4_NL => portable::kernel::<iq4_nl::Iq4Nl>(isa),
+        BlockType::MXFP4 => portable::kernel::<mxfp4::Mxfp4>(isa),
+        BlockType::Q2_K => portable::kernel::<q2_k::Q2K>(isa),
+        BlockType::Q3_K => portable::kernel::<q3_k::Q3K>(isa),
+        BlockType::Q4_K => portable::kernel::<q4_k::Q4K>(isa),
+        BlockType::Q5_K => portable::kernel::<q5_k::Q5K>(isa),
+        BlockType::Q6_K => portable::kernel::<q6_k::Q6K>(isa),
+        BlockType::IQ4_XS => portable::kernel::<iq4_xs::Iq4Xs>(isa),
         BlockType::Affine(affine) => match affine.bits() {
             2 => affine::kernel::<affine::Packed<2>>(isa),
             3 => affine::kernel::<affine::Packed<3>>(isa),

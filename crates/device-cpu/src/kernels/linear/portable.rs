@@ -6,12 +6,12 @@
 //! the instruction set's vectors have; the offsets' part accumulates apart and is added last.
 
 use super::activation::{ActRow, ActRows, ActivationKind, Q8Row};
-use super::{GemmTile, Gemv, LinearKernel, WeightRows, scalar};
+use super::interleaved::{Interleaved, tile_bytes};
+use super::{GemmTile, Gemv, Interleave, LinearKernel, WeightRows, scalar};
 use crate::isa::Isa;
 use formats::BlockType;
 
 /// A quantised block type: `w = scale * code + offset`, one scale (and offset) for each `GROUP` columns.
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub(super) trait Format {
     /// `linear_q4_0`
     const NAME: &'static str;
@@ -26,8 +26,6 @@ pub(super) trait Format {
     const ZERO: u8;
     /// The largest unsigned code.
     const MAX_CODE: u8;
-    /// From how many activation rows on AVX-512's GEMM beats its GEMV.
-    const GEMM_MIN_ROWS: usize = 3;
 
     /// The scales (and offsets) of a block of [`BlockType::block_bytes`] bytes, one for each group.
     fn scales(block: &[u8], scale: &mut [f32], offset: &mut [f32]);
@@ -128,7 +126,7 @@ pub(super) unsafe fn gemv<F: Format, D: Dot>(
     out: *mut f32,
 ) {
     let (w, row_bytes) = (w.values, w.row_bytes);
-    let (len, bytes) = (F::BLOCK.block_len(), F::BLOCK.block_bytes());
+    let (len, bytes) = const { (F::BLOCK.block_len(), F::BLOCK.block_bytes()) };
     let n_groups = len / F::GROUP;
     let mut codes = [0i8; 256];
     let (mut scale, mut offset) = ([0f32; 16], [0f32; 16]);
@@ -171,7 +169,7 @@ pub(super) unsafe fn gemm_tile<F: Format, D: Dot>(
     out: *mut f32,
 ) {
     let (w, row_bytes) = (w.values, w.row_bytes);
-    let (len, bytes) = (F::BLOCK.block_len(), F::BLOCK.block_bytes());
+    let (len, bytes) = const { (F::BLOCK.block_len(), F::BLOCK.block_bytes()) };
     let (n_blocks, n_groups) = (n_cols / len, len / F::GROUP);
     // SAFETY: the scratch has room for the row; all else as in `gemv`.
     unsafe {
@@ -210,83 +208,39 @@ pub(super) unsafe fn gemm_tile<F: Format, D: Dot>(
     }
 }
 
-/// A kernel of the loops in this file.
-fn kernel<F: Format>(gemv: Gemv, gemm_tile: GemmTile) -> LinearKernel {
-    LinearKernel {
+/// The kernels of a type: interleaved weights where vectors want them, else the loops in this file.
+pub(super) fn kernel<F: Interleaved>(isa: Isa) -> LinearKernel {
+    let as_stored = |gemv: Gemv, gemm_tile: GemmTile| LinearKernel {
         name: F::NAME,
         activation: ActivationKind::Q8,
         gemv,
         gemm_tile,
         gemm_scratch_bytes: gemm_scratch_bytes::<F>,
         gemm_min_rows: 2,
-    }
-}
-
-/// The variants that every quantised type shares.
-fn common_kernel<F: Format>(isa: Isa) -> LinearKernel {
+        gemm_adds_as_gemv: true,
+        interleave: None,
+    };
+    #[cfg(target_arch = "x86_64")]
+    let interleaved = |gemv, gemm_tile, gemm_scratch_bytes, tile| LinearKernel {
+        gemm_scratch_bytes,
+        interleave: Some(Interleave { tile_bytes: tile_bytes::<F>, tile }),
+        ..as_stored(gemv, gemm_tile)
+    };
     match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => {
+            use super::interleaved_avx512::{gemm_tile, gemv, interleave, scratch_bytes};
+            interleaved(gemv::<F>, gemm_tile::<F>, scratch_bytes, interleave::<F>)
+        }
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => {
+            use super::interleaved_avx2::{gemm_tile, gemv, interleave, scratch_bytes};
+            interleaved(gemv::<F>, gemm_tile::<F>, scratch_bytes, interleave::<F>)
+        }
         #[cfg(target_arch = "aarch64")]
-        Isa::Neon => kernel::<F>(super::neon::gemv::<F>, super::neon::gemm_tile::<F>),
-        _ => kernel::<F>(gemv::<F, scalar::Scalar>, gemm_tile::<F, scalar::Scalar>),
+        Isa::Neon => as_stored(super::neon::gemv::<F>, super::neon::gemm_tile::<F>),
+        _ => as_stored(gemv::<F, scalar::Scalar>, gemm_tile::<F, scalar::Scalar>),
     }
-}
-
-/// The AVX2 kernels of a type.
-#[cfg(target_arch = "x86_64")]
-fn avx2_kernel<F: super::avx2::Avx2Format>() -> LinearKernel {
-    LinearKernel {
-        gemv: super::gemv_avx2::gemv::<F>,
-        gemm_tile: super::gemm_avx2::gemm_tile::<F>,
-        gemm_scratch_bytes: super::gemm_avx2::scratch_bytes,
-        gemm_min_rows: 2,
-        ..common_kernel::<F>(Isa::Scalar)
-    }
-}
-
-/// The kernels of a type with blocks of 32 columns.
-#[cfg(target_arch = "x86_64")]
-pub(super) fn pair_kernel<F: super::avx512::PairFormat>(isa: Isa) -> LinearKernel {
-    match isa {
-        Isa::Avx512 => {}
-        Isa::Avx2 => return avx2_kernel::<F>(),
-        _ => return common_kernel::<F>(isa),
-    }
-    LinearKernel {
-        gemv: super::gemv_avx512::gemv_pairs::<F>,
-        gemm_tile: super::gemm_avx512::gemm_tile_pairs::<F>,
-        gemm_scratch_bytes: super::gemm_avx512::scratch_bytes,
-        gemm_min_rows: F::GEMM_MIN_ROWS,
-        ..common_kernel::<F>(Isa::Scalar)
-    }
-}
-
-/// The kernels of a type with blocks of 256 columns.
-#[cfg(target_arch = "x86_64")]
-pub(super) fn super_kernel<F: super::avx512::SuperFormat>(isa: Isa) -> LinearKernel {
-    match isa {
-        Isa::Avx512 => {}
-        Isa::Avx2 => return avx2_kernel::<F>(),
-        _ => return common_kernel::<F>(isa),
-    }
-    LinearKernel {
-        gemv: super::gemv_avx512::gemv_super::<F>,
-        gemm_tile: super::gemm_avx512::gemm_tile_super::<F>,
-        gemm_scratch_bytes: super::gemm_avx512::scratch_bytes,
-        gemm_min_rows: F::GEMM_MIN_ROWS,
-        ..common_kernel::<F>(Isa::Scalar)
-    }
-}
-
-/// The kernels of a type with blocks of 32 columns.
-#[cfg(not(target_arch = "x86_64"))]
-pub(super) fn pair_kernel<F: Format>(isa: Isa) -> LinearKernel {
-    common_kernel::<F>(isa)
-}
-
-/// The kernels of a type with blocks of 256 columns.
-#[cfg(not(target_arch = "x86_64"))]
-pub(super) fn super_kernel<F: Format>(isa: Isa) -> LinearKernel {
-    common_kernel::<F>(isa)
 }
 
 #[cfg(test)]

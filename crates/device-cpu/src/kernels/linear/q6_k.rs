@@ -5,10 +5,11 @@
 //! `l[0..32]`, 32..64 those of `l[32..64]`, 64..96 and 96..128 the high nibbles of the same; bits `2j, 2j + 1` of `h[i]`
 //! belong to column `32 j + i`.
 //!
-//! Loops, order of accumulation and bytes moved: `gemv_*`, `gemm_*` and `portable`. Measured on one thread of an
+//! Loops, order of accumulation and bytes moved: `interleaved` and `portable`. Measured on one thread of an
 //! AMD EPYC (Zen 5), 2026-11-21, 2048 columns: AVX-512 GEMV 68 GB/s from the second cache and 38 from memory, GEMM
 //! of 128 rows 561 Gop/s; AVX2 24, 22 and 207.
 
+use super::interleaved::{Interleaved, Scales, store_field};
 use super::portable::{Format, f16_at};
 use formats::BlockType;
 
@@ -47,57 +48,15 @@ impl Format for Q6K {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
-mod avx2 {
-    use super::super::avx2::{Avx2Format, bits};
-    use std::arch::x86_64::{__m256i, _mm256_or_si256, _mm256_slli_epi16};
+impl Interleaved for Q6K {
+    const BITS: usize = 6;
+    const SCALES: Scales = Scales::Signed;
 
-    impl Avx2Format for super::Q6K {
-        #[inline(always)]
-        unsafe fn codes32(block: *const u8, i: usize) -> __m256i {
-            // SAFETY: the caller's promise.
-            unsafe {
-                let (half, j) = (i / 4, i % 4);
-                let low = bits(block.add(64 * half + 32 * (j % 2)), 4 * (j / 2), 15);
-                _mm256_or_si256(low, _mm256_slli_epi16::<4>(bits(block.add(128 + 32 * half), 2 * j, 3)))
-            }
-        }
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-mod avx512 {
-    use super::super::avx512::*;
-    use std::arch::x86_64::*;
-
-    /// Shifts that bring the upper bits of 64 columns to bits 4 and 5: left for the first 64, right for the second.
-    const LEFT: [u16; 32] = halves(4, 2);
-    const RIGHT: [u16; 32] = halves(0, 2);
-
-    impl SuperFormat for super::Q6K {
-        #[inline(always)]
-        unsafe fn block(p: *const u8) -> Super {
-            // SAFETY: the caller's promise.
-            unsafe {
-                let nibble = _mm512_set1_epi8(15);
-                let upper = _mm512_set1_epi8(0x30);
-                let half = |half: usize| {
-                    let low = _mm512_loadu_si512(p.add(64 * half).cast());
-                    let high = _mm512_broadcast_i64x4(_mm256_loadu_si256(p.add(128 + 32 * half).cast()));
-                    let left = _mm512_sllv_epi16(high, load512(&LEFT));
-                    let right = _mm512_srlv_epi16(high, load512(&RIGHT));
-                    // (a & b) | (c & d) with the masks complementary below bit 6: select by `nibble`, then cut.
-                    let cut = _mm512_or_si512(nibble, upper);
-                    let select =
-                        |l, h| _mm512_and_si512(_mm512_ternarylogic_epi32::<0xca>(nibble, l, h), cut);
-                    (select(low, left), select(_mm512_srli_epi16::<4>(low), right))
-                };
-                let ((a, b), (c, e)) = (half(0), half(1));
-                let scale = _mm512_cvtepi8_epi32(_mm_loadu_si128(p.add(192).cast()));
-                let d = _mm512_cvtph_ps(_mm256_set1_epi16(p.add(208).cast::<i16>().read_unaligned()));
-                let scale = _mm512_mul_ps(_mm512_cvtepi32_ps(scale), d);
-                Super { codes: [a, b, c, e], scale, offset: scale }
-            }
+    #[inline(always)]
+    fn store_scales(block: &[u8], r: usize, fields: &mut [u8]) {
+        store_field::<2>(fields, 0, r, &block[208..]);
+        for (g, &s) in block[192..208].iter().enumerate() {
+            fields[32 + 16 * g + r] = s;
         }
     }
 }

@@ -317,15 +317,34 @@ impl Case {
         linear_kernel(self.block, self.n_cols, isa)
     }
 
+    /// The matrix as the kernels of an instruction set read it; the tiles, if it is interleaved, end where readable memory does.
+    fn matrix(&self, isa: Isa) -> (WeightRows, Option<Guarded>) {
+        let Some(interleave) = self.kernel(isa).interleave else { return (self.w(), None) };
+        let tile_bytes = (interleave.tile_bytes)(self.n_cols);
+        assert_eq!(tile_bytes % 64, 0);
+        let mut tiles = Aligned::new(tile_bytes * self.n_rows.div_ceil(TILE_ROWS));
+        for (tile, r0) in (0..self.n_rows).step_by(TILE_ROWS).enumerate() {
+            let n_rows = TILE_ROWS.min(self.n_rows - r0);
+            // SAFETY: the rows are the matrix's, and the tile has its bytes.
+            unsafe {
+                let out = tiles.as_mut_ptr().add(tile * tile_bytes);
+                (interleave.tile)(self.w(), self.n_cols, r0, n_rows, out);
+            }
+        }
+        let start = tiles.0.as_ptr().align_offset(64);
+        let tiles = Guarded::new(&tiles.0[start..start + tile_bytes * self.n_rows.div_ceil(TILE_ROWS)]);
+        (self.w().interleaved(tiles.bytes().as_ptr(), tile_bytes), Some(tiles))
+    }
+
     fn x(&mut self, i: usize) -> ActRow {
         ActRow(self.acts.as_mut_ptr().wrapping_add(i * self.stride))
     }
 
     fn gemv(&mut self, isa: Isa, i: usize, r0: usize, r1: usize) -> Vec<f32> {
         let mut out = vec![f32::NAN; r1 - r0];
-        let x = self.x(i);
+        let (x, (w, _tiles)) = (self.x(i), self.matrix(isa));
         // SAFETY: the shapes are those of the case.
-        unsafe { (self.kernel(isa).gemv)(self.w(), self.n_cols, r0, r1, x, out.as_mut_ptr()) };
+        unsafe { (self.kernel(isa).gemv)(w, self.n_cols, r0, r1, x, out.as_mut_ptr()) };
         out
     }
 
@@ -335,20 +354,13 @@ impl Case {
         let mut scratch = Aligned::new((kernel.gemm_scratch_bytes)(self.n_cols));
         let mut out = vec![f32::NAN; n * self.n_rows];
         let xs = ActRows { base: self.x(0).0, stride: self.stride, n };
+        let (w, _tiles) = self.matrix(isa);
         for r0 in (0..self.n_rows).step_by(TILE_ROWS) {
             let n_rows = TILE_ROWS.min(self.n_rows - r0);
             let mut tile = vec![f32::NAN; n * TILE_ROWS];
             // SAFETY: the shapes are those of the case.
             unsafe {
-                (kernel.gemm_tile)(
-                    self.w(),
-                    self.n_cols,
-                    r0,
-                    n_rows,
-                    xs,
-                    scratch.as_mut_ptr(),
-                    tile.as_mut_ptr(),
-                )
+                (kernel.gemm_tile)(w, self.n_cols, r0, n_rows, xs, scratch.as_mut_ptr(), tile.as_mut_ptr())
             };
             for i in 0..n {
                 for r in 0..n_rows {
@@ -446,13 +458,38 @@ fn gemm_agrees_with_f64() {
 fn gemv_does_not_depend_on_how_rows_are_divided() {
     let mut random = Random(3);
     for block in all_types() {
-        let (n_rows, n_cols) = (13, whole_blocks(block, 224));
+        let (n_rows, n_cols) = (45, whole_blocks(block, 224));
         let bytes = random_weights(block, n_rows, n_cols, &mut random);
         let mut case = Case::new(block, n_rows, n_cols, 1, &bytes, &mut random);
         for isa in Isa::available() {
             let whole = case.gemv(isa, 0, 0, n_rows);
-            for (r0, r1) in [(0, 1), (1, 6), (3, 13), (12, 13), (5, 5)] {
+            // Interleaved rows begin with a tile.
+            let anywhere = [(1, 6), (3, 13), (12, 45)];
+            let ranges = if case.kernel(isa).interleave.is_some() { &[][..] } else { &anywhere };
+            for &(r0, r1) in [(0, 1), (0, 18), (16, 45), (32, 45), (16, 16)].iter().chain(ranges) {
                 assert_eq!(case.gemv(isa, 0, r0, r1), whole[r0..r1], "{block} {isa} rows {r0}..{r1}");
+            }
+        }
+    }
+}
+
+#[test]
+fn gemm_adds_as_gemv_where_it_says_so() {
+    let mut random = Random(5);
+    for block in all_types() {
+        let (n_rows, n_cols) = (21, whole_blocks(block, 1120));
+        let bytes = random_weights(block, n_rows, n_cols, &mut random);
+        let mut case = Case::new(block, n_rows, n_cols, 14, &bytes, &mut random);
+        for isa in
+            Isa::available().into_iter().filter(|isa| case.kernel(*isa).gemm_adds_as_gemv).collect::<Vec<_>>()
+        {
+            let many = case.gemm(isa, 14);
+            for i in 0..14 {
+                assert_eq!(
+                    case.gemv(isa, i, 0, n_rows),
+                    many[i * n_rows..][..n_rows],
+                    "{block} {isa} row {i}"
+                );
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The rows of a weight matrix as the kernels read them, where they lie in the file.
+//! The rows of a weight matrix as the kernels read them: where they lie in the file, or interleaved.
 
 use formats::{BlockType, PlaneSlices, codec};
 use std::ops::Range;
@@ -31,6 +31,11 @@ impl WeightRows {
             biases: planes.biases.as_ptr(),
             plane_bytes: block.row_scale_bytes(n_cols),
         }
+    }
+
+    /// The same matrix in tiles of `tile_bytes` at `tiles`.
+    pub fn interleaved(self, tiles: *const u8, tile_bytes: usize) -> WeightRows {
+        WeightRows { values: tiles, row_bytes: tile_bytes / super::TILE_ROWS, ..self }
     }
 
     /// Decode some columns of a row by the codecs' definition: any type, at the speed of plain Rust.

@@ -1,0 +1,454 @@
+//! AVX2 kernels of interleaved weights: lanes are 8 weight rows, two registers a tile, activations broadcast.
+//!
+//! `vpmaddubsw` multiplies unsigned with signed bytes and adds two neighbours in 16 bits. Small codes allow several products
+//! to be added there before one `vpmaddwd` widens: 8 for codes to 15 (8 * 2 * 15 * 127 = 30,480), 4 to 31, 2 to 63.
+//! Codes beyond 127 stay signed and lend their sign to the activations, `|c| * (sign(c) q)`, at most
+//! 2 * 128 * 127 = 32,512; each of these products widens by itself.
+//!
+//! Up to [`COLS`] activation rows meet the codes as they are unpacked. Where more follow, [`PASS`] columns are unpacked
+//! into a panel first, bytes and f32 scales, which stays in the first cache. Order of accumulation: `interleaved`.
+
+use super::activation::{ActRow, ActRows, Q8Row};
+use super::interleaved::{
+    Interleaved, Scales, Tile, activations, code_bytes, is_signed, n_groups, scale_bytes,
+};
+use super::{TILE_ROWS, WeightRows};
+use std::arch::x86_64::*;
+
+/// Columns of a panel; a multiple of 256.
+const PASS: usize = 512;
+
+/// Activation rows whose sums fit the registers, for both halves of a tile.
+const COLS: usize = 3;
+
+/// From how many activation rows on a panel pays.
+const PANEL_ROWS: usize = 7;
+
+/// Bytes of a panel's codes, and of its scales (or offsets) in groups of 16.
+const PANEL: [usize; 2] = [PASS * TILE_ROWS, PASS / 16 * TILE_ROWS * 4];
+
+/// Bytes of scratch; the same for any number of columns.
+pub(super) fn scratch_bytes(_n_cols: usize) -> usize {
+    64 + PANEL[0] + 2 * PANEL[1]
+}
+
+/// As [`super::interleaved::interleave`].
+///
+/// # Safety
+/// As there; AVX2 is available.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn interleave<F: Interleaved>(
+    w: WeightRows,
+    n_cols: usize,
+    r0: usize,
+    n_rows: usize,
+    out: *mut u8,
+) {
+    // SAFETY: the caller's promise.
+    unsafe { super::interleaved::interleave::<F>(w, n_cols, r0, n_rows, out) }
+}
+
+/// # Safety
+/// As [`super::Gemv`], for interleaved weights; AVX2, FMA and F16C are available.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn gemv<F: Interleaved>(
+    w: WeightRows,
+    n_cols: usize,
+    r0: usize,
+    r1: usize,
+    x: ActRow,
+    out: *mut f32,
+) {
+    let xs = ActRows { base: x.0, stride: 0, n: 1 };
+    // SAFETY: tiles within the rows; a last tile in part goes through `products`.
+    unsafe {
+        for r in (r0..r1).step_by(TILE_ROWS) {
+            let source = Packed::<F>(Tile::new::<F>(w, n_cols, r), std::marker::PhantomData);
+            let x = activations(xs, 0, n_cols, 0);
+            if r1 - r >= TILE_ROWS {
+                rows::<F, _, 1>(source, n_cols, x, 0, true, out.add(r - r0));
+            } else {
+                let mut products = [0f32; TILE_ROWS];
+                rows::<F, _, 1>(source, n_cols, x, 0, true, products.as_mut_ptr());
+                out.add(r - r0).copy_from_nonoverlapping(products.as_ptr(), r1 - r);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`super::GemmTile`], for interleaved weights; AVX2, FMA and F16C are available.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn gemm_tile<F: Interleaved>(
+    w: WeightRows,
+    n_cols: usize,
+    r0: usize,
+    _n_rows: usize,
+    xs: ActRows,
+    scratch: *mut u8,
+    out: *mut f32,
+) {
+    // SAFETY: passes over columns that the rows have; the scratch is as large as promised.
+    unsafe {
+        let tile = Tile::new::<F>(w, n_cols, r0);
+        if xs.n < PANEL_ROWS {
+            let source = Packed::<F>(tile, std::marker::PhantomData);
+            return all_rows::<F, _>(source, xs, n_cols, 0, n_cols, out);
+        }
+        let panel = Panel::new(scratch);
+        for k in (0..n_cols).step_by(PASS) {
+            let n = PASS.min(n_cols - k);
+            panel.fill::<F>(tile.from::<F>(k), n);
+            all_rows::<F, _>(panel, xs, n_cols, k, n, out);
+        }
+    }
+}
+
+/// Columns `k..k + n` of all activation rows, in groups that fit the registers.
+///
+/// # Safety
+/// As [`rows`].
+#[inline(always)]
+unsafe fn all_rows<F: Interleaved, S: Source<F>>(
+    source: S,
+    xs: ActRows,
+    n_cols: usize,
+    k: usize,
+    n: usize,
+    out: *mut f32,
+) {
+    // SAFETY: activation rows `i..i + COLS` exist.
+    unsafe {
+        for i in (0..xs.n).step_by(COLS) {
+            let (x, out) = (activations(xs, i, n_cols, k), out.add(i * TILE_ROWS));
+            match xs.n - i {
+                1 => rows::<F, S, 1>(source, n, x, xs.stride, k == 0, out),
+                2 => rows::<F, S, 2>(source, n, x, xs.stride, k == 0, out),
+                _ => rows::<F, S, COLS>(source, n, x, xs.stride, k == 0, out),
+            }
+        }
+    }
+}
+
+/// Where codes and scales come from. `half` names 8 of the 16 rows.
+trait Source<F>: Copy {
+    /// The codes of a step of block `b` of 32 columns: unsigned, or signed if [`is_signed`].
+    ///
+    /// # Safety
+    /// AVX2 is available; the source has the block.
+    unsafe fn codes(self, b: usize, step: usize, half: usize) -> __m256i;
+
+    /// Scale and offset of a group; the offset is anything for a type without.
+    ///
+    /// # Safety
+    /// AVX2 and F16C are available; the source has the group.
+    unsafe fn scale(self, group: usize, half: usize) -> (__m256, __m256);
+}
+
+/// Bits `from..from + width` of each byte, moved to bit `to`.
+///
+/// # Safety
+/// AVX2 is available.
+#[inline(always)]
+unsafe fn bits(bytes: __m256i, from: usize, width: usize, to: usize) -> __m256i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let moved = if from > to {
+            _mm256_srl_epi16(bytes, _mm_cvtsi32_si128((from - to) as i32))
+        } else {
+            _mm256_sll_epi16(bytes, _mm_cvtsi32_si128((to - from) as i32))
+        };
+        _mm256_and_si256(moved, _mm256_set1_epi8((((1u32 << width) - 1) << to) as i8))
+    }
+}
+
+/// Four bits of a step from their plane.
+///
+/// # Safety
+/// AVX2 is available; the plane is readable.
+#[inline(always)]
+unsafe fn four(plane: *const u8, step: usize) -> __m256i {
+    // SAFETY: the caller's promise.
+    unsafe { bits(_mm256_load_si256(plane.add(64 * (step / 2)).cast()), 4 * (step % 2), 4, 0) }
+}
+
+/// Two bits of a step from their plane, at bit `to`.
+///
+/// # Safety
+/// As [`four`].
+#[inline(always)]
+unsafe fn two(plane: *const u8, step: usize, to: usize) -> __m256i {
+    // SAFETY: the caller's promise.
+    unsafe { bits(_mm256_load_si256(plane.add(64 * (step / 4)).cast()), 2 * (step % 4), 2, to) }
+}
+
+/// One bit of a step from its plane, at bit `to`.
+///
+/// # Safety
+/// As [`four`].
+#[inline(always)]
+unsafe fn one(plane: *const u8, step: usize, to: usize) -> __m256i {
+    // SAFETY: the caller's promise.
+    unsafe { bits(_mm256_load_si256(plane.cast()), step, 1, to) }
+}
+
+/// A tile as it lies in memory.
+struct Packed<F>(Tile, std::marker::PhantomData<F>);
+
+impl<F> Clone for Packed<F> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<F> Copy for Packed<F> {}
+
+impl<F: Interleaved> Source<F> for Packed<F> {
+    #[inline(always)]
+    unsafe fn codes(self, b: usize, step: usize, half: usize) -> __m256i {
+        // SAFETY: the block's planes.
+        unsafe {
+            let block = self.0.codes.add(b * code_bytes::<F>() + 32 * half);
+            let codes = match F::BITS {
+                2 => two(block, step, 0),
+                3 => _mm256_or_si256(two(block, step, 0), one(block.add(128), step, 2)),
+                4 => four(block, step),
+                5 => _mm256_or_si256(four(block, step), one(block.add(256), step, 4)),
+                6 => _mm256_or_si256(four(block, step), two(block.add(256), step, 4)),
+                _ => _mm256_load_si256(block.add(64 * step).cast()),
+            };
+            match F::VALUES {
+                None => codes,
+                Some(values) => {
+                    let table = _mm_loadu_si128(values.as_ptr().cast());
+                    let values = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), codes);
+                    if is_signed::<F>() {
+                        values
+                    } else {
+                        _mm256_add_epi8(values, _mm256_set1_epi8(F::ZERO as i8))
+                    }
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scale(self, group: usize, half: usize) -> (__m256, __m256) {
+        let (block, g) = (group / n_groups::<F>(), group % n_groups::<F>());
+        // SAFETY: the fields of the block.
+        unsafe {
+            let fields = self.0.scales.add(block * scale_bytes::<F>());
+            let f16s = |at: usize| _mm256_cvtph_ps(_mm_loadu_si128(fields.add(at + 16 * half).cast()));
+            let bytes = |at: usize| _mm_loadl_epi64(fields.add(at + 8 * half).cast());
+            let unsigned = |bytes: __m128i| _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));
+            let negated = |v: __m256| _mm256_xor_ps(v, _mm256_set1_ps(-0.0));
+            match F::SCALES {
+                Scales::F16 => (f16s(0), _mm256_setzero_ps()),
+                Scales::F16Offset => (f16s(0), f16s(32)),
+                Scales::Exponent => {
+                    // 2^(e - 128) is subnormal for e below 2: doubled after it was halved in the exponent.
+                    let e = _mm256_cvtepu8_epi32(bytes(0));
+                    let normal = _mm256_slli_epi32::<23>(_mm256_sub_epi32(e, _mm256_set1_epi32(1)));
+                    let small = _mm256_sllv_epi32(_mm256_set1_epi32(0x0020_0000), e);
+                    let is_small = _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e);
+                    let value = _mm256_blendv_epi8(normal, small, is_small);
+                    (_mm256_castsi256_ps(value), _mm256_setzero_ps())
+                }
+                Scales::Signed => {
+                    let s = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes(32 + 16 * g)));
+                    (_mm256_mul_ps(f16s(0), s), _mm256_setzero_ps())
+                }
+                Scales::Minima => {
+                    let (s, m) = (bytes(64 + 16 * g), bytes(64 + 16 * (n_groups::<F>() + g)));
+                    let offset = _mm256_mul_ps(f16s(32), unsigned(m));
+                    (_mm256_mul_ps(f16s(0), unsigned(s)), negated(offset))
+                }
+                Scales::Nibbles => {
+                    let both = bytes(64 + 16 * g);
+                    let low = _mm_set1_epi8(15);
+                    let s = _mm_and_si128(both, low);
+                    let m = _mm_and_si128(_mm_srli_epi16::<4>(both), low);
+                    let offset = _mm256_mul_ps(f16s(32), unsigned(m));
+                    (_mm256_mul_ps(f16s(0), unsigned(s)), negated(offset))
+                }
+            }
+        }
+    }
+}
+
+/// Codes as bytes, `[PASS / 4][16 rows][4]`, and scales and offsets in f32, `[PASS / GROUP][16 rows]`.
+#[derive(Clone, Copy)]
+struct Panel {
+    codes: *mut u8,
+    scale: *mut f32,
+    offset: *mut f32,
+}
+
+impl Panel {
+    /// # Safety
+    /// `scratch` has [`scratch_bytes`].
+    #[inline(always)]
+    unsafe fn new(scratch: *mut u8) -> Panel {
+        // SAFETY: the parts add up to `scratch_bytes`.
+        unsafe {
+            let codes = scratch.add(scratch.align_offset(64));
+            let scale: *mut f32 = codes.add(PANEL[0]).cast();
+            Panel { codes, scale, offset: scale.byte_add(PANEL[1]) }
+        }
+    }
+
+    /// Unpack `n` columns.
+    ///
+    /// # Safety
+    /// The tile has them; AVX2 and F16C are available.
+    #[inline(always)]
+    unsafe fn fill<F: Interleaved>(self, tile: Tile, n: usize) {
+        let source = Packed::<F>(tile, std::marker::PhantomData);
+        // SAFETY: `n` is at most PASS.
+        unsafe {
+            for b in 0..n / 32 {
+                for step in 0..8 {
+                    for half in 0..2 {
+                        let to = self.codes.add((b * 8 + step) * 64 + 32 * half);
+                        _mm256_store_si256(to.cast(), source.codes(b, step, half));
+                    }
+                }
+            }
+            for group in 0..n / F::GROUP {
+                for half in 0..2 {
+                    let (scale, offset) = source.scale(group, half);
+                    _mm256_store_ps(self.scale.add(group * TILE_ROWS + 8 * half), scale);
+                    if F::HAS_OFFSET {
+                        _mm256_store_ps(self.offset.add(group * TILE_ROWS + 8 * half), offset);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl<F: Interleaved> Source<F> for Panel {
+    #[inline(always)]
+    unsafe fn codes(self, b: usize, step: usize, half: usize) -> __m256i {
+        // SAFETY: the caller's promise.
+        unsafe { _mm256_load_si256(self.codes.add((b * 8 + step) * 64 + 32 * half).cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn scale(self, group: usize, half: usize) -> (__m256, __m256) {
+        let at = group * TILE_ROWS + 8 * half;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let offset =
+                if F::HAS_OFFSET { _mm256_load_ps(self.offset.add(at)) } else { _mm256_setzero_ps() };
+            (_mm256_load_ps(self.scale.add(at)), offset)
+        }
+    }
+}
+
+/// How many `vpmaddubsw` may be added in 16 bits, a divisor of the steps of a group; 0 for signed codes.
+const fn chunk<F: Interleaved>() -> usize {
+    if is_signed::<F>() {
+        return 0;
+    }
+    match 32_767 / (2 * 127 * F::MAX_CODE as usize) {
+        8.. if F::GROUP == 32 => 8,
+        4.. => 4,
+        _ => 2,
+    }
+}
+
+/// A tile's `n` columns times `C` activation rows, `stride` bytes apart: to `out`, `(C, 16)`, or added to it unless `first`.
+///
+/// # Safety
+/// AVX2, FMA and F16C are available; the source and the activations have the columns.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn rows<F: Interleaved, S: Source<F>, const C: usize>(
+    source: S,
+    n: usize,
+    x: Q8Row,
+    stride: usize,
+    first: bool,
+    out: *mut f32,
+) {
+    let steps = F::GROUP / 4;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let ones = _mm256_set1_epi16(1);
+        let mut sums = [[_mm256_setzero_ps(); 2]; C];
+        if !first {
+            for c in 0..C {
+                for half in 0..2 {
+                    sums[c][half] = _mm256_loadu_ps(out.add(c * TILE_ROWS + 8 * half));
+                }
+            }
+        }
+        let x_sums = if F::GROUP == 32 { x.sum32 } else { x.sum16 };
+        for group in 0..n / F::GROUP {
+            let (b, s0) = (group * F::GROUP / 32, group * F::GROUP % 32 / 4);
+            let activations = |c: usize, step: usize| {
+                let p = x.q.byte_add(c * stride).add(b * 32 + step * 4);
+                _mm256_set1_epi32(p.cast::<i32>().read_unaligned())
+            };
+            let mut products = [[_mm256_setzero_si256(); 2]; C];
+            if is_signed::<F>() {
+                for step in s0..s0 + steps {
+                    for half in 0..2 {
+                        let codes = source.codes(b, step, half);
+                        let magnitude = _mm256_abs_epi8(codes);
+                        for c in 0..C {
+                            let q = _mm256_sign_epi8(activations(c, step), codes);
+                            let pairs = _mm256_madd_epi16(_mm256_maddubs_epi16(magnitude, q), ones);
+                            products[c][half] = _mm256_add_epi32(products[c][half], pairs);
+                        }
+                    }
+                }
+            } else {
+                let chunk = const { if chunk::<F>() == 0 { 1 } else { chunk::<F>() } };
+                for start in (s0..s0 + steps).step_by(chunk) {
+                    let mut pairs = [[_mm256_setzero_si256(); 2]; C];
+                    for step in start..start + chunk {
+                        let codes = [source.codes(b, step, 0), source.codes(b, step, 1)];
+                        for c in 0..C {
+                            let q = activations(c, step);
+                            for half in 0..2 {
+                                let product = _mm256_maddubs_epi16(codes[half], q);
+                                pairs[c][half] = _mm256_add_epi16(pairs[c][half], product);
+                            }
+                        }
+                    }
+                    for c in 0..C {
+                        for half in 0..2 {
+                            let wide = _mm256_madd_epi16(pairs[c][half], ones);
+                            products[c][half] = _mm256_add_epi32(products[c][half], wide);
+                        }
+                    }
+                }
+            }
+            let scales = [source.scale(group, 0), source.scale(group, 1)];
+            for c in 0..C {
+                let x_scale = _mm256_set1_ps(*x.scale.byte_add(c * stride).add(b));
+                let x_sum = _mm256_set1_ps(*x_sums.byte_add(c * stride).add(group));
+                for half in 0..2 {
+                    let (scale, offset) = scales[half];
+                    let t = _mm256_cvtepi32_ps(products[c][half]);
+                    let sum = &mut sums[c][half];
+                    if F::HAS_OFFSET {
+                        *sum = _mm256_fmadd_ps(scale, _mm256_mul_ps(t, x_scale), *sum);
+                        *sum = _mm256_fmadd_ps(offset, x_sum, *sum);
+                    } else if is_signed::<F>() {
+                        *sum = _mm256_fmadd_ps(scale, _mm256_mul_ps(t, x_scale), *sum);
+                    } else {
+                        let zero = _mm256_mul_ps(_mm256_set1_ps(f32::from(F::ZERO)), x_sum);
+                        *sum = _mm256_fmadd_ps(scale, _mm256_fmsub_ps(t, x_scale, zero), *sum);
+                    }
+                }
+            }
+        }
+        for c in 0..C {
+            for half in 0..2 {
+                _mm256_storeu_ps(out.add(c * TILE_ROWS + 8 * half), sums[c][half]);
+            }
+        }
+    }
+}

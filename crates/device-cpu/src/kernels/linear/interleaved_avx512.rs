@@ -1,0 +1,285 @@
+//! AVX-512 kernels of interleaved weights: lanes are 16 weight rows, a register a step, activations broadcast by
+//! `vpdpbusd` itself.
+//!
+//! `vpdpbusd` multiplies unsigned with signed bytes and adds four neighbours to 32 bits. Signed codes are made unsigned, with a
+//! zero point. Up to [`COLS`] activation rows meet the codes as they are unpacked, which is then a small part of the work;
+//! passes of [`PASS`] columns keep a tile and the activations that it meets near. Order of accumulation: `interleaved`;
+//! signed codes have a zero point of 128.
+
+use super::activation::{ActRow, ActRows, Q8Row};
+use super::interleaved::{
+    Interleaved, Scales, Tile, activations, code_bytes, is_signed, n_groups, scale_bytes,
+};
+use super::{TILE_ROWS, WeightRows};
+use std::arch::x86_64::*;
+
+/// Columns of a pass; a multiple of 256.
+const PASS: usize = 1024;
+
+/// Activation rows whose sums fit the registers: 12 integer, 12 float, and the operands.
+const COLS: usize = 12;
+
+/// Bytes of scratch.
+pub(super) fn scratch_bytes(_n_cols: usize) -> usize {
+    0
+}
+
+/// As [`super::interleaved::interleave`].
+///
+/// # Safety
+/// As there; AVX-512 is available.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+pub(super) unsafe fn interleave<F: Interleaved>(
+    w: WeightRows,
+    n_cols: usize,
+    r0: usize,
+    n_rows: usize,
+    out: *mut u8,
+) {
+    // SAFETY: the caller's promise.
+    unsafe { super::interleaved::interleave::<F>(w, n_cols, r0, n_rows, out) }
+}
+
+/// # Safety
+/// As [`super::Gemv`], for interleaved weights; AVX-512 with VNNI is available.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+pub(super) unsafe fn gemv<F: Interleaved>(
+    w: WeightRows,
+    n_cols: usize,
+    r0: usize,
+    r1: usize,
+    x: ActRow,
+    out: *mut f32,
+) {
+    let xs = ActRows { base: x.0, stride: 0, n: 1 };
+    // SAFETY: tiles within the rows; a last tile in part goes through `products`.
+    unsafe {
+        for r in (r0..r1).step_by(TILE_ROWS) {
+            let tile = Tile::new::<F>(w, n_cols, r);
+            let x = activations(xs, 0, n_cols, 0);
+            if r1 - r >= TILE_ROWS {
+                rows::<F, 1>(tile, n_cols, x, 0, true, out.add(r - r0));
+            } else {
+                let mut products = [0f32; TILE_ROWS];
+                rows::<F, 1>(tile, n_cols, x, 0, true, products.as_mut_ptr());
+                out.add(r - r0).copy_from_nonoverlapping(products.as_ptr(), r1 - r);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`super::GemmTile`], for interleaved weights; AVX-512 with VNNI is available.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+pub(super) unsafe fn gemm_tile<F: Interleaved>(
+    w: WeightRows,
+    n_cols: usize,
+    r0: usize,
+    _n_rows: usize,
+    xs: ActRows,
+    _scratch: *mut u8,
+    out: *mut f32,
+) {
+    // SAFETY: passes over columns that the rows have; activation rows `i..i + COLS` exist.
+    unsafe {
+        let tile = Tile::new::<F>(w, n_cols, r0);
+        for k in (0..n_cols).step_by(PASS) {
+            let n = PASS.min(n_cols - k);
+            let tile = tile.from::<F>(k);
+            for i in (0..xs.n).step_by(COLS) {
+                let (x, out) = (activations(xs, i, n_cols, k), out.add(i * TILE_ROWS));
+                macro_rules! of {
+                    ($($c:literal)*) => {
+                        match xs.n - i {
+                            $($c => rows::<F, $c>(tile, n, x, xs.stride, k == 0, out),)*
+                            _ => rows::<F, COLS>(tile, n, x, xs.stride, k == 0, out),
+                        }
+                    };
+                }
+                of!(1 2 3 4 5 6 7 8 9 10 11)
+            }
+        }
+    }
+}
+
+/// Bits `from..from + width` of each byte, moved to bit `to`.
+///
+/// # Safety
+/// AVX-512 is available.
+#[inline(always)]
+unsafe fn bits(bytes: __m512i, from: usize, width: usize, to: usize) -> __m512i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let moved = if from > to {
+            _mm512_srl_epi16(bytes, _mm_cvtsi32_si128((from - to) as i32))
+        } else {
+            _mm512_sll_epi16(bytes, _mm_cvtsi32_si128((to - from) as i32))
+        };
+        _mm512_and_si512(moved, _mm512_set1_epi8((((1u32 << width) - 1) << to) as i8))
+    }
+}
+
+/// Four bits of a step from their plane.
+///
+/// # Safety
+/// AVX-512 is available; the plane is readable.
+#[inline(always)]
+unsafe fn four(plane: *const u8, step: usize) -> __m512i {
+    // SAFETY: the caller's promise.
+    unsafe { bits(_mm512_load_si512(plane.add(64 * (step / 2)).cast()), 4 * (step % 2), 4, 0) }
+}
+
+/// Two bits of a step from their plane, at bit `to`.
+///
+/// # Safety
+/// As [`four`].
+#[inline(always)]
+unsafe fn two(plane: *const u8, step: usize, to: usize) -> __m512i {
+    // SAFETY: the caller's promise.
+    unsafe { bits(_mm512_load_si512(plane.add(64 * (step / 4)).cast()), 2 * (step % 4), 2, to) }
+}
+
+/// One bit of a step from its plane, at bit `to`.
+///
+/// # Safety
+/// As [`four`].
+#[inline(always)]
+unsafe fn one(plane: *const u8, step: usize, to: usize) -> __m512i {
+    // SAFETY: the caller's promise.
+    unsafe { bits(_mm512_load_si512(plane.cast()), step, 1, to) }
+}
+
+/// The codes of a step of block `b` of 32 columns, unsigned.
+///
+/// # Safety
+/// AVX-512 is available; the tile has the block.
+#[inline(always)]
+unsafe fn codes<F: Interleaved>(tile: Tile, b: usize, step: usize) -> __m512i {
+    // SAFETY: the block's planes.
+    unsafe {
+        let block = tile.codes.add(b * code_bytes::<F>());
+        let codes = match F::BITS {
+            2 => two(block, step, 0),
+            3 => _mm512_or_si512(two(block, step, 0), one(block.add(128), step, 2)),
+            4 => four(block, step),
+            5 => _mm512_or_si512(four(block, step), one(block.add(256), step, 4)),
+            6 => _mm512_or_si512(four(block, step), two(block.add(256), step, 4)),
+            _ => _mm512_load_si512(block.add(64 * step).cast()),
+        };
+        let codes = match F::VALUES {
+            None => codes,
+            Some(values) => {
+                let table = _mm512_broadcast_i32x4(_mm_loadu_si128(values.as_ptr().cast()));
+                _mm512_shuffle_epi8(table, codes)
+            }
+        };
+        if is_signed::<F>() {
+            _mm512_xor_si512(codes, _mm512_set1_epi8(-128))
+        } else if F::VALUES.is_some() {
+            _mm512_add_epi8(codes, _mm512_set1_epi8(F::ZERO as i8))
+        } else {
+            codes
+        }
+    }
+}
+
+/// Scale and offset of a group; the offset is anything for a type without.
+///
+/// # Safety
+/// AVX-512 is available; the tile has the group.
+#[inline(always)]
+unsafe fn scale<F: Interleaved>(tile: Tile, group: usize) -> (__m512, __m512) {
+    let (block, g) = (group / n_groups::<F>(), group % n_groups::<F>());
+    // SAFETY: the fields of the block.
+    unsafe {
+        let fields = tile.scales.add(block * scale_bytes::<F>());
+        let f16s = |at: usize| _mm512_cvtph_ps(_mm256_loadu_si256(fields.add(at).cast()));
+        let bytes = |at: usize| _mm_loadu_si128(fields.add(at).cast());
+        let unsigned = |bytes: __m128i| _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
+        let negated = |v: __m512| _mm512_xor_ps(v, _mm512_set1_ps(-0.0));
+        match F::SCALES {
+            Scales::F16 => (f16s(0), _mm512_setzero_ps()),
+            Scales::F16Offset => (f16s(0), f16s(32)),
+            Scales::Exponent => {
+                // 2^(e - 128) is subnormal for e below 2.
+                let e = _mm512_cvtepu8_epi32(bytes(0));
+                let normal = _mm512_slli_epi32::<23>(_mm512_sub_epi32(e, _mm512_set1_epi32(1)));
+                let small = _mm512_sllv_epi32(_mm512_set1_epi32(0x0020_0000), e);
+                let is_small = _mm512_cmplt_epi32_mask(e, _mm512_set1_epi32(2));
+                (_mm512_castsi512_ps(_mm512_mask_mov_epi32(normal, is_small, small)), _mm512_setzero_ps())
+            }
+            Scales::Signed => {
+                let s = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes(32 + 16 * g)));
+                (_mm512_mul_ps(f16s(0), s), _mm512_setzero_ps())
+            }
+            Scales::Minima => {
+                let (s, m) = (bytes(64 + 16 * g), bytes(64 + 16 * (n_groups::<F>() + g)));
+                let offset = _mm512_mul_ps(f16s(32), unsigned(m));
+                (_mm512_mul_ps(f16s(0), unsigned(s)), negated(offset))
+            }
+            Scales::Nibbles => {
+                let both = bytes(64 + 16 * g);
+                let low = _mm_set1_epi8(15);
+                let s = _mm_and_si128(both, low);
+                let m = _mm_and_si128(_mm_srli_epi16::<4>(both), low);
+                let offset = _mm512_mul_ps(f16s(32), unsigned(m));
+                (_mm512_mul_ps(f16s(0), unsigned(s)), negated(offset))
+            }
+        }
+    }
+}
+
+/// A tile's `n` columns times `C` activation rows, `stride` bytes apart: to `out`, `(C, 16)`, or added to it unless `first`.
+///
+/// # Safety
+/// AVX-512 with VNNI is available; the tile and the activations have the columns.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+unsafe fn rows<F: Interleaved, const C: usize>(
+    tile: Tile,
+    n: usize,
+    x: Q8Row,
+    stride: usize,
+    first: bool,
+    out: *mut f32,
+) {
+    let steps = F::GROUP / 4;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let zero_point = _mm512_set1_ps(if is_signed::<F>() { 128.0 } else { f32::from(F::ZERO) });
+        let mut sums = [_mm512_setzero_ps(); C];
+        if !first {
+            for c in 0..C {
+                sums[c] = _mm512_loadu_ps(out.add(c * TILE_ROWS));
+            }
+        }
+        let x_sums = if F::GROUP == 32 { x.sum32 } else { x.sum16 };
+        for group in 0..n / F::GROUP {
+            let (b, s0) = (group * F::GROUP / 32, group * F::GROUP % 32 / 4);
+            let mut products = [_mm512_setzero_si512(); C];
+            for step in s0..s0 + steps {
+                let codes = codes::<F>(tile, b, step);
+                for c in 0..C {
+                    let p = x.q.byte_add(c * stride).add(b * 32 + step * 4);
+                    let q = _mm512_set1_epi32(p.cast::<i32>().read_unaligned());
+                    products[c] = _mm512_dpbusd_epi32(products[c], codes, q);
+                }
+            }
+            let (scale, offset) = scale::<F>(tile, group);
+            for c in 0..C {
+                let x_scale = _mm512_set1_ps(*x.scale.byte_add(c * stride).add(b));
+                let x_sum = _mm512_set1_ps(*x_sums.byte_add(c * stride).add(group));
+                let t = _mm512_cvtepi32_ps(products[c]);
+                if F::HAS_OFFSET {
+                    sums[c] = _mm512_fmadd_ps(scale, _mm512_mul_ps(t, x_scale), sums[c]);
+                    sums[c] = _mm512_fmadd_ps(offset, x_sum, sums[c]);
+                } else {
+                    let zero = _mm512_mul_ps(zero_point, x_sum);
+                    sums[c] = _mm512_fmadd_ps(scale, _mm512_fmsub_ps(t, x_scale, zero), sums[c]);
+                }
+            }
+        }
+        for c in 0..C {
+            _mm512_storeu_ps(out.add(c * TILE_ROWS), sums[c]);
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Matrices that the kernels want in an order of their own: found in the plans, sized, and made once by all workers.
+//!
+//! Everything else is read where it lies in the file. Of what was interleaved, the file's pages are let go as soon as
+//! they were read, so that loading never holds a model twice; an embedding that is also the head stays in the file, of
+//! which a step reads the rows of its tokens.
+
+use crate::isa::Isa;
+use crate::kernels::linear::{Interleave, TILE_ROWS, WeightRows, linear_kernel};
+use crate::memory::PagePool;
+use crate::pool::{Panicked, Pool};
+use device::{Error, Op, Plan, Result, Weight};
+use formats::{BlockType, Bytes, Planes};
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Tiles that a worker makes before it lets go of what it read.
+const TILES_PER_UNIT: usize = 32;
+
+/// A matrix to be interleaved.
+struct Matrix {
+    data: Bytes,
+    rows: WeightRows,
+    n_rows: usize,
+    n_cols: usize,
+    interleave: Interleave,
+    /// Of its first tile.
+    offset: usize,
+}
+
+impl Matrix {
+    fn tile_bytes(&self) -> usize {
+        (self.interleave.tile_bytes)(self.n_cols)
+    }
+
+    fn n_tiles(&self) -> usize {
+        self.n_rows.div_ceil(TILE_ROWS)
+    }
+}
+
+/// Which matrix: its first byte, its rows, its columns, its type.
+type Key = (*const u8, usize, usize, BlockType);
+
+/// The matrices of plans that are interleaved for an instruction set.
+pub struct ToInterleave {
+    matrices: Vec<Matrix>,
+    keys: HashMap<Key, usize>,
+    bytes: usize,
+}
+
+impl ToInterleave {
+    /// Of the plans: each distinct matrix that a Linear or an ExpertLinear reads and whose kernel wants it so.
+    pub fn new(plans: &[Plan], isa: Isa) -> ToInterleave {
+        let mut all = ToInterleave { matrices: Vec::new(), keys: HashMap::new(), bytes: 0 };
+        for plan in plans {
+            for op in plan.primitives() {
+                let (Op::Linear { weight, .. } | Op::ExpertLinear { weight, .. }) = op else { continue };
+                let weight = plan.weight(*weight);
+                let Some(interleave) = linear_kernel(weight.block, weight.n_cols(), isa).interleave else {
+                    continue;
+                };
+                for (data, planes, n_rows) in matrices(weight) {
+                    all.add(weight, data, planes, n_rows, interleave);
+                }
+            }
+        }
+        all
+    }
+
+    fn add(&mut self, weight: &Weight, data: &Bytes, planes: &Planes, n_rows: usize, interleave: Interleave) {
+        let n_cols = weight.n_cols();
+        let key = (data.as_ptr(), n_rows, n_cols, weight.block);
+        if self.keys.contains_key(&key) {
+            return;
+        }
+        let rows = WeightRows::new(weight.block, n_cols, data, planes.as_slices());
+        let matrix = Matrix { data: data.clone(), rows, n_rows, n_cols, interleave, offset: self.bytes };
+        self.keys.insert(key, self.matrices.len());
+        self.bytes += matrix.tile_bytes() * matrix.n_tiles();
+        self.matrices.push(matrix);
+    }
+
+    /// Bytes of all tiles.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The views of files whose every byte is interleaved.
+    pub fn views(&self) -> HashSet<(*const u8, usize)> {
+        self.matrices.iter().map(|m| (m.data.as_ptr(), m.data.len())).collect()
+    }
+
+    /// Make the tiles, with all workers.
+    ///
+    /// # Errors
+    /// Memory was refused.
+    pub fn make(self, pool: &Pool) -> Result<Interleaved> {
+        let memory = PagePool::reserve(1, self.bytes)?;
+        memory.prefer_huge_pages();
+        // Of each matrix, the unit that it begins with.
+        let mut begins = Vec::with_capacity(self.matrices.len() + 1);
+        let mut n_units = 0;
+        for matrix in &self.matrices {
+            begins.push(n_units);
+            n_units += matrix.n_tiles().div_ceil(TILES_PER_UNIT);
+        }
+        let taken = AtomicUsize::new(0);
+        // Raw pointers are not shared between threads by themselves.
+        let (start, matrices) = (memory.start() as usize, Shared(&self.matrices));
+        let job = |_: usize, _: &crate::pool::Barrier| {
+            let matrices = matrices.get();
+            loop {
+                let unit = taken.fetch_add(1, Ordering::Relaxed);
+                if unit >= n_units {
+                    return;
+                }
+                let index = begins.partition_point(|begin| *begin <= unit) - 1;
+                let (m, first) = (&matrices[index], (unit - begins[index]) * TILES_PER_UNIT);
+                let end = (first + TILES_PER_UNIT).min(m.n_tiles());
+                for tile in first..end {
+                    let r0 = tile * TILE_ROWS;
+                    let n_rows = (m.n_rows - r0).min(TILE_ROWS);
+                    let out = (start + m.offset + tile * m.tile_bytes()) as *mut u8;
+                    // SAFETY: the rows lie within the matrix, the tile within the memory; each unit is one worker's.
+                    unsafe { (m.interleave.tile)(m.rows, m.n_cols, r0, n_rows, out) };
+                }
+                let of_row = m.rows.row_bytes;
+                m.data.release(first * TILE_ROWS * of_row..(end * TILE_ROWS).min(m.n_rows) * of_row);
+            }
+        };
+        pool.run(&job).map_err(|Panicked(reason)| Error::Failed { device: crate::NAME, reason })?;
+        Ok(Interleaved { memory, of: self })
+    }
+}
+
+/// Matrices that all workers read.
+struct Shared<'a>(&'a [Matrix]);
+
+// SAFETY: the pointers are to bytes that nobody writes while they are read.
+unsafe impl Sync for Shared<'_> {}
+
+impl Shared<'_> {
+    fn get(&self) -> &[Matrix] {
+        self.0
+    }
+}
+
+/// Tiles in memory.
+pub struct Interleaved {
+    memory: PagePool,
+    of: ToInterleave,
+}
+
+impl Interleaved {
+    /// What the addresses of [`Self::rows`] point into.
+    pub fn into_memory(self) -> PagePool {
+        self.memory
+    }
+
+    /// A matrix as its kernels read it: `n_rows` rows of the weight's columns, at `data`.
+    pub fn rows(&self, weight: &Weight, data: &Bytes, planes: &Planes, n_rows: usize) -> WeightRows {
+        let rows = WeightRows::new(weight.block, weight.n_cols(), data, planes.as_slices());
+        match self.of.keys.get(&(data.as_ptr(), n_rows, weight.n_cols(), weight.block)) {
+            Some(&index) => {
+                let m = &self.of.matrices[index];
+                rows.interleaved(self.memory.start().wrapping_add(m.offset), m.tile_bytes())
+            }
+            None => rows,
+        }
+    }
+}
+
+/// Each matrix of a weight with its planes and its rows: one, or one for each expert.
+pub fn matrices(weight: &Weight) -> impl Iterator<Item = (&Bytes, &Planes, usize)> {
+    let whole = weight.parts.is_empty().then_some((&weight.data, &weight.planes, weight.n_rows()));
+    let n_rows = weight.n_rows() / weight.parts.len().max(1);
+    whole.into_iter().chain(weight.parts.iter().map(move |part| (&part.data, &part.planes, n_rows)))
+}
