@@ -271,7 +271,7 @@ impl Compiler<'_> {
         let matrix = |index: usize| {
             let of = p.matrices[index];
             let weight = self.plan.weight(of.weight);
-            let LinearKernel { gemv, gemm_tile, gemm_min_rows, activation, .. } =
+            let LinearKernel { gemv, gemm_tile, few_rows, gemm_min_rows, activation, .. } =
                 linear_kernel(weight.block, sizes.cols, self.isa);
             // The tile kernel may add in another order, so that a row's result would depend on how many share its step.
             let deterministic = self.limits.numerics == Numerics::Deterministic;
@@ -282,6 +282,7 @@ impl Compiler<'_> {
                 n_out: weight.n_rows(),
                 gemv,
                 gemm_tile,
+                few_rows,
                 gemm_min_rows: if deterministic { usize::MAX } else { gemm_min_rows },
                 activation,
             }
@@ -349,6 +350,7 @@ impl Compiler<'_> {
             rows: of_rows,
             gemv: kernel.gemv,
             gemm_tile: kernel.gemm_tile,
+            few_rows: kernel.few_rows,
             gemm_min_rows: match self.limits.numerics {
                 Numerics::Deterministic => usize::MAX,
                 _ => kernel.gemm_min_rows,

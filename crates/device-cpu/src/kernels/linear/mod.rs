@@ -59,6 +59,8 @@ mod gemm_avx2;
 #[cfg(target_arch = "x86_64")]
 mod gemm_avx512;
 #[cfg(target_arch = "x86_64")]
+mod gemm_words_avx2;
+#[cfg(target_arch = "x86_64")]
 mod gemv_avx2;
 #[cfg(target_arch = "x86_64")]
 mod gemv_avx512;
@@ -139,9 +141,12 @@ pub struct LinearKernel {
     pub gemv: Gemv,
     /// Many activation rows, a tile of weight rows.
     pub gemm_tile: GemmTile,
+    /// As [`Self::gemm_tile`] for a few activation rows, with the bits of [`Self::gemv`] and without scratch; where there is
+    /// none, [`Self::gemv`] serves each.
+    pub few_rows: Option<GemmTile>,
     /// Bytes of scratch that [`Self::gemm_tile`] needs, one for each worker.
     pub gemm_scratch_bytes: fn(n_cols: usize) -> usize,
-    /// From how many activation rows on [`Self::gemm_tile`] beats [`Self::gemv`] for each (measured, see `NOTES.md`).
+    /// From how many activation rows on [`Self::gemm_tile`] beats [`Self::few_rows`] (measured, see `NOTES.md`).
     pub gemm_min_rows: usize,
 }
 

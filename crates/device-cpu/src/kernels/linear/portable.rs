@@ -217,6 +217,7 @@ fn kernel<F: Format>(gemv: Gemv, gemm_tile: GemmTile) -> LinearKernel {
         activation: ActivationKind::Q8,
         gemv,
         gemm_tile,
+        few_rows: None,
         gemm_scratch_bytes: gemm_scratch_bytes::<F>,
         gemm_min_rows: 2,
     }
