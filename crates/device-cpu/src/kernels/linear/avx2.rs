@@ -5,11 +5,15 @@
 //! before widening. Types whose unsigned codes exceed 127 keep signed codes and give their sign to the activations:
 //! `|c| * (sign(c) q)`, at most 2 * 128 * 127 = 32,512, which 16 bits hold too.
 
+use super::GemmTile;
 use super::portable::Format;
 use std::arch::x86_64::*;
 
 /// Decoding for AVX2.
 pub(super) trait Avx2Format: Format {
+    /// A kernel for a few activation rows, where there is one.
+    const FEW_ROWS: Option<GemmTile> = None;
+
     /// Codes `32 i..32 (i + 1)` of a block in the order of their columns: unsigned, or signed if [`is_signed`].
     ///
     /// # Safety

@@ -138,7 +138,12 @@ unsafe fn pack<F: Avx2Format>(rows: &[*const u8; 16], at: usize, b: usize, panel
                 }
             }
         }
+        // The next tile, where it follows this one; beyond the last row a prefetch does not fault.
+        let tile = TILE_ROWS * (rows[1] as usize).wrapping_sub(rows[0] as usize);
         for (r, row) in rows.iter().enumerate() {
+            for line in (0..F::BLOCK.block_bytes()).step_by(64) {
+                _mm_prefetch::<_MM_HINT_T1>(row.wrapping_add(tile + at + line).cast());
+            }
             F::scales_avx2(row.add(at), &mut scale, &mut offset);
             for g in 0..n_groups {
                 let to = (b * n_groups + g) * TILE_ROWS + r;

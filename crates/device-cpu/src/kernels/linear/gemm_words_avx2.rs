@@ -124,19 +124,17 @@ unsafe fn rows<const OFFSET: bool, const C: usize>(
                     }
                 }
             }
-            for half in 0..2 {
-                let at = g * TILE_ROWS + half * 8;
-                let scale = _mm256_loadu_ps(panel.scale.add(at));
-                let offset = _mm256_loadu_ps(panel.offset.add(at));
-                for c in 0..C {
-                    let out = out.add(c * TILE_ROWS + half * 8);
-                    let x_scale = _mm256_set1_ps(*x.scale.byte_add(c * stride).add(g));
-                    let factor = _mm256_mul_ps(scale, x_scale);
+            // Row by row, so that what is not a product needs two registers.
+            for c in 0..C {
+                let x_scale = _mm256_set1_ps(*x.scale.byte_add(c * stride).add(g));
+                for half in 0..2 {
+                    let (at, out) = (g * TILE_ROWS + half * 8, out.add(c * TILE_ROWS + half * 8));
+                    let factor = _mm256_mul_ps(_mm256_loadu_ps(panel.scale.add(at)), x_scale);
                     let product = _mm256_cvtepi32_ps(products[c][half]);
                     let mut sum = _mm256_fmadd_ps(factor, product, _mm256_loadu_ps(out));
                     if OFFSET {
                         let x_sum = _mm256_set1_ps(*x.sum32.byte_add(c * stride).add(g));
-                        sum = _mm256_fmadd_ps(offset, x_sum, sum);
+                        sum = _mm256_fmadd_ps(_mm256_loadu_ps(panel.offset.add(at)), x_sum, sum);
                     }
                     _mm256_storeu_ps(out, sum);
                 }

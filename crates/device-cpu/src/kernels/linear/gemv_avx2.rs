@@ -6,14 +6,20 @@
 //! same whether several rows are computed together or one.
 //!
 //! Bytes moved: the weights, once; the next group of rows is prefetched as in `gemv_avx512`.
+//!
+//! A few activation rows and signed codes ([`few_rows`]): the same chains, a weight row at a time with up to [`FEW`]
+//! activation rows, which are chains enough. Each block is loaded, and its magnitude and scale made, once for all of them.
 
-use super::WeightRows;
-use super::activation::ActRow;
+use super::activation::{ActRow, ActRows};
 use super::avx2::{Avx2Format, horizontal_sum, is_signed};
+use super::{TILE_ROWS, WeightRows};
 use std::arch::x86_64::*;
 
 /// Rows that share the activations.
 const ROWS: usize = 4;
+
+/// Most activation rows that share a weight row in [`few_rows`].
+const FEW: usize = 6;
 
 /// # Safety
 /// As [`super::Gemv`]; AVX2, FMA and F16C are available.
@@ -112,6 +118,91 @@ unsafe fn rows<F: Avx2Format, const R: usize>(
         }
         for r in 0..R {
             out.add(r).write(horizontal_sum(_mm256_add_ps(sums[r], offset_sums[r])));
+        }
+    }
+}
+
+/// As [`super::GemmTile`] for types with signed codes, with the bits of [`gemv`]; the scratch is not used.
+///
+/// # Safety
+/// As [`super::GemmTile`]; AVX2, FMA and F16C are available.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn few_rows<F: Avx2Format>(
+    w: WeightRows,
+    n_cols: usize,
+    r0: usize,
+    n_rows: usize,
+    xs: ActRows,
+    _scratch: *mut u8,
+    out: *mut f32,
+) {
+    for r in 0..n_rows {
+        let mut i = 0;
+        while i < xs.n {
+            // Seven and eight are two equal halves rather than six and a rest.
+            let n = match xs.n - i {
+                left @ ..=FEW => left,
+                7 | 8 => 4,
+                _ => FEW,
+            };
+            // SAFETY: the rows are among the caller's.
+            unsafe {
+                let (x, out) = (xs.row(i), out.add(i * TILE_ROWS + r));
+                match n {
+                    1 => few::<F, 1>(w, r0 + r, n_cols, x, xs.stride, out),
+                    2 => few::<F, 2>(w, r0 + r, n_cols, x, xs.stride, out),
+                    3 => few::<F, 3>(w, r0 + r, n_cols, x, xs.stride, out),
+                    4 => few::<F, 4>(w, r0 + r, n_cols, x, xs.stride, out),
+                    5 => few::<F, 5>(w, r0 + r, n_cols, x, xs.stride, out),
+                    _ => few::<F, FEW>(w, r0 + r, n_cols, x, xs.stride, out),
+                }
+            }
+            i += n;
+        }
+    }
+}
+
+/// Weight row `r` times `C` activation rows: `out[c * TILE_ROWS]`.
+///
+/// # Safety
+/// As [`few_rows`]; `x` is the first of `C` rows, `stride` bytes apart.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn few<F: Avx2Format, const C: usize>(
+    w: WeightRows,
+    r: usize,
+    n_cols: usize,
+    x: ActRow,
+    stride: usize,
+    out: *mut f32,
+) {
+    const { assert!(is_signed::<F>() && F::GROUP == 32 && F::BLOCK.block_len() == 32 && !F::HAS_OFFSET) };
+    // SAFETY: blocks within the row and their columns within the activations.
+    unsafe {
+        let row = w.values.add(r * w.row_bytes);
+        let x = x.q8(n_cols);
+        let ones = _mm256_set1_epi16(1);
+        let mut sums = [_mm256_setzero_ps(); C];
+        let (mut scale, mut offset) = ([0f32; 16], [0f32; 16]);
+        for b in 0..n_cols / 32 {
+            let block = row.add(b * F::BLOCK.block_bytes());
+            // Beyond the last row a prefetch does not fault.
+            _mm_prefetch::<_MM_HINT_T0>(block.wrapping_add(ROWS * w.row_bytes).cast());
+            let codes = F::codes32(block, 0);
+            let magnitude = _mm256_abs_epi8(codes);
+            F::scales_avx2(block, &mut scale, &mut offset);
+            let scale = _mm256_set1_ps(scale[0]);
+            for c in 0..C {
+                let q = _mm256_loadu_si256(x.q.byte_add(c * stride).add(b * 32).cast());
+                let pairs = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(q, codes));
+                let products = _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, ones));
+                let x_scale = _mm256_broadcast_ss(&*x.scale.byte_add(c * stride).add(b));
+                sums[c] = _mm256_fmadd_ps(_mm256_mul_ps(scale, x_scale), products, sums[c]);
+            }
+        }
+        for c in 0..C {
+            // `gemv` adds offsets, of which there are none.
+            let sum = _mm256_add_ps(sums[c], _mm256_setzero_ps());
+            out.add(c * TILE_ROWS).write(horizontal_sum(sum));
         }
     }
 }

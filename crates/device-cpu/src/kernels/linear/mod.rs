@@ -18,17 +18,19 @@
 //! A block type is one file. It implements `portable::Format` (decoding in plain Rust, which serves the scalar reference
 //! and NEON), `avx2::Avx2Format` (32 codes in a register) and one of AVX-512's two traits: `avx512::PairFormat` for
 //! blocks of 32 columns, of which two fill a register, `avx512::SuperFormat` for blocks of 256. The loops around the
-//! decoding are shared: `portable` with the inner products of `scalar` and `neon`; `gemv_avx2` and `gemm_avx2`;
-//! `gemv_avx512` and `gemm_avx512`. Numbers that need no decoding implement `float::FloatFormat`. Types whose scales lie
-//! apart from the values are in `affine`, with `affine_avx2` and `affine_avx512`; whatever has no kernel of its own runs
-//! through its codec, in `decoded`. What was tried, kept and lost stands in `NOTES.md`.
+//! decoding are shared: `portable` with the inner products of `scalar` and `neon`; `gemv_avx2`, `gemm_avx2` and, for codes
+//! of 8 bits, `gemm_words_avx2`; `gemv_avx512` and `gemm_avx512`. Numbers that need no decoding implement
+//! `float::FloatFormat`. Types whose scales lie apart from the values are in `affine`, with `affine_avx2` and
+//! `affine_avx512`; whatever has no kernel of its own runs through its codec, in `decoded`. What was tried, kept and lost
+//! stands in `NOTES.md`.
 //!
 //! # Numerics
 //!
 //! A `gemv` result is a function of its weight row and its activation row: how the rows were divided among calls does
 //! not matter. `gemm_tile` of the scalar and NEON variants gives the same bits as `gemv`; that of AVX2 and AVX-512 does
 //! not (its lanes are weight rows where `gemv`'s are columns), but it too is independent of how many activation rows
-//! there are. Who needs one order for one row and for many uses `gemm_tile` for one row too, or `gemv` for each.
+//! there are. Who needs one order for one row and for many uses `gemm_tile` for one row too, or `gemv` for each; where a
+//! type has `few_rows`, that gives the bits of `gemv`.
 
 // A loop variable here numbers a lane, a row or a column of several arrays at once.
 #![allow(clippy::needless_range_loop)]

@@ -238,8 +238,9 @@ fn avx2_kernel<F: super::avx2::Avx2Format>() -> LinearKernel {
     LinearKernel {
         gemv: super::gemv_avx2::gemv::<F>,
         gemm_tile: super::gemm_avx2::gemm_tile::<F>,
+        few_rows: F::FEW_ROWS,
         gemm_scratch_bytes: super::gemm_avx2::scratch_bytes,
-        gemm_min_rows: 2,
+        gemm_min_rows: if F::FEW_ROWS.is_some() { 13 } else { 2 },
         ..common_kernel::<F>(Isa::Scalar)
     }
 }

@@ -35,10 +35,14 @@ impl Format for Q8_0 {
 
 #[cfg(target_arch = "x86_64")]
 mod avx2 {
+    use super::super::GemmTile;
     use super::super::avx2::{Avx2Format, f16_scales};
+    use super::super::gemv_avx2::few_rows;
     use std::arch::x86_64::{__m256i, _mm256_loadu_si256};
 
     impl Avx2Format for super::Q8_0 {
+        const FEW_ROWS: Option<GemmTile> = Some(few_rows::<Self>);
+
         #[inline(always)]
         unsafe fn codes32(block: *const u8, _i: usize) -> __m256i {
             // SAFETY: the caller's promise.
