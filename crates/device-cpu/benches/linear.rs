@@ -1,7 +1,7 @@
 //! Rates of the matrix kernels on one thread: every type, every instruction set of this machine.
 //!
 //! `cargo bench -p ingle-device-cpu --bench linear [-- TYPE ISA]`: GB/s of weights for one activation row, from the second
-//! cache (256 KB) and from memory (96 MB), and Gop/s (a multiply and an add are two) for 8, 128 and 512 rows. The
+//! cache (256 KB) and from memory (96 MB), and Gop/s (a multiply and an add are two) for 5 rows as a step does them, and tiles of 8, 128 and 512. The
 //! peaks of the processor (AVX-512) and of its memory are measured beside each line: rates of different moments do not
 //! compare on a shared machine, shares of the peak do.
 
@@ -171,7 +171,7 @@ fn gemv_rate(block: BlockType, kernel: &LinearKernel, isa: Isa, bytes: usize) ->
     calls * (n_rows * row_bytes(block)) as f64 / 1e9
 }
 
-/// Gop/s by tiles, or by a GEMV for each activation row.
+/// Gop/s by tiles, or by what serves fewer rows: a kernel of their own, or a GEMV for each.
 fn gemm_rate(block: BlockType, kernel: &LinearKernel, isa: Isa, n: usize, tiles: bool) -> f64 {
     let n_rows = 8 * TILE_ROWS;
     let w = weights(block, n_rows).brought_into_order(kernel, n_rows);
@@ -186,6 +186,11 @@ fn gemm_rate(block: BlockType, kernel: &LinearKernel, isa: Isa, n: usize, tiles:
                 for r0 in (0..n_rows).step_by(TILE_ROWS) {
                     let out = out.as_mut_ptr().add(r0 * n);
                     (kernel.gemm_tile)(w.rows(), N_COLS, r0, TILE_ROWS, xs, scratch.ptr(), out);
+                }
+            } else if let Some(few_rows) = kernel.few_rows {
+                for r0 in (0..n_rows).step_by(TILE_ROWS) {
+                    let out = out.as_mut_ptr().add(r0 * n);
+                    few_rows(w.rows(), N_COLS, r0, TILE_ROWS, xs, scratch.ptr(), out);
                 }
             } else {
                 for i in 0..n {
@@ -274,8 +279,8 @@ fn main() {
             && (isas.is_empty() || isas.contains(&isa))
     };
     println!(
-        "{:16} {:8} {:>9} {:>9} {:>8} {:>8} {:>8} {:>9}   of the peaks",
-        "type", "isa", "gemv L2", "gemv mem", "gemm 8", "gemm 128", "gemm 512", "tile from"
+        "{:16} {:8} {:>9} {:>9} {:>8} {:>8} {:>8} {:>8} {:>9}   of the peaks",
+        "type", "isa", "gemv L2", "gemv mem", "few 5", "gemm 8", "gemm 128", "gemm 512", "tile from"
     );
     for isa in Isa::available() {
         for block in types() {
@@ -285,6 +290,7 @@ fn main() {
             let kernel = linear_kernel(block, N_COLS, isa);
             let near = gemv_rate(block, &kernel, isa, 256 << 10);
             let far = gemv_rate(block, &kernel, isa, 96 << 20);
+            let few = gemm_rate(block, &kernel, isa, 5, kernel.gemm_min_rows <= 5);
             let gemm = [8, 128, 512].map(|n| gemm_rate(block, &kernel, isa, n, true));
             let crossing = (2..=24).find(|&n| {
                 gemm_rate(block, &kernel, isa, n, true) > gemm_rate(block, &kernel, isa, n, false)
@@ -295,7 +301,7 @@ fn main() {
                 format!("{memory:.0} % of {read:.0} GB/s, {compute:.0} % of {peak:.0} Gop/s")
             });
             println!(
-                "{:16} {:8} {near:>9.1} {far:>9.1} {:>8.0} {:>8.0} {:>8.0} {:>9}   {shares}",
+                "{:16} {:8} {near:>9.1} {far:>9.1} {few:>8.0} {:>8.0} {:>8.0} {:>8.0} {:>9}   {shares}",
                 block.to_string(),
                 isa.name(),
                 gemm[0],

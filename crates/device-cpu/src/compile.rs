@@ -297,6 +297,7 @@ impl Compiler<'_> {
                 n_out: weight.n_rows(),
                 gemv: kernel.gemv,
                 gemm_tile: kernel.gemm_tile,
+                few_rows: kernel.few_rows,
                 gemm_min_rows: self.gemm_min_rows(&kernel),
                 activation: kernel.activation,
             }
@@ -364,6 +365,7 @@ impl Compiler<'_> {
             rows: of_rows,
             gemv: kernel.gemv,
             gemm_tile: kernel.gemm_tile,
+            few_rows: kernel.few_rows,
             gemm_min_rows: self.gemm_min_rows(&kernel),
             activation: kernel.activation,
             prepared: if f32 { self.at.f32_rows.cast_const().cast() } else { self.at.q8_rows },

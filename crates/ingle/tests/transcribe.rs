@@ -34,10 +34,12 @@ fn words(transcript: &Value) -> Vec<(String, f64, f64, f64)> {
 
 /// All is f32 but keys and values, which are f16: measured the same times, and probabilities within 2e-4. A word whose place
 /// is in doubt may move by a few positions of 0.02 s with another order of sums.
-fn as_faster_whisper(model: &str, answers: &str) {
+fn as_faster_whisper(model: &str, answers: &str, more: &[&str]) {
     let text = std::fs::read_to_string(fixture(answers)).unwrap();
     let expected: Value = serde_json::from_str(&text).unwrap();
-    let found = json(&["transcribe", model, &speech(), "--word-timestamps", "--format", "json"]);
+    let file = speech();
+    let args = ["transcribe", model, &file, "--word-timestamps", "--format", "json"];
+    let found = json(&[&args, more].concat());
     assert_eq!(found["language"], "en");
     let (found, expected) = (words(&found), words(&expected));
     let plain = |words: &[(String, f64, f64, f64)]| words.iter().map(|w| w.0.clone()).collect::<Vec<_>>();
@@ -52,12 +54,18 @@ fn as_faster_whisper(model: &str, answers: &str) {
 
 #[test]
 fn words_and_times_are_those_of_faster_whisper_tiny() {
-    as_faster_whisper(TINY, "audio/transcript_whisper_tiny.json");
+    as_faster_whisper(TINY, "audio/transcript_whisper_tiny.json", &[]);
 }
 
 #[test]
 fn words_and_times_are_those_of_faster_whisper_base() {
-    as_faster_whisper(BASE, "audio/transcript_whisper_base.json");
+    as_faster_whisper(BASE, "audio/transcript_whisper_base.json", &[]);
+}
+
+/// Measured: times within 0.02 s and probabilities within 0.01 of those with matrices as stored.
+#[test]
+fn words_and_times_stay_with_matrices_in_8_bits() {
+    as_faster_whisper(BASE, "audio/transcript_whisper_base.json", &["--weights", "q8_0"]);
 }
 
 #[test]

@@ -4,9 +4,9 @@
 //!
 //! Two ways, the same chains of fused multiply-adds and so the same bits:
 //!
-//! - With few queries ([`MAX_DIRECT`]: a decoded token's heads of a KV head) keys and values go from the page through
-//!   registers: squares of keys are transposed and met by the queries at once, values by the probabilities. Each number is
-//!   read once and never stored; about 0.2 cycles a number on Zen 5.
+//! - With few queries ([`MAX_DIRECT`]: a decoded token's heads of a KV head, or five beams) keys and values go from the
+//!   page through registers: squares of keys are transposed and met by the queries at once, values by the probabilities.
+//!   Each number is read once and never stored; about 0.2 cycles a number on Zen 5.
 //! - With many, the block is brought into scratch in f32 first, keys transposed, and the products are tiled with four
 //!   queries by `VECTORS` vectors in registers.
 
@@ -21,7 +21,7 @@ use std::ops::Range;
 /// Positions of a block.
 pub const BLOCK: usize = 64;
 /// Most queries whose products go without scratch.
-const MAX_DIRECT: usize = 4;
+const MAX_DIRECT: usize = 5;
 
 /// Columns of a head, rounded up to whole vectors.
 #[inline(always)]
@@ -158,6 +158,7 @@ pub unsafe fn scores<S: Loops, K: Stored>(
                 1 => S::direct_scores::<K, 1>(place, q, s),
                 2 => S::direct_scores::<K, 2>(place, q, s),
                 3 => S::direct_scores::<K, 3>(place, q, s),
+                4 => S::direct_scores::<K, 4>(place, q, s),
                 _ => S::direct_scores::<K, MAX_DIRECT>(place, q, s),
             };
         }
@@ -190,6 +191,7 @@ pub unsafe fn add_values<S: Loops, K: Stored>(
                 1 => S::direct_values::<K, 1>(place, p, o),
                 2 => S::direct_values::<K, 2>(place, p, o),
                 3 => S::direct_values::<K, 3>(place, p, o),
+                4 => S::direct_values::<K, 4>(place, p, o),
                 _ => S::direct_values::<K, MAX_DIRECT>(place, p, o),
             };
         }
@@ -484,6 +486,11 @@ unsafe fn columns<S: Simd, const V: usize>(p: Product, a: *const f32, b: *const 
     // SAFETY: the caller's promise.
     unsafe {
         let mut row = 0;
+        // As many accumulators as registers allow: 12 of AVX2's 16, 16 of AVX-512's 32.
+        while V == 2 && row + 6 <= p.n {
+            tile_of::<S, 6, V>(p, a.add(row * p.lda), b, c.add(row * p.ldc));
+            row += 6;
+        }
         while row + 4 <= p.n {
             tile_of::<S, 4, V>(p, a.add(row * p.lda), b, c.add(row * p.ldc));
             row += 4;

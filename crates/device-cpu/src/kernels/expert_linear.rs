@@ -50,6 +50,8 @@ pub struct Params {
     pub gemv: Gemv,
     /// Many.
     pub gemm_tile: GemmTile,
+    /// A few, with the bits of `gemv`.
+    pub few_rows: Option<GemmTile>,
     /// From how many rows on `gemm_tile` is used.
     pub gemm_min_rows: usize,
     /// What they read.
@@ -137,13 +139,17 @@ pub unsafe fn many_rows(p: &Params, worker: &Worker<'_>) {
                         let pair = *p.groups.order.add(start + i) as usize;
                         p.out.add(pair * p.n_out + r0)
                     };
-                    if n < p.gemm_min_rows {
-                        for i in 0..n {
-                            (p.gemv)(matrix, p.n_in, r0, r0 + n_rows, xs.row(i), out_of(i));
+                    let multiply = match p.few_rows {
+                        Some(few_rows) if (2..p.gemm_min_rows).contains(&n) => few_rows,
+                        _ if n < p.gemm_min_rows => {
+                            for i in 0..n {
+                                (p.gemv)(matrix, p.n_in, r0, r0 + n_rows, xs.row(i), out_of(i));
+                            }
+                            continue;
                         }
-                        continue;
-                    }
-                    (p.gemm_tile)(matrix, p.n_in, r0, n_rows, xs, scratch, products);
+                        _ => p.gemm_tile,
+                    };
+                    multiply(matrix, p.n_in, r0, n_rows, xs, scratch, products);
                     for i in 0..n {
                         out_of(i).copy_from_nonoverlapping(products.add(i * TILE_ROWS), n_rows);
                     }

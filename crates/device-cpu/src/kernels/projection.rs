@@ -46,6 +46,8 @@ pub struct Matrix {
     pub gemv: Gemv,
     /// Many.
     pub gemm_tile: GemmTile,
+    /// A few, with the bits of `gemv`.
+    pub few_rows: Option<GemmTile>,
     /// From how many rows on `gemm_tile` is used.
     pub gemm_min_rows: usize,
     /// What it reads.
@@ -259,6 +261,8 @@ unsafe fn multiply_tile(
         let xs = ActRows { base: base.add(rows.start * stride), stride, n: rows.len() };
         if xs.n >= m.gemm_min_rows {
             (m.gemm_tile)(m.weight, cols, r0, n_rows, xs, scratch, out);
+        } else if let Some(few_rows) = m.few_rows {
+            few_rows(m.weight, cols, r0, n_rows, xs, scratch, out);
         } else {
             for i in 0..xs.n {
                 let out = out.add(i * TILE_ROWS);

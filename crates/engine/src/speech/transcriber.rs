@@ -19,8 +19,9 @@ use super::window::{FRAMES_PER_SECOND, Piece, Place};
 use super::word_times::{self, Span};
 use super::words::{self, TimedWord};
 use super::{language, math};
+use crate::quantize::Matrices;
 use crate::sampling::Rng;
-use crate::{CancelFlag, Error, LoadOptions, Model, Result};
+use crate::{CancelFlag, Error, LoadOptions, Model, Result, WeightType};
 
 /// Positions of a page: few, since beams copy the last one when they part.
 const PAGE_LEN: usize = 16;
@@ -36,13 +37,21 @@ pub struct TranscriberOptions {
     pub kv_type: Option<KvType>,
     /// Which arithmetic.
     pub numerics: Numerics,
+    /// How matrices are held.
+    pub weights: WeightType,
     /// Refuse to load what does not fit in what is free now.
     pub check_memory: bool,
 }
 
 impl Default for TranscriberOptions {
     fn default() -> TranscriberOptions {
-        TranscriberOptions { n_beams: 5, kv_type: None, numerics: Numerics::Fast, check_memory: true }
+        TranscriberOptions {
+            n_beams: 5,
+            kv_type: None,
+            numerics: Numerics::Fast,
+            weights: WeightType::AsStored,
+            check_memory: true,
+        }
     }
 }
 
@@ -107,15 +116,26 @@ impl Transcriber {
         let tokenizer = Arc::clone(model.need_tokenizer()?);
         let plans = model.speech_plans(&speech)?;
         let kept_heads = plans.alignment.iter().map(|(_, heads)| heads.len()).collect();
-        let plans = plans.into_vec();
+        let mut plans = plans.into_vec();
+        let memory = device.memory();
+        let fits = |bytes: u64| !options.check_memory || memory.total == 0 || bytes <= memory.free;
+        let too_large =
+            |what: String, bytes: u64| device::Error::OutOfMemory { device: device.name(), what, bytes };
+        if options.weights == WeightType::Q8_0 {
+            let matrices = Matrices::of(&plans);
+            if !fits(matrices.bytes()) {
+                return Err(too_large("the weights in 8 bits".into(), matrices.bytes()).into());
+            }
+            matrices.quantize(&mut plans);
+        }
         let plans: Vec<Plan> = plans.iter().map(|plan| device::fusion::fuse(plan, device.fusion())).collect();
         let limits = limits(model, &speech, &plans, device.as_ref(), options)?;
         let items = device.memory_plan(&plans, &limits)?.items;
-        let (bytes, memory) = (items.iter().map(|item| item.bytes).sum(), device.memory());
-        if options.check_memory && memory.total > 0 && bytes > memory.free {
+        let bytes = items.iter().map(|item| item.bytes).sum();
+        if !fits(bytes) {
             let what =
                 format!("a model, windows of {} positions and {} beams", speech.n_audio_ctx, options.n_beams);
-            return Err(device::Error::OutOfMemory { device: device.name(), what, bytes }.into());
+            return Err(too_large(what, bytes).into());
         }
         let program = device.compile(&plans, &limits)?;
         let decoder = &plans[SpeechPlans::DECODER];

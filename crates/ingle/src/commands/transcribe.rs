@@ -11,7 +11,7 @@ use engine::speech::{
     AudioFeatures, Format, Segment, Summary, Task, TranscribeOptions, Transcriber, TranscriberOptions,
     TranscriptWriter,
 };
-use engine::{CancelFlag, Model, TokenizerSource};
+use engine::{CancelFlag, Model, TokenizerSource, WeightType};
 
 use super::generate::Interrupt;
 use crate::args::{DeviceArgs, FetchArgs, KvTypeName};
@@ -63,9 +63,22 @@ struct RunningArgs {
     #[arg(long, value_enum)]
     kv_type: Option<KvTypeName>,
 
+    /// How matrices of plain numbers are held: as the file has them, or in 8 bits, made at each start: less to read and
+    /// faster to multiply, and words of doubt may differ
+    #[arg(long, value_enum, default_value_t = WeightsName::AsStored)]
+    weights: WeightsName,
+
     /// Fix the accumulation order of every row
     #[arg(long)]
     deterministic: bool,
+}
+
+/// `--weights`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum WeightsName {
+    AsStored,
+    #[value(name = "q8_0")]
+    Q8_0,
 }
 
 /// What comes out, and where.
@@ -187,6 +200,10 @@ impl Transcribe {
                 n_beams: options.beam_size.max(options.best_of),
                 kv_type: self.running.kv_type.map(load::kv_type),
                 numerics: load::numerics(self.running.deterministic),
+                weights: match self.running.weights {
+                    WeightsName::AsStored => WeightType::AsStored,
+                    WeightsName::Q8_0 => WeightType::Q8_0,
+                },
                 ..TranscriberOptions::default()
             },
         )?;

@@ -296,6 +296,7 @@ pub(super) fn kernel<F: Codes>(isa: Isa) -> LinearKernel {
         activation: ActivationKind::Q8,
         gemv,
         gemm_tile,
+        few_rows: None,
         gemm_scratch_bytes,
         gemm_adds_as_gemv: false,
         interleave: None,

@@ -12,6 +12,7 @@ use super::affine::{Codes, PIECE, Scales};
 use super::avx2::horizontal_sum;
 use super::gemm_avx2::{HALF, PASS, Panel, multiply, transpose};
 use super::gemm_avx512::row_addresses;
+use super::gemm_words_avx2 as words;
 use super::{TILE_ROWS, WeightRows};
 use std::arch::x86_64::*;
 
@@ -212,6 +213,10 @@ pub(super) unsafe fn gemm_tile<F: Codes>(
                         *register = codes32::<F>(rows[half * 8 + r].add(at));
                     }
                     let columns = transpose(registers);
+                    if F::BITS == 8 {
+                        words::store(panel, half, b, columns);
+                        continue;
+                    }
                     let to = panel.codes.add(half * HALF + b * 256);
                     for (c, column) in columns.into_iter().enumerate() {
                         _mm256_store_si256(to.add(c * 32).cast(), column);
@@ -230,7 +235,7 @@ pub(super) unsafe fn gemm_tile<F: Codes>(
                 2..=4 => multiply::<32, 8, true>(panel, k, n, n_cols, xs, out),
                 5 => multiply::<32, 4, true>(panel, k, n, n_cols, xs, out),
                 6 => multiply::<32, 2, true>(panel, k, n, n_cols, xs, out),
-                _ => multiply::<32, 0, true>(panel, k, n, n_cols, xs, out),
+                _ => words::multiply::<true>(panel, k, n, n_cols, xs, out),
             }
             k += n;
         }

@@ -69,6 +69,7 @@ pub(super) fn kernel() -> LinearKernel {
         activation: ActivationKind::F32,
         gemv,
         gemm_tile,
+        few_rows: None,
         gemm_scratch_bytes: |_| 0,
         gemm_adds_as_gemv: false,
         interleave: None,

@@ -121,6 +121,7 @@ pub(super) fn kernel<F: FloatFormat>(isa: Isa) -> LinearKernel {
         activation: ActivationKind::F32,
         gemv: gemv::<F>,
         gemm_tile: gemm_tile::<F>,
+        few_rows: None,
         gemm_scratch_bytes,
         gemm_adds_as_gemv: false,
         interleave: None,
@@ -131,8 +132,9 @@ pub(super) fn kernel<F: FloatFormat>(isa: Isa) -> LinearKernel {
         Isa::Avx2 => LinearKernel {
             gemv: super::float_avx2::gemv::<F>,
             gemm_tile: super::float_avx2::gemm_tile::<F>,
+            few_rows: Some(super::float_avx2::few_rows::<F>),
             gemm_scratch_bytes: super::float_avx2::scratch_bytes,
-            gemm_min_rows: 8,
+            gemm_min_rows: 13,
             ..scalar
         },
         #[cfg(target_arch = "x86_64")]

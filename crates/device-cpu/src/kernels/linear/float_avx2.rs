@@ -1,31 +1,45 @@
 //! AVX2 products of plain numbers.
 //!
-//! GEMV: four registers of 8 lanes take 32 columns in turn, fused multiply-adds; the registers are added pairwise, then
-//! the lanes, then the last `n_cols % 8` columns one by one.
+//! GEMV: each weight row has one register of 8 lanes; lane `l` takes columns `l, l + 8, ...` in order, a fused multiply-add
+//! each; the lanes are added 4 apart, 2 apart, neighbours; then the last `n_cols % 8` columns one by one. Several weight
+//! rows at a time are the chains that hide the latency.
 //!
-//! GEMM: as in `float_avx512`, with panels of 8 rows and [`PASS`] columns and [`COLS`] activation rows at a time; columns
-//! follow in order, so the order differs from GEMV's.
+//! A few activation rows ([`few_rows`]): the same chains, so the same bits as GEMV gives for each row, but a group of weight
+//! rows meets up to [`FEW`] activation rows for one conversion, and comes from memory once for all of them.
+//!
+//! GEMM: a panel of 16 weight rows and [`PASS`] columns is converted and transposed once, then met by [`COLS`] activation
+//! rows at a time: 12 accumulators, 2 loads of weights and 6 of activations for 12 multiply-adds. Columns follow in order, so
+//! the order differs from GEMV's; it does not depend on the number of activation rows.
 
 use super::activation::{ActRow, ActRows};
 use super::avx2::horizontal_sum;
-use super::float::{FloatFormat, crowds};
+use super::float::FloatFormat;
 use super::gemm_avx2::transpose;
 use super::gemm_avx512::row_addresses;
 use super::{TILE_ROWS, WeightRows};
 use std::arch::x86_64::*;
 
-/// Columns of a panel, 16 KB of f32; a multiple of 8.
-const PASS: usize = 512;
+/// Columns of a panel, 16 KB of f32, half of the first cache; a multiple of 16.
+const PASS: usize = 256;
 
 /// Activation rows whose accumulators fit the registers.
-const COLS: usize = 12;
+const COLS: usize = 6;
+
+/// Most activation rows that share a load of weights in [`few_rows`].
+const FEW: usize = 6;
+
+/// Weight rows that [`few_rows`] takes at a time.
+const FEW_ROWS: usize = 4;
+
+/// Weight rows of GEMV at a time: as many chains as two multiply-adds a cycle of latency 4 need.
+const GEMV_ROWS: usize = 8;
 
 /// Bytes from one copied activation row to the next, an odd number of cache lines.
 const COPY_STRIDE: usize = PASS * 4 + 64;
 
 /// Bytes of scratch; the same for any number of columns.
 pub(super) fn scratch_bytes(_n_cols: usize) -> usize {
-    64 + PASS * 8 * 4 + COLS * COPY_STRIDE
+    64 + PASS * TILE_ROWS * 4 + COLS * COPY_STRIDE
 }
 
 /// # Safety
@@ -39,37 +53,175 @@ pub(super) unsafe fn gemv<F: FloatFormat>(
     x: ActRow,
     out: *mut f32,
 ) {
-    let (w, row_bytes) = (w.values, w.row_bytes);
-    for r in r0..r1 {
-        // SAFETY: the caller's promises.
-        unsafe { out.add(r - r0).write(dot::<F>(w.add(r * row_bytes), x.0.cast(), n_cols)) };
+    let xs = ActRows { base: x.0, stride: 0, n: 1 };
+    // SAFETY: the caller's promises.
+    unsafe {
+        let mut r = r0;
+        while r + GEMV_ROWS <= r1 {
+            block::<F, GEMV_ROWS, 1>(w, n_cols, r, xs, out.add(r - r0));
+            r += GEMV_ROWS;
+        }
+        while r < r1 {
+            block::<F, 1, 1>(w, n_cols, r, xs, out.add(r - r0));
+            r += 1;
+        }
     }
 }
 
+/// As [`super::GemmTile`], with the bits of GEMV; the scratch is not used.
+///
 /// # Safety
-/// AVX2 is available; `w` and `x` have `n_cols` numbers.
-#[inline(always)]
-unsafe fn dot<F: FloatFormat>(w: *const u8, x: *const f32, n_cols: usize) -> f32 {
+/// As [`super::GemmTile`]; AVX2, FMA and F16C are available.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn few_rows<F: FloatFormat>(
+    w: WeightRows,
+    n_cols: usize,
+    r0: usize,
+    n_rows: usize,
+    xs: ActRows,
+    _scratch: *mut u8,
+    out: *mut f32,
+) {
+    let mut r = 0;
+    while r < n_rows {
+        let n_weights = if r + FEW_ROWS <= n_rows { FEW_ROWS } else { 1 };
+        let mut i = 0;
+        while i < xs.n {
+            // Seven and eight are two equal halves rather than six and a rest.
+            let n = match xs.n - i {
+                left @ ..=FEW => left,
+                7 | 8 => 4,
+                _ => FEW,
+            };
+            // SAFETY: the rows are among the caller's.
+            unsafe {
+                let xs = ActRows { base: xs.row(i).0, n, ..xs };
+                let out = out.add(i * TILE_ROWS + r);
+                match n_weights {
+                    FEW_ROWS => four_weights::<F>(w, n_cols, r0 + r, xs, out),
+                    _ => one_weight::<F>(w, n_cols, r0 + r, xs, out),
+                }
+            }
+            i += n;
+        }
+        r += n_weights;
+    }
+}
+
+/// [`FEW_ROWS`] weight rows with up to [`FEW`] activation rows: as many at a time as have registers.
+///
+/// # Safety
+/// As [`few_rows`].
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn four_weights<F: FloatFormat>(w: WeightRows, n_cols: usize, r: usize, xs: ActRows, out: *mut f32) {
     // SAFETY: the caller's promise.
     unsafe {
-        let mut sums = [_mm256_setzero_ps(); 4];
-        let full = n_cols / 32 * 32;
-        for k in (0..full).step_by(32) {
-            for (i, sum) in sums.iter_mut().enumerate() {
-                let k = k + i * 8;
-                *sum = _mm256_fmadd_ps(F::load8(w.add(k * F::BYTES)), _mm256_loadu_ps(x.add(k)), *sum);
+        match xs.n {
+            1 => block::<F, FEW_ROWS, 1>(w, n_cols, r, xs, out),
+            2 => block::<F, FEW_ROWS, 2>(w, n_cols, r, xs, out),
+            3 => block::<F, FEW_ROWS, 3>(w, n_cols, r, xs, out),
+            n => {
+                for half in [0, FEW_ROWS / 2] {
+                    let out = out.add(half);
+                    match n {
+                        4 => block::<F, { FEW_ROWS / 2 }, 4>(w, n_cols, r + half, xs, out),
+                        5 => block::<F, { FEW_ROWS / 2 }, 5>(w, n_cols, r + half, xs, out),
+                        _ => block::<F, { FEW_ROWS / 2 }, FEW>(w, n_cols, r + half, xs, out),
+                    }
+                }
             }
         }
-        let eights = n_cols / 8 * 8;
+    }
+}
+
+/// One weight row with up to [`FEW`] activation rows.
+///
+/// # Safety
+/// As [`few_rows`].
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn one_weight<F: FloatFormat>(w: WeightRows, n_cols: usize, r: usize, xs: ActRows, out: *mut f32) {
+    for i in 0..xs.n {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let x = ActRows { base: xs.row(i).0, n: 1, ..xs };
+            block::<F, 1, 1>(w, n_cols, r, x, out.add(i * TILE_ROWS));
+        }
+    }
+}
+
+/// `R` weight rows from row `r` on times `C` activation rows: `out[c * TILE_ROWS + i]` for weight row `r + i`.
+///
+/// # Safety
+/// The rows have `n_cols` numbers; `out` has room; AVX2, FMA and F16C are available.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn block<F: FloatFormat, const R: usize, const C: usize>(
+    w: WeightRows,
+    n_cols: usize,
+    r: usize,
+    xs: ActRows,
+    out: *mut f32,
+) {
+    let row_bytes = w.row_bytes;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (w, x) = (w.values.add(r * row_bytes), xs.base.cast::<f32>());
+        let mut sums = [[_mm256_setzero_ps(); C]; R];
+        let (full, eights) = (n_cols / 32 * 32, n_cols / 8 * 8);
+        for k in (0..full).step_by(32) {
+            for i in 0..R {
+                // Rows end before a stream is recognised; beyond the last row a prefetch does not fault.
+                let next = w.wrapping_add((R.max(FEW_ROWS) + i) * row_bytes + k * F::BYTES);
+                _mm_prefetch::<_MM_HINT_T0>(next.cast());
+                if F::BYTES == 4 {
+                    _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(64).cast());
+                }
+            }
+            for part in 0..4 {
+                let k = k + part * 8;
+                eight::<F, R, C>(w.add(k * F::BYTES), row_bytes, x.add(k), xs.stride, &mut sums);
+            }
+        }
         for k in (full..eights).step_by(8) {
-            sums[0] = _mm256_fmadd_ps(F::load8(w.add(k * F::BYTES)), _mm256_loadu_ps(x.add(k)), sums[0]);
+            eight::<F, R, C>(w.add(k * F::BYTES), row_bytes, x.add(k), xs.stride, &mut sums);
         }
-        let sum = _mm256_add_ps(_mm256_add_ps(sums[0], sums[1]), _mm256_add_ps(sums[2], sums[3]));
-        let mut sum = horizontal_sum(sum);
-        for k in eights..n_cols {
-            sum += F::decode(std::slice::from_raw_parts(w.add(k * F::BYTES), F::BYTES)) * *x.add(k);
+        for i in 0..R {
+            for c in 0..C {
+                let mut sum = horizontal_sum(sums[i][c]);
+                for k in eights..n_cols {
+                    let p = w.add(i * row_bytes + k * F::BYTES);
+                    let weight = F::decode(std::slice::from_raw_parts(p, F::BYTES));
+                    sum += weight * *x.byte_add(c * xs.stride).add(k);
+                }
+                out.add(c * TILE_ROWS + i).write(sum);
+            }
         }
-        sum
+    }
+}
+
+/// Eight columns of a [`block`].
+///
+/// # Safety
+/// As [`block`], for columns from `w` and `x` on.
+#[inline(always)]
+unsafe fn eight<F: FloatFormat, const R: usize, const C: usize>(
+    w: *const u8,
+    row_bytes: usize,
+    x: *const f32,
+    stride: usize,
+    sums: &mut [[__m256; C]; R],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut activations = [_mm256_setzero_ps(); C];
+        for c in 0..C {
+            activations[c] = _mm256_loadu_ps(x.byte_add(c * stride));
+        }
+        for i in 0..R {
+            let weights = F::load8(w.add(i * row_bytes));
+            for c in 0..C {
+                sums[i][c] = _mm256_fmadd_ps(weights, activations[c], sums[i][c]);
+            }
+        }
     }
 }
 
@@ -90,23 +242,23 @@ pub(super) unsafe fn gemm_tile<F: FloatFormat>(
     unsafe {
         let panel: *mut f32 = scratch.add(scratch.align_offset(64)).cast();
         let rows = row_addresses(w, row_bytes, r0, n_rows);
-        for half in 0..2 {
-            let mut k = 0;
-            while k < n_cols {
-                let n = PASS.min(n_cols - k);
+        let mut k = 0;
+        while k < n_cols {
+            let n = PASS.min(n_cols - k);
+            for half in [0, 8] {
                 for c in (0..n).step_by(8) {
                     let mut registers = [_mm256_setzero_si256(); 8];
                     for (r, register) in registers.iter_mut().enumerate() {
-                        let p = rows[half * 8 + r].add((k + c) * F::BYTES);
+                        let p = rows[half + r].add((k + c) * F::BYTES);
                         *register = _mm256_castps_si256(load_some::<F>(p, n - c));
                     }
                     for (i, column) in transpose(registers).into_iter().enumerate() {
-                        _mm256_store_si256(panel.add((c + i) * 8).cast(), column);
+                        _mm256_store_si256(panel.add((c + i) * TILE_ROWS + half).cast(), column);
                     }
                 }
-                multiply(panel, k, n, xs, panel.add(PASS * 8), out.add(half * 8));
-                k += n;
             }
+            multiply(panel, k, n, xs, panel.add(PASS * TILE_ROWS), out);
+            k += n;
         }
     }
 }
@@ -132,7 +284,7 @@ unsafe fn load_some<F: FloatFormat>(p: *const u8, n: usize) -> __m256 {
 ///
 /// # Safety
 /// The panel is filled; the activation rows have `k + n` columns; `copy` has room for `COLS` of them; `out` has
-/// `xs.n` rows, `TILE_ROWS` values apart, of 8 values.
+/// `xs.n * TILE_ROWS` values.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn multiply(panel: *const f32, k: usize, n: usize, xs: ActRows, copy: *mut f32, out: *mut f32) {
     // SAFETY: activation rows `i..i + COLS` exist.
@@ -141,65 +293,103 @@ unsafe fn multiply(panel: *const f32, k: usize, n: usize, xs: ActRows, copy: *mu
         while i < xs.n {
             let (mut x, mut stride) = (xs.row(i).0.cast::<f32>().add(k), xs.stride);
             let out = out.add(i * TILE_ROWS);
-            if crowds(stride) && xs.n - i > 4 {
-                for c in 0..COLS.min(xs.n - i) {
+            let c = COLS.min(xs.n - i);
+            if crowds(stride) {
+                for c in 0..c {
                     let to = copy.byte_add(c * COPY_STRIDE);
                     to.copy_from_nonoverlapping(x.byte_add(c * stride), n);
                 }
                 (x, stride) = (copy, COPY_STRIDE);
             }
-            let c = match xs.n - i {
-                COLS.. => {
-                    columns::<COLS>(panel, n, x, stride, k == 0, out);
-                    COLS
-                }
-                6.. => {
-                    columns::<6>(panel, n, x, stride, k == 0, out);
-                    6
-                }
-                3.. => {
-                    columns::<3>(panel, n, x, stride, k == 0, out);
-                    3
-                }
-                _ => {
-                    columns::<1>(panel, n, x, stride, k == 0, out);
-                    1
-                }
-            };
+            // Beyond the last row a prefetch does not fault.
+            let next = xs.base.wrapping_add((i + COLS) * xs.stride).cast::<f32>().wrapping_add(k);
+            let x = Activations { x, stride, next, next_stride: xs.stride };
+            match c {
+                1 => columns::<1>(panel, n, x, k == 0, out),
+                2 => columns::<2>(panel, n, x, k == 0, out),
+                3 => columns::<3>(panel, n, x, k == 0, out),
+                4 => columns::<4>(panel, n, x, k == 0, out),
+                5 => columns::<5>(panel, n, x, k == 0, out),
+                _ => columns::<COLS>(panel, n, x, k == 0, out),
+            }
             i += c;
         }
     }
 }
 
+/// Whether activation rows at this distance would push the panel, half of the first cache, out of the sets that they all
+/// share (64 sets of 64 bytes, 8 ways). A copy then costs less than the misses.
+const fn crowds(stride: usize) -> bool {
+    stride.is_multiple_of(4096)
+}
+
+/// Activation rows, and those that come after them.
+#[derive(Clone, Copy)]
+struct Activations {
+    x: *const f32,
+    /// Bytes from one row to the next.
+    stride: usize,
+    /// What will be read next: any address.
+    next: *const f32,
+    next_stride: usize,
+}
+
 /// The panel times `C` activation rows.
 ///
 /// # Safety
-/// As [`multiply`]; `x` is the first of `C` rows, `stride` bytes apart.
+/// As [`multiply`].
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn columns<const C: usize>(
+unsafe fn columns<const C: usize>(panel: *const f32, n: usize, x: Activations, first: bool, out: *mut f32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut sums = [[_mm256_setzero_ps(); 2]; C];
+        if !first {
+            for c in 0..C {
+                for half in 0..2 {
+                    sums[c][half] = _mm256_loadu_ps(out.add(c * TILE_ROWS + half * 8));
+                }
+            }
+        }
+        let lines = n / 16 * 16;
+        for k in (0..lines).step_by(16) {
+            for c in 0..C {
+                let next = x.next.wrapping_byte_add(c * x.next_stride).wrapping_add(k);
+                _mm_prefetch::<_MM_HINT_T0>(next.cast());
+            }
+            for k in k..k + 16 {
+                column::<C>(panel.add(k * TILE_ROWS), x.x.add(k), x.stride, &mut sums);
+            }
+        }
+        for k in lines..n {
+            column::<C>(panel.add(k * TILE_ROWS), x.x.add(k), x.stride, &mut sums);
+        }
+        for c in 0..C {
+            for half in 0..2 {
+                _mm256_storeu_ps(out.add(c * TILE_ROWS + half * 8), sums[c][half]);
+            }
+        }
+    }
+}
+
+/// One column of 16 weight rows times `C` activation rows.
+///
+/// # Safety
+/// AVX2 and FMA are available; the numbers are readable, those of the panel aligned.
+#[inline(always)]
+unsafe fn column<const C: usize>(
     panel: *const f32,
-    n: usize,
     x: *const f32,
     stride: usize,
-    first: bool,
-    out: *mut f32,
+    sums: &mut [[__m256; 2]; C],
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        let mut sums = [_mm256_setzero_ps(); C];
-        if !first {
-            for (c, sum) in sums.iter_mut().enumerate() {
-                *sum = _mm256_loadu_ps(out.add(c * TILE_ROWS));
+        let weights = [_mm256_load_ps(panel), _mm256_load_ps(panel.add(8))];
+        for c in 0..C {
+            let activation = _mm256_broadcast_ss(&*x.byte_add(c * stride));
+            for half in 0..2 {
+                sums[c][half] = _mm256_fmadd_ps(weights[half], activation, sums[c][half]);
             }
-        }
-        for k in 0..n {
-            let weights = _mm256_load_ps(panel.add(k * 8));
-            for (c, sum) in sums.iter_mut().enumerate() {
-                *sum = _mm256_fmadd_ps(weights, _mm256_broadcast_ss(&*x.byte_add(c * stride).add(k)), *sum);
-            }
-        }
-        for (c, sum) in sums.into_iter().enumerate() {
-            _mm256_storeu_ps(out.add(c * TILE_ROWS), sum);
         }
     }
 }

@@ -2,13 +2,15 @@
 //!
 //! The scheme is that of `gemm_avx512` with registers of 8 weight rows by 4 columns. Without `vpdpbusd`, a product is
 //! `vpmaddubsw`, and small codes allow several of them to be added in 16 bits before one `vpmaddwd` widens: 8 for codes
-//! to 15 (8 * 2 * 15 * 127 = 30,480), 4 to 31, 2 to 63. Codes beyond 127 stay signed and widen every time.
+//! to 15 (8 * 2 * 15 * 127 = 30,480), 4 to 31, 2 to 63. Codes beyond 127 stay signed and are multiplied as words, in
+//! `gemm_words_avx2`.
 //!
 //! Order of accumulation: as in `gemm_avx512` with passes of [`PASS`] columns; it differs from `gemv`'s and does not
 //! depend on the number of activation rows.
 
 use super::TILE_ROWS;
 use super::activation::{ActRows, Q8Row};
+use super::gemm_words_avx2 as words;
 use std::arch::x86_64::*;
 
 /// Columns of a panel, so that it stays in the first cache with the activations it meets; a multiple of 256.
@@ -25,18 +27,20 @@ const SCALES: usize = PASS / 16 * TILE_ROWS;
 
 /// Bytes of scratch; the same for any number of columns.
 pub(super) fn scratch_bytes(_n_cols: usize) -> usize {
-    64 + 2 * HALF + 2 * SCALES * 4
+    64 + 4 * HALF + 2 * SCALES * 4 + words::COLS * PASS * 2
 }
 
 /// Where the parts of the scratch begin.
 #[derive(Clone, Copy)]
 pub(super) struct Panel {
-    /// `[2][PASS/4][8 rows][4]` bytes
+    /// `[2][PASS/4][8 rows][4]` bytes, or words as [`words::store`] says
     pub codes: *mut u8,
     /// `[PASS/GROUP][16 rows]`
     pub scale: *mut f32,
     /// `[PASS/GROUP][16 rows]`
     pub offset: *mut f32,
+    /// `[words::COLS][PASS]` activations as words
+    pub x: *mut i16,
 }
 
 impl Panel {
@@ -47,8 +51,8 @@ impl Panel {
         // SAFETY: the parts add up to `scratch_bytes`.
         unsafe {
             let codes = scratch.add(scratch.align_offset(64));
-            let scale: *mut f32 = codes.add(2 * HALF).cast();
-            Panel { codes, scale, offset: scale.add(SCALES) }
+            let scale: *mut f32 = codes.add(4 * HALF).cast();
+            Panel { codes, scale, offset: scale.add(SCALES), x: scale.add(2 * SCALES).cast() }
         }
     }
 }
@@ -84,7 +88,7 @@ pub(super) unsafe fn transpose(rows: [__m256i; 8]) -> [__m256i; 8] {
 }
 
 /// Multiply the panel (columns `k..k + n`) with all activation rows; add to `out`, or set it if `k` is 0. `CHUNK` is how many
-/// `vpmaddubsw` are added in 16 bits, 0 for signed codes; `OFFSET`: whether the panel's offsets are not all 0.
+/// `vpmaddubsw` are added in 16 bits; `OFFSET`: whether the panel's offsets are not all 0.
 ///
 /// # Safety
 /// The panel is filled; the activation rows have `n_cols` columns; `out` has `xs.n * TILE_ROWS` values.
@@ -113,6 +117,7 @@ pub(super) unsafe fn multiply<const GROUP: usize, const CHUNK: usize, const OFFS
                     codes: panel.codes.add(half * HALF),
                     scale: panel.scale.add(half * 8),
                     offset: panel.offset.add(half * 8),
+                    ..panel
                 };
                 let out = out.add(i * TILE_ROWS + half * 8);
                 match xs.n - i {
@@ -158,29 +163,17 @@ unsafe fn rows<const GROUP: usize, const CHUNK: usize, const OFFSET: bool, const
                 _mm256_set1_epi32(p.cast::<i32>().read_unaligned())
             };
             let mut products = [_mm256_setzero_si256(); C];
-            if CHUNK == 0 {
-                for step in 0..steps {
+            for start in (0..steps).step_by(CHUNK) {
+                let mut pairs = [_mm256_setzero_si256(); C];
+                for step in start..start + CHUNK {
                     let codes = _mm256_load_si256(codes.add(step * 32).cast());
-                    let magnitude = _mm256_abs_epi8(codes);
                     for c in 0..C {
-                        let q = _mm256_sign_epi8(activations(c, step), codes);
-                        let pairs = _mm256_maddubs_epi16(magnitude, q);
-                        products[c] = _mm256_add_epi32(products[c], _mm256_madd_epi16(pairs, ones));
+                        let product = _mm256_maddubs_epi16(codes, activations(c, step));
+                        pairs[c] = _mm256_add_epi16(pairs[c], product);
                     }
                 }
-            } else {
-                for start in (0..steps).step_by(if CHUNK == 0 { 1 } else { CHUNK }) {
-                    let mut pairs = [_mm256_setzero_si256(); C];
-                    for step in start..start + CHUNK {
-                        let codes = _mm256_load_si256(codes.add(step * 32).cast());
-                        for c in 0..C {
-                            let product = _mm256_maddubs_epi16(codes, activations(c, step));
-                            pairs[c] = _mm256_add_epi16(pairs[c], product);
-                        }
-                    }
-                    for c in 0..C {
-                        products[c] = _mm256_add_epi32(products[c], _mm256_madd_epi16(pairs[c], ones));
-                    }
+                for c in 0..C {
+                    products[c] = _mm256_add_epi32(products[c], _mm256_madd_epi16(pairs[c], ones));
                 }
             }
             let scale = _mm256_loadu_ps(panel.scale.add(g * TILE_ROWS));

@@ -20,7 +20,7 @@
 //! and scales stand in the tiles that AVX2 and AVX-512 read, [`Interleave`]). The loops are shared: `portable` with the
 //! inner products of `scalar` and `neon`; `interleaved_avx2`; `interleaved_avx512`. Numbers that need no decoding
 //! implement `float::FloatFormat`. Types whose scales lie apart from the values are in `affine`, with `affine_avx2` and
-//! `affine_avx512`, whose panels `gemm_avx2` and `gemm_avx512` multiply; whatever has no kernel of its own runs through
+//! `affine_avx512`, whose panels `gemm_avx2`, `gemm_words_avx2` (8 bits) and `gemm_avx512` multiply; whatever has no kernel of its own runs through
 //! its codec, in `decoded`. What was tried, kept and lost stands in `NOTES.md`.
 //!
 //! # Numerics
@@ -28,7 +28,7 @@
 //! A `gemv` result is a function of its weight row and its activation row: how the rows were divided among calls does
 //! not matter. A `gemm_tile` result does not depend on how many activation rows there are, and has the same bits as
 //! `gemv`'s where [`LinearKernel::gemm_adds_as_gemv`] says so; who needs one order for one row and for many uses `gemv`
-//! for each elsewhere.
+//! for each elsewhere, or `few_rows`, which gives the bits of `gemv`.
 
 // A loop variable here numbers a lane, a row or a column of several arrays at once.
 #![allow(clippy::needless_range_loop)]
@@ -59,6 +59,8 @@ mod float_avx512;
 mod gemm_avx2;
 #[cfg(target_arch = "x86_64")]
 mod gemm_avx512;
+#[cfg(target_arch = "x86_64")]
+mod gemm_words_avx2;
 #[cfg(target_arch = "x86_64")]
 mod interleaved_avx2;
 #[cfg(target_arch = "x86_64")]
@@ -141,6 +143,9 @@ pub struct LinearKernel {
     pub gemv: Gemv,
     /// Many activation rows, a tile of weight rows.
     pub gemm_tile: GemmTile,
+    /// As [`Self::gemm_tile`] for a few activation rows, with the bits of [`Self::gemv`] and without scratch; where there is
+    /// none, [`Self::gemv`] serves each.
+    pub few_rows: Option<GemmTile>,
     /// Bytes of scratch that [`Self::gemm_tile`] needs, one for each worker.
     pub gemm_scratch_bytes: fn(n_cols: usize) -> usize,
     /// Whether [`Self::gemm_tile`] gives the same bits as [`Self::gemv`].

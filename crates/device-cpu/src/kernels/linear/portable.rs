@@ -215,6 +215,7 @@ pub(super) fn kernel<F: Interleaved>(isa: Isa) -> LinearKernel {
         activation: ActivationKind::Q8,
         gemv,
         gemm_tile,
+        few_rows: None,
         gemm_scratch_bytes: gemm_scratch_bytes::<F>,
         gemm_min_rows: 2,
         gemm_adds_as_gemv: true,

@@ -371,6 +371,27 @@ impl Case {
         out
     }
 
+    /// As [`Self::gemm`], by the kernel for a few rows; `None` if there is none.
+    fn few_rows(&mut self, isa: Isa, n: usize) -> Option<Vec<f32>> {
+        let kernel = self.kernel(isa);
+        let few_rows = kernel.few_rows?;
+        let mut out = vec![f32::NAN; n * self.n_rows];
+        let xs = ActRows { base: self.x(0).0, stride: self.stride, n };
+        for r0 in (0..self.n_rows).step_by(TILE_ROWS) {
+            let n_rows = TILE_ROWS.min(self.n_rows - r0);
+            let mut tile = vec![f32::NAN; n * TILE_ROWS];
+            let no_scratch = std::ptr::null_mut();
+            // SAFETY: the shapes are those of the case.
+            unsafe { few_rows(self.w(), self.n_cols, r0, n_rows, xs, no_scratch, tile.as_mut_ptr()) };
+            for i in 0..n {
+                for r in 0..n_rows {
+                    out[i * self.n_rows + r0 + r] = tile[i * TILE_ROWS + r];
+                }
+            }
+        }
+        Some(out)
+    }
+
     fn check(&self, what: &str, isa: Isa, got: &[f32], first: usize) {
         for (j, &got) in got.iter().enumerate() {
             let j = first + j;
@@ -412,6 +433,33 @@ fn column_counts(block: BlockType) -> &'static [usize] {
 /// At least `n` columns.
 fn whole_blocks(block: BlockType, n: usize) -> usize {
     n.next_multiple_of(block.block_len())
+}
+
+/// The kernels for a few rows promise the bits of `gemv`.
+#[test]
+fn few_rows_are_gemv_of_each() {
+    let mut random = Random(11);
+    let mut n_kernels = 0;
+    for (block, isa) in
+        all_types().flat_map(|block| Isa::available().into_iter().map(move |isa| (block, isa)))
+    {
+        for &n_cols in column_counts(block) {
+            if linear_kernel(block, n_cols, isa).few_rows.is_none() {
+                continue;
+            }
+            n_kernels += 1;
+            for n_rows in [1, 3, 16, 23] {
+                let bytes = random_weights(block, n_rows, n_cols, &mut random);
+                let mut case = Case::new(block, n_rows, n_cols, 15, &bytes, &mut random);
+                let each: Vec<f32> = (0..15).flat_map(|i| case.gemv(isa, i, 0, n_rows)).collect();
+                for n in 1..=15 {
+                    let out = case.few_rows(isa, n).expect("the kernel is there");
+                    assert_eq!(out, each[..n * n_rows], "{block} {isa} {n_rows} x {n_cols}, {n} rows");
+                }
+            }
+        }
+    }
+    assert_eq!(n_kernels > 0, Isa::available().contains(&Isa::Avx2));
 }
 
 #[test]
