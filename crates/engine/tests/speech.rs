@@ -207,7 +207,8 @@ fn devices_write_the_same_and_words_are_the_text() {
         let (summary, segments) = run(&mut transcriber(&device), 370, &options);
         assert!(
             !summary.cancelled && summary.n_segments == segments.len() && segments.len() > 2,
-            "{segments:?}"
+            "{}: {segments:?}",
+            device.name()
         );
         assert_eq!(
             (summary.language.as_str(), summary.language_probability, summary.seconds),
