@@ -205,11 +205,8 @@ fn devices_write_the_same_and_words_are_the_text() {
     let mut found: Vec<Vec<Segment>> = Vec::new();
     for device in devices() {
         let (summary, segments) = run(&mut transcriber(&device), 370, &options);
-        assert!(
-            !summary.cancelled && summary.n_segments == segments.len() && segments.len() > 2,
-            "{}: {segments:?}",
-            device.name()
-        );
+        assert!(!summary.cancelled && !segments.is_empty(), "{}: {segments:?}", device.name());
+        assert_eq!(summary.n_segments, segments.len());
         assert_eq!(
             (summary.language.as_str(), summary.language_probability, summary.seconds),
             ("en", None, 3.7)
@@ -222,14 +219,24 @@ fn devices_write_the_same_and_words_are_the_text() {
                 "{segment:?}"
             );
             let words = segment.words.as_ref().unwrap();
-            let text: String = words.iter().map(|word| word.word.as_str()).collect();
-            assert_eq!(text, segment.text);
             assert!(
                 words.iter().all(|word| word.end >= word.start && (0.0..=1.0).contains(&word.probability))
             );
             assert!(words.windows(2).all(|pair| pair[1].start >= pair[0].start), "{words:?}");
         }
         assert!(segments.windows(2).all(|pair| pair[1].seek >= pair[0].seek));
+        // A word that goes on beyond its segment belongs to it wholly, and segments that take no time were dropped with their
+        // text but not with such a word: so the texts of a window follow one another among its words.
+        for window in segments.chunk_by(|a, b| a.seek == b.seek) {
+            let words = window.iter().flat_map(|segment| segment.words.as_ref().unwrap());
+            let words: String = words.map(|word| word.word.as_str()).collect();
+            let mut rest = words.as_str();
+            for segment in window {
+                let at = rest.find(&segment.text);
+                assert!(at.is_some(), "{:?} among {words:?}", segment.text);
+                rest = &rest[at.unwrap() + segment.text.len()..];
+            }
+        }
         found.push(segments);
     }
     // Both compute in f32 here, in other orders: the same tokens unless two are equally likely.
