@@ -18,8 +18,8 @@ mod linear;
 use formats::{Affine, BlockType, PlaneSlices, ScaleType, codec};
 use isa::Isa;
 use linear::{
-    ActRow, ActRows, ActivationKind, LinearKernel, TILE_ROWS, WeightRows, linear_kernel, q8_row_bytes,
-    quantize_row_q8,
+    ActRow, ActRows, ActivationKind, Interleave, LinearKernel, TILE_ROWS, WeightRows, linear_kernel,
+    q8_row_bytes, quantize_row_q8,
 };
 use std::hint::black_box;
 use std::time::Instant;
@@ -63,17 +63,20 @@ struct Weights {
     scales: Vec<u8>,
     biases: Vec<u8>,
     tiles: Aligned,
-    /// 0: as stored.
-    tile_bytes: usize,
+    /// `None`: as stored.
+    interleave: Option<Interleave>,
 }
 
 impl Weights {
     fn rows(&self) -> WeightRows {
         let planes = PlaneSlices { scales: &self.scales, biases: &self.biases };
         let rows = WeightRows::new(self.block, N_COLS, &self.values, planes);
-        match self.tile_bytes {
-            0 => rows,
-            bytes => rows.interleaved(self.tiles.0[self.tiles.0.as_ptr().align_offset(64)..].as_ptr(), bytes),
+        match self.interleave {
+            None => rows,
+            Some(interleave) => {
+                let start = self.tiles.0.as_ptr().align_offset(64);
+                rows.interleaved(self.tiles.0[start..].as_ptr(), N_COLS, interleave)
+            }
         }
     }
 
@@ -87,7 +90,7 @@ impl Weights {
             // SAFETY: rows of the matrix, a tile of the memory.
             unsafe { (interleave.tile)(self.rows(), N_COLS, r0, TILE_ROWS.min(n_rows - r0), out) };
         }
-        (self.tiles, self.tile_bytes) = (tiles, tile_bytes);
+        (self.tiles, self.interleave) = (tiles, Some(interleave));
         self
     }
 }
@@ -132,7 +135,7 @@ fn weights(block: BlockType, n_rows: usize) -> Weights {
         scales: scales.repeat(n_rows),
         biases: biases.repeat(n_rows),
         tiles: Aligned::new(0),
-        tile_bytes: 0,
+        interleave: None,
     }
 }
 

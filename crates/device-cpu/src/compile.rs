@@ -168,16 +168,10 @@ impl Compiler<'_> {
         self.plan.weight(id).data.as_ptr().cast()
     }
 
-    /// A matrix as its kernel reads it.
+    /// The rows of a matrix or a table as its kernel reads them.
     fn matrix(&self, id: WeightId) -> WeightRows {
         let weight = self.plan.weight(id);
         self.weights.rows(weight, &weight.data, &weight.planes, weight.n_rows())
-    }
-
-    /// The rows of a table, as they lie in the file.
-    fn weight_rows(&self, id: WeightId) -> WeightRows {
-        let weight = self.plan.weight(id);
-        WeightRows::new(weight.block, weight.n_cols(), &weight.data, weight.planes.as_slices())
     }
 
     /// From how many rows on tiles are used. A tile kernel that adds in another order than the one for a row would make a
@@ -447,7 +441,7 @@ impl Compiler<'_> {
                 let weight = self.plan.weight(*table);
                 bytes = weight.n_bytes_of_row() as u64;
                 let params = embed::Params {
-                    table: self.weight_rows(*table),
+                    table: self.matrix(*table),
                     cols: weight.n_cols(),
                     scale: *scale,
                     out: self.value(*out),
@@ -584,7 +578,7 @@ impl Compiler<'_> {
                 let weight = self.plan.weight(*table);
                 bytes = weight.n_bytes_of_row() as u64;
                 let params = embed_positions::Params {
-                    table: self.weight_rows(*table),
+                    table: self.matrix(*table),
                     cols: weight.n_cols(),
                     out: self.value(*out),
                 };

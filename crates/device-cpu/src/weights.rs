@@ -1,8 +1,8 @@
 //! Matrices that the kernels want in an order of their own: found in the plans, sized, and made once by all workers.
 //!
 //! Everything else is read where it lies in the file. Of what was interleaved, the file's pages are let go as soon as
-//! they were read, so that loading never holds a model twice; an embedding that is also the head stays in the file, of
-//! which a step reads the rows of its tokens.
+//! they were read, so that loading never holds a model twice. An embedding that is also the head reads its rows from the
+//! tiles.
 
 use crate::isa::Isa;
 use crate::kernels::linear::{Interleave, TILE_ROWS, WeightRows, linear_kernel};
@@ -162,7 +162,7 @@ impl Interleaved {
         match self.of.keys.get(&(data.as_ptr(), n_rows, weight.n_cols(), weight.block)) {
             Some(&index) => {
                 let m = &self.of.matrices[index];
-                rows.interleaved(self.memory.start().wrapping_add(m.offset), m.tile_bytes())
+                rows.interleaved(self.memory.start().wrapping_add(m.offset), m.n_cols, m.interleave)
             }
             None => rows,
         }

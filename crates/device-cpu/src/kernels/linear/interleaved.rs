@@ -34,8 +34,9 @@
 //! It is the same for one activation row and for many.
 
 use super::activation::ActRows;
-use super::portable::Format;
+use super::portable::{Format, f16_at};
 use super::{TILE_ROWS, WeightRows};
+use std::ops::Range;
 
 /// How the scales of a block stand in a tile: fields of 16 rows each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -219,6 +220,79 @@ fn store_planes<F: Interleaved>(codes: &[i8; 32], r: usize, planes: &mut [u8]) {
         }
         at += 8 / share;
         done += width;
+    }
+}
+
+/// The codes of row `r` in the planes of 32 columns.
+#[inline(always)]
+fn load_planes<F: Interleaved>(planes: &[u8], r: usize) -> [i8; 32] {
+    let mut codes = [0u8; 32];
+    let (mut done, mut at) = (0, 0);
+    for width in [8, 4, 2, 1] {
+        if F::BITS & width == 0 {
+            continue;
+        }
+        let share = 8 / width;
+        for step in 0..8 {
+            for j in 0..4 {
+                let byte = planes[64 * (at + step / share) + 4 * r + j];
+                let bits = u32::from(byte) >> (width * (step % share)) & ((1 << width) - 1);
+                codes[4 * step + j] |= (bits << done) as u8;
+            }
+        }
+        at += 8 / share;
+        done += width;
+    }
+    codes.map(|c| c as i8)
+}
+
+/// Scale and offset of group `g` of row `r`, from the fields of a block.
+#[inline(always)]
+fn load_scale<F: Interleaved>(fields: &[u8], g: usize, r: usize) -> (f32, f32) {
+    let (d, dmin) = (|| f16_at(fields, 2 * r), || f16_at(fields, 32 + 2 * r));
+    let byte = |at: usize| fields[at + 16 * g + r];
+    match F::SCALES {
+        Scales::F16 => (d(), 0.0),
+        Scales::F16Offset => (d(), dmin()),
+        Scales::Exponent => (super::mxfp4::half_scale(fields[r]), 0.0),
+        Scales::Signed => (d() * f32::from(byte(32) as i8), 0.0),
+        Scales::Minima => (d() * f32::from(byte(64)), -(dmin() * f32::from(byte(64 + 16 * n_groups::<F>())))),
+        Scales::Nibbles => (d() * f32::from(byte(64) & 15), -(dmin() * f32::from(byte(64) >> 4))),
+    }
+}
+
+/// The values of columns of an interleaved row, as the codec gives them for the file's bytes.
+///
+/// # Safety
+/// As [`WeightRows::decode`]; the matrix is interleaved and of type `F`.
+pub(super) unsafe fn decode<F: Interleaved>(w: WeightRows, row: usize, cols: Range<usize>, out: &mut [f32]) {
+    let len = const { F::BLOCK.block_len() };
+    let (r0, r) = (row / TILE_ROWS * TILE_ROWS, row % TILE_ROWS);
+    for (b, out) in (cols.start / len..).zip(out[..cols.len()].chunks_exact_mut(len)) {
+        // SAFETY: the planes and the fields of a block that the row has.
+        let (planes, fields) = unsafe {
+            let planes = w.values.add(r0 * w.row_bytes + b * (len / 32) * code_bytes::<F>());
+            let fields = w.scales.add(r0 * w.plane_bytes + b * scale_bytes::<F>());
+            (
+                std::slice::from_raw_parts(planes, len / 32 * code_bytes::<F>()),
+                std::slice::from_raw_parts(fields, scale_bytes::<F>()),
+            )
+        };
+        for (i, out) in out.chunks_exact_mut(32).enumerate() {
+            let codes = load_planes::<F>(&planes[i * code_bytes::<F>()..], r);
+            for (k, (out, code)) in out.iter_mut().zip(codes).enumerate() {
+                let (scale, offset) = load_scale::<F>(fields, (32 * i + k) / F::GROUP, r);
+                let code = match F::VALUES {
+                    Some(values) => i32::from(values[code as usize & 15]),
+                    None if is_signed::<F>() => i32::from(code),
+                    None => i32::from(code) - i32::from(F::ZERO),
+                };
+                *out = scale * code as f32;
+                if F::HAS_OFFSET {
+                    *out += offset;
+                }
+            }
+        }
     }
 }
 

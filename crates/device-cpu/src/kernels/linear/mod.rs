@@ -161,9 +161,13 @@ pub struct LinearKernel {
 pub struct Interleave {
     /// Bytes of a tile; a multiple of 64.
     pub tile_bytes: fn(n_cols: usize) -> usize,
+    /// Of these, its codes, which come first.
+    pub code_bytes: fn(n_cols: usize) -> usize,
     /// Make a tile: from the weight rows as they lie in the file, `n_cols`, `r0`, `n_rows <= TILE_ROWS`, into its bytes, aligned
     /// to 64. Unsafe as [`Gemv`].
     pub tile: unsafe fn(w: WeightRows, n_cols: usize, r0: usize, n_rows: usize, out: *mut u8),
+    /// The values of columns of a row of interleaved weights, as [`WeightRows::decode`].
+    pub decode: unsafe fn(w: WeightRows, row: usize, cols: std::ops::Range<usize>, out: &mut [f32]),
 }
 
 /// The kernels for matrices of a block type with rows of `n_cols`. An instruction set that this processor lacks gives the

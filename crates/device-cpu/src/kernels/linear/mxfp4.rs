@@ -20,7 +20,7 @@ const ZERO: u8 = 12;
 
 /// `2^(e - 128)`; the two smallest are subnormal.
 #[inline(always)]
-fn half_scale(e: u8) -> f32 {
+pub(super) fn half_scale(e: u8) -> f32 {
     f32::from_bits(if e < 2 { 0x0020_0000 << e } else { (u32::from(e) - 1) << 23 })
 }
 

@@ -6,7 +6,7 @@
 //! the instruction set's vectors have; the offsets' part accumulates apart and is added last.
 
 use super::activation::{ActRow, ActRows, ActivationKind, Q8Row};
-use super::interleaved::{Interleaved, tile_bytes};
+use super::interleaved::{Interleaved, code_bytes, decode, tile_bytes};
 use super::{GemmTile, Gemv, Interleave, LinearKernel, WeightRows, scalar};
 use crate::isa::Isa;
 use formats::BlockType;
@@ -224,7 +224,12 @@ pub(super) fn kernel<F: Interleaved>(isa: Isa) -> LinearKernel {
     #[cfg(target_arch = "x86_64")]
     let interleaved = |gemv, gemm_tile, gemm_scratch_bytes, tile| LinearKernel {
         gemm_scratch_bytes,
-        interleave: Some(Interleave { tile_bytes: tile_bytes::<F>, tile }),
+        interleave: Some(Interleave {
+            tile_bytes: tile_bytes::<F>,
+            code_bytes: |n_cols| n_cols / 32 * code_bytes::<F>(),
+            tile,
+            decode: decode::<F>,
+        }),
         ..as_stored(gemv, gemm_tile)
     };
     match isa {

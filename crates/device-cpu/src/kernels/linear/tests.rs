@@ -333,7 +333,7 @@ impl Case {
         }
         let start = tiles.0.as_ptr().align_offset(64);
         let tiles = Guarded::new(&tiles.0[start..start + tile_bytes * self.n_rows.div_ceil(TILE_ROWS)]);
-        (self.w().interleaved(tiles.bytes().as_ptr(), tile_bytes), Some(tiles))
+        (self.w().interleaved(tiles.bytes().as_ptr(), self.n_cols, interleave), Some(tiles))
     }
 
     fn x(&mut self, i: usize) -> ActRow {
@@ -516,6 +516,31 @@ fn gemv_does_not_depend_on_how_rows_are_divided() {
             let ranges = if case.kernel(isa).interleave.is_some() { &[][..] } else { &anywhere };
             for &(r0, r1) in [(0, 1), (0, 18), (16, 45), (32, 45), (16, 16)].iter().chain(ranges) {
                 assert_eq!(case.gemv(isa, 0, r0, r1), whole[r0..r1], "{block} {isa} rows {r0}..{r1}");
+            }
+        }
+    }
+}
+
+/// An embedding reads rows of the tiles that the head multiplies.
+#[test]
+fn interleaved_rows_have_the_values_of_the_file() {
+    let mut random = Random(6);
+    for block in all_types() {
+        let (n_rows, n_cols) = (21, whole_blocks(block, 352));
+        let bytes = random_weights(block, n_rows, n_cols, &mut random);
+        let case = Case::new(block, n_rows, n_cols, 1, &bytes, &mut random);
+        for isa in Isa::available() {
+            let (matrix, _tiles) = case.matrix(isa);
+            for row in 0..n_rows {
+                let (mut found, mut expected) = (vec![f32::NAN; n_cols], vec![f32::NAN; n_cols]);
+                let first = n_cols / 2 / block.block_len() * block.block_len();
+                // SAFETY: the row and whole blocks of its columns.
+                unsafe {
+                    matrix.decode(row, 0..first, &mut found[..first]);
+                    matrix.decode(row, first..n_cols, &mut found[first..]);
+                    case.w().decode(row, 0..n_cols, &mut expected);
+                }
+                assert_eq!(found, expected, "{block} {isa} row {row}");
             }
         }
     }

@@ -1,5 +1,6 @@
 //! The rows of a weight matrix as the kernels read them: where they lie in the file, or interleaved.
 
+use super::Interleave;
 use formats::{BlockType, PlaneSlices, codec};
 use std::ops::Range;
 
@@ -18,6 +19,8 @@ pub struct WeightRows {
     pub biases: *const u8,
     /// Bytes from one row's scales to the next row's; the same for offsets.
     pub plane_bytes: usize,
+    /// How it is interleaved: then `values` and `scales` are those of the first tile, and a row's bytes a sixteenth of a tile's.
+    interleave: Option<Interleave>,
 }
 
 impl WeightRows {
@@ -30,12 +33,21 @@ impl WeightRows {
             scales: planes.scales.as_ptr(),
             biases: planes.biases.as_ptr(),
             plane_bytes: block.row_scale_bytes(n_cols),
+            interleave: None,
         }
     }
 
-    /// The same matrix in tiles of `tile_bytes` at `tiles`.
-    pub fn interleaved(self, tiles: *const u8, tile_bytes: usize) -> WeightRows {
-        WeightRows { values: tiles, row_bytes: tile_bytes / super::TILE_ROWS, ..self }
+    /// The same matrix of `n_cols` in tiles at `tiles`.
+    pub fn interleaved(self, tiles: *const u8, n_cols: usize, interleave: Interleave) -> WeightRows {
+        let row_bytes = (interleave.tile_bytes)(n_cols) / super::TILE_ROWS;
+        WeightRows {
+            values: tiles,
+            scales: tiles.wrapping_add((interleave.code_bytes)(n_cols)),
+            row_bytes,
+            plane_bytes: row_bytes,
+            interleave: Some(interleave),
+            ..self
+        }
     }
 
     /// Decode some columns of a row by the codecs' definition: any type, at the speed of plain Rust.
@@ -43,6 +55,10 @@ impl WeightRows {
     /// # Safety
     /// The matrix has the row and the columns, which begin and end with whole blocks; `out` has room for them.
     pub unsafe fn decode(self, row: usize, cols: Range<usize>, out: &mut [f32]) {
+        if let Some(interleave) = self.interleave {
+            // SAFETY: the caller's promise.
+            return unsafe { (interleave.decode)(self, row, cols, out) };
+        }
         let block = self.block;
         let first = match block {
             BlockType::Affine(_) => block.row_scale_bytes(cols.start),
