@@ -263,6 +263,7 @@ impl Engine {
             overflow: request.overflow,
             prefill: request.prefill,
             reuse: request.reuse,
+            speculate: request.speculate,
             cancel: request.cancel,
             draft: Vec::with_capacity(self.speculator.as_ref().map_or(0, Speculator::max_draft)),
             acceptance: Acceptance::new(),
@@ -370,7 +371,7 @@ impl Engine {
                 break;
             }
             sequence.draft.clear();
-            if let Some(speculator) = self.speculator.as_mut().filter(|_| all_answer) {
+            if let Some(speculator) = self.speculator.as_mut().filter(|_| all_answer && sequence.speculate) {
                 let most = sequence.most_draft(self.limits.n_ctx);
                 speculator.guess(slot, sequence, most)?;
             }

@@ -77,6 +77,8 @@ pub struct Request {
     pub prefill: Prefill,
     /// Use and feed the prefix cache.
     pub reuse: bool,
+    /// Its tokens may be guessed, if the engine guesses ([`crate::LoadOptions::speculate`]).
+    pub speculate: bool,
     /// Set from elsewhere to end it early.
     pub cancel: CancelFlag,
 }
@@ -94,6 +96,7 @@ impl Request {
             overflow: Overflow::Stop,
             prefill: Prefill::Batched,
             reuse: true,
+            speculate: true,
             cancel: CancelFlag::default(),
         }
     }
@@ -185,6 +188,7 @@ pub(crate) struct Sequence {
     pub(crate) overflow: Overflow,
     pub(crate) prefill: Prefill,
     pub(crate) reuse: bool,
+    pub(crate) speculate: bool,
     pub(crate) cancel: CancelFlag,
     /// Guessed tokens in the step, behind `tokens`; capacity for the most that a step takes.
     pub(crate) draft: Vec<u32>,

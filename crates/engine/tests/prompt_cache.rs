@@ -48,7 +48,7 @@ fn a_prompt_is_found_again_by_another_engine() {
                 assert!(files(folder.path()).is_empty(), "nothing to keep");
                 continue;
             }
-            assert_eq!(files(folder.path()), [file.clone()], "nothing else is left behind");
+            assert_eq!(files(folder.path()), std::slice::from_ref(&file), "nothing else is left behind");
             let mut other = engine(name, &load);
             let cache = PromptCache::open(&mut other, &file).unwrap();
             assert_eq!(cache.n_tokens(), n_kept);

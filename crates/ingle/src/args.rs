@@ -164,7 +164,9 @@ pub struct LoadArgs {
 )]
 pub struct SpeculateArgs {
     /// When guessed tokens are verified together: auto where it pays, as measured; ngram whenever the text repeats
-    /// itself; draft whenever the draft model has a guess [default: auto; with bench: off, or auto with a draft model]
+    /// itself; draft whenever the draft model has a guess [default: auto, but off in bench, and off for answers that
+    /// --greedy or --seed make repeatable, for auto depends on time and more rows round differently without
+    /// --deterministic; auto with a draft model]
     #[arg(long, value_enum, value_name = "WHEN")]
     pub speculate: Option<SpeculateName>,
 
@@ -178,6 +180,14 @@ pub struct SpeculateArgs {
 }
 
 impl SpeculateArgs {
+    /// Whether tokens of a request may be guessed: not if it would give the same answer each time and nobody asked for
+    /// guesses.
+    pub fn allows(&self, sampling: &engine::SamplingParams, deterministic: bool) -> bool {
+        let asked = self.speculate.is_some() || self.draft_model.is_some();
+        let repeatable = sampling.temperature == 0.0 || sampling.top_k == 1 || sampling.seed.is_some();
+        asked || deterministic || !repeatable
+    }
+
     /// What is asked for, or `default`; checked against the draft model.
     pub fn speculate(&self, default: SpeculateName) -> anyhow::Result<engine::Speculate> {
         let has_model = self.draft_model.is_some();

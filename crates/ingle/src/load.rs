@@ -68,6 +68,15 @@ pub fn device(args: &DeviceArgs) -> anyhow::Result<Arc<dyn Device>> {
     })
 }
 
+/// The options with what the flags say of guesses, or `default`.
+pub fn speculating(
+    options: LoadOptions,
+    speculate: &SpeculateArgs,
+    default: SpeculateName,
+) -> anyhow::Result<LoadOptions> {
+    Ok(LoadOptions { speculate: speculate.speculate(default)?, max_draft: speculate.draft_max, ..options })
+}
+
 /// A model on its device, with what guesses for it; `default` is what is done about guesses if no flag says so.
 pub fn engine(
     model: Arc<Model>,
@@ -77,8 +86,7 @@ pub fn engine(
     speculate: &SpeculateArgs,
     default: SpeculateName,
 ) -> anyhow::Result<Engine> {
-    let options =
-        LoadOptions { speculate: speculate.speculate(default)?, max_draft: speculate.draft_max, ..options };
+    let options = speculating(options, speculate, default)?;
     let mut engine = Engine::new(model, device, &options)?;
     if let Some(name) = &speculate.draft_model {
         let draft = open(&ModelArgs { model: name.clone(), ..args.clone() })?;

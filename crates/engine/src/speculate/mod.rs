@@ -40,7 +40,8 @@ pub enum Speculate {
     /// Whenever there is a guess. How many rows a step has depends on the tokens alone.
     Always,
     /// Where it pays: as many guesses as promise the most tokens a second, by how many of the sequence's guesses were
-    /// right and how long steps of so many rows took, both measured as it goes.
+    /// right and how long steps of so many rows took, both measured as it goes. How many rows a step has then depends on
+    /// time, and with [`device::Numerics::Fast`] so may a token whose best two are as close as rounding.
     Auto,
 }
 

@@ -77,17 +77,15 @@ impl Complete {
         };
         let options = load::options(&self.model.load);
         let (model_args, speculate) = (&self.model, &self.speculate);
-        let mut engine =
-            load::engine(model.clone(), &device, model_args, options, speculate, SpeculateName::Auto)?;
+        let sampling = generate::sampling(&self.sampling);
+        let may_guess = speculate.allows(&sampling, self.model.load.deterministic);
+        let default = if may_guess { SpeculateName::Auto } else { SpeculateName::Off };
+        let mut engine = load::engine(model.clone(), &device, model_args, options, speculate, default)?;
         load::validate(&mut engine, &self.prefill, &tokens)?;
         let mut cache = self.prompt_cache.open(&mut engine)?;
         let interrupt = Interrupt::install()?;
-        let mut request = generate::request(
-            tokens.clone(),
-            generate::sampling(&self.sampling),
-            &self.sampling,
-            &self.prefill,
-        );
+        let mut request =
+            generate::request(tokens.clone(), sampling, &self.sampling, &self.prefill, may_guess);
         request.ignore_end = self.ignore_end;
         if self.json {
             complete_json(&mut engine, request)?;

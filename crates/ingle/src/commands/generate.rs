@@ -47,15 +47,17 @@ pub fn sampling(args: &SamplingArgs) -> SamplingParams {
     }
 }
 
-/// A request to continue `tokens` as the flags ask.
+/// A request to continue `tokens` as the flags ask; `speculate` says whether they may be guessed.
 pub fn request(
     tokens: Vec<u32>,
     sampling: SamplingParams,
     args: &SamplingArgs,
     prefill: &PrefillArgs,
+    speculate: bool,
 ) -> Request {
     Request {
         sampling,
+        speculate,
         max_tokens: args.max_tokens,
         stop: args.stop.clone(),
         overflow: match args.overflow {

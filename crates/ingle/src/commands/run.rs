@@ -83,6 +83,8 @@ impl Run {
             dialogue,
             engine,
             last_prompt: Vec::new(),
+            speculate: self.speculate.clone(),
+            deterministic: self.model.load.deterministic,
             interrupt: Interrupt::install()?,
             prefill: self.prefill,
             sampling: self.sampling,
@@ -183,6 +185,8 @@ pub struct Session {
     pub sampling: SamplingArgs,
     /// What was asked last, for the prompt cache.
     last_prompt: Vec<u32>,
+    speculate: SpeculateArgs,
+    deterministic: bool,
     interrupt: Interrupt,
     prefill: PrefillArgs,
 }
@@ -223,7 +227,9 @@ impl Session {
         }
         checked?;
         self.last_prompt.clone_from(&tokens);
-        Ok(generate::request(tokens, generate::sampling(&self.sampling), &self.sampling, &self.prefill))
+        let sampling = generate::sampling(&self.sampling);
+        let may_guess = self.speculate.allows(&sampling, self.deterministic);
+        Ok(generate::request(tokens, sampling, &self.sampling, &self.prefill, may_guess))
     }
 }
 
