@@ -47,6 +47,11 @@ impl Acceptance {
         self.unverified = guess;
     }
 
+    /// Whether the step before had guesses too.
+    pub(crate) fn is_steady(&self) -> bool {
+        self.n_drafted > 0 && self.n_since == 0
+    }
+
     /// Whether it is time to look how good guesses are; counts a token.
     pub(crate) fn is_probe_due(&mut self) -> bool {
         self.n_since += 1;

@@ -97,9 +97,9 @@ impl Controller {
         best.0
     }
 
-    /// `n` guesses of a sequence were added, which took `seconds` to make.
-    pub(crate) fn add_draft(&mut self, acceptance: &Acceptance, n: usize, seconds: f64) {
-        if n > 0 {
+    /// `n` guesses of a sequence were added, which took `seconds` to make; `is_typical` says whether others will too.
+    pub(crate) fn add_draft(&mut self, acceptance: &Acceptance, n: usize, seconds: f64, is_typical: bool) {
+        if n > 0 && is_typical {
             self.guess.add(seconds / n as f64);
         }
         self.guess_seconds += seconds;
@@ -152,7 +152,7 @@ mod tests {
         for _ in 0..n_steps {
             controller.begin_step(1);
             let n = controller.n_draft(acceptance, 8);
-            controller.add_draft(acceptance, n, 0.0);
+            controller.add_draft(acceptance, n, 0.0, true);
             controller.observe(1 + n, cost(1 + n));
             let mut draw = || rng.uniform() < right;
             if n == 0 {
@@ -222,6 +222,22 @@ mod tests {
         (2..=9).for_each(|n| c.observe(n, 50.0));
         let steps = session(&mut c, &mut a, 2000, 1.0, cost);
         assert!(rate(&steps[1000..], cost) > 3.0, "{:?}", c);
+    }
+
+    #[test]
+    fn guesses_that_take_long_are_worth_less() {
+        let acceptance = Acceptance::new();
+        let n_draft = |seconds: f64, is_typical: bool| {
+            let mut c = Controller::new(9);
+            c.begin_step(1);
+            (1..=9).for_each(|n| c.observe(n, 1.0 + 0.01 * n as f64));
+            c.add_draft(&acceptance, 8, seconds, is_typical);
+            c.begin_step(1);
+            c.n_draft(&acceptance, 8)
+        };
+        assert!(n_draft(0.0, true) > n_draft(1.0, true) && n_draft(1.0, true) > 0);
+        assert_eq!(n_draft(8.0, true), 0);
+        assert!(n_draft(8.0, false) > 0, "the first time it computes the prompt");
     }
 
     #[test]

@@ -48,6 +48,9 @@ pub enum Speculate {
 /// Most guesses of a sequence in a step that can be asked for.
 pub const MAX_DRAFT: usize = 64;
 
+/// Guesses that are verified now and then while it does not seem to pay, where only that shows whether they are right.
+const PROBE: usize = 4;
+
 /// Guesses what sequences say next. How good the guesses are decides how fast an answer comes, never what it says.
 pub trait Proposer: Send {
     /// Append at most `n` guesses of what follows `tokens`, the sequence in `slot`, to the empty `draft`, which has room
@@ -111,6 +114,8 @@ impl Speculator {
             return self.proposer.propose(slot, tokens, most, draft);
         };
         let is_cheap = self.proposer.is_cheap();
+        // A proposer that did not guess for the token before has to catch up first; that is not what a guess costs.
+        let is_steady = acceptance.is_steady();
         let n = match controller.n_draft(acceptance, most) {
             0 if !is_cheap && acceptance.is_probe_due() => most.min(PROBE),
             n => n,
@@ -118,7 +123,8 @@ impl Speculator {
         if n > 0 {
             let begun = Instant::now();
             self.proposer.propose(slot, tokens, n, draft)?;
-            controller.add_draft(acceptance, draft.len(), begun.elapsed().as_secs_f64());
+            let seconds = begun.elapsed().as_secs_f64();
+            controller.add_draft(acceptance, draft.len(), seconds, is_steady);
         } else if is_cheap && most > 0 {
             self.proposer.propose(slot, tokens, 1, draft)?;
             acceptance.set_unverified(draft.pop());
@@ -133,6 +139,3 @@ impl Speculator {
         }
     }
 }
-
-/// Guesses that are verified now and then while it does not seem to pay, where only that shows whether they are right.
-const PROBE: usize = 4;
