@@ -373,7 +373,7 @@ impl Engine {
             sequence.draft.clear();
             if let Some(speculator) = self.speculator.as_mut().filter(|_| all_answer && sequence.speculate) {
                 let most = sequence.most_draft(self.limits.n_ctx);
-                speculator.guess(slot, sequence, most)?;
+                speculator.guess(slot, sequence, most, self.model.n_vocab())?;
             }
             let n_positions = n_rows + sequence.draft.len();
             if let Err(error) = self.kv.reserve(slot, sequence.n_computed, n_positions, self.program.as_mut())

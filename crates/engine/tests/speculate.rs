@@ -122,6 +122,28 @@ fn guesses_of_any_skill_change_nothing_but_the_number_of_steps() {
     }
 }
 
+/// A proposer that says more than it was asked for, and ids that do not exist.
+struct Babbler;
+
+impl Proposer for Babbler {
+    fn propose(&mut self, _: usize, tokens: &[u32], n: usize, draft: &mut Vec<u32>) -> Result<()> {
+        draft.extend((0..2 * n as u32).map(|i| [i, u32::MAX, 160][(tokens.len() + i as usize) % 3]));
+        Ok(())
+    }
+}
+
+#[test]
+fn guesses_that_cannot_be_are_left_out() {
+    for speculate in [Speculate::Always, Speculate::Auto] {
+        let device: Arc<dyn Device> = Arc::new(History::default());
+        let options = LoadOptions { speculate, max_draft: 3, ..options(128, 4, 1) };
+        let mut engine = Engine::new(model("llama"), &device, &options).unwrap();
+        engine.set_proposer(Box::new(Babbler));
+        let got = engine.complete(greedy(&prompt(20), 108)).unwrap();
+        assert_eq!(got.tokens, continuation(engine.model(), &prompt(20), 108));
+    }
+}
+
 #[test]
 fn sequences_that_share_steps_keep_their_own_answers() {
     for name in MODELS {

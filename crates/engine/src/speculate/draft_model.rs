@@ -16,8 +16,6 @@ const MAX_PADDING: usize = 1024;
 pub struct DraftModel {
     engine: Engine,
     slots: Vec<Slot>,
-    /// Tokens of the model that it guesses for.
-    n_target_tokens: usize,
 }
 
 /// A sequence in the draft model.
@@ -62,7 +60,6 @@ impl DraftModel {
         Ok(DraftModel {
             slots: (0..limits.max_spans).map(|_| slot()).collect(),
             engine: Engine::new(model, target.device(), &options)?,
-            n_target_tokens: target.model().n_vocab(),
         })
     }
 
@@ -116,14 +113,12 @@ impl Proposer for DraftModel {
         if n == 0 || tokens.iter().any(|id| *id as usize >= n_ours) {
             return Ok(());
         }
-        let mut guess = self.follow(slot, tokens)?;
-        while (guess as usize) < self.n_target_tokens {
-            draft.push(guess);
-            if draft.len() == n {
-                break;
-            }
-            self.compute(slot, &[guess], true)?;
-            guess = self.best();
+        draft.push(self.follow(slot, tokens)?);
+        while let Some(&last) = draft.last()
+            && draft.len() < n
+        {
+            self.compute(slot, &[last], true)?;
+            draft.push(self.best());
         }
         Ok(())
     }

@@ -102,14 +102,29 @@ impl Speculator {
         }
     }
 
-    /// Guess at most `most` tokens of the sequence in `slot`, into [`Sequence::draft`] to be verified, or into its
-    /// [`Acceptance`] to be compared only.
+    /// Guess at most `most` tokens, of a vocabulary of `n_vocab`, of the sequence in `slot`: into [`Sequence::draft`] to be
+    /// verified, or into its [`Acceptance`] to be compared only.
     ///
     /// # Errors
     /// The proposer's device failed.
-    pub(crate) fn guess(&mut self, slot: usize, sequence: &mut Sequence, most: usize) -> Result<()> {
-        let Sequence { tokens, draft, acceptance, .. } = sequence;
+    pub(crate) fn guess(
+        &mut self,
+        slot: usize,
+        sequence: &mut Sequence,
+        most: usize,
+        n_vocab: usize,
+    ) -> Result<()> {
         let most = most.min(self.max_draft);
+        self.propose(slot, sequence, most)?;
+        // What a proposer says is not to be trusted, and ids of another model's padding mean nothing here.
+        let draft = &mut sequence.draft;
+        let n_known = draft.iter().take(most).take_while(|id| (**id as usize) < n_vocab).count();
+        draft.truncate(n_known);
+        Ok(())
+    }
+
+    fn propose(&mut self, slot: usize, sequence: &mut Sequence, most: usize) -> Result<()> {
+        let Sequence { tokens, draft, acceptance, .. } = sequence;
         let Some(controller) = &mut self.controller else {
             return self.proposer.propose(slot, tokens, most, draft);
         };
