@@ -90,6 +90,20 @@ impl PagePool {
         start..end
     }
 
+    /// The bytes of a page.
+    pub fn bytes(&self, page: u32) -> &[u8] {
+        let range = self.page(page);
+        // SAFETY: within the pool, whose every byte is initialised: the system gives zeros. Nobody writes between steps.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(range.start), range.len()) }
+    }
+
+    /// The bytes of a page, to be written.
+    pub fn bytes_mut(&mut self, page: u32) -> &mut [u8] {
+        let range = self.page(page);
+        // SAFETY: as above, and the pool is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().add(range.start), range.len()) }
+    }
+
     /// Copy a page.
     pub fn copy(&mut self, from: u32, to: u32) {
         let (from, to) = (self.page(from), self.page(to));

@@ -290,12 +290,29 @@ impl CpuProgram {
             .map_err(|Panicked(reason)| Error::Failed { device: NAME, reason })
     }
 
+    /// Whether a group has such a page.
+    fn check_page(&self, group: usize, page: u32) -> Result<()> {
+        let n = self.limits.n_pages.get(group).copied().unwrap_or(0);
+        if page as usize >= n {
+            let reason = format!("KV page {page} of group {group}, which has {n} pages");
+            return Err(Error::Failed { device: NAME, reason });
+        }
+        Ok(())
+    }
+
     fn output<T>(&self, output: Output) -> &[T] {
         let n = output.rows.count(self.n_rows, self.n_outputs) * output.cols;
         // SAFETY: the value has a place for the limits' rows, whose every bit pattern is a `T` (f32 or u32); nobody writes
         // it between steps.
         unsafe { std::slice::from_raw_parts(self.arena.start().add(output.offset).cast(), n) }
     }
+}
+
+fn check_page_length(given: usize, expected: usize) -> Result<()> {
+    if given == expected {
+        return Ok(());
+    }
+    Err(Error::Failed { device: NAME, reason: format!("{given} bytes for a KV page of {expected} bytes") })
 }
 
 /// What the workers share during a step.
@@ -365,12 +382,25 @@ impl Program for CpuProgram {
     }
 
     fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<()> {
-        let n = self.limits.n_pages.get(group).copied().unwrap_or(0);
-        if from as usize >= n || to as usize >= n {
-            let reason = format!("copy of KV page {from} to {to} of group {group}, which has {n} pages");
-            return Err(Error::Failed { device: NAME, reason });
-        }
+        self.check_page(group, from)?;
+        self.check_page(group, to)?;
         self.pages[group].copy(from, to);
+        Ok(())
+    }
+
+    fn read_page(&self, group: usize, page: u32, bytes: &mut [u8]) -> Result<()> {
+        self.check_page(group, page)?;
+        let found = self.pages[group].bytes(page);
+        check_page_length(bytes.len(), found.len())?;
+        bytes.copy_from_slice(found);
+        Ok(())
+    }
+
+    fn write_page(&mut self, group: usize, page: u32, bytes: &[u8]) -> Result<()> {
+        self.check_page(group, page)?;
+        let found = self.pages[group].bytes_mut(page);
+        check_page_length(bytes.len(), found.len())?;
+        found.copy_from_slice(bytes);
         Ok(())
     }
 

@@ -148,6 +148,33 @@ fn a_copied_page_serves_in_place_of_the_original() {
 }
 
 #[test]
+fn pages_that_were_read_serve_in_another_program() {
+    let device = device(2);
+    let (plan, limits) = fused(&device, BlockType::Q8_0);
+    let compile = || device.compile(std::slice::from_ref(&plan), &limits).unwrap();
+    let (mut first, mut second) = (compile(), compile());
+    let tokens: Vec<u32> = (0..20).collect();
+    first.run(&step(&plan, &limits, &tokens, 0).borrow()).unwrap();
+    for group in 0..plan.kv.groups.len() {
+        for page in 0..2 {
+            let n = plan.kv.page_bytes(group, limits.kv_type, limits.page_len);
+            let mut bytes = vec![0; n];
+            first.read_page(group, page, &mut bytes).unwrap();
+            assert!(bytes.iter().any(|b| *b != 0));
+            second.write_page(group, page, &bytes).unwrap();
+            assert!(first.read_page(group, page, &mut bytes[1..]).is_err());
+            assert!(second.write_page(group, page, &bytes[1..]).is_err());
+            assert!(first.read_page(group, 1 << 20, &mut bytes).is_err());
+            assert!(second.write_page(9, page, &bytes).is_err());
+        }
+    }
+    let next = step(&plan, &limits, &[7], 20);
+    first.run(&next.borrow()).unwrap();
+    second.run(&next.borrow()).unwrap();
+    assert_eq!(bits(&*second), bits(&*first));
+}
+
+#[test]
 fn steps_that_would_leave_the_buffers_are_errors() {
     let device = device(2);
     let (plan, limits) = fused(&device, BlockType::F32);

@@ -199,6 +199,23 @@ pub trait Program: Send {
     /// The device failed.
     fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<()>;
 
+    /// The bytes of a page of a KV group, all its layers, as this device lays them out, for [`Self::write_page`] of a
+    /// program of the same plan, limits and device. `bytes` is [`crate::KvLayout::page_bytes`] long.
+    ///
+    /// # Errors
+    /// There is no such page, the length is another, or the device does not give its pages out.
+    fn read_page(&self, _group: usize, _page: u32, _bytes: &mut [u8]) -> Result<()> {
+        Err(pages_stay())
+    }
+
+    /// Fill a page with what [`Self::read_page`] gave.
+    ///
+    /// # Errors
+    /// As there.
+    fn write_page(&mut self, _group: usize, _page: u32, _bytes: &[u8]) -> Result<()> {
+        Err(pages_stay())
+    }
+
     /// A page is unused: its memory may go back to the system until it is written again.
     fn release_page(&mut self, group: usize, page: u32);
 
@@ -211,6 +228,15 @@ pub trait Program: Send {
     /// # Errors
     /// As [`Self::run`].
     fn run_timed(&mut self, step: &Step, timings: &mut Vec<Timing>) -> Result<()>;
+}
+
+/// What a program says whose pages cannot be read or written from outside.
+fn pages_stay() -> Error {
+    Error::Unsupported {
+        device: "in use",
+        what: "reading and writing KV pages".to_owned(),
+        hint: "leave prompt caches on disk out".to_owned(),
+    }
 }
 
 /// A machine that runs programs.

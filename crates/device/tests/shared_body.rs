@@ -258,6 +258,19 @@ fn released_and_copied_pages() {
     }
     program.run(&moved.borrow()).unwrap();
     assert_eq!(program.logits(), expected[1][0]);
+    // The same by way of bytes, in a program of its own.
+    let mut other = Reference::default().compile(std::slice::from_ref(&plan), &limits).unwrap();
+    for (entry, page) in moved.page_tables.iter().enumerate().filter(|(_, page)| **page != device::PAGE_NONE)
+    {
+        let group = entry / second.pages_per_table % n_groups;
+        let mut bytes = vec![0; plan.kv.page_bytes(group, limits.kv_type, limits.page_len)];
+        program.read_page(group, *page, &mut bytes).unwrap();
+        other.write_page(group, *page, &bytes).unwrap();
+        assert!(program.read_page(group, *page, &mut bytes[1..]).is_err());
+        assert!(other.write_page(group, 48, &bytes).is_err());
+    }
+    other.run(&moved.borrow()).unwrap();
+    assert_eq!(other.logits(), expected[1][0]);
     // The originals are gone.
     program.run(&second.borrow()).unwrap();
     assert!(program.logits().iter().all(|v| v.is_nan()));

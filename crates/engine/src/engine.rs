@@ -15,12 +15,13 @@ use formats::Access;
 use crate::kv::KvCache;
 use crate::memory::{self, MemoryReport};
 use crate::output::TextStream;
-use crate::sampling::{Choice, Sampler, Scratch};
+use crate::sampling::{Sampler, Scratch};
 use crate::sequence::{Sequence, slide};
+use crate::speculate::{Acceptance, Speculator};
 use crate::step::{Outputs, StepBuffers};
 use crate::{
-    Error, FinishReason, LoadOptions, Model, Overflow, Prefill, Request, Result, SequenceId, Timings,
-    TokenizerSource, load,
+    Error, FinishReason, LoadOptions, Model, Overflow, Prefill, Proposer, Request, Result, SequenceId,
+    Timings, TokenizerSource, load,
 };
 
 /// What happens to a sequence. Texts are borrowed for the time of the call.
@@ -90,12 +91,14 @@ pub struct Engine {
     pub(crate) program: Box<dyn Program>,
     pub(crate) kv: KvCache,
     pub(crate) buffers: StepBuffers,
-    scratch: Scratch,
+    pub(crate) scratch: Scratch,
     /// `(n_slots)`; a slot has a row of page tables.
-    slots: Vec<Option<Sequence>>,
+    pub(crate) slots: Vec<Option<Sequence>>,
     waiting: VecDeque<Sequence>,
     /// Slots in the order in which a step looks at them; a buffer.
     order: Vec<usize>,
+    /// None: nothing is guessed.
+    speculator: Option<Speculator>,
     next_id: u64,
     recorded: Option<Vec<StepTimings>>,
 }
@@ -129,6 +132,7 @@ impl Engine {
             slots: (0..limits.max_spans).map(|_| None).collect(),
             waiting: VecDeque::new(),
             order: Vec::with_capacity(limits.max_spans),
+            speculator: Speculator::new(options.speculate, options.max_draft, limits.max_spans),
             next_id: 0,
             recorded: None,
             limits,
@@ -188,6 +192,13 @@ impl Engine {
     /// The times recorded since the last call.
     pub fn take_timings(&mut self) -> Vec<StepTimings> {
         self.recorded.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Guess with this from now on, instead of looking into the text. Without effect with [`Speculate::Off`].
+    pub fn set_proposer(&mut self, proposer: Box<dyn Proposer>) {
+        if let Some(speculator) = &mut self.speculator {
+            speculator.set_proposer(proposer);
+        }
     }
 
     /// Forget all cached prefixes and give their memory back. Running sequences keep theirs.
@@ -254,7 +265,10 @@ impl Engine {
             overflow: request.overflow,
             prefill: request.prefill,
             reuse: request.reuse,
+            speculate: request.speculate,
             cancel: request.cancel,
+            draft: Vec::with_capacity(self.speculator.as_ref().map_or(0, Speculator::max_draft)),
+            acceptance: Acceptance::new(),
             added: Instant::now(),
             started: None,
             first_token: None,
@@ -286,9 +300,13 @@ impl Engine {
     pub fn step(&mut self, on_event: &mut dyn FnMut(Event<'_>)) -> Result<bool> {
         self.drop_cancelled(on_event);
         self.admit()?;
-        self.schedule(on_event);
+        let all_answer = self.schedule(on_event)?;
         if !self.buffers.is_empty() {
+            let begun = Instant::now();
             self.run()?;
+            if let Some(speculator) = self.speculator.as_mut().filter(|_| all_answer) {
+                speculator.observe(self.buffers.n_rows(), begun.elapsed().as_secs_f64());
+            }
             self.postprocess(on_event);
         }
         let idle = self.is_idle();
@@ -335,13 +353,17 @@ impl Engine {
     }
 
     /// Fill the step: first a row of every sequence that is decoding, so that a long prompt delays nobody by more than a
-    /// chunk; then prompts in order of arrival.
-    fn schedule(&mut self, on_event: &mut dyn FnMut(Event<'_>)) {
+    /// chunk; then prompts in order of arrival. Where all are decoding, guesses come with their rows; returns whether.
+    fn schedule(&mut self, on_event: &mut dyn FnMut(Event<'_>)) -> Result<bool> {
         self.buffers.clear();
         self.order.clear();
         self.order.extend((0..self.slots.len()).filter(|&slot| self.slots[slot].is_some()));
         let slots = &self.slots;
         self.order.sort_unstable_by_key(|&slot| slots[slot].as_ref().map(|s| (s.n_missing() > 1, s.id)));
+        let all_answer = slots.iter().flatten().all(|s| !s.in_prompt);
+        if let Some(speculator) = self.speculator.as_mut().filter(|_| all_answer) {
+            speculator.begin_step(self.order.len());
+        }
         for i in 0..self.order.len() {
             let slot = self.order[i];
             let Some(sequence) = &mut self.slots[slot] else { continue };
@@ -350,7 +372,14 @@ impl Engine {
             if n_rows == 0 {
                 break;
             }
-            if let Err(error) = self.kv.reserve(slot, sequence.n_computed, n_rows, self.program.as_mut()) {
+            sequence.draft.clear();
+            if let Some(speculator) = self.speculator.as_mut().filter(|_| all_answer && sequence.speculate) {
+                let most = sequence.most_draft(self.limits.n_ctx);
+                speculator.guess(slot, sequence, most, self.model.n_vocab())?;
+            }
+            let n_positions = n_rows + sequence.draft.len();
+            if let Err(error) = self.kv.reserve(slot, sequence.n_computed, n_positions, self.program.as_mut())
+            {
                 // Cannot happen with pools of the planned sizes; if it does, this sequence ends and the others go on.
                 self.finish(slot, FinishReason::Failed(error.to_string()), on_event);
                 continue;
@@ -360,10 +389,12 @@ impl Engine {
             let rows = &sequence.tokens[sequence.n_computed..sequence.n_computed + n_rows];
             let outputs = if is_last { Outputs::Last } else { Outputs::None };
             self.buffers.push(slot, sequence.n_computed, rows, outputs);
+            self.buffers.push_draft(&sequence.draft);
             if is_last && sequence.sampler.wants_argmax() {
                 self.buffers.want_argmax();
             }
         }
+        Ok(all_answer)
     }
 
     pub(crate) fn run(&mut self) -> Result<()> {
@@ -379,102 +410,6 @@ impl Engine {
         Ok(())
     }
 
-    /// Rows are computed: note it, let go of pages, choose tokens where there are logits.
-    fn postprocess(&mut self, on_event: &mut dyn FnMut(Event<'_>)) {
-        let mut output = 0;
-        for i in 0..self.buffers.spans().len() {
-            let span = self.buffers.spans()[i];
-            let slot = span.slot as usize;
-            let has_output = self.buffers.has_output(&span);
-            let Some(sequence) = &mut self.slots[slot] else { continue };
-            let before = sequence.n_computed;
-            sequence.n_computed += span.n_rows as usize;
-            if sequence.in_prompt {
-                // When the prompt's last full page is done, others may use it, and this same prompt may come again.
-                // Before `advance`, while what a row behind that page looks at is still here.
-                let boundary = sequence.tokens.len() / self.limits.page_len * self.limits.page_len;
-                if sequence.reuse && before <= boundary && sequence.n_computed >= boundary {
-                    self.kv.remember(slot, &sequence.tokens[..boundary], false, self.program.as_mut());
-                }
-                sequence.in_prompt = !has_output;
-            }
-            self.kv.advance(slot, sequence.n_computed, self.program.as_mut());
-            if has_output {
-                self.choose(slot, output, on_event);
-                output += 1;
-            }
-        }
-    }
-
-    /// Choose the next token of a slot from row `output` of the logits, and see whether it was the last.
-    fn choose(&mut self, slot: usize, output: usize, on_event: &mut dyn FnMut(Event<'_>)) {
-        let Some(sequence) = &mut self.slots[slot] else { return };
-        let now = Instant::now();
-        sequence.first_token.get_or_insert(now);
-        sequence.last_token = Some(now);
-        if sequence.max_tokens == 0 {
-            return self.finish(slot, FinishReason::MaxTokens, on_event);
-        }
-        let n_vocab = self.model.n_vocab();
-        let choice = if self.buffers.wants_argmax() && sequence.sampler.wants_argmax() {
-            Ok(Choice { id: self.program.argmax()[output], logprob: None })
-        } else {
-            let logits = &mut self.program.logits_mut()[output * n_vocab..(output + 1) * n_vocab];
-            sequence.sampler.sample(logits, &sequence.tokens, &mut self.scratch)
-        };
-        let Choice { id, logprob } = match choice {
-            Ok(choice) => choice,
-            Err(error) => return self.finish(slot, FinishReason::Failed(error.to_string()), on_event),
-        };
-        sequence.n_generated += 1;
-        if !sequence.ignore_end && sequence.text.is_end(id) {
-            return self.finish(slot, FinishReason::EndToken(id), on_event);
-        }
-        sequence.tokens.push(id);
-        let (text, stopped) = sequence.text.push(id);
-        on_event(Event::Token { sequence: sequence.id, id, text, logprob });
-        if let Some(stop) = stopped {
-            let stop = stop.to_owned();
-            return self.finish(slot, FinishReason::StopString(stop), on_event);
-        }
-        if sequence.n_generated >= sequence.max_tokens {
-            return self.finish(slot, FinishReason::MaxTokens, on_event);
-        }
-        if sequence.tokens.len() < self.limits.n_ctx {
-            return;
-        }
-        match sequence.overflow {
-            Overflow::Stop => self.finish(slot, FinishReason::ContextFull, on_event),
-            Overflow::Slide { keep } => {
-                if let Err(error) = self.slide(slot, keep) {
-                    self.finish(slot, FinishReason::Failed(error.to_string()), on_event);
-                }
-            }
-        }
-    }
-
-    /// The context is full: cut the tokens and begin again with what is left, of which the kept start is in the prefix
-    /// cache (and in window groups only if the window reaches back to it).
-    fn slide(&mut self, slot: usize, keep: usize) -> Result<()> {
-        let Some(sequence) = &mut self.slots[slot] else { return Ok(()) };
-        if sequence.reuse {
-            self.kv.remember(slot, &sequence.tokens[..sequence.n_computed], true, self.program.as_mut());
-        }
-        self.kv.end(slot, self.program.as_mut());
-        slide(&mut sequence.tokens, keep, self.limits.n_ctx);
-        sequence.in_prompt = true;
-        begin(&mut self.kv, slot, sequence, self.program.as_mut())
-    }
-
-    fn finish(&mut self, slot: usize, reason: FinishReason, on_event: &mut dyn FnMut(Event<'_>)) {
-        let Some(mut sequence) = self.slots[slot].take() else { return };
-        if sequence.reuse {
-            self.kv.remember(slot, &sequence.tokens[..sequence.n_computed], true, self.program.as_mut());
-        }
-        self.kv.end(slot, self.program.as_mut());
-        emit_done(&mut sequence, &reason, on_event);
-    }
-
     /// The id that the next sequence gets.
     pub(crate) fn next_id(&self) -> u64 {
         self.next_id
@@ -487,7 +422,12 @@ impl Engine {
     }
 }
 
-fn begin(kv: &mut KvCache, slot: usize, sequence: &mut Sequence, program: &mut dyn Program) -> Result<()> {
+pub(crate) fn begin(
+    kv: &mut KvCache,
+    slot: usize,
+    sequence: &mut Sequence,
+    program: &mut dyn Program,
+) -> Result<()> {
     sequence.n_computed = 0;
     if sequence.reuse {
         // The last token is always computed: its logits are what is wanted.
@@ -497,7 +437,7 @@ fn begin(kv: &mut KvCache, slot: usize, sequence: &mut Sequence, program: &mut d
     Ok(())
 }
 
-fn emit_done(sequence: &mut Sequence, reason: &FinishReason, on_event: &mut dyn FnMut(Event<'_>)) {
+pub(crate) fn emit_done(sequence: &mut Sequence, reason: &FinishReason, on_event: &mut dyn FnMut(Event<'_>)) {
     let (timings, seed) = (sequence.timings(), sequence.sampler.seed());
     let text = sequence.text.finish(matches!(reason, FinishReason::StopString(_)));
     on_event(Event::Done { sequence: sequence.id, text, reason, timings, seed });

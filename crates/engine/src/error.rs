@@ -125,6 +125,22 @@ pub enum Error {
         /// The least that give a score.
         least: usize,
     },
+    /// A draft model whose token ids mean something else.
+    #[error("{}: it cannot guess for this model: {what}; expected a model of the same vocabulary", file.display())]
+    OtherVocabulary {
+        /// The draft model's file or folder.
+        file: PathBuf,
+        /// The first difference.
+        what: String,
+    },
+    /// A prompt cache on disk that is of no use here.
+    #[error("prompt cache {}: {what}", file.display())]
+    PromptCache {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong, and what to do.
+        what: String,
+    },
     /// A sequence could not go on.
     #[error("{0}")]
     SequenceFailed(String),

@@ -13,6 +13,7 @@
 //! - No model family, no concrete device and no file format is named here.
 //! - A decode step allocates nothing, sampling, detokenising and events included. What is allocated is allocated when a
 //!   sequence is added, when its prompt is done, when it slides and when it ends.
+//! - Guesses change how many rows a step has, and never how a token is chosen ([`Proposer`]).
 //! - A page that is held more than once is never written. Every reference is counted; [`KvCache::check`] counts anew.
 //! - A running sequence is never ended to make room: pools are sized for every slot, and what the prefix cache holds
 //!   can always be evicted.
@@ -28,10 +29,13 @@ mod kv;
 mod load;
 mod memory;
 mod output;
+mod postprocess;
 mod prefill_check;
+mod prompt_cache;
 mod quantize;
 mod score;
 mod sequence;
+mod speculate;
 mod step;
 
 pub mod sampling;
@@ -43,10 +47,12 @@ pub use engine::{Engine, Event, StepTimings};
 pub use error::{Error, Result};
 pub use generate::{Completion, Finished};
 pub use kv::{KvCache, PagePool, PrefixCache, pages_of_sequence, pool_sizes};
-pub use load::{DEFAULT_N_CTX, LoadOptions, MAX_N_CTX, Model, TokenizerSource};
+pub use load::{DEFAULT_DRAFT, DEFAULT_N_CTX, LoadOptions, MAX_N_CTX, Model, TokenizerSource};
 pub use memory::{Alternative, MemoryItem, MemoryReport, kv_type_name, plan_memory};
 pub use prefill_check::{FAST_BOUND, PrefillCheck};
+pub use prompt_cache::PromptCache;
 pub use quantize::WeightType;
 pub use sampling::SamplingParams;
 pub use score::{Perplexity, PositionScore, TokenScore};
 pub use sequence::{CancelFlag, FinishReason, Overflow, Prefill, Request, SequenceId, Timings};
+pub use speculate::{DraftModel, MAX_DRAFT, NgramLookup, Proposer, Speculate};

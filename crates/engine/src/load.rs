@@ -9,6 +9,7 @@ use model::{EmbeddingSpec, ModelSpec, SpeechPlans, SpeechSpec};
 use text::{TokenSpelling, Tokenizer};
 
 use crate::kv::pool_sizes;
+use crate::speculate::{MAX_DRAFT, Speculate};
 use crate::{Error, Result};
 
 /// Context length if none is asked for and the model was trained for more.
@@ -16,6 +17,9 @@ pub const DEFAULT_N_CTX: usize = 4096;
 
 /// Longest context that can be asked for: page tables beyond it are a typing mistake, not a wish.
 pub const MAX_N_CTX: usize = 1 << 24;
+
+/// Guesses of a sequence in a step if nothing else is asked for.
+pub const DEFAULT_DRAFT: usize = 8;
 
 /// Where the tokenizer comes from.
 #[derive(Clone, Debug, Default)]
@@ -50,6 +54,10 @@ pub struct LoadOptions {
     pub numerics: Numerics,
     /// Refuse to load what does not fit in what is free now.
     pub check_memory: bool,
+    /// When guessed tokens are verified together with the one that is due.
+    pub speculate: Speculate,
+    /// Most guesses of a sequence in a step; each takes a row of logits, `4 * n_vocab` bytes, for each sequence.
+    pub max_draft: usize,
 }
 
 impl Default for LoadOptions {
@@ -63,6 +71,8 @@ impl Default for LoadOptions {
             page_len: 32,
             numerics: Numerics::Fast,
             check_memory: true,
+            speculate: Speculate::Off,
+            max_draft: DEFAULT_DRAFT,
         }
     }
 }
@@ -324,9 +334,14 @@ pub fn limits(model: &Model, device: &dyn Device, options: &LoadOptions) -> Resu
             "f16 or f32, or heads of a multiple of 32 columns".into(),
         ));
     }
-    // A step has room for a row of every sequence, and no chunk is longer than the context.
-    let max_rows = options.chunk.min(n_ctx).max(options.n_sequences);
-    let max_outputs = options.n_outputs.unwrap_or(0).min(max_rows).max(options.n_sequences);
+    // A step has room for a row of every sequence and for its guesses, and no chunk is longer than the context.
+    let n_draft = match options.speculate {
+        Speculate::Off => 0,
+        Speculate::Always | Speculate::Auto => in_range("draft length", options.max_draft, 1, MAX_DRAFT)?,
+    };
+    let least = options.n_sequences * (1 + n_draft);
+    let max_rows = options.chunk.min(n_ctx).max(least);
+    let max_outputs = options.n_outputs.unwrap_or(0).min(max_rows).max(least);
     Ok(Limits {
         max_rows,
         max_outputs,

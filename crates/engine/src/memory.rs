@@ -131,7 +131,8 @@ fn items(model: &Model, plan: &Plan, device: &dyn Device, options: &LoadOptions)
         .collect();
     let n_pages: usize = limits.n_pages.iter().sum();
     let n_tables = limits.max_spans * plan.kv.groups.len() * limits.n_ctx.div_ceil(limits.page_len);
-    let tokens = limits.max_spans * limits.n_ctx + 2 * limits.max_rows;
+    // Sequences, guesses, rows of a step.
+    let tokens = limits.max_spans * limits.n_ctx + limits.max_outputs + 2 * limits.max_rows;
     let books = 4 * (2 * n_pages + n_tables + tokens) as u64;
     items.push(MemoryItem {
         what: "sampling and page tables".into(),

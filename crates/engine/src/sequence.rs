@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use crate::output::TextStream;
 use crate::sampling::{Sampler, SamplingParams};
+use crate::speculate::Acceptance;
 
 /// Names a sequence for as long as its engine lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -76,6 +77,8 @@ pub struct Request {
     pub prefill: Prefill,
     /// Use and feed the prefix cache.
     pub reuse: bool,
+    /// Its tokens may be guessed, if the engine guesses ([`crate::LoadOptions::speculate`]).
+    pub speculate: bool,
     /// Set from elsewhere to end it early.
     pub cancel: CancelFlag,
 }
@@ -93,6 +96,7 @@ impl Request {
             overflow: Overflow::Stop,
             prefill: Prefill::Batched,
             reuse: true,
+            speculate: true,
             cancel: CancelFlag::default(),
         }
     }
@@ -137,9 +141,13 @@ pub struct Timings {
     pub reused_tokens: usize,
     /// Tokens chosen, an end token included.
     pub generated_tokens: usize,
+    /// Guessed tokens that were verified.
+    pub drafted_tokens: usize,
+    /// Of these, those that were right.
+    pub accepted_tokens: usize,
     /// Seconds from the first step to the first token.
     pub prefill_seconds: f64,
-    /// Seconds from the first token to the last: `generated_tokens - 1` steps.
+    /// Seconds from the first token to the last: `generated_tokens - 1` steps, fewer with guesses that were right.
     pub decode_seconds: f64,
     /// Seconds from [`crate::Engine::add`] to the first token, waiting included.
     pub first_token_seconds: f64,
@@ -180,7 +188,12 @@ pub(crate) struct Sequence {
     pub(crate) overflow: Overflow,
     pub(crate) prefill: Prefill,
     pub(crate) reuse: bool,
+    pub(crate) speculate: bool,
     pub(crate) cancel: CancelFlag,
+    /// Guessed tokens in the step, behind `tokens`; capacity for the most that a step takes.
+    pub(crate) draft: Vec<u32>,
+    /// How good guesses were.
+    pub(crate) acceptance: Acceptance,
     pub(crate) added: Instant,
     pub(crate) started: Option<Instant>,
     pub(crate) first_token: Option<Instant>,
@@ -188,6 +201,12 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
+    /// Most guesses that can be of use: what a context of `n_ctx` and the request leave behind the token that is due.
+    pub(crate) fn most_draft(&self, n_ctx: usize) -> usize {
+        let in_context = n_ctx.saturating_sub(self.tokens.len());
+        in_context.min(self.max_tokens.saturating_sub(self.n_generated)).saturating_sub(1)
+    }
+
     /// Tokens that are not computed; at least one while the sequence lives.
     pub(crate) fn n_missing(&self) -> usize {
         self.tokens.len() - self.n_computed
@@ -202,6 +221,8 @@ impl Sequence {
             prompt_tokens: self.n_prompt,
             reused_tokens: self.n_reused,
             generated_tokens: self.n_generated,
+            drafted_tokens: self.acceptance.n_drafted,
+            accepted_tokens: self.acceptance.n_accepted,
             prefill_seconds: between(self.started, self.first_token),
             decode_seconds: between(self.first_token, self.last_token),
             first_token_seconds: between(Some(self.added), self.first_token),

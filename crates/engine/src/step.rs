@@ -103,6 +103,17 @@ impl StepBuffers {
         debug_assert!(self.outputs.len() <= self.max_outputs);
     }
 
+    /// Append guessed tokens to the last span, whose last row has an output; each of them has one too.
+    pub(crate) fn push_draft(&mut self, draft: &[u32]) {
+        debug_assert!(draft.len() <= self.rows_left());
+        let Some(span) = self.spans.last_mut() else { return };
+        let first_row = self.tokens.len();
+        self.tokens.extend_from_slice(draft);
+        span.n_rows += draft.len() as u32;
+        self.outputs.extend((first_row..self.tokens.len()).map(|row| row as u32));
+        debug_assert!(self.outputs.len() <= self.max_outputs);
+    }
+
     /// What a program runs.
     pub(crate) fn step<'a>(&'a self, kv: &'a KvCache) -> Step<'a> {
         Step {

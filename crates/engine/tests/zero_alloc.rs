@@ -43,8 +43,32 @@ fn allocations() -> u64 {
     COUNT.load(Ordering::Relaxed)
 }
 
+/// Steps of one row of each sequence.
 fn check(device: Arc<dyn Device>, name: &str, sampling: SamplingParams, n_sequences: usize) {
-    let mut engine = Engine::new(model_with_text(name), &device, &options(400, 32, n_sequences)).unwrap();
+    let engine = Engine::new(model_with_text(name), &device, &options(400, 32, n_sequences)).unwrap();
+    check_engine(engine, sampling, n_sequences, 256);
+}
+
+/// Steps with guesses, which come from the text or from a second model, verified always or where it pays.
+fn check_guesses(device: Arc<dyn Device>, name: &str, sampling: SamplingParams, n_sequences: usize) {
+    for (speculate, has_model) in [
+        (Speculate::Always, false),
+        (Speculate::Auto, false),
+        (Speculate::Always, true),
+        (Speculate::Auto, true),
+    ] {
+        // A step gives three tokens at most, and so all sequences go on.
+        let options = LoadOptions { speculate, max_draft: 2, ..options(400, 32, n_sequences) };
+        let mut engine = Engine::new(model_with_text(name), &device, &options).unwrap();
+        if has_model {
+            let draft = DraftModel::new(model_with_text("mistral"), &engine, &options).unwrap();
+            engine.set_proposer(Box::new(draft));
+        }
+        check_engine(engine, sampling.clone(), n_sequences, 80);
+    }
+}
+
+fn check_engine(mut engine: Engine, sampling: SamplingParams, n_sequences: usize, n_steps: usize) {
     let request = |seed: u32| Request {
         sampling: SamplingParams { seed: Some(seed.into()), ..sampling.clone() },
         stop: vec!["never, never".into(), " word95!word96".into()],
@@ -72,10 +96,12 @@ fn check(device: Arc<dyn Device>, name: &str, sampling: SamplingParams, n_sequen
     };
     steps(&mut engine, 16); // the prompts, and a few tokens to warm up
     let before = allocations();
-    steps(&mut engine, 256);
+    steps(&mut engine, n_steps);
     let counted = allocations() - before;
-    assert!(n_tokens >= 256 * n_sequences && text.len() > 256, "{n_tokens} tokens, {text:?}");
-    assert_eq!(counted, 0, "{counted} allocations over 256 decode steps on {} ({name})", device.name());
+    assert!(n_tokens >= n_steps * n_sequences && text.len() > n_steps, "{n_tokens} tokens, {text:?}");
+    assert_eq!(engine.n_running(), n_sequences, "all go on");
+    let (name, device) = (engine.model().path().display(), engine.device().name());
+    assert_eq!(counted, 0, "{counted} allocations over {n_steps} decode steps on {device} ({name})");
 }
 
 fn every_stage() -> SamplingParams {
@@ -93,6 +119,12 @@ fn every_stage() -> SamplingParams {
     }
 }
 
+/// Only four tokens: what was said comes again, so that it can be guessed.
+fn few_tokens() -> SamplingParams {
+    let logit_bias = (0..160).filter(|t| *t < 95 || *t > 98).map(|t| (t, f32::NEG_INFINITY)).collect();
+    SamplingParams { logit_bias, ..every_stage() }
+}
+
 /// The only test of this binary: another would count too.
 #[test]
 fn decoding_allocates_nothing() {
@@ -106,12 +138,19 @@ fn decoding_allocates_nothing() {
             for device in devices {
                 check(device.clone(), name, SamplingParams::greedy(), n_sequences);
                 check(device.clone(), name, every_stage(), n_sequences);
-                check(device, name, SamplingParams { top_k: 40, ..every_stage() }, n_sequences);
+                check(device.clone(), name, SamplingParams { top_k: 40, ..every_stage() }, n_sequences);
+                if n_sequences > 1 {
+                    check_guesses(device, name, few_tokens(), n_sequences);
+                }
             }
             // Made only now: its workers allocate while they start.
             let cpu =
                 device_cpu::CpuDevice::new(device_cpu::Options { threads: Some(2), isa: None }).unwrap();
-            check(Arc::new(cpu), name, every_stage(), n_sequences);
+            let cpu: Arc<dyn Device> = Arc::new(cpu);
+            check(cpu.clone(), name, every_stage(), n_sequences);
+            if n_sequences == 1 {
+                check_guesses(cpu, name, few_tokens(), n_sequences);
+            }
         }
     }
 }

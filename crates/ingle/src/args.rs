@@ -157,6 +157,92 @@ pub struct LoadArgs {
     pub deterministic: bool,
 }
 
+/// How an answer is sped up by guessing it.
+#[derive(Args, Clone, Debug)]
+#[command(
+    next_help_heading = "Speculation (guesses change how fast an answer comes, not how a token is chosen)"
+)]
+pub struct SpeculateArgs {
+    /// When guessed tokens are verified together: auto where it pays, as measured; ngram whenever the text repeats
+    /// itself; draft whenever the draft model has a guess [default: auto, but off in bench, and off for answers that
+    /// --greedy or --seed make repeatable, for auto depends on time and more rows round differently without
+    /// --deterministic; auto with a draft model]
+    #[arg(long, value_enum, value_name = "WHEN")]
+    pub speculate: Option<SpeculateName>,
+
+    /// A smaller model of the same vocabulary that guesses: a name or a path, as for the model
+    #[arg(long, visible_alias = "model-draft", value_name = "MODEL")]
+    pub draft_model: Option<String>,
+
+    /// Most guesses in a step
+    #[arg(long, value_name = "N", default_value_t = engine::DEFAULT_DRAFT)]
+    pub draft_max: usize,
+}
+
+impl SpeculateArgs {
+    /// Whether tokens of a request may be guessed: not if it would give the same answer each time and nobody asked for
+    /// guesses.
+    pub fn allows(&self, sampling: &engine::SamplingParams, deterministic: bool) -> bool {
+        let asked = self.speculate.is_some() || self.draft_model.is_some();
+        let repeatable = sampling.temperature == 0.0 || sampling.top_k == 1 || sampling.seed.is_some();
+        asked || deterministic || !repeatable
+    }
+
+    /// What is asked for, or `default`; checked against the draft model.
+    pub fn speculate(&self, default: SpeculateName) -> anyhow::Result<engine::Speculate> {
+        let has_model = self.draft_model.is_some();
+        let default = if has_model { SpeculateName::Auto } else { default };
+        let found = self.speculate.unwrap_or(default);
+        Ok(match (found, has_model) {
+            (SpeculateName::Auto, _) => engine::Speculate::Auto,
+            (SpeculateName::Off, false) => engine::Speculate::Off,
+            (SpeculateName::Ngram, false) | (SpeculateName::Draft, true) => engine::Speculate::Always,
+            (SpeculateName::Draft, false) => anyhow::bail!("--speculate draft needs --draft-model"),
+            (SpeculateName::Off | SpeculateName::Ngram, true) => {
+                anyhow::bail!("--draft-model goes with --speculate auto or draft")
+            }
+        })
+    }
+}
+
+/// Where the computed prompt is kept between runs.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Running")]
+pub struct PromptCacheArgs {
+    /// Keep the keys and values of the prompt in this file, and begin with what it holds of this one; it belongs to one
+    /// model and its settings
+    #[arg(long, value_name = "FILE")]
+    pub prompt_cache: Option<PathBuf>,
+
+    /// Read the prompt cache and never write it
+    #[arg(long, requires = "prompt_cache")]
+    pub prompt_cache_ro: bool,
+}
+
+impl PromptCacheArgs {
+    /// Give the engine what the file holds, if one is named.
+    pub fn open(&self, engine: &mut engine::Engine) -> anyhow::Result<Option<engine::PromptCache>> {
+        let Some(file) = &self.prompt_cache else { return Ok(None) };
+        let cache = engine::PromptCache::open(engine, file)?;
+        tracing::info!("{} holds a prompt of {} tokens", file.display(), cache.n_tokens());
+        Ok(Some(cache))
+    }
+
+    /// Keep the prompt, if there is a file for it that may be written.
+    pub fn save(
+        &self,
+        cache: Option<&mut engine::PromptCache>,
+        engine: &mut engine::Engine,
+        prompt: &[u32],
+    ) -> anyhow::Result<()> {
+        if let Some(cache) = cache.filter(|_| !self.prompt_cache_ro) {
+            let n_tokens = cache.save(engine, prompt)?;
+            tracing::info!("the prompt cache holds {n_tokens} tokens");
+        }
+        Ok(())
+    }
+}
+
 /// How a prompt is computed, for commands that compute one.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Running")]
@@ -267,6 +353,15 @@ pub enum KvTypeName {
 pub enum PrefillName {
     Batched,
     PerToken,
+}
+
+/// `--speculate`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SpeculateName {
+    Off,
+    Auto,
+    Ngram,
+    Draft,
 }
 
 /// `--overflow`

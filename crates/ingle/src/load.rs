@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use device::{Device, KvType, Numerics};
-use engine::{Engine, LoadOptions, Model, Prefill, TokenizerSource};
+use engine::{DraftModel, Engine, LoadOptions, Model, Prefill, TokenizerSource};
 use formats::base::PublicKey;
 use formats::{Access, Checkpoint, Verify};
 
 use crate::args::{
     DeviceArgs, DeviceName, FetchArgs, IsaName, KvTypeName, LoadArgs, ModelArgs, PrefillArgs, PrefillName,
-    VerifyArgs,
+    SpeculateArgs, SpeculateName, VerifyArgs,
 };
 use crate::progress::Bar;
 
@@ -66,6 +66,33 @@ pub fn device(args: &DeviceArgs) -> anyhow::Result<Arc<dyn Device>> {
             None => device::interpreter::Reference::default(),
         }),
     })
+}
+
+/// The options with what the flags say of guesses, or `default`.
+pub fn speculating(
+    options: LoadOptions,
+    speculate: &SpeculateArgs,
+    default: SpeculateName,
+) -> anyhow::Result<LoadOptions> {
+    Ok(LoadOptions { speculate: speculate.speculate(default)?, max_draft: speculate.draft_max, ..options })
+}
+
+/// A model on its device, with what guesses for it; `default` is what is done about guesses if no flag says so.
+pub fn engine(
+    model: Arc<Model>,
+    device: &Arc<dyn Device>,
+    args: &ModelArgs,
+    options: LoadOptions,
+    speculate: &SpeculateArgs,
+    default: SpeculateName,
+) -> anyhow::Result<Engine> {
+    let options = speculating(options, speculate, default)?;
+    let mut engine = Engine::new(model, device, &options)?;
+    if let Some(name) = &speculate.draft_model {
+        let draft = open(&ModelArgs { model: name.clone(), ..args.clone() })?;
+        engine.set_proposer(Box::new(DraftModel::new(Arc::new(draft), &engine, &options)?));
+    }
+    Ok(engine)
 }
 
 /// The sizes and the arithmetic that the flags ask for.

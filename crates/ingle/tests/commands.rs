@@ -160,6 +160,82 @@ fn complete_prints_json_and_obeys_its_flags() {
     assert_eq!(slid["timings"]["generated_tokens"], 64);
 }
 
+/// A prompt whose answer is in it.
+const REPEATING: &str = "The list: red apples, green pears, blue plums, yellow lemons, purple grapes, orange melons.\n\
+    Again, the list: red apples, green pears, blue plums, yellow lemons, purple grapes, orange melons.\n\
+    Again, the list: red apples, green";
+
+#[test]
+fn guesses_change_speed_and_not_the_answer() {
+    let path = SMOLLM2.path();
+    let args = ["complete", &path, "--prompt", REPEATING, "--greedy", "-n", "24", "--ctx", "256", "--json"];
+    let complete = |more: &[&str]| json(&[&args[..], more].concat());
+    let drafted = |found: &serde_json::Value| found["timings"]["drafted_tokens"].as_u64().unwrap();
+    let accepted = |found: &serde_json::Value| found["timings"]["accepted_tokens"].as_u64().unwrap();
+    // With fixed orders of sums there is no difference at all.
+    let plain = complete(&["--deterministic", "--speculate", "off"]);
+    assert_eq!(drafted(&plain), 0);
+    let ngram = complete(&["--deterministic", "--speculate", "ngram", "--draft-max", "5"]);
+    assert_eq!(ngram["tokens"], plain["tokens"]);
+    assert!(accepted(&ngram) >= 10 && drafted(&ngram) <= 5 * 23, "{ngram}");
+    let own = complete(&["--deterministic", "--draft-model", &path, "--speculate", "draft"]);
+    assert_eq!(own["tokens"], plain["tokens"]);
+    assert!(accepted(&own) == drafted(&own) && drafted(&own) >= 18, "the same model is always right: {own}");
+    // What is repeatable stays so unless guesses are asked for.
+    assert_eq!(drafted(&complete(&[])), 0);
+    assert!(drafted(&complete(&["--speculate", "ngram"])) > 0);
+    let plan = |more: &[&str]| {
+        json(&[&["plan", &path, "--ctx", "256", "--json"][..], more].concat())["committed"].as_u64().unwrap()
+    };
+    assert!(plan(&["--draft-max", "16"]) > plan(&["--speculate", "off"]));
+    let wrong = |more: &[&str]| error(&[&args[..], more].concat());
+    assert!(wrong(&["--speculate", "draft"]).contains("--draft-model"));
+    assert!(wrong(&["--speculate", "ngram", "--draft-model", &path]).contains("auto or draft"));
+    assert!(wrong(&["--speculate", "ngram", "--draft-max", "0"]).contains("draft length is 0"));
+    let other = fixture("models/llama");
+    assert!(wrong(&["--draft-model", other.to_str().unwrap()]).contains("same vocabulary"));
+}
+
+#[test]
+fn a_prompt_is_kept_on_disk_between_runs() {
+    let path = SMOLLM2.path();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("prompt");
+    let file = file.to_str().unwrap();
+    let args = [
+        "complete",
+        &path,
+        "--prompt",
+        REPEATING,
+        "--greedy",
+        "-n",
+        "8",
+        "--json",
+        "--deterministic",
+        "--prompt-cache",
+        file,
+    ];
+    let complete = |more: &[&str]| json(&[&args[..], more].concat());
+    let reused = |found: &serde_json::Value| found["timings"]["reused_tokens"].as_u64().unwrap();
+    // Read only, it is not made.
+    let first = complete(&["--prompt-cache-ro"]);
+    assert!(reused(&first) == 0 && !std::path::Path::new(file).exists());
+    assert_eq!(reused(&complete(&[])), 0);
+    let kept = std::fs::read(file).unwrap();
+    let again = complete(&[]);
+    assert_eq!(again["tokens"], first["tokens"]);
+    assert_eq!(reused(&again), again["timings"]["prompt_tokens"].as_u64().unwrap() - 1);
+    // What is not for this model or these settings stops the command and stays.
+    assert!(error(&[&args[..], &["--kv-type", "q8_0"]].concat()).contains("KV type f16, and this is q8_0"));
+    let gemma = GEMMA3.path();
+    let other = ["complete", &gemma, "--prompt", "x", "--prompt-cache", file];
+    assert!(error(&other).contains("another model"));
+    assert_eq!(std::fs::read(file).unwrap(), kept);
+    std::fs::write(file, &kept[..kept.len() / 2]).unwrap();
+    assert!(error(&args).contains("damaged"));
+    assert_eq!(ingle(&["complete", &path, "--prompt", "x", "--prompt-cache-ro"]).status.code(), Some(2));
+}
+
 #[test]
 fn deterministic_answers_do_not_depend_on_chunks() {
     let path = SMOLLM2.path();

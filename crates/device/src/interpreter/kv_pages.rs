@@ -107,6 +107,18 @@ impl KvPages {
         self.groups[group].copy_within(from..from + bytes, to as usize * bytes);
     }
 
+    /// The bytes of a page, all its layers; `None`: the group has no layers.
+    pub fn page(&self, group: usize, page: u32) -> Option<&[u8]> {
+        let bytes = self.page_bytes(group)?;
+        self.groups[group].get(page as usize * bytes..)?.get(..bytes)
+    }
+
+    /// As [`Self::page`], to be written.
+    pub fn page_mut(&mut self, group: usize, page: u32) -> Option<&mut [u8]> {
+        let bytes = self.page_bytes(group)?;
+        self.groups[group].get_mut(page as usize * bytes..)?.get_mut(..bytes)
+    }
+
     /// Fill a page with bytes that are NaN in every KV type, so that reading it again unwritten shows.
     pub fn poison(&mut self, group: usize, page: u32) {
         let Some(bytes) = self.page_bytes(group) else { return };

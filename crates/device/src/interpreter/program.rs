@@ -424,6 +424,21 @@ impl ReferenceProgram {
     }
 }
 
+impl ReferenceProgram {
+    fn check_page(&self, group: usize, page: u32) -> Result<()> {
+        if self.limits.n_pages.get(group).is_none_or(|n| page as usize >= *n) {
+            let reason =
+                format!("page {page} of KV group {group}, expected one of {:?}", self.limits.n_pages);
+            return Err(Error::Failed { device: NAME, reason });
+        }
+        Ok(())
+    }
+}
+
+fn page_length(given: usize, expected: usize) -> Error {
+    Error::Failed { device: NAME, reason: format!("{given} bytes for a KV page of {expected} bytes") }
+}
+
 impl Program for ReferenceProgram {
     fn run(&mut self, step: &Step) -> Result<()> {
         self.begin(step)?;
@@ -452,14 +467,27 @@ impl Program for ReferenceProgram {
     }
 
     fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<()> {
-        for page in [from, to] {
-            if self.limits.n_pages.get(group).is_none_or(|n| page as usize >= *n) {
-                let reason =
-                    format!("page {page} of KV group {group}, expected one of {:?}", self.limits.n_pages);
-                return Err(Error::Failed { device: NAME, reason });
-            }
-        }
+        self.check_page(group, from)?;
+        self.check_page(group, to)?;
         self.pages.copy(group, from, to);
+        Ok(())
+    }
+
+    fn read_page(&self, group: usize, page: u32, bytes: &mut [u8]) -> Result<()> {
+        self.check_page(group, page)?;
+        match self.pages.page(group, page) {
+            Some(found) if found.len() == bytes.len() => bytes.copy_from_slice(found),
+            found => return Err(page_length(bytes.len(), found.map_or(0, <[u8]>::len))),
+        }
+        Ok(())
+    }
+
+    fn write_page(&mut self, group: usize, page: u32, bytes: &[u8]) -> Result<()> {
+        self.check_page(group, page)?;
+        match self.pages.page_mut(group, page) {
+            Some(found) if found.len() == bytes.len() => found.copy_from_slice(bytes),
+            found => return Err(page_length(bytes.len(), found.map_or(0, |page| page.len()))),
+        }
         Ok(())
     }
 

@@ -172,13 +172,37 @@ impl KvCache {
         let pages = first_position / self.page_len..(first_position + n_rows).div_ceil(self.page_len);
         for group in 0..self.n_groups() {
             for page_index in pages.clone() {
-                if *self.entry(slot, group, page_index) == PAGE_NONE {
-                    let page = self.take(group, program)?;
-                    *self.entry(slot, group, page_index) = page;
-                }
+                self.reserve_page(slot, group, page_index, program)?;
             }
         }
         Ok(())
+    }
+
+    /// Give a slot one page of one group, if it has none there; its number.
+    ///
+    /// # Errors
+    /// As [`Self::reserve`].
+    pub(crate) fn reserve_page(
+        &mut self,
+        slot: usize,
+        group: usize,
+        page_index: usize,
+        program: &mut dyn Program,
+    ) -> Result<u32> {
+        if *self.entry(slot, group, page_index) == PAGE_NONE {
+            let page = self.take(group, program)?;
+            *self.entry(slot, group, page_index) = page;
+        }
+        Ok(*self.entry(slot, group, page_index))
+    }
+
+    /// What the prefix cache has of `tokens`: how many of them, and `(pages, groups)` where they are, [`PAGE_NONE`] where
+    /// a window has let go.
+    pub(crate) fn cached(&mut self, tokens: &[u32]) -> (usize, Vec<u32>) {
+        let found = self.prefix.find(tokens);
+        let groups = 0..self.n_groups();
+        let pages = found.path.iter().flat_map(|node| groups.clone().map(|g| self.prefix.page(*node, g)));
+        (found.n_tokens, pages.collect())
     }
 
     /// The slot's positions before `next_position` are computed: let go of pages that no later row looks at. Allocates

@@ -280,6 +280,27 @@ impl Program for HistoryProgram {
         self.pages[group].copy_within(from as usize * len..(from as usize + 1) * len, to as usize * len);
         Ok(())
     }
+    fn read_page(&self, group: usize, page: u32, bytes: &mut [u8]) -> device::Result<()> {
+        let len = self.limits.page_len;
+        let page = &self.pages[group][page as usize * len..(page as usize + 1) * len];
+        bytes.fill(0);
+        for (bytes, position) in bytes.chunks_exact_mut(8).zip(page) {
+            let (position, token) = position.unwrap_or((u32::MAX, 0));
+            bytes[..4].copy_from_slice(&position.to_le_bytes());
+            bytes[4..].copy_from_slice(&token.to_le_bytes());
+        }
+        Ok(())
+    }
+    fn write_page(&mut self, group: usize, page: u32, bytes: &[u8]) -> device::Result<()> {
+        let len = self.limits.page_len;
+        assert!(bytes.len() >= 8 * len);
+        let page = &mut self.pages[group][page as usize * len..(page as usize + 1) * len];
+        for (bytes, position) in bytes.chunks_exact(8).zip(page) {
+            let number = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+            *position = (number(0) != u32::MAX).then(|| (number(0), number(4)));
+        }
+        Ok(())
+    }
     fn release_page(&mut self, group: usize, page: u32) {
         let len = self.limits.page_len;
         self.pages[group][page as usize * len..(page as usize + 1) * len].fill(None);

@@ -9,14 +9,15 @@ use engine::{Engine, Model, Request, SamplingParams};
 use formats::BlockType;
 use serde::Serialize;
 
-use crate::args::{ModelArgs, PrefillArgs};
+use crate::args::{ModelArgs, PrefillArgs, SpeculateArgs, SpeculateName};
 use crate::load;
 use crate::output::{self, Style, Table};
 
 /// Measure prompt and generation speed, and what share of the machine it uses
 #[derive(Args)]
 #[command(after_help = "\
-pp N computes a prompt of N tokens, tg N generates N tokens one by one; @ D is with D tokens in the context already.
+pp N computes a prompt of N tokens, tg N generates N tokens, one by one unless --speculate is given (what is generated
+has no meaning and tends to repeat itself); @ D is with D tokens in the context already.
 The share of the machine is, for tg, bytes of weights read a second over the read bandwidth, and for pp, operations a
 second over the peak of the arithmetic that each type of weights is multiplied in; both limits are measured in the same run.
 
@@ -30,6 +31,9 @@ pub struct Bench {
 
     #[command(flatten)]
     prefill: PrefillArgs,
+
+    #[command(flatten)]
+    speculate: SpeculateArgs,
 
     /// Prompt lengths, each a test of its own; 0 for none
     #[arg(short = 'p', long, value_delimiter = ',', default_value = "512", value_name = "N,…")]
@@ -133,7 +137,9 @@ impl Bench {
         let mut options = load::options(&self.model.load);
         let needed = tests.iter().map(Test::n_positions).max().unwrap_or(0);
         options.n_ctx = Some(options.n_ctx.unwrap_or(needed).max(needed));
-        let mut engine = Engine::new(model.clone(), &device, &options)?;
+        let (model_args, speculate) = (&self.model, &self.speculate);
+        let mut engine =
+            load::engine(model.clone(), &device, model_args, options, speculate, SpeculateName::Off)?;
         let n_prompt = tests.iter().map(|t| t.n_depth + t.n_prompt.max(1)).max().unwrap_or(1);
         load::validate(&mut engine, &self.prefill, &load::arbitrary_tokens(n_prompt, model.n_vocab()))?;
         let peaks = (!self.no_peaks).then(|| device.peaks());

@@ -11,7 +11,7 @@ use serde_json::json;
 use text::Specials;
 
 use super::generate::{self, Interrupt};
-use crate::args::{ModelArgs, PrefillArgs, SamplingArgs};
+use crate::args::{ModelArgs, PrefillArgs, PromptCacheArgs, SamplingArgs, SpeculateArgs, SpeculateName};
 use crate::{load, output};
 
 /// Continue a text, without a chat template
@@ -28,6 +28,12 @@ pub struct Complete {
 
     #[command(flatten)]
     prefill: PrefillArgs,
+
+    #[command(flatten)]
+    speculate: SpeculateArgs,
+
+    #[command(flatten)]
+    prompt_cache: PromptCacheArgs,
 
     /// - reads the prompt from stdin
     #[arg(value_name = "-", value_parser = ["-"])]
@@ -69,26 +75,26 @@ impl Complete {
                 anyhow::bail!("nothing to continue: give --prompt, --file, --tokens, or - for stdin")
             }
         };
-        let mut engine = Engine::new(model.clone(), &device, &load::options(&self.model.load))?;
+        let options = load::options(&self.model.load);
+        let (model_args, speculate) = (&self.model, &self.speculate);
+        let sampling = generate::sampling(&self.sampling);
+        let may_guess = speculate.allows(&sampling, self.model.load.deterministic);
+        let default = if may_guess { SpeculateName::Auto } else { SpeculateName::Off };
+        let mut engine = load::engine(model.clone(), &device, model_args, options, speculate, default)?;
         load::validate(&mut engine, &self.prefill, &tokens)?;
+        let mut cache = self.prompt_cache.open(&mut engine)?;
         let interrupt = Interrupt::install()?;
         let mut request =
-            generate::request(tokens, generate::sampling(&self.sampling), &self.sampling, &self.prefill);
+            generate::request(tokens.clone(), sampling, &self.sampling, &self.prefill, may_guess);
         request.ignore_end = self.ignore_end;
         if self.json {
-            return complete_json(&mut engine, request);
+            complete_json(&mut engine, request)?;
+        } else if model.tokenizer().is_none() {
+            complete_ids(&mut engine, request)?;
+        } else {
+            complete_text(&mut engine, request, &interrupt)?;
         }
-        let mut out = io::stdout();
-        if model.tokenizer().is_none() {
-            return complete_ids(&mut engine, request, &mut out);
-        }
-        let finished = generate::stream(&mut engine, request, &interrupt, &mut out)?;
-        writeln!(out)?;
-        if let Some(remark) = generate::remark(&finished) {
-            eprintln!("{remark}");
-        }
-        eprintln!("{}", generate::figures(&finished.timings));
-        Ok(())
+        self.prompt_cache.save(cache.as_mut(), &mut engine, &tokens)
     }
 
     fn text(&self) -> anyhow::Result<Option<String>> {
@@ -117,11 +123,22 @@ fn complete_json(engine: &mut Engine, request: engine::Request) -> anyhow::Resul
     }))
 }
 
+fn complete_text(engine: &mut Engine, request: engine::Request, interrupt: &Interrupt) -> anyhow::Result<()> {
+    let mut out = io::stdout();
+    let finished = generate::stream(engine, request, interrupt, &mut out)?;
+    writeln!(out)?;
+    if let Some(remark) = generate::remark(&finished) {
+        eprintln!("{remark}");
+    }
+    eprintln!("{}", generate::figures(&finished.timings));
+    Ok(())
+}
+
 /// Without a vocabulary the answer is its ids.
-fn complete_ids(engine: &mut Engine, request: engine::Request, out: &mut dyn Write) -> anyhow::Result<()> {
+fn complete_ids(engine: &mut Engine, request: engine::Request) -> anyhow::Result<()> {
     let done = engine.complete(request)?;
     let ids: Vec<String> = done.tokens.iter().map(u32::to_string).collect();
-    writeln!(out, "{}", ids.join(","))?;
+    output::print_line(&ids.join(","))?;
     eprintln!("{}", generate::figures(&done.finished.timings));
     Ok(())
 }

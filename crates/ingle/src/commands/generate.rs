@@ -47,15 +47,17 @@ pub fn sampling(args: &SamplingArgs) -> SamplingParams {
     }
 }
 
-/// A request to continue `tokens` as the flags ask.
+/// A request to continue `tokens` as the flags ask; `speculate` says whether they may be guessed.
 pub fn request(
     tokens: Vec<u32>,
     sampling: SamplingParams,
     args: &SamplingArgs,
     prefill: &PrefillArgs,
+    speculate: bool,
 ) -> Request {
     Request {
         sampling,
+        speculate,
         max_tokens: args.max_tokens,
         stop: args.stop.clone(),
         overflow: match args.overflow {
@@ -109,6 +111,9 @@ pub fn figures(t: &Timings) -> String {
         t.decode_rate(),
         crate::output::seconds(t.first_token_seconds)
     );
+    if t.drafted_tokens > 0 {
+        text += &format!("; {} of {} guesses right", t.accepted_tokens, t.drafted_tokens);
+    }
     text
 }
 
@@ -145,6 +150,8 @@ pub fn timings_json(t: &Timings) -> serde_json::Value {
         "prompt_tokens": t.prompt_tokens,
         "reused_tokens": t.reused_tokens,
         "generated_tokens": t.generated_tokens,
+        "drafted_tokens": t.drafted_tokens,
+        "accepted_tokens": t.accepted_tokens,
         "prefill_seconds": t.prefill_seconds,
         "decode_seconds": t.decode_seconds,
         "first_token_seconds": t.first_token_seconds,

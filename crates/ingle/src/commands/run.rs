@@ -11,7 +11,7 @@ use serde_json::json;
 use text::{ChatTemplate, Specials};
 
 use super::generate::{self, Interrupt};
-use crate::args::{ModelArgs, PrefillArgs, SamplingArgs};
+use crate::args::{ModelArgs, PrefillArgs, PromptCacheArgs, SamplingArgs, SpeculateArgs, SpeculateName};
 use crate::{interactive, load, output};
 
 /// Chat with a model: one answer to PROMPT, or an interactive conversation
@@ -28,6 +28,12 @@ pub struct Run {
 
     #[command(flatten)]
     prefill: PrefillArgs,
+
+    #[command(flatten)]
+    speculate: SpeculateArgs,
+
+    #[command(flatten)]
+    prompt_cache: PromptCacheArgs,
 
     /// What to say; without it the conversation is interactive, or the prompt comes from a pipe
     prompt: Option<String>,
@@ -68,22 +74,30 @@ impl Run {
         let device = load::device(&self.model.load.device)?;
         let model = Arc::new(load::open(&self.model)?);
         let history = self.model.fetch.cache()?.root().join("history");
+        let options = load::options(&self.model.load);
+        let dialogue = self.dialogue(&model)?;
+        let (model_args, speculate) = (&self.model, &self.speculate);
+        let mut engine = load::engine(model, &device, model_args, options, speculate, SpeculateName::Auto)?;
+        let mut cache = self.prompt_cache.open(&mut engine)?;
         let mut session = Session {
-            dialogue: self.dialogue(&model)?,
-            engine: Engine::new(model, &device, &load::options(&self.model.load))?,
+            dialogue,
+            engine,
+            last_prompt: Vec::new(),
+            speculate: self.speculate.clone(),
+            deterministic: self.model.load.deterministic,
             interrupt: Interrupt::install()?,
             prefill: self.prefill,
             sampling: self.sampling,
         };
         match prompt {
-            Some(prompt) if self.json => session.answer_json(&prompt),
+            Some(prompt) if self.json => session.answer_json(&prompt)?,
             Some(prompt) => {
                 let finished = session.answer(&prompt, &mut io::stdout())?;
                 eprintln!("{}", generate::figures(&finished.timings));
-                Ok(())
             }
-            None => interactive::run(&mut session, &self.model.model, &history),
+            None => interactive::run(&mut session, &self.model.model, &history)?,
         }
+        self.prompt_cache.save(cache.as_mut(), &mut session.engine, &session.last_prompt)
     }
 
     fn dialogue(&self, model: &Arc<Model>) -> anyhow::Result<Dialogue> {
@@ -169,6 +183,10 @@ pub struct Session {
     pub dialogue: Dialogue,
     pub engine: Engine,
     pub sampling: SamplingArgs,
+    /// What was asked last, for the prompt cache.
+    last_prompt: Vec<u32>,
+    speculate: SpeculateArgs,
+    deterministic: bool,
     interrupt: Interrupt,
     prefill: PrefillArgs,
 }
@@ -208,7 +226,10 @@ impl Session {
             self.dialogue.unsay(message);
         }
         checked?;
-        Ok(generate::request(tokens, generate::sampling(&self.sampling), &self.sampling, &self.prefill))
+        self.last_prompt.clone_from(&tokens);
+        let sampling = generate::sampling(&self.sampling);
+        let may_guess = self.speculate.allows(&sampling, self.deterministic);
+        Ok(generate::request(tokens, sampling, &self.sampling, &self.prefill, may_guess))
     }
 }
 

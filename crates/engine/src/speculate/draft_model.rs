@@ -1,0 +1,147 @@
+//! Guesses by a smaller model of the same vocabulary.
+//!
+//! It runs through steps as any model does, one sequence in the slot of the sequence that it guesses for. What it computed
+//! for guesses that turned out wrong is found by comparing tokens, and written again.
+
+use std::sync::Arc;
+
+use super::{Proposer, Speculate};
+use crate::step::Outputs;
+use crate::{Engine, Error, LoadOptions, MemoryItem, Model, Result, memory};
+
+/// A model may have so many tokens more than another of the same vocabulary: heads are padded to round numbers.
+const MAX_PADDING: usize = 1024;
+
+/// A model that guesses.
+pub struct DraftModel {
+    engine: Engine,
+    slots: Vec<Slot>,
+}
+
+/// A sequence in the draft model.
+struct Slot {
+    /// Tokens whose keys and values are computed; capacity `n_ctx`.
+    tokens: Vec<u32>,
+    /// Of these, those that are sure to stay: a window may have let go of what lies before it.
+    n_kept: usize,
+}
+
+impl DraftModel {
+    /// Load `model` beside `target`, for as many sequences of the same length. Of the `options`, those that say so of the
+    /// target are ignored.
+    ///
+    /// # Errors
+    /// The vocabularies differ; both do not fit in memory together; or as [`Engine::new`].
+    pub fn new(model: Arc<Model>, target: &Engine, options: &LoadOptions) -> Result<DraftModel> {
+        same_vocabulary(&model, target.model())?;
+        let limits = target.limits();
+        let options = LoadOptions {
+            n_ctx: Some(limits.n_ctx),
+            n_sequences: limits.max_spans,
+            n_outputs: None,
+            speculate: Speculate::Off,
+            ..options.clone()
+        };
+        let mut report = memory::plan_memory(&model, target.device().as_ref(), &options)?;
+        // What the target has taken is not free any more; the file that it maps and the pages to come are still counted so.
+        let beside = target.memory().mapped + target.memory().reserved;
+        report.items.push(MemoryItem {
+            what: "the model that it guesses for".into(),
+            bytes: beside,
+            residence: "mapped",
+        });
+        report.total += beside;
+        report.mapped += beside;
+        if options.check_memory && report.installed > 0 && report.total > report.free {
+            report.fits = false;
+            return Err(Error::DoesNotFit(Box::new(report)));
+        }
+        let slot = || Slot { tokens: Vec::with_capacity(limits.n_ctx), n_kept: 0 };
+        Ok(DraftModel {
+            slots: (0..limits.max_spans).map(|_| slot()).collect(),
+            engine: Engine::new(model, target.device(), &options)?,
+        })
+    }
+
+    /// Compute what `tokens` have beyond what a slot has, and the best token behind them.
+    fn follow(&mut self, slot: usize, tokens: &[u32]) -> Result<u32> {
+        let Slot { tokens: computed, n_kept } = &mut self.slots[slot];
+        let Engine { kv, program, limits, .. } = &mut self.engine;
+        // The last is computed in any case: its logits are what is wanted.
+        let n_last = tokens.len() - 1;
+        let n_same = computed.iter().zip(&tokens[..n_last]).take_while(|(a, b)| a == b).count();
+        if n_same < *n_kept {
+            kv.end(slot, program.as_mut());
+            computed.clear();
+            *n_kept = 0;
+        }
+        computed.truncate(n_same);
+        let max_rows = limits.max_rows;
+        while self.slots[slot].tokens.len() < tokens.len() {
+            let first = self.slots[slot].tokens.len();
+            let end = tokens.len().min(first + max_rows);
+            self.compute(slot, &tokens[first..end], end == tokens.len())?;
+            let kept = end.min(n_last);
+            self.engine.kv.advance(slot, kept, self.engine.program.as_mut());
+            self.slots[slot].n_kept = kept;
+        }
+        Ok(self.best())
+    }
+
+    /// Compute these behind the tokens of a slot.
+    fn compute(&mut self, slot: usize, tokens: &[u32], is_last: bool) -> Result<()> {
+        let first = self.slots[slot].tokens.len();
+        let Engine { kv, program, buffers, .. } = &mut self.engine;
+        kv.reserve(slot, first, tokens.len(), program.as_mut())?;
+        buffers.clear();
+        buffers.push(slot, first, tokens, if is_last { Outputs::Last } else { Outputs::None });
+        buffers.want_argmax();
+        self.engine.run()?;
+        self.slots[slot].tokens.extend_from_slice(tokens);
+        Ok(())
+    }
+
+    fn best(&self) -> u32 {
+        self.engine.program.argmax().first().copied().unwrap_or_default()
+    }
+}
+
+impl Proposer for DraftModel {
+    fn propose(&mut self, slot: usize, tokens: &[u32], n: usize, draft: &mut Vec<u32>) -> Result<()> {
+        // Ids of one model's padding mean nothing to the other.
+        let n_ours = self.engine.model().n_vocab();
+        if n == 0 || tokens.iter().any(|id| *id as usize >= n_ours) {
+            return Ok(());
+        }
+        draft.push(self.follow(slot, tokens)?);
+        while let Some(&last) = draft.last()
+            && draft.len() < n
+        {
+            self.compute(slot, &[last], true)?;
+            draft.push(self.best());
+        }
+        Ok(())
+    }
+
+    fn is_cheap(&self) -> bool {
+        false
+    }
+}
+
+/// Whether the ids of two models mean the same.
+fn same_vocabulary(draft: &Model, target: &Model) -> Result<()> {
+    let differs = |what: String| Error::OtherVocabulary { file: draft.path().to_owned(), what };
+    let (ours, theirs) = (draft.n_vocab(), target.n_vocab());
+    if ours.abs_diff(theirs) > MAX_PADDING {
+        return Err(differs(format!("it has {ours} tokens, and the model has {theirs}")));
+    }
+    let (Some(a), Some(b)) = (draft.tokenizer(), target.tokenizer()) else { return Ok(()) };
+    let n = a.n_tokens().min(b.n_tokens()).min(ours).min(theirs) as u32;
+    match (0..n).find(|&id| a.token_bytes(id) != b.token_bytes(id)) {
+        Some(id) => {
+            let (ours, theirs) = (a.token_text(id), b.token_text(id));
+            Err(differs(format!("its token {id} is {ours:?}, and the model's is {theirs:?}")))
+        }
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,156 @@
+//! Speculation: several tokens of an answer in one step.
+//!
+//! A [`Proposer`] guesses what a sequence says next. The guesses become rows of the step behind the token that is due,
+//! and each row gives logits. Tokens are then chosen from these rows in order, each by the sequence's own sampler and with
+//! the history that it would have had, for as long as the token that was chosen is the one that was guessed. The first that
+//! differs is kept too, and what was computed behind it is forgotten: positions that are not counted are written again.
+//!
+//! # Why the answer does not change
+//!
+//! Choosing from a row does not look at the guess. Greedy decoding takes the row's best token, as it would alone. Sampling
+//! draws one random number for each token of the answer, as it would alone, so the same seed gives the same tokens. That
+//! is rejection sampling (Leviathan et al. 2023, arXiv:2211.17192) for a guess `t` that is certain of itself: `t` is
+//! accepted with the probability `p(t)` that all stages of the sampler leave it, and what is drawn else is distributed as
+//! `p` without `t`, normalised.
+//!
+//! What may change is rounding. With [`device::Numerics::Fast`] a device may add in another order for many rows than for
+//! one, as it does for a batch of sequences; where the best two tokens are that close, another may be chosen. With
+//! [`device::Numerics::Deterministic`] nothing changes at all.
+
+mod acceptance;
+mod controller;
+mod draft_model;
+mod ngram;
+
+use std::time::Instant;
+
+use crate::Result;
+use crate::sequence::Sequence;
+pub(crate) use acceptance::Acceptance;
+use controller::Controller;
+pub use draft_model::DraftModel;
+pub use ngram::NgramLookup;
+
+/// When guessed tokens are verified.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Speculate {
+    /// Never: a step has one row of each sequence that is answering.
+    #[default]
+    Off,
+    /// Whenever there is a guess. How many rows a step has depends on the tokens alone.
+    Always,
+    /// Where it pays: as many guesses as promise the most tokens a second, by how many of the sequence's guesses were
+    /// right and how long steps of so many rows took, both measured as it goes. How many rows a step has then depends on
+    /// time, and with [`device::Numerics::Fast`] so may a token whose best two are as close as rounding.
+    Auto,
+}
+
+/// Most guesses of a sequence in a step that can be asked for.
+pub const MAX_DRAFT: usize = 64;
+
+/// Guesses that are verified now and then while it does not seem to pay, where only that shows whether they are right.
+const PROBE: usize = 4;
+
+/// Guesses what sequences say next. How good the guesses are decides how fast an answer comes, never what it says.
+pub trait Proposer: Send {
+    /// Append at most `n` guesses of what follows `tokens`, the sequence in `slot`, to the empty `draft`, which has room
+    /// for them. Allocates nothing from one token to the next.
+    ///
+    /// # Errors
+    /// A device failed.
+    fn propose(&mut self, slot: usize, tokens: &[u32], n: usize, draft: &mut Vec<u32>) -> Result<()>;
+
+    /// Whether guessing takes so little time that it may go on where nothing is verified, to see when it would pay.
+    fn is_cheap(&self) -> bool {
+        true
+    }
+}
+
+/// What an engine speculates with.
+pub(crate) struct Speculator {
+    proposer: Box<dyn Proposer>,
+    /// None: every guess is verified.
+    controller: Option<Controller>,
+    max_draft: usize,
+}
+
+impl Speculator {
+    /// Of `n_sequences` sequences, by looking into their own texts; `None` if nothing is to be guessed.
+    pub(crate) fn new(speculate: Speculate, max_draft: usize, n_sequences: usize) -> Option<Speculator> {
+        let controller = match speculate {
+            Speculate::Off => return None,
+            Speculate::Always => None,
+            Speculate::Auto => Some(Controller::new(n_sequences * (1 + max_draft))),
+        };
+        Some(Speculator { proposer: Box::new(NgramLookup), controller, max_draft })
+    }
+
+    /// Most guesses of a sequence in a step.
+    pub(crate) fn max_draft(&self) -> usize {
+        self.max_draft
+    }
+
+    /// Guess with this from now on.
+    pub(crate) fn set_proposer(&mut self, proposer: Box<dyn Proposer>) {
+        self.proposer = proposer;
+    }
+
+    /// A step of one row of each of `n_sequences` sequences is about to be filled.
+    pub(crate) fn begin_step(&mut self, n_sequences: usize) {
+        if let Some(controller) = &mut self.controller {
+            controller.begin_step(n_sequences);
+        }
+    }
+
+    /// Guess at most `most` tokens, of a vocabulary of `n_vocab`, of the sequence in `slot`: into [`Sequence::draft`] to be
+    /// verified, or into its [`Acceptance`] to be compared only.
+    ///
+    /// # Errors
+    /// The proposer's device failed.
+    pub(crate) fn guess(
+        &mut self,
+        slot: usize,
+        sequence: &mut Sequence,
+        most: usize,
+        n_vocab: usize,
+    ) -> Result<()> {
+        let most = most.min(self.max_draft);
+        self.propose(slot, sequence, most)?;
+        // What a proposer says is not to be trusted, and ids of another model's padding mean nothing here.
+        let draft = &mut sequence.draft;
+        let n_known = draft.iter().take(most).take_while(|id| (**id as usize) < n_vocab).count();
+        draft.truncate(n_known);
+        Ok(())
+    }
+
+    fn propose(&mut self, slot: usize, sequence: &mut Sequence, most: usize) -> Result<()> {
+        let Sequence { tokens, draft, acceptance, .. } = sequence;
+        let Some(controller) = &mut self.controller else {
+            return self.proposer.propose(slot, tokens, most, draft);
+        };
+        let is_cheap = self.proposer.is_cheap();
+        // A proposer that did not guess for the token before has to catch up first; that is not what a guess costs.
+        let is_steady = acceptance.is_steady();
+        let n = match controller.n_draft(acceptance, most) {
+            0 if !is_cheap && acceptance.is_probe_due() => most.min(PROBE),
+            n => n,
+        };
+        if n > 0 {
+            let begun = Instant::now();
+            self.proposer.propose(slot, tokens, n, draft)?;
+            let seconds = begun.elapsed().as_secs_f64();
+            controller.add_draft(acceptance, draft.len(), seconds, is_steady);
+        } else if is_cheap && most > 0 {
+            self.proposer.propose(slot, tokens, 1, draft)?;
+            acceptance.set_unverified(draft.pop());
+        }
+        Ok(())
+    }
+
+    /// A step took `seconds`, in which every sequence was answering.
+    pub(crate) fn observe(&mut self, n_rows: usize, seconds: f64) {
+        if let Some(controller) = &mut self.controller {
+            controller.observe(n_rows, seconds);
+        }
+    }
+}
