@@ -64,7 +64,7 @@ struct Weights {
     biases: Vec<u8>,
     tiles: Aligned,
     /// `None`: as stored.
-    interleave: Option<Interleave>,
+    interleave: Option<&'static Interleave>,
 }
 
 impl Weights {

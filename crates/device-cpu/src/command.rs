@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub type Kernel<P> = unsafe fn(params: &P, worker: &Worker<'_>);
 
 /// 8-byte words of a command's parameters.
-const PARAM_WORDS: usize = 54;
+const PARAM_WORDS: usize = 62;
 
-/// One entry of a table: a kernel and its parameters, all buffers resolved, in seven cache lines.
+/// One entry of a table: a kernel and its parameters, all buffers resolved, in eight cache lines.
 #[repr(C, align(64))]
 pub struct Command {
     kernel: unsafe fn(*const (), &Worker<'_>),

@@ -22,7 +22,7 @@ struct Matrix {
     rows: WeightRows,
     n_rows: usize,
     n_cols: usize,
-    interleave: Interleave,
+    interleave: &'static Interleave,
     /// Of its first tile.
     offset: usize,
 }
@@ -66,7 +66,14 @@ impl ToInterleave {
         all
     }
 
-    fn add(&mut self, weight: &Weight, data: &Bytes, planes: &Planes, n_rows: usize, interleave: Interleave) {
+    fn add(
+        &mut self,
+        weight: &Weight,
+        data: &Bytes,
+        planes: &Planes,
+        n_rows: usize,
+        interleave: &'static Interleave,
+    ) {
         let n_cols = weight.n_cols();
         let key = (data.as_ptr(), n_rows, n_cols, weight.block);
         if self.keys.contains_key(&key) {

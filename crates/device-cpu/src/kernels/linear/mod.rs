@@ -151,10 +151,17 @@ pub struct LinearKernel {
     /// Whether [`Self::gemm_tile`] gives the same bits as [`Self::gemv`].
     pub gemm_adds_as_gemv: bool,
     /// How the kernels want the weights; `None`: as they lie in the file.
-    pub interleave: Option<Interleave>,
+    pub interleave: Option<&'static Interleave>,
     /// From how many activation rows on [`Self::gemm_tile`] beats [`Self::gemv`] for each (measured, see `NOTES.md`).
     pub gemm_min_rows: usize,
 }
+
+/// Make a tile: from the weight rows as they lie in the file, `n_cols`, `r0`, `n_rows <= TILE_ROWS`, into its bytes, aligned to
+/// 64.
+///
+/// # Safety
+/// As [`Gemv`].
+pub type MakeTile = unsafe fn(w: WeightRows, n_cols: usize, r0: usize, n_rows: usize, out: *mut u8);
 
 /// Weights in an order of the kernels' own, in tiles of [`TILE_ROWS`] rows: see `interleaved`.
 #[derive(Clone, Copy, Debug)]
@@ -163,9 +170,8 @@ pub struct Interleave {
     pub tile_bytes: fn(n_cols: usize) -> usize,
     /// Of these, its codes, which come first.
     pub code_bytes: fn(n_cols: usize) -> usize,
-    /// Make a tile: from the weight rows as they lie in the file, `n_cols`, `r0`, `n_rows <= TILE_ROWS`, into its bytes, aligned
-    /// to 64. Unsafe as [`Gemv`].
-    pub tile: unsafe fn(w: WeightRows, n_cols: usize, r0: usize, n_rows: usize, out: *mut u8),
+    /// Makes a tile.
+    pub tile: MakeTile,
     /// The values of columns of a row of interleaved weights, as [`WeightRows::decode`].
     pub decode: unsafe fn(w: WeightRows, row: usize, cols: std::ops::Range<usize>, out: &mut [f32]),
 }

@@ -7,7 +7,7 @@
 
 use super::activation::{ActRow, ActRows, ActivationKind, Q8Row};
 use super::interleaved::{Interleaved, code_bytes, decode, tile_bytes};
-use super::{GemmTile, Gemv, Interleave, LinearKernel, WeightRows, scalar};
+use super::{GemmTile, Gemv, Interleave, LinearKernel, MakeTile, WeightRows, scalar};
 use crate::isa::Isa;
 use formats::BlockType;
 
@@ -208,6 +208,17 @@ pub(super) unsafe fn gemm_tile<F: Format, D: Dot>(
     }
 }
 
+/// How a type is interleaved, given the function that makes a tile.
+#[cfg(target_arch = "x86_64")]
+const fn tiles<F: Interleaved>(tile: MakeTile) -> Interleave {
+    Interleave {
+        tile_bytes: tile_bytes::<F>,
+        code_bytes: |n_cols| n_cols / 32 * code_bytes::<F>(),
+        tile,
+        decode: decode::<F>,
+    }
+}
+
 /// The kernels of a type: interleaved weights where vectors want them, else the loops in this file.
 pub(super) fn kernel<F: Interleaved>(isa: Isa) -> LinearKernel {
     let as_stored = |gemv: Gemv, gemm_tile: GemmTile| LinearKernel {
@@ -221,27 +232,24 @@ pub(super) fn kernel<F: Interleaved>(isa: Isa) -> LinearKernel {
         gemm_adds_as_gemv: true,
         interleave: None,
     };
-    #[cfg(target_arch = "x86_64")]
-    let interleaved = |gemv, gemm_tile, gemm_scratch_bytes, tile| LinearKernel {
-        gemm_scratch_bytes,
-        interleave: Some(Interleave {
-            tile_bytes: tile_bytes::<F>,
-            code_bytes: |n_cols| n_cols / 32 * code_bytes::<F>(),
-            tile,
-            decode: decode::<F>,
-        }),
-        ..as_stored(gemv, gemm_tile)
-    };
     match isa {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => {
             use super::interleaved_avx512::{gemm_tile, gemv, interleave, scratch_bytes};
-            interleaved(gemv::<F>, gemm_tile::<F>, scratch_bytes, interleave::<F>)
+            LinearKernel {
+                gemm_scratch_bytes: scratch_bytes,
+                interleave: Some(const { &tiles::<F>(interleave::<F>) }),
+                ..as_stored(gemv::<F>, gemm_tile::<F>)
+            }
         }
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => {
             use super::interleaved_avx2::{gemm_tile, gemv, interleave, scratch_bytes};
-            interleaved(gemv::<F>, gemm_tile::<F>, scratch_bytes, interleave::<F>)
+            LinearKernel {
+                gemm_scratch_bytes: scratch_bytes,
+                interleave: Some(const { &tiles::<F>(interleave::<F>) }),
+                ..as_stored(gemv::<F>, gemm_tile::<F>)
+            }
         }
         #[cfg(target_arch = "aarch64")]
         Isa::Neon => as_stored(super::neon::gemv::<F>, super::neon::gemm_tile::<F>),

@@ -20,7 +20,7 @@ pub struct WeightRows {
     /// Bytes from one row's scales to the next row's; the same for offsets.
     pub plane_bytes: usize,
     /// How it is interleaved: then `values` and `scales` are those of the first tile, and a row's bytes a sixteenth of a tile's.
-    interleave: Option<Interleave>,
+    interleave: Option<&'static Interleave>,
 }
 
 impl WeightRows {
@@ -38,7 +38,7 @@ impl WeightRows {
     }
 
     /// The same matrix of `n_cols` in tiles at `tiles`.
-    pub fn interleaved(self, tiles: *const u8, n_cols: usize, interleave: Interleave) -> WeightRows {
+    pub fn interleaved(self, tiles: *const u8, n_cols: usize, interleave: &'static Interleave) -> WeightRows {
         let row_bytes = (interleave.tile_bytes)(n_cols) / super::TILE_ROWS;
         WeightRows {
             values: tiles,
