@@ -10,9 +10,12 @@ use crate::kernels::{
 use crate::lower::{Lowered, Projection, RopeKey, Tail, Unit, rope_tables};
 use crate::weights::ToInterleave;
 use device::arena::{self, Arena};
-use device::{Item, Limits, MemoryPlan, Op, Plan, Residence, Rows, Value, ValueId, WeightId};
+use device::{Item, Limits, MemoryPlan, Op, Plan, Residence, Rows, Value, ValueId, Weight, WeightId};
 use formats::Bytes;
 use std::collections::HashSet;
+
+/// What Linux maps of a file around a page that is touched (`fault_around_bytes`).
+const MAPPED_AROUND: usize = 64 << 10;
 
 /// Bytes of every buffer that a plan needs.
 #[derive(Clone, Debug)]
@@ -113,6 +116,15 @@ impl Shared {
         let views = interleaved.views();
         let in_place = |view: &Bytes| !view.is_mapped() || !views.contains(&(view.as_ptr(), view.len()));
         let mut memory = MemoryPlan::of_weights_and_kv(plans, limits, in_place);
+        if interleaved.bytes() > 0 {
+            // The small ones lie among those that were let go.
+            let views = plans.iter().flat_map(|plan| &plan.weights).flat_map(Weight::views);
+            let small = views.filter(|view| view.is_mapped() && view.len() < MAPPED_AROUND && in_place(view));
+            let distinct: HashSet<*const u8> = small.map(|view| view.as_ptr()).collect();
+            let bytes = (distinct.len() * MAPPED_AROUND) as u64;
+            let what = "pages around small weights".to_owned();
+            memory.items.push(Item { what, bytes, residence: Residence::Mapped });
+        }
         for (what, bytes) in [
             ("weights, interleaved", interleaved.bytes()),
             ("activations", self.arena_bytes - self.logits_bytes + self.row_bytes),

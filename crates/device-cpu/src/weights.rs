@@ -13,8 +13,9 @@ use formats::{BlockType, Bytes, Planes};
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Tiles that a worker makes before it lets go of what it read.
-const TILES_PER_UNIT: usize = 32;
+/// Bytes of tiles that a worker makes before it lets go of what it read, about: many times what the system maps around a page
+/// that is touched, for that reaches into what was let go already.
+const UNIT_BYTES: usize = 1 << 20;
 
 /// A matrix to be interleaved.
 struct Matrix {
@@ -34,6 +35,10 @@ impl Matrix {
 
     fn n_tiles(&self) -> usize {
         self.n_rows.div_ceil(TILE_ROWS)
+    }
+
+    fn tiles_per_unit(&self) -> usize {
+        (UNIT_BYTES / self.tile_bytes()).max(1)
     }
 }
 
@@ -108,7 +113,7 @@ impl ToInterleave {
         let mut n_units = 0;
         for matrix in &self.matrices {
             begins.push(n_units);
-            n_units += matrix.n_tiles().div_ceil(TILES_PER_UNIT);
+            n_units += matrix.n_tiles().div_ceil(matrix.tiles_per_unit());
         }
         let taken = AtomicUsize::new(0);
         // Raw pointers are not shared between threads by themselves.
@@ -121,8 +126,9 @@ impl ToInterleave {
                     return;
                 }
                 let index = begins.partition_point(|begin| *begin <= unit) - 1;
-                let (m, first) = (&matrices[index], (unit - begins[index]) * TILES_PER_UNIT);
-                let end = (first + TILES_PER_UNIT).min(m.n_tiles());
+                let m = &matrices[index];
+                let first = (unit - begins[index]) * m.tiles_per_unit();
+                let end = (first + m.tiles_per_unit()).min(m.n_tiles());
                 for tile in first..end {
                     let r0 = tile * TILE_ROWS;
                     let n_rows = (m.n_rows - r0).min(TILE_ROWS);
@@ -135,6 +141,8 @@ impl ToInterleave {
             }
         };
         pool.run(&job).map_err(|Panicked(reason)| Error::Failed { device: crate::NAME, reason })?;
+        // What was mapped anew around the edges of the units.
+        self.matrices.iter().for_each(|m| m.data.release(0..m.data.len()));
         Ok(Interleaved { memory, of: self })
     }
 }

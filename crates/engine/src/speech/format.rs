@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn json_has_the_keys_of_openai_whisper() {
+    fn json_has_the_keys_that_readers_know() {
         let text = write(Format::Json, &segments());
         let value: serde_json::Value = serde_json::from_str(&text).unwrap();
         let keys = |value: &serde_json::Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();

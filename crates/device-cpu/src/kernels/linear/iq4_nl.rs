@@ -3,9 +3,7 @@
 //! Layout (ggml): `d` f16; 16 bytes, whose low nibbles are columns 0..16 and high nibbles 16..32. The table is denser
 //! around zero than a uniform one, as weights are.
 //!
-//! Loops, order of accumulation and bytes moved: `interleaved` and `portable`. Measured on one thread of an
-//! AMD EPYC (Zen 5), 2026-11-21, 2048 columns: AVX-512 GEMV 39 GB/s from the second cache and 26 from memory, GEMM
-//! of 128 rows 687 Gop/s; AVX2 18, 16 and 188.
+//! Loops, order of accumulation and bytes moved: `interleaved` and `portable`; rates: `NOTES.md`.
 
 use super::interleaved::{Interleaved, Scales, store_field, store_nibbles};
 use super::portable::{Format, f16_at};

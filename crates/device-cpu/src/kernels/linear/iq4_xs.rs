@@ -4,9 +4,7 @@
 //! Layout (ggml): `d` f16; 16 bits, the upper 2 bits of scale `g` at `2g`; 4 bytes, nibble `g` the lower 4; 128 bytes of
 //! nibbles: of each 16 bytes the low nibbles are 16 columns and the high nibbles the next 16.
 //!
-//! Loops, order of accumulation and bytes moved: `interleaved` and `portable`. Measured on one thread of an
-//! AMD EPYC (Zen 5), 2026-11-21, 2048 columns: AVX-512 GEMV 34 GB/s from the second cache and 30 from memory, GEMM
-//! of 128 rows 688 Gop/s; AVX2 13, 11 and 189.
+//! Loops, order of accumulation and bytes moved: `interleaved` and `portable`; rates: `NOTES.md`.
 
 use super::interleaved::{Interleaved, Scales, store_field, store_nibbles};
 use super::iq4_nl::{VALUES, ZERO};

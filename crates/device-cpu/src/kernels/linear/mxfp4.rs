@@ -4,9 +4,7 @@
 //! nibbles are columns 0..16 and high nibbles 16..32. Codes are twice the values of E2M1, 0 to 12 and their
 //! negatives, and the scale is half as large, so that codes are integers.
 //!
-//! Loops, order of accumulation and bytes moved: `interleaved` and `portable`. Measured on one thread of an
-//! AMD EPYC (Zen 5), 2026-11-21, 2048 columns: AVX-512 GEMV 24 GB/s from the second cache and 20 from memory, GEMM
-//! of 128 rows 685 Gop/s; AVX2 18, 16 and 284.
+//! Loops, order of accumulation and bytes moved: `interleaved` and `portable`; rates: `NOTES.md`.
 
 use super::interleaved::{Interleaved, Scales, store_nibbles};
 use super::portable::Format;

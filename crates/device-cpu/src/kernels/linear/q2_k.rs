@@ -3,9 +3,7 @@
 //! Layout (ggml): 16 bytes, low nibble `s`, high nibble `m`; 64 bytes of codes; `d` and `dmin` f16. Columns come in two
 //! halves of 128 with 32 bytes each: bits `2j, 2j + 1` of byte `i` are column `32 j + i`.
 //!
-//! Loops, order of accumulation and bytes moved: `interleaved` and `portable`. Measured on one thread of an
-//! AMD EPYC (Zen 5), 2026-11-21, 2048 columns: AVX-512 GEMV 26 GB/s from the second cache and 12 from memory, GEMM
-//! of 128 rows 576 Gop/s; AVX2 8, 7 and 246.
+//! Loops, order of accumulation and bytes moved: `interleaved` and `portable`; rates: `NOTES.md`.
 
 use super::interleaved::{Interleaved, Scales, store_field};
 use super::portable::{Format, f16_at};

@@ -4,9 +4,7 @@
 //! as in Q2_K; 12 bytes of 6-bit scales; `d` f16. Scale `g` has its low 4 bits in byte `g % 8` (low nibble for
 //! `g < 8`, else high) and its upper 2 in bits `2 (g / 4)` of byte `8 + g % 4`.
 //!
-//! Loops, order of accumulation and bytes moved: `interleaved` and `portable`. Measured on one thread of an
-//! AMD EPYC (Zen 5), 2026-11-21, 2048 columns: AVX-512 GEMV 24 GB/s from the second cache and 10 from memory, GEMM
-//! of 128 rows 570 Gop/s; AVX2 9, 9 and 248.
+//! Loops, order of accumulation and bytes moved: `interleaved` and `portable`; rates: `NOTES.md`.
 
 use super::interleaved::{Interleaved, Scales, store_field};
 use super::k_scales::words;

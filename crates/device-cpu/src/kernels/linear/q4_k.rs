@@ -3,9 +3,7 @@
 //! Layout (ggml): `d` and `dmin` f16; 12 bytes of 6-bit scales and minima ([`super::k_scales`]); 128 bytes of nibbles:
 //! of each 32 bytes the low nibbles are 32 columns and the high nibbles the next 32.
 //!
-//! Loops, order of accumulation and bytes moved: `interleaved` and `portable`. Measured on one thread of an
-//! AMD EPYC (Zen 5), 2026-11-21, 2048 columns: AVX-512 GEMV 38 GB/s from the second cache and 33 from memory, GEMM
-//! of 128 rows 680 Gop/s; AVX2 24, 23 and 299.
+//! Loops, order of accumulation and bytes moved: `interleaved` and `portable`; rates: `NOTES.md`.
 
 use super::interleaved::{Interleaved, Scales};
 use super::k_scales;

@@ -3,9 +3,7 @@
 //! Layout (ggml): `d` f16; 32 bits, bit `i` the fifth bit of column `i`; 16 bytes of nibbles, low ones columns 0..16,
 //! high ones 16..32.
 //!
-//! Loops, order of accumulation and bytes moved: `interleaved` and `portable`. Measured on one thread of an
-//! AMD EPYC (Zen 5), 2026-11-21, 2048 columns: AVX-512 GEMV 38 GB/s from the second cache and 26 from memory, GEMM
-//! of 128 rows 683 Gop/s; AVX2 18, 16 and 284.
+//! Loops, order of accumulation and bytes moved: `interleaved` and `portable`; rates: `NOTES.md`.
 
 use super::interleaved::{Interleaved, Scales, store_field};
 use super::portable::{Format, f16_at};

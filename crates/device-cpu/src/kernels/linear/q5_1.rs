@@ -3,9 +3,7 @@
 //! Layout (ggml): `d` and `m` f16; 32 bits, bit `i` the fifth bit of column `i`; 16 bytes of nibbles, low ones columns
 //! 0..16, high ones 16..32.
 //!
-//! Loops, order of accumulation and bytes moved: `interleaved` and `portable`. Measured on one thread of an
-//! AMD EPYC (Zen 5), 2026-11-21, 2048 columns: AVX-512 GEMV 41 GB/s from the second cache and 34 from memory, GEMM
-//! of 128 rows 676 Gop/s; AVX2 18, 18 and 291.
+//! Loops, order of accumulation and bytes moved: `interleaved` and `portable`; rates: `NOTES.md`.
 
 use super::interleaved::{Interleaved, Scales, store_field};
 use super::portable::{Format, f16_at};

@@ -4,9 +4,7 @@
 //! bit `g` of byte `i` belonging to column `32 g + i`; 128 bytes of nibbles: of each 32 bytes the low nibbles are 32
 //! columns and the high nibbles the next 32.
 //!
-//! Loops, order of accumulation and bytes moved: `interleaved` and `portable`. Measured on one thread of an
-//! AMD EPYC (Zen 5), 2026-11-21, 2048 columns: AVX-512 GEMV 36 GB/s from the second cache and 14 from memory, GEMM
-//! of 128 rows 668 Gop/s; AVX2 22, 21 and 286.
+//! Loops, order of accumulation and bytes moved: `interleaved` and `portable`; rates: `NOTES.md`.
 
 use super::interleaved::{Interleaved, Scales};
 use super::k_scales;

@@ -5,9 +5,7 @@
 //! `l[0..32]`, 32..64 those of `l[32..64]`, 64..96 and 96..128 the high nibbles of the same; bits `2j, 2j + 1` of `h[i]`
 //! belong to column `32 j + i`.
 //!
-//! Loops, order of accumulation and bytes moved: `interleaved` and `portable`. Measured on one thread of an
-//! AMD EPYC (Zen 5), 2026-11-21, 2048 columns: AVX-512 GEMV 68 GB/s from the second cache and 38 from memory, GEMM
-//! of 128 rows 561 Gop/s; AVX2 24, 22 and 207.
+//! Loops, order of accumulation and bytes moved: `interleaved` and `portable`; rates: `NOTES.md`.
 
 use super::interleaved::{Interleaved, Scales, store_field};
 use super::portable::{Format, f16_at};
