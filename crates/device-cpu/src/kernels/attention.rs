@@ -14,11 +14,8 @@ use super::attention_product::Loops;
 use super::attention_tile::{
     MAX_QUERIES, Partial, Scratch, Shape, Tile, chunk, combine, finish, load_queries,
 };
-use super::kv_write::{Stored, StoredF16, StoredF32, StoredQ8};
-use crate::command::{Kernel, StepState, Worker};
-use crate::isa::Isa;
-use crate::simd::variants;
-use device::KvType;
+use super::kv_write::{Stored, kv_type_variants};
+use crate::command::{StepState, Worker};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -70,31 +67,10 @@ pub fn scratch_bytes(n_group: usize, head_dim: usize) -> usize {
     Scratch::bytes(rows_of_tile(n_group) * n_group, head_dim)
 }
 
-/// The kernel for a KV type.
-pub fn attention(isa: Isa, kind: KvType) -> Kernel<Params> {
-    match kind {
-        KvType::F32 => over_f32(isa),
-        KvType::F16 => over_f16(isa),
-        KvType::Q8_0 => over_q8(isa),
-    }
-}
-
-macro_rules! kind {
-    ($name:ident, $body:ident, $stored:ty) => {
-        /// # Safety
-        /// As [`crate::command::Kernel`].
-        #[inline(always)]
-        unsafe fn $body<S: Loops>(p: &Params, worker: &Worker<'_>) {
-            // SAFETY: the caller's promise.
-            unsafe { body::<S, $stored>(p, worker) }
-        }
-        variants!($name, $body, Params);
-    };
-}
-
-kind!(over_f32, f32_body, StoredF32);
-kind!(over_f16, f16_body, StoredF16);
-kind!(over_q8, q8_body, StoredQ8);
+kv_type_variants!(
+    /// The kernel for a KV type.
+    attention, body, Params
+);
 
 impl Params {
     /// Chunks that hold some of these positions.

@@ -11,11 +11,8 @@ use super::attention_product::{BLOCK, Loops, Place, scores};
 use super::attention_tile::{MAX_QUERIES, Scratch, Shape};
 use super::cross_attention::Tiles;
 use super::elementwise::{self, Times};
-use super::kv_write::{Stored, StoredF16, StoredF32, StoredQ8};
-use crate::command::{Kernel, Worker};
-use crate::isa::Isa;
-use crate::simd::variants;
-use device::KvType;
+use super::kv_write::{Stored, kv_type_variants};
+use crate::command::Worker;
 
 /// Parameters.
 #[derive(Clone, Copy)]
@@ -41,31 +38,10 @@ pub fn scratch_bytes(head_dim: usize) -> usize {
     Scratch::bytes(MAX_QUERIES, head_dim)
 }
 
-/// The kernel for a KV type.
-pub fn cross_scores(isa: Isa, kind: KvType) -> Kernel<Params> {
-    match kind {
-        KvType::F32 => over_f32(isa),
-        KvType::F16 => over_f16(isa),
-        KvType::Q8_0 => over_q8(isa),
-    }
-}
-
-macro_rules! kind {
-    ($name:ident, $body:ident, $stored:ty) => {
-        /// # Safety
-        /// As [`crate::command::Kernel`].
-        #[inline(always)]
-        unsafe fn $body<S: Loops>(p: &Params, worker: &Worker<'_>) {
-            // SAFETY: the caller's promise.
-            unsafe { body::<S, $stored>(p, worker) }
-        }
-        variants!($name, $body, Params);
-    };
-}
-
-kind!(over_f32, f32_body, StoredF32);
-kind!(over_f16, f16_body, StoredF16);
-kind!(over_q8, q8_body, StoredQ8);
+kv_type_variants!(
+    /// The kernel for a KV type.
+    cross_scores, body, Params
+);
 
 /// # Safety
 /// As [`crate::command::Kernel`].

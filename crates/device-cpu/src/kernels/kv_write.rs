@@ -156,6 +156,41 @@ pub struct StoredF16;
 #[derive(Clone, Copy)]
 pub struct StoredQ8;
 
+/// The kernel for an instruction set and a KV type: `$body::<S, K>`, an `#[inline(always)]` function generic over
+/// [`Loops`](super::attention_product::Loops) and [`Stored`], for each of both.
+macro_rules! kv_type_variants {
+    ($(#[$doc:meta])* $name:ident, $body:ident, $params:ty) => {
+        $(#[$doc])*
+        pub fn $name(isa: $crate::isa::Isa, kind: device::KvType) -> $crate::command::Kernel<$params> {
+            use $crate::kernels::attention_product::Loops;
+            use $crate::kernels::kv_write::{StoredF16, StoredF32, StoredQ8};
+
+            macro_rules! over {
+                ($over:ident, $of_kind:ident, $stored:ty) => {
+                    /// # Safety
+                    /// As [`crate::command::Kernel`].
+                    #[inline(always)]
+                    unsafe fn $of_kind<S: Loops>(p: &$params, worker: &$crate::command::Worker<'_>) {
+                        // SAFETY: the caller's promise.
+                        unsafe { $body::<S, $stored>(p, worker) }
+                    }
+                    $crate::simd::variants!($over, $of_kind, $params);
+                };
+            }
+
+            over!(over_f32, f32_body, StoredF32);
+            over!(over_f16, f16_body, StoredF16);
+            over!(over_q8, q8_body, StoredQ8);
+            match kind {
+                device::KvType::F32 => over_f32(isa),
+                device::KvType::F16 => over_f16(isa),
+                device::KvType::Q8_0 => over_q8(isa),
+            }
+        }
+    };
+}
+pub(super) use kv_type_variants;
+
 impl Stored for StoredF32 {
     #[inline(always)]
     unsafe fn load<S: Simd>(vector: *const u8, d: usize) -> S::V {
