@@ -2,6 +2,7 @@
 //!
 //! Past 600 lines, for every Op is an arm of one match that fills its kernel's parameters.
 
+use crate::ahead::Ahead;
 use crate::command::Command;
 use crate::isa::Isa;
 use crate::kernels::attention_tile::Shape;
@@ -54,6 +55,8 @@ pub struct Table {
     pub commands: Vec<Command>,
     /// Of each command.
     pub infos: Vec<CommandInfo>,
+    /// What workers read ahead.
+    pub ahead: Ahead,
 }
 
 /// For which steps a table is.
@@ -115,6 +118,7 @@ impl Compiler<'_> {
             self.push(&mut table, 0, command, "rope_table".into(), 0);
         }
         let mut ordered = Ordered::default();
+        let mut streams = Vec::new();
         for Lowered { node, unit } in lowered {
             match unit {
                 Unit::Primitive(Op::ExpertLinear { x, ids, weight, out }) => {
@@ -124,7 +128,10 @@ impl Compiler<'_> {
                 Unit::Projection(p) => {
                     // It prepares rows of its own.
                     ordered.gathered = None;
-                    self.projection(&mut table, *node, p, rows);
+                    let params = self.projection(&mut table, *node, p, rows);
+                    if self.rows_of(p.x, rows) == RowsOfStep::One {
+                        streams.push((table.commands.len() - 1, params));
+                    }
                 }
                 Unit::Primitive(op) => self.primitive(&mut table, *node, op),
                 Unit::NormAdd { x, norm, residual, out } => {
@@ -146,6 +153,7 @@ impl Compiler<'_> {
                 }
             }
         }
+        table.ahead = Ahead::new(&streams, table.commands.len(), self.layout.n_workers);
         table
     }
 
@@ -262,7 +270,13 @@ impl Compiler<'_> {
         self.push(table, node, Command::new(qk_rope_kv::qk_rope_kv(self.isa), params), name.into(), 0);
     }
 
-    fn projection(&self, table: &mut Table, node: usize, p: &Projection, rows: RowsOfStep) {
+    fn projection(
+        &self,
+        table: &mut Table,
+        node: usize,
+        p: &Projection,
+        rows: RowsOfStep,
+    ) -> projection::Params {
         let rows = self.rows_of(p.x, rows);
         let sizes = ProjectionSizes::new(self.plan, p, self.limits, self.layout.n_workers);
         let (reads_f32, reads_q8) = sizes.reads;
@@ -335,6 +349,7 @@ impl Compiler<'_> {
         let bytes = p.matrices.iter().map(|m| self.plan.weight_bytes(m.weight)).sum();
         let name = format!("{} ({suffix})", self.projection_name(p, rows));
         self.push(table, node, Command::new(kernel, params), name, bytes);
+        params
     }
 
     fn experts(&self, table: &mut Table, node: usize, op: Experts, rows: RowsOfStep, ordered: &mut Ordered) {

@@ -16,6 +16,7 @@
 #![deny(missing_docs)]
 #![allow(unsafe_code)]
 
+mod ahead;
 mod command;
 mod compile;
 mod cpu;

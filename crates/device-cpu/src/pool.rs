@@ -54,6 +54,13 @@ impl Barrier {
     #[must_use]
     #[inline]
     pub fn wait(&self) -> bool {
+        self.wait_with(std::hint::spin_loop)
+    }
+
+    /// The same; `meanwhile` is called again and again at first.
+    #[must_use]
+    #[inline]
+    pub fn wait_with(&self, meanwhile: impl FnMut()) -> bool {
         if self.n == 1 {
             return true;
         }
@@ -62,10 +69,11 @@ impl Barrier {
             self.arrived.0.store(0, Ordering::Relaxed);
             self.generation.0.store(generation.wrapping_add(1), Ordering::Release);
         } else {
-            poll(self.polls, || {
+            let done = || {
                 self.generation.0.load(Ordering::Acquire) != generation
                     || self.poisoned.0.load(Ordering::Relaxed)
-            });
+            };
+            poll(self.polls, meanwhile, done);
         }
         !self.poisoned.0.load(Ordering::Acquire)
     }
@@ -82,12 +90,12 @@ impl Barrier {
 
 /// Poll until it holds.
 #[inline]
-fn poll(polls: u32, done: impl Fn() -> bool) {
+fn poll(polls: u32, mut meanwhile: impl FnMut(), done: impl Fn() -> bool) {
     for _ in 0..polls {
         if done() {
             return;
         }
-        std::hint::spin_loop();
+        meanwhile();
     }
     while !done() {
         std::thread::yield_now();
@@ -187,7 +195,7 @@ impl Pool {
             }
         }
         call(shared, job, 0);
-        poll(shared.barrier.polls, || shared.running.0.load(Ordering::Acquire) == 0);
+        poll(shared.barrier.polls, std::hint::spin_loop, || shared.running.0.load(Ordering::Acquire) == 0);
         if !shared.barrier.poisoned.0.load(Ordering::Acquire) {
             return Ok(());
         }

@@ -139,7 +139,11 @@ unsafe fn body<S: Loops, K: Stored>(p: &Params, worker: &Worker<'_>) {
     // unit, and read after all of its row arrived.
     unsafe {
         let scratch = Scratch::at(worker.scratch, rows * p.shape.n_group, head_dim);
-        while let Some(unit) = worker.take(n_units) {
+        let mut helped = 0;
+        // Chunks that follow each other are read ahead; of tiles the longest come first.
+        let next =
+            |helped: &mut usize| if split { worker.take_near(n_units, helped) } else { worker.take(n_units) };
+        while let Some(unit) = next(&mut helped) {
             // The last rows of a sequence see the most positions, so they come first.
             let (mut pair, mut within) = (n_pairs - 1 - unit.min(n_pairs - 1), 0);
             if split {
@@ -160,7 +164,7 @@ unsafe fn body<S: Loops, K: Stored>(p: &Params, worker: &Worker<'_>) {
             scratch.total.clear(n, head_dim);
             for index in mine {
                 let out = if split { partial(within) } else { scratch.chunk };
-                chunk::<S, K>(&p.shape, &tile, p.within(index, &positions), &scratch, out);
+                chunk::<S, K>(&p.shape, &tile, p.within(index, &positions), positions.end, &scratch, out);
                 if !split {
                     combine::<S>(scratch.total, out, n, head_dim);
                 }

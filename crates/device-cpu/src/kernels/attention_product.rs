@@ -6,7 +6,8 @@
 //!
 //! - With few queries ([`MAX_DIRECT`]: a decoded token's heads of a KV head, or five beams) keys and values go from the
 //!   page through registers: squares of keys are transposed and met by the queries at once, values by the probabilities.
-//!   Each number is read once and never stored; about 0.2 cycles a number on Zen 5.
+//!   Each number is read once and never stored; about 0.2 cycles a number on Zen 5. What is needed next is asked for in small
+//!   pieces as the work goes on: values while keys are multiplied, and the next block's keys while values are.
 //! - With many, the block is brought into scratch in f32 first, keys transposed, and the products are tiled with four
 //!   queries by `VECTORS` vectors in registers.
 
@@ -41,26 +42,15 @@ pub struct Place<'a> {
     pub block: usize,
     /// Positions of the block that are computed.
     pub range: Range<usize>,
+    /// Positions, counted from the block's first, whose keys will be read soon.
+    pub soon: usize,
 }
 
-/// Ask for the keys or values of a block, if there are so few queries that waiting for them would take longest.
-///
-/// # Safety
-/// The positions have pages.
+/// Ask for `n` vectors from `first` on.
 #[inline(always)]
-pub unsafe fn prefetch_block(place: &Place<'_>, n: usize, half: Half) {
-    if n > MAX_DIRECT {
-        return;
-    }
-    let stride = place.pages.vector_bytes();
-    let mut at = place.range.start;
-    while at < place.range.end {
-        // SAFETY: the caller's promise.
-        let (first, run) = unsafe { place.run(half, at) };
-        for line in (0..run * stride).step_by(64) {
-            prefetch(first.wrapping_add(line));
-        }
-        at += run;
+fn prefetch_vectors(first: *const u8, stride: usize, n: usize) {
+    for line in (0..n * stride).step_by(64) {
+        prefetch(first.wrapping_add(line));
     }
 }
 
@@ -228,28 +218,69 @@ impl<S: Simd, const M: usize> Sink<S> for Scores<S, M> {
 /// As [`scores`].
 #[inline(always)]
 unsafe fn direct_scores<S: Simd, K: Stored, const M: usize>(place: &Place<'_>, q: *const f32, s: *mut f32) {
+    let mut at = place.range.start / S::N * S::N;
+    // SAFETY: the caller's promise.
+    unsafe {
+        // Every score is one chain of additions, so that several groups must be under way.
+        while M == 1 && at + 3 * S::N < place.range.end {
+            scores_of_groups::<S, K, M, 4>(place, at, q, s);
+            at += 4 * S::N;
+        }
+        while M <= 3 && at + S::N < place.range.end {
+            scores_of_groups::<S, K, M, 2>(place, at, q, s);
+            at += 2 * S::N;
+        }
+        while at < place.range.end {
+            scores_of_groups::<S, K, M, 1>(place, at, q, s);
+            at += S::N;
+        }
+    }
+}
+
+/// Of `G` groups of `S::N` positions, from `at` on.
+///
+/// # Safety
+/// As [`scores`].
+#[inline(always)]
+unsafe fn scores_of_groups<S: Simd, K: Stored, const M: usize, const G: usize>(
+    place: &Place<'_>,
+    at: usize,
+    q: *const f32,
+    s: *mut f32,
+) {
     let (head_dim, stride) = (place.pages.head_dim, place.pages.vector_bytes());
     let whole = head_dim / S::N * S::N;
     // SAFETY: the caller's promise. `S::N` divides 16, which divides a page, so a group of positions lies in one page.
     unsafe {
-        for at in (place.range.start / S::N * S::N..place.range.end).step_by(S::N) {
-            let first = place.pages.vector(place.table, Half::Keys, place.kv_head, place.block + at);
-            let mut scores = Scores::<S, M> { q, head_dim, sums: [S::splat(0.0); M] };
-            for d in (0..whole).step_by(S::N) {
-                let rows = Rows::<K> { first, stride, d, stored: PhantomData };
-                scores.q = q.add(d);
+        let mut firsts = [std::ptr::null(); G];
+        for g in 0..G {
+            let position = place.block + at + g * S::N;
+            firsts[g] = place.pages.vector(place.table, Half::Keys, place.kv_head, position);
+            // Positions in front of the range may have no page.
+            let asked = position.max(place.block + place.range.start);
+            let values = place.pages.vector(place.table, Half::Values, place.kv_head, asked);
+            prefetch_vectors(values, stride, S::N);
+        }
+        let mut sums = [[S::splat(0.0); M]; G];
+        for d in (0..whole).step_by(S::N) {
+            for g in 0..G {
+                let rows = Rows::<K> { first: firsts[g], stride, d, stored: PhantomData };
+                let mut scores = Scores::<S, M> { q: q.add(d), head_dim, sums: sums[g] };
                 S::transpose(rows, &mut scores);
+                sums[g] = scores.sums;
             }
-            scores.q = q;
+        }
+        for g in 0..G {
+            let mut scores = Scores::<S, M> { q, head_dim, sums: sums[g] };
             for d in whole..head_dim {
                 let mut keys = [0f32; 16];
                 for (i, key) in keys.iter_mut().enumerate().take(S::N) {
-                    *key = K::load_one(first.add(i * stride), d);
+                    *key = K::load_one(firsts[g].add(i * stride), d);
                 }
                 scores.take(d, S::load(keys.as_ptr()));
             }
             for query in 0..M {
-                S::store(s.add(query * BLOCK + at), scores.sums[query]);
+                S::store(s.add(query * BLOCK + at + g * S::N), scores.sums[query]);
             }
         }
     }
@@ -266,7 +297,8 @@ unsafe fn direct_values<S: Simd, K: Stored, const M: usize>(place: &Place<'_>, p
     // SAFETY: the caller's promise.
     unsafe {
         let mut d = 0;
-        while S::VECTORS == 4 && d + 4 * S::N <= head_dim {
+        // As many accumulators as registers allow.
+        while (S::VECTORS == 4 || M <= 3) && d + 4 * S::N <= head_dim {
             direct_columns::<S, K, M, 4>(place, d, p, o);
             d += 4 * S::N;
         }
@@ -314,7 +346,15 @@ unsafe fn direct_columns<S: Simd, K: Stored, const M: usize, const V: usize>(
         let mut at = place.range.start;
         while at < place.range.end {
             let (first, run) = place.run(Half::Values, at);
+            // Runs of the next block are as long: a page and a block are both powers of two.
+            let keys = match d == 0 && at + BLOCK < place.soon {
+                true => place.pages.vector(place.table, Half::Keys, place.kv_head, place.block + BLOCK + at),
+                false => std::ptr::null(),
+            };
             for i in 0..run {
+                if !keys.is_null() {
+                    prefetch_vectors(keys.add(i * stride), stride, 1);
+                }
                 let mut values = [S::splat(0.0); V];
                 for j in 0..V {
                     values[j] = K::load::<S>(first.add(i * stride), d + j * S::N);

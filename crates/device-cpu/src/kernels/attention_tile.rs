@@ -19,9 +19,9 @@
 //! tile that it is computed in, nor on whether chunks are computed by one worker or by several: it is the same bits in a
 //! batch and alone, in one prompt and in pieces.
 
-use super::attention_product::{BLOCK, Loops, Place, add_values, padded, prefetch_block, scores};
+use super::attention_product::{BLOCK, Loops, Place, add_values, padded, scores};
 use super::elementwise::{self, Times};
-use super::kv_write::{Half, LayerPages, Stored};
+use super::kv_write::{LayerPages, Stored};
 use super::round_up;
 use crate::simd::{Simd, math};
 use std::ops::Range;
@@ -183,7 +183,7 @@ pub unsafe fn load_queries<S: Simd>(shape: &Shape, tile: &Tile<'_>, q: *const f3
     }
 }
 
-/// The partial of one chunk. The tile's queries are in scratch.
+/// The partial of one chunk. The tile's queries are in scratch. Positions of the tile go on to `last`, in later chunks.
 ///
 /// # Safety
 /// The positions have pages; the scratch and `out` are for the tile's queries; the instruction set is available.
@@ -192,6 +192,7 @@ pub unsafe fn chunk<S: Loops, K: Stored>(
     shape: &Shape,
     tile: &Tile<'_>,
     positions: Range<usize>,
+    last: usize,
     scratch: &Scratch,
     out: Partial,
 ) {
@@ -209,12 +210,8 @@ pub unsafe fn chunk<S: Loops, K: Stored>(
                 kv_head: tile.kv_head,
                 block,
                 range: range.clone(),
+                soon: last - block,
             };
-            prefetch_block(&place, n, Half::Values);
-            let next = block + BLOCK;
-            let next_range = 0..(positions.end.min(next + BLOCK)).saturating_sub(next);
-            let next = Place { block: next, range: next_range, ..place };
-            prefetch_block(&next, n, Half::Keys);
             scores::<S, K>(&place, n, scratch.q, scratch.kv, scratch.s);
             for query in 0..n {
                 let position = tile.first_position + query / shape.n_group;

@@ -120,7 +120,7 @@ unsafe fn body<S: Loops, K: Stored>(p: &Params, worker: &Worker<'_>) {
             let Some(rows) = tiles().nth(unit / n_kv_heads) else { return };
             let tile = Tiles::of_rows(p.memory, rows, unit % n_kv_heads);
             load_queries::<S>(&p.shape, &tile, p.q, &scratch);
-            chunk::<S, K>(&p.shape, &tile, 0..p.memory, &scratch, scratch.chunk);
+            chunk::<S, K>(&p.shape, &tile, 0..p.memory, p.memory, &scratch, scratch.chunk);
             finish::<S>(&p.shape, &tile, scratch.chunk, std::ptr::null(), p.out);
         }
     }

@@ -64,7 +64,7 @@ unsafe fn body<S: Loops, K: Stored>(p: &Params, worker: &Worker<'_>) {
             let block = unit % n_blocks * BLOCK;
             let n = (p.memory - block).min(BLOCK);
             let kv_head = p.head / p.shape.n_group;
-            let place = Place { pages, table: rows.table, kv_head, block, range: 0..n };
+            let place = Place { pages, table: rows.table, kv_head, block, range: 0..n, soon: 0 };
             scores::<S, K>(&place, rows.n_rows, scratch.q, scratch.kv, scratch.s);
             for row in 0..rows.n_rows {
                 let out = p.out.add((rows.first_row + row) * p.out_cols + p.first + block);

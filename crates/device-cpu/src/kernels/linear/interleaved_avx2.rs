@@ -24,6 +24,10 @@ const COLS: usize = 3;
 /// From how many activation rows on a panel pays.
 const PANEL_ROWS: usize = 7;
 
+/// How far ahead of its use a tile is asked for. The processor's own streams end where a page of memory does, which is every
+/// other tile.
+const AHEAD: usize = 4096;
+
 /// Bytes of a panel's codes, and of its scales (or offsets) in groups of 16.
 const PANEL: [usize; 2] = [PASS * TILE_ROWS, PASS / 16 * TILE_ROWS * 4];
 
@@ -143,6 +147,9 @@ trait Source<F>: Copy {
     /// # Safety
     /// AVX2 and F16C are available; the source has the group.
     unsafe fn scale(self, group: usize, half: usize) -> (__m256, __m256);
+
+    /// Ask for what will be read [`AHEAD`] bytes after a group.
+    fn ask_ahead(self, group: usize);
 }
 
 /// Bits `from..from + width` of each byte, moved to bit `to`.
@@ -274,6 +281,20 @@ impl<F: Interleaved> Source<F> for Packed<F> {
             }
         }
     }
+
+    #[inline(always)]
+    fn ask_ahead(self, group: usize) {
+        let codes = const { code_bytes::<F>() * F::GROUP / 32 };
+        let scales = const { scale_bytes::<F>() / n_groups::<F>() };
+        let ask = |start: *const u8, bytes: usize| {
+            for line in 0..bytes.div_ceil(64) {
+                // SAFETY: nothing is touched, so the address may lie beyond the matrix.
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(AHEAD + line * 64).cast()) };
+            }
+        };
+        ask(self.0.codes.wrapping_add(group * codes), codes);
+        ask(self.0.scales.wrapping_add(group * scales), scales);
+    }
 }
 
 /// Codes as bytes, `[PASS / 4][16 rows][4]`, and scales and offsets in f32, `[PASS / GROUP][16 rows]`.
@@ -344,6 +365,9 @@ impl<F: Interleaved> Source<F> for Panel {
             (_mm256_load_ps(self.scale.add(at)), offset)
         }
     }
+
+    #[inline(always)]
+    fn ask_ahead(self, _group: usize) {}
 }
 
 /// How many `vpmaddubsw` may be added in 16 bits, a divisor of the steps of a group; 0 for signed codes.
@@ -355,6 +379,26 @@ const fn chunk<F: Interleaved>() -> usize {
         8.. if F::GROUP == 32 => 8,
         4.. => 4,
         _ => 2,
+    }
+}
+
+/// Keep the sums of several rows in registers, each step's before the next. Left to itself, the compiler brings all steps of
+/// one row together and stores the codes until the next row needs them: twice the loads, which then take longest.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn keep_order<const C: usize>(sums: &mut [[__m256i; 2]; C]) {
+    macro_rules! keep {
+        ($template:literal $($sum:ident)*) => {
+            // SAFETY: a comment, no instruction.
+            unsafe {
+                std::arch::asm!($template, $(inout(ymm_reg) *$sum,)* options(nomem, nostack, preserves_flags))
+            }
+        };
+    }
+    match sums.as_mut_slice() {
+        [[a, b], [c, d]] => keep!("/* {} {} {} {} */" a b c d),
+        [[a, b], [c, d], [e, f]] => keep!("/* {} {} {} {} {} {} */" a b c d e f),
+        _ => {}
     }
 }
 
@@ -386,6 +430,13 @@ unsafe fn rows<F: Interleaved, S: Source<F>, const C: usize>(
         let x_sums = if F::GROUP == 32 { x.sum32 } else { x.sum16 };
         for group in 0..n / F::GROUP {
             let (b, s0) = (group * F::GROUP / 32, group * F::GROUP % 32 / 4);
+            source.ask_ahead(group);
+            if b % 2 == 0 {
+                for c in 0..C {
+                    let next = x.q.wrapping_byte_add((C + c) * stride).wrapping_add(b * 32);
+                    _mm_prefetch::<_MM_HINT_T0>(next);
+                }
+            }
             let activations = |c: usize, step: usize| {
                 let p = x.q.byte_add(c * stride).add(b * 32 + step * 4);
                 _mm256_set1_epi32(p.cast::<i32>().read_unaligned())
@@ -401,6 +452,7 @@ unsafe fn rows<F: Interleaved, S: Source<F>, const C: usize>(
                             let pairs = _mm256_madd_epi16(_mm256_maddubs_epi16(magnitude, q), ones);
                             products[c][half] = _mm256_add_epi32(products[c][half], pairs);
                         }
+                        keep_order(&mut products);
                     }
                 }
             } else {
@@ -416,6 +468,7 @@ unsafe fn rows<F: Interleaved, S: Source<F>, const C: usize>(
                                 pairs[c][half] = _mm256_add_epi16(pairs[c][half], product);
                             }
                         }
+                        keep_order(&mut pairs);
                     }
                     for c in 0..C {
                         for half in 0..2 {
