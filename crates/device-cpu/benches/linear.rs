@@ -14,6 +14,8 @@ mod isa;
 #[allow(dead_code, unused_imports)]
 #[path = "../src/kernels/linear/mod.rs"]
 mod linear;
+#[path = "../src/prefetch.rs"]
+mod prefetch;
 
 use formats::{Affine, BlockType, PlaneSlices, ScaleType, codec};
 use isa::Isa;

@@ -4,7 +4,7 @@
 //! the workers meet, and while they do what reads no weights (attention, rotation).
 
 use crate::kernels::projection;
-use crate::simd::prefetch;
+use crate::prefetch::prefetch;
 
 /// Most bytes of a matrix that a worker asks for ahead: a part of its second cache.
 const BYTES: usize = 96 << 10;

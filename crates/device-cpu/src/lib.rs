@@ -28,6 +28,7 @@ mod lower;
 mod memory;
 mod peaks;
 mod pool;
+mod prefetch;
 mod profile;
 mod program;
 mod simd;

@@ -15,7 +15,8 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::kv_write::{Half, LayerPages, Stored};
-use crate::simd::{RowsOf, Simd, Sink, prefetch};
+use crate::prefetch::prefetch;
+use crate::simd::{RowsOf, Simd, Sink};
 use std::marker::PhantomData;
 use std::ops::Range;
 

@@ -77,18 +77,6 @@ pub trait Simd: Copy + 'static {
     }
 }
 
-/// Ask for a cache line that will be read soon. Any address will do.
-#[inline(always)]
-pub fn prefetch(p: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint, which never faults; SSE is part of the architecture.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(p.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = p;
-}
-
 /// Vectors by number.
 pub trait RowsOf {
     /// Vector `i`.

@@ -36,7 +36,12 @@
 use super::activation::ActRows;
 use super::portable::{Format, f16_at};
 use super::{TILE_ROWS, WeightRows};
+use crate::prefetch::prefetch;
 use std::ops::Range;
+
+/// How far ahead of its use a tile is asked for. The processor's own streams end where a page of memory does, which is every
+/// other tile.
+const AHEAD: usize = 4096;
 
 /// How the scales of a block stand in a tile: fields of 16 rows each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,6 +159,20 @@ impl Tile {
                 scales: self.scales.add(k / const { F::BLOCK.block_len() } * scale_bytes::<F>()),
             }
         }
+    }
+
+    /// Ask for what lies [`AHEAD`] bytes after a group.
+    #[inline(always)]
+    pub(super) fn ask_ahead<F: Interleaved>(self, group: usize) {
+        let codes = const { code_bytes::<F>() * F::GROUP / 32 };
+        let scales = const { scale_bytes::<F>() / n_groups::<F>() };
+        let ask = |start: *const u8, bytes: usize| {
+            for line in 0..bytes.div_ceil(64) {
+                prefetch(start.wrapping_add(AHEAD + line * 64));
+            }
+        };
+        ask(self.codes.wrapping_add(group * codes), codes);
+        ask(self.scales.wrapping_add(group * scales), scales);
     }
 }
 

@@ -24,10 +24,6 @@ const COLS: usize = 3;
 /// From how many activation rows on a panel pays.
 const PANEL_ROWS: usize = 7;
 
-/// How far ahead of its use a tile is asked for. The processor's own streams end where a page of memory does, which is every
-/// other tile.
-const AHEAD: usize = 4096;
-
 /// Bytes of a panel's codes, and of its scales (or offsets) in groups of 16.
 const PANEL: [usize; 2] = [PASS * TILE_ROWS, PASS / 16 * TILE_ROWS * 4];
 
@@ -148,7 +144,7 @@ trait Source<F>: Copy {
     /// AVX2 and F16C are available; the source has the group.
     unsafe fn scale(self, group: usize, half: usize) -> (__m256, __m256);
 
-    /// Ask for what will be read [`AHEAD`] bytes after a group.
+    /// Ask for what will be read some time after a group.
     fn ask_ahead(self, group: usize);
 }
 
@@ -284,16 +280,7 @@ impl<F: Interleaved> Source<F> for Packed<F> {
 
     #[inline(always)]
     fn ask_ahead(self, group: usize) {
-        let codes = const { code_bytes::<F>() * F::GROUP / 32 };
-        let scales = const { scale_bytes::<F>() / n_groups::<F>() };
-        let ask = |start: *const u8, bytes: usize| {
-            for line in 0..bytes.div_ceil(64) {
-                // SAFETY: nothing is touched, so the address may lie beyond the matrix.
-                unsafe { _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(AHEAD + line * 64).cast()) };
-            }
-        };
-        ask(self.0.codes.wrapping_add(group * codes), codes);
-        ask(self.0.scales.wrapping_add(group * scales), scales);
+        self.0.ask_ahead::<F>(group);
     }
 }
 
@@ -431,7 +418,7 @@ unsafe fn rows<F: Interleaved, S: Source<F>, const C: usize>(
         for group in 0..n / F::GROUP {
             let (b, s0) = (group * F::GROUP / 32, group * F::GROUP % 32 / 4);
             source.ask_ahead(group);
-            if b % 2 == 0 {
+            if b.is_multiple_of(2) {
                 for c in 0..C {
                     let next = x.q.wrapping_byte_add((C + c) * stride).wrapping_add(b * 32);
                     _mm_prefetch::<_MM_HINT_T0>(next);

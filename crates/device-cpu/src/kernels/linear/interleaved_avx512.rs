@@ -255,6 +255,15 @@ unsafe fn rows<F: Interleaved, const C: usize>(
         let x_sums = if F::GROUP == 32 { x.sum32 } else { x.sum16 };
         for group in 0..n / F::GROUP {
             let (b, s0) = (group * F::GROUP / 32, group * F::GROUP % 32 / 4);
+            if C < COLS {
+                tile.ask_ahead::<F>(group);
+            }
+            if b.is_multiple_of(2) {
+                for c in 0..C {
+                    let next = x.q.wrapping_byte_add((C + c) * stride).wrapping_add(b * 32);
+                    _mm_prefetch::<_MM_HINT_T0>(next);
+                }
+            }
             let mut products = [_mm512_setzero_si512(); C];
             for step in s0..s0 + steps {
                 let codes = codes::<F>(tile, b, step);
