@@ -224,8 +224,7 @@ impl Compiler {
         if !output.status.success() {
             return Err(Error::Compile { name: name.to_owned(), messages: messages(&output.stderr) });
         }
-        // Places are said in the names that the caller knows.
-        let text = String::from_utf8_lossy(&output.stdout).replace("\"src/", "\"").replace("\"./src/", "\"");
+        let text = callers_names(&String::from_utf8_lossy(&output.stdout));
         Ok(rewrite::rewrite(&text, strict)?)
     }
 
@@ -380,6 +379,29 @@ impl Compiler {
         };
         Err(Error::Runtime { hint, messages })
     }
+}
+
+/// Preprocessed text whose line markers name files as the caller does, instead of where they lie.
+fn callers_names(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for line in text.split_inclusive('\n') {
+        match line.strip_prefix("# ").and_then(|l| l.split_once('"')) {
+            Some((number, rest)) if rest.starts_with("src/") || rest.starts_with("./src/") => {
+                let (name, flags) = rest.rsplit_once('"').unwrap_or((rest, ""));
+                let mut parts: Vec<&str> = Vec::new();
+                for part in name.trim_start_matches("./").split('/').skip(1) {
+                    match part {
+                        ".." => drop(parts.pop()),
+                        "." => {}
+                        part => parts.push(part),
+                    }
+                }
+                out.push_str(&format!("# {number}\"{}\"{flags}", parts.join("/")));
+            }
+            _ => out.push_str(line),
+        }
+    }
+    out
 }
 
 fn strings(list: &[&str]) -> Vec<String> {
