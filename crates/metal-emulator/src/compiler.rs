@@ -228,7 +228,8 @@ impl Compiler {
         Ok(rewrite::rewrite(&text, strict)?)
     }
 
-    /// Flags for kernels and for the runtime, whatever the mode.
+    /// Flags for kernels and for the runtime, whatever the mode. Multiply and add stay two operations, so that results do not depend
+    /// on the host's processor or on what was inlined.
     fn common() -> Vec<String> {
         let wide = std::arch::is_x86_feature_detected!("avx2")
             && std::arch::is_x86_feature_detected!("fma")
@@ -244,13 +245,14 @@ impl Compiler {
             "-fno-rtti",
             "-fvisibility=hidden",
             "-fno-stack-protector",
+            "-ffp-contract=off",
             "-nostdinc",
         ]);
         flags.push(if wide { "-march=x86-64-v3" } else { "-march=x86-64" }.to_owned());
         flags
     }
 
-    /// Flags for kernels. Multiply and add stay two operations, so that results do not depend on what was inlined.
+    /// Flags for kernels.
     fn arguments(&self) -> Vec<String> {
         let mut flags = Self::common();
         flags.extend(strings(&[
@@ -258,7 +260,6 @@ impl Compiler {
             "-g1",
             "-gdwarf-4",
             "-fdebug-compilation-dir=/metal",
-            "-ffp-contract=off",
             "-ferror-limit=20",
             "-Xclang",
             "-ffloat16-excess-precision=none",

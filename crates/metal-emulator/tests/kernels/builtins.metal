@@ -117,7 +117,7 @@ kernel void simdgroups(
     const int k = int(v * 8);
     PUT(0, simd_sum(v)) PUT(1, simd_max(v)) PUT(2, simd_min(v)) PUT(3, simd_product(1 + v / 8)) PUT(4, float(simd_and(k))) PUT(5, float(simd_or(k)))
     PUT(6, float(simd_xor(k))) PUT(7, simd_prefix_inclusive_sum(v)) PUT(8, simd_prefix_exclusive_sum(v)) PUT(9, simd_prefix_inclusive_product(1 + v / 8))
-    PUT(10, simd_broadcast(v, 3)) PUT(11, simd_broadcast_first(v)) PUT(12, simd_shuffle(v, ushort((lane * 7 + 3) % width)))
+    PUT(10, simd_broadcast(v, ushort(min(3u, width - 1)))) PUT(11, simd_broadcast_first(v)) PUT(12, simd_shuffle(v, ushort((lane * 7 + 3) % width)))
     PUT(13, simd_shuffle_xor(v, lane + 1 == width && width % 2 == 1 ? 0 : 1)) PUT(14, simd_shuffle_up(v, 2))
     PUT(15, simd_shuffle_down(v, lane + 2 < width ? 2 : 0)) PUT(16, simd_shuffle_rotate_up(v, lane == 0 ? 0 : 1))
     PUT(17, float(ulong(simd_ballot(v > 0)) & 0xffffffu)) PUT(18, float(simd_any(v > 0.9f))) PUT(19, float(simd_all(v > -0.9f)))
