@@ -354,7 +354,15 @@ impl Compiler {
                 "-fno-rtti",
                 "-nostdinc++",
             ]);
-            arguments.extend(strings(&["runner.cpp", "-rdynamic", flags, "-ldl", "-o", "runner"]));
+            arguments.extend(strings(&[
+                "runner.cpp",
+                "-rdynamic",
+                flags,
+                "-fno-sanitize=function,vptr",
+                "-ldl",
+                "-o",
+                "runner",
+            ]));
             self.run_runtime(folder, &arguments)
         })?;
         let runner =
