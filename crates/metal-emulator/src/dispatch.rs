@@ -76,7 +76,8 @@ pub enum LaneOrder {
 pub struct RunOptions {
     /// The order of lanes.
     pub order: LaneOrder,
-    /// Threads of the host over which threadgroups are spread. With 1, the default, nothing is allocated.
+    /// Threads of the host over which threadgroups are spread; under a sanitizer it is one. With 1, the default, nothing is
+    /// allocated.
     pub threads: usize,
 }
 

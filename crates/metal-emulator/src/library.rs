@@ -72,6 +72,8 @@ pub enum Constant {
     Long(i64),
     ULong(u64),
     Float(f32),
+    /// By its 16 bits.
+    Half(u16),
 }
 
 impl Constant {
@@ -87,6 +89,7 @@ impl Constant {
             Constant::Long(v) => v as u64,
             Constant::ULong(v) => v,
             Constant::Float(v) => u64::from(v.to_bits()),
+            Constant::Half(v) => u64::from(v),
         }
     }
 
@@ -102,6 +105,7 @@ impl Constant {
             Constant::Long(_) => &["long"],
             Constant::ULong(_) => &["ulong"],
             Constant::Float(_) => &["float"],
+            Constant::Half(_) => &["half"],
         }
     }
 }

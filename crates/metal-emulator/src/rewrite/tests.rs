@@ -163,3 +163,21 @@ fn what_is_not_understood_is_refused_with_its_line() {
         assert_eq!(at, *line, "{source}: {what}");
     }
 }
+
+/// Sources cut short or with a token missing are rewritten or refused; nothing panics.
+#[test]
+fn damaged_sources_are_survived() {
+    for source in
+        [include_str!("../../tests/kernels/language.metal"), include_str!("../../tests/kernels/linear.metal")]
+    {
+        let lines = source.lines().filter(|l| !l.starts_with('#')).filter_map(|l| l.split("//").next());
+        let plain: String = lines.map(|l| format!("{l}\n")).collect();
+        for end in (0..plain.len()).step_by(5).filter(|e| plain.is_char_boundary(*e)) {
+            let _ = rewrite(&plain[..end], end % 2 == 0);
+        }
+        let tokens = Tokens::scan(&plain).unwrap();
+        for t in tokens.list.iter().step_by(2) {
+            let _ = rewrite(&format!("{}{}", &plain[..t.start], &plain[t.end..]), false);
+        }
+    }
+}
