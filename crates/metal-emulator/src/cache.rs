@@ -71,3 +71,8 @@ pub(crate) fn write(folder: &Path, name: &str, text: impl AsRef<[u8]>) -> Result
     fs::write(&path, text).map_err(file_error(&path))?;
     Ok(path)
 }
+
+/// A path below the cache as text. The cache's own was checked to be UTF-8, and names in it are ours or the caller's strings.
+pub(crate) fn text(path: &Path) -> &str {
+    path.to_str().unwrap_or_default()
+}

@@ -1,13 +1,17 @@
 //! Finding clang and running it.
 
+use crate::cache::Key;
 use crate::error::Error;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 
 /// The least version that compiles what the headers need: `_Float16` on x86-64 with exact intermediate results.
 pub(crate) const MINIMUM: u32 = 16;
 /// The newest version that is looked for by name.
 const NEWEST: u32 = 32;
+
+/// Lines of its messages that are passed on.
+const MOST_LINES: usize = 80;
 
 /// A clang that works.
 #[derive(Debug, Clone)]
@@ -42,10 +46,22 @@ impl Clang {
         Err(Error::NoClang { minimum: MINIMUM, found })
     }
 
-    /// Runs it in `directory`.
-    pub fn run(&self, directory: &Path, arguments: &[String]) -> Result<Output, Error> {
+    /// The start of a key of something that it makes.
+    pub fn key(&self, what: &str) -> Key {
+        Key::new(what).with(self.path.as_os_str().as_encoded_bytes()).with(&self.version)
+    }
+
+    /// Runs it in `directory`; what it wrote to standard output, or its messages where it failed.
+    pub fn run(&self, directory: &Path, arguments: &[String]) -> Result<Result<String, String>, Error> {
         let start = |source| Error::Start { tool: self.path.display().to_string(), source };
-        Command::new(&self.path).args(arguments).current_dir(directory).output().map_err(start)
+        let output =
+            Command::new(&self.path).args(arguments).current_dir(directory).output().map_err(start)?;
+        if output.status.success() {
+            return Ok(Ok(String::from_utf8_lossy(&output.stdout).into_owned()));
+        }
+        let text = String::from_utf8_lossy(&output.stderr);
+        let lines: Vec<&str> = text.lines().take(MOST_LINES).collect();
+        Ok(Err(lines.join("\n")))
     }
 }
 

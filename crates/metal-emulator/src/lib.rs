@@ -39,11 +39,14 @@ mod compiler;
 mod counters;
 mod dispatch;
 mod error;
+mod flags;
 mod library;
 mod pipeline;
 mod rewrite;
+mod runtime;
 mod sanitized;
 mod sources;
+mod table;
 mod worker;
 
 pub use buffer::Buffer;
