@@ -2,8 +2,7 @@
 
 use crate::cache::{self, Key};
 use crate::clang::Clang;
-use crate::compiler::Options;
-use crate::compiler::Sanitizer;
+use crate::compiler::{Options, Sanitizer};
 use crate::error::Error;
 use crate::flags;
 use crate::sources::{ACCESS, HEADERS, RUNNER, RUNTIME, STANDARD};

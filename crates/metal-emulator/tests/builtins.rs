@@ -1,4 +1,5 @@
 //! Every builtin against plain Rust, at sizes that no simdgroup divides, in every order of lanes.
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod common;

@@ -1,4 +1,5 @@
 //! What is counted is what a dispatch did.
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod common;

@@ -1,4 +1,5 @@
 //! Every kind of fault is found, with its place; the same kernels within bounds are let go.
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used, missing_docs, unsafe_code)]
 
 mod common;

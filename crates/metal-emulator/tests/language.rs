@@ -1,4 +1,5 @@
 //! Forms of the language: what the rewriter and the headers make of real kernels' idioms, run.
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod common;

@@ -1,4 +1,5 @@
 //! Whole kernels against plain Rust, in every order of lanes, on one thread and several.
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod common;

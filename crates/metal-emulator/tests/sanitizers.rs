@@ -1,4 +1,5 @@
 //! clang's sanitizers over the same sources: right kernels pass, seeded bugs are found at their lines.
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod common;

@@ -1,4 +1,5 @@
 //! Strict mode: address spaces are checked, and everything that runs passes it.
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod common;

@@ -20,8 +20,7 @@ impl Rewriter<'_> {
         }
         match (self.t.word(at), self.t.word(at + 1)) {
             ("*" | "&", _) | ("(", "*" | "&") => Ok(i + 1),
-            ("[" | ";" | ",", _) if self.in_block() && at >= i + 3 => self.variable(i, at),
-            ("=", _) if self.in_block() && at >= i + 3 => self.variable(i, at),
+            ("[" | ";" | "," | "=", _) if self.in_block() && at >= i + 3 => self.variable(i, at),
             _ => {
                 let what = format!(
                     "'{}' is not recognised; a threadgroup variable is declared as 'threadgroup TYPE NAME[...];' in a kernel's body, \
