@@ -28,7 +28,7 @@ void msl_access_prepare(Worker * w, const msl_dispatch * d) {
         r->read_sectors = b.read_sectors;
         r->written_sectors = b.written_sectors;
     }
-    add_region(w, (msl_u64) lane_at(w, 0), MAX_THREADS * STACK, true, -1);                                 // stacks
+    add_region(w, (msl_u64) stack_at(w, 0), STACKS, true, -1);                                 // stacks
     add_region(w, (msl_u64) w->simdgroups, sizeof w->simdgroups, true, -1);                                // exchanges
     add_region(w, (msl_u64) __ehdr_start, (msl_u64) (_end - __ehdr_start), true, -1);                     // program scope
     for (auto & r : w->recent) r = &nothing;

@@ -90,7 +90,7 @@ extern "C" bool msl_function_constant(msl_u32 index, void * out, msl_u32 size) {
 // ---------------------------------------------------------------- changes of stack
 
 #ifdef MSL_ASAN
-static void * stack_bottom(Lane * lane) { return (msl_u8 *) lane + STACK_GUARD_END; }
+static void * stack_bottom(Lane * lane) { return stack_at(lane->worker, (msl_u64) (lane - lane->worker->lanes)) + STACK_GUARD; }
 #endif
 
 static void to_lane(Worker * w, void ** save, void ** fake, Lane * to) {
@@ -99,7 +99,7 @@ static void to_lane(Worker * w, void ** save, void ** fake, Lane * to) {
     __tsan_switch_to_fiber(to->tsan, 1);
 #endif
 #ifdef MSL_ASAN
-    __sanitizer_start_switch_fiber(fake, stack_bottom(to), STACK - STACK_GUARD_END);
+    __sanitizer_start_switch_fiber(fake, stack_bottom(to), STACK - STACK_GUARD);
 #endif
     (void) fake;
     msl_switch(save, to->sp);
@@ -383,8 +383,8 @@ static void prepare_lanes(Worker * w, const msl_dispatch * d, msl_u32 n) {
         l->state = READY;
         l->fake = nullptr;
         l->from_scheduler = false;
-        // Stacks start at different lines of a page, so that lanes do not fight for the same sets of the cache.
-        void ** sp = (void **) ((msl_u8 *) l + STACK - 64 - (i % 31) * 128);
+        // Stacks start at different offsets, spread over what the sets of a cache cover.
+        void ** sp = (void **) (stack_at(w, i + 1) - 64 - i * 1088 % (64 << 10));
         *--sp = nullptr;
         *--sp = (void *) lane_start;
         for (int k = 0; k < 6; k++) *--sp = nullptr;
@@ -464,11 +464,11 @@ static void run_threadgroup(Worker * w, const msl_dispatch * d) {
 // ---------------------------------------------------------------- a dispatch
 
 extern "C" __attribute__((visibility("default"))) void * msl_memory_new(void) {
-    const msl_size size = WORKER_SPACE + (msl_size) MAX_THREADS * STACK;
-    // Read and write, private and anonymous, reserved but not counted; aligned to a stack, so that a stack pointer tells its lane.
-    msl_u8 * p = (msl_u8 *) mmap(nullptr, size + STACK, 3, 0x4022, -1, 0);
+    // Read and write, private and anonymous, reserved but not counted.
+    const msl_size size = STACKS + sizeof(Worker);
+    msl_u8 * p = (msl_u8 *) mmap(nullptr, size + SPACE, 3, 0x4022, -1, 0);
     if (p == (msl_u8 *) -1) return nullptr;
-    Worker * w = (Worker *) (((msl_u64) p + STACK - 1) & ~(STACK - 1));
+    Worker * w = (Worker *) (((msl_u64) p + SPACE - 1) / SPACE * SPACE + STACKS);
     w->threadgroup_used = THREADGROUP_SPACE;  // all of it is reset before the first use
     return w;
 }
@@ -477,7 +477,7 @@ static bool prepare_stacks(Worker * w, msl_u32 n) {
     for (; w->n_stacks < n; w->n_stacks++) {
         Lane * l = lane_at(w, w->n_stacks);
         l->worker = w;
-        if (mprotect((msl_u8 *) l + STACK_HEADER, STACK_GUARD_END - STACK_HEADER, 0)) return false;
+        if (mprotect(stack_at(w, w->n_stacks), STACK_GUARD, 0)) return false;
 #ifdef MSL_TSAN
         l->tsan = __tsan_create_fiber(0);
 #endif

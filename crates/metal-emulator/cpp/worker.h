@@ -4,12 +4,14 @@
 
 typedef unsigned long msl_size;
 
-// A lane's stack is aligned to its size. Its first page holds the Lane, the second is a guard, the rest is the stack.
-static const msl_u64 STACK = 256 << 10, STACK_HEADER = 4096, STACK_GUARD_END = 8192;
+// A worker's memory is aligned to SPACE: first the stacks, one after another, then the Worker with all that is small. So a stack
+// pointer tells its lane, and what belongs to a lane is not at the same place of each stack, where all would fight for the same
+// sets of the caches. The first page of each stack is a guard.
+static const msl_u64 STACK = 256 << 10, STACK_GUARD = 4096;
 static const msl_u32 MAX_THREADS = 1024, MAX_VARIABLES = 64, MAX_REGIONS = 40;
 static const msl_u64 THREADGROUP_LIMIT = 32 << 10, THREADGROUP_GAP = 64;
 static const msl_u64 THREADGROUP_SPACE = THREADGROUP_LIMIT + (MAX_VARIABLES + 2) * (THREADGROUP_GAP + 16);
-static const msl_u64 WORKER_SPACE = STACK;  // the Worker, at the start of the memory, before the stacks
+static const msl_u64 STACKS = MAX_THREADS * STACK, SPACE = 2 * STACKS;
 
 enum { SHADOW_GAP = 0, SHADOW_UNINITIALISED = 1, SHADOW_INITIALISED = 2 };
 enum msl_state : msl_u32 { READY, AT_EXCHANGE, AT_BARRIER, DONE };
@@ -75,16 +77,19 @@ struct Worker {
     Region regions[MAX_REGIONS];
     Region * recent[256];  // by the address of the access's code: an access mostly stays in one buffer
     Simdgroup simdgroups[MAX_THREADS / 32];
+    Lane lanes[MAX_THREADS];
     alignas(64) msl_u8 threadgroup_memory[THREADGROUP_SPACE];
     alignas(64) msl_u8 threadgroup_shadow[THREADGROUP_SPACE];
 };
-static_assert(sizeof(Worker) <= WORKER_SPACE && sizeof(Lane) <= STACK_HEADER, "");
+static_assert(sizeof(Worker) <= SPACE - STACKS, "");
 
-static inline Lane * lane_at(Worker * w, msl_u32 i) { return (Lane *) ((msl_u8 *) w + WORKER_SPACE + i * STACK); }
+static inline Lane * lane_at(Worker * w, msl_u32 i) { return &w->lanes[i]; }
+static inline msl_u8 * stack_at(Worker * w, msl_u64 i) { return (msl_u8 *) w - STACKS + i * STACK; }
 static inline Lane * msl_current_lane() {
     msl_u64 sp;
     asm volatile("movq %%rsp, %0" : "=r"(sp));
-    return (Lane *) (sp & ~(STACK - 1));
+    const msl_u64 base = sp & ~(SPACE - 1);
+    return lane_at((Worker *) (base + STACKS), (msl_u32) ((sp - base) / STACK));
 }
 
 [[noreturn]] __attribute__((visibility("hidden"))) void msl_fail(Lane * l);
