@@ -1,0 +1,225 @@
+//! From Metal source to a library on disk.
+
+use crate::cache::{self, Key, file_error};
+use crate::clang::Clang;
+use crate::error::Error;
+use crate::library::Library;
+use crate::runtime::Runtime;
+use crate::{flags, rewrite, table};
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+
+/// How sources are compiled.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The clang to use: a path or a name in PATH. None takes the newest that is found.
+    pub clang: Option<PathBuf>,
+    /// A folder for compiled libraries, made where it is missing. Processes may share it.
+    pub cache: PathBuf,
+    /// A sanitizer to run under, in a process of its own, instead of the checks that are always on.
+    pub sanitizer: Sanitizer,
+    /// Whether bytes are counted (see [`crate::Counters`]).
+    pub counting: bool,
+    /// Macros defined before the source, with their values.
+    pub defines: Vec<(String, String)>,
+}
+
+impl Options {
+    /// The defaults, with compiled libraries kept in `cache`.
+    pub fn new(cache: impl Into<PathBuf>) -> Self {
+        Options {
+            clang: None,
+            cache: cache.into(),
+            sanitizer: Sanitizer::None,
+            counting: false,
+            defines: Vec::new(),
+        }
+    }
+}
+
+/// clang's sanitizers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Sanitizer {
+    /// None: the emulator's own checks, in this process.
+    #[default]
+    None,
+    /// AddressSanitizer and UndefinedBehaviorSanitizer, which see private arrays too.
+    AddressUndefined,
+    /// ThreadSanitizer: races between the threads of a threadgroup, as where a barrier is missing.
+    Thread,
+}
+
+/// How a library was compiled, and what it takes to run it.
+#[derive(Debug, Clone)]
+pub(crate) struct Mode {
+    pub counting: bool,
+    /// The program that runs dispatches under a sanitizer, and that sanitizer.
+    pub runner: Option<(Arc<Path>, Sanitizer)>,
+}
+
+/// Compiles Metal sources.
+#[derive(Debug)]
+pub struct Compiler {
+    clang: Clang,
+    options: Options,
+    runtime: Runtime,
+    mode: Mode,
+}
+
+impl Compiler {
+    /// Finds clang and builds the runtime, unless the cache has it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoClang`], [`Error::Runtime`] where parts of the compiler are missing, or those of files.
+    pub fn new(options: Options) -> Result<Self, Error> {
+        let clang = Clang::find(options.clang.as_deref())?;
+        let mut options = options;
+        fs::create_dir_all(&options.cache).map_err(file_error(&options.cache))?;
+        options.cache = options.cache.canonicalize().map_err(file_error(&options.cache))?;
+        if options.cache.to_str().is_none() {
+            let source =
+                std::io::Error::new(std::io::ErrorKind::InvalidInput, "the cache's path must be UTF-8");
+            return Err(Error::File { path: options.cache, source });
+        }
+        let runtime = Runtime::build(&clang, &options)?;
+        let runner = runtime.runner.clone().map(|program| (program, options.sanitizer));
+        let mode = Mode { counting: options.counting, runner };
+        Ok(Compiler { clang, options, runtime, mode })
+    }
+
+    /// The clang that is used: the first line of its `--version`.
+    pub fn clang_version(&self) -> &str {
+        &self.clang.version
+    }
+
+    /// Compiles `source`, one translation unit. `name` is what messages call it; `includes` are the headers that it may
+    /// include, by the names that it uses. Names are relative paths.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] where the source has what the emulator does not execute, [`Error::Compile`] with clang's messages,
+    /// or those of files.
+    pub fn compile(&self, name: &str, source: &str, includes: &[(&str, &str)]) -> Result<Library, Error> {
+        let failed = |messages| Error::Compile { name: name.to_owned(), messages };
+        // The object does not depend on what is counted; only the runtime that it is linked with does.
+        let flags = flags::kernel(self.options.sanitizer);
+        let key = flags.iter().fold(self.key("object", name, source, includes), |key, flag| key.with(flag));
+        let compiled = cache::folder(&self.options.cache, key, |folder| {
+            let rewritten = self.rewrite(folder, name, source, includes, false)?;
+            let cpp = cache::write(folder, "library.cpp", &rewritten.text)?;
+            let header = self.runtime.headers.join("metal_stdlib.h");
+            let mut arguments = flags.clone();
+            arguments.extend(
+                ["-include", cache::text(&header), "-c", cache::text(&cpp), "-o", "library.o"]
+                    .map(str::to_owned),
+            );
+            self.clang.run(folder, &arguments)?.map_err(failed)?;
+            cache::write(
+                folder,
+                "functions.txt",
+                table::describe(&rewritten.functions, &rewritten.constants),
+            )?;
+            Ok(())
+        })?;
+        let object = compiled.join("library.o");
+        let inputs: Vec<&str> =
+            self.runtime.objects.iter().chain([&object]).map(|p| cache::text(p)).collect();
+        let key = inputs.iter().fold(self.clang.key("library"), |key, input| key.with(input));
+        let linked = cache::folder(&self.options.cache, key, |folder| {
+            let mut arguments = flags::words("-shared -o library.so");
+            arguments.extend(inputs.iter().map(|i| (*i).to_owned()));
+            arguments.push("-lm".to_owned());
+            self.clang.run(folder, &arguments)?.map_err(failed)?;
+            Ok(())
+        })?;
+        let table = compiled.join("functions.txt");
+        let text = fs::read_to_string(&table).map_err(file_error(&table))?;
+        let (functions, constants) = table::parse(&text);
+        Ok(Library { path: linked.join("library.so"), functions, constants, mode: self.mode.clone() })
+    }
+
+    /// Checks `source` with real address spaces, as C++ for OpenCL: assigning a `threadgroup` pointer to a `device` one, or
+    /// writing to `constant`, which run mode does not see, are errors here. Nothing is made.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Compiler::compile`].
+    pub fn check_strict(&self, name: &str, source: &str, includes: &[(&str, &str)]) -> Result<(), Error> {
+        let key = self.key("strict", name, source, includes);
+        let made = cache::folder(&self.options.cache, key, |folder| {
+            let rewritten = self.rewrite(folder, name, source, includes, true)?;
+            let cl = cache::write(folder, "strict.cl", &rewritten.text)?;
+            let header = self.runtime.headers.join("metal_stdlib.h");
+            let mut arguments = flags::words(flags::STRICT);
+            arguments.extend(["-include", cache::text(&header), cache::text(&cl)].map(str::to_owned));
+            let failed = |messages| Error::Compile { name: name.to_owned(), messages };
+            self.clang.run(folder, &arguments)?.map_err(failed)?;
+            Ok(())
+        });
+        made.map(|_| ())
+    }
+
+    /// A key of all that a rewritten source depends on.
+    fn key(&self, what: &str, name: &str, source: &str, includes: &[(&str, &str)]) -> Key {
+        let mut key = self.clang.key(what).with(cache::text(&self.runtime.headers)).with(name).with(source);
+        key = key.with(self.options.defines.len().to_le_bytes());
+        for (define, value) in &self.options.defines {
+            key = key.with(define).with(value);
+        }
+        for (name, text) in includes {
+            key = key.with(name).with(text);
+        }
+        key
+    }
+
+    /// Preprocesses and rewrites.
+    fn rewrite(
+        &self,
+        folder: &Path,
+        name: &str,
+        source: &str,
+        includes: &[(&str, &str)],
+        strict: bool,
+    ) -> Result<rewrite::Rewritten, Error> {
+        for (name, text) in includes.iter().chain([&(name, source)]) {
+            let plain = Path::new(name).components().all(|c| matches!(c, Component::Normal(_)));
+            if name.is_empty() || !plain || name.contains(['"', '\\', '\n', ':']) {
+                return Err(Error::Name((*name).to_owned()));
+            }
+            cache::write(folder, &format!("src/{name}"), text)?;
+        }
+        let standard = self.runtime.headers.join("standard");
+        let mut arguments = flags::words(flags::PREPROCESS);
+        arguments.extend(["-isystem", cache::text(&standard), "-I", "src"].map(str::to_owned));
+        arguments.extend(self.options.defines.iter().map(|(define, value)| format!("-D{define}={value}")));
+        arguments.push(format!("src/{name}"));
+        let failed = |messages| Error::Compile { name: name.to_owned(), messages };
+        let text = callers_names(&self.clang.run(folder, &arguments)?.map_err(failed)?);
+        Ok(rewrite::rewrite(&text, strict)?)
+    }
+}
+
+/// Preprocessed text whose line markers name files as the caller does, instead of where they lie.
+fn callers_names(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for line in text.split_inclusive('\n') {
+        match line.strip_prefix("# ").and_then(|l| l.split_once('"')) {
+            Some((number, rest)) if rest.starts_with("src/") || rest.starts_with("./src/") => {
+                let (name, flags) = rest.rsplit_once('"').unwrap_or((rest, ""));
+                let mut parts: Vec<&str> = Vec::new();
+                for part in name.trim_start_matches("./").split('/').skip(1) {
+                    match part {
+                        ".." => drop(parts.pop()),
+                        "." => {}
+                        part => parts.push(part),
+                    }
+                }
+                out.push_str(&format!("# {number}\"{}\"{flags}", parts.join("/")));
+            }
+            _ => out.push_str(line),
+        }
+    }
+    out
+}

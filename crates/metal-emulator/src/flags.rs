@@ -1,0 +1,87 @@
+//! clang's flags.
+
+use crate::compiler::Sanitizer;
+
+/// Preprocessing, apart from include paths and the caller's macros.
+pub(crate) const PREPROCESS: &str = "-E -x c++ -std=c++17 -undef -nostdinc -w -D__METAL__=1 -D__METAL_MACOS__=1 \
+     -D__METAL_VERSION__=320 -D__HAVE_BFLOAT__=1 -D__HAVE_SIMDGROUP_MATRIX__=1 -D__HAVE_SIMDGROUP_REDUCTION__=1 \
+     -D__METAL_EMULATOR__=1";
+
+/// The check of address spaces.
+pub(crate) const STRICT: &str =
+    "-cc1 -x clcpp -fdeclspec -cl-std=clc++2021 -triple x86_64-linux-gnu -fsyntax-only -w -ferror-limit 20";
+
+/// Kernels and the runtime, whatever the mode. Multiply and add stay two operations, so that results do not depend on the host's
+/// processor or on what was inlined.
+const COMMON: &str = "-x c++ -std=c++20 -O2 -fPIC -ffreestanding -nostdinc -fno-exceptions -fno-rtti -fvisibility=hidden \
+     -fno-stack-protector -ffp-contract=off";
+
+/// Kernels. Places of code are said as if sources lay in the folder `/metal`.
+const KERNEL: &str = "-w -fdeclspec -g1 -gdwarf-4 -fdebug-compilation-dir=/metal -ferror-limit=20 \
+     -Xclang -ffloat16-excess-precision=none";
+
+/// The instrumentation of AddressSanitizer with a runtime of our own (see cpp/access.cpp), and of operations without an address.
+const CHECKED: &str = "-fsanitize=address,alignment,bounds,shift,integer-divide-by-zero -fno-sanitize-recover=all \
+     -fsanitize-address-use-after-return=never -mllvm -asan-memory-access-callback-prefix=msl_ \
+     -mllvm -asan-instrumentation-with-call-threshold=0 -mllvm -asan-mapping-scale=4 -mllvm -asan-opt-same-temp=0 \
+     -mllvm -asan-stack=0 -mllvm -asan-globals=0";
+
+/// The runtime. Without builtins clang makes no calls of memcpy, which sanitizers would take for the kernel's.
+const RUNTIME: &str = "-fno-strict-aliasing -fno-builtin";
+
+/// The program that runs dispatches under a sanitizer.
+const RUNNER: &str = "-x c++ -std=c++20 -O1 -g1 -fno-exceptions -fno-rtti -nostdinc++ -rdynamic";
+
+/// The words of a text.
+pub(crate) fn words(text: &str) -> Vec<String> {
+    text.split_whitespace().map(str::to_owned).collect()
+}
+
+/// What every translation unit gets.
+fn common() -> Vec<String> {
+    let wide = std::arch::is_x86_feature_detected!("avx2")
+        && std::arch::is_x86_feature_detected!("fma")
+        && std::arch::is_x86_feature_detected!("f16c");
+    let mut flags = words(COMMON);
+    flags.push(if wide { "-march=x86-64-v3" } else { "-march=x86-64" }.to_owned());
+    flags
+}
+
+/// For kernels.
+pub(crate) fn kernel(sanitizer: Sanitizer) -> Vec<String> {
+    let mut flags = common();
+    flags.extend(words(KERNEL));
+    flags.extend(words(match sanitizer {
+        Sanitizer::None => CHECKED,
+        Sanitizer::AddressUndefined => {
+            "-fsanitize=address,undefined -fno-sanitize=function,vptr -fno-sanitize-recover=all"
+        }
+        Sanitizer::Thread => "-fsanitize=thread",
+    }));
+    flags
+}
+
+/// For the runtime.
+pub(crate) fn runtime(sanitizer: Sanitizer, counting: bool) -> Vec<String> {
+    let mut flags = common();
+    flags.extend(words(RUNTIME));
+    flags.extend(words(match sanitizer {
+        Sanitizer::None if counting => "-DMSL_COUNT",
+        Sanitizer::None => "",
+        Sanitizer::AddressUndefined => "-DMSL_ASAN",
+        Sanitizer::Thread => "-DMSL_TSAN",
+    }));
+    flags
+}
+
+/// For the runner, where there is one.
+pub(crate) fn runner(sanitizer: Sanitizer) -> Option<Vec<String>> {
+    let sanitize = match sanitizer {
+        Sanitizer::None => return None,
+        Sanitizer::AddressUndefined => "-fsanitize=address,undefined -fno-sanitize=function,vptr",
+        Sanitizer::Thread => "-fsanitize=thread",
+    };
+    let mut flags = words(RUNNER);
+    flags.extend(words(sanitize));
+    Some(flags)
+}
