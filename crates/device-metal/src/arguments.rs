@@ -241,7 +241,13 @@ arguments! {
 
 impl PagesArguments {
     /// Of a layer's part of the pages of its group.
-    pub fn new(page_bytes: usize, layer_offset: usize, group: usize, page_len: usize, layer: &device::KvLayer) -> Self {
+    pub fn new(
+        page_bytes: usize,
+        layer_offset: usize,
+        group: usize,
+        page_len: usize,
+        layer: &device::KvLayer,
+    ) -> Self {
         let low = |n: usize| n as u64 as u32;
         let high = |n: usize| (n as u64 >> 32) as u32;
         PagesArguments {
@@ -265,9 +271,11 @@ mod tests {
     /// Size and fields of every struct of the headers, by the rules of C: 4-byte fields, or a struct declared before.
     fn declared() -> HashMap<String, (usize, Vec<(String, usize)>)> {
         let mut structs: HashMap<String, (usize, Vec<(String, usize)>)> = HashMap::new();
-        let text =
-            ["step.h", "arguments.h", "linear/arguments.h", "attention/arguments.h"].map(|file| crate::kernels::header(file).unwrap()).concat();
-        let code: String = text.lines().map(|line| line.split("//").next().unwrap_or("").to_owned() + "\n").collect();
+        let text = ["step.h", "arguments.h", "linear/arguments.h", "attention/arguments.h"]
+            .map(|file| crate::kernels::header(file).unwrap())
+            .concat();
+        let code: String =
+            text.lines().map(|line| line.split("//").next().unwrap_or("").to_owned() + "\n").collect();
         for part in code.split("struct ").skip(1) {
             let (name, rest) = part.split_once('{').unwrap();
             let (body, _) = rest.split_once('}').unwrap();

@@ -134,18 +134,20 @@ impl Call {
 
     /// Bind what kernels never write: weights, and the step.
     fn bind(mut self, index: u8, place: Place) -> Call {
-        self.bindings.push(Binding { index, place });
+        self.bindings.push(Binding { index, place, len: 0 });
         self
     }
 
     fn read(mut self, index: u8, (place, bytes): (Place, usize)) -> Call {
         self.reads.push(region(place, bytes));
-        self.bind(index, place)
+        self.bindings.push(Binding { index, place, len: bytes as u64 });
+        self
     }
 
     fn write(mut self, index: u8, (place, bytes): (Place, usize)) -> Call {
         self.writes.push(region(place, bytes));
-        self.bind(index, place)
+        self.bindings.push(Binding { index, place, len: bytes as u64 });
+        self
     }
 
     fn grid(mut self, grid: [Extent; 3], threads: u32) -> Call {
@@ -511,10 +513,9 @@ impl<G: Gpu> Draft<'_, G> {
             | Op::CrossAttention { .. }
             | Op::CrossScores { .. } => self.attention(op),
             Op::ExpertLinear { .. } | Op::ExpertSum { .. } => self.expert_op(op),
-            Op::Linear { .. } | Op::Fused { .. } => Err(Error::Failed {
-                device: G::NAME,
-                reason: format!("{} was not lowered", op.kind()),
-            }),
+            Op::Linear { .. } | Op::Fused { .. } => {
+                Err(Error::Failed { device: G::NAME, reason: format!("{} was not lowered", op.kind()) })
+            }
         }
     }
 }

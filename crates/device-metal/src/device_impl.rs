@@ -63,7 +63,8 @@ impl<G: Gpu> MetalDevice<G> {
             })
             .collect();
         let logits = |plan: &Plan| crate::layout::value_bytes(plan.value(plan.logits), limits);
-        let scratch = plans.iter().zip(&parts).map(|(plan, (lowered, _))| Scratch::new(plan, lowered, limits));
+        let scratch =
+            plans.iter().zip(&parts).map(|(plan, (lowered, _))| Scratch::new(plan, lowered, limits));
         Ok(Sizes {
             arena_bytes: parts.iter().map(|(_, arena)| arena.total).max().unwrap_or(0).max(ALIGN),
             logits_bytes: plans.iter().map(logits).max().unwrap_or(0),

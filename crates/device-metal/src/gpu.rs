@@ -8,6 +8,8 @@
 
 #[cfg(target_os = "macos")]
 pub mod apple;
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+pub mod emulated;
 
 use crate::kernels::Kernel;
 use device::{Memory, Result};
@@ -82,6 +84,8 @@ pub struct Binding {
     pub index: u8,
     /// What is bound.
     pub place: Place,
+    /// Bytes from there that the kernel may touch; 0: as many as there are. Only the emulator looks at it.
+    pub len: u64,
 }
 
 /// A dispatch whose sizes are known.

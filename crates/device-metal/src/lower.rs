@@ -337,7 +337,10 @@ fn qk_rope_kv(plan: &Plan, parts: &[Op], escaping: &[ValueId]) -> Option<QkRopeK
         for op in steps.iter().rev() {
             match op {
                 Op::Rope { x, head_dim: dim, n_dims, style, frequencies, scale, out }
-                    if *out == chain.x && chain.rope.is_none() && chain.norm.is_none() && *dim == head_dim =>
+                    if *out == chain.x
+                        && chain.rope.is_none()
+                        && chain.norm.is_none()
+                        && *dim == head_dim =>
                 {
                     chain.rope = Some(RopeOf {
                         frequencies: *frequencies,

@@ -24,7 +24,7 @@ impl<G: Gpu> Run<'_, G> {
         let kernel = Kernel { file: "peaks.metal", function: function.to_owned() };
         let pipeline = self.gpu.pipeline(&kernel, &[])?;
         let arguments = PeakArguments { n_vectors, ..Default::default() };
-        let bind = |index: u8, buffer: u16| Binding { index, place: Place { buffer, offset: 0 } };
+        let bind = |index: u8, buffer: u16| Binding { index, place: Place { buffer, offset: 0 }, len: 0 };
         let bindings = match function {
             "read_bytes" => vec![bind(1, 0), bind(2, 1)],
             _ => vec![bind(2, 1)],
@@ -54,10 +54,8 @@ pub fn measure<G: Gpu>(gpu: &G) -> Result<Peaks> {
         true => (1 << 16, 4, 2),
         false => (512 << 20, 4096, 2048),
     };
-    let buffers = vec![
-        gpu.allocate("memory to read", bytes)?,
-        gpu.allocate("sums", threadgroups as usize * 4)?,
-    ];
+    let buffers =
+        vec![gpu.allocate("memory to read", bytes)?, gpu.allocate("sums", threadgroups as usize * 4)?];
     let run = Run { gpu, buffers, threadgroups };
     let reading = run.seconds("read_bytes", (bytes / 16) as u32)?;
     let multiplying = run.seconds("multiply_add", rounds)?;

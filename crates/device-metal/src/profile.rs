@@ -69,7 +69,10 @@ impl Profile {
     /// spans of a row for each lane.
     pub fn gemv_shape(&self, n_blocks: usize, spans_per_lane: usize) -> (u32, u32) {
         let mut split = 1;
-        while split < 8 && n_blocks as u32 * split < self.gemv_simdgroups && spans_per_lane as u32 >= 2 * split {
+        while split < 8
+            && n_blocks as u32 * split < self.gemv_simdgroups
+            && spans_per_lane as u32 >= 2 * split
+        {
             split *= 2;
         }
         (split.max(2), split)

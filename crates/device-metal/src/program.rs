@@ -276,7 +276,8 @@ impl<G: Gpu> Program for MetalProgram<G> {
         if self.sizes.n_rows == 0 {
             return Ok(());
         }
-        let (table, buffers, sizes) = (self.plans[self.current].table(&self.sizes), &self.buffers, &self.sizes);
+        let (table, buffers, sizes) =
+            (self.plans[self.current].table(&self.sizes), &self.buffers, &self.sizes);
         let ticket = self.gpu.submit(&mut |encoder| table.encode(encoder, buffers, sizes))?;
         self.gpu.wait(ticket)?;
         Ok(())

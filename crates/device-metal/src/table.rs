@@ -280,13 +280,13 @@ mod tests {
         // (reads, writes)
         let commands = [
             (vec![], vec![at(0, 10)]),
-            (vec![at(0, 10)], vec![at(10, 20)]),           // reads what the first wrote
-            (vec![at(0, 10)], vec![at(20, 30)]),           // with the one before
-            (vec![at(0, 10)], vec![at(30, 40), kv(0)]),    // with them
-            (vec![kv(1)], vec![at(40, 50)]),               // another layer
-            (vec![kv(0)], vec![at(50, 60)]),               // reads the layer
-            (vec![], vec![at(55, 56)]),                    // writes over it
-            (vec![], vec![at(60, 61)]),                    // touches nothing of it
+            (vec![at(0, 10)], vec![at(10, 20)]), // reads what the first wrote
+            (vec![at(0, 10)], vec![at(20, 30)]), // with the one before
+            (vec![at(0, 10)], vec![at(30, 40), kv(0)]), // with them
+            (vec![kv(1)], vec![at(40, 50)]),     // another layer
+            (vec![kv(0)], vec![at(50, 60)]),     // reads the layer
+            (vec![], vec![at(55, 56)]),          // writes over it
+            (vec![], vec![at(60, 61)]),          // touches nothing of it
             (vec![], vec![Region { space: Space::Buffer(1), bytes: 55..56 }]),
         ];
         let regions: Vec<_> = commands.iter().map(|(r, w)| (r.as_slice(), w.as_slice())).collect();

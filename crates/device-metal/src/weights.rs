@@ -47,7 +47,8 @@ impl WeightPlan {
         let mut copied = HashSet::new();
         loop {
             let plan = WeightPlan::with(plans, facts.page_bytes, facts.max_buffer_bytes, &copied);
-            let split: Vec<Key> = stacks(plans).filter(|stack| !plan.lies_together(stack)).flatten().collect();
+            let split: Vec<Key> =
+                stacks(plans).filter(|stack| !plan.lies_together(stack)).flatten().collect();
             if split.is_empty() {
                 return plan;
             }
@@ -60,7 +61,9 @@ impl WeightPlan {
         let views = plans.iter().flat_map(|plan| &plan.weights).flat_map(Weight::views);
         let views: Vec<&Bytes> = views.filter(|view| !view.is_empty() && seen.insert(key(view))).collect();
         let stays = |view: &Bytes| {
-            view.is_mapped() && (view.as_ptr() as usize).is_multiple_of(ALIGN) && !must_copy.contains(&key(view))
+            view.is_mapped()
+                && (view.as_ptr() as usize).is_multiple_of(ALIGN)
+                && !must_copy.contains(&key(view))
         };
         let mut mapped: Vec<&Bytes> = views.iter().copied().filter(|view| stays(view)).collect();
         mapped.sort_by_key(|view| (Arc::as_ptr(view.map().0), view.map().1, view.len()));

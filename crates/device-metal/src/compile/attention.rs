@@ -41,10 +41,7 @@ enum Source {
     /// Pages of a memory of so many positions.
     Memory(KvLayerId, usize),
     /// Activations of the row's span.
-    Rows {
-        k: ValueId,
-        v: ValueId,
-    },
+    Rows { k: ValueId, v: ValueId },
 }
 
 /// An attention of any kind.
@@ -112,7 +109,8 @@ impl<G: Gpu> Draft<'_, G> {
             }),
             _ => None,
         };
-        let escapes = unit.k.escapes && !unit.k.is_empty() || unit.q.is_some_and(|q| q.escapes && !q.is_empty());
+        let escapes =
+            unit.k.escapes && !unit.k.is_empty() || unit.q.is_some_and(|q| q.escapes && !q.is_empty());
         match attention {
             // The rows of a step may be of one sequence, unless there is but one.
             Some(attention) if self.tokens == RowClass::One && !escapes && head_dim <= MOST_COLUMNS => {
@@ -175,18 +173,20 @@ impl<G: Gpu> Draft<'_, G> {
         let c = self.compiler;
         let kv = |layer: &KvLayerId| c.plan.kv.layer(*layer);
         match op {
-            Op::Attention { q, layer, n_heads, scale, softcap, window, sinks, out } => self.attend(&Attention {
-                q: *q,
-                source: Source::Sequence(*layer),
-                n_heads: *n_heads,
-                head_dim: kv(layer).head_dim,
-                scale: *scale,
-                softcap: *softcap,
-                window: *window,
-                sinks: *sinks,
-                out: *out,
-                fused: None,
-            }),
+            Op::Attention { q, layer, n_heads, scale, softcap, window, sinks, out } => {
+                self.attend(&Attention {
+                    q: *q,
+                    source: Source::Sequence(*layer),
+                    n_heads: *n_heads,
+                    head_dim: kv(layer).head_dim,
+                    scale: *scale,
+                    softcap: *softcap,
+                    window: *window,
+                    sinks: *sinks,
+                    out: *out,
+                    fused: None,
+                })
+            }
             Op::CrossAttention { q, layer, n_heads, scale, out } => self.attend(&Attention {
                 q: *q,
                 source: Source::Memory(*layer, kv(layer).memory.unwrap_or(0)),
@@ -293,7 +293,9 @@ impl<G: Gpu> Draft<'_, G> {
     /// Threadgroups that a row has without splits: one for up to [`MOST_HEADS`] of the query heads that share a KV head.
     fn head_groups(&self, a: &Attention) -> usize {
         let n_kv_heads = match a.source {
-            Source::Sequence(layer) | Source::Memory(layer, _) => self.compiler.plan.kv.layer(layer).n_kv_heads,
+            Source::Sequence(layer) | Source::Memory(layer, _) => {
+                self.compiler.plan.kv.layer(layer).n_kv_heads
+            }
             Source::Rows { .. } => a.n_heads,
         };
         n_kv_heads * (a.n_heads / n_kv_heads.max(1)).div_ceil(MOST_HEADS)
@@ -365,8 +367,7 @@ impl<G: Gpu> Draft<'_, G> {
             None => call.write(9, self.value(a.out)).bind(10, c.anything()).bind(11, c.anything()),
         };
         let columns = a.head_dim.next_multiple_of(4);
-        call.threadgroup_bytes =
-            4 * ((heads + 2).max(simdgroups) * columns + simdgroups * heads * 34) as u32;
+        call.threadgroup_bytes = 4 * ((heads + 2).max(simdgroups) * columns + simdgroups * heads * 34) as u32;
         call.when = when;
         let fused = if a.fused.is_some() { "qk_norm + rope + kv_write + " } else { "" };
         let split = if n_splits.is_some() { " (split)" } else { "" };

@@ -120,7 +120,8 @@ impl<G: Gpu> Draft<'_, G> {
     /// The table of the places of a stack's matrices.
     fn stack(&self, id: WeightId) -> Result<(Place, Place)> {
         let c = self.compiler;
-        let missing = || Error::Failed { device: G::NAME, reason: "a stack of experts has no place".to_owned() };
+        let missing =
+            || Error::Failed { device: G::NAME, reason: "a stack of experts has no place".to_owned() };
         let table = c.tables.stack(c.buffers.tables, c.index, id).ok_or_else(missing)?;
         let part = c.plan.weight(id).parts.first().ok_or_else(missing)?;
         let buffer = Place { buffer: c.bytes_of(&part.data)?.buffer, offset: 0 };
@@ -163,7 +164,12 @@ impl<G: Gpu> Draft<'_, G> {
                 .grid(
                     [
                         Extent::Fixed(n_units as u32),
-                        Extent::Tiles { rows, k: k as u32, pairs: TILE_PAIRS as u32, n_experts: n_experts as u32 },
+                        Extent::Tiles {
+                            rows,
+                            k: k as u32,
+                            pairs: TILE_PAIRS as u32,
+                            n_experts: n_experts as u32,
+                        },
                         ONE,
                     ],
                     GEMM_THREADS,
@@ -208,7 +214,9 @@ impl<G: Gpu> Draft<'_, G> {
             .read(1, self.value(e.x))
             .write(16, self.value(e.out));
         call.constants.extend(type_constants(block, n_in));
-        let bytes = |id: WeightId| c.plan.weight(id).parts.iter().take(k).map(device::WeightPart::n_bytes).sum::<u64>();
+        let bytes = |id: WeightId| {
+            c.plan.weight(id).parts.iter().take(k).map(device::WeightPart::n_bytes).sum::<u64>()
+        };
         call.weight_bytes = bytes(e.weight) + e.up.map_or(0, |(up, _)| bytes(up));
         let tail = match (e.up, e.sum) {
             (Some((_, kind)), _) => format!(" x2 + gate {kind}"),

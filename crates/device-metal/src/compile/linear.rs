@@ -208,7 +208,13 @@ impl<G: Gpu> Draft<'_, G> {
     }
 
     /// Rows of a table, chosen by the tokens or the positions of the step.
-    pub(super) fn embed(&mut self, table: WeightId, scale: f32, chosen_by: usize, out: ValueId) -> Result<()> {
+    pub(super) fn embed(
+        &mut self,
+        table: WeightId,
+        scale: f32,
+        chosen_by: usize,
+        out: ValueId,
+    ) -> Result<()> {
         let c = self.compiler;
         let weight = c.plan.weight(table);
         let (block, n_cols) = (weight.block, weight.n_cols());

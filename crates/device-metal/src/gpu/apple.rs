@@ -12,11 +12,12 @@ use objc2::runtime::{NSObjectProtocol, ProtocolObject};
 use objc2::sel;
 use objc2_foundation::{NSArray, NSError, NSProcessInfo, NSString, NSURL};
 use objc2_metal::{
-    MTLAllocation, MTLBarrierScope, MTLBinaryArchive, MTLBinaryArchiveDescriptor, MTLBuffer, MTLCommandBuffer,
-    MTLCommandBufferError, MTLCommandEncoder, MTLCommandQueue, MTLCompileOptions, MTLComputeCommandEncoder,
-    MTLComputePipelineDescriptor, MTLComputePipelineState, MTLCreateSystemDefaultDevice, MTLDataType,
-    MTLDevice, MTLDispatchType, MTLFunctionConstantValues, MTLGPUFamily, MTLLanguageVersion, MTLLibrary,
-    MTLMathMode, MTLPipelineOption, MTLResidencySet, MTLResidencySetDescriptor, MTLResourceOptions, MTLSize,
+    MTLAllocation, MTLBarrierScope, MTLBinaryArchive, MTLBinaryArchiveDescriptor, MTLBuffer,
+    MTLCommandBuffer, MTLCommandBufferError, MTLCommandEncoder, MTLCommandQueue, MTLCompileOptions,
+    MTLComputeCommandEncoder, MTLComputePipelineDescriptor, MTLComputePipelineState,
+    MTLCreateSystemDefaultDevice, MTLDataType, MTLDevice, MTLDispatchType, MTLFunctionConstantValues,
+    MTLGPUFamily, MTLLanguageVersion, MTLLibrary, MTLMathMode, MTLPipelineOption, MTLResidencySet,
+    MTLResidencySetDescriptor, MTLResourceOptions, MTLSize,
 };
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -135,8 +136,8 @@ impl AppleGpu {
             what,
             hint: "it needs a Mac with Apple Silicon; use --device cpu here".to_owned(),
         };
-        let device =
-            MTLCreateSystemDefaultDevice().ok_or_else(|| unsupported("a machine without a GPU".to_owned()))?;
+        let device = MTLCreateSystemDefaultDevice()
+            .ok_or_else(|| unsupported("a machine without a GPU".to_owned()))?;
         let families = [
             (10, MTLGPUFamily::Apple10),
             (9, MTLGPUFamily::Apple9),
@@ -242,7 +243,11 @@ impl AppleGpu {
             descriptor.setBinaryArchives(Some(&NSArray::from_slice(&[&**archive])));
         }
         let make = |option: MTLPipelineOption| {
-            self.device.newComputePipelineStateWithDescriptor_options_reflection_error(&descriptor, option, None)
+            self.device.newComputePipelineStateWithDescriptor_options_reflection_error(
+                &descriptor,
+                option,
+                None,
+            )
         };
         // First only from the archive; what it lacks is compiled and added.
         if compiled.archive.is_some()
@@ -324,8 +329,7 @@ impl Gpu for AppleGpu {
     }
 
     fn allocate(&self, what: &str, bytes: usize) -> Result<AppleBuffer> {
-        let refused =
-            || Error::OutOfMemory { device: NAME, what: what.to_owned(), bytes: bytes as u64 };
+        let refused = || Error::OutOfMemory { device: NAME, what: what.to_owned(), bytes: bytes as u64 };
         // Shared memory comes from the system filled with zeros.
         let options = MTLResourceOptions::StorageModeShared | MTLResourceOptions::HazardTrackingModeUntracked;
         let buffer = self.device.newBufferWithLength_options(bytes.max(1), options).ok_or_else(refused)?;
@@ -373,7 +377,8 @@ impl Gpu for AppleGpu {
     /// A failure only costs the next start its time.
     fn keep_pipelines(&self) {
         let mut compiled = self.compiled();
-        let (Some(archive), Some(file), true) = (&compiled.archive, &self.archive_file, compiled.grown) else {
+        let (Some(archive), Some(file), true) = (&compiled.archive, &self.archive_file, compiled.grown)
+        else {
             return;
         };
         let folder = file.parent().map_or(Ok(()), std::fs::create_dir_all);
