@@ -38,19 +38,20 @@ struct Product<'a> {
     add: Option<(ValueId, ValueId)>,
 }
 
-/// Constants that say how a type of weights is stored.
+/// Constants that say how a type of weights is stored. Kernels of other types mention them too.
 pub fn type_constants(block: BlockType, n_in: usize) -> Vec<(u16, Constant)> {
-    match block {
-        BlockType::Affine(affine) => vec![
-            (linear::AFFINE_GROUP, Constant::UInt(affine.group() as u32)),
-            (linear::AFFINE_SCALE, Constant::UInt(kernels::scale_kind(affine.scale()))),
-            (linear::AFFINE_SYMMETRIC, Constant::Bool(affine.is_symmetric())),
-        ],
-        BlockType::I8_ROWS | BlockType::I16_ROWS | BlockType::F32 | BlockType::F16 | BlockType::BF16 => {
-            vec![(linear::SCALAR, Constant::Bool(!n_in.is_multiple_of(4)))]
-        }
-        _ => vec![],
-    }
+    let whole_rows = matches!(block, BlockType::I8_ROWS | BlockType::I16_ROWS);
+    let scalar = (whole_rows || block.is_float()) && !n_in.is_multiple_of(4);
+    let (group, scale, symmetric) = match block {
+        BlockType::Affine(affine) => (affine.group(), kernels::scale_kind(affine.scale()), affine.is_symmetric()),
+        _ => (32, 0, false),
+    };
+    vec![
+        (linear::SCALAR, Constant::Bool(scalar)),
+        (linear::AFFINE_GROUP, Constant::UInt(group as u32)),
+        (linear::AFFINE_SCALE, Constant::UInt(scale)),
+        (linear::AFFINE_SYMMETRIC, Constant::Bool(symmetric)),
+    ]
 }
 
 /// A schedule of a product.
