@@ -1,0 +1,208 @@
+// The checks of every access to memory, and their counts.
+//
+// Kernels are compiled with clang's AddressSanitizer instrumentation in its outlined form and a prefix of our own: before each
+// load or store that clang could not prove to stay on the stack, it calls msl_loadN or msl_storeN with the address. What stands
+// behind those names is not the sanitizer's runtime but this file, which knows what a kernel may touch: the ranges that the
+// dispatch bound, to the byte, and threadgroup memory, with a shadow byte for each of its bytes.
+#include "worker.h"
+
+extern "C" {
+extern msl_u8 __ehdr_start[] __attribute__((visibility("hidden")));
+extern msl_u8 _end[] __attribute__((visibility("hidden")));
+}
+extern volatile bool msl_running __attribute__((visibility("hidden")));
+
+static Region nothing;
+
+static Region * add_region(Worker * w, msl_u64 address, msl_u64 length, bool writable, int counter) {
+    Region * r = &w->regions[w->n_regions++];
+    *r = Region{ address, length, writable, counter, 0, 0, nullptr, nullptr };
+    return r;
+}
+
+void msl_access_prepare(Worker * w, const msl_dispatch * d) {
+    w->n_regions = 0;
+    for (msl_u32 i = 0; i < d->n_buffers; i++) {
+        const msl_buffer & b = d->buffers[i];
+        Region * r = add_region(w, (msl_u64) b.address, b.length, b.writable, (int) i);
+        r->read_sectors = b.read_sectors;
+        r->written_sectors = b.written_sectors;
+    }
+    add_region(w, (msl_u64) lane_at(w, 0), MAX_THREADS * STACK, true, -1);                                 // stacks
+    add_region(w, (msl_u64) w->simdgroups, sizeof w->simdgroups, true, -1);                                // exchanges
+    add_region(w, (msl_u64) __ehdr_start, (msl_u64) (_end - __ehdr_start), true, -1);                     // program scope
+    for (auto & r : w->recent) r = &nothing;
+}
+
+void msl_access_finish(Worker * w) {
+    for (msl_u32 i = 0; i < w->n_regions; i++)
+        if (w->regions[i].counter >= 0) {
+            w->counters.read[w->regions[i].counter] = w->regions[i].read;
+            w->counters.written[w->regions[i].counter] = w->regions[i].written;
+        }
+}
+
+[[noreturn]] static void fail_at(Lane * l, msl_u32 kind, msl_u64 address, msl_u64 size, bool write, msl_u64 code) {
+    msl_fault * f = msl_fault_of(l, kind);
+    f->address = address;
+    f->size = size;
+    f->write = write;
+    f->code = code - 1 - (msl_u64) __ehdr_start;
+    msl_fail(l);
+}
+
+// The variable around or before an offset of threadgroup memory.
+static const Variable * variable_near(Worker * w, msl_u64 offset) {
+    const Variable * best = nullptr;
+    for (msl_u32 i = 0; i < w->n_variables; i++)
+        if (w->variables[i].address <= w->threadgroup_memory + offset && (!best || w->variables[i].address > best->address)) best = &w->variables[i];
+    return best;
+}
+
+[[noreturn]] static void fail_threadgroup(Lane * l, msl_u64 offset, msl_u64 size, bool write, bool gap, msl_u64 code) {
+    const Variable * v = variable_near(l->worker, offset);
+    if (v) {
+        const msl_site none = {};
+        msl_fault_site(l->worker->fault, &none, v->name);
+        offset -= (msl_u64) (v->address - l->worker->threadgroup_memory);
+    }
+    fail_at(l, gap ? MSL_THREADGROUP_BOUNDS : MSL_UNINITIALISED, offset, size, write, code);
+}
+
+static void check_threadgroup(Lane * l, msl_u64 offset, msl_u64 size, bool write, msl_u64 code) {
+    msl_u8 * shadow = l->worker->threadgroup_shadow + offset;
+    if (size > THREADGROUP_SPACE - offset) fail_threadgroup(l, offset, size, write, true, code);
+    bool gap = false, uninitialised = false;
+    for (msl_u64 i = 0; i < size; i++) {
+        gap |= shadow[i] == SHADOW_GAP;
+        uninitialised |= shadow[i] == SHADOW_UNINITIALISED;
+    }
+    if (gap) fail_threadgroup(l, offset, size, write, true, code);
+    if (write) {
+        __builtin_memset(shadow, SHADOW_INITIALISED, size);
+    } else if (uninitialised) {
+        fail_threadgroup(l, offset, size, write, false, code);
+    }
+#ifdef MSL_COUNT
+    (write ? l->worker->counters.threadgroup_written : l->worker->counters.threadgroup_read) += size;
+#endif
+}
+
+static __attribute__((noinline)) Region * find_region(Worker * w, msl_u64 address, msl_u64 size) {
+    for (msl_u32 i = 0; i < w->n_regions; i++) {
+        Region * r = &w->regions[i];
+        const msl_u64 at = address - r->address;
+        if (at <= r->length && r->length - at >= size) return r;
+    }
+    return nullptr;
+}
+
+#ifdef MSL_COUNT
+static void count(Region * r, msl_u64 address, msl_u64 size, bool write) {
+    if (r->counter < 0 || !size) return;
+    (write ? r->written : r->read) += size;
+    msl_u64 * sectors = write ? r->written_sectors : r->read_sectors;
+    if (!sectors) return;
+    const msl_u64 first = r->address / 32;
+    for (msl_u64 s = address / 32 - first; s <= (address + size - 1) / 32 - first; s++)
+        if (!(__atomic_load_n(&sectors[s / 64], __ATOMIC_RELAXED) >> (s % 64) & 1)) __atomic_fetch_or(&sectors[s / 64], 1ul << (s % 64), __ATOMIC_RELAXED);
+}
+#endif
+
+static inline __attribute__((always_inline)) void check(msl_u64 address, msl_u64 size, bool write, msl_u64 code) {
+    if (!msl_running) return;
+    Lane * l = msl_current_lane();
+    Worker * w = l->worker;
+    const msl_u64 offset = address - (msl_u64) w->threadgroup_memory;
+    if (offset < THREADGROUP_SPACE) return check_threadgroup(l, offset, size, write, code);
+    Region ** recent = &w->recent[(code >> 1) & 255];
+    Region * r = *recent;
+    const msl_u64 at = address - r->address;
+    if (__builtin_expect(at > r->length || r->length - at < size, 0)) {
+        r = find_region(w, address, size);
+        if (!r) fail_at(l, MSL_OUT_OF_BOUNDS, address, size, write, code);
+        *recent = r;
+    }
+    if (write && !r->writable) fail_at(l, MSL_READ_ONLY, address, size, write, code);
+#ifdef MSL_COUNT
+    count(r, address, size, write);
+#endif
+}
+
+static __attribute__((noinline)) void misaligned(msl_u64 address, msl_u64 size, bool write, msl_u64 code) {
+    if (msl_running) fail_at(msl_current_lane(), MSL_MISALIGNED, address, size, write, code);
+}
+
+#define CODE ((msl_u64) __builtin_return_address(0))
+#define HIDDEN extern "C" __attribute__((visibility("hidden")))
+// With a granularity of 16 bytes (-asan-mapping-scale=4) clang calls these only for accesses that it takes to be aligned to their
+// size, and the two below for all others.
+#define ACCESS(n) \
+    HIDDEN void msl_load##n(msl_u64 address) { \
+        if (address % n) misaligned(address, n, false, CODE); \
+        check(address, n, false, CODE); \
+    } \
+    HIDDEN void msl_store##n(msl_u64 address) { \
+        if (address % n) misaligned(address, n, true, CODE); \
+        check(address, n, true, CODE); \
+    }
+ACCESS(1) ACCESS(2) ACCESS(4) ACCESS(8) ACCESS(16)
+HIDDEN void msl_loadN(msl_u64 address, msl_u64 size) { check(address, size, false, CODE); }
+HIDDEN void msl_storeN(msl_u64 address, msl_u64 size) { check(address, size, true, CODE); }
+HIDDEN void * msl_memcpy(void * to, const void * from, msl_u64 size) {
+    check((msl_u64) from, size, false, CODE);
+    check((msl_u64) to, size, true, CODE);
+    return __builtin_memcpy(to, from, size);
+}
+HIDDEN void * msl_memmove(void * to, const void * from, msl_u64 size) {
+    check((msl_u64) from, size, false, CODE);
+    check((msl_u64) to, size, true, CODE);
+    return __builtin_memmove(to, from, size);
+}
+HIDDEN void * msl_memset(void * to, int value, msl_u64 size) {
+    check((msl_u64) to, size, true, CODE);
+    return __builtin_memset(to, value, size);
+}
+// Referred to by instrumented code whatever its options.
+HIDDEN void __asan_init(void) {}
+HIDDEN void __asan_version_mismatch_check_v8(void) {}
+HIDDEN void __asan_handle_no_return(void) {}
+
+// ---------------------------------------------------------------- undefined behaviour that has no address
+// clang's -fsanitize=alignment,bounds,... calls these with where it stands in the source.
+
+struct Place {
+    const char * file;
+    msl_u32 line, column;
+};
+
+[[noreturn]] static void undefined(const Place & place, msl_u32 kind, const char * what, msl_u64 address, msl_u64 size) {
+    if (!msl_running) __builtin_trap();
+    Lane * l = msl_current_lane();
+    msl_fault * f = msl_fault_of(l, kind);
+    const msl_site site = { place.file, place.line, place.column };
+    msl_fault_site(f, &site, what);
+    f->address = address;
+    f->size = size;
+    msl_fail(l);
+}
+
+struct TypeMismatch {
+    Place place;
+    const void * type;
+    msl_u8 log_alignment, kind;
+};
+HIDDEN void __ubsan_handle_type_mismatch_v1_abort(const TypeMismatch * d, msl_u64 address) {
+    undefined(d->place, MSL_MISALIGNED, "", address, 1ul << d->log_alignment);
+}
+HIDDEN void __ubsan_handle_out_of_bounds_abort(const Place * d, msl_u64 index) {
+    undefined(*d, MSL_UNDEFINED, "an index past the end of its array", index, 0);
+}
+HIDDEN void __ubsan_handle_shift_out_of_bounds_abort(const Place * d, msl_u64, msl_u64 by) {
+    undefined(*d, MSL_UNDEFINED, "a shift by as many bits as the type has, or more", by, 0);
+}
+HIDDEN void __ubsan_handle_divrem_overflow_abort(const Place * d, msl_u64, msl_u64) {
+    undefined(*d, MSL_UNDEFINED, "an integer division by zero", 0, 0);
+}
+HIDDEN void __ubsan_handle_builtin_unreachable(const Place * d) { undefined(*d, MSL_UNDEFINED, "unreachable code", 0, 0); }
+HIDDEN void __ubsan_handle_missing_return(const Place * d) { undefined(*d, MSL_UNDEFINED, "the end of a function that returns a value", 0, 0); }

@@ -1,0 +1,55 @@
+// What the rewriter's output refers to: function constants, threadgroup variables, and the ways from a dispatch to parameters.
+#pragma once
+
+#ifdef MSL_STRICT
+struct msl_constant {
+    int index;
+    template<class T> operator T() const { return T{}; }
+};
+inline bool msl_constant_defined(int) { return true; }
+threadgroup void * msl_threadgroup_storage();
+#define MSL_THREADGROUP(size, name) msl_threadgroup_storage()
+#else
+struct msl_constant {
+    unsigned index;
+    template<class T> operator T() const {
+        T v{};
+        msl_function_constant(index, &v, sizeof v);
+        return v;
+    }
+};
+static inline bool msl_constant_defined(unsigned index) {
+    char none;
+    return msl_function_constant(index, &none, 0);
+}
+#define MSL_THREADGROUP(size, name) \
+    ({ \
+        static char msl_key; \
+        msl_threadgroup_variable(&msl_key, size, name); \
+    })
+
+template<int I, class F> struct msl_parameter_;
+template<class A, class... R> struct msl_parameter_<0, void (*)(A, R...)> { typedef A type; };
+template<int I, class A, class... R> struct msl_parameter_<I, void (*)(A, R...)> : msl_parameter_<I - 1, void (*)(R...)> {};
+template<int I, class F> using msl_parameter = typename msl_parameter_<I, F>::type;
+template<class P> struct msl_memory;
+template<class T> struct msl_memory<T *> {
+    static T * at(void * p) { return (T *) p; }
+};
+template<class T> struct msl_memory<T &> {
+    static T & at(void * p) { return *(T *) p; }
+};
+// What is not the kernel's: it reads the runtime's memory, or runs outside of lanes.
+#define MSL_UNCHECKED __attribute__((no_sanitize("address", "undefined")))
+template<class P, int N> static MSL_UNCHECKED P msl_position(const unsigned (&v)[N]) {
+    constexpr int n = metal::components<P>::n;
+    static_assert(n <= N, "a position has at most as many components as its grid");
+    if constexpr (n == 1) {
+        return (P) v[0];
+    } else {
+        P r;
+        for (int i = 0; i < n; i++) r.d[i] = (typename P::element) v[i];
+        return r;
+    }
+}
+#endif

@@ -1,0 +1,97 @@
+// Runs one dispatch in a process of its own, under the sanitizer that this program was built with.
+// Arguments: a file that says what to run, and one for what came of it. Both are 64-bit numbers and bytes, as src/sanitized.rs
+// writes and reads them.
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime.h"
+
+static FILE * in;
+
+static msl_u64 number() {
+    msl_u64 v = 0;
+    if (fread(&v, sizeof v, 1, in) != 1) {
+        fprintf(stderr, "runner: the request ends too early\n");
+        exit(2);
+    }
+    return v;
+}
+static void bytes(void * to, msl_u64 n) {
+    if (n && fread(to, 1, n, in) != n) {
+        fprintf(stderr, "runner: the request ends too early\n");
+        exit(2);
+    }
+}
+
+int main(int n_arguments, char ** arguments) {
+    if (n_arguments != 3 || !(in = fopen(arguments[1], "rb"))) {
+        fprintf(stderr, "runner: expected a request and a name for the answer\n");
+        return 2;
+    }
+    char path[4096];
+    const msl_u64 length = number();
+    if (length >= sizeof path) return 2;
+    bytes(path, length);
+    path[length] = 0;
+    msl_dispatch d;
+    memset(&d, 0, sizeof d);
+    d.function = (msl_u32) number();
+    for (int i = 0; i < 3; i++) d.threadgroups[i] = (msl_u32) number();
+    for (int i = 0; i < 3; i++) d.threads[i] = (msl_u32) number();
+    d.order = (msl_u32) number();
+    d.seed = number();
+    // Each allocation has exactly the length that kernels may access.
+    const msl_u64 n_memory = number();
+    msl_u8 * memory[62];
+    msl_u64 lengths[62];
+    for (msl_u64 i = 0; i < n_memory; i++) {
+        lengths[i] = number();
+        void * p;
+        if (posix_memalign(&p, 64, lengths[i] ? lengths[i] : 1)) return 2;
+        memory[i] = (msl_u8 *) p;
+        bytes(memory[i], lengths[i]);
+    }
+    msl_buffer buffers[62];
+    memset(buffers, 0, sizeof buffers);
+    d.n_buffers = (msl_u32) number();
+    for (msl_u32 i = 0; i < d.n_buffers; i++) {
+        const msl_u64 which = number(), offset = number();
+        buffers[i].address = memory[which] + offset;
+        buffers[i].length = lengths[which] - offset;
+        buffers[i].index = (msl_u32) number();
+        buffers[i].writable = 1;
+    }
+    msl_length threadgroup[31];
+    d.n_lengths = (msl_u32) number();
+    for (msl_u32 i = 0; i < d.n_lengths; i++) {
+        threadgroup[i].index = (msl_u32) number();
+        threadgroup[i].length = (msl_u32) number();
+    }
+    msl_u64 next = 0;
+    msl_u32 stop = 0;
+    d.buffers = buffers;
+    d.lengths = threadgroup;
+    d.next = &next;
+    d.stop = &stop;
+    void * library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!library) {
+        fprintf(stderr, "runner: %s\n", dlerror());
+        return 2;
+    }
+    auto new_memory = (void * (*) ()) dlsym(library, "msl_memory_new");
+    auto run = (msl_u32 (*)(const msl_dispatch *, void *, msl_counters *, msl_fault *)) dlsym(library, "msl_run");
+    void * worker = new_memory();
+    msl_counters counters;
+    msl_fault fault;
+    memset(&counters, 0, sizeof counters);
+    memset(&fault, 0, sizeof fault);
+    run(&d, worker, &counters, &fault);
+    FILE * out = fopen(arguments[2], "wb");
+    if (!out) return 2;
+    fwrite(&counters, sizeof counters, 1, out);
+    fwrite(&fault, sizeof fault, 1, out);
+    for (msl_u64 i = 0; i < n_memory; i++) fwrite(memory[i], 1, lengths[i], out);
+    return fclose(out) ? 2 : 0;
+}

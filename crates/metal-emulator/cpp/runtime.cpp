@@ -1,0 +1,525 @@
+// Executes threadgroups on the calling thread: each thread of a threadgroup is a fiber on a stack of its own (x86-64, System V).
+//
+// A lane runs until it comes to something that the lanes of its simdgroup do together, or to a barrier. The next lane of the
+// simdgroup in the chosen order then goes on; when none can, the exchange is completed and the lanes go on in that order
+// again. A simdgroup whose lanes all wait at a barrier or are done hands over to the next simdgroup.
+//
+// Built in three ways: for checked libraries, with the callbacks of access.cpp; with MSL_ASAN or MSL_TSAN for the runner of a
+// sanitizer, which must be told of every change of stack.
+#include "worker.h"
+
+#ifdef MSL_TSAN
+extern "C" {
+void * __tsan_get_current_fiber(void);
+void * __tsan_create_fiber(unsigned);
+void __tsan_switch_to_fiber(void *, unsigned);
+void __tsan_acquire(void *);
+void __tsan_release(void *);
+}
+#define ACQUIRE(x) __tsan_acquire(x)
+#define RELEASE(x) __tsan_release(x)
+#else
+#define ACQUIRE(x)
+#define RELEASE(x)
+#endif
+#ifdef MSL_ASAN
+extern "C" {
+void __sanitizer_start_switch_fiber(void ** save, const void * bottom, msl_size size);
+void __sanitizer_finish_switch_fiber(void * save, const void ** old, msl_size * old_size);
+}
+#endif
+
+extern "C" {
+void * mmap(void *, msl_size, int, int, int, long);
+int mprotect(void *, msl_size, int);
+}
+
+asm(R"(
+.text
+.globl msl_switch
+.hidden msl_switch
+.type msl_switch, @function
+msl_switch:            # rdi: where to save the stack pointer, rsi: the stack pointer to go on with
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+.size msl_switch, .-msl_switch
+)");
+extern "C" void msl_switch(void ** save, void * load);
+
+__attribute__((visibility("hidden"))) volatile bool msl_running;  // no callback does anything while constants are initialised
+
+extern "C" __attribute__((used, visibility("hidden"))) volatile msl_constants msl_constant_table = { "MSL function constants table 01", 0, {} };
+
+extern "C" bool msl_function_constant(msl_u32 index, void * out, msl_u32 size) {
+    for (msl_u64 i = 0; i < msl_constant_table.count; i++)
+        if (msl_constant_table.value[i].index == index) {
+            const msl_u64 bits = msl_constant_table.value[i].bits;
+            __builtin_memcpy(out, &bits, size);
+            return true;
+        }
+    return false;
+}
+
+// ---------------------------------------------------------------- changes of stack
+
+#ifdef MSL_ASAN
+static void * stack_bottom(Lane * lane) { return (msl_u8 *) lane + STACK_GUARD_END; }
+#endif
+
+static void to_lane(Worker * w, void ** save, void ** fake, Lane * to) {
+    w->counters.switches++;
+#ifdef MSL_TSAN
+    __tsan_switch_to_fiber(to->tsan, 1);
+#endif
+#ifdef MSL_ASAN
+    __sanitizer_start_switch_fiber(fake, stack_bottom(to), STACK - STACK_GUARD_END);
+#endif
+    (void) fake;
+    msl_switch(save, to->sp);
+}
+
+static void to_scheduler(Lane * l) {
+    Worker * w = l->worker;
+#ifdef MSL_TSAN
+    __tsan_switch_to_fiber(w->scheduler_tsan, 1);
+#endif
+#ifdef MSL_ASAN
+    __sanitizer_start_switch_fiber(l->state == DONE ? nullptr : &l->fake, w->scheduler_bottom, w->scheduler_size);
+#endif
+    msl_switch(&l->sp, w->scheduler_sp);
+}
+
+// Called on a stack that was just switched to.
+static void arrived(void * fake, Worker * w) {
+#ifdef MSL_ASAN
+    __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
+#endif
+    (void) fake, (void) w;
+}
+
+[[noreturn]] void msl_fail(Lane * l) {
+    l->worker->failed = true;
+    to_scheduler(l);
+    __builtin_trap();
+}
+
+msl_fault * msl_fault_of(Lane * l, msl_u32 kind) {
+    msl_fault * f = l->worker->fault;
+    f->kind = kind;
+    for (int d = 0; d < 3; d++) {
+        f->threadgroup[d] = l->worker->group.threadgroup_position_in_grid[d];
+        f->thread[d] = l->context.thread_position_in_threadgroup[d];
+    }
+    return f;
+}
+
+static void copy_text(char * to, msl_size room, const char * from) {
+    msl_size i = 0;
+    for (; from && from[i] && i + 1 < room; i++) to[i] = from[i];
+    to[i] = 0;
+}
+
+void msl_fault_site(msl_fault * f, const msl_site * site, const char * name) {
+    f->line = site->line;
+    f->column = site->column;
+    copy_text(f->file, sizeof f->file, site->file);
+    copy_text(f->name, sizeof f->name, name);
+}
+
+// ---------------------------------------------------------------- a simdgroup
+
+static bool same(const msl_site & a, const msl_site & b) { return a.line == b.line && a.column == b.column && a.file == b.file; }
+
+static void multiply(Simdgroup * g) {
+    // Lane -> row and first column of its two elements: the layout of Apple's GPUs.
+    float a[8][8], b[8][8], d[8][8];
+    for (msl_u32 i = 0; i < 32; i++) {
+        float v[6];
+        __builtin_memcpy(v, g->slots[g->parity][i], sizeof v);
+        const msl_u32 quad = i / 4, row = (quad & 4) + (i / 2) % 4, column = (quad & 2) * 2 + (i % 2) * 2;
+        a[row][column] = v[0], a[row][column + 1] = v[1];
+        b[row][column] = v[2], b[row][column + 1] = v[3];
+        d[row][column] = v[4], d[row][column + 1] = v[5];
+    }
+    for (int r = 0; r < 8; r++)
+        for (int k = 0; k < 8; k++)
+            for (int c = 0; c < 8; c++) d[r][c] += a[r][k] * b[k][c];
+    for (msl_u32 i = 0; i < 32; i++) {
+        const msl_u32 quad = i / 4, row = (quad & 4) + (i / 2) % 4, column = (quad & 2) * 2 + (i % 2) * 2;
+        __builtin_memcpy(g->slots[g->parity][i], &d[row][column], 8);
+    }
+}
+
+static msl_u32 random_below(Worker * w, msl_u32 n) {
+    w->random = w->random * 6364136223846793005ul + 1442695040888963407ul;
+    return (msl_u32) ((w->random >> 33) % n);
+}
+
+static void shuffle(Worker * w, msl_u8 * order, msl_u32 n, msl_u32 how) {
+    for (msl_u32 i = 0; i < n; i++) order[i] = (msl_u8) (how == 1 ? n - 1 - i : i);
+    if (how == 2)
+        for (msl_u32 i = n; i > 1; i--) {
+            const msl_u32 j = random_below(w, i);
+            const msl_u8 t = order[i - 1];
+            order[i - 1] = order[j];
+            order[j] = t;
+        }
+}
+
+// Every lane waits or is done: complete the exchange that they wait for. False where there is none.
+static bool complete(Worker * w, Simdgroup * g) {
+    Lane * first = nullptr;
+    msl_u32 active = 0, elsewhere = 0;
+    for (msl_u32 i = 0; i < g->n; i++) {
+        Lane * l = g->lanes[i];
+        if (l->state == AT_EXCHANGE) {
+            if (!first) first = l;
+            if (l->operation == first->operation && same(l->site, first->site)) active |= 1u << i;
+            else elsewhere++;
+        } else if (l->state == AT_BARRIER) elsewhere++;
+    }
+    if (!first) return false;
+    if (elsewhere || (first->operation == MSL_MATRIX && active != ~0u)) {
+        msl_fault * f = msl_fault_of(first, MSL_DIVERGENT_SIMDGROUP);
+        f->lanes = active;
+        msl_fault_site(f, &first->site, nullptr);
+        w->failed = true;
+        return false;
+    }
+    w->counters.operations[first->operation]++;
+    g->parity ^= 1;
+    g->active = active;
+    g->results = 0;
+    if (first->operation == MSL_MATRIX) multiply(g);
+    for (msl_u32 i = 0; i < g->n; i++)
+        if (active >> i & 1) g->lanes[i]->state = READY;
+    g->cursor = 0;
+    if (w->how == 2) shuffle(w, g->order, g->n, 2);
+    return true;
+}
+
+// The lane cannot go on: run others of its simdgroup until it can. Does not return for a lane that is done.
+static void others(Lane * l) {
+    Worker * w = l->worker;
+    Simdgroup * g = l->simdgroup;
+    do {
+        while (g->cursor < g->n) {
+            Lane * next = g->lanes[g->order[g->cursor++]];
+            if (next->state != READY) continue;
+            if (next == l) return;
+            to_lane(w, &l->sp, l->state == DONE ? nullptr : &l->fake, next);
+            arrived(l->fake, w);
+            return;
+        }
+    } while (complete(w, g));
+    to_scheduler(l);
+    arrived(l->fake, w);
+}
+
+extern "C" void msl_exchange(msl_u32 operation, const void * value, msl_u32 size, const msl_site * site, msl_slots * out) {
+    Lane * l = msl_current_lane();
+    Simdgroup * g = l->simdgroup;
+    for (msl_u32 i = 0; i < size; i++) g->slots[g->parity ^ 1][l->lane][i] = ((const volatile msl_u8 *) value)[i];
+    l->site = *site;
+    l->operation = operation;
+    l->state = AT_EXCHANGE;
+    if (operation == MSL_BARRIER) RELEASE(&g->barrier);
+    others(l);
+    if (operation == MSL_BARRIER) ACQUIRE(&g->barrier);
+    out->active = g->active;
+    out->lane = l->lane;
+    out->data = g->slots[g->parity][0];
+}
+extern "C" void msl_matrix_multiply(const float in[6], const msl_site * site, float out[2]) {
+    msl_slots s;
+    msl_exchange(MSL_MATRIX, in, 24, site, &s);
+    __builtin_memcpy(out, s.data + MSL_SLOT * s.lane, 8);
+}
+extern "C" bool msl_result_get(void * out, msl_u32 size, msl_u32 index) {
+    Simdgroup * g = msl_current_lane()->simdgroup;
+    if (!(g->results >> index & 1)) return false;
+    __builtin_memcpy(out, g->result[index], size);
+    return true;
+}
+extern "C" void msl_result_put(const void * value, msl_u32 size, msl_u32 index) {
+    Simdgroup * g = msl_current_lane()->simdgroup;
+    __builtin_memcpy(g->result[index], value, size);
+    g->results |= 1u << index;
+}
+extern "C" void msl_inactive_lane(msl_u32 lane, const msl_site * site) {
+    Lane * l = msl_current_lane();
+    msl_fault * f = msl_fault_of(l, MSL_INACTIVE_LANE);
+    f->lanes = l->simdgroup->active;
+    f->count = lane;
+    msl_fault_site(f, site, nullptr);
+    msl_fail(l);
+}
+extern "C" msl_u32 msl_lane(void) { return msl_current_lane()->lane; }
+
+extern "C" void msl_threadgroup_barrier(const msl_site * site) {
+    Lane * l = msl_current_lane();
+    l->site = *site;
+    l->state = AT_BARRIER;
+    RELEASE(&l->worker->barrier);
+    others(l);
+    ACQUIRE(&l->worker->barrier);
+}
+
+// ---------------------------------------------------------------- threadgroup memory
+
+// Space for `size` bytes with gaps that belong to nothing around it, so that running over its end is seen.
+static void * threadgroup_allocate(Worker * w, msl_u64 size, const char * name, const void * key) {
+    const msl_u64 rounded = (size + 15) & ~15ul;
+    w->threadgroup_total += rounded;
+    if (w->n_variables == MAX_VARIABLES || w->threadgroup_total > THREADGROUP_LIMIT) return nullptr;
+    Variable & v = w->variables[w->n_variables++];
+    v.key = key;
+    v.name = name;
+    v.size = size;
+#ifdef MSL_ASAN
+    // An allocation of its own, so that the sanitizer knows its bounds.
+    v.address = (msl_u8 *) __builtin_malloc(size ? size : 1);
+    __builtin_memset(v.address, 0xff, size);
+#else
+    v.address = w->threadgroup_memory + w->threadgroup_used;
+    __builtin_memset(w->threadgroup_shadow + w->threadgroup_used, SHADOW_UNINITIALISED, size);
+    w->threadgroup_used += rounded + THREADGROUP_GAP;
+#endif
+    return v.address;
+}
+
+static void threadgroup_reset(Worker * w) {
+#ifdef MSL_ASAN
+    for (msl_u32 i = 0; i < w->n_variables; i++) __builtin_free(w->variables[i].address);
+#else
+    __builtin_memset(w->threadgroup_shadow, SHADOW_GAP, w->threadgroup_used);
+    __builtin_memset(w->threadgroup_memory, 0xff, w->threadgroup_used);
+#endif
+    w->threadgroup_used = THREADGROUP_GAP;
+    w->threadgroup_total = 0;
+    w->n_variables = 0;
+}
+
+extern "C" void * msl_threadgroup_variable(const void * key, msl_u64 size, const char * name) {
+    Lane * l = msl_current_lane();
+    Worker * w = l->worker;
+    ACQUIRE(&w->variables);
+    for (msl_u32 i = 0; i < w->n_variables; i++)
+        if (w->variables[i].key == key) return w->variables[i].address;
+    void * p = threadgroup_allocate(w, size, name, key);
+    if (!p) {
+        msl_fault * f = msl_fault_of(l, MSL_TOO_MUCH_THREADGROUP);
+        f->size = w->threadgroup_total;
+        copy_text(f->name, sizeof f->name, name);
+        msl_fail(l);
+    }
+    RELEASE(&w->variables);
+    return p;
+}
+
+// ---------------------------------------------------------------- threadgroups
+
+static void lane_start() {
+    Lane * l = msl_current_lane();
+    Worker * w = l->worker;
+#ifdef MSL_ASAN
+    const void * bottom;
+    msl_size size;
+    __sanitizer_finish_switch_fiber(nullptr, &bottom, &size);
+    if (l->from_scheduler) w->scheduler_bottom = bottom, w->scheduler_size = size;
+#endif
+    ACQUIRE(&w->start);
+    w->entry->run(&l->context);
+    RELEASE(&w->end);
+    l->state = DONE;
+    others(l);
+    __builtin_trap();
+}
+
+static void prepare_lanes(Worker * w, const msl_dispatch * d, msl_u32 n) {
+    const msl_u32 x = d->threads[0], y = d->threads[1];
+    for (msl_u32 i = 0; i < n; i++) {
+        Lane * l = lane_at(w, i);
+        msl_lane_context & c = l->context;
+        const msl_u32 position[3] = { i % x, i / x % y, i / (x * y) };
+        for (int k = 0; k < 3; k++) {
+            c.thread_position_in_threadgroup[k] = position[k];
+            c.thread_position_in_grid[k] = w->group.threadgroup_position_in_grid[k] * d->threads[k] + position[k];
+        }
+        c.thread_index_in_threadgroup[0] = i;
+        c.thread_index_in_simdgroup[0] = i % 32;
+        c.simdgroup_index_in_threadgroup[0] = i / 32;
+        c.thread_index_in_quadgroup[0] = i % 4;
+        c.quadgroup_index_in_threadgroup[0] = i / 4;
+        c.group = &w->group;
+        l->lane = i % 32;
+        l->state = READY;
+        l->fake = nullptr;
+        l->from_scheduler = false;
+        // Stacks start at different lines of a page, so that lanes do not fight for the same sets of the cache.
+        void ** sp = (void **) ((msl_u8 *) l + STACK - 64 - (i % 31) * 128);
+        *--sp = nullptr;
+        *--sp = (void *) lane_start;
+        for (int k = 0; k < 6; k++) *--sp = nullptr;
+        l->sp = sp;
+    }
+}
+
+static void run_simdgroup(Worker * w, Simdgroup * g) {
+    g->cursor = 0;
+    while (g->cursor < g->n) {
+        Lane * first = g->lanes[g->order[g->cursor++]];
+        if (first->state != READY) continue;
+        first->from_scheduler = true;
+        to_lane(w, &w->scheduler_sp, &w->scheduler_fake, first);
+        arrived(w->scheduler_fake, w);
+        return;
+    }
+}
+
+static void run_threadgroup(Worker * w, const msl_dispatch * d) {
+    const msl_u32 n = d->threads[0] * d->threads[1] * d->threads[2], n_simdgroups = (n + 31) / 32;
+    threadgroup_reset(w);
+    for (msl_u32 i = 0; i < d->n_lengths; i++) {
+        w->group.threadgroup[d->lengths[i].index] = threadgroup_allocate(w, d->lengths[i].length, "[[threadgroup]] argument", nullptr);
+        if (!w->group.threadgroup[d->lengths[i].index]) {
+            w->fault->kind = MSL_TOO_MUCH_THREADGROUP;
+            w->fault->size = w->threadgroup_total;
+            copy_text(w->fault->name, sizeof w->fault->name, "[[threadgroup]] argument");
+            w->failed = true;
+            return;
+        }
+    }
+    prepare_lanes(w, d, n);
+    for (msl_u32 s = 0; s < n_simdgroups; s++) {
+        Simdgroup * g = &w->simdgroups[s];
+        g->n = n - 32 * s < 32 ? n - 32 * s : 32;
+        g->parity = 0;
+        g->results = 0;
+        for (msl_u32 i = 0; i < g->n; i++) {
+            g->lanes[i] = lane_at(w, 32 * s + i);
+            g->lanes[i]->simdgroup = g;
+        }
+        shuffle(w, g->order, g->n, d->order);
+    }
+    msl_u8 order[32];
+    RELEASE(&w->start);
+    for (;;) {
+        shuffle(w, order, n_simdgroups, d->order);
+        for (msl_u32 s = 0; s < n_simdgroups && !w->failed; s++) run_simdgroup(w, &w->simdgroups[order[s]]);
+        if (w->failed) return;
+        msl_u32 waiting = 0, done = 0;
+        Lane * first = nullptr;
+        bool mixed = false;
+        for (msl_u32 i = 0; i < n; i++) {
+            Lane * l = lane_at(w, i);
+            if (l->state == DONE) done++;
+            else if (!first) first = l, waiting++;
+            else if (same(l->site, first->site)) waiting++;
+            else mixed = true;
+        }
+        if (!first) break;
+        if (done || mixed) {
+            msl_fault * f = msl_fault_of(first, MSL_DIVERGENT_BARRIER);
+            f->count = waiting;
+            msl_fault_site(f, &first->site, nullptr);
+            w->failed = true;
+            return;
+        }
+        w->counters.threadgroup_barriers++;
+        for (msl_u32 i = 0; i < n; i++) lane_at(w, i)->state = READY;
+    }
+    ACQUIRE(&w->end);
+    w->counters.threadgroups++;
+    w->counters.threads += n;
+}
+
+// ---------------------------------------------------------------- a dispatch
+
+extern "C" __attribute__((visibility("default"))) void * msl_memory_new(void) {
+    const msl_size size = WORKER_SPACE + (msl_size) MAX_THREADS * STACK;
+    // Read and write, private and anonymous, reserved but not counted; aligned to a stack, so that a stack pointer tells its lane.
+    msl_u8 * p = (msl_u8 *) mmap(nullptr, size + STACK, 3, 0x4022, -1, 0);
+    if (p == (msl_u8 *) -1) return nullptr;
+    Worker * w = (Worker *) (((msl_u64) p + STACK - 1) & ~(STACK - 1));
+    w->threadgroup_used = THREADGROUP_SPACE;  // all of it is reset before the first use
+    return w;
+}
+
+static bool prepare_stacks(Worker * w, msl_u32 n) {
+    for (; w->n_stacks < n; w->n_stacks++) {
+        Lane * l = lane_at(w, w->n_stacks);
+        l->worker = w;
+        if (mprotect((msl_u8 *) l + STACK_HEADER, STACK_GUARD_END - STACK_HEADER, 0)) return false;
+#ifdef MSL_TSAN
+        l->tsan = __tsan_create_fiber(0);
+#endif
+    }
+    return true;
+}
+
+extern const msl_entry msl_entries[] __attribute__((visibility("hidden")));
+
+extern "C" __attribute__((visibility("default"))) msl_u32 msl_run(const msl_dispatch * d, void * memory, msl_counters * counters, msl_fault * fault) {
+    Worker * w = (Worker *) memory;
+    msl_running = true;
+    __builtin_memset(&w->counters, 0, sizeof w->counters);
+    w->fault = fault;
+    w->failed = false;
+    w->how = d->order;
+    w->entry = msl_entry_at(d->function);
+    if (!prepare_stacks(w, d->threads[0] * d->threads[1] * d->threads[2])) {
+        fault->kind = MSL_UNDEFINED;
+        copy_text(fault->name, sizeof fault->name, "no memory for stacks");
+        return fault->kind;
+    }
+    msl_access_prepare(w, d);
+#ifdef MSL_TSAN
+    w->scheduler_tsan = __tsan_get_current_fiber();
+#endif
+    msl_group_context & c = w->group;
+    const msl_u32 n = d->threads[0] * d->threads[1] * d->threads[2];
+    for (int k = 0; k < 3; k++) {
+        c.threads_per_threadgroup[k] = d->threads[k];
+        c.threadgroups_per_grid[k] = d->threadgroups[k];
+        c.threads_per_grid[k] = d->threadgroups[k] * d->threads[k];
+    }
+    c.simdgroups_per_threadgroup[0] = (n + 31) / 32;
+    c.quadgroups_per_threadgroup[0] = (n + 3) / 4;
+    c.threads_per_simdgroup[0] = 32;
+    for (int i = 0; i < 31; i++) c.buffers[i] = c.threadgroup[i] = nullptr;
+    for (msl_u32 i = 0; i < d->n_buffers; i++) c.buffers[d->buffers[i].index] = d->buffers[i].address;
+    const msl_u64 total = (msl_u64) d->threadgroups[0] * d->threadgroups[1] * d->threadgroups[2];
+    for (;;) {
+        if (__atomic_load_n(d->stop, __ATOMIC_RELAXED)) break;
+        msl_u64 i = __atomic_fetch_add(d->next, 1, __ATOMIC_RELAXED);
+        if (i >= total) break;
+        w->random = (d->seed + i + 1) * 0x9e3779b97f4a7c15ul;
+        if (d->order == 1) i = total - 1 - i;
+        if (d->order == 2) i = (i + d->seed % total) % total;
+        c.threadgroup_position_in_grid[0] = (msl_u32) (i % d->threadgroups[0]);
+        c.threadgroup_position_in_grid[1] = (msl_u32) (i / d->threadgroups[0] % d->threadgroups[1]);
+        c.threadgroup_position_in_grid[2] = (msl_u32) (i / ((msl_u64) d->threadgroups[0] * d->threadgroups[1]));
+        run_threadgroup(w, d);
+        if (w->failed) {
+            __atomic_store_n(d->stop, 1, __ATOMIC_RELAXED);
+            break;
+        }
+    }
+    msl_access_finish(w);
+    *counters = w->counters;
+    return w->failed ? fault->kind : MSL_OK;
+}

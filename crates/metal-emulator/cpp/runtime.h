@@ -1,0 +1,143 @@
+// What a compiled library, its runtime and the program that loads it say to each other. Plain C layouts.
+// src/abi.rs mirrors the structs that cross into Rust.
+#pragma once
+
+typedef unsigned char msl_u8;
+typedef unsigned int msl_u32;
+typedef unsigned long msl_u64;
+
+extern "C" {
+
+// ---- what kernels call (metal_stdlib.h) ----
+
+// Where a call stands in the .metal source.
+struct msl_site {
+    const char * file;
+    msl_u32 line, column;
+};
+
+// Operations that the lanes of a simdgroup do together.
+enum msl_operation {
+    MSL_SHUFFLE,    // shuffles, broadcasts
+    MSL_REDUCTION,  // reductions and prefix sums
+    MSL_VOTE,       // ballot, any, all, is_first
+    MSL_MATRIX,     // 8x8 multiply-accumulate
+    MSL_BARRIER,    // simdgroup_barrier
+    MSL_OPERATIONS,
+};
+
+enum { MSL_SLOT = 32 };  // bytes of a lane's value in an exchange
+
+// The values of an exchange: slot i of `data` is lane i's, where bit i of `active` is set.
+struct msl_slots {
+    msl_u32 active, lane;
+    const msl_u8 * data;
+};
+
+void msl_exchange(msl_u32 operation, const void * value, msl_u32 size, const msl_site * site, msl_slots * out);
+// The result that all lanes share, computed by the first to ask: `index` is the quad, or 0.
+bool msl_result_get(void * out, msl_u32 size, msl_u32 index);
+void msl_result_put(const void * value, msl_u32 size, msl_u32 index);
+// In: a0 a1 b0 b1 c0 c1, this lane's two elements of three 8x8 matrices. Out: its two elements of a*b+c.
+void msl_matrix_multiply(const float in[6], const msl_site * site, float out[2]);
+// A shuffle that reads a lane which does not take part.
+void msl_inactive_lane(msl_u32 lane, const msl_site * site);
+void msl_threadgroup_barrier(const msl_site * site);
+msl_u32 msl_lane(void);
+// The storage of a threadgroup variable: one for each `key` in a threadgroup.
+void * msl_threadgroup_variable(const void * key, msl_u64 size, const char * name);
+// The value of function constant `index`, as 8 bytes; false where the pipeline has none.
+bool msl_function_constant(msl_u32 index, void * out, msl_u32 size);
+
+// ---- what a library exports ----
+
+struct msl_lane_context {
+    msl_u32 thread_position_in_grid[3], thread_position_in_threadgroup[3], thread_index_in_threadgroup[1], thread_index_in_simdgroup[1],
+        simdgroup_index_in_threadgroup[1], thread_index_in_quadgroup[1], quadgroup_index_in_threadgroup[1];
+    const struct msl_group_context * group;
+};
+struct msl_group_context {
+    msl_u32 threadgroup_position_in_grid[3], threads_per_threadgroup[3], threadgroups_per_grid[3], threads_per_grid[3],
+        simdgroups_per_threadgroup[1], quadgroups_per_threadgroup[1], threads_per_simdgroup[1];
+    void * buffers[31];
+    void * threadgroup[31];
+};
+
+// One kernel under its host name. `present(i)` says whether parameter i exists under this pipeline's function constants.
+struct msl_entry {
+    const char * name;
+    void (*run)(const msl_lane_context *);
+    bool (*present)(msl_u32 parameter);
+};
+
+enum { MSL_MAX_CONSTANTS = 128 };
+struct msl_constants {
+    char magic[32];  // found in the library's file, so that a copy of it can be given values before it is loaded
+    msl_u64 count;
+    struct { msl_u32 index, size; msl_u64 bits; } value[MSL_MAX_CONSTANTS];
+};
+
+// ---- a dispatch ----
+
+struct msl_buffer {
+    msl_u8 * address;      // of the first byte that the kernel gets
+    msl_u64 length;        // bytes that may be accessed from there
+    msl_u32 index;         // [[buffer(index)]]
+    msl_u32 writable;
+    msl_u64 * read_sectors;     // bitmaps of 32-byte sectors of addresses, or null
+    msl_u64 * written_sectors;
+};
+
+struct msl_length {
+    msl_u32 index, length;
+};
+
+struct msl_dispatch {
+    msl_u32 function;           // index into the entries
+    msl_u32 threadgroups[3];
+    msl_u32 threads[3];
+    msl_u32 order;              // 0 forward, 1 reverse, 2 random
+    msl_u64 seed;
+    const msl_buffer * buffers;
+    const msl_length * lengths;
+    msl_u32 n_buffers, n_lengths;
+    msl_u64 * next;             // the next threadgroup to run, shared by the workers
+    msl_u32 * stop;             // set by the worker that found a fault
+};
+
+struct msl_counters {
+    msl_u64 threadgroups, threads;
+    msl_u64 operations[MSL_OPERATIONS];  // of a simdgroup
+    msl_u64 threadgroup_barriers;        // of a threadgroup
+    msl_u64 threadgroup_read, threadgroup_written;
+    msl_u64 read[31], written[31];       // bytes, by position in `buffers`
+    msl_u64 switches;
+};
+
+enum msl_fault_kind {
+    MSL_OK,
+    MSL_OUT_OF_BOUNDS,        // address, size
+    MSL_READ_ONLY,            // address, size
+    MSL_THREADGROUP_BOUNDS,   // address as an offset, size, name
+    MSL_UNINITIALISED,        // address as an offset, size, name
+    MSL_DIVERGENT_BARRIER,    // count of threads that reached it
+    MSL_DIVERGENT_SIMDGROUP,  // lanes
+    MSL_INACTIVE_LANE,        // lanes, count is the lane that was read
+    MSL_TOO_MUCH_THREADGROUP, // size
+    MSL_MISALIGNED,           // address, size is the alignment
+    MSL_UNDEFINED,            // name says what
+};
+
+struct msl_fault {
+    msl_u32 kind, write;
+    msl_u64 address, size, code;  // code: offset in the library's image, or 0
+    msl_u32 lanes, count, line, column;
+    msl_u32 threadgroup[3], thread[3];
+    char file[256], name[64];
+};
+
+// Memory of a worker: stacks, simdgroups, threadgroup memory. Made once and used by any library.
+void * msl_memory_new(void);
+// Runs threadgroups until none is left or a fault is found, which is the result.
+msl_u32 msl_run(const msl_dispatch * dispatch, void * memory, msl_counters * counters, msl_fault * fault);
+}

@@ -1,0 +1,95 @@
+// The state of a worker: what runtime.cpp schedules and access.cpp checks.
+#pragma once
+#include "runtime.h"
+
+typedef unsigned long msl_size;
+
+// A lane's stack is aligned to its size. Its first page holds the Lane, the second is a guard, the rest is the stack.
+static const msl_u64 STACK = 256 << 10, STACK_HEADER = 4096, STACK_GUARD_END = 8192;
+static const msl_u32 MAX_THREADS = 1024, MAX_VARIABLES = 64, MAX_REGIONS = 40;
+static const msl_u64 THREADGROUP_LIMIT = 32 << 10, THREADGROUP_GAP = 64;
+static const msl_u64 THREADGROUP_SPACE = THREADGROUP_LIMIT + (MAX_VARIABLES + 2) * (THREADGROUP_GAP + 16);
+static const msl_u64 WORKER_SPACE = STACK;  // the Worker, at the start of the memory, before the stacks
+
+enum { SHADOW_GAP = 0, SHADOW_UNINITIALISED = 1, SHADOW_INITIALISED = 2 };
+enum msl_state : msl_u32 { READY, AT_EXCHANGE, AT_BARRIER, DONE };
+
+struct Worker;
+struct Simdgroup;
+
+struct Lane {
+    void * sp;
+    Worker * worker;
+    Simdgroup * simdgroup;
+    msl_state state;
+    msl_u32 lane, operation;
+    bool from_scheduler;
+    msl_site site;
+    void * tsan;
+    void * fake;
+    msl_lane_context context;
+};
+
+struct Simdgroup {
+    msl_u32 n, cursor, parity, active, results;
+    Lane * lanes[32];
+    msl_u8 order[32];
+    // The exchange that lanes gather for is written beside the one that the last lanes may still read.
+    alignas(64) msl_u8 slots[2][32][MSL_SLOT];
+    alignas(32) msl_u8 result[8][MSL_SLOT];
+    char barrier;
+};
+
+struct Variable {
+    const void * key;
+    const char * name;
+    msl_u8 * address;
+    msl_u64 size;
+};
+
+// Memory that a kernel may access. `counter` is its position in the dispatch, or -1.
+struct Region {
+    msl_u64 address, length;
+    bool writable;
+    int counter;
+    msl_u64 read, written;
+    msl_u64 * read_sectors;
+    msl_u64 * written_sectors;
+};
+
+struct Worker {
+    void * scheduler_sp;
+    void * scheduler_tsan;
+    void * scheduler_fake;
+    const void * scheduler_bottom;
+    msl_size scheduler_size;
+    bool failed;
+    msl_u32 n_stacks, n_variables, n_regions, how;  // how: the order of lanes
+    msl_u64 random, threadgroup_used, threadgroup_total;
+    const msl_entry * entry;
+    msl_fault * fault;
+    char barrier, start, end;
+    msl_counters counters;
+    msl_group_context group;
+    Variable variables[MAX_VARIABLES];
+    Region regions[MAX_REGIONS];
+    Region * recent[256];  // by the address of the access's code: an access mostly stays in one buffer
+    Simdgroup simdgroups[MAX_THREADS / 32];
+    alignas(64) msl_u8 threadgroup_memory[THREADGROUP_SPACE];
+    alignas(64) msl_u8 threadgroup_shadow[THREADGROUP_SPACE];
+};
+static_assert(sizeof(Worker) <= WORKER_SPACE && sizeof(Lane) <= STACK_HEADER, "");
+
+static inline Lane * lane_at(Worker * w, msl_u32 i) { return (Lane *) ((msl_u8 *) w + WORKER_SPACE + i * STACK); }
+static inline Lane * msl_current_lane() {
+    msl_u64 sp;
+    asm volatile("movq %%rsp, %0" : "=r"(sp));
+    return (Lane *) (sp & ~(STACK - 1));
+}
+
+[[noreturn]] __attribute__((visibility("hidden"))) void msl_fail(Lane * l);
+__attribute__((visibility("hidden"))) msl_fault * msl_fault_of(Lane * l, msl_u32 kind);
+__attribute__((visibility("hidden"))) void msl_fault_site(msl_fault * f, const msl_site * site, const char * name);
+__attribute__((visibility("hidden"))) void msl_access_prepare(Worker * w, const msl_dispatch * d);
+__attribute__((visibility("hidden"))) void msl_access_finish(Worker * w);
+__attribute__((visibility("hidden"))) const msl_entry * msl_entry_at(msl_u32 i);

@@ -1,0 +1,195 @@
+//! Memory that the host and kernels share.
+
+use crate::error::Error;
+use std::ptr::NonNull;
+use std::sync::Mutex;
+
+/// Metal's alignment of allocations, and that of no-copy buffers.
+const ALIGNMENT: usize = 16 << 10;
+/// Address space around a buffer that belongs to nothing, so that what runs over one does not end in another.
+const GAP: usize = 256 << 20;
+
+/// Memory of a known length in bytes, as `MTLBuffer` with shared storage.
+///
+/// Kernels write through a shared reference, as a GPU does. Do not look at the contents while a dispatch that writes them
+/// runs on another thread.
+#[derive(Debug)]
+pub struct Buffer {
+    address: NonNull<u8>,
+    length: usize,
+    writable: bool,
+    /// The mapping that holds the contents: its start (of the gap before it) and whole length. None for borrowed memory.
+    mapping: Option<(usize, usize)>,
+    /// Further addresses of the same memory, so that a buffer bound twice in a dispatch has two ranges of its own.
+    views: Mutex<Vec<(usize, usize)>>,
+}
+
+// SAFETY: The memory is plain bytes; the type's documentation says what the host must not do while kernels run.
+unsafe impl Send for Buffer {}
+// SAFETY: As above.
+unsafe impl Sync for Buffer {}
+
+impl Buffer {
+    /// `length` bytes of zeros, at an address that is a multiple of 16 KiB.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Memory`] where the system refuses.
+    pub fn new(length: usize) -> Result<Self, Error> {
+        let refused = || Error::Memory { bytes: length, source: std::io::Error::last_os_error() };
+        let (start, whole) = reserve(length).ok_or_else(refused)?;
+        let address = contents(start);
+        // SAFETY: The range lies within what was just reserved.
+        let p = unsafe {
+            libc::mmap(
+                address as *mut _,
+                rounded(length),
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        match NonNull::new(p.cast::<u8>()) {
+            Some(address) if p != libc::MAP_FAILED => Ok(Buffer {
+                address,
+                length,
+                writable: true,
+                mapping: Some((start, whole)),
+                views: Mutex::default(),
+            }),
+            _ => {
+                let error = refused();
+                // SAFETY: What was reserved above, and nothing else.
+                unsafe { libc::munmap(start as *mut _, whole) };
+                Err(error)
+            }
+        }
+    }
+
+    /// A copy of `bytes`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Memory`].
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, Error> {
+        let mut buffer = Self::new(bytes.len())?;
+        buffer.as_mut_slice().copy_from_slice(bytes);
+        Ok(buffer)
+    }
+
+    /// A view of memory that belongs to someone else, as `newBufferWithBytesNoCopy`. Kernels that write to it fault unless
+    /// `writable`.
+    ///
+    /// # Safety
+    ///
+    /// `length` bytes from `address` must stay readable, and writable where that is said, as long as the buffer lives.
+    pub unsafe fn borrowed(address: NonNull<u8>, length: usize, writable: bool) -> Self {
+        Buffer { address, length, writable, mapping: None, views: Mutex::default() }
+    }
+
+    /// Bytes in it.
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Whether kernels may write to it.
+    pub fn is_writable(&self) -> bool {
+        self.writable
+    }
+
+    /// The address of the contents.
+    pub fn contents(&self) -> *mut u8 {
+        self.address.as_ptr()
+    }
+
+    /// The contents.
+    pub fn as_slice(&self) -> &[u8] {
+        // SAFETY: The memory is initialised and lives as long as `self`.
+        unsafe { std::slice::from_raw_parts(self.address.as_ptr(), self.length) }
+    }
+
+    /// The contents, to be changed.
+    ///
+    /// # Panics
+    ///
+    /// If the buffer borrows memory that is read only.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        assert!(self.writable, "the buffer borrows memory that is read only");
+        // SAFETY: As in `as_slice`; the reference is unique.
+        unsafe { std::slice::from_raw_parts_mut(self.address.as_ptr(), self.length) }
+    }
+
+    /// An address of the contents that no other binding of the dispatch uses: the `n`th binding of this buffer, from 0.
+    /// Borrowed memory has one address only.
+    pub(crate) fn view(&self, n: usize) -> Result<*mut u8, Error> {
+        if n == 0 || self.mapping.is_none() {
+            return Ok(self.contents());
+        }
+        let mut views = self.views.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        while views.len() < n {
+            let refused = || Error::Memory { bytes: self.length, source: std::io::Error::last_os_error() };
+            let (start, whole) = reserve(self.length).ok_or_else(refused)?;
+            let address = contents(start);
+            // SAFETY: An old size of zero makes a second mapping of shared memory at a range that was just reserved.
+            let p = unsafe {
+                libc::mremap(
+                    self.address.as_ptr().cast(),
+                    0,
+                    rounded(self.length),
+                    libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED,
+                    address as *mut libc::c_void,
+                )
+            };
+            if p == libc::MAP_FAILED {
+                let error = refused();
+                // SAFETY: What was reserved above, and nothing else.
+                unsafe { libc::munmap(start as *mut _, whole) };
+                return Err(error);
+            }
+            views.push((start, whole));
+        }
+        Ok(contents(views[n - 1].0) as *mut u8)
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let views = self.views.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+        for (start, whole) in self.mapping.iter().chain(views.iter()) {
+            // SAFETY: Mappings that this buffer made, gaps included.
+            unsafe { libc::munmap(*start as *mut _, *whole) };
+        }
+    }
+}
+
+fn rounded(length: usize) -> usize {
+    length.max(1).next_multiple_of(4096)
+}
+
+/// Address space for `length` bytes with a gap on either side: its start and whole length.
+fn reserve(length: usize) -> Option<(usize, usize)> {
+    let whole = rounded(length).checked_add(2 * GAP + ALIGNMENT)?;
+    // SAFETY: A new mapping anywhere, without access.
+    let p = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            whole,
+            libc::PROT_NONE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            -1,
+            0,
+        )
+    };
+    (p != libc::MAP_FAILED).then_some((p as usize, whole))
+}
+
+/// Where the contents of a reserved range start.
+fn contents(start: usize) -> usize {
+    (start + GAP).next_multiple_of(ALIGNMENT)
+}

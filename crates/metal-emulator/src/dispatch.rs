@@ -1,0 +1,455 @@
+//! Running a kernel over a grid.
+
+use crate::abi::{self, MslBuffer, MslCounters, MslDispatch, MslFault, MslLength};
+use crate::counters::{BufferTraffic, Counters, SimdgroupInstructions};
+use crate::error::{Fault, FaultKind, Location};
+use crate::library::ParameterKind;
+use crate::worker::Worker;
+use crate::{
+    Buffer, MAX_BINDINGS, MAX_BYTES, MAX_THREADGROUP_MEMORY, MAX_THREADS_PER_THREADGROUP, Pipeline, sanitized,
+};
+use std::process::Command;
+
+/// A buffer at an index.
+#[derive(Debug, Clone, Copy)]
+pub struct Binding<'a> {
+    /// `[[buffer(index)]]`
+    pub index: u32,
+    /// What is bound.
+    pub buffer: &'a Buffer,
+    /// The byte that the kernel's pointer points to.
+    pub offset: usize,
+    /// Bytes from there that may be accessed; None goes to the buffer's end. Metal has no such limit: it is for hosts that
+    /// keep many values in one buffer, and want to know when a kernel leaves its own.
+    pub length: Option<usize>,
+}
+
+impl<'a> Binding<'a> {
+    /// All of a buffer.
+    pub fn new(index: u32, buffer: &'a Buffer) -> Self {
+        Binding { index, buffer, offset: 0, length: None }
+    }
+
+    /// From `offset` bytes on.
+    pub fn at(self, offset: usize) -> Self {
+        Binding { offset, ..self }
+    }
+
+    /// No more than `length` bytes.
+    pub fn limit(self, length: usize) -> Self {
+        Binding { length: Some(length), ..self }
+    }
+}
+
+/// One dispatch, as an encoder makes it with `dispatchThreadgroups`.
+#[derive(Debug, Clone, Copy)]
+pub struct Dispatch<'a> {
+    /// What runs.
+    pub pipeline: &'a Pipeline,
+    /// Buffers.
+    pub buffers: &'a [Binding<'a>],
+    /// Values at an index of a buffer, at most [`MAX_BYTES`] each, as `setBytes`.
+    pub bytes: &'a [(u32, &'a [u8])],
+    /// Lengths of `[[threadgroup(index)]]` arguments in bytes, multiples of 16.
+    pub threadgroup_memory: &'a [(u32, u32)],
+    /// Threadgroups in each dimension.
+    pub threadgroups: [u32; 3],
+    /// Threads of a threadgroup in each dimension.
+    pub threads_per_threadgroup: [u32; 3],
+}
+
+/// In which order lanes of a simdgroup run between the points where they meet, and simdgroups and threadgroups likewise.
+/// A kernel whose result depends on it has a race.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum LaneOrder {
+    /// From 0 up.
+    #[default]
+    Forward,
+    /// From the last down.
+    Reverse,
+    /// Another order each time, from this seed.
+    Random(u64),
+}
+
+/// How a dispatch runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RunOptions {
+    /// The order of lanes.
+    pub order: LaneOrder,
+    /// Threads of the host over which threadgroups are spread. With 1, the default, nothing is allocated.
+    pub threads: usize,
+}
+
+impl Default for RunOptions {
+    fn default() -> Self {
+        RunOptions { order: LaneOrder::Forward, threads: 1 }
+    }
+}
+
+impl Dispatch<'_> {
+    /// Runs it to its end or its first fault.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel did wrong, or what is wrong with the dispatch itself.
+    pub fn run(&self, options: &RunOptions) -> Result<Counters, Fault> {
+        self.check()?;
+        match &self.pipeline.mode.runner {
+            Some((runner, sanitizer)) => sanitized::run(self, options, runner, *sanitizer),
+            None => self.run_here(options),
+        }
+    }
+
+    pub(crate) fn fault(&self, kind: FaultKind) -> Fault {
+        Fault { function: self.pipeline.function.name.clone(), kind, location: None, thread: None }
+    }
+
+    /// What Metal's validation would say, and unbound parameters.
+    fn check(&self) -> Result<(), Fault> {
+        let function = &self.pipeline.function;
+        let refuse = |text: String| Err(self.fault(FaultKind::Dispatch(text)));
+        let threads = self.threads_per_threadgroup.iter().try_fold(1u32, |n, d| n.checked_mul(*d));
+        let most =
+            function.max_threads.unwrap_or(MAX_THREADS_PER_THREADGROUP).min(MAX_THREADS_PER_THREADGROUP);
+        if threads.is_none_or(|n| n == 0 || n > most) {
+            return refuse(format!(
+                "{:?} threads a threadgroup; from 1 to {most} are possible",
+                self.threads_per_threadgroup
+            ));
+        }
+        let groups = self.threadgroups.iter().try_fold(1u64, |n, d| n.checked_mul(u64::from(*d)));
+        let fits =
+            (0..3).all(|d| self.threadgroups[d].checked_mul(self.threads_per_threadgroup[d]).is_some());
+        if groups.is_none() || !fits {
+            return refuse(format!("a grid of {:?} threadgroups is too large", self.threadgroups));
+        }
+        let indices = || self.buffers.iter().map(|b| b.index).chain(self.bytes.iter().map(|b| b.0));
+        for (n, index) in indices().enumerate() {
+            if index >= MAX_BINDINGS {
+                return refuse(format!("buffer index {index}, past {}", MAX_BINDINGS - 1));
+            }
+            if indices().take(n).any(|other| other == index) {
+                return refuse(format!("buffer index {index} is bound twice"));
+            }
+        }
+        for b in self.buffers {
+            let end = b.offset.checked_add(b.length.unwrap_or(0));
+            if b.offset > b.buffer.len() || end.is_none_or(|e| e > b.buffer.len()) {
+                let length = b.length.map_or(String::new(), |n| format!(" and {n} bytes from there"));
+                return refuse(format!(
+                    "buffer {} of {} bytes is bound at offset {}{length}",
+                    b.index,
+                    b.buffer.len(),
+                    b.offset
+                ));
+            }
+        }
+        for (index, bytes) in self.bytes {
+            if bytes.len() > MAX_BYTES {
+                return refuse(format!(
+                    "{} bytes passed by value at index {index}; {MAX_BYTES} are possible",
+                    bytes.len()
+                ));
+            }
+        }
+        let mut total = 0u64;
+        for (n, (index, length)) in self.threadgroup_memory.iter().enumerate() {
+            if *index >= MAX_BINDINGS || self.threadgroup_memory[..n].iter().any(|o| o.0 == *index) {
+                return refuse(format!(
+                    "index {index} of threadgroup memory is past {} or given twice",
+                    MAX_BINDINGS - 1
+                ));
+            }
+            if length % 16 != 0 {
+                return refuse(format!("{length} bytes of threadgroup memory {index}: not a multiple of 16"));
+            }
+            total += u64::from(*length);
+        }
+        if total > u64::from(MAX_THREADGROUP_MEMORY) {
+            let name = "[[threadgroup]] arguments".to_owned();
+            return Err(self.fault(FaultKind::TooMuchThreadgroupMemory { bytes: total, name }));
+        }
+        for (i, p) in function.parameters.iter().enumerate() {
+            let (bound, place) = match p.kind {
+                ParameterKind::Buffer(n) => (indices().any(|o| o == n), ("buffer", n)),
+                ParameterKind::Threadgroup(n) => {
+                    (self.threadgroup_memory.iter().any(|o| o.0 == n), ("threadgroup memory", n))
+                }
+                ParameterKind::Position(_) => continue,
+            };
+            if !bound && self.pipeline.present(i) {
+                let place = format!("{} {}", place.0, place.1);
+                return Err(self.fault(FaultKind::Unbound { name: p.name.clone(), place }));
+            }
+        }
+        Ok(())
+    }
+
+    fn run_here(&self, options: &RunOptions) -> Result<Counters, Fault> {
+        let Some(code) = &self.pipeline.code else {
+            return Err(self.fault(FaultKind::Dispatch("the library is not loaded".into())));
+        };
+        let no_memory =
+            || self.fault(FaultKind::Dispatch("the system refuses memory for a worker".to_owned()));
+        let mut worker = Worker::take(code.new_memory).ok_or_else(no_memory)?;
+        let none = MslBuffer {
+            address: std::ptr::null_mut(),
+            length: 0,
+            index: 0,
+            writable: 0,
+            read_sectors: std::ptr::null_mut(),
+            written_sectors: std::ptr::null_mut(),
+        };
+        let mut list = [none; abi::BINDINGS];
+        let n_buffers = self.buffers.len() + self.bytes.len();
+        for (n, b) in self.buffers.iter().enumerate() {
+            let same = self.buffers[..n].iter().filter(|o| std::ptr::eq(o.buffer, b.buffer)).count();
+            let address = match b.buffer.view(same) {
+                Ok(address) => address.wrapping_add(b.offset),
+                Err(e) => {
+                    worker.put_back();
+                    return Err(self.fault(FaultKind::Dispatch(e.to_string())));
+                }
+            };
+            let length = b.length.unwrap_or(b.buffer.len() - b.offset) as u64;
+            list[n] = MslBuffer {
+                address,
+                length,
+                index: b.index,
+                writable: u32::from(b.buffer.is_writable()),
+                ..none
+            };
+        }
+        for (n, (index, bytes)) in self.bytes.iter().enumerate() {
+            let address = worker.hold(n, bytes);
+            list[self.buffers.len() + n] =
+                MslBuffer { address, length: bytes.len() as u64, index: *index, ..none };
+        }
+        let mut sectors = Sectors::default();
+        if self.pipeline.mode.counting {
+            sectors.attach(&mut list[..n_buffers]);
+        }
+        let mut lengths = [MslLength::default(); abi::BINDINGS];
+        for (to, (index, length)) in lengths.iter_mut().zip(self.threadgroup_memory) {
+            *to = MslLength { index: *index, length: *length };
+        }
+        let (order, seed) = order_of(options.order);
+        let (mut next, mut stop) = (0u64, 0u32);
+        let dispatch = MslDispatch {
+            function: self.pipeline.index,
+            threadgroups: self.threadgroups,
+            threads: self.threads_per_threadgroup,
+            order,
+            seed,
+            buffers: list.as_ptr(),
+            lengths: lengths.as_ptr(),
+            n_buffers: n_buffers as u32,
+            n_lengths: self.threadgroup_memory.len() as u32,
+            next: &raw mut next,
+            stop: &raw mut stop,
+        };
+        let groups: u64 = self.threadgroups.iter().map(|n| u64::from(*n)).product();
+        let workers = (options.threads.max(1) as u64).min(groups.max(1)) as usize;
+        let (mut counters, mut fault) = (MslCounters::default(), MslFault::none());
+        if workers == 1 {
+            // SAFETY: All that the dispatch points to outlives the call; the worker is this thread's.
+            unsafe { (code.run)(&dispatch, worker.memory, &mut counters, &mut fault) };
+        } else {
+            self.run_on(workers, &dispatch, &mut worker, &mut counters, &mut fault)
+                .map_err(|()| no_memory())?;
+        }
+        worker.put_back();
+        if fault.kind != 0 {
+            return Err(self.found(&fault, &list[..n_buffers]));
+        }
+        Ok(self.count(&counters, &list[..n_buffers], &sectors))
+    }
+
+    /// Spreads threadgroups over threads, this one included. The fault is that of the first worker that has one.
+    fn run_on(
+        &self,
+        workers: usize,
+        dispatch: &MslDispatch,
+        own: &mut Worker,
+        counters: &mut MslCounters,
+        fault: &mut MslFault,
+    ) -> Result<(), ()> {
+        let Some(code) = &self.pipeline.code else { return Err(()) };
+        let shared = Shared(dispatch);
+        let others: Vec<Option<(MslCounters, MslFault)>> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (1..workers)
+                .map(|_| {
+                    let shared = &shared;
+                    scope.spawn(move || {
+                        let worker = Worker::take(code.new_memory)?;
+                        let (mut counters, mut fault) = (MslCounters::default(), MslFault::none());
+                        // SAFETY: The dispatch outlives the scope; what the workers share of it they change atomically.
+                        unsafe { (code.run)(shared.0, worker.memory, &mut counters, &mut fault) };
+                        worker.put_back();
+                        Some((counters, fault))
+                    })
+                })
+                .collect();
+            // SAFETY: As above; the worker is this thread's.
+            unsafe { (code.run)(dispatch, own.memory, counters, fault) };
+            threads.into_iter().map(|t| t.join().ok().flatten()).collect()
+        });
+        for other in others {
+            // A worker without memory did nothing; the others did its work.
+            let Some((c, f)) = other else { continue };
+            add(counters, &c);
+            if fault.kind == 0 {
+                *fault = f;
+            }
+        }
+        Ok(())
+    }
+
+    /// A fault of the runtime in the terms of the dispatch.
+    pub(crate) fn found(&self, f: &MslFault, list: &[MslBuffer]) -> Fault {
+        let (write, size, name) = (f.write != 0, f.size, MslFault::text(&f.name));
+        let offset = f.address as i64;
+        let kind = match f.kind {
+            abi::kind::OUT_OF_BOUNDS => {
+                FaultKind::OutOfBounds { write, size, buffer: nearest(f.address, list) }
+            }
+            abi::kind::READ_ONLY => {
+                FaultKind::ReadOnly { index: nearest(f.address, list).map_or(0, |b| b.0), size }
+            }
+            abi::kind::THREADGROUP_BOUNDS => FaultKind::ThreadgroupOutOfBounds { write, name, offset, size },
+            abi::kind::UNINITIALISED => FaultKind::UninitialisedThreadgroup { name, offset, size },
+            abi::kind::DIVERGENT_BARRIER => FaultKind::DivergentBarrier {
+                reached: f.count,
+                threads: self.threads_per_threadgroup.iter().product(),
+            },
+            abi::kind::DIVERGENT_SIMDGROUP => FaultKind::DivergentSimdgroup { lanes: f.lanes },
+            abi::kind::INACTIVE_LANE => FaultKind::InactiveLane { lane: f.count, lanes: f.lanes },
+            abi::kind::TOO_MUCH_THREADGROUP => FaultKind::TooMuchThreadgroupMemory { bytes: size, name },
+            abi::kind::MISALIGNED => {
+                FaultKind::Misaligned { alignment: size, excess: f.address % size.max(1) }
+            }
+            _ => FaultKind::Undefined(name),
+        };
+        let location = if f.line != 0 {
+            Some(Location { file: MslFault::text(&f.file), line: f.line })
+        } else if f.code != 0 {
+            self.locate(f.code)
+        } else {
+            None
+        };
+        let thread = (f.kind != abi::kind::TOO_MUCH_THREADGROUP).then_some((f.threadgroup, f.thread));
+        Fault { function: self.pipeline.function.name.clone(), kind, location, thread }
+    }
+
+    /// The place of an address of code: the innermost that is not in the emulator's own headers.
+    fn locate(&self, code: u64) -> Option<Location> {
+        let output = Command::new("addr2line")
+            .args(["-i", "-e"])
+            .arg(&self.pipeline.library)
+            .arg(format!("{code:#x}"))
+            .output()
+            .ok()?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let places = text.lines().filter_map(|line| {
+            let (file, rest) = line.rsplit_once(':')?;
+            let digits = rest.split(|c: char| !c.is_ascii_digit()).next()?;
+            // Sources were compiled as if they lay in this folder.
+            let file = file.strip_prefix("/metal/")?;
+            let file = file.strip_prefix("./").unwrap_or(file);
+            Some(Location { file: file.to_owned(), line: digits.parse().ok().filter(|n| *n > 0)? })
+        });
+        places.into_iter().find(|p| !p.file.starts_with('<'))
+    }
+
+    fn count(&self, c: &MslCounters, list: &[MslBuffer], sectors: &Sectors) -> Counters {
+        let buffers = if self.pipeline.mode.counting {
+            let traffic = |(n, b): (usize, &MslBuffer)| BufferTraffic {
+                index: b.index,
+                by_value: n >= self.buffers.len(),
+                read: c.read[n],
+                written: c.written[n],
+                read_once: sectors.bytes(2 * n),
+                written_once: sectors.bytes(2 * n + 1),
+            };
+            list.iter().enumerate().map(traffic).collect()
+        } else {
+            Vec::new()
+        };
+        let [shuffles, reductions, votes, matrix_multiplies, barriers] = c.operations;
+        Counters {
+            threadgroups: c.threadgroups,
+            threads: c.threads,
+            threadgroup_barriers: c.threadgroup_barriers,
+            simdgroup: SimdgroupInstructions { shuffles, reductions, votes, matrix_multiplies, barriers },
+            threadgroup_read: c.threadgroup_read,
+            threadgroup_written: c.threadgroup_written,
+            buffers,
+        }
+    }
+}
+
+pub(crate) fn order_of(order: LaneOrder) -> (u32, u64) {
+    match order {
+        LaneOrder::Forward => (0, 0),
+        LaneOrder::Reverse => (1, 0),
+        LaneOrder::Random(seed) => (2, seed),
+    }
+}
+
+/// A dispatch that several threads run.
+struct Shared<'a>(&'a MslDispatch);
+// SAFETY: Workers read it, and change the two counters that it points to atomically.
+unsafe impl Sync for Shared<'_> {}
+
+fn add(to: &mut MslCounters, from: &MslCounters) {
+    to.threadgroups += from.threadgroups;
+    to.threads += from.threads;
+    to.threadgroup_barriers += from.threadgroup_barriers;
+    to.threadgroup_read += from.threadgroup_read;
+    to.threadgroup_written += from.threadgroup_written;
+    to.switches += from.switches;
+    let pairs = [
+        (&mut to.operations[..], &from.operations[..]),
+        (&mut to.read, &from.read),
+        (&mut to.written, &from.written),
+    ];
+    for (to, from) in pairs {
+        to.iter_mut().zip(from).for_each(|(a, b)| *a += b);
+    }
+}
+
+/// The buffer whose range is nearest to an address: index, offset from its start, length.
+fn nearest(address: u64, list: &[MslBuffer]) -> Option<(u32, i64, u64)> {
+    let distance = |b: &MslBuffer| {
+        let start = b.address as u64;
+        if address < start {
+            start - address
+        } else {
+            address.saturating_sub(start + b.length.saturating_sub(1))
+        }
+    };
+    let b = list.iter().min_by_key(|b| distance(b))?;
+    // Farther than any index would go from it.
+    (distance(b) < 1 << 36).then(|| (b.index, address.wrapping_sub(b.address as u64) as i64, b.length))
+}
+
+/// Bitmaps of 32-byte sectors: two for each binding, reads and writes.
+#[derive(Default)]
+struct Sectors(Vec<Vec<u64>>);
+
+impl Sectors {
+    fn attach(&mut self, list: &mut [MslBuffer]) {
+        for b in list {
+            let words = (b.length / 32 + 2).div_ceil(64) as usize;
+            for to in [&mut b.read_sectors, &mut b.written_sectors] {
+                let mut bits = vec![0u64; words];
+                *to = bits.as_mut_ptr();
+                self.0.push(bits);
+            }
+        }
+    }
+
+    fn bytes(&self, n: usize) -> u64 {
+        32 * self.0[n].iter().map(|w| u64::from(w.count_ones())).sum::<u64>()
+    }
+}

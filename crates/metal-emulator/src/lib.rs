@@ -1,0 +1,67 @@
+//! Executes Metal Shading Language compute kernels on Linux: unedited `.metal` sources, compiled by clang, each thread of a
+//! threadgroup a fiber, every access to memory checked. See README.md for what it is for, what it covers and what it cannot say.
+//!
+//! ```no_run
+//! use metal_emulator::{Binding, Buffer, Compiler, Dispatch, Options, RunOptions};
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let source = "
+//!     #include <metal_stdlib>
+//!     using namespace metal;
+//!     kernel void twice(device float * x [[buffer(0)]], uint i [[thread_position_in_grid]]) { x[i] *= 2.0; }
+//! ";
+//! let compiler = Compiler::new(Options::new("/tmp/metal-cache"))?;
+//! let pipeline = compiler.compile("twice.metal", source, &[])?.pipeline("twice", &[])?;
+//! let x = Buffer::from_bytes(&1.5f32.to_le_bytes().repeat(32))?;
+//! let dispatch = Dispatch {
+//!     pipeline: &pipeline,
+//!     buffers: &[Binding::new(0, &x)],
+//!     bytes: &[],
+//!     threadgroup_memory: &[],
+//!     threadgroups: [1, 1, 1],
+//!     threads_per_threadgroup: [32, 1, 1],
+//! };
+//! dispatch.run(&RunOptions::default())?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The crate is empty on any system but Linux on x86-64, where its fibers and its use of clang are written for.
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+#![deny(missing_docs)]
+// It loads machine code that it had compiled, and lends it memory.
+#![allow(unsafe_code)]
+
+mod abi;
+mod buffer;
+mod cache;
+mod clang;
+mod compiler;
+mod counters;
+mod dispatch;
+mod error;
+mod library;
+mod pipeline;
+mod rewrite;
+mod sanitized;
+mod sources;
+mod worker;
+
+pub use buffer::Buffer;
+pub use compiler::{Compiler, Options, Sanitizer};
+pub use counters::{BufferTraffic, Counters, SimdgroupInstructions};
+pub use dispatch::{Binding, Dispatch, LaneOrder, RunOptions};
+pub use error::{Error, Fault, FaultKind, Location};
+pub use library::{Constant, ConstantDeclaration, Function, Library, Parameter, ParameterKind};
+pub use pipeline::Pipeline;
+pub use rewrite::Refusal;
+
+/// Threads that execute together: the width of a simdgroup.
+pub const SIMD_WIDTH: u32 = 32;
+/// The most threads that a threadgroup may have.
+pub const MAX_THREADS_PER_THREADGROUP: u32 = 1024;
+/// The most bytes of threadgroup memory that a threadgroup may use.
+pub const MAX_THREADGROUP_MEMORY: u32 = 32 << 10;
+/// The most bytes that a dispatch may pass by value at one index, as `setBytes` does.
+pub const MAX_BYTES: usize = 4096;
+/// Indices of buffers, and of threadgroup arguments.
+pub const MAX_BINDINGS: u32 = 31;

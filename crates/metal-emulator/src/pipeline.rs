@@ -1,0 +1,161 @@
+//! A kernel with its function constants fixed.
+//!
+//! Constants are read by a library's initialisers when it is loaded, so each pipeline loads a copy of the library's file of its
+//! own, in which the table of constants holds its values.
+
+use crate::abi::{self, MemoryNew, Present, Run};
+use crate::cache::file_error;
+use crate::compiler::Mode;
+use crate::error::Error;
+use crate::library::{Constant, Function, Library};
+use std::ffi::{CStr, CString, c_void};
+use std::fs;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A kernel that can be dispatched.
+#[derive(Debug)]
+pub struct Pipeline {
+    pub(crate) function: Function,
+    /// Its number in the library's table.
+    pub(crate) index: u32,
+    pub(crate) mode: Mode,
+    /// The library without the constants, for places in the source.
+    pub(crate) library: PathBuf,
+    /// The library with them.
+    pub(crate) specialised: PathBuf,
+    /// None under a sanitizer, where another process loads it.
+    pub(crate) code: Option<Code>,
+}
+
+/// A loaded library.
+#[derive(Debug)]
+pub(crate) struct Code {
+    handle: *mut c_void,
+    pub new_memory: MemoryNew,
+    pub run: Run,
+    present: Present,
+}
+
+// SAFETY: A handle and functions of a loaded library, which any thread may call.
+unsafe impl Send for Code {}
+// SAFETY: As above; the library's state is written only by its initialisers.
+unsafe impl Sync for Code {}
+
+static COUNT: AtomicU64 = AtomicU64::new(0);
+
+impl Pipeline {
+    pub(crate) fn load(
+        library: &Library,
+        index: usize,
+        constants: &[(u16, Constant)],
+    ) -> Result<Self, Error> {
+        let mut bytes = fs::read(&library.path).map_err(file_error(&library.path))?;
+        set_constants(&mut bytes, library, constants)?;
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let specialised = library.path.with_file_name(format!("pipeline-{}-{number}.so", std::process::id()));
+        fs::write(&specialised, bytes).map_err(file_error(&specialised))?;
+        let mut pipeline = Pipeline {
+            function: library.functions[index].clone(),
+            index: index as u32,
+            mode: library.mode.clone(),
+            library: library.path.clone(),
+            specialised,
+            code: None,
+        };
+        if library.mode.runner.is_none() {
+            let code = Code::load(&pipeline.specialised);
+            // The mapping stays; only the name goes.
+            fs::remove_file(&pipeline.specialised).map_err(file_error(&pipeline.specialised))?;
+            pipeline.code = Some(code?);
+        }
+        Ok(pipeline)
+    }
+
+    /// What it runs.
+    pub fn function(&self) -> &Function {
+        &self.function
+    }
+
+    /// Whether parameter `i` exists under this pipeline's function constants.
+    pub(crate) fn present(&self, i: usize) -> bool {
+        // SAFETY: The function is the loaded library's; both numbers are of its table.
+        self.code.as_ref().is_none_or(|c| unsafe { (c.present)(self.index, i as u32) })
+    }
+}
+
+impl Drop for Pipeline {
+    fn drop(&mut self) {
+        if self.code.is_none() {
+            // A file that stays behind is only that.
+            let _ = fs::remove_file(&self.specialised);
+        }
+    }
+}
+
+impl Code {
+    fn load(path: &std::path::Path) -> Result<Self, Error> {
+        let refused = |message: String| Error::Load { path: path.to_owned(), message };
+        let name = CString::new(path.as_os_str().as_encoded_bytes()).map_err(|e| refused(e.to_string()))?;
+        // SAFETY: A library that this crate had compiled; its initialisers only read its constants.
+        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        if handle.is_null() {
+            return Err(refused(last_error()));
+        }
+        let symbol = |name: &CStr| {
+            // SAFETY: The handle was just opened.
+            let p = unsafe { libc::dlsym(handle, name.as_ptr()) };
+            if p.is_null() { Err(refused(last_error())) } else { Ok(p) }
+        };
+        let (memory, run, present) =
+            (symbol(c"msl_memory_new")?, symbol(c"msl_run")?, symbol(c"msl_present")?);
+        // SAFETY: The types are those of cpp/runtime.h and of the rewriter's entry points.
+        unsafe {
+            Ok(Code {
+                handle,
+                new_memory: std::mem::transmute::<*mut c_void, MemoryNew>(memory),
+                run: std::mem::transmute::<*mut c_void, Run>(run),
+                present: std::mem::transmute::<*mut c_void, Present>(present),
+            })
+        }
+    }
+}
+
+impl Drop for Code {
+    fn drop(&mut self) {
+        // SAFETY: Opened by `load`; nothing of it runs any more, since runs borrow the pipeline.
+        unsafe { libc::dlclose(self.handle) };
+    }
+}
+
+fn last_error() -> String {
+    // SAFETY: dlerror gives a C string or null.
+    let p = unsafe { libc::dlerror() };
+    if p.is_null() {
+        return "no message".to_owned();
+    }
+    // SAFETY: Not null; valid until the thread's next call of the loader.
+    unsafe { CStr::from_ptr(p) }.to_string_lossy().into_owned()
+}
+
+/// Writes the values into the table in a library's file: count, then index, size and bits of each.
+fn set_constants(bytes: &mut [u8], library: &Library, constants: &[(u16, Constant)]) -> Result<(), Error> {
+    let refused = |message: &str| Error::Load { path: library.path.clone(), message: message.to_owned() };
+    if constants.len() > abi::MAX_CONSTANTS {
+        return Err(refused("more function constants than the table holds"));
+    }
+    let magic = abi::CONSTANTS_MAGIC;
+    let at = bytes.windows(magic.len()).position(|w| w == magic);
+    let at = at.ok_or_else(|| refused("no table of function constants"))? + magic.len();
+    let Some(table) = bytes.get_mut(at..at + 8 + 16 * abi::MAX_CONSTANTS) else {
+        return Err(refused("half a table of function constants"));
+    };
+    table[..8].copy_from_slice(&(constants.len() as u64).to_le_bytes());
+    for (entry, (index, value)) in table[8..].chunks_exact_mut(16).zip(constants) {
+        let size = library.constants.iter().find(|c| c.index == *index).map_or(0, |c| c.size);
+        entry[..4].copy_from_slice(&u32::from(*index).to_le_bytes());
+        entry[4..8].copy_from_slice(&size.to_le_bytes());
+        entry[8..].copy_from_slice(&value.bits().to_le_bytes());
+    }
+    Ok(())
+}

@@ -1,0 +1,469 @@
+//! Kernels: their attributes and parameters, host names, explicit instantiations, and the table of entry points.
+
+use super::{Attribute, Kind, Refusal, Rewriter, quoted};
+use crate::library::{Function, Parameter, ParameterKind};
+
+/// Attributes of parameters that say where a thread is: name, and where its value stands at run time.
+const POSITIONS: &[(&str, &str)] = &[
+    ("thread_position_in_grid", "c->thread_position_in_grid"),
+    ("thread_position_in_threadgroup", "c->thread_position_in_threadgroup"),
+    ("thread_index_in_threadgroup", "c->thread_index_in_threadgroup"),
+    ("thread_index_in_simdgroup", "c->thread_index_in_simdgroup"),
+    ("simdgroup_index_in_threadgroup", "c->simdgroup_index_in_threadgroup"),
+    ("thread_index_in_quadgroup", "c->thread_index_in_quadgroup"),
+    ("quadgroup_index_in_threadgroup", "c->quadgroup_index_in_threadgroup"),
+    ("threadgroup_position_in_grid", "c->group->threadgroup_position_in_grid"),
+    ("threads_per_threadgroup", "c->group->threads_per_threadgroup"),
+    ("dispatch_threads_per_threadgroup", "c->group->threads_per_threadgroup"),
+    ("threadgroups_per_grid", "c->group->threadgroups_per_grid"),
+    ("threads_per_grid", "c->group->threads_per_grid"),
+    ("simdgroups_per_threadgroup", "c->group->simdgroups_per_threadgroup"),
+    ("dispatch_simdgroups_per_threadgroup", "c->group->simdgroups_per_threadgroup"),
+    ("quadgroups_per_threadgroup", "c->group->quadgroups_per_threadgroup"),
+    ("threads_per_simdgroup", "c->group->threads_per_simdgroup"),
+    ("thread_execution_width", "c->group->threads_per_simdgroup"),
+];
+
+/// The name of a position attribute.
+pub(crate) fn position(name: &str) -> Option<&'static str> {
+    POSITIONS.iter().find(|(n, _)| *n == name).map(|(n, _)| *n)
+}
+
+/// Metal's limit of indices in each of the two tables.
+const MAX_INDEX: u32 = 31;
+
+/// Attributes seen before the function that they belong to.
+#[derive(Default)]
+pub(super) struct Pending {
+    /// The word `kernel` was seen.
+    pub kernel: bool,
+    host_name: Option<String>,
+    max_threads: Option<u32>,
+    /// The first token of them.
+    first: Option<usize>,
+}
+
+/// A function marked `kernel`.
+pub(super) struct Kernel {
+    name: String,
+    parameters: Vec<Parameter>,
+    max_threads: Option<u32>,
+    templated: bool,
+    token: usize,
+}
+
+/// A kernel under a host name: `template_arguments` as in the source, `<` and `>` included.
+pub(super) struct Instance {
+    host_name: String,
+    kernel: String,
+    template_arguments: String,
+    /// The tokens of `template_arguments`.
+    arguments: std::ops::Range<usize>,
+    token: usize,
+}
+
+impl Rewriter<'_> {
+    /// An attribute list outside of parameters.
+    pub(super) fn attribute(&mut self, i: usize) -> Result<usize, Refusal> {
+        let (list, next) = self.attributes(i)?;
+        let mut remove = false;
+        for a in &list {
+            match a.name.as_str() {
+                "host_name" => self.pending.host_name = Some(self.string(a)?),
+                "max_total_threads_per_threadgroup" => {
+                    self.pending.max_threads = Some(self.integer(a.arguments.clone())?)
+                }
+                "kernel" => self.pending.kernel = true,
+                name if super::HARMLESS.contains(&name)
+                    || name.starts_with("clang::")
+                    || name.starts_with("gnu::") =>
+                {
+                    continue;
+                }
+                name => {
+                    return Err(self.refuse(a.token, format!("attribute '{name}' is not understood here")));
+                }
+            }
+            remove = true;
+        }
+        if remove {
+            self.pending.first.get_or_insert(i);
+            self.replace(i, next, "");
+        }
+        Ok(next)
+    }
+
+    fn string(&self, a: &Attribute) -> Result<String, Refusal> {
+        let mut text = String::new();
+        for i in a.arguments.clone() {
+            let word = self.t.word(i);
+            if self.t.list[i].kind != Kind::Quote || word.contains('\\') {
+                return Err(self
+                    .refuse(a.token, format!("'{word}': expected a plain string literal in '{}'", a.name)));
+            }
+            text.push_str(word.trim_matches('"'));
+        }
+        if text.is_empty() {
+            return Err(self.refuse(a.token, "an empty host name"));
+        }
+        Ok(text)
+    }
+
+    /// The word `kernel`.
+    pub(super) fn kernel_word(&mut self, i: usize) -> Result<usize, Refusal> {
+        self.pending.kernel = true;
+        self.pending.first.get_or_insert(i);
+        self.replace(i, i + 1, "");
+        Ok(i + 1)
+    }
+
+    /// `void NAME(parameters) {` of a kernel, at `void`. Goes on at the body.
+    pub(super) fn kernel(&mut self, i: usize) -> Result<usize, Refusal> {
+        let pending = std::mem::take(&mut self.pending);
+        if self.t.list.get(i + 1).is_none_or(|t| t.kind != Kind::Word) || self.t.word(i + 2) != "(" {
+            return Err(self.refuse(i, "expected 'kernel void NAME('"));
+        }
+        let name = self.t.word(i + 1).to_owned();
+        let close = self.t.closing(i + 2)?;
+        let parameters = self.parameters(i + 3, close)?;
+        let first = pending.first.unwrap_or(i);
+        let templated = first > 0 && self.t.word(first - 1) == ">";
+        match self.t.word(close + 1) {
+            "{" => {}
+            ";" => return Ok(close + 1),
+            other => {
+                return Err(self.refuse(close, format!("'{other}' after the parameters of kernel '{name}'")));
+            }
+        }
+        if self.kernels.iter().any(|k| k.name == name) {
+            return Err(self.refuse(i, format!("a second kernel of the name '{name}'")));
+        }
+        if templated && pending.host_name.is_some() {
+            return Err(self.refuse(
+                i,
+                format!("a host name for kernel template '{name}'; give it to its instantiations"),
+            ));
+        }
+        if !templated {
+            let host_name = pending.host_name.unwrap_or_else(|| name.clone());
+            self.instances.push(Instance {
+                host_name,
+                kernel: name.clone(),
+                template_arguments: String::new(),
+                arguments: i..i,
+                token: i,
+            });
+        }
+        self.kernels.push(Kernel { name, parameters, max_threads: pending.max_threads, templated, token: i });
+        self.body = Some(self.t.closing(close + 1)?);
+        Ok(close + 1)
+    }
+
+    /// The parameters in tokens `from..to`.
+    fn parameters(&mut self, from: usize, to: usize) -> Result<Vec<Parameter>, Refusal> {
+        let (mut list, mut next_buffer) = (Vec::new(), 0);
+        let (mut start, mut at) = (from, from);
+        while at <= to {
+            if at < to && matches!(self.t.word(at), "(" | "[" | "<") {
+                at = self.t.closing(at)? + 1;
+                continue;
+            }
+            if at == to || self.t.word(at) == "," {
+                if start < at {
+                    let p = self.parameter(start, at, &mut next_buffer)?;
+                    list.push(p);
+                } else if at < to || !list.is_empty() {
+                    return Err(self.refuse(at, "an empty parameter"));
+                }
+                start = at + 1;
+            }
+            at += 1;
+        }
+        Ok(list)
+    }
+
+    fn parameter(&mut self, from: usize, to: usize, next_buffer: &mut u32) -> Result<Parameter, Refusal> {
+        let attribute = (from..to).find(|&i| self.attribute_at(i));
+        let name_at = attribute.unwrap_or(to).saturating_sub(1);
+        if name_at <= from || self.t.list[name_at].kind != Kind::Word {
+            let text = self.t.phrase(from, to);
+            return Err(self.refuse(from, format!("parameter '{text}': expected 'TYPE NAME [[attribute]]'")));
+        }
+        let has = |word: &str| (from..name_at).any(|i| self.t.word(i) == word);
+        let (name, type_name) = (self.t.word(name_at).to_owned(), self.t.phrase(from, name_at));
+        let indirect = has("*") || has("&");
+        let in_threadgroup = has("threadgroup");
+        let writable = has("device") && !has("const");
+        let in_device = has("device") || has("constant");
+        let (mut kind, mut condition) = (None, None);
+        if let Some(at) = attribute {
+            let (attributes, next) = self.attributes(at)?;
+            if next != to {
+                return Err(self.refuse(
+                    next,
+                    format!("'{}' after the attribute of parameter '{name}'", self.t.word(next)),
+                ));
+            }
+            for a in attributes {
+                let found = match a.name.as_str() {
+                    "buffer" => ParameterKind::Buffer(self.index(&a)?),
+                    "threadgroup" => ParameterKind::Threadgroup(self.index(&a)?),
+                    "function_constant" => {
+                        let constant = self.t.phrase(a.arguments.start, a.arguments.end);
+                        if a.arguments.len() != 1 || self.t.list[a.arguments.start].kind != Kind::Word {
+                            return Err(self.refuse(
+                                a.token,
+                                format!("'{constant}': expected the name of a function constant"),
+                            ));
+                        }
+                        condition = Some(constant);
+                        continue;
+                    }
+                    other => match POSITIONS.iter().find(|(n, _)| *n == other) {
+                        Some((n, _)) => ParameterKind::Position(n),
+                        None => {
+                            return Err(self.refuse(
+                                a.token,
+                                format!("attribute '{other}' of parameter '{name}' is not understood"),
+                            ));
+                        }
+                    },
+                };
+                if kind.replace(found).is_some() {
+                    return Err(self.refuse(
+                        a.token,
+                        format!("parameter '{name}' has two attributes that say where it comes from"),
+                    ));
+                }
+            }
+            self.replace(at, to, "");
+        }
+        let kind = match kind {
+            Some(kind) => kind,
+            // As Metal does: buffers without an index are counted on.
+            None if indirect && in_device => ParameterKind::Buffer(*next_buffer),
+            None => {
+                return Err(self.refuse(
+                    from,
+                    format!("parameter '{type_name} {name}' has no attribute that says where it comes from"),
+                ));
+            }
+        };
+        let fits = match kind {
+            ParameterKind::Buffer(_) => indirect && in_device && !in_threadgroup,
+            ParameterKind::Threadgroup(_) => indirect && in_threadgroup && !in_device,
+            ParameterKind::Position(_) => !indirect,
+        };
+        if !fits {
+            let what = format!(
+                "parameter '{type_name} {name}': buffers are pointers or references to 'device' or 'constant', threadgroup arguments \
+                 to 'threadgroup', positions are values"
+            );
+            return Err(self.refuse(from, what));
+        }
+        if let ParameterKind::Buffer(index) = kind {
+            *next_buffer = index + 1;
+        }
+        Ok(Parameter { name, type_name, kind, writable, condition })
+    }
+
+    fn index(&self, a: &Attribute) -> Result<u32, Refusal> {
+        let index = self.integer(a.arguments.clone())?;
+        if index >= MAX_INDEX {
+            return Err(
+                self.refuse(a.token, format!("index {index} of '{}', past {}", a.name, MAX_INDEX - 1))
+            );
+        }
+        Ok(index)
+    }
+
+    /// `template [[host_name("x")]] kernel TYPE NAME<arguments>(parameters);` at the word `template`.
+    pub(super) fn instantiation(&mut self, i: usize) -> Result<usize, Refusal> {
+        let mut semicolon = i;
+        while self.t.word(semicolon) != ";" {
+            semicolon = match self.t.word(semicolon) {
+                "" | "{" | "}" => return Err(self.refuse(i, "an explicit instantiation without its ';'")),
+                "(" | "[" => self.t.closing(semicolon)? + 1,
+                _ => semicolon + 1,
+            };
+        }
+        let mut at = i + 1;
+        while self.attribute_at(at) {
+            at = self.attribute(at)?;
+        }
+        if self.t.word(at) == "kernel" {
+            at = self.kernel_word(at)?;
+        }
+        let pending = std::mem::take(&mut self.pending);
+        let Some(host_name) = pending.host_name else {
+            return Err(self.refuse(i, "an explicit instantiation of a kernel without host_name"));
+        };
+        // From the end: the parameters, then the template's arguments, then the name.
+        let mut end = semicolon - 1;
+        if self.t.word(end) == ")" {
+            end = self.opening(end, at)?.wrapping_sub(1);
+        }
+        if self.t.word(end) != ">" {
+            return Err(self.refuse(
+                i,
+                format!("instantiation '{host_name}' names no template arguments; expected 'NAME<...>'"),
+            ));
+        }
+        let less = self.opening(end, at)?;
+        let kernel = self.t.word(less - 1).to_owned();
+        let template_arguments = self.t.phrase(less, end + 1);
+        let mut inner = end + 1;
+        while inner < semicolon {
+            if self.attribute_at(inner) {
+                let (_, next) = self.attributes(inner)?;
+                self.replace(inner, next, "");
+                inner = next;
+            } else {
+                inner += 1;
+            }
+        }
+        self.instances.push(Instance {
+            host_name,
+            kernel,
+            template_arguments,
+            arguments: less..end,
+            token: i,
+        });
+        Ok(semicolon)
+    }
+
+    /// The bracket that the one at `close` closes, not before `from`.
+    fn opening(&self, close: usize, from: usize) -> Result<usize, Refusal> {
+        let mut depth = 0;
+        let mut i = close;
+        let angle = self.t.word(close) == ">";
+        loop {
+            match self.t.word(i) {
+                ")" | "]" if angle && i != close => i = self.opening(i, from)?,
+                ")" if !angle => depth += 1,
+                "(" if !angle => depth -= 1,
+                ">" if angle => depth += 1,
+                "<" if angle => depth -= 1,
+                "]" if i == close => depth += 1,
+                "[" if self.t.word(close) == "]" => depth -= 1,
+                _ => {}
+            }
+            if depth == 0 {
+                return Ok(i);
+            }
+            if i <= from {
+                return Err(self.refuse(close, format!("'{}' closes nothing", self.t.word(close))));
+            }
+            i -= 1;
+        }
+    }
+
+    /// The public table of functions, in the order of the instances.
+    pub(super) fn functions(&self) -> Result<Vec<Function>, Refusal> {
+        let mut out: Vec<Function> = Vec::new();
+        for (n, instance) in self.instances.iter().enumerate() {
+            let Some(kernel) = self.kernels.iter().find(|k| k.name == instance.kernel) else {
+                return Err(
+                    self.refuse(instance.token, format!("no kernel '{}' is defined", instance.kernel))
+                );
+            };
+            if self.instances[..n].iter().any(|o| o.host_name == instance.host_name) {
+                return Err(
+                    self.refuse(instance.token, format!("host name '{}' is given twice", instance.host_name))
+                );
+            }
+            for (k, p) in kernel.parameters.iter().enumerate() {
+                let twice = kernel.parameters[..k].iter().any(|o| {
+                    o.kind == p.kind
+                        && !matches!(p.kind, ParameterKind::Position(_))
+                        && (o.condition.is_none() || p.condition.is_none())
+                });
+                if twice {
+                    return Err(self.refuse(
+                        kernel.token,
+                        format!("two parameters of '{}' have the index of '{}'", kernel.name, p.name),
+                    ));
+                }
+                if let Some(c) = &p.condition
+                    && !self.constants.iter().any(|d| d.name == *c)
+                {
+                    return Err(self.refuse(
+                        kernel.token,
+                        format!("'{c}', which parameter '{}' depends on, is no function constant", p.name),
+                    ));
+                }
+            }
+            let words = instance.arguments.clone().map(|i| self.t.word(i));
+            let reached = self.uses.reached(words.chain([kernel.name.as_str()]));
+            let optional = reached.contains("is_function_constant_defined");
+            let needed = self.constants.iter().filter(|c| reached.contains(c.name.as_str()) && !optional);
+            let mut constants: Vec<u16> = needed.map(|c| c.index).collect();
+            constants.sort_unstable();
+            out.push(Function {
+                name: instance.host_name.clone(),
+                parameters: kernel.parameters.clone(),
+                max_threads: kernel.max_threads,
+                constants,
+            });
+        }
+        if let Some(k) =
+            self.kernels.iter().find(|k| k.templated && !self.instances.iter().any(|i| i.kernel == k.name))
+        {
+            return Err(self.refuse(
+                k.token,
+                format!("kernel template '{}' is instantiated under no host name", k.name),
+            ));
+        }
+        Ok(out)
+    }
+
+    /// C++ that calls each kernel with a dispatch's buffers and the lane's positions.
+    pub(super) fn entry_points(&self) -> String {
+        let mut text = String::from(
+            "\n# 1 \"<entry points>\"\n#undef device\n#undef constant\n#undef threadgroup\n#undef thread\n",
+        );
+        text.push_str("#ifndef MSL_STRICT\n");
+        let mut table = String::new();
+        for (n, instance) in self.instances.iter().enumerate() {
+            let Some(kernel) = self.kernels.iter().find(|k| k.name == instance.kernel) else { continue };
+            let call = format!("{}{}", instance.kernel, instance.template_arguments);
+            let (mut arguments, mut present) = (Vec::new(), String::new());
+            for (k, p) in kernel.parameters.iter().enumerate() {
+                let parameter = format!("msl_parameter<{k}, msl_f>");
+                arguments.push(match p.kind {
+                    ParameterKind::Buffer(i) => {
+                        format!("msl_memory<{parameter}>::at(c->group->buffers[{i}])")
+                    }
+                    ParameterKind::Threadgroup(i) => {
+                        format!("msl_memory<{parameter}>::at(c->group->threadgroup[{i}])")
+                    }
+                    ParameterKind::Position(name) => {
+                        let from = POSITIONS.iter().find(|(n, _)| *n == name).map_or("", |(_, from)| from);
+                        format!("msl_position<{parameter}>({from})")
+                    }
+                });
+                if let Some(c) = &p.condition {
+                    present.push_str(&format!("if (i == {k}) return (bool) {c}; "));
+                }
+            }
+            text.push_str(&format!(
+                "static MSL_UNCHECKED void msl_run_{n}(const msl_lane_context * c) {{ \
+                 typedef decltype(&{call}) msl_f; (void) c; {call}({}); }}\n\
+                 static MSL_UNCHECKED bool msl_present_{n}(unsigned i) {{ (void) i; {present}return true; }}\n",
+                arguments.join(", ")
+            ));
+            table.push_str(&format!("{{ {}, msl_run_{n}, msl_present_{n} }}, ", quoted(&instance.host_name)));
+        }
+        text.push_str(&format!(
+            "static const msl_entry msl_entries[] = {{ {table}{{ nullptr, nullptr, nullptr }} }};\n"
+        ));
+        text.push_str(
+            "MSL_UNCHECKED const msl_entry * msl_entry_at(unsigned i) { return &msl_entries[i]; }\n",
+        );
+        text.push_str(
+            "extern \"C\" __attribute__((visibility(\"default\"))) MSL_UNCHECKED bool msl_present(unsigned f, unsigned i) { return msl_entries[f].present(i); }\n",
+        );
+        text.push_str("#endif\n");
+        text
+    }
+}

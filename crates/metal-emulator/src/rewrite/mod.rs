@@ -1,0 +1,371 @@
+//! From preprocessed Metal source to C++ that clang compiles with the headers in `cpp/`.
+//!
+//! Most of Metal is C++ that headers can express. What they cannot is rewritten here, in place, so that lines stay where they
+//! are and diagnostics point into the `.metal` file:
+//!
+//! - function constants, which have no initialiser (`constants`);
+//! - kernels: the attributes of parameters, host names, explicit instantiations (`kernels`);
+//! - `threadgroup` variables, whose storage all lanes share (`threadgroup`);
+//! - numbers: `1.0h` is a half, and `1.0` a float.
+//!
+//! What is not understood is refused, with its place, rather than passed on in hope.
+
+mod constants;
+mod kernels;
+mod threadgroup;
+mod token;
+mod uses;
+
+pub(crate) use kernels::position;
+
+use crate::library::{ConstantDeclaration, Function};
+use token::{Kind, Tokens};
+
+/// Something in the source that the emulator does not execute.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{file}:{line}: {what}")]
+pub struct Refusal {
+    /// The file, as named to [`crate::Compiler::compile`].
+    pub file: String,
+    /// The line in it.
+    pub line: u32,
+    /// What was found, and what is accepted instead.
+    pub what: String,
+}
+
+/// What became of a source.
+#[derive(Debug)]
+pub(crate) struct Rewritten {
+    /// C++ with line markers.
+    pub text: String,
+    /// The entry points, in the order of the library's table.
+    pub functions: Vec<Function>,
+    /// Declared function constants.
+    pub constants: Vec<ConstantDeclaration>,
+}
+
+/// Attributes that say nothing to the emulator.
+const HARMLESS: &[&str] =
+    &["maybe_unused", "nodiscard", "fallthrough", "likely", "unlikely", "noreturn", "deprecated", "unroll"];
+
+/// Names of types and functions that have no meaning here, with what they belong to.
+const UNSUPPORTED: &[(&str, &str)] = &[
+    ("double", "Metal has no double"),
+    ("asm", "inline assembly"),
+    ("__asm__", "inline assembly"),
+    ("new", "allocation"),
+    ("delete", "allocation"),
+    ("throw", "exceptions"),
+    ("try", "exceptions"),
+    ("virtual", "virtual functions"),
+    ("thread_local", "thread-local variables"),
+    ("sampler", "textures"),
+    ("texture_buffer", "textures"),
+    ("imageblock", "image blocks"),
+    ("threadgroup_imageblock", "image blocks"),
+    ("ray_data", "ray tracing"),
+    ("object_data", "mesh shaders"),
+    ("visible_function_table", "function tables"),
+    ("intersection_function_table", "function tables"),
+    ("instance_acceleration_structure", "ray tracing"),
+    ("primitive_acceleration_structure", "ray tracing"),
+    ("cooperative_tensor", "tensor operations"),
+    ("tensor_handle", "tensor operations"),
+];
+
+/// Rewrites `text`, the output of `clang -E`, for the check of address spaces where `strict`.
+pub(crate) fn rewrite(text: &str, strict: bool) -> Result<Rewritten, Refusal> {
+    let tokens = Tokens::scan(text)?;
+    let mut r = Rewriter {
+        uses: uses::Uses::of(&tokens),
+        t: tokens,
+        strict,
+        edits: Vec::new(),
+        open: Vec::new(),
+        kernels: Vec::new(),
+        instances: Vec::new(),
+        constants: Vec::new(),
+        pending: kernels::Pending::default(),
+        body: None,
+    };
+    let mut i = 0;
+    while i < r.t.list.len() {
+        i = r.step(i)?;
+    }
+    r.finish()
+}
+
+/// The walk over the tokens.
+struct Rewriter<'a> {
+    t: Tokens<'a>,
+    uses: uses::Uses<'a>,
+    strict: bool,
+    /// Replacements of byte ranges, disjoint and in order.
+    edits: Vec<(usize, usize, String)>,
+    /// Brackets that are open here: indices of their tokens.
+    open: Vec<usize>,
+    kernels: Vec<kernels::Kernel>,
+    instances: Vec<kernels::Instance>,
+    constants: Vec<ConstantDeclaration>,
+    /// Attributes and the word `kernel`, waiting for the function that they belong to.
+    pending: kernels::Pending,
+    /// The token that closes the kernel whose body this is.
+    body: Option<usize>,
+}
+
+impl Rewriter<'_> {
+    /// Looks at token `i`; returns the next to look at.
+    fn step(&mut self, i: usize) -> Result<usize, Refusal> {
+        let token = self.t.list[i];
+        let word = self.t.word(i);
+        match token.kind {
+            Kind::Directive => self.directive(i)?,
+            Kind::Number => self.number(i)?,
+            Kind::Quote => {}
+            Kind::Mark => match word {
+                "[" if self.attribute_at(i) => return self.attribute(i),
+                "(" | "[" | "{" => self.open.push(i),
+                ")" | "]" | "}" => {
+                    self.open.pop();
+                    if self.body == Some(i) {
+                        self.body = None;
+                    }
+                }
+                _ => {}
+            },
+            Kind::Word => match word {
+                "kernel" => return self.kernel_word(i),
+                "void" if self.pending.kernel => return self.kernel(i),
+                "template" if self.attribute_at(i + 1) => return self.instantiation(i),
+                "template" if self.strict && self.t.word(i + 1) == "<" => self.function_parameters(i + 1)?,
+                "constant" => {
+                    if let Some(next) = self.function_constant(i)? {
+                        return Ok(next);
+                    }
+                }
+                "is_function_constant_defined" => return self.constant_defined(i),
+                "threadgroup" => return self.threadgroup(i),
+                _ => self.supported(i, word)?,
+            },
+        }
+        if self.pending.kernel && token.kind != Kind::Directive {
+            return Err(
+                self.refuse(i, format!("'{word}' between 'kernel' and 'void'; expected 'kernel void NAME('"))
+            );
+        }
+        Ok(i + 1)
+    }
+
+    fn refuse(&self, i: usize, what: impl Into<String>) -> Refusal {
+        self.t.refuse(&self.t.list[i.min(self.t.list.len() - 1)], what)
+    }
+
+    /// Whether two brackets that open an attribute stand at `i`.
+    fn attribute_at(&self, i: usize) -> bool {
+        self.t.word(i) == "["
+            && self.t.word(i + 1) == "["
+            && self.t.list[i].end == self.t.list[i + 1].start
+            && self.t.list.get(i + 2).is_some_and(|t| t.kind == Kind::Word)
+    }
+
+    /// Replaces tokens `from..to` by `with`, keeping the line breaks and line markers between them.
+    fn replace(&mut self, from: usize, to: usize, with: &str) {
+        let (start, end) = (self.t.list[from].start, self.t.list[to - 1].end);
+        let mut text = with.to_owned();
+        for (n, line) in self.t.text[start..end].split('\n').enumerate() {
+            if n > 0 {
+                text.push('\n');
+                if line.trim_start().starts_with('#') {
+                    text.push_str(line);
+                }
+            }
+        }
+        self.edits.push((start, end, text));
+    }
+
+    /// Template parameters that are pointers to functions become references: C++ for OpenCL takes a function for nothing else.
+    fn function_parameters(&mut self, open: usize) -> Result<(), Refusal> {
+        for i in open..self.t.closing(open)? {
+            if self.t.word(i) == "("
+                && self.t.word(i + 1) == "*"
+                && self.t.word(i + 3) == ")"
+                && self.t.word(i + 4) == "("
+            {
+                self.replace(i + 1, i + 2, "&");
+            }
+        }
+        Ok(())
+    }
+
+    /// Pragmas that ask for unrolling or speak of diagnostics change nothing that is computed.
+    fn directive(&mut self, i: usize) -> Result<(), Refusal> {
+        let text = self.t.word(i);
+        let mut words = text.trim_start_matches('#').split_whitespace();
+        let harmless = match (words.next(), words.next().unwrap_or_default()) {
+            (Some("pragma"), second) => {
+                second.starts_with("unroll")
+                    || second.starts_with("nounroll")
+                    || matches!(second, "clang" | "GCC" | "METAL" | "once" | "mark")
+            }
+            (Some("ident") | None, _) => true,
+            _ => false,
+        };
+        if !harmless {
+            return Err(self.refuse(i, format!("'{text}' is not understood")));
+        }
+        self.replace(i, i + 1, "");
+        Ok(())
+    }
+
+    /// Metal's numbers in C++: `h` makes a half, `bf` a bfloat, and a literal without suffix is a float.
+    fn number(&mut self, i: usize) -> Result<(), Refusal> {
+        let text = self.t.word(i);
+        let lower = text.to_ascii_lowercase();
+        let hexadecimal = lower.starts_with("0x");
+        let floating = if hexadecimal { lower.contains('p') } else { lower.contains(['.', 'e']) };
+        let as_float = |s: &str| if floating { format!("{s}f") } else { format!("{s}.0f") };
+        if lower.ends_with('h') {
+            self.replace(i, i + 1, &format!("((half) {})", as_float(&text[..text.len() - 1])));
+        } else if lower.ends_with("bf") && !hexadecimal {
+            self.replace(i, i + 1, &format!("(bfloat({}))", as_float(&text[..text.len() - 2])));
+        } else if floating && lower.ends_with('l') {
+            return Err(self.refuse(i, format!("'{text}': Metal has no double")));
+        } else if floating && !lower.ends_with('f') {
+            self.replace(i, i + 1, &format!("{text}f"));
+        }
+        Ok(())
+    }
+
+    fn supported(&self, i: usize, word: &str) -> Result<(), Refusal> {
+        if let Some((_, why)) = UNSUPPORTED.iter().find(|(name, _)| *name == word) {
+            return Err(self.refuse(i, format!("'{word}' ({why}) is not executed by the emulator")));
+        }
+        let is_type = self.t.word(i + 1) == "<";
+        if is_type
+            && (word.starts_with("texture") || word.starts_with("depth2d") || word.starts_with("depthcube"))
+        {
+            return Err(self.refuse(i, format!("'{word}' (textures) is not executed by the emulator")));
+        }
+        let stage = matches!(word, "vertex" | "fragment")
+            && self.t.list.get(i + 1).is_some_and(|t| t.kind == Kind::Word);
+        if stage && self.open.is_empty() {
+            return Err(self.refuse(i, format!("a '{word}' function; only kernels are executed")));
+        }
+        Ok(())
+    }
+
+    /// The names of an attribute list and their arguments as ranges of tokens, and the token after the list.
+    fn attributes(&self, i: usize) -> Result<(Vec<Attribute>, usize), Refusal> {
+        let end = self.t.closing(i)?;
+        let (mut list, mut at) = (Vec::new(), i + 2);
+        while at + 1 < end {
+            if self.t.list[at].kind != Kind::Word {
+                return Err(self.refuse(at, format!("'{}' in an attribute", self.t.word(at))));
+            }
+            let mut name = self.t.word(at).to_owned();
+            let token = at;
+            at += 1;
+            while self.t.word(at) == "::" {
+                name = format!("{name}::{}", self.t.word(at + 1));
+                at += 2;
+            }
+            let mut arguments = at..at;
+            if self.t.word(at) == "(" {
+                let close = self.t.closing(at)?;
+                arguments = at + 1..close;
+                at = close + 1;
+            }
+            list.push(Attribute { name, token, arguments });
+            if self.t.word(at) == "," {
+                at += 1;
+            }
+        }
+        Ok((list, end + 1))
+    }
+
+    /// The value of an integer constant expression of literals, `+`, `-`, `*` and parentheses.
+    fn integer(&self, range: std::ops::Range<usize>) -> Result<u32, Refusal> {
+        let mut at = range.start;
+        let value = self.sum(&mut at, range.end);
+        match value {
+            Some(v) if at == range.end && u32::try_from(v).is_ok() => Ok(v as u32),
+            _ => {
+                let text = self.t.phrase(range.start, range.end);
+                Err(self.refuse(
+                    range.start,
+                    format!("'{text}' is not an integer that the emulator can evaluate"),
+                ))
+            }
+        }
+    }
+
+    fn sum(&self, at: &mut usize, end: usize) -> Option<i64> {
+        let mut value = self.product(at, end)?;
+        while *at < end && matches!(self.t.word(*at), "+" | "-") {
+            let minus = self.t.word(*at) == "-";
+            *at += 1;
+            let next = self.product(at, end)?;
+            value = if minus { value.checked_sub(next)? } else { value.checked_add(next)? };
+        }
+        Some(value)
+    }
+
+    fn product(&self, at: &mut usize, end: usize) -> Option<i64> {
+        let mut value = self.factor(at, end)?;
+        while *at < end && self.t.word(*at) == "*" {
+            *at += 1;
+            value = value.checked_mul(self.factor(at, end)?)?;
+        }
+        Some(value)
+    }
+
+    fn factor(&self, at: &mut usize, end: usize) -> Option<i64> {
+        if *at >= end {
+            return None;
+        }
+        let word = self.t.word(*at);
+        *at += 1;
+        if word == "(" {
+            let value = self.sum(at, end)?;
+            let closed = *at < end && self.t.word(*at) == ")";
+            *at += 1;
+            return closed.then_some(value);
+        }
+        let digits = word.trim_end_matches(['u', 'U', 'l', 'L']);
+        match digits.strip_prefix("0x").or_else(|| digits.strip_prefix("0X")) {
+            Some(hex) => i64::from_str_radix(hex, 16).ok(),
+            None => digits.parse().ok(),
+        }
+    }
+
+    /// Applies the edits and appends the table of entry points.
+    fn finish(mut self) -> Result<Rewritten, Refusal> {
+        let functions = self.functions()?;
+        let mut text = String::with_capacity(self.t.text.len() + 4096);
+        self.edits.sort_by_key(|e| e.0);
+        let mut at = 0;
+        for (start, end, with) in &self.edits {
+            text.push_str(&self.t.text[at..*start]);
+            text.push_str(with);
+            at = *end;
+        }
+        text.push_str(&self.t.text[at..]);
+        text.push_str(&self.entry_points());
+        Ok(Rewritten { text, functions, constants: self.constants })
+    }
+}
+
+/// One attribute of a list.
+struct Attribute {
+    name: String,
+    token: usize,
+    arguments: std::ops::Range<usize>,
+}
+
+/// Text as a C++ string literal.
+fn quoted(text: &str) -> String {
+    format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
+}
+
+#[cfg(test)]
+mod tests;

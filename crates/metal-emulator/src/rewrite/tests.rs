@@ -1,0 +1,164 @@
+//! What the rewriter makes of each form, and what it refuses.
+
+use super::*;
+use crate::library::ParameterKind;
+
+fn accept(source: &str) -> Rewritten {
+    rewrite(&format!("# 1 \"t.metal\"\n{source}"), false).unwrap()
+}
+
+/// Line and message of the refusal.
+fn refused(source: &str) -> (u32, String) {
+    let r = rewrite(&format!("# 1 \"t.metal\"\n{source}"), false).unwrap_err();
+    assert_eq!(r.file, "t.metal");
+    (r.line, r.what)
+}
+
+#[test]
+fn kernels_and_their_parameters() {
+    let r = accept(
+        "[[host_name(\"k\")]] [[max_total_threads_per_threadgroup(64)]] kernel void impl(device const float * x [[buffer(2)]],\n\
+         constant A & a [[buffer(0)]], device float * y, threadgroup half * t [[threadgroup(1)]], ushort2 p [[thread_position_in_threadgroup]]) {}",
+    );
+    let f = &r.functions[0];
+    assert_eq!((f.name.as_str(), f.max_threads, f.parameters.len()), ("k", Some(64), 5));
+    let kinds: Vec<_> = f.parameters.iter().map(|p| p.kind).collect();
+    // `y` has no index: it gets the one after its neighbour's.
+    assert_eq!(
+        kinds[..4],
+        [
+            ParameterKind::Buffer(2),
+            ParameterKind::Buffer(0),
+            ParameterKind::Buffer(1),
+            ParameterKind::Threadgroup(1)
+        ]
+    );
+    assert_eq!(kinds[4], ParameterKind::Position("thread_position_in_threadgroup"));
+    let writable: Vec<_> = f.parameters.iter().map(|p| p.writable).collect();
+    assert_eq!(writable, [false, false, true, false, false]);
+    assert_eq!(f.parameters[0].type_name, "device const float *");
+    assert!(!r.text.contains("[["), "{}", r.text);
+}
+
+#[test]
+fn instantiations_of_both_forms() {
+    let r = accept(
+        "template<typename T, short N> kernel void f(device T * x [[buffer(0)]]) {}\n\
+         template [[host_name(\"f_half\")]] kernel void f<half, (4 > 3)>(device half * x [[buffer(0)]]);\n\
+         typedef decltype(f<float, 2>) f_t;\n\
+         template [[host_name(\"f_float\")]] [[kernel]] f_t f<float, 2>;\n",
+    );
+    let names: Vec<_> = r.functions.iter().map(|f| f.name.as_str()).collect();
+    assert_eq!(names, ["f_half", "f_float"]);
+    assert!(r.text.contains("f<half, (4 > 3)>(msl_memory"), "{}", r.text);
+    assert_eq!(r.functions[1].parameters.len(), 1);
+}
+
+#[test]
+fn function_constants_and_who_needs_them() {
+    let r = accept(
+        "constant bool A [[function_constant(0)]];\nconstant uint B [[function_constant(2 + 3 * 4)]];\n\
+         constant uint C = B * 2;\nstatic inline uint helper() { return C; }\n\
+         kernel void a(device uint * x [[buffer(0)]]) { if (A) x[0] = 1; }\n\
+         kernel void b(device uint * x [[buffer(0)]], device uint * y [[buffer(1), function_constant(A)]]) { x[0] = helper(); }\n\
+         kernel void c(device uint * x [[buffer(0)]]) { x[0] = is_function_constant_defined(A) ? 1 : 2; }",
+    );
+    let declared: Vec<_> = r.constants.iter().map(|c| (c.index, c.name.as_str(), c.size)).collect();
+    assert_eq!(declared, [(0, "A", 1), (14, "B", 4)]);
+    let needed: Vec<_> = r.functions.iter().map(|f| f.constants.clone()).collect();
+    assert_eq!(needed, [vec![0], vec![0, 14], vec![]]);
+    assert_eq!(r.functions[1].parameters[1].condition.as_deref(), Some("A"));
+    assert!(r.text.contains("msl_defined_A ? 1 : 2"));
+}
+
+#[test]
+fn threadgroup_variables_become_references() {
+    let r = accept(
+        "kernel void k(device float * x [[buffer(0)]]) {\n threadgroup float a[4][8], b;\n threadgroup float * p = a[0]; }",
+    );
+    assert!(r.text.contains("threadgroup float (&a)[4][8] = *(threadgroup float (*)[4][8]) MSL_THREADGROUP(sizeof(float [4][8]), \"a\");"));
+    assert!(r.text.contains(
+        "threadgroup float (&b) = *(threadgroup float (*)) MSL_THREADGROUP(sizeof(float ), \"b\");"
+    ));
+    assert!(r.text.contains("threadgroup float * p = a[0];"));
+}
+
+#[test]
+fn numbers_are_metals() {
+    let r = accept(
+        "constant float x = 1.0 + 2e3 + 3.f; constant half y = 1.5h + 2h; constant bfloat z = 1.0bf; constant int w = 0xeh0;",
+    );
+    assert!(r.text.contains("1.0f + 2e3f + 3.f"), "{}", r.text);
+    assert!(r.text.contains("((half) 1.5f) + ((half) 2.0f)"), "{}", r.text);
+    assert!(r.text.contains("(bfloat(1.0f))"), "{}", r.text);
+}
+
+#[test]
+fn lines_stay_where_they_are() {
+    let source = "kernel\nvoid k(\n  device float * x\n  [[buffer(0)]])\n{\n  threadgroup float\n    a[2];\n}\nint last;";
+    let r = accept(source);
+    let line = r.text.lines().position(|l| l.contains("int last")).unwrap();
+    assert_eq!(line, 1 + source.lines().count() - 1);
+}
+
+#[test]
+fn what_is_not_understood_is_refused_with_its_line() {
+    let cases: &[(&str, u32, &str)] = &[
+        ("\nkernel void k(texture2d<float> t [[texture(0)]]) {}", 2, "attribute 'texture'"),
+        ("kernel void k(device float * x [[buffer(0)]], uint i [[nonsense]]) {}", 1, "'nonsense'"),
+        ("kernel void k(device float * x [[buffer(31)]]) {}", 1, "index 31"),
+        ("kernel void k(device float * x [[buffer(N)]]) {}", 1, "'N' is not an integer"),
+        ("kernel void k(uint i) {}", 1, "no attribute"),
+        ("kernel void k(float x [[buffer(0)]]) {}", 1, "buffers are pointers"),
+        ("kernel void k(threadgroup float * x [[buffer(0)]]) {}", 1, "buffers are pointers"),
+        ("kernel int k() { return 0; }", 1, "between 'kernel' and 'void'"),
+        (
+            "kernel void k(device float * x [[buffer(0)]], device float * y [[buffer(0)]]) {}",
+            1,
+            "have the index",
+        ),
+        ("kernel void k() {}\n\nkernel void k() {}", 3, "a second kernel"),
+        ("kernel void k() {\n threadgroup float a[2] = { 1, 2 };\n}", 2, "initialiser"),
+        ("kernel void k() {\n const threadgroup float a[2];\n}", 2, "'const' before"),
+        ("void f() { threadgroup float a[2]; }", 1, "outside of a kernel's body"),
+        ("threadgroup float a[2];", 1, "not recognised"),
+        ("void f(threadgroup float a) {}", 1, "not recognised"),
+        ("kernel void k() { threadgroup struct { int a; } s; }", 1, "not recognised"),
+        ("kernel void k() { threadgroup float a[2] [[align]]; }", 1, "threadgroup variable 'a'"),
+        ("[[intersection(triangle)]] void f() {}", 1, "'intersection'"),
+        ("struct S { float4 p [[position]]; };", 1, "'position'"),
+        ("vertex float4 v() { return 0; }", 1, "only kernels"),
+        ("void f() { double d = 0; }", 1, "Metal has no double"),
+        ("void f() { float d = 1.0L; }", 1, "Metal has no double"),
+        ("#pragma omp parallel\n", 1, "'#pragma omp parallel'"),
+        ("constant float4 c [[function_constant(0)]];", 1, "only scalars"),
+        (
+            "constant bool a [[function_constant(0)]];\nconstant bool b [[function_constant(0)]];",
+            2,
+            "both have index 0",
+        ),
+        ("void f() { if (is_function_constant_defined(q)) {} }", 1, "no function constant"),
+        ("template [[host_name(\"x\")]] kernel void f<float>(device float * x);", 1, "no kernel 'f'"),
+        (
+            "template<typename T> kernel void f(device T * x [[buffer(0)]]) {}",
+            1,
+            "instantiated under no host name",
+        ),
+        (
+            "template<typename T> [[host_name(\"x\")]] kernel void f(device T * x [[buffer(0)]]) {}",
+            1,
+            "give it to its",
+        ),
+        (
+            "[[host_name(\"x\")]] kernel void a() {}\n[[host_name(\"x\")]] kernel void b() {}",
+            2,
+            "given twice",
+        ),
+        ("constexpr sampler s(filter::linear);", 1, "textures"),
+    ];
+    for (source, line, part) in cases {
+        let (at, what) = refused(source);
+        assert!(what.contains(part), "{source}: {what}");
+        assert_eq!(at, *line, "{source}: {what}");
+    }
+}

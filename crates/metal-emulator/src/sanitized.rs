@@ -1,0 +1,167 @@
+//! Dispatches under a sanitizer, in a process of their own: its runtime must be there from a program's start, and its reports
+//! end the program.
+
+use crate::abi::{MslBuffer, MslCounters, MslFault};
+use crate::compiler::Sanitizer;
+use crate::counters::{Counters, SimdgroupInstructions};
+use crate::dispatch::{Dispatch, RunOptions, order_of};
+use crate::error::{Fault, FaultKind};
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+static COUNT: AtomicU64 = AtomicU64::new(0);
+
+/// Runs a dispatch that was checked. Buffers that kernels may write hold its results afterwards.
+pub(crate) fn run(
+    d: &Dispatch<'_>,
+    options: &RunOptions,
+    runner: &Path,
+    sanitizer: Sanitizer,
+) -> Result<Counters, Fault> {
+    let failed = |text: String| d.fault(FaultKind::Dispatch(text));
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    let name = |what: &str| runner.with_file_name(format!("{what}-{}-{number}", std::process::id()));
+    let (request, answer) = (Removed(name("request")), Removed(name("answer")));
+    let (text, memory) = encode(d, options);
+    fs::write(&request.0, text).map_err(|e| failed(format!("{}: {e}", request.0.display())))?;
+    let mut command = Command::new(runner);
+    command.arg(&request.0).arg(&answer.0);
+    let symbolizer =
+        symbolizer().map_or(String::new(), |p| format!(":external_symbolizer_path={}", p.display()));
+    command.env(
+        "ASAN_OPTIONS",
+        format!("detect_leaks=0:detect_stack_use_after_return=0:exitcode=77{symbolizer}"),
+    );
+    command.env("UBSAN_OPTIONS", format!("print_stacktrace=1:halt_on_error=1{symbolizer}"));
+    command.env("TSAN_OPTIONS", format!("halt_on_error=1:exitcode=66{symbolizer}"));
+    if sanitizer == Sanitizer::Thread {
+        // SAFETY: A system call only. Where it is refused, newer runtimes do it themselves and older ones mostly need it not.
+        unsafe {
+            command.pre_exec(|| {
+                libc::personality(libc::ADDR_NO_RANDOMIZE as libc::c_ulong);
+                Ok(())
+            });
+        }
+    }
+    let output = command.output().map_err(|e| failed(format!("{}: {e}", runner.display())))?;
+    let report = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() {
+        return Err(d.fault(FaultKind::Sanitizer(format!("{}\n{report}", output.status))));
+    }
+    let bytes = fs::read(&answer.0).map_err(|e| failed(format!("{}: {e}", answer.0.display())))?;
+    decode(d, &bytes, &memory)
+}
+
+/// A file that goes when this does.
+struct Removed(PathBuf);
+
+impl Drop for Removed {
+    fn drop(&mut self) {
+        // What stays behind is a file in the cache.
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// The request, and for each allocation the binding that has it and its length.
+fn encode(d: &Dispatch<'_>, options: &RunOptions) -> (Vec<u8>, Vec<(usize, usize)>) {
+    let mut out = Vec::new();
+    let put = |out: &mut Vec<u8>, n: u64| out.extend_from_slice(&n.to_le_bytes());
+    let path = d.pipeline.specialised.as_os_str().as_encoded_bytes();
+    put(&mut out, path.len() as u64);
+    out.extend_from_slice(path);
+    put(&mut out, u64::from(d.pipeline.index));
+    for n in d.threadgroups.iter().chain(&d.threads_per_threadgroup) {
+        put(&mut out, u64::from(*n));
+    }
+    let (order, seed) = order_of(options.order);
+    put(&mut out, u64::from(order));
+    put(&mut out, seed);
+    // A buffer that is bound more than once is one allocation.
+    let mut memory: Vec<(usize, usize)> = Vec::new();
+    let which: Vec<usize> = (0..d.buffers.len())
+        .map(|n| {
+            let same =
+                memory.iter().position(|(o, _)| std::ptr::eq(d.buffers[*o].buffer, d.buffers[n].buffer));
+            same.unwrap_or_else(|| {
+                memory.push((n, d.buffers[n].buffer.len()));
+                memory.len() - 1
+            })
+        })
+        .collect();
+    put(&mut out, (memory.len() + d.bytes.len()) as u64);
+    for (n, length) in &memory {
+        put(&mut out, *length as u64);
+        out.extend_from_slice(d.buffers[*n].buffer.as_slice());
+    }
+    for (_, bytes) in d.bytes {
+        put(&mut out, bytes.len() as u64);
+        out.extend_from_slice(bytes);
+    }
+    put(&mut out, (d.buffers.len() + d.bytes.len()) as u64);
+    for (b, which) in d.buffers.iter().zip(which) {
+        for n in [which as u64, b.offset as u64, u64::from(b.index)] {
+            put(&mut out, n);
+        }
+    }
+    for (n, (index, _)) in d.bytes.iter().enumerate() {
+        for n in [(memory.len() + n) as u64, 0, u64::from(*index)] {
+            put(&mut out, n);
+        }
+    }
+    put(&mut out, d.threadgroup_memory.len() as u64);
+    for (index, length) in d.threadgroup_memory {
+        put(&mut out, u64::from(*index));
+        put(&mut out, u64::from(*length));
+    }
+    (out, memory)
+}
+
+/// Takes the results over, and says what was counted.
+fn decode(d: &Dispatch<'_>, bytes: &[u8], memory: &[(usize, usize)]) -> Result<Counters, Fault> {
+    let head = size_of::<MslCounters>() + size_of::<MslFault>();
+    let whole = head + memory.iter().map(|(_, n)| n).sum::<usize>();
+    if bytes.len() < whole {
+        return Err(
+            d.fault(FaultKind::Dispatch(format!("the runner answered {} bytes of {whole}", bytes.len())))
+        );
+    }
+    // SAFETY: Both are plain numbers, and there are enough bytes for them.
+    let (c, f) = unsafe {
+        (
+            bytes.as_ptr().cast::<MslCounters>().read_unaligned(),
+            bytes[size_of::<MslCounters>()..].as_ptr().cast::<MslFault>().read_unaligned(),
+        )
+    };
+    if f.kind != 0 {
+        let none: [MslBuffer; 0] = [];
+        return Err(d.found(&f, &none));
+    }
+    let mut at = head;
+    for (n, length) in memory {
+        let buffer = d.buffers[*n].buffer;
+        if buffer.is_writable() {
+            // SAFETY: The contents, which the dispatch writes as a GPU would.
+            unsafe { std::ptr::copy_nonoverlapping(bytes[at..].as_ptr(), buffer.contents(), *length) };
+        }
+        at += length;
+    }
+    let [shuffles, reductions, votes, matrix_multiplies, barriers] = c.operations;
+    Ok(Counters {
+        threadgroups: c.threadgroups,
+        threads: c.threads,
+        threadgroup_barriers: c.threadgroup_barriers,
+        simdgroup: SimdgroupInstructions { shuffles, reductions, votes, matrix_multiplies, barriers },
+        ..Counters::default()
+    })
+}
+
+/// Something that turns addresses into lines for the reports.
+fn symbolizer() -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    ["llvm-symbolizer", "addr2line"]
+        .iter()
+        .find_map(|name| std::env::split_paths(&path).map(|p| p.join(name)).find(|p| p.is_file()))
+}
