@@ -36,7 +36,6 @@ pub const HEADERS: &[(&str, &str)] = sources![
     "linear/float.h",
     "linear/gemm.h",
     "linear/gemv.h",
-    "linear/instantiate.h",
     "linear/iq4_nl.h",
     "linear/iq4_xs.h",
     "linear/k_scales.h",
