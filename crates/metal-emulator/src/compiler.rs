@@ -325,6 +325,7 @@ impl Compiler {
                 let mut arguments = Self::common();
                 arguments.extend(strings(&[
                     "-fno-strict-aliasing",
+                    "-fno-builtin",
                     "-c",
                     &format!("{unit}.cpp"),
                     "-o",

@@ -199,6 +199,9 @@ fn undefined_behaviour_is_found() {
     let f = fault("misaligned", &[&x], 32);
     assert_eq!(f.kind, FaultKind::Misaligned { alignment: 16, excess: 4 });
     assert_eq!(at(&f), ("bugs.metal", line("*(device float4 *) (x + 1)")));
+    let f = fault("misaligned_word", &[&x], 1);
+    assert_eq!(f.kind, FaultKind::Misaligned { alignment: 4, excess: 2 });
+    assert_eq!(at(&f), ("bugs.metal", line("*(device uint *) (x + 6)")));
     for (function, threads, text, part) in [
         ("shift", 32, "1 << (t + 1)", "shift by as many bits"),
         ("division", 8, "7 / (int(t) - 3)", "division by zero"),
