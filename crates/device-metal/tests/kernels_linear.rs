@@ -7,7 +7,7 @@ mod launch;
 use device::testing::{Rng, stored};
 use device::{Activation, Weight};
 use formats::{Affine, BlockType, ScaleType};
-use launch::{Launch, compile_strict, step};
+use launch::{Launch, Sanitizer, compile_strict, step};
 
 // Function constants, as linear/constants.h numbers them.
 const NORM: u16 = 0;
@@ -653,5 +653,82 @@ fn a_gemv_reads_its_weight_once_and_its_row_s_bytes_only() {
         assert_eq!(of(1).read_once, (n_rows * n_in * 4) as u64);
         assert_eq!(of(16).written, (n_rows * n_out * 4) as u64);
         assert_eq!(counters.threadgroup_barriers, 0);
+    }
+}
+
+/// A source with a few kernels of some types: `linear_q4_0_gemv_1` and so on.
+fn source_of(types: &[&str], kernels: &[&str]) -> String {
+    let mut source =
+        "#include <metal_stdlib>\nusing namespace metal;\n#include \"instantiate.h\"\n".to_owned();
+    for (kernel, header) in [("gemv", "linear/gemv.h"), ("gemm", "linear/gemm.h"), ("embed", "embed.h")] {
+        if kernels.iter().any(|k| k.contains(kernel)) {
+            source += &format!("#include \"{header}\"\n");
+        }
+    }
+    for name in types {
+        let (header, decoder) = match name.split_once('_') {
+            Some(("affine", bits)) => ("affine".to_owned(), format!("Affine<{bits}>")),
+            Some(("i8", _)) => ("affine".to_owned(), "IntegerRow<char>".to_owned()),
+            Some(("i16", _)) => ("affine".to_owned(), "IntegerRow<short>".to_owned()),
+            _ => ((*name).to_owned(), name.to_uppercase()),
+        };
+        source += &format!("#include \"linear/{header}.h\"\n");
+        for kernel in kernels {
+            let (name, kernel) = (kernel.replace('*', name), kernel.replace("_*_", "_"));
+            source += &match kernel.split_once(|c: char| c.is_ascii_digit()) {
+                Some((head, _)) => {
+                    let (n, head) = (&kernel[head.len()..], head.trim_end_matches('_'));
+                    format!("INSTANTIATE({name}, {head}<{decoder}, {n}>)\n")
+                }
+                None => format!("INSTANTIATE({name}, {}<{decoder}>)\n", kernel.trim_end_matches("_*")),
+            };
+        }
+    }
+    source
+}
+
+#[test]
+fn sanitizers_find_nothing_in_any_decoder() {
+    let mut rng = Rng::new(12);
+    let mut names: Vec<_> = types().iter().map(|t| t.1).collect();
+    names.dedup();
+    let source = source_of(&names, &["linear_*_gemv_1", "embed_*"]);
+    for (file, name, block, n_in) in types() {
+        let w = stored(&mut rng, "w", 3, n_in, block, 0.3);
+        let x = normal(&mut rng, n_in);
+        let out = gemv(file, name, 1, 1, &x, &w).sanitize(Sanitizer::AddressUndefined, &source);
+        check(name, &out.floats(16), &products(&x, n_in, &w), F32_BOUND);
+        let (row, scale) = (block.row_bytes(n_in) as u32, block.row_scale_bytes(n_in) as u32);
+        let embed = launch(file, format!("embed_{name}"), block, n_in)
+            .arguments(&[n_in as u32, row, scale, 1f32.to_bits()])
+            .words(1, &[2])
+            .output(16, n_in)
+            .words(20, &step(1, 0, 1, 0, 0))
+            .grid([1, 1, 1], 32);
+        let out = bind(embed, 0, &w).sanitize(Sanitizer::AddressUndefined, &source).floats(16);
+        assert!(out.iter().all(|v| v.is_finite()), "{name}");
+    }
+}
+
+#[test]
+fn sanitizers_find_nothing_where_threadgroup_memory_is_shared() {
+    let mut rng = Rng::new(13);
+    let (name, file, block, n_in) = ("iq4_nl", "linear/iq4_nl.metal", BlockType::IQ4_NL, 64);
+    let source = source_of(&[name], &["linear_*_gemv_2", "linear_*_gemm_32"]);
+    let w = stored(&mut rng, "w", 67, n_in, block, 0.3);
+    let x = normal(&mut rng, 5 * n_in);
+    for sanitizer in [Sanitizer::Thread, Sanitizer::AddressUndefined] {
+        let out = gemm(file, name, 32, 5, &x, &w).sanitize(sanitizer, &source);
+        check(name, &out.floats(16), &products(&x, n_in, &w), HALF_BOUND);
+        let out = gemv(file, name, 2, 2, &x, &w)
+            .number(SPLIT, 2)
+            .flag(NORM, true)
+            .flag(ARGMAX, true)
+            .floats(2, &[1.0; 64])
+            .output(19, 2 * 2 * 17)
+            .grid([17, 1, 1], 64)
+            .sanitize(sanitizer, &source);
+        let x = normalised(&x[..2 * n_in], &[1.0; 64]);
+        check(name, &out.floats(16), &products(&x, n_in, &w), F32_BOUND);
     }
 }

@@ -1,7 +1,7 @@
 //! Kernels of `src/kernels`, run by the emulator with what their contracts bind, in several orders of lanes.
 #![allow(clippy::unwrap_used, dead_code)]
 
-use ingle_device_metal::kernels::Kernel;
+use ingle_device_metal::kernels::{HEADERS, Kernel};
 pub use metal_emulator::Sanitizer;
 use metal_emulator::{
     Binding, Buffer, Compiler, Constant, Counters, Dispatch, LaneOrder, Library, Options, ParameterKind,
@@ -102,9 +102,13 @@ impl Launch {
         self.run_once(&library(self.file, Way::Counting), LaneOrder::Forward)
     }
 
-    /// Run it once under a sanitizer, which aborts on what it finds.
-    pub fn sanitize(&self, sanitizer: Sanitizer) -> Outcome {
-        self.run_once(&library(self.file, Way::Sanitized(sanitizer)), LaneOrder::Forward)
+    /// Run it once under a sanitizer, as a function of a source of the test's own: fewer kernels compile sooner.
+    pub fn sanitize(&self, sanitizer: Sanitizer, source: &str) -> Outcome {
+        let library = compiler(Way::Sanitized(sanitizer)).compile("sanitized.metal", source, HEADERS);
+        match library {
+            Ok(library) => self.run_once(&library, LaneOrder::Reverse),
+            Err(error) => panic!("{}: {error}", self.function),
+        }
     }
 
     fn run_once(&self, library: &Library, order: LaneOrder) -> Outcome {
