@@ -16,7 +16,7 @@ static Region nothing;
 
 static Region * add_region(Worker * w, msl_u64 address, msl_u64 length, bool writable, int counter) {
     Region * r = &w->regions[w->n_regions++];
-    *r = Region{ address, length, writable, counter, 0, 0, nullptr, nullptr };
+    *r = Region{ address, length, writable ? length : 0, writable, counter, 0, 0, nullptr, nullptr };
     return r;
 }
 
@@ -109,31 +109,53 @@ static void count(Region * r, msl_u64 address, msl_u64 size, bool write) {
 }
 #endif
 
-static inline __attribute__((always_inline)) void check(msl_u64 address, msl_u64 size, bool write, msl_u64 code) {
+// Whatever is not within the region that this code accessed last.
+static __attribute__((noinline)) void check_slowly(msl_u64 address, msl_u64 size, bool write, msl_u64 code) {
     if (!msl_running) return;
     Lane * l = msl_current_lane();
     Worker * w = l->worker;
     const msl_u64 offset = address - (msl_u64) w->threadgroup_memory;
     if (offset < THREADGROUP_SPACE) return check_threadgroup(l, offset, size, write, code);
-    Region ** recent = &w->recent[(code >> 1) & 255];
-    Region * r = *recent;
-    const msl_u64 at = address - r->address;
-    if (__builtin_expect(at > r->length || r->length - at < size, 0)) {
-        r = find_region(w, address, size);
-        if (!r) fail_at(l, MSL_OUT_OF_BOUNDS, address, size, write, code);
-        *recent = r;
-    }
+    Region * r = find_region(w, address, size);
+    if (!r) fail_at(l, MSL_OUT_OF_BOUNDS, address, size, write, code);
     if (write && !r->writable) fail_at(l, MSL_READ_ONLY, address, size, write, code);
+    w->recent[(code >> 1) & 255] = r;
 #ifdef MSL_COUNT
     count(r, address, size, write);
 #endif
 }
 
+static inline __attribute__((always_inline)) void check(msl_u64 address, msl_u64 size, bool write, msl_u64 code) {
+    if (__builtin_expect(msl_running, true)) {
+        Region * r = msl_current_lane()->worker->recent[(code >> 1) & 255];
+        const msl_u64 at = address - r->address, length = write ? r->writable_length : r->length;
+        if (__builtin_expect(at < length && length - at >= size, true)) {
+#ifdef MSL_COUNT
+            count(r, address, size, write);
+#endif
+            return;
+        }
+    }
+    check_slowly(address, size, write, code);
+}
+
+static __attribute__((noinline)) void misaligned(msl_u64 address, msl_u64 size, bool write, msl_u64 code) {
+    if (msl_running) fail_at(msl_current_lane(), MSL_MISALIGNED, address, size, write, code);
+}
+
 #define CODE ((msl_u64) __builtin_return_address(0))
 #define HIDDEN extern "C" __attribute__((visibility("hidden")))
+// With a granularity of 16 bytes (-asan-mapping-scale=4) clang calls these only for accesses that it takes to be aligned to their
+// size, and the two below for all others.
 #define ACCESS(n) \
-    HIDDEN void msl_load##n(msl_u64 address) { check(address, n, false, CODE); } \
-    HIDDEN void msl_store##n(msl_u64 address) { check(address, n, true, CODE); }
+    HIDDEN void msl_load##n(msl_u64 address) { \
+        if (address % n) misaligned(address, n, false, CODE); \
+        check(address, n, false, CODE); \
+    } \
+    HIDDEN void msl_store##n(msl_u64 address) { \
+        if (address % n) misaligned(address, n, true, CODE); \
+        check(address, n, true, CODE); \
+    }
 ACCESS(1) ACCESS(2) ACCESS(4) ACCESS(8) ACCESS(16)
 HIDDEN void msl_loadN(msl_u64 address, msl_u64 size) { check(address, size, false, CODE); }
 HIDDEN void msl_storeN(msl_u64 address, msl_u64 size) { check(address, size, true, CODE); }

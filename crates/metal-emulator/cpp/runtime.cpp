@@ -19,8 +19,13 @@ void __tsan_release(void *);
 #define ACQUIRE(x) __tsan_acquire(x)
 #define RELEASE(x) __tsan_release(x)
 #else
-#define ACQUIRE(x)
-#define RELEASE(x)
+#define ACQUIRE(x) (void) 0
+#define RELEASE(x) (void) 0
+#endif
+#if defined(MSL_ASAN) || defined(MSL_TSAN)
+// The sanitizer checks accesses.
+void msl_access_prepare(Worker *, const msl_dispatch *) {}
+void msl_access_finish(Worker *) {}
 #endif
 #ifdef MSL_ASAN
 extern "C" {
@@ -63,11 +68,17 @@ __attribute__((visibility("hidden"))) volatile bool msl_running;  // no callback
 
 extern "C" __attribute__((used, visibility("hidden"))) volatile msl_constants msl_constant_table = { "MSL function constants table 01", 0, {} };
 
+// Not memcpy, which a sanitizer would take for an access of the kernel's. (The runtime is compiled with -fno-builtin, so that
+// clang does not make one of it.)
+static void copy(void * to, const void * from, msl_u32 size) {
+    for (msl_u32 i = 0; i < size; i++) ((msl_u8 *) to)[i] = ((const msl_u8 *) from)[i];
+}
+
 extern "C" bool msl_function_constant(msl_u32 index, void * out, msl_u32 size) {
     for (msl_u64 i = 0; i < msl_constant_table.count; i++)
         if (msl_constant_table.value[i].index == index) {
             const msl_u64 bits = msl_constant_table.value[i].bits;
-            __builtin_memcpy(out, &bits, size);
+            copy(out, &bits, size);
             return true;
         }
     return false;
@@ -232,7 +243,7 @@ static void others(Lane * l) {
 extern "C" void msl_exchange(msl_u32 operation, const void * value, msl_u32 size, const msl_site * site, msl_slots * out) {
     Lane * l = msl_current_lane();
     Simdgroup * g = l->simdgroup;
-    for (msl_u32 i = 0; i < size; i++) g->slots[g->parity ^ 1][l->lane][i] = ((const volatile msl_u8 *) value)[i];
+    copy(g->slots[g->parity ^ 1][l->lane], value, size);
     l->site = *site;
     l->operation = operation;
     l->state = AT_EXCHANGE;
@@ -251,12 +262,12 @@ extern "C" void msl_matrix_multiply(const float in[6], const msl_site * site, fl
 extern "C" bool msl_result_get(void * out, msl_u32 size, msl_u32 index) {
     Simdgroup * g = msl_current_lane()->simdgroup;
     if (!(g->results >> index & 1)) return false;
-    __builtin_memcpy(out, g->result[index], size);
+    copy(out, g->result[index], size);
     return true;
 }
 extern "C" void msl_result_put(const void * value, msl_u32 size, msl_u32 index) {
     Simdgroup * g = msl_current_lane()->simdgroup;
-    __builtin_memcpy(g->result[index], value, size);
+    copy(g->result[index], value, size);
     g->results |= 1u << index;
 }
 extern "C" void msl_inactive_lane(msl_u32 lane, const msl_site * site) {

@@ -49,7 +49,7 @@ struct Variable {
 
 // Memory that a kernel may access. `counter` is its position in the dispatch, or -1.
 struct Region {
-    msl_u64 address, length;
+    msl_u64 address, length, writable_length;
     bool writable;
     int counter;
     msl_u64 read, written;

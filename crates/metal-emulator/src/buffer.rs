@@ -51,9 +51,13 @@ impl Buffer {
             )
         };
         match NonNull::new(p.cast::<u8>()) {
-            Some(address) if p != libc::MAP_FAILED => {
-                Ok(Buffer { address, length, writable: true, mapping: Some((start, whole)), views: Mutex::default() })
-            }
+            Some(address) if p != libc::MAP_FAILED => Ok(Buffer {
+                address,
+                length,
+                writable: true,
+                mapping: Some((start, whole)),
+                views: Mutex::default(),
+            }),
             _ => {
                 let error = refused();
                 // SAFETY: What was reserved above, and nothing else.

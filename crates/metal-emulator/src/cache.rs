@@ -32,7 +32,11 @@ pub(crate) fn file_error(path: &Path) -> impl FnOnce(std::io::Error) -> Error {
 
 /// The folder of `key` in `cache`. Where it is not there yet, `make` fills a folder that then takes its name; of several that
 /// make the same, in this process or others, one works and the rest wait.
-pub(crate) fn folder(cache: &Path, key: Key, make: impl FnOnce(&Path) -> Result<(), Error>) -> Result<PathBuf, Error> {
+pub(crate) fn folder(
+    cache: &Path,
+    key: Key,
+    make: impl FnOnce(&Path) -> Result<(), Error>,
+) -> Result<PathBuf, Error> {
     let name = key.name();
     let folder = cache.join(&name);
     if folder.is_dir() {

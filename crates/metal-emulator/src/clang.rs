@@ -23,7 +23,11 @@ impl Clang {
     pub fn find(asked: Option<&Path>) -> Result<Self, Error> {
         let names: Vec<PathBuf> = match asked {
             Some(path) => vec![path.to_owned()],
-            None => (MINIMUM..=NEWEST).rev().map(|n| format!("clang-{n}").into()).chain([PathBuf::from("clang")]).collect(),
+            None => (MINIMUM..=NEWEST)
+                .rev()
+                .map(|n| format!("clang-{n}").into())
+                .chain([PathBuf::from("clang")])
+                .collect(),
         };
         let mut found = String::new();
         for name in names {

@@ -28,7 +28,13 @@ pub struct Options {
 impl Options {
     /// The defaults, with compiled libraries kept in `cache`.
     pub fn new(cache: impl Into<PathBuf>) -> Self {
-        Options { clang: None, cache: cache.into(), sanitizer: Sanitizer::None, counting: false, defines: Vec::new() }
+        Options {
+            clang: None,
+            cache: cache.into(),
+            sanitizer: Sanitizer::None,
+            counting: false,
+            defines: Vec::new(),
+        }
     }
 }
 
@@ -73,8 +79,12 @@ impl Compiler {
         let mut options = options;
         fs::create_dir_all(&options.cache).map_err(file_error(&options.cache))?;
         options.cache = options.cache.canonicalize().map_err(file_error(&options.cache))?;
-        let mut compiler =
-            Compiler { clang, options, mode: Mode { counting: false, runner: None }, runtime: PathBuf::new() };
+        let mut compiler = Compiler {
+            clang,
+            options,
+            mode: Mode { counting: false, runner: None },
+            runtime: PathBuf::new(),
+        };
         compiler.build_runtime()?;
         Ok(compiler)
     }
@@ -134,8 +144,20 @@ impl Compiler {
             let c = cache::write(folder, "strict.cl", &rewritten.text)?;
             let headers = self.runtime.join("metal_stdlib.h");
             let arguments = strings(&[
-                "-cc1", "-x", "clcpp", "-fdeclspec", "-cl-std=clc++2021", "-triple", "x86_64-linux-gnu", "-fsyntax-only", "-w",
-                "-ferror-limit", "20", "-include", path(&headers), path(&c),
+                "-cc1",
+                "-x",
+                "clcpp",
+                "-fdeclspec",
+                "-cl-std=clc++2021",
+                "-triple",
+                "x86_64-linux-gnu",
+                "-fsyntax-only",
+                "-w",
+                "-ferror-limit",
+                "20",
+                "-include",
+                path(&headers),
+                path(&c),
             ]);
             let output = self.clang.run(folder, &arguments)?;
             if !output.status.success() {
@@ -175,9 +197,24 @@ impl Compiler {
         }
         let standard = self.runtime.join("standard");
         let mut arguments = strings(&[
-            "-E", "-x", "c++", "-std=c++17", "-undef", "-nostdinc", "-w", "-isystem", path(&standard), "-I", "src",
-            "-D__METAL__=1", "-D__METAL_MACOS__=1", "-D__METAL_VERSION__=320", "-D__HAVE_BFLOAT__=1",
-            "-D__HAVE_SIMDGROUP_MATRIX__=1", "-D__HAVE_SIMDGROUP_REDUCTION__=1", "-D__METAL_EMULATOR__=1",
+            "-E",
+            "-x",
+            "c++",
+            "-std=c++17",
+            "-undef",
+            "-nostdinc",
+            "-w",
+            "-isystem",
+            path(&standard),
+            "-I",
+            "src",
+            "-D__METAL__=1",
+            "-D__METAL_MACOS__=1",
+            "-D__METAL_VERSION__=320",
+            "-D__HAVE_BFLOAT__=1",
+            "-D__HAVE_SIMDGROUP_MATRIX__=1",
+            "-D__HAVE_SIMDGROUP_REDUCTION__=1",
+            "-D__METAL_EMULATOR__=1",
         ]);
         for (define, value) in &self.options.defines {
             arguments.push(format!("-D{define}={value}"));
@@ -198,8 +235,17 @@ impl Compiler {
             && std::arch::is_x86_feature_detected!("fma")
             && std::arch::is_x86_feature_detected!("f16c");
         let mut flags = strings(&[
-            "-x", "c++", "-std=c++20", "-O2", "-fPIC", "-ffreestanding", "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden",
-            "-fno-stack-protector", "-nostdinc",
+            "-x",
+            "c++",
+            "-std=c++20",
+            "-O2",
+            "-fPIC",
+            "-ffreestanding",
+            "-fno-exceptions",
+            "-fno-rtti",
+            "-fvisibility=hidden",
+            "-fno-stack-protector",
+            "-nostdinc",
         ]);
         flags.push(if wide { "-march=x86-64-v3" } else { "-march=x86-64" }.to_owned());
         flags
@@ -209,8 +255,14 @@ impl Compiler {
     fn arguments(&self) -> Vec<String> {
         let mut flags = Self::common();
         flags.extend(strings(&[
-            "-fdeclspec", "-g1", "-gdwarf-4", "-fdebug-compilation-dir=/metal", "-ffp-contract=off", "-ferror-limit=20",
-            "-Xclang", "-ffloat16-excess-precision=none",
+            "-fdeclspec",
+            "-g1",
+            "-gdwarf-4",
+            "-fdebug-compilation-dir=/metal",
+            "-ffp-contract=off",
+            "-ferror-limit=20",
+            "-Xclang",
+            "-ffloat16-excess-precision=none",
         ]));
         flags.extend(match self.options.sanitizer {
             // The instrumentation of AddressSanitizer with a runtime of our own: see cpp/access.cpp.
@@ -218,13 +270,24 @@ impl Compiler {
                 "-fsanitize=address,alignment,bounds,shift,integer-divide-by-zero",
                 "-fno-sanitize-recover=all",
                 "-fsanitize-address-use-after-return=never",
-                "-mllvm", "-asan-memory-access-callback-prefix=msl_",
-                "-mllvm", "-asan-instrumentation-with-call-threshold=0",
-                "-mllvm", "-asan-opt-same-temp=0",
-                "-mllvm", "-asan-stack=0",
-                "-mllvm", "-asan-globals=0",
+                "-mllvm",
+                "-asan-memory-access-callback-prefix=msl_",
+                "-mllvm",
+                "-asan-instrumentation-with-call-threshold=0",
+                "-mllvm",
+                "-asan-mapping-scale=4",
+                "-mllvm",
+                "-asan-opt-same-temp=0",
+                "-mllvm",
+                "-asan-stack=0",
+                "-mllvm",
+                "-asan-globals=0",
             ]),
-            Sanitizer::AddressUndefined => strings(&["-fsanitize=address,undefined", "-fno-sanitize=function,vptr", "-fno-sanitize-recover=all"]),
+            Sanitizer::AddressUndefined => strings(&[
+                "-fsanitize=address,undefined",
+                "-fno-sanitize=function,vptr",
+                "-fno-sanitize-recover=all",
+            ]),
             Sanitizer::Thread => strings(&["-fsanitize=thread"]),
         });
         flags
@@ -256,10 +319,18 @@ impl Compiler {
             for name in STANDARD {
                 cache::write(folder, &format!("standard/{name}"), "")?;
             }
-            let units: &[&str] = if sanitizer == Sanitizer::None { &["runtime", "access"] } else { &["runtime"] };
+            let units: &[&str] =
+                if sanitizer == Sanitizer::None { &["runtime", "access"] } else { &["runtime"] };
             for unit in units {
                 let mut arguments = Self::common();
-                arguments.extend(strings(&["-fno-strict-aliasing", "-c", &format!("{unit}.cpp"), "-o", &format!("{unit}.o")]));
+                arguments.extend(strings(&[
+                    "-fno-strict-aliasing",
+                    "-fno-builtin",
+                    "-c",
+                    &format!("{unit}.cpp"),
+                    "-o",
+                    &format!("{unit}.o"),
+                ]));
                 match sanitizer {
                     Sanitizer::None if self.options.counting => arguments.push("-DMSL_COUNT".to_owned()),
                     Sanitizer::None => {}
@@ -273,11 +344,21 @@ impl Compiler {
                 Sanitizer::AddressUndefined => "-fsanitize=address,undefined",
                 Sanitizer::Thread => "-fsanitize=thread",
             };
-            let mut arguments = strings(&["-x", "c++", "-std=c++20", "-O1", "-g1", "-fno-exceptions", "-fno-rtti", "-nostdinc++"]);
+            let mut arguments = strings(&[
+                "-x",
+                "c++",
+                "-std=c++20",
+                "-O1",
+                "-g1",
+                "-fno-exceptions",
+                "-fno-rtti",
+                "-nostdinc++",
+            ]);
             arguments.extend(strings(&["runner.cpp", "-rdynamic", flags, "-ldl", "-o", "runner"]));
             self.run_runtime(folder, &arguments)
         })?;
-        let runner = (sanitizer != Sanitizer::None).then(|| (Arc::from(self.runtime.join("runner")), sanitizer));
+        let runner =
+            (sanitizer != Sanitizer::None).then(|| (Arc::from(self.runtime.join("runner")), sanitizer));
         self.mode = Mode { counting: self.options.counting, runner };
         Ok(())
     }
@@ -289,8 +370,13 @@ impl Compiler {
         }
         let messages = messages(&output.stderr);
         let hint = match self.options.sanitizer {
-            Sanitizer::None => " (it needs a linker and the C library: apt-get install binutils libc6-dev)".to_owned(),
-            _ => format!(" (sanitizers are a package of their own: apt-get install libclang-rt-{}-dev)", self.clang.major),
+            Sanitizer::None => {
+                " (it needs a linker and the C library: apt-get install binutils libc6-dev)".to_owned()
+            }
+            _ => format!(
+                " (sanitizers are a package of their own: apt-get install libclang-rt-{}-dev)",
+                self.clang.major
+            ),
         };
         Err(Error::Runtime { hint, messages })
     }
@@ -319,7 +405,12 @@ fn describe(functions: &[Function], constants: &[ConstantDeclaration]) -> String
     }
     for f in functions {
         let needed: Vec<String> = f.constants.iter().map(u16::to_string).collect();
-        text.push_str(&format!("function\t{}\t{}\t{}\n", f.max_threads.unwrap_or(0), needed.join(","), f.name));
+        text.push_str(&format!(
+            "function\t{}\t{}\t{}\n",
+            f.max_threads.unwrap_or(0),
+            needed.join(","),
+            f.name
+        ));
         for p in &f.parameters {
             let (kind, at) = match p.kind {
                 ParameterKind::Buffer(i) => ("buffer", i.to_string()),
@@ -327,7 +418,12 @@ fn describe(functions: &[Function], constants: &[ConstantDeclaration]) -> String
                 ParameterKind::Position(name) => ("position", name.to_owned()),
             };
             let condition = p.condition.as_deref().unwrap_or("");
-            text.push_str(&format!("{kind}\t{at}\t{}\t{}\t{condition}\t{}\n", u8::from(p.writable), p.name, p.type_name));
+            text.push_str(&format!(
+                "{kind}\t{at}\t{}\t{}\t{condition}\t{}\n",
+                u8::from(p.writable),
+                p.name,
+                p.type_name
+            ));
         }
     }
     text

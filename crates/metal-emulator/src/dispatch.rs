@@ -5,7 +5,9 @@ use crate::counters::{BufferTraffic, Counters, SimdgroupInstructions};
 use crate::error::{Fault, FaultKind, Location};
 use crate::library::ParameterKind;
 use crate::worker::Worker;
-use crate::{Buffer, MAX_BINDINGS, MAX_BYTES, MAX_THREADGROUP_MEMORY, MAX_THREADS_PER_THREADGROUP, Pipeline, sanitized};
+use crate::{
+    Buffer, MAX_BINDINGS, MAX_BYTES, MAX_THREADGROUP_MEMORY, MAX_THREADS_PER_THREADGROUP, Pipeline, sanitized,
+};
 use std::process::Command;
 
 /// A buffer at an index.
@@ -107,12 +109,17 @@ impl Dispatch<'_> {
         let function = &self.pipeline.function;
         let refuse = |text: String| Err(self.fault(FaultKind::Dispatch(text)));
         let threads = self.threads_per_threadgroup.iter().try_fold(1u32, |n, d| n.checked_mul(*d));
-        let most = function.max_threads.unwrap_or(MAX_THREADS_PER_THREADGROUP).min(MAX_THREADS_PER_THREADGROUP);
+        let most =
+            function.max_threads.unwrap_or(MAX_THREADS_PER_THREADGROUP).min(MAX_THREADS_PER_THREADGROUP);
         if threads.is_none_or(|n| n == 0 || n > most) {
-            return refuse(format!("{:?} threads a threadgroup; from 1 to {most} are possible", self.threads_per_threadgroup));
+            return refuse(format!(
+                "{:?} threads a threadgroup; from 1 to {most} are possible",
+                self.threads_per_threadgroup
+            ));
         }
         let groups = self.threadgroups.iter().try_fold(1u64, |n, d| n.checked_mul(u64::from(*d)));
-        let fits = (0..3).all(|d| self.threadgroups[d].checked_mul(self.threads_per_threadgroup[d]).is_some());
+        let fits =
+            (0..3).all(|d| self.threadgroups[d].checked_mul(self.threads_per_threadgroup[d]).is_some());
         if groups.is_none() || !fits {
             return refuse(format!("a grid of {:?} threadgroups is too large", self.threadgroups));
         }
@@ -129,18 +136,29 @@ impl Dispatch<'_> {
             let end = b.offset.checked_add(b.length.unwrap_or(0));
             if b.offset > b.buffer.len() || end.is_none_or(|e| e > b.buffer.len()) {
                 let length = b.length.map_or(String::new(), |n| format!(" and {n} bytes from there"));
-                return refuse(format!("buffer {} of {} bytes is bound at offset {}{length}", b.index, b.buffer.len(), b.offset));
+                return refuse(format!(
+                    "buffer {} of {} bytes is bound at offset {}{length}",
+                    b.index,
+                    b.buffer.len(),
+                    b.offset
+                ));
             }
         }
         for (index, bytes) in self.bytes {
             if bytes.len() > MAX_BYTES {
-                return refuse(format!("{} bytes passed by value at index {index}; {MAX_BYTES} are possible", bytes.len()));
+                return refuse(format!(
+                    "{} bytes passed by value at index {index}; {MAX_BYTES} are possible",
+                    bytes.len()
+                ));
             }
         }
         let mut total = 0u64;
         for (n, (index, length)) in self.threadgroup_memory.iter().enumerate() {
             if *index >= MAX_BINDINGS || self.threadgroup_memory[..n].iter().any(|o| o.0 == *index) {
-                return refuse(format!("index {index} of threadgroup memory is past {} or given twice", MAX_BINDINGS - 1));
+                return refuse(format!(
+                    "index {index} of threadgroup memory is past {} or given twice",
+                    MAX_BINDINGS - 1
+                ));
             }
             if length % 16 != 0 {
                 return refuse(format!("{length} bytes of threadgroup memory {index}: not a multiple of 16"));
@@ -154,7 +172,9 @@ impl Dispatch<'_> {
         for (i, p) in function.parameters.iter().enumerate() {
             let (bound, place) = match p.kind {
                 ParameterKind::Buffer(n) => (indices().any(|o| o == n), ("buffer", n)),
-                ParameterKind::Threadgroup(n) => (self.threadgroup_memory.iter().any(|o| o.0 == n), ("threadgroup memory", n)),
+                ParameterKind::Threadgroup(n) => {
+                    (self.threadgroup_memory.iter().any(|o| o.0 == n), ("threadgroup memory", n))
+                }
                 ParameterKind::Position(_) => continue,
             };
             if !bound && self.pipeline.present(i) {
@@ -166,8 +186,11 @@ impl Dispatch<'_> {
     }
 
     fn run_here(&self, options: &RunOptions) -> Result<Counters, Fault> {
-        let Some(code) = &self.pipeline.code else { return Err(self.fault(FaultKind::Dispatch("the library is not loaded".into()))) };
-        let no_memory = || self.fault(FaultKind::Dispatch("the system refuses memory for a worker".to_owned()));
+        let Some(code) = &self.pipeline.code else {
+            return Err(self.fault(FaultKind::Dispatch("the library is not loaded".into())));
+        };
+        let no_memory =
+            || self.fault(FaultKind::Dispatch("the system refuses memory for a worker".to_owned()));
         let mut worker = Worker::take(code.new_memory).ok_or_else(no_memory)?;
         let none = MslBuffer {
             address: std::ptr::null_mut(),
@@ -189,11 +212,18 @@ impl Dispatch<'_> {
                 }
             };
             let length = b.length.unwrap_or(b.buffer.len() - b.offset) as u64;
-            list[n] = MslBuffer { address, length, index: b.index, writable: u32::from(b.buffer.is_writable()), ..none };
+            list[n] = MslBuffer {
+                address,
+                length,
+                index: b.index,
+                writable: u32::from(b.buffer.is_writable()),
+                ..none
+            };
         }
         for (n, (index, bytes)) in self.bytes.iter().enumerate() {
             let address = worker.hold(n, bytes);
-            list[self.buffers.len() + n] = MslBuffer { address, length: bytes.len() as u64, index: *index, ..none };
+            list[self.buffers.len() + n] =
+                MslBuffer { address, length: bytes.len() as u64, index: *index, ..none };
         }
         let mut sectors = Sectors::default();
         if self.pipeline.mode.counting {
@@ -225,7 +255,8 @@ impl Dispatch<'_> {
             // SAFETY: All that the dispatch points to outlives the call; the worker is this thread's.
             unsafe { (code.run)(&dispatch, worker.memory, &mut counters, &mut fault) };
         } else {
-            self.run_on(workers, &dispatch, &mut worker, &mut counters, &mut fault).map_err(|()| no_memory())?;
+            self.run_on(workers, &dispatch, &mut worker, &mut counters, &mut fault)
+                .map_err(|()| no_memory())?;
         }
         worker.put_back();
         if fault.kind != 0 {
@@ -279,17 +310,24 @@ impl Dispatch<'_> {
         let (write, size, name) = (f.write != 0, f.size, MslFault::text(&f.name));
         let offset = f.address as i64;
         let kind = match f.kind {
-            abi::kind::OUT_OF_BOUNDS => FaultKind::OutOfBounds { write, size, buffer: nearest(f.address, list) },
-            abi::kind::READ_ONLY => FaultKind::ReadOnly { index: nearest(f.address, list).map_or(0, |b| b.0), size },
+            abi::kind::OUT_OF_BOUNDS => {
+                FaultKind::OutOfBounds { write, size, buffer: nearest(f.address, list) }
+            }
+            abi::kind::READ_ONLY => {
+                FaultKind::ReadOnly { index: nearest(f.address, list).map_or(0, |b| b.0), size }
+            }
             abi::kind::THREADGROUP_BOUNDS => FaultKind::ThreadgroupOutOfBounds { write, name, offset, size },
             abi::kind::UNINITIALISED => FaultKind::UninitialisedThreadgroup { name, offset, size },
-            abi::kind::DIVERGENT_BARRIER => {
-                FaultKind::DivergentBarrier { reached: f.count, threads: self.threads_per_threadgroup.iter().product() }
-            }
+            abi::kind::DIVERGENT_BARRIER => FaultKind::DivergentBarrier {
+                reached: f.count,
+                threads: self.threads_per_threadgroup.iter().product(),
+            },
             abi::kind::DIVERGENT_SIMDGROUP => FaultKind::DivergentSimdgroup { lanes: f.lanes },
             abi::kind::INACTIVE_LANE => FaultKind::InactiveLane { lane: f.count, lanes: f.lanes },
             abi::kind::TOO_MUCH_THREADGROUP => FaultKind::TooMuchThreadgroupMemory { bytes: size, name },
-            abi::kind::MISALIGNED => FaultKind::Misaligned { alignment: size, excess: f.address % size.max(1) },
+            abi::kind::MISALIGNED => {
+                FaultKind::Misaligned { alignment: size, excess: f.address % size.max(1) }
+            }
             _ => FaultKind::Undefined(name),
         };
         let location = if f.line != 0 {
@@ -305,8 +343,12 @@ impl Dispatch<'_> {
 
     /// The place of an address of code: the innermost that is not in the emulator's own headers.
     fn locate(&self, code: u64) -> Option<Location> {
-        let output =
-            Command::new("addr2line").args(["-i", "-e"]).arg(&self.pipeline.library).arg(format!("{code:#x}")).output().ok()?;
+        let output = Command::new("addr2line")
+            .args(["-i", "-e"])
+            .arg(&self.pipeline.library)
+            .arg(format!("{code:#x}"))
+            .output()
+            .ok()?;
         let text = String::from_utf8_lossy(&output.stdout);
         let places = text.lines().filter_map(|line| {
             let (file, rest) = line.rsplit_once(':')?;
@@ -366,7 +408,11 @@ fn add(to: &mut MslCounters, from: &MslCounters) {
     to.threadgroup_read += from.threadgroup_read;
     to.threadgroup_written += from.threadgroup_written;
     to.switches += from.switches;
-    let pairs = [(&mut to.operations[..], &from.operations[..]), (&mut to.read, &from.read), (&mut to.written, &from.written)];
+    let pairs = [
+        (&mut to.operations[..], &from.operations[..]),
+        (&mut to.read, &from.read),
+        (&mut to.written, &from.written),
+    ];
     for (to, from) in pairs {
         to.iter_mut().zip(from).for_each(|(a, b)| *a += b);
     }
@@ -376,7 +422,11 @@ fn add(to: &mut MslCounters, from: &MslCounters) {
 fn nearest(address: u64, list: &[MslBuffer]) -> Option<(u32, i64, u64)> {
     let distance = |b: &MslBuffer| {
         let start = b.address as u64;
-        if address < start { start - address } else { address.saturating_sub(start + b.length.saturating_sub(1)) }
+        if address < start {
+            start - address
+        } else {
+            address.saturating_sub(start + b.length.saturating_sub(1))
+        }
     };
     let b = list.iter().min_by_key(|b| distance(b))?;
     // Farther than any index would go from it.

@@ -173,7 +173,9 @@ pub enum FaultKind {
         size: u64,
     },
     /// A read of threadgroup memory that nothing has written in this threadgroup.
-    #[error("read of {size} bytes at offset {offset} of threadgroup memory '{name}', which were never written")]
+    #[error(
+        "read of {size} bytes at offset {offset} of threadgroup memory '{name}', which were never written"
+    )]
     UninitialisedThreadgroup {
         /// The variable.
         name: String,
@@ -205,7 +207,10 @@ pub enum FaultKind {
         lanes: u32,
     },
     /// More than [`crate::MAX_THREADGROUP_MEMORY`].
-    #[error("{bytes} bytes of threadgroup memory with '{name}'; a threadgroup has at most {}", crate::MAX_THREADGROUP_MEMORY)]
+    #[error(
+        "{bytes} bytes of threadgroup memory with '{name}'; a threadgroup has at most {}",
+        crate::MAX_THREADGROUP_MEMORY
+    )]
     TooMuchThreadgroupMemory {
         /// Bytes up to and with `name`.
         bytes: u64,

@@ -142,11 +142,17 @@ impl Library {
                 return Err(Error::Constant { index: *i, what: "no source declares it".to_owned() });
             };
             if !value.type_names().contains(&declared.type_name.as_str()) {
-                let what = format!("'{}' is declared as {}, and {value:?} was given", declared.name, declared.type_name);
+                let what = format!(
+                    "'{}' is declared as {}, and {value:?} was given",
+                    declared.name, declared.type_name
+                );
                 return Err(Error::Constant { index: *i, what });
             }
             if constants[..n].iter().any(|(o, _)| o == i) {
-                return Err(Error::Constant { index: *i, what: format!("'{}' is given twice", declared.name) });
+                return Err(Error::Constant {
+                    index: *i,
+                    what: format!("'{}' is given twice", declared.name),
+                });
             }
         }
         for needed in &self.functions[index].constants {

@@ -45,7 +45,11 @@ unsafe impl Sync for Code {}
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
 impl Pipeline {
-    pub(crate) fn load(library: &Library, index: usize, constants: &[(u16, Constant)]) -> Result<Self, Error> {
+    pub(crate) fn load(
+        library: &Library,
+        index: usize,
+        constants: &[(u16, Constant)],
+    ) -> Result<Self, Error> {
         let mut bytes = fs::read(&library.path).map_err(file_error(&library.path))?;
         set_constants(&mut bytes, library, constants)?;
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -103,7 +107,8 @@ impl Code {
             let p = unsafe { libc::dlsym(handle, name.as_ptr()) };
             if p.is_null() { Err(refused(last_error())) } else { Ok(p) }
         };
-        let (memory, run, present) = (symbol(c"msl_memory_new")?, symbol(c"msl_run")?, symbol(c"msl_present")?);
+        let (memory, run, present) =
+            (symbol(c"msl_memory_new")?, symbol(c"msl_run")?, symbol(c"msl_present")?);
         // SAFETY: The types are those of cpp/runtime.h and of the rewriter's entry points.
         unsafe {
             Ok(Code {

@@ -15,7 +15,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
 /// Runs a dispatch that was checked. Buffers that kernels may write hold its results afterwards.
-pub(crate) fn run(d: &Dispatch<'_>, options: &RunOptions, runner: &Path, sanitizer: Sanitizer) -> Result<Counters, Fault> {
+pub(crate) fn run(
+    d: &Dispatch<'_>,
+    options: &RunOptions,
+    runner: &Path,
+    sanitizer: Sanitizer,
+) -> Result<Counters, Fault> {
     let failed = |text: String| d.fault(FaultKind::Dispatch(text));
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
     let name = |what: &str| runner.with_file_name(format!("{what}-{}-{number}", std::process::id()));
@@ -24,8 +29,12 @@ pub(crate) fn run(d: &Dispatch<'_>, options: &RunOptions, runner: &Path, sanitiz
     fs::write(&request.0, text).map_err(|e| failed(format!("{}: {e}", request.0.display())))?;
     let mut command = Command::new(runner);
     command.arg(&request.0).arg(&answer.0);
-    let symbolizer = symbolizer().map_or(String::new(), |p| format!(":external_symbolizer_path={}", p.display()));
-    command.env("ASAN_OPTIONS", format!("detect_leaks=0:detect_stack_use_after_return=0:exitcode=77{symbolizer}"));
+    let symbolizer =
+        symbolizer().map_or(String::new(), |p| format!(":external_symbolizer_path={}", p.display()));
+    command.env(
+        "ASAN_OPTIONS",
+        format!("detect_leaks=0:detect_stack_use_after_return=0:exitcode=77{symbolizer}"),
+    );
     command.env("UBSAN_OPTIONS", format!("print_stacktrace=1:halt_on_error=1{symbolizer}"));
     command.env("TSAN_OPTIONS", format!("halt_on_error=1:exitcode=66{symbolizer}"));
     if sanitizer == Sanitizer::Thread {
@@ -74,7 +83,8 @@ fn encode(d: &Dispatch<'_>, options: &RunOptions) -> (Vec<u8>, Vec<(usize, usize
     let mut memory: Vec<(usize, usize)> = Vec::new();
     let which: Vec<usize> = (0..d.buffers.len())
         .map(|n| {
-            let same = memory.iter().position(|(o, _)| std::ptr::eq(d.buffers[*o].buffer, d.buffers[n].buffer));
+            let same =
+                memory.iter().position(|(o, _)| std::ptr::eq(d.buffers[*o].buffer, d.buffers[n].buffer));
             same.unwrap_or_else(|| {
                 memory.push((n, d.buffers[n].buffer.len()));
                 memory.len() - 1
@@ -114,7 +124,9 @@ fn decode(d: &Dispatch<'_>, bytes: &[u8], memory: &[(usize, usize)]) -> Result<C
     let head = size_of::<MslCounters>() + size_of::<MslFault>();
     let whole = head + memory.iter().map(|(_, n)| n).sum::<usize>();
     if bytes.len() < whole {
-        return Err(d.fault(FaultKind::Dispatch(format!("the runner answered {} bytes of {whole}", bytes.len()))));
+        return Err(
+            d.fault(FaultKind::Dispatch(format!("the runner answered {} bytes of {whole}", bytes.len())))
+        );
     }
     // SAFETY: Both are plain numbers, and there are enough bytes for them.
     let (c, f) = unsafe {
@@ -149,5 +161,7 @@ fn decode(d: &Dispatch<'_>, bytes: &[u8], memory: &[(usize, usize)]) -> Result<C
 /// Something that turns addresses into lines for the reports.
 fn symbolizer() -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
-    ["llvm-symbolizer", "addr2line"].iter().find_map(|name| std::env::split_paths(&path).map(|p| p.join(name)).find(|p| p.is_file()))
+    ["llvm-symbolizer", "addr2line"]
+        .iter()
+        .find_map(|name| std::env::split_paths(&path).map(|p| p.join(name)).find(|p| p.is_file()))
 }

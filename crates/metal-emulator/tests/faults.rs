@@ -1,5 +1,5 @@
 //! Every kind of fault is found, with its place; the same kernels within bounds are let go.
-#![allow(clippy::unwrap_used, missing_docs)]
+#![allow(clippy::unwrap_used, missing_docs, unsafe_code)]
 
 mod common;
 use common::*;
@@ -39,7 +39,11 @@ fn accesses_past_the_end_are_found_to_the_byte() {
     assert_eq!(at(&f), ("bugs.metal", line("x[t + 1] = t;")));
     assert_eq!(f.thread, Some(([0, 0, 0], [31, 0, 0])));
     let text = f.to_string();
-    assert!(text.contains("past_the_end at bugs.metal:") && text.contains("offset 128 of buffer 0, which has 128 bytes"), "{text}");
+    assert!(
+        text.contains("past_the_end at bugs.metal:")
+            && text.contains("offset 128 of buffer 0, which has 128 bytes"),
+        "{text}"
+    );
     // One more element makes it right.
     let x = Buffer::new(33 * 4).unwrap();
     run(&library().pipeline("past_the_end", &[]).unwrap(), &[&x], 1, 32, LaneOrder::Forward).unwrap();
@@ -50,7 +54,10 @@ fn accesses_past_the_end_are_found_to_the_byte() {
         let p = library().pipeline("last_byte", &[]).unwrap();
         run(&p, &[&x, &last], 1, 1, LaneOrder::Forward).unwrap();
         let f = run(&p, &[&x, &uints(&[length as u32])], 1, 1, LaneOrder::Forward).unwrap_err();
-        assert_eq!(f.kind, FaultKind::OutOfBounds { write: true, size: 1, buffer: Some((0, length as i64, length as u64)) });
+        assert_eq!(
+            f.kind,
+            FaultKind::OutOfBounds { write: true, size: 1, buffer: Some((0, length as i64, length as u64)) }
+        );
     }
 }
 
@@ -63,7 +70,10 @@ fn accesses_before_far_away_and_of_half_a_struct_are_found() {
     assert!(matches!(f.kind, FaultKind::OutOfBounds { write: false, .. }), "{f}");
     let blocks = Buffer::new(31 * 18 + 17).unwrap();
     let f = fault("half_a_block", &[&blocks, &y], 32);
-    assert!(matches!(f.kind, FaultKind::OutOfBounds { write: false, buffer: Some((0, at, 575)), .. } if at >= 31 * 18), "{f}");
+    assert!(
+        matches!(f.kind, FaultKind::OutOfBounds { write: false, buffer: Some((0, at, 575)), .. } if at >= 31 * 18),
+        "{f}"
+    );
     let p = library().pipeline("half_a_block", &[]).unwrap();
     run(&p, &[&Buffer::new(32 * 18).unwrap(), &y], 1, 32, LaneOrder::Forward).unwrap();
 }
@@ -90,7 +100,8 @@ fn a_value_that_is_too_short_is_found() {
 fn a_value_in_a_shared_buffer_ends_where_its_binding_ends() {
     let arena = Buffer::new(1024).unwrap();
     let p = library().pipeline("into_the_neighbour", &[]).unwrap();
-    let bindings = |limit: usize| [Binding::new(0, &arena).limit(limit), Binding::new(1, &arena).at(128).limit(128)];
+    let bindings =
+        |limit: usize| [Binding::new(0, &arena).limit(limit), Binding::new(1, &arena).at(128).limit(128)];
     let run = |bindings: &[Binding]| {
         let d = Dispatch {
             pipeline: &p,
@@ -124,7 +135,10 @@ fn memory_that_is_read_only_is_not_written() {
 fn threadgroup_memory_is_checked() {
     let x = Buffer::new(64 * 4).unwrap();
     let f = fault("threadgroup_overrun", &[&x], 32);
-    assert_eq!(f.kind, FaultKind::ThreadgroupOutOfBounds { write: true, name: "a".to_owned(), offset: 128, size: 4 });
+    assert_eq!(
+        f.kind,
+        FaultKind::ThreadgroupOutOfBounds { write: true, name: "a".to_owned(), offset: 128, size: 4 }
+    );
     assert_eq!(at(&f), ("bugs.metal", line("p[t + 1] = t;")));
     let f = fault("uninitialised", &[&x], 32);
     assert_eq!(f.kind, FaultKind::UninitialisedThreadgroup { name: "s".to_owned(), offset: 124, size: 4 });
@@ -155,7 +169,9 @@ fn threadgroup_arguments_are_checked() {
     };
     assert!(matches!(with(&[(0, 128)]), FaultKind::ThreadgroupOutOfBounds { offset: 128, .. }));
     assert!(matches!(with(&[(0, 144)]), FaultKind::UninitialisedThreadgroup { offset: 0, .. }));
-    assert!(matches!(with(&[]), FaultKind::Unbound { name, place } if name == "a" && place == "threadgroup memory 0"));
+    assert!(
+        matches!(with(&[]), FaultKind::Unbound { name, place } if name == "a" && place == "threadgroup memory 0")
+    );
     assert!(matches!(with(&[(0, 120)]), FaultKind::Dispatch(text) if text.contains("not a multiple of 16")));
     assert!(matches!(with(&[(0, 32784)]), FaultKind::TooMuchThreadgroupMemory { bytes: 32784, .. }));
 }
@@ -183,6 +199,9 @@ fn undefined_behaviour_is_found() {
     let f = fault("misaligned", &[&x], 32);
     assert_eq!(f.kind, FaultKind::Misaligned { alignment: 16, excess: 4 });
     assert_eq!(at(&f), ("bugs.metal", line("*(device float4 *) (x + 1)")));
+    let f = fault("misaligned_word", &[&x], 1);
+    assert_eq!(f.kind, FaultKind::Misaligned { alignment: 4, excess: 2 });
+    assert_eq!(at(&f), ("bugs.metal", line("*(device uint *) (x + 6)")));
     for (function, threads, text, part) in [
         ("shift", 32, "1 << (t + 1)", "shift by as many bits"),
         ("division", 8, "7 / (int(t) - 3)", "division by zero"),

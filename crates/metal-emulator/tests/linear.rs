@@ -8,7 +8,15 @@ use metal_emulator::{Binding, Buffer, Constant, Dispatch, Pipeline, RunOptions};
 const SOURCE: &str = include_str!("kernels/linear.metal");
 
 /// Runs in every order and on two threads; the results must be bit-identical.
-fn in_all_orders(p: &Pipeline, arguments: &[u8], buffers: &[(u32, &Buffer)], memory: &[(u32, u32)], out: &mut Buffer, groups: [u32; 3], threads: u32) -> Vec<f32> {
+fn in_all_orders(
+    p: &Pipeline,
+    arguments: &[u8],
+    buffers: &[(u32, &Buffer)],
+    memory: &[(u32, u32)],
+    out: &mut Buffer,
+    groups: [u32; 3],
+    threads: u32,
+) -> Vec<f32> {
     let mut first = None;
     for (order, host_threads) in ORDERS.iter().map(|o| (*o, 1)).chain([(ORDERS[0], 2), (ORDERS[3], 3)]) {
         out.as_mut_slice().fill(0xff);
@@ -55,7 +63,8 @@ fn rms_norm_with_and_without_weight() {
             .map(|i| {
                 let row = &x[i / n * n..][..n];
                 let mean = row.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / n as f64;
-                f64::from(x[i]) / (mean + f64::from(eps)).sqrt() * if weighted { f64::from(w[i % n]) } else { 1.0 }
+                f64::from(x[i]) / (mean + f64::from(eps)).sqrt()
+                    * if weighted { f64::from(w[i % n]) } else { 1.0 }
             })
             .collect();
         // A sum of 1004 squares in float, and a handful of roundings.
@@ -88,7 +97,8 @@ fn gemv_q4_0() {
     let arguments: Vec<u8> = [cols as u32, rows as u32].iter().flat_map(|v| v.to_le_bytes()).collect();
     let (w, xb, mut y) = (Buffer::from_bytes(&blocks).unwrap(), floats(&x), Buffer::new(rows * 4).unwrap());
     let p = library.pipeline("gemv_q4_0", &[]).unwrap();
-    let got = in_all_orders(&p, &arguments, &[(1, &w), (2, &xb)], &[], &mut y, [rows.div_ceil(8) as u32, 1, 1], 64);
+    let got =
+        in_all_orders(&p, &arguments, &[(1, &w), (2, &xb)], &[], &mut y, [rows.div_ceil(8) as u32, 1, 1], 64);
     close(&got, &expected, 1e-4);
 }
 
@@ -99,11 +109,20 @@ fn gemm_on_simdgroup_matrices() {
     let mut random = Random(99);
     let a: Vec<u16> = (0..m * k).map(|_| to_half(random.float())).collect();
     let b: Vec<u16> = (0..k * n).map(|_| to_half(random.float())).collect();
-    let bytes = |v: &[u16]| Buffer::from_bytes(&v.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>()).unwrap();
+    let bytes =
+        |v: &[u16]| Buffer::from_bytes(&v.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>()).unwrap();
     let (ab, bb, mut c) = (bytes(&a), bytes(&b), Buffer::new(m * n * 4).unwrap());
     let arguments: Vec<u8> = [m as u32, n as u32, k as u32].iter().flat_map(|v| v.to_le_bytes()).collect();
     let p = library.pipeline("gemm_f16", &[]).unwrap();
-    let got = in_all_orders(&p, &arguments, &[(1, &ab), (2, &bb)], &[(0, 2048)], &mut c, [(n / 32) as u32, (m / 32) as u32, 1], 128);
+    let got = in_all_orders(
+        &p,
+        &arguments,
+        &[(1, &ab), (2, &bb)],
+        &[(0, 2048)],
+        &mut c,
+        [(n / 32) as u32, (m / 32) as u32, 1],
+        128,
+    );
     let expected: Vec<f64> = (0..m * n)
         .map(|i| (0..k).map(|j| f64::from(half(a[i / n * k + j])) * f64::from(half(b[j * n + i % n]))).sum())
         .collect();

@@ -40,20 +40,31 @@ impl Rewriter<'_> {
         let type_name = self.t.phrase(i + 1, at - 1);
         let plain = type_name.trim_start_matches("metal::");
         let Some((_, size)) = TYPES.iter().find(|(t, _)| *t == plain) else {
-            return Err(self.refuse(i, format!("function constant '{name}' of type '{type_name}': only scalars are accepted")));
+            return Err(self.refuse(
+                i,
+                format!("function constant '{name}' of type '{type_name}': only scalars are accepted"),
+            ));
         };
         if index > u32::from(u16::MAX) {
             return Err(self.refuse(at, format!("function constant '{name}' has index {index}, past 65535")));
         }
         if let Some(other) = self.constants.iter().find(|c| c.index == index as u16) {
-            return Err(self.refuse(i, format!("function constants '{}' and '{name}' both have index {index}", other.name)));
+            return Err(self.refuse(
+                i,
+                format!("function constants '{}' and '{name}' both have index {index}", other.name),
+            ));
         }
         let text = format!(
             "static const {type_name} {name} = msl_constant{{{index}}}; \
              static const bool msl_defined_{name} = msl_constant_defined({index});"
         );
         self.replace(i, next + 1, &text);
-        self.constants.push(ConstantDeclaration { index: index as u16, name, type_name: plain.to_owned(), size: *size });
+        self.constants.push(ConstantDeclaration {
+            index: index as u16,
+            name,
+            type_name: plain.to_owned(),
+            size: *size,
+        });
         Ok(Some(next + 1))
     }
 
@@ -62,7 +73,8 @@ impl Rewriter<'_> {
         let name = self.t.word(i + 2);
         let known = self.constants.iter().any(|c| c.name == name);
         if self.t.word(i + 1) != "(" || self.t.word(i + 3) != ")" || !known {
-            let what = "is_function_constant_defined of something that is no function constant declared above";
+            let what =
+                "is_function_constant_defined of something that is no function constant declared above";
             return Err(self.refuse(i, what));
         }
         let text = format!("msl_defined_{name}");

@@ -70,10 +70,19 @@ impl Rewriter<'_> {
         for a in &list {
             match a.name.as_str() {
                 "host_name" => self.pending.host_name = Some(self.string(a)?),
-                "max_total_threads_per_threadgroup" => self.pending.max_threads = Some(self.integer(a.arguments.clone())?),
+                "max_total_threads_per_threadgroup" => {
+                    self.pending.max_threads = Some(self.integer(a.arguments.clone())?)
+                }
                 "kernel" => self.pending.kernel = true,
-                name if super::HARMLESS.contains(&name) || name.starts_with("clang::") || name.starts_with("gnu::") => continue,
-                name => return Err(self.refuse(a.token, format!("attribute '{name}' is not understood here"))),
+                name if super::HARMLESS.contains(&name)
+                    || name.starts_with("clang::")
+                    || name.starts_with("gnu::") =>
+                {
+                    continue;
+                }
+                name => {
+                    return Err(self.refuse(a.token, format!("attribute '{name}' is not understood here")));
+                }
             }
             remove = true;
         }
@@ -89,7 +98,8 @@ impl Rewriter<'_> {
         for i in a.arguments.clone() {
             let word = self.t.word(i);
             if self.t.list[i].kind != Kind::Quote || word.contains('\\') {
-                return Err(self.refuse(a.token, format!("'{word}': expected a plain string literal in '{}'", a.name)));
+                return Err(self
+                    .refuse(a.token, format!("'{word}': expected a plain string literal in '{}'", a.name)));
             }
             text.push_str(word.trim_matches('"'));
         }
@@ -121,17 +131,28 @@ impl Rewriter<'_> {
         match self.t.word(close + 1) {
             "{" => {}
             ";" => return Ok(close + 1),
-            other => return Err(self.refuse(close, format!("'{other}' after the parameters of kernel '{name}'"))),
+            other => {
+                return Err(self.refuse(close, format!("'{other}' after the parameters of kernel '{name}'")));
+            }
         }
         if self.kernels.iter().any(|k| k.name == name) {
             return Err(self.refuse(i, format!("a second kernel of the name '{name}'")));
         }
         if templated && pending.host_name.is_some() {
-            return Err(self.refuse(i, format!("a host name for kernel template '{name}'; give it to its instantiations")));
+            return Err(self.refuse(
+                i,
+                format!("a host name for kernel template '{name}'; give it to its instantiations"),
+            ));
         }
         if !templated {
             let host_name = pending.host_name.unwrap_or_else(|| name.clone());
-            self.instances.push(Instance { host_name, kernel: name.clone(), template_arguments: String::new(), arguments: i..i, token: i });
+            self.instances.push(Instance {
+                host_name,
+                kernel: name.clone(),
+                template_arguments: String::new(),
+                arguments: i..i,
+                token: i,
+            });
         }
         self.kernels.push(Kernel { name, parameters, max_threads: pending.max_threads, templated, token: i });
         self.body = Some(self.t.closing(close + 1)?);
@@ -178,7 +199,10 @@ impl Rewriter<'_> {
         if let Some(at) = attribute {
             let (attributes, next) = self.attributes(at)?;
             if next != to {
-                return Err(self.refuse(next, format!("'{}' after the attribute of parameter '{name}'", self.t.word(next))));
+                return Err(self.refuse(
+                    next,
+                    format!("'{}' after the attribute of parameter '{name}'", self.t.word(next)),
+                ));
             }
             for a in attributes {
                 let found = match a.name.as_str() {
@@ -187,18 +211,29 @@ impl Rewriter<'_> {
                     "function_constant" => {
                         let constant = self.t.phrase(a.arguments.start, a.arguments.end);
                         if a.arguments.len() != 1 || self.t.list[a.arguments.start].kind != Kind::Word {
-                            return Err(self.refuse(a.token, format!("'{constant}': expected the name of a function constant")));
+                            return Err(self.refuse(
+                                a.token,
+                                format!("'{constant}': expected the name of a function constant"),
+                            ));
                         }
                         condition = Some(constant);
                         continue;
                     }
                     other => match POSITIONS.iter().find(|(n, _)| *n == other) {
                         Some((n, _)) => ParameterKind::Position(n),
-                        None => return Err(self.refuse(a.token, format!("attribute '{other}' of parameter '{name}' is not understood"))),
+                        None => {
+                            return Err(self.refuse(
+                                a.token,
+                                format!("attribute '{other}' of parameter '{name}' is not understood"),
+                            ));
+                        }
                     },
                 };
                 if kind.replace(found).is_some() {
-                    return Err(self.refuse(a.token, format!("parameter '{name}' has two attributes that say where it comes from")));
+                    return Err(self.refuse(
+                        a.token,
+                        format!("parameter '{name}' has two attributes that say where it comes from"),
+                    ));
                 }
             }
             self.replace(at, to, "");
@@ -208,7 +243,10 @@ impl Rewriter<'_> {
             // As Metal does: buffers without an index are counted on.
             None if indirect && in_device => ParameterKind::Buffer(*next_buffer),
             None => {
-                return Err(self.refuse(from, format!("parameter '{type_name} {name}' has no attribute that says where it comes from")));
+                return Err(self.refuse(
+                    from,
+                    format!("parameter '{type_name} {name}' has no attribute that says where it comes from"),
+                ));
             }
         };
         let fits = match kind {
@@ -232,7 +270,9 @@ impl Rewriter<'_> {
     fn index(&self, a: &Attribute) -> Result<u32, Refusal> {
         let index = self.integer(a.arguments.clone())?;
         if index >= MAX_INDEX {
-            return Err(self.refuse(a.token, format!("index {index} of '{}', past {}", a.name, MAX_INDEX - 1)));
+            return Err(
+                self.refuse(a.token, format!("index {index} of '{}', past {}", a.name, MAX_INDEX - 1))
+            );
         }
         Ok(index)
     }
@@ -264,7 +304,10 @@ impl Rewriter<'_> {
             end = self.opening(end, at)?.wrapping_sub(1);
         }
         if self.t.word(end) != ">" {
-            return Err(self.refuse(i, format!("instantiation '{host_name}' names no template arguments; expected 'NAME<...>'")));
+            return Err(self.refuse(
+                i,
+                format!("instantiation '{host_name}' names no template arguments; expected 'NAME<...>'"),
+            ));
         }
         let less = self.opening(end, at)?;
         let kernel = self.t.word(less - 1).to_owned();
@@ -279,7 +322,13 @@ impl Rewriter<'_> {
                 inner += 1;
             }
         }
-        self.instances.push(Instance { host_name, kernel, template_arguments, arguments: less..end, token: i });
+        self.instances.push(Instance {
+            host_name,
+            kernel,
+            template_arguments,
+            arguments: less..end,
+            token: i,
+        });
         Ok(semicolon)
     }
 
@@ -314,22 +363,34 @@ impl Rewriter<'_> {
         let mut out: Vec<Function> = Vec::new();
         for (n, instance) in self.instances.iter().enumerate() {
             let Some(kernel) = self.kernels.iter().find(|k| k.name == instance.kernel) else {
-                return Err(self.refuse(instance.token, format!("no kernel '{}' is defined", instance.kernel)));
+                return Err(
+                    self.refuse(instance.token, format!("no kernel '{}' is defined", instance.kernel))
+                );
             };
             if self.instances[..n].iter().any(|o| o.host_name == instance.host_name) {
-                return Err(self.refuse(instance.token, format!("host name '{}' is given twice", instance.host_name)));
+                return Err(
+                    self.refuse(instance.token, format!("host name '{}' is given twice", instance.host_name))
+                );
             }
             for (k, p) in kernel.parameters.iter().enumerate() {
                 let twice = kernel.parameters[..k].iter().any(|o| {
-                    o.kind == p.kind && !matches!(p.kind, ParameterKind::Position(_)) && (o.condition.is_none() || p.condition.is_none())
+                    o.kind == p.kind
+                        && !matches!(p.kind, ParameterKind::Position(_))
+                        && (o.condition.is_none() || p.condition.is_none())
                 });
                 if twice {
-                    return Err(self.refuse(kernel.token, format!("two parameters of '{}' have the index of '{}'", kernel.name, p.name)));
+                    return Err(self.refuse(
+                        kernel.token,
+                        format!("two parameters of '{}' have the index of '{}'", kernel.name, p.name),
+                    ));
                 }
                 if let Some(c) = &p.condition
                     && !self.constants.iter().any(|d| d.name == *c)
                 {
-                    return Err(self.refuse(kernel.token, format!("'{c}', which parameter '{}' depends on, is no function constant", p.name)));
+                    return Err(self.refuse(
+                        kernel.token,
+                        format!("'{c}', which parameter '{}' depends on, is no function constant", p.name),
+                    ));
                 }
             }
             let words = instance.arguments.clone().map(|i| self.t.word(i));
@@ -345,15 +406,22 @@ impl Rewriter<'_> {
                 constants,
             });
         }
-        if let Some(k) = self.kernels.iter().find(|k| k.templated && !self.instances.iter().any(|i| i.kernel == k.name)) {
-            return Err(self.refuse(k.token, format!("kernel template '{}' is instantiated under no host name", k.name)));
+        if let Some(k) =
+            self.kernels.iter().find(|k| k.templated && !self.instances.iter().any(|i| i.kernel == k.name))
+        {
+            return Err(self.refuse(
+                k.token,
+                format!("kernel template '{}' is instantiated under no host name", k.name),
+            ));
         }
         Ok(out)
     }
 
     /// C++ that calls each kernel with a dispatch's buffers and the lane's positions.
     pub(super) fn entry_points(&self) -> String {
-        let mut text = String::from("\n# 1 \"<entry points>\"\n#undef device\n#undef constant\n#undef threadgroup\n#undef thread\n");
+        let mut text = String::from(
+            "\n# 1 \"<entry points>\"\n#undef device\n#undef constant\n#undef threadgroup\n#undef thread\n",
+        );
         text.push_str("#ifndef MSL_STRICT\n");
         let mut table = String::new();
         for (n, instance) in self.instances.iter().enumerate() {
@@ -363,8 +431,12 @@ impl Rewriter<'_> {
             for (k, p) in kernel.parameters.iter().enumerate() {
                 let parameter = format!("msl_parameter<{k}, msl_f>");
                 arguments.push(match p.kind {
-                    ParameterKind::Buffer(i) => format!("msl_memory<{parameter}>::at(c->group->buffers[{i}])"),
-                    ParameterKind::Threadgroup(i) => format!("msl_memory<{parameter}>::at(c->group->threadgroup[{i}])"),
+                    ParameterKind::Buffer(i) => {
+                        format!("msl_memory<{parameter}>::at(c->group->buffers[{i}])")
+                    }
+                    ParameterKind::Threadgroup(i) => {
+                        format!("msl_memory<{parameter}>::at(c->group->threadgroup[{i}])")
+                    }
                     ParameterKind::Position(name) => {
                         let from = POSITIONS.iter().find(|(n, _)| *n == name).map_or("", |(_, from)| from);
                         format!("msl_position<{parameter}>({from})")
@@ -382,8 +454,12 @@ impl Rewriter<'_> {
             ));
             table.push_str(&format!("{{ {}, msl_run_{n}, msl_present_{n} }}, ", quoted(&instance.host_name)));
         }
-        text.push_str(&format!("static const msl_entry msl_entries[] = {{ {table}{{ nullptr, nullptr, nullptr }} }};\n"));
-        text.push_str("MSL_UNCHECKED const msl_entry * msl_entry_at(unsigned i) { return &msl_entries[i]; }\n");
+        text.push_str(&format!(
+            "static const msl_entry msl_entries[] = {{ {table}{{ nullptr, nullptr, nullptr }} }};\n"
+        ));
+        text.push_str(
+            "MSL_UNCHECKED const msl_entry * msl_entry_at(unsigned i) { return &msl_entries[i]; }\n",
+        );
         text.push_str(
             "extern \"C\" __attribute__((visibility(\"default\"))) MSL_UNCHECKED bool msl_present(unsigned f, unsigned i) { return msl_entries[f].present(i); }\n",
         );

@@ -149,7 +149,9 @@ impl Rewriter<'_> {
             },
         }
         if self.pending.kernel && token.kind != Kind::Directive {
-            return Err(self.refuse(i, format!("'{word}' between 'kernel' and 'void'; expected 'kernel void NAME('")));
+            return Err(
+                self.refuse(i, format!("'{word}' between 'kernel' and 'void'; expected 'kernel void NAME('"))
+            );
         }
         Ok(i + 1)
     }
@@ -184,7 +186,11 @@ impl Rewriter<'_> {
     /// Template parameters that are pointers to functions become references: C++ for OpenCL takes a function for nothing else.
     fn function_parameters(&mut self, open: usize) -> Result<(), Refusal> {
         for i in open..self.t.closing(open)? {
-            if self.t.word(i) == "(" && self.t.word(i + 1) == "*" && self.t.word(i + 3) == ")" && self.t.word(i + 4) == "(" {
+            if self.t.word(i) == "("
+                && self.t.word(i + 1) == "*"
+                && self.t.word(i + 3) == ")"
+                && self.t.word(i + 4) == "("
+            {
                 self.replace(i + 1, i + 2, "&");
             }
         }
@@ -235,10 +241,13 @@ impl Rewriter<'_> {
             return Err(self.refuse(i, format!("'{word}' ({why}) is not executed by the emulator")));
         }
         let is_type = self.t.word(i + 1) == "<";
-        if is_type && (word.starts_with("texture") || word.starts_with("depth2d") || word.starts_with("depthcube")) {
+        if is_type
+            && (word.starts_with("texture") || word.starts_with("depth2d") || word.starts_with("depthcube"))
+        {
             return Err(self.refuse(i, format!("'{word}' (textures) is not executed by the emulator")));
         }
-        let stage = matches!(word, "vertex" | "fragment") && self.t.list.get(i + 1).is_some_and(|t| t.kind == Kind::Word);
+        let stage = matches!(word, "vertex" | "fragment")
+            && self.t.list.get(i + 1).is_some_and(|t| t.kind == Kind::Word);
         if stage && self.open.is_empty() {
             return Err(self.refuse(i, format!("a '{word}' function; only kernels are executed")));
         }
@@ -282,7 +291,10 @@ impl Rewriter<'_> {
             Some(v) if at == range.end && u32::try_from(v).is_ok() => Ok(v as u32),
             _ => {
                 let text = self.t.phrase(range.start, range.end);
-                Err(self.refuse(range.start, format!("'{text}' is not an integer that the emulator can evaluate")))
+                Err(self.refuse(
+                    range.start,
+                    format!("'{text}' is not an integer that the emulator can evaluate"),
+                ))
             }
         }
     }

@@ -24,7 +24,15 @@ fn kernels_and_their_parameters() {
     assert_eq!((f.name.as_str(), f.max_threads, f.parameters.len()), ("k", Some(64), 5));
     let kinds: Vec<_> = f.parameters.iter().map(|p| p.kind).collect();
     // `y` has no index: it gets the one after its neighbour's.
-    assert_eq!(kinds[..4], [ParameterKind::Buffer(2), ParameterKind::Buffer(0), ParameterKind::Buffer(1), ParameterKind::Threadgroup(1)]);
+    assert_eq!(
+        kinds[..4],
+        [
+            ParameterKind::Buffer(2),
+            ParameterKind::Buffer(0),
+            ParameterKind::Buffer(1),
+            ParameterKind::Threadgroup(1)
+        ]
+    );
     assert_eq!(kinds[4], ParameterKind::Position("thread_position_in_threadgroup"));
     let writable: Vec<_> = f.parameters.iter().map(|p| p.writable).collect();
     assert_eq!(writable, [false, false, true, false, false]);
@@ -65,15 +73,21 @@ fn function_constants_and_who_needs_them() {
 
 #[test]
 fn threadgroup_variables_become_references() {
-    let r = accept("kernel void k(device float * x [[buffer(0)]]) {\n threadgroup float a[4][8], b;\n threadgroup float * p = a[0]; }");
+    let r = accept(
+        "kernel void k(device float * x [[buffer(0)]]) {\n threadgroup float a[4][8], b;\n threadgroup float * p = a[0]; }",
+    );
     assert!(r.text.contains("threadgroup float (&a)[4][8] = *(threadgroup float (*)[4][8]) MSL_THREADGROUP(sizeof(float [4][8]), \"a\");"));
-    assert!(r.text.contains("threadgroup float (&b) = *(threadgroup float (*)) MSL_THREADGROUP(sizeof(float ), \"b\");"));
+    assert!(r.text.contains(
+        "threadgroup float (&b) = *(threadgroup float (*)) MSL_THREADGROUP(sizeof(float ), \"b\");"
+    ));
     assert!(r.text.contains("threadgroup float * p = a[0];"));
 }
 
 #[test]
 fn numbers_are_metals() {
-    let r = accept("constant float x = 1.0 + 2e3 + 3.f; constant half y = 1.5h + 2h; constant bfloat z = 1.0bf; constant int w = 0xeh0;");
+    let r = accept(
+        "constant float x = 1.0 + 2e3 + 3.f; constant half y = 1.5h + 2h; constant bfloat z = 1.0bf; constant int w = 0xeh0;",
+    );
     assert!(r.text.contains("1.0f + 2e3f + 3.f"), "{}", r.text);
     assert!(r.text.contains("((half) 1.5f) + ((half) 2.0f)"), "{}", r.text);
     assert!(r.text.contains("(bfloat(1.0f))"), "{}", r.text);
@@ -98,7 +112,11 @@ fn what_is_not_understood_is_refused_with_its_line() {
         ("kernel void k(float x [[buffer(0)]]) {}", 1, "buffers are pointers"),
         ("kernel void k(threadgroup float * x [[buffer(0)]]) {}", 1, "buffers are pointers"),
         ("kernel int k() { return 0; }", 1, "between 'kernel' and 'void'"),
-        ("kernel void k(device float * x [[buffer(0)]], device float * y [[buffer(0)]]) {}", 1, "have the index"),
+        (
+            "kernel void k(device float * x [[buffer(0)]], device float * y [[buffer(0)]]) {}",
+            1,
+            "have the index",
+        ),
         ("kernel void k() {}\n\nkernel void k() {}", 3, "a second kernel"),
         ("kernel void k() {\n threadgroup float a[2] = { 1, 2 };\n}", 2, "initialiser"),
         ("kernel void k() {\n const threadgroup float a[2];\n}", 2, "'const' before"),
@@ -114,12 +132,28 @@ fn what_is_not_understood_is_refused_with_its_line() {
         ("void f() { float d = 1.0L; }", 1, "Metal has no double"),
         ("#pragma omp parallel\n", 1, "'#pragma omp parallel'"),
         ("constant float4 c [[function_constant(0)]];", 1, "only scalars"),
-        ("constant bool a [[function_constant(0)]];\nconstant bool b [[function_constant(0)]];", 2, "both have index 0"),
+        (
+            "constant bool a [[function_constant(0)]];\nconstant bool b [[function_constant(0)]];",
+            2,
+            "both have index 0",
+        ),
         ("void f() { if (is_function_constant_defined(q)) {} }", 1, "no function constant"),
         ("template [[host_name(\"x\")]] kernel void f<float>(device float * x);", 1, "no kernel 'f'"),
-        ("template<typename T> kernel void f(device T * x [[buffer(0)]]) {}", 1, "instantiated under no host name"),
-        ("template<typename T> [[host_name(\"x\")]] kernel void f(device T * x [[buffer(0)]]) {}", 1, "give it to its"),
-        ("[[host_name(\"x\")]] kernel void a() {}\n[[host_name(\"x\")]] kernel void b() {}", 2, "given twice"),
+        (
+            "template<typename T> kernel void f(device T * x [[buffer(0)]]) {}",
+            1,
+            "instantiated under no host name",
+        ),
+        (
+            "template<typename T> [[host_name(\"x\")]] kernel void f(device T * x [[buffer(0)]]) {}",
+            1,
+            "give it to its",
+        ),
+        (
+            "[[host_name(\"x\")]] kernel void a() {}\n[[host_name(\"x\")]] kernel void b() {}",
+            2,
+            "given twice",
+        ),
         ("constexpr sampler s(filter::linear);", 1, "textures"),
     ];
     for (source, line, part) in cases {

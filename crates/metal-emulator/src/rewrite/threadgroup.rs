@@ -11,7 +11,9 @@ impl Rewriter<'_> {
             match self.t.word(at) {
                 "::" => at += 1,
                 "<" => at = self.t.closing(at)? + 1,
-                "alignas" | "decltype" | "__attribute__" if self.t.word(at + 1) == "(" => at = self.t.closing(at + 1)? + 1,
+                "alignas" | "decltype" | "__attribute__" if self.t.word(at + 1) == "(" => {
+                    at = self.t.closing(at + 1)? + 1
+                }
                 _ if self.t.list[at].kind == Kind::Word => at += 1,
                 _ => break,
             }
@@ -42,21 +44,29 @@ impl Rewriter<'_> {
         while begin > 0 && matches!(self.t.word(begin - 1), "const" | "volatile" | "static") {
             begin -= 1;
         }
-        if begin > 0 && !matches!(self.t.word(begin - 1), ";" | "{" | "}" | ")" | ":") && self.t.list[begin - 1].kind != Kind::Directive {
+        if begin > 0
+            && !matches!(self.t.word(begin - 1), ";" | "{" | "}" | ")" | ":")
+            && self.t.list[begin - 1].kind != Kind::Directive
+        {
             return Err(self.refuse(i, format!("a threadgroup variable after '{}'", self.t.word(begin - 1))));
         }
         if begin < i {
             return Err(self.refuse(begin, format!("'{}' before a threadgroup variable", self.t.word(begin))));
         }
         if self.body.is_none() {
-            return Err(self.refuse(i, "a threadgroup variable outside of a kernel's body; helpers take a pointer"));
+            return Err(
+                self.refuse(i, "a threadgroup variable outside of a kernel's body; helpers take a pointer")
+            );
         }
         let type_name = self.t.phrase(i + 1, first);
         let mut text = String::new();
         let mut name = first;
         loop {
             if self.t.list[name].kind != Kind::Word {
-                return Err(self.refuse(name, format!("'{}' in the declaration of a threadgroup variable", self.t.word(name))));
+                return Err(self.refuse(
+                    name,
+                    format!("'{}' in the declaration of a threadgroup variable", self.t.word(name)),
+                ));
             }
             let dimensions = at;
             while self.t.word(at) == "[" && !self.attribute_at(at) {
@@ -72,9 +82,15 @@ impl Rewriter<'_> {
                     name = at + 1;
                     at += 2;
                 }
-                "=" => return Err(self.refuse(at, format!("threadgroup variable '{n}' has an initialiser, which Metal does not allow"))),
+                "=" => {
+                    return Err(self.refuse(
+                        at,
+                        format!("threadgroup variable '{n}' has an initialiser, which Metal does not allow"),
+                    ));
+                }
                 other => {
-                    return Err(self.refuse(at, format!("'{other}' in the declaration of threadgroup variable '{n}'")));
+                    return Err(self
+                        .refuse(at, format!("'{other}' in the declaration of threadgroup variable '{n}'")));
                 }
             }
         }

@@ -179,7 +179,8 @@ fn exponent_before(bytes: &[u8], at: usize) -> bool {
     while start > 0 && (bytes[start - 1].is_ascii_alphanumeric() || bytes[start - 1] == b'.') {
         start -= 1;
     }
-    let hexadecimal = bytes[start..at].len() > 1 && bytes[start] == b'0' && matches!(bytes[start + 1], b'x' | b'X');
+    let hexadecimal =
+        bytes[start..at].len() > 1 && bytes[start] == b'0' && matches!(bytes[start + 1], b'x' | b'X');
     match bytes[at - 1] {
         b'e' | b'E' => !hexadecimal,
         b'p' | b'P' => hexadecimal,
@@ -208,7 +209,10 @@ mod tests {
 
     #[test]
     fn numbers_keep_exponents_and_suffixes() {
-        assert_eq!(words("1e-3f+0x1p-2 1.5h 0xe+1 .5"), ["1e-3f", "+", "0x1p-2", "1.5h", "0xe", "+", "1", ".5"]);
+        assert_eq!(
+            words("1e-3f+0x1p-2 1.5h 0xe+1 .5"),
+            ["1e-3f", "+", "0x1p-2", "1.5h", "0xe", "+", "1", ".5"]
+        );
     }
 
     #[test]

@@ -46,7 +46,9 @@ impl<'a> Uses<'a> {
         while i < to {
             match t.word(i) {
                 "template" if t.word(i + 1) == "<" => i = t.closing(i + 1).unwrap_or(to),
-                "alignas" | "__attribute__" | "decltype" if t.word(i + 1) == "(" => i = t.closing(i + 1).unwrap_or(to),
+                "alignas" | "__attribute__" | "decltype" if t.word(i + 1) == "(" => {
+                    i = t.closing(i + 1).unwrap_or(to)
+                }
                 "struct" | "class" | "enum" | "union" => {
                     name = Some(i + 1);
                     break;

@@ -1,10 +1,13 @@
 //! What the tests share: a compiler with a cache that lasts, and short ways to say a dispatch.
 #![allow(clippy::unwrap_used, dead_code, missing_docs)]
 
-use metal_emulator::{Binding, Buffer, Compiler, Counters, Dispatch, Fault, LaneOrder, Library, Options, Pipeline, RunOptions};
+use metal_emulator::{
+    Binding, Buffer, Compiler, Counters, Dispatch, Fault, LaneOrder, Library, Options, Pipeline, RunOptions,
+};
 
 /// Every order that a kernel's result must not depend on.
-pub const ORDERS: [LaneOrder; 4] = [LaneOrder::Forward, LaneOrder::Reverse, LaneOrder::Random(1), LaneOrder::Random(77)];
+pub const ORDERS: [LaneOrder; 4] =
+    [LaneOrder::Forward, LaneOrder::Reverse, LaneOrder::Random(1), LaneOrder::Random(77)];
 
 /// The defaults, with a cache beside the tests' other output, so that only what changed is compiled again.
 pub fn options() -> Options {
@@ -32,7 +35,13 @@ pub fn to_uints(b: &Buffer) -> Vec<u32> {
 }
 
 /// Binds buffers in order and runs `groups` threadgroups of `threads`.
-pub fn run(p: &Pipeline, buffers: &[&Buffer], groups: u32, threads: u32, order: LaneOrder) -> Result<Counters, Fault> {
+pub fn run(
+    p: &Pipeline,
+    buffers: &[&Buffer],
+    groups: u32,
+    threads: u32,
+    order: LaneOrder,
+) -> Result<Counters, Fault> {
     let bindings: Vec<Binding> = buffers.iter().enumerate().map(|(i, b)| Binding::new(i as u32, b)).collect();
     let dispatch = Dispatch {
         pipeline: p,

@@ -93,6 +93,9 @@ kernel void inactive_lane(device float * x [[buffer(0)]], uint t [[thread_positi
 kernel void misaligned(device float * x [[buffer(0)]], uint t [[thread_position_in_threadgroup]]) {
     if (t == 0) *(device float4 *) (x + 1) = float4(1.0f);
 }
+kernel void misaligned_word(device uchar * x [[buffer(0)]]) {
+    *(device uint *) (x + 6) = 1;
+}
 kernel void shift(device int * x [[buffer(0)]], uint t [[thread_position_in_threadgroup]]) {
     x[t] = 1 << (t + 1);
 }
