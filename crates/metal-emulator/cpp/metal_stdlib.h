@@ -90,3 +90,15 @@ typedef unsigned long ulong;
 #include "simdgroup_matrix.h"
 #include "atomic.h"
 #include "launch.h"
+
+#ifdef MSL_STRICT
+// Words of OpenCL that are names like any other in Metal.
+#define local msl_local
+#define global msl_global
+#define generic msl_generic
+#define uniform msl_uniform
+#define pipe msl_pipe
+#define read_only msl_read_only
+#define write_only msl_write_only
+#define read_write msl_read_write
+#endif

@@ -60,7 +60,27 @@ template<class T> struct vec_store<T, 3> {
     MSL_W3(y, z, x, 1, 2, 0) MSL_R3(y, z, y, 1, 2, 1) MSL_R3(y, z, z, 1, 2, 2) MSL_R3(z, x, x, 2, 0, 0) MSL_W3(z, x, y, 2, 0, 1)
     MSL_R3(z, x, z, 2, 0, 2) MSL_W3(z, y, x, 2, 1, 0) MSL_R3(z, y, y, 2, 1, 1) MSL_R3(z, y, z, 2, 1, 2) MSL_R3(z, z, x, 2, 2, 0)
     MSL_R3(z, z, y, 2, 2, 1) MSL_R3(z, z, z, 2, 2, 2)
-    MSL_R4(x, x, x, x, 0, 0, 0, 0) MSL_R4(y, y, y, y, 1, 1, 1, 1) MSL_R4(z, z, z, z, 2, 2, 2, 2)
+    MSL_R4(x, x, x, x, 0, 0, 0, 0) MSL_R4(x, x, x, y, 0, 0, 0, 1) MSL_R4(x, x, x, z, 0, 0, 0, 2) MSL_R4(x, x, y, x, 0, 0, 1, 0)
+    MSL_R4(x, x, y, y, 0, 0, 1, 1) MSL_R4(x, x, y, z, 0, 0, 1, 2) MSL_R4(x, x, z, x, 0, 0, 2, 0) MSL_R4(x, x, z, y, 0, 0, 2, 1)
+    MSL_R4(x, x, z, z, 0, 0, 2, 2) MSL_R4(x, y, x, x, 0, 1, 0, 0) MSL_R4(x, y, x, y, 0, 1, 0, 1) MSL_R4(x, y, x, z, 0, 1, 0, 2)
+    MSL_R4(x, y, y, x, 0, 1, 1, 0) MSL_R4(x, y, y, y, 0, 1, 1, 1) MSL_R4(x, y, y, z, 0, 1, 1, 2) MSL_R4(x, y, z, x, 0, 1, 2, 0)
+    MSL_R4(x, y, z, y, 0, 1, 2, 1) MSL_R4(x, y, z, z, 0, 1, 2, 2) MSL_R4(x, z, x, x, 0, 2, 0, 0) MSL_R4(x, z, x, y, 0, 2, 0, 1)
+    MSL_R4(x, z, x, z, 0, 2, 0, 2) MSL_R4(x, z, y, x, 0, 2, 1, 0) MSL_R4(x, z, y, y, 0, 2, 1, 1) MSL_R4(x, z, y, z, 0, 2, 1, 2)
+    MSL_R4(x, z, z, x, 0, 2, 2, 0) MSL_R4(x, z, z, y, 0, 2, 2, 1) MSL_R4(x, z, z, z, 0, 2, 2, 2) MSL_R4(y, x, x, x, 1, 0, 0, 0)
+    MSL_R4(y, x, x, y, 1, 0, 0, 1) MSL_R4(y, x, x, z, 1, 0, 0, 2) MSL_R4(y, x, y, x, 1, 0, 1, 0) MSL_R4(y, x, y, y, 1, 0, 1, 1)
+    MSL_R4(y, x, y, z, 1, 0, 1, 2) MSL_R4(y, x, z, x, 1, 0, 2, 0) MSL_R4(y, x, z, y, 1, 0, 2, 1) MSL_R4(y, x, z, z, 1, 0, 2, 2)
+    MSL_R4(y, y, x, x, 1, 1, 0, 0) MSL_R4(y, y, x, y, 1, 1, 0, 1) MSL_R4(y, y, x, z, 1, 1, 0, 2) MSL_R4(y, y, y, x, 1, 1, 1, 0)
+    MSL_R4(y, y, y, y, 1, 1, 1, 1) MSL_R4(y, y, y, z, 1, 1, 1, 2) MSL_R4(y, y, z, x, 1, 1, 2, 0) MSL_R4(y, y, z, y, 1, 1, 2, 1)
+    MSL_R4(y, y, z, z, 1, 1, 2, 2) MSL_R4(y, z, x, x, 1, 2, 0, 0) MSL_R4(y, z, x, y, 1, 2, 0, 1) MSL_R4(y, z, x, z, 1, 2, 0, 2)
+    MSL_R4(y, z, y, x, 1, 2, 1, 0) MSL_R4(y, z, y, y, 1, 2, 1, 1) MSL_R4(y, z, y, z, 1, 2, 1, 2) MSL_R4(y, z, z, x, 1, 2, 2, 0)
+    MSL_R4(y, z, z, y, 1, 2, 2, 1) MSL_R4(y, z, z, z, 1, 2, 2, 2) MSL_R4(z, x, x, x, 2, 0, 0, 0) MSL_R4(z, x, x, y, 2, 0, 0, 1)
+    MSL_R4(z, x, x, z, 2, 0, 0, 2) MSL_R4(z, x, y, x, 2, 0, 1, 0) MSL_R4(z, x, y, y, 2, 0, 1, 1) MSL_R4(z, x, y, z, 2, 0, 1, 2)
+    MSL_R4(z, x, z, x, 2, 0, 2, 0) MSL_R4(z, x, z, y, 2, 0, 2, 1) MSL_R4(z, x, z, z, 2, 0, 2, 2) MSL_R4(z, y, x, x, 2, 1, 0, 0)
+    MSL_R4(z, y, x, y, 2, 1, 0, 1) MSL_R4(z, y, x, z, 2, 1, 0, 2) MSL_R4(z, y, y, x, 2, 1, 1, 0) MSL_R4(z, y, y, y, 2, 1, 1, 1)
+    MSL_R4(z, y, y, z, 2, 1, 1, 2) MSL_R4(z, y, z, x, 2, 1, 2, 0) MSL_R4(z, y, z, y, 2, 1, 2, 1) MSL_R4(z, y, z, z, 2, 1, 2, 2)
+    MSL_R4(z, z, x, x, 2, 2, 0, 0) MSL_R4(z, z, x, y, 2, 2, 0, 1) MSL_R4(z, z, x, z, 2, 2, 0, 2) MSL_R4(z, z, y, x, 2, 2, 1, 0)
+    MSL_R4(z, z, y, y, 2, 2, 1, 1) MSL_R4(z, z, y, z, 2, 2, 1, 2) MSL_R4(z, z, z, x, 2, 2, 2, 0) MSL_R4(z, z, z, y, 2, 2, 2, 1)
+    MSL_R4(z, z, z, z, 2, 2, 2, 2)
     MSL_W3(r, g, b, 0, 1, 2) MSL_W2(r, g, 0, 1)
 };
 template<class T> struct vec_store<T, 4> {
@@ -85,19 +105,80 @@ template<class T> struct vec_store<T, 4> {
     MSL_W3(w, x, z, 3, 0, 2) MSL_R3(w, x, w, 3, 0, 3) MSL_W3(w, y, x, 3, 1, 0) MSL_R3(w, y, y, 3, 1, 1) MSL_W3(w, y, z, 3, 1, 2)
     MSL_R3(w, y, w, 3, 1, 3) MSL_W3(w, z, x, 3, 2, 0) MSL_W3(w, z, y, 3, 2, 1) MSL_R3(w, z, z, 3, 2, 2) MSL_R3(w, z, w, 3, 2, 3)
     MSL_R3(w, w, x, 3, 3, 0) MSL_R3(w, w, y, 3, 3, 1) MSL_R3(w, w, z, 3, 3, 2) MSL_R3(w, w, w, 3, 3, 3)
-    MSL_R4(x, x, x, x, 0, 0, 0, 0) MSL_W4(x, y, z, w, 0, 1, 2, 3) MSL_W4(x, y, w, z, 0, 1, 3, 2) MSL_W4(x, z, y, w, 0, 2, 1, 3)
-    MSL_W4(x, z, w, y, 0, 2, 3, 1) MSL_W4(x, w, y, z, 0, 3, 1, 2) MSL_W4(x, w, z, y, 0, 3, 2, 1) MSL_W4(y, x, z, w, 1, 0, 2, 3)
-    MSL_W4(y, x, w, z, 1, 0, 3, 2) MSL_R4(y, y, y, y, 1, 1, 1, 1) MSL_W4(y, z, x, w, 1, 2, 0, 3) MSL_W4(y, z, w, x, 1, 2, 3, 0)
-    MSL_W4(y, w, x, z, 1, 3, 0, 2) MSL_W4(y, w, z, x, 1, 3, 2, 0) MSL_W4(z, x, y, w, 2, 0, 1, 3) MSL_W4(z, x, w, y, 2, 0, 3, 1)
-    MSL_W4(z, y, x, w, 2, 1, 0, 3) MSL_W4(z, y, w, x, 2, 1, 3, 0) MSL_R4(z, z, z, z, 2, 2, 2, 2) MSL_W4(z, w, x, y, 2, 3, 0, 1)
-    MSL_W4(z, w, y, x, 2, 3, 1, 0) MSL_W4(w, x, y, z, 3, 0, 1, 2) MSL_W4(w, x, z, y, 3, 0, 2, 1) MSL_W4(w, y, x, z, 3, 1, 0, 2)
-    MSL_W4(w, y, z, x, 3, 1, 2, 0) MSL_W4(w, z, x, y, 3, 2, 0, 1) MSL_W4(w, z, y, x, 3, 2, 1, 0) MSL_R4(w, w, w, w, 3, 3, 3, 3)
+    MSL_R4(x, x, x, x, 0, 0, 0, 0) MSL_R4(x, x, x, y, 0, 0, 0, 1) MSL_R4(x, x, x, z, 0, 0, 0, 2) MSL_R4(x, x, x, w, 0, 0, 0, 3)
+    MSL_R4(x, x, y, x, 0, 0, 1, 0) MSL_R4(x, x, y, y, 0, 0, 1, 1) MSL_R4(x, x, y, z, 0, 0, 1, 2) MSL_R4(x, x, y, w, 0, 0, 1, 3)
+    MSL_R4(x, x, z, x, 0, 0, 2, 0) MSL_R4(x, x, z, y, 0, 0, 2, 1) MSL_R4(x, x, z, z, 0, 0, 2, 2) MSL_R4(x, x, z, w, 0, 0, 2, 3)
+    MSL_R4(x, x, w, x, 0, 0, 3, 0) MSL_R4(x, x, w, y, 0, 0, 3, 1) MSL_R4(x, x, w, z, 0, 0, 3, 2) MSL_R4(x, x, w, w, 0, 0, 3, 3)
+    MSL_R4(x, y, x, x, 0, 1, 0, 0) MSL_R4(x, y, x, y, 0, 1, 0, 1) MSL_R4(x, y, x, z, 0, 1, 0, 2) MSL_R4(x, y, x, w, 0, 1, 0, 3)
+    MSL_R4(x, y, y, x, 0, 1, 1, 0) MSL_R4(x, y, y, y, 0, 1, 1, 1) MSL_R4(x, y, y, z, 0, 1, 1, 2) MSL_R4(x, y, y, w, 0, 1, 1, 3)
+    MSL_R4(x, y, z, x, 0, 1, 2, 0) MSL_R4(x, y, z, y, 0, 1, 2, 1) MSL_R4(x, y, z, z, 0, 1, 2, 2) MSL_W4(x, y, z, w, 0, 1, 2, 3)
+    MSL_R4(x, y, w, x, 0, 1, 3, 0) MSL_R4(x, y, w, y, 0, 1, 3, 1) MSL_W4(x, y, w, z, 0, 1, 3, 2) MSL_R4(x, y, w, w, 0, 1, 3, 3)
+    MSL_R4(x, z, x, x, 0, 2, 0, 0) MSL_R4(x, z, x, y, 0, 2, 0, 1) MSL_R4(x, z, x, z, 0, 2, 0, 2) MSL_R4(x, z, x, w, 0, 2, 0, 3)
+    MSL_R4(x, z, y, x, 0, 2, 1, 0) MSL_R4(x, z, y, y, 0, 2, 1, 1) MSL_R4(x, z, y, z, 0, 2, 1, 2) MSL_W4(x, z, y, w, 0, 2, 1, 3)
+    MSL_R4(x, z, z, x, 0, 2, 2, 0) MSL_R4(x, z, z, y, 0, 2, 2, 1) MSL_R4(x, z, z, z, 0, 2, 2, 2) MSL_R4(x, z, z, w, 0, 2, 2, 3)
+    MSL_R4(x, z, w, x, 0, 2, 3, 0) MSL_W4(x, z, w, y, 0, 2, 3, 1) MSL_R4(x, z, w, z, 0, 2, 3, 2) MSL_R4(x, z, w, w, 0, 2, 3, 3)
+    MSL_R4(x, w, x, x, 0, 3, 0, 0) MSL_R4(x, w, x, y, 0, 3, 0, 1) MSL_R4(x, w, x, z, 0, 3, 0, 2) MSL_R4(x, w, x, w, 0, 3, 0, 3)
+    MSL_R4(x, w, y, x, 0, 3, 1, 0) MSL_R4(x, w, y, y, 0, 3, 1, 1) MSL_W4(x, w, y, z, 0, 3, 1, 2) MSL_R4(x, w, y, w, 0, 3, 1, 3)
+    MSL_R4(x, w, z, x, 0, 3, 2, 0) MSL_W4(x, w, z, y, 0, 3, 2, 1) MSL_R4(x, w, z, z, 0, 3, 2, 2) MSL_R4(x, w, z, w, 0, 3, 2, 3)
+    MSL_R4(x, w, w, x, 0, 3, 3, 0) MSL_R4(x, w, w, y, 0, 3, 3, 1) MSL_R4(x, w, w, z, 0, 3, 3, 2) MSL_R4(x, w, w, w, 0, 3, 3, 3)
+    MSL_R4(y, x, x, x, 1, 0, 0, 0) MSL_R4(y, x, x, y, 1, 0, 0, 1) MSL_R4(y, x, x, z, 1, 0, 0, 2) MSL_R4(y, x, x, w, 1, 0, 0, 3)
+    MSL_R4(y, x, y, x, 1, 0, 1, 0) MSL_R4(y, x, y, y, 1, 0, 1, 1) MSL_R4(y, x, y, z, 1, 0, 1, 2) MSL_R4(y, x, y, w, 1, 0, 1, 3)
+    MSL_R4(y, x, z, x, 1, 0, 2, 0) MSL_R4(y, x, z, y, 1, 0, 2, 1) MSL_R4(y, x, z, z, 1, 0, 2, 2) MSL_W4(y, x, z, w, 1, 0, 2, 3)
+    MSL_R4(y, x, w, x, 1, 0, 3, 0) MSL_R4(y, x, w, y, 1, 0, 3, 1) MSL_W4(y, x, w, z, 1, 0, 3, 2) MSL_R4(y, x, w, w, 1, 0, 3, 3)
+    MSL_R4(y, y, x, x, 1, 1, 0, 0) MSL_R4(y, y, x, y, 1, 1, 0, 1) MSL_R4(y, y, x, z, 1, 1, 0, 2) MSL_R4(y, y, x, w, 1, 1, 0, 3)
+    MSL_R4(y, y, y, x, 1, 1, 1, 0) MSL_R4(y, y, y, y, 1, 1, 1, 1) MSL_R4(y, y, y, z, 1, 1, 1, 2) MSL_R4(y, y, y, w, 1, 1, 1, 3)
+    MSL_R4(y, y, z, x, 1, 1, 2, 0) MSL_R4(y, y, z, y, 1, 1, 2, 1) MSL_R4(y, y, z, z, 1, 1, 2, 2) MSL_R4(y, y, z, w, 1, 1, 2, 3)
+    MSL_R4(y, y, w, x, 1, 1, 3, 0) MSL_R4(y, y, w, y, 1, 1, 3, 1) MSL_R4(y, y, w, z, 1, 1, 3, 2) MSL_R4(y, y, w, w, 1, 1, 3, 3)
+    MSL_R4(y, z, x, x, 1, 2, 0, 0) MSL_R4(y, z, x, y, 1, 2, 0, 1) MSL_R4(y, z, x, z, 1, 2, 0, 2) MSL_W4(y, z, x, w, 1, 2, 0, 3)
+    MSL_R4(y, z, y, x, 1, 2, 1, 0) MSL_R4(y, z, y, y, 1, 2, 1, 1) MSL_R4(y, z, y, z, 1, 2, 1, 2) MSL_R4(y, z, y, w, 1, 2, 1, 3)
+    MSL_R4(y, z, z, x, 1, 2, 2, 0) MSL_R4(y, z, z, y, 1, 2, 2, 1) MSL_R4(y, z, z, z, 1, 2, 2, 2) MSL_R4(y, z, z, w, 1, 2, 2, 3)
+    MSL_W4(y, z, w, x, 1, 2, 3, 0) MSL_R4(y, z, w, y, 1, 2, 3, 1) MSL_R4(y, z, w, z, 1, 2, 3, 2) MSL_R4(y, z, w, w, 1, 2, 3, 3)
+    MSL_R4(y, w, x, x, 1, 3, 0, 0) MSL_R4(y, w, x, y, 1, 3, 0, 1) MSL_W4(y, w, x, z, 1, 3, 0, 2) MSL_R4(y, w, x, w, 1, 3, 0, 3)
+    MSL_R4(y, w, y, x, 1, 3, 1, 0) MSL_R4(y, w, y, y, 1, 3, 1, 1) MSL_R4(y, w, y, z, 1, 3, 1, 2) MSL_R4(y, w, y, w, 1, 3, 1, 3)
+    MSL_W4(y, w, z, x, 1, 3, 2, 0) MSL_R4(y, w, z, y, 1, 3, 2, 1) MSL_R4(y, w, z, z, 1, 3, 2, 2) MSL_R4(y, w, z, w, 1, 3, 2, 3)
+    MSL_R4(y, w, w, x, 1, 3, 3, 0) MSL_R4(y, w, w, y, 1, 3, 3, 1) MSL_R4(y, w, w, z, 1, 3, 3, 2) MSL_R4(y, w, w, w, 1, 3, 3, 3)
+    MSL_R4(z, x, x, x, 2, 0, 0, 0) MSL_R4(z, x, x, y, 2, 0, 0, 1) MSL_R4(z, x, x, z, 2, 0, 0, 2) MSL_R4(z, x, x, w, 2, 0, 0, 3)
+    MSL_R4(z, x, y, x, 2, 0, 1, 0) MSL_R4(z, x, y, y, 2, 0, 1, 1) MSL_R4(z, x, y, z, 2, 0, 1, 2) MSL_W4(z, x, y, w, 2, 0, 1, 3)
+    MSL_R4(z, x, z, x, 2, 0, 2, 0) MSL_R4(z, x, z, y, 2, 0, 2, 1) MSL_R4(z, x, z, z, 2, 0, 2, 2) MSL_R4(z, x, z, w, 2, 0, 2, 3)
+    MSL_R4(z, x, w, x, 2, 0, 3, 0) MSL_W4(z, x, w, y, 2, 0, 3, 1) MSL_R4(z, x, w, z, 2, 0, 3, 2) MSL_R4(z, x, w, w, 2, 0, 3, 3)
+    MSL_R4(z, y, x, x, 2, 1, 0, 0) MSL_R4(z, y, x, y, 2, 1, 0, 1) MSL_R4(z, y, x, z, 2, 1, 0, 2) MSL_W4(z, y, x, w, 2, 1, 0, 3)
+    MSL_R4(z, y, y, x, 2, 1, 1, 0) MSL_R4(z, y, y, y, 2, 1, 1, 1) MSL_R4(z, y, y, z, 2, 1, 1, 2) MSL_R4(z, y, y, w, 2, 1, 1, 3)
+    MSL_R4(z, y, z, x, 2, 1, 2, 0) MSL_R4(z, y, z, y, 2, 1, 2, 1) MSL_R4(z, y, z, z, 2, 1, 2, 2) MSL_R4(z, y, z, w, 2, 1, 2, 3)
+    MSL_W4(z, y, w, x, 2, 1, 3, 0) MSL_R4(z, y, w, y, 2, 1, 3, 1) MSL_R4(z, y, w, z, 2, 1, 3, 2) MSL_R4(z, y, w, w, 2, 1, 3, 3)
+    MSL_R4(z, z, x, x, 2, 2, 0, 0) MSL_R4(z, z, x, y, 2, 2, 0, 1) MSL_R4(z, z, x, z, 2, 2, 0, 2) MSL_R4(z, z, x, w, 2, 2, 0, 3)
+    MSL_R4(z, z, y, x, 2, 2, 1, 0) MSL_R4(z, z, y, y, 2, 2, 1, 1) MSL_R4(z, z, y, z, 2, 2, 1, 2) MSL_R4(z, z, y, w, 2, 2, 1, 3)
+    MSL_R4(z, z, z, x, 2, 2, 2, 0) MSL_R4(z, z, z, y, 2, 2, 2, 1) MSL_R4(z, z, z, z, 2, 2, 2, 2) MSL_R4(z, z, z, w, 2, 2, 2, 3)
+    MSL_R4(z, z, w, x, 2, 2, 3, 0) MSL_R4(z, z, w, y, 2, 2, 3, 1) MSL_R4(z, z, w, z, 2, 2, 3, 2) MSL_R4(z, z, w, w, 2, 2, 3, 3)
+    MSL_R4(z, w, x, x, 2, 3, 0, 0) MSL_W4(z, w, x, y, 2, 3, 0, 1) MSL_R4(z, w, x, z, 2, 3, 0, 2) MSL_R4(z, w, x, w, 2, 3, 0, 3)
+    MSL_W4(z, w, y, x, 2, 3, 1, 0) MSL_R4(z, w, y, y, 2, 3, 1, 1) MSL_R4(z, w, y, z, 2, 3, 1, 2) MSL_R4(z, w, y, w, 2, 3, 1, 3)
+    MSL_R4(z, w, z, x, 2, 3, 2, 0) MSL_R4(z, w, z, y, 2, 3, 2, 1) MSL_R4(z, w, z, z, 2, 3, 2, 2) MSL_R4(z, w, z, w, 2, 3, 2, 3)
+    MSL_R4(z, w, w, x, 2, 3, 3, 0) MSL_R4(z, w, w, y, 2, 3, 3, 1) MSL_R4(z, w, w, z, 2, 3, 3, 2) MSL_R4(z, w, w, w, 2, 3, 3, 3)
+    MSL_R4(w, x, x, x, 3, 0, 0, 0) MSL_R4(w, x, x, y, 3, 0, 0, 1) MSL_R4(w, x, x, z, 3, 0, 0, 2) MSL_R4(w, x, x, w, 3, 0, 0, 3)
+    MSL_R4(w, x, y, x, 3, 0, 1, 0) MSL_R4(w, x, y, y, 3, 0, 1, 1) MSL_W4(w, x, y, z, 3, 0, 1, 2) MSL_R4(w, x, y, w, 3, 0, 1, 3)
+    MSL_R4(w, x, z, x, 3, 0, 2, 0) MSL_W4(w, x, z, y, 3, 0, 2, 1) MSL_R4(w, x, z, z, 3, 0, 2, 2) MSL_R4(w, x, z, w, 3, 0, 2, 3)
+    MSL_R4(w, x, w, x, 3, 0, 3, 0) MSL_R4(w, x, w, y, 3, 0, 3, 1) MSL_R4(w, x, w, z, 3, 0, 3, 2) MSL_R4(w, x, w, w, 3, 0, 3, 3)
+    MSL_R4(w, y, x, x, 3, 1, 0, 0) MSL_R4(w, y, x, y, 3, 1, 0, 1) MSL_W4(w, y, x, z, 3, 1, 0, 2) MSL_R4(w, y, x, w, 3, 1, 0, 3)
+    MSL_R4(w, y, y, x, 3, 1, 1, 0) MSL_R4(w, y, y, y, 3, 1, 1, 1) MSL_R4(w, y, y, z, 3, 1, 1, 2) MSL_R4(w, y, y, w, 3, 1, 1, 3)
+    MSL_W4(w, y, z, x, 3, 1, 2, 0) MSL_R4(w, y, z, y, 3, 1, 2, 1) MSL_R4(w, y, z, z, 3, 1, 2, 2) MSL_R4(w, y, z, w, 3, 1, 2, 3)
+    MSL_R4(w, y, w, x, 3, 1, 3, 0) MSL_R4(w, y, w, y, 3, 1, 3, 1) MSL_R4(w, y, w, z, 3, 1, 3, 2) MSL_R4(w, y, w, w, 3, 1, 3, 3)
+    MSL_R4(w, z, x, x, 3, 2, 0, 0) MSL_W4(w, z, x, y, 3, 2, 0, 1) MSL_R4(w, z, x, z, 3, 2, 0, 2) MSL_R4(w, z, x, w, 3, 2, 0, 3)
+    MSL_W4(w, z, y, x, 3, 2, 1, 0) MSL_R4(w, z, y, y, 3, 2, 1, 1) MSL_R4(w, z, y, z, 3, 2, 1, 2) MSL_R4(w, z, y, w, 3, 2, 1, 3)
+    MSL_R4(w, z, z, x, 3, 2, 2, 0) MSL_R4(w, z, z, y, 3, 2, 2, 1) MSL_R4(w, z, z, z, 3, 2, 2, 2) MSL_R4(w, z, z, w, 3, 2, 2, 3)
+    MSL_R4(w, z, w, x, 3, 2, 3, 0) MSL_R4(w, z, w, y, 3, 2, 3, 1) MSL_R4(w, z, w, z, 3, 2, 3, 2) MSL_R4(w, z, w, w, 3, 2, 3, 3)
+    MSL_R4(w, w, x, x, 3, 3, 0, 0) MSL_R4(w, w, x, y, 3, 3, 0, 1) MSL_R4(w, w, x, z, 3, 3, 0, 2) MSL_R4(w, w, x, w, 3, 3, 0, 3)
+    MSL_R4(w, w, y, x, 3, 3, 1, 0) MSL_R4(w, w, y, y, 3, 3, 1, 1) MSL_R4(w, w, y, z, 3, 3, 1, 2) MSL_R4(w, w, y, w, 3, 3, 1, 3)
+    MSL_R4(w, w, z, x, 3, 3, 2, 0) MSL_R4(w, w, z, y, 3, 3, 2, 1) MSL_R4(w, w, z, z, 3, 3, 2, 2) MSL_R4(w, w, z, w, 3, 3, 2, 3)
+    MSL_R4(w, w, w, x, 3, 3, 3, 0) MSL_R4(w, w, w, y, 3, 3, 3, 1) MSL_R4(w, w, w, z, 3, 3, 3, 2) MSL_R4(w, w, w, w, 3, 3, 3, 3)
     MSL_W3(r, g, b, 0, 1, 2) MSL_W2(r, g, 0, 1)
 };
 
 template<class T> struct components { enum { n = 1 }; };
 template<class T, int N> struct components<vec<T, N>> { enum { n = N }; };
 template<class T, int N> struct components<packed_vec<T, N>> { enum { n = N }; };
+#ifdef MSL_STRICT
+// Metal converts from `constant`; C++ for OpenCL needs it said for each type.
+template<class T> struct components<__constant T> : components<T> {};
+#endif
 
 #define MSL_OPERATOR(op) \
     friend vec operator op(vec a, vec b) { \
@@ -149,6 +230,12 @@ template<class T, int N> struct alignas(sizeof(T) * (N == 3 ? 4 : N)) vec : vec_
     vec(const __constant vec & o) {
         for (int i = 0; i < N; i++) this->d[i] = o.d[i];
     }
+    vec(const __constant packed_vec<T, N> & o) {
+        for (int i = 0; i < N; i++) this->d[i] = o.d[i];
+    }
+    template<class U> explicit vec(const __constant vec<U, N> & o) {
+        for (int i = 0; i < N; i++) this->d[i] = (T) o.d[i];
+    }
     T operator[](int i) const __constant { return this->d[i]; }
 #endif
     T & operator[](int i) { return this->d[i]; }
@@ -183,6 +270,10 @@ private:
     template<class U, int M> constexpr void put(int & k, const packed_vec<U, M> & a) {
         for (int i = 0; i < M; i++) this->d[k++] = (T) a.d[i];
     }
+#ifdef MSL_STRICT
+    template<class U, int M> void put(int & k, const __constant vec<U, M> & a) { k += M; }
+    template<class U, int M> void put(int & k, const __constant packed_vec<U, M> & a) { k += M; }
+#endif
 };
 
 template<class T, int N> struct packed_store;

@@ -224,12 +224,12 @@ impl Compiler {
         if !output.status.success() {
             return Err(Error::Compile { name: name.to_owned(), messages: messages(&output.stderr) });
         }
-        // Places are said in the names that the caller knows.
-        let text = String::from_utf8_lossy(&output.stdout).replace("\"src/", "\"").replace("\"./src/", "\"");
+        let text = callers_names(&String::from_utf8_lossy(&output.stdout));
         Ok(rewrite::rewrite(&text, strict)?)
     }
 
-    /// Flags for kernels and for the runtime, whatever the mode.
+    /// Flags for kernels and for the runtime, whatever the mode. Multiply and add stay two operations, so that results do not depend
+    /// on the host's processor or on what was inlined.
     fn common() -> Vec<String> {
         let wide = std::arch::is_x86_feature_detected!("avx2")
             && std::arch::is_x86_feature_detected!("fma")
@@ -245,13 +245,14 @@ impl Compiler {
             "-fno-rtti",
             "-fvisibility=hidden",
             "-fno-stack-protector",
+            "-ffp-contract=off",
             "-nostdinc",
         ]);
         flags.push(if wide { "-march=x86-64-v3" } else { "-march=x86-64" }.to_owned());
         flags
     }
 
-    /// Flags for kernels. Multiply and add stay two operations, so that results do not depend on what was inlined.
+    /// Flags for kernels.
     fn arguments(&self) -> Vec<String> {
         let mut flags = Self::common();
         flags.extend(strings(&[
@@ -259,7 +260,6 @@ impl Compiler {
             "-g1",
             "-gdwarf-4",
             "-fdebug-compilation-dir=/metal",
-            "-ffp-contract=off",
             "-ferror-limit=20",
             "-Xclang",
             "-ffloat16-excess-precision=none",
@@ -380,6 +380,29 @@ impl Compiler {
         };
         Err(Error::Runtime { hint, messages })
     }
+}
+
+/// Preprocessed text whose line markers name files as the caller does, instead of where they lie.
+fn callers_names(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for line in text.split_inclusive('\n') {
+        match line.strip_prefix("# ").and_then(|l| l.split_once('"')) {
+            Some((number, rest)) if rest.starts_with("src/") || rest.starts_with("./src/") => {
+                let (name, flags) = rest.rsplit_once('"').unwrap_or((rest, ""));
+                let mut parts: Vec<&str> = Vec::new();
+                for part in name.trim_start_matches("./").split('/').skip(1) {
+                    match part {
+                        ".." => drop(parts.pop()),
+                        "." => {}
+                        part => parts.push(part),
+                    }
+                }
+                out.push_str(&format!("# {number}\"{}\"{flags}", parts.join("/")));
+            }
+            _ => out.push_str(line),
+        }
+    }
+    out
 }
 
 fn strings(list: &[&str]) -> Vec<String> {

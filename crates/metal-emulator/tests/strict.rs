@@ -1,0 +1,70 @@
+//! Strict mode: address spaces are checked, and everything that runs passes it.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod common;
+use common::*;
+use metal_emulator::{Compiler, Error};
+
+const HEAD: &str = "#include <metal_stdlib>\nusing namespace metal;\n";
+
+fn strict(source: &str) -> Result<(), Error> {
+    Compiler::new(options()).unwrap().check_strict("strict.metal", &format!("{HEAD}{source}"), &[])
+}
+
+#[test]
+fn kernels_that_run_pass() {
+    let compiler = Compiler::new(options()).unwrap();
+    for (name, source) in [
+        ("linear.metal", include_str!("kernels/linear.metal")),
+        ("bugs.metal", include_str!("kernels/bugs.metal")),
+        ("builtins.metal", include_str!("kernels/builtins.metal")),
+        ("language.metal", include_str!("kernels/language.metal")),
+    ] {
+        compiler.check_strict(name, source, &[]).unwrap_or_else(|e| panic!("{e}"));
+    }
+}
+
+#[test]
+fn address_spaces_that_do_not_fit_are_errors() {
+    let cases = [
+        (
+            "kernel void k(device float * x [[buffer(0)]], threadgroup float * t [[threadgroup(0)]]) {\n device float * p = t;\n p[0] = x[0]; }",
+            4,
+        ),
+        ("kernel void k(constant float & c [[buffer(0)]]) {\n c = 1; }", 4),
+        ("kernel void k(constant float * c [[buffer(0)]]) {\n device const float * p = c;\n (void) p; }", 4),
+        (
+            "void f(threadgroup float * t) { t[0] = 1; }\nkernel void k(device float * x [[buffer(0)]]) {\n f(x); }",
+            5,
+        ),
+        (
+            "kernel void k(device float * x [[buffer(0)]]) {\n float y = 0;\n device float * p = &y;\n p[0] = x[0]; }",
+            5,
+        ),
+        (
+            "kernel void k(device half * x [[buffer(0)]]) {\n threadgroup half t[64];\n simdgroup_half8x8 m;\n simdgroup_load(m, t);\n device half * p = t;\n simdgroup_store(m, p); }",
+            7,
+        ),
+    ];
+    for (source, line) in cases {
+        let Err(Error::Compile { messages, .. }) = strict(source) else { panic!("accepted: {source}") };
+        assert!(messages.contains(&format!("strict.metal:{line}:")), "{source}: {messages}");
+    }
+}
+
+#[test]
+fn a_function_as_a_template_argument_passes() {
+    let source = "
+        struct B { half d; uchar q[4]; };
+        template<typename T4> void dequantize(device const B * b, short i, thread T4 & out) { out = T4(float4(float(b->d) * float(b->q[i]))); }
+        template<typename T4, void (*take)(device const B *, short, thread T4 &)>
+        kernel void f(device const B * b [[buffer(0)]], device float4 * y [[buffer(1)]], uint i [[thread_position_in_grid]]) {
+            T4 v;
+            take(b + i, 1, v);
+            y[i] = float4(v);
+        }
+        typedef decltype(f<half4, dequantize<half4>>) f_t;
+        template [[host_name(\"f_half\")]] kernel f_t f<half4, dequantize<half4>>;";
+    strict(source).unwrap_or_else(|e| panic!("{e}"));
+    compile("function.metal", &format!("{HEAD}{source}")).pipeline("f_half", &[]).unwrap();
+}
