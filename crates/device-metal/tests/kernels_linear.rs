@@ -678,7 +678,8 @@ fn source_of(types: &[&str], kernels: &[&str]) -> String {
             source += &match kernel.split_once(|c: char| c.is_ascii_digit()) {
                 Some((head, _)) => {
                     let (n, head) = (&kernel[head.len()..], head.trim_end_matches('_'));
-                    format!("INSTANTIATE({name}, {head}<{decoder}, {n}>)\n")
+                    let decoders = if head == "linear_gemv" { format!("{decoder}, {decoder}") } else { decoder.clone() };
+                    format!("INSTANTIATE({name}, {head}<{decoders}, {n}>)\n")
                 }
                 None => format!("INSTANTIATE({name}, {}<{decoder}>)\n", kernel.trim_end_matches("_*")),
             };
@@ -730,5 +731,40 @@ fn sanitizers_find_nothing_where_threadgroup_memory_is_shared() {
             .sanitize(sanitizer, &source);
         let x = normalised(&x[..2 * n_in], &[1.0; 64]);
         check(name, &out.floats(16), &products(&x, n_in, &w), F32_BOUND);
+    }
+}
+
+#[test]
+fn the_last_of_three_weights_may_have_another_type() {
+    use BlockType::*;
+    let mut rng = Rng::new(14);
+    let (n_in, n_out) = (512, [9, 5, 6]);
+    for (name, block, last) in [
+        ("q2_k_q4_k", Q2_K, Q4_K),
+        ("q3_k_q5_k", Q3_K, Q5_K),
+        ("q4_k_q5_k", Q4_K, Q5_K),
+        ("q4_k_q6_k", Q4_K, Q6_K),
+        ("q5_0_q8_0", Q5_0, Q8_0),
+        ("q5_k_q6_k", Q5_K, Q6_K),
+    ] {
+        let weights = [(block, 0), (block, 1), (last, 2)].map(|(b, i)| stored(&mut rng, "w", n_out[i], n_in, b, 0.3));
+        let (x, norm) = (normal(&mut rng, n_in), normal(&mut rng, n_in));
+        let mut launch = launch("linear/mixed.metal", format!("linear_{name}_gemv_1"), block, n_in)
+            .flag(NORM, true)
+            .number(WEIGHTS, 3)
+            .number(SPLIT, 2)
+            .arguments(&arguments(block, n_in, 1, &n_out))
+            .floats(1, &x)
+            .floats(2, &norm)
+            .words(20, &step(1, 0, 1, 0, 0))
+            .grid([(3usize + 2 + 2).div_ceil(2), 1, 1], 128);
+        for i in 0..3 {
+            launch = bind(launch, i as u32, &weights[i]).output(16 + i as u32, n_out[i]);
+        }
+        let outcome = launch.run();
+        for i in 0..3 {
+            let expected = products(&normalised(&x, &norm), n_in, &weights[i]);
+            check(&format!("{name} weight {i}"), &outcome.floats(16 + i as u32), &expected, F32_BOUND);
+        }
     }
 }

@@ -16,7 +16,7 @@
 //            What the constants leave unused is bound all the same, to anything. Layers lie at multiples of 16 bytes in pages.
 //   threads  32 * S, S = 1 to 8 simdgroups
 //   grid     (n_kv_heads * ceil(group / ATTENTION_HEADS), n_splits or 1, n), group = n_heads / n_kv_heads
-//   constants all of attention/constants.h; of cross_attention_decode not _WINDOW, _FUSED and what belongs to it
+//   constants all of attention/constants.h; cross_attention_decode takes no notice of _WINDOW, _FUSED and what belongs to it
 //   threadgroup memory 0  4 * (max(ATTENTION_HEADS + 2, S) * D + S * ATTENTION_HEADS * 34) bytes rounded up to 16,
 //            D = 4 * ceil(head_dim / 4)
 //   reads    K and V of the positions once for ATTENTION_HEADS heads; of pages outside first .. last nothing

@@ -12,7 +12,8 @@
 //   threads  128
 //   grid     (ceil(n / R), n_kv_heads * ceil(group / H), 1): H = ATTENTION_HEADS, at most 8, group = n_heads / n_kv_heads,
 //            R = floor(8 * B / H) rows, B from the table; self_attention: n_kv_heads = n_heads, H = 1
-//   constants ATTENTION_HEAD_DIM, _HEADS, _SOFTCAP, _SINKS, _WINDOW; of self_attention and cross_attention not the last two
+//   constants ATTENTION_HEAD_DIM, _HEADS, _SOFTCAP, _SINKS, _WINDOW; the last two mean nothing to self_attention and
+//            cross_attention
 //   threadgroup memory  none to be set
 //   reads    K and V of the positions that a tile's rows see once for R rows and H heads
 //   out may be q if group <= H

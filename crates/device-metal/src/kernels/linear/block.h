@@ -12,6 +12,7 @@
 //     uint column(span, j)             the first column of its vector j = 0..3
 //     float4 factor()                  what a vector of x is multiplied with before it meets the codes, a power of two each
 //     Codes<GROUPS> load(row, span, n_in)   value = scale[g] * factor * q + offset[g]
+//     uint row_bytes(n_in)             of types that stand behind another in linear/mixed.metal
 //     Values decode(row, index, n_in)  the 16 values of columns 16 * index .. + 15, for matrices and for embed
 //
 // The factors are why a code is not shifted to its place: `word & 0x0f00` is 256 times the code, and its x is divided by 256
@@ -44,10 +45,11 @@ struct Values {
 // The factors of `bytes_in_place`: 2^0, 2^-8, 2^-16, 2^-24.
 #define BYTES_IN_PLACE float4(1.0f, 0.00390625f, 1.52587890625e-5f, 5.9604644775390625e-8f)
 
-// Most types have no table of levels.
+// Most types have no table of levels, and stand behind no other.
 struct NoLevels {
     enum { LEVELS = 0 };
     static float level(ushort) { return 0.0f; }
+    static uint row_bytes(uint) { return 0; }
 };
 
 // A row of whole blocks: 16 values a span.

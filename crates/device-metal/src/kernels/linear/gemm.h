@@ -19,6 +19,8 @@
 // the next 32 are loaded and decoded while the matrices of the last are multiplied. Rows of a tile lie 40 operands apart, so
 // that the eight rows of a matrix lie in different banks.
 //
+// With LINEAR_TENSOR, where the compiler has Metal 4's tensors, the tile is multiplied by linear/tensor.h instead.
+//
 // With LINEAR_GATE the rows of a tile are 16 of the gate, the same 16 of up, and so on, so that a simdgroup holds both.
 //
 // Order of accumulation: columns ascending by 8, within 8 as the matrix unit does it.
@@ -49,41 +51,55 @@ template<> struct OperandVector<half> {
     static half4 of(float4 v) { return half4(clamp(v, float4(-65504.0f), float4(65504.0f))); }
 };
 
+// What a thread brings of 32 columns of a tile: 16 of row tid / 2 of the weights, BX / 4 of row tid / (128 / BX) of x.
+template<class D, short BX> struct TilePart {
+    WeightRow w_row;
+    device const float * x_row;
+    Values w;
+    float4 x[BX / 16];
+
+    // Columns k to k + 31, from memory.
+    void load(uint k, uint n_in, ushort tid) {
+        const uint x_column = k + tid % (128 / BX) * (BX / 4);
+        w = D::decode(w_row, k / 16 + tid % 2, n_in);
+        for (short j = 0; j < BX / 16; j++) x[j] = load_x<D>(x_row, x_column + 4 * j, n_in);
+    }
+
+    // Into the tiles, whose rows lie `stride` operands apart.
+    void store(threadgroup typename D::Operand * tile_w, threadgroup typename D::Operand * tile_x, ushort stride,
+               ushort tid) const {
+        typedef typename D::Operand T;
+        typedef vec<T, 4> T4;
+        threadgroup T * to_w = tile_w + tid / 2 * stride + tid % 2 * 16;
+        threadgroup T * to_x = tile_x + tid / (128 / BX) * stride + tid % (128 / BX) * (BX / 4);
+        for (short j = 0; j < 4; j++) *(threadgroup T4 *) (to_w + 4 * j) = OperandVector<T>::of(w.v[j]);
+        for (short j = 0; j < BX / 16; j++) *(threadgroup T4 *) (to_x + 4 * j) = OperandVector<T>::of(x[j]);
+    }
+};
+
 // The tile's products: sums of BX / 16 by 4 matrices, rows of x by rows of the weight, of simdgroup (sg / 2, sg % 2).
 template<short BX> struct GemmSums {
     simdgroup_float8x8 m[BX / 16][4];
 };
 
-// x_row is the thread's row of x: row tid / (4096 / BX / 32) of the tile.
 template<class D, short BX>
 static inline GemmSums<BX> gemm_products(WeightRow w_row, device const float * x_row, uint n_in,
                                          threadgroup typename D::Operand * tile_w, threadgroup typename D::Operand * tile_x,
                                          ushort tid, ushort sg) {
     typedef typename D::Operand T;
-    typedef vec<T, 4> T4;
-    const short vectors = BX / 16;          // of x that a thread loads
-    const short per_row = 8 / vectors;      // threads that load a row of x
-    const ushort w_at = tid / 2 * TILE_STRIDE + tid % 2 * 16;
-    const ushort x_at = tid / per_row * TILE_STRIDE + tid % per_row * vectors * 4;
-    const uint x_column = tid % per_row * vectors * 4;
-
     GemmSums<BX> sums;
     for (short i = 0; i < BX / 16; i++) {
         for (short j = 0; j < 4; j++) sums.m[i][j] = make_filled_simdgroup_matrix<float, 8>(0.0f);
     }
-    Values w = D::decode(w_row, tid % 2, n_in);
-    float4 x[vectors];
-    for (short j = 0; j < vectors; j++) x[j] = load_x<D>(x_row, x_column + 4 * j, n_in);
+    TilePart<D, BX> part;
+    part.w_row = w_row;
+    part.x_row = x_row;
+    part.load(0, n_in, tid);
     for (uint k = 0; k < n_in; k += 32) {
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        for (short j = 0; j < 4; j++) *(threadgroup T4 *) (tile_w + w_at + 4 * j) = OperandVector<T>::of(w.v[j]);
-        for (short j = 0; j < vectors; j++) *(threadgroup T4 *) (tile_x + x_at + 4 * j) = OperandVector<T>::of(x[j]);
+        part.store(tile_w, tile_x, TILE_STRIDE, tid);
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        const uint next = k + 32;
-        if (next < n_in) {
-            w = D::decode(w_row, next / 16 + tid % 2, n_in);
-            for (short j = 0; j < vectors; j++) x[j] = load_x<D>(x_row, next + x_column + 4 * j, n_in);
-        }
+        if (k + 32 < n_in) part.load(k + 32, n_in, tid);
         threadgroup const T * from_x = tile_x + sg / 2 * (BX / 2) * TILE_STRIDE;
         threadgroup const T * from_w = tile_w + sg % 2 * 32 * TILE_STRIDE;
         #pragma clang loop unroll(full)
@@ -115,6 +131,52 @@ static inline uint2 tile_row(uint first, ushort tid) {
     return uint2(row % 32 / 16, first + row / 32 * 16 + row % 16);
 }
 
+// What the products of one weight become.
+struct GemmOutput {
+    device const float * bias_0; // of the gate, or of the weight
+    device const float * bias_1; // of up
+    device const float * residual;
+    device float * y;
+    uint n_out;
+    uint first_row; // of x
+    uint n_rows;    // of x, in the tile
+    uint first;     // column of y
+    float softcap;
+};
+
+// Eight rows of x from row x_0 of the tile on, 32 products each, `stride` floats apart. With LINEAR_GATE they are 16 columns of
+// y. A simdgroup does it, columns by lanes.
+static inline void write_strip(GemmOutput o, threadgroup const float * strip, ushort stride, uint x_0, ushort sg, ushort lane) {
+    if (LINEAR_GATE) {
+        const uint column = o.first + sg % 2 * 16 + lane % 16;
+        for (uint r = lane / 16; r < 8; r += 2) {
+            if (x_0 + r >= o.n_rows || column >= o.n_out) continue;
+            float gate = strip[r * stride + lane % 16], rise = strip[r * stride + 16 + lane % 16];
+            if (LINEAR_BIAS) {
+                gate += o.bias_0[column];
+                rise += o.bias_1[column];
+            }
+            float value = activation(LINEAR_ACTIVATION, gate) * rise;
+            const ulong at = ulong(o.first_row + x_0 + r) * o.n_out + column;
+            if (LINEAR_RESIDUAL) value += o.residual[at];
+            o.y[at] = value;
+        }
+    } else {
+        const uint column = o.first + sg % 2 * 32 + lane;
+        for (uint r = 0; r < 8; r++) {
+            if (x_0 + r >= o.n_rows || column >= o.n_out) continue;
+            float value = strip[r * stride + lane];
+            if (LINEAR_BIAS) value += o.bias_0[column];
+            const ulong at = ulong(o.first_row + x_0 + r) * o.n_out + column;
+            if (LINEAR_RESIDUAL) value += o.residual[at];
+            if (LINEAR_SOFTCAP) value = o.softcap * hyperbolic_tangent(value / o.softcap);
+            o.y[at] = value;
+        }
+    }
+}
+
+#include "linear/tensor.h"
+
 template<class D, short BX>
 kernel void linear_gemm(constant LinearArguments & a [[buffer(0)]],
                         device const float * x [[buffer(1)]],
@@ -141,7 +203,7 @@ kernel void linear_gemm(constant LinearArguments & a [[buffer(0)]],
                         ushort lane [[thread_index_in_simdgroup]]) {
     typedef typename D::Operand T;
     threadgroup float levels[16];
-    threadgroup float4 tiles[(64 + BX) * TILE_STRIDE * sizeof(T) / 16];
+    threadgroup float4 tiles[GEMM_FOURS(BX, sizeof(T))];
     threadgroup T * tile_w = (threadgroup T *) tiles;
     threadgroup T * tile_x = tile_w + 64 * TILE_STRIDE;
     if (D::LEVELS) {
@@ -188,42 +250,38 @@ kernel void linear_gemm(constant LinearArguments & a [[buffer(0)]],
     const WeightRow w_row = weight_row(up ? codes_1 : codes, up ? scales_1 : scales, up ? offsets_1 : offsets, levels, a,
                                        min(w_at.y, n_out - 1));
     const uint x_at = min(uint(tid / (128 / BX)), n_rows - 1);
-    const GemmSums<BX> sums =
-        gemm_products<D, BX>(w_row, x + ulong(first_x + x_at) * a.x_stride, a.n_in, tile_w, tile_x, tid, sg);
+    device const float * x_row = x + ulong(first_x + x_at) * a.x_stride;
+    GemmOutput output;
+    output.bias_0 = bias;
+    output.bias_1 = bias_1;
+    output.residual = residual;
+    output.y = y;
+    output.n_out = n_out;
+    output.first_row = first_x;
+    output.n_rows = n_rows;
+    output.first = first;
+    output.softcap = a.softcap;
 
-    // Eight rows of x at a time through the tiles' memory, 32 neighbouring columns of y.
+#ifdef HAS_TENSORS
+    if (LINEAR_TENSOR) {
+        threadgroup float * products = (threadgroup float *) tiles;
+        tensor_products<D, BX>(w_row, x_row, a.n_in, tile_w, tile_x, products, tid);
+        for (short i = 0; i < BX / 16; i++) {
+            const uint x_0 = sg / 2 * (BX / 2) + 8 * i;
+            write_strip(output, products + x_0 * 64 + sg % 2 * 32, 64, x_0, sg, lane);
+        }
+        return;
+    }
+#endif
+    const GemmSums<BX> sums = gemm_products<D, BX>(w_row, x_row, a.n_in, tile_w, tile_x, tid, sg);
+
+    // Eight rows of x at a time through the tiles' memory, 32 neighbouring columns.
     threadgroup_barrier(mem_flags::mem_threadgroup);
     threadgroup float * strip = (threadgroup float *) tiles + sg * 256;
     for (short i = 0; i < BX / 16; i++) {
         for (short j = 0; j < 4; j++) simdgroup_store(sums.m[i][j], strip + 8 * j, 32, ulong2(0, 0), false);
         simdgroup_barrier(mem_flags::mem_threadgroup);
-        const uint x_0 = sg / 2 * (BX / 2) + 8 * i;
-        if (LINEAR_GATE) {
-            const uint column = first + sg % 2 * 16 + lane % 16;
-            for (uint r = lane / 16; r < 8; r += 2) {
-                if (x_0 + r >= n_rows || column >= n_out) continue;
-                float gate = strip[r * 32 + lane % 16], rise = strip[r * 32 + 16 + lane % 16];
-                if (LINEAR_BIAS) {
-                    gate += bias_0[column];
-                    rise += bias_1[column];
-                }
-                float value = activation(LINEAR_ACTIVATION, gate) * rise;
-                const ulong at = ulong(first_x + x_0 + r) * n_out + column;
-                if (LINEAR_RESIDUAL) value += residual[at];
-                y[at] = value;
-            }
-        } else {
-            const uint column = first + sg % 2 * 32 + lane;
-            for (uint r = 0; r < 8; r++) {
-                if (x_0 + r >= n_rows || column >= n_out) continue;
-                float value = strip[r * 32 + lane];
-                if (LINEAR_BIAS) value += bias[column];
-                const ulong at = ulong(first_x + x_0 + r) * n_out + column;
-                if (LINEAR_RESIDUAL) value += residual[at];
-                if (LINEAR_SOFTCAP) value = a.softcap * hyperbolic_tangent(value / a.softcap);
-                y[at] = value;
-            }
-        }
+        write_strip(output, strip, 32, sg / 2 * (BX / 2) + 8 * i, sg, lane);
         simdgroup_barrier(mem_flags::mem_threadgroup);
     }
 }

@@ -1,10 +1,11 @@
 // linear_<type>_gemv_<N>: y = x W^T for few rows of x, N = 1, 2, 4 or 8 at a time, up to three weights of one type at once.
+// linear_<type>_<last>_gemv_1 (linear/mixed.metal): the same of three weights, the last of another type.
 //
 //     y_i = epilogue(x W_i^T + bias_i), W_i (n_out_i, n_in), x (n_rows, n_in) f32, y_i (n_rows, n_out_i) f32
 //
 // Host contract
 //   buffers  0 LinearArguments (linear/arguments.h)     1 x, multiple of 16 bytes (with LINEAR_SCALAR: 4)
-//            2 norm (n_in) f32, LINEAR_NORM             3, 4, 5 codes of weights 0, 1, 2
+//            2 norm (n_in) f32, aligned as x, LINEAR_NORM  3, 4, 5 codes of weights 0, 1, 2
 //            6, 7, 8 their planes of scales             9, 10, 11 their planes of offsets
 //            12, 13, 14 biases (n_out_i) f32            15 residual (n_rows, n_out_0) f32, may be y_0
 //            16, 17, 18 y_0, y_1, y_2                   19 partials (n_rows, threadgroups) of {float bits, uint column}
@@ -165,7 +166,15 @@ template<short N> static inline LaneSums<N> lane_sums(thread const Products<N> &
     return s;
 }
 
-template<class D, short N>
+template<class A, class B> struct SameType {
+    enum { YES = 0 };
+};
+template<class A> struct SameType<A, A> {
+    enum { YES = 1 };
+};
+
+// LAST: the type of weight 2. If it is another than D, its rows have LAST::row_bytes(n_in) bytes, and no planes or levels.
+template<class D, class LAST, short N>
 kernel void linear_gemv(constant LinearArguments & a [[buffer(0)]],
                         device const float * x [[buffer(1)]],
                         device const float * norm [[buffer(2)]],
@@ -218,10 +227,12 @@ kernel void linear_gemv(constant LinearArguments & a [[buffer(0)]],
     device const float * bias = bias_0;
     device float * y = y_0;
     uint n_out = a.n_out_0;
+    bool is_last = false;
     if (LINEAR_WEIGHTS > 1 && !LINEAR_GATE) {
         const uint blocks_0 = (a.n_out_0 + 3) / 4, blocks_1 = (a.n_out_1 + 3) / 4;
         if (LINEAR_WEIGHTS > 2 && block >= blocks_0 + blocks_1) {
             block -= blocks_0 + blocks_1;
+            is_last = true;
             codes = codes_2;
             scales = scales_2;
             offsets = offsets_2;
@@ -249,8 +260,13 @@ kernel void linear_gemv(constant LinearArguments & a [[buffer(0)]],
         rows[r] = weight_row(up ? codes_1 : codes, up ? scales_1 : scales, up ? offsets_1 : offsets, levels, a, row);
     }
     const uint first_span = active ? part * 32 + lane : 0xffffffff;
-    const Products<N> products =
-        gemv_products<D, N>(rows, x, a.x_stride, n_rows, norm, a.n_in, first_span, LINEAR_SPLIT * 32);
+    Products<N> products;
+    if (SameType<D, LAST>::YES || !is_last) {
+        products = gemv_products<D, N>(rows, x, a.x_stride, n_rows, norm, a.n_in, first_span, LINEAR_SPLIT * 32);
+    } else {
+        for (short r = 0; r < 4; r++) rows[r].codes = codes + ulong(min(first + r, n_out - 1)) * LAST::row_bytes(a.n_in);
+        products = gemv_products<LAST, N>(rows, x, a.x_stride, n_rows, norm, a.n_in, first_span, LINEAR_SPLIT * 32);
+    }
     LaneSums<N> s = lane_sums<N>(products, lane);
 
     if (LINEAR_SPLIT > 1) {

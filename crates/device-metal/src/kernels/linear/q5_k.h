@@ -5,6 +5,8 @@
 #include "linear/k_scales.h"
 
 struct Q5_K : ChunkBlocks {
+    static uint row_bytes(uint n_in) { return n_in / 256 * 176; }
+
     static Codes<2> load(WeightRow row, uint span, uint) {
         device const uchar * block = row.codes + span / 16 * 176;
         const uint c = span % 16 / 4, l = span % 4 * 8;

@@ -5,6 +5,8 @@
 #include "linear/block.h"
 
 struct Q6_K : QuarterBlocks {
+    static uint row_bytes(uint n_in) { return n_in / 256 * 210; }
+
     static Codes<4> load(WeightRow row, uint span, uint) {
         device const uchar * block = row.codes + span / 16 * 210;
         const uint h = span % 16 / 8, l = span % 8 * 4;

@@ -7,6 +7,8 @@ struct Q8_0 : WholeBlocks {
     static uint column(uint span, short j) { return span * 16 + j * 4; }
     static float4 factor() { return float4(1.0f); }
 
+    static uint row_bytes(uint n_in) { return n_in / 32 * 34; }
+
     static Codes<1> load(WeightRow row, uint span, uint) {
         device const uchar * block = row.codes + span / 2 * 34;
         device const uchar * qs = block + 2 + span % 2 * 16;
