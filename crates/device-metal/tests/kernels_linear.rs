@@ -85,7 +85,21 @@ fn launch(file: &'static str, function: String, block: BlockType, n_in: usize) -
         .flag(14, false)
 }
 
-/// Codes and planes of a weight.
+/// What the address of a type's codes is a multiple of: all that its decoder may rely on.
+fn alignment(block: BlockType, n_in: usize) -> usize {
+    use BlockType::*;
+    match block {
+        F32 if n_in.is_multiple_of(4) => 16,
+        F16 | BF16 if n_in.is_multiple_of(4) => 8,
+        Q4_K | Q5_K => 16,
+        Q5_1 | IQ4_XS => 8,
+        F32 | Q4_1 | Q2_K => 4,
+        MXFP4 | I8_ROWS => 1,
+        _ => 2,
+    }
+}
+
+/// Codes and planes of a weight, where they are aligned no better than they must be.
 fn bind(launch: Launch, index: u32, weight: &Weight) -> Launch {
     let planes = weight.planes.as_slices();
     let plane = |bytes: &[u8]| if bytes.is_empty() { vec![0; 16] } else { bytes.to_vec() };
@@ -93,6 +107,9 @@ fn bind(launch: Launch, index: u32, weight: &Weight) -> Launch {
         .bytes(3 + index, &weight.data)
         .bytes(6 + index, &plane(planes.scales))
         .bytes(9 + index, &plane(planes.biases))
+        .at(3 + index, alignment(weight.block, weight.n_cols()))
+        .at(6 + index, 4)
+        .at(9 + index, 4)
 }
 
 /// LinearArguments.
@@ -644,7 +661,7 @@ fn a_gemv_reads_its_weight_once_and_its_row_s_bytes_only() {
     let w = stored(&mut rng, "w", n_out, n_in, block, 0.3);
     for (n, n_rows) in [(1, 1), (8, 8)] {
         let x = normal(&mut rng, n_rows * n_in);
-        let counters = gemv("linear/q4_0.metal", "q4_0", n, n_rows, &x, &w).count().counters;
+        let counters = gemv("linear/q4_0.metal", "q4_0", n, n_rows, &x, &w).at(3, 0).count().counters;
         let of = |index: u32| *counters.buffers.iter().find(|b| b.index == index).unwrap();
         // Every byte of the blocks is loaded, none twice: but for d, which two lanes share.
         let bytes = w.data.len() as u64;
@@ -678,7 +695,8 @@ fn source_of(types: &[&str], kernels: &[&str]) -> String {
             source += &match kernel.split_once(|c: char| c.is_ascii_digit()) {
                 Some((head, _)) => {
                     let (n, head) = (&kernel[head.len()..], head.trim_end_matches('_'));
-                    let decoders = if head == "linear_gemv" { format!("{decoder}, {decoder}") } else { decoder.clone() };
+                    let decoders =
+                        if head == "linear_gemv" { format!("{decoder}, {decoder}") } else { decoder.clone() };
                     format!("INSTANTIATE({name}, {head}<{decoders}, {n}>)\n")
                 }
                 None => format!("INSTANTIATE({name}, {}<{decoder}>)\n", kernel.trim_end_matches("_*")),
@@ -747,7 +765,8 @@ fn the_last_of_three_weights_may_have_another_type() {
         ("q5_0_q8_0", Q5_0, Q8_0),
         ("q5_k_q6_k", Q5_K, Q6_K),
     ] {
-        let weights = [(block, 0), (block, 1), (last, 2)].map(|(b, i)| stored(&mut rng, "w", n_out[i], n_in, b, 0.3));
+        let weights =
+            [(block, 0), (block, 1), (last, 2)].map(|(b, i)| stored(&mut rng, "w", n_out[i], n_in, b, 0.3));
         let (x, norm) = (normal(&mut rng, n_in), normal(&mut rng, n_in));
         let mut launch = launch("linear/mixed.metal", format!("linear_{name}_gemv_1"), block, n_in)
             .flag(NORM, true)

@@ -18,6 +18,8 @@ pub struct Launch {
     pub arguments: Vec<u8>,
     /// Contents before the dispatch, by index.
     pub buffers: BTreeMap<u32, Vec<u8>>,
+    /// Bytes before a buffer's contents, where there are any.
+    pub offsets: BTreeMap<u32, usize>,
     pub threadgroup_memory: u32,
     pub threadgroups: [u32; 3],
     pub threads: u32,
@@ -62,6 +64,12 @@ impl Launch {
 
     pub fn words(self, index: u32, values: &[u32]) -> Launch {
         self.bytes(index, bytemuck::cast_slice(values))
+    }
+
+    /// The contents of a buffer begin at this byte of it.
+    pub fn at(mut self, index: u32, offset: usize) -> Launch {
+        self.offsets.insert(index, offset);
+        self
     }
 
     /// A buffer of floats that the kernel writes, NaN before.
@@ -116,13 +124,17 @@ impl Launch {
         let constants: Vec<_> =
             self.constants.iter().filter(|c| declared(c.0)).map(|(i, c)| (*i, *c)).collect();
         let pipeline = library.pipeline(&self.function, &constants).unwrap();
-        let buffers: BTreeMap<u32, Buffer> =
-            self.buffers.iter().map(|(index, bytes)| (*index, Buffer::from_bytes(bytes).unwrap())).collect();
+        let offset = |index: &u32| self.offsets.get(index).copied().unwrap_or(0);
+        let make = |(index, bytes): (&u32, &Vec<u8>)| {
+            let whole = [&vec![0xff; offset(index)][..], bytes].concat();
+            (*index, Buffer::from_bytes(&whole).unwrap())
+        };
+        let buffers: BTreeMap<u32, Buffer> = self.buffers.iter().map(make).collect();
         // What the contract leaves unused is bound to a buffer of nothing, so that touching it is an error.
         let unused = Buffer::new(0).unwrap();
         let function = library.functions().iter().find(|f| f.name == self.function).unwrap();
         let mut bindings: Vec<Binding> =
-            buffers.iter().map(|(index, buffer)| Binding::new(*index, buffer)).collect();
+            buffers.iter().map(|(index, buffer)| Binding::new(*index, buffer).at(offset(index))).collect();
         for parameter in &function.parameters {
             if let ParameterKind::Buffer(index) = parameter.kind {
                 if index != 0 && !buffers.contains_key(&index) {
@@ -143,7 +155,10 @@ impl Launch {
             Ok(counters) => counters,
             Err(fault) => panic!("{} {order:?}: {fault}", self.function),
         };
-        let buffers = buffers.iter().map(|(index, buffer)| (*index, buffer.as_slice().to_vec())).collect();
+        let buffers = buffers
+            .iter()
+            .map(|(index, buffer)| (*index, buffer.as_slice()[offset(index)..].to_vec()))
+            .collect();
         Outcome { buffers, counters }
     }
 }
