@@ -10,6 +10,9 @@ use std::collections::HashSet;
 /// Alignment of values and of parts of buffers.
 pub const ALIGN: usize = 256;
 
+/// Tokens that a chain may have, at most.
+pub const MOST_CHAINED: usize = 128;
+
 /// How many rows a value can have.
 pub fn max_rows(limits: &Limits, rows: Rows) -> usize {
     rows.count(limits.max_rows, limits.max_outputs)
@@ -32,6 +35,8 @@ pub struct StepLayout {
     pub page_tables: usize,
     /// As many f32 as the largest input has.
     pub input: usize,
+    /// `(MOST_CHAINED)` u32
+    pub chosen: usize,
     /// Size of the whole.
     pub total: usize,
     /// Entries of a page table.
@@ -62,6 +67,7 @@ impl StepLayout {
             outputs: take(limits.max_outputs * 4),
             page_tables: take(limits.max_spans * kv.groups.len() * pages_per_table * 4),
             input: take(input * 4),
+            chosen: take(MOST_CHAINED * 4),
             total: at,
             pages_per_table,
             n_groups: kv.groups.len(),
