@@ -21,8 +21,8 @@ fn main() {
 mod table {
     use device::testing::{AttentionOptions, PlanBuilder, Rng, limits, stored};
     use device::{
-        Activation, DType, Device, KvLayer, KvType, Limits, Op, OwnedStep, Plan, RopeStyle, Rows, Span, ValueId, Want,
-        Weight, WeightId, WeightPart, fusion,
+        Activation, DType, Device, KvLayer, KvType, Limits, Op, OwnedStep, Plan, RopeStyle, Rows, Span,
+        ValueId, Want, Weight, WeightId, WeightPart, fusion,
     };
     use formats::{BlockType, Bytes, Planes};
     use ingle_device_metal::MetalDevice;
@@ -131,17 +131,20 @@ mod table {
         out
     }
 
-    fn experts(b: &mut PlanBuilder, x: ValueId, ids: ValueId, n: usize, n_out: usize, n_in: usize) -> ValueId {
+    fn experts(
+        b: &mut PlanBuilder,
+        x: ValueId,
+        ids: ValueId,
+        n: usize,
+        n_out: usize,
+        n_in: usize,
+    ) -> ValueId {
         let part = noise(n_out, n_in, BlockType::Q4_0);
         let parts: Vec<WeightPart> = (0..n)
             .map(|_| WeightPart { data: Bytes::from_slice(&part.data), planes: Planes::default() })
             .collect();
-        let weight = b.weight(Weight {
-            shape: vec![n, n_out, n_in],
-            data: Bytes::from_slice(&[]),
-            parts,
-            ..part
-        });
+        let weight =
+            b.weight(Weight { shape: vec![n, n_out, n_in], data: Bytes::from_slice(&[]), parts, ..part });
         let out = b.value(Rows::Tokens, b.cols(ids) * n_out, DType::F32);
         b.push(Op::ExpertLinear { x, ids, weight, out });
         out
@@ -251,7 +254,12 @@ mod table {
             plan: 0,
             tokens: vec![3; n_rows],
             input: vec![],
-            spans: vec![Span { slot: 0, first_row: 0, n_rows: n_rows as u32, first_position: first_position as u32 }],
+            spans: vec![Span {
+                slot: 0,
+                first_row: 0,
+                n_rows: n_rows as u32,
+                first_position: first_position as u32,
+            }],
             page_tables: (0..(n_ctx / page_len) as u32).collect(),
             pages_per_table: n_ctx / page_len,
             outputs: vec![n_rows as u32 - 1],
@@ -261,9 +269,12 @@ mod table {
         program.run(&step.borrow()).unwrap();
         let trace = device.gpu().take_trace();
         let kv_bytes: usize = (0..plan.kv.layers.len() as u32)
-            .map(|id| plan.kv.layer_page_bytes(device::KvLayerId(id), limits.kv_type, 1) * (first_position + n_rows))
+            .map(|id| {
+                plan.kv.layer_page_bytes(device::KvLayerId(id), limits.kv_type, 1) * (first_position + n_rows)
+            })
             .sum();
-        let mut cost = Cost { least: (plan.weight_bytes_per_token() + kv_bytes as u64) as f64, ..Cost::default() };
+        let mut cost =
+            Cost { least: (plan.weight_bytes_per_token() + kv_bytes as u64) as f64, ..Cost::default() };
         for traced in trace {
             let (read, written) = traced.counters.device_bytes();
             cost = cost.combine(
@@ -273,7 +284,8 @@ mod table {
                     read: read as f64,
                     written: written as f64,
                     least: 0.0,
-                    threadgroup: (traced.counters.threadgroup_read + traced.counters.threadgroup_written) as f64,
+                    threadgroup: (traced.counters.threadgroup_read + traced.counters.threadgroup_written)
+                        as f64,
                     shuffles: traced.counters.simdgroup.shuffles as f64,
                     reductions: traced.counters.simdgroup.reductions as f64,
                     matrices: traced.counters.simdgroup.matrix_multiplies as f64,
@@ -294,7 +306,9 @@ mod table {
     pub fn main() {
         let wanted: Vec<String> = std::env::args().skip(1).collect();
         let models = MODELS.iter().filter(|s| wanted.is_empty() || wanted.iter().any(|w| s.name.contains(w)));
-        println!("A token at position {POSITION}, Q4_0 (embedding and head Q6_K), F16 keys and values; counted, not timed:\n");
+        println!(
+            "A token at position {POSITION}, Q4_0 (embedding and head Q6_K), F16 keys and values; counted, not timed:\n"
+        );
         println!(
             "| model | dispatches | barriers | read MB | written MB | least MB | read / least | threadgroup MB | \
              shuffles k | reductions k | predicted tok/s (prediction) | published best, llama.cpp |"
