@@ -69,9 +69,10 @@ arguments! {
         n_groups: u32,
         /// Entries of a page table.
         pages_per_table: u32,
+        /// Tokens that a chain has chosen so far.
+        n_chained: u32,
         reserved0: u32,
         reserved1: u32,
-        reserved2: u32,
     }
     /// Consecutive rows of one sequence.
     Span {

@@ -19,7 +19,7 @@ use crate::profile::Profile;
 use crate::table::{Command, Extent, Region, RowClass, Space, Table, When, region};
 use crate::weights::{Tables, Weights};
 use device::arena::{Arena, NO_PLACE};
-use device::{CommandInfo, Error, KvLayerId, Limits, Op, Plan, Result, Rows, ValueId, WeightId};
+use device::{CommandInfo, Error, KvLayerId, Limits, Numerics, Op, Plan, Result, Rows, ValueId, WeightId};
 use formats::Bytes;
 use std::collections::HashMap;
 
@@ -202,6 +202,11 @@ impl<'a, G: Gpu> Compiler<'a, G> {
             draft.unit(unit)?;
         }
         Ok(Table::new(draft.commands, draft.infos))
+    }
+
+    /// Whether a row's sums must not depend on what shares its step.
+    fn is_deterministic(&self) -> bool {
+        self.limits.numerics == Numerics::Deterministic
     }
 
     fn unsupported(&self, what: String, hint: &str) -> Error {

@@ -61,6 +61,7 @@ pub const HEADERS: &[(&str, &str)] = sources![
 pub const FILES: &[(&str, &str)] = sources![
     "activate.metal",
     "add.metal",
+    "advance.metal",
     "argmax.metal",
     "attention.metal",
     "columns.metal",

@@ -10,6 +10,9 @@ use std::collections::HashSet;
 /// Alignment of values and of parts of buffers.
 pub const ALIGN: usize = 256;
 
+/// Tokens that a chain may have, at most.
+pub const MOST_CHAINED: usize = 128;
+
 /// How many rows a value can have.
 pub fn max_rows(limits: &Limits, rows: Rows) -> usize {
     rows.count(limits.max_rows, limits.max_outputs)
@@ -32,6 +35,8 @@ pub struct StepLayout {
     pub page_tables: usize,
     /// As many f32 as the largest input has.
     pub input: usize,
+    /// `(MOST_CHAINED)` u32
+    pub chosen: usize,
     /// Size of the whole.
     pub total: usize,
     /// Entries of a page table.
@@ -62,6 +67,7 @@ impl StepLayout {
             outputs: take(limits.max_outputs * 4),
             page_tables: take(limits.max_spans * kv.groups.len() * pages_per_table * 4),
             input: take(input * 4),
+            chosen: take(MOST_CHAINED * 4),
             total: at,
             pages_per_table,
             n_groups: kv.groups.len(),
@@ -82,7 +88,12 @@ pub fn arena_of(plan: &Plan, lowered: &[Lowered], limits: &Limits) -> Arena {
     // With one row, what SelectRows writes is not copied: its readers read what it reads, which so must live as long.
     let mut kept = plan.clone();
     for (x, out) in selections(plan) {
-        keep_alive(&mut kept, x, out);
+        let last = kept.nodes.iter().rposition(|node| node.op.reads().contains(&out));
+        keep_alive(&mut kept, x, last);
+    }
+    for (reads, out) in lowered.iter().filter_map(|l| l.unit.joined()) {
+        let last = kept.nodes.iter().position(|node| node.op.writes().contains(&out));
+        reads.into_iter().for_each(|x| keep_alive(&mut kept, x, last));
     }
     let first_dummy = plan.values.len();
     let mut arena = arena::plan_with(
@@ -106,13 +117,13 @@ pub fn selections(plan: &Plan) -> Vec<(ValueId, ValueId)> {
 /// Name of a value without bytes, which only keeps others alive.
 const KEEPER: &str = "keeper";
 
-/// Make `x` live as long as `other`, by a node behind the last reader of `other`.
-fn keep_alive(plan: &mut Plan, x: ValueId, other: ValueId) {
-    let Some(last) = plan.nodes.iter().rposition(|node| node.op.reads().contains(&other)) else { return };
+/// Make `x` live until behind a node.
+fn keep_alive(plan: &mut Plan, x: ValueId, node: Option<usize>) {
+    let Some(node) = node else { return };
     let (rows, out) = (plan.value(x).rows, ValueId(plan.values.len() as u32));
     plan.values.push(Value { name: KEEPER.to_owned(), rows, cols: 1, dtype: DType::F32 });
-    let layer = plan.nodes[last].layer;
-    plan.nodes.insert(last + 1, Node { op: Op::Columns { x, first: 0, out }, layer });
+    let layer = plan.nodes[node].layer;
+    plan.nodes.insert(node + 1, Node { op: Op::Columns { x, first: 0, out }, layer });
 }
 
 /// Scratch of the units of all plans: bytes that no value has, one part after the other.
@@ -198,8 +209,8 @@ impl Scratch {
 mod tests {
     use super::*;
     use crate::lower::lower;
-    use device::testing::{limits, mini_transformer};
-    use device::{arena::NO_PLACE, fusion};
+    use device::testing::{PlanBuilder, limits, mini_transformer};
+    use device::{Activation, arena::NO_PLACE, fusion};
     use formats::BlockType;
 
     /// With one row, the head reads the last layer's output itself; nothing may lie over it until then.
@@ -218,5 +229,41 @@ mod tests {
         assert!(x.end <= logits.start || logits.end <= x.start, "{x:?} {logits:?}");
         assert_ne!(place(out).start, x.start);
         assert_eq!(arena.offset.len(), plan.values.len());
+    }
+
+    /// One dispatch makes what several nodes made: it must not write over what it reads.
+    #[test]
+    fn what_a_joined_unit_reads_is_apart_from_what_it_writes() {
+        let mut b = PlanBuilder::new(3, 64);
+        let mut x = b.embed(64);
+        for layer in 0..2 {
+            b.layer(Some(layer));
+            let norm = b.rms_norm(x, 64);
+            let router = b.linear(norm, 9, BlockType::F32, false);
+            let (ids, weights) = b.route(router, 3, true, 1.0, false);
+            let gate = b.expert_linear((norm, false), ids, (9, 64), BlockType::F32);
+            let up = b.expert_linear((norm, false), ids, (9, 64), BlockType::F32);
+            let y = b.gate(gate, up, Activation::Silu);
+            let y = b.expert_linear((y, true), ids, (9, 64), BlockType::F32);
+            let y = b.expert_sum(y, weights);
+            x = if layer == 0 { b.add(x, y) } else { b.rms_norm(y, 64) };
+        }
+        let plan = b.finish(x);
+        let limits = limits(&plan.kv);
+        let lowered = lower(&plan);
+        let arena = arena_of(&plan, &lowered, &limits);
+        let place = |id: ValueId| {
+            let start = arena.offset[id.0 as usize];
+            start..start + value_bytes(plan.value(id), &limits)
+        };
+        let mut n = 0;
+        for (reads, out) in lowered.iter().filter_map(|l| l.unit.joined()) {
+            for x in reads {
+                let (x, out) = (place(x), place(out));
+                assert!(x == out || x.end <= out.start || out.end <= x.start, "{x:?} {out:?}");
+            }
+            n += 1;
+        }
+        assert_eq!(n, 4);
     }
 }

@@ -26,6 +26,7 @@ mod lower;
 mod peaks;
 mod profile;
 mod program;
+pub mod selftest;
 mod table;
 mod weights;
 

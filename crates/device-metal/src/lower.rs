@@ -214,6 +214,18 @@ impl Unit {
         }
     }
 
+    /// Of a unit that joins several nodes: what it reads, and what it writes last. All of it happens at once, so what the first
+    /// node reads must be there until the last one has written.
+    pub fn joined(&self) -> Option<(Vec<ValueId>, ValueId)> {
+        match self {
+            Unit::ExpertGateUp { x, ids, out, .. } => Some((vec![*x, *ids], *out)),
+            Unit::ExpertDownSum { x, ids, weights, residual, out, .. } => {
+                Some(([*x, *ids, *weights].into_iter().chain(*residual).collect(), *out))
+            }
+            _ => None,
+        }
+    }
+
     /// Values that are certainly written, whichever schedule runs.
     fn surely_writes(&self) -> Vec<ValueId> {
         match self {

@@ -43,6 +43,8 @@ pub struct Profile {
     pub split_positions: usize,
     /// Threadgroups that attention of one row should have in all where it is split.
     pub split_threadgroups: usize,
+    /// Tokens of a chain in one command buffer, of which two are on their way.
+    pub chain_tokens: usize,
     /// Whether matrices are multiplied by the tensor units that Metal 4 opens (never run by the emulator).
     pub tensor: bool,
 }
@@ -58,6 +60,7 @@ impl Profile {
             argmax_threads: facts.max_threads.min(1024),
             norm_threads: 256,
             gemv_simdgroups: 16 * cores as u32,
+            chain_tokens: 4,
             attention_simdgroups: 8,
             split_positions: 1024,
             split_threadgroups: 4 * cores,

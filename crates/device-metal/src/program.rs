@@ -2,8 +2,9 @@
 
 use crate::arguments;
 use crate::compile::{Buffers, Compiler};
-use crate::gpu::{Buffer, Gpu};
-use crate::layout::{ALIGN, Scratch, StepLayout};
+use crate::gpu::{Binding, Buffer, Dispatch, Encoder, Gpu, Place};
+use crate::kernels::Kernel;
+use crate::layout::{ALIGN, MOST_CHAINED, Scratch, StepLayout};
 use crate::lower::Lowered;
 use crate::profile::Profile;
 use crate::table::{RowClass, Sizes, Table};
@@ -34,8 +35,32 @@ struct Output {
     cols: usize,
 }
 
+/// Steps that are on their way, each with the token that the one before chose.
+struct Chain<T> {
+    /// Tokens asked for.
+    n: usize,
+    /// Of these, in command buffers that were submitted.
+    n_submitted: usize,
+    /// In command buffers that are done.
+    n_done: usize,
+    /// Given to the caller.
+    n_given: usize,
+    /// Position of the first row.
+    first_position: usize,
+    /// Command buffers that are on their way, the older first, and the tokens of each.
+    tickets: [Option<(T, usize)>; 2],
+}
+
+impl<T> Default for Chain<T> {
+    fn default() -> Chain<T> {
+        Chain { n: 0, n_submitted: 0, n_done: 0, n_given: 0, first_position: 0, tickets: [None, None] }
+    }
+}
+
 /// A plan ready to run.
 struct Compiled<G: Gpu> {
+    /// What the kernel between two steps of a chain is bound to.
+    advance: [Binding; 6],
     /// By class of tokens, then of outputs, which are no more.
     tables: Vec<Vec<Table<G>>>,
     logits: Output,
@@ -66,6 +91,10 @@ pub struct MetalProgram<G: Gpu> {
     /// Of the last step.
     current: usize,
     sizes: Sizes,
+    /// What runs between two steps of a chain.
+    advance: G::Pipeline,
+    chain_tokens: usize,
+    chain: Chain<G::Ticket>,
     /// Keeps the buffers in memory.
     _residency: G::Residency,
     /// The files' maps, kept while the GPU reads them.
@@ -156,13 +185,25 @@ impl<G: Gpu> MetalProgram<G> {
                 let (value, offset) = (part.plan.value(*id), part.arena.offset[id.0 as usize]);
                 Output { offset, rows: value.rows, cols: value.cols }
             };
+            let argmax = Place { buffer: ARENA as u16, offset: output(&part.plan.argmax).offset as u64 };
+            let of_step = |offset: usize| Place { buffer: STEP as u16, offset: offset as u64 };
+            let places = [
+                (1, of_step(0)),
+                (2, argmax),
+                (3, of_step(step.tokens)),
+                (4, of_step(step.positions)),
+                (5, of_step(step.spans)),
+                (6, of_step(step.chosen)),
+            ];
             compiled.push(Compiled {
+                advance: places.map(|(index, place)| Binding { index, place, len: 0 }),
                 tables: of_classes,
                 logits: output(&part.plan.logits),
                 argmax: output(&part.plan.argmax),
                 kept: part.plan.kept.iter().map(output).collect(),
             });
         }
+        let advance = gpu.pipeline(&Kernel::of("advance.metal"), &[])?;
         gpu.keep_pipelines();
         let residency = gpu.reside(&buffers);
         let files = plans.iter().flat_map(|plan| &plan.weights).flat_map(device::Weight::views);
@@ -177,13 +218,17 @@ impl<G: Gpu> MetalProgram<G> {
             long: profile.split_positions,
             current: 0,
             sizes: Sizes::default(),
+            advance,
+            chain_tokens: profile.chain_tokens.max(1),
+            chain: Chain::default(),
             _residency: residency,
             _files: files.cloned().collect(),
         })
     }
 
-    /// Check a step and write it into the step buffer.
-    fn begin(&mut self, step: &Step) -> Result<()> {
+    /// Check a step and write it into the step buffer; its sequences may go on for `n_more` positions.
+    fn begin(&mut self, step: &Step, n_more: usize) -> Result<()> {
+        self.stop_chain()?;
         if let Err(reason) = step.check(&self.needs, &self.limits) {
             return Err(Error::Failed { device: G::NAME, reason });
         }
@@ -220,15 +265,55 @@ impl<G: Gpu> MetalProgram<G> {
             for (group, usage) in self.needs[step.plan].groups.iter().enumerate() {
                 let n_positions = match usage {
                     GroupUse::Unused => continue,
-                    GroupUse::Sequence { .. } => span.end(),
+                    GroupUse::Sequence { .. } => span.end() + n_more,
                     GroupUse::Memory { n, .. } => *n,
                 };
                 let table = step.page_table(span.slot, group, at.n_groups);
                 let n = n_positions.div_ceil(self.limits.page_len).min(at.pages_per_table);
+                let first_new = span.end() / self.limits.page_len;
+                let n_pages = self.limits.n_pages[group];
+                if let Some(page) = table.iter().take(n).skip(first_new).find(|p| **p as usize >= n_pages) {
+                    let reason =
+                        format!("KV page {page} of group {group} for a chain, expected one below {n_pages}");
+                    return Err(Error::Failed { device: G::NAME, reason });
+                }
                 let first = (index * at.n_groups + group) * at.pages_per_table;
                 write(buffer, at.page_tables + first * 4, &table[..n]);
             }
         }
+        Ok(())
+    }
+
+    /// Submit the next command buffer of the chain, if there is more to do and room for it.
+    fn submit_chained(&mut self) -> Result<()> {
+        let Some(free) = self.chain.tickets.iter().position(Option::is_none) else { return Ok(()) };
+        let first = self.chain.n_submitted;
+        let n = (self.chain.n - first).min(self.chain_tokens);
+        if n == 0 {
+            return Ok(());
+        }
+        let plan = &self.plans[self.current];
+        let (buffers, table, advance) = (&self.buffers, plan.table(&self.sizes), &self.advance);
+        let (position, long, sizes) = (self.chain.first_position, self.long, self.sizes);
+        let ticket = self.gpu.submit(&mut |encoder| {
+            for index in first..first + n {
+                let sizes = Sizes { long: position + index + 1 > long, ..sizes };
+                table.encode(encoder, buffers, &sizes);
+                encoder.barrier();
+                let dispatch = Dispatch {
+                    pipeline: advance,
+                    bindings: &plan.advance,
+                    arguments: &[],
+                    threadgroup_bytes: 0,
+                    threadgroups: [1, 1, 1],
+                    threads: [32, 1, 1],
+                };
+                encoder.dispatch(&dispatch, buffers);
+                encoder.barrier();
+            }
+        })?;
+        self.chain.tickets[free] = Some((ticket, n));
+        self.chain.n_submitted += n;
         Ok(())
     }
 
@@ -272,7 +357,7 @@ fn write<T: bytemuck::Pod>(buffer: &impl Buffer, offset: usize, values: &[T]) {
 
 impl<G: Gpu> Program for MetalProgram<G> {
     fn run(&mut self, step: &Step) -> Result<()> {
-        self.begin(step)?;
+        self.begin(step, 0)?;
         if self.sizes.n_rows == 0 {
             return Ok(());
         }
@@ -303,6 +388,57 @@ impl<G: Gpu> Program for MetalProgram<G> {
 
     fn kept(&self, index: usize) -> &[f32] {
         self.plans[self.current].kept.get(index).map_or(&[], |output| self.output(*output))
+    }
+
+    fn most_chained(&self) -> usize {
+        MOST_CHAINED
+    }
+
+    fn start_chain(&mut self, step: &Step, n: usize) -> Result<()> {
+        let fits = step.tokens.len() == 1 && step.outputs.len() == 1 && step.want == Want::Argmax;
+        let end = step.spans.first().map_or(0, device::Span::end);
+        if !fits || n == 0 || n > MOST_CHAINED || end + n - 1 > self.limits.n_ctx {
+            let reason = format!(
+                "a chain of {n} tokens from a step of {} rows at position {end}, expected one row whose best token is wanted \
+                 and at most {MOST_CHAINED} tokens within {} positions",
+                step.tokens.len(),
+                self.limits.n_ctx
+            );
+            return Err(Error::Failed { device: G::NAME, reason });
+        }
+        self.begin(step, n - 1)?;
+        self.chain = Chain { n, first_position: end - 1, ..Chain::default() };
+        self.submit_chained()?;
+        self.submit_chained()
+    }
+
+    fn next_chained(&mut self) -> Result<Option<u32>> {
+        if self.chain.n_given == self.chain.n {
+            return Ok(None);
+        }
+        if self.chain.n_given == self.chain.n_done {
+            let [first, second] = &mut self.chain.tickets;
+            let Some((ticket, n)) = first.take() else { return Ok(None) };
+            *first = second.take();
+            if let Err(error) = self.gpu.wait(ticket) {
+                self.chain = Chain::default();
+                return Err(error);
+            }
+            self.chain.n_done += n;
+            self.submit_chained()?;
+        }
+        let at = self.step.chosen + self.chain.n_given * 4;
+        self.chain.n_given += 1;
+        // SAFETY: the step buffer has room for the tokens of a chain; the command buffer that wrote this one is done.
+        Ok(Some(unsafe { self.buffers[STEP].start().add(at).cast::<u32>().read() }))
+    }
+
+    fn stop_chain(&mut self) -> Result<()> {
+        let chain = std::mem::take(&mut self.chain);
+        for (ticket, _) in chain.tickets.into_iter().flatten() {
+            self.gpu.wait(ticket)?;
+        }
+        Ok(())
     }
 
     fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<()> {
@@ -341,7 +477,7 @@ impl<G: Gpu> Program for MetalProgram<G> {
 
     /// Each command is submitted and waited for by itself.
     fn run_timed(&mut self, step: &Step, timings: &mut Vec<Timing>) -> Result<()> {
-        self.begin(step)?;
+        self.begin(step, 0)?;
         let begin = Instant::now();
         let (buffers, sizes) = (&self.buffers, &self.sizes);
         let table = self.plans[self.current].table(sizes);

@@ -113,7 +113,12 @@ impl<G: Gpu> Draft<'_, G> {
             unit.k.escapes && !unit.k.is_empty() || unit.q.is_some_and(|q| q.escapes && !q.is_empty());
         match attention {
             // The rows of a step may be of one sequence, unless there is but one.
-            Some(attention) if self.tokens == RowClass::One && !escapes && head_dim <= MOST_COLUMNS => {
+            Some(attention)
+                if self.tokens == RowClass::One
+                    && !escapes
+                    && head_dim <= MOST_COLUMNS
+                    && !self.compiler.is_deterministic() =>
+            {
                 self.attend(&Attention { fused: Some(unit), ..attention })
             }
             attention => {
@@ -227,6 +232,8 @@ impl<G: Gpu> Draft<'_, G> {
         let few = self.tokens <= RowClass::Eight;
         match a.source {
             Source::Rows { .. } => self.tiles(a),
+            // Tiles and splits add in another order, and whether a step is split depends on all its sequences.
+            _ if c.is_deterministic() => self.decode(a, None, When::Always),
             Source::Memory(_, n) if few || a.head_dim > MOST_MEMORY_COLUMNS => {
                 // Of many rows there are threadgroups enough.
                 match few && n > c.profile.split_positions {

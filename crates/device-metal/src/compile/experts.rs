@@ -57,7 +57,7 @@ impl<G: Gpu> Draft<'_, G> {
                 self.expert_product(&Experts { x, ids, weight: gate, up: Some((up, kind)), sum: None, out })
             }
             Unit::ExpertDownSum { x, ids, weight, weights, parts, residual, out } => {
-                if self.class(x) == RowClass::One {
+                if self.class(x) == RowClass::One && !self.compiler.is_deterministic() {
                     let sum = Some((weights, residual));
                     return self.expert_product(&Experts { x, ids, weight, up: None, sum, out });
                 }
@@ -145,7 +145,8 @@ impl<G: Gpu> Draft<'_, G> {
             experts_per_row: k as u32,
             ..Default::default()
         };
-        let tiles = self.class(e.x) >= RowClass::Tile && e.sum.is_none() && n_experts <= MAX_ORDERED;
+        let many = self.class(e.x) >= RowClass::Tile && !c.is_deterministic();
+        let tiles = many && e.sum.is_none() && n_experts <= MAX_ORDERED;
         if tiles {
             self.order(e.ids, &args)?;
         }

@@ -43,7 +43,9 @@ pub fn type_constants(block: BlockType, n_in: usize) -> Vec<(u16, Constant)> {
     let whole_rows = matches!(block, BlockType::I8_ROWS | BlockType::I16_ROWS);
     let scalar = (whole_rows || block.is_float()) && !n_in.is_multiple_of(4);
     let (group, scale, symmetric) = match block {
-        BlockType::Affine(affine) => (affine.group(), kernels::scale_kind(affine.scale()), affine.is_symmetric()),
+        BlockType::Affine(affine) => {
+            (affine.group(), kernels::scale_kind(affine.scale()), affine.is_symmetric())
+        }
         _ => (32, 0, false),
     };
     vec![
@@ -72,6 +74,8 @@ impl<G: Gpu> Draft<'_, G> {
             RowClass::Two => Schedule::Gemv(2),
             RowClass::Four => Schedule::Gemv(4),
             RowClass::Eight => Schedule::Gemv(8),
+            // Tiles add in another order than single rows.
+            RowClass::Tile | RowClass::Many if c.is_deterministic() => Schedule::Gemv(8),
             RowClass::Tile => Schedule::Gemm(32),
             RowClass::Many => Schedule::Gemm(64),
         };

@@ -330,8 +330,9 @@ impl Gpu for AppleGpu {
 
     fn allocate(&self, what: &str, bytes: usize) -> Result<AppleBuffer> {
         let refused = || Error::OutOfMemory { device: NAME, what: what.to_owned(), bytes: bytes as u64 };
-        // Shared memory comes from the system filled with zeros.
-        let options = MTLResourceOptions::StorageModeShared | MTLResourceOptions::HazardTrackingModeUntracked;
+        // Shared memory comes from the system filled with zeros. Hazards are tracked, so that a command buffer that is submitted
+        // while another runs waits for what that one writes.
+        let options = MTLResourceOptions::StorageModeShared;
         let buffer = self.device.newBufferWithLength_options(bytes.max(1), options).ok_or_else(refused)?;
         Ok(AppleBuffer { buffer, _bytes: None })
     }

@@ -16,11 +16,11 @@ kernel void read_bytes(
         uint thread_index [[thread_position_in_grid]],
         uint n_threads [[threads_per_grid]],
         uint group [[threadgroup_position_in_grid]],
-        uint local [[thread_index_in_threadgroup]]) {
+        uint in_group [[thread_index_in_threadgroup]]) {
     float4 sum = float4(0.0f);
     for (uint i = thread_index; i < args.n_vectors; i += n_threads) sum += x[i];
     const float total = simd_sum((sum.x + sum.y) + (sum.z + sum.w));
-    if (local == 0) out[group] = total;
+    if (in_group == 0) out[group] = total;
 }
 
 kernel void multiply_add(
@@ -28,7 +28,7 @@ kernel void multiply_add(
         device float *out [[buffer(2)]],
         uint thread_index [[thread_position_in_grid]],
         uint group [[threadgroup_position_in_grid]],
-        uint local [[thread_index_in_threadgroup]]) {
+        uint in_group [[thread_index_in_threadgroup]]) {
     float4 chains[16];
     for (uint i = 0; i < 16; i++) chains[i] = float4(float(thread_index + i));
     for (uint round = 0; round < args.n_vectors; round++) {
@@ -37,5 +37,5 @@ kernel void multiply_add(
     float4 sum = float4(0.0f);
     for (uint i = 0; i < 16; i++) sum += chains[i];
     const float total = simd_sum((sum.x + sum.y) + (sum.z + sum.w));
-    if (local == 0) out[group] = total;
+    if (in_group == 0) out[group] = total;
 }
