@@ -645,3 +645,30 @@ fn sanitizers_find_nothing() {
         assert!(decode.floats(11).iter().all(|v| v.is_finite()));
     }
 }
+
+#[test]
+fn decode_reads_keys_and_values_once_for_all_heads_that_share_them() {
+    let mut rng = Rng::new(7);
+    let shape = Shape { n_heads: 8, n_kv_heads: 2, ..PLAIN };
+    let length = 96;
+    let cache = Cache::new(&mut rng, shape, &[length]);
+    let cols = shape.n_heads * shape.head_dim;
+    let launch = shape
+        .launch("attention.metal", "decode".to_owned())
+        .arguments(&shape.arguments(0, 1, 0, [[0; 4]; 2]))
+        .words(1, &step(1, 0, 1, 2, cache.pages_per_table))
+        .floats(2, &normal(&mut rng, cols))
+        .words(3, &[length as u32 - 1])
+        .words(4, &[0])
+        .output(9, cols)
+        .memory(decode_memory(shape, 4, 2))
+        .grid([2, 1, 1], 64);
+    let source = "#include <metal_stdlib>\nusing namespace metal;\n#include \"instantiate.h\"\n\
+                  #include \"attention/decode.h\"\nINSTANTIATE(decode, attention_decode<KvF16, false>)\n";
+    let counters = cache.bind(launch).count(source);
+    let of = |index: u32| *counters.buffers.iter().find(|b| b.index == index).unwrap();
+    let bytes = (2 * shape.n_kv_heads * length * shape.head_dim * 2) as u64;
+    assert_eq!((of(7).read, of(7).read_once), (bytes, bytes));
+    assert_eq!(of(2).read, (cols * 4) as u64);
+    assert_eq!(of(9).written, (cols * 4) as u64);
+}

@@ -644,6 +644,24 @@ fn experts_in_groups_of_rows() {
             let expected = if gate { gated(0, &of(&gates), &of(&ups)) } else { of(&gates) };
             check(&format!("{name} gate {gate}"), &gemm.floats(16), &expected, HALF_BOUND);
         }
+
+        // Each pair with its own input.
+        let own = normal(&mut rng, n * k * n_in);
+        let gemm = launch(file, format!("expert_linear_{name}_gemm"), block, n_in)
+            .flag(OWN_INPUT, true)
+            .arguments(&words)
+            .floats(1, &own)
+            .bytes(3, &gate_bytes)
+            .bytes(5, &gate_places)
+            .output(16, n * k * n_out)
+            .words(23, &order)
+            .words(24, &tiles)
+            .grid([1, n_tiles, 1], 128)
+            .run();
+        let expected: Vec<_> = (0..n * k)
+            .flat_map(|p| products(&own[p * n_in..][..n_in], n_in, &gates[ids[p] as usize]))
+            .collect();
+        check(&format!("{name} own input"), &gemm.floats(16), &expected, HALF_BOUND);
     }
 }
 
@@ -659,9 +677,10 @@ fn a_gemv_reads_its_weight_once_and_its_row_s_bytes_only() {
     let mut rng = Rng::new(11);
     let (n_out, n_in, block) = (64, 512, BlockType::Q4_0);
     let w = stored(&mut rng, "w", n_out, n_in, block, 0.3);
+    let source = source_of(&["q4_0"], &["linear_*_gemv_1", "linear_*_gemv_8"]);
     for (n, n_rows) in [(1, 1), (8, 8)] {
         let x = normal(&mut rng, n_rows * n_in);
-        let counters = gemv("linear/q4_0.metal", "q4_0", n, n_rows, &x, &w).at(3, 0).count().counters;
+        let counters = gemv("linear/q4_0.metal", "q4_0", n, n_rows, &x, &w).at(3, 0).count(&source);
         let of = |index: u32| *counters.buffers.iter().find(|b| b.index == index).unwrap();
         // Every byte of the blocks is loaded, none twice: but for d, which two lanes share.
         let bytes = w.data.len() as u64;
@@ -786,4 +805,21 @@ fn the_last_of_three_weights_may_have_another_type() {
             check(&format!("{name} weight {i}"), &outcome.floats(16 + i as u32), &expected, F32_BOUND);
         }
     }
+}
+
+#[test]
+fn steps_without_rows_write_nothing() {
+    let mut rng = Rng::new(15);
+    let w = stored(&mut rng, "w", 9, 64, BlockType::Q4_0, 0.3);
+    let x = normal(&mut rng, 64);
+    let file = "linear/q4_0.metal";
+    // Outputs, of which there are none; the grid is that of one.
+    let none = |launch: Launch| {
+        let launch =
+            launch.arguments(&arguments(BlockType::Q4_0, 64, 0, &[9])).words(20, &step(1, 0, 1, 0, 0));
+        assert!(launch.output(16, 9).run().floats(16).iter().all(|v| v.is_nan()));
+    };
+    none(gemv(file, "q4_0", 1, 1, &x, &w));
+    none(gemv(file, "q4_0", 4, 1, &x, &w).flag(ARGMAX, true));
+    none(gemm(file, "q4_0", 32, 1, &x, &w));
 }

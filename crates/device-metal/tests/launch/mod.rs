@@ -105,15 +105,18 @@ impl Launch {
         forward
     }
 
-    /// Run it once, with bytes counted.
-    pub fn count(&self) -> Outcome {
-        self.run_once(&library(self.file, Way::Counting), LaneOrder::Forward)
+    /// Run it once, with bytes counted, as a function of a source of the test's own: fewer kernels compile sooner.
+    pub fn count(&self, source: &str) -> Counters {
+        self.run_own(Way::Counting, source).counters
     }
 
-    /// Run it once under a sanitizer, as a function of a source of the test's own: fewer kernels compile sooner.
+    /// Run it once under a sanitizer, as [`Self::count`] does.
     pub fn sanitize(&self, sanitizer: Sanitizer, source: &str) -> Outcome {
-        let library = compiler(Way::Sanitized(sanitizer)).compile("sanitized.metal", source, HEADERS);
-        match library {
+        self.run_own(Way::Sanitized(sanitizer), source)
+    }
+
+    fn run_own(&self, way: Way, source: &str) -> Outcome {
+        match compiler(way).compile("own.metal", source, HEADERS) {
             Ok(library) => self.run_once(&library, LaneOrder::Reverse),
             Err(error) => panic!("{}: {error}", self.function),
         }
