@@ -70,8 +70,11 @@ extern "C" __attribute__((used, visibility("hidden"))) volatile msl_constants ms
 
 // Not memcpy, which a sanitizer would take for an access of the kernel's. (The runtime is compiled with -fno-builtin, so that
 // clang does not make one of it.)
-static void copy(void * to, const void * from, msl_u32 size) {
-    for (msl_u32 i = 0; i < size; i++) ((msl_u8 *) to)[i] = ((const msl_u8 *) from)[i];
+typedef msl_u64 __attribute__((aligned(1), may_alias)) Word;
+static inline void copy(void * to, const void * from, msl_u32 size) {
+    msl_u32 i = 0;
+    for (; i + 8 <= size; i += 8) *(Word *) ((msl_u8 *) to + i) = *(const Word *) ((const msl_u8 *) from + i);
+    for (; i < size; i++) ((msl_u8 *) to)[i] = ((const msl_u8 *) from)[i];
 }
 
 extern "C" bool msl_function_constant(msl_u32 index, void * out, msl_u32 size) {

@@ -4,6 +4,10 @@
 // then i + 8, ...), so that results do not depend on the order in which lanes run; Apple's order is not published.
 #pragma once
 
+// These functions touch no memory of the kernel's, so they are not checked; one copy for each type keeps compiling quick.
+#define MSL_TOGETHER static __attribute__((noinline, no_sanitize("address", "undefined", "thread")))
+#define MSL_ALWAYS __attribute__((always_inline))
+
 namespace metal {
 enum class mem_flags { mem_none = 0, mem_device = 1, mem_threadgroup = 2, mem_texture = 4, mem_threadgroup_imageblock = 8, mem_object_data = 16 };
 constexpr mem_flags operator|(mem_flags a, mem_flags b) { return (mem_flags) ((int) a | (int) b); }
@@ -22,19 +26,19 @@ MSL_INLINE void simdgroup_barrier(mem_flags, MSL_SITE) {
 template<class T> struct msl_lanes {
     msl_slots s;
     msl_site site;
-    msl_lanes(unsigned operation, const T & v, msl_site where) : site(where) {
+    MSL_ALWAYS msl_lanes(unsigned operation, const T & v, msl_site where) : site(where) {
         static_assert(sizeof(T) <= MSL_SLOT, "a value of a simdgroup function is at most 32 bytes");
         T t = v;
         msl_exchange(operation, &t, sizeof(T), &site, &s);
     }
-    bool active(unsigned i) const { return i < 32 && (s.active >> i & 1); }
-    T at(unsigned i) const {
+    MSL_ALWAYS bool active(unsigned i) const { return i < 32 && (s.active >> i & 1); }
+    MSL_ALWAYS T at(unsigned i) const {
         T t;
         __builtin_memcpy(&t, s.data + MSL_SLOT * i, sizeof(T));
         return t;
     }
     // The value of a lane that must take part.
-    T read(unsigned i) {
+    MSL_ALWAYS T read(unsigned i) {
         if (!active(i)) msl_inactive_lane(i, &site);
         return at(i);
     }
@@ -62,22 +66,22 @@ template<class T, class F> MSL_INLINE T msl_reduce(const msl_lanes<T> & l, F f, 
     return r;
 }
 #define MSL_REDUCTION_OF(name, expression) \
-    template<class T> MSL_INLINE T simd_##name(T v, MSL_SITE) { \
+    template<class T> MSL_TOGETHER T simd_##name(T v, MSL_SITE) { \
         MSL_HERE; \
         msl_lanes<T> l(MSL_REDUCTION, v, site); \
-        return msl_reduce(l, [](T a, T b) { return (T) (expression); }, 0, 32); \
+        return msl_reduce(l, [](T a, T b) MSL_ALWAYS { return (T) (expression); }, 0, 32); \
     } \
-    template<class T> MSL_INLINE T quad_##name(T v, MSL_SITE) { \
+    template<class T> MSL_TOGETHER T quad_##name(T v, MSL_SITE) { \
         MSL_HERE; \
         msl_lanes<T> l(MSL_REDUCTION, v, site); \
-        return msl_reduce(l, [](T a, T b) { return (T) (expression); }, l.s.lane & ~3u, 4); \
+        return msl_reduce(l, [](T a, T b) MSL_ALWAYS { return (T) (expression); }, l.s.lane & ~3u, 4); \
     }
 MSL_REDUCTION_OF(sum, a + b) MSL_REDUCTION_OF(product, a * b) MSL_REDUCTION_OF(max, max(a, b)) MSL_REDUCTION_OF(min, min(a, b))
 MSL_REDUCTION_OF(and, a & b) MSL_REDUCTION_OF(or, a | b) MSL_REDUCTION_OF(xor, a ^ b)
 
 // `from` is the lane that is read; where `keep` holds, the lane keeps its own value.
 #define MSL_SHUFFLE_OF(name, width, from, keep) \
-    template<class T> MSL_INLINE T name(T v, ushort k, MSL_SITE) { \
+    template<class T> MSL_TOGETHER T name(T v, ushort k, MSL_SITE) { \
         MSL_HERE; \
         msl_lanes<T> l(MSL_SHUFFLE, v, site); \
         const unsigned i = l.s.lane & (width - 1), base = l.s.lane & ~(width - 1u); \
@@ -93,7 +97,7 @@ MSL_SHUFFLE_OF(quad_shuffle_xor, 4, base + (i ^ k), false) MSL_SHUFFLE_OF(quad_s
 MSL_SHUFFLE_OF(quad_shuffle_down, 4, base + i + k, i + k >= 4) MSL_SHUFFLE_OF(quad_shuffle_rotate_up, 4, base + ((i - k) & 3), false)
 MSL_SHUFFLE_OF(quad_shuffle_rotate_down, 4, base + ((i + k) & 3), false)
 // Lanes past the end read `fill`, from its other end.
-template<class T> MSL_INLINE T simd_shuffle_and_fill_down(T v, T fill, ushort k, MSL_SITE) {
+template<class T> MSL_TOGETHER T simd_shuffle_and_fill_down(T v, T fill, ushort k, MSL_SITE) {
     struct both { T v, fill; };
     MSL_HERE;
     msl_lanes<both> l(MSL_SHUFFLE, both{ v, fill }, site);
@@ -101,7 +105,7 @@ template<class T> MSL_INLINE T simd_shuffle_and_fill_down(T v, T fill, ushort k,
     if (i < 32) return l.read(i).v;
     return l.read(i - 32).fill;
 }
-template<class T> MSL_INLINE T simd_shuffle_and_fill_up(T v, T fill, ushort k, MSL_SITE) {
+template<class T> MSL_TOGETHER T simd_shuffle_and_fill_up(T v, T fill, ushort k, MSL_SITE) {
     struct both { T v, fill; };
     MSL_HERE;
     msl_lanes<both> l(MSL_SHUFFLE, both{ v, fill }, site);
@@ -109,12 +113,12 @@ template<class T> MSL_INLINE T simd_shuffle_and_fill_up(T v, T fill, ushort k, M
     if (i >= k) return l.read(i - k).v;
     return l.read(32 + i - k).fill;
 }
-template<class T> MSL_INLINE T simd_broadcast_first(T v, MSL_SITE) {
+template<class T> MSL_TOGETHER T simd_broadcast_first(T v, MSL_SITE) {
     MSL_HERE;
     msl_lanes<T> l(MSL_SHUFFLE, v, site);
     return l.at((unsigned) __builtin_ctz(l.s.active));
 }
-template<class T> MSL_INLINE T quad_broadcast_first(T v, MSL_SITE) {
+template<class T> MSL_TOGETHER T quad_broadcast_first(T v, MSL_SITE) {
     MSL_HERE;
     msl_lanes<T> l(MSL_SHUFFLE, v, site);
     const unsigned base = l.s.lane & ~3u;
@@ -122,7 +126,7 @@ template<class T> MSL_INLINE T quad_broadcast_first(T v, MSL_SITE) {
 }
 // Prefixes add from lane 0 up.
 #define MSL_PREFIX_OF(group, first, name, op, identity) \
-    template<class T> MSL_INLINE T group##_prefix_inclusive_##name(T v, MSL_SITE) { \
+    template<class T> MSL_TOGETHER T group##_prefix_inclusive_##name(T v, MSL_SITE) { \
         MSL_HERE; \
         msl_lanes<T> l(MSL_REDUCTION, v, site); \
         T r = T(identity); \
@@ -130,7 +134,7 @@ template<class T> MSL_INLINE T quad_broadcast_first(T v, MSL_SITE) {
             if (l.active(i)) r = (T) (r op l.at(i)); \
         return r; \
     } \
-    template<class T> MSL_INLINE T group##_prefix_exclusive_##name(T v, MSL_SITE) { \
+    template<class T> MSL_TOGETHER T group##_prefix_exclusive_##name(T v, MSL_SITE) { \
         MSL_HERE; \
         msl_lanes<T> l(MSL_REDUCTION, v, site); \
         T r = T(identity); \
@@ -149,7 +153,7 @@ struct simd_vote {
     bool all() const { return (bits & 0xffffffffu) == 0xffffffffu; }
     bool any() const { return bits != 0; }
 };
-MSL_INLINE simd_vote simd_ballot(bool p, MSL_SITE) {
+MSL_TOGETHER simd_vote simd_ballot(bool p, MSL_SITE) {
     MSL_HERE;
     msl_lanes<bool> l(MSL_VOTE, p, site);
     ulong bits = 0;
@@ -157,21 +161,21 @@ MSL_INLINE simd_vote simd_ballot(bool p, MSL_SITE) {
         if (l.active(i) && l.at(i)) bits |= 1ul << i;
     return simd_vote(bits);
 }
-MSL_INLINE bool simd_all(bool p, MSL_SITE) { return simd_ballot(!p, MSL_PASS).bits == 0; }
-MSL_INLINE bool simd_any(bool p, MSL_SITE) { return simd_ballot(p, MSL_PASS).bits != 0; }
-MSL_INLINE simd_vote simd_active_threads_mask(MSL_SITE) { return simd_ballot(true, MSL_PASS); }
-MSL_INLINE bool simd_is_first(MSL_SITE) {
+MSL_TOGETHER bool simd_all(bool p, MSL_SITE) { return simd_ballot(!p, MSL_PASS).bits == 0; }
+MSL_TOGETHER bool simd_any(bool p, MSL_SITE) { return simd_ballot(p, MSL_PASS).bits != 0; }
+MSL_TOGETHER simd_vote simd_active_threads_mask(MSL_SITE) { return simd_ballot(true, MSL_PASS); }
+MSL_TOGETHER bool simd_is_first(MSL_SITE) {
     MSL_HERE;
     msl_lanes<bool> l(MSL_VOTE, true, site);
     return l.s.lane == (unsigned) __builtin_ctz(l.s.active);
 }
 MSL_INLINE bool simd_is_helper_thread() { return false; }
-MSL_INLINE bool quad_any(bool p, MSL_SITE) {
+MSL_TOGETHER bool quad_any(bool p, MSL_SITE) {
     MSL_HERE;
     msl_lanes<bool> l(MSL_VOTE, p, site);
     bool r = false;
     for (unsigned i = l.s.lane & ~3u, n = i + 4; i < n; i++) r |= l.active(i) && l.at(i);
     return r;
 }
-MSL_INLINE bool quad_all(bool p, MSL_SITE) { return !quad_any(!p, MSL_PASS); }
+MSL_TOGETHER bool quad_all(bool p, MSL_SITE) { return !quad_any(!p, MSL_PASS); }
 }

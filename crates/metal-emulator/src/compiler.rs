@@ -354,7 +354,15 @@ impl Compiler {
                 "-fno-rtti",
                 "-nostdinc++",
             ]);
-            arguments.extend(strings(&["runner.cpp", "-rdynamic", flags, "-ldl", "-o", "runner"]));
+            arguments.extend(strings(&[
+                "runner.cpp",
+                "-rdynamic",
+                flags,
+                "-fno-sanitize=function,vptr",
+                "-ldl",
+                "-o",
+                "runner",
+            ]));
             self.run_runtime(folder, &arguments)
         })?;
         let runner =
@@ -409,9 +417,9 @@ fn strings(list: &[&str]) -> Vec<String> {
     list.iter().map(|s| (*s).to_owned()).collect()
 }
 
-/// A path of ours as text: the cache's folder and names that were checked.
+/// A path below the cache as text. The cache's own was checked, and names in it are ours or the caller's strings.
 fn path(p: &Path) -> &str {
-    p.to_str().unwrap_or("not-utf-8")
+    p.to_str().unwrap_or_default()
 }
 
 fn messages(stderr: &[u8]) -> String {

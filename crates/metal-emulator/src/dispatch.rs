@@ -2,7 +2,7 @@
 
 use crate::abi::{self, MslBuffer, MslCounters, MslDispatch, MslFault, MslLength};
 use crate::counters::{BufferTraffic, Counters, SimdgroupInstructions};
-use crate::error::{Fault, FaultKind, Location};
+use crate::error::{Fault, FaultKind, Location, ThreadPosition};
 use crate::library::ParameterKind;
 use crate::worker::Worker;
 use crate::{
@@ -337,7 +337,8 @@ impl Dispatch<'_> {
         } else {
             None
         };
-        let thread = (f.kind != abi::kind::TOO_MUCH_THREADGROUP).then_some((f.threadgroup, f.thread));
+        let thread = (f.kind != abi::kind::TOO_MUCH_THREADGROUP)
+            .then(|| Box::new(ThreadPosition { threadgroup: f.threadgroup, thread: f.thread }));
         Fault { function: self.pipeline.function.name.clone(), kind, location, thread }
     }
 

@@ -114,8 +114,17 @@ pub struct Fault {
     pub kind: FaultKind,
     /// Where in the source, where that is known.
     pub location: Option<Location>,
-    /// `threadgroup_position_in_grid` and `thread_position_in_threadgroup` of the thread, where one did it.
-    pub thread: Option<([u32; 3], [u32; 3])>,
+    /// The thread, where one did it.
+    pub thread: Option<Box<ThreadPosition>>,
+}
+
+/// Which thread of a grid.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ThreadPosition {
+    /// `threadgroup_position_in_grid`
+    pub threadgroup: [u32; 3],
+    /// `thread_position_in_threadgroup`
+    pub thread: [u32; 3],
 }
 
 impl fmt::Display for Fault {
@@ -125,8 +134,8 @@ impl fmt::Display for Fault {
             write!(f, " at {at}")?;
         }
         write!(f, ": {}", self.kind)?;
-        if let Some((group, thread)) = &self.thread {
-            write!(f, " (thread {thread:?} of threadgroup {group:?})")?;
+        if let Some(at) = &self.thread {
+            write!(f, " (thread {:?} of threadgroup {:?})", at.thread, at.threadgroup)?;
         }
         Ok(())
     }

@@ -50,7 +50,7 @@ pub use buffer::Buffer;
 pub use compiler::{Compiler, Options, Sanitizer};
 pub use counters::{BufferTraffic, Counters, SimdgroupInstructions};
 pub use dispatch::{Binding, Dispatch, LaneOrder, RunOptions};
-pub use error::{Error, Fault, FaultKind, Location};
+pub use error::{Error, Fault, FaultKind, Location, ThreadPosition};
 pub use library::{Constant, ConstantDeclaration, Function, Library, Parameter, ParameterKind};
 pub use pipeline::Pipeline;
 pub use rewrite::Refusal;

@@ -187,10 +187,10 @@ fn functions_of_integers() {
             v.trailing_zeros(),
             v.reverse_bits(),
             v.rotate_left(w & 31),
-            v >> 3 & 127,
-            v & !(511 << 5) | (w & 511) << 5,
-            (u64::from(v) * u64::from(w) >> 32) as u32,
-            (i64::from(sv) * i64::from(sw) >> 32) as u32,
+            (v >> 3) & 127,
+            (v & !(511 << 5)) | ((w & 511) << 5),
+            ((u64::from(v) * u64::from(w)) >> 32) as u32,
+            ((i64::from(sv) * i64::from(sw)) >> 32) as u32,
             v.saturating_add(w),
             v.saturating_sub(w),
             sv.saturating_add(sw) as u32,
@@ -215,7 +215,7 @@ fn functions_of_integers() {
             32767,
             f32::INFINITY.to_bits(),
             w,
-            (u64::from(v) * u64::from(w) >> 32) as u32,
+            ((u64::from(v) * u64::from(w)) >> 32) as u32,
         ];
         for (row, e) in expected.iter().enumerate() {
             assert_eq!(y[row * n + i], *e, "row {row} of {v:#x}, {w:#x}");
@@ -281,7 +281,7 @@ fn vectors_swizzles_and_matrices() {
             v[0] + 1.0,
             12.0,
             128.0 / 255.0,
-            (0u32 | 128 << 8 | 255 << 16 | 255 << 24) as f32,
+            u32::from_le_bytes([0, 128, 255, 255]) as f32,
             0.0,
             hw[0],
             hdot,

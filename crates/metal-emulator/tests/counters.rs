@@ -3,10 +3,12 @@
 
 mod common;
 use common::*;
-use metal_emulator::{Binding, Buffer, Compiler, Dispatch, LaneOrder, Library, Options, RunOptions};
+use metal_emulator::{Binding, Buffer, Dispatch, LaneOrder, Library, Options, RunOptions};
 
 fn library(name: &str, source: &str) -> Library {
-    Compiler::new(Options { counting: true, ..options() }).unwrap().compile(name, source, &[]).unwrap()
+    compiler(Options { counting: true, ..options() })
+        .compile(name, source, &[])
+        .unwrap_or_else(|e| panic!("{e}"))
 }
 
 const SOURCE: &str = "

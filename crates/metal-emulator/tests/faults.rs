@@ -37,7 +37,7 @@ fn accesses_past_the_end_are_found_to_the_byte() {
     let f = fault("past_the_end", &[&x], 32);
     assert_eq!(f.kind, FaultKind::OutOfBounds { write: true, size: 4, buffer: Some((0, 128, 128)) });
     assert_eq!(at(&f), ("bugs.metal", line("x[t + 1] = t;")));
-    assert_eq!(f.thread, Some(([0, 0, 0], [31, 0, 0])));
+    assert_eq!(f.thread.as_ref().map(|t| (t.threadgroup, t.thread)), Some(([0, 0, 0], [31, 0, 0])));
     let text = f.to_string();
     assert!(
         text.contains("past_the_end at bugs.metal:")
@@ -149,7 +149,7 @@ fn threadgroup_memory_is_checked() {
     run(&p, &[&x], 1, 32, LaneOrder::Forward).unwrap();
     let f = run(&p, &[&x], 2, 32, LaneOrder::Forward).unwrap_err();
     assert!(matches!(f.kind, FaultKind::UninitialisedThreadgroup { .. }), "{f}");
-    assert_eq!(f.thread.unwrap().0, [1, 0, 0]);
+    assert_eq!(f.thread.unwrap().threadgroup, [1, 0, 0]);
 }
 
 #[test]

@@ -4,15 +4,16 @@
 mod common;
 use common::*;
 use metal_emulator::{
-    Binding, Buffer, Compiler, Constant, Dispatch, Fault, FaultKind, LaneOrder, Library, Options, RunOptions,
-    Sanitizer,
+    Binding, Buffer, Constant, Dispatch, Fault, FaultKind, LaneOrder, Library, Options, RunOptions, Sanitizer,
 };
 
 const BUGS: &str = include_str!("kernels/bugs.metal");
 
 fn library(sanitizer: Sanitizer, name: &str, source: &str, defines: &[&str]) -> Library {
     let defines = defines.iter().map(|d| ((*d).to_owned(), "1".to_owned())).collect();
-    Compiler::new(Options { sanitizer, defines, ..options() }).unwrap().compile(name, source, &[]).unwrap()
+    compiler(Options { sanitizer, defines, ..options() })
+        .compile(name, source, &[])
+        .unwrap_or_else(|e| panic!("{e}"))
 }
 
 fn line(text: &str) -> usize {

@@ -3,17 +3,17 @@
 
 mod common;
 use common::*;
-use metal_emulator::{Compiler, Error};
+use metal_emulator::Error;
 
 const HEAD: &str = "#include <metal_stdlib>\nusing namespace metal;\n";
 
 fn strict(source: &str) -> Result<(), Error> {
-    Compiler::new(options()).unwrap().check_strict("strict.metal", &format!("{HEAD}{source}"), &[])
+    compiler(options()).check_strict("strict.metal", &format!("{HEAD}{source}"), &[])
 }
 
 #[test]
 fn kernels_that_run_pass() {
-    let compiler = Compiler::new(options()).unwrap();
+    let compiler = compiler(options());
     for (name, source) in [
         ("linear.metal", include_str!("kernels/linear.metal")),
         ("bugs.metal", include_str!("kernels/bugs.metal")),

@@ -43,6 +43,13 @@ pub(super) struct Pending {
     first: Option<usize>,
 }
 
+impl Pending {
+    /// Whether an attribute was seen whose function has not come yet.
+    pub fn is_waiting(&self) -> bool {
+        self.first.is_some()
+    }
+}
+
 /// A function marked `kernel`.
 pub(super) struct Kernel {
     name: String,

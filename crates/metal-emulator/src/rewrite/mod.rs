@@ -124,6 +124,9 @@ impl Rewriter<'_> {
             Kind::Quote => {}
             Kind::Mark => match word {
                 "[" if self.attribute_at(i) => return self.attribute(i),
+                ";" | "{" if self.pending.is_waiting() => {
+                    return Err(self.refuse(i, "an attribute of kernels before something that is no kernel"));
+                }
                 "(" | "[" | "{" => self.open.push(i),
                 ")" | "]" | "}" => {
                     self.open.pop();

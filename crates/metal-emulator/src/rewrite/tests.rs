@@ -125,6 +125,7 @@ fn what_is_not_understood_is_refused_with_its_line() {
         ("void f(threadgroup float a) {}", 1, "not recognised"),
         ("kernel void k() { threadgroup struct { int a; } s; }", 1, "not recognised"),
         ("kernel void k() { threadgroup float a[2] [[align]]; }", 1, "threadgroup variable 'a'"),
+        ("[[host_name(\"x\")]] void f() {}", 1, "no kernel"),
         ("[[intersection(triangle)]] void f() {}", 1, "'intersection'"),
         ("struct S { float4 p [[position]]; };", 1, "'position'"),
         ("vertex float4 v() { return 0; }", 1, "only kernels"),

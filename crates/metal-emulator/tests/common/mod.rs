@@ -14,8 +14,13 @@ pub fn options() -> Options {
     Options::new(concat!(env!("CARGO_TARGET_TMPDIR"), "/metal-emulator"))
 }
 
+/// A compiler; where there is none, the test fails with what to install.
+pub fn compiler(options: Options) -> Compiler {
+    Compiler::new(options).unwrap_or_else(|e| panic!("{e}"))
+}
+
 pub fn compile(name: &str, source: &str) -> Library {
-    Compiler::new(options()).unwrap().compile(name, source, &[]).unwrap()
+    compiler(options()).compile(name, source, &[]).unwrap_or_else(|e| panic!("{e}"))
 }
 
 pub fn floats(values: &[f32]) -> Buffer {
