@@ -643,6 +643,21 @@ fn sanitizers_find_nothing() {
             .grid([2, 2, 1], 64)
             .sanitize(sanitizer, &source);
         assert!(decode.floats(11).iter().all(|v| v.is_finite()));
+
+        let scores = shape
+            .launch("cross_scores.metal", "cross_scores_q8_0".to_owned())
+            .number(HEADS, 1)
+            .flag(SOFTCAP, false)
+            .arguments(&shape.arguments(n + first, 0, 1, [turn, turn]))
+            .words(1, &step(1, 0, 1, 2, cache.pages_per_table))
+            .floats(2, &q)
+            .words(4, &[0])
+            .words(8, &[3])
+            .output(9, n + first)
+            .memory(4 * 32)
+            .grid([2, 1, 1], 32);
+        let scores = cache.bind(scores).sanitize_file(sanitizer);
+        assert!(scores.floats(9).iter().all(|v| v.is_finite()));
     }
 }
 

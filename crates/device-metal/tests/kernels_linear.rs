@@ -768,6 +768,15 @@ fn sanitizers_find_nothing_where_threadgroup_memory_is_shared() {
             .sanitize(sanitizer, &source);
         let x = normalised(&x[..2 * n_in], &[1.0; 64]);
         check(name, &out.floats(16), &products(&x, n_in, &w), F32_BOUND);
+        let groups = Launch::new("expert_groups.metal", "expert_groups")
+            .arguments(&expert_arguments(block, n_in, 8, 3, 2))
+            .words(20, &step(3, 0, 1, 0, 0))
+            .words(21, &[2, 0, 0, 1, 2, 0])
+            .output(23, 6)
+            .output(24, 3 * 4)
+            .grid([1, 1, 1], 64)
+            .sanitize_file(sanitizer);
+        assert_eq!(groups.words(23), [1, 2, 5, 3, 0, 4]);
     }
 }
 

@@ -115,6 +115,11 @@ impl Launch {
         self.run_own(Way::Sanitized(sanitizer), source)
     }
 
+    /// Run the file's own kernel under a sanitizer.
+    pub fn sanitize_file(&self, sanitizer: Sanitizer) -> Outcome {
+        self.run_own(Way::Sanitized(sanitizer), &source(self.file))
+    }
+
     fn run_own(&self, way: Way, source: &str) -> Outcome {
         match compiler(way).compile("own.metal", source, HEADERS) {
             Ok(library) => self.run_once(&library, LaneOrder::Reverse),
