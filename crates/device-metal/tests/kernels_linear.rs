@@ -809,8 +809,8 @@ fn the_last_of_three_weights_may_have_another_type() {
             launch = bind(launch, i as u32, &weights[i]).output(16 + i as u32, n_out[i]);
         }
         let outcome = launch.run();
-        for i in 0..3 {
-            let expected = products(&normalised(&x, &norm), n_in, &weights[i]);
+        for (i, weight) in weights.iter().enumerate() {
+            let expected = products(&normalised(&x, &norm), n_in, weight);
             check(&format!("{name} weight {i}"), &outcome.floats(16 + i as u32), &expected, F32_BOUND);
         }
     }

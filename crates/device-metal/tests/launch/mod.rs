@@ -144,10 +144,11 @@ impl Launch {
         let mut bindings: Vec<Binding> =
             buffers.iter().map(|(index, buffer)| Binding::new(*index, buffer).at(offset(index))).collect();
         for parameter in &function.parameters {
-            if let ParameterKind::Buffer(index) = parameter.kind {
-                if index != 0 && !buffers.contains_key(&index) {
-                    bindings.push(Binding::new(index, &unused));
-                }
+            if let ParameterKind::Buffer(index) = parameter.kind
+                && index != 0
+                && !buffers.contains_key(&index)
+            {
+                bindings.push(Binding::new(index, &unused));
             }
         }
         let memory = [(0, self.threadgroup_memory)];
