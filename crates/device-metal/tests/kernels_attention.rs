@@ -424,8 +424,8 @@ fn norm_turn_write_and_attention_in_one() {
 fn tile(head_dim: usize, floats: bool) -> (usize, usize) {
     match head_dim {
         ..=64 => (64, 4),
-        ..=128 => (128, if floats { 2 } else { 4 }),
-        ..=256 => (256, if floats { 1 } else { 2 }),
+        65..=128 => (128, if floats { 2 } else { 4 }),
+        129..=256 => (256, if floats { 1 } else { 2 }),
         _ => (512, 1),
     }
 }
