@@ -93,6 +93,8 @@ struct Call {
     threadgroup_bytes: u32,
     grid: [Extent; 3],
     threads: u32,
+    /// Whether fewer threads do as well.
+    any_threads: bool,
     weight_bytes: u64,
     when: When,
     name: Option<String>,
@@ -113,6 +115,7 @@ impl Call {
             threadgroup_bytes: 0,
             grid: [Extent::Fixed(1); 3],
             threads: 32,
+            any_threads: false,
             weight_bytes: 0,
             when: When::Always,
             name: None,
@@ -153,6 +156,12 @@ impl Call {
     fn grid(mut self, grid: [Extent; 3], threads: u32) -> Call {
         (self.grid, self.threads) = (grid, threads);
         self
+    }
+
+    /// A grid whose threadgroups may as well have fewer threads.
+    fn flexible(mut self, grid: [Extent; 3], threads: u32) -> Call {
+        self.any_threads = true;
+        self.grid(grid, threads)
     }
 
     /// A thread for each of `per_row` numbers of a row.
@@ -270,6 +279,13 @@ fn kv_region(layer: KvLayerId) -> Region {
 impl<G: Gpu> Draft<'_, G> {
     fn push(&mut self, call: Call) -> Result<()> {
         let pipeline = self.compiler.gpu.pipeline(&call.kernel, &call.constants)?;
+        let most = self.compiler.gpu.max_threads(&pipeline) / 32 * 32;
+        if call.threads > most && !call.any_threads {
+            let what = format!("a threadgroup of {} threads for {}", call.threads, call.kernel.function);
+            let hint =
+                format!("this GPU runs at most {most} of them; please report it, and use --device cpu");
+            return Err(self.compiler.unsupported(what, &hint));
+        }
         let layer = self.compiler.plan.nodes.get(self.node).and_then(|n| n.layer);
         let kernel = call.name.unwrap_or(call.kernel.function);
         self.infos.push(CommandInfo { kernel, node: self.node, layer, weight_bytes: call.weight_bytes });
@@ -279,7 +295,7 @@ impl<G: Gpu> Draft<'_, G> {
             arguments: call.arguments.into(),
             threadgroup_bytes: call.threadgroup_bytes.next_multiple_of(16),
             grid: call.grid,
-            threads: [call.threads, 1, 1],
+            threads: [call.threads.min(most), 1, 1],
             when: call.when,
             reads: call.reads,
             writes: call.writes,
@@ -356,7 +372,7 @@ impl<G: Gpu> Draft<'_, G> {
             None => call.bind(5, c.anything()),
         };
         let grid = [Extent::Fixed((cols / group.max(1)) as u32), each(rows), ONE];
-        self.push(call.grid(grid, c.profile.norm_threads(group)))
+        self.push(call.flexible(grid, c.profile.norm_threads(group)))
     }
 
     fn primitive(&mut self, op: &Op) -> Result<()> {
@@ -378,7 +394,7 @@ impl<G: Gpu> Draft<'_, G> {
                     .write(3, self.value(*out))
                     .bind(4, c.weight(*weight)?)
                     .bind(5, c.weight_or_any(*bias)?);
-                self.push(call.grid([ONE, each(rows), ONE], c.profile.norm_threads(cols)))
+                self.push(call.flexible([ONE, each(rows), ONE], c.profile.norm_threads(cols)))
             }
             Op::Rope { x, head_dim, n_dims, style, frequencies, scale, out } => {
                 let n_heads = c.cols(*x) / head_dim;
@@ -510,7 +526,7 @@ impl<G: Gpu> Draft<'_, G> {
                 let call = self.step_call("argmax.metal", &args);
                 let mut call = call.read(2, self.value(*x)).write(3, self.value(*out));
                 call.when = When::Argmax;
-                self.push(call.grid([each(Rows::Outputs), ONE, ONE], c.profile.argmax_threads))
+                self.push(call.flexible([each(Rows::Outputs), ONE, ONE], c.profile.argmax_threads))
             }
             Op::KvWrite { k, v, layer } => self.kv_write(*k, *v, *layer),
             Op::Attention { .. }

@@ -344,6 +344,13 @@ impl<G: Gpu> MetalProgram<G> {
     }
 }
 
+impl<G: Gpu> Drop for MetalProgram<G> {
+    /// Command buffers do not keep what they use, so nothing may go before they are done.
+    fn drop(&mut self) {
+        let _ = self.stop_chain();
+    }
+}
+
 /// Write numbers into a buffer.
 ///
 /// # Panics

@@ -1,17 +1,30 @@
 //! Where weights lie: in the file's map, as buffers that copy nothing, or in one buffer of copies.
 //!
 //! A map becomes as few buffers as the GPU's limit on the size of one allows; a weight is an offset into one. Copied are
-//! weights that are no view of a file, those that do not begin at a multiple of [`ALIGN`] bytes, and stacks of experts whose
+//! weights that are no view of a file, those that do not begin where their kernels can load them, and stacks of experts whose
 //! matrices do not lie in one buffer.
 
 use crate::gpu::{Buffer, Gpu, Place};
-use device::{Error, Op, Plan, Result, Weight, WeightId};
-use formats::{Bytes, Map};
+use device::{Error, Op, Plan, Result, WeightId};
+use formats::{BlockType, Bytes, Map};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-/// What kernels may ask of the place of a weight: the largest alignment of what they load at once.
-pub const ALIGN: usize = 16;
+/// What kernels ask of the place of a weight's codes: the size of what they load at once, which the headers of
+/// `kernels/linear/` say.
+const fn align_of(block: BlockType) -> usize {
+    use BlockType::{BF16, F16, F32, I8_ROWS, IQ4_XS, MXFP4, Q2_K, Q4_1, Q4_K, Q5_1, Q5_K};
+    match block {
+        F32 | Q4_K | Q5_K => 16,
+        F16 | BF16 | Q5_1 | IQ4_XS => 8,
+        Q4_1 | Q2_K => 4,
+        MXFP4 | I8_ROWS => 1,
+        _ => 2,
+    }
+}
+
+/// And of the place of its scales and offsets.
+const PLANE_ALIGN: usize = 4;
 
 /// Between copies.
 const COPY_ALIGN: usize = 64;
@@ -57,13 +70,27 @@ impl WeightPlan {
     }
 
     fn with(plans: &[Plan], page: usize, max_buffer: u64, must_copy: &HashSet<Key>) -> WeightPlan {
-        let mut seen = HashSet::new();
-        let views = plans.iter().flat_map(|plan| &plan.weights).flat_map(Weight::views);
-        let views: Vec<&Bytes> = views.filter(|view| !view.is_empty() && seen.insert(key(view))).collect();
+        let mut aligns: HashMap<Key, usize> = HashMap::new();
+        let mut views: Vec<&Bytes> = Vec::new();
+        for weight in plans.iter().flat_map(|plan| &plan.weights) {
+            let whole = std::iter::once((&weight.data, &weight.planes));
+            let parts = weight.parts.iter().map(|part| (&part.data, &part.planes));
+            for (data, planes) in whole.chain(parts) {
+                let planes = planes.scales.iter().chain(&planes.biases).map(|plane| (plane, PLANE_ALIGN));
+                let of_weight = std::iter::once((data, align_of(weight.block))).chain(planes);
+                for (view, align) in of_weight.filter(|(view, _)| !view.is_empty()) {
+                    let known = aligns.entry(key(view)).or_insert_with(|| {
+                        views.push(view);
+                        align
+                    });
+                    *known = align.max(*known);
+                }
+            }
+        }
         let stays = |view: &Bytes| {
-            view.is_mapped()
-                && (view.as_ptr() as usize).is_multiple_of(ALIGN)
-                && !must_copy.contains(&key(view))
+            let align = aligns.get(&key(view)).copied().unwrap_or(COPY_ALIGN);
+            let aligned = (view.as_ptr() as usize).is_multiple_of(align);
+            view.is_mapped() && aligned && !must_copy.contains(&key(view))
         };
         let mut mapped: Vec<&Bytes> = views.iter().copied().filter(|view| stays(view)).collect();
         mapped.sort_by_key(|view| (Arc::as_ptr(view.map().0), view.map().1, view.len()));
