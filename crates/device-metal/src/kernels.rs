@@ -301,6 +301,17 @@ pub fn linear_file(block: BlockType) -> Option<&'static str> {
     FILES.iter().map(|(path, _)| *path).find(|path| *path == wanted)
 }
 
+/// The kernel of three weights and one row whose last weight has another type, if there is one.
+pub fn mixed_linear(block: BlockType, last: BlockType) -> Option<Kernel> {
+    use BlockType::*;
+    const PAIRS: [(BlockType, BlockType); 6] =
+        [(Q2_K, Q4_K), (Q3_K, Q5_K), (Q4_K, Q5_K), (Q4_K, Q6_K), (Q5_0, Q8_0), (Q5_K, Q6_K)];
+    PAIRS.contains(&(block, last)).then(|| Kernel {
+        file: "linear/mixed.metal",
+        function: format!("linear_{}_{}_gemv_1", type_name(block), type_name(last)),
+    })
+}
+
 /// As `linear/constants.h` numbers them.
 pub const fn scale_kind(kind: ScaleType) -> u32 {
     match kind {

@@ -13,12 +13,12 @@ use ingle_device_metal::MetalDevice;
 const HIDDEN: usize = 64;
 
 /// Norm, q, k, v, norms of heads, Rope, cache, attention, output, residual.
-fn attention(b: &mut PlanBuilder, x: ValueId, block: BlockType, qk_norm: bool) -> ValueId {
+fn attention(b: &mut PlanBuilder, x: ValueId, [block, v_block]: [BlockType; 2], qk_norm: bool) -> ValueId {
     let layer = b.kv_layer(KvLayer { n_kv_heads: 2, head_dim: 16, window: None, memory: None });
     let norm = b.rms_norm(x, HIDDEN);
     let mut q = b.linear(norm, 64, block, false);
     let mut k = b.linear(norm, 32, block, false);
-    let v = b.linear(norm, 32, block, false);
+    let v = b.linear(norm, 32, v_block, false);
     if qk_norm {
         q = b.rms_norm(q, 16);
         k = b.rms_norm(k, 16);
@@ -31,12 +31,12 @@ fn attention(b: &mut PlanBuilder, x: ValueId, block: BlockType, qk_norm: bool) -
     b.add(x, y)
 }
 
-fn dense(n_layers: u32, block: BlockType, qk_norm: bool) -> Plan {
+fn dense(n_layers: u32, [block, v_block]: [BlockType; 2], qk_norm: bool) -> Plan {
     let mut b = PlanBuilder::new(1, 97);
     let mut x = b.embed_from(HIDDEN, block, 1.0);
     for index in 0..n_layers {
         b.layer(Some(index));
-        x = attention(&mut b, x, block, qk_norm);
+        x = attention(&mut b, x, [block, v_block], qk_norm);
         let norm = b.rms_norm(x, HIDDEN);
         let (gate, up) = (b.linear(norm, 128, block, false), b.linear(norm, 128, block, false));
         let y = b.gate(gate, up, Activation::Silu);
@@ -51,7 +51,7 @@ fn mixture(n_layers: u32, block: BlockType) -> Plan {
     let mut x = b.embed_from(HIDDEN, block, 1.0);
     for index in 0..n_layers {
         b.layer(Some(index));
-        x = attention(&mut b, x, block, true);
+        x = attention(&mut b, x, [block; 2], true);
         let norm = b.rms_norm(x, HIDDEN);
         let router = b.linear(norm, 9, BlockType::F32, false);
         let (ids, weights) = b.route(router, 3, true, 1.0, false);
@@ -93,8 +93,9 @@ fn counts(plan: &Plan) -> [(usize, usize); 2] {
 #[test]
 fn a_dense_model_has_five_dispatches_a_layer_and_three_beside() {
     for qk_norm in [true, false] {
-        for block in [BlockType::Q4_0, BlockType::F16] {
-            let counts = [2, 5].map(|n| counts(&dense(n, block, qk_norm)));
+        // Files that mix types store v with more bits than q and k.
+        for blocks in [[BlockType::Q4_0; 2], [BlockType::F16; 2], [BlockType::Q5_0, BlockType::Q8_0]] {
+            let counts = [2, 5].map(|n| counts(&dense(n, blocks, qk_norm)));
             for (n, [(decode, barriers), (prefill, _)]) in [2, 5].into_iter().zip(counts) {
                 assert!(decode <= 5 * n + 3, "{decode} dispatches of {n} layers");
                 // Each needs what the one before wrote.
@@ -103,7 +104,7 @@ fn a_dense_model_has_five_dispatches_a_layer_and_three_beside() {
             }
             let a_layer = (counts[1][1].0 - counts[0][1].0) / 3;
             assert!(a_layer <= 12, "{a_layer} dispatches a layer for many rows");
-            println!("{block}: decode {:?}, many rows {a_layer} a layer", counts[1][0]);
+            println!("{blocks:?}: decode {:?}, many rows {a_layer} a layer", counts[1][0]);
         }
     }
 }

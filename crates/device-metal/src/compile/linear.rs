@@ -32,6 +32,8 @@ struct Product<'a> {
     x: ValueId,
     norm: Option<Norm>,
     matrices: &'a [MatrixOf],
+    /// The kernel, where the last matrix has another type.
+    mixed: Option<Kernel>,
     /// Gate: the function and where it goes.
     gate: Option<(Activation, ValueId)>,
     /// Residual and where the sum goes.
@@ -88,9 +90,16 @@ impl<G: Gpu> Draft<'_, G> {
         // Matrices of one type go together.
         let kind = |m: &MatrixOf| (c.plan.weight(m.weight).block, m.bias.is_some());
         let together = p.matrices.windows(2).all(|pair| kind(&pair[0]) == kind(&pair[1]));
-        let parts: Vec<&[MatrixOf]> = match together {
-            true => vec![&p.matrices],
-            false => p.matrices.chunks(1).collect(),
+        // Or one row of three, the last of another type.
+        let mixed = match (schedule, &p.matrices[..]) {
+            (Schedule::Gemv(1), [q, k, v]) if kind(q) == kind(k) && kind(k).1 == kind(v).1 => {
+                kernels::mixed_linear(kind(k).0, kind(v).0)
+            }
+            _ => None,
+        };
+        let parts: Vec<&[MatrixOf]> = match mixed {
+            Some(_) => vec![&p.matrices],
+            None => p.matrices.chunk_by(|a, b| kind(a) == kind(b)).collect(),
         };
         let (mut gate, mut add) = (None, None);
         match p.tail {
@@ -99,7 +108,8 @@ impl<G: Gpu> Draft<'_, G> {
             _ => {}
         }
         for matrices in parts {
-            self.product(schedule, &Product { x, norm, matrices, gate, add })?;
+            let mixed = mixed.clone();
+            self.product(schedule, &Product { x, norm, matrices, mixed, gate, add })?;
         }
         match p.tail {
             Tail::Gate { kind, out } if !together => {
@@ -135,6 +145,9 @@ impl<G: Gpu> Draft<'_, G> {
         };
         let name = kernels::type_name(block);
         let kernel = |what: String| -> Result<Kernel> {
+            if let Some(mixed) = &product.mixed {
+                return Ok(mixed.clone());
+            }
             Ok(Kernel { file: self.linear_file(block)?, function: format!("linear_{name}_{what}") })
         };
         let tiles = |divisor: u32| Extent::PerRow { rows, multiple: 1, divisor };
