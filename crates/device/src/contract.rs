@@ -193,6 +193,41 @@ pub trait Program: Send {
     /// The value [`Plan::kept`]`[index]` of the last step's plan, `(rows, cols)`; empty if there is none.
     fn kept(&self, index: usize) -> &[f32];
 
+    /// Most tokens of a chain ([`Self::start_chain`]); 0: this program has no chains.
+    fn most_chained(&self) -> usize {
+        0
+    }
+
+    /// Begin `n` steps of one row, each with the best token of the one before, which the device takes over by itself: the
+    /// first is `step`, of one row whose best token is wanted. Page tables cover the positions of all of them.
+    ///
+    /// # Errors
+    /// The step cannot begin a chain, or the device failed.
+    fn start_chain(&mut self, _step: &Step, _n: usize) -> Result<()> {
+        Err(Error::Unsupported {
+            device: "in use",
+            what: "a chain of tokens".to_owned(),
+            hint: "run step by step".to_owned(),
+        })
+    }
+
+    /// Wait for the next token of the chain; none is left: `None`.
+    ///
+    /// # Errors
+    /// The device failed; the chain is over, and KV positions behind the last token are undefined.
+    fn next_chained(&mut self) -> Result<Option<u32>> {
+        Ok(None)
+    }
+
+    /// End the chain. What it did behind the last token that was taken is nobody's: KV positions there are undefined. Any
+    /// other step ends it too.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn stop_chain(&mut self) -> Result<()> {
+        Ok(())
+    }
+
     /// Copy a page of a KV group, all its layers (copy on write of a shared prefix).
     ///
     /// # Errors

@@ -303,6 +303,9 @@ impl Engine {
         let all_answer = self.schedule(on_event)?;
         if !self.buffers.is_empty() {
             let begun = Instant::now();
+            if self.run_chained(on_event)? {
+                return Ok(!self.is_idle());
+            }
             self.run()?;
             if let Some(speculator) = self.speculator.as_mut().filter(|_| all_answer) {
                 speculator.observe(self.buffers.n_rows(), begun.elapsed().as_secs_f64());
@@ -395,6 +398,15 @@ impl Engine {
             }
         }
         Ok(all_answer)
+    }
+
+    /// Whether a single sequence runs and nobody waits, guesses or measures.
+    pub(crate) fn is_alone(&self) -> bool {
+        let guesses = |s: &Sequence| self.speculator.is_some() && s.speculate;
+        self.n_running() == 1
+            && self.waiting.is_empty()
+            && self.recorded.is_none()
+            && !self.slots.iter().flatten().any(|s| s.in_prompt || guesses(s))
     }
 
     pub(crate) fn run(&mut self) -> Result<()> {

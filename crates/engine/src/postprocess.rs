@@ -36,6 +36,44 @@ impl Engine {
         }
     }
 
+    /// Let the device take over the best tokens by itself, where the step is one row of the only sequence and nothing but the
+    /// best token is wanted. Tokens come one by one. Returns whether it did; if not, nothing happened.
+    ///
+    /// # Errors
+    /// The device failed. Tokens that were given are chosen.
+    pub(crate) fn run_chained(&mut self, on_event: &mut dyn FnMut(Event<'_>)) -> Result<bool> {
+        let most = self.program.most_chained();
+        let [span] = self.buffers.spans() else { return Ok(false) };
+        let (slot, n_rows) = (span.slot as usize, span.n_rows);
+        let alone = self.is_alone() && n_rows == 1 && self.buffers.wants_argmax();
+        let Some(sequence) = self.slots[slot].as_ref().filter(|_| alone && most > 1) else {
+            return Ok(false);
+        };
+        // Tokens that can be chosen before the context or the answer is full: each of the chain's steps but the last computes
+        // one, and the last one's is not computed.
+        let in_context = self.limits.n_ctx.saturating_sub(sequence.tokens.len());
+        let n = most.min(in_context).min(sequence.max_tokens.saturating_sub(sequence.n_generated));
+        let n_computed = sequence.n_computed;
+        if n < 2 || self.kv.reserve(slot, n_computed, n, self.program.as_mut()).is_err() {
+            return Ok(false);
+        }
+        self.program.start_chain(&self.buffers.step(&self.kv), n)?;
+        while let Some(id) = self.program.next_chained()? {
+            let Some(sequence) = &mut self.slots[slot] else { break };
+            sequence.n_computed += 1;
+            let now = Instant::now();
+            sequence.first_token.get_or_insert(now);
+            sequence.last_token = Some(now);
+            let cancelled = sequence.cancel.is_cancelled();
+            self.kv.advance(slot, sequence.n_computed, self.program.as_mut());
+            if cancelled || !self.accept(slot, Choice { id, logprob: None }, on_event) {
+                break;
+            }
+        }
+        self.program.stop_chain()?;
+        Ok(true)
+    }
+
     /// Choose the next tokens of a slot from the rows `output..` of the logits: one, and one more for each guess that was
     /// right.
     fn choose_all(&mut self, slot: usize, output: usize, on_event: &mut dyn FnMut(Event<'_>)) {
@@ -80,10 +118,16 @@ impl Engine {
             let logits = &mut self.program.logits_mut()[output * n_vocab..(output + 1) * n_vocab];
             sequence.sampler.sample(logits, &sequence.tokens, &mut self.scratch)
         };
-        let Choice { id, logprob } = match choice {
-            Ok(choice) => choice,
-            Err(error) => return self.finish(slot, FinishReason::Failed(error.to_string()), on_event),
-        };
+        match choice {
+            Ok(choice) => self.accept(slot, choice, on_event),
+            Err(error) => self.finish(slot, FinishReason::Failed(error.to_string()), on_event),
+        }
+    }
+
+    /// A token was chosen for a slot. False if it was the last, or the context slid.
+    fn accept(&mut self, slot: usize, choice: Choice, on_event: &mut dyn FnMut(Event<'_>)) -> bool {
+        let Some(sequence) = &mut self.slots[slot] else { return false };
+        let Choice { id, logprob } = choice;
         sequence.n_generated += 1;
         if !sequence.ignore_end && sequence.text.is_end(id) {
             return self.finish(slot, FinishReason::EndToken(id), on_event);

@@ -114,6 +114,11 @@ impl Bytes {
             .then_some(Bytes { map: self.map.clone(), range: start..end })
     }
 
+    /// What they are a range of, and where they begin in it.
+    pub fn map(&self) -> (&Arc<Map>, usize) {
+        (&self.map, self.range.start)
+    }
+
     /// Whether they are a view of a mapped file (no memory of our own).
     pub fn is_mapped(&self) -> bool {
         self.map.is_mapped()

@@ -328,6 +328,10 @@ pub enum DeviceName {
     Cpu,
     /// The reference interpreter: f32, straight, slow
     Reference,
+    /// The GPU of a Mac with Apple Silicon
+    Metal,
+    /// The same shaders, executed on Linux by an emulator: for tests, very slow; needs clang
+    MetalEmulated,
 }
 
 /// `--isa`

@@ -65,7 +65,51 @@ pub fn device(args: &DeviceArgs) -> anyhow::Result<Arc<dyn Device>> {
             Some(n_threads) => device::interpreter::Reference::new(n_threads),
             None => device::interpreter::Reference::default(),
         }),
+        DeviceName::Metal => metal::apple()?,
+        DeviceName::MetalEmulated => metal::emulated(args.threads)?,
     })
+}
+
+/// The Metal device, where there is one.
+pub mod metal {
+    use super::*;
+
+    #[cfg(target_os = "macos")]
+    pub use device_metal::gpu::apple::AppleGpu;
+    #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+    pub use device_metal::gpu::emulated::{EmulatedGpu, Options};
+
+    #[cfg(target_os = "macos")]
+    pub fn apple() -> anyhow::Result<Arc<device_metal::MetalDevice<AppleGpu>>> {
+        Ok(Arc::new(device_metal::MetalDevice::new(AppleGpu::new(Some(&cache()?))?)))
+    }
+
+    #[cfg(not(target_os = "macos"))]
+    pub fn apple() -> anyhow::Result<Arc<dyn Device>> {
+        anyhow::bail!(
+            "--device metal needs a Mac with Apple Silicon, and this is {}; use --device cpu \
+             (--device metal-emulated runs the same shaders on Linux, very slowly, for tests)",
+            std::env::consts::OS
+        )
+    }
+
+    #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+    pub fn emulated(threads: Option<usize>) -> anyhow::Result<Arc<device_metal::MetalDevice<EmulatedGpu>>> {
+        let threads = threads.unwrap_or_else(device_cpu::default_threads);
+        let options = Options { threads, ..Options::new(cache()?) };
+        Ok(Arc::new(device_metal::MetalDevice::new(EmulatedGpu::new(&options)?)))
+    }
+
+    #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
+    pub fn emulated(_threads: Option<usize>) -> anyhow::Result<Arc<dyn Device>> {
+        anyhow::bail!("--device metal-emulated runs on Linux on x86-64; use --device cpu")
+    }
+
+    /// Where compiled shaders are kept.
+    #[cfg(any(target_os = "macos", all(target_os = "linux", target_arch = "x86_64")))]
+    fn cache() -> anyhow::Result<PathBuf> {
+        Ok(hub::Cache::resolve(None, None)?.root().join("shaders"))
+    }
 }
 
 /// The options with what the flags say of guesses, or `default`.

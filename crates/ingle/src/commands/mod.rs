@@ -10,6 +10,7 @@ mod inspect;
 mod keygen;
 mod list;
 mod logits;
+mod metal_selftest;
 mod perplexity;
 mod plan;
 mod profile;
@@ -44,6 +45,7 @@ pub enum Command {
     Sign(sign::Sign),
     Verify(verify::Verify),
     Transcribe(transcribe::Transcribe),
+    MetalSelftest(metal_selftest::MetalSelftest),
     Completions(completions::Completions),
 }
 
@@ -69,6 +71,7 @@ impl Command {
             Command::Sign(c) => c.run(),
             Command::Verify(c) => c.run(),
             Command::Transcribe(c) => c.run(),
+            Command::MetalSelftest(c) => c.run(),
             Command::Completions(c) => c.run(),
         }
     }

@@ -1,0 +1,478 @@
+//! What reads and writes KV pages: KvWrite, heads on their way to the cache, and the attentions.
+//!
+//! Few rows are decoded: a threadgroup for a row and the query heads of a KV head. A single row's norm, turn and store are part
+//! of that dispatch. Long sequences are split over threadgroups, whose results a second dispatch joins. Many rows go by tiles.
+//!
+//! The contracts are the headers `kernels/attention/decode.h`, `merge.h` and `prefill.h`, and `kernels/cross_scores.metal`.
+
+use super::{Call, Draft, ONE, each, kv_region};
+use crate::arguments::{
+    AttentionArguments, KvWriteArguments, PagesArguments, QkRopeKvArguments, TurnArguments,
+};
+use crate::gpu::{Gpu, Place};
+use crate::kernels::{self, Kernel, attention, constant};
+use crate::lower::{HeadChain, QkRopeKv};
+use crate::table::{Extent, RowClass, When};
+use device::{KvLayerId, Op, Result, Rows, ValueId, WeightId};
+
+/// Rows that are decoded at most, rather than gone through by tiles.
+pub const MOST_DECODED: usize = 8;
+
+/// Query heads that a threadgroup makes at once, at most.
+const MOST_HEADS: usize = 8;
+
+/// Columns of a head that the kernels take, at most.
+const MOST_COLUMNS: usize = 512;
+
+/// Columns of a head that tiles of a memory take, at most.
+const MOST_MEMORY_COLUMNS: usize = 128;
+
+/// Bytes of the partial sums, and of the totals, of rows of heads that are split.
+pub fn partial_bytes(n_rows: usize, n_heads: usize, head_dim: usize) -> (usize, usize) {
+    let n = n_rows.min(MOST_DECODED) * n_heads * crate::profile::MOST_SPLITS;
+    (n * head_dim.next_multiple_of(4) * 4, n * 8)
+}
+
+/// Where keys and values come from.
+#[derive(Clone, Copy, PartialEq)]
+enum Source {
+    /// Pages of the row's own sequence.
+    Sequence(KvLayerId),
+    /// Pages of a memory of so many positions.
+    Memory(KvLayerId, usize),
+    /// Activations of the row's span.
+    Rows { k: ValueId, v: ValueId },
+}
+
+/// An attention of any kind.
+struct Attention<'a> {
+    q: ValueId,
+    source: Source,
+    n_heads: usize,
+    head_dim: usize,
+    scale: f32,
+    softcap: Option<f32>,
+    window: Option<usize>,
+    sinks: Option<WeightId>,
+    out: ValueId,
+    /// Norm, turn and store before it, in the same dispatch.
+    fused: Option<&'a QkRopeKv>,
+}
+
+impl<G: Gpu> Draft<'_, G> {
+    /// Bind the step's positions, the spans of its rows and the page tables from an index on.
+    fn bind_tables(&self, call: Call, first: u8) -> Call {
+        let c = self.compiler;
+        call.bind(first, c.step_place(c.step.positions))
+            .bind(first + 1, c.step_place(c.step.row_spans))
+            .bind(first + 2, c.step_place(c.step.page_tables))
+    }
+
+    pub(super) fn kv_write(&mut self, k: ValueId, v: ValueId, layer: KvLayerId) -> Result<()> {
+        let c = self.compiler;
+        let args = KvWriteArguments { pages: c.pages(layer) };
+        let call = self
+            .step_call("kv_write.metal", &args)
+            .uint(constant::KV_TYPE, kernels::kv_kind(c.limits.kv_type))
+            .read(2, self.value(k))
+            .read(3, self.value(v));
+        let mut call = self.bind_tables(call, 4).bind(7, c.pool(layer));
+        call.writes.push(kv_region(layer));
+        let heads = Extent::Fixed(2 * args.pages.n_kv_heads);
+        self.push(call.grid([heads, each(Rows::Tokens), ONE], 32))
+    }
+
+    fn turn(&self, chain: &HeadChain, head_dim: usize) -> TurnArguments {
+        TurnArguments {
+            n_heads: (self.compiler.cols(chain.x) / head_dim) as u32,
+            n_dims: chain.rope.map_or(0, |rope| rope.n_dims as u32),
+            scale: chain.rope.map_or(1.0, |rope| rope.scale),
+            eps: chain.norm.map_or(0.0, |norm| norm.eps),
+        }
+    }
+
+    /// Heads on their way to the cache, and the attention behind them.
+    pub(super) fn qk_rope_kv(&mut self, unit: &QkRopeKv) -> Result<()> {
+        let head_dim = self.compiler.plan.kv.layer(unit.layer).head_dim;
+        let attention = match (unit.attention, unit.q) {
+            (Some(a), Some(q)) => Some(Attention {
+                q: q.end,
+                source: Source::Sequence(unit.layer),
+                n_heads: a.n_heads,
+                head_dim,
+                scale: a.scale,
+                softcap: a.softcap,
+                window: a.window,
+                sinks: a.sinks,
+                out: a.out,
+                fused: None,
+            }),
+            _ => None,
+        };
+        let escapes =
+            unit.k.escapes && !unit.k.is_empty() || unit.q.is_some_and(|q| q.escapes && !q.is_empty());
+        match attention {
+            // The rows of a step may be of one sequence, unless there is but one.
+            Some(attention)
+                if self.tokens == RowClass::One
+                    && !escapes
+                    && head_dim <= MOST_COLUMNS
+                    && !self.compiler.is_deterministic() =>
+            {
+                self.attend(&Attention { fused: Some(unit), ..attention })
+            }
+            attention => {
+                self.heads_to_cache(unit, head_dim)?;
+                attention.map_or(Ok(()), |attention| self.attend(&attention))
+            }
+        }
+    }
+
+    fn heads_to_cache(&mut self, unit: &QkRopeKv, head_dim: usize) -> Result<()> {
+        let c = self.compiler;
+        let (q, k) = (unit.q.filter(|q| !q.is_empty()), unit.k);
+        if q.is_none() && k.is_empty() {
+            return self.kv_write(k.x, unit.v, unit.layer);
+        }
+        let args = QkRopeKvArguments {
+            pages: c.pages(unit.layer),
+            q: q.map_or_else(Default::default, |q| self.turn(&q, head_dim)),
+            k: self.turn(&k, head_dim),
+        };
+        let k_out = k.escapes && !k.is_empty();
+        let call = self
+            .step_call("qk_rope_kv.metal", &args)
+            .uint(constant::KV_TYPE, kernels::kv_kind(c.limits.kv_type))
+            .bool(constant::Q_NORM, q.is_some_and(|q| q.norm.is_some()))
+            .bool(constant::K_NORM, k.norm.is_some())
+            .bool(constant::Q_WEIGHT, q.as_ref().and_then(norm_weight).is_some())
+            .bool(constant::K_WEIGHT, norm_weight(&k).is_some())
+            .uint(constant::Q_ROPE, q.as_ref().map_or(0, style))
+            .uint(constant::K_ROPE, style(&k))
+            .bool(constant::K_OUT, k_out)
+            .read(3, self.value(k.x))
+            .read(4, self.value(unit.v));
+        let call = match q {
+            Some(q) => call.read(2, self.value(q.x)).write(5, self.value(q.end)),
+            None => call.bind(2, c.anything()).bind(5, c.anything()),
+        };
+        let call = match k_out {
+            true => call.write(14, self.value(k.end)),
+            false => call.bind(14, c.anything()),
+        };
+        let mut call = self
+            .bind_tables(call, 6)
+            .bind(9, c.pool(unit.layer))
+            .bind(10, c.weight_or_any(q.as_ref().and_then(norm_weight))?)
+            .bind(11, c.weight_or_any(norm_weight(&k))?)
+            .bind(12, c.weight_or_any(q.as_ref().and_then(frequencies))?)
+            .bind(13, c.weight_or_any(frequencies(&k))?);
+        call.writes.push(kv_region(unit.layer));
+        call.threadgroup_bytes = head_dim as u32 * 4;
+        let heads = Extent::Fixed(args.q.n_heads + 2 * args.pages.n_kv_heads);
+        self.push(call.grid([heads, each(Rows::Tokens), ONE], 32))
+    }
+
+    /// The attentions by themselves.
+    pub(super) fn attention(&mut self, op: &Op) -> Result<()> {
+        let c = self.compiler;
+        let kv = |layer: &KvLayerId| c.plan.kv.layer(*layer);
+        match op {
+            Op::Attention { q, layer, n_heads, scale, softcap, window, sinks, out } => {
+                self.attend(&Attention {
+                    q: *q,
+                    source: Source::Sequence(*layer),
+                    n_heads: *n_heads,
+                    head_dim: kv(layer).head_dim,
+                    scale: *scale,
+                    softcap: *softcap,
+                    window: *window,
+                    sinks: *sinks,
+                    out: *out,
+                    fused: None,
+                })
+            }
+            Op::CrossAttention { q, layer, n_heads, scale, out } => self.attend(&Attention {
+                q: *q,
+                source: Source::Memory(*layer, kv(layer).memory.unwrap_or(0)),
+                n_heads: *n_heads,
+                head_dim: kv(layer).head_dim,
+                scale: *scale,
+                softcap: None,
+                window: None,
+                sinks: None,
+                out: *out,
+                fused: None,
+            }),
+            Op::SelfAttention { q, k, v, n_heads, scale, out } => self.attend(&Attention {
+                q: *q,
+                source: Source::Rows { k: *k, v: *v },
+                n_heads: *n_heads,
+                head_dim: c.cols(*q) / n_heads,
+                scale: *scale,
+                softcap: None,
+                window: None,
+                sinks: None,
+                out: *out,
+                fused: None,
+            }),
+            Op::CrossScores { q, layer, n_heads, heads, scale, out } => {
+                self.cross_scores(*q, *layer, *n_heads, heads, *scale, *out)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn attend(&mut self, a: &Attention) -> Result<()> {
+        let c = self.compiler;
+        if a.head_dim > MOST_COLUMNS {
+            let what = format!("heads of {} columns", a.head_dim);
+            return Err(c.unsupported(what, "this device runs heads of at most 512; use --device cpu"));
+        }
+        let few = self.tokens <= RowClass::Eight;
+        match a.source {
+            Source::Rows { .. } => self.tiles(a),
+            // Tiles and splits add in another order, and whether a step is split depends on all its sequences.
+            _ if c.is_deterministic() => self.decode(a, None, When::Always),
+            Source::Memory(_, n) if few || a.head_dim > MOST_MEMORY_COLUMNS => {
+                // Of many rows there are threadgroups enough.
+                match few && n > c.profile.split_positions {
+                    true => self.decode_split(a, When::Always),
+                    false => self.decode(a, None, When::Always),
+                }
+            }
+            Source::Sequence(_) if few => {
+                self.decode(a, None, When::Short)?;
+                self.decode_split(a, When::Long)
+            }
+            _ => self.tiles(a),
+        }
+    }
+
+    /// Arguments and constants that the kernels share.
+    fn attention_call(&self, kernel: Kernel, a: &Attention, n_splits: Option<usize>) -> Call {
+        let c = self.compiler;
+        let (pages, n_positions) = match a.source {
+            Source::Sequence(layer) => (c.pages(layer), 0),
+            Source::Memory(layer, n) => (c.pages(layer), n),
+            Source::Rows { .. } => {
+                let (n_kv_heads, head_dim) = (a.n_heads as u32, a.head_dim as u32);
+                (PagesArguments { n_kv_heads, head_dim, ..Default::default() }, 0)
+            }
+        };
+        let q = a.fused.and_then(|unit| unit.q);
+        let k = a.fused.map(|unit| unit.k);
+        let turn = |chain: &Option<HeadChain>| {
+            chain.as_ref().map_or_else(Default::default, |chain| self.turn(chain, a.head_dim))
+        };
+        let args = AttentionArguments {
+            n_heads: a.n_heads as u32,
+            n_positions: n_positions as u32,
+            window: a.window.unwrap_or(0) as u32,
+            n_splits: n_splits.unwrap_or(1) as u32,
+            scale: a.scale,
+            softcap: a.softcap.unwrap_or(0.0),
+            q: turn(&q),
+            k: turn(&k),
+            pages,
+            ..Default::default()
+        };
+        let norm = |chain: &Option<HeadChain>| chain.is_some_and(|chain| chain.norm.is_some());
+        let weighted = |chain: &Option<HeadChain>| chain.as_ref().and_then(norm_weight).is_some();
+        let group = a.n_heads / pages.n_kv_heads.max(1) as usize;
+        Call::new(kernel, &args)
+            .uint(attention::HEAD_DIM, a.head_dim as u32)
+            .uint(attention::HEADS, group.min(MOST_HEADS) as u32)
+            .bool(attention::SOFTCAP, a.softcap.is_some())
+            .bool(attention::SINKS, a.sinks.is_some())
+            .bool(attention::WINDOW, a.window.is_some())
+            .bool(attention::SPLIT, n_splits.is_some())
+            .bool(attention::FUSED, a.fused.is_some())
+            .bool(attention::Q_NORM, norm(&q))
+            .bool(attention::K_NORM, norm(&k))
+            .bool(attention::Q_WEIGHT, weighted(&q))
+            .bool(attention::K_WEIGHT, weighted(&k))
+            .uint(attention::Q_ROPE, q.as_ref().map_or(0, style))
+            .uint(attention::K_ROPE, k.as_ref().map_or(0, style))
+            .bind(1, c.step_place(0))
+    }
+
+    /// Threadgroups that a row has without splits: one for up to [`MOST_HEADS`] of the query heads that share a KV head.
+    fn head_groups(&self, a: &Attention) -> usize {
+        let n_kv_heads = match a.source {
+            Source::Sequence(layer) | Source::Memory(layer, _) => {
+                self.compiler.plan.kv.layer(layer).n_kv_heads
+            }
+            Source::Rows { .. } => a.n_heads,
+        };
+        n_kv_heads * (a.n_heads / n_kv_heads.max(1)).div_ceil(MOST_HEADS)
+    }
+
+    fn decode_split(&mut self, a: &Attention, when: When) -> Result<()> {
+        let n_splits = self.compiler.profile.n_splits(self.head_groups(a));
+        self.decode(a, Some(n_splits), when)?;
+        let (partials, totals) = self.partials(a);
+        let kernel = Kernel { file: "attention.metal", function: "attention_merge".to_owned() };
+        let mut call = self
+            .attention_call(kernel, a, Some(n_splits))
+            .bind(8, self.compiler.weight_or_any(a.sinks)?)
+            .write(9, self.value(a.out))
+            .read(10, partials)
+            .read(11, totals);
+        call.when = when;
+        self.push(call.grid([Extent::Fixed(a.n_heads as u32), each(Rows::Tokens), ONE], 64))
+    }
+
+    /// Where the parts of a row that is split go.
+    fn partials(&self, a: &Attention) -> ((Place, usize), (Place, usize)) {
+        let (c, s) = (self.compiler, self.compiler.scratch);
+        let (partials, totals) = partial_bytes(c.limits.max_rows, a.n_heads, a.head_dim);
+        let place = |offset: usize| Place { buffer: c.buffers.scratch, offset: offset as u64 };
+        ((place(s.partials_at()), partials), (place(s.totals_at()), totals))
+    }
+
+    fn decode(&mut self, a: &Attention, n_splits: Option<usize>, when: When) -> Result<()> {
+        let c = self.compiler;
+        let (Source::Sequence(layer) | Source::Memory(layer, _)) = a.source else { return Ok(()) };
+        let kv = kernels::kv_name(c.limits.kv_type);
+        let (file, function) = match a.source {
+            Source::Memory(..) => ("cross_attention.metal", format!("cross_attention_decode_{kv}")),
+            _ => ("attention.metal", format!("attention_decode_{kv}")),
+        };
+        let n_kv_heads = c.plan.kv.layer(layer).n_kv_heads;
+        let heads = (a.n_heads / n_kv_heads).min(MOST_HEADS);
+        let simdgroups = c.profile.attention_simdgroups as usize;
+        let mut call = self.attention_call(Kernel { file, function }, a, n_splits);
+        // One row's turn and store; the row's own key and value are seen too.
+        let (q, k) = (a.fused.and_then(|unit| unit.q), a.fused.map(|unit| unit.k));
+        let from = q.map_or(a.q, |q| q.x);
+        call = call
+            .read(2, self.value(from))
+            .bind(3, c.step_place(c.step.positions))
+            .bind(4, c.step_place(c.step.row_spans))
+            .bind(6, c.step_place(c.step.page_tables))
+            .bind(7, c.pool(layer))
+            .bind(8, c.weight_or_any(a.sinks)?);
+        call.reads.push(kv_region(layer));
+        call = match a.fused {
+            Some(unit) => {
+                call.writes.push(kv_region(layer));
+                call.read(12, self.value(unit.k.x)).read(13, self.value(unit.v))
+            }
+            None => call.bind(12, c.anything()).bind(13, c.anything()),
+        };
+        call = call
+            .bind(14, c.weight_or_any(q.as_ref().and_then(norm_weight))?)
+            .bind(15, c.weight_or_any(k.as_ref().and_then(norm_weight))?)
+            .bind(16, c.weight_or_any(q.as_ref().and_then(frequencies))?)
+            .bind(17, c.weight_or_any(k.as_ref().and_then(frequencies))?);
+        call = match n_splits {
+            Some(_) => {
+                let (partials, totals) = self.partials(a);
+                call.bind(9, c.anything()).write(10, partials).write(11, totals)
+            }
+            None => call.write(9, self.value(a.out)).bind(10, c.anything()).bind(11, c.anything()),
+        };
+        let columns = a.head_dim.next_multiple_of(4);
+        call.threadgroup_bytes = 4 * ((heads + 2).max(simdgroups) * columns + simdgroups * heads * 34) as u32;
+        call.when = when;
+        let fused = if a.fused.is_some() { "qk_norm + rope + kv_write + " } else { "" };
+        let split = if n_splits.is_some() { " (split)" } else { "" };
+        call.name = Some(format!("{fused}{}{split}", call.kernel.function));
+        let groups = [self.head_groups(a), n_splits.unwrap_or(1)].map(|n| Extent::Fixed(n as u32));
+        self.push(call.grid([groups[0], groups[1], each(Rows::Tokens)], 32 * simdgroups as u32))
+    }
+
+    fn tiles(&mut self, a: &Attention) -> Result<()> {
+        let c = self.compiler;
+        let kv = kernels::kv_name(c.limits.kv_type);
+        let columns = a.head_dim.next_power_of_two().max(64);
+        let (file, function, floats, heads) = match a.source {
+            Source::Rows { .. } => ("self_attention.metal", format!("self_attention_{columns}"), true, 1),
+            Source::Memory(layer, _) | Source::Sequence(layer) => {
+                let heads = (a.n_heads / c.plan.kv.layer(layer).n_kv_heads).min(MOST_HEADS);
+                let floats = c.limits.kv_type == device::KvType::F32;
+                let (file, name) = match a.source {
+                    Source::Memory(..) => ("cross_attention.metal", "cross_attention_prefill"),
+                    _ => ("attention.metal", "attention_prefill"),
+                };
+                (file, format!("{name}_{kv}_{columns}"), floats, heads)
+            }
+        };
+        // Blocks of eight pairs of a row and a head that a tile has.
+        let blocks = match (columns, floats) {
+            (64, _) | (128, false) => 4,
+            (128, true) | (256, false) => 2,
+            _ => 1,
+        };
+        let mut call = self
+            .attention_call(Kernel { file, function }, a, None)
+            .read(2, self.value(a.q))
+            .bind(4, c.step_place(c.step.row_spans))
+            .bind(5, c.step_place(c.step.spans))
+            .bind(6, c.step_place(c.step.page_tables))
+            .bind(8, c.weight_or_any(a.sinks)?)
+            .write(9, self.value(a.out));
+        call = match a.source {
+            Source::Rows { k, v } => {
+                call.bind(7, c.anything()).read(12, self.value(k)).read(13, self.value(v))
+            }
+            Source::Sequence(layer) | Source::Memory(layer, _) => {
+                call.reads.push(kv_region(layer));
+                call.bind(7, c.pool(layer)).bind(12, c.anything()).bind(13, c.anything())
+            }
+        };
+        let tiles = Extent::PerRow { rows: Rows::Tokens, multiple: 1, divisor: 8 * blocks / heads as u32 };
+        self.push(call.grid([tiles, Extent::Fixed(self.head_groups(a) as u32), ONE], 128))
+    }
+
+    fn cross_scores(
+        &mut self,
+        q: ValueId,
+        layer: KvLayerId,
+        n_heads: usize,
+        heads: &[usize],
+        scale: f32,
+        out: ValueId,
+    ) -> Result<()> {
+        let c = self.compiler;
+        let kv = c.plan.kv.layer(layer);
+        let n_positions = kv.memory.unwrap_or(0);
+        let args = AttentionArguments {
+            pages: c.pages(layer),
+            n_heads: n_heads as u32,
+            n_positions: n_positions as u32,
+            n_chosen: heads.len() as u32,
+            scale,
+            ..Default::default()
+        };
+        let function = format!("cross_scores_{}", kernels::kv_name(c.limits.kv_type));
+        let mut call = Call::new(Kernel { file: "cross_scores.metal", function }, &args)
+            .uint(attention::HEAD_DIM, kv.head_dim as u32)
+            .uint(attention::HEADS, 1)
+            .bool(attention::SOFTCAP, false)
+            .bind(1, c.step_place(0))
+            .read(2, self.value(q))
+            .bind(4, c.step_place(c.step.row_spans))
+            .bind(6, c.step_place(c.step.page_tables))
+            .bind(7, c.pool(layer))
+            .bind(8, c.tables.heads(c.buffers.tables, heads))
+            .write(9, self.value(out));
+        call.reads.push(kv_region(layer));
+        call.threadgroup_bytes = 16 * kv.head_dim.div_ceil(4) as u32;
+        let grid = [n_positions.div_ceil(32), heads.len()].map(|n| Extent::Fixed(n as u32));
+        self.push(call.grid([grid[0], grid[1], each(Rows::Tokens)], 32))
+    }
+}
+
+fn style(chain: &HeadChain) -> u32 {
+    kernels::rope(chain.rope.map(|rope| rope.style))
+}
+
+fn norm_weight(chain: &HeadChain) -> Option<WeightId> {
+    chain.norm.and_then(|norm| norm.weight)
+}
+
+fn frequencies(chain: &HeadChain) -> Option<WeightId> {
+    chain.rope.map(|rope| rope.frequencies)
+}

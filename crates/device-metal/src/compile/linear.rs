@@ -1,0 +1,282 @@
+//! Projections: GEMV for up to eight rows, with norm, bias, gate and residual in the one dispatch; tiles of matrices for more,
+//! behind a norm of their own. And Embed, which decodes rows of the same weights.
+//!
+//! The contracts are the headers `kernels/linear/gemv.h`, `kernels/linear/gemm.h` and `kernels/embed.h`.
+
+use super::{Call, Draft, ONE, each, per_token};
+use crate::arguments::{EmbedArguments, LinearArguments};
+use crate::gpu::{Constant, Gpu, Place};
+use crate::kernels::{self, Kernel, linear};
+use crate::lower::{MatrixOf, Norm, Projection, Tail};
+use crate::table::{Extent, RowClass};
+use device::{Activation, Op, Result, Rows, ValueId, Weight, WeightId};
+use formats::BlockType;
+
+/// Where these kernels take the step.
+pub const STEP_AT: u8 = 20;
+
+/// Rows of a weight that a SIMD-group of a GEMV makes.
+pub const GEMV_ROWS: usize = 4;
+
+/// Rows of a weight that a tile has.
+pub const GEMM_ROWS: usize = 64;
+
+/// Threads of a tile.
+pub const GEMM_THREADS: u32 = 128;
+
+/// Columns that all lanes of a SIMD-group take at once.
+pub const SPAN_COLUMNS: usize = 16 * 32;
+
+/// Matrices that one dispatch multiplies by.
+struct Product<'a> {
+    x: ValueId,
+    norm: Option<Norm>,
+    matrices: &'a [MatrixOf],
+    /// The kernel, where the last matrix has another type.
+    mixed: Option<Kernel>,
+    /// Gate: the function and where it goes.
+    gate: Option<(Activation, ValueId)>,
+    /// Residual and where the sum goes.
+    add: Option<(ValueId, ValueId)>,
+}
+
+/// Constants that say how a type of weights is stored. Kernels of other types mention them too.
+pub fn type_constants(block: BlockType, n_in: usize) -> Vec<(u16, Constant)> {
+    let whole_rows = matches!(block, BlockType::I8_ROWS | BlockType::I16_ROWS);
+    let scalar = (whole_rows || block.is_float()) && !n_in.is_multiple_of(4);
+    let (group, scale, symmetric) = match block {
+        BlockType::Affine(affine) => {
+            (affine.group(), kernels::scale_kind(affine.scale()), affine.is_symmetric())
+        }
+        _ => (32, 0, false),
+    };
+    vec![
+        (linear::SCALAR, Constant::Bool(scalar)),
+        (linear::AFFINE_GROUP, Constant::UInt(group as u32)),
+        (linear::AFFINE_SCALE, Constant::UInt(scale)),
+        (linear::AFFINE_SYMMETRIC, Constant::Bool(symmetric)),
+    ]
+}
+
+/// A schedule of a product.
+#[derive(Clone, Copy)]
+enum Schedule {
+    /// So many rows at a time.
+    Gemv(u32),
+    /// Tiles of so many rows.
+    Gemm(u32),
+}
+
+impl<G: Gpu> Draft<'_, G> {
+    /// One to three matrices with what stands before and after them.
+    pub(super) fn projection(&mut self, p: &Projection) -> Result<()> {
+        let c = self.compiler;
+        let schedule = match self.class(p.x) {
+            RowClass::One => Schedule::Gemv(1),
+            RowClass::Two => Schedule::Gemv(2),
+            RowClass::Four => Schedule::Gemv(4),
+            RowClass::Eight => Schedule::Gemv(8),
+            // Tiles add in another order than single rows.
+            RowClass::Tile | RowClass::Many if c.is_deterministic() => Schedule::Gemv(8),
+            RowClass::Tile => Schedule::Gemm(32),
+            RowClass::Many => Schedule::Gemm(64),
+        };
+        let mut x = p.x;
+        let mut norm = p.norm.map(|(norm, _)| norm);
+        if let (Schedule::Gemm(_), Some((norm_of, out))) = (schedule, p.norm) {
+            self.rms_norm(p.x, norm_of, c.cols(p.x), None, out)?;
+            (x, norm) = (out, None);
+        }
+        // Matrices of one type go together.
+        let kind = |m: &MatrixOf| (c.plan.weight(m.weight).block, m.bias.is_some());
+        let together = p.matrices.windows(2).all(|pair| kind(&pair[0]) == kind(&pair[1]));
+        // Or one row of three, the last of another type.
+        let mixed = match (schedule, &p.matrices[..]) {
+            (Schedule::Gemv(1), [q, k, v]) if kind(q) == kind(k) && kind(k).1 == kind(v).1 => {
+                kernels::mixed_linear(kind(k).0, kind(v).0)
+            }
+            _ => None,
+        };
+        let parts: Vec<&[MatrixOf]> = match mixed {
+            Some(_) => vec![&p.matrices],
+            None => p.matrices.chunk_by(|a, b| kind(a) == kind(b)).collect(),
+        };
+        let (mut gate, mut add) = (None, None);
+        match p.tail {
+            Tail::Add { residual, out } => add = Some((residual, out)),
+            Tail::Gate { kind, out } if together => gate = Some((kind, out)),
+            _ => {}
+        }
+        for matrices in parts {
+            let mixed = mixed.clone();
+            self.product(schedule, &Product { x, norm, matrices, mixed, gate, add })?;
+        }
+        match p.tail {
+            Tail::Gate { kind, out } if !together => {
+                let (gate, up) = (p.matrices[0].out, p.matrices[1].out);
+                self.primitive(&Op::Gate { gate, up, kind, out })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn product(&mut self, schedule: Schedule, product: &Product) -> Result<()> {
+        let c = self.compiler;
+        let weight = |index: usize| product.matrices.get(index).map(|m| c.plan.weight(m.weight));
+        let Some(front) = weight(0) else { return Ok(()) };
+        let (block, n_in, rows) = (front.block, front.n_cols(), c.rows(product.x));
+        let n_out = |index: usize| weight(index).map_or(0, Weight::n_rows);
+        let args = LinearArguments {
+            n_in: n_in as u32,
+            per_token: per_token(rows),
+            x_stride: n_in as u32,
+            row_bytes: front.row_bytes() as u32,
+            scale_bytes: block.row_scale_bytes(n_in) as u32,
+            n_out_0: n_out(0) as u32,
+            n_out_1: n_out(1) as u32,
+            n_out_2: n_out(2) as u32,
+            eps: product.norm.map_or(0.0, |norm| norm.eps),
+            ..Default::default()
+        };
+        // Units of rows of weights that a SIMD-group, or a tile, makes.
+        let n_units = |rows: usize| match product.gate {
+            Some(_) => n_out(0).div_ceil(rows / 2),
+            None => (0..product.matrices.len()).map(|index| n_out(index).div_ceil(rows)).sum(),
+        };
+        let name = kernels::type_name(block);
+        let kernel = |what: String| -> Result<Kernel> {
+            if let Some(mixed) = &product.mixed {
+                return Ok(mixed.clone());
+            }
+            Ok(Kernel { file: self.linear_file(block)?, function: format!("linear_{name}_{what}") })
+        };
+        let tiles = |divisor: u32| Extent::PerRow { rows, multiple: 1, divisor };
+        let mut call = match schedule {
+            Schedule::Gemv(n) => {
+                let n_blocks = n_units(GEMV_ROWS);
+                let (simdgroups, split) = c.profile.gemv_shape(n_blocks, n_in.div_ceil(SPAN_COLUMNS));
+                let groups = n_blocks.div_ceil((simdgroups / split) as usize);
+                Call::new(kernel(format!("gemv_{n}"))?, &args)
+                    .bool(linear::NORM, product.norm.is_some())
+                    .uint(linear::SPLIT, split)
+                    .bool(linear::ARGMAX, false)
+                    .bind(2, c.weight_or_any(product.norm.and_then(|norm| norm.weight))?)
+                    .bind(19, c.anything())
+                    .grid([Extent::Fixed(groups as u32), tiles(n), ONE], 32 * simdgroups)
+            }
+            Schedule::Gemm(n) => Call::new(kernel(format!("gemm_{n}"))?, &args)
+                .bool(linear::TENSOR, c.profile.tensor)
+                .grid([Extent::Fixed(n_units(GEMM_ROWS) as u32), tiles(n), ONE], GEMM_THREADS),
+        };
+        let has_bias = product.matrices.iter().any(|m| m.bias.is_some());
+        call = call
+            .bool(linear::BIAS, has_bias)
+            .bool(linear::RESIDUAL, product.add.is_some())
+            .bool(linear::GATE, product.gate.is_some())
+            .uint(linear::ACTIVATION, product.gate.map_or(0, |(kind, _)| kernels::activation(kind)))
+            .uint(linear::WEIGHTS, product.matrices.len() as u32)
+            .bool(linear::SOFTCAP, false)
+            .bind(STEP_AT, c.step_place(0))
+            .read(1, self.value(product.x));
+        call.constants.extend(type_constants(block, n_in));
+        for index in 0..3u8 {
+            let matrix = product.matrices.get(index as usize);
+            let planes = match matrix {
+                Some(matrix) => self.planes(c.plan.weight(matrix.weight))?,
+                None => [c.anything(); 3],
+            };
+            call = call.bind(3 + index, planes[0]).bind(6 + index, planes[1]).bind(9 + index, planes[2]);
+            call = call.bind(12 + index, c.weight_or_any(matrix.and_then(|m| m.bias))?);
+        }
+        call = match product.add {
+            Some((residual, _)) => call.read(15, self.value(residual)),
+            None => call.bind(15, c.anything()),
+        };
+        let outs: Vec<ValueId> = match (product.gate, product.add) {
+            (Some((_, out)), _) | (_, Some((_, out))) => vec![out],
+            _ => product.matrices.iter().map(|m| m.out).collect(),
+        };
+        for index in 0..3u8 {
+            call = match outs.get(index as usize) {
+                Some(out) => call.write(16 + index, self.value(*out)),
+                None => call.bind(16 + index, c.anything()),
+            };
+        }
+        call.weight_bytes = product.matrices.iter().map(|m| c.plan.weight_bytes(m.weight)).sum();
+        call.name = Some(product_name(product, &name, schedule));
+        self.push(call)
+    }
+
+    /// The file with the kernels of a type.
+    pub(super) fn linear_file(&self, block: BlockType) -> Result<&'static str> {
+        kernels::linear_file(block).ok_or_else(|| {
+            let what = format!("a weight of type {block}");
+            self.compiler.unsupported(what, "use --device cpu, or convert the model to another type")
+        })
+    }
+
+    /// Codes, scales and offsets of a weight that is no stack.
+    fn planes(&self, weight: &Weight) -> Result<[Place; 3]> {
+        let c = self.compiler;
+        let plane = |bytes: &Option<formats::Bytes>| match bytes {
+            Some(bytes) => c.bytes_of(bytes),
+            None => Ok(c.anything()),
+        };
+        Ok([c.bytes_of(&weight.data)?, plane(&weight.planes.scales)?, plane(&weight.planes.biases)?])
+    }
+
+    /// Rows of a table, chosen by the tokens or the positions of the step.
+    pub(super) fn embed(
+        &mut self,
+        table: WeightId,
+        scale: f32,
+        chosen_by: usize,
+        out: ValueId,
+    ) -> Result<()> {
+        let c = self.compiler;
+        let weight = c.plan.weight(table);
+        let (block, n_cols) = (weight.block, weight.n_cols());
+        let args = EmbedArguments {
+            n_cols: n_cols as u32,
+            row_bytes: weight.row_bytes() as u32,
+            scale_bytes: block.row_scale_bytes(n_cols) as u32,
+            scale,
+        };
+        let name = kernels::type_name(block);
+        let kernel = Kernel { file: self.linear_file(block)?, function: format!("embed_{name}") };
+        let [codes, scales, offsets] = self.planes(weight)?;
+        let mut call = Call::new(kernel, &args)
+            .bind(1, c.step_place(chosen_by))
+            .bind(3, codes)
+            .bind(6, scales)
+            .bind(9, offsets)
+            .bind(STEP_AT, c.step_place(0))
+            .write(16, self.value(out));
+        call.constants = type_constants(block, n_cols);
+        call.weight_bytes = weight.n_bytes_of_row() as u64;
+        let groups = n_cols.div_ceil(16 * EMBED_THREADS as usize) as u32;
+        self.push(call.grid([Extent::Fixed(groups), each(Rows::Tokens), ONE], EMBED_THREADS))
+    }
+}
+
+/// Threads of a threadgroup of an embedding.
+const EMBED_THREADS: u32 = 64;
+
+fn product_name(product: &Product, name: &str, schedule: Schedule) -> String {
+    let norm = if product.norm.is_some() { "rms_norm + " } else { "" };
+    let many = match product.matrices.len() {
+        1 => String::new(),
+        n => format!(" x{n}"),
+    };
+    let tail = match (product.gate, product.add) {
+        (Some((kind, _)), _) => format!(" + gate {kind}"),
+        (_, Some(_)) => " + add".to_owned(),
+        _ => String::new(),
+    };
+    let schedule = match schedule {
+        Schedule::Gemv(1) => "1 row".to_owned(),
+        Schedule::Gemv(n) => format!("{n} rows"),
+        Schedule::Gemm(n) => format!("tiles of {n} rows"),
+    };
+    format!("{norm}linear_{name}{many}{tail} ({schedule})")
+}

@@ -1,0 +1,452 @@
+//! Apple's GPUs through objc2-metal.
+//!
+//! Not one line of this file has run on Apple hardware; it is type-checked for aarch64-apple-darwin on Linux. See
+//! docs/metal.md.
+
+use super::{Constant, Dispatch, Encoder, Facts, Gpu};
+use crate::kernels::{self, Kernel};
+use device::{Error, Memory, Result};
+use formats::Bytes;
+use objc2::rc::{Retained, autoreleasepool};
+use objc2::runtime::{NSObjectProtocol, ProtocolObject};
+use objc2::sel;
+use objc2_foundation::{NSArray, NSError, NSProcessInfo, NSString, NSURL};
+use objc2_metal::{
+    MTLAllocation, MTLBarrierScope, MTLBinaryArchive, MTLBinaryArchiveDescriptor, MTLBuffer,
+    MTLCommandBuffer, MTLCommandBufferError, MTLCommandEncoder, MTLCommandQueue, MTLCompileOptions,
+    MTLComputeCommandEncoder, MTLComputePipelineDescriptor, MTLComputePipelineState,
+    MTLCreateSystemDefaultDevice, MTLDataType, MTLDevice, MTLDispatchType, MTLFunctionConstantValues,
+    MTLGPUFamily, MTLLanguageVersion, MTLLibrary, MTLMathMode, MTLPipelineOption, MTLResidencySet,
+    MTLResidencySetDescriptor, MTLResourceOptions, MTLSize,
+};
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError};
+
+type Object<T> = Retained<ProtocolObject<T>>;
+
+/// The name on the command line.
+const NAME: &str = "metal";
+
+/// A buffer that CPU and GPU share.
+pub struct AppleBuffer {
+    buffer: Object<dyn MTLBuffer>,
+    /// What a buffer without copy is a view of.
+    _bytes: Option<Bytes>,
+}
+
+// SAFETY: Metal's buffers may be used from any thread; the bytes are never written.
+unsafe impl Send for AppleBuffer {}
+// SAFETY: as above.
+unsafe impl Sync for AppleBuffer {}
+
+impl super::Buffer for AppleBuffer {
+    fn len(&self) -> usize {
+        self.buffer.length()
+    }
+
+    fn start(&self) -> *mut u8 {
+        self.buffer.contents().as_ptr().cast()
+    }
+}
+
+/// What a function and its constants are known by.
+type PipelineKey = (Kernel, Vec<(u16, u8, u32)>);
+
+/// Compiled things, and the archive that keeps them for the next start.
+#[derive(Default)]
+struct Compiled {
+    libraries: HashMap<&'static str, Object<dyn MTLLibrary>>,
+    pipelines: HashMap<PipelineKey, Arc<Object<dyn MTLComputePipelineState>>>,
+    archive: Option<Object<dyn MTLBinaryArchive>>,
+    /// Whether the archive has pipelines that its file does not have.
+    grown: bool,
+}
+
+/// The system's default GPU.
+pub struct AppleGpu {
+    device: Object<dyn MTLDevice>,
+    queue: Object<dyn MTLCommandQueue>,
+    facts: Facts,
+    archive_file: Option<PathBuf>,
+    compiled: Mutex<Compiled>,
+}
+
+// SAFETY: device and queue are Send and Sync by their declarations; libraries, archive and pipelines stand behind the mutex,
+// or are immutable.
+unsafe impl Send for AppleGpu {}
+// SAFETY: as above.
+unsafe impl Sync for AppleGpu {}
+
+/// Dispatches of one command buffer.
+pub struct AppleEncoder {
+    encoder: Object<dyn MTLComputeCommandEncoder>,
+}
+
+/// A committed command buffer.
+pub struct AppleTicket {
+    commands: Object<dyn MTLCommandBuffer>,
+}
+
+// SAFETY: only waited for and asked for its state, which Metal allows from any thread.
+unsafe impl Send for AppleTicket {}
+
+impl Drop for AppleTicket {
+    /// Command buffers do not keep what they use, so nobody may let go of it before they are done.
+    fn drop(&mut self) {
+        self.commands.waitUntilCompleted();
+    }
+}
+
+/// Buffers that the system keeps in memory, until it is dropped.
+pub struct AppleResidency {
+    set: Option<(Object<dyn MTLResidencySet>, Object<dyn MTLCommandQueue>)>,
+}
+
+// SAFETY: used once, when it is dropped.
+unsafe impl Send for AppleResidency {}
+
+impl Drop for AppleResidency {
+    fn drop(&mut self) {
+        if let Some((set, queue)) = &self.set {
+            queue.removeResidencySet(set);
+            set.endResidency();
+        }
+    }
+}
+
+fn failed(reason: String) -> Error {
+    Error::Failed { device: NAME, reason }
+}
+
+fn words(error: &NSError) -> String {
+    error.localizedDescription().to_string()
+}
+
+impl AppleGpu {
+    /// The default GPU; compiled pipelines are kept in the folder `cache`, if one is given.
+    ///
+    /// # Errors
+    /// There is none, or it is not one of Apple's from M1 on.
+    pub fn new(cache: Option<&Path>) -> Result<AppleGpu> {
+        let unsupported = |what: String| Error::Unsupported {
+            device: NAME,
+            what,
+            hint: "it needs a Mac with Apple Silicon; use --device cpu here".to_owned(),
+        };
+        let device = MTLCreateSystemDefaultDevice()
+            .ok_or_else(|| unsupported("a machine without a GPU".to_owned()))?;
+        let families = [
+            (10, MTLGPUFamily::Apple10),
+            (9, MTLGPUFamily::Apple9),
+            (8, MTLGPUFamily::Apple8),
+            (7, MTLGPUFamily::Apple7),
+        ];
+        let name = device.name().to_string();
+        let family = families.into_iter().find(|(_, family)| device.supportsFamily(*family));
+        let Some((family, _)) = family else { return Err(unsupported(format!("the GPU {name}"))) };
+        let queue = device.newCommandQueue().ok_or_else(|| failed("no command queue".to_owned()))?;
+        let facts = Facts {
+            n_cores: crate::profile::cores_of(&name),
+            family,
+            max_buffer_bytes: device.maxBufferLength() as u64,
+            // The unit of memory maps on Apple Silicon.
+            page_bytes: 16 << 10,
+            max_threads: 1024,
+            max_threadgroup_bytes: device.maxThreadgroupMemoryLength() as u32,
+            is_emulated: false,
+            name,
+        };
+        let archive_file = cache.map(|folder| folder.join(archive_name(&facts.name)));
+        let gpu = AppleGpu { device, queue, facts, archive_file, compiled: Mutex::default() };
+        gpu.compiled().archive = gpu.open_archive();
+        Ok(gpu)
+    }
+
+    fn compiled(&self) -> std::sync::MutexGuard<'_, Compiled> {
+        self.compiled.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The archive of the last start, or an empty one. A file that cannot be read is as good as none.
+    fn open_archive(&self) -> Option<Object<dyn MTLBinaryArchive>> {
+        let file = self.archive_file.as_ref()?;
+        let open = |url: Option<&NSURL>| {
+            let descriptor = MTLBinaryArchiveDescriptor::new();
+            descriptor.setUrl(url);
+            self.device.newBinaryArchiveWithDescriptor_error(&descriptor).ok()
+        };
+        let kept = file.exists().then(|| open(Some(&url_of(file)))).flatten();
+        kept.or_else(|| open(None))
+    }
+
+    /// The library of a file: compiled once.
+    fn library(&self, compiled: &mut Compiled, kernel: &Kernel) -> Result<Object<dyn MTLLibrary>> {
+        if let Some(library) = compiled.libraries.get(kernel.file) {
+            return Ok(library.clone());
+        }
+        let source = kernel.source().ok_or_else(|| failed(format!("no shader file {}", kernel.file)))?;
+        let options = MTLCompileOptions::new();
+        options.setLanguageVersion(MTLLanguageVersion::Version3_1);
+        // NaN and infinity mean what they say: routers and masks use them.
+        if self.compile_options_have_math_mode() {
+            options.setMathMode(MTLMathMode::Safe);
+        } else {
+            #[allow(deprecated)]
+            options.setFastMathEnabled(false);
+        }
+        let library = self
+            .device
+            .newLibraryWithSource_options_error(&NSString::from_str(&source), Some(&options))
+            .map_err(|error| failed(format!("{} does not compile: {}", kernel.file, words(&error))))?;
+        compiled.libraries.insert(kernel.file, library.clone());
+        Ok(library)
+    }
+
+    /// From macOS 15 on.
+    fn compile_options_have_math_mode(&self) -> bool {
+        MTLCompileOptions::new().respondsToSelector(sel!(setMathMode:))
+    }
+
+    fn make_pipeline(
+        &self,
+        compiled: &mut Compiled,
+        kernel: &Kernel,
+        constants: &[(u16, Constant)],
+    ) -> Result<Object<dyn MTLComputePipelineState>> {
+        let library = self.library(compiled, kernel)?;
+        let values = MTLFunctionConstantValues::new();
+        for (index, value) in constants {
+            // SAFETY: the value outlives the call and is of the type that is named.
+            unsafe {
+                let set = |value: NonNull<c_void>, kind| {
+                    values.setConstantValue_type_atIndex(value, kind, usize::from(*index));
+                };
+                match value {
+                    Constant::Bool(v) => set(NonNull::from(v).cast(), MTLDataType::Bool),
+                    Constant::UInt(v) => set(NonNull::from(v).cast(), MTLDataType::UInt),
+                    Constant::Int(v) => set(NonNull::from(v).cast(), MTLDataType::Int),
+                    Constant::UShort(v) => set(NonNull::from(v).cast(), MTLDataType::UShort),
+                    Constant::Float(v) => set(NonNull::from(v).cast(), MTLDataType::Float),
+                }
+            }
+        }
+        let refused = |error: Retained<NSError>| {
+            failed(format!("{} of {}: {}", kernel.function, kernel.file, words(&error)))
+        };
+        let name = NSString::from_str(&kernel.function);
+        let function = library.newFunctionWithName_constantValues_error(&name, &values).map_err(refused)?;
+        let descriptor = MTLComputePipelineDescriptor::new();
+        descriptor.setComputeFunction(Some(&function));
+        if let Some(archive) = &compiled.archive {
+            descriptor.setBinaryArchives(Some(&NSArray::from_slice(&[&**archive])));
+        }
+        let make = |option: MTLPipelineOption| {
+            self.device.newComputePipelineStateWithDescriptor_options_reflection_error(
+                &descriptor,
+                option,
+                None,
+            )
+        };
+        // First only from the archive; what it lacks is compiled and added.
+        if compiled.archive.is_some()
+            && let Ok(pipeline) = make(MTLPipelineOption::FailOnBinaryArchiveMiss)
+        {
+            return Ok(pipeline);
+        }
+        let pipeline = make(MTLPipelineOption::empty()).map_err(refused)?;
+        if let Some(archive) = &compiled.archive {
+            compiled.grown |= archive.addComputePipelineFunctionsWithDescriptor_error(&descriptor).is_ok();
+        }
+        Ok(pipeline)
+    }
+}
+
+/// Name of the archive of a GPU: other sources or another system have another file.
+fn archive_name(gpu: &str) -> String {
+    let system = NSProcessInfo::processInfo().operatingSystemVersionString().to_string();
+    format!("metal-{}.archive", kernels::fingerprint(&[gpu, &system]))
+}
+
+fn url_of(file: &Path) -> Retained<NSURL> {
+    NSURL::fileURLWithPath(&NSString::from_str(&file.to_string_lossy()))
+}
+
+impl Encoder<AppleGpu> for AppleEncoder {
+    fn dispatch(&mut self, dispatch: &Dispatch<'_, AppleGpu>, buffers: &[AppleBuffer]) {
+        let size = |[width, height, depth]: [u32; 3]| MTLSize {
+            width: width as usize,
+            height: height as usize,
+            depth: depth as usize,
+        };
+        self.encoder.setComputePipelineState(dispatch.pipeline);
+        for binding in dispatch.bindings {
+            let Some(buffer) = buffers.get(binding.place.buffer as usize) else { continue };
+            let (offset, index) = (binding.place.offset as usize, usize::from(binding.index));
+            // SAFETY: places lie within their buffers, indices are those that the kernel declares.
+            unsafe { self.encoder.setBuffer_offset_atIndex(Some(&buffer.buffer), offset, index) };
+        }
+        if !dispatch.arguments.is_empty() {
+            let bytes = NonNull::from(dispatch.arguments).cast();
+            // SAFETY: the bytes are copied before the call returns.
+            unsafe { self.encoder.setBytes_length_atIndex(bytes, dispatch.arguments.len(), 0) };
+        }
+        if dispatch.threadgroup_bytes > 0 {
+            // SAFETY: index 0 is what kernels with threadgroup memory declare.
+            unsafe {
+                self.encoder.setThreadgroupMemoryLength_atIndex(dispatch.threadgroup_bytes as usize, 0);
+            }
+        }
+        let (groups, threads) = (size(dispatch.threadgroups), size(dispatch.threads));
+        self.encoder.dispatchThreadgroups_threadsPerThreadgroup(groups, threads);
+    }
+
+    fn barrier(&mut self) {
+        self.encoder.memoryBarrierWithScope(MTLBarrierScope::Buffers);
+    }
+}
+
+impl Gpu for AppleGpu {
+    type Buffer = AppleBuffer;
+    type Pipeline = Arc<Object<dyn MTLComputePipelineState>>;
+    type Encoder = AppleEncoder;
+    type Ticket = AppleTicket;
+    type Residency = AppleResidency;
+
+    const NAME: &'static str = NAME;
+
+    fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    /// Bounded by what the GPU uses well, of which other programs of this process have taken some.
+    fn memory(&self) -> Memory {
+        let system = device::system_memory();
+        let most = self.device.recommendedMaxWorkingSetSize();
+        let taken = self.device.currentAllocatedSize() as u64;
+        Memory { total: system.total.min(most), free: system.free.min(most.saturating_sub(taken)) }
+    }
+
+    fn allocate(&self, what: &str, bytes: usize) -> Result<AppleBuffer> {
+        let refused = || Error::OutOfMemory { device: NAME, what: what.to_owned(), bytes: bytes as u64 };
+        // Shared memory comes from the system filled with zeros. Hazards are tracked, so that a command buffer that is submitted
+        // while another runs waits for what that one writes.
+        let options = MTLResourceOptions::StorageModeShared;
+        let buffer = self.device.newBufferWithLength_options(bytes.max(1), options).ok_or_else(refused)?;
+        Ok(AppleBuffer { buffer, _bytes: None })
+    }
+
+    fn view(&self, bytes: &Bytes) -> Option<AppleBuffer> {
+        let page = self.facts.page_bytes;
+        if !bytes.is_mapped() || !(bytes.as_ptr() as usize).is_multiple_of(page) {
+            return None;
+        }
+        let start = NonNull::new(bytes.as_ptr().cast_mut())?.cast::<c_void>();
+        let options = MTLResourceOptions::StorageModeShared | MTLResourceOptions::HazardTrackingModeUntracked;
+        let len = bytes.len().next_multiple_of(page);
+        // SAFETY: a map reaches to the end of its last page; the bytes are kept beside the buffer; kernels do not write them.
+        let buffer = unsafe {
+            self.device.newBufferWithBytesNoCopy_length_options_deallocator(start, len, options, None)
+        }?;
+        Some(AppleBuffer { buffer, _bytes: Some(bytes.clone()) })
+    }
+
+    fn pipeline(&self, kernel: &Kernel, constants: &[(u16, Constant)]) -> Result<Self::Pipeline> {
+        let bits = |(index, value): &(u16, Constant)| match *value {
+            Constant::Bool(v) => (*index, 0, u32::from(v)),
+            Constant::UInt(v) => (*index, 1, v),
+            Constant::Int(v) => (*index, 2, v as u32),
+            Constant::UShort(v) => (*index, 3, u32::from(v)),
+            Constant::Float(v) => (*index, 4, v.to_bits()),
+        };
+        let key = (kernel.clone(), constants.iter().map(bits).collect::<Vec<_>>());
+        let mut compiled = self.compiled();
+        if let Some(pipeline) = compiled.pipelines.get(&key) {
+            return Ok(pipeline.clone());
+        }
+        let pipeline = autoreleasepool(|_| self.make_pipeline(&mut compiled, kernel, constants))?;
+        let pipeline = Arc::new(pipeline);
+        compiled.pipelines.insert(key, pipeline.clone());
+        Ok(pipeline)
+    }
+
+    fn max_threads(&self, pipeline: &Self::Pipeline) -> u32 {
+        pipeline.maxTotalThreadsPerThreadgroup() as u32
+    }
+
+    /// A failure only costs the next start its time.
+    fn keep_pipelines(&self) {
+        let mut compiled = self.compiled();
+        let (Some(archive), Some(file), true) = (&compiled.archive, &self.archive_file, compiled.grown)
+        else {
+            return;
+        };
+        let folder = file.parent().map_or(Ok(()), std::fs::create_dir_all);
+        let written = folder.is_ok() && archive.serializeToURL_error(&url_of(file)).is_ok();
+        compiled.grown = !written;
+    }
+
+    /// From macOS 15 on; before, the system finds out at each command buffer what is used.
+    fn reside(&self, buffers: &[AppleBuffer]) -> AppleResidency {
+        if !self.device.respondsToSelector(sel!(newResidencySetWithDescriptor:error:)) {
+            return AppleResidency { set: None };
+        }
+        let made = self.device.newResidencySetWithDescriptor_error(&MTLResidencySetDescriptor::new());
+        let Ok(set) = made else { return AppleResidency { set: None } };
+        for buffer in buffers {
+            let allocation: &ProtocolObject<dyn MTLAllocation> = ProtocolObject::from_ref(&*buffer.buffer);
+            set.addAllocation(allocation);
+        }
+        set.commit();
+        set.requestResidency();
+        self.queue.addResidencySet(&set);
+        AppleResidency { set: Some((set, self.queue.clone())) }
+    }
+
+    fn submit(&self, encode: &mut dyn FnMut(&mut AppleEncoder)) -> Result<AppleTicket> {
+        autoreleasepool(|_| {
+            let refused = || failed("no command buffer; the GPU may be lost, start again".to_owned());
+            let commands = self.queue.commandBufferWithUnretainedReferences().ok_or_else(refused)?;
+            let encoder = commands
+                .computeCommandEncoderWithDispatchType(MTLDispatchType::Concurrent)
+                .ok_or_else(refused)?;
+            let mut encoder = AppleEncoder { encoder };
+            encode(&mut encoder);
+            encoder.encoder.endEncoding();
+            commands.commit();
+            Ok(AppleTicket { commands })
+        })
+    }
+
+    fn wait(&self, ticket: AppleTicket) -> Result<f64> {
+        autoreleasepool(|_| {
+            ticket.commands.waitUntilCompleted();
+            match ticket.commands.error() {
+                None => Ok((ticket.commands.GPUEndTime() - ticket.commands.GPUStartTime()).max(0.0)),
+                Some(error) => Err(fault(&error)),
+            }
+        })
+    }
+}
+
+/// What a failed command buffer means, and what to do.
+fn fault(error: &NSError) -> Error {
+    let advice = match MTLCommandBufferError(error.code() as usize) {
+        MTLCommandBufferError::OutOfMemory => {
+            "memory ran out; close other programs, or use a smaller context (--ctx) or KV type (--kv-type)"
+        }
+        MTLCommandBufferError::Timeout => {
+            "it took longer than the system allows; use a smaller --chunk, and see whether something else uses the GPU"
+        }
+        MTLCommandBufferError::PageFault | MTLCommandBufferError::InvalidResource => {
+            "a kernel left its memory, which is a defect of Ingle: please report it with `ingle metal-selftest`"
+        }
+        MTLCommandBufferError::AccessRevoked | MTLCommandBufferError::NotPermitted => {
+            "the system does not let this process use the GPU; run it in the foreground of a logged-in session"
+        }
+        MTLCommandBufferError::DeviceRemoved => "the GPU is gone; start again",
+        _ => "the step can be tried again; if it fails twice, start again or use --device cpu",
+    };
+    failed(format!("{} (code {}): {advice}", words(error), error.code()))
+}

@@ -1,0 +1,108 @@
+// Arguments of the kernels of this folder: structs of 4-byte fields, sizes multiples of 16, passed with setBytes at buffer
+// 0. Mirrored in src/arguments.rs; a test compares sizes and offsets. Those of linear/ and attention/ are in those folders.
+#pragma once
+
+// An element-wise kernel over rows of one width: activate, gate, add, scale, softcap, select_rows, input, pool.
+struct ElementArguments {
+    uint per_token; // rows of the value, see rows_of in step.h
+    uint cols;
+    float factor;   // scale: the factor; softcap: the cap
+    uint reserved;
+};
+
+// columns: `out = x[:, first .. first + to]`
+struct ColumnsArguments {
+    uint per_token;
+    uint from;  // columns of x
+    uint first; // the first one taken
+    uint to;    // columns of out
+};
+
+// rms_norm and layer_norm.
+struct NormArguments {
+    uint per_token;
+    uint cols;  // of a row
+    uint group; // columns normalised together
+    float eps;
+};
+
+// How the heads of one value turn.
+struct TurnArguments {
+    uint n_heads;
+    uint n_dims; // columns of a head that turn
+    float scale; // on cosine and sine
+    float eps;   // of the norm before
+};
+
+// rope: heads of one value.
+struct RopeArguments {
+    uint head_dim;
+    uint reserved0;
+    uint reserved1;
+    uint reserved2;
+    TurnArguments turn;
+};
+
+// Where keys and values of a layer lie in the pages of its group. 64-bit numbers are two words, the lower first.
+struct PagesArguments {
+    uint page_bytes_low;
+    uint page_bytes_high;
+    uint layer_offset_low;
+    uint layer_offset_high;
+    uint group;
+    uint page_len;
+    uint n_kv_heads;
+    uint head_dim;
+};
+
+// kv_write.
+struct KvWriteArguments {
+    PagesArguments pages;
+};
+
+// qk_rope_kv.
+struct QkRopeKvArguments {
+    PagesArguments pages;
+    TurnArguments q; // n_heads 0: no query heads
+    TurnArguments k;
+};
+
+// route.
+struct RouteArguments {
+    uint per_token;
+    uint n_experts;
+    uint k;
+    float factor;
+};
+
+// expert_sum.
+struct ExpertSumArguments {
+    uint per_token;
+    uint cols;
+    uint k;
+    uint reserved;
+};
+
+// argmax.
+struct ArgmaxArguments {
+    uint cols;
+    uint reserved0;
+    uint reserved1;
+    uint reserved2;
+};
+
+// unfold.
+struct UnfoldArguments {
+    uint per_token; // rows of out for each token
+    uint cols;      // of x
+    uint size;      // rows of a window
+    uint stride;    // rows from one window to the next
+};
+
+// peaks.
+struct PeakArguments {
+    uint n_vectors;
+    uint reserved0;
+    uint reserved1;
+    uint reserved2;
+};

@@ -1,0 +1,26 @@
+// Function constants of the attention kernels: indices 32 to 63.
+#pragma once
+#include <metal_stdlib>
+using namespace metal;
+
+// Columns of a head, 1 to 512.
+constant uint ATTENTION_HEAD_DIM [[function_constant(32)]];
+// Query heads that a threadgroup makes at once, of those that share a KV head: 1 to 8.
+constant uint ATTENTION_HEADS [[function_constant(33)]];
+// Scores are softcap * tanh(score / softcap).
+constant bool ATTENTION_SOFTCAP [[function_constant(34)]];
+// A logit for each query head takes part in the softmax's sum.
+constant bool ATTENTION_SINKS [[function_constant(35)]];
+// A row sees only the last `window` positions, its own included.
+constant bool ATTENTION_WINDOW [[function_constant(36)]];
+// Decode: positions are split over threadgroups, whose results attention_merge joins.
+constant bool ATTENTION_SPLIT [[function_constant(37)]];
+// Decode: k and v of the row come from activations: they are normalised, turned, stored and seen.
+constant bool ATTENTION_FUSED [[function_constant(38)]];
+// Of ATTENTION_FUSED: heads are normalised, and with a weight; how they turn (rotate.h).
+constant bool ATTENTION_Q_NORM [[function_constant(39)]];
+constant bool ATTENTION_K_NORM [[function_constant(40)]];
+constant bool ATTENTION_Q_WEIGHT [[function_constant(41)]];
+constant bool ATTENTION_K_WEIGHT [[function_constant(42)]];
+constant uint ATTENTION_Q_ROPE [[function_constant(43)]];
+constant uint ATTENTION_K_ROPE [[function_constant(44)]];

@@ -1,0 +1,263 @@
+// attention_decode_<kv>, cross_attention_decode_<kv>: flash attention of few rows, one threadgroup for a row, a KV head's query
+// heads and a part of the positions. <kv>: f32, f16, q8_0.
+//
+//     out = softmax(softcap(scale * q k^T)) v     over positions first .. last of the row's sequence
+//
+// With ATTENTION_FUSED the row's own k and v are not yet in the cache: q and k are normalised and turned, k and v are stored and
+// take part (as they are read back later), all in this kernel. Every row must then belong to a sequence of its own.
+//
+// Host contract
+//   buffers  0 AttentionArguments (attention/arguments.h)   1 Step    2 q (n, n_heads * head_dim) f32, multiple of 4 bytes
+//            3 positions (n)     4 row_spans (n)             6 page_tables        7 the pages of the layer's group
+//            8 sinks (n_heads) f32, ATTENTION_SINKS          9 out (n, n_heads * head_dim) f32, may be q
+//            10 partials (n, n_heads, n_splits, 4 * ceil(head_dim / 4)) f32, 11 totals (n, n_heads, n_splits) float2: ATTENTION_SPLIT
+//            12 k, 13 v (n, n_kv_heads * head_dim) f32, 14 norm of q, 15 norm of k (head_dim), 16 frequencies of q, 17 of k
+//               (n_dims / 2): ATTENTION_FUSED
+//            What the constants leave unused is bound all the same, to anything. Layers lie at multiples of 16 bytes in pages.
+//   threads  32 * S, S = 1 to 8 simdgroups
+//   grid     (n_kv_heads * ceil(group / ATTENTION_HEADS), n_splits or 1, n), group = n_heads / n_kv_heads
+//   constants all of attention/constants.h; cross_attention_decode takes no notice of _WINDOW, _FUSED and what belongs to it
+//   threadgroup memory 0  4 * (max(ATTENTION_HEADS + 2, S) * D + S * ATTENTION_HEADS * 34) bytes rounded up to 16,
+//            D = 4 * ceil(head_dim / 4)
+//   reads    K and V of the positions once for ATTENTION_HEADS heads; of pages outside first .. last nothing
+//   out may be q only without ATTENTION_SPLIT and with group <= ATTENTION_HEADS
+//
+// A simdgroup takes tiles of 32 positions in turn: scores (attention/scores.h), then an online softmax with a position a lane, then
+// the values, a vector of four columns a lane and as many positions at once as lanes are left. Probabilities pass through 32
+// floats a head of threadgroup memory. Splits take neighbouring tiles.
+//
+// Order of accumulation: positions ascending in a simdgroup's tiles (the row's own position last), then simdgroups ascending,
+// then splits ascending; the sink last.
+#pragma once
+#include "attention/scores.h"
+#include "rotate.h"
+
+// Lanes that share a vector of values.
+#define VALUE_LANES (HEAD_FOURS > 16 ? 32 : HEAD_FOURS > 8 ? 16 : HEAD_FOURS > 4 ? 8 : 4)
+
+// Normalise and turn a head that stands in threadgroup memory. One simdgroup calls it.
+static inline void norm_and_turn(threadgroup float * head, bool norm, bool weighted, uint rope, constant TurnArguments & turn,
+                                 device const float * weight, device const float * frequencies, uint position, ushort lane) {
+    if (norm) {
+        float sum = 0.0f;
+        for (uint i = lane; i < ATTENTION_HEAD_DIM; i += 32) sum += head[i] * head[i];
+        const float factor = 1.0f / precise::sqrt(simd_sum(sum) / float(ATTENTION_HEAD_DIM) + turn.eps);
+        for (uint i = lane; i < ATTENTION_HEAD_DIM; i += 32) {
+            float value = head[i] * factor;
+            if (weighted) value *= weight[i];
+            head[i] = value;
+        }
+        simdgroup_barrier(mem_flags::mem_threadgroup);
+    }
+    if (rope != ROPE_NONE) {
+        for (uint pair = lane; pair < turn.n_dims / 2; pair += 32) {
+            const float2 t = turn_of(position, frequencies[pair], turn.scale);
+            const uint2 columns = pair_of(rope, pair, turn.n_dims);
+            const float a = head[columns.x], b = head[columns.y];
+            head[columns.x] = a * t.x - b * t.y;
+            head[columns.y] = b * t.x + a * t.y;
+        }
+        simdgroup_barrier(mem_flags::mem_threadgroup);
+    }
+}
+
+// MEMORY: all positions of a memory layer are seen.
+template<class K, bool MEMORY>
+kernel void attention_decode(constant AttentionArguments & a [[buffer(0)]],
+                             device const Step * step [[buffer(1)]],
+                             device const float * q [[buffer(2)]],
+                             device const uint * positions [[buffer(3)]],
+                             device const uint * row_spans [[buffer(4)]],
+                             device const uint * page_tables [[buffer(6)]],
+                             device uchar * pool [[buffer(7)]],
+                             device const float * sinks [[buffer(8)]],
+                             device float * out [[buffer(9)]],
+                             device float4 * partials [[buffer(10)]],
+                             device float2 * totals [[buffer(11)]],
+                             device const float * k_row [[buffer(12)]],
+                             device const float * v_row [[buffer(13)]],
+                             device const float * q_weight [[buffer(14)]],
+                             device const float * k_weight [[buffer(15)]],
+                             device const float * q_frequencies [[buffer(16)]],
+                             device const float * k_frequencies [[buffer(17)]],
+                             threadgroup float4 * memory [[threadgroup(0)]],
+                             uint3 place [[threadgroup_position_in_grid]],
+                             ushort tid [[thread_index_in_threadgroup]],
+                             ushort sg [[simdgroup_index_in_threadgroup]],
+                             ushort n_sg [[simdgroups_per_threadgroup]],
+                             ushort lane [[thread_index_in_simdgroup]]) {
+    const bool fused = !MEMORY && ATTENTION_FUSED;
+    const uint row = place.z, split = place.y;
+    if (row >= step->n_rows) return;
+    const uint group = a.n_heads / a.pages.n_kv_heads;
+    const uint chunks = (group + ATTENTION_HEADS - 1) / ATTENTION_HEADS;
+    const uint kv_head = place.x / chunks, first_in_group = place.x % chunks * ATTENTION_HEADS;
+    const uint first_head = kv_head * group + first_in_group;
+    const uint n_heads = min(uint(ATTENTION_HEADS), group - first_in_group);
+
+    // Threadgroup memory: heads of q, k, v; later the simdgroups' sums of a head. Behind it probabilities and totals.
+    threadgroup float * vectors = (threadgroup float *) memory;
+    const uint fours = HEAD_FOURS, columns = 4 * HEAD_FOURS;
+    threadgroup float * probabilities =
+        vectors + max(uint(ATTENTION_HEADS) + 2, uint(n_sg)) * columns + sg * ATTENTION_HEADS * 32;
+    threadgroup float * sums =
+        vectors + max(uint(ATTENTION_HEADS) + 2, uint(n_sg)) * columns + n_sg * ATTENTION_HEADS * 32;
+
+    const HeadPages pages = head_pages(K::KIND, a, pool, page_tables, step, row_spans[row], kv_head);
+    const uint own = MEMORY ? a.n_positions - 1 : positions[row];
+    uint first = 0;
+    if (!MEMORY && ATTENTION_WINDOW) first = own + 1 > a.window ? own + 1 - a.window : 0;
+
+    // A simdgroup makes a head of q at a time, or k, or v.
+    for (uint i = sg; i < ATTENTION_HEADS + (fused ? 2 : 0); i += n_sg) {
+        threadgroup float * head = vectors + i * columns;
+        const bool is_q = i < ATTENTION_HEADS, is_k = i == ATTENTION_HEADS;
+        for (uint c = lane; c < columns; c += 32) {
+            float value = 0.0f;
+            if (c < ATTENTION_HEAD_DIM) {
+                if (is_q && i < n_heads) value = q[(ulong(row) * a.n_heads + first_head + i) * ATTENTION_HEAD_DIM + c];
+                if (is_k) value = k_row[(ulong(row) * a.pages.n_kv_heads + kv_head) * ATTENTION_HEAD_DIM + c];
+                if (!is_q && !is_k) value = v_row[(ulong(row) * a.pages.n_kv_heads + kv_head) * ATTENTION_HEAD_DIM + c];
+            }
+            head[c] = value;
+        }
+        simdgroup_barrier(mem_flags::mem_threadgroup);
+        if (fused && is_q) {
+            norm_and_turn(head, ATTENTION_Q_NORM, ATTENTION_Q_WEIGHT, ATTENTION_Q_ROPE, a.q, q_weight, q_frequencies, own, lane);
+        }
+        if (fused && is_k) {
+            norm_and_turn(head, ATTENTION_K_NORM, ATTENTION_K_WEIGHT, ATTENTION_K_ROPE, a.k, k_weight, k_frequencies, own, lane);
+        }
+        if (is_q) {
+            for (uint c = lane; c < columns; c += 32) head[c] *= a.scale;
+            continue;
+        }
+        // One page holds the row's own position; nobody else reads it in this dispatch.
+        const bool stores = split == 0 && first_in_group == 0;
+        const uint vector_head = is_k ? kv_head : a.pages.n_kv_heads + kv_head;
+        device uchar * vector = pool + vector_offset(K::KIND, a.pages, pages.table[own >> pages.shift], vector_head, own);
+        for (uint begin = 0; begin < ATTENTION_HEAD_DIM; begin += 32) {
+            const uint c = begin + lane;
+            const bool inside = c < ATTENTION_HEAD_DIM;
+            const float value = inside ? head[c] : 0.0f;
+            const float stored = K::stored(value);
+            if (inside) head[c] = stored;
+            if (stores) store_column(K::KIND, vector, c, lane, inside, value);
+        }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+
+    // Tiles of 32 positions: those of this split, every n_sg-th of them.
+    threadgroup const float4 * q_heads = memory;
+    const uint key_group = lane / VALUE_LANES, key_groups = 32 / VALUE_LANES, four = lane % VALUE_LANES;
+    float4 acc[8][4];
+    float most[8], total[8];
+    for (uint h = 0; h < ATTENTION_HEADS; h++) {
+        for (uint i = 0; i < 4; i++) acc[h][i] = float4(0.0f);
+        most[h] = LEAST_SCORE;
+        total[h] = 0.0f;
+    }
+    const uint end = fused ? own : own + 1; // behind the last position in the cache
+    if (first < end) {
+        const uint first_tile = first / 32, n_tiles = (end - 1) / 32 + 1 - first_tile;
+        const uint per_split = ATTENTION_SPLIT ? (n_tiles + a.n_splits - 1) / a.n_splits : n_tiles;
+        const uint last_tile = min((split + 1) * per_split, n_tiles);
+        for (uint tile = split * per_split + sg; tile < last_tile; tile += n_sg) {
+            const uint start = (first_tile + tile) * 32, position = start + lane;
+            const bool seen = position >= first && position < end;
+            const TileScores scores = tile_scores<K>(q_heads, pages, start, first, end - 1, lane);
+            for (uint h = 0; h < ATTENTION_HEADS; h++) {
+                const float s = seen ? capped(scores.s[h], a.softcap) : LEAST_SCORE;
+                const float m = max(most[h], simd_max(s));
+                const float p = seen ? exp(s - m) : 0.0f, shrink = exp(most[h] - m);
+                most[h] = m;
+                total[h] = total[h] * shrink + p;
+                for (uint i = 0; i * VALUE_LANES < fours; i++) acc[h][i] *= shrink;
+                probabilities[h * 32 + lane] = p;
+            }
+            simdgroup_barrier(mem_flags::mem_threadgroup);
+            for (uint part = 0; part < 2; part++) {
+                // Sixteen neighbours lie in one page.
+                const uint low = max(start + 16 * part, first), high = min(start + 16 * part + 15, end - 1);
+                if (low > high) continue;
+                device const uchar * page = pages.key(low) - (low & pages.mask) * pages.vector + (pages.values - pages.keys);
+                for (uint n = key_group; n < 16; n += key_groups) {
+                    const uint at = clamp(start + 16 * part + n, low, high);
+                    device const uchar * vector = page + (at & pages.mask) * pages.vector;
+                    for (uint i = 0; i * VALUE_LANES < fours; i++) {
+                        if (four + i * VALUE_LANES < fours) {
+                            const float4 v = K::four(vector, four + i * VALUE_LANES);
+                            for (uint h = 0; h < ATTENTION_HEADS; h++) acc[h][i] += probabilities[h * 32 + 16 * part + n] * v;
+                        }
+                    }
+                }
+            }
+            simdgroup_barrier(mem_flags::mem_threadgroup);
+        }
+    }
+    if (fused && split == 0 && sg == 0) {
+        threadgroup const float4 * own_k = memory + ATTENTION_HEADS * fours;
+        threadgroup const float4 * own_v = own_k + fours;
+        for (uint h = 0; h < ATTENTION_HEADS; h++) {
+            float s = 0.0f;
+            for (uint i = lane; i < fours; i += 32) s += dot(q_heads[h * fours + i], own_k[i]);
+            s = capped(simd_sum(s), a.softcap);
+            const float m = max(most[h], s);
+            const float p = exp(s - m), shrink = exp(most[h] - m);
+            most[h] = m;
+            total[h] = total[h] * shrink + (lane == 0 ? p : 0.0f);
+            for (uint i = 0; i * VALUE_LANES < fours; i++) {
+                acc[h][i] *= shrink;
+                if (key_group == 0 && four + i * VALUE_LANES < fours) acc[h][i] += p * own_v[four + i * VALUE_LANES];
+            }
+        }
+    }
+
+    // Lanes with the same columns, then simdgroups.
+    for (uint h = 0; h < ATTENTION_HEADS; h++) {
+        total[h] = simd_sum(total[h]);
+        for (uint other = VALUE_LANES; other < 32; other *= 2) {
+            for (uint i = 0; i * VALUE_LANES < fours; i++) acc[h][i] += simd_shuffle_xor(acc[h][i], ushort(other));
+        }
+        if (lane == 0) {
+            sums[(sg * ATTENTION_HEADS + h) * 2] = most[h];
+            sums[(sg * ATTENTION_HEADS + h) * 2 + 1] = total[h];
+        }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint h = 0; h < n_heads; h++) {
+        float m = LEAST_SCORE, l = 0.0f;
+        for (uint i = 0; i < n_sg; i++) m = max(m, sums[(i * ATTENTION_HEADS + h) * 2]);
+        for (uint i = 0; i < n_sg; i++) {
+            l += sums[(i * ATTENTION_HEADS + h) * 2 + 1] * exp(sums[(i * ATTENTION_HEADS + h) * 2] - m);
+        }
+        const float part = exp(most[h] - m);
+        for (uint i = 0; i * VALUE_LANES < fours; i++) {
+            if (key_group == 0 && four + i * VALUE_LANES < fours) memory[sg * fours + four + i * VALUE_LANES] = acc[h][i] * part;
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        const ulong head = ulong(row) * a.n_heads + first_head + h;
+        float factor = 1.0f;
+        if (!ATTENTION_SPLIT) {
+            float sink = 0.0f;
+            if (ATTENTION_SINKS) {
+                const float all = max(m, sinks[first_head + h]);
+                factor = exp(m - all);
+                sink = exp(sinks[first_head + h] - all);
+            }
+            factor = factor / (l * factor + sink);
+        }
+        for (uint i = tid; i < fours; i += 32 * n_sg) {
+            float4 sum = memory[i];
+            for (uint other = 1; other < n_sg; other++) sum += memory[other * fours + i];
+            sum *= factor;
+            if (ATTENTION_SPLIT) {
+                partials[(head * a.n_splits + split) * fours + i] = sum;
+            } else {
+                for (uint c = 0; c < 4 && 4 * i + c < ATTENTION_HEAD_DIM; c++) out[head * ATTENTION_HEAD_DIM + 4 * i + c] = sum[c];
+            }
+        }
+        if (ATTENTION_SPLIT && tid == 0) totals[head * a.n_splits + split] = float2(m, l);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+}

@@ -1,0 +1,101 @@
+// Keys and values as they are stored, four neighbouring columns at a time, and where they lie.
+#pragma once
+#include <metal_stdlib>
+using namespace metal;
+#include "kv_store.h"
+#include "attention/arguments.h"
+#include "attention/constants.h"
+
+// Vectors of a head in fours; what lies behind the last column is 0 and not read.
+#define HEAD_FOURS ((ATTENTION_HEAD_DIM + 3) / 4)
+
+struct KvF32 {
+    enum { KIND = KV_F32 };
+    typedef float Operand; // of matrices
+    static float4 four(device const uchar * vector, uint i) {
+        device const float * v = (device const float *) vector + 4 * i;
+        if (ATTENTION_HEAD_DIM % 4 == 0) return *(device const float4 *) v;
+        float4 r = float4(0.0f);
+        for (uint c = 0; c < 4; c++) {
+            if (4 * i + c < ATTENTION_HEAD_DIM) r[c] = v[c];
+        }
+        return r;
+    }
+    // The value that is read back after it was stored. All lanes of a simdgroup call it.
+    static float stored(float value) { return value; }
+};
+
+struct KvF16 {
+    enum { KIND = KV_F16 };
+    typedef half Operand;
+    static float4 four(device const uchar * vector, uint i) {
+        device const half * v = (device const half *) vector + 4 * i;
+        if (ATTENTION_HEAD_DIM % 4 == 0) return float4(*(device const half4 *) v);
+        float4 r = float4(0.0f);
+        for (uint c = 0; c < 4; c++) {
+            if (4 * i + c < ATTENTION_HEAD_DIM) r[c] = float(v[c]);
+        }
+        return r;
+    }
+    static float stored(float value) { return float(half(value)); }
+};
+
+// Blocks of 34 bytes: a half and 32 signed bytes.
+struct KvQ8_0 {
+    enum { KIND = KV_Q8_0 };
+    typedef half Operand;
+    static float4 four(device const uchar * vector, uint i) {
+        device const uchar * block = vector + i / 8 * 34;
+        device const ushort * pairs = (device const ushort *) (block + 2 + i % 8 * 4);
+        const char4 q = as_type<char4>(uint(pairs[0]) | uint(pairs[1]) << 16);
+        return float(*(device const half *) block) * float4(q);
+    }
+    // The lanes hold the 32 columns of a block.
+    static float stored(float value) {
+        const float d = float(half(simd_max(fabs(value)) / 127.0f));
+        const float inverse = d > 0.0f ? 1.0f / d : 0.0f;
+        return d * clamp(rint(value * inverse), -127.0f, 127.0f);
+    }
+};
+
+// Where a layer's vectors of one KV head lie, for one sequence.
+struct HeadPages {
+    device const uchar * pool;        // begins with the layer's part of page 0
+    device const uint * table;        // pages of the sequence
+    ulong page_bytes;
+    uint shift;                       // log2 of page_len
+    uint mask;                        // page_len - 1
+    uint keys;                        // bytes to the head's keys in the layer's part
+    uint values;                      // to its values
+    uint vector;                      // bytes of a vector
+
+    // Vector of a position's key; its value lies `values - keys` bytes behind.
+    device const uchar * key(uint position) const {
+        return pool + page_bytes * table[position >> shift] + keys + (position & mask) * vector;
+    }
+};
+
+static inline HeadPages head_pages(uint kind, constant AttentionArguments & a, device const uchar * pool,
+                                   device const uint * page_tables, device const Step * step, uint span, uint kv_head) {
+    HeadPages p;
+    p.pool = pool + (ulong(a.pages.layer_offset_high) << 32 | ulong(a.pages.layer_offset_low));
+    p.table = page_tables + page_table_of(*step, span, a.pages.group);
+    p.page_bytes = ulong(a.pages.page_bytes_high) << 32 | ulong(a.pages.page_bytes_low);
+    p.shift = ctz(a.pages.page_len);
+    p.mask = a.pages.page_len - 1;
+    p.vector = vector_bytes(kind, ATTENTION_HEAD_DIM);
+    p.keys = kv_head * a.pages.page_len * p.vector;
+    p.values = p.keys + a.pages.n_kv_heads * a.pages.page_len * p.vector;
+    return p;
+}
+
+static inline float capped(float score, float softcap) {
+    if (!ATTENTION_SOFTCAP) return score;
+    // tanh by an exponential that cannot overflow.
+    const float e = precise::exp(-2.0f * fabs(score / softcap));
+    const float t = softcap * (1.0f - e) / (1.0f + e);
+    return score < 0.0f ? -t : t;
+}
+
+// Less than any score, and finite in every math mode.
+#define LEAST_SCORE (-1.0e30f)

@@ -1,0 +1,17 @@
+// out = x[:, first .. first + to].
+//
+// Buffers: 0 ColumnsArguments, 1 step, 2 x (rows, from), 3 out (rows, to).
+// Grid: ceil(rows * to / 256) threadgroups of 256. Moves 8 bytes an element of out.
+#include <metal_stdlib>
+using namespace metal;
+#include "arguments.h"
+#include "step.h"
+
+kernel void columns(
+        constant ColumnsArguments &args [[buffer(0)]],
+        device const Step *step [[buffer(1)]],
+        device const float *x [[buffer(2)]],
+        device float *out [[buffer(3)]],
+        uint i [[thread_position_in_grid]]) {
+    if (i < rows_of(*step, args.per_token) * args.to) out[i] = x[i / args.to * args.from + args.first + i % args.to];
+}

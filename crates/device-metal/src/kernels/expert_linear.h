@@ -1,0 +1,161 @@
+// expert_linear_<type>_gemv and _gemm: products with the matrices of the experts that a router chose for each row.
+//
+// expert_linear_<type>_gemv: y[pair] = W[ids[pair]] x, a pair being a row of x and one of its k experts; for few rows.
+//
+//   buffers  0 LinearArguments     1 x (n, n_in), or (n, k * n_in) with EXPERTS_OWN_INPUT     2 norm (n_in), LINEAR_NORM
+//            3 weights 0, 4 weights 1 (LINEAR_GATE: up): the buffer in which all experts' matrices lie
+//            5 places 0, 6 places 1: ulong[3][n_experts], bytes from the buffer's start to each expert's codes, then to its scales,
+//              then to its offsets; the last two are read only for types with planes, and are there for no others
+//            15 residual (1, n_out_0), EXPERTS_SUM and LINEAR_RESIDUAL     16 y (n, k, n_out_0); with EXPERTS_SUM (n, n_out_0)
+//            20 Step               21 ids (n, k) u32         22 chosen (n, k) f32, EXPERTS_SUM: how much each counts
+//   threads  32 * S, S = 1 to 16 simdgroups
+//   grid     (ceil(B / S), n * k, 1), B = ceil(n_out_0 / 4), with LINEAR_GATE ceil(n_out_0 / 2); with EXPERTS_SUM (ceil(B / S), n, 1)
+//   constants LINEAR_NORM, _RESIDUAL, _GATE, _ACTIVATION, EXPERTS_OWN_INPUT, EXPERTS_SUM; those of the type
+//   reads    the chosen experts' matrices, once for each pair
+//
+//   LINEAR_GATE: y = activation(W_0 x) * (W_1 x). EXPERTS_SUM: y = residual + sum over j of chosen[j] * (W[ids[j]] x_j), the sum over
+//   experts ascending and inside the sum over lanes.
+//
+// expert_linear_<type>_gemm: the same products for many rows, by tiles of up to 32 pairs of one expert that expert_groups made.
+//
+//   buffers  0, 1, 3, 4, 5, 6, 16 as above     23 order (n * k) u32: pairs sorted by expert     24 ExpertTile[tiles]
+//   threads  128
+//   grid     (T, tiles, 1), T = ceil(n_out_0 / 64), with LINEAR_GATE ceil(n_out_0 / 32); tiles = n_experts + n * k / 32, those
+//            left over have no pairs
+//   constants LINEAR_GATE, _ACTIVATION, EXPERTS_OWN_INPUT; those of the type
+//   reads    a tile of an expert's matrix once for up to 32 of its pairs
+//
+// Tiles, operands and orders of accumulation are those of linear/gemv.h and linear/gemm.h. Vectors of x are loaded as there, float4
+// by float4.
+#pragma once
+#include "linear/gemm.h"
+
+// Row `row` of an expert's matrix.
+static inline WeightRow expert_row(device const uchar * weights, device const ulong * places, bool planes, uint expert,
+                                   threadgroup const float * levels, constant LinearArguments & a, uint row) {
+    device const uchar * codes = weights + places[expert];
+    device const uchar * scales = codes;
+    device const uchar * offsets = codes;
+    if (planes) {
+        scales = weights + places[a.n_experts + expert];
+        offsets = weights + places[2 * a.n_experts + expert];
+    }
+    return weight_row(codes, scales, offsets, levels, a, row);
+}
+
+template<class D>
+kernel void expert_gemv(constant LinearArguments & a [[buffer(0)]],
+                        device const float * x [[buffer(1)]],
+                        device const float * norm [[buffer(2)]],
+                        device const uchar * weights_0 [[buffer(3)]],
+                        device const uchar * weights_1 [[buffer(4)]],
+                        device const ulong * places_0 [[buffer(5)]],
+                        device const ulong * places_1 [[buffer(6)]],
+                        device const float * residual [[buffer(15)]],
+                        device float * y [[buffer(16)]],
+                        device const Step * step [[buffer(20)]],
+                        device const uint * ids [[buffer(21)]],
+                        device const float * chosen [[buffer(22)]],
+                        uint2 place [[threadgroup_position_in_grid]],
+                        ushort tid [[thread_index_in_threadgroup]],
+                        ushort sg [[simdgroup_index_in_threadgroup]],
+                        ushort n_sg [[simdgroups_per_threadgroup]],
+                        ushort lane [[thread_index_in_simdgroup]]) {
+    threadgroup float levels[16];
+    if (D::LEVELS) {
+        if (tid < 16) levels[tid] = D::level(tid);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+    const uint k = a.experts_per_row, n_out = a.n_out_0;
+    const uint n_places = rows_of(*step, a.per_token) * (EXPERTS_SUM ? 1 : k);
+    const uint first = (place.x * n_sg + sg) * (LINEAR_GATE ? 2 : 4);
+    if (place.y >= n_places || first >= n_out) return;
+
+    Products<1> sums;
+    for (short j = 0; j < 4; j++) sums.sums[0][j] = 0.0f;
+    sums.squares[0] = 0.0f;
+    const uint n_experts = EXPERTS_SUM ? k : 1;
+    for (uint j = 0; j < n_experts; j++) {
+        const uint pair = EXPERTS_SUM ? place.y * k + j : place.y;
+        const uint expert = ids[pair];
+        WeightRow rows[4];
+        for (short i = 0; i < 4; i++) {
+            const uint row = min(first + (LINEAR_GATE ? i % 2 : i), n_out - 1);
+            const bool up = LINEAR_GATE && i >= 2;
+            rows[i] = expert_row(up ? weights_1 : weights_0, up ? places_1 : places_0, D::PLANES, expert, levels, a, row);
+        }
+        const uint x_row = EXPERTS_OWN_INPUT ? pair : pair / k;
+        const Products<1> p =
+            gemv_products<D, 1>(rows, x + ulong(x_row) * a.n_in, 0, 1, norm, a.n_in, lane, 32);
+        const float weight = EXPERTS_SUM ? chosen[pair] : 1.0f;
+        for (short i = 0; i < 4; i++) sums.sums[0][i] += weight * p.sums[0][i];
+        sums.squares[0] = p.squares[0];
+    }
+    const LaneSums<1> s = lane_sums<1>(sums, lane);
+
+    const uint row = first + (LINEAR_GATE ? lane % 2 : lane);
+    float value = s.product;
+    // Lanes 0 to 3 have the squares; so does whoever writes.
+    if (LINEAR_NORM) value *= rsqrt(s.squares / float(a.n_in) + a.eps);
+    if (LINEAR_GATE) {
+        const float up = simd_shuffle_down(value, 2);
+        value = activation(LINEAR_ACTIVATION, value) * up;
+    }
+    if (lane >= (LINEAR_GATE ? 2 : 4) || row >= n_out) return;
+    if (LINEAR_RESIDUAL) value += residual[ulong(place.y) * n_out + row];
+    y[ulong(place.y) * n_out + row] = value;
+}
+
+template<class D>
+kernel void expert_gemm(constant LinearArguments & a [[buffer(0)]],
+                        device const float * x [[buffer(1)]],
+                        device const uchar * weights_0 [[buffer(3)]],
+                        device const uchar * weights_1 [[buffer(4)]],
+                        device const ulong * places_0 [[buffer(5)]],
+                        device const ulong * places_1 [[buffer(6)]],
+                        device float * y [[buffer(16)]],
+                        device const uint * order [[buffer(23)]],
+                        device const ExpertTile * expert_tiles [[buffer(24)]],
+                        uint2 place [[threadgroup_position_in_grid]],
+                        ushort tid [[thread_index_in_threadgroup]],
+                        ushort sg [[simdgroup_index_in_threadgroup]],
+                        ushort lane [[thread_index_in_simdgroup]]) {
+    typedef typename D::Operand T;
+    threadgroup float levels[16];
+    threadgroup float4 tiles[96 * TILE_STRIDE * sizeof(T) / 16];
+    threadgroup T * tile_w = (threadgroup T *) tiles;
+    threadgroup T * tile_x = tile_w + 64 * TILE_STRIDE;
+    if (D::LEVELS) {
+        if (tid < 16) levels[tid] = D::level(tid);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+    const ExpertTile tile = expert_tiles[place.y];
+    if (tile.n_pairs == 0) return;
+    const uint n_out = a.n_out_0, first = place.x * (LINEAR_GATE ? 32 : 64);
+
+    const uint2 w_at = tile_row(first, tid);
+    const bool up = LINEAR_GATE && w_at.x == 1;
+    const WeightRow w_row = expert_row(up ? weights_1 : weights_0, up ? places_1 : places_0, D::PLANES, tile.expert, levels, a,
+                                       min(w_at.y, n_out - 1));
+    // Pairs that are not there are the last one again.
+    const uint pair = order[tile.first + min(uint(tid / 4), tile.n_pairs - 1)];
+    const uint x_row = EXPERTS_OWN_INPUT ? pair : pair / a.experts_per_row;
+    const GemmSums<32> sums = gemm_products<D, 32>(w_row, x + ulong(x_row) * a.n_in, a.n_in, tile_w, tile_x, tid, sg);
+
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    threadgroup float * strip = (threadgroup float *) tiles + sg * 256;
+    for (short i = 0; i < 2; i++) {
+        for (short j = 0; j < 4; j++) simdgroup_store(sums.m[i][j], strip + 8 * j, 32, ulong2(0, 0), false);
+        simdgroup_barrier(mem_flags::mem_threadgroup);
+        const uint x_0 = sg / 2 * 16 + 8 * i;
+        const uint columns = LINEAR_GATE ? 16 : 32;
+        const uint column = first + sg % 2 * columns + lane % columns;
+        for (uint r = lane / columns; r < 8; r += 32 / columns) {
+            if (x_0 + r >= tile.n_pairs || column >= n_out) continue;
+            float value = strip[r * 32 + lane % columns];
+            if (LINEAR_GATE) value = activation(LINEAR_ACTIVATION, value) * strip[r * 32 + 16 + lane % 16];
+            y[ulong(order[tile.first + x_0 + r]) * n_out + column] = value;
+        }
+        simdgroup_barrier(mem_flags::mem_threadgroup);
+    }
+}

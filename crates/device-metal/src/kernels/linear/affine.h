@@ -1,0 +1,85 @@
+// The affine types of MLX and `.base`: groups of 32, 64 or 128 codes of 2, 3, 4, 5, 6 or 8 bits, a row of codes being one stream of
+// bits, the first in the lowest; scales and offsets in planes of their own. value = scale * q + offset, or
+// scale * (q - 2^(bits - 1)) with AFFINE_SYMMETRIC. And CTranslate2's rows of signed integers with one number to divide by.
+//
+// Codes start at multiples of 2 bytes, scales at multiples of their size.
+#pragma once
+#include "linear/block.h"
+
+// Scale or offset i of a plane.
+static inline float affine_scale(device const uchar * plane, uint i) {
+    if (AFFINE_SCALE == 0) return ((device const float *) plane)[i];
+    if (AFFINE_SCALE == 1) return float(((device const half *) plane)[i]);
+    if (AFFINE_SCALE == 2) return bf16_to_float(((device const ushort *) plane)[i]);
+    return 2.0f * e8m0_half(plane[i]);
+}
+
+template<short BITS> struct Affine : WholeBlocks {
+    enum { GROUPS = 1, OFFSET = 1, PLANES = 1 };
+    static uint column(uint span, short j) { return span * 16 + j * 4; }
+    static float4 factor() {
+        return float4(1.0f, 1.0f / float(1 << BITS), 1.0f / float(1 << 2 * BITS), 1.0f / float(1 << 3 * BITS));
+    }
+
+    // Four neighbouring codes of the 16, the first in the lowest bits.
+    static uint four(device const ushort * words, short j) {
+        const short word = j * BITS / 4, shift = j * BITS % 4 * 4;
+        uint bits = uint(words[word]);
+        if (word + 1 < BITS) bits |= uint(words[word + 1]) << 16;
+        return bits >> shift;
+    }
+
+    static Codes<1> load(WeightRow row, uint span, uint) {
+        device const ushort * words = (device const ushort *) (row.codes + span * 2 * BITS);
+        const uint mask = (1u << BITS) - 1, group = span * 16 / AFFINE_GROUP;
+        Codes<1> codes;
+        for (short j = 0; j < 4; j++) {
+            const uint bits = four(words, j);
+            codes.q[j] = float4(float(bits & mask), float(bits & mask << BITS), float(bits & mask << 2 * BITS),
+                                float(bits & mask << 3 * BITS));
+        }
+        codes.scale[0] = affine_scale(row.scales, group);
+        codes.offset[0] = AFFINE_SYMMETRIC ? -float(1 << (BITS - 1)) * codes.scale[0] : affine_scale(row.offsets, group);
+        return codes;
+    }
+
+    static Values decode(WeightRow row, uint index, uint n_in) {
+        const Codes<1> codes = load(row, index, n_in);
+        Values values;
+        for (short j = 0; j < 4; j++) values.v[j] = codes.scale[0] * (codes.q[j] * factor()) + codes.offset[0];
+        return values;
+    }
+};
+
+// Rows of signed integers of an element type; the plane of scales holds a float a row, which divides. Rows need not be whole
+// spans.
+template<class E> struct IntegerRow : NoLevels {
+    enum { GROUPS = 1, OFFSET = 0, RAGGED = 1, PLANES = 1 };
+    typedef float Operand;
+    static uint n_spans(uint n_in) { return (n_in + 15) / 16; }
+    static uint column(uint span, short j) { return span * 16 + j * 4; }
+    static float4 factor() { return float4(1.0f); }
+
+    static Codes<1> load(WeightRow row, uint span, uint n_in) {
+        device const E * values = (device const E *) row.codes;
+        Codes<1> codes;
+        for (short j = 0; j < 4; j++) {
+            const uint first = column(span, j);
+            float4 v = float4(0.0f);
+            for (short i = 0; i < 4; i++) {
+                if (first + i < n_in) v[i] = float(values[first + i]);
+            }
+            codes.q[j] = v;
+        }
+        codes.scale[0] = 1.0f / *(device const float *) row.scales;
+        codes.offset[0] = 0.0f;
+        return codes;
+    }
+
+    static Values decode(WeightRow row, uint index, uint n_in) {
+        const Codes<1> codes = load(row, index, n_in);
+        Values values;
+        for (short j = 0; j < 4; j++) values.v[j] = codes.q[j] * codes.scale[0];
+        return values;
+    }
+};

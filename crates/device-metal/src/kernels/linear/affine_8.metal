@@ -1,0 +1,5 @@
+// Everything that multiplies with, or decodes, affine weights of 8 bits.
+#include "linear/affine.h"
+#include "linear/kernels.h"
+
+INSTANTIATE_LINEAR(affine_8, Affine<8>)

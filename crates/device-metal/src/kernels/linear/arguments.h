@@ -1,0 +1,35 @@
+// Arguments of the kernels that multiply with weights. All fields have 4 bytes; sizes are multiples of 16.
+// The host's mirror is src/arguments.rs.
+#pragma once
+
+// linear/gemv.h, linear/gemm.h, expert_linear.h: 48 bytes
+struct LinearArguments {
+    uint n_in;           // columns of x and of each weight
+    uint per_token;      // rows of x for each token; 0: one for each output (rows_of in step.h)
+    uint x_stride;       // floats from one row of x to the next
+    uint row_bytes;      // bytes of a weight's row, without planes
+    uint scale_bytes;    // bytes of a row of its plane of scales (and of offsets); 0 without planes
+    uint n_out_0;        // rows of weight 0
+    uint n_out_1;        // of weight 1; 0 without
+    uint n_out_2;        // of weight 2; 0 without
+    float eps;           // LINEAR_NORM: added to the mean square
+    float softcap;       // LINEAR_SOFTCAP: the bound
+    uint n_experts;      // expert_linear: matrices
+    uint experts_per_row; // expert_linear: k, columns of ids
+};
+
+// expert_groups.metal, expert_linear.h: up to 32 pairs of one expert. 16 bytes
+struct ExpertTile {
+    uint expert;  // whose matrix
+    uint first;   // index into `order` of the first pair
+    uint n_pairs; // 0: nothing to do
+    uint zero;    // padding
+};
+
+// embed.h: 16 bytes
+struct EmbedArguments {
+    uint n_cols;      // columns of the table and of out
+    uint row_bytes;   // bytes of a row of the table, without planes
+    uint scale_bytes; // bytes of a row of its plane of scales; 0 without planes
+    float scale;      // factor on every value
+};

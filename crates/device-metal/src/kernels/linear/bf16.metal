@@ -1,0 +1,5 @@
+// Everything that multiplies with, or decodes, weights of type BF16.
+#include "linear/bf16.h"
+#include "linear/kernels.h"
+
+INSTANTIATE_LINEAR(bf16, BF16)

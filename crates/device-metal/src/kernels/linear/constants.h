@@ -1,0 +1,40 @@
+// Function constants of the kernels that multiply with weights: linear, expert_linear, embed. Indices 0 to 31.
+//
+// A pipeline sets those that its kernel's header names. On Apple's compiler they are known when the machine code is made, so
+// that a branch on one costs nothing.
+#pragma once
+#include <metal_stdlib>
+using namespace metal;
+
+// x is normalised first: x / sqrt(mean(x^2) + eps) * norm. GEMV only.
+constant bool LINEAR_NORM [[function_constant(0)]];
+// Each weight has a bias of n_out floats.
+constant bool LINEAR_BIAS [[function_constant(1)]];
+// out = residual + product.
+constant bool LINEAR_RESIDUAL [[function_constant(2)]];
+// Weight 0 is a gate, weight 1 goes up: out = activation(gate) * up.
+constant bool LINEAR_GATE [[function_constant(3)]];
+// Of LINEAR_GATE: as activation.h numbers them.
+constant uint LINEAR_ACTIVATION [[function_constant(4)]];
+// Weights multiplied with one x: 1, 2 or 3 (with LINEAR_GATE: 2).
+constant uint LINEAR_WEIGHTS [[function_constant(5)]];
+// Simdgroups that share a row of a weight: 1, 2, 4, 8 or more, a divisor of those of a threadgroup. GEMV only.
+constant uint LINEAR_SPLIT [[function_constant(6)]];
+// The largest output of each threadgroup and its column are written too. GEMV only.
+constant bool LINEAR_ARGMAX [[function_constant(7)]];
+// out = softcap * tanh(out / softcap).
+constant bool LINEAR_SOFTCAP [[function_constant(8)]];
+// Of F32, F16 and BF16: n_in is not a multiple of 4, or rows do not start at multiples of 16 bytes (F32) or 8.
+constant bool LINEAR_SCALAR [[function_constant(9)]];
+// Of affine types: columns that share a scale: 32, 64 or 128.
+constant uint AFFINE_GROUP [[function_constant(10)]];
+// Of affine types: how scales are stored: 0 F32, 1 F16, 2 BF16, 3 E8M0.
+constant uint AFFINE_SCALE [[function_constant(11)]];
+// Of affine types: no offsets, codes count from the middle.
+constant bool AFFINE_SYMMETRIC [[function_constant(12)]];
+// Of expert_linear: each chosen expert has its own part of x.
+constant bool EXPERTS_OWN_INPUT [[function_constant(13)]];
+// Of expert_linear: out = sum over the chosen experts of weight * product, for one row of x.
+constant bool EXPERTS_SUM [[function_constant(15)]];
+// The product runs on the matrix units that Metal 4 gives access to (linear/tensor.h).
+constant bool LINEAR_TENSOR [[function_constant(14)]];

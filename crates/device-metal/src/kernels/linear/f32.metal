@@ -1,0 +1,5 @@
+// Everything that multiplies with, or decodes, weights of type F32.
+#include "linear/f32.h"
+#include "linear/kernels.h"
+
+INSTANTIATE_LINEAR(f32, F32)

@@ -1,0 +1,287 @@
+// linear_<type>_gemm_<BX>: y = x W^T for many rows of x, tiles of BX = 32 or 64 rows of x and 64 rows of a weight.
+//
+//     y_i = epilogue(x W_i^T + bias_i), W_i (n_out_i, n_in), x (n_rows, n_in) f32, y_i (n_rows, n_out_i) f32
+//
+// Host contract
+//   buffers  0 LinearArguments        1 x                    3, 4, 5 codes, 6, 7, 8 scales, 9, 10, 11 offsets of weights 0, 1, 2
+//            12, 13, 14 biases        15 residual (n_rows, n_out_0), may be y_0
+//            16, 17, 18 y_0, y_1, y_2                        20 Step
+//            Alignments and unused buffers as in linear/gemv.h.
+//   threads  128
+//   grid     (T, ceil(n_rows / BX), 1), T = sum over weights of ceil(n_out_i / 64); with LINEAR_GATE ceil(n_out_0 / 32)
+//   constants LINEAR_BIAS, _RESIDUAL, _GATE, _ACTIVATION, _WEIGHTS, _SOFTCAP, _TENSOR; LINEAR_SCALAR of floats and integer rows;
+//            AFFINE_GROUP, _SCALE, _SYMMETRIC of affine types
+//   threadgroup memory  none to be set; a tile takes 80 (BX + 64) bytes, twice that of types with float operands
+//   reads    a weight's tile once for BX rows of x, nothing behind any row's end
+//
+// Operands are halves (saturated at 65504), or floats where a half loses what the file has (F32, BF16, integer rows); sums are
+// floats. Four simdgroups, two by two, make BX / 2 rows of x times 32 rows of W each: 2 or 4 by 4 matrices of 8 x 8. Columns go by 32,
+// the next 32 are loaded and decoded while the matrices of the last are multiplied. Rows of a tile lie 40 operands apart, so
+// that the eight rows of a matrix lie in different banks.
+//
+// With LINEAR_TENSOR, where the compiler has Metal 4's tensors, the tile is multiplied by linear/tensor.h instead.
+//
+// With LINEAR_GATE the rows of a tile are 16 of the gate, the same 16 of up, and so on, so that a simdgroup holds both.
+//
+// Order of accumulation: columns ascending by 8, within 8 as the matrix unit does it.
+#pragma once
+#include <metal_stdlib>
+using namespace metal;
+#include "activation.h"
+#include "linear/arguments.h"
+#include "linear/block.h"
+#include "linear/gemv.h"
+#include "step.h"
+
+// Operands from one row of a tile to the next.
+#define TILE_STRIDE 40
+
+// What a tile reads of a weight, and what it is for.
+struct GemmWeights {
+    device const uchar * codes;
+    device const uchar * scales;
+    device const uchar * offsets;
+};
+
+template<class T> struct OperandVector;
+template<> struct OperandVector<float> {
+    static float4 of(float4 v) { return v; }
+};
+template<> struct OperandVector<half> {
+    static half4 of(float4 v) { return half4(clamp(v, float4(-65504.0f), float4(65504.0f))); }
+};
+
+// What a thread brings of 32 columns of a tile: 16 of row tid / 2 of the weights, BX / 4 of row tid / (128 / BX) of x.
+template<class D, short BX> struct TilePart {
+    WeightRow w_row;
+    device const float * x_row;
+    Values w;
+    float4 x[BX / 16];
+
+    // Columns k to k + 31, from memory.
+    void load(uint k, uint n_in, ushort tid) {
+        const uint x_column = k + tid % (128 / BX) * (BX / 4);
+        w = D::decode(w_row, k / 16 + tid % 2, n_in);
+        for (short j = 0; j < BX / 16; j++) x[j] = load_x<D>(x_row, x_column + 4 * j, n_in);
+    }
+
+    // Into the tiles, whose rows lie `stride` operands apart.
+    void store(threadgroup typename D::Operand * tile_w, threadgroup typename D::Operand * tile_x, ushort stride,
+               ushort tid) const {
+        typedef typename D::Operand T;
+        typedef vec<T, 4> T4;
+        threadgroup T * to_w = tile_w + tid / 2 * stride + tid % 2 * 16;
+        threadgroup T * to_x = tile_x + tid / (128 / BX) * stride + tid % (128 / BX) * (BX / 4);
+        for (short j = 0; j < 4; j++) *(threadgroup T4 *) (to_w + 4 * j) = OperandVector<T>::of(w.v[j]);
+        for (short j = 0; j < BX / 16; j++) *(threadgroup T4 *) (to_x + 4 * j) = OperandVector<T>::of(x[j]);
+    }
+};
+
+// The tile's products: sums of BX / 16 by 4 matrices, rows of x by rows of the weight, of simdgroup (sg / 2, sg % 2).
+template<short BX> struct GemmSums {
+    simdgroup_float8x8 m[BX / 16][4];
+};
+
+template<class D, short BX>
+static inline GemmSums<BX> gemm_products(WeightRow w_row, device const float * x_row, uint n_in,
+                                         threadgroup typename D::Operand * tile_w, threadgroup typename D::Operand * tile_x,
+                                         ushort tid, ushort sg) {
+    typedef typename D::Operand T;
+    GemmSums<BX> sums;
+    for (short i = 0; i < BX / 16; i++) {
+        for (short j = 0; j < 4; j++) sums.m[i][j] = make_filled_simdgroup_matrix<float, 8>(0.0f);
+    }
+    TilePart<D, BX> part;
+    part.w_row = w_row;
+    part.x_row = x_row;
+    part.load(0, n_in, tid);
+    for (uint k = 0; k < n_in; k += 32) {
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        part.store(tile_w, tile_x, TILE_STRIDE, tid);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        if (k + 32 < n_in) part.load(k + 32, n_in, tid);
+        threadgroup const T * from_x = tile_x + sg / 2 * (BX / 2) * TILE_STRIDE;
+        threadgroup const T * from_w = tile_w + sg % 2 * 32 * TILE_STRIDE;
+        #pragma clang loop unroll(full)
+        for (short step = 0; step < 4; step++) {
+            simdgroup_matrix<T, 8, 8> mx[BX / 16], mw[4];
+            #pragma clang loop unroll(full)
+            for (short i = 0; i < BX / 16; i++) {
+                simdgroup_load(mx[i], from_x + 8 * i * TILE_STRIDE + 8 * step, TILE_STRIDE, ulong2(0, 0), false);
+            }
+            #pragma clang loop unroll(full)
+            for (short j = 0; j < 4; j++) {
+                simdgroup_load(mw[j], from_w + 8 * j * TILE_STRIDE + 8 * step, TILE_STRIDE, ulong2(0, 0), true);
+            }
+            simdgroup_barrier(mem_flags::mem_none);
+            #pragma clang loop unroll(full)
+            for (short i = 0; i < BX / 16; i++) {
+                #pragma clang loop unroll(full)
+                for (short j = 0; j < 4; j++) simdgroup_multiply_accumulate(sums.m[i][j], mx[i], mw[j], sums.m[i][j]);
+            }
+        }
+    }
+    return sums;
+}
+
+// Row `tid / 2` of a tile of weights that begins with row `first`: which weight (0, or 1: up), and which row of it.
+static inline uint2 tile_row(uint first, ushort tid) {
+    const uint row = tid / 2;
+    if (!LINEAR_GATE) return uint2(0, first + row);
+    return uint2(row % 32 / 16, first + row / 32 * 16 + row % 16);
+}
+
+// What the products of one weight become.
+struct GemmOutput {
+    device const float * bias_0; // of the gate, or of the weight
+    device const float * bias_1; // of up
+    device const float * residual;
+    device float * y;
+    uint n_out;
+    uint first_row; // of x
+    uint n_rows;    // of x, in the tile
+    uint first;     // column of y
+    float softcap;
+};
+
+// Eight rows of x from row x_0 of the tile on, 32 products each, `stride` floats apart. With LINEAR_GATE they are 16 columns of
+// y. A simdgroup does it, columns by lanes.
+static inline void write_strip(GemmOutput o, threadgroup const float * strip, ushort stride, uint x_0, ushort sg, ushort lane) {
+    if (LINEAR_GATE) {
+        const uint column = o.first + sg % 2 * 16 + lane % 16;
+        for (uint r = lane / 16; r < 8; r += 2) {
+            if (x_0 + r >= o.n_rows || column >= o.n_out) continue;
+            float gate = strip[r * stride + lane % 16], rise = strip[r * stride + 16 + lane % 16];
+            if (LINEAR_BIAS) {
+                gate += o.bias_0[column];
+                rise += o.bias_1[column];
+            }
+            float value = activation(LINEAR_ACTIVATION, gate) * rise;
+            const ulong at = ulong(o.first_row + x_0 + r) * o.n_out + column;
+            if (LINEAR_RESIDUAL) value += o.residual[at];
+            o.y[at] = value;
+        }
+    } else {
+        const uint column = o.first + sg % 2 * 32 + lane;
+        for (uint r = 0; r < 8; r++) {
+            if (x_0 + r >= o.n_rows || column >= o.n_out) continue;
+            float value = strip[r * stride + lane];
+            if (LINEAR_BIAS) value += o.bias_0[column];
+            const ulong at = ulong(o.first_row + x_0 + r) * o.n_out + column;
+            if (LINEAR_RESIDUAL) value += o.residual[at];
+            if (LINEAR_SOFTCAP) value = o.softcap * hyperbolic_tangent(value / o.softcap);
+            o.y[at] = value;
+        }
+    }
+}
+
+#include "linear/tensor.h"
+
+template<class D, short BX>
+kernel void linear_gemm(constant LinearArguments & a [[buffer(0)]],
+                        device const float * x [[buffer(1)]],
+                        device const uchar * codes_0 [[buffer(3)]],
+                        device const uchar * codes_1 [[buffer(4)]],
+                        device const uchar * codes_2 [[buffer(5)]],
+                        device const uchar * scales_0 [[buffer(6)]],
+                        device const uchar * scales_1 [[buffer(7)]],
+                        device const uchar * scales_2 [[buffer(8)]],
+                        device const uchar * offsets_0 [[buffer(9)]],
+                        device const uchar * offsets_1 [[buffer(10)]],
+                        device const uchar * offsets_2 [[buffer(11)]],
+                        device const float * bias_0 [[buffer(12)]],
+                        device const float * bias_1 [[buffer(13)]],
+                        device const float * bias_2 [[buffer(14)]],
+                        device const float * residual [[buffer(15)]],
+                        device float * y_0 [[buffer(16)]],
+                        device float * y_1 [[buffer(17)]],
+                        device float * y_2 [[buffer(18)]],
+                        device const Step * step [[buffer(20)]],
+                        uint2 place [[threadgroup_position_in_grid]],
+                        ushort tid [[thread_index_in_threadgroup]],
+                        ushort sg [[simdgroup_index_in_threadgroup]],
+                        ushort lane [[thread_index_in_simdgroup]]) {
+    typedef typename D::Operand T;
+    threadgroup float levels[16];
+    threadgroup float4 tiles[GEMM_FOURS(BX, sizeof(T))];
+    threadgroup T * tile_w = (threadgroup T *) tiles;
+    threadgroup T * tile_x = tile_w + 64 * TILE_STRIDE;
+    if (D::LEVELS) {
+        if (tid < 16) levels[tid] = D::level(tid);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+
+    const uint all_rows = rows_of(*step, a.per_token), first_x = place.y * BX;
+    if (first_x >= all_rows) return;
+    const uint n_rows = min(all_rows - first_x, uint(BX));
+
+    uint tile = place.x;
+    device const uchar * codes = codes_0;
+    device const uchar * scales = scales_0;
+    device const uchar * offsets = offsets_0;
+    device const float * bias = bias_0;
+    device float * y = y_0;
+    uint n_out = a.n_out_0;
+    if (LINEAR_WEIGHTS > 1 && !LINEAR_GATE) {
+        const uint tiles_0 = (a.n_out_0 + 63) / 64, tiles_1 = (a.n_out_1 + 63) / 64;
+        if (LINEAR_WEIGHTS > 2 && tile >= tiles_0 + tiles_1) {
+            tile -= tiles_0 + tiles_1;
+            codes = codes_2;
+            scales = scales_2;
+            offsets = offsets_2;
+            bias = bias_2;
+            y = y_2;
+            n_out = a.n_out_2;
+        } else if (tile >= tiles_0) {
+            tile -= tiles_0;
+            codes = codes_1;
+            scales = scales_1;
+            offsets = offsets_1;
+            bias = bias_1;
+            y = y_1;
+            n_out = a.n_out_1;
+        }
+    }
+    const uint first = tile * (LINEAR_GATE ? 32 : 64);
+
+    // Rows that are not there are the last one again.
+    const uint2 w_at = tile_row(first, tid);
+    const bool up = LINEAR_GATE && w_at.x == 1;
+    const WeightRow w_row = weight_row(up ? codes_1 : codes, up ? scales_1 : scales, up ? offsets_1 : offsets, levels, a,
+                                       min(w_at.y, n_out - 1));
+    const uint x_at = min(uint(tid / (128 / BX)), n_rows - 1);
+    device const float * x_row = x + ulong(first_x + x_at) * a.x_stride;
+    GemmOutput output;
+    output.bias_0 = bias;
+    output.bias_1 = bias_1;
+    output.residual = residual;
+    output.y = y;
+    output.n_out = n_out;
+    output.first_row = first_x;
+    output.n_rows = n_rows;
+    output.first = first;
+    output.softcap = a.softcap;
+
+#ifdef HAS_TENSORS
+    if (LINEAR_TENSOR) {
+        threadgroup float * products = (threadgroup float *) tiles;
+        tensor_products<D, BX>(w_row, x_row, a.n_in, tile_w, tile_x, products, tid);
+        for (short i = 0; i < BX / 16; i++) {
+            const uint x_0 = sg / 2 * (BX / 2) + 8 * i;
+            write_strip(output, products + x_0 * 64 + sg % 2 * 32, 64, x_0, sg, lane);
+        }
+        return;
+    }
+#endif
+    const GemmSums<BX> sums = gemm_products<D, BX>(w_row, x_row, a.n_in, tile_w, tile_x, tid, sg);
+
+    // Eight rows of x at a time through the tiles' memory, 32 neighbouring columns.
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    threadgroup float * strip = (threadgroup float *) tiles + sg * 256;
+    for (short i = 0; i < BX / 16; i++) {
+        for (short j = 0; j < 4; j++) simdgroup_store(sums.m[i][j], strip + 8 * j, 32, ulong2(0, 0), false);
+        simdgroup_barrier(mem_flags::mem_threadgroup);
+        write_strip(output, strip, 32, sg / 2 * (BX / 2) + 8 * i, sg, lane);
+        simdgroup_barrier(mem_flags::mem_threadgroup);
+    }
+}

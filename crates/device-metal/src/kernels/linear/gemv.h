@@ -1,0 +1,326 @@
+// linear_<type>_gemv_<N>: y = x W^T for few rows of x, N = 1, 2, 4 or 8 at a time, up to three weights of one type at once.
+// linear_<type>_<last>_gemv_1 (linear/mixed.metal): the same of three weights, the last of another type.
+//
+//     y_i = epilogue(x W_i^T + bias_i), W_i (n_out_i, n_in), x (n_rows, n_in) f32, y_i (n_rows, n_out_i) f32
+//
+// Host contract
+//   buffers  0 LinearArguments (linear/arguments.h)     1 x, multiple of 16 bytes (with LINEAR_SCALAR: 4)
+//            2 norm (n_in) f32, aligned as x, LINEAR_NORM  3, 4, 5 codes of weights 0, 1, 2
+//            6, 7, 8 their planes of scales             9, 10, 11 their planes of offsets
+//            12, 13, 14 biases (n_out_i) f32            15 residual (n_rows, n_out_0) f32, may be y_0
+//            16, 17, 18 y_0, y_1, y_2                   19 partials (n_rows, threadgroups) of {float bits, uint column}
+//            20 Step (step.h)
+//            A buffer that the constants leave unused is bound all the same, to anything. Codes start at multiples of what the
+//            decoder's header says, planes at multiples of 4 bytes.
+//   threads  32 * S, S = 1 to 16 simdgroups, LINEAR_SPLIT divides S
+//   grid     (ceil(G / (S / LINEAR_SPLIT)), ceil(n_rows / N), 1), G = sum over weights of ceil(n_out_i / 4); with LINEAR_GATE ceil(n_out_0 / 2)
+//   constants LINEAR_NORM, _BIAS, _RESIDUAL, _GATE, _ACTIVATION, _WEIGHTS, _SPLIT, _ARGMAX, _SOFTCAP; LINEAR_SCALAR of floats and
+//            integer rows; AFFINE_GROUP, _SCALE, _SYMMETRIC of affine types
+//   threadgroup memory  none to be set
+//   reads    each weight once for N rows of x, x once for 4 rows of a weight (from caches), nothing behind any row's end
+//
+// A simdgroup makes 4 rows of a weight (with LINEAR_GATE 2 of the gate and the same 2 of up) for all rows of x. Its lanes take
+// spans of 16 columns in turn; x and its sums are prepared once for the 4 rows. LINEAR_SPLIT simdgroups share the spans of the
+// same rows, for matrices with too few rows to fill the GPU.
+//
+// The norm costs no pass of its own: y = scale * sum(w * x * norm), scale = 1 / sqrt(mean(x^2) + eps), and the squares are
+// summed in the loop that multiplies.
+//
+// Order of accumulation: each lane over its spans ascending, a span's vectors then components, lanes by simd_sum, splits
+// ascending. It is the same for every N, so that a row has the same bits whatever shares its step.
+#pragma once
+#include <metal_stdlib>
+using namespace metal;
+#include "activation.h"
+#include "linear/arguments.h"
+#include "linear/block.h"
+#include "step.h"
+
+// A vector of x; 0 behind the row's end.
+template<class D> static inline float4 load_x(device const float * x, uint column, uint n_in) {
+    if (!D::RAGGED) return *(device const float4 *) (x + column);
+    float4 v = float4(0.0f);
+    if (!LINEAR_SCALAR) {
+        if (column < n_in) v = *(device const float4 *) (x + column);
+        return v;
+    }
+    for (short i = 0; i < 4; i++) {
+        if (column + i < n_in) v[i] = x[column + i];
+    }
+    return v;
+}
+
+// A span of x, ready to meet codes.
+template<short GROUPS> struct Activations {
+    float4 x[4];         // times the decoder's factors
+    float sums[GROUPS];  // of x
+    float squares;       // of x before the norm's weight
+};
+
+template<class D>
+static inline Activations<D::GROUPS> load_span(device const float * x, device const float * norm, uint span, uint n_in) {
+    Activations<D::GROUPS> a;
+    const short per_group = 4 / D::GROUPS;
+    a.squares = 0.0f;
+    for (short g = 0; g < D::GROUPS; g++) {
+        float sum = 0.0f;
+        for (short i = 0; i < per_group; i++) {
+            const short j = g * per_group + i;
+            const uint column = D::column(span, j);
+            float4 v = load_x<D>(x, column, n_in);
+            if (LINEAR_NORM) {
+                a.squares += dot(v, v);
+                v *= load_x<D>(norm, column, n_in);
+            }
+            sum += (v.x + v.y) + (v.z + v.w);
+            a.x[j] = v * D::factor();
+        }
+        a.sums[g] = sum;
+    }
+    return a;
+}
+
+// The sum over a span of value * x.
+template<class D>
+static inline float span_product(thread const Codes<D::GROUPS> & w, thread const Activations<D::GROUPS> & a) {
+    const short per_group = 4 / D::GROUPS;
+    float total = 0.0f;
+    for (short g = 0; g < D::GROUPS; g++) {
+        float4 s = w.q[g * per_group] * a.x[g * per_group];
+        for (short i = 1; i < per_group; i++) s = fma(w.q[g * per_group + i], a.x[g * per_group + i], s);
+        total = fma(w.scale[g], (s.x + s.y) + (s.z + s.w), total);
+        if (D::OFFSET) total = fma(w.offset[g], a.sums[g], total);
+    }
+    return total;
+}
+
+// 4 rows of weights times N rows of x, a lane's part of the sums.
+template<short N> struct Products {
+    float sums[N][4];
+    float squares[N];
+};
+
+template<class D, short N>
+static inline Products<N> gemv_products(thread const WeightRow * rows, // 4
+                                        device const float * x, uint x_stride, uint n_rows, device const float * norm, uint n_in,
+                                        uint first_span, uint step) {
+    Products<N> p;
+    for (short n = 0; n < N; n++) {
+        p.squares[n] = 0.0f;
+        for (short r = 0; r < 4; r++) p.sums[n][r] = 0.0f;
+    }
+    const uint n_spans = D::n_spans(n_in);
+    for (uint span = first_span; span < n_spans; span += step) {
+        if (N == 1) {
+            const Activations<D::GROUPS> a = load_span<D>(x, norm, span, n_in);
+            p.squares[0] += a.squares;
+            for (short r = 0; r < 4; r++) {
+                const Codes<D::GROUPS> w = D::load(rows[r], span, n_in);
+                p.sums[0][r] += span_product<D>(w, a);
+            }
+        } else {
+            Codes<D::GROUPS> w[4];
+            for (short r = 0; r < 4; r++) w[r] = D::load(rows[r], span, n_in);
+            for (short n = 0; n < N; n++) {
+                // A row that is not there is the last one again.
+                const Activations<D::GROUPS> a = load_span<D>(x + min(uint(n), n_rows - 1) * x_stride, norm, span, n_in);
+                p.squares[n] += a.squares;
+                for (short r = 0; r < 4; r++) p.sums[n][r] += span_product<D>(w[r], a);
+            }
+        }
+    }
+    return p;
+}
+
+// Row `row` of a weight.
+static inline WeightRow weight_row(device const uchar * codes, device const uchar * scales, device const uchar * offsets,
+                                   threadgroup const float * levels, constant LinearArguments & a, uint row) {
+    WeightRow w;
+    w.codes = codes + ulong(row) * a.row_bytes;
+    w.scales = scales + ulong(row) * a.scale_bytes;
+    w.offsets = offsets + ulong(row) * a.scale_bytes;
+    w.levels = levels;
+    return w;
+}
+
+// Lane 4 n + r has the whole sum of row n of x and row r of the weights, and of row n's squares.
+template<short N> struct LaneSums {
+    float product;
+    float squares;
+};
+
+template<short N> static inline LaneSums<N> lane_sums(thread const Products<N> & p, ushort lane) {
+    LaneSums<N> s;
+    s.product = 0.0f;
+    s.squares = 0.0f;
+    for (short n = 0; n < N; n++) {
+        for (short r = 0; r < 4; r++) {
+            const float total = simd_sum(p.sums[n][r]);
+            if (lane == 4 * n + r) s.product = total;
+        }
+        if (LINEAR_NORM) {
+            const float total = simd_sum(p.squares[n]);
+            if (lane / 4 == n) s.squares = total;
+        }
+    }
+    return s;
+}
+
+template<class A, class B> struct SameType {
+    enum { YES = 0 };
+};
+template<class A> struct SameType<A, A> {
+    enum { YES = 1 };
+};
+
+// LAST: the type of weight 2. If it is another than D, its rows have LAST::row_bytes(n_in) bytes, and no planes or levels.
+template<class D, class LAST, short N>
+kernel void linear_gemv(constant LinearArguments & a [[buffer(0)]],
+                        device const float * x [[buffer(1)]],
+                        device const float * norm [[buffer(2)]],
+                        device const uchar * codes_0 [[buffer(3)]],
+                        device const uchar * codes_1 [[buffer(4)]],
+                        device const uchar * codes_2 [[buffer(5)]],
+                        device const uchar * scales_0 [[buffer(6)]],
+                        device const uchar * scales_1 [[buffer(7)]],
+                        device const uchar * scales_2 [[buffer(8)]],
+                        device const uchar * offsets_0 [[buffer(9)]],
+                        device const uchar * offsets_1 [[buffer(10)]],
+                        device const uchar * offsets_2 [[buffer(11)]],
+                        device const float * bias_0 [[buffer(12)]],
+                        device const float * bias_1 [[buffer(13)]],
+                        device const float * bias_2 [[buffer(14)]],
+                        device const float * residual [[buffer(15)]],
+                        device float * y_0 [[buffer(16)]],
+                        device float * y_1 [[buffer(17)]],
+                        device float * y_2 [[buffer(18)]],
+                        device uint2 * partials [[buffer(19)]],
+                        device const Step * step [[buffer(20)]],
+                        uint2 place [[threadgroup_position_in_grid]],
+                        uint2 n_places [[threadgroups_per_grid]],
+                        ushort tid [[thread_index_in_threadgroup]],
+                        ushort sg [[simdgroup_index_in_threadgroup]],
+                        ushort n_sg [[simdgroups_per_threadgroup]],
+                        ushort lane [[thread_index_in_simdgroup]]) {
+    threadgroup float levels[16];
+    threadgroup float split_sums[16 * N * 4];
+    threadgroup float split_squares[16 * N];
+    threadgroup uint2 best[16 * N];
+    if (D::LEVELS) {
+        if (tid < 16) levels[tid] = D::level(tid);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+
+    // Which rows of x.
+    const uint all_rows = rows_of(*step, a.per_token), first_x = place.y * N;
+    const uint n_rows = first_x < all_rows ? min(all_rows - first_x, uint(N)) : 0;
+    x += first_x * a.x_stride;
+
+    // Which rows of which weight.
+    const uint group = place.x;
+    const uint part = sg % LINEAR_SPLIT;
+    uint block = group * (n_sg / LINEAR_SPLIT) + sg / LINEAR_SPLIT;
+    const uint per_block = LINEAR_GATE ? 2 : 4;
+    device const uchar * codes = codes_0;
+    device const uchar * scales = scales_0;
+    device const uchar * offsets = offsets_0;
+    device const float * bias = bias_0;
+    device float * y = y_0;
+    uint n_out = a.n_out_0;
+    bool is_last = false;
+    if (LINEAR_WEIGHTS > 1 && !LINEAR_GATE) {
+        const uint blocks_0 = (a.n_out_0 + 3) / 4, blocks_1 = (a.n_out_1 + 3) / 4;
+        if (LINEAR_WEIGHTS > 2 && block >= blocks_0 + blocks_1) {
+            block -= blocks_0 + blocks_1;
+            is_last = true;
+            codes = codes_2;
+            scales = scales_2;
+            offsets = offsets_2;
+            bias = bias_2;
+            y = y_2;
+            n_out = a.n_out_2;
+        } else if (block >= blocks_0) {
+            block -= blocks_0;
+            codes = codes_1;
+            scales = scales_1;
+            offsets = offsets_1;
+            bias = bias_1;
+            y = y_1;
+            n_out = a.n_out_1;
+        }
+    }
+    const uint first = block * per_block;
+    const bool active = first < n_out && n_rows > 0;
+
+    WeightRow rows[4];
+    for (short r = 0; r < 4; r++) {
+        // A row that is not there is the last one again.
+        const uint row = min(first + (LINEAR_GATE ? r % 2 : r), n_out - 1);
+        const bool up = LINEAR_GATE && r >= 2;
+        rows[r] = weight_row(up ? codes_1 : codes, up ? scales_1 : scales, up ? offsets_1 : offsets, levels, a, row);
+    }
+    const uint first_span = active ? part * 32 + lane : 0xffffffff;
+    Products<N> products;
+    if (SameType<D, LAST>::YES || !is_last) {
+        products = gemv_products<D, N>(rows, x, a.x_stride, n_rows, norm, a.n_in, first_span, LINEAR_SPLIT * 32);
+    } else {
+        for (short r = 0; r < 4; r++) rows[r].codes = codes + ulong(min(first + r, n_out - 1)) * LAST::row_bytes(a.n_in);
+        products = gemv_products<LAST, N>(rows, x, a.x_stride, n_rows, norm, a.n_in, first_span, LINEAR_SPLIT * 32);
+    }
+    LaneSums<N> s = lane_sums<N>(products, lane);
+
+    if (LINEAR_SPLIT > 1) {
+        if (lane < 4 * N) split_sums[sg * 4 * N + lane] = s.product;
+        if (LINEAR_NORM && lane < 4 * N && lane % 4 == 0) split_squares[sg * N + lane / 4] = s.squares;
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        if (part == 0 && lane < 4 * N) {
+            for (uint i = 1; i < LINEAR_SPLIT; i++) {
+                s.product += split_sums[(sg + i) * 4 * N + lane];
+                if (LINEAR_NORM) s.squares += split_squares[(sg + i) * N + lane / 4];
+            }
+        }
+    }
+
+    const uint n = lane / 4, r = lane % 4;
+    const uint row = first + (LINEAR_GATE ? r % 2 : r);
+    const bool mine = active && part == 0 && n < N && n < n_rows && row < n_out;
+    float value = s.product;
+    if (LINEAR_NORM) value *= rsqrt(s.squares / float(a.n_in) + a.eps);
+    if (LINEAR_BIAS && mine) {
+        device const float * b = LINEAR_GATE && r >= 2 ? bias_1 : bias;
+        value += b[row];
+    }
+    if (LINEAR_GATE) {
+        const float up = simd_shuffle_down(value, 2);
+        value = activation(LINEAR_ACTIVATION, value) * up;
+    }
+    const bool writes = mine && (!LINEAR_GATE || r < 2);
+    if (LINEAR_RESIDUAL && writes) value += residual[(first_x + n) * n_out + row];
+    if (LINEAR_SOFTCAP) value = a.softcap * hyperbolic_tangent(value / a.softcap);
+    if (writes) y[(first_x + n) * n_out + row] = value;
+
+    if (LINEAR_ARGMAX) {
+        // The largest of each 4 lanes, of equals the lowest column; NaN is never larger.
+        float largest = writes && value == value ? value : -FLT_MAX;
+        uint column = writes && value == value ? row : 0xffffffff;
+        for (ushort other = 1; other < 4; other *= 2) {
+            const float v = simd_shuffle_xor(largest, other);
+            const uint c = simd_shuffle_xor(column, other);
+            if (v > largest || (v == largest && c < column)) {
+                largest = v;
+                column = c;
+            }
+        }
+        if (part == 0 && lane < 4 * N && r == 0) best[sg / LINEAR_SPLIT * N + n] = uint2(as_type<uint>(largest), column);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        if (tid < N && tid < n_rows) {
+            uint2 winner = best[tid];
+            for (uint i = 1; i < n_sg / LINEAR_SPLIT; i++) {
+                // Simdgroups ascend with their columns, so that of equals the first stays.
+                const uint2 other = best[i * N + tid];
+                if (as_type<float>(other.x) > as_type<float>(winner.x)) winner = other;
+            }
+            partials[(first_x + tid) * n_places.x + group] = winner;
+        }
+    }
+}

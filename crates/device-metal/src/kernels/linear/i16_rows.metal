@@ -1,0 +1,5 @@
+// Everything that multiplies with, or decodes, rows of signed 16-bit integers.
+#include "linear/affine.h"
+#include "linear/kernels.h"
+
+INSTANTIATE_LINEAR(i16_rows, IntegerRow<short>)

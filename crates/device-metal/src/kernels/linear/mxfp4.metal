@@ -1,0 +1,5 @@
+// Everything that multiplies with, or decodes, weights of type MXFP4.
+#include "linear/mxfp4.h"
+#include "linear/kernels.h"
+
+INSTANTIATE_LINEAR(mxfp4, MXFP4)

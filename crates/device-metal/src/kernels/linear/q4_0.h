@@ -1,0 +1,31 @@
+// Q4_0: blocks of 32 values in 18 bytes: a half `d`, then 16 bytes; byte j holds value j in its low nibble, value j + 16 in its
+// high one. value = d * (q - 8). Blocks start at multiples of 2 bytes.
+#pragma once
+#include "linear/block.h"
+
+struct Q4_0 : NibbleBlocks {
+    static Codes<1> load(WeightRow row, uint span, uint) {
+        device const uchar * block = row.codes + span / 2 * 18;
+        device const uchar * qs = block + 2 + span % 2 * 8;
+        const uint a = load_2(qs), b = load_2(qs + 4);
+        Codes<1> codes;
+        codes.q[0] = bytes_in_place(a, 15);
+        codes.q[1] = bytes_in_place(b, 15);
+        codes.q[2] = bytes_in_place(a >> 4, 15);
+        codes.q[3] = bytes_in_place(b >> 4, 15);
+        codes.scale[0] = load_half(block);
+        codes.offset[0] = -8.0f * codes.scale[0];
+        return codes;
+    }
+
+    static Values decode(WeightRow row, uint index, uint) {
+        device const uchar * block = row.codes + index / 2 * 18;
+        const float d = load_half(block);
+        const uint shift = index % 2 * 4;
+        Values values;
+        for (short j = 0; j < 4; j++) {
+            values.v[j] = d * (bytes_of(load_2(block + 2 + 4 * j) >> shift, 15) - 8.0f);
+        }
+        return values;
+    }
+};

@@ -1,0 +1,5 @@
+// Everything that multiplies with, or decodes, weights of type Q5_0.
+#include "linear/q5_0.h"
+#include "linear/kernels.h"
+
+INSTANTIATE_LINEAR(q5_0, Q5_0)

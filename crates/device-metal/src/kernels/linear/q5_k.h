@@ -1,0 +1,46 @@
+// Q5_K: blocks of 256 values in 176 bytes: halves `d` and `dmin`, 12 bytes of scales and mins, 32 bytes of fifth bits, 128 bytes
+// of low bits as in Q4_K. The fifth bits of values 64 c + l and 64 c + 32 + l are bits 2 c and 2 c + 1 of byte l.
+// value = d * scale * q - dmin * min. Blocks start at multiples of 16 bytes.
+#pragma once
+#include "linear/k_scales.h"
+
+struct Q5_K : ChunkBlocks {
+    static uint row_bytes(uint n_in) { return n_in / 256 * 176; }
+
+    static Codes<2> load(WeightRow row, uint span, uint) {
+        device const uchar * block = row.codes + span / 16 * 176;
+        const uint c = span % 16 / 4, l = span % 4 * 8;
+        const uint2 qs = *(device const uint2 *) (block + 48 + 32 * c + l);
+        const uint2 high = *(device const uint2 *) (block + 16 + l) >> uint2(2 * c);
+        const half2 dm = as_type<half2>(load_4(block));
+        const KScales k = k_scales(block + 4, c);
+        Codes<2> codes;
+        codes.q[0] = bytes_in_place((qs.x & 0x0f0f0f0f) | (high.x << 4 & 0x10101010), 31);
+        codes.q[1] = bytes_in_place((qs.y & 0x0f0f0f0f) | (high.y << 4 & 0x10101010), 31);
+        codes.q[2] = bytes_in_place((qs.x >> 4 & 0x0f0f0f0f) | (high.x << 3 & 0x10101010), 31);
+        codes.q[3] = bytes_in_place((qs.y >> 4 & 0x0f0f0f0f) | (high.y << 3 & 0x10101010), 31);
+        codes.scale[0] = float(dm.x) * k.scale.x;
+        codes.scale[1] = float(dm.x) * k.scale.y;
+        codes.offset[0] = -float(dm.y) * k.min.x;
+        codes.offset[1] = -float(dm.y) * k.min.y;
+        return codes;
+    }
+
+    static Values decode(WeightRow row, uint index, uint) {
+        device const uchar * block = row.codes + index / 16 * 176;
+        const uint i = index % 16, c = i / 4, upper = i / 2 % 2;
+        const half2 dm = as_type<half2>(load_4(block));
+        const KScales k = k_scales(block + 4, c);
+        const float scale = float(dm.x) * (upper ? k.scale.y : k.scale.x);
+        const float min = float(dm.y) * (upper ? k.min.y : k.min.x);
+        const uint4 qs = *(device const uint4 *) (block + 48 + 32 * c + i % 2 * 16);
+        const uint4 fifth = *(device const uint4 *) (block + 16 + i % 2 * 16);
+        Values values;
+        for (short j = 0; j < 4; j++) {
+            const uint low = qs[j] >> 4 * upper & 0x0f0f0f0f;
+            const uint high = (fifth[j] >> i / 2 & 0x01010101) << 4;
+            values.v[j] = scale * bytes_of(low | high, 31) - min;
+        }
+        return values;
+    }
+};

@@ -1,0 +1,5 @@
+// Everything that multiplies with, or decodes, weights of type Q5_K.
+#include "linear/q5_k.h"
+#include "linear/kernels.h"
+
+INSTANTIATE_LINEAR(q5_k, Q5_K)

@@ -1,0 +1,5 @@
+// Everything that multiplies with, or decodes, weights of type Q6_K.
+#include "linear/q6_k.h"
+#include "linear/kernels.h"
+
+INSTANTIATE_LINEAR(q6_k, Q6_K)

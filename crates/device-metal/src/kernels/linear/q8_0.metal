@@ -1,0 +1,5 @@
+// Everything that multiplies with, or decodes, weights of type Q8_0.
+#include "linear/q8_0.h"
+#include "linear/kernels.h"
+
+INSTANTIATE_LINEAR(q8_0, Q8_0)

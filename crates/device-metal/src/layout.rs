@@ -1,0 +1,269 @@
+//! The sizes of everything that a program takes, computed once: the memory plan prints them, compiling allocates them.
+
+use crate::arguments;
+use crate::compile::{attention, experts};
+use crate::lower::{Lowered, Unit};
+use device::arena::{self, Arena};
+use device::{DType, KvLayerId, Limits, Needs, Node, Op, Plan, Rows, Value, ValueId};
+use std::collections::HashSet;
+
+/// Alignment of values and of parts of buffers.
+pub const ALIGN: usize = 256;
+
+/// Tokens that a chain may have, at most.
+pub const MOST_CHAINED: usize = 128;
+
+/// How many rows a value can have.
+pub fn max_rows(limits: &Limits, rows: Rows) -> usize {
+    rows.count(limits.max_rows, limits.max_outputs)
+}
+
+/// Where the parts of a step lie in its buffer, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepLayout {
+    /// `(max_rows)` u32
+    pub tokens: usize,
+    /// `(max_rows)` u32
+    pub positions: usize,
+    /// `(max_rows)` u32
+    pub row_spans: usize,
+    /// `(max_spans)` of 16 bytes
+    pub spans: usize,
+    /// `(max_outputs)` u32
+    pub outputs: usize,
+    /// `(max_spans, n_groups, pages_per_table)` u32
+    pub page_tables: usize,
+    /// As many f32 as the largest input has.
+    pub input: usize,
+    /// `(MOST_CHAINED)` u32
+    pub chosen: usize,
+    /// Size of the whole.
+    pub total: usize,
+    /// Entries of a page table.
+    pub pages_per_table: usize,
+    /// KV groups.
+    pub n_groups: usize,
+}
+
+impl StepLayout {
+    /// For the plans of a program.
+    pub fn new(plans: &[Plan], limits: &Limits) -> StepLayout {
+        let kv = plans.first().map(|plan| plan.kv.clone()).unwrap_or_default();
+        let memory = kv.groups.iter().filter_map(|group| group.memory).max().unwrap_or(0);
+        let pages_per_table = limits.n_ctx.max(memory).div_ceil(limits.page_len);
+        let input = |plan: &Plan| Needs::new(plan, limits).input_len(limits.max_rows, limits.max_outputs);
+        let input = plans.iter().map(input).max().unwrap_or(0);
+        let mut at = size_of::<arguments::Step>().next_multiple_of(ALIGN);
+        let mut take = |bytes: usize| {
+            let start = at;
+            at += bytes.max(4).next_multiple_of(ALIGN);
+            start
+        };
+        StepLayout {
+            tokens: take(limits.max_rows * 4),
+            positions: take(limits.max_rows * 4),
+            row_spans: take(limits.max_rows * 4),
+            spans: take(limits.max_spans * size_of::<arguments::Span>()),
+            outputs: take(limits.max_outputs * 4),
+            page_tables: take(limits.max_spans * kv.groups.len() * pages_per_table * 4),
+            input: take(input * 4),
+            chosen: take(MOST_CHAINED * 4),
+            total: at,
+            pages_per_table,
+            n_groups: kv.groups.len(),
+        }
+    }
+}
+
+/// Bytes of a value as large as it can be.
+pub fn value_bytes(value: &Value, limits: &Limits) -> usize {
+    max_rows(limits, value.rows) * value.cols * 4
+}
+
+/// A place for every value that some schedule writes.
+pub fn arena_of(plan: &Plan, lowered: &[Lowered], limits: &Limits) -> Arena {
+    let written: HashSet<ValueId> = lowered.iter().flat_map(|l| l.unit.writes()).collect();
+    let needs_internal = |_: &Op, id: ValueId| written.contains(&id);
+    let options = arena::Options { align: ALIGN, in_place: true, needs_internal: &needs_internal };
+    // With one row, what SelectRows writes is not copied: its readers read what it reads, which so must live as long.
+    let mut kept = plan.clone();
+    for (x, out) in selections(plan) {
+        let last = kept.nodes.iter().rposition(|node| node.op.reads().contains(&out));
+        keep_alive(&mut kept, x, last);
+    }
+    for (reads, out) in lowered.iter().filter_map(|l| l.unit.joined()) {
+        let last = kept.nodes.iter().position(|node| node.op.writes().contains(&out));
+        reads.into_iter().for_each(|x| keep_alive(&mut kept, x, last));
+    }
+    let first_dummy = plan.values.len();
+    let mut arena = arena::plan_with(
+        &kept,
+        |value| if value.name == KEEPER { 0 } else { value_bytes(value, limits) },
+        &options,
+    );
+    arena.offset.truncate(first_dummy);
+    arena
+}
+
+/// The inputs and outputs of SelectRows, but for those that the caller reads.
+pub fn selections(plan: &Plan) -> Vec<(ValueId, ValueId)> {
+    let pair = |op: &Op| match op {
+        Op::SelectRows { x, out } if !plan.results().any(|id| id == *out) => Some((*x, *out)),
+        _ => None,
+    };
+    plan.primitives().filter_map(pair).collect()
+}
+
+/// Name of a value without bytes, which only keeps others alive.
+const KEEPER: &str = "keeper";
+
+/// Make `x` live until behind a node.
+fn keep_alive(plan: &mut Plan, x: ValueId, node: Option<usize>) {
+    let Some(node) = node else { return };
+    let (rows, out) = (plan.value(x).rows, ValueId(plan.values.len() as u32));
+    plan.values.push(Value { name: KEEPER.to_owned(), rows, cols: 1, dtype: DType::F32 });
+    let layer = plan.nodes[node].layer;
+    plan.nodes.insert(node + 1, Node { op: Op::Columns { x, first: 0, out }, layer });
+}
+
+/// Scratch of the units of all plans: bytes that no value has, one part after the other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Scratch {
+    /// Pairs of rows and experts in the order of the experts, u32.
+    pub order: usize,
+    /// Tiles of these.
+    pub tiles: usize,
+    /// Partial sums of rows whose positions are split.
+    pub partials: usize,
+    /// Their totals.
+    pub totals: usize,
+}
+
+impl Scratch {
+    /// Of the units of a plan.
+    pub fn new(plan: &Plan, lowered: &[Lowered], limits: &Limits) -> Scratch {
+        let mut scratch = Scratch::default();
+        for Lowered { unit, .. } in lowered {
+            let heads = |n_heads: usize, layer: KvLayerId| (n_heads, plan.kv.layer(layer).head_dim);
+            let split = match unit {
+                Unit::Primitive(Op::Attention { n_heads, layer, .. })
+                | Unit::Primitive(Op::CrossAttention { n_heads, layer, .. }) => Some(heads(*n_heads, *layer)),
+                Unit::QkRopeKv(unit) => unit.attention.map(|a| heads(a.n_heads, unit.layer)),
+                _ => None,
+            };
+            if let Some((n_heads, head_dim)) = split {
+                let (partials, totals) = attention::partial_bytes(limits.max_rows, n_heads, head_dim);
+                scratch = scratch.max(Scratch { partials, totals, ..Scratch::default() });
+            }
+            let (ids, weight) = match unit {
+                Unit::Primitive(Op::ExpertLinear { ids, weight, .. }) => (ids, weight),
+                Unit::ExpertGateUp { ids, gate, .. } => (ids, gate),
+                Unit::ExpertDownSum { ids, weight, .. } => (ids, weight),
+                _ => continue,
+            };
+            let order = value_bytes(plan.value(*ids), limits);
+            let n_tiles = experts::n_tiles(plan.weight(*weight).parts.len(), order / 4);
+            let tiles = n_tiles * experts::TILE_BYTES;
+            scratch = scratch.max(Scratch { order, tiles, ..Scratch::default() });
+        }
+        scratch
+    }
+
+    /// The larger of each.
+    pub fn max(self, other: Scratch) -> Scratch {
+        Scratch {
+            order: self.order.max(other.order),
+            tiles: self.tiles.max(other.tiles),
+            partials: self.partials.max(other.partials),
+            totals: self.totals.max(other.totals),
+        }
+    }
+
+    /// Where the order begins.
+    pub fn order_at(&self) -> usize {
+        0
+    }
+
+    /// Where the tiles begin.
+    pub fn tiles_at(&self) -> usize {
+        self.order.next_multiple_of(ALIGN)
+    }
+
+    /// Where the partial sums begin.
+    pub fn partials_at(&self) -> usize {
+        self.tiles_at() + self.tiles.next_multiple_of(ALIGN)
+    }
+
+    /// Where the totals begin.
+    pub fn totals_at(&self) -> usize {
+        self.partials_at() + self.partials.next_multiple_of(ALIGN)
+    }
+
+    /// Bytes of all.
+    pub fn total(&self) -> usize {
+        self.totals_at() + self.totals.next_multiple_of(ALIGN)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lower::lower;
+    use device::testing::{PlanBuilder, limits, mini_transformer};
+    use device::{Activation, arena::NO_PLACE, fusion};
+    use formats::BlockType;
+
+    /// With one row, the head reads the last layer's output itself; nothing may lie over it until then.
+    #[test]
+    fn what_is_selected_from_lives_as_long_as_what_is_selected() {
+        let plan = fusion::fuse(&mini_transformer(1, BlockType::F32), fusion::ALL);
+        let limits = limits(&plan.kv);
+        let arena = arena_of(&plan, &lower(&plan), &limits);
+        let (x, out) = selections(&plan)[0];
+        let place = |id: ValueId| {
+            let start = arena.offset[id.0 as usize];
+            assert_ne!(start, NO_PLACE);
+            start..start + value_bytes(plan.value(id), &limits)
+        };
+        let (x, logits) = (place(x), place(plan.logits));
+        assert!(x.end <= logits.start || logits.end <= x.start, "{x:?} {logits:?}");
+        assert_ne!(place(out).start, x.start);
+        assert_eq!(arena.offset.len(), plan.values.len());
+    }
+
+    /// One dispatch makes what several nodes made: it must not write over what it reads.
+    #[test]
+    fn what_a_joined_unit_reads_is_apart_from_what_it_writes() {
+        let mut b = PlanBuilder::new(3, 64);
+        let mut x = b.embed(64);
+        for layer in 0..2 {
+            b.layer(Some(layer));
+            let norm = b.rms_norm(x, 64);
+            let router = b.linear(norm, 9, BlockType::F32, false);
+            let (ids, weights) = b.route(router, 3, true, 1.0, false);
+            let gate = b.expert_linear((norm, false), ids, (9, 64), BlockType::F32);
+            let up = b.expert_linear((norm, false), ids, (9, 64), BlockType::F32);
+            let y = b.gate(gate, up, Activation::Silu);
+            let y = b.expert_linear((y, true), ids, (9, 64), BlockType::F32);
+            let y = b.expert_sum(y, weights);
+            x = if layer == 0 { b.add(x, y) } else { b.rms_norm(y, 64) };
+        }
+        let plan = b.finish(x);
+        let limits = limits(&plan.kv);
+        let lowered = lower(&plan);
+        let arena = arena_of(&plan, &lowered, &limits);
+        let place = |id: ValueId| {
+            let start = arena.offset[id.0 as usize];
+            start..start + value_bytes(plan.value(id), &limits)
+        };
+        let mut n = 0;
+        for (reads, out) in lowered.iter().filter_map(|l| l.unit.joined()) {
+            for x in reads {
+                let (x, out) = (place(x), place(out));
+                assert!(x == out || x.end <= out.start || out.end <= x.start, "{x:?} {out:?}");
+            }
+            n += 1;
+        }
+        assert_eq!(n, 4);
+    }
+}

@@ -1,0 +1,69 @@
+//! What the GPU can do, measured with `kernels/peaks.metal`.
+
+use crate::arguments::PeakArguments;
+use crate::gpu::{Binding, Dispatch, Encoder, Gpu, Place};
+use crate::kernels::Kernel;
+use device::{Peaks, Result};
+
+/// Threads of a threadgroup.
+const THREADS: u32 = 256;
+
+/// Operations of a round of one thread: 16 chains of four multiply-adds.
+const OPS_PER_ROUND: f64 = 128.0;
+
+/// A kernel of the file, its grid, and how often it runs.
+struct Run<'a, G: Gpu> {
+    gpu: &'a G,
+    buffers: Vec<G::Buffer>,
+    threadgroups: u32,
+}
+
+impl<G: Gpu> Run<'_, G> {
+    /// The shortest of a few runs, in seconds.
+    fn seconds(&self, function: &str, n_vectors: u32) -> Result<f64> {
+        let kernel = Kernel { file: "peaks.metal", function: function.to_owned() };
+        let pipeline = self.gpu.pipeline(&kernel, &[])?;
+        let arguments = PeakArguments { n_vectors, ..Default::default() };
+        let bind = |index: u8, buffer: u16| Binding { index, place: Place { buffer, offset: 0 }, len: 0 };
+        let bindings = match function {
+            "read_bytes" => vec![bind(1, 0), bind(2, 1)],
+            _ => vec![bind(2, 1)],
+        };
+        let mut best = f64::INFINITY;
+        for _ in 0..5 {
+            let ticket = self.gpu.submit(&mut |encoder| {
+                let dispatch = Dispatch {
+                    pipeline: &pipeline,
+                    bindings: &bindings,
+                    arguments: bytemuck::bytes_of(&arguments),
+                    threadgroup_bytes: 0,
+                    threadgroups: [self.threadgroups, 1, 1],
+                    threads: [THREADS, 1, 1],
+                };
+                encoder.dispatch(&dispatch, &self.buffers);
+            })?;
+            best = best.min(self.gpu.wait(ticket)?);
+        }
+        Ok(best.max(1e-9))
+    }
+}
+
+/// Reads far more than caches hold, and multiplies for some milliseconds.
+pub fn measure<G: Gpu>(gpu: &G) -> Result<Peaks> {
+    let (bytes, rounds, threadgroups) = match gpu.facts().is_emulated {
+        true => (1 << 16, 4, 2),
+        false => (512 << 20, 4096, 2048),
+    };
+    let buffers =
+        vec![gpu.allocate("memory to read", bytes)?, gpu.allocate("sums", threadgroups as usize * 4)?];
+    let run = Run { gpu, buffers, threadgroups };
+    let reading = run.seconds("read_bytes", (bytes / 16) as u32)?;
+    let multiplying = run.seconds("multiply_add", rounds)?;
+    let ops = OPS_PER_ROUND * f64::from(rounds) * f64::from(threadgroups * THREADS);
+    Ok(Peaks {
+        read_bytes_per_second: bytes as f64 / reading,
+        // Weights of few bits are multiplied as floats too.
+        int8_ops_per_second: ops / multiplying,
+        f32_ops_per_second: ops / multiplying,
+    })
+}

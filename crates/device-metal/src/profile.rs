@@ -1,0 +1,119 @@
+//! What differs between chips: rules of fusion, sizes of threadgroups, thresholds. Data, by GPU family and cores.
+
+use crate::gpu::Facts;
+use device::fusion::{
+    GATE_UP, LINEAR_ADD, NORM_ADD, NORM_GATE_UP, NORM_LINEAR, QK_NORM_ROPE_KV_ATTENTION,
+    QK_NORM_ROPE_KV_WRITE,
+};
+use device::{KvType, Rule};
+
+/// Threadgroups that share the positions of a row, at most.
+pub const MOST_SPLITS: usize = 32;
+
+/// KV types, the default first.
+pub const KV_TYPES: &[KvType] = &[KvType::F16, KvType::Q8_0, KvType::F32];
+
+/// Every rule: each saves a dispatch or a pass over activations on every chip.
+const RULES: &[Rule] = &[
+    NORM_GATE_UP,
+    NORM_LINEAR,
+    GATE_UP,
+    LINEAR_ADD,
+    NORM_ADD,
+    QK_NORM_ROPE_KV_ATTENTION,
+    QK_NORM_ROPE_KV_WRITE,
+];
+
+/// The choices for a chip. None was measured: they follow what is published of these chips (see docs/metal.md).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Profile {
+    /// `M4 Pro`, or what the GPU calls itself.
+    pub chip: String,
+    /// Fusion rules.
+    pub rules: &'static [Rule],
+    /// Threads of a threadgroup that finds the largest of a vocabulary.
+    pub argmax_threads: u32,
+    /// Most threads of a threadgroup that normalises a row.
+    pub norm_threads: u32,
+    /// SIMD-groups that a GEMV should have in all, so that every core hides its memory's latency.
+    pub gemv_simdgroups: u32,
+    /// SIMD-groups of a threadgroup that attends with few rows: 1 to 8.
+    pub attention_simdgroups: u32,
+    /// Positions from which on those of a row are split over threadgroups, whose results a second dispatch joins.
+    pub split_positions: usize,
+    /// Threadgroups that attention of one row should have in all where it is split.
+    pub split_threadgroups: usize,
+    /// Tokens of a chain in one command buffer, of which two are on their way.
+    pub chain_tokens: usize,
+    /// Whether matrices are multiplied by the tensor units that Metal 4 opens (never run by the emulator).
+    pub tensor: bool,
+}
+
+impl Profile {
+    /// For a GPU.
+    pub fn new(facts: &Facts) -> Profile {
+        // As an M4 Pro where the system does not say.
+        let cores = if facts.n_cores == 0 { 20 } else { facts.n_cores };
+        Profile {
+            chip: facts.name.trim_start_matches("Apple ").to_owned(),
+            rules: RULES,
+            argmax_threads: facts.max_threads.min(1024),
+            norm_threads: 256,
+            gemv_simdgroups: 16 * cores as u32,
+            chain_tokens: 4,
+            attention_simdgroups: 8,
+            split_positions: 1024,
+            split_threadgroups: 4 * cores,
+            tensor: facts.family >= 10,
+        }
+    }
+
+    /// SIMD-groups of a threadgroup of a GEMV, and how many of them share the same rows, for so many blocks of rows and so many
+    /// spans of a row for each lane.
+    pub fn gemv_shape(&self, n_blocks: usize, spans_per_lane: usize) -> (u32, u32) {
+        let mut split = 1;
+        while split < 8
+            && n_blocks as u32 * split < self.gemv_simdgroups
+            && spans_per_lane as u32 >= 2 * split
+        {
+            split *= 2;
+        }
+        (split.max(2), split)
+    }
+
+    /// Threadgroups that share the positions of a row, where a row has so many without.
+    pub fn n_splits(&self, n_threadgroups: usize) -> usize {
+        self.split_threadgroups.div_ceil(n_threadgroups.max(1)).clamp(2, MOST_SPLITS)
+    }
+
+    /// Threads for a norm of so many columns: whole SIMD-groups, about four columns a thread.
+    pub fn norm_threads(&self, cols: usize) -> u32 {
+        let threads = (cols as u32).div_ceil(4).next_multiple_of(32);
+        threads.clamp(32, self.norm_threads)
+    }
+}
+
+/// GPU cores of the largest configuration of a chip of this name, as published; 0: an unknown chip. Metal does not say how
+/// many there are.
+pub fn cores_of(name: &str) -> usize {
+    const CORES: [(&str, usize); 17] = [
+        ("M1 Ultra", 64),
+        ("M1 Max", 32),
+        ("M1 Pro", 16),
+        ("M1", 8),
+        ("M2 Ultra", 76),
+        ("M2 Max", 38),
+        ("M2 Pro", 19),
+        ("M2", 10),
+        ("M3 Ultra", 80),
+        ("M3 Max", 40),
+        ("M3 Pro", 18),
+        ("M3", 10),
+        ("M4 Max", 40),
+        ("M4 Pro", 20),
+        ("M4", 10),
+        ("M5 Max", 40),
+        ("M5", 10),
+    ];
+    CORES.iter().find(|(chip, _)| name.trim_start_matches("Apple ") == *chip).map_or(0, |(_, cores)| *cores)
+}

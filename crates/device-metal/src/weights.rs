@@ -1,0 +1,261 @@
+//! Where weights lie: in the file's map, as buffers that copy nothing, or in one buffer of copies.
+//!
+//! A map becomes as few buffers as the GPU's limit on the size of one allows; a weight is an offset into one. Copied are
+//! weights that are no view of a file, those that do not begin where their kernels can load them, and stacks of experts whose
+//! matrices do not lie in one buffer.
+
+use crate::gpu::{Buffer, Gpu, Place};
+use device::{Error, Op, Plan, Result, WeightId};
+use formats::{BlockType, Bytes, Map};
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+/// What kernels ask of the place of a weight's codes: the size of what they load at once, which the headers of
+/// `kernels/linear/` say.
+const fn align_of(block: BlockType) -> usize {
+    use BlockType::{BF16, F16, F32, I8_ROWS, IQ4_XS, MXFP4, Q2_K, Q4_1, Q4_K, Q5_1, Q5_K};
+    match block {
+        F32 | Q4_K | Q5_K => 16,
+        F16 | BF16 | Q5_1 | IQ4_XS => 8,
+        Q4_1 | Q2_K => 4,
+        MXFP4 | I8_ROWS => 1,
+        _ => 2,
+    }
+}
+
+/// And of the place of its scales and offsets.
+const PLANE_ALIGN: usize = 4;
+
+/// Between copies.
+const COPY_ALIGN: usize = 64;
+
+/// A view of bytes, by its address.
+type Key = (*const u8, usize);
+
+fn key(bytes: &Bytes) -> Key {
+    (bytes.as_ptr(), bytes.len())
+}
+
+/// A part of a map that becomes a buffer.
+struct Segment {
+    map: Arc<Map>,
+    start: usize,
+    end: usize,
+}
+
+/// Which weights are used in place, which are copied. Takes no memory.
+pub struct WeightPlan {
+    segments: Vec<Segment>,
+    /// By view: its segment and its offset there.
+    in_place: HashMap<Key, (usize, usize)>,
+    /// In the order of their copies, with their offsets.
+    copied: Vec<(Bytes, usize)>,
+    copied_bytes: usize,
+}
+
+impl WeightPlan {
+    /// For the weights of plans and what a GPU allows.
+    pub fn new<G: Gpu>(plans: &[Plan], gpu: &G) -> WeightPlan {
+        let facts = gpu.facts();
+        let mut copied = HashSet::new();
+        loop {
+            let plan = WeightPlan::with(plans, facts.page_bytes, facts.max_buffer_bytes, &copied);
+            let split: Vec<Key> =
+                stacks(plans).filter(|stack| !plan.lies_together(stack)).flatten().collect();
+            if split.is_empty() {
+                return plan;
+            }
+            copied.extend(split);
+        }
+    }
+
+    fn with(plans: &[Plan], page: usize, max_buffer: u64, must_copy: &HashSet<Key>) -> WeightPlan {
+        let mut aligns: HashMap<Key, usize> = HashMap::new();
+        let mut views: Vec<&Bytes> = Vec::new();
+        for weight in plans.iter().flat_map(|plan| &plan.weights) {
+            let whole = std::iter::once((&weight.data, &weight.planes));
+            let parts = weight.parts.iter().map(|part| (&part.data, &part.planes));
+            for (data, planes) in whole.chain(parts) {
+                let planes = planes.scales.iter().chain(&planes.biases).map(|plane| (plane, PLANE_ALIGN));
+                let of_weight = std::iter::once((data, align_of(weight.block))).chain(planes);
+                for (view, align) in of_weight.filter(|(view, _)| !view.is_empty()) {
+                    let known = aligns.entry(key(view)).or_insert_with(|| {
+                        views.push(view);
+                        align
+                    });
+                    *known = align.max(*known);
+                }
+            }
+        }
+        let stays = |view: &Bytes| {
+            let align = aligns.get(&key(view)).copied().unwrap_or(COPY_ALIGN);
+            let aligned = (view.as_ptr() as usize).is_multiple_of(align);
+            view.is_mapped() && aligned && !must_copy.contains(&key(view))
+        };
+        let mut mapped: Vec<&Bytes> = views.iter().copied().filter(|view| stays(view)).collect();
+        mapped.sort_by_key(|view| (Arc::as_ptr(view.map().0), view.map().1, view.len()));
+        let mut plan =
+            WeightPlan { segments: vec![], in_place: HashMap::new(), copied: vec![], copied_bytes: 0 };
+        for view in mapped {
+            let (map, at) = view.map();
+            let end = at + view.len();
+            let fits = plan.segments.last().is_some_and(|segment| {
+                Arc::ptr_eq(&segment.map, map) && (end - segment.start) as u64 <= max_buffer
+            });
+            if !fits {
+                let start = at / page * page;
+                plan.segments.push(Segment { map: map.clone(), start, end });
+            }
+            let index = plan.segments.len() - 1;
+            let segment = &mut plan.segments[index];
+            segment.end = segment.end.max(end);
+            plan.in_place.insert(key(view), (index, at - segment.start));
+        }
+        for view in views.into_iter().filter(|view| !stays(view)) {
+            plan.copied.push((view.clone(), plan.copied_bytes));
+            plan.copied_bytes = (plan.copied_bytes + view.len()).next_multiple_of(COPY_ALIGN);
+        }
+        plan
+    }
+
+    /// Whether views lie in one buffer.
+    fn lies_together(&self, views: &[Key]) -> bool {
+        let mut segments = views.iter().map(|key| self.in_place.get(key).map(|(segment, _)| *segment));
+        let first = segments.next();
+        segments.all(|segment| Some(segment) == first)
+    }
+
+    /// Bytes of the copies.
+    pub fn copied_bytes(&self) -> usize {
+        self.copied_bytes
+    }
+
+    /// Whether a view is used where it lies.
+    pub fn is_in_place(&self, view: &Bytes) -> bool {
+        self.in_place.contains_key(&key(view))
+    }
+
+    /// Make the buffers, which are added to `buffers`.
+    ///
+    /// # Errors
+    /// Memory was refused, or the GPU cannot use a map where it is.
+    pub fn make<G: Gpu>(self, gpu: &G, buffers: &mut Vec<G::Buffer>) -> Result<Weights> {
+        let mut places = HashMap::new();
+        let first = buffers.len();
+        for segment in &self.segments {
+            let bytes = Bytes::new(segment.map.clone(), segment.start..segment.end);
+            let view = bytes.as_ref().and_then(|bytes| gpu.view(bytes)).ok_or_else(|| Error::Failed {
+                device: G::NAME,
+                reason: format!(
+                    "{} bytes of a mapped file cannot be used where they are; --no-map reads files instead",
+                    segment.end - segment.start
+                ),
+            })?;
+            buffers.push(view);
+        }
+        for (key, (segment, offset)) in &self.in_place {
+            places.insert(*key, Place { buffer: (first + segment) as u16, offset: *offset as u64 });
+        }
+        if self.copied_bytes > 0 {
+            let copies = gpu.allocate("weights, copied", self.copied_bytes)?;
+            for (view, offset) in &self.copied {
+                // SAFETY: the buffer is as long as all copies, of which each has its own part, and nobody else has it yet.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(view.as_ptr(), copies.start().add(*offset), view.len());
+                }
+                let place = Place { buffer: buffers.len() as u16, offset: *offset as u64 };
+                places.insert(key(view), place);
+            }
+            buffers.push(copies);
+        }
+        Ok(Weights { places })
+    }
+}
+
+/// The views of each stack of experts.
+fn stacks(plans: &[Plan]) -> impl Iterator<Item = Vec<Key>> {
+    let stacks = plans.iter().flat_map(|plan| &plan.weights).filter(|weight| !weight.parts.is_empty());
+    stacks.map(|stack| stack.views().filter(|view| !view.is_empty()).map(key).collect())
+}
+
+/// Where every view lies.
+pub struct Weights {
+    places: HashMap<Key, Place>,
+}
+
+impl Weights {
+    /// The place of a view; `None`: it has no bytes.
+    pub fn place(&self, view: &Bytes) -> Option<Place> {
+        self.places.get(&key(view)).copied()
+    }
+}
+
+/// Numbers that kernels look up: of each stack of experts, the offsets of its matrices' codes, scales and biases; and the
+/// heads of each CrossScores.
+#[derive(Default)]
+pub struct Tables {
+    /// By plan and weight: index of its first entry.
+    stacks: HashMap<(usize, WeightId), usize>,
+    /// By heads: index of the first entry.
+    heads: HashMap<Vec<usize>, usize>,
+    /// Entries of 8 bytes.
+    n_entries: usize,
+}
+
+impl Tables {
+    /// For plans.
+    pub fn new(plans: &[Plan]) -> Tables {
+        let mut tables = Tables::default();
+        for (index, plan) in plans.iter().enumerate() {
+            for (id, weight) in plan.weights.iter().enumerate().filter(|(_, w)| !w.parts.is_empty()) {
+                tables.stacks.insert((index, WeightId(id as u32)), tables.n_entries);
+                tables.n_entries += 3 * weight.parts.len();
+            }
+            for op in plan.primitives() {
+                let Op::CrossScores { heads, .. } = op else { continue };
+                if !tables.heads.contains_key(heads) {
+                    tables.heads.insert(heads.clone(), tables.n_entries);
+                    tables.n_entries += heads.len().div_ceil(2);
+                }
+            }
+        }
+        tables
+    }
+
+    /// Their bytes.
+    pub fn n_bytes(&self) -> usize {
+        self.n_entries * 8
+    }
+
+    /// The entries.
+    pub fn entries(&self, plans: &[Plan], weights: &Weights) -> Vec<u64> {
+        let mut entries = vec![0u64; self.n_entries];
+        let place = |bytes: &Bytes| weights.place(bytes).map_or(0, |place| place.offset);
+        for ((plan, id), first) in &self.stacks {
+            let parts = &plans[*plan].weight(*id).parts;
+            for (index, part) in parts.iter().enumerate() {
+                let at = first + index;
+                entries[at] = place(&part.data);
+                entries[at + parts.len()] = part.planes.scales.as_ref().map_or(0, place);
+                entries[at + 2 * parts.len()] = part.planes.biases.as_ref().map_or(0, place);
+            }
+        }
+        for (heads, first) in &self.heads {
+            for (index, head) in heads.iter().enumerate() {
+                entries[first + index / 2] |= (*head as u64) << (32 * (index % 2));
+            }
+        }
+        entries
+    }
+
+    /// Where the offsets of a stack lie in the buffer of tables.
+    pub fn stack(&self, buffer: u16, plan: usize, id: WeightId) -> Option<Place> {
+        self.stacks.get(&(plan, id)).map(|first| Place { buffer, offset: *first as u64 * 8 })
+    }
+
+    /// Where heads lie there.
+    pub fn heads(&self, buffer: u16, heads: &[usize]) -> Place {
+        let first = self.heads.get(heads).copied().unwrap_or(0);
+        Place { buffer, offset: first as u64 * 8 }
+    }
+}

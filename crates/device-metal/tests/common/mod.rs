@@ -1,0 +1,138 @@
+//! A GPU that runs nothing: it counts what it is told, and takes the host's memory. For tests of tables.
+#![allow(clippy::unwrap_used, dead_code)]
+
+use device::{Memory, Result};
+use formats::Bytes;
+use ingle_device_metal::gpu::{Buffer, Constant, Dispatch, Encoder, Facts, Gpu};
+use ingle_device_metal::kernels::Kernel;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Zeroed memory, never moved.
+pub struct HostBuffer(Mutex<Box<[u64]>>, usize, usize);
+
+impl Buffer for HostBuffer {
+    fn len(&self) -> usize {
+        self.1
+    }
+
+    fn start(&self) -> *mut u8 {
+        self.2 as *mut u8
+    }
+}
+
+/// Counts.
+pub struct NullGpu {
+    facts: Facts,
+    pub dispatches: AtomicUsize,
+    pub barriers: AtomicUsize,
+    pub submissions: AtomicUsize,
+    pub views: AtomicUsize,
+}
+
+impl NullGpu {
+    pub fn new(name: &str) -> NullGpu {
+        let facts = Facts {
+            name: name.to_owned(),
+            family: 9,
+            n_cores: 20,
+            max_buffer_bytes: 1 << 36,
+            page_bytes: 16 << 10,
+            max_threads: 1024,
+            max_threadgroup_bytes: 32 << 10,
+            is_emulated: true,
+        };
+        let zero = || AtomicUsize::new(0);
+        NullGpu { facts, dispatches: zero(), barriers: zero(), submissions: zero(), views: zero() }
+    }
+
+    /// Dispatches and barriers since the last call.
+    pub fn take(&self) -> (usize, usize) {
+        (self.dispatches.swap(0, Ordering::Relaxed), self.barriers.swap(0, Ordering::Relaxed))
+    }
+}
+
+/// Counts of one submission.
+#[derive(Default)]
+pub struct Counter {
+    dispatches: usize,
+    barriers: usize,
+}
+
+impl Encoder<NullGpu> for Counter {
+    fn dispatch(&mut self, dispatch: &Dispatch<'_, NullGpu>, buffers: &[HostBuffer]) {
+        assert!(dispatch.threadgroups.iter().all(|n| *n > 0), "an empty grid");
+        assert!(dispatch.threads.iter().product::<u32>() <= 1024 && dispatch.threads[0].is_multiple_of(32));
+        for binding in dispatch.bindings {
+            let buffer = &buffers[binding.place.buffer as usize];
+            assert!(binding.place.offset < buffer.len() as u64, "a place beyond its buffer");
+        }
+        self.dispatches += 1;
+    }
+
+    fn barrier(&mut self) {
+        self.barriers += 1;
+    }
+}
+
+impl Gpu for NullGpu {
+    type Buffer = HostBuffer;
+    type Pipeline = ();
+    type Encoder = Counter;
+    type Ticket = ();
+    type Residency = ();
+
+    const NAME: &'static str = "metal-null";
+
+    fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    fn memory(&self) -> Memory {
+        device::system_memory()
+    }
+
+    fn allocate(&self, _what: &str, bytes: usize) -> Result<HostBuffer> {
+        let mut memory = vec![0u64; bytes.div_ceil(8)].into_boxed_slice();
+        let start = memory.as_mut_ptr() as usize;
+        Ok(HostBuffer(Mutex::new(memory), bytes, start))
+    }
+
+    fn view(&self, bytes: &Bytes) -> Option<HostBuffer> {
+        self.views.fetch_add(1, Ordering::Relaxed);
+        assert!((bytes.as_ptr() as usize).is_multiple_of(4096));
+        Some(HostBuffer(Mutex::default(), bytes.len(), bytes.as_ptr() as usize))
+    }
+
+    fn pipeline(&self, kernel: &Kernel, constants: &[(u16, Constant)]) -> Result<()> {
+        let text = kernel.text().unwrap();
+        let stem = kernel.function.split("_gem").next().unwrap();
+        let declared = text.contains(&format!("void {}(", kernel.function)) || text.contains("INSTANTIATE");
+        assert!(declared || kernel.source().unwrap().contains(&kernel.function), "{stem} in {}", kernel.file);
+        for (n, (index, _)) in constants.iter().enumerate() {
+            assert!(constants[..n].iter().all(|(other, _)| other != index), "constant {index} twice");
+        }
+        Ok(())
+    }
+
+    fn max_threads(&self, (): &()) -> u32 {
+        1024
+    }
+
+    fn keep_pipelines(&self) {}
+
+    fn reside(&self, _buffers: &[HostBuffer]) {}
+
+    fn submit(&self, encode: &mut dyn FnMut(&mut Counter)) -> Result<()> {
+        let mut counter = Counter::default();
+        encode(&mut counter);
+        self.dispatches.fetch_add(counter.dispatches, Ordering::Relaxed);
+        self.barriers.fetch_add(counter.barriers, Ordering::Relaxed);
+        self.submissions.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn wait(&self, (): ()) -> Result<f64> {
+        Ok(0.0)
+    }
+}

@@ -1,0 +1,231 @@
+//! Kernels of `src/kernels`, run by the emulator with what their contracts bind, in several orders of lanes.
+#![allow(clippy::unwrap_used, dead_code)]
+
+use ingle_device_metal::kernels::{HEADERS, Kernel};
+pub use metal_emulator::Sanitizer;
+use metal_emulator::{
+    Binding, Buffer, Compiler, Constant, Counters, Dispatch, LaneOrder, Library, Options, ParameterKind,
+    RunOptions,
+};
+use std::collections::BTreeMap;
+
+/// One dispatch, with everything that a host binds.
+#[derive(Clone, Debug, Default)]
+pub struct Launch {
+    pub file: &'static str,
+    pub function: String,
+    pub constants: BTreeMap<u16, Constant>,
+    pub arguments: Vec<u8>,
+    /// Contents before the dispatch, by index.
+    pub buffers: BTreeMap<u32, Vec<u8>>,
+    /// Bytes before a buffer's contents, where there are any.
+    pub offsets: BTreeMap<u32, usize>,
+    pub threadgroup_memory: u32,
+    pub threadgroups: [u32; 3],
+    pub threads: u32,
+}
+
+/// The buffers after a dispatch.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Outcome {
+    pub buffers: BTreeMap<u32, Vec<u8>>,
+    pub counters: Counters,
+}
+
+impl Launch {
+    pub fn new(file: &'static str, function: impl Into<String>) -> Launch {
+        Launch { file, function: function.into(), threadgroups: [1; 3], threads: 32, ..Launch::default() }
+    }
+
+    pub fn flag(mut self, index: u16, value: bool) -> Launch {
+        self.constants.insert(index, Constant::Bool(value));
+        self
+    }
+
+    pub fn number(mut self, index: u16, value: u32) -> Launch {
+        self.constants.insert(index, Constant::UInt(value));
+        self
+    }
+
+    /// Buffer 0: words of 4 bytes.
+    pub fn arguments(mut self, words: &[u32]) -> Launch {
+        self.arguments = words.iter().flat_map(|w| w.to_le_bytes()).collect();
+        self
+    }
+
+    pub fn bytes(mut self, index: u32, bytes: &[u8]) -> Launch {
+        self.buffers.insert(index, bytes.to_vec());
+        self
+    }
+
+    pub fn floats(self, index: u32, values: &[f32]) -> Launch {
+        self.bytes(index, bytemuck::cast_slice(values))
+    }
+
+    pub fn words(self, index: u32, values: &[u32]) -> Launch {
+        self.bytes(index, bytemuck::cast_slice(values))
+    }
+
+    /// The contents of a buffer begin at this byte of it.
+    pub fn at(mut self, index: u32, offset: usize) -> Launch {
+        self.offsets.insert(index, offset);
+        self
+    }
+
+    /// A buffer of floats that the kernel writes, NaN before.
+    pub fn output(self, index: u32, n_floats: usize) -> Launch {
+        self.floats(index, &vec![f32::NAN; n_floats])
+    }
+
+    pub fn grid(mut self, threadgroups: [usize; 3], threads: usize) -> Launch {
+        self.threadgroups = threadgroups.map(|n| n as u32);
+        self.threads = threads as u32;
+        self
+    }
+
+    pub fn memory(mut self, bytes: usize) -> Launch {
+        self.threadgroup_memory = bytes.next_multiple_of(16) as u32;
+        self
+    }
+
+    /// Run it forward, in reverse and in a random order: every buffer must come out with the same bits.
+    pub fn run(&self) -> Outcome {
+        let library = library(self.file, Way::Checked);
+        let forward = self.run_once(&library, LaneOrder::Forward);
+        for order in [LaneOrder::Reverse, LaneOrder::Random(11)] {
+            let other = self.run_once(&library, order);
+            for (index, bytes) in &forward.buffers {
+                assert!(
+                    *bytes == other.buffers[index],
+                    "{} buffer {index}: {order:?} gives other bits",
+                    self.function
+                );
+            }
+        }
+        forward
+    }
+
+    /// Run it once, with bytes counted, as a function of a source of the test's own: fewer kernels compile sooner.
+    pub fn count(&self, source: &str) -> Counters {
+        self.run_own(Way::Counting, source).counters
+    }
+
+    /// Run it once under a sanitizer, as [`Self::count`] does.
+    pub fn sanitize(&self, sanitizer: Sanitizer, source: &str) -> Outcome {
+        self.run_own(Way::Sanitized(sanitizer), source)
+    }
+
+    /// Run the file's own kernel under a sanitizer.
+    pub fn sanitize_file(&self, sanitizer: Sanitizer) -> Outcome {
+        self.run_own(Way::Sanitized(sanitizer), &source(self.file))
+    }
+
+    fn run_own(&self, way: Way, source: &str) -> Outcome {
+        match compiler(way).compile("own.metal", source, HEADERS) {
+            Ok(library) => self.run_once(&library, LaneOrder::Reverse),
+            Err(error) => panic!("{}: {error}", self.function),
+        }
+    }
+
+    fn run_once(&self, library: &Library, order: LaneOrder) -> Outcome {
+        let declared = |index: &u16| library.constants().iter().any(|c| c.index == *index);
+        let constants: Vec<_> =
+            self.constants.iter().filter(|c| declared(c.0)).map(|(i, c)| (*i, *c)).collect();
+        let pipeline = library.pipeline(&self.function, &constants).unwrap();
+        let offset = |index: &u32| self.offsets.get(index).copied().unwrap_or(0);
+        let make = |(index, bytes): (&u32, &Vec<u8>)| {
+            let whole = [&vec![0xff; offset(index)][..], bytes].concat();
+            (*index, Buffer::from_bytes(&whole).unwrap())
+        };
+        let buffers: BTreeMap<u32, Buffer> = self.buffers.iter().map(make).collect();
+        // What the contract leaves unused is bound to a buffer of nothing, so that touching it is an error.
+        let unused = Buffer::new(0).unwrap();
+        let function = library.functions().iter().find(|f| f.name == self.function).unwrap();
+        let mut bindings: Vec<Binding> =
+            buffers.iter().map(|(index, buffer)| Binding::new(*index, buffer).at(offset(index))).collect();
+        for parameter in &function.parameters {
+            if let ParameterKind::Buffer(index) = parameter.kind
+                && index != 0
+                && !buffers.contains_key(&index)
+            {
+                bindings.push(Binding::new(index, &unused));
+            }
+        }
+        let memory = [(0, self.threadgroup_memory)];
+        let dispatch = Dispatch {
+            pipeline: &pipeline,
+            buffers: &bindings,
+            bytes: &[(0, &self.arguments)],
+            threadgroup_memory: if self.threadgroup_memory > 0 { &memory } else { &[] },
+            threadgroups: self.threadgroups,
+            threads_per_threadgroup: [self.threads, 1, 1],
+        };
+        let counters = match dispatch.run(&RunOptions { order, threads: 1 }) {
+            Ok(counters) => counters,
+            Err(fault) => panic!("{} {order:?}: {fault}", self.function),
+        };
+        let buffers = buffers
+            .iter()
+            .map(|(index, buffer)| (*index, buffer.as_slice()[offset(index)..].to_vec()))
+            .collect();
+        Outcome { buffers, counters }
+    }
+}
+
+/// How a library is compiled.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Way {
+    Checked,
+    Counting,
+    Sanitized(Sanitizer),
+}
+
+fn compiler(way: Way) -> Compiler {
+    // Shared by all tests of the crate, and kept for the next run.
+    let mut options = Options::new(concat!(env!("CARGO_TARGET_TMPDIR"), "/metal"));
+    options.counting = way == Way::Counting;
+    if let Way::Sanitized(sanitizer) = way {
+        options.sanitizer = sanitizer;
+    }
+    Compiler::new(options).unwrap()
+}
+
+fn source(file: &'static str) -> String {
+    let source = Kernel::of(file).source();
+    source.unwrap_or_else(|| panic!("{file} is not among the kernels"))
+}
+
+fn library(file: &'static str, way: Way) -> Library {
+    match compiler(way).compile(file, &source(file), &[]) {
+        Ok(library) => library,
+        Err(error) => panic!("{file}: {error}"),
+    }
+}
+
+/// Check a file with real address spaces.
+pub fn compile_strict(file: &'static str) {
+    if let Err(error) = compiler(Way::Checked).check_strict(file, &source(file), &[]) {
+        panic!("{file}: {error}");
+    }
+}
+
+impl Outcome {
+    pub fn floats(&self, index: u32) -> Vec<f32> {
+        self.buffers[&index].chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+    }
+
+    pub fn words(&self, index: u32) -> Vec<u32> {
+        self.buffers[&index].chunks_exact(4).map(|b| u32::from_le_bytes(b.try_into().unwrap())).collect()
+    }
+}
+
+/// The step buffer: 8 words.
+pub fn step(
+    n_rows: usize,
+    n_outputs: usize,
+    n_spans: usize,
+    n_groups: usize,
+    pages_per_table: usize,
+) -> [u32; 8] {
+    [n_rows as u32, n_outputs as u32, n_spans as u32, n_groups as u32, pages_per_table as u32, 0, 0, 0]
+}

@@ -1,0 +1,81 @@
+//! The cases that every device must pass, against the reference interpreter, on the emulated GPU: the very shaders that Apple's
+//! GPUs run.
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+#![allow(clippy::unwrap_used)]
+
+use device::OpKind;
+use device::testing::{Case, PlanBuilder, Sequences, check_cases, check_op_cases, limits};
+use formats::BlockType;
+use ingle_device_metal::MetalDevice;
+use ingle_device_metal::gpu::emulated::{EmulatedGpu, Options};
+use ingle_device_metal::selftest::{is_supported, tolerance};
+
+fn device() -> MetalDevice<EmulatedGpu> {
+    let cache = concat!(env!("CARGO_TARGET_TMPDIR"), "/shaders");
+    MetalDevice::new(EmulatedGpu::new(&Options::new(cache)).unwrap())
+}
+
+fn check(wanted: impl Fn(&Case) -> bool) {
+    let cases: Vec<Case> =
+        check_op_cases().into_iter().filter(|case| is_supported(case) && wanted(case)).collect();
+    assert!(!cases.is_empty());
+    match check_cases(&device(), cases, tolerance) {
+        Ok(n) => println!("{n} cases"),
+        Err(failures) => panic!("{failures}"),
+    }
+}
+
+#[test]
+fn products() {
+    check(|case| case.kind == OpKind::Linear);
+}
+
+#[test]
+fn experts() {
+    check(|case| case.kind == OpKind::ExpertLinear);
+}
+
+#[test]
+fn attentions() {
+    use OpKind::*;
+    check(|case| matches!(case.kind, Attention | SelfAttention | CrossAttention | CrossScores));
+}
+
+#[test]
+fn blocks() {
+    check(|case| case.kind == OpKind::Fused);
+}
+
+#[test]
+fn embeddings_norms_and_elements() {
+    use OpKind::*;
+    check(|case| {
+        !matches!(
+            case.kind,
+            Linear | ExpertLinear | Fused | Attention | SelfAttention | CrossAttention | CrossScores
+        )
+    });
+}
+
+/// One kernel for one row, two for more: as files that mix types have q, k and v.
+#[test]
+fn three_products_of_which_the_last_has_another_type() {
+    let mut b = PlanBuilder::new(3, 29);
+    let x = b.embed(256);
+    let norm = b.rms_norm(x, 256);
+    let [q, k, v] =
+        [BlockType::Q4_K, BlockType::Q4_K, BlockType::Q6_K].map(|block| b.linear(norm, 21, block, false));
+    let y = b.add(q, k);
+    let y = b.add(y, v);
+    let y = b.linear(y, 29, BlockType::F32, false);
+    let plan = b.finish(y);
+    let limits = limits(&plan.kv);
+    let mut sequences = Sequences::new(4, &plan.kv, &limits, 29);
+    let steps = [1, 3, 40].map(|n| sequences.step(&[(0, n)])).to_vec();
+    let (kind, block, name) = (OpKind::Linear, BlockType::Q4_K, "q4_k, q4_k, q6_k".to_owned());
+    // Sums in f32, in any order.
+    let case = Case { name, kind, block, plans: vec![plan], limits, steps, tolerance: 1e-5 };
+    if let Err(failures) = check_cases(&device(), vec![case], tolerance) {
+        panic!("{failures}");
+    }
+}

@@ -1,0 +1,73 @@
+//! After compiling, a step allocates nothing, counted by the allocator. The GPU is one that runs nothing, for what a driver
+//! allocates is not this crate's. Alone in its process, for others allocate.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::NullGpu;
+use device::testing::{Sequences, check_op_cases, limits, mini_transformer};
+use device::{Device, KvType, Limits, fusion};
+use formats::BlockType;
+use ingle_device_metal::MetalDevice;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// The system's allocator, which counts.
+struct Counting;
+
+static CALLS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: everything is the system's allocator's.
+#[allow(unsafe_code)]
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        CALLS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(p, layout) }
+    }
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        CALLS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn a_step_allocates_nothing() {
+    let device = MetalDevice::new(NullGpu::new("Apple M4 Pro"));
+    for block in [BlockType::F32, BlockType::Q4_1, BlockType::Q6_K] {
+        let plan = fusion::fuse(&mini_transformer(1, block), device.fusion());
+        let limits = Limits { kv_type: KvType::F16, ..limits(&plan.kv) };
+        let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
+        let mut sequences = Sequences::new(1, &plan.kv, &limits, 50);
+        let steps: Vec<_> = [&[(0, 40)][..], &[(0, 1)], &[(0, 1), (1, 17)], &[(1, 1)], &[(0, 1), (1, 1)]]
+            .iter()
+            .map(|spans| sequences.step(spans))
+            .collect();
+        let before = CALLS.load(Ordering::Relaxed);
+        for step in &steps {
+            program.run(&step.borrow()).unwrap();
+        }
+        assert_eq!(CALLS.load(Ordering::Relaxed) - before, 0, "{block}");
+        assert!(device.gpu().take().0 > 0);
+    }
+    // Several plans, with memories that slots share.
+    let mut n_cases = 0;
+    for case in check_op_cases().iter().filter(|case| case.name.contains("memory of 50")) {
+        let mut program = device.compile(&case.plans, &case.limits).unwrap();
+        let before = CALLS.load(Ordering::Relaxed);
+        for step in &case.steps {
+            program.run(&step.borrow()).unwrap();
+        }
+        assert_eq!(CALLS.load(Ordering::Relaxed) - before, 0, "{}", case.name);
+        n_cases += 1;
+    }
+    assert!(n_cases > 0);
+}

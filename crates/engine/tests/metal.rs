@@ -1,0 +1,73 @@
+//! The engine on the Metal device, emulated: answers come in chains, token by token, and are those of single steps.
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{greedy, model, options};
+use device::{Device, KvType};
+use device_metal::MetalDevice;
+use device_metal::gpu::emulated::{EmulatedGpu, Options};
+use ingle_engine::*;
+
+fn engine(name: &str, options: &LoadOptions) -> Engine {
+    let gpu = EmulatedGpu::new(&Options::new(concat!(env!("CARGO_TARGET_TMPDIR"), "/shaders"))).unwrap();
+    let device: Arc<dyn Device> = Arc::new(MetalDevice::new(gpu));
+    Engine::new(model(name), &device, options).unwrap()
+}
+
+fn prompt() -> Vec<u32> {
+    (0..45).map(|i| (i * 37 + 11) % 150).collect()
+}
+
+/// With windows too: pages are let go of while the chain goes on. A profile runs step by step.
+#[test]
+fn chained_answers_are_those_of_single_steps() {
+    for name in ["qwen3", "gemma3"] {
+        let options = LoadOptions { kv_type: Some(KvType::F16), ..options(96, 32, 1) };
+        let mut engine = engine(name, &options);
+        let chained = engine.complete(greedy(&prompt(), 30)).unwrap();
+        engine.clear_prefix_cache();
+        engine.record_timings(true);
+        let single = engine.complete(greedy(&prompt(), 30)).unwrap();
+        let steps = engine.take_timings();
+        engine.record_timings(false);
+        assert_eq!(chained.tokens, single.tokens, "{name}");
+        assert_eq!(chained.tokens.len(), 30);
+        assert!(steps.iter().filter(|step| step.n_rows == 1).count() >= 29);
+        // What the chain left in the cache serves the next turn.
+        let mut longer = prompt();
+        longer.extend(&chained.tokens);
+        let reused = engine.complete(greedy(&longer, 5)).unwrap();
+        assert!(reused.finished.timings.reused_tokens > 60, "{name}: {:?}", reused.finished.timings);
+        engine.clear_prefix_cache();
+        assert_eq!(reused.tokens, engine.complete(greedy(&longer, 5)).unwrap().tokens, "{name}");
+    }
+}
+
+/// The answer ends where the context does, and where somebody cancels it.
+#[test]
+fn chains_end_where_answers_end() {
+    let mut engine = engine("llama", &options(64, 32, 1));
+    let full = engine.complete(greedy(&prompt(), 1000)).unwrap();
+    assert_eq!(full.tokens.len(), 64 - 45);
+    assert_eq!(full.finished.reason, FinishReason::ContextFull);
+    let request = greedy(&prompt(), 1000);
+    let cancel = request.cancel.clone();
+    let mut n = 0;
+    let finished = engine
+        .generate(request, |event| {
+            if let Event::Token { .. } = event {
+                n += 1;
+                if n == 3 {
+                    cancel.cancel();
+                }
+            }
+        })
+        .unwrap();
+    assert_eq!(finished.reason, FinishReason::Cancelled);
+    assert!(n <= 4, "{n}");
+    assert_eq!(engine.complete(greedy(&prompt(), 1000)).unwrap().tokens, full.tokens);
+}

@@ -1,0 +1,98 @@
+//! Every family's plan on the Metal device, emulated, gives what transformers gives: decoders with experts and without, an
+//! encoder, and speech. Prompts go in one chunk, in chunks of seven rows and row by row.
+//!
+//! The fixtures' weights are BF16, which the device multiplies in f32, tiles included, and keys and values are kept in f32 here,
+//! so the interpreter's bound holds for it too.
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+#![allow(clippy::unwrap_used)]
+
+mod common;
+#[path = "common/speech.rs"]
+mod speech;
+
+use common::{DENSE, MIXED, Runner, TOLERANCE, check_with, json, open};
+use device::Numerics;
+use device_metal::MetalDevice;
+use device_metal::gpu::emulated::{EmulatedGpu, Options};
+use model::ModelSpec;
+use speech::{NAME, Speech, worst};
+
+fn device() -> MetalDevice<EmulatedGpu> {
+    MetalDevice::new(
+        EmulatedGpu::new(&Options::new(concat!(env!("CARGO_TARGET_TMPDIR"), "/shaders"))).unwrap(),
+    )
+}
+
+fn agree(names: &[&str], chunks: &[usize]) {
+    let device = device();
+    for name in names {
+        let checkpoint = open(name);
+        let plan = ModelSpec::from_checkpoint(&checkpoint).unwrap().plan(&checkpoint).unwrap();
+        for chunk in chunks {
+            let worst = check_with(Runner::on(&device, &plan, Numerics::Fast), name, *chunk);
+            println!("{name}: chunks of {chunk}: {worst:.1e}");
+        }
+    }
+}
+
+#[test]
+fn dense_fixtures_agree() {
+    agree(&DENSE, &[40, 7, 1]);
+}
+
+#[test]
+fn fixtures_with_experts_agree() {
+    agree(&MIXED, &[40, 7, 1]);
+}
+
+#[test]
+fn an_encoder_agrees() {
+    let checkpoint = open("bert");
+    let plan = ModelSpec::from_checkpoint(&checkpoint).unwrap().plan(&checkpoint).unwrap();
+    let json = json("bert/expected.json");
+    let row = |v: &serde_json::Value| -> Vec<f32> {
+        v.as_array().unwrap().iter().map(|v| v.as_f64().unwrap() as f32).collect()
+    };
+    let ids: Vec<u32> = row(&json["input_ids"]).into_iter().map(|v| v as u32).collect();
+    let expected: Vec<Vec<f32>> = json["last_hidden_state"].as_array().unwrap().iter().map(row).collect();
+    let (found, _) = Runner::on(&device(), &plan, Numerics::Fast).step(&ids);
+    let difference = worst(&found, &expected);
+    assert!(difference < TOLERANCE, "{difference}");
+}
+
+#[test]
+fn speech_agrees() {
+    let device = device();
+    let expected = speech::expected();
+    let checkpoint = open(NAME);
+    let spec = ModelSpec::from_checkpoint(&checkpoint).unwrap();
+    let plans = spec.speech_plans(&checkpoint, &[(0, 1), (1, 0), (1, 2)]).unwrap();
+    let mut run = Speech::new(&device, &plans, Numerics::Fast);
+    let states = run.encode(&expected.input, &expected.encoder_positions);
+    let difference = worst(&states, &expected.encoder_hidden);
+    assert!(difference < TOLERANCE, "states differ by {difference}");
+    for chunk in [expected.tokens.len(), 1] {
+        run.rewind();
+        let (mut logits, mut best) = (Vec::new(), 0);
+        for tokens in expected.tokens.chunks(chunk) {
+            let (rows, last) = run.decode(tokens);
+            logits.extend(rows);
+            best = last;
+        }
+        let difference = worst(&logits, &expected.logits);
+        assert!(difference < TOLERANCE, "chunks of {chunk}: logits differ by {difference}");
+        let mut greedy = Vec::new();
+        while greedy.len() < expected.greedy.len() {
+            greedy.push(best);
+            best = run.decode(&[best]).1;
+        }
+        assert_eq!(greedy, expected.greedy, "chunks of {chunk}");
+    }
+    let (_, kept) = run.align(&expected.tokens);
+    let mut reference = Speech::new(&device::interpreter::Reference::new(2), &plans, Numerics::Deterministic);
+    reference.encode(&expected.input, &[]);
+    for (found, expected) in kept.iter().zip(reference.align(&expected.tokens).1) {
+        let difference = worst(found, &expected);
+        assert!(difference < TOLERANCE, "scores differ by {difference}");
+    }
+}
