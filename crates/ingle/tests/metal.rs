@@ -1,7 +1,6 @@
 //! The Metal device from the command line: what a machine without Apple's GPU says, and the shaders in the emulator.
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
-#[allow(dead_code)]
 mod common;
 
 #[cfg(not(target_os = "macos"))]
