@@ -16,9 +16,10 @@ use crate::kernels::{
     pool, projection, qk_rope_kv, rms_norm, rope, route, scale, select_rows, self_attention, softcap, unfold,
 };
 use crate::layout::{ExpertSizes, Layout, ProjectionSizes};
-use crate::lower::{HeadChain, Lowered, Norm, Projection, RopeKey, RopeOf, Tail, Unit};
+use crate::lower::{Lowered, RopeKey, Unit, out_of};
 use crate::weights::Interleaved;
 use device::arena::NO_PLACE;
+use device::lower::{HeadChain, Norm, NormAdd, Projection, QkRopeKv, RopeOf, Tail};
 use device::{CommandInfo, KvLayerId, Limits, Numerics, Op, Plan, ValueId, WeightId, WeightPart};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::AtomicUsize;
@@ -128,13 +129,11 @@ impl Compiler<'_> {
                 Unit::Projection(p) => {
                     // It prepares rows of its own.
                     ordered.gathered = None;
-                    let params = self.projection(&mut table, *node, p, rows);
-                    if self.rows_of(p.x, rows) == RowsOfStep::One {
-                        streams.push((table.commands.len() - 1, params));
-                    }
+                    let of_one_row = self.projection(&mut table, *node, p, rows);
+                    streams.extend(of_one_row.map(|params| (table.commands.len() - 1, params)));
                 }
                 Unit::Primitive(op) => self.primitive(&mut table, *node, op),
-                Unit::NormAdd { x, norm, residual, out } => {
+                Unit::NormAdd(NormAdd { x, norm, residual, out }) => {
                     let params = rms_norm::Params {
                         x: self.value(*x),
                         weight: self.weight_or_null(norm.weight),
@@ -148,9 +147,7 @@ impl Compiler<'_> {
                     let command = Command::new(rms_norm::rms_norm(self.isa), params);
                     self.push(&mut table, *node, command, "rms_norm + add".into(), 0);
                 }
-                Unit::QkRopeKv { q, k, v, layer } => {
-                    self.qk_rope_kv(&mut table, *node, q.as_ref(), k, *v, *layer);
-                }
+                Unit::QkRopeKv(unit) => self.qk_rope_kv(&mut table, *node, unit),
             }
         }
         table.ahead = Ahead::new(&streams, table.commands.len(), self.layout.n_workers);
@@ -231,10 +228,8 @@ impl Compiler<'_> {
 
     fn turn(&self, rope: Option<RopeOf>) -> Turn {
         let table_of = |key: RopeKey| self.layout.rope_tables.iter().position(|(k, _)| *k == key);
-        match rope.and_then(|r| Some((r, table_of(r.key)?))) {
-            Some((r, index)) => {
-                Turn { table: self.at.rope_tables[index], n_dims: r.key.n_dims, style: r.style }
-            }
+        match rope.and_then(|r| Some((r, table_of(RopeKey::of(self.plan, r))?))) {
+            Some((r, index)) => Turn { table: self.at.rope_tables[index], n_dims: r.n_dims, style: r.style },
             None => Turn { table: null(), n_dims: 0, style: device::RopeStyle::Half },
         }
     }
@@ -248,39 +243,33 @@ impl Compiler<'_> {
             weight: self.weight_or_null(norm.weight),
             eps: norm.eps,
             turn: self.turn(chain.rope),
-            out: chain.out.map_or(null_mut(), |id| self.value(id)),
+            out: out_of(chain).map_or(null_mut(), |id| self.value(id)),
         }
     }
 
-    fn qk_rope_kv(
-        &self,
-        table: &mut Table,
-        node: usize,
-        q: Option<&HeadChain>,
-        k: &HeadChain,
-        v: ValueId,
-        layer: KvLayerId,
-    ) {
-        let pages = self.pages(layer);
+    fn qk_rope_kv(&self, table: &mut Table, node: usize, unit: &QkRopeKv) {
+        let QkRopeKv { q, k, v, layer, .. } = unit;
+        let pages = self.pages(*layer);
         let k_chain = self.chain(k, pages.head_dim);
         let none = qk_rope_kv::Chain { n_heads: 0, norm: false, ..k_chain };
-        let q_chain = q.map_or(none, |q| self.chain(q, pages.head_dim));
-        let params = qk_rope_kv::Params { q: q_chain, k: k_chain, v: self.value(v), pages };
+        let q_chain = q.as_ref().map_or(none, |q| self.chain(q, pages.head_dim));
+        let params = qk_rope_kv::Params { q: q_chain, k: k_chain, v: self.value(*v), pages };
         let name = if k.norm.is_some() { "qk_norm + rope + kv_write" } else { "rope + kv_write" };
         self.push(table, node, Command::new(qk_rope_kv::qk_rope_kv(self.isa), params), name.into(), 0);
     }
 
+    /// Its parameters, if it is one of a single row.
     fn projection(
         &self,
         table: &mut Table,
         node: usize,
         p: &Projection,
         rows: RowsOfStep,
-    ) -> projection::Params {
+    ) -> Option<projection::Params> {
         let rows = self.rows_of(p.x, rows);
         let sizes = ProjectionSizes::new(self.plan, p, self.limits, self.layout.n_workers);
         let (reads_f32, reads_q8) = sizes.reads;
-        let norm = p.norm.unwrap_or(Norm { weight: None, eps: 0.0 });
+        let norm = p.norm.map_or(Norm { weight: None, eps: 0.0 }, |(norm, _)| norm);
         let source = activation_rows::Source {
             x: self.value(p.x),
             cols: sizes.cols,
@@ -349,7 +338,7 @@ impl Compiler<'_> {
         let bytes = p.matrices.iter().map(|m| self.plan.weight_bytes(m.weight)).sum();
         let name = format!("{} ({suffix})", self.projection_name(p, rows));
         self.push(table, node, Command::new(kernel, params), name, bytes);
-        params
+        (rows == RowsOfStep::One).then_some(params)
     }
 
     fn experts(&self, table: &mut Table, node: usize, op: Experts, rows: RowsOfStep, ordered: &mut Ordered) {
@@ -477,13 +466,14 @@ impl Compiler<'_> {
                 (Command::new(rms_norm::rms_norm(isa), params), "rms_norm")
             }
             Op::Rope { x, head_dim, n_dims, style, frequencies, scale, out } => {
-                let key = RopeKey::new(self.plan, *frequencies, *n_dims, *scale);
+                let rope =
+                    RopeOf { frequencies: *frequencies, n_dims: *n_dims, style: *style, scale: *scale };
                 let params = rope::Params {
                     x: self.value(*x),
                     out: self.value(*out),
                     cols: self.plan.value(*x).cols,
                     head_dim: *head_dim,
-                    turn: self.turn(Some(RopeOf { key, style: *style })),
+                    turn: self.turn(Some(rope)),
                 };
                 (Command::new(rope::rope(isa), params), "rope")
             }

@@ -7,9 +7,10 @@ use crate::kernels::{
     activation_rows, argmax, attention, attention_tile, cross_attention, cross_scores, expert_groups,
     expert_linear, projection, qk_rope_kv, round_up, self_attention,
 };
-use crate::lower::{Lowered, Projection, RopeKey, Tail, Unit, rope_tables};
+use crate::lower::{Lowered, RopeKey, Unit, rope_tables};
 use crate::weights::ToInterleave;
 use device::arena::{self, Arena};
+use device::lower::{Projection, Tail};
 use device::{Item, Limits, MemoryPlan, Op, Plan, Residence, Rows, Value, ValueId, Weight, WeightId};
 use formats::Bytes;
 use std::collections::HashSet;
@@ -296,7 +297,7 @@ impl Layout {
                 expert_linear::one_row_scratch_bytes(sizes.n_in)
                     .max(expert_linear::many_rows_scratch_bytes(sizes.row_block, gemm))
             }
-            Unit::QkRopeKv { layer, .. } => qk_rope_kv::scratch_bytes(plan.kv.layer(*layer).head_dim),
+            Unit::QkRopeKv(unit) => qk_rope_kv::scratch_bytes(plan.kv.layer(unit.layer).head_dim),
             Unit::Primitive(Op::Attention { layer, n_heads, .. }) => {
                 let layer = plan.kv.layer(*layer);
                 let n_group = n_heads / layer.n_kv_heads;

@@ -1,70 +1,8 @@
 //! From nodes to what the kernels run: each node becomes one [`Unit`], or, where no kernel runs a fused Op as a whole, one
 //! for each of its parts. Pure: it names values and weights, and takes no memory.
 
-use device::{Activation, FusedKind, KvLayerId, Op, Plan, RopeStyle, ValueId, WeightId};
-
-/// A norm of a whole row, or of a head.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Norm {
-    /// Absent: no factor.
-    pub weight: Option<WeightId>,
-    /// Added to the mean square.
-    pub eps: f32,
-}
-
-/// One matrix of a projection.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct MatrixOf {
-    /// `(n_out, n_in)`
-    pub weight: WeightId,
-    /// `(n_out)`
-    pub bias: Option<WeightId>,
-    /// Where its products would go without an epilogue.
-    pub out: ValueId,
-}
-
-/// What follows the products.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Tail {
-    /// Each goes to its own value.
-    Store,
-    /// The only product is added to a residual.
-    Add {
-        /// What is added.
-        residual: ValueId,
-        /// Where the sum goes.
-        out: ValueId,
-    },
-    /// `kind(first) * second`
-    Gate {
-        /// The function.
-        kind: Activation,
-        /// Where it goes.
-        out: ValueId,
-    },
-}
-
-/// One to three matrices that read the same rows.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Projection {
-    /// What is normalised, or read.
-    pub x: ValueId,
-    /// Of the whole row.
-    pub norm: Option<Norm>,
-    /// With [`Tail::Gate`] the gate's is first.
-    pub matrices: Vec<MatrixOf>,
-    /// What follows.
-    pub tail: Tail,
-}
-
-/// How heads turn.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct RopeOf {
-    /// Its table: an index into [`rope_tables`].
-    pub key: RopeKey,
-    /// Which columns form a pair.
-    pub style: RopeStyle,
-}
+use device::lower::{HeadChain, NormAdd, Projection, QkRopeKv, RopeOf, norm_add, projection, qk_rope_kv};
+use device::{FusedKind, Op, Plan, ValueId, WeightId};
 
 /// Ropes with the same key share a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -85,19 +23,11 @@ impl RopeKey {
         let frequencies = first.map_or(frequencies, |index| WeightId(index as u32));
         RopeKey { frequencies, n_dims, scale: scale.to_bits() }
     }
-}
 
-/// What happens to the heads of q, or of k.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct HeadChain {
-    /// Where they come from.
-    pub x: ValueId,
-    /// Of each head.
-    pub norm: Option<Norm>,
-    /// After the norm.
-    pub rope: Option<RopeOf>,
-    /// Where they go, if anybody reads them.
-    pub out: Option<ValueId>,
+    /// Of heads that turn.
+    pub fn of(plan: &Plan, rope: RopeOf) -> RopeKey {
+        RopeKey::new(plan, rope.frequencies, rope.n_dims, rope.scale)
+    }
 }
 
 /// What one or two commands run.
@@ -107,28 +37,10 @@ pub enum Unit {
     Primitive(Op),
     /// Linears with what stands before and after them.
     Projection(Projection),
-    /// `out = norm(x) + residual`
-    NormAdd {
-        /// What is normalised.
-        x: ValueId,
-        /// Of the whole row.
-        norm: Norm,
-        /// What is added.
-        residual: ValueId,
-        /// Where it goes.
-        out: ValueId,
-    },
+    /// A norm and a residual.
+    NormAdd(NormAdd),
     /// Norm and Rope of q and k, KvWrite of k and v.
-    QkRopeKv {
-        /// The query heads, if they are part of it.
-        q: Option<HeadChain>,
-        /// The key heads.
-        k: HeadChain,
-        /// The value heads.
-        v: ValueId,
-        /// Where keys and values go.
-        layer: KvLayerId,
-    },
+    QkRopeKv(QkRopeKv),
 }
 
 /// A unit and the node that it comes from.
@@ -140,17 +52,19 @@ pub struct Lowered {
     pub unit: Unit,
 }
 
+/// Where heads go, if anybody reads them beside the cache.
+pub fn out_of(chain: &HeadChain) -> Option<ValueId> {
+    (chain.escapes && !chain.is_empty()).then_some(chain.end)
+}
+
 impl Unit {
     /// Values that are written to memory.
     pub fn writes(&self) -> Vec<ValueId> {
         match self {
             Unit::Primitive(op) => op.writes(),
-            Unit::Projection(p) => match p.tail {
-                Tail::Store => p.matrices.iter().map(|m| m.out).collect(),
-                Tail::Add { out, .. } | Tail::Gate { out, .. } => vec![out],
-            },
-            Unit::NormAdd { out, .. } => vec![*out],
-            Unit::QkRopeKv { q, k, .. } => q.iter().chain([k]).filter_map(|c| c.out).collect(),
+            Unit::Projection(p) => p.writes(),
+            Unit::NormAdd(NormAdd { out, .. }) => vec![*out],
+            Unit::QkRopeKv(QkRopeKv { q, k, .. }) => q.iter().chain([k]).filter_map(out_of).collect(),
         }
     }
 }
@@ -177,12 +91,7 @@ pub fn lower(plan: &Plan) -> Vec<Lowered> {
 
 fn primitive(op: &Op) -> Unit {
     match op {
-        Op::Linear { x, weight, bias, out } => Unit::Projection(Projection {
-            x: *x,
-            norm: None,
-            matrices: vec![MatrixOf { weight: *weight, bias: *bias, out: *out }],
-            tail: Tail::Store,
-        }),
+        Op::Linear { x, weight, bias, out } => Unit::Projection(Projection::single(*x, *weight, *bias, *out)),
         op => Unit::Primitive(op.clone()),
     }
 }
@@ -193,118 +102,10 @@ fn recognise(plan: &Plan, kind: FusedKind, parts: &[Op], escaping: &[ValueId]) -
         FusedKind::NormLinear | FusedKind::NormGateUp | FusedKind::GateUp | FusedKind::LinearAdd => {
             projection(plan, parts).map(Unit::Projection)
         }
-        FusedKind::NormAdd => {
-            let [Op::RmsNorm { x, weight, eps, group, out: normed }, Op::Add { a, b, out }] = parts else {
-                return None;
-            };
-            let residual = other_of(*normed, *a, *b)?;
-            let norm = Norm { weight: *weight, eps: *eps };
-            (*group == plan.value(*x).cols).then_some(Unit::NormAdd { x: *x, norm, residual, out: *out })
-        }
-        FusedKind::QkNormRopeKvWrite => qk_rope_kv(plan, parts, escaping),
+        FusedKind::NormAdd => norm_add(plan, parts).map(Unit::NormAdd),
+        FusedKind::QkNormRopeKvWrite => qk_rope_kv(plan, parts, escaping).map(Unit::QkRopeKv),
         FusedKind::QkNormRopeKvAttention => None,
     }
-}
-
-/// Of an addition's two inputs, the one that is not `this`.
-fn other_of(this: ValueId, a: ValueId, b: ValueId) -> Option<ValueId> {
-    if a == b {
-        None
-    } else if a == this {
-        Some(b)
-    } else {
-        (b == this).then_some(a)
-    }
-}
-
-/// `[norm] linear{1,3} [add | gate]`
-fn projection(plan: &Plan, parts: &[Op]) -> Option<Projection> {
-    let (mut x, mut norm, mut rest) = (None, None, parts);
-    if let [Op::RmsNorm { x: from, weight, eps, group, out }, after @ ..] = rest {
-        if *group != plan.value(*from).cols {
-            return None;
-        }
-        norm = Some((*from, *out, Norm { weight: *weight, eps: *eps }));
-        x = Some(*out);
-        rest = after;
-    }
-    let mut matrices = Vec::new();
-    while let [Op::Linear { x: from, weight, bias, out }, after @ ..] = rest {
-        if *x.get_or_insert(*from) != *from {
-            return None;
-        }
-        matrices.push(MatrixOf { weight: *weight, bias: *bias, out: *out });
-        rest = after;
-    }
-    let n_out = |m: &MatrixOf| plan.weight(m.weight).n_rows();
-    let tail = match rest {
-        [] => Tail::Store,
-        [Op::Add { a, b, out }] if matrices.len() == 1 => {
-            Tail::Add { residual: other_of(matrices[0].out, *a, *b)?, out: *out }
-        }
-        [Op::Gate { gate, up, kind, out }]
-            if matrices.len() == 2 && n_out(&matrices[0]) == n_out(&matrices[1]) =>
-        {
-            if *gate == matrices[1].out {
-                matrices.swap(0, 1);
-            }
-            if (*gate, *up) != (matrices[0].out, matrices[1].out) {
-                return None;
-            }
-            Tail::Gate { kind: *kind, out: *out }
-        }
-        _ => return None,
-    };
-    let norm_of = norm.map(|(_, _, n)| n);
-    let x = norm.map(|(from, _, _)| from).or(x)?;
-    (1..=3).contains(&matrices.len()).then_some(Projection { x, norm: norm_of, matrices, tail })
-}
-
-/// `norm{0,2} rope{0,2} kv_write`, in two chains.
-fn qk_rope_kv(plan: &Plan, parts: &[Op], escaping: &[ValueId]) -> Option<Unit> {
-    let (Op::KvWrite { k, v, layer }, steps) = parts.split_last()? else { return None };
-    let head_dim = plan.kv.layer(*layer).head_dim;
-    let mut used = 0;
-    // The steps that lead to a value, last first.
-    let mut chain = |end: ValueId| -> Option<HeadChain> {
-        let mut chain = HeadChain { x: end, norm: None, rope: None, out: None };
-        for op in steps.iter().rev() {
-            match op {
-                Op::Rope { x, head_dim: dim, n_dims, style, frequencies, scale, out }
-                    if *out == chain.x
-                        && chain.rope.is_none()
-                        && chain.norm.is_none()
-                        && *dim == head_dim =>
-                {
-                    let key = RopeKey::new(plan, *frequencies, *n_dims, *scale);
-                    chain.rope = Some(RopeOf { key, style: *style });
-                    chain.x = *x;
-                    used += 1;
-                }
-                Op::RmsNorm { x, weight, eps, group, out }
-                    if *out == chain.x && chain.norm.is_none() && *group == head_dim =>
-                {
-                    chain.norm = Some(Norm { weight: *weight, eps: *eps });
-                    chain.x = *x;
-                    used += 1;
-                }
-                _ => {}
-            }
-        }
-        chain.out = escaping.contains(&end).then_some(end);
-        Some(chain)
-    };
-    let k_chain = chain(*k)?;
-    let written: Vec<ValueId> = steps.iter().flat_map(Op::writes).collect();
-    // q's end is the value that others read and that is not k.
-    let q_end = escaping.iter().copied().find(|id| *id != *k && written.contains(id));
-    let q_chain = match q_end {
-        Some(end) => Some(chain(end)?),
-        None => None,
-    };
-    // `k` itself is written by the chain only if the chain has steps.
-    let k_chain = if k_chain.x == *k { HeadChain { out: None, ..k_chain } } else { k_chain };
-    (used == steps.len()).then_some(Unit::QkRopeKv { q: q_chain, k: k_chain, v: *v, layer: *layer })
 }
 
 /// The distinct tables that the plan's Ropes read, in order of their first use.
@@ -315,7 +116,9 @@ pub fn rope_tables(plan: &Plan, lowered: &[Lowered]) -> Vec<RopeKey> {
             Unit::Primitive(Op::Rope { frequencies, n_dims, scale, .. }) => {
                 vec![RopeKey::new(plan, *frequencies, *n_dims, *scale)]
             }
-            Unit::QkRopeKv { q, k, .. } => q.iter().chain([k]).filter_map(|c| Some(c.rope?.key)).collect(),
+            Unit::QkRopeKv(QkRopeKv { q, k, .. }) => {
+                q.iter().chain([k]).filter_map(|c| Some(RopeKey::of(plan, c.rope?))).collect()
+            }
             _ => vec![],
         };
         for key in found {
@@ -331,6 +134,7 @@ pub fn rope_tables(plan: &Plan, lowered: &[Lowered]) -> Vec<RopeKey> {
 mod tests {
     use super::*;
     use device::fusion::{self, fuse};
+    use device::lower::Tail;
     use device::testing::{PlanBuilder, mini_transformer};
     use formats::BlockType;
 
@@ -351,7 +155,7 @@ mod tests {
                     Tail::Add { .. } => 'A',
                     Tail::Gate { .. } => 'G',
                 },
-                Unit::QkRopeKv { q: Some(_), .. } => 'K',
+                Unit::QkRopeKv(QkRopeKv { q: Some(_), .. }) => 'K',
                 Unit::Primitive(Op::Attention { .. }) => 'T',
                 Unit::Primitive(Op::Embed { .. }) => 'e',
                 Unit::Primitive(Op::SelectRows { .. }) => 's',

@@ -3,8 +3,8 @@
 
 #![allow(clippy::unwrap_used)]
 
-use device::testing::{Sequences, limits, mini_transformer};
-use device::{Device, KvType, Limits, Numerics, OwnedStep, Plan, Program, Span, Timing, Want, fusion};
+use device::testing::{Sequences, limits, mini_transformer, one_sequence};
+use device::{Device, KvType, Limits, Numerics, OwnedStep, Plan, Program, Span, Timing, fusion};
 use formats::BlockType;
 use ingle_device_cpu::{CpuDevice, Isa, Options};
 
@@ -16,21 +16,6 @@ fn fused(device: &CpuDevice, block: BlockType) -> (Plan, Limits) {
     let plan = fusion::fuse(&mini_transformer(3, block), device.fusion());
     let limits = Limits { kv_type: KvType::F16, ..limits(&plan.kv) };
     (plan, limits)
-}
-
-/// A step of one sequence whose pages are its table's entries in order.
-fn step(plan: &Plan, limits: &Limits, tokens: &[u32], first_position: u32) -> OwnedStep {
-    let pages_per_table = limits.n_ctx / limits.page_len;
-    OwnedStep {
-        plan: 0,
-        input: vec![],
-        tokens: tokens.to_vec(),
-        spans: vec![Span { slot: 0, first_row: 0, n_rows: tokens.len() as u32, first_position }],
-        page_tables: (0..plan.kv.groups.len()).flat_map(|_| 0..pages_per_table as u32).collect(),
-        pages_per_table,
-        outputs: vec![tokens.len() as u32 - 1],
-        want: Want::Argmax,
-    }
 }
 
 fn bits(program: &dyn Program) -> Vec<u32> {
@@ -69,7 +54,9 @@ fn deterministic_steps_do_not_depend_on_their_company() {
                 let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
                 let mut at = 0;
                 for len in chunks {
-                    program.run(&step(&plan, &limits, &tokens[at..at + len], at as u32).borrow()).unwrap();
+                    program
+                        .run(&one_sequence(&plan, &limits, &tokens[at..at + len], at as u32).borrow())
+                        .unwrap();
                     at += len;
                 }
                 bits(&*program)
@@ -80,7 +67,7 @@ fn deterministic_steps_do_not_depend_on_their_company() {
 
             // The same sequence as the middle one of three.
             let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
-            let alone = step(&plan, &limits, &tokens, 0);
+            let alone = one_sequence(&plan, &limits, &tokens, 0);
             let n_tables = plan.kv.groups.len();
             let span = |slot: u32, first_row: u32, n_rows: u32, first_position: u32| Span {
                 slot,
@@ -127,8 +114,8 @@ fn a_copied_page_serves_in_place_of_the_original() {
     let (plan, limits) = fused(&device, BlockType::Q8_0);
     let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
     let tokens: Vec<u32> = (0..20).collect();
-    program.run(&step(&plan, &limits, &tokens, 0).borrow()).unwrap();
-    let next = step(&plan, &limits, &[7], 20);
+    program.run(&one_sequence(&plan, &limits, &tokens, 0).borrow()).unwrap();
+    let next = one_sequence(&plan, &limits, &[7], 20);
     program.run(&next.borrow()).unwrap();
     let expected = bits(&*program);
     for group in 0..plan.kv.groups.len() {
@@ -154,7 +141,7 @@ fn pages_that_were_read_serve_in_another_program() {
     let compile = || device.compile(std::slice::from_ref(&plan), &limits).unwrap();
     let (mut first, mut second) = (compile(), compile());
     let tokens: Vec<u32> = (0..20).collect();
-    first.run(&step(&plan, &limits, &tokens, 0).borrow()).unwrap();
+    first.run(&one_sequence(&plan, &limits, &tokens, 0).borrow()).unwrap();
     for group in 0..plan.kv.groups.len() {
         for page in 0..2 {
             let n = plan.kv.page_bytes(group, limits.kv_type, limits.page_len);
@@ -168,7 +155,7 @@ fn pages_that_were_read_serve_in_another_program() {
             assert!(second.write_page(9, page, &bytes).is_err());
         }
     }
-    let next = step(&plan, &limits, &[7], 20);
+    let next = one_sequence(&plan, &limits, &[7], 20);
     first.run(&next.borrow()).unwrap();
     second.run(&next.borrow()).unwrap();
     assert_eq!(bits(&*second), bits(&*first));
@@ -179,7 +166,7 @@ fn steps_that_would_leave_the_buffers_are_errors() {
     let device = device(2);
     let (plan, limits) = fused(&device, BlockType::F32);
     let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
-    let good = step(&plan, &limits, &[1, 2, 3], 0);
+    let good = one_sequence(&plan, &limits, &[1, 2, 3], 0);
     program.run(&good.borrow()).unwrap();
     type Spoil<'a> = (&'a str, &'a dyn Fn(&mut OwnedStep));
     let spoil: [Spoil; 7] = [
@@ -197,7 +184,7 @@ fn steps_that_would_leave_the_buffers_are_errors() {
         assert!(program.run(&bad.borrow()).is_err(), "{what}");
         program.run(&good.borrow()).unwrap();
     }
-    let many = step(&plan, &limits, &[0; 65], 0);
+    let many = one_sequence(&plan, &limits, &[0; 65], 0);
     assert!(program.run(&many.borrow()).is_err(), "too many rows");
 }
 
@@ -207,11 +194,12 @@ fn a_step_without_outputs_or_without_rows_is_fine() {
     let (plan, limits) = fused(&device, BlockType::Q4_0);
     let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
     for tokens in [&[1, 2, 3][..], &[4]] {
-        let quiet = OwnedStep { outputs: vec![], ..step(&plan, &limits, tokens, 0) };
+        let quiet = OwnedStep { outputs: vec![], ..one_sequence(&plan, &limits, tokens, 0) };
         program.run(&quiet.borrow()).unwrap();
         assert!(program.logits().is_empty() && program.argmax().is_empty());
     }
-    let empty = OwnedStep { tokens: vec![], spans: vec![], outputs: vec![], ..step(&plan, &limits, &[1], 0) };
+    let empty =
+        OwnedStep { tokens: vec![], spans: vec![], outputs: vec![], ..one_sequence(&plan, &limits, &[1], 0) };
     program.run(&empty.borrow()).unwrap();
 }
 

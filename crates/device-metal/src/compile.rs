@@ -14,11 +14,12 @@ use crate::arguments::{
 use crate::gpu::{Binding, Constant, Gpu, MAX_ARGUMENT_BYTES, Place};
 use crate::kernels::{self, Kernel, constant};
 use crate::layout::{Scratch, StepLayout, selections, value_bytes};
-use crate::lower::{Lowered, Norm, Unit};
+use crate::lower::{Lowered, Unit};
 use crate::profile::Profile;
 use crate::table::{Command, Extent, Region, RowClass, Space, Table, When, region};
 use crate::weights::{Tables, Weights};
 use device::arena::{Arena, NO_PLACE};
+use device::lower::{Norm, NormAdd};
 use device::{CommandInfo, Error, KvLayerId, Limits, Numerics, Op, Plan, Result, Rows, ValueId, WeightId};
 use formats::Bytes;
 use std::collections::HashMap;
@@ -325,7 +326,7 @@ impl<G: Gpu> Draft<'_, G> {
     fn unit(&mut self, unit: &Unit) -> Result<()> {
         match unit {
             Unit::Projection(p) => self.projection(p),
-            Unit::NormAdd { x, norm, residual, out } => {
+            Unit::NormAdd(NormAdd { x, norm, residual, out }) => {
                 self.rms_norm(*x, *norm, self.compiler.cols(*x), Some(*residual), *out)
             }
             Unit::QkRopeKv(unit) => self.qk_rope_kv(unit),

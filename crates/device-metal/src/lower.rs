@@ -2,128 +2,10 @@
 //! for each of its parts. Then neighbouring units of a mixture of experts are joined. Pure: it names values and weights,
 //! and takes no memory.
 
-use device::{Activation, FusedKind, KvLayerId, Op, Plan, RopeStyle, ValueId, WeightId};
-
-/// A norm of a whole row, or of a head.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Norm {
-    /// Absent: no factor.
-    pub weight: Option<WeightId>,
-    /// Added to the mean square.
-    pub eps: f32,
-}
-
-/// One matrix of a projection.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct MatrixOf {
-    /// `(n_out, n_in)`
-    pub weight: WeightId,
-    /// `(n_out)`
-    pub bias: Option<WeightId>,
-    /// Where its products would go without an epilogue.
-    pub out: ValueId,
-}
-
-/// What follows the products.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Tail {
-    /// Each goes to its own value.
-    Store,
-    /// The only product is added to a residual.
-    Add {
-        /// What is added.
-        residual: ValueId,
-        /// Where the sum goes.
-        out: ValueId,
-    },
-    /// `kind(first) * second`
-    Gate {
-        /// The function.
-        kind: Activation,
-        /// Where it goes.
-        out: ValueId,
-    },
-}
-
-/// One to three matrices that read the same rows.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Projection {
-    /// What is normalised, or read.
-    pub x: ValueId,
-    /// Of the whole row, and where its result would go.
-    pub norm: Option<(Norm, ValueId)>,
-    /// With [`Tail::Gate`] the gate's is first.
-    pub matrices: Vec<MatrixOf>,
-    /// What follows.
-    pub tail: Tail,
-}
-
-/// How heads turn.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct RopeOf {
-    /// `(n_dims / 2)`
-    pub frequencies: WeightId,
-    /// Columns of a head that turn.
-    pub n_dims: usize,
-    /// Which columns form a pair.
-    pub style: RopeStyle,
-    /// On cosine and sine.
-    pub scale: f32,
-}
-
-/// What happens to the heads of q, or of k.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct HeadChain {
-    /// Where they come from.
-    pub x: ValueId,
-    /// Of each head.
-    pub norm: Option<Norm>,
-    /// After the norm.
-    pub rope: Option<RopeOf>,
-    /// The value that they become; `x` itself if nothing happens to them.
-    pub end: ValueId,
-    /// Whether anything but the attention of the same unit reads it.
-    pub escapes: bool,
-}
-
-impl HeadChain {
-    /// Whether nothing happens.
-    pub fn is_empty(&self) -> bool {
-        self.norm.is_none() && self.rope.is_none()
-    }
-}
-
-/// The fields of an Attention that stands behind its KvWrite.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AttentionOf {
-    /// Query heads.
-    pub n_heads: usize,
-    /// Factor on the scores.
-    pub scale: f32,
-    /// As [`Op::Attention`]'s.
-    pub softcap: Option<f32>,
-    /// As [`Op::Attention`]'s.
-    pub window: Option<usize>,
-    /// As [`Op::Attention`]'s.
-    pub sinks: Option<WeightId>,
-    /// Where it goes.
-    pub out: ValueId,
-}
-
-/// Norm and Rope of q and k, KvWrite of k and v, and the attention that follows.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct QkRopeKv {
-    /// The query heads, if they are part of it.
-    pub q: Option<HeadChain>,
-    /// The key heads.
-    pub k: HeadChain,
-    /// The value heads.
-    pub v: ValueId,
-    /// Where keys and values go.
-    pub layer: KvLayerId,
-    /// Of the query heads.
-    pub attention: Option<AttentionOf>,
-}
+use device::lower::{
+    HeadChain, NormAdd, Projection, QkRopeKv, Tail, norm_add, other_of, projection, qk_rope_kv,
+};
+use device::{Activation, FusedKind, Op, Plan, ValueId, WeightId};
 
 /// What one or a few dispatches run.
 #[derive(Clone, Debug, PartialEq)]
@@ -132,17 +14,8 @@ pub enum Unit {
     Primitive(Op),
     /// Linears with what stands before and after them.
     Projection(Projection),
-    /// `out = norm(x) + residual`
-    NormAdd {
-        /// What is normalised.
-        x: ValueId,
-        /// Of the whole row.
-        norm: Norm,
-        /// What is added.
-        residual: ValueId,
-        /// Where it goes.
-        out: ValueId,
-    },
+    /// A norm and a residual.
+    NormAdd(NormAdd),
     /// Heads on their way to the cache, and attention.
     QkRopeKv(QkRopeKv),
     /// Two ExpertLinears of the same rows and ids, and the Gate of the two.
@@ -203,7 +76,7 @@ impl Unit {
                     Tail::Gate { out, .. } => inside.chain(matrices).chain([out]).collect(),
                 }
             }
-            Unit::NormAdd { out, .. } | Unit::ExpertGateUp { out, .. } => vec![*out],
+            Unit::NormAdd(NormAdd { out, .. }) | Unit::ExpertGateUp { out, .. } => vec![*out],
             Unit::QkRopeKv(unit) => {
                 let chain = |chain: &HeadChain| (!chain.is_empty()).then_some(chain.end);
                 let q = unit.q.as_ref().and_then(chain);
@@ -229,10 +102,7 @@ impl Unit {
     /// Values that are certainly written, whichever schedule runs.
     fn surely_writes(&self) -> Vec<ValueId> {
         match self {
-            Unit::Projection(p) => match p.tail {
-                Tail::Store => p.matrices.iter().map(|m| m.out).collect(),
-                Tail::Add { out, .. } | Tail::Gate { out, .. } => vec![out],
-            },
+            Unit::Projection(p) => p.writes(),
             unit => unit.writes(),
         }
     }
@@ -260,12 +130,7 @@ pub fn lower(plan: &Plan) -> Vec<Lowered> {
 
 fn primitive(op: &Op) -> Unit {
     match op {
-        Op::Linear { x, weight, bias, out } => Unit::Projection(Projection {
-            x: *x,
-            norm: None,
-            matrices: vec![MatrixOf { weight: *weight, bias: *bias, out: *out }],
-            tail: Tail::Store,
-        }),
+        Op::Linear { x, weight, bias, out } => Unit::Projection(Projection::single(*x, *weight, *bias, *out)),
         op => Unit::Primitive(op.clone()),
     }
 }
@@ -276,127 +141,11 @@ fn recognise(plan: &Plan, kind: FusedKind, parts: &[Op], escaping: &[ValueId]) -
         FusedKind::NormLinear | FusedKind::NormGateUp | FusedKind::GateUp | FusedKind::LinearAdd => {
             projection(plan, parts).map(Unit::Projection)
         }
-        FusedKind::NormAdd => {
-            let [Op::RmsNorm { x, weight, eps, group, out: normed }, Op::Add { a, b, out }] = parts else {
-                return None;
-            };
-            let residual = other_of(*normed, *a, *b)?;
-            let norm = Norm { weight: *weight, eps: *eps };
-            (*group == plan.value(*x).cols).then_some(Unit::NormAdd { x: *x, norm, residual, out: *out })
-        }
+        FusedKind::NormAdd => norm_add(plan, parts).map(Unit::NormAdd),
         FusedKind::QkNormRopeKvWrite | FusedKind::QkNormRopeKvAttention => {
             qk_rope_kv(plan, parts, escaping).map(Unit::QkRopeKv)
         }
     }
-}
-
-/// Of an addition's two inputs, the one that is not `this`.
-fn other_of(this: ValueId, a: ValueId, b: ValueId) -> Option<ValueId> {
-    match (a == this, b == this) {
-        (true, false) => Some(b),
-        (false, true) => Some(a),
-        _ => None,
-    }
-}
-
-/// `[norm] linear{1,3} [add | gate]`
-fn projection(plan: &Plan, parts: &[Op]) -> Option<Projection> {
-    let (mut x, mut norm, mut rest) = (None, None, parts);
-    if let [Op::RmsNorm { x: from, weight, eps, group, out }, after @ ..] = rest {
-        if *group != plan.value(*from).cols {
-            return None;
-        }
-        norm = Some((*from, (Norm { weight: *weight, eps: *eps }, *out)));
-        x = Some(*out);
-        rest = after;
-    }
-    let mut matrices = Vec::new();
-    while let [Op::Linear { x: from, weight, bias, out }, after @ ..] = rest {
-        if *x.get_or_insert(*from) != *from {
-            return None;
-        }
-        matrices.push(MatrixOf { weight: *weight, bias: *bias, out: *out });
-        rest = after;
-    }
-    let n_out = |m: &MatrixOf| plan.weight(m.weight).n_rows();
-    let tail = match (rest, &mut matrices[..]) {
-        ([], [_, ..]) => Tail::Store,
-        ([Op::Add { a, b, out }], [only]) => Tail::Add { residual: other_of(only.out, *a, *b)?, out: *out },
-        ([Op::Gate { gate, up, kind, out }], [first, second]) if n_out(first) == n_out(second) => {
-            if *gate == second.out {
-                std::mem::swap(first, second);
-            }
-            if (*gate, *up) != (first.out, second.out) {
-                return None;
-            }
-            Tail::Gate { kind: *kind, out: *out }
-        }
-        _ => return None,
-    };
-    let x = norm.map(|(from, _)| from).or(x)?;
-    Some(Projection { x, norm: norm.map(|(_, norm)| norm), matrices, tail })
-}
-
-/// The two chains of norms and Ropes, the KvWrite, and the Attention if there is one.
-fn qk_rope_kv(plan: &Plan, parts: &[Op], escaping: &[ValueId]) -> Option<QkRopeKv> {
-    let write = parts.iter().position(|op| matches!(op, Op::KvWrite { .. }))?;
-    let (steps, after) = parts.split_at(write);
-    let [Op::KvWrite { k, v, layer }, after @ ..] = after else { return None };
-    let head_dim = plan.kv.layer(*layer).head_dim;
-    let mut used = 0;
-    let mut chain = |end: ValueId| -> HeadChain {
-        let mut chain = HeadChain { x: end, norm: None, rope: None, end, escapes: escaping.contains(&end) };
-        for op in steps.iter().rev() {
-            match op {
-                Op::Rope { x, head_dim: dim, n_dims, style, frequencies, scale, out }
-                    if *out == chain.x
-                        && chain.rope.is_none()
-                        && chain.norm.is_none()
-                        && *dim == head_dim =>
-                {
-                    chain.rope = Some(RopeOf {
-                        frequencies: *frequencies,
-                        n_dims: *n_dims,
-                        style: *style,
-                        scale: *scale,
-                    });
-                    chain.x = *x;
-                    used += 1;
-                }
-                Op::RmsNorm { x, weight, eps, group, out }
-                    if *out == chain.x && chain.norm.is_none() && *group == head_dim =>
-                {
-                    chain.norm = Some(Norm { weight: *weight, eps: *eps });
-                    chain.x = *x;
-                    used += 1;
-                }
-                _ => {}
-            }
-        }
-        chain
-    };
-    let k_chain = chain(*k);
-    let (q_end, attention) = match after {
-        [] => {
-            // q's end is the value that others read and that is not k.
-            let written: Vec<ValueId> = steps.iter().flat_map(Op::writes).collect();
-            (escaping.iter().copied().find(|id| id != k && written.contains(id)), None)
-        }
-        [Op::Attention { q, layer: read, n_heads, scale, softcap, window, sinks, out }] if read == layer => {
-            let attention = AttentionOf {
-                n_heads: *n_heads,
-                scale: *scale,
-                softcap: *softcap,
-                window: *window,
-                sinks: *sinks,
-                out: *out,
-            };
-            (Some(*q), Some(attention))
-        }
-        _ => return None,
-    };
-    let q = q_end.map(chain);
-    (used == steps.len()).then_some(QkRopeKv { q, k: k_chain, v: *v, layer: *layer, attention })
 }
 
 /// Join the neighbours of a mixture of experts that have a kernel together.

@@ -3,10 +3,8 @@
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used)]
 
-use device::testing::{Sequences, check_op_cases, compare_chunks, limits, mini_transformer};
-use device::{
-    Device, KvType, Limits, Numerics, OpKind, OwnedStep, PAGE_NONE, Plan, Program, Span, Want, fusion,
-};
+use device::testing::{Sequences, check_op_cases, compare_chunks, limits, mini_transformer, one_sequence};
+use device::{Device, KvType, Limits, Numerics, OpKind, OwnedStep, PAGE_NONE, Plan, Program, Want, fusion};
 use formats::BlockType;
 use ingle_device_metal::MetalDevice;
 use ingle_device_metal::gpu::emulated::{EmulatedGpu, Options};
@@ -25,21 +23,6 @@ fn fused(device: &dyn Device, block: BlockType) -> (Plan, Limits) {
     let plan = fusion::fuse(&mini_transformer(3, block), device.fusion());
     let limits = Limits { kv_type: KvType::F16, ..limits(&plan.kv) };
     (plan, limits)
-}
-
-/// A step of one sequence whose pages are its table's entries in order.
-fn step(plan: &Plan, limits: &Limits, tokens: &[u32], first_position: u32) -> OwnedStep {
-    let pages_per_table = limits.n_ctx / limits.page_len;
-    OwnedStep {
-        plan: 0,
-        input: vec![],
-        tokens: tokens.to_vec(),
-        spans: vec![Span { slot: 0, first_row: 0, n_rows: tokens.len() as u32, first_position }],
-        page_tables: (0..plan.kv.groups.len()).flat_map(|_| 0..pages_per_table as u32).collect(),
-        pages_per_table,
-        outputs: vec![tokens.len() as u32 - 1],
-        want: Want::Argmax,
-    }
 }
 
 fn bits(program: &dyn Program) -> Vec<u32> {
@@ -73,22 +56,22 @@ fn a_chain_gives_the_tokens_of_single_steps() {
         let (mut single, mut chained) = (compile(), compile());
         let prompt: Vec<u32> = (0..19).collect();
         let mut expected = vec![];
-        single.run(&step(&plan, &limits, &prompt, 0).borrow()).unwrap();
+        single.run(&one_sequence(&plan, &limits, &prompt, 0).borrow()).unwrap();
         let mut token = single.argmax()[0];
         let first = token;
         for position in 19..33 {
-            single.run(&step(&plan, &limits, &[token], position).borrow()).unwrap();
+            single.run(&one_sequence(&plan, &limits, &[token], position).borrow()).unwrap();
             token = single.argmax()[0];
             expected.push(token);
         }
-        chained.run(&step(&plan, &limits, &prompt, 0).borrow()).unwrap();
+        chained.run(&one_sequence(&plan, &limits, &prompt, 0).borrow()).unwrap();
         assert_eq!(chained.argmax()[0], first);
         // A chain that is stopped early, and one to its end.
-        chained.start_chain(&step(&plan, &limits, &[first], 19).borrow(), 9).unwrap();
+        chained.start_chain(&one_sequence(&plan, &limits, &[first], 19).borrow(), 9).unwrap();
         let mut found: Vec<u32> = (0..5).map(|_| chained.next_chained().unwrap().unwrap()).collect();
         chained.stop_chain().unwrap();
         assert_eq!(chained.next_chained().unwrap(), None);
-        chained.start_chain(&step(&plan, &limits, &found[4..], 24).borrow(), 9).unwrap();
+        chained.start_chain(&one_sequence(&plan, &limits, &found[4..], 24).borrow(), 9).unwrap();
         while let Some(token) = chained.next_chained().unwrap() {
             found.push(token);
         }
@@ -102,14 +85,14 @@ fn chains_that_cannot_be_are_refused() {
     let device = device();
     let (plan, limits) = fused(&device, BlockType::F32);
     let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
-    let good = step(&plan, &limits, &[1], 0);
+    let good = one_sequence(&plan, &limits, &[1], 0);
     assert!(program.most_chained() >= 64);
     let mut refused = |step: &OwnedStep, n: usize| assert!(program.start_chain(&step.borrow(), n).is_err());
     refused(&good, 0);
     refused(&good, 1 << 20);
-    refused(&step(&plan, &limits, &[1, 2], 0), 4);
+    refused(&one_sequence(&plan, &limits, &[1, 2], 0), 4);
     refused(&OwnedStep { want: Want::Logits, ..good.clone() }, 4);
-    refused(&step(&plan, &limits, &[1], 510), 4);
+    refused(&one_sequence(&plan, &limits, &[1], 510), 4);
     let mut short = good.clone();
     short.page_tables[1] = PAGE_NONE;
     refused(&short, 40);
@@ -148,7 +131,7 @@ fn pages_that_were_copied_or_read_serve_elsewhere() {
     let compile = || device.compile(std::slice::from_ref(&plan), &limits).unwrap();
     let (mut first, mut second) = (compile(), compile());
     let tokens: Vec<u32> = (0..20).collect();
-    first.run(&step(&plan, &limits, &tokens, 0).borrow()).unwrap();
+    first.run(&one_sequence(&plan, &limits, &tokens, 0).borrow()).unwrap();
     for group in 0..plan.kv.groups.len() {
         for page in 0..2 {
             let mut bytes = vec![0; plan.kv.page_bytes(group, limits.kv_type, limits.page_len)];
@@ -162,7 +145,7 @@ fn pages_that_were_copied_or_read_serve_elsewhere() {
             assert!(first.copy_page(group, page, 1 << 20).is_err());
         }
     }
-    let next = step(&plan, &limits, &[7], 20);
+    let next = one_sequence(&plan, &limits, &[7], 20);
     first.run(&next.borrow()).unwrap();
     second.run(&next.borrow()).unwrap();
     assert_eq!(bits(&*second), bits(&*first));
@@ -179,7 +162,7 @@ fn steps_that_would_leave_the_buffers_are_errors() {
     let device = device();
     let (plan, limits) = fused(&device, BlockType::F32);
     let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
-    let good = step(&plan, &limits, &[1, 2, 3], 0);
+    let good = one_sequence(&plan, &limits, &[1, 2, 3], 0);
     program.run(&good.borrow()).unwrap();
     type Spoil<'a> = (&'a str, &'a dyn Fn(&mut OwnedStep));
     let spoil: [Spoil; 6] = [
@@ -197,7 +180,7 @@ fn steps_that_would_leave_the_buffers_are_errors() {
         program.run(&good.borrow()).unwrap();
     }
     for tokens in [&[1, 2, 3][..], &[4]] {
-        let quiet = OwnedStep { outputs: vec![], ..step(&plan, &limits, tokens, 0) };
+        let quiet = OwnedStep { outputs: vec![], ..one_sequence(&plan, &limits, tokens, 0) };
         program.run(&quiet.borrow()).unwrap();
         assert!(program.logits().is_empty() && program.argmax().is_empty());
     }

@@ -37,6 +37,7 @@ mod validate;
 pub mod arena;
 pub mod fusion;
 pub mod interpreter;
+pub mod lower;
 pub mod null;
 pub mod testing;
 

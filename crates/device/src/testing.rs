@@ -25,5 +25,5 @@ pub use builder::{AttentionOptions, PlanBuilder, mini_transformer, truncate};
 pub use cases::{Case, check_op_cases};
 pub use compare::{check_cases, check_device, compare, compare_chunks, run};
 pub use random::{Rng, quantized};
-pub use sequences::{Sequences, limits};
+pub use sequences::{Sequences, limits, one_sequence};
 pub use stored::{block_types, random_bytes, stored};

@@ -15,7 +15,7 @@ use device::Numerics;
 use device_metal::MetalDevice;
 use device_metal::gpu::emulated::{EmulatedGpu, Options};
 use model::ModelSpec;
-use speech::{NAME, Speech, worst};
+use speech::{NAME, agrees_with_fixture, worst};
 
 fn device() -> MetalDevice<EmulatedGpu> {
     MetalDevice::new(
@@ -62,37 +62,5 @@ fn an_encoder_agrees() {
 
 #[test]
 fn speech_agrees() {
-    let device = device();
-    let expected = speech::expected();
-    let checkpoint = open(NAME);
-    let spec = ModelSpec::from_checkpoint(&checkpoint).unwrap();
-    let plans = spec.speech_plans(&checkpoint, &[(0, 1), (1, 0), (1, 2)]).unwrap();
-    let mut run = Speech::new(&device, &plans, Numerics::Fast);
-    let states = run.encode(&expected.input, &expected.encoder_positions);
-    let difference = worst(&states, &expected.encoder_hidden);
-    assert!(difference < TOLERANCE, "states differ by {difference}");
-    for chunk in [expected.tokens.len(), 1] {
-        run.rewind();
-        let (mut logits, mut best) = (Vec::new(), 0);
-        for tokens in expected.tokens.chunks(chunk) {
-            let (rows, last) = run.decode(tokens);
-            logits.extend(rows);
-            best = last;
-        }
-        let difference = worst(&logits, &expected.logits);
-        assert!(difference < TOLERANCE, "chunks of {chunk}: logits differ by {difference}");
-        let mut greedy = Vec::new();
-        while greedy.len() < expected.greedy.len() {
-            greedy.push(best);
-            best = run.decode(&[best]).1;
-        }
-        assert_eq!(greedy, expected.greedy, "chunks of {chunk}");
-    }
-    let (_, kept) = run.align(&expected.tokens);
-    let mut reference = Speech::new(&device::interpreter::Reference::new(2), &plans, Numerics::Deterministic);
-    reference.encode(&expected.input, &[]);
-    for (found, expected) in kept.iter().zip(reference.align(&expected.tokens).1) {
-        let difference = worst(found, &expected);
-        assert!(difference < TOLERANCE, "scores differ by {difference}");
-    }
+    agrees_with_fixture(&device(), "metal-emulated", Numerics::Fast, &open(NAME), &[]);
 }

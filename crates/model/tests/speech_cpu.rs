@@ -7,47 +7,15 @@ mod common;
 #[path = "common/speech.rs"]
 mod speech;
 
-use common::{TOLERANCE, open};
+use common::open;
 use device::Numerics;
 use device_cpu::{CpuDevice, Isa, Options};
 use formats::{BlockType, Checkpoint};
-use model::ModelSpec;
-use speech::{NAME, Speech, as_whisper_cpp, expected, shifted, worst};
+use speech::{NAME, agrees_with_fixture, as_whisper_cpp, shifted};
 
 fn agrees(isa: Isa, threads: usize, numerics: Numerics, checkpoint: &Checkpoint) {
     let device = CpuDevice::new(Options { isa: Some(isa), threads: Some(threads) }).unwrap();
-    let expected = expected();
-    let spec = ModelSpec::from_checkpoint(checkpoint).unwrap();
-    let plans = spec.speech_plans(checkpoint, &[(0, 1), (1, 0), (1, 2)]).unwrap();
-    let mut run = Speech::new(&device, &plans, numerics);
-    let states = run.encode(&expected.input, &expected.encoder_positions);
-    let difference = worst(&states, &expected.encoder_hidden);
-    assert!(difference < TOLERANCE, "{isa}: states differ by {difference}");
-    for chunk in [expected.tokens.len(), 5, 1] {
-        run.rewind();
-        let (mut logits, mut best) = (Vec::new(), 0);
-        for tokens in expected.tokens.chunks(chunk) {
-            let (rows, last) = run.decode(tokens);
-            logits.extend(rows);
-            best = last;
-        }
-        let difference = worst(&logits, &expected.logits);
-        assert!(difference < TOLERANCE, "{isa}, chunks of {chunk}: logits differ by {difference}");
-        let mut greedy = Vec::new();
-        while greedy.len() < expected.greedy.len() {
-            greedy.push(best);
-            best = run.decode(&[best]).1;
-        }
-        assert_eq!(greedy, expected.greedy, "{isa}, chunks of {chunk}");
-    }
-    // On the interpreter the scores are compared as probabilities; here with the interpreter's.
-    let (_, kept) = run.align(&expected.tokens);
-    let mut reference = Speech::new(&device::interpreter::Reference::new(2), &plans, Numerics::Deterministic);
-    reference.encode(&expected.input, &[]);
-    for (found, expected) in kept.iter().zip(reference.align(&expected.tokens).1) {
-        let difference = worst(found, &expected);
-        assert!(difference < TOLERANCE, "{isa}: scores differ by {difference}");
-    }
+    agrees_with_fixture(&device, &isa.to_string(), numerics, checkpoint, &[5]);
 }
 
 #[test]

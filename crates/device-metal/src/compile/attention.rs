@@ -11,8 +11,8 @@ use crate::arguments::{
 };
 use crate::gpu::{Gpu, Place};
 use crate::kernels::{self, Kernel, attention, constant};
-use crate::lower::{HeadChain, QkRopeKv};
 use crate::table::{Extent, RowClass, When};
+use device::lower::{HeadChain, QkRopeKv};
 use device::{KvLayerId, Op, Result, Rows, ValueId, WeightId};
 
 /// Rows that are decoded at most, rather than gone through by tiles.

@@ -7,8 +7,8 @@ use super::{Call, Draft, ONE, each, per_token};
 use crate::arguments::{EmbedArguments, LinearArguments};
 use crate::gpu::{Constant, Gpu, Place};
 use crate::kernels::{self, Kernel, linear};
-use crate::lower::{MatrixOf, Norm, Projection, Tail};
 use crate::table::{Extent, RowClass};
+use device::lower::{MatrixOf, Norm, Projection, Tail};
 use device::{Activation, Op, Result, Rows, ValueId, Weight, WeightId};
 use formats::BlockType;
 

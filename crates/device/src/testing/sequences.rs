@@ -1,7 +1,7 @@
 //! A small scheduler for tests: random tokens, scattered pages, windows that let pages go.
 
 use super::Rng;
-use crate::{KvGroup, KvLayout, KvType, Limits, Numerics, OwnedStep, PAGE_NONE, Span, Want};
+use crate::{KvGroup, KvLayout, KvType, Limits, Numerics, OwnedStep, PAGE_NONE, Plan, Span, Want};
 
 /// Sizes that suit the cases: 64 rows, 8 spans, 512 positions, pages of 16, F32.
 pub fn limits(kv: &KvLayout) -> Limits {
@@ -172,6 +172,21 @@ impl Sequences {
                 }
             }
         }
+    }
+}
+
+/// A step of one sequence whose pages are its table's entries in order.
+pub fn one_sequence(plan: &Plan, limits: &Limits, tokens: &[u32], first_position: u32) -> OwnedStep {
+    let pages_per_table = limits.n_ctx / limits.page_len;
+    OwnedStep {
+        plan: 0,
+        input: vec![],
+        tokens: tokens.to_vec(),
+        spans: vec![Span { slot: 0, first_row: 0, n_rows: tokens.len() as u32, first_position }],
+        page_tables: (0..plan.kv.groups.len()).flat_map(|_| 0..pages_per_table as u32).collect(),
+        pages_per_table,
+        outputs: vec![tokens.len() as u32 - 1],
+        want: Want::Argmax,
     }
 }
 

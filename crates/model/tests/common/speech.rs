@@ -7,9 +7,9 @@ use std::path::Path;
 use device::fusion::fuse;
 use device::{Device, KvType, Limits, Numerics, Program, Span, Step, Want};
 use formats::{Access, BlockType, Bytes, Checkpoint, Tensor};
-use model::SpeechPlans;
+use model::{ModelSpec, SpeechPlans};
 
-use crate::common::json;
+use crate::common::{TOLERANCE, json};
 
 pub const NAME: &str = "whisper";
 
@@ -366,5 +366,47 @@ fn encode(block: BlockType, values: &[f32]) -> Vec<u8> {
             };
             values.chunks(32).flat_map(quantise).collect()
         }
+    }
+}
+
+/// Check a device against the fixture: states, logits and greedy continuation with the tokens whole, one by one and in
+/// chunks of `chunks`; and against the interpreter: the scores of cross-attention, which there are compared as probabilities.
+pub fn agrees_with_fixture(
+    device: &dyn Device,
+    name: &str,
+    numerics: Numerics,
+    checkpoint: &Checkpoint,
+    chunks: &[usize],
+) {
+    let expected = expected();
+    let spec = ModelSpec::from_checkpoint(checkpoint).unwrap();
+    let plans = spec.speech_plans(checkpoint, &[(0, 1), (1, 0), (1, 2)]).unwrap();
+    let mut run = Speech::new(device, &plans, numerics);
+    let states = run.encode(&expected.input, &expected.encoder_positions);
+    let difference = worst(&states, &expected.encoder_hidden);
+    assert!(difference < TOLERANCE, "{name}: states differ by {difference}");
+    for chunk in [expected.tokens.len(), 1].iter().chain(chunks) {
+        run.rewind();
+        let (mut logits, mut best) = (Vec::new(), 0);
+        for tokens in expected.tokens.chunks(*chunk) {
+            let (rows, last) = run.decode(tokens);
+            logits.extend(rows);
+            best = last;
+        }
+        let difference = worst(&logits, &expected.logits);
+        assert!(difference < TOLERANCE, "{name}, chunks of {chunk}: logits differ by {difference}");
+        let mut greedy = Vec::new();
+        while greedy.len() < expected.greedy.len() {
+            greedy.push(best);
+            best = run.decode(&[best]).1;
+        }
+        assert_eq!(greedy, expected.greedy, "{name}, chunks of {chunk}");
+    }
+    let (_, kept) = run.align(&expected.tokens);
+    let mut reference = Speech::new(&device::interpreter::Reference::new(2), &plans, Numerics::Deterministic);
+    reference.encode(&expected.input, &[]);
+    for (found, expected) in kept.iter().zip(reference.align(&expected.tokens).1) {
+        let difference = worst(found, &expected);
+        assert!(difference < TOLERANCE, "{name}: scores differ by {difference}");
     }
 }

@@ -325,6 +325,17 @@ pub(super) unsafe fn activations(xs: ActRows, i: usize, n_cols: usize, k: usize)
     unsafe { super::portable::columns_from(xs.row(i).q8(n_cols), k) }
 }
 
+/// Ask for block `b` of 32 columns of the `C` activation rows that follow these `C`.
+#[inline(always)]
+pub(super) fn ask_next_rows<const C: usize>(x: super::activation::Q8Row, stride: usize, b: usize) {
+    // A cache line is two blocks.
+    if b.is_multiple_of(2) {
+        for c in 0..C {
+            prefetch(x.q.wrapping_byte_add((C + c) * stride).wrapping_add(b * 32).cast());
+        }
+    }
+}
+
 /// Copy a field of `N` bytes of a block into row `r` of the field at byte `at`.
 #[inline(always)]
 pub(super) fn store_field<const N: usize>(fields: &mut [u8], at: usize, r: usize, bytes: &[u8]) {

@@ -10,7 +10,7 @@
 
 use super::activation::{ActRow, ActRows, Q8Row};
 use super::interleaved::{
-    Interleaved, Scales, Tile, activations, code_bytes, is_signed, n_groups, scale_bytes,
+    Interleaved, Scales, Tile, activations, ask_next_rows, code_bytes, is_signed, n_groups, scale_bytes,
 };
 use super::{TILE_ROWS, WeightRows};
 use std::arch::x86_64::*;
@@ -418,12 +418,7 @@ unsafe fn rows<F: Interleaved, S: Source<F>, const C: usize>(
         for group in 0..n / F::GROUP {
             let (b, s0) = (group * F::GROUP / 32, group * F::GROUP % 32 / 4);
             source.ask_ahead(group);
-            if b.is_multiple_of(2) {
-                for c in 0..C {
-                    let next = x.q.wrapping_byte_add((C + c) * stride).wrapping_add(b * 32);
-                    _mm_prefetch::<_MM_HINT_T0>(next);
-                }
-            }
+            ask_next_rows::<C>(x, stride, b);
             let activations = |c: usize, step: usize| {
                 let p = x.q.byte_add(c * stride).add(b * 32 + step * 4);
                 _mm256_set1_epi32(p.cast::<i32>().read_unaligned())

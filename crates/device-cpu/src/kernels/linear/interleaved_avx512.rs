@@ -8,7 +8,7 @@
 
 use super::activation::{ActRow, ActRows, Q8Row};
 use super::interleaved::{
-    Interleaved, Scales, Tile, activations, code_bytes, is_signed, n_groups, scale_bytes,
+    Interleaved, Scales, Tile, activations, ask_next_rows, code_bytes, is_signed, n_groups, scale_bytes,
 };
 use super::{TILE_ROWS, WeightRows};
 use std::arch::x86_64::*;
@@ -258,12 +258,7 @@ unsafe fn rows<F: Interleaved, const C: usize>(
             if C < COLS {
                 tile.ask_ahead::<F>(group);
             }
-            if b.is_multiple_of(2) {
-                for c in 0..C {
-                    let next = x.q.wrapping_byte_add((C + c) * stride).wrapping_add(b * 32);
-                    _mm_prefetch::<_MM_HINT_T0>(next);
-                }
-            }
+            ask_next_rows::<C>(x, stride, b);
             let mut products = [_mm512_setzero_si512(); C];
             for step in s0..s0 + steps {
                 let codes = codes::<F>(tile, b, step);
