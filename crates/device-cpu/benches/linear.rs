@@ -20,7 +20,7 @@ mod prefetch;
 use formats::{Affine, BlockType, PlaneSlices, ScaleType, codec};
 use isa::Isa;
 use linear::{
-    ActRow, ActRows, ActivationKind, Interleave, LinearKernel, TILE_ROWS, WeightRows, linear_kernel,
+    ActRow, ActRows, ActivationKind, Interleave, LinearKernel, Part, TILE_ROWS, WeightRows, linear_kernel,
     q8_row_bytes, quantize_row_q8,
 };
 use std::hint::black_box;
@@ -176,6 +176,11 @@ fn gemv_rate(block: BlockType, kernel: &LinearKernel, isa: Isa, bytes: usize) ->
     calls * (n_rows * row_bytes(block)) as f64 / 1e9
 }
 
+/// All columns of the tile that begins with row `r0`.
+fn whole(r0: usize) -> Part {
+    Part { r0, n_rows: TILE_ROWS, k: 0, n: N_COLS }
+}
+
 /// Gop/s by tiles, or by what serves fewer rows: a kernel of their own, or a GEMV for each.
 fn gemm_rate(block: BlockType, kernel: &LinearKernel, isa: Isa, n: usize, tiles: bool) -> f64 {
     let n_rows = 8 * TILE_ROWS;
@@ -190,12 +195,12 @@ fn gemm_rate(block: BlockType, kernel: &LinearKernel, isa: Isa, n: usize, tiles:
             if tiles {
                 for r0 in (0..n_rows).step_by(TILE_ROWS) {
                     let out = out.as_mut_ptr().add(r0 * n);
-                    (kernel.gemm_tile)(w.rows(), N_COLS, r0, TILE_ROWS, xs, scratch.ptr(), out);
+                    (kernel.gemm_tile)(w.rows(), N_COLS, whole(r0), xs, scratch.ptr(), out);
                 }
             } else if let Some(few_rows) = kernel.few_rows {
                 for r0 in (0..n_rows).step_by(TILE_ROWS) {
                     let out = out.as_mut_ptr().add(r0 * n);
-                    few_rows(w.rows(), N_COLS, r0, TILE_ROWS, xs, scratch.ptr(), out);
+                    few_rows(w.rows(), N_COLS, whole(r0), xs, scratch.ptr(), out);
                 }
             } else {
                 for i in 0..n {

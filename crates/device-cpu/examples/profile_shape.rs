@@ -1,9 +1,9 @@
 //! Where the time of a step goes: random weights in the shape of common models of that many parameters, the time of every
 //! kind of command, and the rates.
 //!
-//! `cargo run --release -p ingle-device-cpu --example profile_shape -- [135m | 270m | 600m | 1b] [prompt] [threads]`
+//! `cargo run --release -p ingle-device-cpu --example profile_shape -- [135m | 270m | 600m | 1b] [prompt] [threads] [type]`
 
-use device::testing::{AttentionOptions, PlanBuilder, Sequences};
+use device::testing::{AttentionOptions, PlanBuilder, Sequences, block_types};
 use device::{
     Activation, Device, KvLayer, KvType, Limits, Numerics, Plan, Program, RopeStyle, Timing, fusion,
 };
@@ -147,7 +147,10 @@ fn main() {
     let name = args.first().map_or("135m", |s| s.as_str());
     let prompt: usize = args.get(1).map_or(512, |s| s.parse().expect("a number of prompt tokens"));
     let threads = args.get(2).map(|s| s.parse().expect("a number of threads"));
-    let shape = shape(name).expect("a known shape");
+    let mut shape = shape(name).expect("a known shape");
+    if let Some(name) = args.get(3) {
+        shape.block = block_types().into_iter().find(|block| block.name() == name).expect("a known type");
+    }
     let device = CpuDevice::new(Options { threads, isa: None }).expect("the device");
     println!("{}; {name}", device.describe());
     let plan = fusion::fuse(&plan(&shape), device.fusion());

@@ -294,6 +294,7 @@ impl Compiler<'_> {
                 n_out: weight.n_rows(),
                 gemv: kernel.gemv,
                 gemm_tile: kernel.gemm_tile,
+                gemm_pass: kernel.gemm_pass,
                 few_rows: kernel.few_rows,
                 gemm_min_rows: self.gemm_min_rows(&kernel),
                 activation: kernel.activation,

@@ -179,7 +179,7 @@ impl ProjectionSizes {
         ProjectionSizes {
             cols: x.cols,
             piece_rows: projection::piece_rows(n_out, n_workers),
-            row_block: projection::row_block(x.cols, max_rows(limits, x.rows)),
+            row_block: projection::row_block(max_rows(limits, x.rows)),
             reads,
         }
     }
@@ -226,7 +226,7 @@ impl ExpertSizes {
             max_pairs: max_rows * k,
             piece_rows: projection::piece_rows(k * n_out, n_workers),
             // A row goes to an expert once.
-            row_block: projection::row_block(n_in, max_rows),
+            row_block: projection::row_block(max_rows),
         }
     }
 }

@@ -13,7 +13,8 @@
 
 use super::expert_groups::Groups;
 use super::linear::{
-    ActRow, ActRows, ActivationKind, GemmTile, Gemv, TILE_ROWS, WeightRows, q8_row_bytes, quantize_row_q8,
+    ActRow, ActRows, ActivationKind, GemmTile, Gemv, Part, TILE_ROWS, WeightRows, q8_row_bytes,
+    quantize_row_q8,
 };
 use super::round_up;
 use crate::command::Worker;
@@ -149,7 +150,8 @@ pub unsafe fn many_rows(p: &Params, worker: &Worker<'_>) {
                         }
                         _ => p.gemm_tile,
                     };
-                    multiply(matrix, p.n_in, r0, n_rows, xs, scratch, products);
+                    let part = Part { r0, n_rows, k: 0, n: p.n_in };
+                    multiply(matrix, p.n_in, part, xs, scratch, products);
                     for i in 0..n {
                         out_of(i).copy_from_nonoverlapping(products.add(i * TILE_ROWS), n_rows);
                     }

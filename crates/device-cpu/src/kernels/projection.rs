@@ -18,7 +18,9 @@
 use super::activation_rows::{Source, prepare};
 use super::elementwise::{Sum, combine};
 use super::gate::Gated;
-use super::linear::{ActRow, ActRows, ActivationKind, GemmTile, Gemv, TILE_ROWS, WeightRows, q8_row_bytes};
+use super::linear::{
+    ActRow, ActRows, ActivationKind, GemmTile, Gemv, Part, TILE_ROWS, WeightRows, q8_row_bytes,
+};
 use super::round_up;
 use crate::command::{Worker, share_of};
 use crate::simd::math::{GeluErf, GeluTanh, Relu, Sigmoid, Silu};
@@ -46,6 +48,8 @@ pub struct Matrix {
     pub gemv: Gemv,
     /// Many.
     pub gemm_tile: GemmTile,
+    /// Columns that `gemm_tile` takes at a time.
+    pub gemm_pass: usize,
     /// A few, with the bits of `gemv`.
     pub few_rows: Option<GemmTile>,
     /// From how many rows on `gemm_tile` is used.
@@ -142,10 +146,11 @@ pub fn piece_rows(n_out_total: usize, n_workers: usize) -> usize {
     (n_out_total / (4 * n_workers)).next_multiple_of(TILE_ROWS).clamp(TILE_ROWS, 8192)
 }
 
-/// Activation rows of a block of [`many_rows`]: what stays in the second cache, at most `max_rows`.
-pub fn row_block(cols: usize, max_rows: usize) -> usize {
-    const CACHE: usize = 224 << 10;
-    (CACHE / q8_row_bytes(cols.max(32))).clamp(32, 512).next_multiple_of(48).min(max_rows.max(1))
+/// Activation rows of a block of [`many_rows`]: with a pass of their columns and the products of a unit's tiles, what stays in
+/// the second cache.
+pub fn row_block(max_rows: usize) -> usize {
+    const ROWS: usize = 192;
+    ROWS.min(max_rows.max(1))
 }
 
 /// Bytes of scratch of [`one_row`]: the row in both forms and the products of two pieces.
@@ -158,9 +163,9 @@ fn one_row_products(cols: usize) -> usize {
     round_up(cols * 4) + round_up(q8_row_bytes(cols.next_multiple_of(32)))
 }
 
-/// Bytes of scratch of [`many_rows`]: the products of two tiles and what the matrix kernel needs.
+/// Bytes of scratch of [`many_rows`]: the products of a unit's tiles, twice for a gate, and what the matrix kernel needs.
 pub fn many_rows_scratch_bytes(row_block: usize, gemm_scratch: usize) -> usize {
-    2 * row_block * TILE_ROWS * 4 + round_up(gemm_scratch)
+    2 * TILES_PER_UNIT * row_block * TILE_ROWS * 4 + round_up(gemm_scratch)
 }
 
 /// # Safety
@@ -224,29 +229,40 @@ unsafe fn many_rows_body<S: Simd>(p: &Params, worker: &Worker<'_>) {
     // SAFETY: the scratch has the layout of `many_rows_scratch_bytes`; tiles lie within their matrices.
     unsafe {
         let products: *mut f32 = worker.scratch.cast();
-        let others = products.add(p.block * TILE_ROWS);
-        let scratch: *mut u8 = others.add(p.block * TILE_ROWS).cast();
+        let others = products.add(TILES_PER_UNIT * p.block * TILE_ROWS);
+        let scratch: *mut u8 = others.add(TILES_PER_UNIT * p.block * TILE_ROWS).cast();
+        let is_gate = matches!(p.epilogue, Epilogue::Gate { .. });
+        let pass = p.matrices().iter().map(|m| m.gemm_pass).min().unwrap_or(usize::MAX);
         // Blocks of equal size, so that the last is not a small rest.
         let n_blocks = n.div_ceil(p.block);
         let block_len = n.div_ceil(n_blocks.max(1));
         while let Some(unit) = worker.take(n_blocks * n_groups) {
             let (block, group) = (unit / n_groups, unit % n_groups);
             let rows = block * block_len..((block + 1) * block_len).min(n);
-            for tile in group * tiles_per_unit..((group + 1) * tiles_per_unit).min(n_tiles) {
-                let (index, tile) = match p.epilogue {
-                    Epilogue::Gate { .. } => (0, tile),
-                    _ => p.piece(tile, TILE_ROWS),
-                };
-                let m = &p.matrices[index];
-                let r0 = tile * TILE_ROWS;
-                let n_rows = (m.n_out - r0).min(TILE_ROWS);
-                multiply_tile(p, m, r0, n_rows, rows.clone(), scratch, products);
-                if matches!(p.epilogue, Epilogue::Gate { .. }) {
-                    multiply_tile(p, &p.matrices[1], r0, n_rows, rows.clone(), scratch, others);
+            let first = group * tiles_per_unit;
+            let tiles = (first..(first + tiles_per_unit).min(n_tiles)).map(|tile| {
+                let (index, of_matrix) = if is_gate { (0, tile) } else { p.piece(tile, TILE_ROWS) };
+                let r0 = of_matrix * TILE_ROWS;
+                (
+                    index,
+                    r0,
+                    (p.matrices[index].n_out - r0).min(TILE_ROWS),
+                    (tile - first) * p.block * TILE_ROWS,
+                )
+            });
+            for k in (0..p.source.cols).step_by(pass) {
+                for (index, r0, n_rows, at) in tiles.clone() {
+                    let part = Part { r0, n_rows, k, n: p.source.cols - k };
+                    multiply_tile(p, &p.matrices[index], part, rows.clone(), scratch, products.add(at));
+                    if is_gate {
+                        multiply_tile(p, &p.matrices[1], part, rows.clone(), scratch, others.add(at));
+                    }
                 }
+            }
+            for (index, r0, n_rows, at) in tiles {
                 for (i, row) in rows.clone().enumerate() {
-                    let at = i * TILE_ROWS;
-                    finish::<S>(p, m, row, r0, n_rows, products.add(at), others.add(at));
+                    let at = at + i * TILE_ROWS;
+                    finish::<S>(p, &p.matrices[index], row, r0, n_rows, products.add(at), others.add(at));
                 }
             }
         }
@@ -258,7 +274,8 @@ variants!(
     many_rows, many_rows_body, Params
 );
 
-/// The products of a tile of weight rows with a block of activation rows, `(rows, 16)`.
+/// The products of a tile of weight rows with a block of activation rows, `(rows, 16)`: of the pass that begins at `part.k`, if
+/// one does; of all columns at the first, where there are no passes.
 ///
 /// # Safety
 /// As [`GemmTile`].
@@ -266,8 +283,7 @@ variants!(
 unsafe fn multiply_tile(
     p: &Params,
     m: &Matrix,
-    r0: usize,
-    n_rows: usize,
+    part: Part,
     rows: std::ops::Range<usize>,
     scratch: *mut u8,
     out: *mut f32,
@@ -281,13 +297,18 @@ unsafe fn multiply_tile(
     unsafe {
         let xs = ActRows { base: base.add(rows.start * stride), stride, n: rows.len() };
         if xs.n >= m.gemm_min_rows {
-            (m.gemm_tile)(m.weight, cols, r0, n_rows, xs, scratch, out);
+            if part.k.is_multiple_of(m.gemm_pass) {
+                let part = Part { n: part.n.min(m.gemm_pass), ..part };
+                (m.gemm_tile)(m.weight, cols, part, xs, scratch, out);
+            }
+        } else if part.k > 0 {
+            // All columns were done at once.
         } else if let Some(few_rows) = m.few_rows {
-            few_rows(m.weight, cols, r0, n_rows, xs, scratch, out);
+            few_rows(m.weight, cols, part, xs, scratch, out);
         } else {
             for i in 0..xs.n {
                 let out = out.add(i * TILE_ROWS);
-                (m.gemv)(m.weight, cols, r0, r0 + n_rows, xs.row(i), out);
+                (m.gemv)(m.weight, cols, part.r0, part.r0 + part.n_rows, xs.row(i), out);
             }
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! # The Q8 row
 //!
-//! For `K` columns, a multiple of 32, four arrays one after another, each padded with zeros to 64 bytes:
+//! For `K` columns, a multiple of 32, five arrays one after another, each padded with zeros to 64 bytes:
 //!
 //! | array | type | meaning |
 //! |---|---|---|
@@ -10,6 +10,7 @@
 //! | `scale` | `[f32; K/32]` | `max |x| / 127` of each 32 columns |
 //! | `sum32` | `[f32; K/32]` | `scale * sum q` of each 32 columns |
 //! | `sum16` | `[f32; K/16]` | `scale * sum q` of each 16 columns |
+//! | `pairs` | `[[i16; 2]; K/16]` | `sum q` of each 16 columns: of those that are 0 or 1 modulo 4, and of the others |
 //!
 //! The result is the same bits on every instruction set. Groups whose largest magnitude is below 1e-30 become zeros,
 //! since the reciprocal of their scale would overflow.
@@ -82,10 +83,15 @@ pub const fn q8_sum16_offset(n_cols: usize) -> usize {
     q8_sum32_offset(n_cols) + round_up(n_cols / 32 * 4)
 }
 
-/// Bytes of a Q8 row of `n_cols` columns (a multiple of 32), about 1.5 for each column: an odd multiple of 64, so that
+/// Byte offset of `pairs` in a Q8 row.
+pub const fn q8_pairs_offset(n_cols: usize) -> usize {
+    q8_sum16_offset(n_cols) + round_up(n_cols / 16 * 4)
+}
+
+/// Bytes of a Q8 row of `n_cols` columns (a multiple of 32), about 1.75 for each column: an odd multiple of 64, so that
 /// the same column of neighbouring rows falls into different sets of the first cache.
 pub const fn q8_row_bytes(n_cols: usize) -> usize {
-    (q8_sum16_offset(n_cols) + round_up(n_cols / 16 * 4)) | 64
+    (q8_pairs_offset(n_cols) + round_up(n_cols / 16 * 4)) | 64
 }
 
 /// The arrays of a Q8 row.
@@ -99,6 +105,8 @@ pub struct Q8Row {
     pub sum32: *const f32,
     /// `[f32; K/16]`
     pub sum16: *const f32,
+    /// `[[i16; 2]; K/16]`, each as one word of 32 bits.
+    pub pairs: *const i32,
 }
 
 impl ActRow {
@@ -115,6 +123,7 @@ impl ActRow {
                 scale: self.0.add(q8_scale_offset(n_cols)).cast(),
                 sum32: self.0.add(q8_sum32_offset(n_cols)).cast(),
                 sum16: self.0.add(q8_sum16_offset(n_cols)).cast(),
+                pairs: self.0.add(q8_pairs_offset(n_cols)).cast(),
             }
         }
     }
@@ -132,7 +141,8 @@ pub unsafe fn quantize_row_q8(isa: Isa, x: *const f32, n_cols: usize, out: *mut 
             (n_cols, q8_scale_offset(n_cols)),
             (q8_scale_offset(n_cols) + n_cols / 32 * 4, q8_sum32_offset(n_cols)),
             (q8_sum32_offset(n_cols) + n_cols / 32 * 4, q8_sum16_offset(n_cols)),
-            (q8_sum16_offset(n_cols) + n_cols / 16 * 4, q8_row_bytes(n_cols)),
+            (q8_sum16_offset(n_cols) + n_cols / 16 * 4, q8_pairs_offset(n_cols)),
+            (q8_pairs_offset(n_cols) + n_cols / 16 * 4, q8_row_bytes(n_cols)),
         ] {
             out.add(start).write_bytes(0, end - start);
         }
@@ -155,14 +165,18 @@ fn scale_of(largest: f32) -> (f32, f32) {
     if largest >= TINY { (largest / 127.0, 127.0 / largest) } else { (0.0, 0.0) }
 }
 
-/// Store the scale and the sums of group `g`, given the sums of its halves.
+/// Store the scale and the sums of group `g`, given those of `pairs` of its halves.
 ///
 /// # Safety
 /// The row has more than `g` groups.
 #[inline(always)]
-unsafe fn store_group(row: Q8Row, g: usize, scale: f32, low: i32, high: i32) {
+unsafe fn store_group(row: Q8Row, g: usize, scale: f32, low: [i32; 2], high: [i32; 2]) {
+    let word = |[a, b]: [i32; 2]| (a & 0xffff) | (b << 16);
     // SAFETY: the caller's promise.
     unsafe {
+        row.pairs.cast_mut().add(2 * g).write(word(low));
+        row.pairs.cast_mut().add(2 * g + 1).write(word(high));
+        let (low, high) = (low[0] + low[1], high[0] + high[1]);
         row.scale.cast_mut().add(g).write(scale);
         row.sum32.cast_mut().add(g).write(scale * (low + high) as f32);
         row.sum16.cast_mut().add(2 * g).write(scale * low as f32);
@@ -182,10 +196,10 @@ unsafe fn quantize_portable(x: *const f32, n_cols: usize, row: Q8Row) {
         };
         let largest = x.iter().fold(0.0f32, |m, v| m.max(v.abs()));
         let (scale, inverse) = scale_of(largest);
-        let mut sums = [0i32; 2];
+        let mut sums = [[0i32; 2]; 2];
         for i in 0..32 {
             q[i] = (x[i] * inverse).round_ties_even() as i8;
-            sums[i / 16] += i32::from(q[i]);
+            sums[i / 16][i % 4 / 2] += i32::from(q[i]);
         }
         // SAFETY: as above.
         unsafe { store_group(row, g, scale, sums[0], sums[1]) };
@@ -219,16 +233,22 @@ unsafe fn quantize_avx2(x: *const f32, n_cols: usize, row: Q8Row) {
             let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
             let bytes = _mm256_permutevar8x32_epi32(words, order);
             _mm256_storeu_si256(row.q.cast_mut().add(g * 32).cast(), bytes);
-            let horizontal = |v: __m256i| {
-                let s = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256::<1>(v));
-                let s = _mm_add_epi32(s, _mm_shuffle_epi32::<0b01_00_11_10>(s));
-                _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32::<0b10_11_00_01>(s)))
-            };
-            let low = horizontal(_mm256_add_epi32(q[0], q[1]));
-            let high = horizontal(_mm256_add_epi32(q[2], q[3]));
+            let low = sums_of_pairs(_mm256_add_epi32(q[0], q[1]));
+            let high = sums_of_pairs(_mm256_add_epi32(q[2], q[3]));
             store_group(row, g, scale, low, high);
         }
     }
+}
+
+/// The sum of lanes 0 and 1 modulo 4, and of the others.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx2")]
+fn sums_of_pairs(v: std::arch::x86_64::__m256i) -> [i32; 2] {
+    use std::arch::x86_64::*;
+    let fours = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256::<1>(v));
+    let sums = _mm_hadd_epi32(fours, fours);
+    [_mm_cvtsi128_si32(sums), _mm_extract_epi32::<1>(sums)]
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -248,7 +268,10 @@ unsafe fn quantize_avx512(x: *const f32, n_cols: usize, row: Q8Row) {
             let q = row.q.cast_mut().add(g * 32);
             _mm_storeu_si128(q.cast(), _mm512_cvtsepi32_epi8(low));
             _mm_storeu_si128(q.add(16).cast(), _mm512_cvtsepi32_epi8(high));
-            store_group(row, g, scale, _mm512_reduce_add_epi32(low), _mm512_reduce_add_epi32(high));
+            let sums = |v: __m512i| {
+                sums_of_pairs(_mm256_add_epi32(_mm512_castsi512_si256(v), _mm512_extracti64x4_epi64::<1>(v)))
+            };
+            store_group(row, g, scale, sums(low), sums(high));
         }
     }
 }

@@ -18,7 +18,7 @@
 use super::activation::{ActRow, ActRows, ActivationKind};
 use super::portable::{Dot, Groups, columns_from, f16_to_f32};
 use super::weight_rows::plane;
-use super::{GemmTile, Gemv, LinearKernel, TILE_ROWS, WeightRows, scalar};
+use super::{GemmTile, Gemv, LinearKernel, Part, TILE_ROWS, WeightRows, scalar};
 use crate::isa::Isa;
 use formats::{BlockType, ScaleType, codec};
 
@@ -254,13 +254,13 @@ fn gemm_scratch_bytes(n_cols: usize) -> usize {
 pub(super) unsafe fn gemm_tile<F: Codes, D: Dot>(
     w: WeightRows,
     n_cols: usize,
-    r0: usize,
-    n_rows: usize,
+    part: Part,
     xs: ActRows,
     scratch: *mut u8,
     out: *mut f32,
 ) {
     let mut groups = Scales::NONE;
+    let Part { r0, n_rows, .. } = part;
     let n_groups = n_cols / 32;
     // SAFETY: the scratch has room for the row; all else as in `gemv`.
     unsafe {
@@ -296,6 +296,7 @@ pub(super) fn kernel<F: Codes>(isa: Isa) -> LinearKernel {
         activation: ActivationKind::Q8,
         gemv,
         gemm_tile,
+        gemm_pass: usize::MAX,
         few_rows: None,
         gemm_scratch_bytes,
         gemm_adds_as_gemv: false,

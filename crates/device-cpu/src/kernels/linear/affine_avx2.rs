@@ -13,7 +13,7 @@ use super::avx2::horizontal_sum;
 use super::gemm_avx2::{HALF, PASS, Panel, multiply, transpose};
 use super::gemm_avx512::row_addresses;
 use super::gemm_words_avx2 as words;
-use super::{TILE_ROWS, WeightRows};
+use super::{Part, TILE_ROWS, WeightRows};
 use std::arch::x86_64::*;
 
 /// Rows that share the activations.
@@ -191,13 +191,13 @@ unsafe fn rows<F: Codes, const R: usize>(
 pub(super) unsafe fn gemm_tile<F: Codes>(
     w: WeightRows,
     n_cols: usize,
-    r0: usize,
-    n_rows: usize,
+    part: Part,
     xs: ActRows,
     scratch: *mut u8,
     out: *mut f32,
 ) {
     let mut scales = Scales::NONE;
+    let Part { r0, n_rows, .. } = part;
     // SAFETY: passes over columns that the rows have; the scratch is as large as promised.
     unsafe {
         let panel = Panel::new(scratch);

@@ -21,7 +21,7 @@ use super::activation::{ActRow, ActRows};
 use super::affine::{Codes, PIECE, Scales};
 use super::avx512::{group_lanes, horizontal_sum, load512};
 use super::gemm_avx512::{PASS, Panel, load_rows, multiply, row_addresses, transpose};
-use super::{TILE_ROWS, WeightRows};
+use super::{Part, TILE_ROWS, WeightRows};
 use std::arch::x86_64::*;
 
 /// Which of four groups of 32 columns the lanes of a register belong to.
@@ -299,13 +299,13 @@ unsafe fn block<F: Codes, const R: usize, const FULL: bool>(
 pub(super) unsafe fn gemm_tile<F: Codes>(
     w: WeightRows,
     n_cols: usize,
-    r0: usize,
-    n_rows: usize,
+    part: Part,
     xs: ActRows,
     scratch: *mut u8,
     out: *mut f32,
 ) {
     let mut scales = Scales::NONE;
+    let Part { r0, n_rows, .. } = part;
     // SAFETY: passes over columns that the rows have; the scratch is as large as promised.
     unsafe {
         let panel = Panel::new(scratch);

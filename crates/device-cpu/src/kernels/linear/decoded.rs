@@ -8,7 +8,7 @@
 
 use super::activation::{ActRow, ActRows, ActivationKind};
 use super::float::dot;
-use super::{LinearKernel, TILE_ROWS, WeightRows};
+use super::{LinearKernel, Part, TILE_ROWS, WeightRows};
 
 /// Columns that are decoded at a time: whole blocks of every type.
 const PART: usize = 512;
@@ -34,16 +34,9 @@ unsafe fn gemv(w: WeightRows, n_cols: usize, r0: usize, r1: usize, x: ActRow, ou
 
 /// # Safety
 /// As [`super::GemmTile`].
-unsafe fn gemm_tile(
-    w: WeightRows,
-    n_cols: usize,
-    r0: usize,
-    n_rows: usize,
-    xs: ActRows,
-    _scratch: *mut u8,
-    out: *mut f32,
-) {
+unsafe fn gemm_tile(w: WeightRows, n_cols: usize, part: Part, xs: ActRows, _scratch: *mut u8, out: *mut f32) {
     let mut values = [0f32; PART];
+    let Part { r0, n_rows, .. } = part;
     // SAFETY: as in `gemv`.
     unsafe {
         for r in 0..n_rows {
@@ -69,6 +62,7 @@ pub(super) fn kernel() -> LinearKernel {
         activation: ActivationKind::F32,
         gemv,
         gemm_tile,
+        gemm_pass: usize::MAX,
         few_rows: None,
         gemm_scratch_bytes: |_| 0,
         gemm_adds_as_gemv: false,

@@ -5,7 +5,7 @@
 //! and an add each (fused on AVX2 and AVX-512); the lanes are added in order at the end. Any number of columns.
 
 use super::activation::{ActRow, ActRows, ActivationKind};
-use super::{GemmTile, Gemv, LinearKernel, TILE_ROWS, WeightRows};
+use super::{GemmTile, Gemv, LinearKernel, Part, TILE_ROWS, WeightRows};
 use crate::isa::Isa;
 use formats::BlockType;
 
@@ -83,13 +83,13 @@ fn gemm_scratch_bytes(n_cols: usize) -> usize {
 unsafe fn gemm_tile<F: FloatFormat>(
     w: WeightRows,
     n_cols: usize,
-    r0: usize,
-    n_rows: usize,
+    part: Part,
     xs: ActRows,
     scratch: *mut u8,
     out: *mut f32,
 ) {
     let (w, row_bytes) = (w.values, w.row_bytes);
+    let Part { r0, n_rows, .. } = part;
     // SAFETY: the scratch has room for a row; all else as in `gemv`.
     unsafe {
         let weights: *mut f32 = scratch.add(scratch.align_offset(64)).cast();
@@ -121,6 +121,7 @@ pub(super) fn kernel<F: FloatFormat>(isa: Isa) -> LinearKernel {
         activation: ActivationKind::F32,
         gemv: gemv::<F>,
         gemm_tile: gemm_tile::<F>,
+        gemm_pass: usize::MAX,
         few_rows: None,
         gemm_scratch_bytes,
         gemm_adds_as_gemv: false,
@@ -132,6 +133,7 @@ pub(super) fn kernel<F: FloatFormat>(isa: Isa) -> LinearKernel {
         Isa::Avx2 => LinearKernel {
             gemv: super::float_avx2::gemv::<F>,
             gemm_tile: super::float_avx2::gemm_tile::<F>,
+            gemm_pass: super::float_avx2::PASS,
             few_rows: Some(super::float_avx2::few_rows::<F>),
             gemm_scratch_bytes: super::float_avx2::scratch_bytes,
             gemm_min_rows: 13,
@@ -141,6 +143,7 @@ pub(super) fn kernel<F: FloatFormat>(isa: Isa) -> LinearKernel {
         Isa::Avx512 => LinearKernel {
             gemv: super::float_avx512::gemv::<F>,
             gemm_tile: super::float_avx512::gemm_tile::<F>,
+            gemm_pass: super::float_avx512::PASS,
             gemm_scratch_bytes: super::float_avx512::scratch_bytes,
             gemm_min_rows: F::GEMM_MIN_ROWS,
             ..scalar

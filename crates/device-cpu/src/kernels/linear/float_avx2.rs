@@ -16,11 +16,11 @@ use super::avx2::horizontal_sum;
 use super::float::FloatFormat;
 use super::gemm_avx2::transpose;
 use super::gemm_avx512::row_addresses;
-use super::{TILE_ROWS, WeightRows};
+use super::{Part, TILE_ROWS, WeightRows};
 use std::arch::x86_64::*;
 
 /// Columns of a panel, 16 KB of f32, half of the first cache; a multiple of 16.
-const PASS: usize = 256;
+pub(super) const PASS: usize = 256;
 
 /// Activation rows whose accumulators fit the registers.
 const COLS: usize = 6;
@@ -76,12 +76,12 @@ pub(super) unsafe fn gemv<F: FloatFormat>(
 pub(super) unsafe fn few_rows<F: FloatFormat>(
     w: WeightRows,
     n_cols: usize,
-    r0: usize,
-    n_rows: usize,
+    part: Part,
     xs: ActRows,
     _scratch: *mut u8,
     out: *mut f32,
 ) {
+    let Part { r0, n_rows, .. } = part;
     let mut r = 0;
     while r < n_rows {
         let n_weights = if r + FEW_ROWS <= n_rows { FEW_ROWS } else { 1 };
@@ -230,21 +230,21 @@ unsafe fn eight<F: FloatFormat, const R: usize, const C: usize>(
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn gemm_tile<F: FloatFormat>(
     w: WeightRows,
-    n_cols: usize,
-    r0: usize,
-    n_rows: usize,
+    _n_cols: usize,
+    part: Part,
     xs: ActRows,
     scratch: *mut u8,
     out: *mut f32,
 ) {
     let (w, row_bytes) = (w.values, w.row_bytes);
+    let (r0, end) = (part.r0, part.k + part.n);
     // SAFETY: passes over columns that the rows have; the scratch is as large as promised.
     unsafe {
         let panel: *mut f32 = scratch.add(scratch.align_offset(64)).cast();
-        let rows = row_addresses(w, row_bytes, r0, n_rows);
-        let mut k = 0;
-        while k < n_cols {
-            let n = PASS.min(n_cols - k);
+        let rows = row_addresses(w, row_bytes, r0, part.n_rows);
+        let mut k = part.k;
+        while k < end {
+            let n = PASS.min(end - k);
             for half in [0, 8] {
                 for c in (0..n).step_by(8) {
                     let mut registers = [_mm256_setzero_si256(); 8];

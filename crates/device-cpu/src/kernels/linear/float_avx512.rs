@@ -11,14 +11,14 @@ use super::activation::{ActRow, ActRows};
 use super::avx512::horizontal_sum;
 use super::float::{FloatFormat, crowds};
 use super::gemm_avx512::{row_addresses, transpose};
-use super::{TILE_ROWS, WeightRows};
+use super::{Part, TILE_ROWS, WeightRows};
 use std::arch::x86_64::*;
 
 /// Rows that share the activations.
 const ROWS: usize = 4;
 
 /// Columns of a panel, 32 KB of f32; a multiple of 16.
-const PASS: usize = 512;
+pub(super) const PASS: usize = 512;
 
 /// Activation rows whose accumulators fit the registers.
 const COLS: usize = 16;
@@ -104,21 +104,21 @@ unsafe fn gemv_rows<F: FloatFormat, const R: usize>(
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn gemm_tile<F: FloatFormat>(
     w: WeightRows,
-    n_cols: usize,
-    r0: usize,
-    n_rows: usize,
+    _n_cols: usize,
+    part: Part,
     xs: ActRows,
     scratch: *mut u8,
     out: *mut f32,
 ) {
     let (w, row_bytes) = (w.values, w.row_bytes);
+    let (r0, end) = (part.r0, part.k + part.n);
     // SAFETY: passes over columns that the rows have; the scratch is as large as promised.
     unsafe {
         let panel: *mut f32 = scratch.add(scratch.align_offset(64)).cast();
-        let rows = row_addresses(w, row_bytes, r0, n_rows);
-        let mut k = 0;
-        while k < n_cols {
-            let n = PASS.min(n_cols - k);
+        let rows = row_addresses(w, row_bytes, r0, part.n_rows);
+        let mut k = part.k;
+        while k < end {
+            let n = PASS.min(end - k);
             for c in (0..n).step_by(16) {
                 let width = (n - c).min(16);
                 let mut registers = [_mm512_setzero_si512(); 16];

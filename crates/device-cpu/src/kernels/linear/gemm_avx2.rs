@@ -111,6 +111,7 @@ pub(super) unsafe fn multiply<const GROUP: usize, const CHUNK: usize, const OFFS
                 scale: x.scale.add(k / 32),
                 sum32: x.sum32.add(k / 32),
                 sum16: x.sum16.add(k / 16),
+                pairs: x.pairs.add(k / 16),
             };
             for half in 0..2 {
                 let panel = Panel {

@@ -23,12 +23,19 @@
 //! # Order of accumulation
 //!
 //! A lane is a weight row. Groups of 16 or 32 columns follow in order; the sum of a group's products is an exact integer `t`,
-//! and with the activations' scale `x` and scaled sum `x_sum` each group adds, every line one rounding unless it says more:
+//! and with the activations' scale `x` and scaled sum `x_sum` each group adds:
 //!
 //! ```text
-//! offsets:                sum = fma(scale, t * x, sum); sum = fma(offset, x_sum, sum)       two roundings, then one
+//! offsets:                sum = fma(scale, t * x, sum); sum = fma(offset, x_sum, sum)
 //! a zero point z:         sum = fma(scale, fma(t, x, -(z * x_sum)), sum)
 //! signed codes:           sum = fma(scale, t * x, sum)
+//! ```
+//!
+//! On AVX2 two groups of 16 add at once, with their integer scales `s` and minima `m`, and `t` of codes without their zero point:
+//!
+//! ```text
+//!                         sum = fma(d, (s0 t0 + s1 t1) * x, sum)
+//! minima:                 sum = fma(-dmin, (m0 q0 + m1 q1) * x, sum)        q: the sum of a group's activations, an integer
 //! ```
 //!
 //! It is the same for one activation row and for many.
@@ -161,18 +168,18 @@ impl Tile {
         }
     }
 
-    /// Ask for what lies [`AHEAD`] bytes after a group.
+    /// Ask for what lies [`AHEAD`] bytes after block `b` of 32 columns.
     #[inline(always)]
-    pub(super) fn ask_ahead<F: Interleaved>(self, group: usize) {
-        let codes = const { code_bytes::<F>() * F::GROUP / 32 };
-        let scales = const { scale_bytes::<F>() / n_groups::<F>() };
+    pub(super) fn ask_ahead<F: Interleaved>(self, b: usize) {
+        let codes = const { code_bytes::<F>() };
+        let scales = const { scale_bytes::<F>() * 32 / F::BLOCK.block_len() };
         let ask = |start: *const u8, bytes: usize| {
             for line in 0..bytes.div_ceil(64) {
                 prefetch(start.wrapping_add(AHEAD + line * 64));
             }
         };
-        ask(self.codes.wrapping_add(group * codes), codes);
-        ask(self.scales.wrapping_add(group * scales), scales);
+        ask(self.codes.wrapping_add(b * codes), codes);
+        ask(self.scales.wrapping_add(b * scales), scales);
     }
 }
 

@@ -1,35 +1,41 @@
 //! AVX2 kernels of interleaved weights: lanes are 8 weight rows, two registers a tile, activations broadcast.
 //!
 //! `vpmaddubsw` multiplies unsigned with signed bytes and adds two neighbours in 16 bits. Small codes allow several products
-//! to be added there before one `vpmaddwd` widens: 8 for codes to 15 (8 * 2 * 15 * 127 = 30,480), 4 to 31, 2 to 63.
+//! to be added there before one `vpmaddwd` widens: 8 for codes to 15 (8 * 2 * 15 * 127 = 30,480), 4 to 31. In groups of 16 it
+//! multiplies with their integer scales, and the sums begin with minus the zero point's product with the activations: then what
+//! counts is the distance of codes from it, and a sum that leaves 16 bits on its way comes back.
 //! Codes beyond 127 stay signed and lend their sign to the activations, `|c| * (sign(c) q)`, at most
 //! 2 * 128 * 127 = 32,512; each of these products widens by itself.
 //!
-//! Up to [`COLS`] activation rows meet the codes as they are unpacked. Where more follow, [`PASS`] columns are unpacked
+//! Up to [`cols`] activation rows meet the codes as they are unpacked. Where more follow, [`PASS`] columns are unpacked
 //! into a panel first, bytes and f32 scales, which stays in the first cache. Order of accumulation: `interleaved`.
 
 use super::activation::{ActRow, ActRows, Q8Row};
 use super::interleaved::{
     Interleaved, Scales, Tile, activations, ask_next_rows, code_bytes, is_signed, n_groups, scale_bytes,
 };
-use super::{TILE_ROWS, WeightRows};
+use super::{Part, TILE_ROWS, WeightRows};
 use std::arch::x86_64::*;
 
 /// Columns of a panel; a multiple of 256.
-const PASS: usize = 512;
+pub(super) const PASS: usize = 512;
 
-/// Activation rows whose sums fit the registers, for both halves of a tile.
-const COLS: usize = 3;
+/// Activation rows that meet the codes at once, for both halves of a tile: as many as have registers for their sums of 16 bits,
+/// those in f32 being in memory; fewer in groups of 32, where a group is long and the last sums are better kept (measured).
+const fn cols<F: Interleaved>() -> usize {
+    if F::GROUP == 16 || is_signed::<F>() { 4 } else { 3 }
+}
 
 /// From how many activation rows on a panel pays.
 const PANEL_ROWS: usize = 7;
 
-/// Bytes of a panel's codes, and of its scales (or offsets) in groups of 16.
-const PANEL: [usize; 2] = [PASS * TILE_ROWS, PASS / 16 * TILE_ROWS * 4];
+/// Bytes of a panel's codes, of its scales in groups of 16, of its offsets, and of the scales of its blocks of 256.
+const PANEL: [usize; 4] =
+    [PASS * TILE_ROWS, PASS / 16 * TILE_ROWS * 4, PASS / 32 * TILE_ROWS * 4, PASS / 256 * 2 * TILE_ROWS * 4];
 
 /// Bytes of scratch; the same for any number of columns.
 pub(super) fn scratch_bytes(_n_cols: usize) -> usize {
-    64 + PANEL[0] + 2 * PANEL[1]
+    64 + PANEL[0] + PANEL[1] + PANEL[2] + PANEL[3]
 }
 
 /// As [`super::interleaved::interleave`].
@@ -82,22 +88,22 @@ pub(super) unsafe fn gemv<F: Interleaved>(
 pub(super) unsafe fn gemm_tile<F: Interleaved>(
     w: WeightRows,
     n_cols: usize,
-    r0: usize,
-    _n_rows: usize,
+    part: Part,
     xs: ActRows,
     scratch: *mut u8,
     out: *mut f32,
 ) {
     // SAFETY: passes over columns that the rows have; the scratch is as large as promised.
     unsafe {
-        let tile = Tile::new::<F>(w, n_cols, r0);
+        let tile = Tile::new::<F>(w, n_cols, part.r0);
         if xs.n < PANEL_ROWS {
-            let source = Packed::<F>(tile, std::marker::PhantomData);
-            return all_rows::<F, _>(source, xs, n_cols, 0, n_cols, out);
+            let source = Packed::<F>(tile.from::<F>(part.k), std::marker::PhantomData);
+            return all_rows::<F, _>(source, xs, n_cols, part.k, part.n, out);
         }
         let panel = Panel::new(scratch);
-        for k in (0..n_cols).step_by(PASS) {
-            let n = PASS.min(n_cols - k);
+        let end = part.k + part.n;
+        for k in (part.k..end).step_by(PASS) {
+            let n = PASS.min(end - k);
             panel.fill::<F>(tile.from::<F>(k), n);
             all_rows::<F, _>(panel, xs, n_cols, k, n, out);
         }
@@ -117,14 +123,15 @@ unsafe fn all_rows<F: Interleaved, S: Source<F>>(
     n: usize,
     out: *mut f32,
 ) {
-    // SAFETY: activation rows `i..i + COLS` exist.
+    // SAFETY: as many activation rows exist.
     unsafe {
-        for i in (0..xs.n).step_by(COLS) {
+        for i in (0..xs.n).step_by(const { cols::<F>() }) {
             let (x, out) = (activations(xs, i, n_cols, k), out.add(i * TILE_ROWS));
-            match xs.n - i {
+            match (xs.n - i).min(const { cols::<F>() }) {
                 1 => rows::<F, S, 1>(source, n, x, xs.stride, k == 0, out),
                 2 => rows::<F, S, 2>(source, n, x, xs.stride, k == 0, out),
-                _ => rows::<F, S, COLS>(source, n, x, xs.stride, k == 0, out),
+                3 => rows::<F, S, 3>(source, n, x, xs.stride, k == 0, out),
+                _ => rows::<F, S, 4>(source, n, x, xs.stride, k == 0, out),
             }
         }
     }
@@ -138,14 +145,50 @@ trait Source<F>: Copy {
     /// AVX2 is available; the source has the block.
     unsafe fn codes(self, b: usize, step: usize, half: usize) -> __m256i;
 
-    /// Scale and offset of a group; the offset is anything for a type without.
+    /// For groups of 32: scale and offset of one; the offset is anything for a type without.
     ///
     /// # Safety
     /// AVX2 and F16C are available; the source has the group.
     unsafe fn scale(self, group: usize, half: usize) -> (__m256, __m256);
 
-    /// Ask for what will be read some time after a group.
-    fn ask_ahead(self, group: usize);
+    /// For groups of 16: the integer scale of one, twice in 16 bits.
+    ///
+    /// # Safety
+    /// As [`Self::scale`].
+    unsafe fn small_scale(self, group: usize, half: usize) -> __m256i;
+
+    /// For groups of 16: the integer minima of the two of a block of 32 columns, in 16 bits each.
+    ///
+    /// # Safety
+    /// As [`Self::scale`].
+    unsafe fn minima(self, b: usize, half: usize) -> __m256i;
+
+    /// For groups of 16: scale and negated scale of minima of the block that has block `b` of 32 columns; the second is
+    /// anything for a type without.
+    ///
+    /// # Safety
+    /// As [`Self::scale`].
+    unsafe fn block_scale(self, b: usize, half: usize) -> (__m256, __m256);
+
+    /// Ask for what will be read some time after a block of 32 columns.
+    fn ask_ahead(self, b: usize);
+}
+
+/// The bytes of 8 rows, each in the upper half of two lanes of 16 bits.
+///
+/// # Safety
+/// AVX2 is available; 8 bytes are readable.
+#[inline(always)]
+unsafe fn spread(bytes: *const u8) -> __m256i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        const NONE: i8 = -128;
+        let order = _mm256_setr_epi8(
+            NONE, 0, NONE, 0, NONE, 1, NONE, 1, NONE, 2, NONE, 2, NONE, 3, NONE, 3, //
+            NONE, 4, NONE, 4, NONE, 5, NONE, 5, NONE, 6, NONE, 6, NONE, 7, NONE, 7,
+        );
+        _mm256_shuffle_epi8(_mm256_set1_epi64x(bytes.cast::<i64>().read_unaligned()), order)
+    }
 }
 
 /// Bits `from..from + width` of each byte, moved to bit `to`.
@@ -266,30 +309,64 @@ impl<F: Interleaved> Source<F> for Packed<F> {
                     let offset = _mm256_mul_ps(f16s(32), unsigned(m));
                     (_mm256_mul_ps(f16s(0), unsigned(s)), negated(offset))
                 }
-                Scales::Nibbles => {
-                    let both = bytes(64 + 16 * g);
-                    let low = _mm_set1_epi8(15);
-                    let s = _mm_and_si128(both, low);
-                    let m = _mm_and_si128(_mm_srli_epi16::<4>(both), low);
-                    let offset = _mm256_mul_ps(f16s(32), unsigned(m));
-                    (_mm256_mul_ps(f16s(0), unsigned(s)), negated(offset))
+                Scales::Nibbles => unreachable!("groups of 16 only"),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn small_scale(self, group: usize, half: usize) -> __m256i {
+        let (block, g) = (group / n_groups::<F>(), group % n_groups::<F>());
+        // SAFETY: the fields of the block.
+        unsafe {
+            let fields = self.0.scales.add(block * scale_bytes::<F>() + 8 * half);
+            match F::SCALES {
+                Scales::Signed => _mm256_srai_epi16::<8>(spread(fields.add(32 + 16 * g))),
+                _ => {
+                    let both = _mm256_srli_epi16::<8>(spread(fields.add(64 + 16 * g)));
+                    _mm256_and_si256(both, _mm256_set1_epi16(15))
                 }
             }
         }
     }
 
     #[inline(always)]
-    fn ask_ahead(self, group: usize) {
-        self.0.ask_ahead::<F>(group);
+    unsafe fn minima(self, b: usize, half: usize) -> __m256i {
+        let (block, g) = (2 * b / n_groups::<F>(), 2 * b % n_groups::<F>());
+        // SAFETY: the fields of the block.
+        unsafe {
+            let fields = self.0.scales.add(block * scale_bytes::<F>() + 64 + 16 * g + 8 * half);
+            let both =
+                _mm_unpacklo_epi8(_mm_loadl_epi64(fields.cast()), _mm_loadl_epi64(fields.add(16).cast()));
+            _mm256_srli_epi16::<4>(_mm256_cvtepu8_epi16(both))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn block_scale(self, b: usize, half: usize) -> (__m256, __m256) {
+        // SAFETY: the fields of the block.
+        unsafe {
+            let fields = self.0.scales.add(2 * b / n_groups::<F>() * scale_bytes::<F>() + 16 * half);
+            let f16s = |at: usize| _mm256_cvtph_ps(_mm_loadu_si128(fields.add(at).cast()));
+            let d = f16s(0);
+            (d, if F::HAS_OFFSET { _mm256_xor_ps(f16s(32), _mm256_set1_ps(-0.0)) } else { d })
+        }
+    }
+
+    #[inline(always)]
+    fn ask_ahead(self, b: usize) {
+        self.0.ask_ahead::<F>(b);
     }
 }
 
-/// Codes as bytes, `[PASS / 4][16 rows][4]`, and scales and offsets in f32, `[PASS / GROUP][16 rows]`.
+/// Codes as bytes, `[PASS / 4][16 rows][4]`. For groups of 32 scales and offsets in f32, `[PASS / 32][16 rows]`; for groups of 16
+/// what [`Source`] says of them, each number 32 bits wide, and the scales of blocks.
 #[derive(Clone, Copy)]
 struct Panel {
     codes: *mut u8,
     scale: *mut f32,
     offset: *mut f32,
+    block_scale: *mut f32,
 }
 
 impl Panel {
@@ -301,7 +378,8 @@ impl Panel {
         unsafe {
             let codes = scratch.add(scratch.align_offset(64));
             let scale: *mut f32 = codes.add(PANEL[0]).cast();
-            Panel { codes, scale, offset: scale.byte_add(PANEL[1]) }
+            let offset = scale.byte_add(PANEL[1]);
+            Panel { codes, scale, offset, block_scale: offset.byte_add(PANEL[2]) }
         }
     }
 
@@ -322,13 +400,29 @@ impl Panel {
                     }
                 }
             }
-            for group in 0..n / F::GROUP {
-                for half in 0..2 {
-                    let (scale, offset) = source.scale(group, half);
-                    _mm256_store_ps(self.scale.add(group * TILE_ROWS + 8 * half), scale);
+            let at = |group: usize, half: usize| group * TILE_ROWS + 8 * half;
+            for (b, half) in (0..n / 32).flat_map(|b| [(b, 0), (b, 1)]) {
+                if F::GROUP == 32 {
+                    let (scale, offset) = source.scale(b, half);
+                    _mm256_store_ps(self.scale.add(at(b, half)), scale);
                     if F::HAS_OFFSET {
-                        _mm256_store_ps(self.offset.add(group * TILE_ROWS + 8 * half), offset);
+                        _mm256_store_ps(self.offset.add(at(b, half)), offset);
                     }
+                    continue;
+                }
+                for group in [2 * b, 2 * b + 1] {
+                    _mm256_store_si256(
+                        self.scale.add(at(group, half)).cast(),
+                        source.small_scale(group, half),
+                    );
+                }
+                if F::HAS_OFFSET {
+                    _mm256_store_si256(self.offset.add(at(b, half)).cast(), source.minima(b, half));
+                }
+                if b.is_multiple_of(8) {
+                    let (scale, minima) = source.block_scale(b, half);
+                    _mm256_store_ps(self.block_scale.add(at(b / 8, half)), scale);
+                    _mm256_store_ps(self.block_scale.add(at(PASS / 256 + b / 8, half)), minima);
                 }
             }
         }
@@ -354,18 +448,39 @@ impl<F: Interleaved> Source<F> for Panel {
     }
 
     #[inline(always)]
-    fn ask_ahead(self, _group: usize) {}
+    unsafe fn small_scale(self, group: usize, half: usize) -> __m256i {
+        // SAFETY: the caller's promise.
+        unsafe { _mm256_load_si256(self.scale.add(group * TILE_ROWS + 8 * half).cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn minima(self, b: usize, half: usize) -> __m256i {
+        // SAFETY: the caller's promise.
+        unsafe { _mm256_load_si256(self.offset.add(b * TILE_ROWS + 8 * half).cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn block_scale(self, b: usize, half: usize) -> (__m256, __m256) {
+        let load = |block: usize| {
+            // SAFETY: the caller's promise.
+            unsafe { _mm256_load_ps(self.block_scale.add(block * TILE_ROWS + 8 * half)) }
+        };
+        (load(b / 8), load(PASS / 256 + b / 8))
+    }
+
+    #[inline(always)]
+    fn ask_ahead(self, _b: usize) {}
 }
 
-/// How many `vpmaddubsw` may be added in 16 bits, a divisor of the steps of a group; 0 for signed codes.
+/// How many `vpmaddubsw` may be added in 16 bits, a divisor of the steps of a group; in groups of 16 all of them.
 const fn chunk<F: Interleaved>() -> usize {
-    if is_signed::<F>() {
-        return 0;
-    }
-    match 32_767 / (2 * 127 * F::MAX_CODE as usize) {
+    let above = F::MAX_CODE - F::ZERO;
+    let from_zero = if above > F::ZERO { above } else { F::ZERO };
+    let most = if F::GROUP == 16 { from_zero } else { F::MAX_CODE };
+    match 32_767 / (2 * 127 * most as usize) {
         8.. if F::GROUP == 32 => 8,
         4.. => 4,
-        _ => 2,
+        _ => panic!("codes of more than 6 bits"),
     }
 }
 
@@ -385,6 +500,7 @@ fn keep_order<const C: usize>(sums: &mut [[__m256i; 2]; C]) {
     match sums.as_mut_slice() {
         [[a, b], [c, d]] => keep!("/* {} {} {} {} */" a b c d),
         [[a, b], [c, d], [e, f]] => keep!("/* {} {} {} {} {} {} */" a b c d e f),
+        [[a, b], [c, d], [e, f], [g, h]] => keep!("/* {} {} {} {} {} {} {} {} */" a b c d e f g h),
         _ => {}
     }
 }
@@ -402,7 +518,6 @@ unsafe fn rows<F: Interleaved, S: Source<F>, const C: usize>(
     first: bool,
     out: *mut f32,
 ) {
-    let steps = F::GROUP / 4;
     // SAFETY: the caller's promise.
     unsafe {
         let ones = _mm256_set1_epi16(1);
@@ -414,10 +529,8 @@ unsafe fn rows<F: Interleaved, S: Source<F>, const C: usize>(
                 }
             }
         }
-        let x_sums = if F::GROUP == 32 { x.sum32 } else { x.sum16 };
-        for group in 0..n / F::GROUP {
-            let (b, s0) = (group * F::GROUP / 32, group * F::GROUP % 32 / 4);
-            source.ask_ahead(group);
+        for b in 0..n / 32 {
+            source.ask_ahead(b);
             ask_next_rows::<C>(x, stride, b);
             let activations = |c: usize, step: usize| {
                 let p = x.q.byte_add(c * stride).add(b * 32 + step * 4);
@@ -425,7 +538,7 @@ unsafe fn rows<F: Interleaved, S: Source<F>, const C: usize>(
             };
             let mut products = [[_mm256_setzero_si256(); 2]; C];
             if is_signed::<F>() {
-                for step in s0..s0 + steps {
+                for step in 0..8 {
                     for half in 0..2 {
                         let codes = source.codes(b, step, half);
                         let magnitude = _mm256_abs_epi8(codes);
@@ -438,9 +551,17 @@ unsafe fn rows<F: Interleaved, S: Source<F>, const C: usize>(
                     }
                 }
             } else {
-                let chunk = const { if chunk::<F>() == 0 { 1 } else { chunk::<F>() } };
-                for start in (s0..s0 + steps).step_by(chunk) {
+                let chunk = const { if is_signed::<F>() { 8 } else { chunk::<F>() } };
+                for start in (0..8).step_by(chunk) {
+                    let group = (b * 8 + start) / const { F::GROUP / 4 };
                     let mut pairs = [[_mm256_setzero_si256(); 2]; C];
+                    if F::ZERO != 0 && F::GROUP == 16 {
+                        let minus_zero = _mm256_set1_epi16(-i16::from(F::ZERO));
+                        for c in 0..C {
+                            let x_sums = _mm256_set1_epi32(*x.pairs.byte_add(c * stride).add(group));
+                            pairs[c] = [_mm256_mullo_epi16(x_sums, minus_zero); 2];
+                        }
+                    }
                     for step in start..start + chunk {
                         let codes = [source.codes(b, step, 0), source.codes(b, step, 1)];
                         for c in 0..C {
@@ -452,30 +573,38 @@ unsafe fn rows<F: Interleaved, S: Source<F>, const C: usize>(
                         }
                         keep_order(&mut pairs);
                     }
-                    for c in 0..C {
-                        for half in 0..2 {
-                            let wide = _mm256_madd_epi16(pairs[c][half], ones);
+                    for half in 0..2 {
+                        let factor = if F::GROUP == 16 { source.small_scale(group, half) } else { ones };
+                        for c in 0..C {
+                            let wide = _mm256_madd_epi16(pairs[c][half], factor);
                             products[c][half] = _mm256_add_epi32(products[c][half], wide);
                         }
                     }
                 }
             }
-            let scales = [source.scale(group, 0), source.scale(group, 1)];
-            for c in 0..C {
-                let x_scale = _mm256_set1_ps(*x.scale.byte_add(c * stride).add(b));
-                let x_sum = _mm256_set1_ps(*x_sums.byte_add(c * stride).add(group));
-                for half in 0..2 {
-                    let (scale, offset) = scales[half];
-                    let t = _mm256_cvtepi32_ps(products[c][half]);
-                    let sum = &mut sums[c][half];
-                    if F::HAS_OFFSET {
-                        *sum = _mm256_fmadd_ps(scale, _mm256_mul_ps(t, x_scale), *sum);
-                        *sum = _mm256_fmadd_ps(offset, x_sum, *sum);
-                    } else if is_signed::<F>() {
-                        *sum = _mm256_fmadd_ps(scale, _mm256_mul_ps(t, x_scale), *sum);
-                    } else {
+            for half in 0..2 {
+                let (scale, offset) =
+                    if F::GROUP == 16 { source.block_scale(b, half) } else { source.scale(b, half) };
+                for c in 0..C {
+                    let x_scale = _mm256_set1_ps(*x.scale.byte_add(c * stride).add(b));
+                    let x_sum = _mm256_set1_ps(*x.sum32.byte_add(c * stride).add(b));
+                    let scaled = |t: __m256i| _mm256_mul_ps(_mm256_cvtepi32_ps(t), x_scale);
+                    let (t, sum) = (products[c][half], &mut sums[c][half]);
+                    if F::GROUP == 32 && F::ZERO != 0 && !is_signed::<F>() {
                         let zero = _mm256_mul_ps(_mm256_set1_ps(f32::from(F::ZERO)), x_sum);
-                        *sum = _mm256_fmadd_ps(scale, _mm256_fmsub_ps(t, x_scale, zero), *sum);
+                        let t = _mm256_fmsub_ps(_mm256_cvtepi32_ps(t), x_scale, zero);
+                        *sum = _mm256_fmadd_ps(scale, t, *sum);
+                        continue;
+                    }
+                    *sum = _mm256_fmadd_ps(scale, scaled(t), *sum);
+                    if F::HAS_OFFSET && F::GROUP == 16 {
+                        let pairs = x.pairs.byte_add(c * stride).add(2 * b).cast::<i64>().read_unaligned();
+                        let pairs = _mm256_set1_epi64x(pairs);
+                        let of_groups = _mm256_hadd_epi16(pairs, pairs);
+                        let minima = _mm256_madd_epi16(source.minima(b, half), of_groups);
+                        *sum = _mm256_fmadd_ps(offset, scaled(minima), *sum);
+                    } else if F::HAS_OFFSET {
+                        *sum = _mm256_fmadd_ps(offset, x_sum, *sum);
                     }
                 }
             }

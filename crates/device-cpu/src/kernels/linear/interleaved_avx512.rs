@@ -4,17 +4,17 @@
 //! `vpdpbusd` multiplies unsigned with signed bytes and adds four neighbours to 32 bits. Signed codes are made unsigned, with a
 //! zero point. Up to [`COLS`] activation rows meet the codes as they are unpacked, which is then a small part of the work;
 //! passes of [`PASS`] columns keep a tile and the activations that it meets near. Order of accumulation: `interleaved`;
-//! signed codes have a zero point of 128.
+//! signed codes have a zero point of 128, and groups of 16 add one by one, for twelve sums more do not fit the registers.
 
 use super::activation::{ActRow, ActRows, Q8Row};
 use super::interleaved::{
     Interleaved, Scales, Tile, activations, ask_next_rows, code_bytes, is_signed, n_groups, scale_bytes,
 };
-use super::{TILE_ROWS, WeightRows};
+use super::{Part, TILE_ROWS, WeightRows};
 use std::arch::x86_64::*;
 
 /// Columns of a pass; a multiple of 256.
-const PASS: usize = 1024;
+pub(super) const PASS: usize = 1024;
 
 /// Activation rows whose sums fit the registers: 12 integer, 12 float, and the operands.
 const COLS: usize = 12;
@@ -74,17 +74,17 @@ pub(super) unsafe fn gemv<F: Interleaved>(
 pub(super) unsafe fn gemm_tile<F: Interleaved>(
     w: WeightRows,
     n_cols: usize,
-    r0: usize,
-    _n_rows: usize,
+    part: Part,
     xs: ActRows,
     _scratch: *mut u8,
     out: *mut f32,
 ) {
     // SAFETY: passes over columns that the rows have; activation rows `i..i + COLS` exist.
     unsafe {
-        let tile = Tile::new::<F>(w, n_cols, r0);
-        for k in (0..n_cols).step_by(PASS) {
-            let n = PASS.min(n_cols - k);
+        let tile = Tile::new::<F>(w, n_cols, part.r0);
+        let end = part.k + part.n;
+        for k in (part.k..end).step_by(PASS) {
+            let n = PASS.min(end - k);
             let tile = tile.from::<F>(k);
             for i in (0..xs.n).step_by(COLS) {
                 let (x, out) = (activations(xs, i, n_cols, k), out.add(i * TILE_ROWS));
@@ -255,8 +255,8 @@ unsafe fn rows<F: Interleaved, const C: usize>(
         let x_sums = if F::GROUP == 32 { x.sum32 } else { x.sum16 };
         for group in 0..n / F::GROUP {
             let (b, s0) = (group * F::GROUP / 32, group * F::GROUP % 32 / 4);
-            if C < COLS {
-                tile.ask_ahead::<F>(group);
+            if C < COLS && s0 == 0 {
+                tile.ask_ahead::<F>(b);
             }
             ask_next_rows::<C>(x, stride, b);
             let mut products = [_mm512_setzero_si512(); C];

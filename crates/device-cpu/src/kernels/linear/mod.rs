@@ -112,25 +112,32 @@ pub const TILE_ROWS: usize = 16;
 /// - `out` is valid for writes of `r1 - r0` values.
 pub type Gemv = unsafe fn(w: WeightRows, n_cols: usize, r0: usize, r1: usize, x: ActRow, out: *mut f32);
 
-/// `out[i * TILE_ROWS + r] = dot(W[r0 + r], x[i])` for `n_rows <= TILE_ROWS` weight rows and all activation rows.
+/// A part of a tile: `n_rows <= TILE_ROWS` weight rows from `r0` on, and of these `n` columns from `k` on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// The first row.
+    pub r0: usize,
+    /// Rows, at least one.
+    pub n_rows: usize,
+    /// The first column.
+    pub k: usize,
+    /// Columns.
+    pub n: usize,
+}
+
+/// `out[i * TILE_ROWS + r] = dot(W[r0 + r], x[i])` for the rows and columns of a part and all activation rows; added to what is
+/// there if the part's first column is not 0.
 ///
-/// Arguments: the weight rows `w`, `n_cols`, `r0`, `n_rows`, the activation rows, `scratch` of the kernel's [`LinearKernel::gemm_scratch_bytes`] (any content), `out` of
+/// Arguments: the weight rows `w`, `n_cols`, the part, the activation rows, `scratch` of the kernel's [`LinearKernel::gemm_scratch_bytes`] (any content), `out` of
 /// `xs.n * TILE_ROWS` values. Where `n_rows < TILE_ROWS` the remaining columns of `out` are undefined.
 ///
 /// Reads each weight once and the activation rows once for each tile.
 ///
 /// # Safety
-/// As [`Gemv`], for the rows `r0..r0 + n_rows`; `1 <= n_rows <= TILE_ROWS`; `scratch` and `out` are valid for writes
-/// and overlap nothing else.
-pub type GemmTile = unsafe fn(
-    w: WeightRows,
-    n_cols: usize,
-    r0: usize,
-    n_rows: usize,
-    xs: ActRows,
-    scratch: *mut u8,
-    out: *mut f32,
-);
+/// As [`Gemv`], for the rows `r0..r0 + n_rows`; the part is of all columns, or begins at a multiple of the kernel's
+/// [`LinearKernel::gemm_pass`] and ends at one or with the row; `scratch` and `out` are valid for writes and overlap nothing else.
+pub type GemmTile =
+    unsafe fn(w: WeightRows, n_cols: usize, part: Part, xs: ActRows, scratch: *mut u8, out: *mut f32);
 
 /// The kernels of one block type on one instruction set.
 #[derive(Clone, Copy, Debug)]
@@ -143,6 +150,8 @@ pub struct LinearKernel {
     pub gemv: Gemv,
     /// Many activation rows, a tile of weight rows.
     pub gemm_tile: GemmTile,
+    /// Columns of a pass of [`Self::gemm_tile`], where it can begin with one; else `usize::MAX`.
+    pub gemm_pass: usize,
     /// As [`Self::gemm_tile`] for a few activation rows, with the bits of [`Self::gemv`] and without scratch; where there is
     /// none, [`Self::gemv`] serves each.
     pub few_rows: Option<GemmTile>,

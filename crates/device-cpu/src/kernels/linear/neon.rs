@@ -4,10 +4,10 @@
 //! a register come before each widening. Only instructions of the baseline are used; with `dotprod`, one `sdot` would
 //! replace three of them.
 
-use super::WeightRows;
 use super::activation::{ActRow, ActRows, Q8Row};
 use super::affine::{self, Codes};
 use super::portable::{self, Dot, Format, Groups};
+use super::{Part, WeightRows};
 use std::arch::aarch64::*;
 
 /// The baseline of 64-bit Arm.
@@ -104,14 +104,13 @@ pub(super) unsafe fn gemv<F: Format>(
 pub(super) unsafe fn gemm_tile<F: Format>(
     w: WeightRows,
     n_cols: usize,
-    r0: usize,
-    n_rows: usize,
+    part: Part,
     xs: ActRows,
     scratch: *mut u8,
     out: *mut f32,
 ) {
     // SAFETY: the caller's promises.
-    unsafe { portable::gemm_tile::<F, Neon>(w, n_cols, r0, n_rows, xs, scratch, out) }
+    unsafe { portable::gemm_tile::<F, Neon>(w, n_cols, part, xs, scratch, out) }
 }
 
 /// [`gemv`] for the types of `affine`.
@@ -139,12 +138,11 @@ pub(super) unsafe fn affine_gemv<F: Codes>(
 pub(super) unsafe fn affine_gemm_tile<F: Codes>(
     w: WeightRows,
     n_cols: usize,
-    r0: usize,
-    n_rows: usize,
+    part: Part,
     xs: ActRows,
     scratch: *mut u8,
     out: *mut f32,
 ) {
     // SAFETY: the caller's promises.
-    unsafe { affine::gemm_tile::<F, Neon>(w, n_cols, r0, n_rows, xs, scratch, out) }
+    unsafe { affine::gemm_tile::<F, Neon>(w, n_cols, part, xs, scratch, out) }
 }

@@ -7,7 +7,7 @@
 
 use super::activation::{ActRow, ActRows, ActivationKind, Q8Row};
 use super::interleaved::{Interleaved, code_bytes, decode, tile_bytes};
-use super::{GemmTile, Gemv, Interleave, LinearKernel, MakeTile, WeightRows, scalar};
+use super::{GemmTile, Gemv, Interleave, LinearKernel, MakeTile, Part, WeightRows, scalar};
 use crate::isa::Isa;
 use formats::BlockType;
 
@@ -108,6 +108,7 @@ pub(super) unsafe fn columns_from(x: Q8Row, k: usize) -> Q8Row {
             scale: x.scale.add(k / 32),
             sum32: x.sum32.add(k / 32),
             sum16: x.sum16.add(k / 16),
+            pairs: x.pairs.add(k / 16),
         }
     }
 }
@@ -162,13 +163,13 @@ pub(super) fn gemm_scratch_bytes<F: Format>(n_cols: usize) -> usize {
 pub(super) unsafe fn gemm_tile<F: Format, D: Dot>(
     w: WeightRows,
     n_cols: usize,
-    r0: usize,
-    n_rows: usize,
+    part: Part,
     xs: ActRows,
     scratch: *mut u8,
     out: *mut f32,
 ) {
     let (w, row_bytes) = (w.values, w.row_bytes);
+    let Part { r0, n_rows, .. } = part;
     let (len, bytes) = const { (F::BLOCK.block_len(), F::BLOCK.block_bytes()) };
     let (n_blocks, n_groups) = (n_cols / len, len / F::GROUP);
     // SAFETY: the scratch has room for the row; all else as in `gemv`.
@@ -226,6 +227,7 @@ pub(super) fn kernel<F: Interleaved>(isa: Isa) -> LinearKernel {
         activation: ActivationKind::Q8,
         gemv,
         gemm_tile,
+        gemm_pass: usize::MAX,
         few_rows: None,
         gemm_scratch_bytes: gemm_scratch_bytes::<F>,
         gemm_min_rows: 2,
@@ -235,8 +237,9 @@ pub(super) fn kernel<F: Interleaved>(isa: Isa) -> LinearKernel {
     match isa {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => {
-            use super::interleaved_avx512::{gemm_tile, gemv, interleave, scratch_bytes};
+            use super::interleaved_avx512::{PASS, gemm_tile, gemv, interleave, scratch_bytes};
             LinearKernel {
+                gemm_pass: PASS,
                 gemm_scratch_bytes: scratch_bytes,
                 interleave: Some(const { &tiles::<F>(interleave::<F>) }),
                 ..as_stored(gemv::<F>, gemm_tile::<F>)
@@ -244,8 +247,9 @@ pub(super) fn kernel<F: Interleaved>(isa: Isa) -> LinearKernel {
         }
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => {
-            use super::interleaved_avx2::{gemm_tile, gemv, interleave, scratch_bytes};
+            use super::interleaved_avx2::{PASS, gemm_tile, gemv, interleave, scratch_bytes};
             LinearKernel {
+                gemm_pass: PASS,
                 gemm_scratch_bytes: scratch_bytes,
                 interleave: Some(const { &tiles::<F>(interleave::<F>) }),
                 ..as_stored(gemv::<F>, gemm_tile::<F>)

@@ -357,11 +357,10 @@ impl Case {
         let (w, _tiles) = self.matrix(isa);
         for r0 in (0..self.n_rows).step_by(TILE_ROWS) {
             let n_rows = TILE_ROWS.min(self.n_rows - r0);
+            let part = Part { r0, n_rows, k: 0, n: self.n_cols };
             let mut tile = vec![f32::NAN; n * TILE_ROWS];
             // SAFETY: the shapes are those of the case.
-            unsafe {
-                (kernel.gemm_tile)(w, self.n_cols, r0, n_rows, xs, scratch.as_mut_ptr(), tile.as_mut_ptr())
-            };
+            unsafe { (kernel.gemm_tile)(w, self.n_cols, part, xs, scratch.as_mut_ptr(), tile.as_mut_ptr()) };
             for i in 0..n {
                 for r in 0..n_rows {
                     out[i * self.n_rows + r0 + r] = tile[i * TILE_ROWS + r];
@@ -379,10 +378,11 @@ impl Case {
         let xs = ActRows { base: self.x(0).0, stride: self.stride, n };
         for r0 in (0..self.n_rows).step_by(TILE_ROWS) {
             let n_rows = TILE_ROWS.min(self.n_rows - r0);
+            let part = Part { r0, n_rows, k: 0, n: self.n_cols };
             let mut tile = vec![f32::NAN; n * TILE_ROWS];
             let no_scratch = std::ptr::null_mut();
             // SAFETY: the shapes are those of the case.
-            unsafe { few_rows(self.w(), self.n_cols, r0, n_rows, xs, no_scratch, tile.as_mut_ptr()) };
+            unsafe { few_rows(self.w(), self.n_cols, part, xs, no_scratch, tile.as_mut_ptr()) };
             for i in 0..n {
                 for r in 0..n_rows {
                     out[i * self.n_rows + r0 + r] = tile[i * TILE_ROWS + r];
@@ -635,7 +635,10 @@ fn activations_quantise_to_the_same_bits_everywhere() {
                 assert!(error.abs() <= f64::from(*q8.scale.add(k / 32)) * 0.5001 + 1e-30);
             }
             for g in 0..n_cols / 16 {
-                let sum: i32 = (0..16).map(|i| i32::from(*q8.q.add(g * 16 + i))).sum();
+                let of = |i: usize| i32::from(*q8.q.add(g * 16 + i));
+                let sum: i32 = (0..16).map(of).sum();
+                let first: i32 = (0..16).filter(|i| i % 4 < 2).map(of).sum();
+                assert_eq!(*q8.pairs.add(g), (first & 0xffff) | ((sum - first) << 16));
                 assert_eq!(*q8.sum16.add(g), *q8.scale.add(g / 2) * sum as f32);
             }
         }
