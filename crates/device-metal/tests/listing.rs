@@ -41,7 +41,7 @@ const CPU_ONLY: &[&str] = &[
     "linear/portable",
     "linear/scalar",
     "linear/weight_rows",
-    // Types without a kernel of their own; Metal refuses them by name.
+    // What runs types without a kernel of their own; on Metal every type has one.
     "linear/decoded",
     // Schedules and parts of kernels.
     "activation_rows",

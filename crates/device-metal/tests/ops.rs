@@ -7,7 +7,9 @@ use device::OpKind;
 use device::testing::{Case, PlanBuilder, Sequences, check_cases, check_op_cases, limits};
 use formats::BlockType;
 use ingle_device_metal::MetalDevice;
+use ingle_device_metal::gpu::Gpu;
 use ingle_device_metal::gpu::emulated::{EmulatedGpu, Options};
+use ingle_device_metal::profile::Profile;
 use ingle_device_metal::selftest::{is_supported, tolerance};
 
 fn device() -> MetalDevice<EmulatedGpu> {
@@ -57,6 +59,26 @@ fn embeddings_norms_and_elements() {
             Linear | ExpertLinear | Fused | Attention | SelfAttention | CrossAttention | CrossScores
         )
     });
+}
+
+/// Sequences that are split over threadgroups from a few positions on: single rows, whose projection joins the parts, and several.
+#[test]
+fn long_sequences() {
+    let options = Options::new(concat!(env!("CARGO_TARGET_TMPDIR"), "/shaders"));
+    let gpu = EmulatedGpu::new(&options).unwrap();
+    let profile = Profile { split_positions: 7, ..Profile::new(gpu.facts()) };
+    let device = MetalDevice::with_profile(gpu, profile);
+    let is_long = |case: &Case| match case.kind {
+        OpKind::Fused => case.name == "two layers Q4_0" || case.name == "two layers F32",
+        kind => matches!(kind, OpKind::Attention | OpKind::CrossAttention),
+    };
+    let cases = check_op_cases().into_iter().filter(is_long);
+    let (fused, mut cases): (Vec<Case>, Vec<Case>) = cases.partition(|case| case.kind == OpKind::Fused);
+    assert!(fused.len() > 2 && cases.len() > 20, "{} and {} cases", fused.len(), cases.len());
+    cases = cases.into_iter().step_by(5).chain(fused).collect();
+    if let Err(failures) = check_cases(&device, cases, tolerance) {
+        panic!("{failures}");
+    }
 }
 
 /// One kernel for one row, two for more: as files that mix types have q, k and v.
