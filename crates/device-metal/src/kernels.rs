@@ -64,6 +64,7 @@ pub const HEADERS: &[(&str, &str)] = sources![
     "linear/q5_k.h",
     "linear/q6_k.h",
     "linear/q8_0.h",
+    "linear/target.h",
     "linear/tensor.h",
     "linear/tq1_0.h",
     "linear/tq2_0.h",

@@ -77,18 +77,20 @@ fn head(mut b: PlanBuilder, x: ValueId, block: BlockType) -> Plan {
 fn counts(plan: &Plan) -> [(usize, usize); 3] {
     let device = MetalDevice::new(NullGpu::new("Apple M4 Pro"));
     let plan = fusion::fuse(plan, device.fusion());
-    let limits = Limits { kv_type: KvType::F16, n_ctx: 4096, page_len: 64, ..limits(&plan.kv) };
+    let long = device.profile().split_positions;
+    let limits =
+        Limits { kv_type: KvType::F16, max_rows: long, n_ctx: 2 * long, page_len: 64, ..limits(&plan.kv) };
     let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
     let mut sequences = Sequences::new(1, &plan.kv, &limits, 50);
-    sequences.start_at(1, device.profile().split_positions);
-    [(0, 1), (0, 50), (1, 1)].map(|(slot, n)| {
-        let mut step = sequences.step(&[(slot, n)]);
+    let [decode, prefill, _, late] = [1, 50, long, 1].map(|n| {
+        let mut step = sequences.step(&[(0, n)]);
         step.outputs = vec![n as u32 - 1];
         step.want = Want::Argmax;
         device.gpu().take();
         program.run(&step.borrow()).unwrap();
         device.gpu().take()
-    })
+    });
+    [decode, prefill, late]
 }
 
 #[test]

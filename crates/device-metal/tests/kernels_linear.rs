@@ -952,7 +952,7 @@ fn a_product_of_parts_reads_each_once() {
     let w = stored(&mut rng, "w", n_out, n_in, block, 0.3);
     let parts = Parts::new(&mut rng, 8, 64, 5, false);
     let residual = normal(&mut rng, n_out);
-    let source = source_of(&["q4_0"], &["linear_*_merged"]);
+    let source = source_of(&["q4_0"], &["linear_*_gemv_1", "linear_*_merged"]);
     let launch = parts.launch("linear/q4_0.metal", "q4_0", &w, &residual, None).at(3, 0);
     let counters = launch.count(&source);
     let of = |index: u32| *counters.buffers.iter().find(|b| b.index == index).unwrap();

@@ -86,3 +86,10 @@ fn every_file_is_embedded() {
         }
     }
 }
+
+#[test]
+fn every_type_has_kernels() {
+    for block in device::testing::block_types() {
+        assert!(ingle_device_metal::kernels::linear_file(block).is_some(), "{block}");
+    }
+}

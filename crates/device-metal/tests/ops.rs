@@ -7,10 +7,8 @@ use device::OpKind;
 use device::testing::{Case, PlanBuilder, Sequences, check_cases, check_op_cases, limits};
 use formats::BlockType;
 use ingle_device_metal::MetalDevice;
-use ingle_device_metal::gpu::Gpu;
 use ingle_device_metal::gpu::emulated::{EmulatedGpu, Options};
-use ingle_device_metal::profile::Profile;
-use ingle_device_metal::selftest::{is_supported, tolerance};
+use ingle_device_metal::selftest::{SHORTEST_SPLIT, may_split, tolerance};
 
 fn device() -> MetalDevice<EmulatedGpu> {
     let cache = concat!(env!("CARGO_TARGET_TMPDIR"), "/shaders");
@@ -19,8 +17,7 @@ fn device() -> MetalDevice<EmulatedGpu> {
 
 /// Check every `every`th of the cases that are wanted.
 fn check(every: usize, wanted: impl Fn(&Case) -> bool) {
-    let cases = check_op_cases().into_iter().filter(|case| is_supported(case) && wanted(case));
-    let cases: Vec<Case> = cases.step_by(every).collect();
+    let cases: Vec<Case> = check_op_cases().into_iter().filter(wanted).step_by(every).collect();
     assert!(!cases.is_empty());
     match check_cases(&device(), cases, tolerance) {
         Ok(n) => println!("{n} cases"),
@@ -64,18 +61,13 @@ fn embeddings_norms_and_elements() {
 /// Sequences that are split over threadgroups from a few positions on: single rows, whose projection joins the parts, and several.
 #[test]
 fn long_sequences() {
-    let options = Options::new(concat!(env!("CARGO_TARGET_TMPDIR"), "/shaders"));
-    let gpu = EmulatedGpu::new(&options).unwrap();
-    let profile = Profile { split_positions: 7, ..Profile::new(gpu.facts()) };
-    let device = MetalDevice::with_profile(gpu, profile);
-    let is_long = |case: &Case| match case.kind {
-        OpKind::Fused => case.name == "two layers Q4_0" || case.name == "two layers F32",
-        kind => matches!(kind, OpKind::Attention | OpKind::CrossAttention),
-    };
-    let cases = check_op_cases().into_iter().filter(is_long);
-    let (fused, mut cases): (Vec<Case>, Vec<Case>) = cases.partition(|case| case.kind == OpKind::Fused);
-    assert!(fused.len() > 2 && cases.len() > 20, "{} and {} cases", fused.len(), cases.len());
-    cases = cases.into_iter().step_by(5).chain(fused).collect();
+    let device = device().splitting(SHORTEST_SPLIT);
+    // Of attentions alone and of blocks: the kernels' own tests split every shape.
+    let fused =
+        |case: &Case| ["two layers Q4_0 kv F16", "two layers F32 kv F32"].contains(&case.name.as_str());
+    let (mut cases, others): (Vec<Case>, Vec<Case>) = check_op_cases().into_iter().partition(fused);
+    assert_eq!(cases.len(), 2);
+    cases.extend(others.into_iter().filter(|case| case.kind != OpKind::Fused && may_split(case)).step_by(9));
     if let Err(failures) = check_cases(&device, cases, tolerance) {
         panic!("{failures}");
     }

@@ -56,7 +56,7 @@ impl<G: Gpu> Draft<'_, G> {
     /// The projection of the parts that the unit before left, if it left any; in which steps it runs.
     pub(super) fn merged_projection(&mut self, p: &Projection) -> Result<Option<When>> {
         let Some(parts) = self.parts.take() else { return Ok(None) };
-        let ([matrix], Tail::Store | Tail::Add { .. }) = (&p.matrices[..], p.tail) else { return Ok(None) };
+        let Some(matrix) = p.matrices.first() else { return Ok(None) };
         let c = self.compiler;
         let weight = c.plan.weight(matrix.weight);
         let (block, n_in, n_out) = (weight.block, weight.n_cols(), weight.n_rows());

@@ -34,6 +34,7 @@ using namespace metal;
 #include "activation.h"
 #include "linear/arguments.h"
 #include "linear/block.h"
+#include "linear/target.h"
 #include "step.h"
 
 // A vector of x; 0 behind the row's end.
@@ -232,37 +233,15 @@ kernel void linear_gemv(constant LinearArguments & a [[buffer(0)]],
     // Which rows of which weight.
     const uint group = place.x;
     const uint part = sg % LINEAR_SPLIT;
-    uint block = group * (n_sg / LINEAR_SPLIT) + sg / LINEAR_SPLIT;
-    const uint per_block = LINEAR_GATE ? 2 : 4;
-    device const uchar * codes = codes_0;
-    device const uchar * scales = scales_0;
-    device const uchar * offsets = offsets_0;
-    device const float * bias = bias_0;
-    device float * y = y_0;
-    uint n_out = a.n_out_0;
-    bool is_last = false;
-    if (LINEAR_WEIGHTS > 1 && !LINEAR_GATE) {
-        const uint blocks_0 = (a.n_out_0 + 3) / 4, blocks_1 = (a.n_out_1 + 3) / 4;
-        if (LINEAR_WEIGHTS > 2 && block >= blocks_0 + blocks_1) {
-            block -= blocks_0 + blocks_1;
-            is_last = true;
-            codes = codes_2;
-            scales = scales_2;
-            offsets = offsets_2;
-            bias = bias_2;
-            y = y_2;
-            n_out = a.n_out_2;
-        } else if (block >= blocks_0) {
-            block -= blocks_0;
-            codes = codes_1;
-            scales = scales_1;
-            offsets = offsets_1;
-            bias = bias_1;
-            y = y_1;
-            n_out = a.n_out_1;
-        }
-    }
-    const uint first = block * per_block;
+    const uint block = group * (n_sg / LINEAR_SPLIT) + sg / LINEAR_SPLIT;
+    const BoundWeights weights = {{codes_0, codes_1, codes_2},
+                                  {scales_0, scales_1, scales_2},
+                                  {offsets_0, offsets_1, offsets_2},
+                                  {bias_0, bias_1, bias_2},
+                                  {y_0, y_1, y_2}};
+    const Target w = target_of(weights, a, block, 4);
+    const uint n_out = w.n_out;
+    const uint first = w.unit * (LINEAR_GATE ? 2 : 4);
     const bool active = first < n_out && n_rows > 0;
 
     WeightRow rows[4];
@@ -270,14 +249,14 @@ kernel void linear_gemv(constant LinearArguments & a [[buffer(0)]],
         // A row that is not there is the last one again.
         const uint row = min(first + (LINEAR_GATE ? r % 2 : r), n_out - 1);
         const bool up = LINEAR_GATE && r >= 2;
-        rows[r] = weight_row(up ? codes_1 : codes, up ? scales_1 : scales, up ? offsets_1 : offsets, levels, a, row);
+        rows[r] = weight_row(up ? codes_1 : w.codes, up ? scales_1 : w.scales, up ? offsets_1 : w.offsets, levels, a, row);
     }
     const uint first_span = active ? part * 32 + lane : 0xffffffff;
     Products<N> products;
-    if (SameType<D, LAST>::YES || !is_last) {
+    if (SameType<D, LAST>::YES || !w.is_last) {
         products = gemv_products<D, N>(rows, inputs, norm, a.n_in, first_span, LINEAR_SPLIT * 32);
     } else {
-        for (short r = 0; r < 4; r++) rows[r].codes = codes + ulong(min(first + r, n_out - 1)) * LAST::row_bytes(a.n_in);
+        for (short r = 0; r < 4; r++) rows[r].codes = w.codes + ulong(min(first + r, n_out - 1)) * LAST::row_bytes(a.n_in);
         products = gemv_products<LAST, N>(rows, inputs, norm, a.n_in, first_span, LINEAR_SPLIT * 32);
     }
     LaneSums<N> s = lane_sums<N>(products, lane);
@@ -300,7 +279,7 @@ kernel void linear_gemv(constant LinearArguments & a [[buffer(0)]],
     float value = s.product;
     if (LINEAR_NORM) value *= rsqrt(s.squares / float(a.n_in) + a.eps);
     if (LINEAR_BIAS && mine) {
-        device const float * b = LINEAR_GATE && r >= 2 ? bias_1 : bias;
+        device const float * b = LINEAR_GATE && r >= 2 ? bias_1 : w.bias;
         value += b[row];
     }
     if (LINEAR_GATE) {
@@ -310,7 +289,7 @@ kernel void linear_gemv(constant LinearArguments & a [[buffer(0)]],
     const bool writes = mine && (!LINEAR_GATE || r < 2);
     if (LINEAR_RESIDUAL && writes) value += residual[(first_x + n) * n_out + row];
     if (LINEAR_SOFTCAP) value = a.softcap * hyperbolic_tangent(value / a.softcap);
-    if (writes) y[(first_x + n) * n_out + row] = value;
+    if (writes) w.y[(first_x + n) * n_out + row] = value;
 
     if (LINEAR_ARGMAX) {
         // The largest of each 4 lanes, of equals the lowest column; NaN is never larger.
