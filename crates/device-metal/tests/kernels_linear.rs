@@ -1,4 +1,5 @@
-//! The kernels that multiply with weights, through the emulator, against plain Rust in f64 over the codecs' values.
+//! The kernels that multiply with weights, through the emulator, against plain Rust in f64 over the codecs' values. One file: all
+//! share the list of types, the reference and the launches.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used)]
 
@@ -768,10 +769,14 @@ fn sanitizers_find_nothing_in_any_decoder() {
 fn sanitizers_find_nothing_where_threadgroup_memory_is_shared() {
     let mut rng = Rng::new(13);
     let (name, file, block, n_in) = ("iq4_nl", "linear/iq4_nl.metal", BlockType::IQ4_NL, 64);
-    let source = source_of(&[name], &["linear_*_gemv_2", "linear_*_gemm_32"]);
+    let source = source_of(&[name], &["linear_*_gemv_2", "linear_*_merged", "linear_*_gemm_32"]);
     let w = stored(&mut rng, "w", 67, n_in, block, 0.3);
     let x = normal(&mut rng, 5 * n_in);
+    let (parts, residual) = (Parts::new(&mut rng, 4, 16, 3, true), normal(&mut rng, 67));
+    let merged = with_bias(&products(&parts.merged(), n_in, &w), &residual);
     for sanitizer in [Sanitizer::Thread, Sanitizer::AddressUndefined] {
+        let out = parts.launch(file, name, &w, &residual, None).sanitize(sanitizer, &source);
+        check(name, &out.floats(16), &merged, F32_BOUND);
         let out = gemm(file, name, 32, 5, &x, &w).sanitize(sanitizer, &source);
         check(name, &out.floats(16), &products(&x, n_in, &w), HALF_BOUND);
         let out = gemv(file, name, 2, 2, &x, &w)
