@@ -1,7 +1,7 @@
 //! What a token costs, counted by the emulator: dispatches, barriers, bytes of device memory against the least possible, bytes
 //! of threadgroup memory, SIMD-group instructions; and from it a PREDICTION of tokens a second on an M4 Pro.
 //!
-//!     cargo run --release -p ingle-device-metal --example cost_table [model ...]
+//!     cargo run --release -p ingle-device-metal --example cost_table [model ...] [position]
 //!
 //! Nothing here was timed on Apple hardware. A layer is run once with one and once with two of its kind; what the second adds is
 //! what each layer costs. Weights are noise, in the shapes and the types of the models.
@@ -28,7 +28,7 @@ mod table {
     use ingle_device_metal::MetalDevice;
     use ingle_device_metal::gpu::emulated::{EmulatedGpu, Options};
 
-    /// Position of the token that is decoded.
+    /// Position of the token that is decoded, if no other is asked for.
     const POSITION: usize = 511;
 
     /// Bytes a second of an M4 Pro's memory, and what of it kernels reach.
@@ -231,12 +231,13 @@ mod table {
         }
     }
 
-    fn measure(s: &Shapes, n_layers: u32, n_rows: usize) -> Cost {
+    /// So many rows that end at a position.
+    fn measure(s: &Shapes, n_layers: u32, n_rows: usize, position: usize) -> Cost {
         let cache = std::env::temp_dir().join("ingle-cost-table");
         let options = Options { counting: true, threads: 2, ..Options::new(cache) };
         let device = MetalDevice::new(EmulatedGpu::new(&options).unwrap());
         let plan = fusion::fuse(&plan(s, n_layers), device.fusion());
-        let (n_ctx, page_len) = (1024, 64);
+        let (n_ctx, page_len) = ((position + 1).next_multiple_of(1024), 64);
         let n_pages = vec![n_ctx / page_len; plan.kv.groups.len()];
         let limits = Limits {
             max_rows: n_rows,
@@ -249,7 +250,7 @@ mod table {
             ..limits(&plan.kv)
         };
         let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
-        let first_position = if n_rows == 1 { POSITION } else { 0 };
+        let first_position = position + 1 - n_rows;
         let step = OwnedStep {
             plan: 0,
             tokens: vec![3; n_rows],
@@ -297,17 +298,19 @@ mod table {
     }
 
     /// Of a whole model.
-    fn whole(s: &Shapes, n_rows: usize) -> Cost {
-        let (one, two) = (measure(s, 1, n_rows), measure(s, 2, n_rows));
+    fn whole(s: &Shapes, n_rows: usize, position: usize) -> Cost {
+        let (one, two) = (measure(s, 1, n_rows, position), measure(s, 2, n_rows, position));
         let layer = two.combine(one, |two, one| two - one);
         one.combine(layer, |one, layer| one + (s.n_layers as f64 - 1.0) * layer)
     }
 
     pub fn main() {
-        let wanted: Vec<String> = std::env::args().skip(1).collect();
+        let (numbers, wanted): (Vec<String>, Vec<String>) =
+            std::env::args().skip(1).partition(|argument| argument.parse::<usize>().is_ok());
+        let position = numbers.first().map_or(POSITION, |number| number.parse().unwrap());
         let models = MODELS.iter().filter(|s| wanted.is_empty() || wanted.iter().any(|w| s.name.contains(w)));
         println!(
-            "A token at position {POSITION}, Q4_0 (embedding and head Q6_K), F16 keys and values; counted, not timed:\n"
+            "A token at position {position}, Q4_0 (embedding and head Q6_K), F16 keys and values; counted, not timed:\n"
         );
         println!(
             "| model | dispatches | barriers | read MB | written MB | least MB | read / least | threadgroup MB | \
@@ -315,7 +318,7 @@ mod table {
         );
         println!("|---|---|---|---|---|---|---|---|---|---|---|---|");
         for s in models {
-            let c = whole(s, 1);
+            let c = whole(s, 1, position);
             let tok = DISPATCH.map(|seconds| 1.0 / (c.read / BANDWIDTH + c.dispatches * seconds));
             println!(
                 "| {} | {} | {} | {:.1} | {:.2} | {:.1} | {:.3} | {:.2} | {:.0} | {:.0} | {:.0} to {:.0} | {}, {} |",
@@ -337,7 +340,7 @@ mod table {
         }
         if wanted.iter().any(|w| w == "prefill") {
             let s = &MODELS[0];
-            let c = whole(s, 64);
+            let c = whole(s, 64, 63);
             println!(
                 "\n{}, a prompt of 64 tokens: {} dispatches, {} barriers, {:.1} MB read, {:.1} MB threadgroup memory, {:.0} k 8x8x8 products",
                 s.name,

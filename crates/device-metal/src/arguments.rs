@@ -46,6 +46,19 @@ arguments! {
         /// Experts: those of a row.
         experts_per_row: u32,
     }
+    /// `linear_<type>_merged` (`linear/arguments.h`)
+    MergedArguments {
+        /// One weight, one row.
+        linear: LinearArguments,
+        /// Of the attention.
+        n_heads: u32,
+        /// Columns of a head.
+        head_dim: u32,
+        /// Parts of each head.
+        n_splits: u32,
+        /// Whether heads have a sink.
+        has_sinks: u32,
+    }
     /// `embed` (`linear/arguments.h`)
     EmbedArguments {
         /// Columns of the table and of out.

@@ -1,11 +1,12 @@
 //! From units to tables: which kernel runs each unit for how many rows, with which arguments and buffers.
 //!
 //! This file has what units share and the kernels of single Ops; `linear` has the projections, `attention` what reads KV pages,
-//! `experts` the mixtures.
+//! `merged` the projection that joins what attention made in parts, `experts` the mixtures.
 
 pub mod attention;
 pub mod experts;
 mod linear;
+mod merged;
 
 use crate::arguments::{
     ArgmaxArguments, ColumnsArguments, ElementArguments, NormArguments, PagesArguments, RopeArguments,
@@ -80,6 +81,10 @@ struct Draft<'a, G: Gpu> {
     ordered: Option<ValueId>,
     /// Index of the node, for the information.
     node: usize,
+    /// The unit behind the one that is made.
+    next: Option<&'a Unit>,
+    /// What an attention left for the unit behind it to join.
+    parts: Option<merged::Parts>,
     compiler: &'a Compiler<'a, G>,
 }
 
@@ -202,13 +207,16 @@ impl<'a, G: Gpu> Compiler<'a, G> {
             alias: HashMap::new(),
             ordered: None,
             node: 0,
+            next: None,
+            parts: None,
             compiler: self,
         };
         if tokens == RowClass::One {
             draft.alias = selections(self.plan).into_iter().map(|(x, out)| (out, x)).collect();
         }
-        for Lowered { node, unit } in self.lowered {
+        for (index, Lowered { node, unit }) in self.lowered.iter().enumerate() {
             draft.node = *node;
+            draft.next = self.lowered.get(index + 1).map(|next| &next.unit);
             draft.unit(unit)?;
         }
         Ok(Table::new(draft.commands, draft.infos))

@@ -42,6 +42,11 @@ impl<G: Gpu> MetalDevice<G> {
         MetalDevice { gpu: Arc::new(gpu), profile }
     }
 
+    /// The same GPU, whose sequences are split over threadgroups after so many positions: to test without long ones.
+    pub fn splitting(&self, split_positions: usize) -> MetalDevice<G> {
+        MetalDevice { gpu: self.gpu.clone(), profile: Profile { split_positions, ..self.profile.clone() } }
+    }
+
     /// The GPU.
     pub fn gpu(&self) -> &G {
         &self.gpu

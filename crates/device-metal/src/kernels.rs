@@ -18,6 +18,7 @@ pub const HEADERS: &[(&str, &str)] = sources![
     "attention/constants.h",
     "attention/decode.h",
     "attention/merge.h",
+    "attention/parts.h",
     "attention/prefill.h",
     "attention/scores.h",
     "attention/vectors.h",
@@ -36,11 +37,23 @@ pub const HEADERS: &[(&str, &str)] = sources![
     "linear/float.h",
     "linear/gemm.h",
     "linear/gemv.h",
+    "linear/grid.h",
+    "linear/iq1_m.h",
+    "linear/iq1_s.h",
+    "linear/iq2_s.h",
+    "linear/iq2_xs.h",
+    "linear/iq2_xxs.h",
+    "linear/iq3_s.h",
+    "linear/iq3_xxs.h",
     "linear/iq4_nl.h",
     "linear/iq4_xs.h",
     "linear/k_scales.h",
     "linear/kernels.h",
+    "linear/merged.h",
     "linear/mxfp4.h",
+    "linear/neighbours.h",
+    "linear/nvfp4.h",
+    "linear/q1_0.h",
     "linear/q2_k.h",
     "linear/q3_k.h",
     "linear/q4_0.h",
@@ -51,7 +64,10 @@ pub const HEADERS: &[(&str, &str)] = sources![
     "linear/q5_k.h",
     "linear/q6_k.h",
     "linear/q8_0.h",
+    "linear/target.h",
     "linear/tensor.h",
+    "linear/tq1_0.h",
+    "linear/tq2_0.h",
     "reduce.h",
     "rotate.h",
     "step.h",
@@ -84,10 +100,19 @@ pub const FILES: &[(&str, &str)] = sources![
     "linear/f32.metal",
     "linear/i16_rows.metal",
     "linear/i8_rows.metal",
+    "linear/iq1_m.metal",
+    "linear/iq1_s.metal",
+    "linear/iq2_s.metal",
+    "linear/iq2_xs.metal",
+    "linear/iq2_xxs.metal",
+    "linear/iq3_s.metal",
+    "linear/iq3_xxs.metal",
     "linear/iq4_nl.metal",
     "linear/iq4_xs.metal",
     "linear/mixed.metal",
     "linear/mxfp4.metal",
+    "linear/nvfp4.metal",
+    "linear/q1_0.metal",
     "linear/q2_k.metal",
     "linear/q3_k.metal",
     "linear/q4_0.metal",
@@ -98,6 +123,8 @@ pub const FILES: &[(&str, &str)] = sources![
     "linear/q5_k.metal",
     "linear/q6_k.metal",
     "linear/q8_0.metal",
+    "linear/tq1_0.metal",
+    "linear/tq2_0.metal",
     "peaks.metal",
     "pool.metal",
     "qk_rope_kv.metal",
@@ -421,5 +448,28 @@ mod tests {
             let line = format!("#define FC_{name} {index} ");
             assert!(header.contains(&line), "{line}");
         }
+    }
+
+    /// The tables of points are the codecs', number for number.
+    #[test]
+    fn grids_are_those_of_the_codecs() {
+        use formats::codec::grid::{IQ1, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS};
+        let text = header("linear/grid.h").unwrap();
+        let tables: [(&str, &[u16]); 6] = [
+            ("IQ1", &IQ1),
+            ("IQ2_XXS", &IQ2_XXS),
+            ("IQ2_XS", &IQ2_XS),
+            ("IQ2_S", &IQ2_S),
+            ("IQ3_XXS", &IQ3_XXS),
+            ("IQ3_S", &IQ3_S),
+        ];
+        for (name, expected) in tables {
+            let (_, rest) = text.split_once(&format!("{name}_POINTS[{}] = {{", expected.len())).unwrap();
+            let numbers = rest.split_once('}').unwrap().0.split(',').map(str::trim);
+            let hexadecimal = |n: &str| u16::from_str_radix(n.strip_prefix("0x").unwrap(), 16).unwrap();
+            let found: Vec<u16> = numbers.filter(|n| !n.is_empty()).map(hexadecimal).collect();
+            assert!(found == expected, "{name}");
+        }
+        assert_eq!(text.matches("constant ushort ").count(), tables.len());
     }
 }

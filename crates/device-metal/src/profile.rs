@@ -39,7 +39,11 @@ pub struct Profile {
     pub gemv_simdgroups: u32,
     /// SIMD-groups of a threadgroup that attends with few rows: 1 to 8.
     pub attention_simdgroups: u32,
-    /// Positions from which on those of a row are split over threadgroups, whose results a second dispatch joins.
+    /// SIMD-groups of a threadgroup of a GEMV that joins what its attention made in parts, at most 16: each threadgroup reads all
+    /// parts, so that few large ones read less.
+    pub merged_simdgroups: u32,
+    /// Positions from which on those of a row are split over threadgroups, whose results the projection behind joins, or a
+    /// dispatch of its own.
     pub split_positions: usize,
     /// Threadgroups that attention of one row should have in all where it is split.
     pub split_threadgroups: usize,
@@ -62,8 +66,10 @@ impl Profile {
             gemv_simdgroups: 16 * cores as u32,
             chain_tokens: 4,
             attention_simdgroups: 8,
+            merged_simdgroups: 16,
             split_positions: 1024,
-            split_threadgroups: 4 * cores,
+            // Two of eight SIMD-groups each hide a core's latency; every further split is read by every threadgroup behind.
+            split_threadgroups: 2 * cores,
             // Nobody has run them yet.
             tensor: false,
         }

@@ -3,7 +3,6 @@
 
 use crate::MetalDevice;
 use crate::gpu::Gpu;
-use crate::kernels;
 use device::testing::{Case, PlanBuilder, Rng, check_op_cases, compare, compare_chunks, limits, stored};
 use device::{Device, KvType, Limits, Op, OpKind, OwnedStep, Peaks, Plan, Span, Timing, Want, Weight};
 use formats::{BlockType, Bytes, Planes};
@@ -35,20 +34,26 @@ pub struct Checked {
     pub failures: Vec<String>,
 }
 
-/// Whether a case has kernels for its type of weights and its keys and values.
-pub fn is_supported(case: &Case) -> bool {
-    kernels::linear_file(case.block).is_some()
+/// Positions after which sequences are split where that is what is tested.
+pub const SHORTEST_SPLIT: usize = 7;
+
+/// Whether a case has sequences whose positions are split where they are long.
+pub fn may_split(case: &Case) -> bool {
+    let splits = |op: &Op| matches!(op.kind(), OpKind::Attention | OpKind::CrossAttention);
+    case.plans.iter().flat_map(Plan::primitives).any(splits)
 }
 
 /// Compare every kernel with the interpreter: every case that every device must pass, unfused and fused, whole and row by row.
+/// Those with attention run again with sequences that are split over threadgroups after a few positions, as long ones are.
 /// `progress` is told of each case before it runs; `every` takes only each n-th.
 pub fn check<G: Gpu>(
     device: &MetalDevice<G>,
     every: usize,
     progress: &mut dyn FnMut(usize, usize, &str),
 ) -> Vec<Checked> {
-    let cases: Vec<Case> = check_op_cases().into_iter().filter(is_supported).step_by(every.max(1)).collect();
+    let cases: Vec<Case> = check_op_cases().into_iter().step_by(every.max(1)).collect();
     let n = cases.len();
+    let splitting = device.splitting(SHORTEST_SPLIT);
     let mut checked: Vec<Checked> = vec![];
     for (index, case) in cases.into_iter().enumerate() {
         progress(index, n, &case.name);
@@ -57,7 +62,10 @@ pub fn check<G: Gpu>(
             checked.len() - 1
         });
         let bound = tolerance(&case);
-        let result = compare(device, &case, bound).and_then(|()| compare_chunks(device, &case, bound));
+        let mut result = compare(device, &case, bound).and_then(|()| compare_chunks(device, &case, bound));
+        if result.is_ok() && may_split(&case) {
+            result = compare(&splitting, &case, bound).map_err(|failure| format!("split: {failure}"));
+        }
         checked[at].n_cases += 1;
         checked[at].failures.extend(result.err());
     }
@@ -92,7 +100,7 @@ impl Timed {
 }
 
 /// The types whose products are timed.
-const TIMED: [BlockType; 11] = [
+const TIMED: [BlockType; 16] = [
     BlockType::Q4_0,
     BlockType::Q4_1,
     BlockType::Q5_0,
@@ -101,7 +109,12 @@ const TIMED: [BlockType; 11] = [
     BlockType::Q5_K,
     BlockType::Q6_K,
     BlockType::IQ4_XS,
+    BlockType::IQ1_S,
+    BlockType::IQ2_XS,
+    BlockType::IQ3_S,
+    BlockType::TQ2_0,
     BlockType::MXFP4,
+    BlockType::NVFP4,
     BlockType::F16,
     BlockType::BF16,
 ];

@@ -13,11 +13,11 @@ use std::sync::Arc;
 /// What kernels ask of the place of a weight's codes: the size of what they load at once, which the headers of
 /// `kernels/linear/` say.
 const fn align_of(block: BlockType) -> usize {
-    use BlockType::{BF16, F16, F32, I8_ROWS, IQ4_XS, MXFP4, Q2_K, Q4_1, Q4_K, Q5_1, Q5_K};
+    use BlockType::{BF16, F16, F32, I8_ROWS, IQ4_XS, MXFP4, NVFP4, Q2_K, Q4_1, Q4_K, Q5_1, Q5_K};
     match block {
         F32 | Q4_K | Q5_K => 16,
         F16 | BF16 | Q5_1 | IQ4_XS => 8,
-        Q4_1 | Q2_K => 4,
+        Q4_1 | Q2_K | NVFP4 => 4,
         MXFP4 | I8_ROWS => 1,
         _ => 2,
     }

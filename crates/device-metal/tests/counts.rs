@@ -1,5 +1,5 @@
-//! How many dispatches a step has: at most 5 a layer and 3 beside for a dense model, 8 a layer for a mixture of experts, 12 a
-//! layer for many rows. Counted where they are encoded.
+//! How many dispatches a step has: at most 5 a layer and 3 beside for a dense model, 8 a layer for a mixture of experts, however long
+//! the sequence, 12 a layer for many rows. Counted where they are encoded.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -73,21 +73,24 @@ fn head(mut b: PlanBuilder, x: ValueId, block: BlockType) -> Plan {
     b.finish(logits)
 }
 
-/// Dispatches and barriers of a decode step and of a prompt's chunk.
-fn counts(plan: &Plan) -> [(usize, usize); 2] {
+/// Dispatches and barriers of a decode step, of a prompt's chunk, and of a decode step far behind.
+fn counts(plan: &Plan) -> [(usize, usize); 3] {
     let device = MetalDevice::new(NullGpu::new("Apple M4 Pro"));
     let plan = fusion::fuse(plan, device.fusion());
-    let limits = Limits { kv_type: KvType::F16, ..limits(&plan.kv) };
+    let long = device.profile().split_positions;
+    let limits =
+        Limits { kv_type: KvType::F16, max_rows: long, n_ctx: 2 * long, page_len: 64, ..limits(&plan.kv) };
     let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
     let mut sequences = Sequences::new(1, &plan.kv, &limits, 50);
-    [1, 50].map(|n| {
+    let [decode, prefill, _, late] = [1, 50, long, 1].map(|n| {
         let mut step = sequences.step(&[(0, n)]);
         step.outputs = vec![n as u32 - 1];
         step.want = Want::Argmax;
         device.gpu().take();
         program.run(&step.borrow()).unwrap();
         device.gpu().take()
-    })
+    });
+    [decode, prefill, late]
 }
 
 #[test]
@@ -96,10 +99,12 @@ fn a_dense_model_has_five_dispatches_a_layer_and_three_beside() {
         // Files that mix types store v with more bits than q and k.
         for blocks in [[BlockType::Q4_0; 2], [BlockType::F16; 2], [BlockType::Q5_0, BlockType::Q8_0]] {
             let counts = [2, 5].map(|n| counts(&dense(n, blocks, qk_norm)));
-            for (n, [(decode, barriers), (prefill, _)]) in [2, 5].into_iter().zip(counts) {
-                assert!(decode <= 5 * n + 3, "{decode} dispatches of {n} layers");
-                // Each needs what the one before wrote.
-                assert_eq!(barriers, decode - 1);
+            for (n, [decode, (prefill, _), long]) in [2, 5].into_iter().zip(counts) {
+                for (dispatches, barriers) in [decode, long] {
+                    assert!(dispatches <= 5 * n + 3, "{dispatches} dispatches of {n} layers");
+                    // Each needs what the one before wrote.
+                    assert_eq!(barriers, dispatches - 1);
+                }
                 assert!(prefill <= 12 * n + 5, "{prefill} dispatches of {n} layers");
             }
             let a_layer = (counts[1][1].0 - counts[0][1].0) / 3;
@@ -112,8 +117,8 @@ fn a_dense_model_has_five_dispatches_a_layer_and_three_beside() {
 #[test]
 fn a_mixture_of_experts_has_eight_dispatches_a_layer() {
     let counts = [2, 5].map(|n| counts(&mixture(n, BlockType::Q4_0)));
-    for (n, [(decode, _), (prefill, _)]) in [2, 5].into_iter().zip(counts) {
-        assert!(decode <= 8 * n + 3, "{decode} dispatches of {n} layers");
+    for (n, [(decode, _), (prefill, _), (long, _)]) in [2, 5].into_iter().zip(counts) {
+        assert!(decode <= 8 * n + 3 && long <= 8 * n + 3, "{decode} and {long} dispatches of {n} layers");
         assert!(prefill <= 12 * n + 5, "{prefill} dispatches of {n} layers");
     }
 }

@@ -1,4 +1,5 @@
-//! The kernels that multiply with weights, through the emulator, against plain Rust in f64 over the codecs' values.
+//! The kernels that multiply with weights, through the emulator, against plain Rust in f64 over the codecs' values. One file: all
+//! share the list of types, the reference and the launches.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used)]
 
@@ -52,6 +53,17 @@ fn types() -> Vec<(&'static str, &'static str, BlockType, usize)> {
         ("linear/iq4_nl.metal", "iq4_nl", IQ4_NL, 96),
         ("linear/iq4_xs.metal", "iq4_xs", IQ4_XS, 256),
         ("linear/mxfp4.metal", "mxfp4", MXFP4, 96),
+        ("linear/nvfp4.metal", "nvfp4", NVFP4, 192),
+        ("linear/iq1_s.metal", "iq1_s", IQ1_S, 256),
+        ("linear/iq1_m.metal", "iq1_m", IQ1_M, 512),
+        ("linear/iq2_xxs.metal", "iq2_xxs", IQ2_XXS, 256),
+        ("linear/iq2_xs.metal", "iq2_xs", IQ2_XS, 512),
+        ("linear/iq2_s.metal", "iq2_s", IQ2_S, 256),
+        ("linear/iq3_xxs.metal", "iq3_xxs", IQ3_XXS, 512),
+        ("linear/iq3_s.metal", "iq3_s", IQ3_S, 256),
+        ("linear/tq1_0.metal", "tq1_0", TQ1_0, 512),
+        ("linear/tq2_0.metal", "tq2_0", TQ2_0, 256),
+        ("linear/q1_0.metal", "q1_0", Q1_0, 384),
         ("linear/affine_2.metal", "affine_2", affine(2, 64, ScaleType::F16, false), 128),
         ("linear/affine_3.metal", "affine_3", affine(3, 32, ScaleType::BF16, false), 96),
         ("linear/affine_4.metal", "affine_4", affine(4, 64, ScaleType::F32, false), 192),
@@ -93,7 +105,7 @@ fn alignment(block: BlockType, n_in: usize) -> usize {
         F16 | BF16 if n_in.is_multiple_of(4) => 8,
         Q4_K | Q5_K => 16,
         Q5_1 | IQ4_XS => 8,
-        F32 | Q4_1 | Q2_K => 4,
+        F32 | Q4_1 | Q2_K | NVFP4 => 4,
         MXFP4 | I8_ROWS => 1,
         _ => 2,
     }
@@ -696,7 +708,12 @@ fn a_gemv_reads_its_weight_once_and_its_row_s_bytes_only() {
 fn source_of(types: &[&str], kernels: &[&str]) -> String {
     let mut source =
         "#include <metal_stdlib>\nusing namespace metal;\n#include \"instantiate.h\"\n".to_owned();
-    for (kernel, header) in [("gemv", "linear/gemv.h"), ("gemm", "linear/gemm.h"), ("embed", "embed.h")] {
+    for (kernel, header) in [
+        ("gemv", "linear/gemv.h"),
+        ("merged", "linear/merged.h"),
+        ("gemm", "linear/gemm.h"),
+        ("embed", "embed.h"),
+    ] {
         if kernels.iter().any(|k| k.contains(kernel)) {
             source += &format!("#include \"{header}\"\n");
         }
@@ -752,10 +769,14 @@ fn sanitizers_find_nothing_in_any_decoder() {
 fn sanitizers_find_nothing_where_threadgroup_memory_is_shared() {
     let mut rng = Rng::new(13);
     let (name, file, block, n_in) = ("iq4_nl", "linear/iq4_nl.metal", BlockType::IQ4_NL, 64);
-    let source = source_of(&[name], &["linear_*_gemv_2", "linear_*_gemm_32"]);
+    let source = source_of(&[name], &["linear_*_gemv_2", "linear_*_merged", "linear_*_gemm_32"]);
     let w = stored(&mut rng, "w", 67, n_in, block, 0.3);
     let x = normal(&mut rng, 5 * n_in);
+    let (parts, residual) = (Parts::new(&mut rng, 4, 16, 3, true), normal(&mut rng, 67));
+    let merged = with_bias(&products(&parts.merged(), n_in, &w), &residual);
     for sanitizer in [Sanitizer::Thread, Sanitizer::AddressUndefined] {
+        let out = parts.launch(file, name, &w, &residual, None).sanitize(sanitizer, &source);
+        check(name, &out.floats(16), &merged, F32_BOUND);
         let out = gemm(file, name, 32, 5, &x, &w).sanitize(sanitizer, &source);
         check(name, &out.floats(16), &products(&x, n_in, &w), HALF_BOUND);
         let out = gemv(file, name, 2, 2, &x, &w)
@@ -814,6 +835,139 @@ fn the_last_of_three_weights_may_have_another_type() {
             check(&format!("{name} weight {i}"), &outcome.floats(16 + i as u32), &expected, F32_BOUND);
         }
     }
+}
+
+/// Parts of a row that an attention left, as attention/parts.h says.
+struct Parts {
+    head_dim: usize,
+    n_splits: usize,
+    partials: Vec<f32>,
+    totals: Vec<f32>,
+    sinks: Option<Vec<f32>>,
+}
+
+impl Parts {
+    fn new(rng: &mut Rng, n_heads: usize, head_dim: usize, n_splits: usize, has_sinks: bool) -> Parts {
+        let n = n_heads * n_splits;
+        let mut totals = normal(rng, 2 * n);
+        totals.iter_mut().skip(1).step_by(2).for_each(|total| *total = 1.0 + total.abs());
+        // A split without positions.
+        totals[2..4].copy_from_slice(&[-1e30, 0.0]);
+        let partials = normal(rng, n * head_dim.next_multiple_of(4));
+        Parts { head_dim, n_splits, partials, totals, sinks: has_sinks.then(|| normal(rng, n_heads)) }
+    }
+
+    fn n_heads(&self) -> usize {
+        self.totals.len() / 2 / self.n_splits
+    }
+
+    fn bind(&self, launch: Launch, first: u32) -> Launch {
+        let launch = launch.floats(first, &self.partials).floats(first + 1, &self.totals);
+        match &self.sinks {
+            Some(sinks) => launch.floats(if first == 10 { 8 } else { 21 }, sinks),
+            None => launch,
+        }
+    }
+
+    /// The row that attention_merge makes of them.
+    fn merged(&self) -> Vec<f32> {
+        let mut arguments = [0; 24];
+        (arguments[8], arguments[11]) = (self.n_heads() as u32, self.n_splits as u32);
+        let launch = Launch::new("attention.metal", "attention_merge")
+            .number(32, self.head_dim as u32)
+            .flag(35, self.sinks.is_some())
+            .arguments(&arguments)
+            .words(1, &step(1, 0, 1, 0, 0))
+            .output(9, self.n_heads() * self.head_dim)
+            .grid([self.n_heads(), 1, 1], 64);
+        self.bind(launch, 10).run().floats(9)
+    }
+
+    /// One row of products of what they become.
+    fn launch(
+        &self,
+        file: &'static str,
+        name: &str,
+        w: &Weight,
+        residual: &[f32],
+        bias: Option<&[f32]>,
+    ) -> Launch {
+        let (n_in, n_out) = (w.n_cols(), w.n_rows());
+        let mut words = arguments(w.block, n_in, 1, &[n_out]).to_vec();
+        let has_sinks = usize::from(self.sinks.is_some());
+        words.extend([self.n_heads(), self.head_dim, self.n_splits, has_sinks].map(|n| n as u32));
+        let launch = launch(file, format!("linear_{name}_merged"), w.block, n_in)
+            .flag(RESIDUAL, true)
+            .flag(BIAS, bias.is_some())
+            .number(SPLIT, 2)
+            .arguments(&words)
+            .floats(12, bias.unwrap_or(&[]))
+            .floats(15, residual)
+            .output(16, n_out)
+            .memory(n_in * 4)
+            .grid([n_out.div_ceil(4).div_ceil(2), 1, 1], 128);
+        bind(self.bind(launch, 22), 0, w)
+    }
+}
+
+/// The bits of attention_merge and of a product, one after the other.
+#[test]
+fn a_product_joins_the_parts_of_the_attention_before_it() {
+    let mut rng = Rng::new(16);
+    for (name, n_heads, head_dim, n_splits) in [
+        ("q4_0", 3, 32, 5),
+        ("iq4_nl", 4, 24, 3),
+        ("affine_4", 2, 96, 4),
+        ("f32", 14, 10, 2),
+        ("i8_rows", 41, 1, 7),
+    ] {
+        let (file, _, block, n_in) = types().into_iter().find(|t| t.1 == name).unwrap();
+        assert_eq!(n_in, n_heads * head_dim);
+        let n_out = 11;
+        let w = stored(&mut rng, "w", n_out, n_in, block, 0.3);
+        let parts = Parts::new(&mut rng, n_heads, head_dim, n_splits, n_heads % 2 == 0);
+        let (residual, bias) = (normal(&mut rng, n_out), normal(&mut rng, n_out));
+        let bias = (n_splits != 3).then_some(&bias[..]);
+        let found = parts.launch(file, name, &w, &residual, bias).run().floats(16);
+
+        let x = parts.merged();
+        let apart = launch(file, format!("linear_{name}_gemv_1"), block, n_in)
+            .flag(RESIDUAL, true)
+            .flag(BIAS, bias.is_some())
+            .number(SPLIT, 2)
+            .arguments(&arguments(block, n_in, 1, &[n_out]))
+            .floats(1, &x)
+            .floats(12, bias.unwrap_or(&[]))
+            .floats(15, &residual)
+            .output(16, n_out)
+            .words(20, &step(1, 0, 1, 0, 0))
+            .grid([2, 1, 1], 128);
+        assert_eq!(found, bind(apart, 0, &w).run().floats(16), "{name}");
+        let expected = with_bias(&products(&x, n_in, &w), &residual);
+        let expected = with_bias(&expected, bias.unwrap_or(&[0.0; 11]));
+        check(name, &found, &expected, F32_BOUND);
+    }
+}
+
+/// What a perfect cache reads: the weight once, the parts once; nothing is written but the row.
+#[test]
+fn a_product_of_parts_reads_each_once() {
+    let mut rng = Rng::new(17);
+    let (n_out, n_in, block) = (64, 512, BlockType::Q4_0);
+    let w = stored(&mut rng, "w", n_out, n_in, block, 0.3);
+    let parts = Parts::new(&mut rng, 8, 64, 5, false);
+    let residual = normal(&mut rng, n_out);
+    let source = source_of(&["q4_0"], &["linear_*_gemv_1", "linear_*_merged"]);
+    let launch = parts.launch("linear/q4_0.metal", "q4_0", &w, &residual, None).at(3, 0);
+    let counters = launch.count(&source);
+    let of = |index: u32| *counters.buffers.iter().find(|b| b.index == index).unwrap();
+    assert_eq!(of(3).read_once, w.data.len() as u64);
+    assert_eq!(of(22).read_once, parts.partials.len() as u64 * 4);
+    assert_eq!(of(23).read_once, parts.totals.len() as u64 * 4);
+    let (read, written) = counters.device_bytes();
+    assert_eq!(written, n_out as u64 * 4);
+    let least = w.data.len() + (parts.partials.len() + parts.totals.len() + n_out) * 4;
+    assert_eq!(read, least as u64);
 }
 
 #[test]

@@ -41,7 +41,7 @@ const CPU_ONLY: &[&str] = &[
     "linear/portable",
     "linear/scalar",
     "linear/weight_rows",
-    // Types without a kernel of their own; Metal refuses them by name.
+    // What runs types without a kernel of their own; on Metal every type has one.
     "linear/decoded",
     // Schedules and parts of kernels.
     "activation_rows",
@@ -84,5 +84,12 @@ fn every_file_is_embedded() {
                 _ => {}
             }
         }
+    }
+}
+
+#[test]
+fn every_type_has_kernels() {
+    for block in device::testing::block_types() {
+        assert!(ingle_device_metal::kernels::linear_file(block).is_some(), "{block}");
     }
 }

@@ -8,7 +8,7 @@ use device::testing::{Case, PlanBuilder, Sequences, check_cases, check_op_cases,
 use formats::BlockType;
 use ingle_device_metal::MetalDevice;
 use ingle_device_metal::gpu::emulated::{EmulatedGpu, Options};
-use ingle_device_metal::selftest::{is_supported, tolerance};
+use ingle_device_metal::selftest::{SHORTEST_SPLIT, may_split, tolerance};
 
 fn device() -> MetalDevice<EmulatedGpu> {
     let cache = concat!(env!("CARGO_TARGET_TMPDIR"), "/shaders");
@@ -17,8 +17,7 @@ fn device() -> MetalDevice<EmulatedGpu> {
 
 /// Check every `every`th of the cases that are wanted.
 fn check(every: usize, wanted: impl Fn(&Case) -> bool) {
-    let cases = check_op_cases().into_iter().filter(|case| is_supported(case) && wanted(case));
-    let cases: Vec<Case> = cases.step_by(every).collect();
+    let cases: Vec<Case> = check_op_cases().into_iter().filter(wanted).step_by(every).collect();
     assert!(!cases.is_empty());
     match check_cases(&device(), cases, tolerance) {
         Ok(n) => println!("{n} cases"),
@@ -57,6 +56,21 @@ fn embeddings_norms_and_elements() {
             Linear | ExpertLinear | Fused | Attention | SelfAttention | CrossAttention | CrossScores
         )
     });
+}
+
+/// Sequences that are split over threadgroups from a few positions on: single rows, whose projection joins the parts, and several.
+#[test]
+fn long_sequences() {
+    let device = device().splitting(SHORTEST_SPLIT);
+    // Of attentions alone and of blocks: the kernels' own tests split every shape.
+    let fused =
+        |case: &Case| ["two layers Q4_0 kv F16", "two layers F32 kv F32"].contains(&case.name.as_str());
+    let (mut cases, others): (Vec<Case>, Vec<Case>) = check_op_cases().into_iter().partition(fused);
+    assert_eq!(cases.len(), 2);
+    cases.extend(others.into_iter().filter(|case| case.kind != OpKind::Fused && may_split(case)).step_by(9));
+    if let Err(failures) = check_cases(&device, cases, tolerance) {
+        panic!("{failures}");
+    }
 }
 
 /// One kernel for one row, two for more: as files that mix types have q, k and v.

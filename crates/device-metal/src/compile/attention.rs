@@ -1,10 +1,12 @@
 //! What reads and writes KV pages: KvWrite, heads on their way to the cache, and the attentions.
 //!
 //! Few rows are decoded: a threadgroup for a row and the query heads of a KV head. A single row's norm, turn and store are part
-//! of that dispatch. Long sequences are split over threadgroups, whose results a second dispatch joins. Many rows go by tiles.
+//! of that dispatch. Long sequences are split over threadgroups, whose results the projection behind joins (`merged`), or a second
+//! dispatch. Many rows go by tiles.
 //!
 //! The contracts are the headers `kernels/attention/decode.h`, `merge.h` and `prefill.h`, and `kernels/cross_scores.metal`.
 
+use super::merged::Parts;
 use super::{Call, Draft, ONE, each, kv_region};
 use crate::arguments::{
     AttentionArguments, KvWriteArguments, PagesArguments, QkRopeKvArguments, TurnArguments,
@@ -311,7 +313,13 @@ impl<G: Gpu> Draft<'_, G> {
     fn decode_split(&mut self, a: &Attention, when: When) -> Result<()> {
         let n_splits = self.compiler.profile.n_splits(self.head_groups(a));
         self.decode(a, Some(n_splits), when)?;
-        let (partials, totals) = self.partials(a);
+        let (partials, totals) = self.partials(a.n_heads, a.head_dim);
+        let (out, n_heads, head_dim, sinks) = (a.out, a.n_heads, a.head_dim, a.sinks);
+        let parts = Parts { out, n_heads, head_dim, n_splits, sinks, partials, totals, when };
+        if self.is_merged_behind(&parts) {
+            self.parts = Some(parts);
+            return Ok(());
+        }
         let kernel = Kernel { file: "attention.metal", function: "attention_merge".to_owned() };
         let mut call = self
             .attention_call(kernel, a, Some(n_splits))
@@ -324,9 +332,9 @@ impl<G: Gpu> Draft<'_, G> {
     }
 
     /// Where the parts of a row that is split go.
-    fn partials(&self, a: &Attention) -> ((Place, usize), (Place, usize)) {
+    fn partials(&self, n_heads: usize, head_dim: usize) -> ((Place, usize), (Place, usize)) {
         let (c, s) = (self.compiler, self.compiler.scratch);
-        let (partials, totals) = partial_bytes(c.limits.max_rows, a.n_heads, a.head_dim);
+        let (partials, totals) = partial_bytes(c.limits.max_rows, n_heads, head_dim);
         let place = |offset: usize| Place { buffer: c.buffers.scratch, offset: offset as u64 };
         ((place(s.partials_at()), partials), (place(s.totals_at()), totals))
     }
@@ -368,7 +376,7 @@ impl<G: Gpu> Draft<'_, G> {
             .bind(17, c.weight_or_any(k.as_ref().and_then(frequencies))?);
         call = match n_splits {
             Some(_) => {
-                let (partials, totals) = self.partials(a);
+                let (partials, totals) = self.partials(a.n_heads, a.head_dim);
                 call.bind(9, c.anything()).write(10, partials).write(11, totals)
             }
             None => call.write(9, self.value(a.out)).bind(10, c.anything()).bind(11, c.anything()),

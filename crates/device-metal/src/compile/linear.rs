@@ -1,5 +1,5 @@
 //! Projections: GEMV for up to eight rows, with norm, bias, gate and residual in the one dispatch; tiles of matrices for more,
-//! behind a norm of their own. And Embed, which decodes rows of the same weights.
+//! behind a norm of their own. And Embed, which decodes rows of the same weights. A row that attention made in parts: `merged`.
 //!
 //! The contracts are the headers `kernels/linear/gemv.h`, `kernels/linear/gemm.h` and `kernels/embed.h`.
 
@@ -7,7 +7,7 @@ use super::{Call, Draft, ONE, each, per_token};
 use crate::arguments::{EmbedArguments, LinearArguments};
 use crate::gpu::{Constant, Gpu, Place};
 use crate::kernels::{self, Kernel, linear};
-use crate::table::{Extent, RowClass};
+use crate::table::{Extent, RowClass, When};
 use device::lower::{MatrixOf, Norm, Projection, Tail};
 use device::{Activation, Op, Result, Rows, ValueId, Weight, WeightId};
 use formats::BlockType;
@@ -38,6 +38,8 @@ struct Product<'a> {
     gate: Option<(Activation, ValueId)>,
     /// Residual and where the sum goes.
     add: Option<(ValueId, ValueId)>,
+    /// In which steps it runs.
+    when: When,
 }
 
 /// Constants that say how a type of weights is stored. Kernels of other types mention them too.
@@ -81,6 +83,12 @@ impl<G: Gpu> Draft<'_, G> {
             RowClass::Tile => Schedule::Gemm(32),
             RowClass::Many => Schedule::Gemm(64),
         };
+        let when = match self.merged_projection(p)? {
+            // In all others.
+            Some(When::Long) => When::Short,
+            Some(_) => return Ok(()),
+            None => When::Always,
+        };
         let mut x = p.x;
         let mut norm = p.norm.map(|(norm, _)| norm);
         if let (Schedule::Gemm(_), Some((norm_of, out))) = (schedule, p.norm) {
@@ -109,7 +117,7 @@ impl<G: Gpu> Draft<'_, G> {
         }
         for matrices in parts {
             let mixed = mixed.clone();
-            self.product(schedule, &Product { x, norm, matrices, mixed, gate, add })?;
+            self.product(schedule, &Product { x, norm, matrices, mixed, gate, add, when })?;
         }
         match p.tail {
             Tail::Gate { kind, out } if !together => {
@@ -204,6 +212,7 @@ impl<G: Gpu> Draft<'_, G> {
         }
         call.weight_bytes = product.matrices.iter().map(|m| c.plan.weight_bytes(m.weight)).sum();
         call.name = Some(product_name(product, &name, schedule));
+        call.when = product.when;
         self.push(call)
     }
 
@@ -216,7 +225,7 @@ impl<G: Gpu> Draft<'_, G> {
     }
 
     /// Codes, scales and offsets of a weight that is no stack.
-    fn planes(&self, weight: &Weight) -> Result<[Place; 3]> {
+    pub(super) fn planes(&self, weight: &Weight) -> Result<[Place; 3]> {
         let c = self.compiler;
         let plane = |bytes: &Option<formats::Bytes>| match bytes {
             Some(bytes) => c.bytes_of(bytes),

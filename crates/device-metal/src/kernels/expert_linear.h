@@ -85,8 +85,11 @@ kernel void expert_gemv(constant LinearArguments & a [[buffer(0)]],
             rows[i] = expert_row(up ? weights_1 : weights_0, up ? places_1 : places_0, D::PLANES, expert, levels, a, row);
         }
         const uint x_row = EXPERTS_OWN_INPUT ? pair : pair / k;
-        const Products<1> p =
-            gemv_products<D, 1>(rows, x + ulong(x_row) * a.n_in, 0, 1, norm, a.n_in, lane, 32);
+        DeviceRows input;
+        input.x = x + ulong(x_row) * a.n_in;
+        input.stride = 0;
+        input.n_rows = 1;
+        const Products<1> p = gemv_products<D, 1>(rows, input, norm, a.n_in, lane, 32);
         const float weight = EXPERTS_SUM ? chosen[pair] : 1.0f;
         for (short i = 0; i < 4; i++) sums.sums[0][i] += weight * p.sums[0][i];
         sums.squares[0] = p.squares[0];

@@ -181,8 +181,8 @@ enum Way {
 }
 
 fn compiler(way: Way) -> Compiler {
-    // Shared by all tests of the crate, and kept for the next run.
-    let mut options = Options::new(concat!(env!("CARGO_TARGET_TMPDIR"), "/metal"));
+    // Shared by all tests of the crate, the emulated device's as well, and kept for the next run.
+    let mut options = Options::new(concat!(env!("CARGO_TARGET_TMPDIR"), "/shaders"));
     options.counting = way == Way::Counting;
     if let Way::Sanitized(sanitizer) = way {
         options.sanitizer = sanitizer;
@@ -195,8 +195,10 @@ fn source(file: &'static str) -> String {
     source.unwrap_or_else(|| panic!("{file} is not among the kernels"))
 }
 
+/// Compiled as the device compiles it, so that both find what the other compiled.
 fn library(file: &'static str, way: Way) -> Library {
-    match compiler(way).compile(file, &source(file), &[]) {
+    let text = Kernel::of(file).text().unwrap_or_else(|| panic!("{file} is not among the kernels"));
+    match compiler(way).compile(file, text, HEADERS) {
         Ok(library) => library,
         Err(error) => panic!("{file}: {error}"),
     }

@@ -5,6 +5,7 @@ using namespace metal;
 #include "kv_store.h"
 #include "attention/arguments.h"
 #include "attention/constants.h"
+#include "attention/parts.h"
 
 // Vectors of a head in fours; what lies behind the last column is 0 and not read.
 #define HEAD_FOURS ((ATTENTION_HEAD_DIM + 3) / 4)
@@ -96,6 +97,3 @@ static inline float capped(float score, float softcap) {
     const float t = softcap * (1.0f - e) / (1.0f + e);
     return score < 0.0f ? -t : t;
 }
-
-// Less than any score, and finite in every math mode.
-#define LEAST_SCORE (-1.0e30f)

@@ -18,6 +18,15 @@ struct LinearArguments {
     uint experts_per_row; // expert_linear: k, columns of ids
 };
 
+// linear/merged.h: 64 bytes
+struct MergedArguments {
+    LinearArguments linear; // one weight, one row
+    uint n_heads;           // of the attention, n_in = n_heads * head_dim
+    uint head_dim;
+    uint n_splits;          // parts of each head
+    uint has_sinks;         // 0: none
+};
+
 // expert_groups.metal, expert_linear.h: up to 32 pairs of one expert. 16 bytes
 struct ExpertTile {
     uint expert;  // whose matrix

@@ -36,13 +36,6 @@ using namespace metal;
 // Operands from one row of a tile to the next.
 #define TILE_STRIDE 40
 
-// What a tile reads of a weight, and what it is for.
-struct GemmWeights {
-    device const uchar * codes;
-    device const uchar * scales;
-    device const uchar * offsets;
-};
-
 template<class T> struct OperandVector;
 template<> struct OperandVector<float> {
     static float4 of(float4 v) { return v; }
@@ -215,47 +208,27 @@ kernel void linear_gemm(constant LinearArguments & a [[buffer(0)]],
     if (first_x >= all_rows) return;
     const uint n_rows = min(all_rows - first_x, uint(BX));
 
-    uint tile = place.x;
-    device const uchar * codes = codes_0;
-    device const uchar * scales = scales_0;
-    device const uchar * offsets = offsets_0;
-    device const float * bias = bias_0;
-    device float * y = y_0;
-    uint n_out = a.n_out_0;
-    if (LINEAR_WEIGHTS > 1 && !LINEAR_GATE) {
-        const uint tiles_0 = (a.n_out_0 + 63) / 64, tiles_1 = (a.n_out_1 + 63) / 64;
-        if (LINEAR_WEIGHTS > 2 && tile >= tiles_0 + tiles_1) {
-            tile -= tiles_0 + tiles_1;
-            codes = codes_2;
-            scales = scales_2;
-            offsets = offsets_2;
-            bias = bias_2;
-            y = y_2;
-            n_out = a.n_out_2;
-        } else if (tile >= tiles_0) {
-            tile -= tiles_0;
-            codes = codes_1;
-            scales = scales_1;
-            offsets = offsets_1;
-            bias = bias_1;
-            y = y_1;
-            n_out = a.n_out_1;
-        }
-    }
-    const uint first = tile * (LINEAR_GATE ? 32 : 64);
+    const BoundWeights weights = {{codes_0, codes_1, codes_2},
+                                  {scales_0, scales_1, scales_2},
+                                  {offsets_0, offsets_1, offsets_2},
+                                  {bias_0, bias_1, bias_2},
+                                  {y_0, y_1, y_2}};
+    const Target w = target_of(weights, a, place.x, 64);
+    const uint n_out = w.n_out;
+    const uint first = w.unit * (LINEAR_GATE ? 32 : 64);
 
     // Rows that are not there are the last one again.
     const uint2 w_at = tile_row(first, tid);
     const bool up = LINEAR_GATE && w_at.x == 1;
-    const WeightRow w_row = weight_row(up ? codes_1 : codes, up ? scales_1 : scales, up ? offsets_1 : offsets, levels, a,
+    const WeightRow w_row = weight_row(up ? codes_1 : w.codes, up ? scales_1 : w.scales, up ? offsets_1 : w.offsets, levels, a,
                                        min(w_at.y, n_out - 1));
     const uint x_at = min(uint(tid / (128 / BX)), n_rows - 1);
     device const float * x_row = x + ulong(first_x + x_at) * a.x_stride;
     GemmOutput output;
-    output.bias_0 = bias;
+    output.bias_0 = w.bias;
     output.bias_1 = bias_1;
     output.residual = residual;
-    output.y = y;
+    output.y = w.y;
     output.n_out = n_out;
     output.first_row = first_x;
     output.n_rows = n_rows;

@@ -34,6 +34,7 @@ using namespace metal;
 #include "activation.h"
 #include "linear/arguments.h"
 #include "linear/block.h"
+#include "linear/target.h"
 #include "step.h"
 
 // A vector of x; 0 behind the row's end.
@@ -50,6 +51,18 @@ template<class D> static inline float4 load_x(device const float * x, uint colum
     return v;
 }
 
+// Rows of x in device memory. What `gemv_products` multiplies with has such a `load`.
+struct DeviceRows {
+    device const float * x;
+    uint stride;
+    uint n_rows;
+
+    // A vector of row n; a row that is not there is the last one again.
+    template<class D> float4 load(uint n, uint column, uint n_in) const {
+        return load_x<D>(x + min(n, n_rows - 1) * stride, column, n_in);
+    }
+};
+
 // A span of x, ready to meet codes.
 template<short GROUPS> struct Activations {
     float4 x[4];         // times the decoder's factors
@@ -57,8 +70,8 @@ template<short GROUPS> struct Activations {
     float squares;       // of x before the norm's weight
 };
 
-template<class D>
-static inline Activations<D::GROUPS> load_span(device const float * x, device const float * norm, uint span, uint n_in) {
+template<class D, class X>
+static inline Activations<D::GROUPS> load_span(X x, uint n, device const float * norm, uint span, uint n_in) {
     Activations<D::GROUPS> a;
     const short per_group = 4 / D::GROUPS;
     a.squares = 0.0f;
@@ -67,7 +80,7 @@ static inline Activations<D::GROUPS> load_span(device const float * x, device co
         for (short i = 0; i < per_group; i++) {
             const short j = g * per_group + i;
             const uint column = D::column(span, j);
-            float4 v = load_x<D>(x, column, n_in);
+            float4 v = x.template load<D>(n, column, n_in);
             if (LINEAR_NORM) {
                 a.squares += dot(v, v);
                 v *= load_x<D>(norm, column, n_in);
@@ -100,10 +113,9 @@ template<short N> struct Products {
     float squares[N];
 };
 
-template<class D, short N>
+template<class D, short N, class X>
 static inline Products<N> gemv_products(thread const WeightRow * rows, // 4
-                                        device const float * x, uint x_stride, uint n_rows, device const float * norm, uint n_in,
-                                        uint first_span, uint step) {
+                                        X x, device const float * norm, uint n_in, uint first_span, uint step) {
     Products<N> p;
     for (short n = 0; n < N; n++) {
         p.squares[n] = 0.0f;
@@ -112,7 +124,7 @@ static inline Products<N> gemv_products(thread const WeightRow * rows, // 4
     const uint n_spans = D::n_spans(n_in);
     for (uint span = first_span; span < n_spans; span += step) {
         if (N == 1) {
-            const Activations<D::GROUPS> a = load_span<D>(x, norm, span, n_in);
+            const Activations<D::GROUPS> a = load_span<D>(x, 0, norm, span, n_in);
             p.squares[0] += a.squares;
             for (short r = 0; r < 4; r++) {
                 const Codes<D::GROUPS> w = D::load(rows[r], span, n_in);
@@ -122,8 +134,7 @@ static inline Products<N> gemv_products(thread const WeightRow * rows, // 4
             Codes<D::GROUPS> w[4];
             for (short r = 0; r < 4; r++) w[r] = D::load(rows[r], span, n_in);
             for (short n = 0; n < N; n++) {
-                // A row that is not there is the last one again.
-                const Activations<D::GROUPS> a = load_span<D>(x + min(uint(n), n_rows - 1) * x_stride, norm, span, n_in);
+                const Activations<D::GROUPS> a = load_span<D>(x, n, norm, span, n_in);
                 p.squares[n] += a.squares;
                 for (short r = 0; r < 4; r++) p.sums[n][r] += span_product<D>(w[r], a);
             }
@@ -214,42 +225,23 @@ kernel void linear_gemv(constant LinearArguments & a [[buffer(0)]],
     // Which rows of x.
     const uint all_rows = rows_of(*step, a.per_token), first_x = place.y * N;
     const uint n_rows = first_x < all_rows ? min(all_rows - first_x, uint(N)) : 0;
-    x += first_x * a.x_stride;
+    DeviceRows inputs;
+    inputs.x = x + first_x * a.x_stride;
+    inputs.stride = a.x_stride;
+    inputs.n_rows = n_rows;
 
     // Which rows of which weight.
     const uint group = place.x;
     const uint part = sg % LINEAR_SPLIT;
-    uint block = group * (n_sg / LINEAR_SPLIT) + sg / LINEAR_SPLIT;
-    const uint per_block = LINEAR_GATE ? 2 : 4;
-    device const uchar * codes = codes_0;
-    device const uchar * scales = scales_0;
-    device const uchar * offsets = offsets_0;
-    device const float * bias = bias_0;
-    device float * y = y_0;
-    uint n_out = a.n_out_0;
-    bool is_last = false;
-    if (LINEAR_WEIGHTS > 1 && !LINEAR_GATE) {
-        const uint blocks_0 = (a.n_out_0 + 3) / 4, blocks_1 = (a.n_out_1 + 3) / 4;
-        if (LINEAR_WEIGHTS > 2 && block >= blocks_0 + blocks_1) {
-            block -= blocks_0 + blocks_1;
-            is_last = true;
-            codes = codes_2;
-            scales = scales_2;
-            offsets = offsets_2;
-            bias = bias_2;
-            y = y_2;
-            n_out = a.n_out_2;
-        } else if (block >= blocks_0) {
-            block -= blocks_0;
-            codes = codes_1;
-            scales = scales_1;
-            offsets = offsets_1;
-            bias = bias_1;
-            y = y_1;
-            n_out = a.n_out_1;
-        }
-    }
-    const uint first = block * per_block;
+    const uint block = group * (n_sg / LINEAR_SPLIT) + sg / LINEAR_SPLIT;
+    const BoundWeights weights = {{codes_0, codes_1, codes_2},
+                                  {scales_0, scales_1, scales_2},
+                                  {offsets_0, offsets_1, offsets_2},
+                                  {bias_0, bias_1, bias_2},
+                                  {y_0, y_1, y_2}};
+    const Target w = target_of(weights, a, block, 4);
+    const uint n_out = w.n_out;
+    const uint first = w.unit * (LINEAR_GATE ? 2 : 4);
     const bool active = first < n_out && n_rows > 0;
 
     WeightRow rows[4];
@@ -257,15 +249,15 @@ kernel void linear_gemv(constant LinearArguments & a [[buffer(0)]],
         // A row that is not there is the last one again.
         const uint row = min(first + (LINEAR_GATE ? r % 2 : r), n_out - 1);
         const bool up = LINEAR_GATE && r >= 2;
-        rows[r] = weight_row(up ? codes_1 : codes, up ? scales_1 : scales, up ? offsets_1 : offsets, levels, a, row);
+        rows[r] = weight_row(up ? codes_1 : w.codes, up ? scales_1 : w.scales, up ? offsets_1 : w.offsets, levels, a, row);
     }
     const uint first_span = active ? part * 32 + lane : 0xffffffff;
     Products<N> products;
-    if (SameType<D, LAST>::YES || !is_last) {
-        products = gemv_products<D, N>(rows, x, a.x_stride, n_rows, norm, a.n_in, first_span, LINEAR_SPLIT * 32);
+    if (SameType<D, LAST>::YES || !w.is_last) {
+        products = gemv_products<D, N>(rows, inputs, norm, a.n_in, first_span, LINEAR_SPLIT * 32);
     } else {
-        for (short r = 0; r < 4; r++) rows[r].codes = codes + ulong(min(first + r, n_out - 1)) * LAST::row_bytes(a.n_in);
-        products = gemv_products<LAST, N>(rows, x, a.x_stride, n_rows, norm, a.n_in, first_span, LINEAR_SPLIT * 32);
+        for (short r = 0; r < 4; r++) rows[r].codes = w.codes + ulong(min(first + r, n_out - 1)) * LAST::row_bytes(a.n_in);
+        products = gemv_products<LAST, N>(rows, inputs, norm, a.n_in, first_span, LINEAR_SPLIT * 32);
     }
     LaneSums<N> s = lane_sums<N>(products, lane);
 
@@ -287,7 +279,7 @@ kernel void linear_gemv(constant LinearArguments & a [[buffer(0)]],
     float value = s.product;
     if (LINEAR_NORM) value *= rsqrt(s.squares / float(a.n_in) + a.eps);
     if (LINEAR_BIAS && mine) {
-        device const float * b = LINEAR_GATE && r >= 2 ? bias_1 : bias;
+        device const float * b = LINEAR_GATE && r >= 2 ? bias_1 : w.bias;
         value += b[row];
     }
     if (LINEAR_GATE) {
@@ -297,7 +289,7 @@ kernel void linear_gemv(constant LinearArguments & a [[buffer(0)]],
     const bool writes = mine && (!LINEAR_GATE || r < 2);
     if (LINEAR_RESIDUAL && writes) value += residual[(first_x + n) * n_out + row];
     if (LINEAR_SOFTCAP) value = a.softcap * hyperbolic_tangent(value / a.softcap);
-    if (writes) y[(first_x + n) * n_out + row] = value;
+    if (writes) w.y[(first_x + n) * n_out + row] = value;
 
     if (LINEAR_ARGMAX) {
         // The largest of each 4 lanes, of equals the lowest column; NaN is never larger.

@@ -1,0 +1,112 @@
+//! The projection of a row that attention made in parts: it joins them itself, which saves the dispatch between the two.
+//!
+//! The contract is the header `kernels/linear/merged.h`. Every threadgroup of such a GEMV reads all parts, so it is for a single row,
+//! and for rows that fit threadgroup memory; other readers get `attention_merge`.
+
+use super::linear::{GEMV_ROWS, SPAN_COLUMNS, type_constants};
+use super::{Call, Draft, ONE, each};
+use crate::arguments::{LinearArguments, MergedArguments};
+use crate::gpu::{Gpu, Place};
+use crate::kernels::{self, Kernel, linear};
+use crate::lower::Unit;
+use crate::table::{Extent, RowClass, When};
+use device::lower::{Projection, Tail};
+use device::{Op, Result, Rows, ValueId, WeightId};
+
+/// Columns of a row that threadgroup memory takes, at most: 24 KiB of 32, the rest being the kernel's own.
+const MOST_COLUMNS: usize = 6144;
+
+/// What an attention whose positions were split leaves.
+pub(super) struct Parts {
+    /// The value that they become.
+    pub out: ValueId,
+    /// Query heads.
+    pub n_heads: usize,
+    /// Columns of a head.
+    pub head_dim: usize,
+    /// Parts of each head.
+    pub n_splits: usize,
+    /// A logit of each head.
+    pub sinks: Option<WeightId>,
+    /// `(n_heads, n_splits, head_dim)`, whole vectors, and its bytes.
+    pub partials: (Place, usize),
+    /// `(n_heads, n_splits)` of two, and its bytes.
+    pub totals: (Place, usize),
+    /// In which steps there are parts.
+    pub when: When,
+}
+
+impl<G: Gpu> Draft<'_, G> {
+    /// Whether the next unit joins the parts: it multiplies the row by one matrix, and nobody else reads it.
+    pub(super) fn is_merged_behind(&self, parts: &Parts) -> bool {
+        let Some(Unit::Projection(p)) = self.next else { return false };
+        let plan = self.compiler.plan;
+        let n_readers = plan.primitives().flat_map(Op::reads).filter(|id| *id == parts.out).count();
+        self.tokens == RowClass::One
+            && p.x == parts.out
+            && plan.value(p.x).rows == Rows::Tokens
+            && p.norm.is_none()
+            && p.matrices.len() == 1
+            && !matches!(p.tail, Tail::Gate { .. })
+            && parts.n_heads * parts.head_dim <= MOST_COLUMNS
+            && n_readers == 1
+            && plan.results().all(|id| id != parts.out)
+    }
+
+    /// The projection of the parts that the unit before left, if it left any; in which steps it runs.
+    pub(super) fn merged_projection(&mut self, p: &Projection) -> Result<Option<When>> {
+        let Some(parts) = self.parts.take() else { return Ok(None) };
+        let Some(matrix) = p.matrices.first() else { return Ok(None) };
+        let c = self.compiler;
+        let weight = c.plan.weight(matrix.weight);
+        let (block, n_in, n_out) = (weight.block, weight.n_cols(), weight.n_rows());
+        let args = MergedArguments {
+            linear: LinearArguments {
+                n_in: n_in as u32,
+                per_token: 1,
+                x_stride: n_in as u32,
+                row_bytes: weight.row_bytes() as u32,
+                scale_bytes: block.row_scale_bytes(n_in) as u32,
+                n_out_0: n_out as u32,
+                ..Default::default()
+            },
+            n_heads: parts.n_heads as u32,
+            head_dim: parts.head_dim as u32,
+            n_splits: parts.n_splits as u32,
+            has_sinks: u32::from(parts.sinks.is_some()),
+        };
+        let n_blocks = n_out.div_ceil(GEMV_ROWS);
+        let (_, split) = c.profile.gemv_shape(n_blocks, n_in.div_ceil(SPAN_COLUMNS));
+        let name = kernels::type_name(block);
+        let kernel = Kernel { file: self.linear_file(block)?, function: format!("linear_{name}_merged") };
+        let [codes, scales, offsets] = self.planes(weight)?;
+        let mut call = Call::new(kernel, &args)
+            .bool(linear::NORM, false)
+            .bool(linear::BIAS, matrix.bias.is_some())
+            .bool(linear::RESIDUAL, matches!(p.tail, Tail::Add { .. }))
+            .uint(linear::SPLIT, split)
+            .bind(3, codes)
+            .bind(6, scales)
+            .bind(9, offsets)
+            .bind(12, c.weight_or_any(matrix.bias)?)
+            .bind(21, c.weight_or_any(parts.sinks)?)
+            .read(22, parts.partials)
+            .read(23, parts.totals);
+        call.constants.extend(type_constants(block, n_in));
+        call = match p.tail {
+            Tail::Add { residual, out } => call.read(15, self.value(residual)).write(16, self.value(out)),
+            _ => call.bind(15, c.anything()).write(16, self.value(matrix.out)),
+        };
+        // As large as the kernel's registers allow.
+        let most = c.gpu.max_threads(&c.gpu.pipeline(&call.kernel, &call.constants)?) / 32;
+        let simdgroups = (c.profile.merged_simdgroups.min(most) / split * split).max(split);
+        let groups = n_blocks.div_ceil((simdgroups / split) as usize);
+        call.threadgroup_bytes = 16 * n_in.div_ceil(4) as u32;
+        call.weight_bytes = c.plan.weight_bytes(matrix.weight);
+        call.when = parts.when;
+        let add = if matches!(p.tail, Tail::Add { .. }) { " + add" } else { "" };
+        call.name = Some(format!("attention_merge + linear_{name}{add} (1 row)"));
+        self.push(call.grid([Extent::Fixed(groups as u32), each(Rows::Tokens), ONE], 32 * simdgroups))?;
+        Ok(Some(parts.when))
+    }
+}

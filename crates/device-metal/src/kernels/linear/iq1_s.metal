@@ -1,0 +1,5 @@
+// Everything that multiplies with, or decodes, weights of type IQ1_S.
+#include "linear/iq1_s.h"
+#include "linear/kernels.h"
+
+INSTANTIATE_LINEAR(iq1_s, IQ1_S)

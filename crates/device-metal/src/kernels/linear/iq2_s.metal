@@ -1,0 +1,5 @@
+// Everything that multiplies with, or decodes, weights of type IQ2_S.
+#include "linear/iq2_s.h"
+#include "linear/kernels.h"
+
+INSTANTIATE_LINEAR(iq2_s, IQ2_S)

@@ -1,0 +1,5 @@
+// Everything that multiplies with, or decodes, weights of type IQ2_XS.
+#include "linear/iq2_xs.h"
+#include "linear/kernels.h"
+
+INSTANTIATE_LINEAR(iq2_xs, IQ2_XS)

@@ -1,0 +1,5 @@
+// Everything that multiplies with, or decodes, weights of type IQ3_S.
+#include "linear/iq3_s.h"
+#include "linear/kernels.h"
+
+INSTANTIATE_LINEAR(iq3_s, IQ3_S)

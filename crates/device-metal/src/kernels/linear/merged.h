@@ -1,0 +1,92 @@
+// linear_<type>_merged: y = residual + bias + x W^T for one row x that an attention made in parts: its positions were split over
+// threadgroups (attention/parts.h), and every threadgroup here joins the parts before it multiplies.
+//
+//     x = merged heads (n_heads * head_dim), W (n_out_0, n_in), y (n_out_0) f32
+//
+// Host contract
+//   buffers  0 MergedArguments (linear/arguments.h)      3 codes, 6 scales, 9 offsets of the weight, aligned as in linear/gemv.h
+//            12 bias (n_out_0), LINEAR_BIAS              15 residual (n_out_0), may be y, LINEAR_RESIDUAL         16 y
+//            21 sinks (n_heads) f32, where has_sinks     22 partials (n_heads, n_splits, 4 * ceil(head_dim / 4)) f32
+//            23 totals (n_heads, n_splits) float2
+//   threads  32 * S, S = 1 to 16 simdgroups, LINEAR_SPLIT divides S
+//   grid     (ceil(B / (S / LINEAR_SPLIT)), 1, 1), B = ceil(n_out_0 / 4); there is one row
+//   constants LINEAR_BIAS, _RESIDUAL, _SPLIT; LINEAR_NORM is false; those of the type
+//   threadgroup memory 0  16 * ceil(n_in / 4) bytes
+//   reads    the weight once, the parts once for each threadgroup (from caches): so a threadgroup is as large as can be
+//
+// Order of accumulation: splits ascending, the sink last, for each column; then that of linear/gemv.h. Bits are those of
+// attention_merge and linear_<type>_gemv_1 one after the other.
+#pragma once
+#include "attention/parts.h"
+#include "linear/gemv.h"
+
+// A row of x in threadgroup memory: whole vectors, with zeros behind its end.
+struct ThreadgroupRow {
+    threadgroup const float * x;
+
+    template<class D> float4 load(uint, uint column, uint n_in) const {
+        if (D::RAGGED && column >= n_in) return float4(0.0f);
+        return *(threadgroup const float4 *) (x + column);
+    }
+};
+
+template<class D>
+kernel void linear_merged(constant MergedArguments & a [[buffer(0)]],
+                          device const uchar * codes [[buffer(3)]],
+                          device const uchar * scales [[buffer(6)]],
+                          device const uchar * offsets [[buffer(9)]],
+                          device const float * bias [[buffer(12)]],
+                          device const float * residual [[buffer(15)]],
+                          device float * y [[buffer(16)]],
+                          device const float * sinks [[buffer(21)]],
+                          device const float4 * partials [[buffer(22)]],
+                          device const float2 * totals [[buffer(23)]],
+                          threadgroup float4 * memory [[threadgroup(0)]],
+                          uint2 place [[threadgroup_position_in_grid]],
+                          ushort tid [[thread_index_in_threadgroup]],
+                          ushort sg [[simdgroup_index_in_threadgroup]],
+                          ushort n_sg [[simdgroups_per_threadgroup]],
+                          ushort lane [[thread_index_in_simdgroup]]) {
+    threadgroup float levels[16];
+    threadgroup float split_sums[16 * 4];
+    if (D::LEVELS && tid < 16) levels[tid] = D::level(tid);
+
+    threadgroup float * x = (threadgroup float *) memory;
+    const uint n_in = a.linear.n_in, n_out = a.linear.n_out_0, fours = (a.head_dim + 3) / 4;
+    for (uint at = tid; at < a.n_heads * fours; at += 32 * n_sg) {
+        const uint head = at / fours, i = at % fours;
+        float sink = 0.0f;
+        if (a.has_sinks) sink = sinks[head];
+        const float4 merged = merged_four(partials + head * a.n_splits * fours, totals + head * a.n_splits, a.n_splits, fours,
+                                          a.has_sinks, sink, i);
+        for (uint c = 0; c < 4 && 4 * i + c < a.head_dim; c++) x[head * a.head_dim + 4 * i + c] = merged[c];
+    }
+    if (tid < (4 - n_in % 4) % 4) x[n_in + tid] = 0.0f;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+
+    const uint part = sg % LINEAR_SPLIT;
+    const uint first = (place.x * (n_sg / LINEAR_SPLIT) + sg / LINEAR_SPLIT) * 4;
+    WeightRow rows[4];
+    for (short r = 0; r < 4; r++) {
+        // A row that is not there is the last one again.
+        rows[r] = weight_row(codes, scales, offsets, levels, a.linear, min(first + r, n_out - 1));
+    }
+    ThreadgroupRow input;
+    input.x = x;
+    const uint first_span = first < n_out ? part * 32 + lane : 0xffffffff;
+    // There is no norm: `bias` is not read as one.
+    const Products<1> products = gemv_products<D, 1>(rows, input, bias, n_in, first_span, LINEAR_SPLIT * 32);
+    float value = lane_sums<1>(products, lane).product;
+    if (LINEAR_SPLIT > 1) {
+        if (lane < 4) split_sums[sg * 4 + lane] = value;
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        if (part == 0 && lane < 4) {
+            for (uint i = 1; i < LINEAR_SPLIT; i++) value += split_sums[(sg + i) * 4 + lane];
+        }
+    }
+    const uint row = first + lane;
+    if (part > 0 || lane >= 4 || row >= n_out) return;
+    if (LINEAR_BIAS) value += bias[row];
+    if (LINEAR_RESIDUAL) value += residual[row];
+    y[row] = value;
+}

@@ -1,0 +1,5 @@
+// Everything that multiplies with, or decodes, weights of type NVFP4.
+#include "linear/nvfp4.h"
+#include "linear/kernels.h"
+
+INSTANTIATE_LINEAR(nvfp4, NVFP4)

@@ -1,0 +1,5 @@
+// Everything that multiplies with, or decodes, weights of type Q1_0.
+#include "linear/q1_0.h"
+#include "linear/kernels.h"
+
+INSTANTIATE_LINEAR(q1_0, Q1_0)

@@ -1,0 +1,48 @@
+// Which of the weights that one dispatch multiplies with a threadgroup, or a simdgroup, belongs to: the first lines of
+// linear/gemv.h, whose units are 4 rows of a weight, and of linear/gemm.h, whose units are 64.
+#pragma once
+#include "linear/arguments.h"
+#include "linear/constants.h"
+
+// All weights as they are bound. What LINEAR_WEIGHTS leaves unused is not read.
+struct BoundWeights {
+    device const uchar * codes[3];
+    device const uchar * scales[3];
+    device const uchar * offsets[3];
+    device const float * bias[3];
+    device float * y[3];
+};
+
+// One of them, and a unit of its rows. With LINEAR_GATE weight 0, in whose units the rows of both stand.
+struct Target {
+    device const uchar * codes;
+    device const uchar * scales;
+    device const uchar * offsets;
+    device const float * bias;
+    device float * y;
+    uint n_out;
+    uint unit;
+    bool is_last; // weight 2
+};
+
+static inline Target weight_at(BoundWeights w, short i, uint n_out, uint unit) {
+    Target t;
+    t.codes = w.codes[i];
+    t.scales = w.scales[i];
+    t.offsets = w.offsets[i];
+    t.bias = w.bias[i];
+    t.y = w.y[i];
+    t.n_out = n_out;
+    t.unit = unit;
+    t.is_last = i == 2;
+    return t;
+}
+
+// Units of `rows` rows of each weight follow each other. The branches are the same for all lanes of a simdgroup.
+static inline Target target_of(BoundWeights w, constant LinearArguments & a, uint unit, uint rows) {
+    if (LINEAR_WEIGHTS == 1 || LINEAR_GATE) return weight_at(w, 0, a.n_out_0, unit);
+    const uint units_0 = (a.n_out_0 + rows - 1) / rows, units_1 = (a.n_out_1 + rows - 1) / rows;
+    if (unit < units_0) return weight_at(w, 0, a.n_out_0, unit);
+    if (LINEAR_WEIGHTS == 2 || unit < units_0 + units_1) return weight_at(w, 1, a.n_out_1, unit - units_0);
+    return weight_at(w, 2, a.n_out_2, unit - units_0 - units_1);
+}

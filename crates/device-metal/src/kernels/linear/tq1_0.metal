@@ -1,0 +1,5 @@
+// Everything that multiplies with, or decodes, weights of type TQ1_0.
+#include "linear/tq1_0.h"
+#include "linear/kernels.h"
+
+INSTANTIATE_LINEAR(tq1_0, TQ1_0)
