@@ -297,15 +297,10 @@ mod tests {
     /// Size and fields of every struct of the headers, by the rules of C: 4-byte fields, or a struct declared before.
     fn declared() -> HashMap<String, (usize, Vec<(String, usize)>)> {
         let mut structs: HashMap<String, (usize, Vec<(String, usize)>)> = HashMap::new();
-        let text = [
-            "step.h",
-            "arguments.h",
-            "linear/arguments.h",
-            "attention/arguments.h",
-            "sampling/arguments.h",
-        ]
-        .map(|file| crate::kernels::header(file).unwrap())
-            .concat();
+        let text =
+            ["step.h", "arguments.h", "linear/arguments.h", "attention/arguments.h", "sampling/arguments.h"]
+                .map(|file| crate::kernels::header(file).unwrap())
+                .concat();
         let code: String =
             text.lines().map(|line| line.split("//").next().unwrap_or("").to_owned() + "\n").collect();
         for part in code.split("struct ").skip(1) {

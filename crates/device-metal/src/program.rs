@@ -10,13 +10,13 @@ use crate::lower::Lowered;
 use crate::profile::Profile;
 use crate::table::{RowClass, Sizes, Table};
 use crate::weights::{Tables, WeightPlan};
+use chain::{Bindings, Chain, Kernels};
 use device::arena::Arena;
 use device::{
-    CommandInfo, Error, GroupUse, KvLayout, Limits, Needs, Plan, Program, Result, Rows, Sampling, Step, Timing,
-    Want,
+    CommandInfo, Error, GroupUse, KvLayout, Limits, Needs, Plan, Program, Result, Rows, Sampling, Step,
+    Timing, Want,
 };
 use formats::Bytes;
-use chain::{Bindings, Chain, Kernels};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -352,7 +352,12 @@ impl<G: Gpu> Program for MetalProgram<G> {
     }
 
     fn next_chained(&mut self) -> Result<Option<u32>> {
-        self.next_in_chain()
+        let token = self.next_in_chain();
+        if token.is_err() {
+            // What is on its way has failed too, or is of no use.
+            let _ = self.end_chain();
+        }
+        token
     }
 
     fn stop_chain(&mut self) -> Result<()> {

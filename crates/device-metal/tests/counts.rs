@@ -127,14 +127,8 @@ fn chained(sampling: Option<&Sampling>) -> (usize, usize) {
 #[test]
 fn sampling_adds_a_dispatch_only_for_penalties() {
     let penalties = Penalties { repeat: 1.1, presence: 0.0, frequency: 0.0, window: 0, recent: &[1, 2] };
-    let sampling = Sampling {
-        temperature: 0.8,
-        top_k: 40,
-        top_p: 0.9,
-        min_p: 0.1,
-        penalties: None,
-        randoms: &[0.5],
-    };
+    let sampling =
+        Sampling { temperature: 0.8, top_k: 40, top_p: 0.9, min_p: 0.1, penalties: None, randoms: &[0.5] };
     // Embedding and head, 5 a layer, two behind the head.
     let (greedy, barriers) = chained(None);
     assert!(greedy <= 5 * 2 + 4, "{greedy}");

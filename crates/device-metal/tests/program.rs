@@ -91,7 +91,8 @@ fn chains_that_cannot_be_are_refused() {
     let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
     let good = one_sequence(&plan, &limits, &[1], 0);
     assert!(program.most_chained(None) >= 64);
-    let mut refused = |step: &OwnedStep, n: usize| assert!(program.start_chain(&step.borrow(), n, None).is_err());
+    let mut refused =
+        |step: &OwnedStep, n: usize| assert!(program.start_chain(&step.borrow(), n, None).is_err());
     refused(&good, 0);
     refused(&good, 1 << 20);
     refused(&one_sequence(&plan, &limits, &[1, 2], 0), 4);
@@ -280,7 +281,8 @@ fn samplings_that_cannot_be_are_refused() {
     };
     let too_long = Sampling { penalties: Some(Penalties { recent: &long, ..penalties }), ..good };
     assert_eq!(program.most_chained(Some(&too_long)), 0);
-    let mut start = |sampling: &Sampling, n: usize| program.start_chain(&step.borrow(), n, Some(sampling)).is_ok();
+    let mut start =
+        |sampling: &Sampling, n: usize| program.start_chain(&step.borrow(), n, Some(sampling)).is_ok();
     assert!(!start(&too_long, 4));
     assert!(!start(&good, 5));
     assert!(!start(&Sampling { temperature: 0.0, ..good }, 4));

@@ -74,14 +74,12 @@ impl Bindings {
     }
 }
 
-/// Write a dispatch in a group of its own.
+/// Write a dispatch of so many threadgroups of so many threads, in a group of its own.
 fn behind<G: Gpu>(
     encoder: &mut G::Encoder,
     buffers: &[G::Buffer],
-    pipeline: &G::Pipeline,
-    bindings: &[Binding],
-    n_groups: u32,
-    n_threads: u32,
+    (pipeline, bindings): (&G::Pipeline, &[Binding]),
+    [n_groups, n_threads]: [u32; 2],
 ) {
     encoder.barrier();
     let dispatch = Dispatch {
@@ -212,13 +210,14 @@ impl<G: Gpu> MetalProgram<G> {
                 let sizes = Sizes { long: position + index + 1 > long, ..sizes };
                 table.encode(encoder, buffers, &sizes);
                 if window > 0 {
-                    let n_groups = window.div_ceil(PENALTY_THREADS);
-                    behind::<G>(encoder, buffers, &kernels.penalties, &bindings.penalties, n_groups, PENALTY_THREADS);
+                    let grid = [window.div_ceil(PENALTY_THREADS), PENALTY_THREADS];
+                    behind::<G>(encoder, buffers, (&kernels.penalties, &bindings.penalties), grid);
                 }
                 if sampled {
-                    behind::<G>(encoder, buffers, &kernels.sample, &bindings.sample, 1, kernels.sample_threads);
+                    let grid = [1, kernels.sample_threads];
+                    behind::<G>(encoder, buffers, (&kernels.sample, &bindings.sample), grid);
                 }
-                behind::<G>(encoder, buffers, &kernels.advance, &bindings.advance, 1, 32);
+                behind::<G>(encoder, buffers, (&kernels.advance, &bindings.advance), [1, 32]);
                 encoder.signal(signal, value + index as u64 + 1);
             }
         })?;
@@ -227,7 +226,7 @@ impl<G: Gpu> MetalProgram<G> {
         Ok(())
     }
 
-    /// As [`device::Program::next_chained`].
+    /// As [`device::Program::next_chained`], but after an error the chain is still there.
     pub(super) fn next_in_chain(&mut self) -> Result<Option<u32>> {
         if self.chain.n_given == self.chain.n {
             return Ok(None);
@@ -245,14 +244,11 @@ impl<G: Gpu> MetalProgram<G> {
         }
         let Some((ticket, _)) = &mut self.chain.tickets[0] else { return Ok(None) };
         let value = self.n_signalled + self.chain.n_given as u64 + 1;
-        if let Err(error) = self.gpu.wait_for(&self.signal, value, ticket) {
-            // What is on its way after it has failed too, or is of no use.
-            let _ = self.end_chain();
-            return Err(error);
-        }
+        self.gpu.wait_for(&self.signal, value, ticket)?;
         let at = self.step.chosen + self.chain.n_given * 4;
-        // SAFETY: the step buffer has room for the tokens of a chain; the step that wrote this one is done.
-        let token = unsafe { self.buffers[STEP].start().add(at).cast::<u32>().read() };
+        // SAFETY: the step buffer has room for the tokens of a chain; the step that wrote this one is done, and those that are
+        // on their way write others.
+        let token = unsafe { self.buffers[STEP].start().add(at).cast::<u32>().read_volatile() };
         if token == NO_TOKEN {
             self.end_chain()?;
             return Ok(None);

@@ -2,6 +2,8 @@
 
 use proptest::prelude::*;
 
+// A trait of proptest has the same name.
+use super::Rng;
 use super::*;
 
 fn sample_many(params: &SamplingParams, logits: &[f32], tokens: &[u32], n: usize) -> Vec<usize> {
@@ -183,7 +185,8 @@ fn the_order_is_that_of_the_logits() {
 /// What a device is given: the numbers that the sampler itself would draw, and only those that were used are gone.
 #[test]
 fn a_device_gets_the_random_numbers_of_the_sampler() {
-    let params = SamplingParams { seed: Some(5), penalty_window: 2, presence_penalty: 1.0, ..Default::default() };
+    let params =
+        SamplingParams { seed: Some(5), penalty_window: 2, presence_penalty: 1.0, ..Default::default() };
     let mut sampler = Sampler::new(&params, LOGITS.len()).unwrap();
     let mut scratch = Scratch::new(LOGITS.len());
     let sampling = sampler.ahead(&[1, 2, 3], &mut scratch).unwrap();
@@ -194,7 +197,8 @@ fn a_device_gets_the_random_numbers_of_the_sampler() {
     sampler.took_one();
     sampler.took_one();
     assert_eq!(sampler.ahead(&[], &mut scratch).unwrap().randoms[0], randoms[2]);
-    let ahead = |params: SamplingParams| Sampler::new(&params, 9).unwrap().ahead(&[], &mut Scratch::new(9)).is_some();
+    let ahead =
+        |params: SamplingParams| Sampler::new(&params, 9).unwrap().ahead(&[], &mut Scratch::new(9)).is_some();
     assert!(!ahead(SamplingParams { logprobs: true, ..params.clone() }));
     assert!(!ahead(SamplingParams { logit_bias: vec![(1, 1.0)], ..params.clone() }));
     let mut greedy = Sampler::new(&SamplingParams { top_k: 1, ..params }, 9).unwrap();
