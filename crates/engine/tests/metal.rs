@@ -98,7 +98,7 @@ fn sampled_answers_are_those_of_single_steps() {
         SamplingParams { logit_bias: vec![(3, 5.0)], ..stages.clone() },
         SamplingParams { logprobs: true, ..stages },
     ] {
-        let request = || Request { sampling: sampling.clone(), ..greedy(&prompt(), 30) };
+        let request = || Request { sampling: sampling.clone(), ..greedy(&prompt(), 16) };
         engine.clear_prefix_cache();
         let chained = engine.complete(request()).unwrap();
         engine.clear_prefix_cache();
@@ -107,7 +107,7 @@ fn sampled_answers_are_those_of_single_steps() {
         engine.take_timings();
         engine.record_timings(false);
         assert_eq!(chained.tokens, single.tokens, "{sampling:?}");
-        assert_eq!(chained.tokens.len(), 30);
+        assert_eq!(chained.tokens.len(), 16);
         answers.push(chained.tokens);
     }
     answers.dedup();
@@ -120,7 +120,7 @@ fn random_numbers_go_on_between_chains_and_steps() {
     let options = LoadOptions { kv_type: Some(KvType::F16), ..options(96, 32, 1) };
     let mut engine = engine("llama", &options);
     let sampling = SamplingParams { seed: Some(4), ..SamplingParams::default() };
-    let request = || Request { sampling: sampling.clone(), ..greedy(&prompt(), 40) };
+    let request = || Request { sampling: sampling.clone(), ..greedy(&prompt(), 24) };
     let whole = engine.complete(request()).unwrap();
     engine.clear_prefix_cache();
     engine.add(request()).unwrap();
