@@ -84,8 +84,33 @@ arguments! {
         pages_per_table: u32,
         /// Tokens that a chain has chosen so far.
         n_chained: u32,
+        /// Tokens before the chain that have penalties.
+        n_recent: u32,
+        reserved: u32,
+    }
+    /// How the tokens of a chain are chosen (`sampling/arguments.h`)
+    Sampling {
+        /// Logits of a row.
+        n_vocab: u32,
+        /// Tokens that are kept; 0: all.
+        top_k: u32,
+        /// Part of their probability that is kept, in 2^-32, at least 1; 0: all.
+        nucleus: u32,
+        /// Last tokens that have penalties.
+        window: u32,
+        /// Divides the logits.
+        temperature: f32,
+        /// Logarithm of the part of the best's probability that a token must have.
+        floor: f32,
+        /// Divides or multiplies logits of recent tokens.
+        repeat: f32,
+        /// Taken from them.
+        presence: f32,
+        /// Taken from them for each occurrence.
+        frequency: f32,
         reserved0: u32,
         reserved1: u32,
+        reserved2: u32,
     }
     /// Consecutive rows of one sequence.
     Span {
@@ -285,9 +310,10 @@ mod tests {
     /// Size and fields of every struct of the headers, by the rules of C: 4-byte fields, or a struct declared before.
     fn declared() -> HashMap<String, (usize, Vec<(String, usize)>)> {
         let mut structs: HashMap<String, (usize, Vec<(String, usize)>)> = HashMap::new();
-        let text = ["step.h", "arguments.h", "linear/arguments.h", "attention/arguments.h"]
-            .map(|file| crate::kernels::header(file).unwrap())
-            .concat();
+        let text =
+            ["step.h", "arguments.h", "linear/arguments.h", "attention/arguments.h", "sampling/arguments.h"]
+                .map(|file| crate::kernels::header(file).unwrap())
+                .concat();
         let code: String =
             text.lines().map(|line| line.split("//").next().unwrap_or("").to_owned() + "\n").collect();
         for part in code.split("struct ").skip(1) {

@@ -4,7 +4,8 @@
 //! which runs the very same shader sources. Everything above it, tables, arguments, bindings, barriers, chains, is one code.
 //!
 //! Work is submitted in groups: the dispatches of a group may run at the same time and in any order, and each group sees what
-//! those before it wrote. On Apple's GPUs that is a concurrent encoder with a barrier between groups.
+//! those before it wrote. On Apple's GPUs that is a concurrent encoder with a barrier between groups. Within submitted work the
+//! GPU may raise a *signal*, which tells the host that what stands before it is done while the rest goes on.
 
 #[cfg(target_os = "macos")]
 pub mod apple;
@@ -111,6 +112,9 @@ pub trait Encoder<G: Gpu> {
 
     /// End the current group: what follows sees what it wrote.
     fn barrier(&mut self);
+
+    /// The same, and when everything before is done the signal gets this value, larger than it had.
+    fn signal(&mut self, signal: &G::Signal, value: u64);
 }
 
 /// A GPU.
@@ -123,6 +127,8 @@ pub trait Gpu: Send + Sync + Sized + 'static {
     type Encoder: Encoder<Self>;
     /// Submitted work; dropping it waits for it.
     type Ticket: Send;
+    /// A number that submitted work raises and the host waits for.
+    type Signal: Send;
     /// Keeps buffers in memory until it is dropped.
     type Residency: Send;
 
@@ -160,6 +166,12 @@ pub trait Gpu: Send + Sync + Sized + 'static {
     /// Keep these buffers in memory while they are used.
     fn reside(&self, buffers: &[Self::Buffer]) -> Self::Residency;
 
+    /// A signal of value 0.
+    ///
+    /// # Errors
+    /// The device refused.
+    fn new_signal(&self) -> Result<Self::Signal>;
+
     /// Write a command buffer and submit it; `encode` is called once.
     ///
     /// # Errors
@@ -171,4 +183,11 @@ pub trait Gpu: Send + Sync + Sized + 'static {
     /// # Errors
     /// The work failed, in the device's words, and what to do.
     fn wait(&self, ticket: Self::Ticket) -> Result<f64>;
+
+    /// Wait until a signal has at least this value, which the submitted work gives it. What the work wrote before can be read
+    /// then; the rest goes on.
+    ///
+    /// # Errors
+    /// The work failed before, as with [`Self::wait`].
+    fn wait_for(&self, signal: &Self::Signal, value: u64, ticket: &mut Self::Ticket) -> Result<()>;
 }

@@ -70,6 +70,8 @@ pub const HEADERS: &[(&str, &str)] = sources![
     "linear/tq2_0.h",
     "reduce.h",
     "rotate.h",
+    "sampling/arguments.h",
+    "sampling/rank.h",
     "step.h",
 ];
 
@@ -131,6 +133,8 @@ pub const FILES: &[(&str, &str)] = sources![
     "rms_norm.metal",
     "rope.metal",
     "route.metal",
+    "sampling/penalties.metal",
+    "sampling/sample.metal",
     "scale.metal",
     "select_rows.metal",
     "self_attention.metal",

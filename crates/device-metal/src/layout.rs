@@ -13,6 +13,9 @@ pub const ALIGN: usize = 256;
 /// Tokens that a chain may have, at most.
 pub const MOST_CHAINED: usize = 128;
 
+/// Tokens before a chain that may have penalties, at most.
+pub const MOST_RECENT: usize = 4096;
+
 /// How many rows a value can have.
 pub fn max_rows(limits: &Limits, rows: Rows) -> usize {
     rows.count(limits.max_rows, limits.max_outputs)
@@ -37,6 +40,12 @@ pub struct StepLayout {
     pub input: usize,
     /// `(MOST_CHAINED)` u32
     pub chosen: usize,
+    /// [`arguments::Sampling`]
+    pub sampling: usize,
+    /// `(MOST_CHAINED)` u64, in 2^-64
+    pub randoms: usize,
+    /// `(MOST_RECENT + MOST_CHAINED)` u32
+    pub recent: usize,
     /// Size of the whole.
     pub total: usize,
     /// Entries of a page table.
@@ -68,6 +77,9 @@ impl StepLayout {
             page_tables: take(limits.max_spans * kv.groups.len() * pages_per_table * 4),
             input: take(input * 4),
             chosen: take(MOST_CHAINED * 4),
+            sampling: take(size_of::<arguments::Sampling>()),
+            randoms: take(MOST_CHAINED * 8),
+            recent: take((MOST_RECENT + MOST_CHAINED) * 4),
             total: at,
             pages_per_table,
             n_groups: kv.groups.len(),

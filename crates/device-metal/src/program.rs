@@ -1,17 +1,20 @@
 //! [`MetalProgram`]: the memory, the tables, and the step that is patched and encoded.
 
+mod chain;
+
 use crate::arguments;
 use crate::compile::{Buffers, Compiler};
-use crate::gpu::{Binding, Buffer, Dispatch, Encoder, Gpu, Place};
-use crate::kernels::Kernel;
-use crate::layout::{ALIGN, MOST_CHAINED, Scratch, StepLayout};
+use crate::gpu::{Buffer, Gpu};
+use crate::layout::{ALIGN, Scratch, StepLayout};
 use crate::lower::Lowered;
 use crate::profile::Profile;
 use crate::table::{RowClass, Sizes, Table};
 use crate::weights::{Tables, WeightPlan};
+use chain::{Bindings, Chain, Kernels};
 use device::arena::Arena;
 use device::{
-    CommandInfo, Error, GroupUse, KvLayout, Limits, Needs, Plan, Program, Result, Rows, Step, Timing, Want,
+    CommandInfo, Error, GroupUse, KvLayout, Limits, Needs, Plan, Program, Result, Rows, Sampling, Step,
+    Timing, Want,
 };
 use formats::Bytes;
 use std::sync::Arc;
@@ -35,32 +38,10 @@ struct Output {
     cols: usize,
 }
 
-/// Steps that are on their way, each with the token that the one before chose.
-struct Chain<T> {
-    /// Tokens asked for.
-    n: usize,
-    /// Of these, in command buffers that were submitted.
-    n_submitted: usize,
-    /// In command buffers that are done.
-    n_done: usize,
-    /// Given to the caller.
-    n_given: usize,
-    /// Position of the first row.
-    first_position: usize,
-    /// Command buffers that are on their way, the older first, and the tokens of each.
-    tickets: [Option<(T, usize)>; 2],
-}
-
-impl<T> Default for Chain<T> {
-    fn default() -> Chain<T> {
-        Chain { n: 0, n_submitted: 0, n_done: 0, n_given: 0, first_position: 0, tickets: [None, None] }
-    }
-}
-
 /// A plan ready to run.
 struct Compiled<G: Gpu> {
-    /// What the kernel between two steps of a chain is bound to.
-    advance: [Binding; 6],
+    /// What the kernels behind a step of a chain are bound to.
+    bindings: Bindings,
     /// By class of tokens, then of outputs, which are no more.
     tables: Vec<Vec<Table<G>>>,
     logits: Output,
@@ -91,10 +72,15 @@ pub struct MetalProgram<G: Gpu> {
     /// Of the last step.
     current: usize,
     sizes: Sizes,
-    /// What runs between two steps of a chain.
-    advance: G::Pipeline,
+    /// What runs behind a step of a chain.
+    kernels: Kernels<G>,
+    /// Steps of a command buffer.
     chain_tokens: usize,
     chain: Chain<G::Ticket>,
+    /// Raised after each step of a chain.
+    signal: G::Signal,
+    /// Its value when the chain, or the next one, begins.
+    n_signalled: u64,
     /// Keeps the buffers in memory.
     _residency: G::Residency,
     /// The files' maps, kept while the GPU reads them.
@@ -185,25 +171,16 @@ impl<G: Gpu> MetalProgram<G> {
                 let (value, offset) = (part.plan.value(*id), part.arena.offset[id.0 as usize]);
                 Output { offset, rows: value.rows, cols: value.cols }
             };
-            let argmax = Place { buffer: ARENA as u16, offset: output(&part.plan.argmax).offset as u64 };
-            let of_step = |offset: usize| Place { buffer: STEP as u16, offset: offset as u64 };
-            let places = [
-                (1, of_step(0)),
-                (2, argmax),
-                (3, of_step(step.tokens)),
-                (4, of_step(step.positions)),
-                (5, of_step(step.spans)),
-                (6, of_step(step.chosen)),
-            ];
+            let (logits, argmax) = (output(&part.plan.logits), output(&part.plan.argmax));
             compiled.push(Compiled {
-                advance: places.map(|(index, place)| Binding { index, place, len: 0 }),
+                bindings: Bindings::new(&step, logits, argmax),
                 tables: of_classes,
-                logits: output(&part.plan.logits),
-                argmax: output(&part.plan.argmax),
+                logits,
+                argmax,
                 kept: part.plan.kept.iter().map(output).collect(),
             });
         }
-        let advance = gpu.pipeline(&Kernel::of("advance.metal"), &[])?;
+        let (kernels, signal) = (Kernels::new(gpu.as_ref())?, gpu.new_signal()?);
         gpu.keep_pipelines();
         let residency = gpu.reside(&buffers);
         let files = plans.iter().flat_map(|plan| &plan.weights).flat_map(device::Weight::views);
@@ -218,9 +195,11 @@ impl<G: Gpu> MetalProgram<G> {
             long: profile.split_positions,
             current: 0,
             sizes: Sizes::default(),
-            advance,
+            kernels,
             chain_tokens: profile.chain_tokens.max(1),
             chain: Chain::default(),
+            signal,
+            n_signalled: 0,
             _residency: residency,
             _files: files.cloned().collect(),
         })
@@ -228,7 +207,7 @@ impl<G: Gpu> MetalProgram<G> {
 
     /// Check a step and write it into the step buffer; its sequences may go on for `n_more` positions.
     fn begin(&mut self, step: &Step, n_more: usize) -> Result<()> {
-        self.stop_chain()?;
+        self.end_chain()?;
         if let Err(reason) = step.check(&self.needs, &self.limits) {
             return Err(Error::Failed { device: G::NAME, reason });
         }
@@ -284,39 +263,6 @@ impl<G: Gpu> MetalProgram<G> {
         Ok(())
     }
 
-    /// Submit the next command buffer of the chain, if there is more to do and room for it.
-    fn submit_chained(&mut self) -> Result<()> {
-        let Some(free) = self.chain.tickets.iter().position(Option::is_none) else { return Ok(()) };
-        let first = self.chain.n_submitted;
-        let n = (self.chain.n - first).min(self.chain_tokens);
-        if n == 0 {
-            return Ok(());
-        }
-        let plan = &self.plans[self.current];
-        let (buffers, table, advance) = (&self.buffers, plan.table(&self.sizes), &self.advance);
-        let (position, long, sizes) = (self.chain.first_position, self.long, self.sizes);
-        let ticket = self.gpu.submit(&mut |encoder| {
-            for index in first..first + n {
-                let sizes = Sizes { long: position + index + 1 > long, ..sizes };
-                table.encode(encoder, buffers, &sizes);
-                encoder.barrier();
-                let dispatch = Dispatch {
-                    pipeline: advance,
-                    bindings: &plan.advance,
-                    arguments: &[],
-                    threadgroup_bytes: 0,
-                    threadgroups: [1, 1, 1],
-                    threads: [32, 1, 1],
-                };
-                encoder.dispatch(&dispatch, buffers);
-                encoder.barrier();
-            }
-        })?;
-        self.chain.tickets[free] = Some((ticket, n));
-        self.chain.n_submitted += n;
-        Ok(())
-    }
-
     fn output<T: bytemuck::Pod>(&self, output: Output) -> &[T] {
         let n = output.rows.count(self.sizes.n_rows, self.sizes.n_outputs) * output.cols;
         // SAFETY: the value has a place for the limits' rows; every bit pattern is a `T`; the GPU is done with the step.
@@ -347,7 +293,7 @@ impl<G: Gpu> MetalProgram<G> {
 impl<G: Gpu> Drop for MetalProgram<G> {
     /// Command buffers do not keep what they use, so nothing may go before they are done.
     fn drop(&mut self) {
-        let _ = self.stop_chain();
+        let _ = self.end_chain();
     }
 }
 
@@ -397,55 +343,25 @@ impl<G: Gpu> Program for MetalProgram<G> {
         self.plans[self.current].kept.get(index).map_or(&[], |output| self.output(*output))
     }
 
-    fn most_chained(&self) -> usize {
-        MOST_CHAINED
+    fn most_chained(&self, sampling: Option<&Sampling>) -> usize {
+        Self::most_in_chain(sampling)
     }
 
-    fn start_chain(&mut self, step: &Step, n: usize) -> Result<()> {
-        let fits = step.tokens.len() == 1 && step.outputs.len() == 1 && step.want == Want::Argmax;
-        let end = step.spans.first().map_or(0, device::Span::end);
-        if !fits || n == 0 || n > MOST_CHAINED || end + n - 1 > self.limits.n_ctx {
-            let reason = format!(
-                "a chain of {n} tokens from a step of {} rows at position {end}, expected one row whose best token is wanted \
-                 and at most {MOST_CHAINED} tokens within {} positions",
-                step.tokens.len(),
-                self.limits.n_ctx
-            );
-            return Err(Error::Failed { device: G::NAME, reason });
-        }
-        self.begin(step, n - 1)?;
-        self.chain = Chain { n, first_position: end - 1, ..Chain::default() };
-        self.submit_chained()?;
-        self.submit_chained()
+    fn start_chain(&mut self, step: &Step, n: usize, sampling: Option<&Sampling>) -> Result<()> {
+        self.begin_chain(step, n, sampling)
     }
 
     fn next_chained(&mut self) -> Result<Option<u32>> {
-        if self.chain.n_given == self.chain.n {
-            return Ok(None);
+        let token = self.next_in_chain();
+        if token.is_err() {
+            // What is on its way has failed too, or is of no use.
+            let _ = self.end_chain();
         }
-        if self.chain.n_given == self.chain.n_done {
-            let [first, second] = &mut self.chain.tickets;
-            let Some((ticket, n)) = first.take() else { return Ok(None) };
-            *first = second.take();
-            if let Err(error) = self.gpu.wait(ticket) {
-                self.chain = Chain::default();
-                return Err(error);
-            }
-            self.chain.n_done += n;
-            self.submit_chained()?;
-        }
-        let at = self.step.chosen + self.chain.n_given * 4;
-        self.chain.n_given += 1;
-        // SAFETY: the step buffer has room for the tokens of a chain; the command buffer that wrote this one is done.
-        Ok(Some(unsafe { self.buffers[STEP].start().add(at).cast::<u32>().read() }))
+        token
     }
 
     fn stop_chain(&mut self) -> Result<()> {
-        let chain = std::mem::take(&mut self.chain);
-        for (ticket, _) in chain.tickets.into_iter().flatten() {
-            self.gpu.wait(ticket)?;
-        }
-        Ok(())
+        self.end_chain()
     }
 
     fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<()> {

@@ -5,10 +5,13 @@
 mod common;
 
 use common::NullGpu;
-use device::testing::{AttentionOptions, PlanBuilder, Sequences, limits};
-use device::{Activation, Device, KvLayer, KvType, Limits, Plan, RopeStyle, ValueId, Want, fusion};
+use device::testing::{AttentionOptions, PlanBuilder, Sequences, limits, one_sequence};
+use device::{
+    Activation, Device, KvLayer, KvType, Limits, Penalties, Plan, RopeStyle, Sampling, ValueId, Want, fusion,
+};
 use formats::BlockType;
 use ingle_device_metal::MetalDevice;
+use std::sync::atomic::Ordering::Relaxed;
 
 const HIDDEN: usize = 64;
 
@@ -112,6 +115,70 @@ fn a_dense_model_has_five_dispatches_a_layer_and_three_beside() {
             println!("{blocks:?}: decode {:?}, many rows {a_layer} a layer", counts[1][0]);
         }
     }
+}
+
+/// Dispatches and barriers of a chain's step.
+fn chained(sampling: Option<&Sampling>) -> (usize, usize) {
+    let device = MetalDevice::new(NullGpu::new("Apple M4 Pro"));
+    let plan = fusion::fuse(&dense(2, [BlockType::Q4_0; 2], true), device.fusion());
+    let limits = Limits { kv_type: KvType::F16, ..limits(&plan.kv) };
+    let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
+    device.gpu().take();
+    program.start_chain(&one_sequence(&plan, &limits, &[1], 0).borrow(), 1, sampling).unwrap();
+    device.gpu().take()
+}
+
+/// Behind the head: the choice, and what makes it the next token; with penalties one more.
+#[test]
+fn sampling_adds_a_dispatch_only_for_penalties() {
+    let penalties = Penalties { repeat: 1.1, presence: 0.0, frequency: 0.0, window: 0, recent: &[1, 2] };
+    let sampling =
+        Sampling { temperature: 0.8, top_k: 40, top_p: 0.9, min_p: 0.1, penalties: None, randoms: &[0.5] };
+    // Embedding and head, 5 a layer, two behind the head.
+    let (greedy, barriers) = chained(None);
+    assert!(greedy <= 5 * 2 + 4, "{greedy}");
+    assert_eq!(chained(Some(&sampling)), (greedy, barriers));
+    let with_penalties = Sampling { penalties: Some(penalties), ..sampling };
+    assert_eq!(chained(Some(&with_penalties)), (greedy + 1, barriers + 1));
+}
+
+/// The host waits for a token's signal and for no command buffer that is not done; before it waits for a token of the second
+/// of two, the third is on its way.
+#[test]
+fn tokens_of_a_chain_are_waited_for_one_by_one() {
+    let device = MetalDevice::new(NullGpu::new("Apple M4 Pro"));
+    let plan = fusion::fuse(&dense(1, [BlockType::F16; 2], true), device.fusion());
+    let limits = Limits { kv_type: KvType::F16, ..limits(&plan.kv) };
+    let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
+    let gpu = device.gpu();
+    let a_buffer = device.profile().chain_tokens;
+    let step = one_sequence(&plan, &limits, &[1], 0);
+    let n = 3 * a_buffer + 1;
+    let mut before = 0;
+    for n_taken in [n, 2, n] {
+        gpu.submissions.store(0, Relaxed);
+        gpu.waits.store(0, Relaxed);
+        program.start_chain(&step.borrow(), n, None).unwrap();
+        for token in 0..n_taken {
+            assert!(program.next_chained().unwrap().is_some());
+            assert_eq!(gpu.value.load(Relaxed), before + token as u64 + 1);
+            // The command buffers whose tokens were all given before this one, and two more.
+            assert_eq!(gpu.waits.load(Relaxed), token / a_buffer);
+            assert_eq!(gpu.submissions.load(Relaxed), (token / a_buffer + 2).min(4));
+        }
+        program.stop_chain().unwrap();
+        assert_eq!(gpu.waits.load(Relaxed), gpu.submissions.load(Relaxed));
+        before += n.min(gpu.submissions.load(Relaxed) * a_buffer) as u64;
+    }
+    // What fails ends the chain, not the program.
+    program.start_chain(&step.borrow(), n, None).unwrap();
+    gpu.fails.store(true, Relaxed);
+    assert!(program.next_chained().is_err());
+    gpu.fails.store(false, Relaxed);
+    assert_eq!(program.next_chained().unwrap(), None);
+    program.run(&step.borrow()).unwrap();
+    program.start_chain(&step.borrow(), n, None).unwrap();
+    assert!(program.next_chained().unwrap().is_some());
 }
 
 #[test]

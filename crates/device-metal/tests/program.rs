@@ -4,7 +4,11 @@
 #![allow(clippy::unwrap_used)]
 
 use device::testing::{Sequences, check_op_cases, compare_chunks, limits, mini_transformer, one_sequence};
-use device::{Device, KvType, Limits, Numerics, OpKind, OwnedStep, PAGE_NONE, Plan, Program, Want, fusion};
+use device::{
+    Device, KvType, Limits, Numerics, OpKind, OwnedStep, PAGE_NONE, Penalties, Plan, Program, Sampling, Want,
+    fusion,
+};
+use engine::sampling::{Sampler, SamplingParams, Scratch};
 use formats::BlockType;
 use ingle_device_metal::MetalDevice;
 use ingle_device_metal::gpu::emulated::{EmulatedGpu, Options};
@@ -67,11 +71,11 @@ fn a_chain_gives_the_tokens_of_single_steps() {
         chained.run(&one_sequence(&plan, &limits, &prompt, 0).borrow()).unwrap();
         assert_eq!(chained.argmax()[0], first);
         // A chain that is stopped early, and one to its end.
-        chained.start_chain(&one_sequence(&plan, &limits, &[first], 19).borrow(), 9).unwrap();
+        chained.start_chain(&one_sequence(&plan, &limits, &[first], 19).borrow(), 9, None).unwrap();
         let mut found: Vec<u32> = (0..5).map(|_| chained.next_chained().unwrap().unwrap()).collect();
         chained.stop_chain().unwrap();
         assert_eq!(chained.next_chained().unwrap(), None);
-        chained.start_chain(&one_sequence(&plan, &limits, &found[4..], 24).borrow(), 9).unwrap();
+        chained.start_chain(&one_sequence(&plan, &limits, &found[4..], 24).borrow(), 9, None).unwrap();
         while let Some(token) = chained.next_chained().unwrap() {
             found.push(token);
         }
@@ -86,8 +90,9 @@ fn chains_that_cannot_be_are_refused() {
     let (plan, limits) = fused(&device, BlockType::F32);
     let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
     let good = one_sequence(&plan, &limits, &[1], 0);
-    assert!(program.most_chained() >= 64);
-    let mut refused = |step: &OwnedStep, n: usize| assert!(program.start_chain(&step.borrow(), n).is_err());
+    assert!(program.most_chained(None) >= 64);
+    let mut refused =
+        |step: &OwnedStep, n: usize| assert!(program.start_chain(&step.borrow(), n, None).is_err());
     refused(&good, 0);
     refused(&good, 1 << 20);
     refused(&one_sequence(&plan, &limits, &[1, 2], 0), 4);
@@ -198,4 +203,89 @@ fn the_memory_plan_says_what_is_copied() {
     // The test's weights are in memory, not in a file.
     assert!(item("weights, copied").unwrap() >= plan.weights.iter().map(|w| w.n_bytes()).sum::<u64>());
     assert!(item("activations").is_some() && item("KV pages").is_some());
+}
+
+/// A chain chooses, takes over and counts as single steps with the same random numbers and penalties do, whatever the order of
+/// lanes and the lengths of the chains.
+#[test]
+fn sampled_chains_choose_what_single_steps_choose() {
+    let params = SamplingParams {
+        temperature: 1.5,
+        top_k: 30,
+        top_p: 0.95,
+        min_p: 0.01,
+        repeat_penalty: 1.2,
+        presence_penalty: 0.3,
+        frequency_penalty: 0.2,
+        penalty_window: 12,
+        seed: Some(3),
+        ..SamplingParams::default()
+    };
+    let greedy = SamplingParams { temperature: 0.0, ..params.clone() };
+    for order in [LaneOrder::Forward, LaneOrder::Reverse, LaneOrder::Random(7)] {
+        let device = device_in(order);
+        let (plan, limits) = fused(&device, BlockType::Q4_0);
+        let n_vocab = plan.value(plan.logits).cols;
+        let compile = || device.compile(std::slice::from_ref(&plan), &limits).unwrap();
+        let prompt: Vec<u32> = (0..19).collect();
+        for params in [&params, &greedy] {
+            let (mut single, mut chained) = (compile(), compile());
+            let mut scratch = Scratch::new(n_vocab);
+            let mut sampler = Sampler::new(params, n_vocab).unwrap();
+            let mut tokens = prompt.clone();
+            let mut first = 0;
+            for _ in 0..14 {
+                let step = one_sequence(&plan, &limits, &tokens[first..], first as u32);
+                single.run(&step.borrow()).unwrap();
+                first = tokens.len();
+                let choice = sampler.sample(single.logits_mut(), &tokens, &mut scratch).unwrap();
+                tokens.push(choice.id);
+            }
+            let mut sampler = Sampler::new(params, n_vocab).unwrap();
+            let step = one_sequence(&plan, &limits, &prompt[..18], 0);
+            chained.run(&step.borrow()).unwrap();
+            let mut found = prompt.clone();
+            for n_taken in [3, 11] {
+                let last = found.len() - 1;
+                let step = one_sequence(&plan, &limits, &found[last..], last as u32);
+                let before = found.clone();
+                let sampling = sampler.ahead(&before, &mut scratch).unwrap();
+                assert!(chained.most_chained(Some(&sampling)) >= 64);
+                chained.start_chain(&step.borrow(), 11, Some(&sampling)).unwrap();
+                for _ in 0..n_taken {
+                    found.push(chained.next_chained().unwrap().unwrap());
+                    sampler.took_one();
+                }
+                chained.stop_chain().unwrap();
+            }
+            assert_eq!(found, tokens, "{order:?} {params:?}");
+        }
+    }
+}
+
+#[test]
+fn samplings_that_cannot_be_are_refused() {
+    let device = device();
+    let (plan, limits) = fused(&device, BlockType::F32);
+    let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
+    let step = one_sequence(&plan, &limits, &[1], 0);
+    let long = vec![1; 1 << 14];
+    let penalties = Penalties { repeat: 1.1, presence: 0.0, frequency: 0.0, window: 0, recent: &[1] };
+    let good = Sampling {
+        temperature: 1.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        penalties: Some(penalties),
+        randoms: &[0.5; 4],
+    };
+    let too_long = Sampling { penalties: Some(Penalties { recent: &long, ..penalties }), ..good };
+    assert_eq!(program.most_chained(Some(&too_long)), 0);
+    let mut start =
+        |sampling: &Sampling, n: usize| program.start_chain(&step.borrow(), n, Some(sampling)).is_ok();
+    assert!(!start(&too_long, 4));
+    assert!(!start(&good, 5));
+    assert!(!start(&Sampling { temperature: 0.0, ..good }, 4));
+    assert!(!start(&Sampling { penalties: Some(Penalties { recent: &[1 << 20], ..penalties }), ..good }, 4));
+    assert!(start(&good, 4));
 }

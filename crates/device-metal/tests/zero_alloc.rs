@@ -5,8 +5,8 @@
 mod common;
 
 use common::NullGpu;
-use device::testing::{Sequences, check_op_cases, limits, mini_transformer};
-use device::{Device, KvType, Limits, fusion};
+use device::testing::{Sequences, check_op_cases, limits, mini_transformer, one_sequence};
+use device::{Device, KvType, Limits, Penalties, Sampling, fusion};
 use formats::BlockType;
 use ingle_device_metal::MetalDevice;
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -57,6 +57,25 @@ fn a_step_allocates_nothing() {
         }
         assert_eq!(CALLS.load(Ordering::Relaxed) - before, 0, "{block}");
         assert!(device.gpu().take().0 > 0);
+        // Chains too, greedy and sampled, to their end or not.
+        let recent: Vec<u32> = (0..30).collect();
+        let penalties = Penalties { repeat: 1.1, presence: 0.1, frequency: 0.1, window: 0, recent: &recent };
+        let sampling = Sampling {
+            temperature: 0.8,
+            top_k: 40,
+            top_p: 0.9,
+            min_p: 0.1,
+            penalties: Some(penalties),
+            randoms: &[0.5; 20],
+        };
+        let first = one_sequence(&plan, &limits, &[1], 40);
+        let before = CALLS.load(Ordering::Relaxed);
+        for (sampling, n_taken) in [(None, 20), (Some(&sampling), 20), (Some(&sampling), 7)] {
+            program.start_chain(&first.borrow(), 20, sampling).unwrap();
+            (0..n_taken).for_each(|_| assert!(program.next_chained().unwrap().is_some()));
+            program.stop_chain().unwrap();
+        }
+        assert_eq!(CALLS.load(Ordering::Relaxed) - before, 0, "{block}: chains");
     }
     // Several plans, with memories that slots share.
     let mut n_cases = 0;

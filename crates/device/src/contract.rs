@@ -1,6 +1,6 @@
 //! What every device offers.
 
-use crate::{KvType, Plan, PlanError, Rule, Step, Weight};
+use crate::{KvType, Plan, PlanError, Rule, Sampling, Step, Weight};
 
 /// `Result` with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
@@ -193,17 +193,19 @@ pub trait Program: Send {
     /// The value [`Plan::kept`]`[index]` of the last step's plan, `(rows, cols)`; empty if there is none.
     fn kept(&self, index: usize) -> &[f32];
 
-    /// Most tokens of a chain ([`Self::start_chain`]); 0: this program has no chains.
-    fn most_chained(&self) -> usize {
+    /// Most tokens of a chain ([`Self::start_chain`]) whose tokens are chosen so (`None`: the best); 0: this program has no
+    /// such chains.
+    fn most_chained(&self, _sampling: Option<&Sampling>) -> usize {
         0
     }
 
-    /// Begin `n` steps of one row, each with the best token of the one before, which the device takes over by itself: the
-    /// first is `step`, of one row whose best token is wanted. Page tables cover the positions of all of them.
+    /// Begin `n` steps of one row, each with the token that was chosen in the one before, which the device does by itself: the
+    /// first is `step`, of one row whose logits are wanted. `None` chooses the best token ([`crate::Want::Argmax`]). Page
+    /// tables cover the positions of all of them.
     ///
     /// # Errors
     /// The step cannot begin a chain, or the device failed.
-    fn start_chain(&mut self, _step: &Step, _n: usize) -> Result<()> {
+    fn start_chain(&mut self, _step: &Step, _n: usize, _sampling: Option<&Sampling>) -> Result<()> {
         Err(Error::Unsupported {
             device: "in use",
             what: "a chain of tokens".to_owned(),
@@ -211,7 +213,8 @@ pub trait Program: Send {
         })
     }
 
-    /// Wait for the next token of the chain; none is left: `None`.
+    /// Wait for the next token of the chain. `None`: none is left, or nothing could be chosen (no logit is a number, or one
+    /// is infinite), which the step run by itself will show.
     ///
     /// # Errors
     /// The device failed; the chain is over, and KV positions behind the last token are undefined.

@@ -31,6 +31,7 @@ mod needs;
 mod op;
 mod plan;
 mod print;
+mod sampling;
 mod step;
 mod validate;
 
@@ -52,4 +53,5 @@ pub use memory::{peak_resident_memory, system_memory};
 pub use needs::{GroupUse, Needs};
 pub use op::{Activation, Op, OpKind, Pooling, RopeStyle};
 pub use plan::{DType, Node, Output, Plan, PlanError, Rows, Value, ValueId, Weight, WeightId, WeightPart};
+pub use sampling::{Penalties, Sampling};
 pub use step::{OwnedStep, Span, Step, Want};

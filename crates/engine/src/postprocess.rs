@@ -36,19 +36,25 @@ impl Engine {
         }
     }
 
-    /// Let the device take over the best tokens by itself, where the step is one row of the only sequence and nothing but the
-    /// best token is wanted. Tokens come one by one. Returns whether it did; if not, nothing happened.
+    /// Let the device choose tokens and take them over by itself, where the step is one row of the only sequence and the device
+    /// can choose as the sequence's sampler would. Tokens come one by one. Returns whether it did; if not, nothing happened.
     ///
     /// # Errors
     /// The device failed. Tokens that were given are chosen.
     pub(crate) fn run_chained(&mut self, on_event: &mut dyn FnMut(Event<'_>)) -> Result<bool> {
-        let most = self.program.most_chained();
         let [span] = self.buffers.spans() else { return Ok(false) };
         let (slot, n_rows) = (span.slot as usize, span.n_rows);
-        let alone = self.is_alone() && n_rows == 1 && self.buffers.wants_argmax();
-        let Some(sequence) = self.slots[slot].as_ref().filter(|_| alone && most > 1) else {
-            return Ok(false);
+        let alone = self.program.most_chained(None) > 1 && self.is_alone() && n_rows == 1;
+        let Some(sequence) = self.slots[slot].as_ref().filter(|_| alone) else { return Ok(false) };
+        let sampling = match self.buffers.wants_argmax() {
+            true => None,
+            false => match sequence.sampler.ahead(&sequence.tokens, &mut self.scratch) {
+                None => return Ok(false),
+                sampling => sampling,
+            },
         };
+        let most = self.program.most_chained(sampling.as_ref());
+        let most = sampling.map_or(most, |sampling| most.min(sampling.randoms.len()));
         // Tokens that can be chosen before the context or the answer is full: each of the chain's steps but the last computes
         // one, and the last one's is not computed.
         let in_context = self.limits.n_ctx.saturating_sub(sequence.tokens.len());
@@ -57,9 +63,15 @@ impl Engine {
         if n < 2 || self.kv.reserve(slot, n_computed, n, self.program.as_mut()).is_err() {
             return Ok(false);
         }
-        self.program.start_chain(&self.buffers.step(&self.kv), n)?;
+        self.program.start_chain(&self.buffers.step(&self.kv), n, sampling.as_ref())?;
+        let sampled = sampling.is_some();
+        let mut n_taken = 0;
         while let Some(id) = self.program.next_chained()? {
             let Some(sequence) = &mut self.slots[slot] else { break };
+            n_taken += 1;
+            if sampled {
+                sequence.sampler.took_one();
+            }
             sequence.n_computed += 1;
             let now = Instant::now();
             sequence.first_token.get_or_insert(now);
@@ -71,7 +83,8 @@ impl Engine {
             }
         }
         self.program.stop_chain()?;
-        Ok(true)
+        // Where the device could choose nothing at once, the step by itself says why.
+        Ok(n_taken > 0)
     }
 
     /// Choose the next tokens of a slot from the rows `output..` of the logits: one, and one more for each guess that was

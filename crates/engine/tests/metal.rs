@@ -71,3 +71,73 @@ fn chains_end_where_answers_end() {
     assert!(n <= 4, "{n}");
     assert_eq!(engine.complete(greedy(&prompt(), 1000)).unwrap().tokens, full.tokens);
 }
+
+/// A seed gives the same answer with and without chains, whatever is asked of the sampler; what only the sampler can do runs
+/// step by step.
+#[test]
+fn sampled_answers_are_those_of_single_steps() {
+    let seeded = SamplingParams { seed: Some(11), ..SamplingParams::default() };
+    let stages = SamplingParams { temperature: 0.9, top_k: 40, top_p: 0.95, min_p: 0.02, ..seeded.clone() };
+    let penalties = SamplingParams {
+        repeat_penalty: 1.1,
+        presence_penalty: 0.2,
+        frequency_penalty: 0.3,
+        penalty_window: 20,
+        ..stages.clone()
+    };
+    let options = LoadOptions { kv_type: Some(KvType::F16), ..options(96, 32, 1) };
+    let mut engine = engine("qwen3", &options);
+    let mut answers = Vec::new();
+    for sampling in [
+        seeded.clone(),
+        stages.clone(),
+        SamplingParams { top_p: 0.8, ..seeded },
+        penalties.clone(),
+        SamplingParams { penalty_window: 0, ..penalties.clone() },
+        SamplingParams { temperature: 0.0, ..penalties.clone() },
+        SamplingParams { logit_bias: vec![(3, 5.0)], ..stages.clone() },
+        SamplingParams { logprobs: true, ..stages },
+    ] {
+        let request = || Request { sampling: sampling.clone(), ..greedy(&prompt(), 16) };
+        engine.clear_prefix_cache();
+        let chained = engine.complete(request()).unwrap();
+        engine.clear_prefix_cache();
+        engine.record_timings(true);
+        let single = engine.complete(request()).unwrap();
+        engine.take_timings();
+        engine.record_timings(false);
+        assert_eq!(chained.tokens, single.tokens, "{sampling:?}");
+        assert_eq!(chained.tokens.len(), 16);
+        answers.push(chained.tokens);
+    }
+    answers.dedup();
+    assert!(answers.len() >= 6, "{answers:?}");
+}
+
+/// Where steps and chains take turns, random numbers go on where they were.
+#[test]
+fn random_numbers_go_on_between_chains_and_steps() {
+    let options = LoadOptions { kv_type: Some(KvType::F16), ..options(96, 32, 1) };
+    let mut engine = engine("llama", &options);
+    let sampling = SamplingParams { seed: Some(4), ..SamplingParams::default() };
+    let request = || Request { sampling: sampling.clone(), ..greedy(&prompt(), 24) };
+    let whole = engine.complete(request()).unwrap();
+    engine.clear_prefix_cache();
+    engine.add(request()).unwrap();
+    let mut tokens = Vec::new();
+    for round in 0.. {
+        // Now and then step by step.
+        engine.record_timings(round % 2 == 0);
+        let more = engine
+            .step(&mut |event| {
+                if let Event::Token { id, .. } = event {
+                    tokens.push(id);
+                }
+            })
+            .unwrap();
+        if !more {
+            break;
+        }
+    }
+    assert_eq!(tokens, whole.tokens);
+}

@@ -13,11 +13,11 @@ use objc2::sel;
 use objc2_foundation::{NSArray, NSError, NSProcessInfo, NSString, NSURL};
 use objc2_metal::{
     MTLAllocation, MTLBarrierScope, MTLBinaryArchive, MTLBinaryArchiveDescriptor, MTLBuffer,
-    MTLCommandBuffer, MTLCommandBufferError, MTLCommandEncoder, MTLCommandQueue, MTLCompileOptions,
-    MTLComputeCommandEncoder, MTLComputePipelineDescriptor, MTLComputePipelineState,
+    MTLCommandBuffer, MTLCommandBufferError, MTLCommandBufferStatus, MTLCommandEncoder, MTLCommandQueue,
+    MTLCompileOptions, MTLComputeCommandEncoder, MTLComputePipelineDescriptor, MTLComputePipelineState,
     MTLCreateSystemDefaultDevice, MTLDataType, MTLDevice, MTLDispatchType, MTLFunctionConstantValues,
     MTLGPUFamily, MTLLanguageVersion, MTLLibrary, MTLMathMode, MTLPipelineOption, MTLResidencySet,
-    MTLResidencySetDescriptor, MTLResourceOptions, MTLSize,
+    MTLResidencySetDescriptor, MTLResourceOptions, MTLSharedEvent, MTLSize,
 };
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -80,10 +80,47 @@ unsafe impl Send for AppleGpu {}
 // SAFETY: as above.
 unsafe impl Sync for AppleGpu {}
 
-/// Dispatches of one command buffer.
+/// Dispatches of one command buffer. Signals stand between encoders; hazards are tracked, and so what an encoder does waits for
+/// the one before where it must.
 pub struct AppleEncoder {
-    encoder: Object<dyn MTLComputeCommandEncoder>,
+    commands: Object<dyn MTLCommandBuffer>,
+    /// None where the next dispatch begins one, or none can be had.
+    encoder: Option<Object<dyn MTLComputeCommandEncoder>>,
+    /// Whether an encoder was refused.
+    refused: bool,
 }
+
+impl AppleEncoder {
+    /// The encoder of the current group.
+    fn encoder(&mut self) -> Option<&Object<dyn MTLComputeCommandEncoder>> {
+        if self.encoder.is_none() {
+            self.encoder = self.commands.computeCommandEncoderWithDispatchType(MTLDispatchType::Concurrent);
+            self.refused |= self.encoder.is_none();
+        }
+        self.encoder.as_ref()
+    }
+
+    fn end(&mut self) {
+        if let Some(encoder) = self.encoder.take() {
+            encoder.endEncoding();
+        }
+    }
+}
+
+impl Drop for AppleEncoder {
+    /// An encoder that is let go of must have ended.
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// An event that GPU and CPU share.
+pub struct AppleSignal {
+    event: Object<dyn MTLSharedEvent>,
+}
+
+// SAFETY: shared events are made to be used from several threads.
+unsafe impl Send for AppleSignal {}
 
 /// A committed command buffer.
 pub struct AppleTicket {
@@ -280,30 +317,38 @@ impl Encoder<AppleGpu> for AppleEncoder {
             height: height as usize,
             depth: depth as usize,
         };
-        self.encoder.setComputePipelineState(dispatch.pipeline);
+        let Some(encoder) = self.encoder() else { return };
+        encoder.setComputePipelineState(dispatch.pipeline);
         for binding in dispatch.bindings {
             let Some(buffer) = buffers.get(binding.place.buffer as usize) else { continue };
             let (offset, index) = (binding.place.offset as usize, usize::from(binding.index));
             // SAFETY: places lie within their buffers, indices are those that the kernel declares.
-            unsafe { self.encoder.setBuffer_offset_atIndex(Some(&buffer.buffer), offset, index) };
+            unsafe { encoder.setBuffer_offset_atIndex(Some(&buffer.buffer), offset, index) };
         }
         if !dispatch.arguments.is_empty() {
             let bytes = NonNull::from(dispatch.arguments).cast();
             // SAFETY: the bytes are copied before the call returns.
-            unsafe { self.encoder.setBytes_length_atIndex(bytes, dispatch.arguments.len(), 0) };
+            unsafe { encoder.setBytes_length_atIndex(bytes, dispatch.arguments.len(), 0) };
         }
         if dispatch.threadgroup_bytes > 0 {
             // SAFETY: index 0 is what kernels with threadgroup memory declare.
             unsafe {
-                self.encoder.setThreadgroupMemoryLength_atIndex(dispatch.threadgroup_bytes as usize, 0);
+                encoder.setThreadgroupMemoryLength_atIndex(dispatch.threadgroup_bytes as usize, 0);
             }
         }
         let (groups, threads) = (size(dispatch.threadgroups), size(dispatch.threads));
-        self.encoder.dispatchThreadgroups_threadsPerThreadgroup(groups, threads);
+        encoder.dispatchThreadgroups_threadsPerThreadgroup(groups, threads);
     }
 
     fn barrier(&mut self) {
-        self.encoder.memoryBarrierWithScope(MTLBarrierScope::Buffers);
+        if let Some(encoder) = &self.encoder {
+            encoder.memoryBarrierWithScope(MTLBarrierScope::Buffers);
+        }
+    }
+
+    fn signal(&mut self, signal: &AppleSignal, value: u64) {
+        self.end();
+        self.commands.encodeSignalEvent_value(ProtocolObject::from_ref(&*signal.event), value);
     }
 }
 
@@ -312,6 +357,7 @@ impl Gpu for AppleGpu {
     type Pipeline = Arc<Object<dyn MTLComputePipelineState>>;
     type Encoder = AppleEncoder;
     type Ticket = AppleTicket;
+    type Signal = AppleSignal;
     type Residency = AppleResidency;
 
     const NAME: &'static str = NAME;
@@ -404,16 +450,21 @@ impl Gpu for AppleGpu {
         AppleResidency { set: Some((set, self.queue.clone())) }
     }
 
+    fn new_signal(&self) -> Result<AppleSignal> {
+        let event = self.device.newSharedEvent();
+        event.map(|event| AppleSignal { event }).ok_or_else(|| failed("no shared event".to_owned()))
+    }
+
     fn submit(&self, encode: &mut dyn FnMut(&mut AppleEncoder)) -> Result<AppleTicket> {
         autoreleasepool(|_| {
             let refused = || failed("no command buffer; the GPU may be lost, start again".to_owned());
             let commands = self.queue.commandBufferWithUnretainedReferences().ok_or_else(refused)?;
-            let encoder = commands
-                .computeCommandEncoderWithDispatchType(MTLDispatchType::Concurrent)
-                .ok_or_else(refused)?;
-            let mut encoder = AppleEncoder { encoder };
+            let mut encoder = AppleEncoder { commands: commands.clone(), encoder: None, refused: false };
             encode(&mut encoder);
-            encoder.encoder.endEncoding();
+            encoder.end();
+            if encoder.refused {
+                return Err(refused());
+            }
             commands.commit();
             Ok(AppleTicket { commands })
         })
@@ -425,6 +476,31 @@ impl Gpu for AppleGpu {
             match ticket.commands.error() {
                 None => Ok((ticket.commands.GPUEndTime() - ticket.commands.GPUStartTime()).max(0.0)),
                 Some(error) => Err(fault(&error)),
+            }
+        })
+    }
+
+    /// A command buffer that fails raises nothing more, so the wait is cut into pieces, after each of which its state is looked at.
+    fn wait_for(&self, signal: &AppleSignal, value: u64, ticket: &mut AppleTicket) -> Result<()> {
+        const PIECE_MS: u64 = 100;
+        autoreleasepool(|_| {
+            loop {
+                // Before the signal, for it may be raised between the two.
+                let status = ticket.commands.status();
+                if signal.event.waitUntilSignaledValue_timeoutMS(value, PIECE_MS) {
+                    return Ok(());
+                }
+                match status {
+                    MTLCommandBufferStatus::Error => {
+                        let error = ticket.commands.error();
+                        let unknown = || failed("the command buffer failed without saying why".to_owned());
+                        return Err(error.map_or_else(unknown, |error| fault(&error)));
+                    }
+                    MTLCommandBufferStatus::Completed => {
+                        return Err(failed("submitted work ended without its signal".to_owned()));
+                    }
+                    _ => {}
+                }
             }
         })
     }

@@ -11,6 +11,7 @@ use metal_emulator as emulator;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
@@ -296,6 +297,14 @@ impl Encoder<EmulatedGpu> for EmulatedEncoder {
     fn barrier(&mut self) {
         self.flush();
     }
+
+    /// Nothing is raised behind a fault.
+    fn signal(&mut self, signal: &Arc<AtomicU64>, value: u64) {
+        self.flush();
+        if self.fault.is_none() {
+            signal.store(value, Ordering::Release);
+        }
+    }
 }
 
 impl Gpu for EmulatedGpu {
@@ -303,6 +312,7 @@ impl Gpu for EmulatedGpu {
     type Pipeline = EmulatedPipeline;
     type Encoder = EmulatedEncoder;
     type Ticket = EmulatedTicket;
+    type Signal = Arc<AtomicU64>;
     type Residency = ();
 
     const NAME: &'static str = NAME;
@@ -374,6 +384,10 @@ impl Gpu for EmulatedGpu {
 
     fn reside(&self, _buffers: &[EmulatedBuffer]) {}
 
+    fn new_signal(&self) -> Result<Arc<AtomicU64>> {
+        Ok(Arc::default())
+    }
+
     fn submit(&self, encode: &mut dyn FnMut(&mut EmulatedEncoder)) -> Result<EmulatedTicket> {
         let begun = Instant::now();
         let mut encoder = EmulatedEncoder {
@@ -394,5 +408,12 @@ impl Gpu for EmulatedGpu {
             None => Ok(ticket.seconds),
             Some(fault) => Err(fault),
         }
+    }
+
+    fn wait_for(&self, signal: &Arc<AtomicU64>, value: u64, ticket: &mut EmulatedTicket) -> Result<()> {
+        if signal.load(Ordering::Acquire) >= value {
+            return Ok(());
+        }
+        Err(ticket.fault.take().unwrap_or_else(|| failed(&"submitted work ended without its signal")))
     }
 }

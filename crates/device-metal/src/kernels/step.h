@@ -10,8 +10,8 @@ struct Step {
     uint n_groups;        // KV groups, each with a page table of a span
     uint pages_per_table; // entries of a page table
     uint n_chained;       // tokens that a chain has chosen so far
-    uint reserved0;
-    uint reserved1;
+    uint n_recent;        // tokens before the chain that have penalties
+    uint reserved;
 };
 
 // Consecutive rows of one sequence. Its page tables are those of its index. 16 bytes.

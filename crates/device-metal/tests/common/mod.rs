@@ -1,12 +1,12 @@
 //! A GPU that runs nothing: it counts what it is told, and takes the host's memory. For tests of tables.
 #![allow(clippy::unwrap_used, dead_code)]
 
-use device::{Memory, Result};
+use device::{Error, Memory, Result};
 use formats::Bytes;
 use ingle_device_metal::gpu::{Buffer, Constant, Dispatch, Encoder, Facts, Gpu};
 use ingle_device_metal::kernels::Kernel;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 /// Zeroed memory, never moved.
 pub struct HostBuffer(Mutex<Box<[u64]>>, usize, usize);
@@ -28,6 +28,12 @@ pub struct NullGpu {
     pub barriers: AtomicUsize,
     pub submissions: AtomicUsize,
     pub views: AtomicUsize,
+    /// Command buffers that were waited for.
+    pub waits: AtomicUsize,
+    /// The last value of a signal that was waited for.
+    pub value: AtomicU64,
+    /// Whether waiting for a value fails from now on.
+    pub fails: AtomicBool,
 }
 
 impl NullGpu {
@@ -43,7 +49,16 @@ impl NullGpu {
             is_emulated: true,
         };
         let zero = || AtomicUsize::new(0);
-        NullGpu { facts, dispatches: zero(), barriers: zero(), submissions: zero(), views: zero() }
+        NullGpu {
+            facts,
+            dispatches: zero(),
+            barriers: zero(),
+            submissions: zero(),
+            views: zero(),
+            waits: zero(),
+            value: AtomicU64::new(0),
+            fails: AtomicBool::new(false),
+        }
     }
 
     /// Dispatches and barriers since the last call.
@@ -73,6 +88,10 @@ impl Encoder<NullGpu> for Counter {
     fn barrier(&mut self) {
         self.barriers += 1;
     }
+
+    fn signal(&mut self, signal: &AtomicU64, value: u64) {
+        assert!(signal.swap(value, Ordering::Relaxed) < value, "a signal never falls");
+    }
 }
 
 impl Gpu for NullGpu {
@@ -80,6 +99,7 @@ impl Gpu for NullGpu {
     type Pipeline = ();
     type Encoder = Counter;
     type Ticket = ();
+    type Signal = AtomicU64;
     type Residency = ();
 
     const NAME: &'static str = "metal-null";
@@ -133,6 +153,20 @@ impl Gpu for NullGpu {
     }
 
     fn wait(&self, (): ()) -> Result<f64> {
+        self.waits.fetch_add(1, Ordering::Relaxed);
         Ok(0.0)
+    }
+
+    fn new_signal(&self) -> Result<AtomicU64> {
+        Ok(AtomicU64::new(0))
+    }
+
+    fn wait_for(&self, signal: &AtomicU64, value: u64, (): &mut ()) -> Result<()> {
+        self.value.store(value, Ordering::Relaxed);
+        if self.fails.load(Ordering::Relaxed) {
+            return Err(Error::Failed { device: Self::NAME, reason: "as asked".to_owned() });
+        }
+        assert!(signal.load(Ordering::Relaxed) >= value, "nobody raises the signal to {value}");
+        Ok(())
     }
 }

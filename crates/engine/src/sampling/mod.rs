@@ -4,13 +4,17 @@
 //! one sequence; [`Scratch`] holds the buffers, which all sequences share. After construction nothing is allocated.
 //!
 //! A stage that changes nothing (`top_k = 0`, `top_p = 1`, …) costs nothing. Two shortcuts give what the order above
-//! gives: the temperature is applied to the survivors of top-k (dividing by a positive number keeps the order), and a
+//! gives: the temperature is applied where a token is weighed (dividing by a positive number keeps the order), and a
 //! temperature of 0 or `top_k = 1` takes the best token without random numbers.
+//!
+//! A device may choose the tokens of a chain by itself ([`device::Sampling`]). It gets what the stages are and the random
+//! numbers that [`pick`] would draw, one for each token, and so a seed gives the same answer with and without chains.
 
 mod min_p;
 mod params;
 mod penalties;
 mod pick;
+mod ranking;
 mod rng;
 mod temperature;
 mod top_k;
@@ -20,12 +24,15 @@ pub use min_p::MinP;
 pub use params::{ParamError, SamplingParams};
 pub use penalties::Penalties;
 pub use pick::pick;
+pub use ranking::Ranking;
 pub use rng::Rng;
 pub use temperature::Temperature;
 pub use top_k::TopK;
 pub use top_p::TopP;
 
 use std::cmp::Ordering;
+
+use device::Sampling;
 
 use crate::{Error, Result};
 
@@ -38,9 +45,10 @@ pub struct Candidate {
     pub logit: f32,
 }
 
-/// Best first; the lower id of equals. A total order: NaN was removed when candidates were gathered.
+/// Best first; the lower id of equals. A total order: NaN was removed when candidates were gathered, and adding 0 makes the
+/// two zeros one.
 fn best_first(a: &Candidate, b: &Candidate) -> Ordering {
-    b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
+    (b.logit + 0.0).total_cmp(&(a.logit + 0.0)).then(a.id.cmp(&b.id))
 }
 
 /// Buffers of the sampler, allocated once for a vocabulary and shared by all sequences of an engine.
@@ -52,21 +60,27 @@ pub struct Scratch {
     counts: Vec<u32>,
     /// Logits as the model gave them, of tokens that penalties or biases changed; capacity `n_vocab`.
     changed: Vec<Candidate>,
+    /// Random numbers that were drawn ahead; capacity [`MOST_AHEAD`].
+    randoms: Vec<f64>,
 }
 
+/// Random numbers drawn ahead for a device that chooses by itself, at most.
+const MOST_AHEAD: usize = 128;
+
 impl Scratch {
-    /// Buffers for a vocabulary of `n_vocab` tokens: 20 bytes a token.
+    /// Buffers for a vocabulary of `n_vocab` tokens: 20 bytes a token, and 1 KiB.
     pub fn new(n_vocab: usize) -> Scratch {
         Scratch {
             candidates: Vec::with_capacity(n_vocab),
             counts: vec![0; n_vocab],
             changed: Vec::with_capacity(n_vocab),
+            randoms: Vec::with_capacity(MOST_AHEAD),
         }
     }
 
     /// What [`Self::new`] takes, in bytes.
     pub const fn bytes(n_vocab: usize) -> u64 {
-        (n_vocab * (2 * size_of::<Candidate>() + size_of::<u32>())) as u64
+        (n_vocab * (2 * size_of::<Candidate>() + size_of::<u32>()) + MOST_AHEAD * size_of::<f64>()) as u64
     }
 }
 
@@ -133,6 +147,35 @@ impl Sampler {
         self.is_greedy() && self.penalties.is_off() && !self.logprobs
     }
 
+    /// What a device must know to choose tokens as this sampler would, for as many as it has random numbers for, which stay
+    /// the sampler's until [`Self::took_one`]. `tokens` are those of the sequence so far. `None`: only the sampler can, for
+    /// it has biases or gives log-probabilities. Allocates nothing.
+    pub fn ahead<'a>(&self, tokens: &'a [u32], scratch: &'a mut Scratch) -> Option<Sampling<'a>> {
+        if self.logprobs || !self.penalties.bias.is_empty() {
+            return None;
+        }
+        let greedy = self.is_greedy();
+        let mut rng = self.rng.clone();
+        let draw = || if greedy { 0.0 } else { rng.uniform() };
+        scratch.randoms.clear();
+        scratch.randoms.extend(std::iter::repeat_with(draw).take(MOST_AHEAD));
+        Some(Sampling {
+            temperature: if greedy { 1.0 } else { self.temperature.0 },
+            top_k: if greedy { 1 } else { self.top_k.0 },
+            top_p: self.top_p.0,
+            min_p: self.min_p.0,
+            penalties: self.penalties.ahead(tokens),
+            randoms: &scratch.randoms,
+        })
+    }
+
+    /// A device chose a token with the random number that was next.
+    pub fn took_one(&mut self) {
+        if !self.is_greedy() {
+            self.rng.next_u64();
+        }
+    }
+
     /// Choose a token. `logits` is `(n_vocab)` and is changed in place; `tokens` are those of the sequence so far.
     /// Allocates nothing.
     ///
@@ -154,10 +197,10 @@ impl Sampler {
             return argmax(logits).ok_or(Error::NoCandidate { n_vocab: logits.len() });
         }
         let sorted = self.top_k.gather(logits, candidates);
-        self.temperature.apply(candidates);
-        let sorted = self.top_p.apply(candidates, sorted);
-        self.min_p.apply(candidates, sorted);
-        pick(candidates, &mut self.rng).ok_or(Error::NoCandidate { n_vocab: logits.len() })
+        let mut ranking = Ranking::new(candidates, sorted, self.temperature);
+        self.top_p.apply(&mut ranking);
+        self.min_p.apply(&mut ranking);
+        pick(&mut ranking, &mut self.rng).ok_or(Error::NoCandidate { n_vocab: logits.len() })
     }
 }
 

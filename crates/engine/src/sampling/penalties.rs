@@ -32,6 +32,23 @@ impl Penalties {
         self.repeat != 1.0 || self.presence != 0.0 || self.frequency != 0.0
     }
 
+    /// The tokens that it looks back to.
+    fn recent<'a>(&self, tokens: &'a [u32]) -> &'a [u32] {
+        let window = if self.window == 0 { tokens.len() } else { self.window.min(tokens.len()) };
+        &tokens[tokens.len() - window..]
+    }
+
+    /// The same but for biases, for a device that chooses by itself; `None`: there are none.
+    pub fn ahead<'a>(&self, tokens: &'a [u32]) -> Option<device::Penalties<'a>> {
+        self.looks_back().then(|| device::Penalties {
+            repeat: self.repeat,
+            presence: self.presence,
+            frequency: self.frequency,
+            window: self.window,
+            recent: self.recent(tokens),
+        })
+    }
+
     /// Change `logits` `(n_vocab)` in place. `counts` `(n_vocab)` is zero before and after; `changed` receives the
     /// tokens that were touched with the logits they had.
     pub fn apply(
@@ -53,8 +70,7 @@ impl Penalties {
         if !self.looks_back() {
             return;
         }
-        let window = if self.window == 0 { tokens.len() } else { self.window.min(tokens.len()) };
-        let recent = &tokens[tokens.len() - window..];
+        let recent = self.recent(tokens);
         for &id in recent {
             counts[id as usize] += 1;
         }

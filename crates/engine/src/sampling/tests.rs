@@ -2,6 +2,8 @@
 
 use proptest::prelude::*;
 
+// A trait of proptest has the same name.
+use super::Rng;
 use super::*;
 
 fn sample_many(params: &SamplingParams, logits: &[f32], tokens: &[u32], n: usize) -> Vec<usize> {
@@ -130,7 +132,7 @@ fn top_p_over_a_large_flat_vocabulary_sorts_in_chunks() {
     let mut candidates = Vec::with_capacity(logits.len());
     for p in [0.01, 0.3, 0.6, 0.99, 0.9999] {
         let sorted = TopK(0).gather(&logits, &mut candidates);
-        TopP(p).apply(&mut candidates, sorted);
+        TopP(p).apply(&mut Ranking::new(&mut candidates, sorted, Temperature(1.0)));
         let params = SamplingParams { top_p: p, ..Default::default() };
         let n = expected(&params, &logits, &[]).iter().filter(|p| **p > 0.0).count();
         assert!(candidates.len().abs_diff(n) <= 1, "p {p}: {} kept, expected {n}", candidates.len());
@@ -162,6 +164,47 @@ fn the_seed_decides() {
     };
     assert_eq!(draw(1), draw(1));
     assert_ne!(draw(1), draw(2));
+}
+
+/// Which tokens are left depends on the temperature, in which order they are weighed does not: 1 and 1 + 2^-23 are equal
+/// once they are divided.
+#[test]
+fn the_order_is_that_of_the_logits() {
+    let logits = [0.0, 1.0, 1.0 + f32::EPSILON, -0.0];
+    let mut candidates = Vec::with_capacity(4);
+    let sorted = TopK(0).gather(&logits, &mut candidates);
+    let mut ranking = Ranking::new(&mut candidates, sorted, Temperature(1e30));
+    let mut ids = Vec::new();
+    for n in 1..=4 {
+        let place = ranking.first(|sum| sum > f64::from(n) - 0.5).unwrap();
+        ids.push(ranking.id(place));
+    }
+    assert_eq!(ids, [2, 1, 0, 3]);
+}
+
+/// What a device is given: the numbers that the sampler itself would draw, and only those that were used are gone.
+#[test]
+fn a_device_gets_the_random_numbers_of_the_sampler() {
+    let params =
+        SamplingParams { seed: Some(5), penalty_window: 2, presence_penalty: 1.0, ..Default::default() };
+    let mut sampler = Sampler::new(&params, LOGITS.len()).unwrap();
+    let mut scratch = Scratch::new(LOGITS.len());
+    let sampling = sampler.ahead(&[1, 2, 3], &mut scratch).unwrap();
+    assert_eq!(sampling.penalties.unwrap().recent, [2, 3]);
+    let randoms = sampling.randoms.to_vec();
+    let mut rng = Rng::new(5);
+    assert!(randoms.len() == MOST_AHEAD && randoms.iter().all(|u| *u == rng.uniform()));
+    sampler.took_one();
+    sampler.took_one();
+    assert_eq!(sampler.ahead(&[], &mut scratch).unwrap().randoms[0], randoms[2]);
+    let ahead =
+        |params: SamplingParams| Sampler::new(&params, 9).unwrap().ahead(&[], &mut Scratch::new(9)).is_some();
+    assert!(!ahead(SamplingParams { logprobs: true, ..params.clone() }));
+    assert!(!ahead(SamplingParams { logit_bias: vec![(1, 1.0)], ..params.clone() }));
+    let mut greedy = Sampler::new(&SamplingParams { top_k: 1, ..params }, 9).unwrap();
+    assert_eq!(greedy.ahead(&[], &mut scratch).unwrap().top_k, 1);
+    greedy.took_one();
+    assert_eq!(greedy.rng.next_u64(), Rng::new(5).next_u64(), "greedy needs no random numbers");
 }
 
 #[test]

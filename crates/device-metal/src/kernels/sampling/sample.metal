@@ -1,0 +1,106 @@
+// One token at random of a row of logits, after top-k, top-p and min-p, each of which keeps the best of what is left.
+//
+// What is kept is always a prefix of the order (rank.h), so a stage only says where it ends, and the choice is the token at
+// which the weights, best first, sum to more than a random part of what is kept: chosen = nth(u * mass). The random numbers
+// are the host's, one for each token of the chain.
+//
+// The vocabulary is read two or three times: for the best of each thread; then all that are as good as the 512th of these (or
+// the k-th) go to a list in threadgroup memory: at least as many tokens as were asked for, and seldom twice as many; and,
+// without top-k, for the sum of all. Searches then are in the list wherever the goal lies in it, and over the vocabulary where
+// the distribution is flat (up to 9 passes each).
+//
+// Buffers: 1 step, 2 Sampling, 3 logits (n_vocab), 4 randoms (as many as a chain has) in 2^-64, lower word first, 5 out (1):
+// the token, NO_TOKEN where no logit is a number above -infinity, or one is infinity. Grid: 1 threadgroup of 1024 threads at
+// most, whole SIMD-groups.
+#include <metal_stdlib>
+using namespace metal;
+#include "sampling/arguments.h"
+#include "sampling/rank.h"
+#include "step.h"
+
+// Of so many best tokens the list is sure, where there are twice as many threads.
+#define HEAD 512
+// Tokens that the list has room for; more (only many equals are more) are searched in the vocabulary.
+#define LIST 2048
+
+kernel void sample(
+        device const Step *step [[buffer(1)]],
+        device const Sampling *sampling [[buffer(2)]],
+        device const float *logits [[buffer(3)]],
+        device const uint2 *randoms [[buffer(4)]],
+        device uint *out [[buffer(5)]],
+        uint thread_index [[thread_index_in_threadgroup]],
+        uint n_threads [[threads_per_threadgroup]]) {
+    threadgroup Bins bins;
+    threadgroup uint2 list[LIST];
+    threadgroup atomic_uint best;
+    threadgroup atomic_uint n_good;
+    threadgroup atomic_uint n_bests;
+    threadgroup atomic_uint n_listed;
+    const Lane lane = { thread_index, n_threads };
+    const uint n_vocab = sampling->n_vocab;
+    const uint top_k = sampling->top_k;
+    if (thread_index == 0) {
+        store_word(&best, 0);
+        store_word(&n_good, 0);
+        store_word(&n_bests, 0);
+        store_word(&n_listed, 0);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+
+    // The best of each thread, and of all.
+    uint mine = 0, n_mine = 0;
+    for (uint id = thread_index; id < n_vocab; id += n_threads) {
+        const uint key = key_of(logits[id]);
+        mine = max(mine, key);
+        n_mine += key != 0 ? 1 : 0;
+    }
+    list[thread_index] = uint2(mine, thread_index);
+    if (mine != 0) {
+        atomic_fetch_max_explicit(&best, mine, memory_order_relaxed);
+        atomic_fetch_add_explicit(&n_good, n_mine, memory_order_relaxed);
+        atomic_fetch_add_explicit(&n_bests, 1u, memory_order_relaxed);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    const Scale scale = { logit_of(max(load_word(&best), 1u)), sampling->temperature };
+    if (load_word(&best) == 0 || isinf(scale.best)) {
+        if (thread_index == 0) out[0] = NO_TOKEN;
+        return;
+    }
+
+    // As many threads have one as good as `bound` as tokens are wanted.
+    const uint most = min(uint(HEAD), n_threads / 2);
+    const uint wanted = top_k == 0 ? most : min(top_k, most);
+    const Tokens bests = { logits, list, n_threads, true };
+    const uint bound = load_word(&n_bests) < wanted ? 1 : nth(bests, wanted, true, scale, &bins, lane).x;
+    for (uint id = thread_index; id < n_vocab; id += n_threads) {
+        const uint key = key_of(logits[id]);
+        if (key < bound) continue;
+        const uint place = atomic_fetch_add_explicit(&n_listed, 1u, memory_order_relaxed);
+        if (place < LIST) list[place] = uint2(key, id);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    const uint n_list = load_word(&n_listed) <= LIST ? load_word(&n_listed) : 0;
+    const Tokens all = { logits, list, n_vocab, false };
+    const Tokens head = { logits, list, n_list, true };
+
+    // Down to `last`, which is in the list or not.
+    uint2 last = uint2(0, 0xffffffffu);
+    bool in_list = n_list == load_word(&n_good);
+    if (top_k != 0 && top_k < load_word(&n_good)) {
+        in_list = top_k <= n_list;
+        last = nth(in_list ? head : all, top_k, true, scale, &bins, lane);
+    }
+    const ulong head_mass = mass_of(head, uint2(0, 0xffffffffu), -INFINITY, scale, &bins, lane);
+    if (sampling->nucleus != 0) {
+        const ulong mass = mass_of(in_list ? head : all, last, -INFINITY, scale, &bins, lane);
+        const ulong goal = max(part_of(mass, ulong(sampling->nucleus) << 32), ulong(1));
+        in_list = goal <= head_mass;
+        last = nth(in_list ? head : all, goal, false, scale, &bins, lane);
+    }
+    const ulong mass = mass_of(in_list ? head : all, last, sampling->floor, scale, &bins, lane);
+    const uint2 random = randoms[step->n_chained];
+    const ulong goal = part_of(mass, (ulong(random.y) << 32) | random.x) + 1;
+    const uint2 chosen = nth(goal <= head_mass ? head : all, goal, false, scale, &bins, lane);
+    if (thread_index == 0) out[0] = chosen.y;
+}
