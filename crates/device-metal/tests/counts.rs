@@ -2,9 +2,7 @@
 //! layer for many rows. Counted where they are encoded.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::NullGpu;
+use crate::common::NullGpu;
 use device::testing::{AttentionOptions, PlanBuilder, Sequences, limits};
 use device::{Activation, Device, KvLayer, KvType, Limits, Plan, RopeStyle, ValueId, Want, fusion};
 use formats::BlockType;
