@@ -1,4 +1,5 @@
 //! A hub on this machine for the tests: answers from memory, notes every request, and ends by itself.
+#![allow(clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{BufRead, BufReader, Read, Write};
