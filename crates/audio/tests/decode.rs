@@ -1,9 +1,7 @@
 //! Every container, sample type, rate and channel count against the signal they were made from.
 
-mod common;
-
+use crate::common::{Sample, correlation, expected, fixture, tones, wav};
 use audio::{AudioStream, BLOCK_SAMPLES, Error, decode, decode_bytes, decode_reader};
-use common::{Sample, correlation, expected, fixture, tones, wav};
 
 #[test]
 fn compressed_files_give_the_signal() {

@@ -1,10 +1,8 @@
 //! Broken, cut and invented files give an error or a part, quickly, and never a panic.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
+use crate::common::{Random, Sample, correlation, expected, fixture, tones, wav, wav_header};
 use audio::{Audio, Error, Result, decode_bytes};
-use common::{Random, Sample, correlation, expected, fixture, tones, wav, wav_header};
 
 const FILES: [&str; 4] = ["tones.mp3", "tones_8k.mp3", "tones.flac", "tones.ogg"];
 

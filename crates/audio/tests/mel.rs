@@ -1,10 +1,8 @@
 //! The spectrogram against openai-whisper's formula in float64 (`fixtures/audio/make_audio.py`).
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
+use crate::common::{expected, fixture};
 use audio::{MelSpectrogram, MelStream, Tail, WINDOW_FRAMES, WINDOW_SAMPLES, decode};
-use common::{expected, fixture};
 
 /// f32 has a part in 10^7 of a frame's loudest frequency as noise in each; 80 dB below it, where the scale is cut
 /// off, that is a part in 10^3 of the power, or 1e-4 here: log10(1.001) / 4.

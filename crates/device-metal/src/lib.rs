@@ -18,6 +18,8 @@
 #[allow(missing_docs)]
 mod arguments;
 mod compile;
+#[cfg(target_os = "macos")]
+mod cores;
 mod device_impl;
 pub mod gpu;
 pub mod kernels;

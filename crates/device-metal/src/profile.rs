@@ -100,8 +100,8 @@ impl Profile {
     }
 }
 
-/// GPU cores of the largest configuration of a chip of this name, as published; 0: an unknown chip. Metal does not say how
-/// many there are.
+/// GPU cores of the largest configuration of a chip of this name, as published; 0: an unknown chip. What the system itself says
+/// of its GPU comes first (`cores.rs`).
 pub fn cores_of(name: &str) -> usize {
     const CORES: [(&str, usize); 17] = [
         ("M1 Ultra", 64),

@@ -2,9 +2,7 @@
 //! the sequence, 12 a layer for many rows. Counted where they are encoded.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::NullGpu;
+use crate::common::NullGpu;
 use device::testing::{AttentionOptions, PlanBuilder, Sequences, limits, one_sequence};
 use device::{
     Activation, Device, KvLayer, KvType, Limits, Penalties, Plan, RopeStyle, Sampling, ValueId, Want, fusion,

@@ -2,13 +2,11 @@
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used)]
 
-mod launch;
-
+use crate::launch::{Launch, Sanitizer, step};
 use device::testing::Rng;
 use device::{KvType, PAGE_NONE};
 use formats::BlockType;
 use formats::codec::{dequantize_row, quantize_row};
-use launch::{Launch, Sanitizer, step};
 
 // Function constants, as attention/constants.h numbers them.
 const HEAD_DIM: u16 = 32;

@@ -3,12 +3,10 @@
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used)]
 
-mod launch;
-
+use crate::launch::{Launch, Sanitizer, compile_strict, step};
 use device::testing::{Rng, stored};
 use device::{Activation, Weight};
 use formats::{Affine, BlockType, ScaleType};
-use launch::{Launch, Sanitizer, compile_strict, step};
 
 // Function constants, as linear/constants.h numbers them.
 const NORM: u16 = 0;

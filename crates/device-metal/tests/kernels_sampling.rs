@@ -2,11 +2,9 @@
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used)]
 
-mod launch;
-
+use crate::launch::{Launch, Sanitizer, compile_strict};
 use device::testing::Rng;
 use engine::sampling::{Sampler, SamplingParams, Scratch};
-use launch::{Launch, Sanitizer, compile_strict};
 
 const SAMPLE: &str = "sampling/sample.metal";
 const PENALTIES: &str = "sampling/penalties.metal";

@@ -1,11 +1,9 @@
 //! The engine on the CPU device: what it may change (rounding) and what it may not.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{FAMILIES, all_logits, expected, greedy, model, options};
+use crate::common::{FAMILIES, all_logits, expected, greedy, model, options};
 use device::{Device, KvType, Numerics};
 use device_cpu::{CpuDevice, Options};
 use ingle_engine::*;

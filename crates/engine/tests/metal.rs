@@ -2,11 +2,9 @@
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{greedy, model, options};
+use crate::common::{greedy, model, options};
 use device::{Device, KvType};
 use device_metal::MetalDevice;
 use device_metal::gpu::emulated::{EmulatedGpu, Options};

@@ -1,11 +1,9 @@
 //! What the engine asks of a device, as the null device records it.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{greedy, model, options};
+use crate::common::{greedy, model, options};
 use device::Device;
 use device::null::{self, Event as Asked, NullDevice};
 use ingle_engine::*;

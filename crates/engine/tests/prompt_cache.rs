@@ -2,12 +2,10 @@
 //! should be.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use common::*;
+use crate::common::*;
 use device::interpreter::Reference;
 use device::{Device, KvType, Numerics};
 use ingle_engine::*;

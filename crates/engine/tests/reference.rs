@@ -2,11 +2,10 @@
 //! that the engine does between the prompt and the logits must change nothing at all.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
+use crate::common;
 use std::sync::Arc;
 
-use common::{FAMILIES, all_logits, expected, greedy, options};
+use crate::common::{FAMILIES, all_logits, expected, greedy, options};
 use device::{Device, Numerics};
 use ingle_engine::*;
 

@@ -1,12 +1,10 @@
 //! Sequences through steps: batching, chunks, prefix reuse, eviction, windows, overflow, cancelling.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use common::*;
+use crate::common::*;
 use device::{Device, KvType, Memory};
 use ingle_engine::*;
 use proptest::prelude::*;

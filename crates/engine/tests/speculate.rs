@@ -1,13 +1,11 @@
 //! Guesses, good, bad and in between, change how fast an answer comes and nothing else.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use common::*;
+use crate::common::*;
 use device::interpreter::Reference;
 use device::{Device, Numerics};
 use ingle_engine::*;

@@ -1,11 +1,9 @@
 //! Transcription with a tiny model of random weights: what it writes means nothing, and must be what the model says.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{fixture, tokenizer};
+use crate::common::{fixture, tokenizer};
 use device::interpreter::Reference;
 use device::{Device, KvType, Limits, Numerics, Span, Step, Want};
 use formats::{Access, Value};

@@ -1,11 +1,9 @@
 //! Tokens to text and back through the engine: streaming, stop strings, ends, conversations.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::sync::Arc;
 
-use common::*;
+use crate::common::*;
 use device::Device;
 use ingle_engine::*;
 use serde_json::json;

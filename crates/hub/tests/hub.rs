@@ -2,12 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
-mod stand_in;
-
 use std::fs;
 
+use crate::stand_in;
+use crate::stand_in::{Course, Hub, REPO, Reply, Server, bytes, cache, commit, options, sha256};
 use ingle_hub::{Cache, Catalog, Error, ModelRef, Options, Silent, fetch, list, remove};
-use stand_in::{Course, Hub, REPO, Reply, Server, bytes, cache, commit, options, sha256};
 
 fn get(reference: &str, cache: &Cache, options: &Options) -> ingle_hub::Result<std::path::PathBuf> {
     fetch(&ModelRef::parse(reference).unwrap(), cache, options, &mut Silent)

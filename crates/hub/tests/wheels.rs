@@ -2,14 +2,12 @@
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
-mod stand_in;
-
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use crate::stand_in::{Course, bytes, cache, sha256};
 use ingle_hub::{Cache, Catalog, Error, ModelRef, Options, Silent, fetch, list, remove};
-use stand_in::{Course, bytes, cache, sha256};
 use zip::write::SimpleFileOptions;
 
 /// A shelf of wheels, a cache, and a catalog with one model in pieces.

@@ -1,8 +1,7 @@
 //! docs/codecs.md: what each type costs in bits and in error, measured. The test makes the page anew and compares.
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
-mod common;
-
+use crate::common;
 use std::fmt::Write;
 use std::path::Path;
 

@@ -2,12 +2,10 @@
 
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
-mod common;
-
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-use common::{GEMMA3, SMOLLM2, error, fixture, ids, ingle, json, ok};
+use crate::common::{GEMMA3, SMOLLM2, error, fixture, ids, ingle, json, ok};
 
 #[test]
 fn usage_errors_exit_with_2_and_others_with_1() {

@@ -2,11 +2,10 @@
 //! catalog (fetched into the user's cache on first use).
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
-mod common;
-
+use crate::common;
 use std::path::{Path, PathBuf};
 
-use common::{SMOLLM2, error, fixture, ids, ingle, json, ok, top};
+use crate::common::{SMOLLM2, error, fixture, ids, ingle, json, ok, top};
 use tempfile::TempDir;
 
 fn dir() -> TempDir {

@@ -2,11 +2,10 @@
 //! the catalog's sentence model (fetched into the user's cache on first use).
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
-mod common;
-
+use crate::common;
 use std::path::Path;
 
-use common::{error, fixture, ids, ingle, json, ok, top};
+use crate::common::{error, fixture, ids, ingle, json, ok, top};
 use formats::{Access, BlockType, Checkpoint};
 use serde_json::{Value, json};
 use tempfile::TempDir;

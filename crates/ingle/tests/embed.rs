@@ -3,12 +3,10 @@
 
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
-mod common;
-
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-use common::{error, fixture, ingle, json};
+use crate::common::{error, fixture, ingle, json};
 use serde_json::Value;
 
 const MODEL: &str = "minilm:l6";

@@ -4,9 +4,7 @@
 
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
-mod common;
-
-use common::{Answer, GEMMA3, RealModel, SMOLLM2, fixture, ids, json, ok, top};
+use crate::common::{Answer, GEMMA3, RealModel, SMOLLM2, fixture, ids, json, ok, top};
 
 fn tokens_are_equal(model: &RealModel) {
     let path = model.path();

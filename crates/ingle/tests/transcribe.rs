@@ -3,12 +3,10 @@
 
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
-mod common;
-
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-use common::{error, fixture, ingle, json, ok};
+use crate::common::{error, fixture, ingle, json, ok};
 use serde_json::Value;
 
 const TINY: &str = "whisper:tiny.en";

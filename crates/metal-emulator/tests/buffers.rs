@@ -2,8 +2,7 @@
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used, missing_docs, unsafe_code)]
 
-mod common;
-use common::*;
+use crate::common::*;
 use metal_emulator::{Binding, Dispatch};
 use metal_emulator::{Buffer, FaultKind, LaneOrder, RunOptions};
 use std::ptr::NonNull;

@@ -2,8 +2,7 @@
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used, missing_docs)]
 
-mod common;
-use common::*;
+use crate::common::*;
 use metal_emulator::{Binding, Buffer, Dispatch, LaneOrder, Pipeline, RunOptions};
 
 const SOURCE: &str = include_str!("kernels/builtins.metal");

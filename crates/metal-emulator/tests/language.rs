@@ -2,8 +2,7 @@
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used, missing_docs)]
 
-mod common;
-use common::*;
+use crate::common::*;
 use metal_emulator::{
     Binding, Buffer, Constant, Dispatch, Error, FaultKind, LaneOrder, ParameterKind, RunOptions,
 };

@@ -1,11 +1,9 @@
 //! Every fixture as a `.base` file: the same model, the same weights, the same answers.
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
-mod common;
-
 use std::path::Path;
 
-use common::{DENSE, MIXED, Runner, TOLERANCE, check, check_with, json, open};
+use crate::common::{DENSE, MIXED, Runner, TOLERANCE, check, check_with, json, open};
 use device::{Numerics, Plan, Weight};
 use device_cpu::CpuDevice;
 use formats::convert::{self, Options, Target};

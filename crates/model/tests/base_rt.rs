@@ -1,12 +1,8 @@
 //! Files of BaseRT are the models that their sources are.
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
-#[path = "common/base_rt.rs"]
-mod base_rt;
-mod common;
-
-use base_rt::{LLAMA, RECIPES, Recipe, config, file, tensors, written};
-use common::{check, open};
+use crate::common::base_rt::{LLAMA, RECIPES, Recipe, config, file, tensors, written};
+use crate::common::{check, open};
 use model::ModelSpec;
 use serde_json::{Value as Json, json};
 

@@ -1,9 +1,7 @@
 //! Hugging Face checkpoints as older and multimodal ones are written give the same logits.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{check, open};
+use crate::common::{check, open};
 use formats::{Checkpoint, Metadata, Value};
 use model::ModelSpec;
 

@@ -3,9 +3,7 @@
 //! The fixtures' weights are BF16, which the device multiplies in f32, so the interpreter's bound holds for it too.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{DENSE, MIXED, Runner, check_with, open};
+use crate::common::{DENSE, MIXED, Runner, check_with, open};
 use device::Numerics;
 use device_cpu::{CpuDevice, Isa, Options};
 use model::ModelSpec;

@@ -2,13 +2,10 @@
 //! model whose plans hold. The fuzz targets seldom come this far, for a model must be whole first.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-#[path = "common/speech.rs"]
-mod speech;
-
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use common::open;
+use crate::common::open;
+use crate::common::speech;
 use device::testing::Rng;
 use formats::{Array, BlockType, Checkpoint, Metadata, Planes, Value};
 use model::{EmbeddingSpec, ModelSpec, SpeechSpec, from_base};

@@ -2,9 +2,7 @@
 //! and on the CPU device with every instruction set.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{Runner, TOLERANCE, json, open};
+use crate::common::{Runner, TOLERANCE, json, open};
 use device::interpreter::Reference;
 use device::{Device, Numerics, Output, Pooling};
 use device_cpu::{CpuDevice, Isa, Options};

@@ -1,9 +1,8 @@
 //! Every family's plan on the reference interpreter gives the logits that transformers gives.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{DENSE, MIXED, check, open};
+use crate::common;
+use crate::common::{DENSE, MIXED, check, open};
 use model::ModelSpec;
 
 #[test]

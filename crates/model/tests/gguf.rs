@@ -5,11 +5,9 @@
 //! frequencies.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::f64::consts::PI;
 
-use common::{DENSE, check, json, open};
+use crate::common::{DENSE, check, json, open};
 use formats::gguf::{MetaValue, Writer};
 use formats::{Access, BlockType, Checkpoint, Naming, Tensor, codec};
 use model::{ModelSpec, RopeScaling};

@@ -4,11 +4,10 @@
 //! numbers of layers with a window under keys of their own, divisors that keep pairs still.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
+use crate::common;
 use std::path::Path;
 
-use common::{Runner, TOLERANCE, check, json, open};
+use crate::common::{Runner, TOLERANCE, check, json, open};
 use formats::gguf::{MetaValue, Writer};
 use formats::{Access, Array, BlockType, Checkpoint, Map, Metadata, Value, codec, gguf};
 use model::ModelSpec;

@@ -1,9 +1,7 @@
 //! Every fixture exported under GGUF's names, written to a file and read again, gives the same answers.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{DENSE, MIXED, Runner, TOLERANCE, check, json, open};
+use crate::common::{DENSE, MIXED, Runner, TOLERANCE, check, json, open};
 use formats::convert::{self, Options, Plan, Source, Target};
 use formats::{Access, Array, BlockType, Checkpoint, Metadata, Naming, Value};
 use model::{EmbeddingSpec, GgufExport, ModelSpec, to_gguf};

@@ -1,8 +1,7 @@
 //! Every number and tensor that does not fit is refused with its name, what was found, and what was expected.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
+use crate::common;
 use formats::{Array, Bytes, Checkpoint, Metadata, Value};
 use model::ModelSpec;
 

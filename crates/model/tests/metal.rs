@@ -6,16 +6,12 @@
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used)]
 
-mod common;
-#[path = "common/speech.rs"]
-mod speech;
-
-use common::{DENSE, MIXED, Runner, TOLERANCE, check_with, json, open};
+use crate::common::speech::{NAME, agrees_with_fixture, worst};
+use crate::common::{DENSE, MIXED, Runner, TOLERANCE, check_with, json, open};
 use device::Numerics;
 use device_metal::MetalDevice;
 use device_metal::gpu::emulated::{EmulatedGpu, Options};
 use model::ModelSpec;
-use speech::{NAME, agrees_with_fixture, worst};
 
 fn device() -> MetalDevice<EmulatedGpu> {
     MetalDevice::new(

@@ -5,11 +5,9 @@
 //! become integers with BF16 scales and offsets, all others stay as they are.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::path::Path;
 
-use common::{Runner, json, open};
+use crate::common::{Runner, json, open};
 use device::{Device, Numerics};
 use device_cpu::{CpuDevice, Isa, Options};
 use formats::codec::affine;

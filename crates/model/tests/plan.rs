@@ -1,8 +1,7 @@
 //! The plan's shape: Ops in the order that fusion looks for, weights as views of the file, one weight for a tied head.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
+use crate::common;
 use device::{Op, OpKind, Plan};
 use model::ModelSpec;
 

@@ -1,8 +1,7 @@
 //! Rotation frequencies of every kind of scaling against the reference's own functions.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
+use crate::common;
 use formats::{Array, Checkpoint, Metadata, Naming, Value};
 use model::RopeSpec;
 

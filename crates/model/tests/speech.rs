@@ -2,19 +2,17 @@
 //! whoever wrote the file.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-#[path = "common/speech.rs"]
-mod speech;
-
 use std::path::Path;
 
-use common::{TOLERANCE, open};
+use crate::common::speech::{
+    N_HEADS, N_LAYERS, NAME, Speech, as_ctranslate2, as_whisper_cpp, expected, shifted, worst,
+};
+use crate::common::{TOLERANCE, open};
 use device::interpreter::Reference;
 use device::{Numerics, OpKind, Output, Plan};
 use formats::convert::{self, Options, Target};
 use formats::{Access, BlockType, Checkpoint, Naming};
 use model::{ModelSpec, SpeechPlans, SpeechSpec};
-use speech::{N_HEADS, N_LAYERS, NAME, Speech, as_ctranslate2, as_whisper_cpp, expected, shifted, worst};
 
 /// Every head of every layer.
 fn all_heads() -> Vec<(usize, usize)> {

@@ -3,15 +3,11 @@
 //! The fixture's weights are BF16, which the device multiplies in f32, so the interpreter's bound holds for it too.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-#[path = "common/speech.rs"]
-mod speech;
-
-use common::open;
+use crate::common::open;
+use crate::common::speech::{NAME, agrees_with_fixture, as_whisper_cpp, shifted};
 use device::Numerics;
 use device_cpu::{CpuDevice, Isa, Options};
 use formats::{BlockType, Checkpoint};
-use speech::{NAME, agrees_with_fixture, as_whisper_cpp, shifted};
 
 fn agrees(isa: Isa, threads: usize, numerics: Numerics, checkpoint: &Checkpoint) {
     let device = CpuDevice::new(Options { isa: Some(isa), threads: Some(threads) }).unwrap();

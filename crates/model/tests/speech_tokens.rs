@@ -1,14 +1,10 @@
 //! Tokens with a meaning and heads that follow the speech, from whichever file says them; and speech models that are refused.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-#[path = "common/speech.rs"]
-mod speech;
-
-use common::open;
+use crate::common::open;
+use crate::common::speech::{NAME, as_ctranslate2, as_whisper_cpp};
 use formats::{Array, BlockType, Bytes, Checkpoint, Metadata, Planes, Value};
 use model::{ModelSpec, SpeechSpec, SpeechTokens};
-use speech::{NAME, as_ctranslate2, as_whisper_cpp};
 
 fn int(value: i128) -> Value {
     Value::Int(value)

@@ -1,5 +1,5 @@
 //! What the tests share: the fixtures, the signal they hold, and a writer of WAV files.
-#![allow(dead_code)] // Each test binary uses a part.
+#![allow(dead_code, clippy::unwrap_used)] // Each test binary uses a part.
 
 use std::f64::consts::TAU;
 use std::path::PathBuf;

@@ -186,7 +186,7 @@ impl AppleGpu {
         let Some((family, _)) = family else { return Err(unsupported(format!("the GPU {name}"))) };
         let queue = device.newCommandQueue().ok_or_else(|| failed("no command queue".to_owned()))?;
         let facts = Facts {
-            n_cores: crate::profile::cores_of(&name),
+            n_cores: crate::cores::registered().unwrap_or_else(|| crate::profile::cores_of(&name)),
             family,
             max_buffer_bytes: device.maxBufferLength() as u64,
             // The unit of memory maps on Apple Silicon.

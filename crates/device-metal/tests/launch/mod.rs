@@ -8,6 +8,7 @@ use metal_emulator::{
     RunOptions,
 };
 use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// One dispatch, with everything that a host binds.
 #[derive(Clone, Debug, Default)]
@@ -117,7 +118,7 @@ impl Launch {
 
     /// Run the file's own kernel under a sanitizer.
     pub fn sanitize_file(&self, sanitizer: Sanitizer) -> Outcome {
-        self.run_own(Way::Sanitized(sanitizer), &source(self.file))
+        self.run_own(Way::Sanitized(sanitizer), source(self.file))
     }
 
     fn run_own(&self, way: Way, source: &str) -> Outcome {
@@ -180,25 +181,31 @@ enum Way {
     Sanitized(Sanitizer),
 }
 
-fn compiler(way: Way) -> Compiler {
-    // Shared by all tests of the crate, the emulated device's as well, and kept for the next run.
+/// The compiler, one for all tests of a process: to find clang takes longer than a launch. Its cache is the device's own, so
+/// that a file is compiled once for all tests of all crates, and kept for the next run.
+fn compiler(way: Way) -> Arc<Compiler> {
+    static COMPILERS: Mutex<Vec<(Way, Arc<Compiler>)>> = Mutex::new(Vec::new());
+    let mut compilers = COMPILERS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, compiler)) = compilers.iter().find(|(other, _)| *other == way) {
+        return compiler.clone();
+    }
     let mut options = Options::new(concat!(env!("CARGO_TARGET_TMPDIR"), "/shaders"));
     options.counting = way == Way::Counting;
     if let Way::Sanitized(sanitizer) = way {
         options.sanitizer = sanitizer;
     }
-    Compiler::new(options).unwrap()
+    let compiler = Arc::new(Compiler::new(options).unwrap());
+    compilers.push((way, compiler.clone()));
+    compiler
 }
 
-fn source(file: &'static str) -> String {
-    let source = Kernel::of(file).source();
-    source.unwrap_or_else(|| panic!("{file} is not among the kernels"))
+fn source(file: &'static str) -> &'static str {
+    Kernel::of(file).text().unwrap_or_else(|| panic!("{file} is not among the kernels"))
 }
 
 /// Compiled as the device compiles it, so that both find what the other compiled.
 fn library(file: &'static str, way: Way) -> Library {
-    let text = Kernel::of(file).text().unwrap_or_else(|| panic!("{file} is not among the kernels"));
-    match compiler(way).compile(file, text, HEADERS) {
+    match compiler(way).compile(file, source(file), HEADERS) {
         Ok(library) => library,
         Err(error) => panic!("{file}: {error}"),
     }
@@ -206,7 +213,7 @@ fn library(file: &'static str, way: Way) -> Library {
 
 /// Check a file with real address spaces.
 pub fn compile_strict(file: &'static str) {
-    if let Err(error) = compiler(Way::Checked).check_strict(file, &source(file), &[]) {
+    if let Err(error) = compiler(Way::Checked).check_strict(file, source(file), HEADERS) {
         panic!("{file}: {error}");
     }
 }

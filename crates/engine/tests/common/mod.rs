@@ -3,7 +3,7 @@
 //! Its KV pages hold the tokens themselves. The "logits" of a row are made from a hash of all tokens that the row sees,
 //! found through the page tables as a real device would. So a wrong page, a lost position, a shared page that was
 //! written or a token at a wrong place changes the answer, and [`next_token`] says what the answer should have been.
-#![allow(dead_code)]
+#![allow(dead_code, clippy::unwrap_used)]
 
 use std::path::PathBuf;
 use std::sync::Arc;

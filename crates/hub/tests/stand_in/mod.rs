@@ -1,5 +1,5 @@
 //! A hub on this machine for the tests: answers from memory, notes every request, and ends by itself.
-#![allow(dead_code, reason = "each test binary uses its own part")]
+#![allow(clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{BufRead, BufReader, Read, Write};

@@ -1,5 +1,5 @@
 //! The real binary, and the two real models of the catalog (fetched into the user's cache on first use).
-#![allow(dead_code, clippy::unwrap_used)]
+#![allow(clippy::unwrap_used)]
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -79,7 +79,19 @@ pub fn ingle(args: &[&str]) -> Output {
 /// What it printed, if it succeeded.
 #[track_caller]
 pub fn ok(args: &[&str]) -> String {
-    let out = ingle(args);
+    printed(args, ingle(args))
+}
+
+/// What it printed with `--device metal-emulated`, if it succeeded. Compiled shaders are where the tests of all crates have them.
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+#[track_caller]
+pub fn emulated(args: &[&str]) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ingle"));
+    printed(args, command.args(args).env("INGLE_CACHE", env!("CARGO_TARGET_TMPDIR")).output().unwrap())
+}
+
+#[track_caller]
+fn printed(args: &[&str], out: Output) -> String {
     assert!(out.status.success(), "ingle {args:?}: {}\n{}", out.status, String::from_utf8_lossy(&out.stderr));
     String::from_utf8(out.stdout).unwrap()
 }

@@ -1,5 +1,5 @@
 //! Files as BaseRT writes them, made from the fixtures: its names, its config, GGUF's order of rows and norms.
-#![allow(dead_code, clippy::unwrap_used)] // Each test binary uses its part.
+#![allow(clippy::unwrap_used)]
 
 use std::path::Path;
 

@@ -1,5 +1,8 @@
 //! What the tests of this crate share: fixtures, and running a plan on the reference interpreter.
-#![allow(dead_code, clippy::unwrap_used)] // Each test binary uses its part.
+#![allow(clippy::unwrap_used)]
+
+pub mod base_rt;
+pub mod speech;
 
 use std::path::PathBuf;
 

@@ -1,5 +1,5 @@
 //! The speech fixture: what transformers answers, a runner of its three plans, and the fixture as other programs write it.
-#![allow(dead_code, clippy::unwrap_used)] // Each test binary uses its part.
+#![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
 use std::path::Path;

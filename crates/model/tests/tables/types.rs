@@ -6,8 +6,8 @@ use device::{Device, Numerics};
 use formats::{Affine, BlockType, Bytes, Checkpoint, Naming, Planes, ScaleType, Tensor, codec};
 use model::{FAMILIES, ModelSpec};
 
-use super::common::Runner;
 use super::{cell, devices, markdown, tiny};
+use crate::common::Runner;
 
 /// The plainest family's tiny checkpoint, with columns for the largest blocks.
 fn with_matrices(block: BlockType) -> Checkpoint {
@@ -69,7 +69,7 @@ fn filled(tensor: &Tensor, block: BlockType) -> Tensor {
 /// The blocks of the codec's fixture whose values are small: `u32 n | blocks | values`.
 fn sound_blocks(block: BlockType) -> Vec<u8> {
     let file = format!("../codecs/{}.bin", block.name().to_lowercase());
-    let bytes = std::fs::read(super::common::folder(&file)).unwrap_or_else(|e| panic!("{file}: {e}"));
+    let bytes = std::fs::read(crate::common::folder(&file)).unwrap_or_else(|e| panic!("{file}: {e}"));
     let blocks = bytes[4..].chunks_exact(block.block_bytes());
     let n = u32::from_le_bytes(bytes[..4].try_into().unwrap()) as usize;
     let mut values = vec![0.0; block.block_len()];

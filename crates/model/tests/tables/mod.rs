@@ -1,33 +1,30 @@
 //! README.md says what runs, and this is where it has it from: every family is loaded from every format and takes a step on
 //! every device (one for speech encodes a window and takes steps with each of its plans), every storage type is multiplied on
-//! every device, and the tables in README.md are compared with what came of it. `INGLE_WRITE_TABLES=1 cargo test -p ingle-model --test tables` writes them anew.
+//! every device, and the tables in README.md are compared with what came of it. `INGLE_WRITE_TABLES=1 cargo test -p ingle-model --test main tables` writes them anew.
 //!
 //! A cell says that a model loads and gives numbers, not that they are the right ones: for that there are the fixtures, with
 //! the answers of others.
 #![allow(clippy::unwrap_used)]
 
-#[path = "../common/base_rt.rs"]
-mod base_rt;
-#[path = "../common/mod.rs"]
-mod common;
 mod files;
-#[path = "../common/speech.rs"]
-mod speech;
 mod tiny;
 mod types;
 
+use crate::common;
+use crate::common::base_rt;
+use crate::common::speech;
 use std::fmt::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use common::Runner;
+use crate::common::Runner;
+use crate::common::speech::Speech;
 use device::interpreter::Reference;
 use device::{Device, Numerics};
 use device_cpu::{CpuDevice, Options};
 use formats::{Access, BlockType, Checkpoint, Naming};
 use model::{ArchDescriptor, FAMILIES, ModelSpec};
-use speech::Speech;
 
 /// Every device, in the order of README.md. One thread: workers that wait for one another take long on a busy machine, and
 /// these models are small.
@@ -248,7 +245,7 @@ fn compare(mark: &str, table: &str) {
     assert!(
         found == table,
         "README.md's table \"{mark}\" says\n{found}\nand what runs is\n{table}\nIf that is as it should be: \
-         INGLE_WRITE_TABLES=1 cargo test -p ingle-model --test tables"
+         INGLE_WRITE_TABLES=1 cargo test -p ingle-model --test main tables"
     );
 }
 

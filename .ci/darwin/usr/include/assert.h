@@ -1,0 +1,2 @@
+// As with NDEBUG.
+#define assert(condition) ((void)0)

@@ -1,0 +1,1 @@
+// Included by C code of dependencies, which calls nothing of it.

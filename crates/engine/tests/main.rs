@@ -1,0 +1,14 @@
+//! The tests of this crate are one binary, for each that links everything takes seconds to build. Those that watch their whole
+//! process are binaries of their own.
+
+mod common;
+mod cpu;
+mod embed;
+mod metal;
+mod null;
+mod prompt_cache;
+mod reference;
+mod scheduler;
+mod speculate;
+mod speech;
+mod text;

@@ -1,0 +1,13 @@
+//! The tests of this crate are one binary, for each that links everything takes seconds to build.
+
+mod codecs_table;
+mod commands;
+mod common;
+mod convert;
+mod convert_gguf;
+mod embed;
+mod lazy;
+mod metal;
+mod real_models;
+mod test_files;
+mod transcribe;

@@ -1,0 +1,23 @@
+//! The tests of this crate are one binary, for each that links everything takes seconds to build.
+
+mod base;
+mod base_rt;
+mod common;
+mod config_styles;
+mod cpu;
+mod damaged;
+mod encoder;
+mod fixtures;
+mod gguf;
+mod gguf_experts;
+mod gguf_export;
+mod hostile;
+mod metal;
+mod mlx;
+mod no_family_names;
+mod plan;
+mod rope;
+mod speech;
+mod speech_cpu;
+mod speech_tokens;
+mod tables;
