@@ -1,6 +1,7 @@
 //! GGUF: round trips, split sets, and files that lie.
 #![allow(clippy::unwrap_used)]
 
+use crate::common::{check_tensors, has_parts};
 use std::path::Path;
 
 use formats::gguf::{self, MetaValue, Writer};
@@ -18,19 +19,12 @@ fn refusal(bytes: &[u8]) -> String {
 }
 
 fn check_refusal(bytes: &[u8], parts: &[&str]) {
-    let message = refusal(bytes);
-    for part in parts {
-        assert!(message.contains(part), "{part:?} is not in: {message}");
-    }
+    has_parts(&refusal(bytes), parts);
 }
 
 /// What the reader promises of all that it accepts.
 fn check_promises(checkpoint: &Checkpoint) {
-    for tensor in &checkpoint.tensors {
-        assert!(tensor.shape.iter().all(|&dim| dim > 0));
-        assert!(tensor.n_cols().is_multiple_of(tensor.block.block_len()));
-        assert_eq!(tensor.data.len(), tensor.n_rows() * tensor.row_bytes());
-    }
+    check_tensors(checkpoint);
     for (_, value) in checkpoint.metadata.iter() {
         if let Value::Array(strings @ Array::Str { spans, .. }) = value {
             assert!((0..spans.len()).all(|i| strings.str_bytes(i).is_some()));

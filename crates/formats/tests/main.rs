@@ -2,6 +2,7 @@
 
 mod base;
 mod codecs;
+mod common;
 mod convert;
 mod ctranslate2;
 mod gguf;

@@ -8,6 +8,7 @@ mod published;
 mod signed;
 mod written;
 
+use crate::common::{check_tensors, has_parts};
 use std::io::Cursor;
 use std::path::Path;
 
@@ -26,18 +27,13 @@ fn refusal(bytes: &[u8]) -> String {
 }
 
 fn check_refusal(bytes: &[u8], parts: &[&str]) {
-    let message = refusal(bytes);
-    for part in parts {
-        assert!(message.contains(part), "{part:?} is not in: {message}");
-    }
+    has_parts(&refusal(bytes), parts);
 }
 
 /// What the reader promises of all that it accepts.
 fn check_promises(checkpoint: &Checkpoint) {
+    check_tensors(checkpoint);
     for tensor in &checkpoint.tensors {
-        assert!(tensor.shape.iter().all(|&dim| dim > 0));
-        assert!(tensor.n_cols().is_multiple_of(tensor.block.block_len()));
-        assert_eq!(tensor.data.len(), tensor.n_rows() * tensor.row_bytes());
         assert!(tensor.planes.fit(tensor.block, tensor.n_rows(), tensor.n_cols()), "{}", tensor.name);
     }
 }
