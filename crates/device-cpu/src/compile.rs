@@ -21,6 +21,7 @@ use crate::weights::Interleaved;
 use device::arena::NO_PLACE;
 use device::lower::{HeadChain, Norm, NormAdd, Projection, QkRopeKv, RopeOf, Tail};
 use device::{CommandInfo, KvLayerId, Limits, Numerics, Op, Plan, ValueId, WeightId, WeightPart};
+use formats::BlockType;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::AtomicUsize;
 
@@ -179,12 +180,15 @@ impl Compiler<'_> {
         self.weights.rows(weight, &weight.data, &weight.planes, weight.n_rows())
     }
 
-    /// From how many rows on tiles are used. A tile kernel that adds in another order than the one for a row would make a
-    /// row's result depend on how many share its step.
-    fn gemm_min_rows(&self, kernel: &LinearKernel) -> usize {
+    /// The kernels of a matrix. Where numerics are to be deterministic, no tiles that add in another order than the kernel for
+    /// one row: they would make a row's result depend on how many share its step.
+    fn linear_kernel(&self, block: BlockType, n_cols: usize) -> LinearKernel {
+        let kernel = linear_kernel(block, n_cols, self.isa);
         match self.limits.numerics {
-            Numerics::Deterministic if !kernel.gemm_adds_as_gemv => usize::MAX,
-            _ => kernel.gemm_min_rows,
+            Numerics::Deterministic if !kernel.gemm_adds_as_gemv => {
+                LinearKernel { gemm_min_rows: usize::MAX, ..kernel }
+            }
+            _ => kernel,
         }
     }
 
@@ -286,18 +290,12 @@ impl Compiler<'_> {
         let matrix = |index: usize| {
             let of = p.matrices[index];
             let weight = self.plan.weight(of.weight);
-            let kernel = linear_kernel(weight.block, sizes.cols, self.isa);
             Matrix {
                 weight: self.matrix(of.weight),
                 bias: self.weight_or_null(of.bias),
                 out: self.value(out_of(index)),
                 n_out: weight.n_rows(),
-                gemv: kernel.gemv,
-                gemm_tile: kernel.gemm_tile,
-                gemm_pass: kernel.gemm_pass,
-                few_rows: kernel.few_rows,
-                gemm_min_rows: self.gemm_min_rows(&kernel),
-                activation: kernel.activation,
+                multiply: self.linear_kernel(weight.block, sizes.cols).multiply(),
             }
         };
         let mut matrices = [matrix(0); 3];
@@ -346,7 +344,7 @@ impl Compiler<'_> {
         let rows = self.rows_of(op.x, rows);
         let (weight, k) = (self.plan.weight(op.weight), self.plan.value(op.ids).cols);
         let sizes = ExpertSizes::new(self.plan, op.x, op.ids, op.weight, self.limits, self.layout.n_workers);
-        let kernel = linear_kernel(weight.block, sizes.n_in, self.isa);
+        let kernel = self.linear_kernel(weight.block, sizes.n_in);
         let ids: *const u32 = self.value(op.ids).cast_const().cast();
         let (groups, of_rows, own) = (self.at.groups, self.plan.value(op.x).rows, sizes.own);
         let x = self.value(op.x);
@@ -362,11 +360,7 @@ impl Compiler<'_> {
             n_out: sizes.n_out,
             out: self.value(op.out),
             rows: of_rows,
-            gemv: kernel.gemv,
-            gemm_tile: kernel.gemm_tile,
-            few_rows: kernel.few_rows,
-            gemm_min_rows: self.gemm_min_rows(&kernel),
-            activation: kernel.activation,
+            multiply: kernel.multiply(),
             prepared: if f32 { self.at.f32_rows.cast_const().cast() } else { self.at.q8_rows },
             groups,
             block: if rows == RowsOfStep::One { sizes.piece_rows } else { sizes.row_block },

@@ -72,8 +72,7 @@ impl Unit {
 /// The units of a checked plan, in order.
 pub fn lower(plan: &Plan) -> Vec<Lowered> {
     let mut lowered = Vec::new();
-    for (node, n) in plan.nodes.iter().enumerate() {
-        let escaping = plan.escaping(node);
+    for ((node, n), escaping) in plan.nodes.iter().enumerate().zip(plan.escaping()) {
         let fused = match &n.op {
             Op::Fused { kind, parts } => recognise(plan, *kind, parts, &escaping),
             _ => None,
@@ -190,8 +189,8 @@ mod tests {
         let plan = mini_transformer(1, BlockType::Q4_0);
         let fused = fuse(&plan, fusion::ALL);
         let written: Vec<ValueId> = lower(&fused).iter().flat_map(|l| l.unit.writes()).collect();
-        for node in 0..fused.nodes.len() {
-            assert!(fused.escaping(node).iter().all(|id| written.contains(id)), "node {node}");
+        for (node, escaping) in fused.escaping().iter().enumerate() {
+            assert!(escaping.iter().all(|id| written.contains(id)), "node {node}");
         }
     }
 

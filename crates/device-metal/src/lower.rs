@@ -111,8 +111,7 @@ impl Unit {
 /// The units of a checked plan, in order.
 pub fn lower(plan: &Plan) -> Vec<Lowered> {
     let mut lowered = Vec::new();
-    for (node, n) in plan.nodes.iter().enumerate() {
-        let escaping = plan.escaping(node);
+    for ((node, n), escaping) in plan.nodes.iter().enumerate().zip(plan.escaping()) {
         let fused = match &n.op {
             Op::Fused { kind, parts } => recognise(plan, *kind, parts, &escaping),
             _ => None,
@@ -267,8 +266,8 @@ mod tests {
         for rules in [fusion::ALL, &[fusion::QK_NORM_ROPE_KV_WRITE], &[fusion::NORM_LINEAR]] {
             let fused = fuse(&plan, rules);
             let written: Vec<ValueId> = lower(&fused).iter().flat_map(|l| l.unit.writes()).collect();
-            for node in 0..fused.nodes.len() {
-                assert!(fused.escaping(node).iter().all(|id| written.contains(id)), "node {node}");
+            for (node, escaping) in fused.escaping().iter().enumerate() {
+                assert!(escaping.iter().all(|id| written.contains(id)), "node {node}");
             }
         }
     }

@@ -126,13 +126,12 @@ fn tenants(plan: &Plan, size_of: impl Fn(&Value) -> usize, options: &Options) ->
     let lifetimes = lifetimes(plan);
     let mut tenants: Vec<Tenant> = Vec::new();
     let mut tenant_of: Vec<Option<usize>> = vec![None; plan.values.len()];
-    for (index, node) in plan.nodes.iter().enumerate() {
-        let escaping =
-            if matches!(node.op, Op::Fused { .. }) { plan.escaping(index) } else { node.op.writes() };
+    for ((index, node), escaping) in plan.nodes.iter().enumerate().zip(plan.escaping()) {
         for id in node.op.writes() {
             let value = id.0 as usize;
             let Some(lifetime) = lifetimes[value] else { continue };
-            if !escaping.contains(&id) && !(options.needs_internal)(&node.op, id) {
+            let internal = matches!(node.op, Op::Fused { .. }) && !escaping.contains(&id);
+            if internal && !(options.needs_internal)(&node.op, id) {
                 continue;
             }
             let size = size_of(plan.value(id));

@@ -415,7 +415,7 @@ mod tests {
             // A lone KvWrite stays as it is.
             assert_eq!(kinds(&write).len(), usize::from(n_ops > 2), "{bits:04b}");
             if bits & 0b0101 != 0 && n_ops > 2 {
-                assert_eq!(write.escaping(3), [q], "attention reads q from outside the window");
+                assert_eq!(write.escaping()[3], [q], "attention reads q from outside the window");
             }
         }
     }
@@ -456,10 +456,10 @@ mod tests {
         let y = b.add(a, norm);
         let y = b.add(y, c);
         let plan = fused(&b.finish(y), &[NORM_LINEAR]);
-        assert_eq!(plan.escaping(1), [norm, a, c]);
-        assert_eq!(plan.escaping(0), [x]);
+        assert_eq!(plan.escaping()[1], [norm, a, c]);
+        assert_eq!(plan.escaping()[0], [x]);
         let last = plan.nodes.len() - 1;
-        assert_eq!(plan.escaping(last), [plan.argmax]);
-        assert_eq!(plan.escaping(last - 1), [plan.logits]);
+        assert_eq!(plan.escaping()[last], [plan.argmax]);
+        assert_eq!(plan.escaping()[last - 1], [plan.logits]);
     }
 }

@@ -267,15 +267,19 @@ impl Plan {
         [self.logits, self.argmax].into_iter().chain(self.kept.iter().copied())
     }
 
-    /// Values that a node writes and others need: another node reads them, or they are results. A device must
+    /// By node, the values that it writes and others need: a later node reads them, or they are results. A device must
     /// write these, even of a fused Op whose own parts also read them; what else a fused Op writes may stay in registers.
-    pub fn escaping(&self, node: usize) -> Vec<ValueId> {
-        let mut escaping = self.nodes[node].op.writes();
-        escaping.retain(|id| {
-            let others = self.nodes.iter().enumerate().filter(|(index, _)| *index != node);
-            self.results().any(|result| result == *id)
-                || others.into_iter().any(|(_, n)| n.op.reads().contains(id))
-        });
-        escaping
+    pub fn escaping(&self) -> Vec<Vec<ValueId>> {
+        let mut last_reader = vec![0; self.values.len()];
+        for (index, node) in self.nodes.iter().enumerate() {
+            node.op.reads().iter().for_each(|id| last_reader[id.0 as usize] = index);
+        }
+        self.results().for_each(|id| last_reader[id.0 as usize] = usize::MAX);
+        let of = |(index, node): (usize, &Node)| {
+            let mut escaping = node.op.writes();
+            escaping.retain(|id| last_reader[id.0 as usize] > index);
+            escaping
+        };
+        self.nodes.iter().enumerate().map(of).collect()
     }
 }

@@ -1,6 +1,7 @@
 //! Both models of the catalog against the exact answers of their files.
 //!
-//! These tests run the binary as a person would, and fetch the models (98 MB and 253 MB) on first use.
+//! These tests run the binary as a person would, and fetch the models (98 MB and 253 MB) on first use. Most give it one thread,
+//! since several tests run at a time.
 
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
@@ -26,8 +27,19 @@ fn tokens_are_equal_gemma3() {
 
 fn logits(path: &str, answer: &Answer, n_top: usize, more: &[&str]) -> Vec<Vec<(u32, f64, f64)>> {
     let n_top = n_top.to_string();
-    let mut args =
-        vec!["logits", path, "--prompt", &answer.prompt, "--top", &n_top, "--json", "--ctx", "256"];
+    let mut args = vec![
+        "logits",
+        path,
+        "--prompt",
+        &answer.prompt,
+        "--top",
+        &n_top,
+        "--json",
+        "--ctx",
+        "256",
+        "-t",
+        "1",
+    ];
     args.extend(more);
     let found = json(&args);
     assert_eq!(ids(&found["tokens"]), answer.tokens);
@@ -119,8 +131,20 @@ fn greedy_follows(model: &RealModel) {
     let mut followed = 0;
     for answer in model.answers() {
         let n = answer.greedy.len().to_string();
-        let args =
-            ["complete", &path, "--prompt", &answer.prompt, "--greedy", "-n", &n, "--ctx", "512", "--json"];
+        let args = [
+            "complete",
+            &path,
+            "--prompt",
+            &answer.prompt,
+            "--greedy",
+            "-n",
+            &n,
+            "--ctx",
+            "512",
+            "--json",
+            "-t",
+            "1",
+        ];
         let found = ids(&json(&args)["tokens"]);
         let certain = answer.gap.iter().take_while(|g| **g >= 0.5).count();
         // A token that ends the answer is not among its tokens.
@@ -145,7 +169,7 @@ fn greedy_follows_gemma3() {
 /// number of tokens: about 0.3 % for these 2,000.)
 fn perplexity_is_close(model: &RealModel) {
     let (path, file) = (model.path(), fixture("text/alice.txt"));
-    let found = json(&["perplexity", &path, file.to_str().unwrap(), "--ctx", "1024", "--json"]);
+    let found = json(&["perplexity", &path, file.to_str().unwrap(), "--ctx", "1024", "--json", "-t", "1"]);
     let (exact, found) = (model.exact_perplexity, found["perplexity"].as_f64().unwrap());
     println!(
         "{}: perplexity {found:.4} for {exact:.4} ({:+.3} %)",

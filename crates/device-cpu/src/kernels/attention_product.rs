@@ -492,7 +492,8 @@ pub struct Product {
     pub add: bool,
 }
 
-/// `C = A B` or `C += A B`; every element of C is one chain of fused multiply-adds over k.
+/// `C = A B` or `C += A B`; every element of C is one chain of fused multiply-adds over k. Rows go by in groups: B, which all
+/// of them read, stays in the first cache, and A and C come by once.
 ///
 /// # Safety
 /// The matrices have these shapes; the instruction set is available.
@@ -500,48 +501,46 @@ pub struct Product {
 unsafe fn product<S: Simd>(p: Product, a: *const f32, b: *const f32, c: *mut f32) {
     // SAFETY: the caller's promise.
     unsafe {
-        let mut col = 0;
-        while col < p.cols {
-            let (b, c) = (b.add(col), c.add(col));
-            // Match on the width so that the accumulators are registers.
-            if S::VECTORS == 4 && col + 4 * S::N <= p.cols {
-                columns::<S, 4>(p, a, b, c);
-                col += 4 * S::N;
-            } else if S::VECTORS == 2 && col + 2 * S::N <= p.cols {
-                columns::<S, 2>(p, a, b, c);
-                col += 2 * S::N;
-            } else {
-                columns::<S, 1>(p, a, b, c);
-                col += S::N;
-            }
-        }
-    }
-}
-
-/// `V` vectors of columns of a [`product`].
-///
-/// # Safety
-/// As [`product`].
-#[inline(always)]
-unsafe fn columns<S: Simd, const V: usize>(p: Product, a: *const f32, b: *const f32, c: *mut f32) {
-    // SAFETY: the caller's promise.
-    unsafe {
         let mut row = 0;
         // As many accumulators as registers allow: 12 of AVX2's 16, 16 of AVX-512's 32.
-        while V == 2 && row + 6 <= p.n {
-            tile_of::<S, 6, V>(p, a.add(row * p.lda), b, c.add(row * p.ldc));
+        while S::VECTORS == 2 && row + 6 <= p.n {
+            rows::<S, 6>(p, a.add(row * p.lda), b, c.add(row * p.ldc));
             row += 6;
         }
         while row + 4 <= p.n {
-            tile_of::<S, 4, V>(p, a.add(row * p.lda), b, c.add(row * p.ldc));
+            rows::<S, 4>(p, a.add(row * p.lda), b, c.add(row * p.ldc));
             row += 4;
         }
         let (a, c) = (a.add(row * p.lda), c.add(row * p.ldc));
         match p.n - row {
-            3 => tile_of::<S, 3, V>(p, a, b, c),
-            2 => tile_of::<S, 2, V>(p, a, b, c),
-            1 => tile_of::<S, 1, V>(p, a, b, c),
+            3 => rows::<S, 3>(p, a, b, c),
+            2 => rows::<S, 2>(p, a, b, c),
+            1 => rows::<S, 1>(p, a, b, c),
             _ => {}
+        }
+    }
+}
+
+/// `M` rows of a [`product`].
+///
+/// # Safety
+/// As [`product`].
+#[inline(always)]
+unsafe fn rows<S: Simd, const M: usize>(p: Product, a: *const f32, b: *const f32, c: *mut f32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut col = 0;
+        while S::VECTORS == 4 && col + 4 * S::N <= p.cols {
+            tile_of::<S, M, 4>(p, a, b.add(col), c.add(col));
+            col += 4 * S::N;
+        }
+        while S::VECTORS == 2 && col + 2 * S::N <= p.cols {
+            tile_of::<S, M, 2>(p, a, b.add(col), c.add(col));
+            col += 2 * S::N;
+        }
+        while col < p.cols {
+            tile_of::<S, M, 1>(p, a, b.add(col), c.add(col));
+            col += S::N;
         }
     }
 }

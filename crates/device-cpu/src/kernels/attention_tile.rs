@@ -286,7 +286,7 @@ pub unsafe fn softmax_block<S: Simd>(
             S::store(row.add(at), p);
             sum = S::add(sum, p);
         }
-        let factor = exp_one::<S>(old - new);
+        let factor = exp_difference::<S>(old, new);
         *m = new;
         *l = *l * factor + S::sum(sum);
         factor
@@ -316,6 +316,16 @@ unsafe fn exp_one<S: Simd>(x: f32) -> f32 {
     lanes[0]
 }
 
+/// `e^(x - max)`; most often both are the same.
+///
+/// # Safety
+/// The instruction set is available.
+#[inline(always)]
+unsafe fn exp_difference<S: Simd>(x: f32, max: f32) -> f32 {
+    // SAFETY: the caller's promise.
+    if x == max { 1.0 } else { unsafe { exp_one::<S>(x - max) } }
+}
+
 /// Multiply by a factor.
 ///
 /// # Safety
@@ -343,7 +353,7 @@ pub unsafe fn combine<S: Simd>(total: Partial, chunk: Partial, n: usize, head_di
         for query in 0..n {
             let (m1, m2) = (*total.m.add(query), *chunk.m.add(query));
             let m = m1.max(m2);
-            let (a, b) = (exp_one::<S>(m1 - m), exp_one::<S>(m2 - m));
+            let (a, b) = (exp_difference::<S>(m1, m), exp_difference::<S>(m2, m));
             *total.m.add(query) = m;
             *total.l.add(query) = *total.l.add(query) * a + *chunk.l.add(query) * b;
             let (o, other) = (total.o.add(query * ld), chunk.o.add(query * ld));

@@ -13,8 +13,7 @@
 
 use super::expert_groups::Groups;
 use super::linear::{
-    ActRow, ActRows, ActivationKind, GemmTile, Gemv, Part, TILE_ROWS, WeightRows, q8_row_bytes,
-    quantize_row_q8,
+    ActRow, ActRows, ActivationKind, Multiply, Part, TILE_ROWS, WeightRows, q8_row_bytes, quantize_row_q8,
 };
 use super::round_up;
 use crate::command::Worker;
@@ -47,16 +46,8 @@ pub struct Params {
     pub out: *mut f32,
     /// Which rows.
     pub rows: Rows,
-    /// One activation row.
-    pub gemv: Gemv,
-    /// Many.
-    pub gemm_tile: GemmTile,
-    /// A few, with the bits of `gemv`.
-    pub few_rows: Option<GemmTile>,
-    /// From how many rows on `gemm_tile` is used.
-    pub gemm_min_rows: usize,
-    /// What they read.
-    pub activation: ActivationKind,
+    /// What multiplies them.
+    pub multiply: Multiply,
     /// [`many_rows`]: `(n * k, n_in)`, or `n * k` Q8 rows, in the order of the groups.
     pub prepared: *const u8,
     /// [`many_rows`]: the groups.
@@ -72,9 +63,9 @@ pub fn one_row_scratch_bytes(n_in: usize) -> usize {
     round_up(q8_row_bytes(n_in.next_multiple_of(32)))
 }
 
-/// Bytes of scratch of [`many_rows`]: the products of a tile and what the matrix kernel needs.
+/// Bytes of scratch of [`many_rows`]: the products of a unit's tiles and what the matrix kernel needs.
 pub fn many_rows_scratch_bytes(row_block: usize, gemm_scratch: usize) -> usize {
-    row_block * TILE_ROWS * 4 + round_up(gemm_scratch)
+    TILES_PER_UNIT * row_block * TILE_ROWS * 4 + round_up(gemm_scratch)
 }
 
 /// The schedule for one row.
@@ -94,7 +85,7 @@ pub unsafe fn one_row(p: &Params, worker: &Worker<'_>) {
         // SAFETY: ids are below the number of experts; pieces lie within their matrices; the scratch has room for a Q8 row.
         unsafe {
             let x = p.x.add(input * p.n_in);
-            let row = match p.activation {
+            let row = match p.multiply.activation {
                 ActivationKind::F32 => ActRow(x.cast()),
                 ActivationKind::Q8 => {
                     if quantised.replace(input) != Some(input) {
@@ -105,7 +96,7 @@ pub unsafe fn one_row(p: &Params, worker: &Worker<'_>) {
             };
             let matrix = *p.matrices.add(*p.ids.add(j) as usize);
             let (r0, r1) = (piece * p.block, ((piece + 1) * p.block).min(p.n_out));
-            (p.gemv)(matrix, p.n_in, r0, r1, row, p.out.add(j * p.n_out + r0));
+            (p.multiply.gemv)(matrix, p.n_in, r0, r1, row, p.out.add(j * p.n_out + r0));
         }
     }
 }
@@ -117,7 +108,7 @@ pub unsafe fn one_row(p: &Params, worker: &Worker<'_>) {
 pub unsafe fn many_rows(p: &Params, worker: &Worker<'_>) {
     let n_tiles = p.n_out.div_ceil(TILE_ROWS);
     let n_units = n_tiles.div_ceil(TILES_PER_UNIT);
-    let stride = match p.activation {
+    let stride = match p.multiply.activation {
         ActivationKind::F32 => p.n_in * 4,
         ActivationKind::Q8 => q8_row_bytes(p.n_in),
     };
@@ -129,31 +120,26 @@ pub unsafe fn many_rows(p: &Params, worker: &Worker<'_>) {
         unsafe {
             let places = p.groups.of(expert);
             let matrix = *p.matrices.add(expert);
-            let scratch: *mut u8 = products.add(p.block * TILE_ROWS).cast();
+            let scratch: *mut u8 = products.add(TILES_PER_UNIT * p.block * TILE_ROWS).cast();
+            let tiles = (unit * TILES_PER_UNIT..((unit + 1) * TILES_PER_UNIT).min(n_tiles)).map(|tile| {
+                let r0 = tile * TILE_ROWS;
+                let at = (tile % TILES_PER_UNIT) * p.block * TILE_ROWS;
+                (r0, (p.n_out - r0).min(TILE_ROWS), products.add(at))
+            });
             for start in places.clone().step_by(p.block) {
                 let n = (places.end - start).min(p.block);
                 let xs = ActRows { base: p.prepared.add(start * stride), stride, n };
-                for tile in unit * TILES_PER_UNIT..((unit + 1) * TILES_PER_UNIT).min(n_tiles) {
-                    let r0 = tile * TILE_ROWS;
-                    let n_rows = (p.n_out - r0).min(TILE_ROWS);
-                    let out_of = |i: usize| {
-                        let pair = *p.groups.order.add(start + i) as usize;
-                        p.out.add(pair * p.n_out + r0)
-                    };
-                    let multiply = match p.few_rows {
-                        Some(few_rows) if (2..p.gemm_min_rows).contains(&n) => few_rows,
-                        _ if n < p.gemm_min_rows => {
-                            for i in 0..n {
-                                (p.gemv)(matrix, p.n_in, r0, r0 + n_rows, xs.row(i), out_of(i));
-                            }
-                            continue;
-                        }
-                        _ => p.gemm_tile,
-                    };
-                    let part = Part { r0, n_rows, k: 0, n: p.n_in };
-                    multiply(matrix, p.n_in, part, xs, scratch, products);
+                for k in (0..p.n_in).step_by(p.multiply.gemm_pass) {
+                    for (r0, n_rows, products) in tiles.clone() {
+                        let part = Part { r0, n_rows, k, n: p.n_in - k };
+                        p.multiply.tile(matrix, p.n_in, part, xs, scratch, products);
+                    }
+                }
+                for (r0, n_rows, products) in tiles.clone() {
                     for i in 0..n {
-                        out_of(i).copy_from_nonoverlapping(products.add(i * TILE_ROWS), n_rows);
+                        let pair = *p.groups.order.add(start + i) as usize;
+                        let out = p.out.add(pair * p.n_out + r0);
+                        out.copy_from_nonoverlapping(products.add(i * TILE_ROWS), n_rows);
                     }
                 }
             }

@@ -18,9 +18,7 @@
 use super::activation_rows::{Source, prepare};
 use super::elementwise::{Sum, combine};
 use super::gate::Gated;
-use super::linear::{
-    ActRow, ActRows, ActivationKind, GemmTile, Gemv, Part, TILE_ROWS, WeightRows, q8_row_bytes,
-};
+use super::linear::{ActRow, ActRows, ActivationKind, Multiply, Part, TILE_ROWS, WeightRows, q8_row_bytes};
 use super::round_up;
 use crate::command::{Worker, share_of};
 use crate::simd::math::{GeluErf, GeluTanh, Relu, Sigmoid, Silu};
@@ -44,18 +42,8 @@ pub struct Matrix {
     pub out: *mut f32,
     /// Weight rows.
     pub n_out: usize,
-    /// One activation row.
-    pub gemv: Gemv,
-    /// Many.
-    pub gemm_tile: GemmTile,
-    /// Columns that `gemm_tile` takes at a time.
-    pub gemm_pass: usize,
-    /// A few, with the bits of `gemv`.
-    pub few_rows: Option<GemmTile>,
-    /// From how many rows on `gemm_tile` is used.
-    pub gemm_min_rows: usize,
-    /// What it reads.
-    pub activation: ActivationKind,
+    /// What multiplies it.
+    pub multiply: Multiply,
 }
 
 /// What happens to the products.
@@ -180,7 +168,7 @@ unsafe fn one_row_body<S: Simd>(p: &Params, worker: &Worker<'_>) {
     // A worker without work has no use for the row.
     let mut helped = 0;
     let Some(mut unit) = worker.take_near(n, &mut helped) else { return };
-    let quantised = p.matrices().iter().any(|m| m.activation == ActivationKind::Q8);
+    let quantised = p.matrices().iter().any(|m| m.multiply.activation == ActivationKind::Q8);
     // SAFETY: the scratch has the layout of `one_row_scratch_bytes`; pieces lie within their matrices.
     unsafe {
         let q8 = worker.scratch.add(round_up(cols * 4));
@@ -188,7 +176,7 @@ unsafe fn one_row_body<S: Simd>(p: &Params, worker: &Worker<'_>) {
         let others = products.add(p.block.next_multiple_of(TILE_ROWS));
         let q8_out = if quantised { q8 } else { std::ptr::null_mut() };
         let x = prepare::<S>(&p.source, 0, worker.scratch.cast(), q8_out);
-        let row = |m: &Matrix| match m.activation {
+        let row = |m: &Matrix| match m.multiply.activation {
             ActivationKind::F32 => ActRow(x.cast()),
             ActivationKind::Q8 => ActRow(q8),
         };
@@ -199,10 +187,10 @@ unsafe fn one_row_body<S: Simd>(p: &Params, worker: &Worker<'_>) {
             };
             let m = &p.matrices[index];
             let (r0, r1) = (piece * p.block, ((piece + 1) * p.block).min(m.n_out));
-            (m.gemv)(m.weight, cols, r0, r1, row(m), products);
+            (m.multiply.gemv)(m.weight, cols, r0, r1, row(m), products);
             if matches!(p.epilogue, Epilogue::Gate { .. }) {
                 let up = &p.matrices[1];
-                (up.gemv)(up.weight, cols, r0, r1, row(up), others);
+                (up.multiply.gemv)(up.weight, cols, r0, r1, row(up), others);
             }
             finish::<S>(p, m, 0, r0, r1 - r0, products, others);
             match worker.take_near(n, &mut helped) {
@@ -231,8 +219,16 @@ unsafe fn many_rows_body<S: Simd>(p: &Params, worker: &Worker<'_>) {
         let products: *mut f32 = worker.scratch.cast();
         let others = products.add(TILES_PER_UNIT * p.block * TILE_ROWS);
         let scratch: *mut u8 = others.add(TILES_PER_UNIT * p.block * TILE_ROWS).cast();
+        let cols = p.source.cols;
+        let rows_of = |m: &Matrix, rows: &std::ops::Range<usize>| {
+            let (base, stride) = match m.multiply.activation {
+                ActivationKind::F32 => (p.f32_rows.cast::<u8>(), cols * 4),
+                ActivationKind::Q8 => (p.q8_rows, q8_row_bytes(cols)),
+            };
+            ActRows { base: base.add(rows.start * stride), stride, n: rows.len() }
+        };
         let is_gate = matches!(p.epilogue, Epilogue::Gate { .. });
-        let pass = p.matrices().iter().map(|m| m.gemm_pass).min().unwrap_or(usize::MAX);
+        let pass = p.matrices().iter().map(|m| m.multiply.gemm_pass).min().unwrap_or(usize::MAX);
         // Blocks of equal size, so that the last is not a small rest.
         let n_blocks = n.div_ceil(p.block);
         let block_len = n.div_ceil(n_blocks.max(1));
@@ -250,12 +246,15 @@ unsafe fn many_rows_body<S: Simd>(p: &Params, worker: &Worker<'_>) {
                     (tile - first) * p.block * TILE_ROWS,
                 )
             });
-            for k in (0..p.source.cols).step_by(pass) {
+            for k in (0..cols).step_by(pass) {
                 for (index, r0, n_rows, at) in tiles.clone() {
-                    let part = Part { r0, n_rows, k, n: p.source.cols - k };
-                    multiply_tile(p, &p.matrices[index], part, rows.clone(), scratch, products.add(at));
+                    let part = Part { r0, n_rows, k, n: cols - k };
+                    let multiply = |m: &Matrix, out: *mut f32| {
+                        m.multiply.tile(m.weight, cols, part, rows_of(m, &rows), scratch, out);
+                    };
+                    multiply(&p.matrices[index], products.add(at));
                     if is_gate {
-                        multiply_tile(p, &p.matrices[1], part, rows.clone(), scratch, others.add(at));
+                        multiply(&p.matrices[1], others.add(at));
                     }
                 }
             }
@@ -273,46 +272,6 @@ variants!(
     /// The schedule for many rows.
     many_rows, many_rows_body, Params
 );
-
-/// The products of a tile of weight rows with a block of activation rows, `(rows, 16)`: of the pass that begins at `part.k`, if
-/// one does; of all columns at the first, where there are no passes.
-///
-/// # Safety
-/// As [`GemmTile`].
-#[inline(always)]
-unsafe fn multiply_tile(
-    p: &Params,
-    m: &Matrix,
-    part: Part,
-    rows: std::ops::Range<usize>,
-    scratch: *mut u8,
-    out: *mut f32,
-) {
-    let cols = p.source.cols;
-    let (base, stride) = match m.activation {
-        ActivationKind::F32 => (p.f32_rows.cast::<u8>(), cols * 4),
-        ActivationKind::Q8 => (p.q8_rows, q8_row_bytes(cols)),
-    };
-    // SAFETY: the caller's promise.
-    unsafe {
-        let xs = ActRows { base: base.add(rows.start * stride), stride, n: rows.len() };
-        if xs.n >= m.gemm_min_rows {
-            if part.k.is_multiple_of(m.gemm_pass) {
-                let part = Part { n: part.n.min(m.gemm_pass), ..part };
-                (m.gemm_tile)(m.weight, cols, part, xs, scratch, out);
-            }
-        } else if part.k > 0 {
-            // All columns were done at once.
-        } else if let Some(few_rows) = m.few_rows {
-            few_rows(m.weight, cols, part, xs, scratch, out);
-        } else {
-            for i in 0..xs.n {
-                let out = out.add(i * TILE_ROWS);
-                (m.gemv)(m.weight, cols, part.r0, part.r0 + part.n_rows, xs.row(i), out);
-            }
-        }
-    }
-}
 
 /// Bias and epilogue of `n` neighbouring products of an activation row, from weight row `r0` on.
 ///

@@ -224,7 +224,9 @@ pub(super) unsafe fn interleave<F: Interleaved>(
 /// Add the codes of row `r` to the planes of 32 columns.
 #[inline(always)]
 fn store_planes<F: Interleaved>(codes: &[i8; 32], r: usize, planes: &mut [u8]) {
-    let word = |s: usize| u32::from_le_bytes([0, 1, 2, 3].map(|j| codes[4 * s + j] as u8));
+    let codes = codes.map(|code| code as u8);
+    let word =
+        |s: usize| u32::from_le_bytes([codes[4 * s], codes[4 * s + 1], codes[4 * s + 2], codes[4 * s + 3]]);
     let mut put = |at: usize, word: u32| planes[64 * at + 4 * r..][..4].copy_from_slice(&word.to_le_bytes());
     let low = |width: usize| 0x0101_0101 * ((1u32 << width) - 1);
     if F::BITS == 8 {

@@ -165,6 +165,74 @@ pub struct LinearKernel {
     pub gemm_min_rows: usize,
 }
 
+impl LinearKernel {
+    /// What multiplies.
+    pub fn multiply(&self) -> Multiply {
+        Multiply {
+            activation: self.activation,
+            gemv: self.gemv,
+            gemm_tile: self.gemm_tile,
+            gemm_pass: self.gemm_pass,
+            few_rows: self.few_rows,
+            gemm_min_rows: self.gemm_min_rows,
+        }
+    }
+}
+
+/// What multiplies, of a [`LinearKernel`]: as much of it as a command has room for.
+#[derive(Clone, Copy)]
+pub struct Multiply {
+    /// [`LinearKernel::activation`]
+    pub activation: ActivationKind,
+    /// [`LinearKernel::gemv`]
+    pub gemv: Gemv,
+    /// [`LinearKernel::gemm_pass`]
+    pub gemm_pass: usize,
+    gemm_tile: GemmTile,
+    few_rows: Option<GemmTile>,
+    gemm_min_rows: usize,
+}
+
+impl Multiply {
+    /// The products of a tile with activation rows, `(xs.n, 16)`, by the kernel for so many rows. Who calls it for the parts that
+    /// begin at each multiple of [`Self::gemm_pass`], in order, and end with the row, has all; a kernel that has no passes
+    /// does all at the first. So several tiles can go through the columns together, and the rows stay in the second cache.
+    ///
+    /// # Safety
+    /// As [`GemmTile`], of which the part may begin at any pass of any kernel.
+    #[inline(always)]
+    pub unsafe fn tile(
+        &self,
+        w: WeightRows,
+        n_cols: usize,
+        part: Part,
+        xs: ActRows,
+        scratch: *mut u8,
+        out: *mut f32,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if xs.n >= self.gemm_min_rows {
+                if part.k.is_multiple_of(self.gemm_pass) {
+                    let part = Part { n: part.n.min(self.gemm_pass), ..part };
+                    (self.gemm_tile)(w, n_cols, part, xs, scratch, out);
+                }
+            } else if part.k > 0 {
+                // All columns were done at once.
+            } else if let Some(few_rows) = self.few_rows
+                && xs.n > 1
+            {
+                few_rows(w, n_cols, part, xs, scratch, out);
+            } else {
+                for i in 0..xs.n {
+                    let out = out.add(i * TILE_ROWS);
+                    (self.gemv)(w, n_cols, part.r0, part.r0 + part.n_rows, xs.row(i), out);
+                }
+            }
+        }
+    }
+}
+
 /// Make a tile: from the weight rows as they lie in the file, `n_cols`, `r0`, `n_rows <= TILE_ROWS`, into its bytes, aligned to
 /// 64.
 ///
