@@ -8,7 +8,7 @@
 //! the dispatches one by one, of a model with one layer of each kind.
 //!
 //! A prompt is one chunk of 512 rows. The experts of its tokens are chosen by noise: all as likely, each row by itself. The
-//! largest models take a quarter of an hour each.
+//! largest models take minutes each.
 #![allow(clippy::unwrap_used)]
 
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
