@@ -245,6 +245,22 @@ fn gemm_of_every_type() {
     }
 }
 
+/// Half of a tile's simdgroups have the first half of its rows of x.
+#[test]
+fn simdgroups_without_rows_multiply_nothing() {
+    let mut rng = Rng::new(14);
+    let (n_in, n_out, block) = (96, 70, BlockType::Q4_0);
+    let w = stored(&mut rng, "w", n_out, n_in, block, 0.3);
+    for (bx, n_rows, halves) in [(32, 16, 1), (32, 17, 2), (64, 9, 1), (64, 33, 2), (64, 96, 3)] {
+        let x = normal(&mut rng, n_rows * n_in);
+        let outcome = gemm("linear/q4_0.metal", "q4_0", bx, n_rows, &x, &w).run();
+        check(&format!("{n_rows} rows by {bx}"), &outcome.floats(16), &products(&x, n_in, &w), HALF_BOUND);
+        // Two tiles of the weight, each of 64 rows by bx / 2 of x.
+        let products = halves * 2 * (64 / 8) * (bx / 16) * (n_in / 8);
+        assert_eq!(outcome.counters.simdgroup.matrix_multiplies, products as u64, "{n_rows} rows by {bx}");
+    }
+}
+
 /// Types with one plane less each: blocks, levels, planes.
 fn sample() -> Vec<(&'static str, &'static str, BlockType, usize)> {
     types().into_iter().filter(|t| ["q4_0", "iq4_nl", "affine_4"].contains(&t.1)).collect()

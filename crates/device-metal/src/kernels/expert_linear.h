@@ -143,7 +143,8 @@ kernel void expert_gemm(constant LinearArguments & a [[buffer(0)]],
     // Pairs that are not there are the last one again.
     const uint pair = order[tile.first + min(uint(tid / 4), tile.n_pairs - 1)];
     const uint x_row = EXPERTS_OWN_INPUT ? pair : pair / a.experts_per_row;
-    const GemmSums<32> sums = gemm_products<D, 32>(w_row, x + ulong(x_row) * a.n_in, a.n_in, tile_w, tile_x, tid, sg);
+    const GemmSums<32> sums =
+        gemm_products<D, 32>(w_row, x + ulong(x_row) * a.n_in, a.n_in, tile.n_pairs, tile_w, tile_x, tid, sg);
 
     threadgroup_barrier(mem_flags::mem_threadgroup);
     threadgroup float * strip = (threadgroup float *) tiles + sg * 256;

@@ -131,11 +131,12 @@ impl Builder<'_, '_> {
             (Some(experts), ExpertPlace::Beside) => {
                 let dense = self.network(input, layer)?;
                 let dense = self.norm(dense, TensorRole::PostDenseNorm, self.spec.hidden, "dense norm")?;
+                let input = self.norm(x, TensorRole::ExpertNorm, self.spec.hidden, "expert norm")?;
+                // The router follows its norm at once, so that devices can run both as one.
                 let factor = (self.spec.hidden as f32).sqrt().recip();
                 let scale = self.tensors.scaled(self.spec, TensorRole::RouterScale, self.layer, factor)?;
                 let scale = self.weight(scale);
                 let routed = self.plain_norm(x, Some(scale), self.spec.hidden, "router norm");
-                let input = self.norm(x, TensorRole::ExpertNorm, self.spec.hidden, "expert norm")?;
                 let sparse = self.experts(routed, input, experts)?;
                 let sparse =
                     self.norm(sparse, TensorRole::PostExpertNorm, self.spec.hidden, "experts norm")?;

@@ -17,7 +17,8 @@
 // Operands are halves (saturated at 65504), or floats where a half loses what the file has (F32, BF16, integer rows); sums are
 // floats. Four simdgroups, two by two, make BX / 2 rows of x times 32 rows of W each: 2 or 4 by 4 matrices of 8 x 8. Columns go by 32,
 // the next 32 are loaded and decoded while the matrices of the last are multiplied. Rows of a tile lie 40 operands apart, so
-// that the eight rows of a matrix lie in different banks.
+// that the eight rows of a matrix lie in different banks. Two simdgroups whose rows of x are all behind the last bring their part of
+// the tiles and leave the matrix units to the others: an expert seldom fills its tile.
 //
 // With LINEAR_TENSOR, where the compiler has Metal 4's tensors, the tile is multiplied by linear/tensor.h instead.
 //
@@ -70,13 +71,14 @@ template<class D, short BX> struct TilePart {
     }
 };
 
-// The tile's products: sums of BX / 16 by 4 matrices, rows of x by rows of the weight, of simdgroup (sg / 2, sg % 2).
+// The products of a tile with n_rows rows of x: sums of BX / 16 by 4 matrices, rows of x by rows of the weight, of simdgroup
+// (sg / 2, sg % 2).
 template<short BX> struct GemmSums {
     simdgroup_float8x8 m[BX / 16][4];
 };
 
 template<class D, short BX>
-static inline GemmSums<BX> gemm_products(WeightRow w_row, device const float * x_row, uint n_in,
+static inline GemmSums<BX> gemm_products(WeightRow w_row, device const float * x_row, uint n_in, uint n_rows,
                                          threadgroup typename D::Operand * tile_w, threadgroup typename D::Operand * tile_x,
                                          ushort tid, ushort sg) {
     typedef typename D::Operand T;
@@ -88,11 +90,13 @@ static inline GemmSums<BX> gemm_products(WeightRow w_row, device const float * x
     part.w_row = w_row;
     part.x_row = x_row;
     part.load(0, n_in, tid);
+    const bool has_rows = uint(sg / 2 * (BX / 2)) < n_rows;
     for (uint k = 0; k < n_in; k += 32) {
         threadgroup_barrier(mem_flags::mem_threadgroup);
         part.store(tile_w, tile_x, TILE_STRIDE, tid);
         threadgroup_barrier(mem_flags::mem_threadgroup);
         if (k + 32 < n_in) part.load(k + 32, n_in, tid);
+        if (!has_rows) continue;
         threadgroup const T * from_x = tile_x + sg / 2 * (BX / 2) * TILE_STRIDE;
         threadgroup const T * from_w = tile_w + sg % 2 * 32 * TILE_STRIDE;
         #pragma clang loop unroll(full)
@@ -246,7 +250,7 @@ kernel void linear_gemm(constant LinearArguments & a [[buffer(0)]],
         return;
     }
 #endif
-    const GemmSums<BX> sums = gemm_products<D, BX>(w_row, x_row, a.n_in, tile_w, tile_x, tid, sg);
+    const GemmSums<BX> sums = gemm_products<D, BX>(w_row, x_row, a.n_in, n_rows, tile_w, tile_x, tid, sg);
 
     // Eight rows of x at a time through the tiles' memory, 32 neighbouring columns.
     threadgroup_barrier(mem_flags::mem_threadgroup);

@@ -1,0 +1,198 @@
+//! What a step does, counted by the emulator.
+
+use crate::plan::plan;
+use crate::shapes::{Layers, Shapes};
+use device::testing::limits;
+use device::{Device, KvLayerId, KvType, Limits, OwnedStep, Plan, Span, Want, fusion};
+use ingle_device_metal::MetalDevice;
+use ingle_device_metal::gpu::emulated::{EmulatedGpu, Options, Traced};
+
+/// Bytes a second of an M4 Pro's memory (Apple's figure), and what of it kernels reach.
+const BANDWIDTH: f64 = 273e9 * 0.9;
+
+/// 8x8x8 products a second of an M4 Pro's 20 cores. Each core runs four at a time, and one takes 20.87 cycles: measured on an
+/// M1 with halves (metal-benchmarks, `MATMUL<F16x8x8>`), whose matrix instruction runs on the ALUs as the M4's does. 1.578 GHz is
+/// the highest state that macOS reports of these GPUs. As operations that is 6.2 T a second, of the 8.1 T of the ALUs.
+const PRODUCTS: f64 = 20.0 * 4.0 / 20.87 * 1.578e9;
+
+/// Published seconds of a dispatch that waits for the one before, and of one in a concurrent encoder with grouped barriers.
+const DISPATCH: [f64; 2] = [1.3e-6, 0.5e-6];
+
+/// Multiplications and additions of an 8x8x8 product.
+const PRODUCT_OPS: f64 = 2.0 * 512.0;
+
+/// What dispatches do, added up.
+#[derive(Clone, Copy, Default)]
+pub struct Cost {
+    /// How many.
+    pub dispatches: f64,
+    /// Those with a barrier before them.
+    pub barriers: f64,
+    /// Bytes of device memory that each dispatch reads, once: what memory must deliver to a perfect cache.
+    pub read: f64,
+    /// The same of what it writes.
+    pub written: f64,
+    /// Bytes that it loads, again each time.
+    pub loaded: f64,
+    /// Every weight that is needed once, keys and values once.
+    pub least: f64,
+    /// Bytes read from and written to threadgroup memory.
+    pub threadgroup: f64,
+    /// Shuffles and broadcasts of simdgroups.
+    pub shuffles: f64,
+    /// Reductions of simdgroups.
+    pub reductions: f64,
+    /// 8x8x8 products.
+    pub products: f64,
+    /// Those that the multiplications of the step fill.
+    pub least_products: f64,
+    /// Seconds: of each dispatch the longer of its bytes at [`BANDWIDTH`] and its products at [`PRODUCTS`].
+    pub busy: f64,
+}
+
+impl Cost {
+    fn combine(self, other: Cost, f: impl Fn(f64, f64) -> f64) -> Cost {
+        Cost {
+            dispatches: f(self.dispatches, other.dispatches),
+            barriers: f(self.barriers, other.barriers),
+            read: f(self.read, other.read),
+            written: f(self.written, other.written),
+            loaded: f(self.loaded, other.loaded),
+            least: f(self.least, other.least),
+            threadgroup: f(self.threadgroup, other.threadgroup),
+            shuffles: f(self.shuffles, other.shuffles),
+            reductions: f(self.reductions, other.reductions),
+            products: f(self.products, other.products),
+            least_products: f(self.least_products, other.least_products),
+            busy: f(self.busy, other.busy),
+        }
+    }
+
+    fn of(traced: &Traced) -> Cost {
+        let counters = &traced.counters;
+        let (read, written) = counters.device_bytes();
+        let loaded = counters.buffers.iter().filter(|b| !b.by_value).map(|b| b.read).sum::<u64>();
+        let products = counters.simdgroup.matrix_multiplies as f64;
+        Cost {
+            dispatches: 1.0,
+            barriers: f64::from(u8::from(traced.after_barrier)),
+            read: read as f64,
+            written: written as f64,
+            loaded: loaded as f64,
+            threadgroup: (counters.threadgroup_read + counters.threadgroup_written) as f64,
+            shuffles: counters.simdgroup.shuffles as f64,
+            reductions: counters.simdgroup.reductions as f64,
+            products,
+            busy: ((read + written) as f64 / BANDWIDTH).max(products / PRODUCTS),
+            ..Cost::default()
+        }
+    }
+
+    /// Predicted seconds, if every dispatch waits for the one before as a serial encoder has it, and as a concurrent one does.
+    pub fn seconds(&self) -> [f64; 2] {
+        DISPATCH.map(|seconds| self.busy + self.dispatches * seconds)
+    }
+}
+
+/// Rows of one sequence, the last at a position.
+#[derive(Clone, Copy)]
+pub struct Rows {
+    /// How many.
+    pub n: usize,
+    /// Of the last.
+    pub position: usize,
+}
+
+/// The dispatches of a model with these layers, by their functions, and what the step needs at least.
+pub fn dispatches(s: &Shapes, layers: &[&Layers], rows: Rows) -> (Vec<(String, Cost)>, Cost) {
+    let cache = std::env::temp_dir().join("ingle-cost-table");
+    let options = Options { counting: true, threads: 2, ..Options::new(cache) };
+    let device = MetalDevice::new(EmulatedGpu::new(&options).unwrap());
+    let plan = fusion::fuse(&plan(s, layers), device.fusion());
+    let (n_ctx, page_len) = ((rows.position + 1).next_multiple_of(1024), 64);
+    let limits = Limits {
+        max_rows: rows.n,
+        max_outputs: 1,
+        max_spans: 1,
+        n_ctx,
+        page_len,
+        n_pages: vec![n_ctx / page_len; plan.kv.groups.len()],
+        kv_type: KvType::F16,
+        ..limits(&plan.kv)
+    };
+    let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
+    let n_rows = rows.n as u32;
+    let step = OwnedStep {
+        plan: 0,
+        tokens: (0..n_rows).collect(),
+        input: vec![],
+        spans: vec![Span {
+            slot: 0,
+            first_row: 0,
+            n_rows,
+            first_position: (rows.position + 1 - rows.n) as u32,
+        }],
+        page_tables: plan.kv.groups.iter().flat_map(|_| 0..(n_ctx / page_len) as u32).collect(),
+        pages_per_table: n_ctx / page_len,
+        outputs: vec![n_rows - 1],
+        want: Want::Argmax,
+    };
+    device.gpu().start_trace();
+    program.run(&step.borrow()).unwrap();
+    let trace = device.gpu().take_trace();
+    let least = Cost {
+        least: weight_bytes(&plan, rows.n) + kv_bytes(&plan, &limits, rows.position + 1),
+        least_products: operations(s, layers, &plan, rows) / PRODUCT_OPS,
+        ..Cost::default()
+    };
+    (trace.iter().map(|traced| (traced.function.clone(), Cost::of(traced))).collect(), least)
+}
+
+/// Bytes of weights that the rows need: where there are many, they choose all experts.
+fn weight_bytes(plan: &Plan, n_rows: usize) -> f64 {
+    match n_rows {
+        1 => plan.weight_bytes_per_token() as f64,
+        _ => plan.weights.iter().map(device::Weight::n_bytes).sum::<u64>() as f64,
+    }
+}
+
+/// Bytes of keys and values that are seen.
+fn kv_bytes(plan: &Plan, limits: &Limits, n_positions: usize) -> f64 {
+    let layers = plan.kv.layers.iter().enumerate();
+    layers
+        .map(|(id, layer)| {
+            let seen = n_positions.min(layer.window.unwrap_or(n_positions));
+            plan.kv.layer_page_bytes(KvLayerId(id as u32), limits.kv_type, seen) as f64
+        })
+        .sum()
+}
+
+/// Multiplications and additions of linears and of attention, the head aside, which multiplies a single row.
+fn operations(s: &Shapes, layers: &[&Layers], plan: &Plan, rows: Rows) -> f64 {
+    let head = 2 * s.n_vocab * s.hidden;
+    let linears = (plan.ops_per_token() - head as u64) as f64 * rows.n as f64;
+    let seen = |layer: &&Layers| {
+        let of_row = |i: usize| (rows.position + 2 - rows.n + i).min(layer.window.unwrap_or(usize::MAX));
+        let pairs: usize = (0..rows.n).map(of_row).sum();
+        4.0 * (pairs * s.n_heads * layer.head_dim) as f64
+    };
+    linears + layers.iter().map(seen).sum::<f64>()
+}
+
+fn measure(s: &Shapes, layers: &[&Layers], rows: Rows) -> Cost {
+    let (dispatches, least) = dispatches(s, layers, rows);
+    dispatches.into_iter().fold(least, |sum, (_, cost)| sum.combine(cost, |a, b| a + b))
+}
+
+/// A whole model: what has no layers, and of each kind one, taken as often as the model has it. Beside, the dispatches of a
+/// layer of each kind.
+pub fn whole(s: &Shapes, rows: Rows) -> (Cost, Vec<f64>) {
+    let without = measure(s, &[], rows);
+    let mut of_layer = Vec::new();
+    let sum = s.layers.iter().fold(without, |sum, kind| {
+        let layer = measure(s, &[kind], rows).combine(without, |with, without| with - without);
+        of_layer.push(layer.dispatches);
+        sum.combine(layer, |sum, layer| sum + kind.n as f64 * layer)
+    });
+    (sum, of_layer)
+}

@@ -1,0 +1,142 @@
+//! Shapes of published models, and what others publish of their speed on an M4 Pro.
+
+/// Layers of one kind.
+pub struct Layers {
+    /// How many a model has.
+    pub n: usize,
+    /// KV heads.
+    pub n_kv_heads: usize,
+    /// Columns of a head.
+    pub head_dim: usize,
+    /// Positions that are seen; `None`: all.
+    pub window: Option<usize>,
+    /// Values are the keys before their norm.
+    pub keys_are_values: bool,
+}
+
+/// Layers that see all positions.
+const fn full(n: usize, n_kv_heads: usize, head_dim: usize) -> Layers {
+    Layers { n, n_kv_heads, head_dim, window: None, keys_are_values: false }
+}
+
+/// Experts of a layer.
+pub struct Experts {
+    /// Of a layer.
+    pub n: usize,
+    /// Of a token.
+    pub n_used: usize,
+    /// Width of each.
+    pub ffn: usize,
+}
+
+/// A model's shapes.
+pub struct Shapes {
+    /// As it is published.
+    pub name: &'static str,
+    /// Columns of the residual stream.
+    pub hidden: usize,
+    /// Query heads.
+    pub n_heads: usize,
+    /// The kinds of layers.
+    pub layers: &'static [Layers],
+    /// Width of the dense network; 0: there are experts only.
+    pub ffn: usize,
+    /// Rows of the embedding, which is the head too: for the bytes of a step it is one whether tied or not.
+    pub n_vocab: usize,
+    /// Whether heads of q and k are normalised.
+    pub qk_norm: bool,
+    /// Instead of the dense network, or, where there is one, beside it.
+    pub experts: Option<Experts>,
+    /// Norms behind attention and network, of values, and a factor for each layer; logits are bounded.
+    pub sandwich: bool,
+    /// Tokens a second of decoding: the best of those published, and llama.cpp's.
+    pub decode: &'static str,
+    /// Tokens a second of a prompt of 512, and whose.
+    pub prefill: &'static str,
+}
+
+/// What is published of Apple's chips with 4-bit weights. Decoding: the engines' own tables. Prompts: BaseRT's are its
+/// repository's `benchmarks/results/m4-pro_baseRT.csv`, llama.cpp's its discussion 4167 (20 cores).
+pub const MODELS: [Shapes; 6] = [
+    Shapes {
+        name: "Qwen3-0.6B",
+        hidden: 1024,
+        n_heads: 16,
+        layers: &[full(28, 8, 128)],
+        ffn: 3072,
+        n_vocab: 151_936,
+        qk_norm: true,
+        experts: None,
+        sandwich: false,
+        decode: "464, 297",
+        prefill: "4,833 (BaseRT)",
+    },
+    Shapes {
+        name: "Llama-3.2-1B",
+        hidden: 2048,
+        n_heads: 32,
+        layers: &[full(16, 8, 64)],
+        ffn: 8192,
+        n_vocab: 128_256,
+        qk_norm: false,
+        experts: None,
+        sandwich: false,
+        decode: "295, 230",
+        prefill: "2,594 (BaseRT)",
+    },
+    Shapes {
+        name: "Llama-3.2-3B",
+        hidden: 3072,
+        n_heads: 24,
+        layers: &[full(28, 8, 128)],
+        ffn: 8192,
+        n_vocab: 128_256,
+        qk_norm: false,
+        experts: None,
+        sandwich: false,
+        decode: "119, 102",
+        prefill: "853 (BaseRT, Q8_0)",
+    },
+    Shapes {
+        name: "Llama-2-7B",
+        hidden: 4096,
+        n_heads: 32,
+        layers: &[full(32, 32, 128)],
+        ffn: 11_008,
+        n_vocab: 32_000,
+        qk_norm: false,
+        experts: None,
+        sandwich: false,
+        decode: "-, 51",
+        prefill: "440 (llama.cpp)",
+    },
+    Shapes {
+        name: "Qwen3-30B-A3B",
+        hidden: 2048,
+        n_heads: 32,
+        layers: &[full(48, 4, 128)],
+        ffn: 0,
+        n_vocab: 151_936,
+        qk_norm: true,
+        experts: Some(Experts { n: 128, n_used: 8, ffn: 768 }),
+        sandwich: false,
+        decode: "84, 81",
+        prefill: "",
+    },
+    Shapes {
+        name: "Gemma-4-26B-A4B",
+        hidden: 2816,
+        n_heads: 16,
+        layers: &[
+            Layers { n: 25, n_kv_heads: 8, head_dim: 256, window: Some(1024), keys_are_values: false },
+            Layers { n: 5, n_kv_heads: 2, head_dim: 512, window: None, keys_are_values: true },
+        ],
+        ffn: 2112,
+        n_vocab: 262_144,
+        qk_norm: true,
+        experts: Some(Experts { n: 128, n_used: 8, ffn: 704 }),
+        sandwich: true,
+        decode: "69, 58",
+        prefill: "",
+    },
+];
