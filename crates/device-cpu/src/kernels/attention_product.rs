@@ -123,6 +123,11 @@ loops!(
     #[inline(never)]
     #[target_feature(enable = "avx2,fma,f16c")]
 );
+#[cfg(target_arch = "aarch64")]
+loops!(
+    crate::simd::Neon,
+    #[inline(never)]
+);
 loops!(
     crate::simd::Portable,
     #[inline(never)]
@@ -527,7 +532,7 @@ unsafe fn columns<S: Simd, const V: usize>(p: Product, a: *const f32, b: *const 
     // SAFETY: the caller's promise.
     unsafe {
         let mut row = 0;
-        // As many accumulators as registers allow: 12 of AVX2's 16, 16 of AVX-512's 32.
+        // As many accumulators as registers allow: 12 of AVX2's 16, 16 of the 32 of AVX-512 and NEON.
         while V == 2 && row + 6 <= p.n {
             tile_of::<S, 6, V>(p, a.add(row * p.lda), b, c.add(row * p.ldc));
             row += 6;
