@@ -7,7 +7,7 @@
 use super::activation::{ActRow, ActRows};
 use super::affine::{self, Codes, PART, Scales, decode};
 use super::interleaved::Order;
-use super::interleaved_neon::{Kind, PASS, Panel, all_rows};
+use super::interleaved_neon::{PASS, Panel, all_rows};
 use super::neon::{ByRow, Mull, Multiply, Sdot};
 use super::{Part, TILE_ROWS, WeightRows};
 
@@ -41,14 +41,7 @@ pub(super) unsafe fn gemv_by_sdot<F: Codes>(
 }
 
 /// Codes with an offset for each 32 columns.
-#[derive(Clone, Copy)]
-struct WithOffset;
-
-impl Kind for WithOffset {
-    const GROUP: usize = 32;
-    const HAS_OFFSET: bool = true;
-    const SHIFT: usize = 0;
-}
+type Codes32 = Panel<32, true>;
 
 /// # Safety
 /// As [`super::GemmTile`]; the instructions of `M` are available.
@@ -62,7 +55,7 @@ pub(super) unsafe fn gemm_tile<F: Codes, M: Multiply>(
 ) {
     // SAFETY: passes over columns that the rows have; the scratch is as large as promised.
     unsafe {
-        let panel = Panel::<WithOffset>::new(scratch);
+        let panel = Codes32::new(scratch);
         let end = part.k + part.n;
         for k in (part.k..end).step_by(PASS) {
             let n = PASS.min(end - k);
@@ -76,7 +69,7 @@ pub(super) unsafe fn gemm_tile<F: Codes, M: Multiply>(
 ///
 /// # Safety
 /// The matrix has them; `k` is a multiple of [`PASS`], `n` at most that.
-unsafe fn fill<F: Codes, O: Order>(panel: Panel<WithOffset>, w: WeightRows, part: Part) {
+unsafe fn fill<F: Codes, O: Order>(panel: Codes32, w: WeightRows, part: Part) {
     const { assert!(PASS.is_multiple_of(PART)) };
     let mut groups = Scales::NONE;
     let mut codes = [0i8; PART];

@@ -1,9 +1,10 @@
 //! Interleaved weights on Arm: where codes and scales come from, and what GEMV and GEMM do with them. The products are those of
 //! `neon` and `interleaved_i8mm`.
 //!
-//! Up to [`COLS`] activation rows meet the codes as they are unpacked. Where more follow, [`PASS`] columns are unpacked into a panel
-//! first, signed bytes and f32 scales, which stays in the first cache. Order of accumulation: `interleaved`; one row and many,
-//! and all three ways to multiply, give the same bits.
+//! Up to [`FEW`] activation rows meet the codes as they are unpacked. Where more follow, [`PASS`] columns are unpacked into a panel
+//! first, signed bytes and f32 scales, which stays in the first cache and knows no type any more, only whether groups are of 16
+//! and have an offset: its scales are those of codes at the top of their byte. Order of accumulation: `interleaved`; one row and
+//! many, and all three ways to multiply, give the same bits, for a factor of a power of two is exact wherever it stands.
 //!
 //! Codes around zero are brought to the top of their byte by shifts that also insert (`sri`), one to three instructions for 16;
 //! codes with an offset, to the bottom; numbers of a table are looked up by `tbl`.
@@ -15,7 +16,11 @@ use super::interleaved::{
 use super::neon::{COLS, Multiply, Rows, Source};
 use super::{Part, TILE_ROWS, WeightRows};
 use std::arch::aarch64::*;
+use std::arch::asm;
 use std::marker::PhantomData;
+
+/// Most activation rows that meet codes without a panel.
+const FEW: usize = 3;
 
 /// Columns of a panel; a multiple of 256.
 pub(super) const PASS: usize = 512;
@@ -69,16 +74,34 @@ pub(super) unsafe fn gemm_tile<F: Interleaved, M: Multiply>(
     // SAFETY: passes over columns that the rows have; the scratch is as large as promised.
     unsafe {
         let tile = Tile::new::<F>(w, n_cols, part.r0);
-        if xs.n <= COLS {
+        if xs.n <= FEW {
             let source = Packed::<F>(tile.from::<F>(part.k), PhantomData);
-            return all_rows::<_, M>(source, xs, n_cols, part.k, part.n, out);
+            let x = activations(xs, 0, n_cols, part.k);
+            let rows = Rows { n: part.n, x, stride: xs.stride, first: part.k == 0, out };
+            return match xs.n {
+                0 => {}
+                1 => M::rows::<_, 1>(source, rows),
+                2 => M::rows::<_, 2>(source, rows),
+                _ => M::rows::<_, FEW>(source, rows),
+            };
         }
-        let panel = Panel::<OfType<F>>::new(scratch);
         let end = part.k + part.n;
         for k in (part.k..end).step_by(PASS) {
             let n = PASS.min(end - k);
-            panel.fill(Packed::<F>(tile.from::<F>(k), PhantomData), n);
-            all_rows::<_, M>(panel, xs, n_cols, k, n, out);
+            let source = Packed::<F>(tile.from::<F>(k), PhantomData);
+            macro_rules! by_panel {
+                ($group:literal $has_offset:literal) => {{
+                    let panel = Panel::<$group, $has_offset>::new(scratch);
+                    panel.fill(source, n);
+                    all_rows::<_, M>(panel, xs, n_cols, k, n, out);
+                }};
+            }
+            match (F::GROUP, F::HAS_OFFSET) {
+                (16, false) => by_panel!(16 false),
+                (16, true) => by_panel!(16 true),
+                (_, false) => by_panel!(32 false),
+                (_, true) => by_panel!(32 true),
+            }
         }
     }
 }
@@ -161,6 +184,25 @@ unsafe fn right(v: uint8x16_t, n: usize) -> uint8x16_t {
     }
 }
 
+/// `low` moved `N` bits to the right below the upper `N` bits of `high`. (The intrinsic becomes two masks, a shift and an or.)
+///
+/// # Safety
+/// NEON is the baseline.
+#[inline(always)]
+unsafe fn insert_right<const N: i32>(mut high: uint8x16_t, low: uint8x16_t) -> uint8x16_t {
+    // SAFETY: the instruction is the baseline's and touches registers only.
+    unsafe {
+        asm!(
+            "sri {high:v}.16b, {low:v}.16b, #{n}",
+            high = inout(vreg) high,
+            low = in(vreg) low,
+            n = const N,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    high
+}
+
 /// Four bits of a step at the top of each byte, zeros below.
 ///
 /// # Safety
@@ -214,16 +256,16 @@ impl<F: Interleaved> Source for Packed<F> {
                 }
                 (3, _) => {
                     let low = vandq_u8(two_at_top::<STEP>(two(0)), vdupq_n_u8(0xc0));
-                    vsriq_n_u8::<1>(one_at_top::<STEP>(one(128)), low)
+                    insert_right::<1>(one_at_top::<STEP>(one(128)), low)
                 }
                 (4, true) => four_at_top::<STEP>(four()),
                 (4, false) if STEP % 2 == 0 => vandq_u8(four(), vdupq_n_u8(15)),
                 (4, false) => vshrq_n_u8::<4>(four()),
                 (5, centered) => {
-                    let codes = vsriq_n_u8::<1>(one_at_top::<STEP>(one(256)), four_at_top::<STEP>(four()));
+                    let codes = insert_right::<1>(one_at_top::<STEP>(one(256)), four_at_top::<STEP>(four()));
                     if centered { codes } else { vshrq_n_u8::<3>(codes) }
                 }
-                (6, _) => vsriq_n_u8::<2>(two_at_top::<STEP>(two(256)), four_at_top::<STEP>(four())),
+                (6, _) => insert_right::<2>(two_at_top::<STEP>(two(256)), four_at_top::<STEP>(four())),
                 _ => eight(),
             };
             match F::VALUES {
@@ -292,54 +334,26 @@ impl<F: Interleaved> Source for Packed<F> {
     }
 }
 
-/// What the codes in a panel are.
-pub(super) trait Kind: Copy {
-    /// As [`Source::GROUP`].
-    const GROUP: usize;
-    /// As [`Source::HAS_OFFSET`].
-    const HAS_OFFSET: bool;
-    /// As [`Source::SHIFT`].
-    const SHIFT: usize;
-}
-
-/// Those of an interleaved type.
-struct OfType<F>(PhantomData<F>);
-
-impl<F> Clone for OfType<F> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<F> Copy for OfType<F> {}
-
-impl<F: Interleaved> Kind for OfType<F> {
-    const GROUP: usize = Packed::<F>::GROUP;
-    const HAS_OFFSET: bool = Packed::<F>::HAS_OFFSET;
-    const SHIFT: usize = Packed::<F>::SHIFT;
-}
-
 /// Codes as bytes in the order of their steps, scales and offsets in f32, `[groups][16 rows]`.
 #[derive(Clone, Copy)]
-pub(super) struct Panel<K> {
+pub(super) struct Panel<const GROUP: usize, const HAS_OFFSET: bool> {
     /// `[PASS / 32][8 steps][64]`
     pub codes: *mut i8,
     /// `[PASS / GROUP][16]`
     pub scale: *mut f32,
     /// `[PASS / GROUP][16]`
     pub offset: *mut f32,
-    kind: PhantomData<K>,
 }
 
-impl<K: Kind> Panel<K> {
+impl<const GROUP: usize, const HAS_OFFSET: bool> Panel<GROUP, HAS_OFFSET> {
     /// # Safety
     /// `scratch` has [`scratch_bytes`].
-    pub(super) unsafe fn new(scratch: *mut u8) -> Panel<K> {
+    pub(super) unsafe fn new(scratch: *mut u8) -> Self {
         // SAFETY: the parts add up to `scratch_bytes`.
         unsafe {
             let codes = scratch.add(scratch.align_offset(64));
             let scale: *mut f32 = codes.add(PANEL[0]).cast();
-            Panel { codes: codes.cast(), scale, offset: scale.byte_add(PANEL[1]), kind: PhantomData }
+            Panel { codes: codes.cast(), scale, offset: scale.byte_add(PANEL[1]) }
         }
     }
 
@@ -349,6 +363,8 @@ impl<K: Kind> Panel<K> {
     /// The source has them.
     #[inline(never)]
     unsafe fn fill<S: Source>(self, source: S, n: usize) {
+        debug_assert!(S::GROUP == GROUP && S::HAS_OFFSET == HAS_OFFSET);
+        let factor = 1.0 / (1 << S::SHIFT) as f32;
         // SAFETY: the caller's promise.
         unsafe {
             for b in 0..n / 32 {
@@ -368,7 +384,7 @@ impl<K: Kind> Panel<K> {
                     let (scale, offset) = source.scales(group, half);
                     for i in 0..2 {
                         let at = group * TILE_ROWS + 8 * half + 4 * i;
-                        vst1q_f32(self.scale.add(at), scale[i]);
+                        vst1q_f32(self.scale.add(at), vmulq_n_f32(scale[i], factor));
                         if S::HAS_OFFSET {
                             vst1q_f32(self.offset.add(at), offset[i]);
                         }
@@ -402,10 +418,10 @@ unsafe fn load8_twice(p: *const f32) -> [float32x4_t; 4] {
     }
 }
 
-impl<K: Kind> Source for Panel<K> {
-    const GROUP: usize = K::GROUP;
-    const HAS_OFFSET: bool = K::HAS_OFFSET;
-    const SHIFT: usize = K::SHIFT;
+impl<const GROUP: usize, const HAS_OFFSET: bool> Source for Panel<GROUP, HAS_OFFSET> {
+    const GROUP: usize = GROUP;
+    const HAS_OFFSET: bool = HAS_OFFSET;
+    const SHIFT: usize = 0;
 
     #[inline(always)]
     unsafe fn codes<const STEP: usize>(self, b: usize, register: usize) -> int8x16_t {
@@ -419,7 +435,7 @@ impl<K: Kind> Source for Panel<K> {
         // SAFETY: the caller's promise.
         unsafe {
             let scale = load8(self.scale.add(at));
-            (scale, if K::HAS_OFFSET { load8(self.offset.add(at)) } else { scale })
+            (scale, if HAS_OFFSET { load8(self.offset.add(at)) } else { scale })
         }
     }
 
@@ -429,7 +445,7 @@ impl<K: Kind> Source for Panel<K> {
         // SAFETY: the caller's promise.
         unsafe {
             let scale = load8_twice(self.scale.add(at));
-            (scale, if K::HAS_OFFSET { load8_twice(self.offset.add(at)) } else { scale })
+            (scale, if HAS_OFFSET { load8_twice(self.offset.add(at)) } else { scale })
         }
     }
 
