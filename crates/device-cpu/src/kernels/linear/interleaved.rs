@@ -17,7 +17,7 @@
 //! | 1 | 64 bytes | bit `s` |
 //! | 3, 5, 6 | 2 and 1, 4 and 1, 4 and 2 | both, the second plane's bits on top |
 //!
-//! Where `smmla` multiplies ([`ArmEights`]) a step is eight columns of eight rows instead: steps 0 to 3 are rows 0 to 7, steps 4 to 7
+//! Where `smmla` multiplies (`ArmEights`) a step is eight columns of eight rows instead: steps 0 to 3 are rows 0 to 7, steps 4 to 7
 //! the others, and in a step's 64 bytes stand the eight codes of its first row, of its second, and so on. Planes are the same.
 //! On Arm codes without an offset are stored as signed numbers of their few bits, for a shift to the top of a byte then
 //! makes signed bytes of them at no cost (`interleaved_neon`).
@@ -299,8 +299,10 @@ fn store_planes<F: Interleaved, O: Order>(codes: &[i8; 32], r: usize, planes: &m
         codes.iter().rev().fold(0, |word, &code| word << 8 | u64::from(code as u8))
     };
     let mut put = |at: usize, word: u64| {
-        let bytes = &mut planes[64 * at + at_byte..][..O::COLS];
-        bytes.iter_mut().zip(word.to_le_bytes()).for_each(|(byte, bits)| *byte |= bits);
+        let fours = planes[64 * at + at_byte..][..O::COLS].as_chunks_mut().0;
+        for (bytes, bits) in fours.iter_mut().zip([word as u32, (word >> 32) as u32]) {
+            *bytes = (u32::from_le_bytes(*bytes) | bits).to_le_bytes();
+        }
     };
     let low = |width: usize| 0x0101_0101_0101_0101 * ((1u64 << width) - 1);
     if F::BITS == 8 {
