@@ -11,7 +11,7 @@ pub fn prefetch(p: *const u8) {
     #[cfg(target_arch = "aarch64")]
     // SAFETY: a hint, which never faults, and part of the architecture.
     unsafe {
-        std::arch::asm!("prfm pldl1keep, [{}]", in(reg) p, options(nomem, nostack, preserves_flags));
+        std::arch::asm!("prfm pldl1keep, [{}]", in(reg) p, options(readonly, nostack, preserves_flags));
     }
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let _ = p;

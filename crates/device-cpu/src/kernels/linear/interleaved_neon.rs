@@ -210,7 +210,7 @@ unsafe fn insert_right<const N: i32>(mut high: uint8x16_t, low: uint8x16_t) -> u
 #[inline(always)]
 unsafe fn four_at_top<const STEP: usize>(plane: uint8x16_t) -> uint8x16_t {
     // SAFETY: NEON is the baseline.
-    unsafe { if STEP % 2 == 0 { vshlq_n_u8::<4>(plane) } else { vandq_u8(plane, vdupq_n_u8(0xf0)) } }
+    unsafe { if STEP.is_multiple_of(2) { vshlq_n_u8::<4>(plane) } else { vandq_u8(plane, vdupq_n_u8(0xf0)) } }
 }
 
 /// Two bits of a step at the top of each byte, others of their plane below.
@@ -259,7 +259,7 @@ impl<F: Interleaved> Source for Packed<F> {
                     insert_right::<1>(one_at_top::<STEP>(one(128)), low)
                 }
                 (4, true) => four_at_top::<STEP>(four()),
-                (4, false) if STEP % 2 == 0 => vandq_u8(four(), vdupq_n_u8(15)),
+                (4, false) if STEP.is_multiple_of(2) => vandq_u8(four(), vdupq_n_u8(15)),
                 (4, false) => vshrq_n_u8::<4>(four()),
                 (5, centered) => {
                     let codes = insert_right::<1>(one_at_top::<STEP>(one(256)), four_at_top::<STEP>(four()));
