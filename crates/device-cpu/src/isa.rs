@@ -12,6 +12,10 @@ pub enum Isa {
     Scalar,
     /// 128-bit vectors of every 64-bit Arm.
     Neon,
+    /// NEON with `sdot`, four products of bytes a lane (Apple M1, Cortex-A76, Neoverse N1 on).
+    Dotprod,
+    /// NEON with `sdot` and `smmla`, products of 2 by 8 bytes with 8 by 2 (Apple M2, Cortex-X2, Neoverse V1 on).
+    I8mm,
     /// 256-bit vectors: AVX2, FMA and F16C (Haswell and Zen 1 on).
     Avx2,
     /// 512-bit vectors: AVX-512 F, BW, VL, DQ and VNNI (Cascade Lake, Ice Lake and Zen 4 on).
@@ -20,7 +24,7 @@ pub enum Isa {
 
 impl Isa {
     /// Every variant, slowest first.
-    pub const ALL: [Isa; 4] = [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::Avx512];
+    pub const ALL: [Isa; 6] = [Isa::Scalar, Isa::Neon, Isa::Dotprod, Isa::I8mm, Isa::Avx2, Isa::Avx512];
 
     /// The fastest that this processor runs.
     pub fn detect() -> Isa {
@@ -38,6 +42,12 @@ impl Isa {
         match self {
             Isa::Scalar => true,
             Isa::Neon => cfg!(target_arch = "aarch64"),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Dotprod => std::arch::is_aarch64_feature_detected!("dotprod"),
+            #[cfg(target_arch = "aarch64")]
+            Isa::I8mm => Isa::Dotprod.is_available() && std::arch::is_aarch64_feature_detected!("i8mm"),
+            #[cfg(not(target_arch = "aarch64"))]
+            Isa::Dotprod | Isa::I8mm => false,
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => {
                 is_x86_feature_detected!("avx2")
@@ -63,6 +73,8 @@ impl Isa {
         match self {
             Isa::Scalar => "scalar",
             Isa::Neon => "neon",
+            Isa::Dotprod => "dotprod",
+            Isa::I8mm => "i8mm",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
         }

@@ -32,6 +32,8 @@ macro_rules! on {
             Isa::Avx512 => avx512($($arg),*),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => avx2($($arg),*),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon | Isa::Dotprod | Isa::I8mm => $body::<crate::simd::Neon>($($arg),*),
             _ => $body::<Portable>($($arg),*),
         }
     }};
@@ -148,7 +150,7 @@ fn f32_ops(isa: Isa) -> usize {
     let lanes = match isa {
         Isa::Avx512 => 16,
         Isa::Avx2 => 8,
-        Isa::Scalar | Isa::Neon => 4,
+        Isa::Scalar | Isa::Neon | Isa::Dotprod | Isa::I8mm => 4,
     };
     BATCH * 12 * lanes * 2
 }
@@ -192,6 +194,11 @@ fn int8(isa: Isa) -> usize {
             // SAFETY: as above.
             unsafe { work() };
             BATCH * 10 * 32 * 2
+        }
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon | Isa::Dotprod | Isa::I8mm => {
+            // SAFETY: the device checked that the instruction set is available.
+            BATCH * unsafe { crate::kernels::linear::int8_products(isa, BATCH) }
         }
         _ => {
             let (a, b) = (black_box([3i8; 64]), black_box([5i8; 64]));

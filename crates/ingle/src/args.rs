@@ -341,6 +341,8 @@ pub enum IsaName {
     Avx2,
     Avx512,
     Neon,
+    Dotprod,
+    I8mm,
 }
 
 /// `--kv-type`

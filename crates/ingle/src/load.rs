@@ -58,6 +58,8 @@ pub fn device(args: &DeviceArgs) -> anyhow::Result<Arc<dyn Device>> {
                 IsaName::Avx2 => device_cpu::Isa::Avx2,
                 IsaName::Avx512 => device_cpu::Isa::Avx512,
                 IsaName::Neon => device_cpu::Isa::Neon,
+                IsaName::Dotprod => device_cpu::Isa::Dotprod,
+                IsaName::I8mm => device_cpu::Isa::I8mm,
             });
             Arc::new(device_cpu::CpuDevice::new(device_cpu::Options { threads: args.threads, isa })?)
         }

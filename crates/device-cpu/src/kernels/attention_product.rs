@@ -123,6 +123,11 @@ loops!(
     #[inline(never)]
     #[target_feature(enable = "avx2,fma,f16c")]
 );
+#[cfg(target_arch = "aarch64")]
+loops!(
+    crate::simd::Neon,
+    #[inline(never)]
+);
 loops!(
     crate::simd::Portable,
     #[inline(never)]
@@ -502,7 +507,7 @@ unsafe fn product<S: Simd>(p: Product, a: *const f32, b: *const f32, c: *mut f32
     // SAFETY: the caller's promise.
     unsafe {
         let mut row = 0;
-        // As many accumulators as registers allow: 12 of AVX2's 16, 16 of AVX-512's 32.
+        // As many accumulators as registers allow: 12 of AVX2's 16, 16 of the 32 of AVX-512 and NEON.
         while S::VECTORS == 2 && row + 6 <= p.n {
             rows::<S, 6>(p, a.add(row * p.lda), b, c.add(row * p.ldc));
             row += 6;

@@ -203,6 +203,8 @@ mod tests {
                 Isa::Avx512 => avx512(which, x),
                 #[cfg(target_arch = "x86_64")]
                 Isa::Avx2 => avx2(which, x),
+                #[cfg(target_arch = "aarch64")]
+                Isa::Neon | Isa::Dotprod | Isa::I8mm => body::<crate::simd::Neon>(which, x),
                 _ => body::<crate::simd::Portable>(which, x),
             }
         }

@@ -10,12 +10,16 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 pub mod math;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
 
 #[cfg(target_arch = "x86_64")]
 pub use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub use avx512::Avx512;
+#[cfg(target_arch = "aarch64")]
+pub use neon::Neon;
 pub use portable::Portable;
 
 /// Operations on vectors of [`Simd::N`] f32.
@@ -112,6 +116,12 @@ macro_rules! variants {
                 // SAFETY: as above.
                 unsafe { $body::<$crate::simd::Avx2>(params, worker) }
             }
+            #[cfg(target_arch = "aarch64")]
+            #[target_feature(enable = "neon")]
+            unsafe fn neon(params: &$params, worker: &$crate::command::Worker<'_>) {
+                // SAFETY: as above.
+                unsafe { $body::<$crate::simd::Neon>(params, worker) }
+            }
             unsafe fn portable(params: &$params, worker: &$crate::command::Worker<'_>) {
                 // SAFETY: as above.
                 unsafe { $body::<$crate::simd::Portable>(params, worker) }
@@ -121,6 +131,8 @@ macro_rules! variants {
                 $crate::isa::Isa::Avx512 => avx512,
                 #[cfg(target_arch = "x86_64")]
                 $crate::isa::Isa::Avx2 => avx2,
+                #[cfg(target_arch = "aarch64")]
+                $crate::isa::Isa::Neon | $crate::isa::Isa::Dotprod | $crate::isa::Isa::I8mm => neon,
                 _ => portable,
             }
         }

@@ -1,4 +1,4 @@
-//! [`Simd`] in plain Rust: four lanes, which the compiler maps to SSE2 on x86 and to NEON on Arm.
+//! [`Simd`] in plain Rust: four lanes, which the compiler maps to the vectors of the architecture's baseline.
 
 use super::{RowsOf, Simd, Sink};
 

@@ -153,7 +153,7 @@ pub unsafe fn quantize_row_q8(isa: Isa, x: *const f32, n_cols: usize, out: *mut 
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => quantize_avx2(x, n_cols, row),
             #[cfg(target_arch = "aarch64")]
-            Isa::Neon => quantize_portable(x, n_cols, row),
+            Isa::Neon | Isa::Dotprod | Isa::I8mm => quantize_neon(x, n_cols, row),
             _ => quantize_portable(x, n_cols, row),
         }
     }
@@ -203,6 +203,42 @@ unsafe fn quantize_portable(x: *const f32, n_cols: usize, row: Q8Row) {
         }
         // SAFETY: as above.
         unsafe { store_group(row, g, scale, sums[0], sums[1]) };
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+unsafe fn quantize_neon(x: *const f32, n_cols: usize, row: Q8Row) {
+    use std::arch::aarch64::*;
+    for g in 0..n_cols / 32 {
+        // SAFETY: group `g` of 32 columns is within both rows.
+        unsafe {
+            let mut values = [vdupq_n_f32(0.0); 8];
+            for (i, value) in values.iter_mut().enumerate() {
+                *value = vld1q_f32(x.add(g * 32 + i * 4));
+            }
+            let mut largest = vabsq_f32(values[0]);
+            for value in &values[1..] {
+                largest = vmaxnmq_f32(largest, vabsq_f32(*value));
+            }
+            let (scale, inverse) = scale_of(vmaxnmvq_f32(largest));
+            let mut q = [vdupq_n_s32(0); 8];
+            for (q, value) in q.iter_mut().zip(values) {
+                *q = vcvtnq_s32_f32(vmulq_n_f32(value, inverse));
+            }
+            let mut sums = [[0i32; 2]; 2];
+            for half in 0..2 {
+                let q = &q[4 * half..4 * half + 4];
+                let low = vcombine_s16(vqmovn_s32(q[0]), vqmovn_s32(q[1]));
+                let high = vcombine_s16(vqmovn_s32(q[2]), vqmovn_s32(q[3]));
+                let bytes = vcombine_s8(vqmovn_s16(low), vqmovn_s16(high));
+                vst1q_s8(row.q.cast_mut().add(g * 32 + half * 16), bytes);
+                // Columns 0 and 1 modulo 4, and the others.
+                let fours = vaddq_s32(vaddq_s32(q[0], q[1]), vaddq_s32(q[2], q[3]));
+                let pairs = vpadd_s32(vget_low_s32(fours), vget_high_s32(fours));
+                sums[half] = [vget_lane_s32::<0>(pairs), vget_lane_s32::<1>(pairs)];
+            }
+            store_group(row, g, scale, sums[0], sums[1]);
+        }
     }
 }
 

@@ -12,8 +12,8 @@
 //! type's middle becomes an offset, `-2^(bits - 1) s`, and a signed byte is an unsigned one less 128. What remains is, for
 //! each 32 columns, `s x_scale (sum c q) + b x_sum` as in the other types.
 //!
-//! Here are the decoding in plain Rust and the loops of the scalar and NEON variants, with the order of accumulation of
-//! `portable` for blocks of [`PART`] columns; `affine_avx2` and `affine_avx512` are the others.
+//! Here are the decoding in plain Rust and the loops of the scalar variant and of NEON's GEMV, with the order of accumulation of
+//! `portable` for blocks of [`PART`] columns; `affine_avx2`, `affine_avx512` and `affine_neon` are the others.
 
 use super::activation::{ActRow, ActRows, ActivationKind};
 use super::portable::{Dot, Groups, columns_from, f16_to_f32};
@@ -151,10 +151,10 @@ fn read_plane(scale: ScaleType, bytes: &[u8], out: &mut [f32]) {
 }
 
 /// Columns that are decoded together here; a multiple of every group.
-const PART: usize = 256;
+pub(super) const PART: usize = 256;
 
 /// What the codes here become: groups of 32 columns with an offset.
-struct Groups32;
+pub(super) struct Groups32;
 
 impl Groups for Groups32 {
     const GROUP: usize = 32;
@@ -189,7 +189,7 @@ fn unpack<F: Codes>(packed: &[u8], codes: &mut [i8]) {
 /// # Safety
 /// The matrix has the row and the columns; `k` is a multiple of [`PART`], the number of columns of 32.
 #[inline(always)]
-unsafe fn decode<F: Codes>(
+pub(super) unsafe fn decode<F: Codes>(
     w: WeightRows,
     r: usize,
     k: usize,
@@ -305,7 +305,20 @@ pub(super) fn kernel<F: Codes>(isa: Isa) -> LinearKernel {
     };
     match isa {
         #[cfg(target_arch = "aarch64")]
-        Isa::Neon => portable(super::neon::affine_gemv::<F>, super::neon::affine_gemm_tile::<F>),
+        Isa::Neon | Isa::Dotprod | Isa::I8mm => {
+            use super::affine_neon::{gemm_tile, gemv, gemv_by_sdot};
+            use super::{interleaved_i8mm::Smmla, interleaved_neon, neon};
+            let kernel = match isa {
+                Isa::Neon => portable(gemv::<F>, gemm_tile::<F, neon::Mull>),
+                Isa::Dotprod => portable(gemv_by_sdot::<F>, gemm_tile::<F, neon::Sdot>),
+                _ => portable(gemv_by_sdot::<F>, gemm_tile::<F, Smmla>),
+            };
+            LinearKernel {
+                gemm_pass: interleaved_neon::PASS,
+                gemm_scratch_bytes: interleaved_neon::scratch_bytes,
+                ..kernel
+            }
+        }
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => LinearKernel {
             gemm_scratch_bytes: super::gemm_avx2::scratch_bytes,

@@ -40,4 +40,18 @@ impl FloatFormat for BF16 {
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(words)))
         }
     }
+
+    #[cfg(target_arch = "aarch64")]
+    #[inline(always)]
+    unsafe fn load8(p: *const u8) -> [std::arch::aarch64::float32x4_t; 2] {
+        use std::arch::aarch64::*;
+        // SAFETY: the caller's promise; NEON is the baseline.
+        unsafe {
+            let words = vld1q_u16(p.cast());
+            [
+                vreinterpretq_f32_u32(vshll_n_u16::<16>(vget_low_u16(words))),
+                vreinterpretq_f32_u32(vshll_high_n_u16::<16>(words)),
+            ]
+        }
+    }
 }

@@ -35,4 +35,15 @@ impl FloatFormat for F16 {
         // SAFETY: the caller's promise; numbers outside the mask are not read.
         unsafe { _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(((1u32 << n) - 1) as u16, p.cast())) }
     }
+
+    #[cfg(target_arch = "aarch64")]
+    #[inline(always)]
+    unsafe fn load8(p: *const u8) -> [std::arch::aarch64::float32x4_t; 2] {
+        use std::arch::aarch64::*;
+        // SAFETY: the caller's promise; NEON is the baseline.
+        unsafe {
+            let halves = vreinterpretq_f16_u16(vld1q_u16(p.cast()));
+            [vcvt_f32_f16(vget_low_f16(halves)), vcvt_high_f32_f16(halves)]
+        }
+    }
 }

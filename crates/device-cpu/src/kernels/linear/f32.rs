@@ -33,4 +33,15 @@ impl FloatFormat for F32 {
         // SAFETY: the caller's promise; numbers outside the mask are not read.
         unsafe { std::arch::x86_64::_mm512_maskz_loadu_ps(((1u32 << n) - 1) as u16, p.cast()) }
     }
+
+    #[cfg(target_arch = "aarch64")]
+    #[inline(always)]
+    unsafe fn load8(p: *const u8) -> [std::arch::aarch64::float32x4_t; 2] {
+        use std::arch::aarch64::*;
+        // SAFETY: the caller's promise; NEON is the baseline.
+        unsafe {
+            let p: *const f32 = p.cast();
+            [vld1q_f32(p), vld1q_f32(p.add(4))]
+        }
+    }
 }

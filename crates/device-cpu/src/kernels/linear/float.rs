@@ -1,8 +1,8 @@
 //! Weights that are plain numbers: converted to f32 in registers, multiplied with activations in f32.
 //!
-//! The loops here serve the scalar and NEON variants (the compiler vectorises them); `float_avx2` and `float_avx512`
+//! The loops here serve the scalar variant (the compiler vectorises them); `float_avx2`, `float_avx512` and `float_neon`
 //! are written by hand. Order of accumulation: [`LANES`] lanes, lane `l` taking columns `l, l + LANES, ...`, a multiply
-//! and an add each (fused on AVX2 and AVX-512); the lanes are added in order at the end. Any number of columns.
+//! and an add each (fused on AVX2, AVX-512 and NEON); the lanes are added in order at the end. Any number of columns.
 
 use super::activation::{ActRow, ActRows, ActivationKind};
 use super::{GemmTile, Gemv, LinearKernel, Part, TILE_ROWS, WeightRows};
@@ -13,7 +13,7 @@ use formats::BlockType;
 const LANES: usize = 16;
 
 /// A type of plain numbers.
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // GEMM_MIN_ROWS is AVX-512's
 pub(super) trait FloatFormat {
     /// `linear_f16`
     const NAME: &'static str;
@@ -40,6 +40,13 @@ pub(super) trait FloatFormat {
     /// AVX-512 is available; the `n` numbers are readable.
     #[cfg(target_arch = "x86_64")]
     unsafe fn load16(p: *const u8, n: usize) -> std::arch::x86_64::__m512;
+
+    /// Eight numbers.
+    ///
+    /// # Safety
+    /// The numbers are readable.
+    #[cfg(target_arch = "aarch64")]
+    unsafe fn load8(p: *const u8) -> [std::arch::aarch64::float32x4_t; 2];
 }
 
 /// # Safety
@@ -146,6 +153,16 @@ pub(super) fn kernel<F: FloatFormat>(isa: Isa) -> LinearKernel {
             gemm_pass: super::float_avx512::PASS,
             gemm_scratch_bytes: super::float_avx512::scratch_bytes,
             gemm_min_rows: F::GEMM_MIN_ROWS,
+            ..scalar
+        },
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon | Isa::Dotprod | Isa::I8mm => LinearKernel {
+            gemv: super::float_neon::gemv::<F>,
+            gemm_tile: super::float_neon::gemm_tile::<F>,
+            gemm_pass: super::float_neon::PASS,
+            few_rows: Some(super::float_neon::few_rows::<F>),
+            gemm_scratch_bytes: super::float_neon::scratch_bytes,
+            gemm_min_rows: 13,
             ..scalar
         },
         _ => scalar,

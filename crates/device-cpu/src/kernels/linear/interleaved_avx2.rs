@@ -12,7 +12,8 @@
 
 use super::activation::{ActRow, ActRows, Q8Row};
 use super::interleaved::{
-    Interleaved, Scales, Tile, activations, ask_next_rows, code_bytes, is_signed, n_groups, scale_bytes,
+    Fours, Interleaved, Scales, Tile, activations, ask_next_rows, code_bytes, is_signed, n_groups,
+    scale_bytes,
 };
 use super::{Part, TILE_ROWS, WeightRows};
 use std::arch::x86_64::*;
@@ -51,7 +52,7 @@ pub(super) unsafe fn interleave<F: Interleaved>(
     out: *mut u8,
 ) {
     // SAFETY: the caller's promise.
-    unsafe { super::interleaved::interleave::<F>(w, n_cols, r0, n_rows, out) }
+    unsafe { super::interleaved::interleave::<F, Fours>(w, n_cols, r0, n_rows, out) }
 }
 
 /// # Safety

@@ -16,12 +16,12 @@
 //! # How the files divide the work
 //!
 //! A block type is one file, which implements `portable::Format` (decoding in plain Rust, which serves the scalar
-//! reference and NEON, and reads the weights where they lie in the file) and `interleaved::Interleaved` (how its codes
-//! and scales stand in the tiles that AVX2 and AVX-512 read, [`Interleave`]). The loops are shared: `portable` with the
-//! inner products of `scalar` and `neon`; `interleaved_avx2`; `interleaved_avx512`. Numbers that need no decoding
-//! implement `float::FloatFormat`. Types whose scales lie apart from the values are in `affine`, with `affine_avx2` and
-//! `affine_avx512`, whose panels `gemm_avx2`, `gemm_words_avx2` (8 bits) and `gemm_avx512` multiply; whatever has no kernel of its own runs through
-//! its codec, in `decoded`. What was tried, kept and lost stands in `NOTES.md`.
+//! reference and reads the weights where they lie in the file) and `interleaved::Interleaved` (how its codes
+//! and scales stand in the tiles that vectors read, [`Interleave`]). The loops are shared: `portable` with the
+//! inner product of `scalar`; `interleaved_avx2`; `interleaved_avx512`; on Arm `interleaved_neon`, which multiplies as `neon` or
+//! `interleaved_i8mm` do. Numbers that need no decoding implement `float::FloatFormat`. Types whose scales lie apart from the
+//! values are in `affine`, with `affine_avx2` and `affine_avx512`, whose panels `gemm_avx2`, `gemm_words_avx2` (8 bits) and
+//! `gemm_avx512` multiply, and `affine_neon`; whatever has no kernel of its own runs through its codec, in `decoded`. What was tried, kept and lost stands in `NOTES.md`.
 //!
 //! # Numerics
 //!
@@ -47,6 +47,8 @@ mod weight_rows;
 mod affine_avx2;
 #[cfg(target_arch = "x86_64")]
 mod affine_avx512;
+#[cfg(target_arch = "aarch64")]
+mod affine_neon;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -55,6 +57,8 @@ mod avx512;
 mod float_avx2;
 #[cfg(target_arch = "x86_64")]
 mod float_avx512;
+#[cfg(target_arch = "aarch64")]
+mod float_neon;
 #[cfg(target_arch = "x86_64")]
 mod gemm_avx2;
 #[cfg(target_arch = "x86_64")]
@@ -65,6 +69,10 @@ mod gemm_words_avx2;
 mod interleaved_avx2;
 #[cfg(target_arch = "x86_64")]
 mod interleaved_avx512;
+#[cfg(target_arch = "aarch64")]
+mod interleaved_i8mm;
+#[cfg(target_arch = "aarch64")]
+mod interleaved_neon;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 
@@ -251,6 +259,23 @@ pub struct Interleave {
     pub tile: MakeTile,
     /// The values of columns of a row of interleaved weights, as [`WeightRows::decode`].
     pub decode: unsafe fn(w: WeightRows, row: usize, cols: std::ops::Range<usize>, out: &mut [f32]),
+}
+
+/// Multiply-adds of bytes by the instructions of an instruction set of Arm, for its peak: 24 chains of `n` instructions (or of what
+/// takes an instruction's place). Gives the operations, two for a multiply-add, of one of the `n`.
+///
+/// # Safety
+/// The instruction set is available.
+#[cfg(target_arch = "aarch64")]
+pub unsafe fn int8_products(isa: Isa, n: usize) -> usize {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match isa {
+            Isa::I8mm => interleaved_i8mm::chains(n),
+            Isa::Dotprod => neon::chains_of_sdot(n),
+            _ => neon::chains_of_mull(n),
+        }
+    }
 }
 
 /// The kernels for matrices of a block type with rows of `n_cols`. An instruction set that this processor lacks gives the

@@ -1,17 +1,429 @@
-//! The inner product in NEON: 16 codes a register, `smull`, `smlal` and pairwise widening adds.
+//! Products of bytes on Arm: the three ways to multiply, and the loop of the two whose steps are four columns.
 //!
-//! Two products of signed bytes fit 16 bits (2 * 128 * 127 = 32,512), so a multiply and a multiply-add of the halves of
-//! a register come before each widening. Only instructions of the baseline are used; with `dotprod`, one `sdot` would
-//! replace three of them.
+//! | | instruction | products | has it |
+//! |---|---|---|---|
+//! | [`Mull`] | `smull`, `smull2`, `addp`, `sadalp` and a `dup` | 16 | every 64-bit Arm |
+//! | [`Sdot`] | `sdot` by a quarter of a register | 16 | `dotprod` |
+//! | [`Smmla`](super::interleaved_i8mm::Smmla) | `smmla`: 2 rows by 8 columns times 8 by 2 | 32 | `i8mm` |
+//!
+//! Rust 1.95 has no stable intrinsics for the last two, hence `asm!`.
+//!
+//! All codes are signed bytes here: those of a few bits around zero stand at the top of their byte, `2^SHIFT` times too large,
+//! which the conversion of a group's sum to f32 takes back, exactly. So no zero point is left to take out. A sum of 32 such
+//! products is below 2^20 and therefore exact in f32, whatever the instruction: all three give the same bits.
+//!
+//! Two products of signed bytes fit 16 bits (2 * 128 * 127 = 32,512), so [`Mull`] adds two before it widens.
 
-use super::activation::{ActRow, ActRows, Q8Row};
-use super::affine::{self, Codes};
-use super::portable::{self, Dot, Format, Groups};
-use super::{Part, WeightRows};
+use super::TILE_ROWS;
+use super::activation::Q8Row;
+use super::affine::Groups32;
+use super::interleaved::{ArmFours, Order, ask_next_rows};
+use super::portable::{Dot, Groups};
 use std::arch::aarch64::*;
+use std::arch::asm;
+use std::hint::black_box;
+use std::marker::PhantomData;
 
-/// The baseline of 64-bit Arm.
-pub(super) struct Neon;
+/// Most activation rows of [`Multiply::rows`]: the sums of eight weight rows with six are 12 registers of integers and 12 of
+/// f32, which leaves 8 for the operands.
+pub(super) const COLS: usize = 6;
+
+/// Where the codes and scales of 16 rows come from.
+pub(super) trait Source: Copy {
+    /// Columns of a scale: 16 or 32.
+    const GROUP: usize;
+    /// Whether there is an offset.
+    const HAS_OFFSET: bool;
+    /// Codes are `2^SHIFT` times too large.
+    const SHIFT: usize;
+
+    /// The codes of four rows (or of two: see [`Order`]) of a step of block `b` of 32 columns: register 0 to 3 of the step.
+    ///
+    /// # Safety
+    /// The source has the block.
+    unsafe fn codes<const STEP: usize>(self, b: usize, register: usize) -> int8x16_t;
+
+    /// Scales and offsets of a group for rows `8 half..8 half + 8`; the offsets are anything for a type without.
+    ///
+    /// # Safety
+    /// The source has the group.
+    unsafe fn scales(self, group: usize, half: usize) -> ([float32x4_t; 2], [float32x4_t; 2]);
+
+    /// The same, each number of rows `2 i` and `2 i + 1` twice, as `smmla` has its sums: rows `2i, 2i + 1, 2i, 2i + 1`.
+    ///
+    /// # Safety
+    /// As [`Self::scales`].
+    #[inline(always)]
+    unsafe fn scales_twice(self, group: usize, half: usize) -> ([float32x4_t; 4], [float32x4_t; 4]) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let (scale, offset) = self.scales(group, half);
+            (twice(scale), twice(offset))
+        }
+    }
+
+    /// Ask for what will be read some time after a block of 32 columns.
+    fn ask_ahead(self, b: usize);
+}
+
+/// Both halves of two registers, each twice.
+///
+/// # Safety
+/// NEON is the baseline.
+#[inline(always)]
+unsafe fn twice([a, b]: [float32x4_t; 2]) -> [float32x4_t; 4] {
+    // SAFETY: NEON is the baseline.
+    unsafe {
+        let (a, b) = (vreinterpretq_f64_f32(a), vreinterpretq_f64_f32(b));
+        [
+            vreinterpretq_f32_f64(vdupq_laneq_f64::<0>(a)),
+            vreinterpretq_f32_f64(vdupq_laneq_f64::<1>(a)),
+            vreinterpretq_f32_f64(vdupq_laneq_f64::<0>(b)),
+            vreinterpretq_f32_f64(vdupq_laneq_f64::<1>(b)),
+        ]
+    }
+}
+
+/// Activation rows and where their products with 16 weight rows go.
+#[derive(Clone, Copy)]
+pub(super) struct Rows {
+    /// Columns, a multiple of 32 (of the block's length where that is more).
+    pub n: usize,
+    /// The first row, from the first of these columns on.
+    pub x: Q8Row,
+    /// Bytes from one row to the next.
+    pub stride: usize,
+    /// Whether the products are stored; else added to what is there.
+    pub first: bool,
+    /// `(rows, 16)`
+    pub out: *mut f32,
+}
+
+/// A way to multiply.
+pub(super) trait Multiply {
+    /// How it wants the codes.
+    type Order: Order;
+
+    /// `C` activation rows times the source's 16 rows.
+    ///
+    /// # Safety
+    /// The instructions are available; the source and the activations have the columns; `C` is at most [`COLS`].
+    unsafe fn rows<S: Source, const C: usize>(source: S, rows: Rows);
+
+    /// Add 16 products in any four groups of four.
+    ///
+    /// # Safety
+    /// The instructions are available.
+    unsafe fn sixteen(sum: int32x4_t, codes: int8x16_t, q: int8x16_t) -> int32x4_t;
+}
+
+/// A way to multiply four columns of four rows with those of one activation row.
+trait Fours {
+    /// `sum[r] += sum_j codes[4 r + j] q[4 LANE + j]`
+    ///
+    /// # Safety
+    /// The instructions are available.
+    unsafe fn four<const LANE: i32>(sum: int32x4_t, codes: int8x16_t, q: int8x16_t) -> int32x4_t;
+}
+
+/// By instructions of the baseline.
+pub(super) struct Mull;
+
+impl Fours for Mull {
+    #[inline(always)]
+    unsafe fn four<const LANE: i32>(sum: int32x4_t, codes: int8x16_t, q: int8x16_t) -> int32x4_t {
+        // SAFETY: NEON is the baseline.
+        unsafe {
+            let q = vreinterpretq_s8_s32(vdupq_laneq_s32::<LANE>(vreinterpretq_s32_s8(q)));
+            let low = vmull_s8(vget_low_s8(codes), vget_low_s8(q));
+            vpadalq_s16(sum, vpaddq_s16(low, vmull_high_s8(codes, q)))
+        }
+    }
+}
+
+impl Multiply for Mull {
+    type Order = ArmFours;
+
+    #[inline(always)]
+    unsafe fn rows<S: Source, const C: usize>(source: S, rows: Rows) {
+        #[inline(never)]
+        unsafe fn run<S: Source, const C: usize>(source: S, rows: Rows) {
+            // SAFETY: the caller's promise.
+            unsafe { fours::<S, Mull, C>(source, rows) }
+        }
+        // SAFETY: the caller's promise.
+        unsafe { run::<S, C>(source, rows) }
+    }
+
+    #[inline(always)]
+    unsafe fn sixteen(sum: int32x4_t, codes: int8x16_t, q: int8x16_t) -> int32x4_t {
+        // SAFETY: NEON is the baseline.
+        unsafe {
+            let low = vmull_s8(vget_low_s8(codes), vget_low_s8(q));
+            vpadalq_s16(sum, vmlal_high_s8(low, codes, q))
+        }
+    }
+}
+
+/// As [`chains_of_sdot`], for [`Mull`].
+pub(super) fn chains_of_mull(n: usize) -> usize {
+    // SAFETY: NEON is the baseline.
+    unsafe {
+        let b = black_box(vdupq_n_s8(5));
+        let mut chains = black_box([vdupq_n_s32(0); 24]);
+        for _ in 0..n {
+            for chain in &mut chains {
+                // A product that changes each time is not taken out of the loop.
+                *chain = Mull::sixteen(*chain, vreinterpretq_s8_s32(*chain), b);
+            }
+        }
+        black_box(chains);
+    }
+    24 * 16 * 2
+}
+
+/// By `sdot`.
+pub(super) struct Sdot;
+
+/// `sum[i] += sum_j a[4 i + j] b[4 i + j]`
+#[inline]
+#[target_feature(enable = "neon,dotprod")]
+pub(super) fn sdot(mut sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
+    // SAFETY: the instruction is available and touches registers only.
+    unsafe {
+        asm!(
+            "sdot {sum:v}.4s, {a:v}.16b, {b:v}.16b",
+            sum = inout(vreg) sum,
+            a = in(vreg) a,
+            b = in(vreg) b,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    sum
+}
+
+/// `sum[i] += sum_j a[4 i + j] b[4 LANE + j]`
+#[inline]
+#[target_feature(enable = "neon,dotprod")]
+fn sdot_lane<const LANE: i32>(mut sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
+    // SAFETY: the instruction is available and touches registers only.
+    unsafe {
+        asm!(
+            "sdot {sum:v}.4s, {a:v}.16b, {b:v}.4b[{lane}]",
+            sum = inout(vreg) sum,
+            a = in(vreg) a,
+            b = in(vreg) b,
+            lane = const LANE,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    sum
+}
+
+/// 24 chains of `n` instructions; gives the operations of one of the `n`.
+#[target_feature(enable = "neon,dotprod")]
+pub(super) fn chains_of_sdot(n: usize) -> usize {
+    let (a, b) = black_box((vdupq_n_s8(3), vdupq_n_s8(5)));
+    let mut chains = black_box([vdupq_n_s32(0); 24]);
+    for _ in 0..n {
+        for chain in &mut chains {
+            *chain = sdot(*chain, a, b);
+        }
+    }
+    black_box(chains);
+    24 * 16 * 2
+}
+
+impl Fours for Sdot {
+    #[inline(always)]
+    unsafe fn four<const LANE: i32>(sum: int32x4_t, codes: int8x16_t, q: int8x16_t) -> int32x4_t {
+        // SAFETY: the caller's promise.
+        unsafe { sdot_lane::<LANE>(sum, codes, q) }
+    }
+}
+
+impl Multiply for Sdot {
+    type Order = ArmFours;
+
+    #[inline(always)]
+    unsafe fn rows<S: Source, const C: usize>(source: S, rows: Rows) {
+        #[inline(never)]
+        #[target_feature(enable = "neon,dotprod")]
+        unsafe fn run<S: Source, const C: usize>(source: S, rows: Rows) {
+            // SAFETY: the caller's promise.
+            unsafe { fours::<S, Sdot, C>(source, rows) }
+        }
+        // SAFETY: the caller's promise.
+        unsafe { run::<S, C>(source, rows) }
+    }
+
+    #[inline(always)]
+    unsafe fn sixteen(sum: int32x4_t, codes: int8x16_t, q: int8x16_t) -> int32x4_t {
+        // SAFETY: the caller's promise.
+        unsafe { sdot(sum, codes, q) }
+    }
+}
+
+/// [`Multiply::rows`] for steps of four columns: all 16 rows at once for up to two activation rows, else one half after the
+/// other.
+///
+/// # Safety
+/// As [`Multiply::rows`].
+#[inline(always)]
+unsafe fn fours<S: Source, M: Fours, const C: usize>(source: S, rows: Rows) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if C <= 2 {
+            fours_of::<S, M, 4, C>(source, 0, rows);
+        } else {
+            fours_of::<S, M, 2, C>(source, 0, rows);
+            fours_of::<S, M, 2, C>(source, 2, rows);
+        }
+    }
+}
+
+/// Rows `4 at..4 at + 4 R` of the 16.
+///
+/// # Safety
+/// As [`Multiply::rows`].
+#[inline(always)]
+unsafe fn fours_of<S: Source, M: Fours, const R: usize, const C: usize>(source: S, at: usize, rows: Rows) {
+    let Rows { n, x, stride, first, out } = rows;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let out = out.add(4 * at);
+        let mut sums = [[vdupq_n_f32(0.0); R]; C];
+        if !first {
+            for c in 0..C {
+                for r in 0..R {
+                    sums[c][r] = vld1q_f32(out.add(c * TILE_ROWS + 4 * r));
+                }
+            }
+        }
+        for b in 0..n / 32 {
+            if at == 0 {
+                source.ask_ahead(b);
+                ask_next_rows::<C>(x, stride, b);
+            }
+            let mut products = [[vdupq_n_s32(0); R]; C];
+            let mut q = [vdupq_n_s8(0); C];
+            macro_rules! load {
+                ($column:literal) => {
+                    for c in 0..C {
+                        q[c] = vld1q_s8(x.q.byte_add(c * stride).add(b * 32 + $column));
+                    }
+                };
+            }
+            macro_rules! step {
+                ($step:literal $lane:literal) => {
+                    for r in 0..R {
+                        let codes = source.codes::<$step>(b, at + r);
+                        for c in 0..C {
+                            products[c][r] = M::four::<$lane>(products[c][r], codes, q[c]);
+                        }
+                    }
+                };
+            }
+            load!(0);
+            step!(0 0);
+            step!(1 1);
+            step!(2 2);
+            step!(3 3);
+            if S::GROUP == 16 {
+                add_group::<S, R, C>(source, 2 * b, at, &products, x, stride, &mut sums);
+                products = [[vdupq_n_s32(0); R]; C];
+            }
+            load!(16);
+            step!(4 0);
+            step!(5 1);
+            step!(6 2);
+            step!(7 3);
+            let group = if S::GROUP == 16 { 2 * b + 1 } else { b };
+            add_group::<S, R, C>(source, group, at, &products, x, stride, &mut sums);
+        }
+        for c in 0..C {
+            for r in 0..R {
+                vst1q_f32(out.add(c * TILE_ROWS + 4 * r), sums[c][r]);
+            }
+        }
+    }
+}
+
+/// Scale and add the products of a group.
+///
+/// # Safety
+/// As [`Multiply::rows`].
+#[inline(always)]
+unsafe fn add_group<S: Source, const R: usize, const C: usize>(
+    source: S,
+    group: usize,
+    at: usize,
+    products: &[[int32x4_t; R]; C],
+    x: Q8Row,
+    stride: usize,
+    sums: &mut [[float32x4_t; R]; C],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        for half in 0..R / 2 {
+            let (scale, offset) = source.scales(group, at / 2 + half);
+            for c in 0..C {
+                let x_scale = x_scale::<S>(x, c * stride, group);
+                for i in 0..2 {
+                    let r = 2 * half + i;
+                    let t = vmulq_n_f32(to_f32::<S>(products[c][r]), x_scale);
+                    sums[c][r] = vfmaq_f32(sums[c][r], scale[i], t);
+                    if S::HAS_OFFSET {
+                        sums[c][r] = vfmaq_n_f32(sums[c][r], offset[i], x_sum::<S>(x, c * stride, group));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The scale of a group of the activation row `bytes` behind `x`.
+///
+/// # Safety
+/// The row has the group.
+#[inline(always)]
+pub(super) unsafe fn x_scale<S: Source>(x: Q8Row, bytes: usize, group: usize) -> f32 {
+    // SAFETY: the caller's promise.
+    unsafe { *x.scale.byte_add(bytes).add(group * S::GROUP / 32) }
+}
+
+/// The scaled sum of a group of the activation row `bytes` behind `x`.
+///
+/// # Safety
+/// The row has the group.
+#[inline(always)]
+pub(super) unsafe fn x_sum<S: Source>(x: Q8Row, bytes: usize, group: usize) -> f32 {
+    let sums = if S::GROUP == 16 { x.sum16 } else { x.sum32 };
+    // SAFETY: the caller's promise.
+    unsafe { *sums.byte_add(bytes).add(group) }
+}
+
+/// Sums of products with codes that are `2^SHIFT` times too large.
+///
+/// # Safety
+/// NEON is the baseline.
+#[inline(always)]
+pub(super) unsafe fn to_f32<S: Source>(sum: int32x4_t) -> float32x4_t {
+    // SAFETY: NEON is the baseline.
+    unsafe {
+        match S::SHIFT {
+            0 => vcvtq_f32_s32(sum),
+            2 => vcvtq_n_f32_s32::<2>(sum),
+            3 => vcvtq_n_f32_s32::<3>(sum),
+            4 => vcvtq_n_f32_s32::<4>(sum),
+            5 => vcvtq_n_f32_s32::<5>(sum),
+            _ => unreachable!("codes of 3 to 6 bits, or of 8"),
+        }
+    }
+}
+
+/// The inner product of one decoded row, for the GEMV of types whose scales lie apart.
+pub(super) struct ByRow<M>(PhantomData<M>);
 
 /// Lanes of the codes' part and of the offsets' part.
 #[derive(Clone, Copy)]
@@ -20,20 +432,7 @@ pub(super) struct Sum {
     offsets: float32x4_t,
 }
 
-/// The products of 16 codes and 16 activations, added in twos: 8 sums.
-///
-/// # Safety
-/// 16 bytes are readable at both addresses.
-#[inline(always)]
-unsafe fn products(codes: *const i8, q: *const i8) -> int16x8_t {
-    // SAFETY: the caller's promise; NEON is the baseline.
-    unsafe {
-        let (c, q) = (vld1q_s8(codes), vld1q_s8(q));
-        vmlal_s8(vmull_s8(vget_low_s8(c), vget_low_s8(q)), vget_high_s8(c), vget_high_s8(q))
-    }
-}
-
-impl Dot for Neon {
+impl<M: Multiply> Dot for ByRow<M> {
     type Sum = Sum;
 
     #[inline(always)]
@@ -44,33 +443,26 @@ impl Dot for Neon {
 
     #[inline(always)]
     unsafe fn add<F: Groups>(sum: Sum, codes: &[i8], scale: &[f32], offset: &[f32], x: Q8Row) -> Sum {
+        const { assert!(F::GROUP == Groups32::GROUP && F::HAS_OFFSET) };
         let Sum { mut dot, mut offsets } = sum;
-        // SAFETY: NEON is the baseline; `x` has the columns of `codes`, and slices hold all their groups.
+        // SAFETY: the caller's promise; `x` has the columns of `codes`, and slices hold all their groups.
         unsafe {
             for i in 0..codes.len() / 32 {
-                let low = products(codes.as_ptr().add(i * 32), x.q.add(i * 32));
-                let high = products(codes.as_ptr().add(i * 32 + 16), x.q.add(i * 32 + 16));
-                let x_scale = *x.scale.add(i);
-                if F::GROUP == 32 {
-                    let fours = vcvtq_f32_s32(vpadalq_s16(vpaddlq_s16(low), high));
-                    dot = vfmaq_n_f32(dot, fours, *scale.get_unchecked(i) * x_scale);
-                } else {
-                    let (s0, s1) = (*scale.get_unchecked(2 * i), *scale.get_unchecked(2 * i + 1));
-                    dot = vfmaq_n_f32(dot, vcvtq_f32_s32(vpaddlq_s16(low)), s0 * x_scale);
-                    dot = vfmaq_n_f32(dot, vcvtq_f32_s32(vpaddlq_s16(high)), s1 * x_scale);
+                let mut fours = vdupq_n_s32(0);
+                for at in [i * 32, i * 32 + 16] {
+                    fours = M::sixteen(fours, vld1q_s8(codes.as_ptr().add(at)), vld1q_s8(x.q.add(at)));
                 }
+                let factor = *scale.get_unchecked(i) * *x.scale.add(i);
+                dot = vfmaq_n_f32(dot, vcvtq_f32_s32(fours), factor);
             }
-            if F::HAS_OFFSET {
-                let sums = if F::GROUP == 32 { x.sum32 } else { x.sum16 };
-                let fours = offset.len() / 4 * 4;
-                for g in (0..fours).step_by(4) {
-                    let o = vld1q_f32(offset.as_ptr().add(g));
-                    offsets = vfmaq_f32(offsets, o, vld1q_f32(sums.add(g)));
-                }
-                for (g, &o) in offset.iter().enumerate().skip(fours) {
-                    let product = vsetq_lane_f32::<0>(o * *sums.add(g), vdupq_n_f32(0.0));
-                    offsets = vaddq_f32(offsets, product);
-                }
+            let fours = offset.len() / 4 * 4;
+            for g in (0..fours).step_by(4) {
+                let o = vld1q_f32(offset.as_ptr().add(g));
+                offsets = vfmaq_f32(offsets, o, vld1q_f32(x.sum32.add(g)));
+            }
+            for (g, &o) in offset.iter().enumerate().skip(fours) {
+                let product = vsetq_lane_f32::<0>(o * *x.sum32.add(g), vdupq_n_f32(0.0));
+                offsets = vaddq_f32(offsets, product);
             }
         }
         Sum { dot, offsets }
@@ -81,68 +473,4 @@ impl Dot for Neon {
         // SAFETY: NEON is the baseline.
         unsafe { vaddvq_f32(vaddq_f32(sum.dot, sum.offsets)) }
     }
-}
-
-/// # Safety
-/// As [`super::Gemv`].
-#[target_feature(enable = "neon")]
-pub(super) unsafe fn gemv<F: Format>(
-    w: WeightRows,
-    n_cols: usize,
-    r0: usize,
-    r1: usize,
-    x: ActRow,
-    out: *mut f32,
-) {
-    // SAFETY: the caller's promises.
-    unsafe { portable::gemv::<F, Neon>(w, n_cols, r0, r1, x, out) }
-}
-
-/// # Safety
-/// As [`super::GemmTile`].
-#[target_feature(enable = "neon")]
-pub(super) unsafe fn gemm_tile<F: Format>(
-    w: WeightRows,
-    n_cols: usize,
-    part: Part,
-    xs: ActRows,
-    scratch: *mut u8,
-    out: *mut f32,
-) {
-    // SAFETY: the caller's promises.
-    unsafe { portable::gemm_tile::<F, Neon>(w, n_cols, part, xs, scratch, out) }
-}
-
-/// [`gemv`] for the types of `affine`.
-///
-/// # Safety
-/// As [`super::Gemv`].
-#[target_feature(enable = "neon")]
-pub(super) unsafe fn affine_gemv<F: Codes>(
-    w: WeightRows,
-    n_cols: usize,
-    r0: usize,
-    r1: usize,
-    x: ActRow,
-    out: *mut f32,
-) {
-    // SAFETY: the caller's promises.
-    unsafe { affine::gemv::<F, Neon>(w, n_cols, r0, r1, x, out) }
-}
-
-/// [`gemm_tile`] for the types of `affine`.
-///
-/// # Safety
-/// As [`super::GemmTile`].
-#[target_feature(enable = "neon")]
-pub(super) unsafe fn affine_gemm_tile<F: Codes>(
-    w: WeightRows,
-    n_cols: usize,
-    part: Part,
-    xs: ActRows,
-    scratch: *mut u8,
-    out: *mut f32,
-) {
-    // SAFETY: the caller's promises.
-    unsafe { affine::gemm_tile::<F, Neon>(w, n_cols, part, xs, scratch, out) }
 }

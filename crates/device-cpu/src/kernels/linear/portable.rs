@@ -1,4 +1,4 @@
-//! Block decoding in plain Rust, the loops of the scalar and NEON variants around it, and the table of all variants.
+//! Block decoding in plain Rust, the loops of the scalar variant around it, and the table of all variants.
 //!
 //! A block is decoded into a small buffer that stays in registers or the first cache; the compiler vectorises the
 //! decoding for the instruction set of the function it is inlined into. Only the inner product is written by hand
@@ -6,7 +6,7 @@
 //! the instruction set's vectors have; the offsets' part accumulates apart and is added last.
 
 use super::activation::{ActRow, ActRows, ActivationKind, Q8Row};
-use super::interleaved::{Interleaved, code_bytes, decode, tile_bytes};
+use super::interleaved::{Interleaved, Order, code_bytes, decode, tile_bytes};
 use super::{GemmTile, Gemv, Interleave, LinearKernel, MakeTile, Part, WeightRows, scalar};
 use crate::isa::Isa;
 use formats::BlockType;
@@ -210,13 +210,27 @@ pub(super) unsafe fn gemm_tile<F: Format, D: Dot>(
 }
 
 /// How a type is interleaved, given the function that makes a tile.
-#[cfg(target_arch = "x86_64")]
-const fn tiles<F: Interleaved>(tile: MakeTile) -> Interleave {
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+const fn tiles<F: Interleaved, O: Order>(tile: MakeTile) -> Interleave {
     Interleave {
         tile_bytes: tile_bytes::<F>,
         code_bytes: |n_cols| n_cols / 32 * code_bytes::<F>(),
         tile,
-        decode: decode::<F>,
+        decode: decode::<F, O>,
+    }
+}
+
+/// The kernels on Arm that multiply by `M`.
+#[cfg(target_arch = "aarch64")]
+fn on_arm<F: Interleaved, M: super::neon::Multiply>(
+    as_stored: impl Fn(Gemv, GemmTile) -> LinearKernel,
+) -> LinearKernel {
+    use super::interleaved_neon::{PASS, gemm_tile, gemv, scratch_bytes};
+    LinearKernel {
+        gemm_pass: PASS,
+        gemm_scratch_bytes: scratch_bytes,
+        interleave: Some(const { &tiles::<F, M::Order>(super::interleaved::interleave::<F, M::Order>) }),
+        ..as_stored(gemv::<F, M>, gemm_tile::<F, M>)
     }
 }
 
@@ -237,26 +251,32 @@ pub(super) fn kernel<F: Interleaved>(isa: Isa) -> LinearKernel {
     match isa {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => {
+            use super::interleaved::Fours;
             use super::interleaved_avx512::{PASS, gemm_tile, gemv, interleave, scratch_bytes};
             LinearKernel {
                 gemm_pass: PASS,
                 gemm_scratch_bytes: scratch_bytes,
-                interleave: Some(const { &tiles::<F>(interleave::<F>) }),
+                interleave: Some(const { &tiles::<F, Fours>(interleave::<F>) }),
                 ..as_stored(gemv::<F>, gemm_tile::<F>)
             }
         }
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => {
+            use super::interleaved::Fours;
             use super::interleaved_avx2::{PASS, gemm_tile, gemv, interleave, scratch_bytes};
             LinearKernel {
                 gemm_pass: PASS,
                 gemm_scratch_bytes: scratch_bytes,
-                interleave: Some(const { &tiles::<F>(interleave::<F>) }),
+                interleave: Some(const { &tiles::<F, Fours>(interleave::<F>) }),
                 ..as_stored(gemv::<F>, gemm_tile::<F>)
             }
         }
         #[cfg(target_arch = "aarch64")]
-        Isa::Neon => as_stored(super::neon::gemv::<F>, super::neon::gemm_tile::<F>),
+        Isa::Neon => on_arm::<F, super::neon::Mull>(as_stored),
+        #[cfg(target_arch = "aarch64")]
+        Isa::Dotprod => on_arm::<F, super::neon::Sdot>(as_stored),
+        #[cfg(target_arch = "aarch64")]
+        Isa::I8mm => on_arm::<F, super::interleaved_i8mm::Smmla>(as_stored),
         _ => as_stored(gemv::<F, scalar::Scalar>, gemm_tile::<F, scalar::Scalar>),
     }
 }

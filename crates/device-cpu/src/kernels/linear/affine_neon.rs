@@ -1,0 +1,98 @@
+//! The types of `affine` on Arm: GEMV row by row where the weights lie, GEMM through the panels of `interleaved_neon`.
+//!
+//! Codes are signed bytes, those of 8 bits less 128. Order of accumulation: GEMV as in `affine`, four lanes of the
+//! columns that `sdot` (or `smull` and its like) adds in one; GEMM as in `interleaved` for a type with an offset, so that their
+//! bits differ.
+
+use super::activation::{ActRow, ActRows};
+use super::affine::{self, Codes, PART, Scales, decode};
+use super::interleaved::Order;
+use super::interleaved_neon::{PASS, Panel, all_rows};
+use super::neon::{ByRow, Mull, Multiply, Sdot};
+use super::{Part, TILE_ROWS, WeightRows};
+
+/// # Safety
+/// As [`super::Gemv`].
+pub(super) unsafe fn gemv<F: Codes>(
+    w: WeightRows,
+    n_cols: usize,
+    r0: usize,
+    r1: usize,
+    x: ActRow,
+    out: *mut f32,
+) {
+    // SAFETY: the caller's promises.
+    unsafe { affine::gemv::<F, ByRow<Mull>>(w, n_cols, r0, r1, x, out) }
+}
+
+/// # Safety
+/// As [`super::Gemv`]; `dotprod` is available.
+#[target_feature(enable = "neon,dotprod")]
+pub(super) unsafe fn gemv_by_sdot<F: Codes>(
+    w: WeightRows,
+    n_cols: usize,
+    r0: usize,
+    r1: usize,
+    x: ActRow,
+    out: *mut f32,
+) {
+    // SAFETY: the caller's promises.
+    unsafe { affine::gemv::<F, ByRow<Sdot>>(w, n_cols, r0, r1, x, out) }
+}
+
+/// Codes with an offset for each 32 columns.
+type Codes32 = Panel<32, true>;
+
+/// # Safety
+/// As [`super::GemmTile`]; the instructions of `M` are available.
+pub(super) unsafe fn gemm_tile<F: Codes, M: Multiply>(
+    w: WeightRows,
+    n_cols: usize,
+    part: Part,
+    xs: ActRows,
+    scratch: *mut u8,
+    out: *mut f32,
+) {
+    // SAFETY: passes over columns that the rows have; the scratch is as large as promised.
+    unsafe {
+        let panel = Codes32::new(scratch);
+        let end = part.k + part.n;
+        for k in (part.k..end).step_by(PASS) {
+            let n = PASS.min(end - k);
+            fill::<F, M::Order>(panel, w, Part { k, n, ..part });
+            all_rows::<_, M>(panel, xs, n_cols, k, n, out);
+        }
+    }
+}
+
+/// Decode the rows and columns of a part into a panel; other rows of it keep what they have.
+///
+/// # Safety
+/// The matrix has them; `k` is a multiple of [`PASS`], `n` at most that.
+unsafe fn fill<F: Codes, O: Order>(panel: Codes32, w: WeightRows, part: Part) {
+    const { assert!(PASS.is_multiple_of(PART)) };
+    let mut groups = Scales::NONE;
+    let mut codes = [0i8; PART];
+    let (mut scale, mut offset) = ([0f32; PART / 32], [0f32; PART / 32]);
+    // SAFETY: the caller's promise; a row's places lie within the panel.
+    unsafe {
+        for r in 0..part.n_rows {
+            let (first, at_byte) = O::place(r);
+            for from in (0..part.n).step_by(PART) {
+                let n = PART.min(part.n - from);
+                let (codes, scale, offset) = (&mut codes[..n], &mut scale[..n / 32], &mut offset[..n / 32]);
+                decode::<F>(w, part.r0 + r, part.k + from, &mut groups, codes, scale, offset);
+                for (b, codes) in (from / 32..).zip(codes.chunks_exact(32)) {
+                    for (step, codes) in (b * 8 + first..).zip(codes.chunks_exact(O::COLS)) {
+                        let to = panel.codes.add(step * 64 + at_byte);
+                        to.copy_from_nonoverlapping(codes.as_ptr(), O::COLS);
+                    }
+                }
+                for (b, (&scale, &offset)) in (from / 32..).zip(scale.iter().zip(&*offset)) {
+                    panel.scale.add(b * TILE_ROWS + r).write(scale);
+                    panel.offset.add(b * TILE_ROWS + r).write(offset);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,454 @@
+//! Interleaved weights on Arm: where codes and scales come from, and what GEMV and GEMM do with them. The products are those of
+//! `neon` and `interleaved_i8mm`.
+//!
+//! Up to [`FEW`] activation rows meet the codes as they are unpacked. Where more follow, [`PASS`] columns are unpacked into a panel
+//! first, signed bytes and f32 scales, which stays in the first cache and knows no type any more, only whether groups are of 16
+//! and have an offset: its scales are those of codes at the top of their byte. Order of accumulation: `interleaved`; one row and
+//! many, and all three ways to multiply, give the same bits, for a factor of a power of two is exact wherever it stands.
+//!
+//! Codes around zero are brought to the top of their byte by shifts that also insert (`sri`), one to three instructions for 16;
+//! codes with an offset, to the bottom; numbers of a table are looked up by `tbl`.
+
+use super::activation::{ActRow, ActRows};
+use super::interleaved::{
+    Interleaved, Scales, Tile, activations, code_bytes, is_centered, is_signed, n_groups, scale_bytes,
+};
+use super::neon::{COLS, Multiply, Rows, Source};
+use super::{Part, TILE_ROWS, WeightRows};
+use std::arch::aarch64::*;
+use std::arch::asm;
+use std::marker::PhantomData;
+
+/// Most activation rows that meet codes without a panel.
+const FEW: usize = 3;
+
+/// Columns of a panel; a multiple of 256.
+pub(super) const PASS: usize = 512;
+
+/// Bytes of a panel's codes, and of its scales, and of its offsets, in groups of 16.
+const PANEL: [usize; 2] = [PASS * TILE_ROWS, PASS / 16 * TILE_ROWS * 4];
+
+/// Bytes of scratch; the same for any number of columns.
+pub(super) fn scratch_bytes(_n_cols: usize) -> usize {
+    64 + PANEL[0] + 2 * PANEL[1]
+}
+
+/// # Safety
+/// As [`super::Gemv`], for weights interleaved in the order of `M`, whose instructions are available.
+pub(super) unsafe fn gemv<F: Interleaved, M: Multiply>(
+    w: WeightRows,
+    n_cols: usize,
+    r0: usize,
+    r1: usize,
+    x: ActRow,
+    out: *mut f32,
+) {
+    let xs = ActRows { base: x.0, stride: 0, n: 1 };
+    // SAFETY: tiles within the rows; a last tile in part goes through `products`.
+    unsafe {
+        let x = activations(xs, 0, n_cols, 0);
+        for r in (r0..r1).step_by(TILE_ROWS) {
+            let source = Packed::<F>(Tile::new::<F>(w, n_cols, r), PhantomData);
+            let rows = |out: *mut f32| Rows { n: n_cols, x, stride: 0, first: true, out };
+            if r1 - r >= TILE_ROWS {
+                M::rows::<_, 1>(source, rows(out.add(r - r0)));
+            } else {
+                let mut products = [0f32; TILE_ROWS];
+                M::rows::<_, 1>(source, rows(products.as_mut_ptr()));
+                out.add(r - r0).copy_from_nonoverlapping(products.as_ptr(), r1 - r);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`super::GemmTile`], for weights interleaved in the order of `M`, whose instructions are available.
+pub(super) unsafe fn gemm_tile<F: Interleaved, M: Multiply>(
+    w: WeightRows,
+    n_cols: usize,
+    part: Part,
+    xs: ActRows,
+    scratch: *mut u8,
+    out: *mut f32,
+) {
+    // SAFETY: passes over columns that the rows have; the scratch is as large as promised.
+    unsafe {
+        let tile = Tile::new::<F>(w, n_cols, part.r0);
+        if xs.n <= FEW {
+            let source = Packed::<F>(tile.from::<F>(part.k), PhantomData);
+            let x = activations(xs, 0, n_cols, part.k);
+            let rows = Rows { n: part.n, x, stride: xs.stride, first: part.k == 0, out };
+            return match xs.n {
+                0 => {}
+                1 => M::rows::<_, 1>(source, rows),
+                2 => M::rows::<_, 2>(source, rows),
+                _ => M::rows::<_, FEW>(source, rows),
+            };
+        }
+        let end = part.k + part.n;
+        for k in (part.k..end).step_by(PASS) {
+            let n = PASS.min(end - k);
+            let source = Packed::<F>(tile.from::<F>(k), PhantomData);
+            macro_rules! by_panel {
+                ($group:literal $has_offset:literal) => {{
+                    let panel = Panel::<$group, $has_offset>::new(scratch);
+                    panel.fill(source, n);
+                    all_rows::<_, M>(panel, xs, n_cols, k, n, out);
+                }};
+            }
+            match (F::GROUP, F::HAS_OFFSET) {
+                (16, false) => by_panel!(16 false),
+                (16, true) => by_panel!(16 true),
+                (_, false) => by_panel!(32 false),
+                (_, true) => by_panel!(32 true),
+            }
+        }
+    }
+}
+
+/// Columns `k..k + n` of all activation rows.
+///
+/// # Safety
+/// As [`Multiply::rows`].
+pub(super) unsafe fn all_rows<S: Source, M: Multiply>(
+    source: S,
+    xs: ActRows,
+    n_cols: usize,
+    k: usize,
+    n: usize,
+    out: *mut f32,
+) {
+    // SAFETY: as many activation rows exist.
+    unsafe {
+        for i in (0..xs.n).step_by(COLS) {
+            let x = activations(xs, i, n_cols, k);
+            let rows = Rows { n, x, stride: xs.stride, first: k == 0, out: out.add(i * TILE_ROWS) };
+            match xs.n - i {
+                1 => M::rows::<S, 1>(source, rows),
+                2 => M::rows::<S, 2>(source, rows),
+                3 => M::rows::<S, 3>(source, rows),
+                4 => M::rows::<S, 4>(source, rows),
+                5 => M::rows::<S, 5>(source, rows),
+                _ => M::rows::<S, COLS>(source, rows),
+            }
+        }
+    }
+}
+
+/// A tile as it lies in memory.
+struct Packed<F>(Tile, PhantomData<F>);
+
+impl<F> Clone for Packed<F> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<F> Copy for Packed<F> {}
+
+/// Each byte `n` bits to the left, `n` a constant.
+///
+/// # Safety
+/// NEON is the baseline.
+#[inline(always)]
+unsafe fn left(v: uint8x16_t, n: usize) -> uint8x16_t {
+    // SAFETY: NEON is the baseline.
+    unsafe {
+        match n {
+            0 => v,
+            1 => vshlq_n_u8::<1>(v),
+            2 => vshlq_n_u8::<2>(v),
+            3 => vshlq_n_u8::<3>(v),
+            4 => vshlq_n_u8::<4>(v),
+            5 => vshlq_n_u8::<5>(v),
+            6 => vshlq_n_u8::<6>(v),
+            _ => vshlq_n_u8::<7>(v),
+        }
+    }
+}
+
+/// Each byte `n` bits to the right, `n` even and a constant.
+///
+/// # Safety
+/// NEON is the baseline.
+#[inline(always)]
+unsafe fn right(v: uint8x16_t, n: usize) -> uint8x16_t {
+    // SAFETY: NEON is the baseline.
+    unsafe {
+        match n {
+            0 => v,
+            2 => vshrq_n_u8::<2>(v),
+            4 => vshrq_n_u8::<4>(v),
+            _ => vshrq_n_u8::<6>(v),
+        }
+    }
+}
+
+/// `low` moved `N` bits to the right below the upper `N` bits of `high`. (The intrinsic becomes two masks, a shift and an or.)
+///
+/// # Safety
+/// NEON is the baseline.
+#[inline(always)]
+unsafe fn insert_right<const N: i32>(mut high: uint8x16_t, low: uint8x16_t) -> uint8x16_t {
+    // SAFETY: the instruction is the baseline's and touches registers only.
+    unsafe {
+        asm!(
+            "sri {high:v}.16b, {low:v}.16b, #{n}",
+            high = inout(vreg) high,
+            low = in(vreg) low,
+            n = const N,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    high
+}
+
+/// Four bits of a step at the top of each byte, zeros below.
+///
+/// # Safety
+/// The register is one of the step's plane.
+#[inline(always)]
+unsafe fn four_at_top<const STEP: usize>(plane: uint8x16_t) -> uint8x16_t {
+    // SAFETY: NEON is the baseline.
+    unsafe { if STEP.is_multiple_of(2) { vshlq_n_u8::<4>(plane) } else { vandq_u8(plane, vdupq_n_u8(0xf0)) } }
+}
+
+/// Two bits of a step at the top of each byte, others of their plane below.
+///
+/// # Safety
+/// As [`four_at_top`].
+#[inline(always)]
+unsafe fn two_at_top<const STEP: usize>(plane: uint8x16_t) -> uint8x16_t {
+    // SAFETY: NEON is the baseline.
+    unsafe { left(plane, 6 - 2 * (STEP % 4)) }
+}
+
+/// One bit of a step at the top of each byte, others of its plane below.
+///
+/// # Safety
+/// As [`four_at_top`].
+#[inline(always)]
+unsafe fn one_at_top<const STEP: usize>(plane: uint8x16_t) -> uint8x16_t {
+    // SAFETY: NEON is the baseline.
+    unsafe { left(plane, 7 - STEP) }
+}
+
+impl<F: Interleaved> Source for Packed<F> {
+    const GROUP: usize = F::GROUP;
+    const HAS_OFFSET: bool = F::HAS_OFFSET;
+    const SHIFT: usize = if is_centered::<F>() { 8 - F::BITS } else { 0 };
+
+    #[inline(always)]
+    unsafe fn codes<const STEP: usize>(self, b: usize, register: usize) -> int8x16_t {
+        const { assert!(!is_signed::<F>() || F::BITS == 8 || F::VALUES.is_some()) };
+        // SAFETY: the block's planes.
+        unsafe {
+            let block = self.0.codes.add(b * code_bytes::<F>() + 16 * register);
+            // The planes of four bits (or two), and those on top of them, `at` bytes on.
+            let eight = || vld1q_u8(block.add(64 * STEP));
+            let four = || vld1q_u8(block.add(64 * (STEP / 2)));
+            let two = |at: usize| vld1q_u8(block.add(at + 64 * (STEP / 4)));
+            let one = |at: usize| vld1q_u8(block.add(at));
+            let codes = match (F::BITS, is_centered::<F>()) {
+                (2, _) => {
+                    let codes = right(two(0), 2 * (STEP % 4));
+                    if STEP % 4 == 3 { codes } else { vandq_u8(codes, vdupq_n_u8(3)) }
+                }
+                (3, _) => {
+                    let low = vandq_u8(two_at_top::<STEP>(two(0)), vdupq_n_u8(0xc0));
+                    insert_right::<1>(one_at_top::<STEP>(one(128)), low)
+                }
+                (4, true) => four_at_top::<STEP>(four()),
+                (4, false) if STEP.is_multiple_of(2) => vandq_u8(four(), vdupq_n_u8(15)),
+                (4, false) => vshrq_n_u8::<4>(four()),
+                (5, centered) => {
+                    let codes = insert_right::<1>(one_at_top::<STEP>(one(256)), four_at_top::<STEP>(four()));
+                    if centered { codes } else { vshrq_n_u8::<3>(codes) }
+                }
+                (6, _) => insert_right::<2>(two_at_top::<STEP>(two(256)), four_at_top::<STEP>(four())),
+                _ => eight(),
+            };
+            match F::VALUES {
+                None => vreinterpretq_s8_u8(codes),
+                Some(values) => vqtbl1q_s8(vld1q_s8(values.as_ptr()), codes),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scales(self, group: usize, half: usize) -> ([float32x4_t; 2], [float32x4_t; 2]) {
+        let (block, g) = (group / n_groups::<F>(), group % n_groups::<F>());
+        // SAFETY: the fields of the block.
+        unsafe {
+            let fields = self.0.scales.add(block * scale_bytes::<F>() + 8 * half);
+            let f16s = |at: usize| {
+                let halves = vreinterpretq_f16_u16(vld1q_u16(fields.add(at + 8 * half).cast()));
+                [vcvt_f32_f16(vget_low_f16(halves)), vcvt_high_f32_f16(halves)]
+            };
+            let unsigned = |bytes: uint8x8_t| {
+                let words = vmovl_u8(bytes);
+                [vcvtq_f32_u32(vmovl_u16(vget_low_u16(words))), vcvtq_f32_u32(vmovl_high_u16(words))]
+            };
+            let times = |[a0, a1]: [float32x4_t; 2], [b0, b1]: [float32x4_t; 2]| {
+                [vmulq_f32(a0, b0), vmulq_f32(a1, b1)]
+            };
+            let negated = |[a, b]: [float32x4_t; 2]| [vnegq_f32(a), vnegq_f32(b)];
+            let none = [vdupq_n_f32(0.0); 2];
+            match F::SCALES {
+                Scales::F16 => (f16s(0), none),
+                Scales::F16Offset => (f16s(0), f16s(32)),
+                Scales::Exponent => {
+                    // 2^(e - 128) is subnormal for e below 2.
+                    let words = vmovl_u8(vld1_u8(fields));
+                    let power = |e: uint32x4_t| {
+                        let normal = vshlq_n_u32::<23>(vsubq_u32(e, vdupq_n_u32(1)));
+                        let small = vshlq_u32(vdupq_n_u32(0x0020_0000), vreinterpretq_s32_u32(e));
+                        vreinterpretq_f32_u32(vbslq_u32(vcltq_u32(e, vdupq_n_u32(2)), small, normal))
+                    };
+                    ([power(vmovl_u16(vget_low_u16(words))), power(vmovl_high_u16(words))], none)
+                }
+                Scales::Signed => {
+                    let words = vmovl_s8(vld1_s8(fields.add(32 + 16 * g).cast()));
+                    let s =
+                        [vcvtq_f32_s32(vmovl_s16(vget_low_s16(words))), vcvtq_f32_s32(vmovl_high_s16(words))];
+                    (times(f16s(0), s), none)
+                }
+                Scales::Minima => {
+                    let s = unsigned(vld1_u8(fields.add(64 + 16 * g)));
+                    let m = unsigned(vld1_u8(fields.add(64 + 16 * (n_groups::<F>() + g))));
+                    (times(f16s(0), s), negated(times(f16s(32), m)))
+                }
+                Scales::Nibbles => {
+                    let both = vld1_u8(fields.add(64 + 16 * g));
+                    let s = unsigned(vand_u8(both, vdup_n_u8(15)));
+                    let m = unsigned(vshr_n_u8::<4>(both));
+                    (times(f16s(0), s), negated(times(f16s(32), m)))
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn ask_ahead(self, b: usize) {
+        self.0.ask_ahead::<F>(b);
+    }
+}
+
+/// Codes as bytes in the order of their steps, scales and offsets in f32, `[groups][16 rows]`.
+#[derive(Clone, Copy)]
+pub(super) struct Panel<const GROUP: usize, const HAS_OFFSET: bool> {
+    /// `[PASS / 32][8 steps][64]`
+    pub codes: *mut i8,
+    /// `[PASS / GROUP][16]`
+    pub scale: *mut f32,
+    /// `[PASS / GROUP][16]`
+    pub offset: *mut f32,
+}
+
+impl<const GROUP: usize, const HAS_OFFSET: bool> Panel<GROUP, HAS_OFFSET> {
+    /// # Safety
+    /// `scratch` has [`scratch_bytes`].
+    pub(super) unsafe fn new(scratch: *mut u8) -> Self {
+        // SAFETY: the parts add up to `scratch_bytes`.
+        unsafe {
+            let codes = scratch.add(scratch.align_offset(64));
+            let scale: *mut f32 = codes.add(PANEL[0]).cast();
+            Panel { codes: codes.cast(), scale, offset: scale.byte_add(PANEL[1]) }
+        }
+    }
+
+    /// Unpack `n` columns, at most [`PASS`].
+    ///
+    /// # Safety
+    /// The source has them.
+    #[inline(never)]
+    unsafe fn fill<S: Source>(self, source: S, n: usize) {
+        debug_assert!(S::GROUP == GROUP && S::HAS_OFFSET == HAS_OFFSET);
+        let factor = 1.0 / (1 << S::SHIFT) as f32;
+        // SAFETY: the caller's promise.
+        unsafe {
+            for b in 0..n / 32 {
+                source.ask_ahead(b);
+                macro_rules! steps {
+                    ($($step:literal)*) => {
+                        $(for register in 0..4 {
+                            let to = self.codes.add((b * 8 + $step) * 64 + 16 * register);
+                            vst1q_s8(to, source.codes::<$step>(b, register));
+                        })*
+                    };
+                }
+                steps!(0 1 2 3 4 5 6 7);
+            }
+            for group in 0..n / S::GROUP {
+                for half in 0..2 {
+                    let (scale, offset) = source.scales(group, half);
+                    for i in 0..2 {
+                        let at = group * TILE_ROWS + 8 * half + 4 * i;
+                        vst1q_f32(self.scale.add(at), vmulq_n_f32(scale[i], factor));
+                        if S::HAS_OFFSET {
+                            vst1q_f32(self.offset.add(at), offset[i]);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Eight numbers from `p` on.
+///
+/// # Safety
+/// They are readable.
+#[inline(always)]
+unsafe fn load8(p: *const f32) -> [float32x4_t; 2] {
+    // SAFETY: the caller's promise.
+    unsafe { [vld1q_f32(p), vld1q_f32(p.add(4))] }
+}
+
+/// The same, each pair twice.
+///
+/// # Safety
+/// They are readable.
+#[inline(always)]
+unsafe fn load8_twice(p: *const f32) -> [float32x4_t; 4] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let pair = |i: usize| vreinterpretq_f32_f64(vld1q_dup_f64(p.add(2 * i).cast()));
+        [pair(0), pair(1), pair(2), pair(3)]
+    }
+}
+
+impl<const GROUP: usize, const HAS_OFFSET: bool> Source for Panel<GROUP, HAS_OFFSET> {
+    const GROUP: usize = GROUP;
+    const HAS_OFFSET: bool = HAS_OFFSET;
+    const SHIFT: usize = 0;
+
+    #[inline(always)]
+    unsafe fn codes<const STEP: usize>(self, b: usize, register: usize) -> int8x16_t {
+        // SAFETY: the caller's promise.
+        unsafe { vld1q_s8(self.codes.add((b * 8 + STEP) * 64 + 16 * register)) }
+    }
+
+    #[inline(always)]
+    unsafe fn scales(self, group: usize, half: usize) -> ([float32x4_t; 2], [float32x4_t; 2]) {
+        let at = group * TILE_ROWS + 8 * half;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let scale = load8(self.scale.add(at));
+            (scale, if HAS_OFFSET { load8(self.offset.add(at)) } else { scale })
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scales_twice(self, group: usize, half: usize) -> ([float32x4_t; 4], [float32x4_t; 4]) {
+        let at = group * TILE_ROWS + 8 * half;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let scale = load8_twice(self.scale.add(at));
+            (scale, if HAS_OFFSET { load8_twice(self.offset.add(at)) } else { scale })
+        }
+    }
+
+    #[inline(always)]
+    fn ask_ahead(self, _b: usize) {}
+}

@@ -1,0 +1,113 @@
+//! [`Simd`] with NEON: four lanes.
+
+use super::{RowsOf, Simd, Sink};
+use std::arch::aarch64::*;
+
+/// 128-bit vectors.
+#[derive(Clone, Copy)]
+pub struct Neon;
+
+// SAFETY (of every block): the trait's promise that pointers are valid for four values; NEON is the baseline.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Simd for Neon {
+    type V = float32x4_t;
+    const N: usize = 4;
+    const VECTORS: usize = 4;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> float32x4_t {
+        unsafe { vdupq_n_f32(x) }
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> float32x4_t {
+        unsafe { vld1q_f32(p) }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(p: *const u16) -> float32x4_t {
+        unsafe { vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))) }
+    }
+    #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> float32x4_t {
+        unsafe {
+            let bytes = vreinterpret_s8_u32(vdup_n_u32(p.cast::<u32>().read_unaligned()));
+            vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(bytes))))
+        }
+    }
+    #[inline(always)]
+    unsafe fn store(p: *mut f32, v: float32x4_t) {
+        unsafe { vst1q_f32(p, v) }
+    }
+    #[inline(always)]
+    unsafe fn store_f16(p: *mut u16, v: float32x4_t) {
+        unsafe { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(v))) }
+    }
+    #[inline(always)]
+    unsafe fn add(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        unsafe { vaddq_f32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn sub(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        unsafe { vsubq_f32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn mul(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        unsafe { vmulq_f32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn div(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        unsafe { vdivq_f32(a, b) }
+    }
+    /// The other one where one is no number, as on x86.
+    #[inline(always)]
+    unsafe fn max(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        unsafe { vmaxnmq_f32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn min(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        unsafe { vminnmq_f32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn fma(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
+        unsafe { vfmaq_f32(c, a, b) }
+    }
+    #[inline(always)]
+    unsafe fn abs(a: float32x4_t) -> float32x4_t {
+        unsafe { vabsq_f32(a) }
+    }
+    #[inline(always)]
+    unsafe fn select_lt(a: float32x4_t, b: float32x4_t, yes: float32x4_t, no: float32x4_t) -> float32x4_t {
+        unsafe { vbslq_f32(vcltq_f32(a, b), yes, no) }
+    }
+    #[inline(always)]
+    unsafe fn exp2_biased(n: float32x4_t) -> float32x4_t {
+        unsafe {
+            let biased = vaddq_s32(vreinterpretq_s32_f32(n), vdupq_n_s32(127));
+            vreinterpretq_f32_s32(vshlq_n_s32::<23>(biased))
+        }
+    }
+    #[inline(always)]
+    unsafe fn sum(v: float32x4_t) -> f32 {
+        unsafe { vaddvq_f32(v) }
+    }
+    #[inline(always)]
+    unsafe fn max_lane(v: float32x4_t) -> f32 {
+        unsafe { vmaxnmvq_f32(v) }
+    }
+    #[inline(always)]
+    unsafe fn transpose(rows: impl RowsOf, sink: &mut impl Sink<Self>) {
+        unsafe {
+            let r = [rows.row::<Self>(0), rows.row::<Self>(1), rows.row::<Self>(2), rows.row::<Self>(3)];
+            // Columns 0 and 2 of two rows side by side, then 1 and 3; then pairs of rows.
+            let (a, b) = (vtrn1q_f32(r[0], r[1]), vtrn2q_f32(r[0], r[1]));
+            let (c, d) = (vtrn1q_f32(r[2], r[3]), vtrn2q_f32(r[2], r[3]));
+            let low =
+                |u, v| vreinterpretq_f32_f64(vtrn1q_f64(vreinterpretq_f64_f32(u), vreinterpretq_f64_f32(v)));
+            let high =
+                |u, v| vreinterpretq_f32_f64(vtrn2q_f64(vreinterpretq_f64_f32(u), vreinterpretq_f64_f32(v)));
+            sink.take(0, low(a, c));
+            sink.take(1, low(b, d));
+            sink.take(2, high(a, c));
+            sink.take(3, high(b, d));
+        }
+    }
+}
