@@ -14,6 +14,7 @@ mod isa;
 #[allow(dead_code, unused_imports)]
 #[path = "../src/kernels/linear/mod.rs"]
 mod linear;
+#[cfg(target_arch = "x86_64")]
 #[path = "../src/prefetch.rs"]
 mod prefetch;
 

@@ -13,6 +13,7 @@ pub(super) struct F32;
 impl FloatFormat for F32 {
     const NAME: &'static str = "linear_f32";
     const BLOCK: BlockType = BlockType::F32;
+    #[cfg(target_arch = "x86_64")]
     const GEMM_MIN_ROWS: usize = 6;
 
     #[inline(always)]

@@ -13,13 +13,13 @@ use formats::BlockType;
 const LANES: usize = 16;
 
 /// A type of plain numbers.
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub(super) trait FloatFormat {
     /// `linear_f16`
     const NAME: &'static str;
     /// The type.
     const BLOCK: BlockType;
     /// From how many activation rows on AVX-512's GEMM beats its GEMV.
+    #[cfg(target_arch = "x86_64")]
     const GEMM_MIN_ROWS: usize = 16;
     /// Bytes of a number.
     const BYTES: usize = Self::BLOCK.block_bytes();

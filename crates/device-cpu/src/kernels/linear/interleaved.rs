@@ -42,7 +42,7 @@
 
 use super::activation::ActRows;
 use super::portable::{Format, f16_at};
-use super::{TILE_ROWS, WeightRows};
+use super::{Interleave, MakeTile, TILE_ROWS, WeightRows};
 use crate::prefetch::prefetch;
 use std::ops::Range;
 
@@ -85,6 +85,10 @@ impl Scales {
 pub(super) trait Interleaved: Format + Sized {
     /// Bits of a code as stored.
     const BITS: usize;
+    /// The least number that makes every code unsigned when added, as vectors want them; 0 with an offset.
+    const ZERO: u8;
+    /// The largest unsigned code.
+    const MAX_CODE: u8;
     /// Its scales.
     const SCALES: Scales;
     /// What a stored code stands for, where it is a number of a table.
@@ -104,7 +108,7 @@ pub(super) trait Interleaved: Format + Sized {
 }
 
 /// Whether codes exceed 127 when they are made unsigned, so that `vpmaddubsw` needs them signed.
-pub(super) const fn is_signed<F: Format>() -> bool {
+pub(super) const fn is_signed<F: Interleaved>() -> bool {
     F::MAX_CODE > 127
 }
 
@@ -127,6 +131,16 @@ pub(super) const fn scale_bytes<F: Interleaved>() -> usize {
 pub(super) fn tile_bytes<F: Interleaved>(n_cols: usize) -> usize {
     n_cols / 32 * code_bytes::<F>()
         + (n_cols / F::BLOCK.block_len() * scale_bytes::<F>()).next_multiple_of(64)
+}
+
+/// How a type is interleaved, given the function that makes a tile.
+pub(super) const fn tiles<F: Interleaved>(tile: MakeTile) -> Interleave {
+    Interleave {
+        tile_bytes: tile_bytes::<F>,
+        code_bytes: |n_cols| n_cols / 32 * code_bytes::<F>(),
+        tile,
+        decode: decode::<F>,
+    }
 }
 
 /// A tile in memory.

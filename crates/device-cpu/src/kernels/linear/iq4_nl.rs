@@ -5,6 +5,7 @@
 //!
 //! Loops, order of accumulation and bytes moved: `interleaved` and `portable`; rates: `NOTES.md`.
 
+#[cfg(target_arch = "x86_64")]
 use super::interleaved::{Interleaved, Scales, store_field, store_nibbles};
 use super::portable::{Format, f16_at};
 use formats::BlockType;
@@ -12,9 +13,6 @@ use formats::BlockType;
 /// The table of IQ4_NL and IQ4_XS.
 pub(super) const VALUES: [i8; 16] =
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
-
-/// What makes the table unsigned.
-pub(super) const ZERO: u8 = 127;
 
 /// The type.
 pub(super) struct Iq4Nl;
@@ -24,8 +22,6 @@ impl Format for Iq4Nl {
     const BLOCK: BlockType = BlockType::IQ4_NL;
     const GROUP: usize = 32;
     const HAS_OFFSET: bool = false;
-    const ZERO: u8 = ZERO;
-    const MAX_CODE: u8 = 240;
 
     #[inline(always)]
     fn scales(block: &[u8], scale: &mut [f32], _offset: &mut [f32]) {
@@ -41,8 +37,11 @@ impl Format for Iq4Nl {
     }
 }
 
+#[cfg(target_arch = "x86_64")]
 impl Interleaved for Iq4Nl {
     const BITS: usize = 4;
+    const ZERO: u8 = 127;
+    const MAX_CODE: u8 = 240;
     const SCALES: Scales = Scales::F16;
     const VALUES: Option<&'static [i8; 16]> = Some(&VALUES);
 

@@ -6,8 +6,9 @@
 //!
 //! Loops, order of accumulation and bytes moved: `interleaved` and `portable`; rates: `NOTES.md`.
 
+#[cfg(target_arch = "x86_64")]
 use super::interleaved::{Interleaved, Scales, store_field, store_nibbles};
-use super::iq4_nl::{VALUES, ZERO};
+use super::iq4_nl::VALUES;
 use super::portable::{Format, f16_at};
 use formats::BlockType;
 
@@ -27,8 +28,6 @@ impl Format for Iq4Xs {
     const BLOCK: BlockType = BlockType::IQ4_XS;
     const GROUP: usize = 32;
     const HAS_OFFSET: bool = false;
-    const ZERO: u8 = ZERO;
-    const MAX_CODE: u8 = 240;
 
     #[inline(always)]
     fn scales(block: &[u8], scale: &mut [f32], _offset: &mut [f32]) {
@@ -51,8 +50,11 @@ impl Format for Iq4Xs {
     }
 }
 
+#[cfg(target_arch = "x86_64")]
 impl Interleaved for Iq4Xs {
     const BITS: usize = 4;
+    const ZERO: u8 = 127;
+    const MAX_CODE: u8 = 240;
     const SCALES: Scales = Scales::Signed;
     const VALUES: Option<&'static [i8; 16]> = Some(&VALUES);
 

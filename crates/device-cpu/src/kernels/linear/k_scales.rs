@@ -4,6 +4,7 @@
 //! low 4 bits of scales 4..8 (low nibbles) and of minima 4..8 (high nibbles), whose upper 2 bits are the upper 2 bits
 //! of bytes 0..4 (scales) and 4..8 (minima).
 
+#[cfg(target_arch = "x86_64")]
 use super::interleaved::store_field;
 
 /// Eight scales, then eight minima, as bytes of four words.
@@ -39,6 +40,7 @@ pub(super) fn decode(block: &[u8], scale: &mut [f32], offset: &mut [f32]) {
 }
 
 /// `d`, `dmin`, then the scales and the minima of the eight groups into row `r` of interleaved fields.
+#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(super) fn store(block: &[u8], r: usize, fields: &mut [u8]) {
     store_field::<2>(fields, 0, r, block);

@@ -38,7 +38,6 @@ pub mod activation;
 mod affine;
 mod decoded;
 mod float;
-mod interleaved;
 mod portable;
 mod scalar;
 mod weight_rows;
@@ -61,6 +60,8 @@ mod gemm_avx2;
 mod gemm_avx512;
 #[cfg(target_arch = "x86_64")]
 mod gemm_words_avx2;
+#[cfg(target_arch = "x86_64")]
+mod interleaved;
 #[cfg(target_arch = "x86_64")]
 mod interleaved_avx2;
 #[cfg(target_arch = "x86_64")]

@@ -6,15 +6,13 @@
 //!
 //! Loops, order of accumulation and bytes moved: `interleaved` and `portable`; rates: `NOTES.md`.
 
+#[cfg(target_arch = "x86_64")]
 use super::interleaved::{Interleaved, Scales, store_nibbles};
 use super::portable::Format;
 use formats::BlockType;
 
 /// Twice the values of E2M1.
 const VALUES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
-
-/// What makes the codes unsigned.
-const ZERO: u8 = 12;
 
 /// `2^(e - 128)`; the two smallest are subnormal.
 #[inline(always)]
@@ -30,8 +28,6 @@ impl Format for Mxfp4 {
     const BLOCK: BlockType = BlockType::MXFP4;
     const GROUP: usize = 32;
     const HAS_OFFSET: bool = false;
-    const ZERO: u8 = ZERO;
-    const MAX_CODE: u8 = 24;
 
     #[inline(always)]
     fn scales(block: &[u8], scale: &mut [f32], _offset: &mut [f32]) {
@@ -47,8 +43,11 @@ impl Format for Mxfp4 {
     }
 }
 
+#[cfg(target_arch = "x86_64")]
 impl Interleaved for Mxfp4 {
     const BITS: usize = 4;
+    const ZERO: u8 = 12;
+    const MAX_CODE: u8 = 24;
     const SCALES: Scales = Scales::Exponent;
     const VALUES: Option<&'static [i8; 16]> = Some(&VALUES);
 

@@ -6,10 +6,15 @@
 //! the instruction set's vectors have; the offsets' part accumulates apart and is added last.
 
 use super::activation::{ActRow, ActRows, ActivationKind, Q8Row};
-use super::interleaved::{Interleaved, code_bytes, decode, tile_bytes};
-use super::{GemmTile, Gemv, Interleave, LinearKernel, MakeTile, Part, WeightRows, scalar};
+use super::{GemmTile, Gemv, LinearKernel, Part, WeightRows, scalar};
 use crate::isa::Isa;
 use formats::BlockType;
+
+/// What kernels know of a type: on x86-64 also how vectors want it.
+#[cfg(target_arch = "x86_64")]
+use super::interleaved::Interleaved as Stored;
+#[cfg(not(target_arch = "x86_64"))]
+use Format as Stored;
 
 /// A quantised block type: `w = scale * code + offset`, one scale (and offset) for each `GROUP` columns.
 pub(super) trait Format {
@@ -21,11 +26,6 @@ pub(super) trait Format {
     const GROUP: usize;
     /// Whether there is an offset. Then codes are in `0..=127`; without, they are signed.
     const HAS_OFFSET: bool;
-    /// The least number that makes every code unsigned when added; 0 with an offset. Vector variants work on unsigned
-    /// codes.
-    const ZERO: u8;
-    /// The largest unsigned code.
-    const MAX_CODE: u8;
 
     /// The scales (and offsets) of a block of [`BlockType::block_bytes`] bytes, one for each group.
     fn scales(block: &[u8], scale: &mut [f32], offset: &mut [f32]);
@@ -209,19 +209,8 @@ pub(super) unsafe fn gemm_tile<F: Format, D: Dot>(
     }
 }
 
-/// How a type is interleaved, given the function that makes a tile.
-#[cfg(target_arch = "x86_64")]
-const fn tiles<F: Interleaved>(tile: MakeTile) -> Interleave {
-    Interleave {
-        tile_bytes: tile_bytes::<F>,
-        code_bytes: |n_cols| n_cols / 32 * code_bytes::<F>(),
-        tile,
-        decode: decode::<F>,
-    }
-}
-
 /// The kernels of a type: interleaved weights where vectors want them, else the loops in this file.
-pub(super) fn kernel<F: Interleaved>(isa: Isa) -> LinearKernel {
+pub(super) fn kernel<F: Stored>(isa: Isa) -> LinearKernel {
     let as_stored = |gemv: Gemv, gemm_tile: GemmTile| LinearKernel {
         name: F::NAME,
         activation: ActivationKind::Q8,
@@ -237,6 +226,7 @@ pub(super) fn kernel<F: Interleaved>(isa: Isa) -> LinearKernel {
     match isa {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => {
+            use super::interleaved::tiles;
             use super::interleaved_avx512::{PASS, gemm_tile, gemv, interleave, scratch_bytes};
             LinearKernel {
                 gemm_pass: PASS,
@@ -247,6 +237,7 @@ pub(super) fn kernel<F: Interleaved>(isa: Isa) -> LinearKernel {
         }
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => {
+            use super::interleaved::tiles;
             use super::interleaved_avx2::{PASS, gemm_tile, gemv, interleave, scratch_bytes};
             LinearKernel {
                 gemm_pass: PASS,

@@ -5,6 +5,7 @@
 //!
 //! Loops, order of accumulation and bytes moved: `interleaved` and `portable`; rates: `NOTES.md`.
 
+#[cfg(target_arch = "x86_64")]
 use super::interleaved::{Interleaved, Scales, store_field};
 use super::portable::{Format, f16_at};
 use formats::BlockType;
@@ -17,8 +18,6 @@ impl Format for Q2K {
     const BLOCK: BlockType = BlockType::Q2_K;
     const GROUP: usize = 16;
     const HAS_OFFSET: bool = true;
-    const ZERO: u8 = 0;
-    const MAX_CODE: u8 = 3;
 
     #[inline(always)]
     fn scales(block: &[u8], scale: &mut [f32], offset: &mut [f32]) {
@@ -43,8 +42,11 @@ impl Format for Q2K {
     }
 }
 
+#[cfg(target_arch = "x86_64")]
 impl Interleaved for Q2K {
     const BITS: usize = 2;
+    const ZERO: u8 = 0;
+    const MAX_CODE: u8 = 3;
     const SCALES: Scales = Scales::Nibbles;
 
     #[inline(always)]

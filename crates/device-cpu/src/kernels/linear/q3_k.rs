@@ -6,6 +6,7 @@
 //!
 //! Loops, order of accumulation and bytes moved: `interleaved` and `portable`; rates: `NOTES.md`.
 
+#[cfg(target_arch = "x86_64")]
 use super::interleaved::{Interleaved, Scales, store_field};
 use super::k_scales::words;
 use super::portable::{Format, f16_at};
@@ -31,8 +32,6 @@ impl Format for Q3K {
     const BLOCK: BlockType = BlockType::Q3_K;
     const GROUP: usize = 16;
     const HAS_OFFSET: bool = false;
-    const ZERO: u8 = 4;
-    const MAX_CODE: u8 = 7;
 
     #[inline(always)]
     fn scales(block: &[u8], scale: &mut [f32], _offset: &mut [f32]) {
@@ -57,8 +56,11 @@ impl Format for Q3K {
     }
 }
 
+#[cfg(target_arch = "x86_64")]
 impl Interleaved for Q3K {
     const BITS: usize = 3;
+    const ZERO: u8 = 4;
+    const MAX_CODE: u8 = 7;
     const SCALES: Scales = Scales::Signed;
 
     #[inline(always)]

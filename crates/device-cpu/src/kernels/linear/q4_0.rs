@@ -4,6 +4,7 @@
 //!
 //! Loops, order of accumulation and bytes moved: `interleaved` and `portable`; rates: `NOTES.md`.
 
+#[cfg(target_arch = "x86_64")]
 use super::interleaved::{Interleaved, Scales, store_field};
 use super::portable::{Format, f16_at};
 use formats::BlockType;
@@ -16,8 +17,6 @@ impl Format for Q4_0 {
     const BLOCK: BlockType = BlockType::Q4_0;
     const GROUP: usize = 32;
     const HAS_OFFSET: bool = false;
-    const ZERO: u8 = 8;
-    const MAX_CODE: u8 = 15;
 
     #[inline(always)]
     fn scales(block: &[u8], scale: &mut [f32], _offset: &mut [f32]) {
@@ -33,8 +32,11 @@ impl Format for Q4_0 {
     }
 }
 
+#[cfg(target_arch = "x86_64")]
 impl Interleaved for Q4_0 {
     const BITS: usize = 4;
+    const ZERO: u8 = 8;
+    const MAX_CODE: u8 = 15;
     const SCALES: Scales = Scales::F16;
 
     #[inline(always)]

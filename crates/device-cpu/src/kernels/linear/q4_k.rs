@@ -5,6 +5,7 @@
 //!
 //! Loops, order of accumulation and bytes moved: `interleaved` and `portable`; rates: `NOTES.md`.
 
+#[cfg(target_arch = "x86_64")]
 use super::interleaved::{Interleaved, Scales};
 use super::k_scales;
 use super::portable::Format;
@@ -18,8 +19,6 @@ impl Format for Q4K {
     const BLOCK: BlockType = BlockType::Q4_K;
     const GROUP: usize = 32;
     const HAS_OFFSET: bool = true;
-    const ZERO: u8 = 0;
-    const MAX_CODE: u8 = 15;
 
     #[inline(always)]
     fn scales(block: &[u8], scale: &mut [f32], offset: &mut [f32]) {
@@ -37,8 +36,11 @@ impl Format for Q4K {
     }
 }
 
+#[cfg(target_arch = "x86_64")]
 impl Interleaved for Q4K {
     const BITS: usize = 4;
+    const ZERO: u8 = 0;
+    const MAX_CODE: u8 = 15;
     const SCALES: Scales = Scales::Minima;
 
     #[inline(always)]

@@ -5,6 +5,7 @@
 //!
 //! Loops, order of accumulation and bytes moved: `interleaved` and `portable`; rates: `NOTES.md`.
 
+#[cfg(target_arch = "x86_64")]
 use super::interleaved::{Interleaved, Scales, store_field};
 use super::portable::{Format, f16_at};
 use formats::BlockType;
@@ -17,8 +18,6 @@ impl Format for Q5_1 {
     const BLOCK: BlockType = BlockType::Q5_1;
     const GROUP: usize = 32;
     const HAS_OFFSET: bool = true;
-    const ZERO: u8 = 0;
-    const MAX_CODE: u8 = 31;
 
     #[inline(always)]
     fn scales(block: &[u8], scale: &mut [f32], offset: &mut [f32]) {
@@ -36,8 +35,11 @@ impl Format for Q5_1 {
     }
 }
 
+#[cfg(target_arch = "x86_64")]
 impl Interleaved for Q5_1 {
     const BITS: usize = 5;
+    const ZERO: u8 = 0;
+    const MAX_CODE: u8 = 31;
     const SCALES: Scales = Scales::F16Offset;
 
     #[inline(always)]

@@ -6,6 +6,7 @@
 //!
 //! Loops, order of accumulation and bytes moved: `interleaved` and `portable`; rates: `NOTES.md`.
 
+#[cfg(target_arch = "x86_64")]
 use super::interleaved::{Interleaved, Scales};
 use super::k_scales;
 use super::portable::Format;
@@ -19,8 +20,6 @@ impl Format for Q5K {
     const BLOCK: BlockType = BlockType::Q5_K;
     const GROUP: usize = 32;
     const HAS_OFFSET: bool = true;
-    const ZERO: u8 = 0;
-    const MAX_CODE: u8 = 31;
 
     #[inline(always)]
     fn scales(block: &[u8], scale: &mut [f32], offset: &mut [f32]) {
@@ -40,8 +39,11 @@ impl Format for Q5K {
     }
 }
 
+#[cfg(target_arch = "x86_64")]
 impl Interleaved for Q5K {
     const BITS: usize = 5;
+    const ZERO: u8 = 0;
+    const MAX_CODE: u8 = 31;
     const SCALES: Scales = Scales::Minima;
 
     #[inline(always)]

@@ -7,6 +7,7 @@
 //!
 //! Loops, order of accumulation and bytes moved: `interleaved` and `portable`; rates: `NOTES.md`.
 
+#[cfg(target_arch = "x86_64")]
 use super::interleaved::{Interleaved, Scales, store_field};
 use super::portable::{Format, f16_at};
 use formats::BlockType;
@@ -19,8 +20,6 @@ impl Format for Q6K {
     const BLOCK: BlockType = BlockType::Q6_K;
     const GROUP: usize = 16;
     const HAS_OFFSET: bool = false;
-    const ZERO: u8 = 32;
-    const MAX_CODE: u8 = 63;
 
     #[inline(always)]
     fn scales(block: &[u8], scale: &mut [f32], _offset: &mut [f32]) {
@@ -46,8 +45,11 @@ impl Format for Q6K {
     }
 }
 
+#[cfg(target_arch = "x86_64")]
 impl Interleaved for Q6K {
     const BITS: usize = 6;
+    const ZERO: u8 = 32;
+    const MAX_CODE: u8 = 63;
     const SCALES: Scales = Scales::Signed;
 
     #[inline(always)]

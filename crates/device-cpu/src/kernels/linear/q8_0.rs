@@ -4,6 +4,7 @@
 //!
 //! Loops, order of accumulation and bytes moved: `interleaved` and `portable`; rates: `NOTES.md`.
 
+#[cfg(target_arch = "x86_64")]
 use super::interleaved::{Interleaved, Scales, store_field};
 use super::portable::{Format, f16_at};
 use formats::BlockType;
@@ -16,8 +17,6 @@ impl Format for Q8_0 {
     const BLOCK: BlockType = BlockType::Q8_0;
     const GROUP: usize = 32;
     const HAS_OFFSET: bool = false;
-    const ZERO: u8 = 128;
-    const MAX_CODE: u8 = 255;
 
     #[inline(always)]
     fn scales(block: &[u8], scale: &mut [f32], _offset: &mut [f32]) {
@@ -32,8 +31,11 @@ impl Format for Q8_0 {
     }
 }
 
+#[cfg(target_arch = "x86_64")]
 impl Interleaved for Q8_0 {
     const BITS: usize = 8;
+    const ZERO: u8 = 128;
+    const MAX_CODE: u8 = 255;
     const SCALES: Scales = Scales::F16;
 
     #[inline(always)]
