@@ -251,7 +251,7 @@ arguments! {
     }
     /// `argmax`
     ArgmaxArguments {
-        /// Columns.
+        /// Columns of the row, or largest of its parts.
         cols: u32,
         reserved0: u32,
         reserved1: u32,

@@ -5,7 +5,7 @@
 
 pub mod attention;
 pub mod experts;
-mod linear;
+pub mod linear;
 mod merged;
 
 use crate::arguments::{
@@ -81,8 +81,12 @@ struct Draft<'a, G: Gpu> {
     ordered: Option<ValueId>,
     /// Index of the node, for the information.
     node: usize,
-    /// The unit behind the one that is made.
-    next: Option<&'a Unit>,
+    /// The units behind the one that is made.
+    rest: &'a [Lowered],
+    /// Of these, how many the one that is made does too.
+    n_done: usize,
+    /// Where the head left the largest of each of its parts, and of how many.
+    bests: Option<(Place, usize)>,
     /// What an attention left for the unit behind it to join.
     parts: Option<merged::Parts>,
     compiler: &'a Compiler<'a, G>,
@@ -207,7 +211,9 @@ impl<'a, G: Gpu> Compiler<'a, G> {
             alias: HashMap::new(),
             ordered: None,
             node: 0,
-            next: None,
+            rest: &[],
+            n_done: 0,
+            bests: None,
             parts: None,
             compiler: self,
         };
@@ -215,11 +221,15 @@ impl<'a, G: Gpu> Compiler<'a, G> {
             draft.alias = selections(self.plan).into_iter().map(|(x, out)| (out, x)).collect();
         }
         for (index, Lowered { node, unit }) in self.lowered.iter().enumerate() {
+            if draft.n_done > 0 {
+                draft.n_done -= 1;
+                continue;
+            }
             draft.node = *node;
-            draft.next = self.lowered.get(index + 1).map(|next| &next.unit);
+            draft.rest = &self.lowered[index + 1..];
             draft.unit(unit)?;
         }
-        Ok(Table::new(draft.commands, draft.infos))
+        Ok(Table::new(draft.commands, draft.infos, draft.bests))
     }
 
     /// Whether a row's sums must not depend on what shares its step.
@@ -229,6 +239,12 @@ impl<'a, G: Gpu> Compiler<'a, G> {
 
     fn unsupported(&self, what: String, hint: &str) -> Error {
         Error::Unsupported { device: G::NAME, what, hint: hint.to_owned() }
+    }
+
+    /// Whether one Op reads a value, and nobody else.
+    fn is_read_once(&self, id: ValueId) -> bool {
+        let n_readers = self.plan.primitives().flat_map(Op::reads).filter(|read| *read == id).count();
+        n_readers == 1 && self.plan.results().all(|result| result != id)
     }
 
     /// The place of bytes of a weight.
@@ -531,9 +547,21 @@ impl<G: Gpu> Draft<'_, G> {
                 self.push(call)
             }
             Op::Argmax { x, out } => {
-                let args = ArgmaxArguments { cols: c.cols(*x) as u32, ..Default::default() };
-                let call = self.step_call("argmax.metal", &args);
-                let mut call = call.read(2, self.value(*x)).write(3, self.value(*out));
+                let n = self.bests.map_or(c.cols(*x), |(_, n)| n);
+                let args = ArgmaxArguments { cols: n as u32, ..Default::default() };
+                let call = self
+                    .step_call("argmax.metal", &args)
+                    .bool(constant::BESTS, self.bests.is_some())
+                    .bool(constant::CHAINED, false)
+                    .read(2, self.value(*x))
+                    .write(3, self.value(*out));
+                let mut call = match self.bests {
+                    Some((place, n)) => call.read(4, (place, n * linear::BEST_BYTES)),
+                    None => call.bind(4, c.anything()),
+                };
+                for index in 5..10 {
+                    call = call.bind(index, c.anything());
+                }
                 call.when = When::Argmax;
                 self.push(call.flexible([each(Rows::Outputs), ONE, ONE], c.profile.argmax_threads))
             }

@@ -13,6 +13,7 @@ macro_rules! sources {
 /// Headers by the name that they are included by.
 pub const HEADERS: &[(&str, &str)] = sources![
     "activation.h",
+    "advance.h",
     "arguments.h",
     "attention/arguments.h",
     "attention/constants.h",
@@ -79,7 +80,6 @@ pub const HEADERS: &[(&str, &str)] = sources![
 pub const FILES: &[(&str, &str)] = sources![
     "activate.metal",
     "add.metal",
-    "advance.metal",
     "argmax.metal",
     "attention.metal",
     "columns.metal",
@@ -241,6 +241,10 @@ pub mod constant {
     pub const POOLING: u16 = 13;
     /// A [`rope`](super::rope).
     pub const ROPE: u16 = 14;
+    /// The largest is that of several, each the largest of a part of the row.
+    pub const BESTS: u16 = 15;
+    /// What is chosen is the next step's token.
+    pub const CHAINED: u16 = 16;
 }
 
 /// Indices of function constants, as `linear/constants.h` lists them.
@@ -448,6 +452,8 @@ mod tests {
             ("NORMALISE", constant::NORMALISE),
             ("POOLING", constant::POOLING),
             ("ROPE", constant::ROPE),
+            ("BESTS", constant::BESTS),
+            ("CHAINED", constant::CHAINED),
         ] {
             let line = format!("#define FC_{name} {index} ");
             assert!(header.contains(&line), "{line}");

@@ -1,7 +1,7 @@
 //! The sizes of everything that a program takes, computed once: the memory plan prints them, compiling allocates them.
 
 use crate::arguments;
-use crate::compile::{attention, experts};
+use crate::compile::{attention, experts, linear};
 use crate::lower::{Lowered, Unit};
 use device::arena::{self, Arena};
 use device::{DType, KvLayerId, Limits, Needs, Node, Op, Plan, Rows, Value, ValueId};
@@ -149,6 +149,8 @@ pub struct Scratch {
     pub partials: usize,
     /// Their totals.
     pub totals: usize,
+    /// The largest product of each threadgroup of a head of one row, 8 bytes each.
+    pub bests: usize,
 }
 
 impl Scratch {
@@ -166,6 +168,11 @@ impl Scratch {
             if let Some((n_heads, head_dim)) = split {
                 let (partials, totals) = attention::partial_bytes(limits.max_rows, n_heads, head_dim);
                 scratch = scratch.max(Scratch { partials, totals, ..Scratch::default() });
+            }
+            if let Unit::Primitive(Op::Argmax { x, .. }) = unit {
+                // As many as SIMD-groups at most.
+                let bests = plan.value(*x).cols.div_ceil(linear::GEMV_ROWS) * linear::BEST_BYTES;
+                scratch = scratch.max(Scratch { bests, ..Scratch::default() });
             }
             let (ids, weight) = match unit {
                 Unit::Primitive(Op::ExpertLinear { ids, weight, .. }) => (ids, weight),
@@ -188,6 +195,7 @@ impl Scratch {
             tiles: self.tiles.max(other.tiles),
             partials: self.partials.max(other.partials),
             totals: self.totals.max(other.totals),
+            bests: self.bests.max(other.bests),
         }
     }
 
@@ -211,9 +219,14 @@ impl Scratch {
         self.partials_at() + self.partials.next_multiple_of(ALIGN)
     }
 
+    /// Where the largest products begin.
+    pub fn bests_at(&self) -> usize {
+        self.totals_at() + self.totals.next_multiple_of(ALIGN)
+    }
+
     /// Bytes of all.
     pub fn total(&self) -> usize {
-        self.totals_at() + self.totals.next_multiple_of(ALIGN)
+        self.bests_at() + self.bests.next_multiple_of(ALIGN)
     }
 }
 

@@ -53,23 +53,81 @@ pub struct Profile {
     pub tensor: bool,
 }
 
+/// What differs between GPU families, for each core.
+struct Family {
+    /// Apple's number.
+    number: u32,
+    /// As [`Profile::gemv_simdgroups`].
+    gemv_simdgroups: u32,
+    /// As [`Profile::attention_simdgroups`].
+    attention_simdgroups: u32,
+    /// As [`Profile::merged_simdgroups`].
+    merged_simdgroups: u32,
+    /// As [`Profile::split_threadgroups`].
+    split_threadgroups: usize,
+    /// As [`Profile::rules`].
+    rules: &'static [Rule],
+}
+
+/// M1; M2; M3 and M4; M5.
+///
+/// The first two set registers and threadgroup memory aside for the most that a kernel may need, and have room for some 24
+/// SIMD-groups a core, so that threadgroups of 16 would leave a third of it empty while they wait at their barrier. From family 9
+/// on both are given out as they are used (Apple, "Explore GPU advancements in M3 and A17 Pro", 2023). Two threadgroups of
+/// eight SIMD-groups hide a core's latency in attention; every further split is read by every threadgroup behind.
+const FAMILIES: [Family; 4] = [
+    Family {
+        number: 7,
+        gemv_simdgroups: 12,
+        attention_simdgroups: 8,
+        merged_simdgroups: 8,
+        split_threadgroups: 2,
+        rules: RULES,
+    },
+    Family {
+        number: 8,
+        gemv_simdgroups: 12,
+        attention_simdgroups: 8,
+        merged_simdgroups: 8,
+        split_threadgroups: 2,
+        rules: RULES,
+    },
+    Family {
+        number: 9,
+        gemv_simdgroups: 16,
+        attention_simdgroups: 8,
+        merged_simdgroups: 16,
+        split_threadgroups: 2,
+        rules: RULES,
+    },
+    Family {
+        number: 10,
+        gemv_simdgroups: 16,
+        attention_simdgroups: 8,
+        merged_simdgroups: 16,
+        split_threadgroups: 2,
+        rules: RULES,
+    },
+];
+
 impl Profile {
-    /// For a GPU.
+    /// For a GPU. A family that is not listed is as the last before it.
     pub fn new(facts: &Facts) -> Profile {
         // As an M4 Pro where the system does not say.
         let cores = if facts.n_cores == 0 { 20 } else { facts.n_cores };
+        let [first, ..] = &FAMILIES;
+        let family = FAMILIES.iter().rfind(|family| family.number <= facts.family).unwrap_or(first);
         Profile {
             chip: facts.name.trim_start_matches("Apple ").to_owned(),
-            rules: RULES,
+            rules: family.rules,
             argmax_threads: facts.max_threads.min(1024),
             norm_threads: 256,
-            gemv_simdgroups: 16 * cores as u32,
+            gemv_simdgroups: family.gemv_simdgroups * cores as u32,
             chain_tokens: 4,
-            attention_simdgroups: 8,
-            merged_simdgroups: 16,
+            attention_simdgroups: family.attention_simdgroups,
+            merged_simdgroups: family.merged_simdgroups,
             split_positions: 1024,
-            // Two of eight SIMD-groups each hide a core's latency; every further split is read by every threadgroup behind.
-            split_threadgroups: 2 * cores,
+            split_threadgroups: family.split_threadgroups * cores,
             // Nobody has run them yet.
             tensor: false,
         }
@@ -100,27 +158,81 @@ impl Profile {
     }
 }
 
-/// GPU cores of the largest configuration of a chip of this name, as published; 0: an unknown chip. What the system itself says
-/// of its GPU comes first (`cores.rs`).
+/// GPU cores of the largest configuration of each chip, as published.
+const CORES: [(&str, usize); 17] = [
+    ("M1 Ultra", 64),
+    ("M1 Max", 32),
+    ("M1 Pro", 16),
+    ("M1", 8),
+    ("M2 Ultra", 76),
+    ("M2 Max", 38),
+    ("M2 Pro", 19),
+    ("M2", 10),
+    ("M3 Ultra", 80),
+    ("M3 Max", 40),
+    ("M3 Pro", 18),
+    ("M3", 10),
+    ("M4 Max", 40),
+    ("M4 Pro", 20),
+    ("M4", 10),
+    ("M5 Max", 40),
+    ("M5", 10),
+];
+
+/// GPU cores of a chip of this name; 0: an unknown chip. What the system itself says of its GPU comes first (`cores.rs`).
 pub fn cores_of(name: &str) -> usize {
-    const CORES: [(&str, usize); 17] = [
-        ("M1 Ultra", 64),
-        ("M1 Max", 32),
-        ("M1 Pro", 16),
-        ("M1", 8),
-        ("M2 Ultra", 76),
-        ("M2 Max", 38),
-        ("M2 Pro", 19),
-        ("M2", 10),
-        ("M3 Ultra", 80),
-        ("M3 Max", 40),
-        ("M3 Pro", 18),
-        ("M3", 10),
-        ("M4 Max", 40),
-        ("M4 Pro", 20),
-        ("M4", 10),
-        ("M5 Max", 40),
-        ("M5", 10),
-    ];
     CORES.iter().find(|(chip, _)| name.trim_start_matches("Apple ") == *chip).map_or(0, |(_, cores)| *cores)
+}
+
+/// Apple's GPU family of a chip of this name: 7 for M1, 8 for M2, 9 for M3, M4 and what is not known, 10 for M5.
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+pub fn family_of(name: &str) -> u32 {
+    let name = name.trim_start_matches("Apple ");
+    [("M1", 7), ("M2", 8), ("M5", 10)]
+        .iter()
+        .find(|(chip, _)| name.starts_with(chip))
+        .map_or(9, |(_, family)| *family)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn profile(name: &str, family: u32) -> Profile {
+        let n_cores = cores_of(name);
+        assert!(n_cores > 0, "{name}");
+        Profile::new(&Facts {
+            name: format!("Apple {name}"),
+            family,
+            n_cores,
+            max_buffer_bytes: 1 << 36,
+            page_bytes: 16 << 10,
+            max_threads: 1024,
+            max_threadgroup_bytes: 32 << 10,
+            is_emulated: false,
+        })
+    }
+
+    /// Every chip has a profile that kernels can run, and a larger chip is given more to do at once.
+    #[test]
+    fn every_chip_has_a_profile() {
+        for (name, cores) in CORES {
+            let family = [("M1", 7), ("M2", 8), ("M3", 9), ("M4", 9), ("M5", 10)];
+            let family = family.iter().find(|(chip, _)| name.starts_with(chip)).unwrap().1;
+            let p = profile(name, family);
+            assert_eq!(p.chip, name);
+            assert!((1..=8).contains(&p.attention_simdgroups) && (1..=16).contains(&p.merged_simdgroups));
+            assert_eq!(p.split_threadgroups, 2 * cores);
+            assert_eq!(p.gemv_simdgroups, if family < 9 { 12 } else { 16 } * cores as u32);
+            assert!(!p.tensor, "nobody has run it");
+            // Four rows of a weight each: 1024 rows are too few for a large chip, 64k enough for all.
+            let (simdgroups, split) = p.gemv_shape(256, 8);
+            assert!(simdgroups >= split && (split > 1) == (p.gemv_simdgroups > 256), "{name}: {split}");
+            assert_eq!(p.gemv_shape(16384, 8), (2, 1));
+            assert!((2..=MOST_SPLITS).contains(&p.n_splits(8)));
+        }
+        // What is newer than the table is as the last in it; and a GPU of unknown cores as an M4 Pro.
+        assert_eq!(profile("M5", 12), profile("M5", 10));
+        assert_eq!(cores_of("Apple M9"), 0);
+    }
 }

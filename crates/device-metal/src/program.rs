@@ -173,14 +173,14 @@ impl<G: Gpu> MetalProgram<G> {
             };
             let (logits, argmax) = (output(&part.plan.logits), output(&part.plan.argmax));
             compiled.push(Compiled {
-                bindings: Bindings::new(&step, logits, argmax),
+                bindings: Bindings::new(&step, logits, argmax, of_classes[0][0].bests),
                 tables: of_classes,
                 logits,
                 argmax,
                 kept: part.plan.kept.iter().map(output).collect(),
             });
         }
-        let (kernels, signal) = (Kernels::new(gpu.as_ref())?, gpu.new_signal()?);
+        let (kernels, signal) = (Kernels::new(gpu.as_ref(), profile)?, gpu.new_signal()?);
         gpu.keep_pipelines();
         let residency = gpu.reside(&buffers);
         let files = plans.iter().flat_map(|plan| &plan.weights).flat_map(device::Weight::views);
@@ -216,6 +216,7 @@ impl<G: Gpu> MetalProgram<G> {
             n_rows: step.tokens.len(),
             n_outputs: step.outputs.len(),
             argmax: step.want == Want::Argmax,
+            chained: false,
             long: step.spans.iter().any(|span| span.end() > self.long),
         };
         let (at, buffer) = (self.step, &self.buffers[STEP]);
@@ -392,7 +393,7 @@ impl<G: Gpu> Program for MetalProgram<G> {
         // Of the last step, if it was such a one; else as a sequence has them that goes on.
         let same = plan == self.current && n_rows == self.sizes.n_rows;
         let n_outputs = if same { self.sizes.n_outputs } else { 1 };
-        let sizes = Sizes { n_rows, n_outputs, argmax: false, long: false };
+        let sizes = Sizes { n_rows, n_outputs, ..Sizes::default() };
         let most = RowClass::of(self.limits.max_rows) as usize;
         let plan = self.plans.get(plan).filter(|_| RowClass::of(n_rows) as usize <= most);
         plan.map_or(vec![], |plan| plan.table(&sizes).infos.clone())

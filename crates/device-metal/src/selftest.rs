@@ -3,8 +3,14 @@
 
 use crate::MetalDevice;
 use crate::gpu::Gpu;
-use device::testing::{Case, PlanBuilder, Rng, check_op_cases, compare, compare_chunks, limits, stored};
-use device::{Device, KvType, Limits, Op, OpKind, OwnedStep, Peaks, Plan, Span, Timing, Want, Weight};
+use device::testing::{
+    AttentionOptions, Case, PlanBuilder, Rng, block_types, check_op_cases, compare, compare_chunks, limits,
+    one_sequence, stored,
+};
+use device::{
+    Activation, CommandInfo, Device, KvLayer, KvType, Limits, Op, OpKind, OwnedStep, Peaks, Plan, Program,
+    RopeStyle, Span, Timing, Want, Weight, fusion,
+};
 use formats::{BlockType, Bytes, Planes};
 
 /// Ops that multiply in tiles.
@@ -81,9 +87,9 @@ pub struct Timed {
     pub n_rows: usize,
     /// Seconds, the shortest of several.
     pub seconds: f64,
-    /// Bytes of weights that it reads.
+    /// Bytes of weights, keys and values that it must read.
     pub bytes: u64,
-    /// Operations: a multiply and an add are two.
+    /// Operations of a product: a multiply and an add are two; 0: not counted.
     pub ops: u64,
 }
 
@@ -99,26 +105,6 @@ impl Timed {
     }
 }
 
-/// The types whose products are timed.
-const TIMED: [BlockType; 16] = [
-    BlockType::Q4_0,
-    BlockType::Q4_1,
-    BlockType::Q5_0,
-    BlockType::Q8_0,
-    BlockType::Q4_K,
-    BlockType::Q5_K,
-    BlockType::Q6_K,
-    BlockType::IQ4_XS,
-    BlockType::IQ1_S,
-    BlockType::IQ2_XS,
-    BlockType::IQ3_S,
-    BlockType::TQ2_0,
-    BlockType::MXFP4,
-    BlockType::NVFP4,
-    BlockType::F16,
-    BlockType::BF16,
-];
-
 /// Rows of a matrix that differ; the others repeat them, for quantising takes long.
 const N_DIFFERENT: usize = 64;
 
@@ -129,11 +115,18 @@ fn product(block: BlockType, n_out: usize, n_in: usize) -> Plan {
     let y = b.linear(x, N_DIFFERENT.min(n_out), BlockType::F32, false);
     let mut plan = b.finish(y);
     let weight = stored(&mut Rng::new(3), "matrix", N_DIFFERENT.min(n_out), n_in, block, 0.1);
-    let data: Vec<u8> = weight.data.iter().copied().cycle().take(n_out * weight.row_bytes()).collect();
+    let repeated = |bytes: &Bytes, row: usize| {
+        let bytes: Vec<u8> = bytes.iter().copied().cycle().take(n_out * row).collect();
+        Bytes::from_slice(&bytes)
+    };
+    let planes = &weight.planes;
     let weight = Weight {
         shape: vec![n_out, n_in],
-        data: Bytes::from_slice(&data),
-        planes: Planes::default(),
+        data: repeated(&weight.data, weight.row_bytes()),
+        planes: Planes {
+            scales: planes.scales.as_ref().map(|plane| repeated(plane, block.row_scale_bytes(n_in))),
+            biases: planes.biases.as_ref().map(|plane| repeated(plane, block.row_bias_bytes(n_in))),
+        },
         ..weight
     };
     for node in &plan.nodes {
@@ -148,7 +141,7 @@ fn product(block: BlockType, n_out: usize, n_in: usize) -> Plan {
     plan
 }
 
-/// Time the products of each type with one row and with many, and what stands beside them.
+/// Time the products of each type with one row and with many.
 ///
 /// # Errors
 /// The device refused or failed.
@@ -159,7 +152,7 @@ pub fn time<G: Gpu>(
     rows: &[usize],
 ) -> device::Result<Vec<Timed>> {
     let mut timed = vec![];
-    for block in TIMED {
+    for block in block_types() {
         let plan = product(block, n_out, n_in);
         let max_rows = rows.iter().copied().max().unwrap_or(1);
         let limits = Limits { max_rows, max_outputs: max_rows, kv_type: KvType::F16, ..limits(&plan.kv) };
@@ -176,28 +169,125 @@ pub fn time<G: Gpu>(
                 outputs: vec![0],
                 want: Want::Logits,
             };
-            let mut best: Option<Timed> = None;
-            for _ in 0..5 {
-                let mut timings: Vec<Timing> = vec![];
-                program.run_timed(&step.borrow(), &mut timings)?;
-                let commands = program.commands(0, *n_rows);
-                let product = timings.iter().find_map(|timing| {
-                    let command = commands.get(timing.command)?;
-                    command.kernel.contains("linear").then_some((command, timing.duration))
-                });
-                let Some((command, seconds)) = product else { continue };
-                if best.as_ref().is_none_or(|best| seconds < best.seconds) {
-                    best = Some(Timed {
-                        kernel: command.kernel.clone(),
-                        n_rows: *n_rows,
-                        seconds: seconds.max(1e-9),
-                        bytes: command.weight_bytes,
-                        ops: ops * *n_rows as u64,
-                    });
-                }
-            }
-            timed.extend(best);
+            let product = |command: &CommandInfo| command.kernel.contains("linear");
+            let commands = shortest(program.as_mut(), &step)?;
+            timed.extend(commands.into_iter().find(|(command, _)| product(command)).map(
+                |(command, seconds)| {
+                    let (kernel, bytes) = (command.kernel, command.weight_bytes);
+                    Timed { kernel, n_rows: *n_rows, seconds, bytes, ops: ops * *n_rows as u64 }
+                },
+            ));
         }
     }
     Ok(timed)
+}
+
+/// The commands of a step that ran, each with the shortest of a few times, in seconds.
+fn shortest(program: &mut dyn Program, step: &OwnedStep) -> device::Result<Vec<(CommandInfo, f64)>> {
+    let mut best: Vec<f64> = vec![];
+    let mut timings: Vec<Timing> = vec![];
+    for _ in 0..5 {
+        timings.clear();
+        program.run_timed(&step.borrow(), &mut timings)?;
+        best.resize(best.len().max(timings.len()), f64::INFINITY);
+        for timing in timings.iter().filter(|timing| timing.duration > 0.0) {
+            best[timing.command] = best[timing.command].min(timing.duration);
+        }
+    }
+    let commands = program.commands(step.plan, step.tokens.len()).into_iter().zip(best);
+    Ok(commands.filter(|(_, seconds)| seconds.is_finite()).collect())
+}
+
+/// Columns of a head of [`model`].
+const HEAD_DIM: usize = 64;
+
+/// A dense model of one layer: four query heads to a KV head, `4 * hidden` columns inside and tokens.
+fn model(hidden: usize) -> Plan {
+    let block = BlockType::Q4_0;
+    let mut b = PlanBuilder::new(1, 4 * hidden);
+    let x = b.embed_from(hidden, block, 1.0);
+    b.layer(Some(0));
+    let n_kv_heads = n_kv_heads(hidden);
+    let layer = b.kv_layer(KvLayer { n_kv_heads, head_dim: HEAD_DIM, window: None, memory: None });
+    let norm = b.rms_norm(x, hidden);
+    let [q, k, v] = [4, 1, 1].map(|n| b.linear(norm, n * n_kv_heads * HEAD_DIM, block, false));
+    let [q, k] = [q, k].map(|x| b.rope(x, HEAD_DIM, HEAD_DIM, RopeStyle::Half));
+    b.kv_write(k, v, layer);
+    let y = b.attention(q, layer, 4 * n_kv_heads, AttentionOptions::default());
+    let y = b.linear(y, hidden, block, false);
+    let x = b.add(x, y);
+    let norm = b.rms_norm(x, hidden);
+    let [gate, up] = [0, 1].map(|_| b.linear(norm, 4 * hidden, block, false));
+    let y = b.gate(gate, up, Activation::Silu);
+    let y = b.linear(y, hidden, block, false);
+    let x = b.add(x, y);
+    b.layer(None);
+    let x = b.select_rows(x);
+    let x = b.rms_norm(x, hidden);
+    let logits = b.linear(x, 4 * hidden, block, false);
+    b.finish(logits)
+}
+
+fn n_kv_heads(hidden: usize) -> usize {
+    (hidden / HEAD_DIM / 4).max(1)
+}
+
+/// Time every kernel of a model's layer, its embedding and its head: one row at the last of `n_positions`, and a prompt of so many
+/// rows. `hidden` is a multiple of 256.
+///
+/// # Errors
+/// The device refused or failed.
+pub fn time_steps<G: Gpu>(
+    device: &MetalDevice<G>,
+    hidden: usize,
+    n_positions: usize,
+    n_rows: usize,
+) -> device::Result<Vec<Timed>> {
+    let plan = fusion::fuse(&model(hidden), device.fusion());
+    let page_len = 64;
+    let n_ctx = n_positions.max(n_rows).next_multiple_of(page_len);
+    let limits = Limits {
+        max_rows: n_rows,
+        max_outputs: 1,
+        max_spans: 1,
+        n_ctx,
+        page_len,
+        n_pages: vec![n_ctx / page_len],
+        kv_type: KvType::F16,
+        ..limits(&plan.kv)
+    };
+    let mut program = device.compile(std::slice::from_ref(&plan), &limits)?;
+    let mut timed = vec![];
+    for (n_rows, first) in [(n_rows, 0), (1, n_positions - 1)] {
+        let tokens: Vec<u32> = (0..n_rows as u32).map(|row| row % 64).collect();
+        let step = one_sequence(&plan, &limits, &tokens, first as u32);
+        let kv_bytes = 2 * n_kv_heads(hidden) * HEAD_DIM * 2 * (first + n_rows);
+        for (command, seconds) in shortest(program.as_mut(), &step)? {
+            let attends =
+                ["attention_decode", "attention_prefill"].iter().any(|name| command.kernel.contains(name));
+            let bytes = command.weight_bytes + if attends { kv_bytes as u64 } else { 0 };
+            timed.push(Timed { kernel: command.kernel, n_rows, seconds, bytes, ops: 0 });
+        }
+    }
+    Ok(timed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Products of every type are timed, matrices of types with planes too.
+    #[test]
+    fn products_of_every_type_can_be_made() {
+        for block in block_types() {
+            let plan = product(block, 200, 512);
+            let matrix = plan.weights.iter().find(|weight| weight.name == "matrix").unwrap();
+            assert_eq!((matrix.block, matrix.n_rows()), (block, 200));
+        }
+    }
+
+    #[test]
+    fn the_model_is_one() {
+        model(256).check().unwrap();
+    }
 }

@@ -91,7 +91,7 @@ pub enum Extent {
 pub enum When {
     /// In all.
     Always,
-    /// Where the best token is wanted.
+    /// Where the best token is wanted, of a step by itself.
     Argmax,
     /// Where no sequence is long.
     Short,
@@ -108,6 +108,8 @@ pub struct Sizes {
     pub n_outputs: usize,
     /// Whether the best token is wanted.
     pub argmax: bool,
+    /// Whether what chooses it makes it the next step's, behind the table.
+    pub chained: bool,
     /// Whether a sequence is so long that its positions are split over threadgroups.
     pub long: bool,
 }
@@ -182,7 +184,7 @@ impl<G: Gpu> Command<G> {
         let threadgroups = self.grid.map(|extent| extent.count(sizes));
         let runs = match self.when {
             When::Always => true,
-            When::Argmax => sizes.argmax,
+            When::Argmax => sizes.argmax && !sizes.chained,
             When::Short => !sizes.long,
             When::Long => sizes.long,
         };
@@ -219,13 +221,19 @@ pub struct Table<G: Gpu> {
     pub barriers: Vec<bool>,
     /// By command.
     pub infos: Vec<CommandInfo>,
+    /// Where the head leaves the largest of each of its parts, and of how many.
+    pub bests: Option<(Place, usize)>,
 }
 
 impl<G: Gpu> Table<G> {
     /// Of commands, with as few barriers as what they read and write allows.
-    pub fn new(commands: Vec<Command<G>>, infos: Vec<CommandInfo>) -> Table<G> {
+    pub fn new(
+        commands: Vec<Command<G>>,
+        infos: Vec<CommandInfo>,
+        bests: Option<(Place, usize)>,
+    ) -> Table<G> {
         let regions: Vec<_> = commands.iter().map(|c| (c.reads.as_slice(), c.writes.as_slice())).collect();
-        Table { barriers: barriers(&regions), commands, infos }
+        Table { barriers: barriers(&regions), commands, infos, bests }
     }
 
     /// Write all of it.
@@ -300,7 +308,7 @@ mod tests {
         assert_eq!(most, [1, 1, 2, 4, 8, 8, 32, 0]);
         assert_eq!(RowClass::Four.times(2), RowClass::Eight);
         assert_eq!(RowClass::Tile.times(2), RowClass::Many);
-        let sizes = Sizes { n_rows: 5, n_outputs: 2, argmax: false, long: false };
+        let sizes = Sizes { n_rows: 5, n_outputs: 2, ..Sizes::default() };
         let per_row = |rows| Extent::PerRow { rows, multiple: 100, divisor: 256 }.count(&sizes);
         assert_eq!([per_row(Rows::Tokens), per_row(Rows::Outputs), per_row(Rows::PerToken(2))], [2, 1, 4]);
         let tiles = Extent::Tiles { rows: Rows::Tokens, k: 7, pairs: 32, n_experts: 3 };

@@ -1,5 +1,5 @@
 //! How many dispatches a step has: at most 5 a layer and 3 beside for a dense model, 8 a layer for a mixture of experts, however long
-//! the sequence, 12 a layer for many rows. Counted where they are encoded.
+//! the sequence, in chains too; 12 a layer for many rows. Counted where they are encoded.
 #![allow(clippy::unwrap_used)]
 
 use crate::common::NullGpu;
@@ -32,7 +32,7 @@ fn attention(b: &mut PlanBuilder, x: ValueId, [block, v_block]: [BlockType; 2], 
     b.add(x, y)
 }
 
-fn dense(n_layers: u32, [block, v_block]: [BlockType; 2], qk_norm: bool) -> Plan {
+fn dense(n_layers: u32, [block, v_block]: [BlockType; 2], qk_norm: bool, softcap: bool) -> Plan {
     let mut b = PlanBuilder::new(1, 97);
     let mut x = b.embed_from(HIDDEN, block, 1.0);
     for index in 0..n_layers {
@@ -44,7 +44,7 @@ fn dense(n_layers: u32, [block, v_block]: [BlockType; 2], qk_norm: bool) -> Plan
         let y = b.linear(y, HIDDEN, block, false);
         x = b.add(x, y);
     }
-    head(b, x, block)
+    head(b, x, block, softcap)
 }
 
 fn mixture(n_layers: u32, block: BlockType) -> Plan {
@@ -63,14 +63,15 @@ fn mixture(n_layers: u32, block: BlockType) -> Plan {
         let y = b.expert_sum(y, weights);
         x = b.add(x, y);
     }
-    head(b, x, block)
+    head(b, x, block, false)
 }
 
-fn head(mut b: PlanBuilder, x: ValueId, block: BlockType) -> Plan {
+fn head(mut b: PlanBuilder, x: ValueId, block: BlockType, softcap: bool) -> Plan {
     b.layer(None);
     let x = b.select_rows(x);
     let x = b.rms_norm(x, HIDDEN);
     let logits = b.linear(x, 97, block, false);
+    let logits = if softcap { b.softcap(logits, 30.0) } else { logits };
     b.finish(logits)
 }
 
@@ -99,7 +100,8 @@ fn a_dense_model_has_five_dispatches_a_layer_and_three_beside() {
     for qk_norm in [true, false] {
         // Files that mix types store v with more bits than q and k.
         for blocks in [[BlockType::Q4_0; 2], [BlockType::F16; 2], [BlockType::Q5_0, BlockType::Q8_0]] {
-            let counts = [2, 5].map(|n| counts(&dense(n, blocks, qk_norm)));
+            // Bounded logits cost nothing more.
+            let counts = [2, 5].map(|n| counts(&dense(n, blocks, qk_norm, qk_norm)));
             for (n, [decode, (prefill, _), long]) in [2, 5].into_iter().zip(counts) {
                 for (dispatches, barriers) in [decode, long] {
                     assert!(dispatches <= 5 * n + 3, "{dispatches} dispatches of {n} layers");
@@ -118,7 +120,7 @@ fn a_dense_model_has_five_dispatches_a_layer_and_three_beside() {
 /// Dispatches and barriers of a chain's step.
 fn chained(sampling: Option<&Sampling>) -> (usize, usize) {
     let device = MetalDevice::new(NullGpu::new("Apple M4 Pro"));
-    let plan = fusion::fuse(&dense(2, [BlockType::Q4_0; 2], true), device.fusion());
+    let plan = fusion::fuse(&dense(2, [BlockType::Q4_0; 2], true, false), device.fusion());
     let limits = Limits { kv_type: KvType::F16, ..limits(&plan.kv) };
     let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
     device.gpu().take();
@@ -126,15 +128,15 @@ fn chained(sampling: Option<&Sampling>) -> (usize, usize) {
     device.gpu().take()
 }
 
-/// Behind the head: the choice, and what makes it the next token; with penalties one more.
+/// Behind the head: the choice, which is the next token; with penalties one more.
 #[test]
 fn sampling_adds_a_dispatch_only_for_penalties() {
     let penalties = Penalties { repeat: 1.1, presence: 0.0, frequency: 0.0, window: 0, recent: &[1, 2] };
     let sampling =
         Sampling { temperature: 0.8, top_k: 40, top_p: 0.9, min_p: 0.1, penalties: None, randoms: &[0.5] };
-    // Embedding and head, 5 a layer, two behind the head.
+    // Embedding and head, 5 a layer, and one that chooses the token and makes it the next step's.
     let (greedy, barriers) = chained(None);
-    assert!(greedy <= 5 * 2 + 4, "{greedy}");
+    assert!(greedy <= 5 * 2 + 3, "{greedy}");
     assert_eq!(chained(Some(&sampling)), (greedy, barriers));
     let with_penalties = Sampling { penalties: Some(penalties), ..sampling };
     assert_eq!(chained(Some(&with_penalties)), (greedy + 1, barriers + 1));
@@ -145,7 +147,7 @@ fn sampling_adds_a_dispatch_only_for_penalties() {
 #[test]
 fn tokens_of_a_chain_are_waited_for_one_by_one() {
     let device = MetalDevice::new(NullGpu::new("Apple M4 Pro"));
-    let plan = fusion::fuse(&dense(1, [BlockType::F16; 2], true), device.fusion());
+    let plan = fusion::fuse(&dense(1, [BlockType::F16; 2], true, true), device.fusion());
     let limits = Limits { kv_type: KvType::F16, ..limits(&plan.kv) };
     let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
     let gpu = device.gpu();

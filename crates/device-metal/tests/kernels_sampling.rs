@@ -2,9 +2,10 @@
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used)]
 
-use crate::launch::{Launch, Sanitizer, compile_strict};
+use crate::launch::{Launch, Outcome, Sanitizer};
 use device::testing::Rng;
 use engine::sampling::{Sampler, SamplingParams, Scratch};
+use ingle_device_metal::kernels::constant;
 
 const SAMPLE: &str = "sampling/sample.metal";
 const PENALTIES: &str = "sampling/penalties.metal";
@@ -41,7 +42,28 @@ fn sample(logits: &[f32], params: &SamplingParams, u: f64, n_threads: usize) -> 
         .floats(3, logits)
         .words(4, &[7, 7, 7, 7, random as u32, (random >> 32) as u32])
         .words(5, &[123_456_789])
+        .words(6, &[LAST])
+        .words(7, &[40])
+        .words(8, &[0, 1, 40, 0])
+        .words(9, &[UNTOUCHED; 4])
+        .words(10, &[UNTOUCHED; 4])
         .grid([1, 1, 1], n_threads)
+}
+
+/// The token of the step that is done.
+const LAST: u32 = 11;
+/// Where nothing was written.
+const UNTOUCHED: u32 = 0xabcd_ef01;
+
+/// That the token became the next step's, the third of the chain; the kernel's buffers for that begin at `first`.
+fn check_advance(outcome: &Outcome, first: u32, token: u32) {
+    let next = if token == NO_TOKEN { LAST } else { token };
+    assert_eq!(outcome.words(1)[5], 3, "n_chained");
+    assert_eq!(outcome.words(first), [next], "token");
+    assert_eq!(outcome.words(first + 1), [41], "position");
+    assert_eq!(outcome.words(first + 2), [0, 1, 41, 0], "span");
+    assert_eq!(outcome.words(first + 3), [UNTOUCHED, UNTOUCHED, token, UNTOUCHED], "chosen");
+    assert_eq!(outcome.words(first + 4), [UNTOUCHED, UNTOUCHED, next, UNTOUCHED], "recent");
 }
 
 /// What the sampler chooses, and the random number that it used.
@@ -99,7 +121,9 @@ fn tokens_are_the_samplers() {
                 };
                 let (want, u) = expected(&logits, &params);
                 let n_threads = [64, 256, 1024][rng.below(3)];
-                let got = sample(&logits, &params, u, n_threads).run().words(5)[0];
+                let outcome = sample(&logits, &params, u, n_threads).run();
+                let got = outcome.words(5)[0];
+                check_advance(&outcome, 6, got);
                 assert_eq!(
                     got,
                     want.unwrap_or(NO_TOKEN),
@@ -159,10 +183,75 @@ fn random_numbers_invert_the_sums() {
 fn nothing_to_choose_is_said() {
     let params = SamplingParams { top_k: 3, top_p: 0.9, ..SamplingParams::default() };
     for logits in [vec![f32::NAN; 70], vec![f32::NEG_INFINITY; 3], vec![1.0, f32::INFINITY, 0.0, f32::NAN]] {
-        assert_eq!(sample(&logits, &params, 0.5, 64).run().words(5), [NO_TOKEN]);
+        let outcome = sample(&logits, &params, 0.5, 64).run();
+        assert_eq!(outcome.words(5), [NO_TOKEN]);
+        check_advance(&outcome, 6, NO_TOKEN);
     }
     let one = [f32::NAN, f32::NEG_INFINITY, -f32::MAX, f32::NAN];
     assert_eq!(sample(&one, &params, 0.5, 64).run().words(5), [2]);
+}
+
+/// As a head leaves them: of each `n` columns the largest and which it is, where there is none no column.
+fn parts(logits: &[f32], n: usize) -> Vec<u32> {
+    let part = |(index, part): (usize, &[f32])| {
+        let numbers = part.iter().enumerate().filter(|(_, v)| !v.is_nan());
+        let best = numbers.fold((-f32::MAX, NO_TOKEN), |(most, at), (i, v)| match *v > most {
+            true => (*v, (index * n + i) as u32),
+            false => (most, at),
+        });
+        [best.0.to_bits(), best.1]
+    };
+    logits.chunks(n).enumerate().flat_map(part).collect()
+}
+
+/// The first of the largest; 0 where there is none.
+fn first_largest(logits: &[f32]) -> u32 {
+    let best = |best: (f32, usize), (i, v): (usize, &f32)| if *v > best.0 { (*v, i) } else { best };
+    logits.iter().enumerate().fold((f32::NEG_INFINITY, 0), best).1 as u32
+}
+
+/// The best of what a head left, the last of three steps of a chain.
+fn largest(parts: &[u32]) -> Launch {
+    Launch::new("argmax.metal", "argmax")
+        .flag(constant::BESTS, true)
+        .flag(constant::CHAINED, true)
+        .arguments(&[parts.len() as u32 / 2, 0, 0, 0])
+        .words(1, &step(2, 0))
+        .words(3, &[123_456_789])
+        .words(4, parts)
+        .words(5, &[LAST])
+        .words(6, &[40])
+        .words(7, &[0, 1, 40, 0])
+        .words(8, &[UNTOUCHED; 4])
+        .words(9, &[UNTOUCHED; 4])
+        .grid([1, 1, 1], 96)
+}
+
+/// Of the row, and of what a head left of it: the lowest of equals, never NaN, the first where nothing is more than -infinity.
+#[test]
+fn the_best_is_the_first_of_the_largest() {
+    let mut rng = Rng::new(9);
+    for n_vocab in [1, 33, 1000, 5003] {
+        for kind in 0..=KINDS {
+            let logits = match kind {
+                KINDS => vec![[f32::NEG_INFINITY, f32::NAN][n_vocab % 2]; n_vocab],
+                kind => logits(&mut rng, n_vocab, kind),
+            };
+            let want = first_largest(&logits);
+            let outcome = largest(&parts(&logits, 8)).run();
+            assert_eq!(outcome.words(3), [want], "{n_vocab} logits of kind {kind}, by parts");
+            check_advance(&outcome, 5, want);
+            let row = Launch::new("argmax.metal", "argmax")
+                .flag(constant::BESTS, false)
+                .flag(constant::CHAINED, false)
+                .arguments(&[n_vocab as u32, 0, 0, 0])
+                .words(1, &step(2, 0))
+                .floats(2, &logits)
+                .words(3, &[123_456_789])
+                .grid([1, 1, 1], 96);
+            assert_eq!(row.run().words(3), [want], "{n_vocab} logits of kind {kind}");
+        }
+    }
 }
 
 /// Bit for bit what the sampler's penalties give, with the tokens that the chain has added.
@@ -210,14 +299,15 @@ fn penalties_are_the_samplers() {
 }
 
 #[test]
-fn address_spaces_fit_and_sanitizers_find_nothing() {
-    [SAMPLE, PENALTIES, "advance.metal"].into_iter().for_each(compile_strict);
+fn sanitizers_find_nothing() {
     let logits = logits(&mut Rng::new(8), 700, 0);
     let params = SamplingParams { top_k: 50, top_p: 0.9, seed: Some(3), ..SamplingParams::default() };
     let (want, u) = expected(&logits, &params);
     for sanitizer in [Sanitizer::Thread, Sanitizer::AddressUndefined] {
         let out = sample(&logits, &params, u, 128).sanitize_file(sanitizer);
         assert_eq!(out.words(5), [want.unwrap()]);
+        let best = largest(&parts(&logits, 4)).sanitize_file(sanitizer);
+        assert_eq!(best.words(3), [first_largest(&logits)]);
         Launch::new(PENALTIES, "penalties")
             .words(1, &step(0, 4))
             .words(2, &arguments(9, 4, &params))

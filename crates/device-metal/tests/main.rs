@@ -3,6 +3,7 @@
 
 mod common;
 mod counts;
+mod every_kernel;
 mod kernels_attention;
 mod kernels_linear;
 mod kernels_sampling;

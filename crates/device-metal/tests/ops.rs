@@ -73,6 +73,27 @@ fn long_sequences() {
     }
 }
 
+/// The bound is the product's own, of one row, of a few and of tiles; the best is looked for in what the head of one row left.
+#[test]
+fn bounded_logits() {
+    let mut b = PlanBuilder::new(5, 83);
+    let x = b.embed_from(96, BlockType::F32, 4.0);
+    let x = b.select_rows(x);
+    let norm = b.rms_norm(x, 96);
+    let y = b.linear(norm, 83, BlockType::Q4_0, false);
+    let y = b.softcap(y, 3.0);
+    let plan = b.finish(y);
+    let limits = limits(&plan.kv);
+    let mut sequences = Sequences::new(4, &plan.kv, &limits, 83);
+    let steps = [1, 3, 40, 1].map(|n| sequences.step(&[(0, n)])).to_vec();
+    let (kind, block, name) = (OpKind::Linear, BlockType::Q4_0, "bounded logits".to_owned());
+    // Sums in f32, in any order; tanh is good to a few units in the last place.
+    let case = Case { name, kind, block, plans: vec![plan], limits, steps, tolerance: 1e-5 };
+    if let Err(failures) = check_cases(&device(), vec![case], tolerance) {
+        panic!("{failures}");
+    }
+}
+
 /// One kernel for one row, two for more: as files that mix types have q, k and v.
 #[test]
 fn three_products_of_which_the_last_has_another_type() {

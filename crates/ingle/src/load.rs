@@ -67,7 +67,7 @@ pub fn device(args: &DeviceArgs) -> anyhow::Result<Arc<dyn Device>> {
             Some(n_threads) => device::interpreter::Reference::new(n_threads),
             None => device::interpreter::Reference::default(),
         }),
-        DeviceName::Metal => metal::apple()?,
+        DeviceName::Metal => metal::apple(false)?,
         DeviceName::MetalEmulated => metal::emulated(args.threads)?,
     })
 }
@@ -77,17 +77,21 @@ pub mod metal {
     use super::*;
 
     #[cfg(target_os = "macos")]
-    pub use device_metal::gpu::apple::AppleGpu;
+    pub use device_metal::gpu::apple::{AppleGpu, Options};
     #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
     pub use device_metal::gpu::emulated::{EmulatedGpu, Options};
 
+    /// `tensors`: tiles are multiplied by the tensor units of an M5, which nobody has tried.
     #[cfg(target_os = "macos")]
-    pub fn apple() -> anyhow::Result<Arc<device_metal::MetalDevice<AppleGpu>>> {
-        Ok(Arc::new(device_metal::MetalDevice::new(AppleGpu::new(Some(&cache()?))?)))
+    pub fn apple(tensors: bool) -> anyhow::Result<Arc<device_metal::MetalDevice<AppleGpu>>> {
+        use device_metal::{MetalDevice, Profile};
+        let gpu = AppleGpu::new(&Options { cache: Some(cache()?), tensors })?;
+        let profile = Profile { tensor: tensors, ..Profile::new(device_metal::gpu::Gpu::facts(&gpu)) };
+        Ok(Arc::new(MetalDevice::with_profile(gpu, profile)))
     }
 
     #[cfg(not(target_os = "macos"))]
-    pub fn apple() -> anyhow::Result<Arc<dyn Device>> {
+    pub fn apple(_tensors: bool) -> anyhow::Result<Arc<dyn Device>> {
         anyhow::bail!(
             "--device metal needs a Mac with Apple Silicon, and this is {}; use --device cpu \
              (--device metal-emulated runs the same shaders on Linux, very slowly, for tests)",

@@ -7,6 +7,7 @@ use super::{Call, Draft, ONE, each, per_token};
 use crate::arguments::{EmbedArguments, LinearArguments};
 use crate::gpu::{Constant, Gpu, Place};
 use crate::kernels::{self, Kernel, linear};
+use crate::lower::{Lowered, Unit};
 use crate::table::{Extent, RowClass, When};
 use device::lower::{MatrixOf, Norm, Projection, Tail};
 use device::{Activation, Op, Result, Rows, ValueId, Weight, WeightId};
@@ -27,6 +28,9 @@ pub const GEMM_THREADS: u32 = 128;
 /// Columns that all lanes of a SIMD-group take at once.
 pub const SPAN_COLUMNS: usize = 16 * 32;
 
+/// Bytes of a threadgroup's largest product and its column.
+pub const BEST_BYTES: usize = 8;
+
 /// Matrices that one dispatch multiplies by.
 struct Product<'a> {
     x: ValueId,
@@ -38,6 +42,10 @@ struct Product<'a> {
     gate: Option<(Activation, ValueId)>,
     /// Residual and where the sum goes.
     add: Option<(ValueId, ValueId)>,
+    /// The bound of the product.
+    softcap: Option<f32>,
+    /// Whether each threadgroup also says which of its products is the largest.
+    bests: bool,
     /// In which steps it runs.
     when: When,
 }
@@ -61,7 +69,7 @@ pub fn type_constants(block: BlockType, n_in: usize) -> Vec<(u16, Constant)> {
 }
 
 /// A schedule of a product.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 enum Schedule {
     /// So many rows at a time.
     Gemv(u32),
@@ -115,9 +123,15 @@ impl<G: Gpu> Draft<'_, G> {
             Tail::Gate { kind, out } if together => gate = Some((kind, out)),
             _ => {}
         }
+        // What runs in some steps only leaves what stands behind it to itself.
+        let (softcap, bests) = match when {
+            When::Always => self.behind_head(schedule, p),
+            _ => (None, false),
+        };
         for matrices in parts {
             let mixed = mixed.clone();
-            self.product(schedule, &Product { x, norm, matrices, mixed, gate, add, when })?;
+            let product = Product { x, norm, matrices, mixed, gate, add, softcap, bests, when };
+            self.product(schedule, &product)?;
         }
         match p.tail {
             Tail::Gate { kind, out } if !together => {
@@ -126,6 +140,23 @@ impl<G: Gpu> Draft<'_, G> {
             }
             _ => Ok(()),
         }
+    }
+
+    /// What stands behind a product and is done with it: its bound, which so is a unit less, and whether the largest is looked for.
+    fn behind_head(&mut self, schedule: Schedule, p: &Projection) -> (Option<f32>, bool) {
+        let ([matrix], Tail::Store) = (&p.matrices[..], p.tail) else { return (None, false) };
+        let (mut out, mut softcap, mut rest) = (matrix.out, None, self.rest);
+        if let [Lowered { unit: Unit::Primitive(Op::Softcap { x, cap, out: capped }), .. }, behind @ ..] = rest
+            && *x == out
+            && self.compiler.is_read_once(out)
+            // What is bounded lies where the product would, so that the product may write it.
+            && self.value(*capped).0 == self.value(out).0
+        {
+            (out, softcap, rest, self.n_done) = (*capped, Some(*cap), behind, 1);
+        }
+        let is_next =
+            matches!(rest, [Lowered { unit: Unit::Primitive(Op::Argmax { x, .. }), .. }, ..] if *x == out);
+        (softcap, is_next && schedule == Schedule::Gemv(1))
     }
 
     fn product(&mut self, schedule: Schedule, product: &Product) -> Result<()> {
@@ -144,6 +175,7 @@ impl<G: Gpu> Draft<'_, G> {
             n_out_1: n_out(1) as u32,
             n_out_2: n_out(2) as u32,
             eps: product.norm.map_or(0.0, |norm| norm.eps),
+            softcap: product.softcap.unwrap_or(0.0),
             ..Default::default()
         };
         // Units of rows of weights that a SIMD-group, or a tile, makes.
@@ -164,13 +196,20 @@ impl<G: Gpu> Draft<'_, G> {
                 let n_blocks = n_units(GEMV_ROWS);
                 let (simdgroups, split) = c.profile.gemv_shape(n_blocks, n_in.div_ceil(SPAN_COLUMNS));
                 let groups = n_blocks.div_ceil((simdgroups / split) as usize);
-                Call::new(kernel(format!("gemv_{n}"))?, &args)
+                let call = Call::new(kernel(format!("gemv_{n}"))?, &args)
                     .bool(linear::NORM, product.norm.is_some())
                     .uint(linear::SPLIT, split)
-                    .bool(linear::ARGMAX, false)
-                    .bind(2, c.weight_or_any(product.norm.and_then(|norm| norm.weight))?)
-                    .bind(19, c.anything())
-                    .grid([Extent::Fixed(groups as u32), tiles(n), ONE], 32 * simdgroups)
+                    .bool(linear::ARGMAX, product.bests)
+                    .bind(2, c.weight_or_any(product.norm.and_then(|norm| norm.weight))?);
+                let call = match product.bests {
+                    true => {
+                        let place = Place { buffer: c.buffers.scratch, offset: c.scratch.bests_at() as u64 };
+                        self.bests = Some((place, groups));
+                        call.write(19, (place, groups * BEST_BYTES))
+                    }
+                    false => call.bind(19, c.anything()),
+                };
+                call.grid([Extent::Fixed(groups as u32), tiles(n), ONE], 32 * simdgroups)
             }
             Schedule::Gemm(n) => Call::new(kernel(format!("gemm_{n}"))?, &args)
                 .bool(linear::TENSOR, c.profile.tensor)
@@ -183,7 +222,7 @@ impl<G: Gpu> Draft<'_, G> {
             .bool(linear::GATE, product.gate.is_some())
             .uint(linear::ACTIVATION, product.gate.map_or(0, |(kind, _)| kernels::activation(kind)))
             .uint(linear::WEIGHTS, product.matrices.len() as u32)
-            .bool(linear::SOFTCAP, false)
+            .bool(linear::SOFTCAP, product.softcap.is_some())
             .bind(STEP_AT, c.step_place(0))
             .read(1, self.value(product.x));
         call.constants.extend(type_constants(block, n_in));
@@ -282,10 +321,12 @@ fn product_name(product: &Product, name: &str, schedule: Schedule) -> String {
         (_, Some(_)) => " + add".to_owned(),
         _ => String::new(),
     };
+    let softcap = if product.softcap.is_some() { " + softcap" } else { "" };
+    let argmax = if product.bests { " + argmax" } else { "" };
     let schedule = match schedule {
         Schedule::Gemv(1) => "1 row".to_owned(),
         Schedule::Gemv(n) => format!("{n} rows"),
         Schedule::Gemm(n) => format!("tiles of {n} rows"),
     };
-    format!("{norm}linear_{name}{many}{tail} ({schedule})")
+    format!("{norm}linear_{name}{many}{tail}{softcap}{argmax} ({schedule})")
 }

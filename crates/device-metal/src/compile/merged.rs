@@ -11,7 +11,7 @@ use crate::kernels::{self, Kernel, linear};
 use crate::lower::Unit;
 use crate::table::{Extent, RowClass, When};
 use device::lower::{Projection, Tail};
-use device::{Op, Result, Rows, ValueId, WeightId};
+use device::{Result, Rows, ValueId, WeightId};
 
 /// Columns of a row that threadgroup memory takes, at most: 24 KiB of 32, the rest being the kernel's own.
 const MOST_COLUMNS: usize = 6144;
@@ -39,9 +39,8 @@ pub(super) struct Parts {
 impl<G: Gpu> Draft<'_, G> {
     /// Whether the next unit joins the parts: it multiplies the row by one matrix, and nobody else reads it.
     pub(super) fn is_merged_behind(&self, parts: &Parts) -> bool {
-        let Some(Unit::Projection(p)) = self.next else { return false };
+        let Some(Unit::Projection(p)) = self.rest.first().map(|next| &next.unit) else { return false };
         let plan = self.compiler.plan;
-        let n_readers = plan.primitives().flat_map(Op::reads).filter(|id| *id == parts.out).count();
         self.tokens == RowClass::One
             && p.x == parts.out
             && plan.value(p.x).rows == Rows::Tokens
@@ -49,8 +48,7 @@ impl<G: Gpu> Draft<'_, G> {
             && p.matrices.len() == 1
             && !matches!(p.tail, Tail::Gate { .. })
             && parts.n_heads * parts.head_dim <= MOST_COLUMNS
-            && n_readers == 1
-            && plan.results().all(|id| id != parts.out)
+            && self.compiler.is_read_once(parts.out)
     }
 
     /// The projection of the parts that the unit before left, if it left any; in which steps it runs.

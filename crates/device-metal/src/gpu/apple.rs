@@ -30,6 +30,19 @@ type Object<T> = Retained<ProtocolObject<T>>;
 /// The name on the command line.
 const NAME: &str = "metal";
 
+/// The GPU family with tensor units.
+const TENSOR_FAMILY: u32 = 10;
+
+/// How it is used.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// A folder for compiled pipelines; none: they are compiled at every start.
+    pub cache: Option<PathBuf>,
+    /// Whether shaders are compiled as Metal 4, which opens the tensor units of an M5 from macOS 26 on (`kernels/linear/tensor.h`).
+    /// Nobody has compiled them so.
+    pub tensors: bool,
+}
+
 /// A buffer that CPU and GPU share.
 pub struct AppleBuffer {
     buffer: Object<dyn MTLBuffer>,
@@ -70,6 +83,7 @@ pub struct AppleGpu {
     device: Object<dyn MTLDevice>,
     queue: Object<dyn MTLCommandQueue>,
     facts: Facts,
+    language: MTLLanguageVersion,
     archive_file: Option<PathBuf>,
     compiled: Mutex<Compiled>,
 }
@@ -163,15 +177,16 @@ fn words(error: &NSError) -> String {
 }
 
 impl AppleGpu {
-    /// The default GPU; compiled pipelines are kept in the folder `cache`, if one is given.
+    /// The default GPU.
     ///
     /// # Errors
-    /// There is none, or it is not one of Apple's from M1 on.
-    pub fn new(cache: Option<&Path>) -> Result<AppleGpu> {
+    /// There is none, or it is not one of Apple's from M1 on; or it has no tensor units, and they are asked for.
+    pub fn new(options: &Options) -> Result<AppleGpu> {
         let unsupported = |what: String| Error::Unsupported {
             device: NAME,
             what,
-            hint: "it needs a Mac with Apple Silicon; use --device cpu here".to_owned(),
+            hint: "it needs a Mac with Apple Silicon, not a virtual machine on one; use --device cpu here"
+                .to_owned(),
         };
         let device = MTLCreateSystemDefaultDevice()
             .ok_or_else(|| unsupported("a machine without a GPU".to_owned()))?;
@@ -184,6 +199,10 @@ impl AppleGpu {
         let name = device.name().to_string();
         let family = families.into_iter().find(|(_, family)| device.supportsFamily(*family));
         let Some((family, _)) = family else { return Err(unsupported(format!("the GPU {name}"))) };
+        if options.tensors && family < TENSOR_FAMILY {
+            let hint = "they came with the M5; leave --tensors out".to_owned();
+            return Err(Error::Unsupported { device: NAME, what: format!("tensor units on {name}"), hint });
+        }
         let queue = device.newCommandQueue().ok_or_else(|| failed("no command queue".to_owned()))?;
         let facts = Facts {
             n_cores: crate::cores::registered().unwrap_or_else(|| crate::profile::cores_of(&name)),
@@ -196,8 +215,13 @@ impl AppleGpu {
             is_emulated: false,
             name,
         };
-        let archive_file = cache.map(|folder| folder.join(archive_name(&facts.name)));
-        let gpu = AppleGpu { device, queue, facts, archive_file, compiled: Mutex::default() };
+        let language = match options.tensors {
+            true => MTLLanguageVersion::Version4_0,
+            false => MTLLanguageVersion::Version3_1,
+        };
+        let cache = options.cache.as_ref();
+        let archive_file = cache.map(|folder| folder.join(archive_name(&facts.name, language)));
+        let gpu = AppleGpu { device, queue, facts, language, archive_file, compiled: Mutex::default() };
         gpu.compiled().archive = gpu.open_archive();
         Ok(gpu)
     }
@@ -225,7 +249,7 @@ impl AppleGpu {
         }
         let source = kernel.source().ok_or_else(|| failed(format!("no shader file {}", kernel.file)))?;
         let options = MTLCompileOptions::new();
-        options.setLanguageVersion(MTLLanguageVersion::Version3_1);
+        options.setLanguageVersion(self.language);
         // NaN and infinity mean what they say: routers and masks use them.
         if self.compile_options_have_math_mode() {
             options.setMathMode(MTLMathMode::Safe);
@@ -300,10 +324,10 @@ impl AppleGpu {
     }
 }
 
-/// Name of the archive of a GPU: other sources or another system have another file.
-fn archive_name(gpu: &str) -> String {
+/// Name of the archive of a GPU: other sources, another language or another system have another file.
+fn archive_name(gpu: &str, language: MTLLanguageVersion) -> String {
     let system = NSProcessInfo::processInfo().operatingSystemVersionString().to_string();
-    format!("metal-{}.archive", kernels::fingerprint(&[gpu, &system]))
+    format!("metal-{}.archive", kernels::fingerprint(&[gpu, &system, &language.0.to_string()]))
 }
 
 fn url_of(file: &Path) -> Retained<NSURL> {

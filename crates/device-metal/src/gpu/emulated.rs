@@ -88,6 +88,8 @@ impl EmulatedPipeline {
 /// What one dispatch did.
 #[derive(Clone, Debug)]
 pub struct Traced {
+    /// The file that the kernel stands in.
+    pub file: &'static str,
     /// The kernel's function.
     pub function: String,
     /// Threadgroups of the grid.
@@ -183,7 +185,7 @@ impl EmulatedGpu {
         let facts = Facts {
             n_cores: crate::profile::cores_of(&options.chip),
             name: format!("{}, emulated", options.chip),
-            family: 9,
+            family: crate::profile::family_of(&options.chip),
             max_buffer_bytes: 1 << 40,
             // The system's own: a map begins at such a page.
             page_bytes: 4 << 10,
@@ -273,8 +275,9 @@ impl EmulatedEncoder {
         };
         let counters = dispatch.run(&self.run).map_err(|fault| failed(&fault))?;
         if let Some(trace) = lock(&self.trace).as_mut() {
-            let function = pipeline.function().name.clone();
-            trace.push(Traced { function, threadgroups: waiting.threadgroups, after_barrier, counters });
+            let Kernel { file, function } = waiting.pipeline.0.kernel.clone();
+            let threadgroups = waiting.threadgroups;
+            trace.push(Traced { file, function, threadgroups, after_barrier, counters });
         }
         Ok(())
     }

@@ -85,7 +85,7 @@ struct ExpertSumArguments {
 
 // argmax.
 struct ArgmaxArguments {
-    uint cols;
+    uint cols; // of the row, or largest of its parts
     uint reserved0;
     uint reserved1;
     uint reserved2;

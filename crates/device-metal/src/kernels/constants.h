@@ -17,3 +17,5 @@
 #define FC_NORMALISE 12   // bool: weights of chosen experts sum to 1
 #define FC_POOLING 13     // uint: 0 mean, 1 first, 2 last
 #define FC_ROPE 14        // uint: how heads turn
+#define FC_BESTS 15       // bool: the largest is that of several, each the largest of a part of the row
+#define FC_CHAINED 16     // bool: what is chosen is the next step's token

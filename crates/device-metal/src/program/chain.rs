@@ -5,9 +5,11 @@
 
 use super::{ARENA, MetalProgram, Output, STEP, write};
 use crate::arguments;
-use crate::gpu::{Binding, Buffer, Dispatch, Encoder, Gpu, Place};
-use crate::kernels::Kernel;
+use crate::compile::linear::BEST_BYTES;
+use crate::gpu::{Binding, Buffer, Constant, Dispatch, Encoder, Gpu, Place};
+use crate::kernels::{Kernel, constant};
 use crate::layout::{MOST_CHAINED, MOST_RECENT, StepLayout};
+use crate::profile::Profile;
 use crate::table::Sizes;
 use device::{Error, Penalties, Result, Sampling, Step, Want};
 use std::mem::offset_of;
@@ -18,13 +20,18 @@ const NO_TOKEN: u32 = u32::MAX;
 /// Threads of a threadgroup of `penalties`.
 const PENALTY_THREADS: u32 = 256;
 
-/// The kernels behind a step, in their order.
+/// The kernels behind a step: penalties, and what chooses the token and makes it the next step's.
 pub(super) struct Kernels<G: Gpu> {
     penalties: G::Pipeline,
-    sample: G::Pipeline,
-    /// Threads that choose: one threadgroup.
-    sample_threads: u32,
-    advance: G::Pipeline,
+    sample: Chooser<G>,
+    /// The best of the logits, or of what the head left of them.
+    argmax: [Chooser<G>; 2],
+}
+
+/// A kernel that chooses, in one threadgroup of so many threads.
+struct Chooser<G: Gpu> {
+    pipeline: G::Pipeline,
+    n_threads: u32,
 }
 
 impl<G: Gpu> Kernels<G> {
@@ -32,27 +39,43 @@ impl<G: Gpu> Kernels<G> {
     ///
     /// # Errors
     /// In the compiler's words.
-    pub(super) fn new(gpu: &G) -> Result<Kernels<G>> {
-        let sample = gpu.pipeline(&Kernel::of("sampling/sample.metal"), &[])?;
+    pub(super) fn new(gpu: &G, profile: &Profile) -> Result<Kernels<G>> {
+        let chooser = |file, constants: &[(u16, Constant)], most: u32| -> Result<Chooser<G>> {
+            let pipeline = gpu.pipeline(&Kernel::of(file), constants)?;
+            let n_threads = gpu.max_threads(&pipeline).min(most) / 32 * 32;
+            Ok(Chooser { pipeline, n_threads })
+        };
+        let argmax = |bests| {
+            let constants =
+                [(constant::BESTS, Constant::Bool(bests)), (constant::CHAINED, Constant::Bool(true))];
+            chooser("argmax.metal", &constants, profile.argmax_threads)
+        };
         Ok(Kernels {
             penalties: gpu.pipeline(&Kernel::of("sampling/penalties.metal"), &[])?,
-            sample_threads: gpu.max_threads(&sample).min(1024) / 32 * 32,
-            sample,
-            advance: gpu.pipeline(&Kernel::of("advance.metal"), &[])?,
+            sample: chooser("sampling/sample.metal", &[], 1024)?,
+            argmax: [argmax(false)?, argmax(true)?],
         })
     }
 }
 
 /// What they are bound to for a plan.
 pub(super) struct Bindings {
-    penalties: [Binding; 4],
-    sample: [Binding; 5],
-    advance: [Binding; 7],
+    penalties: Vec<Binding>,
+    sample: Vec<Binding>,
+    argmax: Vec<Binding>,
+    argmax_arguments: arguments::ArgmaxArguments,
+    /// Whether the head leaves the largest of each of its parts.
+    has_bests: bool,
 }
 
 impl Bindings {
-    /// With the logits of one row and the place of its best token.
-    pub(super) fn new(step: &StepLayout, logits: Output, argmax: Output) -> Bindings {
+    /// With the logits of one row, the place of its best token, and where the head left the largest of each of so many parts.
+    pub(super) fn new(
+        step: &StepLayout,
+        logits: Output,
+        argmax: Output,
+        bests: Option<(Place, usize)>,
+    ) -> Bindings {
         let at = |buffer: usize, offset: usize, len: usize| {
             let place = Place { buffer: buffer as u16, offset: offset as u64 };
             move |index: u8| Binding { index, place, len: len as u64 }
@@ -61,15 +84,27 @@ impl Bindings {
         let header = of_step(0, size_of::<arguments::Step>());
         let sampling = of_step(step.sampling, size_of::<arguments::Sampling>());
         let recent = of_step(step.recent, (MOST_RECENT + MOST_CHAINED) * 4);
+        let logits_cols = logits.cols;
         let (logits, best) = (at(ARENA, logits.offset, logits.cols * 4), at(ARENA, argmax.offset, 4));
         let randoms = of_step(step.randoms, MOST_CHAINED * 8);
         let (tokens, positions) = (of_step(step.tokens, 4), of_step(step.positions, 4));
         let spans = of_step(step.spans, size_of::<arguments::Span>());
         let chosen = of_step(step.chosen, MOST_CHAINED * 4);
+        // Those of `advance.h`.
+        let next = |first: u8| {
+            [tokens(first), positions(first + 1), spans(first + 2), chosen(first + 3), recent(first + 4)]
+        };
+        let bests_at = match bests {
+            Some((place, n)) => Binding { index: 4, place, len: (n * BEST_BYTES) as u64 },
+            None => header(4),
+        };
+        let cols = bests.map_or(logits_cols, |(_, n)| n) as u32;
         Bindings {
-            penalties: [header(1), sampling(2), recent(3), logits(4)],
-            sample: [header(1), sampling(2), logits(3), randoms(4), best(5)],
-            advance: [header(1), best(2), tokens(3), positions(4), spans(5), chosen(6), recent(7)],
+            penalties: vec![header(1), sampling(2), recent(3), logits(4)],
+            sample: [&[header(1), sampling(2), logits(3), randoms(4), best(5)], &next(6)[..]].concat(),
+            argmax: [&[header(1), logits(2), best(3), bests_at], &next(5)[..]].concat(),
+            argmax_arguments: arguments::ArgmaxArguments { cols, ..Default::default() },
+            has_bests: bests.is_some(),
         }
     }
 }
@@ -78,14 +113,14 @@ impl Bindings {
 fn behind<G: Gpu>(
     encoder: &mut G::Encoder,
     buffers: &[G::Buffer],
-    (pipeline, bindings): (&G::Pipeline, &[Binding]),
+    (pipeline, bindings, arguments): (&G::Pipeline, &[Binding], &[u8]),
     [n_groups, n_threads]: [u32; 2],
 ) {
     encoder.barrier();
     let dispatch = Dispatch {
         pipeline,
         bindings,
-        arguments: &[],
+        arguments,
         threadgroup_bytes: 0,
         threadgroups: [n_groups, 1, 1],
         threads: [n_threads, 1, 1],
@@ -154,7 +189,7 @@ impl<G: Gpu> MetalProgram<G> {
         sampling.map_or(Ok(()), |sampling| sampling.check(n, n_vocab)).map_err(failed)?;
         self.begin(step, n - 1)?;
         let window = sampling.map_or(0, |sampling| self.write_sampling(sampling, n, n_vocab));
-        self.sizes.argmax = sampling.is_none();
+        (self.sizes.argmax, self.sizes.chained) = (sampling.is_none(), true);
         let sampled = sampling.is_some();
         self.chain = Chain { n, first_position: end - 1, sampled, window, ..Chain::default() };
         self.submit_chained()?;
@@ -211,13 +246,17 @@ impl<G: Gpu> MetalProgram<G> {
                 table.encode(encoder, buffers, &sizes);
                 if window > 0 {
                     let grid = [window.div_ceil(PENALTY_THREADS), PENALTY_THREADS];
-                    behind::<G>(encoder, buffers, (&kernels.penalties, &bindings.penalties), grid);
+                    behind::<G>(encoder, buffers, (&kernels.penalties, &bindings.penalties, &[]), grid);
                 }
-                if sampled {
-                    let grid = [1, kernels.sample_threads];
-                    behind::<G>(encoder, buffers, (&kernels.sample, &bindings.sample), grid);
-                }
-                behind::<G>(encoder, buffers, (&kernels.advance, &bindings.advance), [1, 32]);
+                let (chooser, bound, arguments): (_, &[Binding], &[u8]) = match sampled {
+                    true => (&kernels.sample, &bindings.sample, &[]),
+                    false => {
+                        let chooser = &kernels.argmax[usize::from(bindings.has_bests)];
+                        (chooser, &bindings.argmax, bytemuck::bytes_of(&bindings.argmax_arguments))
+                    }
+                };
+                let grid = [1, chooser.n_threads];
+                behind::<G>(encoder, buffers, (&chooser.pipeline, bound, arguments), grid);
                 encoder.signal(signal, value + index as u64 + 1);
             }
         })?;

@@ -1,8 +1,11 @@
-//! `ingle metal-selftest`: compares every Metal kernel with the CPU, times the products, and prints a report to send back.
+//! `ingle metal-selftest`: compares every Metal kernel with the CPU, times it, and prints a report to send back.
 
 use std::fmt::Write as _;
 
 use clap::Args;
+
+#[cfg(any(target_os = "macos", all(target_os = "linux", target_arch = "x86_64")))]
+mod chains;
 
 use crate::load;
 use crate::output;
@@ -23,9 +26,24 @@ pub struct MetalSelftest {
     #[arg(long, value_name = "N", default_value_t = 1)]
     every: usize,
 
+    /// Multiply tiles on the tensor units of an M5 (macOS 26): written, but not tried by anybody
+    #[arg(long, conflicts_with = "emulated")]
+    tensors: bool,
+
     /// Leave the times out
     #[arg(long)]
     no_times: bool,
+}
+
+/// Sizes of what is timed.
+#[cfg(any(target_os = "macos", all(target_os = "linux", target_arch = "x86_64")))]
+struct Sizes {
+    /// Rows and columns of a matrix.
+    product: (usize, usize),
+    /// Columns of a model.
+    hidden: usize,
+    /// Positions that its one row sees.
+    n_positions: usize,
 }
 
 impl MetalSelftest {
@@ -38,17 +56,23 @@ impl MetalSelftest {
 
     #[cfg(target_os = "macos")]
     fn on_apple(&self) -> anyhow::Result<()> {
-        self.report(load::metal::apple()?.as_ref(), (16384, 4096))
+        self.report(
+            load::metal::apple(self.tensors)?.as_ref(),
+            &Sizes { product: (16384, 4096), hidden: 2048, n_positions: 4096 },
+        )
     }
 
     #[cfg(not(target_os = "macos"))]
     fn on_apple(&self) -> anyhow::Result<()> {
-        load::metal::apple().map(|_| ())
+        load::metal::apple(self.tensors).map(|_| ())
     }
 
     #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
     fn on_emulator(&self) -> anyhow::Result<()> {
-        self.report(load::metal::emulated(None)?.as_ref(), (256, 512))
+        self.report(
+            load::metal::emulated(None)?.as_ref(),
+            &Sizes { product: (256, 512), hidden: 256, n_positions: 128 },
+        )
     }
 
     #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
@@ -61,7 +85,7 @@ impl MetalSelftest {
     fn report<G: device_metal::gpu::Gpu>(
         &self,
         device: &device_metal::MetalDevice<G>,
-        (n_out, n_in): (usize, usize),
+        sizes: &Sizes,
     ) -> anyhow::Result<()> {
         use device::Device;
         use device_metal::selftest;
@@ -69,7 +93,7 @@ impl MetalSelftest {
         let facts = device.gpu().facts();
         let memory = device.memory();
         let mut text = format!(
-            "ingle {} metal-selftest\n{}, family {}, {} GPU cores by name, {} usable, {} free, {}\nshaders {}, profile {}\n\n",
+            "ingle {} metal-selftest\n{}, family {}, {} GPU cores, {} usable, {} free, {}\nshaders {}, profile {}\n\n",
             env!("CARGO_PKG_VERSION"),
             facts.name,
             facts.family,
@@ -102,6 +126,15 @@ impl MetalSelftest {
             }
             n_failures += kind.failures.len();
         }
+        let chains = chains::check(device, self.every);
+        let n_differ = chains.iter().filter(|(_, result)| result.is_err()).count();
+        writeln!(text, "{:16} {:4} cases, {:3} agree", "chains", chains.len(), chains.len() - n_differ)?;
+        for (what, result) in &chains {
+            if let Err(difference) = result {
+                writeln!(text, "    DIFFER: {what}: {difference}")?;
+            }
+        }
+        n_failures += n_differ;
         if !self.no_times {
             let peaks = device.peaks();
             writeln!(
@@ -111,6 +144,7 @@ impl MetalSelftest {
                 peaks.f32_ops_per_second / 1e12,
                 if facts.is_emulated { " (emulated: times mean nothing)" } else { "" },
             )?;
+            let (n_out, n_in) = sizes.product;
             for timed in selftest::time(device, n_out, n_in, &[1, 4, 64])? {
                 writeln!(
                     text,
@@ -122,6 +156,17 @@ impl MetalSelftest {
                     100.0 * timed.of_bandwidth(&peaks),
                     timed.ops as f64 / timed.seconds / 1e12,
                     100.0 * timed.of_ops(&peaks),
+                )?;
+            }
+            writeln!(text, "\na layer of {} columns, its embedding and its head:", sizes.hidden)?;
+            for timed in selftest::time_steps(device, sizes.hidden, sizes.n_positions, 512)? {
+                writeln!(
+                    text,
+                    "{:60} {:3} rows {:9.1} µs {:7.1} GB/s",
+                    timed.kernel,
+                    timed.n_rows,
+                    timed.seconds * 1e6,
+                    timed.bytes as f64 / timed.seconds / 1e9,
                 )?;
             }
         }

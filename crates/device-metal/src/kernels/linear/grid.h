@@ -25,6 +25,24 @@ static inline float4 iq2_four(uint point) {
     return float4(codes * 17 + 8 + codes / 2);
 }
 
+// A span of an IQ2 type: two points of 8 values, the signs of each, and what its codes are multiplied by.
+static inline Codes<1> iq2_span(uint2 points, uint2 signs, float scale) {
+    Codes<1> codes;
+    for (short i = 0; i < 2; i++) {
+        codes.q[2 * i] = signed_by(iq2_four(points[i]), signs[i]);
+        codes.q[2 * i + 1] = signed_by(iq2_four(points[i] >> 8), signs[i] >> 4);
+    }
+    codes.scale[0] = scale;
+    codes.offset[0] = 0.0f;
+    return codes;
+}
+
+// Of blocks with a scale for each 16 values, a nibble: d * (0.5 + scale) * 0.25 of span `at` of a block.
+static inline float iq2_scale(float d, device const uchar * scales, uint at) {
+    const uint scale = uint(scales[at / 2]) >> at % 2 * 4 & 15;
+    return d * (0.5f + float(scale)) * 0.25f;
+}
+
 // The low four values of an IQ1 point: -1, 0, 1.
 static inline float4 iq1_four(uint point) {
     return float4(uint4(point, point >> 2, point >> 4, point >> 6) & 3) - 1.0f;

@@ -9,16 +9,11 @@ struct IQ2_S : Neighbours<IQ2_S> {
         device const uchar * block = row.codes + span / 16 * 82;
         const uint at = span % 16;
         const uint high = uint(block[66 + at / 2]) >> at % 2 * 4;
-        Codes<1> codes;
+        uint2 points, signs;
         for (short i = 0; i < 2; i++) {
-            const uint index = uint(block[2 + 2 * at + i]) | (high >> 2 * i & 3) << 8;
-            const uint point = IQ2_S_POINTS[index], signs = block[34 + 2 * at + i];
-            codes.q[2 * i] = signed_by(iq2_four(point), signs);
-            codes.q[2 * i + 1] = signed_by(iq2_four(point >> 8), signs >> 4);
+            points[i] = IQ2_S_POINTS[uint(block[2 + 2 * at + i]) | (high >> 2 * i & 3) << 8];
+            signs[i] = block[34 + 2 * at + i];
         }
-        const uint scale = uint(block[74 + at / 2]) >> at % 2 * 4 & 15;
-        codes.scale[0] = load_half(block) * (0.5f + float(scale)) * 0.25f;
-        codes.offset[0] = 0.0f;
-        return codes;
+        return iq2_span(points, signs, iq2_scale(load_half(block), block + 74, at));
     }
 };

@@ -8,15 +8,12 @@ struct IQ2_XS : Neighbours<IQ2_XS> {
         device const uchar * block = row.codes + span / 16 * 74;
         const uint at = span % 16;
         const uint pair = load_2(block + 2 + 4 * at);
-        Codes<1> codes;
+        uint2 points, signs;
         for (short i = 0; i < 2; i++) {
-            const uint bits = pair >> 16 * i, point = IQ2_XS_POINTS[bits & 511], signs = even_signs(bits >> 9);
-            codes.q[2 * i] = signed_by(iq2_four(point), signs);
-            codes.q[2 * i + 1] = signed_by(iq2_four(point >> 8), signs >> 4);
+            const uint bits = pair >> 16 * i;
+            points[i] = IQ2_XS_POINTS[bits & 511];
+            signs[i] = even_signs(bits >> 9);
         }
-        const uint scale = uint(block[66 + at / 2]) >> at % 2 * 4 & 15;
-        codes.scale[0] = load_half(block) * (0.5f + float(scale)) * 0.25f;
-        codes.offset[0] = 0.0f;
-        return codes;
+        return iq2_span(points, signs, iq2_scale(load_half(block), block + 66, at));
     }
 };

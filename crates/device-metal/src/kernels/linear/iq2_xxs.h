@@ -9,14 +9,12 @@ struct IQ2_XXS : Neighbours<IQ2_XXS> {
         device const uchar * block = row.codes + span / 16 * 66;
         device const uchar * sub = block + 2 + span % 16 / 2 * 8;
         const uint tail = load_2(sub + 4);
-        Codes<1> codes;
+        uint2 points, signs;
         for (short i = 0; i < 2; i++) {
-            const uint at = span % 2 * 2 + i, point = IQ2_XXS_POINTS[sub[at]], signs = even_signs(tail >> 7 * at);
-            codes.q[2 * i] = signed_by(iq2_four(point), signs);
-            codes.q[2 * i + 1] = signed_by(iq2_four(point >> 8), signs >> 4);
+            const uint at = span % 2 * 2 + i;
+            points[i] = IQ2_XXS_POINTS[sub[at]];
+            signs[i] = even_signs(tail >> 7 * at);
         }
-        codes.scale[0] = load_half(block) * (0.5f + float(tail >> 28)) * 0.25f;
-        codes.offset[0] = 0.0f;
-        return codes;
+        return iq2_span(points, signs, load_half(block) * (0.5f + float(tail >> 28)) * 0.25f);
     }
 };

@@ -1,4 +1,5 @@
-// One token at random of a row of logits, after top-k, top-p and min-p, each of which keeps the best of what is left.
+// One token at random of a row of logits, after top-k, top-p and min-p, each of which keeps the best of what is left; it becomes the
+// next token of the chain (advance.h).
 //
 // What is kept is always a prefix of the order (rank.h), so a stage only says where it ends, and the choice is the token at
 // which the weights, best first, sum to more than a random part of what is kept: chosen = nth(u * mass). The random numbers
@@ -10,10 +11,11 @@
 // the distribution is flat (up to 9 passes each).
 //
 // Buffers: 1 step, 2 Sampling, 3 logits (n_vocab), 4 randoms (as many as a chain has) in 2^-64, lower word first, 5 out (1):
-// the token, NO_TOKEN where no logit is a number above -infinity, or one is infinity. Grid: 1 threadgroup of 1024 threads at
-// most, whole SIMD-groups.
+// the token, NO_TOKEN where no logit is a number above -infinity, or one is infinity; 6 tokens, 7 positions, 8 spans, 9 chosen,
+// 10 recent. Grid: 1 threadgroup of 1024 threads at most, whole SIMD-groups.
 #include <metal_stdlib>
 using namespace metal;
+#include "advance.h"
 #include "sampling/arguments.h"
 #include "sampling/rank.h"
 #include "step.h"
@@ -24,11 +26,16 @@ using namespace metal;
 #define LIST 2048
 
 kernel void sample(
-        device const Step *step [[buffer(1)]],
+        device Step *step [[buffer(1)]],
         device const Sampling *sampling [[buffer(2)]],
         device const float *logits [[buffer(3)]],
         device const uint2 *randoms [[buffer(4)]],
         device uint *out [[buffer(5)]],
+        device uint *tokens [[buffer(6)]],
+        device uint *positions [[buffer(7)]],
+        device Span *spans [[buffer(8)]],
+        device uint *chosen [[buffer(9)]],
+        device uint *recent [[buffer(10)]],
         uint thread_index [[thread_index_in_threadgroup]],
         uint n_threads [[threads_per_threadgroup]]) {
     threadgroup Bins bins;
@@ -64,7 +71,9 @@ kernel void sample(
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const Scale scale = { logit_of(max(load_word(&best), 1u)), sampling->temperature };
     if (load_word(&best) == 0 || isinf(scale.best)) {
-        if (thread_index == 0) out[0] = NO_TOKEN;
+        if (thread_index != 0) return;
+        out[0] = NO_TOKEN;
+        advance(NO_TOKEN, step, tokens, positions, spans, chosen, recent);
         return;
     }
 
@@ -101,6 +110,10 @@ kernel void sample(
     const ulong mass = mass_of(in_list ? head : all, last, sampling->floor, scale, &bins, lane);
     const uint2 random = randoms[step->n_chained];
     const ulong goal = part_of(mass, (ulong(random.y) << 32) | random.x) + 1;
-    const uint2 chosen = nth(goal <= head_mass ? head : all, goal, false, scale, &bins, lane);
-    if (thread_index == 0) out[0] = chosen.y;
+    const uint token = nth(goal <= head_mass ? head : all, goal, false, scale, &bins, lane).y;
+    // Everybody has read `n_chained`.
+    threadgroup_barrier(mem_flags::mem_device);
+    if (thread_index != 0) return;
+    out[0] = token;
+    advance(token, step, tokens, positions, spans, chosen, recent);
 }

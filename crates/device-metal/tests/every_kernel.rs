@@ -1,0 +1,84 @@
+//! What is asked of every file of kernels: that its address spaces fit, and that no order of lanes or threadgroups changes a bit.
+//! Those of `linear/`, `sampling/` and of attention have tests of their own for the second, at more shapes and with all constants;
+//! here are all others, run by the device in small plans.
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+#![allow(clippy::unwrap_used)]
+
+use std::collections::{BTreeSet, HashMap};
+
+use crate::launch::compile_strict;
+use device::testing::{Case, check_op_cases, run};
+use device::{Device, OpKind, Plan, fusion};
+use ingle_device_metal::MetalDevice;
+use ingle_device_metal::gpu::emulated::{EmulatedGpu, Options};
+use ingle_device_metal::kernels::FILES;
+use metal_emulator::LaneOrder;
+
+#[test]
+fn address_spaces_fit() {
+    for (file, _) in FILES {
+        compile_strict(file);
+    }
+}
+
+/// Those with tests of their own.
+fn is_elsewhere(file: &str) -> bool {
+    ["linear/", "sampling/", "attention.metal", "cross_attention.metal", "self_attention.metal"]
+        .iter()
+        .any(|start| file.starts_with(start))
+}
+
+/// A device in an order of lanes.
+fn device(order: LaneOrder) -> MetalDevice<EmulatedGpu> {
+    let cache = concat!(env!("CARGO_TARGET_TMPDIR"), "/shaders");
+    MetalDevice::new(EmulatedGpu::new(&Options { order, ..Options::new(cache) }).unwrap())
+}
+
+/// The last case of every kind of Op: most of them the largest.
+fn cases() -> Vec<Case> {
+    let mut last: HashMap<OpKind, (usize, Case)> = HashMap::new();
+    for (index, case) in
+        check_op_cases().into_iter().enumerate().filter(|(_, case)| case.kind != OpKind::Linear)
+    {
+        last.insert(case.kind, (index, case));
+    }
+    let mut cases: Vec<_> = last.into_values().collect();
+    cases.sort_by_key(|(index, _)| *index);
+    cases.into_iter().map(|(_, case)| case).collect()
+}
+
+/// The bits of everything that the cases give, blocks of Ops fused and single ones as they are, and the files whose kernels ran. The
+/// kernels that measure the GPU run too.
+fn outcome(device: &MetalDevice<EmulatedGpu>, cases: &[Case]) -> (Vec<Vec<u32>>, BTreeSet<&'static str>) {
+    device.gpu().start_trace();
+    let mut all = vec![];
+    for case in cases {
+        let fused: Vec<Plan> = case.plans.iter().map(|plan| fusion::fuse(plan, device.fusion())).collect();
+        let plans = if case.kind == OpKind::Fused { &fused } else { &case.plans };
+        let results = run(device, plans, &case.limits, &case.steps);
+        let results = results.unwrap_or_else(|failure| panic!("{}: {failure}", case.name));
+        all.push(results.into_iter().flatten().flatten().map(f32::to_bits).collect());
+    }
+    assert!(device.peaks().read_bytes_per_second > 0.0);
+    (all, device.gpu().take_trace().into_iter().map(|traced| traced.file).collect())
+}
+
+#[test]
+fn no_order_changes_a_bit() {
+    let cases = cases();
+    let (forward, files) = outcome(&device(LaneOrder::Forward), &cases);
+    let wanted: BTreeSet<&str> =
+        FILES.iter().map(|(path, _)| *path).filter(|file| !is_elsewhere(file)).collect();
+    let missing: Vec<_> = wanted.difference(&files).collect();
+    assert!(missing.is_empty(), "nothing ran {missing:?}");
+    for order in [LaneOrder::Reverse, LaneOrder::Random(5)] {
+        let (other, _) = outcome(&device(order), &cases);
+        for (index, (forward, other)) in forward.iter().zip(&other).enumerate() {
+            assert!(forward == other, "{order:?} changes outcome {index} of {:?}", names(&cases));
+        }
+    }
+}
+
+fn names(cases: &[Case]) -> Vec<&str> {
+    cases.iter().map(|case| case.name.as_str()).collect()
+}

@@ -1,0 +1,206 @@
+//! Few rows: attention split over positions, alone and with all that stands before it.
+
+use super::*;
+
+#[test]
+fn decode_of_rows_of_several_sequences() {
+    let mut rng = Rng::new(1);
+    for (number, shape) in shapes().into_iter().enumerate() {
+        // Positions of the rows: the first alone, whole tiles, a few over.
+        let lengths = [1, 64, 135];
+        let cache = Cache::new(&mut rng, shape, &lengths);
+        let cols = shape.n_heads * shape.head_dim;
+        let (q, sinks) = (normal(&mut rng, 3 * cols), normal(&mut rng, shape.n_heads));
+        let mut expected = vec![];
+        for (row, length) in lengths.iter().enumerate() {
+            for head in 0..shape.n_heads {
+                let q = &q[row * cols + head * shape.head_dim..][..shape.head_dim];
+                expected.extend(cache.attend(row, head, q, shape.first(length - 1)..*length, &sinks));
+            }
+        }
+        let group = shape.n_heads / shape.n_kv_heads;
+        for (splits, simdgroups) in [(1, 1 + number % 3), (3, 2)] {
+            let heads = group.min(8);
+            let columns = shape.head_dim.next_multiple_of(4);
+            let launch = shape
+                .launch("attention.metal", format!("attention_decode_{}", shape.kv_name()))
+                .flag(SPLIT, splits > 1)
+                .arguments(&shape.arguments(0, splits, 0, [[0; 4]; 2]))
+                .words(1, &step(3, 0, 3, 2, cache.pages_per_table))
+                .floats(2, &q)
+                .words(3, &lengths.map(|n| n as u32 - 1))
+                .words(4, &[0, 1, 2])
+                .floats(8, &sinks)
+                .output(9, 3 * cols)
+                .output(10, 3 * shape.n_heads * splits * columns)
+                .output(11, 3 * shape.n_heads * splits * 2)
+                .memory(decode_memory(shape, heads, simdgroups))
+                .grid([shape.n_kv_heads * group.div_ceil(heads), splits, 3], 32 * simdgroups);
+            let mut outcome = cache.bind(launch.clone()).run();
+            if splits > 1 {
+                let merge = Launch { function: "attention_merge".to_owned(), ..launch }
+                    .bytes(10, &outcome.buffers[&10])
+                    .bytes(11, &outcome.buffers[&11])
+                    .memory(0)
+                    .grid([shape.n_heads, 3, 1], 32);
+                outcome = merge.run();
+            }
+            check(&format!("{shape:?} {splits} splits"), &outcome.floats(9), &expected, F32_BOUND);
+        }
+    }
+}
+
+/// A head normalised and turned, in f64.
+fn turned(
+    head: &[f32],
+    weight: Option<&[f32]>,
+    norm: bool,
+    style: u32,
+    frequencies: &[f32],
+    position: usize,
+) -> Vec<f64> {
+    let mut head: Vec<f64> = head.iter().map(|v| f64::from(*v)).collect();
+    if norm {
+        let mean = head.iter().map(|v| v * v).sum::<f64>() / head.len() as f64;
+        let factor = 1.0 / (mean + 1e-6).sqrt();
+        for (i, v) in head.iter_mut().enumerate() {
+            *v *= factor * weight.map_or(1.0, |w| f64::from(w[i]));
+        }
+    }
+    if style > 0 {
+        let half = frequencies.len();
+        for (pair, frequency) in frequencies.iter().enumerate() {
+            let angle = f64::from(position as f32 * frequency);
+            let (sin, cos) = (angle.sin() * 1.5, angle.cos() * 1.5);
+            let (i, j) = if style == 1 { (pair, pair + half) } else { (2 * pair, 2 * pair + 1) };
+            (head[i], head[j]) = (head[i] * cos - head[j] * sin, head[j] * cos + head[i] * sin);
+        }
+    }
+    head
+}
+
+#[test]
+fn norm_turn_write_and_attention_in_one() {
+    let mut rng = Rng::new(2);
+    for (number, shape) in shapes().into_iter().enumerate() {
+        let lengths = [0, 31, 66]; // before this step
+        let cache = Cache::new(&mut rng, shape, &lengths);
+        let (d, group) = (shape.head_dim, shape.n_heads / shape.n_kv_heads);
+        let (cols, kv_cols) = (shape.n_heads * d, shape.n_kv_heads * d);
+        let q = normal(&mut rng, 3 * cols);
+        let [k, v] = [0, 1].map(|_| normal(&mut rng, 3 * kv_cols));
+        let [q_weight, k_weight] = [0, 1].map(|_| normal(&mut rng, d));
+        let n_dims = if number % 2 == 0 { d } else { d / 4 * 2 };
+        let frequencies: Vec<f32> = (0..n_dims / 2).map(|i| 0.7f32.powi(i as i32)).collect();
+        let sinks = normal(&mut rng, shape.n_heads);
+        let (q_norm, k_norm, weighted) = (number % 3 != 1, number % 4 != 2, number % 5 != 3);
+        let (q_style, k_style) = ((number % 3) as u32, (1 + number % 2) as u32);
+        let turn = [0, n_dims as u32, 1.5f32.to_bits(), 1e-6f32.to_bits()];
+        let splits = 1 + number % 2;
+        let simdgroups = 1 + number % 4;
+        let heads = group.min(8);
+        let launch = shape
+            .launch("attention.metal", format!("attention_decode_{}", shape.kv_name()))
+            .flag(SPLIT, splits > 1)
+            .flag(FUSED, true)
+            .flag(Q_NORM, q_norm)
+            .flag(K_NORM, k_norm)
+            .flag(Q_WEIGHT, weighted)
+            .flag(K_WEIGHT, weighted)
+            .number(Q_ROPE, q_style)
+            .number(K_ROPE, k_style)
+            .arguments(&shape.arguments(0, splits, 0, [turn, turn]))
+            .words(1, &step(3, 0, 3, 2, cache.pages_per_table))
+            .floats(2, &q)
+            .words(3, &lengths.map(|n| n as u32))
+            .words(4, &[0, 1, 2])
+            .floats(8, &sinks)
+            .output(9, 3 * cols)
+            .output(10, 3 * shape.n_heads * splits * d.next_multiple_of(4))
+            .output(11, 3 * shape.n_heads * splits * 2)
+            .floats(12, &k)
+            .floats(13, &v)
+            .floats(14, &q_weight)
+            .floats(15, &k_weight)
+            .floats(16, &frequencies)
+            .floats(17, &frequencies)
+            .memory(decode_memory(shape, heads, simdgroups))
+            .grid([shape.n_kv_heads * group.div_ceil(heads), splits, 3], 32 * simdgroups);
+        let mut outcome = cache.bind(launch.clone()).run();
+        let after = Cache { pool: outcome.buffers[&7].clone(), tables: cache.tables.clone(), ..cache };
+        if splits > 1 {
+            outcome = Launch { function: "attention_merge".to_owned(), ..launch }
+                .bytes(10, &outcome.buffers[&10])
+                .bytes(11, &outcome.buffers[&11])
+                .grid([shape.n_heads, 3, 1], 32)
+                .run();
+        }
+
+        // What was stored, and that nothing else was.
+        let mut pool = cache.pool.clone();
+        let weight = |w| if weighted { Some(w) } else { None };
+        for (row, position) in lengths.iter().enumerate() {
+            for head in 0..2 * shape.n_kv_heads {
+                let is_key = head < shape.n_kv_heads;
+                let at = row * kv_cols + head % shape.n_kv_heads * d;
+                let expected = if is_key {
+                    turned(&k[at..at + d], weight(&k_weight[..]), k_norm, k_style, &frequencies, *position)
+                } else {
+                    v[at..at + d].iter().map(|v| f64::from(*v)).collect()
+                };
+                let most = expected.iter().fold(0.0f64, |m, v| m.max(v.abs()));
+                // Half an ulp of what is stored: of F16 at the largest value, of Q8_0 half a step and d's own rounding.
+                let bound = [2e-6, 5e-4, 4.5e-3]
+                    [[KvType::F32, KvType::F16, KvType::Q8_0].iter().position(|t| *t == shape.kv).unwrap()];
+                check(
+                    &format!("{shape:?} stored"),
+                    &after.read(row, head, *position),
+                    &expected,
+                    bound * most,
+                );
+                let range = after.range(row, head, *position);
+                pool[range.clone()].copy_from_slice(&after.pool[range]);
+            }
+        }
+        assert!(pool == after.pool, "{shape:?}: nothing else is written");
+
+        let mut expected = vec![];
+        for (row, position) in lengths.iter().enumerate() {
+            for head in 0..shape.n_heads {
+                let q = &q[row * cols + head * d..][..d];
+                let q = turned(q, weight(&q_weight[..]), q_norm, q_style, &frequencies, *position);
+                let q: Vec<f32> = q.iter().map(|v| *v as f32).collect();
+                expected.extend(after.attend(row, head, &q, shape.first(*position)..position + 1, &sinks));
+            }
+        }
+        // Scores of turned and weighted heads are larger.
+        check(&format!("{shape:?} fused"), &outcome.floats(9), &expected, 4.0 * F32_BOUND);
+    }
+}
+
+#[test]
+fn decode_reads_keys_and_values_once_for_all_heads_that_share_them() {
+    let mut rng = Rng::new(7);
+    let shape = Shape { n_heads: 8, n_kv_heads: 2, ..PLAIN };
+    let length = 96;
+    let cache = Cache::new(&mut rng, shape, &[length]);
+    let cols = shape.n_heads * shape.head_dim;
+    let launch = shape
+        .launch("attention.metal", "decode".to_owned())
+        .arguments(&shape.arguments(0, 1, 0, [[0; 4]; 2]))
+        .words(1, &step(1, 0, 1, 2, cache.pages_per_table))
+        .floats(2, &normal(&mut rng, cols))
+        .words(3, &[length as u32 - 1])
+        .words(4, &[0])
+        .output(9, cols)
+        .memory(decode_memory(shape, 4, 2))
+        .grid([2, 1, 1], 64);
+    let source = "#include <metal_stdlib>\nusing namespace metal;\n#include \"instantiate.h\"\n\
+                  #include \"attention/decode.h\"\nINSTANTIATE(decode, attention_decode<KvF16, false>)\n";
+    let counters = cache.bind(launch).count(source);
+    let of = |index: u32| *counters.buffers.iter().find(|b| b.index == index).unwrap();
+    let bytes = (2 * shape.n_kv_heads * length * shape.head_dim * 2) as u64;
+    assert_eq!((of(7).read, of(7).read_once), (bytes, bytes));
+    assert_eq!(of(2).read, (cols * 4) as u64);
+    assert_eq!(of(9).written, (cols * 4) as u64);
+}

@@ -1,0 +1,259 @@
+//! The attention kernels, through the emulator, against plain Rust in f64. Here stands what they share: the shapes, the cache of
+//! scattered pages, and the reference.
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+#![allow(clippy::unwrap_used)]
+
+mod cross;
+mod decode;
+mod prefill;
+mod sanitizers;
+
+use crate::launch::{Launch, Sanitizer, step};
+use device::testing::Rng;
+use device::{KvType, PAGE_NONE};
+use formats::BlockType;
+use formats::codec::{dequantize_row, quantize_row};
+
+// Function constants, as attention/constants.h numbers them.
+const HEAD_DIM: u16 = 32;
+const HEADS: u16 = 33;
+const SOFTCAP: u16 = 34;
+const SINKS: u16 = 35;
+const WINDOW: u16 = 36;
+const SPLIT: u16 = 37;
+const FUSED: u16 = 38;
+const Q_NORM: u16 = 39;
+const K_NORM: u16 = 40;
+const Q_WEIGHT: u16 = 41;
+const K_WEIGHT: u16 = 42;
+const Q_ROPE: u16 = 43;
+const K_ROPE: u16 = 44;
+
+const CAP: f32 = 5.0;
+
+/// A layer and what is asked of it.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    n_heads: usize,
+    n_kv_heads: usize,
+    head_dim: usize,
+    page_len: usize,
+    kv: KvType,
+    window: Option<usize>,
+    softcap: bool,
+    sinks: bool,
+}
+
+const PLAIN: Shape = Shape {
+    n_heads: 4,
+    n_kv_heads: 2,
+    head_dim: 64,
+    page_len: 16,
+    kv: KvType::F16,
+    window: None,
+    softcap: false,
+    sinks: false,
+};
+
+impl Shape {
+    fn block(&self) -> BlockType {
+        match self.kv {
+            KvType::F32 => BlockType::F32,
+            KvType::F16 => BlockType::F16,
+            KvType::Q8_0 => BlockType::Q8_0,
+        }
+    }
+
+    fn kv_name(&self) -> &'static str {
+        ["f32", "f16", "q8_0"]
+            [[KvType::F32, KvType::F16, KvType::Q8_0].iter().position(|k| *k == self.kv).unwrap()]
+    }
+
+    fn scale(&self) -> f32 {
+        (self.head_dim as f32).sqrt().recip()
+    }
+
+    fn layer_bytes(&self) -> usize {
+        2 * self.n_kv_heads * self.page_len * self.kv.vector_bytes(self.head_dim)
+    }
+
+    /// Another layer stands before this one in a page, and another group before this one in the tables.
+    fn page_bytes(&self) -> usize {
+        2 * self.layer_offset()
+    }
+
+    fn layer_offset(&self) -> usize {
+        self.layer_bytes().next_multiple_of(16)
+    }
+
+    /// First position that a row at `position` sees.
+    fn first(&self, position: usize) -> usize {
+        self.window.map_or(0, |window| (position + 1).saturating_sub(window))
+    }
+
+    fn launch(&self, file: &'static str, function: String) -> Launch {
+        Launch::new(file, function)
+            .number(HEAD_DIM, self.head_dim as u32)
+            .number(HEADS, (self.n_heads / self.n_kv_heads).min(8) as u32)
+            .flag(SOFTCAP, self.softcap)
+            .flag(SINKS, self.sinks)
+            .flag(WINDOW, self.window.is_some())
+            .flag(SPLIT, false)
+            .flag(FUSED, false)
+            .flag(Q_NORM, false)
+            .flag(K_NORM, false)
+            .flag(Q_WEIGHT, false)
+            .flag(K_WEIGHT, false)
+            .number(Q_ROPE, 0)
+            .number(K_ROPE, 0)
+    }
+
+    /// AttentionArguments.
+    fn arguments(
+        &self,
+        n_positions: usize,
+        n_splits: usize,
+        n_chosen: usize,
+        turns: [[u32; 4]; 2],
+    ) -> Vec<u32> {
+        let mut words =
+            vec![self.page_bytes() as u32, 0, self.layer_offset() as u32, 0, 1, self.page_len as u32];
+        words.extend([self.n_kv_heads, self.head_dim, self.n_heads, n_positions].map(|n| n as u32));
+        words.extend([self.window.unwrap_or(0) as u32, n_splits as u32]);
+        words.extend([self.scale().to_bits(), CAP.to_bits(), n_chosen as u32, 0]);
+        words.extend(turns.concat());
+        words
+    }
+}
+
+/// Pages of several sequences, scattered; what no position was written to is NaN.
+struct Cache {
+    shape: Shape,
+    pool: Vec<u8>,
+    /// (sequence, group, page)
+    tables: Vec<u32>,
+    pages_per_table: usize,
+}
+
+impl Cache {
+    /// Random keys and values of the first `lengths[s]` positions of each sequence, room for one more.
+    fn new(rng: &mut Rng, shape: Shape, lengths: &[usize]) -> Cache {
+        let pages_per_table = lengths.iter().max().unwrap() / shape.page_len + 2;
+        let n_pages: usize = lengths.iter().map(|n| n / shape.page_len + 1).sum();
+        let mut free: Vec<u32> = (0..n_pages as u32).collect();
+        let mut tables = vec![PAGE_NONE; lengths.len() * 2 * pages_per_table];
+        for (s, n) in lengths.iter().enumerate() {
+            for page in 0..n / shape.page_len + 1 {
+                tables[(s * 2 + 1) * pages_per_table + page] = free.swap_remove(rng.below(free.len()));
+            }
+        }
+        let mut cache =
+            Cache { shape, pool: vec![0xff; n_pages * shape.page_bytes()], tables, pages_per_table };
+        for (s, n) in lengths.iter().enumerate() {
+            for position in 0..*n {
+                for head in 0..2 * shape.n_kv_heads {
+                    let vector: Vec<f32> = (0..shape.head_dim).map(|_| rng.normal()).collect();
+                    let range = cache.range(s, head, position);
+                    quantize_row(shape.block(), &vector, &mut cache.pool[range]);
+                }
+            }
+        }
+        cache
+    }
+
+    /// Where a vector lies; heads of values follow those of keys.
+    fn range(&self, sequence: usize, head: usize, position: usize) -> std::ops::Range<usize> {
+        let shape = self.shape;
+        let page =
+            self.tables[(sequence * 2 + 1) * self.pages_per_table + position / shape.page_len] as usize;
+        let vector = head * shape.page_len + position % shape.page_len;
+        let bytes = shape.kv.vector_bytes(shape.head_dim);
+        let start = page * shape.page_bytes() + shape.layer_offset() + vector * bytes;
+        start..start + bytes
+    }
+
+    fn read(&self, sequence: usize, head: usize, position: usize) -> Vec<f32> {
+        let mut vector = vec![0.0; self.shape.head_dim];
+        dequantize_row(self.shape.block(), &self.pool[self.range(sequence, head, position)], &mut vector);
+        vector
+    }
+
+    /// Softmax over positions of a sequence for one query head.
+    fn attend(
+        &self,
+        sequence: usize,
+        head: usize,
+        q: &[f32],
+        seen: std::ops::Range<usize>,
+        sinks: &[f32],
+    ) -> Vec<f64> {
+        let kv_head = head / (self.shape.n_heads / self.shape.n_kv_heads);
+        let keys: Vec<_> = seen.clone().map(|p| self.read(sequence, kv_head, p)).collect();
+        let values: Vec<_> = seen.map(|p| self.read(sequence, self.shape.n_kv_heads + kv_head, p)).collect();
+        attend(self.shape, q, &keys, &values, self.shape.sinks.then(|| sinks[head]))
+    }
+
+    fn bind(&self, launch: Launch) -> Launch {
+        launch.words(6, &self.tables).bytes(7, &self.pool)
+    }
+}
+
+fn attend(shape: Shape, q: &[f32], keys: &[Vec<f32>], values: &[Vec<f32>], sink: Option<f32>) -> Vec<f64> {
+    let cap = f64::from(CAP);
+    let score = |k: &Vec<f32>| {
+        let dot: f64 = q.iter().zip(k).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
+        let score = dot * f64::from(shape.scale());
+        if shape.softcap { cap * (score / cap).tanh() } else { score }
+    };
+    let weights: Vec<f64> = keys.iter().map(|k| score(k).exp()).collect();
+    let total: f64 = weights.iter().sum::<f64>() + sink.map_or(0.0, |s| f64::from(s).exp());
+    let column =
+        |c: usize| values.iter().zip(&weights).map(|(v, w)| f64::from(v[c]) * w).sum::<f64>() / total;
+    (0..q.len()).map(column).collect()
+}
+
+/// Values are of variance 1, so outputs are at most about 3; `bound` is for their differences.
+fn check(what: &str, found: &[f32], expected: &[f64], bound: f64) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let error = (f64::from(*found) - expected).abs();
+        assert!(error <= bound, "{what}: output {i} is {found}, expected {expected}");
+    }
+}
+
+/// Scores of size 10 at most, summed in f32: an error of 1e-5 in the exponent.
+const F32_BOUND: f64 = 3e-5;
+/// q, k and probabilities rounded to half, scores of size 4 as a rule: a few 2^-11.
+const HALF_BOUND: f64 = 6e-3;
+
+fn normal(rng: &mut Rng, n: usize) -> Vec<f32> {
+    (0..n).map(|_| rng.normal()).collect()
+}
+
+fn decode_memory(shape: Shape, heads: usize, simdgroups: usize) -> usize {
+    let columns = shape.head_dim.next_multiple_of(4);
+    4 * ((heads + 2).max(simdgroups) * columns + simdgroups * heads * 34)
+}
+
+fn shapes() -> Vec<Shape> {
+    vec![
+        PLAIN,
+        Shape { kv: KvType::F32, ..PLAIN },
+        Shape { kv: KvType::Q8_0, head_dim: 96, ..PLAIN },
+        Shape { n_heads: 9, n_kv_heads: 3, head_dim: 20, window: Some(40), ..PLAIN },
+        Shape { n_heads: 5, n_kv_heads: 5, head_dim: 6, kv: KvType::F32, softcap: true, ..PLAIN },
+        Shape { n_heads: 10, n_kv_heads: 1, head_dim: 128, page_len: 64, sinks: true, ..PLAIN },
+        Shape { n_heads: 8, n_kv_heads: 1, head_dim: 256, window: Some(3), kv: KvType::F32, ..PLAIN },
+        Shape { n_heads: 2, n_kv_heads: 1, head_dim: 512, page_len: 32, softcap: true, sinks: true, ..PLAIN },
+    ]
+}
+
+/// The kernel's suffix for a head size, and its blocks of eight pairs.
+fn tile(head_dim: usize, floats: bool) -> (usize, usize) {
+    match head_dim {
+        ..=64 => (64, 4),
+        65..=128 => (128, if floats { 2 } else { 4 }),
+        129..=256 => (256, if floats { 1 } else { 2 }),
+        _ => (512, 1),
+    }
+}

@@ -1,0 +1,179 @@
+//! Products with chosen experts, row by row and in groups of rows.
+
+use super::*;
+
+/// A stack of experts in one buffer, in an order of its own: the buffer, and bytes to codes, scales and offsets of each.
+pub(super) fn stack(experts: &[Weight]) -> (Vec<u8>, Vec<u8>) {
+    let (mut bytes, mut places) = (vec![0; 64], vec![[0u64; 3]; experts.len()]);
+    let mut put = |data: &[u8]| {
+        let at = bytes.len() as u64;
+        bytes.extend_from_slice(data);
+        bytes.resize(bytes.len().next_multiple_of(16), 0);
+        at
+    };
+    for (expert, w) in experts.iter().enumerate().rev() {
+        let planes = w.planes.as_slices();
+        places[expert] = [put(&w.data), put(planes.scales), put(planes.biases)];
+    }
+    let places =
+        (0..3).flat_map(|plane| places.iter().map(move |p| p[plane])).flat_map(u64::to_le_bytes).collect();
+    (bytes, places)
+}
+
+/// LinearArguments of experts.
+pub(super) fn expert_arguments(
+    block: BlockType,
+    n_in: usize,
+    n_out: usize,
+    n_experts: usize,
+    k: usize,
+) -> [u32; 12] {
+    let mut words = arguments(block, n_in, 1, &[n_out]);
+    (words[10], words[11]) = (n_experts as u32, k as u32);
+    words
+}
+
+#[test]
+fn experts_one_row_at_a_time() {
+    let mut rng = Rng::new(9);
+    for (file, name, block, n_in) in sample() {
+        let (n_experts, k, n_out, n) = (5, 3, 7, 2);
+        let [gates, ups] = [0, 1]
+            .map(|_| Vec::from_iter((0..n_experts).map(|_| stored(&mut rng, "w", n_out, n_in, block, 0.1))));
+        let ids = [4u32, 0, 2, 1, 4, 3];
+        let chosen = [0.5f32, 0.3, 0.2, 0.1, 0.7, 0.2];
+        let ((gate_bytes, gate_places), (up_bytes, up_places)) = (stack(&gates), stack(&ups));
+        let (x, norm) = (normal(&mut rng, n * n_in), normal(&mut rng, n_in));
+        let own = normal(&mut rng, n * k * n_in);
+        let residual = normal(&mut rng, n * n_out);
+        let base = || {
+            launch(file, format!("expert_linear_{name}_gemv"), block, n_in)
+                .arguments(&expert_arguments(block, n_in, n_out, n_experts, k))
+                .bytes(3, &gate_bytes)
+                .bytes(5, &gate_places)
+                .words(20, &step(n, 0, 1, 0, 0))
+                .words(21, &ids)
+        };
+        let of = |weights: &[Weight], x: &[f32], own: bool| -> Vec<(f64, f64)> {
+            let x_of = |pair: usize| &x[if own { pair } else { pair / k } * n_in..][..n_in];
+            (0..n * k).flat_map(|pair| products(x_of(pair), n_in, &weights[ids[pair] as usize])).collect()
+        };
+
+        // One product, each with its own input.
+        let out =
+            base().flag(OWN_INPUT, true).floats(1, &own).output(16, n * k * n_out).grid([1, n * k, 1], 64);
+        check(name, &out.run().floats(16), &of(&gates, &own, true), F32_BOUND);
+
+        // Norm, gate, up, activation.
+        let gate_up = base()
+            .flag(NORM, true)
+            .flag(GATE, true)
+            .floats(1, &x)
+            .floats(2, &norm)
+            .bytes(4, &up_bytes)
+            .bytes(6, &up_places)
+            .output(16, n * k * n_out)
+            .grid([2, n * k, 1], 64);
+        let x_norm = normalised(&x, &norm);
+        let expected = gated(0, &of(&gates, &x_norm, false), &of(&ups, &x_norm, false));
+        check(name, &gate_up.run().floats(16), &expected, F32_BOUND);
+
+        // Down, weighted sum, residual.
+        let down = base()
+            .flag(OWN_INPUT, true)
+            .flag(EXPERTS_SUM, true)
+            .flag(RESIDUAL, true)
+            .floats(1, &own)
+            .floats(15, &residual)
+            .floats(22, &chosen)
+            .output(16, n * n_out)
+            .grid([2, n, 1], 32);
+        let each = of(&gates, &own, true);
+        let sum = |at: usize| {
+            let terms = (0..k).map(|j| (at / n_out * k + j, at % n_out));
+            let terms = terms.map(|(pair, c)| (f64::from(chosen[pair]), each[pair * n_out + c]));
+            let r = f64::from(residual[at]);
+            terms.fold((r, r.abs()), |(v, s), (w, (tv, ts))| (v + w * tv, s + w * ts))
+        };
+        let expected: Vec<_> = (0..n * n_out).map(sum).collect();
+        check(name, &down.run().floats(16), &expected, F32_BOUND);
+    }
+}
+
+#[test]
+fn experts_in_groups_of_rows() {
+    let mut rng = Rng::new(10);
+    for (file, name, block, n_in) in sample() {
+        let (n_experts, k, n_out, n) = (4, 2, 40, 41);
+        let [gates, ups] = [0, 1]
+            .map(|_| Vec::from_iter((0..n_experts).map(|_| stored(&mut rng, "w", n_out, n_in, block, 0.1))));
+        // Expert 2 is never chosen, expert 0 by more rows than a tile has.
+        let ids: Vec<u32> =
+            (0..n).flat_map(|i| [if i < 36 { 0 } else { 3 }, if i % 5 == 0 { 3 } else { 1 }]).collect();
+        let x = normal(&mut rng, n * n_in);
+        let n_tiles = n_experts + n * k / 32;
+        let words = expert_arguments(block, n_in, n_out, n_experts, k);
+        let groups = Launch::new("expert_groups.metal", "expert_groups")
+            .arguments(&words)
+            .words(20, &step(n, 0, 1, 0, 0))
+            .words(21, &ids)
+            .output(23, n * k)
+            .output(24, n_tiles * 4)
+            .grid([1, 1, 1], 64)
+            .run();
+        let mut order: Vec<u32> = (0..(n * k) as u32).collect();
+        order.sort_by_key(|pair| ids[*pair as usize]);
+        assert_eq!(groups.words(23), order);
+        let tiles = groups.words(24);
+        let mut covered: Vec<u32> = vec![];
+        for tile in tiles.chunks_exact(4) {
+            for pair in &order[tile[1] as usize..][..tile[2] as usize] {
+                assert_eq!(ids[*pair as usize], tile[0]);
+                covered.push(*pair);
+            }
+        }
+        assert_eq!(covered, order, "every pair is in one tile");
+
+        let ((gate_bytes, gate_places), (up_bytes, up_places)) = (stack(&gates), stack(&ups));
+        let of = |weights: &[Weight]| -> Vec<(f64, f64)> {
+            (0..n * k)
+                .flat_map(|p| products(&x[p / k * n_in..][..n_in], n_in, &weights[ids[p] as usize]))
+                .collect()
+        };
+        for gate in [false, true] {
+            let gemm = launch(file, format!("expert_linear_{name}_gemm"), block, n_in)
+                .flag(GATE, gate)
+                .arguments(&words)
+                .floats(1, &x)
+                .bytes(3, &gate_bytes)
+                .bytes(4, &up_bytes)
+                .bytes(5, &gate_places)
+                .bytes(6, &up_places)
+                .output(16, n * k * n_out)
+                .words(23, &order)
+                .words(24, &tiles)
+                .grid([if gate { 2 } else { 1 }, n_tiles, 1], 128)
+                .run();
+            let expected = if gate { gated(0, &of(&gates), &of(&ups)) } else { of(&gates) };
+            check(&format!("{name} gate {gate}"), &gemm.floats(16), &expected, HALF_BOUND);
+        }
+
+        // Each pair with its own input.
+        let own = normal(&mut rng, n * k * n_in);
+        let gemm = launch(file, format!("expert_linear_{name}_gemm"), block, n_in)
+            .flag(OWN_INPUT, true)
+            .arguments(&words)
+            .floats(1, &own)
+            .bytes(3, &gate_bytes)
+            .bytes(5, &gate_places)
+            .output(16, n * k * n_out)
+            .words(23, &order)
+            .words(24, &tiles)
+            .grid([1, n_tiles, 1], 128)
+            .run();
+        let expected: Vec<_> = (0..n * k)
+            .flat_map(|p| products(&own[p * n_in..][..n_in], n_in, &gates[ids[p] as usize]))
+            .collect();
+        check(&format!("{name} own input"), &gemm.floats(16), &expected, HALF_BOUND);
+    }
+}

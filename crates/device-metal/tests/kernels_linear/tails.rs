@@ -1,0 +1,131 @@
+//! What stands behind a product in its own dispatch, of few rows and of tiles: gate, residual, softcap, the largest output.
+
+use super::*;
+
+#[test]
+fn gate_and_up_with_every_activation() {
+    let mut rng = Rng::new(4);
+    for (file, name, block, n_in) in sample() {
+        for kind in 0..5 {
+            let n_out = 35;
+            let [gate, up] = [0, 1].map(|_| stored(&mut rng, "w", n_out, n_in, block, 0.1));
+            let biases = [0, 1].map(|_| normal(&mut rng, n_out));
+            let x = normal(&mut rng, 2 * n_in);
+            let [g, u] = [(&gate, &biases[0]), (&up, &biases[1])]
+                .map(|(w, bias)| with_bias(&products(&x, n_in, w), bias));
+            let expected = gated(kind, &g, &u);
+            for (function, grid, threads, bound) in [
+                ("gemv_1", [18, 2, 1], 32, F32_BOUND),
+                ("gemv_2", [9, 1, 1], 64, F32_BOUND),
+                ("gemm_32", [2, 1, 1], 128, HALF_BOUND),
+            ] {
+                let launch = launch(file, format!("linear_{name}_{function}"), block, n_in)
+                    .flag(GATE, true)
+                    .flag(BIAS, true)
+                    .number(ACTIVATION, kind as u32)
+                    .number(WEIGHTS, 2)
+                    .arguments(&arguments(block, n_in, 1, &[n_out, n_out]))
+                    .floats(1, &x)
+                    .floats(12, &biases[0])
+                    .floats(13, &biases[1])
+                    .output(16, 2 * n_out)
+                    .words(20, &step(2, 0, 1, 0, 0))
+                    .grid(grid, threads);
+                let out = bind(bind(launch, 0, &gate), 1, &up).run().floats(16);
+                check(&format!("{name} {function} activation {kind}"), &out, &expected, bound);
+            }
+        }
+    }
+}
+
+#[test]
+fn residual_softcap_and_the_largest_output() {
+    let mut rng = Rng::new(5);
+    for (file, name, block, n_in) in sample() {
+        let n_out = 67;
+        let mut w = stored(&mut rng, "w", n_out, n_in, block, 0.3);
+        // Two equal rows: the first of them is the largest where they are.
+        let row = block.row_bytes(n_in);
+        let mut data = w.data.to_vec();
+        data.copy_within(5 * row..6 * row, 60 * row);
+        if name == "affine_4" {
+            let scale = block.row_scale_bytes(n_in);
+            let mut planes = [w.planes.as_slices().scales.to_vec(), w.planes.as_slices().biases.to_vec()];
+            planes.iter_mut().for_each(|p| p.copy_within(5 * scale..6 * scale, 60 * scale));
+            w.planes.scales = Some(formats::Bytes::from_slice(&planes[0]));
+            w.planes.biases = Some(formats::Bytes::from_slice(&planes[1]));
+        }
+        w.data = formats::Bytes::from_slice(&data);
+        let mut decoded = vec![0.0; n_in];
+        w.decode_rows(5..6, &mut decoded);
+        let mut x = normal(&mut rng, 3 * n_in);
+        x[n_in..2 * n_in].copy_from_slice(&decoded.iter().map(|v| v * 10.0).collect::<Vec<_>>());
+        let residual = normal(&mut rng, 3 * n_out);
+
+        // Softcap and argmax of the rows of outputs: three, whatever the tokens.
+        for (n, split) in [(1, 1), (4, 1), (4, 2)] {
+            let groups = n_out.div_ceil(4).div_ceil(4 / split);
+            let launch = launch(file, format!("linear_{name}_gemv_{n}"), block, n_in)
+                .flag(SOFTCAP, true)
+                .flag(ARGMAX, true)
+                .number(SPLIT, split as u32)
+                .arguments(&arguments(block, n_in, 0, &[n_out]))
+                .floats(1, &x)
+                .output(16, 3 * n_out)
+                .output(19, 3 * groups * 2)
+                .words(20, &step(77, 3, 1, 0, 0))
+                .grid([groups, 3usize.div_ceil(n), 1], 128);
+            let outcome = bind(launch, 0, &w).run();
+            let out = outcome.floats(16);
+            let capped = |(v, s): &(f64, f64)| (3.0 * (v / 3.0).tanh(), s + 3.0);
+            let expected: Vec<_> = products(&x, n_in, &w).iter().map(capped).collect();
+            check(name, &out, &expected, F32_BOUND);
+            let partials = outcome.words(19);
+            for (row, out) in out.chunks_exact(n_out).enumerate() {
+                let best = |best: usize, i: usize| if out[i] > out[best] { i } else { best };
+                let expected = (0..n_out).fold(0, best);
+                let partials = &partials[row * groups * 2..(row + 1) * groups * 2];
+                let found = partials.chunks_exact(2).map(|p| (f32::from_bits(p[0]), p[1] as usize));
+                let found = found.reduce(|a, b| if b.0 > a.0 { b } else { a }).unwrap();
+                assert_eq!(found, (out[expected], expected), "{name} row {row}");
+            }
+            assert_eq!(out[n_out + 5], out[n_out + 60]);
+        }
+
+        let expected: Vec<_> = products(&x, n_in, &w)
+            .iter()
+            .zip(&residual)
+            .map(|((v, s), r)| (v + f64::from(*r), s + f64::from(r.abs())))
+            .collect();
+        for (function, grid, threads, bound) in
+            [("gemv_2", [9, 2, 1], 64, F32_BOUND), ("gemm_64", [2, 1, 1], 128, HALF_BOUND)]
+        {
+            let launch = launch(file, format!("linear_{name}_{function}"), block, n_in)
+                .flag(RESIDUAL, true)
+                .arguments(&arguments(block, n_in, 1, &[n_out]))
+                .floats(1, &x)
+                .floats(15, &residual)
+                .output(16, 3 * n_out)
+                .words(20, &step(3, 0, 1, 0, 0))
+                .grid(grid, threads);
+            check(&format!("{name} {function}"), &bind(launch, 0, &w).run().floats(16), &expected, bound);
+        }
+    }
+}
+
+#[test]
+fn steps_without_rows_write_nothing() {
+    let mut rng = Rng::new(15);
+    let w = stored(&mut rng, "w", 9, 64, BlockType::Q4_0, 0.3);
+    let x = normal(&mut rng, 64);
+    let file = "linear/q4_0.metal";
+    // Outputs, of which there are none; the grid is that of one.
+    let none = |launch: Launch| {
+        let launch =
+            launch.arguments(&arguments(BlockType::Q4_0, 64, 0, &[9])).words(20, &step(1, 0, 1, 0, 0));
+        assert!(launch.output(16, 9).run().floats(16).iter().all(|v| v.is_nan()));
+    };
+    none(gemv(file, "q4_0", 1, 1, &x, &w));
+    none(gemv(file, "q4_0", 4, 1, &x, &w).flag(ARGMAX, true));
+    none(gemm(file, "q4_0", 32, 1, &x, &w));
+}
