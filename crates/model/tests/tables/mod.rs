@@ -16,7 +16,7 @@ use crate::common::speech;
 use std::fmt::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use crate::common::Runner;
 use crate::common::speech::Speech;
@@ -28,9 +28,42 @@ use model::{ArchDescriptor, FAMILIES, ModelSpec};
 
 /// Every device, in the order of README.md. One thread: workers that wait for one another take long on a busy machine, and
 /// these models are small.
-fn devices() -> [Box<dyn Device>; 2] {
-    [Box::new(CpuDevice::new(Options { isa: None, threads: Some(1) }).unwrap()), Box::new(Reference::new(1))]
+fn devices() -> Vec<Arc<dyn Device>> {
+    let cpu = CpuDevice::new(Options { isa: None, threads: Some(1) }).unwrap();
+    let mut devices: Vec<Arc<dyn Device>> = vec![Arc::new(cpu), Arc::new(Reference::new(1))];
+    devices.extend(metal());
+    devices
 }
+
+/// Metal's shaders in the emulator, which keeps what it compiled; `None` where there is no emulator.
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+fn metal() -> Option<Arc<dyn Device>> {
+    use device_metal::MetalDevice;
+    use device_metal::gpu::emulated::{EmulatedGpu, Options};
+    use std::sync::OnceLock;
+    static DEVICE: OnceLock<Arc<dyn Device>> = OnceLock::new();
+    let new = || -> Arc<dyn Device> {
+        let options = Options::new(concat!(env!("CARGO_TARGET_TMPDIR"), "/shaders"));
+        Arc::new(MetalDevice::new(EmulatedGpu::new(&options).unwrap()))
+    };
+    Some(DEVICE.get_or_init(new).clone())
+}
+
+#[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
+fn metal() -> Option<Arc<dyn Device>> {
+    None
+}
+
+/// How README.md calls a device: what the emulator runs is Metal's.
+fn title(device: &dyn Device) -> &'static str {
+    match device.name() {
+        "metal-emulated" => METAL,
+        name => name,
+    }
+}
+
+/// Metal's device.
+const METAL: &str = "metal";
 
 /// Whether the checkpoint is a model and gives finite numbers for a prompt of three tokens and one more.
 fn runs(device: &dyn Device, checkpoint: &Checkpoint) -> Result<(), String> {
@@ -82,7 +115,8 @@ fn cell(what: &str, checkpoints: &[Checkpoint]) -> String {
             result.is_ok()
         })
     };
-    let names: Vec<&str> = devices().iter().filter(|d| runs_all(d.as_ref())).map(|d| d.name()).collect();
+    let names: Vec<&str> =
+        devices().iter().filter(|d| runs_all(d.as_ref())).map(|d| title(d.as_ref())).collect();
     match names.as_slice() {
         _ if checkpoints.is_empty() => "–".to_owned(),
         [] => "–".to_owned(),
@@ -238,7 +272,10 @@ fn compare(mark: &str, table: &str) {
     let (begin, end) = (format!("<!-- {mark}:begin -->\n"), format!("<!-- {mark}:end -->"));
     let (before, rest) = text.split_once(&begin).unwrap_or_else(|| panic!("README.md has no {begin}"));
     let (found, after) = rest.split_once(&end).unwrap_or_else(|| panic!("README.md has no {end}"));
+    // Without the emulator nothing is known of Metal here.
+    let found = if metal().is_some() { found.to_owned() } else { found.replace(&format!(", {METAL}"), "") };
     if std::env::var_os("INGLE_WRITE_TABLES").is_some() {
+        assert!(metal().is_some(), "the tables are written on Linux, where Metal's shaders can be executed");
         std::fs::write(&path, format!("{before}{begin}{table}{end}{after}")).unwrap();
         return;
     }
