@@ -49,10 +49,14 @@ class Peer:
         self.python, self.threads = python or VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python"), threads
         if not python and not self.python.exists():
             venv.create(VENV, with_pip=True)
-        if not python and subprocess.run([str(self.python), "-c", self.probe], capture_output=True).returncode != 0:
+        if not python and not self.is_there():
             print(f"installing {', '.join(self.packages)} ...", file=sys.stderr)
             env = {**os.environ, "CMAKE_ARGS": "-DGGML_NATIVE=ON"}
             subprocess.run([str(self.python), "-m", "pip", "install", "-q", *self.packages], check=True, env=env)
+
+    def is_there(self):
+        """Whether the environment has the packages; one that was given with --python may lack some."""
+        return subprocess.run([str(self.python), "-c", self.probe], capture_output=True).returncode == 0
 
     def versions(self):
         names = [p.split("=")[0] for p in self.packages]

@@ -67,6 +67,8 @@ def speech(ingle, whisper, name, a):
 
 
 def embeddings(ingle, peer, a):
+    if not peer.is_there():
+        return ("minilm:l6", f"not measured, for the environment lacks {', '.join(peer.packages)}")
     folder = Path(ingle.pull("minilm:l6"))
     folder = folder if folder.is_dir() else folder.parent
     texts = a.models_dir / "sentences.txt"
