@@ -20,6 +20,7 @@ const fn full(n: usize, n_kv_heads: usize, head_dim: usize) -> Layers {
 }
 
 /// Experts of a layer.
+#[derive(Clone, Copy)]
 pub struct Experts {
     /// Of a layer.
     pub n: usize,
@@ -30,6 +31,7 @@ pub struct Experts {
 }
 
 /// A model's shapes.
+#[derive(Clone, Copy)]
 pub struct Shapes {
     /// As it is published.
     pub name: &'static str,
