@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use model::FAMILIES;
 
-const ROOMS: [&str; 4] = ["engine", "device", "device-cpu", "device-cuda"];
+const ROOMS: [&str; 4] = ["engine", "device", "device-cpu", "device-metal"];
 const PROGRAMS: [&str; 10] = [
     "llama.cpp",
     "llama-bench",
@@ -63,7 +63,9 @@ fn engine_and_devices_name_no_family() {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut files = Vec::new();
     for room in ROOMS {
-        sources(&crates.join(room).join("src"), &mut files);
+        let folder = crates.join(room).join("src");
+        assert!(folder.is_dir(), "{} is not there", folder.display());
+        sources(&folder, &mut files);
     }
     assert!(files.len() > 10, "found only {files:?}");
     let mut found = Vec::new();
