@@ -21,7 +21,7 @@ use formats::{Affine, BlockType, PlaneSlices, ScaleType, codec};
 use isa::Isa;
 use linear::{
     ActRow, ActRows, ActivationKind, Interleave, LinearKernel, Part, TILE_ROWS, WeightRows, linear_kernel,
-    q8_row_bytes, quantize_row_q8,
+    quantize_row_q8,
 };
 use std::hint::black_box;
 use std::time::Instant;
@@ -143,10 +143,7 @@ fn weights(block: BlockType, n_rows: usize) -> Weights {
 
 /// Activation rows as the kernel reads them.
 fn activations(kernel: &LinearKernel, isa: Isa, n: usize) -> (Aligned, usize) {
-    let stride = match kernel.activation {
-        ActivationKind::F32 => N_COLS * 4,
-        ActivationKind::Q8 => q8_row_bytes(N_COLS),
-    };
+    let stride = kernel.activation.row_bytes(N_COLS);
     let mut rows = Aligned::new(stride * n);
     for i in 0..n {
         let x: Vec<f32> = (0..N_COLS).map(|k| ((k * 7919 + i * 31) % 255) as f32 / 127.0 - 1.0).collect();

@@ -284,10 +284,10 @@ impl Layout {
                 let sizes = ExpertSizes::new(plan, *x, *ids, *weight, limits, self.n_workers);
                 let kernel = linear_kernel(plan.weight(*weight).block, sizes.n_in, isa);
                 let prepared = match kernel.activation {
-                    ActivationKind::F32 => (&mut self.f32_rows_bytes, sizes.n_in * 4),
-                    ActivationKind::Q8 => (&mut self.q8_rows_bytes, q8_row_bytes(sizes.n_in)),
+                    ActivationKind::F32 => &mut self.f32_rows_bytes,
+                    ActivationKind::Q8 => &mut self.q8_rows_bytes,
                 };
-                *prepared.0 = (*prepared.0).max(sizes.max_pairs * prepared.1);
+                *prepared = (*prepared).max(sizes.max_pairs * kernel.activation.row_bytes(sizes.n_in));
                 let (pairs, experts) = self.grouped;
                 self.grouped = (pairs.max(sizes.max_pairs), experts.max(sizes.n_experts));
                 if self.experts.iter().all(|(id, _)| id != weight) {

@@ -53,61 +53,24 @@ pub struct Profile {
     pub tensor: bool,
 }
 
-/// What differs between GPU families, for each core.
+/// What differs between GPU families.
 struct Family {
-    /// Apple's number.
+    /// Apple's number of the first that is so.
     number: u32,
-    /// As [`Profile::gemv_simdgroups`].
+    /// As [`Profile::gemv_simdgroups`], for each core.
     gemv_simdgroups: u32,
-    /// As [`Profile::attention_simdgroups`].
-    attention_simdgroups: u32,
     /// As [`Profile::merged_simdgroups`].
     merged_simdgroups: u32,
-    /// As [`Profile::split_threadgroups`].
-    split_threadgroups: usize,
-    /// As [`Profile::rules`].
-    rules: &'static [Rule],
 }
 
-/// M1; M2; M3 and M4; M5.
+/// M1 and M2; M3 and later.
 ///
 /// The first two set registers and threadgroup memory aside for the most that a kernel may need, and have room for some 24
 /// SIMD-groups a core, so that threadgroups of 16 would leave a third of it empty while they wait at their barrier. From family 9
-/// on both are given out as they are used (Apple, "Explore GPU advancements in M3 and A17 Pro", 2023). Two threadgroups of
-/// eight SIMD-groups hide a core's latency in attention; every further split is read by every threadgroup behind.
-const FAMILIES: [Family; 4] = [
-    Family {
-        number: 7,
-        gemv_simdgroups: 12,
-        attention_simdgroups: 8,
-        merged_simdgroups: 8,
-        split_threadgroups: 2,
-        rules: RULES,
-    },
-    Family {
-        number: 8,
-        gemv_simdgroups: 12,
-        attention_simdgroups: 8,
-        merged_simdgroups: 8,
-        split_threadgroups: 2,
-        rules: RULES,
-    },
-    Family {
-        number: 9,
-        gemv_simdgroups: 16,
-        attention_simdgroups: 8,
-        merged_simdgroups: 16,
-        split_threadgroups: 2,
-        rules: RULES,
-    },
-    Family {
-        number: 10,
-        gemv_simdgroups: 16,
-        attention_simdgroups: 8,
-        merged_simdgroups: 16,
-        split_threadgroups: 2,
-        rules: RULES,
-    },
+/// on both are given out as they are used (Apple, "Explore GPU advancements in M3 and A17 Pro", 2023).
+const FAMILIES: [Family; 2] = [
+    Family { number: 7, gemv_simdgroups: 12, merged_simdgroups: 8 },
+    Family { number: 9, gemv_simdgroups: 16, merged_simdgroups: 16 },
 ];
 
 impl Profile {
@@ -119,15 +82,16 @@ impl Profile {
         let family = FAMILIES.iter().rfind(|family| family.number <= facts.family).unwrap_or(first);
         Profile {
             chip: facts.name.trim_start_matches("Apple ").to_owned(),
-            rules: family.rules,
+            rules: RULES,
             argmax_threads: facts.max_threads.min(1024),
             norm_threads: 256,
             gemv_simdgroups: family.gemv_simdgroups * cores as u32,
             chain_tokens: 4,
-            attention_simdgroups: family.attention_simdgroups,
+            attention_simdgroups: 8,
             merged_simdgroups: family.merged_simdgroups,
             split_positions: 1024,
-            split_threadgroups: family.split_threadgroups * cores,
+            // Two of eight SIMD-groups each hide a core's latency; every further split is read by every threadgroup behind.
+            split_threadgroups: 2 * cores,
             // Nobody has run them yet.
             tensor: false,
         }

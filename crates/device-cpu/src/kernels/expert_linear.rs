@@ -108,10 +108,7 @@ pub unsafe fn one_row(p: &Params, worker: &Worker<'_>) {
 pub unsafe fn many_rows(p: &Params, worker: &Worker<'_>) {
     let n_tiles = p.n_out.div_ceil(TILE_ROWS);
     let n_units = n_tiles.div_ceil(TILES_PER_UNIT);
-    let stride = match p.multiply.activation {
-        ActivationKind::F32 => p.n_in * 4,
-        ActivationKind::Q8 => q8_row_bytes(p.n_in),
-    };
+    let stride = p.multiply.activation.row_bytes(p.n_in);
     let products: *mut f32 = worker.scratch.cast();
     while let Some(unit) = worker.take(p.n_experts * n_units) {
         let (expert, unit) = (unit / n_units, unit % n_units);

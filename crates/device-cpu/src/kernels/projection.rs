@@ -221,9 +221,10 @@ unsafe fn many_rows_body<S: Simd>(p: &Params, worker: &Worker<'_>) {
         let scratch: *mut u8 = others.add(TILES_PER_UNIT * p.block * TILE_ROWS).cast();
         let cols = p.source.cols;
         let rows_of = |m: &Matrix, rows: &std::ops::Range<usize>| {
-            let (base, stride) = match m.multiply.activation {
-                ActivationKind::F32 => (p.f32_rows.cast::<u8>(), cols * 4),
-                ActivationKind::Q8 => (p.q8_rows, q8_row_bytes(cols)),
+            let stride = m.multiply.activation.row_bytes(cols);
+            let base = match m.multiply.activation {
+                ActivationKind::F32 => p.f32_rows.cast::<u8>(),
+                ActivationKind::Q8 => p.q8_rows,
             };
             ActRows { base: base.add(rows.start * stride), stride, n: rows.len() }
         };

@@ -33,15 +33,15 @@ fn main() {
 #[cfg(all(test, target_os = "linux", target_arch = "x86_64"))]
 mod tests {
     use crate::count::{Rows, whole};
-    use crate::shapes::MODELS;
+    use crate::shapes::{Experts, MODELS, Shapes};
 
     /// Layers of full width of the smallest model, dense and with experts in its network's place. A short vocabulary, for a head
     /// reads nothing twice and only takes time.
     #[test]
     fn a_token_reads_hardly_more_than_it_must() {
-        let dense = crate::shapes::Shapes { n_vocab: 2048, ..MODELS[0] };
-        let experts = crate::shapes::Experts { n: 8, n_used: 2, ffn: 768 };
-        let mixed = crate::shapes::Shapes { n_vocab: 2048, ffn: 0, experts: Some(experts), ..MODELS[0] };
+        let dense = Shapes { n_vocab: 2048, ..MODELS[0] };
+        let experts = Experts { n: 8, n_used: 2, ffn: 768 };
+        let mixed = Shapes { n_vocab: 2048, ffn: 0, experts: Some(experts), ..MODELS[0] };
         for (name, shapes) in [("dense", dense), ("experts", mixed)] {
             for position in [100, 1500] {
                 let (cost, _) = whole(&shapes, Rows { n: 1, position });

@@ -32,6 +32,14 @@ impl ActivationKind {
     pub fn of(block: BlockType, n_cols: usize) -> ActivationKind {
         super::linear_kernel(block, n_cols, crate::isa::Isa::Scalar).activation
     }
+
+    /// Bytes of a row of so many columns.
+    pub const fn row_bytes(self, n_cols: usize) -> usize {
+        match self {
+            ActivationKind::F32 => n_cols * 4,
+            ActivationKind::Q8 => q8_row_bytes(n_cols),
+        }
+    }
 }
 
 /// One activation row, as its address: `f32` values (aligned to 4), or a Q8 row (aligned to 64).

@@ -232,12 +232,7 @@ impl Case {
         let guarded = [&bytes.values, &bytes.scales, &bytes.biases].map(|bytes| Guarded::new(bytes));
         let kind = ActivationKind::of(block, n_cols);
         // A distance larger than the row, as when rows belong to a wider matrix.
-        let stride = match kind {
-            ActivationKind::F32 => n_cols * 4,
-            ActivationKind::Q8 => q8_row_bytes(n_cols),
-        }
-        .next_multiple_of(64)
-            + 64 * (n_rows % 2);
+        let stride = kind.row_bytes(n_cols).next_multiple_of(64) + 64 * (n_rows % 2);
         let mut acts = Aligned::new(stride * n);
         let mut x_original = Vec::new();
         let mut x_used = Vec::new();
