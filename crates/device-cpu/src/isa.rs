@@ -20,11 +20,23 @@ pub enum Isa {
     Avx2,
     /// 512-bit vectors: AVX-512 F, BW, VL, DQ and VNNI (Cascade Lake, Ice Lake and Zen 4 on).
     Avx512,
+    /// AVX-512 with AMX, products of tiles of 16 by 64 bytes with 64 by 16 (Sapphire Rapids on).
+    Amx,
 }
 
 impl Isa {
     /// Every variant, slowest first.
-    pub const ALL: [Isa; 6] = [Isa::Scalar, Isa::Neon, Isa::Dotprod, Isa::I8mm, Isa::Avx2, Isa::Avx512];
+    pub const ALL: [Isa; 7] =
+        [Isa::Scalar, Isa::Neon, Isa::Dotprod, Isa::I8mm, Isa::Avx2, Isa::Avx512, Isa::Amx];
+
+    /// The instruction set whose vectors it has: what only multiplies matrices in another way has those of a lesser one.
+    pub fn vectors(self) -> Isa {
+        match self {
+            Isa::Dotprod | Isa::I8mm => Isa::Neon,
+            Isa::Amx => Isa::Avx512,
+            isa => isa,
+        }
+    }
 
     /// The fastest that this processor runs.
     pub fn detect() -> Isa {
@@ -63,8 +75,10 @@ impl Isa {
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vnni")
             }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => Isa::Avx512.is_available() && amx_is_available(),
             #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx2 | Isa::Avx512 => false,
+            Isa::Avx2 | Isa::Avx512 | Isa::Amx => false,
         }
     }
 
@@ -77,6 +91,7 @@ impl Isa {
             Isa::I8mm => "i8mm",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
+            Isa::Amx => "amx",
         }
     }
 
@@ -84,6 +99,30 @@ impl Isa {
     pub fn from_name(name: &str) -> Option<Isa> {
         Isa::ALL.into_iter().find(|isa| isa.name() == name)
     }
+}
+
+/// Whether the processor multiplies tiles of bytes, and the system lets this process. Linux saves the tiles' 8 KB for a process
+/// that asked for them (`arch_prctl`, Documentation/arch/x86/xstate.rst); who never asks dies at the first tile.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn amx_is_available() -> bool {
+    static GIVEN: OnceLock<bool> = OnceLock::new();
+    *GIVEN.get_or_init(|| {
+        const ARCH_REQ_XCOMP_PERM: libc::c_ulong = 0x1023;
+        const XFEATURE_XTILEDATA: libc::c_ulong = 18;
+        // Leaf 7, edx: amx-tile and amx-int8.
+        let wanted = 1 << 24 | 1 << 25;
+        let leaves = std::arch::x86_64::__cpuid(0).eax;
+        leaves >= 7
+            && std::arch::x86_64::__cpuid_count(7, 0).edx & wanted == wanted
+            // SAFETY: the call takes two numbers and changes what the system saves for this process.
+            && unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) } == 0
+    })
+}
+
+/// See the Linux version.
+#[cfg(all(target_arch = "x86_64", not(target_os = "linux")))]
+fn amx_is_available() -> bool {
+    false
 }
 
 impl std::fmt::Display for Isa {

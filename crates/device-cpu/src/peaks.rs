@@ -27,13 +27,13 @@ macro_rules! on {
             // SAFETY: as above.
             unsafe { $body::<crate::simd::Avx2>($($arg),*) }
         }
-        match $isa {
+        match $isa.vectors() {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => avx512($($arg),*),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => avx2($($arg),*),
             #[cfg(target_arch = "aarch64")]
-            Isa::Neon | Isa::Dotprod | Isa::I8mm => $body::<crate::simd::Neon>($($arg),*),
+            Isa::Neon => $body::<crate::simd::Neon>($($arg),*),
             _ => $body::<Portable>($($arg),*),
         }
     }};
@@ -147,10 +147,10 @@ fn f32_ops(isa: Isa) -> usize {
     let n = BATCH;
     // SAFETY: the device checked that the instruction set is available.
     unsafe { on!(isa, body, (n: usize)) };
-    let lanes = match isa {
+    let lanes = match isa.vectors() {
         Isa::Avx512 => 16,
         Isa::Avx2 => 8,
-        Isa::Scalar | Isa::Neon | Isa::Dotprod | Isa::I8mm => 4,
+        _ => 4,
     };
     BATCH * 12 * lanes * 2
 }
@@ -194,6 +194,11 @@ fn int8(isa: Isa) -> usize {
             // SAFETY: as above.
             unsafe { work() };
             BATCH * 10 * 32 * 2
+        }
+        #[cfg(target_arch = "x86_64")]
+        Isa::Amx => {
+            // SAFETY: as above.
+            BATCH * unsafe { crate::kernels::linear::int8_products(isa, BATCH) }
         }
         #[cfg(target_arch = "aarch64")]
         Isa::Neon | Isa::Dotprod | Isa::I8mm => {

@@ -340,6 +340,7 @@ pub enum IsaName {
     Scalar,
     Avx2,
     Avx512,
+    Amx,
     Neon,
     Dotprod,
     I8mm,

@@ -57,6 +57,7 @@ pub fn device(args: &DeviceArgs) -> anyhow::Result<Arc<dyn Device>> {
                 IsaName::Scalar => device_cpu::Isa::Scalar,
                 IsaName::Avx2 => device_cpu::Isa::Avx2,
                 IsaName::Avx512 => device_cpu::Isa::Avx512,
+                IsaName::Amx => device_cpu::Isa::Amx,
                 IsaName::Neon => device_cpu::Isa::Neon,
                 IsaName::Dotprod => device_cpu::Isa::Dotprod,
                 IsaName::I8mm => device_cpu::Isa::I8mm,

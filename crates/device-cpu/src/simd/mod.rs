@@ -126,13 +126,13 @@ macro_rules! variants {
                 // SAFETY: as above.
                 unsafe { $body::<$crate::simd::Portable>(params, worker) }
             }
-            match isa {
+            match isa.vectors() {
                 #[cfg(target_arch = "x86_64")]
                 $crate::isa::Isa::Avx512 => avx512,
                 #[cfg(target_arch = "x86_64")]
                 $crate::isa::Isa::Avx2 => avx2,
                 #[cfg(target_arch = "aarch64")]
-                $crate::isa::Isa::Neon | $crate::isa::Isa::Dotprod | $crate::isa::Isa::I8mm => neon,
+                $crate::isa::Isa::Neon => neon,
                 _ => portable,
             }
         }

@@ -155,13 +155,13 @@ pub unsafe fn quantize_row_q8(isa: Isa, x: *const f32, n_cols: usize, out: *mut 
             out.add(start).write_bytes(0, end - start);
         }
         let row = ActRow(out).q8(n_cols);
-        match isa {
+        match isa.vectors() {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => quantize_avx512(x, n_cols, row),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => quantize_avx2(x, n_cols, row),
             #[cfg(target_arch = "aarch64")]
-            Isa::Neon | Isa::Dotprod | Isa::I8mm => quantize_neon(x, n_cols, row),
+            Isa::Neon => quantize_neon(x, n_cols, row),
             _ => quantize_portable(x, n_cols, row),
         }
     }

@@ -135,7 +135,7 @@ pub(super) fn kernel<F: FloatFormat>(isa: Isa) -> LinearKernel {
         interleave: None,
         gemm_min_rows: 2,
     };
-    match isa {
+    match isa.vectors() {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => LinearKernel {
             gemv: super::float_avx2::gemv::<F>,
@@ -156,7 +156,7 @@ pub(super) fn kernel<F: FloatFormat>(isa: Isa) -> LinearKernel {
             ..scalar
         },
         #[cfg(target_arch = "aarch64")]
-        Isa::Neon | Isa::Dotprod | Isa::I8mm => LinearKernel {
+        Isa::Neon => LinearKernel {
             gemv: super::float_neon::gemv::<F>,
             gemm_tile: super::float_neon::gemm_tile::<F>,
             gemm_pass: super::float_neon::PASS,

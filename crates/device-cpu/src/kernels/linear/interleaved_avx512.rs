@@ -155,7 +155,7 @@ unsafe fn one(plane: *const u8, step: usize, to: usize) -> __m512i {
 /// # Safety
 /// AVX-512 is available; the tile has the block.
 #[inline(always)]
-unsafe fn codes<F: Interleaved>(tile: Tile, b: usize, step: usize) -> __m512i {
+pub(super) unsafe fn codes<F: Interleaved>(tile: Tile, b: usize, step: usize) -> __m512i {
     // SAFETY: the block's planes.
     unsafe {
         let block = tile.codes.add(b * code_bytes::<F>());
@@ -189,7 +189,7 @@ unsafe fn codes<F: Interleaved>(tile: Tile, b: usize, step: usize) -> __m512i {
 /// # Safety
 /// AVX-512 is available; the tile has the group.
 #[inline(always)]
-unsafe fn scale<F: Interleaved>(tile: Tile, group: usize) -> (__m512, __m512) {
+pub(super) unsafe fn scale<F: Interleaved>(tile: Tile, group: usize) -> (__m512, __m512) {
     let (block, g) = (group / n_groups::<F>(), group % n_groups::<F>());
     // SAFETY: the fields of the block.
     unsafe {
@@ -230,6 +230,37 @@ unsafe fn scale<F: Interleaved>(tile: Tile, group: usize) -> (__m512, __m512) {
     }
 }
 
+/// Add the products `t` of a group, with its scale and offset, and with the scale and the sum of the activations of the row that
+/// begins `row` bytes behind `x`.
+///
+/// # Safety
+/// AVX-512 is available; the activations have the group.
+#[inline(always)]
+pub(super) unsafe fn add_scaled<F: Interleaved>(
+    sum: &mut __m512,
+    t: __m512i,
+    (scale, offset): (__m512, __m512),
+    x: Q8Row,
+    row: usize,
+    group: usize,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let x_sums = if F::GROUP == 32 { x.sum32 } else { x.sum16 };
+        let x_scale = _mm512_set1_ps(*x.scale.byte_add(row).add(group * F::GROUP / 32));
+        let x_sum = _mm512_set1_ps(*x_sums.byte_add(row).add(group));
+        let t = _mm512_cvtepi32_ps(t);
+        if F::HAS_OFFSET {
+            *sum = _mm512_fmadd_ps(scale, _mm512_mul_ps(t, x_scale), *sum);
+            *sum = _mm512_fmadd_ps(offset, x_sum, *sum);
+        } else {
+            let zero_point = _mm512_set1_ps(if is_signed::<F>() { 128.0 } else { f32::from(F::ZERO) });
+            let zero = _mm512_mul_ps(zero_point, x_sum);
+            *sum = _mm512_fmadd_ps(scale, _mm512_fmsub_ps(t, x_scale, zero), *sum);
+        }
+    }
+}
+
 /// A tile's `n` columns times `C` activation rows, `stride` bytes apart: to `out`, `(C, 16)`, or added to it unless `first`.
 ///
 /// # Safety
@@ -246,14 +277,12 @@ unsafe fn rows<F: Interleaved, const C: usize>(
     let steps = F::GROUP / 4;
     // SAFETY: the caller's promise.
     unsafe {
-        let zero_point = _mm512_set1_ps(if is_signed::<F>() { 128.0 } else { f32::from(F::ZERO) });
         let mut sums = [_mm512_setzero_ps(); C];
         if !first {
             for c in 0..C {
                 sums[c] = _mm512_loadu_ps(out.add(c * TILE_ROWS));
             }
         }
-        let x_sums = if F::GROUP == 32 { x.sum32 } else { x.sum16 };
         for group in 0..n / F::GROUP {
             let (b, s0) = (group * F::GROUP / 32, group * F::GROUP % 32 / 4);
             if C < COLS && s0 == 0 {
@@ -269,18 +298,9 @@ unsafe fn rows<F: Interleaved, const C: usize>(
                     products[c] = _mm512_dpbusd_epi32(products[c], codes, q);
                 }
             }
-            let (scale, offset) = scale::<F>(tile, group);
+            let scale = scale::<F>(tile, group);
             for c in 0..C {
-                let x_scale = _mm512_set1_ps(*x.scale.byte_add(c * stride).add(b));
-                let x_sum = _mm512_set1_ps(*x_sums.byte_add(c * stride).add(group));
-                let t = _mm512_cvtepi32_ps(products[c]);
-                if F::HAS_OFFSET {
-                    sums[c] = _mm512_fmadd_ps(scale, _mm512_mul_ps(t, x_scale), sums[c]);
-                    sums[c] = _mm512_fmadd_ps(offset, x_sum, sums[c]);
-                } else {
-                    let zero = _mm512_mul_ps(zero_point, x_sum);
-                    sums[c] = _mm512_fmadd_ps(scale, _mm512_fmsub_ps(t, x_scale, zero), sums[c]);
-                }
+                add_scaled::<F>(&mut sums[c], products[c], scale, x, c * stride, group);
             }
         }
         for c in 0..C {

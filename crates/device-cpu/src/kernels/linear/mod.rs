@@ -18,7 +18,7 @@
 //! A block type is one file, which implements `portable::Format` (decoding in plain Rust, which serves the scalar
 //! reference and reads the weights where they lie in the file) and `interleaved::Interleaved` (how its codes
 //! and scales stand in the tiles that vectors read, [`Interleave`]). The loops are shared: `portable` with the
-//! inner product of `scalar`; `interleaved_avx2`; `interleaved_avx512`; on Arm `interleaved_neon`, which multiplies as `neon` or
+//! inner product of `scalar`; `interleaved_avx2`; `interleaved_avx512` and `interleaved_amx`; on Arm `interleaved_neon`, which multiplies as `neon` or
 //! `interleaved_i8mm` do. Numbers that need no decoding implement `float::FloatFormat`. Types whose scales lie apart from the
 //! values are in `affine`, with `affine_avx2` and `affine_avx512`, whose panels `gemm_avx2`, `gemm_words_avx2` (8 bits) and
 //! `gemm_avx512` multiply, and `affine_neon`; whatever has no kernel of its own runs through its codec, in `decoded`. What was tried, kept and lost stands in `NOTES.md`.
@@ -65,6 +65,8 @@ mod gemm_avx2;
 mod gemm_avx512;
 #[cfg(target_arch = "x86_64")]
 mod gemm_words_avx2;
+#[cfg(target_arch = "x86_64")]
+mod interleaved_amx;
 #[cfg(target_arch = "x86_64")]
 mod interleaved_avx2;
 #[cfg(target_arch = "x86_64")]
@@ -261,19 +263,24 @@ pub struct Interleave {
     pub decode: unsafe fn(w: WeightRows, row: usize, cols: std::ops::Range<usize>, out: &mut [f32]),
 }
 
-/// Multiply-adds of bytes by the instructions of an instruction set of Arm, for its peak: 24 chains of `n` instructions (or of what
-/// takes an instruction's place). Gives the operations, two for a multiply-add, of one of the `n`.
+/// Multiply-adds of bytes by the instructions of an instruction set of Arm, or of AMX, for its peak: chains of `n` instructions (or of
+/// what takes an instruction's place). Gives the operations, two for a multiply-add, of one of the `n`.
 ///
 /// # Safety
 /// The instruction set is available.
-#[cfg(target_arch = "aarch64")]
 pub unsafe fn int8_products(isa: Isa, n: usize) -> usize {
     // SAFETY: the caller's promise.
     unsafe {
         match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => interleaved_amx::chains(n),
+            #[cfg(target_arch = "aarch64")]
             Isa::I8mm => interleaved_i8mm::chains(n),
+            #[cfg(target_arch = "aarch64")]
             Isa::Dotprod => neon::chains_of_sdot(n),
-            _ => neon::chains_of_mull(n),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => neon::chains_of_mull(n),
+            _ => 0,
         }
     }
 }

@@ -250,15 +250,21 @@ pub(super) fn kernel<F: Interleaved>(isa: Isa) -> LinearKernel {
     };
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => {
+        Isa::Avx512 | Isa::Amx => {
             use super::interleaved::Fours;
             use super::interleaved_avx512::{PASS, gemm_tile, gemv, interleave, scratch_bytes};
-            LinearKernel {
+            let vnni = LinearKernel {
                 gemm_pass: PASS,
                 gemm_scratch_bytes: scratch_bytes,
                 interleave: Some(const { &tiles::<F, Fours>(interleave::<F>) }),
                 ..as_stored(gemv::<F>, gemm_tile::<F>)
+            };
+            // Groups of 16 need twice the products and sums for as many columns, and are slower by AMX than by VNNI.
+            if isa == Isa::Avx512 || F::GROUP == 16 {
+                return vnni;
             }
+            use super::interleaved_amx as amx;
+            LinearKernel { gemm_tile: amx::gemm_tile::<F>, gemm_scratch_bytes: amx::scratch_bytes, ..vnni }
         }
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => {
