@@ -3,7 +3,12 @@
 #![allow(clippy::unwrap_used)]
 #![allow(unsafe_code)]
 
+// The name that the GPU's file knows the crate by.
+extern crate device_metal as ingle_device_metal;
+
 mod common;
+#[path = "../../device-metal/tests/common/mod.rs"]
+mod null_gpu;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
@@ -104,6 +109,32 @@ fn check_engine(mut engine: Engine, sampling: SamplingParams, n_sequences: usize
     assert_eq!(counted, 0, "{counted} allocations over {n_steps} decode steps on {device} ({name})");
 }
 
+/// Tokens of chains, and of single steps where only the sampler can choose, on a GPU that runs nothing and so answers zeros.
+fn check_metal(name: &str) {
+    let metal = Arc::new(device_metal::MetalDevice::new(null_gpu::NullGpu::new("Apple M4 Pro")));
+    let device: Arc<dyn Device> = metal.clone();
+    let in_chains = SamplingParams { logit_bias: Vec::new(), logprobs: false, ..every_stage() };
+    for (sampling, is_chained) in
+        [(SamplingParams::greedy(), true), (in_chains, true), (every_stage(), false)]
+    {
+        let options = LoadOptions { kv_type: Some(device::KvType::F16), ..options(128, 32, 1) };
+        let mut engine = Engine::new(model_with_text(name), &device, &options).unwrap();
+        let request = Request {
+            sampling: SamplingParams { seed: Some(1), ..sampling },
+            ignore_end: true,
+            max_tokens: Some(50),
+            ..Request::new((0..50).map(|i| i * 7 % 150).collect())
+        };
+        let mut counts = Vec::with_capacity(100);
+        let before = metal.gpu().submissions.load(Ordering::Relaxed);
+        engine.generate(request, |_| counts.push(allocations())).unwrap();
+        let n_submissions = metal.gpu().submissions.load(Ordering::Relaxed) - before;
+        assert_eq!(n_submissions < 50, is_chained, "{n_submissions} command buffers");
+        assert_eq!(counts.len(), 51, "50 tokens and the end");
+        assert_eq!(counts[48] - counts[5], 0, "allocations of 43 tokens on Metal ({name})");
+    }
+}
+
 fn every_stage() -> SamplingParams {
     SamplingParams {
         temperature: 0.8,
@@ -152,5 +183,6 @@ fn decoding_allocates_nothing() {
                 check_guesses(cpu, name, few_tokens(), n_sequences);
             }
         }
+        check_metal(name);
     }
 }
