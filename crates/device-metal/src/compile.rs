@@ -1,10 +1,11 @@
 //! From units to tables: which kernel runs each unit for how many rows, with which arguments and buffers.
 //!
 //! This file has what units share and the kernels of single Ops; `linear` has the projections, `attention` what reads KV pages,
-//! `merged` the projection that joins what attention made in parts, `experts` the mixtures.
+//! `merged` the projection that joins what attention made in parts, `join` what a branch adds behind its norm, `experts` the mixtures.
 
 pub mod attention;
 pub mod experts;
+mod join;
 pub mod linear;
 mod merged;
 
@@ -15,12 +16,12 @@ use crate::arguments::{
 use crate::gpu::{Binding, Constant, Gpu, MAX_ARGUMENT_BYTES, Place};
 use crate::kernels::{self, Kernel, constant};
 use crate::layout::{Scratch, StepLayout, selections, value_bytes};
-use crate::lower::{Lowered, Unit};
+use crate::lower::{Join, Lowered, Unit};
 use crate::profile::Profile;
 use crate::table::{Command, Extent, Region, RowClass, Space, Table, When, region};
 use crate::weights::{Tables, Weights};
 use device::arena::{Arena, NO_PLACE};
-use device::lower::{Norm, NormAdd};
+use device::lower::Norm;
 use device::{CommandInfo, Error, KvLayerId, Limits, Numerics, Op, Plan, Result, Rows, ValueId, WeightId};
 use formats::Bytes;
 use std::collections::HashMap;
@@ -89,6 +90,10 @@ struct Draft<'a, G: Gpu> {
     bests: Option<(Place, usize)>,
     /// What an attention left for the unit behind it to join.
     parts: Option<merged::Parts>,
+    /// What a branch left for the projection behind it to add.
+    join: Option<Join>,
+    /// The norm of a projection that was made with the sum before it: where it is.
+    normed: Option<ValueId>,
     compiler: &'a Compiler<'a, G>,
 }
 
@@ -215,12 +220,14 @@ impl<'a, G: Gpu> Compiler<'a, G> {
             n_done: 0,
             bests: None,
             parts: None,
+            join: None,
+            normed: None,
             compiler: self,
         };
         if tokens == RowClass::One {
             draft.alias = selections(self.plan).into_iter().map(|(x, out)| (out, x)).collect();
         }
-        for (index, Lowered { node, unit }) in self.lowered.iter().enumerate() {
+        for (index, Lowered { node, unit, .. }) in self.lowered.iter().enumerate() {
             if draft.n_done > 0 {
                 draft.n_done -= 1;
                 continue;
@@ -350,10 +357,8 @@ impl<G: Gpu> Draft<'_, G> {
     fn unit(&mut self, unit: &Unit) -> Result<()> {
         match unit {
             Unit::Projection(p) => self.projection(p),
-            Unit::NormAdd(NormAdd { x, norm, residual, out }) => {
-                self.rms_norm(*x, *norm, self.compiler.cols(*x), Some(*residual), *out)
-            }
-            Unit::QkRopeKv(unit) => self.qk_rope_kv(unit),
+            Unit::Join(join) => self.join(join),
+            Unit::QkRopeKv(heads) => self.qk_rope_kv(heads),
             Unit::ExpertGateUp { .. } | Unit::ExpertDownSum { .. } => self.expert_unit(unit),
             Unit::Primitive(op) => self.primitive(op),
         }
@@ -369,14 +374,7 @@ impl<G: Gpu> Draft<'_, G> {
         self.step_call(file, &args).elements(rows, cols)
     }
 
-    fn rms_norm(
-        &mut self,
-        x: ValueId,
-        norm: Norm,
-        group: usize,
-        residual: Option<ValueId>,
-        out: ValueId,
-    ) -> Result<()> {
+    fn rms_norm(&mut self, x: ValueId, norm: Norm, group: usize, out: ValueId) -> Result<()> {
         let c = self.compiler;
         let (rows, cols) = (c.rows(x), c.cols(x));
         let args = NormArguments {
@@ -388,14 +386,9 @@ impl<G: Gpu> Draft<'_, G> {
         let call = self
             .step_call("rms_norm.metal", &args)
             .bool(constant::HAS_WEIGHT, norm.weight.is_some())
-            .bool(constant::HAS_RESIDUAL, residual.is_some())
             .read(2, self.value(x))
             .write(3, self.value(out))
             .bind(4, c.weight_or_any(norm.weight)?);
-        let call = match residual {
-            Some(residual) => call.read(5, self.value(residual)),
-            None => call.bind(5, c.anything()),
-        };
         let grid = [Extent::Fixed((cols / group.max(1)) as u32), each(rows), ONE];
         self.push(call.flexible(grid, c.profile.norm_threads(group)))
     }
@@ -406,7 +399,7 @@ impl<G: Gpu> Draft<'_, G> {
             Op::Embed { table, scale, out } => self.embed(*table, *scale, c.step.tokens, *out),
             Op::EmbedPositions { table, out } => self.embed(*table, 1.0, c.step.positions, *out),
             Op::RmsNorm { x, weight, eps, group, out } => {
-                self.rms_norm(*x, Norm { weight: *weight, eps: *eps }, *group, None, *out)
+                self.rms_norm(*x, Norm { weight: *weight, eps: *eps }, *group, *out)
             }
             Op::LayerNorm { x, weight, bias, eps, out } => {
                 let (rows, cols) = (c.rows(*x), c.cols(*x));

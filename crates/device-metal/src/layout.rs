@@ -2,7 +2,7 @@
 
 use crate::arguments;
 use crate::compile::{attention, experts, linear};
-use crate::lower::{Lowered, Unit};
+use crate::lower::{Lowered, Unit, reader_behind};
 use device::arena::{self, Arena};
 use device::{DType, KvLayerId, Limits, Needs, Node, Op, Plan, Rows, Value, ValueId};
 use std::collections::HashSet;
@@ -98,15 +98,25 @@ pub fn arena_of(plan: &Plan, lowered: &[Lowered], limits: &Limits) -> Arena {
     let needs_internal = |_: &Op, id: ValueId| written.contains(&id);
     let options = arena::Options { align: ALIGN, in_place: true, needs_internal: &needs_internal };
     // With one row, what SelectRows writes is not copied: its readers read what it reads, which so must live as long.
-    let mut kept = plan.clone();
+    let mut lasting: Vec<(ValueId, usize)> = Vec::new();
     for (x, out) in selections(plan) {
-        let last = kept.nodes.iter().rposition(|node| node.op.reads().contains(&out));
-        keep_alive(&mut kept, x, last);
+        let last = plan.nodes.iter().rposition(|node| node.op.reads().contains(&out));
+        lasting.extend(last.map(|last| (x, last)));
     }
-    for (reads, out) in lowered.iter().filter_map(|l| l.unit.joined()) {
-        let last = kept.nodes.iter().position(|node| node.op.writes().contains(&out));
-        reads.into_iter().for_each(|x| keep_alive(&mut kept, x, last));
+    // What a unit of several nodes reads must be there until the last; and what a branch adds may be added by what reads the sum.
+    for (index, Lowered { node, last, unit }) in lowered.iter().enumerate() {
+        let last = match unit {
+            Unit::Join(join) => {
+                reader_behind(join.out, &lowered[index + 1..]).map_or(*last, |(reader, _)| reader)
+            }
+            _ if last > node => *last,
+            _ => continue,
+        };
+        lasting.extend(unit.reads().into_iter().map(|x| (x, last)));
     }
+    lasting.sort_by_key(|(_, last)| std::cmp::Reverse(*last));
+    let mut kept = plan.clone();
+    lasting.into_iter().for_each(|(x, last)| keep_alive(&mut kept, x, last));
     let first_dummy = plan.values.len();
     let mut arena = arena::plan_with(
         &kept,
@@ -130,8 +140,7 @@ pub fn selections(plan: &Plan) -> Vec<(ValueId, ValueId)> {
 const KEEPER: &str = "keeper";
 
 /// Make `x` live until behind a node.
-fn keep_alive(plan: &mut Plan, x: ValueId, node: Option<usize>) {
-    let Some(node) = node else { return };
+fn keep_alive(plan: &mut Plan, x: ValueId, node: usize) {
     let (rows, out) = (plan.value(x).rows, ValueId(plan.values.len() as u32));
     plan.values.push(Value { name: KEEPER.to_owned(), rows, cols: 1, dtype: DType::F32 });
     let layer = plan.nodes[node].layer;
@@ -162,7 +171,7 @@ impl Scratch {
             let split = match unit {
                 Unit::Primitive(Op::Attention { n_heads, layer, .. })
                 | Unit::Primitive(Op::CrossAttention { n_heads, layer, .. }) => Some(heads(*n_heads, *layer)),
-                Unit::QkRopeKv(unit) => unit.attention.map(|a| heads(a.n_heads, unit.layer)),
+                Unit::QkRopeKv(h) => h.chains.attention.map(|a| heads(a.n_heads, h.chains.layer)),
                 _ => None,
             };
             if let Some((n_heads, head_dim)) = split {
@@ -282,8 +291,10 @@ mod tests {
             start..start + value_bytes(plan.value(id), &limits)
         };
         let mut n = 0;
-        for (reads, out) in lowered.iter().filter_map(|l| l.unit.joined()) {
-            for x in reads {
+        for Lowered { unit, .. } in lowered.iter().filter(|l| l.last > l.node) {
+            for (x, out) in
+                unit.reads().into_iter().flat_map(|x| unit.writes().into_iter().map(move |y| (x, y)))
+            {
                 let (x, out) = (place(x), place(out));
                 assert!(x == out || x.end <= out.start || out.end <= x.start, "{x:?} {out:?}");
             }

@@ -4,11 +4,12 @@
 
 use super::linear::{GEMM_ROWS, GEMM_THREADS, GEMV_ROWS, STEP_AT, type_constants};
 use super::{Call, Draft, ONE, per_token};
-use crate::arguments::{ExpertSumArguments, LinearArguments};
+use crate::arguments::{ExpertArguments, ExpertSumArguments, LinearArguments};
 use crate::gpu::{Gpu, Place};
 use crate::kernels::{self, Kernel, constant, linear};
-use crate::lower::Unit;
+use crate::lower::{Beside, Unit};
 use crate::table::{Extent, RowClass};
+use device::lower::{Norm, Projection};
 use device::{Activation, Error, Op, Result, ValueId, WeightId};
 
 /// Pairs of a tile.
@@ -28,13 +29,24 @@ pub fn n_tiles(n_experts: usize, n_pairs: usize) -> usize {
 /// A product with the matrices of chosen experts.
 struct Experts {
     x: ValueId,
+    /// Of each row of x. With few rows.
+    norm: Option<Norm>,
     ids: ValueId,
     weight: WeightId,
     /// Up, of which `weight` is the gate.
     up: Option<(WeightId, Activation)>,
     /// What the experts' products are weighed with and added to.
     sum: Option<(ValueId, Option<ValueId>)>,
+    /// A dense product in the same dispatch. With a sum.
+    beside: Option<Beside>,
     out: ValueId,
+}
+
+impl Experts {
+    /// A product by itself.
+    fn new(x: ValueId, ids: ValueId, weight: WeightId, out: ValueId) -> Experts {
+        Experts { x, norm: None, ids, weight, up: None, sum: None, beside: None, out }
+    }
 }
 
 impl<G: Gpu> Draft<'_, G> {
@@ -42,8 +54,7 @@ impl<G: Gpu> Draft<'_, G> {
     pub(super) fn expert_op(&mut self, op: &Op) -> Result<()> {
         match op {
             Op::ExpertLinear { x, ids, weight, out } => {
-                let (x, ids, weight, out) = (*x, *ids, *weight, *out);
-                self.expert_product(&Experts { x, ids, weight, up: None, sum: None, out })
+                self.expert_product(&Experts::new(*x, *ids, *weight, *out))
             }
             Op::ExpertSum { x, weights, out } => self.expert_sum(*x, *weights, None, *out),
             _ => Ok(()),
@@ -53,15 +64,25 @@ impl<G: Gpu> Draft<'_, G> {
     /// What was joined.
     pub(super) fn expert_unit(&mut self, unit: &Unit) -> Result<()> {
         match *unit {
-            Unit::ExpertGateUp { x, ids, gate, up, kind, out } => {
-                self.expert_product(&Experts { x, ids, weight: gate, up: Some((up, kind)), sum: None, out })
+            Unit::ExpertGateUp { mut x, norm, ids, gate, up, kind, out } => {
+                let mut norm_of = norm.map(|(norm, _)| norm);
+                if let (true, Some((norm, out))) = (self.is_by_tiles(ids, gate), norm) {
+                    self.rms_norm(x, norm, self.compiler.cols(x), out)?;
+                    (x, norm_of) = (out, None);
+                }
+                let product = Experts::new(x, ids, gate, out);
+                self.expert_product(&Experts { norm: norm_of, up: Some((up, kind)), ..product })
             }
-            Unit::ExpertDownSum { x, ids, weight, weights, parts, residual, out } => {
+            Unit::ExpertDownSum { x, ids, weight, weights, parts, residual, beside, out } => {
+                let product = Experts::new(x, ids, weight, out);
                 if self.class(x) == RowClass::One && !self.compiler.is_deterministic() {
                     let sum = Some((weights, residual));
-                    return self.expert_product(&Experts { x, ids, weight, up: None, sum, out });
+                    return self.expert_product(&Experts { sum, beside, ..product });
                 }
-                self.expert_product(&Experts { x, ids, weight, up: None, sum: None, out: parts })?;
+                if let Some(Beside { x, weight, out }) = beside {
+                    self.projection(&Projection::single(x, weight, None, out))?;
+                }
+                self.expert_product(&Experts { out: parts, ..product })?;
                 self.expert_sum(parts, weights, residual, out)
             }
             _ => Ok(()),
@@ -128,6 +149,14 @@ impl<G: Gpu> Draft<'_, G> {
         Ok((buffer, table))
     }
 
+    /// Whether the pairs of a step go by tiles.
+    fn is_by_tiles(&self, ids: ValueId, weight: WeightId) -> bool {
+        let c = self.compiler;
+        self.class(ids) >= RowClass::Tile
+            && !c.is_deterministic()
+            && c.plan.weight(weight).parts.len() <= MAX_ORDERED
+    }
+
     fn expert_product(&mut self, e: &Experts) -> Result<()> {
         let c = self.compiler;
         let weight = c.plan.weight(e.weight);
@@ -141,12 +170,12 @@ impl<G: Gpu> Draft<'_, G> {
             row_bytes: weight.row_bytes() as u32,
             scale_bytes: block.row_scale_bytes(n_in) as u32,
             n_out_0: n_out as u32,
+            eps: e.norm.map_or(0.0, |norm| norm.eps),
             n_experts: n_experts as u32,
             experts_per_row: k as u32,
             ..Default::default()
         };
-        let many = self.class(e.x) >= RowClass::Tile && !c.is_deterministic();
-        let tiles = many && e.sum.is_none() && n_experts <= MAX_ORDERED;
+        let tiles = e.sum.is_none() && self.is_by_tiles(e.ids, e.weight);
         if tiles {
             self.order(e.ids, &args)?;
         }
@@ -177,12 +206,34 @@ impl<G: Gpu> Draft<'_, G> {
                 ),
             false => {
                 let (simdgroups, _) = c.profile.gemv_shape(usize::MAX >> 32, 1);
+                let beside = e.beside.map(|beside| (beside, c.plan.weight(beside.weight)));
+                let args = ExpertArguments {
+                    experts: args,
+                    beside_n_in: beside.map_or(0, |(_, weight)| weight.n_cols() as u32),
+                    beside_row_bytes: beside.map_or(0, |(_, weight)| weight.row_bytes() as u32),
+                    beside_scale_bytes: beside.map_or(0, |(_, w)| block.row_scale_bytes(w.n_cols()) as u32),
+                    reserved: 0,
+                };
                 let call = Call::new(kernel("gemv")?, &args)
-                    .bool(linear::NORM, false)
+                    .bool(linear::NORM, e.norm.is_some())
+                    .bool(linear::BESIDE, beside.is_some())
                     .bool(linear::RESIDUAL, e.sum.is_some_and(|(_, residual)| residual.is_some()))
                     .bool(linear::EXPERTS_SUM, e.sum.is_some())
-                    .bind(2, c.anything())
+                    .bind(2, c.weight_or_any(e.norm.and_then(|norm| norm.weight))?)
                     .read(21, self.value(e.ids));
+                let call = match beside {
+                    Some((beside, weight)) => {
+                        let [codes, scales, offsets] = self.planes(weight)?;
+                        call.bind(7, codes)
+                            .bind(8, scales)
+                            .bind(9, offsets)
+                            .read(10, self.value(beside.x))
+                            .write(17, self.value(beside.out))
+                    }
+                    None => {
+                        [7, 8, 9, 10, 17].iter().fold(call, |call, index| call.bind(*index, c.anything()))
+                    }
+                };
                 let call = match e.sum {
                     Some((weights, Some(residual))) => {
                         call.read(22, self.value(weights)).read(15, self.value(residual))
@@ -191,7 +242,7 @@ impl<G: Gpu> Draft<'_, G> {
                     None => call.bind(22, c.anything()).bind(15, c.anything()),
                 };
                 let places = match e.sum {
-                    Some(_) => Extent::PerRow { rows, multiple: 1, divisor: 1 },
+                    Some(_) => Extent::PerRow { rows, multiple: 1 + u32::from(beside.is_some()), divisor: 1 },
                     None => pairs(1),
                 };
                 let groups = n_units.div_ceil(simdgroups as usize) as u32;
@@ -218,7 +269,8 @@ impl<G: Gpu> Draft<'_, G> {
         let bytes = |id: WeightId| {
             c.plan.weight(id).parts.iter().take(k).map(device::WeightPart::n_bytes).sum::<u64>()
         };
-        call.weight_bytes = bytes(e.weight) + e.up.map_or(0, |(up, _)| bytes(up));
+        let of_beside = e.beside.map_or(0, |beside| c.plan.weight_bytes(beside.weight));
+        call.weight_bytes = bytes(e.weight) + e.up.map_or(0, |(up, _)| bytes(up)) + of_beside;
         let tail = match (e.up, e.sum) {
             (Some((_, kind)), _) => format!(" x2 + gate {kind}"),
             (_, Some((_, Some(_)))) => " + sum + add".to_owned(),
@@ -226,7 +278,9 @@ impl<G: Gpu> Draft<'_, G> {
             _ => String::new(),
         };
         let schedule = if tiles { "tiles" } else { "pairs" };
-        call.name = Some(format!("expert_linear_{name}{tail} ({schedule})"));
+        let norm = if e.norm.is_some() { "rms_norm + " } else { "" };
+        let beside = if e.beside.is_some() { format!(", linear_{name}") } else { String::new() };
+        call.name = Some(format!("{norm}expert_linear_{name}{tail} ({schedule}){beside}"));
         self.push(call)
     }
 }
