@@ -11,7 +11,7 @@ mod merged;
 
 use crate::arguments::{
     ArgmaxArguments, ColumnsArguments, ElementArguments, NormArguments, PagesArguments, RopeArguments,
-    RouteArguments, TurnArguments, UnfoldArguments,
+    TurnArguments, UnfoldArguments,
 };
 use crate::gpu::{Binding, Constant, Gpu, MAX_ARGUMENT_BYTES, Place};
 use crate::kernels::{self, Kernel, constant};
@@ -92,8 +92,10 @@ struct Draft<'a, G: Gpu> {
     parts: Option<merged::Parts>,
     /// What a branch left for the projection behind it to add.
     join: Option<Join>,
-    /// The norm of a projection that was made with the sum before it: where it is.
-    normed: Option<ValueId>,
+    /// Norms of a sum that were made with it: where they are.
+    normed: Vec<ValueId>,
+    /// What experts left for the sum behind them to weigh and add: the parts, and how much each counts.
+    expert_parts: Option<(ValueId, ValueId)>,
     compiler: &'a Compiler<'a, G>,
 }
 
@@ -221,7 +223,8 @@ impl<'a, G: Gpu> Compiler<'a, G> {
             bests: None,
             parts: None,
             join: None,
-            normed: None,
+            normed: vec![],
+            expert_parts: None,
             compiler: self,
         };
         if tokens == RowClass::One {
@@ -472,29 +475,7 @@ impl<G: Gpu> Draft<'_, G> {
                 let call = self.step_call("columns.metal", &args).elements(rows, to);
                 self.push(call.read(2, self.value(*x)).write(3, self.value(*out)))
             }
-            Op::Route { x, normalise, factor, scales, ids, weights } => {
-                let (rows, k) = (c.rows(*x), c.cols(*ids));
-                if k > MAX_ROUTED {
-                    let what = format!("a router that chooses {k} experts");
-                    return Err(c.unsupported(what, "this device chooses at most 32; use --device cpu"));
-                }
-                let args = RouteArguments {
-                    per_token: per_token(rows),
-                    n_experts: c.cols(*x) as u32,
-                    k: k as u32,
-                    factor: *factor,
-                };
-                let call = self
-                    .step_call("route.metal", &args)
-                    .bool(constant::NORMALISE, *normalise)
-                    .bool(constant::HAS_WEIGHT, scales.is_some())
-                    .read(2, self.value(*x))
-                    .write(3, self.value(*ids))
-                    .write(4, self.value(*weights))
-                    .bind(5, c.weight_or_any(*scales)?)
-                    .grid([each(rows), ONE, ONE], 32);
-                self.push(call)
-            }
+            Op::Route { .. } => self.route(op),
             Op::SelectRows { out, .. } if self.alias.contains_key(out) => Ok(()),
             Op::SelectRows { x, out } => {
                 let call = self
@@ -570,6 +551,3 @@ impl<G: Gpu> Draft<'_, G> {
         }
     }
 }
-
-/// Most experts of a row that `route.metal` chooses: one for each lane.
-const MAX_ROUTED: usize = 32;

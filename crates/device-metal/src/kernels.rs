@@ -73,6 +73,7 @@ pub const HEADERS: &[(&str, &str)] = sources![
     "linear/tq2_0.h",
     "reduce.h",
     "rotate.h",
+    "route.h",
     "sampling/arguments.h",
     "sampling/rank.h",
     "step.h",
@@ -252,6 +253,8 @@ pub mod constant {
     pub const V_NORM: u16 = 17;
     /// The norms of query and key heads are of all heads of a row together.
     pub const WHOLE_ROWS: u16 = 18;
+    /// Experts are chosen, not only ordered.
+    pub const ROUTES: u16 = 19;
 }
 
 /// Indices of function constants, as `linear/constants.h` lists them.
@@ -478,6 +481,7 @@ mod tests {
             ("CHAINED", constant::CHAINED),
             ("V_NORM", constant::V_NORM),
             ("WHOLE_ROWS", constant::WHOLE_ROWS),
+            ("ROUTES", constant::ROUTES),
         ] {
             let line = format!("#define FC_{name} {index} ");
             assert!(header.contains(&line), "{line}");

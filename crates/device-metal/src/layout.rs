@@ -2,7 +2,7 @@
 
 use crate::arguments;
 use crate::compile::{attention, experts, linear};
-use crate::lower::{Lowered, Unit, reader_behind};
+use crate::lower::{Lowered, Unit, norms_behind, parts_of, reader_behind};
 use device::arena::{self, Arena};
 use device::{DType, KvLayerId, Limits, Needs, Node, Op, Plan, Rows, Value, ValueId};
 use std::collections::HashSet;
@@ -103,20 +103,36 @@ pub fn arena_of(plan: &Plan, lowered: &[Lowered], limits: &Limits) -> Arena {
         let last = plan.nodes.iter().rposition(|node| node.op.reads().contains(&out));
         lasting.extend(last.map(|last| (x, last)));
     }
-    // What a unit of several nodes reads must be there until the last; and what a branch adds may be added by what reads the sum.
+    // What a unit of several nodes reads must be there until the last; and what a branch adds may be added by what reads the sum, and
+    // be the sum of parts.
+    let mut early: Vec<(Op, usize)> = Vec::new();
     for (index, Lowered { node, last, unit }) in lowered.iter().enumerate() {
-        let last = match unit {
+        let rest = &lowered[index + 1..];
+        let until = match unit {
             Unit::Join(join) => {
-                reader_behind(join.out, &lowered[index + 1..]).map_or(*last, |(reader, _)| reader)
+                let norms = norms_behind(join, rest).into_iter();
+                early.extend(norms.map(|(_, out)| (Op::Columns { x: join.out, first: 0, out }, *last)));
+                reader_behind(join.out, rest).map_or(*last, |(reader, _)| reader)
             }
-            _ if last > node => *last,
-            _ => continue,
+            _ => *last,
         };
-        lasting.extend(unit.reads().into_iter().map(|x| (x, last)));
+        if let (Some((parts, weights)), Some(join)) = (parts_of(unit, rest), rest.first()) {
+            let reader = reader_behind(join.unit.writes()[0], &rest[1..]);
+            let until = reader.map_or(join.last, |(reader, _)| reader);
+            lasting.extend([(parts, until), (weights, until)]);
+        }
+        if until > *node {
+            lasting.extend(unit.reads().into_iter().map(|x| (x, until)));
+        }
     }
-    lasting.sort_by_key(|(_, last)| std::cmp::Reverse(*last));
     let mut kept = plan.clone();
-    lasting.into_iter().for_each(|(x, last)| keep_alive(&mut kept, x, last));
+    let keepers = lasting.into_iter().map(|(x, last)| (keeper(&mut kept, x), last));
+    let mut inserted: Vec<(Op, usize)> = keepers.collect();
+    inserted.extend(early);
+    inserted.sort_by_key(|(_, last)| std::cmp::Reverse(*last));
+    for (op, last) in inserted {
+        kept.nodes.insert(last + 1, Node { op, layer: None });
+    }
     let first_dummy = plan.values.len();
     let mut arena = arena::plan_with(
         &kept,
@@ -139,12 +155,11 @@ pub fn selections(plan: &Plan) -> Vec<(ValueId, ValueId)> {
 /// Name of a value without bytes, which only keeps others alive.
 const KEEPER: &str = "keeper";
 
-/// Make `x` live until behind a node.
-fn keep_alive(plan: &mut Plan, x: ValueId, node: usize) {
+/// A node that makes `x` live as long as it stands behind others.
+fn keeper(plan: &mut Plan, x: ValueId) -> Op {
     let (rows, out) = (plan.value(x).rows, ValueId(plan.values.len() as u32));
     plan.values.push(Value { name: KEEPER.to_owned(), rows, cols: 1, dtype: DType::F32 });
-    let layer = plan.nodes[node].layer;
-    plan.nodes.insert(node + 1, Node { op: Op::Columns { x, first: 0, out }, layer });
+    Op::Columns { x, first: 0, out }
 }
 
 /// Scratch of the units of all plans: bytes that no value has, one part after the other.

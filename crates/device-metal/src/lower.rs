@@ -257,6 +257,38 @@ pub fn reader_behind(mut id: ValueId, mut rest: &[Lowered]) -> Option<(usize, &P
     }
 }
 
+/// Norms that one dispatch makes with the sum that they are of, at most.
+const MOST_NORMS: usize = 3;
+
+/// The norms of a sum that can be made with it, and where they go: of the projection that stands behind it, and of what else reads it
+/// before the next sum. All add the same to the mean square, and have weights.
+pub fn norms_behind(join: &Join, rest: &[Lowered]) -> Vec<(Norm, ValueId)> {
+    let first = reader_behind(join.out, rest).and_then(|(_, p)| p.norm.filter(|_| p.x == join.out));
+    let Some((first, _)) = first else { return vec![] };
+    rest.iter()
+        .take_while(|l| !matches!(l.unit, Unit::Join(_)))
+        .filter_map(|l| match &l.unit {
+            Unit::Projection(Projection { x, norm, .. }) | Unit::ExpertGateUp { x, norm, .. } => {
+                norm.filter(|_| *x == join.out)
+            }
+            _ => None,
+        })
+        .filter(|(norm, _)| norm.weight.is_some() && norm.eps == first.eps)
+        .take(MOST_NORMS)
+        .collect()
+}
+
+/// The experts whose products behind a unit's only reader, a sum, weighs and adds for itself: the parts, and how much each counts.
+pub fn parts_of(unit: &Unit, rest: &[Lowered]) -> Option<(ValueId, ValueId)> {
+    match (unit, rest) {
+        (
+            Unit::ExpertDownSum { parts, weights, residual: None, out, .. },
+            [Lowered { unit: Unit::Join(Join { pair: Some(pair), .. }), .. }, ..],
+        ) if pair.other == *out => Some((*parts, *weights)),
+        _ => None,
+    }
+}
+
 /// The norm of whole rows that a unit is: what it normalises, the norm, and where it goes.
 fn whole_norm(plan: &Plan, unit: &Unit) -> Option<(ValueId, Norm, ValueId)> {
     match unit {

@@ -198,7 +198,7 @@ fn a_mixture_of_experts_has_eight_dispatches_a_layer() {
 fn norms_behind_cost_no_dispatch_of_their_own() {
     for block in [BlockType::Q4_0, BlockType::F16, BlockType::Q8_0] {
         for (norms, a_layer, a_layer_of_many, beside_many) in
-            [(Norms::Around, 5, 8, 5), (Norms::Behind, 5, 8, 4), (Norms::AroundExperts, 8, 16, 5)]
+            [(Norms::Around, 5, 8, 5), (Norms::Behind, 5, 8, 4), (Norms::AroundExperts, 8, 12, 5)]
         {
             let counts = [2, 5].map(|n| counts(&layers_with_norms(3, n, HIDDEN, block, norms)));
             for (n, [decode, (prefill, _), long]) in [2, 5].into_iter().zip(counts) {

@@ -3,11 +3,11 @@
 //! The contracts are the headers `kernels/expert_linear.h` and `kernels/expert_groups.metal`.
 
 use super::linear::{GEMM_ROWS, GEMM_THREADS, GEMV_ROWS, STEP_AT, type_constants};
-use super::{Call, Draft, ONE, per_token};
-use crate::arguments::{ExpertArguments, ExpertSumArguments, LinearArguments};
+use super::{Call, Draft, ONE, each, per_token};
+use crate::arguments::{ExpertArguments, ExpertSumArguments, LinearArguments, RouteArguments};
 use crate::gpu::{Gpu, Place};
 use crate::kernels::{self, Kernel, constant, linear};
-use crate::lower::{Beside, Unit};
+use crate::lower::{Beside, Unit, parts_of};
 use crate::table::{Extent, RowClass};
 use device::lower::{Norm, Projection};
 use device::{Activation, Error, Op, Result, ValueId, WeightId};
@@ -20,6 +20,12 @@ pub const TILE_BYTES: usize = 16;
 
 /// Most experts that `expert_groups.metal` orders.
 const MAX_ORDERED: usize = 1024;
+
+/// Most experts of a row that `route.h` chooses: one for each lane.
+const MAX_ROUTED: usize = 32;
+
+/// Threads of the threadgroup of `expert_groups.metal`.
+const GROUP_THREADS: u32 = 1024;
 
 /// Tiles of so many pairs.
 pub fn n_tiles(n_experts: usize, n_pairs: usize) -> usize {
@@ -67,7 +73,9 @@ impl<G: Gpu> Draft<'_, G> {
             Unit::ExpertGateUp { mut x, norm, ids, gate, up, kind, out } => {
                 let mut norm_of = norm.map(|(norm, _)| norm);
                 if let (true, Some((norm, out))) = (self.is_by_tiles(ids, gate), norm) {
-                    self.rms_norm(x, norm, self.compiler.cols(x), out)?;
+                    if !self.normed.contains(&out) {
+                        self.rms_norm(x, norm, self.compiler.cols(x), out)?;
+                    }
                     (x, norm_of) = (out, None);
                 }
                 let product = Experts::new(x, ids, gate, out);
@@ -83,6 +91,10 @@ impl<G: Gpu> Draft<'_, G> {
                     self.projection(&Projection::single(x, weight, None, out))?;
                 }
                 self.expert_product(&Experts { out: parts, ..product })?;
+                self.expert_parts = parts_of(unit, self.rest).filter(|_| self.compiler.is_read_once(out));
+                if self.expert_parts.is_some() {
+                    return Ok(());
+                }
                 self.expert_sum(parts, weights, residual, out)
             }
             _ => Ok(()),
@@ -121,18 +133,74 @@ impl<G: Gpu> Draft<'_, G> {
         (Place { buffer: self.compiler.buffers.scratch, offset: offset as u64 }, bytes)
     }
 
+    /// Choose experts; and, where the products behind go by tiles, bring the pairs into the order of the experts.
+    pub(super) fn route(&mut self, op: &Op) -> Result<()> {
+        let Op::Route { x, normalise, factor, scales, ids, weights } = op else { return Ok(()) };
+        let c = self.compiler;
+        let k = c.cols(*ids);
+        if k > MAX_ROUTED {
+            let what = format!("a router that chooses {k} experts");
+            return Err(c.unsupported(what, "this device chooses at most 32; use --device cpu"));
+        }
+        let ordered = self.rest.iter().any(|l| match &l.unit {
+            Unit::ExpertGateUp { ids: of, gate: weight, .. }
+            | Unit::ExpertDownSum { ids: of, weight, .. }
+            | Unit::Primitive(Op::ExpertLinear { ids: of, weight, .. }) => {
+                of == ids
+                    && c.plan.weight(*weight).parts.len() == c.cols(*x)
+                    && self.is_by_tiles(*ids, *weight)
+            }
+            _ => false,
+        });
+        let args = RouteArguments {
+            per_token: per_token(c.rows(*x)),
+            n_experts: c.cols(*x) as u32,
+            k: k as u32,
+            factor: *factor,
+        };
+        let routed = |call: Call| {
+            call.bool(constant::NORMALISE, *normalise)
+                .bool(constant::HAS_WEIGHT, scales.is_some())
+                .read(2, self.value(*x))
+                .write(3, self.value(*ids))
+                .write(4, self.value(*weights))
+        };
+        let call = match ordered {
+            true => routed(self.groups(&args)).bool(constant::ROUTES, true),
+            false => routed(self.step_call("route.metal", &args)).grid([each(c.rows(*x)), ONE, ONE], 32),
+        };
+        if ordered {
+            self.ordered = Some(*ids);
+        }
+        self.push(call.bind(5, c.weight_or_any(*scales)?))
+    }
+
+    /// The dispatch that brings the pairs of a step into the order of their experts, without what it reads.
+    fn groups(&self, args: &RouteArguments) -> Call {
+        let s = self.compiler.scratch;
+        self.step_call("expert_groups.metal", args)
+            .write(23, self.scratch(s.order_at(), s.order))
+            .write(24, self.scratch(s.tiles_at(), s.tiles))
+            .flexible([ONE; 3], GROUP_THREADS)
+    }
+
     /// Bring the pairs of a step into the order of their experts, unless they are.
-    fn order(&mut self, ids: ValueId, args: &LinearArguments) -> Result<()> {
+    fn order(&mut self, ids: ValueId, n_experts: usize) -> Result<()> {
         if self.ordered == Some(ids) {
             return Ok(());
         }
-        let s = self.compiler.scratch;
-        let call = Call::new(Kernel::of("expert_groups.metal"), args)
-            .bind(STEP_AT, self.compiler.step_place(0))
-            .read(21, self.value(ids))
-            .write(23, self.scratch(s.order_at(), s.order))
-            .write(24, self.scratch(s.tiles_at(), s.tiles))
-            .grid([ONE; 3], 256);
+        let c = self.compiler;
+        let (per_token, k) = (per_token(c.rows(ids)), c.cols(ids) as u32);
+        let args = RouteArguments { per_token, n_experts: n_experts as u32, k, factor: 1.0 };
+        let mut call = self
+            .groups(&args)
+            .bool(constant::ROUTES, false)
+            .bool(constant::NORMALISE, false)
+            .bool(constant::HAS_WEIGHT, false)
+            .read(3, self.value(ids));
+        for index in [2, 4, 5] {
+            call = call.bind(index, c.anything());
+        }
         self.push(call)?;
         self.ordered = Some(ids);
         Ok(())
@@ -177,7 +245,7 @@ impl<G: Gpu> Draft<'_, G> {
         };
         let tiles = e.sum.is_none() && self.is_by_tiles(e.ids, e.weight);
         if tiles {
-            self.order(e.ids, &args)?;
+            self.order(e.ids, n_experts)?;
         }
         let name = kernels::type_name(block);
         let kernel = |what: &str| -> Result<Kernel> {

@@ -8,7 +8,7 @@ use super::{Call, Draft, ONE, each, per_token};
 use crate::arguments::JoinArguments;
 use crate::gpu::{Constant, Gpu};
 use crate::kernels::join;
-use crate::lower::{Join, reader_behind};
+use crate::lower::{Join, norms_behind, reader_behind};
 use crate::table::RowClass;
 use device::lower::{Norm, Projection, Tail};
 use device::{Result, ValueId};
@@ -23,14 +23,11 @@ impl<'a, G: Gpu> Draft<'a, G> {
             self.join = Some(*j);
             return Ok(());
         }
-        let folded = reader.and_then(|p| match (self.schedule(p.x), p.norm) {
-            (Schedule::Gemm(_), Some((norm, out))) if p.x == j.out && norm.weight.is_some() => {
-                Some((norm, out))
-            }
-            _ => None,
-        });
-        self.normed = folded.map(|(_, out)| out);
-        self.join_dispatch(j, folded)
+        // Few rows normalise what they read in the product itself.
+        let tiles = reader.is_some_and(|p| matches!(self.schedule(p.x), Schedule::Gemm(_)));
+        let norms = if tiles { norms_behind(j, self.rest) } else { vec![] };
+        self.normed = norms.iter().map(|(_, out)| *out).collect();
+        self.join_dispatch(j, &norms)
     }
 
     /// Whether a projection makes the sum for itself: one dispatch of one row.
@@ -49,11 +46,11 @@ impl<'a, G: Gpu> Draft<'a, G> {
     }
 
     /// The constants of `join.h`.
-    pub(super) fn join_constants(j: &Join, n_norms: u32) -> [(u16, Constant); 4] {
+    fn join_constants(j: &Join, parts: bool, n_norms: u32) -> [(u16, Constant); 4] {
         [
             (join::WEIGHT, Constant::Bool(j.norm.weight.is_some())),
             (join::PAIR, Constant::Bool(j.pair.is_some())),
-            (join::PARTS, Constant::Bool(false)),
+            (join::PARTS, Constant::Bool(parts)),
             (join::NORMS, Constant::UInt(n_norms)),
         ]
     }
@@ -72,10 +69,12 @@ impl<'a, G: Gpu> Draft<'a, G> {
         }
     }
 
-    /// A dispatch of its own, for all rows; and a norm of the sum.
-    fn join_dispatch(&mut self, j: &Join, behind: Option<(Norm, ValueId)>) -> Result<()> {
+    /// A dispatch of its own, for all rows; with norms of the sum, which all add the same to the mean square.
+    fn join_dispatch(&mut self, j: &Join, norms: &[(Norm, ValueId)]) -> Result<()> {
         let c = self.compiler;
-        let args = self.join_arguments(j, behind.map(|(norm, _)| norm));
+        let parts = self.expert_parts.take();
+        let mut args = self.join_arguments(j, norms.first().map(|(norm, _)| *norm));
+        args.n_parts = parts.map_or(0, |(_, weights)| c.cols(weights) as u32);
         let mut call = self
             .step_call("join.metal", &args)
             .read(2, self.value(j.x))
@@ -83,22 +82,23 @@ impl<'a, G: Gpu> Draft<'a, G> {
             .bind(4, c.weight_or_any(j.norm.weight)?)
             .read(5, self.value(j.residual))
             .bind(6, c.weight_or_any(j.pair.and_then(|pair| pair.norm.weight))?)
-            .bind(8, c.weight_or_any(j.pair.and_then(|pair| pair.other_norm.weight))?)
-            .bind(9, c.anything());
-        call = match j.pair {
-            Some(pair) => call.read(7, self.value(pair.other)),
-            None => call.bind(7, c.anything()),
+            .bind(8, c.weight_or_any(j.pair.and_then(|pair| pair.other_norm.weight))?);
+        call = match (j.pair, parts) {
+            (_, Some((parts, weights))) => call.read(7, self.value(parts)).read(9, self.value(weights)),
+            (Some(pair), None) => call.read(7, self.value(pair.other)).bind(9, c.anything()),
+            (None, None) => call.bind(7, c.anything()).bind(9, c.anything()),
         };
-        call = call.bind(10, c.weight_or_any(behind.and_then(|(norm, _)| norm.weight))?);
-        call = match behind {
-            Some((_, out)) => call.write(13, self.value(out)),
-            None => call.bind(13, c.anything()),
-        };
-        for index in [11, 12, 14, 15] {
-            call = call.bind(index, c.anything());
+        for index in 0..3u8 {
+            call = match norms.get(index as usize) {
+                Some((norm, out)) => {
+                    call.bind(10 + index, c.weight_or_any(norm.weight)?).write(13 + index, self.value(*out))
+                }
+                None => call.bind(10 + index, c.anything()).bind(13 + index, c.anything()),
+            };
         }
-        call.constants.extend(Self::join_constants(j, u32::from(behind.is_some())));
-        call.name = Some(join_name(j, behind.is_some()));
+        call.constants.extend(Self::join_constants(j, parts.is_some(), norms.len() as u32));
+        let sum = if parts.is_some() { "expert_sum + " } else { "" };
+        call.name = Some(format!("{sum}{}", join_name(j, norms.len())));
         let cols = c.cols(j.out);
         self.push(call.flexible([each(c.rows(j.out)), ONE, ONE], c.profile.norm_threads(cols)))
     }
@@ -118,16 +118,20 @@ impl<'a, G: Gpu> Draft<'a, G> {
             Some(pair) => call.read(22, self.value(pair.other)),
             None => call.bind(22, c.anything()),
         };
-        call.constants.extend(Self::join_constants(j, u32::from(norm.is_some())));
+        call.constants.extend(Self::join_constants(j, false, u32::from(norm.is_some())));
         call.threadgroup_bytes = 16 * c.cols(j.out).div_ceil(4) as u32;
         Ok(call)
     }
 }
 
 /// What a join is called.
-pub(super) fn join_name(j: &Join, normed: bool) -> String {
+pub(super) fn join_name(j: &Join, n_norms: usize) -> String {
     let pair = if j.pair.is_some() { "2 rms_norm + add + " } else { "" };
     let scale = if j.factor == 1.0 { "" } else { " + scale" };
-    let norm = if normed { " + rms_norm" } else { "" };
+    let norm = match n_norms {
+        0 => String::new(),
+        1 => " + rms_norm".to_owned(),
+        n => format!(" + {n} rms_norm"),
+    };
     format!("{pair}rms_norm + add{scale}{norm}")
 }

@@ -134,7 +134,7 @@ impl<G: Gpu> Draft<'_, G> {
         let mut x = p.x;
         let mut norm = p.norm.map(|(norm, _)| norm);
         if let (Schedule::Gemm(_), Some((norm_of, out))) = (schedule, p.norm) {
-            if self.normed.take() != Some(out) {
+            if !self.normed.contains(&out) {
                 self.rms_norm(p.x, norm_of, c.cols(p.x), out)?;
             }
             (x, norm) = (out, None);
@@ -362,7 +362,7 @@ const EMBED_THREADS: u32 = 64;
 
 fn product_name(product: &Product, name: &str, schedule: Schedule) -> String {
     let norm = match (&product.join, product.norm) {
-        (Some(join), norm) => join_name(join, norm.is_some()) + " + ",
+        (Some(join), norm) => join_name(join, usize::from(norm.is_some())) + " + ",
         (None, Some(_)) => "rms_norm + ".to_owned(),
         (None, None) => String::new(),
     };

@@ -21,3 +21,4 @@
 #define FC_CHAINED 16     // bool: what is chosen is the next step's token
 #define FC_V_NORM 17      // bool: value heads are normalised
 #define FC_WHOLE_ROWS 18  // bool: the norms of query and key heads are of all heads of a row together
+#define FC_ROUTES 19      // bool: experts are chosen, not only ordered

@@ -149,6 +149,41 @@ fn experts_one_row_at_a_time() {
     }
 }
 
+/// In one dispatch what route and expert_groups do one after the other, whatever slices of rows a thread has.
+#[test]
+fn experts_are_chosen_and_ordered_in_one() {
+    let mut rng = Rng::new(19);
+    for (n_experts, k, n, threads) in [(5, 2, 37, 64), (40, 6, 19, 32), (7, 7, 50, 1024), (9, 1, 1, 96)] {
+        let (x, scales) = (normal(&mut rng, n * n_experts), normal(&mut rng, n_experts));
+        let n_tiles = n_experts + n * k / 32;
+        let base = |file: &'static str, function: &str| {
+            Launch::new(file, function)
+                .flag(12, true)
+                .flag(0, true)
+                .arguments(&[1, n_experts as u32, k as u32, 2f32.to_bits()])
+                .words(1, &step(n, 0, 1, 0, 0))
+                .floats(2, &x)
+                .words(3, &vec![u32::MAX; n * k])
+                .output(4, n * k)
+                .floats(5, &scales)
+        };
+        let groups = || {
+            base("expert_groups.metal", "expert_groups")
+                .words(23, &vec![u32::MAX; n * k])
+                .words(24, &vec![u32::MAX; n_tiles * 4])
+                .grid([1, 1, 1], threads)
+        };
+        let route = base("route.metal", "route").grid([n, 1, 1], 32).run();
+        let apart = groups().flag(ROUTES, false).words(3, &route.words(3)).run();
+        let both = groups().flag(ROUTES, true).run();
+        for index in [3, 23, 24] {
+            let routed = if index == 3 { &route } else { &apart };
+            assert_eq!(both.words(index), routed.words(index), "{n_experts} experts, buffer {index}");
+        }
+        assert_eq!(both.floats(4), route.floats(4), "{n_experts} experts");
+    }
+}
+
 #[test]
 fn experts_in_groups_of_rows() {
     let mut rng = Rng::new(10);
@@ -163,9 +198,12 @@ fn experts_in_groups_of_rows() {
         let n_tiles = n_experts + n * k / 32;
         let words = expert_arguments(block, n_in, n_out, n_experts, k);
         let groups = Launch::new("expert_groups.metal", "expert_groups")
-            .arguments(&words)
-            .words(20, &step(n, 0, 1, 0, 0))
-            .words(21, &ids)
+            .flag(ROUTES, false)
+            .flag(0, false)
+            .flag(12, false)
+            .arguments(&[1, n_experts as u32, k as u32, 1f32.to_bits()])
+            .words(1, &step(n, 0, 1, 0, 0))
+            .words(3, &ids)
             .output(23, n * k)
             .output(24, n_tiles * 4)
             .grid([1, 1, 1], 64)

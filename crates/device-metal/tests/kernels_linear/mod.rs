@@ -34,6 +34,8 @@ const AFFINE_SYMMETRIC: u16 = 12;
 const OWN_INPUT: u16 = 13;
 const EXPERTS_SUM: u16 = 15;
 const BESIDE: u16 = 16;
+// Of expert_groups, as constants.h numbers it.
+const ROUTES: u16 = 19;
 // And those of join.h.
 const JOIN_WEIGHT: u16 = 20;
 const JOIN_PAIR: u16 = 21;
