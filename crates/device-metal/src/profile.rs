@@ -200,6 +200,9 @@ mod tests {
             assert!(simdgroups >= split && (split > 1) == (p.gemv_simdgroups > 256), "{name}: {split}");
             assert_eq!(p.gemv_shape(16384, 8), (2, 1));
             assert!((2..=MOST_SPLITS).contains(&p.n_splits(8)));
+            // A row that is made first is made by no more SIMD-groups than two loads of the chip, but by as many as there is work for.
+            assert_eq!([1, 2 * p.gemv_simdgroups as usize].map(|n| p.passes(n)), [1, 1]);
+            assert!(65_536 / p.passes(65_536) <= 2 * p.gemv_simdgroups as usize);
         }
         // What is newer than the table is as the last in it; and a GPU of unknown cores as an M4 Pro.
         assert_eq!(profile("M5", 12), profile("M5", 10));

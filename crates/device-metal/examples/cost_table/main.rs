@@ -35,14 +35,19 @@ mod tests {
     use crate::count::{Rows, whole};
     use crate::shapes::{Experts, MODELS, Shapes};
 
-    /// Layers of full width of the smallest model, dense and with experts in its network's place. A short vocabulary, for a head
+    /// Layers of full width of the smallest model, dense and with experts in its network's place or next to it, without norms behind its
+    /// parts and with them. A short vocabulary, for a head
     /// reads nothing twice and only takes time.
     #[test]
     fn a_token_reads_hardly_more_than_it_must() {
         let dense = Shapes { n_vocab: 2048, ..MODELS[0] };
         let experts = Experts { n: 8, n_used: 2, ffn: 768 };
         let mixed = Shapes { n_vocab: 2048, ffn: 0, experts: Some(experts), ..MODELS[0] };
-        for (name, shapes) in [("dense", dense), ("experts", mixed)] {
+        let behind = Shapes { sandwich: true, ..dense };
+        let beside = Shapes { sandwich: true, experts: Some(experts), ..dense };
+        for (name, shapes) in
+            [("dense", dense), ("experts", mixed), ("norms behind", behind), ("experts beside", beside)]
+        {
             for position in [100, 1500] {
                 let (cost, _) = whole(&shapes, Rows { n: 1, position });
                 let ratio = cost.read / cost.least;

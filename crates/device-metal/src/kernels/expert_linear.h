@@ -16,8 +16,8 @@
 //   reads    the chosen experts' matrices, once for each pair
 //
 //   LINEAR_GATE: y = activation(W_0 x) * (W_1 x). EXPERTS_SUM: y = residual + sum over j of chosen[j] * (W[ids[j]] x_j), the sum over
-//   experts ascending and inside the sum over lanes. EXPERTS_BESIDE: the second row of threadgroups makes a product that has nothing to
-//   do with the first, but that both take less than one after the other.
+//   experts ascending and inside the sum over lanes. EXPERTS_BESIDE: a second row of threadgroups makes a product that neither reads
+//   nor is read by the first, so that the two are one dispatch.
 //
 // expert_linear_<type>_gemm: the same products for many rows, by tiles of up to 32 pairs of one expert that expert_groups made.
 //

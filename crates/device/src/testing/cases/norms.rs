@@ -71,6 +71,7 @@ fn inner(b: &mut PlanBuilder, x: ValueId, block: BlockType) -> ValueId {
 }
 
 fn network(b: &mut PlanBuilder, x: ValueId, block: BlockType, norms: Norms) -> ValueId {
+    const N_EXPERTS: usize = 5;
     let hidden = b.cols(x);
     let y = match norms {
         Norms::Around => {
@@ -84,17 +85,18 @@ fn network(b: &mut PlanBuilder, x: ValueId, block: BlockType, norms: Norms) -> V
         }
         Norms::AroundExperts => {
             let routed = b.rms_norm(x, hidden);
-            // Which experts are chosen does not hang on the rounding of weights.
-            let router = b.linear(routed, 9, BlockType::F32, false);
-            let (ids, weights) = b.route(router, 3, true, 1.0, true);
+            // Devices that round activations to 8 bits would choose others: then all are chosen.
+            let k = if block.is_float() { 2 } else { N_EXPERTS };
+            let router = b.linear(routed, N_EXPERTS, BlockType::F32, false);
+            let (ids, weights) = b.route(router, k, true, 1.0, true);
             let norm = b.rms_norm(x, hidden);
             let dense = inner(b, norm, block);
             let norm = b.rms_norm(x, hidden);
-            let gate = b.expert_linear((norm, false), ids, (9, hidden), block);
-            let up = b.expert_linear((norm, false), ids, (9, hidden), block);
+            let gate = b.expert_linear((norm, false), ids, (N_EXPERTS, hidden), block);
+            let up = b.expert_linear((norm, false), ids, (N_EXPERTS, hidden), block);
             let sparse = b.gate(gate, up, Activation::GeluTanh);
             let dense = b.linear(dense, hidden, block, false);
-            let sparse = b.expert_linear((sparse, true), ids, (9, hidden), block);
+            let sparse = b.expert_linear((sparse, true), ids, (N_EXPERTS, hidden), block);
             let sparse = b.expert_sum(sparse, weights);
             let dense = b.rms_norm(dense, hidden);
             let sparse = b.rms_norm(sparse, hidden);
