@@ -2,7 +2,7 @@
 
 use crate::arguments;
 use crate::compile::{attention, experts, linear};
-use crate::lower::{Lowered, Unit, norms_behind, parts_of, reader_behind};
+use crate::lower::{Join, Lowered, Unit, norms_behind, parts_of, reader_behind};
 use device::arena::{self, Arena};
 use device::{DType, KvLayerId, Limits, Needs, Node, Op, Plan, Rows, Value, ValueId};
 use std::collections::HashSet;
@@ -103,22 +103,24 @@ pub fn arena_of(plan: &Plan, lowered: &[Lowered], limits: &Limits) -> Arena {
         let last = plan.nodes.iter().rposition(|node| node.op.reads().contains(&out));
         lasting.extend(last.map(|last| (x, last)));
     }
-    // What a unit of several nodes reads must be there until the last; and what a branch adds may be added by what reads the sum, and
-    // be the sum of parts.
+    // What a unit of several nodes reads must be there until the last. What a branch adds may be added by what reads the sum, and may be
+    // the sum of parts; norms of the sum may be made with it.
+    let behind = |join: &Join, last: usize, rest: &[Lowered]| {
+        reader_behind(join.out, rest).map_or(last, |(reader, _)| reader)
+    };
     let mut early: Vec<(Op, usize)> = Vec::new();
     for (index, Lowered { node, last, unit }) in lowered.iter().enumerate() {
         let rest = &lowered[index + 1..];
-        let until = match unit {
-            Unit::Join(join) => {
-                let norms = norms_behind(join, rest).into_iter();
-                early.extend(norms.map(|(_, out)| (Op::Columns { x: join.out, first: 0, out }, *last)));
-                reader_behind(join.out, rest).map_or(*last, |(reader, _)| reader)
-            }
-            _ => *last,
-        };
-        if let (Some((parts, weights)), Some(join)) = (parts_of(unit, rest), rest.first()) {
-            let reader = reader_behind(join.unit.writes()[0], &rest[1..]);
-            let until = reader.map_or(join.last, |(reader, _)| reader);
+        let mut until = *last;
+        if let Unit::Join(join) = unit {
+            let norms = norms_behind(join, rest).into_iter();
+            early.extend(norms.map(|(_, out)| (Op::Columns { x: join.out, first: 0, out }, *last)));
+            until = behind(join, *last, rest);
+        }
+        if let (Some((parts, weights)), [Lowered { unit: Unit::Join(join), last, .. }, rest @ ..]) =
+            (parts_of(unit, rest), rest)
+        {
+            let until = behind(join, *last, rest);
             lasting.extend([(parts, until), (weights, until)]);
         }
         if until > *node {

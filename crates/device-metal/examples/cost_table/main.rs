@@ -3,8 +3,8 @@
 //!
 //!     cargo run --release -p ingle-device-metal --example cost_table [prefill] [kernels] [model ...] [position]
 //!
-//! Nothing here was timed on Apple hardware. A model is run with no layer and with one of each kind; what that one adds is what
-//! each of its kind costs, and is multiplied. Weights are noise, in the shapes and the types of the models. With `kernels` it is
+//! Nothing here was timed on Apple hardware. A model is run with a layer of each kind, and with one more of each; what that one
+//! adds is what each of its kind costs, and is multiplied. Weights are noise, in the shapes and the types of the models. With `kernels` it is
 //! the dispatches one by one, of a model with one layer of each kind.
 //!
 //! A prompt is one chunk of 512 rows. The experts of its tokens are chosen by noise: all as likely, each row by itself. The
