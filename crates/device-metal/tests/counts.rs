@@ -188,12 +188,12 @@ fn a_mixture_of_experts_has_eight_dispatches_a_layer() {
     let counts = [2, 5].map(|n| counts(&mixture(n, BlockType::Q4_0)));
     for (n, [(decode, _), (prefill, _), (long, _)]) in [2, 5].into_iter().zip(counts) {
         assert!(decode <= 8 * n + 3 && long <= 8 * n + 3, "{decode} and {long} dispatches of {n} layers");
-        assert!(prefill <= 12 * n + 5, "{prefill} dispatches of {n} layers");
+        assert!(prefill <= 11 * n + 5, "{prefill} dispatches of {n} layers");
     }
 }
 
-/// Norms behind attention and network, of values and of whole rows cost no dispatch with one row, and no more than one for each part of
-/// a layer with many.
+/// Norms behind attention and network, of values and of whole rows cost no dispatch with one row, and one for each part of a layer with
+/// many, which makes the norms before the next part too; next to a dense network experts cost no more than in its place.
 #[test]
 fn norms_behind_cost_no_dispatch_of_their_own() {
     for block in [BlockType::Q4_0, BlockType::F16, BlockType::Q8_0] {
