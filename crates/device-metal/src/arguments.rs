@@ -59,6 +59,49 @@ arguments! {
         /// Whether heads have a sink.
         has_sinks: u32,
     }
+    /// `expert_linear_<type>_gemv` (`linear/arguments.h`)
+    ExpertArguments {
+        /// The experts' own.
+        experts: LinearArguments,
+        /// Columns of the dense weight beside them.
+        beside_n_in: u32,
+        /// Bytes of a row of it, without planes.
+        beside_row_bytes: u32,
+        /// Bytes of a row of its plane of scales.
+        beside_scale_bytes: u32,
+        reserved: u32,
+    }
+    /// `join` (`linear/arguments.h`)
+    JoinArguments {
+        /// Rows for each token.
+        per_token: u32,
+        /// Columns.
+        cols: u32,
+        /// Parts of a row of the other of a pair.
+        n_parts: u32,
+        /// Of the sum.
+        factor: f32,
+        /// Of the norm of the branch.
+        eps: f32,
+        /// Of the norm of the first of a pair.
+        first_eps: f32,
+        /// Of that of the other.
+        other_eps: f32,
+        /// Of the norms of the sum.
+        norm_eps: f32,
+    }
+    /// `linear_<type>_joined` (`linear/arguments.h`)
+    JoinedArguments {
+        /// One row.
+        linear: LinearArguments,
+        /// What makes the row.
+        join: JoinArguments,
+        /// Blocks that a SIMD-group makes.
+        passes: u32,
+        reserved0: u32,
+        reserved1: u32,
+        reserved2: u32,
+    }
     /// `embed` (`linear/arguments.h`)
     EmbedArguments {
         /// Columns of the table and of out.
@@ -208,7 +251,8 @@ arguments! {
         softcap: f32,
         /// Heads whose scores are wanted.
         n_chosen: u32,
-        reserved: u32,
+        /// Of the norm of value heads.
+        v_eps: f32,
         /// Norm and turn of query heads.
         q: TurnArguments,
         /// Of key heads.
@@ -227,6 +271,11 @@ arguments! {
         q: TurnArguments,
         /// Key heads.
         k: TurnArguments,
+        /// Of the norm of value heads.
+        v_eps: f32,
+        reserved0: u32,
+        reserved1: u32,
+        reserved2: u32,
     }
     /// `route`
     RouteArguments {

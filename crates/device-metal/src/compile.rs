@@ -1,26 +1,27 @@
 //! From units to tables: which kernel runs each unit for how many rows, with which arguments and buffers.
 //!
 //! This file has what units share and the kernels of single Ops; `linear` has the projections, `attention` what reads KV pages,
-//! `merged` the projection that joins what attention made in parts, `experts` the mixtures.
+//! `merged` the projection that joins what attention made in parts, `join` what a branch adds behind its norm, `experts` the mixtures.
 
 pub mod attention;
 pub mod experts;
+mod join;
 pub mod linear;
 mod merged;
 
 use crate::arguments::{
     ArgmaxArguments, ColumnsArguments, ElementArguments, NormArguments, PagesArguments, RopeArguments,
-    RouteArguments, TurnArguments, UnfoldArguments,
+    TurnArguments, UnfoldArguments,
 };
 use crate::gpu::{Binding, Constant, Gpu, MAX_ARGUMENT_BYTES, Place};
 use crate::kernels::{self, Kernel, constant};
 use crate::layout::{Scratch, StepLayout, selections, value_bytes};
-use crate::lower::{Lowered, Unit};
+use crate::lower::{Join, Lowered, Unit};
 use crate::profile::Profile;
 use crate::table::{Command, Extent, Region, RowClass, Space, Table, When, region};
 use crate::weights::{Tables, Weights};
 use device::arena::{Arena, NO_PLACE};
-use device::lower::{Norm, NormAdd};
+use device::lower::Norm;
 use device::{CommandInfo, Error, KvLayerId, Limits, Numerics, Op, Plan, Result, Rows, ValueId, WeightId};
 use formats::Bytes;
 use std::collections::HashMap;
@@ -89,6 +90,12 @@ struct Draft<'a, G: Gpu> {
     bests: Option<(Place, usize)>,
     /// What an attention left for the unit behind it to join.
     parts: Option<merged::Parts>,
+    /// What a branch left for the projection behind it to add.
+    join: Option<Join>,
+    /// Norms of a sum that were made with it: where they are.
+    normed: Vec<ValueId>,
+    /// What experts left for the sum behind them to weigh and add: the parts, and how much each counts.
+    expert_parts: Option<(ValueId, ValueId)>,
     compiler: &'a Compiler<'a, G>,
 }
 
@@ -215,12 +222,15 @@ impl<'a, G: Gpu> Compiler<'a, G> {
             n_done: 0,
             bests: None,
             parts: None,
+            join: None,
+            normed: vec![],
+            expert_parts: None,
             compiler: self,
         };
         if tokens == RowClass::One {
             draft.alias = selections(self.plan).into_iter().map(|(x, out)| (out, x)).collect();
         }
-        for (index, Lowered { node, unit }) in self.lowered.iter().enumerate() {
+        for (index, Lowered { node, unit, .. }) in self.lowered.iter().enumerate() {
             if draft.n_done > 0 {
                 draft.n_done -= 1;
                 continue;
@@ -350,10 +360,8 @@ impl<G: Gpu> Draft<'_, G> {
     fn unit(&mut self, unit: &Unit) -> Result<()> {
         match unit {
             Unit::Projection(p) => self.projection(p),
-            Unit::NormAdd(NormAdd { x, norm, residual, out }) => {
-                self.rms_norm(*x, *norm, self.compiler.cols(*x), Some(*residual), *out)
-            }
-            Unit::QkRopeKv(unit) => self.qk_rope_kv(unit),
+            Unit::Join(join) => self.join(join),
+            Unit::QkRopeKv(heads) => self.qk_rope_kv(heads),
             Unit::ExpertGateUp { .. } | Unit::ExpertDownSum { .. } => self.expert_unit(unit),
             Unit::Primitive(op) => self.primitive(op),
         }
@@ -369,14 +377,7 @@ impl<G: Gpu> Draft<'_, G> {
         self.step_call(file, &args).elements(rows, cols)
     }
 
-    fn rms_norm(
-        &mut self,
-        x: ValueId,
-        norm: Norm,
-        group: usize,
-        residual: Option<ValueId>,
-        out: ValueId,
-    ) -> Result<()> {
+    fn rms_norm(&mut self, x: ValueId, norm: Norm, group: usize, out: ValueId) -> Result<()> {
         let c = self.compiler;
         let (rows, cols) = (c.rows(x), c.cols(x));
         let args = NormArguments {
@@ -388,14 +389,9 @@ impl<G: Gpu> Draft<'_, G> {
         let call = self
             .step_call("rms_norm.metal", &args)
             .bool(constant::HAS_WEIGHT, norm.weight.is_some())
-            .bool(constant::HAS_RESIDUAL, residual.is_some())
             .read(2, self.value(x))
             .write(3, self.value(out))
             .bind(4, c.weight_or_any(norm.weight)?);
-        let call = match residual {
-            Some(residual) => call.read(5, self.value(residual)),
-            None => call.bind(5, c.anything()),
-        };
         let grid = [Extent::Fixed((cols / group.max(1)) as u32), each(rows), ONE];
         self.push(call.flexible(grid, c.profile.norm_threads(group)))
     }
@@ -406,7 +402,7 @@ impl<G: Gpu> Draft<'_, G> {
             Op::Embed { table, scale, out } => self.embed(*table, *scale, c.step.tokens, *out),
             Op::EmbedPositions { table, out } => self.embed(*table, 1.0, c.step.positions, *out),
             Op::RmsNorm { x, weight, eps, group, out } => {
-                self.rms_norm(*x, Norm { weight: *weight, eps: *eps }, *group, None, *out)
+                self.rms_norm(*x, Norm { weight: *weight, eps: *eps }, *group, *out)
             }
             Op::LayerNorm { x, weight, bias, eps, out } => {
                 let (rows, cols) = (c.rows(*x), c.cols(*x));
@@ -479,29 +475,7 @@ impl<G: Gpu> Draft<'_, G> {
                 let call = self.step_call("columns.metal", &args).elements(rows, to);
                 self.push(call.read(2, self.value(*x)).write(3, self.value(*out)))
             }
-            Op::Route { x, normalise, factor, scales, ids, weights } => {
-                let (rows, k) = (c.rows(*x), c.cols(*ids));
-                if k > MAX_ROUTED {
-                    let what = format!("a router that chooses {k} experts");
-                    return Err(c.unsupported(what, "this device chooses at most 32; use --device cpu"));
-                }
-                let args = RouteArguments {
-                    per_token: per_token(rows),
-                    n_experts: c.cols(*x) as u32,
-                    k: k as u32,
-                    factor: *factor,
-                };
-                let call = self
-                    .step_call("route.metal", &args)
-                    .bool(constant::NORMALISE, *normalise)
-                    .bool(constant::HAS_WEIGHT, scales.is_some())
-                    .read(2, self.value(*x))
-                    .write(3, self.value(*ids))
-                    .write(4, self.value(*weights))
-                    .bind(5, c.weight_or_any(*scales)?)
-                    .grid([each(rows), ONE, ONE], 32);
-                self.push(call)
-            }
+            Op::Route { .. } => self.route(op),
             Op::SelectRows { out, .. } if self.alias.contains_key(out) => Ok(()),
             Op::SelectRows { x, out } => {
                 let call = self
@@ -577,6 +551,3 @@ impl<G: Gpu> Draft<'_, G> {
         }
     }
 }
-
-/// Most experts of a row that `route.metal` chooses: one for each lane.
-const MAX_ROUTED: usize = 32;

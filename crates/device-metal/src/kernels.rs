@@ -27,6 +27,7 @@ pub const HEADERS: &[(&str, &str)] = sources![
     "embed.h",
     "expert_linear.h",
     "instantiate.h",
+    "join.h",
     "kv_store.h",
     "linear/affine.h",
     "linear/arguments.h",
@@ -49,6 +50,7 @@ pub const HEADERS: &[(&str, &str)] = sources![
     "linear/iq4_nl.h",
     "linear/iq4_xs.h",
     "linear/k_scales.h",
+    "linear/joined.h",
     "linear/kernels.h",
     "linear/merged.h",
     "linear/mxfp4.h",
@@ -71,6 +73,7 @@ pub const HEADERS: &[(&str, &str)] = sources![
     "linear/tq2_0.h",
     "reduce.h",
     "rotate.h",
+    "route.h",
     "sampling/arguments.h",
     "sampling/rank.h",
     "step.h",
@@ -89,6 +92,7 @@ pub const FILES: &[(&str, &str)] = sources![
     "expert_sum.metal",
     "gate.metal",
     "input.metal",
+    "join.metal",
     "kv_write.metal",
     "layer_norm.metal",
     "linear/affine_2.metal",
@@ -245,6 +249,12 @@ pub mod constant {
     pub const BESTS: u16 = 15;
     /// What is chosen is the next step's token.
     pub const CHAINED: u16 = 16;
+    /// Value heads are normalised.
+    pub const V_NORM: u16 = 17;
+    /// The norms of query and key heads are of all heads of a row together.
+    pub const WHOLE_ROWS: u16 = 18;
+    /// Experts are chosen, not only ordered.
+    pub const ROUTES: u16 = 19;
 }
 
 /// Indices of function constants, as `linear/constants.h` lists them.
@@ -281,6 +291,20 @@ pub mod linear {
     pub const TENSOR: u16 = 14;
     /// The chosen experts' products are weighed and added.
     pub const EXPERTS_SUM: u16 = 15;
+    /// A dense product runs in the same dispatch.
+    pub const BESIDE: u16 = 16;
+}
+
+/// Indices of function constants, as `join.h` lists them.
+pub mod join {
+    /// The branch's norm has a weight.
+    pub const WEIGHT: u16 = 20;
+    /// The branch is the sum of two, each behind a norm of its own.
+    pub const PAIR: u16 = 21;
+    /// The second of the pair is a weighed sum of parts.
+    pub const PARTS: u16 = 22;
+    /// How many norms of the sum follow.
+    pub const NORMS: u16 = 23;
 }
 
 /// Indices of function constants, as `attention/constants.h` lists them.
@@ -311,6 +335,10 @@ pub mod attention {
     pub const Q_ROPE: u16 = 43;
     /// A [`rope`](super::rope) of key heads.
     pub const K_ROPE: u16 = 44;
+    /// Value heads are normalised.
+    pub const V_NORM: u16 = 45;
+    /// The norms of query and key heads are of all heads of a row together.
+    pub const WHOLE_ROWS: u16 = 46;
 }
 
 /// A KV type in the names of kernels.
@@ -336,15 +364,12 @@ pub fn linear_file(block: BlockType) -> Option<&'static str> {
     FILES.iter().map(|(path, _)| *path).find(|path| *path == wanted)
 }
 
-/// The kernel of three weights and one row whose last weight has another type, if there is one.
-pub fn mixed_linear(block: BlockType, last: BlockType) -> Option<Kernel> {
+/// The types in the names of the kernels of three weights and one row whose last weight has another type, if there are such.
+pub fn mixed_linear(block: BlockType, last: BlockType) -> Option<String> {
     use BlockType::*;
     const PAIRS: [(BlockType, BlockType); 6] =
         [(Q2_K, Q4_K), (Q3_K, Q5_K), (Q4_K, Q5_K), (Q4_K, Q6_K), (Q5_0, Q8_0), (Q5_K, Q6_K)];
-    PAIRS.contains(&(block, last)).then(|| Kernel {
-        file: "linear/mixed.metal",
-        function: format!("linear_{}_{}_gemv_1", type_name(block), type_name(last)),
-    })
+    PAIRS.contains(&(block, last)).then(|| format!("{}_{}", type_name(block), type_name(last)))
 }
 
 /// As `linear/constants.h` numbers them.
@@ -454,6 +479,9 @@ mod tests {
             ("ROPE", constant::ROPE),
             ("BESTS", constant::BESTS),
             ("CHAINED", constant::CHAINED),
+            ("V_NORM", constant::V_NORM),
+            ("WHOLE_ROWS", constant::WHOLE_ROWS),
+            ("ROUTES", constant::ROUTES),
         ] {
             let line = format!("#define FC_{name} {index} ");
             assert!(header.contains(&line), "{line}");

@@ -2,7 +2,7 @@
 
 use crate::arguments;
 use crate::compile::{attention, experts, linear};
-use crate::lower::{Lowered, Unit};
+use crate::lower::{Join, Lowered, Unit, norms_behind, parts_of, reader_behind};
 use device::arena::{self, Arena};
 use device::{DType, KvLayerId, Limits, Needs, Node, Op, Plan, Rows, Value, ValueId};
 use std::collections::HashSet;
@@ -98,14 +98,42 @@ pub fn arena_of(plan: &Plan, lowered: &[Lowered], limits: &Limits) -> Arena {
     let needs_internal = |_: &Op, id: ValueId| written.contains(&id);
     let options = arena::Options { align: ALIGN, in_place: true, needs_internal: &needs_internal };
     // With one row, what SelectRows writes is not copied: its readers read what it reads, which so must live as long.
-    let mut kept = plan.clone();
+    let mut lasting: Vec<(ValueId, usize)> = Vec::new();
     for (x, out) in selections(plan) {
-        let last = kept.nodes.iter().rposition(|node| node.op.reads().contains(&out));
-        keep_alive(&mut kept, x, last);
+        let last = plan.nodes.iter().rposition(|node| node.op.reads().contains(&out));
+        lasting.extend(last.map(|last| (x, last)));
     }
-    for (reads, out) in lowered.iter().filter_map(|l| l.unit.joined()) {
-        let last = kept.nodes.iter().position(|node| node.op.writes().contains(&out));
-        reads.into_iter().for_each(|x| keep_alive(&mut kept, x, last));
+    // What a unit of several nodes reads must be there until the last. What a branch adds may be added by what reads the sum, and may be
+    // the sum of parts; norms of the sum may be made with it.
+    let behind = |join: &Join, last: usize, rest: &[Lowered]| {
+        reader_behind(join.out, rest).map_or(last, |(reader, _)| reader)
+    };
+    let mut early: Vec<(Op, usize)> = Vec::new();
+    for (index, Lowered { node, last, unit }) in lowered.iter().enumerate() {
+        let rest = &lowered[index + 1..];
+        let mut until = *last;
+        if let Unit::Join(join) = unit {
+            let norms = norms_behind(join, rest).into_iter();
+            early.extend(norms.map(|(_, out)| (Op::Columns { x: join.out, first: 0, out }, *last)));
+            until = behind(join, *last, rest);
+        }
+        if let (Some((parts, weights)), [Lowered { unit: Unit::Join(join), last, .. }, rest @ ..]) =
+            (parts_of(unit, rest), rest)
+        {
+            let until = behind(join, *last, rest);
+            lasting.extend([(parts, until), (weights, until)]);
+        }
+        if until > *node {
+            lasting.extend(unit.reads().into_iter().map(|x| (x, until)));
+        }
+    }
+    let mut kept = plan.clone();
+    let keepers = lasting.into_iter().map(|(x, last)| (keeper(&mut kept, x), last));
+    let mut inserted: Vec<(Op, usize)> = keepers.collect();
+    inserted.extend(early);
+    inserted.sort_by_key(|(_, last)| std::cmp::Reverse(*last));
+    for (op, last) in inserted {
+        kept.nodes.insert(last + 1, Node { op, layer: None });
     }
     let first_dummy = plan.values.len();
     let mut arena = arena::plan_with(
@@ -129,13 +157,11 @@ pub fn selections(plan: &Plan) -> Vec<(ValueId, ValueId)> {
 /// Name of a value without bytes, which only keeps others alive.
 const KEEPER: &str = "keeper";
 
-/// Make `x` live until behind a node.
-fn keep_alive(plan: &mut Plan, x: ValueId, node: Option<usize>) {
-    let Some(node) = node else { return };
+/// A node that makes `x` live as long as it stands behind others.
+fn keeper(plan: &mut Plan, x: ValueId) -> Op {
     let (rows, out) = (plan.value(x).rows, ValueId(plan.values.len() as u32));
     plan.values.push(Value { name: KEEPER.to_owned(), rows, cols: 1, dtype: DType::F32 });
-    let layer = plan.nodes[node].layer;
-    plan.nodes.insert(node + 1, Node { op: Op::Columns { x, first: 0, out }, layer });
+    Op::Columns { x, first: 0, out }
 }
 
 /// Scratch of the units of all plans: bytes that no value has, one part after the other.
@@ -162,7 +188,7 @@ impl Scratch {
             let split = match unit {
                 Unit::Primitive(Op::Attention { n_heads, layer, .. })
                 | Unit::Primitive(Op::CrossAttention { n_heads, layer, .. }) => Some(heads(*n_heads, *layer)),
-                Unit::QkRopeKv(unit) => unit.attention.map(|a| heads(a.n_heads, unit.layer)),
+                Unit::QkRopeKv(h) => h.chains.attention.map(|a| heads(a.n_heads, h.chains.layer)),
                 _ => None,
             };
             if let Some((n_heads, head_dim)) = split {
@@ -282,8 +308,10 @@ mod tests {
             start..start + value_bytes(plan.value(id), &limits)
         };
         let mut n = 0;
-        for (reads, out) in lowered.iter().filter_map(|l| l.unit.joined()) {
-            for x in reads {
+        for Lowered { unit, .. } in lowered.iter().filter(|l| l.last > l.node) {
+            for (x, out) in
+                unit.reads().into_iter().flat_map(|x| unit.writes().into_iter().map(move |y| (x, y)))
+            {
                 let (x, out) = (place(x), place(out));
                 assert!(x == out || x.end <= out.start || out.end <= x.start, "{x:?} {out:?}");
             }

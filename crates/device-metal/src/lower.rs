@@ -1,10 +1,13 @@
 //! From nodes to what the kernels run: each node becomes one [`Unit`], or, where no kernel runs a fused Op as a whole, one
-//! for each of its parts. Then neighbouring units of a mixture of experts are joined. Pure: it names values and weights,
-//! and takes no memory.
+//! for each of its parts. Then neighbouring units that have a kernel together are joined: those of heads (`heads`), of a mixture
+//! of experts (`experts`), and what a branch adds to the residual stream (`residual`). Pure: it names values and weights, and takes no
+//! memory.
 
-use device::lower::{
-    HeadChain, NormAdd, Projection, QkRopeKv, Tail, norm_add, other_of, projection, qk_rope_kv,
-};
+mod experts;
+mod heads;
+mod residual;
+
+use device::lower::{HeadChain, Norm, Projection, QkRopeKv, Tail, norm_add, projection, qk_rope_kv};
 use device::{Activation, FusedKind, Op, Plan, ValueId, WeightId};
 
 /// What one or a few dispatches run.
@@ -14,14 +17,16 @@ pub enum Unit {
     Primitive(Op),
     /// Linears with what stands before and after them.
     Projection(Projection),
-    /// A norm and a residual.
-    NormAdd(NormAdd),
+    /// What a branch adds to the residual stream.
+    Join(Join),
     /// Heads on their way to the cache, and attention.
-    QkRopeKv(QkRopeKv),
-    /// Two ExpertLinears of the same rows and ids, and the Gate of the two.
+    QkRopeKv(Heads),
+    /// Two ExpertLinears of the same rows and ids, and the Gate of the two; before them a norm of the rows.
     ExpertGateUp {
-        /// `(n, n_in)`
+        /// `(n, n_in)`: what is normalised, or read.
         x: ValueId,
+        /// Of the whole row, and where its result would go.
+        norm: Option<(Norm, ValueId)>,
         /// `(n, k)`
         ids: ValueId,
         /// `(n_experts, n_out, n_in)`
@@ -47,16 +52,70 @@ pub enum Unit {
         parts: ValueId,
         /// What is added, if anything.
         residual: Option<ValueId>,
+        /// A dense product that does not depend on it, of a matrix of the same type and as many rows.
+        beside: Option<Beside>,
         /// `(n, n_out)`
         out: ValueId,
     },
 }
 
-/// A unit and the node that it begins with.
+/// `out = factor * (residual + norm(branch))`
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Join {
+    /// The branch, or the first of the two that it is the sum of.
+    pub x: ValueId,
+    /// The other.
+    pub pair: Option<Pair>,
+    /// Of the whole row of the branch.
+    pub norm: Norm,
+    /// What it is added to.
+    pub residual: ValueId,
+    /// On the sum.
+    pub factor: f32,
+    /// Where the sum goes.
+    pub out: ValueId,
+}
+
+/// A branch that is `norm(first) + other_norm(other)`; both norms have weights.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Pair {
+    /// Of the first.
+    pub norm: Norm,
+    /// The other.
+    pub other: ValueId,
+    /// Of the other.
+    pub other_norm: Norm,
+}
+
+/// Heads on their way to the cache, and attention, with norms that no rule of fusion knows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Heads {
+    /// The chains of q and k, v, and the attention.
+    pub chains: QkRopeKv,
+    /// Of each head of v.
+    pub v_norm: Option<Norm>,
+    /// The norms of q and k are of all heads together.
+    pub whole_rows: bool,
+}
+
+/// A dense product that runs beside another unit.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Beside {
+    /// `(n, n_in)`
+    pub x: ValueId,
+    /// `(n_out, n_in)`
+    pub weight: WeightId,
+    /// `(n, n_out)`
+    pub out: ValueId,
+}
+
+/// A unit and the nodes that it is made of.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lowered {
-    /// Index of the plan's node.
+    /// Index of the plan's node that it begins with.
     pub node: usize,
+    /// Of the one that it ends with. All of it happens at once, so what it reads must be there until then.
+    pub last: usize,
     /// What to run.
     pub unit: Unit,
 }
@@ -76,26 +135,39 @@ impl Unit {
                     Tail::Gate { out, .. } => inside.chain(matrices).chain([out]).collect(),
                 }
             }
-            Unit::NormAdd(NormAdd { out, .. }) | Unit::ExpertGateUp { out, .. } => vec![*out],
-            Unit::QkRopeKv(unit) => {
+            Unit::Join(Join { out, .. }) => vec![*out],
+            Unit::ExpertGateUp { norm, out, .. } => norm.iter().map(|(_, out)| *out).chain([*out]).collect(),
+            Unit::QkRopeKv(Heads { chains, .. }) => {
                 let chain = |chain: &HeadChain| (!chain.is_empty()).then_some(chain.end);
-                let q = unit.q.as_ref().and_then(chain);
-                let k = chain(&unit.k).filter(|_| unit.k.escapes);
-                q.into_iter().chain(k).chain(unit.attention.map(|a| a.out)).collect()
+                let q = chains.q.as_ref().and_then(chain);
+                let k = chain(&chains.k).filter(|_| chains.k.escapes);
+                q.into_iter().chain(k).chain(chains.attention.map(|a| a.out)).collect()
             }
-            Unit::ExpertDownSum { parts, out, .. } => vec![*parts, *out],
+            Unit::ExpertDownSum { parts, beside, out, .. } => {
+                [*parts, *out].into_iter().chain(beside.map(|beside| beside.out)).collect()
+            }
         }
     }
 
-    /// Of a unit that joins several nodes: what it reads, and what it writes last. All of it happens at once, so what the first
-    /// node reads must be there until the last one has written.
-    pub fn joined(&self) -> Option<(Vec<ValueId>, ValueId)> {
+    /// Values that are read, whatever becomes of those inside.
+    pub fn reads(&self) -> Vec<ValueId> {
         match self {
-            Unit::ExpertGateUp { x, ids, out, .. } => Some((vec![*x, *ids], *out)),
-            Unit::ExpertDownSum { x, ids, weights, residual, out, .. } => {
-                Some(([*x, *ids, *weights].into_iter().chain(*residual).collect(), *out))
+            Unit::Primitive(op) => op.reads(),
+            Unit::Projection(p) => {
+                let residual = if let Tail::Add { residual, .. } = p.tail { Some(residual) } else { None };
+                [p.x].into_iter().chain(residual).collect()
             }
-            _ => None,
+            Unit::Join(Join { x, pair, residual, .. }) => {
+                [*x, *residual].into_iter().chain(pair.map(|pair| pair.other)).collect()
+            }
+            Unit::QkRopeKv(Heads { chains: QkRopeKv { q, k, v, .. }, .. }) => {
+                [k.x, *v].into_iter().chain(q.map(|q| q.x)).collect()
+            }
+            Unit::ExpertGateUp { x, ids, .. } => vec![*x, *ids],
+            Unit::ExpertDownSum { x, ids, weights, residual, beside, .. } => {
+                let others = residual.iter().copied().chain(beside.map(|beside| beside.x));
+                [*x, *ids, *weights].into_iter().chain(others).collect()
+            }
         }
     }
 
@@ -120,11 +192,111 @@ pub fn lower(plan: &Plan) -> Vec<Lowered> {
             let writes = unit.surely_writes();
             escaping.iter().all(|id| writes.contains(id))
         }) {
-            Some(unit) => lowered.push(Lowered { node, unit }),
-            None => lowered.extend(n.op.primitives().iter().map(|op| Lowered { node, unit: primitive(op) })),
+            Some(unit) => lowered.push(Lowered { node, last: node, unit }),
+            None => {
+                let of = |op| Lowered { node, last: node, unit: primitive(op) };
+                lowered.extend(n.op.primitives().iter().map(of));
+            }
         }
     }
-    join_experts(plan, lowered)
+    let readers = Readers::of(plan);
+    [heads::linears, heads::norms, experts::products, experts::beside, residual::pairs, residual::factors]
+        .into_iter()
+        .fold(lowered, |lowered, joined| rewrite(&lowered, |rest| joined(plan, &readers, rest)))
+}
+
+/// What joins the first of some units: the unit that they become, and how many they are.
+type Joined = Option<(Unit, usize)>;
+
+/// The units with those that `joined` finds in the place of the ones they are made of.
+fn rewrite(lowered: &[Lowered], joined: impl Fn(&[Lowered]) -> Joined) -> Vec<Lowered> {
+    let mut found = Vec::with_capacity(lowered.len());
+    let mut rest = lowered;
+    while let [first, ..] = rest {
+        let (unit, n) = joined(rest).unwrap_or_else(|| (first.unit.clone(), 1));
+        let (window, after) = rest.split_at(n);
+        let last = window.iter().map(|l| l.last).max().unwrap_or(first.last);
+        found.push(Lowered { node: first.node, last, unit });
+        rest = after;
+    }
+    found
+}
+
+/// How many Ops read each value, the caller included.
+struct Readers(Vec<usize>);
+
+impl Readers {
+    fn of(plan: &Plan) -> Readers {
+        let mut n = vec![0; plan.values.len()];
+        let reads = plan.primitives().flat_map(Op::reads).chain(plan.results());
+        reads.for_each(|id| n[id.0 as usize] += 1);
+        Readers(n)
+    }
+
+    fn count(&self, id: ValueId) -> usize {
+        self.0[id.0 as usize]
+    }
+
+    /// Whether a single Op reads it.
+    fn only(&self, id: ValueId) -> bool {
+        self.count(id) == 1
+    }
+}
+
+/// The projection that stands behind the one that made a value and reads it, and index of its last node; rows that are selected from
+/// the value between the two are that value where there is but one.
+pub fn reader_behind(mut id: ValueId, mut rest: &[Lowered]) -> Option<(usize, &Projection)> {
+    if let [Lowered { unit: Unit::Primitive(Op::SelectRows { x, out }), .. }, behind @ ..] = rest
+        && *x == id
+    {
+        (id, rest) = (*out, behind);
+    }
+    match rest {
+        [Lowered { last, unit: Unit::Projection(p), .. }, ..] if p.x == id => Some((*last, p)),
+        _ => None,
+    }
+}
+
+/// Norms that one dispatch makes with the sum that they are of, at most.
+const MOST_NORMS: usize = 3;
+
+/// The norms of a sum that can be made with it, and where they go: of the projection that stands behind it, and of what else reads it
+/// before the next sum. All add the same to the mean square, and have weights.
+pub fn norms_behind(join: &Join, rest: &[Lowered]) -> Vec<(Norm, ValueId)> {
+    let first = reader_behind(join.out, rest).and_then(|(_, p)| p.norm.filter(|_| p.x == join.out));
+    let Some((first, _)) = first else { return vec![] };
+    rest.iter()
+        .take_while(|l| !matches!(l.unit, Unit::Join(_)))
+        .filter_map(|l| match &l.unit {
+            Unit::Projection(Projection { x, norm, .. }) | Unit::ExpertGateUp { x, norm, .. } => {
+                norm.filter(|_| *x == join.out)
+            }
+            _ => None,
+        })
+        .filter(|(norm, _)| norm.weight.is_some() && norm.eps == first.eps)
+        .take(MOST_NORMS)
+        .collect()
+}
+
+/// The experts whose products behind a unit's only reader, a sum, weighs and adds for itself: the parts, and how much each counts.
+pub fn parts_of(unit: &Unit, rest: &[Lowered]) -> Option<(ValueId, ValueId)> {
+    match (unit, rest) {
+        (
+            Unit::ExpertDownSum { parts, weights, residual: None, out, .. },
+            [Lowered { unit: Unit::Join(Join { pair: Some(pair), .. }), .. }, ..],
+        ) if pair.other == *out => Some((*parts, *weights)),
+        _ => None,
+    }
+}
+
+/// The norm of whole rows that a unit is: what it normalises, the norm, and where it goes.
+fn whole_norm(plan: &Plan, unit: &Unit) -> Option<(ValueId, Norm, ValueId)> {
+    match unit {
+        Unit::Primitive(Op::RmsNorm { x, weight, eps, group, out }) if *group == plan.value(*x).cols => {
+            Some((*x, Norm { weight: *weight, eps: *eps }, *out))
+        }
+        _ => None,
+    }
 }
 
 fn primitive(op: &Op) -> Unit {
@@ -140,74 +312,22 @@ fn recognise(plan: &Plan, kind: FusedKind, parts: &[Op], escaping: &[ValueId]) -
         FusedKind::NormLinear | FusedKind::NormGateUp | FusedKind::GateUp | FusedKind::LinearAdd => {
             projection(plan, parts).map(Unit::Projection)
         }
-        FusedKind::NormAdd => norm_add(plan, parts).map(Unit::NormAdd),
+        FusedKind::NormAdd => norm_add(plan, parts).map(|found| {
+            let device::lower::NormAdd { x, norm, residual, out } = found;
+            Unit::Join(Join { x, pair: None, norm, residual, factor: 1.0, out })
+        }),
         FusedKind::QkNormRopeKvWrite | FusedKind::QkNormRopeKvAttention => {
-            qk_rope_kv(plan, parts, escaping).map(Unit::QkRopeKv)
+            let heads = |chains| Heads { chains, v_norm: None, whole_rows: false };
+            qk_rope_kv(plan, parts, escaping).map(|chains| Unit::QkRopeKv(heads(chains)))
         }
     }
-}
-
-/// Join the neighbours of a mixture of experts that have a kernel together.
-fn join_experts(plan: &Plan, lowered: Vec<Lowered>) -> Vec<Lowered> {
-    // How many units read each value, the caller included.
-    let mut n_readers = vec![0usize; plan.values.len()];
-    for op in plan.primitives() {
-        op.reads().into_iter().for_each(|id| n_readers[id.0 as usize] += 1);
-    }
-    plan.results().for_each(|id| n_readers[id.0 as usize] += 1);
-    let only = |id: &ValueId| n_readers[id.0 as usize] == 1;
-    let mut joined = Vec::with_capacity(lowered.len());
-    let mut rest = &lowered[..];
-    while let [first, ..] = rest {
-        let units: Vec<&Unit> = rest.iter().take(3).map(|l| &l.unit).collect();
-        let (unit, n) = match units[..] {
-            [
-                Unit::Primitive(Op::ExpertLinear { x, ids, weight: w1, out: o1 }),
-                Unit::Primitive(Op::ExpertLinear { x: x2, ids: ids2, weight: w2, out: o2 }),
-                Unit::Primitive(Op::Gate { gate, up, kind, out }),
-            ] if x == x2
-                && ids == ids2
-                && only(o1)
-                && only(o2)
-                && ((gate, up) == (o1, o2) || (gate, up) == (o2, o1))
-                && plan.weight(*w1).shape == plan.weight(*w2).shape
-                && plan.weight(*w1).block == plan.weight(*w2).block
-                && plan.value(*x).cols == plan.weight(*w1).n_cols() =>
-            {
-                let (g, u) = if gate == o1 { (w1, w2) } else { (w2, w1) };
-                (Unit::ExpertGateUp { x: *x, ids: *ids, gate: *g, up: *u, kind: *kind, out: *out }, 3)
-            }
-            [
-                Unit::Primitive(Op::ExpertLinear { x, ids, weight, out: parts }),
-                Unit::Primitive(Op::ExpertSum { x: summed, weights, out }),
-                ref after @ ..,
-            ] if summed == parts && only(parts) && plan.value(*weights).cols == plan.value(*ids).cols => {
-                let add = match after {
-                    [Unit::Primitive(Op::Add { a, b, out: sum })] if only(out) => {
-                        other_of(*out, *a, *b).map(|residual| (residual, *sum))
-                    }
-                    _ => None,
-                };
-                let residual = add.map(|(residual, _)| residual);
-                let out = add.map_or(*out, |(_, sum)| sum);
-                let (x, ids, weight) = (*x, *ids, *weight);
-                let (weights, parts) = (*weights, *parts);
-                let n = if add.is_some() { 3 } else { 2 };
-                (Unit::ExpertDownSum { x, ids, weight, weights, parts, residual, out }, n)
-            }
-            _ => (first.unit.clone(), 1),
-        };
-        joined.push(Lowered { node: first.node, unit });
-        rest = &rest[n..];
-    }
-    joined
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use device::fusion::{self, fuse};
-    use device::testing::{PlanBuilder, mini_transformer};
+    use device::testing::{Norms, PlanBuilder, layers_with_norms, mini_transformer};
     use formats::BlockType;
 
     fn fused(plan: &Plan) -> Vec<Lowered> {
@@ -224,14 +344,15 @@ mod tests {
                     Tail::Add { .. } => 'A',
                     Tail::Gate { .. } => 'G',
                 },
-                Unit::QkRopeKv(QkRopeKv { attention: Some(_), .. }) => 'T',
+                Unit::QkRopeKv(Heads { chains: QkRopeKv { attention: Some(_), .. }, .. }) => 'T',
                 Unit::Primitive(Op::Embed { .. }) => 'e',
                 Unit::Primitive(Op::SelectRows { .. }) => 's',
                 Unit::Primitive(Op::Argmax { .. }) => 'm',
                 Unit::Primitive(Op::RmsNorm { .. }) => 'n',
                 Unit::Primitive(Op::Route { .. }) => 'r',
                 Unit::ExpertGateUp { .. } => 'g',
-                Unit::ExpertDownSum { residual: Some(_), .. } => 'd',
+                Unit::ExpertDownSum { .. } => 'd',
+                Unit::Join(_) => 'j',
                 _ => '?',
             })
             .collect()
@@ -241,8 +362,8 @@ mod tests {
     fn a_fused_transformer_is_five_units_a_layer() {
         let plan = mini_transformer(1, BlockType::Q8_0);
         assert_eq!(letters(&fused(&plan)), "eNTAGANTAGAsNm");
-        // Not fused, every Op is a unit.
-        assert_eq!(lower(&plan).len(), plan.nodes.len());
+        // Not fused, every Op is a unit, but that q, k and v are one, and gate and up, in each of two layers.
+        assert_eq!(lower(&plan).len(), plan.nodes.len() - 2 * (2 + 1));
     }
 
     /// What others read must be written, so a norm that a fourth Linear reads is not swallowed.
@@ -269,6 +390,19 @@ mod tests {
             for (node, escaping) in fused.escaping().iter().enumerate() {
                 assert!(escaping.iter().all(|id| written.contains(id)), "node {node}");
             }
+        }
+    }
+
+    /// As many units as dispatches of one row, but for the ends: what the next one adds, and rows that are selected.
+    #[test]
+    fn norms_behind_are_few_units() {
+        for (norms, expected) in [
+            (Norms::Around, "eNTLjGLjNTLjGLjsN?m"),
+            (Norms::Behind, "eLTLjGLjLTLjGLjsN?m"),
+            (Norms::AroundExperts, "eNTLjNrGgdjNTLjNrGgdjsN?m"),
+        ] {
+            let plan = layers_with_norms(1, 2, 64, BlockType::Q8_0, norms);
+            assert_eq!(letters(&fused(&plan)), expected, "{norms:?}");
         }
     }
 

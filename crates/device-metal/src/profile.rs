@@ -39,8 +39,8 @@ pub struct Profile {
     pub gemv_simdgroups: u32,
     /// SIMD-groups of a threadgroup that attends with few rows: 1 to 8.
     pub attention_simdgroups: u32,
-    /// SIMD-groups of a threadgroup of a GEMV that joins what its attention made in parts, at most 16: each threadgroup reads all
-    /// parts, so that few large ones read less.
+    /// SIMD-groups of a threadgroup of a GEMV that first makes its row, at most 16: what an attention made in parts, or what a branch
+    /// adds behind its norm. Each threadgroup makes the row for itself, so that few large ones read less.
     pub merged_simdgroups: u32,
     /// Positions from which on those of a row are split over threadgroups, whose results the projection behind joins, or a
     /// dispatch of its own.
@@ -108,6 +108,12 @@ impl Profile {
             split *= 2;
         }
         (split.max(2), split)
+    }
+
+    /// Blocks of rows that a SIMD-group makes of a GEMV that first makes its row, so many SIMD-groups being needed for one each: as many
+    /// as leave each core two of its loads.
+    pub fn passes(&self, n_simdgroups: usize) -> usize {
+        n_simdgroups.div_ceil(2 * self.gemv_simdgroups as usize).max(1)
     }
 
     /// Threadgroups that share the positions of a row, where a row has so many without.
@@ -194,6 +200,9 @@ mod tests {
             assert!(simdgroups >= split && (split > 1) == (p.gemv_simdgroups > 256), "{name}: {split}");
             assert_eq!(p.gemv_shape(16384, 8), (2, 1));
             assert!((2..=MOST_SPLITS).contains(&p.n_splits(8)));
+            // A row that is made first is made by no more SIMD-groups than two loads of the chip, but by as many as there is work for.
+            assert_eq!([1, 2 * p.gemv_simdgroups as usize].map(|n| p.passes(n)), [1, 1]);
+            assert!(65_536 / p.passes(65_536) <= 2 * p.gemv_simdgroups as usize);
         }
         // What is newer than the table is as the last in it; and a GPU of unknown cores as an M4 Pro.
         assert_eq!(profile("M5", 12), profile("M5", 10));

@@ -3,7 +3,9 @@
 #![allow(clippy::unwrap_used)]
 
 use crate::common::NullGpu;
-use device::testing::{AttentionOptions, PlanBuilder, Sequences, limits, one_sequence};
+use device::testing::{
+    AttentionOptions, Norms, PlanBuilder, Sequences, layers_with_norms, limits, one_sequence,
+};
 use device::{
     Activation, Device, KvLayer, KvType, Limits, Penalties, Plan, RopeStyle, Sampling, ValueId, Want, fusion,
 };
@@ -186,6 +188,30 @@ fn a_mixture_of_experts_has_eight_dispatches_a_layer() {
     let counts = [2, 5].map(|n| counts(&mixture(n, BlockType::Q4_0)));
     for (n, [(decode, _), (prefill, _), (long, _)]) in [2, 5].into_iter().zip(counts) {
         assert!(decode <= 8 * n + 3 && long <= 8 * n + 3, "{decode} and {long} dispatches of {n} layers");
-        assert!(prefill <= 12 * n + 5, "{prefill} dispatches of {n} layers");
+        assert!(prefill <= 11 * n + 5, "{prefill} dispatches of {n} layers");
+    }
+}
+
+/// Norms behind attention and network, of values and of whole rows cost no dispatch with one row, and one for each part of a layer with
+/// many, which makes the norms before the next part too; next to a dense network experts cost no more than in its place.
+#[test]
+fn norms_behind_cost_no_dispatch_of_their_own() {
+    for block in [BlockType::Q4_0, BlockType::F16, BlockType::Q8_0] {
+        for (norms, a_layer, a_layer_of_many, beside_many) in
+            [(Norms::Around, 5, 8, 5), (Norms::Behind, 5, 8, 4), (Norms::AroundExperts, 8, 12, 5)]
+        {
+            let counts = [2, 5].map(|n| counts(&layers_with_norms(3, n, HIDDEN, block, norms)));
+            for (n, [decode, (prefill, _), long]) in [2, 5].into_iter().zip(counts) {
+                for (dispatches, barriers) in [decode, long] {
+                    assert_eq!(dispatches, a_layer * n + 3, "{norms:?} {block} of {n} layers");
+                    assert!(barriers < dispatches);
+                }
+                assert_eq!(
+                    prefill,
+                    a_layer_of_many * n + beside_many,
+                    "{norms:?} {block} of {n} layers, many rows"
+                );
+            }
+        }
     }
 }

@@ -84,11 +84,14 @@ const METAL_ONLY: &[&str] = &[
     "linear/gemm",
     "linear/gemv",
     "linear/grid",
+    "linear/joined",
     "linear/kernels",
     "linear/merged",
     "linear/neighbours",
     "linear/target",
     "linear/tensor",
+    // Norms of a branch and of the sum that it becomes, in one: the CPU runs them one after the other.
+    "join",
     // The parts of `attention`: on the CPU `attention_product` and `attention_tile`.
     "attention/arguments",
     "attention/constants",

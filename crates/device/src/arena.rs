@@ -57,12 +57,13 @@ impl Lifetime {
     }
 }
 
-/// By value: when it lives; `None`: no node writes it.
+/// By value: when it lives, from the first node that writes it; `None`: no node does.
 pub fn lifetimes(plan: &Plan) -> Vec<Option<Lifetime>> {
     let mut lifetimes: Vec<Option<Lifetime>> = vec![None; plan.values.len()];
     for (index, node) in plan.nodes.iter().enumerate() {
         for id in node.op.writes() {
-            lifetimes[id.0 as usize] = Some(Lifetime { first: index, last: index });
+            let lifetime = lifetimes[id.0 as usize].get_or_insert(Lifetime { first: index, last: index });
+            lifetime.last = index;
         }
         for id in node.op.reads() {
             if let Some(lifetime) = &mut lifetimes[id.0 as usize] {
@@ -90,7 +91,7 @@ pub fn plan(plan: &Plan, size_of: impl Fn(&Value) -> usize) -> Arena {
     plan_with(plan, size_of, &Options::default())
 }
 
-/// A place for every value of a checked plan, fused or not.
+/// A place for every value of a checked plan, fused or not. A value may be written by several nodes, if a device moves some of them.
 pub fn plan_with(plan: &Plan, size_of: impl Fn(&Value) -> usize, options: &Options) -> Arena {
     let mut tenants = tenants(plan, size_of, options);
     tenants.sort_by_key(|t| (std::cmp::Reverse(t.size), t.lifetime.first));
@@ -130,6 +131,9 @@ fn tenants(plan: &Plan, size_of: impl Fn(&Value) -> usize, options: &Options) ->
         for id in node.op.writes() {
             let value = id.0 as usize;
             let Some(lifetime) = lifetimes[value] else { continue };
+            if tenant_of[value].is_some() {
+                continue;
+            }
             let internal = matches!(node.op, Op::Fused { .. }) && !escaping.contains(&id);
             if internal && !(options.needs_internal)(&node.op, id) {
                 continue;

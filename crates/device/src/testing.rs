@@ -22,7 +22,7 @@ mod sequences;
 mod stored;
 
 pub use builder::{AttentionOptions, PlanBuilder, mini_transformer, truncate};
-pub use cases::{Case, check_op_cases};
+pub use cases::{Case, Norms, check_op_cases, layers_with_norms};
 pub use compare::{check_cases, check_device, compare, compare_chunks, run};
 pub use random::{Rng, quantized};
 pub use sequences::{Sequences, limits, one_sequence};

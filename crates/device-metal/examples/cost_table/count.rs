@@ -184,15 +184,17 @@ fn measure(s: &Shapes, layers: &[&Layers], rows: Rows) -> Cost {
     dispatches.into_iter().fold(least, |sum, (_, cost)| sum.combine(cost, |a, b| a + b))
 }
 
-/// A whole model: what has no layers, and of each kind one, taken as often as the model has it. Beside, the dispatches of a
-/// layer of each kind.
+/// A whole model: one with a layer of each kind, and as often as the model has more of a kind what one more of it adds. Beside, the
+/// dispatches that one more adds. (What has no layers says less: what a layer leaves to the next one is done by the head there.)
 pub fn whole(s: &Shapes, rows: Rows) -> (Cost, Vec<f64>) {
-    let without = measure(s, &[], rows);
+    let kinds: Vec<&Layers> = s.layers.iter().collect();
+    let one_each = measure(s, &kinds, rows);
     let mut of_layer = Vec::new();
-    let sum = s.layers.iter().fold(without, |sum, kind| {
-        let layer = measure(s, &[kind], rows).combine(without, |with, without| with - without);
+    let sum = s.layers.iter().fold(one_each, |sum, kind| {
+        let more: Vec<&Layers> = kinds.iter().copied().chain([kind]).collect();
+        let layer = measure(s, &more, rows).combine(one_each, |with, without| with - without);
         of_layer.push(layer.dispatches);
-        sum.combine(layer, |sum, layer| sum + kind.n as f64 * layer)
+        sum.combine(layer, |sum, layer| sum + (kind.n - 1) as f64 * layer)
     });
     (sum, of_layer)
 }

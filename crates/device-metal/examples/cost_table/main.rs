@@ -3,8 +3,8 @@
 //!
 //!     cargo run --release -p ingle-device-metal --example cost_table [prefill] [kernels] [model ...] [position]
 //!
-//! Nothing here was timed on Apple hardware. A model is run with no layer and with one of each kind; what that one adds is what
-//! each of its kind costs, and is multiplied. Weights are noise, in the shapes and the types of the models. With `kernels` it is
+//! Nothing here was timed on Apple hardware. A model is run with a layer of each kind, and with one more of each; what that one
+//! adds is what each of its kind costs, and is multiplied. Weights are noise, in the shapes and the types of the models. With `kernels` it is
 //! the dispatches one by one, of a model with one layer of each kind.
 //!
 //! A prompt is one chunk of 512 rows. The experts of its tokens are chosen by noise: all as likely, each row by itself. The
@@ -35,14 +35,19 @@ mod tests {
     use crate::count::{Rows, whole};
     use crate::shapes::{Experts, MODELS, Shapes};
 
-    /// Layers of full width of the smallest model, dense and with experts in its network's place. A short vocabulary, for a head
+    /// Layers of full width of the smallest model, dense and with experts in its network's place or next to it, without norms behind its
+    /// parts and with them. A short vocabulary, for a head
     /// reads nothing twice and only takes time.
     #[test]
     fn a_token_reads_hardly_more_than_it_must() {
         let dense = Shapes { n_vocab: 2048, ..MODELS[0] };
         let experts = Experts { n: 8, n_used: 2, ffn: 768 };
         let mixed = Shapes { n_vocab: 2048, ffn: 0, experts: Some(experts), ..MODELS[0] };
-        for (name, shapes) in [("dense", dense), ("experts", mixed)] {
+        let behind = Shapes { sandwich: true, ..dense };
+        let beside = Shapes { sandwich: true, experts: Some(experts), ..dense };
+        for (name, shapes) in
+            [("dense", dense), ("experts", mixed), ("norms behind", behind), ("experts beside", beside)]
+        {
             for position in [100, 1500] {
                 let (cost, _) = whole(&shapes, Rows { n: 1, position });
                 let ratio = cost.read / cost.least;

@@ -52,21 +52,34 @@ fn activation(s: &Shapes) -> Activation {
     if s.sandwich { Activation::GeluTanh } else { Activation::Silu }
 }
 
-/// `down(f(gate) * up)`
-fn network(b: &mut PlanBuilder, s: &Shapes, x: ValueId) -> ValueId {
+/// `f(gate) * up`
+fn inner(b: &mut PlanBuilder, s: &Shapes, x: ValueId) -> ValueId {
     let (gate, up) = (linear(b, x, s.ffn), linear(b, x, s.ffn));
-    let y = b.gate(gate, up, activation(s));
-    linear(b, y, s.hidden)
+    b.gate(gate, up, activation(s))
 }
 
-/// The experts that a router of noise chooses by `routed`, run on `x`. All its rows differ, so that every expert is as likely.
-fn mixture(b: &mut PlanBuilder, s: &Shapes, e: &Experts, routed: ValueId, x: ValueId) -> ValueId {
+/// The experts that a router of noise chooses, and how much each counts. All its rows differ, so that every expert is as likely.
+fn route(b: &mut PlanBuilder, s: &Shapes, e: &Experts, routed: ValueId) -> (ValueId, ValueId) {
     let router = b.weight(noise(e.n, s.hidden, BlockType::F32, e.n));
     let scores = linear_of(b, routed, router, (Rows::Tokens, e.n));
-    let (ids, weights) = b.route(scores, e.n_used, true, 1.0, s.sandwich);
+    b.route(scores, e.n_used, true, 1.0, s.sandwich)
+}
+
+/// `f(gate) * up` of the chosen experts
+fn experts_inner(b: &mut PlanBuilder, s: &Shapes, e: &Experts, x: ValueId, ids: ValueId) -> ValueId {
     let gate = expert_linear(b, x, ids, (e.n, e.ffn, s.hidden));
     let up = expert_linear(b, x, ids, (e.n, e.ffn, s.hidden));
-    let y = b.gate(gate, up, activation(s));
+    b.gate(gate, up, activation(s))
+}
+
+/// What the chosen experts make of it, weighed and added.
+fn experts_sum(
+    b: &mut PlanBuilder,
+    s: &Shapes,
+    e: &Experts,
+    y: ValueId,
+    (ids, weights): (ValueId, ValueId),
+) -> ValueId {
     let y = expert_linear(b, y, ids, (e.n, s.hidden, e.ffn));
     b.expert_sum(y, weights)
 }
@@ -97,16 +110,28 @@ fn attention(b: &mut PlanBuilder, s: &Shapes, layers: &Layers, x: ValueId) -> Va
 }
 
 fn feed_forward(b: &mut PlanBuilder, s: &Shapes, x: ValueId) -> ValueId {
-    let norm = b.rms_norm(x, s.hidden);
     let mut y = match &s.experts {
-        None => network(b, s, norm),
-        Some(e) if s.ffn == 0 => mixture(b, s, e, norm, norm),
+        None => {
+            let norm = b.rms_norm(x, s.hidden);
+            let y = inner(b, s, norm);
+            linear(b, y, s.hidden)
+        }
+        Some(e) if s.ffn == 0 => {
+            let norm = b.rms_norm(x, s.hidden);
+            let chosen = route(b, s, e, norm);
+            let y = experts_inner(b, s, e, norm, chosen.0);
+            experts_sum(b, s, e, y, chosen)
+        }
         Some(e) => {
-            let dense = network(b, s, norm);
-            let dense = b.rms_norm(dense, s.hidden);
-            let input = b.rms_norm(x, s.hidden);
             let routed = b.rms_norm(x, s.hidden);
-            let sparse = mixture(b, s, e, routed, input);
+            let chosen = route(b, s, e, routed);
+            let norm = b.rms_norm(x, s.hidden);
+            let dense = inner(b, s, norm);
+            let norm = b.rms_norm(x, s.hidden);
+            let sparse = experts_inner(b, s, e, norm, chosen.0);
+            let dense = linear(b, dense, s.hidden);
+            let sparse = experts_sum(b, s, e, sparse, chosen);
+            let dense = b.rms_norm(dense, s.hidden);
             let sparse = b.rms_norm(sparse, s.hidden);
             b.add(dense, sparse)
         }

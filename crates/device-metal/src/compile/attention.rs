@@ -13,8 +13,9 @@ use crate::arguments::{
 };
 use crate::gpu::{Gpu, Place};
 use crate::kernels::{self, Kernel, attention, constant};
+use crate::lower::Heads;
 use crate::table::{Extent, RowClass, When};
-use device::lower::{HeadChain, QkRopeKv};
+use device::lower::HeadChain;
 use device::{KvLayerId, Op, Result, Rows, ValueId, WeightId};
 
 /// Rows that are decoded at most, rather than gone through by tiles.
@@ -58,7 +59,7 @@ struct Attention<'a> {
     sinks: Option<WeightId>,
     out: ValueId,
     /// Norm, turn and store before it, in the same dispatch.
-    fused: Option<&'a QkRopeKv>,
+    fused: Option<&'a Heads>,
 }
 
 impl<G: Gpu> Draft<'_, G> {
@@ -94,7 +95,8 @@ impl<G: Gpu> Draft<'_, G> {
     }
 
     /// Heads on their way to the cache, and the attention behind them.
-    pub(super) fn qk_rope_kv(&mut self, unit: &QkRopeKv) -> Result<()> {
+    pub(super) fn qk_rope_kv(&mut self, heads: &Heads) -> Result<()> {
+        let unit = &heads.chains;
         let head_dim = self.compiler.plan.kv.layer(unit.layer).head_dim;
         let attention = match (unit.attention, unit.q) {
             (Some(a), Some(q)) => Some(Attention {
@@ -121,25 +123,28 @@ impl<G: Gpu> Draft<'_, G> {
                     && head_dim <= MOST_COLUMNS
                     && !self.compiler.is_deterministic() =>
             {
-                self.attend(&Attention { fused: Some(unit), ..attention })
+                self.attend(&Attention { fused: Some(heads), ..attention })
             }
             attention => {
-                self.heads_to_cache(unit, head_dim)?;
+                self.heads_to_cache(heads, head_dim)?;
                 attention.map_or(Ok(()), |attention| self.attend(&attention))
             }
         }
     }
 
-    fn heads_to_cache(&mut self, unit: &QkRopeKv, head_dim: usize) -> Result<()> {
+    fn heads_to_cache(&mut self, heads: &Heads, head_dim: usize) -> Result<()> {
         let c = self.compiler;
+        let unit = &heads.chains;
         let (q, k) = (unit.q.filter(|q| !q.is_empty()), unit.k);
-        if q.is_none() && k.is_empty() {
+        if q.is_none() && k.is_empty() && heads.v_norm.is_none() {
             return self.kv_write(k.x, unit.v, unit.layer);
         }
         let args = QkRopeKvArguments {
             pages: c.pages(unit.layer),
             q: q.map_or_else(Default::default, |q| self.turn(&q, head_dim)),
             k: self.turn(&k, head_dim),
+            v_eps: heads.v_norm.map_or(0.0, |norm| norm.eps),
+            ..Default::default()
         };
         let k_out = k.escapes && !k.is_empty();
         let call = self
@@ -152,6 +157,8 @@ impl<G: Gpu> Draft<'_, G> {
             .uint(constant::Q_ROPE, q.as_ref().map_or(0, style))
             .uint(constant::K_ROPE, style(&k))
             .bool(constant::K_OUT, k_out)
+            .bool(constant::V_NORM, heads.v_norm.is_some())
+            .bool(constant::WHOLE_ROWS, heads.whole_rows)
             .read(3, self.value(k.x))
             .read(4, self.value(unit.v));
         let call = match q {
@@ -262,8 +269,9 @@ impl<G: Gpu> Draft<'_, G> {
                 (PagesArguments { n_kv_heads, head_dim, ..Default::default() }, 0)
             }
         };
-        let q = a.fused.and_then(|unit| unit.q);
-        let k = a.fused.map(|unit| unit.k);
+        let q = a.fused.and_then(|heads| heads.chains.q);
+        let k = a.fused.map(|heads| heads.chains.k);
+        let v_norm = a.fused.and_then(|heads| heads.v_norm);
         let turn = |chain: &Option<HeadChain>| {
             chain.as_ref().map_or_else(Default::default, |chain| self.turn(chain, a.head_dim))
         };
@@ -276,6 +284,7 @@ impl<G: Gpu> Draft<'_, G> {
             softcap: a.softcap.unwrap_or(0.0),
             q: turn(&q),
             k: turn(&k),
+            v_eps: v_norm.map_or(0.0, |norm| norm.eps),
             pages,
             ..Default::default()
         };
@@ -296,6 +305,8 @@ impl<G: Gpu> Draft<'_, G> {
             .bool(attention::K_WEIGHT, weighted(&k))
             .uint(attention::Q_ROPE, q.as_ref().map_or(0, style))
             .uint(attention::K_ROPE, k.as_ref().map_or(0, style))
+            .bool(attention::V_NORM, v_norm.is_some())
+            .bool(attention::WHOLE_ROWS, a.fused.is_some_and(|heads| heads.whole_rows))
             .bind(1, c.step_place(0))
     }
 
@@ -352,7 +363,7 @@ impl<G: Gpu> Draft<'_, G> {
         let simdgroups = c.profile.attention_simdgroups as usize;
         let mut call = self.attention_call(Kernel { file, function }, a, n_splits);
         // One row's turn and store; the row's own key and value are seen too.
-        let (q, k) = (a.fused.and_then(|unit| unit.q), a.fused.map(|unit| unit.k));
+        let (q, k) = (a.fused.and_then(|heads| heads.chains.q), a.fused.map(|heads| heads.chains.k));
         let from = q.map_or(a.q, |q| q.x);
         call = call
             .read(2, self.value(from))
@@ -363,9 +374,9 @@ impl<G: Gpu> Draft<'_, G> {
             .bind(8, c.weight_or_any(a.sinks)?);
         call.reads.push(kv_region(layer));
         call = match a.fused {
-            Some(unit) => {
+            Some(Heads { chains, .. }) => {
                 call.writes.push(kv_region(layer));
-                call.read(12, self.value(unit.k.x)).read(13, self.value(unit.v))
+                call.read(12, self.value(chains.k.x)).read(13, self.value(chains.v))
             }
             None => call.bind(12, c.anything()).bind(13, c.anything()),
         };

@@ -3,12 +3,13 @@
 //! The contracts are the headers `kernels/expert_linear.h` and `kernels/expert_groups.metal`.
 
 use super::linear::{GEMM_ROWS, GEMM_THREADS, GEMV_ROWS, STEP_AT, type_constants};
-use super::{Call, Draft, ONE, per_token};
-use crate::arguments::{ExpertSumArguments, LinearArguments};
+use super::{Call, Draft, ONE, each, per_token};
+use crate::arguments::{ExpertArguments, ExpertSumArguments, LinearArguments, RouteArguments};
 use crate::gpu::{Gpu, Place};
 use crate::kernels::{self, Kernel, constant, linear};
-use crate::lower::Unit;
+use crate::lower::{Beside, Unit, parts_of};
 use crate::table::{Extent, RowClass};
+use device::lower::{Norm, Projection};
 use device::{Activation, Error, Op, Result, ValueId, WeightId};
 
 /// Pairs of a tile.
@@ -20,6 +21,12 @@ pub const TILE_BYTES: usize = 16;
 /// Most experts that `expert_groups.metal` orders.
 const MAX_ORDERED: usize = 1024;
 
+/// Most experts of a row that `route.h` chooses: one for each lane.
+const MAX_ROUTED: usize = 32;
+
+/// Threads of the threadgroup of `expert_groups.metal`.
+const GROUP_THREADS: u32 = 1024;
+
 /// Tiles of so many pairs.
 pub fn n_tiles(n_experts: usize, n_pairs: usize) -> usize {
     n_experts + n_pairs / TILE_PAIRS
@@ -28,13 +35,24 @@ pub fn n_tiles(n_experts: usize, n_pairs: usize) -> usize {
 /// A product with the matrices of chosen experts.
 struct Experts {
     x: ValueId,
+    /// Of each row of x. With few rows.
+    norm: Option<Norm>,
     ids: ValueId,
     weight: WeightId,
     /// Up, of which `weight` is the gate.
     up: Option<(WeightId, Activation)>,
     /// What the experts' products are weighed with and added to.
     sum: Option<(ValueId, Option<ValueId>)>,
+    /// A dense product in the same dispatch. With a sum.
+    beside: Option<Beside>,
     out: ValueId,
+}
+
+impl Experts {
+    /// A product by itself.
+    fn new(x: ValueId, ids: ValueId, weight: WeightId, out: ValueId) -> Experts {
+        Experts { x, norm: None, ids, weight, up: None, sum: None, beside: None, out }
+    }
 }
 
 impl<G: Gpu> Draft<'_, G> {
@@ -42,8 +60,7 @@ impl<G: Gpu> Draft<'_, G> {
     pub(super) fn expert_op(&mut self, op: &Op) -> Result<()> {
         match op {
             Op::ExpertLinear { x, ids, weight, out } => {
-                let (x, ids, weight, out) = (*x, *ids, *weight, *out);
-                self.expert_product(&Experts { x, ids, weight, up: None, sum: None, out })
+                self.expert_product(&Experts::new(*x, *ids, *weight, *out))
             }
             Op::ExpertSum { x, weights, out } => self.expert_sum(*x, *weights, None, *out),
             _ => Ok(()),
@@ -53,15 +70,31 @@ impl<G: Gpu> Draft<'_, G> {
     /// What was joined.
     pub(super) fn expert_unit(&mut self, unit: &Unit) -> Result<()> {
         match *unit {
-            Unit::ExpertGateUp { x, ids, gate, up, kind, out } => {
-                self.expert_product(&Experts { x, ids, weight: gate, up: Some((up, kind)), sum: None, out })
+            Unit::ExpertGateUp { mut x, norm, ids, gate, up, kind, out } => {
+                let mut norm_of = norm.map(|(norm, _)| norm);
+                if let (true, Some((norm, out))) = (self.is_by_tiles(ids, gate), norm) {
+                    if !self.normed.contains(&out) {
+                        self.rms_norm(x, norm, self.compiler.cols(x), out)?;
+                    }
+                    (x, norm_of) = (out, None);
+                }
+                let product = Experts::new(x, ids, gate, out);
+                self.expert_product(&Experts { norm: norm_of, up: Some((up, kind)), ..product })
             }
-            Unit::ExpertDownSum { x, ids, weight, weights, parts, residual, out } => {
+            Unit::ExpertDownSum { x, ids, weight, weights, parts, residual, beside, out } => {
+                let product = Experts::new(x, ids, weight, out);
                 if self.class(x) == RowClass::One && !self.compiler.is_deterministic() {
                     let sum = Some((weights, residual));
-                    return self.expert_product(&Experts { x, ids, weight, up: None, sum, out });
+                    return self.expert_product(&Experts { sum, beside, ..product });
                 }
-                self.expert_product(&Experts { x, ids, weight, up: None, sum: None, out: parts })?;
+                if let Some(Beside { x, weight, out }) = beside {
+                    self.projection(&Projection::single(x, weight, None, out))?;
+                }
+                self.expert_product(&Experts { out: parts, ..product })?;
+                self.expert_parts = parts_of(unit, self.rest).filter(|_| self.compiler.is_read_once(out));
+                if self.expert_parts.is_some() {
+                    return Ok(());
+                }
                 self.expert_sum(parts, weights, residual, out)
             }
             _ => Ok(()),
@@ -100,18 +133,74 @@ impl<G: Gpu> Draft<'_, G> {
         (Place { buffer: self.compiler.buffers.scratch, offset: offset as u64 }, bytes)
     }
 
+    /// Choose experts; and, where the products behind go by tiles, bring the pairs into the order of the experts.
+    pub(super) fn route(&mut self, op: &Op) -> Result<()> {
+        let Op::Route { x, normalise, factor, scales, ids, weights } = op else { return Ok(()) };
+        let c = self.compiler;
+        let k = c.cols(*ids);
+        if k > MAX_ROUTED {
+            let what = format!("a router that chooses {k} experts");
+            return Err(c.unsupported(what, "this device chooses at most 32; use --device cpu"));
+        }
+        let ordered = self.rest.iter().any(|l| match &l.unit {
+            Unit::ExpertGateUp { ids: of, gate: weight, .. }
+            | Unit::ExpertDownSum { ids: of, weight, .. }
+            | Unit::Primitive(Op::ExpertLinear { ids: of, weight, .. }) => {
+                of == ids
+                    && c.plan.weight(*weight).parts.len() == c.cols(*x)
+                    && self.is_by_tiles(*ids, *weight)
+            }
+            _ => false,
+        });
+        let args = RouteArguments {
+            per_token: per_token(c.rows(*x)),
+            n_experts: c.cols(*x) as u32,
+            k: k as u32,
+            factor: *factor,
+        };
+        let routed = |call: Call| {
+            call.bool(constant::NORMALISE, *normalise)
+                .bool(constant::HAS_WEIGHT, scales.is_some())
+                .read(2, self.value(*x))
+                .write(3, self.value(*ids))
+                .write(4, self.value(*weights))
+        };
+        let call = match ordered {
+            true => routed(self.groups(&args)).bool(constant::ROUTES, true),
+            false => routed(self.step_call("route.metal", &args)).grid([each(c.rows(*x)), ONE, ONE], 32),
+        };
+        if ordered {
+            self.ordered = Some(*ids);
+        }
+        self.push(call.bind(5, c.weight_or_any(*scales)?))
+    }
+
+    /// The dispatch that brings the pairs of a step into the order of their experts, without what it reads.
+    fn groups(&self, args: &RouteArguments) -> Call {
+        let s = self.compiler.scratch;
+        self.step_call("expert_groups.metal", args)
+            .write(23, self.scratch(s.order_at(), s.order))
+            .write(24, self.scratch(s.tiles_at(), s.tiles))
+            .flexible([ONE; 3], GROUP_THREADS)
+    }
+
     /// Bring the pairs of a step into the order of their experts, unless they are.
-    fn order(&mut self, ids: ValueId, args: &LinearArguments) -> Result<()> {
+    fn order(&mut self, ids: ValueId, n_experts: usize) -> Result<()> {
         if self.ordered == Some(ids) {
             return Ok(());
         }
-        let s = self.compiler.scratch;
-        let call = Call::new(Kernel::of("expert_groups.metal"), args)
-            .bind(STEP_AT, self.compiler.step_place(0))
-            .read(21, self.value(ids))
-            .write(23, self.scratch(s.order_at(), s.order))
-            .write(24, self.scratch(s.tiles_at(), s.tiles))
-            .grid([ONE; 3], 256);
+        let c = self.compiler;
+        let (per_token, k) = (per_token(c.rows(ids)), c.cols(ids) as u32);
+        let args = RouteArguments { per_token, n_experts: n_experts as u32, k, factor: 1.0 };
+        let mut call = self
+            .groups(&args)
+            .bool(constant::ROUTES, false)
+            .bool(constant::NORMALISE, false)
+            .bool(constant::HAS_WEIGHT, false)
+            .read(3, self.value(ids));
+        for index in [2, 4, 5] {
+            call = call.bind(index, c.anything());
+        }
         self.push(call)?;
         self.ordered = Some(ids);
         Ok(())
@@ -128,6 +217,14 @@ impl<G: Gpu> Draft<'_, G> {
         Ok((buffer, table))
     }
 
+    /// Whether the pairs of a step go by tiles.
+    fn is_by_tiles(&self, ids: ValueId, weight: WeightId) -> bool {
+        let c = self.compiler;
+        self.class(ids) >= RowClass::Tile
+            && !c.is_deterministic()
+            && c.plan.weight(weight).parts.len() <= MAX_ORDERED
+    }
+
     fn expert_product(&mut self, e: &Experts) -> Result<()> {
         let c = self.compiler;
         let weight = c.plan.weight(e.weight);
@@ -141,14 +238,14 @@ impl<G: Gpu> Draft<'_, G> {
             row_bytes: weight.row_bytes() as u32,
             scale_bytes: block.row_scale_bytes(n_in) as u32,
             n_out_0: n_out as u32,
+            eps: e.norm.map_or(0.0, |norm| norm.eps),
             n_experts: n_experts as u32,
             experts_per_row: k as u32,
             ..Default::default()
         };
-        let many = self.class(e.x) >= RowClass::Tile && !c.is_deterministic();
-        let tiles = many && e.sum.is_none() && n_experts <= MAX_ORDERED;
+        let tiles = e.sum.is_none() && self.is_by_tiles(e.ids, e.weight);
         if tiles {
-            self.order(e.ids, &args)?;
+            self.order(e.ids, n_experts)?;
         }
         let name = kernels::type_name(block);
         let kernel = |what: &str| -> Result<Kernel> {
@@ -177,12 +274,34 @@ impl<G: Gpu> Draft<'_, G> {
                 ),
             false => {
                 let (simdgroups, _) = c.profile.gemv_shape(usize::MAX >> 32, 1);
+                let beside = e.beside.map(|beside| (beside, c.plan.weight(beside.weight)));
+                let args = ExpertArguments {
+                    experts: args,
+                    beside_n_in: beside.map_or(0, |(_, weight)| weight.n_cols() as u32),
+                    beside_row_bytes: beside.map_or(0, |(_, weight)| weight.row_bytes() as u32),
+                    beside_scale_bytes: beside.map_or(0, |(_, w)| block.row_scale_bytes(w.n_cols()) as u32),
+                    reserved: 0,
+                };
                 let call = Call::new(kernel("gemv")?, &args)
-                    .bool(linear::NORM, false)
+                    .bool(linear::NORM, e.norm.is_some())
+                    .bool(linear::BESIDE, beside.is_some())
                     .bool(linear::RESIDUAL, e.sum.is_some_and(|(_, residual)| residual.is_some()))
                     .bool(linear::EXPERTS_SUM, e.sum.is_some())
-                    .bind(2, c.anything())
+                    .bind(2, c.weight_or_any(e.norm.and_then(|norm| norm.weight))?)
                     .read(21, self.value(e.ids));
+                let call = match beside {
+                    Some((beside, weight)) => {
+                        let [codes, scales, offsets] = self.planes(weight)?;
+                        call.bind(7, codes)
+                            .bind(8, scales)
+                            .bind(9, offsets)
+                            .read(10, self.value(beside.x))
+                            .write(17, self.value(beside.out))
+                    }
+                    None => {
+                        [7, 8, 9, 10, 17].iter().fold(call, |call, index| call.bind(*index, c.anything()))
+                    }
+                };
                 let call = match e.sum {
                     Some((weights, Some(residual))) => {
                         call.read(22, self.value(weights)).read(15, self.value(residual))
@@ -191,7 +310,7 @@ impl<G: Gpu> Draft<'_, G> {
                     None => call.bind(22, c.anything()).bind(15, c.anything()),
                 };
                 let places = match e.sum {
-                    Some(_) => Extent::PerRow { rows, multiple: 1, divisor: 1 },
+                    Some(_) => Extent::PerRow { rows, multiple: 1 + u32::from(beside.is_some()), divisor: 1 },
                     None => pairs(1),
                 };
                 let groups = n_units.div_ceil(simdgroups as usize) as u32;
@@ -218,7 +337,8 @@ impl<G: Gpu> Draft<'_, G> {
         let bytes = |id: WeightId| {
             c.plan.weight(id).parts.iter().take(k).map(device::WeightPart::n_bytes).sum::<u64>()
         };
-        call.weight_bytes = bytes(e.weight) + e.up.map_or(0, |(up, _)| bytes(up));
+        let of_beside = e.beside.map_or(0, |beside| c.plan.weight_bytes(beside.weight));
+        call.weight_bytes = bytes(e.weight) + e.up.map_or(0, |(up, _)| bytes(up)) + of_beside;
         let tail = match (e.up, e.sum) {
             (Some((_, kind)), _) => format!(" x2 + gate {kind}"),
             (_, Some((_, Some(_)))) => " + sum + add".to_owned(),
@@ -226,7 +346,9 @@ impl<G: Gpu> Draft<'_, G> {
             _ => String::new(),
         };
         let schedule = if tiles { "tiles" } else { "pairs" };
-        call.name = Some(format!("expert_linear_{name}{tail} ({schedule})"));
+        let norm = if e.norm.is_some() { "rms_norm + " } else { "" };
+        let beside = if e.beside.is_some() { format!(", linear_{name}") } else { String::new() };
+        call.name = Some(format!("{norm}expert_linear_{name}{tail} ({schedule}){beside}"));
         self.push(call)
     }
 }

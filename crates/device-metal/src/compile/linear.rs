@@ -3,11 +3,12 @@
 //!
 //! The contracts are the headers `kernels/linear/gemv.h`, `kernels/linear/gemm.h` and `kernels/embed.h`.
 
+use super::join::join_name;
 use super::{Call, Draft, ONE, each, per_token};
-use crate::arguments::{EmbedArguments, LinearArguments};
+use crate::arguments::{EmbedArguments, JoinedArguments, LinearArguments};
 use crate::gpu::{Constant, Gpu, Place};
 use crate::kernels::{self, Kernel, linear};
-use crate::lower::{Lowered, Unit};
+use crate::lower::{Join, Lowered, Unit};
 use crate::table::{Extent, RowClass, When};
 use device::lower::{MatrixOf, Norm, Projection, Tail};
 use device::{Activation, Op, Result, Rows, ValueId, Weight, WeightId};
@@ -36,8 +37,8 @@ struct Product<'a> {
     x: ValueId,
     norm: Option<Norm>,
     matrices: &'a [MatrixOf],
-    /// The kernel, where the last matrix has another type.
-    mixed: Option<Kernel>,
+    /// The types in the kernel's name, where the last matrix has another type.
+    mixed: Option<String>,
     /// Gate: the function and where it goes.
     gate: Option<(Activation, ValueId)>,
     /// Residual and where the sum goes.
@@ -46,6 +47,8 @@ struct Product<'a> {
     softcap: Option<f32>,
     /// Whether each threadgroup also says which of its products is the largest.
     bests: bool,
+    /// What makes the row that is normalised, or read.
+    join: Option<Join>,
     /// In which steps it runs.
     when: When,
 }
@@ -70,7 +73,7 @@ pub fn type_constants(block: BlockType, n_in: usize) -> Vec<(u16, Constant)> {
 
 /// A schedule of a product.
 #[derive(Clone, Copy, PartialEq)]
-enum Schedule {
+pub(super) enum Schedule {
     /// So many rows at a time.
     Gemv(u32),
     /// Tiles of so many rows.
@@ -78,19 +81,50 @@ enum Schedule {
 }
 
 impl<G: Gpu> Draft<'_, G> {
-    /// One to three matrices with what stands before and after them.
-    pub(super) fn projection(&mut self, p: &Projection) -> Result<()> {
-        let c = self.compiler;
-        let schedule = match self.class(p.x) {
+    /// How rows of this value are multiplied.
+    pub(super) fn schedule(&self, x: ValueId) -> Schedule {
+        match self.class(x) {
             RowClass::One => Schedule::Gemv(1),
             RowClass::Two => Schedule::Gemv(2),
             RowClass::Four => Schedule::Gemv(4),
             RowClass::Eight => Schedule::Gemv(8),
             // Tiles add in another order than single rows.
-            RowClass::Tile | RowClass::Many if c.is_deterministic() => Schedule::Gemv(8),
+            RowClass::Tile | RowClass::Many if self.compiler.is_deterministic() => Schedule::Gemv(8),
             RowClass::Tile => Schedule::Gemm(32),
             RowClass::Many => Schedule::Gemm(64),
-        };
+        }
+    }
+
+    /// Type of a matrix, and whether it has a bias: those that share them go together.
+    fn kind(&self, m: &MatrixOf) -> (BlockType, bool) {
+        (self.compiler.plan.weight(m.weight).block, m.bias.is_some())
+    }
+
+    /// The types in the name of the kernel of one row of three, the last of another type.
+    fn mixed(&self, p: &Projection) -> Option<String> {
+        match (self.schedule(p.x), &p.matrices[..]) {
+            (Schedule::Gemv(1), [q, k, v])
+                if self.kind(q) == self.kind(k) && self.kind(k).1 == self.kind(v).1 =>
+            {
+                kernels::mixed_linear(self.kind(k).0, self.kind(v).0)
+            }
+            _ => None,
+        }
+    }
+
+    /// The matrices of each dispatch.
+    pub(super) fn parts_of<'p>(&self, p: &'p Projection) -> Vec<&'p [MatrixOf]> {
+        match self.mixed(p) {
+            Some(_) => vec![&p.matrices],
+            None => p.matrices.chunk_by(|a, b| self.kind(a) == self.kind(b)).collect(),
+        }
+    }
+
+    /// One to three matrices with what stands before and after them.
+    pub(super) fn projection(&mut self, p: &Projection) -> Result<()> {
+        let c = self.compiler;
+        let schedule = self.schedule(p.x);
+        let join = self.join.take();
         let when = match self.merged_projection(p)? {
             // In all others.
             Some(When::Long) => When::Short,
@@ -100,23 +134,13 @@ impl<G: Gpu> Draft<'_, G> {
         let mut x = p.x;
         let mut norm = p.norm.map(|(norm, _)| norm);
         if let (Schedule::Gemm(_), Some((norm_of, out))) = (schedule, p.norm) {
-            self.rms_norm(p.x, norm_of, c.cols(p.x), None, out)?;
+            if !self.normed.contains(&out) {
+                self.rms_norm(p.x, norm_of, c.cols(p.x), out)?;
+            }
             (x, norm) = (out, None);
         }
-        // Matrices of one type go together.
-        let kind = |m: &MatrixOf| (c.plan.weight(m.weight).block, m.bias.is_some());
-        let together = p.matrices.windows(2).all(|pair| kind(&pair[0]) == kind(&pair[1]));
-        // Or one row of three, the last of another type.
-        let mixed = match (schedule, &p.matrices[..]) {
-            (Schedule::Gemv(1), [q, k, v]) if kind(q) == kind(k) && kind(k).1 == kind(v).1 => {
-                kernels::mixed_linear(kind(k).0, kind(v).0)
-            }
-            _ => None,
-        };
-        let parts: Vec<&[MatrixOf]> = match mixed {
-            Some(_) => vec![&p.matrices],
-            None => p.matrices.chunk_by(|a, b| kind(a) == kind(b)).collect(),
-        };
+        let (parts, mixed) = (self.parts_of(p), self.mixed(p));
+        let together = p.matrices.windows(2).all(|pair| self.kind(&pair[0]) == self.kind(&pair[1]));
         let (mut gate, mut add) = (None, None);
         match p.tail {
             Tail::Add { residual, out } => add = Some((residual, out)),
@@ -130,7 +154,7 @@ impl<G: Gpu> Draft<'_, G> {
         };
         for matrices in parts {
             let mixed = mixed.clone();
-            let product = Product { x, norm, matrices, mixed, gate, add, softcap, bests, when };
+            let product = Product { x, norm, matrices, mixed, gate, add, softcap, bests, join, when };
             self.product(schedule, &product)?;
         }
         match p.tail {
@@ -185,31 +209,33 @@ impl<G: Gpu> Draft<'_, G> {
         };
         let name = kernels::type_name(block);
         let kernel = |what: String| -> Result<Kernel> {
-            if let Some(mixed) = &product.mixed {
-                return Ok(mixed.clone());
+            if let Some(pair) = &product.mixed {
+                return Ok(Kernel { file: "linear/mixed.metal", function: format!("linear_{pair}_{what}") });
             }
             Ok(Kernel { file: self.linear_file(block)?, function: format!("linear_{name}_{what}") })
         };
         let tiles = |divisor: u32| Extent::PerRow { rows, multiple: 1, divisor };
+        let n_blocks = n_units(GEMV_ROWS);
+        let (simdgroups, split) = c.profile.gemv_shape(n_blocks, n_in.div_ceil(SPAN_COLUMNS));
+        let passes = if product.join.is_some() { c.profile.passes(n_blocks * split as usize) } else { 1 };
         let mut call = match schedule {
             Schedule::Gemv(n) => {
-                let n_blocks = n_units(GEMV_ROWS);
-                let (simdgroups, split) = c.profile.gemv_shape(n_blocks, n_in.div_ceil(SPAN_COLUMNS));
-                let groups = n_blocks.div_ceil((simdgroups / split) as usize);
-                let call = Call::new(kernel(format!("gemv_{n}"))?, &args)
-                    .bool(linear::NORM, product.norm.is_some())
-                    .uint(linear::SPLIT, split)
-                    .bool(linear::ARGMAX, product.bests)
-                    .bind(2, c.weight_or_any(product.norm.and_then(|norm| norm.weight))?);
-                let call = match product.bests {
-                    true => {
-                        let place = Place { buffer: c.buffers.scratch, offset: c.scratch.bests_at() as u64 };
-                        self.bests = Some((place, groups));
-                        call.write(19, (place, groups * BEST_BYTES))
+                let call = match &product.join {
+                    Some(join) => {
+                        let args = JoinedArguments {
+                            linear: args,
+                            join: self.join_arguments(join, product.norm),
+                            passes: passes as u32,
+                            ..Default::default()
+                        };
+                        let call = Call::new(kernel("joined".to_owned())?, &args).bool(linear::NORM, false);
+                        self.bind_join(call, join, product.norm)?
                     }
-                    false => call.bind(19, c.anything()),
+                    None => Call::new(kernel(format!("gemv_{n}"))?, &args)
+                        .bool(linear::NORM, product.norm.is_some())
+                        .bind(2, c.weight_or_any(product.norm.and_then(|norm| norm.weight))?),
                 };
-                call.grid([Extent::Fixed(groups as u32), tiles(n), ONE], 32 * simdgroups)
+                call.uint(linear::SPLIT, split).bool(linear::ARGMAX, product.bests)
             }
             Schedule::Gemm(n) => Call::new(kernel(format!("gemm_{n}"))?, &args)
                 .bool(linear::TENSOR, c.profile.tensor)
@@ -222,9 +248,14 @@ impl<G: Gpu> Draft<'_, G> {
             .bool(linear::GATE, product.gate.is_some())
             .uint(linear::ACTIVATION, product.gate.map_or(0, |(kind, _)| kernels::activation(kind)))
             .uint(linear::WEIGHTS, product.matrices.len() as u32)
-            .bool(linear::SOFTCAP, product.softcap.is_some())
-            .bind(STEP_AT, c.step_place(0))
-            .read(1, self.value(product.x));
+            .bool(linear::SOFTCAP, product.softcap.is_some());
+        if product.join.is_none() {
+            call = call.bind(STEP_AT, c.step_place(0)).read(1, self.value(product.x));
+            call = match product.add {
+                Some((residual, _)) => call.read(15, self.value(residual)),
+                None => call.bind(15, c.anything()),
+            };
+        }
         call.constants.extend(type_constants(block, n_in));
         for index in 0..3u8 {
             let matrix = product.matrices.get(index as usize);
@@ -235,10 +266,6 @@ impl<G: Gpu> Draft<'_, G> {
             call = call.bind(3 + index, planes[0]).bind(6 + index, planes[1]).bind(9 + index, planes[2]);
             call = call.bind(12 + index, c.weight_or_any(matrix.and_then(|m| m.bias))?);
         }
-        call = match product.add {
-            Some((residual, _)) => call.read(15, self.value(residual)),
-            None => call.bind(15, c.anything()),
-        };
         let outs: Vec<ValueId> = match (product.gate, product.add) {
             (Some((_, out)), _) | (_, Some((_, out))) => vec![out],
             _ => product.matrices.iter().map(|m| m.out).collect(),
@@ -249,10 +276,33 @@ impl<G: Gpu> Draft<'_, G> {
                 None => call.bind(16 + index, c.anything()),
             };
         }
+        if let Schedule::Gemv(n) = schedule {
+            let simdgroups = match &product.join {
+                Some(_) => self.most_simdgroups(&call, split)?,
+                None => simdgroups,
+            };
+            let groups = n_blocks.div_ceil((simdgroups / split) as usize * passes);
+            call = match product.bests {
+                true => {
+                    let place = Place { buffer: c.buffers.scratch, offset: c.scratch.bests_at() as u64 };
+                    self.bests = Some((place, groups));
+                    call.write(19, (place, groups * BEST_BYTES))
+                }
+                false => call.bind(19, c.anything()),
+            };
+            call = call.grid([Extent::Fixed(groups as u32), tiles(n), ONE], 32 * simdgroups);
+        }
         call.weight_bytes = product.matrices.iter().map(|m| c.plan.weight_bytes(m.weight)).sum();
         call.name = Some(product_name(product, &name, schedule));
         call.when = product.when;
         self.push(call)
+    }
+
+    /// SIMD-groups of a threadgroup that first makes its row: as many as the kernel's registers allow.
+    pub(super) fn most_simdgroups(&self, call: &Call, split: u32) -> Result<u32> {
+        let c = self.compiler;
+        let most = c.gpu.max_threads(&c.gpu.pipeline(&call.kernel, &call.constants)?) / 32;
+        Ok((c.profile.merged_simdgroups.min(most) / split * split).max(split))
     }
 
     /// The file with the kernels of a type.
@@ -311,7 +361,11 @@ impl<G: Gpu> Draft<'_, G> {
 const EMBED_THREADS: u32 = 64;
 
 fn product_name(product: &Product, name: &str, schedule: Schedule) -> String {
-    let norm = if product.norm.is_some() { "rms_norm + " } else { "" };
+    let norm = match (&product.join, product.norm) {
+        (Some(join), norm) => join_name(join, usize::from(norm.is_some())) + " + ",
+        (None, Some(_)) => "rms_norm + ".to_owned(),
+        (None, None) => String::new(),
+    };
     let many = match product.matrices.len() {
         1 => String::new(),
         n => format!(" x{n}"),

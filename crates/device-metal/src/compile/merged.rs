@@ -3,6 +3,7 @@
 //! The contract is the header `kernels/linear/merged.h`. Every threadgroup of such a GEMV reads all parts, so it is for a single row,
 //! and for rows that fit threadgroup memory; other readers get `attention_merge`.
 
+use super::join::MOST_COLUMNS;
 use super::linear::{GEMV_ROWS, SPAN_COLUMNS, type_constants};
 use super::{Call, Draft, ONE, each};
 use crate::arguments::{LinearArguments, MergedArguments};
@@ -12,9 +13,6 @@ use crate::lower::Unit;
 use crate::table::{Extent, RowClass, When};
 use device::lower::{Projection, Tail};
 use device::{Result, Rows, ValueId, WeightId};
-
-/// Columns of a row that threadgroup memory takes, at most: 24 KiB of 32, the rest being the kernel's own.
-const MOST_COLUMNS: usize = 6144;
 
 /// What an attention whose positions were split leaves.
 pub(super) struct Parts {
@@ -80,6 +78,11 @@ impl<G: Gpu> Draft<'_, G> {
         let [codes, scales, offsets] = self.planes(weight)?;
         let mut call = Call::new(kernel, &args)
             .bool(linear::NORM, false)
+            .bool(linear::GATE, false)
+            .uint(linear::ACTIVATION, 0)
+            .uint(linear::WEIGHTS, 1)
+            .bool(linear::ARGMAX, false)
+            .bool(linear::SOFTCAP, false)
             .bool(linear::BIAS, matrix.bias.is_some())
             .bool(linear::RESIDUAL, matches!(p.tail, Tail::Add { .. }))
             .uint(linear::SPLIT, split)
@@ -95,9 +98,7 @@ impl<G: Gpu> Draft<'_, G> {
             Tail::Add { residual, out } => call.read(15, self.value(residual)).write(16, self.value(out)),
             _ => call.bind(15, c.anything()).write(16, self.value(matrix.out)),
         };
-        // As large as the kernel's registers allow.
-        let most = c.gpu.max_threads(&c.gpu.pipeline(&call.kernel, &call.constants)?) / 32;
-        let simdgroups = (c.profile.merged_simdgroups.min(most) / split * split).max(split);
+        let simdgroups = self.most_simdgroups(&call, split)?;
         let groups = n_blocks.div_ceil((simdgroups / split) as usize);
         call.threadgroup_bytes = 16 * n_in.div_ceil(4) as u32;
         call.weight_bytes = c.plan.weight_bytes(matrix.weight);

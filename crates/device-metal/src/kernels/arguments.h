@@ -65,6 +65,10 @@ struct QkRopeKvArguments {
     PagesArguments pages;
     TurnArguments q; // n_heads 0: no query heads
     TurnArguments k;
+    float v_eps;     // FC_V_NORM
+    uint reserved0;
+    uint reserved1;
+    uint reserved2;
 };
 
 // route.

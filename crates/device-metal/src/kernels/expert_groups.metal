@@ -1,54 +1,83 @@
-// expert_groups: which pairs (a row and one of its k experts) go to each expert, for expert_linear_<type>_gemm.
+// expert_groups: which pairs (a row and one of its k experts) go to each expert, for expert_linear_<type>_gemm. With FC_ROUTES the
+// experts are chosen here too, as route.metal does it.
 //
 // Host contract
-//   buffers  0 LinearArguments (per_token, n_experts, experts_per_row)     20 Step      21 ids (n, k) u32
+//   buffers  0 RouteArguments      1 Step      2 x (n, n_experts), 4 weights (n, k), 5 scales (n_experts): as of route.metal
+//            3 ids (n, k) u32, written with FC_ROUTES
 //            23 order (n * k) u32: pairs sorted by expert, of equals the lower pair first
 //            24 ExpertTile[n_experts + n * k / 32]: up to 32 neighbours in `order` of one expert; those left over have no pairs
+//            What the constants leave out may be bound to anything.
 //   threads  a multiple of 32, at most 1024
 //   grid     (1, 1, 1)
+//   constants FC_ROUTES; FC_NORMALISE, FC_HAS_WEIGHT (scales)
 //   n_experts at most 1024
 //
-// One threadgroup: a thread counts the pairs of its experts, a sum over experts says where each begins, the thread goes over the
-// ids again and writes. ids are read twice by each simdgroup, from caches; 32 neighbouring threads read the same id.
+// One threadgroup. A thread counts the pairs of an expert in a slice of the rows, as many slices as there are threads for; sums over
+// experts and slices say where each begins, and the thread goes over its ids again and writes. ids are read twice for each expert, from
+// caches; neighbouring threads read the same id.
 #include <metal_stdlib>
 using namespace metal;
 #include "linear/arguments.h"
+#include "route.h"
 #include "step.h"
 
-kernel void expert_groups(constant LinearArguments & a [[buffer(0)]],
-                          device const Step * step [[buffer(20)]],
-                          device const uint * ids [[buffer(21)]],
+constant bool ROUTES [[function_constant(FC_ROUTES)]];
+
+kernel void expert_groups(constant RouteArguments & a [[buffer(0)]],
+                          device const Step * step [[buffer(1)]],
+                          device const float * x [[buffer(2)]],
+                          device uint * ids [[buffer(3)]],
+                          device float * weights [[buffer(4)]],
+                          device const float * scales [[buffer(5)]],
                           device uint * order [[buffer(23)]],
                           device ExpertTile * tiles [[buffer(24)]],
                           ushort tid [[thread_index_in_threadgroup]],
-                          ushort n_sg [[simdgroups_per_threadgroup]]) {
-    threadgroup uint counts[1024];
-    const uint n_threads = 32 * n_sg;
-    const uint n_pairs = rows_of(*step, a.per_token) * a.experts_per_row;
-    for (uint e = tid; e < a.n_experts; e += n_threads) {
+                          ushort sg [[simdgroup_index_in_threadgroup]],
+                          ushort n_sg [[simdgroups_per_threadgroup]],
+                          ushort lane [[thread_index_in_simdgroup]]) {
+    threadgroup uint counts[1024]; // (n_slices, n_experts)
+    threadgroup uint totals[1024]; // (n_experts)
+    const uint n_threads = 32 * n_sg, n_rows = rows_of(*step, a.per_token), n_pairs = n_rows * a.k;
+    if (ROUTES) {
+        for (uint row = sg; row < n_rows; row += n_sg) {
+            route_row(a, x + row * a.n_experts, ids + row * a.k, weights + row * a.k, scales, lane);
+        }
+        threadgroup_barrier(mem_flags::mem_device);
+    }
+    const uint n_slices = max(n_threads / a.n_experts, 1u), per_slice = (n_pairs + n_slices - 1) / n_slices;
+    for (uint i = tid; i < n_slices * a.n_experts; i += n_threads) {
+        const uint e = i % a.n_experts, begin = i / a.n_experts * per_slice;
         uint count = 0;
-        for (uint i = 0; i < n_pairs; i++) count += ids[i] == e ? 1 : 0;
-        counts[e] = count;
+        for (uint pair = begin; pair < min(begin + per_slice, n_pairs); pair++) count += ids[pair] == e ? 1 : 0;
+        counts[i] = count;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint e = tid; e < a.n_experts; e += n_threads) {
+        uint total = 0;
+        for (uint slice = 0; slice < n_slices; slice++) total += counts[slice * a.n_experts + e];
+        totals[e] = total;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     uint n_tiles = 0;
-    for (uint e = 0; e < a.n_experts; e++) n_tiles += (counts[e] + 31) / 32;
-    for (uint e = tid; e < a.n_experts; e += n_threads) {
+    for (uint e = 0; e < a.n_experts; e++) n_tiles += (totals[e] + 31) / 32;
+    for (uint i = tid; i < n_slices * a.n_experts; i += n_threads) {
+        const uint e = i % a.n_experts, slice = i / a.n_experts, begin = slice * per_slice;
         uint first = 0, tile = 0;
         for (uint before = 0; before < e; before++) {
-            first += counts[before];
-            tile += (counts[before] + 31) / 32;
+            first += totals[before];
+            tile += (totals[before] + 31) / 32;
         }
-        const uint count = counts[e];
         uint to = first;
-        for (uint i = 0; i < n_pairs; i++) {
-            if (ids[i] == e) order[to++] = i;
+        for (uint before = 0; before < slice; before++) to += counts[before * a.n_experts + e];
+        for (uint pair = begin; pair < min(begin + per_slice, n_pairs); pair++) {
+            if (ids[pair] == e) order[to++] = pair;
         }
-        for (uint done = 0; done < count; done += 32) {
+        if (slice > 0) continue;
+        for (uint done = 0; done < totals[e]; done += 32) {
             ExpertTile t;
             t.expert = e;
             t.first = first + done;
-            t.n_pairs = min(count - done, 32u);
+            t.n_pairs = min(totals[e] - done, 32u);
             t.zero = 0;
             tiles[tile++] = t;
         }

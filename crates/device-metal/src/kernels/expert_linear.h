@@ -2,23 +2,26 @@
 //
 // expert_linear_<type>_gemv: y[pair] = W[ids[pair]] x, a pair being a row of x and one of its k experts; for few rows.
 //
-//   buffers  0 LinearArguments     1 x (n, n_in), or (n, k * n_in) with EXPERTS_OWN_INPUT     2 norm (n_in), LINEAR_NORM
+//   buffers  0 ExpertArguments     1 x (n, n_in), or (n, k * n_in) with EXPERTS_OWN_INPUT     2 norm (n_in), LINEAR_NORM
 //            3 weights 0, 4 weights 1 (LINEAR_GATE: up): the buffer in which all experts' matrices lie
 //            5 places 0, 6 places 1: ulong[3][n_experts], bytes from the buffer's start to each expert's codes, then to its scales,
 //              then to its offsets; the last two are read only for types with planes, and are there for no others
+//            7 codes, 8 scales, 9 offsets of a dense weight (n_out_0, beside_n_in), 10 its x, 17 its y (n_out_0), EXPERTS_BESIDE
 //            15 residual (1, n_out_0), EXPERTS_SUM and LINEAR_RESIDUAL     16 y (n, k, n_out_0); with EXPERTS_SUM (n, n_out_0)
 //            20 Step               21 ids (n, k) u32         22 chosen (n, k) f32, EXPERTS_SUM: how much each counts
 //   threads  32 * S, S = 1 to 16 simdgroups
-//   grid     (ceil(B / S), n * k, 1), B = ceil(n_out_0 / 4), with LINEAR_GATE ceil(n_out_0 / 2); with EXPERTS_SUM (ceil(B / S), n, 1)
-//   constants LINEAR_NORM, _RESIDUAL, _GATE, _ACTIVATION, EXPERTS_OWN_INPUT, EXPERTS_SUM; those of the type
+//   grid     (ceil(B / S), n * k, 1), B = ceil(n_out_0 / 4), with LINEAR_GATE ceil(n_out_0 / 2); with EXPERTS_SUM (ceil(B / S), n, 1), with
+//            EXPERTS_BESIDE (ceil(B / S), 2, 1), and n is 1
+//   constants LINEAR_NORM, _RESIDUAL, _GATE, _ACTIVATION, EXPERTS_OWN_INPUT, EXPERTS_SUM, EXPERTS_BESIDE; those of the type
 //   reads    the chosen experts' matrices, once for each pair
 //
 //   LINEAR_GATE: y = activation(W_0 x) * (W_1 x). EXPERTS_SUM: y = residual + sum over j of chosen[j] * (W[ids[j]] x_j), the sum over
-//   experts ascending and inside the sum over lanes.
+//   experts ascending and inside the sum over lanes. EXPERTS_BESIDE: a second row of threadgroups makes a product that neither reads
+//   nor is read by the first, so that the two are one dispatch.
 //
 // expert_linear_<type>_gemm: the same products for many rows, by tiles of up to 32 pairs of one expert that expert_groups made.
 //
-//   buffers  0, 1, 3, 4, 5, 6, 16 as above     23 order (n * k) u32: pairs sorted by expert     24 ExpertTile[tiles]
+//   buffers  0 LinearArguments, 1, 3, 4, 5, 6, 16 as above     23 order (n * k) u32: pairs sorted by expert     24 ExpertTile[tiles]
 //   threads  128
 //   grid     (T, tiles, 1), T = ceil(n_out_0 / 64), with LINEAR_GATE ceil(n_out_0 / 32); tiles = n_experts + n * k / 32, those
 //            left over have no pairs
@@ -44,15 +47,20 @@ static inline WeightRow expert_row(device const uchar * weights, device const ul
 }
 
 template<class D>
-kernel void expert_gemv(constant LinearArguments & a [[buffer(0)]],
+kernel void expert_gemv(constant ExpertArguments & all [[buffer(0)]],
                         device const float * x [[buffer(1)]],
                         device const float * norm [[buffer(2)]],
                         device const uchar * weights_0 [[buffer(3)]],
                         device const uchar * weights_1 [[buffer(4)]],
                         device const ulong * places_0 [[buffer(5)]],
                         device const ulong * places_1 [[buffer(6)]],
+                        device const uchar * beside_codes [[buffer(7)]],
+                        device const uchar * beside_scales [[buffer(8)]],
+                        device const uchar * beside_offsets [[buffer(9)]],
+                        device const float * beside_x [[buffer(10)]],
                         device const float * residual [[buffer(15)]],
                         device float * y [[buffer(16)]],
+                        device float * beside_y [[buffer(17)]],
                         device const Step * step [[buffer(20)]],
                         device const uint * ids [[buffer(21)]],
                         device const float * chosen [[buffer(22)]],
@@ -66,10 +74,29 @@ kernel void expert_gemv(constant LinearArguments & a [[buffer(0)]],
         if (tid < 16) levels[tid] = D::level(tid);
         threadgroup_barrier(mem_flags::mem_threadgroup);
     }
+    constant LinearArguments & a = all.experts;
     const uint k = a.experts_per_row, n_out = a.n_out_0;
     const uint n_places = rows_of(*step, a.per_token) * (EXPERTS_SUM ? 1 : k);
     const uint first = (place.x * n_sg + sg) * (LINEAR_GATE ? 2 : 4);
-    if (place.y >= n_places || first >= n_out) return;
+    if (place.y >= n_places + (EXPERTS_BESIDE ? 1 : 0) || first >= n_out) return;
+    if (EXPERTS_BESIDE && place.y == n_places) {
+        WeightRow rows[4];
+        for (short i = 0; i < 4; i++) {
+            const ulong row = min(first + i, n_out - 1);
+            rows[i].codes = beside_codes + row * all.beside_row_bytes;
+            rows[i].scales = beside_scales + row * all.beside_scale_bytes;
+            rows[i].offsets = beside_offsets + row * all.beside_scale_bytes;
+            rows[i].levels = levels;
+        }
+        DeviceRows input;
+        input.x = beside_x;
+        input.stride = 0;
+        input.n_rows = 1;
+        const Products<1> p = gemv_products<D, 1>(rows, input, norm, all.beside_n_in, lane, 32);
+        const float value = lane_sums<1>(p, lane).product;
+        if (lane < 4 && first + lane < n_out) beside_y[first + lane] = value;
+        return;
+    }
 
     Products<1> sums;
     for (short j = 0; j < 4; j++) sums.sums[0][j] = 0.0f;

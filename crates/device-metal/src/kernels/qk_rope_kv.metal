@@ -1,13 +1,14 @@
 // Norm and Rope of the heads of q and k, and the KV write of k and v, for many rows.
 //
 // A SIMD-group makes one head of one row: query heads first, then key heads, then value heads. The head stands in
-// threadgroup memory between norm, turn and store. Sum of squares: each lane every 32nd column, then simd_sum.
+// threadgroup memory between norm, turn and store. Sum of squares: each lane every 32nd column, then simd_sum; with FC_WHOLE_ROWS
+// each head's SIMD-group adds all heads of q, or of k.
 //
 // Buffers: 0 QkRopeKvArguments, 1 step, 2 q (tokens, q.n_heads * head_dim), 3 k (tokens, n_kv_heads * head_dim), 4 v (the
 // same), 5 q_out (as q; may be q), 6 positions (tokens), 7 row_spans (tokens), 8 page_tables, 9 the pages of the layer's
-// group, 10 norm weight of q (head_dim), 11 of k, 12 frequencies of q, 13 of k, 14 k_out (as k; may be k). What the constants
+// group, 10 norm weight of q (head_dim, or of all heads), 11 of k, 12 frequencies of q, 13 of k, 14 k_out (as k; as q_out). What the constants
 // leave out may be bound to anything. Constants: FC_KV_TYPE, FC_Q_NORM, FC_K_NORM, FC_Q_WEIGHT, FC_K_WEIGHT, FC_Q_ROPE,
-// FC_K_ROPE, FC_K_OUT. Threadgroup memory: 0 head_dim floats, rounded up to 16 bytes.
+// FC_K_ROPE, FC_K_OUT, FC_V_NORM, FC_WHOLE_ROWS. Threadgroup memory: 0 head_dim floats, rounded up to 16 bytes.
 // Grid: (q.n_heads + 2 * n_kv_heads, tokens) threadgroups of 32.
 #include <metal_stdlib>
 using namespace metal;
@@ -23,6 +24,8 @@ constant bool K_WEIGHT [[function_constant(FC_K_WEIGHT)]];
 constant uint Q_ROPE [[function_constant(FC_Q_ROPE)]];
 constant uint K_ROPE [[function_constant(FC_K_ROPE)]];
 constant bool K_OUT [[function_constant(FC_K_OUT)]];
+constant bool V_NORM [[function_constant(FC_V_NORM)]];
+constant bool WHOLE_ROWS [[function_constant(FC_WHOLE_ROWS)]];
 
 kernel void qk_rope_kv(
         constant QkRopeKvArguments &args [[buffer(0)]],
@@ -64,14 +67,28 @@ kernel void qk_rope_kv(
         head_values[i] = value;
         sum += value * value;
     }
+    const bool is_v = !is_q && !is_k;
+    uint n_normed = head_dim, weight_at = 0;
+    if (WHOLE_ROWS && !is_v) {
+        const uint n_heads = is_q ? n_q : n_kv;
+        sum = 0.0f;
+        for (uint i = lane; i < n_heads * head_dim; i += 32) {
+            float value;
+            if (is_q) value = q[row * n_heads * head_dim + i];
+            else value = k[row * n_heads * head_dim + i];
+            sum += value * value;
+        }
+        n_normed = n_heads * head_dim;
+        weight_at = head * head_dim;
+    }
     sum = simd_sum(sum);
-    if ((is_q && Q_NORM) || (is_k && K_NORM)) {
-        const float eps = is_q ? args.q.eps : args.k.eps;
-        const float factor = 1.0f / precise::sqrt(sum / float(head_dim) + eps);
+    if ((is_q && Q_NORM) || (is_k && K_NORM) || (is_v && V_NORM)) {
+        const float eps = is_q ? args.q.eps : is_k ? args.k.eps : args.v_eps;
+        const float factor = 1.0f / precise::sqrt(sum / float(n_normed) + eps);
         for (uint i = lane; i < head_dim; i += 32) {
             float value = head_values[i] * factor;
-            if (is_q && Q_WEIGHT) value *= q_weight[i];
-            if (is_k && K_WEIGHT) value *= k_weight[i];
+            if (is_q && Q_WEIGHT) value *= q_weight[weight_at + i];
+            if (is_k && K_WEIGHT) value *= k_weight[weight_at + i];
             head_values[i] = value;
         }
     }

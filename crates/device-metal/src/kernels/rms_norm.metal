@@ -1,12 +1,12 @@
-// out = x / sqrt(mean(x^2) + eps) * weight [+ residual], over groups of neighbouring columns.
+// out = x / sqrt(mean(x^2) + eps) * weight, over groups of neighbouring columns.
 //
 // A threadgroup makes one group of one row: the sum of squares in f32, each thread every n-th column, then over the
 // SIMD-group, then over the SIMD-groups in order. x is read twice, the second time from the cache.
 //
-// Buffers: 0 NormArguments, 1 step, 2 x (rows, cols), 3 out (rows, cols; may be the residual), 4 weight (group), 5 residual
-// (rows, cols). Without a weight or a residual anything may be bound there. Constants: FC_HAS_WEIGHT, FC_HAS_RESIDUAL.
+// Buffers: 0 NormArguments, 1 step, 2 x (rows, cols), 3 out (rows, cols), 4 weight (group); without one anything may be bound there.
+// Constants: FC_HAS_WEIGHT.
 // Grid: (cols / group, rows) threadgroups of 32 to 1024 threads, whole SIMD-groups.
-// Moves 8 bytes an element, 12 with a residual.
+// Moves 8 bytes an element.
 #include <metal_stdlib>
 using namespace metal;
 #include "arguments.h"
@@ -15,7 +15,6 @@ using namespace metal;
 #include "step.h"
 
 constant bool HAS_WEIGHT [[function_constant(FC_HAS_WEIGHT)]];
-constant bool HAS_RESIDUAL [[function_constant(FC_HAS_RESIDUAL)]];
 
 kernel void rms_norm(
         constant NormArguments &args [[buffer(0)]],
@@ -23,7 +22,6 @@ kernel void rms_norm(
         device const float *x [[buffer(2)]],
         device float *out [[buffer(3)]],
         device const float *weight [[buffer(4)]],
-        device const float *residual [[buffer(5)]],
         uint2 position [[threadgroup_position_in_grid]],
         uint thread_index [[thread_index_in_threadgroup]],
         uint2 n_threads [[threads_per_threadgroup]],
@@ -40,7 +38,6 @@ kernel void rms_norm(
     for (uint i = thread_index; i < args.group; i += n_threads.x) {
         float value = x[start + i] * factor;
         if (HAS_WEIGHT) value *= weight[i];
-        if (HAS_RESIDUAL) value += residual[start + i];
         out[start + i] = value;
     }
 }

@@ -28,6 +28,8 @@ const Q_WEIGHT: u16 = 41;
 const K_WEIGHT: u16 = 42;
 const Q_ROPE: u16 = 43;
 const K_ROPE: u16 = 44;
+const V_NORM: u16 = 45;
+const WHOLE_ROWS: u16 = 46;
 
 const CAP: f32 = 5.0;
 
@@ -106,6 +108,8 @@ impl Shape {
             .flag(K_WEIGHT, false)
             .number(Q_ROPE, 0)
             .number(K_ROPE, 0)
+            .flag(V_NORM, false)
+            .flag(WHOLE_ROWS, false)
     }
 
     /// AttentionArguments.

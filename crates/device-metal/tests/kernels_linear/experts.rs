@@ -20,17 +20,66 @@ pub(super) fn stack(experts: &[Weight]) -> (Vec<u8>, Vec<u8>) {
     (bytes, places)
 }
 
-/// LinearArguments of experts.
+/// ExpertArguments, which begin with LinearArguments; nothing beside.
 pub(super) fn expert_arguments(
     block: BlockType,
     n_in: usize,
     n_out: usize,
     n_experts: usize,
     k: usize,
-) -> [u32; 12] {
-    let mut words = arguments(block, n_in, 1, &[n_out]);
+) -> [u32; 16] {
+    let mut words = [0; 16];
+    words[..12].copy_from_slice(&arguments(block, n_in, 1, &[n_out]));
     (words[10], words[11]) = (n_experts as u32, k as u32);
     words
+}
+
+/// The weighed sum of the experts of one row, and a dense product of another width that has nothing to do with it.
+#[test]
+fn a_dense_product_beside_the_experts() {
+    let mut rng = Rng::new(18);
+    for (file, name, block, n_in) in sample() {
+        let (n_experts, k, n_out, dense_in) = (4, 3, 7, 2 * n_in);
+        let experts = Vec::from_iter((0..n_experts).map(|_| stored(&mut rng, "w", n_out, n_in, block, 0.1)));
+        let dense = stored(&mut rng, "dense", n_out, dense_in, block, 0.1);
+        let (ids, chosen) = ([3u32, 0, 2], [0.5f32, 0.3, 0.2]);
+        let (bytes, places) = stack(&experts);
+        let (own, x) = (normal(&mut rng, k * n_in), normal(&mut rng, dense_in));
+        let mut words = expert_arguments(block, n_in, n_out, n_experts, k);
+        words[12..15].copy_from_slice(
+            &[dense_in, block.row_bytes(dense_in), block.row_scale_bytes(dense_in)].map(|n| n as u32),
+        );
+        let planes = dense.planes.as_slices();
+        let plane = |bytes: &[u8]| if bytes.is_empty() { vec![0; 16] } else { bytes.to_vec() };
+        let outcome = launch(file, format!("expert_linear_{name}_gemv"), block, n_in)
+            .flag(OWN_INPUT, true)
+            .flag(EXPERTS_SUM, true)
+            .flag(BESIDE, true)
+            .arguments(&words)
+            .floats(1, &own)
+            .bytes(3, &bytes)
+            .bytes(5, &places)
+            .bytes(7, &dense.data)
+            .bytes(8, &plane(planes.scales))
+            .bytes(9, &plane(planes.biases))
+            .floats(10, &x)
+            .output(16, n_out)
+            .output(17, n_out)
+            .words(20, &step(1, 0, 1, 0, 0))
+            .words(21, &ids)
+            .floats(22, &chosen)
+            .grid([1, 2, 1], 64)
+            .run();
+        check(name, &outcome.floats(17), &products(&x, dense_in, &dense), F32_BOUND);
+        let each: Vec<_> =
+            (0..k).map(|j| products(&own[j * n_in..][..n_in], n_in, &experts[ids[j] as usize])).collect();
+        let sum = |c: usize| {
+            let terms = (0..k).map(|j| (f64::from(chosen[j]), each[j][c]));
+            terms.fold((0.0, 0.0), |(v, s), (w, (tv, ts))| (v + w * tv, s + w * ts))
+        };
+        let expected: Vec<_> = (0..n_out).map(sum).collect();
+        check(name, &outcome.floats(16), &expected, F32_BOUND);
+    }
 }
 
 #[test]
@@ -100,6 +149,41 @@ fn experts_one_row_at_a_time() {
     }
 }
 
+/// In one dispatch what route and expert_groups do one after the other, whatever slices of rows a thread has.
+#[test]
+fn experts_are_chosen_and_ordered_in_one() {
+    let mut rng = Rng::new(19);
+    for (n_experts, k, n, threads) in [(5, 2, 37, 64), (40, 6, 19, 32), (7, 7, 50, 1024), (9, 1, 1, 96)] {
+        let (x, scales) = (normal(&mut rng, n * n_experts), normal(&mut rng, n_experts));
+        let n_tiles = n_experts + n * k / 32;
+        let base = |file: &'static str, function: &str| {
+            Launch::new(file, function)
+                .flag(12, true)
+                .flag(0, true)
+                .arguments(&[1, n_experts as u32, k as u32, 2f32.to_bits()])
+                .words(1, &step(n, 0, 1, 0, 0))
+                .floats(2, &x)
+                .words(3, &vec![u32::MAX; n * k])
+                .output(4, n * k)
+                .floats(5, &scales)
+        };
+        let groups = || {
+            base("expert_groups.metal", "expert_groups")
+                .words(23, &vec![u32::MAX; n * k])
+                .words(24, &vec![u32::MAX; n_tiles * 4])
+                .grid([1, 1, 1], threads)
+        };
+        let route = base("route.metal", "route").grid([n, 1, 1], 32).run();
+        let apart = groups().flag(ROUTES, false).words(3, &route.words(3)).run();
+        let both = groups().flag(ROUTES, true).run();
+        for index in [3, 23, 24] {
+            let routed = if index == 3 { &route } else { &apart };
+            assert_eq!(both.words(index), routed.words(index), "{n_experts} experts, buffer {index}");
+        }
+        assert_eq!(both.floats(4), route.floats(4), "{n_experts} experts");
+    }
+}
+
 #[test]
 fn experts_in_groups_of_rows() {
     let mut rng = Rng::new(10);
@@ -114,9 +198,12 @@ fn experts_in_groups_of_rows() {
         let n_tiles = n_experts + n * k / 32;
         let words = expert_arguments(block, n_in, n_out, n_experts, k);
         let groups = Launch::new("expert_groups.metal", "expert_groups")
-            .arguments(&words)
-            .words(20, &step(n, 0, 1, 0, 0))
-            .words(21, &ids)
+            .flag(ROUTES, false)
+            .flag(0, false)
+            .flag(12, false)
+            .arguments(&[1, n_experts as u32, k as u32, 1f32.to_bits()])
+            .words(1, &step(n, 0, 1, 0, 0))
+            .words(3, &ids)
             .output(23, n * k)
             .output(24, n_tiles * 4)
             .grid([1, 1, 1], 64)

@@ -7,6 +7,7 @@ mod embed;
 mod experts;
 mod gemm;
 mod gemv;
+mod joined;
 mod merged;
 mod sanitizers;
 mod tails;
@@ -32,6 +33,14 @@ const AFFINE_SCALE: u16 = 11;
 const AFFINE_SYMMETRIC: u16 = 12;
 const OWN_INPUT: u16 = 13;
 const EXPERTS_SUM: u16 = 15;
+const BESIDE: u16 = 16;
+// Of expert_groups, as constants.h numbers it.
+const ROUTES: u16 = 19;
+// And those of join.h.
+const JOIN_WEIGHT: u16 = 20;
+const JOIN_PAIR: u16 = 21;
+const JOIN_PARTS: u16 = 22;
+const JOIN_NORMS: u16 = 23;
 
 /// Every type that has a file, with a name and a few columns that it can have.
 fn types() -> Vec<(&'static str, &'static str, BlockType, usize)> {
@@ -84,7 +93,7 @@ fn types() -> Vec<(&'static str, &'static str, BlockType, usize)> {
 /// A launch with the constants of a type, and every flag off.
 fn launch(file: &'static str, function: String, block: BlockType, n_in: usize) -> Launch {
     let mut launch = Launch::new(file, function);
-    for flag in [NORM, BIAS, RESIDUAL, GATE, ARGMAX, SOFTCAP, OWN_INPUT, EXPERTS_SUM] {
+    for flag in [NORM, BIAS, RESIDUAL, GATE, ARGMAX, SOFTCAP, OWN_INPUT, EXPERTS_SUM, BESIDE] {
         launch = launch.flag(flag, false);
     }
     let affine = match block {
@@ -269,6 +278,7 @@ fn source_of(types: &[&str], kernels: &[&str]) -> String {
     for (what, header) in [
         ("gemv", "linear/gemv.h"),
         ("merged", "linear/merged.h"),
+        ("joined", "linear/joined.h"),
         ("gemm", "linear/gemm.h"),
         ("expert", "expert_linear.h"),
         ("embed", "embed.h"),
@@ -291,6 +301,7 @@ fn source_of(types: &[&str], kernels: &[&str]) -> String {
                 ("linear_*_gemv", n) => format!("linear_gemv<{decoder}, {decoder}, {n}>"),
                 ("linear_*_gemm", n) => format!("linear_gemm<{decoder}, {n}>"),
                 ("linear_*", "merged") => format!("linear_merged<{decoder}>"),
+                ("linear_*", "joined") => format!("linear_joined<{decoder}, {decoder}>"),
                 ("expert_linear_*", what) => format!("expert_{what}<{decoder}>"),
                 ("embed", "*") => format!("embed<{decoder}>"),
                 _ => panic!("{kernel}"),

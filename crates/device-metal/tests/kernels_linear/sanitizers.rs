@@ -1,6 +1,7 @@
 //! Clang's sanitizers over the kernels that multiply.
 
 use super::experts::{expert_arguments, stack};
+use super::joined::Branch;
 use super::merged::Parts;
 use super::*;
 
@@ -35,6 +36,7 @@ fn sanitizers_find_nothing_where_threadgroup_memory_is_shared() {
         "linear_*_gemv_2",
         "linear_*_gemv_8",
         "linear_*_merged",
+        "linear_*_joined",
         "linear_*_gemm_32",
         "linear_*_gemm_64",
         "expert_linear_*_gemv",
@@ -45,12 +47,19 @@ fn sanitizers_find_nothing_where_threadgroup_memory_is_shared() {
     let x = normal(&mut rng, 5 * n_in);
     let (parts, residual) = (Parts::new(&mut rng, 4, 16, 3, true), normal(&mut rng, 67));
     let merged = with_bias(&products(&parts.merged(), n_in, &w), &residual);
+    let branch = Branch::new(&mut rng, n_in, [true, true, true]);
+    let joined = products(&branch.normed(), n_in, &w);
     let ids = [2, 0, 0, 1, 2, 0];
     let experts = Vec::from_iter((0..3).map(|_| stored(&mut rng, "w", 8, n_in, block, 0.3)));
     let (bytes, places) = stack(&experts);
     for sanitizer in [Sanitizer::Thread, Sanitizer::AddressUndefined] {
         let out = parts.launch(file, name, &w, &residual, None).sanitize(sanitizer, &source);
         check(name, &out.floats(16), &merged, F32_BOUND);
+        let base = launch(file, format!("linear_{name}_joined"), block, n_in).flag(ARGMAX, true);
+        let made = branch.launch(base, &[&w], [4, 2, 3]).output(16, 67).output(19, 2 * 3);
+        check(name, &made.sanitize(sanitizer, &source).floats(16), &joined, F32_BOUND);
+        let sum = branch.alone(64).sanitize_file(sanitizer).floats(3);
+        assert!(sum.iter().zip(branch.sum()).all(|(a, b)| (a - b).abs() < 1e-5), "{sum:?}");
         for tile in [32, 64] {
             let out = gemm(file, name, tile, 5, &x, &w).sanitize(sanitizer, &source);
             check(name, &out.floats(16), &products(&x, n_in, &w), HALF_BOUND);
@@ -68,9 +77,12 @@ fn sanitizers_find_nothing_where_threadgroup_memory_is_shared() {
         let x_norm = normalised(&x[..2 * n_in], &[1.0; 64]);
         check(name, &out.floats(16), &products(&x_norm, n_in, &w), F32_BOUND);
         let groups = Launch::new("expert_groups.metal", "expert_groups")
-            .arguments(&expert_arguments(block, n_in, 8, 3, 2))
-            .words(20, &step(3, 0, 1, 0, 0))
-            .words(21, &ids)
+            .flag(ROUTES, false)
+            .flag(0, false)
+            .flag(12, false)
+            .arguments(&[1, 3, 2, 1f32.to_bits()])
+            .words(1, &step(3, 0, 1, 0, 0))
+            .words(3, &ids)
             .output(23, 6)
             .output(24, 3 * 4)
             .grid([1, 1, 1], 64)

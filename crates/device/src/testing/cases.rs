@@ -1,8 +1,11 @@
 //! The cases: each Op alone at odd shapes, and blocks of Ops for fusion.
 
 mod memories;
+mod norms;
 
 use formats::{BlockType, ScaleType};
+
+pub use norms::{Norms, layers_with_norms};
 
 use super::builder::mini_transformer_with;
 use super::{AttentionOptions, PlanBuilder, Sequences, block_types, limits};
@@ -67,6 +70,7 @@ pub fn check_op_cases() -> Vec<Case> {
         encoder(),
         memories::inputs(),
         memories::memories(),
+        norms::layers(),
     ];
     groups.into_iter().flatten().collect()
 }

@@ -114,42 +114,63 @@ impl Builder<'_, '_> {
     /// `x + post_norm(network(pre_norm(x)))`, the network dense, of experts, or both next to each other
     pub fn feed_forward(&mut self, x: ValueId, layer: &LayerSpec) -> Result<ValueId> {
         let norms = self.spec.family.norms;
-        let input = self.maybe_norm(norms.pre_ffn, x, TensorRole::FfnNorm, "ffn norm")?;
         let branch = match (layer.experts, self.spec.family.experts) {
-            (None, _) | (_, ExpertPlace::Nowhere) => self.network(input, layer)?,
-            (Some(experts), ExpertPlace::Instead) => self.experts(input, input, experts)?,
-            (Some(experts), ExpertPlace::WithShared) => {
-                let routed = self.experts(input, input, experts)?;
-                let shared = self.network(input, layer)?;
-                let weight = self.linear(input, TensorRole::SharedWeight, "shared weight")?;
-                let weights = self.like(weight, "shared weight sigmoid");
-                self.push(Op::Activate { x: weight, kind: Activation::Sigmoid, out: weights });
-                let weighed = self.like(shared, "shared expert");
-                self.push(Op::ExpertSum { x: shared, weights, out: weighed });
-                self.sum(routed, weighed, "experts and shared expert")
-            }
-            (Some(experts), ExpertPlace::Beside) => {
-                let dense = self.network(input, layer)?;
-                let dense = self.norm(dense, TensorRole::PostDenseNorm, self.spec.hidden, "dense norm")?;
-                let input = self.norm(x, TensorRole::ExpertNorm, self.spec.hidden, "expert norm")?;
-                // The router follows its norm at once, so that devices can run both as one.
-                let factor = (self.spec.hidden as f32).sqrt().recip();
-                let scale = self.tensors.scaled(self.spec, TensorRole::RouterScale, self.layer, factor)?;
-                let scale = self.weight(scale);
-                let routed = self.plain_norm(x, Some(scale), self.spec.hidden, "router norm");
-                let sparse = self.experts(routed, input, experts)?;
-                let sparse =
-                    self.norm(sparse, TensorRole::PostExpertNorm, self.spec.hidden, "experts norm")?;
-                self.sum(dense, sparse, "dense and experts")
+            (Some(experts), ExpertPlace::Beside) => self.dense_and_experts(x, layer, experts)?,
+            (experts, place) => {
+                let input = self.maybe_norm(norms.pre_ffn, x, TensorRole::FfnNorm, "ffn norm")?;
+                match (experts, place) {
+                    (Some(experts), ExpertPlace::Instead) => self.experts(input, experts)?,
+                    (Some(experts), ExpertPlace::WithShared) => self.shared(input, layer, experts)?,
+                    _ => self.network(input, layer)?,
+                }
             }
         };
         let norm = norms.post_ffn.then_some((TensorRole::PostFfnNorm, "post-ffn norm"));
         self.join(x, branch, norm, "ffn residual")
     }
 
-    /// The experts that the router chooses for each row of `routed`, run on `input`, weighed and added.
-    fn experts(&mut self, routed: ValueId, input: ValueId, experts: ExpertSpec) -> Result<ValueId> {
-        let ExpertSpec { n_used, ffn, normalise, factor, .. } = experts;
+    /// The experts that the router chooses, and one that every row goes through.
+    fn shared(&mut self, input: ValueId, layer: &LayerSpec, experts: ExpertSpec) -> Result<ValueId> {
+        let routed = self.experts(input, experts)?;
+        let shared = self.network(input, layer)?;
+        let weight = self.linear(input, TensorRole::SharedWeight, "shared weight")?;
+        let weights = self.like(weight, "shared weight sigmoid");
+        self.push(Op::Activate { x: weight, kind: Activation::Sigmoid, out: weights });
+        let weighed = self.like(shared, "shared expert");
+        self.push(Op::ExpertSum { x: shared, weights, out: weighed });
+        Ok(self.sum(routed, weighed, "experts and shared expert"))
+    }
+
+    /// `norm(network(norm(x))) + norm(experts(norm(x)))`. What devices can run as one stands next to each other: the router behind
+    /// its norm and what made `x`, the products of both branches, the norms of what they make.
+    fn dense_and_experts(&mut self, x: ValueId, layer: &LayerSpec, experts: ExpertSpec) -> Result<ValueId> {
+        let hidden = self.spec.hidden;
+        let factor = (hidden as f32).sqrt().recip();
+        let scale = self.tensors.scaled(self.spec, TensorRole::RouterScale, self.layer, factor)?;
+        let scale = self.weight(scale);
+        let routed = self.plain_norm(x, Some(scale), hidden, "router norm");
+        let (ids, weights) = self.route(routed, experts)?;
+        let input = self.maybe_norm(self.spec.family.norms.pre_ffn, x, TensorRole::FfnNorm, "ffn norm")?;
+        let dense = self.inner(input, layer)?;
+        let input = self.norm(x, TensorRole::ExpertNorm, hidden, "expert norm")?;
+        let sparse = self.experts_inner(input, ids, experts)?;
+        let dense = self.linear(dense, TensorRole::FfnDown, "down")?;
+        let sparse = self.experts_sum(sparse, ids, weights, experts)?;
+        let dense = self.norm(dense, TensorRole::PostDenseNorm, hidden, "dense norm")?;
+        let sparse = self.norm(sparse, TensorRole::PostExpertNorm, hidden, "experts norm")?;
+        Ok(self.sum(dense, sparse, "dense and experts"))
+    }
+
+    /// The experts that the router chooses for each row, run on it, weighed and added.
+    fn experts(&mut self, input: ValueId, experts: ExpertSpec) -> Result<ValueId> {
+        let (ids, weights) = self.route(input, experts)?;
+        let gated = self.experts_inner(input, ids, experts)?;
+        self.experts_sum(gated, ids, weights, experts)
+    }
+
+    /// The experts that the router chooses for each row, and how much each counts.
+    fn route(&mut self, routed: ValueId, experts: ExpertSpec) -> Result<(ValueId, ValueId)> {
+        let ExpertSpec { n_used, normalise, factor, .. } = experts;
         let x = self.linear(routed, TensorRole::Router, "router")?;
         let scaled = self.layer.is_some_and(|l| self.tensors.has_in(TensorRole::ExpertScale, l));
         let scales = match scaled {
@@ -163,13 +184,30 @@ impl Builder<'_, '_> {
         let ids = self.new_value("experts", rows, n_used, DType::U32);
         let weights = self.value("expert weights", rows, n_used);
         self.push(Op::Route { x, normalise, factor, scales, ids, weights });
+        Ok((ids, weights))
+    }
+
+    /// `f(gate) * up` of the chosen experts
+    fn experts_inner(&mut self, input: ValueId, ids: ValueId, experts: ExpertSpec) -> Result<ValueId> {
+        let ExpertSpec { n_used, ffn, .. } = experts;
         let gate = self.expert_linear(input, ids, TensorRole::ExpertGate, n_used * ffn, "expert gate")?;
         let up = self.expert_linear(input, ids, TensorRole::ExpertUp, n_used * ffn, "expert up")?;
         let gated = self.like(gate, "expert gated");
         self.push(Op::Gate { gate, up, kind: self.spec.activation, out: gated });
-        let cols = n_used * self.spec.hidden;
+        Ok(gated)
+    }
+
+    /// What the chosen experts make of it, weighed and added.
+    fn experts_sum(
+        &mut self,
+        gated: ValueId,
+        ids: ValueId,
+        weights: ValueId,
+        experts: ExpertSpec,
+    ) -> Result<ValueId> {
+        let cols = experts.n_used * self.spec.hidden;
         let down = self.expert_linear(gated, ids, TensorRole::ExpertDown, cols, "expert down")?;
-        let out = self.value("experts sum", rows, self.spec.hidden);
+        let out = self.value("experts sum", self.rows(gated), self.spec.hidden);
         self.push(Op::ExpertSum { x: down, weights, out });
         Ok(out)
     }
@@ -192,9 +230,9 @@ impl Builder<'_, '_> {
     /// `x + norm(out(f(gate(x)) * input))`
     pub fn per_layer_branch(&mut self, x: ValueId, inputs: ValueId, l: usize) -> Result<ValueId> {
         let width = self.spec.per_layer_width;
+        let gate = self.linear(x, TensorRole::PerLayerGate, "input gate")?;
         let input = self.value("input", Rows::Tokens, width);
         self.push(Op::Columns { x: inputs, first: l * width, out: input });
-        let gate = self.linear(x, TensorRole::PerLayerGate, "input gate")?;
         let out = self.like(gate, "input gated");
         self.push(Op::Gate { gate, up: input, kind: self.spec.activation, out });
         let y = self.linear(out, TensorRole::PerLayerOut, "input projection")?;
@@ -212,8 +250,14 @@ impl Builder<'_, '_> {
 
     /// `down(f(gate) * up)`
     fn network(&mut self, input: ValueId, layer: &LayerSpec) -> Result<ValueId> {
+        let inner = self.inner(input, layer)?;
+        self.linear(inner, TensorRole::FfnDown, "down")
+    }
+
+    /// `f(gate) * up`
+    fn inner(&mut self, input: ValueId, layer: &LayerSpec) -> Result<ValueId> {
         let kind = self.spec.activation;
-        let inner = if self.spec.family.gated {
+        Ok(if self.spec.family.gated {
             let gate = self.linear(input, TensorRole::FfnGate, "gate")?;
             let up = self.linear(input, TensorRole::FfnUp, "up")?;
             let out = self.value("gated", Rows::Tokens, layer.ffn);
@@ -224,8 +268,7 @@ impl Builder<'_, '_> {
             let out = self.value("activated", Rows::Tokens, layer.ffn);
             self.push(Op::Activate { x: up, kind, out });
             out
-        };
-        self.linear(inner, TensorRole::FfnDown, "down")
+        })
     }
 
     fn rope(&mut self, x: ValueId, rope: &RopeSpec, head_dim: usize, name: &str) -> ValueId {

@@ -11,7 +11,7 @@ struct AttentionArguments {
     float scale;           // factor on the scores
     float softcap;         // ATTENTION_SOFTCAP
     uint n_chosen;         // cross_scores: heads whose scores are wanted
-    uint reserved;
+    float v_eps;           // ATTENTION_V_NORM
     TurnArguments q;       // ATTENTION_FUSED: norm and turn of query heads (n_heads is not read)
     TurnArguments k;       // of key heads
 };

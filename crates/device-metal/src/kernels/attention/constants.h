@@ -24,3 +24,7 @@ constant bool ATTENTION_Q_WEIGHT [[function_constant(41)]];
 constant bool ATTENTION_K_WEIGHT [[function_constant(42)]];
 constant uint ATTENTION_Q_ROPE [[function_constant(43)]];
 constant uint ATTENTION_K_ROPE [[function_constant(44)]];
+// Of ATTENTION_FUSED: value heads are normalised, without a weight.
+constant bool ATTENTION_V_NORM [[function_constant(45)]];
+// Of ATTENTION_FUSED: the norms of query and key heads are of all heads of the row together.
+constant bool ATTENTION_WHOLE_ROWS [[function_constant(46)]];

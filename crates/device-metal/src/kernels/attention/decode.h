@@ -11,8 +11,8 @@
 //            3 positions (n)     4 row_spans (n)             6 page_tables        7 the pages of the layer's group
 //            8 sinks (n_heads) f32, ATTENTION_SINKS          9 out (n, n_heads * head_dim) f32, may be q
 //            10 partials (n, n_heads, n_splits, 4 * ceil(head_dim / 4)) f32, 11 totals (n, n_heads, n_splits) float2: ATTENTION_SPLIT
-//            12 k, 13 v (n, n_kv_heads * head_dim) f32, 14 norm of q, 15 norm of k (head_dim), 16 frequencies of q, 17 of k
-//               (n_dims / 2): ATTENTION_FUSED
+//            12 k, 13 v (n, n_kv_heads * head_dim) f32, 14 norm of q, 15 norm of k (head_dim; with ATTENTION_WHOLE_ROWS of all
+//               heads), 16 frequencies of q, 17 of k (n_dims / 2): ATTENTION_FUSED
 //            What the constants leave unused is bound all the same, to anything. Layers lie at multiples of 16 bytes in pages.
 //   threads  32 * S, S = 1 to 8 simdgroups
 //   grid     (n_kv_heads * ceil(group / ATTENTION_HEADS), n_splits or 1, n), group = n_heads / n_kv_heads
@@ -35,13 +35,21 @@
 // Lanes that share a vector of values.
 #define VALUE_LANES (HEAD_FOURS > 16 ? 32 : HEAD_FOURS > 8 ? 16 : HEAD_FOURS > 4 ? 8 : 4)
 
-// Normalise and turn a head that stands in threadgroup memory. One simdgroup calls it.
-static inline void norm_and_turn(threadgroup float * head, bool norm, bool weighted, uint rope, constant TurnArguments & turn,
-                                 device const float * weight, device const float * frequencies, uint position, ushort lane) {
+// The factor of a norm over `n` neighbours of a vector. One simdgroup calls it.
+template<class P> static inline float norm_factor(P values, uint n, float eps, ushort lane) {
+    float sum = 0.0f;
+    for (uint i = lane; i < n; i += 32) sum += values[i] * values[i];
+    return 1.0f / precise::sqrt(simd_sum(sum) / float(n) + eps);
+}
+
+// Normalise and turn a head that stands in threadgroup memory. One simdgroup calls it. `row`: all heads of the head's row, `weight`: the
+// head's own.
+static inline void norm_and_turn(threadgroup float * head, device const float * row, uint n_heads, bool norm, bool weighted,
+                                 uint rope, constant TurnArguments & turn, device const float * weight,
+                                 device const float * frequencies, uint position, ushort lane) {
     if (norm) {
-        float sum = 0.0f;
-        for (uint i = lane; i < ATTENTION_HEAD_DIM; i += 32) sum += head[i] * head[i];
-        const float factor = 1.0f / precise::sqrt(simd_sum(sum) / float(ATTENTION_HEAD_DIM) + turn.eps);
+        const float factor = ATTENTION_WHOLE_ROWS ? norm_factor(row, n_heads * ATTENTION_HEAD_DIM, turn.eps, lane)
+                                                  : norm_factor((threadgroup const float *) head, ATTENTION_HEAD_DIM, turn.eps, lane);
         for (uint i = lane; i < ATTENTION_HEAD_DIM; i += 32) {
             float value = head[i] * factor;
             if (weighted) value *= weight[i];
@@ -123,10 +131,20 @@ kernel void attention_decode(constant AttentionArguments & a [[buffer(0)]],
         }
         simdgroup_barrier(mem_flags::mem_threadgroup);
         if (fused && is_q) {
-            norm_and_turn(head, ATTENTION_Q_NORM, ATTENTION_Q_WEIGHT, ATTENTION_Q_ROPE, a.q, q_weight, q_frequencies, own, lane);
+            // Of a head that is not there, what the last one has.
+            const uint weight_at = ATTENTION_WHOLE_ROWS ? (first_head + min(i, n_heads - 1)) * ATTENTION_HEAD_DIM : 0;
+            norm_and_turn(head, q + ulong(row) * a.n_heads * ATTENTION_HEAD_DIM, a.n_heads, ATTENTION_Q_NORM, ATTENTION_Q_WEIGHT,
+                          ATTENTION_Q_ROPE, a.q, q_weight + weight_at, q_frequencies, own, lane);
         }
         if (fused && is_k) {
-            norm_and_turn(head, ATTENTION_K_NORM, ATTENTION_K_WEIGHT, ATTENTION_K_ROPE, a.k, k_weight, k_frequencies, own, lane);
+            const uint weight_at = ATTENTION_WHOLE_ROWS ? kv_head * ATTENTION_HEAD_DIM : 0;
+            norm_and_turn(head, k_row + ulong(row) * a.pages.n_kv_heads * ATTENTION_HEAD_DIM, a.pages.n_kv_heads, ATTENTION_K_NORM,
+                          ATTENTION_K_WEIGHT, ATTENTION_K_ROPE, a.k, k_weight + weight_at, k_frequencies, own, lane);
+        }
+        if (fused && ATTENTION_V_NORM && !is_q && !is_k) {
+            const float factor = norm_factor((threadgroup const float *) head, ATTENTION_HEAD_DIM, a.v_eps, lane);
+            for (uint c = lane; c < ATTENTION_HEAD_DIM; c += 32) head[c] *= factor;
+            simdgroup_barrier(mem_flags::mem_threadgroup);
         }
         if (is_q) {
             for (uint c = lane; c < columns; c += 32) head[c] *= a.scale;

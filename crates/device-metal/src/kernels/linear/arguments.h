@@ -27,6 +27,37 @@ struct MergedArguments {
     uint has_sinks;         // 0: none
 };
 
+// join.metal: a branch that joins the residual stream (join.h). 32 bytes
+struct JoinArguments {
+    uint per_token;
+    uint cols;
+    uint n_parts;    // JOIN_PARTS
+    float factor;    // of the sum
+    float eps;       // of the norm of the branch
+    float first_eps; // JOIN_PAIR: of the norm of x
+    float other_eps; // of that of the other
+    float norm_eps;  // of the norms of the sum
+};
+
+// linear/joined.h: 96 bytes
+struct JoinedArguments {
+    LinearArguments linear; // one row
+    JoinArguments join;     // cols = n_in
+    uint passes;            // blocks that a simdgroup makes
+    uint reserved0;
+    uint reserved1;
+    uint reserved2;
+};
+
+// expert_linear_<type>_gemv: 64 bytes
+struct ExpertArguments {
+    LinearArguments experts;
+    uint beside_n_in;        // EXPERTS_BESIDE: columns of the dense weight
+    uint beside_row_bytes;   // as row_bytes, of it
+    uint beside_scale_bytes; // as scale_bytes, of it
+    uint reserved;
+};
+
 // expert_groups.metal, expert_linear.h: up to 32 pairs of one expert. 16 bytes
 struct ExpertTile {
     uint expert;  // whose matrix

@@ -6,7 +6,7 @@
 #include <metal_stdlib>
 using namespace metal;
 
-// x is normalised first: x / sqrt(mean(x^2) + eps) * norm. GEMV only.
+// x is normalised first: x / sqrt(mean(x^2) + eps) * norm. GEMV only, of experts too.
 constant bool LINEAR_NORM [[function_constant(0)]];
 // Each weight has a bias of n_out floats.
 constant bool LINEAR_BIAS [[function_constant(1)]];
@@ -36,5 +36,7 @@ constant bool AFFINE_SYMMETRIC [[function_constant(12)]];
 constant bool EXPERTS_OWN_INPUT [[function_constant(13)]];
 // Of expert_linear: out = sum over the chosen experts of weight * product, for one row of x.
 constant bool EXPERTS_SUM [[function_constant(15)]];
+// Of expert_linear, with EXPERTS_SUM: a dense product beside it.
+constant bool EXPERTS_BESIDE [[function_constant(16)]];
 // The product runs on the matrix units that Metal 4 gives access to (linear/tensor.h).
 constant bool LINEAR_TENSOR [[function_constant(14)]];

@@ -63,6 +63,16 @@ struct DeviceRows {
     }
 };
 
+// A row of x in threadgroup memory: whole vectors, with zeros behind its end.
+struct ThreadgroupRow {
+    threadgroup const float * x;
+
+    template<class D> float4 load(uint, uint column, uint n_in) const {
+        if (D::RAGGED && column >= n_in) return float4(0.0f);
+        return *(threadgroup const float4 *) (x + column);
+    }
+};
+
 // A span of x, ready to meet codes.
 template<short GROUPS> struct Activations {
     float4 x[4];         // times the decoder's factors
@@ -184,7 +194,120 @@ template<class A> struct SameType<A, A> {
     enum { YES = 1 };
 };
 
+// What the simdgroups of a threadgroup share, of at most 16.
+template<short N> struct GemvMemory {
+    threadgroup float * levels;  // 16
+    threadgroup float * sums;    // 16 * N * 4
+    threadgroup float * squares; // 16 * N
+    threadgroup uint2 * best;    // 16 * N: float bits, column
+};
+
+// Where a simdgroup is.
+struct GemvPlace {
+    ushort sg;
+    ushort lane;
+    uint pass;    // how many blocks it has made before
+    uint first_x; // the first row of x
+    uint n_rows;  // how many from it on
+};
+
+// 4 rows of a weight (with LINEAR_GATE 2 of each) by N rows of x, and what stands behind the product. `block`: which 4, of all weights'.
+// Every simdgroup of the threadgroup calls it as often.
+//
 // LAST: the type of weight 2. If it is another than D, its rows have LAST::row_bytes(n_in) bytes, and no planes or levels.
+template<class D, class LAST, short N, class X>
+static inline void gemv_block(constant LinearArguments & a, BoundWeights weights, X inputs, device const float * norm,
+                              device const float * residual, uint block, GemvMemory<N> memory, GemvPlace at) {
+    const ushort sg = at.sg, lane = at.lane;
+    const uint part = sg % LINEAR_SPLIT;
+    const Target w = target_of(weights, a, block, 4);
+    const uint n_out = w.n_out;
+    const uint first = w.unit * (LINEAR_GATE ? 2 : 4);
+    const bool active = first < n_out && at.n_rows > 0;
+
+    WeightRow rows[4];
+    for (short r = 0; r < 4; r++) {
+        // A row that is not there is the last one again.
+        const uint row = min(first + (LINEAR_GATE ? r % 2 : r), n_out - 1);
+        const bool up = LINEAR_GATE && r >= 2;
+        rows[r] = weight_row(up ? weights.codes[1] : w.codes, up ? weights.scales[1] : w.scales,
+                             up ? weights.offsets[1] : w.offsets, memory.levels, a, row);
+    }
+    const uint first_span = active ? part * 32 + lane : 0xffffffff;
+    Products<N> products;
+    if (SameType<D, LAST>::YES || !w.is_last) {
+        products = gemv_products<D, N>(rows, inputs, norm, a.n_in, first_span, LINEAR_SPLIT * 32);
+    } else {
+        for (short r = 0; r < 4; r++) rows[r].codes = w.codes + ulong(min(first + r, n_out - 1)) * LAST::row_bytes(a.n_in);
+        products = gemv_products<LAST, N>(rows, inputs, norm, a.n_in, first_span, LINEAR_SPLIT * 32);
+    }
+    LaneSums<N> s = lane_sums<N>(products, lane);
+
+    if (LINEAR_SPLIT > 1) {
+        // Sums of the block before may still be read.
+        if (at.pass > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
+        if (lane < 4 * N) memory.sums[sg * 4 * N + lane] = s.product;
+        if (LINEAR_NORM && lane < 4 * N && lane % 4 == 0) memory.squares[sg * N + lane / 4] = s.squares;
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        if (part == 0 && lane < 4 * N) {
+            for (uint i = 1; i < LINEAR_SPLIT; i++) {
+                s.product += memory.sums[(sg + i) * 4 * N + lane];
+                if (LINEAR_NORM) s.squares += memory.squares[(sg + i) * N + lane / 4];
+            }
+        }
+    }
+
+    const uint n = lane / 4, r = lane % 4;
+    const uint row = first + (LINEAR_GATE ? r % 2 : r);
+    const bool mine = active && part == 0 && n < N && n < at.n_rows && row < n_out;
+    float value = s.product;
+    if (LINEAR_NORM) value *= rsqrt(s.squares / float(a.n_in) + a.eps);
+    if (LINEAR_BIAS && mine) {
+        device const float * b = LINEAR_GATE && r >= 2 ? weights.bias[1] : w.bias;
+        value += b[row];
+    }
+    if (LINEAR_GATE) {
+        const float up = simd_shuffle_down(value, 2);
+        value = activation(LINEAR_ACTIVATION, value) * up;
+    }
+    const bool writes = mine && (!LINEAR_GATE || r < 2);
+    if (LINEAR_RESIDUAL && writes) value += residual[(at.first_x + n) * n_out + row];
+    if (LINEAR_SOFTCAP) value = a.softcap * hyperbolic_tangent(value / a.softcap);
+    if (writes) w.y[(at.first_x + n) * n_out + row] = value;
+
+    if (LINEAR_ARGMAX) {
+        // The largest of each 4 lanes, of equals the lowest column; NaN is never larger.
+        float largest = writes && value == value ? value : -FLT_MAX;
+        uint column = writes && value == value ? row : 0xffffffff;
+        for (ushort other = 1; other < 4; other *= 2) {
+            const float v = simd_shuffle_xor(largest, other);
+            const uint c = simd_shuffle_xor(column, other);
+            if (v > largest || (v == largest && c < column)) {
+                largest = v;
+                column = c;
+            }
+        }
+        if (part == 0 && lane < 4 * N && r == 0) {
+            threadgroup uint2 & best = memory.best[sg / LINEAR_SPLIT * N + n];
+            if (at.pass == 0 || largest > as_type<float>(best.x)) best = uint2(as_type<uint>(largest), column);
+        }
+    }
+}
+
+// Of each row of x the best of the threadgroup, behind all its blocks; `partials` are those of its first row of x. Simdgroups ascend
+// with their columns, so that of equals the first stays.
+template<short N>
+static inline void write_best(device uint2 * partials, GemvMemory<N> memory, uint n_rows, uint n_sg, uint group, uint n_groups, uint tid) {
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (tid >= N || tid >= n_rows) return;
+    uint2 winner = memory.best[tid];
+    for (uint i = 1; i < n_sg / LINEAR_SPLIT; i++) {
+        const uint2 other = memory.best[i * N + tid];
+        if (as_type<float>(other.x) > as_type<float>(winner.x)) winner = other;
+    }
+    partials[tid * n_groups + group] = winner;
+}
+
 template<class D, class LAST, short N>
 kernel void linear_gemv(constant LinearArguments & a [[buffer(0)]],
                         device const float * x [[buffer(1)]],
@@ -221,6 +344,7 @@ kernel void linear_gemv(constant LinearArguments & a [[buffer(0)]],
         if (tid < 16) levels[tid] = D::level(tid);
         threadgroup_barrier(mem_flags::mem_threadgroup);
     }
+    const GemvMemory<N> memory = {levels, split_sums, split_squares, best};
 
     // Which rows of x.
     const uint all_rows = rows_of(*step, a.per_token), first_x = place.y * N;
@@ -230,89 +354,13 @@ kernel void linear_gemv(constant LinearArguments & a [[buffer(0)]],
     inputs.stride = a.x_stride;
     inputs.n_rows = n_rows;
 
-    // Which rows of which weight.
-    const uint group = place.x;
-    const uint part = sg % LINEAR_SPLIT;
-    const uint block = group * (n_sg / LINEAR_SPLIT) + sg / LINEAR_SPLIT;
     const BoundWeights weights = {{codes_0, codes_1, codes_2},
                                   {scales_0, scales_1, scales_2},
                                   {offsets_0, offsets_1, offsets_2},
                                   {bias_0, bias_1, bias_2},
                                   {y_0, y_1, y_2}};
-    const Target w = target_of(weights, a, block, 4);
-    const uint n_out = w.n_out;
-    const uint first = w.unit * (LINEAR_GATE ? 2 : 4);
-    const bool active = first < n_out && n_rows > 0;
-
-    WeightRow rows[4];
-    for (short r = 0; r < 4; r++) {
-        // A row that is not there is the last one again.
-        const uint row = min(first + (LINEAR_GATE ? r % 2 : r), n_out - 1);
-        const bool up = LINEAR_GATE && r >= 2;
-        rows[r] = weight_row(up ? codes_1 : w.codes, up ? scales_1 : w.scales, up ? offsets_1 : w.offsets, levels, a, row);
-    }
-    const uint first_span = active ? part * 32 + lane : 0xffffffff;
-    Products<N> products;
-    if (SameType<D, LAST>::YES || !w.is_last) {
-        products = gemv_products<D, N>(rows, inputs, norm, a.n_in, first_span, LINEAR_SPLIT * 32);
-    } else {
-        for (short r = 0; r < 4; r++) rows[r].codes = w.codes + ulong(min(first + r, n_out - 1)) * LAST::row_bytes(a.n_in);
-        products = gemv_products<LAST, N>(rows, inputs, norm, a.n_in, first_span, LINEAR_SPLIT * 32);
-    }
-    LaneSums<N> s = lane_sums<N>(products, lane);
-
-    if (LINEAR_SPLIT > 1) {
-        if (lane < 4 * N) split_sums[sg * 4 * N + lane] = s.product;
-        if (LINEAR_NORM && lane < 4 * N && lane % 4 == 0) split_squares[sg * N + lane / 4] = s.squares;
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        if (part == 0 && lane < 4 * N) {
-            for (uint i = 1; i < LINEAR_SPLIT; i++) {
-                s.product += split_sums[(sg + i) * 4 * N + lane];
-                if (LINEAR_NORM) s.squares += split_squares[(sg + i) * N + lane / 4];
-            }
-        }
-    }
-
-    const uint n = lane / 4, r = lane % 4;
-    const uint row = first + (LINEAR_GATE ? r % 2 : r);
-    const bool mine = active && part == 0 && n < N && n < n_rows && row < n_out;
-    float value = s.product;
-    if (LINEAR_NORM) value *= rsqrt(s.squares / float(a.n_in) + a.eps);
-    if (LINEAR_BIAS && mine) {
-        device const float * b = LINEAR_GATE && r >= 2 ? bias_1 : w.bias;
-        value += b[row];
-    }
-    if (LINEAR_GATE) {
-        const float up = simd_shuffle_down(value, 2);
-        value = activation(LINEAR_ACTIVATION, value) * up;
-    }
-    const bool writes = mine && (!LINEAR_GATE || r < 2);
-    if (LINEAR_RESIDUAL && writes) value += residual[(first_x + n) * n_out + row];
-    if (LINEAR_SOFTCAP) value = a.softcap * hyperbolic_tangent(value / a.softcap);
-    if (writes) w.y[(first_x + n) * n_out + row] = value;
-
-    if (LINEAR_ARGMAX) {
-        // The largest of each 4 lanes, of equals the lowest column; NaN is never larger.
-        float largest = writes && value == value ? value : -FLT_MAX;
-        uint column = writes && value == value ? row : 0xffffffff;
-        for (ushort other = 1; other < 4; other *= 2) {
-            const float v = simd_shuffle_xor(largest, other);
-            const uint c = simd_shuffle_xor(column, other);
-            if (v > largest || (v == largest && c < column)) {
-                largest = v;
-                column = c;
-            }
-        }
-        if (part == 0 && lane < 4 * N && r == 0) best[sg / LINEAR_SPLIT * N + n] = uint2(as_type<uint>(largest), column);
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        if (tid < N && tid < n_rows) {
-            uint2 winner = best[tid];
-            for (uint i = 1; i < n_sg / LINEAR_SPLIT; i++) {
-                // Simdgroups ascend with their columns, so that of equals the first stays.
-                const uint2 other = best[i * N + tid];
-                if (as_type<float>(other.x) > as_type<float>(winner.x)) winner = other;
-            }
-            partials[(first_x + tid) * n_places.x + group] = winner;
-        }
-    }
+    const GemvPlace at = {sg, lane, 0, first_x, n_rows};
+    const uint block = place.x * (n_sg / LINEAR_SPLIT) + sg / LINEAR_SPLIT;
+    gemv_block<D, LAST, N>(a, weights, inputs, norm, residual, block, memory, at);
+    if (LINEAR_ARGMAX) write_best<N>(partials + first_x * n_places.x, memory, n_rows, n_sg, place.x, n_places.x, tid);
 }

@@ -5,6 +5,7 @@
 #include "instantiate.h"
 #include "linear/gemm.h"
 #include "linear/gemv.h"
+#include "linear/joined.h"
 #include "linear/merged.h"
 
 #define INSTANTIATE_LINEAR(type, D)                                \
@@ -13,6 +14,7 @@
     INSTANTIATE(linear_##type##_gemv_4, linear_gemv<D, D, 4>)      \
     INSTANTIATE(linear_##type##_gemv_8, linear_gemv<D, D, 8>)      \
     INSTANTIATE(linear_##type##_merged, linear_merged<D>)          \
+    INSTANTIATE(linear_##type##_joined, linear_joined<D, D>)       \
     INSTANTIATE(linear_##type##_gemm_32, linear_gemm<D, 32>)       \
     INSTANTIATE(linear_##type##_gemm_64, linear_gemm<D, 64>)       \
     INSTANTIATE(expert_linear_##type##_gemv, expert_gemv<D>)       \

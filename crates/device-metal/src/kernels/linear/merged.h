@@ -10,7 +10,7 @@
 //            23 totals (n_heads, n_splits) float2
 //   threads  32 * S, S = 1 to 16 simdgroups, LINEAR_SPLIT divides S
 //   grid     (ceil(B / (S / LINEAR_SPLIT)), 1, 1), B = ceil(n_out_0 / 4); there is one row
-//   constants LINEAR_BIAS, _RESIDUAL, _SPLIT; LINEAR_NORM is false; those of the type
+//   constants LINEAR_BIAS, _RESIDUAL, _SPLIT; LINEAR_NORM, _GATE, _ARGMAX and _SOFTCAP are false, _WEIGHTS is 1; those of the type
 //   threadgroup memory 0  16 * ceil(n_in / 4) bytes
 //   reads    the weight once, the parts once for each threadgroup (from caches): so a threadgroup is as large as can be
 //
@@ -19,16 +19,6 @@
 #pragma once
 #include "attention/parts.h"
 #include "linear/gemv.h"
-
-// A row of x in threadgroup memory: whole vectors, with zeros behind its end.
-struct ThreadgroupRow {
-    threadgroup const float * x;
-
-    template<class D> float4 load(uint, uint column, uint n_in) const {
-        if (D::RAGGED && column >= n_in) return float4(0.0f);
-        return *(threadgroup const float4 *) (x + column);
-    }
-};
 
 template<class D>
 kernel void linear_merged(constant MergedArguments & a [[buffer(0)]],
@@ -49,10 +39,12 @@ kernel void linear_merged(constant MergedArguments & a [[buffer(0)]],
                           ushort lane [[thread_index_in_simdgroup]]) {
     threadgroup float levels[16];
     threadgroup float split_sums[16 * 4];
+    threadgroup float split_squares[16];
+    threadgroup uint2 best[16];
     if (D::LEVELS && tid < 16) levels[tid] = D::level(tid);
 
     threadgroup float * x = (threadgroup float *) memory;
-    const uint n_in = a.linear.n_in, n_out = a.linear.n_out_0, fours = (a.head_dim + 3) / 4;
+    const uint n_in = a.linear.n_in, fours = (a.head_dim + 3) / 4;
     for (uint at = tid; at < a.n_heads * fours; at += 32 * n_sg) {
         const uint head = at / fours, i = at % fours;
         float sink = 0.0f;
@@ -64,29 +56,11 @@ kernel void linear_merged(constant MergedArguments & a [[buffer(0)]],
     if (tid < (4 - n_in % 4) % 4) x[n_in + tid] = 0.0f;
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    const uint part = sg % LINEAR_SPLIT;
-    const uint first = (place.x * (n_sg / LINEAR_SPLIT) + sg / LINEAR_SPLIT) * 4;
-    WeightRow rows[4];
-    for (short r = 0; r < 4; r++) {
-        // A row that is not there is the last one again.
-        rows[r] = weight_row(codes, scales, offsets, levels, a.linear, min(first + r, n_out - 1));
-    }
     ThreadgroupRow input;
     input.x = x;
-    const uint first_span = first < n_out ? part * 32 + lane : 0xffffffff;
+    const BoundWeights weights = {{codes, codes, codes}, {scales, scales, scales}, {offsets, offsets, offsets}, {bias, bias, bias}, {y, y, y}};
+    const GemvMemory<1> shared = {levels, split_sums, split_squares, best};
+    const GemvPlace at = {sg, lane, 0, 0, 1};
     // There is no norm: `bias` is not read as one.
-    const Products<1> products = gemv_products<D, 1>(rows, input, bias, n_in, first_span, LINEAR_SPLIT * 32);
-    float value = lane_sums<1>(products, lane).product;
-    if (LINEAR_SPLIT > 1) {
-        if (lane < 4) split_sums[sg * 4 + lane] = value;
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        if (part == 0 && lane < 4) {
-            for (uint i = 1; i < LINEAR_SPLIT; i++) value += split_sums[(sg + i) * 4 + lane];
-        }
-    }
-    const uint row = first + lane;
-    if (part > 0 || lane >= 4 || row >= n_out) return;
-    if (LINEAR_BIAS) value += bias[row];
-    if (LINEAR_RESIDUAL) value += residual[row];
-    y[row] = value;
+    gemv_block<D, D, 1>(a.linear, weights, input, bias, residual, place.x * (n_sg / LINEAR_SPLIT) + sg / LINEAR_SPLIT, shared, at);
 }

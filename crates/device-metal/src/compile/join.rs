@@ -1,0 +1,137 @@
+//! What a branch adds to the residual stream behind norms of its own. With one row, what multiplies the stream next does it
+//! (`linear/joined.h`); with many rows, what normalises it next is done with it.
+//!
+//! The contracts are the headers `kernels/join.h`, `kernels/join.metal` and `kernels/linear/joined.h`.
+
+use super::linear::Schedule;
+use super::{Call, Draft, ONE, each, per_token};
+use crate::arguments::JoinArguments;
+use crate::gpu::{Constant, Gpu};
+use crate::kernels::join;
+use crate::lower::{Join, norms_behind, reader_behind};
+use crate::table::RowClass;
+use device::lower::{Norm, Projection, Tail};
+use device::{Result, ValueId};
+
+/// Columns of a row that threadgroup memory takes, at most: 24 KiB of 32, the rest being the kernel's own.
+pub(super) const MOST_COLUMNS: usize = 6144;
+
+impl<'a, G: Gpu> Draft<'a, G> {
+    pub(super) fn join(&mut self, j: &Join) -> Result<()> {
+        let reader = reader_behind(j.out, self.rest).map(|(_, reader)| reader);
+        if reader.is_some_and(|p| self.is_joined_by(j, p)) {
+            self.join = Some(*j);
+            return Ok(());
+        }
+        // Few rows normalise what they read in the product itself.
+        let tiles = reader.is_some_and(|p| matches!(self.schedule(p.x), Schedule::Gemm(_)));
+        let norms = if tiles { norms_behind(j, self.rest) } else { vec![] };
+        self.normed = norms.iter().map(|(_, out)| *out).collect();
+        self.join_dispatch(j, &norms)
+    }
+
+    /// Whether a projection makes the sum for itself: one dispatch of one row.
+    fn is_joined_by(&self, j: &Join, p: &Projection) -> bool {
+        let c = self.compiler;
+        self.tokens == RowClass::One
+            && c.rows(j.out).per_token() == Some(1)
+            && self.schedule(p.x) == Schedule::Gemv(1)
+            // Rows that are selected may be none.
+            && (p.x == j.out || self.alias.get(&p.x) == Some(&j.out) && c.is_read_once(j.out))
+            && !c.is_deterministic()
+            && c.cols(j.out) <= MOST_COLUMNS
+            && p.norm.is_none_or(|(norm, _)| norm.weight.is_some())
+            && !matches!(p.tail, Tail::Add { .. })
+            && self.parts_of(p).len() == 1
+    }
+
+    /// The constants of `join.h`.
+    fn join_constants(j: &Join, parts: bool, n_norms: u32) -> [(u16, Constant); 4] {
+        [
+            (join::WEIGHT, Constant::Bool(j.norm.weight.is_some())),
+            (join::PAIR, Constant::Bool(j.pair.is_some())),
+            (join::PARTS, Constant::Bool(parts)),
+            (join::NORMS, Constant::UInt(n_norms)),
+        ]
+    }
+
+    pub(super) fn join_arguments(&self, j: &Join, norm: Option<Norm>) -> JoinArguments {
+        let c = self.compiler;
+        JoinArguments {
+            per_token: per_token(c.rows(j.out)),
+            cols: c.cols(j.out) as u32,
+            n_parts: 0,
+            factor: j.factor,
+            eps: j.norm.eps,
+            first_eps: j.pair.map_or(0.0, |pair| pair.norm.eps),
+            other_eps: j.pair.map_or(0.0, |pair| pair.other_norm.eps),
+            norm_eps: norm.map_or(0.0, |norm| norm.eps),
+        }
+    }
+
+    /// A dispatch of its own, for all rows; with norms of the sum, which all add the same to the mean square.
+    fn join_dispatch(&mut self, j: &Join, norms: &[(Norm, ValueId)]) -> Result<()> {
+        let c = self.compiler;
+        let parts = self.expert_parts.take();
+        let mut args = self.join_arguments(j, norms.first().map(|(norm, _)| *norm));
+        args.n_parts = parts.map_or(0, |(_, weights)| c.cols(weights) as u32);
+        let mut call = self
+            .step_call("join.metal", &args)
+            .read(2, self.value(j.x))
+            .write(3, self.value(j.out))
+            .bind(4, c.weight_or_any(j.norm.weight)?)
+            .read(5, self.value(j.residual))
+            .bind(6, c.weight_or_any(j.pair.and_then(|pair| pair.norm.weight))?)
+            .bind(8, c.weight_or_any(j.pair.and_then(|pair| pair.other_norm.weight))?);
+        call = match (j.pair, parts) {
+            (_, Some((parts, weights))) => call.read(7, self.value(parts)).read(9, self.value(weights)),
+            (Some(pair), None) => call.read(7, self.value(pair.other)).bind(9, c.anything()),
+            (None, None) => call.bind(7, c.anything()).bind(9, c.anything()),
+        };
+        for index in 0..3u8 {
+            call = match norms.get(index as usize) {
+                Some((norm, out)) => {
+                    call.bind(10 + index, c.weight_or_any(norm.weight)?).write(13 + index, self.value(*out))
+                }
+                None => call.bind(10 + index, c.anything()).bind(13 + index, c.anything()),
+            };
+        }
+        call.constants.extend(Self::join_constants(j, parts.is_some(), norms.len() as u32));
+        let sum = if parts.is_some() { "expert_sum + " } else { "" };
+        call.name = Some(format!("{sum}{}", join_name(j, norms.len())));
+        let cols = c.cols(j.out);
+        self.push(call.flexible([each(c.rows(j.out)), ONE, ONE], c.profile.norm_threads(cols)))
+    }
+
+    /// Bind what makes the row of `linear_<type>_joined`.
+    pub(super) fn bind_join(&self, call: Call, j: &Join, norm: Option<Norm>) -> Result<Call> {
+        let c = self.compiler;
+        let mut call = call
+            .read(1, self.value(j.x))
+            .bind(2, c.weight_or_any(norm.and_then(|norm| norm.weight))?)
+            .read(15, self.value(j.residual))
+            .bind(20, c.weight_or_any(j.norm.weight)?)
+            .bind(21, c.weight_or_any(j.pair.and_then(|pair| pair.norm.weight))?)
+            .bind(23, c.weight_or_any(j.pair.and_then(|pair| pair.other_norm.weight))?)
+            .write(24, self.value(j.out));
+        call = match j.pair {
+            Some(pair) => call.read(22, self.value(pair.other)),
+            None => call.bind(22, c.anything()),
+        };
+        call.constants.extend(Self::join_constants(j, false, u32::from(norm.is_some())));
+        call.threadgroup_bytes = 16 * c.cols(j.out).div_ceil(4) as u32;
+        Ok(call)
+    }
+}
+
+/// What a join is called.
+pub(super) fn join_name(j: &Join, n_norms: usize) -> String {
+    let pair = if j.pair.is_some() { "2 rms_norm + add + " } else { "" };
+    let scale = if j.factor == 1.0 { "" } else { " + scale" };
+    let norm = match n_norms {
+        0 => String::new(),
+        1 => " + rms_norm".to_owned(),
+        n => format!(" + {n} rms_norm"),
+    };
+    format!("{pair}rms_norm + add{scale}{norm}")
+}

@@ -1,0 +1,59 @@
+//! What leads to attention: products of the same rows that no norm stands before, and norms that no rule of fusion takes in.
+
+use super::{Heads, Joined, Lowered, Readers, Unit, whole_norm};
+use device::lower::{Norm, Projection, Tail};
+use device::{Op, Plan};
+
+/// Up to three Linears of the same rows.
+pub fn linears(_: &Plan, _: &Readers, rest: &[Lowered]) -> Joined {
+    let single = |lowered: &Lowered| match &lowered.unit {
+        Unit::Projection(p) if p.norm.is_none() && p.tail == Tail::Store && p.matrices.len() == 1 => {
+            Some((p.x, p.matrices[0]))
+        }
+        _ => None,
+    };
+    let (x, _) = single(rest.first()?)?;
+    let same = rest.iter().map_while(single).take_while(|(other, _)| *other == x);
+    let matrices: Vec<_> = same.take(3).map(|(_, matrix)| matrix).collect();
+    let n = matrices.len();
+    (n > 1).then_some((Unit::Projection(Projection { x, norm: None, matrices, tail: Tail::Store }), n))
+}
+
+/// A norm of the heads of v, or norms of the whole rows of q and k, before the unit that takes them to the cache.
+pub fn norms(plan: &Plan, readers: &Readers, rest: &[Lowered]) -> Joined {
+    match rest {
+        [
+            Lowered { unit: Unit::Primitive(Op::RmsNorm { x, weight: None, eps, group, out }), .. },
+            Lowered { unit: Unit::QkRopeKv(heads @ Heads { v_norm: None, .. }), .. },
+            ..,
+        ] if heads.chains.v == *out
+            && readers.only(*out)
+            && *group == plan.kv.layer(heads.chains.layer).head_dim =>
+        {
+            let mut heads = *heads;
+            heads.chains.v = *x;
+            heads.v_norm = Some(Norm { weight: None, eps: *eps });
+            Some((Unit::QkRopeKv(heads), 2))
+        }
+        [first, second, Lowered { unit: Unit::QkRopeKv(heads), .. }, ..] => {
+            let (q_x, q_norm, q_out) = whole_norm(plan, &first.unit)?;
+            let (k_x, k_norm, k_out) = whole_norm(plan, &second.unit)?;
+            let mut heads = *heads;
+            let (q, k) = (heads.chains.q.as_mut()?, &mut heads.chains.k);
+            let fits = (q.x, k.x) == (q_out, k_out)
+                && q.norm.is_none()
+                && k.norm.is_none()
+                && q_norm.weight.is_some()
+                && k_norm.weight.is_some()
+                && readers.only(q_out)
+                && readers.only(k_out)
+                // What nothing happened to before is read where it lies.
+                && q.rope.is_some()
+                && k.rope.is_some();
+            (q.x, q.norm, k.x, k.norm) = (q_x, Some(q_norm), k_x, Some(k_norm));
+            heads.whole_rows = true;
+            fits.then_some((Unit::QkRopeKv(heads), 3))
+        }
+        _ => None,
+    }
+}

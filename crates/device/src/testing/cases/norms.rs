@@ -1,0 +1,128 @@
+//! Layers with norms where most models have none: behind attention and network, of values, of whole rows of q and k.
+
+use formats::{BlockType, ScaleType};
+
+use super::{Case, N_TOKENS, SUM};
+use crate::testing::{AttentionOptions, PlanBuilder};
+use crate::{Activation, KvLayer, KvType, OpKind, Plan, RopeStyle, ValueId};
+
+/// What stands where.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Norms {
+    /// Before and behind both parts of a layer, of heads of q, k and v; a factor on the layer.
+    Around,
+    /// Behind both parts only, and of whole rows of q and k.
+    Behind,
+    /// As [`Self::Around`], with experts next to the dense network: a norm before and behind each, and behind their sum.
+    AroundExperts,
+}
+
+/// Two layers with such norms, and a head with bounded logits. Heads have 16 columns.
+pub fn layers_with_norms(seed: u64, n_layers: u32, hidden: usize, block: BlockType, norms: Norms) -> Plan {
+    let mut b = PlanBuilder::new(seed, N_TOKENS as usize);
+    let mut x = b.embed_from(hidden, BlockType::F32, 1.0);
+    for index in 0..n_layers {
+        b.layer(Some(index));
+        x = attention(&mut b, x, block, norms);
+        x = network(&mut b, x, block, norms);
+        if norms != Norms::Behind {
+            x = b.scale(x, 0.75);
+        }
+    }
+    b.layer(None);
+    let x = b.select_rows(x);
+    let x = b.rms_norm(x, hidden);
+    let logits = b.linear(x, N_TOKENS as usize, block, false);
+    let logits = b.softcap(logits, 20.0);
+    b.finish(logits)
+}
+
+fn attention(b: &mut PlanBuilder, x: ValueId, block: BlockType, norms: Norms) -> ValueId {
+    const HEAD_DIM: usize = 32;
+    let hidden = b.cols(x);
+    // The columns of attention need not be whole blocks.
+    let of_heads = if (4 * HEAD_DIM).is_multiple_of(block.block_len()) { block } else { BlockType::F32 };
+    let layer = b.kv_layer(KvLayer { n_kv_heads: 2, head_dim: HEAD_DIM, window: None, memory: None });
+    let input = if norms == Norms::Behind { x } else { b.rms_norm(x, hidden) };
+    let (mut q, mut k) =
+        (b.linear(input, 4 * HEAD_DIM, block, false), b.linear(input, 2 * HEAD_DIM, block, false));
+    let mut v = b.linear(input, 2 * HEAD_DIM, block, false);
+    let of_q = if norms == Norms::Behind { 4 * HEAD_DIM } else { HEAD_DIM };
+    let of_k = if norms == Norms::Behind { 2 * HEAD_DIM } else { HEAD_DIM };
+    if norms != Norms::Behind {
+        v = b.rms_norm_plain(v, HEAD_DIM);
+    }
+    q = b.rms_norm(q, of_q);
+    k = b.rms_norm(k, of_k);
+    let q = b.rope(q, HEAD_DIM, HEAD_DIM, RopeStyle::Half);
+    let k = b.rope(k, HEAD_DIM, HEAD_DIM, RopeStyle::Half);
+    b.kv_write(k, v, layer);
+    let y = b.attention(q, layer, 4, AttentionOptions::default());
+    let y = b.linear(y, hidden, of_heads, false);
+    let y = b.rms_norm(y, hidden);
+    b.add(x, y)
+}
+
+/// `f(gate) * up`
+fn inner(b: &mut PlanBuilder, x: ValueId, block: BlockType) -> ValueId {
+    let ffn = b.cols(x);
+    let (gate, up) = (b.linear(x, ffn, block, false), b.linear(x, ffn, block, false));
+    b.gate(gate, up, Activation::GeluTanh)
+}
+
+fn network(b: &mut PlanBuilder, x: ValueId, block: BlockType, norms: Norms) -> ValueId {
+    const N_EXPERTS: usize = 5;
+    let hidden = b.cols(x);
+    let y = match norms {
+        Norms::Around => {
+            let norm = b.rms_norm(x, hidden);
+            let y = inner(b, norm, block);
+            b.linear(y, hidden, block, false)
+        }
+        Norms::Behind => {
+            let y = inner(b, x, block);
+            b.linear(y, hidden, block, false)
+        }
+        Norms::AroundExperts => {
+            let routed = b.rms_norm(x, hidden);
+            // Devices that round activations to 8 bits would choose others: then all are chosen.
+            let k = if block.is_float() { 2 } else { N_EXPERTS };
+            let router = b.linear(routed, N_EXPERTS, BlockType::F32, false);
+            let (ids, weights) = b.route(router, k, true, 1.0, true);
+            let norm = b.rms_norm(x, hidden);
+            let dense = inner(b, norm, block);
+            let norm = b.rms_norm(x, hidden);
+            let gate = b.expert_linear((norm, false), ids, (N_EXPERTS, hidden), block);
+            let up = b.expert_linear((norm, false), ids, (N_EXPERTS, hidden), block);
+            let sparse = b.gate(gate, up, Activation::GeluTanh);
+            let dense = b.linear(dense, hidden, block, false);
+            let sparse = b.expert_linear((sparse, true), ids, (N_EXPERTS, hidden), block);
+            let sparse = b.expert_sum(sparse, weights);
+            let dense = b.rms_norm(dense, hidden);
+            let sparse = b.rms_norm(sparse, hidden);
+            b.add(dense, sparse)
+        }
+    };
+    let y = b.rms_norm(y, hidden);
+    b.add(x, y)
+}
+
+/// Two layers of each kind.
+pub fn layers() -> Vec<Case> {
+    use BlockType::*;
+    let affine = formats::Affine::new(4, 64, ScaleType::BF16, false).map_or(Q8_0, BlockType::Affine);
+    let kinds = [
+        (Norms::Around, Q4_0, 96, KvType::F16),
+        (Norms::Around, F32, 70, KvType::F32),
+        (Norms::Behind, affine, 64, KvType::F16),
+        (Norms::Behind, F32, 70, KvType::Q8_0),
+        (Norms::AroundExperts, F32, 38, KvType::F32),
+        (Norms::AroundExperts, Q4_0, 64, KvType::F16),
+    ];
+    let case = |(norms, block, hidden, kv_type)| {
+        let plan = layers_with_norms(hidden as u64, 2, hidden, block, norms);
+        // Norms of norms of products, which carry each rounding on.
+        Case::cached(format!("norms {norms:?} {block}"), OpKind::Fused, block, 20.0 * SUM, plan, kv_type)
+    };
+    kinds.into_iter().map(case).collect()
+}
