@@ -1,7 +1,7 @@
 //! Rates of the matrix kernels on one thread: every type, every instruction set of this machine.
 //!
-//! `cargo bench -p ingle-device-cpu --bench linear [-- TYPE ISA]`: GB/s of weights for one activation row, from the second
-//! cache (256 KB) and from memory (96 MB), and Gop/s (a multiply and an add are two) for 5 rows as a step does them, and tiles of 8, 128 and 512. The
+//! `cargo bench -p ingle-device-cpu --bench linear [-- TYPE ISA]`: GB/s of the file that are brought into order at load (in the
+//! second cache), of weights for one activation row, from the second cache (256 KB) and from memory (96 MB), and Gop/s (a multiply and an add are two) for 5 rows as a step does them, and tiles of 8, 128 and 512. The
 //! peaks of the processor (AVX-512) and of its memory are measured beside each line: rates of different moments do not
 //! compare on a shared machine, shares of the peak do.
 
@@ -159,6 +159,24 @@ fn activations(kernel: &LinearKernel, isa: Isa, n: usize) -> (Aligned, usize) {
     (rows, stride)
 }
 
+/// GB/s of the file that become tiles; 0 for a type that is multiplied as stored.
+fn order_rate(block: BlockType, kernel: &LinearKernel, bytes: usize) -> f64 {
+    let Some(interleave) = kernel.interleave else { return 0.0 };
+    let n_rows = (bytes / row_bytes(block) / TILE_ROWS).max(1) * TILE_ROWS;
+    let w = weights(block, n_rows);
+    let tile_bytes = (interleave.tile_bytes)(N_COLS);
+    let mut tiles = Aligned::new(tile_bytes * n_rows / TILE_ROWS);
+    let calls = rate(40, || {
+        for tile in 0..n_rows / TILE_ROWS {
+            let out = tiles.ptr().wrapping_add(tile * tile_bytes);
+            // SAFETY: rows of the matrix, a tile of the memory.
+            unsafe { (interleave.tile)(w.rows(), N_COLS, tile * TILE_ROWS, TILE_ROWS, out) };
+        }
+        black_box(&mut tiles);
+    });
+    calls * (n_rows * row_bytes(block)) as f64 / 1e9
+}
+
 fn gemv_rate(block: BlockType, kernel: &LinearKernel, isa: Isa, bytes: usize) -> f64 {
     let n_rows = bytes / row_bytes(block) / TILE_ROWS * TILE_ROWS;
     let w = weights(block, n_rows).brought_into_order(kernel, n_rows);
@@ -286,8 +304,17 @@ fn main() {
             && (isas.is_empty() || isas.contains(&isa))
     };
     println!(
-        "{:16} {:8} {:>9} {:>9} {:>8} {:>8} {:>8} {:>8} {:>9}   of the peaks",
-        "type", "isa", "gemv L2", "gemv mem", "few 5", "gemm 8", "gemm 128", "gemm 512", "tile from"
+        "{:16} {:8} {:>9} {:>9} {:>9} {:>8} {:>8} {:>8} {:>8} {:>9}   of the peaks",
+        "type",
+        "isa",
+        "order L2",
+        "gemv L2",
+        "gemv mem",
+        "few 5",
+        "gemm 8",
+        "gemm 128",
+        "gemm 512",
+        "tile from"
     );
     for isa in Isa::available() {
         for block in types() {
@@ -295,6 +322,7 @@ fn main() {
                 continue;
             }
             let kernel = linear_kernel(block, N_COLS, isa);
+            let order = order_rate(block, &kernel, 128 << 10);
             let near = gemv_rate(block, &kernel, isa, 256 << 10);
             let far = gemv_rate(block, &kernel, isa, 96 << 20);
             let few = gemm_rate(block, &kernel, isa, 5, kernel.gemm_min_rows <= 5);
@@ -308,7 +336,7 @@ fn main() {
                 format!("{memory:.0} % of {read:.0} GB/s, {compute:.0} % of {peak:.0} Gop/s")
             });
             println!(
-                "{:16} {:8} {near:>9.1} {far:>9.1} {few:>8.0} {:>8.0} {:>8.0} {:>8.0} {:>9}   {shares}",
+                "{:16} {:8} {order:>9.1} {near:>9.1} {far:>9.1} {few:>8.0} {:>8.0} {:>8.0} {:>8.0} {:>9}   {shares}",
                 block.to_string(),
                 isa.name(),
                 gemm[0],

@@ -16,7 +16,7 @@ use formats::Bytes;
 use std::collections::HashSet;
 
 /// What Linux maps of a file around a page that is touched (`fault_around_bytes`).
-const MAPPED_AROUND: usize = 64 << 10;
+pub const MAPPED_AROUND: usize = 64 << 10;
 
 /// Bytes of every buffer that a plan needs.
 #[derive(Clone, Debug)]

@@ -1,17 +1,17 @@
 //! Memory of a program: zeroed buffers, and lazily committed address space for KV pages and interleaved weights.
 
 use device::{Error, Result};
-use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
 fn refused(what: &str, bytes: usize) -> Error {
     Error::OutOfMemory { device: crate::NAME, what: what.to_string(), bytes: bytes as u64 }
 }
 
-/// Zeroed memory, aligned to a cache line.
+/// Zeroed memory, aligned to a cache line. The system gives it page by page when it is first touched, so that loading does
+/// not wait for the room of long prompts.
 pub struct Buffer {
     start: NonNull<u8>,
-    layout: Layout,
+    bytes: usize,
 }
 
 // SAFETY: it owns its memory; who may touch it when is the program's business.
@@ -25,10 +25,9 @@ impl Buffer {
     /// # Errors
     /// The system refuses.
     pub fn zeroed(what: &str, bytes: usize) -> Result<Buffer> {
-        let layout = Layout::from_size_align(bytes.max(1), 64).map_err(|_| refused(what, bytes))?;
-        // SAFETY: the layout's size is not zero.
-        let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(|| refused(what, bytes))?;
-        Ok(Buffer { start, layout })
+        let bytes = bytes.max(1);
+        let start = system::reserve(bytes).ok_or_else(|| refused(what, bytes))?;
+        Ok(Buffer { start, bytes })
     }
 
     /// Its first byte.
@@ -39,8 +38,7 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout.
-        unsafe { dealloc(self.start.as_ptr(), self.layout) }
+        system::free(self.start, self.bytes);
     }
 }
 

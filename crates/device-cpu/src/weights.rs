@@ -108,6 +108,7 @@ impl ToInterleave {
     pub fn make(self, pool: &Pool) -> Result<Interleaved> {
         let memory = PagePool::reserve(1, self.bytes)?;
         memory.prefer_huge_pages();
+        Bytes::prefer_large_pages(self.matrices.iter().map(|m| &m.data), crate::layout::MAPPED_AROUND);
         // Of each matrix, the unit that it begins with.
         let mut begins = Vec::with_capacity(self.matrices.len() + 1);
         let mut n_units = 0;
@@ -142,7 +143,7 @@ impl ToInterleave {
         };
         pool.run(&job).map_err(|Panicked(reason)| Error::Failed { device: crate::NAME, reason })?;
         // What was mapped anew around the edges of the units.
-        self.matrices.iter().for_each(|m| m.data.release(0..m.data.len()));
+        Bytes::release_all(self.matrices.iter().map(|m| &m.data), crate::layout::MAPPED_AROUND);
         Ok(Interleaved { memory, of: self })
     }
 }

@@ -2,6 +2,8 @@
 //!
 //! Past 600 lines, for every Op is an arm of one match, and its demands are read best next to each other.
 
+use std::fmt::Display;
+
 use formats::{BlockType, Planes};
 
 use crate::{
@@ -189,17 +191,13 @@ struct At<'a> {
 }
 
 impl<'a> At<'a> {
-    fn fail<T>(&self, found: impl Into<String>, expected: impl Into<String>) -> Result<T> {
+    #[cold]
+    fn fail<T>(&self, found: impl Display, expected: impl Display) -> Result<T> {
         let op = self.plan.show(self.op).to_string();
-        Err(PlanError { node: self.node, op, found: found.into(), expected: expected.into() })
+        Err(PlanError { node: self.node, op, found: found.to_string(), expected: expected.to_string() })
     }
 
-    fn require(
-        &self,
-        holds: bool,
-        found: impl FnOnce() -> String,
-        expected: impl Into<String>,
-    ) -> Result<()> {
+    fn require(&self, holds: bool, found: impl FnOnce() -> String, expected: impl Display) -> Result<()> {
         if holds { Ok(()) } else { self.fail(found(), expected) }
     }
 
@@ -234,7 +232,7 @@ impl<'a> At<'a> {
                 self.require(
                     table.n_rows() >= n_vocab || self.plan.output == Output::Hidden,
                     || format!("a table of {} rows", table.n_rows()),
-                    format!("one for each of the {n_vocab} logits"),
+                    format_args!("one for each of the {n_vocab} logits"),
                 )
             }
             Op::RmsNorm { x, weight, eps, group, out } => {
@@ -242,7 +240,7 @@ impl<'a> At<'a> {
                 self.require(
                     *group > 0 && x.cols.is_multiple_of(*group),
                     || format!("group {group}"),
-                    format!("a divisor of the {} columns", x.cols),
+                    format_args!("a divisor of the {} columns", x.cols),
                 )?;
                 self.require(
                     *eps >= 0.0 && eps.is_finite(),
@@ -257,7 +255,7 @@ impl<'a> At<'a> {
                 self.require(
                     out.cols == weight.n_rows(),
                     || format!("an output of {} columns", out.cols),
-                    format!("one for each of the {} rows of {}", weight.n_rows(), weight.name),
+                    format_args!("one for each of the {} rows of {}", weight.n_rows(), weight.name),
                 )?;
                 self.rows(out, x.rows)?;
                 bias.map_or(Ok(()), |b| self.vector(b, out.cols))
@@ -268,12 +266,12 @@ impl<'a> At<'a> {
                 self.require(
                     *head_dim > 0 && x.cols.is_multiple_of(*head_dim),
                     || format!("head_dim {head_dim}"),
-                    format!("a divisor of the {} columns", x.cols),
+                    format_args!("a divisor of the {} columns", x.cols),
                 )?;
                 self.require(
                     *n_dims > 0 && n_dims.is_multiple_of(2) && n_dims <= head_dim,
                     || format!("n_dims {n_dims}"),
-                    format!("an even number up to head_dim {head_dim}"),
+                    format_args!("an even number up to head_dim {head_dim}"),
                 )?;
                 self.finite("scale", *scale)?;
                 self.vector(*frequencies, n_dims / 2)
@@ -319,7 +317,7 @@ impl<'a> At<'a> {
                 self.require(
                     kept,
                     || format!("window {window:?}"),
-                    format!("at least 1 and within the layer's window {:?}", kv.window),
+                    format_args!("at least 1 and within the layer's window {:?}", kv.window),
                 )?;
                 sinks.map_or(Ok(()), |s| self.vector(s, *n_heads))
             }
@@ -342,7 +340,7 @@ impl<'a> At<'a> {
                 self.require(
                     first.checked_add(out.cols).is_some_and(|end| end <= x.cols),
                     || format!("{} columns from {first} on", out.cols),
-                    format!("some of the {} of {}", x.cols, x.name),
+                    format_args!("some of the {} of {}", x.cols, x.name),
                 )
             }
             Op::Route { x, factor, scales, ids, weights, .. } => {
@@ -365,13 +363,15 @@ impl<'a> At<'a> {
                 self.rows(out, x.rows)?;
                 let weight = self.weight(*weight)?;
                 let [n_experts, n_out, n_in] = weight.shape[..] else {
-                    return self
-                        .fail(format!("{} of shape {:?}", weight.name, weight.shape), "a stack of matrices");
+                    return self.fail(
+                        format_args!("{} of shape {:?}", weight.name, weight.shape),
+                        "a stack of matrices",
+                    );
                 };
                 self.require(
                     x.cols == n_in || n_in.checked_mul(ids.cols) == Some(x.cols),
                     || format!("{} of {} columns", x.name, x.cols),
-                    format!("{n_in}, or that for each of {} experts", ids.cols),
+                    format_args!("{n_in}, or that for each of {} experts", ids.cols),
                 )?;
                 self.columns(out, ids.cols, n_out)?;
                 // Ids are below the columns of the Route that chose them.
@@ -385,7 +385,7 @@ impl<'a> At<'a> {
                 self.require(
                     n_routed == Some(n_experts),
                     || format!("{} of {n_experts} experts", weight.name),
-                    format!("{n_routed:?}, as many as are routed to"),
+                    format_args!("{n_routed:?}, as many as are routed to"),
                 )
             }
             Op::ExpertSum { x, weights, out } => {
@@ -435,7 +435,7 @@ impl<'a> At<'a> {
                 self.require(
                     *n_heads > 0 && out.cols.is_multiple_of(*n_heads),
                     || format!("{n_heads} heads"),
-                    format!("a divisor of the {} columns", out.cols),
+                    format_args!("a divisor of the {} columns", out.cols),
                 )?;
                 self.finite("scale", *scale)
             }
@@ -462,7 +462,7 @@ impl<'a> At<'a> {
                 self.require(
                     rows == Some(x.rows) && x.rows != Rows::Outputs,
                     || format!("{} ({}, {})", x.name, x.rows, x.cols),
-                    format!("{stride} rows for each of the output's {}", out.rows),
+                    format_args!("{stride} rows for each of the output's {}", out.rows),
                 )
             }
             Op::CrossAttention { q, layer, n_heads, scale, out } => {
@@ -478,7 +478,7 @@ impl<'a> At<'a> {
                 self.require(
                     !heads.is_empty() && heads.iter().all(|head| head < n_heads),
                     || format!("heads {heads:?}"),
-                    format!("some of {n_heads}"),
+                    format_args!("some of {n_heads}"),
                 )?;
                 self.rows(out, Rows::Tokens)?;
                 self.columns(out, heads.len(), n)?;
@@ -493,7 +493,7 @@ impl<'a> At<'a> {
         self.require(
             n_heads > 0 && n_heads.is_multiple_of(kv.n_kv_heads),
             || format!("{n_heads} heads"),
-            format!("a multiple of the {} KV heads", kv.n_kv_heads),
+            format_args!("a multiple of the {} KV heads", kv.n_kv_heads),
         )?;
         self.columns(q, n_heads, kv.head_dim)
     }
@@ -502,7 +502,7 @@ impl<'a> At<'a> {
     fn memory(&self, id: KvLayerId) -> Result<(&'a KvLayer, usize)> {
         let layer = self.kv_layer(id)?;
         let Some(n) = layer.memory else {
-            return self.fail(format!("{id}, of the sequence's own positions"), "a memory layer");
+            return self.fail(format_args!("{id}, of the sequence's own positions"), "a memory layer");
         };
         self.require(
             written_layers(self.plan).all(|layer| layer != id),
@@ -515,10 +515,11 @@ impl<'a> At<'a> {
     fn value(&self, id: ValueId) -> Result<&'a Value> {
         match self.plan.values.get(id.0 as usize) {
             Some(value) if value.cols > 0 => Ok(value),
-            Some(value) => self.fail(format!("{id} {} of 0 columns", value.name), "at least 1"),
-            None => {
-                self.fail(format!("{id}"), format!("one of the plan's {} values", self.plan.values.len()))
-            }
+            Some(value) => self.fail(format_args!("{id} {} of 0 columns", value.name), "at least 1"),
+            None => self.fail(
+                format_args!("{id}"),
+                format_args!("one of the plan's {} values", self.plan.values.len()),
+            ),
         }
     }
 
@@ -550,7 +551,7 @@ impl<'a> At<'a> {
         self.require(
             value.rows == rows,
             || format!("{} with a row for each of the {}", value.name, value.rows),
-            rows.to_string(),
+            rows,
         )
     }
 
@@ -558,7 +559,7 @@ impl<'a> At<'a> {
         self.require(
             n_heads.checked_mul(head_dim) == Some(value.cols),
             || format!("{} of {} columns", value.name, value.cols),
-            format!("{n_heads} x {head_dim}"),
+            format_args!("{n_heads} x {head_dim}"),
         )
     }
 
@@ -568,7 +569,7 @@ impl<'a> At<'a> {
         self.require(
             x.rows == out.rows && x.cols == out.cols,
             || format!("{} ({}, {})", x.name, x.rows, x.cols),
-            format!("the output's ({}, {})", out.rows, out.cols),
+            format_args!("the output's ({}, {})", out.rows, out.cols),
         )?;
         Ok(x)
     }
@@ -576,8 +577,10 @@ impl<'a> At<'a> {
     /// A weight whose bytes are exactly those of its shape.
     fn weight(&self, id: WeightId) -> Result<&'a Weight> {
         let Some(weight) = self.plan.weights.get(id.0 as usize) else {
-            return self
-                .fail(format!("{id}"), format!("one of the plan's {} weights", self.plan.weights.len()));
+            return self.fail(
+                format_args!("{id}"),
+                format_args!("one of the plan's {} weights", self.plan.weights.len()),
+            );
         };
         let Weight { name, shape, block, data, planes, parts } = weight;
         let found = || format!("{name} of shape {shape:?}");
@@ -585,7 +588,7 @@ impl<'a> At<'a> {
         self.require(
             weight.n_cols().is_multiple_of(block.block_len()),
             found,
-            format!("a last dimension in whole {block} blocks of {}", block.block_len()),
+            format_args!("a last dimension in whole {block} blocks of {}", block.block_len()),
         )?;
         // Checked: the shape may come from a hostile file.
         let n_values = shape.iter().try_fold(1usize, |n, dim| n.checked_mul(*dim));
@@ -597,14 +600,11 @@ impl<'a> At<'a> {
             1 if parts.is_empty() => n_bytes == Some(data.len()),
             n => data.is_empty() && parts.len() == n && parts.iter().all(|p| Some(p.data.len()) == part),
         };
-        self.require(
-            whole,
-            || format!("{name} of {} bytes in {} parts", weight.n_bytes(), parts.len()),
-            format!(
-                "{} for {shape:?} in {block}",
-                n_bytes.map_or("more than fit".to_owned(), |n| n.to_string())
-            ),
-        )?;
+        if !whole {
+            let found = format!("{name} of {} bytes in {} parts", weight.n_bytes(), parts.len());
+            let n_bytes = n_bytes.map_or("more than fit".to_owned(), |n| n.to_string());
+            return self.fail(found, format_args!("{n_bytes} for {shape:?} in {block}"));
+        }
         let (n_rows, n_cols) = (weight.n_rows(), weight.n_cols());
         let planes_fit = match n_parts {
             1 if parts.is_empty() => planes.fit(*block, n_rows, n_cols),
@@ -616,7 +616,7 @@ impl<'a> At<'a> {
                 let all = parts.iter().map(|p| &p.planes).chain([planes]);
                 format!("{name} with scales and offsets of {} bytes", all.map(Planes::n_bytes).sum::<usize>())
             },
-            format!(
+            format_args!(
                 "for each of {n_rows} rows {} of scales and {} of offsets",
                 block.row_scale_bytes(n_cols),
                 block.row_bias_bytes(n_cols)
@@ -630,7 +630,7 @@ impl<'a> At<'a> {
         self.require(
             weight.shape.len() == 2 && weight.n_cols() == n_cols && weight.parts.is_empty(),
             || format!("{} of shape {:?}", weight.name, weight.shape),
-            format!("a matrix of {n_cols} columns"),
+            format_args!("a matrix of {n_cols} columns"),
         )?;
         Ok(weight)
     }
@@ -640,14 +640,16 @@ impl<'a> At<'a> {
         self.require(
             weight.shape == [len] && weight.block == BlockType::F32 && weight.parts.is_empty(),
             || format!("{} {} {:?}", weight.name, weight.block, weight.shape),
-            format!("F32 [{len}]"),
+            format_args!("F32 [{len}]"),
         )
     }
 
     fn kv_layer(&self, id: KvLayerId) -> Result<&'a KvLayer> {
         let Some(layer) = self.plan.kv.layers.get(id.0 as usize) else {
-            return self
-                .fail(format!("{id}"), format!("one of the cache's {} layers", self.plan.kv.layers.len()));
+            return self.fail(
+                format_args!("{id}"),
+                format_args!("one of the cache's {} layers", self.plan.kv.layers.len()),
+            );
         };
         Ok(layer)
     }

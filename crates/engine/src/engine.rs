@@ -107,8 +107,8 @@ impl Engine {
     /// Fuse, plan the memory, compare it with what is free now, compile.
     ///
     /// # Errors
-    /// An option outside its limits; [`Error::DoesNotFit`]; the model writes no text, or only down what it hears; or the
-    /// device cannot run the plan.
+    /// An option outside its limits; [`Error::DoesNotFit`]; the model writes no text, or only down what it hears; the
+    /// device cannot run the plan; or the vocabulary is broken.
     pub fn new(model: Arc<Model>, device: &Arc<dyn Device>, options: &LoadOptions) -> Result<Engine> {
         model.need_text()?;
         if model.plan().output == Output::Hidden {
@@ -121,6 +121,7 @@ impl Engine {
             return Err(Error::DoesNotFit(Box::new(memory)));
         }
         let program = device.compile(std::slice::from_ref(&plan), &limits)?;
+        model.tokenizer()?;
         Ok(Engine {
             device: device.clone(),
             kv: KvCache::new(&plan.kv, &limits),
@@ -259,7 +260,7 @@ impl Engine {
             n_reused: 0,
             n_generated: 0,
             sampler: Sampler::new(&request.sampling, self.model.n_vocab())?,
-            text: TextStream::new(self.model.tokenizer().cloned(), request.stop, request.show_special),
+            text: TextStream::new(self.model.tokenizer()?.cloned(), request.stop, request.show_special),
             max_tokens: request.max_tokens.unwrap_or(usize::MAX),
             ignore_end: request.ignore_end,
             overflow: request.overflow,

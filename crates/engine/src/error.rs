@@ -1,6 +1,7 @@
 //! What can go wrong between a file and its text.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use crate::memory::MemoryReport;
 use crate::sampling::ParamError;
@@ -20,7 +21,7 @@ pub enum Error {
     Model(#[from] model::Error),
     /// The tokenizer or the chat template.
     #[error(transparent)]
-    Text(#[from] text::Error),
+    Text(Arc<text::Error>),
     /// The device.
     #[error(transparent)]
     Device(#[from] device::Error),
@@ -188,4 +189,10 @@ pub enum Error {
         /// What does not hold.
         what: String,
     },
+}
+
+impl From<text::Error> for Error {
+    fn from(error: text::Error) -> Error {
+        Error::Text(Arc::new(error))
+    }
 }

@@ -1,10 +1,10 @@
 //! From a path to a model: open → spec → plan → check, and the sizes that a program is compiled for.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use device::{Device, KvType, Limits, Numerics, Plan};
-use formats::{Access, Checkpoint, Naming, Value};
+use formats::{Access, Checkpoint, Metadata, Naming, Value};
 use model::{EmbeddingSpec, ModelSpec, SpeechPlans, SpeechSpec};
 use text::{TokenSpelling, Tokenizer};
 
@@ -85,34 +85,72 @@ pub struct Model {
     plan: Plan,
     /// Kept only where there are other plans than the one above: for another context length, embeddings or speech.
     checkpoint: Option<Checkpoint>,
-    tokenizer: Option<Arc<Tokenizer>>,
+    tokenizer: LazyTokenizer,
     format: String,
     file_bytes: u64,
 }
 
+/// A tokenizer that is made when it is first asked for, which takes about as long as all else of a small model together: while
+/// one thread waits for it, another can make the weights ready.
+#[derive(Debug)]
+struct LazyTokenizer {
+    source: TokenizerSource,
+    /// What the source needs of the checkpoint; the metadata goes when the tokenizer is made.
+    naming: Naming,
+    metadata: Mutex<Metadata>,
+    made: OnceLock<MadeTokenizer>,
+}
+
+/// A tokenizer, or that there is none, or why it could not be made.
+type MadeTokenizer = std::result::Result<Option<Arc<Tokenizer>>, Arc<text::Error>>;
+
+impl LazyTokenizer {
+    fn get(&self, path: &Path) -> Result<Option<&Arc<Tokenizer>>> {
+        let made = self.made.get_or_init(|| Ok(self.make(path)?.map(Arc::new)));
+        match (made, &self.source) {
+            (Ok(None), TokenizerSource::Folder(folder)) => Err(Error::NoTokenizer { file: folder.clone() }),
+            (Ok(tokenizer), _) => Ok(tokenizer.as_ref()),
+            (Err(error), _) => Err(Error::Text(error.clone())),
+        }
+    }
+
+    /// Whether there is one, as far as is known without making it.
+    fn is_expected(&self) -> bool {
+        match self.made.get() {
+            Some(made) => matches!(made, Ok(Some(_))),
+            None => !matches!(self.source, TokenizerSource::None),
+        }
+    }
+
+    fn make(&self, path: &Path) -> text::Result<Option<Tokenizer>> {
+        match &self.source {
+            TokenizerSource::Own => {
+                let metadata =
+                    std::mem::take(&mut *self.metadata.lock().unwrap_or_else(PoisonError::into_inner));
+                own_tokenizer(path, self.naming, &metadata)
+            }
+            TokenizerSource::Folder(folder) => Tokenizer::from_folder(folder),
+            TokenizerSource::None => Ok(None),
+        }
+    }
+}
+
 impl Model {
-    /// Open a file or folder, read what it says of the model, plan the forward pass and check the plan.
+    /// Open a file or folder, read what it says of the model, plan the forward pass and check the plan. The tokenizer is made when
+    /// it is first asked for, at the latest by [`crate::Engine::new`].
     ///
     /// # Errors
-    /// The file is malformed, describes a model that is not known, lacks tensors, or has a broken vocabulary.
+    /// The file is malformed, describes a model that is not known, or lacks tensors.
     pub fn open(path: &Path, tokenizer: &TokenizerSource, access: Access) -> Result<Model> {
-        Model::from_opened(path, &formats::open(path, access)?, tokenizer)
+        Model::from_opened(path, formats::open(path, access)?, tokenizer)
     }
 
     /// As [`Self::open`], from a checkpoint that was opened, and perhaps verified, already.
     ///
     /// # Errors
     /// As [`Self::open`].
-    pub fn from_opened(path: &Path, checkpoint: &Checkpoint, tokenizer: &TokenizerSource) -> Result<Model> {
-        let tokenizer = match tokenizer {
-            TokenizerSource::Own => own_tokenizer(path, checkpoint)?,
-            TokenizerSource::Folder(folder) => {
-                let found = Tokenizer::from_folder(folder)?;
-                Some(found.ok_or_else(|| Error::NoTokenizer { file: folder.clone() })?)
-            }
-            TokenizerSource::None => None,
-        };
-        Model::from_checkpoint(path, checkpoint, tokenizer)
+    pub fn from_opened(path: &Path, checkpoint: Checkpoint, tokenizer: &TokenizerSource) -> Result<Model> {
+        Model::with_tokenizer(path, checkpoint, tokenizer.clone(), OnceLock::new())
     }
 
     /// As [`Self::from_opened`], with a tokenizer that is there already; `path` is for messages.
@@ -121,24 +159,39 @@ impl Model {
     /// As [`Self::open`].
     pub fn from_checkpoint(
         path: &Path,
-        checkpoint: &Checkpoint,
+        checkpoint: Checkpoint,
         tokenizer: Option<Tokenizer>,
     ) -> Result<Model> {
-        let renamed = model::from_base(checkpoint)?;
-        let checkpoint = renamed.as_ref().unwrap_or(checkpoint);
-        let spec = ModelSpec::from_checkpoint(checkpoint)?;
-        let plan = spec.plan(checkpoint)?;
+        let made = OnceLock::from(Ok(tokenizer.map(Arc::new)));
+        Model::with_tokenizer(path, checkpoint, TokenizerSource::Own, made)
+    }
+
+    fn with_tokenizer(
+        path: &Path,
+        checkpoint: Checkpoint,
+        source: TokenizerSource,
+        made: OnceLock<MadeTokenizer>,
+    ) -> Result<Model> {
+        let renamed = model::from_base(&checkpoint)?;
+        let named = renamed.as_ref().unwrap_or(&checkpoint);
+        let spec = ModelSpec::from_checkpoint(named)?;
+        let plan = spec.plan(named)?;
         plan.check().map_err(device::Error::from)?;
         let hears = spec.encoder.is_some();
-        let embeds = !matches!(EmbeddingSpec::from_checkpoint(checkpoint, &spec), Ok(None));
+        let embeds = !matches!(EmbeddingSpec::from_checkpoint(named, &spec), Ok(None));
         Ok(Model {
             path: path.to_owned(),
-            checkpoint: (embeds || hears || spec.depends_on_context()).then(|| checkpoint.clone()),
+            checkpoint: (embeds || hears || spec.depends_on_context()).then(|| named.clone()),
             spec,
             plan,
-            tokenizer: tokenizer.map(Arc::new),
-            format: checkpoint.format.clone(),
-            file_bytes: checkpoint.file_bytes,
+            format: named.format.clone(),
+            file_bytes: named.file_bytes,
+            tokenizer: LazyTokenizer {
+                source,
+                naming: checkpoint.naming,
+                metadata: Mutex::new(checkpoint.metadata),
+                made,
+            },
         })
     }
 
@@ -242,33 +295,40 @@ impl Model {
         self.plan.value(self.plan.logits).cols
     }
 
-    /// The tokenizer, if there is one.
-    pub fn tokenizer(&self) -> Option<&Arc<Tokenizer>> {
-        self.tokenizer.as_ref()
+    /// The tokenizer, if there is one; made now if nobody asked before.
+    ///
+    /// # Errors
+    /// The vocabulary is broken, or is not where it was said to be.
+    pub fn tokenizer(&self) -> Result<Option<&Arc<Tokenizer>>> {
+        self.tokenizer.get(&self.path)
+    }
+
+    /// Whether there is, or probably will be, a tokenizer in memory.
+    pub(crate) fn expects_tokenizer(&self) -> bool {
+        self.tokenizer.is_expected()
     }
 
     /// The tokenizer.
     ///
     /// # Errors
-    /// There is none.
+    /// As [`Self::tokenizer`], or there is none.
     pub fn need_tokenizer(&self) -> Result<&Arc<Tokenizer>> {
-        self.tokenizer.as_ref().ok_or_else(|| Error::NoTokenizer { file: self.path.clone() })
+        self.tokenizer()?.ok_or_else(|| Error::NoTokenizer { file: self.path.clone() })
     }
 }
 
 /// The tokenizer that belongs to the weights: of a folder, the files in it; of a file, what its header holds.
-fn own_tokenizer(path: &Path, checkpoint: &Checkpoint) -> Result<Option<Tokenizer>> {
-    let metadata = &checkpoint.metadata;
-    match checkpoint.naming {
-        Naming::HuggingFace if path.is_dir() => Ok(Tokenizer::from_folder(path)?),
+fn own_tokenizer(path: &Path, naming: Naming, metadata: &Metadata) -> text::Result<Option<Tokenizer>> {
+    match naming {
+        Naming::HuggingFace if path.is_dir() => Tokenizer::from_folder(path),
         // A `.base` file, which was made from a folder, or by others from a GGUF file.
         Naming::HuggingFace | Naming::Base if metadata.get("tokenizer.ggml.model").is_none() => {
-            Ok(Tokenizer::from_base(metadata)?)
+            Tokenizer::from_base(metadata)
         }
         Naming::Gguf | Naming::HuggingFace | Naming::Base => match Tokenizer::from_gguf(metadata) {
             Ok(tokenizer) => Ok(Some(tokenizer)),
             Err(text::Error::NoVocabulary { .. }) => Ok(None),
-            Err(error) => Err(error.into()),
+            Err(error) => Err(error),
         },
         Naming::CTranslate2 => {
             // Or a `.base` file that was made from the folder.
@@ -276,16 +336,16 @@ fn own_tokenizer(path: &Path, checkpoint: &Checkpoint) -> Result<Option<Tokenize
                 true => Tokenizer::from_folder(path)?,
                 false => Tokenizer::from_base(metadata)?,
             };
-            found.map_or_else(|| listed_tokenizer(checkpoint), |tokenizer| Ok(Some(tokenizer)))
+            found.map_or_else(|| listed_tokenizer(metadata), |tokenizer| Ok(Some(tokenizer)))
         }
-        Naming::WhisperCpp => listed_tokenizer(checkpoint),
+        Naming::WhisperCpp => listed_tokenizer(metadata),
     }
 }
 
 /// From the bare list of tokens in the metadata.
-fn listed_tokenizer(checkpoint: &Checkpoint) -> Result<Option<Tokenizer>> {
+fn listed_tokenizer(metadata: &Metadata) -> text::Result<Option<Tokenizer>> {
     const KEY: &str = formats::ctranslate2::VOCABULARY;
-    let Some(Value::Array(tokens)) = checkpoint.metadata.get(KEY) else { return Ok(None) };
+    let Some(Value::Array(tokens)) = metadata.get(KEY) else { return Ok(None) };
     let spelling = TokenSpelling::of(KEY, tokens)?;
     Ok(Some(Tokenizer::from_ranked_tokens(KEY, tokens, spelling)?))
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use device::{Device, KvType, Plan, Residence};
+use device::{Device, KvType, Op, Plan, Residence};
 use serde::Serialize;
 
 use crate::sampling::Scratch;
@@ -144,10 +144,15 @@ fn items(model: &Model, plan: &Plan, device: &dyn Device, options: &LoadOptions)
         bytes: PROGRAM_BYTES,
         residence: "committed",
     });
-    if let Some(tokenizer) = model.tokenizer() {
+    // The tokenizer may not be made yet; the table of embeddings has a row for each of its tokens.
+    let n_tokens = plan.primitives().find_map(|op| match op {
+        Op::Embed { table, .. } => Some(plan.weight(*table).n_rows()),
+        _ => None,
+    });
+    if let Some(n_tokens) = n_tokens.filter(|_| model.expects_tokenizer()) {
         items.push(MemoryItem {
             what: "vocabulary (about)".into(),
-            bytes: TOKEN_BYTES * tokenizer.n_tokens() as u64,
+            bytes: TOKEN_BYTES * n_tokens as u64,
             residence: "committed",
         });
     }

@@ -38,7 +38,7 @@ fn model() -> Arc<Model> {
     ] {
         assert!(checkpoint.metadata.insert(format!("generation_config.{key}"), Value::Int(id.into())));
     }
-    Arc::new(Model::from_checkpoint(&path, &checkpoint, Some(tokenizer())).unwrap())
+    Arc::new(Model::from_checkpoint(&path, checkpoint, Some(tokenizer())).unwrap())
 }
 
 fn devices() -> [Arc<dyn Device>; 2] {

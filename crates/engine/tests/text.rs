@@ -108,3 +108,19 @@ fn a_conversation_is_rendered_anew_and_computed_once() {
     let error = Conversation::new(&model("llama")).unwrap_err();
     assert!(matches!(error, Error::NoTokenizer { .. }), "{error}");
 }
+
+/// A tokenizer is made when it is first asked for, and an engine asks.
+#[test]
+fn a_broken_vocabulary_is_refused_by_every_engine() {
+    let mut checkpoint = formats::open(&fixture("llama"), formats::Access::Map).unwrap();
+    assert!(checkpoint.metadata.insert("tokenizer.ggml.model".into(), formats::Value::Str("gpt2".into())));
+    // A path that is no folder, so that the vocabulary is the metadata's.
+    let file = std::path::Path::new("llama.gguf");
+    let model = Arc::new(Model::from_opened(file, checkpoint, &TokenizerSource::Own).unwrap());
+    let device: Arc<dyn Device> = Arc::new(History::default());
+    for _ in 0..2 {
+        let error = Engine::new(model.clone(), &device, &options(256, 32, 1)).err().unwrap().to_string();
+        assert!(error.contains("tokenizer.ggml"), "{error}");
+        assert_eq!(model.need_tokenizer().err().unwrap().to_string(), error);
+    }
+}

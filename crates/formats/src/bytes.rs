@@ -69,6 +69,30 @@ impl Map {
     pub fn is_mapped(&self) -> bool {
         matches!(self.backing, Backing::Mapped(_))
     }
+
+    /// See [`Bytes::release`]; the range lies within the map.
+    fn release(&self, range: Range<usize>) {
+        #[cfg(unix)]
+        if let Backing::Mapped(map) = &self.backing {
+            // SAFETY: the map is shared and never written, so that its pages are the file's. A refusal changes nothing.
+            let _ = unsafe {
+                map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, range.start, range.len())
+            };
+        }
+        #[cfg(not(unix))]
+        let _ = range;
+    }
+
+    /// See [`Bytes::prefer_large_pages`]; the range lies within the map.
+    fn prefer_large_pages(&self, range: Range<usize>) {
+        #[cfg(target_os = "linux")]
+        if let Backing::Mapped(map) = &self.backing {
+            // A refusal changes nothing.
+            let _ = map.advise_range(memmap2::Advice::HugePage, range.start, range.len());
+        }
+        #[cfg(not(target_os = "linux"))]
+        let _ = range;
+    }
 }
 
 impl Deref for Map {
@@ -127,23 +151,42 @@ impl Bytes {
     /// Let the system take back the memory of a part of a mapped file, which comes back from the file when it is read again.
     /// Parts beyond the bytes are left out; memory of our own stays.
     pub fn release(&self, part: Range<usize>) {
-        #[cfg(unix)]
-        if let Backing::Mapped(map) = &self.map.backing {
-            let end = part.end.min(self.range.len());
-            if part.start < end {
-                // SAFETY: the map is shared and never written, so that its pages are the file's. A refusal changes nothing.
-                let _ = unsafe {
-                    map.unchecked_advise_range(
-                        memmap2::UncheckedAdvice::DontNeed,
-                        self.range.start + part.start,
-                        end - part.start,
-                    )
-                };
-            }
+        let end = part.end.min(self.range.len());
+        if part.start < end {
+            self.map.release(self.range.start + part.start..self.range.start + end);
         }
-        #[cfg(not(unix))]
-        let _ = part;
     }
+
+    /// [`Self::release`] of whole views. Those of a file with at most `gap` bytes between them are one request, and what is between
+    /// them goes too: each request interrupts every processor that the process runs on.
+    pub fn release_all<'a>(views: impl IntoIterator<Item = &'a Bytes>, gap: usize) {
+        together(views, gap).into_iter().for_each(|(map, range)| map.release(range));
+    }
+
+    /// Say that these views, and what lies between those at most `gap` bytes apart, will be read whole: where Linux has to read them
+    /// from the disk, it then reads and keeps them in its large pages, which are mapped and unmapped some ten times faster than
+    /// small ones, now and when the file is read again. What is in memory already stays as it is.
+    pub fn prefer_large_pages<'a>(views: impl IntoIterator<Item = &'a Bytes>, gap: usize) {
+        together(views, gap).into_iter().for_each(|(map, range)| map.prefer_large_pages(range));
+    }
+}
+
+/// The ranges of maps that views cover, ascending; those with at most `gap` bytes between them are one.
+fn together<'a>(views: impl IntoIterator<Item = &'a Bytes>, gap: usize) -> Vec<(&'a Arc<Map>, Range<usize>)> {
+    let mut views: Vec<&Bytes> = views.into_iter().filter(|view| !view.range.is_empty()).collect();
+    views.sort_unstable_by_key(|view| (Arc::as_ptr(&view.map), view.range.start));
+    let mut ranges: Vec<(&Arc<Map>, Range<usize>)> = Vec::new();
+    for view in views {
+        match ranges.last_mut() {
+            Some((map, range))
+                if Arc::ptr_eq(map, &view.map) && view.range.start <= range.end.saturating_add(gap) =>
+            {
+                range.end = range.end.max(view.range.end);
+            }
+            _ => ranges.push((&view.map, view.range.clone())),
+        }
+    }
+    ranges
 }
 
 impl Deref for Bytes {
@@ -157,5 +200,49 @@ impl Deref for Bytes {
 impl fmt::Debug for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Bytes({} at {})", self.range.len(), self.range.start)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_released_comes_back_from_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let content =
+            |salt: usize| (0..300_000).map(|i| (i * 7 + i / 4096 + salt) as u8).collect::<Vec<u8>>();
+        let maps: Vec<Arc<Map>> = (0..2)
+            .map(|i| {
+                let path = folder.path().join(i.to_string());
+                std::fs::write(&path, content(i)).unwrap();
+                Map::open(&path, Access::Map).unwrap()
+            })
+            .collect();
+        let view = |map: usize, range| Bytes::new(maps[map].clone(), range).unwrap();
+        // Out of order, of two files, overlapping, near and far, one that is empty, and one of our own memory.
+        let views = [
+            view(1, 100_000..300_000),
+            view(0, 200_000..300_000),
+            view(0, 5_000..9_000),
+            view(0, 3..6_000),
+            view(1, 7..7),
+            view(1, 0..99_000),
+            Bytes::from_slice(&content(2)),
+        ];
+        let sums = || views.iter().map(|v| v.iter().map(|b| usize::from(*b)).sum()).collect::<Vec<usize>>();
+        let before = sums();
+        for gap in [0, 4096, usize::MAX] {
+            Bytes::release_all(&views, gap);
+            assert_eq!(sums(), before, "gap {gap}");
+        }
+        Bytes::release_all([], 0);
+        Bytes::prefer_large_pages(&views, 4096);
+        assert_eq!(sums(), before);
+        let ranges: Vec<_> = together(&views[..6], 999).into_iter().map(|(_, range)| range).collect();
+        let found: Vec<usize> = ranges.iter().flat_map(|r| [r.start, r.end]).collect();
+        let (first, second) = ([3, 9_000, 200_000, 300_000], [0, 99_000, 100_000, 300_000]);
+        assert!(found == [first, second].concat() || found == [second, first].concat(), "{ranges:?}");
+        assert_eq!(views[6][..], content(2));
     }
 }

@@ -22,6 +22,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// An [`Error::Malformed`].
+    #[cold]
     pub fn error(&self, at: fmt::Arguments, found: impl fmt::Display, expected: impl fmt::Display) -> Error {
         Error::malformed(self.file, at, found, expected)
     }
@@ -32,6 +33,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// The next `n` bytes.
+    #[inline]
     pub fn take(&mut self, n: usize, at: fmt::Arguments) -> Result<&'a [u8]> {
         let map: &'a [u8] = self.map;
         let end = self.at.checked_add(n);
@@ -47,6 +49,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// The next `N` bytes, by value.
+    #[inline]
     pub fn array<const N: usize>(&mut self, at: fmt::Arguments) -> Result<[u8; N]> {
         let bytes = self.take(N, at)?;
         let mut array = [0; N];
@@ -55,16 +58,19 @@ impl<'a> Cursor<'a> {
     }
 
     /// A little-endian integer.
+    #[inline]
     pub fn u32(&mut self, at: fmt::Arguments) -> Result<u32> {
         Ok(u32::from_le_bytes(self.array(at)?))
     }
 
     /// A little-endian integer.
+    #[inline]
     pub fn u64(&mut self, at: fmt::Arguments) -> Result<u64> {
         Ok(u64::from_le_bytes(self.array(at)?))
     }
 
     /// `n`, if the rest of the file has room for so many items, each of at least `min_bytes`.
+    #[inline]
     pub fn room_for(&self, n: u64, min_bytes: usize, at: fmt::Arguments) -> Result<usize> {
         let room = self.remaining() / min_bytes;
         usize::try_from(n).ok().filter(|&n| n <= room).ok_or_else(|| {

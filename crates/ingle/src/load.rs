@@ -25,7 +25,7 @@ pub fn fetch(model: &str, args: &FetchArgs) -> anyhow::Result<PathBuf> {
 pub fn open(args: &ModelArgs) -> anyhow::Result<Model> {
     let path = fetch(&args.model, &args.fetch)?;
     let checkpoint = open_checkpoint(&path, access(&args.load.device), &args.verify)?;
-    Ok(Model::from_opened(&path, &checkpoint, &TokenizerSource::Own)?)
+    Ok(Model::from_opened(&path, checkpoint, &TokenizerSource::Own)?)
 }
 
 /// Open a file or folder, verified as the flags ask.
@@ -144,6 +144,20 @@ pub fn engine(
         engine.set_proposer(Box::new(DraftModel::new(Arc::new(draft), &engine, &options)?));
     }
     Ok(engine)
+}
+
+/// A model made ready, and beside it, on a thread of its own, what needs only its tokenizer. Where both fail, the error is the
+/// latter's, which is found sooner.
+pub fn both<T: Send>(
+    engine: impl FnOnce() -> anyhow::Result<Engine>,
+    beside: impl FnOnce() -> anyhow::Result<T> + Send,
+) -> anyhow::Result<(Engine, T)> {
+    std::thread::scope(|scope| {
+        let beside = std::thread::Builder::new().name("tokenizer".to_owned()).spawn_scoped(scope, beside)?;
+        let engine = engine();
+        let beside = beside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        Ok((engine?, beside))
+    })
 }
 
 /// The sizes and the arithmetic that the flags ask for.

@@ -39,6 +39,8 @@ impl BytePairs {
         }
         let mut table = HashMap::with_capacity_and_hasher(merges.len(), Default::default());
         let mut joint = String::new();
+        // Of the merge before.
+        let mut made = 0;
         for index in 0..merges.len() {
             let bytes = merges.str_bytes(index).unwrap_or_default();
             let malformed = || Error::Malformed {
@@ -48,23 +50,23 @@ impl BytePairs {
             };
             let merge = std::str::from_utf8(bytes).map_err(|_| malformed())?;
             // The left part may itself begin with a space where the alphabet is characters.
-            let first = merge.chars().next().map_or(0, char::len_utf8);
-            let space = merge.get(first..).and_then(|rest| rest.find(' ')).ok_or_else(malformed)? + first;
+            let space = bytes.iter().skip(1).position(|byte| *byte == b' ').ok_or_else(malformed)? + 1;
             let (left, right) =
                 (merge.get(..space).unwrap_or_default(), merge.get(space + 1..).unwrap_or_default());
             joint.clear();
             joint.push_str(left);
             joint.push_str(right);
-            let token = |text: &str| {
-                vocabulary.id(text).ok_or_else(|| Error::UnknownMerge {
-                    index,
-                    merge: merge.into(),
-                    missing: text.into(),
-                })
+            let unknown =
+                |text: &str| Error::UnknownMerge { index, merge: merge.into(), missing: text.into() };
+            let token = |text: &str| vocabulary.id(text).ok_or_else(|| unknown(text));
+            let (left, right) = (token(left)?, token(right)?);
+            // Tokens mostly stand in the order in which they were learned: what a merge makes follows what the one before made.
+            made = match vocabulary.text_bytes(made + 1) == joint.as_bytes() {
+                true => made + 1,
+                false => token(&joint)?,
             };
-            let (left, right, both) = (token(left)?, token(right)?, token(&joint)?);
             // The same pair twice: the earlier has the better rank.
-            table.entry(key(left, right)).or_insert((index as u32, both));
+            table.entry(key(left, right)).or_insert((index as u32, made));
         }
         let mut bytes = [NO_TOKEN; 256];
         for (byte, id) in bytes.iter_mut().enumerate() {
@@ -82,6 +84,11 @@ impl BytePairs {
             whole_words: preset.whole_words,
             characters: preset.characters,
         })
+    }
+
+    /// See [`crate::Tokenizer::prepare`].
+    pub(crate) fn prepare(&self) {
+        self.pre_tokenizer.prepare();
     }
 
     /// Append the tokens of a text without specials in it. A byte that the vocabulary has no token for is left

@@ -230,6 +230,11 @@ impl PreTokenizer {
         self.passes.get_or_init(|| self.preset.passes.iter().filter_map(Pass::compile).collect())
     }
 
+    /// Compile the patterns.
+    pub(crate) fn prepare(&self) {
+        self.passes();
+    }
+
     /// Cut `text` and give each piece, in order; together they are the text.
     pub(crate) fn split(&self, text: &str, piece: &mut dyn FnMut(&str)) {
         split(self.passes(), text, piece);

@@ -93,6 +93,13 @@ impl Tokenizer {
         Tokenizer { vocabulary, encoder, special_index, declared, ends }
     }
 
+    /// Do now what the first text would wait for: the patterns that cut text into words are compiled when they are needed.
+    pub fn prepare(&self) {
+        if let Encoder::BytePairs(encoder) = &self.encoder {
+            encoder.prepare();
+        }
+    }
+
     /// The tokens of a text, with nothing put before or behind it.
     ///
     /// # Errors

@@ -210,7 +210,8 @@ impl Vocabulary {
         std::str::from_utf8(self.text_bytes(id)).unwrap_or_default()
     }
 
-    fn text_bytes(&self, id: u32) -> &[u8] {
+    /// The same as bytes.
+    pub(crate) fn text_bytes(&self, id: u32) -> &[u8] {
         let (at, len) = self.texts.get(id as usize).copied().unwrap_or_default();
         self.text_bytes.get(at as usize..at as usize + len as usize).unwrap_or_default()
     }

@@ -135,7 +135,7 @@ fn same_vocabulary(draft: &Model, target: &Model) -> Result<()> {
     if ours.abs_diff(theirs) > MAX_PADDING {
         return Err(differs(format!("it has {ours} tokens, and the model has {theirs}")));
     }
-    let (Some(a), Some(b)) = (draft.tokenizer(), target.tokenizer()) else { return Ok(()) };
+    let (Some(a), Some(b)) = (draft.tokenizer()?, target.tokenizer()?) else { return Ok(()) };
     let n = a.n_tokens().min(b.n_tokens()).min(ours).min(theirs) as u32;
     match (0..n).find(|&id| a.token_bytes(id) != b.token_bytes(id)) {
         Some(id) => {

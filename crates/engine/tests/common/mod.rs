@@ -61,7 +61,7 @@ pub fn tokenizer() -> Tokenizer {
 pub fn model_with_text(name: &str) -> Arc<Model> {
     let path = fixture(name);
     let checkpoint = formats::open(&path, Access::Map).unwrap();
-    Arc::new(Model::from_checkpoint(&path, &checkpoint, Some(tokenizer())).unwrap())
+    Arc::new(Model::from_checkpoint(&path, checkpoint, Some(tokenizer())).unwrap())
 }
 
 /// A greedy request for `max_tokens`.

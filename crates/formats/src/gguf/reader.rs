@@ -347,6 +347,7 @@ fn place_tensors(
 
 impl<'a> Cursor<'a> {
     /// A u64 number of items, each of at least `min_bytes`, that the rest of the file has room for.
+    #[inline]
     fn count(&mut self, at: fmt::Arguments, min_bytes: usize) -> Result<usize> {
         let n = self.u64(at)?;
         self.room_for(n, min_bytes, at)

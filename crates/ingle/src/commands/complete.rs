@@ -65,22 +65,29 @@ pub struct Complete {
 
 impl Complete {
     pub fn run(self) -> anyhow::Result<()> {
-        let prompt = self.text()?;
-        let device = load::device(&self.model.load.device)?;
-        let model = Arc::new(load::open(&self.model)?);
-        let tokens = match (prompt, &self.tokens) {
-            (_, Some(tokens)) => tokens.clone(),
-            (Some(text), None) => model.need_tokenizer()?.encode_with_bos(&text, Specials::Parse)?,
+        let prompt = match (self.text()?, &self.tokens) {
+            (Some(prompt), _) => prompt,
+            (None, Some(_)) => String::new(),
             (None, None) => {
                 anyhow::bail!("nothing to continue: give --prompt, --file, --tokens, or - for stdin")
             }
+        };
+        let device = load::device(&self.model.load.device)?;
+        let model = Arc::new(load::open(&self.model)?);
+        let tokens = || {
+            // The answer's text needs the tokenizer too, where there is one.
+            Ok(match (&self.tokens, model.tokenizer()?) {
+                (Some(tokens), _) => tokens.clone(),
+                (None, _) => model.need_tokenizer()?.encode_with_bos(&prompt, Specials::Parse)?,
+            })
         };
         let options = load::options(&self.model.load);
         let (model_args, speculate) = (&self.model, &self.speculate);
         let sampling = generate::sampling(&self.sampling);
         let may_guess = speculate.allows(&sampling, self.model.load.deterministic);
         let default = if may_guess { SpeculateName::Auto } else { SpeculateName::Off };
-        let mut engine = load::engine(model.clone(), &device, model_args, options, speculate, default)?;
+        let engine = || load::engine(model.clone(), &device, model_args, options, speculate, default);
+        let (mut engine, tokens) = load::both(engine, tokens)?;
         load::validate(&mut engine, &self.prefill, &tokens)?;
         let mut cache = self.prompt_cache.open(&mut engine)?;
         let interrupt = Interrupt::install()?;
@@ -89,7 +96,7 @@ impl Complete {
         request.ignore_end = self.ignore_end;
         if self.json {
             complete_json(&mut engine, request)?;
-        } else if model.tokenizer().is_none() {
+        } else if model.tokenizer()?.is_none() {
             complete_ids(&mut engine, request)?;
         } else {
             complete_text(&mut engine, request, &interrupt)?;

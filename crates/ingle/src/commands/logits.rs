@@ -62,7 +62,8 @@ impl Logits {
                 .collect();
             return output::print_json(&json!({ "tokens": tokens, "top": top }));
         }
-        let show = |id: u32| match model.tokenizer() {
+        let tokenizer = model.tokenizer()?;
+        let show = |id: u32| match tokenizer {
             Some(tokenizer) => format!("{:?}", String::from_utf8_lossy(tokenizer.token_bytes(id))),
             None => id.to_string(),
         };

@@ -75,9 +75,14 @@ impl Run {
         let model = Arc::new(load::open(&self.model)?);
         let history = self.model.fetch.cache()?.root().join("history");
         let options = load::options(&self.model.load);
-        let dialogue = self.dialogue(&model)?;
+        let dialogue = || {
+            model.need_tokenizer()?.prepare();
+            self.dialogue(&model)
+        };
         let (model_args, speculate) = (&self.model, &self.speculate);
-        let mut engine = load::engine(model, &device, model_args, options, speculate, SpeculateName::Auto)?;
+        let engine =
+            || load::engine(model.clone(), &device, model_args, options, speculate, SpeculateName::Auto);
+        let (mut engine, dialogue) = load::both(engine, dialogue)?;
         let mut cache = self.prompt_cache.open(&mut engine)?;
         let mut session = Session {
             dialogue,

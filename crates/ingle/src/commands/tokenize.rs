@@ -45,7 +45,7 @@ impl Tokenize {
     pub fn run(self) -> anyhow::Result<()> {
         let path = load::fetch(&self.model, &self.fetch)?;
         let checkpoint = load::open_checkpoint(&path, formats::Access::Map, &self.verify)?;
-        let model = engine::Model::from_opened(&path, &checkpoint, &engine::TokenizerSource::Own)?;
+        let model = engine::Model::from_opened(&path, checkpoint, &engine::TokenizerSource::Own)?;
         let tokenizer = model.need_tokenizer()?;
         let text = match self.text.as_str() {
             "-" => std::io::read_to_string(std::io::stdin()).context("reading stdin")?,

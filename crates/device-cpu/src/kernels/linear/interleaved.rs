@@ -46,6 +46,7 @@
 //! On Arm all codes without an offset are signed. The order is the same for one activation row and for many.
 
 use super::activation::ActRows;
+use super::make_tile::{self, Codes, Steps};
 use super::portable::{Format, f16_at};
 use super::{TILE_ROWS, WeightRows};
 use crate::prefetch::prefetch;
@@ -67,6 +68,19 @@ pub(super) trait Order {
     fn place(r: usize) -> (usize, usize) {
         if Self::COLS == 4 { (0, 4 * r) } else { (r / 8 * 4, r % 8 * 8) }
     }
+
+    /// The codes of 32 columns from column `k` of the rows on, in the order of the tile: those of row `r` are at the bytes that
+    /// [`Self::place`] says of the steps from the first on.
+    ///
+    /// # Safety
+    /// The instructions that the order is for are available; `k + 32` is at most 256.
+    #[inline(always)]
+    unsafe fn steps(codes: &Codes, k: usize, steps: &mut Steps)
+    where
+        Self: Sized,
+    {
+        make_tile::steps::<Self>(codes, k, steps);
+    }
 }
 
 /// Steps of four columns.
@@ -77,6 +91,12 @@ pub(super) struct Fours;
 impl Order for Fours {
     const COLS: usize = 4;
     const SIGNED: bool = false;
+
+    #[inline(always)]
+    unsafe fn steps(codes: &Codes, k: usize, steps: &mut Steps) {
+        // SAFETY: the caller's promise; who has AVX-512 has AVX2.
+        unsafe { make_tile::steps_of_fours(codes, k, steps) }
+    }
 }
 
 /// The same on Arm.
@@ -247,86 +267,6 @@ impl Tile {
     }
 }
 
-/// Interleave a tile: `n_rows` (at most [`TILE_ROWS`]) rows of `n_cols` from row `r0` on, as they lie in the file, into
-/// [`tile_bytes`] at `out`.
-///
-/// # Safety
-/// The rows are readable and of type `F`; `out` is writable and overlaps nothing.
-#[inline(always)]
-pub(super) unsafe fn interleave<F: Interleaved, O: Order>(
-    w: WeightRows,
-    n_cols: usize,
-    r0: usize,
-    n_rows: usize,
-    out: *mut u8,
-) {
-    let (len, block_bytes) = const { (F::BLOCK.block_len(), F::BLOCK.block_bytes()) };
-    let mut codes = [0i8; 256];
-    // SAFETY: a tile's bytes at `out`; blocks within the rows.
-    unsafe {
-        let out = std::slice::from_raw_parts_mut(out, tile_bytes::<F>(n_cols));
-        out.fill(0);
-        let (planes, scales) = out.split_at_mut(n_cols / 32 * code_bytes::<F>());
-        for r in 0..n_rows {
-            let row = w.values.add((r0 + r) * w.row_bytes);
-            for b in 0..n_cols / len {
-                let block = std::slice::from_raw_parts(row.add(b * block_bytes), block_bytes);
-                F::store_scales(block, r, &mut scales[b * scale_bytes::<F>()..][..scale_bytes::<F>()]);
-                let codes = &mut codes[..len];
-                F::stored(block, codes);
-                if const { flip::<F, O>() } != 0 {
-                    codes.iter_mut().for_each(|c| *c ^= const { flip::<F, O>() });
-                }
-                let planes = &mut planes[b * (len / 32) * code_bytes::<F>()..];
-                for (codes, planes) in
-                    codes.as_chunks().0.iter().zip(planes.chunks_exact_mut(code_bytes::<F>()))
-                {
-                    store_planes::<F, O>(codes, r, planes);
-                }
-            }
-        }
-    }
-}
-
-/// Add the codes of row `r` to the planes of 32 columns, whose bits are zeros.
-#[inline(always)]
-fn store_planes<F: Interleaved, O: Order>(codes: &[i8; 32], r: usize, planes: &mut [u8]) {
-    let (first, at_byte) = O::place(r);
-    let steps = first..first + 32 / O::COLS;
-    // The codes of a step as one number.
-    let word = |step: usize| {
-        let codes = &codes[(step - first) * O::COLS..][..O::COLS];
-        codes.iter().rev().fold(0, |word, &code| word << 8 | u64::from(code as u8))
-    };
-    let mut put = |at: usize, word: u64| {
-        let fours = planes[64 * at + at_byte..][..O::COLS].as_chunks_mut().0;
-        for (bytes, bits) in fours.iter_mut().zip([word as u32, (word >> 32) as u32]) {
-            *bytes = (u32::from_le_bytes(*bytes) | bits).to_le_bytes();
-        }
-    };
-    let low = |width: usize| 0x0101_0101_0101_0101 * ((1u64 << width) - 1);
-    if F::BITS == 8 {
-        steps.for_each(|s| put(s, word(s)));
-        return;
-    }
-    let mut done = 0;
-    let mut at = 0;
-    for width in [4, 2, 1] {
-        if F::BITS & width == 0 {
-            continue;
-        }
-        // Steps that share a byte.
-        let share = 8 / width;
-        for register in steps.start / share..steps.end.div_ceil(share) {
-            let shared = (register * share).max(steps.start)..((register + 1) * share).min(steps.end);
-            let parts = shared.map(|s| ((word(s) >> done) & low(width)) << (width * (s % share)));
-            put(at + register, parts.fold(0, |all, part| all | part));
-        }
-        at += 8 / share;
-        done += width;
-    }
-}
-
 /// The codes of row `r` in the planes of 32 columns.
 #[inline(always)]
 fn load_planes<F: Interleaved, O: Order>(planes: &[u8], r: usize) -> [i8; 32] {
@@ -438,5 +378,17 @@ pub(super) fn store_nibbles(bytes: &[u8], codes: &mut [i8]) {
     for i in 0..16 {
         codes[i] = (bytes[i] & 15) as i8;
         codes[16 + i] = (bytes[i] >> 4) as i8;
+    }
+}
+
+/// Bit `i` of four bytes becomes the fifth bit of code `i`.
+#[inline(always)]
+pub(super) fn add_fifth_bits(bits: &[u8], codes: &mut [i8]) {
+    for (byte, codes) in bits.iter().zip(codes.as_chunks_mut::<8>().0) {
+        // The byte eight times, of each one bit, which then is carried into the top bit.
+        let each = (u64::from(*byte) * 0x0101_0101_0101_0101) & 0x8040_2010_0804_0201;
+        let fifths = ((each + 0x7f7f_7f7f_7f7f_7f7f) & 0x8080_8080_8080_8080) >> 3;
+        let fours = u64::from_le_bytes(codes.map(|code| code as u8));
+        *codes = (fours | fifths).to_le_bytes().map(|code| code as i8);
     }
 }

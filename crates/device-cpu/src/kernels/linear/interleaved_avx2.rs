@@ -39,7 +39,7 @@ pub(super) fn scratch_bytes(_n_cols: usize) -> usize {
     64 + PANEL[0] + PANEL[1] + PANEL[2] + PANEL[3]
 }
 
-/// As [`super::interleaved::interleave`].
+/// As [`super::make_tile::interleave`].
 ///
 /// # Safety
 /// As there; AVX2 is available.
@@ -52,7 +52,7 @@ pub(super) unsafe fn interleave<F: Interleaved>(
     out: *mut u8,
 ) {
     // SAFETY: the caller's promise.
-    unsafe { super::interleaved::interleave::<F, Fours>(w, n_cols, r0, n_rows, out) }
+    unsafe { super::make_tile::interleave::<F, Fours>(w, n_cols, r0, n_rows, out) }
 }
 
 /// # Safety

@@ -39,6 +39,7 @@ mod affine;
 mod decoded;
 mod float;
 mod interleaved;
+mod make_tile;
 mod portable;
 mod scalar;
 mod weight_rows;

@@ -229,7 +229,7 @@ fn on_arm<F: Interleaved, M: super::neon::Multiply>(
     LinearKernel {
         gemm_pass: PASS,
         gemm_scratch_bytes: scratch_bytes,
-        interleave: Some(const { &tiles::<F, M::Order>(super::interleaved::interleave::<F, M::Order>) }),
+        interleave: Some(const { &tiles::<F, M::Order>(super::make_tile::interleave::<F, M::Order>) }),
         ..as_stored(gemv::<F, M>, gemm_tile::<F, M>)
     }
 }

@@ -4,7 +4,7 @@
 //!
 //! Loops, order of accumulation and bytes moved: `interleaved` and `portable`; rates: `NOTES.md`.
 
-use super::interleaved::{Interleaved, Scales, store_field};
+use super::interleaved::{Interleaved, Scales, store_field, store_nibbles};
 use super::portable::{Format, f16_at};
 use formats::BlockType;
 
@@ -36,6 +36,11 @@ impl Format for Q4_0 {
 impl Interleaved for Q4_0 {
     const BITS: usize = 4;
     const SCALES: Scales = Scales::F16;
+
+    #[inline(always)]
+    fn stored(block: &[u8], codes: &mut [i8]) {
+        store_nibbles(&block[2..], codes);
+    }
 
     #[inline(always)]
     fn store_scales(block: &[u8], r: usize, fields: &mut [u8]) {

@@ -5,7 +5,7 @@
 //!
 //! Loops, order of accumulation and bytes moved: `interleaved` and `portable`; rates: `NOTES.md`.
 
-use super::interleaved::{Interleaved, Scales, store_field};
+use super::interleaved::{Interleaved, Scales, add_fifth_bits, store_field, store_nibbles};
 use super::portable::{Format, f16_at};
 use formats::BlockType;
 
@@ -38,6 +38,12 @@ impl Format for Q5_0 {
 impl Interleaved for Q5_0 {
     const BITS: usize = 5;
     const SCALES: Scales = Scales::F16;
+
+    #[inline(always)]
+    fn stored(block: &[u8], codes: &mut [i8]) {
+        store_nibbles(&block[6..], codes);
+        add_fifth_bits(&block[2..6], codes);
+    }
 
     #[inline(always)]
     fn store_scales(block: &[u8], r: usize, fields: &mut [u8]) {
