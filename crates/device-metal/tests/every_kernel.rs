@@ -1,6 +1,6 @@
-//! What is asked of every file of kernels: that its address spaces fit, and that no order of lanes or threadgroups changes a bit.
-//! Those of `linear/`, `sampling/` and of attention have tests of their own for the second, at more shapes and with all constants;
-//! here are all others, run by the device in small plans.
+//! What is asked of every file of kernels: that its address spaces fit, that no order of lanes or threadgroups changes a bit, and that
+//! sanitizers find nothing. Those of `linear/`, `sampling/` and of attention have tests of their own for the last two, at more
+//! shapes and with all constants; here are all others, run by the device in small plans.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used)]
 
@@ -11,8 +11,8 @@ use device::testing::{Case, check_op_cases, run};
 use device::{Device, OpKind, Plan, fusion};
 use ingle_device_metal::MetalDevice;
 use ingle_device_metal::gpu::emulated::{EmulatedGpu, Options};
-use ingle_device_metal::kernels::FILES;
-use metal_emulator::LaneOrder;
+use ingle_device_metal::kernels::{FILES, Kernel};
+use metal_emulator::{LaneOrder, Sanitizer};
 
 #[test]
 fn address_spaces_fit() {
@@ -28,10 +28,20 @@ fn is_elsewhere(file: &str) -> bool {
         .any(|start| file.starts_with(start))
 }
 
-/// A device in an order of lanes.
-fn device(order: LaneOrder) -> MetalDevice<EmulatedGpu> {
+fn is_sanitized(file: &str) -> bool {
+    !is_elsewhere(file)
+}
+
+/// Where threads of a threadgroup wait for each other, and so may race.
+fn has_barriers(file: &str) -> bool {
+    let kernel = FILES.iter().find(|(path, _)| *path == file).map(|(path, _)| Kernel::of(path));
+    is_sanitized(file) && kernel.unwrap().source().unwrap().contains("threadgroup_barrier(")
+}
+
+/// A device in an order of lanes, or with kernels under a sanitizer.
+fn device(order: LaneOrder, sanitized: Option<(Sanitizer, fn(&str) -> bool)>) -> MetalDevice<EmulatedGpu> {
     let cache = concat!(env!("CARGO_TARGET_TMPDIR"), "/shaders");
-    MetalDevice::new(EmulatedGpu::new(&Options { order, ..Options::new(cache) }).unwrap())
+    MetalDevice::new(EmulatedGpu::new(&Options { order, sanitized, ..Options::new(cache) }).unwrap())
 }
 
 /// The last case of every kind of Op: most of them the largest.
@@ -66,13 +76,13 @@ fn outcome(device: &MetalDevice<EmulatedGpu>, cases: &[Case]) -> (Vec<Vec<u32>>,
 #[test]
 fn no_order_changes_a_bit() {
     let cases = cases();
-    let (forward, files) = outcome(&device(LaneOrder::Forward), &cases);
+    let (forward, files) = outcome(&device(LaneOrder::Forward, None), &cases);
     let wanted: BTreeSet<&str> =
-        FILES.iter().map(|(path, _)| *path).filter(|file| !is_elsewhere(file)).collect();
+        FILES.iter().map(|(path, _)| *path).filter(|file| is_sanitized(file)).collect();
     let missing: Vec<_> = wanted.difference(&files).collect();
     assert!(missing.is_empty(), "nothing ran {missing:?}");
     for order in [LaneOrder::Reverse, LaneOrder::Random(5)] {
-        let (other, _) = outcome(&device(order), &cases);
+        let (other, _) = outcome(&device(order, None), &cases);
         for (index, (forward, other)) in forward.iter().zip(&other).enumerate() {
             assert!(forward == other, "{order:?} changes outcome {index} of {:?}", names(&cases));
         }
@@ -81,4 +91,22 @@ fn no_order_changes_a_bit() {
 
 fn names(cases: &[Case]) -> Vec<&str> {
     cases.iter().map(|case| case.name.as_str()).collect()
+}
+
+/// With the results that they have without: a sanitizer's build rounds as any other does.
+#[test]
+fn sanitizers_find_nothing() {
+    let mut cases = cases();
+    // Each dispatch is a process.
+    for case in &mut cases {
+        case.steps.truncate(2);
+    }
+    let (expected, _) = outcome(&device(LaneOrder::Reverse, None), &cases);
+    for sanitized in
+        [(Sanitizer::AddressUndefined, is_sanitized as fn(&str) -> bool), (Sanitizer::Thread, has_barriers)]
+    {
+        let (found, _) = outcome(&device(LaneOrder::Reverse, Some(sanitized)), &cases);
+        assert!(found == expected, "{:?}", sanitized.0);
+    }
+    assert!(FILES.iter().filter(|(file, _)| has_barriers(file)).count() >= 4);
 }

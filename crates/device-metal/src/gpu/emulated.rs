@@ -31,6 +31,9 @@ pub struct Options {
     pub threads: usize,
     /// Whether bytes are counted.
     pub counting: bool,
+    /// A sanitizer, and the files whose kernels run under it: in a process of their own, where nothing is counted and bindings have
+    /// no limits.
+    pub sanitized: Option<(emulator::Sanitizer, fn(&str) -> bool)>,
 }
 
 impl Options {
@@ -42,6 +45,7 @@ impl Options {
             order: emulator::LaneOrder::Forward,
             threads: 1,
             counting: false,
+            sanitized: None,
         }
     }
 }
@@ -106,6 +110,8 @@ type PipelineKey = (Kernel, Vec<(u16, u8, u32)>);
 /// The compiler and what it compiled.
 struct Shaders {
     compiler: emulator::Compiler,
+    /// For the files that run under a sanitizer.
+    sanitizing: Option<(emulator::Compiler, fn(&str) -> bool)>,
     libraries: Mutex<HashMap<&'static str, emulator::Library>>,
 }
 
@@ -116,7 +122,11 @@ impl Shaders {
             return Ok(library.clone());
         }
         let source = kernel.text().ok_or_else(|| failed(&format!("no shader file {}", kernel.file)))?;
-        let library = self.compiler.compile(kernel.file, source, kernels::HEADERS);
+        let compiler = match &self.sanitizing {
+            Some((compiler, is_sanitized)) if is_sanitized(kernel.file) => compiler,
+            _ => &self.compiler,
+        };
+        let library = compiler.compile(kernel.file, source, kernels::HEADERS);
         let library = library.map_err(|error| failed(&error))?;
         libraries.insert(kernel.file, library.clone());
         Ok(library)
@@ -175,13 +185,20 @@ impl EmulatedGpu {
     /// # Errors
     /// There is no clang, in words that say what to install.
     pub fn new(options: &Options) -> Result<EmulatedGpu> {
-        let mut settings = emulator::Options::new(&options.cache);
-        settings.counting = options.counting;
-        let compiler = emulator::Compiler::new(settings).map_err(|error| Error::Unsupported {
-            device: NAME,
-            what: "running shaders on this machine".to_owned(),
-            hint: error.to_string(),
-        })?;
+        let compiler = |sanitizer: emulator::Sanitizer| {
+            let mut settings = emulator::Options::new(&options.cache);
+            (settings.counting, settings.sanitizer) = (options.counting, sanitizer);
+            emulator::Compiler::new(settings).map_err(|error| Error::Unsupported {
+                device: NAME,
+                what: "running shaders on this machine".to_owned(),
+                hint: error.to_string(),
+            })
+        };
+        let sanitizing = match options.sanitized {
+            Some((sanitizer, is_sanitized)) => Some((compiler(sanitizer)?, is_sanitized)),
+            None => None,
+        };
+        let compiler = compiler(emulator::Sanitizer::None)?;
         let facts = Facts {
             n_cores: crate::profile::cores_of(&options.chip),
             name: format!("{}, emulated", options.chip),
@@ -195,7 +212,7 @@ impl EmulatedGpu {
         };
         let run = emulator::RunOptions { order: options.order, threads: options.threads.max(1) };
         let order = options.order;
-        let shaders = Arc::new(Shaders { compiler, libraries: Mutex::default() });
+        let shaders = Arc::new(Shaders { compiler, sanitizing, libraries: Mutex::default() });
         Ok(EmulatedGpu { shaders, facts, order, run, pipelines: Mutex::default(), trace: Arc::default() })
     }
 
