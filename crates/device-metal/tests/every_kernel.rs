@@ -10,7 +10,7 @@ use crate::launch::compile_strict;
 use device::testing::{Case, check_op_cases, run};
 use device::{Device, OpKind, Plan, fusion};
 use ingle_device_metal::MetalDevice;
-use ingle_device_metal::gpu::emulated::{EmulatedGpu, Options};
+use ingle_device_metal::gpu::emulated::{EmulatedGpu, IsOf, Options};
 use ingle_device_metal::kernels::{FILES, Kernel};
 use metal_emulator::{LaneOrder, Sanitizer};
 
@@ -39,7 +39,7 @@ fn has_barriers(file: &str) -> bool {
 }
 
 /// A device in an order of lanes, or with kernels under a sanitizer.
-fn device(order: LaneOrder, sanitized: Option<(Sanitizer, fn(&str) -> bool)>) -> MetalDevice<EmulatedGpu> {
+fn device(order: LaneOrder, sanitized: Option<(Sanitizer, IsOf)>) -> MetalDevice<EmulatedGpu> {
     let cache = concat!(env!("CARGO_TARGET_TMPDIR"), "/shaders");
     MetalDevice::new(EmulatedGpu::new(&Options { order, sanitized, ..Options::new(cache) }).unwrap())
 }
@@ -102,8 +102,7 @@ fn sanitizers_find_nothing() {
         case.steps.truncate(2);
     }
     let (expected, _) = outcome(&device(LaneOrder::Reverse, None), &cases);
-    for sanitized in
-        [(Sanitizer::AddressUndefined, is_sanitized as fn(&str) -> bool), (Sanitizer::Thread, has_barriers)]
+    for sanitized in [(Sanitizer::AddressUndefined, is_sanitized as IsOf), (Sanitizer::Thread, has_barriers)]
     {
         let (found, _) = outcome(&device(LaneOrder::Reverse, Some(sanitized)), &cases);
         assert!(found == expected, "{:?}", sanitized.0);

@@ -18,6 +18,9 @@ use std::time::Instant;
 /// The name on the command line.
 const NAME: &str = "metal-emulated";
 
+/// Whether a file of kernels, by its path, is one of those meant.
+pub type IsOf = fn(&str) -> bool;
+
 /// How it emulates.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -33,7 +36,7 @@ pub struct Options {
     pub counting: bool,
     /// A sanitizer, and the files whose kernels run under it: in a process of their own, where nothing is counted and bindings have
     /// no limits.
-    pub sanitized: Option<(emulator::Sanitizer, fn(&str) -> bool)>,
+    pub sanitized: Option<(emulator::Sanitizer, IsOf)>,
 }
 
 impl Options {
@@ -111,7 +114,7 @@ type PipelineKey = (Kernel, Vec<(u16, u8, u32)>);
 struct Shaders {
     compiler: emulator::Compiler,
     /// For the files that run under a sanitizer.
-    sanitizing: Option<(emulator::Compiler, fn(&str) -> bool)>,
+    sanitizing: Option<(emulator::Compiler, IsOf)>,
     libraries: Mutex<HashMap<&'static str, emulator::Library>>,
 }
 
