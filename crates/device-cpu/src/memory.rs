@@ -1,6 +1,7 @@
 //! Memory of a program: zeroed buffers, and lazily committed address space for KV pages and interleaved weights.
 
 use device::{Error, Result};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
 fn refused(what: &str, bytes: usize) -> Error {
@@ -10,9 +11,12 @@ fn refused(what: &str, bytes: usize) -> Error {
 /// Zeroed memory, aligned to a cache line. The system gives it page by page when it is first touched, so that loading does
 /// not wait for the room of long prompts.
 pub struct Buffer {
-    start: NonNull<u8>,
-    bytes: usize,
+    allocation: NonNull<u8>,
+    layout: Layout,
 }
+
+/// Of a buffer's first byte.
+const ALIGNMENT: usize = 64;
 
 // SAFETY: it owns its memory; who may touch it when is the program's business.
 unsafe impl Send for Buffer {}
@@ -25,20 +29,25 @@ impl Buffer {
     /// # Errors
     /// The system refuses.
     pub fn zeroed(what: &str, bytes: usize) -> Result<Buffer> {
-        let bytes = bytes.max(1);
-        let start = system::reserve(bytes).ok_or_else(|| refused(what, bytes))?;
-        Ok(Buffer { start, bytes })
+        // Aligned here: memory that the allocator has to align is cleared by it at once, rather than by the system when touched.
+        let layout = bytes.checked_add(ALIGNMENT).and_then(|bytes| Layout::from_size_align(bytes, 16).ok());
+        let layout = layout.ok_or_else(|| refused(what, bytes))?;
+        // SAFETY: the layout's size is not zero.
+        let allocation = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(|| refused(what, bytes))?;
+        Ok(Buffer { allocation, layout })
     }
 
     /// Its first byte.
     pub fn start(&self) -> *mut u8 {
-        self.start.as_ptr()
+        let start = self.allocation.as_ptr();
+        start.wrapping_add(start.align_offset(ALIGNMENT))
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        system::free(self.start, self.bytes);
+        // SAFETY: allocated with this layout.
+        unsafe { dealloc(self.allocation.as_ptr(), self.layout) }
     }
 }
 
