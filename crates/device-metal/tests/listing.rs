@@ -42,10 +42,13 @@ const CPU_ONLY: &[&str] = &[
     "linear/gemm_avx512",
     "linear/gemm_words_avx2",
     "linear/interleaved",
+    "linear/interleaved_amx",
     "linear/interleaved_avx2",
     "linear/interleaved_avx512",
     "linear/interleaved_i8mm",
     "linear/interleaved_neon",
+    // Blocks of rows as tiles, at load; Metal uses weights in place.
+    "linear/make_tile",
     "linear/neon",
     "linear/portable",
     "linear/scalar",
