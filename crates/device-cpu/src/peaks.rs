@@ -195,13 +195,7 @@ fn int8(isa: Isa) -> usize {
             unsafe { work() };
             BATCH * 10 * 32 * 2
         }
-        #[cfg(target_arch = "x86_64")]
-        Isa::Amx => {
-            // SAFETY: as above.
-            BATCH * unsafe { crate::kernels::linear::int8_products(isa, BATCH) }
-        }
-        #[cfg(target_arch = "aarch64")]
-        Isa::Neon | Isa::Dotprod | Isa::I8mm => {
+        Isa::Amx | Isa::Neon | Isa::Dotprod | Isa::I8mm => {
             // SAFETY: the device checked that the instruction set is available.
             BATCH * unsafe { crate::kernels::linear::int8_products(isa, BATCH) }
         }

@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
+use device_cpu::Isa;
 
 /// Which model, and how it is loaded.
 #[derive(Args, Clone, Debug)]
@@ -125,8 +127,8 @@ pub struct DeviceArgs {
     pub threads: Option<usize>,
 
     /// Use this instruction set instead of the best that the processor reports
-    #[arg(long, value_enum)]
-    pub isa: Option<IsaName>,
+    #[arg(long, value_parser = isa_parser())]
+    pub isa: Option<Isa>,
 
     /// Read the file into memory instead of mapping it (for files that may change while in use)
     #[arg(long)]
@@ -334,16 +336,10 @@ pub enum DeviceName {
     MetalEmulated,
 }
 
-/// `--isa`
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum IsaName {
-    Scalar,
-    Avx2,
-    Avx512,
-    Amx,
-    Neon,
-    Dotprod,
-    I8mm,
+/// `--isa`: the names that the device gives.
+fn isa_parser() -> impl TypedValueParser<Value = Isa> {
+    PossibleValuesParser::new(Isa::ALL.map(Isa::name))
+        .try_map(|name| Isa::from_name(&name).ok_or("not an instruction set"))
 }
 
 /// `--kv-type`

@@ -10,7 +10,7 @@ use formats::base::PublicKey;
 use formats::{Access, Checkpoint, Verify};
 
 use crate::args::{
-    DeviceArgs, DeviceName, FetchArgs, IsaName, KvTypeName, LoadArgs, ModelArgs, PrefillArgs, PrefillName,
+    DeviceArgs, DeviceName, FetchArgs, KvTypeName, LoadArgs, ModelArgs, PrefillArgs, PrefillName,
     SpeculateArgs, SpeculateName, VerifyArgs,
 };
 use crate::progress::Bar;
@@ -53,16 +53,8 @@ pub fn access(args: &DeviceArgs) -> Access {
 pub fn device(args: &DeviceArgs) -> anyhow::Result<Arc<dyn Device>> {
     Ok(match args.device {
         DeviceName::Cpu => {
-            let isa = args.isa.map(|isa| match isa {
-                IsaName::Scalar => device_cpu::Isa::Scalar,
-                IsaName::Avx2 => device_cpu::Isa::Avx2,
-                IsaName::Avx512 => device_cpu::Isa::Avx512,
-                IsaName::Amx => device_cpu::Isa::Amx,
-                IsaName::Neon => device_cpu::Isa::Neon,
-                IsaName::Dotprod => device_cpu::Isa::Dotprod,
-                IsaName::I8mm => device_cpu::Isa::I8mm,
-            });
-            Arc::new(device_cpu::CpuDevice::new(device_cpu::Options { threads: args.threads, isa })?)
+            let options = device_cpu::Options { threads: args.threads, isa: args.isa };
+            Arc::new(device_cpu::CpuDevice::new(options)?)
         }
         DeviceName::Reference => Arc::new(match args.threads {
             Some(n_threads) => device::interpreter::Reference::new(n_threads),
