@@ -45,6 +45,11 @@ arguments! {
         n_experts: u32,
         /// Experts: those of a row.
         experts_per_row: u32,
+        /// Floats from one row of what the product is a gate of to the next.
+        up_stride: u32,
+        reserved0: u32,
+        reserved1: u32,
+        reserved2: u32,
     }
     /// `linear_<type>_merged` (`linear/arguments.h`)
     MergedArguments {

@@ -164,6 +164,13 @@ impl Call {
         self
     }
 
+    fn read_or_any(self, index: u8, value: Option<(Place, usize)>, anything: Place) -> Call {
+        match value {
+            Some(value) => self.read(index, value),
+            None => self.bind(index, anything),
+        }
+    }
+
     fn write(mut self, index: u8, (place, bytes): (Place, usize)) -> Call {
         self.writes.push(region(place, bytes));
         self.bindings.push(Binding { index, place, len: bytes as u64 });
@@ -357,11 +364,19 @@ impl<G: Gpu> Draft<'_, G> {
         (place, value_bytes(self.compiler.plan.value(id), self.compiler.limits))
     }
 
+    /// The same from a column of its first row on.
+    fn columns_from(&self, id: ValueId, first: usize) -> (Place, usize) {
+        let (place, bytes) = self.value(id);
+        (Place { offset: place.offset + 4 * first as u64, ..place }, bytes - 4 * first)
+    }
+
     fn unit(&mut self, unit: &Unit) -> Result<()> {
         match unit {
             Unit::Projection(p) => self.projection(p),
+            Unit::Gated { product, by } => self.gated(product, by),
             Unit::Join(join) => self.join(join),
             Unit::QkRopeKv(heads) => self.qk_rope_kv(heads),
+            Unit::QRope(queries) => self.q_rope(queries),
             Unit::ExpertGateUp { .. } | Unit::ExpertDownSum { .. } => self.expert_unit(unit),
             Unit::Primitive(op) => self.primitive(op),
         }

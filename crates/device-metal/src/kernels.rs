@@ -293,6 +293,8 @@ pub mod linear {
     pub const EXPERTS_SUM: u16 = 15;
     /// A dense product runs in the same dispatch.
     pub const BESIDE: u16 = 16;
+    /// The product is a gate of rows that are given.
+    pub const UP: u16 = 17;
 }
 
 /// Indices of function constants, as `join.h` lists them.

@@ -189,6 +189,7 @@ impl Scratch {
                 Unit::Primitive(Op::Attention { n_heads, layer, .. })
                 | Unit::Primitive(Op::CrossAttention { n_heads, layer, .. }) => Some(heads(*n_heads, *layer)),
                 Unit::QkRopeKv(h) => h.chains.attention.map(|a| heads(a.n_heads, h.chains.layer)),
+                Unit::QRope(q) => Some(heads(q.attention.n_heads, q.layer)),
                 _ => None,
             };
             if let Some((n_heads, head_dim)) = split {

@@ -1,14 +1,17 @@
 //! From nodes to what the kernels run: each node becomes one [`Unit`], or, where no kernel runs a fused Op as a whole, one
-//! for each of its parts. Then neighbouring units that have a kernel together are joined: those of heads (`heads`), of a mixture
-//! of experts (`experts`), and what a branch adds to the residual stream (`residual`). Pure: it names values and weights, and takes no
+//! for each of its parts. Then neighbouring units that have a kernel together are joined: those of heads (`heads`), of a gate of
+//! columns (`gates`), of a mixture of experts (`experts`), and what a branch adds to the residual stream (`residual`). Pure: it names values and weights, and takes no
 //! memory.
 
 mod experts;
+mod gates;
 mod heads;
 mod residual;
 
-use device::lower::{HeadChain, Norm, Projection, QkRopeKv, Tail, norm_add, projection, qk_rope_kv};
-use device::{Activation, FusedKind, Op, Plan, ValueId, WeightId};
+use device::lower::{
+    AttentionOf, HeadChain, Norm, Projection, QkRopeKv, Tail, norm_add, projection, qk_rope_kv,
+};
+use device::{Activation, FusedKind, KvLayerId, Op, Plan, ValueId, WeightId};
 
 /// What one or a few dispatches run.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,10 +20,19 @@ pub enum Unit {
     Primitive(Op),
     /// Linears with what stands before and after them.
     Projection(Projection),
+    /// A Linear and the Gate that it opens to columns of another value.
+    Gated {
+        /// One matrix, stored.
+        product: Projection,
+        /// What it opens to.
+        by: GivenUp,
+    },
     /// What a branch adds to the residual stream.
     Join(Join),
     /// Heads on their way to the cache, and attention.
     QkRopeKv(Heads),
+    /// Query heads on their way to an attention over what another layer wrote.
+    QRope(Queries),
     /// Two ExpertLinears of the same rows and ids, and the Gate of the two; before them a norm of the rows.
     ExpertGateUp {
         /// `(n, n_in)`: what is normalised, or read.
@@ -57,6 +69,30 @@ pub enum Unit {
         /// `(n, n_out)`
         out: ValueId,
     },
+}
+
+/// `out = kind(product) * up[:, first .. first + columns of the product]`
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GivenUp {
+    /// The function.
+    pub kind: Activation,
+    /// `(n, any)`
+    pub up: ValueId,
+    /// The first of its columns.
+    pub first: usize,
+    /// Where it goes.
+    pub out: ValueId,
+}
+
+/// Norm and Rope of query heads, and the attention.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Queries {
+    /// Nobody but the attention reads its end.
+    pub q: HeadChain,
+    /// What is read.
+    pub layer: KvLayerId,
+    /// The attention.
+    pub attention: AttentionOf,
 }
 
 /// `out = factor * (residual + norm(branch))`
@@ -135,7 +171,9 @@ impl Unit {
                     Tail::Gate { out, .. } => inside.chain(matrices).chain([out]).collect(),
                 }
             }
+            Unit::Gated { by, .. } => vec![by.out],
             Unit::Join(Join { out, .. }) => vec![*out],
+            Unit::QRope(Queries { q, attention, .. }) => vec![q.end, attention.out],
             Unit::ExpertGateUp { norm, out, .. } => norm.iter().map(|(_, out)| *out).chain([*out]).collect(),
             Unit::QkRopeKv(Heads { chains, .. }) => {
                 let chain = |chain: &HeadChain| (!chain.is_empty()).then_some(chain.end);
@@ -157,6 +195,8 @@ impl Unit {
                 let residual = if let Tail::Add { residual, .. } = p.tail { Some(residual) } else { None };
                 [p.x].into_iter().chain(residual).collect()
             }
+            Unit::Gated { product, by } => vec![product.x, by.up],
+            Unit::QRope(Queries { q, .. }) => vec![q.x],
             Unit::Join(Join { x, pair, residual, .. }) => {
                 [*x, *residual].into_iter().chain(pair.map(|pair| pair.other)).collect()
             }
@@ -200,9 +240,17 @@ pub fn lower(plan: &Plan) -> Vec<Lowered> {
         }
     }
     let readers = Readers::of(plan);
-    [heads::linears, heads::norms, experts::products, experts::beside, residual::pairs, residual::factors]
-        .into_iter()
-        .fold(lowered, |lowered, joined| rewrite(&lowered, |rest| joined(plan, &readers, rest)))
+    let joins = [
+        heads::linears,
+        heads::norms,
+        heads::queries,
+        gates::columns,
+        experts::products,
+        experts::beside,
+        residual::pairs,
+        residual::factors,
+    ];
+    joins.into_iter().fold(lowered, |lowered, joined| rewrite(&lowered, |rest| joined(plan, &readers, rest)))
 }
 
 /// What joins the first of some units: the unit that they become, and how many they are.
@@ -252,7 +300,11 @@ pub fn reader_behind(mut id: ValueId, mut rest: &[Lowered]) -> Option<(usize, &P
         (id, rest) = (*out, behind);
     }
     match rest {
-        [Lowered { last, unit: Unit::Projection(p), .. }, ..] if p.x == id => Some((*last, p)),
+        [Lowered { last, unit: Unit::Projection(p) | Unit::Gated { product: p, .. }, .. }, ..]
+            if p.x == id =>
+        {
+            Some((*last, p))
+        }
         _ => None,
     }
 }
@@ -352,6 +404,8 @@ mod tests {
                 Unit::Primitive(Op::Route { .. }) => 'r',
                 Unit::ExpertGateUp { .. } => 'g',
                 Unit::ExpertDownSum { .. } => 'd',
+                Unit::QRope(_) => 'Q',
+                Unit::Gated { .. } => 'i',
                 Unit::Join(_) => 'j',
                 _ => '?',
             })
@@ -400,6 +454,7 @@ mod tests {
             (Norms::Around, "eNTLjGLjNTLjGLjsN?m"),
             (Norms::Behind, "eLTLjGLjLTLjGLjsN?m"),
             (Norms::AroundExperts, "eNTLjNrGgdjNTLjNrGgdjsN?m"),
+            (Norms::AroundInputs, "eLNTLjGLjiLjNQLjGLjiLjsN?m"),
         ] {
             let plan = layers_with_norms(1, 2, 64, BlockType::Q8_0, norms);
             assert_eq!(letters(&fused(&plan)), expected, "{norms:?}");

@@ -13,9 +13,9 @@ use crate::arguments::{
 };
 use crate::gpu::{Gpu, Place};
 use crate::kernels::{self, Kernel, attention, constant};
-use crate::lower::Heads;
+use crate::lower::{Heads, Queries};
 use crate::table::{Extent, RowClass, When};
-use device::lower::HeadChain;
+use device::lower::{AttentionOf, HeadChain};
 use device::{KvLayerId, Op, Result, Rows, ValueId, WeightId};
 
 /// Rows that are decoded at most, rather than gone through by tiles.
@@ -58,7 +58,9 @@ struct Attention<'a> {
     window: Option<usize>,
     sinks: Option<WeightId>,
     out: ValueId,
-    /// Norm, turn and store before it, in the same dispatch.
+    /// Norm and turn of the query heads before it, in the same dispatch.
+    turned: Option<HeadChain>,
+    /// And norm, turn and store of keys and values.
     fused: Option<&'a Heads>,
 }
 
@@ -97,89 +99,111 @@ impl<G: Gpu> Draft<'_, G> {
     /// Heads on their way to the cache, and the attention behind them.
     pub(super) fn qk_rope_kv(&mut self, heads: &Heads) -> Result<()> {
         let unit = &heads.chains;
-        let head_dim = self.compiler.plan.kv.layer(unit.layer).head_dim;
         let attention = match (unit.attention, unit.q) {
-            (Some(a), Some(q)) => Some(Attention {
-                q: q.end,
-                source: Source::Sequence(unit.layer),
-                n_heads: a.n_heads,
-                head_dim,
-                scale: a.scale,
-                softcap: a.softcap,
-                window: a.window,
-                sinks: a.sinks,
-                out: a.out,
-                fused: None,
-            }),
+            (Some(a), Some(q)) => Some(self.attention_of(&a, q.end, unit.layer)),
             _ => None,
         };
         let escapes =
             unit.k.escapes && !unit.k.is_empty() || unit.q.is_some_and(|q| q.escapes && !q.is_empty());
         match attention {
-            // The rows of a step may be of one sequence, unless there is but one.
-            Some(attention)
-                if self.tokens == RowClass::One
-                    && !escapes
-                    && head_dim <= MOST_COLUMNS
-                    && !self.compiler.is_deterministic() =>
-            {
-                self.attend(&Attention { fused: Some(heads), ..attention })
+            Some(attention) if !escapes && self.turns(&attention) => {
+                self.attend(&Attention { turned: unit.q, fused: Some(heads), ..attention })
             }
             attention => {
-                self.heads_to_cache(heads, head_dim)?;
+                let (q, k) = (unit.q.filter(|q| !q.is_empty()), unit.k);
+                match q.is_none() && k.is_empty() && heads.v_norm.is_none() {
+                    true => self.kv_write(k.x, unit.v, unit.layer)?,
+                    false => self.turn_heads(unit.layer, q, Some(heads))?,
+                }
                 attention.map_or(Ok(()), |attention| self.attend(&attention))
             }
         }
     }
 
-    fn heads_to_cache(&mut self, heads: &Heads, head_dim: usize) -> Result<()> {
-        let c = self.compiler;
-        let unit = &heads.chains;
-        let (q, k) = (unit.q.filter(|q| !q.is_empty()), unit.k);
-        if q.is_none() && k.is_empty() && heads.v_norm.is_none() {
-            return self.kv_write(k.x, unit.v, unit.layer);
+    /// Query heads, and the attention behind them, over what another layer wrote.
+    pub(super) fn q_rope(&mut self, Queries { q, layer, attention }: &Queries) -> Result<()> {
+        let attention = self.attention_of(attention, q.end, *layer);
+        if self.turns(&attention) {
+            return self.attend(&Attention { turned: Some(*q), ..attention });
         }
+        self.turn_heads(*layer, Some(*q), None)?;
+        self.attend(&attention)
+    }
+
+    /// An attention over a layer of the row's own sequence.
+    fn attention_of(&self, a: &AttentionOf, q: ValueId, layer: KvLayerId) -> Attention<'static> {
+        Attention {
+            q,
+            source: Source::Sequence(layer),
+            n_heads: a.n_heads,
+            head_dim: self.compiler.plan.kv.layer(layer).head_dim,
+            scale: a.scale,
+            softcap: a.softcap,
+            window: a.window,
+            sinks: a.sinks,
+            out: a.out,
+            turned: None,
+            fused: None,
+        }
+    }
+
+    /// Whether an attention turns its heads itself. The rows of a step may be of one sequence, unless there is but one.
+    fn turns(&self, a: &Attention) -> bool {
+        self.tokens == RowClass::One && a.head_dim <= MOST_COLUMNS && !self.compiler.is_deterministic()
+    }
+
+    /// A dispatch that normalises and turns query heads, and takes those of keys and values to the cache.
+    fn turn_heads(&mut self, layer: KvLayerId, q: Option<HeadChain>, kv: Option<&Heads>) -> Result<()> {
+        let c = self.compiler;
+        let head_dim = c.plan.kv.layer(layer).head_dim;
+        let (k, v_norm) = (kv.map(|heads| heads.chains.k), kv.and_then(|heads| heads.v_norm));
+        let turn = |chain: &Option<HeadChain>| {
+            chain.as_ref().map_or_else(Default::default, |chain| self.turn(chain, head_dim))
+        };
         let args = QkRopeKvArguments {
-            pages: c.pages(unit.layer),
-            q: q.map_or_else(Default::default, |q| self.turn(&q, head_dim)),
-            k: self.turn(&k, head_dim),
-            v_eps: heads.v_norm.map_or(0.0, |norm| norm.eps),
+            pages: c.pages(layer),
+            q: turn(&q),
+            k: turn(&k),
+            v_eps: v_norm.map_or(0.0, |norm| norm.eps),
             ..Default::default()
         };
-        let k_out = k.escapes && !k.is_empty();
+        let k_out = k.filter(|k| k.escapes && !k.is_empty());
         let call = self
             .step_call("qk_rope_kv.metal", &args)
             .uint(constant::KV_TYPE, kernels::kv_kind(c.limits.kv_type))
             .bool(constant::Q_NORM, q.is_some_and(|q| q.norm.is_some()))
-            .bool(constant::K_NORM, k.norm.is_some())
+            .bool(constant::K_NORM, k.is_some_and(|k| k.norm.is_some()))
             .bool(constant::Q_WEIGHT, q.as_ref().and_then(norm_weight).is_some())
-            .bool(constant::K_WEIGHT, norm_weight(&k).is_some())
+            .bool(constant::K_WEIGHT, k.as_ref().and_then(norm_weight).is_some())
             .uint(constant::Q_ROPE, q.as_ref().map_or(0, style))
-            .uint(constant::K_ROPE, style(&k))
-            .bool(constant::K_OUT, k_out)
-            .bool(constant::V_NORM, heads.v_norm.is_some())
-            .bool(constant::WHOLE_ROWS, heads.whole_rows)
-            .read(3, self.value(k.x))
-            .read(4, self.value(unit.v));
+            .uint(constant::K_ROPE, k.as_ref().map_or(0, style))
+            .bool(constant::K_OUT, k_out.is_some())
+            .bool(constant::V_NORM, v_norm.is_some())
+            .bool(constant::WHOLE_ROWS, kv.is_some_and(|heads| heads.whole_rows))
+            .read_or_any(3, k.map(|k| self.value(k.x)), c.anything())
+            .read_or_any(4, kv.map(|heads| self.value(heads.chains.v)), c.anything());
         let call = match q {
             Some(q) => call.read(2, self.value(q.x)).write(5, self.value(q.end)),
             None => call.bind(2, c.anything()).bind(5, c.anything()),
         };
         let call = match k_out {
-            true => call.write(14, self.value(k.end)),
-            false => call.bind(14, c.anything()),
+            Some(k) => call.write(14, self.value(k.end)),
+            None => call.bind(14, c.anything()),
         };
         let mut call = self
             .bind_tables(call, 6)
-            .bind(9, c.pool(unit.layer))
+            .bind(9, c.pool(layer))
             .bind(10, c.weight_or_any(q.as_ref().and_then(norm_weight))?)
-            .bind(11, c.weight_or_any(norm_weight(&k))?)
+            .bind(11, c.weight_or_any(k.as_ref().and_then(norm_weight))?)
             .bind(12, c.weight_or_any(q.as_ref().and_then(frequencies))?)
-            .bind(13, c.weight_or_any(frequencies(&k))?);
-        call.writes.push(kv_region(unit.layer));
+            .bind(13, c.weight_or_any(k.as_ref().and_then(frequencies))?);
+        let mut n_heads = args.q.n_heads;
+        if kv.is_some() {
+            n_heads += 2 * args.pages.n_kv_heads;
+            call.writes.push(kv_region(layer));
+        }
         call.threadgroup_bytes = head_dim as u32 * 4;
-        let heads = Extent::Fixed(args.q.n_heads + 2 * args.pages.n_kv_heads);
-        self.push(call.grid([heads, each(Rows::Tokens), ONE], 32))
+        self.push(call.grid([Extent::Fixed(n_heads), each(Rows::Tokens), ONE], 32))
     }
 
     /// The attentions by themselves.
@@ -188,18 +212,9 @@ impl<G: Gpu> Draft<'_, G> {
         let kv = |layer: &KvLayerId| c.plan.kv.layer(*layer);
         match op {
             Op::Attention { q, layer, n_heads, scale, softcap, window, sinks, out } => {
-                self.attend(&Attention {
-                    q: *q,
-                    source: Source::Sequence(*layer),
-                    n_heads: *n_heads,
-                    head_dim: kv(layer).head_dim,
-                    scale: *scale,
-                    softcap: *softcap,
-                    window: *window,
-                    sinks: *sinks,
-                    out: *out,
-                    fused: None,
-                })
+                let (n_heads, scale, softcap, window) = (*n_heads, *scale, *softcap, *window);
+                let of = AttentionOf { n_heads, scale, softcap, window, sinks: *sinks, out: *out };
+                self.attend(&self.attention_of(&of, *q, *layer))
             }
             Op::CrossAttention { q, layer, n_heads, scale, out } => self.attend(&Attention {
                 q: *q,
@@ -211,6 +226,7 @@ impl<G: Gpu> Draft<'_, G> {
                 window: None,
                 sinks: None,
                 out: *out,
+                turned: None,
                 fused: None,
             }),
             Op::SelfAttention { q, k, v, n_heads, scale, out } => self.attend(&Attention {
@@ -223,6 +239,7 @@ impl<G: Gpu> Draft<'_, G> {
                 window: None,
                 sinks: None,
                 out: *out,
+                turned: None,
                 fused: None,
             }),
             Op::CrossScores { q, layer, n_heads, heads, scale, out } => {
@@ -269,7 +286,7 @@ impl<G: Gpu> Draft<'_, G> {
                 (PagesArguments { n_kv_heads, head_dim, ..Default::default() }, 0)
             }
         };
-        let q = a.fused.and_then(|heads| heads.chains.q);
+        let q = a.turned;
         let k = a.fused.map(|heads| heads.chains.k);
         let v_norm = a.fused.and_then(|heads| heads.v_norm);
         let turn = |chain: &Option<HeadChain>| {
@@ -363,7 +380,7 @@ impl<G: Gpu> Draft<'_, G> {
         let simdgroups = c.profile.attention_simdgroups as usize;
         let mut call = self.attention_call(Kernel { file, function }, a, n_splits);
         // One row's turn and store; the row's own key and value are seen too.
-        let (q, k) = (a.fused.and_then(|heads| heads.chains.q), a.fused.map(|heads| heads.chains.k));
+        let (q, k) = (a.turned, a.fused.map(|heads| heads.chains.k));
         let from = q.map_or(a.q, |q| q.x);
         call = call
             .read(2, self.value(from))
@@ -395,7 +412,11 @@ impl<G: Gpu> Draft<'_, G> {
         let columns = a.head_dim.next_multiple_of(4);
         call.threadgroup_bytes = 4 * ((heads + 2).max(simdgroups) * columns + simdgroups * heads * 34) as u32;
         call.when = when;
-        let fused = if a.fused.is_some() { "qk_norm + rope + kv_write + " } else { "" };
+        let fused = match (a.fused, a.turned) {
+            (Some(_), _) => "qk_norm + rope + kv_write + ",
+            (None, Some(_)) => "q_norm + rope + ",
+            (None, None) => "",
+        };
         let split = if n_splits.is_some() { " (split)" } else { "" };
         call.name = Some(format!("{fused}{}{split}", call.kernel.function));
         let groups = [self.head_groups(a), n_splits.unwrap_or(1)].map(|n| Extent::Fixed(n as u32));

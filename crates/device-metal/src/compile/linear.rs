@@ -8,7 +8,7 @@ use super::{Call, Draft, ONE, each, per_token};
 use crate::arguments::{EmbedArguments, JoinedArguments, LinearArguments};
 use crate::gpu::{Constant, Gpu, Place};
 use crate::kernels::{self, Kernel, linear};
-use crate::lower::{Join, Lowered, Unit};
+use crate::lower::{GivenUp, Join, Lowered, Unit};
 use crate::table::{Extent, RowClass, When};
 use device::lower::{MatrixOf, Norm, Projection, Tail};
 use device::{Activation, Op, Result, Rows, ValueId, Weight, WeightId};
@@ -41,6 +41,8 @@ struct Product<'a> {
     mixed: Option<String>,
     /// Gate: the function and where it goes.
     gate: Option<(Activation, ValueId)>,
+    /// What the product is a gate of.
+    given_up: Option<GivenUp>,
     /// Residual and where the sum goes.
     add: Option<(ValueId, ValueId)>,
     /// The bound of the product.
@@ -154,7 +156,9 @@ impl<G: Gpu> Draft<'_, G> {
         };
         for matrices in parts {
             let mixed = mixed.clone();
-            let product = Product { x, norm, matrices, mixed, gate, add, softcap, bests, join, when };
+            let given_up = None;
+            let product =
+                Product { x, norm, matrices, mixed, gate, given_up, add, softcap, bests, join, when };
             self.product(schedule, &product)?;
         }
         match p.tail {
@@ -164,6 +168,24 @@ impl<G: Gpu> Draft<'_, G> {
             }
             _ => Ok(()),
         }
+    }
+
+    /// A matrix whose products open to columns of another value.
+    pub(super) fn gated(&mut self, p: &Projection, by: &GivenUp) -> Result<()> {
+        let product = Product {
+            x: p.x,
+            norm: None,
+            matrices: &p.matrices,
+            mixed: None,
+            gate: None,
+            given_up: Some(*by),
+            add: None,
+            softcap: None,
+            bests: false,
+            join: self.join.take(),
+            when: When::Always,
+        };
+        self.product(self.schedule(p.x), &product)
     }
 
     /// What stands behind a product and is done with it: its bound, which so is a unit less, and whether the largest is looked for.
@@ -200,6 +222,7 @@ impl<G: Gpu> Draft<'_, G> {
             n_out_2: n_out(2) as u32,
             eps: product.norm.map_or(0.0, |norm| norm.eps),
             softcap: product.softcap.unwrap_or(0.0),
+            up_stride: product.given_up.map_or(0, |by| c.cols(by.up) as u32),
             ..Default::default()
         };
         // Units of rows of weights that a SIMD-group, or a tile, makes.
@@ -241,21 +264,28 @@ impl<G: Gpu> Draft<'_, G> {
                 .bool(linear::TENSOR, c.profile.tensor)
                 .grid([Extent::Fixed(n_units(GEMM_ROWS) as u32), tiles(n), ONE], GEMM_THREADS),
         };
+        let kind = product.gate.map(|(kind, _)| kind).or(product.given_up.map(|by| by.kind));
         let has_bias = product.matrices.iter().any(|m| m.bias.is_some());
         call = call
             .bool(linear::BIAS, has_bias)
             .bool(linear::RESIDUAL, product.add.is_some())
             .bool(linear::GATE, product.gate.is_some())
-            .uint(linear::ACTIVATION, product.gate.map_or(0, |(kind, _)| kernels::activation(kind)))
+            .bool(linear::UP, product.given_up.is_some())
+            .uint(linear::ACTIVATION, kind.map_or(0, kernels::activation))
             .uint(linear::WEIGHTS, product.matrices.len() as u32)
             .bool(linear::SOFTCAP, product.softcap.is_some());
-        if product.join.is_none() {
-            call = call.bind(STEP_AT, c.step_place(0)).read(1, self.value(product.x));
-            call = match product.add {
-                Some((residual, _)) => call.read(15, self.value(residual)),
-                None => call.bind(15, c.anything()),
-            };
-        }
+        let up = product.given_up.map(|by| self.columns_from(by.up, by.first));
+        call = match (&product.join, product.add) {
+            (Some(_), _) => call.read_or_any(25, up, c.anything()),
+            (None, add) => {
+                let other = up.or(add.map(|(residual, _)| self.value(residual)));
+                call.bind(STEP_AT, c.step_place(0)).read(1, self.value(product.x)).read_or_any(
+                    15,
+                    other,
+                    c.anything(),
+                )
+            }
+        };
         call.constants.extend(type_constants(block, n_in));
         for index in 0..3u8 {
             let matrix = product.matrices.get(index as usize);
@@ -266,8 +296,8 @@ impl<G: Gpu> Draft<'_, G> {
             call = call.bind(3 + index, planes[0]).bind(6 + index, planes[1]).bind(9 + index, planes[2]);
             call = call.bind(12 + index, c.weight_or_any(matrix.and_then(|m| m.bias))?);
         }
-        let outs: Vec<ValueId> = match (product.gate, product.add) {
-            (Some((_, out)), _) | (_, Some((_, out))) => vec![out],
+        let outs: Vec<ValueId> = match (product.gate, product.add, product.given_up) {
+            (Some((_, out)), ..) | (_, Some((_, out)), _) | (.., Some(GivenUp { out, .. })) => vec![out],
             _ => product.matrices.iter().map(|m| m.out).collect(),
         };
         for index in 0..3u8 {
@@ -370,9 +400,9 @@ fn product_name(product: &Product, name: &str, schedule: Schedule) -> String {
         1 => String::new(),
         n => format!(" x{n}"),
     };
-    let tail = match (product.gate, product.add) {
-        (Some((kind, _)), _) => format!(" + gate {kind}"),
-        (_, Some(_)) => " + add".to_owned(),
+    let tail = match (product.gate, product.add, product.given_up) {
+        (Some((kind, _)), ..) | (.., Some(GivenUp { kind, .. })) => format!(" + gate {kind}"),
+        (_, Some(_), _) => " + add".to_owned(),
         _ => String::new(),
     };
     let softcap = if product.softcap.is_some() { " + softcap" } else { "" };

@@ -79,6 +79,7 @@ impl<G: Gpu> Draft<'_, G> {
         let mut call = Call::new(kernel, &args)
             .bool(linear::NORM, false)
             .bool(linear::GATE, false)
+            .bool(linear::UP, false)
             .uint(linear::ACTIVATION, 0)
             .uint(linear::WEIGHTS, 1)
             .bool(linear::ARGMAX, false)

@@ -1,4 +1,4 @@
-// Norm and Rope of the heads of q and k, and the KV write of k and v, for many rows.
+// Norm and Rope of the heads of q and k, and the KV write of k and v, for many rows; or norm and Rope of q alone.
 //
 // A SIMD-group makes one head of one row: query heads first, then key heads, then value heads. The head stands in
 // threadgroup memory between norm, turn and store. Sum of squares: each lane every 32nd column, then simd_sum; with FC_WHOLE_ROWS
@@ -9,7 +9,7 @@
 // group, 10 norm weight of q (head_dim, or of all heads), 11 of k, 12 frequencies of q, 13 of k, 14 k_out (as k; as q_out). What the constants
 // leave out may be bound to anything. Constants: FC_KV_TYPE, FC_Q_NORM, FC_K_NORM, FC_Q_WEIGHT, FC_K_WEIGHT, FC_Q_ROPE,
 // FC_K_ROPE, FC_K_OUT, FC_V_NORM, FC_WHOLE_ROWS. Threadgroup memory: 0 head_dim floats, rounded up to 16 bytes.
-// Grid: (q.n_heads + 2 * n_kv_heads, tokens) threadgroups of 32.
+// Grid: (q.n_heads + 2 * n_kv_heads, or q.n_heads alone; tokens) threadgroups of 32.
 #include <metal_stdlib>
 using namespace metal;
 #include "constants.h"

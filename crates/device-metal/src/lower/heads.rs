@@ -1,7 +1,8 @@
-//! What leads to attention: products of the same rows that no norm stands before, and norms that no rule of fusion takes in.
+//! What leads to attention: products of the same rows that no norm stands before, norms that no rule of fusion takes in, and query heads
+//! without a KvWrite.
 
-use super::{Heads, Joined, Lowered, Readers, Unit, whole_norm};
-use device::lower::{Norm, Projection, Tail};
+use super::{Heads, Joined, Lowered, Queries, Readers, Unit, whole_norm};
+use device::lower::{AttentionOf, HeadChain, Norm, Projection, RopeOf, Tail};
 use device::{Op, Plan};
 
 /// Up to three Linears of the same rows.
@@ -56,4 +57,43 @@ pub fn norms(plan: &Plan, readers: &Readers, rest: &[Lowered]) -> Joined {
         }
         _ => None,
     }
+}
+
+/// `[norm of heads] rope attention`, over what was written before.
+pub fn queries(plan: &Plan, readers: &Readers, rest: &[Lowered]) -> Joined {
+    let primitive = |l: &'_ Lowered| match &l.unit {
+        Unit::Primitive(op) => Some(op.clone()),
+        _ => None,
+    };
+    let ops: Vec<Op> = rest.iter().map_while(primitive).take(3).collect();
+    let (norm, behind) = match &ops[..] {
+        [Op::RmsNorm { x, weight, eps, group, out }, behind @ ..] => {
+            (Some((*x, Norm { weight: *weight, eps: *eps }, *group, *out)), behind)
+        }
+        all => (None, all),
+    };
+    let [
+        Op::Rope { x, head_dim, n_dims, style, frequencies, scale: on_turn, out: end },
+        Op::Attention { q, layer, n_heads, scale, softcap, window, sinks, out },
+        ..,
+    ] = behind
+    else {
+        return None;
+    };
+    let fits = q == end
+        && readers.only(*end)
+        && *head_dim == plan.kv.layer(*layer).head_dim
+        && norm.is_none_or(|(_, _, group, out)| group == *head_dim && out == *x && readers.only(out));
+    let rope = RopeOf { frequencies: *frequencies, n_dims: *n_dims, style: *style, scale: *on_turn };
+    let chain = HeadChain {
+        x: norm.map_or(*x, |(x, ..)| x),
+        norm: norm.map(|(_, norm, ..)| norm),
+        rope: Some(rope),
+        end: *end,
+        escapes: false,
+    };
+    let (n_heads, scale, softcap, window) = (*n_heads, *scale, *softcap, *window);
+    let attention = AttentionOf { n_heads, scale, softcap, window, sinks: *sinks, out: *out };
+    let unit = Unit::QRope(Queries { q: chain, layer: *layer, attention });
+    fits.then_some((unit, if norm.is_some() { 3 } else { 2 }))
 }

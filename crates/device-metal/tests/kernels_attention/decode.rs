@@ -128,6 +128,10 @@ fn norm_turn_write_and_attention_in_one() {
             .grid([shape.n_kv_heads * group.div_ceil(heads), splits, 3], 32 * simdgroups);
         let mut outcome = cache.bind(launch.clone()).run();
         let after = Cache { pool: outcome.buffers[&7].clone(), tables: cache.tables.clone(), ..cache };
+        // The same over what is stored then: query heads alone are turned.
+        let queries =
+            launch.clone().flag(FUSED, false).flag(K_NORM, false).flag(K_WEIGHT, false).number(K_ROPE, 0);
+        let of_queries = after.bind(queries).run();
         if splits > 1 {
             outcome = Launch { function: "attention_merge".to_owned(), ..launch }
                 .bytes(10, &outcome.buffers[&10])
@@ -175,6 +179,10 @@ fn norm_turn_write_and_attention_in_one() {
         }
         // Scores of turned and weighted heads are larger.
         check(&format!("{shape:?} fused"), &outcome.floats(9), &expected, 4.0 * F32_BOUND);
+        if splits == 1 {
+            check(&format!("{shape:?} turned"), &of_queries.floats(9), &expected, 4.0 * F32_BOUND);
+        }
+        assert!(of_queries.buffers[&7] == after.pool, "{shape:?}: nothing is written");
     }
 }
 

@@ -27,9 +27,9 @@ pub(super) fn expert_arguments(
     n_out: usize,
     n_experts: usize,
     k: usize,
-) -> [u32; 16] {
-    let mut words = [0; 16];
-    words[..12].copy_from_slice(&arguments(block, n_in, 1, &[n_out]));
+) -> [u32; 20] {
+    let mut words = [0; 20];
+    words[..16].copy_from_slice(&arguments(block, n_in, 1, &[n_out]));
     (words[10], words[11]) = (n_experts as u32, k as u32);
     words
 }
@@ -46,7 +46,7 @@ fn a_dense_product_beside_the_experts() {
         let (bytes, places) = stack(&experts);
         let (own, x) = (normal(&mut rng, k * n_in), normal(&mut rng, dense_in));
         let mut words = expert_arguments(block, n_in, n_out, n_experts, k);
-        words[12..15].copy_from_slice(
+        words[16..19].copy_from_slice(
             &[dense_in, block.row_bytes(dense_in), block.row_scale_bytes(dense_in)].map(|n| n as u32),
         );
         let planes = dense.planes.as_slices();

@@ -175,6 +175,15 @@ fn a_row_that_was_made_has_every_tail() {
         .run();
     check(name, &out.floats(16), &gated(1, &products(&x, n_in, &gate), &products(&x, n_in, &up)), F32_BOUND);
 
+    let columns = normal(&mut rng, 35);
+    let out = branch
+        .launch(base().flag(UP, true).number(ACTIVATION, 1), &[&gate], [4, 1, 2])
+        .floats(25, &columns)
+        .output(16, 35)
+        .run();
+    let columns: Vec<_> = columns.iter().map(|v| (f64::from(*v), 0.0)).collect();
+    check(name, &out.floats(16), &gated(1, &products(&x, n_in, &gate), &columns), F32_BOUND);
+
     let n_out = 67;
     let mut w = stored(&mut rng, "w", n_out, n_in, block, 0.3);
     let row = block.row_bytes(n_in);

@@ -34,6 +34,7 @@ const AFFINE_SYMMETRIC: u16 = 12;
 const OWN_INPUT: u16 = 13;
 const EXPERTS_SUM: u16 = 15;
 const BESIDE: u16 = 16;
+const UP: u16 = 17;
 // Of expert_groups, as constants.h numbers it.
 const ROUTES: u16 = 19;
 // And those of join.h.
@@ -93,7 +94,7 @@ fn types() -> Vec<(&'static str, &'static str, BlockType, usize)> {
 /// A launch with the constants of a type, and every flag off.
 fn launch(file: &'static str, function: String, block: BlockType, n_in: usize) -> Launch {
     let mut launch = Launch::new(file, function);
-    for flag in [NORM, BIAS, RESIDUAL, GATE, ARGMAX, SOFTCAP, OWN_INPUT, EXPERTS_SUM, BESIDE] {
+    for flag in [NORM, BIAS, RESIDUAL, GATE, ARGMAX, SOFTCAP, OWN_INPUT, EXPERTS_SUM, BESIDE, UP] {
         launch = launch.flag(flag, false);
     }
     let affine = match block {
@@ -140,7 +141,7 @@ fn bind(launch: Launch, index: u32, weight: &Weight) -> Launch {
 }
 
 /// LinearArguments.
-fn arguments(block: BlockType, n_in: usize, per_token: usize, n_out: &[usize]) -> [u32; 12] {
+fn arguments(block: BlockType, n_in: usize, per_token: usize, n_out: &[usize]) -> [u32; 16] {
     let n = |i: usize| n_out.get(i).copied().unwrap_or(0) as u32;
     let (row, scale) = (block.row_bytes(n_in) as u32, block.row_scale_bytes(n_in) as u32);
     [
@@ -154,6 +155,10 @@ fn arguments(block: BlockType, n_in: usize, per_token: usize, n_out: &[usize]) -
         n(2),
         1e-5f32.to_bits(),
         3f32.to_bits(),
+        0,
+        0,
+        0,
+        0,
         0,
         0,
     ]

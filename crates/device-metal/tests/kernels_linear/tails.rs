@@ -38,6 +38,43 @@ fn gate_and_up_with_every_activation() {
     }
 }
 
+/// A gate of columns of rows that have others too.
+#[test]
+fn a_gate_of_what_is_given() {
+    let mut rng = Rng::new(24);
+    for (file, name, block, n_in) in sample() {
+        let (n_out, stride, first) = (35, 50, 9);
+        let w = stored(&mut rng, "w", n_out, n_in, block, 0.1);
+        let bias = normal(&mut rng, n_out);
+        let (x, up) = (normal(&mut rng, 3 * n_in), normal(&mut rng, 3 * stride));
+        let opened = with_bias(&products(&x, n_in, &w), &bias);
+        let columns = up.chunks(stride).flat_map(|row| &row[first..first + n_out]);
+        let columns: Vec<_> = columns.map(|v| (f64::from(*v), 0.0)).collect();
+        let mut words = arguments(block, n_in, 1, &[n_out]);
+        words[12] = stride as u32;
+        for (kind, function, grid, threads, bound) in [
+            (1, "gemv_1", [9, 3, 1], 32, F32_BOUND),
+            (0, "gemv_4", [9, 1, 1], 64, F32_BOUND),
+            (1, "gemm_32", [1, 1, 1], 128, gemm_bound(block)),
+            (3, "gemm_64", [1, 1, 1], 128, gemm_bound(block)),
+        ] {
+            let launch = launch(file, format!("linear_{name}_{function}"), block, n_in)
+                .flag(UP, true)
+                .flag(BIAS, true)
+                .number(ACTIVATION, kind as u32)
+                .arguments(&words)
+                .floats(1, &x)
+                .floats(12, &bias)
+                .floats(15, &up[first..])
+                .output(16, 3 * n_out)
+                .words(20, &step(3, 0, 1, 0, 0))
+                .grid(grid, threads);
+            let out = bind(launch, 0, &w).run().floats(16);
+            check(&format!("{name} {function}"), &out, &gated(kind, &opened, &columns), bound);
+        }
+    }
+}
+
 #[test]
 fn residual_softcap_and_the_largest_output() {
     let mut rng = Rng::new(5);

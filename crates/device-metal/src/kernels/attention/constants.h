@@ -17,7 +17,7 @@ constant bool ATTENTION_WINDOW [[function_constant(36)]];
 constant bool ATTENTION_SPLIT [[function_constant(37)]];
 // Decode: k and v of the row come from activations: they are normalised, turned, stored and seen.
 constant bool ATTENTION_FUSED [[function_constant(38)]];
-// Of ATTENTION_FUSED: heads are normalised, and with a weight; how they turn (rotate.h).
+// Decode: query heads, and with ATTENTION_FUSED key heads, are normalised, and with a weight; how they turn (rotate.h).
 constant bool ATTENTION_Q_NORM [[function_constant(39)]];
 constant bool ATTENTION_K_NORM [[function_constant(40)]];
 constant bool ATTENTION_Q_WEIGHT [[function_constant(41)]];

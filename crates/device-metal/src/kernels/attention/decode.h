@@ -3,20 +3,21 @@
 //
 //     out = softmax(softcap(scale * q k^T)) v     over positions first .. last of the row's sequence
 //
-// With ATTENTION_FUSED the row's own k and v are not yet in the cache: q and k are normalised and turned, k and v are stored and
-// take part (as they are read back later), all in this kernel. Every row must then belong to a sequence of its own.
+// q may be normalised and turned first. With ATTENTION_FUSED the row's own k and v are not yet in the cache: k is normalised and turned
+// too, k and v are stored and take part (as they are read back later), all in this kernel. Every row must then belong to a sequence of
+// its own.
 //
 // Host contract
 //   buffers  0 AttentionArguments (attention/arguments.h)   1 Step    2 q (n, n_heads * head_dim) f32, multiple of 4 bytes
 //            3 positions (n)     4 row_spans (n)             6 page_tables        7 the pages of the layer's group
 //            8 sinks (n_heads) f32, ATTENTION_SINKS          9 out (n, n_heads * head_dim) f32, may be q
 //            10 partials (n, n_heads, n_splits, 4 * ceil(head_dim / 4)) f32, 11 totals (n, n_heads, n_splits) float2: ATTENTION_SPLIT
-//            12 k, 13 v (n, n_kv_heads * head_dim) f32, 14 norm of q, 15 norm of k (head_dim; with ATTENTION_WHOLE_ROWS of all
-//               heads), 16 frequencies of q, 17 of k (n_dims / 2): ATTENTION_FUSED
+//            12 k, 13 v (n, n_kv_heads * head_dim) f32, ATTENTION_FUSED; 14 norm of q, 15 of k (head_dim; with
+//               ATTENTION_WHOLE_ROWS of all heads), 16 frequencies of q, 17 of k (n_dims / 2): where its constants ask for it
 //            What the constants leave unused is bound all the same, to anything. Layers lie at multiples of 16 bytes in pages.
 //   threads  32 * S, S = 1 to 8 simdgroups
 //   grid     (n_kv_heads * ceil(group / ATTENTION_HEADS), n_splits or 1, n), group = n_heads / n_kv_heads
-//   constants all of attention/constants.h; cross_attention_decode takes no notice of _WINDOW, _FUSED and what belongs to it
+//   constants all of attention/constants.h; cross_attention_decode takes no notice of _WINDOW, _FUSED, norms and turns
 //   threadgroup memory 0  4 * (max(ATTENTION_HEADS + 2, S) * D + S * ATTENTION_HEADS * 34) bytes rounded up to 16,
 //            D = 4 * ceil(head_dim / 4)
 //   reads    K and V of the positions once for ATTENTION_HEADS heads; of pages outside first .. last nothing
@@ -130,7 +131,7 @@ kernel void attention_decode(constant AttentionArguments & a [[buffer(0)]],
             head[c] = value;
         }
         simdgroup_barrier(mem_flags::mem_threadgroup);
-        if (fused && is_q) {
+        if (!MEMORY && is_q) {
             // Of a head that is not there, what the last one has.
             const uint weight_at = ATTENTION_WHOLE_ROWS ? (first_head + min(i, n_heads - 1)) * ATTENTION_HEAD_DIM : 0;
             norm_and_turn(head, q + ulong(row) * a.n_heads * ATTENTION_HEAD_DIM, a.n_heads, ATTENTION_Q_NORM, ATTENTION_Q_WEIGHT,

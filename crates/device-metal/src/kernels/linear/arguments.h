@@ -2,7 +2,7 @@
 // The host's mirror is src/arguments.rs.
 #pragma once
 
-// linear/gemv.h, linear/gemm.h, expert_linear.h: 48 bytes
+// linear/gemv.h, linear/gemm.h, expert_linear.h: 64 bytes
 struct LinearArguments {
     uint n_in;           // columns of x and of each weight
     uint per_token;      // rows of x for each token; 0: one for each output (rows_of in step.h)
@@ -16,9 +16,13 @@ struct LinearArguments {
     float softcap;       // LINEAR_SOFTCAP: the bound
     uint n_experts;      // expert_linear: matrices
     uint experts_per_row; // expert_linear: k, columns of ids
+    uint up_stride;      // LINEAR_UP: floats from one row of up to the next
+    uint reserved0;
+    uint reserved1;
+    uint reserved2;
 };
 
-// linear/merged.h: 64 bytes
+// linear/merged.h: 80 bytes
 struct MergedArguments {
     LinearArguments linear; // one weight, one row
     uint n_heads;           // of the attention, n_in = n_heads * head_dim
@@ -39,7 +43,7 @@ struct JoinArguments {
     float norm_eps;  // of the norms of the sum
 };
 
-// linear/joined.h: 96 bytes
+// linear/joined.h: 112 bytes
 struct JoinedArguments {
     LinearArguments linear; // one row
     JoinArguments join;     // cols = n_in
@@ -49,7 +53,7 @@ struct JoinedArguments {
     uint reserved2;
 };
 
-// expert_linear_<type>_gemv: 64 bytes
+// expert_linear_<type>_gemv: 80 bytes
 struct ExpertArguments {
     LinearArguments experts;
     uint beside_n_in;        // EXPERTS_BESIDE: columns of the dense weight

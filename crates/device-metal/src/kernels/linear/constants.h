@@ -14,7 +14,7 @@ constant bool LINEAR_BIAS [[function_constant(1)]];
 constant bool LINEAR_RESIDUAL [[function_constant(2)]];
 // Weight 0 is a gate, weight 1 goes up: out = activation(gate) * up.
 constant bool LINEAR_GATE [[function_constant(3)]];
-// Of LINEAR_GATE: as activation.h numbers them.
+// Of LINEAR_GATE and LINEAR_UP: as activation.h numbers them.
 constant uint LINEAR_ACTIVATION [[function_constant(4)]];
 // Weights multiplied with one x: 1, 2 or 3 (with LINEAR_GATE: 2).
 constant uint LINEAR_WEIGHTS [[function_constant(5)]];
@@ -38,5 +38,7 @@ constant bool EXPERTS_OWN_INPUT [[function_constant(13)]];
 constant bool EXPERTS_SUM [[function_constant(15)]];
 // Of expert_linear, with EXPERTS_SUM: a dense product beside it.
 constant bool EXPERTS_BESIDE [[function_constant(16)]];
+// The only weight is a gate of rows that are given: out = activation(product) * up.
+constant bool LINEAR_UP [[function_constant(17)]];
 // The product runs on the matrix units that Metal 4 gives access to (linear/tensor.h).
 constant bool LINEAR_TENSOR [[function_constant(14)]];

@@ -4,12 +4,12 @@
 //
 // Host contract
 //   buffers  0 LinearArguments        1 x                    3, 4, 5 codes, 6, 7, 8 scales, 9, 10, 11 offsets of weights 0, 1, 2
-//            12, 13, 14 biases        15 residual (n_rows, n_out_0), may be y_0
+//            12, 13, 14 biases        15 residual, or up, as in linear/gemv.h
 //            16, 17, 18 y_0, y_1, y_2                        20 Step
 //            Alignments and unused buffers as in linear/gemv.h.
 //   threads  128
 //   grid     (T, ceil(n_rows / BX), 1), T = sum over weights of ceil(n_out_i / 64); with LINEAR_GATE ceil(n_out_0 / 32)
-//   constants LINEAR_BIAS, _RESIDUAL, _GATE, _ACTIVATION, _WEIGHTS, _SOFTCAP, _TENSOR; LINEAR_SCALAR of floats and integer rows;
+//   constants LINEAR_BIAS, _RESIDUAL, _GATE, _UP, _ACTIVATION, _WEIGHTS, _SOFTCAP, _TENSOR; LINEAR_SCALAR of floats and integer rows;
 //            AFFINE_GROUP, _SCALE, _SYMMETRIC of affine types
 //   threadgroup memory  none to be set; a tile takes 80 (BX + 64) bytes, twice that of types with float operands
 //   reads    a weight's tile once for BX rows of x, nothing behind any row's end
@@ -132,9 +132,10 @@ static inline uint2 tile_row(uint first, ushort tid) {
 struct GemmOutput {
     device const float * bias_0; // of the gate, or of the weight
     device const float * bias_1; // of up
-    device const float * residual;
+    device const float * other; // residual, or up
     device float * y;
     uint n_out;
+    uint up_stride;
     uint first_row; // of x
     uint n_rows;    // of x, in the tile
     uint first;     // column of y
@@ -155,7 +156,7 @@ static inline void write_strip(GemmOutput o, threadgroup const float * strip, us
             }
             float value = activation(LINEAR_ACTIVATION, gate) * rise;
             const ulong at = ulong(o.first_row + x_0 + r) * o.n_out + column;
-            if (LINEAR_RESIDUAL) value += o.residual[at];
+            if (LINEAR_RESIDUAL) value += o.other[at];
             o.y[at] = value;
         }
     } else {
@@ -165,7 +166,8 @@ static inline void write_strip(GemmOutput o, threadgroup const float * strip, us
             float value = strip[r * stride + lane];
             if (LINEAR_BIAS) value += o.bias_0[column];
             const ulong at = ulong(o.first_row + x_0 + r) * o.n_out + column;
-            if (LINEAR_RESIDUAL) value += o.residual[at];
+            if (LINEAR_RESIDUAL) value += o.other[at];
+            if (LINEAR_UP) value = activation(LINEAR_ACTIVATION, value) * o.other[ulong(o.first_row + x_0 + r) * o.up_stride + column];
             if (LINEAR_SOFTCAP) value = o.softcap * hyperbolic_tangent(value / o.softcap);
             o.y[at] = value;
         }
@@ -231,9 +233,10 @@ kernel void linear_gemm(constant LinearArguments & a [[buffer(0)]],
     GemmOutput output;
     output.bias_0 = w.bias;
     output.bias_1 = bias_1;
-    output.residual = residual;
+    output.other = residual;
     output.y = w.y;
     output.n_out = n_out;
+    output.up_stride = a.up_stride;
     output.first_row = first_x;
     output.n_rows = n_rows;
     output.first = first;

@@ -7,14 +7,15 @@
 //   buffers  0 LinearArguments (linear/arguments.h)     1 x, multiple of 16 bytes (with LINEAR_SCALAR: 4)
 //            2 norm (n_in) f32, aligned as x, LINEAR_NORM  3, 4, 5 codes of weights 0, 1, 2
 //            6, 7, 8 their planes of scales             9, 10, 11 their planes of offsets
-//            12, 13, 14 biases (n_out_i) f32            15 residual (n_rows, n_out_0) f32, may be y_0
+//            12, 13, 14 biases (n_out_i) f32            15 residual (n_rows, n_out_0) f32, may be y_0, LINEAR_RESIDUAL; or
+//               up (n_rows, up_stride), of whose rows n_out_0 columns, LINEAR_UP
 //            16, 17, 18 y_0, y_1, y_2                   19 partials (n_rows, threadgroups) of {float bits, uint column}
 //            20 Step (step.h)
 //            A buffer that the constants leave unused is bound all the same, to anything. Codes start at multiples of what the
 //            decoder's header says, planes at multiples of 4 bytes.
 //   threads  32 * S, S = 1 to 16 simdgroups, LINEAR_SPLIT divides S
 //   grid     (ceil(G / (S / LINEAR_SPLIT)), ceil(n_rows / N), 1), G = sum over weights of ceil(n_out_i / 4); with LINEAR_GATE ceil(n_out_0 / 2)
-//   constants LINEAR_NORM, _BIAS, _RESIDUAL, _GATE, _ACTIVATION, _WEIGHTS, _SPLIT, _ARGMAX, _SOFTCAP; LINEAR_SCALAR of floats and
+//   constants LINEAR_NORM, _BIAS, _RESIDUAL, _GATE, _UP, _ACTIVATION, _WEIGHTS, _SPLIT, _ARGMAX, _SOFTCAP; LINEAR_SCALAR of floats and
 //            integer rows; AFFINE_GROUP, _SCALE, _SYMMETRIC of affine types
 //   threadgroup memory  none to be set
 //   reads    each weight once for N rows of x, x once for 4 rows of a weight (from caches), nothing behind any row's end
@@ -212,12 +213,12 @@ struct GemvPlace {
 };
 
 // 4 rows of a weight (with LINEAR_GATE 2 of each) by N rows of x, and what stands behind the product. `block`: which 4, of all weights'.
-// Every simdgroup of the threadgroup calls it as often.
+// `other`: residual, or up. Every simdgroup of the threadgroup calls it as often.
 //
 // LAST: the type of weight 2. If it is another than D, its rows have LAST::row_bytes(n_in) bytes, and no planes or levels.
 template<class D, class LAST, short N, class X>
 static inline void gemv_block(constant LinearArguments & a, BoundWeights weights, X inputs, device const float * norm,
-                              device const float * residual, uint block, GemvMemory<N> memory, GemvPlace at) {
+                              device const float * other, uint block, GemvMemory<N> memory, GemvPlace at) {
     const ushort sg = at.sg, lane = at.lane;
     const uint part = sg % LINEAR_SPLIT;
     const Target w = target_of(weights, a, block, 4);
@@ -271,7 +272,8 @@ static inline void gemv_block(constant LinearArguments & a, BoundWeights weights
         value = activation(LINEAR_ACTIVATION, value) * up;
     }
     const bool writes = mine && (!LINEAR_GATE || r < 2);
-    if (LINEAR_RESIDUAL && writes) value += residual[(at.first_x + n) * n_out + row];
+    if (LINEAR_RESIDUAL && writes) value += other[(at.first_x + n) * n_out + row];
+    if (LINEAR_UP && writes) value = activation(LINEAR_ACTIVATION, value) * other[(at.first_x + n) * a.up_stride + row];
     if (LINEAR_SOFTCAP) value = a.softcap * hyperbolic_tangent(value / a.softcap);
     if (writes) w.y[(at.first_x + n) * n_out + row] = value;
 

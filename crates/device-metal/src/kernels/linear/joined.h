@@ -6,7 +6,7 @@
 //   buffers  0 JoinedArguments (linear/arguments.h)     1 x (cols)          2 norm (cols), JOIN_NORMS: n(sum) = rms_norm(sum) * norm
 //            3 to 14 codes, planes and biases, 16, 17, 18 y_i, 19 partials, as in linear/gemv.h
 //            15 residual (cols)       20 weight (cols), JOIN_WEIGHT      21 first_weight, 22 other, 23 other_weight (cols), JOIN_PAIR
-//            24 sum (cols): nothing that is read
+//            24 sum (cols): nothing that is read                             25 up (n_out_0), LINEAR_UP
 //   threads  32 * S, S = 1 to 16 simdgroups, LINEAR_SPLIT divides S
 //   grid     (ceil(G / (S / LINEAR_SPLIT * passes)), 1, 1), G as in linear/gemv.h; there is one row
 //   constants those of linear/gemv.h, LINEAR_NORM and _RESIDUAL false; those of join.h, JOIN_PARTS false, JOIN_NORMS 0 or 1
@@ -47,6 +47,7 @@ kernel void linear_joined(constant JoinedArguments & a [[buffer(0)]],
                           device const float * other [[buffer(22)]],
                           device const float * other_weight [[buffer(23)]],
                           device float * sum [[buffer(24)]],
+                          device const float * up [[buffer(25)]],
                           threadgroup float4 * memory [[threadgroup(0)]],
                           uint2 place [[threadgroup_position_in_grid]],
                           uint2 n_places [[threadgroups_per_grid]],
@@ -86,7 +87,7 @@ kernel void linear_joined(constant JoinedArguments & a [[buffer(0)]],
     const uint first = (place.x * (n_sg / LINEAR_SPLIT) + sg / LINEAR_SPLIT) * a.passes;
     for (uint pass = 0; pass < a.passes; pass++) {
         const GemvPlace of_pass = {sg, lane, pass, 0, 1};
-        gemv_block<D, LAST, 1>(a.linear, weights, input, norm, residual, first + pass, shared, of_pass);
+        gemv_block<D, LAST, 1>(a.linear, weights, input, norm, up, first + pass, shared, of_pass);
     }
     if (LINEAR_ARGMAX) write_best<1>(partials, shared, 1, n_sg, place.x, n_places.x, tid);
 }

@@ -10,7 +10,7 @@
 //            23 totals (n_heads, n_splits) float2
 //   threads  32 * S, S = 1 to 16 simdgroups, LINEAR_SPLIT divides S
 //   grid     (ceil(B / (S / LINEAR_SPLIT)), 1, 1), B = ceil(n_out_0 / 4); there is one row
-//   constants LINEAR_BIAS, _RESIDUAL, _SPLIT; LINEAR_NORM, _GATE, _ARGMAX and _SOFTCAP are false, _WEIGHTS is 1; those of the type
+//   constants LINEAR_BIAS, _RESIDUAL, _SPLIT; LINEAR_NORM, _GATE, _UP, _ARGMAX and _SOFTCAP are false, _WEIGHTS is 1; those of the type
 //   threadgroup memory 0  16 * ceil(n_in / 4) bytes
 //   reads    the weight once, the parts once for each threadgroup (from caches): so a threadgroup is as large as can be
 //

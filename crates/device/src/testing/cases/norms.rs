@@ -4,7 +4,7 @@ use formats::{BlockType, ScaleType};
 
 use super::{Case, N_TOKENS, SUM};
 use crate::testing::{AttentionOptions, PlanBuilder};
-use crate::{Activation, KvLayer, KvType, OpKind, Plan, RopeStyle, ValueId};
+use crate::{Activation, KvLayer, KvLayerId, KvType, OpKind, Plan, RopeStyle, ValueId};
 
 /// What stands where.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -15,16 +15,26 @@ pub enum Norms {
     Behind,
     /// As [`Self::Around`], with experts next to the dense network: a norm before and behind each, and behind their sum.
     AroundExperts,
+    /// As [`Self::Around`]; each layer has an input of its own, which a gate of the residual stream opens to, and every second reads the
+    /// keys and values of the one before.
+    AroundInputs,
 }
 
 /// Two layers with such norms, and a head with bounded logits. Heads have 16 columns.
 pub fn layers_with_norms(seed: u64, n_layers: u32, hidden: usize, block: BlockType, norms: Norms) -> Plan {
     let mut b = PlanBuilder::new(seed, N_TOKENS as usize);
     let mut x = b.embed_from(hidden, BlockType::F32, 1.0);
+    let has_inputs = norms == Norms::AroundInputs;
+    let inputs = has_inputs.then(|| b.linear(x, n_layers as usize * INPUT, block, false));
+    let mut kv = None;
     for index in 0..n_layers {
         b.layer(Some(index));
-        x = attention(&mut b, x, block, norms);
+        let shared = kv.filter(|_| has_inputs && index % 2 == 1);
+        (x, kv) = attention(&mut b, x, block, norms, shared);
         x = network(&mut b, x, block, norms);
+        if let Some(inputs) = inputs {
+            x = own_input(&mut b, x, inputs, index as usize * INPUT, block);
+        }
         if norms != Norms::Behind {
             x = b.scale(x, 0.75);
         }
@@ -37,28 +47,62 @@ pub fn layers_with_norms(seed: u64, n_layers: u32, hidden: usize, block: BlockTy
     b.finish(logits)
 }
 
-fn attention(b: &mut PlanBuilder, x: ValueId, block: BlockType, norms: Norms) -> ValueId {
+/// Columns of a layer's own input.
+const INPUT: usize = 32;
+
+/// Over the keys and values of `shared`, or its own; which they are.
+fn attention(
+    b: &mut PlanBuilder,
+    x: ValueId,
+    block: BlockType,
+    norms: Norms,
+    shared: Option<KvLayerId>,
+) -> (ValueId, Option<KvLayerId>) {
     const HEAD_DIM: usize = 32;
     let hidden = b.cols(x);
-    // The columns of attention need not be whole blocks.
-    let of_heads = if (4 * HEAD_DIM).is_multiple_of(block.block_len()) { block } else { BlockType::F32 };
-    let layer = b.kv_layer(KvLayer { n_kv_heads: 2, head_dim: HEAD_DIM, window: None, memory: None });
     let input = if norms == Norms::Behind { x } else { b.rms_norm(x, hidden) };
-    let (mut q, mut k) =
-        (b.linear(input, 4 * HEAD_DIM, block, false), b.linear(input, 2 * HEAD_DIM, block, false));
-    let mut v = b.linear(input, 2 * HEAD_DIM, block, false);
+    let q = b.linear(input, 4 * HEAD_DIM, block, false);
     let of_q = if norms == Norms::Behind { 4 * HEAD_DIM } else { HEAD_DIM };
     let of_k = if norms == Norms::Behind { 2 * HEAD_DIM } else { HEAD_DIM };
-    if norms != Norms::Behind {
-        v = b.rms_norm_plain(v, HEAD_DIM);
-    }
-    q = b.rms_norm(q, of_q);
-    k = b.rms_norm(k, of_k);
-    let q = b.rope(q, HEAD_DIM, HEAD_DIM, RopeStyle::Half);
-    let k = b.rope(k, HEAD_DIM, HEAD_DIM, RopeStyle::Half);
-    b.kv_write(k, v, layer);
+    let turned = |b: &mut PlanBuilder, x: ValueId, group: usize| {
+        let x = b.rms_norm(x, group);
+        b.rope(x, HEAD_DIM, HEAD_DIM, RopeStyle::Half)
+    };
+    let (q, layer) = match shared {
+        Some(layer) => (turned(b, q, of_q), layer),
+        None => {
+            let k = b.linear(input, 2 * HEAD_DIM, block, false);
+            let mut v = b.linear(input, 2 * HEAD_DIM, block, false);
+            if norms != Norms::Behind {
+                v = b.rms_norm_plain(v, HEAD_DIM);
+            }
+            let (q, k) = (b.rms_norm(q, of_q), b.rms_norm(k, of_k));
+            let q = b.rope(q, HEAD_DIM, HEAD_DIM, RopeStyle::Half);
+            let k = b.rope(k, HEAD_DIM, HEAD_DIM, RopeStyle::Half);
+            let kv = KvLayer { n_kv_heads: 2, head_dim: HEAD_DIM, window: None, memory: None };
+            let layer = b.kv_layer(kv);
+            b.kv_write(k, v, layer);
+            (q, layer)
+        }
+    };
     let y = b.attention(q, layer, 4, AttentionOptions::default());
-    let y = b.linear(y, hidden, of_heads, false);
+    let y = b.linear(y, hidden, whole_blocks(block, 4 * HEAD_DIM), false);
+    let y = b.rms_norm(y, hidden);
+    (b.add(x, y), Some(layer))
+}
+
+/// The type of a matrix whose columns need not be whole blocks.
+fn whole_blocks(block: BlockType, n_in: usize) -> BlockType {
+    if n_in.is_multiple_of(block.block_len()) { block } else { BlockType::F32 }
+}
+
+/// `x + norm(out(f(gate(x)) * input))`
+fn own_input(b: &mut PlanBuilder, x: ValueId, inputs: ValueId, first: usize, block: BlockType) -> ValueId {
+    let hidden = b.cols(x);
+    let gate = b.linear(x, INPUT, block, false);
+    let input = b.columns(inputs, first, INPUT);
+    let y = b.gate(gate, input, Activation::GeluTanh);
+    let y = b.linear(y, hidden, whole_blocks(block, INPUT), false);
     let y = b.rms_norm(y, hidden);
     b.add(x, y)
 }
@@ -74,7 +118,7 @@ fn network(b: &mut PlanBuilder, x: ValueId, block: BlockType, norms: Norms) -> V
     const N_EXPERTS: usize = 5;
     let hidden = b.cols(x);
     let y = match norms {
-        Norms::Around => {
+        Norms::Around | Norms::AroundInputs => {
             let norm = b.rms_norm(x, hidden);
             let y = inner(b, norm, block);
             b.linear(y, hidden, block, false)
@@ -118,6 +162,8 @@ pub fn layers() -> Vec<Case> {
         (Norms::Behind, F32, 70, KvType::Q8_0),
         (Norms::AroundExperts, F32, 38, KvType::F32),
         (Norms::AroundExperts, Q4_0, 64, KvType::F16),
+        (Norms::AroundInputs, Q8_0, 96, KvType::F16),
+        (Norms::AroundInputs, F32, 70, KvType::F32),
     ];
     let case = |(norms, block, hidden, kv_type)| {
         let plan = layers_with_norms(hidden as u64, 2, hidden, block, norms);
