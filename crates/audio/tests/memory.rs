@@ -21,8 +21,8 @@ fn peak_kb() -> Option<u64> {
 }
 
 #[test]
-fn twenty_minutes_of_stereo_take_a_few_megabytes() {
-    const SECONDS: u64 = 1200;
+fn six_minutes_of_stereo_take_a_few_megabytes() {
+    const SECONDS: u64 = 360;
     let header = common::wav_header(24_000, 2, 1, 2, u32::MAX);
     let file = std::io::Cursor::new(header).chain(std::io::repeat(0x11).take(SECONDS * 24_000 * 4));
     let mut stream = AudioStream::from_reader(file, "long.wav").unwrap();
@@ -44,7 +44,7 @@ fn twenty_minutes_of_stereo_take_a_few_megabytes() {
     assert_eq!(mel.n_frames() as u64, SECONDS * 100);
     if let (Some(before), Some(after)) = (before, peak_kb()) {
         println!("peak grew by {} kB", after - before);
-        // Two windows of frames and one put out are 3 MB; the rest is buffers. All samples would be 77 MB.
-        assert!(after - before < 20_000, "peak grew by {} kB", after - before);
+        // Two windows of frames and one put out are 3 MB; the rest is buffers. All samples would be 23 MB.
+        assert!(after - before < 12_000, "peak grew by {} kB", after - before);
     }
 }

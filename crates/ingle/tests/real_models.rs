@@ -74,11 +74,11 @@ fn exact_on_the_reference_gemma3() {
 }
 
 /// On the CPU device activations are quantised to 8 bits, as llama.cpp does: no further off than it, within 10 %, and
-/// no other best token where the exact margin exceeds 0.5.
-fn close_on_the_cpu(model: &RealModel, more: &[&str]) {
+/// no other best token where the exact margin exceeds 0.5. Every `every`th answer is compared.
+fn close_on_the_cpu(model: &RealModel, more: &[&str], every: usize) {
     let path = model.path();
     let (mut sum, mut n, mut other_best) = (0.0, 0, 0);
-    for answer in model.answers() {
+    for answer in model.answers().iter().step_by(every) {
         let found = logits(&path, &answer, 200, more);
         for (position, (found, exact)) in found.iter().zip(&answer.top).enumerate() {
             for (id, logit, _) in exact {
@@ -110,19 +110,19 @@ fn close_on_the_cpu(model: &RealModel, more: &[&str]) {
 
 #[test]
 fn close_on_the_cpu_smollm2() {
-    close_on_the_cpu(&SMOLLM2, &[]);
+    close_on_the_cpu(&SMOLLM2, &[], 1);
 }
 
 #[test]
 fn close_on_the_cpu_gemma3() {
-    close_on_the_cpu(&GEMMA3, &[]);
+    close_on_the_cpu(&GEMMA3, &[], 1);
 }
 
 #[test]
 fn close_on_the_cpu_token_by_token_and_with_quantised_kv() {
-    close_on_the_cpu(&SMOLLM2, &["--prefill", "per-token"]);
-    close_on_the_cpu(&SMOLLM2, &["--kv-type", "q8_0", "--deterministic"]);
-    close_on_the_cpu(&GEMMA3, &["--prefill", "per-token", "--kv-type", "f32"]);
+    close_on_the_cpu(&SMOLLM2, &["--prefill", "per-token"], 2);
+    close_on_the_cpu(&SMOLLM2, &["--kv-type", "q8_0", "--deterministic"], 2);
+    close_on_the_cpu(&GEMMA3, &["--prefill", "per-token", "--kv-type", "f32"], 2);
 }
 
 /// Greedy output follows the exact continuation up to the first margin under 0.5.
