@@ -67,6 +67,7 @@ const CPU_ONLY: &[&str] = &[
     "mod",
     "linear/mod",
     "linear/tests",
+    "linear/tests/memory",
 ];
 
 /// How Metal does what the CPU does in another way, or does not need to do.

@@ -79,7 +79,7 @@ fn close_on_the_cpu(model: &RealModel, more: &[&str], every: usize) {
     let path = model.path();
     let (mut sum, mut n, mut other_best) = (0.0, 0, 0);
     for answer in model.answers().iter().step_by(every) {
-        let found = logits(&path, &answer, 200, more);
+        let found = logits(&path, answer, 200, more);
         for (position, (found, exact)) in found.iter().zip(&answer.top).enumerate() {
             for (id, logit, _) in exact {
                 let own = found.iter().find(|f| f.0 == *id);

@@ -1,11 +1,14 @@
 //! Every type on every instruction set of this machine, against f64 arithmetic on the values that the codecs of
 //! `formats` define, at odd shapes, with weights that end where readable memory ends.
 
+mod memory;
+
 use super::activation::*;
 use super::*;
 use device::testing::{Rng, block_types, random_bytes};
 use formats::codec::dequantize_rows;
 use formats::{Affine, BlockType, PlaneSlices, ScaleType};
+use memory::{Aligned, Guarded};
 
 /// xorshift64*: enough for test data.
 struct Random(u64);
@@ -21,88 +24,6 @@ impl Random {
     /// About normal, standard deviation 1.
     fn normal(&mut self) -> f32 {
         (0..12).map(|_| (self.next() >> 40) as f32 / (1u64 << 24) as f32).sum::<f32>() - 6.0
-    }
-}
-
-/// Bytes whose last is the last of a page, with an unreadable page behind it: a kernel that reads past its weights
-/// dies.
-#[cfg(unix)]
-struct Guarded {
-    base: *mut u8,
-    mapped: usize,
-    start: usize,
-    len: usize,
-}
-
-#[cfg(unix)]
-impl Guarded {
-    fn new(bytes: &[u8]) -> Guarded {
-        const PAGE: usize = 65536;
-        let body = bytes.len().next_multiple_of(PAGE);
-        let mapped = body + PAGE;
-        // SAFETY: a fresh anonymous map, its last page made unreadable, written within its body.
-        unsafe {
-            let base = libc::mmap(
-                std::ptr::null_mut(),
-                mapped,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            );
-            assert_ne!(base, libc::MAP_FAILED);
-            let base: *mut u8 = base.cast();
-            assert_eq!(libc::mprotect(base.add(body).cast(), PAGE, libc::PROT_NONE), 0);
-            let start = body - bytes.len();
-            base.add(start).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
-            Guarded { base, mapped, start, len: bytes.len() }
-        }
-    }
-
-    fn as_ptr(&self) -> *const u8 {
-        self.base.wrapping_add(self.start)
-    }
-
-    fn bytes(&self) -> &[u8] {
-        // SAFETY: written in `new`.
-        unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) }
-    }
-}
-
-#[cfg(unix)]
-impl Drop for Guarded {
-    fn drop(&mut self) {
-        // SAFETY: the map of `new`.
-        unsafe { libc::munmap(self.base.cast(), self.mapped) };
-    }
-}
-
-/// Elsewhere than on Unix: plain memory.
-#[cfg(not(unix))]
-struct Guarded(Vec<u8>);
-
-#[cfg(not(unix))]
-impl Guarded {
-    fn new(bytes: &[u8]) -> Guarded {
-        Guarded(bytes.to_vec())
-    }
-
-    fn bytes(&self) -> &[u8] {
-        &self.0
-    }
-}
-
-/// Memory aligned to 64 bytes, filled with a byte that makes f32 a NaN.
-struct Aligned(Vec<u8>);
-
-impl Aligned {
-    fn new(len: usize) -> Aligned {
-        Aligned(vec![0xff; len + 64])
-    }
-
-    fn as_mut_ptr(&mut self) -> *mut u8 {
-        let start = self.0.as_ptr().align_offset(64);
-        self.0[start..].as_mut_ptr()
     }
 }
 
@@ -326,8 +247,7 @@ impl Case {
                 (interleave.tile)(self.w(), self.n_cols, r0, n_rows, out);
             }
         }
-        let start = tiles.0.as_ptr().align_offset(64);
-        let tiles = Guarded::new(&tiles.0[start..start + tile_bytes * self.n_rows.div_ceil(TILE_ROWS)]);
+        let tiles = Guarded::new(&tiles.bytes()[..tile_bytes * self.n_rows.div_ceil(TILE_ROWS)]);
         (self.w().interleaved(tiles.bytes().as_ptr(), self.n_cols, interleave), Some(tiles))
     }
 
