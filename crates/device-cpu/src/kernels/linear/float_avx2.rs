@@ -25,6 +25,10 @@ pub(super) const PASS: usize = 256;
 /// Activation rows whose accumulators fit the registers.
 const COLS: usize = 6;
 
+/// Columns of the panel that the compiler writes out one after another, so that the addresses of the activation rows are
+/// computed once for them; it does not do so for sixteen.
+const UNROLL: usize = 8;
+
 /// Most activation rows that share a load of weights in [`few_rows`].
 const FEW: usize = 6;
 
@@ -250,6 +254,10 @@ pub(super) unsafe fn gemm_tile<F: FloatFormat>(
                     let mut registers = [_mm256_setzero_si256(); 8];
                     for (r, register) in registers.iter_mut().enumerate() {
                         let p = rows[half + r].add((k + c) * F::BYTES);
+                        if (c * F::BYTES).is_multiple_of(64) {
+                            // The next tile's row; beyond the last tile a prefetch does not fault.
+                            _mm_prefetch::<_MM_HINT_T1>(p.wrapping_add(TILE_ROWS * row_bytes).cast());
+                        }
                         *register = _mm256_castps_si256(load_some::<F>(p, n - c));
                     }
                     for (i, column) in transpose(registers).into_iter().enumerate() {
@@ -350,17 +358,19 @@ unsafe fn columns<const C: usize>(panel: *const f32, n: usize, x: Activations, f
                 }
             }
         }
-        let lines = n / 16 * 16;
-        for k in (0..lines).step_by(16) {
-            for c in 0..C {
-                let next = x.next.wrapping_byte_add(c * x.next_stride).wrapping_add(k);
-                _mm_prefetch::<_MM_HINT_T0>(next.cast());
+        let whole = n / UNROLL * UNROLL;
+        for k in (0..whole).step_by(UNROLL) {
+            if k % 16 == 0 {
+                for c in 0..C {
+                    let next = x.next.wrapping_byte_add(c * x.next_stride).wrapping_add(k);
+                    _mm_prefetch::<_MM_HINT_T0>(next.cast());
+                }
             }
-            for k in k..k + 16 {
+            for k in k..k + UNROLL {
                 column::<C>(panel.add(k * TILE_ROWS), x.x.add(k), x.stride, &mut sums);
             }
         }
-        for k in lines..n {
+        for k in whole..n {
             column::<C>(panel.add(k * TILE_ROWS), x.x.add(k), x.stride, &mut sums);
         }
         for c in 0..C {
