@@ -38,6 +38,9 @@ const FEW_ROWS: usize = 4;
 /// Weight rows of GEMV at a time: as many chains as two multiply-adds a cycle of latency 4 need.
 const GEMV_ROWS: usize = 8;
 
+/// Most lines of the next tile that are asked for at a time: more would wait for one another.
+const LINES: usize = 16;
+
 /// Bytes from one copied activation row to the next, an odd number of cache lines.
 const COPY_STRIDE: usize = PASS * 4 + 64;
 
@@ -249,24 +252,69 @@ pub(super) unsafe fn gemm_tile<F: FloatFormat>(
         let mut k = part.k;
         while k < end {
             let n = PASS.min(end - k);
+            let whole = n / 8 * 8;
             for half in [0, 8] {
-                for c in (0..n).step_by(8) {
+                for c in (0..whole).step_by(8) {
                     let mut registers = [_mm256_setzero_si256(); 8];
-                    for (r, register) in registers.iter_mut().enumerate() {
-                        let p = rows[half + r].add((k + c) * F::BYTES);
-                        if (c * F::BYTES).is_multiple_of(64) {
-                            // The next tile's row; beyond the last tile a prefetch does not fault.
-                            _mm_prefetch::<_MM_HINT_T1>(p.wrapping_add(TILE_ROWS * row_bytes).cast());
-                        }
-                        *register = _mm256_castps_si256(load_some::<F>(p, n - c));
+                    for r in 0..8 {
+                        registers[r] = _mm256_castps_si256(F::load8(rows[half + r].add((k + c) * F::BYTES)));
                     }
-                    for (i, column) in transpose(registers).into_iter().enumerate() {
-                        _mm256_store_si256(panel.add((c + i) * TILE_ROWS + half).cast(), column);
+                    store_columns(registers, panel.add(c * TILE_ROWS + half));
+                }
+                if whole < n {
+                    let mut registers = [_mm256_setzero_si256(); 8];
+                    for r in 0..8 {
+                        let p = rows[half + r].add((k + whole) * F::BYTES);
+                        registers[r] = _mm256_castps_si256(load_some::<F>(p, n - whole));
                     }
+                    store_columns(registers, panel.add(whole * TILE_ROWS + half));
                 }
             }
-            multiply(panel, k, n, xs, panel.add(PASS * TILE_ROWS), out);
+            let next = w.wrapping_add((r0 + TILE_ROWS) * row_bytes + k * F::BYTES);
+            let next = NextTile { row: next, row_bytes, n_bytes: n * F::BYTES, at: 0 };
+            multiply(panel, k, n, xs, next, panel.add(PASS * TILE_ROWS), out);
             k += n;
+        }
+    }
+}
+
+/// Eight rows of a panel's half as columns.
+///
+/// # Safety
+/// AVX2 is available; `panel` has room for 8 columns, and is aligned to a vector.
+#[inline(always)]
+unsafe fn store_columns(rows: [__m256i; 8], panel: *mut f32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        for (i, column) in transpose(rows).into_iter().enumerate() {
+            _mm256_store_si256(panel.add(i * TILE_ROWS).cast(), column);
+        }
+    }
+}
+
+/// The numbers of the next panel, probably: where they lie, and how far they were asked for. Beyond the last tile a prefetch
+/// does not fault.
+struct NextTile {
+    /// The row that is asked for.
+    row: *const u8,
+    row_bytes: usize,
+    /// Bytes of a row.
+    n_bytes: usize,
+    /// Bytes of the row that were asked for.
+    at: usize,
+}
+
+impl NextTile {
+    /// Ask for `n` lines more.
+    #[inline(always)]
+    fn ask(&mut self, n: usize) {
+        for _ in 0..n {
+            if self.at >= self.n_bytes {
+                (self.at, self.row) = (0, self.row.wrapping_add(self.row_bytes));
+            }
+            // SAFETY: a prefetch does not fault.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(self.row.wrapping_add(self.at).cast()) };
+            self.at += 64;
         }
     }
 }
@@ -288,17 +336,28 @@ unsafe fn load_some<F: FloatFormat>(p: *const u8, n: usize) -> __m256 {
     }
 }
 
-/// Multiply the panel (columns `k..k + n`) with all activation rows; add to `out`, or set it if `k` is 0.
+/// Multiply the panel (columns `k..k + n`) with all activation rows; add to `out`, or set it if `k` is 0. Meanwhile ask for
+/// the next tile's weights, so that packing them finds them in the second cache.
 ///
 /// # Safety
 /// The panel is filled; the activation rows have `k + n` columns; `copy` has room for `COLS` of them; `out` has
 /// `xs.n * TILE_ROWS` values.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn multiply(panel: *const f32, k: usize, n: usize, xs: ActRows, copy: *mut f32, out: *mut f32) {
+unsafe fn multiply(
+    panel: *const f32,
+    k: usize,
+    n: usize,
+    xs: ActRows,
+    mut next_tile: NextTile,
+    copy: *mut f32,
+    out: *mut f32,
+) {
+    let lines = (TILE_ROWS * next_tile.n_bytes).div_ceil(64 * xs.n.div_ceil(COLS).max(1));
     // SAFETY: activation rows `i..i + COLS` exist.
     unsafe {
         let mut i = 0;
         while i < xs.n {
+            next_tile.ask(lines.min(LINES));
             let (mut x, mut stride) = (xs.row(i).0.cast::<f32>().add(k), xs.stride);
             let out = out.add(i * TILE_ROWS);
             let c = COLS.min(xs.n - i);
