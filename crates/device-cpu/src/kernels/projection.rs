@@ -21,7 +21,6 @@ use super::gate::Gated;
 use super::linear::{ActRow, ActRows, ActivationKind, Multiply, Part, TILE_ROWS, WeightRows, q8_row_bytes};
 use super::round_up;
 use crate::command::{Worker, share_of};
-use crate::prefetch::prefetch_to_write;
 use crate::simd::math::{GeluErf, GeluTanh, Relu, Sigmoid, Silu};
 use crate::simd::{Simd, variants};
 use device::Activation;
@@ -31,10 +30,6 @@ use std::marker::PhantomData;
 const TILES_PER_UNIT: usize = 4;
 /// Units a worker of [`many_rows`], at least, where there are enough tiles: so many that all end at about the same time.
 const UNITS_PER_WORKER: usize = 4;
-
-/// Rows ahead of which [`many_rows`] asks for the line that it will write. The lines of a tile are rows apart, which no
-/// processor foresees.
-const STORES_AHEAD: usize = 16;
 
 /// One matrix.
 #[derive(Clone, Copy)]
@@ -265,11 +260,9 @@ unsafe fn many_rows_body<S: Simd>(p: &Params, worker: &Worker<'_>) {
                 }
             }
             for (index, r0, n_rows, at) in tiles {
-                let m = &p.matrices[index];
                 for (i, row) in rows.clone().enumerate() {
                     let at = at + i * TILE_ROWS;
-                    prefetch_to_write(m.out.wrapping_add((row + STORES_AHEAD) * m.n_out + r0));
-                    finish::<S>(p, m, row, r0, n_rows, products.add(at), others.add(at));
+                    finish::<S>(p, &p.matrices[index], row, r0, n_rows, products.add(at), others.add(at));
                 }
             }
         }
