@@ -8,8 +8,9 @@
 //! rows meets up to [`FEW`] activation rows for one conversion, and comes from memory once for all of them.
 //!
 //! GEMM: a panel of 16 weight rows and [`PASS`] columns is converted and transposed once, then met by [`COLS`] activation
-//! rows at a time: 12 accumulators, 2 loads of weights and 6 of activations for 12 multiply-adds. Columns follow in order, so
-//! the order differs from GEMV's; it does not depend on the number of activation rows.
+//! rows at a time: 12 accumulators, 2 loads of weights and 6 of activations for 12 multiply-adds, written out for [`UNROLL`]
+//! columns. Meanwhile the weights of the next panel are asked for. Columns follow in order, so the order differs from GEMV's;
+//! it does not depend on the number of activation rows.
 
 use super::activation::{ActRow, ActRows};
 use super::avx2::horizontal_sum;
@@ -25,8 +26,8 @@ pub(super) const PASS: usize = 256;
 /// Activation rows whose accumulators fit the registers.
 const COLS: usize = 6;
 
-/// Columns of the panel that the compiler writes out one after another, so that the addresses of the activation rows are
-/// computed once for them; it does not do so for sixteen.
+/// Columns that a turn of the GEMM's loop has. The compiler writes eight out, with one computation of the activation rows'
+/// addresses; sixteen it leaves a loop, whose additions take a third of the instructions.
 const UNROLL: usize = 8;
 
 /// Most activation rows that share a load of weights in [`few_rows`].
