@@ -32,12 +32,21 @@ pub trait Function {
     unsafe fn of<S: Simd>(&self, a: S::V, b: S::V) -> S::V;
 }
 
+/// `a`
+pub struct Same;
 /// `a + b`
 pub struct Sum;
 /// `factor * a`
 pub struct Times(pub f32);
 /// `factor * a * b`
 pub struct TimesBoth(pub f32);
+
+impl Function for Same {
+    #[inline(always)]
+    unsafe fn of<S: Simd>(&self, a: S::V, _: S::V) -> S::V {
+        a
+    }
+}
 
 impl Function for Sum {
     #[inline(always)]

@@ -16,7 +16,7 @@
 //! the matrix kernel's ([`linear`](super::linear)). Bytes: the weights once for each block of rows.
 
 use super::activation_rows::{Source, prepare};
-use super::elementwise::{Sum, combine};
+use super::elementwise::{Same, Sum, combine};
 use super::gate::Gated;
 use super::linear::{ActRow, ActRows, ActivationKind, Multiply, Part, TILE_ROWS, WeightRows, q8_row_bytes};
 use super::round_up;
@@ -292,11 +292,15 @@ unsafe fn finish<S: Simd>(
     // SAFETY: the caller's promise.
     unsafe {
         let out = m.out.add(at);
-        add_bias::<S>(m, r0, n, y);
         match p.epilogue {
-            Epilogue::Store => out.copy_from_nonoverlapping(y, n),
-            Epilogue::Add { residual } => combine::<S>(y, residual.add(at), out, n, Sum),
+            Epilogue::Store if m.bias.is_null() => combine::<S>(y, y, out, n, Same),
+            Epilogue::Store => combine::<S>(y, m.bias.add(r0), out, n, Sum),
+            Epilogue::Add { residual } => {
+                add_bias::<S>(m, r0, n, y);
+                combine::<S>(y, residual.add(at), out, n, Sum);
+            }
             Epilogue::Gate { kind } => {
+                add_bias::<S>(m, r0, n, y);
                 add_bias::<S>(&p.matrices[1], r0, n, others);
                 match kind {
                     Activation::Silu => combine::<S>(y, others, out, n, Gated::<Silu>(PhantomData)),

@@ -8,8 +8,9 @@
 //! rows meets up to [`FEW`] activation rows for one conversion, and comes from memory once for all of them.
 //!
 //! GEMM: a panel of 16 weight rows and [`PASS`] columns is converted and transposed once, then met by [`COLS`] activation
-//! rows at a time: 12 accumulators, 2 loads of weights and 6 of activations for 12 multiply-adds. Columns follow in order, so
-//! the order differs from GEMV's; it does not depend on the number of activation rows.
+//! rows at a time: 12 accumulators, 2 loads of weights and 6 of activations for 12 multiply-adds, written out for [`UNROLL`]
+//! columns. Meanwhile the weights of the next panel are asked for. Columns follow in order, so the order differs from GEMV's;
+//! it does not depend on the number of activation rows.
 
 use super::activation::{ActRow, ActRows};
 use super::avx2::horizontal_sum;
@@ -25,6 +26,10 @@ pub(super) const PASS: usize = 256;
 /// Activation rows whose accumulators fit the registers.
 const COLS: usize = 6;
 
+/// Columns that a turn of the GEMM's loop has. The compiler writes eight out, with one computation of the activation rows'
+/// addresses; sixteen it leaves a loop, whose additions take a third of the instructions.
+const UNROLL: usize = 8;
+
 /// Most activation rows that share a load of weights in [`few_rows`].
 const FEW: usize = 6;
 
@@ -33,6 +38,9 @@ const FEW_ROWS: usize = 4;
 
 /// Weight rows of GEMV at a time: as many chains as two multiply-adds a cycle of latency 4 need.
 const GEMV_ROWS: usize = 8;
+
+/// Most lines of the next tile that are asked for at a time: more would wait for one another.
+const LINES: usize = 16;
 
 /// Bytes from one copied activation row to the next, an odd number of cache lines.
 const COPY_STRIDE: usize = PASS * 4 + 64;
@@ -245,20 +253,69 @@ pub(super) unsafe fn gemm_tile<F: FloatFormat>(
         let mut k = part.k;
         while k < end {
             let n = PASS.min(end - k);
+            let whole = n / 8 * 8;
             for half in [0, 8] {
-                for c in (0..n).step_by(8) {
+                for c in (0..whole).step_by(8) {
                     let mut registers = [_mm256_setzero_si256(); 8];
-                    for (r, register) in registers.iter_mut().enumerate() {
-                        let p = rows[half + r].add((k + c) * F::BYTES);
-                        *register = _mm256_castps_si256(load_some::<F>(p, n - c));
+                    for r in 0..8 {
+                        registers[r] = _mm256_castps_si256(F::load8(rows[half + r].add((k + c) * F::BYTES)));
                     }
-                    for (i, column) in transpose(registers).into_iter().enumerate() {
-                        _mm256_store_si256(panel.add((c + i) * TILE_ROWS + half).cast(), column);
+                    store_columns(registers, panel.add(c * TILE_ROWS + half));
+                }
+                if whole < n {
+                    let mut registers = [_mm256_setzero_si256(); 8];
+                    for r in 0..8 {
+                        let p = rows[half + r].add((k + whole) * F::BYTES);
+                        registers[r] = _mm256_castps_si256(load_some::<F>(p, n - whole));
                     }
+                    store_columns(registers, panel.add(whole * TILE_ROWS + half));
                 }
             }
-            multiply(panel, k, n, xs, panel.add(PASS * TILE_ROWS), out);
+            let next = w.wrapping_add((r0 + TILE_ROWS) * row_bytes + k * F::BYTES);
+            let next = NextTile { row: next, row_bytes, n_bytes: n * F::BYTES, at: 0 };
+            multiply(panel, k, n, xs, next, panel.add(PASS * TILE_ROWS), out);
             k += n;
+        }
+    }
+}
+
+/// Eight rows of a panel's half as columns.
+///
+/// # Safety
+/// AVX2 is available; `panel` has room for 8 columns, and is aligned to a vector.
+#[inline(always)]
+unsafe fn store_columns(rows: [__m256i; 8], panel: *mut f32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        for (i, column) in transpose(rows).into_iter().enumerate() {
+            _mm256_store_si256(panel.add(i * TILE_ROWS).cast(), column);
+        }
+    }
+}
+
+/// The numbers of the next panel, probably: where they lie, and how far they were asked for. Beyond the last tile a prefetch
+/// does not fault.
+struct NextTile {
+    /// The row that is asked for.
+    row: *const u8,
+    row_bytes: usize,
+    /// Bytes of a row.
+    n_bytes: usize,
+    /// Bytes of the row that were asked for.
+    at: usize,
+}
+
+impl NextTile {
+    /// Ask for `n` lines more.
+    #[inline(always)]
+    fn ask(&mut self, n: usize) {
+        for _ in 0..n {
+            if self.at >= self.n_bytes {
+                (self.at, self.row) = (0, self.row.wrapping_add(self.row_bytes));
+            }
+            // SAFETY: a prefetch does not fault.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(self.row.wrapping_add(self.at).cast()) };
+            self.at += 64;
         }
     }
 }
@@ -280,17 +337,28 @@ unsafe fn load_some<F: FloatFormat>(p: *const u8, n: usize) -> __m256 {
     }
 }
 
-/// Multiply the panel (columns `k..k + n`) with all activation rows; add to `out`, or set it if `k` is 0.
+/// Multiply the panel (columns `k..k + n`) with all activation rows; add to `out`, or set it if `k` is 0. Meanwhile ask for
+/// the next tile's weights, so that packing them finds them in the second cache.
 ///
 /// # Safety
 /// The panel is filled; the activation rows have `k + n` columns; `copy` has room for `COLS` of them; `out` has
 /// `xs.n * TILE_ROWS` values.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn multiply(panel: *const f32, k: usize, n: usize, xs: ActRows, copy: *mut f32, out: *mut f32) {
+unsafe fn multiply(
+    panel: *const f32,
+    k: usize,
+    n: usize,
+    xs: ActRows,
+    mut next_tile: NextTile,
+    copy: *mut f32,
+    out: *mut f32,
+) {
+    let lines = (TILE_ROWS * next_tile.n_bytes).div_ceil(64 * xs.n.div_ceil(COLS).max(1));
     // SAFETY: activation rows `i..i + COLS` exist.
     unsafe {
         let mut i = 0;
         while i < xs.n {
+            next_tile.ask(lines.min(LINES));
             let (mut x, mut stride) = (xs.row(i).0.cast::<f32>().add(k), xs.stride);
             let out = out.add(i * TILE_ROWS);
             let c = COLS.min(xs.n - i);
@@ -350,17 +418,19 @@ unsafe fn columns<const C: usize>(panel: *const f32, n: usize, x: Activations, f
                 }
             }
         }
-        let lines = n / 16 * 16;
-        for k in (0..lines).step_by(16) {
-            for c in 0..C {
-                let next = x.next.wrapping_byte_add(c * x.next_stride).wrapping_add(k);
-                _mm_prefetch::<_MM_HINT_T0>(next.cast());
+        let whole = n / UNROLL * UNROLL;
+        for k in (0..whole).step_by(UNROLL) {
+            if k % 16 == 0 {
+                for c in 0..C {
+                    let next = x.next.wrapping_byte_add(c * x.next_stride).wrapping_add(k);
+                    _mm_prefetch::<_MM_HINT_T0>(next.cast());
+                }
             }
-            for k in k..k + 16 {
+            for k in k..k + UNROLL {
                 column::<C>(panel.add(k * TILE_ROWS), x.x.add(k), x.stride, &mut sums);
             }
         }
-        for k in lines..n {
+        for k in whole..n {
             column::<C>(panel.add(k * TILE_ROWS), x.x.add(k), x.stride, &mut sums);
         }
         for c in 0..C {
