@@ -1,7 +1,7 @@
 //! From nodes to what the kernels run: each node becomes one [`Unit`], or, where no kernel runs a fused Op as a whole, one
-//! for each of its parts. Then neighbouring units that have a kernel together are joined: those of heads (`heads`), of a gate of
-//! columns (`gates`), of a mixture of experts (`experts`), and what a branch adds to the residual stream (`residual`). Pure: it names values and weights, and takes no
-//! memory.
+//! for each of its parts. Then neighbouring units that have a kernel together are joined: those of heads (`heads`), of a gate
+//! of columns (`gates`), of a mixture of experts (`experts`), and what a branch adds to the residual stream (`residual`). Pure:
+//! it names values and weights, and takes no memory.
 
 mod experts;
 mod gates;

@@ -279,11 +279,8 @@ impl<G: Gpu> Draft<'_, G> {
             (Some(_), _) => call.read_or_any(25, up, c.anything()),
             (None, add) => {
                 let other = up.or(add.map(|(residual, _)| self.value(residual)));
-                call.bind(STEP_AT, c.step_place(0)).read(1, self.value(product.x)).read_or_any(
-                    15,
-                    other,
-                    c.anything(),
-                )
+                let call = call.bind(STEP_AT, c.step_place(0)).read(1, self.value(product.x));
+                call.read_or_any(15, other, c.anything())
             }
         };
         call.constants.extend(type_constants(block, n_in));
