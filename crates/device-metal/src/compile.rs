@@ -164,6 +164,7 @@ impl Call {
         self
     }
 
+    /// Read a value, or bind anything where there is none.
     fn read_or_any(self, index: u8, value: Option<(Place, usize)>, anything: Place) -> Call {
         match value {
             Some(value) => self.read(index, value),
@@ -364,7 +365,7 @@ impl<G: Gpu> Draft<'_, G> {
         (place, value_bytes(self.compiler.plan.value(id), self.compiler.limits))
     }
 
-    /// The same from a column of its first row on.
+    /// Where a value lies from a column of its first row on, and its bytes from there.
     fn columns_from(&self, id: ValueId, first: usize) -> (Place, usize) {
         let (place, bytes) = self.value(id);
         (Place { offset: place.offset + 4 * first as u64, ..place }, bytes - 4 * first)

@@ -120,7 +120,7 @@ impl HeadChain {
     }
 }
 
-/// The fields of an Attention that stands behind its KvWrite.
+/// The fields of an Attention, but for what it reads.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionOf {
     /// Query heads.
@@ -209,6 +209,13 @@ pub fn projection(plan: &Plan, parts: &[Op]) -> Option<Projection> {
     (matrices.len() <= 3).then_some(Projection { x, norm: norm.map(|(_, norm)| norm), matrices, tail })
 }
 
+/// What an Attention reads, and its other fields.
+pub fn attention_of(op: &Op) -> Option<(ValueId, KvLayerId, AttentionOf)> {
+    let Op::Attention { q, layer, n_heads, scale, softcap, window, sinks, out } = op else { return None };
+    let (n_heads, scale, softcap, window) = (*n_heads, *scale, *softcap, *window);
+    Some((*q, *layer, AttentionOf { n_heads, scale, softcap, window, sinks: *sinks, out: *out }))
+}
+
 /// The two chains of norms and Ropes, the KvWrite, and the Attention if there is one.
 pub fn qk_rope_kv(plan: &Plan, parts: &[Op], escaping: &[ValueId]) -> Option<QkRopeKv> {
     let write = parts.iter().position(|op| matches!(op, Op::KvWrite { .. }))?;
@@ -254,16 +261,9 @@ pub fn qk_rope_kv(plan: &Plan, parts: &[Op], escaping: &[ValueId]) -> Option<QkR
             let written: Vec<ValueId> = steps.iter().flat_map(Op::writes).collect();
             (escaping.iter().copied().find(|id| id != k && written.contains(id)), None)
         }
-        [Op::Attention { q, layer: read, n_heads, scale, softcap, window, sinks, out }] if read == layer => {
-            let attention = AttentionOf {
-                n_heads: *n_heads,
-                scale: *scale,
-                softcap: *softcap,
-                window: *window,
-                sinks: *sinks,
-                out: *out,
-            };
-            (Some(*q), Some(attention))
+        [op] => {
+            let (q, _, attention) = attention_of(op).filter(|(_, read, _)| read == layer)?;
+            (Some(q), Some(attention))
         }
         _ => return None,
     };

@@ -11,7 +11,7 @@
 //!
 //! A [`Case`] is a small plan whose logits are what is tested, and steps to run through it. Inputs come from random
 //! embedding tables, so a plan needs nothing but tokens. [`compare()`] runs a case on the interpreter and on the device: as it
-//! is, fused by each rule of the device's profile alone, and fused by all. [`compare_chunks`] runs it on the device as it is
+//! is, fused by each rule of the device's profile alone (but for whole layers), and fused by all. [`compare_chunks`] runs it on the device as it is
 //! and row by row. [`truncate`] ends any plan at any value, which finds the first Op of a real model that differs.
 
 mod builder;

@@ -15,7 +15,7 @@ use crate::gpu::{Gpu, Place};
 use crate::kernels::{self, Kernel, attention, constant};
 use crate::lower::{Heads, Queries};
 use crate::table::{Extent, RowClass, When};
-use device::lower::{AttentionOf, HeadChain};
+use device::lower::{AttentionOf, HeadChain, attention_of};
 use device::{KvLayerId, Op, Result, Rows, ValueId, WeightId};
 
 /// Rows that are decoded at most, rather than gone through by tiles.
@@ -211,11 +211,8 @@ impl<G: Gpu> Draft<'_, G> {
         let c = self.compiler;
         let kv = |layer: &KvLayerId| c.plan.kv.layer(*layer);
         match op {
-            Op::Attention { q, layer, n_heads, scale, softcap, window, sinks, out } => {
-                let (n_heads, scale, softcap, window) = (*n_heads, *scale, *softcap, *window);
-                let of = AttentionOf { n_heads, scale, softcap, window, sinks: *sinks, out: *out };
-                self.attend(&self.attention_of(&of, *q, *layer))
-            }
+            Op::Attention { .. } => attention_of(op)
+                .map_or(Ok(()), |(q, layer, of)| self.attend(&self.attention_of(&of, q, layer))),
             Op::CrossAttention { q, layer, n_heads, scale, out } => self.attend(&Attention {
                 q: *q,
                 source: Source::Memory(*layer, kv(layer).memory.unwrap_or(0)),

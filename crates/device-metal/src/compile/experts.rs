@@ -121,11 +121,8 @@ impl<G: Gpu> Draft<'_, G> {
             .bool(constant::HAS_RESIDUAL, residual.is_some())
             .read(2, self.value(x))
             .read(3, self.value(weights))
-            .write(4, self.value(out));
-        let call = match residual {
-            Some(residual) => call.read(5, self.value(residual)),
-            None => call.bind(5, c.anything()),
-        };
+            .write(4, self.value(out))
+            .read_or_any(5, residual.map(|residual| self.value(residual)), c.anything());
         self.push(call.elements(rows, cols))
     }
 

@@ -114,10 +114,7 @@ impl<'a, G: Gpu> Draft<'a, G> {
             .bind(21, c.weight_or_any(j.pair.and_then(|pair| pair.norm.weight))?)
             .bind(23, c.weight_or_any(j.pair.and_then(|pair| pair.other_norm.weight))?)
             .write(24, self.value(j.out));
-        call = match j.pair {
-            Some(pair) => call.read(22, self.value(pair.other)),
-            None => call.bind(22, c.anything()),
-        };
+        call = call.read_or_any(22, j.pair.map(|pair| self.value(pair.other)), c.anything());
         call.constants.extend(Self::join_constants(j, false, u32::from(norm.is_some())));
         call.threadgroup_bytes = 16 * c.cols(j.out).div_ceil(4) as u32;
         Ok(call)

@@ -2,7 +2,7 @@
 //! without a KvWrite.
 
 use super::{Heads, Joined, Lowered, Queries, Readers, Unit, whole_norm};
-use device::lower::{AttentionOf, HeadChain, Norm, Projection, RopeOf, Tail};
+use device::lower::{HeadChain, Norm, Projection, RopeOf, Tail, attention_of};
 use device::{Op, Plan};
 
 /// Up to three Linears of the same rows.
@@ -61,30 +61,26 @@ pub fn norms(plan: &Plan, readers: &Readers, rest: &[Lowered]) -> Joined {
 
 /// `[norm of heads] rope attention`, over what was written before.
 pub fn queries(plan: &Plan, readers: &Readers, rest: &[Lowered]) -> Joined {
-    let primitive = |l: &'_ Lowered| match &l.unit {
-        Unit::Primitive(op) => Some(op.clone()),
+    let primitive = |l| match l {
+        &Lowered { unit: Unit::Primitive(ref op), .. } => Some(op),
         _ => None,
     };
-    let ops: Vec<Op> = rest.iter().map_while(primitive).take(3).collect();
+    let ops: Vec<&Op> = rest.iter().take(3).map_while(primitive).collect();
     let (norm, behind) = match &ops[..] {
         [Op::RmsNorm { x, weight, eps, group, out }, behind @ ..] => {
             (Some((*x, Norm { weight: *weight, eps: *eps }, *group, *out)), behind)
         }
         all => (None, all),
     };
-    let [
-        Op::Rope { x, head_dim, n_dims, style, frequencies, scale: on_turn, out: end },
-        Op::Attention { q, layer, n_heads, scale, softcap, window, sinks, out },
-        ..,
-    ] = behind
-    else {
+    let [Op::Rope { x, head_dim, n_dims, style, frequencies, scale, out: end }, reader, ..] = behind else {
         return None;
     };
-    let fits = q == end
+    let (q, layer, attention) = attention_of(reader)?;
+    let fits = q == *end
         && readers.only(*end)
-        && *head_dim == plan.kv.layer(*layer).head_dim
+        && *head_dim == plan.kv.layer(layer).head_dim
         && norm.is_none_or(|(_, _, group, out)| group == *head_dim && out == *x && readers.only(out));
-    let rope = RopeOf { frequencies: *frequencies, n_dims: *n_dims, style: *style, scale: *on_turn };
+    let rope = RopeOf { frequencies: *frequencies, n_dims: *n_dims, style: *style, scale: *scale };
     let chain = HeadChain {
         x: norm.map_or(*x, |(x, ..)| x),
         norm: norm.map(|(_, norm, ..)| norm),
@@ -92,8 +88,6 @@ pub fn queries(plan: &Plan, readers: &Readers, rest: &[Lowered]) -> Joined {
         end: *end,
         escapes: false,
     };
-    let (n_heads, scale, softcap, window) = (*n_heads, *scale, *softcap, *window);
-    let attention = AttentionOf { n_heads, scale, softcap, window, sinks: *sinks, out: *out };
-    let unit = Unit::QRope(Queries { q: chain, layer: *layer, attention });
+    let unit = Unit::QRope(Queries { q: chain, layer, attention });
     fits.then_some((unit, if norm.is_some() { 3 } else { 2 }))
 }

@@ -9,6 +9,8 @@
 //!
 //! Up to [`cols`] activation rows meet the codes as they are unpacked. Where more follow, [`PASS`] columns are unpacked
 //! into a panel first, bytes and f32 scales, which stays in the first cache. Order of accumulation: `interleaved`.
+//!
+//! Past 600 lines, for the ways to sum differ by codes and groups, and share unpacking, panels and registers.
 
 use super::activation::{ActRow, ActRows, Q8Row};
 use super::interleaved::{

@@ -20,7 +20,7 @@ pub enum Norms {
     AroundInputs,
 }
 
-/// Two layers with such norms, and a head with bounded logits. Heads have 16 columns.
+/// Layers with such norms, and a head with bounded logits. Heads have 32 columns.
 pub fn layers_with_norms(seed: u64, n_layers: u32, hidden: usize, block: BlockType, norms: Norms) -> Plan {
     let mut b = PlanBuilder::new(seed, N_TOKENS as usize);
     let mut x = b.embed_from(hidden, BlockType::F32, 1.0);
@@ -64,12 +64,11 @@ fn attention(
     let q = b.linear(input, 4 * HEAD_DIM, block, false);
     let of_q = if norms == Norms::Behind { 4 * HEAD_DIM } else { HEAD_DIM };
     let of_k = if norms == Norms::Behind { 2 * HEAD_DIM } else { HEAD_DIM };
-    let turned = |b: &mut PlanBuilder, x: ValueId, group: usize| {
-        let x = b.rms_norm(x, group);
-        b.rope(x, HEAD_DIM, HEAD_DIM, RopeStyle::Half)
-    };
     let (q, layer) = match shared {
-        Some(layer) => (turned(b, q, of_q), layer),
+        Some(layer) => {
+            let q = b.rms_norm(q, of_q);
+            (b.rope(q, HEAD_DIM, HEAD_DIM, RopeStyle::Half), layer)
+        }
         None => {
             let k = b.linear(input, 2 * HEAD_DIM, block, false);
             let mut v = b.linear(input, 2 * HEAD_DIM, block, false);
