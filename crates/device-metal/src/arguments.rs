@@ -74,7 +74,8 @@ arguments! {
         beside_row_bytes: u32,
         /// Bytes of a row of its plane of scales.
         beside_scale_bytes: u32,
-        reserved: u32,
+        /// Rows of it.
+        beside_n_out: u32,
     }
     /// `join` (`linear/arguments.h`)
     JoinArguments {

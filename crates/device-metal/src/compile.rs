@@ -92,7 +92,7 @@ struct Draft<'a, G: Gpu> {
     parts: Option<merged::Parts>,
     /// What a branch left for the projection behind it to add.
     join: Option<Join>,
-    /// Norms of a sum that were made with it: where they are.
+    /// Norms that were made already, with the sum that they are of or for an earlier reader: where they are.
     normed: Vec<ValueId>,
     /// What experts left for the sum behind them to weigh and add: the parts, and how much each counts.
     expert_parts: Option<(ValueId, ValueId)>,
@@ -375,6 +375,7 @@ impl<G: Gpu> Draft<'_, G> {
         match unit {
             Unit::Projection(p) => self.projection(p),
             Unit::Gated { product, by } => self.gated(product, by),
+            Unit::RowGated { product, by } => self.row_gated(product, by),
             Unit::Join(join) => self.join(join),
             Unit::QkRopeKv(heads) => self.qk_rope_kv(heads),
             Unit::QRope(queries) => self.q_rope(queries),
@@ -410,6 +411,15 @@ impl<G: Gpu> Draft<'_, G> {
             .bind(4, c.weight_or_any(norm.weight)?);
         let grid = [Extent::Fixed((cols / group.max(1)) as u32), each(rows), ONE];
         self.push(call.flexible(grid, c.profile.norm_threads(group)))
+    }
+
+    /// The norm of whole rows, unless it was made.
+    fn norm_once(&mut self, x: ValueId, norm: Norm, out: ValueId) -> Result<()> {
+        if self.normed.contains(&out) {
+            return Ok(());
+        }
+        self.normed.push(out);
+        self.rms_norm(x, norm, self.compiler.cols(x), out)
     }
 
     fn primitive(&mut self, op: &Op) -> Result<()> {

@@ -295,6 +295,8 @@ pub mod linear {
     pub const BESIDE: u16 = 16;
     /// The product is a gate of rows that are given.
     pub const UP: u16 = 17;
+    /// Products of a row count as much as a gate of the row lets through.
+    pub const ROW_GATE: u16 = 18;
 }
 
 /// Indices of function constants, as `join.h` lists them.
@@ -303,10 +305,12 @@ pub mod join {
     pub const WEIGHT: u16 = 20;
     /// The branch is the sum of two, each behind a norm of its own.
     pub const PAIR: u16 = 21;
-    /// The second of the pair is a weighed sum of parts.
+    /// The second of the pair, or the branch, is a weighed sum of parts.
     pub const PARTS: u16 = 22;
     /// How many norms of the sum follow.
     pub const NORMS: u16 = 23;
+    /// The branch has a norm of its own.
+    pub const NORM: u16 = 24;
 }
 
 /// Indices of function constants, as `attention/constants.h` lists them.

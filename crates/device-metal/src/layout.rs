@@ -103,8 +103,8 @@ pub fn arena_of(plan: &Plan, lowered: &[Lowered], limits: &Limits) -> Arena {
         let last = plan.nodes.iter().rposition(|node| node.op.reads().contains(&out));
         lasting.extend(last.map(|last| (x, last)));
     }
-    // What a unit of several nodes reads must be there until the last. What a branch adds may be added by what reads the sum, and may be
-    // the sum of parts; norms of the sum may be made with it.
+    // What a unit of several nodes reads must be there until the last, and what it reads to make a norm that others make too. What a branch
+    // adds may be added by what reads the sum, and may be the sum of parts; norms of the sum may be made with it.
     let behind = |join: &Join, last: usize, rest: &[Lowered]| {
         reader_behind(join.out, rest).map_or(last, |(reader, _)| reader)
     };
@@ -112,9 +112,13 @@ pub fn arena_of(plan: &Plan, lowered: &[Lowered], limits: &Limits) -> Arena {
     for (index, Lowered { node, last, unit }) in lowered.iter().enumerate() {
         let rest = &lowered[index + 1..];
         let mut until = *last;
+        if let Unit::Join(Join { out: sum, .. }) | Unit::ExpertDownSum { residual: Some(_), out: sum, .. } =
+            unit
+        {
+            let norms = norms_behind(*sum, rest).into_iter();
+            early.extend(norms.map(|(_, out)| (Op::Columns { x: *sum, first: 0, out }, *last)));
+        }
         if let Unit::Join(join) = unit {
-            let norms = norms_behind(join, rest).into_iter();
-            early.extend(norms.map(|(_, out)| (Op::Columns { x: join.out, first: 0, out }, *last)));
             until = behind(join, *last, rest);
         }
         if let (Some((parts, weights)), [Lowered { unit: Unit::Join(join), last, .. }, rest @ ..]) =
@@ -123,9 +127,9 @@ pub fn arena_of(plan: &Plan, lowered: &[Lowered], limits: &Limits) -> Arena {
             let until = behind(join, *last, rest);
             lasting.extend([(parts, until), (weights, until)]);
         }
-        if until > *node {
-            lasting.extend(unit.reads().into_iter().map(|x| (x, until)));
-        }
+        let of_node = plan.nodes[*node].op.reads();
+        let reads = unit.reads().into_iter();
+        lasting.extend(reads.filter(|x| until > *node || !of_node.contains(x)).map(|x| (x, until)));
     }
     let mut kept = plan.clone();
     let keepers = lasting.into_iter().map(|(x, last)| (keeper(&mut kept, x), last));

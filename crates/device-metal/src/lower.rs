@@ -1,11 +1,12 @@
 //! From nodes to what the kernels run: each node becomes one [`Unit`], or, where no kernel runs a fused Op as a whole, one
 //! for each of its parts. Then neighbouring units that have a kernel together are joined: those of heads (`heads`), of a gate
-//! of columns (`gates`), of a mixture of experts (`experts`), and what a branch adds to the residual stream (`residual`). Pure:
-//! it names values and weights, and takes no memory.
+//! of columns or of rows (`gates`), of a mixture of experts (`experts`), and what a branch adds to the residual stream
+//! (`residual`); and what reads a norm makes it for itself (`norms`). Pure: it names values and weights, and takes no memory.
 
 mod experts;
 mod gates;
 mod heads;
+mod norms;
 mod residual;
 
 use device::lower::{
@@ -27,6 +28,13 @@ pub enum Unit {
         /// What it opens to.
         by: GivenUp,
     },
+    /// A Linear whose rows count as much as a gate of each lets through, and what they are added to.
+    RowGated {
+        /// One matrix, stored.
+        product: Projection,
+        /// The gate.
+        by: RowGate,
+    },
     /// What a branch adds to the residual stream.
     Join(Join),
     /// Heads on their way to the cache, and attention.
@@ -47,6 +55,8 @@ pub enum Unit {
         up: WeightId,
         /// The function.
         kind: Activation,
+        /// A dense gate and up of the same rows behind the same norm, with the same function, whose matrices have the experts' type.
+        beside: Option<Projection>,
         /// `(n, k * n_out)`
         out: ValueId,
     },
@@ -84,6 +94,17 @@ pub struct GivenUp {
     pub out: ValueId,
 }
 
+/// `out = residual + sigmoid(gate) * product`
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RowGate {
+    /// `(n, 1)`
+    pub gate: ValueId,
+    /// `(n, columns of the product)`
+    pub residual: ValueId,
+    /// Where it goes.
+    pub out: ValueId,
+}
+
 /// Norm and Rope of query heads, and the attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Queries {
@@ -95,7 +116,7 @@ pub struct Queries {
     pub attention: AttentionOf,
 }
 
-/// `out = factor * (residual + norm(branch))`
+/// `out = factor * (residual + norm(branch))`, the branch itself where it has no norm
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Join {
     /// The branch, or the first of the two that it is the sum of.
@@ -103,7 +124,7 @@ pub struct Join {
     /// The other.
     pub pair: Option<Pair>,
     /// Of the whole row of the branch.
-    pub norm: Norm,
+    pub norm: Option<Norm>,
     /// What it is added to.
     pub residual: ValueId,
     /// On the sum.
@@ -172,9 +193,13 @@ impl Unit {
                 }
             }
             Unit::Gated { by, .. } => vec![by.out],
+            Unit::RowGated { by, .. } => vec![by.out],
             Unit::Join(Join { out, .. }) => vec![*out],
             Unit::QRope(Queries { q, attention, .. }) => vec![q.end, attention.out],
-            Unit::ExpertGateUp { norm, out, .. } => norm.iter().map(|(_, out)| *out).chain([*out]).collect(),
+            Unit::ExpertGateUp { norm, out, beside, .. } => {
+                let beside = beside.iter().flat_map(Projection::writes);
+                norm.iter().map(|(_, out)| *out).chain([*out]).chain(beside).collect()
+            }
             Unit::QkRopeKv(Heads { chains, .. }) => {
                 let chain = |chain: &HeadChain| (!chain.is_empty()).then_some(chain.end);
                 let q = chains.q.as_ref().and_then(chain);
@@ -196,6 +221,7 @@ impl Unit {
                 [p.x].into_iter().chain(residual).collect()
             }
             Unit::Gated { product, by } => vec![product.x, by.up],
+            Unit::RowGated { product, by } => vec![product.x, by.gate, by.residual],
             Unit::QRope(Queries { q, .. }) => vec![q.x],
             Unit::Join(Join { x, pair, residual, .. }) => {
                 [*x, *residual].into_iter().chain(pair.map(|pair| pair.other)).collect()
@@ -245,12 +271,16 @@ pub fn lower(plan: &Plan) -> Vec<Lowered> {
         heads::norms,
         heads::queries,
         gates::columns,
+        gates::rows,
         experts::products,
         experts::beside,
         residual::pairs,
         residual::factors,
     ];
-    joins.into_iter().fold(lowered, |lowered, joined| rewrite(&lowered, |rest| joined(plan, &readers, rest)))
+    let lowered = joins
+        .into_iter()
+        .fold(lowered, |lowered, joined| rewrite(&lowered, |rest| joined(plan, &readers, rest)));
+    rewrite(&norms::inside(plan, &readers, lowered), |rest| experts::gates_beside(plan, rest))
 }
 
 /// What joins the first of some units: the unit that they become, and how many they are.
@@ -314,20 +344,25 @@ const MOST_NORMS: usize = 3;
 
 /// The norms of a sum that can be made with it, and where they go: of the projection that stands behind it, and of what else reads it
 /// before the next sum. All add the same to the mean square, and have weights.
-pub fn norms_behind(join: &Join, rest: &[Lowered]) -> Vec<(Norm, ValueId)> {
-    let first = reader_behind(join.out, rest).and_then(|(_, p)| p.norm.filter(|_| p.x == join.out));
+pub fn norms_behind(sum: ValueId, rest: &[Lowered]) -> Vec<(Norm, ValueId)> {
+    let first = reader_behind(sum, rest).and_then(|(_, p)| p.norm.filter(|_| p.x == sum));
     let Some((first, _)) = first else { return vec![] };
-    rest.iter()
-        .take_while(|l| !matches!(l.unit, Unit::Join(_)))
-        .filter_map(|l| match &l.unit {
+    let mut found: Vec<(Norm, ValueId)> = Vec::new();
+    for l in rest.iter().take_while(|l| !matches!(l.unit, Unit::Join(_))) {
+        let norm = match &l.unit {
             Unit::Projection(Projection { x, norm, .. }) | Unit::ExpertGateUp { x, norm, .. } => {
-                norm.filter(|_| *x == join.out)
+                norm.filter(|_| *x == sum)
             }
             _ => None,
-        })
-        .filter(|(norm, _)| norm.weight.is_some() && norm.eps == first.eps)
-        .take(MOST_NORMS)
-        .collect()
+        };
+        found.extend(norm.filter(|norm| {
+            norm.0.weight.is_some()
+                && norm.0.eps == first.eps
+                && !found.contains(norm)
+                && found.len() < MOST_NORMS
+        }));
+    }
+    found
 }
 
 /// The experts whose products behind a unit's only reader, a sum, weighs and adds for itself: the parts, and how much each counts.
@@ -366,7 +401,7 @@ fn recognise(plan: &Plan, kind: FusedKind, parts: &[Op], escaping: &[ValueId]) -
         }
         FusedKind::NormAdd => norm_add(plan, parts).map(|found| {
             let device::lower::NormAdd { x, norm, residual, out } = found;
-            Unit::Join(Join { x, pair: None, norm, residual, factor: 1.0, out })
+            Unit::Join(Join { x, pair: None, norm: Some(norm), residual, factor: 1.0, out })
         }),
         FusedKind::QkNormRopeKvWrite | FusedKind::QkNormRopeKvAttention => {
             let heads = |chains| Heads { chains, v_norm: None, whole_rows: false };
@@ -406,6 +441,7 @@ mod tests {
                 Unit::ExpertDownSum { .. } => 'd',
                 Unit::QRope(_) => 'Q',
                 Unit::Gated { .. } => 'i',
+                Unit::RowGated { .. } => 'w',
                 Unit::Join(_) => 'j',
                 _ => '?',
             })
@@ -420,7 +456,7 @@ mod tests {
         assert_eq!(lower(&plan).len(), plan.nodes.len() - 2 * (2 + 1));
     }
 
-    /// What others read must be written, so a norm that a fourth Linear reads is not swallowed.
+    /// What others read must be written, so a norm that a fourth Linear reads is not swallowed: both dispatches can make it.
     #[test]
     fn a_fused_op_whose_inside_is_read_elsewhere_is_taken_apart() {
         let mut b = PlanBuilder::new(1, 50);
@@ -430,9 +466,12 @@ mod tests {
         let sum = outs[1..].iter().fold(outs[0], |sum, out| b.add(sum, *out));
         let plan = b.finish(sum);
         let lowered = fused(&plan);
-        let written: Vec<ValueId> = lowered.iter().flat_map(|l| l.unit.writes()).collect();
-        assert!(written.contains(&norm));
-        assert!(lowered.iter().any(|l| matches!(l.unit, Unit::Primitive(Op::RmsNorm { .. }))));
+        let makers = lowered.iter().filter(|l| l.unit.writes().contains(&norm));
+        let x_and_products = makers.map(|l| match &l.unit {
+            Unit::Projection(p) => (p.x, p.norm.is_some(), p.matrices.len()),
+            unit => panic!("{unit:?}"),
+        });
+        assert_eq!(Vec::from_iter(x_and_products), [(x, true, 3), (x, true, 1)]);
     }
 
     #[test]
@@ -455,6 +494,7 @@ mod tests {
             (Norms::Behind, "eLTLjGLjLTLjGLjsN?m"),
             (Norms::AroundExperts, "eNTLjNrGgdjNTLjNrGgdjsN?m"),
             (Norms::AroundInputs, "eLNTLjGLjiLjNQLjGLjiLjsN?m"),
+            (Norms::SharedExpert, "eNTANrgwdNTANrgwdsN?m"),
         ] {
             let plan = layers_with_norms(1, 2, 64, BlockType::Q8_0, norms);
             assert_eq!(letters(&fused(&plan)), expected, "{norms:?}");
@@ -477,6 +517,6 @@ mod tests {
         let y = b.add(x, y);
         let plan = b.finish(y);
         plan.check().unwrap();
-        assert_eq!(letters(&fused(&plan)), "enLrgdsm");
+        assert_eq!(letters(&fused(&plan)), "eNrgdsm");
     }
 }

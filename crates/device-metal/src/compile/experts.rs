@@ -7,10 +7,10 @@ use super::{Call, Draft, ONE, each, per_token};
 use crate::arguments::{ExpertArguments, ExpertSumArguments, LinearArguments, RouteArguments};
 use crate::gpu::{Gpu, Place};
 use crate::kernels::{self, Kernel, constant, linear};
-use crate::lower::{Beside, Unit, parts_of};
+use crate::lower::{Beside, Join, Unit, parts_of};
 use crate::table::{Extent, RowClass};
 use device::lower::{Norm, Projection};
-use device::{Activation, Error, Op, Result, ValueId, WeightId};
+use device::{Activation, Error, Op, Result, ValueId, Weight, WeightId};
 
 /// Pairs of a tile.
 pub const TILE_PAIRS: usize = 32;
@@ -43,8 +43,15 @@ struct Experts {
     up: Option<(WeightId, Activation)>,
     /// What the experts' products are weighed with and added to.
     sum: Option<(ValueId, Option<ValueId>)>,
-    /// A dense product in the same dispatch. With a sum.
-    beside: Option<Beside>,
+    /// In the same dispatch, of one row.
+    beside: Option<Dense>,
+    out: ValueId,
+}
+
+/// A dense product, or a gate and what goes up.
+struct Dense {
+    x: ValueId,
+    weights: Vec<WeightId>,
     out: ValueId,
 }
 
@@ -70,21 +77,31 @@ impl<G: Gpu> Draft<'_, G> {
     /// What was joined.
     pub(super) fn expert_unit(&mut self, unit: &Unit) -> Result<()> {
         match *unit {
-            Unit::ExpertGateUp { mut x, norm, ids, gate, up, kind, out } => {
+            Unit::ExpertGateUp { mut x, norm, ids, gate, up, kind, ref beside, out } => {
                 let mut norm_of = norm.map(|(norm, _)| norm);
                 if let (true, Some((norm, out))) = (self.is_by_tiles(ids, gate), norm) {
-                    if !self.normed.contains(&out) {
-                        self.rms_norm(x, norm, self.compiler.cols(x), out)?;
-                    }
+                    self.norm_once(x, norm, out)?;
                     (x, norm_of) = (out, None);
                 }
-                let product = Experts::new(x, ids, gate, out);
-                self.expert_product(&Experts { norm: norm_of, up: Some((up, kind)), ..product })
+                let up = Some((up, kind));
+                let product = Experts { norm: norm_of, up, ..Experts::new(x, ids, gate, out) };
+                match beside {
+                    Some(dense) if self.is_one_row(x) => {
+                        let weights = dense.matrices.iter().map(|m| m.weight).collect();
+                        let beside = dense.writes().first().map(|out| Dense { x, weights, out: *out });
+                        self.expert_product(&Experts { beside, ..product })
+                    }
+                    beside => {
+                        self.expert_product(&product)?;
+                        beside.as_ref().map_or(Ok(()), |dense| self.projection(dense))
+                    }
+                }
             }
             Unit::ExpertDownSum { x, ids, weight, weights, parts, residual, beside, out } => {
                 let product = Experts::new(x, ids, weight, out);
-                if self.class(x) == RowClass::One && !self.compiler.is_deterministic() {
+                if self.is_one_row(x) {
                     let sum = Some((weights, residual));
+                    let beside = beside.map(|b| Dense { x: b.x, weights: vec![b.weight], out: b.out });
                     return self.expert_product(&Experts { sum, beside, ..product });
                 }
                 if let Some(Beside { x, weight, out }) = beside {
@@ -95,10 +112,21 @@ impl<G: Gpu> Draft<'_, G> {
                 if self.expert_parts.is_some() {
                     return Ok(());
                 }
+                let norms = self.norms_with(out);
+                if let (Some(residual), false) = (residual, norms.is_empty()) {
+                    self.expert_parts = Some((parts, weights));
+                    let join = Join { x: parts, pair: None, norm: None, residual, factor: 1.0, out };
+                    return self.join_dispatch(&join, &norms);
+                }
                 self.expert_sum(parts, weights, residual, out)
             }
             _ => Ok(()),
         }
+    }
+
+    /// Whether dispatches may do what only a single row allows.
+    fn is_one_row(&self, x: ValueId) -> bool {
+        self.class(x) == RowClass::One && !self.compiler.is_deterministic()
     }
 
     fn expert_sum(
@@ -251,7 +279,6 @@ impl<G: Gpu> Draft<'_, G> {
         let (rows_of_unit, halves) = (if tiles { GEMM_ROWS } else { GEMV_ROWS }, e.up.map_or(1, |_| 2));
         let n_units = n_out.div_ceil(rows_of_unit / halves);
         let s = c.scratch;
-        let pairs = |divisor: u32| Extent::PerRow { rows, multiple: k as u32, divisor };
         let mut call = match tiles {
             true => Call::new(kernel("gemm")?, &args)
                 .read(23, self.scratch(s.order_at(), s.order))
@@ -271,34 +298,36 @@ impl<G: Gpu> Draft<'_, G> {
                 ),
             false => {
                 let (simdgroups, _) = c.profile.gemv_shape(usize::MAX >> 32, 1);
-                let beside = e.beside.map(|beside| (beside, c.plan.weight(beside.weight)));
+                let dense = |index: usize| {
+                    let weight = e.beside.as_ref().and_then(|dense| dense.weights.get(index));
+                    weight.map(|id| c.plan.weight(*id))
+                };
+                let n_groups = n_units.div_ceil(simdgroups as usize);
+                let beside_n_out = dense(0).map_or(0, Weight::n_rows);
+                let n_beside =
+                    beside_n_out.div_ceil(rows_of_unit / halves).div_ceil(n_groups * simdgroups as usize);
                 let args = ExpertArguments {
                     experts: args,
-                    beside_n_in: beside.map_or(0, |(_, weight)| weight.n_cols() as u32),
-                    beside_row_bytes: beside.map_or(0, |(_, weight)| weight.row_bytes() as u32),
-                    beside_scale_bytes: beside.map_or(0, |(_, w)| block.row_scale_bytes(w.n_cols()) as u32),
-                    reserved: 0,
+                    beside_n_in: dense(0).map_or(0, |w| w.n_cols() as u32),
+                    beside_row_bytes: dense(0).map_or(0, |w| w.row_bytes() as u32),
+                    beside_scale_bytes: dense(0).map_or(0, |w| block.row_scale_bytes(w.n_cols()) as u32),
+                    beside_n_out: beside_n_out as u32,
                 };
                 let call = Call::new(kernel("gemv")?, &args)
                     .bool(linear::NORM, e.norm.is_some())
-                    .bool(linear::BESIDE, beside.is_some())
+                    .bool(linear::BESIDE, e.beside.is_some())
                     .bool(linear::RESIDUAL, e.sum.is_some_and(|(_, residual)| residual.is_some()))
                     .bool(linear::EXPERTS_SUM, e.sum.is_some())
                     .bind(2, c.weight_or_any(e.norm.and_then(|norm| norm.weight))?)
                     .read(21, self.value(e.ids));
-                let call = match beside {
-                    Some((beside, weight)) => {
-                        let [codes, scales, offsets] = self.planes(weight)?;
-                        call.bind(7, codes)
-                            .bind(8, scales)
-                            .bind(9, offsets)
-                            .read(10, self.value(beside.x))
-                            .write(17, self.value(beside.out))
-                    }
-                    None => {
-                        [7, 8, 9, 10, 17].iter().fold(call, |call, index| call.bind(*index, c.anything()))
-                    }
+                let mut call = match e.beside {
+                    Some(Dense { x, out, .. }) => call.read(10, self.value(x)).write(17, self.value(out)),
+                    None => call.bind(10, c.anything()).bind(17, c.anything()),
                 };
+                for (index, first) in [7, 11].into_iter().enumerate() {
+                    let planes = dense(index).map_or(Ok([c.anything(); 3]), |weight| self.planes(weight))?;
+                    call = (first..).zip(planes).fold(call, |call, (index, plane)| call.bind(index, plane));
+                }
                 let call = match e.sum {
                     Some((weights, Some(residual))) => {
                         call.read(22, self.value(weights)).read(15, self.value(residual))
@@ -306,12 +335,9 @@ impl<G: Gpu> Draft<'_, G> {
                     Some((weights, None)) => call.read(22, self.value(weights)).bind(15, c.anything()),
                     None => call.bind(22, c.anything()).bind(15, c.anything()),
                 };
-                let places = match e.sum {
-                    Some(_) => Extent::PerRow { rows, multiple: 1 + u32::from(beside.is_some()), divisor: 1 },
-                    None => pairs(1),
-                };
-                let groups = n_units.div_ceil(simdgroups as usize) as u32;
-                call.grid([Extent::Fixed(groups), places, ONE], 32 * simdgroups)
+                let n_places = if e.sum.is_some() { 1 } else { k };
+                let places = Extent::PerRow { rows, multiple: (n_places + n_beside) as u32, divisor: 1 };
+                call.grid([Extent::Fixed(n_groups as u32), places, ONE], 32 * simdgroups)
             }
         };
         let (buffer_0, places_0) = self.stack(e.weight)?;
@@ -334,7 +360,8 @@ impl<G: Gpu> Draft<'_, G> {
         let bytes = |id: WeightId| {
             c.plan.weight(id).parts.iter().take(k).map(device::WeightPart::n_bytes).sum::<u64>()
         };
-        let of_beside = e.beside.map_or(0, |beside| c.plan.weight_bytes(beside.weight));
+        let dense = e.beside.iter().flat_map(|dense| &dense.weights);
+        let of_beside: u64 = dense.map(|id| c.plan.weight_bytes(*id)).sum();
         call.weight_bytes = bytes(e.weight) + e.up.map_or(0, |(up, _)| bytes(up)) + of_beside;
         let tail = match (e.up, e.sum) {
             (Some((_, kind)), _) => format!(" x2 + gate {kind}"),
@@ -344,7 +371,11 @@ impl<G: Gpu> Draft<'_, G> {
         };
         let schedule = if tiles { "tiles" } else { "pairs" };
         let norm = if e.norm.is_some() { "rms_norm + " } else { "" };
-        let beside = if e.beside.is_some() { format!(", linear_{name}") } else { String::new() };
+        let beside = match (&e.beside, e.up) {
+            (None, _) => String::new(),
+            (Some(_), None) => format!(", linear_{name}"),
+            (Some(_), Some((_, kind))) => format!(", linear_{name} x2 + gate {kind}"),
+        };
         call.name = Some(format!("{norm}expert_linear_{name}{tail} ({schedule}){beside}"));
         self.push(call)
     }

@@ -1,5 +1,5 @@
-//! What a branch adds to the residual stream behind norms of its own. With one row, what multiplies the stream next does it
-//! (`linear/joined.h`); with many rows, what normalises it next is done with it.
+//! What a branch adds to the residual stream, behind norms of its own or as the sum of what experts make. Behind norms and with one row,
+//! what multiplies the stream next does it (`linear/joined.h`); with many rows, what normalises it next is done with it.
 //!
 //! The contracts are the headers `kernels/join.h`, `kernels/join.metal` and `kernels/linear/joined.h`.
 
@@ -23,11 +23,14 @@ impl<'a, G: Gpu> Draft<'a, G> {
             self.join = Some(*j);
             return Ok(());
         }
-        // Few rows normalise what they read in the product itself.
+        self.join_dispatch(j, &self.norms_with(j.out))
+    }
+
+    /// The norms that are made with a sum: few rows normalise what they read in the product itself.
+    pub(super) fn norms_with(&self, sum: ValueId) -> Vec<(Norm, ValueId)> {
+        let reader = reader_behind(sum, self.rest).map(|(_, reader)| reader);
         let tiles = reader.is_some_and(|p| matches!(self.schedule(p.x), Schedule::Gemm(_)));
-        let norms = if tiles { norms_behind(j, self.rest) } else { vec![] };
-        self.normed = norms.iter().map(|(_, out)| *out).collect();
-        self.join_dispatch(j, &norms)
+        if tiles { norms_behind(sum, self.rest) } else { vec![] }
     }
 
     /// Whether a projection makes the sum for itself: one dispatch of one row.
@@ -46,9 +49,10 @@ impl<'a, G: Gpu> Draft<'a, G> {
     }
 
     /// The constants of `join.h`.
-    fn join_constants(j: &Join, parts: bool, n_norms: u32) -> [(u16, Constant); 4] {
+    fn join_constants(j: &Join, parts: bool, n_norms: u32) -> [(u16, Constant); 5] {
         [
-            (join::WEIGHT, Constant::Bool(j.norm.weight.is_some())),
+            (join::NORM, Constant::Bool(j.norm.is_some())),
+            (join::WEIGHT, Constant::Bool(j.norm.is_some_and(|norm| norm.weight.is_some()))),
             (join::PAIR, Constant::Bool(j.pair.is_some())),
             (join::PARTS, Constant::Bool(parts)),
             (join::NORMS, Constant::UInt(n_norms)),
@@ -62,7 +66,7 @@ impl<'a, G: Gpu> Draft<'a, G> {
             cols: c.cols(j.out) as u32,
             n_parts: 0,
             factor: j.factor,
-            eps: j.norm.eps,
+            eps: j.norm.map_or(0.0, |norm| norm.eps),
             first_eps: j.pair.map_or(0.0, |pair| pair.norm.eps),
             other_eps: j.pair.map_or(0.0, |pair| pair.other_norm.eps),
             norm_eps: norm.map_or(0.0, |norm| norm.eps),
@@ -70,16 +74,17 @@ impl<'a, G: Gpu> Draft<'a, G> {
     }
 
     /// A dispatch of its own, for all rows; with norms of the sum, which all add the same to the mean square.
-    fn join_dispatch(&mut self, j: &Join, norms: &[(Norm, ValueId)]) -> Result<()> {
+    pub(super) fn join_dispatch(&mut self, j: &Join, norms: &[(Norm, ValueId)]) -> Result<()> {
         let c = self.compiler;
         let parts = self.expert_parts.take();
+        self.normed.extend(norms.iter().map(|(_, out)| *out));
         let mut args = self.join_arguments(j, norms.first().map(|(norm, _)| *norm));
         args.n_parts = parts.map_or(0, |(_, weights)| c.cols(weights) as u32);
         let mut call = self
             .step_call("join.metal", &args)
             .read(2, self.value(j.x))
             .write(3, self.value(j.out))
-            .bind(4, c.weight_or_any(j.norm.weight)?)
+            .bind(4, c.weight_or_any(j.norm.and_then(|norm| norm.weight))?)
             .read(5, self.value(j.residual))
             .bind(6, c.weight_or_any(j.pair.and_then(|pair| pair.norm.weight))?)
             .bind(8, c.weight_or_any(j.pair.and_then(|pair| pair.other_norm.weight))?);
@@ -110,7 +115,7 @@ impl<'a, G: Gpu> Draft<'a, G> {
             .read(1, self.value(j.x))
             .bind(2, c.weight_or_any(norm.and_then(|norm| norm.weight))?)
             .read(15, self.value(j.residual))
-            .bind(20, c.weight_or_any(j.norm.weight)?)
+            .bind(20, c.weight_or_any(j.norm.and_then(|norm| norm.weight))?)
             .bind(21, c.weight_or_any(j.pair.and_then(|pair| pair.norm.weight))?)
             .bind(23, c.weight_or_any(j.pair.and_then(|pair| pair.other_norm.weight))?)
             .write(24, self.value(j.out));
@@ -130,5 +135,6 @@ pub(super) fn join_name(j: &Join, n_norms: usize) -> String {
         1 => " + rms_norm".to_owned(),
         n => format!(" + {n} rms_norm"),
     };
-    format!("{pair}rms_norm + add{scale}{norm}")
+    let own = if j.norm.is_some() { "rms_norm + " } else { "" };
+    format!("{pair}{own}add{scale}{norm}")
 }

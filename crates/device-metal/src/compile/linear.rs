@@ -8,7 +8,7 @@ use super::{Call, Draft, ONE, each, per_token};
 use crate::arguments::{EmbedArguments, JoinedArguments, LinearArguments};
 use crate::gpu::{Constant, Gpu, Place};
 use crate::kernels::{self, Kernel, linear};
-use crate::lower::{GivenUp, Join, Lowered, Unit};
+use crate::lower::{GivenUp, Join, Lowered, RowGate, Unit};
 use crate::table::{Extent, RowClass, When};
 use device::lower::{MatrixOf, Norm, Projection, Tail};
 use device::{Activation, Op, Result, Rows, ValueId, Weight, WeightId};
@@ -45,6 +45,8 @@ struct Product<'a> {
     given_up: Option<GivenUp>,
     /// Residual and where the sum goes.
     add: Option<(ValueId, ValueId)>,
+    /// What lets a row's products through. With `add`.
+    row_gate: Option<ValueId>,
     /// The bound of the product.
     softcap: Option<f32>,
     /// Whether each threadgroup also says which of its products is the largest.
@@ -53,6 +55,26 @@ struct Product<'a> {
     join: Option<Join>,
     /// In which steps it runs.
     when: When,
+}
+
+impl<'a> Product<'a> {
+    /// Nothing before and behind it.
+    fn new(x: ValueId, matrices: &'a [MatrixOf]) -> Product<'a> {
+        Product {
+            x,
+            norm: None,
+            matrices,
+            mixed: None,
+            gate: None,
+            given_up: None,
+            add: None,
+            row_gate: None,
+            softcap: None,
+            bests: false,
+            join: None,
+            when: When::Always,
+        }
+    }
 }
 
 /// Constants that say how a type of weights is stored. Kernels of other types mention them too.
@@ -124,7 +146,6 @@ impl<G: Gpu> Draft<'_, G> {
 
     /// One to three matrices with what stands before and after them.
     pub(super) fn projection(&mut self, p: &Projection) -> Result<()> {
-        let c = self.compiler;
         let schedule = self.schedule(p.x);
         let join = self.join.take();
         let when = match self.merged_projection(p)? {
@@ -136,9 +157,7 @@ impl<G: Gpu> Draft<'_, G> {
         let mut x = p.x;
         let mut norm = p.norm.map(|(norm, _)| norm);
         if let (Schedule::Gemm(_), Some((norm_of, out))) = (schedule, p.norm) {
-            if !self.normed.contains(&out) {
-                self.rms_norm(p.x, norm_of, c.cols(p.x), out)?;
-            }
+            self.norm_once(p.x, norm_of, out)?;
             (x, norm) = (out, None);
         }
         let (parts, mixed) = (self.parts_of(p), self.mixed(p));
@@ -156,9 +175,8 @@ impl<G: Gpu> Draft<'_, G> {
         };
         for matrices in parts {
             let mixed = mixed.clone();
-            let given_up = None;
             let product =
-                Product { x, norm, matrices, mixed, gate, given_up, add, softcap, bests, join, when };
+                Product { norm, mixed, gate, add, softcap, bests, join, when, ..Product::new(x, matrices) };
             self.product(schedule, &product)?;
         }
         match p.tail {
@@ -172,20 +190,15 @@ impl<G: Gpu> Draft<'_, G> {
 
     /// A matrix whose products open to columns of another value.
     pub(super) fn gated(&mut self, p: &Projection, by: &GivenUp) -> Result<()> {
-        let product = Product {
-            x: p.x,
-            norm: None,
-            matrices: &p.matrices,
-            mixed: None,
-            gate: None,
-            given_up: Some(*by),
-            add: None,
-            softcap: None,
-            bests: false,
-            join: self.join.take(),
-            when: When::Always,
-        };
+        let join = self.join.take();
+        let product = Product { given_up: Some(*by), join, ..Product::new(p.x, &p.matrices) };
         self.product(self.schedule(p.x), &product)
+    }
+
+    /// A matrix whose products a gate of their row lets through.
+    pub(super) fn row_gated(&mut self, p: &Projection, by: &RowGate) -> Result<()> {
+        let (add, row_gate) = (Some((by.residual, by.out)), Some(by.gate));
+        self.product(self.schedule(p.x), &Product { add, row_gate, ..Product::new(p.x, &p.matrices) })
     }
 
     /// What stands behind a product and is done with it: its bound, which so is a unit less, and whether the largest is looked for.
@@ -271,6 +284,7 @@ impl<G: Gpu> Draft<'_, G> {
             .bool(linear::RESIDUAL, product.add.is_some())
             .bool(linear::GATE, product.gate.is_some())
             .bool(linear::UP, product.given_up.is_some())
+            .bool(linear::ROW_GATE, product.row_gate.is_some())
             .uint(linear::ACTIVATION, kind.map_or(0, kernels::activation))
             .uint(linear::WEIGHTS, product.matrices.len() as u32)
             .bool(linear::SOFTCAP, product.softcap.is_some());
@@ -280,7 +294,11 @@ impl<G: Gpu> Draft<'_, G> {
             (None, add) => {
                 let other = up.or(add.map(|(residual, _)| self.value(residual)));
                 let call = call.bind(STEP_AT, c.step_place(0)).read(1, self.value(product.x));
-                call.read_or_any(15, other, c.anything())
+                call.read_or_any(15, other, c.anything()).read_or_any(
+                    21,
+                    product.row_gate.map(|gate| self.value(gate)),
+                    c.anything(),
+                )
             }
         };
         call.constants.extend(type_constants(block, n_in));
@@ -399,6 +417,7 @@ fn product_name(product: &Product, name: &str, schedule: Schedule) -> String {
     };
     let tail = match (product.gate, product.add, product.given_up) {
         (Some((kind, _)), ..) | (.., Some(GivenUp { kind, .. })) => format!(" + gate {kind}"),
+        (_, Some(_), _) if product.row_gate.is_some() => " + row gate + add".to_owned(),
         (_, Some(_), _) => " + add".to_owned(),
         _ => String::new(),
     };

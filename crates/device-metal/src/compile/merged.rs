@@ -80,6 +80,7 @@ impl<G: Gpu> Draft<'_, G> {
             .bool(linear::NORM, false)
             .bool(linear::GATE, false)
             .bool(linear::UP, false)
+            .bool(linear::ROW_GATE, false)
             .uint(linear::ACTIVATION, 0)
             .uint(linear::WEIGHTS, 1)
             .bool(linear::ARGMAX, false)

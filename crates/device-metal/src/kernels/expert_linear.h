@@ -6,18 +6,19 @@
 //            3 weights 0, 4 weights 1 (LINEAR_GATE: up): the buffer in which all experts' matrices lie
 //            5 places 0, 6 places 1: ulong[3][n_experts], bytes from the buffer's start to each expert's codes, then to its scales,
 //              then to its offsets; the last two are read only for types with planes, and are there for no others
-//            7 codes, 8 scales, 9 offsets of a dense weight (n_out_0, beside_n_in), 10 its x, 17 its y (n_out_0), EXPERTS_BESIDE
+//            7 codes, 8 scales, 9 offsets of a dense weight (beside_n_out, beside_n_in), 10 its x, 17 its y (beside_n_out), EXPERTS_BESIDE;
+//            11 codes, 12 scales, 13 offsets of a second one (LINEAR_GATE: up)
 //            15 residual (1, n_out_0), EXPERTS_SUM and LINEAR_RESIDUAL     16 y (n, k, n_out_0); with EXPERTS_SUM (n, n_out_0)
 //            20 Step               21 ids (n, k) u32         22 chosen (n, k) f32, EXPERTS_SUM: how much each counts
 //   threads  32 * S, S = 1 to 16 simdgroups
-//   grid     (ceil(B / S), n * k, 1), B = ceil(n_out_0 / 4), with LINEAR_GATE ceil(n_out_0 / 2); with EXPERTS_SUM (ceil(B / S), n, 1), with
-//            EXPERTS_BESIDE (ceil(B / S), 2, 1), and n is 1
+//   grid     (ceil(B / S), n * k, 1), B = ceil(n_out_0 / 4), with LINEAR_GATE ceil(n_out_0 / 2); with EXPERTS_SUM (ceil(B / S), n, 1); with
+//            EXPERTS_BESIDE n is 1, and there are as many rows of threadgroups more as the dense weight's blocks fill
 //   constants LINEAR_NORM, _RESIDUAL, _GATE, _ACTIVATION, EXPERTS_OWN_INPUT, EXPERTS_SUM, EXPERTS_BESIDE; those of the type
 //   reads    the chosen experts' matrices, once for each pair
 //
 //   LINEAR_GATE: y = activation(W_0 x) * (W_1 x). EXPERTS_SUM: y = residual + sum over j of chosen[j] * (W[ids[j]] x_j), the sum over
-//   experts ascending and inside the sum over lanes. EXPERTS_BESIDE: a second row of threadgroups makes a product that neither reads
-//   nor is read by the first, so that the two are one dispatch.
+//   experts ascending and inside the sum over lanes. EXPERTS_BESIDE: the threadgroups behind make a product that neither reads nor
+//   is read by the experts', so that the two are one dispatch; LINEAR_NORM and LINEAR_GATE are both's.
 //
 // expert_linear_<type>_gemm: the same products for many rows, by tiles of up to 32 pairs of one expert that expert_groups made.
 //
@@ -58,6 +59,9 @@ kernel void expert_gemv(constant ExpertArguments & all [[buffer(0)]],
                         device const uchar * beside_scales [[buffer(8)]],
                         device const uchar * beside_offsets [[buffer(9)]],
                         device const float * beside_x [[buffer(10)]],
+                        device const uchar * beside_codes_1 [[buffer(11)]],
+                        device const uchar * beside_scales_1 [[buffer(12)]],
+                        device const uchar * beside_offsets_1 [[buffer(13)]],
                         device const float * residual [[buffer(15)]],
                         device float * y [[buffer(16)]],
                         device float * beside_y [[buffer(17)]],
@@ -65,6 +69,7 @@ kernel void expert_gemv(constant ExpertArguments & all [[buffer(0)]],
                         device const uint * ids [[buffer(21)]],
                         device const float * chosen [[buffer(22)]],
                         uint2 place [[threadgroup_position_in_grid]],
+                        uint2 n_groups [[threadgroups_per_grid]],
                         ushort tid [[thread_index_in_threadgroup]],
                         ushort sg [[simdgroup_index_in_threadgroup]],
                         ushort n_sg [[simdgroups_per_threadgroup]],
@@ -75,49 +80,40 @@ kernel void expert_gemv(constant ExpertArguments & all [[buffer(0)]],
         threadgroup_barrier(mem_flags::mem_threadgroup);
     }
     constant LinearArguments & a = all.experts;
-    const uint k = a.experts_per_row, n_out = a.n_out_0;
+    const uint k = a.experts_per_row;
     const uint n_places = rows_of(*step, a.per_token) * (EXPERTS_SUM ? 1 : k);
-    const uint first = (place.x * n_sg + sg) * (LINEAR_GATE ? 2 : 4);
-    if (place.y >= n_places + (EXPERTS_BESIDE ? 1 : 0) || first >= n_out) return;
-    if (EXPERTS_BESIDE && place.y == n_places) {
-        WeightRow rows[4];
-        for (short i = 0; i < 4; i++) {
-            const ulong row = min(first + i, n_out - 1);
-            rows[i].codes = beside_codes + row * all.beside_row_bytes;
-            rows[i].scales = beside_scales + row * all.beside_scale_bytes;
-            rows[i].offsets = beside_offsets + row * all.beside_scale_bytes;
-            rows[i].levels = levels;
-        }
-        DeviceRows input;
-        input.x = beside_x;
-        input.stride = 0;
-        input.n_rows = 1;
-        const Products<1> p = gemv_products<D, 1>(rows, input, norm, all.beside_n_in, lane, 32);
-        const float value = lane_sums<1>(p, lane).product;
-        if (lane < 4 && first + lane < n_out) beside_y[first + lane] = value;
-        return;
-    }
+    const bool beside = EXPERTS_BESIDE && place.y >= n_places;
+    const uint n_out = beside ? all.beside_n_out : a.n_out_0;
+    const uint group = place.x + (beside ? (place.y - n_places) * n_groups.x : 0);
+    const uint first = (group * n_sg + sg) * (LINEAR_GATE ? 2 : 4);
+    if ((place.y >= n_places && !beside) || first >= n_out) return;
 
     Products<1> sums;
     for (short j = 0; j < 4; j++) sums.sums[0][j] = 0.0f;
     sums.squares[0] = 0.0f;
-    const uint n_experts = EXPERTS_SUM ? k : 1;
+    const uint n_experts = EXPERTS_SUM && !beside ? k : 1;
     for (uint j = 0; j < n_experts; j++) {
         const uint pair = EXPERTS_SUM ? place.y * k + j : place.y;
-        const uint expert = ids[pair];
         WeightRow rows[4];
         for (short i = 0; i < 4; i++) {
             const uint row = min(first + (LINEAR_GATE ? i % 2 : i), n_out - 1);
             const bool up = LINEAR_GATE && i >= 2;
-            rows[i] = expert_row(up ? weights_1 : weights_0, up ? places_1 : places_0, D::PLANES, expert, levels, a, row);
+            if (beside) {
+                rows[i].codes = (up ? beside_codes_1 : beside_codes) + ulong(row) * all.beside_row_bytes;
+                rows[i].scales = (up ? beside_scales_1 : beside_scales) + ulong(row) * all.beside_scale_bytes;
+                rows[i].offsets = (up ? beside_offsets_1 : beside_offsets) + ulong(row) * all.beside_scale_bytes;
+                rows[i].levels = levels;
+            } else {
+                rows[i] = expert_row(up ? weights_1 : weights_0, up ? places_1 : places_0, D::PLANES, ids[pair], levels, a, row);
+            }
         }
         const uint x_row = EXPERTS_OWN_INPUT ? pair : pair / k;
         DeviceRows input;
-        input.x = x + ulong(x_row) * a.n_in;
+        input.x = beside ? beside_x : x + ulong(x_row) * a.n_in;
         input.stride = 0;
         input.n_rows = 1;
-        const Products<1> p = gemv_products<D, 1>(rows, input, norm, a.n_in, lane, 32);
-        const float weight = EXPERTS_SUM ? chosen[pair] : 1.0f;
+        const Products<1> p = gemv_products<D, 1>(rows, input, norm, beside ? all.beside_n_in : a.n_in, lane, 32);
+        const float weight = EXPERTS_SUM && !beside ? chosen[pair] : 1.0f;
         for (short i = 0; i < 4; i++) sums.sums[0][i] += weight * p.sums[0][i];
         sums.squares[0] = p.squares[0];
     }
@@ -126,12 +122,16 @@ kernel void expert_gemv(constant ExpertArguments & all [[buffer(0)]],
     const uint row = first + (LINEAR_GATE ? lane % 2 : lane);
     float value = s.product;
     // Lanes 0 to 3 have the squares; so does whoever writes.
-    if (LINEAR_NORM) value *= rsqrt(s.squares / float(a.n_in) + a.eps);
+    if (LINEAR_NORM) value *= rsqrt(s.squares / float(beside ? all.beside_n_in : a.n_in) + a.eps);
     if (LINEAR_GATE) {
         const float up = simd_shuffle_down(value, 2);
         value = activation(LINEAR_ACTIVATION, value) * up;
     }
     if (lane >= (LINEAR_GATE ? 2 : 4) || row >= n_out) return;
+    if (beside) {
+        beside_y[row] = value;
+        return;
+    }
     if (LINEAR_RESIDUAL) value += residual[ulong(place.y) * n_out + row];
     y[ulong(place.y) * n_out + row] = value;
 }

@@ -1,7 +1,7 @@
 // How a branch joins the residual stream behind norms of its own: what join.metal and linear/joined.h do with a row.
 //
-//     sum = factor * (residual + rms_norm(y) * weight)
-//     y = x, or with JOIN_PAIR rms_norm(x) * first_weight + rms_norm(o) * other_weight
+//     sum = factor * (residual + rms_norm(y) * weight), without JOIN_NORM factor * (residual + y)
+//     y = x, with JOIN_PAIR rms_norm(x) * first_weight + rms_norm(o) * other_weight, with JOIN_PARTS alone, and no JOIN_NORM, o
 //     o = other, or with JOIN_PARTS sum over j of chosen[j] * other_j, other_j the j-th of n_parts parts of a row
 //
 // Sums of squares: each thread every n-th column, then threadgroup_sum.
@@ -13,10 +13,12 @@
 constant bool JOIN_WEIGHT [[function_constant(20)]];
 // The branch is the sum of two, each behind a norm of its own.
 constant bool JOIN_PAIR [[function_constant(21)]];
-// The second of the pair is a weighed sum of parts.
+// The second of the pair, or the branch, is a weighed sum of parts.
 constant bool JOIN_PARTS [[function_constant(22)]];
 // Norms of the sum that follow at once: 0 to 3; in linear/joined.h 0 or 1.
 constant uint JOIN_NORMS [[function_constant(23)]];
+// The branch has a norm of its own.
+constant bool JOIN_NORM [[function_constant(24)]];
 
 // What a row is made of.
 struct JoinRow {
@@ -24,7 +26,7 @@ struct JoinRow {
     device const float * weight;       // (cols), JOIN_WEIGHT
     device const float * residual;     // (cols)
     device const float * first_weight; // (cols), JOIN_PAIR
-    device const float * other;        // (cols), or (n_parts, cols)
+    device const float * other;        // (cols), or (n_parts, cols): JOIN_PAIR, JOIN_PARTS
     device const float * other_weight; // (cols)
     device const float * chosen;       // (n_parts), JOIN_PARTS
 };
@@ -40,6 +42,14 @@ struct JoinThread {
 
 static inline float join_factor(float squares, uint cols, float eps) { return 1.0f / precise::sqrt(squares / float(cols) + eps); }
 
+// Column i of `o` above.
+static inline float join_other(JoinRow from, constant JoinArguments & a, uint i) {
+    if (!JOIN_PARTS) return from.other[i];
+    float o = 0.0f;
+    for (uint j = 0; j < a.n_parts; j++) o += from.chosen[j] * from.other[j * a.cols + i];
+    return o;
+}
+
 // Leaves the sum in `row`, where a thread reads only what it wrote itself. With JOIN_NORMS the result is the sum of the row's squares,
 // the same in every thread. `scratch` has a float for each simdgroup. Every thread of the threadgroup calls it.
 template<class P>
@@ -47,13 +57,7 @@ static inline float join_row(P row, JoinRow from, constant JoinArguments & a, th
     if (JOIN_PAIR) {
         float first = 0.0f, second = 0.0f;
         for (uint i = at.tid; i < a.cols; i += at.n_threads) {
-            const float x = from.x[i];
-            float o = 0.0f;
-            if (JOIN_PARTS) {
-                for (uint j = 0; j < a.n_parts; j++) o += from.chosen[j] * from.other[j * a.cols + i];
-            } else {
-                o = from.other[i];
-            }
+            const float x = from.x[i], o = join_other(from, a, i);
             row[i] = o;
             first += x * x;
             second += o * o;
@@ -64,21 +68,24 @@ static inline float join_row(P row, JoinRow from, constant JoinArguments & a, th
             row[i] = from.x[i] * first * from.first_weight[i] + row[i] * second * from.other_weight[i];
         }
     }
-    float squares = 0.0f;
-    for (uint i = at.tid; i < a.cols; i += at.n_threads) {
-        float y = 0.0f;
-        if (JOIN_PAIR) y = row[i];
-        else y = from.x[i];
-        squares += y * y;
+    float squares = 0.0f, factor = 1.0f;
+    if (JOIN_NORM) {
+        for (uint i = at.tid; i < a.cols; i += at.n_threads) {
+            float y = 0.0f;
+            if (JOIN_PAIR) y = row[i];
+            else y = from.x[i];
+            squares += y * y;
+        }
+        factor = join_factor(threadgroup_sum(squares, scratch, at.sg, at.lane, at.n_sg), a.cols, a.eps);
     }
-    const float factor = join_factor(threadgroup_sum(squares, scratch, at.sg, at.lane, at.n_sg), a.cols, a.eps);
     squares = 0.0f;
     for (uint i = at.tid; i < a.cols; i += at.n_threads) {
         float y = 0.0f;
         if (JOIN_PAIR) y = row[i];
+        else if (JOIN_PARTS) y = join_other(from, a, i);
         else y = from.x[i];
-        y *= factor;
-        if (JOIN_WEIGHT) y *= from.weight[i];
+        if (JOIN_NORM) y *= factor;
+        if (JOIN_NORM && JOIN_WEIGHT) y *= from.weight[i];
         y = (y + from.residual[i]) * a.factor;
         row[i] = y;
         squares += y * y;

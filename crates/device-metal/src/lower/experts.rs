@@ -1,23 +1,12 @@
 //! Mixtures of experts: neighbours that one dispatch runs.
 
-use super::{Beside, Joined, Lowered, Readers, Unit, whole_norm};
+use super::{Beside, Joined, Lowered, Readers, Unit};
 use device::lower::{Projection, Tail, other_of};
 use device::{Op, Plan};
 
-/// `[norm] expert_linear expert_linear gate`, and `expert_linear expert_sum [add]`
+/// `expert_linear expert_linear gate`, and `expert_linear expert_sum [add]`
 pub fn products(plan: &Plan, readers: &Readers, rest: &[Lowered]) -> Joined {
     let units: Vec<&Unit> = rest.iter().take(4).map(|l| &l.unit).collect();
-    if let [first, behind @ ..] = &units[..]
-        && let Some((x, norm, out)) = whole_norm(plan, first)
-        && let Some((gate_up, n)) = gate_up(plan, readers, behind)
-        && let Unit::ExpertGateUp { x: normed, ids, gate, up, kind, out: to, .. } = gate_up
-        && normed == out
-        && norm.weight.is_some()
-        && readers.count(out) == 2
-    {
-        let norm = Some((norm, out));
-        return Some((Unit::ExpertGateUp { x, norm, ids, gate, up, kind, out: to }, n + 1));
-    }
     gate_up(plan, readers, &units).or_else(|| down_sum(plan, readers, &units))
 }
 
@@ -40,7 +29,8 @@ fn gate_up(plan: &Plan, readers: &Readers, units: &[&Unit]) -> Joined {
         && plan.weight(*w1).block == plan.weight(*w2).block
         && plan.value(*x).cols == plan.weight(*w1).n_cols();
     let (gate, up) = if gate == o1 { (*w1, *w2) } else { (*w2, *w1) };
-    let unit = Unit::ExpertGateUp { x: *x, norm: None, ids: *ids, gate, up, kind: *kind, out: *out };
+    let (x, ids, kind, out) = (*x, *ids, *kind, *out);
+    let unit = Unit::ExpertGateUp { x, norm: None, ids, gate, up, kind, beside: None, out };
     fits.then_some((unit, 3))
 }
 
@@ -89,6 +79,27 @@ pub fn beside(plan: &Plan, _: &Readers, rest: &[Lowered]) -> Joined {
     let mut unit = experts.clone();
     if let Unit::ExpertDownSum { beside, .. } = &mut unit {
         *beside = Some(Beside { x: *x, weight: matrix.weight, out: matrix.out });
+    }
+    fits.then_some((unit, 2))
+}
+
+/// The gate and up of an expert that every row goes through, next to those of the chosen ones, where all matrices have one type.
+pub fn gates_beside(plan: &Plan, rest: &[Lowered]) -> Joined {
+    let [
+        Lowered { unit: experts @ Unit::ExpertGateUp { x, norm, gate, kind, beside: None, .. }, .. },
+        Lowered { unit: Unit::Projection(dense), .. },
+        ..,
+    ] = rest
+    else {
+        return None;
+    };
+    let block = plan.weight(*gate).block;
+    let fits = (dense.x, dense.norm) == (*x, *norm)
+        && matches!(dense.tail, Tail::Gate { kind: of, .. } if of == *kind)
+        && dense.matrices.iter().all(|m| m.bias.is_none() && plan.weight(m.weight).block == block);
+    let mut unit = experts.clone();
+    if let Unit::ExpertGateUp { beside, .. } = &mut unit {
+        *beside = Some(dense.clone());
     }
     fits.then_some((unit, 2))
 }

@@ -10,15 +10,16 @@ pub fn pairs(plan: &Plan, readers: &Readers, rest: &[Lowered]) -> Joined {
         return None;
     };
     let (x, norm, normed) = whole_norm(plan, &first.unit)?;
+    let other_norm = sum.norm?;
     let fits = sum.residual == normed
         && sum.factor == 1.0
         && join.x == sum.out
         && [sum, join].iter().all(|j| j.pair.is_none())
         && norm.weight.is_some()
-        && sum.norm.weight.is_some()
+        && other_norm.weight.is_some()
         && readers.only(normed)
         && readers.only(sum.out);
-    let pair = Some(Pair { norm, other: sum.x, other_norm: sum.norm });
+    let pair = Some(Pair { norm, other: sum.x, other_norm });
     fits.then_some((Unit::Join(Join { x, pair, ..*join }), 3))
 }
 

@@ -46,12 +46,8 @@ fn a_dense_product_beside_the_experts() {
         let (bytes, places) = stack(&experts);
         let (own, x) = (normal(&mut rng, k * n_in), normal(&mut rng, dense_in));
         let mut words = expert_arguments(block, n_in, n_out, n_experts, k);
-        words[16..19].copy_from_slice(
-            &[dense_in, block.row_bytes(dense_in), block.row_scale_bytes(dense_in)].map(|n| n as u32),
-        );
-        let planes = dense.planes.as_slices();
-        let plane = |bytes: &[u8]| if bytes.is_empty() { vec![0; 16] } else { bytes.to_vec() };
-        let outcome = launch(file, format!("expert_linear_{name}_gemv"), block, n_in)
+        words[16..].copy_from_slice(&beside(&dense));
+        let launch = launch(file, format!("expert_linear_{name}_gemv"), block, n_in)
             .flag(OWN_INPUT, true)
             .flag(EXPERTS_SUM, true)
             .flag(BESIDE, true)
@@ -59,17 +55,14 @@ fn a_dense_product_beside_the_experts() {
             .floats(1, &own)
             .bytes(3, &bytes)
             .bytes(5, &places)
-            .bytes(7, &dense.data)
-            .bytes(8, &plane(planes.scales))
-            .bytes(9, &plane(planes.biases))
             .floats(10, &x)
             .output(16, n_out)
             .output(17, n_out)
             .words(20, &step(1, 0, 1, 0, 0))
             .words(21, &ids)
             .floats(22, &chosen)
-            .grid([1, 2, 1], 64)
-            .run();
+            .grid([1, 2, 1], 64);
+        let outcome = bind_beside(launch, 7, &dense).run();
         check(name, &outcome.floats(17), &products(&x, dense_in, &dense), F32_BOUND);
         let each: Vec<_> =
             (0..k).map(|j| products(&own[j * n_in..][..n_in], n_in, &experts[ids[j] as usize])).collect();
@@ -79,6 +72,65 @@ fn a_dense_product_beside_the_experts() {
         };
         let expected: Vec<_> = (0..n_out).map(sum).collect();
         check(name, &outcome.floats(16), &expected, F32_BOUND);
+    }
+}
+
+/// Where ExpertArguments say how a dense weight lies.
+fn beside(w: &Weight) -> [u32; 4] {
+    let n_in = w.n_cols();
+    [n_in, w.block.row_bytes(n_in), w.block.row_scale_bytes(n_in), w.n_rows()].map(|n| n as u32)
+}
+
+fn bind_beside(launch: Launch, first: u32, w: &Weight) -> Launch {
+    let planes = w.planes.as_slices();
+    let plane = |bytes: &[u8]| if bytes.is_empty() { vec![0; 16] } else { bytes.to_vec() };
+    launch
+        .bytes(first, &w.data)
+        .bytes(first + 1, &plane(planes.scales))
+        .bytes(first + 2, &plane(planes.biases))
+}
+
+/// The chosen experts of one row, and a wider one that every row goes through: gates and ups behind the same norm.
+#[test]
+fn a_dense_gate_beside_those_of_the_experts() {
+    let mut rng = Rng::new(26);
+    for (file, name, block, n_in) in sample() {
+        let (n_experts, k, n_out, dense_out) = (4, 2, 7, 27);
+        let [gates, ups] = [0, 1]
+            .map(|_| Vec::from_iter((0..n_experts).map(|_| stored(&mut rng, "w", n_out, n_in, block, 0.1))));
+        let [gate, up] = [0, 1].map(|_| stored(&mut rng, "dense", dense_out, n_in, block, 0.1));
+        let ids = [3u32, 1];
+        let ((gate_bytes, gate_places), (up_bytes, up_places)) = (stack(&gates), stack(&ups));
+        let (x, norm) = (normal(&mut rng, n_in), normal(&mut rng, n_in));
+        let mut words = expert_arguments(block, n_in, n_out, n_experts, k);
+        words[16..].copy_from_slice(&beside(&gate));
+        // 4 blocks of the experts' rows fill a threadgroup of 2 SIMD-groups twice, the dense ones' 14 seven times.
+        let launch = launch(file, format!("expert_linear_{name}_gemv"), block, n_in)
+            .flag(NORM, true)
+            .flag(GATE, true)
+            .flag(BESIDE, true)
+            .number(ACTIVATION, 1)
+            .arguments(&words)
+            .floats(1, &x)
+            .floats(2, &norm)
+            .bytes(3, &gate_bytes)
+            .bytes(4, &up_bytes)
+            .bytes(5, &gate_places)
+            .bytes(6, &up_places)
+            .floats(10, &x)
+            .output(16, k * n_out)
+            .output(17, dense_out)
+            .words(20, &step(1, 0, 1, 0, 0))
+            .words(21, &ids)
+            .grid([2, k + 4, 1], 64);
+        let outcome = bind_beside(bind_beside(launch, 7, &gate), 11, &up).run();
+        let x = normalised(&x, &norm);
+        let opened =
+            |gate: &Weight, up: &Weight| gated(1, &products(&x, n_in, gate), &products(&x, n_in, up));
+        check(name, &outcome.floats(17), &opened(&gate, &up), F32_BOUND);
+        let chosen: Vec<_> =
+            ids.iter().flat_map(|id| opened(&gates[*id as usize], &ups[*id as usize])).collect();
+        check(name, &outcome.floats(16), &chosen, F32_BOUND);
     }
 }
 

@@ -29,6 +29,7 @@ impl Branch {
             .flag(JOIN_WEIGHT, self.weight.is_some())
             .flag(JOIN_PAIR, self.pair.is_some())
             .flag(JOIN_PARTS, false)
+            .flag(JOIN_NORM, true)
             .number(JOIN_NORMS, u32::from(self.norm.is_some()))
     }
 
@@ -239,4 +240,46 @@ fn a_row_that_was_made_is_read_once() {
     let (read, written) = counters.device_bytes();
     assert_eq!(written, 4 * (n_out + n_in) as u64);
     assert_eq!(read, w.data.len() as u64 + 7 * 4 * n_in as u64);
+}
+
+/// What chosen experts make, weighed, added to the residual, and normalised for two readers.
+#[test]
+fn parts_of_experts_join_without_a_norm() {
+    let mut rng = Rng::new(27);
+    let (cols, k, rows) = (70, 3, 2);
+    let parts = normal(&mut rng, rows * k * cols);
+    let (chosen, residual) = (normal(&mut rng, rows * k), normal(&mut rng, rows * cols));
+    let norms = [0, 1].map(|_| normal(&mut rng, cols));
+    let mut arguments = [1, cols as u32, k as u32, FACTOR.to_bits(), 0, 0, 0, 0];
+    arguments[7] = 1e-5f32.to_bits();
+    let out = Launch::new("join.metal", "join")
+        .flag(JOIN_WEIGHT, false)
+        .flag(JOIN_PAIR, false)
+        .flag(JOIN_PARTS, true)
+        .flag(JOIN_NORM, false)
+        .number(JOIN_NORMS, 2)
+        .arguments(&arguments)
+        .words(1, &step(rows, 0, 1, 0, 0))
+        .output(3, rows * cols)
+        .floats(5, &residual)
+        .floats(7, &parts)
+        .floats(9, &chosen)
+        .floats(10, &norms[0])
+        .floats(11, &norms[1])
+        .output(13, rows * cols)
+        .output(14, rows * cols)
+        .grid([rows, 1, 1], 64)
+        .run();
+    let sum = |at: usize| {
+        let (row, c) = (at / cols, at % cols);
+        let terms =
+            (0..k).map(|j| f64::from(chosen[row * k + j]) * f64::from(parts[(row * k + j) * cols + c]));
+        ((terms.sum::<f64>() + f64::from(residual[at])) * f64::from(FACTOR)) as f32
+    };
+    let sums: Vec<f32> = (0..rows * cols).map(sum).collect();
+    let sized = |values: &[f32]| Vec::from_iter(values.iter().map(|v| (f64::from(*v), 4.0)));
+    check("sum", &out.floats(3), &sized(&sums), F32_BOUND);
+    for (index, norm) in (13..).zip(&norms) {
+        check("norm", &out.floats(index), &sized(&normalised(&sums, norm)), F32_BOUND);
+    }
 }

@@ -35,6 +35,7 @@ const OWN_INPUT: u16 = 13;
 const EXPERTS_SUM: u16 = 15;
 const BESIDE: u16 = 16;
 const UP: u16 = 17;
+const ROW_GATE: u16 = 18;
 // Of expert_groups, as constants.h numbers it.
 const ROUTES: u16 = 19;
 // And those of join.h.
@@ -42,6 +43,7 @@ const JOIN_WEIGHT: u16 = 20;
 const JOIN_PAIR: u16 = 21;
 const JOIN_PARTS: u16 = 22;
 const JOIN_NORMS: u16 = 23;
+const JOIN_NORM: u16 = 24;
 
 /// Every type that has a file, with a name and a few columns that it can have.
 fn types() -> Vec<(&'static str, &'static str, BlockType, usize)> {
@@ -94,7 +96,7 @@ fn types() -> Vec<(&'static str, &'static str, BlockType, usize)> {
 /// A launch with the constants of a type, and every flag off.
 fn launch(file: &'static str, function: String, block: BlockType, n_in: usize) -> Launch {
     let mut launch = Launch::new(file, function);
-    for flag in [NORM, BIAS, RESIDUAL, GATE, ARGMAX, SOFTCAP, OWN_INPUT, EXPERTS_SUM, BESIDE, UP] {
+    for flag in [NORM, BIAS, RESIDUAL, GATE, ARGMAX, SOFTCAP, OWN_INPUT, EXPERTS_SUM, BESIDE, UP, ROW_GATE] {
         launch = launch.flag(flag, false);
     }
     let affine = match block {

@@ -75,6 +75,42 @@ fn a_gate_of_what_is_given() {
     }
 }
 
+/// Products of a row as far as a gate of the row lets them through, and what they are added to.
+#[test]
+fn a_gate_of_whole_rows() {
+    let mut rng = Rng::new(25);
+    for (file, name, block, n_in) in sample() {
+        let n_out = 35;
+        let w = stored(&mut rng, "w", n_out, n_in, block, 0.1);
+        let (x, residual) = (normal(&mut rng, 3 * n_in), normal(&mut rng, 3 * n_out));
+        let row_gate = [-1.5f32, 0.25, 30.0];
+        let through = |(i, (value, size)): (usize, (f64, f64))| {
+            let (open, r) = (activate(4, f64::from(row_gate[i / n_out])), f64::from(residual[i]));
+            (r + open * value, r.abs() + open * size)
+        };
+        let expected: Vec<_> = products(&x, n_in, &w).into_iter().enumerate().map(through).collect();
+        for (function, grid, threads, bound) in [
+            ("gemv_1", [9, 3, 1], 32, F32_BOUND),
+            ("gemv_4", [9, 1, 1], 64, F32_BOUND),
+            ("gemm_32", [1, 1, 1], 128, gemm_bound(block)),
+            ("gemm_64", [1, 1, 1], 128, gemm_bound(block)),
+        ] {
+            let launch = launch(file, format!("linear_{name}_{function}"), block, n_in)
+                .flag(RESIDUAL, true)
+                .flag(ROW_GATE, true)
+                .arguments(&arguments(block, n_in, 1, &[n_out]))
+                .floats(1, &x)
+                .floats(15, &residual)
+                .output(16, 3 * n_out)
+                .words(20, &step(3, 0, 1, 0, 0))
+                .floats(21, &row_gate)
+                .grid(grid, threads);
+            let out = bind(launch, 0, &w).run().floats(16);
+            check(&format!("{name} {function}"), &out, &expected, bound);
+        }
+    }
+}
+
 #[test]
 fn residual_softcap_and_the_largest_output() {
     let mut rng = Rng::new(5);

@@ -114,14 +114,14 @@ impl Builder<'_, '_> {
     /// `x + post_norm(network(pre_norm(x)))`, the network dense, of experts, or both next to each other
     pub fn feed_forward(&mut self, x: ValueId, layer: &LayerSpec) -> Result<ValueId> {
         let norms = self.spec.family.norms;
-        let branch = match (layer.experts, self.spec.family.experts) {
-            (Some(experts), ExpertPlace::Beside) => self.dense_and_experts(x, layer, experts)?,
+        let (x, branch) = match (layer.experts, self.spec.family.experts) {
+            (Some(experts), ExpertPlace::Beside) => (x, self.dense_and_experts(x, layer, experts)?),
             (experts, place) => {
                 let input = self.maybe_norm(norms.pre_ffn, x, TensorRole::FfnNorm, "ffn norm")?;
                 match (experts, place) {
-                    (Some(experts), ExpertPlace::Instead) => self.experts(input, experts)?,
-                    (Some(experts), ExpertPlace::WithShared) => self.shared(input, layer, experts)?,
-                    _ => self.network(input, layer)?,
+                    (Some(experts), ExpertPlace::Instead) => (x, self.experts(input, experts)?),
+                    (Some(experts), ExpertPlace::WithShared) => self.shared(x, input, layer, experts)?,
+                    _ => (x, self.network(input, layer)?),
                 }
             }
         };
@@ -129,16 +129,26 @@ impl Builder<'_, '_> {
         self.join(x, branch, norm, "ffn residual")
     }
 
-    /// The experts that the router chooses, and one that every row goes through.
-    fn shared(&mut self, input: ValueId, layer: &LayerSpec, experts: ExpertSpec) -> Result<ValueId> {
-        let routed = self.experts(input, experts)?;
-        let shared = self.network(input, layer)?;
+    /// `x + sigmoid(weight) * shared expert`, and what the experts that the router chooses add to it. No norm stands behind the two. What
+    /// devices can run as one stands next to each other: what reads the input, the gates, the shared expert's end.
+    fn shared(
+        &mut self,
+        x: ValueId,
+        input: ValueId,
+        layer: &LayerSpec,
+        experts: ExpertSpec,
+    ) -> Result<(ValueId, ValueId)> {
+        let router = self.linear(input, TensorRole::Router, "router")?;
         let weight = self.linear(input, TensorRole::SharedWeight, "shared weight")?;
-        let weights = self.like(weight, "shared weight sigmoid");
-        self.push(Op::Activate { x: weight, kind: Activation::Sigmoid, out: weights });
+        let (ids, weights) = self.choose(router, experts)?;
+        let routed = self.experts_inner(input, ids, experts)?;
+        let shared = self.network(input, layer)?;
+        let open = self.like(weight, "shared weight sigmoid");
+        self.push(Op::Activate { x: weight, kind: Activation::Sigmoid, out: open });
         let weighed = self.like(shared, "shared expert");
-        self.push(Op::ExpertSum { x: shared, weights, out: weighed });
-        Ok(self.sum(routed, weighed, "experts and shared expert"))
+        self.push(Op::ExpertSum { x: shared, weights: open, out: weighed });
+        let sum = self.add_branch(x, weighed, "shared expert residual");
+        Ok((sum, self.experts_sum(routed, ids, weights, experts)?))
     }
 
     /// `norm(network(norm(x))) + norm(experts(norm(x)))`. What devices can run as one stands next to each other: the router behind
@@ -170,8 +180,13 @@ impl Builder<'_, '_> {
 
     /// The experts that the router chooses for each row, and how much each counts.
     fn route(&mut self, routed: ValueId, experts: ExpertSpec) -> Result<(ValueId, ValueId)> {
-        let ExpertSpec { n_used, normalise, factor, .. } = experts;
         let x = self.linear(routed, TensorRole::Router, "router")?;
+        self.choose(x, experts)
+    }
+
+    /// [`route`](Self::route) by the router's logits.
+    fn choose(&mut self, x: ValueId, experts: ExpertSpec) -> Result<(ValueId, ValueId)> {
+        let ExpertSpec { n_used, normalise, factor, .. } = experts;
         let scaled = self.layer.is_some_and(|l| self.tensors.has_in(TensorRole::ExpertScale, l));
         let scales = match scaled {
             true => {

@@ -59,7 +59,7 @@ struct ExpertArguments {
     uint beside_n_in;        // EXPERTS_BESIDE: columns of the dense weight
     uint beside_row_bytes;   // as row_bytes, of it
     uint beside_scale_bytes; // as scale_bytes, of it
-    uint reserved;
+    uint beside_n_out;       // rows of it
 };
 
 // expert_groups.metal, expert_linear.h: up to 32 pairs of one expert. 16 bytes

@@ -40,5 +40,7 @@ constant bool EXPERTS_SUM [[function_constant(15)]];
 constant bool EXPERTS_BESIDE [[function_constant(16)]];
 // The only weight is a gate of rows that are given: out = activation(product) * up.
 constant bool LINEAR_UP [[function_constant(17)]];
+// Products of a row count as much as a gate of the row lets through: out = residual + sigmoid(row_gate) * product. With LINEAR_RESIDUAL.
+constant bool LINEAR_ROW_GATE [[function_constant(18)]];
 // The product runs on the matrix units that Metal 4 gives access to (linear/tensor.h).
 constant bool LINEAR_TENSOR [[function_constant(14)]];

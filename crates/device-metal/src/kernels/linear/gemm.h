@@ -5,11 +5,11 @@
 // Host contract
 //   buffers  0 LinearArguments        1 x                    3, 4, 5 codes, 6, 7, 8 scales, 9, 10, 11 offsets of weights 0, 1, 2
 //            12, 13, 14 biases        15 residual, or up, as in linear/gemv.h
-//            16, 17, 18 y_0, y_1, y_2                        20 Step
+//            16, 17, 18 y_0, y_1, y_2                        20 Step     21 row_gate (n_rows), LINEAR_ROW_GATE
 //            Alignments and unused buffers as in linear/gemv.h.
 //   threads  128
 //   grid     (T, ceil(n_rows / BX), 1), T = sum over weights of ceil(n_out_i / 64); with LINEAR_GATE ceil(n_out_0 / 32)
-//   constants LINEAR_BIAS, _RESIDUAL, _GATE, _UP, _ACTIVATION, _WEIGHTS, _SOFTCAP, _TENSOR; LINEAR_SCALAR of floats and integer rows;
+//   constants LINEAR_BIAS, _RESIDUAL, _GATE, _UP, _ROW_GATE, _ACTIVATION, _WEIGHTS, _SOFTCAP, _TENSOR; LINEAR_SCALAR of floats and integer rows;
 //            AFFINE_GROUP, _SCALE, _SYMMETRIC of affine types
 //   threadgroup memory  none to be set; a tile takes 80 (BX + 64) bytes, twice that of types with float operands
 //   reads    a weight's tile once for BX rows of x, nothing behind any row's end
@@ -133,6 +133,7 @@ struct GemmOutput {
     device const float * bias_0; // of the gate, or of the weight
     device const float * bias_1; // of up
     device const float * other; // residual, or up
+    device const float * row_gate;
     device float * y;
     uint n_out;
     uint up_stride;
@@ -166,6 +167,7 @@ static inline void write_strip(GemmOutput o, threadgroup const float * strip, us
             float value = strip[r * stride + lane];
             if (LINEAR_BIAS) value += o.bias_0[column];
             const ulong at = ulong(o.first_row + x_0 + r) * o.n_out + column;
+            if (LINEAR_ROW_GATE) value *= activation(ACTIVATION_SIGMOID, o.row_gate[o.first_row + x_0 + r]);
             if (LINEAR_RESIDUAL) value += o.other[at];
             if (LINEAR_UP) value = activation(LINEAR_ACTIVATION, value) * o.other[ulong(o.first_row + x_0 + r) * o.up_stride + column];
             if (LINEAR_SOFTCAP) value = o.softcap * hyperbolic_tangent(value / o.softcap);
@@ -196,6 +198,7 @@ kernel void linear_gemm(constant LinearArguments & a [[buffer(0)]],
                         device float * y_1 [[buffer(17)]],
                         device float * y_2 [[buffer(18)]],
                         device const Step * step [[buffer(20)]],
+                        device const float * row_gate [[buffer(21)]],
                         uint2 place [[threadgroup_position_in_grid]],
                         ushort tid [[thread_index_in_threadgroup]],
                         ushort sg [[simdgroup_index_in_threadgroup]],
@@ -234,6 +237,7 @@ kernel void linear_gemm(constant LinearArguments & a [[buffer(0)]],
     output.bias_0 = w.bias;
     output.bias_1 = bias_1;
     output.other = residual;
+    output.row_gate = row_gate;
     output.y = w.y;
     output.n_out = n_out;
     output.up_stride = a.up_stride;

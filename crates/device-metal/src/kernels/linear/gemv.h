@@ -10,12 +10,12 @@
 //            12, 13, 14 biases (n_out_i) f32            15 residual (n_rows, n_out_0) f32, may be y_0, LINEAR_RESIDUAL; or
 //               up (n_rows, up_stride), of whose rows n_out_0 columns, LINEAR_UP
 //            16, 17, 18 y_0, y_1, y_2                   19 partials (n_rows, threadgroups) of {float bits, uint column}
-//            20 Step (step.h)
+//            20 Step (step.h)                           21 row_gate (n_rows) f32, LINEAR_ROW_GATE
 //            A buffer that the constants leave unused is bound all the same, to anything. Codes start at multiples of what the
 //            decoder's header says, planes at multiples of 4 bytes.
 //   threads  32 * S, S = 1 to 16 simdgroups, LINEAR_SPLIT divides S
 //   grid     (ceil(G / (S / LINEAR_SPLIT)), ceil(n_rows / N), 1), G = sum over weights of ceil(n_out_i / 4); with LINEAR_GATE ceil(n_out_0 / 2)
-//   constants LINEAR_NORM, _BIAS, _RESIDUAL, _GATE, _UP, _ACTIVATION, _WEIGHTS, _SPLIT, _ARGMAX, _SOFTCAP; LINEAR_SCALAR of floats and
+//   constants LINEAR_NORM, _BIAS, _RESIDUAL, _GATE, _UP, _ROW_GATE, _ACTIVATION, _WEIGHTS, _SPLIT, _ARGMAX, _SOFTCAP; LINEAR_SCALAR of floats and
 //            integer rows; AFFINE_GROUP, _SCALE, _SYMMETRIC of affine types
 //   threadgroup memory  none to be set
 //   reads    each weight once for N rows of x, x once for 4 rows of a weight (from caches), nothing behind any row's end
@@ -218,7 +218,7 @@ struct GemvPlace {
 // LAST: the type of weight 2. If it is another than D, its rows have LAST::row_bytes(n_in) bytes, and no planes or levels.
 template<class D, class LAST, short N, class X>
 static inline void gemv_block(constant LinearArguments & a, BoundWeights weights, X inputs, device const float * norm,
-                              device const float * other, uint block, GemvMemory<N> memory, GemvPlace at) {
+                              device const float * other, device const float * row_gate, uint block, GemvMemory<N> memory, GemvPlace at) {
     const ushort sg = at.sg, lane = at.lane;
     const uint part = sg % LINEAR_SPLIT;
     const Target w = target_of(weights, a, block, 4);
@@ -272,6 +272,7 @@ static inline void gemv_block(constant LinearArguments & a, BoundWeights weights
         value = activation(LINEAR_ACTIVATION, value) * up;
     }
     const bool writes = mine && (!LINEAR_GATE || r < 2);
+    if (LINEAR_ROW_GATE && writes) value *= activation(ACTIVATION_SIGMOID, row_gate[at.first_x + n]);
     if (LINEAR_RESIDUAL && writes) value += other[(at.first_x + n) * n_out + row];
     if (LINEAR_UP && writes) value = activation(LINEAR_ACTIVATION, value) * other[(at.first_x + n) * a.up_stride + row];
     if (LINEAR_SOFTCAP) value = a.softcap * hyperbolic_tangent(value / a.softcap);
@@ -332,6 +333,7 @@ kernel void linear_gemv(constant LinearArguments & a [[buffer(0)]],
                         device float * y_2 [[buffer(18)]],
                         device uint2 * partials [[buffer(19)]],
                         device const Step * step [[buffer(20)]],
+                        device const float * row_gate [[buffer(21)]],
                         uint2 place [[threadgroup_position_in_grid]],
                         uint2 n_places [[threadgroups_per_grid]],
                         ushort tid [[thread_index_in_threadgroup]],
@@ -363,6 +365,6 @@ kernel void linear_gemv(constant LinearArguments & a [[buffer(0)]],
                                   {y_0, y_1, y_2}};
     const GemvPlace at = {sg, lane, 0, first_x, n_rows};
     const uint block = place.x * (n_sg / LINEAR_SPLIT) + sg / LINEAR_SPLIT;
-    gemv_block<D, LAST, N>(a, weights, inputs, norm, residual, block, memory, at);
+    gemv_block<D, LAST, N>(a, weights, inputs, norm, residual, row_gate, block, memory, at);
     if (LINEAR_ARGMAX) write_best<N>(partials + first_x * n_places.x, memory, n_rows, n_sg, place.x, n_places.x, tid);
 }

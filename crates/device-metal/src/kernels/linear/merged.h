@@ -10,7 +10,7 @@
 //            23 totals (n_heads, n_splits) float2
 //   threads  32 * S, S = 1 to 16 simdgroups, LINEAR_SPLIT divides S
 //   grid     (ceil(B / (S / LINEAR_SPLIT)), 1, 1), B = ceil(n_out_0 / 4); there is one row
-//   constants LINEAR_BIAS, _RESIDUAL, _SPLIT; LINEAR_NORM, _GATE, _UP, _ARGMAX and _SOFTCAP are false, _WEIGHTS is 1; those of the type
+//   constants LINEAR_BIAS, _RESIDUAL, _SPLIT; LINEAR_NORM, _GATE, _UP, _ROW_GATE, _ARGMAX and _SOFTCAP are false, _WEIGHTS is 1; those of the type
 //   threadgroup memory 0  16 * ceil(n_in / 4) bytes
 //   reads    the weight once, the parts once for each threadgroup (from caches): so a threadgroup is as large as can be
 //
@@ -61,6 +61,6 @@ kernel void linear_merged(constant MergedArguments & a [[buffer(0)]],
     const BoundWeights weights = {{codes, codes, codes}, {scales, scales, scales}, {offsets, offsets, offsets}, {bias, bias, bias}, {y, y, y}};
     const GemvMemory<1> shared = {levels, split_sums, split_squares, best};
     const GemvPlace at = {sg, lane, 0, 0, 1};
-    // There is no norm: `bias` is not read as one.
-    gemv_block<D, D, 1>(a.linear, weights, input, bias, residual, place.x * (n_sg / LINEAR_SPLIT) + sg / LINEAR_SPLIT, shared, at);
+    // There is no norm and no gate of the row: `bias` is not read as one.
+    gemv_block<D, D, 1>(a.linear, weights, input, bias, residual, bias, place.x * (n_sg / LINEAR_SPLIT) + sg / LINEAR_SPLIT, shared, at);
 }

@@ -1,4 +1,5 @@
-//! Layers with norms where most models have none: behind attention and network, of values, of whole rows of q and k.
+//! Whole layers beyond the usual: norms behind attention and network, of values, of whole rows of q and k; inputs of a layer's own; an
+//! expert that every row goes through.
 
 use formats::{BlockType, ScaleType};
 
@@ -18,6 +19,15 @@ pub enum Norms {
     /// As [`Self::Around`]; each layer has an input of its own, which a gate of the residual stream opens to, and every second reads the
     /// keys and values of the one before.
     AroundInputs,
+    /// Before both parts only, of heads of q and k; experts, and one that every row goes through.
+    SharedExpert,
+}
+
+impl Norms {
+    /// Whether something stands behind attention and network.
+    fn are_behind(self) -> bool {
+        self != Norms::SharedExpert
+    }
 }
 
 /// Layers with such norms, and a head with bounded logits. Heads have 32 columns.
@@ -35,7 +45,7 @@ pub fn layers_with_norms(seed: u64, n_layers: u32, hidden: usize, block: BlockTy
         if let Some(inputs) = inputs {
             x = own_input(&mut b, x, inputs, index as usize * INPUT, block);
         }
-        if norms != Norms::Behind {
+        if !matches!(norms, Norms::Behind | Norms::SharedExpert) {
             x = b.scale(x, 0.75);
         }
     }
@@ -72,7 +82,7 @@ fn attention(
         None => {
             let k = b.linear(input, 2 * HEAD_DIM, block, false);
             let mut v = b.linear(input, 2 * HEAD_DIM, block, false);
-            if norms != Norms::Behind {
+            if !matches!(norms, Norms::Behind | Norms::SharedExpert) {
                 v = b.rms_norm_plain(v, HEAD_DIM);
             }
             let (q, k) = (b.rms_norm(q, of_q), b.rms_norm(k, of_k));
@@ -85,8 +95,10 @@ fn attention(
         }
     };
     let y = b.attention(q, layer, 4, AttentionOptions::default());
-    let y = b.linear(y, hidden, whole_blocks(block, 4 * HEAD_DIM), false);
-    let y = b.rms_norm(y, hidden);
+    let mut y = b.linear(y, hidden, whole_blocks(block, 4 * HEAD_DIM), false);
+    if norms.are_behind() {
+        y = b.rms_norm(y, hidden);
+    }
     (b.add(x, y), Some(layer))
 }
 
@@ -107,33 +119,56 @@ fn own_input(b: &mut PlanBuilder, x: ValueId, inputs: ValueId, first: usize, blo
 }
 
 /// `f(gate) * up`
-fn inner(b: &mut PlanBuilder, x: ValueId, block: BlockType) -> ValueId {
-    let ffn = b.cols(x);
+fn inner(b: &mut PlanBuilder, x: ValueId, ffn: usize, block: BlockType) -> ValueId {
     let (gate, up) = (b.linear(x, ffn, block, false), b.linear(x, ffn, block, false));
     b.gate(gate, up, Activation::GeluTanh)
 }
 
+const N_EXPERTS: usize = 5;
+
+/// Experts of a row. Devices that round activations to 8 bits would choose others: then all are chosen.
+fn n_chosen(block: BlockType) -> usize {
+    if block.is_float() { 2 } else { N_EXPERTS }
+}
+
+/// `x + sigmoid(weight) * shared expert + experts`
+fn shared_expert(b: &mut PlanBuilder, x: ValueId, block: BlockType) -> ValueId {
+    let hidden = b.cols(x);
+    let norm = b.rms_norm(x, hidden);
+    let router = b.linear(norm, N_EXPERTS, BlockType::F32, false);
+    let weight = b.linear(norm, 1, BlockType::F32, false);
+    let (ids, weights) = b.route(router, n_chosen(block), false, 1.0, false);
+    let gate = b.expert_linear((norm, false), ids, (N_EXPERTS, hidden), block);
+    let up = b.expert_linear((norm, false), ids, (N_EXPERTS, hidden), block);
+    let routed = b.gate(gate, up, Activation::GeluTanh);
+    let shared = inner(b, norm, 3 * hidden, block);
+    let shared = b.linear(shared, hidden, block, false);
+    let open = b.activate(weight, Activation::Sigmoid);
+    let shared = b.expert_sum(shared, open);
+    let x = b.add(x, shared);
+    let routed = b.expert_linear((routed, true), ids, (N_EXPERTS, hidden), block);
+    let routed = b.expert_sum(routed, weights);
+    b.add(x, routed)
+}
+
 fn network(b: &mut PlanBuilder, x: ValueId, block: BlockType, norms: Norms) -> ValueId {
-    const N_EXPERTS: usize = 5;
     let hidden = b.cols(x);
     let y = match norms {
         Norms::Around | Norms::AroundInputs => {
             let norm = b.rms_norm(x, hidden);
-            let y = inner(b, norm, block);
+            let y = inner(b, norm, hidden, block);
             b.linear(y, hidden, block, false)
         }
         Norms::Behind => {
-            let y = inner(b, x, block);
+            let y = inner(b, x, hidden, block);
             b.linear(y, hidden, block, false)
         }
         Norms::AroundExperts => {
             let routed = b.rms_norm(x, hidden);
-            // Devices that round activations to 8 bits would choose others: then all are chosen.
-            let k = if block.is_float() { 2 } else { N_EXPERTS };
             let router = b.linear(routed, N_EXPERTS, BlockType::F32, false);
-            let (ids, weights) = b.route(router, k, true, 1.0, true);
+            let (ids, weights) = b.route(router, n_chosen(block), true, 1.0, true);
             let norm = b.rms_norm(x, hidden);
-            let dense = inner(b, norm, block);
+            let dense = inner(b, norm, hidden, block);
             let norm = b.rms_norm(x, hidden);
             let gate = b.expert_linear((norm, false), ids, (N_EXPERTS, hidden), block);
             let up = b.expert_linear((norm, false), ids, (N_EXPERTS, hidden), block);
@@ -145,6 +180,7 @@ fn network(b: &mut PlanBuilder, x: ValueId, block: BlockType, norms: Norms) -> V
             let sparse = b.rms_norm(sparse, hidden);
             b.add(dense, sparse)
         }
+        Norms::SharedExpert => return shared_expert(b, x, block),
     };
     let y = b.rms_norm(y, hidden);
     b.add(x, y)
@@ -163,6 +199,8 @@ pub fn layers() -> Vec<Case> {
         (Norms::AroundExperts, Q4_0, 64, KvType::F16),
         (Norms::AroundInputs, Q8_0, 96, KvType::F16),
         (Norms::AroundInputs, F32, 70, KvType::F32),
+        (Norms::SharedExpert, Q4_0, 64, KvType::F16),
+        (Norms::SharedExpert, F32, 38, KvType::F32),
     ];
     let case = |(norms, block, hidden, kv_type)| {
         let plan = layers_with_norms(hidden as u64, 2, hidden, block, norms);
