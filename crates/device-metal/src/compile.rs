@@ -563,7 +563,8 @@ impl<G: Gpu> Draft<'_, G> {
                     call = call.bind(index, c.anything());
                 }
                 call.when = When::Argmax;
-                self.push(call.flexible([each(Rows::Outputs), ONE, ONE], c.profile.argmax_threads))
+                let threads = c.profile.argmax_threads.min(n.next_multiple_of(32) as u32);
+                self.push(call.flexible([each(Rows::Outputs), ONE, ONE], threads))
             }
             Op::KvWrite { k, v, layer } => self.kv_write(*k, *v, *layer),
             Op::Attention { .. }
