@@ -125,13 +125,37 @@ static __attribute__((noinline)) void check_slowly(msl_u64 address, msl_u64 size
 #endif
 }
 
+// Whether all of so many bytes of threadgroup memory were written. Of other sizes than an access mostly has: not known.
+static inline __attribute__((always_inline)) bool is_initialised(const msl_u8 * shadow, msl_u64 size) {
+    typedef unsigned short __attribute__((aligned(1), may_alias)) Two;
+    typedef msl_u32 __attribute__((aligned(1), may_alias)) Four;
+    typedef msl_u64 __attribute__((aligned(1), may_alias)) Eight;
+    const msl_u64 all = 0x0101010101010101ul * SHADOW_INITIALISED;
+    switch (size) {
+        case 1: return *shadow == (msl_u8) all;
+        case 2: return *(const Two *) shadow == (unsigned short) all;
+        case 4: return *(const Four *) shadow == (msl_u32) all;
+        case 8: return *(const Eight *) shadow == all;
+        case 16: return *(const Eight *) shadow == all && *(const Eight *) (shadow + 8) == all;
+        default: return false;
+    }
+}
+
 static inline __attribute__((always_inline)) void check(msl_u64 address, msl_u64 size, bool write, msl_u64 code) {
     if (__builtin_expect(msl_running, true)) {
-        Region * r = msl_current_lane()->worker->recent[(code >> 1) & 255];
+        Worker * w = msl_current_worker();
+        Region * r = w->recent[(code >> 1) & 255];
         const msl_u64 at = address - r->address, length = write ? r->writable_length : r->length;
         if (__builtin_expect(at < length && length - at >= size, true)) {
 #ifdef MSL_COUNT
             count(r, address, size, write);
+#endif
+            return;
+        }
+        const msl_u64 offset = address - (msl_u64) w->threadgroup_memory;
+        if (offset <= THREADGROUP_SPACE - 16 && is_initialised(w->threadgroup_shadow + offset, size)) {
+#ifdef MSL_COUNT
+            (write ? w->counters.threadgroup_written : w->counters.threadgroup_read) += size;
 #endif
             return;
         }

@@ -111,7 +111,7 @@ static void to_scheduler(Lane * l) {
     __tsan_switch_to_fiber(w->scheduler_tsan, 1);
 #endif
 #ifdef MSL_ASAN
-    __sanitizer_start_switch_fiber(l->state == DONE ? nullptr : &l->fake, w->scheduler_bottom, w->scheduler_size);
+    __sanitizer_start_switch_fiber(l->done ? nullptr : &l->fake, w->scheduler_bottom, w->scheduler_size);
 #endif
     msl_switch(&l->sp, w->scheduler_sp);
 }
@@ -193,33 +193,32 @@ static void shuffle(Worker * w, msl_u8 * order, msl_u32 n, msl_u32 how) {
         }
 }
 
+// Lanes wait where they cannot meet: says so of the lowest that waits at an exchange, and of those that wait there too.
+static void fail_divergent(Worker * w, Simdgroup * g) {
+    Lane * first = g->lanes[__builtin_ctz(g->gathered)];
+    msl_fault * f = msl_fault_of(first, MSL_DIVERGENT_SIMDGROUP);
+    f->lanes = 0;
+    for (msl_u32 i = 0; i < g->n; i++) {
+        const Lane * l = g->lanes[i];
+        if (g->gathered >> i & 1 && l->operation == first->operation && same(l->site, first->site)) f->lanes |= 1u << i;
+    }
+    msl_fault_site(f, &first->site, nullptr);
+    w->failed = true;
+}
+
 // Every lane waits or is done: complete the exchange that they wait for. False where there is none.
 static bool complete(Worker * w, Simdgroup * g) {
-    Lane * first = nullptr;
-    msl_u32 active = 0, elsewhere = 0;
-    for (msl_u32 i = 0; i < g->n; i++) {
-        Lane * l = g->lanes[i];
-        if (l->state == AT_EXCHANGE) {
-            if (!first) first = l;
-            if (l->operation == first->operation && same(l->site, first->site)) active |= 1u << i;
-            else elsewhere++;
-        } else if (l->state == AT_BARRIER) elsewhere++;
-    }
-    if (!first) return false;
-    if (elsewhere || (first->operation == MSL_MATRIX && active != ~0u)) {
-        msl_fault * f = msl_fault_of(first, MSL_DIVERGENT_SIMDGROUP);
-        f->lanes = active;
-        msl_fault_site(f, &first->site, nullptr);
-        w->failed = true;
+    if (!g->gathered) return false;
+    if (g->apart || g->at_barrier || (g->operation == MSL_MATRIX && g->gathered != ~0u)) {
+        fail_divergent(w, g);
         return false;
     }
-    w->counters.operations[first->operation]++;
+    w->counters.operations[g->operation]++;
     g->parity ^= 1;
-    g->active = active;
+    g->active = g->ready = g->gathered;
+    g->gathered = 0;
     g->results = 0;
-    if (first->operation == MSL_MATRIX) multiply(g);
-    for (msl_u32 i = 0; i < g->n; i++)
-        if (active >> i & 1) g->lanes[i]->state = READY;
+    if (g->operation == MSL_MATRIX) multiply(g);
     g->cursor = 0;
     if (w->how == 2) shuffle(w, g->order, g->n, 2);
     return true;
@@ -231,10 +230,11 @@ static void others(Lane * l) {
     Simdgroup * g = l->simdgroup;
     do {
         while (g->cursor < g->n) {
-            Lane * next = g->lanes[g->order[g->cursor++]];
-            if (next->state != READY) continue;
+            const msl_u32 i = g->order[g->cursor++];
+            if (!(g->ready >> i & 1)) continue;
+            Lane * next = g->lanes[i];
             if (next == l) return;
-            to_lane(w, &l->sp, l->state == DONE ? nullptr : &l->fake, next);
+            to_lane(w, &l->sp, l->done ? nullptr : &l->fake, next);
             arrived(l->fake, w);
             return;
         }
@@ -249,7 +249,11 @@ extern "C" void msl_exchange(msl_u32 operation, const void * value, msl_u32 size
     copy(g->slots[g->parity ^ 1][l->lane], value, size);
     l->site = *site;
     l->operation = operation;
-    l->state = AT_EXCHANGE;
+    const msl_u32 bit = 1u << l->lane;
+    if (!g->gathered) g->operation = operation, g->site = *site;
+    else if (operation != g->operation || !same(*site, g->site)) g->apart |= bit;
+    g->gathered |= bit;
+    g->ready &= ~bit;
     if (operation == MSL_BARRIER) RELEASE(&g->barrier);
     others(l);
     if (operation == MSL_BARRIER) ACQUIRE(&g->barrier);
@@ -286,7 +290,9 @@ extern "C" msl_u32 msl_lane(void) { return msl_current_lane()->lane; }
 extern "C" void msl_threadgroup_barrier(const msl_site * site) {
     Lane * l = msl_current_lane();
     l->site = *site;
-    l->state = AT_BARRIER;
+    const msl_u32 bit = 1u << l->lane;
+    l->simdgroup->at_barrier |= bit;
+    l->simdgroup->ready &= ~bit;
     RELEASE(&l->worker->barrier);
     others(l);
     ACQUIRE(&l->worker->barrier);
@@ -358,7 +364,8 @@ static void lane_start() {
     ACQUIRE(&w->start);
     w->entry->run(&l->context);
     RELEASE(&w->end);
-    l->state = DONE;
+    l->done = true;
+    l->simdgroup->ready &= ~(1u << l->lane);
     others(l);
     __builtin_trap();
 }
@@ -380,7 +387,7 @@ static void prepare_lanes(Worker * w, const msl_dispatch * d, msl_u32 n) {
         c.quadgroup_index_in_threadgroup[0] = i / 4;
         c.group = &w->group;
         l->lane = i % 32;
-        l->state = READY;
+        l->done = false;
         l->fake = nullptr;
         l->from_scheduler = false;
         // Stacks start at different offsets, spread over what the sets of a cache cover.
@@ -392,11 +399,17 @@ static void prepare_lanes(Worker * w, const msl_dispatch * d, msl_u32 n) {
     }
 }
 
+static void let_all_go_on(Simdgroup * g) {
+    g->ready = ~0u >> (32 - g->n);
+    g->at_barrier = 0;
+}
+
 static void run_simdgroup(Worker * w, Simdgroup * g) {
     g->cursor = 0;
     while (g->cursor < g->n) {
-        Lane * first = g->lanes[g->order[g->cursor++]];
-        if (first->state != READY) continue;
+        const msl_u32 i = g->order[g->cursor++];
+        if (!(g->ready >> i & 1)) continue;
+        Lane * first = g->lanes[i];
         first->from_scheduler = true;
         to_lane(w, &w->scheduler_sp, &w->scheduler_fake, first);
         arrived(w->scheduler_fake, w);
@@ -423,6 +436,8 @@ static void run_threadgroup(Worker * w, const msl_dispatch * d) {
         g->n = n - 32 * s < 32 ? n - 32 * s : 32;
         g->parity = 0;
         g->results = 0;
+        g->gathered = g->apart = 0;
+        let_all_go_on(g);
         for (msl_u32 i = 0; i < g->n; i++) {
             g->lanes[i] = lane_at(w, 32 * s + i);
             g->lanes[i]->simdgroup = g;
@@ -440,7 +455,7 @@ static void run_threadgroup(Worker * w, const msl_dispatch * d) {
         bool mixed = false;
         for (msl_u32 i = 0; i < n; i++) {
             Lane * l = lane_at(w, i);
-            if (l->state == DONE) done++;
+            if (l->done) done++;
             else if (!first) first = l, waiting++;
             else if (same(l->site, first->site)) waiting++;
             else mixed = true;
@@ -454,7 +469,7 @@ static void run_threadgroup(Worker * w, const msl_dispatch * d) {
             return;
         }
         w->counters.threadgroup_barriers++;
-        for (msl_u32 i = 0; i < n; i++) lane_at(w, i)->state = READY;
+        for (msl_u32 s = 0; s < n_simdgroups; s++) let_all_go_on(&w->simdgroups[s]);
     }
     ACQUIRE(&w->end);
     w->counters.threadgroups++;

@@ -14,7 +14,6 @@ static const msl_u64 THREADGROUP_SPACE = THREADGROUP_LIMIT + (MAX_VARIABLES + 2)
 static const msl_u64 STACKS = MAX_THREADS * STACK, SPACE = 2 * STACKS;
 
 enum { SHADOW_GAP = 0, SHADOW_UNINITIALISED = 1, SHADOW_INITIALISED = 2 };
-enum msl_state : msl_u32 { READY, AT_EXCHANGE, AT_BARRIER, DONE };
 
 struct Worker;
 struct Simdgroup;
@@ -23,9 +22,8 @@ struct Lane {
     void * sp;
     Worker * worker;
     Simdgroup * simdgroup;
-    msl_state state;
     msl_u32 lane, operation;
-    bool from_scheduler;
+    bool done, from_scheduler;
     msl_site site;
     void * tsan;
     void * fake;
@@ -34,6 +32,9 @@ struct Lane {
 
 struct Simdgroup {
     msl_u32 n, cursor, parity, active, results;
+    // Masks of lanes: can go on; wait at an exchange, of these at another than the first that came, `operation` at `site`; wait at a barrier.
+    msl_u32 ready, gathered, apart, at_barrier, operation;
+    msl_site site;
     Lane * lanes[32];
     msl_u8 order[32];
     // The exchange that lanes gather for is written beside the one that the last lanes may still read.
@@ -85,10 +86,14 @@ static_assert(sizeof(Worker) <= SPACE - STACKS, "");
 
 static inline Lane * lane_at(Worker * w, msl_u32 i) { return &w->lanes[i]; }
 static inline msl_u8 * stack_at(Worker * w, msl_u64 i) { return (msl_u8 *) w - STACKS + i * STACK; }
-static inline Lane * msl_current_lane() {
+static inline msl_u64 stack_pointer() {
     msl_u64 sp;
     asm volatile("movq %%rsp, %0" : "=r"(sp));
-    const msl_u64 base = sp & ~(SPACE - 1);
+    return sp;
+}
+static inline Worker * msl_current_worker() { return (Worker *) ((stack_pointer() & ~(SPACE - 1)) + STACKS); }
+static inline Lane * msl_current_lane() {
+    const msl_u64 sp = stack_pointer(), base = sp & ~(SPACE - 1);
     return lane_at((Worker *) (base + STACKS), (msl_u32) ((sp - base) / STACK));
 }
 
