@@ -3,6 +3,8 @@
 mod memories;
 mod norms;
 
+use std::sync::LazyLock;
+
 use formats::{BlockType, ScaleType};
 
 pub use norms::{Norms, layers_with_norms};
@@ -55,8 +57,13 @@ const ELEMENT: f32 = 2e-6;
 /// Numbers of rows around the widths at which kernels change.
 const ROWS: [usize; 6] = [1, 2, 3, 5, 17, 33];
 
-/// Every case, the same on each call.
+/// Every case, the same on each call; made once, for their weights are quantised.
 pub fn check_op_cases() -> Vec<Case> {
+    static CASES: LazyLock<Vec<Case>> = LazyLock::new(all_cases);
+    CASES.clone()
+}
+
+fn all_cases() -> Vec<Case> {
     let groups = [
         embed(),
         norm(),
