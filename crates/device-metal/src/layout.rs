@@ -287,6 +287,42 @@ mod tests {
         assert_eq!(arena.offset.len(), plan.values.len());
     }
 
+    /// Each reader of a norm makes it for itself with few rows: what is normalised must be there until the last.
+    #[test]
+    fn what_several_normalise_lives_until_the_last() {
+        let mut b = PlanBuilder::new(5, 64);
+        let x = b.embed(64);
+        let norm = b.rms_norm(x, 64);
+        let router = b.linear(norm, 64, BlockType::F32, false);
+        let (ids, weights) = b.route(router, 3, true, 1.0, false);
+        let gate = b.expert_linear((norm, false), ids, (64, 64), BlockType::F32);
+        let up = b.expert_linear((norm, false), ids, (64, 64), BlockType::F32);
+        let y = b.gate(gate, up, Activation::Silu);
+        // Of another type, so not with the experts' own; and a single node.
+        let (gate, up) =
+            (b.linear(norm, 64, BlockType::Q8_0, false), b.linear(norm, 64, BlockType::Q8_0, false));
+        let dense = b.gate(gate, up, Activation::Silu);
+        let y = b.expert_linear((y, true), ids, (64, 64), BlockType::F32);
+        let y = b.expert_sum(y, weights);
+        let y = b.add(y, dense);
+        let plan = fusion::fuse(&b.finish(y), fusion::ALL);
+        let limits = limits(&plan.kv);
+        let lowered = lower(&plan);
+        let arena = arena_of(&plan, &lowered, &limits);
+        let place = |id: ValueId| {
+            let start = arena.offset[id.0 as usize];
+            start..start + value_bytes(plan.value(id), &limits)
+        };
+        let reads = |l: &Lowered| l.unit.reads().contains(&x);
+        let (first, last) =
+            (lowered.iter().position(reads).unwrap(), lowered.iter().rposition(reads).unwrap());
+        assert!(last > first + 1, "{lowered:?}");
+        for out in lowered[first..=last].iter().flat_map(|l| l.unit.writes()) {
+            let (x, out) = (place(x), place(out));
+            assert!(x.end <= out.start || out.end <= x.start, "{x:?} {out:?}");
+        }
+    }
+
     /// One dispatch makes what several nodes made: it must not write over what it reads.
     #[test]
     fn what_a_joined_unit_reads_is_apart_from_what_it_writes() {
