@@ -178,6 +178,14 @@ impl Call {
         self
     }
 
+    /// Write a value, or bind anything where there is none.
+    fn write_or_any(self, index: u8, value: Option<(Place, usize)>, anything: Place) -> Call {
+        match value {
+            Some(value) => self.write(index, value),
+            None => self.bind(index, anything),
+        }
+    }
+
     fn grid(mut self, grid: [Extent; 3], threads: u32) -> Call {
         (self.grid, self.threads) = (grid, threads);
         self

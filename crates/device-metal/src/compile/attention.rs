@@ -181,15 +181,10 @@ impl<G: Gpu> Draft<'_, G> {
             .bool(constant::V_NORM, v_norm.is_some())
             .bool(constant::WHOLE_ROWS, kv.is_some_and(|heads| heads.whole_rows))
             .read_or_any(3, k.map(|k| self.value(k.x)), c.anything())
-            .read_or_any(4, kv.map(|heads| self.value(heads.chains.v)), c.anything());
-        let call = match q {
-            Some(q) => call.read(2, self.value(q.x)).write(5, self.value(q.end)),
-            None => call.bind(2, c.anything()).bind(5, c.anything()),
-        };
-        let call = match k_out {
-            Some(k) => call.write(14, self.value(k.end)),
-            None => call.bind(14, c.anything()),
-        };
+            .read_or_any(4, kv.map(|heads| self.value(heads.chains.v)), c.anything())
+            .read_or_any(2, q.map(|q| self.value(q.x)), c.anything())
+            .write_or_any(5, q.map(|q| self.value(q.end)), c.anything())
+            .write_or_any(14, k_out.map(|k| self.value(k.end)), c.anything());
         let mut call = self
             .bind_tables(call, 6)
             .bind(9, c.pool(layer))

@@ -313,28 +313,25 @@ impl<G: Gpu> Draft<'_, G> {
                     beside_scale_bytes: dense(0).map_or(0, |w| block.row_scale_bytes(w.n_cols()) as u32),
                     beside_n_out: beside_n_out as u32,
                 };
+                let residual = e.sum.and_then(|(_, residual)| residual);
                 let call = Call::new(kernel("gemv")?, &args)
                     .bool(linear::NORM, e.norm.is_some())
                     .bool(linear::BESIDE, e.beside.is_some())
-                    .bool(linear::RESIDUAL, e.sum.is_some_and(|(_, residual)| residual.is_some()))
+                    .bool(linear::RESIDUAL, residual.is_some())
                     .bool(linear::EXPERTS_SUM, e.sum.is_some())
                     .bind(2, c.weight_or_any(e.norm.and_then(|norm| norm.weight))?)
                     .read(21, self.value(e.ids));
-                let mut call = match e.beside {
-                    Some(Dense { x, out, .. }) => call.read(10, self.value(x)).write(17, self.value(out)),
-                    None => call.bind(10, c.anything()).bind(17, c.anything()),
-                };
+                let beside = e.beside.as_ref();
+                let mut call = call
+                    .read_or_any(10, beside.map(|dense| self.value(dense.x)), c.anything())
+                    .write_or_any(17, beside.map(|dense| self.value(dense.out)), c.anything());
                 for (index, first) in [7, 11].into_iter().enumerate() {
                     let planes = dense(index).map_or(Ok([c.anything(); 3]), |weight| self.planes(weight))?;
                     call = (first..).zip(planes).fold(call, |call, (index, plane)| call.bind(index, plane));
                 }
-                let call = match e.sum {
-                    Some((weights, Some(residual))) => {
-                        call.read(22, self.value(weights)).read(15, self.value(residual))
-                    }
-                    Some((weights, None)) => call.read(22, self.value(weights)).bind(15, c.anything()),
-                    None => call.bind(22, c.anything()).bind(15, c.anything()),
-                };
+                let call = call
+                    .read_or_any(22, e.sum.map(|(weights, _)| self.value(weights)), c.anything())
+                    .read_or_any(15, residual.map(|residual| self.value(residual)), c.anything());
                 let n_places = if e.sum.is_some() { 1 } else { k };
                 let places = Extent::PerRow { rows, multiple: (n_places + n_beside) as u32, divisor: 1 };
                 call.grid([Extent::Fixed(n_groups as u32), places, ONE], 32 * simdgroups)

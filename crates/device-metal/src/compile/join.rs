@@ -94,12 +94,10 @@ impl<'a, G: Gpu> Draft<'a, G> {
             (None, None) => call.bind(7, c.anything()).bind(9, c.anything()),
         };
         for index in 0..3u8 {
-            call = match norms.get(index as usize) {
-                Some((norm, out)) => {
-                    call.bind(10 + index, c.weight_or_any(norm.weight)?).write(13 + index, self.value(*out))
-                }
-                None => call.bind(10 + index, c.anything()).bind(13 + index, c.anything()),
-            };
+            let norm = norms.get(index as usize);
+            call = call
+                .bind(10 + index, c.weight_or_any(norm.and_then(|(norm, _)| norm.weight))?)
+                .write_or_any(13 + index, norm.map(|(_, out)| self.value(*out)), c.anything());
         }
         call.constants.extend(Self::join_constants(j, parts.is_some(), norms.len() as u32));
         let sum = if parts.is_some() { "expert_sum + " } else { "" };

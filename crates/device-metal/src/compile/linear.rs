@@ -316,10 +316,8 @@ impl<G: Gpu> Draft<'_, G> {
             _ => product.matrices.iter().map(|m| m.out).collect(),
         };
         for index in 0..3u8 {
-            call = match outs.get(index as usize) {
-                Some(out) => call.write(16 + index, self.value(*out)),
-                None => call.bind(16 + index, c.anything()),
-            };
+            let out = outs.get(index as usize).map(|out| self.value(*out));
+            call = call.write_or_any(16 + index, out, c.anything());
         }
         if let Schedule::Gemv(n) = schedule {
             let simdgroups = match &product.join {
