@@ -268,6 +268,13 @@ mod tests {
     use device::testing::{PlanBuilder, limits, mini_transformer};
     use device::{Activation, arena::NO_PLACE, fusion};
     use formats::BlockType;
+    use std::ops::Range;
+
+    fn place(plan: &Plan, arena: &Arena, limits: &Limits, id: ValueId) -> Range<usize> {
+        let start = arena.offset[id.0 as usize];
+        assert_ne!(start, NO_PLACE, "{}", plan.value(id).name);
+        start..start + value_bytes(plan.value(id), limits)
+    }
 
     /// With one row, the head reads the last layer's output itself; nothing may lie over it until then.
     #[test]
@@ -276,11 +283,7 @@ mod tests {
         let limits = limits(&plan.kv);
         let arena = arena_of(&plan, &lower(&plan), &limits);
         let (x, out) = selections(&plan)[0];
-        let place = |id: ValueId| {
-            let start = arena.offset[id.0 as usize];
-            assert_ne!(start, NO_PLACE);
-            start..start + value_bytes(plan.value(id), &limits)
-        };
+        let place = |id: ValueId| place(&plan, &arena, &limits, id);
         let (x, logits) = (place(x), place(plan.logits));
         assert!(x.end <= logits.start || logits.end <= x.start, "{x:?} {logits:?}");
         assert_ne!(place(out).start, x.start);
@@ -309,10 +312,7 @@ mod tests {
         let limits = limits(&plan.kv);
         let lowered = lower(&plan);
         let arena = arena_of(&plan, &lowered, &limits);
-        let place = |id: ValueId| {
-            let start = arena.offset[id.0 as usize];
-            start..start + value_bytes(plan.value(id), &limits)
-        };
+        let place = |id: ValueId| place(&plan, &arena, &limits, id);
         let reads = |l: &Lowered| l.unit.reads().contains(&x);
         let (first, last) =
             (lowered.iter().position(reads).unwrap(), lowered.iter().rposition(reads).unwrap());
@@ -344,10 +344,7 @@ mod tests {
         let limits = limits(&plan.kv);
         let lowered = lower(&plan);
         let arena = arena_of(&plan, &lowered, &limits);
-        let place = |id: ValueId| {
-            let start = arena.offset[id.0 as usize];
-            start..start + value_bytes(plan.value(id), &limits)
-        };
+        let place = |id: ValueId| place(&plan, &arena, &limits, id);
         let mut n = 0;
         for Lowered { unit, .. } in lowered.iter().filter(|l| l.last > l.node) {
             for (x, out) in

@@ -88,11 +88,10 @@ impl<'a, G: Gpu> Draft<'a, G> {
             .read(5, self.value(j.residual))
             .bind(6, c.weight_or_any(j.pair.and_then(|pair| pair.norm.weight))?)
             .bind(8, c.weight_or_any(j.pair.and_then(|pair| pair.other_norm.weight))?);
-        call = match (j.pair, parts) {
-            (_, Some((parts, weights))) => call.read(7, self.value(parts)).read(9, self.value(weights)),
-            (Some(pair), None) => call.read(7, self.value(pair.other)).bind(9, c.anything()),
-            (None, None) => call.bind(7, c.anything()).bind(9, c.anything()),
-        };
+        let other = parts.map(|(parts, _)| parts).or(j.pair.map(|pair| pair.other));
+        let other = other.map(|other| self.value(other));
+        let chosen = parts.map(|(_, weights)| self.value(weights));
+        call = call.read_or_any(7, other, c.anything()).read_or_any(9, chosen, c.anything());
         for index in 0..3u8 {
             let norm = norms.get(index as usize);
             call = call

@@ -294,11 +294,8 @@ impl<G: Gpu> Draft<'_, G> {
             (None, add) => {
                 let other = up.or(add.map(|(residual, _)| self.value(residual)));
                 let call = call.bind(STEP_AT, c.step_place(0)).read(1, self.value(product.x));
-                call.read_or_any(15, other, c.anything()).read_or_any(
-                    21,
-                    product.row_gate.map(|gate| self.value(gate)),
-                    c.anything(),
-                )
+                let row_gate = product.row_gate.map(|gate| self.value(gate));
+                call.read_or_any(15, other, c.anything()).read_or_any(21, row_gate, c.anything())
             }
         };
         call.constants.extend(type_constants(block, n_in));

@@ -62,7 +62,7 @@ fn a_dense_product_beside_the_experts() {
             .words(21, &ids)
             .floats(22, &chosen)
             .grid([1, 2, 1], 64);
-        let outcome = bind_beside(launch, 7, &dense).run();
+        let outcome = bind_at(launch, [7, 8, 9], &dense).run();
         check(name, &outcome.floats(17), &products(&x, dense_in, &dense), F32_BOUND);
         let each: Vec<_> =
             (0..k).map(|j| products(&own[j * n_in..][..n_in], n_in, &experts[ids[j] as usize])).collect();
@@ -79,15 +79,6 @@ fn a_dense_product_beside_the_experts() {
 fn beside(w: &Weight) -> [u32; 4] {
     let n_in = w.n_cols();
     [n_in, w.block.row_bytes(n_in), w.block.row_scale_bytes(n_in), w.n_rows()].map(|n| n as u32)
-}
-
-fn bind_beside(launch: Launch, first: u32, w: &Weight) -> Launch {
-    let planes = w.planes.as_slices();
-    let plane = |bytes: &[u8]| if bytes.is_empty() { vec![0; 16] } else { bytes.to_vec() };
-    launch
-        .bytes(first, &w.data)
-        .bytes(first + 1, &plane(planes.scales))
-        .bytes(first + 2, &plane(planes.biases))
 }
 
 /// The chosen experts of one row, and a wider one that every row goes through: gates and ups behind the same norm.
@@ -123,7 +114,7 @@ fn a_dense_gate_beside_those_of_the_experts() {
             .words(20, &step(1, 0, 1, 0, 0))
             .words(21, &ids)
             .grid([2, k + 4, 1], 64);
-        let outcome = bind_beside(bind_beside(launch, 7, &gate), 11, &up).run();
+        let outcome = bind_at(bind_at(launch, [7, 8, 9], &gate), [11, 12, 13], &up).run();
         let x = normalised(&x, &norm);
         let opened =
             |gate: &Weight, up: &Weight| gated(1, &products(&x, n_in, gate), &products(&x, n_in, up));

@@ -131,15 +131,20 @@ fn alignment(block: BlockType, n_in: usize) -> usize {
 
 /// Codes and planes of a weight, where they are aligned no better than they must be.
 fn bind(launch: Launch, index: u32, weight: &Weight) -> Launch {
+    bind_at(launch, [3, 6, 9].map(|first| first + index), weight)
+}
+
+/// The same at any buffers.
+fn bind_at(launch: Launch, [codes, scales, offsets]: [u32; 3], weight: &Weight) -> Launch {
     let planes = weight.planes.as_slices();
     let plane = |bytes: &[u8]| if bytes.is_empty() { vec![0; 16] } else { bytes.to_vec() };
     launch
-        .bytes(3 + index, &weight.data)
-        .bytes(6 + index, &plane(planes.scales))
-        .bytes(9 + index, &plane(planes.biases))
-        .at(3 + index, alignment(weight.block, weight.n_cols()))
-        .at(6 + index, 4)
-        .at(9 + index, 4)
+        .bytes(codes, &weight.data)
+        .bytes(scales, &plane(planes.scales))
+        .bytes(offsets, &plane(planes.biases))
+        .at(codes, alignment(weight.block, weight.n_cols()))
+        .at(scales, 4)
+        .at(offsets, 4)
 }
 
 /// LinearArguments.

@@ -24,9 +24,9 @@ pub enum Norms {
 }
 
 impl Norms {
-    /// Whether something stands behind attention and network.
-    fn are_behind(self) -> bool {
-        self != Norms::SharedExpert
+    /// Whether values are normalised too, and the layer has a factor.
+    fn are_around(self) -> bool {
+        !matches!(self, Norms::Behind | Norms::SharedExpert)
     }
 }
 
@@ -45,7 +45,7 @@ pub fn layers_with_norms(seed: u64, n_layers: u32, hidden: usize, block: BlockTy
         if let Some(inputs) = inputs {
             x = own_input(&mut b, x, inputs, index as usize * INPUT, block);
         }
-        if !matches!(norms, Norms::Behind | Norms::SharedExpert) {
+        if norms.are_around() {
             x = b.scale(x, 0.75);
         }
     }
@@ -82,7 +82,7 @@ fn attention(
         None => {
             let k = b.linear(input, 2 * HEAD_DIM, block, false);
             let mut v = b.linear(input, 2 * HEAD_DIM, block, false);
-            if !matches!(norms, Norms::Behind | Norms::SharedExpert) {
+            if norms.are_around() {
                 v = b.rms_norm_plain(v, HEAD_DIM);
             }
             let (q, k) = (b.rms_norm(q, of_q), b.rms_norm(k, of_k));
@@ -96,7 +96,7 @@ fn attention(
     };
     let y = b.attention(q, layer, 4, AttentionOptions::default());
     let mut y = b.linear(y, hidden, whole_blocks(block, 4 * HEAD_DIM), false);
-    if norms.are_behind() {
+    if norms != Norms::SharedExpert {
         y = b.rms_norm(y, hidden);
     }
     (b.add(x, y), Some(layer))
