@@ -4,7 +4,7 @@
 //! the workers meet, and while they do what reads no weights (attention, rotation).
 
 use crate::kernels::projection;
-use crate::prefetch::prefetch;
+use crate::prefetch::prefetch_far;
 
 /// Most bytes of a matrix that a worker asks for ahead: a part of its second cache.
 const BYTES: usize = 96 << 10;
@@ -74,7 +74,7 @@ impl<'a> Reader<'a> {
         let (index, line) = self.at;
         match self.ahead.reads.get(index) {
             Some(read) if line < read.lines => {
-                read.starts.iter().for_each(|start| prefetch(start.wrapping_add(line * LINE)));
+                read.starts.iter().for_each(|start| prefetch_far(start.wrapping_add(line * LINE)));
                 self.at.1 += 1;
             }
             _ => std::hint::spin_loop(),

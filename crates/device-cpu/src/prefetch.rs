@@ -1,6 +1,16 @@
 //! The processor's hint that memory will be read.
 
-/// Ask for a cache line that will be read soon. Any address will do.
+/// How far ahead of their use weights are asked for, into the second cache, whose queue for memory is longer than the first's.
+/// The processor's own streams are too slow to follow several places at once. Distances: `kernels/linear/NOTES.md`.
+pub const AHEAD: usize = 16 << 10;
+
+/// [`AHEAD`] for rows that are read side by side, in groups of so many bytes: whole groups.
+#[inline(always)]
+pub const fn groups_ahead(group: usize) -> usize {
+    AHEAD.next_multiple_of(group)
+}
+
+/// Ask for a cache line that will be read soon, in the first cache. Any address will do.
 #[inline(always)]
 pub fn prefetch(p: *const u8) {
     #[cfg(target_arch = "x86_64")]
@@ -12,6 +22,23 @@ pub fn prefetch(p: *const u8) {
     // SAFETY: a hint, which never faults, and part of the architecture.
     unsafe {
         std::arch::asm!("prfm pldl1keep, [{}]", in(reg) p, options(readonly, nostack, preserves_flags));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = p;
+}
+
+/// Ask for one that will be read some KB later, in the second cache.
+#[inline(always)]
+pub fn prefetch_far(p: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: as above.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(p.cast());
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above.
+    unsafe {
+        std::arch::asm!("prfm pldl2keep, [{}]", in(reg) p, options(readonly, nostack, preserves_flags));
     }
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let _ = p;

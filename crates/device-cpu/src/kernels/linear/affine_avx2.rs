@@ -14,6 +14,7 @@ use super::gemm_avx2::{HALF, PASS, Panel, multiply, transpose};
 use super::gemm_avx512::row_addresses;
 use super::gemm_words_avx2 as words;
 use super::{Part, TILE_ROWS, WeightRows};
+use crate::prefetch::{groups_ahead, prefetch_far};
 use std::arch::x86_64::*;
 
 /// Rows that share the activations.
@@ -164,8 +165,7 @@ unsafe fn rows<F: Codes, const R: usize>(
                 let (x_scale, x_sum) = (*x.scale.add(block), *x.sum32.add(block));
                 for i in 0..R {
                     let p = w.values.add((r + i) * w.row_bytes + block * F::BYTES_32);
-                    // Beyond the last row a prefetch does not fault.
-                    _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(R * w.row_bytes).cast());
+                    prefetch_far(p.wrapping_add(groups_ahead(R * w.row_bytes)));
                     let codes = codes32::<F>(p);
                     let pairs = match F::BITS {
                         8 => _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(q, codes)),

@@ -22,6 +22,7 @@ use super::affine::{Codes, PIECE, Scales};
 use super::avx512::{group_lanes, horizontal_sum, load512};
 use super::gemm_avx512::{PASS, Panel, load_rows, multiply, row_addresses, transpose};
 use super::{Part, TILE_ROWS, WeightRows};
+use crate::prefetch::{groups_ahead, prefetch_far};
 use std::arch::x86_64::*;
 
 /// Which of four groups of 32 columns the lanes of a register belong to.
@@ -271,8 +272,7 @@ unsafe fn block<F: Codes, const R: usize, const FULL: bool>(
         for i in 0..R {
             let p = w.values.add((r + i) * w.row_bytes + k / 32 * F::BYTES_32);
             for line in 0..F::BITS.div_ceil(2) {
-                // Beyond the last row a prefetch does not fault.
-                _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(R * w.row_bytes + line * 64).cast());
+                prefetch_far(p.wrapping_add(groups_ahead(R * w.row_bytes) + line * 64));
             }
             let factors = _mm512_mul_ps(spread_scales(&scales[i], b, shift, spread), x_factors);
             sums[i] = _mm512_mask_add_ps(sums[i], 0xff00, sums[i], factors);

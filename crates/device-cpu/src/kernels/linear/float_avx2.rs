@@ -18,6 +18,7 @@ use super::float::FloatFormat;
 use super::gemm_avx2::transpose;
 use super::gemm_avx512::row_addresses;
 use super::{Part, TILE_ROWS, WeightRows};
+use crate::prefetch::{groups_ahead, prefetch_far};
 use std::arch::x86_64::*;
 
 /// Columns of a panel, 16 KB of f32, half of the first cache; a multiple of 16.
@@ -175,13 +176,12 @@ unsafe fn block<F: FloatFormat, const R: usize, const C: usize>(
         let (w, x) = (w.values.add(r * row_bytes), xs.base.cast::<f32>());
         let mut sums = [[_mm256_setzero_ps(); C]; R];
         let (full, eights) = (n_cols / 32 * 32, n_cols / 8 * 8);
+        let ahead = groups_ahead(R.max(FEW_ROWS) * row_bytes);
         for k in (0..full).step_by(32) {
             for i in 0..R {
-                // Rows end before a stream is recognised; beyond the last row a prefetch does not fault.
-                let next = w.wrapping_add((R.max(FEW_ROWS) + i) * row_bytes + k * F::BYTES);
-                _mm_prefetch::<_MM_HINT_T0>(next.cast());
-                if F::BYTES == 4 {
-                    _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(64).cast());
+                let next = w.wrapping_add(ahead + i * row_bytes + k * F::BYTES);
+                for line in (0..32 * F::BYTES).step_by(64) {
+                    prefetch_far(next.wrapping_add(line));
                 }
             }
             for part in 0..4 {

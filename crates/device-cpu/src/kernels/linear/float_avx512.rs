@@ -12,6 +12,7 @@ use super::avx512::horizontal_sum;
 use super::float::{FloatFormat, crowds};
 use super::gemm_avx512::{row_addresses, transpose};
 use super::{Part, TILE_ROWS, WeightRows};
+use crate::prefetch::{groups_ahead, prefetch_far};
 use std::arch::x86_64::*;
 
 /// Rows that share the activations.
@@ -73,13 +74,13 @@ unsafe fn gemv_rows<F: FloatFormat, const R: usize>(
     unsafe {
         let mut sums = [[_mm512_setzero_ps(); 2]; R];
         let full = n_cols / 32 * 32;
+        let ahead = groups_ahead(R * row_bytes);
         for k in (0..full).step_by(32) {
             let x = [_mm512_loadu_ps(x.add(k)), _mm512_loadu_ps(x.add(k + 16))];
             for (r, sums) in sums.iter_mut().enumerate() {
                 let p = row.add(r * row_bytes + k * F::BYTES);
-                _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(R * row_bytes).cast());
-                if F::BYTES == 4 {
-                    _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(R * row_bytes + 64).cast());
+                for line in (0..32 * F::BYTES).step_by(64) {
+                    prefetch_far(p.wrapping_add(ahead + line));
                 }
                 sums[0] = _mm512_fmadd_ps(F::load16(p, 16), x[0], sums[0]);
                 sums[1] = _mm512_fmadd_ps(F::load16(p.add(16 * F::BYTES), 16), x[1], sums[1]);

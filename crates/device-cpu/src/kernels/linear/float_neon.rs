@@ -14,7 +14,7 @@
 use super::activation::{ActRow, ActRows};
 use super::float::FloatFormat;
 use super::{Part, TILE_ROWS, WeightRows};
-use crate::prefetch::prefetch;
+use crate::prefetch::{groups_ahead, prefetch, prefetch_far};
 use std::arch::aarch64::*;
 
 /// Columns of a panel, 16 KB of f32; a multiple of 16.
@@ -124,8 +124,7 @@ unsafe fn block<F: FloatFormat, const R: usize, const C: usize>(
             for i in 0..R {
                 let p = w.add(i * row_bytes + k * F::BYTES);
                 if (k * F::BYTES).is_multiple_of(64) {
-                    // The rows that follow.
-                    prefetch(p.wrapping_add(R * row_bytes));
+                    prefetch_far(p.wrapping_add(groups_ahead(R * row_bytes)));
                 }
                 let weights = F::load8(p);
                 for c in 0..C {

@@ -49,12 +49,8 @@ use super::activation::ActRows;
 use super::make_tile::{self, Codes, Steps};
 use super::portable::{Format, f16_at};
 use super::{TILE_ROWS, WeightRows};
-use crate::prefetch::prefetch;
+use crate::prefetch::{AHEAD, prefetch, prefetch_far};
 use std::ops::Range;
-
-/// How far ahead of its use a tile is asked for. The processor's own streams end where a page of memory does, which is every
-/// other tile.
-const AHEAD: usize = 4096;
 
 /// How the codes of a tile are ordered.
 pub(super) trait Order {
@@ -259,7 +255,7 @@ impl Tile {
         let scales = const { scale_bytes::<F>() * 32 / F::BLOCK.block_len() };
         let ask = |start: *const u8, bytes: usize| {
             for line in 0..bytes.div_ceil(64) {
-                prefetch(start.wrapping_add(AHEAD + line * 64));
+                prefetch_far(start.wrapping_add(AHEAD + line * 64));
             }
         };
         ask(self.codes.wrapping_add(b * codes), codes);

@@ -41,7 +41,7 @@ pub(super) fn scratch_bytes(_n_cols: usize) -> usize {
     64 + PANEL[0] + PANEL[1] + PANEL[2] + PANEL[3]
 }
 
-/// As [`super::make_tile::interleave`].
+/// As [`super::make_tile::interleave`]; for AVX-512 too, as the compiler's loops over wider vectors are slower.
 ///
 /// # Safety
 /// As there; AVX2 is available.

@@ -8,8 +8,7 @@
 
 use super::activation::{ActRow, ActRows, Q8Row};
 use super::interleaved::{
-    Fours, Interleaved, Scales, Tile, activations, ask_next_rows, code_bytes, is_signed, n_groups,
-    scale_bytes,
+    Interleaved, Scales, Tile, activations, ask_next_rows, code_bytes, is_signed, n_groups, scale_bytes,
 };
 use super::{Part, TILE_ROWS, WeightRows};
 use std::arch::x86_64::*;
@@ -23,22 +22,6 @@ const COLS: usize = 12;
 /// Bytes of scratch.
 pub(super) fn scratch_bytes(_n_cols: usize) -> usize {
     0
-}
-
-/// As [`super::make_tile::interleave`].
-///
-/// # Safety
-/// As there; AVX-512 is available.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-pub(super) unsafe fn interleave<F: Interleaved>(
-    w: WeightRows,
-    n_cols: usize,
-    r0: usize,
-    n_rows: usize,
-    out: *mut u8,
-) {
-    // SAFETY: the caller's promise.
-    unsafe { super::make_tile::interleave::<F, Fours>(w, n_cols, r0, n_rows, out) }
 }
 
 /// # Safety

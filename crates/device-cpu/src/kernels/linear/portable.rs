@@ -252,7 +252,8 @@ pub(super) fn kernel<F: Interleaved>(isa: Isa) -> LinearKernel {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 | Isa::Amx => {
             use super::interleaved::Fours;
-            use super::interleaved_avx512::{PASS, gemm_tile, gemv, interleave, scratch_bytes};
+            use super::interleaved_avx2::interleave;
+            use super::interleaved_avx512::{PASS, gemm_tile, gemv, scratch_bytes};
             let vnni = LinearKernel {
                 gemm_pass: PASS,
                 gemm_scratch_bytes: scratch_bytes,
