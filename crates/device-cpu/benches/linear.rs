@@ -21,7 +21,6 @@ use formats::{Affine, BlockType, PlaneSlices, ScaleType, codec};
 use isa::Isa;
 use linear::{
     ActRow, ActRows, ActivationKind, Interleave, LinearKernel, Part, TILE_ROWS, WeightRows, linear_kernel,
-    quantize_row_q8,
 };
 use std::hint::black_box;
 use std::time::Instant;
@@ -154,20 +153,15 @@ fn weights(block: BlockType, n_rows: usize) -> Weights {
     }
 }
 
-/// Activation rows as the kernel reads them.
-fn activations(kernel: &LinearKernel, isa: Isa, n: usize) -> (Aligned, usize) {
-    let stride = kernel.activation.row_bytes(N_COLS);
+/// Activation rows in a form that a kernel reads.
+fn activations(kind: ActivationKind, isa: Isa, n: usize) -> (Aligned, usize) {
+    let stride = kind.row_bytes(N_COLS);
     let mut rows = Aligned::new(stride * n);
     for i in 0..n {
         let x: Vec<f32> = (0..N_COLS).map(|k| ((k * 7919 + i * 31) % 255) as f32 / 127.0 - 1.0).collect();
         let row = rows.ptr().wrapping_add(i * stride);
         // SAFETY: room for a row.
-        unsafe {
-            match kernel.activation {
-                ActivationKind::F32 => row.cast::<f32>().copy_from_nonoverlapping(x.as_ptr(), N_COLS),
-                ActivationKind::Q8 => quantize_row_q8(isa, x.as_ptr(), N_COLS, row),
-            }
-        }
+        unsafe { kind.write_row(isa, x.as_ptr(), N_COLS, row) };
     }
     (rows, stride)
 }
@@ -193,7 +187,7 @@ fn order_rate(block: BlockType, kernel: &LinearKernel, bytes: usize) -> f64 {
 fn gemv_rate(block: BlockType, kernel: &LinearKernel, isa: Isa, bytes: usize) -> f64 {
     let n_rows = bytes / row_bytes(block) / TILE_ROWS * TILE_ROWS;
     let w = weights(block, n_rows).brought_into_order(kernel, n_rows);
-    let (mut x, _) = activations(kernel, isa, 1);
+    let (mut x, _) = activations(kernel.activation, isa, 1);
     let x = ActRow(x.ptr());
     let mut out = vec![0f32; n_rows];
     let calls = rate(40, || {
@@ -213,7 +207,7 @@ fn whole(r0: usize) -> Part {
 fn gemm_rate(block: BlockType, kernel: &LinearKernel, isa: Isa, n: usize, tiles: bool) -> f64 {
     let n_rows = 8 * TILE_ROWS;
     let w = weights(block, n_rows).brought_into_order(kernel, n_rows);
-    let (mut xs, stride) = activations(kernel, isa, n);
+    let (mut xs, stride) = activations(kernel.activation, isa, n);
     let xs = ActRows { base: xs.ptr(), stride, n };
     let mut scratch = Aligned::new((kernel.gemm_scratch_bytes)(N_COLS));
     let mut out = vec![0f32; n * n_rows];
@@ -347,7 +341,11 @@ fn main() {
                 gemm_rate(block, &kernel, isa, n, true) > gemm_rate(block, &kernel, isa, n, false)
             });
             let shares = peaks().map_or(String::new(), |(int8, f32, read)| {
-                let peak = if kernel.activation == ActivationKind::Q8 { int8 } else { f32 };
+                let peak = match kernel.activation {
+                    ActivationKind::Q8 => int8,
+                    ActivationKind::Bf16 => 2.0 * f32,
+                    ActivationKind::F32 => f32,
+                };
                 let (memory, compute) = (100.0 * far / read, 100.0 * gemm[1].max(gemm[2]) / peak);
                 format!("{memory:.0} % of {read:.0} GB/s, {compute:.0} % of {peak:.0} Gop/s")
             });

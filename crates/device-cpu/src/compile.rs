@@ -20,7 +20,7 @@ use crate::lower::{Lowered, RopeKey, Unit, out_of};
 use crate::weights::Interleaved;
 use device::arena::NO_PLACE;
 use device::lower::{HeadChain, Norm, NormAdd, Projection, QkRopeKv, RopeOf, Tail};
-use device::{CommandInfo, KvLayerId, Limits, Numerics, Op, Plan, ValueId, WeightId, WeightPart};
+use device::{CommandInfo, KvLayerId, Limits, Op, Plan, ValueId, WeightId, WeightPart};
 use formats::BlockType;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::AtomicUsize;
@@ -30,10 +30,8 @@ use std::sync::atomic::AtomicUsize;
 pub struct Addresses {
     /// Activations.
     pub arena: *mut u8,
-    /// Prepared rows in f32.
-    pub f32_rows: *mut f32,
-    /// Prepared Q8 rows.
-    pub q8_rows: *mut u8,
+    /// Prepared rows, by [`ActivationKind`].
+    pub rows: [*mut u8; 3],
     /// The tables of Rope, in the layout's order.
     pub rope_tables: Vec<*mut f32>,
     /// Partials of split attention.
@@ -180,16 +178,9 @@ impl Compiler<'_> {
         self.weights.rows(weight, &weight.data, &weight.planes, weight.n_rows())
     }
 
-    /// The kernels of a matrix. Where numerics are to be deterministic, no tiles that add in another order than the kernel for
-    /// one row: they would make a row's result depend on how many share its step.
+    /// The kernels of a matrix.
     fn linear_kernel(&self, block: BlockType, n_cols: usize) -> LinearKernel {
-        let kernel = linear_kernel(block, n_cols, self.isa);
-        match self.limits.numerics {
-            Numerics::Deterministic if !kernel.gemm_adds_as_gemv => {
-                LinearKernel { gemm_min_rows: usize::MAX, ..kernel }
-            }
-            _ => kernel,
-        }
+        linear_kernel(block, n_cols, self.isa).with(self.limits.numerics)
     }
 
     /// How many rows a value has in such steps: several, if it has several for each token.
@@ -272,7 +263,6 @@ impl Compiler<'_> {
     ) -> Option<projection::Params> {
         let rows = self.rows_of(p.x, rows);
         let sizes = ProjectionSizes::new(self.plan, p, self.limits, self.layout.n_workers);
-        let (reads_f32, reads_q8) = sizes.reads;
         let norm = p.norm.map_or(Norm { weight: None, eps: 0.0 }, |(norm, _)| norm);
         let source = activation_rows::Source {
             x: self.value(p.x),
@@ -307,26 +297,31 @@ impl Compiler<'_> {
             Tail::Add { residual, .. } => Epilogue::Add { residual: self.value(residual) },
             Tail::Gate { kind, .. } => Epilogue::Gate { kind },
         };
-        // Rows that need no work are read where they are.
-        let copies_f32 = reads_f32 && p.norm.is_some();
+        // Where prepared rows go, if a matrix reads such; f32 rows that need no work are read where they are.
+        let mut prepared = [null_mut(); 3];
+        for m in &matrices[..p.matrices.len()] {
+            let kind = m.multiply.activation;
+            if kind != ActivationKind::F32 || p.norm.is_some() {
+                prepared[kind as usize] = self.at.rows[kind as usize];
+            }
+        }
+        let mut read = prepared.map(<*mut u8>::cast_const);
+        if p.norm.is_none() {
+            read[ActivationKind::F32 as usize] = source.x.cast();
+        }
         let params = projection::Params {
             source,
             matrices,
             n_matrices: p.matrices.len(),
             epilogue,
-            f32_rows: if copies_f32 { self.at.f32_rows } else { source.x },
-            q8_rows: self.at.q8_rows,
+            rows: read,
             block: if rows == RowsOfStep::One { sizes.piece_rows } else { sizes.row_block },
         };
         let (kernel, suffix) = match rows {
             RowsOfStep::One => (projection::one_row(self.isa), "1 row"),
             RowsOfStep::Many => {
-                if copies_f32 || reads_q8 {
-                    let params = activation_rows::Params {
-                        source,
-                        f32_rows: if copies_f32 { self.at.f32_rows } else { null_mut() },
-                        q8_rows: if reads_q8 { self.at.q8_rows } else { null_mut() },
-                    };
+                if prepared.iter().any(|rows| !rows.is_null()) {
+                    let params = activation_rows::Params { source, rows: prepared };
                     let command = Command::new(activation_rows::activation_rows(self.isa), params);
                     let name = if p.norm.is_some() { "rms_norm + quantise" } else { "quantise" };
                     self.push(table, node, command, name.into(), 0);
@@ -348,7 +343,8 @@ impl Compiler<'_> {
         let ids: *const u32 = self.value(op.ids).cast_const().cast();
         let (groups, of_rows, own) = (self.at.groups, self.plan.value(op.x).rows, sizes.own);
         let x = self.value(op.x);
-        let f32 = kernel.activation == ActivationKind::F32;
+        let kind = kernel.activation;
+        let prepared = self.at.rows[kind as usize];
         let params = expert_linear::Params {
             x,
             own,
@@ -361,7 +357,7 @@ impl Compiler<'_> {
             out: self.value(op.out),
             rows: of_rows,
             multiply: kernel.multiply(),
-            prepared: if f32 { self.at.f32_rows.cast_const().cast() } else { self.at.q8_rows },
+            prepared,
             groups,
             block: if rows == RowsOfStep::One { sizes.piece_rows } else { sizes.row_block },
             isa: self.isa,
@@ -377,7 +373,7 @@ impl Compiler<'_> {
             let params = expert_groups::Params { ids, k, n_experts: sizes.n_experts, rows: of_rows, groups };
             self.push(table, node, Command::new(expert_groups::group, params), "group experts".into(), 0);
         }
-        let rows = (op.x, sizes.n_in, kernel.activation);
+        let rows = (op.x, sizes.n_in, kind);
         if ordered.gathered.replace(rows) != Some(rows) {
             let gather = expert_groups::GatherParams {
                 x,
@@ -386,8 +382,8 @@ impl Compiler<'_> {
                 own,
                 rows: of_rows,
                 groups,
-                f32_rows: if f32 { self.at.f32_rows } else { null_mut() },
-                q8_rows: if f32 { null_mut() } else { self.at.q8_rows },
+                kind,
+                out: prepared,
                 isa: self.isa,
             };
             self.push(

@@ -1,7 +1,7 @@
 //! [`CpuDevice`]: the CPU as a [`Device`].
 
 use crate::isa::Isa;
-use crate::kernels::linear::ActivationKind;
+use crate::kernels::linear::{ActivationKind, linear_kernel};
 use crate::layout::{Layout, Shared};
 use crate::lower::{self, lower};
 use crate::pool::Pool;
@@ -127,8 +127,9 @@ impl Device for CpuDevice {
 
     /// As the kernel of its type takes activations.
     fn arithmetic(&self, weight: &Weight) -> Arithmetic {
-        match ActivationKind::of(weight.block, weight.n_cols()) {
+        match linear_kernel(weight.block, weight.n_cols(), self.isa).activation {
             ActivationKind::Q8 => Arithmetic::Int8,
+            ActivationKind::Bf16 => Arithmetic::Bf16,
             ActivationKind::F32 => Arithmetic::F32,
         }
     }

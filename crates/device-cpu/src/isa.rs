@@ -20,22 +20,29 @@ pub enum Isa {
     Avx2,
     /// 512-bit vectors: AVX-512 F, BW, VL, DQ and VNNI (Cascade Lake, Ice Lake and Zen 4 on).
     Avx512,
-    /// AVX-512 with AMX, products of tiles of 16 by 64 bytes with 64 by 16 (Sapphire Rapids on).
+    /// AVX-512 with products of BF16 numbers (Cooper Lake, Zen 4, Sapphire Rapids on).
+    Avx512Bf16,
+    /// All of these with AMX, products of tiles of 16 by 64 bytes with 64 by 16 (Sapphire Rapids on).
     Amx,
 }
 
 impl Isa {
     /// Every variant, slowest first.
-    pub const ALL: [Isa; 7] =
-        [Isa::Scalar, Isa::Neon, Isa::Dotprod, Isa::I8mm, Isa::Avx2, Isa::Avx512, Isa::Amx];
+    pub const ALL: [Isa; 8] =
+        [Isa::Scalar, Isa::Neon, Isa::Dotprod, Isa::I8mm, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx];
 
     /// The instruction set whose vectors it has: what only multiplies matrices in another way has those of a lesser one.
     pub fn vectors(self) -> Isa {
         match self {
             Isa::Dotprod | Isa::I8mm => Isa::Neon,
-            Isa::Amx => Isa::Avx512,
+            Isa::Avx512Bf16 | Isa::Amx => Isa::Avx512,
             isa => isa,
         }
+    }
+
+    /// Whether products of BF16 numbers are an instruction of it.
+    pub fn multiplies_bf16(self) -> bool {
+        matches!(self, Isa::Avx512Bf16 | Isa::Amx)
     }
 
     /// The fastest that this processor runs.
@@ -76,9 +83,11 @@ impl Isa {
                     && is_x86_feature_detected!("avx512vnni")
             }
             #[cfg(target_arch = "x86_64")]
-            Isa::Amx => Isa::Avx512.is_available() && amx_is_available(),
+            Isa::Avx512Bf16 => Isa::Avx512.is_available() && is_x86_feature_detected!("avx512bf16"),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => Isa::Avx512Bf16.is_available() && amx_is_available(),
             #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx2 | Isa::Avx512 | Isa::Amx => false,
+            Isa::Avx2 | Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => false,
         }
     }
 
@@ -91,6 +100,7 @@ impl Isa {
             Isa::I8mm => "i8mm",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
+            Isa::Avx512Bf16 => "avx512bf16",
             Isa::Amx => "amx",
         }
     }

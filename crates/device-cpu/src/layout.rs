@@ -2,7 +2,7 @@
 //! Each plan has its own [`Layout`]; what is allocated is [`Shared`], the most that any of them needs.
 
 use crate::isa::Isa;
-use crate::kernels::linear::{ActivationKind, WeightRows, linear_kernel, q8_row_bytes};
+use crate::kernels::linear::{ActivationKind, WeightRows, linear_kernel};
 use crate::kernels::{
     activation_rows, argmax, attention, attention_tile, cross_attention, cross_scores, expert_groups,
     expert_linear, projection, qk_rope_kv, round_up, self_attention,
@@ -25,10 +25,8 @@ pub struct Layout {
     pub arena: Arena,
     /// Of the arena, what is logits.
     pub logits_bytes: usize,
-    /// Rows prepared for matrices that read f32.
-    pub f32_rows_bytes: usize,
-    /// Rows prepared for matrices that read Q8.
-    pub q8_rows_bytes: usize,
+    /// Rows prepared for matrices, by [`ActivationKind`].
+    pub prepared_bytes: [usize; 3],
     /// The tables of Rope, and the bytes of each.
     pub rope_tables: Vec<(RopeKey, usize)>,
     /// Each worker's scratch.
@@ -52,10 +50,8 @@ pub struct Shared {
     pub arena_bytes: usize,
     /// Of these, what is logits.
     pub logits_bytes: usize,
-    /// As [`Layout::f32_rows_bytes`].
-    pub f32_rows_bytes: usize,
-    /// As [`Layout::q8_rows_bytes`].
-    pub q8_rows_bytes: usize,
+    /// As [`Layout::prepared_bytes`].
+    pub prepared_bytes: [usize; 3],
     /// Of each table of Rope; every step fills its plan's anew.
     pub rope_bytes: Vec<usize>,
     /// Each worker's scratch.
@@ -88,8 +84,8 @@ impl Shared {
         Shared {
             arena_bytes: most(|l| l.arena.total),
             logits_bytes: most(|l| l.logits_bytes),
-            f32_rows_bytes: most(|l| l.f32_rows_bytes),
-            q8_rows_bytes: most(|l| l.q8_rows_bytes),
+            prepared_bytes: ActivationKind::ALL
+                .map(|kind| layouts.iter().map(|l| l.prepared_bytes[kind as usize]).max().unwrap_or(0)),
             rope_bytes: (0..most(|l| l.rope_tables.len())).map(tables).collect(),
             scratch_bytes: most(|l| l.scratch_bytes),
             partial_bytes: most(|l| l.partial_bytes),
@@ -130,8 +126,9 @@ impl Shared {
             ("weights, interleaved", interleaved.bytes()),
             ("activations", self.arena_bytes - self.logits_bytes + self.row_bytes),
             ("logits", self.logits_bytes + self.found_bytes),
-            ("quantised activations", self.q8_rows_bytes),
-            ("normalised activations", self.f32_rows_bytes),
+            ("quantised activations", self.prepared_bytes[ActivationKind::Q8 as usize]),
+            ("rounded activations", self.prepared_bytes[ActivationKind::Bf16 as usize]),
+            ("normalised activations", self.prepared_bytes[ActivationKind::F32 as usize]),
             ("rope tables", self.rope_bytes.iter().sum()),
             ("attention partials", self.partial_bytes),
             ("expert tables", self.expert_bytes().0 + self.expert_bytes().1),
@@ -160,8 +157,6 @@ pub struct ProjectionSizes {
     pub piece_rows: usize,
     /// Activation rows of a block, many rows.
     pub row_block: usize,
-    /// Whether some matrix reads f32 rows, and some Q8 rows.
-    pub reads: (bool, bool),
 }
 
 impl ProjectionSizes {
@@ -172,15 +167,10 @@ impl ProjectionSizes {
             Tail::Gate { .. } => plan.weight(p.matrices[0].weight).n_rows(),
             _ => p.matrices.iter().map(|m| plan.weight(m.weight).n_rows()).sum(),
         };
-        let kinds = p.matrices.iter().map(|m| ActivationKind::of(plan.weight(m.weight).block, x.cols));
-        let reads = kinds.fold((false, false), |(f, q), kind| {
-            (f || kind == ActivationKind::F32, q || kind == ActivationKind::Q8)
-        });
         ProjectionSizes {
             cols: x.cols,
             piece_rows: projection::piece_rows(n_out, n_workers),
             row_block: projection::row_block(max_rows(limits, x.rows)),
-            reads,
         }
     }
 }
@@ -242,8 +232,7 @@ impl Layout {
         let mut layout = Layout {
             arena,
             logits_bytes: bytes_of(plan.value(plan.logits)),
-            f32_rows_bytes: 0,
-            q8_rows_bytes: 0,
+            prepared_bytes: [0; 3],
             rope_tables: Vec::new(),
             scratch_bytes: 64,
             partial_bytes: 0,
@@ -260,34 +249,35 @@ impl Layout {
         layout
     }
 
+    /// Make room for so many prepared rows.
+    fn prepare(&mut self, kind: ActivationKind, n_rows: usize, n_cols: usize) {
+        let bytes = &mut self.prepared_bytes[kind as usize];
+        *bytes = (*bytes).max(n_rows * kind.row_bytes(n_cols));
+    }
+
     /// Make room for a unit.
     fn grow(&mut self, plan: &Plan, unit: &Unit, limits: &Limits, isa: Isa) {
         let scratch = match unit {
             Unit::Projection(p) => {
                 let sizes = ProjectionSizes::new(plan, p, limits, self.n_workers);
                 let rows = max_rows(limits, plan.value(p.x).rows);
-                let (reads_f32, reads_q8) = sizes.reads;
-                if reads_f32 && p.norm.is_some() {
-                    self.f32_rows_bytes = self.f32_rows_bytes.max(rows * sizes.cols * 4);
+                let mut gemm = 0;
+                for m in &p.matrices {
+                    let block = plan.weight(m.weight).block;
+                    let kernel = linear_kernel(block, sizes.cols, isa).with(limits.numerics);
+                    if kernel.activation != ActivationKind::F32 || p.norm.is_some() {
+                        self.prepare(kernel.activation, rows, sizes.cols);
+                    }
+                    gemm = gemm.max((kernel.gemm_scratch_bytes)(sizes.cols));
                 }
-                if reads_q8 {
-                    self.q8_rows_bytes = self.q8_rows_bytes.max(rows * q8_row_bytes(sizes.cols));
-                }
-                let blocks = p.matrices.iter().map(|m| plan.weight(m.weight).block);
-                let kernels = blocks.map(|block| linear_kernel(block, sizes.cols, isa));
-                let gemm = kernels.map(|k| (k.gemm_scratch_bytes)(sizes.cols)).max().unwrap_or(0);
                 projection::one_row_scratch_bytes(sizes.cols, sizes.piece_rows)
                     .max(projection::many_rows_scratch_bytes(sizes.row_block, gemm))
                     .max(activation_rows::scratch_bytes(sizes.cols))
             }
             Unit::Primitive(Op::ExpertLinear { x, ids, weight, .. }) => {
                 let sizes = ExpertSizes::new(plan, *x, *ids, *weight, limits, self.n_workers);
-                let kernel = linear_kernel(plan.weight(*weight).block, sizes.n_in, isa);
-                let prepared = match kernel.activation {
-                    ActivationKind::F32 => &mut self.f32_rows_bytes,
-                    ActivationKind::Q8 => &mut self.q8_rows_bytes,
-                };
-                *prepared = (*prepared).max(sizes.max_pairs * kernel.activation.row_bytes(sizes.n_in));
+                let kernel = linear_kernel(plan.weight(*weight).block, sizes.n_in, isa).with(limits.numerics);
+                self.prepare(kernel.activation, sizes.max_pairs, sizes.n_in);
                 let (pairs, experts) = self.grouped;
                 self.grouped = (pairs.max(sizes.max_pairs), experts.max(sizes.n_experts));
                 if self.experts.iter().all(|(id, _)| id != weight) {

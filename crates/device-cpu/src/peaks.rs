@@ -45,10 +45,15 @@ const BATCH: usize = 4096;
 
 /// Measure.
 pub fn measure(pool: &Pool, isa: Isa) -> Peaks {
+    let f32_ops_per_second = rate(pool, || f32_ops(isa));
     Peaks {
         read_bytes_per_second: read(pool, isa),
         int8_ops_per_second: rate(pool, || int8(isa)),
-        f32_ops_per_second: rate(pool, || f32_ops(isa)),
+        bf16_ops_per_second: match isa.multiplies_bf16() {
+            true => rate(pool, bf16_ops),
+            false => f32_ops_per_second,
+        },
+        f32_ops_per_second,
     }
 }
 
@@ -155,11 +160,36 @@ fn f32_ops(isa: Isa) -> usize {
     BATCH * 12 * lanes * 2
 }
 
+/// Multiply-adds of BF16 numbers into f32, by an instruction set that [has them](Isa::multiplies_bf16); gives the number of
+/// operations.
+fn bf16_ops() -> usize {
+    #[cfg(target_arch = "x86_64")]
+    {
+        #[target_feature(enable = "avx512f,avx512bf16")]
+        unsafe fn work() {
+            use std::arch::x86_64::*;
+            let ones = _mm512_cvtne2ps_pbh(_mm512_set1_ps(black_box(1.0)), _mm512_set1_ps(1.0));
+            let mut chains = [_mm512_setzero_ps(); 12];
+            for _ in 0..BATCH {
+                for chain in &mut chains {
+                    *chain = _mm512_dpbf16_ps(*chain, ones, ones);
+                }
+            }
+            black_box(chains);
+        }
+        // SAFETY: the caller saw that the instructions are available.
+        unsafe { work() };
+        BATCH * 12 * 32 * 2
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    unreachable!("no kernel multiplies BF16 on this architecture")
+}
+
 /// Multiply-adds of bytes into 32-bit sums, by the instructions of the matrix kernels; gives the number of operations.
 fn int8(isa: Isa) -> usize {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => {
+        Isa::Avx512 | Isa::Avx512Bf16 => {
             #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
             unsafe fn work() {
                 use std::arch::x86_64::*;
@@ -222,7 +252,12 @@ mod tests {
         let pool = Pool::new(1, &[], false).unwrap();
         for isa in Isa::available() {
             let peaks = measure(&pool, isa);
-            for figure in [peaks.read_bytes_per_second, peaks.int8_ops_per_second, peaks.f32_ops_per_second] {
+            for figure in [
+                peaks.read_bytes_per_second,
+                peaks.int8_ops_per_second,
+                peaks.bf16_ops_per_second,
+                peaks.f32_ops_per_second,
+            ] {
                 assert!((1e8..1e14).contains(&figure), "{isa}: {peaks:?}");
             }
         }

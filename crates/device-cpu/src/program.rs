@@ -113,8 +113,14 @@ impl CpuProgram {
         let arrived = counters(attention::max_split(shared.n_workers));
         let addresses = Addresses {
             arena: arena.start(),
-            f32_rows: take("normalised activations", shared.f32_rows_bytes)?.cast(),
-            q8_rows: take("quantised activations", shared.q8_rows_bytes)?,
+            rows: {
+                let [f32, q8, bf16] = shared.prepared_bytes;
+                [
+                    take("normalised activations", f32)?,
+                    take("quantised activations", q8)?,
+                    take("rounded activations", bf16)?,
+                ]
+            },
             rope_tables: shared
                 .rope_bytes
                 .iter()

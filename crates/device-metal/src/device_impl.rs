@@ -166,6 +166,7 @@ impl<G: Gpu> Device for MetalDevice<G> {
         peaks::measure(self.gpu.as_ref()).unwrap_or(Peaks {
             read_bytes_per_second: 0.0,
             int8_ops_per_second: 0.0,
+            bf16_ops_per_second: 0.0,
             f32_ops_per_second: 0.0,
         })
     }

@@ -64,6 +64,7 @@ pub fn measure<G: Gpu>(gpu: &G) -> Result<Peaks> {
         read_bytes_per_second: bytes as f64 / reading,
         // Weights of few bits are multiplied as floats too.
         int8_ops_per_second: ops / multiplying,
+        bf16_ops_per_second: ops / multiplying,
         f32_ops_per_second: ops / multiplying,
     })
 }

@@ -125,6 +125,8 @@ pub struct Peaks {
     pub read_bytes_per_second: f64,
     /// Operations a second (a multiply and an add are two) of the fastest integer path that the kernels use.
     pub int8_ops_per_second: f64,
+    /// The same of BF16 numbers; that in f32 where it is no faster.
+    pub bf16_ops_per_second: f64,
     /// The same in f32.
     pub f32_ops_per_second: f64,
 }
@@ -134,6 +136,8 @@ pub struct Peaks {
 pub enum Arithmetic {
     /// Activations in 8 bits, sums in integers.
     Int8,
+    /// Weights and activations in BF16, sums in f32.
+    Bf16,
     /// Activations and sums in f32.
     F32,
 }
@@ -143,6 +147,7 @@ impl Peaks {
     pub fn ops_per_second(&self, arithmetic: Arithmetic) -> f64 {
         match arithmetic {
             Arithmetic::Int8 => self.int8_ops_per_second,
+            Arithmetic::Bf16 => self.bf16_ops_per_second,
             Arithmetic::F32 => self.f32_ops_per_second,
         }
     }

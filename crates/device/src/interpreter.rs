@@ -105,6 +105,11 @@ impl Device for Reference {
     /// Of the interpreter's own dot product, which is all that its Linears use.
     fn peaks(&self) -> Peaks {
         let (read_bytes_per_second, f32_ops_per_second) = linear::peaks(self.n_threads);
-        Peaks { read_bytes_per_second, int8_ops_per_second: f32_ops_per_second, f32_ops_per_second }
+        Peaks {
+            read_bytes_per_second,
+            int8_ops_per_second: f32_ops_per_second,
+            bf16_ops_per_second: f32_ops_per_second,
+            f32_ops_per_second,
+        }
     }
 }

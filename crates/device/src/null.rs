@@ -214,7 +214,12 @@ impl Device for NullDevice {
 
     /// Made-up round numbers.
     fn peaks(&self) -> Peaks {
-        Peaks { read_bytes_per_second: 1e12, int8_ops_per_second: 1e12, f32_ops_per_second: 1e12 }
+        Peaks {
+            read_bytes_per_second: 1e12,
+            int8_ops_per_second: 1e12,
+            bf16_ops_per_second: 1e12,
+            f32_ops_per_second: 1e12,
+        }
     }
 }
 

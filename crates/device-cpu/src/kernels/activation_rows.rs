@@ -1,10 +1,10 @@
-//! Rows as the matrix kernels read them: normalised if a norm comes first, and quantised to 8 bits where the weights are.
+//! Rows as the matrix kernels read them: normalised if a norm comes first, and in each [form](ActivationKind) that some matrix
+//! reads.
 //!
-//! x `(n, cols)`. Either form, or both, is written: f32 rows `(n, cols)`, Q8 rows of
-//! [`q8_row_bytes`](super::linear::q8_row_bytes) each. Rows are shared among the workers. Norms accumulate as in
-//! [`rms_norm`](super::rms_norm). Bytes: 4 read a value; 4 and 1.5 written.
+//! x `(n, cols)`. Rows are shared among the workers. Norms accumulate as in [`rms_norm`](super::rms_norm). Bytes: 4 read a
+//! value; 4, 2 (BF16) and 2.1 (Q8) written.
 
-use super::linear::{q8_row_bytes, quantize_row_q8};
+use super::linear::ActivationKind;
 use super::rms_norm::norm_row;
 use crate::command::Worker;
 use crate::isa::Isa;
@@ -26,7 +26,7 @@ pub struct Source {
     pub weight: *const f32,
     /// Added to the mean square.
     pub eps: f32,
-    /// For the quantiser.
+    /// What brings them into the forms.
     pub isa: Isa,
 }
 
@@ -35,10 +35,8 @@ pub struct Source {
 pub struct Params {
     /// The rows.
     pub source: Source,
-    /// `(n, cols)`; null: not wanted.
-    pub f32_rows: *mut f32,
-    /// `n` Q8 rows; null: not wanted.
-    pub q8_rows: *mut u8,
+    /// `n` rows of each form, by its number; null: not wanted.
+    pub rows: [*mut u8; 3],
 }
 
 /// Bytes of scratch: a normalised row.
@@ -54,11 +52,19 @@ unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
     for row in worker.share(worker.step.n_rows(p.source.rows), 1) {
         // SAFETY: the row lies within the values; the scratch has room for one.
         unsafe {
-            let f32_row =
-                if p.f32_rows.is_null() { worker.scratch.cast() } else { p.f32_rows.add(row * cols) };
-            let q8_row =
-                if p.q8_rows.is_null() { p.q8_rows } else { p.q8_rows.add(row * q8_row_bytes(cols)) };
-            prepare::<S>(&p.source, row, f32_row, q8_row);
+            let place = |kind: ActivationKind| match p.rows[kind as usize] {
+                rows if rows.is_null() => rows,
+                rows => rows.add(row * kind.row_bytes(cols)),
+            };
+            let f32_row = place(ActivationKind::F32);
+            let f32_row = if f32_row.is_null() { worker.scratch } else { f32_row };
+            let x = normalised::<S>(&p.source, row, f32_row.cast());
+            for kind in [ActivationKind::Q8, ActivationKind::Bf16] {
+                let out = place(kind);
+                if !out.is_null() {
+                    kind.write_row(p.source.isa, x, cols, out);
+                }
+            }
         }
     }
 }
@@ -68,28 +74,19 @@ variants!(
     activation_rows, body, Params
 );
 
-/// One row: normalise it to `f32_row` if there is a norm, quantise it to `q8_row` unless that is null. Gives the row in
-/// f32: `f32_row`, or the source's own.
+/// A row in f32: the source's own, or normalised to `f32_row` if there is a norm.
 ///
 /// # Safety
 /// The rows are valid for their lengths; the instruction set is available.
 #[inline(always)]
-pub unsafe fn prepare<S: Simd>(
-    source: &Source,
-    row: usize,
-    f32_row: *mut f32,
-    q8_row: *mut u8,
-) -> *const f32 {
+pub unsafe fn normalised<S: Simd>(source: &Source, row: usize, f32_row: *mut f32) -> *const f32 {
     // SAFETY: the caller's promise.
     unsafe {
-        let mut x = source.x.add(row * source.cols);
-        if source.norm {
-            norm_row::<S>(x, source.weight, source.cols, source.eps, f32_row);
-            x = f32_row;
+        let x = source.x.add(row * source.cols);
+        if !source.norm {
+            return x;
         }
-        if !q8_row.is_null() {
-            quantize_row_q8(source.isa, x, source.cols, q8_row);
-        }
-        x
+        norm_row::<S>(x, source.weight, source.cols, source.eps, f32_row);
+        f32_row
     }
 }

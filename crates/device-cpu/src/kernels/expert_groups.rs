@@ -4,7 +4,7 @@
 //! sort, so pairs of an expert stay in order); [`gather`] brings the rows into that order in the form that the matrix
 //! kernels read. Grouping is one worker's; the rows are shared.
 
-use super::linear::{q8_row_bytes, quantize_row_q8};
+use super::linear::ActivationKind;
 use crate::command::Worker;
 use crate::isa::Isa;
 use device::Rows;
@@ -93,11 +93,11 @@ pub struct GatherParams {
     pub rows: Rows,
     /// In which order.
     pub groups: Groups,
-    /// `(n * k, n_in)`; null: not wanted.
-    pub f32_rows: *mut f32,
-    /// `n * k` Q8 rows; null: not wanted.
-    pub q8_rows: *mut u8,
-    /// For the quantiser.
+    /// In which form they are wanted.
+    pub kind: ActivationKind,
+    /// `n * k` rows of it.
+    pub out: *mut u8,
+    /// What brings them into it.
     pub isa: Isa,
 }
 
@@ -111,12 +111,7 @@ pub unsafe fn gather(p: &GatherParams, worker: &Worker<'_>) {
         unsafe {
             let pair = *p.groups.order.add(place) as usize;
             let x = p.x.add(if p.own { pair } else { pair / p.k } * p.n_in);
-            if !p.f32_rows.is_null() {
-                p.f32_rows.add(place * p.n_in).copy_from_nonoverlapping(x, p.n_in);
-            }
-            if !p.q8_rows.is_null() {
-                quantize_row_q8(p.isa, x, p.n_in, p.q8_rows.add(place * q8_row_bytes(p.n_in)));
-            }
+            p.kind.write_row(p.isa, x, p.n_in, p.out.add(place * p.kind.row_bytes(p.n_in)));
         }
     }
 }

@@ -12,9 +12,7 @@
 //! Units are handed out by a counter. Order of accumulation is the matrix kernel's ([`linear`](super::linear)).
 
 use super::expert_groups::Groups;
-use super::linear::{
-    ActRow, ActRows, ActivationKind, Multiply, Part, TILE_ROWS, WeightRows, q8_row_bytes, quantize_row_q8,
-};
+use super::linear::{ActRow, ActRows, ActivationKind, Multiply, Part, TILE_ROWS, WeightRows, q8_row_bytes};
 use super::round_up;
 use crate::command::Worker;
 use crate::isa::Isa;
@@ -48,7 +46,7 @@ pub struct Params {
     pub rows: Rows,
     /// What multiplies them.
     pub multiply: Multiply,
-    /// [`many_rows`]: `(n * k, n_in)`, or `n * k` Q8 rows, in the order of the groups.
+    /// [`many_rows`]: `n * k` rows in the form that tiles read, in the order of the groups.
     pub prepared: *const u8,
     /// [`many_rows`]: the groups.
     pub groups: Groups,
@@ -58,7 +56,7 @@ pub struct Params {
     pub isa: Isa,
 }
 
-/// Bytes of scratch of [`one_row`]: a Q8 row.
+/// Bytes of scratch of [`one_row`]: a row in the form that the kernel reads; Q8 rows are the longest.
 pub fn one_row_scratch_bytes(n_in: usize) -> usize {
     round_up(q8_row_bytes(n_in.next_multiple_of(32)))
 }
@@ -78,7 +76,7 @@ pub unsafe fn one_row(p: &Params, worker: &Worker<'_>) {
     }
     let n_pieces = p.n_out.div_ceil(p.block);
     // Whose input is in the scratch.
-    let mut quantised = None;
+    let mut prepared = None;
     while let Some(unit) = worker.take(p.k * n_pieces) {
         let (j, piece) = (unit / n_pieces, unit % n_pieces);
         let input = if p.own { j } else { 0 };
@@ -87,9 +85,9 @@ pub unsafe fn one_row(p: &Params, worker: &Worker<'_>) {
             let x = p.x.add(input * p.n_in);
             let row = match p.multiply.activation {
                 ActivationKind::F32 => ActRow(x.cast()),
-                ActivationKind::Q8 => {
-                    if quantised.replace(input) != Some(input) {
-                        quantize_row_q8(p.isa, x, p.n_in, worker.scratch);
+                kind => {
+                    if prepared.replace(input) != Some(input) {
+                        kind.write_row(p.isa, x, p.n_in, worker.scratch);
                     }
                     ActRow(worker.scratch)
                 }

@@ -15,7 +15,7 @@
 //! slowed down does less. Order of accumulation is
 //! the matrix kernel's ([`linear`](super::linear)). Bytes: the weights once for each block of rows.
 
-use super::activation_rows::{Source, prepare};
+use super::activation_rows::{Source, normalised};
 use super::elementwise::{Same, Sum, combine};
 use super::gate::Gated;
 use super::linear::{ActRow, ActRows, ActivationKind, Multiply, Part, TILE_ROWS, WeightRows, q8_row_bytes};
@@ -74,10 +74,8 @@ pub struct Params {
     pub n_matrices: usize,
     /// What happens to the products.
     pub epilogue: Epilogue,
-    /// [`many_rows`]: `(n, cols)` prepared rows in f32, where a matrix reads them.
-    pub f32_rows: *const f32,
-    /// [`many_rows`]: prepared Q8 rows, where a matrix reads them.
-    pub q8_rows: *const u8,
+    /// [`many_rows`]: prepared rows of each form that a matrix reads, by its number.
+    pub rows: [*const u8; 3],
     /// [`one_row`]: weight rows of a piece, a multiple of 16. [`many_rows`]: activation rows of a block.
     pub block: usize,
 }
@@ -141,14 +139,23 @@ pub fn row_block(max_rows: usize) -> usize {
     ROWS.min(max_rows.max(1))
 }
 
-/// Bytes of scratch of [`one_row`]: the row in both forms and the products of two pieces.
+/// Bytes of scratch of [`one_row`]: the row in all forms and the products of two pieces.
 pub fn one_row_scratch_bytes(cols: usize, piece_rows: usize) -> usize {
     one_row_products(cols) + 2 * round_up(piece_rows * 4)
 }
 
+/// Where in the scratch of [`one_row`] the row lies in other forms than f32, with which the scratch begins.
+#[inline(always)]
+fn one_row_forms(scratch: *mut u8, cols: usize) -> [(ActivationKind, *mut u8); 2] {
+    let q8 = scratch.wrapping_add(round_up(cols * 4));
+    let bf16 = q8.wrapping_add(round_up(q8_row_bytes(cols.next_multiple_of(32))));
+    [(ActivationKind::Q8, q8), (ActivationKind::Bf16, bf16)]
+}
+
 /// Offset of the products in the scratch of [`one_row`].
 fn one_row_products(cols: usize) -> usize {
-    round_up(cols * 4) + round_up(q8_row_bytes(cols.next_multiple_of(32)))
+    let [.., (kind, bf16)] = one_row_forms(std::ptr::null_mut(), cols);
+    bf16.addr() + round_up(kind.row_bytes(cols))
 }
 
 /// Bytes of scratch of [`many_rows`]: the products of a unit's tiles, twice for a gate, and what the matrix kernel needs.
@@ -168,17 +175,20 @@ unsafe fn one_row_body<S: Simd>(p: &Params, worker: &Worker<'_>) {
     // A worker without work has no use for the row.
     let mut helped = 0;
     let Some(mut unit) = worker.take_near(n, &mut helped) else { return };
-    let quantised = p.matrices().iter().any(|m| m.multiply.activation == ActivationKind::Q8);
     // SAFETY: the scratch has the layout of `one_row_scratch_bytes`; pieces lie within their matrices.
     unsafe {
-        let q8 = worker.scratch.add(round_up(cols * 4));
+        let forms = one_row_forms(worker.scratch, cols);
         let products: *mut f32 = worker.scratch.add(one_row_products(cols)).cast();
         let others = products.add(p.block.next_multiple_of(TILE_ROWS));
-        let q8_out = if quantised { q8 } else { std::ptr::null_mut() };
-        let x = prepare::<S>(&p.source, 0, worker.scratch.cast(), q8_out);
-        let row = |m: &Matrix| match m.multiply.activation {
-            ActivationKind::F32 => ActRow(x.cast()),
-            ActivationKind::Q8 => ActRow(q8),
+        let x = normalised::<S>(&p.source, 0, worker.scratch.cast());
+        for (kind, out) in forms {
+            if p.matrices().iter().any(|m| m.multiply.activation == kind) {
+                kind.write_row(p.source.isa, x, cols, out);
+            }
+        }
+        let row = |m: &Matrix| {
+            let form = forms.iter().find(|(kind, _)| *kind == m.multiply.activation);
+            ActRow(form.map_or(x.cast(), |(_, row)| *row))
         };
         loop {
             let (index, piece) = match p.epilogue {
@@ -221,12 +231,9 @@ unsafe fn many_rows_body<S: Simd>(p: &Params, worker: &Worker<'_>) {
         let scratch: *mut u8 = others.add(TILES_PER_UNIT * p.block * TILE_ROWS).cast();
         let cols = p.source.cols;
         let rows_of = |m: &Matrix, rows: &std::ops::Range<usize>| {
-            let stride = m.multiply.activation.row_bytes(cols);
-            let base = match m.multiply.activation {
-                ActivationKind::F32 => p.f32_rows.cast::<u8>(),
-                ActivationKind::Q8 => p.q8_rows,
-            };
-            ActRows { base: base.add(rows.start * stride), stride, n: rows.len() }
+            let kind = m.multiply.activation;
+            let stride = kind.row_bytes(cols);
+            ActRows { base: p.rows[kind as usize].add(rows.start * stride), stride, n: rows.len() }
         };
         let is_gate = matches!(p.epilogue, Epilogue::Gate { .. });
         let pass = p.matrices().iter().map(|m| m.multiply.gemm_pass).min().unwrap_or(usize::MAX);

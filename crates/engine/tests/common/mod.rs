@@ -193,7 +193,12 @@ impl Device for History {
         Arithmetic::F32
     }
     fn peaks(&self) -> Peaks {
-        Peaks { read_bytes_per_second: 1.0, int8_ops_per_second: 1.0, f32_ops_per_second: 1.0 }
+        Peaks {
+            read_bytes_per_second: 1.0,
+            int8_ops_per_second: 1.0,
+            bf16_ops_per_second: 1.0,
+            f32_ops_per_second: 1.0,
+        }
     }
 }
 

@@ -161,10 +161,11 @@ impl Bench {
         print(&rows, style)?;
         if let (Some(peaks), false) = (peaks, self.csv) {
             output::print_line(&format!(
-                "\n{}: reads {:.1} GB/s, int8 {:.0} Gop/s, f32 {:.0} Gop/s",
+                "\n{}: reads {:.1} GB/s, int8 {:.0} Gop/s, bf16 {:.0} Gop/s, f32 {:.0} Gop/s",
                 device.describe(),
                 peaks.read_bytes_per_second / 1e9,
                 peaks.int8_ops_per_second / 1e9,
+                peaks.bf16_ops_per_second / 1e9,
                 peaks.f32_ops_per_second / 1e9
             ))?;
         }
@@ -345,13 +346,18 @@ mod tests {
 
     #[test]
     fn each_type_is_measured_against_the_arithmetic_that_multiplies_it() {
-        let peaks =
-            Peaks { read_bytes_per_second: 1.0, int8_ops_per_second: 1000.0, f32_ops_per_second: 10.0 };
+        let peaks = Peaks {
+            read_bytes_per_second: 1.0,
+            int8_ops_per_second: 1000.0,
+            bf16_ops_per_second: 20.0,
+            f32_ops_per_second: 10.0,
+        };
         let cpu = device_cpu::CpuDevice::new(device_cpu::Options { threads: Some(1), isa: None }).unwrap();
         let reference = device::interpreter::Reference::new(1);
         let ops = 2 * 256 * 256;
         for (block, on_cpu) in [
             (BlockType::Q4_0, 1000.0),
+            (BlockType::BF16, if cpu.isa().multiplies_bf16() { 20.0 } else { 10.0 }),
             (BlockType::F16, 10.0),
             (BlockType::IQ2_XXS, 10.0),
             (BlockType::TQ1_0, 10.0),

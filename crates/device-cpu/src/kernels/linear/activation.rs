@@ -1,8 +1,8 @@
-//! Activations as the matrix kernels read them: f32, or quantised to 8 bits in groups of 32 (`Q8`).
+//! Activations as the matrix kernels read them: f32, rounded to BF16, or quantised to 8 bits in groups of 32 (`Q8`).
 //!
 //! # The Q8 row
 //!
-//! For `K` columns, a multiple of 32, five arrays one after another, each padded with zeros to 64 bytes:
+//! For `K` columns, a multiple of 32, seven arrays one after another, each padded with zeros to 64 bytes:
 //!
 //! | array | type | meaning |
 //! |---|---|---|
@@ -10,13 +10,14 @@
 //! | `scale` | `[f32; K/32]` | `max |x| / 127` of each 32 columns |
 //! | `sum32` | `[f32; K/32]` | `scale * sum q` of each 32 columns |
 //! | `sum16` | `[f32; K/16]` | `scale * sum q` of each 16 columns |
+//! | `centre32` | `[i32; K/32]` | `-128 sum q` of each 32 columns: what unsigned codes around 128 begin with |
+//! | `centre16` | `[i32; K/16]` | the same of each 16 columns |
 //! | `pairs` | `[[i16; 2]; K/16]` | `sum q` of each 16 columns: of those that are 0 or 1 modulo 4, and of the others |
 //!
 //! The result is the same bits on every instruction set. Groups whose largest magnitude is below 1e-30 become zeros,
 //! since the reciprocal of their scale would overflow.
 
 use crate::isa::Isa;
-use formats::BlockType;
 
 /// The form of activations that a kernel reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,24 +26,41 @@ pub enum ActivationKind {
     F32,
     /// The Q8 row of this module.
     Q8,
+    /// `[bf16; K]`, rounded to nearest even, any `K`; zeros up to [`bf16_row_bytes`].
+    Bf16,
 }
 
 impl ActivationKind {
-    /// What the kernels for weights of this type, in rows of `n_cols`, read.
-    pub fn of(block: BlockType, n_cols: usize) -> ActivationKind {
-        super::linear_kernel(block, n_cols, crate::isa::Isa::Scalar).activation
-    }
+    /// All forms, each at the index that it is as a number.
+    pub const ALL: [ActivationKind; 3] = [ActivationKind::F32, ActivationKind::Q8, ActivationKind::Bf16];
 
     /// Bytes of a row of so many columns.
     pub const fn row_bytes(self, n_cols: usize) -> usize {
         match self {
             ActivationKind::F32 => n_cols * 4,
             ActivationKind::Q8 => q8_row_bytes(n_cols),
+            ActivationKind::Bf16 => bf16_row_bytes(n_cols),
+        }
+    }
+
+    /// Bring a row `[f32; n_cols]` into this form.
+    ///
+    /// # Safety
+    /// `x` is valid for `n_cols` reads, `out` for [`Self::row_bytes`] writes, aligned as the form is; the instruction set is
+    /// available; for Q8, `n_cols` is a multiple of 32.
+    pub unsafe fn write_row(self, isa: Isa, x: *const f32, n_cols: usize, out: *mut u8) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                ActivationKind::F32 => out.cast::<f32>().copy_from_nonoverlapping(x, n_cols),
+                ActivationKind::Q8 => quantize_row_q8(isa, x, n_cols, out),
+                ActivationKind::Bf16 => round_row_bf16(isa, x, n_cols, out),
+            }
         }
     }
 }
 
-/// One activation row, as its address: `f32` values (aligned to 4), or a Q8 row (aligned to 64).
+/// One activation row, as its address: `f32` values (aligned to 4), or a Q8 or BF16 row (aligned to 64).
 #[derive(Clone, Copy, Debug)]
 pub struct ActRow(pub *const u8);
 
@@ -91,15 +109,53 @@ pub const fn q8_sum16_offset(n_cols: usize) -> usize {
     q8_sum32_offset(n_cols) + round_up(n_cols / 32 * 4)
 }
 
-/// Byte offset of `pairs` in a Q8 row.
-pub const fn q8_pairs_offset(n_cols: usize) -> usize {
+/// Byte offset of `centre32` in a Q8 row.
+pub const fn q8_centre32_offset(n_cols: usize) -> usize {
     q8_sum16_offset(n_cols) + round_up(n_cols / 16 * 4)
 }
 
-/// Bytes of a Q8 row of `n_cols` columns (a multiple of 32), about 1.75 for each column: an odd multiple of 64, so that
+/// Byte offset of `centre16` in a Q8 row.
+pub const fn q8_centre16_offset(n_cols: usize) -> usize {
+    q8_centre32_offset(n_cols) + round_up(n_cols / 32 * 4)
+}
+
+/// Byte offset of `pairs` in a Q8 row.
+pub const fn q8_pairs_offset(n_cols: usize) -> usize {
+    q8_centre16_offset(n_cols) + round_up(n_cols / 16 * 4)
+}
+
+/// Bytes of a Q8 row of `n_cols` columns (a multiple of 32), about 2.1 for each column: an odd multiple of 64, so that
 /// the same column of neighbouring rows falls into different sets of the first cache.
 pub const fn q8_row_bytes(n_cols: usize) -> usize {
     (q8_pairs_offset(n_cols) + round_up(n_cols / 16 * 4)) | 64
+}
+
+/// Bytes of a BF16 row: whole registers, and an odd multiple of 64, as [`q8_row_bytes`].
+pub const fn bf16_row_bytes(n_cols: usize) -> usize {
+    round_up(n_cols * 2) | 64
+}
+
+/// Round one row: `x` `[f32; n_cols]` into the BF16 row `out`. The same bits on every instruction set, but that AVX-512 takes
+/// subnormal numbers for zeros.
+///
+/// # Safety
+/// As [`quantize_row_q8`], for any `n_cols` and [`bf16_row_bytes`].
+unsafe fn round_row_bf16(isa: Isa, x: *const f32, n_cols: usize, out: *mut u8) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let whole = round_up(n_cols * 2);
+        out.add(whole).write_bytes(0, bf16_row_bytes(n_cols) - whole);
+        #[cfg(target_arch = "x86_64")]
+        if isa.multiplies_bf16() {
+            return super::bf16_avx512::round_row(x, n_cols, out);
+        }
+        let _ = isa;
+        let out = std::slice::from_raw_parts_mut(out.cast::<u16>(), whole / 2);
+        out.fill(0);
+        for (k, out) in out.iter_mut().enumerate().take(n_cols) {
+            *out = half::bf16::from_f32(*x.add(k)).to_bits();
+        }
+    }
 }
 
 /// The arrays of a Q8 row.
@@ -113,6 +169,10 @@ pub struct Q8Row {
     pub sum32: *const f32,
     /// `[f32; K/16]`
     pub sum16: *const f32,
+    /// `[i32; K/32]`
+    pub centre32: *const i32,
+    /// `[i32; K/16]`
+    pub centre16: *const i32,
     /// `[[i16; 2]; K/16]`, each as one word of 32 bits.
     pub pairs: *const i32,
 }
@@ -131,6 +191,8 @@ impl ActRow {
                 scale: self.0.add(q8_scale_offset(n_cols)).cast(),
                 sum32: self.0.add(q8_sum32_offset(n_cols)).cast(),
                 sum16: self.0.add(q8_sum16_offset(n_cols)).cast(),
+                centre32: self.0.add(q8_centre32_offset(n_cols)).cast(),
+                centre16: self.0.add(q8_centre16_offset(n_cols)).cast(),
                 pairs: self.0.add(q8_pairs_offset(n_cols)).cast(),
             }
         }
@@ -149,7 +211,9 @@ pub unsafe fn quantize_row_q8(isa: Isa, x: *const f32, n_cols: usize, out: *mut 
             (n_cols, q8_scale_offset(n_cols)),
             (q8_scale_offset(n_cols) + n_cols / 32 * 4, q8_sum32_offset(n_cols)),
             (q8_sum32_offset(n_cols) + n_cols / 32 * 4, q8_sum16_offset(n_cols)),
-            (q8_sum16_offset(n_cols) + n_cols / 16 * 4, q8_pairs_offset(n_cols)),
+            (q8_sum16_offset(n_cols) + n_cols / 16 * 4, q8_centre32_offset(n_cols)),
+            (q8_centre32_offset(n_cols) + n_cols / 32 * 4, q8_centre16_offset(n_cols)),
+            (q8_centre16_offset(n_cols) + n_cols / 16 * 4, q8_pairs_offset(n_cols)),
             (q8_pairs_offset(n_cols) + n_cols / 16 * 4, q8_row_bytes(n_cols)),
         ] {
             out.add(start).write_bytes(0, end - start);
@@ -185,6 +249,9 @@ unsafe fn store_group(row: Q8Row, g: usize, scale: f32, low: [i32; 2], high: [i3
         row.pairs.cast_mut().add(2 * g).write(word(low));
         row.pairs.cast_mut().add(2 * g + 1).write(word(high));
         let (low, high) = (low[0] + low[1], high[0] + high[1]);
+        row.centre32.cast_mut().add(g).write(-128 * (low + high));
+        row.centre16.cast_mut().add(2 * g).write(-128 * low);
+        row.centre16.cast_mut().add(2 * g + 1).write(-128 * high);
         row.scale.cast_mut().add(g).write(scale);
         row.sum32.cast_mut().add(g).write(scale * (low + high) as f32);
         row.sum16.cast_mut().add(2 * g).write(scale * low as f32);

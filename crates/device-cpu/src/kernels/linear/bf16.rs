@@ -4,11 +4,36 @@
 //! 2026-11-21, 2048 columns: AVX-512 GEMV 107 GB/s from the second cache and 33 from memory, GEMM of 128 rows 166
 //! Gop/s; AVX2 68, 35 and 83.
 
-use super::float::FloatFormat;
+use super::float::{self, FloatFormat};
+use super::{ActivationKind, LinearKernel};
+use crate::isa::Isa;
 use formats::BlockType;
 
 /// The type.
 pub(super) struct BF16;
+
+/// From how many columns on activations are rounded to BF16 where the processor multiplies it: each product is then off by up to
+/// 2^-9 of itself, their sum by that over the root of their number, here 1e-4 of its size. (And short rows take no time.)
+const ROUNDED_FROM: usize = 512;
+
+/// The kernels of rows of `n_cols`: those of plain numbers, or products of BF16 numbers.
+pub(super) fn kernel(n_cols: usize, isa: Isa) -> LinearKernel {
+    let plain = float::kernel::<BF16>(isa);
+    #[cfg(target_arch = "x86_64")]
+    if isa.multiplies_bf16() && n_cols >= ROUNDED_FROM {
+        use super::bf16_avx512::{PASS, gemm_tile, gemv, scratch_bytes};
+        return LinearKernel {
+            activation: ActivationKind::Bf16,
+            gemv,
+            gemm_tile,
+            gemm_pass: PASS,
+            gemm_scratch_bytes: scratch_bytes,
+            gemm_min_rows: 5,
+            ..plain
+        };
+    }
+    plain
+}
 
 impl FloatFormat for BF16 {
     const NAME: &'static str = "linear_bf16";

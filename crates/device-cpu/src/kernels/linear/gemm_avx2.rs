@@ -111,6 +111,8 @@ pub(super) unsafe fn multiply<const GROUP: usize, const CHUNK: usize, const OFFS
                 scale: x.scale.add(k / 32),
                 sum32: x.sum32.add(k / 32),
                 sum16: x.sum16.add(k / 16),
+                centre32: x.centre32.add(k / 32),
+                centre16: x.centre16.add(k / 16),
                 pairs: x.pairs.add(k / 16),
             };
             for half in 0..2 {

@@ -43,7 +43,8 @@
 //! minima:                 sum = fma(-dmin, (m0 q0 + m1 q1) * x, sum)        q: the sum of a group's activations, an integer
 //! ```
 //!
-//! On Arm all codes without an offset are signed. The order is the same for one activation row and for many.
+//! On Arm all codes without an offset are signed, and with AVX-512 their zero point is part of the exact integer, so that they add as
+//! signed codes do. The order is the same for one activation row and for many.
 
 use super::activation::ActRows;
 use super::make_tile::{self, Codes, Steps};

@@ -10,7 +10,7 @@
 
 use super::activation::{ActRows, Q8Row};
 use super::interleaved::{Interleaved, Tile, activations, ask_next_rows};
-use super::interleaved_avx512::{PASS, add_scaled, codes, scale};
+use super::interleaved_avx512::{PASS, add_scaled, centre, codes, scale};
 use super::{Part, TILE_ROWS, WeightRows, interleaved_avx512};
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -157,7 +157,9 @@ unsafe fn rows<F: Interleaved, const M: usize>(pass: &Pass, x: Q8Row, out: *mut 
             let products = products_of(group).cast::<__m512i>();
             let scale = scale::<F>(pass.tile, group);
             for c in 0..M {
-                add_scaled::<F>(&mut sums[c], products.add(c).read(), scale, x, c * pass.stride, group);
+                let row = c * pass.stride;
+                let t = _mm512_add_epi32(products.add(c).read(), centre::<F>(x, row, group));
+                add_scaled::<F>(&mut sums[c], t, scale, x, row, group);
             }
         }
         for c in 0..M {

@@ -1,14 +1,16 @@
 //! AVX-512 kernels of interleaved weights: lanes are 16 weight rows, a register a step, activations broadcast by
 //! `vpdpbusd` itself.
 //!
-//! `vpdpbusd` multiplies unsigned with signed bytes and adds four neighbours to 32 bits. Signed codes are made unsigned, with a
-//! zero point. Up to [`COLS`] activation rows meet the codes as they are unpacked, which is then a small part of the work;
+//! `vpdpbusd` multiplies unsigned with signed bytes and adds four neighbours to 32 bits. Codes without an offset are brought to the
+//! top of their byte as they are unpacked, where their zero is 128, and a group's products begin with `-128` times the sum of its
+//! activations, a word of the activation row: taking the zero out costs no instruction of the ports that multiply. Up to [`COLS`] activation rows meet the codes as they are unpacked, which is then a small part of the work;
 //! passes of [`PASS`] columns keep a tile and the activations that it meets near. Order of accumulation: `interleaved`;
-//! signed codes have a zero point of 128, and groups of 16 add one by one, for twelve sums more do not fit the registers.
+//! groups of 16 add one by one, for twelve sums more do not fit the registers.
 
 use super::activation::{ActRow, ActRows, Q8Row};
 use super::interleaved::{
-    Interleaved, Scales, Tile, activations, ask_next_rows, code_bytes, is_signed, n_groups, scale_bytes,
+    Interleaved, Scales, Tile, activations, ask_next_rows, code_bytes, is_centered, is_signed, n_groups,
+    scale_bytes,
 };
 use super::{Part, TILE_ROWS, WeightRows};
 use std::arch::x86_64::*;
@@ -103,14 +105,14 @@ unsafe fn bits(bytes: __m512i, from: usize, width: usize, to: usize) -> __m512i 
     }
 }
 
-/// Four bits of a step from their plane.
+/// Four bits of a step from their plane, at bit `to`.
 ///
 /// # Safety
 /// AVX-512 is available; the plane is readable.
 #[inline(always)]
-unsafe fn four(plane: *const u8, step: usize) -> __m512i {
+unsafe fn four(plane: *const u8, step: usize, to: usize) -> __m512i {
     // SAFETY: the caller's promise.
-    unsafe { bits(_mm512_load_si512(plane.add(64 * (step / 2)).cast()), 4 * (step % 2), 4, 0) }
+    unsafe { bits(_mm512_load_si512(plane.add(64 * (step / 2)).cast()), 4 * (step % 2), 4, to) }
 }
 
 /// Two bits of a step from their plane, at bit `to`.
@@ -133,7 +135,12 @@ unsafe fn one(plane: *const u8, step: usize, to: usize) -> __m512i {
     unsafe { bits(_mm512_load_si512(plane.cast()), step, 1, to) }
 }
 
-/// The codes of a step of block `b` of 32 columns, unsigned.
+/// By how many bits a code is moved up in its byte, so that its zero is 128.
+const fn moved<F: Interleaved>() -> usize {
+    if is_centered::<F>() { 7 - F::ZERO.ilog2() as usize } else { 0 }
+}
+
+/// The codes of a step of block `b` of 32 columns, unsigned; those without an offset around 128, [`moved`].
 ///
 /// # Safety
 /// AVX-512 is available; the tile has the block.
@@ -142,32 +149,28 @@ pub(super) unsafe fn codes<F: Interleaved>(tile: Tile, b: usize, step: usize) ->
     // SAFETY: the block's planes.
     unsafe {
         let block = tile.codes.add(b * code_bytes::<F>());
+        let at = const { moved::<F>() };
         let codes = match F::BITS {
-            2 => two(block, step, 0),
-            3 => _mm512_or_si512(two(block, step, 0), one(block.add(128), step, 2)),
-            4 => four(block, step),
-            5 => _mm512_or_si512(four(block, step), one(block.add(256), step, 4)),
-            6 => _mm512_or_si512(four(block, step), two(block.add(256), step, 4)),
+            2 => two(block, step, at),
+            3 => _mm512_or_si512(two(block, step, at), one(block.add(128), step, 2 + at)),
+            4 => four(block, step, at),
+            5 => _mm512_or_si512(four(block, step, at), one(block.add(256), step, 4 + at)),
+            6 => _mm512_or_si512(four(block, step, at), two(block.add(256), step, 4 + at)),
             _ => _mm512_load_si512(block.add(64 * step).cast()),
         };
-        let codes = match F::VALUES {
+        let around_128 = |codes: __m512i| _mm512_xor_si512(codes, _mm512_set1_epi8(-128));
+        match F::VALUES {
+            None if is_signed::<F>() => around_128(codes),
             None => codes,
             Some(values) => {
                 let table = _mm512_broadcast_i32x4(_mm_loadu_si128(values.as_ptr().cast()));
-                _mm512_shuffle_epi8(table, codes)
+                _mm512_shuffle_epi8(around_128(table), codes)
             }
-        };
-        if is_signed::<F>() {
-            _mm512_xor_si512(codes, _mm512_set1_epi8(-128))
-        } else if F::VALUES.is_some() {
-            _mm512_add_epi8(codes, _mm512_set1_epi8(F::ZERO as i8))
-        } else {
-            codes
         }
     }
 }
 
-/// Scale and offset of a group; the offset is anything for a type without.
+/// Scale of the codes as [`codes`] gives them, and offset of a group; the offset is anything for a type without.
 ///
 /// # Safety
 /// AVX-512 is available; the tile has the group.
@@ -181,7 +184,7 @@ pub(super) unsafe fn scale<F: Interleaved>(tile: Tile, group: usize) -> (__m512,
         let bytes = |at: usize| _mm_loadu_si128(fields.add(at).cast());
         let unsigned = |bytes: __m128i| _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
         let negated = |v: __m512| _mm512_xor_ps(v, _mm512_set1_ps(-0.0));
-        match F::SCALES {
+        let (scale, offset) = match F::SCALES {
             Scales::F16 => (f16s(0), _mm512_setzero_ps()),
             Scales::F16Offset => (f16s(0), f16s(32)),
             Scales::Exponent => {
@@ -209,12 +212,32 @@ pub(super) unsafe fn scale<F: Interleaved>(tile: Tile, group: usize) -> (__m512,
                 let offset = _mm512_mul_ps(f16s(32), unsigned(m));
                 (_mm512_mul_ps(f16s(0), unsigned(s)), negated(offset))
             }
+        };
+        match const { moved::<F>() } {
+            0 => (scale, offset),
+            moved => (_mm512_mul_ps(scale, _mm512_set1_ps(1.0 / (1u32 << moved) as f32)), offset),
         }
     }
 }
 
-/// Add the products `t` of a group, with its scale and offset, and with the scale and the sum of the activations of the row that
-/// begins `row` bytes behind `x`.
+/// What the products of a group of an activation row begin with; the row begins `row` bytes behind `x`.
+///
+/// # Safety
+/// AVX-512 is available; the activations have the group.
+#[inline(always)]
+pub(super) unsafe fn centre<F: Interleaved>(x: Q8Row, row: usize, group: usize) -> __m512i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match F::GROUP {
+            _ if F::HAS_OFFSET => _mm512_setzero_si512(),
+            32 => _mm512_set1_epi32(*x.centre32.byte_add(row).add(group)),
+            _ => _mm512_set1_epi32(*x.centre16.byte_add(row).add(group)),
+        }
+    }
+}
+
+/// Add the products `t` of a group, their [`centre`] among them, with its scale and offset, and with the scale and the sum of the
+/// activations of the row that begins `row` bytes behind `x`.
 ///
 /// # Safety
 /// AVX-512 is available; the activations have the group.
@@ -229,17 +252,12 @@ pub(super) unsafe fn add_scaled<F: Interleaved>(
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        let x_sums = if F::GROUP == 32 { x.sum32 } else { x.sum16 };
         let x_scale = _mm512_set1_ps(*x.scale.byte_add(row).add(group * F::GROUP / 32));
-        let x_sum = _mm512_set1_ps(*x_sums.byte_add(row).add(group));
-        let t = _mm512_cvtepi32_ps(t);
+        *sum = _mm512_fmadd_ps(scale, _mm512_mul_ps(_mm512_cvtepi32_ps(t), x_scale), *sum);
         if F::HAS_OFFSET {
-            *sum = _mm512_fmadd_ps(scale, _mm512_mul_ps(t, x_scale), *sum);
+            let x_sums = if F::GROUP == 32 { x.sum32 } else { x.sum16 };
+            let x_sum = _mm512_set1_ps(*x_sums.byte_add(row).add(group));
             *sum = _mm512_fmadd_ps(offset, x_sum, *sum);
-        } else {
-            let zero_point = _mm512_set1_ps(if is_signed::<F>() { 128.0 } else { f32::from(F::ZERO) });
-            let zero = _mm512_mul_ps(zero_point, x_sum);
-            *sum = _mm512_fmadd_ps(scale, _mm512_fmsub_ps(t, x_scale, zero), *sum);
         }
     }
 }
@@ -273,6 +291,9 @@ unsafe fn rows<F: Interleaved, const C: usize>(
             }
             ask_next_rows::<C>(x, stride, b);
             let mut products = [_mm512_setzero_si512(); C];
+            for c in 0..C {
+                products[c] = centre::<F>(x, c * stride, group);
+            }
             for step in s0..s0 + steps {
                 let codes = codes::<F>(tile, b, step);
                 for c in 0..C {

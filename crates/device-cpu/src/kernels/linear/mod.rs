@@ -19,7 +19,8 @@
 //! reference and reads the weights where they lie in the file) and `interleaved::Interleaved` (how its codes
 //! and scales stand in the tiles that vectors read, [`Interleave`]). The loops are shared: `portable` with the
 //! inner product of `scalar`; `interleaved_avx2`; `interleaved_avx512` and `interleaved_amx`; on Arm `interleaved_neon`, which multiplies as `neon` or
-//! `interleaved_i8mm` do. Numbers that need no decoding implement `float::FloatFormat`. Types whose scales lie apart from the
+//! `interleaved_i8mm` do. Numbers that need no decoding implement `float::FloatFormat`; BF16 has tiles of its own where the
+//! processor multiplies it (`bf16_avx512`). Types whose scales lie apart from the
 //! values are in `affine`, with `affine_avx2` and `affine_avx512`, whose panels `gemm_avx2`, `gemm_words_avx2` (8 bits) and
 //! `gemm_avx512` multiply, and `affine_neon`; whatever has no kernel of its own runs through its codec, in `decoded`. What was tried, kept and lost stands in `NOTES.md`.
 //!
@@ -54,6 +55,8 @@ mod affine_neon;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod bf16_avx512;
 #[cfg(target_arch = "x86_64")]
 mod float_avx2;
 #[cfg(target_arch = "x86_64")]
@@ -100,10 +103,11 @@ mod q8_0;
 #[cfg(test)]
 mod tests;
 
-pub use activation::{ActRow, ActRows, ActivationKind, q8_row_bytes, quantize_row_q8};
+pub use activation::{ActRow, ActRows, ActivationKind, q8_row_bytes};
 pub use weight_rows::WeightRows;
 
 use crate::isa::Isa;
+use device::Numerics;
 use formats::BlockType;
 
 /// Weight rows of one GEMM tile.
@@ -177,6 +181,17 @@ pub struct LinearKernel {
 }
 
 impl LinearKernel {
+    /// The same for such numerics. Where they are to be deterministic, no tiles that add in another order than the kernel for
+    /// one row: they would make a row's result depend on how many share its step.
+    pub fn with(self, numerics: Numerics) -> LinearKernel {
+        match numerics {
+            Numerics::Deterministic if !self.gemm_adds_as_gemv => {
+                LinearKernel { gemm_min_rows: usize::MAX, ..self }
+            }
+            _ => self,
+        }
+    }
+
     /// What multiplies.
     pub fn multiply(&self) -> Multiply {
         Multiply {
@@ -293,7 +308,7 @@ pub fn linear_kernel(block: BlockType, n_cols: usize, isa: Isa) -> LinearKernel 
     match block {
         BlockType::F32 => float::kernel::<f32::F32>(isa),
         BlockType::F16 => float::kernel::<f16::F16>(isa),
-        BlockType::BF16 => float::kernel::<bf16::BF16>(isa),
+        BlockType::BF16 => bf16::kernel(n_cols, isa),
         BlockType::Q4_0 => portable::kernel::<q4_0::Q4_0>(isa),
         BlockType::Q4_1 => portable::kernel::<q4_1::Q4_1>(isa),
         BlockType::Q5_0 => portable::kernel::<q5_0::Q5_0>(isa),

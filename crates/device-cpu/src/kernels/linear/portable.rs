@@ -108,6 +108,8 @@ pub(super) unsafe fn columns_from(x: Q8Row, k: usize) -> Q8Row {
             scale: x.scale.add(k / 32),
             sum32: x.sum32.add(k / 32),
             sum16: x.sum16.add(k / 16),
+            centre32: x.centre32.add(k / 32),
+            centre16: x.centre16.add(k / 16),
             pairs: x.pairs.add(k / 16),
         }
     }
@@ -250,7 +252,7 @@ pub(super) fn kernel<F: Interleaved>(isa: Isa) -> LinearKernel {
     };
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 | Isa::Amx => {
+        Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => {
             use super::interleaved::Fours;
             use super::interleaved_avx2::interleave;
             use super::interleaved_avx512::{PASS, gemm_tile, gemv, scratch_bytes};
@@ -261,7 +263,7 @@ pub(super) fn kernel<F: Interleaved>(isa: Isa) -> LinearKernel {
                 ..as_stored(gemv::<F>, gemm_tile::<F>)
             };
             // Groups of 16 need twice the products and sums for as many columns, and are slower by AMX than by VNNI.
-            if isa == Isa::Avx512 || F::GROUP == 16 {
+            if isa != Isa::Amx || F::GROUP == 16 {
                 return vnni;
             }
             use super::interleaved_amx as amx;

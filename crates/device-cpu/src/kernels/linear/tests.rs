@@ -131,6 +131,8 @@ struct Case {
     biases: Guarded,
     acts: Aligned,
     stride: usize,
+    /// The same rounded to BF16, for kernels that read such.
+    rounded: Aligned,
     /// `(n, n_rows)`, on the activations as quantised.
     exact: Vec<f64>,
     /// `(n, n_rows)`, sum of magnitudes of the products.
@@ -151,11 +153,13 @@ impl Case {
         random: &mut Random,
     ) -> Case {
         let guarded = [&bytes.values, &bytes.scales, &bytes.biases].map(|bytes| Guarded::new(bytes));
-        let kind = ActivationKind::of(block, n_cols);
+        let kind = linear_kernel(block, n_cols, Isa::Scalar).activation;
         // A distance larger than the row, as when rows belong to a wider matrix.
         let stride = kind.row_bytes(n_cols).next_multiple_of(64) + 64 * (n_rows % 2);
         let mut acts = Aligned::new(stride * n);
         let mut x_original = Vec::new();
+        let rounded_bytes = ActivationKind::Bf16.row_bytes(n_cols);
+        let mut rounded = Aligned::new(rounded_bytes * n);
         let mut x_used = Vec::new();
         let mut half_step = Vec::new();
         for i in 0..n {
@@ -165,18 +169,25 @@ impl Case {
                 let factor = [1.0, 30.0, 0.001, 0.0, 1.0][(g + i) % 5];
                 group.iter_mut().for_each(|v| *v *= factor);
             }
+            if block == BlockType::BF16 {
+                // What kernels in BF16 would round.
+                x.iter_mut().for_each(|v| *v = half::bf16::from_f32(*v).to_f32());
+            }
             let row = acts.as_mut_ptr().wrapping_add(i * stride);
+            // SAFETY: the rows have room for their forms.
+            unsafe {
+                kind.write_row(Isa::Scalar, x.as_ptr(), n_cols, row);
+                let row = rounded.as_mut_ptr().add(i * rounded_bytes);
+                ActivationKind::Bf16.write_row(Isa::Scalar, x.as_ptr(), n_cols, row);
+            }
             match kind {
-                ActivationKind::F32 => {
-                    // SAFETY: the row has room for the values.
-                    unsafe { row.cast::<f32>().copy_from_nonoverlapping(x.as_ptr(), n_cols) };
+                ActivationKind::F32 | ActivationKind::Bf16 => {
                     x_used.extend(x.iter().map(|&v| f64::from(v)));
                     half_step.extend(x.iter().map(|_| 0.0));
                 }
                 ActivationKind::Q8 => {
-                    // SAFETY: the row has room for the Q8 row.
+                    // SAFETY: the row that was written.
                     unsafe {
-                        quantize_row_q8(Isa::Scalar, x.as_ptr(), n_cols, row);
                         let q8 = ActRow(row).q8(n_cols);
                         for k in 0..n_cols {
                             let scale = f64::from(*q8.scale.add(k / 32));
@@ -217,6 +228,7 @@ impl Case {
             biases,
             acts,
             stride,
+            rounded,
             exact,
             magnitude,
             unquantised,
@@ -251,15 +263,22 @@ impl Case {
         (self.w().interleaved(tiles.bytes().as_ptr(), self.n_cols, interleave), Some(tiles))
     }
 
-    fn x(&mut self, i: usize) -> ActRow {
-        ActRow(self.acts.as_mut_ptr().wrapping_add(i * self.stride))
+    /// The first `n` activation rows as the kernels of an instruction set read them.
+    fn rows(&mut self, isa: Isa, n: usize) -> ActRows {
+        match self.kernel(isa).activation {
+            ActivationKind::Bf16 => {
+                let stride = ActivationKind::Bf16.row_bytes(self.n_cols);
+                ActRows { base: self.rounded.as_mut_ptr(), stride, n }
+            }
+            _ => ActRows { base: self.acts.as_mut_ptr(), stride: self.stride, n },
+        }
     }
 
     fn gemv(&mut self, isa: Isa, i: usize, r0: usize, r1: usize) -> Vec<f32> {
         let mut out = vec![f32::NAN; r1 - r0];
-        let (x, (w, _tiles)) = (self.x(i), self.matrix(isa));
+        let (xs, (w, _tiles)) = (self.rows(isa, i + 1), self.matrix(isa));
         // SAFETY: the shapes are those of the case.
-        unsafe { (self.kernel(isa).gemv)(w, self.n_cols, r0, r1, x, out.as_mut_ptr()) };
+        unsafe { (self.kernel(isa).gemv)(w, self.n_cols, r0, r1, xs.row(i), out.as_mut_ptr()) };
         out
     }
 
@@ -268,7 +287,7 @@ impl Case {
         let kernel = self.kernel(isa);
         let mut scratch = Aligned::new((kernel.gemm_scratch_bytes)(self.n_cols));
         let mut out = vec![f32::NAN; n * self.n_rows];
-        let xs = ActRows { base: self.x(0).0, stride: self.stride, n };
+        let xs = self.rows(isa, n);
         let (w, _tiles) = self.matrix(isa);
         for r0 in (0..self.n_rows).step_by(TILE_ROWS) {
             let n_rows = TILE_ROWS.min(self.n_rows - r0);
@@ -290,7 +309,7 @@ impl Case {
         let kernel = self.kernel(isa);
         let few_rows = kernel.few_rows?;
         let mut out = vec![f32::NAN; n * self.n_rows];
-        let xs = ActRows { base: self.x(0).0, stride: self.stride, n };
+        let xs = self.rows(isa, n);
         for r0 in (0..self.n_rows).step_by(TILE_ROWS) {
             let n_rows = TILE_ROWS.min(self.n_rows - r0);
             let part = Part { r0, n_rows, k: 0, n: self.n_cols };
@@ -578,7 +597,28 @@ fn activations_quantise_to_the_same_bits_everywhere() {
                 let first: i32 = (0..16).filter(|i| i % 4 < 2).map(of).sum();
                 assert_eq!(*q8.pairs.add(g), (first & 0xffff) | ((sum - first) << 16));
                 assert_eq!(*q8.sum16.add(g), *q8.scale.add(g / 2) * sum as f32);
+                assert_eq!(*q8.centre16.add(g), -128 * sum);
+                if g % 2 == 1 {
+                    assert_eq!(*q8.centre32.add(g / 2), *q8.centre16.add(g - 1) + *q8.centre16.add(g));
+                }
             }
+        }
+    }
+}
+
+#[test]
+fn rows_are_rounded_to_bf16_alike_everywhere() {
+    let mut random = Random(41);
+    for n_cols in [1usize, 31, 32, 33, 100] {
+        let x: Vec<f32> = (0..n_cols).map(|_| random.normal() * 30.0).collect();
+        let mut expected: Vec<u16> = x.iter().map(|v| half::bf16::from_f32(*v).to_bits()).collect();
+        expected.resize(n_cols.next_multiple_of(32), 0);
+        for isa in Isa::available() {
+            let mut row = Aligned::new(ActivationKind::Bf16.row_bytes(n_cols));
+            // SAFETY: the row has room for its form.
+            unsafe { ActivationKind::Bf16.write_row(isa, x.as_ptr(), n_cols, row.as_mut_ptr()) };
+            let found = row.bytes().chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]));
+            assert!(found.take(expected.len()).eq(expected.iter().copied()), "{isa}, {n_cols} columns");
         }
     }
 }

@@ -1,0 +1,206 @@
+//! BF16 matrices by `vdpbf16ps` (AVX-512 BF16: Zen 4, Cooper Lake, Sapphire Rapids on): two products a lane, twice the
+//! rate of f32.
+//!
+//! Activations are rounded to BF16, as where models in BF16 are trained; weights are as in the file.
+//!
+//! One row: lanes are pairs of columns, four weight rows share each load of activations, two accumulators a row.
+//!
+//! Many rows: the panel is pairs of neighbouring columns of 16 weight rows, a register a pair; a pair of
+//! activations is broadcast by the instruction itself. A lane is a weight row; pairs follow in order, and of each pair the
+//! second column first (Intel SDM, VDPBF16PS: `t = fma(a1, b1, sum)`, then `fma(a0, b0, t)`, each rounded to nearest, subnormal
+//! numbers taken as zero). The order does not depend on the number of activation rows.
+//! Bytes: each weight once, the activations once for each tile.
+
+use super::activation::{ActRow, ActRows};
+use super::avx512::horizontal_sum;
+use super::gemm_avx512::{row_addresses, transpose};
+use super::{Part, TILE_ROWS, WeightRows};
+use crate::prefetch::{groups_ahead, prefetch, prefetch_far};
+use std::arch::x86_64::*;
+
+/// Columns of a panel, 16 KB; a multiple of 32.
+pub(super) const PASS: usize = 512;
+
+/// Activation rows whose accumulators fit the registers.
+const COLS: usize = 16;
+
+/// Bytes of scratch; the same for any number of columns.
+pub(super) fn scratch_bytes(_n_cols: usize) -> usize {
+    64 + PASS * TILE_ROWS * 2
+}
+
+/// Weight rows that share the activations of one row.
+const ROWS: usize = 4;
+
+/// # Safety
+/// As [`super::Gemv`], for weights and activations in BF16; AVX-512 with BF16 is available.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,avx2,fma,f16c")]
+pub(super) unsafe fn gemv(w: WeightRows, n_cols: usize, r0: usize, r1: usize, x: ActRow, out: *mut f32) {
+    // SAFETY: rows `r0..r1` in groups, each within the caller's promises.
+    unsafe {
+        let row = |r: usize| w.values.add(r * w.row_bytes);
+        let mut r = r0;
+        while r + ROWS <= r1 {
+            gemv_rows::<ROWS>(row(r), w.row_bytes, n_cols, x.0, out.add(r - r0));
+            r += ROWS;
+        }
+        while r < r1 {
+            gemv_rows::<1>(row(r), w.row_bytes, n_cols, x.0, out.add(r - r0));
+            r += 1;
+        }
+    }
+}
+
+/// `R` neighbouring rows.
+///
+/// # Safety
+/// As [`gemv`], for `R` rows at `row`.
+#[inline(always)]
+unsafe fn gemv_rows<const R: usize>(
+    row: *const u8,
+    row_bytes: usize,
+    n_cols: usize,
+    x: *const u8,
+    out: *mut f32,
+) {
+    // SAFETY: the caller's promises; the last columns are loaded under a mask; vectors of 32 numbers have the same layout,
+    // whatever their type.
+    unsafe {
+        let mut sums = [[_mm512_setzero_ps(); 2]; R];
+        let ahead = groups_ahead(R * row_bytes);
+        let numbers = |v: __m512i| std::mem::transmute::<__m512i, __m512bh>(v);
+        let whole = n_cols / 64 * 64;
+        for k in (0..whole).step_by(64) {
+            for half in 0..2 {
+                let at = k * 2 + half * 64;
+                let x = numbers(_mm512_load_si512(x.add(at).cast()));
+                for r in 0..R {
+                    let p = row.add(r * row_bytes + at);
+                    prefetch_far(p.wrapping_add(ahead));
+                    sums[r][half] = _mm512_dpbf16_ps(sums[r][half], numbers(_mm512_loadu_si512(p.cast())), x);
+                }
+            }
+        }
+        for k in (whole..n_cols).step_by(32) {
+            let x = numbers(_mm512_load_si512(x.add(k * 2).cast()));
+            for r in 0..R {
+                let p = row.add(r * row_bytes + k * 2);
+                let weights = _mm512_maskz_loadu_epi16(first(n_cols - k), p.cast());
+                sums[r][0] = _mm512_dpbf16_ps(sums[r][0], numbers(weights), x);
+            }
+        }
+        for r in 0..R {
+            out.add(r).write(horizontal_sum(_mm512_add_ps(sums[r][0], sums[r][1])));
+        }
+    }
+}
+
+/// # Safety
+/// As [`super::GemmTile`], for weights and activations in BF16; AVX-512 with BF16 is available.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,avx2,fma,f16c")]
+pub(super) unsafe fn gemm_tile(
+    w: WeightRows,
+    _n_cols: usize,
+    part: Part,
+    xs: ActRows,
+    scratch: *mut u8,
+    out: *mut f32,
+) {
+    let end = part.k + part.n;
+    // SAFETY: passes over columns that the rows have; the scratch is as large as promised.
+    unsafe {
+        let panel = scratch.add(scratch.align_offset(64));
+        let rows = row_addresses(w.values, w.row_bytes, part.r0, part.n_rows);
+        for k in (part.k..end).step_by(PASS) {
+            let n = PASS.min(end - k);
+            for c in (0..n).step_by(32) {
+                let mut pairs = [_mm512_setzero_si512(); 16];
+                for r in 0..16 {
+                    pairs[r] = _mm512_maskz_loadu_epi16(first(n - c), rows[r].add((k + c) * 2).cast());
+                }
+                let pairs = transpose(pairs);
+                for i in 0..16 {
+                    _mm512_store_si512(panel.add((c / 2 + i) * 64).cast(), pairs[i]);
+                }
+            }
+            for i in (0..xs.n).step_by(COLS) {
+                let x = xs.row(i).0.add(k * 2);
+                let (n_pairs, out) = (n.div_ceil(2), out.add(i * TILE_ROWS));
+                macro_rules! of {
+                    ($($c:literal)*) => {
+                        match xs.n - i {
+                            $($c => columns::<$c>(panel, n_pairs, x, xs.stride, k == 0, out),)*
+                            _ => columns::<COLS>(panel, n_pairs, x, xs.stride, k == 0, out),
+                        }
+                    };
+                }
+                of!(1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
+            }
+        }
+    }
+}
+
+/// A mask of the first `n` of 32 lanes.
+#[inline(always)]
+fn first(n: usize) -> u32 {
+    if n >= 32 { u32::MAX } else { (1 << n) - 1 }
+}
+
+/// Round a row to BF16, to nearest even, with zeros up to a multiple of 32.
+///
+/// # Safety
+/// AVX-512 with BF16 is available; `x` is readable for `n` numbers; `out` has room, aligned to 64.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,avx2,fma,f16c")]
+pub(super) unsafe fn round_row(x: *const f32, n: usize, out: *mut u8) {
+    // SAFETY: numbers outside the masks are not read.
+    unsafe {
+        for c in (0..n).step_by(32) {
+            let (mask, x) = (first(n - c), x.add(c));
+            let low = _mm512_maskz_loadu_ps(mask as u16, x);
+            let high = _mm512_maskz_loadu_ps((mask >> 16) as u16, x.wrapping_add(16));
+            let rounded: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(high, low));
+            _mm512_store_si512(out.add(c * 2).cast(), rounded);
+        }
+    }
+}
+
+/// The panel times `C` activation rows in BF16.
+///
+/// # Safety
+/// AVX-512 with BF16 is available; panel and rows have the pairs; `out` has `(C, 16)` values.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,avx2,fma,f16c")]
+unsafe fn columns<const C: usize>(
+    panel: *const u8,
+    n_pairs: usize,
+    x: *const u8,
+    stride: usize,
+    first: bool,
+    out: *mut f32,
+) {
+    // SAFETY: the caller's promise; vectors of 16 pairs have the same layout, whatever their type.
+    unsafe {
+        let mut sums = [_mm512_setzero_ps(); C];
+        if !first {
+            for c in 0..C {
+                sums[c] = _mm512_loadu_ps(out.add(c * TILE_ROWS));
+            }
+        }
+        for pair in 0..n_pairs {
+            // A cache line is 16 pairs; beyond the last row a prefetch does not fault.
+            if pair % 16 == 0 {
+                for c in 0..C {
+                    prefetch(x.wrapping_add((C + c) * stride + pair * 4));
+                }
+            }
+            let weights: __m512bh = std::mem::transmute(_mm512_load_si512(panel.add(pair * 64).cast()));
+            for c in 0..C {
+                let q = x.add(c * stride + pair * 4).cast::<i32>().read_unaligned();
+                let q: __m512bh = std::mem::transmute(_mm512_set1_epi32(q));
+                sums[c] = _mm512_dpbf16_ps(sums[c], weights, q);
+            }
+        }
+        for c in 0..C {
+            _mm512_storeu_ps(out.add(c * TILE_ROWS), sums[c]);
+        }
+    }
+}
