@@ -69,8 +69,8 @@ def page(run):
 
 Made by `python3 scripts/peers --suite`; what was tried on the way is written beside the kernels
 (`crates/device-cpu/src/kernels/NOTES.md`, `linear/NOTES.md`). Ratios above 1 mean that Ingle is faster; only ratios taken in
-one run mean anything on a shared machine. "Of the arithmetic" is the share of the int8 peak (f32 for files of floats),
-"of the bandwidth" that of the read bandwidth, both measured in the same process.
+one run mean anything on a shared machine. "Of the arithmetic" is the share of the int8 peak (BF16's or
+f32's for files of floats), "of the bandwidth" that of the read bandwidth, both measured in the same process.
 
 ![ratios](peers.svg)
 

@@ -20,9 +20,9 @@ pub enum Isa {
     Avx2,
     /// 512-bit vectors: AVX-512 F, BW, VL, DQ and VNNI (Cascade Lake, Ice Lake and Zen 4 on).
     Avx512,
-    /// AVX-512 with products of BF16 numbers (Cooper Lake, Zen 4, Sapphire Rapids on).
+    /// AVX-512 with products of BF16 numbers (Cooper Lake, Zen 4 on).
     Avx512Bf16,
-    /// All of these with AMX, products of tiles of 16 by 64 bytes with 64 by 16 (Sapphire Rapids on).
+    /// AVX-512 with AMX, products of tiles of 16 by 64 bytes with 64 by 16 (Sapphire Rapids on).
     Amx,
 }
 
@@ -40,9 +40,10 @@ impl Isa {
         }
     }
 
-    /// Whether products of BF16 numbers are an instruction of it.
+    /// Whether products of BF16 numbers are an instruction of it, and faster than those of f32. (Where there is AMX, `vdpbf16ps` was
+    /// measured to be slower: `kernels/linear/NOTES.md`.)
     pub fn multiplies_bf16(self) -> bool {
-        matches!(self, Isa::Avx512Bf16 | Isa::Amx)
+        self == Isa::Avx512Bf16
     }
 
     /// The fastest that this processor runs.
@@ -85,7 +86,7 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Bf16 => Isa::Avx512.is_available() && is_x86_feature_detected!("avx512bf16"),
             #[cfg(target_arch = "x86_64")]
-            Isa::Amx => Isa::Avx512Bf16.is_available() && amx_is_available(),
+            Isa::Amx => Isa::Avx512.is_available() && amx_is_available(),
             #[cfg(not(target_arch = "x86_64"))]
             Isa::Avx2 | Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => false,
         }

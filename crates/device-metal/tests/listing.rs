@@ -35,6 +35,7 @@ const CPU_ONLY: &[&str] = &[
     "linear/affine_neon",
     "linear/avx2",
     "linear/avx512",
+    "linear/bf16_avx512",
     "linear/float_avx2",
     "linear/float_avx512",
     "linear/float_neon",

@@ -15,7 +15,7 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::kv_write::{Half, LayerPages, Stored};
-use crate::prefetch::prefetch;
+use crate::prefetch::prefetch_far;
 use crate::simd::{RowsOf, Simd, Sink};
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -51,7 +51,7 @@ pub struct Place<'a> {
 #[inline(always)]
 fn prefetch_vectors(first: *const u8, stride: usize, n: usize) {
     for line in (0..n * stride).step_by(64) {
-        prefetch(first.wrapping_add(line));
+        prefetch_far(first.wrapping_add(line));
     }
 }
 

@@ -1,4 +1,4 @@
-//! BF16 matrices by `vdpbf16ps` (AVX-512 BF16: Zen 4, Cooper Lake, Sapphire Rapids on): two products a lane, twice the
+//! BF16 matrices by `vdpbf16ps` (AVX-512 BF16; Zen 4): two products a lane, twice the
 //! rate of f32.
 //!
 //! Activations are rounded to BF16, as where models in BF16 are trained; weights are as in the file.

@@ -114,13 +114,6 @@ unsafe fn gemm_tile<F: FloatFormat>(
     }
 }
 
-/// Whether activation rows at this distance crowd into few sets of the first cache (64 sets of 64 bytes), fewer than
-/// the rows that a GEMM reads at once. A copy then costs less than the misses: see `NOTES.md`.
-#[cfg(target_arch = "x86_64")]
-pub(super) const fn crowds(stride: usize) -> bool {
-    stride.is_multiple_of(512)
-}
-
 /// The kernels of a type.
 pub(super) fn kernel<F: FloatFormat>(isa: Isa) -> LinearKernel {
     let scalar = LinearKernel {

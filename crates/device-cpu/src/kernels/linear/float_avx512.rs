@@ -9,10 +9,10 @@
 
 use super::activation::{ActRow, ActRows};
 use super::avx512::horizontal_sum;
-use super::float::{FloatFormat, crowds};
+use super::float::FloatFormat;
 use super::gemm_avx512::{row_addresses, transpose};
 use super::{Part, TILE_ROWS, WeightRows};
-use crate::prefetch::{groups_ahead, prefetch_far};
+use crate::prefetch::{groups_ahead, prefetch, prefetch_far};
 use std::arch::x86_64::*;
 
 /// Rows that share the activations.
@@ -184,6 +184,12 @@ unsafe fn multiply(panel: *const f32, k: usize, n: usize, xs: ActRows, copy: *mu
     }
 }
 
+/// Whether activation rows at this distance crowd into one or two of the first cache's 64 sets of 64 bytes, whose 8 ways they would
+/// fill. A copy then costs less than the misses.
+const fn crowds(stride: usize) -> bool {
+    stride.is_multiple_of(2048)
+}
+
 /// The panel times `C` activation rows.
 ///
 /// # Safety
@@ -206,6 +212,12 @@ unsafe fn columns<const C: usize>(
             }
         }
         for k in 0..n {
+            // A cache line of each of the rows that follow; beyond the last row a prefetch does not fault.
+            if k % 16 == 0 {
+                for c in 0..C {
+                    prefetch(x.wrapping_byte_add((C + c) * stride).wrapping_add(k).cast());
+                }
+            }
             let weights = _mm512_load_ps(panel.add(k * TILE_ROWS));
             for (c, sum) in sums.iter_mut().enumerate() {
                 *sum = _mm512_fmadd_ps(weights, _mm512_set1_ps(*x.byte_add(c * stride).add(k)), *sum);

@@ -21,6 +21,9 @@ pub(super) const PASS: usize = 1024;
 /// Activation rows whose sums fit the registers: 12 integer, 12 float, and the operands.
 const COLS: usize = 12;
 
+/// Activation rows up to which what a block's groups have in common stays in registers; with twelve it would push sums out.
+const HOISTING: usize = 4;
+
 /// Bytes of scratch.
 pub(super) fn scratch_bytes(_n_cols: usize) -> usize {
     0
@@ -170,47 +173,30 @@ pub(super) unsafe fn codes<F: Interleaved>(tile: Tile, b: usize, step: usize) ->
     }
 }
 
-/// Scale of the codes as [`codes`] gives them, and offset of a group; the offset is anything for a type without.
+/// What the scales of a block have in common: those of the codes as [`codes`] gives them, and of the offsets; the latter are anything
+/// for a type without.
 ///
 /// # Safety
-/// AVX-512 is available; the tile has the group.
+/// AVX-512 is available; the tile has the block.
 #[inline(always)]
-pub(super) unsafe fn scale<F: Interleaved>(tile: Tile, group: usize) -> (__m512, __m512) {
-    let (block, g) = (group / n_groups::<F>(), group % n_groups::<F>());
+unsafe fn block_scale<F: Interleaved>(tile: Tile, block: usize) -> (__m512, __m512) {
     // SAFETY: the fields of the block.
     unsafe {
         let fields = tile.scales.add(block * scale_bytes::<F>());
         let f16s = |at: usize| _mm512_cvtph_ps(_mm256_loadu_si256(fields.add(at).cast()));
-        let bytes = |at: usize| _mm_loadu_si128(fields.add(at).cast());
-        let unsigned = |bytes: __m128i| _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
+        let zeros = _mm512_setzero_ps();
         let negated = |v: __m512| _mm512_xor_ps(v, _mm512_set1_ps(-0.0));
         let (scale, offset) = match F::SCALES {
-            Scales::F16 => (f16s(0), _mm512_setzero_ps()),
+            Scales::F16 | Scales::Signed => (f16s(0), zeros),
             Scales::F16Offset => (f16s(0), f16s(32)),
+            Scales::Minima | Scales::Nibbles => (f16s(0), negated(f16s(32))),
             Scales::Exponent => {
                 // 2^(e - 128) is subnormal for e below 2.
-                let e = _mm512_cvtepu8_epi32(bytes(0));
+                let e = _mm512_cvtepu8_epi32(_mm_loadu_si128(fields.cast()));
                 let normal = _mm512_slli_epi32::<23>(_mm512_sub_epi32(e, _mm512_set1_epi32(1)));
                 let small = _mm512_sllv_epi32(_mm512_set1_epi32(0x0020_0000), e);
                 let is_small = _mm512_cmplt_epi32_mask(e, _mm512_set1_epi32(2));
-                (_mm512_castsi512_ps(_mm512_mask_mov_epi32(normal, is_small, small)), _mm512_setzero_ps())
-            }
-            Scales::Signed => {
-                let s = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes(32 + 16 * g)));
-                (_mm512_mul_ps(f16s(0), s), _mm512_setzero_ps())
-            }
-            Scales::Minima => {
-                let (s, m) = (bytes(64 + 16 * g), bytes(64 + 16 * (n_groups::<F>() + g)));
-                let offset = _mm512_mul_ps(f16s(32), unsigned(m));
-                (_mm512_mul_ps(f16s(0), unsigned(s)), negated(offset))
-            }
-            Scales::Nibbles => {
-                let both = bytes(64 + 16 * g);
-                let low = _mm_set1_epi8(15);
-                let s = _mm_and_si128(both, low);
-                let m = _mm_and_si128(_mm_srli_epi16::<4>(both), low);
-                let offset = _mm512_mul_ps(f16s(32), unsigned(m));
-                (_mm512_mul_ps(f16s(0), unsigned(s)), negated(offset))
+                (_mm512_castsi512_ps(_mm512_mask_mov_epi32(normal, is_small, small)), zeros)
             }
         };
         match const { moved::<F>() } {
@@ -218,6 +204,54 @@ pub(super) unsafe fn scale<F: Interleaved>(tile: Tile, group: usize) -> (__m512,
             moved => (_mm512_mul_ps(scale, _mm512_set1_ps(1.0 / (1u32 << moved) as f32)), offset),
         }
     }
+}
+
+/// Scale and offset of group `g` of a block, given what its groups have in common.
+///
+/// # Safety
+/// AVX-512 is available; the tile has the block.
+#[inline(always)]
+unsafe fn group_scale<F: Interleaved>(
+    tile: Tile,
+    block: usize,
+    g: usize,
+    (scale, offset): (__m512, __m512),
+) -> (__m512, __m512) {
+    // SAFETY: the fields of the block.
+    unsafe {
+        let fields = tile.scales.add(block * scale_bytes::<F>());
+        let bytes = |at: usize| _mm_loadu_si128(fields.add(at).cast());
+        let unsigned = |bytes: __m128i| _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
+        match F::SCALES {
+            Scales::F16 | Scales::F16Offset | Scales::Exponent => (scale, offset),
+            Scales::Signed => {
+                let s = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes(32 + 16 * g)));
+                (_mm512_mul_ps(scale, s), offset)
+            }
+            Scales::Minima => {
+                let (s, m) = (bytes(64 + 16 * g), bytes(64 + 16 * (n_groups::<F>() + g)));
+                (_mm512_mul_ps(scale, unsigned(s)), _mm512_mul_ps(offset, unsigned(m)))
+            }
+            Scales::Nibbles => {
+                let both = bytes(64 + 16 * g);
+                let low = _mm_set1_epi8(15);
+                let s = _mm_and_si128(both, low);
+                let m = _mm_and_si128(_mm_srli_epi16::<4>(both), low);
+                (_mm512_mul_ps(scale, unsigned(s)), _mm512_mul_ps(offset, unsigned(m)))
+            }
+        }
+    }
+}
+
+/// Scale of the codes as [`codes`] gives them, and offset of a group; the offset is anything for a type without.
+///
+/// # Safety
+/// AVX-512 is available; the tile has the group.
+#[inline(always)]
+pub(super) unsafe fn scale<F: Interleaved>(tile: Tile, group: usize) -> (__m512, __m512) {
+    let (block, g) = (group / n_groups::<F>(), group % n_groups::<F>());
+    // SAFETY: the caller's promise.
+    unsafe { group_scale::<F>(tile, block, g, block_scale::<F>(tile, block)) }
 }
 
 /// What the products of a group of an activation row begin with; the row begins `row` bytes behind `x`.
@@ -284,6 +318,7 @@ unsafe fn rows<F: Interleaved, const C: usize>(
                 sums[c] = _mm512_loadu_ps(out.add(c * TILE_ROWS));
             }
         }
+        let mut common = (_mm512_setzero_ps(), _mm512_setzero_ps());
         for group in 0..n / F::GROUP {
             let (b, s0) = (group * F::GROUP / 32, group * F::GROUP % 32 / 4);
             if C < COLS && s0 == 0 {
@@ -302,7 +337,15 @@ unsafe fn rows<F: Interleaved, const C: usize>(
                     products[c] = _mm512_dpbusd_epi32(products[c], codes, q);
                 }
             }
-            let scale = scale::<F>(tile, group);
+            let (of_block, g) = (group / n_groups::<F>(), group % n_groups::<F>());
+            let scale = if C <= HOISTING {
+                if g == 0 {
+                    common = block_scale::<F>(tile, of_block);
+                }
+                group_scale::<F>(tile, of_block, g, common)
+            } else {
+                scale::<F>(tile, group)
+            };
             for c in 0..C {
                 add_scaled::<F>(&mut sums[c], products[c], scale, x, c * stride, group);
             }
