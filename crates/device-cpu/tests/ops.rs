@@ -2,8 +2,10 @@
 
 #![allow(clippy::unwrap_used)]
 
-use device::testing::{Case, Sequences, check_device, compare, compare_chunks, limits, mini_transformer};
-use device::{KvType, Limits, Numerics, OpKind};
+use device::testing::{
+    Case, PlanBuilder, Sequences, check_device, compare, compare_chunks, limits, mini_transformer,
+};
+use device::{Activation, KvType, Limits, Numerics, OpKind, ValueId};
 use formats::BlockType;
 use ingle_device_cpu::{CpuDevice, Isa, Options};
 
@@ -43,6 +45,55 @@ fn agrees_with_the_reference_on_every_instruction_set() {
 fn agrees_for_any_number_of_threads() {
     for threads in [1, 5] {
         check(Isa::detect(), threads);
+    }
+}
+
+/// Rows long enough that their activations are rounded to BF16 where the processor multiplies it, beside a matrix that reads them
+/// in f32; alone, in chunks, through a gate and by experts.
+#[test]
+fn wide_matrices_in_bf16_agree() {
+    const COLS: usize = 544;
+    let bf16 = BlockType::BF16;
+    let plan = |build: &dyn Fn(&mut PlanBuilder) -> ValueId| {
+        let mut b = PlanBuilder::new(1, 64);
+        let y = build(&mut b);
+        b.finish(y)
+    };
+    let plans = [
+        plan(&|b| {
+            let x = b.embed(COLS);
+            let x = b.rms_norm(x, COLS);
+            let (y, z) = (b.linear(x, 33, bf16, true), b.linear(x, 33, BlockType::F32, false));
+            b.add(y, z)
+        }),
+        plan(&|b| {
+            let x = b.embed(COLS);
+            let (gate, up) = (b.linear(x, 20, bf16, false), b.linear(x, 20, bf16, false));
+            b.gate(gate, up, Activation::Silu)
+        }),
+        plan(&|b| {
+            let router = b.embed_from(5, BlockType::F32, 2.0);
+            let (ids, _) = b.route(router, 2, true, 1.0, false);
+            let x = b.embed(COLS);
+            b.expert_linear((x, false), ids, (5, 33), bf16)
+        }),
+    ];
+    for isa in Isa::available() {
+        let device = CpuDevice::new(Options { isa: Some(isa), threads: Some(2) }).unwrap();
+        for (index, plan) in plans.iter().enumerate() {
+            let limits = limits(&plan.kv);
+            let mut sequences = Sequences::new(3, &plan.kv, &limits, 64);
+            let steps = [1, 2, 5, 17, 40].map(|n| sequences.step(&[(0, n)])).to_vec();
+            let (name, kind) = (format!("plan {index}"), OpKind::Fused);
+            let mut case =
+                Case { name, kind, block: bf16, plans: vec![plan.clone()], limits, steps, tolerance: 1e-4 };
+            // A rounding is 2^-9 of a number, a sum's error some 1e-3 of its usual size, and five times that at the worst; a gate
+            // multiplies two such sums, of up to twice that size.
+            let tolerance = if isa.multiplies_bf16() { 2e-2 } else { case.tolerance };
+            compare(&device, &case, tolerance).unwrap_or_else(|e| panic!("{isa}: {e}"));
+            case.limits.numerics = Numerics::Deterministic;
+            compare_chunks(&device, &case, 0.0).unwrap_or_else(|e| panic!("{isa}: {e}"));
+        }
     }
 }
 

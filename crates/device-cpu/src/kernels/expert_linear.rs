@@ -12,7 +12,9 @@
 //! Units are handed out by a counter. Order of accumulation is the matrix kernel's ([`linear`](super::linear)).
 
 use super::expert_groups::Groups;
-use super::linear::{ActRow, ActRows, ActivationKind, Multiply, Part, TILE_ROWS, WeightRows, q8_row_bytes};
+use super::linear::{
+    ActRow, ActRows, ActivationKind, Multiply, Part, TILE_ROWS, WeightRows, bf16_row_bytes, q8_row_bytes,
+};
 use super::round_up;
 use crate::command::Worker;
 use crate::isa::Isa;
@@ -56,9 +58,9 @@ pub struct Params {
     pub isa: Isa,
 }
 
-/// Bytes of scratch of [`one_row`]: a row in the form that the kernel reads; Q8 rows are the longest.
+/// Bytes of scratch of [`one_row`]: a row in the form that the kernel reads.
 pub fn one_row_scratch_bytes(n_in: usize) -> usize {
-    round_up(q8_row_bytes(n_in.next_multiple_of(32)))
+    round_up(q8_row_bytes(n_in.next_multiple_of(32)).max(bf16_row_bytes(n_in)))
 }
 
 /// Bytes of scratch of [`many_rows`]: the products of a unit's tiles and what the matrix kernel needs.

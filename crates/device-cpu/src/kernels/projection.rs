@@ -144,18 +144,18 @@ pub fn one_row_scratch_bytes(cols: usize, piece_rows: usize) -> usize {
     one_row_products(cols) + 2 * round_up(piece_rows * 4)
 }
 
-/// Where in the scratch of [`one_row`] the row lies in other forms than f32, with which the scratch begins.
+/// Offset of the row in the scratch of [`one_row`] in other forms than f32, with which the scratch begins.
 #[inline(always)]
-fn one_row_forms(scratch: *mut u8, cols: usize) -> [(ActivationKind, *mut u8); 2] {
-    let q8 = scratch.wrapping_add(round_up(cols * 4));
-    let bf16 = q8.wrapping_add(round_up(q8_row_bytes(cols.next_multiple_of(32))));
+fn one_row_forms(cols: usize) -> [(ActivationKind, usize); 2] {
+    let q8 = round_up(cols * 4);
+    let bf16 = q8 + round_up(q8_row_bytes(cols.next_multiple_of(32)));
     [(ActivationKind::Q8, q8), (ActivationKind::Bf16, bf16)]
 }
 
 /// Offset of the products in the scratch of [`one_row`].
 fn one_row_products(cols: usize) -> usize {
-    let [.., (kind, bf16)] = one_row_forms(std::ptr::null_mut(), cols);
-    bf16.addr() + round_up(kind.row_bytes(cols))
+    let [.., (kind, last)] = one_row_forms(cols);
+    last + round_up(kind.row_bytes(cols))
 }
 
 /// Bytes of scratch of [`many_rows`]: the products of a unit's tiles, twice for a gate, and what the matrix kernel needs.
@@ -177,7 +177,7 @@ unsafe fn one_row_body<S: Simd>(p: &Params, worker: &Worker<'_>) {
     let Some(mut unit) = worker.take_near(n, &mut helped) else { return };
     // SAFETY: the scratch has the layout of `one_row_scratch_bytes`; pieces lie within their matrices.
     unsafe {
-        let forms = one_row_forms(worker.scratch, cols);
+        let forms = one_row_forms(cols).map(|(kind, at)| (kind, worker.scratch.add(at)));
         let products: *mut f32 = worker.scratch.add(one_row_products(cols)).cast();
         let others = products.add(p.block.next_multiple_of(TILE_ROWS));
         let x = normalised::<S>(&p.source, 0, worker.scratch.cast());

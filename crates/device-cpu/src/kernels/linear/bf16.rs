@@ -12,8 +12,8 @@ use formats::BlockType;
 /// The type.
 pub(super) struct BF16;
 
-/// From how many columns on activations are rounded to BF16 where the processor multiplies it: each product is then off by up to
-/// 2^-9 of itself, their sum by that over the root of their number, here 1e-4 of its size. (And short rows take no time.)
+/// From how many columns on activations are rounded to BF16 where the processor multiplies it. Each product is then off by up to
+/// 2^-9 of itself, and a sum by some 1e-3 of its usual size; shorter rows take no time, and stay exact.
 const ROUNDED_FROM: usize = 512;
 
 /// The kernels of rows of `n_cols`: those of plain numbers, or products of BF16 numbers.

@@ -1,14 +1,13 @@
-//! BF16 matrices by `vdpbf16ps` (AVX-512 BF16; Zen 4): two products a lane, twice the
-//! rate of f32.
+//! BF16 matrices by `vdpbf16ps` (AVX-512 BF16; Zen 4): two products a lane, twice the rate of f32.
 //!
 //! Activations are rounded to BF16, as where models in BF16 are trained; weights are as in the file.
 //!
 //! One row: lanes are pairs of columns, four weight rows share each load of activations, two accumulators a row.
 //!
-//! Many rows: the panel is pairs of neighbouring columns of 16 weight rows, a register a pair; a pair of
-//! activations is broadcast by the instruction itself. A lane is a weight row; pairs follow in order, and of each pair the
-//! second column first (Intel SDM, VDPBF16PS: `t = fma(a1, b1, sum)`, then `fma(a0, b0, t)`, each rounded to nearest, subnormal
-//! numbers taken as zero). The order does not depend on the number of activation rows.
+//! Many rows: the panel is pairs of neighbouring columns of 16 weight rows, a register a pair; a pair of activations is
+//! broadcast by the instruction itself. A lane is a weight row; pairs follow in order, and the instruction adds the two products
+//! of a pair one after the other, each rounded to nearest, subnormal numbers taken as zero (Intel SDM, VDPBF16PS). The order
+//! does not depend on the number of activation rows.
 //! Bytes: each weight once, the activations once for each tile.
 
 use super::activation::{ActRow, ActRows};

@@ -1,11 +1,12 @@
 //! AVX-512 kernels of interleaved weights: lanes are 16 weight rows, a register a step, activations broadcast by
 //! `vpdpbusd` itself.
 //!
-//! `vpdpbusd` multiplies unsigned with signed bytes and adds four neighbours to 32 bits. Codes without an offset are brought to the
-//! top of their byte as they are unpacked, where their zero is 128, and a group's products begin with `-128` times the sum of its
-//! activations, a word of the activation row: taking the zero out costs no instruction of the ports that multiply. Up to [`COLS`] activation rows meet the codes as they are unpacked, which is then a small part of the work;
-//! passes of [`PASS`] columns keep a tile and the activations that it meets near. Order of accumulation: `interleaved`;
-//! groups of 16 add one by one, for twelve sums more do not fit the registers.
+//! `vpdpbusd` multiplies unsigned with signed bytes and adds four neighbours to 32 bits. Codes without an offset are brought to
+//! the top of their byte as they are unpacked, where their zero is 128, and a group's products begin with `-128` times the sum
+//! of its activations, a word of the activation row: taking the zero out costs no instruction of the ports that multiply. Up to
+//! [`COLS`] activation rows meet the codes as they are unpacked, which is then a small part of the work; passes of [`PASS`]
+//! columns keep a tile and the activations that it meets near. Order of accumulation: `interleaved`; groups of 16 add one by
+//! one, for twelve sums more do not fit the registers.
 
 use super::activation::{ActRow, ActRows, Q8Row};
 use super::interleaved::{

@@ -103,7 +103,7 @@ mod q8_0;
 #[cfg(test)]
 mod tests;
 
-pub use activation::{ActRow, ActRows, ActivationKind, q8_row_bytes};
+pub use activation::{ActRow, ActRows, ActivationKind, bf16_row_bytes, q8_row_bytes};
 pub use weight_rows::WeightRows;
 
 use crate::isa::Isa;
