@@ -354,18 +354,19 @@ mod tests {
         };
         let cpu = device_cpu::CpuDevice::new(device_cpu::Options { threads: Some(1), isa: None }).unwrap();
         let reference = device::interpreter::Reference::new(1);
-        let ops = 2 * 256 * 256;
+        let ops = 2 * 512 * 512;
         for (block, on_cpu) in [
             (BlockType::Q4_0, 1000.0),
+            // Where the processor multiplies it, in rows as long as these.
             (BlockType::BF16, if cpu.isa().multiplies_bf16() { 20.0 } else { 10.0 }),
             (BlockType::F16, 10.0),
             (BlockType::IQ2_XXS, 10.0),
             (BlockType::TQ1_0, 10.0),
         ] {
             let mut b = PlanBuilder::new(1, 100);
-            let x = b.embed(256);
-            let x = b.linear(x, 256, BlockType::Q8_0, false);
-            let x = b.linear(x, 256, block, false);
+            let x = b.embed(512);
+            let x = b.linear(x, 512, BlockType::Q8_0, false);
+            let x = b.linear(x, 512, block, false);
             let plan = b.finish(x);
             let (found, peak) = reachable(&plan, &cpu, &peaks, |_| true);
             let seconds = ops as f64 / 1000.0 + ops as f64 / on_cpu;
