@@ -4,8 +4,8 @@
 //! 2026-11-21, 2048 columns: AVX-512 GEMV 107 GB/s from the second cache and 33 from memory, GEMM of 128 rows 166
 //! Gop/s; AVX2 68, 35 and 83.
 
+use super::LinearKernel;
 use super::float::{self, FloatFormat};
-use super::{ActivationKind, LinearKernel};
 use crate::isa::Isa;
 use formats::BlockType;
 
@@ -19,8 +19,10 @@ const ROUNDED_FROM: usize = 512;
 /// The kernels of rows of `n_cols`: those of plain numbers, or products of BF16 numbers.
 pub(super) fn kernel(n_cols: usize, isa: Isa) -> LinearKernel {
     let plain = float::kernel::<BF16>(isa);
+    let rounded = isa.multiplies_bf16() && n_cols >= ROUNDED_FROM;
     #[cfg(target_arch = "x86_64")]
-    if isa.multiplies_bf16() && n_cols >= ROUNDED_FROM {
+    if rounded {
+        use super::ActivationKind;
         use super::bf16_avx512::{PASS, gemm_tile, gemv, scratch_bytes};
         return LinearKernel {
             activation: ActivationKind::Bf16,
@@ -32,6 +34,7 @@ pub(super) fn kernel(n_cols: usize, isa: Isa) -> LinearKernel {
             ..plain
         };
     }
+    debug_assert!(!rounded, "only x86-64 multiplies BF16 here");
     plain
 }
 
