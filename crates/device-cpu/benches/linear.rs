@@ -31,20 +31,9 @@ const N_COLS: usize = 2048;
 struct Aligned(Vec<u8>);
 
 impl Aligned {
-    /// In large pages where the system has them, as a model's weights are.
     fn new(len: usize) -> Aligned {
-        let mut bytes = Vec::with_capacity(len + 64);
-        #[cfg(target_os = "linux")]
-        {
-            const PAGE: usize = 4096;
-            let start = bytes.as_ptr() as usize;
-            let (first, end) = (start.next_multiple_of(PAGE), (start + len) / PAGE * PAGE);
-            if first < end {
-                // SAFETY: whole pages of the vector's own memory; the advice changes no byte.
-                unsafe { libc::madvise(first as *mut libc::c_void, end - first, libc::MADV_HUGEPAGE) };
-            }
-        }
-        bytes.resize(len + 64, 0);
+        let bytes = vec![0; len + 64];
+        advise_large_pages(&bytes);
         Aligned(bytes)
     }
 
@@ -52,6 +41,23 @@ impl Aligned {
         let start = self.0.as_ptr().align_offset(64);
         self.0[start..].as_mut_ptr()
     }
+}
+
+/// Asks for large pages, as a model's weights have them, where the system knows the question. The bytes have not been touched:
+/// `vec!` of zeros takes pages that the system gives out when they are first written.
+fn advise_large_pages(bytes: &[u8]) {
+    #[cfg(target_os = "linux")]
+    {
+        const PAGE: usize = 4096;
+        let start = bytes.as_ptr() as usize;
+        let (first, end) = (start.next_multiple_of(PAGE), (start + bytes.len()) / PAGE * PAGE);
+        if first < end {
+            // SAFETY: whole pages of the vector's own memory; the advice changes no byte.
+            unsafe { libc::madvise(first as *mut libc::c_void, end - first, libc::MADV_HUGEPAGE) };
+        }
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = bytes;
 }
 
 /// Calls a second: the best of many rounds of about a millisecond, short enough to fall between other programs' turns.
