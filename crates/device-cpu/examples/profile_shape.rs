@@ -161,7 +161,7 @@ fn main() {
         n_ctx: prompt + 256,
         page_len: 64,
         n_pages: vec![(prompt + 256) / 64 + 2; plan.kv.groups.len()],
-        kv_type: KvType::F16,
+        kv_type: KvType::I16,
         numerics: Numerics::Fast,
     };
     for item in device.memory_plan(std::slice::from_ref(&plan), &limits).expect("a memory plan").items {

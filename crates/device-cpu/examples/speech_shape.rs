@@ -121,7 +121,7 @@ fn main() {
         n_ctx: 448,
         page_len: 64,
         n_pages: vec![BEAMS * 7, POSITIONS.div_ceil(64)],
-        kv_type: KvType::F16,
+        kv_type: KvType::I16,
         numerics: Numerics::Fast,
     };
     for item in device.memory_plan(&plans, &limits).expect("a memory plan").items {

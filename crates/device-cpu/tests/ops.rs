@@ -111,17 +111,20 @@ fn deterministic_rows_are_the_same_bits_in_any_company() {
     }
 }
 
-/// Sequences of several chunks of positions (128 each), so that partial results are combined: by one worker with rows of a
+/// Sequences of two chunks of positions (256 each), so that partial results are combined: by one worker with rows of a
 /// prompt, by several with single rows, with fewer and with more sequences than can be split.
 #[test]
 fn long_sequences_agree_and_keep_their_bits() {
     for (isa, threads) in Isa::available().into_iter().zip([2, 3, 4, 5]) {
         let device = CpuDevice::new(Options { isa: Some(isa), threads: Some(threads) }).unwrap();
-        for kv_type in [KvType::F32, KvType::F16] {
+        for kv_type in [KvType::F32, KvType::F16, KvType::I16] {
             let plan = mini_transformer(5, BlockType::F32);
             let limits = Limits { kv_type, numerics: Numerics::Deterministic, ..limits(&plan.kv) };
             let mut sequences = Sequences::new(9, &plan.kv, &limits, 60);
-            let spans: [&[(usize, usize)]; 12] = [
+            let spans: [&[(usize, usize)]; 15] = [
+                &[(0, 64)],
+                &[(1, 64)],
+                &[(1, 61)],
                 &[(0, 64)],
                 &[(0, 60)],
                 &[(0, 3)],

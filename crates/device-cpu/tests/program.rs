@@ -14,7 +14,7 @@ fn device(threads: usize) -> CpuDevice {
 
 fn fused(device: &CpuDevice, block: BlockType) -> (Plan, Limits) {
     let plan = fusion::fuse(&mini_transformer(3, block), device.fusion());
-    let limits = Limits { kv_type: KvType::F16, ..limits(&plan.kv) };
+    let limits = Limits { kv_type: KvType::I16, ..limits(&plan.kv) };
     (plan, limits)
 }
 

@@ -41,7 +41,7 @@ fn a_step_allocates_nothing() {
     for numerics in [Numerics::Fast, Numerics::Deterministic] {
         for block in [BlockType::F32, BlockType::Q4_1, BlockType::Q6_K] {
             let plan = fusion::fuse(&mini_transformer(1, block), device.fusion());
-            let limits = Limits { numerics, kv_type: KvType::F16, ..limits(&plan.kv) };
+            let limits = Limits { numerics, kv_type: KvType::I16, ..limits(&plan.kv) };
             let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
             let mut sequences = Sequences::new(1, &plan.kv, &limits, 50);
             let steps: Vec<_> = [&[(0, 40)][..], &[(0, 1)], &[(0, 1), (1, 17)], &[(1, 1)], &[(0, 1), (1, 1)]]

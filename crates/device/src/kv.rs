@@ -48,6 +48,9 @@ pub enum KvType {
     F32,
     /// 2 bytes a value.
     F16,
+    /// 2 bytes a value and 4 a vector: whole numbers with a scale ([`kv_words`](crate::kv_words)). Room is
+    /// taken as by heads of a multiple of 32 values.
+    I16,
     /// 34 bytes for 32 values, as the block type Q8_0; head sizes must be multiples of 32.
     Q8_0,
 }
@@ -58,6 +61,7 @@ impl KvType {
         match self {
             KvType::F32 => head_dim * 4,
             KvType::F16 => head_dim * 2,
+            KvType::I16 => crate::kv_words::vector_bytes(head_dim),
             KvType::Q8_0 => head_dim / 32 * 34,
         }
     }
@@ -97,7 +101,8 @@ impl KvLayout {
         self.groups.iter().enumerate().find_map(|(g, group)| Some((g, find(group)?))).unwrap_or((0, 0))
     }
 
-    /// Bytes of one layer's part of a page: keys `[n_kv_heads][page_len][head_dim]`, then values in the same shape.
+    /// Bytes of one layer's part of a page: keys `[n_kv_heads][page_len][head_dim]`, then values in the same shape. (In which
+    /// order a device has the numbers of one head of a page is its own.)
     pub fn layer_page_bytes(&self, id: KvLayerId, kind: KvType, page_len: usize) -> usize {
         let layer = self.layer(id);
         2 * layer.n_kv_heads * page_len * kind.vector_bytes(layer.head_dim)

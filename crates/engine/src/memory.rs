@@ -230,6 +230,7 @@ pub fn kv_type_name(kv_type: KvType) -> &'static str {
     match kv_type {
         KvType::F32 => "f32",
         KvType::F16 => "f16",
+        KvType::I16 => "i16",
         KvType::Q8_0 => "q8_0",
     }
 }

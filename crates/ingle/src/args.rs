@@ -146,7 +146,8 @@ pub struct LoadArgs {
     #[arg(short, long, value_name = "TOKENS")]
     pub ctx: Option<usize>,
 
-    /// How keys and values are stored [default: the device's: f16 on cpu, f32 on reference]
+    /// How keys and values are stored [default: the device's: i16 on cpu, f16 on metal, f32 on
+    /// reference]
     #[arg(long, value_enum)]
     pub kv_type: Option<KvTypeName>,
 
@@ -347,6 +348,7 @@ fn isa_parser() -> impl TypedValueParser<Value = Isa> {
 pub enum KvTypeName {
     F32,
     F16,
+    I16,
     #[value(name = "q8_0")]
     Q8_0,
 }

@@ -168,6 +168,7 @@ pub fn kv_type(name: KvTypeName) -> KvType {
     match name {
         KvTypeName::F32 => KvType::F32,
         KvTypeName::F16 => KvType::F16,
+        KvTypeName::I16 => KvType::I16,
         KvTypeName::Q8_0 => KvType::Q8_0,
     }
 }

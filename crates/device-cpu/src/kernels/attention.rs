@@ -12,9 +12,9 @@
 
 use super::attention_product::Loops;
 use super::attention_tile::{
-    MAX_QUERIES, Partial, Scratch, Shape, Tile, chunk, combine, finish, load_queries,
+    Attend, MAX_QUERIES, Partial, Scratch, Shape, Tile, chunk, combine, finish, load_queries, scratch_bytes_of,
 };
-use super::kv_write::{Stored, kv_type_variants};
+use super::kv_write::kv_type_variants;
 use crate::command::{StepState, Worker};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -42,9 +42,9 @@ pub struct Params {
     pub max_chunks: usize,
 }
 
-/// Positions of a chunk: at least 128, at most 64 chunks in a sequence.
+/// Positions of a chunk: at least 256, at most 64 chunks in a sequence.
 pub fn chunk_len(n_ctx: usize) -> usize {
-    n_ctx.div_ceil(64).next_multiple_of(128).max(128)
+    n_ctx.div_ceil(64).next_multiple_of(256).max(256)
 }
 
 /// Chunks that a sequence can have.
@@ -64,7 +64,7 @@ fn rows_of_tile(n_group: usize) -> usize {
 
 /// Bytes of scratch.
 pub fn scratch_bytes(n_group: usize, head_dim: usize) -> usize {
-    Scratch::bytes(rows_of_tile(n_group) * n_group, head_dim)
+    scratch_bytes_of(rows_of_tile(n_group) * n_group, head_dim)
 }
 
 kv_type_variants!(
@@ -128,7 +128,7 @@ impl Params {
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
-unsafe fn body<S: Loops, K: Stored>(p: &Params, worker: &Worker<'_>) {
+unsafe fn body<S: Loops, A: Attend>(p: &Params, worker: &Worker<'_>) {
     let (step, n_kv_heads, head_dim) = (worker.step, p.shape.pages.n_kv_heads, p.shape.pages.head_dim);
     let rows = rows_of_tile(p.shape.n_group);
     let n_tiles: usize = step.spans.iter().map(|s| (s.n_rows as usize).div_ceil(rows)).sum();
@@ -138,8 +138,8 @@ unsafe fn body<S: Loops, K: Stored>(p: &Params, worker: &Worker<'_>) {
     // SAFETY: the caller's promise; the scratch is for the largest tile. A partial is written by the worker that took its
     // unit, and read after all of its row arrived.
     unsafe {
-        let scratch = Scratch::at(worker.scratch, rows * p.shape.n_group, head_dim);
-        let mut helped = 0;
+        let scratch = Scratch::<A>::at(worker.scratch, rows * p.shape.n_group, head_dim);
+        let (mut helped, mut loaded) = (0, usize::MAX);
         // Chunks that follow each other are read ahead; of tiles the longest come first.
         let next =
             |helped: &mut usize| if split { worker.take_near(n_units, helped) } else { worker.take(n_units) };
@@ -160,11 +160,14 @@ unsafe fn body<S: Loops, K: Stored>(p: &Params, worker: &Worker<'_>) {
             } else {
                 all_chunks.clone()
             };
-            load_queries::<S>(&p.shape, &tile, p.q, &scratch);
+            if loaded != pair {
+                load_queries::<S, A>(&p.shape, &tile, p.q, scratch.work);
+                loaded = pair;
+            }
             scratch.total.clear(n, head_dim);
             for index in mine {
                 let out = if split { partial(within) } else { scratch.chunk };
-                chunk::<S, K>(&p.shape, &tile, p.within(index, &positions), positions.end, &scratch, out);
+                chunk::<S, A>(&p.shape, &tile, p.within(index, &positions), positions.end, &scratch, out);
                 if !split {
                     combine::<S>(scratch.total, out, n, head_dim);
                 }

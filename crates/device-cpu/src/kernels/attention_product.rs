@@ -14,6 +14,7 @@
 // Indices, for accumulators are arrays that must become registers, and the formulas stay readable.
 #![allow(clippy::needless_range_loop)]
 
+use super::attention_words;
 use super::kv_write::{Half, LayerPages, Stored};
 use crate::prefetch::prefetch_far;
 use crate::simd::{RowsOf, Simd, Sink};
@@ -72,6 +73,27 @@ pub trait Loops: Simd {
     /// # Safety
     /// As [`scores`].
     unsafe fn product(p: Product, a: *const f32, b: *const f32, c: *mut f32);
+    /// [`attention_words::scores`]
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn word_scores(place: &Place<'_>, n: usize, q: *const i32, s: *mut i32);
+    /// [`attention_words::weights`]
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn word_weights(
+        work: attention_words::Work,
+        query: usize,
+        range: Range<usize>,
+        seen: Range<usize>,
+        softcap: f32,
+    );
+    /// [`attention_words::add_values`]
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn word_values(place: &Place<'_>, n: usize, work: attention_words::Work, o: *mut f32);
 }
 
 macro_rules! loops {
@@ -106,6 +128,48 @@ macro_rules! loops {
                 }
                 // SAFETY: the caller's promise.
                 unsafe { run(p, a, b, c) }
+            }
+            #[inline(always)]
+            unsafe fn word_scores(place: &Place<'_>, n: usize, q: *const i32, s: *mut i32) {
+                $(#[$feature])*
+                unsafe fn run(place: &Place<'_>, n: usize, q: *const i32, s: *mut i32) {
+                    // SAFETY: as above.
+                    unsafe { attention_words::scores::<$simd>(place, n, q, s) }
+                }
+                // SAFETY: the caller's promise.
+                unsafe { run(place, n, q, s) }
+            }
+            #[inline(always)]
+            unsafe fn word_weights(
+                work: attention_words::Work,
+                query: usize,
+                range: Range<usize>,
+                seen: Range<usize>,
+                softcap: f32,
+            ) {
+                $(#[$feature])*
+                unsafe fn run(
+                    work: attention_words::Work,
+                    query: usize,
+                    range: Range<usize>,
+                    seen: Range<usize>,
+                    softcap: f32,
+                ) {
+                    // SAFETY: as above.
+                    unsafe { attention_words::weights::<$simd>(work, query, range, seen, softcap) }
+                }
+                // SAFETY: the caller's promise.
+                unsafe { run(work, query, range, seen, softcap) }
+            }
+            #[inline(always)]
+            unsafe fn word_values(place: &Place<'_>, n: usize, work: attention_words::Work, o: *mut f32) {
+                $(#[$feature])*
+                unsafe fn run(place: &Place<'_>, n: usize, work: attention_words::Work, o: *mut f32) {
+                    // SAFETY: as above.
+                    unsafe { attention_words::add_values::<$simd>(place, n, work, o) }
+                }
+                // SAFETY: the caller's promise.
+                unsafe { run(place, n, work, o) }
             }
         }
     };

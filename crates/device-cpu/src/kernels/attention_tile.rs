@@ -9,19 +9,21 @@
 //! # Layout and tile
 //!
 //! All query heads of a KV head are handled together: a tile has `n` queries `(row, head)`, up to [`MAX_QUERIES`]. A chunk
-//! is walked in blocks of [`BLOCK`] positions (at absolute multiples of it): `S = Q K^T`, a softmax along the rows of S,
-//! `O += P V`; the products are in [`attention_product`](super::attention_product).
+//! is walked in blocks of positions (at absolute multiples of their number): `S = Q K^T`, a softmax along the rows of S,
+//! `O += P V`. What a block's numbers are multiplied as depends on how they are stored ([`Attend`]): in f32
+//! ([`attention_floats`](super::attention_floats)) or as whole numbers ([`attention_words`](super::attention_words)).
 //!
 //! # Order of accumulation
 //!
-//! Every score is one chain over the columns; every output column one chain over the positions of a block, blocks and
-//! chunks in ascending order. Positions that a row does not see add exact zeros. So a row's result does not depend on the
-//! tile that it is computed in, nor on whether chunks are computed by one worker or by several: it is the same bits in a
-//! batch and alone, in one prompt and in pieces.
+//! Blocks and chunks follow each other in ascending order; within a block see there. Positions that a row does not see add
+//! exact zeros. So a row's result does not depend on the tile that it is computed in, nor on whether chunks are computed by
+//! one worker or by several: it is the same bits in a batch and alone, in one prompt and in pieces.
 
-use super::attention_product::{BLOCK, Loops, Place, add_values, padded, scores};
+use super::attention_floats::Floats;
+use super::attention_product::{BLOCK, Loops, Place, padded};
+use super::attention_words::Words;
 use super::elementwise::{self, Times};
-use super::kv_write::{LayerPages, Stored};
+use super::kv_write::{LayerPages, StoredF32};
 use super::round_up;
 use crate::simd::{Simd, math};
 use std::ops::Range;
@@ -29,7 +31,7 @@ use std::ops::Range;
 /// Most queries of a tile, unless one row has more.
 pub const MAX_QUERIES: usize = 64;
 /// A maximum below all scores, finite so that differences are.
-const LOWEST: f32 = -1e30;
+pub const LOWEST: f32 = -1e30;
 
 /// What is the same for all tiles of an Op.
 #[derive(Clone, Copy)]
@@ -65,8 +67,14 @@ pub struct Tile<'a> {
 
 impl Tile<'_> {
     /// Positions that a row of the step's sequence at `position` sees.
-    fn seen(window: usize, position: usize) -> Range<usize> {
+    pub fn seen(window: usize, position: usize) -> Range<usize> {
         (position + 1).saturating_sub(window)..position + 1
+    }
+
+    /// Positions of a block, counted from its first, that a query's row sees.
+    pub fn seen_of(&self, shape: &Shape, query: usize, block: usize, len: usize) -> Range<usize> {
+        let seen = Self::seen(shape.window, self.first_position + query / shape.n_group);
+        seen.start.clamp(block, block + len) - block..seen.end.clamp(block, block + len) - block
     }
 
     /// Positions that some row of the tile sees.
@@ -79,9 +87,9 @@ impl Tile<'_> {
 /// `(m, l, o)` of every query of a tile.
 #[derive(Clone, Copy)]
 pub struct Partial {
-    /// `(n)` the largest score.
+    /// `(padded n)` the largest score.
     pub m: *mut f32,
-    /// `(n)` the sum of the exponentials.
+    /// `(padded n)` the sum of the exponentials.
     pub l: *mut f32,
     /// `(n, padded head_dim)` the weighted values.
     pub o: *mut f32,
@@ -90,7 +98,7 @@ pub struct Partial {
 impl Partial {
     /// f32 values that the partial of `n` queries takes.
     pub fn len(n: usize, head_dim: usize) -> usize {
-        n * (2 + padded(head_dim))
+        n * padded(head_dim) + 2 * padded(n)
     }
 
     /// At an address.
@@ -101,7 +109,8 @@ impl Partial {
     pub unsafe fn at(start: *mut f32, n: usize, head_dim: usize) -> Partial {
         // SAFETY: the caller's promise.
         unsafe {
-            Partial { o: start, m: start.add(n * padded(head_dim)), l: start.add(n * padded(head_dim) + n) }
+            let m = start.add(n * padded(head_dim));
+            Partial { o: start, m, l: m.add(padded(n)) }
         }
     }
 
@@ -120,31 +129,68 @@ impl Partial {
     }
 }
 
+/// How a tile attends to a block of positions whose keys and values are stored in some way.
+pub trait Attend: Copy + 'static {
+    /// Positions of a block; divides a chunk.
+    const BLOCK: usize;
+
+    /// What a worker needs for it.
+    type Work: Copy;
+
+    /// Bytes of [`Self::Work`] for `n` queries.
+    fn work_bytes(n: usize, head_dim: usize) -> usize;
+
+    /// At an address.
+    ///
+    /// # Safety
+    /// It is valid for [`Self::work_bytes`], aligned to 64.
+    unsafe fn work(start: *mut u8, n: usize, head_dim: usize) -> Self::Work;
+
+    /// Bring query `i` there, multiplied by `scale`.
+    ///
+    /// # Safety
+    /// `x` has `head_dim` columns; the work is for more than `i` queries; the instruction set is available.
+    unsafe fn load_query<S: Loops>(work: Self::Work, i: usize, x: *const f32, head_dim: usize, scale: f32);
+
+    /// Scores of `n` queries with the positions of a block's range: `(n, BLOCK)`, of which other columns are undefined.
+    ///
+    /// # Safety
+    /// The positions have pages; the queries are there; the instruction set is available.
+    unsafe fn scores<S: Loops>(place: &Place<'_>, n: usize, work: Self::Work) -> *const f32;
+
+    /// Add a block's positions to the partial of the tile's queries.
+    ///
+    /// # Safety
+    /// As [`Self::scores`].
+    unsafe fn block<S: Loops>(
+        shape: &Shape,
+        tile: &Tile<'_>,
+        place: &Place<'_>,
+        work: Self::Work,
+        out: Partial,
+    );
+}
+
 /// A worker's memory.
 #[derive(Clone, Copy)]
-pub struct Scratch {
-    /// `(n, head_dim)` the queries, scaled.
-    pub q: *mut f32,
-    /// `(head_dim, BLOCK)` keys, then `(BLOCK, padded head_dim)` values.
-    pub kv: *mut f32,
-    /// `(n, BLOCK)` scores, then probabilities.
-    pub s: *mut f32,
+pub struct Scratch<A: Attend> {
+    /// For blocks.
+    pub work: A::Work,
     /// A chunk's partial.
     pub chunk: Partial,
     /// The sum of the chunks so far.
     pub total: Partial,
 }
 
-impl Scratch {
-    fn sizes(n: usize, head_dim: usize) -> [usize; 4] {
-        let partial = Partial::len(n, head_dim);
-        [n * head_dim, padded(head_dim) * BLOCK, n * BLOCK, partial].map(|len| round_up(len * 4))
+impl<A: Attend> Scratch<A> {
+    fn sizes(n: usize, head_dim: usize) -> [usize; 2] {
+        [A::work_bytes(n, head_dim), round_up(Partial::len(n, head_dim) * 4)]
     }
 
     /// Bytes for tiles of `n` queries.
     pub fn bytes(n: usize, head_dim: usize) -> usize {
-        let [q, kv, s, partial] = Self::sizes(n, head_dim);
-        q + kv + s + 2 * partial
+        let [work, partial] = Self::sizes(n, head_dim);
+        work + 2 * partial
     }
 
     /// At an address.
@@ -152,19 +198,22 @@ impl Scratch {
     /// # Safety
     /// It is valid for [`Self::bytes`], aligned to 64.
     #[inline(always)]
-    pub unsafe fn at(start: *mut u8, n: usize, head_dim: usize) -> Scratch {
-        let [q, kv, s, partial] = Self::sizes(n, head_dim);
+    pub unsafe fn at(start: *mut u8, n: usize, head_dim: usize) -> Scratch<A> {
+        let [work, partial] = Self::sizes(n, head_dim);
         // SAFETY: the caller's promise.
         unsafe {
             Scratch {
-                q: start.cast(),
-                kv: start.add(q).cast(),
-                s: start.add(q + kv).cast(),
-                chunk: Partial::at(start.add(q + kv + s).cast(), n, head_dim),
-                total: Partial::at(start.add(q + kv + s + partial).cast(), n, head_dim),
+                work: A::work(start, n, head_dim),
+                chunk: Partial::at(start.add(work).cast(), n, head_dim),
+                total: Partial::at(start.add(work + partial).cast(), n, head_dim),
             }
         }
     }
+}
+
+/// Bytes of [`Scratch`] for tiles of `n` queries, however keys and values are stored.
+pub fn scratch_bytes_of(n: usize, head_dim: usize) -> usize {
+    Scratch::<Floats<StoredF32>>::bytes(n, head_dim).max(Scratch::<Words>::bytes(n, head_dim))
 }
 
 /// Bring the tile's queries into scratch: `(row, head of the group)` in that order, scaled.
@@ -172,13 +221,14 @@ impl Scratch {
 /// # Safety
 /// `q` holds the tile's rows, the scratch its queries; the instruction set is available.
 #[inline(always)]
-pub unsafe fn load_queries<S: Simd>(shape: &Shape, tile: &Tile<'_>, q: *const f32, scratch: &Scratch) {
-    let len = shape.n_group * shape.pages.head_dim;
+pub unsafe fn load_queries<S: Loops, A: Attend>(shape: &Shape, tile: &Tile<'_>, q: *const f32, work: A::Work) {
+    let head_dim = shape.pages.head_dim;
     // SAFETY: the caller's promise.
     unsafe {
-        for row in 0..tile.n_rows {
-            let x = q.add((tile.first_row + row) * shape.cols + tile.kv_head * len);
-            elementwise::combine::<S>(x, x, scratch.q.add(row * len), len, Times(shape.scale));
+        for query in 0..tile.n_rows * shape.n_group {
+            let (row, head) = (query / shape.n_group, tile.kv_head * shape.n_group + query % shape.n_group);
+            let x = q.add((tile.first_row + row) * shape.cols + head * head_dim);
+            A::load_query::<S>(work, query, x, head_dim, shape.scale);
         }
     }
 }
@@ -188,51 +238,25 @@ pub unsafe fn load_queries<S: Simd>(shape: &Shape, tile: &Tile<'_>, q: *const f3
 /// # Safety
 /// The positions have pages; the scratch and `out` are for the tile's queries; the instruction set is available.
 #[inline(always)]
-pub unsafe fn chunk<S: Loops, K: Stored>(
+pub unsafe fn chunk<S: Loops, A: Attend>(
     shape: &Shape,
     tile: &Tile<'_>,
     positions: Range<usize>,
     last: usize,
-    scratch: &Scratch,
+    scratch: &Scratch<A>,
     out: Partial,
 ) {
-    let head_dim = shape.pages.head_dim;
     let n = tile.n_rows * shape.n_group;
     // SAFETY: the caller's promise.
     unsafe {
-        out.clear(n, head_dim);
-        let mut block = positions.start / BLOCK * BLOCK;
+        out.clear(n, shape.pages.head_dim);
+        let mut block = positions.start / A::BLOCK * A::BLOCK;
         while block < positions.end {
-            let range = positions.start.max(block) - block..positions.end.min(block + BLOCK) - block;
-            let place = Place {
-                pages: &shape.pages,
-                table: tile.table,
-                kv_head: tile.kv_head,
-                block,
-                range: range.clone(),
-                soon: last - block,
-            };
-            scores::<S, K>(&place, n, scratch.q, scratch.kv, scratch.s);
-            for query in 0..n {
-                let position = tile.first_position + query / shape.n_group;
-                let seen = Tile::seen(shape.window, position);
-                let seen = seen.start.clamp(block, block + BLOCK) - block
-                    ..seen.end.clamp(block, block + BLOCK) - block;
-                let row = scratch.s.add(query * BLOCK);
-                let factor = softmax_block::<S>(
-                    row,
-                    range.clone(),
-                    seen,
-                    shape.softcap,
-                    out.m.add(query),
-                    out.l.add(query),
-                );
-                if factor != 1.0 {
-                    scale_row::<S>(out.o.add(query * padded(head_dim)), padded(head_dim), factor);
-                }
-            }
-            add_values::<S, K>(&place, n, scratch.s, scratch.kv, out.o);
-            block += BLOCK;
+            let range = positions.start.max(block) - block..positions.end.min(block + A::BLOCK) - block;
+            let (pages, table, kv_head) = (&shape.pages, tile.table, tile.kv_head);
+            let place = Place { pages, table, kv_head, block, range, soon: last - block };
+            A::block::<S>(shape, tile, &place, scratch.work, out);
+            block += A::BLOCK;
         }
     }
 }

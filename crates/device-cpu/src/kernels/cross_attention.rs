@@ -11,8 +11,10 @@
 //! Bytes: each key and value once for each tile.
 
 use super::attention_product::Loops;
-use super::attention_tile::{MAX_QUERIES, Scratch, Shape, Tile, chunk, finish, load_queries};
-use super::kv_write::{Stored, kv_type_variants};
+use super::attention_tile::{
+    Attend, MAX_QUERIES, Scratch, Shape, Tile, chunk, finish, load_queries, scratch_bytes_of,
+};
+use super::kv_write::kv_type_variants;
 use crate::command::{StepState, Worker};
 
 /// Parameters.
@@ -35,7 +37,7 @@ fn rows_of_tile(n_group: usize) -> usize {
 
 /// Bytes of scratch.
 pub fn scratch_bytes(n_group: usize, head_dim: usize) -> usize {
-    Scratch::bytes(rows_of_tile(n_group) * n_group, head_dim)
+    scratch_bytes_of(rows_of_tile(n_group) * n_group, head_dim)
 }
 
 kv_type_variants!(
@@ -108,19 +110,19 @@ impl<'a> Iterator for Tiles<'a> {
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
-unsafe fn body<S: Loops, K: Stored>(p: &Params, worker: &Worker<'_>) {
+unsafe fn body<S: Loops, A: Attend>(p: &Params, worker: &Worker<'_>) {
     let (n_kv_heads, head_dim) = (p.shape.pages.n_kv_heads, p.shape.pages.head_dim);
     let max_rows = rows_of_tile(p.shape.n_group);
     let tiles = || Tiles::new(worker.step, &p.shape, p.memory, max_rows);
     let n_units = tiles().count() * n_kv_heads;
     // SAFETY: the caller's promise; the scratch is for the largest tile.
     unsafe {
-        let scratch = Scratch::at(worker.scratch, max_rows * p.shape.n_group, head_dim);
+        let scratch = Scratch::<A>::at(worker.scratch, max_rows * p.shape.n_group, head_dim);
         while let Some(unit) = worker.take(n_units) {
             let Some(rows) = tiles().nth(unit / n_kv_heads) else { return };
             let tile = Tiles::of_rows(p.memory, rows, unit % n_kv_heads);
-            load_queries::<S>(&p.shape, &tile, p.q, &scratch);
-            chunk::<S, K>(&p.shape, &tile, 0..p.memory, p.memory, &scratch, scratch.chunk);
+            load_queries::<S, A>(&p.shape, &tile, p.q, scratch.work);
+            chunk::<S, A>(&p.shape, &tile, 0..p.memory, p.memory, &scratch, scratch.chunk);
             finish::<S>(&p.shape, &tile, scratch.chunk, std::ptr::null(), p.out);
         }
     }

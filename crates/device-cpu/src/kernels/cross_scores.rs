@@ -4,14 +4,12 @@
 //! commands. A unit of work is (a tile of rows as in [`cross_attention`](super::cross_attention), a block of positions),
 //! handed out one after another.
 //!
-//! Accumulation: each score one chain over the columns, the query scaled first
-//! ([`attention_product`](super::attention_product)). Bytes: each key once for each tile, 4 written for each score.
+//! Accumulation: as in [`attention_tile`](super::attention_tile). Bytes: each key once for each tile, 4 written for each score.
 
-use super::attention_product::{BLOCK, Loops, Place, scores};
-use super::attention_tile::{MAX_QUERIES, Scratch, Shape};
+use super::attention_product::{Loops, Place};
+use super::attention_tile::{Attend, MAX_QUERIES, Scratch, Shape, scratch_bytes_of};
 use super::cross_attention::Tiles;
-use super::elementwise::{self, Times};
-use super::kv_write::{Stored, kv_type_variants};
+use super::kv_write::kv_type_variants;
 use crate::command::Worker;
 
 /// Parameters.
@@ -35,7 +33,7 @@ pub struct Params {
 
 /// Bytes of scratch.
 pub fn scratch_bytes(head_dim: usize) -> usize {
-    Scratch::bytes(MAX_QUERIES, head_dim)
+    scratch_bytes_of(MAX_QUERIES, head_dim)
 }
 
 kv_type_variants!(
@@ -46,29 +44,28 @@ kv_type_variants!(
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
-unsafe fn body<S: Loops, K: Stored>(p: &Params, worker: &Worker<'_>) {
+unsafe fn body<S: Loops, A: Attend>(p: &Params, worker: &Worker<'_>) {
     let (pages, head_dim) = (&p.shape.pages, p.shape.pages.head_dim);
     let tiles = || Tiles::new(worker.step, &p.shape, p.memory, MAX_QUERIES);
-    let n_blocks = p.memory.div_ceil(BLOCK);
+    let n_blocks = p.memory.div_ceil(A::BLOCK);
     let n_units = tiles().count() * n_blocks;
     // SAFETY: the caller's promise; the scratch is for the largest tile.
     unsafe {
-        let scratch = Scratch::at(worker.scratch, MAX_QUERIES, head_dim);
+        let scratch = Scratch::<A>::at(worker.scratch, MAX_QUERIES, head_dim);
         while let Some(unit) = worker.take(n_units) {
             let Some(rows) = tiles().nth(unit / n_blocks) else { return };
             for row in 0..rows.n_rows {
                 let x = p.q.add((rows.first_row + row) * p.shape.cols + p.head * head_dim);
-                let to = scratch.q.add(row * head_dim);
-                elementwise::combine::<S>(x, x, to, head_dim, Times(p.shape.scale));
+                A::load_query::<S>(scratch.work, row, x, head_dim, p.shape.scale);
             }
-            let block = unit % n_blocks * BLOCK;
-            let n = (p.memory - block).min(BLOCK);
+            let block = unit % n_blocks * A::BLOCK;
+            let n = (p.memory - block).min(A::BLOCK);
             let kv_head = p.head / p.shape.n_group;
             let place = Place { pages, table: rows.table, kv_head, block, range: 0..n, soon: 0 };
-            scores::<S, K>(&place, rows.n_rows, scratch.q, scratch.kv, scratch.s);
+            let scores = A::scores::<S>(&place, rows.n_rows, scratch.work);
             for row in 0..rows.n_rows {
                 let out = p.out.add((rows.first_row + row) * p.out_cols + p.first + block);
-                out.copy_from_nonoverlapping(scratch.s.add(row * BLOCK), n);
+                out.copy_from_nonoverlapping(scores.add(row * A::BLOCK), n);
             }
         }
     }

@@ -1,9 +1,11 @@
 //! Store keys and values of the step's rows in the KV pages of a layer, and how those pages are read.
 //!
 //! k and v `(n, n_kv_heads * head_dim)`. A page of a group holds its layers one after another; of each, keys
-//! `[n_kv_heads][page_len][head_dim]`, then values in the same shape. `(row, head)` pairs are shared among the workers.
+//! `[n_kv_heads][page_len][head_dim]`, then values in the same shape (of I16 the numbers of a head lie otherwise:
+//! [`attention_words`]). `(row, head)` pairs are shared among the workers.
 //! Bytes: 4 read and the KV type's bytes written for each value.
 
+use super::attention_words;
 use crate::command::Worker;
 use crate::simd::{Simd, variants};
 use device::{KvType, PAGE_NONE, Rows};
@@ -47,17 +49,37 @@ impl LayerPages {
         self.kind.vector_bytes(self.head_dim)
     }
 
-    /// The vector of a head at a position; those of the following positions of the page follow.
+    /// Which of its page's positions a position is.
+    #[inline(always)]
+    pub fn within(&self, position: usize) -> usize {
+        position & (self.page_len - 1)
+    }
+
+    /// The page that holds a position, for one head: its first byte.
+    ///
+    /// # Safety
+    /// The table belongs to this pool and has a page for the position.
+    #[inline(always)]
+    pub unsafe fn head(&self, table: &[u32], half: Half, head: usize, position: usize) -> *mut u8 {
+        // As a shift: a division by a number that is not known beforehand takes ten times as long.
+        let page = table[position >> self.page_len.trailing_zeros()];
+        assert!(page != PAGE_NONE, "position {position} has no KV page");
+        let before = (half as usize * self.n_kv_heads + head) * self.page_len * self.vector_bytes();
+        // SAFETY: the page is one of the pool, the head's part within it.
+        unsafe { self.pool.add(page as usize * self.page_bytes + self.offset + before) }
+    }
+
+    /// The vector of a head at a position, of a KV type that stores vectors one after another; those of the following
+    /// positions of the page follow.
     ///
     /// # Safety
     /// The table belongs to this pool and has a page for the position.
     #[inline(always)]
     pub unsafe fn vector(&self, table: &[u32], half: Half, head: usize, position: usize) -> *mut u8 {
-        let page = table[position / self.page_len];
-        assert!(page != PAGE_NONE, "position {position} has no KV page");
-        let at = (half as usize * self.n_kv_heads + head) * self.page_len + position % self.page_len;
-        // SAFETY: the page is one of the pool, the vector within it.
-        unsafe { self.pool.add(page as usize * self.page_bytes + self.offset + at * self.vector_bytes()) }
+        // SAFETY: the caller's promise; the vector is one of the page's.
+        unsafe {
+            self.head(table, half, head, position).add(self.within(position) * self.vector_bytes())
+        }
     }
 }
 
@@ -109,8 +131,15 @@ pub unsafe fn store<S: Simd>(
     let n = pages.head_dim;
     // SAFETY: the caller's promise.
     unsafe {
-        let out = pages.vector(table, half, head, worker.step.positions[row] as usize);
+        let position = worker.step.positions[row] as usize;
+        if pages.kind == KvType::I16 {
+            let out = pages.head(table, half, head, position);
+            let x = std::slice::from_raw_parts(x, n);
+            return attention_words::store(pages, half, out, pages.within(position), x);
+        }
+        let out = pages.vector(table, half, head, position);
         match pages.kind {
+            KvType::I16 => unreachable!("stored above"),
             KvType::F32 => out.copy_from_nonoverlapping(x.cast(), n * 4),
             KvType::F16 => {
                 let out: *mut u16 = out.cast();
@@ -157,34 +186,38 @@ pub struct StoredF16;
 pub struct StoredQ8;
 
 /// The kernel for an instruction set and a KV type: `$body::<S, K>`, an `#[inline(always)]` function generic over
-/// [`Loops`](super::attention_product::Loops) and [`Stored`], for each of both.
+/// [`Loops`](super::attention_product::Loops) and [`Attend`](super::attention_tile::Attend), for each of both.
 macro_rules! kv_type_variants {
     ($(#[$doc:meta])* $name:ident, $body:ident, $params:ty) => {
         $(#[$doc])*
         pub fn $name(isa: $crate::isa::Isa, kind: device::KvType) -> $crate::command::Kernel<$params> {
             use $crate::kernels::attention_product::Loops;
+            use $crate::kernels::attention_floats::Floats;
+            use $crate::kernels::attention_words::Words;
             use $crate::kernels::kv_write::{StoredF16, StoredF32, StoredQ8};
 
             macro_rules! over {
-                ($over:ident, $of_kind:ident, $stored:ty) => {
+                ($over:ident, $of_kind:ident, $attend:ty) => {
                     /// # Safety
                     /// As [`crate::command::Kernel`].
                     #[inline(always)]
                     unsafe fn $of_kind<S: Loops>(p: &$params, worker: &$crate::command::Worker<'_>) {
                         // SAFETY: the caller's promise.
-                        unsafe { $body::<S, $stored>(p, worker) }
+                        unsafe { $body::<S, $attend>(p, worker) }
                     }
                     $crate::simd::variants!($over, $of_kind, $params);
                 };
             }
 
-            over!(over_f32, f32_body, StoredF32);
-            over!(over_f16, f16_body, StoredF16);
-            over!(over_q8, q8_body, StoredQ8);
+            over!(over_f32, f32_body, Floats<StoredF32>);
+            over!(over_f16, f16_body, Floats<StoredF16>);
+            over!(over_q8, q8_body, Floats<StoredQ8>);
+            over!(over_i16, i16_body, Words);
             match kind {
                 device::KvType::F32 => over_f32(isa),
                 device::KvType::F16 => over_f16(isa),
                 device::KvType::Q8_0 => over_q8(isa),
+                device::KvType::I16 => over_i16(isa),
             }
         }
     };

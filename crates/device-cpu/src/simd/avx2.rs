@@ -11,6 +11,7 @@ pub struct Avx2;
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Simd for Avx2 {
     type V = __m256;
+    type I = __m256i;
     const N: usize = 8;
     const VECTORS: usize = 2;
 
@@ -73,6 +74,54 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn select_lt(a: __m256, b: __m256, yes: __m256, no: __m256) -> __m256 {
         unsafe { _mm256_blendv_ps(no, yes, _mm256_cmp_ps::<_CMP_LT_OQ>(a, b)) }
+    }
+    #[inline(always)]
+    unsafe fn max_bits(a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_castsi256_ps(_mm256_max_epu32(_mm256_castps_si256(a), _mm256_castps_si256(b))) }
+    }
+    #[inline(always)]
+    unsafe fn splat_i(x: i32) -> __m256i {
+        unsafe { _mm256_set1_epi32(x) }
+    }
+    #[inline(always)]
+    unsafe fn load_i(p: *const i32) -> __m256i {
+        unsafe { _mm256_loadu_si256(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn store_i(p: *mut i32, v: __m256i) {
+        unsafe { _mm256_storeu_si256(p.cast(), v) }
+    }
+    #[inline(always)]
+    unsafe fn store_words(p: *mut i16, v: __m256i) {
+        unsafe {
+            // The numbers fit, so that saturating changes none.
+            let words = _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256::<1>(v));
+            _mm_storeu_si128(p.cast(), words);
+        }
+    }
+    #[inline(always)]
+    unsafe fn add_i(a: __m256i, b: __m256i) -> __m256i {
+        unsafe { _mm256_add_epi32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn dot_words(sum: __m256i, a: __m256i, b: __m256i) -> __m256i {
+        unsafe { _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)) }
+    }
+    #[inline(always)]
+    unsafe fn to_f32(v: __m256i) -> __m256 {
+        unsafe { _mm256_cvtepi32_ps(v) }
+    }
+    #[inline(always)]
+    unsafe fn round(v: __m256) -> __m256i {
+        unsafe { _mm256_cvtps_epi32(v) }
+    }
+    #[inline(always)]
+    unsafe fn sum_i(v: __m256i) -> i32 {
+        unsafe {
+            let v = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256::<1>(v));
+            let v = _mm_add_epi32(v, _mm_shuffle_epi32::<0b01_00_11_10>(v));
+            _mm_cvtsi128_si32(_mm_add_epi32(v, _mm_shuffle_epi32::<0b10_11_00_01>(v)))
+        }
     }
     #[inline(always)]
     unsafe fn exp2_biased(n: __m256) -> __m256 {

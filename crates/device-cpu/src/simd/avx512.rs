@@ -1,5 +1,6 @@
 //! [`Simd`] with AVX-512: sixteen lanes.
 
+use super::math::EXP2;
 use super::{RowsOf, Simd, Sink};
 use std::arch::x86_64::*;
 
@@ -11,6 +12,7 @@ pub struct Avx512;
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Simd for Avx512 {
     type V = __m512;
+    type I = __m512i;
     const N: usize = 16;
     const VECTORS: usize = 4;
 
@@ -73,6 +75,62 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn select_lt(a: __m512, b: __m512, yes: __m512, no: __m512) -> __m512 {
         unsafe { _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), no, yes) }
+    }
+    #[inline(always)]
+    unsafe fn exp2(x: __m512) -> __m512 {
+        unsafe {
+            // What is left above the whole number below; an infinity leaves nothing.
+            let r = _mm512_reduce_ps::<{ _MM_FROUND_TO_NEG_INF }>(x);
+            let mut p = _mm512_set1_ps(EXP2[0]);
+            for c in &EXP2[1..] {
+                p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(*c));
+            }
+            _mm512_scalef_ps(p, x)
+        }
+    }
+    #[inline(always)]
+    unsafe fn max_bits(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_castsi512_ps(_mm512_max_epu32(_mm512_castps_si512(a), _mm512_castps_si512(b))) }
+    }
+    #[inline(always)]
+    unsafe fn max_bits_lane(v: __m512) -> f32 {
+        unsafe { f32::from_bits(_mm512_reduce_max_epu32(_mm512_castps_si512(v))) }
+    }
+    #[inline(always)]
+    unsafe fn splat_i(x: i32) -> __m512i {
+        unsafe { _mm512_set1_epi32(x) }
+    }
+    #[inline(always)]
+    unsafe fn load_i(p: *const i32) -> __m512i {
+        unsafe { _mm512_loadu_si512(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn store_i(p: *mut i32, v: __m512i) {
+        unsafe { _mm512_storeu_si512(p.cast(), v) }
+    }
+    #[inline(always)]
+    unsafe fn store_words(p: *mut i16, v: __m512i) {
+        unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(v)) }
+    }
+    #[inline(always)]
+    unsafe fn add_i(a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_add_epi32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn dot_words(sum: __m512i, a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_dpwssd_epi32(sum, a, b) }
+    }
+    #[inline(always)]
+    unsafe fn to_f32(v: __m512i) -> __m512 {
+        unsafe { _mm512_cvtepi32_ps(v) }
+    }
+    #[inline(always)]
+    unsafe fn round(v: __m512) -> __m512i {
+        unsafe { _mm512_cvtps_epi32(v) }
+    }
+    #[inline(always)]
+    unsafe fn sum_i(v: __m512i) -> i32 {
+        unsafe { _mm512_reduce_add_epi32(v) }
     }
     #[inline(always)]
     unsafe fn exp2_biased(n: __m512) -> __m512 {

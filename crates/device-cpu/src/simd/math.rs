@@ -38,6 +38,30 @@ pub unsafe fn exp<S: Simd>(x: S::V) -> S::V {
     }
 }
 
+/// Coefficients of the polynomial of degree 4 that is nearest to `2^x` on `0..1` by relative error, 2.6e-6; the highest first.
+pub const EXP2: [f32; 5] = [0.013_534_164, 0.052_011_48, 0.241_442_74, 0.693_003_83, 1.000_002_6];
+
+/// [`Simd::exp2`] of numbers up to 127, where the instruction set has nothing better; 0 below -126.
+///
+/// # Safety
+/// As [`exp`].
+#[inline(always)]
+pub unsafe fn exp2<S: Simd>(x: S::V) -> S::V {
+    const LOW: f32 = -126.0;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let clamped = S::max(x, S::splat(LOW));
+        // The nearest whole number, and what is left, half a unit to either side; the polynomial is for 0..1.
+        let biased = S::add(S::sub(clamped, S::splat(0.5)), S::splat(BIAS));
+        let r = S::sub(x, S::sub(biased, S::splat(BIAS)));
+        let mut p = S::splat(EXP2[0]);
+        for c in &EXP2[1..] {
+            p = S::fma(p, r, S::splat(*c));
+        }
+        S::select_lt(x, S::splat(LOW), S::splat(0.0), S::mul(p, S::exp2_biased(biased)))
+    }
+}
+
 /// `1 / (1 + e^-x)`, relative error below 5e-7.
 ///
 /// # Safety
@@ -178,6 +202,7 @@ mod tests {
                         1 => sigmoid::<S>(v),
                         2 => tanh::<S>(v),
                         3 => erf::<S>(v),
+                        4 => S::exp2(v),
                         _ => GeluTanh::at::<S>(v),
                     };
                     S::store(x.as_mut_ptr(), y);
@@ -224,7 +249,7 @@ mod tests {
     fn functions_keep_their_bounds_on_every_instruction_set() {
         let inputs: Vec<f32> = (0..16 * 1024).map(|i| (i as f32 - 8192.0) * 0.0105).collect();
         for isa in Isa::available() {
-            for which in 0..5 {
+            for which in 0..6 {
                 let mut y = inputs.clone();
                 on_all(isa, which, &mut y);
                 for (x, y) in inputs.iter().zip(&y) {
@@ -235,6 +260,8 @@ mod tests {
                         2 => (x.tanh(), 3e-7),
                         3 if x.abs() < 5.0 => (erf_f64(x), 6e-7),
                         3 => (x.signum(), 6e-7),
+                        4 if x > 127.0 => continue,
+                        4 => (x.exp2(), 4e-6 * x.exp2() + 1.3e-38),
                         _ => {
                             let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x);
                             (0.5 * x * (1.0 + u.tanh()), 1e-6 * x.abs() + 1e-7)
@@ -253,6 +280,11 @@ mod tests {
             on_all(isa, 0, &mut edge);
             assert_eq!((edge[0], edge[2], edge[3]), (0.0, 0.0, 1.0), "{isa}");
             assert!(edge[1].is_finite(), "{isa}");
+            let mut edge = [0.0f32; 16];
+            (edge[0], edge[1], edge[2]) = (f32::NEG_INFINITY, -200.0, f32::NAN);
+            on_all(isa, 4, &mut edge);
+            assert_eq!((edge[0], edge[1]), (0.0, 0.0), "{isa}");
+            assert!(edge[2].is_nan(), "{isa}");
         }
     }
 }

@@ -29,7 +29,9 @@ pub use portable::Portable;
 pub trait Simd: Copy + 'static {
     /// A vector.
     type V: Copy;
-    /// Its lanes; divides 16.
+    /// A vector of as many i32, or of twice as many i16.
+    type I: Copy;
+    /// Their lanes; divides 16.
     const N: usize;
     /// Vectors of a tile of the small matrix products of attention; `N * VECTORS` divides 64.
     const VECTORS: usize;
@@ -64,12 +66,49 @@ pub trait Simd: Copy + 'static {
     unsafe fn abs(a: Self::V) -> Self::V;
     /// In each lane `yes` where `a < b`, else `no`.
     unsafe fn select_lt(a: Self::V, b: Self::V, yes: Self::V, no: Self::V) -> Self::V;
+    /// `2^x`, relative error below 4e-6; 0 of minus infinity. Above 127 it is undefined.
+    #[inline(always)]
+    unsafe fn exp2(x: Self::V) -> Self::V {
+        // SAFETY: the caller's promise.
+        unsafe { math::exp2::<Self>(x) }
+    }
+    /// The larger as whole numbers of 32 bits without a sign: of numbers that are not negative the larger, but where one is no
+    /// number, that.
+    unsafe fn max_bits(a: Self::V, b: Self::V) -> Self::V;
     /// `2^n`, given `n + 1.5 * 2^23` with `n` an integer in `-126..=127`.
     unsafe fn exp2_biased(n: Self::V) -> Self::V;
     /// Sum of the lanes, in a fixed order.
     unsafe fn sum(v: Self::V) -> f32;
     /// The largest lane.
     unsafe fn max_lane(v: Self::V) -> f32;
+    /// The largest lane in the order of [`Self::max_bits`].
+    #[inline(always)]
+    unsafe fn max_bits_lane(v: Self::V) -> f32 {
+        let mut lanes = [0f32; 16];
+        // SAFETY: a vector has at most 16 lanes.
+        unsafe { Self::store(lanes.as_mut_ptr(), v) };
+        f32::from_bits(lanes[..Self::N].iter().fold(0, |max, lane| max.max(lane.to_bits())))
+    }
+
+    /// All lanes `x`.
+    unsafe fn splat_i(x: i32) -> Self::I;
+    /// Unaligned.
+    unsafe fn load_i(p: *const i32) -> Self::I;
+    /// Unaligned.
+    unsafe fn store_i(p: *mut i32, v: Self::I);
+    /// The lower 16 bits of each lane, unaligned.
+    unsafe fn store_words(p: *mut i16, v: Self::I);
+    /// `a + b`
+    unsafe fn add_i(a: Self::I, b: Self::I) -> Self::I;
+    /// `sum + a.low * b.low + a.high * b.high` in each lane, of the halves as i16.
+    unsafe fn dot_words(sum: Self::I, a: Self::I, b: Self::I) -> Self::I;
+    /// Rounded, where f32 has fewer digits.
+    unsafe fn to_f32(v: Self::I) -> Self::V;
+    /// To the nearest, halves to even; undefined beyond 2^31.
+    unsafe fn round(v: Self::V) -> Self::I;
+    /// Sum of the lanes.
+    unsafe fn sum_i(v: Self::I) -> i32;
+
     /// Transpose `N` vectors: lane `r` of the vector that the sink takes as number `i` is lane `i` of row `r`. The sink takes
     /// them in order.
     unsafe fn transpose(rows: impl RowsOf, sink: &mut impl Sink<Self>);

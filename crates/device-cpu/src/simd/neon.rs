@@ -11,6 +11,7 @@ pub struct Neon;
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Simd for Neon {
     type V = float32x4_t;
+    type I = int32x4_t;
     const N: usize = 4;
     const VECTORS: usize = 4;
 
@@ -77,6 +78,50 @@ impl Simd for Neon {
     #[inline(always)]
     unsafe fn select_lt(a: float32x4_t, b: float32x4_t, yes: float32x4_t, no: float32x4_t) -> float32x4_t {
         unsafe { vbslq_f32(vcltq_f32(a, b), yes, no) }
+    }
+    #[inline(always)]
+    unsafe fn max_bits(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        unsafe { vreinterpretq_f32_u32(vmaxq_u32(vreinterpretq_u32_f32(a), vreinterpretq_u32_f32(b))) }
+    }
+    #[inline(always)]
+    unsafe fn splat_i(x: i32) -> int32x4_t {
+        unsafe { vdupq_n_s32(x) }
+    }
+    #[inline(always)]
+    unsafe fn load_i(p: *const i32) -> int32x4_t {
+        unsafe { vld1q_s32(p) }
+    }
+    #[inline(always)]
+    unsafe fn store_i(p: *mut i32, v: int32x4_t) {
+        unsafe { vst1q_s32(p, v) }
+    }
+    #[inline(always)]
+    unsafe fn store_words(p: *mut i16, v: int32x4_t) {
+        unsafe { vst1_s16(p, vmovn_s32(v)) }
+    }
+    #[inline(always)]
+    unsafe fn add_i(a: int32x4_t, b: int32x4_t) -> int32x4_t {
+        unsafe { vaddq_s32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn dot_words(sum: int32x4_t, a: int32x4_t, b: int32x4_t) -> int32x4_t {
+        unsafe {
+            let (a, b) = (vreinterpretq_s16_s32(a), vreinterpretq_s16_s32(b));
+            let low = vmull_s16(vget_low_s16(a), vget_low_s16(b));
+            vaddq_s32(sum, vpaddq_s32(low, vmull_high_s16(a, b)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn to_f32(v: int32x4_t) -> float32x4_t {
+        unsafe { vcvtq_f32_s32(v) }
+    }
+    #[inline(always)]
+    unsafe fn round(v: float32x4_t) -> int32x4_t {
+        unsafe { vcvtnq_s32_f32(v) }
+    }
+    #[inline(always)]
+    unsafe fn sum_i(v: int32x4_t) -> i32 {
+        unsafe { vaddvq_s32(v) }
     }
     #[inline(always)]
     unsafe fn exp2_biased(n: float32x4_t) -> float32x4_t {

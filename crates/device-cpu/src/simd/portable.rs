@@ -27,6 +27,7 @@ fn f16_to_f32(bits: u16) -> f32 {
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Simd for Portable {
     type V = V;
+    type I = [i32; 4];
     const N: usize = 4;
     const VECTORS: usize = 2;
 
@@ -89,6 +90,48 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn select_lt(a: V, b: V, yes: V, no: V) -> V {
         std::array::from_fn(|i| if a[i] < b[i] { yes[i] } else { no[i] })
+    }
+    #[inline(always)]
+    unsafe fn max_bits(a: V, b: V) -> V {
+        map2(a, b, |a, b| f32::from_bits(a.to_bits().max(b.to_bits())))
+    }
+    #[inline(always)]
+    unsafe fn splat_i(x: i32) -> [i32; 4] {
+        [x; 4]
+    }
+    #[inline(always)]
+    unsafe fn load_i(p: *const i32) -> [i32; 4] {
+        unsafe { p.cast::<[i32; 4]>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn store_i(p: *mut i32, v: [i32; 4]) {
+        unsafe { p.cast::<[i32; 4]>().write_unaligned(v) }
+    }
+    #[inline(always)]
+    unsafe fn store_words(p: *mut i16, v: [i32; 4]) {
+        unsafe { p.cast::<[i16; 4]>().write_unaligned(v.map(|x| x as i16)) }
+    }
+    #[inline(always)]
+    unsafe fn add_i(a: [i32; 4], b: [i32; 4]) -> [i32; 4] {
+        std::array::from_fn(|i| a[i].wrapping_add(b[i]))
+    }
+    #[inline(always)]
+    unsafe fn dot_words(sum: [i32; 4], a: [i32; 4], b: [i32; 4]) -> [i32; 4] {
+        let low = |x: i32| i32::from(x as i16);
+        let product = |a: i32, b: i32| (low(a) * low(b)).wrapping_add((a >> 16) * (b >> 16));
+        std::array::from_fn(|i| sum[i].wrapping_add(product(a[i], b[i])))
+    }
+    #[inline(always)]
+    unsafe fn to_f32(v: [i32; 4]) -> V {
+        v.map(|x| x as f32)
+    }
+    #[inline(always)]
+    unsafe fn round(v: V) -> [i32; 4] {
+        v.map(|x| x.round_ties_even() as i32)
+    }
+    #[inline(always)]
+    unsafe fn sum_i(v: [i32; 4]) -> i32 {
+        v.into_iter().fold(0, i32::wrapping_add)
     }
     #[inline(always)]
     unsafe fn exp2_biased(n: V) -> V {

@@ -6,7 +6,7 @@ use formats::BlockType;
 use formats::codec::{dequantize_row, quantize_row};
 use memmap2::MmapMut;
 
-use crate::{KvLayerId, KvLayout, KvType};
+use crate::{KvLayerId, KvLayout, KvType, kv_words};
 
 /// Keys or values of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,7 +81,12 @@ impl KvPages {
         let place = self.layers[layer.0 as usize];
         for (head, vector) in heads.chunks_exact(place.head_dim).enumerate() {
             let range = self.range(place, half, table, head, position);
-            quantize_row(self.block(), vector, &mut self.groups[place.group][range]);
+            let block = self.block();
+            let out = &mut self.groups[place.group][range];
+            match block {
+                Some(block) => quantize_row(block, vector, out),
+                None => write_words(half, vector, out),
+            }
         }
     }
 
@@ -97,7 +102,11 @@ impl KvPages {
     ) {
         let place = self.layers[layer.0 as usize];
         let range = self.range(place, half, table, head, position);
-        dequantize_row(self.block(), &self.groups[place.group][range], vector);
+        let bytes = &self.groups[place.group][range];
+        match self.block() {
+            Some(block) => dequantize_row(block, bytes, vector),
+            None => read_words(bytes, vector),
+        }
     }
 
     /// Copy all layers of a page.
@@ -145,12 +154,35 @@ impl KvPages {
         start..start + bytes
     }
 
-    fn block(&self) -> BlockType {
+    /// The codec's name of the KV type; `None`: [`kv_words`].
+    fn block(&self) -> Option<BlockType> {
         match self.kind {
-            KvType::F32 => BlockType::F32,
-            KvType::F16 => BlockType::F16,
-            KvType::Q8_0 => BlockType::Q8_0,
+            KvType::F32 => Some(BlockType::F32),
+            KvType::F16 => Some(BlockType::F16),
+            KvType::Q8_0 => Some(BlockType::Q8_0),
+            KvType::I16 => None,
         }
+    }
+}
+
+/// A vector as of [`KvType::I16`]: its scale, then its numbers.
+fn write_words(half: Half, vector: &[f32], out: &mut [u8]) {
+    let scale = match half {
+        Half::Keys => kv_words::key_scale(vector),
+        Half::Values => kv_words::value_scale(vector),
+    };
+    let (first, words) = out.split_at_mut(4);
+    first.copy_from_slice(&scale.to_le_bytes());
+    for (out, x) in words.chunks_exact_mut(2).zip(vector) {
+        out.copy_from_slice(&kv_words::to_word(*x, kv_words::factor(scale)).to_le_bytes());
+    }
+}
+
+/// What [`write_words`] wrote.
+fn read_words(bytes: &[u8], vector: &mut [f32]) {
+    let scale = f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+    for (x, word) in vector.iter_mut().zip(bytes[4..].chunks_exact(2)) {
+        *x = scale * f32::from(i16::from_le_bytes([word[0], word[1]]));
     }
 }
 
@@ -164,7 +196,7 @@ mod tests {
     fn vectors_do_not_share_bytes() {
         let layer = |n_kv_heads, head_dim, window| KvLayer { n_kv_heads, head_dim, window, memory: None };
         let layout = KvLayout::new(vec![layer(2, 32, None), layer(1, 64, Some(20)), layer(3, 96, None)]);
-        for kind in [KvType::F32, KvType::F16, KvType::Q8_0] {
+        for kind in [KvType::F32, KvType::F16, KvType::I16, KvType::Q8_0] {
             let mut pages = KvPages::new(&layout, kind, 16, &[3, 2]).unwrap();
             let tables: [&[u32]; 2] = [&[2, 0], &[1, 0]];
             // A number of its own for each vector.
@@ -203,7 +235,7 @@ mod tests {
     fn pages_are_copied_whole_and_poisoned() {
         let layout =
             KvLayout::new(vec![KvLayer { n_kv_heads: 1, head_dim: 32, window: None, memory: None }; 2]);
-        for kind in [KvType::F32, KvType::F16, KvType::Q8_0] {
+        for kind in [KvType::F32, KvType::F16, KvType::I16, KvType::Q8_0] {
             let mut pages = KvPages::new(&layout, kind, 16, &[3]).unwrap();
             let last = KvLayerId(1);
             pages.write(last, Half::Values, &[0], 15, &[1.0; 32]);
