@@ -6,13 +6,14 @@ from pathlib import Path
 
 from engines import FasterWhisper, ROOT, SentenceTransformers
 from pairs import time_pairs
+from suite import SUITE
 
 AUDIO = ROOT / "fixtures" / "audio" / "jfk.wav"
 
 
 def measure(ingle, arguments):
     """A list of (what, value) lines, each said in words."""
-    lines = [deep_context(ingle, arguments.pairs), first_token(ingle, arguments.pairs)]
+    lines = [*deep_contexts(ingle, arguments), first_token(ingle, arguments.pairs)]
     whisper = FasterWhisper(arguments.python, arguments.t)
     for name in ("whisper:tiny", "whisper:base"):
         lines.append(speech(ingle, whisper, name, arguments))
@@ -20,17 +21,28 @@ def measure(ingle, arguments):
     return lines
 
 
-def deep_context(ingle, n_pairs):
-    """Rates at 4,096 tokens of context as shares of those at 512 and at none."""
-    model = ingle.pull("smollm2:135m")
-    prefill, decode = [], []
-    for _ in range(min(n_pairs, 3)):
-        start, full, deep = ([r["avg_ts"] for r in ingle.bench(model, n_prompt, n_gen, depth)]
-                             for n_prompt, n_gen, depth in ((512, 64, 0), (512, 0, 3584), (0, 64, 4096)))
-        prefill.append(full[0] / start[0])
-        decode.append(deep[0] / start[1])
-    return ("SmolLM2 at 4,096 tokens of context", f"prefill keeps {100 * statistics.median(prefill):.0f} % of its rate at 512, "
-            f"decode {100 * statistics.median(decode):.0f} % of its rate at the start")
+def deep_contexts(ingle, a):
+    """Rates with 4,096 tokens of context as shares of those with 512 and with none, for a small model and for some larger ones."""
+    titles = ("SmolLM2-135M Q4_1", "qwen3-0.6b shape, Q4_K, 8 layers", "llama-3.2-1b shape, Q6_K, 8 layers",
+              "qwen3-30b-a3b shape, Q4_0, 4 layers")
+    return [deep_context(ingle, entry, a) for entry in SUITE if entry.title in titles]
+
+
+def deep_context(ingle, entry, a):
+    model = entry.fetch(ingle, a.models_dir, a.python)
+    whole, last, decode = [], [], []
+    for _ in range(min(a.pairs, 3)):
+        (short, start), (long,), (end,), (deep,) = (
+            [r["avg_ts"] for r in ingle.bench(model, n_prompt, n_gen, depth)]
+            for n_prompt, n_gen, depth in ((512, 64, 0), (4096, 0, 0), (512, 0, 3584), (0, 64, 4096)))
+        whole.append(long / short)
+        last.append(end / short)
+        decode.append(deep / start)
+    entry.release(model)
+    share = lambda values: f"{100 * statistics.median(values):.0f} %"
+    return (f"{entry.title} at 4,096 tokens of context",
+            f"a prompt of 4,096 tokens keeps {share(whole)} of the rate of 512 (its last 512 tokens {share(last)}), "
+            f"decode {share(decode)} of its rate at the start")
 
 
 def first_token(ingle, n_runs):

@@ -169,7 +169,7 @@ impl Compiler<'_> {
 
     /// An F32 vector.
     fn weight_f32(&self, id: WeightId) -> *const f32 {
-        self.plan.weight(id).data.as_ptr().cast()
+        self.weights.bytes(&self.plan.weight(id).data).as_ptr().cast()
     }
 
     /// The rows of a matrix or a table as its kernel reads them.

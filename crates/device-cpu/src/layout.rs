@@ -11,12 +11,9 @@ use crate::lower::{Lowered, RopeKey, Unit, rope_tables};
 use crate::weights::ToInterleave;
 use device::arena::{self, Arena};
 use device::lower::{Projection, Tail};
-use device::{Item, Limits, MemoryPlan, Op, Plan, Residence, Rows, Value, ValueId, Weight, WeightId};
+use device::{Item, Limits, MemoryPlan, Op, Plan, Residence, Rows, Value, ValueId, WeightId};
 use formats::Bytes;
 use std::collections::HashSet;
-
-/// What Linux maps of a file around a page that is touched (`fault_around_bytes`).
-pub const MAPPED_AROUND: usize = 64 << 10;
 
 /// Bytes of every buffer that a plan needs.
 #[derive(Clone, Debug)]
@@ -110,20 +107,12 @@ impl Shared {
 
     /// The memory plan: weights and KV pages, which every device has, and these buffers.
     pub fn memory_plan(&self, plans: &[Plan], limits: &Limits, interleaved: &ToInterleave) -> MemoryPlan {
-        let views = interleaved.views();
-        let in_place = |view: &Bytes| !view.is_mapped() || !views.contains(&(view.as_ptr(), view.len()));
+        let let_go = interleaved.let_go();
+        let in_place = |view: &Bytes| !view.is_mapped() || !let_go.contains(&(view.as_ptr(), view.len()));
         let mut memory = MemoryPlan::of_weights_and_kv(plans, limits, in_place);
-        if interleaved.bytes() > 0 {
-            // The small ones lie among those that were let go.
-            let views = plans.iter().flat_map(|plan| &plan.weights).flat_map(Weight::views);
-            let small = views.filter(|view| view.is_mapped() && view.len() < MAPPED_AROUND && in_place(view));
-            let distinct: HashSet<*const u8> = small.map(|view| view.as_ptr()).collect();
-            let bytes = (distinct.len() * MAPPED_AROUND) as u64;
-            let what = "pages around small weights".to_owned();
-            memory.items.push(Item { what, bytes, residence: Residence::Mapped });
-        }
         for (what, bytes) in [
             ("weights, interleaved", interleaved.bytes()),
+            ("small weights, copied", interleaved.copied_bytes()),
             ("activations", self.arena_bytes - self.logits_bytes + self.row_bytes),
             ("logits", self.logits_bytes + self.found_bytes),
             ("quantised activations", self.prepared_bytes[ActivationKind::Q8 as usize]),

@@ -1,11 +1,13 @@
 //! Matrices that the kernels want in an order of their own: found in the plans, sized, and made once by all workers.
 //!
-//! Everything else is read where it lies in the file. Of what was interleaved, the file's pages are let go as soon as
-//! they were read, so that loading never holds a model twice. An embedding that is also the head reads its rows from the
-//! tiles.
+//! Of what was interleaved, the file's pages are let go as soon as they were read, so that loading never holds a model twice.
+//! Small weights that lie among those, as norms do, are copied: reading a few bytes of a file keeps what the system maps
+//! around them, which is 64 KB or a whole large page. Everything else is read where it lies in the file. An embedding that is
+//! also the head reads its rows from the tiles.
 
 use crate::isa::Isa;
 use crate::kernels::linear::{Interleave, TILE_ROWS, WeightRows, linear_kernel};
+use crate::kernels::round_up;
 use crate::memory::PagePool;
 use crate::pool::{Panicked, Pool};
 use device::{Error, Op, Plan, Result, Weight};
@@ -16,6 +18,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Bytes of tiles that a worker makes before it lets go of what it read, about: many times what the system maps around a page
 /// that is touched, for that reaches into what was let go already.
 const UNIT_BYTES: usize = 1 << 20;
+
+/// What Linux maps of a file around a page that is touched (`fault_around_bytes`), at least.
+const MAPPED_AROUND: usize = 64 << 10;
 
 /// A matrix to be interleaved.
 struct Matrix {
@@ -49,13 +54,24 @@ type Key = (*const u8, usize, usize, BlockType);
 pub struct ToInterleave {
     matrices: Vec<Matrix>,
     keys: HashMap<Key, usize>,
+    /// Of all tiles.
     bytes: usize,
+    /// Small weights, where there are tiles, and where behind these they are copied to.
+    copies: Vec<(Bytes, usize)>,
+    /// Of all copies.
+    copied_bytes: usize,
 }
 
 impl ToInterleave {
     /// Of the plans: each distinct matrix that a Linear or an ExpertLinear reads and whose kernel wants it so.
     pub fn new(plans: &[Plan], isa: Isa) -> ToInterleave {
-        let mut all = ToInterleave { matrices: Vec::new(), keys: HashMap::new(), bytes: 0 };
+        let mut all = ToInterleave {
+            matrices: Vec::new(),
+            keys: HashMap::new(),
+            bytes: 0,
+            copies: Vec::new(),
+            copied_bytes: 0,
+        };
         for plan in plans {
             for op in plan.primitives() {
                 let (Op::Linear { weight, .. } | Op::ExpertLinear { weight, .. }) = op else { continue };
@@ -68,7 +84,26 @@ impl ToInterleave {
                 }
             }
         }
+        if all.bytes > 0 {
+            all.add_copies(plans);
+        }
         all
+    }
+
+    /// The small weights of plans that are read as one piece and are not interleaved.
+    fn add_copies(&mut self, plans: &[Plan]) {
+        let interleaved = self.views();
+        let mut known = HashSet::new();
+        let single = plans.iter().flat_map(|plan| &plan.weights).filter(|weight| weight.parts.is_empty());
+        for data in single.map(|weight| &weight.data) {
+            let small = data.is_mapped() && !data.is_empty() && data.len() < MAPPED_AROUND;
+            let in_place = !interleaved.contains(&(data.as_ptr(), data.len()));
+            if small && in_place && known.insert((data.as_ptr(), data.len())) {
+                self.copies.push((data.clone(), round_up(self.bytes) + self.copied_bytes));
+                self.copied_bytes += round_up(data.len());
+            }
+        }
+        self.copies.sort_unstable_by_key(|(data, _)| (data.as_ptr(), data.len()));
     }
 
     fn add(
@@ -96,9 +131,28 @@ impl ToInterleave {
         self.bytes
     }
 
+    /// Bytes of all copies of small weights.
+    pub fn copied_bytes(&self) -> usize {
+        self.copied_bytes
+    }
+
     /// The views of files whose every byte is interleaved.
-    pub fn views(&self) -> HashSet<(*const u8, usize)> {
+    fn views(&self) -> HashSet<(*const u8, usize)> {
         self.matrices.iter().map(|m| (m.data.as_ptr(), m.data.len())).collect()
+    }
+
+    /// The views of files that are not read any more: they were interleaved or copied.
+    pub fn let_go(&self) -> HashSet<(*const u8, usize)> {
+        let mut views = self.views();
+        views.extend(self.copies.iter().map(|(data, _)| (data.as_ptr(), data.len())));
+        views
+    }
+
+    /// Where a view was copied to, counted from the first tile.
+    fn copy_of(&self, data: &Bytes) -> Option<usize> {
+        let key = (data.as_ptr(), data.len());
+        let found = self.copies.binary_search_by_key(&key, |(data, _)| (data.as_ptr(), data.len()));
+        found.ok().map(|index| self.copies[index].1)
     }
 
     /// Make the tiles, with all workers.
@@ -106,9 +160,13 @@ impl ToInterleave {
     /// # Errors
     /// Memory was refused.
     pub fn make(self, pool: &Pool) -> Result<Interleaved> {
-        let memory = PagePool::reserve(1, self.bytes)?;
+        let memory = PagePool::reserve(1, round_up(self.bytes) + self.copied_bytes)?;
         memory.prefer_huge_pages();
-        Bytes::prefer_large_pages(self.matrices.iter().map(|m| &m.data), crate::layout::MAPPED_AROUND);
+        Bytes::prefer_large_pages(self.matrices.iter().map(|m| &m.data), MAPPED_AROUND);
+        for (data, offset) in &self.copies {
+            // SAFETY: the memory has room behind the tiles, and nobody else has it yet.
+            unsafe { memory.start().add(*offset).copy_from_nonoverlapping(data.as_ptr(), data.len()) };
+        }
         // Of each matrix, the unit that it begins with.
         let mut begins = Vec::with_capacity(self.matrices.len() + 1);
         let mut n_units = 0;
@@ -143,7 +201,8 @@ impl ToInterleave {
         };
         pool.run(&job).map_err(|Panicked(reason)| Error::Failed { device: crate::NAME, reason })?;
         // What was mapped anew around the edges of the units.
-        Bytes::release_all(self.matrices.iter().map(|m| &m.data), crate::layout::MAPPED_AROUND);
+        let read = self.matrices.iter().map(|m| &m.data).chain(self.copies.iter().map(|(data, _)| data));
+        Bytes::release_all(read, MAPPED_AROUND);
         Ok(Interleaved { memory, of: self })
     }
 }
@@ -172,9 +231,20 @@ impl Interleaved {
         self.memory
     }
 
+    /// A view's bytes: in the file, or in their copy.
+    pub fn bytes<'a>(&'a self, data: &'a Bytes) -> &'a [u8] {
+        match self.of.copy_of(data) {
+            // SAFETY: a copy of this length, which nobody writes any more.
+            Some(offset) => unsafe {
+                std::slice::from_raw_parts(self.memory.start().add(offset), data.len())
+            },
+            None => data,
+        }
+    }
+
     /// A matrix as its kernels read it: `n_rows` rows of the weight's columns, at `data`.
     pub fn rows(&self, weight: &Weight, data: &Bytes, planes: &Planes, n_rows: usize) -> WeightRows {
-        let rows = WeightRows::new(weight.block, weight.n_cols(), data, planes.as_slices());
+        let rows = WeightRows::new(weight.block, weight.n_cols(), self.bytes(data), planes.as_slices());
         match self.of.keys.get(&(data.as_ptr(), n_rows, weight.n_cols(), weight.block)) {
             Some(&index) => {
                 let m = &self.of.matrices[index];

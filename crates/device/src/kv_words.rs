@@ -113,7 +113,10 @@ mod tests {
             for x in &x {
                 let word = to_word(*x, factor(scale));
                 assert!(f32::from(word).abs() <= MAX_VALUE);
-                assert!((f32::from(word) * scale - x).abs() <= scale * 0.5001 + 1e-38, "{x} became {word} * {scale}");
+                assert!(
+                    (f32::from(word) * scale - x).abs() <= scale * 0.5001 + 1e-38,
+                    "{x} became {word} * {scale}"
+                );
             }
         }
         assert!(MAX_POSITIONS as f64 * f64::from(MAX_VALUE) * f64::from(MAX_WEIGHT) < 2f64.powi(31));

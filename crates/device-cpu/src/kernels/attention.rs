@@ -12,7 +12,8 @@
 
 use super::attention_product::Loops;
 use super::attention_tile::{
-    Attend, MAX_QUERIES, Partial, Scratch, Shape, Tile, chunk, combine, finish, load_queries, scratch_bytes_of,
+    Attend, MAX_QUERIES, Partial, Scratch, Shape, Tile, chunk, combine, finish, load_queries,
+    scratch_bytes_of,
 };
 use super::kv_write::kv_type_variants;
 use crate::command::{StepState, Worker};

@@ -58,13 +58,7 @@ impl<K: Stored> Attend for Floats<K> {
     }
 
     #[inline(always)]
-    unsafe fn block<S: Loops>(
-        shape: &Shape,
-        tile: &Tile<'_>,
-        place: &Place<'_>,
-        work: Work,
-        out: Partial,
-    ) {
+    unsafe fn block<S: Loops>(shape: &Shape, tile: &Tile<'_>, place: &Place<'_>, work: Work, out: Partial) {
         let (n, ld) = (tile.n_rows * shape.n_group, padded(shape.pages.head_dim));
         // SAFETY: the caller's promise.
         unsafe {

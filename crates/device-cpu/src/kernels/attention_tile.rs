@@ -221,7 +221,12 @@ pub fn scratch_bytes_of(n: usize, head_dim: usize) -> usize {
 /// # Safety
 /// `q` holds the tile's rows, the scratch its queries; the instruction set is available.
 #[inline(always)]
-pub unsafe fn load_queries<S: Loops, A: Attend>(shape: &Shape, tile: &Tile<'_>, q: *const f32, work: A::Work) {
+pub unsafe fn load_queries<S: Loops, A: Attend>(
+    shape: &Shape,
+    tile: &Tile<'_>,
+    q: *const f32,
+    work: A::Work,
+) {
     let head_dim = shape.pages.head_dim;
     // SAFETY: the caller's promise.
     unsafe {

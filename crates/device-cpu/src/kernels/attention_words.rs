@@ -170,13 +170,7 @@ impl Attend for Words {
     }
 
     #[inline(always)]
-    unsafe fn block<S: Loops>(
-        shape: &Shape,
-        tile: &Tile<'_>,
-        place: &Place<'_>,
-        work: Work,
-        out: Partial,
-    ) {
+    unsafe fn block<S: Loops>(shape: &Shape, tile: &Tile<'_>, place: &Place<'_>, work: Work, out: Partial) {
         let n = tile.n_rows * shape.n_group;
         // SAFETY: the caller's promise; what is behind the last query, up to whole vectors, belongs to the work and the partial.
         unsafe {
@@ -291,7 +285,13 @@ unsafe fn score<S: Simd>(sums: *const i32, scales: *const f32, q_scale: S::V) ->
 /// # Safety
 /// The sums and scales are there; the instruction set is available.
 #[inline(always)]
-pub unsafe fn weights<S: Simd>(work: Work, query: usize, range: Range<usize>, seen: Range<usize>, softcap: f32) {
+pub unsafe fn weights<S: Simd>(
+    work: Work,
+    query: usize,
+    range: Range<usize>,
+    seen: Range<usize>,
+    softcap: f32,
+) {
     let (first, end) = vectors::<S>(&range);
     let (from, to) = (seen.start.max(range.start), seen.end.min(range.end));
     // SAFETY: the caller's promise.
@@ -508,7 +508,11 @@ pub unsafe fn scores<S: Simd>(place: &Place<'_>, n: usize, q: *const i32, s: *mu
             while at + 2 * S::N <= run.len {
                 let (keys, out) = rows(at);
                 let mut rows = ScoreRows::<S, 2> { q, ldq: half_dim, keys, out, simd };
-                if S::VECTORS == 4 { over_rows::<true>(n, &mut rows) } else { over_rows::<false>(n, &mut rows) }
+                if S::VECTORS == 4 {
+                    over_rows::<true>(n, &mut rows)
+                } else {
+                    over_rows::<false>(n, &mut rows)
+                }
                 at += 2 * S::N;
             }
             while at < run.len {

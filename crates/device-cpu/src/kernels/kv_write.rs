@@ -77,9 +77,7 @@ impl LayerPages {
     #[inline(always)]
     pub unsafe fn vector(&self, table: &[u32], half: Half, head: usize, position: usize) -> *mut u8 {
         // SAFETY: the caller's promise; the vector is one of the page's.
-        unsafe {
-            self.head(table, half, head, position).add(self.within(position) * self.vector_bytes())
-        }
+        unsafe { self.head(table, half, head, position).add(self.within(position) * self.vector_bytes()) }
     }
 }
 
