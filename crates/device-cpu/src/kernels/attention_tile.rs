@@ -67,7 +67,7 @@ pub struct Tile<'a> {
 
 impl Tile<'_> {
     /// Positions that a row of the step's sequence at `position` sees.
-    pub fn seen(window: usize, position: usize) -> Range<usize> {
+    fn seen(window: usize, position: usize) -> Range<usize> {
         (position + 1).saturating_sub(window)..position + 1
     }
 
