@@ -58,8 +58,10 @@ const CPU_ONLY: &[&str] = &[
     "linear/decoded",
     // Schedules and parts of kernels.
     "activation_rows",
+    "attention_floats",
     "attention_product",
     "attention_tile",
+    "attention_words",
     "elementwise",
     "projection",
     // On Metal `embed`, bound to positions.
