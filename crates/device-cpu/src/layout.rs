@@ -8,7 +8,7 @@ use crate::kernels::{
     expert_linear, projection, qk_rope_kv, round_up, self_attention,
 };
 use crate::lower::{Lowered, RopeKey, Unit, rope_tables};
-use crate::weights::ToInterleave;
+use crate::weights::{self, ToInterleave};
 use device::arena::{self, Arena};
 use device::lower::{Projection, Tail};
 use device::{Item, Limits, MemoryPlan, Op, Plan, Residence, Rows, Value, ValueId, WeightId};
@@ -108,7 +108,7 @@ impl Shared {
     /// The memory plan: weights and KV pages, which every device has, and these buffers.
     pub fn memory_plan(&self, plans: &[Plan], limits: &Limits, interleaved: &ToInterleave) -> MemoryPlan {
         let let_go = interleaved.let_go();
-        let in_place = |view: &Bytes| !view.is_mapped() || !let_go.contains(&(view.as_ptr(), view.len()));
+        let in_place = |view: &Bytes| !view.is_mapped() || !let_go.contains(&weights::view(view));
         let mut memory = MemoryPlan::of_weights_and_kv(plans, limits, in_place);
         for (what, bytes) in [
             ("weights, interleaved", interleaved.bytes()),

@@ -50,6 +50,14 @@ impl Matrix {
 /// Which matrix: its first byte, its rows, its columns, its type.
 type Key = (*const u8, usize, usize, BlockType);
 
+/// Which bytes of a file: the first, and how many.
+pub type View = (*const u8, usize);
+
+/// Which bytes these are.
+pub fn view(data: &Bytes) -> View {
+    (data.as_ptr(), data.len())
+}
+
 /// The matrices of plans that are interleaved for an instruction set.
 pub struct ToInterleave {
     matrices: Vec<Matrix>,
@@ -57,7 +65,7 @@ pub struct ToInterleave {
     /// Of all tiles.
     bytes: usize,
     /// Small weights, where there are tiles, and where behind these they are copied to.
-    copies: Vec<(Bytes, usize)>,
+    copies: HashMap<View, (Bytes, usize)>,
     /// Of all copies.
     copied_bytes: usize,
 }
@@ -69,7 +77,7 @@ impl ToInterleave {
             matrices: Vec::new(),
             keys: HashMap::new(),
             bytes: 0,
-            copies: Vec::new(),
+            copies: HashMap::new(),
             copied_bytes: 0,
         };
         for plan in plans {
@@ -93,17 +101,16 @@ impl ToInterleave {
     /// The small weights of plans that are read as one piece and are not interleaved.
     fn add_copies(&mut self, plans: &[Plan]) {
         let interleaved = self.views();
-        let mut known = HashSet::new();
         let single = plans.iter().flat_map(|plan| &plan.weights).filter(|weight| weight.parts.is_empty());
         for data in single.map(|weight| &weight.data) {
             let small = data.is_mapped() && !data.is_empty() && data.len() < MAPPED_AROUND;
-            let in_place = !interleaved.contains(&(data.as_ptr(), data.len()));
-            if small && in_place && known.insert((data.as_ptr(), data.len())) {
-                self.copies.push((data.clone(), round_up(self.bytes) + self.copied_bytes));
+            let in_place = !interleaved.contains(&view(data));
+            if small && in_place && !self.copies.contains_key(&view(data)) {
+                let offset = round_up(self.bytes) + self.copied_bytes;
+                self.copies.insert(view(data), (data.clone(), offset));
                 self.copied_bytes += round_up(data.len());
             }
         }
-        self.copies.sort_unstable_by_key(|(data, _)| (data.as_ptr(), data.len()));
     }
 
     fn add(
@@ -137,22 +144,20 @@ impl ToInterleave {
     }
 
     /// The views of files whose every byte is interleaved.
-    fn views(&self) -> HashSet<(*const u8, usize)> {
-        self.matrices.iter().map(|m| (m.data.as_ptr(), m.data.len())).collect()
+    fn views(&self) -> HashSet<View> {
+        self.matrices.iter().map(|m| view(&m.data)).collect()
     }
 
     /// The views of files that are not read any more: they were interleaved or copied.
-    pub fn let_go(&self) -> HashSet<(*const u8, usize)> {
+    pub fn let_go(&self) -> HashSet<View> {
         let mut views = self.views();
-        views.extend(self.copies.iter().map(|(data, _)| (data.as_ptr(), data.len())));
+        views.extend(self.copies.keys());
         views
     }
 
     /// Where a view was copied to, counted from the first tile.
     fn copy_of(&self, data: &Bytes) -> Option<usize> {
-        let key = (data.as_ptr(), data.len());
-        let found = self.copies.binary_search_by_key(&key, |(data, _)| (data.as_ptr(), data.len()));
-        found.ok().map(|index| self.copies[index].1)
+        self.copies.get(&view(data)).map(|(_, offset)| *offset)
     }
 
     /// Make the tiles, with all workers.
@@ -163,7 +168,7 @@ impl ToInterleave {
         let memory = PagePool::reserve(1, round_up(self.bytes) + self.copied_bytes)?;
         memory.prefer_huge_pages();
         Bytes::prefer_large_pages(self.matrices.iter().map(|m| &m.data), MAPPED_AROUND);
-        for (data, offset) in &self.copies {
+        for (data, offset) in self.copies.values() {
             // SAFETY: the memory has room behind the tiles, and nobody else has it yet.
             unsafe { memory.start().add(*offset).copy_from_nonoverlapping(data.as_ptr(), data.len()) };
         }
@@ -201,7 +206,7 @@ impl ToInterleave {
         };
         pool.run(&job).map_err(|Panicked(reason)| Error::Failed { device: crate::NAME, reason })?;
         // What was mapped anew around the edges of the units.
-        let read = self.matrices.iter().map(|m| &m.data).chain(self.copies.iter().map(|(data, _)| data));
+        let read = self.matrices.iter().map(|m| &m.data).chain(self.copies.values().map(|(data, _)| data));
         Bytes::release_all(read, MAPPED_AROUND);
         Ok(Interleaved { memory, of: self })
     }

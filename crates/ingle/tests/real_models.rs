@@ -73,14 +73,15 @@ fn exact_on_the_reference_gemma3() {
     exact_on_the_reference(&GEMMA3);
 }
 
-/// On the CPU device activations are quantised to 8 bits, as llama.cpp does: no further off than it, within 10 %, and at most one
-/// other best token where the exact margin exceeds 0.5. (There is a position of SmolLM2, behind "Сегодня мы", whose margin of
-/// 1.25 the 8 bits of activations alone bring down to anything between 0 and 0.9, with keys and values in f32; so a rounding
-/// anywhere decides. Keys and values in 16 bits move logits by 0.003, where weights are F32.) Every `every`th answer is
-/// compared.
+/// A position of SmolLM2 whose margin of 1.25 the 8 bits of activations alone bring down to anything between 0 and 0.9, with keys
+/// and values in f32; so a rounding anywhere decides. Keys and values in 16 bits move logits by 0.003, where weights are F32.
+const TOSS_UP: (&str, usize) = ("Привет, как дела? Сегодня мы", 17);
+
+/// On the CPU device activations are quantised to 8 bits, as llama.cpp does: no further off than it, within 10 %, and no other best
+/// token where the exact margin exceeds 0.5, but at [`TOSS_UP`]. Every `every`th answer is compared.
 fn close_on_the_cpu(model: &RealModel, more: &[&str], every: usize) {
     let path = model.path();
-    let (mut sum, mut n, mut other_best, mut decided) = (0.0, 0, 0, vec![]);
+    let (mut sum, mut n, mut other_best) = (0.0, 0, 0);
     for answer in model.answers().iter().step_by(every) {
         let found = logits(&path, answer, 200, more);
         for (position, (found, exact)) in found.iter().zip(&answer.top).enumerate() {
@@ -95,9 +96,11 @@ fn close_on_the_cpu(model: &RealModel, more: &[&str], every: usize) {
             if found[0].0 != exact[0].0 {
                 other_best += 1;
                 let margin = exact[0].1 - exact[1].1;
-                if margin > 0.5 {
-                    decided.push(format!("{:?} position {position}: margin {margin}", answer.prompt));
-                }
+                assert!(
+                    margin <= 0.5 || (answer.prompt.as_str(), position) == TOSS_UP,
+                    "{:?} position {position}: another best token at a margin of {margin}",
+                    answer.prompt
+                );
             }
         }
     }
@@ -106,7 +109,6 @@ fn close_on_the_cpu(model: &RealModel, more: &[&str], every: usize) {
         "{}: RMS {rms:.4} over {n} logits (llama.cpp {}), another best token at {other_best}",
         model.name, model.llama_cpp_rms
     );
-    assert!(decided.len() <= 1, "another best token: {decided:?}");
     assert!(rms <= 1.1 * model.llama_cpp_rms, "RMS {rms}, llama.cpp's own is {}", model.llama_cpp_rms);
 }
 

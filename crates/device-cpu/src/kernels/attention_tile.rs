@@ -30,6 +30,8 @@ use std::ops::Range;
 
 /// Most queries of a tile, unless one row has more.
 pub const MAX_QUERIES: usize = 64;
+/// Most positions of a block.
+const MAX_BLOCK: usize = if BLOCK > Words::BLOCK { BLOCK } else { Words::BLOCK };
 /// A maximum below all scores, finite so that differences are.
 pub const LOWEST: f32 = -1e30;
 
@@ -290,7 +292,7 @@ pub unsafe fn softmax_block<S: Simd>(
             return 1.0;
         }
         let whole = from == first && to == end;
-        let hidden = S::splat(f32::NEG_INFINITY);
+        let shown = from..to;
         let mut max = S::splat(LOWEST);
         for at in (first..end).step_by(S::N) {
             let mut s = S::load(row.add(at));
@@ -299,9 +301,7 @@ pub unsafe fn softmax_block<S: Simd>(
                 s = S::mul(cap, math::tanh::<S>(S::div(s, cap)));
             }
             if !whole {
-                let lane = S::load(LANES.as_ptr().add(at));
-                s = S::select_lt(lane, S::splat(from as f32), hidden, s);
-                s = S::select_lt(lane, S::splat(to as f32), s, hidden);
+                s = among::<S>(&shown, at, s, f32::NEG_INFINITY);
             }
             S::store(row.add(at), s);
             max = S::max(s, max);
@@ -322,11 +322,25 @@ pub unsafe fn softmax_block<S: Simd>(
     }
 }
 
-/// 0, 1, 2, .. 63
-static LANES: [f32; BLOCK] = {
-    let mut lanes = [0.0; BLOCK];
+/// The lanes of a vector, which begins at `at`, that are among the positions; `hidden` elsewhere, where there may be anything.
+///
+/// # Safety
+/// The instruction set is available.
+#[inline(always)]
+pub unsafe fn among<S: Simd>(positions: &Range<usize>, at: usize, v: S::V, hidden: f32) -> S::V {
+    // SAFETY: the caller's promise; the vector is one of a block's.
+    unsafe {
+        let (lane, hidden) = (S::load(LANES.as_ptr().add(at)), S::splat(hidden));
+        let v = S::select_lt(lane, S::splat(positions.start as f32), hidden, v);
+        S::select_lt(lane, S::splat(positions.end as f32), v, hidden)
+    }
+}
+
+/// 0, 1, 2, ..
+static LANES: [f32; MAX_BLOCK] = {
+    let mut lanes = [0.0; MAX_BLOCK];
     let mut i = 0;
-    while i < BLOCK {
+    while i < MAX_BLOCK {
         lanes[i] = i as f32;
         i += 1;
     }

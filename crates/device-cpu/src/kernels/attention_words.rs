@@ -21,7 +21,7 @@
 //! by number, or is a maximum. Blocks follow each other in ascending order.
 
 use super::attention_product::{Loops, Place, padded};
-use super::attention_tile::{Attend, LOWEST, Partial, Shape, Tile};
+use super::attention_tile::{Attend, LOWEST, Partial, Shape, Tile, among};
 use super::kv_write::{Half, LayerPages};
 use super::round_up;
 use crate::prefetch::prefetch_far;
@@ -348,31 +348,6 @@ pub unsafe fn weights<S: Simd>(
         work.step.add(query).write(most * (ONE_STEP / MAX_WEIGHT));
     }
 }
-
-/// The lanes of a vector, which begins at `at`, that are among the positions; `hidden` elsewhere, where there may be anything.
-///
-/// # Safety
-/// The instruction set is available.
-#[inline(always)]
-unsafe fn among<S: Simd>(positions: &Range<usize>, at: usize, v: S::V, hidden: f32) -> S::V {
-    // SAFETY: the caller's promise; the vector is one of a block's.
-    unsafe {
-        let (lane, hidden) = (S::load(LANES.as_ptr().add(at)), S::splat(hidden));
-        let v = S::select_lt(lane, S::splat(positions.start as f32), hidden, v);
-        S::select_lt(lane, S::splat(positions.end as f32), v, hidden)
-    }
-}
-
-/// 0, 1, 2, ..
-static LANES: [f32; BLOCK] = {
-    let mut lanes = [0.0; BLOCK];
-    let mut i = 0;
-    while i < BLOCK {
-        lanes[i] = i as f32;
-        i += 1;
-    }
-    lanes
-};
 
 /// The right side of a product: rows of pairs.
 #[derive(Clone, Copy)]

@@ -130,14 +130,10 @@ pub unsafe fn store<S: Simd>(
     // SAFETY: the caller's promise.
     unsafe {
         let position = worker.step.positions[row] as usize;
-        if pages.kind == KvType::I16 {
-            let out = pages.head(table, half, head, position);
-            let x = std::slice::from_raw_parts(x, n);
-            return attention_words::store(pages, half, out, pages.within(position), x);
-        }
-        let out = pages.vector(table, half, head, position);
+        let (of_head, at) = (pages.head(table, half, head, position), pages.within(position));
+        let out = of_head.add(at * pages.vector_bytes());
         match pages.kind {
-            KvType::I16 => unreachable!("stored above"),
+            KvType::I16 => attention_words::store(pages, half, of_head, at, std::slice::from_raw_parts(x, n)),
             KvType::F32 => out.copy_from_nonoverlapping(x.cast(), n * 4),
             KvType::F16 => {
                 let out: *mut u16 = out.cast();
