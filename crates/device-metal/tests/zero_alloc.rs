@@ -79,7 +79,10 @@ fn a_step_allocates_nothing() {
     }
     // Several plans, with memories that slots share.
     let mut n_cases = 0;
-    for case in check_op_cases().iter().filter(|case| case.name.contains("memory of 50")) {
+    for case in check_op_cases() {
+        if !case.name.contains("memory of 50") || !device.kv_types().contains(&case.limits.kv_type) {
+            continue;
+        }
         let mut program = device.compile(&case.plans, &case.limits).unwrap();
         let before = CALLS.load(Ordering::Relaxed);
         for step in &case.steps {
