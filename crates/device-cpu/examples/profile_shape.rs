@@ -91,6 +91,8 @@ fn plan(s: &Shape) -> Plan {
         let window = s.window.filter(|_| index % 6 != 5);
         let layer =
             b.kv_layer(KvLayer { n_kv_heads: s.n_kv_heads, head_dim: s.head_dim, window, memory: None });
+        let is_last = index + 1 == s.n_layers;
+        let residual = b.select_rows_of_last(x, is_last);
         let norm = b.rms_norm(x, s.hidden);
         let mut q = b.linear(norm, s.n_heads * s.head_dim, s.block, false);
         let mut k = b.linear(norm, s.n_kv_heads * s.head_dim, s.block, false);
@@ -103,8 +105,9 @@ fn plan(s: &Shape) -> Plan {
         let k = b.rope(k, s.head_dim, s.head_dim, RopeStyle::Half);
         b.kv_write(k, v, layer);
         let y = b.attention(q, layer, s.n_heads, AttentionOptions { window, ..Default::default() });
+        let y = b.select_rows_of_last(y, is_last);
         let y = b.linear(y, s.hidden, s.block, false);
-        x = b.add(x, y);
+        x = b.add(residual, y);
         let norm = b.rms_norm(x, s.hidden);
         let gate = b.linear(norm, s.ffn, s.block, false);
         let up = b.linear(norm, s.ffn, s.block, false);
@@ -113,7 +116,6 @@ fn plan(s: &Shape) -> Plan {
         x = b.add(x, y);
     }
     b.layer(None);
-    let x = b.select_rows(x);
     let x = b.rms_norm(x, s.hidden);
     let logits = b.linear(x, s.n_vocab, s.head, false);
     b.finish(logits)

@@ -162,7 +162,7 @@ mod tests {
                 _ => '?',
             })
             .collect();
-        assert_eq!(kinds, "eNKTAGA".to_owned() + "NKTAGA" + "sNm");
+        assert_eq!(kinds, "eNKTAGA".to_owned() + "sNKTsAGA" + "Nm");
         // Not fused, every Op is a unit, and the Linears have no norm and no epilogue.
         assert_eq!(lower(&plan).len(), plan.nodes.len());
     }

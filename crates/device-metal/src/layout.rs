@@ -98,10 +98,11 @@ pub fn arena_of(plan: &Plan, lowered: &[Lowered], limits: &Limits) -> Arena {
     let needs_internal = |_: &Op, id: ValueId| written.contains(&id);
     let options = arena::Options { align: ALIGN, in_place: true, needs_internal: &needs_internal };
     // With one row, what SelectRows writes is not copied: its readers read what it reads, which so must live as long.
+    let selections = selections(plan);
     let mut lasting: Vec<(ValueId, usize)> = Vec::new();
-    for (x, out) in selections(plan) {
-        let last = plan.nodes.iter().rposition(|node| node.op.reads().contains(&out));
-        lasting.extend(last.map(|last| (x, last)));
+    for (x, out) in &selections {
+        let last = plan.nodes.iter().rposition(|node| node.op.reads().contains(out));
+        lasting.extend(last.map(|last| (*x, last)));
     }
     // What a unit of several nodes reads must be there until the last, and what it reads to make a norm that others make too. What a branch
     // adds may be added by what reads the sum, and may be the sum of parts; norms of the sum may be made with it.
@@ -131,6 +132,9 @@ pub fn arena_of(plan: &Plan, lowered: &[Lowered], limits: &Limits) -> Arena {
         let reads = unit.reads().into_iter();
         lasting.extend(reads.filter(|x| until > *node || !of_node.contains(x)).map(|x| (x, until)));
     }
+    let selected_from = |id| selections.iter().find(|(_, out)| *out == id).map(|(x, _)| *x);
+    let also: Vec<_> = lasting.iter().filter_map(|(id, last)| Some((selected_from(*id)?, *last))).collect();
+    lasting.extend(also);
     let mut kept = plan.clone();
     let keepers = lasting.into_iter().map(|(x, last)| (keeper(&mut kept, x), last));
     let mut inserted: Vec<(Op, usize)> = keepers.collect();
@@ -276,17 +280,31 @@ mod tests {
         start..start + value_bytes(plan.value(id), limits)
     }
 
-    /// With one row, the head reads the last layer's output itself; nothing may lie over it until then.
+    /// With one row, what reads selected rows reads what they are selected from; nothing may lie over it until then.
     #[test]
     fn what_is_selected_from_lives_as_long_as_what_is_selected() {
         let plan = fusion::fuse(&mini_transformer(1, BlockType::F32), fusion::ALL);
         let limits = limits(&plan.kv);
         let arena = arena_of(&plan, &lower(&plan), &limits);
-        let (x, out) = selections(&plan)[0];
+        let has_place = |id: &ValueId| arena.offset[id.0 as usize] != NO_PLACE;
         let place = |id: ValueId| place(&plan, &arena, &limits, id);
-        let (x, logits) = (place(x), place(plan.logits));
-        assert!(x.end <= logits.start || logits.end <= x.start, "{x:?} {logits:?}");
-        assert_ne!(place(out).start, x.start);
+        let (mut n_selections, mut n_between) = (0, 0);
+        for (from, out) in selections(&plan) {
+            let x = place(from);
+            let position =
+                |wanted: &dyn Fn(&Op) -> bool| plan.nodes.iter().rposition(|node| wanted(&node.op));
+            let select = position(&|op| op.writes().contains(&out)).unwrap();
+            let last = position(&|op| op.reads().contains(&out)).unwrap();
+            for other in plan.nodes[select..=last].iter().flat_map(|node| node.op.writes()).filter(has_place)
+            {
+                let other = place(other);
+                assert!(x.end <= other.start || other.end <= x.start, "{x:?} {other:?}");
+                n_between += 1;
+            }
+            n_selections += 1;
+        }
+        assert_eq!(n_selections, 2, "of the residual stream and of attention");
+        assert!(n_between > n_selections);
         assert_eq!(arena.offset.len(), plan.values.len());
     }
 

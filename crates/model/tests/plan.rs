@@ -26,10 +26,18 @@ fn a_plain_layer() {
         RmsNorm, Linear, Linear, Linear, Rope, Rope, KvWrite, Attention, Linear, Add, //
         RmsNorm, Linear, Linear, Gate, Linear, Add,
     ];
-    for l in 0..spec.n_layers() as u32 {
+    let last = spec.n_layers() as u32 - 1;
+    for l in 0..last {
         assert_eq!(kinds(&plan, Some(l)), layer);
     }
-    assert_eq!(kinds(&plan, None), [Embed, SelectRows, RmsNorm, Linear, Argmax]);
+    assert_eq!(kinds(&plan, None), [Embed, RmsNorm, Linear, Argmax]);
+    // Behind the last attention only the rows whose logits are wanted.
+    let of_outputs = [
+        SelectRows, RmsNorm, Linear, Linear, Linear, Rope, Rope, KvWrite, Attention, SelectRows, Linear,
+        Add, //
+        RmsNorm, Linear, Linear, Gate, Linear, Add,
+    ];
+    assert_eq!(kinds(&plan, Some(last)), of_outputs);
     assert_eq!(plan.kv.groups.len(), 1);
 }
 

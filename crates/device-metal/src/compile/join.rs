@@ -37,7 +37,7 @@ impl<'a, G: Gpu> Draft<'a, G> {
     fn is_joined_by(&self, j: &Join, p: &Projection) -> bool {
         let c = self.compiler;
         self.tokens == RowClass::One
-            && c.rows(j.out).per_token() == Some(1)
+            && self.class(j.out) == RowClass::One
             && self.schedule(p.x) == Schedule::Gemv(1)
             // Rows that are selected may be none.
             && (p.x == j.out || self.alias.get(&p.x) == Some(&j.out) && c.is_read_once(j.out))

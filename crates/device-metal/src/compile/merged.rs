@@ -9,7 +9,7 @@ use super::{Call, Draft, ONE, each};
 use crate::arguments::{LinearArguments, MergedArguments};
 use crate::gpu::{Gpu, Place};
 use crate::kernels::{self, Kernel, linear};
-use crate::lower::Unit;
+use crate::lower::{Unit, behind_selections};
 use crate::table::{Extent, RowClass, When};
 use device::lower::{Projection, Tail};
 use device::{Result, Rows, ValueId, WeightId};
@@ -37,11 +37,10 @@ pub(super) struct Parts {
 impl<G: Gpu> Draft<'_, G> {
     /// Whether the next unit joins the parts: it multiplies the row by one matrix, and nobody else reads it.
     pub(super) fn is_merged_behind(&self, parts: &Parts) -> bool {
-        let Some(Unit::Projection(p)) = self.rest.first().map(|next| &next.unit) else { return false };
-        let plan = self.compiler.plan;
+        let (row, rest) = behind_selections(parts.out, self.rest);
+        let Some(Unit::Projection(p)) = rest.first().map(|next| &next.unit) else { return false };
         self.tokens == RowClass::One
-            && p.x == parts.out
-            && plan.value(p.x).rows == Rows::Tokens
+            && p.x == row
             && p.norm.is_none()
             && p.matrices.len() == 1
             && !matches!(p.tail, Tail::Gate { .. })

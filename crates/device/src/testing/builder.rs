@@ -63,6 +63,11 @@ impl PlanBuilder {
         KvLayerId(self.kv_layers.len() as u32 - 1)
     }
 
+    /// Rows of a value.
+    pub fn rows(&self, id: ValueId) -> Rows {
+        self.plan.value(id).rows
+    }
+
     /// Columns of a value.
     pub fn cols(&self, id: ValueId) -> usize {
         self.plan.value(id).cols
@@ -338,6 +343,11 @@ impl PlanBuilder {
         out
     }
 
+    /// The output rows of `x` behind the last attention, where a layer is the last; `x` elsewhere.
+    pub fn select_rows_of_last(&mut self, x: ValueId, is_last: bool) -> ValueId {
+        if is_last { self.select_rows(x) } else { x }
+    }
+
     /// The plan whose logits are `x` (its rows selected, if it has a row for each token), with their Argmax.
     pub fn finish(mut self, x: ValueId) -> Plan {
         let logits = if self.plan.value(x).rows == Rows::Tokens { self.select_rows(x) } else { x };
@@ -431,6 +441,7 @@ pub(super) fn mini_transformer_with(seed: u64, block: BlockType, head_dim: usize
         b.layer(Some(index));
         let window = (index == 1).then_some(20);
         let layer = b.kv_layer(KvLayer { n_kv_heads: N_KV_HEADS, head_dim, window, memory: None });
+        let residual = b.select_rows_of_last(x, index == 1);
         let norm = b.rms_norm(x, hidden);
         let q = b.linear(norm, N_HEADS * head_dim, q_block, index == 1);
         let k = b.linear(norm, N_KV_HEADS * head_dim, q_block, index == 1);
@@ -442,8 +453,9 @@ pub(super) fn mini_transformer_with(seed: u64, block: BlockType, head_dim: usize
         b.kv_write(k, v, layer);
         let options = AttentionOptions { softcap: window.map(|_| 30.0), window, sinks: window.is_some() };
         let y = b.attention(q, layer, N_HEADS, options);
+        let y = b.select_rows_of_last(y, index == 1);
         let y = b.linear(y, hidden, o_block, false);
-        x = b.add(x, y);
+        x = b.add(residual, y);
         let norm = b.rms_norm(x, hidden);
         let gate = b.linear(norm, ffn, block, false);
         let up = b.linear(norm, ffn, block, false);
@@ -452,7 +464,6 @@ pub(super) fn mini_transformer_with(seed: u64, block: BlockType, head_dim: usize
         x = b.add(x, y);
     }
     b.layer(None);
-    let x = b.select_rows(x);
     let x = b.rms_norm(x, hidden);
     let logits = b.linear(x, 97, block, false);
     b.finish(logits)

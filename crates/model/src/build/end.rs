@@ -11,8 +11,7 @@ use crate::spec::ModelSpec;
 impl<'a> Builder<'a, '_> {
     /// The hidden states of the output rows `(n_outputs, hidden)`, and the largest column of each.
     pub fn hidden(&mut self, x: ValueId) -> Result<(ValueId, ValueId)> {
-        let selected = self.value("output rows", Rows::Outputs, self.spec.hidden);
-        self.push(Op::SelectRows { x, out: selected });
+        let selected = self.output_rows(x, "output rows");
         let out = self.final_norm(selected)?;
         Ok((out, self.argmax(out)))
     }
@@ -35,8 +34,7 @@ impl<'a> Builder<'a, '_> {
             self.push(Op::KvWrite { k, v, layer: kv.memory(l) });
         }
         self.layer = None;
-        let selected = self.value("output rows", Rows::Outputs, decoder.hidden);
-        self.push(Op::SelectRows { x: states, out: selected });
+        let selected = self.output_rows(states, "output rows");
         Ok((selected, self.argmax(selected)))
     }
 
@@ -74,9 +72,8 @@ impl<'a> Builder<'a, '_> {
 
     /// Logits `(n_outputs, n_vocab)` and the best of each row.
     pub fn head(&mut self, x: ValueId) -> Result<(ValueId, ValueId)> {
-        let (hidden, n_vocab) = (self.spec.hidden, self.spec.n_vocab);
-        let selected = self.value("output rows", Rows::Outputs, hidden);
-        self.push(Op::SelectRows { x, out: selected });
+        let n_vocab = self.spec.n_vocab;
+        let selected = self.output_rows(x, "output rows");
         let normed = self.final_norm(selected)?;
         let role = if self.spec.tied_head { TensorRole::TokenEmbedding } else { TensorRole::Output };
         let mut logits = self.linear(normed, role, "logits")?;

@@ -10,9 +10,17 @@ use crate::rope::RopeSpec;
 use crate::spec::{ExpertSpec, LayerSpec};
 
 impl Builder<'_, '_> {
-    /// `x + post_norm(attention(pre_norm(x)))`, or `post_norm(x + attention(pre_norm(x)))`
-    pub fn attention(&mut self, x: ValueId, kv_layer: KvLayerId, layer: &LayerSpec) -> Result<ValueId> {
+    /// `x + post_norm(attention(pre_norm(x)))`, or `post_norm(x + attention(pre_norm(x)))`; of the output rows alone where the way
+    /// `ends` with it, for behind the last attention no row reads another.
+    pub fn attention(
+        &mut self,
+        x: ValueId,
+        kv_layer: KvLayerId,
+        layer: &LayerSpec,
+        ends: bool,
+    ) -> Result<ValueId> {
         let norms = self.spec.family.norms;
+        let residual = if ends { self.output_rows(x, "output rows") } else { x };
         // Keys and values of its own, or those that an earlier layer wrote.
         let own = layer.kv_from.is_none();
         let input = self.maybe_norm(norms.pre_attention, x, TensorRole::AttnNorm, "attention norm")?;
@@ -57,19 +65,23 @@ impl Builder<'_, '_> {
                 });
             }
         }
+        let mixed = if ends { self.output_rows(mixed, "attention of output rows") } else { mixed };
         let branch = self.linear(mixed, TensorRole::AttnOut, "attention out")?;
         let (role, name) = (TensorRole::PostAttnNorm, "post-attention norm");
-        self.join(x, branch, norms.post_attention.then_some((role, name)), "attention residual")
+        self.join(residual, branch, norms.post_attention.then_some((role, name)), "attention residual")
     }
 
-    /// `x + cross_attention(norm(x))`: to all of the encoder's states. The scores of the heads `aligned` are kept.
+    /// `x + cross_attention(norm(x))`: to all of the encoder's states. The scores of the heads `aligned` are kept. `ends` as of
+    /// [`attention`](Self::attention).
     pub fn cross_attention(
         &mut self,
         x: ValueId,
         memory: KvLayerId,
         layer: &LayerSpec,
         aligned: &[usize],
+        ends: bool,
     ) -> Result<ValueId> {
+        let residual = if ends { self.output_rows(x, "output rows") } else { x };
         let (n_heads, scale) = (layer.n_heads, layer.attention_scale);
         let input = self.norm(x, TensorRole::CrossNorm, self.spec.hidden, "cross-attention norm")?;
         let q = self.linear(input, TensorRole::CrossQ, "cross q")?;
@@ -80,8 +92,9 @@ impl Builder<'_, '_> {
         }
         let mixed = self.value("cross-attention", Rows::Tokens, n_heads * layer.head_dim);
         self.push(Op::CrossAttention { q, layer: memory, n_heads, scale, out: mixed });
+        let mixed = if ends { self.output_rows(mixed, "cross-attention of output rows") } else { mixed };
         let branch = self.linear(mixed, TensorRole::CrossOut, "cross-attention out")?;
-        Ok(self.add_branch(x, branch, "cross-attention residual"))
+        Ok(self.add_branch(residual, branch, "cross-attention residual"))
     }
 
     /// `x + post_norm(branch)` or `post_norm(x + branch)`, as the family says.
@@ -245,8 +258,10 @@ impl Builder<'_, '_> {
     /// `x + norm(out(f(gate(x)) * input))`
     pub fn per_layer_branch(&mut self, x: ValueId, inputs: ValueId, l: usize) -> Result<ValueId> {
         let width = self.spec.per_layer_width;
+        let of_outputs = self.rows(x) == Rows::Outputs;
+        let inputs = if of_outputs { self.output_rows(inputs, "inputs of output rows") } else { inputs };
         let gate = self.linear(x, TensorRole::PerLayerGate, "input gate")?;
-        let input = self.value("input", Rows::Tokens, width);
+        let input = self.value("input", self.rows(inputs), width);
         self.push(Op::Columns { x: inputs, first: l * width, out: input });
         let out = self.like(gate, "input gated");
         self.push(Op::Gate { gate, up: input, kind: self.spec.activation, out });
@@ -275,12 +290,12 @@ impl Builder<'_, '_> {
         Ok(if self.spec.family.gated {
             let gate = self.linear(input, TensorRole::FfnGate, "gate")?;
             let up = self.linear(input, TensorRole::FfnUp, "up")?;
-            let out = self.value("gated", Rows::Tokens, layer.ffn);
+            let out = self.value("gated", self.rows(input), layer.ffn);
             self.push(Op::Gate { gate, up, kind, out });
             out
         } else {
             let up = self.linear(input, TensorRole::FfnUp, "up")?;
-            let out = self.value("activated", Rows::Tokens, layer.ffn);
+            let out = self.value("activated", self.rows(input), layer.ffn);
             self.push(Op::Activate { x: up, kind, out });
             out
         })

@@ -64,11 +64,12 @@ pub(crate) fn build_to<'a>(
     let inputs = if spec.per_layer_width > 0 { Some(builder.per_layer_inputs(x)?) } else { None };
     for (l, layer) in spec.layers.iter().enumerate() {
         builder.layer = Some(l);
-        x = builder.attention(x, kv.own(l), layer)?;
+        let ends = l + 1 == spec.layers.len() && matches!(end, End::Own | End::Alignment(_));
+        x = builder.attention(x, kv.own(l), layer, ends && spec.encoder.is_none())?;
         if spec.encoder.is_some() {
             let aligned = if let End::Alignment(heads) = end { heads } else { &[] };
             let aligned = aligned.iter().find(|(layer, _)| *layer == l).map_or(&[][..], |(_, heads)| heads);
-            x = builder.cross_attention(x, kv.memory(l), layer, aligned)?;
+            x = builder.cross_attention(x, kv.memory(l), layer, aligned, ends)?;
         }
         x = builder.feed_forward(x, layer)?;
         if let Some(inputs) = inputs {
@@ -247,6 +248,17 @@ impl Builder<'_, '_> {
     fn like(&mut self, x: ValueId, name: &str) -> ValueId {
         let (rows, cols) = self.values.get(x.0 as usize).map_or((Rows::Tokens, 0), |v| (v.rows, v.cols));
         self.value(name, rows, cols)
+    }
+
+    /// The output rows of a value `(n_outputs, columns)`: itself where it has no others.
+    fn output_rows(&mut self, x: ValueId, name: &str) -> ValueId {
+        if self.rows(x) == Rows::Outputs {
+            return x;
+        }
+        let cols = self.values.get(x.0 as usize).map_or(0, |v| v.cols);
+        let out = self.value(name, Rows::Outputs, cols);
+        self.push(Op::SelectRows { x, out });
+        out
     }
 
     fn rows(&self, x: ValueId) -> Rows {

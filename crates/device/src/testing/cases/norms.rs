@@ -5,7 +5,7 @@ use formats::{BlockType, ScaleType};
 
 use super::{Case, N_TOKENS, SUM};
 use crate::testing::{AttentionOptions, PlanBuilder};
-use crate::{Activation, KvLayer, KvLayerId, KvType, OpKind, Plan, RopeStyle, ValueId};
+use crate::{Activation, KvLayer, KvLayerId, KvType, OpKind, Plan, RopeStyle, Rows, ValueId};
 
 /// What stands where.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -40,7 +40,7 @@ pub fn layers_with_norms(seed: u64, n_layers: u32, hidden: usize, block: BlockTy
     for index in 0..n_layers {
         b.layer(Some(index));
         let shared = kv.filter(|_| has_inputs && index % 2 == 1);
-        (x, kv) = attention(&mut b, x, block, norms, shared);
+        (x, kv) = attention(&mut b, x, block, norms, shared, index + 1 == n_layers);
         x = network(&mut b, x, block, norms);
         if let Some(inputs) = inputs {
             x = own_input(&mut b, x, inputs, index as usize * INPUT, block);
@@ -50,7 +50,6 @@ pub fn layers_with_norms(seed: u64, n_layers: u32, hidden: usize, block: BlockTy
         }
     }
     b.layer(None);
-    let x = b.select_rows(x);
     let x = b.rms_norm(x, hidden);
     let logits = b.linear(x, N_TOKENS as usize, block, false);
     let logits = b.softcap(logits, 20.0);
@@ -60,16 +59,18 @@ pub fn layers_with_norms(seed: u64, n_layers: u32, hidden: usize, block: BlockTy
 /// Columns of a layer's own input.
 const INPUT: usize = 32;
 
-/// Over the keys and values of `shared`, or its own; which they are.
+/// Over the keys and values of `shared`, or its own; which they are. Of the output rows in the last layer.
 fn attention(
     b: &mut PlanBuilder,
     x: ValueId,
     block: BlockType,
     norms: Norms,
     shared: Option<KvLayerId>,
+    is_last: bool,
 ) -> (ValueId, Option<KvLayerId>) {
     const HEAD_DIM: usize = 32;
     let hidden = b.cols(x);
+    let residual = b.select_rows_of_last(x, is_last);
     let input = if norms == Norms::Behind { x } else { b.rms_norm(x, hidden) };
     let q = b.linear(input, 4 * HEAD_DIM, block, false);
     let of_q = if norms == Norms::Behind { 4 * HEAD_DIM } else { HEAD_DIM };
@@ -95,11 +96,12 @@ fn attention(
         }
     };
     let y = b.attention(q, layer, 4, AttentionOptions::default());
+    let y = b.select_rows_of_last(y, is_last);
     let mut y = b.linear(y, hidden, whole_blocks(block, 4 * HEAD_DIM), false);
     if norms != Norms::SharedExpert {
         y = b.rms_norm(y, hidden);
     }
-    (b.add(x, y), Some(layer))
+    (b.add(residual, y), Some(layer))
 }
 
 /// The type of a matrix whose columns need not be whole blocks.
@@ -110,6 +112,7 @@ fn whole_blocks(block: BlockType, n_in: usize) -> BlockType {
 /// `x + norm(out(f(gate(x)) * input))`
 fn own_input(b: &mut PlanBuilder, x: ValueId, inputs: ValueId, first: usize, block: BlockType) -> ValueId {
     let hidden = b.cols(x);
+    let inputs = b.select_rows_of_last(inputs, b.rows(x) == Rows::Outputs);
     let gate = b.linear(x, INPUT, block, false);
     let input = b.columns(inputs, first, INPUT);
     let y = b.gate(gate, input, Activation::GeluTanh);
