@@ -192,6 +192,13 @@ impl Compiler<'_> {
         id.map_or(null(), |id| self.weight_f32(id))
     }
 
+    /// Whether of a value's rows only the step's outputs are read.
+    fn is_only_selected_from(&self, id: ValueId) -> bool {
+        let selects = |op: &Op| matches!(op, Op::SelectRows { .. });
+        self.plan.primitives().all(|op| selects(op) || !op.reads().contains(&id))
+            && self.plan.results().all(|result| result != id)
+    }
+
     fn pages(&self, layer: KvLayerId) -> LayerPages {
         let (kv, limits) = (&self.plan.kv, self.limits);
         let (group, place) = kv.group_of(layer);
@@ -479,6 +486,7 @@ impl Compiler<'_> {
                     q: self.value(*q),
                     out: self.value(*out),
                     sinks: self.weight_or_null(*sinks),
+                    of_outputs: self.is_only_selected_from(*out),
                     shape: Shape {
                         pages,
                         n_group: n_heads / pages.n_kv_heads,

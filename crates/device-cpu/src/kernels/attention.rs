@@ -29,6 +29,8 @@ pub struct Params {
     pub out: *mut f32,
     /// `(n_heads)`; null: none.
     pub sinks: *const f32,
+    /// Whether nobody reads other rows than the step's outputs; tiles without one are left out.
+    pub of_outputs: bool,
     /// What is the same for all tiles.
     pub shape: Shape,
     /// Positions of a chunk, a multiple of the block's.
@@ -151,6 +153,9 @@ unsafe fn body<S: Loops, A: Attend>(p: &Params, worker: &Worker<'_>) {
                 (pair, within) = p.pair_of(step, unit);
             }
             let (tile, all_chunks, positions) = p.of_pair(step, pair);
+            if p.of_outputs && !tile.has_any(step.outputs) {
+                continue;
+            }
             let n = tile.n_rows * p.shape.n_group;
             let partial = |i: usize| {
                 let len = Partial::len(n, head_dim);

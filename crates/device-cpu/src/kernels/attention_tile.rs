@@ -79,6 +79,12 @@ impl Tile<'_> {
         seen.start.clamp(block, block + len) - block..seen.end.clamp(block, block + len) - block
     }
 
+    /// Whether some of these rows of the step, ascending, are the tile's.
+    pub fn has_any(&self, rows: &[u32]) -> bool {
+        let first = rows.partition_point(|row| (*row as usize) < self.first_row);
+        rows.get(first).is_some_and(|row| (*row as usize) < self.first_row + self.n_rows)
+    }
+
     /// Positions that some row of the tile sees.
     pub fn positions(&self, window: usize) -> Range<usize> {
         let last = self.first_position + self.n_rows - 1;
