@@ -43,6 +43,12 @@
 //! minima:                 sum = fma(-dmin, (m0 q0 + m1 q1) * x, sum)        q: the sum of a group's activations, an integer
 //! ```
 //!
+//! With AVX-512 two groups of 16 add at once as well, their scales in f32 and their zero points in `t`; offsets follow one by one:
+//!
+//! ```text
+//!                         sum = fma(fma(scale1, t1, scale0 * t0), x, sum)
+//! ```
+//!
 //! On Arm all codes without an offset are signed, and with AVX-512 their zero point is part of the exact integer, so that they add as
 //! signed codes do. The order is the same for one activation row and for many.
 

@@ -10,7 +10,7 @@
 
 use super::activation::{ActRows, Q8Row};
 use super::interleaved::{Interleaved, Tile, activations, ask_next_rows};
-use super::interleaved_avx512::{PASS, add_scaled, centre, codes, scale};
+use super::interleaved_avx512::{PASS, add_pair, add_scaled, centre, codes, scale};
 use super::{Part, TILE_ROWS, WeightRows, interleaved_avx512};
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -143,6 +143,8 @@ unsafe fn rows<F: Interleaved, const M: usize>(pass: &Pass, x: Q8Row, out: *mut 
                 sums[c] = _mm512_loadu_ps(out.add(c * TILE_ROWS));
             }
         }
+        // Of the first of two groups of 16.
+        let (mut halves, mut offset) = ([_mm512_setzero_ps(); M], _mm512_setzero_ps());
         let n_groups = pass.n / F::GROUP;
         let products_of = |group: usize| pass.sums.add(group % UNDER_WAY * ROWS * ROW_BYTES);
         for group in 0..n_groups.min(UNDER_WAY - 1) {
@@ -159,8 +161,15 @@ unsafe fn rows<F: Interleaved, const M: usize>(pass: &Pass, x: Q8Row, out: *mut 
             for c in 0..M {
                 let row = c * pass.stride;
                 let t = _mm512_add_epi32(products.add(c).read(), centre::<F>(x, row, group));
-                add_scaled::<F>(&mut sums[c], t, scale, x, row, group);
+                if F::GROUP == 32 {
+                    add_scaled::<F>(&mut sums[c], t, scale, x, row, group);
+                } else if group.is_multiple_of(2) {
+                    halves[c] = _mm512_mul_ps(scale.0, _mm512_cvtepi32_ps(t));
+                } else {
+                    add_pair::<F>(&mut sums[c], (halves[c], offset), t, scale, x, row, group / 2);
+                }
             }
+            offset = scale.1;
         }
         for c in 0..M {
             _mm512_storeu_ps(out.add(c * TILE_ROWS), sums[c]);
