@@ -333,13 +333,15 @@ pub fn behind_selections(id: ValueId, mut rest: &[Lowered]) -> (ValueId, &[Lower
     (selected, rest)
 }
 
-/// The projection that stands behind the unit that made a value and reads it, and index of its last node.
+/// The projection that stands behind the unit that made a value and reads it, and index of its last node. One that reads rows selected
+/// from the value is none: they may be no rows.
 pub fn reader_behind(id: ValueId, rest: &[Lowered]) -> Option<(usize, &Projection)> {
-    match behind_selections(id, rest) {
-        (
-            selected,
-            [Lowered { last, unit: Unit::Projection(p) | Unit::Gated { product: p, .. }, .. }, ..],
-        ) if p.x == id || p.x == selected => Some((*last, p)),
+    match behind_selections(id, rest).1 {
+        [Lowered { last, unit: Unit::Projection(p) | Unit::Gated { product: p, .. }, .. }, ..]
+            if p.x == id =>
+        {
+            Some((*last, p))
+        }
         _ => None,
     }
 }
@@ -350,7 +352,7 @@ const MOST_NORMS: usize = 3;
 /// The norms of a sum that can be made with it, and where they go: of the projection that stands behind it, and of what else reads it
 /// before the next sum. All add the same to the mean square, and have weights.
 pub fn norms_behind(sum: ValueId, rest: &[Lowered]) -> Vec<(Norm, ValueId)> {
-    let first = reader_behind(sum, rest).and_then(|(_, p)| p.norm.filter(|_| p.x == sum));
+    let first = reader_behind(sum, rest).and_then(|(_, p)| p.norm);
     let Some((first, _)) = first else { return vec![] };
     let mut found: Vec<(Norm, ValueId)> = Vec::new();
     for l in rest.iter().take_while(|l| !matches!(l.unit, Unit::Join(_))) {

@@ -39,8 +39,6 @@ impl<'a, G: Gpu> Draft<'a, G> {
         self.tokens == RowClass::One
             && self.class(j.out) == RowClass::One
             && self.schedule(p.x) == Schedule::Gemv(1)
-            // Rows that are selected may be none.
-            && (p.x == j.out || self.alias.get(&p.x) == Some(&j.out) && c.is_read_once(j.out))
             && !c.is_deterministic()
             && c.cols(j.out) <= MOST_COLUMNS
             && p.norm.is_none_or(|(norm, _)| norm.weight.is_some())
