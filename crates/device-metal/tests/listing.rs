@@ -59,6 +59,7 @@ const CPU_ONLY: &[&str] = &[
     // Schedules and parts of kernels.
     "activation_rows",
     "attention_floats",
+    "attention_loops",
     "attention_product",
     "attention_tile",
     "attention_words",

@@ -10,7 +10,7 @@
 //!
 //! Bytes: each key and value once for each tile of up to 64 queries.
 
-use super::attention_product::Loops;
+use super::attention_loops::Loops;
 use super::attention_tile::{
     Attend, MAX_QUERIES, Partial, Scratch, Shape, Tile, chunk, combine, finish, load_queries,
     scratch_bytes_of,

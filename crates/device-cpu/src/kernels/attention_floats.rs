@@ -3,7 +3,8 @@
 //! Order of accumulation: every score is one chain over the columns, every output column one chain over the positions of a
 //! block. The products are in [`attention_product`](super::attention_product).
 
-use super::attention_product::{BLOCK, Loops, Place, add_values, padded, scores};
+use super::attention_loops::Loops;
+use super::attention_product::{BLOCK, Place, add_values, padded, scores};
 use super::attention_tile::{Attend, Partial, Shape, Tile, scale_row, softmax_block};
 use super::elementwise::{self, Times};
 use super::kv_write::Stored;

@@ -14,7 +14,7 @@
 // Indices, for accumulators are arrays that must become registers, and the formulas stay readable.
 #![allow(clippy::needless_range_loop)]
 
-use super::attention_words;
+use super::attention_loops::Loops;
 use super::kv_write::{Half, LayerPages, Stored};
 use crate::prefetch::prefetch_far;
 use crate::simd::{RowsOf, Simd, Sink};
@@ -55,147 +55,6 @@ fn prefetch_vectors(first: *const u8, stride: usize, n: usize) {
         prefetch_far(first.wrapping_add(line));
     }
 }
-
-/// The loops, each a function of its own for each instruction set: inlined into one another they take the compiler minutes.
-pub trait Loops: Simd {
-    /// [`direct_scores`]
-    ///
-    /// # Safety
-    /// As [`scores`].
-    unsafe fn direct_scores<K: Stored, const M: usize>(place: &Place<'_>, q: *const f32, s: *mut f32);
-    /// [`direct_values`]
-    ///
-    /// # Safety
-    /// As [`scores`].
-    unsafe fn direct_values<K: Stored, const M: usize>(place: &Place<'_>, p: *const f32, o: *mut f32);
-    /// [`product`]
-    ///
-    /// # Safety
-    /// As [`scores`].
-    unsafe fn product(p: Product, a: *const f32, b: *const f32, c: *mut f32);
-    /// [`attention_words::scores`]
-    ///
-    /// # Safety
-    /// As there.
-    unsafe fn word_scores(place: &Place<'_>, n: usize, q: *const i32, s: *mut i32);
-    /// [`attention_words::weights`]
-    ///
-    /// # Safety
-    /// As there.
-    unsafe fn word_weights(
-        work: attention_words::Work,
-        query: usize,
-        range: Range<usize>,
-        seen: Range<usize>,
-        softcap: f32,
-    );
-    /// [`attention_words::add_values`]
-    ///
-    /// # Safety
-    /// As there.
-    unsafe fn word_values(place: &Place<'_>, n: usize, work: attention_words::Work, o: *mut f32);
-}
-
-macro_rules! loops {
-    ($simd:ty, $(#[$feature:meta])*) => {
-        impl Loops for $simd {
-            #[inline(always)]
-            unsafe fn direct_scores<K: Stored, const M: usize>(place: &Place<'_>, q: *const f32, s: *mut f32) {
-                $(#[$feature])*
-                unsafe fn run<K: Stored, const M: usize>(place: &Place<'_>, q: *const f32, s: *mut f32) {
-                    // SAFETY: the caller's promises are those of the loop.
-                    unsafe { direct_scores::<$simd, K, M>(place, q, s) }
-                }
-                // SAFETY: the caller's promise.
-                unsafe { run::<K, M>(place, q, s) }
-            }
-            #[inline(always)]
-            unsafe fn direct_values<K: Stored, const M: usize>(place: &Place<'_>, p: *const f32, o: *mut f32) {
-                $(#[$feature])*
-                unsafe fn run<K: Stored, const M: usize>(place: &Place<'_>, p: *const f32, o: *mut f32) {
-                    // SAFETY: as above.
-                    unsafe { direct_values::<$simd, K, M>(place, p, o) }
-                }
-                // SAFETY: the caller's promise.
-                unsafe { run::<K, M>(place, p, o) }
-            }
-            #[inline(always)]
-            unsafe fn product(p: Product, a: *const f32, b: *const f32, c: *mut f32) {
-                $(#[$feature])*
-                unsafe fn run(p: Product, a: *const f32, b: *const f32, c: *mut f32) {
-                    // SAFETY: as above.
-                    unsafe { product::<$simd>(p, a, b, c) }
-                }
-                // SAFETY: the caller's promise.
-                unsafe { run(p, a, b, c) }
-            }
-            #[inline(always)]
-            unsafe fn word_scores(place: &Place<'_>, n: usize, q: *const i32, s: *mut i32) {
-                $(#[$feature])*
-                unsafe fn run(place: &Place<'_>, n: usize, q: *const i32, s: *mut i32) {
-                    // SAFETY: as above.
-                    unsafe { attention_words::scores::<$simd>(place, n, q, s) }
-                }
-                // SAFETY: the caller's promise.
-                unsafe { run(place, n, q, s) }
-            }
-            #[inline(always)]
-            unsafe fn word_weights(
-                work: attention_words::Work,
-                query: usize,
-                range: Range<usize>,
-                seen: Range<usize>,
-                softcap: f32,
-            ) {
-                $(#[$feature])*
-                unsafe fn run(
-                    work: attention_words::Work,
-                    query: usize,
-                    range: Range<usize>,
-                    seen: Range<usize>,
-                    softcap: f32,
-                ) {
-                    // SAFETY: as above.
-                    unsafe { attention_words::weights::<$simd>(work, query, range, seen, softcap) }
-                }
-                // SAFETY: the caller's promise.
-                unsafe { run(work, query, range, seen, softcap) }
-            }
-            #[inline(always)]
-            unsafe fn word_values(place: &Place<'_>, n: usize, work: attention_words::Work, o: *mut f32) {
-                $(#[$feature])*
-                unsafe fn run(place: &Place<'_>, n: usize, work: attention_words::Work, o: *mut f32) {
-                    // SAFETY: as above.
-                    unsafe { attention_words::add_values::<$simd>(place, n, work, o) }
-                }
-                // SAFETY: the caller's promise.
-                unsafe { run(place, n, work, o) }
-            }
-        }
-    };
-}
-
-#[cfg(target_arch = "x86_64")]
-loops!(
-    crate::simd::Avx512,
-    #[inline(never)]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-);
-#[cfg(target_arch = "x86_64")]
-loops!(
-    crate::simd::Avx2,
-    #[inline(never)]
-    #[target_feature(enable = "avx2,fma,f16c")]
-);
-#[cfg(target_arch = "aarch64")]
-loops!(
-    crate::simd::Neon,
-    #[inline(never)]
-);
-loops!(
-    crate::simd::Portable,
-    #[inline(never)]
-);
 
 /// `S = Q K^T` for the positions of the range; other columns of S are undefined.
 ///
@@ -287,7 +146,11 @@ impl<S: Simd, const M: usize> Sink<S> for Scores<S, M> {
 /// # Safety
 /// As [`scores`].
 #[inline(always)]
-unsafe fn direct_scores<S: Simd, K: Stored, const M: usize>(place: &Place<'_>, q: *const f32, s: *mut f32) {
+pub unsafe fn direct_scores<S: Simd, K: Stored, const M: usize>(
+    place: &Place<'_>,
+    q: *const f32,
+    s: *mut f32,
+) {
     let mut at = place.range.start / S::N * S::N;
     // SAFETY: the caller's promise.
     unsafe {
@@ -361,7 +224,11 @@ unsafe fn scores_of_groups<S: Simd, K: Stored, const M: usize, const G: usize>(
 /// # Safety
 /// As [`scores`].
 #[inline(always)]
-unsafe fn direct_values<S: Simd, K: Stored, const M: usize>(place: &Place<'_>, p: *const f32, o: *mut f32) {
+pub unsafe fn direct_values<S: Simd, K: Stored, const M: usize>(
+    place: &Place<'_>,
+    p: *const f32,
+    o: *mut f32,
+) {
     let head_dim = place.pages.head_dim;
     let ld = padded(head_dim);
     // SAFETY: the caller's promise.
@@ -567,7 +434,7 @@ pub struct Product {
 /// # Safety
 /// The matrices have these shapes; the instruction set is available.
 #[inline(always)]
-unsafe fn product<S: Simd>(p: Product, a: *const f32, b: *const f32, c: *mut f32) {
+pub unsafe fn product<S: Simd>(p: Product, a: *const f32, b: *const f32, c: *mut f32) {
     // SAFETY: the caller's promise.
     unsafe {
         let mut row = 0;

@@ -20,7 +20,8 @@
 //! one worker or by several: it is the same bits in a batch and alone, in one prompt and in pieces.
 
 use super::attention_floats::Floats;
-use super::attention_product::{BLOCK, Loops, Place, padded};
+use super::attention_loops::Loops;
+use super::attention_product::{BLOCK, Place, padded};
 use super::attention_words::Words;
 use super::elementwise::{self, Times};
 use super::kv_write::{LayerPages, StoredF32};

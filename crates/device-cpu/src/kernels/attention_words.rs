@@ -20,7 +20,8 @@
 //! Sums of products, and the sum of a block's exponentials, are exact, and so have no order; everything else is done number
 //! by number, or is a maximum. Blocks follow each other in ascending order.
 
-use super::attention_product::{Loops, Place, padded};
+use super::attention_loops::Loops;
+use super::attention_product::{Place, padded};
 use super::attention_tile::{Attend, LOWEST, Partial, Shape, Tile, among};
 use super::kv_write::{Half, LayerPages};
 use super::round_up;

@@ -10,7 +10,7 @@
 //! A row's result does not depend on the tile that it is computed in.
 //! Bytes: each key and value once for each tile.
 
-use super::attention_product::Loops;
+use super::attention_loops::Loops;
 use super::attention_tile::{
     Attend, MAX_QUERIES, Scratch, Shape, Tile, chunk, finish, load_queries, scratch_bytes_of,
 };

@@ -6,7 +6,8 @@
 //!
 //! Accumulation: as in [`attention_tile`](super::attention_tile). Bytes: each key once for each tile, 4 written for each score.
 
-use super::attention_product::{Loops, Place};
+use super::attention_loops::Loops;
+use super::attention_product::Place;
 use super::attention_tile::{Attend, MAX_QUERIES, Scratch, Shape, scratch_bytes_of};
 use super::cross_attention::Tiles;
 use super::kv_write::kv_type_variants;

@@ -180,12 +180,12 @@ pub struct StoredF16;
 pub struct StoredQ8;
 
 /// The kernel for an instruction set and a KV type: `$body::<S, K>`, an `#[inline(always)]` function generic over
-/// [`Loops`](super::attention_product::Loops) and [`Attend`](super::attention_tile::Attend), for each of both.
+/// [`Loops`](super::attention_loops::Loops) and [`Attend`](super::attention_tile::Attend), for each of both.
 macro_rules! kv_type_variants {
     ($(#[$doc:meta])* $name:ident, $body:ident, $params:ty) => {
         $(#[$doc])*
         pub fn $name(isa: $crate::isa::Isa, kind: device::KvType) -> $crate::command::Kernel<$params> {
-            use $crate::kernels::attention_product::Loops;
+            use $crate::kernels::attention_loops::Loops;
             use $crate::kernels::attention_floats::Floats;
             use $crate::kernels::attention_words::Words;
             use $crate::kernels::kv_write::{StoredF16, StoredF32, StoredQ8};

@@ -12,6 +12,7 @@ pub mod add;
 pub mod argmax;
 pub mod attention;
 pub mod attention_floats;
+pub mod attention_loops;
 pub mod attention_product;
 pub mod attention_tile;
 pub mod attention_words;

@@ -10,7 +10,8 @@
 //! block, blocks ascending; all f32. A query's order does not depend on which others share its tile.
 //! Bytes: keys and values once for each tile, q once, 4 written for each output.
 
-use super::attention_product::{BLOCK, Loops, Product, padded};
+use super::attention_loops::Loops;
+use super::attention_product::{BLOCK, Product, padded};
 use super::attention_tile::{Partial, scale_row, softmax_block};
 use super::elementwise::{self, Times};
 use super::round_up;
