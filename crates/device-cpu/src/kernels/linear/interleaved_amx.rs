@@ -1,4 +1,4 @@
-//! AMX kernels of interleaved weights, for many activation rows; few have AVX-512's.
+//! AMX kernels of interleaved weights in groups of 32, for many activation rows; few have AVX-512's, and so have groups of 16.
 //!
 //! A *step* of a tile, four columns of 16 weight rows, is a row of the right operand as `tdpbsud` wants it, and Q8 rows are the left
 //! one: nothing is rearranged. The codes of a pass are unpacked once. Then each group of columns is one product of up
@@ -10,7 +10,7 @@
 
 use super::activation::{ActRows, Q8Row};
 use super::interleaved::{Interleaved, Tile, activations, ask_next_rows};
-use super::interleaved_avx512::{PASS, add_pair, add_scaled, centre, codes, scale};
+use super::interleaved_avx512::{PASS, add_scaled, centre, scale, unpack};
 use super::{Part, TILE_ROWS, WeightRows, interleaved_avx512};
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -53,9 +53,7 @@ pub(super) unsafe fn gemm_tile<F: Interleaved>(
             for k in (part.k..end).step_by(PASS) {
                 let n = PASS.min(end - k);
                 let tile = tile.from::<F>(k);
-                for step in 0..n / 4 {
-                    _mm512_store_si512(panel.add(step * 64).cast(), codes::<F>(tile, step / 8, step % 8));
-                }
+                unpack::<F>(tile, n, panel);
                 let pass = Pass { tile, panel, sums, n, stride: xs.stride, first: k == 0 };
                 set_shape(ROWS, F::GROUP);
                 for i in (0..n_eights / 2 * ROWS).step_by(ROWS) {
@@ -143,8 +141,6 @@ unsafe fn rows<F: Interleaved, const M: usize>(pass: &Pass, x: Q8Row, out: *mut 
                 sums[c] = _mm512_loadu_ps(out.add(c * TILE_ROWS));
             }
         }
-        // Of the first of two groups of 16.
-        let (mut halves, mut offset) = ([_mm512_setzero_ps(); M], _mm512_setzero_ps());
         let n_groups = pass.n / F::GROUP;
         let products_of = |group: usize| pass.sums.add(group % UNDER_WAY * ROWS * ROW_BYTES);
         for group in 0..n_groups.min(UNDER_WAY - 1) {
@@ -161,15 +157,8 @@ unsafe fn rows<F: Interleaved, const M: usize>(pass: &Pass, x: Q8Row, out: *mut 
             for c in 0..M {
                 let row = c * pass.stride;
                 let t = _mm512_add_epi32(products.add(c).read(), centre::<F>(x, row, group));
-                if F::GROUP == 32 {
-                    add_scaled::<F>(&mut sums[c], t, scale, x, row, group);
-                } else if group.is_multiple_of(2) {
-                    halves[c] = _mm512_mul_ps(scale.0, _mm512_cvtepi32_ps(t));
-                } else {
-                    add_pair::<F>(&mut sums[c], (halves[c], offset), t, scale, x, row, group / 2);
-                }
+                add_scaled::<F>(&mut sums[c], t, scale, x, row, group);
             }
-            offset = scale.1;
         }
         for c in 0..M {
             _mm512_storeu_ps(out.add(c * TILE_ROWS), sums[c]);

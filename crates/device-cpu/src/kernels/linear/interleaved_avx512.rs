@@ -4,9 +4,10 @@
 //! `vpdpbusd` multiplies unsigned with signed bytes and adds four neighbours to 32 bits. Codes without an offset are brought to
 //! the top of their byte as they are unpacked, where their zero is 128, and a group's products begin with `-128` times the sum
 //! of its activations, a word of the activation row: taking the zero out costs no instruction of the ports that multiply. Up to
-//! [`COLS`] activation rows meet the codes as they are unpacked, which is then a small part of the work; passes of [`PASS`]
-//! columns keep a tile and the activations that it meets near. Order of accumulation: `interleaved`; two groups of 16 add at once,
-//! which saves one multiplication in twelve, and their first half takes registers from three activation rows.
+//! [`COLS`] activation rows meet the codes as they are unpacked; where many follow, a pass is unpacked once, into a [`Panel`], for
+//! unpacking takes 16 to 32 of the 132 cycles that the other ports have. Passes of [`PASS`] columns keep a tile and the activations that it meets
+//! near. Order of accumulation: `interleaved`; two groups of 16 add at once, which saves one multiplication in twelve, and their
+//! first half takes registers from three activation rows.
 
 use super::activation::{ActRow, ActRows, Q8Row};
 use super::interleaved::{
@@ -28,9 +29,65 @@ const COLS_BY_16: usize = 9;
 /// Activation rows up to which what a block's groups have in common stays in registers; with twelve it would push sums out.
 const HOISTING: usize = 4;
 
-/// Bytes of scratch.
-pub(super) fn scratch_bytes(_n_cols: usize) -> usize {
-    0
+/// From how many activation rows on a panel pays: unpacking into it costs as much as 40 to 90 rows save (measured).
+const PANEL_ROWS: usize = 96;
+
+/// Whether a panel pays at all: not where there is little to unpack, and not in groups of 16 (measured).
+const fn has_panel<F: Interleaved>() -> bool {
+    F::BITS < 8 && F::GROUP == 32
+}
+
+/// Bytes of scratch: a panel.
+pub(super) fn scratch_bytes(n_cols: usize) -> usize {
+    PASS.min(n_cols) * TILE_ROWS + 64
+}
+
+/// Where codes come from.
+trait Source: Copy {
+    /// Whether [`keep_order`] is called for.
+    const KEEPS_ORDER: bool;
+
+    /// As [`codes`].
+    ///
+    /// # Safety
+    /// AVX-512 is available; the source has the block.
+    unsafe fn codes<F: Interleaved>(self, b: usize, step: usize) -> __m512i;
+}
+
+impl Source for Tile {
+    const KEEPS_ORDER: bool = false;
+
+    #[inline(always)]
+    unsafe fn codes<F: Interleaved>(self, b: usize, step: usize) -> __m512i {
+        // SAFETY: the caller's promise.
+        unsafe { codes::<F>(self, b, step) }
+    }
+}
+
+/// The codes of a pass as [`codes`] gives them, 64 bytes a step.
+#[derive(Clone, Copy)]
+struct Panel(*const u8);
+
+impl Source for Panel {
+    const KEEPS_ORDER: bool = true;
+
+    #[inline(always)]
+    unsafe fn codes<F: Interleaved>(self, b: usize, step: usize) -> __m512i {
+        // SAFETY: the caller's promise.
+        unsafe { _mm512_load_si512(self.0.add((b * 8 + step) * 64).cast()) }
+    }
+}
+
+/// The codes of `n` columns as [`codes`] gives them, 64 bytes a step, to `panel`.
+///
+/// # Safety
+/// AVX-512 is available; the tile has the columns; `panel` has room for them and is aligned to 64 bytes.
+#[inline(always)]
+pub(super) unsafe fn unpack<F: Interleaved>(tile: Tile, n: usize, panel: *mut u8) {
+    for step in 0..n / 4 {
+        // SAFETY: the caller's promise.
+        unsafe { _mm512_store_si512(panel.add(step * 64).cast(), codes::<F>(tile, step / 8, step % 8)) };
+    }
 }
 
 /// # Safety
@@ -51,10 +108,10 @@ pub(super) unsafe fn gemv<F: Interleaved>(
             let tile = Tile::new::<F>(w, n_cols, r);
             let x = activations(xs, 0, n_cols, 0);
             if r1 - r >= TILE_ROWS {
-                rows::<F, 1>(tile, n_cols, x, 0, true, out.add(r - r0));
+                rows::<F, _, 1>(tile, tile, n_cols, x, 0, true, out.add(r - r0));
             } else {
                 let mut products = [0f32; TILE_ROWS];
-                rows::<F, 1>(tile, n_cols, x, 0, true, products.as_mut_ptr());
+                rows::<F, _, 1>(tile, tile, n_cols, x, 0, true, products.as_mut_ptr());
                 out.add(r - r0).copy_from_nonoverlapping(products.as_ptr(), r1 - r);
             }
         }
@@ -69,23 +126,33 @@ pub(super) unsafe fn gemm_tile<F: Interleaved>(
     n_cols: usize,
     part: Part,
     xs: ActRows,
-    _scratch: *mut u8,
+    scratch: *mut u8,
     out: *mut f32,
 ) {
-    // SAFETY: passes over columns that the rows have; activation rows `i..i + COLS` exist.
+    // SAFETY: passes over columns that the rows have; activation rows `i..i + COLS` exist; the scratch is as large as promised.
     unsafe {
         let tile = Tile::new::<F>(w, n_cols, part.r0);
         let end = part.k + part.n;
         for k in (part.k..end).step_by(PASS) {
             let n = PASS.min(end - k);
             let tile = tile.from::<F>(k);
-            for i in (0..xs.n).step_by(const { cols::<F>() }) {
+            let mut done = 0;
+            if const { has_panel::<F>() } && xs.n >= PANEL_ROWS {
+                let panel = scratch.add(scratch.align_offset(64));
+                unpack::<F>(tile, n, panel);
+                while done + COLS <= xs.n {
+                    let (x, out) = (activations(xs, done, n_cols, k), out.add(done * TILE_ROWS));
+                    rows::<F, _, COLS>(tile, Panel(panel), n, x, xs.stride, k == 0, out);
+                    done += COLS;
+                }
+            }
+            for i in (done..xs.n).step_by(const { cols::<F>() }) {
                 let (x, out) = (activations(xs, i, n_cols, k), out.add(i * TILE_ROWS));
                 macro_rules! of {
                     ($($c:literal)*, $most:ident) => {
                         match xs.n - i {
-                            $($c => rows::<F, $c>(tile, n, x, xs.stride, k == 0, out),)*
-                            _ => rows::<F, $most>(tile, n, x, xs.stride, k == 0, out),
+                            $($c => rows::<F, _, $c>(tile, tile, n, x, xs.stride, k == 0, out),)*
+                            _ => rows::<F, _, $most>(tile, tile, n, x, xs.stride, k == 0, out),
                         }
                     };
                 }
@@ -335,13 +402,16 @@ pub(super) unsafe fn add_pair<F: Interleaved>(
     }
 }
 
-/// A tile's `n` columns times `C` activation rows, `stride` bytes apart: to `out`, `(C, 16)`, or added to it unless `first`.
+/// A tile's `n` columns times `C` activation rows, `stride` bytes apart: to `out`, `(C, 16)`, or added to it unless `first`. Codes
+/// come from `source`, scales from the tile.
 ///
 /// # Safety
-/// AVX-512 with VNNI is available; the tile and the activations have the columns.
+/// AVX-512 with VNNI is available; the tile, the source and the activations have the columns.
+#[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn rows<F: Interleaved, const C: usize>(
+unsafe fn rows<F: Interleaved, S: Source, const C: usize>(
     tile: Tile,
+    source: S,
     n: usize,
     x: Q8Row,
     stride: usize,
@@ -362,7 +432,7 @@ unsafe fn rows<F: Interleaved, const C: usize>(
                 tile.ask_ahead::<F>(b);
             }
             ask_next_rows::<C>(x, stride, b);
-            let t = products::<F, C>(tile, x, stride, b, 0);
+            let t = products::<F, S, C>(source, x, stride, b, 0);
             if F::GROUP == 32 {
                 let scale = scale_of::<F, C>(tile, b, &mut common);
                 for c in 0..C {
@@ -375,7 +445,7 @@ unsafe fn rows<F: Interleaved, const C: usize>(
             for c in 0..C {
                 halves[c] = _mm512_mul_ps(first.0, _mm512_cvtepi32_ps(t[c]));
             }
-            let t = products::<F, C>(tile, x, stride, b, 4);
+            let t = products::<F, S, C>(source, x, stride, b, 4);
             let second = scale_of::<F, C>(tile, 2 * b + 1, &mut common);
             for c in 0..C {
                 add_pair::<F>(&mut sums[c], (halves[c], first.1), t[c], second, x, c * stride, b);
@@ -392,8 +462,8 @@ unsafe fn rows<F: Interleaved, const C: usize>(
 /// # Safety
 /// As [`rows`].
 #[inline(always)]
-unsafe fn products<F: Interleaved, const C: usize>(
-    tile: Tile,
+unsafe fn products<F: Interleaved, S: Source, const C: usize>(
+    source: S,
     x: Q8Row,
     stride: usize,
     b: usize,
@@ -406,14 +476,38 @@ unsafe fn products<F: Interleaved, const C: usize>(
             products[c] = centre::<F>(x, c * stride, (b * 32 + s0 * 4) / F::GROUP);
         }
         for step in s0..s0 + F::GROUP / 4 {
-            let codes = codes::<F>(tile, b, step);
+            let codes = source.codes::<F>(b, step);
             for c in 0..C {
                 let p = x.q.byte_add(c * stride).add(b * 32 + step * 4);
                 let q = _mm512_set1_epi32(p.cast::<i32>().read_unaligned());
                 products[c] = _mm512_dpbusd_epi32(products[c], codes, q);
             }
+            if S::KEEPS_ORDER {
+                keep_order(&mut products);
+            }
         }
         products
+    }
+}
+
+/// Keep the sums of [`COLS`] rows in registers, each step's before the next. Left to itself, the compiler brings all steps of
+/// one row together, since codes are but loads: chains of products that wait for one another, and sums in memory.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn keep_order<const C: usize>(sums: &mut [__m512i; C]) {
+    macro_rules! keep {
+        ($template:literal $($sum:ident)*) => {
+            // SAFETY: a comment, no instruction.
+            unsafe {
+                std::arch::asm!($template, $(inout(zmm_reg) *$sum,)* options(nomem, nostack, preserves_flags))
+            }
+        };
+    }
+    match sums.as_mut_slice() {
+        [a, b, c, d, e, f, g, h, i, j, k, l] => {
+            keep!("/* {} {} {} {} {} {} {} {} {} {} {} {} */" a b c d e f g h i j k l)
+        }
+        _ => unreachable!("a panel meets `COLS` rows"),
     }
 }
 
