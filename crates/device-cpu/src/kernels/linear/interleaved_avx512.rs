@@ -5,16 +5,17 @@
 //! the top of their byte as they are unpacked, where their zero is 128, and a group's products begin with `-128` times the sum
 //! of its activations, a word of the activation row: taking the zero out costs no instruction of the ports that multiply. Up to
 //! [`COLS`] activation rows meet the codes as they are unpacked; where many follow, a pass is unpacked once, into a [`Panel`], for
-//! unpacking takes 16 to 32 of the 132 cycles that the other ports have. Passes of [`PASS`] columns keep a tile and the activations that it meets
-//! near. Order of accumulation: `interleaved`; two groups of 16 add at once, which saves one multiplication in twelve, and their
-//! first half takes registers from three activation rows.
+//! unpacking takes 16 to 32 of the 132 cycles that the other ports have; the [`NextTile`] is asked for meanwhile.
+//! Passes of [`PASS`] columns keep a tile and the activations that it meets near. Order of accumulation: `interleaved`; two groups
+//! of 16 add at once, which saves one multiplication in twelve, and their first half takes registers from three activation rows.
 
 use super::activation::{ActRow, ActRows, Q8Row};
 use super::interleaved::{
     Interleaved, Scales, Tile, activations, ask_next_rows, code_bytes, is_centered, is_signed, n_groups,
-    scale_bytes,
+    scale_bytes, tile_bytes,
 };
 use super::{Part, TILE_ROWS, WeightRows};
+use crate::prefetch::prefetch_far;
 use std::arch::x86_64::*;
 
 /// Columns of a pass; a multiple of 256.
@@ -90,6 +91,39 @@ pub(super) unsafe fn unpack<F: Interleaved>(tile: Tile, n: usize, panel: *mut u8
     }
 }
 
+/// The tile behind one that meets many activation rows, asked for in shares meanwhile, so that it has come when its turn is.
+struct NextTile {
+    /// Of codes and of scales: where the next share begins, and its cache lines.
+    shares: [(*const u8, usize); 2],
+}
+
+impl NextTile {
+    /// That behind `tile`, as many columns of it, `n`, in `n_shares` shares; rows have `n_cols` columns.
+    #[inline(always)]
+    fn new<F: Interleaved>(tile: Tile, n_cols: usize, n: usize, n_shares: usize) -> NextTile {
+        let share = |start: *const u8, bytes: usize| {
+            (start.wrapping_add(tile_bytes::<F>(n_cols)), bytes.div_ceil(64 * n_shares.max(1)))
+        };
+        NextTile {
+            shares: [
+                share(tile.codes, n / 32 * code_bytes::<F>()),
+                share(tile.scales, n / const { F::BLOCK.block_len() } * scale_bytes::<F>()),
+            ],
+        }
+    }
+
+    /// Ask for a share.
+    #[inline(always)]
+    fn ask(&mut self) {
+        for (start, n_lines) in &mut self.shares {
+            for _ in 0..*n_lines {
+                prefetch_far(*start);
+                *start = start.wrapping_add(64);
+            }
+        }
+    }
+}
+
 /// # Safety
 /// As [`super::Gemv`], for interleaved weights; AVX-512 with VNNI is available.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
@@ -131,22 +165,28 @@ pub(super) unsafe fn gemm_tile<F: Interleaved>(
 ) {
     // SAFETY: passes over columns that the rows have; activation rows `i..i + COLS` exist; the scratch is as large as promised.
     unsafe {
+        let cols = const { cols::<F>() };
         let tile = Tile::new::<F>(w, n_cols, part.r0);
         let end = part.k + part.n;
         for k in (part.k..end).step_by(PASS) {
             let n = PASS.min(end - k);
             let tile = tile.from::<F>(k);
+            let mut next = NextTile::new::<F>(tile, n_cols, n, xs.n / cols);
             let mut done = 0;
             if const { has_panel::<F>() } && xs.n >= PANEL_ROWS {
                 let panel = scratch.add(scratch.align_offset(64));
                 unpack::<F>(tile, n, panel);
                 while done + COLS <= xs.n {
+                    next.ask();
                     let (x, out) = (activations(xs, done, n_cols, k), out.add(done * TILE_ROWS));
                     rows::<F, _, COLS>(tile, Panel(panel), n, x, xs.stride, k == 0, out);
                     done += COLS;
                 }
             }
-            for i in (done..xs.n).step_by(const { cols::<F>() }) {
+            for i in (done..xs.n).step_by(cols) {
+                if xs.n - i >= cols {
+                    next.ask();
+                }
                 let (x, out) = (activations(xs, i, n_cols, k), out.add(i * TILE_ROWS));
                 macro_rules! of {
                     ($($c:literal)*, $most:ident) => {
@@ -166,7 +206,7 @@ pub(super) unsafe fn gemm_tile<F: Interleaved>(
     }
 }
 
-/// Activation rows of a pass over a tile.
+/// Activation rows whose sums fit the registers.
 const fn cols<F: Interleaved>() -> usize {
     if F::GROUP == 16 { COLS_BY_16 } else { COLS }
 }
