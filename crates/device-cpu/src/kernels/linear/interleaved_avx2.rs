@@ -492,19 +492,14 @@ const fn chunk<F: Interleaved>() -> usize {
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn keep_order<const C: usize>(sums: &mut [[__m256i; 2]; C]) {
-    macro_rules! keep {
-        ($template:literal $($sum:ident)*) => {
-            // SAFETY: a comment, no instruction.
-            unsafe {
-                std::arch::asm!($template, $(inout(ymm_reg) *$sum,)* options(nomem, nostack, preserves_flags))
-            }
-        };
+    if C == 1 {
+        return;
     }
-    match sums.as_mut_slice() {
-        [[a, b], [c, d]] => keep!("/* {} {} {} {} */" a b c d),
-        [[a, b], [c, d], [e, f]] => keep!("/* {} {} {} {} {} {} */" a b c d e f),
-        [[a, b], [c, d], [e, f], [g, h]] => keep!("/* {} {} {} {} {} {} {} {} */" a b c d e f g h),
-        _ => {}
+    for sum in sums.as_flattened_mut() {
+        // SAFETY: a comment, no instruction.
+        unsafe {
+            std::arch::asm!("/* {} */", inout(ymm_reg) * sum, options(nomem, nostack, preserves_flags));
+        }
     }
 }
 

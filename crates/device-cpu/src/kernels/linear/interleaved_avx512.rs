@@ -166,24 +166,24 @@ pub(super) unsafe fn gemm_tile<F: Interleaved>(
     // SAFETY: passes over columns that the rows have; activation rows `i..i + COLS` exist; the scratch is as large as promised.
     unsafe {
         let cols = const { cols::<F>() };
+        // Activation rows that meet a panel.
+        let by_panel = if const { has_panel::<F>() } && xs.n >= PANEL_ROWS { xs.n / COLS * COLS } else { 0 };
         let tile = Tile::new::<F>(w, n_cols, part.r0);
         let end = part.k + part.n;
         for k in (part.k..end).step_by(PASS) {
             let n = PASS.min(end - k);
             let tile = tile.from::<F>(k);
             let mut next = NextTile::new::<F>(tile, n_cols, n, xs.n / cols);
-            let mut done = 0;
-            if const { has_panel::<F>() } && xs.n >= PANEL_ROWS {
+            if by_panel > 0 {
                 let panel = scratch.add(scratch.align_offset(64));
                 unpack::<F>(tile, n, panel);
-                while done + COLS <= xs.n {
+                for i in (0..by_panel).step_by(COLS) {
                     next.ask();
-                    let (x, out) = (activations(xs, done, n_cols, k), out.add(done * TILE_ROWS));
+                    let (x, out) = (activations(xs, i, n_cols, k), out.add(i * TILE_ROWS));
                     rows::<F, _, COLS>(tile, Panel(panel), n, x, xs.stride, k == 0, out);
-                    done += COLS;
                 }
             }
-            for i in (done..xs.n).step_by(cols) {
+            for i in (by_panel..xs.n).step_by(cols) {
                 if xs.n - i >= cols {
                     next.ask();
                 }
@@ -421,7 +421,7 @@ pub(super) unsafe fn add_scaled<F: Interleaved>(
 /// # Safety
 /// AVX-512 is available; the activations have the block.
 #[inline(always)]
-pub(super) unsafe fn add_pair<F: Interleaved>(
+unsafe fn add_pair<F: Interleaved>(
     sum: &mut __m512,
     (half, first_offset): (__m512, __m512),
     t: __m512i,
@@ -530,24 +530,16 @@ unsafe fn products<F: Interleaved, S: Source, const C: usize>(
     }
 }
 
-/// Keep the sums of [`COLS`] rows in registers, each step's before the next. Left to itself, the compiler brings all steps of
-/// one row together, since codes are but loads: chains of products that wait for one another, and sums in memory.
+/// Keep the sums of rows in registers, each step's before the next. Left to itself, the compiler brings all steps of one row
+/// together, since codes are but loads: chains of products that wait for one another, and sums in memory.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn keep_order<const C: usize>(sums: &mut [__m512i; C]) {
-    macro_rules! keep {
-        ($template:literal $($sum:ident)*) => {
-            // SAFETY: a comment, no instruction.
-            unsafe {
-                std::arch::asm!($template, $(inout(zmm_reg) *$sum,)* options(nomem, nostack, preserves_flags))
-            }
-        };
-    }
-    match sums.as_mut_slice() {
-        [a, b, c, d, e, f, g, h, i, j, k, l] => {
-            keep!("/* {} {} {} {} {} {} {} {} {} {} {} {} */" a b c d e f g h i j k l)
+    for sum in sums {
+        // SAFETY: a comment, no instruction.
+        unsafe {
+            std::arch::asm!("/* {} */", inout(zmm_reg) * sum, options(nomem, nostack, preserves_flags));
         }
-        _ => unreachable!("a panel meets `COLS` rows"),
     }
 }
 
