@@ -2,9 +2,14 @@
 //!
 //! # The tile
 //!
-//! 16 weight rows (the last tile is filled up with zeros) are one contiguous piece: the codes of all columns, then the
-//! scales, each code and each scale in as many bits as the file gives them. So a kernel reads one stream, its lanes are
-//! weight rows, an activation is broadcast, and neither the sum of lanes nor the transposition of a panel is left.
+//! 16 weight rows (the last tile is filled up with zeros) are one contiguous piece of *strips*: the scales of some columns, then
+//! their codes, each code and each scale in as many bits as the file gives them. So a kernel's lanes are weight rows, an
+//! activation is broadcast, neither the sum of lanes nor the transposition of a panel is left, and memory is read from its
+//! beginning to its end: one stream, which the processor follows by itself, and faster than it can be asked for. (With the scales of a
+//! whole tile behind all its codes it loses both streams; `NOTES.md`.)
+//!
+//! A strip is a block of the file of 256 columns; or blocks of 32 until their scales fill 64 bytes. Its scales ([`Scales`])
+//! are fields of 16 rows, filled up to a multiple of 64 bytes; a last strip may have fewer codes.
 //!
 //! Codes come in blocks of 32 columns. A *step* is four neighbouring columns, of which a block has eight; in 64 bytes stand
 //! the four codes of row 0, of row 1, and so on. Codes of fewer than 8 bits share these bytes, planes by width:
@@ -15,15 +20,13 @@
 //! | 4 | 256 bytes | bytes `64 (s / 2)..`, bits `4 (s % 2)..` |
 //! | 2 | 128 bytes | bytes `64 (s / 4)..`, bits `2 (s % 4)..` |
 //! | 1 | 64 bytes | bit `s` |
-//! | 3, 5, 6 | 2 and 1, 4 and 1, 4 and 2 | both, the second plane's bits on top |
+//! | 3, 5 | 1, then 2 or 4 | both, the first plane's bit on top |
+//! | 6 | 4, then 2 | both, the second plane's bits on top |
 //!
 //! Where `smmla` multiplies (`ArmEights`) a step is eight columns of eight rows instead: steps 0 to 3 are rows 0 to 7, steps 4 to 7
 //! the others, and in a step's 64 bytes stand the eight codes of its first row, of its second, and so on. Planes are the same.
 //! On Arm codes without an offset are stored as signed numbers of their few bits, for a shift to the top of a byte then
 //! makes signed bytes of them at no cost (`interleaved_neon`).
-//!
-//! The scales of the tile follow by blocks of the file ([`Scales`]), of 32 or 256 columns, each field 16 rows long.
-//! All starts are multiples of 64 bytes.
 //!
 //! # Order of accumulation
 //!
@@ -56,7 +59,7 @@ use super::activation::ActRows;
 use super::make_tile::{self, Codes, Steps};
 use super::portable::{Format, f16_at};
 use super::{TILE_ROWS, WeightRows};
-use crate::prefetch::{AHEAD, prefetch, prefetch_far};
+use crate::prefetch::prefetch;
 use std::ops::Range;
 
 /// How the codes of a tile are ordered.
@@ -205,90 +208,104 @@ pub(super) const fn code_bytes<F: Interleaved>() -> usize {
     const { 32 * TILE_ROWS * F::BITS / 8 }
 }
 
+/// Bytes of a cache line, with which strips and their codes begin.
+const LINE: usize = 64;
+
 /// Bytes of a tile's scales of a block of the file.
 pub(super) const fn scale_bytes<F: Interleaved>() -> usize {
     const { F::SCALES.bytes(n_groups::<F>()) }
 }
 
-/// Bytes of a tile of rows of `n_cols`.
-pub(super) fn tile_bytes<F: Interleaved>(n_cols: usize) -> usize {
-    n_cols / 32 * code_bytes::<F>()
-        + (n_cols / F::BLOCK.block_len() * scale_bytes::<F>()).next_multiple_of(64)
+/// Columns of a strip: of one block of the file, or of several whose scales fill a cache line.
+pub(super) const fn strip_cols<F: Interleaved>() -> usize {
+    let n_blocks = if scale_bytes::<F>() < LINE { LINE / scale_bytes::<F>() } else { 1 };
+    n_blocks * const { F::BLOCK.block_len() }
 }
 
-/// A tile in memory.
-#[derive(Clone, Copy)]
-pub(super) struct Tile {
-    /// The codes of the first 32 columns.
-    pub codes: *const u8,
-    /// The scales of the first block.
-    pub scales: *const u8,
+/// Bytes of the scales with which a strip begins: whole cache lines.
+pub(super) const fn strip_scale_bytes<F: Interleaved>() -> usize {
+    (strip_cols::<F>() / const { F::BLOCK.block_len() } * scale_bytes::<F>()).next_multiple_of(LINE)
 }
+
+/// Bytes of a strip.
+pub(super) const fn strip_bytes<F: Interleaved>() -> usize {
+    strip_scale_bytes::<F>() + strip_cols::<F>() / 32 * code_bytes::<F>()
+}
+
+/// Bytes of a tile of rows of `n_cols`. A last strip in part has fewer codes.
+pub(super) fn tile_bytes<F: Interleaved>(n_cols: usize) -> usize {
+    n_cols.div_ceil(const { strip_cols::<F>() }) * const { strip_scale_bytes::<F>() }
+        + n_cols / 32 * code_bytes::<F>()
+}
+
+/// A tile in memory, or what of it follows some column: its first strip.
+#[derive(Clone, Copy)]
+pub(super) struct Tile(*const u8);
 
 impl Tile {
     /// The tile that begins with row `r0`, a multiple of [`TILE_ROWS`].
     ///
     /// # Safety
-    /// The matrix is interleaved, of type `F`, with `n_cols` columns, and has the row.
+    /// The matrix is interleaved and has the row.
     #[inline(always)]
-    pub(super) unsafe fn new<F: Interleaved>(w: WeightRows, n_cols: usize, r0: usize) -> Tile {
+    pub(super) unsafe fn new(w: WeightRows, r0: usize) -> Tile {
         debug_assert_eq!(r0 % TILE_ROWS, 0);
         // SAFETY: the caller's promise.
-        unsafe {
-            let codes = w.values.add(r0 * w.row_bytes);
-            Tile { codes, scales: codes.add(n_cols / 32 * code_bytes::<F>()) }
-        }
+        Tile(unsafe { w.values.add(r0 * w.row_bytes) })
     }
 
-    /// From column `k` on, a multiple of 256 or of the block's length.
-    ///
-    /// # Safety
-    /// The tile has the column.
+    /// From column `k` on, a multiple of 256.
     #[inline(always)]
-    pub(super) unsafe fn from<F: Interleaved>(self, k: usize) -> Tile {
-        // SAFETY: the caller's promise.
-        unsafe {
-            Tile {
-                codes: self.codes.add(k / 32 * code_bytes::<F>()),
-                scales: self.scales.add(k / const { F::BLOCK.block_len() } * scale_bytes::<F>()),
-            }
-        }
+    pub(super) fn from<F: Interleaved>(self, k: usize) -> Tile {
+        debug_assert_eq!(k % const { strip_cols::<F>() }, 0);
+        Tile(self.0.wrapping_add(k / const { strip_cols::<F>() } * const { strip_bytes::<F>() }))
     }
 
-    /// Ask for what lies [`AHEAD`] bytes after block `b` of 32 columns.
+    /// The codes of the `b`th 32 columns.
     #[inline(always)]
-    pub(super) fn ask_ahead<F: Interleaved>(self, b: usize) {
-        let codes = const { code_bytes::<F>() };
-        let scales = const { scale_bytes::<F>() * 32 / F::BLOCK.block_len() };
-        let ask = |start: *const u8, bytes: usize| {
-            for line in 0..bytes.div_ceil(64) {
-                prefetch_far(start.wrapping_add(AHEAD + line * 64));
-            }
-        };
-        ask(self.codes.wrapping_add(b * codes), codes);
-        ask(self.scales.wrapping_add(b * scales), scales);
+    pub(super) fn codes<F: Interleaved>(self, b: usize) -> *const u8 {
+        let of_strip = const { strip_cols::<F>() / 32 };
+        let at = const { strip_scale_bytes::<F>() } + b % of_strip * code_bytes::<F>();
+        self.0.wrapping_add(b / of_strip * const { strip_bytes::<F>() } + at)
+    }
+
+    /// The scales of a block of the file.
+    #[inline(always)]
+    pub(super) fn scales<F: Interleaved>(self, block: usize) -> *const u8 {
+        let of_strip = const { strip_cols::<F>() / F::BLOCK.block_len() };
+        let at = block % of_strip * scale_bytes::<F>();
+        self.0.wrapping_add(block / of_strip * const { strip_bytes::<F>() } + at)
+    }
+}
+
+/// The planes of codes of so many bits in their order: width, and the bit of a code with which they begin.
+const fn planes(bits: usize) -> &'static [(usize, usize)] {
+    match bits {
+        1 => &[(1, 0)],
+        2 => &[(2, 0)],
+        3 => &[(1, 2), (2, 0)],
+        4 => &[(4, 0)],
+        5 => &[(1, 4), (4, 0)],
+        6 => &[(4, 0), (2, 4)],
+        _ => &[(8, 0)],
     }
 }
 
 /// The codes of row `r` in the planes of 32 columns.
 #[inline(always)]
-fn load_planes<F: Interleaved, O: Order>(planes: &[u8], r: usize) -> [i8; 32] {
+fn load_planes<F: Interleaved, O: Order>(bytes: &[u8], r: usize) -> [i8; 32] {
     let (first, at_byte) = O::place(r);
     let mut codes = [0u8; 32];
-    let (mut done, mut at) = (0, 0);
-    for width in [8, 4, 2, 1] {
-        if F::BITS & width == 0 {
-            continue;
-        }
+    let mut at = 0;
+    for &(width, from) in const { planes(F::BITS) } {
         let share = 8 / width;
         for (k, code) in codes.iter_mut().enumerate() {
             let step = first + k / O::COLS;
-            let byte = planes[64 * (at + step / share) + at_byte + k % O::COLS];
+            let byte = bytes[64 * (at + step / share) + at_byte + k % O::COLS];
             let bits = u32::from(byte) >> (width * (step % share)) & ((1 << width) - 1);
-            *code |= (bits << done) as u8;
+            *code |= (bits << from) as u8;
         }
         at += 8 / share;
-        done += width;
     }
     codes.map(|c| c as i8 ^ const { flip::<F, O>() })
 }
@@ -319,19 +336,17 @@ pub(super) unsafe fn decode<F: Interleaved, O: Order>(
     out: &mut [f32],
 ) {
     let len = const { F::BLOCK.block_len() };
-    let (r0, r) = (row / TILE_ROWS * TILE_ROWS, row % TILE_ROWS);
-    for (b, out) in (cols.start / len..).zip(out[..cols.len()].chunks_exact_mut(len)) {
-        // SAFETY: the planes and the fields of a block that the row has.
-        let (planes, fields) = unsafe {
-            let planes = w.values.add(r0 * w.row_bytes + b * (len / 32) * code_bytes::<F>());
-            let fields = w.scales.add(r0 * w.plane_bytes + b * scale_bytes::<F>());
-            (
-                std::slice::from_raw_parts(planes, len / 32 * code_bytes::<F>()),
-                std::slice::from_raw_parts(fields, scale_bytes::<F>()),
-            )
-        };
+    let r = row % TILE_ROWS;
+    // SAFETY: the caller's promise.
+    let tile = unsafe { Tile::new(w, row - r) };
+    for (block, out) in (cols.start / len..).zip(out[..cols.len()].chunks_exact_mut(len)) {
+        // SAFETY: the fields of a block that the row has.
+        let fields = unsafe { std::slice::from_raw_parts(tile.scales::<F>(block), scale_bytes::<F>()) };
         for (i, out) in out.chunks_exact_mut(32).enumerate() {
-            let codes = load_planes::<F, O>(&planes[i * code_bytes::<F>()..], r);
+            let planes = tile.codes::<F>(block * len / 32 + i);
+            // SAFETY: 32 columns that the row has.
+            let planes = unsafe { std::slice::from_raw_parts(planes, code_bytes::<F>()) };
+            let codes = load_planes::<F, O>(planes, r);
             for (k, (out, code)) in out.iter_mut().zip(codes).enumerate() {
                 let (scale, offset) = load_scale::<F>(fields, (32 * i + k) / F::GROUP, r);
                 let code = match F::VALUES {

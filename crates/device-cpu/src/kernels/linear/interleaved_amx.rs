@@ -48,7 +48,7 @@ pub(super) unsafe fn gemm_tile<F: Interleaved>(
         if n_eights > 0 {
             let sums = scratch.add(scratch.align_offset(64));
             let panel = sums.add(SUMS_BYTES);
-            let tile = Tile::new::<F>(w, n_cols, part.r0);
+            let tile = Tile::new(w, part.r0);
             let end = part.k + part.n;
             for k in (part.k..end).step_by(PASS) {
                 let n = PASS.min(end - k);

@@ -13,10 +13,7 @@
 //! Past 600 lines, for the ways to sum differ by codes and groups, and share unpacking, panels and registers.
 
 use super::activation::{ActRow, ActRows, Q8Row};
-use super::interleaved::{
-    Fours, Interleaved, Scales, Tile, activations, ask_next_rows, code_bytes, is_signed, n_groups,
-    scale_bytes,
-};
+use super::interleaved::{Fours, Interleaved, Scales, Tile, activations, ask_next_rows, is_signed, n_groups};
 use super::{Part, TILE_ROWS, WeightRows};
 use std::arch::x86_64::*;
 
@@ -72,7 +69,7 @@ pub(super) unsafe fn gemv<F: Interleaved>(
     // SAFETY: tiles within the rows; a last tile in part goes through `products`.
     unsafe {
         for r in (r0..r1).step_by(TILE_ROWS) {
-            let source = Packed::<F>(Tile::new::<F>(w, n_cols, r), std::marker::PhantomData);
+            let source = Packed::<F>(Tile::new(w, r), std::marker::PhantomData);
             let x = activations(xs, 0, n_cols, 0);
             if r1 - r >= TILE_ROWS {
                 rows::<F, _, 1>(source, n_cols, x, 0, true, out.add(r - r0));
@@ -98,7 +95,7 @@ pub(super) unsafe fn gemm_tile<F: Interleaved>(
 ) {
     // SAFETY: passes over columns that the rows have; the scratch is as large as promised.
     unsafe {
-        let tile = Tile::new::<F>(w, n_cols, part.r0);
+        let tile = Tile::new(w, part.r0);
         if xs.n < PANEL_ROWS {
             let source = Packed::<F>(tile.from::<F>(part.k), std::marker::PhantomData);
             return all_rows::<F, _>(source, xs, n_cols, part.k, part.n, out);
@@ -172,9 +169,6 @@ trait Source<F>: Copy {
     /// # Safety
     /// As [`Self::scale`].
     unsafe fn block_scale(self, b: usize, half: usize) -> (__m256, __m256);
-
-    /// Ask for what will be read some time after a block of 32 columns.
-    fn ask_ahead(self, b: usize);
 }
 
 /// The bytes of 8 rows, each in the upper half of two lanes of 16 bits.
@@ -257,12 +251,12 @@ impl<F: Interleaved> Source<F> for Packed<F> {
     unsafe fn codes(self, b: usize, step: usize, half: usize) -> __m256i {
         // SAFETY: the block's planes.
         unsafe {
-            let block = self.0.codes.add(b * code_bytes::<F>() + 32 * half);
+            let block = self.0.codes::<F>(b).add(32 * half);
             let codes = match F::BITS {
                 2 => two(block, step, 0),
-                3 => _mm256_or_si256(two(block, step, 0), one(block.add(128), step, 2)),
+                3 => _mm256_or_si256(two(block.add(64), step, 0), one(block, step, 2)),
                 4 => four(block, step),
-                5 => _mm256_or_si256(four(block, step), one(block.add(256), step, 4)),
+                5 => _mm256_or_si256(four(block.add(64), step), one(block, step, 4)),
                 6 => _mm256_or_si256(four(block, step), two(block.add(256), step, 4)),
                 _ => _mm256_load_si256(block.add(64 * step).cast()),
             };
@@ -286,7 +280,7 @@ impl<F: Interleaved> Source<F> for Packed<F> {
         let (block, g) = (group / n_groups::<F>(), group % n_groups::<F>());
         // SAFETY: the fields of the block.
         unsafe {
-            let fields = self.0.scales.add(block * scale_bytes::<F>());
+            let fields = self.0.scales::<F>(block);
             let f16s = |at: usize| _mm256_cvtph_ps(_mm_loadu_si128(fields.add(at + 16 * half).cast()));
             let bytes = |at: usize| _mm_loadl_epi64(fields.add(at + 8 * half).cast());
             let unsigned = |bytes: __m128i| _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));
@@ -322,7 +316,7 @@ impl<F: Interleaved> Source<F> for Packed<F> {
         let (block, g) = (group / n_groups::<F>(), group % n_groups::<F>());
         // SAFETY: the fields of the block.
         unsafe {
-            let fields = self.0.scales.add(block * scale_bytes::<F>() + 8 * half);
+            let fields = self.0.scales::<F>(block).add(8 * half);
             match F::SCALES {
                 Scales::Signed => _mm256_srai_epi16::<8>(spread(fields.add(32 + 16 * g))),
                 _ => {
@@ -338,7 +332,7 @@ impl<F: Interleaved> Source<F> for Packed<F> {
         let (block, g) = (2 * b / n_groups::<F>(), 2 * b % n_groups::<F>());
         // SAFETY: the fields of the block.
         unsafe {
-            let fields = self.0.scales.add(block * scale_bytes::<F>() + 64 + 16 * g + 8 * half);
+            let fields = self.0.scales::<F>(block).add(64 + 16 * g + 8 * half);
             let both =
                 _mm_unpacklo_epi8(_mm_loadl_epi64(fields.cast()), _mm_loadl_epi64(fields.add(16).cast()));
             _mm256_srli_epi16::<4>(_mm256_cvtepu8_epi16(both))
@@ -349,16 +343,11 @@ impl<F: Interleaved> Source<F> for Packed<F> {
     unsafe fn block_scale(self, b: usize, half: usize) -> (__m256, __m256) {
         // SAFETY: the fields of the block.
         unsafe {
-            let fields = self.0.scales.add(2 * b / n_groups::<F>() * scale_bytes::<F>() + 16 * half);
+            let fields = self.0.scales::<F>(2 * b / n_groups::<F>()).add(16 * half);
             let f16s = |at: usize| _mm256_cvtph_ps(_mm_loadu_si128(fields.add(at).cast()));
             let d = f16s(0);
             (d, if F::HAS_OFFSET { _mm256_xor_ps(f16s(32), _mm256_set1_ps(-0.0)) } else { d })
         }
-    }
-
-    #[inline(always)]
-    fn ask_ahead(self, b: usize) {
-        self.0.ask_ahead::<F>(b);
     }
 }
 
@@ -470,9 +459,6 @@ impl<F: Interleaved> Source<F> for Panel {
         };
         (load(b / 8), load(PASS / 256 + b / 8))
     }
-
-    #[inline(always)]
-    fn ask_ahead(self, _b: usize) {}
 }
 
 /// How many `vpmaddubsw` may be added in 16 bits, a divisor of the steps of a group; in groups of 16 all of them.
@@ -528,7 +514,6 @@ unsafe fn rows<F: Interleaved, S: Source<F>, const C: usize>(
             }
         }
         for b in 0..n / 32 {
-            source.ask_ahead(b);
             ask_next_rows::<C>(x, stride, b);
             let activations = |c: usize, step: usize| {
                 let p = x.q.byte_add(c * stride).add(b * 32 + step * 4);

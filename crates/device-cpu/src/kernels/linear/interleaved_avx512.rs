@@ -11,8 +11,7 @@
 
 use super::activation::{ActRow, ActRows, Q8Row};
 use super::interleaved::{
-    Interleaved, Scales, Tile, activations, ask_next_rows, code_bytes, is_centered, is_signed, n_groups,
-    scale_bytes, tile_bytes,
+    Interleaved, Scales, Tile, activations, ask_next_rows, is_centered, is_signed, n_groups, tile_bytes,
 };
 use super::{Part, TILE_ROWS, WeightRows};
 use crate::prefetch::prefetch_far;
@@ -93,33 +92,28 @@ pub(super) unsafe fn unpack<F: Interleaved>(tile: Tile, n: usize, panel: *mut u8
 
 /// The tile behind one that meets many activation rows, asked for in shares meanwhile, so that it has come when its turn is.
 struct NextTile {
-    /// Of codes and of scales: where the next share begins, and its cache lines.
-    shares: [(*const u8, usize); 2],
+    /// Where the next share begins.
+    start: *const u8,
+    /// Cache lines of a share.
+    n_lines: usize,
 }
 
 impl NextTile {
     /// That behind `tile`, as many columns of it, `n`, in `n_shares` shares; rows have `n_cols` columns.
     #[inline(always)]
     fn new<F: Interleaved>(tile: Tile, n_cols: usize, n: usize, n_shares: usize) -> NextTile {
-        let share = |start: *const u8, bytes: usize| {
-            (start.wrapping_add(tile_bytes::<F>(n_cols)), bytes.div_ceil(64 * n_shares.max(1)))
-        };
         NextTile {
-            shares: [
-                share(tile.codes, n / 32 * code_bytes::<F>()),
-                share(tile.scales, n / const { F::BLOCK.block_len() } * scale_bytes::<F>()),
-            ],
+            start: tile.scales::<F>(0).wrapping_add(tile_bytes::<F>(n_cols)),
+            n_lines: tile_bytes::<F>(n).div_ceil(64 * n_shares.max(1)),
         }
     }
 
     /// Ask for a share.
     #[inline(always)]
     fn ask(&mut self) {
-        for (start, n_lines) in &mut self.shares {
-            for _ in 0..*n_lines {
-                prefetch_far(*start);
-                *start = start.wrapping_add(64);
-            }
+        for _ in 0..self.n_lines {
+            prefetch_far(self.start);
+            self.start = self.start.wrapping_add(64);
         }
     }
 }
@@ -139,7 +133,7 @@ pub(super) unsafe fn gemv<F: Interleaved>(
     // SAFETY: tiles within the rows; a last tile in part goes through `products`.
     unsafe {
         for r in (r0..r1).step_by(TILE_ROWS) {
-            let tile = Tile::new::<F>(w, n_cols, r);
+            let tile = Tile::new(w, r);
             let x = activations(xs, 0, n_cols, 0);
             if r1 - r >= TILE_ROWS {
                 rows::<F, _, 1>(tile, tile, n_cols, x, 0, true, out.add(r - r0));
@@ -168,7 +162,7 @@ pub(super) unsafe fn gemm_tile<F: Interleaved>(
         let cols = const { cols::<F>() };
         // Activation rows that meet a panel.
         let by_panel = if const { has_panel::<F>() } && xs.n >= PANEL_ROWS { xs.n / COLS * COLS } else { 0 };
-        let tile = Tile::new::<F>(w, n_cols, part.r0);
+        let tile = Tile::new(w, part.r0);
         let end = part.k + part.n;
         for k in (part.k..end).step_by(PASS) {
             let n = PASS.min(end - k);
@@ -271,13 +265,13 @@ const fn moved<F: Interleaved>() -> usize {
 pub(super) unsafe fn codes<F: Interleaved>(tile: Tile, b: usize, step: usize) -> __m512i {
     // SAFETY: the block's planes.
     unsafe {
-        let block = tile.codes.add(b * code_bytes::<F>());
+        let block = tile.codes::<F>(b);
         let at = const { moved::<F>() };
         let codes = match F::BITS {
             2 => two(block, step, at),
-            3 => _mm512_or_si512(two(block, step, at), one(block.add(128), step, 2 + at)),
+            3 => _mm512_or_si512(two(block.add(64), step, at), one(block, step, 2 + at)),
             4 => four(block, step, at),
-            5 => _mm512_or_si512(four(block, step, at), one(block.add(256), step, 4 + at)),
+            5 => _mm512_or_si512(four(block.add(64), step, at), one(block, step, 4 + at)),
             6 => _mm512_or_si512(four(block, step, at), two(block.add(256), step, 4 + at)),
             _ => _mm512_load_si512(block.add(64 * step).cast()),
         };
@@ -302,7 +296,7 @@ pub(super) unsafe fn codes<F: Interleaved>(tile: Tile, b: usize, step: usize) ->
 unsafe fn block_scale<F: Interleaved>(tile: Tile, block: usize) -> (__m512, __m512) {
     // SAFETY: the fields of the block.
     unsafe {
-        let fields = tile.scales.add(block * scale_bytes::<F>());
+        let fields = tile.scales::<F>(block);
         let f16s = |at: usize| _mm512_cvtph_ps(_mm256_loadu_si256(fields.add(at).cast()));
         let zeros = _mm512_setzero_ps();
         let negated = |v: __m512| _mm512_xor_ps(v, _mm512_set1_ps(-0.0));
@@ -339,7 +333,7 @@ unsafe fn group_scale<F: Interleaved>(
 ) -> (__m512, __m512) {
     // SAFETY: the fields of the block.
     unsafe {
-        let fields = tile.scales.add(block * scale_bytes::<F>());
+        let fields = tile.scales::<F>(block);
         let bytes = |at: usize| _mm_loadu_si128(fields.add(at).cast());
         let unsigned = |bytes: __m128i| _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
         match F::SCALES {
@@ -468,9 +462,6 @@ unsafe fn rows<F: Interleaved, S: Source, const C: usize>(
         }
         let mut common = (_mm512_setzero_ps(), _mm512_setzero_ps());
         for b in 0..n / 32 {
-            if C < const { cols::<F>() } {
-                tile.ask_ahead::<F>(b);
-            }
             ask_next_rows::<C>(x, stride, b);
             let t = products::<F, S, C>(source, x, stride, b, 0);
             if F::GROUP == 32 {

@@ -108,7 +108,6 @@ unsafe fn one_row<S: Source>(source: S, rows: Rows) {
             }
         }
         for b in 0..n / 32 {
-            source.ask_ahead(b);
             for half in 0..2 {
                 let mut products = [vdupq_n_s32(0); 4];
                 macro_rules! step {
@@ -199,7 +198,6 @@ unsafe fn half_of<S: Source, const P: usize, const HALF: usize>(source: S, n_x: 
         }
         for b in 0..n / 32 {
             if HALF == 0 {
-                source.ask_ahead(b);
                 match P {
                     1 => ask_next_rows::<2>(x, stride, b),
                     2 => ask_next_rows::<4>(x, stride, b),

@@ -48,7 +48,7 @@ pub(super) unsafe fn gemv<F: Interleaved, M: Multiply>(
     unsafe {
         let x = activations(xs, 0, n_cols, 0);
         for r in (r0..r1).step_by(TILE_ROWS) {
-            let source = Packed::<F>(Tile::new::<F>(w, n_cols, r), PhantomData);
+            let source = Packed::<F>(Tile::new(w, r), PhantomData);
             let rows = |out: *mut f32| Rows { n: n_cols, x, stride: 0, first: true, out };
             if r1 - r >= TILE_ROWS {
                 M::rows::<_, 1>(source, rows(out.add(r - r0)));
@@ -73,7 +73,7 @@ pub(super) unsafe fn gemm_tile<F: Interleaved, M: Multiply>(
 ) {
     // SAFETY: passes over columns that the rows have; the scratch is as large as promised.
     unsafe {
-        let tile = Tile::new::<F>(w, n_cols, part.r0);
+        let tile = Tile::new(w, part.r0);
         if xs.n <= FEW {
             let source = Packed::<F>(tile.from::<F>(part.k), PhantomData);
             let x = activations(xs, 0, n_cols, part.k);
@@ -243,29 +243,29 @@ impl<F: Interleaved> Source for Packed<F> {
         const { assert!(!is_signed::<F>() || F::BITS == 8 || F::VALUES.is_some()) };
         // SAFETY: the block's planes.
         unsafe {
-            let block = self.0.codes.add(b * code_bytes::<F>() + 16 * register);
-            // The planes of four bits (or two), and those on top of them, `at` bytes on.
+            let block = self.0.codes::<F>(b).add(16 * register);
+            // Planes, `at` bytes into the block.
             let eight = || vld1q_u8(block.add(64 * STEP));
-            let four = || vld1q_u8(block.add(64 * (STEP / 2)));
+            let four = |at: usize| vld1q_u8(block.add(at + 64 * (STEP / 2)));
             let two = |at: usize| vld1q_u8(block.add(at + 64 * (STEP / 4)));
-            let one = |at: usize| vld1q_u8(block.add(at));
+            let one = || vld1q_u8(block);
             let codes = match (F::BITS, is_centered::<F>()) {
                 (2, _) => {
                     let codes = right(two(0), 2 * (STEP % 4));
                     if STEP % 4 == 3 { codes } else { vandq_u8(codes, vdupq_n_u8(3)) }
                 }
                 (3, _) => {
-                    let low = vandq_u8(two_at_top::<STEP>(two(0)), vdupq_n_u8(0xc0));
-                    insert_right::<1>(one_at_top::<STEP>(one(128)), low)
+                    let low = vandq_u8(two_at_top::<STEP>(two(64)), vdupq_n_u8(0xc0));
+                    insert_right::<1>(one_at_top::<STEP>(one()), low)
                 }
-                (4, true) => four_at_top::<STEP>(four()),
-                (4, false) if STEP.is_multiple_of(2) => vandq_u8(four(), vdupq_n_u8(15)),
-                (4, false) => vshrq_n_u8::<4>(four()),
+                (4, true) => four_at_top::<STEP>(four(0)),
+                (4, false) if STEP.is_multiple_of(2) => vandq_u8(four(0), vdupq_n_u8(15)),
+                (4, false) => vshrq_n_u8::<4>(four(0)),
                 (5, centered) => {
-                    let codes = insert_right::<1>(one_at_top::<STEP>(one(256)), four_at_top::<STEP>(four()));
+                    let codes = insert_right::<1>(one_at_top::<STEP>(one()), four_at_top::<STEP>(four(64)));
                     if centered { codes } else { vshrq_n_u8::<3>(codes) }
                 }
-                (6, _) => insert_right::<2>(two_at_top::<STEP>(two(256)), four_at_top::<STEP>(four())),
+                (6, _) => insert_right::<2>(two_at_top::<STEP>(two(256)), four_at_top::<STEP>(four(0))),
                 _ => eight(),
             };
             match F::VALUES {
@@ -280,7 +280,7 @@ impl<F: Interleaved> Source for Packed<F> {
         let (block, g) = (group / n_groups::<F>(), group % n_groups::<F>());
         // SAFETY: the fields of the block.
         unsafe {
-            let fields = self.0.scales.add(block * scale_bytes::<F>() + 8 * half);
+            let fields = self.0.scales::<F>(block).add(8 * half);
             let f16s = |at: usize| {
                 let halves = vreinterpretq_f16_u16(vld1q_u16(fields.add(at + 8 * half).cast()));
                 [vcvt_f32_f16(vget_low_f16(halves)), vcvt_high_f32_f16(halves)]
@@ -327,11 +327,6 @@ impl<F: Interleaved> Source for Packed<F> {
             }
         }
     }
-
-    #[inline(always)]
-    fn ask_ahead(self, b: usize) {
-        self.0.ask_ahead::<F>(b);
-    }
 }
 
 /// Codes as bytes in the order of their steps, scales and offsets in f32, `[groups][16 rows]`.
@@ -368,7 +363,6 @@ impl<const GROUP: usize, const HAS_OFFSET: bool> Panel<GROUP, HAS_OFFSET> {
         // SAFETY: the caller's promise.
         unsafe {
             for b in 0..n / 32 {
-                source.ask_ahead(b);
                 macro_rules! steps {
                     ($($step:literal)*) => {
                         $(for register in 0..4 {
@@ -448,7 +442,4 @@ impl<const GROUP: usize, const HAS_OFFSET: bool> Source for Panel<GROUP, HAS_OFF
             (scale, if HAS_OFFSET { load8_twice(self.offset.add(at)) } else { scale })
         }
     }
-
-    #[inline(always)]
-    fn ask_ahead(self, _b: usize) {}
 }

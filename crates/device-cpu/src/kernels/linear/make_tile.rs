@@ -8,7 +8,9 @@
 //! Each byte of a tile is written once and none is read, for most of the time of loading is that of memory. Bytes moved: a file's
 //! rows and a tile. Rates: `NOTES.md`.
 
-use super::interleaved::{Interleaved, Order, code_bytes, flip, scale_bytes, tile_bytes};
+use super::interleaved::{
+    Interleaved, Order, code_bytes, flip, scale_bytes, strip_bytes, strip_cols, strip_scale_bytes, tile_bytes,
+};
 use super::{TILE_ROWS, WeightRows};
 
 /// The codes of a block for each row of a tile: zeros for rows that there are not.
@@ -34,33 +36,38 @@ pub(super) unsafe fn interleave<F: Interleaved, O: Order>(
 ) {
     let (len, block_bytes) = const { (F::BLOCK.block_len(), F::BLOCK.block_bytes()) };
     let (of_codes, of_scales) = const { (code_bytes::<F>(), scale_bytes::<F>()) };
+    let (strip_blocks, strip_scales) =
+        const { (strip_cols::<F>() / F::BLOCK.block_len(), strip_scale_bytes::<F>()) };
     let mut codes = Codes([[0; 256]; TILE_ROWS]);
     let mut steps = Steps([[0; 16]; 8]);
     // SAFETY: a tile's bytes at `out`.
     let out = unsafe { std::slice::from_raw_parts_mut(out, tile_bytes::<F>(n_cols)) };
-    let (planes, scales) = out.split_at_mut(n_cols / 32 * of_codes);
-    // The scales of rows that there are not, and what fills up the last 64 bytes.
-    let written = if n_rows == TILE_ROWS { n_cols / len * of_scales } else { 0 };
-    scales[written..].fill(0);
-    let blocks = planes.chunks_exact_mut(len / 32 * of_codes).zip(scales.chunks_exact_mut(of_scales));
-    for (b, (planes, scales)) in blocks.enumerate() {
-        for (r, codes) in codes.0.iter_mut().enumerate().take(n_rows) {
-            // SAFETY: a block of a row that there is.
-            let block = unsafe {
-                let block = w.values.add((r0 + r) * w.row_bytes + b * block_bytes);
-                std::slice::from_raw_parts(block, block_bytes)
-            };
-            F::store_scales(block, r, scales);
-            let codes = &mut codes[..len];
-            F::stored(block, codes);
-            if const { flip::<F, O>() } != 0 {
-                codes.iter_mut().for_each(|c| *c ^= const { flip::<F, O>() });
+    for (s, strip) in out.chunks_mut(const { strip_bytes::<F>() }).enumerate() {
+        let (scales, planes) = strip.split_at_mut(strip_scales);
+        let n_blocks = planes.len() / (len / 32 * of_codes);
+        // The scales of rows that there are not, and what fills up the last line.
+        let written = if n_rows == TILE_ROWS { n_blocks * of_scales } else { 0 };
+        scales[written..].fill(0);
+        let blocks = planes.chunks_exact_mut(len / 32 * of_codes).zip(scales.chunks_exact_mut(of_scales));
+        for (b, (planes, scales)) in blocks.enumerate() {
+            for (r, codes) in codes.0.iter_mut().enumerate().take(n_rows) {
+                // SAFETY: a block of a row that there is.
+                let block = unsafe {
+                    let block = w.values.add((r0 + r) * w.row_bytes + (s * strip_blocks + b) * block_bytes);
+                    std::slice::from_raw_parts(block, block_bytes)
+                };
+                F::store_scales(block, r, scales);
+                let codes = &mut codes[..len];
+                F::stored(block, codes);
+                if const { flip::<F, O>() } != 0 {
+                    codes.iter_mut().for_each(|c| *c ^= const { flip::<F, O>() });
+                }
             }
-        }
-        for (i, planes) in planes.chunks_exact_mut(of_codes).enumerate() {
-            // SAFETY: the caller's promise; the columns are within the block.
-            unsafe { O::steps(&codes, 32 * i, &mut steps) };
-            share_bytes::<F>(&steps, planes);
+            for (i, planes) in planes.chunks_exact_mut(of_codes).enumerate() {
+                // SAFETY: the caller's promise; the columns are within the block.
+                unsafe { O::steps(&codes, 32 * i, &mut steps) };
+                share_bytes::<F>(&steps, planes);
+            }
         }
     }
 }
@@ -73,13 +80,13 @@ fn share_bytes<F: Interleaved>(steps: &Steps, planes: &mut [u8]) {
         1 => plane::<1, 0>(steps, planes),
         2 => plane::<2, 0>(steps, planes),
         3 => {
-            plane::<2, 0>(steps, planes);
-            plane::<1, 2>(steps, &mut planes[2..]);
+            plane::<1, 2>(steps, planes);
+            plane::<2, 0>(steps, &mut planes[1..]);
         }
         4 => plane::<4, 0>(steps, planes),
         5 => {
-            plane::<4, 0>(steps, planes);
-            plane::<1, 4>(steps, &mut planes[4..]);
+            plane::<1, 4>(steps, planes);
+            plane::<4, 0>(steps, &mut planes[1..]);
         }
         6 => {
             plane::<4, 0>(steps, planes);

@@ -271,8 +271,6 @@ pub type MakeTile = unsafe fn(w: WeightRows, n_cols: usize, r0: usize, n_rows: u
 pub struct Interleave {
     /// Bytes of a tile; a multiple of 64.
     pub tile_bytes: fn(n_cols: usize) -> usize,
-    /// Of these, its codes, which come first.
-    pub code_bytes: fn(n_cols: usize) -> usize,
     /// Makes a tile.
     pub tile: MakeTile,
     /// The values of columns of a row of interleaved weights, as [`WeightRows::decode`].

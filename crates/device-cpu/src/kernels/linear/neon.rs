@@ -61,9 +61,6 @@ pub(super) trait Source: Copy {
             (twice(scale), twice(offset))
         }
     }
-
-    /// Ask for what will be read some time after a block of 32 columns.
-    fn ask_ahead(self, b: usize);
 }
 
 /// Both halves of two registers, each twice.
@@ -302,7 +299,6 @@ unsafe fn fours_of<S: Source, M: Fours, const R: usize, const C: usize>(source: 
         }
         for b in 0..n / 32 {
             if at == 0 {
-                source.ask_ahead(b);
                 ask_next_rows::<C>(x, stride, b);
             }
             let mut products = [[vdupq_n_s32(0); R]; C];

@@ -6,7 +6,7 @@
 //! the instruction set's vectors have; the offsets' part accumulates apart and is added last.
 
 use super::activation::{ActRow, ActRows, ActivationKind, Q8Row};
-use super::interleaved::{Interleaved, Order, code_bytes, decode, tile_bytes};
+use super::interleaved::{Interleaved, Order, decode, tile_bytes};
 use super::{GemmTile, Gemv, Interleave, LinearKernel, MakeTile, Part, WeightRows, scalar};
 use crate::isa::Isa;
 use formats::BlockType;
@@ -214,12 +214,7 @@ pub(super) unsafe fn gemm_tile<F: Format, D: Dot>(
 /// How a type is interleaved, given the function that makes a tile.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 const fn tiles<F: Interleaved, O: Order>(tile: MakeTile) -> Interleave {
-    Interleave {
-        tile_bytes: tile_bytes::<F>,
-        code_bytes: |n_cols| n_cols / 32 * code_bytes::<F>(),
-        tile,
-        decode: decode::<F, O>,
-    }
+    Interleave { tile_bytes: tile_bytes::<F>, tile, decode: decode::<F, O> }
 }
 
 /// The kernels on Arm that multiply by `M`.

@@ -19,7 +19,7 @@ pub struct WeightRows {
     pub biases: *const u8,
     /// Bytes from one row's scales to the next row's; the same for offsets.
     pub plane_bytes: usize,
-    /// How it is interleaved: then `values` and `scales` are those of the first tile, and a row's bytes a sixteenth of a tile's.
+    /// How it is interleaved: then `values` is the first tile, with the scales, and a row's bytes are a sixteenth of a tile's.
     interleave: Option<&'static Interleave>,
 }
 
@@ -40,14 +40,7 @@ impl WeightRows {
     /// The same matrix of `n_cols` in tiles at `tiles`.
     pub fn interleaved(self, tiles: *const u8, n_cols: usize, interleave: &'static Interleave) -> WeightRows {
         let row_bytes = (interleave.tile_bytes)(n_cols) / super::TILE_ROWS;
-        WeightRows {
-            values: tiles,
-            scales: tiles.wrapping_add((interleave.code_bytes)(n_cols)),
-            row_bytes,
-            plane_bytes: row_bytes,
-            interleave: Some(interleave),
-            ..self
-        }
+        WeightRows { values: tiles, row_bytes, interleave: Some(interleave), ..self }
     }
 
     /// Decode some columns of a row by the codecs' definition: any type, at the speed of plain Rust.
