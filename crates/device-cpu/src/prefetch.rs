@@ -1,13 +1,28 @@
 //! The processor's hint that memory will be read.
 
 /// How far ahead of their use weights are asked for, into the second cache, whose queue for memory is longer than the first's.
-/// The processor's own streams are too slow to follow several places at once. Distances: `kernels/linear/NOTES.md`.
+/// Distances: `kernels/linear/NOTES.md`.
 pub const AHEAD: usize = 16 << 10;
 
-/// [`AHEAD`] for rows that are read side by side, in groups of so many bytes: whole groups.
+/// Bytes for each of which a stream asks for a line. The processor follows a stream by itself, but for the ends of pages that are
+/// not neighbours in memory; more than a line in four would be in its way (`kernels/linear/NOTES.md`).
+const STREAM_STEP: usize = 256;
+
+/// [`AHEAD`] for rows that are read side by side, in groups of so many bytes: whole groups. The processor's own streams are too slow to
+/// follow several places at once.
 #[inline(always)]
 pub const fn groups_ahead(group: usize) -> usize {
     AHEAD.next_multiple_of(group)
+}
+
+/// Where a stream that began at `start` and is read `step` bytes at a time has come to byte `at`, a multiple of `step`: ask for what it
+/// reads [`AHEAD`] bytes later.
+#[inline(always)]
+pub fn ask_for_later(start: *const u8, at: usize, step: usize) {
+    const { assert!(STREAM_STEP.is_power_of_two()) };
+    if at % STREAM_STEP < step {
+        prefetch_far(start.wrapping_add(at + AHEAD));
+    }
 }
 
 /// Ask for a cache line that will be read soon, in the first cache. Any address will do.

@@ -2,7 +2,7 @@
 //!
 //! Activations are rounded to BF16, as where models in BF16 are trained; weights are as in the file.
 //!
-//! One row: lanes are pairs of columns, four weight rows share each load of activations, two accumulators a row.
+//! One row: lanes are pairs of columns, two accumulators a row; weight rows one after the other, as they lie in memory.
 //!
 //! Many rows: the panel is pairs of neighbouring columns of 16 weight rows, a register a pair; a pair of activations is
 //! broadcast by the instruction itself. A lane is a weight row; pairs follow in order, and the instruction adds the two products
@@ -14,7 +14,7 @@ use super::activation::{ActRow, ActRows};
 use super::avx512::horizontal_sum;
 use super::gemm_avx512::{row_addresses, transpose};
 use super::{Part, TILE_ROWS, WeightRows};
-use crate::prefetch::{groups_ahead, prefetch, prefetch_far};
+use crate::prefetch::{ask_for_later, prefetch};
 use std::arch::x86_64::*;
 
 /// Columns of a panel, 16 KB; a multiple of 32.
@@ -28,68 +28,33 @@ pub(super) fn scratch_bytes(_n_cols: usize) -> usize {
     64 + PASS * TILE_ROWS * 2
 }
 
-/// Weight rows that share the activations of one row.
-const ROWS: usize = 4;
-
 /// # Safety
 /// As [`super::Gemv`], for weights and activations in BF16; AVX-512 with BF16 is available.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,avx2,fma,f16c")]
 pub(super) unsafe fn gemv(w: WeightRows, n_cols: usize, r0: usize, r1: usize, x: ActRow, out: *mut f32) {
-    // SAFETY: rows `r0..r1` in groups, each within the caller's promises.
-    unsafe {
-        let row = |r: usize| w.values.add(r * w.row_bytes);
-        let mut r = r0;
-        while r + ROWS <= r1 {
-            gemv_rows::<ROWS>(row(r), w.row_bytes, n_cols, x.0, out.add(r - r0));
-            r += ROWS;
-        }
-        while r < r1 {
-            gemv_rows::<1>(row(r), w.row_bytes, n_cols, x.0, out.add(r - r0));
-            r += 1;
-        }
-    }
-}
-
-/// `R` neighbouring rows.
-///
-/// # Safety
-/// As [`gemv`], for `R` rows at `row`.
-#[inline(always)]
-unsafe fn gemv_rows<const R: usize>(
-    row: *const u8,
-    row_bytes: usize,
-    n_cols: usize,
-    x: *const u8,
-    out: *mut f32,
-) {
     // SAFETY: the caller's promises; the last columns are loaded under a mask; vectors of 32 numbers have the same layout,
     // whatever their type.
     unsafe {
-        let mut sums = [[_mm512_setzero_ps(); 2]; R];
-        let ahead = groups_ahead(R * row_bytes);
         let numbers = |v: __m512i| std::mem::transmute::<__m512i, __m512bh>(v);
         let whole = n_cols / 64 * 64;
-        for k in (0..whole).step_by(64) {
-            for half in 0..2 {
-                let at = k * 2 + half * 64;
-                let x = numbers(_mm512_load_si512(x.add(at).cast()));
-                for r in 0..R {
-                    let p = row.add(r * row_bytes + at);
-                    prefetch_far(p.wrapping_add(ahead));
-                    sums[r][half] = _mm512_dpbf16_ps(sums[r][half], numbers(_mm512_loadu_si512(p.cast())), x);
+        for r in r0..r1 {
+            let row = w.values.add(r * w.row_bytes);
+            let mut sums = [_mm512_setzero_ps(); 2];
+            for k in (0..whole).step_by(64) {
+                ask_for_later(row, k * 2, 128);
+                for half in 0..2 {
+                    let at = k * 2 + half * 64;
+                    let x = numbers(_mm512_load_si512(x.0.add(at).cast()));
+                    sums[half] =
+                        _mm512_dpbf16_ps(sums[half], numbers(_mm512_loadu_si512(row.add(at).cast())), x);
                 }
             }
-        }
-        for k in (whole..n_cols).step_by(32) {
-            let x = numbers(_mm512_load_si512(x.add(k * 2).cast()));
-            for r in 0..R {
-                let p = row.add(r * row_bytes + k * 2);
-                let weights = _mm512_maskz_loadu_epi16(first(n_cols - k), p.cast());
-                sums[r][0] = _mm512_dpbf16_ps(sums[r][0], numbers(weights), x);
+            for k in (whole..n_cols).step_by(32) {
+                let x = numbers(_mm512_load_si512(x.0.add(k * 2).cast()));
+                let weights = _mm512_maskz_loadu_epi16(first(n_cols - k), row.add(k * 2).cast());
+                sums[0] = _mm512_dpbf16_ps(sums[0], numbers(weights), x);
             }
-        }
-        for r in 0..R {
-            out.add(r).write(horizontal_sum(_mm512_add_ps(sums[r][0], sums[r][1])));
+            out.add(r - r0).write(horizontal_sum(_mm512_add_ps(sums[0], sums[1])));
         }
     }
 }

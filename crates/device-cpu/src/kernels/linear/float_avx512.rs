@@ -1,7 +1,7 @@
 //! AVX-512 products of plain numbers.
 //!
-//! GEMV: four weight rows share each load of 16 activations, two accumulators a row, 32 columns in turn; added pairwise,
-//! then the lanes, 8 apart first. A row's order does not depend on its neighbours.
+//! GEMV: weight rows one after the other, as they lie in memory; two accumulators, 32 columns in turn; added pairwise, then the lanes, 8
+//! apart first.
 //!
 //! GEMM: [`PASS`] columns of 16 weight rows are converted and transposed to f32, 16 rows a register, and meet up to
 //! [`COLS`] activation rows at a time, each activation broadcast by the multiply-add itself. A lane is a weight row;
@@ -12,11 +12,8 @@ use super::avx512::horizontal_sum;
 use super::float::FloatFormat;
 use super::gemm_avx512::{row_addresses, transpose};
 use super::{Part, TILE_ROWS, WeightRows};
-use crate::prefetch::{groups_ahead, prefetch, prefetch_far};
+use crate::prefetch::{ask_for_later, prefetch};
 use std::arch::x86_64::*;
-
-/// Rows that share the activations.
-const ROWS: usize = 4;
 
 /// Columns of a panel, 32 KB of f32; a multiple of 16.
 pub(super) const PASS: usize = 512;
@@ -43,59 +40,27 @@ pub(super) unsafe fn gemv<F: FloatFormat>(
     x: ActRow,
     out: *mut f32,
 ) {
-    let (w, row_bytes) = (w.values, w.row_bytes);
-    // SAFETY: rows `r0..r1` in groups, each within the caller's promises.
-    unsafe {
-        let mut r = r0;
-        while r + ROWS <= r1 {
-            gemv_rows::<F, ROWS>(w.add(r * row_bytes), row_bytes, n_cols, x.0.cast(), out.add(r - r0));
-            r += ROWS;
-        }
-        while r < r1 {
-            gemv_rows::<F, 1>(w.add(r * row_bytes), row_bytes, n_cols, x.0.cast(), out.add(r - r0));
-            r += 1;
-        }
-    }
-}
-
-/// `R` neighbouring rows.
-///
-/// # Safety
-/// As [`gemv`], for `R` rows at `row`.
-#[inline(always)]
-unsafe fn gemv_rows<F: FloatFormat, const R: usize>(
-    row: *const u8,
-    row_bytes: usize,
-    n_cols: usize,
-    x: *const f32,
-    out: *mut f32,
-) {
+    let x: *const f32 = x.0.cast();
     // SAFETY: the caller's promises; the last columns are loaded under a mask.
     unsafe {
-        let mut sums = [[_mm512_setzero_ps(); 2]; R];
         let full = n_cols / 32 * 32;
-        let ahead = groups_ahead(R * row_bytes);
-        for k in (0..full).step_by(32) {
-            let x = [_mm512_loadu_ps(x.add(k)), _mm512_loadu_ps(x.add(k + 16))];
-            for (r, sums) in sums.iter_mut().enumerate() {
-                let p = row.add(r * row_bytes + k * F::BYTES);
-                for line in (0..32 * F::BYTES).step_by(64) {
-                    prefetch_far(p.wrapping_add(ahead + line));
+        for r in r0..r1 {
+            let row = w.values.add(r * w.row_bytes);
+            let mut sums = [_mm512_setzero_ps(); 2];
+            for k in (0..full).step_by(32) {
+                ask_for_later(row, k * F::BYTES, 32 * F::BYTES);
+                for half in 0..2 {
+                    let k = k + half * 16;
+                    let weights = F::load16(row.add(k * F::BYTES), 16);
+                    sums[half] = _mm512_fmadd_ps(weights, _mm512_loadu_ps(x.add(k)), sums[half]);
                 }
-                sums[0] = _mm512_fmadd_ps(F::load16(p, 16), x[0], sums[0]);
-                sums[1] = _mm512_fmadd_ps(F::load16(p.add(16 * F::BYTES), 16), x[1], sums[1]);
             }
-        }
-        for k in (full..n_cols).step_by(16) {
-            let n = (n_cols - k).min(16);
-            let x = _mm512_maskz_loadu_ps(((1u32 << n) - 1) as u16, x.add(k));
-            for (r, sums) in sums.iter_mut().enumerate() {
-                let p = row.add(r * row_bytes + k * F::BYTES);
-                sums[0] = _mm512_fmadd_ps(F::load16(p, n), x, sums[0]);
+            for k in (full..n_cols).step_by(16) {
+                let n = (n_cols - k).min(16);
+                let x = _mm512_maskz_loadu_ps(((1u32 << n) - 1) as u16, x.add(k));
+                sums[0] = _mm512_fmadd_ps(F::load16(row.add(k * F::BYTES), n), x, sums[0]);
             }
-        }
-        for (r, sums) in sums.into_iter().enumerate() {
-            out.add(r).write(horizontal_sum(_mm512_add_ps(sums[0], sums[1])));
+            out.add(r - r0).write(horizontal_sum(_mm512_add_ps(sums[0], sums[1])));
         }
     }
 }
