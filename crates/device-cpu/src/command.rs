@@ -146,7 +146,7 @@ impl Worker<'_> {
 
 /// Part `index` of `n_parts` of `n` equal units, in multiples of `grain` (but for the last).
 #[inline(always)]
-pub fn share_of(index: usize, n_parts: usize, n: usize, grain: usize) -> Range<usize> {
+fn share_of(index: usize, n_parts: usize, n: usize, grain: usize) -> Range<usize> {
     let grains = n.div_ceil(grain);
     let start = (grains * index / n_parts * grain).min(n);
     let end = (grains * (index + 1) / n_parts * grain).min(n);

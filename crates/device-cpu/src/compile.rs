@@ -2,7 +2,6 @@
 //!
 //! Past 600 lines, for every Op is an arm of one match that fills its kernel's parameters.
 
-use crate::ahead::Ahead;
 use crate::command::Command;
 use crate::isa::Isa;
 use crate::kernels::attention_tile::Shape;
@@ -55,8 +54,6 @@ pub struct Table {
     pub commands: Vec<Command>,
     /// Of each command.
     pub infos: Vec<CommandInfo>,
-    /// What workers read ahead.
-    pub ahead: Ahead,
 }
 
 /// For which steps a table is.
@@ -118,7 +115,6 @@ impl Compiler<'_> {
             self.push(&mut table, 0, command, "rope_table".into(), 0);
         }
         let mut ordered = Ordered::default();
-        let mut streams = Vec::new();
         for Lowered { node, unit } in lowered {
             match unit {
                 Unit::Primitive(Op::ExpertLinear { x, ids, weight, out }) => {
@@ -128,8 +124,7 @@ impl Compiler<'_> {
                 Unit::Projection(p) => {
                     // It prepares rows of its own.
                     ordered.gathered = None;
-                    let of_one_row = self.projection(&mut table, *node, p, rows);
-                    streams.extend(of_one_row.map(|params| (table.commands.len() - 1, params)));
+                    self.projection(&mut table, *node, p, rows);
                 }
                 Unit::Primitive(op) => self.primitive(&mut table, *node, op),
                 Unit::NormAdd(NormAdd { x, norm, residual, out }) => {
@@ -149,7 +144,6 @@ impl Compiler<'_> {
                 Unit::QkRopeKv(unit) => self.qk_rope_kv(&mut table, *node, unit),
             }
         }
-        table.ahead = Ahead::new(&streams, table.commands.len(), self.layout.n_workers);
         table
     }
 
@@ -260,14 +254,7 @@ impl Compiler<'_> {
         self.push(table, node, Command::new(qk_rope_kv::qk_rope_kv(self.isa), params), name.into(), 0);
     }
 
-    /// Its parameters, if it is one of a single row.
-    fn projection(
-        &self,
-        table: &mut Table,
-        node: usize,
-        p: &Projection,
-        rows: RowsOfStep,
-    ) -> Option<projection::Params> {
+    fn projection(&self, table: &mut Table, node: usize, p: &Projection, rows: RowsOfStep) {
         let rows = self.rows_of(p.x, rows);
         let sizes = ProjectionSizes::new(self.plan, p, self.limits, self.layout.n_workers);
         let norm = p.norm.map_or(Norm { weight: None, eps: 0.0 }, |(norm, _)| norm);
@@ -339,7 +326,6 @@ impl Compiler<'_> {
         let bytes = p.matrices.iter().map(|m| self.plan.weight_bytes(m.weight)).sum();
         let name = format!("{} ({suffix})", self.projection_name(p, rows));
         self.push(table, node, Command::new(kernel, params), name, bytes);
-        (rows == RowsOfStep::One).then_some(params)
     }
 
     fn experts(&self, table: &mut Table, node: usize, op: Experts, rows: RowsOfStep, ordered: &mut Ordered) {

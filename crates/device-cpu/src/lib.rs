@@ -16,7 +16,6 @@
 #![deny(missing_docs)]
 #![allow(unsafe_code)]
 
-mod ahead;
 mod command;
 mod compile;
 mod cpu;

@@ -54,13 +54,6 @@ impl Barrier {
     #[must_use]
     #[inline]
     pub fn wait(&self) -> bool {
-        self.wait_with(std::hint::spin_loop)
-    }
-
-    /// The same; `meanwhile` is called again and again at first.
-    #[must_use]
-    #[inline]
-    pub fn wait_with(&self, meanwhile: impl FnMut()) -> bool {
         if self.n == 1 {
             return true;
         }
@@ -73,7 +66,7 @@ impl Barrier {
                 self.generation.0.load(Ordering::Acquire) != generation
                     || self.poisoned.0.load(Ordering::Relaxed)
             };
-            poll(self.polls, meanwhile, done);
+            poll(self.polls, done);
         }
         !self.poisoned.0.load(Ordering::Acquire)
     }
@@ -90,12 +83,12 @@ impl Barrier {
 
 /// Poll until it holds.
 #[inline]
-fn poll(polls: u32, mut meanwhile: impl FnMut(), done: impl Fn() -> bool) {
+fn poll(polls: u32, done: impl Fn() -> bool) {
     for _ in 0..polls {
         if done() {
             return;
         }
-        meanwhile();
+        std::hint::spin_loop();
     }
     while !done() {
         std::thread::yield_now();
@@ -195,7 +188,7 @@ impl Pool {
             }
         }
         call(shared, job, 0);
-        poll(shared.barrier.polls, std::hint::spin_loop, || shared.running.0.load(Ordering::Acquire) == 0);
+        poll(shared.barrier.polls, || shared.running.0.load(Ordering::Acquire) == 0);
         if !shared.barrier.poisoned.0.load(Ordering::Acquire) {
             return Ok(());
         }

@@ -1,7 +1,6 @@
 //! Compiled plans: the memory that they share, two tables each, and the replay.
 
 use crate::NAME;
-use crate::ahead::Reader;
 use crate::command::{StepState, Worker};
 use crate::compile::{Addresses, Compiler, RowsOfStep, Table};
 use crate::isa::Isa;
@@ -341,7 +340,6 @@ impl Replay<'_> {
                 unsafe { self.marks.add(command).write(Instant::now()) }
             }
         };
-        let mut reader = Reader::new(&self.table.ahead, index);
         for (number, (command, taken)) in
             self.table.commands.iter().zip(self.taken.chunks(self.n_workers)).enumerate()
         {
@@ -352,11 +350,8 @@ impl Replay<'_> {
                 let scratch = self.scratch.add(index * self.scratch_bytes);
                 command.run(&Worker { index, n: self.n_workers, scratch, taken, step: self.state });
             }
-            if command.sync {
-                reader.waits_after(number);
-                if !barrier.wait_with(|| reader.read()) {
-                    return;
-                }
+            if command.sync && !barrier.wait() {
+                return;
             }
         }
         mark(self.table.commands.len());

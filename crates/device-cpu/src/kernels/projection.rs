@@ -20,7 +20,7 @@ use super::elementwise::{Same, Sum, combine};
 use super::gate::Gated;
 use super::linear::{ActRow, ActRows, ActivationKind, Multiply, Part, TILE_ROWS, WeightRows, q8_row_bytes};
 use super::round_up;
-use crate::command::{Worker, share_of};
+use crate::command::Worker;
 use crate::simd::math::{GeluErf, GeluTanh, Relu, Sigmoid, Silu};
 use crate::simd::{Simd, variants};
 use device::Activation;
@@ -91,27 +91,6 @@ impl Params {
             Epilogue::Gate { .. } => self.matrices[0].n_out.div_ceil(rows),
             _ => self.matrices().iter().map(|m| m.n_out.div_ceil(rows)).sum(),
         }
-    }
-
-    /// [`one_row`]: where worker `index` of `n_workers` begins to read, and how many bytes follow for it there: of its first
-    /// matrix, and of the one that it reads beside it (or the same).
-    pub fn first_read(&self, index: usize, n_workers: usize) -> ([*const u8; 2], usize) {
-        let part = share_of(index, n_workers, self.n_pieces(self.block), 1);
-        let (matrix, piece, other) = match self.epilogue {
-            _ if part.is_empty() => return ([std::ptr::null(); 2], 0),
-            Epilogue::Gate { .. } => (0, part.start, 1),
-            _ => {
-                let (matrix, piece) = self.piece(part.start, self.block);
-                (matrix, piece, matrix)
-            }
-        };
-        let row = piece * self.block;
-        let n_rows = (self.matrices[matrix].n_out - row).min(part.len() * self.block);
-        let starts = [matrix, other].map(|m| {
-            let weight = self.matrices[m].weight;
-            weight.values.wrapping_add(row * weight.row_bytes)
-        });
-        (starts, n_rows * self.matrices[matrix].weight.row_bytes)
     }
 
     /// Which matrix a piece belongs to, and the piece's number within it.
