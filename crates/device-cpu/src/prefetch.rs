@@ -6,6 +6,7 @@ pub const AHEAD: usize = 16 << 10;
 
 /// Bytes for each of which a stream asks for a line. The processor follows a stream by itself, but for the ends of pages that are
 /// not neighbours in memory; more than a line in four would be in its way (`kernels/linear/NOTES.md`).
+#[cfg(target_arch = "x86_64")]
 const STREAM_STEP: usize = 256;
 
 /// [`AHEAD`] for rows that are read side by side, in groups of so many bytes: whole groups. The processor's own streams are too slow to
@@ -17,9 +18,9 @@ pub const fn groups_ahead(group: usize) -> usize {
 
 /// Where a stream that began at `start` and is read `step` bytes at a time has come to byte `at`, a multiple of `step`: ask for what it
 /// reads [`AHEAD`] bytes later.
+#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub fn ask_for_later(start: *const u8, at: usize, step: usize) {
-    const { assert!(STREAM_STEP.is_power_of_two()) };
     if at % STREAM_STEP < step {
         prefetch_far(start.wrapping_add(at + AHEAD));
     }

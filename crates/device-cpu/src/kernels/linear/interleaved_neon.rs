@@ -10,9 +10,7 @@
 //! codes with an offset, to the bottom; numbers of a table are looked up by `tbl`.
 
 use super::activation::{ActRow, ActRows};
-use super::interleaved::{
-    Interleaved, Scales, Tile, activations, code_bytes, is_centered, is_signed, n_groups, scale_bytes,
-};
+use super::interleaved::{Interleaved, Scales, Tile, activations, is_centered, is_signed, n_groups};
 use super::neon::{COLS, Multiply, Rows, Source};
 use super::{Part, TILE_ROWS, WeightRows};
 use std::arch::aarch64::*;
