@@ -71,6 +71,7 @@ const CPU_ONLY: &[&str] = &[
     "mod",
     "linear/mod",
     "linear/tests",
+    "linear/tests/activation",
     "linear/tests/memory",
 ];
 

@@ -48,7 +48,8 @@ macro_rules! declare {
 
 with_loops!(declare,);
 
-/// The loops for an instruction set; the attribute is of each, which is a function by itself.
+/// The loops for an instruction set; the attribute is of each, which is a function by itself. One attribute stands for several where it is
+/// a `cfg_attr` whose condition holds.
 macro_rules! implement {
     ($simd:ty, $attribute:tt $($name:ident = $module:ident::$function:ident, [$($params:tt)*], [$($given:tt)*],
         ($($arg:ident: $type:ty),*);)*) => {

@@ -1,6 +1,7 @@
 //! Every type on every instruction set of this machine, against f64 arithmetic on the values that the codecs of
 //! `formats` define, at odd shapes, with weights that end where readable memory ends.
 
+mod activation;
 mod memory;
 
 use super::activation::*;
@@ -9,23 +10,6 @@ use device::testing::{Rng, block_types, random_bytes};
 use formats::codec::dequantize_rows;
 use formats::{Affine, BlockType, PlaneSlices, ScaleType};
 use memory::{Aligned, Guarded};
-
-/// xorshift64*: enough for test data.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    /// About normal, standard deviation 1.
-    fn normal(&mut self) -> f32 {
-        (0..12).map(|_| (self.next() >> 40) as f32 / (1u64 << 24) as f32).sum::<f32>() - 6.0
-    }
-}
 
 /// The bytes of a matrix: values, scales and offsets.
 #[derive(Default)]
@@ -44,8 +28,8 @@ fn all_types() -> impl Iterator<Item = BlockType> {
 }
 
 /// Rows of random bytes, every bit pattern of the codes, with scales of plausible size.
-fn random_weights(block: BlockType, n_rows: usize, n_cols: usize, random: &mut Random) -> Bytes {
-    let plane = |row_bytes: usize, random: &mut Random| -> Vec<u8> {
+fn random_weights(block: BlockType, n_rows: usize, n_cols: usize, random: &mut Rng) -> Bytes {
+    let plane = |row_bytes: usize, random: &mut Rng| -> Vec<u8> {
         let mut bytes = vec![0; n_rows * row_bytes];
         match block {
             BlockType::Affine(affine) => {
@@ -55,7 +39,7 @@ fn random_weights(block: BlockType, n_rows: usize, n_cols: usize, random: &mut R
                         ScaleType::F32 => bytes.copy_from_slice(&value.to_le_bytes()),
                         ScaleType::F16 => bytes.copy_from_slice(&half::f16::from_f32(value).to_le_bytes()),
                         ScaleType::BF16 => bytes.copy_from_slice(&half::bf16::from_f32(value).to_le_bytes()),
-                        ScaleType::E8M0 => bytes[0] = 118 + random.next() as u8 % 12,
+                        ScaleType::E8M0 => bytes[0] = 118 + random.bits() as u8 % 12,
                     }
                 }
             }
@@ -72,12 +56,12 @@ fn random_weights(block: BlockType, n_rows: usize, n_cols: usize, random: &mut R
     Bytes { values: random_values(block, n_rows, n_cols, random), scales, biases }
 }
 
-fn random_values(block: BlockType, n_rows: usize, n_cols: usize, random: &mut Random) -> Vec<u8> {
+fn random_values(block: BlockType, n_rows: usize, n_cols: usize, random: &mut Rng) -> Vec<u8> {
     use BlockType::*;
     if BlockType::GGUF_EXTRA.contains(&block) {
-        return random_bytes(&mut Rng::new(random.next()), block, n_rows * n_cols, 0.1);
+        return random_bytes(random, block, n_rows * n_cols, 0.1);
     }
-    let mut bytes: Vec<u8> = (0..n_rows * block.row_bytes(n_cols)).map(|_| random.next() as u8).collect();
+    let mut bytes: Vec<u8> = (0..n_rows * block.row_bytes(n_cols)).map(|_| random.bits() as u8).collect();
     let f16_fields: &[usize] = match block {
         F32 | F16 | BF16 => {
             for value in bytes.chunks_exact_mut(block.block_bytes()) {
@@ -108,7 +92,7 @@ fn random_values(block: BlockType, n_rows: usize, n_cols: usize, random: &mut Ra
 }
 
 /// Weights that a quantiser made from normal values, where the type has one.
-fn quantised_weights(block: BlockType, n_rows: usize, n_cols: usize, random: &mut Random) -> Bytes {
+fn quantised_weights(block: BlockType, n_rows: usize, n_cols: usize, random: &mut Rng) -> Bytes {
     if !block.has_quantizer() {
         return random_weights(block, n_rows, n_cols, random);
     }
@@ -150,7 +134,7 @@ impl Case {
         n_cols: usize,
         n: usize,
         bytes: &Bytes,
-        random: &mut Random,
+        random: &mut Rng,
     ) -> Case {
         let guarded = [&bytes.values, &bytes.scales, &bytes.biases].map(|bytes| Guarded::new(bytes));
         let kind = linear_kernel(block, n_cols, Isa::Scalar).activation;
@@ -372,7 +356,7 @@ fn whole_blocks(block: BlockType, n: usize) -> usize {
 /// The kernels for a few rows promise the bits of `gemv`.
 #[test]
 fn few_rows_are_gemv_of_each() {
-    let mut random = Random(11);
+    let mut random = Rng::new(11);
     let mut n_kernels = 0;
     for (block, isa) in
         all_types().flat_map(|block| Isa::available().into_iter().map(move |isa| (block, isa)))
@@ -399,7 +383,7 @@ fn few_rows_are_gemv_of_each() {
 
 #[test]
 fn gemv_agrees_with_f64() {
-    let mut random = Random(1);
+    let mut random = Rng::new(1);
     for block in all_types() {
         for (c, &n_cols) in column_counts(block).iter().enumerate() {
             for n_rows in (1..=9).chain([16, 33]) {
@@ -420,7 +404,7 @@ fn gemv_agrees_with_f64() {
 
 #[test]
 fn gemm_agrees_with_f64() {
-    let mut random = Random(2);
+    let mut random = Rng::new(2);
     for block in all_types() {
         for &n_cols in column_counts(block) {
             for (n_rows, n) in
@@ -439,7 +423,7 @@ fn gemm_agrees_with_f64() {
 
 #[test]
 fn gemv_does_not_depend_on_how_rows_are_divided() {
-    let mut random = Random(3);
+    let mut random = Rng::new(3);
     for block in all_types() {
         let (n_rows, n_cols) = (45, whole_blocks(block, 224));
         let bytes = random_weights(block, n_rows, n_cols, &mut random);
@@ -459,7 +443,7 @@ fn gemv_does_not_depend_on_how_rows_are_divided() {
 /// An embedding reads rows of the tiles that the head multiplies.
 #[test]
 fn interleaved_rows_have_the_values_of_the_file() {
-    let mut random = Random(6);
+    let mut random = Rng::new(6);
     for block in all_types() {
         let (n_rows, n_cols) = (21, whole_blocks(block, 352));
         let bytes = random_weights(block, n_rows, n_cols, &mut random);
@@ -483,7 +467,7 @@ fn interleaved_rows_have_the_values_of_the_file() {
 
 #[test]
 fn gemm_adds_as_gemv_where_it_says_so() {
-    let mut random = Random(5);
+    let mut random = Rng::new(5);
     for block in all_types() {
         let (n_rows, n_cols) = (21, whole_blocks(block, 1120));
         let bytes = random_weights(block, n_rows, n_cols, &mut random);
@@ -505,7 +489,7 @@ fn gemm_adds_as_gemv_where_it_says_so() {
 
 #[test]
 fn gemm_does_not_depend_on_the_number_of_activation_rows() {
-    let mut random = Random(4);
+    let mut random = Rng::new(4);
     for block in all_types() {
         let (n_rows, n_cols) = (16, whole_blocks(block, 1120));
         let bytes = random_weights(block, n_rows, n_cols, &mut random);
@@ -522,7 +506,7 @@ fn gemm_does_not_depend_on_the_number_of_activation_rows() {
 
 #[test]
 fn gemm_equals_gemv_where_documented() {
-    let mut random = Random(5);
+    let mut random = Rng::new(5);
     for block in all_types() {
         let (n_rows, n_cols) = (17, whole_blocks(block, 416));
         let bytes = random_weights(block, n_rows, n_cols, &mut random);
@@ -538,7 +522,7 @@ fn gemm_equals_gemv_where_documented() {
 fn all_of_arm_gives_the_same_bits() {
     let arm: Vec<Isa> =
         Isa::available().into_iter().filter(|i| matches!(i, Isa::Neon | Isa::Dotprod | Isa::I8mm)).collect();
-    let mut random = Random(7);
+    let mut random = Rng::new(7);
     for block in all_types() {
         let (n_rows, n_cols) = (37, whole_blocks(block, 1184));
         let bytes = random_weights(block, n_rows, n_cols, &mut random);
@@ -552,74 +536,6 @@ fn all_of_arm_gives_the_same_bits() {
                 let [a, b] = [0, 1].map(|i| case.gemv(pair[i], 3, 0, n_rows));
                 assert_eq!(a, b, "{block} {pair:?}");
             }
-        }
-    }
-}
-
-#[test]
-fn activations_quantise_to_the_same_bits_everywhere() {
-    let mut random = Random(6);
-    for n_cols in [32, 64, 96, 160, 1056] {
-        let mut x: Vec<f32> = (0..n_cols).map(|_| random.normal()).collect();
-        x[..32].fill(0.0);
-        x[5] = 1e-37;
-        x[n_cols - 1] = -1e6;
-        // Ties: halves of the scale 1 that 127 gives.
-        if n_cols > 64 {
-            for (i, v) in x[32..64].iter_mut().enumerate() {
-                *v = i as f32 * 0.5 - 3.0;
-            }
-            x[63] = 127.0;
-        }
-        let mut reference: Option<Vec<u8>> = None;
-        for isa in Isa::available() {
-            let mut out = Aligned::new(q8_row_bytes(n_cols));
-            // SAFETY: as large as a row.
-            let bytes = unsafe {
-                quantize_row_q8(isa, x.as_ptr(), n_cols, out.as_mut_ptr());
-                std::slice::from_raw_parts(out.as_mut_ptr(), q8_row_bytes(n_cols)).to_vec()
-            };
-            let first = reference.get_or_insert_with(|| bytes.clone());
-            assert_eq!(*first, bytes, "{isa} {n_cols}");
-        }
-        let mut row = Aligned::new(q8_row_bytes(n_cols));
-        let p = row.as_mut_ptr();
-        // SAFETY: the reference is a Q8 row, and the copy has room for it.
-        unsafe {
-            p.copy_from_nonoverlapping(reference.unwrap().as_ptr(), q8_row_bytes(n_cols));
-            let q8 = ActRow(p).q8(n_cols);
-            for k in 0..n_cols {
-                let error = f64::from(*q8.q.add(k)) * f64::from(*q8.scale.add(k / 32)) - f64::from(x[k]);
-                assert!(error.abs() <= f64::from(*q8.scale.add(k / 32)) * 0.5001 + 1e-30);
-            }
-            for g in 0..n_cols / 16 {
-                let of = |i: usize| i32::from(*q8.q.add(g * 16 + i));
-                let sum: i32 = (0..16).map(of).sum();
-                let first: i32 = (0..16).filter(|i| i % 4 < 2).map(of).sum();
-                assert_eq!(*q8.pairs.add(g), (first & 0xffff) | ((sum - first) << 16));
-                assert_eq!(*q8.sum16.add(g), *q8.scale.add(g / 2) * sum as f32);
-                assert_eq!(*q8.centre16.add(g), -128 * sum);
-                if g % 2 == 1 {
-                    assert_eq!(*q8.centre32.add(g / 2), *q8.centre16.add(g - 1) + *q8.centre16.add(g));
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn rows_are_rounded_to_bf16_alike_everywhere() {
-    let mut random = Random(41);
-    for n_cols in [1usize, 31, 32, 33, 100] {
-        let x: Vec<f32> = (0..n_cols).map(|_| random.normal() * 30.0).collect();
-        let mut expected: Vec<u16> = x.iter().map(|v| half::bf16::from_f32(*v).to_bits()).collect();
-        expected.resize(n_cols.next_multiple_of(32), 0);
-        for isa in Isa::available() {
-            let mut row = Aligned::new(ActivationKind::Bf16.row_bytes(n_cols));
-            // SAFETY: the row has room for its form.
-            unsafe { ActivationKind::Bf16.write_row(isa, x.as_ptr(), n_cols, row.as_mut_ptr()) };
-            let found = row.bytes().chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]));
-            assert!(found.take(expected.len()).eq(expected.iter().copied()), "{isa}, {n_cols} columns");
         }
     }
 }
