@@ -216,15 +216,19 @@ pub(super) const fn scale_bytes<F: Interleaved>() -> usize {
     const { F::SCALES.bytes(n_groups::<F>()) }
 }
 
-/// Columns of a strip: of one block of the file, or of several whose scales fill a cache line.
-pub(super) const fn strip_cols<F: Interleaved>() -> usize {
-    let n_blocks = if scale_bytes::<F>() < LINE { LINE / scale_bytes::<F>() } else { 1 };
-    n_blocks * const { F::BLOCK.block_len() }
+/// Blocks of the file in a strip: one, or several whose scales fill a cache line.
+pub(super) const fn strip_blocks<F: Interleaved>() -> usize {
+    if scale_bytes::<F>() < LINE { LINE / scale_bytes::<F>() } else { 1 }
+}
+
+/// Columns of a strip.
+const fn strip_cols<F: Interleaved>() -> usize {
+    strip_blocks::<F>() * const { F::BLOCK.block_len() }
 }
 
 /// Bytes of the scales with which a strip begins: whole cache lines.
 pub(super) const fn strip_scale_bytes<F: Interleaved>() -> usize {
-    (strip_cols::<F>() / const { F::BLOCK.block_len() } * scale_bytes::<F>()).next_multiple_of(LINE)
+    (strip_blocks::<F>() * scale_bytes::<F>()).next_multiple_of(LINE)
 }
 
 /// Bytes of a strip.
@@ -272,7 +276,7 @@ impl Tile {
     /// The scales of a block of the file.
     #[inline(always)]
     pub(super) fn scales<F: Interleaved>(self, block: usize) -> *const u8 {
-        let of_strip = const { strip_cols::<F>() / F::BLOCK.block_len() };
+        let of_strip = const { strip_blocks::<F>() };
         let at = block % of_strip * scale_bytes::<F>();
         self.0.wrapping_add(block / of_strip * const { strip_bytes::<F>() } + at)
     }

@@ -9,7 +9,8 @@
 //! rows and a tile. Rates: `NOTES.md`.
 
 use super::interleaved::{
-    Interleaved, Order, code_bytes, flip, scale_bytes, strip_bytes, strip_cols, strip_scale_bytes, tile_bytes,
+    Interleaved, Order, code_bytes, flip, scale_bytes, strip_blocks, strip_bytes, strip_scale_bytes,
+    tile_bytes,
 };
 use super::{TILE_ROWS, WeightRows};
 
@@ -36,8 +37,7 @@ pub(super) unsafe fn interleave<F: Interleaved, O: Order>(
 ) {
     let (len, block_bytes) = const { (F::BLOCK.block_len(), F::BLOCK.block_bytes()) };
     let (of_codes, of_scales) = const { (code_bytes::<F>(), scale_bytes::<F>()) };
-    let (strip_blocks, strip_scales) =
-        const { (strip_cols::<F>() / F::BLOCK.block_len(), strip_scale_bytes::<F>()) };
+    let (strip_blocks, strip_scales) = const { (strip_blocks::<F>(), strip_scale_bytes::<F>()) };
     let mut codes = Codes([[0; 256]; TILE_ROWS]);
     let mut steps = Steps([[0; 16]; 8]);
     // SAFETY: a tile's bytes at `out`.
