@@ -1,7 +1,7 @@
 //! Where the time of a step goes: random weights in the shape of common models of that many parameters, the time of every
 //! kind of command, and the rates.
 //!
-//! `cargo run --release -p ingle-device-cpu --example profile_shape -- [135m | 270m | 600m | 1b] [prompt] [threads] [type]`
+//! `cargo run --release -p ingle-device-cpu --example profile_shape -- [135m | 270m | 600m | 1b] [prompt] [threads] [type] [KV type]`
 
 use device::testing::{AttentionOptions, PlanBuilder, Sequences, block_types};
 use device::{
@@ -153,6 +153,12 @@ fn main() {
     if let Some(name) = args.get(3) {
         shape.block = block_types().into_iter().find(|block| block.name() == name).expect("a known type");
     }
+    let kv_type = match args.get(4).map_or("i16", |s| s.as_str()) {
+        "i16" => KvType::I16,
+        "i8" => KvType::I8,
+        "f16" => KvType::F16,
+        _ => panic!("a known KV type"),
+    };
     let device = CpuDevice::new(Options { threads, isa: None }).expect("the device");
     println!("{}; {name}", device.describe());
     let plan = fusion::fuse(&plan(&shape), device.fusion());
@@ -163,7 +169,7 @@ fn main() {
         n_ctx: prompt + 256,
         page_len: 64,
         n_pages: vec![(prompt + 256) / 64 + 2; plan.kv.groups.len()],
-        kv_type: KvType::I16,
+        kv_type,
         numerics: Numerics::Fast,
     };
     for item in device.memory_plan(std::slice::from_ref(&plan), &limits).expect("a memory plan").items {

@@ -16,4 +16,4 @@ pub const RULES: &[Rule] = &[
 ];
 
 /// KV types that run, the default first.
-pub const KV_TYPES: &[KvType] = &[KvType::I16, KvType::F16, KvType::F32, KvType::Q8_0];
+pub const KV_TYPES: &[KvType] = &[KvType::I16, KvType::F16, KvType::F32, KvType::I8];

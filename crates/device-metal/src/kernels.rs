@@ -352,7 +352,9 @@ pub const fn kv_name(kind: KvType) -> &'static str {
     match kind {
         KvType::F32 => "f32",
         KvType::F16 => "f16",
-        KvType::I16 => "i16", // of which there are none: `profile::KV_TYPES`
+        // Of these two there are none: `profile::KV_TYPES`.
+        KvType::I16 => "i16",
+        KvType::I8 => "i8",
         KvType::Q8_0 => "q8_0",
     }
 }
@@ -406,7 +408,8 @@ pub const fn kv_kind(kind: KvType) -> u32 {
         KvType::F32 => 0,
         KvType::F16 => 1,
         KvType::Q8_0 => 2,
-        KvType::I16 => 3, // unknown there: `profile::KV_TYPES`
+        // Unknown there: `profile::KV_TYPES`.
+        KvType::I16 | KvType::I8 => 3,
     }
 }
 

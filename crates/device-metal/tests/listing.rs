@@ -59,10 +59,12 @@ const CPU_ONLY: &[&str] = &[
     // Schedules and parts of kernels.
     "activation_rows",
     "attention_floats",
+    "attention_integer_products",
+    "attention_integers",
     "attention_loops",
+    "attention_numbers",
     "attention_product",
     "attention_tile",
-    "attention_words",
     "elementwise",
     "projection",
     // On Metal `embed`, bound to positions.

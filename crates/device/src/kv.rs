@@ -51,6 +51,8 @@ pub enum KvType {
     /// 2 bytes a value and 4 a vector: whole numbers with a scale ([`kv_words`](crate::kv_words)). Room is
     /// taken as by heads of a multiple of 32 values.
     I16,
+    /// 1 byte a value and 4 a vector: whole numbers with a scale ([`kv_bytes`](crate::kv_bytes)). Room is taken as for I16.
+    I8,
     /// 34 bytes for 32 values, as the block type Q8_0; head sizes must be multiples of 32.
     Q8_0,
 }
@@ -62,6 +64,7 @@ impl KvType {
             KvType::F32 => head_dim * 4,
             KvType::F16 => head_dim * 2,
             KvType::I16 => crate::kv_words::vector_bytes(head_dim),
+            KvType::I8 => crate::kv_bytes::vector_bytes(head_dim),
             KvType::Q8_0 => head_dim / 32 * 34,
         }
     }

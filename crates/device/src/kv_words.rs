@@ -60,7 +60,7 @@ pub fn factor(scale: f32) -> f32 {
 
 /// The largest magnitude and the sum of the squares, in an order that is the same on all processors.
 #[inline(always)]
-fn measure(x: &[f32]) -> (f32, f32) {
+pub(crate) fn measure(x: &[f32]) -> (f32, f32) {
     const LANES: usize = 16;
     let (mut max, mut squares) = ([0f32; LANES], [0f32; LANES]);
     let (whole, rest) = x.as_chunks::<LANES>();

@@ -38,6 +38,7 @@ mod validate;
 pub mod arena;
 pub mod fusion;
 pub mod interpreter;
+pub mod kv_bytes;
 pub mod kv_words;
 pub mod lower;
 pub mod null;

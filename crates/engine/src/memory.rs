@@ -231,6 +231,7 @@ pub fn kv_type_name(kv_type: KvType) -> &'static str {
         KvType::F32 => "f32",
         KvType::F16 => "f16",
         KvType::I16 => "i16",
+        KvType::I8 => "i8",
         KvType::Q8_0 => "q8_0",
     }
 }

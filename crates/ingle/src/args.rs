@@ -349,6 +349,7 @@ pub enum KvTypeName {
     F32,
     F16,
     I16,
+    I8,
     #[value(name = "q8_0")]
     Q8_0,
 }

@@ -169,6 +169,7 @@ pub fn kv_type(name: KvTypeName) -> KvType {
         KvTypeName::F32 => KvType::F32,
         KvTypeName::F16 => KvType::F16,
         KvTypeName::I16 => KvType::I16,
+        KvTypeName::I8 => KvType::I8,
         KvTypeName::Q8_0 => KvType::Q8_0,
     }
 }

@@ -125,7 +125,8 @@ fn close_on_the_cpu_gemma3() {
 #[test]
 fn close_on_the_cpu_token_by_token_and_with_quantised_kv() {
     close_on_the_cpu(&SMOLLM2, &["--prefill", "per-token"], 2);
-    close_on_the_cpu(&SMOLLM2, &["--kv-type", "q8_0", "--deterministic"], 2);
+    close_on_the_cpu(&SMOLLM2, &["--kv-type", "i8", "--deterministic"], 2);
+    close_on_the_cpu(&GEMMA3, &["--kv-type", "i8"], 2);
     close_on_the_cpu(&GEMMA3, &["--prefill", "per-token", "--kv-type", "f32"], 2);
 }
 

@@ -1,8 +1,11 @@
 //! The loops of attention, each a function of its own for each instruction set: inlined into one another they take the compiler
-//! minutes. What they compute is in [`attention_product`] and [`attention_words`].
+//! minutes. What they compute is in [`attention_product`], [`attention_integers`] and
+//! [`attention_integer_products`].
 
+use super::attention_integer_products;
+use super::attention_integers::{self, Work};
+use super::attention_numbers::Numbers;
 use super::attention_product::{self, Place, Product};
-use super::attention_words;
 use super::kv_write::Stored;
 use crate::simd::Simd;
 use std::ops::Range;
@@ -19,12 +22,12 @@ macro_rules! with_loops {
                 (place: &Place<'_>, p: *const f32, o: *mut f32);
             product = attention_product::product, [], [],
                 (p: Product, a: *const f32, b: *const f32, c: *mut f32);
-            word_scores = attention_words::scores, [], [],
-                (place: &Place<'_>, n: usize, q: *const i32, s: *mut i32);
-            word_weights = attention_words::weights, [], [],
-                (work: attention_words::Work, query: usize, range: Range<usize>, seen: Range<usize>, softcap: f32);
-            word_values = attention_words::add_values, [], [],
-                (place: &Place<'_>, n: usize, work: attention_words::Work, o: *mut f32);
+            integer_scores = attention_integer_products::scores, [N: Numbers], [N],
+                (place: &Place<'_>, n: usize, work: Work);
+            integer_weights = attention_integers::weights, [N: Numbers, const M: usize], [N, M],
+                (work: Work, query: usize, shown: [Range<usize>; M], softcap: f32);
+            integer_values = attention_integer_products::add_values, [N: Numbers], [N],
+                (place: &Place<'_>, n: usize, work: Work, o: *mut f32);
         }
     };
 }

@@ -11,7 +11,7 @@
 //! All query heads of a KV head are handled together: a tile has `n` queries `(row, head)`, up to [`MAX_QUERIES`]. A chunk
 //! is walked in blocks of positions (at absolute multiples of their number): `S = Q K^T`, a softmax along the rows of S,
 //! `O += P V`. What a block's numbers are multiplied as depends on how they are stored ([`Attend`]): in f32
-//! ([`attention_floats`](super::attention_floats)) or as whole numbers ([`attention_words`](super::attention_words)).
+//! ([`attention_floats`](super::attention_floats)) or as whole numbers ([`attention_integers`](super::attention_integers)).
 //!
 //! # Order of accumulation
 //!
@@ -20,9 +20,10 @@
 //! one worker or by several: it is the same bits in a batch and alone, in one prompt and in pieces.
 
 use super::attention_floats::Floats;
+use super::attention_integers::{self, Integers};
 use super::attention_loops::Loops;
+use super::attention_numbers::Words;
 use super::attention_product::{BLOCK, Place, padded};
-use super::attention_words::Words;
 use super::elementwise::{self, Times};
 use super::kv_write::{LayerPages, StoredF32};
 use super::round_up;
@@ -32,7 +33,7 @@ use std::ops::Range;
 /// Most queries of a tile, unless one row has more.
 pub const MAX_QUERIES: usize = 64;
 /// Most positions of a block.
-const MAX_BLOCK: usize = if BLOCK > Words::BLOCK { BLOCK } else { Words::BLOCK };
+const MAX_BLOCK: usize = if BLOCK > attention_integers::BLOCK { BLOCK } else { attention_integers::BLOCK };
 /// A maximum below all scores, finite so that differences are.
 pub const LOWEST: f32 = -1e30;
 
@@ -222,7 +223,7 @@ impl<A: Attend> Scratch<A> {
 
 /// Bytes of [`Scratch`] for tiles of `n` queries, however keys and values are stored.
 pub fn scratch_bytes_of(n: usize, head_dim: usize) -> usize {
-    Scratch::<Floats<StoredF32>>::bytes(n, head_dim).max(Scratch::<Words>::bytes(n, head_dim))
+    Scratch::<Floats<StoredF32>>::bytes(n, head_dim).max(Scratch::<Integers<Words>>::bytes(n, head_dim))
 }
 
 /// Bring the tile's queries into scratch: `(row, head of the group)` in that order, scaled.
@@ -391,23 +392,30 @@ pub unsafe fn scale_row<S: Simd>(x: *mut f32, n: usize, factor: f32) {
     }
 }
 
-/// Combine a chunk's partial into the total.
+/// Combine a chunk's partial into the total. Of the chunk's, nothing is left.
 ///
 /// # Safety
 /// Both are for `n` queries; the instruction set is available.
 #[inline(always)]
 pub unsafe fn combine<S: Simd>(total: Partial, chunk: Partial, n: usize, head_dim: usize) {
     let ld = padded(head_dim);
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller's promise; what is behind the last query, up to whole vectors, belongs to the partials.
     unsafe {
+        // The factors of both, where the chunk's maximum and sum were.
+        let (total_factor, chunk_factor) = (chunk.m, chunk.l);
+        for at in (0..n).step_by(S::N) {
+            let (m1, m2) = (S::load(total.m.add(at)), S::load(chunk.m.add(at)));
+            let m = S::max(m1, m2);
+            let (a, b) = (math::exp::<S>(S::sub(m1, m)), math::exp::<S>(S::sub(m2, m)));
+            let l = S::fma(S::load(chunk.l.add(at)), b, S::mul(S::load(total.l.add(at)), a));
+            S::store(total.m.add(at), m);
+            S::store(total.l.add(at), l);
+            S::store(total_factor.add(at), a);
+            S::store(chunk_factor.add(at), b);
+        }
         for query in 0..n {
-            let (m1, m2) = (*total.m.add(query), *chunk.m.add(query));
-            let m = m1.max(m2);
-            let (a, b) = (exp_difference::<S>(m1, m), exp_difference::<S>(m2, m));
-            *total.m.add(query) = m;
-            *total.l.add(query) = *total.l.add(query) * a + *chunk.l.add(query) * b;
+            let (a, b) = (S::splat(*total_factor.add(query)), S::splat(*chunk_factor.add(query)));
             let (o, other) = (total.o.add(query * ld), chunk.o.add(query * ld));
-            let (a, b) = (S::splat(a), S::splat(b));
             for at in (0..ld).step_by(S::N) {
                 let sum = S::fma(S::load(other.add(at)), b, S::mul(S::load(o.add(at)), a));
                 S::store(o.add(at), sum);

@@ -1,16 +1,15 @@
 //! Store keys and values of the step's rows in the KV pages of a layer, and how those pages are read.
 //!
 //! k and v `(n, n_kv_heads * head_dim)`. A page of a group holds its layers one after another; of each, keys
-//! `[n_kv_heads][page_len][head_dim]`, then values in the same shape (of I16 the numbers of a head lie otherwise:
-//! [`attention_words`]). `(row, head)` pairs are shared among the workers.
+//! `[n_kv_heads][page_len][head_dim]`, then values in the same shape (of I16 and I8 the numbers of a head lie otherwise:
+//! [`attention_integers`]). `(row, head)` pairs are shared among the workers.
 //! Bytes: 4 read and the KV type's bytes written for each value.
 
-use super::attention_words;
+use super::attention_integers;
+use super::attention_numbers::{Bytes, Words};
 use crate::command::Worker;
 use crate::simd::{Simd, variants};
 use device::{KvType, PAGE_NONE, Rows};
-use formats::BlockType;
-use formats::codec::quantize_row;
 
 /// Where a layer's keys and values lie.
 #[derive(Clone, Copy)]
@@ -133,7 +132,20 @@ pub unsafe fn store<S: Simd>(
         let (of_head, at) = (pages.head(table, half, head, position), pages.within(position));
         let out = of_head.add(at * pages.vector_bytes());
         match pages.kind {
-            KvType::I16 => attention_words::store(pages, half, of_head, at, std::slice::from_raw_parts(x, n)),
+            KvType::I16 => attention_integers::store::<S, Words>(
+                pages,
+                half,
+                of_head,
+                at,
+                std::slice::from_raw_parts(x, n),
+            ),
+            KvType::I8 => attention_integers::store::<S, Bytes>(
+                pages,
+                half,
+                of_head,
+                at,
+                std::slice::from_raw_parts(x, n),
+            ),
             KvType::F32 => out.copy_from_nonoverlapping(x.cast(), n * 4),
             KvType::F16 => {
                 let out: *mut u16 = out.cast();
@@ -145,11 +157,7 @@ pub unsafe fn store<S: Simd>(
                     out.add(i).write_unaligned(half::f16::from_f32(*x.add(i)).to_bits());
                 }
             }
-            KvType::Q8_0 => quantize_row(
-                BlockType::Q8_0,
-                std::slice::from_raw_parts(x, n),
-                std::slice::from_raw_parts_mut(out, pages.vector_bytes()),
-            ),
+            KvType::Q8_0 => unreachable!("not one of `profile::KV_TYPES`"),
         }
     }
 }
@@ -175,9 +183,6 @@ pub struct StoredF32;
 /// [`KvType::F16`]
 #[derive(Clone, Copy)]
 pub struct StoredF16;
-/// [`KvType::Q8_0`]
-#[derive(Clone, Copy)]
-pub struct StoredQ8;
 
 /// The kernel for an instruction set and a KV type: `$body::<S, K>`, an `#[inline(always)]` function generic over
 /// [`Loops`](super::attention_loops::Loops) and [`Attend`](super::attention_tile::Attend), for each of both.
@@ -187,8 +192,9 @@ macro_rules! kv_type_variants {
         pub fn $name(isa: $crate::isa::Isa, kind: device::KvType) -> $crate::command::Kernel<$params> {
             use $crate::kernels::attention_loops::Loops;
             use $crate::kernels::attention_floats::Floats;
-            use $crate::kernels::attention_words::Words;
-            use $crate::kernels::kv_write::{StoredF16, StoredF32, StoredQ8};
+            use $crate::kernels::attention_integers::Integers;
+            use $crate::kernels::attention_numbers::{Bytes, Words};
+            use $crate::kernels::kv_write::{StoredF16, StoredF32};
 
             macro_rules! over {
                 ($over:ident, $of_kind:ident, $attend:ty) => {
@@ -205,13 +211,14 @@ macro_rules! kv_type_variants {
 
             over!(over_f32, f32_body, Floats<StoredF32>);
             over!(over_f16, f16_body, Floats<StoredF16>);
-            over!(over_q8, q8_body, Floats<StoredQ8>);
-            over!(over_i16, i16_body, Words);
+            over!(over_i16, i16_body, Integers<Words>);
+            over!(over_i8, i8_body, Integers<Bytes>);
             match kind {
                 device::KvType::F32 => over_f32(isa),
                 device::KvType::F16 => over_f16(isa),
-                device::KvType::Q8_0 => over_q8(isa),
                 device::KvType::I16 => over_i16(isa),
+                device::KvType::I8 => over_i8(isa),
+                device::KvType::Q8_0 => unreachable!("not one of `profile::KV_TYPES`"),
             }
         }
     };
@@ -241,38 +248,5 @@ impl Stored for StoredF16 {
     unsafe fn load_one(vector: *const u8, d: usize) -> f32 {
         // SAFETY: the caller's promise.
         half::f16::from_bits(unsafe { vector.cast::<u16>().add(d).read_unaligned() }).to_f32()
-    }
-}
-
-/// The scale of the block that column `d` lies in, and the column's byte.
-///
-/// # Safety
-/// The column lies within the vector.
-#[inline(always)]
-unsafe fn q8_column(vector: *const u8, d: usize) -> (f32, *const i8) {
-    // SAFETY: the caller's promise; a block is an f16 scale and 32 bytes.
-    unsafe {
-        let block = vector.add(d / 32 * 34);
-        let scale = half::f16::from_bits(block.cast::<u16>().read_unaligned()).to_f32();
-        (scale, block.add(2 + d % 32).cast())
-    }
-}
-
-impl Stored for StoredQ8 {
-    #[inline(always)]
-    unsafe fn load<S: Simd>(vector: *const u8, d: usize) -> S::V {
-        // SAFETY: the caller's promise; a vector's lanes divide 32, so the columns lie in one block.
-        unsafe {
-            let (scale, q) = q8_column(vector, d);
-            S::mul(S::splat(scale), S::load_i8(q))
-        }
-    }
-    #[inline(always)]
-    unsafe fn load_one(vector: *const u8, d: usize) -> f32 {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let (scale, q) = q8_column(vector, d);
-            scale * f32::from(*q)
-        }
     }
 }

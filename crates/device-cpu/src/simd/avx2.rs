@@ -28,10 +28,6 @@ impl Simd for Avx2 {
         unsafe { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) }
     }
     #[inline(always)]
-    unsafe fn load_i8(p: *const i8) -> __m256 {
-        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()))) }
-    }
-    #[inline(always)]
     unsafe fn store(p: *mut f32, v: __m256) {
         unsafe { _mm256_storeu_ps(p, v) }
     }
@@ -100,12 +96,31 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn store_bytes(p: *mut u8, v: __m256i) {
+        unsafe {
+            // The numbers fit, so that saturating changes none.
+            let words = _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256::<1>(v));
+            _mm_storel_epi64(p.cast(), _mm_packus_epi16(words, words));
+        }
+    }
+    #[inline(always)]
     unsafe fn add_i(a: __m256i, b: __m256i) -> __m256i {
         unsafe { _mm256_add_epi32(a, b) }
     }
     #[inline(always)]
     unsafe fn dot_words(sum: __m256i, a: __m256i, b: __m256i) -> __m256i {
         unsafe { _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)) }
+    }
+    #[inline(always)]
+    unsafe fn dot_bytes(sum: __m256i, a: __m256i, b: __m256i) -> __m256i {
+        // As words, for `vpmaddubsw` would saturate; what is done to one side is done once for all that it meets.
+        unsafe {
+            let (a_even, a_odd) = (_mm256_and_si256(a, _mm256_set1_epi16(255)), _mm256_srli_epi16::<8>(a));
+            let (b_even, b_odd) =
+                (_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(b)), _mm256_srai_epi16::<8>(b));
+            let (even, odd) = (_mm256_madd_epi16(a_even, b_even), _mm256_madd_epi16(a_odd, b_odd));
+            _mm256_add_epi32(_mm256_add_epi32(sum, even), odd)
+        }
     }
     #[inline(always)]
     unsafe fn to_f32(v: __m256i) -> __m256 {
@@ -136,6 +151,17 @@ impl Simd for Avx2 {
             let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
             let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
             _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn hadamard(v: __m256) -> __m256 {
+        unsafe {
+            let others = _mm256_permute_ps::<0b10_11_00_01>(v);
+            let v = _mm256_blend_ps::<0b1010_1010>(_mm256_add_ps(v, others), _mm256_sub_ps(others, v));
+            let others = _mm256_permute_ps::<0b01_00_11_10>(v);
+            let v = _mm256_blend_ps::<0b1100_1100>(_mm256_add_ps(v, others), _mm256_sub_ps(others, v));
+            let others = _mm256_permute2f128_ps::<1>(v, v);
+            _mm256_blend_ps::<0b1111_0000>(_mm256_add_ps(v, others), _mm256_sub_ps(others, v))
         }
     }
     #[inline(always)]

@@ -29,10 +29,6 @@ impl Simd for Avx512 {
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
     }
     #[inline(always)]
-    unsafe fn load_i8(p: *const i8) -> __m512 {
-        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()))) }
-    }
-    #[inline(always)]
     unsafe fn store(p: *mut f32, v: __m512) {
         unsafe { _mm512_storeu_ps(p, v) }
     }
@@ -113,12 +109,20 @@ impl Simd for Avx512 {
         unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(v)) }
     }
     #[inline(always)]
+    unsafe fn store_bytes(p: *mut u8, v: __m512i) {
+        unsafe { _mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(v)) }
+    }
+    #[inline(always)]
     unsafe fn add_i(a: __m512i, b: __m512i) -> __m512i {
         unsafe { _mm512_add_epi32(a, b) }
     }
     #[inline(always)]
     unsafe fn dot_words(sum: __m512i, a: __m512i, b: __m512i) -> __m512i {
         unsafe { _mm512_dpwssd_epi32(sum, a, b) }
+    }
+    #[inline(always)]
+    unsafe fn dot_bytes(sum: __m512i, a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_dpbusd_epi32(sum, a, b) }
     }
     #[inline(always)]
     unsafe fn to_f32(v: __m512i) -> __m512 {
@@ -142,6 +146,18 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn sum(v: __m512) -> f32 {
         unsafe { _mm512_reduce_add_ps(v) }
+    }
+    #[inline(always)]
+    unsafe fn hadamard(v: __m512) -> __m512 {
+        unsafe {
+            // Of two lanes the second becomes the difference: their others plus or minus them.
+            let step =
+                |v, others, differences| _mm512_mask_sub_ps(_mm512_add_ps(others, v), differences, others, v);
+            let v = step(v, _mm512_permute_ps::<0b10_11_00_01>(v), 0xaaaa);
+            let v = step(v, _mm512_permute_ps::<0b01_00_11_10>(v), 0xcccc);
+            let v = step(v, _mm512_shuffle_f32x4::<0b10_11_00_01>(v, v), 0xf0f0);
+            step(v, _mm512_shuffle_f32x4::<0b01_00_11_10>(v, v), 0xff00)
+        }
     }
     #[inline(always)]
     unsafe fn max_lane(v: __m512) -> f32 {

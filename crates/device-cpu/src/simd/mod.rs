@@ -29,7 +29,7 @@ pub use portable::Portable;
 pub trait Simd: Copy + 'static {
     /// A vector.
     type V: Copy;
-    /// A vector of as many i32, or of twice as many i16.
+    /// A vector of as many i32, of twice as many i16, or of four times as many bytes.
     type I: Copy;
     /// Their lanes; divides 16.
     const N: usize;
@@ -42,8 +42,6 @@ pub trait Simd: Copy + 'static {
     unsafe fn load(p: *const f32) -> Self::V;
     /// Of f16.
     unsafe fn load_f16(p: *const u16) -> Self::V;
-    /// Of i8.
-    unsafe fn load_i8(p: *const i8) -> Self::V;
     /// Unaligned.
     unsafe fn store(p: *mut f32, v: Self::V);
     /// To f16, to nearest even.
@@ -79,6 +77,8 @@ pub trait Simd: Copy + 'static {
     unsafe fn exp2_biased(n: Self::V) -> Self::V;
     /// Sum of the lanes, in a fixed order.
     unsafe fn sum(v: Self::V) -> f32;
+    /// The product with the matrix of Hadamard of `N` rows: sums and differences of lanes 1 apart, of these 2 apart, and so on.
+    unsafe fn hadamard(v: Self::V) -> Self::V;
     /// The largest lane.
     unsafe fn max_lane(v: Self::V) -> f32;
     /// The largest lane in the order of [`Self::max_bits`].
@@ -98,10 +98,14 @@ pub trait Simd: Copy + 'static {
     unsafe fn store_i(p: *mut i32, v: Self::I);
     /// The lower 16 bits of each lane, unaligned.
     unsafe fn store_words(p: *mut i16, v: Self::I);
+    /// The lower 8 bits of each lane, unaligned.
+    unsafe fn store_bytes(p: *mut u8, v: Self::I);
     /// `a + b`
     unsafe fn add_i(a: Self::I, b: Self::I) -> Self::I;
     /// `sum + a.low * b.low + a.high * b.high` in each lane, of the halves as i16.
     unsafe fn dot_words(sum: Self::I, a: Self::I, b: Self::I) -> Self::I;
+    /// `sum` and the products of four bytes in each lane, of `a` without a sign, of `b` with one.
+    unsafe fn dot_bytes(sum: Self::I, a: Self::I, b: Self::I) -> Self::I;
     /// Rounded, where f32 has fewer digits.
     unsafe fn to_f32(v: Self::I) -> Self::V;
     /// To the nearest, halves to even; undefined beyond 2^31.

@@ -28,13 +28,6 @@ impl Simd for Neon {
         unsafe { vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))) }
     }
     #[inline(always)]
-    unsafe fn load_i8(p: *const i8) -> float32x4_t {
-        unsafe {
-            let bytes = vreinterpret_s8_u32(vdup_n_u32(p.cast::<u32>().read_unaligned()));
-            vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(bytes))))
-        }
-    }
-    #[inline(always)]
     unsafe fn store(p: *mut f32, v: float32x4_t) {
         unsafe { vst1q_f32(p, v) }
     }
@@ -100,6 +93,14 @@ impl Simd for Neon {
         unsafe { vst1_s16(p, vmovn_s32(v)) }
     }
     #[inline(always)]
+    unsafe fn store_bytes(p: *mut u8, v: int32x4_t) {
+        unsafe {
+            let words = vmovn_s32(v);
+            let bytes = vmovn_u16(vreinterpretq_u16_s16(vcombine_s16(words, words)));
+            p.cast::<u32>().write_unaligned(vget_lane_u32::<0>(vreinterpret_u32_u8(bytes)));
+        }
+    }
+    #[inline(always)]
     unsafe fn add_i(a: int32x4_t, b: int32x4_t) -> int32x4_t {
         unsafe { vaddq_s32(a, b) }
     }
@@ -109,6 +110,18 @@ impl Simd for Neon {
             let (a, b) = (vreinterpretq_s16_s32(a), vreinterpretq_s16_s32(b));
             let low = vmull_s16(vget_low_s16(a), vget_low_s16(b));
             vaddq_s32(sum, vpaddq_s32(low, vmull_high_s16(a, b)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn dot_bytes(sum: int32x4_t, a: int32x4_t, b: int32x4_t) -> int32x4_t {
+        unsafe {
+            let (a, b) = (vreinterpretq_u8_s32(a), vreinterpretq_s8_s32(b));
+            let (a_low, a_high) = (vmovl_u8(vget_low_u8(a)), vmovl_high_u8(a));
+            let (b_low, b_high) = (vmovl_s8(vget_low_s8(b)), vmovl_high_s8(b));
+            // `255 * 128` fits 16 bits.
+            let low = vpaddlq_s16(vmulq_s16(vreinterpretq_s16_u16(a_low), b_low));
+            let high = vpaddlq_s16(vmulq_s16(vreinterpretq_s16_u16(a_high), b_high));
+            vaddq_s32(sum, vpaddq_s32(low, high))
         }
     }
     #[inline(always)]
@@ -133,6 +146,15 @@ impl Simd for Neon {
     #[inline(always)]
     unsafe fn sum(v: float32x4_t) -> f32 {
         unsafe { vaddvq_f32(v) }
+    }
+    #[inline(always)]
+    unsafe fn hadamard(v: float32x4_t) -> float32x4_t {
+        unsafe {
+            let others = vrev64q_f32(v);
+            let v = vtrn1q_f32(vaddq_f32(v, others), vsubq_f32(v, others));
+            let others = vextq_f32::<2>(v, v);
+            vcombine_f32(vget_low_f32(vaddq_f32(v, others)), vget_low_f32(vsubq_f32(v, others)))
+        }
     }
     #[inline(always)]
     unsafe fn max_lane(v: float32x4_t) -> f32 {

@@ -44,10 +44,6 @@ impl Simd for Portable {
         unsafe { p.cast::<[u16; 4]>().read_unaligned() }.map(f16_to_f32)
     }
     #[inline(always)]
-    unsafe fn load_i8(p: *const i8) -> V {
-        unsafe { p.cast::<[i8; 4]>().read_unaligned() }.map(f32::from)
-    }
-    #[inline(always)]
     unsafe fn store(p: *mut f32, v: V) {
         unsafe { p.cast::<V>().write_unaligned(v) }
     }
@@ -112,6 +108,10 @@ impl Simd for Portable {
         unsafe { p.cast::<[i16; 4]>().write_unaligned(v.map(|x| x as i16)) }
     }
     #[inline(always)]
+    unsafe fn store_bytes(p: *mut u8, v: [i32; 4]) {
+        unsafe { p.cast::<[u8; 4]>().write_unaligned(v.map(|x| x as u8)) }
+    }
+    #[inline(always)]
     unsafe fn add_i(a: [i32; 4], b: [i32; 4]) -> [i32; 4] {
         std::array::from_fn(|i| a[i].wrapping_add(b[i]))
     }
@@ -120,6 +120,17 @@ impl Simd for Portable {
         let low = |x: i32| i32::from(x as i16);
         let product = |a: i32, b: i32| (low(a) * low(b)).wrapping_add((a >> 16) * (b >> 16));
         std::array::from_fn(|i| sum[i].wrapping_add(product(a[i], b[i])))
+    }
+    #[inline(always)]
+    unsafe fn dot_bytes(sum: [i32; 4], a: [i32; 4], b: [i32; 4]) -> [i32; 4] {
+        let products = |a: i32, b: i32| -> i32 {
+            a.to_ne_bytes()
+                .into_iter()
+                .zip(b.to_ne_bytes())
+                .map(|(a, b)| i32::from(a) * i32::from(b as i8))
+                .sum()
+        };
+        std::array::from_fn(|i| sum[i].wrapping_add(products(a[i], b[i])))
     }
     #[inline(always)]
     unsafe fn to_f32(v: [i32; 4]) -> V {
@@ -140,6 +151,11 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn sum(v: V) -> f32 {
         (v[0] + v[2]) + (v[1] + v[3])
+    }
+    #[inline(always)]
+    unsafe fn hadamard(v: V) -> V {
+        let [a, b, c, d] = [v[0] + v[1], v[0] - v[1], v[2] + v[3], v[2] - v[3]];
+        [a + c, b + d, a - c, b - d]
     }
     #[inline(always)]
     unsafe fn max_lane(v: V) -> f32 {

@@ -6,7 +6,7 @@ use formats::BlockType;
 use formats::codec::{dequantize_row, quantize_row};
 use memmap2::MmapMut;
 
-use crate::{KvLayerId, KvLayout, KvType, kv_words};
+use crate::{KvLayerId, KvLayout, KvType, kv_bytes, kv_words};
 
 /// Keys or values of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,11 +81,13 @@ impl KvPages {
         let place = self.layers[layer.0 as usize];
         for (head, vector) in heads.chunks_exact(place.head_dim).enumerate() {
             let range = self.range(place, half, table, head, position);
-            let block = self.block();
             let out = &mut self.groups[place.group][range];
-            match block {
-                Some(block) => quantize_row(block, vector, out),
-                None => write_words(half, vector, out),
+            match self.kind {
+                KvType::F32 => quantize_row(BlockType::F32, vector, out),
+                KvType::F16 => quantize_row(BlockType::F16, vector, out),
+                KvType::Q8_0 => quantize_row(BlockType::Q8_0, vector, out),
+                KvType::I16 => write_words(half, vector, out),
+                KvType::I8 => write_bytes(half, vector, out),
             }
         }
     }
@@ -103,9 +105,12 @@ impl KvPages {
         let place = self.layers[layer.0 as usize];
         let range = self.range(place, half, table, head, position);
         let bytes = &self.groups[place.group][range];
-        match self.block() {
-            Some(block) => dequantize_row(block, bytes, vector),
-            None => read_words(bytes, vector),
+        match self.kind {
+            KvType::F32 => dequantize_row(BlockType::F32, bytes, vector),
+            KvType::F16 => dequantize_row(BlockType::F16, bytes, vector),
+            KvType::Q8_0 => dequantize_row(BlockType::Q8_0, bytes, vector),
+            KvType::I16 => read_words(bytes, vector),
+            KvType::I8 => read_bytes(half, bytes, vector),
         }
     }
 
@@ -153,16 +158,6 @@ impl KvPages {
         let start = page * place.page_bytes + place.offset + vector * bytes;
         start..start + bytes
     }
-
-    /// The codec's name of the KV type; `None`: [`kv_words`].
-    fn block(&self) -> Option<BlockType> {
-        match self.kind {
-            KvType::F32 => Some(BlockType::F32),
-            KvType::F16 => Some(BlockType::F16),
-            KvType::Q8_0 => Some(BlockType::Q8_0),
-            KvType::I16 => None,
-        }
-    }
 }
 
 /// A vector as of [`KvType::I16`]: its scale, then its numbers.
@@ -186,6 +181,31 @@ fn read_words(bytes: &[u8], vector: &mut [f32]) {
     }
 }
 
+/// A vector as of [`KvType::I8`]: its scale, then its numbers, of a key rotated.
+fn write_bytes(half: Half, vector: &[f32], out: &mut [u8]) {
+    let mut vector = vector.to_vec();
+    if half == Half::Keys {
+        kv_bytes::rotate(&mut vector);
+    }
+    let scale = kv_bytes::scale(&vector);
+    let (first, bytes) = out.split_at_mut(4);
+    first.copy_from_slice(&scale.to_le_bytes());
+    for (out, x) in bytes.iter_mut().zip(&vector) {
+        *out = kv_bytes::to_byte(*x, kv_words::factor(scale)) as u8;
+    }
+}
+
+/// What [`write_bytes`] wrote.
+fn read_bytes(half: Half, bytes: &[u8], vector: &mut [f32]) {
+    let scale = f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+    for (x, byte) in vector.iter_mut().zip(&bytes[4..]) {
+        *x = scale * f32::from(*byte as i8);
+    }
+    if half == Half::Keys {
+        kv_bytes::rotate(vector);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -196,7 +216,7 @@ mod tests {
     fn vectors_do_not_share_bytes() {
         let layer = |n_kv_heads, head_dim, window| KvLayer { n_kv_heads, head_dim, window, memory: None };
         let layout = KvLayout::new(vec![layer(2, 32, None), layer(1, 64, Some(20)), layer(3, 96, None)]);
-        for kind in [KvType::F32, KvType::F16, KvType::I16, KvType::Q8_0] {
+        for kind in [KvType::F32, KvType::F16, KvType::I16, KvType::I8, KvType::Q8_0] {
             let mut pages = KvPages::new(&layout, kind, 16, &[3, 2]).unwrap();
             let tables: [&[u32]; 2] = [&[2, 0], &[1, 0]];
             // A number of its own for each vector.
@@ -235,7 +255,7 @@ mod tests {
     fn pages_are_copied_whole_and_poisoned() {
         let layout =
             KvLayout::new(vec![KvLayer { n_kv_heads: 1, head_dim: 32, window: None, memory: None }; 2]);
-        for kind in [KvType::F32, KvType::F16, KvType::I16, KvType::Q8_0] {
+        for kind in [KvType::F32, KvType::F16, KvType::I16, KvType::I8, KvType::Q8_0] {
             let mut pages = KvPages::new(&layout, kind, 16, &[3]).unwrap();
             let last = KvLayerId(1);
             pages.write(last, Half::Values, &[0], 15, &[1.0; 32]);

@@ -42,6 +42,8 @@ fn stored(tolerance: f32, kv_type: KvType) -> f32 {
         KvType::F32 => tolerance,
         KvType::F16 => tolerance.max(2e-3), // a step is 2^-11 of the number
         KvType::I16 => tolerance.max(2e-3), // 2^-11 of a value's largest, which beside its weights' 2^-13 is less
+        // A step is 1/127 of the largest; and a weight is rounded up or down by 1/255 of the largest.
+        KvType::I8 => tolerance.max(3e-2),
         KvType::Q8_0 => tolerance.max(3e-2), // a step is 1/127 of the largest of 32, some 0.02
     }
 }
@@ -439,7 +441,7 @@ fn experts() -> Vec<Case> {
 /// The KV types that the head sizes allow.
 fn kv_types(plan: &Plan) -> Vec<KvType> {
     let whole = plan.kv.layers.iter().all(|layer| layer.head_dim.is_multiple_of(32));
-    let all = [KvType::F32, KvType::F16, KvType::I16, KvType::Q8_0];
+    let all = [KvType::F32, KvType::F16, KvType::I16, KvType::I8, KvType::Q8_0];
     all.into_iter().filter(|kind| whole || *kind != KvType::Q8_0).collect()
 }
 

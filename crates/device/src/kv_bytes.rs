@@ -1,0 +1,156 @@
+//! Vectors of keys and values as whole numbers of 8 bits with one scale ([`KvType::I8`](crate::KvType)).
+//!
+//! `x[i] = scale * q[i]`, the largest [`MAX`]. Keys, and the queries that meet them, are rotated first, in pieces of
+//! [`piece`] columns, by the matrix of Hadamard over the root of its size: products of two vectors stay what they are, and a
+//! column that is larger than the others, as keys have, no longer takes their digits (QuaRot, arXiv:2404.00456). Values are
+//! weighted with 8 bits without a sign ([`MAX_WEIGHT`]), rounded up or down by a threshold that differs from position to position
+//! ([`THRESHOLDS`]): many small weights count together, where the nearest number of each would be nothing.
+
+use crate::kv_words::{self, MAX_POSITIONS};
+
+/// Bytes of one vector with its scale.
+#[inline(always)]
+pub const fn vector_bytes(head_dim: usize) -> usize {
+    kv_words::padded(head_dim) + 4
+}
+
+/// The largest number of a key, a query or a value.
+pub const MAX: f32 = 127.0;
+/// The largest number that a value is weighted with.
+pub const MAX_WEIGHT: f32 = 255.0;
+/// Most columns that are rotated together.
+pub const MAX_PIECE: usize = 64;
+
+/// What is added to the weight of a position before it is rounded to the nearest: evenly distributed within a half on both
+/// sides, over any few neighbouring positions too, for they are those of the position's bits in reverse.
+pub static THRESHOLDS: [f32; MAX_POSITIONS] = {
+    let mut thresholds = [0.0; MAX_POSITIONS];
+    let mut at = 0;
+    while at < MAX_POSITIONS {
+        let reversed = (at as u32).reverse_bits() >> (32 - MAX_POSITIONS.ilog2());
+        thresholds[at] = (reversed as f32 + 0.5) / MAX_POSITIONS as f32 - 0.5;
+        at += 1;
+    }
+    thresholds
+};
+
+/// Columns of a head that are rotated together: the largest power of two that divides it, at most [`MAX_PIECE`].
+#[inline(always)]
+pub const fn piece(head_dim: usize) -> usize {
+    1 << (head_dim | MAX_PIECE).trailing_zeros()
+}
+
+/// Rotate a vector, piece by piece: sums and differences of columns 1 apart, of these 2 apart, and so on, over the root of their number.
+/// Rotated twice it is itself.
+pub fn rotate(x: &mut [f32]) {
+    let piece = piece(x.len());
+    for apart in (0..piece.ilog2()).map(|step| 1 << step) {
+        for pair in x.chunks_exact_mut(2 * apart) {
+            let (sums, differences) = pair.split_at_mut(apart);
+            for (a, b) in sums.iter_mut().zip(differences) {
+                (*a, *b) = (*a + *b, *a - *b);
+            }
+        }
+    }
+    x.iter_mut().for_each(|x| *x *= rotation_factor(piece));
+}
+
+/// What the sums and differences of a piece are multiplied with.
+#[inline(always)]
+pub fn rotation_factor(piece: usize) -> f32 {
+    1.0 / (piece as f32).sqrt()
+}
+
+/// The scale of a value, or of a rotated key or query. Of a vector with something not finite it is no number.
+#[inline(always)]
+pub fn scale(x: &[f32]) -> f32 {
+    let (max, squares) = kv_words::measure(x);
+    if squares.is_finite() { max / MAX } else { f32::NAN }
+}
+
+/// One number of a vector, given the reciprocal of its scale ([`kv_words::factor`]).
+#[inline(always)]
+pub fn to_byte(x: f32, factor: f32) -> i8 {
+    (x * factor).round_ties_even() as i8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vector(n: usize, large: f32) -> Vec<f32> {
+        let number = |i: usize| (i as f32 * 0.37 + 0.1).sin() * if i == n / 3 { large } else { 1.0 };
+        (0..n).map(number).collect()
+    }
+
+    fn numbers(x: &[f32]) -> (Vec<i8>, f32) {
+        let scale = scale(x);
+        (x.iter().map(|x| to_byte(*x, kv_words::factor(scale))).collect(), scale)
+    }
+
+    fn rotated(x: &[f32]) -> Vec<f32> {
+        let mut x = x.to_vec();
+        rotate(&mut x);
+        x
+    }
+
+    fn dot(a: &[f32], b: &[f32]) -> f32 {
+        a.iter().zip(b).map(|(a, b)| a * b).sum()
+    }
+
+    #[test]
+    fn rotating_twice_changes_nothing_and_keeps_products() {
+        for n in [1, 2, 8, 16, 64, 80, 96, 256] {
+            let (a, b) = (vector(n, 1.0), vector(n, 9.0));
+            let (ra, rb) = (rotated(&a), rotated(&b));
+            assert!((dot(&ra, &rb) - dot(&a, &b)).abs() < 1e-4, "{n}");
+            assert!(rotated(&ra).iter().zip(&a).all(|(got, want)| (got - want).abs() < 1e-5), "{n}");
+        }
+    }
+
+    /// A single large column costs a key's other columns few of their digits.
+    #[test]
+    fn products_of_keys_are_close_though_one_column_is_large() {
+        for n in [32, 64, 80, 96, 128] {
+            let (q, k) = (vector(n, 1.0), vector(n, 40.0));
+            let ((q8, q_scale), (k8, k_scale)) = (numbers(&rotated(&q)), numbers(&rotated(&k)));
+            let got: i32 = q8.iter().zip(&k8).map(|(a, b)| i32::from(*a) * i32::from(*b)).sum();
+            let (got, want) = (got as f32 * q_scale * k_scale, dot(&q, &k));
+            let bound = 0.01 * (dot(&q, &q) * dot(&k, &k)).sqrt();
+            assert!((got - want).abs() < bound, "{n}: {got} for {want}");
+        }
+    }
+
+    #[test]
+    fn values_are_within_half_a_step() {
+        for x in [vector(96, 1.0), vector(64, 1e3), vec![0.0; 33], vec![1e-40; 32], vec![1e15; 16]] {
+            let (bytes, scale) = numbers(&x);
+            for (x, byte) in x.iter().zip(bytes) {
+                let got = f32::from(byte) * scale;
+                assert!((got - x).abs() <= scale * 0.5001 + 1e-38, "{x} became {got}");
+            }
+        }
+    }
+
+    /// Rounded by their thresholds, equal weights of any size add up to what they are, over every 16 positions in a row.
+    #[test]
+    fn small_weights_count_together() {
+        for weight in [0.05f32, 0.3, 0.5, 1.7] {
+            for thresholds in THRESHOLDS.chunks_exact(16) {
+                let sum: f32 =
+                    thresholds.iter().map(|threshold| (weight + threshold).round_ties_even()).sum();
+                assert!((sum - 16.0 * weight).abs() <= 1.0, "{weight} became {sum}");
+            }
+        }
+        let most = THRESHOLDS.iter().map(|threshold| (MAX_WEIGHT + threshold).round_ties_even());
+        assert_eq!(most.fold(0.0, f32::max), MAX_WEIGHT);
+    }
+
+    #[test]
+    fn what_is_not_finite_shows() {
+        for wrong in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e30] {
+            let x = [1.0, wrong, 0.0, 0.0];
+            assert!(scale(&x).is_nan() && scale(&rotated(&x)).is_nan());
+        }
+    }
+}
