@@ -22,27 +22,30 @@ def measure(ingle, arguments):
 
 
 def deep_contexts(ingle, a):
-    """Rates with 4,096 tokens of context as shares of those with 512 and with none, for a small model and for some larger ones."""
-    titles = ("SmolLM2-135M Q4_1", "qwen3-0.6b shape, Q4_K, 8 layers", "llama-3.2-1b shape, Q6_K, 8 layers",
-              "qwen3-30b-a3b shape, Q4_0, 4 layers")
-    return [deep_context(ingle, entry, a) for entry in SUITE if entry.title in titles]
+    """Rates with 4,096 tokens of context as shares of those with 512 and with none, for some small models and some larger ones;
+    for the small ones with keys and values in 8 bits too."""
+    small = ("SmolLM2-135M Q4_1", "qwen3-0.6b shape, Q4_K, 8 layers")
+    large = ("llama-3.2-1b shape, Q6_K, 8 layers", "qwen3-30b-a3b shape, Q4_0, 4 layers")
+    for entry in SUITE:
+        if entry.title in small + large:
+            yield from deep_context(ingle, entry, a, ("i16", "i8") if entry.title in small else ("i16",))
 
 
-def deep_context(ingle, entry, a):
+def deep_context(ingle, entry, a, kv_types):
     model = entry.fetch(ingle, a.models_dir, a.python)
-    whole, last, decode = [], [], []
+    found = {kv_type: [] for kv_type in kv_types}
     for _ in range(min(a.pairs, 3)):
-        (short, start), (long,), (end,), (deep,) = (
-            [r["avg_ts"] for r in ingle.bench(model, n_prompt, n_gen, depth)]
-            for n_prompt, n_gen, depth in ((512, 64, 0), (4096, 0, 0), (512, 0, 3584), (0, 64, 4096)))
-        whole.append(long / short)
-        last.append(end / short)
-        decode.append(deep / start)
+        for kv_type, rounds in found.items():
+            (short, start), (long,), (end,), (deep,) = (
+                [r["avg_ts"] for r in ingle.bench(model, n_prompt, n_gen, depth, kv_type)]
+                for n_prompt, n_gen, depth in ((512, 64, 0), (4096, 0, 0), (512, 0, 3584), (0, 64, 4096)))
+            rounds.append((long / short, end / short, deep / start, long, deep))
     entry.release(model)
-    share = lambda values: f"{100 * statistics.median(values):.0f} %"
-    return (f"{entry.title} at 4,096 tokens of context",
-            f"a prompt of 4,096 tokens keeps {share(whole)} of the rate of 512 (its last 512 tokens {share(last)}), "
-            f"decode {share(decode)} of its rate at the start")
+    for kv_type, rounds in found.items():
+        whole, last, decode, long, deep = (statistics.median(values) for values in zip(*rounds))
+        yield (f"{entry.title} at 4,096 tokens of context, `{kv_type}`",
+               f"a prompt of 4,096 tokens keeps {100 * whole:.0f} % of the rate of 512 (its last 512 tokens {100 * last:.0f} %), "
+               f"decode {100 * decode:.0f} % of its rate at the start: {long:.0f} and {deep:.0f} tok/s")
 
 
 def first_token(ingle, n_runs):
