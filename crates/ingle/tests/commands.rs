@@ -224,7 +224,7 @@ fn a_prompt_is_kept_on_disk_between_runs() {
     assert_eq!(again["tokens"], first["tokens"]);
     assert_eq!(reused(&again), again["timings"]["prompt_tokens"].as_u64().unwrap() - 1);
     // What is not for this model or these settings stops the command and stays.
-    assert!(error(&[&args[..], &["--kv-type", "q8_0"]].concat()).contains("KV type i16, and this is q8_0"));
+    assert!(error(&[&args[..], &["--kv-type", "i8"]].concat()).contains("KV type i16, and this is i8"));
     let gemma = GEMMA3.path();
     let other = ["complete", &gemma, "--prompt", "x", "--prompt-cache", file];
     assert!(error(&other).contains("another model"));
