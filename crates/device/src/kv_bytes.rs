@@ -52,7 +52,8 @@ pub fn rotate(x: &mut [f32]) {
             }
         }
     }
-    x.iter_mut().for_each(|x| *x *= rotation_factor(piece));
+    let factor = rotation_factor(piece);
+    x.iter_mut().for_each(|x| *x *= factor);
 }
 
 /// What the sums and differences of a piece are multiplied with.

@@ -6,7 +6,7 @@
 //! its values `[page_len / g][padded][g]`; the scales `[page_len]` follow, in f32. `padded` is the head's size as
 //! [`kv_words::padded`] rounds it up; numbers of columns behind the head's size are undefined. So the numbers that one
 //! instruction multiplies and adds are neighbours, of columns or of positions, and a vector of such lanes is what a lane of a
-//! query's columns, or of its weights, meets: both products ([`attention_integer_products`]) read their right side from the page
+//! query's columns, or of its weights, meets: both products ([`attention_integer_products`](super::attention_integer_products)) read their right side from the page
 //! as it is, and for one query they are the loops that they are for sixty-four.
 //!
 //! # Formula
@@ -27,7 +27,7 @@
 use super::attention_loops::Loops;
 use super::attention_numbers::Numbers;
 use super::attention_product::{Place, padded};
-use super::attention_tile::{Attend, LOWEST, Partial, Shape, Tile, among};
+use super::attention_tile::{Attend, LOWEST, Partial, Shape, Tile, among, join};
 use super::kv_write::{Half, LayerPages};
 use super::round_up;
 use crate::prefetch::prefetch_far;
@@ -165,7 +165,8 @@ impl<N: Numbers> Attend for Integers<N> {
             for query in 0..n {
                 let (row, q_scale) = (work.s.add(query * BLOCK), S::splat(*work.q_scale.add(query)));
                 for at in (first..end).step_by(S::N) {
-                    S::store(row.add(at).cast(), score::<S>(row.add(at), work.scales.add(at), q_scale));
+                    let s = S::mul(score::<S>(row.add(at), work.scales.add(at)), q_scale);
+                    S::store(row.add(at).cast(), s);
                 }
             }
         }
@@ -193,12 +194,7 @@ impl<N: Numbers> Attend for Integers<N> {
                 S::integer_weights::<N, 1>(work, query, [shown(query)], shape.softcap);
             }
             for at in (0..n).step_by(S::N) {
-                let (old, new) = (S::load(out.m.add(at)), S::load(work.m.add(at)));
-                let max = S::max(old, new);
-                let (a, b) = (math::exp::<S>(S::sub(old, max)), math::exp::<S>(S::sub(new, max)));
-                let l = S::fma(S::load(work.l.add(at)), b, S::mul(S::load(out.l.add(at)), a));
-                S::store(out.m.add(at), max);
-                S::store(out.l.add(at), l);
+                let (a, b) = join::<S>((out.m, out.l), (work.m, work.l), at);
                 S::store(work.keep.add(at), a);
                 S::store(work.step.add(at), S::mul(S::load(work.step.add(at)), b));
             }
@@ -279,14 +275,14 @@ unsafe fn ask_for_scales<N: Numbers>(place: &Place<'_>) {
     }
 }
 
-/// Scores of a vector of positions.
+/// Scores of a vector of positions, but for the query's scale.
 ///
 /// # Safety
 /// The pointers are valid for vectors; the instruction set is available.
 #[inline(always)]
-unsafe fn score<S: Simd>(sums: *const i32, scales: *const f32, q_scale: S::V) -> S::V {
+unsafe fn score<S: Simd>(sums: *const i32, scales: *const f32) -> S::V {
     // SAFETY: the caller's promise.
-    unsafe { S::mul(S::mul(S::to_f32(S::load_i(sums)), S::load(scales)), q_scale) }
+    unsafe { S::mul(S::to_f32(S::load_i(sums)), S::load(scales)) }
 }
 
 /// Vectors of a block, where they are shortest.
@@ -316,8 +312,7 @@ pub unsafe fn weights<S: Simd, N: Numbers, const M: usize>(
         let mut x = [[S::splat(0.0); MAX_VECTORS]; M];
         for m in 0..M {
             for i in 0..n {
-                let sums = S::to_f32(S::load_i(rows.add(m * BLOCK + i * S::N)));
-                x[m][i] = S::mul(sums, S::load(work.scales.add(i * S::N)));
+                x[m][i] = score::<S>(rows.add(m * BLOCK + i * S::N), work.scales.add(i * S::N));
             }
         }
         if softcap != 0.0 {

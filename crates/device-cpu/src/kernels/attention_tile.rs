@@ -11,7 +11,7 @@
 //! All query heads of a KV head are handled together: a tile has `n` queries `(row, head)`, up to [`MAX_QUERIES`]. A chunk
 //! is walked in blocks of positions (at absolute multiples of their number): `S = Q K^T`, a softmax along the rows of S,
 //! `O += P V`. What a block's numbers are multiplied as depends on how they are stored ([`Attend`]): in f32
-//! ([`attention_floats`](super::attention_floats)) or as whole numbers ([`attention_integers`](super::attention_integers)).
+//! ([`attention_floats`](super::attention_floats)) or as whole numbers ([`attention_integers`]).
 //!
 //! # Order of accumulation
 //!
@@ -392,6 +392,29 @@ pub unsafe fn scale_row<S: Simd>(x: *mut f32, n: usize, factor: f32) {
     }
 }
 
+/// Bring the maxima and sums `(m, l)` of a vector of queries together, into the first; what the weighted values of both are multiplied
+/// with.
+///
+/// # Safety
+/// The vector at `at` belongs to all of them; the instruction set is available.
+#[inline(always)]
+pub unsafe fn join<S: Simd>(
+    first: (*mut f32, *mut f32),
+    second: (*mut f32, *mut f32),
+    at: usize,
+) -> (S::V, S::V) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (m1, m2) = (S::load(first.0.add(at)), S::load(second.0.add(at)));
+        let m = S::max(m1, m2);
+        let (a, b) = (math::exp::<S>(S::sub(m1, m)), math::exp::<S>(S::sub(m2, m)));
+        let l = S::fma(S::load(second.1.add(at)), b, S::mul(S::load(first.1.add(at)), a));
+        S::store(first.0.add(at), m);
+        S::store(first.1.add(at), l);
+        (a, b)
+    }
+}
+
 /// Combine a chunk's partial into the total. Of the chunk's, nothing is left.
 ///
 /// # Safety
@@ -404,12 +427,7 @@ pub unsafe fn combine<S: Simd>(total: Partial, chunk: Partial, n: usize, head_di
         // The factors of both, where the chunk's maximum and sum were.
         let (total_factor, chunk_factor) = (chunk.m, chunk.l);
         for at in (0..n).step_by(S::N) {
-            let (m1, m2) = (S::load(total.m.add(at)), S::load(chunk.m.add(at)));
-            let m = S::max(m1, m2);
-            let (a, b) = (math::exp::<S>(S::sub(m1, m)), math::exp::<S>(S::sub(m2, m)));
-            let l = S::fma(S::load(chunk.l.add(at)), b, S::mul(S::load(total.l.add(at)), a));
-            S::store(total.m.add(at), m);
-            S::store(total.l.add(at), l);
+            let (a, b) = join::<S>((total.m, total.l), (chunk.m, chunk.l), at);
             S::store(total_factor.add(at), a);
             S::store(chunk_factor.add(at), b);
         }

@@ -131,21 +131,10 @@ pub unsafe fn store<S: Simd>(
         let position = worker.step.positions[row] as usize;
         let (of_head, at) = (pages.head(table, half, head, position), pages.within(position));
         let out = of_head.add(at * pages.vector_bytes());
+        let vector = std::slice::from_raw_parts(x, n);
         match pages.kind {
-            KvType::I16 => attention_integers::store::<S, Words>(
-                pages,
-                half,
-                of_head,
-                at,
-                std::slice::from_raw_parts(x, n),
-            ),
-            KvType::I8 => attention_integers::store::<S, Bytes>(
-                pages,
-                half,
-                of_head,
-                at,
-                std::slice::from_raw_parts(x, n),
-            ),
+            KvType::I16 => attention_integers::store::<S, Words>(pages, half, of_head, at, vector),
+            KvType::I8 => attention_integers::store::<S, Bytes>(pages, half, of_head, at, vector),
             KvType::F32 => out.copy_from_nonoverlapping(x.cast(), n * 4),
             KvType::F16 => {
                 let out: *mut u16 = out.cast();
