@@ -34,10 +34,11 @@ class Ingle:
     def versions(self):
         return {"ingle": self.run("--version").split()[-1]}
 
-    def bench(self, model, n_prompt, n_gen, depth=0, kv_type="i16"):
-        """Rows of `ingle bench --json`, the limits of the machine measured in the same process."""
-        return json.loads(self.run("bench", model, "-p", n_prompt, "-n", n_gen, "-d", depth, "-r", 1, "-t", self.threads, "--json",
-                                   "--kv-type", kv_type))
+    def bench(self, model, n_prompt, n_gen, depth=0, kv_type="i16", repetitions=1):
+        """Rows of `ingle bench --json`, the limits of the machine measured in the same process. Each of the numbers may be a list with
+        commas, whose tests are repeated turn about."""
+        return json.loads(self.run("bench", model, "-p", n_prompt, "-n", n_gen, "-d", depth, "-r", repetitions, "-t", self.threads,
+                                   "--json", "--kv-type", kv_type))
 
 
 class Peer:

@@ -32,20 +32,21 @@ def deep_contexts(ingle, a):
 
 
 def deep_context(ingle, entry, a, kv_types):
-    model = entry.fetch(ingle, a.models_dir, a.python)
-    found = {kv_type: [] for kv_type in kv_types}
-    for _ in range(min(a.pairs, 3)):
-        for kv_type, rounds in found.items():
-            (short, start), (long,), (end,), (deep,) = (
-                [r["avg_ts"] for r in ingle.bench(model, n_prompt, n_gen, depth, kv_type)]
-                for n_prompt, n_gen, depth in ((512, 64, 0), (4096, 0, 0), (512, 0, 3584), (0, 64, 4096)))
-            rounds.append((long / short, end / short, deep / start, long, deep))
-    entry.release(model)
-    for kv_type, rounds in found.items():
-        whole, last, decode, long, deep = (statistics.median(values) for values in zip(*rounds))
+    model, n = entry.fetch(ingle, a.models_dir, a.python), a.pairs
+    for kv_type in kv_types:
+        long, long_rate = kept(ingle.bench(model, "512,4096", 0, 0, kv_type, min(n, 3)))
+        last, _ = kept(ingle.bench(model, 512, 0, "0,3584", kv_type, min(n, 3)))
+        deep, deep_rate = kept(ingle.bench(model, 0, 64, "0,4096", kv_type, 2 * n))
         yield (f"{entry.title} at 4,096 tokens of context, `{kv_type}`",
-               f"a prompt of 4,096 tokens keeps {100 * whole:.0f} % of the rate of 512 (its last 512 tokens {100 * last:.0f} %), "
-               f"decode {100 * decode:.0f} % of its rate at the start: {long:.0f} and {deep:.0f} tok/s")
+               f"a prompt of 4,096 tokens keeps {100 * long:.0f} % of the rate of 512 (its last 512 tokens {100 * last:.0f} %), "
+               f"decode {100 * deep:.0f} % of its rate at the start: {long_rate:.0f} and {deep_rate:.0f} tok/s")
+    entry.release(model)
+
+
+def kept(rows):
+    """Of two tests that were repeated turn about: the share of the first one's rate that the second keeps, and its rate."""
+    first, second = (row["samples_ts"] for row in rows)
+    return statistics.median(y / x for x, y in zip(first, second)), statistics.median(second)
 
 
 def first_token(ingle, n_runs):

@@ -47,7 +47,7 @@ pub struct Bench {
     #[arg(short = 'd', long, value_delimiter = ',', default_value = "0", value_name = "N,…")]
     n_depth: Vec<usize>,
 
-    /// How often each test is repeated
+    /// How often each test is repeated, all of them turn about
     #[arg(short, long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     repetitions: u32,
 
@@ -143,11 +143,20 @@ impl Bench {
         let n_prompt = tests.iter().map(|t| t.n_depth + t.n_prompt.max(1)).max().unwrap_or(1);
         load::validate(&mut engine, &self.prefill, &load::arbitrary_tokens(n_prompt, model.n_vocab()))?;
         let peaks = (!self.no_peaks).then(|| device.peaks());
-        let mut rows = Vec::new();
-        for test in tests {
-            let seconds = self.measure(&mut engine, test)?;
-            rows.push(row(&self.model.model, &engine, device.as_ref(), test, &seconds, peaks));
+        // Turn about, for machines have slow and fast seconds. The first repetition does not count.
+        let mut seconds = vec![Vec::new(); tests.len()];
+        for repetition in 0..=self.repetitions {
+            for (test, seconds) in tests.iter().zip(&mut seconds) {
+                let taken = self.measure(&mut engine, *test)?;
+                if repetition > 0 {
+                    seconds.push(taken);
+                }
+            }
         }
+        let of_test = |(test, seconds): (&Test, &Vec<f64>)| {
+            row(&self.model.model, &engine, device.as_ref(), *test, seconds, peaks)
+        };
+        let rows: Vec<_> = tests.iter().zip(&seconds).map(of_test).collect();
         if self.json {
             return output::print_json(&rows);
         }
@@ -172,25 +181,21 @@ impl Bench {
         Ok(())
     }
 
-    /// Seconds of each repetition, after one that does not count.
-    fn measure(&self, engine: &mut Engine, test: Test) -> anyhow::Result<Vec<f64>> {
-        let mut seconds = Vec::new();
-        for repetition in 0..=self.repetitions {
+    /// Seconds of one repetition.
+    fn measure(&self, engine: &mut Engine, test: Test) -> anyhow::Result<f64> {
+        // A prompt is to be computed; what a generation's context holds may be there from the repetition before.
+        if test.n_prompt > 0 {
             engine.clear_prefix_cache();
-            // What the context holds already is computed first and then found in the prefix cache.
-            if test.n_depth > 0 {
-                self.generate(engine, test.n_depth, 0)?;
-            }
-            let taken = match test.n_gen {
-                0 => self.generate(engine, test.n_depth + test.n_prompt, 0)?.prefill_seconds,
-                // The first of n + 1 tokens comes from the prompt, the others from n steps of one row.
-                n => self.generate(engine, test.n_depth + 1, n + 1)?.decode_seconds,
-            };
-            if repetition > 0 {
-                seconds.push(taken);
-            }
         }
-        Ok(seconds)
+        // What the context holds already is computed first and then found in the prefix cache.
+        if test.n_depth > 0 {
+            self.generate(engine, test.n_depth, 0)?;
+        }
+        Ok(match test.n_gen {
+            0 => self.generate(engine, test.n_depth + test.n_prompt, 0)?.prefill_seconds,
+            // The first of n + 1 tokens comes from the prompt, the others from n steps of one row.
+            n => self.generate(engine, test.n_depth + 1, n + 1)?.decode_seconds,
+        })
     }
 
     fn generate(
