@@ -167,8 +167,8 @@ fn main() {
         max_outputs: 1,
         max_spans: 4,
         n_ctx: prompt + 256,
-        page_len: 64,
-        n_pages: vec![(prompt + 256) / 64 + 2; plan.kv.groups.len()],
+        page_len: device.page_len(),
+        n_pages: vec![(prompt + 256) / device.page_len() + 2; plan.kv.groups.len()],
         kv_type,
         numerics: Numerics::Fast,
     };

@@ -35,7 +35,7 @@ pub struct Addresses {
     pub rope_tables: Vec<*mut f32>,
     /// Partials of split attention.
     pub partials: *mut f32,
-    /// [`attention::max_split`] counters.
+    /// [`Layout::max_split`] counters.
     pub arrived: *const AtomicUsize,
     /// What each worker found for argmax.
     pub found: *mut argmax::Found,
@@ -484,7 +484,7 @@ impl Compiler<'_> {
                     chunk_len: attention::chunk_len(self.limits.n_ctx),
                     partials: self.at.partials,
                     arrived: self.at.arrived,
-                    max_split: attention::max_split(self.layout.n_workers),
+                    max_split: attention::max_split(self.layout.n_workers, pages.n_kv_heads),
                     max_chunks: attention::max_chunks(self.limits.n_ctx),
                 };
                 (Command::new(attention::attention(isa, self.limits.kv_type), params), "attention")

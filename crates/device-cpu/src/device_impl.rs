@@ -105,6 +105,11 @@ impl Device for CpuDevice {
         profile::RULES
     }
 
+    fn page_len(&self) -> usize {
+        // A block's keys and values are then one stream, which the processor follows by itself (kernels/NOTES.md).
+        device::kv_words::MAX_POSITIONS
+    }
+
     fn kv_types(&self) -> &[KvType] {
         profile::KV_TYPES
     }

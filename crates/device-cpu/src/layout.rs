@@ -30,6 +30,8 @@ pub struct Layout {
     pub scratch_bytes: usize,
     /// Partials of split attention.
     pub partial_bytes: usize,
+    /// Most (row, KV head) pairs that it splits.
+    pub max_split: usize,
     /// What each worker found for argmax.
     pub found_bytes: usize,
     /// Rows and experts in the order of the experts: most pairs of a step, most experts.
@@ -55,6 +57,8 @@ pub struct Shared {
     pub scratch_bytes: usize,
     /// As [`Layout::partial_bytes`].
     pub partial_bytes: usize,
+    /// As [`Layout::max_split`].
+    pub max_split: usize,
     /// As [`Layout::found_bytes`].
     pub found_bytes: usize,
     /// As [`Layout::grouped`].
@@ -86,6 +90,7 @@ impl Shared {
             rope_bytes: (0..most(|l| l.rope_tables.len())).map(tables).collect(),
             scratch_bytes: most(|l| l.scratch_bytes),
             partial_bytes: most(|l| l.partial_bytes),
+            max_split: most(|l| l.max_split),
             found_bytes: most(|l| l.found_bytes),
             grouped: (most(|l| l.grouped.0), most(|l| l.grouped.1)),
             n_experts: layouts.iter().map(Layout::n_experts).sum(),
@@ -225,6 +230,7 @@ impl Layout {
             rope_tables: Vec::new(),
             scratch_bytes: 64,
             partial_bytes: 0,
+            max_split: 0,
             found_bytes: round_up(limits.max_outputs * n_workers * size_of::<argmax::Found>()),
             grouped: (0, 0),
             experts: Vec::new(),
@@ -280,10 +286,14 @@ impl Layout {
             Unit::Primitive(Op::Attention { layer, n_heads, .. }) => {
                 let layer = plan.kv.layer(*layer);
                 let n_group = n_heads / layer.n_kv_heads;
-                let pairs = attention::max_split(self.n_workers) * attention::max_chunks(limits.n_ctx);
-                let partials = pairs * attention_tile::Partial::len(n_group, layer.head_dim) * 4;
+                let split = attention::max_split(self.n_workers, layer.n_kv_heads);
+                self.max_split = self.max_split.max(split);
+                let partials = split
+                    * attention::max_chunks(limits.n_ctx)
+                    * attention_tile::Partial::len(n_group, layer.head_dim)
+                    * 4;
                 self.partial_bytes = self.partial_bytes.max(partials);
-                attention::scratch_bytes(n_group, layer.head_dim)
+                attention::scratch_bytes(n_group, layer.n_kv_heads, layer.head_dim)
             }
             Unit::Primitive(Op::SelfAttention { q, n_heads, .. }) => {
                 self_attention::scratch_bytes(plan.value(*q).cols / n_heads)

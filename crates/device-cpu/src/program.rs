@@ -4,7 +4,6 @@ use crate::NAME;
 use crate::command::{StepState, Worker};
 use crate::compile::{Addresses, Compiler, RowsOfStep, Table};
 use crate::isa::Isa;
-use crate::kernels::attention;
 use crate::kernels::expert_groups::Groups;
 use crate::layout::{Layout, Shared};
 use crate::lower::Lowered;
@@ -109,7 +108,7 @@ impl CpuProgram {
             .map(|g| PagePool::reserve(limits.n_pages[g], kv.page_bytes(g, limits.kv_type, limits.page_len)))
             .collect::<Result<Vec<_>>>()?;
         let counters = |n: usize| (0..n).map(|_| AtomicUsize::new(0)).collect::<Box<[AtomicUsize]>>();
-        let arrived = counters(attention::max_split(shared.n_workers));
+        let arrived = counters(shared.max_split);
         let addresses = Addresses {
             arena: arena.start(),
             rows: {

@@ -3,8 +3,8 @@
 
 #![allow(clippy::unwrap_used)]
 
-use device::testing::{Sequences, limits, mini_transformer, one_sequence};
-use device::{Device, KvType, Limits, Numerics, OwnedStep, Plan, Program, Span, Timing, fusion};
+use device::testing::{AttentionOptions, PlanBuilder, Sequences, limits, mini_transformer, one_sequence};
+use device::{Device, KvLayer, KvType, Limits, Numerics, OwnedStep, Plan, Program, Span, Timing, fusion};
 use formats::BlockType;
 use ingle_device_cpu::{CpuDevice, Isa, Options};
 
@@ -37,6 +37,43 @@ fn the_same_steps_give_the_same_bits_for_any_number_of_threads() {
                 all.push(bits(&*program));
             }
             assert_eq!(first.get_or_insert_with(|| all.clone()), &all, "{threads} threads");
+        }
+    }
+}
+
+/// Where keys and values lie changes nothing: pages of any length, heads of whole strips and of parts of them, positions shared
+/// among workers by chunks (a step of one row) and by tiles.
+#[test]
+fn pages_of_any_length_give_the_same_bits() {
+    let device = device(2);
+    for head_dim in [32, 64, 80, 96, 128, 160] {
+        let mut b = PlanBuilder::new(4, 50);
+        let layer = b.kv_layer(KvLayer { n_kv_heads: 2, head_dim, window: None, memory: None });
+        let x = b.embed(64);
+        let [q, k, v] = [6, 2, 2].map(|n_heads| b.linear(x, n_heads * head_dim, BlockType::F32, false));
+        b.kv_write(k, v, layer);
+        let y = b.attention(q, layer, 6, AttentionOptions::default());
+        let y = b.linear(y, 50, BlockType::F32, false);
+        let plan = fusion::fuse(&b.finish(y), device.fusion());
+        for kv_type in [KvType::F32, KvType::F16, KvType::I16, KvType::I8] {
+            let mut first = None;
+            for page_len in [16, 32, 64, 128, 256] {
+                let n_pages = vec![2 * 512 / page_len];
+                let limits = Limits { page_len, n_pages, kv_type, ..limits(&plan.kv) };
+                let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
+                let mut sequences = Sequences::new(1, &plan.kv, &limits, 50);
+                let mut all = Vec::new();
+                for spans in [(0, 64), (0, 64), (0, 1), (0, 64), (0, 63), (0, 33), (0, 1), (1, 5), (1, 1)] {
+                    let mut step = sequences.step(&[spans]);
+                    let token = |i: usize| ((64 * all.len() + i) * 7 % 50) as u32;
+                    step.tokens = (0..step.tokens.len()).map(token).collect();
+                    program.run(&step.borrow()).unwrap();
+                    all.push(bits(&*program));
+                }
+                assert!(all.iter().flatten().all(|bits| f32::from_bits(*bits).is_finite()));
+                let what = format!("{head_dim} columns, {kv_type:?}, pages of {page_len}");
+                assert_eq!(first.get_or_insert_with(|| all.clone()), &all, "{what}");
+            }
         }
     }
 }

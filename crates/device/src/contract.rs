@@ -302,6 +302,11 @@ pub trait Device: Send + Sync {
     /// KV types that it runs, the default first.
     fn kv_types(&self) -> &[KvType];
 
+    /// Positions of a KV page that suit it best, a power of two.
+    fn page_len(&self) -> usize {
+        32
+    }
+
     /// What [`Self::compile`] will take.
     ///
     /// # Errors

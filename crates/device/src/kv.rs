@@ -104,8 +104,8 @@ impl KvLayout {
         self.groups.iter().enumerate().find_map(|(g, group)| Some((g, find(group)?))).unwrap_or((0, 0))
     }
 
-    /// Bytes of one layer's part of a page: keys `[n_kv_heads][page_len][head_dim]`, then values in the same shape. (In which
-    /// order a device has the numbers of one head of a page is its own.)
+    /// Bytes of one layer's part of a page: keys `[n_kv_heads][page_len][head_dim]`, and values in the same shape. (In which
+    /// order a device has them within the part is its own.)
     pub fn layer_page_bytes(&self, id: KvLayerId, kind: KvType, page_len: usize) -> usize {
         let layer = self.layer(id);
         2 * layer.n_kv_heads * page_len * kind.vector_bytes(layer.head_dim)

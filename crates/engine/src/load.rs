@@ -48,8 +48,8 @@ pub struct LoadOptions {
     /// Most rows of a step whose logits can be had; `None`: one for each sequence, all that generating needs. Scoring
     /// (`logits`, `perplexity`) computes this many positions together, at `4 * n_vocab` bytes each.
     pub n_outputs: Option<usize>,
-    /// Positions of a KV page; a power of two, at least 16.
-    pub page_len: usize,
+    /// Positions of a KV page, a power of two, at least 16; `None`: the device's choice.
+    pub page_len: Option<usize>,
     /// Which arithmetic.
     pub numerics: Numerics,
     /// Refuse to load what does not fit in what is free now.
@@ -68,7 +68,7 @@ impl Default for LoadOptions {
             chunk: 512,
             n_sequences: 1,
             n_outputs: None,
-            page_len: 32,
+            page_len: None,
             numerics: Numerics::Fast,
             check_memory: true,
             speculate: Speculate::Off,
@@ -366,12 +366,9 @@ pub fn limits(model: &Model, device: &dyn Device, options: &LoadOptions) -> Resu
     in_range("context length", n_ctx, 2, MAX_N_CTX)?;
     in_range("chunk", options.chunk, 1, 1 << 16)?;
     in_range("number of sequences", options.n_sequences, 1, 1 << 12)?;
-    if !options.page_len.is_power_of_two() || !(16..=1024).contains(&options.page_len) {
-        return Err(wrong(
-            "page length",
-            options.page_len.to_string(),
-            "a power of two from 16 to 1024".into(),
-        ));
+    let page_len = options.page_len.unwrap_or(device.page_len());
+    if !page_len.is_power_of_two() || !(16..=1024).contains(&page_len) {
+        return Err(wrong("page length", page_len.to_string(), "a power of two from 16 to 1024".into()));
     }
     let supported = device.kv_types();
     let kv_type = options.kv_type.or(supported.first().copied()).unwrap_or(KvType::F32);
@@ -407,8 +404,8 @@ pub fn limits(model: &Model, device: &dyn Device, options: &LoadOptions) -> Resu
         max_outputs,
         max_spans: options.n_sequences,
         n_ctx,
-        page_len: options.page_len,
-        n_pages: pool_sizes(layout, n_ctx, max_rows, options.n_sequences, options.page_len),
+        page_len,
+        n_pages: pool_sizes(layout, n_ctx, max_rows, options.n_sequences, page_len),
         kv_type,
         numerics: options.numerics,
     })

@@ -172,7 +172,7 @@ fn alternatives(
         Some(items(model, plan, device, options).ok()?.iter().map(|i| i.bytes).sum())
     };
     let largest = |options: &LoadOptions| -> Option<Alternative> {
-        let step = options.page_len;
+        let step = options.page_len.unwrap_or(device.page_len());
         let at = |pages: usize| LoadOptions { n_ctx: Some(pages * step), ..options.clone() };
         let fits = |pages: usize| total(&at(pages)).is_some_and(|t| t <= report.free);
         // The plan grows with the context: bisect between one page and what was asked.

@@ -138,7 +138,7 @@ fn files_of_others_are_refused_and_stay() {
     assert!(error.contains("KV type f16, and this is f32"), "{error}");
     let error = refused(history(), "llama", LoadOptions { numerics: Numerics::Deterministic, ..load() });
     assert!(error.contains("arithmetic fast, and this is deterministic"), "{error}");
-    let error = refused(history(), "llama", LoadOptions { page_len: 32, ..load() });
+    let error = refused(history(), "llama", LoadOptions { page_len: Some(32), ..load() });
     assert!(error.contains("16 positions"), "{error}");
 }
 

@@ -369,7 +369,7 @@ fn load_options_outside_their_limits_are_named() {
     );
     assert!(error(LoadOptions { chunk: 0, ..base() }).starts_with("chunk is 0"));
     assert!(error(LoadOptions { n_sequences: 0, ..base() }).starts_with("number of sequences is 0"));
-    assert!(error(LoadOptions { page_len: 24, ..base() }).starts_with("page length is 24"));
+    assert!(error(LoadOptions { page_len: Some(24), ..base() }).starts_with("page length is 24"));
     let kv = error(LoadOptions { kv_type: Some(KvType::Q8_0), ..base() });
     assert_eq!(kv, "KV type is q8_0, expected one of f16, f32 on history");
 }

@@ -46,6 +46,12 @@ impl<K: Stored> Attend for Floats<K> {
     }
 
     #[inline(always)]
+    unsafe fn from_query(work: Work, first: usize, head_dim: usize) -> Work {
+        // SAFETY: the caller's promise.
+        Work { q: unsafe { work.q.add(first * head_dim) }, ..work }
+    }
+
+    #[inline(always)]
     unsafe fn load_query<S: Loops>(work: Work, i: usize, x: *const f32, head_dim: usize, scale: f32) {
         // SAFETY: the caller's promise.
         unsafe { elementwise::combine::<S>(x, x, work.q.add(i * head_dim), head_dim, Times(scale)) }

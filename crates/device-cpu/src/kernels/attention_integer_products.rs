@@ -1,11 +1,11 @@
 //! The two matrix products of attention to whole numbers ([`attention_integers`](super::attention_integers)): sums of products
 //! of queries with keys, and of weights with values. All sums are exact.
 
-use super::attention_integers::{BLOCK, Work, runs, vectors};
+use super::attention_integers::{BLOCK, STRIP, Work, keys_at, numbers, runs, values_at, vectors};
 use super::attention_numbers::Numbers;
 use super::attention_product::{Place, padded};
 use super::kv_write::Half;
-use crate::prefetch::prefetch_far;
+use crate::prefetch::{STREAM_STEP, prefetch_far};
 use crate::simd::Simd;
 use device::kv_words;
 use std::marker::PhantomData;
@@ -45,7 +45,7 @@ unsafe fn add_products<S: Simd, N: Numbers, const VALUES: bool, const M: usize, 
                 *vector = S::load_i(row.add(j * S::N));
             }
             if b.soon != 0 {
-                for line in (0..V * S::N * 4).step_by(64) {
+                for line in (0..V * S::N * 4).step_by(STREAM_STEP) {
                     prefetch_far(row.cast::<u8>().wrapping_add(line + b.soon));
                 }
             }
@@ -133,17 +133,17 @@ impl<S: Simd, N: Numbers, const V: usize> Rows for ScoreRows<S, N, V> {
 /// As [`Attend::scores`](super::attention_tile::Attend::scores).
 #[inline(always)]
 pub unsafe fn scores<S: Simd, N: Numbers>(place: &Place<'_>, n: usize, work: Work) {
-    let (page_len, ldq) = (place.pages.page_len, kv_words::padded(place.pages.head_dim) / N::IN_LANE);
+    let (pages, ldq) = (place.pages, kv_words::padded(place.pages.head_dim) / N::IN_LANE);
+    // From keys to as many values of the same positions, behind the scales of both.
+    let soon = pages.half_bytes() + pages.page_len * 4;
     let (first, end) = vectors::<S>(&place.range);
     // SAFETY: the caller's promise. Vectors of positions do not cross pages.
     unsafe {
-        let values = runs(place, Half::Values, first, end);
-        for (run, values) in runs(place, Half::Keys, first, end).zip(values) {
-            let keys: *const i32 = run.head.cast();
-            // A page's values have as many lines as its keys; which line is asked for when is all one.
-            let soon = (values.head as usize).wrapping_sub(run.head as usize);
+        for run in runs(place, Half::Keys, first, end) {
+            let (first, stride) = keys_at(pages, N::IN_LANE, run.within);
+            let keys = numbers::<i32>(pages, Half::Keys, run.head).add(first);
             let rows = |at: usize| {
-                let keys = Lanes { first: keys.add(run.within + at), stride: page_len, n: ldq, soon };
+                let keys = Lanes { first: keys.add(at), stride, n: ldq, soon };
                 (keys, work.s.add(run.at + at))
             };
             let (mut at, types) = (0, PhantomData);
@@ -211,47 +211,44 @@ impl<S: Simd, N: Numbers, const V: usize> Rows for ValueRows<'_, S, N, V> {
 /// As [`scores`]; the weights and factors are there; o `(n, padded head_dim)`.
 #[inline(always)]
 pub unsafe fn add_values<S: Simd, N: Numbers>(place: &Place<'_>, n: usize, work: Work, o: *mut f32) {
-    let (ldv, ld) = (kv_words::padded(place.pages.head_dim), padded(place.pages.head_dim));
-    let g = N::IN_LANE;
+    let (pages, ld, g) = (place.pages, padded(place.pages.head_dim), N::IN_LANE);
     let (first, end) = (place.range.start / g * g, place.range.end.next_multiple_of(g));
     // SAFETY: the caller's promise. Lanes of positions do not cross pages.
     unsafe {
-        let none = (0, Lanes { first: std::ptr::null(), stride: ldv, n: 0, soon: 0 });
-        let (mut lanes, mut n_runs) = ([none; MAX_RUNS], 0);
-        for (run, slot) in runs(place, Half::Values, first, end).zip(&mut lanes) {
-            // The next block has its keys as far on in its pages, for a page and a block are both powers of two.
-            let next = place.block + BLOCK + run.at;
-            let soon = match run.at + BLOCK < place.soon {
-                true => place.pages.head(place.table, Half::Keys, place.kv_head, next) as usize,
-                false => run.head as usize,
-            };
-            let values = Lanes {
-                first: run.head.cast::<i32>().add(run.within / g * ldv),
-                stride: ldv,
-                n: run.len / g,
-                soon: soon.wrapping_sub(run.head as usize),
-            };
-            *slot = (run.at / g, values);
-            n_runs += 1;
-        }
-        let (mut d, types) = (0, PhantomData);
-        macro_rules! columns {
-            ($v:literal, $eight:expr) => {{
-                let mut runs = lanes;
-                runs.iter_mut().for_each(|(_, values)| values.first = values.first.wrapping_add(d));
-                let (runs, out) = (&mut runs[..n_runs], o.add(d));
-                over_rows::<$eight>(n, &mut ValueRows::<S, N, $v> { runs, work, out, ld, types });
-                d += $v * S::N;
-            }};
-        }
-        while S::VECTORS == 4 && d + 4 * S::N <= ld {
-            columns!(4, false);
-        }
-        while d + 2 * S::N <= ld {
-            columns!(2, false);
-        }
-        while d < ld {
-            columns!(1, true);
+        let none = (0, Lanes { first: std::ptr::null(), stride: 0, n: 0, soon: 0 });
+        for strip in (0..ld).step_by(STRIP) {
+            let (mut lanes, mut n_runs) = ([none; MAX_RUNS], 0);
+            for (run, slot) in runs(place, Half::Values, first, end).zip(&mut lanes) {
+                let values = numbers::<i32>(pages, Half::Values, run.head);
+                // The next block has its keys as far on in its pages, where those are not longer than blocks.
+                let keys = place.next.and_then(|next| next.keys_of(run.at));
+                let soon = keys.map_or(values as usize, |keys| keys as usize);
+                let soon = soon.wrapping_sub(values as usize);
+                let (first, stride) = values_at(pages, g, run.within, strip);
+                let values = Lanes { first: values.add(first), stride, n: run.len / g, soon };
+                *slot = (run.at / g, values);
+                n_runs += 1;
+            }
+            let (mut d, last, types) = (strip, (strip + STRIP).min(ld), PhantomData);
+            macro_rules! columns {
+                ($v:literal, $eight:expr) => {{
+                    let mut runs = lanes;
+                    runs.iter_mut()
+                        .for_each(|(_, values)| values.first = values.first.wrapping_add(d - strip));
+                    let (runs, out) = (&mut runs[..n_runs], o.add(d));
+                    over_rows::<$eight>(n, &mut ValueRows::<S, N, $v> { runs, work, out, ld, types });
+                    d += $v * S::N;
+                }};
+            }
+            while S::VECTORS == 4 && d + 4 * S::N <= last {
+                columns!(4, false);
+            }
+            while d + 2 * S::N <= last {
+                columns!(2, false);
+            }
+            while d < last {
+                columns!(1, true);
+            }
         }
     }
 }

@@ -2,12 +2,15 @@
 //!
 //! # Layout
 //!
-//! `g` numbers, two of 16 bits or four of 8, are a lane of 32 bits. The keys of one head in a page are `[padded / g][page_len][g]`,
-//! its values `[page_len / g][padded][g]`; the scales `[page_len]` follow, in f32. `padded` is the head's size as
+//! `g` numbers, two of 16 bits or four of 8, are a lane of 32 bits. The keys of one head in a page lie in strips of 64 positions (of
+//! all, in shorter pages), each `[padded / g][64][g]`; their scales follow, `[page_len]` in f32, then those of the values; then the
+//! values, in strips of 64 columns (the last may have 32), each `[page_len / g][64][g]`. `padded` is the head's size as
 //! [`kv_words::padded`] rounds it up; numbers of columns behind the head's size are undefined. So the numbers that one
 //! instruction multiplies and adds are neighbours, of columns or of positions, and a vector of such lanes is what a lane of a
-//! query's columns, or of its weights, meets: both products ([`attention_integer_products`](super::attention_integer_products)) read their right side from the page
-//! as it is, and for one query they are the loops that they are for sixty-four.
+//! query's columns, or of its weights, meets: both products
+//! ([`attention_integer_products`](super::attention_integer_products)) read their right side from the page as it is, and for one
+//! query they are the loops that they are for sixty-four. With four vectors of 16 lanes a block of a page's length is read from its first
+//! byte to its last, which the processor's own streams follow (`NOTES.md`).
 //!
 //! # Formula
 //!
@@ -36,6 +39,8 @@ use device::kv_words;
 use std::marker::PhantomData;
 use std::ops::Range;
 
+/// Lanes of a strip: four of the longest vectors.
+pub const STRIP: usize = 64;
 /// Positions of a block.
 pub const BLOCK: usize = kv_words::MAX_POSITIONS;
 /// What an exponential of 1 is before it is rounded, as a power of two: [`BLOCK`] of them fit into 31 bits.
@@ -78,30 +83,58 @@ pub struct Work {
 /// It is of a pool that stores such numbers.
 #[inline(always)]
 pub unsafe fn store<S: Simd, N: Numbers>(pages: &LayerPages, half: Half, out: *mut u8, at: usize, x: &[f32]) {
-    let (page_len, padded, g) = (pages.page_len, kv_words::padded(pages.head_dim), N::IN_LANE);
-    let numbers: *mut N::Number = out.cast();
+    let (g, numbers) = (N::IN_LANE, numbers::<N::Number>(pages, half, out));
     // SAFETY: the caller's promise; the page has this position.
     unsafe {
         let scale = match half {
             Half::Keys => {
-                N::key::<S>(x, |d, number| numbers.add((d / g * page_len + at) * g + d % g).write(number))
+                let (first, width) = keys_at(pages, g, at);
+                let first = numbers.add(first * g);
+                N::key::<S>(x, |d, number| first.add(d / g * width * g + d % g).write(number))
             }
-            Half::Values => {
-                N::value(x, |d, number| numbers.add((at / g * padded + d) * g + at % g).write(number))
-            }
+            Half::Values => N::value(x, |d, number| {
+                let (first, _) = values_at(pages, g, at, d);
+                numbers.add((first + d % STRIP) * g + at % g).write(number)
+            }),
         };
-        scales::<N, f32>(pages, out).add(at).write(scale);
+        scales(pages, half, out).add(at).write(scale);
     }
 }
 
-/// The scales of a head's part of a page.
-///
-/// # Safety
-/// It is of a pool that stores such numbers.
+/// Positions of a strip of keys; both they and a page are powers of two.
 #[inline(always)]
-unsafe fn scales<N: Numbers, T>(pages: &LayerPages, head: *mut u8) -> *mut T {
-    // SAFETY: the caller's promise.
-    unsafe { head.add(kv_words::padded(pages.head_dim) * size_of::<N::Number>() * pages.page_len).cast() }
+fn keys_width(pages: &LayerPages) -> usize {
+    pages.page_len.min(STRIP)
+}
+
+/// Lanes before the first of the keys of a page's position, and from one of its lanes to the next.
+#[inline(always)]
+pub fn keys_at(pages: &LayerPages, g: usize, within: usize) -> (usize, usize) {
+    let width = keys_width(pages);
+    let (strip, at) = (within & !(width - 1), within & (width - 1));
+    (strip * (kv_words::padded(pages.head_dim) / g) + at, width)
+}
+
+/// Lanes before a position's values in the strip of column `d`, and how many that strip has for `g` positions.
+#[inline(always)]
+pub fn values_at(pages: &LayerPages, g: usize, within: usize, d: usize) -> (usize, usize) {
+    let strip = d / STRIP * STRIP;
+    let width = STRIP.min(kv_words::padded(pages.head_dim) - strip);
+    (strip * (pages.page_len / g) + within / g * width, width)
+}
+
+/// The numbers of a head's half of a page.
+#[inline(always)]
+pub fn numbers<T>(pages: &LayerPages, half: Half, start: *mut u8) -> *mut T {
+    let before = if half == Half::Keys { 0 } else { pages.page_len * 4 };
+    start.wrapping_add(before).cast()
+}
+
+/// Their scales: behind those of keys, in front of those of values.
+#[inline(always)]
+fn scales(pages: &LayerPages, half: Half, start: *mut u8) -> *mut f32 {
+    let before = if half == Half::Keys { pages.half_bytes() - pages.page_len * 4 } else { 0 };
+    start.wrapping_add(before).cast()
 }
 
 fn sizes<N: Numbers>(n: usize, head_dim: usize) -> [usize; 9] {
@@ -141,6 +174,16 @@ impl<N: Numbers> Attend for Integers<N> {
     }
 
     #[inline(always)]
+    unsafe fn from_query(work: Work, first: usize, head_dim: usize) -> Work {
+        let lanes = kv_words::padded(head_dim) / N::IN_LANE;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let (q, start) = (work.q.add(first * lanes), work.start.add(first));
+            Work { q, start, q_scale: work.q_scale.add(first), ..work }
+        }
+    }
+
+    #[inline(always)]
     unsafe fn load_query<S: Loops>(work: Work, i: usize, x: *const f32, head_dim: usize, scale: f32) {
         let padded = kv_words::padded(head_dim);
         // SAFETY: the caller's promise.
@@ -159,8 +202,8 @@ impl<N: Numbers> Attend for Integers<N> {
     unsafe fn scores<S: Loops>(place: &Place<'_>, n: usize, work: Work) -> *const f32 {
         // SAFETY: the caller's promise.
         unsafe {
-            load_scales::<S, N>(place, Half::Keys, work.scales);
             S::integer_scores::<N>(place, n, work);
+            load_scales::<S>(place, Half::Keys, work.scales);
             let (first, end) = vectors::<S>(&place.range);
             for query in 0..n {
                 let (row, q_scale) = (work.s.add(query * BLOCK), S::splat(*work.q_scale.add(query)));
@@ -178,10 +221,10 @@ impl<N: Numbers> Attend for Integers<N> {
         let n = tile.n_rows * shape.n_group;
         // SAFETY: the caller's promise; what is behind the last query, up to whole vectors, belongs to the work and the partial.
         unsafe {
-            load_scales::<S, N>(place, Half::Keys, work.scales);
-            load_scales::<S, N>(place, Half::Values, work.scales.add(BLOCK));
-            ask_for_scales::<N>(place);
+            ask_for_scales(place);
             S::integer_scores::<N>(place, n, work);
+            load_scales::<S>(place, Half::Keys, work.scales);
+            load_scales::<S>(place, Half::Values, work.scales.add(BLOCK));
             let shown = |query: usize| {
                 let seen = tile.seen_of(shape, query, place.block, BLOCK);
                 seen.start.max(place.range.start)..seen.end.min(place.range.end)
@@ -212,7 +255,7 @@ pub fn vectors<S: Simd>(range: &Range<usize>) -> (usize, usize) {
 /// Positions of a block that one page has.
 #[derive(Clone, Copy)]
 pub struct Run {
-    /// The head's part of the page.
+    /// The head's half of the page.
     pub head: *mut u8,
     /// Where in the block it begins.
     pub at: usize,
@@ -222,7 +265,7 @@ pub struct Run {
     pub len: usize,
 }
 
-/// Those among `from..end`, which is of one page each 16 positions.
+/// Those among `from..end`, strip by strip of keys.
 #[inline(always)]
 pub fn runs(place: &Place<'_>, half: Half, from: usize, end: usize) -> impl Iterator<Item = Run> {
     let mut next = from;
@@ -232,7 +275,8 @@ pub fn runs(place: &Place<'_>, half: Half, from: usize, end: usize) -> impl Iter
             return None;
         }
         let within = place.pages.within(position);
-        let len = (place.pages.page_len - within).min(end - at);
+        let width = keys_width(place.pages);
+        let len = (width - (within & (width - 1))).min(end - at);
         next += len;
         // SAFETY: the positions have pages.
         let head = unsafe { place.pages.head(place.table, half, place.kv_head, position) };
@@ -245,12 +289,12 @@ pub fn runs(place: &Place<'_>, half: Half, from: usize, end: usize) -> impl Iter
 /// # Safety
 /// As [`Attend::scores`].
 #[inline(always)]
-unsafe fn load_scales<S: Simd, N: Numbers>(place: &Place<'_>, half: Half, out: *mut f32) {
+unsafe fn load_scales<S: Simd>(place: &Place<'_>, half: Half, out: *mut f32) {
     let (first, end) = vectors::<S>(&place.range);
     // SAFETY: the caller's promise. Vectors of positions do not cross pages.
     unsafe {
         for run in runs(place, half, first, end) {
-            let from = scales::<N, f32>(place.pages, run.head).add(run.within);
+            let from = scales(place.pages, half, run.head).add(run.within);
             for at in (0..run.len).step_by(S::N) {
                 S::store(out.add(run.at + at), S::load(from.add(at)));
             }
@@ -258,18 +302,12 @@ unsafe fn load_scales<S: Simd, N: Numbers>(place: &Place<'_>, half: Half, out: *
     }
 }
 
-/// Ask for the scales of the block behind this one.
-///
-/// # Safety
-/// As [`Attend::scores`].
+/// Ask for the scales of the block's range, which are needed between its keys and its values.
 #[inline(always)]
-unsafe fn ask_for_scales<N: Numbers>(place: &Place<'_>) {
-    let next = Place { block: place.block + BLOCK, range: 0..0, ..*place };
-    let end = place.soon.saturating_sub(BLOCK).min(BLOCK);
+fn ask_for_scales(place: &Place<'_>) {
     for half in [Half::Keys, Half::Values] {
-        for run in runs(&next, half, 0, end) {
-            // SAFETY: the caller's promise.
-            let first = unsafe { scales::<N, u8>(place.pages, run.head).add(run.within * 4) };
+        for run in runs(place, half, place.range.start, place.range.end) {
+            let first = scales(place.pages, half, run.head).wrapping_add(run.within).cast::<u8>();
             (0..run.len * 4).step_by(64).for_each(|line| prefetch_far(first.wrapping_add(line)));
         }
     }

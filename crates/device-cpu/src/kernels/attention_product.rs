@@ -44,8 +44,8 @@ pub struct Place<'a> {
     pub block: usize,
     /// Positions of the block that are computed.
     pub range: Range<usize>,
-    /// Positions, counted from the block's first, whose keys will be read soon.
-    pub soon: usize,
+    /// Whose keys are read after its values, if its range has any.
+    pub next: Option<&'a Place<'a>>,
 }
 
 /// Ask for `n` vectors from `first` on.
@@ -284,13 +284,15 @@ unsafe fn direct_columns<S: Simd, K: Stored, const M: usize, const V: usize>(
         while at < place.range.end {
             let (first, run) = place.run(Half::Values, at);
             // Runs of the next block are as long: a page and a block are both powers of two.
-            let keys = match d == 0 && at + BLOCK < place.soon {
-                true => place.pages.vector(place.table, Half::Keys, place.kv_head, place.block + BLOCK + at),
-                false => std::ptr::null(),
+            let keys = match place.next {
+                Some(next) if d == 0 => next
+                    .keys_of(at)
+                    .map(|keys| keys.wrapping_add(place.pages.within(next.block + at) * stride).cast_const()),
+                _ => None,
             };
             for i in 0..run {
-                if !keys.is_null() {
-                    prefetch_vectors(keys.add(i * stride), stride, 1);
+                if let Some(keys) = keys {
+                    prefetch_vectors(keys.wrapping_add(i * stride), stride, 1);
                 }
                 let mut values = [S::splat(0.0); V];
                 for j in 0..V {
@@ -314,6 +316,17 @@ unsafe fn direct_columns<S: Simd, K: Stored, const M: usize, const V: usize>(
 }
 
 impl Place<'_> {
+    /// The head's keys in the page of a position of the block, if it is in the range.
+    ///
+    /// # Safety
+    /// The range has pages.
+    #[inline(always)]
+    pub unsafe fn keys_of(&self, at: usize) -> Option<*mut u8> {
+        // SAFETY: the caller's promise.
+        let keys = || unsafe { self.pages.head(self.table, Half::Keys, self.kv_head, self.block + at) };
+        self.range.contains(&at).then(keys)
+    }
+
     /// The vector at a position of the block, and how many of the range follow it in its page, itself included.
     ///
     /// # Safety

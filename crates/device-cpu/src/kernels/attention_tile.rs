@@ -69,7 +69,7 @@ pub struct Tile<'a> {
     pub kv_head: usize,
 }
 
-impl Tile<'_> {
+impl<'a> Tile<'a> {
     /// Positions that a row of the step's sequence at `position` sees.
     fn seen(window: usize, position: usize) -> Range<usize> {
         (position + 1).saturating_sub(window)..position + 1
@@ -85,6 +85,14 @@ impl Tile<'_> {
     pub fn has_any(&self, rows: &[u32]) -> bool {
         let first = rows.partition_point(|row| (*row as usize) < self.first_row);
         rows.get(first).is_some_and(|row| (*row as usize) < self.first_row + self.n_rows)
+    }
+
+    /// The block from position `block` on, as far as it is of these positions.
+    #[inline(always)]
+    pub fn place<A: Attend>(&self, shape: &'a Shape, block: usize, positions: &Range<usize>) -> Place<'a> {
+        let within = |position: usize| position.clamp(block, block + A::BLOCK) - block;
+        let range = within(positions.start)..within(positions.end);
+        Place { pages: &shape.pages, table: self.table, kv_head: self.kv_head, block, range, next: None }
     }
 
     /// Positions that some row of the tile sees.
@@ -155,6 +163,12 @@ pub trait Attend: Copy + 'static {
     /// # Safety
     /// It is valid for [`Self::work_bytes`], aligned to 64.
     unsafe fn work(start: *mut u8, n: usize, head_dim: usize) -> Self::Work;
+
+    /// The part of it that begins with query `first`.
+    ///
+    /// # Safety
+    /// It is for as many queries.
+    unsafe fn from_query(work: Self::Work, first: usize, head_dim: usize) -> Self::Work;
 
     /// Bring query `i` there, multiplied by `scale`.
     ///
@@ -248,29 +262,26 @@ pub unsafe fn load_queries<S: Loops, A: Attend>(
     }
 }
 
-/// The partial of one chunk. The tile's queries are in scratch. Positions of the tile go on to `last`, in later chunks.
+/// The partial of one chunk. The tile's queries are in `work`.
 ///
 /// # Safety
-/// The positions have pages; the scratch and `out` are for the tile's queries; the instruction set is available.
+/// The positions have pages; the work and `out` are for the tile's queries; the instruction set is available.
 #[inline(always)]
 pub unsafe fn chunk<S: Loops, A: Attend>(
     shape: &Shape,
     tile: &Tile<'_>,
     positions: Range<usize>,
-    last: usize,
-    scratch: &Scratch<A>,
+    work: A::Work,
     out: Partial,
 ) {
-    let n = tile.n_rows * shape.n_group;
     // SAFETY: the caller's promise.
     unsafe {
-        out.clear(n, shape.pages.head_dim);
+        out.clear(tile.n_rows * shape.n_group, shape.pages.head_dim);
         let mut block = positions.start / A::BLOCK * A::BLOCK;
         while block < positions.end {
-            let range = positions.start.max(block) - block..positions.end.min(block + A::BLOCK) - block;
-            let (pages, table, kv_head) = (&shape.pages, tile.table, tile.kv_head);
-            let place = Place { pages, table, kv_head, block, range, soon: last - block };
-            A::block::<S>(shape, tile, &place, scratch.work, out);
+            let next = tile.place::<A>(shape, block + A::BLOCK, &positions);
+            let place = Place { next: Some(&next), ..tile.place::<A>(shape, block, &positions) };
+            A::block::<S>(shape, tile, &place, work, out);
             block += A::BLOCK;
         }
     }

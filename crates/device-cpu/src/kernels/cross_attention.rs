@@ -122,7 +122,7 @@ unsafe fn body<S: Loops, A: Attend>(p: &Params, worker: &Worker<'_>) {
             let Some(rows) = tiles().nth(unit / n_kv_heads) else { return };
             let tile = Tiles::of_rows(p.memory, rows, unit % n_kv_heads);
             load_queries::<S, A>(&p.shape, &tile, p.q, scratch.work);
-            chunk::<S, A>(&p.shape, &tile, 0..p.memory, p.memory, &scratch, scratch.chunk);
+            chunk::<S, A>(&p.shape, &tile, 0..p.memory, scratch.work, scratch.chunk);
             finish::<S>(&p.shape, &tile, scratch.chunk, std::ptr::null(), p.out);
         }
     }

@@ -62,7 +62,7 @@ unsafe fn body<S: Loops, A: Attend>(p: &Params, worker: &Worker<'_>) {
             let block = unit % n_blocks * A::BLOCK;
             let n = (p.memory - block).min(A::BLOCK);
             let kv_head = p.head / p.shape.n_group;
-            let place = Place { pages, table: rows.table, kv_head, block, range: 0..n, soon: 0 };
+            let place = Place { pages, table: rows.table, kv_head, block, range: 0..n, next: None };
             let scores = A::scores::<S>(&place, rows.n_rows, scratch.work);
             for row in 0..rows.n_rows {
                 let out = p.out.add((rows.first_row + row) * p.out_cols + p.first + block);

@@ -1,7 +1,7 @@
 //! Store keys and values of the step's rows in the KV pages of a layer, and how those pages are read.
 //!
-//! k and v `(n, n_kv_heads * head_dim)`. A page of a group holds its layers one after another; of each, keys
-//! `[n_kv_heads][page_len][head_dim]`, then values in the same shape (of I16 and I8 the numbers of a head lie otherwise:
+//! k and v `(n, n_kv_heads * head_dim)`. A page of a group holds its layers one after another; of each, its heads; of each, keys
+//! `[page_len][head_dim]`, then values in the same shape (of I16 and I8 the numbers of a head lie otherwise:
 //! [`attention_integers`]). `(row, head)` pairs are shared among the workers.
 //! Bytes: 4 read and the KV type's bytes written for each value.
 
@@ -35,7 +35,7 @@ pub struct LayerPages {
 /// Keys or values.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Half {
-    /// The first half of a layer's part of a page.
+    /// The first half of a head's part of a page.
     Keys,
     /// The second.
     Values,
@@ -46,6 +46,12 @@ impl LayerPages {
     #[inline(always)]
     pub fn vector_bytes(&self) -> usize {
         self.kind.vector_bytes(self.head_dim)
+    }
+
+    /// Bytes of a head's keys in a page, or of its values, which follow them.
+    #[inline(always)]
+    pub fn half_bytes(&self) -> usize {
+        self.page_len * self.vector_bytes()
     }
 
     /// Which of its page's positions a position is.
@@ -63,7 +69,7 @@ impl LayerPages {
         // As a shift: a division by a number that is not known beforehand takes ten times as long.
         let page = table[position >> self.page_len.trailing_zeros()];
         assert!(page != PAGE_NONE, "position {position} has no KV page");
-        let before = (half as usize * self.n_kv_heads + head) * self.page_len * self.vector_bytes();
+        let before = (2 * head + half as usize) * self.half_bytes();
         // SAFETY: the page is one of the pool, the head's part within it.
         unsafe { self.pool.add(page as usize * self.page_bytes + self.offset + before) }
     }
