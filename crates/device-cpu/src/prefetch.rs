@@ -5,8 +5,9 @@
 pub const AHEAD: usize = 16 << 10;
 
 /// Bytes for each of which a stream asks for a line. The processor follows a stream by itself, but for the ends of pages that are
-/// not neighbours in memory; more than a line in four would be in its way (`kernels/linear/NOTES.md`). Elsewhere not measured.
-pub const STREAM_STEP: usize = if cfg!(target_arch = "x86_64") { 256 } else { 64 };
+/// not neighbours in memory; more than a line in four would be in its way (`kernels/linear/NOTES.md`).
+#[cfg(target_arch = "x86_64")]
+const STREAM_STEP: usize = 256;
 
 /// [`AHEAD`] for rows that are read side by side, in groups of so many bytes: whole groups. The processor's own streams are too slow to
 /// follow several places at once.

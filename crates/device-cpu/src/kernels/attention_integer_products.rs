@@ -5,13 +5,17 @@ use super::attention_integers::{BLOCK, STRIP, Work, keys_at, numbers, runs, valu
 use super::attention_numbers::Numbers;
 use super::attention_product::{Place, padded};
 use super::kv_write::Half;
-use crate::prefetch::{STREAM_STEP, prefetch_far};
+use crate::prefetch::prefetch_far;
 use crate::simd::Simd;
 use device::kv_words;
 use std::marker::PhantomData;
 
 /// Most runs of positions in a block: pages have at least 16.
 const MAX_RUNS: usize = BLOCK / 16;
+
+/// Bytes for each of which a line is asked for: the processor follows the stream itself, and more would be in its way (`NOTES.md`).
+/// Elsewhere that was not measured.
+const ASK_STEP: usize = if cfg!(target_arch = "x86_64") { 256 } else { 64 };
 
 /// The right side of a product: rows of lanes.
 #[derive(Clone, Copy)]
@@ -45,7 +49,7 @@ unsafe fn add_products<S: Simd, N: Numbers, const VALUES: bool, const M: usize, 
                 *vector = S::load_i(row.add(j * S::N));
             }
             if b.soon != 0 {
-                for line in (0..V * S::N * 4).step_by(STREAM_STEP) {
+                for line in (0..V * S::N * 4).step_by(ASK_STEP) {
                     prefetch_far(row.cast::<u8>().wrapping_add(line + b.soon));
                 }
             }
