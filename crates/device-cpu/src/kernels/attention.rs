@@ -131,8 +131,8 @@ impl Params {
 unsafe fn body<S: Loops, A: Attend>(p: &Params, worker: &Worker<'_>) {
     let (step, head_dim) = (worker.step, p.shape.pages.head_dim);
     let (n_group, n_kv_heads) = (p.shape.n_group, p.shape.pages.n_kv_heads);
-    let n_rows_of = |span: &Span| (span.n_rows as usize).div_ceil(rows_of_tile(n_group));
-    let n_pairs = step.spans.iter().map(n_rows_of).sum::<usize>() * n_kv_heads;
+    let n_tiles_of = |span: &Span| (span.n_rows as usize).div_ceil(rows_of_tile(n_group));
+    let n_pairs = step.spans.iter().map(n_tiles_of).sum::<usize>() * n_kv_heads;
     let single = step.spans.len() == step.tokens.len();
     // SAFETY: the caller's promise; the scratch is for as many queries.
     unsafe {

@@ -56,11 +56,8 @@ unsafe fn add_products<S: Simd, N: Numbers, const VALUES: bool, const M: usize, 
             for (i, sums) in sums.iter_mut().enumerate() {
                 let x = S::splat_i(*a.add(i * lda + k));
                 for (sum, vector) in sums.iter_mut().zip(vectors) {
-                    *sum = if VALUES {
-                        N::dot_value::<S>(*sum, x, vector)
-                    } else {
-                        N::dot_key::<S>(*sum, x, vector)
-                    };
+                    let (a, b) = if VALUES { (x, vector) } else { (vector, x) };
+                    *sum = N::dot::<S>(*sum, a, b);
                 }
             }
         }

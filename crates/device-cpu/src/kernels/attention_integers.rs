@@ -252,7 +252,7 @@ pub fn vectors<S: Simd>(range: &Range<usize>) -> (usize, usize) {
     (range.start / S::N * S::N, range.end.next_multiple_of(S::N))
 }
 
-/// Positions of a block that one page has.
+/// Positions of a block that one strip of keys has.
 #[derive(Clone, Copy)]
 pub struct Run {
     /// The head's half of the page.

@@ -28,17 +28,11 @@ pub trait Numbers: Copy + 'static {
     /// The scale of a value; its numbers go to `put` by column.
     fn value(x: &[f32], put: impl FnMut(usize, Self::Number)) -> f32;
 
-    /// `sum + query key` in each lane.
+    /// `sum + a b` in each lane: of a key and a query, or of weights and values.
     ///
     /// # Safety
     /// The instruction set is available.
-    unsafe fn dot_key<S: Simd>(sum: S::I, query: S::I, key: S::I) -> S::I;
-
-    /// `sum + weight value` in each lane.
-    ///
-    /// # Safety
-    /// The instruction set is available.
-    unsafe fn dot_value<S: Simd>(sum: S::I, weight: S::I, value: S::I) -> S::I;
+    unsafe fn dot<S: Simd>(sum: S::I, a: S::I, b: S::I) -> S::I;
 
     /// Round `factor w` of the positions from `at` on to weights, in the row of a block's.
     ///
@@ -88,15 +82,9 @@ impl Numbers for Words {
     }
 
     #[inline(always)]
-    unsafe fn dot_key<S: Simd>(sum: S::I, query: S::I, key: S::I) -> S::I {
+    unsafe fn dot<S: Simd>(sum: S::I, a: S::I, b: S::I) -> S::I {
         // SAFETY: the caller's promise.
-        unsafe { S::dot_words(sum, key, query) }
-    }
-
-    #[inline(always)]
-    unsafe fn dot_value<S: Simd>(sum: S::I, weight: S::I, value: S::I) -> S::I {
-        // SAFETY: the caller's promise.
-        unsafe { S::dot_words(sum, value, weight) }
+        unsafe { S::dot_words(sum, a, b) }
     }
 
     #[inline(always)]
@@ -187,15 +175,9 @@ impl Numbers for Bytes {
     }
 
     #[inline(always)]
-    unsafe fn dot_key<S: Simd>(sum: S::I, query: S::I, key: S::I) -> S::I {
+    unsafe fn dot<S: Simd>(sum: S::I, a: S::I, b: S::I) -> S::I {
         // SAFETY: the caller's promise.
-        unsafe { S::dot_bytes(sum, key, query) }
-    }
-
-    #[inline(always)]
-    unsafe fn dot_value<S: Simd>(sum: S::I, weight: S::I, value: S::I) -> S::I {
-        // SAFETY: the caller's promise.
-        unsafe { S::dot_bytes(sum, weight, value) }
+        unsafe { S::dot_bytes(sum, a, b) }
     }
 
     #[inline(always)]
@@ -233,7 +215,7 @@ mod tests {
             let mut sums = S::splat_i(0);
             for at in (0..256).step_by(4 * S::N) {
                 let (q, k) = (S::load_i(q.as_ptr().add(at).cast()), S::load_i(k.as_ptr().add(at).cast()));
-                sums = Bytes::dot_key::<S>(sums, q, k);
+                sums = Bytes::dot::<S>(sums, k, q);
             }
             for at in (0..16).step_by(S::N) {
                 let (w, factor) = (S::load(weights.as_ptr().add(at)), S::splat(255.0));
