@@ -1,15 +1,15 @@
-"""Ingle and its peers on the same files, turn about: the ratios of their speeds.
+"""Compares the speed of Ingle and its peers on the same files, in alternating runs.
 
-    python3 scripts/peers MODEL [MODEL ...]        these models against llama.cpp
-    python3 scripts/peers --suite [--only TEXT]    every file of suite.py, speech and embeddings too;
+    python3 scripts/peers MODEL [MODEL ...]        these models, compared with llama.cpp
+    python3 scripts/peers --suite [--only TEXT]    every file of suite.py, also speech and embeddings;
                                                    writes docs/peers.md and docs/peers.svg
 
 MODEL is a GGUF file, or a name that `ingle pull` knows.
 
 Installs the peers (llama-cpp-python, which compiles llama.cpp for this machine; for the suite also faster-whisper and
-fastembed) into target/peers on first use, and builds Ingle if no --ingle is given. The engines run alternately, each
-in a process of its own, so that a drift of the machine's speed meets both; what is printed is the median of the
-ratios pair by pair. A ratio above 1 means that Ingle is faster.
+fastembed) into target/peers on first use, and builds Ingle unless --ingle is given. The engines alternate, each in a process
+of its own, so that drift of the machine's speed affects both. The result is the median of the ratios of the pairs;
+a ratio above 1 means that Ingle is faster.
 """
 import argparse
 import json
@@ -27,7 +27,7 @@ def arguments():
     p = argparse.ArgumentParser(prog="peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("models", nargs="*", metavar="MODEL")
     p.add_argument("--suite", action="store_true", help="every file of suite.py, into docs/")
-    p.add_argument("--only", metavar="TEXT", help="of the suite, what has TEXT in its name; prints, and leaves docs/ alone")
+    p.add_argument("--only", metavar="TEXT", help="only files of the suite with TEXT in their name; prints, and leaves docs/ unchanged")
     p.add_argument("-p", type=int, default=512, help="prompt tokens [%(default)s]")
     p.add_argument("-n", type=int, default=128, help="generated tokens [%(default)s]")
     p.add_argument("-t", type=int, default=2, help="threads of each engine [%(default)s]")

@@ -11,7 +11,7 @@ VENV = ROOT / "target" / "peers" / "venv"
 
 
 def output(command, **options):
-    """What a command prints; its errors, if it fails, go on to ours."""
+    """The output of a command; if it fails, its errors are printed."""
     done = subprocess.run([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
     if done.returncode != 0:
         sys.exit(f"{' '.join(map(str, command))} failed ({done.returncode}):\n{done.stderr[-3000:]}")
@@ -35,8 +35,8 @@ class Ingle:
         return {"ingle": self.run("--version").split()[-1]}
 
     def bench(self, model, n_prompt, n_gen, depth=0, kv_type="i16", repetitions=1):
-        """Rows of `ingle bench --json`, the limits of the machine measured in the same process. Each of the numbers may be a list with
-        commas, whose tests are repeated turn about."""
+        """Rows of `ingle bench --json`, including the machine's limits measured in the same process. Each number may be a list with
+        commas, whose tests alternate."""
         return json.loads(self.run("bench", model, "-p", n_prompt, "-n", n_gen, "-d", depth, "-r", repetitions, "-t", self.threads,
                                    "--json", "--kv-type", kv_type))
 
@@ -57,7 +57,7 @@ class Peer:
             subprocess.run([str(self.python), "-m", "pip", "install", "-q", *self.packages], check=True, env=env)
 
     def is_there(self):
-        """Whether the environment has the packages; one that was given with --python may lack some."""
+        """Whether the environment has the packages; one given with --python may lack some."""
         return subprocess.run([str(self.python), "-c", self.probe], capture_output=True).returncode == 0
 
     def versions(self):
@@ -66,7 +66,7 @@ class Peer:
         return json.loads(output([self.python, "-c", code, *names]))
 
     def run(self, *arguments):
-        """peer_runs.py inside the environment; what it prints, as JSON."""
+        """Runs peer_runs.py inside the environment. Returns its output, parsed as JSON."""
         script = Path(__file__).with_name("peer_runs.py")
         return json.loads(output([self.python, script, *arguments]).splitlines()[-1])
 
@@ -76,7 +76,7 @@ class LlamaCpp(Peer):
     probe = "import llama_cpp, gguf, numpy"
 
     def bench(self, model, n_prompt, n_gen):
-        """Tokens a second of one prefill and of one generation."""
+        """Tokens per second of one prefill and of one generation."""
         return self.run("llama-cpp", model, n_prompt, n_gen, self.threads)
 
 
@@ -85,7 +85,7 @@ class FasterWhisper(Peer):
     probe = "import faster_whisper"
 
     def transcribe(self, folder, audio):
-        """Seconds of one transcription in int8, beam 5, with times of words; and of loading."""
+        """Seconds of one transcription in int8, beam 5, with word timestamps; and of loading."""
         return self.run("faster-whisper", folder, audio, self.threads)
 
 

@@ -1,4 +1,4 @@
-"""What has no llama.cpp beside it: long contexts, the first token, speech and embeddings."""
+"""Measurements without llama.cpp: long contexts, the first token, speech and embeddings."""
 import statistics
 import subprocess
 import time
@@ -12,7 +12,7 @@ AUDIO = ROOT / "fixtures" / "audio" / "jfk.wav"
 
 
 def measure(ingle, arguments):
-    """A list of (what, value) lines, each said in words."""
+    """A list of (what, value) lines of text."""
     lines = [*deep_contexts(ingle, arguments), first_token(ingle, arguments.pairs)]
     whisper = FasterWhisper(arguments.python, arguments.t)
     for name in ("whisper:tiny", "whisper:base"):
@@ -22,8 +22,8 @@ def measure(ingle, arguments):
 
 
 def deep_contexts(ingle, a):
-    """Rates with 4,096 tokens of context as shares of those with 512 and with none, for some small models and some larger ones;
-    for the small ones with keys and values in 8 bits too."""
+    """Rates with 4,096 tokens of context as shares of those with 512 and with none, for small and larger models;
+    for the small ones also with keys and values in 8 bits."""
     small = ("SmolLM2-135M Q4_1", "qwen3-0.6b shape, Q4_K, 8 layers")
     large = ("llama-3.2-1b shape, Q6_K, 8 layers", "qwen3-30b-a3b shape, Q4_0, 4 layers")
     for entry in SUITE:
@@ -44,13 +44,13 @@ def deep_context(ingle, entry, a, kv_types):
 
 
 def kept(rows):
-    """Of two tests that were repeated turn about: the share of the first one's rate that the second keeps, and its rate."""
+    """Of two alternating tests: the second one's rate as a share of the first one's, and its rate."""
     first, second = (row["samples_ts"] for row in rows)
     return statistics.median(y / x for x, y in zip(first, second)), statistics.median(second)
 
 
 def first_token(ingle, n_runs):
-    """From the start of the process to the first byte of an answer to 8 tokens; files are in the page cache."""
+    """Time from the start of the process to the first byte of an answer to 8 tokens, with files in the page cache."""
     model = ingle.pull("smollm2:135m")
     seconds = []
     for _ in range(max(n_runs, 5) + 1):
@@ -84,7 +84,7 @@ def speech(ingle, whisper, name, a):
 
 def embeddings(ingle, peer, a):
     if not peer.is_there():
-        return ("minilm:l6", f"not measured, for the environment lacks {', '.join(peer.packages)}")
+        return ("minilm:l6", f"not measured: the environment lacks {', '.join(peer.packages)}")
     folder = Path(ingle.pull("minilm:l6"))
     folder = folder if folder.is_dir() else folder.parent
     texts = a.models_dir / "sentences.txt"

@@ -1,4 +1,4 @@
-"""Runs in pairs, turn about, and the median of their ratios."""
+"""Alternating pairs of runs, and the median of their ratios."""
 import hashlib
 import statistics
 import sys
@@ -32,7 +32,7 @@ def text_pairs(ingle, llama, model, n_prompt, n_gen, n_pairs, entry=None):
 
 
 def time_pairs(title, ours, theirs, n_pairs):
-    """Two functions that return seconds: how many times as fast ours is."""
+    """Takes two functions that return seconds. Returns how many times as fast ours is."""
     pairs = []
     for _ in range(n_pairs):
         pairs.append([theirs(), ours()])

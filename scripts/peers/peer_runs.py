@@ -1,11 +1,11 @@
-"""One timed run of a peer, inside the environment that has it. Prints JSON."""
+"""One timed run of a peer, inside its environment. Prints JSON."""
 import json
 import sys
 import time
 
 
 def llama_cpp(model, n_prompt, n_gen, threads):
-    """Tokens a second of one prefill and one generation, after a warm-up."""
+    """Tokens per second of one prefill and one generation, after a warm-up."""
     import ctypes
 
     import llama_cpp as L
@@ -47,7 +47,7 @@ def llama_cpp(model, n_prompt, n_gen, threads):
 
 
 def faster_whisper(folder, audio, threads):
-    """Seconds of loading, and of the second of two transcriptions."""
+    """Seconds to load, and of the second of two transcriptions."""
     from faster_whisper import WhisperModel
 
     start = time.perf_counter()

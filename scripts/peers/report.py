@@ -1,4 +1,4 @@
-"""The figures as Markdown, JSON and a chart."""
+"""The results as Markdown, JSON and a chart."""
 import datetime
 import html
 import platform
@@ -19,7 +19,7 @@ class Run:
 
 
 def machine():
-    """The processor and what it can do."""
+    """The CPU and its instruction sets."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -39,11 +39,11 @@ def as_json(run):
 
 def heading(run):
     versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
-    return f"{run.machine}; {versions}; {datetime.date.today()}; {run.threads} threads, median of {run.pairs} pairs turn about"
+    return f"{run.machine}; {versions}; {datetime.date.today()}; {run.threads} threads, median of {run.pairs} alternating pairs"
 
 
 def markdown(run):
-    """The table, and a line for each further figure."""
+    """The table, and a line for each additional result."""
     lines = [
         heading(run) + ".\n",
         f"| file (sha256) | prefill {run.n_prompt} tok/s: Ingle | llama.cpp | ratio | target | of the arithmetic | "
@@ -67,7 +67,7 @@ def speed(tokens):
 def page(run):
     return f"""# Ingle and its peers on a CPU
 
-Made by `python3 scripts/peers --suite`; what was tried on the way is written beside the kernels
+Made by `python3 scripts/peers --suite`; experiments are recorded beside the kernels
 (`crates/device-cpu/src/kernels/NOTES.md`, `linear/NOTES.md`). Ratios above 1 mean that Ingle is faster; only ratios taken in
 one run mean anything on a shared machine. "Of the arithmetic" is the share of the int8 peak (BF16's or
 f32's for files of floats), "of the bandwidth" that of the read bandwidth, both measured in the same process.
@@ -99,5 +99,5 @@ def chart(run):
                 mark = left + scale * r["targets"][k]
                 out.append(f'<line x1="{mark:.1f}" x2="{mark:.1f}" y1="{at}" y2="{at + 14}" stroke="black" stroke-width="2"/>')
     out.append(f'<line x1="{left + scale}" x2="{left + scale}" y1="{top}" y2="{height - 24}" stroke="#444" stroke-dasharray="4 3"/>')
-    out.append(f'<text x="{left}" y="{height - 8}" fill="#666">dashed: llama.cpp = 1; black marks: what we want</text>')
+    out.append(f'<text x="{left}" y="{height - 8}" fill="#666">dashed: llama.cpp = 1; black marks: targets</text>')
     return "\n".join(out + ["</svg>\n"])

@@ -1,4 +1,4 @@
-"""What the suite measures: two real models, and files in the exact shapes of public models with random weights."""
+"""The files of the suite: two real models, and random weights in the exact shapes of public models."""
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Entry:
-    """A file, and how many times as fast as llama.cpp Ingle shall be on it."""
+    """A file, and the target: how many times as fast as llama.cpp Ingle should be."""
 
     title: str
     prefill_target: float
     decode_target: float
-    # A name of the catalog, or arguments of make_gguf.py.
+    # A name in the catalog, or arguments of make_gguf.py.
     name: str = ""
     shape: tuple = ()
 
@@ -32,7 +32,7 @@ class Entry:
         return str(path)
 
     def release(self, path):
-        """Generated files are some GB each: none outlives its turn."""
+        """Removes a generated file, which has several GB."""
         if self.shape:
             Path(path).unlink()
 

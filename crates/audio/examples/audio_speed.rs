@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use audio::{AudioStream, MelSpectrogram, Resampler, WINDOW_SAMPLES};
 
-/// The best of some runs, in milliseconds.
+/// The best of several runs, in milliseconds.
 fn best_ms(mut work: impl FnMut()) -> f64 {
     (0..20)
         .map(|_| {

@@ -1,9 +1,9 @@
 //! A file becomes mono samples at its own sampling rate.
 //!
-//! Containers and codecs are symphonia's. What this file adds is judgement of what they say: headers are checked
-//! before they are believed, a stretch that is missing or cannot be decoded becomes silence of its length (so that
-//! everything after it keeps its time), a file that ends early gives what it has, and a panic in a decoder becomes an
-//! error.
+//! Containers and codecs are symphonia's. This file adds the checks: headers are validated before
+//! use, a stretch that is missing or cannot be decoded becomes silence of the same length (so that
+//! everything after it keeps its timestamp), a truncated file yields what it has, and a panic in a
+//! decoder becomes an error.
 
 use std::fmt;
 use std::io;
@@ -22,25 +22,28 @@ use symphonia::core::packet::Packet;
 use crate::error::{Error, Result};
 use crate::{MAX_SOURCE_RATE, MIN_SOURCE_RATE};
 
-/// Samples are held between these, and what is not a number becomes 0: a float file may hold anything, and 2^20
-/// leaves room for files scaled as 16-bit integers while the power of a spectrum still fits an f32.
+/// Samples are clamped to this magnitude and NaN becomes 0, since a float file may hold anything.
+/// 2^20 leaves room for files scaled as 16-bit integers, while the power of a spectrum still fits
+/// an f32.
 pub(crate) const MAX_AMPLITUDE: f32 = 1_048_576.0;
-/// Bytes searched for the start of a container after leading tags. MP3 has no header, only a frame's first bits, so
-/// the longer the search, the likelier that noise passes for audio.
+/// Bytes searched for the start of a container after leading tags. MP3 has no file header, only a
+/// sync word in each frame, so the longer the search, the likelier that noise passes for audio.
 const PROBE_BYTES: u32 = 64 * 1024;
-/// Bytes of one text tag and of a picture that a container may make us hold. We use neither.
+/// The most bytes of one text tag and of one picture that a container may make us hold. We use
+/// neither.
 const TAG_BYTES: usize = 64 * 1024;
-/// Longest hole filled with silence, in seconds, and by how much all silence may exceed what was decoded. Beyond it a
-/// hole is a broken clock, and time goes on as if there were none: a few bytes must not become hours.
+/// The longest gap filled with silence, in seconds, and by how much all silence may exceed what was
+/// decoded. A longer gap means a broken clock and is ignored: a few bytes must not become hours of
+/// silence.
 const MAX_HOLE_SECONDS: f64 = 60.0;
-/// Most frames of silence put out at a time.
+/// The most frames of silence emitted at a time.
 const SILENCE_CHUNK: u64 = 65_536;
 /// Packets that may fail before the first that succeeds.
 const MAX_BAD_START: u64 = 100;
-/// Track changes in a row without a packet in between.
+/// The most track changes in a row without a packet in between.
 const MAX_RESETS: u32 = 16;
 
-/// What the header says of a file's audio.
+/// What the header says about a file's audio.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SourceInfo {
     /// Short name of the container: `wave`, `mp3`, `flac`, `ogg`.
@@ -49,16 +52,17 @@ pub struct SourceInfo {
     pub codec: String,
     /// Hz.
     pub sample_rate: u32,
-    /// Channels, where the header tells; they are averaged.
+    /// Channels, if the header says; they are averaged.
     pub n_channels: Option<usize>,
-    /// Length in seconds, where the header tells. For an MP3 file without an index an estimate from its bit rate.
+    /// Length in seconds, if the header says. For an MP3 file without an index, an estimate from
+    /// its bit rate.
     pub seconds: Option<f64>,
 }
 
-/// What was wrong with a file that could be read all the same.
+/// What was wrong with a file that could still be decoded.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Damage {
-    /// The file ends, or cannot be read further, before its audio ends.
+    /// The file ends, or becomes unreadable, before its audio ends.
     pub truncated: bool,
     /// Seconds decoded.
     pub seconds: f64,
@@ -66,9 +70,9 @@ pub struct Damage {
     pub expected_seconds: Option<f64>,
     /// Packets that could not be decoded.
     pub n_bad_packets: u64,
-    /// Seconds of silence put where packets were missing or could not be decoded.
+    /// Seconds of silence inserted where packets were missing or could not be decoded.
     pub silent_seconds: f64,
-    /// Why reading stopped, when it was not the end of the file.
+    /// Why reading stopped, if not at the end of the file.
     pub stopped_by: Option<String>,
 }
 
@@ -105,17 +109,17 @@ pub(crate) struct Decoder {
     format: Box<dyn FormatReader>,
     codec: Box<dyn AudioDecoder>,
     track_id: u32,
-    /// Frames that the header promises, when that is more than an estimate.
+    /// Frames that the header promises, if that is more than an estimate.
     n_expected: Option<u64>,
     /// Samples of one packet, `[n_channels][n_frames]`.
     planes: Vec<Vec<f32>>,
-    /// Seconds in a unit of the packets' timestamps.
+    /// Seconds per tick of the packets' timestamps.
     tick_seconds: f64,
     /// Where the last packet ended by its timestamp, in ticks.
     position: Option<f64>,
-    /// Frames of silence to put out before `held`.
+    /// Frames of silence to emit before `held`.
     n_silent: u64,
-    /// The packet behind a hole.
+    /// The packet after a gap.
     held: Option<Packet>,
     /// Seconds of the tracks before this one in a chained file.
     seconds_before: f64,
@@ -169,8 +173,8 @@ impl Decoder {
         })
     }
 
-    /// Decodes the next packet into `mono`, the mean of its channels, and returns its sampling rate; `None` at the end.
-    /// After an error there is nothing more to come.
+    /// Decodes the next packet into `mono`, the mean of its channels, and returns its sampling
+    /// rate; `None` at the end. After an error it returns nothing more.
     pub(crate) fn next_packet(&mut self, mono: &mut Vec<f32>) -> Result<Option<u32>> {
         mono.clear();
         loop {
@@ -208,7 +212,8 @@ impl Decoder {
                     downmix(&self.planes, mono);
                     self.n_frames += mono.len() as u64;
                     let ticks = mono.len() as f64 / f64::from(rate) / self.tick_seconds;
-                    // Frames that the decoder cut away (an encoder's delay and padding) took their time too.
+                    // Frames that the decoder trimmed (an encoder's delay and padding) count as
+                    // elapsed time too.
                     let n_trimmed = packet.trim_start.get() as f64 + packet.trim_end.get() as f64;
                     self.position = Some(packet.pts.get() as f64 + n_trimmed + ticks);
                     if !mono.is_empty() {
@@ -222,7 +227,7 @@ impl Decoder {
         }
     }
 
-    /// The next packet of our track; `None` when there is none.
+    /// The next packet of our track; `None` at the end.
     fn read_packet(&mut self) -> Result<Option<Packet>> {
         let mut n_resets = 0;
         loop {
@@ -230,13 +235,13 @@ impl Decoder {
                 Ok(Ok(Some(packet))) if packet.track_id == self.track_id => return Ok(Some(packet)),
                 Ok(Ok(Some(_))) => {}
                 Ok(Ok(None)) => return self.end().map(|()| None),
-                // A chained file: another track begins, perhaps of another rate.
+                // A chained file: another track begins, perhaps at another rate.
                 Ok(Err(MediaError::ResetRequired)) if n_resets < MAX_RESETS => {
                     n_resets += 1;
                     self.next_track()?;
                 }
                 Ok(Err(MediaError::IoError(error))) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                    // A WAV file written to a pipe has no length, and nothing but the end of the file to end it.
+                    // A WAV file written to a pipe has no length; it ends where the file ends.
                     self.truncated = !(self.info.format == "wave" && self.n_expected.is_none());
                     return self.end().map(|()| None);
                 }
@@ -252,7 +257,7 @@ impl Decoder {
     /// Frames missing between the last packet that was decoded and this one.
     fn hole_before(&mut self, packet: &Packet) -> u64 {
         let begin = packet.pts.get() as f64;
-        // An encoder's delay lies before 0, and is cut away.
+        // An encoder's delay has negative timestamps, and is trimmed.
         let ticks = begin.max(0.0) - self.position.get_or_insert(begin).max(0.0);
         let seconds = ticks * self.tick_seconds;
         let silent = self.silent_seconds;
@@ -264,7 +269,7 @@ impl Decoder {
         (seconds * f64::from(self.info.sample_rate)).round() as u64
     }
 
-    /// What was wrong with the file as far as it was read.
+    /// What was wrong with the part of the file that was read.
     pub(crate) fn damage(&self) -> Option<Damage> {
         (self.truncated || self.n_bad_packets > 0 || self.silent_seconds > 0.0).then(|| Damage {
             truncated: self.truncated,
@@ -319,7 +324,7 @@ impl Decoder {
         }
     }
 
-    /// The demuxer or the decoder cannot go on. That is no error if anything came before.
+    /// The demuxer or the decoder cannot continue. That is no error if anything was decoded before.
     fn stop(&mut self, reason: String) -> Result<()> {
         if self.n_good_packets == 0 {
             return Err(Error::Damaged { name: self.name.clone(), reason });
@@ -330,7 +335,7 @@ impl Decoder {
     }
 }
 
-/// The facts of a track that decoding needs.
+/// The properties of a track that decoding needs.
 struct TrackFacts {
     id: u32,
     info: SourceInfo,
@@ -345,7 +350,7 @@ fn open_track(name: &str, format: &dyn FormatReader) -> Result<(TrackFacts, Box<
         format: container.clone(),
         n_tracks: format.tracks().len(),
     };
-    // A track whose codec is unknown still tells more in an error than no track.
+    // For the error message, a track with an unknown codec says more than no track.
     let track: &Track = format
         .default_track(TrackType::Audio)
         .or_else(|| format.first_track(TrackType::Audio))
@@ -369,7 +374,8 @@ fn open_track(name: &str, format: &dyn FormatReader) -> Result<(TrackFacts, Box<
     if !(MIN_SOURCE_RATE..=MAX_SOURCE_RATE).contains(&sample_rate) {
         return Err(Error::SampleRate { name: name.into(), found: sample_rate });
     }
-    // The length of an MP3 file is a count only where an encoder wrote its tag; else it is bytes over bit rate.
+    // The length of an MP3 file is exact only if the encoder wrote its tag; otherwise it is bytes
+    // divided by bit rate.
     let is_estimate = container.starts_with("mp") && track.delay.is_none();
     let info = SourceInfo {
         codec: codec.codec_info().short_name.to_string(),
@@ -393,7 +399,7 @@ fn codec_name(id: symphonia::core::codecs::audio::AudioCodecId) -> String {
         well_known::CODEC_ID_SPEEX => "Speex".into(),
         well_known::CODEC_ID_AAC => "AAC".into(),
         well_known::CODEC_ID_ALAC => "ALAC".into(),
-        CODEC_ID_NULL_AUDIO => "of a codec unknown here".into(),
+        CODEC_ID_NULL_AUDIO => "an unknown codec".into(),
         other => match symphonia::default::get_codecs().get_audio_decoder(other) {
             Some(known) => known.codec.info.short_name.into(),
             None => format!("codec {other}"),
@@ -401,7 +407,7 @@ fn codec_name(id: symphonia::core::codecs::audio::AudioCodecId) -> String {
     }
 }
 
-/// The mean of the channels, made safe to compute with.
+/// The mean of the channels, with NaN and infinities removed.
 fn downmix(planes: &[Vec<f32>], mono: &mut Vec<f32>) {
     let Some((first, others)) = planes.split_first() else { return };
     mono.extend_from_slice(first);
@@ -417,7 +423,7 @@ fn downmix(planes: &[Vec<f32>], mono: &mut Vec<f32>) {
     }
 }
 
-/// Runs a decoder, which reads what anyone may have written. Its panic becomes the reason of an error; what it was
+/// Runs a decoder on untrusted bytes. A panic becomes the reason of an error; the state that it was
 /// working on must not be used again.
 fn guarded<T>(work: impl FnOnce() -> T) -> std::result::Result<T, String> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {

@@ -1,4 +1,4 @@
-//! What can go wrong between a file and its samples.
+//! Errors of opening, decoding and resampling a file.
 
 use crate::{MAX_SOURCE_RATE, MIN_SOURCE_RATE};
 
@@ -24,11 +24,11 @@ pub enum Error {
         source: std::io::Error,
     },
     /// No known container was found.
-    #[error("{name}: not an audio file that can be read ({reason}); expected WAV, MP3, FLAC or OGG Vorbis")]
+    #[error("{name}: not a readable audio file ({reason}); expected WAV, MP3, FLAC or OGG Vorbis")]
     NotAudio {
         /// The file.
         name: String,
-        /// What the search for a container ended with.
+        /// How the search for a container ended.
         reason: String,
     },
     /// The container has no audio track.
@@ -56,7 +56,7 @@ pub enum Error {
         /// What the decoder said.
         reason: String,
     },
-    /// The header gives a sampling rate that no recording has.
+    /// The header gives an implausible sampling rate.
     #[error("{name}: a sampling rate of {found} Hz; expected {MIN_SOURCE_RATE} to {MAX_SOURCE_RATE} Hz")]
     SampleRate {
         /// The file, or `resampler`.
@@ -64,23 +64,23 @@ pub enum Error {
         /// The rate found, in Hz.
         found: u32,
     },
-    /// The file holds a track, and the track holds nothing.
+    /// The file has a track, but the track is empty.
     #[error("{name}: no audio in it: the track ends before its first sample")]
     Empty {
         /// The file.
         name: String,
     },
-    /// Packets were found, and none of them could be decoded.
+    /// Packets were found, but none of them could be decoded.
     #[error("{name}: none of {n_packets} packets could be decoded: {reason}")]
     Undecodable {
         /// The file.
         name: String,
         /// How many were tried.
         n_packets: u64,
-        /// What the decoder said of the last.
+        /// What the decoder said about the last.
         reason: String,
     },
-    /// The header was read, and nothing after it.
+    /// The header could be read, but nothing after it.
     #[error("{name}: damaged before its first sample: {reason}")]
     Damaged {
         /// The file.
@@ -96,10 +96,10 @@ pub enum Error {
         /// What the resampler said.
         reason: String,
     },
-    /// A spectrogram of no bins, or of more than the transform has frequencies.
+    /// A spectrogram with no bins, or with more than the transform has frequencies.
     #[error("{found} mel bins; expected 1 to {max} (Whisper models have 80 or 128)")]
     MelBins {
-        /// The number asked for.
+        /// The number requested.
         found: usize,
         /// Frequencies of the transform.
         max: usize,

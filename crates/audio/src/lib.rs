@@ -1,4 +1,5 @@
-//! Audio for speech models: a file becomes 16 kHz mono samples, the samples become a log-mel spectrogram.
+//! Audio for speech models: decodes a file to 16 kHz mono samples and computes their log-mel
+//! spectrogram.
 //!
 //! ```no_run
 //! # fn main() -> audio::Result<()> {
@@ -16,11 +17,12 @@
 //! # }
 //! ```
 //!
-//! Everything streams: an hour of audio passes through a few hundred kilobytes of buffers, and the caller keeps what
-//! it wants. WAV, MP3, FLAC and OGG Vorbis are read (with the feature `m4a` also AAC and ALAC in MP4), at any
-//! sampling rate and channel count. Opus is not: the decoder library has none.
+//! Everything streams: an hour of audio passes through a few hundred kilobytes of buffers, and the
+//! caller keeps what it needs. WAV, MP3, FLAC and OGG Vorbis are read (with the feature `m4a` also
+//! AAC and ALAC in MP4), at any sampling rate and channel count. Opus is not: the decoder library
+//! has none.
 //!
-//! What is absent here on purpose: models, devices, playback, encoding.
+//! Absent on purpose: models, devices, playback, encoding.
 #![deny(missing_docs)]
 
 mod decode;
@@ -37,11 +39,12 @@ pub use mel_stream::{MelStream, Tail};
 pub use resample::Resampler;
 pub use stream::{Audio, AudioStream, BLOCK_SAMPLES, decode, decode_bytes, decode_reader};
 
-/// Samples per second of everything that this crate puts out, in Hz.
+/// The sampling rate of all output, in Hz.
 pub const SAMPLE_RATE: u32 = 16_000;
 
-/// The lowest sampling rate taken, in Hz. Below it no speech is left, and the header is a lie.
+/// The lowest sampling rate accepted, in Hz. Below it no speech is left, so the header must be
+/// wrong.
 pub const MIN_SOURCE_RATE: u32 = 1_000;
 
-/// The highest sampling rate taken, in Hz: the fastest that converters record.
+/// The highest sampling rate accepted, in Hz: the fastest that converters record.
 pub const MAX_SOURCE_RATE: u32 = 768_000;

@@ -1,4 +1,5 @@
-//! The log-mel spectrogram that Whisper models were trained on (`log_mel_spectrogram` of openai-whisper):
+//! The log-mel spectrogram that Whisper models were trained on (`log_mel_spectrogram` of
+//! openai-whisper):
 //!
 //! ```text
 //! frame f       samples[160 f - 200 .. 160 f + 200], mirrored at both ends of the signal (without the edge itself)
@@ -8,12 +9,13 @@
 //! output        (log + 4) / 4
 //! ```
 //!
-//! A signal of n samples has n / 160 frames: one frame more would be centred on the end of the signal, and the
-//! reference drops it.
+//! A signal of n samples has n / 160 frames: one frame more would be centred on the end of the
+//! signal, and the reference drops it.
 //!
-//! The transform, the power and the filterbank are f32 as in the reference; the window and the filterbank are
-//! computed in f64 and rounded once. A mel bin sums its frequencies from low to high. Against the same formula in
-//! float64 the largest difference over 11 s of speech is 1.3e-5 (80 bins) and 2.0e-5 (128).
+//! The transform, the power and the filterbank are f32 as in the reference; the window and the
+//! filterbank are computed in f64 and rounded once. A mel bin sums its frequencies from low to
+//! high. Against the same formula in float64 the largest difference over 11 s of speech is 1.3e-5
+//! (80 bins) and 2.0e-5 (128).
 //!
 //! 30 s take 2.7 ms (80 bins) and 3.6 ms (128) on one core of a Zen 5 server, 2026-11-21
 //! (`cargo run --release -p ingle-audio --example audio_speed`).
@@ -39,10 +41,10 @@ pub const WINDOW_FRAMES: usize = WINDOW_SAMPLES / HOP_LENGTH;
 const N_FREQS: usize = N_FFT / 2 + 1;
 /// Mel values below this count as silence.
 const FLOOR: f32 = 1e-10;
-/// How far below the loudest value, in decades, everything is cut off.
+/// Values more than this many decades below the loudest are clamped.
 const RANGE: f32 = 8.0;
 
-/// The plan of a log-mel spectrogram: window, transform and filterbank for one number of bins. Cheap to share.
+/// A log-mel spectrogram for one number of bins: window, transform and filterbank. Cheap to share.
 pub struct MelSpectrogram {
     fft: Arc<dyn RealToComplex<f32>>,
     /// Periodic Hann window, `[N_FFT]`.
@@ -91,11 +93,11 @@ impl MelSpectrogram {
         self.filters.len()
     }
 
-    /// The spectrogram of a whole signal followed by `n_padding` zeros: `(n_mels, n_frames)`, row-major, with
-    /// `n_frames = (samples.len() + n_padding) / 160`.
+    /// The spectrogram of a whole signal followed by `n_padding` zeros: `(n_mels, n_frames)`,
+    /// row-major, with `n_frames = (samples.len() + n_padding) / 160`.
     ///
-    /// openai-whisper pads [`WINDOW_SAMPLES`], faster-whisper 160. A signal shorter than half a frame is mirrored as
-    /// often as it takes.
+    /// openai-whisper pads [`WINDOW_SAMPLES`], faster-whisper 160. A signal shorter than half a
+    /// frame is mirrored as often as necessary.
     pub fn compute(&self, samples: &[f32], n_padding: usize) -> Vec<f32> {
         let n_samples = samples.len().saturating_add(n_padding);
         let n_frames = n_samples / HOP_LENGTH;
@@ -123,8 +125,8 @@ impl MelSpectrogram {
         out
     }
 
-    /// The spectrogram of one window of 30 s, `(n_mels, 3000)` row-major: the samples are cut there, or followed by
-    /// zeros up to it.
+    /// The spectrogram of one window of 30 s, `(n_mels, 3000)` row-major: the samples are truncated
+    /// or zero-padded to 30 s.
     pub fn compute_window(&self, samples: &[f32]) -> Vec<f32> {
         let samples = samples.get(..WINDOW_SAMPLES).unwrap_or(samples);
         self.compute(samples, WINDOW_SAMPLES - samples.len())
@@ -144,7 +146,7 @@ impl MelSpectrogram {
         for ((out, &sample), &weight) in scratch.frame.iter_mut().zip(samples).zip(&self.window) {
             *out = sample * weight;
         }
-        // The only error is a buffer of the wrong length, and the plan itself made them.
+        // The only error is a buffer of the wrong length, and the plan itself allocated them.
         let done = self.fft.process_with_scratch(&mut scratch.frame, &mut scratch.spectrum, &mut scratch.fft);
         debug_assert!(done.is_ok());
         for (power, bin) in scratch.power.iter_mut().zip(&scratch.spectrum) {
@@ -163,7 +165,7 @@ pub(crate) fn largest(logs: &[f32]) -> f32 {
     logs.iter().copied().fold(FLOOR.log10(), f32::max)
 }
 
-/// The value put out for a logarithm, when `max` is the largest of the signal.
+/// The output value for a logarithm, where `max` is the largest of the signal.
 pub(crate) fn normalised(log: f32, max: f32) -> f32 {
     (log.max(max - RANGE) + 4.0) / 4.0
 }
@@ -181,8 +183,8 @@ pub(crate) fn normalise(logs: &[f32], n_mels: usize, max: f32, out: &mut [f32], 
     }
 }
 
-/// The index that position `at` falls on when `n` values are mirrored about their first and their last:
-/// `.. 2 1 0 1 2 .. n-2 n-1 n-2 ..`
+/// The index that position `at` maps to when `n` values are mirrored about their first and their
+/// last: `.. 2 1 0 1 2 .. n-2 n-1 n-2 ..`
 fn mirror(at: isize, n: usize) -> usize {
     if n < 2 {
         return 0;
@@ -192,8 +194,9 @@ fn mirror(at: isize, n: usize) -> usize {
     at.min(period - at)
 }
 
-/// Triangles on Slaney's mel scale between 0 and 8000 Hz, each scaled to the same area.
-/// The formulas are those of the Auditory Toolbox (Slaney, 1998), as `librosa.filters.mel` has them by default.
+/// Triangles on Slaney's mel scale between 0 and 8000 Hz, each scaled to the same area. The
+/// formulas are those of the Auditory Toolbox (Slaney, 1998), as `librosa.filters.mel` has them by
+/// default.
 fn slaney_filters(n_mels: usize) -> Vec<Filter> {
     let top = hz_to_mel(f64::from(SAMPLE_RATE) / 2.0);
     // Corner i is the low end of triangle i, the peak of i - 1, the high end of i - 2. In Hz.
@@ -213,7 +216,7 @@ fn slaney_filters(n_mels: usize) -> Vec<Filter> {
         .collect()
 }
 
-/// Where Slaney's scale turns from linear to logarithmic, in Hz, and how it runs on both sides of it.
+/// Where Slaney's scale turns from linear to logarithmic, in Hz, and its slope on either side.
 const LOG_FROM_HZ: f64 = 1000.0;
 const HZ_PER_MEL: f64 = 200.0 / 3.0;
 /// 27 mels for each factor of 6.4 above [`LOG_FROM_HZ`].

@@ -1,10 +1,12 @@
-//! The log-mel spectrogram of a signal that arrives in pieces, read in windows that may start at any frame.
+//! The log-mel spectrogram of a signal that arrives in pieces, read in windows that may start at
+//! any frame.
 //!
-//! Frames do not depend on how the signal was cut into pieces, nor on where a window starts: they are those that
-//! [`MelSpectrogram::compute`] gives for the whole signal followed by silence. One number does look at the whole
-//! signal, the largest logarithm M, below which 8 decades are kept. A stream knows only the M of what it has heard,
-//! so a window taken before a louder passage keeps more of its silence than the reference would. Where that matters,
-//! run through the signal twice and give the second run the [`MelStream::max`] of the first.
+//! Frames do not depend on how the signal was cut into pieces, nor on where a window starts: they
+//! are those that [`MelSpectrogram::compute`] gives for the whole signal followed by silence. One
+//! number depends on the whole signal: the largest logarithm M, below which 8 decades are kept. A
+//! stream knows only the M of the samples so far, so a window read before a louder passage keeps
+//! more of its silence than the reference would. Where that matters, process the signal twice and
+//! give the second run the [`MelStream::max`] of the first.
 
 use crate::mel::{HOP_LENGTH, MelSpectrogram, N_FFT, Scratch, largest, normalise, normalised};
 
@@ -13,16 +15,17 @@ use crate::mel::{HOP_LENGTH, MelSpectrogram, N_FFT, Scratch, largest, normalise,
 pub enum Tail {
     /// 0.0, as openai-whisper and faster-whisper fill the last window of a transcription.
     Zero,
-    /// The value of silence, as if the audio itself had been followed by zeros: openai-whisper's language detection,
-    /// and the feature extractor of transformers.
+    /// The value of silence, as if the audio itself had been followed by zeros: openai-whisper's
+    /// language detection, and the feature extractor of transformers.
     Silence,
 }
 
-/// A spectrogram in the making. Holds the frames that were not discarded: 320 (or 512) bytes each, 100 a second.
+/// A spectrogram computed incrementally. Keeps the frames that were not discarded: 320 (or 512)
+/// bytes each, 100 a second.
 pub struct MelStream {
     mel: MelSpectrogram,
     scratch: Scratch,
-    /// Samples not yet left behind by the next frame. Begins with the mirrored start of the signal.
+    /// Samples that the next frames still need. Begins with the mirrored start of the signal.
     samples: Vec<f32>,
     /// Samples pushed so far.
     n_samples: u64,
@@ -61,7 +64,8 @@ impl MelStream {
         self.mel.n_mels()
     }
 
-    /// Frames made so far, discarded ones included. After [`finish`](Self::finish): samples / 160.
+    /// Frames computed so far, including discarded ones. After [`finish`](Self::finish): samples /
+    /// 160.
     pub fn n_frames(&self) -> usize {
         self.first_frame + self.logs.len() / self.n_mels()
     }
@@ -71,7 +75,7 @@ impl MelStream {
         self.first_frame
     }
 
-    /// The largest logarithm heard so far (or the one given): log10 of mel power.
+    /// The largest logarithm so far (or the one given): log10 of mel power.
     pub fn max(&self) -> f32 {
         self.max
     }
@@ -81,8 +85,8 @@ impl MelStream {
         self.finished
     }
 
-    /// Appends samples, 16 kHz mono. A frame is made when the 200 samples after its centre are there.
-    /// After [`finish`](Self::finish) this does nothing.
+    /// Appends samples, 16 kHz mono. A frame is computed once the 200 samples after its centre have
+    /// arrived. After [`finish`](Self::finish) this does nothing.
     pub fn push(&mut self, samples: &[f32]) {
         if self.finished {
             return;
@@ -108,18 +112,19 @@ impl MelStream {
         }
         let n_samples = self.n_samples;
         let n_frames = (n_samples / HOP_LENGTH as u64) as usize;
-        // Enough for the mirror image of a very short signal, and for every frame that still touches the signal.
+        // Enough for the mirror image of a very short signal, and for every frame that still
+        // touches the signal.
         self.push(&[0.0; 2 * N_FFT]);
         self.n_samples = n_samples;
         self.finished = true;
-        // The reference hears the frames past the last whole hop too, when it looks for the largest value.
+        // The reference includes the frames past the last whole hop in the maximum.
         let n_extra = self.n_frames().saturating_sub(n_frames) * self.n_mels();
         self.logs.truncate(self.logs.len().saturating_sub(n_extra));
         self.samples = Vec::new();
     }
 
-    /// `n_frames` frames from `start`, `(n_mels, n_frames)` row-major, with what [`Tail`] says past the frames made so
-    /// far. Frames that were discarded read as silence.
+    /// `n_frames` frames from `start`, `(n_mels, n_frames)` row-major, with what [`Tail`] says past
+    /// the frames computed so far. Frames that were discarded read as silence.
     pub fn window(&self, start: usize, n_frames: usize, tail: Tail) -> Vec<f32> {
         let n_mels = self.n_mels();
         let blank = match tail {
@@ -140,7 +145,7 @@ impl MelStream {
         out
     }
 
-    /// Forgets the frames before `frame`, so that a long signal stays in bounded memory.
+    /// Discards the frames before `frame`, so that a long signal stays in bounded memory.
     pub fn discard_before(&mut self, frame: usize) {
         let n = frame.min(self.n_frames()).saturating_sub(self.first_frame);
         self.logs.drain(..n * self.n_mels());

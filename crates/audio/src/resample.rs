@@ -1,16 +1,16 @@
-//! Any sampling rate to 16 kHz, in pieces.
+//! Resamples any sampling rate to 16 kHz, in pieces.
 //!
-//! A windowed sinc (Blackman-Harris, whose side lobes lie 92 dB down, below the noise of 16-bit audio) spans 256
-//! samples at the lower of the two rates. Its cut-off is the highest at which the window's main lobe still ends at
-//! the lower Nyquist frequency: coming from 44.1 kHz, everything to 7.5 kHz passes flat, 7.75 kHz is 6 dB down, and
-//! nothing above 8 kHz folds back.
+//! A windowed sinc (Blackman-Harris, whose side lobes are 92 dB down, below the noise of 16-bit
+//! audio) spans 256 samples at the lower of the two rates. Its cut-off is the highest at which the
+//! window's main lobe still ends at the lower Nyquist frequency: coming from 44.1 kHz, everything
+//! to 7.5 kHz passes flat, 7.75 kHz is 6 dB down, and nothing above 8 kHz folds back.
 //!
-//! With rates in the ratio of small whole numbers (all the usual ones) each output sample falls exactly on one of
-//! the filter's precomputed phases, one dot product a sample; other rates interpolate cubically between the phases.
-//! 16 kHz passes through untouched, bit for bit.
+//! With rates in the ratio of small whole numbers (all the usual ones) each output sample falls
+//! exactly on one of the filter's precomputed phases, one dot product per sample; other rates
+//! interpolate cubically between the phases. 16 kHz passes through untouched, bit for bit.
 //!
-//! Output sample 0 lies on input sample 0: the filter's delay is cut away, and n samples of input give
-//! round(n * 16000 / rate) of output.
+//! Output sample 0 coincides with input sample 0: the filter's delay is removed, and n samples of
+//! input give round(n * 16000 / rate) of output.
 
 use rubato::audioadapter_buffers::direct::InterleavedSlice;
 use rubato::{
@@ -24,7 +24,8 @@ use crate::{MAX_SOURCE_RATE, MIN_SOURCE_RATE, SAMPLE_RATE};
 /// Length of the filter in samples of the lower rate.
 const FILTER_LEN: usize = 256;
 const WINDOW: WindowFunction = WindowFunction::BlackmanHarris;
-/// Most phases precomputed for an exact ratio: enough for 11.025 kHz, the finest of the usual rates.
+/// The most phases precomputed for an exact ratio: enough for 11.025 kHz, the finest of the usual
+/// rates.
 const MAX_PHASES: usize = 640;
 /// Phases between which other ratios interpolate.
 const INTERPOLATED_PHASES: usize = 128;
@@ -37,7 +38,7 @@ pub struct Resampler {
     from: u32,
     /// `None` when the input is at 16 kHz already.
     filter: Option<Filter>,
-    /// Samples taken and put out so far.
+    /// Samples consumed and produced so far.
     n_in: u64,
     n_out: u64,
 }
@@ -48,7 +49,7 @@ struct Filter {
     input: Vec<f32>,
     /// Output of one chunk, as long as the largest.
     output: Vec<f32>,
-    /// Samples of the filter's delay still to be cut off the output.
+    /// Samples of the filter's delay still to be dropped from the output.
     n_skip: usize,
 }
 
@@ -68,7 +69,7 @@ impl Resampler {
     /// Takes samples, and appends to `out` those that are ready.
     ///
     /// # Errors
-    /// [`Error::Resample`] if the filter refuses its buffers, which would be a defect here.
+    /// [`Error::Resample`] if the filter rejects its buffers, which would be a bug here.
     pub fn push(&mut self, samples: &[f32], out: &mut Vec<f32>) -> Result<()> {
         self.n_in += samples.len() as u64;
         let before = out.len();
@@ -108,7 +109,8 @@ impl Filter {
         } else {
             (INTERPOLATED_PHASES, SincInterpolationType::Cubic)
         };
-        // The library measures the filter in samples of input, and the cut-off in parts of the lower Nyquist rate.
+        // The library measures the filter in samples of input, and the cut-off in parts of the
+        // lower Nyquist rate.
         let len = (FILTER_LEN * (from.max(SAMPLE_RATE) as usize)).div_ceil(SAMPLE_RATE as usize);
         let parameters = SincInterpolationParameters::new(len, WINDOW)
             .f_cutoff(calculate_cutoff(FILTER_LEN, WINDOW))
@@ -118,8 +120,9 @@ impl Filter {
         let sinc = Async::new_sinc(ratio, 1.0, &parameters, CHUNK, 1, FixedAsync::Input)
             .map_err(|e| Error::Resample { from, reason: e.to_string() })?;
 
-        // The filter's centre lies `centre` samples of input behind the first output, which itself is one step in.
-        // Zeros put before the signal move it to where an output sample falls on the first sample of the signal.
+        // The filter's centre is `centre` input samples after the first output, which itself is one
+        // step in. Zeros prepended to the signal align an output sample with the first sample of
+        // the signal.
         let centre = len.next_multiple_of(8) as f64 / 2.0 - 1.0 / phases as f64;
         let off_grid = |n_zeros: usize| {
             let outputs = (centre + n_zeros as f64) * ratio;
@@ -207,7 +210,8 @@ mod tests {
             let error =
                 rms(out[middle.clone()].iter().zip(&expected[middle]).map(|(a, b)| a - b)) / 0.5f64.sqrt();
             println!("{rate} Hz: error {:.1} dB", 20.0 * error.log10());
-            // Exact ratios: the filter's ripple and f32. Others are placed to within the zeros that were tried.
+            // Exact ratios: the filter's ripple and f32 rounding. Others are aligned to within the
+            // numbers of zeros tried.
             let bound = if reduced(rate, SAMPLE_RATE).1 <= MAX_PHASES { 5e-5 } else { 2e-3 };
             assert!(error < bound, "{rate} Hz: error {error:e}");
         }

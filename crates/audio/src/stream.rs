@@ -15,7 +15,7 @@ use crate::resample::Resampler;
 /// Samples in each block of an [`AudioStream`] but the last: a second.
 pub const BLOCK_SAMPLES: usize = SAMPLE_RATE as usize;
 
-/// A whole recording in memory: 64 kB a second.
+/// A whole recording in memory: 64 kB per second.
 #[derive(Clone, Debug)]
 pub struct Audio {
     /// Mono, 16 kHz, nominally -1 to 1.
@@ -35,18 +35,20 @@ impl Audio {
 
 /// A recording being decoded: an iterator over blocks of [`BLOCK_SAMPLES`] mono samples at 16 kHz.
 ///
-/// Channels are averaged, other rates resampled (see [`Resampler`]); a file that is mono 16 kHz already comes through
-/// exactly, integers divided by the largest power of two of their type. The blocks of a file that ends early end
-/// early too, and [`damage`](Self::damage) says so afterwards. After an error the iterator ends.
+/// Channels are averaged, other rates resampled (see [`Resampler`]); a file that is already mono 16
+/// kHz passes through exactly, integers divided by the largest power of two of their type. The
+/// blocks of a truncated file end early too, and [`damage`](Self::damage) says so afterwards. After
+/// an error the iterator ends.
 pub struct AudioStream {
     decoder: Decoder,
-    /// The resampler of the present rate in Hz; `None` before the first packet, whose rate counts, not the header's.
+    /// The current rate in Hz and its resampler; `None` before the first packet, whose rate counts,
+    /// not the header's.
     resampler: Option<(u32, Resampler)>,
-    /// Everything was decoded, or failed.
+    /// Whether everything was decoded, or decoding failed.
     ended: bool,
     /// Samples of one packet at the source's rate.
     mono: Vec<f32>,
-    /// Samples at 16 kHz that do not fill a block yet.
+    /// Samples at 16 kHz that do not yet fill a block.
     ready: Vec<f32>,
 }
 
@@ -54,12 +56,12 @@ impl AudioStream {
     /// Opens a file.
     ///
     /// # Errors
-    /// [`Error::Open`]; [`Error::NotAudio`], [`Error::NoAudioTrack`], [`Error::Codec`] and [`Error::SampleRate`] for
-    /// what the header shows.
+    /// [`Error::Open`]; [`Error::NotAudio`], [`Error::NoAudioTrack`], [`Error::Codec`] and
+    /// [`Error::SampleRate`] for what the header shows.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let name = path.as_ref().display().to_string();
         let opened = File::open(&path).and_then(|file| {
-            // Linux opens a folder, and fails at the first read only.
+            // Linux opens a folder without error and fails at the first read.
             if file.metadata()?.is_dir() { Err(io::ErrorKind::IsADirectory.into()) } else { Ok(file) }
         });
         match opened {
@@ -68,7 +70,7 @@ impl AudioStream {
         }
     }
 
-    /// Reads a file that is in memory, such as an upload. `name` stands in messages.
+    /// Reads a file that is in memory, such as an upload. `name` appears in messages.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -76,9 +78,9 @@ impl AudioStream {
         Self::from_source(Box::new(Cursor::new(bytes.into())), name.into())
     }
 
-    /// Reads what cannot be sought in, such as standard input. `name` stands in messages.
+    /// Reads a source that cannot seek, such as standard input. `name` appears in messages.
     ///
-    /// An MP4 file whose index stands at its end cannot be read so.
+    /// An MP4 file whose index is at its end cannot be read this way.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -104,7 +106,7 @@ impl AudioStream {
     /// Decodes all that is left.
     ///
     /// # Errors
-    /// The first that the iterator gives. What came before it is lost; iterate to keep it.
+    /// The first that the iterator returns. The samples before it are lost; iterate to keep them.
     pub fn read_all(mut self) -> Result<Audio> {
         let info = self.info().clone();
         let mut samples = Vec::new();
@@ -168,7 +170,7 @@ pub fn decode_bytes(bytes: impl Into<Vec<u8>>, name: impl Into<String>) -> Resul
     AudioStream::from_bytes(bytes, name)?.read_all()
 }
 
-/// Decodes what a reader gives, to its end.
+/// Decodes everything that a reader returns.
 ///
 /// # Errors
 /// As [`decode`].
@@ -176,7 +178,7 @@ pub fn decode_reader(reader: impl Read + Send + 'static, name: impl Into<String>
     AudioStream::from_reader(reader, name)?.read_all()
 }
 
-/// A reader that cannot be sought in. The decoders want their source `Sync`; nobody ever waits for this lock.
+/// A reader that cannot seek. The decoders require a `Sync` source; this lock is never contended.
 struct Unseekable<R>(Mutex<R>);
 
 impl<R: Read> Read for Unseekable<R> {

@@ -1,11 +1,12 @@
-//! Every container, sample type, rate and channel count against the signal they were made from.
+//! Every container, sample type, rate and channel count, compared with the original signal.
 
 use crate::common::{Sample, correlation, expected, fixture, tones, wav};
 use audio::{AudioStream, BLOCK_SAMPLES, Error, decode, decode_bytes, decode_reader};
 
 #[test]
 fn compressed_files_give_the_signal() {
-    // What the lossy codecs change is far below 1 %; a shift by a sample shows in the third digit already.
+    // The lossy codecs change far less than 1 %; a shift by one sample already shows in the third
+    // digit.
     for (name, format, codec, rate, n_channels) in [
         ("tones.mp3", "mp3", "mp3", 44_100, 2),
         ("tones_8k.mp3", "mp3", "mp3", 8_000, 1),
@@ -23,7 +24,7 @@ fn compressed_files_give_the_signal() {
         let delay = if name.ends_with("m4a") { 1024 * 16_000 / 44_100 } else { 0 };
         let found = correlation(&audio.samples[delay..], &expected(0.5));
         println!("{name}: {} samples, correlation {found:.6}", audio.samples.len());
-        // The delay is no whole number of samples; half a sample costs up to 2 % in the sweep.
+        // The delay is not a whole number of samples; half a sample costs up to 2 % in the sweep.
         let bound = if delay > 0 { 0.98 } else { 0.99 };
         assert!(found > bound, "{name}: correlation {found}");
         let tolerance = if delay > 0 { 372 } else { 1 };
@@ -87,7 +88,7 @@ fn channels_are_averaged() {
 }
 
 #[test]
-fn floats_that_are_no_numbers_become_silence() {
+fn nan_becomes_silence() {
     let frames = [f64::NAN, f64::INFINITY, -1e30, 0.25, 2.0];
     let audio = decode_bytes(wav(16_000, 1, Sample::F32, &frames), "w").unwrap();
     assert_eq!(audio.samples, [0.0, 0.0, -1_048_576.0, 0.25, 2.0]);

@@ -1,4 +1,4 @@
-//! Broken, cut and invented files give an error or a part, quickly, and never a panic.
+//! Damaged, truncated and random files give an error or partial audio, quickly, and never a panic.
 #![allow(clippy::unwrap_used)]
 
 use crate::common::{Random, Sample, correlation, expected, fixture, tones, wav, wav_header};
@@ -19,12 +19,14 @@ fn files() -> Vec<(String, Vec<u8>)> {
     files
 }
 
-/// Whatever comes of it must be numbers, and not more of them than half a second of packets can be made to give.
+/// Whatever is decoded must be finite, and no longer than half a second of packets can be made to
+/// yield.
 fn check(result: Result<Audio>, what: &str) {
     match result {
         Ok(audio) => assert!(audio.samples.iter().all(|s| s.is_finite()), "{what}"),
-        // A panic inside a decoder is caught. One is known, and only where the build checks for overflow: the WAV
-        // reader multiplies channels by bytes in 16 bits before it refuses that many channels.
+        // A panic inside a decoder is caught. One is known, and only where the build checks for
+        // overflow: the WAV reader multiplies channels by bytes in 16 bits before it refuses that
+        // many channels.
         Err(error) => {
             let error = error.to_string();
             assert!(
@@ -36,29 +38,29 @@ fn check(result: Result<Audio>, what: &str) {
 }
 
 #[test]
-fn files_that_end_early_give_what_they_have() {
+fn truncated_files_give_what_they_have() {
     for (name, bytes) in files() {
         if name.ends_with("m4a") {
-            continue; // Its index stands at the end: nothing can be had of a part.
+            continue; // Its index is at the end: nothing can be decoded from a part.
         }
-        // Three quarters of the small ogg file are its code books.
+        // Three quarters of the small Ogg file are its codebooks.
         let cut = if name.ends_with("ogg") { bytes.len() * 9 / 10 } else { bytes.len() * 6 / 10 };
         let audio = decode_bytes(&bytes[..cut], name.as_str()).unwrap();
         let damage = audio.damage.clone();
         println!("{name}: {} samples; {damage:?}", audio.samples.len());
-        // An ogg page, or an MP3 file's bit reservoir, may keep a good part of half a second together.
+        // An Ogg page, or an MP3 file's bit reservoir, may span a good part of half a second.
         assert!((500..8000).contains(&audio.samples.len()), "{name}: {} samples", audio.samples.len());
         assert!(correlation(&audio.samples, &expected(0.5)) > 0.95, "{name}");
-        let damage = damage.unwrap_or_else(|| panic!("{name}: no word of the missing part"));
+        let damage = damage.unwrap_or_else(|| panic!("{name}: the missing part was not reported"));
         assert!(damage.truncated, "{name}");
         assert!(damage.to_string().starts_with("the file ends early: 0."), "{damage}");
     }
 }
 
 #[test]
-fn a_cut_at_any_byte_is_survived() {
+fn truncation_at_any_byte_is_survived() {
     for (name, bytes) in files() {
-        // Densely through the headers, then every so many.
+        // At every byte through the headers, then at intervals.
         for cut in (0..bytes.len().min(400)).step_by(3).chain((400..bytes.len()).step_by(1499)) {
             check(decode_bytes(&bytes[..cut], name.as_str()), &format!("{name} cut at {cut}"));
         }
@@ -83,7 +85,7 @@ fn flipped_bytes_are_survived() {
 }
 
 #[test]
-fn a_hole_becomes_silence_and_the_rest_keeps_its_time() {
+fn a_gap_becomes_silence_and_the_rest_keeps_its_time() {
     let mut bytes = std::fs::read(fixture("tones.flac")).unwrap();
     let middle = bytes.len() / 2;
     bytes[middle..middle + 40].fill(0x55);
@@ -119,7 +121,7 @@ fn random_bytes_are_survived() {
 }
 
 #[test]
-fn absurd_headers_are_refused_by_name() {
+fn absurd_headers_are_rejected() {
     let header = |rate, n_channels, n_data| {
         let mut file = wav_header(rate, n_channels, 1, 2, n_data);
         file.extend_from_slice(&[1; 4000]);
@@ -133,7 +135,8 @@ fn absurd_headers_are_refused_by_name() {
     // 65535 channels of 2 bytes: no frame fits, whatever the decoder makes of the header.
     assert!(header(16_000, u16::MAX, 4000).is_err());
     assert!(matches!(header(16_000, 1, 0), Err(Error::Empty { .. })));
-    // Lengths of recordings in progress: 0xffffffff is the sign for "unknown"; a length too long is a file cut short.
+    // Lengths of recordings in progress: 0xffffffff is the marker for "unknown"; too large a length
+    // means a truncated file.
     let piped = header(16_000, 1, u32::MAX).unwrap();
     assert_eq!((piped.samples.len(), piped.damage), (2000, None));
     let long = header(16_000, 1, 0x7fff_0000).unwrap();

@@ -4,8 +4,8 @@
 use crate::common::{expected, fixture};
 use audio::{MelSpectrogram, MelStream, Tail, WINDOW_FRAMES, WINDOW_SAMPLES, decode};
 
-/// f32 has a part in 10^7 of a frame's loudest frequency as noise in each; 80 dB below it, where the scale is cut
-/// off, that is a part in 10^3 of the power, or 1e-4 here: log10(1.001) / 4.
+/// In f32 each frequency has noise of 1e-7 of the frame's loudest. 80 dB below it, where the scale
+/// is clamped, that is 1e-3 of the power, or 1e-4 here: log10(1.001) / 4.
 const BOUND: f32 = 1e-4;
 
 fn reference(name: &str) -> Vec<f32> {
@@ -50,7 +50,7 @@ fn a_stream_gives_the_same_frames_whatever_the_pieces() {
             let mut stream = MelStream::new(MelSpectrogram::new(80).unwrap());
             samples.chunks(piece).for_each(|piece| stream.push(piece));
             stream.finish();
-            stream.push(&[1.0; 1000]); // After the end: nothing.
+            stream.push(&[1.0; 1000]); // Ignored after the end.
             assert_eq!(stream.n_frames(), n_samples / 160, "{n_samples} samples by {piece}");
             let n = stream.n_frames();
             for (start, length) in [(0, n), (n / 3, n), (n.saturating_sub(1), 3), (n + 5, 4)] {
@@ -75,7 +75,8 @@ fn a_window_is_padded_as_silence_or_zero_and_old_frames_can_go() {
     let mut stream = MelStream::new(mel);
     jfk.chunks(12_345).for_each(|piece| stream.push(piece));
     stream.finish();
-    // Silence after the signal is the same as a signal followed by zeros, but for the frames over its edge.
+    // Silence after the signal equals a signal followed by zeros, except in the frames across its
+    // end.
     let window = stream.window(0, WINDOW_FRAMES, Tail::Silence);
     for (row, expected) in window.chunks(WINDOW_FRAMES).zip(reference.chunks(WINDOW_FRAMES)) {
         assert_eq!(row[..1100], expected[..1100]);
@@ -86,7 +87,7 @@ fn a_window_is_padded_as_silence_or_zero_and_old_frames_can_go() {
     stream.discard_before(10);
     assert_eq!((stream.first_frame(), stream.n_frames()), (400, 1100));
     assert_eq!(stream.window(400, 100, Tail::Zero), before);
-    // Across the edge of what is still there: silence, then the frames.
+    // Across the first frame that is kept: silence, then the frames.
     let across = stream.window(398, 4, Tail::Zero);
     assert!(across.chunks(4).zip(before.chunks(100)).all(|(a, b)| a[2..] == b[..2] && a[0] == a[1]));
     stream.discard_before(usize::MAX);

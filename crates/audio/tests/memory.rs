@@ -1,4 +1,5 @@
-//! A long recording passes through in bounded memory. Alone in its binary: it watches the whole process.
+//! A long recording is decoded in bounded memory. Alone in its binary, since it measures the whole
+//! process.
 
 mod common;
 
@@ -6,7 +7,7 @@ use std::io::Read;
 
 use audio::{AudioStream, MelSpectrogram, MelStream, Tail, WINDOW_FRAMES};
 
-/// The most memory that this process has had, in kB.
+/// The peak resident memory of this process, in kB.
 #[cfg(target_os = "linux")]
 fn peak_kb() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
@@ -44,7 +45,8 @@ fn six_minutes_of_stereo_take_a_few_megabytes() {
     assert_eq!(mel.n_frames() as u64, SECONDS * 100);
     if let (Some(before), Some(after)) = (before, peak_kb()) {
         println!("peak grew by {} kB", after - before);
-        // Two windows of frames and one put out are 3 MB; the rest is buffers. All samples would be 23 MB.
+        // Two windows of frames and one returned are 3 MB; the rest is buffers. All samples would
+        // be 23 MB.
         assert!(after - before < 12_000, "peak grew by {} kB", after - before);
     }
 }

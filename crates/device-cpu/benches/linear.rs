@@ -16,14 +16,13 @@ mod isa;
 mod linear;
 #[path = "../src/prefetch.rs"]
 mod prefetch;
-
-use formats::{Affine, BlockType, PlaneSlices, ScaleType, codec};
 use isa::Isa;
 use linear::{
     ActRow, ActRows, ActivationKind, Interleave, LinearKernel, Part, TILE_ROWS, WeightRows, linear_kernel,
 };
 use std::hint::black_box;
 use std::time::Instant;
+use weights::{Affine, BlockType, PlaneSlices, ScaleType, codec};
 
 const N_COLS: usize = 2048;
 

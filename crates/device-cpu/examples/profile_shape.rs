@@ -3,14 +3,13 @@
 //!
 //! `cargo run --release -p ingle-device-cpu --example profile_shape -- [135m | 270m | 600m | 1b] [prompt] [threads] [type] [KV type]`
 
-use device::testing::{AttentionOptions, PlanBuilder, Sequences, block_types};
-use device::{
-    Activation, Device, KvLayer, KvType, Limits, Numerics, Plan, Program, RopeStyle, Timing, fusion,
-};
-use formats::BlockType::{self, Q4_0, Q4_1, Q4_K, Q6_K, Q8_0};
+use device::{Activation, Device, KvLayer, KvType, Limits, Numerics, Plan, Program, RopeStyle, Timing, Want};
+use device_lower::fusion;
+use device_testing::{AttentionOptions, PlanBuilder, Sequences, block_types};
 use ingle_device_cpu::{CpuDevice, Options};
 use std::collections::BTreeMap;
 use std::time::Instant;
+use weights::BlockType::{self, Q4_0, Q4_1, Q4_K, Q6_K, Q8_0};
 
 struct Shape {
     hidden: usize,
@@ -179,8 +178,7 @@ fn main() {
     for round in 0..3 {
         let mut sequences = Sequences::new(1, &plan.kv, &limits, 1000);
         let mut timings = Vec::new();
-        let mut step = sequences.step(&[(0, prompt)]);
-        step.outputs = vec![prompt as u32 - 1];
+        let step = sequences.step(&[(0, prompt)]).with_outputs(vec![prompt as u32 - 1], Want::BEST);
         let start = Instant::now();
         program.run_timed(&step.borrow(), &mut timings).expect("a step");
         let prefill = start.elapsed().as_secs_f64();

@@ -3,14 +3,14 @@
 //!
 //! `cargo run --release -p ingle-device-cpu --example speech_shape [threads]`
 
-use device::testing::{AttentionOptions, PlanBuilder, Sequences};
 use device::{
     Activation, Device, KvLayer, KvLayerId, KvType, Limits, Numerics, Output, OwnedStep, Plan, Program,
     Timing, ValueId,
 };
-use formats::BlockType;
+use device_testing::{AttentionOptions, PlanBuilder, Sequences};
 use ingle_device_cpu::{CpuDevice, Options};
 use std::collections::BTreeMap;
+use weights::BlockType;
 
 const N_LAYERS: usize = 6;
 const HIDDEN: usize = 512;

@@ -1,5 +1,6 @@
 //! Commands: what the table consists of, and what a worker knows while it runs one.
 
+use crate::kernels::attention::schedule::Schedule;
 use device::{Rows, Span};
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -82,6 +83,8 @@ pub struct StepState<'a> {
     pub outputs: &'a [u32],
     /// Whether the best token is wanted.
     pub argmax: bool,
+    /// The units of work of attention, by the plan's schedule.
+    pub attention: &'a [Schedule],
 }
 
 impl<'a> StepState<'a> {
@@ -194,6 +197,7 @@ mod tests {
             n_groups: 0,
             outputs: &[],
             argmax: false,
+            attention: &[],
         }
     }
 

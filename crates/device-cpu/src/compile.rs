@@ -4,8 +4,8 @@
 
 use crate::command::Command;
 use crate::isa::Isa;
-use crate::kernels::attention_tile::Shape;
-use crate::kernels::kv_write::LayerPages;
+use crate::kernels::attention::pages::LayerPages;
+use crate::kernels::attention::tile::Shape;
 use crate::kernels::linear::{ActivationKind, LinearKernel, WeightRows, linear_kernel};
 use crate::kernels::projection::{Epilogue, Matrix};
 use crate::kernels::rope::Turn;
@@ -14,15 +14,15 @@ use crate::kernels::{
     embed, embed_positions, expert_groups, expert_linear, expert_sum, gate, input, kv_write, layer_norm,
     pool, projection, qk_rope_kv, rms_norm, rope, route, scale, select_rows, self_attention, softcap, unfold,
 };
-use crate::layout::{ExpertSizes, Layout, ProjectionSizes};
+use crate::layout::{ExpertSizes, Layout, ProjectionSizes, schedule_shape};
 use crate::lower::{Lowered, RopeKey, Unit, out_of};
 use crate::weights::Interleaved;
-use device::arena::NO_PLACE;
-use device::lower::{HeadChain, Norm, NormAdd, Projection, QkRopeKv, RopeOf, Tail};
 use device::{CommandInfo, KvLayerId, Limits, Op, Plan, ValueId, WeightId, WeightPart};
-use formats::BlockType;
+use device_lower::arena::NO_PLACE;
+use device_lower::lower::{HeadChain, Norm, NormAdd, Projection, QkRopeKv, RopeOf, Tail};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::AtomicUsize;
+use weights::BlockType;
 
 /// Where the buffers of a program lie.
 #[derive(Clone)]
@@ -35,7 +35,7 @@ pub struct Addresses {
     pub rope_tables: Vec<*mut f32>,
     /// Partials of split attention.
     pub partials: *mut f32,
-    /// [`Layout::max_split`] counters.
+    /// [`Layout::arrived`] counters.
     pub arrived: *const AtomicUsize,
     /// What each worker found for argmax.
     pub found: *mut argmax::Found,
@@ -184,13 +184,6 @@ impl Compiler<'_> {
 
     fn weight_or_null(&self, id: Option<WeightId>) -> *const f32 {
         id.map_or(null(), |id| self.weight_f32(id))
-    }
-
-    /// Whether of a value's rows only the step's outputs are read.
-    fn is_only_selected_from(&self, id: ValueId) -> bool {
-        let selects = |op: &Op| matches!(op, Op::SelectRows { .. });
-        self.plan.primitives().all(|op| selects(op) || !op.reads().contains(&id))
-            && self.plan.results().all(|result| result != id)
     }
 
     fn pages(&self, layer: KvLayerId) -> LayerPages {
@@ -468,11 +461,13 @@ impl Compiler<'_> {
             }
             Op::Attention { q, layer, n_heads, scale, softcap, window, sinks, out } => {
                 let pages = self.pages(*layer);
+                let schedule = schedule_shape(self.plan, *layer, *n_heads, *window, *out);
+                // The layout has the shape of every Attention of its plan.
+                let schedule = self.layout.attention.iter().position(|shape| *shape == schedule).unwrap_or(0);
                 let params = attention::Params {
                     q: self.value(*q),
                     out: self.value(*out),
                     sinks: self.weight_or_null(*sinks),
-                    of_outputs: self.is_only_selected_from(*out),
                     shape: Shape {
                         pages,
                         n_group: n_heads / pages.n_kv_heads,
@@ -481,11 +476,9 @@ impl Compiler<'_> {
                         window: window.unwrap_or(usize::MAX),
                         cols: n_heads * pages.head_dim,
                     },
-                    chunk_len: attention::chunk_len(self.limits.n_ctx),
+                    schedule,
                     partials: self.at.partials,
                     arrived: self.at.arrived,
-                    max_split: attention::max_split(self.layout.n_workers, pages.n_kv_heads),
-                    max_chunks: attention::max_chunks(self.limits.n_ctx),
                 };
                 (Command::new(attention::attention(isa, self.limits.kv_type), params), "attention")
             }

@@ -9,7 +9,7 @@ use crate::program::{CpuProgram, Part};
 use crate::weights::ToInterleave;
 use crate::{NAME, cpu, peaks, profile};
 use device::{
-    Arithmetic, Device, Error, KvType, Limits, Memory, MemoryPlan, Peaks, Plan, Program, Result, Rule, Weight,
+    Arithmetic, Device, Error, KvType, Limits, MemoryPlan, Peaks, Plan, Program, Result, Rule, Weight,
 };
 use std::sync::Arc;
 
@@ -97,8 +97,8 @@ impl Device for CpuDevice {
         self.pool.n_workers()
     }
 
-    fn memory(&self) -> Memory {
-        device::system_memory()
+    fn memory(&self) -> platform::SystemMemory {
+        platform::system_memory()
     }
 
     fn fusion(&self) -> &[Rule] {
@@ -106,7 +106,7 @@ impl Device for CpuDevice {
     }
 
     fn page_len(&self) -> usize {
-        // A block's keys and values are then one stream, which the processor follows by itself (kernels/NOTES.md).
+        // A block's keys and values are then one stream, which the processor follows by itself (kernels/attention/NOTES.md).
         device::kv_words::MAX_POSITIONS
     }
 

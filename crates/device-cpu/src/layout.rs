@@ -2,17 +2,20 @@
 //! Each plan has its own [`Layout`]; what is allocated is [`Shared`], the most that any of them needs.
 
 use crate::isa::Isa;
+use crate::kernels::attention::schedule::{ScheduleShape, Sizes};
 use crate::kernels::linear::{ActivationKind, WeightRows, linear_kernel};
 use crate::kernels::{
-    activation_rows, argmax, attention, attention_tile, cross_attention, cross_scores, expert_groups,
-    expert_linear, projection, qk_rope_kv, round_up, self_attention,
+    activation_rows, argmax, attention, cross_attention, cross_scores, expert_groups, expert_linear,
+    projection, qk_rope_kv, round_up, self_attention,
 };
 use crate::lower::{Lowered, RopeKey, Unit, rope_tables};
+use crate::program::IN_FLIGHT;
 use crate::weights::{self, ToInterleave};
-use device::arena::{self, Arena};
-use device::lower::{Projection, Tail};
-use device::{Item, Limits, MemoryPlan, Op, Plan, Residence, Rows, Value, ValueId, WeightId};
-use formats::Bytes;
+use ::weights::Bytes;
+use device::{Item, KvLayerId, Limits, MemoryPlan, Op, Plan, Residence, Rows, Value, ValueId, WeightId};
+use device_lower::arena::{self, Arena};
+use device_lower::lower::{Projection, Tail};
+use device_lower::outputs::HostOutputs;
 use std::collections::HashSet;
 
 /// Bytes of every buffer that a plan needs.
@@ -22,6 +25,8 @@ pub struct Layout {
     pub arena: Arena,
     /// Of the arena, what is logits.
     pub logits_bytes: usize,
+    /// Logits of an output.
+    pub n_logits: usize,
     /// Rows prepared for matrices, by [`ActivationKind`].
     pub prepared_bytes: [usize; 3],
     /// The tables of Rope, and the bytes of each.
@@ -30,8 +35,12 @@ pub struct Layout {
     pub scratch_bytes: usize,
     /// Partials of split attention.
     pub partial_bytes: usize,
-    /// Most (row, KV head) pairs that it splits.
-    pub max_split: usize,
+    /// Counters of the chunks of split rows.
+    pub arrived: usize,
+    /// The schedules of Attention.
+    pub attention: Vec<ScheduleShape>,
+    /// Most units of one.
+    pub schedule_units: usize,
     /// What each worker found for argmax.
     pub found_bytes: usize,
     /// Rows and experts in the order of the experts: most pairs of a step, most experts.
@@ -49,6 +58,10 @@ pub struct Shared {
     pub arena_bytes: usize,
     /// Of these, what is logits.
     pub logits_bytes: usize,
+    /// As [`Layout::n_logits`].
+    pub n_logits: usize,
+    /// Buffers that tokens are chosen with.
+    pub sampling_bytes: u64,
     /// As [`Layout::prepared_bytes`].
     pub prepared_bytes: [usize; 3],
     /// Of each table of Rope; every step fills its plan's anew.
@@ -57,8 +70,12 @@ pub struct Shared {
     pub scratch_bytes: usize,
     /// As [`Layout::partial_bytes`].
     pub partial_bytes: usize,
-    /// As [`Layout::max_split`].
-    pub max_split: usize,
+    /// As [`Layout::arrived`].
+    pub arrived: usize,
+    /// Schedules of Attention; every step fills its plan's anew.
+    pub n_schedules: usize,
+    /// As [`Layout::schedule_units`].
+    pub schedule_units: usize,
     /// As [`Layout::found_bytes`].
     pub found_bytes: usize,
     /// As [`Layout::grouped`].
@@ -82,15 +99,20 @@ impl Shared {
                 .max()
                 .unwrap_or(0)
         };
+        let n_logits = most(|l| l.n_logits);
         Shared {
             arena_bytes: most(|l| l.arena.total),
             logits_bytes: most(|l| l.logits_bytes),
+            n_logits,
+            sampling_bytes: HostOutputs::shared_bytes(n_logits, limits, IN_FLIGHT, n_workers),
             prepared_bytes: ActivationKind::ALL
                 .map(|kind| layouts.iter().map(|l| l.prepared_bytes[kind as usize]).max().unwrap_or(0)),
             rope_bytes: (0..most(|l| l.rope_tables.len())).map(tables).collect(),
             scratch_bytes: most(|l| l.scratch_bytes),
             partial_bytes: most(|l| l.partial_bytes),
-            max_split: most(|l| l.max_split),
+            arrived: most(|l| l.arrived),
+            n_schedules: most(|l| l.attention.len()),
+            schedule_units: most(|l| l.schedule_units),
             found_bytes: most(|l| l.found_bytes),
             grouped: (most(|l| l.grouped.0), most(|l| l.grouped.1)),
             n_experts: layouts.iter().map(Layout::n_experts).sum(),
@@ -110,6 +132,12 @@ impl Shared {
         (expert_groups::group_bytes(pairs, experts), self.n_experts * size_of::<WeightRows>())
     }
 
+    /// Bytes of the schedules of Attention, and of the counters beside them.
+    fn schedule_bytes(&self, limits: &Limits) -> usize {
+        let of_one = Sizes::new(limits).bytes(self.schedule_units);
+        self.n_schedules * of_one + self.arrived * size_of::<usize>()
+    }
+
     /// The memory plan: weights and KV pages, which every device has, and these buffers.
     pub fn memory_plan(&self, plans: &[Plan], limits: &Limits, interleaved: &ToInterleave) -> MemoryPlan {
         let let_go = interleaved.let_go();
@@ -120,11 +148,13 @@ impl Shared {
             ("small weights, copied", interleaved.copied_bytes()),
             ("activations", self.arena_bytes - self.logits_bytes + self.row_bytes),
             ("logits", self.logits_bytes + self.found_bytes),
+            ("sampling", self.sampling_bytes as usize),
             ("quantised activations", self.prepared_bytes[ActivationKind::Q8 as usize]),
             ("rounded activations", self.prepared_bytes[ActivationKind::Bf16 as usize]),
             ("normalised activations", self.prepared_bytes[ActivationKind::F32 as usize]),
             ("rope tables", self.rope_bytes.iter().sum()),
             ("attention partials", self.partial_bytes),
+            ("attention schedules", self.schedule_bytes(limits)),
             ("expert tables", self.expert_bytes().0 + self.expert_bytes().1),
             ("scratch of the workers", self.all_scratch_bytes()),
         ] {
@@ -135,6 +165,31 @@ impl Shared {
         }
         memory
     }
+}
+
+/// What the units of an Attention depend on.
+pub fn schedule_shape(
+    plan: &Plan,
+    layer: KvLayerId,
+    n_heads: usize,
+    window: Option<usize>,
+    out: ValueId,
+) -> ScheduleShape {
+    let n_kv_heads = plan.kv.layer(layer).n_kv_heads;
+    ScheduleShape {
+        group: plan.kv.group_of(layer).0,
+        window: window.unwrap_or(usize::MAX),
+        n_kv_heads,
+        tile_rows: attention::tile_rows(n_heads / n_kv_heads),
+        of_outputs: is_only_selected_from(plan, out),
+    }
+}
+
+/// Whether of a value's rows only the step's outputs are read.
+pub fn is_only_selected_from(plan: &Plan, id: ValueId) -> bool {
+    let selects = |op: &Op| matches!(op, Op::SelectRows { .. });
+    plan.primitives().all(|op| selects(op) || !op.reads().contains(&id))
+        && plan.results().all(|result| result != id)
 }
 
 /// How many rows a value can have.
@@ -226,11 +281,14 @@ impl Layout {
         let mut layout = Layout {
             arena,
             logits_bytes: bytes_of(plan.value(plan.logits)),
+            n_logits: plan.value(plan.logits).cols,
             prepared_bytes: [0; 3],
             rope_tables: Vec::new(),
             scratch_bytes: 64,
             partial_bytes: 0,
-            max_split: 0,
+            arrived: 0,
+            attention: Vec::new(),
+            schedule_units: 0,
             found_bytes: round_up(limits.max_outputs * n_workers * size_of::<argmax::Found>()),
             grouped: (0, 0),
             experts: Vec::new(),
@@ -283,15 +341,16 @@ impl Layout {
                     .max(expert_linear::many_rows_scratch_bytes(sizes.row_block, gemm))
             }
             Unit::QkRopeKv(unit) => qk_rope_kv::scratch_bytes(plan.kv.layer(unit.layer).head_dim),
-            Unit::Primitive(Op::Attention { layer, n_heads, .. }) => {
+            Unit::Primitive(Op::Attention { layer, n_heads, window, out, .. }) => {
+                let shape = schedule_shape(plan, *layer, *n_heads, *window, *out);
                 let layer = plan.kv.layer(*layer);
-                let n_group = n_heads / layer.n_kv_heads;
-                let split = attention::max_split(self.n_workers, layer.n_kv_heads);
-                self.max_split = self.max_split.max(split);
-                let partials = split
-                    * attention::max_chunks(limits.n_ctx)
-                    * attention_tile::Partial::len(n_group, layer.head_dim)
-                    * 4;
+                let (n_group, sizes) = (n_heads / layer.n_kv_heads, Sizes::new(limits));
+                if !self.attention.contains(&shape) {
+                    self.attention.push(shape);
+                }
+                self.schedule_units = self.schedule_units.max(sizes.units(shape.n_kv_heads, shape.tile_rows));
+                self.arrived = self.arrived.max(sizes.split_rows() * layer.n_kv_heads);
+                let partials = attention::partial_bytes(&sizes, n_group, layer.n_kv_heads, layer.head_dim);
                 self.partial_bytes = self.partial_bytes.max(partials);
                 attention::scratch_bytes(n_group, layer.n_kv_heads, layer.head_dim)
             }

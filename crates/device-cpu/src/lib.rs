@@ -2,7 +2,7 @@
 //!
 //! # The way of a plan through this crate
 //!
-//! 1. `profile` holds the fusion rules, which `device::fusion::fuse` applies.
+//! 1. `profile` holds the fusion rules, which `device_lower::fusion::fuse` applies.
 //! 2. `lower` recognises each node: what runs it, and which of its values anyone else reads.
 //! 3. `layout` sizes every buffer once; the memory plan prints it, compiling allocates it.
 //! 4. `weights` brings matrices into the order that their kernels want, where they want another than the file's.
@@ -26,6 +26,7 @@ mod layout;
 mod lower;
 mod memory;
 mod peaks;
+mod places;
 mod pool;
 mod prefetch;
 mod profile;

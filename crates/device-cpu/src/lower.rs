@@ -1,8 +1,10 @@
 //! From nodes to what the kernels run: each node becomes one [`Unit`], or, where no kernel runs a fused Op as a whole, one
 //! for each of its parts. Pure: it names values and weights, and takes no memory.
 
-use device::lower::{HeadChain, NormAdd, Projection, QkRopeKv, RopeOf, norm_add, projection, qk_rope_kv};
 use device::{FusedKind, Op, Plan, ValueId, WeightId};
+use device_lower::lower::{
+    HeadChain, NormAdd, Projection, QkRopeKv, RopeOf, norm_add, projection, qk_rope_kv,
+};
 
 /// Ropes with the same key share a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -132,10 +134,10 @@ pub fn rope_tables(plan: &Plan, lowered: &[Lowered]) -> Vec<RopeKey> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use device::fusion::{self, fuse};
-    use device::lower::Tail;
-    use device::testing::{PlanBuilder, mini_transformer};
-    use formats::BlockType;
+    use device_lower::fusion::{self, fuse};
+    use device_lower::lower::Tail;
+    use device_testing::{PlanBuilder, mini_transformer};
+    use weights::BlockType;
 
     fn fused(plan: &Plan) -> Vec<Lowered> {
         lower(&fuse(plan, crate::profile::RULES))

@@ -7,7 +7,8 @@
 //! Waiting gives the processor away: at once where there are more workers than processors, otherwise after some 3
 //! microseconds, since another process, or the awaited worker itself, may need this one.
 //!
-//! A panic in one worker poisons the barrier, so that the others leave too, and becomes the job's error.
+//! A panic in one worker poisons the barrier, so that the others leave too, and becomes the job's error. A worker that ends
+//! the job ([`Barrier::end`]) does the same without a panic.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -50,7 +51,7 @@ impl Barrier {
 
     /// Wait until all workers are here. What each wrote before is visible to all after.
     ///
-    /// `false`: another worker panicked; leave the job.
+    /// `false`: another worker panicked or ended the job; leave it.
     #[must_use]
     #[inline]
     pub fn wait(&self) -> bool {
@@ -71,7 +72,8 @@ impl Barrier {
         !self.poisoned.0.load(Ordering::Acquire)
     }
 
-    fn poison(&self) {
+    /// End the job: the others leave it at their next [`Self::wait`]. The caller returns from the job after this.
+    pub fn end(&self) {
         self.poisoned.0.store(true, Ordering::Release);
     }
 
@@ -98,10 +100,16 @@ fn poll(polls: u32, done: impl Fn() -> bool) {
 /// What every worker runs: `job(index, barrier)`.
 type Job<'a> = dyn Fn(usize, &Barrier) + Sync + 'a;
 
-/// A worker panicked; what it said.
+/// Why a job did not run to its end.
 #[derive(Debug, thiserror::Error)]
-#[error("a worker panicked: {0}")]
-pub struct Panicked(pub String);
+pub enum Interrupted {
+    /// A worker panicked; what it said.
+    #[error("a worker panicked: {0}")]
+    Panicked(String),
+    /// A worker called [`Barrier::end`].
+    #[error("a worker ended the job")]
+    Ended,
+}
 
 struct Shared {
     /// Counts jobs; odd-even does not matter, only that it changed.
@@ -171,8 +179,8 @@ impl Pool {
     /// Run `job` on every worker and wait for all. Allocates nothing (unless one panics).
     ///
     /// # Errors
-    /// A worker panicked. The pool can be used again.
-    pub fn run(&self, job: &Job<'_>) -> Result<(), Panicked> {
+    /// A worker panicked or ended the job. The pool can be used again.
+    pub fn run(&self, job: &Job<'_>) -> Result<(), Interrupted> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let shared = &*self.shared;
         // SAFETY: only the lifetime changes; the pointer is not used after this call, which waits for every worker.
@@ -194,7 +202,7 @@ impl Pool {
         }
         shared.barrier.reset();
         let said = shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
-        Err(Panicked(said.unwrap_or_default()))
+        Err(said.map_or(Interrupted::Ended, Interrupted::Panicked))
     }
 }
 
@@ -217,7 +225,7 @@ fn call(shared: &Shared, job: &Job<'_>, index: usize) {
     if let Err(payload) = catch_unwind(AssertUnwindSafe(|| job(index, &shared.barrier))) {
         let mut panic = shared.panic.lock().unwrap_or_else(PoisonError::into_inner);
         panic.get_or_insert_with(|| message(&*payload));
-        shared.barrier.poison();
+        shared.barrier.end();
     }
 }
 
@@ -315,7 +323,7 @@ mod tests {
                     }
                     while barrier.wait() {}
                 });
-                assert!(result.unwrap_err().0.contains(&format!("worker {who} fell")));
+                assert!(result.unwrap_err().to_string().contains(&format!("worker {who} fell")));
                 let count = AtomicUsize::new(0);
                 pool.run(&|_, barrier| {
                     assert!(barrier.wait());
@@ -323,6 +331,32 @@ mod tests {
                 })
                 .unwrap();
                 assert_eq!(count.load(Ordering::Relaxed), n);
+            }
+        }
+    }
+
+    #[test]
+    fn a_worker_can_end_the_job_for_all() {
+        for n in [1, 2, 4] {
+            let pool = pool(n);
+            for who in 0..n {
+                let phases = AtomicUsize::new(0);
+                let result = pool.run(&|index, barrier| {
+                    for phase in 0.. {
+                        if index == who && phase == 3 {
+                            barrier.end();
+                            return;
+                        }
+                        phases.fetch_add(1, Ordering::Relaxed);
+                        if !barrier.wait() {
+                            return;
+                        }
+                    }
+                });
+                assert!(matches!(result, Err(Interrupted::Ended)), "{result:?}");
+                // The others may have begun the fourth phase.
+                assert!((3 * n..4 * n).contains(&phases.load(Ordering::Relaxed)));
+                pool.run(&|_, barrier| assert!(barrier.wait())).unwrap();
             }
         }
     }

@@ -3,7 +3,8 @@
 //! Fusing saves barriers (about a microsecond each) and passes over activations. Attention stays apart from the KvWrite
 //! before it: its workers read keys that other workers write, so a barrier stands between them in any case.
 
-use device::{KvType, Rule, fusion};
+use device::{KvType, Rule};
+use device_lower::fusion;
 
 /// Tried in this order at every node; each before those that it contains.
 pub const RULES: &[Rule] = &[

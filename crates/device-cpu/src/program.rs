@@ -1,23 +1,26 @@
 //! Compiled plans: the memory that they share, two tables each, and the replay.
 
 use crate::NAME;
-use crate::command::{StepState, Worker};
+use crate::command::{Command, StepState, Worker};
 use crate::compile::{Addresses, Compiler, RowsOfStep, Table};
 use crate::isa::Isa;
+use crate::kernels::attention::schedule::{self, Schedule, ScheduleShape, Sizes};
 use crate::kernels::expert_groups::Groups;
 use crate::layout::{Layout, Shared};
 use crate::lower::Lowered;
 use crate::memory::{Buffer, PagePool};
-use crate::pool::{Barrier, Panicked, Pool};
+use crate::places::{Places, Ran, Stored};
+use crate::pool::{Barrier, Interrupted, Pool};
 use crate::weights::{Interleaved, matrices};
 use device::{
-    CommandInfo, Error, GroupUse, Limits, Needs, Plan, Program, Result, Rows, Span, Step, Timing, ValueId,
-    Want, Weight,
+    Choose, Chosen, CommandInfo, DType, Error, Limits, Needs, Plan, Program, Result, Step, Ticket, Timing,
+    ValueId, Weight,
 };
-use formats::Bytes;
+use device_lower::outputs::HostOutputs;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
+use weights::Bytes;
 
 /// A plan that was lowered.
 #[derive(Clone, Copy)]
@@ -38,8 +41,10 @@ pub struct CpuProgram {
     needs: Vec<Needs>,
     /// `(commands, workers)` units handed out in this step.
     taken: Box<[AtomicUsize]>,
-    /// Partials finished of split attention.
+    /// Chunks finished of the rows that attention splits; zero between commands.
     arrived: Box<[AtomicUsize]>,
+    /// The units of work of attention, by the current plan's [`Compiled::attention`].
+    schedules: Vec<Schedule>,
     scratch: Buffer,
     scratch_bytes: usize,
     arena: Buffer,
@@ -48,10 +53,11 @@ pub struct CpuProgram {
     slots: Vec<u32>,
     pages: Vec<PagePool>,
     limits: Limits,
-    /// Plan, rows and outputs of the last step.
+    outputs: HostOutputs,
+    /// The plan of the last step.
     current: usize,
-    n_rows: usize,
-    n_outputs: usize,
+    /// Of the last step.
+    ran: Ran,
     /// What the tables point to, kept alive.
     _buffers: Vec<Buffer>,
     _files: Vec<Bytes>,
@@ -62,9 +68,13 @@ pub struct CpuProgram {
 struct Compiled {
     one: Table,
     many: Table,
-    logits: Output,
-    argmax: Output,
-    kept: Vec<Output>,
+    n_nodes: usize,
+    places: Places,
+    logits: ValueId,
+    argmax: ValueId,
+    kept: Vec<ValueId>,
+    /// What its schedules depend on.
+    attention: Vec<ScheduleShape>,
 }
 
 impl Compiled {
@@ -73,12 +83,8 @@ impl Compiled {
     }
 }
 
-/// A value that the caller reads.
-#[derive(Clone, Copy)]
-struct Output {
-    offset: usize,
-    rows: Rows,
-    cols: usize,
+fn failed(reason: String) -> Error {
+    Error::Failed { device: NAME, reason }
 }
 
 impl CpuProgram {
@@ -108,7 +114,8 @@ impl CpuProgram {
             .map(|g| PagePool::reserve(limits.n_pages[g], kv.page_bytes(g, limits.kv_type, limits.page_len)))
             .collect::<Result<Vec<_>>>()?;
         let counters = |n: usize| (0..n).map(|_| AtomicUsize::new(0)).collect::<Box<[AtomicUsize]>>();
-        let arrived = counters(shared.max_split);
+        let arrived = counters(shared.arrived);
+        let schedule = |_| Schedule::new(Sizes::new(limits), shared.schedule_units);
         let addresses = Addresses {
             arena: arena.start(),
             rows: {
@@ -147,16 +154,17 @@ impl CpuProgram {
             let at = Addresses { experts, ..addresses.clone() };
             experts = experts.wrapping_add(layout.n_experts());
             let compiler = Compiler { plan, limits, layout, at: &at, weights: &weights, isa };
-            let output = |id: &ValueId| {
-                let (value, offset) = (plan.value(*id), layout.arena.offset[id.0 as usize]);
-                Output { offset, rows: value.rows, cols: value.cols }
-            };
             plans.push(Compiled {
                 one: compiler.table(units, RowsOfStep::One),
                 many: compiler.table(units, RowsOfStep::Many),
-                logits: output(&plan.logits),
-                argmax: output(&plan.argmax),
-                kept: plan.kept.iter().map(output).collect(),
+                n_nodes: plan.nodes.len(),
+                places: Places::new(plan, &layout.arena, limits, |id| {
+                    crate::layout::is_only_selected_from(plan, id)
+                }),
+                logits: plan.logits,
+                argmax: plan.argmax,
+                kept: plan.kept.clone(),
+                attention: layout.attention.clone(),
             });
         }
         let n_commands = plans.iter().flat_map(|p| [p.one.commands.len(), p.many.commands.len()]).max();
@@ -167,6 +175,7 @@ impl CpuProgram {
             needs: parts.iter().map(|part| Needs::new(part.plan, limits)).collect(),
             taken: counters(n_commands.unwrap_or(0) * shared.n_workers),
             arrived,
+            schedules: (0..shared.n_schedules).map(schedule).collect(),
             scratch,
             scratch_bytes: shared.scratch_bytes,
             arena,
@@ -174,87 +183,31 @@ impl CpuProgram {
             slots: vec![0; limits.max_rows],
             pages,
             limits: limits.clone(),
+            outputs: HostOutputs::shared(shared.n_logits, limits, IN_FLIGHT, shared.n_workers),
             current: 0,
-            n_rows: 0,
-            n_outputs: 0,
+            ran: Ran::default(),
             _buffers: buffers,
             _files: files.flat_map(Weight::views).cloned().collect(),
             _weights: weights.into_memory(),
         })
     }
 
-    /// Whether the step is one that the kernels can run without leaving their buffers. Costs a few comparisons for each
-    /// row and page; the engine has checked more, and with words.
-    fn check(&self, step: &Step) -> Result<()> {
-        let failed = |reason: String| Err(Error::Failed { device: NAME, reason });
-        let Some(needs) = self.needs.get(step.plan) else {
-            return failed(format!("plan {} of a program of {}", step.plan, self.needs.len()));
+    /// Run some commands of a step. Worker 0 notes in `marks`, if there, when each command began and, last, when all ended.
+    /// Gives the step's tokens, those of its links included, for [`Self::choose`].
+    fn replay(&mut self, step: &Step, extent: &Extent, marks: Option<&mut [Instant]>) -> Result<Vec<u32>> {
+        step.check(&self.needs, &self.limits).map_err(failed)?;
+        let (n_nodes, argmax) = match extent {
+            Extent::Whole => {
+                let wants_best = step.wants.iter().any(|w| w.choose == Choose::Best && w.is_plain());
+                (self.plans[step.plan].n_nodes, wants_best)
+            }
+            Extent::Until(last) => (last + 1, true),
         };
-        let (n_rows, n_outputs) = (step.tokens.len(), step.outputs.len());
-        if n_rows > self.limits.max_rows || n_outputs > self.limits.max_outputs {
-            let (rows, outputs) = (self.limits.max_rows, self.limits.max_outputs);
-            return failed(format!(
-                "a step of {n_rows} rows and {n_outputs} outputs, expected at most {rows} and {outputs}"
-            ));
-        }
-        let n_input = needs.input_len(n_rows, n_outputs);
-        if step.input.len() != n_input {
-            return failed(format!("an input of {} numbers, expected {n_input}", step.input.len()));
-        }
-        if let Some(token) = step.tokens.iter().find(|t| **t as usize >= needs.n_vocab) {
-            return failed(format!("token {token}, expected one below {}", needs.n_vocab));
-        }
-        if let Some(row) = step.outputs.iter().find(|r| **r as usize >= n_rows) {
-            return failed(format!("output row {row} of a step of {n_rows} rows"));
-        }
-        let mut next = 0;
-        for span in step.spans {
-            if span.first_row as usize != next || span.n_rows == 0 || span.end() > needs.n_positions {
-                return failed(format!("{span:?} does not fit the step or the limits"));
-            }
-            next += span.n_rows as usize;
-            self.check_pages(step, needs, span)?;
-        }
-        if next != n_rows {
-            return failed(format!("spans of {next} rows in a step of {n_rows} rows"));
-        }
-        Ok(())
-    }
-
-    /// Whether the pages that a span needs are pages, where it has them.
-    fn check_pages(&self, step: &Step, needs: &Needs, span: &Span) -> Result<()> {
-        let failed = |reason: String| Err(Error::Failed { device: NAME, reason });
-        let n_groups = needs.groups.len();
-        let tables_end = (span.slot as usize + 1) * n_groups * step.pages_per_table;
-        for (group, (usage, n_pages)) in needs.groups.iter().zip(&self.limits.n_pages).enumerate() {
-            let n_positions = match usage {
-                GroupUse::Unused => continue,
-                GroupUse::Sequence { .. } => span.end(),
-                GroupUse::Memory { n, written } => {
-                    if *written && span.end() > *n {
-                        return failed(format!("{span:?} of a memory of {n} positions"));
-                    }
-                    *n
-                }
-            };
-            let n_entries = n_positions.div_ceil(self.limits.page_len);
-            if n_entries > step.pages_per_table || tables_end > step.page_tables.len() {
-                return failed(format!("page tables too short for {span:?}"));
-            }
-            // Entries without a page are caught where one is needed.
-            let entries = &step.page_table(span.slot, group, n_groups)[..n_entries];
-            let beyond = entries.iter().find(|p| **p != device::PAGE_NONE && **p as usize >= *n_pages);
-            if let Some(page) = beyond {
-                return failed(format!("KV page {page} of group {group}, expected one below {n_pages}"));
-            }
-        }
-        Ok(())
-    }
-
-    /// Run a step; worker 0 notes in `marks`, if there, when each command began and, last, when all ended.
-    fn replay(&mut self, step: &Step, marks: Option<&mut [Instant]>) -> Result<()> {
-        self.check(step)?;
-        (self.current, self.n_rows, self.n_outputs) = (step.plan, step.tokens.len(), step.outputs.len());
+        let tokens = self.outputs.begin(step, self.needs[step.plan].n_vocab).map_err(failed)?;
+        self.current = step.plan;
+        let n_rows = step.tokens.len();
+        // Until the commands have run, no value is there to be read.
+        self.ran = Ran { n_rows, n_outputs: step.outputs.len(), n_nodes: 0, argmax };
         for span in step.spans {
             for i in 0..span.n_rows {
                 let row = (span.first_row + i) as usize;
@@ -262,10 +215,19 @@ impl CpuProgram {
                 self.slots[row] = span.slot;
             }
         }
-        let n_rows = step.tokens.len();
-        self.taken.iter().chain(&self.arrived).for_each(|c| c.store(0, Ordering::Relaxed));
+        self.taken.iter().for_each(|c| c.store(0, Ordering::Relaxed));
+        let rows = schedule::Rows {
+            spans: step.spans,
+            outputs: step.outputs,
+            page_tables: step.page_tables,
+            pages_per_table: step.pages_per_table,
+            n_groups: self.pages.len(),
+        };
+        for (schedule, shape) in self.schedules.iter_mut().zip(&self.plans[step.plan].attention) {
+            schedule.write(shape, &rows, self.pool.n_workers());
+        }
         let state = StepState {
-            tokens: step.tokens,
+            tokens: &tokens,
             input: step.input,
             spans: step.spans,
             positions: &self.positions[..n_rows],
@@ -274,20 +236,55 @@ impl CpuProgram {
             pages_per_table: step.pages_per_table,
             n_groups: self.pages.len(),
             outputs: step.outputs,
-            argmax: step.want == Want::Argmax,
+            argmax,
+            attention: &self.schedules,
+        };
+        let Table { commands, infos } = self.plans[step.plan].table(n_rows);
+        let n_commands = match extent {
+            Extent::Whole => commands.len(),
+            Extent::Until(last) => infos.iter().take_while(|info| info.node <= *last).count(),
         };
         let replay = Replay {
-            table: self.plans[step.plan].table(n_rows),
+            commands: &commands[..n_commands],
             taken: &self.taken,
             scratch: self.scratch.start(),
             scratch_bytes: self.scratch_bytes,
             n_workers: self.pool.n_workers(),
             state: &state,
+            stop: step.stop,
             marks: marks.map_or(std::ptr::null_mut(), <[Instant]>::as_mut_ptr),
         };
-        self.pool
-            .run(&|index, barrier| replay.work(index, barrier))
-            .map_err(|Panicked(reason)| Error::Failed { device: NAME, reason })
+        match self.pool.run(&|index, barrier| replay.work(index, barrier)) {
+            Ok(()) => {
+                self.ran.n_nodes = n_nodes;
+                Ok(tokens)
+            }
+            Err(interrupted) => {
+                self.outputs.abandon(tokens);
+                // A command that was left in its middle has not put its counters back.
+                self.arrived.iter().for_each(|c| c.store(0, Ordering::Relaxed));
+                Err(match interrupted {
+                    Interrupted::Ended => Error::Stopped { device: NAME },
+                    Interrupted::Panicked(reason) => failed(reason),
+                })
+            }
+        }
+    }
+
+    /// Choose from the logits of a step whose commands have run. The workers share the outputs.
+    fn choose(&mut self, step: &Step, tokens: Vec<u32>) -> Result<Ticket> {
+        let Compiled { places, logits, argmax, .. } = &self.plans[self.current];
+        let n_vocab = places.get(*logits).map_or(0, |place| place.cols);
+        let logits: &[f32] = output(&self.arena, places.get(*logits), &self.ran);
+        let argmax: &[u32] = output(&self.arena, places.get(*argmax), &self.ran);
+        // The command gives a token even where every logit is NaN or minus infinity.
+        let is_possible =
+            |output: usize, token: u32| logits[output * n_vocab + token as usize] > f32::NEG_INFINITY;
+        let best = |output: usize| argmax.get(output).copied().filter(|token| is_possible(output, *token));
+        let pool = &self.pool;
+        self.outputs
+            .finish_on(step, tokens, logits, best, |work| pool.run(&|index, _| work(index)))
+            .map_err(|interrupted| failed(interrupted.to_string()))
     }
 
     /// Whether a group has such a page.
@@ -295,34 +292,51 @@ impl CpuProgram {
         let n = self.limits.n_pages.get(group).copied().unwrap_or(0);
         if page as usize >= n {
             let reason = format!("KV page {page} of group {group}, which has {n} pages");
-            return Err(Error::Failed { device: NAME, reason });
+            return Err(failed(reason));
         }
         Ok(())
     }
+}
 
-    fn output<T>(&self, output: Output) -> &[T] {
-        let n = output.rows.count(self.n_rows, self.n_outputs) * output.cols;
-        // SAFETY: the value has a place for the limits' rows, whose every bit pattern is a `T` (f32 or u32); nobody writes
-        // it between steps.
-        unsafe { std::slice::from_raw_parts(self.arena.start().add(output.offset).cast(), n) }
-    }
+/// Steps that may be in flight: a step is computed while it is submitted.
+pub const IN_FLIGHT: usize = 1;
+
+/// How far a step runs.
+enum Extent {
+    /// To its end.
+    Whole,
+    /// To this node, that one included.
+    Until(usize),
+}
+
+/// The rows of a value in a step that ran; empty if it has no place.
+fn output<'a, T: Copy>(arena: &'a Buffer, stored: Option<&Stored>, ran: &Ran) -> &'a [T] {
+    const { assert!(size_of::<T>() == 4) };
+    let Some(stored) = stored else { return &[] };
+    let n = stored.rows.count(ran.n_rows, ran.n_outputs) * stored.cols;
+    // SAFETY: the layout gave the value room for as many rows as the limits allow, and the step passed the check against
+    // these. It is aligned to 64, zeroed when it was taken, and any bits are a `T` (f32 or u32). Workers write it only
+    // within `Pool::run`, which `&mut CpuProgram` excludes while this borrow of its arena lives.
+    unsafe { std::slice::from_raw_parts(arena.start().add(stored.offset).cast(), n) }
 }
 
 fn check_page_length(given: usize, expected: usize) -> Result<()> {
     if given == expected {
         return Ok(());
     }
-    Err(Error::Failed { device: NAME, reason: format!("{given} bytes for a KV page of {expected} bytes") })
+    Err(failed(format!("{given} bytes for a KV page of {expected} bytes")))
 }
 
 /// What the workers share during a step.
 struct Replay<'a> {
-    table: &'a Table,
+    commands: &'a [Command],
     taken: &'a [AtomicUsize],
     scratch: *mut u8,
     scratch_bytes: usize,
     n_workers: usize,
     state: &'a StepState<'a>,
+    /// Worker 0 looks at it between commands.
+    stop: Option<&'a AtomicBool>,
     /// One more than commands, or null.
     marks: *mut Instant,
 }
@@ -340,8 +354,12 @@ impl Replay<'_> {
             }
         };
         for (number, (command, taken)) in
-            self.table.commands.iter().zip(self.taken.chunks(self.n_workers)).enumerate()
+            self.commands.iter().zip(self.taken.chunks(self.n_workers)).enumerate()
         {
+            if index == 0 && self.stop.is_some_and(|stop| stop.load(Ordering::Relaxed)) {
+                barrier.end();
+                return;
+            }
             mark(number);
             // SAFETY: the layout gives each worker its part; the table's pointers are valid for every step that passed
             // the check, and commands that depend on each other are apart by a barrier.
@@ -353,32 +371,59 @@ impl Replay<'_> {
                 return;
             }
         }
-        mark(self.table.commands.len());
+        mark(self.commands.len());
     }
 }
 
 impl Program for CpuProgram {
-    fn run(&mut self, step: &Step) -> Result<()> {
-        self.replay(step, None)
+    fn submit(&mut self, step: &Step) -> Result<Ticket> {
+        let tokens = self.replay(step, &Extent::Whole, None)?;
+        self.choose(step, tokens)
+    }
+
+    fn wait(&mut self, ticket: Ticket) -> Result<()> {
+        self.outputs.wait(ticket).map_err(failed)
+    }
+
+    fn chosen(&self) -> &[Chosen] {
+        self.outputs.chosen()
+    }
+
+    fn best(&self, output: usize) -> &[(u32, f32)] {
+        self.outputs.best(output)
+    }
+
+    fn run_until(&mut self, step: &Step, last: usize) -> Result<()> {
+        let n_nodes = self.plans.get(step.plan).map_or(0, |plan| plan.n_nodes);
+        if last >= n_nodes {
+            return Err(failed(format!("node {last} of plan {}, which has {n_nodes}", step.plan)));
+        }
+        let tokens = self.replay(step, &Extent::Until(last), None)?;
+        self.outputs.abandon(tokens);
+        Ok(())
+    }
+
+    fn read(&self, value: ValueId) -> Option<Vec<f32>> {
+        let plan = &self.plans[self.current];
+        if value == plan.argmax && !self.ran.argmax {
+            return None;
+        }
+        let stored = Some(plan.places.intact(value, &self.ran)?);
+        Some(match stored?.dtype {
+            DType::F32 => output(&self.arena, stored, &self.ran).to_vec(),
+            DType::U32 => output::<u32>(&self.arena, stored, &self.ran).iter().map(|n| *n as f32).collect(),
+        })
     }
 
     fn logits(&self) -> &[f32] {
-        self.output(self.plans[self.current].logits)
-    }
-
-    fn logits_mut(&mut self) -> &mut [f32] {
-        let logits = self.logits();
-        let (start, len) = (logits.as_ptr().cast_mut(), logits.len());
-        // SAFETY: the arena is this program's own, and `self` is borrowed mutably as long as the slice.
-        unsafe { std::slice::from_raw_parts_mut(start, len) }
-    }
-
-    fn argmax(&self) -> &[u32] {
-        self.output(self.plans[self.current].argmax)
+        let plan = &self.plans[self.current];
+        output(&self.arena, plan.places.get(plan.logits), &self.ran)
     }
 
     fn kept(&self, index: usize) -> &[f32] {
-        self.plans[self.current].kept.get(index).map_or(&[], |output| self.output(*output))
+        let plan = &self.plans[self.current];
+        let place = plan.kept.get(index).and_then(|id| plan.places.get(*id));
+        output(&self.arena, place, &self.ran)
     }
 
     fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<()> {
@@ -419,12 +464,13 @@ impl Program for CpuProgram {
         let n = plan.map_or(0, |plan| plan.table(step.tokens.len()).commands.len());
         let begin = Instant::now();
         let mut marks = vec![begin; n + 1];
-        self.replay(step, Some(&mut marks))?;
+        let tokens = self.replay(step, &Extent::Whole, Some(&mut marks))?;
         timings.extend(marks.windows(2).enumerate().map(|(command, pair)| Timing {
             command,
             start: (pair[0] - begin).as_secs_f64(),
             duration: (pair[1] - pair[0]).as_secs_f64(),
         }));
-        Ok(())
+        let ticket = self.choose(step, tokens)?;
+        self.wait(ticket)
     }
 }

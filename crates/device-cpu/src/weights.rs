@@ -9,11 +9,11 @@ use crate::isa::Isa;
 use crate::kernels::linear::{Interleave, TILE_ROWS, WeightRows, linear_kernel};
 use crate::kernels::round_up;
 use crate::memory::PagePool;
-use crate::pool::{Panicked, Pool};
+use crate::pool::Pool;
 use device::{Error, Op, Plan, Result, Weight};
-use formats::{BlockType, Bytes, Planes};
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use weights::{BlockType, Bytes, Planes};
 
 /// Bytes of tiles that a worker makes before it lets go of what it read, about: many times what the system maps around a page
 /// that is touched, for that reaches into what was let go already.
@@ -204,7 +204,7 @@ impl ToInterleave {
                 m.data.release(first * TILE_ROWS * of_row..(end * TILE_ROWS).min(m.n_rows) * of_row);
             }
         };
-        pool.run(&job).map_err(|Panicked(reason)| Error::Failed { device: crate::NAME, reason })?;
+        pool.run(&job).map_err(|e| Error::Failed { device: crate::NAME, reason: e.to_string() })?;
         // What was mapped anew around the edges of the units.
         let read = self.matrices.iter().map(|m| &m.data).chain(self.copies.values().map(|(data, _)| data));
         Bytes::release_all(read, MAPPED_AROUND);

@@ -3,10 +3,11 @@
 
 use std::time::Duration;
 
-use device::testing::{Sequences, limits, mini_transformer};
-use device::{Device, fusion};
-use formats::BlockType;
+use device::Device;
+use device_lower::fusion;
+use device_testing::{Sequences, limits, mini_transformer};
 use ingle_device_cpu::{CpuDevice, Options};
+use weights::BlockType;
 
 /// Processor time of this process so far.
 #[allow(unsafe_code)]

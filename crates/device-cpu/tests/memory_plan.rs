@@ -3,10 +3,11 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use device::testing::{Sequences, check_op_cases, limits, mini_transformer};
-use device::{Device, Limits, Plan, Residence, fusion};
-use formats::BlockType;
+use device::{Device, Limits, Plan, Residence};
+use device_lower::fusion;
+use device_testing::{Sequences, check_op_cases, limits, mini_transformer};
 use ingle_device_cpu::{CpuDevice, Options};
+use weights::BlockType;
 
 /// The system's allocator, which counts.
 struct Counting;

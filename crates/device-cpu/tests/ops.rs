@@ -3,12 +3,12 @@
 #![allow(clippy::unwrap_used)]
 
 use device::Device;
-use device::testing::{
+use device::{Activation, KvType, Limits, Numerics, OpKind, ValueId};
+use device_testing::{
     Case, PlanBuilder, Sequences, check_device, compare, compare_chunks, limits, mini_transformer,
 };
-use device::{Activation, KvType, Limits, Numerics, OpKind, ValueId};
-use formats::BlockType;
 use ingle_device_cpu::{CpuDevice, Isa, Options};
+use weights::BlockType;
 
 /// What this device's arithmetic needs of a case.
 ///
@@ -105,7 +105,7 @@ fn deterministic_rows_are_the_same_bits_in_any_company() {
         let device = CpuDevice::new(Options { isa: Some(isa), threads: Some(2) }).unwrap();
         let mut failures = Vec::new();
         // Keys and values in Q8_0 are Metal's alone.
-        let cases = device::testing::check_op_cases();
+        let cases = device_testing::check_op_cases();
         for mut case in cases.into_iter().filter(|case| device.kv_types().contains(&case.limits.kv_type)) {
             case.limits.numerics = Numerics::Deterministic;
             failures.extend(compare_chunks(&device, &case, 0.0).err());

@@ -3,10 +3,17 @@
 
 #![allow(clippy::unwrap_used)]
 
-use device::testing::{AttentionOptions, PlanBuilder, Sequences, limits, mini_transformer, one_sequence};
-use device::{Device, KvLayer, KvType, Limits, Numerics, OwnedStep, Plan, Program, Span, Timing, fusion};
-use formats::BlockType;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use device::{Choose, Sampling, Step};
+use device::{Device, KvLayer, KvType, Limits, Numerics, OwnedStep, Plan, Program, Span, Timing, Want};
+use device_lower::fusion;
+use device_testing::{
+    AttentionOptions, PlanBuilder, Sequences, check_steps, limits, mini_transformer, one_sequence,
+};
 use ingle_device_cpu::{CpuDevice, Isa, Options};
+use weights::BlockType;
 
 fn device(threads: usize) -> CpuDevice {
     CpuDevice::new(Options { threads: Some(threads), isa: None }).unwrap()
@@ -145,6 +152,56 @@ fn deterministic_steps_do_not_depend_on_their_company() {
     }
 }
 
+/// Steps of a few rows read every tile once, in pieces of several tiles; more rows in blocks. All give the bits of one row:
+/// matrices that end within a tile, several at once, with biases, residuals and gates, for workers with one piece and with many.
+#[test]
+fn few_rows_have_the_bits_of_one() {
+    for block in [BlockType::Q4_1, BlockType::Q8_0, BlockType::Q6_K] {
+        let mut b = PlanBuilder::new(7, 97);
+        let x = b.embed(1280);
+        let norm = b.rms_norm(x, 1280);
+        let q = b.linear(norm, 333, block, true);
+        let k = b.linear(norm, 16, block, false);
+        let v = b.linear(norm, 40, block, true);
+        let [q, k, v] =
+            [(q, 333), (k, 16), (v, 40)].map(|(x, cols)| b.linear(x, cols, BlockType::F32, false));
+        let sum = [q, k, v].map(|x| b.linear(x, 1280, BlockType::F32, false));
+        let sum = sum.iter().fold(x, |a, x| b.add(a, *x));
+        let norm = b.rms_norm(sum, 1280);
+        let gate = b.linear(norm, 1280, block, true);
+        let up = b.linear(norm, 1280, block, false);
+        let gated = b.gate(gate, up, device::Activation::Silu);
+        let down = b.linear(gated, 1280, block, true);
+        let x = b.add(sum, down);
+        let norm = b.rms_norm(x, 1280);
+        let plan = b.linear(norm, 97, block, false);
+        let plan = b.finish(plan);
+        for isa in Isa::available() {
+            // Plain numbers add in another order in tiles, unless told not to.
+            let limits = Limits { numerics: Numerics::Deterministic, ..limits(&plan.kv) };
+            for threads in [1, 3] {
+                let device = CpuDevice::new(Options { threads: Some(threads), isa: Some(isa) }).unwrap();
+                let plan = fusion::fuse(&plan, device.fusion());
+                let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
+                let mut run = |tokens: &[u32]| {
+                    let step = one_sequence(&plan, &limits, tokens, 0);
+                    let step = step.with_outputs((0..tokens.len() as u32).collect(), Want::LOGITS);
+                    program.run(&step.borrow()).unwrap();
+                    bits(&*program)
+                };
+                let tokens: Vec<u32> = (0..41).map(|i| i * 13 % 97).collect();
+                let alone: Vec<u32> = tokens.iter().flat_map(|token| run(&[*token])).collect();
+                for n in [2, 3, 4, 5, 8, 9, 10, 12, 13, 16, 23, 24, 25, 26, 41] {
+                    assert!(
+                        run(&tokens[..n]) == alone[..97 * n],
+                        "{isa} {block}, {threads} threads, {n} rows"
+                    );
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn a_copied_page_serves_in_place_of_the_original() {
     let device = device(2);
@@ -231,12 +288,12 @@ fn a_step_without_outputs_or_without_rows_is_fine() {
     let (plan, limits) = fused(&device, BlockType::Q4_0);
     let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
     for tokens in [&[1, 2, 3][..], &[4]] {
-        let quiet = OwnedStep { outputs: vec![], ..one_sequence(&plan, &limits, tokens, 0) };
+        let quiet = one_sequence(&plan, &limits, tokens, 0).with_outputs(vec![], Want::LOGITS);
         program.run(&quiet.borrow()).unwrap();
-        assert!(program.logits().is_empty() && program.argmax().is_empty());
+        assert!(program.logits().is_empty() && program.chosen().is_empty());
     }
-    let empty =
-        OwnedStep { tokens: vec![], spans: vec![], outputs: vec![], ..one_sequence(&plan, &limits, &[1], 0) };
+    let quiet = one_sequence(&plan, &limits, &[1], 0).with_outputs(vec![], Want::LOGITS);
+    let empty = OwnedStep { tokens: vec![], spans: vec![], ..quiet };
     program.run(&empty.borrow()).unwrap();
 }
 
@@ -279,5 +336,118 @@ fn timings_belong_to_commands() {
                 .any(|c| c.kernel.contains("linear_q4_0") && c.weight_bytes > 0 && c.layer == Some(0))
         );
         assert_eq!(commands.iter().any(|c| c.kernel.contains("1 row")), n == 1);
+    }
+}
+
+#[test]
+fn steps_keep_the_contract() {
+    for isa in Isa::available() {
+        for threads in [1, 3] {
+            let device = CpuDevice::new(Options { isa: Some(isa), threads: Some(threads) }).unwrap();
+            // Sums of f32 in another order, through two layers.
+            let count =
+                check_steps(&device, 1e-3).unwrap_or_else(|e| panic!("{isa}, {threads} threads: {e}"));
+            // The rest is inside fused Ops.
+            assert!(count.n_read * 3 > count.n_values, "{count:?}");
+        }
+    }
+}
+
+/// Where nothing is fused, every value is there right after its node, but for attention of rows that nobody reads.
+#[test]
+fn every_value_of_a_plain_plan_can_be_read() {
+    let device = device(2);
+    let plan = mini_transformer(3, BlockType::F32);
+    let limits = limits(&plan.kv);
+    let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
+    let step = Sequences::new(1, &plan.kv, &limits, 50).step(&[(0, 9), (1, 2)]);
+    let last = step.clone().with_outputs(vec![8, 10], Want::BEST);
+    for (step, n_missing) in [(step, 0), (last, 1)] {
+        let mut missing = vec![];
+        for (node, n) in plan.nodes.iter().enumerate() {
+            program.run_until(&step.borrow(), node).unwrap();
+            missing.extend(n.op.writes().into_iter().filter(|id| program.read(*id).is_none()));
+        }
+        assert_eq!(missing.len(), n_missing, "{missing:?}");
+        program.run(&step.borrow()).unwrap();
+        let best = program.chosen().iter().map(|chosen| chosen.token.unwrap() as f32);
+        assert!(program.read(plan.argmax).unwrap().into_iter().eq(best));
+        // What came first has made room for others.
+        assert!(program.read(plan.nodes[0].op.writes()[0]).is_none());
+        // Nobody looked for the best tokens.
+        program.run(&step.clone().with_outputs(step.outputs.clone(), Want::LOGITS).borrow()).unwrap();
+        assert!(program.read(plan.argmax).is_none() && program.read(plan.logits).is_some());
+    }
+}
+
+/// A step ends between two commands, on every worker, and the next one is as if it had not been.
+#[test]
+fn a_step_can_be_stopped_while_it_runs() {
+    for threads in [1, 2, 4] {
+        let device = device(threads);
+        let (plan, limits) = fused(&device, BlockType::Q4_0);
+        let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
+        let mut sequences = Sequences::new(1, &plan.kv, &limits, 50);
+        let step = sequences.step(&[(0, 50), (1, 3)]);
+        program.run(&step.borrow()).unwrap();
+        let expected = bits(&*program);
+        let stop = AtomicBool::new(true);
+        let stopped = Step { stop: Some(&stop), ..step.borrow() };
+        assert!(matches!(program.submit(&stopped), Err(device::Error::Stopped { device: "cpu" })));
+        assert!(matches!(program.run_until(&stopped, 0), Err(device::Error::Stopped { .. })));
+        assert!(program.read(plan.logits).is_none(), "values of a stopped step are not there");
+
+        // Another thread stops it, at any command.
+        let mut n_stopped = 0;
+        for turn in 0..60 {
+            let (stop, started) = (AtomicBool::new(false), AtomicBool::new(false));
+            let result = std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    while !started.load(Ordering::Acquire) {
+                        std::hint::spin_loop();
+                    }
+                    std::thread::sleep(Duration::from_micros(turn * 10));
+                    stop.store(true, Ordering::Release);
+                });
+                started.store(true, Ordering::Release);
+                program.run(&Step { stop: Some(&stop), ..step.borrow() })
+            });
+            match result {
+                Ok(()) => assert_eq!(bits(&*program), expected),
+                Err(device::Error::Stopped { .. }) => n_stopped += 1,
+                Err(error) => panic!("{error}"),
+            }
+            program.run(&step.borrow()).unwrap();
+            assert_eq!(bits(&*program), expected, "{threads} threads");
+        }
+        println!("{n_stopped} of 60 steps were stopped on {threads} threads");
+    }
+}
+
+/// Choosing is shared among the workers; how many there are changes nothing.
+#[test]
+fn any_number_of_workers_chooses_the_same() {
+    let mut first = None;
+    for threads in [1, 2, 5] {
+        let device = device(threads);
+        let (plan, limits) = fused(&device, BlockType::F32);
+        let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
+        let mut sequences = Sequences::new(1, &plan.kv, &limits, 50);
+        let mut all = vec![];
+        for n in [33, 2, 1] {
+            let mut step = sequences.step(&[(0, n)]);
+            for (row, want) in step.wants.iter_mut().enumerate() {
+                let random = row as f64 / 40.0;
+                let sampling = Sampling { temperature: 1.0, top_k: 20, top_p: 0.9, min_p: 0.01, random };
+                let choose = if row % 4 == 3 { Choose::Best } else { Choose::Sample(sampling) };
+                *want = Want { choose, n_best: row as u32 % 3, ..Want::BEST };
+            }
+            program.run(&step.borrow()).unwrap();
+            let tokens: Vec<_> = program.chosen().iter().map(|chosen| chosen.token).collect();
+            let best: Vec<_> = (0..n).map(|output| program.best(output).to_vec()).collect();
+            assert!(best.iter().enumerate().all(|(row, best)| best.len() == row % 3));
+            all.push((tokens, best));
+        }
+        assert_eq!(first.get_or_insert_with(|| all.clone()), &all, "{threads} threads");
     }
 }

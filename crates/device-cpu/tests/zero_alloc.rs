@@ -1,12 +1,17 @@
 //! After compiling, a step allocates nothing, counted by the allocator. Alone in its process, for others allocate.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
+#![allow(clippy::unwrap_used)] // in helpers of tests too
 
-use device::testing::{Sequences, check_op_cases, limits, mini_transformer};
-use device::{Device, KvType, Limits, Numerics, fusion};
-use formats::BlockType;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use device::{
+    Choose, Device, KvType, Limits, Link, Numerics, OutputRef, Penalties, Sampling, Slice, Step, Ticket, Want,
+};
+use device_lower::fusion;
+use device_testing::{Sequences, check_op_cases, limits, mini_transformer};
 use ingle_device_cpu::{CpuDevice, Options};
+use weights::BlockType;
 
 /// The system's allocator, which counts.
 struct Counting;
@@ -57,6 +62,7 @@ fn a_step_allocates_nothing() {
             assert_eq!(CALLS.load(Ordering::Relaxed) - before, 0, "{block} {numerics:?}");
         }
     }
+    sampling_allocates_nothing(&device);
     // Several plans, with memories that slots share.
     for case in check_op_cases().iter().filter(|case| case.name.contains("memory of 50")) {
         for numerics in [Numerics::Fast, Numerics::Deterministic] {
@@ -70,4 +76,58 @@ fn a_step_allocates_nothing() {
             assert_eq!(CALLS.load(Ordering::Relaxed) - before, 0, "{}", case.name);
         }
     }
+}
+
+/// Sixteen sequences, each sampled with penalties, a bias, a mask and log-probabilities, its token taken from the step before.
+fn sampling_allocates_nothing(device: &CpuDevice) {
+    const N: u32 = 16;
+    let plan = fusion::fuse(&mini_transformer(1, BlockType::Q8_0), device.fusion());
+    let limits = Limits { max_spans: N as usize, kv_type: KvType::I16, ..limits(&plan.kv) };
+    let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
+    let mut sequences = Sequences::new(1, &plan.kv, &limits, 50);
+    let spans: Vec<(usize, usize)> = (0..N as usize).map(|slot| (slot, 1)).collect();
+    let slice = |start, len| Slice { start, len };
+    let want = |row: u32, sampling: Sampling| Want {
+        choose: if row % 5 == 4 { Choose::Best } else { Choose::Sample(sampling) },
+        logprob: true,
+        n_best: 5,
+        penalties: Some(Penalties { repeat: 1.1, presence: 0.1, frequency: 0.1 }),
+        recent: slice(row, 8),
+        pending: slice(row, 1),
+        biases: slice(0, 3),
+        mask: row.is_multiple_of(2).then_some(slice(0, 4)),
+        ..Want::BEST
+    };
+    let from = |output: u32, ticket: u64| OutputRef { ticket: Ticket(ticket), output };
+    let steps: Vec<_> = (0..6u64)
+        .map(|turn| {
+            let mut step = sequences.step(&spans);
+            if turn > 0 {
+                step.links = (0..N).map(|row| Link { row, from: from(row, turn - 1) }).collect();
+                step.pending = (0..N).map(|row| from(row, turn - 1)).collect();
+                step.recent = (0..N + 8).collect();
+                step.biases = vec![(3, 1.0), (5, -2.0), (90, f32::NEG_INFINITY)];
+                step.masks = vec![0x5555_ffff; 4];
+                for (row, want_of_row) in (0..N).zip(&mut step.wants) {
+                    let random = f64::from(row) / f64::from(N);
+                    let top_k = if row % 3 == 0 { 0 } else { 20 };
+                    let sampling = Sampling { temperature: 0.8, top_k, top_p: 0.95, min_p: 0.02, random };
+                    *want_of_row = want(row, sampling);
+                }
+            }
+            step
+        })
+        .collect();
+    program.run(&steps[0].borrow()).unwrap();
+    let before = CALLS.load(Ordering::Relaxed);
+    for step in &steps[1..] {
+        program.run(&step.borrow()).unwrap();
+    }
+    assert_eq!(CALLS.load(Ordering::Relaxed) - before, 0, "sixteen sampled outputs");
+    assert!(program.chosen().iter().all(|chosen| chosen.token.is_some() && chosen.logprob < 0.0));
+    // A stopped step neither.
+    let stop = AtomicBool::new(true);
+    let before = CALLS.load(Ordering::Relaxed);
+    assert!(program.run(&Step { links: &[], stop: Some(&stop), ..steps[0].borrow() }).is_err());
+    assert_eq!(CALLS.load(Ordering::Relaxed) - before, 0, "a stopped step");
 }

@@ -1,5 +1,5 @@
-//! How many cores the GPU has, as the system's registry of devices says. Metal itself does not say it, and chips of one name are
-//! sold with different numbers.
+//! How many cores the GPU has, as the system's registry of devices says. Metal itself does not say
+//! it, and chips of one name are sold with different numbers.
 
 use objc2_core_foundation::{CFNumber, CFString};
 use objc2_io_kit::{
@@ -14,7 +14,8 @@ const PROPERTY: &str = "gpu-core-count";
 
 /// Cores of the GPU; `None` where there is no such driver, or it does not say.
 pub fn registered() -> Option<usize> {
-    // SAFETY: the name is a C string; the dictionary that comes of it is what the second call takes over; 0 is the default port.
+    // SAFETY: the name is a C string; the dictionary that comes of it is what the second call takes
+    // over; 0 is the default port.
     let service = unsafe {
         let matching = IOServiceMatching(DRIVER.as_ptr())?;
         IOServiceGetMatchingService(0, Some((&*matching).into()))

@@ -1,17 +1,20 @@
 //! [`MetalDevice`]: a GPU behind the seam as a [`Device`].
 
 use crate::gpu::Gpu;
-use crate::layout::{ALIGN, Scratch, StepLayout, arena_of};
-use crate::lower::{Lowered, lower};
+use crate::layout::{ALIGN, Scratch, StepLayout};
 use crate::peaks;
 use crate::profile::{self, Profile};
-use crate::program::{MetalProgram, Part};
-use crate::weights::{Tables, WeightPlan};
-use device::arena::Arena;
+use crate::program::{LoweredPlan, MetalProgram};
+use crate::weights::{LookupTables, WeightPlan};
 use device::{
-    Arithmetic, Device, Item, KvType, Limits, Memory, MemoryPlan, Peaks, Plan, Program, Residence, Result,
-    Rule, Weight,
+    Arithmetic, Device, Item, KvType, Limits, MemoryPlan, Peaks, Plan, Program, Residence, Result, Rule,
+    Weight,
 };
+use device_lower::arena::Arena;
+use device_lower::lifetimes::{arena_of, value_bytes};
+use device_lower::passes::lower;
+use device_lower::sampling::Chooser;
+use device_lower::units::LoweredUnit;
 use std::sync::Arc;
 
 /// A GPU, Apple's or an emulated one.
@@ -21,13 +24,13 @@ pub struct MetalDevice<G: Gpu> {
 }
 
 /// The sizes of everything that a program takes.
-struct Sizes {
-    parts: Vec<(Vec<Lowered>, Arena)>,
+struct ProgramSizes {
+    parts: Vec<(Vec<LoweredUnit>, Arena)>,
     arena_bytes: usize,
     logits_bytes: usize,
     step: StepLayout,
     scratch: Scratch,
-    tables: Tables,
+    tables: LookupTables,
 }
 
 impl<G: Gpu> MetalDevice<G> {
@@ -42,7 +45,8 @@ impl<G: Gpu> MetalDevice<G> {
         MetalDevice { gpu: Arc::new(gpu), profile }
     }
 
-    /// The same GPU, whose sequences are split over threadgroups after so many positions: to test without long ones.
+    /// The same GPU, whose sequences are split over threadgroups after so many positions: to test
+    /// without long ones.
     pub fn splitting(&self, split_positions: usize) -> MetalDevice<G> {
         MetalDevice { gpu: self.gpu.clone(), profile: Profile { split_positions, ..self.profile.clone() } }
     }
@@ -57,25 +61,24 @@ impl<G: Gpu> MetalDevice<G> {
         &self.profile
     }
 
-    fn sizes(&self, plans: &[Plan], limits: &Limits) -> Result<Sizes> {
+    fn sizes(&self, plans: &[Plan], limits: &Limits) -> Result<ProgramSizes> {
         limits.check(self, plans)?;
-        let parts: Vec<(Vec<Lowered>, Arena)> = plans
+        let parts: Vec<(Vec<LoweredUnit>, Arena)> = plans
             .iter()
             .map(|plan| {
-                let lowered = lower(plan);
-                let arena = arena_of(plan, &lowered, limits);
-                (lowered, arena)
+                let units = lower(plan, self.profile.passes);
+                let arena = arena_of(plan, &units, limits, ALIGN);
+                (units, arena)
             })
             .collect();
-        let logits = |plan: &Plan| crate::layout::value_bytes(plan.value(plan.logits), limits);
-        let scratch =
-            plans.iter().zip(&parts).map(|(plan, (lowered, _))| Scratch::new(plan, lowered, limits));
-        Ok(Sizes {
+        let logits = |plan: &Plan| value_bytes(plan.value(plan.logits), limits);
+        let scratch = plans.iter().zip(&parts).map(|(plan, (units, _))| Scratch::new(plan, units, limits));
+        Ok(ProgramSizes {
             arena_bytes: parts.iter().map(|(_, arena)| arena.total).max().unwrap_or(0).max(ALIGN),
             logits_bytes: plans.iter().map(logits).max().unwrap_or(0),
-            step: StepLayout::new(plans, limits),
+            step: StepLayout::new(plans, limits, self.profile.in_flight.max(1)),
             scratch: scratch.fold(Scratch::default(), Scratch::max),
-            tables: Tables::new(plans),
+            tables: LookupTables::new(plans),
             parts,
         })
     }
@@ -99,7 +102,7 @@ impl<G: Gpu> Device for MetalDevice<G> {
         1
     }
 
-    fn memory(&self) -> Memory {
+    fn memory(&self) -> platform::SystemMemory {
         self.gpu.memory()
     }
 
@@ -111,6 +114,11 @@ impl<G: Gpu> Device for MetalDevice<G> {
         profile::KV_TYPES
     }
 
+    /// A buffer is resident as a whole.
+    fn takes_pages_on_use(&self) -> bool {
+        false
+    }
+
     fn memory_plan(&self, plans: &[Plan], limits: &Limits) -> Result<MemoryPlan> {
         let sizes = self.sizes(plans, limits)?;
         let weights = WeightPlan::new(plans, self.gpu.as_ref());
@@ -119,12 +127,14 @@ impl<G: Gpu> Device for MetalDevice<G> {
         for item in memory.items.iter_mut().filter(|item| item.residence == Residence::Reserved) {
             item.residence = Residence::Committed;
         }
+        let n_logits = plans.iter().map(|plan| plan.value(plan.logits).cols).max().unwrap_or(0);
         for (what, bytes) in [
             ("weights, copied", weights.copied_bytes()),
             ("activations", sizes.arena_bytes - sizes.logits_bytes),
             ("logits", sizes.logits_bytes),
-            ("steps", sizes.step.total),
+            ("steps", sizes.step.total() + sizes.step.chosen_bytes()),
             ("scratch", sizes.scratch.total()),
+            ("choice of tokens by the host", Chooser::bytes(n_logits) as usize),
             ("tables", sizes.tables.n_bytes()),
         ] {
             if bytes > 0 {
@@ -137,10 +147,10 @@ impl<G: Gpu> Device for MetalDevice<G> {
 
     fn compile(&self, plans: &[Plan], limits: &Limits) -> Result<Box<dyn Program>> {
         let sizes = self.sizes(plans, limits)?;
-        let parts: Vec<Part> = plans
+        let parts: Vec<LoweredPlan> = plans
             .iter()
             .zip(&sizes.parts)
-            .map(|(plan, (lowered, arena))| Part { plan, lowered, arena })
+            .map(|(plan, (units, arena))| LoweredPlan { plan, units, arena })
             .collect();
         let program = MetalProgram::new(
             self.gpu.clone(),

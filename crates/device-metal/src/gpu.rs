@@ -1,11 +1,13 @@
-//! The seam: what this device asks of a GPU, and nothing else of Metal.
+//! The seam: the only part of Metal that this device uses.
 //!
-//! Two things stand behind it: [`apple`] (objc2-metal, on macOS) and [`emulated`] (the crate `metal-emulator`, on Linux),
-//! which runs the very same shader sources. Everything above it, tables, arguments, bindings, barriers, chains, is one code.
+//! It has two implementations: [`apple`] (objc2-metal, on macOS) and [`emulated`] (the crate
+//! `metal-emulator`, on Linux), which runs the same shader sources. Tables, arguments, operands,
+//! barriers and steps in flight are the same code for both.
 //!
-//! Work is submitted in groups: the dispatches of a group may run at the same time and in any order, and each group sees what
-//! those before it wrote. On Apple's GPUs that is a concurrent encoder with a barrier between groups. Within submitted work the
-//! GPU may raise a *signal*, which tells the host that what stands before it is done while the rest goes on.
+//! Work is submitted in groups: the dispatches of a group may run at the same time and in any
+//! order, and each group sees what those before it wrote. On Apple's GPUs that is a concurrent
+//! encoder with a barrier between groups. What is submitted runs after what was submitted before,
+//! and sees what that wrote.
 
 #[cfg(target_os = "macos")]
 pub mod apple;
@@ -13,13 +15,14 @@ pub mod apple;
 pub mod emulated;
 
 use crate::kernels::Kernel;
-use device::{Memory, Result};
-use formats::Bytes;
+use device::Result;
+use device_lower::table::Operand;
+use weights::Bytes;
 
 /// Most bytes of arguments of a dispatch.
 pub const MAX_ARGUMENT_BYTES: usize = 256;
 
-/// Value of a function constant.
+/// The value of a function constant.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Constant {
     /// `bool`
@@ -34,7 +37,7 @@ pub enum Constant {
     Float(f32),
 }
 
-/// What a GPU says of itself.
+/// What a GPU reports about itself.
 #[derive(Clone, Debug)]
 pub struct Facts {
     /// `Apple M4 Pro`
@@ -69,32 +72,30 @@ pub trait Buffer: Send + Sync {
     }
 }
 
-/// A buffer of a table and a place in it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Place {
-    /// Index into the program's buffers.
+/// A part of a buffer that stands for the whole: what a command binds of the buffer lies in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Index of the buffer.
     pub buffer: u16,
-    /// Bytes from its start.
-    pub offset: u64,
+    /// Its first byte.
+    pub start: u64,
+    /// Its bytes.
+    pub len: u64,
 }
 
-/// A buffer bound to a kernel's parameter.
-#[derive(Clone, Copy, Debug)]
-pub struct Binding {
-    /// The parameter's `[[buffer(index)]]`.
-    pub index: u8,
-    /// What is bound.
-    pub place: Place,
-    /// Bytes from there that the kernel may touch; 0: as many as there are. Only the emulator looks at it.
-    pub len: u64,
+impl Window {
+    /// Of no buffer.
+    pub const NONE: Window = Window { buffer: u16::MAX, start: 0, len: 0 };
 }
 
 /// A dispatch whose sizes are known.
 pub struct Dispatch<'a, G: Gpu> {
     /// What runs.
     pub pipeline: &'a G::Pipeline,
-    /// Buffers.
-    pub bindings: &'a [Binding],
+    /// Buffers, by `[[buffer(index)]]`. Only the emulator looks at their lengths.
+    pub operands: &'a [Operand],
+    /// Where operands of one of the buffers begin.
+    pub window: Window,
     /// Arguments at buffer 0; empty: none.
     pub arguments: &'a [u8],
     /// Bytes of `[[threadgroup(0)]]`; 0: none. A multiple of 16.
@@ -105,6 +106,19 @@ pub struct Dispatch<'a, G: Gpu> {
     pub threads: [u32; 3],
 }
 
+impl<G: Gpu> Dispatch<'_, G> {
+    /// Where an operand points, in bytes from its buffer's start, and how many bytes from there the
+    /// kernel may touch; 0: up to the buffer's end.
+    pub fn bytes_of(&self, operand: &Operand) -> (u64, u64) {
+        let offset = operand.location.offset;
+        match (operand.location.buffer == self.window.buffer, operand.len) {
+            (false, len) => (offset, len),
+            (true, 0) => (self.window.start + offset, self.window.len - offset),
+            (true, len) => (self.window.start + offset, len),
+        }
+    }
+}
+
 /// What dispatches are written into.
 pub trait Encoder<G: Gpu> {
     /// Add a dispatch to the current group.
@@ -112,9 +126,6 @@ pub trait Encoder<G: Gpu> {
 
     /// End the current group: what follows sees what it wrote.
     fn barrier(&mut self);
-
-    /// The same, and when everything before is done the signal gets this value, larger than it had.
-    fn signal(&mut self, signal: &G::Signal, value: u64);
 }
 
 /// A GPU.
@@ -127,19 +138,17 @@ pub trait Gpu: Send + Sync + Sized + 'static {
     type Encoder: Encoder<Self>;
     /// Submitted work; dropping it waits for it.
     type Ticket: Send;
-    /// A number that submitted work raises and the host waits for.
-    type Signal: Send;
     /// Keeps buffers in memory until it is dropped.
     type Residency: Send;
 
     /// The device's name on the command line.
     const NAME: &'static str;
 
-    /// What it says of itself.
+    /// What it reports about itself.
     fn facts(&self) -> &Facts;
 
     /// Memory of the machine that the GPU may use, and what is free of it now.
-    fn memory(&self) -> Memory;
+    fn memory(&self) -> platform::SystemMemory;
 
     /// Take zeroed memory.
     ///
@@ -147,11 +156,12 @@ pub trait Gpu: Send + Sync + Sized + 'static {
     /// It was refused.
     fn allocate(&self, what: &str, bytes: usize) -> Result<Self::Buffer>;
 
-    /// Use bytes where they are, if that is possible: they begin at a page, and the memory up to the end of their last page
-    /// belongs to the same map.
+    /// Use bytes where they are, if that is possible: they begin at a page, and the memory up to
+    /// the end of their last page belongs to the same map.
     fn view(&self, bytes: &Bytes) -> Option<Self::Buffer>;
 
-    /// A kernel with its function constants. The same arguments give the same pipeline, compiled once.
+    /// A kernel with its function constants. The same arguments give the same pipeline, compiled
+    /// once.
     ///
     /// # Errors
     /// The source does not compile; in the compiler's words.
@@ -166,28 +176,16 @@ pub trait Gpu: Send + Sync + Sized + 'static {
     /// Keep these buffers in memory while they are used.
     fn reside(&self, buffers: &[Self::Buffer]) -> Self::Residency;
 
-    /// A signal of value 0.
-    ///
-    /// # Errors
-    /// The device refused.
-    fn new_signal(&self) -> Result<Self::Signal>;
-
     /// Write a command buffer and submit it; `encode` is called once.
     ///
     /// # Errors
     /// The device refused.
     fn submit(&self, encode: &mut dyn FnMut(&mut Self::Encoder)) -> Result<Self::Ticket>;
 
-    /// Wait until submitted work is done. Gives the seconds that the GPU was busy with it.
+    /// Wait until submitted work is done; more than once gives the same. Gives the seconds that the
+    /// GPU was busy with it.
     ///
     /// # Errors
     /// The work failed, in the device's words, and what to do.
-    fn wait(&self, ticket: Self::Ticket) -> Result<f64>;
-
-    /// Wait until a signal has at least this value, which the submitted work gives it. What the work wrote before can be read
-    /// then; the rest goes on.
-    ///
-    /// # Errors
-    /// The work failed before, as with [`Self::wait`].
-    fn wait_for(&self, signal: &Self::Signal, value: u64, ticket: &mut Self::Ticket) -> Result<()>;
+    fn wait(&self, ticket: &Self::Ticket) -> Result<f64>;
 }

@@ -1,10 +1,11 @@
 //! The shader sources, embedded: one kernel one file, at the path that the CPU device's kernel has.
 //!
-//! A file is a translation unit of its own, with the headers that it includes. [`Kernel::source`] gives it with the headers
-//! pasted in, for a compiler that has no file system; the emulator gets the headers beside it.
+//! A file is a translation unit of its own, with the headers that it includes. [`Kernel::source`]
+//! gives it with the headers pasted in, for a compiler that has no file system; the emulator gets
+//! the headers beside it.
 
 use device::{Activation, KvType, Pooling, RopeStyle};
-use formats::{BlockType, ScaleType};
+use weights::{BlockType, ScaleType};
 
 macro_rules! sources {
     ($($path:literal),* $(,)?) => { &[$(($path, include_str!(concat!("kernels/", $path)))),*] };
@@ -13,7 +14,6 @@ macro_rules! sources {
 /// Headers by the name that they are included by.
 pub const HEADERS: &[(&str, &str)] = sources![
     "activation.h",
-    "advance.h",
     "arguments.h",
     "attention/arguments.h",
     "attention/constants.h",
@@ -56,6 +56,7 @@ pub const HEADERS: &[(&str, &str)] = sources![
     "linear/mxfp4.h",
     "linear/neighbours.h",
     "linear/nvfp4.h",
+    "linear/parameters.h",
     "linear/q1_0.h",
     "linear/q2_k.h",
     "linear/q3_k.h",
@@ -151,7 +152,7 @@ pub fn header(name: &str) -> Option<&'static str> {
     HEADERS.iter().find(|(path, _)| *path == name).map(|(_, text)| *text)
 }
 
-/// A kernel function and the file that it stands in.
+/// A kernel function and its file.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Kernel {
     /// Path of the file under `kernels/`.
@@ -247,14 +248,12 @@ pub mod constant {
     pub const ROPE: u16 = 14;
     /// The largest is that of several, each the largest of a part of the row.
     pub const BESTS: u16 = 15;
-    /// What is chosen is the next step's token.
-    pub const CHAINED: u16 = 16;
     /// Value heads are normalised.
-    pub const V_NORM: u16 = 17;
+    pub const V_NORM: u16 = 16;
     /// The norms of query and key heads are of all heads of a row together.
-    pub const WHOLE_ROWS: u16 = 18;
+    pub const WHOLE_ROWS: u16 = 17;
     /// Experts are chosen, not only ordered.
-    pub const ROUTES: u16 = 19;
+    pub const ROUTES: u16 = 18;
 }
 
 /// Indices of function constants, as `linear/constants.h` lists them.
@@ -303,7 +302,7 @@ pub mod linear {
 pub mod join {
     /// The branch's norm has a weight.
     pub const WEIGHT: u16 = 20;
-    /// The branch is the sum of two, each behind a norm of its own.
+    /// The branch is the sum of two, each after a norm of its own.
     pub const PAIR: u16 = 21;
     /// The second of the pair, or the branch, is a weighed sum of parts.
     pub const PARTS: u16 = 22;
@@ -373,7 +372,8 @@ pub fn linear_file(block: BlockType) -> Option<&'static str> {
     FILES.iter().map(|(path, _)| *path).find(|path| *path == wanted)
 }
 
-/// The types in the names of the kernels of three weights and one row whose last weight has another type, if there are such.
+/// The types in the names of the kernels of three weights and one row whose last weight has another
+/// type, if there are such.
 pub fn mixed_linear(block: BlockType, last: BlockType) -> Option<String> {
     use BlockType::*;
     const PAIRS: [(BlockType, BlockType); 6] =
@@ -489,7 +489,6 @@ mod tests {
             ("POOLING", constant::POOLING),
             ("ROPE", constant::ROPE),
             ("BESTS", constant::BESTS),
-            ("CHAINED", constant::CHAINED),
             ("V_NORM", constant::V_NORM),
             ("WHOLE_ROWS", constant::WHOLE_ROWS),
             ("ROUTES", constant::ROUTES),
@@ -502,7 +501,7 @@ mod tests {
     /// The tables of points are the codecs', number for number.
     #[test]
     fn grids_are_those_of_the_codecs() {
-        use formats::codec::grid::{IQ1, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS};
+        use weights::codec::grid::{IQ1, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS};
         let text = header("linear/grid.h").unwrap();
         let tables: [(&str, &[u16]); 6] = [
             ("IQ1", &IQ1),

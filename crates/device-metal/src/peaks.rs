@@ -1,9 +1,10 @@
 //! What the GPU can do, measured with `kernels/peaks.metal`.
 
 use crate::arguments::PeakArguments;
-use crate::gpu::{Binding, Dispatch, Encoder, Gpu, Place};
+use crate::gpu::{Dispatch, Encoder, Gpu, Window};
 use crate::kernels::Kernel;
 use device::{Peaks, Result};
+use device_lower::table::{Location, Operand};
 
 /// Threads of a threadgroup.
 const THREADS: u32 = 256;
@@ -24,8 +25,9 @@ impl<G: Gpu> Run<'_, G> {
         let kernel = Kernel { file: "peaks.metal", function: function.to_owned() };
         let pipeline = self.gpu.pipeline(&kernel, &[])?;
         let arguments = PeakArguments { n_vectors, ..Default::default() };
-        let bind = |index: u8, buffer: u16| Binding { index, place: Place { buffer, offset: 0 }, len: 0 };
-        let bindings = match function {
+        let bind =
+            |index: u8, buffer: u16| Operand { index, location: Location { buffer, offset: 0 }, len: 0 };
+        let operands = match function {
             "read_bytes" => vec![bind(1, 0), bind(2, 1)],
             _ => vec![bind(2, 1)],
         };
@@ -34,7 +36,8 @@ impl<G: Gpu> Run<'_, G> {
             let ticket = self.gpu.submit(&mut |encoder| {
                 let dispatch = Dispatch {
                     pipeline: &pipeline,
-                    bindings: &bindings,
+                    window: Window::NONE,
+                    operands: &operands,
                     arguments: bytemuck::bytes_of(&arguments),
                     threadgroup_bytes: 0,
                     threadgroups: [self.threadgroups, 1, 1],
@@ -42,7 +45,7 @@ impl<G: Gpu> Run<'_, G> {
                 };
                 encoder.dispatch(&dispatch, &self.buffers);
             })?;
-            best = best.min(self.gpu.wait(ticket)?);
+            best = best.min(self.gpu.wait(&ticket)?);
         }
         Ok(best.max(1e-9))
     }

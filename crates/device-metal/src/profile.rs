@@ -1,14 +1,14 @@
-//! What differs between chips: rules of fusion, sizes of threadgroups, thresholds. Data, by GPU family and cores.
+//! What differs between chips: rules of fusion, passes, sizes of threadgroups, thresholds. Data, by
+//! GPU family and cores.
 
+use crate::geometry::MOST_SPLITS;
 use crate::gpu::Facts;
-use device::fusion::{
+use device::{KvType, Rule};
+use device_lower::fusion::{
     GATE_UP, LINEAR_ADD, NORM_ADD, NORM_GATE_UP, NORM_LINEAR, QK_NORM_ROPE_KV_ATTENTION,
     QK_NORM_ROPE_KV_WRITE,
 };
-use device::{KvType, Rule};
-
-/// Threadgroups that share the positions of a row, at most.
-pub const MOST_SPLITS: usize = 32;
+use device_lower::passes::{self, Pass};
 
 /// KV types, the default first.
 pub const KV_TYPES: &[KvType] = &[KvType::F16, KvType::Q8_0, KvType::F32];
@@ -24,13 +24,16 @@ const RULES: &[Rule] = &[
     QK_NORM_ROPE_KV_WRITE,
 ];
 
-/// The choices for a chip. None was measured: they follow what is published of these chips (see docs/metal.md).
+/// The choices for a chip. None was measured: they follow what is published of these chips (see
+/// docs/metal.md).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Profile {
     /// `M4 Pro`, or what the GPU calls itself.
     pub chip: String,
     /// Fusion rules.
     pub rules: &'static [Rule],
+    /// Passes from fused nodes to units, in order.
+    pub passes: &'static [Pass],
     /// Threads of a threadgroup that finds the largest of a vocabulary.
     pub argmax_threads: u32,
     /// Most threads of a threadgroup that normalises a row.
@@ -39,17 +42,19 @@ pub struct Profile {
     pub gemv_simdgroups: u32,
     /// SIMD-groups of a threadgroup that attends with few rows: 1 to 8.
     pub attention_simdgroups: u32,
-    /// SIMD-groups of a threadgroup of a GEMV that first makes its row, at most 16: what an attention made in parts, or what a branch
-    /// adds behind its norm. Each threadgroup makes the row for itself, so that few large ones read less.
+    /// SIMD-groups of a threadgroup of a GEMV that first makes its row, at most 16: what an
+    /// attention left in parts, or what a branch adds after its norm. Each threadgroup makes the
+    /// row for itself, so that few large ones read less.
     pub merged_simdgroups: u32,
-    /// Positions from which on those of a row are split over threadgroups, whose results the projection behind joins, or a
-    /// dispatch of its own.
+    /// Positions from which on those of a row are split over threadgroups, whose results the next
+    /// projection merges, or a dispatch of its own.
     pub split_positions: usize,
     /// Threadgroups that attention of one row should have in all where it is split.
     pub split_threadgroups: usize,
-    /// Tokens of a chain in one command buffer, of which two are on their way.
-    pub chain_tokens: usize,
-    /// Whether matrices are multiplied by the tensor units that Metal 4 opens: written, but never executed by anybody.
+    /// Steps that may be in flight.
+    pub in_flight: usize,
+    /// Whether matrices are multiplied by the tensor units that Metal 4 opens: written, but never
+    /// executed by anybody.
     pub tensor: bool,
 }
 
@@ -65,9 +70,10 @@ struct Family {
 
 /// M1 and M2; M3 and later.
 ///
-/// The first two set registers and threadgroup memory aside for the most that a kernel may need, and have room for some 24
-/// SIMD-groups a core, so that threadgroups of 16 would leave a third of it empty while they wait at their barrier. From family 9
-/// on both are given out as they are used (Apple, "Explore GPU advancements in M3 and A17 Pro", 2023).
+/// The first two set registers and threadgroup memory aside for the most that a kernel may need,
+/// and have room for some 24 SIMD-groups a core, so that threadgroups of 16 would leave a third of
+/// it empty while they wait at their barrier. From family 9 on both are given out as they are used
+/// (Apple, "Explore GPU advancements in M3 and A17 Pro", 2023).
 const FAMILIES: [Family; 2] = [
     Family { number: 7, gemv_simdgroups: 12, merged_simdgroups: 8 },
     Family { number: 9, gemv_simdgroups: 16, merged_simdgroups: 16 },
@@ -83,22 +89,25 @@ impl Profile {
         Profile {
             chip: facts.name.trim_start_matches("Apple ").to_owned(),
             rules: RULES,
+            passes: passes::ALL,
             argmax_threads: facts.max_threads.min(1024),
             norm_threads: 256,
             gemv_simdgroups: family.gemv_simdgroups * cores as u32,
-            chain_tokens: 4,
+            // One runs and one waits, so that the GPU never idles; two more for a host that is late.
+            in_flight: 4,
             attention_simdgroups: 8,
             merged_simdgroups: family.merged_simdgroups,
             split_positions: 1024,
-            // Two of eight SIMD-groups each hide a core's latency; every further split is read by every threadgroup behind.
+            // Two of eight SIMD-groups each hide a core's latency; every further split is read by
+            // every threadgroup that merges.
             split_threadgroups: 2 * cores,
             // Nobody has run them yet.
             tensor: false,
         }
     }
 
-    /// SIMD-groups of a threadgroup of a GEMV, and how many of them share the same rows, for so many blocks of rows and so many
-    /// spans of a row for each lane.
+    /// SIMD-groups of a threadgroup of a GEMV, and how many of them share the same rows, for so
+    /// many blocks of rows and so many spans of a row for each lane.
     pub fn gemv_shape(&self, n_blocks: usize, spans_per_lane: usize) -> (u32, u32) {
         let mut split = 1;
         while split < 8
@@ -110,8 +119,8 @@ impl Profile {
         (split.max(2), split)
     }
 
-    /// Blocks of rows that a SIMD-group makes of a GEMV that first makes its row, so many SIMD-groups being needed for one each: as many
-    /// as leave each core two of its loads.
+    /// Blocks of rows that a SIMD-group makes of a GEMV that first makes its row, so many
+    /// SIMD-groups being needed for one each: as many as leave each core two of its loads.
     pub fn passes(&self, n_simdgroups: usize) -> usize {
         n_simdgroups.div_ceil(2 * self.gemv_simdgroups as usize).max(1)
     }
@@ -149,12 +158,14 @@ const CORES: [(&str, usize); 17] = [
     ("M5", 10),
 ];
 
-/// GPU cores of a chip of this name; 0: an unknown chip. What the system itself says of its GPU comes first (`cores.rs`).
+/// GPU cores of a chip of this name; 0: an unknown chip. What the system itself says of its GPU
+/// comes first (`cores.rs`).
 pub fn cores_of(name: &str) -> usize {
     CORES.iter().find(|(chip, _)| name.trim_start_matches("Apple ") == *chip).map_or(0, |(_, cores)| *cores)
 }
 
-/// Apple's GPU family of a chip of this name: 7 for M1, 8 for M2, 9 for M3, M4 and what is not known, 10 for M5.
+/// Apple's GPU family of a chip of this name: 7 for M1, 8 for M2, 9 for M3, M4 and what is not
+/// known, 10 for M5.
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 pub fn family_of(name: &str) -> u32 {
     let name = name.trim_start_matches("Apple ");
@@ -183,7 +194,8 @@ mod tests {
         })
     }
 
-    /// Every chip has a profile that kernels can run, and a larger chip is given more to do at once.
+    /// Every chip has a profile that kernels can run, and a larger chip is given more to do at
+    /// once.
     #[test]
     fn every_chip_has_a_profile() {
         for (name, cores) in CORES {
@@ -195,16 +207,19 @@ mod tests {
             assert_eq!(p.split_threadgroups, 2 * cores);
             assert_eq!(p.gemv_simdgroups, if family < 9 { 12 } else { 16 } * cores as u32);
             assert!(!p.tensor, "nobody has run it");
-            // Four rows of a weight each: 1024 rows are too few for a large chip, 64k enough for all.
+            // Four rows of a weight each: 1024 rows are too few for a large chip, 64k enough for
+            // all.
             let (simdgroups, split) = p.gemv_shape(256, 8);
             assert!(simdgroups >= split && (split > 1) == (p.gemv_simdgroups > 256), "{name}: {split}");
             assert_eq!(p.gemv_shape(16384, 8), (2, 1));
             assert!((2..=MOST_SPLITS).contains(&p.n_splits(8)));
-            // A row that is made first is made by no more SIMD-groups than two loads of the chip, but by as many as there is work for.
+            // A row that is made first is made by no more SIMD-groups than two loads of the chip,
+            // but by as many as there is work for.
             assert_eq!([1, 2 * p.gemv_simdgroups as usize].map(|n| p.passes(n)), [1, 1]);
             assert!(65_536 / p.passes(65_536) <= 2 * p.gemv_simdgroups as usize);
         }
-        // What is newer than the table is as the last in it; and a GPU of unknown cores as an M4 Pro.
+        // What is newer than the table is as the last in it; and a GPU of unknown cores as an M4
+        // Pro.
         assert_eq!(profile("M5", 12), profile("M5", 10));
         assert_eq!(cores_of("Apple M9"), 0);
     }

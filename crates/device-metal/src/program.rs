@@ -1,56 +1,70 @@
-//! [`MetalProgram`]: the memory, the tables, and the step that is patched and encoded.
+//! [`MetalProgram`]: the memory, the tables, and the steps that are written, encoded and waited for.
+//!
+//! Each step in flight has a region of the step buffer; tables bind that buffer at offsets in a
+//! region. The GPU runs steps in order, so that they share the arena. The tokens that outputs choose
+//! go to a buffer of their own, where embeddings and penalties of later steps find them.
 
-mod chain;
+mod in_flight;
+mod inputs;
 
-use crate::arguments;
-use crate::compile::{Buffers, Compiler};
-use crate::gpu::{Buffer, Gpu};
+use crate::compile::{Buffers, Compiler, Pipelines};
+use crate::gpu::{Buffer, Dispatch, Encoder, Gpu, Window};
 use crate::layout::{ALIGN, Scratch, StepLayout};
-use crate::lower::Lowered;
 use crate::profile::Profile;
-use crate::table::{RowClass, Sizes, Table};
-use crate::weights::{Tables, WeightPlan};
-use chain::{Bindings, Chain, Kernels};
-use device::arena::Arena;
+use crate::weights::{LookupTables, WeightPlan};
 use device::{
-    CommandInfo, Error, GroupUse, KvLayout, Limits, Needs, Plan, Program, Result, Rows, Sampling, Step,
-    Timing, Want,
+    Chosen, CommandInfo, DType, Error, KvLayout, Limits, Needs, Op, Plan, Program, Result, Rows, Step,
+    Ticket, Timing, ValueId, Want,
 };
-use formats::Bytes;
+use device_lower::arena::{Arena, NO_PLACE};
+use device_lower::lifetimes::value_bytes;
+use device_lower::sampling::Chooser;
+use device_lower::table::{Location, Region, RowClass, StepSizes, Table};
+use device_lower::units::LoweredUnit;
+use in_flight::{Done, InFlight, Outputs};
+use inputs::Begun;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
+use weights::Bytes;
 
 /// A plan on its way into a program.
-pub struct Part<'a> {
+pub struct LoweredPlan<'a> {
     /// The plan.
     pub plan: &'a Plan,
     /// Its units.
-    pub lowered: &'a [Lowered],
+    pub units: &'a [LoweredUnit],
     /// Where its values lie.
     pub arena: &'a Arena,
 }
 
-/// What the caller reads of a plan.
+/// Where a value of a plan lies.
 #[derive(Clone, Copy)]
-struct Output {
+struct ValueView {
+    /// In the arena; [`NO_PLACE`]: inside a unit.
     offset: usize,
+    /// With as many rows as it can have.
+    bytes: usize,
     rows: Rows,
     cols: usize,
+    dtype: DType,
 }
 
 /// A plan ready to run.
-struct Compiled<G: Gpu> {
-    /// What the kernels behind a step of a chain are bound to.
-    bindings: Bindings,
+struct Compiled {
     /// By class of tokens, then of outputs, which are no more.
-    tables: Vec<Vec<Table<G>>>,
-    logits: Output,
-    argmax: Output,
-    kept: Vec<Output>,
+    tables: Vec<Vec<Table>>,
+    /// By id.
+    values: Vec<ValueView>,
+    logits: ValueId,
+    kept: Vec<ValueId>,
+    n_nodes: usize,
+    /// Whether its tables choose tokens.
+    chooses: bool,
 }
 
-impl<G: Gpu> Compiled<G> {
-    fn table(&self, sizes: &Sizes) -> &Table<G> {
+impl Compiled {
+    fn table(&self, sizes: &StepSizes) -> &Table {
         let tokens = RowClass::of(sizes.n_rows) as usize;
         let outputs = (RowClass::of(sizes.n_outputs) as usize).min(tokens);
         &self.tables[tokens][outputs]
@@ -60,27 +74,29 @@ impl<G: Gpu> Compiled<G> {
 /// Compiled plans and their memory.
 pub struct MetalProgram<G: Gpu> {
     gpu: Arc<G>,
-    plans: Vec<Compiled<G>>,
+    plans: Vec<Compiled>,
+    /// The kernels that commands name by number.
+    pipelines: Vec<G::Pipeline>,
     needs: Vec<Needs>,
     kv: KvLayout,
     limits: Limits,
-    /// The arena, the step, scratch, tables, pools, weights.
+    /// The arena, the steps, scratch, tables, chosen tokens, pools, weights.
     buffers: Vec<G::Buffer>,
     step: StepLayout,
     /// Positions from which a sequence is long.
     long: usize,
-    /// Of the last step.
-    current: usize,
-    sizes: Sizes,
-    /// What runs behind a step of a chain.
-    kernels: Kernels<G>,
-    /// Steps of a command buffer.
-    chain_tokens: usize,
-    chain: Chain<G::Ticket>,
-    /// Raised after each step of a chain.
-    signal: G::Signal,
-    /// Its value when the chain, or the next one, begins.
-    n_signalled: u64,
+    /// The next step's ticket.
+    next: u64,
+    /// Steps that were submitted and not waited for, the oldest first.
+    in_flight: VecDeque<InFlight<G::Ticket>>,
+    /// Steps below this ticket cannot be trusted: one of them failed while they were in flight.
+    failed_below: u64,
+    /// What the last steps chose, each at its ticket modulo their number.
+    outputs: Vec<Outputs>,
+    /// What was waited for last.
+    done: Done,
+    /// Chooses what has no kernel.
+    chooser: Chooser,
     /// Keeps the buffers in memory.
     _residency: G::Residency,
     /// The files' maps, kept while the GPU reads them.
@@ -95,8 +111,10 @@ const STEP: usize = 1;
 const SCRATCH: usize = 2;
 /// That of the tables.
 const TABLES: usize = 3;
+/// That of the chosen tokens.
+const CHOSEN: usize = 4;
 /// The first pool's.
-const POOLS: usize = 4;
+const POOLS: usize = 5;
 
 impl<G: Gpu> MetalProgram<G> {
     /// Take the memory and write the tables.
@@ -108,19 +126,20 @@ impl<G: Gpu> MetalProgram<G> {
         gpu: Arc<G>,
         profile: &Profile,
         plans: &[Plan],
-        parts: &[Part],
+        parts: &[LoweredPlan],
         limits: &Limits,
         step: StepLayout,
         scratch: Scratch,
-        tables: &Tables,
+        tables: &LookupTables,
         arena_bytes: usize,
     ) -> Result<MetalProgram<G>> {
         let kv = plans.first().map(|plan| plan.kv.clone()).unwrap_or_default();
         let mut buffers = vec![
             gpu.allocate("activations", arena_bytes)?,
-            gpu.allocate("steps", step.total)?,
+            gpu.allocate("steps", step.total())?,
             gpu.allocate("scratch", scratch.total().max(ALIGN))?,
             gpu.allocate("tables", tables.n_bytes().max(ALIGN))?,
+            gpu.allocate("chosen tokens", step.chosen_bytes().max(ALIGN))?,
         ];
         for (group, n_pages) in limits.n_pages.iter().enumerate() {
             let bytes = n_pages * kv.page_bytes(group, limits.kv_type, limits.page_len);
@@ -139,18 +158,19 @@ impl<G: Gpu> MetalProgram<G> {
         let which = Buffers {
             arena: ARENA as u16,
             step: STEP as u16,
+            chosen: CHOSEN as u16,
             scratch: SCRATCH as u16,
             tables: TABLES as u16,
             pools: (POOLS..POOLS + kv.groups.len()).map(|index| index as u16).collect(),
         };
-        let mut compiled = Vec::with_capacity(parts.len());
+        let (mut compiled, mut pipelines) = (Vec::with_capacity(parts.len()), Pipelines::default());
         for (index, part) in parts.iter().enumerate() {
             let compiler = Compiler {
                 gpu: gpu.as_ref(),
                 profile,
                 index,
                 plan: part.plan,
-                lowered: part.lowered,
+                units: part.units,
                 arena: part.arena,
                 limits,
                 step,
@@ -164,118 +184,78 @@ impl<G: Gpu> MetalProgram<G> {
             let of_classes = classes
                 .map(|tokens| {
                     let outputs = RowClass::ALL.into_iter().filter(|class| *class <= tokens);
-                    outputs.map(|outputs| compiler.table(tokens, outputs)).collect()
+                    outputs.map(|outputs| compiler.table(tokens, outputs, &mut pipelines)).collect()
                 })
                 .collect::<Result<Vec<Vec<_>>>>()?;
-            let output = |id: &device::ValueId| {
-                let (value, offset) = (part.plan.value(*id), part.arena.offset[id.0 as usize]);
-                Output { offset, rows: value.rows, cols: value.cols }
-            };
-            let (logits, argmax) = (output(&part.plan.logits), output(&part.plan.argmax));
+            let values = part.plan.values.iter().zip(&part.arena.offset).map(|(value, offset)| ValueView {
+                offset: *offset,
+                bytes: value_bytes(value, limits),
+                rows: value.rows,
+                cols: value.cols,
+                dtype: value.dtype,
+            });
             compiled.push(Compiled {
-                bindings: Bindings::new(&step, logits, argmax, of_classes[0][0].bests),
                 tables: of_classes,
-                logits,
-                argmax,
-                kept: part.plan.kept.iter().map(output).collect(),
+                values: values.collect(),
+                logits: part.plan.logits,
+                kept: part.plan.kept.clone(),
+                n_nodes: part.plan.nodes.len(),
+                chooses: part.plan.primitives().any(|op| matches!(op, Op::Argmax { .. })),
             });
         }
-        let (kernels, signal) = (Kernels::new(gpu.as_ref(), profile)?, gpu.new_signal()?);
         gpu.keep_pipelines();
         let residency = gpu.reside(&buffers);
         let files = plans.iter().flat_map(|plan| &plan.weights).flat_map(device::Weight::views);
+        let n_logits = plans.iter().map(|plan| plan.value(plan.logits).cols).max().unwrap_or(0);
         Ok(MetalProgram {
             needs: plans.iter().map(|plan| Needs::new(plan, limits)).collect(),
             gpu,
             plans: compiled,
+            pipelines: pipelines.into_list(),
             kv,
             limits: limits.clone(),
             buffers,
             step,
             long: profile.split_positions,
-            current: 0,
-            sizes: Sizes::default(),
-            kernels,
-            chain_tokens: profile.chain_tokens.max(1),
-            chain: Chain::default(),
-            signal,
-            n_signalled: 0,
+            next: 0,
+            in_flight: VecDeque::with_capacity(step.in_flight),
+            failed_below: 0,
+            outputs: (0..step.n_kept()).map(|_| Outputs::new(limits.max_outputs)).collect(),
+            done: Done::default(),
+            chooser: Chooser::new(n_logits),
             _residency: residency,
             _files: files.cloned().collect(),
         })
     }
 
-    /// Check a step and write it into the step buffer; its sequences may go on for `n_more` positions.
-    fn begin(&mut self, step: &Step, n_more: usize) -> Result<()> {
-        self.end_chain()?;
-        if let Err(reason) = step.check(&self.needs, &self.limits) {
-            return Err(Error::Failed { device: G::NAME, reason });
+    /// What a value of the last step's plan holds.
+    fn output(&self, id: ValueId) -> &[f32] {
+        // A later step may be writing there.
+        if !self.done.is_fresh || self.done.until.is_some() {
+            return &[];
         }
-        self.current = step.plan;
-        self.sizes = Sizes {
-            n_rows: step.tokens.len(),
-            n_outputs: step.outputs.len(),
-            argmax: step.want == Want::Argmax,
-            chained: false,
-            long: step.spans.iter().any(|span| span.end() > self.long),
-        };
-        let (at, buffer) = (self.step, &self.buffers[STEP]);
-        let header = arguments::Step {
-            n_rows: step.tokens.len() as u32,
-            n_outputs: step.outputs.len() as u32,
-            n_spans: step.spans.len() as u32,
-            n_groups: at.n_groups as u32,
-            pages_per_table: at.pages_per_table as u32,
-            ..Default::default()
-        };
-        write(buffer, 0, &[header]);
-        write(buffer, at.tokens, step.tokens);
-        write(buffer, at.outputs, step.outputs);
-        write(buffer, at.input, step.input);
-        for (index, span) in step.spans.iter().enumerate() {
-            let first = span.first_row as usize;
-            for row in 0..span.n_rows {
-                let offset = (first + row as usize) * 4;
-                write(buffer, at.positions + offset, &[span.first_position + row]);
-                write(buffer, at.row_spans + offset, &[index as u32]);
-            }
-            let (first_row, n_rows, first_position) = (span.first_row, span.n_rows, span.first_position);
-            let mine = arguments::Span { first_row, n_rows, first_position, reserved: 0 };
-            write(buffer, at.spans + index * size_of::<arguments::Span>(), &[mine]);
-            for (group, usage) in self.needs[step.plan].groups.iter().enumerate() {
-                let n_positions = match usage {
-                    GroupUse::Unused => continue,
-                    GroupUse::Sequence { .. } => span.end() + n_more,
-                    GroupUse::Memory { n, .. } => *n,
-                };
-                let table = step.page_table(span.slot, group, at.n_groups);
-                let n = n_positions.div_ceil(self.limits.page_len).min(at.pages_per_table);
-                let first_new = span.end() / self.limits.page_len;
-                let n_pages = self.limits.n_pages[group];
-                if let Some(page) = table.iter().take(n).skip(first_new).find(|p| **p as usize >= n_pages) {
-                    let reason =
-                        format!("KV page {page} of group {group} for a chain, expected one below {n_pages}");
-                    return Err(Error::Failed { device: G::NAME, reason });
-                }
-                let first = (index * at.n_groups + group) * at.pages_per_table;
-                write(buffer, at.page_tables + first * 4, &table[..n]);
-            }
-        }
-        Ok(())
+        let value = self.plans[self.done.plan].values[id.0 as usize];
+        let n = value.rows.count(self.done.sizes.n_rows, self.done.sizes.n_outputs) * value.cols;
+        // SAFETY: `values` has places in the arena with room for the limits' rows, which the step
+        // keeps; every bit pattern is an f32; nothing is in flight, so that the GPU writes nothing.
+        unsafe { std::slice::from_raw_parts(self.buffers[ARENA].start().add(value.offset).cast(), n) }
     }
 
-    fn output<T: bytemuck::Pod>(&self, output: Output) -> &[T] {
-        let n = output.rows.count(self.sizes.n_rows, self.sizes.n_outputs) * output.cols;
-        // SAFETY: the value has a place for the limits' rows; every bit pattern is a `T`; the GPU is done with the step.
-        unsafe { std::slice::from_raw_parts(self.buffers[ARENA].start().add(output.offset).cast(), n) }
+    fn failed<T>(&self, reason: String) -> Result<T> {
+        Err(Error::Failed { device: G::NAME, reason })
+    }
+
+    /// A step's region of the step buffer.
+    fn window(&self, ticket: u64) -> Window {
+        let len = self.step.region as u64;
+        Window { buffer: STEP as u16, start: ticket % self.step.in_flight as u64 * len, len }
     }
 
     /// The bytes of a page.
     fn page(&self, group: usize, page: u32) -> Result<(*mut u8, usize)> {
         let n = self.limits.n_pages.get(group).copied().unwrap_or(0);
         if page as usize >= n || group >= self.kv.groups.len() {
-            let reason = format!("KV page {page} of group {group}, which has {n} pages");
-            return Err(Error::Failed { device: G::NAME, reason });
+            return self.failed(format!("KV page {page} of group {group}, which has {n} pages"));
         }
         let bytes = self.kv.page_bytes(group, self.limits.kv_type, self.limits.page_len);
         Ok((self.buffers[POOLS + group].start().wrapping_add(page as usize * bytes), bytes))
@@ -283,18 +263,17 @@ impl<G: Gpu> MetalProgram<G> {
 
     fn page_of(&self, group: usize, page: u32, given: usize) -> Result<*mut u8> {
         let (start, bytes) = self.page(group, page)?;
-        if given != bytes {
-            let reason = format!("{given} bytes for a KV page of {bytes} bytes");
-            return Err(Error::Failed { device: G::NAME, reason });
+        match given == bytes {
+            true => Ok(start),
+            false => self.failed(format!("{given} bytes for a KV page of {bytes} bytes")),
         }
-        Ok(start)
     }
 }
 
 impl<G: Gpu> Drop for MetalProgram<G> {
     /// Command buffers do not keep what they use, so nothing may go before they are done.
     fn drop(&mut self) {
-        let _ = self.end_chain();
+        self.in_flight.clear();
     }
 }
 
@@ -305,83 +284,159 @@ impl<G: Gpu> Drop for MetalProgram<G> {
 fn write<T: bytemuck::Pod>(buffer: &impl Buffer, offset: usize, values: &[T]) {
     let bytes: &[u8] = bytemuck::cast_slice(values);
     assert!(offset + bytes.len() <= buffer.len(), "{} bytes at {offset} of {}", bytes.len(), buffer.len());
-    // SAFETY: they fit, and the GPU does not run: a program waits for each step.
+    // SAFETY: they fit, as was just checked. The GPU does not touch these bytes: they are of a
+    // step's region or chosen tokens, and the step that had them before was waited for; or it has not
+    // run yet.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer.start().add(offset), bytes.len()) }
 }
 
-impl<G: Gpu> Program for MetalProgram<G> {
-    fn run(&mut self, step: &Step) -> Result<()> {
-        self.begin(step, 0)?;
-        if self.sizes.n_rows == 0 {
-            return Ok(());
+/// What commands are encoded from.
+struct Replay<'a, G: Gpu> {
+    table: &'a Table,
+    pipelines: &'a [G::Pipeline],
+    buffers: &'a [G::Buffer],
+    window: Window,
+}
+
+impl<G: Gpu> Replay<'_, G> {
+    /// Encode the commands that run in a step, of the first `n` of the table.
+    fn encode(&self, sizes: &StepSizes, n: usize, encoder: &mut G::Encoder) {
+        for run in self.table.runs(sizes).take_while(|run| run.index < n) {
+            if run.barrier {
+                encoder.barrier();
+            }
+            self.encode_command(run.index, run.threadgroups, encoder);
         }
-        let (table, buffers, sizes) =
-            (self.plans[self.current].table(&self.sizes), &self.buffers, &self.sizes);
-        let ticket = self.gpu.submit(&mut |encoder| table.encode(encoder, buffers, sizes))?;
-        self.gpu.wait(ticket)?;
-        Ok(())
+    }
+
+    /// Encode one command.
+    fn encode_command(&self, index: usize, threadgroups: [u32; 3], encoder: &mut G::Encoder) {
+        let command = &self.table.commands()[index];
+        let dispatch = Dispatch {
+            pipeline: &self.pipelines[command.kernel as usize],
+            operands: self.table.operands(command),
+            window: self.window,
+            arguments: self.table.parameters(command),
+            threadgroup_bytes: command.threadgroup_bytes,
+            threadgroups,
+            threads: [command.threads, 1, 1],
+        };
+        encoder.dispatch(&dispatch, self.buffers);
+    }
+}
+
+impl<G: Gpu> Program for MetalProgram<G> {
+    fn max_in_flight(&self) -> usize {
+        self.step.in_flight
+    }
+
+    fn chooses_in_flight(&self, want: &Want) -> bool {
+        // Logits are gone with the next step.
+        inputs::has_kernels(want) && !want.logits
+    }
+
+    /// A step of which the host chooses something is computed before this returns.
+    fn submit(&mut self, step: &Step) -> Result<Ticket> {
+        let begun = self.begin(step, true)?;
+        let Begun { ticket, sizes, plan, .. } = begun;
+        let work = match sizes.n_rows {
+            0 => None,
+            _ => Some(self.encode(&begun, usize::MAX)?),
+        };
+        self.next += 1;
+        self.done.is_fresh = false;
+        self.in_flight.push_back(InFlight { ticket, plan, sizes, work });
+        if step.wants.iter().any(|want| begun.by_host(want)) {
+            if let Err(error) = self.settle() {
+                self.in_flight.pop_back();
+                self.next = ticket;
+                return Err(error);
+            }
+            self.choose_on_host(step, &begun);
+        }
+        Ok(Ticket(ticket))
+    }
+
+    fn wait(&mut self, ticket: Ticket) -> Result<()> {
+        self.wait_for(ticket.0)
+    }
+
+    fn chosen(&self) -> &[Chosen] {
+        self.done.ticket.map_or(&[], |ticket| &self.outputs_of(ticket).chosen)
+    }
+
+    fn best(&self, output: usize) -> &[(u32, f32)] {
+        self.done.ticket.map_or(&[], |ticket| self.outputs_of(ticket).best(output))
     }
 
     fn logits(&self) -> &[f32] {
-        self.output(self.plans[self.current].logits)
-    }
-
-    fn logits_mut(&mut self) -> &mut [f32] {
-        let logits = self.logits();
-        let (start, len) = (logits.as_ptr().cast_mut(), logits.len());
-        // SAFETY: the arena is this program's own, and `self` is borrowed mutably as long as the slice.
-        unsafe { std::slice::from_raw_parts_mut(start, len) }
-    }
-
-    fn argmax(&self) -> &[u32] {
-        match self.sizes.argmax {
-            true => self.output(self.plans[self.current].argmax),
-            false => &[],
-        }
+        self.plans.get(self.done.plan).map_or(&[], |plan| self.output(plan.logits))
     }
 
     fn kept(&self, index: usize) -> &[f32] {
-        self.plans[self.current].kept.get(index).map_or(&[], |output| self.output(*output))
+        let plan = self.plans.get(self.done.plan);
+        plan.and_then(|plan| plan.kept.get(index)).map_or(&[], |id| self.output(*id))
     }
 
-    fn most_chained(&self, sampling: Option<&Sampling>) -> usize {
-        Self::most_in_chain(sampling)
-    }
-
-    fn start_chain(&mut self, step: &Step, n: usize, sampling: Option<&Sampling>) -> Result<()> {
-        self.begin_chain(step, n, sampling)
-    }
-
-    fn next_chained(&mut self) -> Result<Option<u32>> {
-        let token = self.next_in_chain();
-        if token.is_err() {
-            // What is on its way has failed too, or is of no use.
-            let _ = self.end_chain();
+    fn run_until(&mut self, step: &Step, last: usize) -> Result<()> {
+        self.refuse_company()?;
+        let n_nodes = self.plans.get(step.plan).map_or(0, |plan| plan.n_nodes);
+        if last >= n_nodes {
+            return self.failed(format!("node {last} of a plan of {n_nodes} nodes"));
         }
-        token
+        let begun = self.begin(step, false)?;
+        let n = self.plans[begun.plan].table(&begun.sizes).until(last);
+        self.done = Done::default();
+        if begun.sizes.n_rows > 0 {
+            let work = self.encode(&begun, n)?;
+            self.gpu.wait(&work)?;
+        }
+        self.done =
+            Done { ticket: None, plan: begun.plan, sizes: begun.sizes, is_fresh: true, until: Some(n) };
+        Ok(())
     }
 
-    fn stop_chain(&mut self) -> Result<()> {
-        self.end_chain()
+    fn read(&self, value: ValueId) -> Option<Vec<f32>> {
+        let Done { plan, sizes, until, is_fresh, .. } = &self.done;
+        let plan = self.plans.get(*plan).filter(|_| *is_fresh)?;
+        let view = plan.values.get(value.0 as usize).filter(|view| view.offset != NO_PLACE)?;
+        let n = view.rows.count(sizes.n_rows, sizes.n_outputs) * view.cols;
+        let location = Location { buffer: ARENA as u16, offset: view.offset as u64 };
+        let region = Region::of(location, view.bytes);
+        if !plan.table(sizes).holds(value, &region, sizes, until.unwrap_or(usize::MAX)) {
+            return None;
+        }
+        // SAFETY: the value has a place in the arena with room for the limits' rows, which the step
+        // keeps; nothing is in flight, so that the GPU writes nothing; u32 and f32 have 4 bytes.
+        let words = unsafe {
+            std::slice::from_raw_parts(self.buffers[ARENA].start().add(view.offset).cast::<u32>(), n)
+        };
+        Some(match view.dtype {
+            DType::F32 => words.iter().map(|word| f32::from_bits(*word)).collect(),
+            DType::U32 => words.iter().map(|word| *word as f32).collect(),
+        })
     }
 
     fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<()> {
         let ((from, bytes), (to, _)) = (self.page(group, from)?, self.page(group, to)?);
-        // SAFETY: both pages lie within the pool; the same page is copied onto itself.
+        self.settle()?;
+        // SAFETY: both pages lie within the pool; the same page is copied onto itself; no step runs.
         unsafe { std::ptr::copy(from, to, bytes) };
         Ok(())
     }
 
     fn read_page(&self, group: usize, page: u32, bytes: &mut [u8]) -> Result<()> {
         let start = self.page_of(group, page, bytes.len())?;
-        // SAFETY: the page has as many bytes.
+        self.settle()?;
+        // SAFETY: the page has as many bytes, and no step runs.
         unsafe { std::ptr::copy_nonoverlapping(start, bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
     }
 
     fn write_page(&mut self, group: usize, page: u32, bytes: &[u8]) -> Result<()> {
         let start = self.page_of(group, page, bytes.len())?;
-        // SAFETY: the page has as many bytes.
+        self.settle()?;
+        // SAFETY: the page has as many bytes, and no step runs.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), start, bytes.len()) };
         Ok(())
     }
@@ -391,27 +446,40 @@ impl<G: Gpu> Program for MetalProgram<G> {
 
     fn commands(&self, plan: usize, n_rows: usize) -> Vec<CommandInfo> {
         // Of the last step, if it was such a one; else as a sequence has them that goes on.
-        let same = plan == self.current && n_rows == self.sizes.n_rows;
-        let n_outputs = if same { self.sizes.n_outputs } else { 1 };
-        let sizes = Sizes { n_rows, n_outputs, ..Sizes::default() };
+        let same = plan == self.done.plan && n_rows == self.done.sizes.n_rows;
+        let n_outputs = if same { self.done.sizes.n_outputs } else { 1 };
+        let sizes = StepSizes { n_rows, n_outputs, ..StepSizes::default() };
         let most = RowClass::of(self.limits.max_rows) as usize;
         let plan = self.plans.get(plan).filter(|_| RowClass::of(n_rows) as usize <= most);
-        plan.map_or(vec![], |plan| plan.table(&sizes).infos.clone())
+        plan.map_or(vec![], |plan| plan.table(&sizes).infos().to_vec())
     }
 
     /// Each command is submitted and waited for by itself.
     fn run_timed(&mut self, step: &Step, timings: &mut Vec<Timing>) -> Result<()> {
-        self.begin(step, 0)?;
-        let begin = Instant::now();
-        let (buffers, sizes) = (&self.buffers, &self.sizes);
-        let table = self.plans[self.current].table(sizes);
-        for (command, what) in table.commands.iter().enumerate() {
-            let start = begin.elapsed().as_secs_f64();
-            let mut ran = false;
-            let ticket = self.gpu.submit(&mut |encoder| ran = what.encode(encoder, buffers, sizes))?;
-            let busy = self.gpu.wait(ticket)?;
-            timings.push(Timing { command, start, duration: if ran { busy } else { 0.0 } });
+        self.refuse_company()?;
+        let begun = self.begin(step, true)?;
+        self.done = Done::default();
+        let started = Instant::now();
+        let sizes = &begun.sizes;
+        let replay = self.replay(&begun);
+        for command in 0..replay.table.commands().len() {
+            let start = started.elapsed().as_secs_f64();
+            let threadgroups = replay.table.threadgroups(command, sizes);
+            let work = self.gpu.submit(&mut |encoder| {
+                if let Some(n) = threadgroups {
+                    replay.encode_command(command, n, encoder);
+                }
+            })?;
+            let busy = self.gpu.wait(&work)?;
+            let duration = if threadgroups.is_some() { busy } else { 0.0 };
+            timings.push(Timing { command, start, duration });
         }
-        Ok(())
+        let Begun { ticket, sizes, plan, .. } = begun;
+        self.next += 1;
+        self.in_flight.push_back(InFlight { ticket, plan, sizes, work: None });
+        if step.wants.iter().any(|want| begun.by_host(want)) {
+            self.choose_on_host(step, &begun);
+        }
+        self.wait_for(ticket)
     }
 }

@@ -1,17 +1,22 @@
-//! What an owner of a Mac can find out: whether every kernel agrees with the CPU, and how near each comes to the memory's
-//! bandwidth. Behind `ingle metal-selftest`.
+//! What an owner of a Mac can find out: whether every kernel agrees with the CPU, and how near each
+//! comes to the memory's bandwidth. Behind `ingle metal-selftest`.
+
+mod ahead;
+
+pub use ahead::check_ahead;
 
 use crate::MetalDevice;
 use crate::gpu::Gpu;
-use device::testing::{
+use device::{
+    Activation, CommandInfo, Device, KvLayer, KvType, Limits, Op, OpKind, OwnedStep, Peaks, Plan, Program,
+    RopeStyle, Span, Timing, Want, Weight,
+};
+use device_lower::fusion;
+use device_testing::{
     AttentionOptions, Case, PlanBuilder, Rng, block_types, check_op_cases, compare, compare_chunks, limits,
     one_sequence, stored,
 };
-use device::{
-    Activation, CommandInfo, Device, KvLayer, KvType, Limits, Op, OpKind, OwnedStep, Peaks, Plan, Program,
-    RopeStyle, Span, Timing, Want, Weight, fusion,
-};
-use formats::{BlockType, Bytes, Planes};
+use weights::{BlockType, Bytes, Planes};
 
 /// Ops that multiply in tiles.
 const TILES: [OpKind; 5] =
@@ -19,10 +24,11 @@ const TILES: [OpKind; 5] =
 
 /// How far a case may be from the interpreter.
 ///
-/// Sums in other orders, and exponentials and roots good to a few units in the last place, stay within a few times what f32
-/// needs in any order. Tiles of matrices multiply in halves: a step is 2^-11 of a number, and a product has two, so that an
-/// element may be off by 2^-10 of what it is; it may be six times the size that differences are measured by. What several tiles
-/// make, one behind the other, carries it on.
+/// Sums in other orders, and exponentials and roots good to a few units in the last place, stay
+/// within a few times what f32 needs in any order. Tiles of matrices multiply in halves: a step is
+/// 2^-11 of a number, and a product has two, so that an element may be off by 2^-10 of what it is;
+/// it may be six times the size that differences are measured by. What several tiles make, one
+/// after the other, carries it on.
 pub fn tolerance(case: &Case) -> f32 {
     let ops = case.plans.iter().flat_map(Plan::primitives);
     let n_tiles = ops.filter(|op| TILES.contains(&op.kind())).count();
@@ -49,15 +55,17 @@ pub fn may_split(case: &Case) -> bool {
     case.plans.iter().flat_map(Plan::primitives).any(splits)
 }
 
-/// Compare every kernel with the interpreter: every case that every device must pass, unfused and fused, whole and row by row.
-/// Those with attention run again with sequences that are split over threadgroups after a few positions, as long ones are.
-/// `progress` is told of each case before it runs; `every` takes only each n-th.
+/// Compare every kernel with the interpreter: every case of a KV type that it has, unfused and
+/// fused, whole and row by row. Those with attention run again with sequences that are split over
+/// threadgroups after a few positions, as long ones are. `progress` is told of each case before it
+/// runs; `every` takes only each n-th.
 pub fn check<G: Gpu>(
     device: &MetalDevice<G>,
     every: usize,
     progress: &mut dyn FnMut(usize, usize, &str),
 ) -> Vec<Checked> {
-    let cases: Vec<Case> = check_op_cases().into_iter().step_by(every.max(1)).collect();
+    let runs = |case: &Case| device.kv_types().contains(&case.limits.kv_type);
+    let cases: Vec<Case> = check_op_cases().into_iter().filter(runs).step_by(every.max(1)).collect();
     let n = cases.len();
     let splitting = device.splitting(SHORTEST_SPLIT);
     let mut checked: Vec<Checked> = vec![];
@@ -167,7 +175,8 @@ pub fn time<G: Gpu>(
                 page_tables: vec![],
                 pages_per_table: 0,
                 outputs: vec![0],
-                want: Want::Logits,
+                wants: vec![Want::LOGITS],
+                ..OwnedStep::default()
             };
             let product = |command: &CommandInfo| command.kernel.contains("linear");
             let commands = shortest(program.as_mut(), &step)?;
@@ -201,7 +210,8 @@ fn shortest(program: &mut dyn Program, step: &OwnedStep) -> device::Result<Vec<(
 /// Columns of a head of [`model`].
 const HEAD_DIM: usize = 64;
 
-/// A dense model of one layer: four query heads to a KV head, `4 * hidden` columns inside and tokens.
+/// A dense model of one layer: four query heads to a KV head, `4 * hidden` columns inside and
+/// tokens.
 fn model(hidden: usize) -> Plan {
     let block = BlockType::Q4_0;
     let mut b = PlanBuilder::new(1, 4 * hidden);
@@ -232,8 +242,8 @@ fn n_kv_heads(hidden: usize) -> usize {
     (hidden / HEAD_DIM / 4).max(1)
 }
 
-/// Time every kernel of a model's layer, its embedding and its head: one row at the last of `n_positions`, and a prompt of so many
-/// rows. `hidden` is a multiple of 256.
+/// Time every kernel of a model's layer, its embedding and its head: one row at the last of
+/// `n_positions`, and a prompt of so many rows. `hidden` is a multiple of 256.
 ///
 /// # Errors
 /// The device refused or failed.

@@ -1,32 +1,35 @@
-//! Where weights lie: in the file's map, as buffers that copy nothing, or in one buffer of copies.
+//! Where weights are: in the mapped file, as buffers that copy nothing, or in one buffer of copies.
 //!
-//! A map becomes as few buffers as the GPU's limit on the size of one allows; a weight is an offset into one. Copied are
-//! weights that are no view of a file, those that do not begin where their kernels can load them, and stacks of experts whose
-//! matrices do not lie in one buffer.
+//! A map becomes as few buffers as the GPU's size limit allows; a weight is an offset into one.
+//! Weights are copied that are not views of a file, or not aligned as their kernels need, and
+//! stacks of experts whose matrices do not share one buffer.
 
-use crate::gpu::{Buffer, Gpu, Place};
+use crate::gpu::{Buffer, Gpu};
 use device::{Error, Op, Plan, Result, WeightId};
-use formats::{BlockType, Bytes, Map};
+use device_lower::table::Location;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use weights::{BlockType, Bytes, Map};
 
-/// What kernels ask of the place of a weight's codes: the size of what they load at once, which the headers of
-/// `kernels/linear/` say.
+/// The alignment that kernels need of a weight's codes: the size of what they load at once, as the
+/// headers of `kernels/linear/` say.
 const fn align_of(block: BlockType) -> usize {
-    use BlockType::{BF16, F16, F32, I8_ROWS, IQ4_XS, MXFP4, NVFP4, Q2_K, Q4_1, Q4_K, Q5_1, Q5_K};
+    use BlockType::*;
     match block {
         F32 | Q4_K | Q5_K => 16,
         F16 | BF16 | Q5_1 | IQ4_XS => 8,
         Q4_1 | Q2_K | NVFP4 => 4,
         MXFP4 | I8_ROWS => 1,
-        _ => 2,
+        Q4_0 | Q5_0 | Q8_0 | Q3_K | Q6_K => 2,
+        IQ1_S | IQ1_M | IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S | IQ4_NL => 2,
+        TQ1_0 | TQ2_0 | Q1_0 | Affine(_) | I16_ROWS => 2,
     }
 }
 
-/// And of the place of its scales and offsets.
+/// The alignment of scales and offsets.
 const PLANE_ALIGN: usize = 4;
 
-/// Between copies.
+/// The alignment of copies.
 const COPY_ALIGN: usize = 64;
 
 /// A view of bytes, by its address.
@@ -61,7 +64,7 @@ impl WeightPlan {
         loop {
             let plan = WeightPlan::with(plans, facts.page_bytes, facts.max_buffer_bytes, &copied);
             let split: Vec<Key> =
-                stacks(plans).filter(|stack| !plan.lies_together(stack)).flatten().collect();
+                stacks(plans).filter(|stack| !plan.share_a_buffer(stack)).flatten().collect();
             if split.is_empty() {
                 return plan;
             }
@@ -118,8 +121,8 @@ impl WeightPlan {
         plan
     }
 
-    /// Whether views lie in one buffer.
-    fn lies_together(&self, views: &[Key]) -> bool {
+    /// Whether views are in one buffer.
+    fn share_a_buffer(&self, views: &[Key]) -> bool {
         let mut segments = views.iter().map(|key| self.in_place.get(key).map(|(segment, _)| *segment));
         let first = segments.next();
         segments.all(|segment| Some(segment) == first)
@@ -130,7 +133,7 @@ impl WeightPlan {
         self.copied_bytes
     }
 
-    /// Whether a view is used where it lies.
+    /// Whether a view is used in place.
     pub fn is_in_place(&self, view: &Bytes) -> bool {
         self.in_place.contains_key(&key(view))
     }
@@ -154,16 +157,17 @@ impl WeightPlan {
             buffers.push(view);
         }
         for (key, (segment, offset)) in &self.in_place {
-            places.insert(*key, Place { buffer: (first + segment) as u16, offset: *offset as u64 });
+            places.insert(*key, Location { buffer: (first + segment) as u16, offset: *offset as u64 });
         }
         if self.copied_bytes > 0 {
             let copies = gpu.allocate("weights, copied", self.copied_bytes)?;
             for (view, offset) in &self.copied {
-                // SAFETY: the buffer is as long as all copies, of which each has its own part, and nobody else has it yet.
+                // SAFETY: `copied_bytes` is the sum of all copies, so that each has its own range
+                // of the buffer; the buffer was just allocated, so nothing else reads or writes it.
                 unsafe {
                     std::ptr::copy_nonoverlapping(view.as_ptr(), copies.start().add(*offset), view.len());
                 }
-                let place = Place { buffer: buffers.len() as u16, offset: *offset as u64 };
+                let place = Location { buffer: buffers.len() as u16, offset: *offset as u64 };
                 places.insert(key(view), place);
             }
             buffers.push(copies);
@@ -178,22 +182,22 @@ fn stacks(plans: &[Plan]) -> impl Iterator<Item = Vec<Key>> {
     stacks.map(|stack| stack.views().filter(|view| !view.is_empty()).map(key).collect())
 }
 
-/// Where every view lies.
+/// Where every view is.
 pub struct Weights {
-    places: HashMap<Key, Place>,
+    places: HashMap<Key, Location>,
 }
 
 impl Weights {
     /// The place of a view; `None`: it has no bytes.
-    pub fn place(&self, view: &Bytes) -> Option<Place> {
+    pub fn place(&self, view: &Bytes) -> Option<Location> {
         self.places.get(&key(view)).copied()
     }
 }
 
-/// Numbers that kernels look up: of each stack of experts, the offsets of its matrices' codes, scales and biases; and the
-/// heads of each CrossScores.
+/// Numbers that kernels look up: of each stack of experts, the offsets of its matrices' codes,
+/// scales and biases; and the heads of each CrossScores.
 #[derive(Default)]
-pub struct Tables {
+pub struct LookupTables {
     /// By plan and weight: index of its first entry.
     stacks: HashMap<(usize, WeightId), usize>,
     /// By heads: index of the first entry.
@@ -202,10 +206,10 @@ pub struct Tables {
     n_entries: usize,
 }
 
-impl Tables {
+impl LookupTables {
     /// For plans.
-    pub fn new(plans: &[Plan]) -> Tables {
-        let mut tables = Tables::default();
+    pub fn new(plans: &[Plan]) -> LookupTables {
+        let mut tables = LookupTables::default();
         for (index, plan) in plans.iter().enumerate() {
             for (id, weight) in plan.weights.iter().enumerate().filter(|(_, w)| !w.parts.is_empty()) {
                 tables.stacks.insert((index, WeightId(id as u32)), tables.n_entries);
@@ -249,13 +253,13 @@ impl Tables {
     }
 
     /// Where the offsets of a stack lie in the buffer of tables.
-    pub fn stack(&self, buffer: u16, plan: usize, id: WeightId) -> Option<Place> {
-        self.stacks.get(&(plan, id)).map(|first| Place { buffer, offset: *first as u64 * 8 })
+    pub fn stack(&self, buffer: u16, plan: usize, id: WeightId) -> Option<Location> {
+        self.stacks.get(&(plan, id)).map(|first| Location { buffer, offset: *first as u64 * 8 })
     }
 
     /// Where heads lie there.
-    pub fn heads(&self, buffer: u16, heads: &[usize]) -> Place {
+    pub fn heads(&self, buffer: u16, heads: &[usize]) -> Location {
         let first = self.heads.get(heads).copied().unwrap_or(0);
-        Place { buffer, offset: first as u64 * 8 }
+        Location { buffer, offset: first as u64 * 8 }
     }
 }

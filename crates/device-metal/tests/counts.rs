@@ -3,15 +3,17 @@
 #![allow(clippy::unwrap_used)]
 
 use crate::common::NullGpu;
-use device::testing::{
+use device::{
+    Activation, Choose, Device, KvLayer, KvType, Limits, Link, OutputRef, OwnedStep, Penalties, Plan,
+    RopeStyle, Sampling, Slice, ValueId, Want,
+};
+use device_lower::fusion;
+use device_testing::{
     AttentionOptions, Norms, PlanBuilder, Sequences, layers_with_norms, limits, one_sequence,
 };
-use device::{
-    Activation, Device, KvLayer, KvType, Limits, Penalties, Plan, RopeStyle, Sampling, ValueId, Want, fusion,
-};
-use formats::BlockType;
 use ingle_device_metal::MetalDevice;
 use std::sync::atomic::Ordering::Relaxed;
+use weights::BlockType;
 
 const HIDDEN: usize = 64;
 
@@ -94,9 +96,7 @@ fn counts(plan: &Plan) -> [(usize, usize); 3] {
     let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
     let mut sequences = Sequences::new(1, &plan.kv, &limits, 50);
     let [decode, prefill, _, late] = [1, 50, long, 1].map(|n| {
-        let mut step = sequences.step(&[(0, n)]);
-        step.outputs = vec![n as u32 - 1];
-        step.want = Want::Argmax;
+        let step = sequences.step(&[(0, n)]).with_outputs(vec![n as u32 - 1], Want::BEST);
         device.gpu().take();
         program.run(&step.borrow()).unwrap();
         device.gpu().take()
@@ -126,68 +126,82 @@ fn a_dense_model_has_five_dispatches_a_layer_and_three_beside() {
     }
 }
 
-/// Dispatches and barriers of a chain's step.
-fn chained(sampling: Option<&Sampling>) -> (usize, usize) {
+/// Dispatches and barriers of a decode step of which this is wanted, its token chosen by an earlier step.
+fn wanting(want: Want) -> (usize, usize) {
     let device = MetalDevice::new(NullGpu::new("Apple M4 Pro"));
     let plan = fusion::fuse(&dense(2, [BlockType::Q4_0; 2], true, false), device.fusion());
     let limits = Limits { kv_type: KvType::F16, ..limits(&plan.kv) };
     let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
+    let first = one_sequence(&plan, &limits, &[1], 0).with_outputs(vec![0], Want::BEST);
+    let ticket = program.submit(&first.borrow()).unwrap();
     device.gpu().take();
-    program.start_chain(&one_sequence(&plan, &limits, &[1], 0).borrow(), 1, sampling).unwrap();
+    let step = OwnedStep {
+        links: vec![Link { row: 0, from: OutputRef { ticket, output: 0 } }],
+        recent: vec![1, 2],
+        pending: vec![OutputRef { ticket, output: 0 }],
+        ..one_sequence(&plan, &limits, &[1], 1).with_outputs(vec![0], want)
+    };
+    program.submit(&step.borrow()).unwrap();
     device.gpu().take()
 }
 
-/// Behind the head: the choice, which is the next token; with penalties one more.
+/// After the head: the choice; with penalties one more. A linked token costs nothing.
 #[test]
 fn sampling_adds_a_dispatch_only_for_penalties() {
-    let penalties = Penalties { repeat: 1.1, presence: 0.0, frequency: 0.0, window: 0, recent: &[1, 2] };
-    let sampling =
-        Sampling { temperature: 0.8, top_k: 40, top_p: 0.9, min_p: 0.1, penalties: None, randoms: &[0.5] };
-    // Embedding and head, 5 a layer, and one that chooses the token and makes it the next step's.
-    let (greedy, barriers) = chained(None);
+    let sampling = Sampling { temperature: 0.8, top_k: 40, top_p: 0.9, min_p: 0.1, random: 0.5 };
+    let sampled = Want { choose: Choose::Sample(sampling), ..Want::default() };
+    let penalised = |want: Want| Want {
+        penalties: Some(Penalties { repeat: 1.1, presence: 0.0, frequency: 0.0 }),
+        recent: Slice { start: 0, len: 2 },
+        pending: Slice { start: 0, len: 1 },
+        ..want
+    };
+    // Embedding and head, 5 a layer, and one that chooses the token.
+    let (greedy, barriers) = wanting(Want::BEST);
     assert!(greedy <= 5 * 2 + 3, "{greedy}");
-    assert_eq!(chained(Some(&sampling)), (greedy, barriers));
-    let with_penalties = Sampling { penalties: Some(penalties), ..sampling };
-    assert_eq!(chained(Some(&with_penalties)), (greedy + 1, barriers + 1));
+    assert_eq!(wanting(sampled), (greedy, barriers));
+    for want in [sampled, Want::BEST] {
+        assert_eq!(wanting(penalised(want)), (greedy + 1, barriers + 1));
+    }
+    assert_eq!(wanting(Want::LOGITS), (greedy - 1, barriers - 1));
 }
 
-/// The host waits for a token's signal and for no command buffer that is not done; before it waits for a token of the second
-/// of two, the third is on its way.
+/// Each step is one submission, and waiting for one waits for no later one. Too many are refused, and so is waiting out of turn.
+/// A failure ends the steps in flight, not the program.
 #[test]
-fn tokens_of_a_chain_are_waited_for_one_by_one() {
+fn steps_are_waited_for_one_by_one() {
     let device = MetalDevice::new(NullGpu::new("Apple M4 Pro"));
     let plan = fusion::fuse(&dense(1, [BlockType::F16; 2], true, true), device.fusion());
     let limits = Limits { kv_type: KvType::F16, ..limits(&plan.kv) };
     let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
     let gpu = device.gpu();
-    let a_buffer = device.profile().chain_tokens;
-    let step = one_sequence(&plan, &limits, &[1], 0);
-    let n = 3 * a_buffer + 1;
-    let mut before = 0;
-    for n_taken in [n, 2, n] {
-        gpu.submissions.store(0, Relaxed);
-        gpu.waits.store(0, Relaxed);
-        program.start_chain(&step.borrow(), n, None).unwrap();
-        for token in 0..n_taken {
-            assert!(program.next_chained().unwrap().is_some());
-            assert_eq!(gpu.value.load(Relaxed), before + token as u64 + 1);
-            // The command buffers whose tokens were all given before this one, and two more.
-            assert_eq!(gpu.waits.load(Relaxed), token / a_buffer);
-            assert_eq!(gpu.submissions.load(Relaxed), (token / a_buffer + 2).min(4));
+    let most = device.profile().in_flight;
+    assert_eq!(program.max_in_flight(), most);
+    let step = one_sequence(&plan, &limits, &[1], 0).with_outputs(vec![0], Want::BEST);
+    let linked = |ticket| OwnedStep {
+        links: vec![Link { row: 0, from: OutputRef { ticket, output: 0 } }],
+        ..step.clone()
+    };
+    let mut tickets = vec![program.submit(&step.borrow()).unwrap()];
+    for index in 1..20 {
+        if tickets.len() - gpu.waits.load(Relaxed) == most {
+            assert!(program.submit(&step.borrow()).is_err(), "too many in flight");
+            assert!(program.wait(tickets[index - 1]).is_err(), "out of turn");
+            program.wait(tickets[gpu.waits.load(Relaxed)]).unwrap();
+            assert_eq!(program.chosen().len(), 1);
+            assert!(program.logits().is_empty(), "a later step writes them");
         }
-        program.stop_chain().unwrap();
-        assert_eq!(gpu.waits.load(Relaxed), gpu.submissions.load(Relaxed));
-        before += n.min(gpu.submissions.load(Relaxed) * a_buffer) as u64;
+        tickets.push(program.submit(&linked(tickets[index - 1]).borrow()).unwrap());
+        assert_eq!(gpu.submissions.load(Relaxed), tickets.len());
+        assert_eq!(gpu.waits.load(Relaxed), tickets.len().saturating_sub(most));
     }
-    // What fails ends the chain, not the program.
-    program.start_chain(&step.borrow(), n, None).unwrap();
     gpu.fails.store(true, Relaxed);
-    assert!(program.next_chained().is_err());
+    let mut left = tickets[gpu.waits.load(Relaxed)..].iter();
+    assert!(program.wait(*left.next().unwrap()).is_err());
     gpu.fails.store(false, Relaxed);
-    assert_eq!(program.next_chained().unwrap(), None);
+    assert!(program.submit(&linked(*tickets.last().unwrap()).borrow()).is_err(), "a link to what failed");
+    left.for_each(|ticket| assert!(program.wait(*ticket).is_err(), "after a failure"));
     program.run(&step.borrow()).unwrap();
-    program.start_chain(&step.borrow(), n, None).unwrap();
-    assert!(program.next_chained().unwrap().is_some());
 }
 
 #[test]

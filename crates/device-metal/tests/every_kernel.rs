@@ -7,8 +7,9 @@
 use std::collections::{BTreeSet, HashMap};
 
 use crate::launch::compile_strict;
-use device::testing::{Case, check_op_cases, run};
-use device::{Device, OpKind, Plan, fusion};
+use device::{Device, OpKind, Plan};
+use device_lower::fusion;
+use device_testing::{Case, check_op_cases, run};
 use ingle_device_metal::MetalDevice;
 use ingle_device_metal::gpu::emulated::{EmulatedGpu, IsOf, Options};
 use ingle_device_metal::kernels::{FILES, Kernel};

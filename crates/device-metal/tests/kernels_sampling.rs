@@ -1,78 +1,76 @@
-//! The kernels that choose tokens, through the emulator in several orders of lanes, against the engine's sampler.
+//! The kernels that choose tokens, through the emulator in several orders of lanes, against the host's.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used)]
 
-use crate::launch::{Launch, Outcome, Sanitizer};
-use device::testing::Rng;
-use engine::sampling::{Sampler, SamplingParams, Scratch};
+use crate::launch::{Launch, Sanitizer};
+use device::{Choose, Penalties, Sampling, Step, Want};
+use device_lower::sampling::{self, Chooser};
+use device_testing::Rng;
 use ingle_device_metal::kernels::constant;
 
 const SAMPLE: &str = "sampling/sample.metal";
 const PENALTIES: &str = "sampling/penalties.metal";
 const NO_TOKEN: u32 = u32::MAX;
+/// How tokens are chosen (`sampling/arguments.h`).
+const NOTHING: u32 = 0;
+const BEST: u32 = 1;
+const SAMPLED: u32 = 2;
+/// Where nothing was written.
+const UNTOUCHED: u32 = 0xabcd_ef01;
+/// Where the tokens of the step go.
+const FIRST_CHOSEN: u32 = 2;
 
-/// The step buffer of a chain.
-fn step(n_chained: u32, n_recent: u32) -> [u32; 8] {
-    [1, 1, 1, 1, 1, n_chained, n_recent, 0]
+/// A step of so many outputs.
+fn step(n_outputs: usize) -> [u32; 8] {
+    [1, n_outputs as u32, 1, 1, 1, FIRST_CHOSEN, 0, 0]
 }
 
-/// Sampling.
-fn arguments(n_vocab: usize, window: usize, params: &SamplingParams) -> [u32; 12] {
+/// The choice of an output.
+fn choice(how: u32, params: &Sampling) -> [u32; 16] {
     let nucleus = (f64::from(params.top_p) * 2f64.powi(32)) as u32;
     let nucleus = if params.top_p < 1.0 { nucleus.max(1) } else { 0 };
-    let floats = [
-        params.temperature,
-        params.min_p.ln(),
-        params.repeat_penalty,
-        params.presence_penalty,
-        params.frequency_penalty,
-    ];
-    let mut words = [0; 12];
-    words[..4].copy_from_slice(&[n_vocab as u32, params.top_k as u32, nucleus, window as u32]);
-    words[4..9].copy_from_slice(&floats.map(f32::to_bits));
+    let random = (params.random * 2f64.powi(64)) as u64;
+    let mut words = [0; 16];
+    words[..5].copy_from_slice(&[how, params.top_k as u32, nucleus, random as u32, (random >> 32) as u32]);
+    words[9..11].copy_from_slice(&[params.temperature.to_bits(), params.min_p.ln().to_bits()]);
     words
 }
 
-/// Choose with the random number `u`, the last of three steps of a chain.
-fn sample(logits: &[f32], params: &SamplingParams, u: f64, n_threads: usize) -> Launch {
-    let random = (u * 2f64.powi(64)) as u64;
-    Launch::new(SAMPLE, "sample")
-        .words(1, &step(2, 0))
-        .words(2, &arguments(logits.len(), 0, params))
-        .floats(3, logits)
-        .words(4, &[7, 7, 7, 7, random as u32, (random >> 32) as u32])
-        .words(5, &[123_456_789])
-        .words(6, &[LAST])
-        .words(7, &[40])
-        .words(8, &[0, 1, 40, 0])
-        .words(9, &[UNTOUCHED; 4])
-        .words(10, &[UNTOUCHED; 4])
-        .grid([1, 1, 1], n_threads)
+/// Everything off.
+const PLAIN: Sampling = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, random: 0.5 };
+
+/// A kernel that chooses from the logits of outputs; the places of chosen tokens are before and after them, too.
+fn choose(
+    file: &'static str,
+    function: &str,
+    logits: &[Vec<f32>],
+    choices: &[[u32; 16]],
+    n_threads: usize,
+) -> Launch {
+    Launch::new(file, function)
+        .arguments(&[logits[0].len() as u32, 0, 0, 0])
+        .words(1, &step(logits.len()))
+        .words(2, &choices.concat())
+        .floats(3, &logits.concat())
+        .words(4, &vec![UNTOUCHED; FIRST_CHOSEN as usize + logits.len() + 1])
+        .grid([logits.len(), 1, 1], n_threads)
 }
 
-/// The token of the step that is done.
-const LAST: u32 = 11;
-/// Where nothing was written.
-const UNTOUCHED: u32 = 0xabcd_ef01;
-
-/// That the token became the next step's, the third of the chain; the kernel's buffers for that begin at `first`.
-fn check_advance(outcome: &Outcome, first: u32, token: u32) {
-    let next = if token == NO_TOKEN { LAST } else { token };
-    assert_eq!(outcome.words(1)[5], 3, "n_chained");
-    assert_eq!(outcome.words(first), [next], "token");
-    assert_eq!(outcome.words(first + 1), [41], "position");
-    assert_eq!(outcome.words(first + 2), [0, 1, 41, 0], "span");
-    assert_eq!(outcome.words(first + 3), [UNTOUCHED, UNTOUCHED, token, UNTOUCHED], "chosen");
-    assert_eq!(outcome.words(first + 4), [UNTOUCHED, UNTOUCHED, next, UNTOUCHED], "recent");
+/// Sample one output.
+fn sample(logits: &[f32], params: &Sampling, n_threads: usize) -> Launch {
+    choose(SAMPLE, "sample", &[logits.to_vec()], &[choice(SAMPLED, params)], n_threads)
 }
 
-/// What the sampler chooses, and the random number that it used.
-fn expected(logits: &[f32], params: &SamplingParams) -> (Option<u32>, f64) {
-    let mut sampler = Sampler::new(params, logits.len()).unwrap();
-    let mut scratch = Scratch::new(logits.len());
-    let u = sampler.ahead(&[], &mut scratch).unwrap().randoms[0];
-    let choice = sampler.sample(&mut logits.to_vec(), &[], &mut scratch);
-    (choice.ok().map(|choice| choice.id), u)
+/// The token of one output; nothing else was written.
+fn token(chosen: &[u32]) -> u32 {
+    assert_eq!([chosen[0], chosen[1], chosen[3]], [UNTOUCHED; 3]);
+    chosen[FIRST_CHOSEN as usize]
+}
+
+/// What the host chooses.
+fn expected(logits: &[f32], params: &Sampling) -> Option<u32> {
+    let want = Want { choose: Choose::Sample(*params), ..Want::default() };
+    Chooser::new(logits.len()).choose(logits, &want, &Step::default(), std::iter::empty()).token
 }
 
 /// Logits of one of several kinds: as a model has them; few distinct ones; all equal; with some that are none; neighbours that
@@ -99,10 +97,10 @@ fn logits(rng: &mut Rng, n: usize, kind: usize) -> Vec<f32> {
 
 const KINDS: usize = 6;
 
-/// The same token, always: weights are the same floats here, and no random number of these seeds lies within 2^-22 of a boundary,
+/// The same token as the host's, always: weights are the same floats here, and no random number of these seeds lies within 2^-22 of a boundary,
 /// by which the sums differ.
 #[test]
-fn tokens_are_the_samplers() {
+fn tokens_are_the_hosts() {
     let mut rng = Rng::new(5);
     let (mut n_none, mut tokens) = (0, std::collections::BTreeSet::new());
     for n_vocab in [1, 31, 97, 1000, 2049, 5003, 30011] {
@@ -111,19 +109,16 @@ fn tokens_are_the_samplers() {
             let n_cases = if n_vocab > 5000 { 1 } else { 3 };
             for _ in 0..n_cases {
                 let mut one_of = |values: [f32; 4]| values[rng.below(4)];
-                let params = SamplingParams {
+                let params = Sampling {
                     temperature: one_of([0.1, 0.8, 1.0, 3.0]),
                     top_k: one_of([0.0, 2.0, 40.0, 700.0]) as usize,
                     top_p: one_of([0.0, 0.5, 0.95, 1.0]),
                     min_p: one_of([0.0, 0.05, 0.5, 1.0]),
-                    seed: Some(rng.bits()),
-                    ..SamplingParams::default()
+                    random: (rng.bits() >> 11) as f64 / 2f64.powi(53),
                 };
-                let (want, u) = expected(&logits, &params);
+                let want = expected(&logits, &params);
                 let n_threads = [64, 256, 1024][rng.below(3)];
-                let outcome = sample(&logits, &params, u, n_threads).run();
-                let got = outcome.words(5)[0];
-                check_advance(&outcome, 6, got);
+                let got = token(&sample(&logits, &params, n_threads).run().words(4));
                 assert_eq!(
                     got,
                     want.unwrap_or(NO_TOKEN),
@@ -141,26 +136,26 @@ fn tokens_are_the_samplers() {
 #[test]
 fn stages_at_their_edges() {
     let mut rng = Rng::new(6);
-    let default = SamplingParams { seed: Some(1), ..SamplingParams::default() };
+    // Of no number of equal weights does it hit a boundary.
+    let default = Sampling { random: 0.371_234_5, ..PLAIN };
     for kind in [0, 1, 2, 5] {
         let logits = logits(&mut rng, 3001, kind);
         for params in [
-            SamplingParams { top_k: 1, ..default.clone() },
-            SamplingParams { top_k: 511, ..default.clone() },
-            SamplingParams { top_k: 1500, ..default.clone() },
-            SamplingParams { top_k: 3000, ..default.clone() },
-            SamplingParams { top_k: 3001, ..default.clone() },
-            SamplingParams { top_k: 9000, ..default.clone() },
-            SamplingParams { top_p: 1e-30, ..default.clone() },
-            SamplingParams { top_p: 0.999_999_94, ..default.clone() },
-            SamplingParams { min_p: 1e-30, ..default.clone() },
-            SamplingParams { temperature: 1e-30, ..default.clone() },
-            SamplingParams { temperature: 1e30, top_p: 0.7, top_k: 2000, ..default.clone() },
-            SamplingParams { temperature: 2.0, min_p: 0.3, top_k: 2000, ..default.clone() },
+            Sampling { top_k: 1, ..default },
+            Sampling { top_k: 511, ..default },
+            Sampling { top_k: 1500, ..default },
+            Sampling { top_k: 3000, ..default },
+            Sampling { top_k: 3001, ..default },
+            Sampling { top_k: 9000, ..default },
+            Sampling { top_p: 1e-30, ..default },
+            Sampling { top_p: 0.999_999_94, ..default },
+            Sampling { min_p: 1e-30, ..default },
+            Sampling { temperature: 1e-30, ..default },
+            Sampling { temperature: 1e30, top_p: 0.7, top_k: 2000, ..default },
+            Sampling { temperature: 2.0, min_p: 0.3, top_k: 2000, ..default },
         ] {
-            let (want, u) = expected(&logits, &params);
-            let got = sample(&logits, &params, u, 512).run().words(5)[0];
-            assert_eq!(got, want.unwrap(), "kind {kind}, {params:?}");
+            let got = token(&sample(&logits, &params, 512).run().words(4));
+            assert_eq!(got, expected(&logits, &params).unwrap(), "kind {kind}, {params:?}");
         }
     }
 }
@@ -169,26 +164,45 @@ fn stages_at_their_edges() {
 #[test]
 fn random_numbers_invert_the_sums() {
     let logits: Vec<f32> = [0.5f32, 0.25, 0.125, 0.125].iter().map(|p| p.ln()).collect();
-    let params = SamplingParams::default();
-    let chosen: Vec<u32> = (0..16)
-        .map(|i| sample(&logits, &params, (f64::from(i) + 0.5) / 16.0, 32).run().words(5)[0])
-        .collect();
+    let of = |random| token(&sample(&logits, &Sampling { random, ..PLAIN }, 32).run().words(4));
+    let chosen: Vec<u32> = (0..16).map(|i| of((f64::from(i) + 0.5) / 16.0)).collect();
     assert_eq!(chosen, [0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 3]);
-    let largest = 1.0 - 2f64.powi(-53);
-    assert_eq!([0.0, largest].map(|u| sample(&logits, &params, u, 32).run().words(5)[0]), [0, 3]);
+    assert_eq!([0.0, 1.0 - 2f64.powi(-53)].map(of), [0, 3]);
 }
 
-/// No token where the sampler has none, or where an infinity leaves no probabilities.
+/// Each output is chosen as it wants, from its own logits, by one of two kernels; the others leave it alone.
+#[test]
+fn outputs_of_a_step_are_chosen_each_in_its_way() {
+    let mut rng = Rng::new(11);
+    let rows: Vec<Vec<f32>> = (0..5).map(|_| logits(&mut rng, 1000, 0)).collect();
+    let params = |index: usize| Sampling { random: 0.17 * index as f64, top_k: 9 * index, ..PLAIN };
+    let hows = [SAMPLED, BEST, NOTHING, SAMPLED, BEST];
+    let choices: Vec<[u32; 16]> = hows.iter().enumerate().map(|(i, how)| choice(*how, &params(i))).collect();
+    for (file, function, mine) in [(SAMPLE, "sample", SAMPLED), ("argmax.metal", "argmax", BEST)] {
+        let launch = choose(file, function, &rows, &choices, 128);
+        let launch =
+            if mine == BEST { launch.flag(constant::BESTS, false).words(5, &[0; 2]) } else { launch };
+        let chosen = launch.run().words(4);
+        for (index, (row, how)) in rows.iter().zip(hows).enumerate() {
+            let want = match how == mine {
+                true if how == BEST => sampling::argmax(row).unwrap(),
+                true => expected(row, &params(index)).unwrap(),
+                false => UNTOUCHED,
+            };
+            assert_eq!(chosen[FIRST_CHOSEN as usize + index], want, "output {index} by {function}");
+        }
+    }
+}
+
+/// No token where the host has none, or where an infinity leaves no probabilities.
 #[test]
 fn nothing_to_choose_is_said() {
-    let params = SamplingParams { top_k: 3, top_p: 0.9, ..SamplingParams::default() };
+    let params = Sampling { top_k: 3, top_p: 0.9, ..PLAIN };
     for logits in [vec![f32::NAN; 70], vec![f32::NEG_INFINITY; 3], vec![1.0, f32::INFINITY, 0.0, f32::NAN]] {
-        let outcome = sample(&logits, &params, 0.5, 64).run();
-        assert_eq!(outcome.words(5), [NO_TOKEN]);
-        check_advance(&outcome, 6, NO_TOKEN);
+        assert_eq!(token(&sample(&logits, &params, 64).run().words(4)), NO_TOKEN);
     }
     let one = [f32::NAN, f32::NEG_INFINITY, -f32::MAX, f32::NAN];
-    assert_eq!(sample(&one, &params, 0.5, 64).run().words(5), [2]);
+    assert_eq!(token(&sample(&one, &params, 64).run().words(4)), 2);
 }
 
 /// As a head leaves them: of each `n` columns the largest and which it is, where there is none no column.
@@ -204,30 +218,17 @@ fn parts(logits: &[f32], n: usize) -> Vec<u32> {
     logits.chunks(n).enumerate().flat_map(part).collect()
 }
 
-/// The first of the largest; 0 where there is none.
-fn first_largest(logits: &[f32]) -> u32 {
-    let best = |best: (f32, usize), (i, v): (usize, &f32)| if *v > best.0 { (*v, i) } else { best };
-    logits.iter().enumerate().fold((f32::NEG_INFINITY, 0), best).1 as u32
+/// The best of the logits, or of what a head left of each `n` of them.
+fn largest(logits: &[f32], n: Option<usize>) -> Launch {
+    let parts = n.map_or(vec![0; 2], |n| parts(logits, n));
+    let cols = n.map_or(logits.len(), |_| parts.len() / 2);
+    choose("argmax.metal", "argmax", &[logits.to_vec()], &[choice(BEST, &PLAIN)], 96)
+        .arguments(&[cols as u32, 0, 0, 0])
+        .flag(constant::BESTS, n.is_some())
+        .words(5, &parts)
 }
 
-/// The best of what a head left, the last of three steps of a chain.
-fn largest(parts: &[u32]) -> Launch {
-    Launch::new("argmax.metal", "argmax")
-        .flag(constant::BESTS, true)
-        .flag(constant::CHAINED, true)
-        .arguments(&[parts.len() as u32 / 2, 0, 0, 0])
-        .words(1, &step(2, 0))
-        .words(3, &[123_456_789])
-        .words(4, parts)
-        .words(5, &[LAST])
-        .words(6, &[40])
-        .words(7, &[0, 1, 40, 0])
-        .words(8, &[UNTOUCHED; 4])
-        .words(9, &[UNTOUCHED; 4])
-        .grid([1, 1, 1], 96)
-}
-
-/// Of the row, and of what a head left of it: the lowest of equals, never NaN, the first where nothing is more than -infinity.
+/// Of the row, and of what a head left of it: the lowest of equals, never NaN, none where nothing is more than -infinity.
 #[test]
 fn the_best_is_the_first_of_the_largest() {
     let mut rng = Rng::new(9);
@@ -237,82 +238,101 @@ fn the_best_is_the_first_of_the_largest() {
                 KINDS => vec![[f32::NEG_INFINITY, f32::NAN][n_vocab % 2]; n_vocab],
                 kind => logits(&mut rng, n_vocab, kind),
             };
-            let want = first_largest(&logits);
-            let outcome = largest(&parts(&logits, 8)).run();
-            assert_eq!(outcome.words(3), [want], "{n_vocab} logits of kind {kind}, by parts");
-            check_advance(&outcome, 5, want);
-            let row = Launch::new("argmax.metal", "argmax")
-                .flag(constant::BESTS, false)
-                .flag(constant::CHAINED, false)
-                .arguments(&[n_vocab as u32, 0, 0, 0])
-                .words(1, &step(2, 0))
-                .floats(2, &logits)
-                .words(3, &[123_456_789])
-                .grid([1, 1, 1], 96);
-            assert_eq!(row.run().words(3), [want], "{n_vocab} logits of kind {kind}");
+            let want = sampling::argmax(&logits).unwrap_or(NO_TOKEN);
+            for n in [None, Some(8)] {
+                let got = token(&largest(&logits, n).run().words(4));
+                assert_eq!(got, want, "{n_vocab} logits of kind {kind}, by parts of {n:?}");
+            }
         }
     }
 }
 
-/// Bit for bit what the sampler's penalties give, with the tokens that the chain has added.
+/// Bit for bit as the contract defines them, of several outputs, some without; with tokens that earlier steps chose, or did not.
 #[test]
-fn penalties_are_the_samplers() {
+fn penalties_are_as_defined() {
     let mut rng = Rng::new(7);
-    for (n_recent, n_chained, window) in
-        [(0, 0, 9), (0, 3, 64), (1, 0, 64), (70, 5, 64), (300, 9, 1000), (40, 1, 1)]
-    {
-        for (repeat_penalty, presence_penalty, frequency_penalty) in
-            [(1.3, 0.0, 0.0), (1.0, 0.5, 0.25), (0.9, -1.0, 0.1)]
-        {
+    for lens in [[(0, 0), (9, 0), (0, 3)], [(1, 0), (70, 5), (0, 0)], [(300, 9), (40, 1), (600, 600)]] {
+        for (repeat, presence, frequency) in [(1.3, 0.0, 0.0), (1.0, 0.5, 0.25), (0.9, -1.0, 0.1)] {
             let n_vocab = 1 + rng.below(90);
-            let tokens: Vec<u32> = (0..n_recent + n_chained).map(|_| rng.below(n_vocab) as u32).collect();
-            let before = logits(&mut rng, n_vocab, 3);
-            let params = SamplingParams {
-                repeat_penalty,
-                presence_penalty,
-                frequency_penalty,
-                penalty_window: window,
-                temperature: 0.0,
-                ..SamplingParams::default()
-            };
-            let mut want = before.clone();
-            // An error where no logit is one: the penalties are done before.
-            let _ = Sampler::new(&params, n_vocab).unwrap().sample(
-                &mut want,
-                &tokens,
-                &mut Scratch::new(n_vocab),
-            );
-            // What is bound has room for more tokens.
-            let recent = [&tokens[..], &[u32::MAX; 5]].concat();
+            let n_chosen = 7;
+            let mut chosen: Vec<u32> = (0..n_chosen).map(|_| rng.below(n_vocab) as u32).collect();
+            chosen[3] = NO_TOKEN;
+            // Not every list begins where the one before ends.
+            let (mut recent, mut pending) = (vec![u32::MAX; 2], vec![u32::MAX; 3]);
+            let mut choices = vec![];
+            let rows: Vec<Vec<f32>> = lens.iter().map(|_| logits(&mut rng, n_vocab, 3)).collect();
+            let mut want = vec![];
+            for ((n_recent, n_pending), row) in lens.iter().zip(&rows) {
+                let tokens: Vec<u32> = (0..*n_recent).map(|_| rng.below(n_vocab) as u32).collect();
+                let places: Vec<u32> = (0..*n_pending).map(|_| rng.below(n_chosen) as u32).collect();
+                let mut words = choice(BEST, &PLAIN);
+                words[5..9].copy_from_slice(&[
+                    recent.len() as u32,
+                    *n_recent,
+                    pending.len() as u32,
+                    *n_pending,
+                ]);
+                words[11..14].copy_from_slice(&[repeat, presence, frequency].map(f32::to_bits));
+                choices.push(words);
+                let known = places.iter().map(|place| chosen[*place as usize]).filter(|t| *t != NO_TOKEN);
+                want.extend(penalised(row, Penalties { repeat, presence, frequency }, &tokens, known));
+                recent.extend(tokens);
+                pending.extend(places);
+            }
+            let n_groups = lens.iter().map(|(a, b)| (a + b).div_ceil(256)).max().unwrap().max(1) as usize;
             let got = Launch::new(PENALTIES, "penalties")
-                .words(1, &step(n_chained as u32, n_recent as u32))
-                .words(2, &arguments(n_vocab, window, &params))
-                .words(3, &recent)
-                .floats(4, &before)
-                .grid([window.div_ceil(256), 1, 1], 256)
+                .arguments(&[n_vocab as u32, 0, 0, 0])
+                .words(1, &step(rows.len()))
+                .words(2, &choices.concat())
+                .floats(3, &rows.concat())
+                .words(4, &recent)
+                .words(5, &pending)
+                .words(6, &chosen)
+                .grid([n_groups, rows.len(), 1], 256)
                 .run()
-                .words(4);
-            let want: Vec<u32> = want.iter().map(|l| l.to_bits()).collect();
-            assert_eq!(got, want, "{n_recent} + {n_chained} tokens, a window of {window}");
+                .words(3);
+            assert_eq!(got, want, "{lens:?}, penalties {repeat}, {presence}, {frequency}");
         }
     }
+}
+
+/// The bits of logits after penalties, as `device::Penalties` defines them.
+fn penalised(
+    logits: &[f32],
+    penalties: Penalties,
+    recent: &[u32],
+    pending: impl Iterator<Item = u32> + Clone,
+) -> Vec<u32> {
+    let mut counts = vec![0u32; logits.len()];
+    recent.iter().copied().chain(pending).for_each(|token| counts[token as usize] += 1);
+    let Penalties { repeat, presence, frequency } = penalties;
+    let changed = logits.iter().zip(counts).map(|(logit, count)| match count {
+        0 => *logit,
+        n => (if *logit > 0.0 { logit / repeat } else { logit * repeat }) - (presence + frequency * n as f32),
+    });
+    changed.map(f32::to_bits).collect()
 }
 
 #[test]
 fn sanitizers_find_nothing() {
     let logits = logits(&mut Rng::new(8), 700, 0);
-    let params = SamplingParams { top_k: 50, top_p: 0.9, seed: Some(3), ..SamplingParams::default() };
-    let (want, u) = expected(&logits, &params);
+    let params = Sampling { top_k: 50, top_p: 0.9, ..PLAIN };
+    let want = expected(&logits, &params).unwrap();
     for sanitizer in [Sanitizer::Thread, Sanitizer::AddressUndefined] {
-        let out = sample(&logits, &params, u, 128).sanitize_file(sanitizer);
-        assert_eq!(out.words(5), [want.unwrap()]);
-        let best = largest(&parts(&logits, 4)).sanitize_file(sanitizer);
-        assert_eq!(best.words(3), [first_largest(&logits)]);
+        let out = sample(&logits, &params, 128).sanitize_file(sanitizer);
+        assert_eq!(token(&out.words(4)), want);
+        let best = largest(&logits, Some(4)).sanitize_file(sanitizer);
+        assert_eq!(token(&best.words(4)), sampling::argmax(&logits).unwrap());
+        let mut words = choice(BEST, &params);
+        words[5..9].copy_from_slice(&[0, 4, 0, 1]);
         Launch::new(PENALTIES, "penalties")
-            .words(1, &step(0, 4))
-            .words(2, &arguments(9, 4, &params))
-            .words(3, &[1, 2, 1, 8])
-            .floats(4, &logits[..9])
+            .arguments(&[9, 0, 0, 0])
+            .words(1, &step(1))
+            .words(2, &words)
+            .floats(3, &logits[..9])
+            .words(4, &[1, 2, 1, 8])
+            .words(5, &[0])
+            .words(6, &[2])
             .grid([1, 1, 1], 64)
             .sanitize_file(sanitizer);
     }

@@ -58,13 +58,22 @@ const CPU_ONLY: &[&str] = &[
     "linear/decoded",
     // Schedules and parts of kernels.
     "activation_rows",
-    "attention_floats",
-    "attention_integer_products",
-    "attention_integers",
-    "attention_loops",
-    "attention_numbers",
-    "attention_product",
-    "attention_tile",
+    "attention/attend",
+    "attention/chunk",
+    "attention/floats",
+    "attention/integer_layout",
+    "attention/integer_products",
+    "attention/integer_weights",
+    "attention/integers",
+    "attention/loops",
+    "attention/numbers",
+    "attention/pages",
+    "attention/product",
+    "attention/schedule",
+    "attention/softmax",
+    "attention/stored",
+    "attention/tile",
+    "attention/variants",
     "elementwise",
     "projection",
     // On Metal `embed`, bound to positions.
@@ -81,7 +90,6 @@ const CPU_ONLY: &[&str] = &[
 const METAL_ONLY: &[&str] = &[
     // Headers that kernels share: on the CPU these are Rust modules outside of `kernels/`.
     "activation",
-    "advance",
     "arguments",
     "constants",
     "instantiate",
@@ -99,13 +107,13 @@ const METAL_ONLY: &[&str] = &[
     "linear/kernels",
     "linear/merged",
     "linear/neighbours",
+    "linear/parameters",
     "linear/target",
     "linear/tensor",
     // Norms of a branch and of the sum that it becomes, in one: the CPU runs them one after the other.
     "join",
-    // The parts of `attention`: on the CPU `attention_product` and `attention_tile`.
+    // The parts of `attention`: on the CPU `attention/product` and `attention/tile`.
     "attention/arguments",
-    "attention/constants",
     "attention/decode",
     "attention/merge",
     "attention/parts",
@@ -161,7 +169,7 @@ fn kernels_of_cpu_and_metal_stand_at_the_same_paths() {
 
 #[test]
 fn every_type_has_kernels() {
-    for block in device::testing::block_types() {
+    for block in device_testing::block_types() {
         assert!(ingle_device_metal::kernels::linear_file(block).is_some(), "{block}");
     }
 }

@@ -4,11 +4,11 @@
 #![allow(clippy::unwrap_used)]
 
 use device::OpKind;
-use device::testing::{Case, PlanBuilder, Sequences, check_cases, check_op_cases, limits};
-use formats::BlockType;
+use device_testing::{Case, PlanBuilder, Sequences, check_cases, check_op_cases, limits};
 use ingle_device_metal::MetalDevice;
 use ingle_device_metal::gpu::emulated::{EmulatedGpu, Options};
 use ingle_device_metal::selftest::{SHORTEST_SPLIT, may_split, tolerance};
+use weights::BlockType;
 
 fn device() -> MetalDevice<EmulatedGpu> {
     let cache = concat!(env!("CARGO_TARGET_TMPDIR"), "/shaders");

@@ -1,18 +1,21 @@
 //! What a program promises beside the numbers, on the emulated GPU: orders of lanes and of the dispatches between two barriers
-//! change no bit; deterministic rows do not depend on their company; chains give what steps give; bad steps are refused.
+//! change no bit; deterministic rows do not depend on their company; steps in flight give what steps one by one give; what nodes
+//! left can be read; bad steps are refused.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used)]
 
-use device::testing::{Sequences, check_op_cases, compare_chunks, limits, mini_transformer, one_sequence};
 use device::{
-    Device, KvType, Limits, Numerics, OpKind, OwnedStep, PAGE_NONE, Penalties, Plan, Program, Sampling, Want,
-    fusion,
+    Choose, Device, KvType, Limits, Link, Numerics, OpKind, OutputRef, OwnedStep, PAGE_NONE, Plan, Program,
+    Sampling, Slice, Ticket, ValueId, Want,
 };
-use engine::sampling::{Sampler, SamplingParams, Scratch};
-use formats::BlockType;
+use device_lower::fusion;
+use device_lower::sampling::{self, Chooser};
+use device_testing::{Sequences, check_op_cases, compare_chunks, limits, mini_transformer, one_sequence};
 use ingle_device_metal::MetalDevice;
 use ingle_device_metal::gpu::emulated::{EmulatedGpu, Options};
+use ingle_device_metal::selftest;
 use metal_emulator::LaneOrder;
+use weights::BlockType;
 
 fn device_in(order: LaneOrder) -> MetalDevice<EmulatedGpu> {
     let options = Options { order, ..Options::new(concat!(env!("CARGO_TARGET_TMPDIR"), "/shaders")) };
@@ -51,57 +54,182 @@ fn no_order_changes_a_bit() {
     }
 }
 
+/// For one sequence and for three, greedy, sampled and with penalties, whatever the order of lanes: as steps that run one by one,
+/// whose tokens the host chooses.
 #[test]
-fn a_chain_gives_the_tokens_of_single_steps() {
-    let device = device();
-    for block in [BlockType::F16, BlockType::Q4_0] {
-        let (plan, limits) = fused(&device, block);
-        let compile = || device.compile(std::slice::from_ref(&plan), &limits).unwrap();
-        let (mut single, mut chained) = (compile(), compile());
-        let prompt: Vec<u32> = (0..19).collect();
-        let mut expected = vec![];
-        single.run(&one_sequence(&plan, &limits, &prompt, 0).borrow()).unwrap();
-        let mut token = single.argmax()[0];
-        let first = token;
-        for position in 19..33 {
-            single.run(&one_sequence(&plan, &limits, &[token], position).borrow()).unwrap();
-            token = single.argmax()[0];
-            expected.push(token);
+fn steps_in_flight_give_the_tokens_of_single_steps() {
+    for (order, every) in [(LaneOrder::Forward, 1), (LaneOrder::Reverse, 5), (LaneOrder::Random(7), 6)] {
+        for (what, result) in selftest::check_ahead(&device_in(order), every) {
+            assert_eq!(result, Ok(()), "{what}, {order:?}");
         }
-        chained.run(&one_sequence(&plan, &limits, &prompt, 0).borrow()).unwrap();
-        assert_eq!(chained.argmax()[0], first);
-        // A chain that is stopped early, and one to its end.
-        chained.start_chain(&one_sequence(&plan, &limits, &[first], 19).borrow(), 9, None).unwrap();
-        let mut found: Vec<u32> = (0..5).map(|_| chained.next_chained().unwrap().unwrap()).collect();
-        chained.stop_chain().unwrap();
-        assert_eq!(chained.next_chained().unwrap(), None);
-        chained.start_chain(&one_sequence(&plan, &limits, &found[4..], 24).borrow(), 9, None).unwrap();
-        while let Some(token) = chained.next_chained().unwrap() {
-            found.push(token);
-        }
-        assert_eq!(found, expected, "{block}");
-        assert_eq!(bits(&*chained), bits(&*single), "the last step's logits");
     }
 }
 
+fn link(row: u32, ticket: Ticket, output: u32) -> Link {
+    Link { row, from: OutputRef { ticket, output } }
+}
+
+/// A sequence that has ended while a later step of it is in flight is left out; the other goes on, and its pages serve a third.
 #[test]
-fn chains_that_cannot_be_are_refused() {
+fn a_sequence_that_ends_early_disturbs_nobody() {
+    let device = device();
+    let (plan, limits) = fused(&device, BlockType::Q8_0);
+    let compile = || device.compile(std::slice::from_ref(&plan), &limits).unwrap();
+    let (mut alone, mut program) = (compile(), compile());
+    let mut sequences = Sequences::new(2, &plan.kv, &limits, 50);
+    let prompt = sequences.step(&[(0, 9), (1, 5)]).with_outputs(vec![8, 13], Want::BEST);
+    let [second, third] = [0, 1].map(|_| sequences.step(&[(0, 1), (1, 1)]));
+    let fourth = sequences.step(&[(0, 1)]);
+    let tokens = |program: &dyn Program| Vec::from_iter(program.chosen().iter().map(|c| c.token.unwrap()));
+
+    // What sequence 0 gives, step by step.
+    let mut expected = vec![];
+    alone.run(&prompt.borrow()).unwrap();
+    for step in [&second, &third, &fourth] {
+        expected.push(tokens(&*alone)[0]);
+        let mut step = OwnedStep { wants: vec![Want::BEST; step.outputs.len()], ..step.clone() };
+        step.tokens = tokens(&*alone)[..step.tokens.len()].to_vec();
+        alone.run(&step.borrow()).unwrap();
+    }
+    expected.push(tokens(&*alone)[0]);
+
+    let first = program.submit(&prompt.borrow()).unwrap();
+    let mut last = first;
+    let mut tickets = vec![first];
+    for step in [&second, &third] {
+        let links = vec![link(0, last, 0), link(1, last, 1)];
+        let step = OwnedStep { links, wants: vec![Want::BEST; 2], ..step.clone() };
+        last = program.submit(&step.borrow()).unwrap();
+        tickets.push(last);
+    }
+    // The caller finds that sequence 1 is over; its third step is in flight, and is not looked at.
+    program.wait(first).unwrap();
+    let mut found = vec![tokens(&*program)[0]];
+    let step = OwnedStep { links: vec![link(0, last, 0)], wants: vec![Want::BEST], ..fourth };
+    tickets.push(program.submit(&step.borrow()).unwrap());
+    for ticket in &tickets[1..] {
+        program.wait(*ticket).unwrap();
+        found.push(tokens(&*program)[0]);
+    }
+    assert_eq!(found, expected);
+}
+
+/// Masks, biases, log-probabilities and the best k: the host does what has no kernel, in the company of outputs that have one. What
+/// it chose can be linked to.
+#[test]
+fn the_host_chooses_what_has_no_kernel() {
+    let device = device();
+    let (plan, limits) = fused(&device, BlockType::Q4_0);
+    let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
+    let n_vocab = plan.value(plan.logits).cols;
+    let mut sequences = Sequences::new(2, &plan.kv, &limits, 50);
+    let step = sequences.step(&[(0, 7), (1, 4)]);
+    let sampling = Sampling { temperature: 0.9, top_k: 20, top_p: 0.9, min_p: 0.0, random: 0.4 };
+    let words = n_vocab.div_ceil(32) as u32;
+    let wants = [
+        Want { logits: true, ..Want::BEST },
+        Want { mask: Some(Slice { start: 0, len: words }), ..Want::BEST },
+        Want { biases: Slice { start: 0, len: 1 }, ..Want::BEST },
+        Want { logprob: true, n_best: 3, choose: Choose::Sample(sampling), ..Want::default() },
+        Want { n_best: 2, ..Want::LOGITS },
+        Want { choose: Choose::Sample(sampling), ..Want::default() },
+        Want::LOGITS,
+    ];
+    for (index, want) in wants.iter().enumerate() {
+        assert_eq!(program.chooses_in_flight(want), index == 5, "{want:?}");
+    }
+    let mut masks = vec![0; words as usize];
+    (masks[0], masks[1]) = (1 << 9, 1 << 3);
+    let step = OwnedStep {
+        outputs: vec![0, 2, 3, 6, 7, 9, 10],
+        wants: wants.to_vec(),
+        masks,
+        biases: vec![(17, 1e6)],
+        ..step
+    };
+    let ticket = program.submit(&step.borrow()).unwrap();
+    program.wait(ticket).unwrap();
+    let mut chooser = Chooser::new(n_vocab);
+    let rows: Vec<Vec<f32>> = program.logits().chunks(n_vocab).map(<[f32]>::to_vec).collect();
+    for (output, (row, want)) in rows.iter().zip(&wants).enumerate() {
+        let expected = chooser.choose(row, want, &step.borrow(), std::iter::empty());
+        let found = program.chosen()[output];
+        assert_eq!(found.token, expected.token, "output {output}");
+        assert_eq!(found.logprob.to_bits(), expected.logprob.to_bits(), "output {output}");
+        let best: Vec<_> = chooser.best(row, want.n_best as usize).collect();
+        assert_eq!(program.best(output), best, "output {output}");
+    }
+    let token = |output: usize| program.chosen()[output].token;
+    assert!([Some(9), Some(35)].contains(&token(1)) && token(2) == Some(17) && token(6).is_none());
+    // Linked or given, it is the same token.
+    let next = sequences.step(&[(0, 1)]);
+    let given = OwnedStep { tokens: vec![17], ..next.clone() };
+    program.run(&OwnedStep { links: vec![link(0, ticket, 2)], ..next }.borrow()).unwrap();
+    let linked = bits(&*program);
+    program.run(&given.borrow()).unwrap();
+    assert_eq!(bits(&*program), linked);
+}
+
+#[test]
+fn links_that_cannot_be_are_refused() {
     let device = device();
     let (plan, limits) = fused(&device, BlockType::F32);
     let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
     let good = one_sequence(&plan, &limits, &[1], 0);
-    assert!(program.most_chained(None) >= 64);
-    let mut refused =
-        |step: &OwnedStep, n: usize| assert!(program.start_chain(&step.borrow(), n, None).is_err());
-    refused(&good, 0);
-    refused(&good, 1 << 20);
-    refused(&one_sequence(&plan, &limits, &[1, 2], 0), 4);
-    refused(&OwnedStep { want: Want::Logits, ..good.clone() }, 4);
-    refused(&one_sequence(&plan, &limits, &[1], 510), 4);
-    let mut short = good.clone();
-    short.page_tables[1] = PAGE_NONE;
-    refused(&short, 40);
+    let linked = |ticket, output| OwnedStep { links: vec![link(0, ticket, output)], ..good.clone() };
+    assert!(program.submit(&linked(Ticket(0), 0).borrow()).is_err(), "there is none");
     program.run(&good.borrow()).unwrap();
+    assert!(program.submit(&linked(Ticket(0), 1).borrow()).is_err(), "an output that it has not");
+    assert!(program.submit(&linked(Ticket(1), 0).borrow()).is_err(), "a step to come");
+    program.run(&linked(Ticket(0), 0).borrow()).unwrap();
+    assert!(program.submit(&linked(Ticket(0), 0).borrow()).is_err(), "another was waited for since");
+    let pending = vec![OutputRef { ticket: Ticket(0), output: 0 }];
+    assert!(program.submit(&OwnedStep { pending, ..good.clone() }.borrow()).is_err());
+    program.run(&good.borrow()).unwrap();
+}
+
+/// After each node, the value that it wrote can be read or is not there, and what can be read is what the whole step's interpreter
+/// has, within the rounding of F16 pages.
+#[test]
+fn values_can_be_read_after_every_node() {
+    let device = device();
+    let plan = mini_transformer(3, BlockType::F32);
+    let limits = Limits { kv_type: KvType::F32, ..limits(&plan.kv) };
+    let reference = device_reference::Reference::new(1);
+    let compile = |device: &dyn Device| device.compile(std::slice::from_ref(&plan), &limits).unwrap();
+    let (mut program, mut expected) = (compile(&device), compile(&reference));
+    for tokens in [&[1, 2, 3, 4, 5][..], &[7]] {
+        let step = one_sequence(&plan, &limits, tokens, 0);
+        let (mut n_read, mut n_values) = (0, 0);
+        for (node, op) in plan.nodes.iter().map(|node| &node.op).enumerate() {
+            program.run_until(&step.borrow(), node).unwrap();
+            expected.run_until(&step.borrow(), node).unwrap();
+            assert!(program.chosen().is_empty() && program.logits().is_empty());
+            for id in op.writes() {
+                n_values += 1;
+                let (Some(found), Some(expected)) = (program.read(id), expected.read(id)) else { continue };
+                n_read += 1;
+                assert_eq!(found.len(), expected.len(), "{id} of node {node}");
+                for (found, expected) in found.iter().zip(expected) {
+                    assert!(
+                        (found - expected).abs() <= 2e-2 * expected.abs().max(1.0),
+                        "{id} of node {node}"
+                    );
+                }
+            }
+        }
+        assert!(2 * n_read > n_values, "{n_read} of {n_values} values could be read");
+    }
+    let step = one_sequence(&plan, &limits, &[1], 0);
+    assert!(program.run_until(&step.borrow(), plan.nodes.len()).is_err());
+    program.run(&step.borrow()).unwrap();
+    assert_eq!(program.read(plan.logits).unwrap(), program.logits());
+    assert_eq!(program.read(ValueId(0)), None, "its memory holds another value by now");
+    let ticket = program.submit(&step.borrow()).unwrap();
+    assert_eq!(program.read(plan.logits), None, "a later step writes there");
+    assert!(program.run_until(&step.borrow(), 0).is_err(), "a step is in flight");
+    program.wait(ticket).unwrap();
+    assert_eq!(program.chosen()[0].token, sampling::argmax(program.logits()));
 }
 
 /// Chunked or whole, alone or not: deterministic numerics give the same bits.
@@ -170,9 +298,10 @@ fn steps_that_would_leave_the_buffers_are_errors() {
     let good = one_sequence(&plan, &limits, &[1, 2, 3], 0);
     program.run(&good.borrow()).unwrap();
     type Spoil<'a> = (&'a str, &'a dyn Fn(&mut OwnedStep));
-    let spoil: [Spoil; 6] = [
+    let spoil: [Spoil; 7] = [
         ("token", &|s| s.tokens[1] = 1 << 20),
         ("output", &|s| s.outputs = vec![3]),
+        ("wants", &|s| s.wants.clear()),
         ("page", &|s| s.page_tables[0] = 1000),
         ("no page", &|s| s.page_tables[0] = PAGE_NONE),
         ("position", &|s| s.spans[0].first_position = 511),
@@ -185,11 +314,11 @@ fn steps_that_would_leave_the_buffers_are_errors() {
         program.run(&good.borrow()).unwrap();
     }
     for tokens in [&[1, 2, 3][..], &[4]] {
-        let quiet = OwnedStep { outputs: vec![], ..one_sequence(&plan, &limits, tokens, 0) };
+        let quiet = one_sequence(&plan, &limits, tokens, 0).with_outputs(vec![], Want::BEST);
         program.run(&quiet.borrow()).unwrap();
-        assert!(program.logits().is_empty() && program.argmax().is_empty());
+        assert!(program.logits().is_empty() && program.chosen().is_empty());
     }
-    let empty = OwnedStep { tokens: vec![], spans: vec![], outputs: vec![], ..good };
+    let empty = OwnedStep { tokens: vec![], spans: vec![], ..good.with_outputs(vec![], Want::BEST) };
     program.run(&empty.borrow()).unwrap();
 }
 
@@ -205,87 +334,8 @@ fn the_memory_plan_says_what_is_copied() {
     assert!(item("activations").is_some() && item("KV pages").is_some());
 }
 
-/// A chain chooses, takes over and counts as single steps with the same random numbers and penalties do, whatever the order of
-/// lanes and the lengths of the chains.
 #[test]
-fn sampled_chains_choose_what_single_steps_choose() {
-    let params = SamplingParams {
-        temperature: 1.5,
-        top_k: 30,
-        top_p: 0.95,
-        min_p: 0.01,
-        repeat_penalty: 1.2,
-        presence_penalty: 0.3,
-        frequency_penalty: 0.2,
-        penalty_window: 12,
-        seed: Some(3),
-        ..SamplingParams::default()
-    };
-    let greedy = SamplingParams { temperature: 0.0, ..params.clone() };
-    for order in [LaneOrder::Forward, LaneOrder::Reverse, LaneOrder::Random(7)] {
-        let device = device_in(order);
-        let (plan, limits) = fused(&device, BlockType::Q4_0);
-        let n_vocab = plan.value(plan.logits).cols;
-        let compile = || device.compile(std::slice::from_ref(&plan), &limits).unwrap();
-        let prompt: Vec<u32> = (0..19).collect();
-        for params in [&params, &greedy] {
-            let (mut single, mut chained) = (compile(), compile());
-            let mut scratch = Scratch::new(n_vocab);
-            let mut sampler = Sampler::new(params, n_vocab).unwrap();
-            let mut tokens = prompt.clone();
-            let mut first = 0;
-            for _ in 0..14 {
-                let step = one_sequence(&plan, &limits, &tokens[first..], first as u32);
-                single.run(&step.borrow()).unwrap();
-                first = tokens.len();
-                let choice = sampler.sample(single.logits_mut(), &tokens, &mut scratch).unwrap();
-                tokens.push(choice.id);
-            }
-            let mut sampler = Sampler::new(params, n_vocab).unwrap();
-            let step = one_sequence(&plan, &limits, &prompt[..18], 0);
-            chained.run(&step.borrow()).unwrap();
-            let mut found = prompt.clone();
-            for n_taken in [3, 11] {
-                let last = found.len() - 1;
-                let step = one_sequence(&plan, &limits, &found[last..], last as u32);
-                let before = found.clone();
-                let sampling = sampler.ahead(&before, &mut scratch).unwrap();
-                assert!(chained.most_chained(Some(&sampling)) >= 64);
-                chained.start_chain(&step.borrow(), 11, Some(&sampling)).unwrap();
-                for _ in 0..n_taken {
-                    found.push(chained.next_chained().unwrap().unwrap());
-                    sampler.took_one();
-                }
-                chained.stop_chain().unwrap();
-            }
-            assert_eq!(found, tokens, "{order:?} {params:?}");
-        }
-    }
-}
-
-#[test]
-fn samplings_that_cannot_be_are_refused() {
-    let device = device();
-    let (plan, limits) = fused(&device, BlockType::F32);
-    let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
-    let step = one_sequence(&plan, &limits, &[1], 0);
-    let long = vec![1; 1 << 14];
-    let penalties = Penalties { repeat: 1.1, presence: 0.0, frequency: 0.0, window: 0, recent: &[1] };
-    let good = Sampling {
-        temperature: 1.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        penalties: Some(penalties),
-        randoms: &[0.5; 4],
-    };
-    let too_long = Sampling { penalties: Some(Penalties { recent: &long, ..penalties }), ..good };
-    assert_eq!(program.most_chained(Some(&too_long)), 0);
-    let mut start =
-        |sampling: &Sampling, n: usize| program.start_chain(&step.borrow(), n, Some(sampling)).is_ok();
-    assert!(!start(&too_long, 4));
-    assert!(!start(&good, 5));
-    assert!(!start(&Sampling { temperature: 0.0, ..good }, 4));
-    assert!(!start(&Sampling { penalties: Some(Penalties { recent: &[1 << 20], ..penalties }), ..good }, 4));
-    assert!(start(&good, 4));
+fn steps_keep_the_contract() {
+    // Sums of f32 in another order, through two layers.
+    device_testing::check_steps(&device(), 1e-3).unwrap();
 }

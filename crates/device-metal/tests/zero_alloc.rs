@@ -5,12 +5,15 @@
 mod common;
 
 use common::NullGpu;
-use device::testing::{Sequences, check_op_cases, limits, mini_transformer, one_sequence};
-use device::{Device, KvType, Limits, Penalties, Sampling, fusion};
-use formats::BlockType;
+use device::{
+    Choose, Device, KvType, Limits, Link, OutputRef, OwnedStep, Penalties, Sampling, Slice, Ticket, Want,
+};
+use device_lower::fusion;
+use device_testing::{Sequences, check_op_cases, limits, mini_transformer, one_sequence};
 use ingle_device_metal::MetalDevice;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use weights::BlockType;
 
 /// The system's allocator, which counts.
 struct Counting;
@@ -57,25 +60,29 @@ fn a_step_allocates_nothing() {
         }
         assert_eq!(CALLS.load(Ordering::Relaxed) - before, 0, "{block}");
         assert!(device.gpu().take().0 > 0);
-        // Chains too, greedy and sampled, to their end or not.
-        let recent: Vec<u32> = (0..30).collect();
-        let penalties = Penalties { repeat: 1.1, presence: 0.1, frequency: 0.1, window: 0, recent: &recent };
-        let sampling = Sampling {
-            temperature: 0.8,
-            top_k: 40,
-            top_p: 0.9,
-            min_p: 0.1,
-            penalties: Some(penalties),
-            randoms: &[0.5; 20],
-        };
-        let first = one_sequence(&plan, &limits, &[1], 40);
-        let before = CALLS.load(Ordering::Relaxed);
-        for (sampling, n_taken) in [(None, 20), (Some(&sampling), 20), (Some(&sampling), 7)] {
-            program.start_chain(&first.borrow(), 20, sampling).unwrap();
-            (0..n_taken).for_each(|_| assert!(program.next_chained().unwrap().is_some()));
-            program.stop_chain().unwrap();
+        // Steps in flight with links too, greedy and sampled, and tokens that the host chooses.
+        let penalties = Some(Penalties { repeat: 1.1, presence: 0.1, frequency: 0.1 });
+        let sampling = Sampling { temperature: 0.8, top_k: 40, top_p: 0.9, min_p: 0.1, random: 0.5 };
+        let recent = Slice { start: 0, len: 30 };
+        let sampled = Want { choose: Choose::Sample(sampling), penalties, recent, ..Want::default() };
+        let on_host = Want { logprob: true, logits: true, ..sampled };
+        for want in [Want::BEST, sampled, on_host] {
+            let first = one_sequence(&plan, &limits, &[1], 40).with_outputs(vec![0], want);
+            let mut step = OwnedStep { recent: (0..30).collect(), ..first };
+            let first = program.submit(&step.borrow()).unwrap();
+            step.links = vec![Link { row: 0, from: OutputRef { ticket: first, output: 0 } }];
+            let before = CALLS.load(Ordering::Relaxed);
+            for index in 1..20 {
+                if index >= program.max_in_flight() as u64 {
+                    program.wait(Ticket(first.0 + index - program.max_in_flight() as u64)).unwrap();
+                }
+                let last = program.submit(&step.borrow()).unwrap();
+                step.links[0].from.ticket = last;
+            }
+            assert_eq!(CALLS.load(Ordering::Relaxed) - before, 0, "{block}: steps in flight, {want:?}");
+            let left = (20 - program.max_in_flight() as u64..20).map(|index| Ticket(first.0 + index));
+            left.for_each(|ticket| program.wait(ticket).unwrap());
         }
-        assert_eq!(CALLS.load(Ordering::Relaxed) - before, 0, "{block}: chains");
     }
     // Several plans, with memories that slots share.
     let mut n_cases = 0;

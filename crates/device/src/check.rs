@@ -3,8 +3,7 @@
 //! Past 600 lines, for every Op is an arm of one match, and its demands are read best next to each other.
 
 use std::fmt::Display;
-
-use formats::{BlockType, Planes};
+use weights::{BlockType, Planes};
 
 use crate::{
     DType, KvGroup, KvLayer, KvLayerId, Op, Output, Plan, PlanError, Rows, Value, ValueId, Weight, WeightId,
@@ -654,6 +653,3 @@ impl<'a> At<'a> {
         Ok(layer)
     }
 }
-
-#[cfg(test)]
-mod tests;

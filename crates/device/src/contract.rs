@@ -1,6 +1,8 @@
 //! What every device offers.
 
-use crate::{KvType, Plan, PlanError, Rule, Sampling, Step, Weight};
+use platform::SystemMemory;
+
+use crate::{Chosen, KvType, Plan, PlanError, Rule, Step, Ticket, ValueId, Want, Weight};
 
 /// `Result` with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
@@ -32,6 +34,12 @@ pub enum Error {
         /// How much.
         bytes: u64,
     },
+    /// [`Step::stop`] was set while the step ran.
+    #[error("device {device}: the step was stopped")]
+    Stopped {
+        /// The device's name.
+        device: &'static str,
+    },
     /// The device failed while it ran.
     #[error("device {device} failed: {reason}")]
     Failed {
@@ -40,15 +48,6 @@ pub enum Error {
         /// Its own words.
         reason: String,
     },
-}
-
-/// Memory of the machine that a device uses, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Memory {
-    /// Installed, or what a container's limit allows.
-    pub total: u64,
-    /// Free now, page cache that can be dropped included.
-    pub free: u64,
 }
 
 /// Whether an item of the memory plan is memory of our own.
@@ -179,62 +178,69 @@ pub struct Timing {
 
 /// Plans made ready to run: their memory is taken, their tables are written. They share KV pages, and the memory of their
 /// activations: what a step leaves of these is gone with the next step, whichever plan it runs.
+///
+/// Steps are submitted and waited for. A device runs them in the order in which they were submitted, and so does what else is
+/// asked of it: a page that is copied has what earlier steps wrote.
 pub trait Program: Send {
-    /// Run one step of the plan that it names. Allocates nothing.
+    /// Steps that may be submitted before the first of them is waited for, at least 1. A device with 1 may compute the step
+    /// within [`Self::submit`].
+    fn max_in_flight(&self) -> usize {
+        1
+    }
+
+    /// Whether rows of steps submitted later may take their tokens from an output of which this is wanted while it is still
+    /// in flight ([`crate::Link`]).
+    fn chooses_in_flight(&self, _want: &Want) -> bool {
+        false
+    }
+
+    /// Check a step and set it going. What it needs of `step` is copied; nothing is allocated.
     ///
     /// # Errors
-    /// The device failed; the step's KV positions are then undefined and must be written again.
-    fn run(&mut self, step: &Step) -> Result<()>;
+    /// The step breaks a rule of [`Step::check`], too many are in flight, the device failed, or [`Error::Stopped`]. The
+    /// step's KV positions are then undefined and must be written again.
+    fn submit(&mut self, step: &Step) -> Result<Ticket>;
 
-    /// `(n_outputs, n_vocab)` of the last step; with [`crate::Output::Hidden`] `(n_outputs, hidden)`.
+    /// Wait until a step is done: the oldest that was not waited for. The functions below speak of the last step that was
+    /// waited for.
+    ///
+    /// # Errors
+    /// The device failed, or it is another's turn; steps submitted later fail too.
+    fn wait(&mut self, ticket: Ticket) -> Result<()>;
+
+    /// `(n_outputs)` what each output chose, where that was wanted.
+    fn chosen(&self) -> &[Chosen];
+
+    /// The best tokens of an output and their log-probabilities, best first: [`Want::n_best`] of them, or as many as have
+    /// one.
+    fn best(&self, output: usize) -> &[(u32, f32)];
+
+    /// `(n_outputs, n_vocab)`, with [`crate::Output::Hidden`] `(n_outputs, hidden)`: rows of which logits were wanted;
+    /// others may hold anything. Gone with the next step that is submitted.
     fn logits(&self) -> &[f32];
 
-    /// As [`Self::logits`], for a sampler that works in place.
-    fn logits_mut(&mut self) -> &mut [f32];
-
-    /// `(n_outputs)` of the last step, if it wanted [`crate::Want::Argmax`].
-    fn argmax(&self) -> &[u32];
-
-    /// The value [`Plan::kept`]`[index]` of the last step's plan, `(rows, cols)`; empty if there is none.
+    /// The value [`Plan::kept`]`[index]` of the step's plan, `(rows, cols)`; empty if there is none. Gone with the next step
+    /// that is submitted.
     fn kept(&self, index: usize) -> &[f32];
 
-    /// Most tokens of a chain ([`Self::start_chain`]) whose tokens are chosen so (`None`: the best); 0: this program has no
-    /// such chains.
-    fn most_chained(&self, _sampling: Option<&Sampling>) -> usize {
-        0
-    }
-
-    /// Begin `n` steps of one row, each with the token that was chosen in the one before, which the device does by itself: the
-    /// first is `step`, of one row whose logits are wanted. `None` chooses the best token ([`crate::Want::Argmax`]). Page
-    /// tables cover the positions of all of them.
+    /// Submit a step and wait for it.
     ///
     /// # Errors
-    /// The step cannot begin a chain, or the device failed.
-    fn start_chain(&mut self, _step: &Step, _n: usize, _sampling: Option<&Sampling>) -> Result<()> {
-        Err(Error::Unsupported {
-            device: "in use",
-            what: "a chain of tokens".to_owned(),
-            hint: "run step by step".to_owned(),
-        })
+    /// As both.
+    fn run(&mut self, step: &Step) -> Result<()> {
+        let ticket = self.submit(step)?;
+        self.wait(ticket)
     }
 
-    /// Wait for the next token of the chain. `None`: none is left, or nothing could be chosen (no logit is a number, or one
-    /// is infinite), which the step run by itself will show.
+    /// Run a step's plan up to its node `last`, that one included, choose nothing, and wait. Nothing may be in flight.
     ///
     /// # Errors
-    /// The device failed; the chain is over, and KV positions behind the last token are undefined.
-    fn next_chained(&mut self) -> Result<Option<u32>> {
-        Ok(None)
-    }
+    /// As [`Self::submit`], or there is no such node.
+    fn run_until(&mut self, step: &Step, last: usize) -> Result<()>;
 
-    /// End the chain. What it did behind the last token that was taken is nobody's: KV positions there are undefined. Any
-    /// other step ends it too.
-    ///
-    /// # Errors
-    /// The device failed.
-    fn stop_chain(&mut self) -> Result<()> {
-        Ok(())
-    }
+    /// The rows of a value as the last step, or the last [`Self::run_until`], left them: `(rows, cols)`, integers as f32.
+    /// `None`: it has no memory here (inside a fused Op), was not written, or its memory holds another value by now.
+    fn read(&self, value: ValueId) -> Option<Vec<f32>>;
 
     /// Copy a page of a KV group, all its layers (copy on write of a shared prefix).
     ///
@@ -294,7 +300,7 @@ pub trait Device: Send + Sync {
     fn n_threads(&self) -> usize;
 
     /// Its memory.
-    fn memory(&self) -> Memory;
+    fn memory(&self) -> SystemMemory;
 
     /// The fusion rules of its profile, tried in this order at every node.
     fn fusion(&self) -> &[Rule];
@@ -305,6 +311,12 @@ pub trait Device: Send + Sync {
     /// Positions of a KV page that suit it best, a power of two.
     fn page_len(&self) -> usize {
         32
+    }
+
+    /// Whether a KV page takes memory only once it is written, and gives it back when it is released. Otherwise
+    /// [`Self::compile`] takes the memory of all pages.
+    fn takes_pages_on_use(&self) -> bool {
+        true
     }
 
     /// What [`Self::compile`] will take.

@@ -26,34 +26,30 @@ mod check;
 mod contract;
 mod cost;
 mod kv;
-mod memory;
 mod needs;
 mod op;
 mod plan;
 mod print;
+mod rule;
 mod sampling;
 mod step;
 mod validate;
 
-pub mod arena;
-pub mod fusion;
-pub mod interpreter;
 pub mod kv_bytes;
 pub mod kv_words;
-pub mod lower;
-pub mod null;
-pub mod testing;
 
 pub use check::check_plans;
 pub use contract::{
-    Arithmetic, CommandInfo, Device, Error, Item, Limits, Memory, MemoryPlan, Numerics, Peaks, Program,
-    Residence, Result, Timing,
+    Arithmetic, CommandInfo, Device, Error, Item, Limits, MemoryPlan, Numerics, Peaks, Program, Residence,
+    Result, Timing,
 };
-pub use fusion::{FusedKind, Place, Rule};
 pub use kv::{KvGroup, KvLayer, KvLayerId, KvLayout, KvType, PAGE_NONE};
-pub use memory::{peak_resident_memory, system_memory};
 pub use needs::{GroupUse, Needs};
 pub use op::{Activation, Op, OpKind, Pooling, RopeStyle};
 pub use plan::{DType, Node, Output, Plan, PlanError, Rows, Value, ValueId, Weight, WeightId, WeightPart};
+pub use rule::{FusedKind, PatternPart, Rule};
+/// Most [`Want::n_best`].
+pub const MAX_BEST: usize = 64;
+
 pub use sampling::{Penalties, Sampling};
-pub use step::{OwnedStep, Span, Step, Want};
+pub use step::{Choose, Chosen, Link, OutputRef, OwnedStep, Slice, Span, Step, Ticket, Want};

@@ -5,7 +5,7 @@ use crate::{KvLayerId, Limits, Op, Plan, Rows};
 /// How a plan uses a KV group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GroupUse {
-    /// Not at all: nobody looks at its page tables.
+    /// Not at all: its page tables are not read.
     Unused,
     /// The positions of the step's rows are written, those within the window are read.
     Sequence {
@@ -26,6 +26,8 @@ pub enum GroupUse {
 pub struct Needs {
     /// Token ids are below this; `usize::MAX`: it has no Embed, and looks at no token.
     pub n_vocab: usize,
+    /// Logits of an output row.
+    pub n_logits: usize,
     /// Most positions of a sequence.
     pub n_positions: usize,
     /// Rows and columns of [`crate::Step::input`].
@@ -39,6 +41,7 @@ impl Needs {
     pub fn new(plan: &Plan, limits: &Limits) -> Needs {
         let mut needs = Needs {
             n_vocab: usize::MAX,
+            n_logits: plan.value(plan.logits).cols,
             n_positions: usize::MAX,
             input: None,
             groups: vec![GroupUse::Unused; plan.kv.groups.len()],

@@ -1,8 +1,7 @@
 //! The plan: a forward pass as a flat list of Ops.
 
 use std::ops::Range;
-
-use formats::{BlockType, Bytes, Planes, codec};
+use weights::{BlockType, Bytes, Planes, codec};
 
 use crate::{KvLayout, Op};
 

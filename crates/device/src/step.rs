@@ -1,5 +1,32 @@
 //! One step: rows of tokens of one or more sequences, run through a program together.
 
+use std::sync::atomic::AtomicBool;
+
+use crate::Penalties;
+use crate::Sampling;
+
+/// Names a submitted step of one program: the first is 0, each later one is one more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Ticket(pub u64);
+
+/// An output of an earlier step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutputRef {
+    /// The step.
+    pub ticket: Ticket,
+    /// Index into its [`Step::outputs`].
+    pub output: u32,
+}
+
+/// A row whose token is the one that an earlier output chose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// The row; its entry of [`Step::tokens`] is ignored.
+    pub row: u32,
+    /// The output, of a step that is in flight or was the last to be waited for.
+    pub from: OutputRef,
+}
+
 /// Consecutive rows of one sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
@@ -13,34 +40,126 @@ pub struct Span {
     pub first_position: u32,
 }
 
-/// What is wanted of the output rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Want {
-    /// All logits, read with [`crate::Program::logits`].
-    Logits,
-    /// The best token too, read with [`crate::Program::argmax`].
-    Argmax,
+/// Part of one of a step's lists.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Slice {
+    /// Index of the first element.
+    pub start: u32,
+    /// Number of elements.
+    pub len: u32,
 }
 
-/// The input of [`crate::Program::run`]. All lengths were checked by the engine.
-#[derive(Clone, Copy, Debug)]
+impl Slice {
+    /// The elements; empty if the list is too short, which [`Step::check`] refuses.
+    pub fn of<T>(self, list: &[T]) -> &[T] {
+        let start = self.start as usize;
+        list.get(start..start + self.len as usize).unwrap_or_default()
+    }
+}
+
+/// How an output's token is chosen.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Choose {
+    /// Not at all: only the logits are wanted.
+    #[default]
+    Nothing,
+    /// The best token, the lowest id of equals.
+    Best,
+    /// At random.
+    Sample(Sampling),
+}
+
+/// What is wanted of an output row. Biases, penalties and the mask change what is chosen, never [`crate::Program::logits`]
+/// or log-probabilities, which are the model's own.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Want {
+    /// How its token is chosen.
+    pub choose: Choose,
+    /// Read its logits with [`crate::Program::logits`].
+    pub logits: bool,
+    /// Compute the log-probability of the chosen token.
+    pub logprob: bool,
+    /// Compute the log-probabilities of so many best tokens.
+    pub n_best: u32,
+    /// What tokens of `recent` and `pending` lose; `None`: nothing.
+    pub penalties: Option<Penalties>,
+    /// Of [`Step::recent`]: tokens that the penalties count.
+    pub recent: Slice,
+    /// Of [`Step::pending`]: more of them, chosen by steps that may still be in flight.
+    pub pending: Slice,
+    /// Of [`Step::biases`]: added to the logits first.
+    pub biases: Slice,
+    /// Of [`Step::masks`]: `n_vocab.div_ceil(32)` words, bit `t % 32` of word `t / 32` says whether token `t` is allowed.
+    /// `None`: all are.
+    pub mask: Option<Slice>,
+}
+
+impl Want {
+    /// The logits alone.
+    pub const LOGITS: Want = Want { logits: true, ..Want::NOTHING };
+    /// The best token.
+    pub const BEST: Want = Want { choose: Choose::Best, ..Want::NOTHING };
+    const EMPTY: Slice = Slice { start: 0, len: 0 };
+    const NOTHING: Want = Want {
+        choose: Choose::Nothing,
+        logits: false,
+        logprob: false,
+        n_best: 0,
+        penalties: None,
+        recent: Want::EMPTY,
+        pending: Want::EMPTY,
+        biases: Want::EMPTY,
+        mask: None,
+    };
+
+    /// Whether nothing but the logits decides which token is the best.
+    pub fn is_plain(&self) -> bool {
+        self.penalties.is_none() && self.biases.len == 0 && self.mask.is_none()
+    }
+}
+
+/// What an output chose.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Chosen {
+    /// The token. `None`: nothing could be chosen, since every logit is NaN, minus infinity or masked; or nothing was wanted.
+    pub token: Option<u32>,
+    /// Natural logarithm of the probability that the model itself gave it; NaN if it was not wanted.
+    pub logprob: f32,
+}
+
+/// The input of [`crate::Program::submit`]. [`Step::check`] says what it must keep.
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Step<'a> {
     /// Which of the program's plans.
     pub plan: usize,
     /// `(n_rows)` token ids, each below the vocabulary's size. A plan without Embed ignores their values.
     pub tokens: &'a [u32],
+    /// Rows whose token is chosen by an earlier output, in row order.
+    pub links: &'a [Link],
     /// What the plan's [`crate::Op::Input`] gives, row by row; empty without one.
     pub input: &'a [f32],
     /// Every row belongs to exactly one span; spans are in row order.
     pub spans: &'a [Span],
-    /// `(n_slots, n_groups, pages_per_table)` page numbers. Position `p` lies in entry `p / page_len`.
+    /// `(n_slots, n_groups, pages_per_table)` page numbers. Position `p` lies in entry `p / page_len`. They are read while
+    /// the step is submitted, not later.
     pub page_tables: &'a [u32],
     /// Entries of one table.
     pub pages_per_table: usize,
-    /// `(n_outputs)` rows whose logits are wanted, ascending; may be empty.
+    /// `(n_outputs)` rows of which something is wanted, ascending; may be empty.
     pub outputs: &'a [u32],
-    /// What is wanted of them.
-    pub want: Want,
+    /// `(n_outputs)` what is wanted of them.
+    pub wants: &'a [Want],
+    /// Tokens that penalties count; see [`Want::recent`].
+    pub recent: &'a [u32],
+    /// Tokens that penalties count and that are not known yet; see [`Want::pending`].
+    pub pending: &'a [OutputRef],
+    /// Tokens and what is added to their logits; see [`Want::biases`].
+    pub biases: &'a [(u32, f32)],
+    /// Bits of allowed tokens; see [`Want::mask`].
+    pub masks: &'a [u32],
+    /// Set by another thread: nobody wants this step any more. A device looks at it between commands where it can, and then
+    /// gives [`crate::Error::Stopped`]; the step's KV positions must be written again.
+    pub stop: Option<&'a AtomicBool>,
 }
 
 impl<'a> Step<'a> {
@@ -48,6 +167,11 @@ impl<'a> Step<'a> {
     pub fn page_table(&self, slot: u32, group: usize, n_groups: usize) -> &'a [u32] {
         let start = (slot as usize * n_groups + group) * self.pages_per_table;
         &self.page_tables[start..start + self.pages_per_table]
+    }
+
+    /// Whether somebody set [`Self::stop`].
+    pub fn is_stopped(&self) -> bool {
+        self.stop.is_some_and(|stop| stop.load(std::sync::atomic::Ordering::Relaxed))
     }
 }
 
@@ -59,12 +183,14 @@ impl Span {
 }
 
 /// A [`Step`] that owns its parts, for tests and recordings.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct OwnedStep {
     /// As [`Step::plan`].
     pub plan: usize,
     /// As [`Step::tokens`].
     pub tokens: Vec<u32>,
+    /// As [`Step::links`].
+    pub links: Vec<Link>,
     /// As [`Step::input`].
     pub input: Vec<f32>,
     /// As [`Step::spans`].
@@ -75,8 +201,16 @@ pub struct OwnedStep {
     pub pages_per_table: usize,
     /// As [`Step::outputs`].
     pub outputs: Vec<u32>,
-    /// As [`Step::want`].
-    pub want: Want,
+    /// As [`Step::wants`].
+    pub wants: Vec<Want>,
+    /// As [`Step::recent`].
+    pub recent: Vec<u32>,
+    /// As [`Step::pending`].
+    pub pending: Vec<OutputRef>,
+    /// As [`Step::biases`].
+    pub biases: Vec<(u32, f32)>,
+    /// As [`Step::masks`].
+    pub masks: Vec<u32>,
 }
 
 impl OwnedStep {
@@ -85,13 +219,24 @@ impl OwnedStep {
         Step {
             plan: self.plan,
             tokens: &self.tokens,
+            links: &self.links,
             input: &self.input,
             spans: &self.spans,
             page_tables: &self.page_tables,
             pages_per_table: self.pages_per_table,
             outputs: &self.outputs,
-            want: self.want,
+            wants: &self.wants,
+            recent: &self.recent,
+            pending: &self.pending,
+            biases: &self.biases,
+            masks: &self.masks,
+            stop: None,
         }
+    }
+
+    /// The same step with these output rows, the same wanted of each.
+    pub fn with_outputs(self, outputs: Vec<u32>, want: Want) -> OwnedStep {
+        OwnedStep { wants: vec![want; outputs.len()], outputs, ..self }
     }
 }
 
@@ -100,12 +245,17 @@ impl From<&Step<'_>> for OwnedStep {
         OwnedStep {
             plan: step.plan,
             tokens: step.tokens.to_vec(),
+            links: step.links.to_vec(),
             input: step.input.to_vec(),
             spans: step.spans.to_vec(),
             page_tables: step.page_tables.to_vec(),
             pages_per_table: step.pages_per_table,
             outputs: step.outputs.to_vec(),
-            want: step.want,
+            wants: step.wants.to_vec(),
+            recent: step.recent.to_vec(),
+            pending: step.pending.to_vec(),
+            biases: step.biases.to_vec(),
+            masks: step.masks.to_vec(),
         }
     }
 }

@@ -1,10 +1,10 @@
-//! [`Limits::check`] and [`Step::check`]: whether sizes and steps are possible, for devices that do not trust their caller
-//! (the reference and the null device) and for the tests of an engine.
+//! [`Limits::check`] and [`Step::check`]: whether sizes and steps are possible. Every device asks them, and trusts what passed.
 
 use std::ops::Range;
 
 use crate::{
-    Device, Error, GroupUse, KvType, Limits, Needs, Op, PAGE_NONE, Plan, Result, Span, Step, check_plans,
+    Choose, Device, Error, GroupUse, KvType, Limits, Needs, Op, PAGE_NONE, Plan, Result, Slice, Span, Step,
+    check_plans,
 };
 
 impl Limits {
@@ -86,7 +86,8 @@ impl Step<'_> {
     /// - spans cover the rows in order, a slot has at most one span;
     /// - every position that a span writes or that its windows still need has a page within range, and so has every position
     ///   of a memory; a span that writes memories has a row for each of their positions;
-    /// - no page that one span writes is in reach of another span.
+    /// - every output says what is wanted of it, links are of rows, and all slices lie within the step's lists;
+    /// - no page that one span writes is in reach of another span (looked at in builds with debug assertions).
     ///
     /// Allocates nothing.
     ///
@@ -104,7 +105,9 @@ impl Step<'_> {
         if self.input.len() != n_input {
             return Err(format!("an input of {} numbers, expected {n_input}", self.input.len()));
         }
-        if let Some(token) = self.tokens.iter().find(|token| **token as usize >= needs.n_vocab) {
+        let is_linked = |row: usize| self.links.binary_search_by_key(&(row as u32), |link| link.row).is_ok();
+        let mut tokens = self.tokens.iter().enumerate();
+        if let Some((_, token)) = tokens.find(|(row, t)| **t as usize >= needs.n_vocab && !is_linked(*row)) {
             return Err(format!("token {token}, expected one below {}", needs.n_vocab));
         }
         if let Some(pair) = self.outputs.windows(2).find(|pair| pair[0] >= pair[1]) {
@@ -113,6 +116,8 @@ impl Step<'_> {
         if let Some(row) = self.outputs.last().filter(|row| **row as usize >= n_rows) {
             return Err(format!("output row {row} of a step of {n_rows} rows"));
         }
+        self.check_links()?;
+        self.check_wants(needs)?;
         let mut next_row = 0;
         for (index, span) in self.spans.iter().enumerate() {
             if span.first_row as usize != next_row || span.n_rows == 0 {
@@ -149,6 +154,55 @@ impl Step<'_> {
         self.check_pages(needs, limits)
     }
 
+    fn check_links(&self) -> std::result::Result<(), String> {
+        let n_rows = self.tokens.len();
+        if let Some(pair) = self.links.windows(2).find(|pair| pair[0].row >= pair[1].row) {
+            return Err(format!("a link of row {} after one of row {}", pair[1].row, pair[0].row));
+        }
+        match self.links.last().filter(|link| link.row as usize >= n_rows) {
+            Some(link) => Err(format!("a link of row {} of a step of {n_rows} rows", link.row)),
+            None => Ok(()),
+        }
+    }
+
+    /// Each output says what is wanted of it, its slices lie within the step's lists, and so do the tokens in them.
+    fn check_wants(&self, needs: &Needs) -> std::result::Result<(), String> {
+        if self.wants.len() != self.outputs.len() {
+            return Err(format!("{} wants of {} outputs", self.wants.len(), self.outputs.len()));
+        }
+        let n_vocab = needs.n_logits;
+        let fits = |slice: Slice, len: usize| slice.start as usize + slice.len as usize <= len;
+        for want in self.wants {
+            if let Choose::Sample(sampling) = &want.choose {
+                sampling.check()?;
+            }
+            if let Some(penalties) = &want.penalties {
+                penalties.check()?;
+            }
+            within("best tokens of an output", want.n_best as usize, crate::MAX_BEST)?;
+            for (what, slice, len) in [
+                ("recent tokens", want.recent, self.recent.len()),
+                ("pending tokens", want.pending, self.pending.len()),
+                ("biases", want.biases, self.biases.len()),
+                ("words of masks", want.mask.unwrap_or_default(), self.masks.len()),
+            ] {
+                if !fits(slice, len) {
+                    return Err(format!("{slice:?} of {len} {what}"));
+                }
+            }
+            if let Some(mask) = want.mask.filter(|mask| mask.len as usize != n_vocab.div_ceil(32)) {
+                return Err(format!("a mask of {} words for {n_vocab} tokens", mask.len));
+            }
+            let biased = want.biases.of(self.biases).iter().map(|(token, _)| token);
+            if let Some(token) =
+                want.recent.of(self.recent).iter().chain(biased).find(|t| **t as usize >= n_vocab)
+            {
+                return Err(format!("token {token} of penalties or biases, expected one below {n_vocab}"));
+            }
+        }
+        Ok(())
+    }
+
     fn check_pages(&self, needs: &Needs, limits: &Limits) -> std::result::Result<(), String> {
         let n_groups = needs.groups.len();
         for (group, (usage, n_pages)) in needs.groups.iter().zip(&limits.n_pages).enumerate() {
@@ -166,6 +220,10 @@ impl Step<'_> {
                     ));
                 }
                 let written = &pages[pages.len() - n_written..];
+                // A defect of the scheduler, which costs `spans * spans * pages` comparisons to find.
+                if !cfg!(debug_assertions) {
+                    continue;
+                }
                 for other in self.spans.iter().filter(|other| other.slot != span.slot) {
                     let (entries, _) = entries_of(usage, other, limits.page_len);
                     let others = &self.page_table(other.slot, group, n_groups)[entries];
@@ -205,161 +263,4 @@ fn entries_of(usage: &GroupUse, span: &Span, page_len: usize) -> (Range<usize>, 
 
 fn within(what: &str, n: usize, limit: usize) -> std::result::Result<(), String> {
     if n <= limit { Ok(()) } else { Err(format!("{n} {what}, expected at most {limit}")) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::interpreter::Reference;
-    use crate::testing::PlanBuilder;
-    use crate::testing::{limits, mini_transformer};
-    use crate::{DType, KvLayer, KvLayout, OwnedStep, Rows, Want};
-    use formats::BlockType;
-
-    fn layout() -> KvLayout {
-        let layer = KvLayer { n_kv_heads: 1, head_dim: 8, window: None, memory: None };
-        KvLayout::new(vec![layer, KvLayer { window: Some(16), ..layer }])
-    }
-
-    /// Slot 0 at positions 40..43, slot 1 at 0..2; the window of slot 0 has let page 0 go.
-    fn good() -> OwnedStep {
-        const NONE: u32 = PAGE_NONE;
-        OwnedStep {
-            plan: 0,
-            input: vec![],
-            tokens: vec![1; 5],
-            spans: vec![
-                Span { slot: 0, first_row: 0, n_rows: 3, first_position: 40 },
-                Span { slot: 1, first_row: 3, n_rows: 2, first_position: 0 },
-            ],
-            page_tables: vec![0, 1, 2, NONE, 3, 4, 5, NONE, NONE, 2, NONE, NONE],
-            pages_per_table: 3,
-            outputs: vec![2, 4],
-            want: Want::Logits,
-        }
-    }
-
-    /// Of a plan that uses all layers of a layout.
-    fn needs(kv: &KvLayout) -> Needs {
-        let groups = kv.groups.iter().map(|g| GroupUse::Sequence { window: g.window }).collect();
-        Needs { n_vocab: 10, n_positions: 512, input: None, groups }
-    }
-
-    fn rejects(edit: impl FnOnce(&mut OwnedStep), part: &str) {
-        let mut step = good();
-        edit(&mut step);
-        let kv = layout();
-        let limits = Limits { n_pages: vec![6, 6], ..limits(&kv) };
-        let needs = [needs(&kv)];
-        good().borrow().check(&needs, &limits).unwrap();
-        let error = step.borrow().check(&needs, &limits).unwrap_err();
-        assert!(error.contains(part), "{error}\nshould say: {part}");
-    }
-
-    #[test]
-    fn steps_that_cannot_run() {
-        rejects(|s| s.tokens.resize(1000, 0), "1000 rows, expected at most");
-        rejects(|s| s.plan = 1, "plan 1 of a program of 1");
-        rejects(|s| s.input = vec![1.0], "an input of 1 numbers, expected 0");
-        rejects(|s| s.tokens[2] = 10, "token 10, expected one below 10");
-        rejects(|s| s.outputs = vec![3, 3], "ascending");
-        rejects(|s| s.outputs = vec![5], "output row 5");
-        rejects(|s| s.spans[1].first_row = 2, "start at row 3");
-        rejects(|s| s.spans[1].n_rows = 1, "spans of 4 rows in a step of 5");
-        rejects(|s| s.spans[1].slot = 0, "two spans");
-        rejects(|s| s.spans[0].first_position = 46, "entries of a page table");
-        rejects(|s| s.spans[0].first_position = u32::MAX, "positions");
-        rejects(|s| s.spans[1].slot = 2, "page table entries");
-        rejects(|s| s.page_tables[1] = PAGE_NONE, "no page at position 16 of KV group 0");
-        rejects(|s| s.page_tables[4] = PAGE_NONE, "no page at position 16 of KV group 1");
-        rejects(|s| s.page_tables[6] = 6, "page 6 at position 0");
-        rejects(|s| s.page_tables[6] = 0, "uses too");
-        rejects(|s| (s.spans[1].n_rows, s.spans[0].first_row) = (2, 1), "start at row 0");
-    }
-
-    #[test]
-    fn limits_that_cannot_be() {
-        let plan = mini_transformer(1, BlockType::F32);
-        let good = limits(&plan.kv);
-        let device = Reference::default();
-        good.check(&device, std::slice::from_ref(&plan)).unwrap();
-        let rejects = |edit: fn(&mut Limits), part: &str| {
-            let mut limits = good.clone();
-            edit(&mut limits);
-            let error = limits.check(&device, std::slice::from_ref(&plan)).unwrap_err().to_string();
-            assert!(error.contains(part), "{error}\nshould say: {part}");
-        };
-        rejects(|l| l.max_rows = 0, "0 rows of a step");
-        rejects(|l| l.page_len = 24, "a page of 24 positions");
-        rejects(|l| l.n_pages.push(3), "numbers of pages");
-        rejects(|l| l.n_pages[0] = 0, "0 pages");
-        rejects(|l| l.n_pages[0] = 1 << 62, "pages");
-        rejects(|l| l.kv_type = KvType::Q8_0, "heads of 16");
-    }
-
-    /// A plan of an input of two rows a token, which fills a memory of 20 positions.
-    fn writer() -> Plan {
-        let mut b = PlanBuilder::new(1, 10);
-        let layer = b.kv_layer(KvLayer { n_kv_heads: 1, head_dim: 8, window: None, memory: Some(20) });
-        let x = b.value(Rows::PerToken(2), 4, DType::F32);
-        b.push(Op::Input { out: x });
-        let x = b.unfold(x, 2, 2);
-        b.kv_write(x, x, layer);
-        b.finish(x)
-    }
-
-    #[test]
-    fn memories_are_written_whole_into_pages_of_their_own() {
-        let plan = writer();
-        let limits = Limits { n_ctx: 5, n_pages: vec![8], ..limits(&plan.kv) };
-        limits.check(&Reference::default(), std::slice::from_ref(&plan)).unwrap();
-        let needs = [Needs::new(&plan, &limits)];
-        let good = OwnedStep {
-            plan: 0,
-            tokens: vec![u32::MAX; 40],
-            input: vec![0.0; 40 * 2 * 4],
-            spans: (0..2)
-                .map(|slot| Span { slot, first_row: slot * 20, n_rows: 20, first_position: 0 })
-                .collect(),
-            page_tables: vec![0, 1, 2, 3],
-            pages_per_table: 2,
-            outputs: vec![],
-            want: Want::Logits,
-        };
-        good.borrow().check(&needs, &limits).unwrap();
-        let rejects = |edit: fn(&mut OwnedStep), part: &str| {
-            let mut step = good.clone();
-            edit(&mut step);
-            let error = step.borrow().check(&needs, &limits).unwrap_err();
-            assert!(error.contains(part), "{error}\nshould say: {part}");
-        };
-        rejects(|s| s.page_tables[2] = 1, "uses too");
-        rejects(|s| s.page_tables[1] = 0, "twice");
-        rejects(|s| s.page_tables[3] = PAGE_NONE, "no page at position 16");
-        rejects(|s| s.spans[0].first_position = 1, "positions 0 to 20 of a memory");
-        rejects(|s| (s.spans[0].n_rows, s.spans[1].first_row) = (19, 19), "of a memory");
-        rejects(|s| s.input.truncate(40 * 4), "expected 320");
-        rejects(|s| s.pages_per_table = 1, "entries of a page table");
-    }
-
-    #[test]
-    fn plans_that_do_not_fit_each_other() {
-        let (writer, device) = (writer(), Reference::default());
-        let reader = || {
-            let mut b = PlanBuilder::new(1, 10);
-            let layer = b.kv_layer(KvLayer { n_kv_heads: 1, head_dim: 8, window: None, memory: Some(20) });
-            let q = b.embed(16);
-            let y = b.cross_attention(q, layer, 2);
-            b.finish(y)
-        };
-        let limits = limits(&writer.kv);
-        limits.check(&device, &[writer.clone(), reader()]).unwrap();
-        let refused = |plans: &[Plan], part: &str| {
-            let error = limits.check(&device, plans).unwrap_err().to_string();
-            assert!(error.contains(part), "{error}\nshould say: {part}");
-        };
-        refused(&[], "no plan");
-        refused(&[reader()], "which no plan writes");
-        refused(&[writer, mini_transformer(1, BlockType::F32)], "that of plan 0");
-    }
 }

@@ -4,17 +4,18 @@
 
 use ingle_device as device;
 
-use device::fusion::{self, fuse};
-use device::interpreter::Reference;
-use device::testing::{
-    Case, Sequences, check_cases, check_device, check_op_cases, limits, mini_transformer, run,
-};
 use device::{
-    Arithmetic, CommandInfo, Device, KvType, Limits, Memory, MemoryPlan, Numerics, Op, Peaks, Plan, Program,
-    Residence, Result, Rule, Step, Timing, Want, Weight,
+    Arithmetic, Chosen, CommandInfo, Device, KvType, Limits, MemoryPlan, Numerics, Op, Peaks, Plan, Program,
+    Residence, Result, Rule, Step, Ticket, Timing, ValueId, Want, Weight,
 };
-use formats::BlockType;
+use device_lower::fusion::{self, fuse};
+use device_reference::Reference;
+use device_testing::{
+    Case, PlanBuilder, Sequences, check_cases, check_device, check_op_cases, check_reads, check_steps,
+    check_stops, check_wants, limits, mini_transformer, run,
+};
 use std::sync::LazyLock;
+use weights::BlockType;
 
 /// The interpreter under a fusion profile, with a defect or without.
 struct Bent {
@@ -35,6 +36,17 @@ impl Default for Bent {
 struct BentProgram {
     inner: Box<dyn Program>,
     logits: fn(&mut [f32], usize),
+    /// Rows of the step that was submitted last.
+    n_rows: usize,
+    /// The logits of the last step, bent.
+    bent: Vec<f32>,
+}
+
+impl BentProgram {
+    fn bend(&mut self) {
+        self.bent = self.inner.logits().to_vec();
+        (self.logits)(&mut self.bent, self.n_rows);
+    }
 }
 
 impl Device for Bent {
@@ -47,7 +59,7 @@ impl Device for Bent {
     fn n_threads(&self) -> usize {
         self.inner.n_threads()
     }
-    fn memory(&self) -> Memory {
+    fn memory(&self) -> platform::SystemMemory {
         self.inner.memory()
     }
     fn fusion(&self) -> &[Rule] {
@@ -62,7 +74,7 @@ impl Device for Bent {
     fn compile(&self, plans: &[Plan], limits: &Limits) -> Result<Box<dyn Program>> {
         let plans: Vec<Plan> = plans.iter().map(|plan| (self.plan)(plan.clone())).collect();
         let inner = self.inner.compile(&plans, limits)?;
-        Ok(Box::new(BentProgram { inner, logits: self.logits }))
+        Ok(Box::new(BentProgram { inner, logits: self.logits, n_rows: 0, bent: vec![] }))
     }
     fn arithmetic(&self, weight: &Weight) -> Arithmetic {
         self.inner.arithmetic(weight)
@@ -73,19 +85,29 @@ impl Device for Bent {
 }
 
 impl Program for BentProgram {
-    fn run(&mut self, step: &Step) -> Result<()> {
-        self.inner.run(step)?;
-        (self.logits)(self.inner.logits_mut(), step.tokens.len());
+    fn submit(&mut self, step: &Step) -> Result<Ticket> {
+        self.n_rows = step.tokens.len();
+        self.inner.submit(step)
+    }
+    fn wait(&mut self, ticket: Ticket) -> Result<()> {
+        self.inner.wait(ticket)?;
+        self.bend();
         Ok(())
     }
+    fn chosen(&self) -> &[Chosen] {
+        self.inner.chosen()
+    }
+    fn best(&self, output: usize) -> &[(u32, f32)] {
+        self.inner.best(output)
+    }
+    fn run_until(&mut self, step: &Step, last: usize) -> Result<()> {
+        self.inner.run_until(step, last)
+    }
+    fn read(&self, value: ValueId) -> Option<Vec<f32>> {
+        self.inner.read(value)
+    }
     fn logits(&self) -> &[f32] {
-        self.inner.logits()
-    }
-    fn logits_mut(&mut self) -> &mut [f32] {
-        self.inner.logits_mut()
-    }
-    fn argmax(&self) -> &[u32] {
-        self.inner.argmax()
+        &self.bent
     }
     fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<()> {
         self.inner.copy_page(group, from, to)
@@ -100,7 +122,10 @@ impl Program for BentProgram {
         self.inner.commands(plan, n_rows)
     }
     fn run_timed(&mut self, step: &Step, timings: &mut Vec<Timing>) -> Result<()> {
-        self.inner.run_timed(step, timings)
+        self.n_rows = step.tokens.len();
+        self.inner.run_timed(step, timings)?;
+        self.bend();
+        Ok(())
     }
 }
 
@@ -177,7 +202,11 @@ fn wrong_arithmetic_is_found() {
     };
     finds(Bent { plan: no_bias, ..Bent::default() }, "linear F32 16", "step 0");
     finds(Bent { logits: |logits, _| logits[0] = f32::NAN, ..Bent::default() }, "add", "NaN");
-    finds(Bent { logits: |logits, _| logits.reverse(), ..Bent::default() }, "select_rows", "argmax");
+    finds(
+        Bent { logits: |logits, _| logits.reverse(), ..Bent::default() },
+        "select_rows",
+        "the best of the logits",
+    );
 }
 
 #[test]
@@ -223,12 +252,70 @@ fn chunks_that_differ_from_single_rows_are_found() {
     let device = Bent { logits, ..Bent::default() };
     let cases = about("two layers F32 kv F32");
     let case = &cases[0];
-    device::testing::compare(&device, case, case.tolerance).unwrap();
-    let error = device::testing::compare_chunks(&device, case, 0.0).unwrap_err();
+    device_testing::compare(&device, case, case.tolerance).unwrap();
+    let error = device_testing::compare_chunks(&device, case, 0.0).unwrap_err();
     assert!(error.contains("row by row"), "{error}");
     let exact =
         Case { limits: Limits { numerics: Numerics::Deterministic, ..case.limits.clone() }, ..case.clone() };
-    device::testing::compare_chunks(&Bent::default(), &exact, 0.0).unwrap();
+    device_testing::compare_chunks(&Bent::default(), &exact, 0.0).unwrap();
+}
+
+#[test]
+fn the_interpreter_keeps_the_contract_of_steps() {
+    let count = check_steps(&Bent::default(), 0.0).unwrap();
+    // All but the KvWrites write values, and all are there right after their node where nothing is fused.
+    let plain = check_reads(&Bent { rules: &[], ..Bent::default() }, 0.0).unwrap();
+    assert_eq!(plain.n_read, plain.n_values);
+    assert!(count.n_read * 2 > count.n_values && count.n_values == plain.n_values, "{count:?}");
+}
+
+#[test]
+fn broken_promises_of_steps_are_found() {
+    let bent = |logits: fn(&mut [f32], usize)| Bent { logits, ..Bent::default() };
+    // The choices are those of other logits.
+    let error = check_wants(&bent(|logits, _| logits.reverse())).unwrap_err();
+    assert!(error.contains("output 0 chose"), "{error}");
+    // A large step leaves something in later ones.
+    let error = check_stops(&bent(|logits, n| {
+        if n == 23 {
+            logits[0] = f32::NAN
+        }
+    }))
+    .unwrap_err();
+    assert!(error.contains("after a stopped one"), "{error}");
+    // Values of another plan than the one that was asked for.
+    let twice = |plan| {
+        edited(plan, |op| {
+            if let Op::Embed { scale, .. } = op {
+                *scale *= 2.0;
+            }
+        })
+    };
+    let error = check_reads(&Bent { plan: twice, ..Bent::default() }, 1e-3).unwrap_err();
+    assert!(error.contains("step 0, after node 0: v0"), "{error}");
+}
+
+/// Ids are integers, whatever holds them.
+#[test]
+fn ids_and_best_tokens_can_be_read() {
+    let mut b = PlanBuilder::new(4, 50);
+    let x = b.embed(9);
+    let (ids, weights) = b.route(x, 3, true, 1.0, false);
+    let plan = b.finish(weights);
+    let limits = limits(&plan.kv);
+    let mut program = Reference::default().compile(std::slice::from_ref(&plan), &limits).unwrap();
+    let step = Sequences::new(1, &plan.kv, &limits, 50).step(&[(0, 6)]);
+    program.run_until(&step.borrow(), 1).unwrap();
+    let (routed, read) = (program.read(x).unwrap(), program.read(ids).unwrap());
+    for (row, ids) in routed.chunks(9).zip(read.chunks(3)) {
+        let best = row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).unwrap().0;
+        assert_eq!(ids[0], best as f32);
+        assert!(ids.iter().all(|id| id.fract() == 0.0 && (0.0..9.0).contains(id)));
+    }
+    assert!(program.read(plan.argmax).is_none());
+    program.run(&step.borrow()).unwrap();
+    let chosen: Vec<f32> = program.chosen().iter().map(|chosen| chosen.token.unwrap() as f32).collect();
+    assert_eq!(program.read(plan.argmax).unwrap(), chosen);
 }
 
 #[test]
@@ -298,9 +385,9 @@ fn commands_timings_and_memory() {
             .all(|pair| pair[0].command + 1 == pair[1].command && pair[0].start <= pair[1].start)
     );
     let timed = program.logits().to_vec();
-    let step = device::OwnedStep { outputs: vec![], want: Want::Logits, ..step };
+    let step = step.with_outputs(vec![], Want::LOGITS);
     program.run(&step.borrow()).unwrap();
-    assert!(program.logits().is_empty() && program.argmax().is_empty() && !timed.is_empty());
+    assert!(program.logits().is_empty() && program.chosen().is_empty() && !timed.is_empty());
 
     let memory = device.memory_plan(std::slice::from_ref(&plan), &limits).unwrap();
     let weights: u64 = plan.weights.iter().map(|w| w.n_bytes()).sum();

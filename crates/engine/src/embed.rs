@@ -11,7 +11,9 @@ use model::EmbeddingSpec;
 use text::Specials;
 
 use crate::kv::{KvCache, pool_sizes};
-use crate::step::{Outputs, StepBuffers};
+use device::Want;
+
+use crate::step::{OutputRows, StepBuffers};
 use crate::{Error, LoadOptions, Model, Result};
 
 /// Most texts of a step.
@@ -51,7 +53,7 @@ impl Embedder {
         let spec = model.embedding()?;
         let limits = limits(&model, &spec, device.as_ref(), options)?;
         let plan = model.embedding_plan(&spec, limits.n_ctx)?;
-        let plan = device::fusion::fuse(&plan, device.fusion());
+        let plan = device_lower::fusion::fuse(&plan, device.fusion());
         let items = device.memory_plan(std::slice::from_ref(&plan), &limits)?.items;
         let (bytes, memory) = (items.iter().map(|item| item.bytes).sum(), device.memory());
         if options.check_memory && memory.total > 0 && bytes > memory.free {
@@ -61,7 +63,7 @@ impl Embedder {
         let program = device.compile(std::slice::from_ref(&plan), &limits)?;
         Ok(Embedder {
             kv: KvCache::new(&plan.kv, &limits),
-            buffers: StepBuffers::new(&limits),
+            buffers: StepBuffers::new(&limits, 1),
             spec: EmbeddingSpec { max_tokens: limits.n_ctx, ..spec },
             program,
             plan,
@@ -183,9 +185,9 @@ impl Embedder {
         self.buffers.clear();
         for (slot, tokens) in sequences.enumerate() {
             self.kv.reserve(slot, 0, tokens.len(), self.program.as_mut())?;
-            self.buffers.push(slot, 0, tokens, Outputs::Last);
+            self.buffers.push(slot, 0, tokens, OutputRows::Last(1), Want::LOGITS);
         }
-        Ok(self.program.run(&self.buffers.step(&self.kv))?)
+        Ok(self.program.run(&self.buffers.step(&self.kv, None))?)
     }
 }
 

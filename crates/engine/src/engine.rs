@@ -5,23 +5,22 @@
 //! the tail after a slide and a batch of all of these are the same thing in different shapes.
 
 use std::collections::VecDeque;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use device::{CommandInfo, Device, Limits, Output, Plan, Program, Timing};
-use formats::Access;
+use device::{CommandInfo, Device, Limits, Output, OutputRef, Plan, Program, Timing, Want};
 
-use crate::kv::KvCache;
+use crate::flight::{Flight, FlightSpan};
+use crate::kv::{KvCache, bytes_of_sequence};
 use crate::memory::{self, MemoryReport};
 use crate::output::TextStream;
-use crate::sampling::{Sampler, Scratch};
+use crate::sampling::Sampler;
 use crate::sequence::{Sequence, slide};
 use crate::speculate::{Acceptance, Speculator};
-use crate::step::{Outputs, StepBuffers};
+use crate::step::{History, OutputRows, StepBuffers};
 use crate::{
     Error, FinishReason, LoadOptions, Model, Overflow, Prefill, Proposer, Request, Result, SequenceId,
-    Timings, TokenizerSource, load,
+    Timings, load,
 };
 
 /// What happens to a sequence. Texts are borrowed for the time of the call.
@@ -91,7 +90,10 @@ pub struct Engine {
     pub(crate) program: Box<dyn Program>,
     pub(crate) kv: KvCache,
     pub(crate) buffers: StepBuffers,
-    pub(crate) scratch: Scratch,
+    /// Steps in flight, the oldest first.
+    in_flight: VecDeque<Flight>,
+    /// For steps to come; one at least, besides those in flight.
+    spare: Vec<Flight>,
     /// `(n_slots)`; a slot has a row of page tables.
     pub(crate) slots: Vec<Option<Sequence>>,
     waiting: VecDeque<Sequence>,
@@ -100,6 +102,10 @@ pub struct Engine {
     /// None: nothing is guessed.
     speculator: Option<Speculator>,
     next_id: u64,
+    /// Since a sequence was parked, none has ended: nothing is admitted.
+    is_short: bool,
+    /// Sequences parked so far.
+    n_parked: u64,
     recorded: Option<Vec<StepTimings>>,
 }
 
@@ -115,39 +121,36 @@ impl Engine {
             return Err(Error::NoHead { file: model.path().to_owned() });
         }
         let limits = load::limits(&model, device.as_ref(), options)?;
-        let plan = device::fusion::fuse(&model.plan_for_context(limits.n_ctx)?, device.fusion());
+        let plan = device_lower::fusion::fuse(&model.plan_for_context(limits.n_ctx)?, device.fusion());
         let memory = memory::report(&model, &plan, device.as_ref(), options)?;
         if options.check_memory && !memory.fits {
             return Err(Error::DoesNotFit(Box::new(memory)));
         }
         let program = device.compile(std::slice::from_ref(&plan), &limits)?;
         model.tokenizer()?;
+        let depth = program.max_in_flight();
+        let mut kv = KvCache::new(&plan.kv, &limits);
+        kv.set_budget(kv_budget(&plan, &limits, &memory, device.as_ref(), options)?);
         Ok(Engine {
             device: device.clone(),
-            kv: KvCache::new(&plan.kv, &limits),
+            kv,
             plan,
             memory,
             program,
-            buffers: StepBuffers::new(&limits),
-            scratch: Scratch::new(model.n_vocab()),
+            buffers: StepBuffers::new(&limits, depth),
+            in_flight: VecDeque::with_capacity(depth),
+            spare: (0..=depth).map(|_| Flight::new(limits.max_spans)).collect(),
             slots: (0..limits.max_spans).map(|_| None).collect(),
             waiting: VecDeque::new(),
             order: Vec::with_capacity(limits.max_spans),
             speculator: Speculator::new(options.speculate, options.max_draft, limits.max_spans),
             next_id: 0,
+            is_short: false,
+            n_parked: 0,
             recorded: None,
             limits,
             model,
         })
-    }
-
-    /// [`Model::open`] with the model's own tokenizer, its file mapped, then [`Self::new`].
-    ///
-    /// # Errors
-    /// As both.
-    pub fn load(path: &Path, device: &Arc<dyn Device>, options: &LoadOptions) -> Result<Engine> {
-        let model = Model::open(path, &TokenizerSource::Own, Access::Map)?;
-        Engine::new(Arc::new(model), device, options)
     }
 
     /// The model.
@@ -212,6 +215,11 @@ impl Engine {
         self.waiting.len()
     }
 
+    /// How often a sequence was parked for lack of memory, to be resumed when another had ended.
+    pub fn n_parked(&self) -> u64 {
+        self.n_parked
+    }
+
     /// Sequences in slots.
     pub fn n_running(&self) -> usize {
         self.slots.iter().flatten().count()
@@ -249,6 +257,9 @@ impl Engine {
             self.model.need_tokenizer()?;
         }
         tokens.reserve_exact(n_ctx - tokens.len());
+        let sampler = Sampler::new(&request.sampling, self.model.n_vocab())?;
+        let n_outputs = 1 + self.speculator.as_ref().map_or(0, Speculator::max_draft);
+        self.buffers.reserve_for(&sampler, n_ctx, n_outputs, self.slots.len());
         let id = SequenceId(self.next_id);
         self.next_id += 1;
         self.waiting.push_back(Sequence {
@@ -256,10 +267,13 @@ impl Engine {
             n_prompt: tokens.len(),
             tokens,
             n_computed: 0,
+            n_submitted: 0,
+            pending: Vec::with_capacity(self.program.max_in_flight()),
+            n_restarts: 0,
             in_prompt: true,
             n_reused: 0,
             n_generated: 0,
-            sampler: Sampler::new(&request.sampling, self.model.n_vocab())?,
+            sampler,
             text: TextStream::new(self.model.tokenizer()?.cloned(), request.stop, request.show_special),
             max_tokens: request.max_tokens.unwrap_or(usize::MAX),
             ignore_end: request.ignore_end,
@@ -294,30 +308,57 @@ impl Engine {
         }
     }
 
-    /// One step: as many rows of as many sequences as fit. True while there is more to do.
+    /// Submit steps, as many as the device takes ahead, of as many rows of as many sequences as fit; wait for the oldest, and
+    /// give the tokens that it chose. True while there is more to do.
     ///
     /// # Errors
-    /// The device failed. No token of this step was chosen; another call computes the same rows again.
+    /// The device failed. No token of the steps in flight was chosen; another call computes the same rows again.
     pub fn step(&mut self, on_event: &mut dyn FnMut(Event<'_>)) -> Result<bool> {
         self.drop_cancelled(on_event);
         self.admit()?;
-        let all_answer = self.schedule(on_event)?;
-        if !self.buffers.is_empty() {
-            let begun = Instant::now();
-            if self.run_chained(on_event)? {
-                return Ok(!self.is_idle());
+        while self.in_flight.len() < self.program.max_in_flight() && self.schedule(on_event)? {
+            if let Err(error) = self.submit() {
+                self.forget_in_flight();
+                return match error {
+                    // Its sequence was cancelled; the others' rows are submitted again.
+                    Error::Device(device::Error::Stopped { .. }) => Ok(true),
+                    error => Err(error),
+                };
             }
-            self.run()?;
-            if let Some(speculator) = self.speculator.as_mut().filter(|_| all_answer) {
-                speculator.observe(self.buffers.n_rows(), begun.elapsed().as_secs_f64());
+        }
+        if let Some(flight) = self.in_flight.pop_front() {
+            if let Some(ticket) = flight.ticket
+                && let Err(error) = self.program.wait(ticket)
+            {
+                self.spare.push(flight);
+                self.forget_in_flight();
+                return Err(error.into());
             }
-            self.postprocess(on_event);
+            if let Some(speculator) = self.speculator.as_mut().filter(|_| flight.all_answer) {
+                speculator.observe(flight.n_rows, flight.begun.elapsed().as_secs_f64());
+            }
+            self.postprocess(&flight, on_event);
+            self.spare.push(flight);
         }
         let idle = self.is_idle();
-        if idle && cfg!(debug_assertions) {
-            self.kv.check()?;
+        if idle {
+            // What is still in flight was computed for answers that have ended.
+            self.forget_in_flight();
+            if cfg!(debug_assertions) {
+                self.kv.check()?;
+            }
         }
         Ok(!idle)
+    }
+
+    /// Wait for all steps in flight and take nothing of them: their rows will be submitted again.
+    pub(crate) fn forget_in_flight(&mut self) {
+        while let Some(flight) = self.in_flight.pop_front() {
+            // A step that failed is as good as one that nobody looks at.
+            let _ = flight.ticket.map(|ticket| self.program.wait(ticket));
+            self.spare.push(flight);
+        }
+        self.slots.iter_mut().flatten().for_each(Sequence::forget_in_flight);
     }
 
     pub(crate) fn drop_cancelled(&mut self, on_event: &mut dyn FnMut(Event<'_>)) {
@@ -341,6 +382,9 @@ impl Engine {
             if self.slots[slot].is_some() {
                 continue;
             }
+            if self.is_short && self.n_running() > 0 {
+                break;
+            }
             let Some(mut sequence) = self.waiting.pop_front() else { break };
             match begin(&mut self.kv, slot, &mut sequence, self.program.as_mut()) {
                 Ok(()) => {
@@ -356,71 +400,191 @@ impl Engine {
         Ok(())
     }
 
-    /// Fill the step: first a row of every sequence that is decoding, so that a long prompt delays nobody by more than a
-    /// chunk; then prompts in order of arrival. Where all are decoding, guesses come with their rows; returns whether.
+    /// Fill the step: first a row of every sequence that is answering, so that a long prompt delays nobody by more than a
+    /// chunk; then prompts in order of arrival. Where all are answering, guesses come with their rows. False: there is nothing
+    /// to submit before a step in flight is done.
     fn schedule(&mut self, on_event: &mut dyn FnMut(Event<'_>)) -> Result<bool> {
+        let is_ahead = !self.in_flight.is_empty();
+        if is_ahead && !self.may_run_ahead() {
+            return Ok(false);
+        }
         self.buffers.clear();
         self.order.clear();
         self.order.extend((0..self.slots.len()).filter(|&slot| self.slots[slot].is_some()));
         let slots = &self.slots;
         self.order.sort_unstable_by_key(|&slot| slots[slot].as_ref().map(|s| (s.n_missing() > 1, s.id)));
         let all_answer = slots.iter().flatten().all(|s| !s.in_prompt);
-        if let Some(speculator) = self.speculator.as_mut().filter(|_| all_answer) {
+        if let Some(speculator) = self.speculator.as_mut().filter(|_| all_answer && !is_ahead) {
             speculator.begin_step(self.order.len());
         }
+        let Some(mut flight) = self.spare.pop() else { return Ok(false) };
+        flight.spans.clear();
         for i in 0..self.order.len() {
             let slot = self.order[i];
-            let Some(sequence) = &mut self.slots[slot] else { continue };
-            let chunk = if sequence.prefill == Prefill::PerToken { 1 } else { usize::MAX };
-            let n_rows = sequence.n_missing().min(self.buffers.rows_left()).min(chunk);
-            if n_rows == 0 {
+            if self.buffers.rows_left() == 0 {
                 break;
             }
-            sequence.draft.clear();
-            if let Some(speculator) = self.speculator.as_mut().filter(|_| all_answer && sequence.speculate) {
-                let most = sequence.most_draft(self.limits.n_ctx);
-                speculator.guess(slot, sequence, most, self.model.n_vocab())?;
-            }
-            let n_positions = n_rows + sequence.draft.len();
-            if let Err(error) = self.kv.reserve(slot, sequence.n_computed, n_positions, self.program.as_mut())
-            {
-                // Cannot happen with pools of the planned sizes; if it does, this sequence ends and the others go on.
-                self.finish(slot, FinishReason::Failed(error.to_string()), on_event);
-                continue;
-            }
-            sequence.started.get_or_insert_with(Instant::now);
-            let is_last = n_rows == sequence.n_missing();
-            let rows = &sequence.tokens[sequence.n_computed..sequence.n_computed + n_rows];
-            let outputs = if is_last { Outputs::Last } else { Outputs::None };
-            self.buffers.push(slot, sequence.n_computed, rows, outputs);
-            self.buffers.push_draft(&sequence.draft);
-            if is_last && sequence.sampler.wants_argmax() {
-                self.buffers.want_argmax();
+            if let Err(error) = self.schedule_one(slot, all_answer && !is_ahead, &mut flight) {
+                match error {
+                    // Run out of pages ahead of time: let the steps in flight end first.
+                    Error::PagesExhausted { .. } if is_ahead => {
+                        self.spare.push(flight);
+                        return Ok(false);
+                    }
+                    Error::PagesExhausted { .. } => {
+                        self.spare.push(flight);
+                        self.park_youngest(on_event, &error);
+                        return self.schedule(on_event);
+                    }
+                    error => {
+                        self.spare.push(flight);
+                        return Err(error);
+                    }
+                }
             }
         }
-        Ok(all_answer)
+        let is_empty = self.buffers.is_empty();
+        (flight.n_rows, flight.all_answer) = (self.buffers.n_rows(), all_answer && !is_ahead);
+        self.spare.push(flight);
+        Ok(!is_empty)
     }
 
-    /// Whether a single sequence runs and nobody waits, guesses or measures.
-    pub(crate) fn is_alone(&self) -> bool {
+    /// There is no room for a page: the youngest sequence gives its slot back and waits before all that never ran. Its pages
+    /// stay in the prefix cache as long as they can; what is missing is computed again when it resumes. The oldest is never
+    /// parked while there is another, and alone it has the whole budget, so it always finishes.
+    fn park_youngest(&mut self, on_event: &mut dyn FnMut(Event<'_>), error: &Error) {
+        let slots = self.slots.iter().enumerate();
+        let youngest = slots.filter_map(|(slot, s)| Some((s.as_ref()?.id, slot))).max();
+        let Some((_, slot)) = youngest else { return };
+        if self.n_running() == 1 {
+            // Cannot happen: a budget holds one whole sequence at least.
+            self.finish(slot, FinishReason::Failed(error.to_string()), on_event);
+            return;
+        }
+        let Some(mut sequence) = self.slots[slot].take() else { return };
+        if sequence.reuse {
+            self.kv.remember(slot, &sequence.tokens[..sequence.n_computed], true, self.program.as_mut());
+        }
+        self.kv.end(slot, self.program.as_mut());
+        sequence.n_computed = 0;
+        sequence.forget_in_flight();
+        sequence.in_prompt = true;
+        sequence.n_restarts += 1;
+        // Those that were parked before are younger.
+        self.waiting.push_front(sequence);
+        self.is_short = true;
+        self.n_parked += 1;
+    }
+
+    /// A sequence ended: what it held is free for others.
+    pub(crate) fn note_end(&mut self) {
+        self.is_short = false;
+    }
+
+    /// Whether steps may be submitted whose tokens are not known yet: every sequence is answering, does not guess, and has its
+    /// tokens chosen by the device.
+    fn may_run_ahead(&self) -> bool {
         let guesses = |s: &Sequence| self.speculator.is_some() && s.speculate;
-        self.n_running() == 1
+        let chooses = |s: &Sequence| self.program.chooses_in_flight(&s.sampler.want(0));
+        self.recorded.is_none()
             && self.waiting.is_empty()
-            && self.recorded.is_none()
-            && !self.slots.iter().flatten().any(|s| s.in_prompt || guesses(s))
+            && self.slots.iter().flatten().all(|s| !s.in_prompt && !guesses(s) && chooses(s))
     }
 
-    pub(crate) fn run(&mut self) -> Result<()> {
-        let step = self.buffers.step(&self.kv);
-        match &mut self.recorded {
-            None => self.program.run(&step)?,
+    /// Append the rows of one sequence to the step.
+    ///
+    /// # Errors
+    /// No page is free ([`Error::PagesExhausted`]), or a proposer failed; nothing was appended.
+    fn schedule_one(&mut self, slot: usize, may_guess: bool, flight: &mut Flight) -> Result<()> {
+        let Some(sequence) = &mut self.slots[slot] else { return Ok(()) };
+        let position = sequence.n_submitted;
+        let n_ahead = sequence.pending.len();
+        let missing = sequence.n_missing();
+        sequence.draft.clear();
+        let output = self.buffers.n_outputs();
+        let mut span = FlightSpan {
+            id: sequence.id,
+            n_restarts: sequence.n_restarts,
+            slot,
+            n_rows: 1,
+            n_draft: 0,
+            output: Some(output),
+        };
+        if missing == 0 {
+            // Its next token is chosen by a step in flight.
+            let Some(&from) = sequence.pending.last() else { return Ok(()) };
+            if sequence.may_be_over(self.limits.n_ctx) {
+                return Ok(());
+            }
+            self.kv.reserve(slot, position, 1, self.program.as_mut())?;
+            let history = History { tokens: &sequence.tokens, pending: &sequence.pending, draft: &[] };
+            let want = self.buffers.want(&sequence.sampler, &history, n_ahead);
+            self.buffers.push_linked(slot, position, from, want);
+            flight.spans.push(span);
+            return Ok(());
+        }
+        let chunk = if sequence.prefill == Prefill::PerToken { 1 } else { usize::MAX };
+        let n_rows = missing.min(self.buffers.rows_left()).min(chunk);
+        if let Some(speculator) = self.speculator.as_mut().filter(|_| may_guess && sequence.speculate) {
+            let most = sequence.most_draft(self.limits.n_ctx);
+            speculator.guess(slot, sequence, most, self.model.n_vocab())?;
+        }
+        span.n_draft = sequence.draft.len();
+        span.n_rows = n_rows + span.n_draft;
+        self.kv.reserve(slot, position, span.n_rows, self.program.as_mut())?;
+        sequence.started.get_or_insert_with(Instant::now);
+        let rows = &sequence.tokens[position..position + n_rows];
+        if n_rows < missing {
+            span.output = None;
+            self.buffers.push(slot, position, rows, OutputRows::None, Want::default());
+        } else {
+            let history = History { tokens: &sequence.tokens, ..History::default() };
+            let want = self.buffers.want(&sequence.sampler, &history, n_ahead);
+            self.buffers.push(slot, position, rows, OutputRows::Last(1), want);
+            for (index, guess) in sequence.draft.iter().enumerate() {
+                let history = History { draft: &sequence.draft[..=index], ..history };
+                let want = self.buffers.want(&sequence.sampler, &history, n_ahead + index + 1);
+                self.buffers.push_guess(*guess, want);
+            }
+        }
+        flight.spans.push(span);
+        Ok(())
+    }
+
+    /// Submit what [`Self::schedule`] filled.
+    fn submit(&mut self) -> Result<()> {
+        let Some(flight) = self.spare.last_mut() else { return Ok(()) };
+        // A device may end a step between two commands when its only prompt is cancelled.
+        let mut prompts = flight.spans.iter().filter(|span| span.n_rows > 1 + span.n_draft);
+        let prompt = prompts.next().filter(|_| prompts.next().is_none());
+        let stop = prompt.and_then(|span| self.slots[span.slot].as_ref()).map(|s| s.cancel.as_atomic());
+        let step = self.buffers.step(&self.kv, stop);
+        flight.begun = Instant::now();
+        flight.ticket = match &mut self.recorded {
+            None => Some(self.program.submit(&step)?),
             Some(recorded) => {
                 let mut timings = Vec::new();
                 self.program.run_timed(&step, &mut timings)?;
                 recorded.push(StepTimings { n_rows: self.buffers.n_rows(), timings });
+                None
+            }
+        };
+        let Some(flight) = self.spare.pop() else { return Ok(()) };
+        for span in &flight.spans {
+            let Some(sequence) = &mut self.slots[span.slot] else { continue };
+            sequence.n_submitted += span.n_rows;
+            if let (Some(ticket), Some(output)) = (flight.ticket, span.output) {
+                sequence.pending.push(OutputRef { ticket, output: output as u32 });
             }
         }
+        self.in_flight.push_back(flight);
         Ok(())
+    }
+
+    /// Run what the buffers hold, by itself.
+    pub(crate) fn run(&mut self) -> Result<()> {
+        self.forget_in_flight();
+        Ok(self.program.run(&self.buffers.step(&self.kv, None))?)
     }
 
     /// The id that the next sequence gets.
@@ -435,6 +599,30 @@ impl Engine {
     }
 }
 
+/// Most bytes of KV pages: what was asked for; or what is free now beside everything else that the model takes, and no less than
+/// one sequence needs.
+fn kv_budget(
+    plan: &Plan,
+    limits: &Limits,
+    memory: &MemoryReport,
+    device: &dyn Device,
+    options: &LoadOptions,
+) -> Result<u64> {
+    let least = bytes_of_sequence(&plan.kv, limits, limits.n_ctx);
+    match options.kv_budget {
+        Some(bytes) if bytes < least => Err(Error::Option {
+            name: "KV budget",
+            value: format!("{bytes} bytes"),
+            expected: format!("at least {least}, what one sequence of {} tokens needs", limits.n_ctx),
+        }),
+        Some(bytes) => Ok(bytes),
+        None if !options.check_memory || memory.installed == 0 || !device.takes_pages_on_use() => {
+            Ok(u64::MAX)
+        }
+        None => Ok(memory.free.saturating_sub(memory.mapped + memory.committed).max(least)),
+    }
+}
+
 pub(crate) fn begin(
     kv: &mut KvCache,
     slot: usize,
@@ -442,10 +630,16 @@ pub(crate) fn begin(
     program: &mut dyn Program,
 ) -> Result<()> {
     sequence.n_computed = 0;
+    sequence.forget_in_flight();
     if sequence.reuse {
         // The last token is always computed: its logits are what is wanted.
         let known = &sequence.tokens[..sequence.tokens.len() - 1];
-        sequence.n_computed = kv.begin(slot, known, program)?;
+        sequence.n_computed = match kv.begin(slot, known, program) {
+            // No room for the copy of a page that is shared in part: everything is computed.
+            Err(Error::PagesExhausted { .. }) => 0,
+            found => found?,
+        };
+        sequence.n_submitted = sequence.n_computed;
     }
     Ok(())
 }

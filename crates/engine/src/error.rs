@@ -15,7 +15,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 pub enum Error {
     /// The file.
     #[error(transparent)]
-    Format(#[from] formats::Error),
+    Format(#[from] weights::Error),
     /// What the file says of the model.
     #[error(transparent)]
     Model(#[from] model::Error),

@@ -1,6 +1,8 @@
 //! Logits at chosen positions of a token sequence, without generating: what scoring and the prefill check stand on.
 
-use crate::step::Outputs;
+use device::Want;
+
+use crate::step::OutputRows;
 use crate::{Engine, Error, Prefill, Result};
 
 impl Engine {
@@ -45,15 +47,15 @@ impl Engine {
             // A chunk may hold no more wanted rows than a step has outputs.
             let end = end.min(position.max(first_wanted) + self.limits.max_outputs);
             let outputs = match end.saturating_sub(position.max(first_wanted)) {
-                0 => Outputs::None,
-                n => Outputs::LastRows(n),
+                0 => OutputRows::None,
+                n => OutputRows::Last(n),
             };
             self.kv.reserve(slot, position, end - position, self.program.as_mut())?;
             self.buffers.clear();
-            self.buffers.push(slot, position, &tokens[position..end], outputs);
+            self.buffers.push(slot, position, &tokens[position..end], outputs, Want::LOGITS);
             self.run()?;
             for (row, logits) in self.program.logits().chunks_exact(n_vocab).enumerate() {
-                if let Outputs::LastRows(n) = outputs
+                if let OutputRows::Last(n) = outputs
                     && row < n
                 {
                     visit(end - n + row, logits)?;

@@ -2,7 +2,7 @@
 //!
 //! # The way of a request
 //!
-//! [`Model::open`] reads what a file says; [`Engine::new`] plans memory, compares it with what is free now, and compiles
+//! [`Model::from_opened`] reads what a file says; [`Engine::new`] plans memory, compares it with what is free now, and compiles
 //! the plan on a device. [`Engine::add`] queues a [`Request`]; each [`Engine::step`] computes rows of one or more
 //! sequences and tells of them in [`Event`]s. [`Engine::generate`] and [`Engine::complete`] do all of that for one
 //! request, [`Conversation`] keeps the messages of a chat, [`Engine::score`] and [`Engine::perplexity`] look at texts
@@ -20,10 +20,12 @@
 #![deny(missing_docs)]
 
 mod chat;
+mod diff;
 mod embed;
 mod engine;
 mod error;
 mod evaluate;
+mod flight;
 mod generate;
 mod kv;
 mod load;
@@ -42,11 +44,12 @@ pub mod sampling;
 pub mod speech;
 
 pub use chat::Conversation;
+pub use diff::{ValueDiff, diff};
 pub use embed::{Embedder, Embeddings};
 pub use engine::{Engine, Event, StepTimings};
 pub use error::{Error, Result};
 pub use generate::{Completion, Finished};
-pub use kv::{KvCache, PagePool, PrefixCache, pages_of_sequence, pool_sizes};
+pub use kv::{KvCache, PagePool, PrefixCache, bytes_of_sequence, pages_of_sequence, pool_sizes};
 pub use load::{DEFAULT_DRAFT, DEFAULT_N_CTX, LoadOptions, MAX_N_CTX, Model, TokenizerSource};
 pub use memory::{Alternative, MemoryItem, MemoryReport, kv_type_name, plan_memory};
 pub use prefill_check::{FAST_BOUND, PrefillCheck};

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use device::{Device, KvType, Limits, Numerics, Plan};
-use formats::{Access, Checkpoint, Metadata, Naming, Value};
 use model::{EmbeddingSpec, ModelSpec, SpeechPlans, SpeechSpec};
-use text::{TokenSpelling, Tokenizer};
+use text::Tokenizer;
+use weights::{Checkpoint, Metadata, Naming};
 
 use crate::kv::pool_sizes;
 use crate::speculate::{MAX_DRAFT, Speculate};
@@ -50,6 +50,9 @@ pub struct LoadOptions {
     pub n_outputs: Option<usize>,
     /// Positions of a KV page, a power of two, at least 16; `None`: the device's choice.
     pub page_len: Option<usize>,
+    /// Most bytes of keys and values, of running sequences and cached prefixes together; `None`: what is free at load beside
+    /// weights and activations.
+    pub kv_budget: Option<u64>,
     /// Which arithmetic.
     pub numerics: Numerics,
     /// Refuse to load what does not fit in what is free now.
@@ -69,6 +72,7 @@ impl Default for LoadOptions {
             n_sequences: 1,
             n_outputs: None,
             page_len: None,
+            kv_budget: None,
             numerics: Numerics::Fast,
             check_memory: true,
             speculate: Speculate::Off,
@@ -127,7 +131,7 @@ impl LazyTokenizer {
             TokenizerSource::Own => {
                 let metadata =
                     std::mem::take(&mut *self.metadata.lock().unwrap_or_else(PoisonError::into_inner));
-                own_tokenizer(path, self.naming, &metadata)
+                Tokenizer::of_checkpoint(path, self.naming, &metadata)
             }
             TokenizerSource::Folder(folder) => Tokenizer::from_folder(folder),
             TokenizerSource::None => Ok(None),
@@ -136,19 +140,11 @@ impl LazyTokenizer {
 }
 
 impl Model {
-    /// Open a file or folder, read what it says of the model, plan the forward pass and check the plan. The tokenizer is made when
-    /// it is first asked for, at the latest by [`crate::Engine::new`].
+    /// Read what an opened checkpoint says of the model, plan the forward pass and check the plan. `path` is for messages.
+    /// The tokenizer is made when it is first needed, at the latest by [`crate::Engine::new`].
     ///
     /// # Errors
-    /// The file is malformed, describes a model that is not known, or lacks tensors.
-    pub fn open(path: &Path, tokenizer: &TokenizerSource, access: Access) -> Result<Model> {
-        Model::from_opened(path, formats::open(path, access)?, tokenizer)
-    }
-
-    /// As [`Self::open`], from a checkpoint that was opened, and perhaps verified, already.
-    ///
-    /// # Errors
-    /// As [`Self::open`].
+    /// The checkpoint describes a model that is not known, or lacks tensors.
     pub fn from_opened(path: &Path, checkpoint: Checkpoint, tokenizer: &TokenizerSource) -> Result<Model> {
         Model::with_tokenizer(path, checkpoint, tokenizer.clone(), OnceLock::new())
     }
@@ -156,7 +152,7 @@ impl Model {
     /// As [`Self::from_opened`], with a tokenizer that is there already; `path` is for messages.
     ///
     /// # Errors
-    /// As [`Self::open`].
+    /// As [`Self::from_opened`].
     pub fn from_checkpoint(
         path: &Path,
         checkpoint: Checkpoint,
@@ -213,7 +209,7 @@ impl Model {
     /// The forward pass for contexts up to `n_ctx`, not fused.
     ///
     /// # Errors
-    /// As [`Self::open`].
+    /// As [`Self::from_opened`].
     pub fn plan_for_context(&self, n_ctx: usize) -> Result<Plan> {
         let Some(checkpoint) = self.checkpoint.as_ref().filter(|_| self.spec.depends_on_context()) else {
             return Ok(self.plan.clone());
@@ -236,7 +232,7 @@ impl Model {
     /// The forward pass to one vector a text, for texts of up to `n_ctx` tokens, not fused.
     ///
     /// # Errors
-    /// As [`Self::embedding`] and [`Self::open`].
+    /// As [`Self::embedding`] and [`Self::from_opened`].
     pub fn embedding_plan(&self, embedding: &EmbeddingSpec, n_ctx: usize) -> Result<Plan> {
         let none = || Error::NoEmbeddings { file: self.path.clone() };
         let checkpoint = self.checkpoint.as_ref().ok_or_else(none)?;
@@ -269,7 +265,7 @@ impl Model {
     /// Encoder, decoder and alignment, not fused.
     ///
     /// # Errors
-    /// As [`Self::speech`] and [`Self::open`].
+    /// As [`Self::speech`] and [`Self::from_opened`].
     pub fn speech_plans(&self, speech: &SpeechSpec) -> Result<SpeechPlans> {
         let none = || Error::NotForSpeech { file: self.path.clone() };
         let checkpoint = self.checkpoint.as_ref().ok_or_else(none)?;
@@ -315,39 +311,6 @@ impl Model {
     pub fn need_tokenizer(&self) -> Result<&Arc<Tokenizer>> {
         self.tokenizer()?.ok_or_else(|| Error::NoTokenizer { file: self.path.clone() })
     }
-}
-
-/// The tokenizer that belongs to the weights: of a folder, the files in it; of a file, what its header holds.
-fn own_tokenizer(path: &Path, naming: Naming, metadata: &Metadata) -> text::Result<Option<Tokenizer>> {
-    match naming {
-        Naming::HuggingFace if path.is_dir() => Tokenizer::from_folder(path),
-        // A `.base` file, which was made from a folder, or by others from a GGUF file.
-        Naming::HuggingFace | Naming::Base if metadata.get("tokenizer.ggml.model").is_none() => {
-            Tokenizer::from_base(metadata)
-        }
-        Naming::Gguf | Naming::HuggingFace | Naming::Base => match Tokenizer::from_gguf(metadata) {
-            Ok(tokenizer) => Ok(Some(tokenizer)),
-            Err(text::Error::NoVocabulary { .. }) => Ok(None),
-            Err(error) => Err(error),
-        },
-        Naming::CTranslate2 => {
-            // Or a `.base` file that was made from the folder.
-            let found = match path.is_dir() {
-                true => Tokenizer::from_folder(path)?,
-                false => Tokenizer::from_base(metadata)?,
-            };
-            found.map_or_else(|| listed_tokenizer(metadata), |tokenizer| Ok(Some(tokenizer)))
-        }
-        Naming::WhisperCpp => listed_tokenizer(metadata),
-    }
-}
-
-/// From the bare list of tokens in the metadata.
-fn listed_tokenizer(metadata: &Metadata) -> text::Result<Option<Tokenizer>> {
-    const KEY: &str = formats::ctranslate2::VOCABULARY;
-    let Some(Value::Array(tokens)) = metadata.get(KEY) else { return Ok(None) };
-    let spelling = TokenSpelling::of(KEY, tokens)?;
-    Ok(Some(Tokenizer::from_ranked_tokens(KEY, tokens, spelling)?))
 }
 
 /// What the options mean for this model on this device, checked.

@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use device::{Device, KvType, Op, Plan, Residence};
+use device::{Device, KvType, Limits, Op, Plan, Residence};
 use serde::Serialize;
 
-use crate::sampling::Scratch;
+use crate::kv::pool_sizes;
 use crate::{LoadOptions, Model, Result, load};
 
 /// About what a tokenizer takes for each token: its span, bytes and kind, its place in the index, its merge or score.
@@ -80,7 +80,7 @@ pub struct MemoryReport {
 pub fn plan_memory(model: &Model, device: &dyn Device, options: &LoadOptions) -> Result<MemoryReport> {
     model.need_text()?;
     let n_ctx = load::limits(model, device, options)?.n_ctx;
-    let plan = device::fusion::fuse(&model.plan_for_context(n_ctx)?, device.fusion());
+    let plan = device_lower::fusion::fuse(&model.plan_for_context(n_ctx)?, device.fusion());
     report(model, &plan, device, options)
 }
 
@@ -124,8 +124,13 @@ pub(crate) fn report(
 
 fn items(model: &Model, plan: &Plan, device: &dyn Device, options: &LoadOptions) -> Result<Vec<MemoryItem>> {
     let limits = load::limits(model, device, options)?;
+    // A model loads if one sequence fits: the others take what is free while they run, or wait.
+    let one = match device.takes_pages_on_use() {
+        true => pool_sizes(&plan.kv, limits.n_ctx, limits.max_rows, 1, limits.page_len),
+        false => limits.n_pages.clone(),
+    };
     let mut items: Vec<MemoryItem> = device
-        .memory_plan(std::slice::from_ref(plan), &limits)?
+        .memory_plan(std::slice::from_ref(plan), &Limits { n_pages: one, ..limits.clone() })?
         .items
         .into_iter()
         .map(|i| MemoryItem { what: i.what, bytes: i.bytes, residence: residence_name(i.residence) })
@@ -135,11 +140,7 @@ fn items(model: &Model, plan: &Plan, device: &dyn Device, options: &LoadOptions)
     // Sequences, guesses, rows of a step.
     let tokens = limits.max_spans * limits.n_ctx + limits.max_outputs + 2 * limits.max_rows;
     let books = 4 * (2 * n_pages + n_tables + tokens) as u64;
-    items.push(MemoryItem {
-        what: "sampling and page tables".into(),
-        bytes: Scratch::bytes(model.n_vocab()) + books,
-        residence: "committed",
-    });
+    items.push(MemoryItem { what: "tokens and page tables".into(), bytes: books, residence: "committed" });
     items.push(MemoryItem {
         what: "program and libraries (about)".into(),
         bytes: PROGRAM_BYTES,

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::num::NonZero;
 
 use device::{Op, Plan, Weight};
-use formats::{BlockType, Bytes, codec};
+use weights::{BlockType, Bytes, codec};
 
 /// The type that matrices are given.
 const TO: BlockType = BlockType::Q8_0;
@@ -96,7 +96,7 @@ fn encode(weight: &Weight, buffer: &mut Vec<u8>) -> Bytes {
 
 #[cfg(test)]
 mod tests {
-    use device::testing::PlanBuilder;
+    use device_testing::PlanBuilder;
 
     use super::*;
 

@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-use crate::sampling::log_sum_exp;
 use crate::{Engine, Error, Prefill, Result};
+use device_lower::sampling::log_sum_exp;
 
 /// A token at a position.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]

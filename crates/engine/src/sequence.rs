@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use device::OutputRef;
+
 use crate::output::TextStream;
 use crate::sampling::{Sampler, SamplingParams};
 use crate::speculate::Acceptance;
@@ -48,6 +50,11 @@ impl CancelFlag {
     /// End the sequence before its next step.
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// For [`device::Step::stop`].
+    pub(crate) fn as_atomic(&self) -> &AtomicBool {
+        &self.0
     }
 
     /// Whether it was cancelled.
@@ -176,6 +183,12 @@ pub(crate) struct Sequence {
     pub(crate) tokens: Vec<u32>,
     /// Of these, positions whose keys and values are in the cache. A step computes what is missing.
     pub(crate) n_computed: usize,
+    /// Positions that were submitted, those in flight included.
+    pub(crate) n_submitted: usize,
+    /// Outputs of steps in flight that choose its next tokens, in order; capacity for as many as may be in flight.
+    pub(crate) pending: Vec<OutputRef>,
+    /// How often it began anew (slides): rows of before that are still in flight are nobody's.
+    pub(crate) n_restarts: u32,
     /// Whether the prompt (or what a slide made the prompt) is not computed yet.
     pub(crate) in_prompt: bool,
     pub(crate) n_prompt: usize,
@@ -207,9 +220,21 @@ impl Sequence {
         in_context.min(self.max_tokens.saturating_sub(self.n_generated)).saturating_sub(1)
     }
 
-    /// Tokens that are not computed; at least one while the sequence lives.
+    /// Known tokens that are not submitted.
     pub(crate) fn n_missing(&self) -> usize {
-        self.tokens.len() - self.n_computed
+        self.tokens.len().saturating_sub(self.n_submitted)
+    }
+
+    /// Whether steps in flight may already give its last token, so that none is to be computed after it.
+    pub(crate) fn may_be_over(&self, n_ctx: usize) -> bool {
+        let n = self.pending.len();
+        self.n_generated + n >= self.max_tokens || self.tokens.len() + n >= n_ctx
+    }
+
+    /// What was in flight is not: it will be submitted again.
+    pub(crate) fn forget_in_flight(&mut self) {
+        self.pending.clear();
+        self.n_submitted = self.n_computed;
     }
 
     pub(crate) fn timings(&self) -> Timings {

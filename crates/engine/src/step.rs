@@ -1,18 +1,19 @@
 //! One step being built: rows of one or more sequences, in buffers allocated once.
 
-use device::{Limits, Span, Step, Want};
+use std::sync::atomic::AtomicBool;
+
+use device::{Limits, Link, OutputRef, Slice, Span, Step, Want};
 
 use crate::kv::KvCache;
+use crate::sampling::Sampler;
 
 /// Which rows of a span give logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outputs {
+pub(crate) enum OutputRows {
     /// None: a chunk of a prompt that goes on.
     None,
-    /// The last row: what follows the sequence so far.
-    Last,
-    /// The last `n` rows, for scoring.
-    LastRows(usize),
+    /// The last `n` rows; the last one says what follows the sequence so far.
+    Last(usize),
 }
 
 /// Buffers of the largest step that the limits allow.
@@ -21,31 +22,76 @@ pub(crate) struct StepBuffers {
     /// Capacity `max_rows`.
     tokens: Vec<u32>,
     /// Capacity `max_spans`.
+    links: Vec<Link>,
+    /// Capacity `max_spans`.
     spans: Vec<Span>,
     /// Capacity `max_outputs`: rows.
     outputs: Vec<u32>,
+    /// Capacity `max_outputs`.
+    wants: Vec<Want>,
+    /// Tokens that penalties count; grows when a sequence with a longer window is added ([`Self::reserve_window`]).
+    recent: Vec<u32>,
+    /// More of them, not known yet.
+    pending: Vec<OutputRef>,
+    /// Logit biases of all outputs that have any; grows as `recent` does.
+    biases: Vec<(u32, f32)>,
     max_rows: usize,
     max_outputs: usize,
-    want: Want,
+}
+
+/// The tokens before an output: those that are known, then those that steps in flight choose, or guesses.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct History<'a> {
+    /// Known tokens.
+    pub(crate) tokens: &'a [u32],
+    /// Choices of steps in flight.
+    pub(crate) pending: &'a [OutputRef],
+    /// Guesses; never together with pending choices.
+    pub(crate) draft: &'a [u32],
 }
 
 impl StepBuffers {
-    pub(crate) fn new(limits: &Limits) -> StepBuffers {
+    pub(crate) fn new(limits: &Limits, max_in_flight: usize) -> StepBuffers {
         StepBuffers {
             tokens: Vec::with_capacity(limits.max_rows),
+            links: Vec::with_capacity(limits.max_spans),
             spans: Vec::with_capacity(limits.max_spans),
             outputs: Vec::with_capacity(limits.max_outputs),
+            wants: Vec::with_capacity(limits.max_outputs),
+            recent: Vec::new(),
+            pending: Vec::with_capacity(limits.max_spans * max_in_flight),
+            biases: Vec::new(),
             max_rows: limits.max_rows,
             max_outputs: limits.max_outputs,
-            want: Want::Logits,
         }
     }
 
     pub(crate) fn clear(&mut self) {
         self.tokens.clear();
+        self.links.clear();
         self.spans.clear();
         self.outputs.clear();
-        self.want = Want::Logits;
+        self.wants.clear();
+        self.recent.clear();
+        self.pending.clear();
+        self.biases.clear();
+    }
+
+    /// Make room for what the outputs of `n_sequences` sequences like this one need, so that steps allocate nothing.
+    pub(crate) fn reserve_for(
+        &mut self,
+        sampler: &Sampler,
+        n_ctx: usize,
+        n_outputs: usize,
+        n_sequences: usize,
+    ) {
+        let n = n_outputs * n_sequences;
+        let room = |len: usize, capacity: usize| len.saturating_sub(capacity);
+        if let Some(window) = sampler.penalty_window() {
+            let window = if window == 0 { n_ctx } else { window.min(n_ctx) };
+            self.recent.reserve(room(n * window, self.recent.len()));
+        }
+        self.biases.reserve(room(n * sampler.biases().len(), self.biases.len()));
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -62,28 +108,20 @@ impl StepBuffers {
         self.tokens.len()
     }
 
-    /// The spans so far.
-    pub(crate) fn spans(&self) -> &[Span] {
-        &self.spans
+    /// Outputs so far.
+    pub(crate) fn n_outputs(&self) -> usize {
+        self.outputs.len()
     }
 
-    /// Whether the last row of a span gives logits.
-    pub(crate) fn has_output(&self, span: &Span) -> bool {
-        self.outputs.binary_search(&(span.first_row + span.n_rows - 1)).is_ok()
-    }
-
-    /// Also ask for the device's argmax.
-    pub(crate) fn want_argmax(&mut self) {
-        self.want = Want::Argmax;
-    }
-
-    /// Whether the device's argmax was asked for.
-    pub(crate) fn wants_argmax(&self) -> bool {
-        self.want == Want::Argmax
-    }
-
-    /// Append rows of a sequence; there must be room for them and their outputs.
-    pub(crate) fn push(&mut self, slot: usize, first_position: usize, tokens: &[u32], outputs: Outputs) {
+    /// Append rows of a sequence; there must be room for them and their outputs, of which the same is wanted of all.
+    pub(crate) fn push(
+        &mut self,
+        slot: usize,
+        first_position: usize,
+        tokens: &[u32],
+        outputs: OutputRows,
+        want: Want,
+    ) {
         debug_assert!(tokens.len() <= self.rows_left());
         let first_row = self.tokens.len();
         self.tokens.extend_from_slice(tokens);
@@ -94,37 +132,78 @@ impl StepBuffers {
             first_position: first_position as u32,
         });
         let n_outputs = match outputs {
-            Outputs::None => 0,
-            Outputs::Last => 1,
-            Outputs::LastRows(n) => n.min(tokens.len()),
+            OutputRows::None => 0,
+            OutputRows::Last(n) => n.min(tokens.len()),
         };
         let end = self.tokens.len();
         self.outputs.extend((end - n_outputs..end).map(|row| row as u32));
+        self.wants.extend(std::iter::repeat_n(want, n_outputs));
         debug_assert!(self.outputs.len() <= self.max_outputs);
     }
 
-    /// Append guessed tokens to the last span, whose last row has an output; each of them has one too.
-    pub(crate) fn push_draft(&mut self, draft: &[u32]) {
-        debug_assert!(draft.len() <= self.rows_left());
+    /// Append a row whose token is what an earlier output chooses; it is an output too.
+    pub(crate) fn push_linked(&mut self, slot: usize, position: usize, from: OutputRef, want: Want) {
+        self.links.push(Link { row: self.tokens.len() as u32, from });
+        self.push(slot, position, &[0], OutputRows::Last(1), want);
+    }
+
+    /// Append a guessed token to the last span, whose last row is an output, as it is too.
+    pub(crate) fn push_guess(&mut self, token: u32, want: Want) {
+        debug_assert!(self.rows_left() > 0);
         let Some(span) = self.spans.last_mut() else { return };
-        let first_row = self.tokens.len();
-        self.tokens.extend_from_slice(draft);
-        span.n_rows += draft.len() as u32;
-        self.outputs.extend((first_row..self.tokens.len()).map(|row| row as u32));
+        span.n_rows += 1;
+        self.outputs.push(self.tokens.len() as u32);
+        self.wants.push(want);
+        self.tokens.push(token);
         debug_assert!(self.outputs.len() <= self.max_outputs);
+    }
+
+    /// What a sampler wants of an output after this history, with the random number that is `n_ahead` after its next.
+    pub(crate) fn want(&mut self, sampler: &Sampler, history: &History<'_>, n_ahead: usize) -> Want {
+        let mut want = sampler.want(n_ahead);
+        if let Some(window) = sampler.penalty_window() {
+            let window = if window == 0 { usize::MAX } else { window };
+            let last = |len: usize, most: usize| len - len.min(most);
+            let draft = &history.draft[last(history.draft.len(), window)..];
+            let left = window - draft.len();
+            let pending = &history.pending[last(history.pending.len(), left)..];
+            let left = left - pending.len();
+            let tokens = &history.tokens[last(history.tokens.len(), left)..];
+            let n_recent = tokens.len() + draft.len();
+            want.recent = Slice { start: self.recent.len() as u32, len: n_recent as u32 };
+            self.recent.extend_from_slice(tokens);
+            self.recent.extend_from_slice(draft);
+            want.pending = Slice { start: self.pending.len() as u32, len: pending.len() as u32 };
+            self.pending.extend_from_slice(pending);
+        }
+        let biases = sampler.biases();
+        want.biases = Slice { start: self.biases.len() as u32, len: biases.len() as u32 };
+        self.biases.extend_from_slice(biases);
+        want
+    }
+
+    /// The lists that wants point to.
+    #[cfg(test)]
+    pub(crate) fn lists(&self) -> Step<'_> {
+        let StepBuffers { recent, pending, biases, .. } = self;
+        Step { recent, pending, biases, ..Step::default() }
     }
 
     /// What a program runs.
-    pub(crate) fn step<'a>(&'a self, kv: &'a KvCache) -> Step<'a> {
+    pub(crate) fn step<'a>(&'a self, kv: &'a KvCache, stop: Option<&'a AtomicBool>) -> Step<'a> {
         Step {
-            plan: 0,
-            input: &[],
             tokens: &self.tokens,
+            links: &self.links,
             spans: &self.spans,
             page_tables: kv.tables(),
             pages_per_table: kv.pages_per_table(),
             outputs: &self.outputs,
-            want: self.want,
+            wants: &self.wants,
+            recent: &self.recent,
+            pending: &self.pending,
+            biases: &self.biases,
+            stop,
+            ..Step::default()
         }
     }
 }

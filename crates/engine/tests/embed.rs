@@ -5,13 +5,16 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use device::Device;
-use device::interpreter::Reference;
-use formats::Access;
+use device_reference::Reference;
 use ingle_engine::{Embedder, Engine, Error, LoadOptions, Model, TokenizerSource};
+use weights::Access;
 
 fn model(name: &str) -> Arc<Model> {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models").join(name);
-    Arc::new(Model::open(&folder, &TokenizerSource::Own, Access::Map).unwrap())
+    Arc::new(
+        Model::from_opened(&folder, formats::open(&folder, Access::Map).unwrap(), &TokenizerSource::Own)
+            .unwrap(),
+    )
 }
 
 fn devices() -> [Arc<dyn Device>; 2] {

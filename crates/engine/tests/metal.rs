@@ -1,4 +1,4 @@
-//! The engine on the Metal device, emulated: answers come in chains, token by token, and are those of single steps.
+//! The engine on the Metal device, emulated: answers with steps in flight are those of single steps.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used)]
 
@@ -20,9 +20,9 @@ fn prompt() -> Vec<u32> {
     (0..45).map(|i| (i * 37 + 11) % 150).collect()
 }
 
-/// Of every family that answers. With windows too: pages are let go of while the chain goes on. A profile runs step by step.
+/// Of every family that answers. With windows too: pages are released while steps are in flight. A profile runs step by step.
 #[test]
-fn chained_answers_are_those_of_single_steps() {
+fn answers_with_steps_in_flight_are_those_of_single_steps() {
     let families = [
         "llama",
         "mistral",
@@ -43,20 +43,20 @@ fn chained_answers_are_those_of_single_steps() {
         let options = LoadOptions { kv_type: Some(KvType::F16), ..options(96, 32, 1) };
         let mut engine = engine(name, &options);
         let request = || Request { ignore_end: true, ..greedy(&prompt(), 12) };
-        let chained = engine.complete(request()).unwrap();
+        let ahead = engine.complete(request()).unwrap();
         engine.clear_prefix_cache();
         engine.record_timings(true);
         let single = engine.complete(request()).unwrap();
         let steps = engine.take_timings();
-        assert_eq!(chained.tokens, single.tokens, "{name}");
-        assert_eq!(chained.tokens.len(), 12, "{name}");
+        assert_eq!(ahead.tokens, single.tokens, "{name}");
+        assert_eq!(ahead.tokens.len(), 12, "{name}");
         assert!(steps.iter().filter(|step| step.n_rows == 1).count() >= 11, "{name}");
     }
 }
 
-/// What a chain left in the cache serves the next turn.
+/// What steps in flight left in the cache serves the next turn.
 #[test]
-fn the_next_turn_begins_where_a_chain_ended() {
+fn the_next_turn_begins_where_the_answer_ended() {
     for name in ["qwen3", "gemma3"] {
         let options = LoadOptions { kv_type: Some(KvType::F16), ..options(96, 32, 1) };
         let mut engine = engine(name, &options);
@@ -71,7 +71,7 @@ fn the_next_turn_begins_where_a_chain_ended() {
 
 /// The answer ends where the context does, and where somebody cancels it.
 #[test]
-fn chains_end_where_answers_end() {
+fn steps_in_flight_end_where_answers_end() {
     let mut engine = engine("llama", &options(64, 32, 1));
     let full = engine.complete(greedy(&prompt(), 1000)).unwrap();
     assert_eq!(full.tokens.len(), 64 - 45);
@@ -94,7 +94,7 @@ fn chains_end_where_answers_end() {
     assert_eq!(engine.complete(greedy(&prompt(), 1000)).unwrap().tokens, full.tokens);
 }
 
-/// A seed gives the same answer with and without chains, whatever is asked of the sampler; what only the sampler can do runs
+/// A seed gives the same answer with and without steps in flight, whatever is asked of the sampler; what only the sampler can do runs
 /// step by step.
 #[test]
 fn sampled_answers_are_those_of_single_steps() {
@@ -122,23 +122,23 @@ fn sampled_answers_are_those_of_single_steps() {
     ] {
         let request = || Request { sampling: sampling.clone(), ..greedy(&prompt(), 16) };
         engine.clear_prefix_cache();
-        let chained = engine.complete(request()).unwrap();
+        let ahead = engine.complete(request()).unwrap();
         engine.clear_prefix_cache();
         engine.record_timings(true);
         let single = engine.complete(request()).unwrap();
         engine.take_timings();
         engine.record_timings(false);
-        assert_eq!(chained.tokens, single.tokens, "{sampling:?}");
-        assert_eq!(chained.tokens.len(), 16);
-        answers.push(chained.tokens);
+        assert_eq!(ahead.tokens, single.tokens, "{sampling:?}");
+        assert_eq!(ahead.tokens.len(), 16);
+        answers.push(ahead.tokens);
     }
     answers.dedup();
     assert!(answers.len() >= 6, "{answers:?}");
 }
 
-/// Where steps and chains take turns, random numbers go on where they were.
+/// Where steps in flight and single steps take turns, random numbers go on where they were.
 #[test]
-fn random_numbers_go_on_between_chains_and_steps() {
+fn random_numbers_go_on_between_both_kinds_of_steps() {
     let options = LoadOptions { kv_type: Some(KvType::F16), ..options(96, 32, 1) };
     let mut engine = engine("llama", &options);
     let sampling = SamplingParams { seed: Some(4), ..SamplingParams::default() };

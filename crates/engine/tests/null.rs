@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::common::{greedy, model, options};
 use device::Device;
-use device::null::{self, Event as Asked, NullDevice};
+use device_testing::null::{self, Event as Asked, NullDevice};
 use ingle_engine::*;
 
 fn engine(name: &str, options: &LoadOptions) -> (Engine, NullDevice) {
@@ -23,12 +23,12 @@ fn steps_have_the_shapes_that_were_scheduled() {
     let steps: Vec<_> = null
         .take_events()
         .into_iter()
-        .filter_map(|e| if let Asked::Run(step) = e { Some(step) } else { None })
+        .filter_map(|e| if let Asked::Submit(step) = e { Some(step) } else { None })
         .collect();
     let shapes: Vec<_> = steps.iter().map(|s| (s.tokens.len(), s.outputs.len())).collect();
     assert_eq!(shapes, [(16, 0), (16, 0), (5, 1), (1, 1), (1, 1), (1, 1)], "rows, and rows with logits");
     assert!(
-        steps.iter().skip(2).all(|s| s.want == device::Want::Argmax),
+        steps.iter().skip(2).all(|s| s.wants == [device::Want::BEST]),
         "greedy asks for the device's argmax"
     );
 }

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::common::*;
-use device::interpreter::Reference;
 use device::{Device, KvType, Numerics};
+use device_reference::Reference;
 use ingle_engine::*;
 
 /// Families with full attention only, windows only, and both.

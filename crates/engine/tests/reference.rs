@@ -10,7 +10,7 @@ use device::{Device, Numerics};
 use ingle_engine::*;
 
 fn engine(name: &str, options: &LoadOptions) -> Engine {
-    let device: Arc<dyn Device> = Arc::new(device::interpreter::Reference::new(1));
+    let device: Arc<dyn Device> = Arc::new(device_reference::Reference::new(1));
     Engine::new(common::model(name), &device, options).unwrap()
 }
 

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::common::*;
-use device::{Device, KvType, Memory};
+use device::{Device, KvType};
 use ingle_engine::*;
 use proptest::prelude::*;
 
@@ -313,7 +313,7 @@ fn the_prefill_check_fails_when_batches_are_wrong() {
 fn what_does_not_fit_says_what_would() {
     let model = model("gemma3");
     let plan = |free: u64| {
-        let memory = Memory { total: 1 << 30, free };
+        let memory = platform::SystemMemory { total: 1 << 30, free };
         let device: Arc<dyn Device> = Arc::new(History { memory, ..History::default() });
         (
             device.clone(),

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::common::*;
-use device::interpreter::Reference;
 use device::{Device, Numerics};
+use device_reference::Reference;
 use ingle_engine::*;
 use proptest::prelude::*;
 
@@ -525,7 +525,7 @@ fn what_cannot_guess_is_refused_with_words() {
     assert_eq!(target.limits().max_outputs, 3);
     assert!(memory.items.iter().any(|i| i.what == "logits" && i.bytes == 4 * 3 * 160), "{memory}");
     // Together they do not fit, though each does alone.
-    let small = device::Memory { total: 1 << 30, free: memory.total + memory.reserved / 2 };
+    let small = platform::SystemMemory { total: 1 << 30, free: memory.total + memory.reserved / 2 };
     let tight: Arc<dyn Device> = Arc::new(History { memory: small, ..History::default() });
     let target = Engine::new(model("llama"), &tight, &always(2, options(64, 16, 1))).unwrap();
     let error = DraftModel::new(model("llama"), &target, &options(64, 16, 1)).map(|_| ()).unwrap_err();

@@ -4,9 +4,8 @@
 use std::sync::Arc;
 
 use crate::common::{fixture, tokenizer};
-use device::interpreter::Reference;
 use device::{Device, KvType, Limits, Numerics, Span, Step, Want};
-use formats::{Access, Value};
+use device_reference::Reference;
 use ingle_engine::speech::{
     Features, Segment, Summary, Task, TranscribeOptions, Transcriber, TranscriberOptions,
 };
@@ -14,6 +13,7 @@ use ingle_engine::{
     CancelFlag, Embedder, Engine, Error, LoadOptions, Model, Result, TokenizerSource, plan_memory,
 };
 use model::SpeechPlans;
+use weights::{Access, Value};
 
 /// Text is 0 to 93; then the end, the start, two languages, the other marks, and times from 0.00 to 1.00 s.
 const EOT: u32 = 94;
@@ -121,7 +121,7 @@ fn log_prob(device: &dyn Device, window: &[f32], prompt: &[u32], tokens: &[u32])
         kv_type: KvType::F32,
         numerics: Numerics::Fast,
     };
-    let plans: Vec<_> = plans.iter().map(|plan| device::fusion::fuse(plan, device.fusion())).collect();
+    let plans: Vec<_> = plans.iter().map(|plan| device_lower::fusion::fuse(plan, device.fusion())).collect();
     let mut program = device.compile(&plans, &limits).unwrap();
     let page_tables: Vec<u32> = (0..2).flat_map(|_| 0..PAGES as u32).collect();
     let all: Vec<u32> = prompt.iter().chain(tokens).copied().collect();
@@ -139,7 +139,8 @@ fn log_prob(device: &dyn Device, window: &[f32], prompt: &[u32], tokens: &[u32])
             page_tables: &page_tables,
             pages_per_table: PAGES,
             outputs,
-            want: Want::Logits,
+            wants: &vec![Want::LOGITS; outputs.len()],
+            ..Step::default()
         };
         program.run(&step).unwrap();
     }
@@ -315,7 +316,12 @@ fn what_cannot_be_done_is_said() {
     assert!(
         run(&mut transcriber, 20, &TranscribeOptions { task: Task::Translate, ..options() }).0.seconds > 0.1
     );
-    let text = Model::open(&fixture("llama"), &TokenizerSource::None, Access::Map).unwrap();
+    let text = Model::from_opened(
+        &fixture("llama"),
+        formats::open(&fixture("llama"), Access::Map).unwrap(),
+        &TokenizerSource::None,
+    )
+    .unwrap();
     let error = Transcriber::new(&text, device, &TranscriberOptions::default()).err().unwrap();
     assert!(error.to_string().contains("does not hear"), "{error}");
 }

@@ -112,8 +112,8 @@ fn a_conversation_is_rendered_anew_and_computed_once() {
 /// A tokenizer is made when it is first asked for, and an engine asks.
 #[test]
 fn a_broken_vocabulary_is_refused_by_every_engine() {
-    let mut checkpoint = formats::open(&fixture("llama"), formats::Access::Map).unwrap();
-    assert!(checkpoint.metadata.insert("tokenizer.ggml.model".into(), formats::Value::Str("gpt2".into())));
+    let mut checkpoint = formats::open(&fixture("llama"), weights::Access::Map).unwrap();
+    assert!(checkpoint.metadata.insert("tokenizer.ggml.model".into(), weights::Value::Str("gpt2".into())));
     // A path that is no folder, so that the vocabulary is the metadata's.
     let file = std::path::Path::new("llama.gguf");
     let model = Arc::new(Model::from_opened(file, checkpoint, &TokenizerSource::Own).unwrap());

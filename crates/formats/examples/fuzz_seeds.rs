@@ -5,8 +5,9 @@ use std::io::Cursor;
 use std::path::{Path, PathBuf};
 
 use formats::base::{SecretKey, sign_file};
-use formats::{Affine, BlockType, Naming, PlaneSlices, ScaleType, base, gguf};
+use formats::{base, gguf};
 use serde_json::{Value as Json, json};
+use weights::{Affine, BlockType, Naming, PlaneSlices, ScaleType};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 

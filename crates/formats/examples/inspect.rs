@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::time::Instant;
-
-use formats::{Access, Array, Value};
+use weights::{Access, Array, Value};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let path = std::env::args_os().nth(1).ok_or("usage: inspect PATH")?;

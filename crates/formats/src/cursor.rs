@@ -3,8 +3,7 @@
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
-
-use crate::{Bytes, Error, Map, Result};
+use weights::{Bytes, Error, Map, Result};
 
 /// A place in the file. `at` arguments name what is being read, and are only formatted for an error.
 pub(crate) struct Cursor<'a> {

@@ -3,8 +3,8 @@
 
 use std::path::Path;
 
-use formats::codec::{affine, dequantize_row, dequantize_rows, quantize_row, repack, try_quantize_row};
-use formats::{Affine, BlockType, PlaneSlices, ScaleType};
+use weights::codec::{affine, dequantize_row, dequantize_rows, quantize_row, repack, try_quantize_row};
+use weights::{Affine, BlockType, PlaneSlices, ScaleType};
 
 /// Blocks and their values, as `fixtures/codecs/make_codecs.py` wrote them.
 fn fixture(block: BlockType) -> (Vec<u8>, Vec<f32>) {

@@ -1,6 +1,6 @@
 //! What tests of several formats ask.
 
-use formats::Checkpoint;
+use weights::Checkpoint;
 
 /// A message has all these parts.
 pub fn has_parts(message: &str, parts: &[&str]) {

@@ -3,12 +3,12 @@
 
 use std::path::{Path, PathBuf};
 
-use formats::codec::{affine, dequantize_rows};
+use formats::base;
 use formats::convert::{self, Action, Error, Options, Plan, Profile, Report, Target};
 use formats::gguf::{self, MetaValue};
-use formats::{
+use weights::codec::{affine, dequantize_rows};
+use weights::{
     Access, Affine, BlockType, Bytes, Checkpoint, Metadata, Naming, PlaneSlices, Planes, ScaleType, Tensor,
-    base,
 };
 
 fn options(to: &str) -> Options {
@@ -58,7 +58,7 @@ fn tensor(name: &str, shape: &[usize]) -> Tensor {
 fn quantised(name: &str, shape: &[usize], block: BlockType) -> Tensor {
     let float = tensor(name, shape);
     let mut bytes = vec![0; float.n_rows() * block.row_bytes(float.n_cols())];
-    formats::codec::quantize_row(block, &float.to_f32(), &mut bytes);
+    weights::codec::quantize_row(block, &float.to_f32(), &mut bytes);
     Tensor { block, data: Bytes::from_slice(&bytes), ..float }
 }
 

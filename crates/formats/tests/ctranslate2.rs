@@ -5,7 +5,7 @@ use crate::common::has_parts;
 use std::path::{Path, PathBuf};
 
 use formats::ctranslate2::{self, Model};
-use formats::{Access, Array, BlockType, Map, Naming, Result, Value};
+use weights::{Access, Array, BlockType, Map, Naming, Result, Value};
 
 fn folder(quantization: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/formats/ctranslate2").join(quantization)
@@ -78,7 +78,7 @@ fn settings_and_the_vocabulary_are_metadata() {
         assert!(matches!(m.array("lang_ids"), Some(Array::Int(v)) if *v == [50259, 50260]));
         assert_eq!(m.str("ctranslate2.spec"), Some("WhisperSpec"));
         assert_eq!(m.usize("ctranslate2.revision"), Some(3));
-        let tokens = m.array(ctranslate2::VOCABULARY).unwrap();
+        let tokens = m.array(weights::keys::VOCABULARY).unwrap();
         let tokens: Vec<_> = (0..tokens.len()).map(|i| tokens.str_bytes(i).unwrap()).collect();
         assert_eq!(tokens, [&b"!"[..], "Ġthe".as_bytes(), b"", b"<|en|>"]);
     }

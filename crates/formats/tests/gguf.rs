@@ -5,7 +5,7 @@ use crate::common::{check_tensors, has_parts};
 use std::path::Path;
 
 use formats::gguf::{self, MetaValue, Writer};
-use formats::{Access, Array, BlockType, Checkpoint, Map, Result, Value};
+use weights::{Access, Array, BlockType, Checkpoint, Map, Result, Value};
 
 fn parse(bytes: &[u8]) -> Result<Checkpoint> {
     gguf::parse(Map::from_slice(bytes), Path::new("some/model.gguf"))

@@ -5,7 +5,7 @@ use crate::common::has_parts;
 use std::path::{Path, PathBuf};
 
 use ::safetensors::tensor::{Dtype, TensorView, serialize};
-use formats::{Access, BlockType, Checkpoint, Naming, Result, ScaleType};
+use weights::{Access, BlockType, Checkpoint, Naming, Result, ScaleType};
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/formats")
@@ -14,7 +14,7 @@ fn fixtures() -> PathBuf {
 /// The values that MLX decodes, by name.
 fn expected() -> Vec<(String, Vec<usize>, Vec<f32>)> {
     let path = fixtures().join("mlx_expected.safetensors");
-    let map = formats::Map::open(&path, Access::Read).unwrap();
+    let map = weights::Map::open(&path, Access::Read).unwrap();
     let mut tensors = Vec::new();
     formats::safetensors::parse_file(map, &path, &mut tensors).unwrap();
     tensors.into_iter().map(|t| (t.name.clone(), t.shape.clone(), t.to_f32())).collect()
@@ -65,7 +65,7 @@ fn parts_of_a_tensor_have_their_part_of_the_scales() {
         for row in 0..tensor.n_rows() {
             let (data, planes) = tensor.rows(row..row + 1).unwrap();
             let mut values = vec![0.0; n_cols];
-            formats::codec::dequantize_rows(tensor.block, n_cols, &data, planes.as_slices(), &mut values);
+            weights::codec::dequantize_rows(tensor.block, n_cols, &data, planes.as_slices(), &mut values);
             same(&values, &whole[row * n_cols..][..n_cols], name);
         }
         assert!(tensor.rows(0..tensor.n_rows() + 1).is_none());

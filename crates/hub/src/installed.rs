@@ -1,4 +1,4 @@
-//! What is in the cache, and taking it out again.
+//! Listing and removing models in the cache.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -19,7 +19,7 @@ use crate::reference::{HubRef, ModelRef};
 pub struct Installed {
     /// What to type to use or remove it.
     pub name: String,
-    /// The file (of a split one the first part) or folder to load.
+    /// The file (for a split model its first part) or folder to load.
     pub path: PathBuf,
     /// Length of all its files, in bytes.
     pub bytes: u64,
@@ -29,10 +29,10 @@ pub struct Installed {
     pub modified: SystemTime,
 }
 
-/// All models in the cache, by name. Files in the hub's cache that are no models are left out.
+/// All models in the cache, by name. Files in the hub's cache that are not models are omitted.
 ///
 /// # Errors
-/// [`Error::Io`] and its kin when a folder is there and cannot be read.
+/// [`Error::Io`] and its kin when a folder exists but cannot be read.
 pub fn list(cache: &Cache) -> Result<Vec<Installed>> {
     let mut installed = Vec::new();
     let catalog = Catalog::builtin()?;
@@ -66,11 +66,12 @@ pub fn list(cache: &Cache) -> Result<Vec<Installed>> {
     Ok(installed)
 }
 
-/// Removes a model, and returns how many bytes that freed. Of a hub repository without a file, everything goes; with a
-/// revision, only what that revision has.
+/// Removes a model, and returns how many bytes that freed. If a hub reference names no file, the
+/// whole repository is removed; with a revision, only that revision.
 ///
 /// # Errors
-/// [`Error::NotInstalled`] when it is not in the cache, [`Error::NotOurs`] for a path, [`Error::Io`] and its kin.
+/// [`Error::NotInstalled`] when it is not in the cache, [`Error::NotOurs`] for a path,
+/// [`Error::Io`] and its kin.
 pub fn remove(reference: &ModelRef, cache: &Cache) -> Result<u64> {
     let freed = match reference {
         ModelRef::Path(path) => return Err(Error::NotOurs { path: path.clone() }),
@@ -110,7 +111,7 @@ fn remove_wheels(name: &str, cache: &Cache) -> Result<Option<u64>> {
     if !crate::names::is_component(&slug) || !folder.is_dir() {
         return Ok(None);
     }
-    // Whoever fetches it now finishes first.
+    // Wait for a fetch in progress to finish.
     let _lock = Lock::acquire(&cache.wheel_lock(name), || {})?;
     let bytes = disk_use(&folder);
     fs::remove_dir_all(&folder).map_err(|e| Error::io(&folder, "removing", e))?;
@@ -154,7 +155,7 @@ fn remove_hub(place: &HubRef, cache: &Cache) -> Result<Option<u64>> {
     Ok(Some(before.saturating_sub(disk_use(store.folder()))))
 }
 
-/// Removes those of `blobs` that no snapshot links to any more, and what the removal left empty.
+/// Removes those of `blobs` that no snapshot links to any more, and folders that became empty.
 fn remove_unused(store: &RepoStore, blobs: &BTreeSet<String>) -> Result<()> {
     let mut used = BTreeSet::new();
     let mut kept = BTreeSet::new();
@@ -189,13 +190,13 @@ fn remove_unused(store: &RepoStore, blobs: &BTreeSet<String>) -> Result<()> {
     Ok(())
 }
 
-/// The blob that a file of a snapshot links to. A file that is no link (where there are none) has none to speak of: its
-/// blob goes with the repository.
+/// The blob that a file of a snapshot links to. `None` for a file that is not a link (on file
+/// systems without links): its blob is removed with the repository.
 fn blob_of(path: &Path) -> Option<String> {
     Some(fs::read_link(path).ok()?.file_name()?.to_string_lossy().into_owned())
 }
 
-/// Every revision noted, with its commit.
+/// Every recorded revision, with its commit.
 fn refs_of(store: &RepoStore) -> Vec<(String, String)> {
     let names = hf::files_in(&store.refs());
     names.into_iter().filter_map(|name| store.commit_of(&name).map(|commit| (name, commit))).collect()
@@ -205,7 +206,7 @@ fn refs_of(store: &RepoStore) -> Vec<(String, String)> {
 fn list_repo(store: &RepoStore, repo: &str, installed: &mut Vec<Installed>) -> Result<()> {
     let mut revisions: BTreeMap<String, String> = BTreeMap::new();
     for (revision, commit) in refs_of(store) {
-        // Of several names for a commit, the one that need not be typed.
+        // Among several names for a commit, prefer the default, which need not be typed.
         let entry = revisions.entry(commit).or_insert_with(|| revision.clone());
         if revision == "main" {
             *entry = revision;
@@ -238,14 +239,14 @@ fn list_repo(store: &RepoStore, repo: &str, installed: &mut Vec<Installed>) -> R
     Ok(())
 }
 
-/// `None` when the files have gone meanwhile.
+/// `None` if the files have been removed in the meantime.
 fn row(name: String, path: PathBuf, files: &[PathBuf], source: String) -> Option<Installed> {
     let metas: Vec<_> = files.iter().filter_map(|file| fs::metadata(file).ok()).collect();
     let modified = metas.iter().filter_map(|meta| meta.modified().ok()).max()?;
     Some(Installed { name, path, bytes: metas.iter().map(fs::Metadata::len).sum(), source, modified })
 }
 
-/// Name and path of the folders in a folder, sorted; none when it is not there.
+/// Name and path of the folders in a folder, sorted; empty if it does not exist.
 fn folders_in(folder: &Path) -> Result<Vec<(String, PathBuf)>> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
@@ -261,7 +262,7 @@ fn folders_in(folder: &Path) -> Result<Vec<(String, PathBuf)>> {
     Ok(folders)
 }
 
-/// Bytes of all files below a folder; links count nothing.
+/// Bytes of all files below a folder; links count as 0.
 fn disk_use(folder: &Path) -> u64 {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let bytes = entries.map(|entry| match entry.file_type() {
@@ -272,7 +273,7 @@ fn disk_use(folder: &Path) -> u64 {
     bytes.sum()
 }
 
-/// Removes a folder that may not be there.
+/// Removes a folder that may not exist.
 fn remove_folder(folder: &Path) -> Result<()> {
     match fs::remove_dir_all(folder) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io(folder, "removing", e)),

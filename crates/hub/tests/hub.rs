@@ -1,4 +1,5 @@
-//! Fetching from the hub, against a stand-in: redirects, tokens, ranges, revisions, refusals, the cache's layout.
+//! Fetching from a local stand-in for the hub: redirects, tokens, ranges, revisions, errors, the
+//! cache's layout.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
@@ -48,7 +49,7 @@ fn a_gguf_comes_through_a_redirect_and_the_token_stays_with_the_hub() {
 }
 
 #[test]
-fn a_broken_download_goes_on_where_it_stopped() {
+fn a_broken_download_is_resumed() {
     let model = bytes(500_000, 2);
     let hub = Hub::start(&[("m.gguf", model.clone())]);
     hub.set(|state| state.breaks = [100_000, 50_001].into());
@@ -65,7 +66,7 @@ fn a_broken_download_goes_on_where_it_stopped() {
 }
 
 #[test]
-fn the_next_run_goes_on_where_the_last_one_stopped() {
+fn the_next_run_resumes_the_download() {
     let model = bytes(400_000, 3);
     let hub = Hub::start(&[("m.gguf", model.clone())]);
     hub.set(|state| state.breaks = [123_457].into());
@@ -84,7 +85,7 @@ fn the_next_run_goes_on_where_the_last_one_stopped() {
 }
 
 #[test]
-fn a_server_without_ranges_sends_everything_anew() {
+fn a_server_without_ranges_sends_everything_again() {
     let model = bytes(90_000, 4);
     let hub = Hub::start(&[("m.gguf", model.clone())]);
     hub.set(|state| (state.breaks, state.no_ranges) = ([1000].into(), true));
@@ -97,7 +98,7 @@ fn a_server_without_ranges_sends_everything_anew() {
 }
 
 #[test]
-fn leftovers_longer_than_the_file_or_wrong_are_not_built_upon() {
+fn partial_files_that_are_too_long_or_wrong_are_discarded() {
     let model = bytes(50_000, 5);
     let hub = Hub::start(&[("m.gguf", model.clone())]);
     let (_folder, cache) = cache();
@@ -108,7 +109,7 @@ fn leftovers_longer_than_the_file_or_wrong_are_not_built_upon() {
     let path = get("hf:org/model", &cache, &hub.options()).unwrap();
     assert!(fs::read(&path).unwrap() == model);
 
-    // A beginning that is not the file's: the hash shows it, and the next try starts clean.
+    // A partial file with wrong bytes: the hash reveals it, and the next try starts over.
     remove(&ModelRef::parse("hf:org/model").unwrap(), &cache).unwrap();
     fs::create_dir_all(&folder).unwrap();
     fs::write(&leftover, bytes(10_000, 6)).unwrap();
@@ -133,7 +134,7 @@ fn wrong_bytes_are_removed_and_the_error_shows_both_hashes() {
     assert!(error.to_string().contains(&sha256(&wrong)));
     assert!(blobs(&cache).is_empty(), "{:?}", blobs(&cache));
 
-    // More bytes than promised are not taken in.
+    // More bytes than promised are not accepted.
     hub.set(|state| state.corrupt = Some(bytes(30_000, 8)));
     assert!(matches!(
         get("hf:org/model/m.gguf", &cache, &hub.options()),
@@ -157,7 +158,7 @@ fn when_a_branch_moves_on_the_new_file_is_fetched_whole() {
         !hub.content.requests()[1].headers.contains_key("range"),
         "the old beginning is not the new one's"
     );
-    // The old commit can still be had by name, from its own leftover.
+    // The old commit can still be fetched by name, resuming its own partial file.
     let path = get(&format!("hf:org/model/m.gguf@{}", commit('a')), &cache, &once).unwrap();
     assert!(fs::read(path).unwrap() == old);
     assert_eq!(hub.content.requests()[2].headers["range"], "bytes=30000-");
@@ -222,7 +223,7 @@ fn several_models_are_listed_and_none_is_fetched() {
 }
 
 #[test]
-fn without_network_the_cache_serves() {
+fn without_network_the_cache_is_used() {
     let model = bytes(5_000, 12);
     let hub = Hub::start(&[("m.gguf", model.clone())]);
     let (_folder, cache) = cache();
@@ -235,7 +236,7 @@ fn without_network_the_cache_serves() {
         assert_eq!(get(reference, &cache, &offline).unwrap(), path, "{reference}");
     }
     assert!(hub.hub.requests().is_empty(), "offline means offline");
-    // A hub in trouble is no reason not to run what is here.
+    // If the hub fails, the cached copy is used.
     hub.set(|state| state.first = [Reply::new(503, "")].into());
     assert_eq!(get("hf:org/model/m.gguf", &cache, &options).unwrap(), path);
     drop(hub);
@@ -249,7 +250,7 @@ fn without_network_the_cache_serves() {
 }
 
 #[test]
-fn a_pinned_commit_is_asked_for_once() {
+fn a_pinned_commit_is_requested_once() {
     let (first, second) = (bytes(4_000, 13), bytes(4_100, 14));
     let hub = Hub::start(&[("m.gguf", first.clone())]);
     hub.publish("refs/pr/1", &commit('b'), &[("m.gguf", second.clone())]);
@@ -313,13 +314,13 @@ fn safetensors_make_a_folder() {
         ]
     );
     assert!(fs::read(path.join(names[3].as_str())).unwrap() == bytes(2_000, 19));
-    // Complete, so one question about the branch is all that the next start asks.
+    // It is complete, so the next start sends a single request, about the branch.
     hub.hub.take();
     assert_eq!(get("hf:org/model", &cache, &hub.options()).unwrap(), path);
     assert_eq!(hub.hub.take(), ["GET /api/models/org/model/revision/main"]);
     let installed = list(&cache).unwrap();
     assert_eq!((installed.len(), installed[0].name.as_str()), (1, "hf:org/model"));
-    // Without one of its parts it is not complete.
+    // With a part missing it is not complete.
     fs::remove_file(path.join("model-00001-of-00002.safetensors")).unwrap();
     let offline = Options { offline: true, ..hub.options() };
     assert!(matches!(get("hf:org/model", &cache, &offline), Err(Error::Offline { .. })));
@@ -327,7 +328,7 @@ fn safetensors_make_a_folder() {
 }
 
 #[test]
-fn a_server_in_trouble_is_asked_again() {
+fn a_server_error_is_retried() {
     let hub = Hub::start(&[("m.gguf", bytes(100, 21))]);
     hub.set(|state| state.first = [Reply::new(503, ""), Reply::new(429, "").with("Retry-After", "0")].into());
     let (_folder, cache) = cache();
@@ -342,14 +343,15 @@ fn a_server_in_trouble_is_asked_again() {
 }
 
 #[test]
-fn hostile_answers_are_errors() {
+fn hostile_responses_are_errors() {
     let hash = sha256(b"x");
     let described = |commit: &str, etag: &str| {
         Reply::new(200, "x").with("X-Repo-Commit", commit).with("ETag", format!("\"{etag}\""))
     };
     let listing = |text: &str| Reply::new(200, text);
     let a = commit('a');
-    // What it is, the file asked for (none: the listing), what the hub answers, whether the error is the right one.
+    // Name of the case, the file requested (none: the listing), the hub's response, whether the
+    // error is the right one.
     type Case<'a> = (&'a str, &'a str, Reply, fn(&Error) -> bool);
     let cases: Vec<Case<'_>> = vec![
         ("a redirect loop", "m.gguf", Reply::new(302, "").with("Location", "/again"), |e| {
@@ -432,7 +434,7 @@ fn a_renamed_repository_is_followed_with_the_token_where_it_stays_with_the_hub()
         state.first = [moved].into();
     });
     let (_folder, cache) = cache();
-    // The old name is what was asked for, so it is the old name that the cache knows.
+    // The old name was requested, so the cache stores it under the old name.
     let error = get("hf:old/name/m.gguf", &cache, &hub.options()).unwrap_err();
     assert!(matches!(error, Error::NotFound { .. }), "the stand-in moves only one request: {error}");
     let requests = hub.hub.requests();
@@ -457,7 +459,7 @@ fn two_at_once_fetch_it_once() {
 }
 
 #[test]
-fn removing_takes_only_what_nothing_else_needs() {
+fn removing_keeps_what_other_snapshots_need() {
     let (same, old, new) = (bytes(1_000, 24), bytes(2_000, 25), bytes(3_000, 26));
     let hub = Hub::start(&[("a.gguf", same.clone()), ("b.gguf", old.clone())]);
     let (_folder, cache) = cache();
@@ -478,9 +480,9 @@ fn removing_takes_only_what_nothing_else_needs() {
     let drop = |reference: &str| remove(&ModelRef::parse(reference).unwrap(), &cache);
     #[cfg(unix)]
     {
-        assert_eq!(drop(&pinned("a.gguf")).unwrap(), 0, "the same bytes stand in the other commit");
+        assert_eq!(drop(&pinned("a.gguf")).unwrap(), 0, "the other commit has the same bytes");
         assert_eq!(drop(&pinned("b.gguf")).unwrap(), 2_000);
-        // The branch's own note of 40 bytes goes with its last file.
+        // The branch's ref of 40 bytes is removed with its last file.
         assert_eq!(drop("hf:org/model/b.gguf").unwrap(), 3_000);
     }
     assert!(drop("hf:org/model").unwrap() >= 1_000);
@@ -511,7 +513,7 @@ fn a_catalog_may_name_several_sources_and_its_hash_counts() {
     assert!(matches!(&error, Error::NoSource { failures, .. } if failures.len() == 2), "{error}");
     let path = get("Toy", &cache, &entry(&["absent.gguf", "wrong.gguf", "right.gguf"])).unwrap();
     assert!(fs::read(&path).unwrap() == model);
-    // Its hash never changes, so there is nothing to ask the next time.
+    // Its hash never changes, so the next time no request is needed.
     hub.hub.take();
     assert_eq!(get("toy", &cache, &entry(&["right.gguf"])).unwrap(), path);
     assert!(hub.hub.take().is_empty());
@@ -529,7 +531,7 @@ fn a_path_is_used_as_it_is() {
 
 #[cfg(unix)]
 #[test]
-fn a_folder_that_may_not_be_written_is_said_to_be_so() {
+fn an_unwritable_folder_is_reported() {
     use std::os::unix::fs::PermissionsExt;
     let hub = Hub::start(&[("m.gguf", bytes(10, 1))]);
     let (_folder, cache) = cache();

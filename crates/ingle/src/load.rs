@@ -6,13 +6,15 @@ use std::sync::Arc;
 use anyhow::Context;
 use device::{Device, KvType, Numerics};
 use engine::{DraftModel, Engine, LoadOptions, Model, Prefill, TokenizerSource};
+use formats::Verify;
 use formats::base::PublicKey;
-use formats::{Access, Checkpoint, Verify};
+use weights::{Access, Checkpoint};
 
 use crate::args::{
     DeviceArgs, DeviceName, FetchArgs, KvTypeName, LoadArgs, ModelArgs, PrefillArgs, PrefillName,
     SpeculateArgs, SpeculateName, VerifyArgs,
 };
+use crate::choose;
 use crate::progress::Bar;
 
 /// Make sure that a model is on this machine; where it lies.
@@ -49,16 +51,52 @@ pub fn access(args: &DeviceArgs) -> Access {
     if args.no_map { Access::Read } else { Access::Map }
 }
 
-/// The device that the flags name.
+/// The device that the flags name, or the first that is here.
 pub fn device(args: &DeviceArgs) -> anyhow::Result<Arc<dyn Device>> {
-    Ok(match args.device {
-        DeviceName::Cpu => {
+    device_that(args, &|_| Ok(()))
+}
+
+/// The device that the flags name, or the first that is here and runs the model.
+pub fn device_for(args: &LoadArgs, model: &Model) -> anyhow::Result<Arc<dyn Device>> {
+    device_that(&args.device, &|device| match engine::plan_memory(model, device, &options(args)) {
+        Err(engine::Error::Device(error @ device::Error::Unsupported { .. })) => Err(error.into()),
+        // What else is wrong is wrong on every device, and is said when the model is loaded.
+        Ok(_) | Err(_) => Ok(()),
+    })
+}
+
+fn device_that(
+    args: &DeviceArgs,
+    runs: &dyn Fn(&dyn Device) -> anyhow::Result<()>,
+) -> anyhow::Result<Arc<dyn Device>> {
+    if args.device != DeviceName::Auto {
+        return named_device(args.device, args);
+    }
+    let metal = || -> anyhow::Result<Arc<dyn Device>> {
+        anyhow::ensure!(cfg!(target_os = "macos"), "{} has none", std::env::consts::OS);
+        let device: Arc<dyn Device> = metal::apple(false)?;
+        Ok(device)
+    };
+    let cpu = || named_device(DeviceName::Cpu, args);
+    let candidates = [
+        choose::Candidate { name: "metal", make: &metal, is_checked: true },
+        choose::Candidate { name: "cpu", make: &cpu, is_checked: false },
+    ];
+    let cache = hub::Cache::resolve(None, None)?.root().join("self-checks");
+    let choice = choose::choose(&candidates, runs, &cache)?;
+    eprintln!("{}", choice.reason);
+    Ok(choice.device)
+}
+
+fn named_device(name: DeviceName, args: &DeviceArgs) -> anyhow::Result<Arc<dyn Device>> {
+    Ok(match name {
+        DeviceName::Auto | DeviceName::Cpu => {
             let options = device_cpu::Options { threads: args.threads, isa: args.isa };
             Arc::new(device_cpu::CpuDevice::new(options)?)
         }
         DeviceName::Reference => Arc::new(match args.threads {
-            Some(n_threads) => device::interpreter::Reference::new(n_threads),
-            None => device::interpreter::Reference::default(),
+            Some(n_threads) => device_reference::Reference::new(n_threads),
+            None => device_reference::Reference::default(),
         }),
         DeviceName::Metal => metal::apple(false)?,
         DeviceName::MetalEmulated => metal::emulated(args.threads)?,

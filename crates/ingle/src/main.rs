@@ -3,6 +3,7 @@
 //! Errors go to stderr with exit status 1; usage errors with 2; a reader that hangs up early is no error.
 
 mod args;
+mod choose;
 mod commands;
 mod interactive;
 mod load;

@@ -1,13 +1,13 @@
-//! docs/codecs.md: what each type costs in bits and in error, measured. The test makes the page anew and compares.
+//! docs/codecs.md: size and error of each weight type. The test computes the page and compares.
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
 use crate::common;
 use std::fmt::Write;
 use std::path::Path;
 
-use formats::codec::{affine, dequantize_rows, quantize_row};
 use formats::convert::{Target, Wanted};
-use formats::{Access, BlockType, PlaneSlices};
+use weights::codec::{affine, dequantize_rows, quantize_row};
+use weights::{Access, BlockType, PlaneSlices};
 
 const N_ROWS: usize = 128;
 const N_COLS: usize = 1536;
@@ -102,15 +102,16 @@ fn errors(block: BlockType, values: &[f32]) -> (f64, f64) {
 }
 
 #[test]
-fn the_page_says_what_is_measured() {
+fn the_page_is_up_to_date() {
     let (gaussian, real) = (gaussian(N_ROWS * N_COLS), real());
     let mut page = format!(
-        "# What the types cost\n\n\
-         Errors of encoding, made by Ingle's own quantisers: plain least squares, no importance matrix. In percent of the\n\
-         root mean square of the values; \"RMS\" is the root mean square of the errors, \"max\" the largest. Gaussian are\n\
-         {} normally distributed values; real are the first {N_ROWS} rows of `{TENSOR}`\n\
-         of all-MiniLM-L6-v2 (f32). Bits count scales and offsets. The first column is what `ingle convert --to` takes.\n\n\
-         `crates/ingle/tests/codecs_table.rs` makes this page.\n\n\
+        "# Size and error of the weight types\n\n\
+         Errors of Ingle's own quantisers (plain least squares, no importance matrix), in percent of the\n\
+         root mean square of the values: \"RMS\" is the root mean square of the errors, \"max\" the largest.\n\
+         \"Gaussian\" are {} normally distributed values; \"real\" are the first {N_ROWS} rows of\n\
+         `{TENSOR}` of all-MiniLM-L6-v2 (f32). Bits include scales and\n\
+         offsets. The first column is the argument of `ingle convert --to`.\n\n\
+         Written by `crates/ingle/tests/codecs_table.rs`.\n\n\
          | --to | type | bits per weight | Gaussian RMS | Gaussian max | real RMS | real max |\n\
          | ---- | ---- | --------------: | -----------: | -----------: | -------: | -------: |\n",
         N_ROWS * N_COLS
@@ -125,6 +126,6 @@ fn the_page_says_what_is_measured() {
     if std::fs::read_to_string(&file).unwrap_or_default() != page {
         let new = Path::new(env!("CARGO_TARGET_TMPDIR")).join("codecs.md");
         std::fs::write(&new, page).unwrap();
-        panic!("docs/codecs.md differs from what is measured; the new page is {}", new.display());
+        panic!("docs/codecs.md is out of date; the new page is {}", new.display());
     }
 }

@@ -110,6 +110,42 @@ fn bench_prints_llama_bench_fields() {
 }
 
 #[test]
+fn bench_in_parallel_prints_llama_batched_bench_fields() {
+    let path = SMOLLM2.path();
+    let bench = ["bench", &path, "--parallel", "1,3", "-p", "16", "-n", "4", "-r", "1", "-t", "2"];
+    for (shared, n_kv) in [(false, [20, 60]), (true, [20, 28])] {
+        let shared_prompt: &[&str] = if shared { &["--shared-prompt"] } else { &[] };
+        let found = json(&[&bench[..], &["--json"], shared_prompt].concat());
+        let rows = found.as_array().unwrap();
+        assert_eq!(rows.len(), 2);
+        for (row, (pl, n_kv)) in rows.iter().zip([1, 3].into_iter().zip(n_kv)) {
+            for (field, value) in [("pp", 16), ("tg", 4), ("pl", pl), ("n_kv", n_kv), ("n_threads", 2)] {
+                assert_eq!(row[field], value, "{field} of {row}");
+            }
+            assert_eq!(row["is_pp_shared"], shared);
+            let number = |field: &str| row[field].as_f64().unwrap_or_else(|| panic!("{field} of {row}"));
+            let n_computed = if shared { 16 } else { 16 * pl };
+            for (n, seconds, speed) in [
+                (n_computed, "t_pp", "speed_pp"),
+                (4 * pl, "t_tg", "speed_tg"),
+                (n_computed + 4 * pl, "t", "speed"),
+            ] {
+                let ratio = number(seconds) * number(speed) / f64::from(n);
+                assert!((ratio - 1.0).abs() < 1e-6, "{speed} of {row}");
+            }
+            assert!(number("peak_resident_bytes") > 1e6);
+        }
+    }
+    let table = ok(&bench);
+    let header: Vec<_> = table.lines().next().unwrap().split_whitespace().collect();
+    let names = "PP TG B N_KV T_PP s S_PP t/s T_TG s S_TG t/s T s S t/s";
+    assert_eq!(header, names.split(' ').collect::<Vec<_>>());
+    assert!(table.contains("peak memory"), "{table}");
+    assert_eq!(ingle(&["bench", &path, "--parallel", "2", "-d", "8"]).status.code(), Some(2));
+    assert_eq!(ingle(&["bench", &path, "--parallel", "0"]).status.code(), Some(1));
+}
+
+#[test]
 fn complete_prints_json_and_obeys_its_flags() {
     let path = SMOLLM2.path();
     let complete = |more: &[&str]| json(&[&["complete", &path, "--json", "--ctx", "256"][..], more].concat());

@@ -189,12 +189,12 @@ fn signed_files_are_verified_and_others_refused() {
 fn a_gguf_model_goes_to_base_and_back() {
     let dir = dir();
     let source = PathBuf::from(SMOLLM2.path());
-    let original = formats::open(&source, formats::Access::Map).unwrap();
+    let original = formats::open(&source, weights::Access::Map).unwrap();
     let (base, back) = (text(dir.path().join("a.base")), text(dir.path().join("b.gguf")));
     ok(&["convert", &text(&source), "-o", &base]);
     let report = json(&["convert", &base, "-o", &back, "--to", "gguf", "--json"]);
     assert_eq!(report["encoded"], 0, "{report}");
-    let again = formats::open(Path::new(&back), formats::Access::Map).unwrap();
+    let again = formats::open(Path::new(&back), weights::Access::Map).unwrap();
     assert_eq!(again.tensors.len(), original.tensors.len());
     for tensor in &original.tensors {
         let other = again.tensor(&tensor.name).unwrap();

@@ -6,9 +6,9 @@ use crate::common;
 use std::path::Path;
 
 use crate::common::{error, fixture, ids, ingle, json, ok, top};
-use formats::{Access, BlockType, Checkpoint};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use weights::{Access, BlockType, Checkpoint};
 
 fn dir() -> TempDir {
     tempfile::tempdir().unwrap()

@@ -13,9 +13,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use formats::BlockType;
 use formats::gguf::{MetaValue, Writer};
 use serde_json::{Value as Json, json};
+use weights::BlockType;
 
 const HIDDEN: usize = 4096;
 const FFN: usize = 6144;

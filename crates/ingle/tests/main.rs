@@ -10,4 +10,5 @@ mod lazy;
 mod metal;
 mod real_models;
 mod test_files;
+mod tokenize;
 mod transcribe;

@@ -179,7 +179,7 @@ fn errors_are_clear() {
         (&["transcribe", BASE, file.as_str(), "--language", "xx"], "one of en, zh"),
         (&["transcribe", TINY, file.as_str(), "--patience", "0"], "patience is 0"),
         (&["transcribe", TINY, file.as_str(), file.as_str(), "--format", "srt"], "--output-dir"),
-        (&["transcribe", TINY, fixture("README.md").to_str().unwrap()], "not an audio file"),
+        (&["transcribe", TINY, fixture("README.md").to_str().unwrap()], "not a readable audio file"),
         (&["transcribe", fixture("models/llama").to_str().unwrap(), file.as_str()], "cannot transcribe"),
     ] {
         let message = error(args);

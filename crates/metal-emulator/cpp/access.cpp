@@ -1,9 +1,10 @@
-// The checks of every access to memory, and their counts.
+// Checks and counts every memory access.
 //
-// Kernels are compiled with clang's AddressSanitizer instrumentation in its outlined form and a prefix of our own: before each
-// load or store that clang could not prove to stay on the stack, it calls msl_loadN or msl_storeN with the address. What stands
-// behind those names is not the sanitizer's runtime but this file, which knows what a kernel may touch: the ranges that the
-// dispatch bound, to the byte, and threadgroup memory, with a shadow byte for each of its bytes.
+// Kernels are compiled with clang's AddressSanitizer instrumentation in its outlined form and a
+// prefix of our own: before each load or store that clang could not prove to stay on the stack, it
+// calls msl_loadN or msl_storeN with the address. These functions are not the sanitizer's runtime
+// but this file, which knows what a kernel may access: the ranges that the dispatch bound, to the
+// byte, and threadgroup memory, with a shadow byte for each of its bytes.
 #include "worker.h"
 
 extern "C" {
@@ -109,7 +110,7 @@ static void count(Region * r, msl_u64 address, msl_u64 size, bool write) {
 }
 #endif
 
-// Whatever is not within the region that this code accessed last.
+// The slow path: an access outside the region that this instruction accessed last.
 static __attribute__((noinline)) void check_slowly(msl_u64 address, msl_u64 size, bool write, msl_u64 code) {
     if (!msl_running) return;
     Lane * l = msl_current_lane();
@@ -125,7 +126,8 @@ static __attribute__((noinline)) void check_slowly(msl_u64 address, msl_u64 size
 #endif
 }
 
-// Whether all of so many bytes of threadgroup memory were written. Of other sizes than an access mostly has: not known.
+// Whether all bytes of a threadgroup access were written; only checked for the usual sizes of an
+// access.
 static inline __attribute__((always_inline)) bool is_initialised(const msl_u8 * shadow, msl_u64 size) {
     typedef unsigned short __attribute__((aligned(1), may_alias)) Two;
     typedef msl_u32 __attribute__((aligned(1), may_alias)) Four;
@@ -169,8 +171,8 @@ static __attribute__((noinline)) void misaligned(msl_u64 address, msl_u64 size, 
 
 #define CODE ((msl_u64) __builtin_return_address(0))
 #define HIDDEN extern "C" __attribute__((visibility("hidden")))
-// With a granularity of 16 bytes (-asan-mapping-scale=4) clang calls these only for accesses that it takes to be aligned to their
-// size, and the two below for all others.
+// With a granularity of 16 bytes (-asan-mapping-scale=4) clang calls these only for accesses that
+// it assumes to be aligned to their size, and the two below for all others.
 #define ACCESS(n) \
     HIDDEN void msl_load##n(msl_u64 address) { \
         if (address % n) misaligned(address, n, false, CODE); \
@@ -197,13 +199,13 @@ HIDDEN void * msl_memset(void * to, int value, msl_u64 size) {
     check((msl_u64) to, size, true, CODE);
     return __builtin_memset(to, value, size);
 }
-// Referred to by instrumented code whatever its options.
+// Referenced by instrumented code regardless of options.
 HIDDEN void __asan_init(void) {}
 HIDDEN void __asan_version_mismatch_check_v8(void) {}
 HIDDEN void __asan_handle_no_return(void) {}
 
-// ---------------------------------------------------------------- undefined behaviour that has no address
-// clang's -fsanitize=alignment,bounds,... calls these with where it stands in the source.
+// ---------------------------------------------------------------- undefined behaviour without an
+// address clang's -fsanitize=alignment,bounds,... calls these with the source location.
 
 struct Place {
     const char * file;

@@ -1,4 +1,5 @@
-// Atomics, relaxed as Metal's are. Threadgroups may run on several threads of the host, so they are the host's atomics.
+// Atomics, relaxed like Metal's. Threadgroups may run on several host threads, so these are the
+// host's atomics.
 #pragma once
 
 namespace metal {

@@ -1,4 +1,5 @@
-// What the rewriter's output refers to: function constants, threadgroup variables, and the ways from a dispatch to parameters.
+// Used by the rewriter's output: function constants, threadgroup variables, and the mapping of a
+// dispatch to parameters.
 #pragma once
 
 #ifdef MSL_STRICT
@@ -39,7 +40,7 @@ template<class T> struct msl_memory<T *> {
 template<class T> struct msl_memory<T &> {
     static T & at(void * p) { return *(T *) p; }
 };
-// What is not the kernel's: it reads the runtime's memory, or runs outside of lanes.
+// Not part of the kernel: it reads the runtime's memory, or runs outside lanes.
 #define MSL_UNCHECKED __attribute__((no_sanitize("address", "undefined")))
 template<class P, int N> static MSL_UNCHECKED P msl_position(const unsigned (&v)[N]) {
     constexpr int n = metal::components<P>::n;

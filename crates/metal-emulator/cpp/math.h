@@ -1,5 +1,5 @@
-// Scalar and vector functions. Half and bfloat are computed in float and rounded once.
-// fast:: and precise:: are the same functions: neither flushes denormals, as Apple's fast mathematics may.
+// Scalar and vector functions. Half and bfloat are computed in float and rounded once. fast:: and
+// precise:: are the same functions: neither flushes denormals, although Apple's fast math may.
 #pragma once
 
 template<class D, class S> MSL_INLINE D as_type(S s) {
@@ -100,7 +100,7 @@ MSL_CLASS(signbit, (::as_type<uint>(x) >> 31) != 0)
     MSL_INLINE T max(T a, T b) { return a < b ? b : a; } \
     MSL_INLINE T clamp(T x, T lo, T hi) { return min(max(x, lo), hi); } \
     MSL_INLINE T select(T a, T b, bool c) { return c ? b : a; }
-// NaN gives way to a number, as in fmin and fmax.
+// If one argument is NaN, the result is the other, as in fmin and fmax.
 #define MSL_MINMAX(T) \
     MSL_INLINE T min(T a, T b) { return (T) __builtin_fminf((float) a, (float) b); } \
     MSL_INLINE T max(T a, T b) { return (T) __builtin_fmaxf((float) a, (float) b); } \

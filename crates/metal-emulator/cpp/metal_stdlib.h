@@ -1,7 +1,7 @@
 // Metal's standard library, for clang on Linux. Included before the rewritten source.
 //
-// Run mode (C++20): address spaces are erased and lanes are fibers of runtime.cpp.
-// Strict mode (C++ for OpenCL, -fsyntax-only): address spaces are real and checked; nothing here runs.
+// Run mode (C++20): address spaces are erased and lanes are fibers of runtime.cpp. Strict mode (C++
+// for OpenCL, -fsyntax-only): address spaces are real and checked; nothing here runs.
 #pragma once
 #ifdef __OPENCL_CPP_VERSION__
 #define MSL_STRICT 1
@@ -92,7 +92,7 @@ typedef unsigned long ulong;
 #include "launch.h"
 
 #ifdef MSL_STRICT
-// Words of OpenCL that are names like any other in Metal.
+// Keywords of OpenCL that are ordinary names in Metal.
 #define local msl_local
 #define global msl_global
 #define generic msl_generic

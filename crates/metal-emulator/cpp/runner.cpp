@@ -1,6 +1,6 @@
 // Runs one dispatch in a process of its own, under the sanitizer that this program was built with.
-// Arguments: a file that says what to run, and one for what came of it. Both are 64-bit numbers and bytes, as src/sanitized.rs
-// writes and reads them.
+// Arguments: the request file and the result file. Both consist of 64-bit integers and bytes, as
+// src/sanitized.rs writes and reads them.
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,11 +1,13 @@
-// Executes threadgroups on the calling thread: each thread of a threadgroup is a fiber on a stack of its own (x86-64, System V).
+// Executes threadgroups on the calling thread: each thread of a threadgroup is a fiber on a stack
+// of its own (x86-64, System V).
 //
-// A lane runs until it comes to something that the lanes of its simdgroup do together, or to a barrier. The next lane of the
-// simdgroup in the chosen order then goes on; when none can, the exchange is completed and the lanes go on in that order
-// again. A simdgroup whose lanes all wait at a barrier or are done hands over to the next simdgroup.
+// A lane runs until it reaches an operation that the lanes of its simdgroup execute together, or a
+// barrier. Then the next lane of the simdgroup in the chosen order runs; when none can, the
+// exchange is completed and the lanes continue in that order. When all lanes of a simdgroup wait at
+// a barrier or have finished, the next simdgroup runs.
 //
-// Built in three ways: for checked libraries, with the callbacks of access.cpp; with MSL_ASAN or MSL_TSAN for the runner of a
-// sanitizer, which must be told of every change of stack.
+// Built in three variants: for checked libraries, with the callbacks of access.cpp; with MSL_ASAN
+// or MSL_TSAN for a sanitizer's runner, which must be notified of every stack switch.
 #include "worker.h"
 
 #ifdef MSL_TSAN
@@ -64,12 +66,12 @@ msl_switch:            # rdi: where to save the stack pointer, rsi: the stack po
 )");
 extern "C" void msl_switch(void ** save, void * load);
 
-__attribute__((visibility("hidden"))) volatile bool msl_running;  // no callback does anything while constants are initialised
+__attribute__((visibility("hidden"))) volatile bool msl_running;  // callbacks do nothing while constants are initialised
 
 extern "C" __attribute__((used, visibility("hidden"))) volatile msl_constants msl_constant_table = { "MSL function constants table 01", 0, {} };
 
-// Not memcpy, which a sanitizer would take for an access of the kernel's. (The runtime is compiled with -fno-builtin, so that
-// clang does not make one of it.)
+// Not memcpy, which a sanitizer would attribute to the kernel. (The runtime is compiled with
+// -fno-builtin, so that clang does not turn the loop into one.)
 typedef msl_u64 __attribute__((aligned(1), may_alias)) Word;
 static inline void copy(void * to, const void * from, msl_u32 size) {
     msl_u32 i = 0;
@@ -87,7 +89,7 @@ extern "C" bool msl_function_constant(msl_u32 index, void * out, msl_u32 size) {
     return false;
 }
 
-// ---------------------------------------------------------------- changes of stack
+// ---------------------------------------------------------------- stack switches
 
 #ifdef MSL_ASAN
 static void * stack_bottom(Lane * lane) { return stack_at(lane->worker, (msl_u64) (lane - lane->worker->lanes)) + STACK_GUARD; }
@@ -116,7 +118,7 @@ static void to_scheduler(Lane * l) {
     msl_switch(&l->sp, w->scheduler_sp);
 }
 
-// Called on a stack that was just switched to.
+// Called on the new stack right after a switch.
 static void arrived(void * fake, Worker * w) {
 #ifdef MSL_ASAN
     __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
@@ -193,7 +195,8 @@ static void shuffle(Worker * w, msl_u8 * order, msl_u32 n, msl_u32 how) {
         }
 }
 
-// Lanes wait where they cannot meet: says so of the lowest that waits at an exchange, and of those that wait there too.
+// Lanes wait at different places: reports the lowest that waits at an exchange, and those that wait
+// at the same one.
 static void fail_divergent(Worker * w, Simdgroup * g) {
     Lane * first = g->lanes[__builtin_ctz(g->gathered)];
     msl_fault * f = msl_fault_of(first, MSL_DIVERGENT_SIMDGROUP);
@@ -206,7 +209,8 @@ static void fail_divergent(Worker * w, Simdgroup * g) {
     w->failed = true;
 }
 
-// Every lane waits or is done: complete the exchange that they wait for. False where there is none.
+// Every lane waits or has finished: completes the exchange that they wait for. Returns false if
+// there is none.
 static bool complete(Worker * w, Simdgroup * g) {
     if (!g->gathered) return false;
     if (g->apart || g->at_barrier || (g->operation == MSL_MATRIX && g->gathered != ~0u)) {
@@ -224,7 +228,8 @@ static bool complete(Worker * w, Simdgroup * g) {
     return true;
 }
 
-// The lane cannot go on: run others of its simdgroup until it can. Does not return for a lane that is done.
+// The lane cannot continue: runs others of its simdgroup until it can. Does not return for a lane
+// that has finished.
 static void others(Lane * l) {
     Worker * w = l->worker;
     Simdgroup * g = l->simdgroup;
@@ -300,7 +305,7 @@ extern "C" void msl_threadgroup_barrier(const msl_site * site) {
 
 // ---------------------------------------------------------------- threadgroup memory
 
-// Space for `size` bytes with gaps that belong to nothing around it, so that running over its end is seen.
+// Space for `size` bytes between unused gaps, so that an access past its end is detected.
 static void * threadgroup_allocate(Worker * w, msl_u64 size, const char * name, const void * key) {
     const msl_u64 rounded = (size + 15) & ~15ul;
     w->threadgroup_total += rounded;
@@ -390,7 +395,7 @@ static void prepare_lanes(Worker * w, const msl_dispatch * d, msl_u32 n) {
         l->done = false;
         l->fake = nullptr;
         l->from_scheduler = false;
-        // Stacks start at different offsets, spread over what the sets of a cache cover.
+        // Stacks start at different offsets, spread over the sets of a cache.
         void ** sp = (void **) (stack_at(w, i + 1) - 64 - i * 1088 % (64 << 10));
         *--sp = nullptr;
         *--sp = (void *) lane_start;

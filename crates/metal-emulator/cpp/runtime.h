@@ -1,5 +1,5 @@
-// What a compiled library, its runtime and the program that loads it say to each other. Plain C layouts.
-// src/abi.rs mirrors the structs that cross into Rust.
+// The interface between a compiled library, its runtime and the program that loads it. Plain C
+// layouts. src/abi.rs mirrors the structs that Rust uses.
 #pragma once
 
 typedef unsigned char msl_u8;
@@ -10,13 +10,13 @@ extern "C" {
 
 // ---- what kernels call (metal_stdlib.h) ----
 
-// Where a call stands in the .metal source.
+// The location of a call in the .metal source.
 struct msl_site {
     const char * file;
     msl_u32 line, column;
 };
 
-// Operations that the lanes of a simdgroup do together.
+// Operations that the lanes of a simdgroup execute together.
 enum msl_operation {
     MSL_SHUFFLE,    // shuffles, broadcasts
     MSL_REDUCTION,  // reductions and prefix sums
@@ -28,25 +28,27 @@ enum msl_operation {
 
 enum { MSL_SLOT = 32 };  // bytes of a lane's value in an exchange
 
-// The values of an exchange: slot i of `data` is lane i's, where bit i of `active` is set.
+// The values of an exchange: slot i of `data` belongs to lane i, if bit i of `active` is set.
 struct msl_slots {
     msl_u32 active, lane;
     const msl_u8 * data;
 };
 
 void msl_exchange(msl_u32 operation, const void * value, msl_u32 size, const msl_site * site, msl_slots * out);
-// The result that all lanes share, computed by the first to ask: `index` is the quad, or 0.
+// The result shared by all lanes, computed by the first that requests it: `index` is the quad, or
+// 0.
 bool msl_result_get(void * out, msl_u32 size, msl_u32 index);
 void msl_result_put(const void * value, msl_u32 size, msl_u32 index);
-// In: a0 a1 b0 b1 c0 c1, this lane's two elements of three 8x8 matrices. Out: its two elements of a*b+c.
+// In: a0 a1 b0 b1 c0 c1, this lane's two elements of three 8x8 matrices. Out: its two elements of
+// a*b+c.
 void msl_matrix_multiply(const float in[6], const msl_site * site, float out[2]);
-// A shuffle that reads a lane which does not take part.
+// A shuffle that reads an inactive lane.
 void msl_inactive_lane(msl_u32 lane, const msl_site * site);
 void msl_threadgroup_barrier(const msl_site * site);
 msl_u32 msl_lane(void);
-// The storage of a threadgroup variable: one for each `key` in a threadgroup.
+// The storage of a threadgroup variable, one per `key` and threadgroup.
 void * msl_threadgroup_variable(const void * key, msl_u64 size, const char * name);
-// The value of function constant `index`, as 8 bytes; false where the pipeline has none.
+// The value of function constant `index`, as 8 bytes; false if the pipeline does not set it.
 bool msl_function_constant(msl_u32 index, void * out, msl_u32 size);
 
 // ---- what a library exports ----
@@ -63,7 +65,8 @@ struct msl_group_context {
     void * threadgroup[31];
 };
 
-// One kernel under its host name. `present(i)` says whether parameter i exists under this pipeline's function constants.
+// One kernel under its host name. `present(i)` says whether parameter i exists under this
+// pipeline's function constants.
 struct msl_entry {
     const char * name;
     void (*run)(const msl_lane_context *);
@@ -72,7 +75,7 @@ struct msl_entry {
 
 enum { MSL_MAX_CONSTANTS = 128 };
 struct msl_constants {
-    char magic[32];  // found in the library's file, so that a copy of it can be given values before it is loaded
+    char magic[32];  // marks the table in the library's file, so that values can be written to a copy before it is loaded
     msl_u64 count;
     struct { msl_u32 index, size; msl_u64 bits; } value[MSL_MAX_CONSTANTS];
 };
@@ -80,7 +83,7 @@ struct msl_constants {
 // ---- a dispatch ----
 
 struct msl_buffer {
-    msl_u8 * address;      // of the first byte that the kernel gets
+    msl_u8 * address;      // of the first byte of the kernel's argument
     msl_u64 length;        // bytes that may be accessed from there
     msl_u32 index;         // [[buffer(index)]]
     msl_u32 writable;
@@ -136,8 +139,9 @@ struct msl_fault {
     char file[256], name[64];
 };
 
-// Memory of a worker: stacks, simdgroups, threadgroup memory. Made once and used by any library.
+// Memory of a worker: stacks, simdgroups, threadgroup memory. Allocated once and used by all
+// libraries.
 void * msl_memory_new(void);
-// Runs threadgroups until none is left or a fault is found, which is the result.
+// Runs threadgroups until none is left or a fault occurs, and returns the fault.
 msl_u32 msl_run(const msl_dispatch * dispatch, void * memory, msl_counters * counters, msl_fault * fault);
 }

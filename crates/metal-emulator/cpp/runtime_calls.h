@@ -1,4 +1,4 @@
-// The runtime as kernels see it, and where a call stands in the source.
+// The runtime as kernels see it, and the source location of a call.
 #pragma once
 #ifdef MSL_STRICT
 // Only types matter here: nothing is called.

@@ -1,10 +1,13 @@
-// Barriers and the functions in which lanes of a simdgroup (32) or quadgroup (4) read each other's values.
+// Barriers and the functions in which lanes of a simdgroup (32) or quadgroup (4) read each other's
+// values.
 //
-// Only lanes that make the same call take part. Reductions add in one fixed order, a butterfly by halves (lane i with i + 16,
-// then i + 8, ...), so that results do not depend on the order in which lanes run; Apple's order is not published.
+// Only lanes that make the same call are active in it. Reductions add in one fixed order, a
+// butterfly by halves (lane i with i + 16, then i + 8, ...), so that results do not depend on the
+// order in which lanes run; Apple's order is not published.
 #pragma once
 
-// These functions touch no memory of the kernel's, so they are not checked; one copy for each type keeps compiling quick.
+// These functions do not access the kernel's memory, so they are not checked; one copy per type
+// keeps compilation fast.
 #define MSL_TOGETHER static __attribute__((noinline, no_sanitize("address", "undefined", "thread")))
 #define MSL_ALWAYS __attribute__((always_inline))
 
@@ -37,7 +40,7 @@ template<class T> struct msl_lanes {
         __builtin_memcpy(&t, s.data + MSL_SLOT * i, sizeof(T));
         return t;
     }
-    // The value of a lane that must take part.
+    // The value of a lane that must be active.
     MSL_ALWAYS T read(unsigned i) {
         if (!active(i)) msl_inactive_lane(i, &site);
         return at(i);
@@ -79,7 +82,7 @@ template<class T, class F> MSL_INLINE T msl_reduce(const msl_lanes<T> & l, F f, 
 MSL_REDUCTION_OF(sum, a + b) MSL_REDUCTION_OF(product, a * b) MSL_REDUCTION_OF(max, max(a, b)) MSL_REDUCTION_OF(min, min(a, b))
 MSL_REDUCTION_OF(and, a & b) MSL_REDUCTION_OF(or, a | b) MSL_REDUCTION_OF(xor, a ^ b)
 
-// `from` is the lane that is read; where `keep` holds, the lane keeps its own value.
+// `from` is the lane that is read; if `keep` is true, the lane keeps its own value.
 #define MSL_SHUFFLE_OF(name, width, from, keep) \
     template<class T> MSL_TOGETHER T name(T v, ushort k, MSL_SITE) { \
         MSL_HERE; \
@@ -124,7 +127,7 @@ template<class T> MSL_TOGETHER T quad_broadcast_first(T v, MSL_SITE) {
     const unsigned base = l.s.lane & ~3u;
     return l.at(base + (unsigned) __builtin_ctz(l.s.active >> base));
 }
-// Prefixes add from lane 0 up.
+// Prefix sums add from lane 0 upwards.
 #define MSL_PREFIX_OF(group, first, name, op, identity) \
     template<class T> MSL_TOGETHER T group##_prefix_inclusive_##name(T v, MSL_SITE) { \
         MSL_HERE; \

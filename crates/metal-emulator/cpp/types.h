@@ -115,7 +115,7 @@ template<class T, size_t N> struct array {
 };
 }
 
-// Only of two bfloats: with any other number the other's type rules, by conversion.
+// Only for two bfloats: with any other type, the bfloat is converted to that type.
 template<class B> MSL_INLINE metal::enable_if_t<metal::is_same<B, bfloat>::value, B> operator+(B a, B b) { return B((float) a + (float) b); }
 template<class B> MSL_INLINE metal::enable_if_t<metal::is_same<B, bfloat>::value, B> operator-(B a, B b) { return B((float) a - (float) b); }
 template<class B> MSL_INLINE metal::enable_if_t<metal::is_same<B, bfloat>::value, B> operator*(B a, B b) { return B((float) a * (float) b); }

@@ -1,7 +1,8 @@
 // Vectors (with swizzles), packed vectors and matrices.
 //
-// A vector is a class, not clang's ext_vector_type: that one takes float4(a, b, c, d) for an error and casts between vectors of
-// the same size by their bits. Swizzles are clang properties (-fdeclspec): they take no storage, so a vector is a trivial type.
+// A vector is a class, not clang's ext_vector_type: that type rejects float4(a, b, c, d), and casts
+// between vectors of the same size reinterpret their bits. Swizzles are clang properties
+// (-fdeclspec): they take no storage, so a vector is a trivial type.
 #pragma once
 
 namespace metal {
@@ -176,7 +177,7 @@ template<class T> struct components { enum { n = 1 }; };
 template<class T, int N> struct components<vec<T, N>> { enum { n = N }; };
 template<class T, int N> struct components<packed_vec<T, N>> { enum { n = N }; };
 #ifdef MSL_STRICT
-// Metal converts from `constant`; C++ for OpenCL needs it said for each type.
+// Metal converts from `constant` implicitly; C++ for OpenCL needs a conversion for each type.
 template<class T> struct components<__constant T> : components<T> {};
 #endif
 
@@ -298,7 +299,7 @@ template<class T> struct packed_store<T, 4> {
         struct { T r, g, b, a; };
     };
 };
-// Aligned as its element. It computes as the vector that it converts to.
+// Aligned like its element. Arithmetic is done on the vector that it converts to.
 template<class T, int N> struct packed_vec : packed_store<T, N> {
     typedef vec<T, N> V;
     packed_vec() = default;

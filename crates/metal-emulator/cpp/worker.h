@@ -4,9 +4,10 @@
 
 typedef unsigned long msl_size;
 
-// A worker's memory is aligned to SPACE: first the stacks, one after another, then the Worker with all that is small. So a stack
-// pointer tells its lane, and what belongs to a lane is not at the same place of each stack, where all would fight for the same
-// sets of the caches. The first page of each stack is a guard.
+// A worker's memory is aligned to SPACE: first the stacks, one after another, then the Worker with
+// everything small. So a stack pointer identifies its lane, and per-lane state is not at the same
+// offset of each stack, where all would compete for the same cache sets. The first page of each
+// stack is a guard.
 static const msl_u64 STACK = 256 << 10, STACK_GUARD = 4096;
 static const msl_u32 MAX_THREADS = 1024, MAX_VARIABLES = 64, MAX_REGIONS = 40;
 static const msl_u64 THREADGROUP_LIMIT = 32 << 10, THREADGROUP_GAP = 64;
@@ -32,12 +33,13 @@ struct Lane {
 
 struct Simdgroup {
     msl_u32 n, cursor, parity, active, results;
-    // Masks of lanes: can go on; wait at an exchange, of these at another than the first that came, `operation` at `site`; wait at a barrier.
+    // Masks of lanes: runnable; waiting at an exchange; of these, at another than the first, which
+    // is `operation` at `site`; waiting at a barrier.
     msl_u32 ready, gathered, apart, at_barrier, operation;
     msl_site site;
     Lane * lanes[32];
     msl_u8 order[32];
-    // The exchange that lanes gather for is written beside the one that the last lanes may still read.
+    // Double-buffered: lanes write the next exchange while others may still read the last one.
     alignas(64) msl_u8 slots[2][32][MSL_SLOT];
     alignas(32) msl_u8 result[8][MSL_SLOT];
     char barrier;
@@ -76,7 +78,7 @@ struct Worker {
     msl_group_context group;
     Variable variables[MAX_VARIABLES];
     Region regions[MAX_REGIONS];
-    Region * recent[256];  // by the address of the access's code: an access mostly stays in one buffer
+    Region * recent[256];  // by the address of the instruction: an instruction mostly accesses the same buffer
     Simdgroup simdgroups[MAX_THREADS / 32];
     Lane lanes[MAX_THREADS];
     alignas(64) msl_u8 threadgroup_memory[THREADGROUP_SPACE];

@@ -1,11 +1,11 @@
-//! The structs of `cpp/runtime.h` that cross between Rust and compiled libraries.
+//! The structs of `cpp/runtime.h` that Rust and compiled libraries share.
 
 use std::ffi::{c_char, c_void};
 
 pub const OPERATIONS: usize = 5;
 pub const BINDINGS: usize = 31;
 pub const MAX_CONSTANTS: usize = 128;
-/// Stands at the start of the table of function constants in a library's file.
+/// The first bytes of the table of function constants in a library's file.
 pub const CONSTANTS_MAGIC: &[u8; 32] = b"MSL function constants table 01\0";
 
 #[repr(C)]

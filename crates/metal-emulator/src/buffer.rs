@@ -1,4 +1,4 @@
-//! Memory that the host and kernels share.
+//! Memory shared by the host and kernels.
 
 use crate::error::Error;
 use std::ptr::NonNull;
@@ -6,25 +6,29 @@ use std::sync::Mutex;
 
 /// Metal's alignment of allocations, and that of no-copy buffers.
 const ALIGNMENT: usize = 16 << 10;
-/// Address space around a buffer that belongs to nothing, so that what runs over one does not end in another.
+/// Unmapped address space around a buffer, so that an access past its end does not hit another
+/// buffer.
 const GAP: usize = 256 << 20;
 
 /// Memory of a known length in bytes, as `MTLBuffer` with shared storage.
 ///
-/// Kernels write through a shared reference, as a GPU does. Do not look at the contents while a dispatch that writes them
-/// runs on another thread.
+/// Kernels write through a shared reference, as a GPU does. Do not read the contents while a
+/// dispatch that writes them runs on another thread.
 #[derive(Debug)]
 pub struct Buffer {
     address: NonNull<u8>,
     length: usize,
     writable: bool,
-    /// The mapping that holds the contents: its start (of the gap before it) and whole length. None for borrowed memory.
+    /// The mapping that holds the contents: its start (including the gap before it) and total
+    /// length. None for borrowed memory.
     mapping: Option<(usize, usize)>,
-    /// Further addresses of the same memory, so that a buffer bound twice in a dispatch has two ranges of its own.
+    /// Additional mappings of the same memory, so that a buffer bound twice in a dispatch has two
+    /// address ranges.
     views: Mutex<Vec<(usize, usize)>>,
 }
 
-// SAFETY: The memory is plain bytes; the type's documentation says what the host must not do while kernels run.
+// SAFETY: The memory is plain bytes; the type's documentation says what the host must not do while
+// kernels run.
 unsafe impl Send for Buffer {}
 // SAFETY: As above.
 unsafe impl Sync for Buffer {}
@@ -34,12 +38,12 @@ impl Buffer {
     ///
     /// # Errors
     ///
-    /// [`Error::Memory`] where the system refuses.
+    /// [`Error::Memory`] if the system has no memory.
     pub fn new(length: usize) -> Result<Self, Error> {
         let refused = || Error::Memory { bytes: length, source: std::io::Error::last_os_error() };
         let (start, whole) = reserve(length).ok_or_else(refused)?;
         let address = contents(start);
-        // SAFETY: The range lies within what was just reserved.
+        // SAFETY: The range lies within the reservation made above.
         let p = unsafe {
             libc::mmap(
                 address as *mut _,
@@ -78,17 +82,18 @@ impl Buffer {
         Ok(buffer)
     }
 
-    /// A view of memory that belongs to someone else, as `newBufferWithBytesNoCopy`. Kernels that write to it fault unless
-    /// `writable`.
+    /// A view of memory owned by the caller, as `newBufferWithBytesNoCopy`. Kernels that write to
+    /// it fault unless `writable`.
     ///
     /// # Safety
     ///
-    /// `length` bytes from `address` must stay readable, and writable where that is said, as long as the buffer lives.
+    /// `length` bytes from `address` must stay readable, and writable if `writable`, as long as the
+    /// buffer lives.
     pub unsafe fn borrowed(address: NonNull<u8>, length: usize, writable: bool) -> Self {
         Buffer { address, length, writable, mapping: None, views: Mutex::default() }
     }
 
-    /// Bytes in it.
+    /// Its length in bytes.
     pub fn len(&self) -> usize {
         self.length
     }
@@ -114,19 +119,19 @@ impl Buffer {
         unsafe { std::slice::from_raw_parts(self.address.as_ptr(), self.length) }
     }
 
-    /// The contents, to be changed.
+    /// The contents, mutable.
     ///
     /// # Panics
     ///
-    /// If the buffer borrows memory that is read only.
+    /// If the buffer borrows read-only memory.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        assert!(self.writable, "the buffer borrows memory that is read only");
+        assert!(self.writable, "the buffer borrows read-only memory");
         // SAFETY: As in `as_slice`; the reference is unique.
         unsafe { std::slice::from_raw_parts_mut(self.address.as_ptr(), self.length) }
     }
 
-    /// An address of the contents that no other binding of the dispatch uses: the `n`th binding of this buffer, from 0.
-    /// Borrowed memory has one address only.
+    /// An address of the contents that no other binding of the dispatch uses: the `n`th binding of
+    /// this buffer, from 0. Borrowed memory has one address only.
     pub(crate) fn view(&self, n: usize) -> Result<*mut u8, Error> {
         if n == 0 || self.mapping.is_none() {
             return Ok(self.contents());
@@ -136,7 +141,8 @@ impl Buffer {
             let refused = || Error::Memory { bytes: self.length, source: std::io::Error::last_os_error() };
             let (start, whole) = reserve(self.length).ok_or_else(refused)?;
             let address = contents(start);
-            // SAFETY: An old size of zero makes a second mapping of shared memory at a range that was just reserved.
+            // SAFETY: An old size of zero makes a second mapping of shared memory at a range that
+            // was just reserved.
             let p = unsafe {
                 libc::mremap(
                     self.address.as_ptr().cast(),
@@ -172,7 +178,8 @@ fn rounded(length: usize) -> usize {
     length.max(1).next_multiple_of(4096)
 }
 
-/// Address space for `length` bytes with a gap on either side: its start and whole length.
+/// Reserves address space for `length` bytes with a gap on either side. Returns its start and total
+/// length.
 fn reserve(length: usize) -> Option<(usize, usize)> {
     let whole = rounded(length).checked_add(2 * GAP + ALIGNMENT)?;
     // SAFETY: A new mapping anywhere, without access.

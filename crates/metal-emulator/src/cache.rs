@@ -1,11 +1,12 @@
-//! Things made once and kept on disk under the hash of all that they depend on.
+//! Build results cached on disk under the hash of all their inputs.
 
 use crate::error::Error;
 use sha2::{Digest, Sha256};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-/// A key in the making: parts are separated, so that their borders count.
+/// A key under construction. Each part is hashed with its length, so that moving bytes between
+/// parts changes the key.
 pub(crate) struct Key(Sha256);
 
 impl Key {
@@ -30,8 +31,9 @@ pub(crate) fn file_error(path: &Path) -> impl FnOnce(std::io::Error) -> Error {
     move |source| Error::File { path, source }
 }
 
-/// The folder of `key` in `cache`. Where it is not there yet, `make` fills a folder that then takes its name; of several that
-/// make the same, in this process or others, one works and the rest wait.
+/// The folder of `key` in `cache`. If it does not exist, `make` fills a temporary folder that is
+/// then renamed. If several threads or processes need the same folder, one makes it and the others
+/// wait.
 pub(crate) fn folder(
     cache: &Path,
     key: Key,
@@ -56,13 +58,14 @@ pub(crate) fn folder(
     fs::create_dir_all(&making).map_err(file_error(&making))?;
     let made = make(&making).and_then(|()| fs::rename(&making, &folder).map_err(file_error(&folder)));
     if made.is_err() {
-        // What remains would be removed by the next attempt; the error of the attempt is what matters.
+        // The next attempt would remove the leftovers too; the error of `make` is the one to
+        // report.
         let _ = fs::remove_dir_all(&making);
     }
     made.map(|()| folder)
 }
 
-/// Writes `text` to `name` in `folder`, with the folders on the way.
+/// Writes `text` to `name` in `folder`, and creates missing parent folders.
 pub(crate) fn write(folder: &Path, name: &str, text: impl AsRef<[u8]>) -> Result<PathBuf, Error> {
     let path = folder.join(name);
     if let Some(parent) = path.parent() {
@@ -72,7 +75,8 @@ pub(crate) fn write(folder: &Path, name: &str, text: impl AsRef<[u8]>) -> Result
     Ok(path)
 }
 
-/// A path below the cache as text. The cache's own was checked to be UTF-8, and names in it are ours or the caller's strings.
+/// A path below the cache as text. The cache's own path was checked to be UTF-8, and names below it
+/// come from strings.
 pub(crate) fn text(path: &Path) -> &str {
     path.to_str().unwrap_or_default()
 }

@@ -5,15 +5,16 @@ use crate::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The least version that compiles what the headers need: `_Float16` on x86-64 with exact intermediate results.
+/// The oldest version that compiles what the headers need: `_Float16` on x86-64 with exact
+/// intermediate results.
 pub(crate) const MINIMUM: u32 = 16;
-/// The newest version that is looked for by name.
+/// The newest version searched for by name.
 const NEWEST: u32 = 32;
 
-/// Lines of its messages that are passed on.
+/// The most lines of its messages that are passed on.
 const MOST_LINES: usize = 80;
 
-/// A clang that works.
+/// A clang of a supported version.
 #[derive(Debug, Clone)]
 pub(crate) struct Clang {
     pub path: PathBuf,
@@ -23,7 +24,7 @@ pub(crate) struct Clang {
 }
 
 impl Clang {
-    /// The one that was asked for, else the newest in PATH.
+    /// The requested one, else the newest in PATH.
     pub fn find(asked: Option<&Path>) -> Result<Self, Error> {
         let names: Vec<PathBuf> = match asked {
             Some(path) => vec![path.to_owned()],
@@ -46,12 +47,12 @@ impl Clang {
         Err(Error::NoClang { minimum: MINIMUM, found })
     }
 
-    /// The start of a key of something that it makes.
+    /// The start of a cache key for something that it makes.
     pub fn key(&self, what: &str) -> Key {
         Key::new(what).with(self.path.as_os_str().as_encoded_bytes()).with(&self.version)
     }
 
-    /// Runs it in `directory`; what it wrote to standard output, or its messages where it failed.
+    /// Runs it in `directory`. Returns its standard output, or its messages if it failed.
     pub fn run(&self, directory: &Path, arguments: &[String]) -> Result<Result<String, String>, Error> {
         let start = |source| Error::Start { tool: self.path.display().to_string(), source };
         let output =

@@ -1,4 +1,4 @@
-//! From Metal source to a library on disk.
+//! Compiles Metal source to a library on disk.
 
 use crate::cache::{self, Key, file_error};
 use crate::clang::Clang;
@@ -13,11 +13,11 @@ use std::sync::Arc;
 /// How sources are compiled.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The clang to use: a path or a name in PATH. None takes the newest that is found.
+    /// The clang to use: a path or a name in PATH. None takes the newest in PATH.
     pub clang: Option<PathBuf>,
-    /// A folder for compiled libraries, made where it is missing. Processes may share it.
+    /// A folder for compiled libraries, created if missing. Processes may share it.
     pub cache: PathBuf,
-    /// A sanitizer to run under, in a process of its own, instead of the checks that are always on.
+    /// A sanitizer to run under, in a process of its own, instead of the emulator's own checks.
     pub sanitizer: Sanitizer,
     /// Whether bytes are counted (see [`crate::Counters`]).
     pub counting: bool,
@@ -26,7 +26,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// The defaults, with compiled libraries kept in `cache`.
+    /// The defaults, with compiled libraries stored in `cache`.
     pub fn new(cache: impl Into<PathBuf>) -> Self {
         Options {
             clang: None,
@@ -44,13 +44,13 @@ pub enum Sanitizer {
     /// None: the emulator's own checks, in this process.
     #[default]
     None,
-    /// AddressSanitizer and UndefinedBehaviorSanitizer, which see private arrays too.
+    /// AddressSanitizer and UndefinedBehaviorSanitizer, which check private arrays too.
     AddressUndefined,
-    /// ThreadSanitizer: races between the threads of a threadgroup, as where a barrier is missing.
+    /// ThreadSanitizer: races between the threads of a threadgroup, such as a missing barrier.
     Thread,
 }
 
-/// How a library was compiled, and what it takes to run it.
+/// How a library was compiled, and what is needed to run it.
 #[derive(Debug, Clone)]
 pub(crate) struct Mode {
     pub counting: bool,
@@ -68,11 +68,11 @@ pub struct Compiler {
 }
 
 impl Compiler {
-    /// Finds clang and builds the runtime, unless the cache has it.
+    /// Finds clang, and builds the runtime unless it is cached.
     ///
     /// # Errors
     ///
-    /// [`Error::NoClang`], [`Error::Runtime`] where parts of the compiler are missing, or those of files.
+    /// [`Error::NoClang`], [`Error::Runtime`] if parts of the compiler are missing, or file errors.
     pub fn new(options: Options) -> Result<Self, Error> {
         let clang = Clang::find(options.clang.as_deref())?;
         let mut options = options;
@@ -89,21 +89,21 @@ impl Compiler {
         Ok(Compiler { clang, options, runtime, mode })
     }
 
-    /// The clang that is used: the first line of its `--version`.
+    /// The clang in use: the first line of its `--version`.
     pub fn clang_version(&self) -> &str {
         &self.clang.version
     }
 
-    /// Compiles `source`, one translation unit. `name` is what messages call it; `includes` are the headers that it may
-    /// include, by the names that it uses. Names are relative paths.
+    /// Compiles `source`, one translation unit. `name` is its name in messages; `includes` are the
+    /// headers that it may include, by the names that it uses. Names are relative paths.
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] where the source has what the emulator does not execute, [`Error::Compile`] with clang's messages,
-    /// or those of files.
+    /// [`Error::Refused`] if the source uses something that the emulator does not support,
+    /// [`Error::Compile`] with clang's messages, or file errors.
     pub fn compile(&self, name: &str, source: &str, includes: &[(&str, &str)]) -> Result<Library, Error> {
         let failed = |messages| Error::Compile { name: name.to_owned(), messages };
-        // The object does not depend on what is counted; only the runtime that it is linked with does.
+        // The object does not depend on counting; only the runtime that it is linked with does.
         let flags = flags::kernel(self.options.sanitizer);
         let key = flags.iter().fold(self.key("object", name, source, includes), |key, flag| key.with(flag));
         let compiled = cache::folder(&self.options.cache, key, |folder| {
@@ -140,8 +140,9 @@ impl Compiler {
         Ok(Library { path: linked.join("library.so"), functions, constants, mode: self.mode.clone() })
     }
 
-    /// Checks `source` with real address spaces, as C++ for OpenCL: assigning a `threadgroup` pointer to a `device` one, or
-    /// writing to `constant`, which run mode does not see, are errors here. Nothing is made.
+    /// Checks `source` with real address spaces, as C++ for OpenCL: assigning a `threadgroup`
+    /// pointer to a `device` one, or writing to `constant`, which run mode does not detect, are
+    /// errors here. Nothing is compiled.
     ///
     /// # Errors
     ///
@@ -161,7 +162,7 @@ impl Compiler {
         made.map(|_| ())
     }
 
-    /// A key of all that a rewritten source depends on.
+    /// A key of all inputs of a rewritten source.
     fn key(&self, what: &str, name: &str, source: &str, includes: &[(&str, &str)]) -> Key {
         let mut key = self.clang.key(what).with(cache::text(&self.runtime.headers)).with(name).with(source);
         key = key.with(self.options.defines.len().to_le_bytes());
@@ -201,7 +202,7 @@ impl Compiler {
     }
 }
 
-/// Preprocessed text whose line markers name files as the caller does, instead of where they lie.
+/// Preprocessed text whose line markers have the caller's file names instead of paths on disk.
 fn callers_names(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for line in text.split_inclusive('\n') {

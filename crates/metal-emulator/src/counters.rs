@@ -1,22 +1,23 @@
-//! What a dispatch did.
+//! Counters of a dispatch.
 
-/// Counts of a dispatch. Threads, barriers and simdgroup instructions are always counted; bytes only by libraries that were
-/// compiled with [`crate::Options::counting`].
+/// Counters of a dispatch. Threads, barriers and simdgroup instructions are always counted; bytes
+/// only by libraries compiled with [`crate::Options::counting`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Threadgroups run.
     pub threadgroups: u64,
     /// Threads run.
     pub threads: u64,
-    /// Threadgroup barriers, one for each threadgroup that passed one.
+    /// Threadgroup barriers, counted once per threadgroup.
     pub threadgroup_barriers: u64,
-    /// Simdgroup instructions, one for each simdgroup that did one.
+    /// Simdgroup instructions, counted once per simdgroup.
     pub simdgroup: SimdgroupInstructions,
     /// Bytes read from threadgroup memory.
     pub threadgroup_read: u64,
     /// Bytes written to threadgroup memory.
     pub threadgroup_written: u64,
-    /// Traffic of each bound buffer and by-value argument, in the order of the dispatch, buffers first. Empty without counting.
+    /// Traffic of each bound buffer and by-value argument, in the order of the dispatch, buffers
+    /// first. Empty without counting.
     pub buffers: Vec<BufferTraffic>,
 }
 
@@ -35,25 +36,27 @@ pub struct SimdgroupInstructions {
     pub barriers: u64,
 }
 
-/// Device memory that went through one binding.
+/// Traffic of device memory through one binding.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct BufferTraffic {
     /// `[[buffer(index)]]`
     pub index: u32,
     /// Whether it was passed by value.
     pub by_value: bool,
-    /// Bytes loaded, counted again each time.
+    /// Bytes loaded, with repetition.
     pub read: u64,
-    /// Bytes stored, counted again each time.
+    /// Bytes stored, with repetition.
     pub written: u64,
-    /// Bytes of the 32-byte sectors that were read at least once: what memory must deliver to a perfect cache.
+    /// Bytes of the 32-byte sectors that were read at least once: the memory traffic with a perfect
+    /// cache.
     pub read_once: u64,
     /// Bytes of the 32-byte sectors that were written at least once.
     pub written_once: u64,
 }
 
 impl Counters {
-    /// Bytes of distinct 32-byte sectors read from and written to buffers, by-value arguments aside.
+    /// Bytes of distinct 32-byte sectors read from and written to buffers, without by-value
+    /// arguments.
     pub fn device_bytes(&self) -> (u64, u64) {
         let buffers = self.buffers.iter().filter(|b| !b.by_value);
         buffers.fold((0, 0), |(r, w), b| (r + b.read_once, w + b.written_once))

@@ -1,4 +1,4 @@
-//! Running a kernel over a grid.
+//! Runs a kernel over a grid.
 
 use crate::abi::{self, MslBuffer, MslCounters, MslDispatch, MslFault, MslLength};
 use crate::counters::{BufferTraffic, Counters, SimdgroupInstructions};
@@ -17,10 +17,11 @@ pub struct Binding<'a> {
     pub index: u32,
     /// What is bound.
     pub buffer: &'a Buffer,
-    /// The byte that the kernel's pointer points to.
+    /// Offset of the kernel's pointer from the buffer's start, in bytes.
     pub offset: usize,
-    /// Bytes from there that may be accessed; None goes to the buffer's end. Metal has no such limit: it is for hosts that
-    /// keep many values in one buffer, and want to know when a kernel leaves its own.
+    /// Bytes from there that may be accessed; None means up to the buffer's end. Metal has no such
+    /// limit: it is for hosts that keep many values in one buffer, and detects a kernel that leaves
+    /// its own value.
     pub length: Option<usize>,
 }
 
@@ -35,39 +36,39 @@ impl<'a> Binding<'a> {
         Binding { offset, ..self }
     }
 
-    /// No more than `length` bytes.
+    /// At most `length` bytes.
     pub fn limit(self, length: usize) -> Self {
         Binding { length: Some(length), ..self }
     }
 }
 
-/// One dispatch, as an encoder makes it with `dispatchThreadgroups`.
+/// One dispatch, as with an encoder's `dispatchThreadgroups`.
 #[derive(Debug, Clone, Copy)]
 pub struct Dispatch<'a> {
-    /// What runs.
+    /// The kernel.
     pub pipeline: &'a Pipeline,
     /// Buffers.
     pub buffers: &'a [Binding<'a>],
-    /// Values at an index of a buffer, at most [`MAX_BYTES`] each, as `setBytes`.
+    /// Values passed at a buffer index, at most [`MAX_BYTES`] each, as with `setBytes`.
     pub bytes: &'a [(u32, &'a [u8])],
     /// Lengths of `[[threadgroup(index)]]` arguments in bytes, multiples of 16.
     pub threadgroup_memory: &'a [(u32, u32)],
     /// Threadgroups in each dimension.
     pub threadgroups: [u32; 3],
-    /// Threads of a threadgroup in each dimension.
+    /// Threads per threadgroup in each dimension.
     pub threads_per_threadgroup: [u32; 3],
 }
 
-/// In which order lanes of a simdgroup run between the points where they meet, and simdgroups and threadgroups likewise.
-/// A kernel whose result depends on it has a race.
+/// The order in which the lanes of a simdgroup run between synchronisation points, and likewise
+/// simdgroups and threadgroups. A kernel whose result depends on it has a race.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum LaneOrder {
-    /// From 0 up.
+    /// Ascending from 0.
     #[default]
     Forward,
-    /// From the last down.
+    /// Descending from the last.
     Reverse,
-    /// Another order each time, from this seed.
+    /// A different order each time, from this seed.
     Random(u64),
 }
 
@@ -76,8 +77,8 @@ pub enum LaneOrder {
 pub struct RunOptions {
     /// The order of lanes.
     pub order: LaneOrder,
-    /// Threads of the host over which threadgroups are spread; under a sanitizer it is one. With 1, the default, nothing is
-    /// allocated.
+    /// Host threads that run the threadgroups; always 1 under a sanitizer. With 1, the default,
+    /// nothing is allocated.
     pub threads: usize,
 }
 
@@ -88,11 +89,11 @@ impl Default for RunOptions {
 }
 
 impl Dispatch<'_> {
-    /// Runs it to its end or its first fault.
+    /// Runs until the end or the first fault.
     ///
     /// # Errors
     ///
-    /// What the kernel did wrong, or what is wrong with the dispatch itself.
+    /// The kernel's fault, or what is wrong with the dispatch itself.
     pub fn run(&self, options: &RunOptions) -> Result<Counters, Fault> {
         self.check()?;
         match &self.pipeline.mode.runner {
@@ -105,7 +106,7 @@ impl Dispatch<'_> {
         Fault { function: self.pipeline.function.name.clone(), kind, location: None, thread: None }
     }
 
-    /// What Metal's validation would say, and unbound parameters.
+    /// The checks of Metal's validation, and a check for unbound parameters.
     fn check(&self) -> Result<(), Fault> {
         let function = &self.pipeline.function;
         let refuse = |text: String| Err(self.fault(FaultKind::Dispatch(text)));
@@ -114,7 +115,7 @@ impl Dispatch<'_> {
             function.max_threads.unwrap_or(MAX_THREADS_PER_THREADGROUP).min(MAX_THREADS_PER_THREADGROUP);
         if threads.is_none_or(|n| n == 0 || n > most) {
             return refuse(format!(
-                "{:?} threads a threadgroup; from 1 to {most} are possible",
+                "{:?} threads per threadgroup; expected 1 to {most}",
                 self.threads_per_threadgroup
             ));
         }
@@ -148,7 +149,7 @@ impl Dispatch<'_> {
         for (index, bytes) in self.bytes {
             if bytes.len() > MAX_BYTES {
                 return refuse(format!(
-                    "{} bytes passed by value at index {index}; {MAX_BYTES} are possible",
+                    "{} bytes passed by value at index {index}; at most {MAX_BYTES} are allowed",
                     bytes.len()
                 ));
             }
@@ -191,7 +192,7 @@ impl Dispatch<'_> {
             return Err(self.fault(FaultKind::Dispatch("the library is not loaded".into())));
         };
         let no_memory =
-            || self.fault(FaultKind::Dispatch("the system refuses memory for a worker".to_owned()));
+            || self.fault(FaultKind::Dispatch("the system has no memory for a worker".to_owned()));
         let mut worker = Worker::take(code.new_memory).ok_or_else(no_memory)?;
         let none = MslBuffer {
             address: std::ptr::null_mut(),
@@ -253,7 +254,8 @@ impl Dispatch<'_> {
         let workers = (options.threads.max(1) as u64).min(groups.max(1)) as usize;
         let (mut counters, mut fault) = (MslCounters::default(), MslFault::none());
         if workers == 1 {
-            // SAFETY: All that the dispatch points to outlives the call; the worker is this thread's.
+            // SAFETY: Everything that the dispatch points to outlives the call; the worker belongs
+            // to this thread.
             unsafe { (code.run)(&dispatch, worker.memory, &mut counters, &mut fault) };
         } else {
             self.run_on(workers, &dispatch, &mut worker, &mut counters, &mut fault)
@@ -266,7 +268,8 @@ impl Dispatch<'_> {
         Ok(self.count(&counters, &list[..n_buffers], &sectors))
     }
 
-    /// Spreads threadgroups over threads, this one included. The fault is that of the first worker that has one.
+    /// Runs threadgroups on several threads, including this one. Returns the fault of the first
+    /// worker that has one.
     fn run_on(
         &self,
         workers: usize,
@@ -284,19 +287,20 @@ impl Dispatch<'_> {
                     scope.spawn(move || {
                         let worker = Worker::take(code.new_memory)?;
                         let (mut counters, mut fault) = (MslCounters::default(), MslFault::none());
-                        // SAFETY: The dispatch outlives the scope; what the workers share of it they change atomically.
+                        // SAFETY: The dispatch outlives the scope; its fields that workers write
+                        // are accessed atomically.
                         unsafe { (code.run)(shared.0, worker.memory, &mut counters, &mut fault) };
                         worker.put_back();
                         Some((counters, fault))
                     })
                 })
                 .collect();
-            // SAFETY: As above; the worker is this thread's.
+            // SAFETY: As above; the worker belongs to this thread.
             unsafe { (code.run)(dispatch, own.memory, counters, fault) };
             threads.into_iter().map(|t| t.join().ok().flatten()).collect()
         });
         for other in others {
-            // A worker without memory did nothing; the others did its work.
+            // A worker without memory ran nothing; the others ran its share.
             let Some((c, f)) = other else { continue };
             add(counters, &c);
             if fault.kind == 0 {
@@ -306,7 +310,7 @@ impl Dispatch<'_> {
         Ok(())
     }
 
-    /// A fault of the runtime in the terms of the dispatch.
+    /// Translates a fault of the runtime into terms of the dispatch.
     pub(crate) fn found(&self, f: &MslFault, list: &[MslBuffer]) -> Fault {
         let (write, size, name) = (f.write != 0, f.size, MslFault::text(&f.name));
         let offset = f.address as i64;
@@ -343,7 +347,8 @@ impl Dispatch<'_> {
         Fault { function: self.pipeline.function.name.clone(), kind, location, thread }
     }
 
-    /// The place of an address of code: the innermost that is not in the emulator's own headers.
+    /// The source location of a code address: the innermost that is not in the emulator's own
+    /// headers.
     fn locate(&self, code: u64) -> Option<Location> {
         let output = Command::new("addr2line")
             .args(["-i", "-e"])
@@ -355,7 +360,7 @@ impl Dispatch<'_> {
         let places = text.lines().filter_map(|line| {
             let (file, rest) = line.rsplit_once(':')?;
             let digits = rest.split(|c: char| !c.is_ascii_digit()).next()?;
-            // Sources were compiled as if they lay in this folder.
+            // Sources were compiled as if they were in this folder.
             let file = file.strip_prefix("/metal/")?;
             let file = file.strip_prefix("./").unwrap_or(file);
             Some(Location { file: file.to_owned(), line: digits.parse().ok().filter(|n| *n > 0)? })
@@ -398,9 +403,9 @@ pub(crate) fn order_of(order: LaneOrder) -> (u32, u64) {
     }
 }
 
-/// A dispatch that several threads run.
+/// A dispatch shared by several threads.
 struct Shared<'a>(&'a MslDispatch);
-// SAFETY: Workers read it, and change the two counters that it points to atomically.
+// SAFETY: Workers only read it, apart from the two counters that it points to, which are atomic.
 unsafe impl Sync for Shared<'_> {}
 
 fn add(to: &mut MslCounters, from: &MslCounters) {
@@ -431,7 +436,7 @@ fn nearest(address: u64, list: &[MslBuffer]) -> Option<(u32, i64, u64)> {
         }
     };
     let b = list.iter().min_by_key(|b| distance(b))?;
-    // Farther than any index would go from it.
+    // Farther than any out-of-bounds index is likely to reach.
     (distance(b) < 1 << 36).then(|| (b.index, address.wrapping_sub(b.address as u64) as i64, b.length))
 }
 

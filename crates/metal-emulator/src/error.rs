@@ -1,19 +1,19 @@
-//! What can go wrong: before a kernel runs, and while it does.
+//! Errors before a kernel runs, and faults while it runs.
 
 use crate::rewrite::Refusal;
 use std::fmt;
 use std::path::PathBuf;
 
-/// Why a kernel could not be compiled or made ready.
+/// Why a kernel could not be compiled or loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// No clang of a version that works.
+    /// No clang of a supported version.
     #[error(
-        "no clang from {minimum} on was found{found}; install one (Debian, Ubuntu: apt-get install clang-19 libclang-rt-19-dev) or name \
+        "found no clang {minimum} or newer{found}; install one (Debian, Ubuntu: apt-get install clang-19 libclang-rt-19-dev) or name \
          it in Options::clang"
     )]
     NoClang {
-        /// The least version that works.
+        /// The oldest supported version.
         minimum: u32,
         /// What was found instead, if anything.
         found: String,
@@ -26,7 +26,7 @@ pub enum Error {
         /// Why not.
         source: std::io::Error,
     },
-    /// The source has something that the emulator does not execute.
+    /// The source uses something that the emulator does not support.
     #[error(transparent)]
     Refused(#[from] Refusal),
     /// clang found errors in the source.
@@ -34,11 +34,12 @@ pub enum Error {
     Compile {
         /// The source's name.
         name: String,
-        /// clang's messages, with places in the source.
+        /// clang's messages, with source locations.
         messages: String,
     },
-    /// The emulator's own runtime did not compile or link: a part of the compiler is missing.
-    #[error("the runtime does not build{hint}:\n{messages}")]
+    /// The emulator's own runtime did not compile or link because a part of the compiler is
+    /// missing.
+    #[error("the emulator's runtime does not build{hint}:\n{messages}")]
     Runtime {
         /// What to install.
         hint: String,
@@ -61,18 +62,18 @@ pub enum Error {
         /// The loader's message.
         message: String,
     },
-    /// A name that a virtual include or a source cannot have.
+    /// An invalid name for an include or a source.
     #[error("'{0}' cannot be the name of a source: expected a relative path without '..'")]
     Name(String),
     /// The library has no such function.
     #[error("no kernel '{name}'; there are: {}", .known.join(", "))]
     NoFunction {
-        /// What was asked for.
+        /// The name requested.
         name: String,
-        /// What there is.
+        /// The kernels of the library.
         known: Vec<String>,
     },
-    /// A function constant that no source declares, or of another type.
+    /// A function constant that the source does not declare, or of the wrong type.
     #[error("function constant {index}: {what}")]
     Constant {
         /// Its index.
@@ -80,17 +81,17 @@ pub enum Error {
         /// What is wrong with it.
         what: String,
     },
-    /// Memory was refused by the system.
-    #[error("{bytes} bytes of memory were refused: {source}")]
+    /// The system has no memory.
+    #[error("cannot allocate {bytes} bytes: {source}")]
     Memory {
-        /// How much was asked for.
+        /// The bytes requested.
         bytes: usize,
         /// Why not.
         source: std::io::Error,
     },
 }
 
-/// A place in a source.
+/// A location in a source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Location {
     /// The file, as named to [`crate::Compiler::compile`].
@@ -105,16 +106,17 @@ impl fmt::Display for Location {
     }
 }
 
-/// What a kernel did that it must not do, and where. A dispatch ends at its first fault; what it had written stays written.
+/// An illegal action of a kernel, and where it happened. A dispatch ends at its first fault; its
+/// writes until then remain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
     /// The kernel's host name.
     pub function: String,
     /// What happened.
     pub kind: FaultKind,
-    /// Where in the source, where that is known.
+    /// Where in the source, if known.
     pub location: Option<Location>,
-    /// The thread, where one did it.
+    /// The thread that caused it, if one did.
     pub thread: Option<Box<ThreadPosition>>,
 }
 
@@ -147,7 +149,7 @@ impl std::error::Error for Fault {}
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FaultKind {
-    /// An access outside of everything that is bound.
+    /// An access outside everything that is bound.
     #[error(
         "{} of {size} bytes out of bounds: {}",
         if *.write { "write" } else { "read" },
@@ -158,11 +160,12 @@ pub enum FaultKind {
         write: bool,
         /// Bytes of the access.
         size: u64,
-        /// The nearest buffer: index, offset of the access from what was bound, bytes that are bound.
+        /// The nearest buffer: index, offset of the access from what was bound, bytes that are
+        /// bound.
         buffer: Option<(u32, i64, u64)>,
     },
-    /// A write to memory that was bound as read only.
-    #[error("write of {size} bytes to buffer {index}, which is read only")]
+    /// A write to memory that was bound read-only.
+    #[error("write of {size} bytes to buffer {index}, which is read-only")]
     ReadOnly {
         /// The buffer's index.
         index: u32,
@@ -181,7 +184,7 @@ pub enum FaultKind {
         /// Bytes of the access.
         size: u64,
     },
-    /// A read of threadgroup memory that nothing has written in this threadgroup.
+    /// A read of threadgroup memory that this threadgroup has not written.
     #[error(
         "read of {size} bytes at offset {offset} of threadgroup memory '{name}', which were never written"
     )]
@@ -196,23 +199,24 @@ pub enum FaultKind {
     /// A `threadgroup_barrier` that not all threads of the threadgroup reach.
     #[error("divergent threadgroup_barrier: {reached} of {threads} threads reached it")]
     DivergentBarrier {
-        /// Threads that wait at it.
+        /// Threads waiting at it.
         reached: u32,
         /// Threads of the threadgroup.
         threads: u32,
     },
-    /// A simdgroup operation that some lanes of the simdgroup do while others do another or wait at a barrier.
-    #[error("divergent simdgroup operation: only lanes {lanes:#010x} take part while others are elsewhere")]
+    /// A simdgroup operation that some lanes execute while others execute another or wait at a
+    /// barrier.
+    #[error("divergent simdgroup operation: only lanes {lanes:#010x} reached it")]
     DivergentSimdgroup {
         /// A bit for each lane.
         lanes: u32,
     },
-    /// A shuffle that reads a lane which takes no part in it.
-    #[error("a shuffle reads lane {lane}, which does not take part (lanes {lanes:#010x} do)")]
+    /// A shuffle that reads an inactive lane.
+    #[error("a shuffle reads lane {lane}, which is inactive (active lanes: {lanes:#010x})")]
     InactiveLane {
         /// The lane that was read.
         lane: u32,
-        /// The lanes that take part.
+        /// The active lanes.
         lanes: u32,
     },
     /// More than [`crate::MAX_THREADGROUP_MEMORY`].
@@ -223,21 +227,23 @@ pub enum FaultKind {
     TooMuchThreadgroupMemory {
         /// Bytes up to and with `name`.
         bytes: u64,
-        /// The variable that was too much.
+        /// The variable that exceeds the limit.
         name: String,
     },
-    /// An access by a type whose alignment the address does not have.
-    #[error("an access that must be aligned to {alignment} bytes at an address that is {excess} past such")]
+    /// An access at an address that is not aligned for the type.
+    #[error(
+        "an access that must be aligned to {alignment} bytes, at an address that is {excess} bytes past a multiple"
+    )]
     Misaligned {
         /// The type's alignment.
         alignment: u64,
         /// The address modulo it.
         excess: u64,
     },
-    /// Behaviour that C++ leaves undefined: the text says which.
+    /// Undefined behaviour in C++, described by the text.
     #[error("{0}")]
     Undefined(String),
-    /// A parameter of the kernel has nothing bound.
+    /// A parameter of the kernel is unbound.
     #[error("nothing is bound for parameter '{name}' ({place})")]
     Unbound {
         /// The parameter.
@@ -245,7 +251,7 @@ pub enum FaultKind {
         /// "buffer 3" or "threadgroup memory 0".
         place: String,
     },
-    /// The dispatch itself is one that Metal does not accept.
+    /// Metal would reject the dispatch itself.
     #[error("{0}")]
     Dispatch(String),
     /// A sanitizer's report, from a run in a process of its own.

@@ -7,26 +7,28 @@ pub(crate) const PREPROCESS: &str = "-E -x c++ -std=c++17 -undef -nostdinc -w -D
      -D__METAL_VERSION__=320 -D__HAVE_BFLOAT__=1 -D__HAVE_SIMDGROUP_MATRIX__=1 -D__HAVE_SIMDGROUP_REDUCTION__=1 \
      -D__METAL_EMULATOR__=1";
 
-/// The check of address spaces.
+/// Strict mode, the check of address spaces.
 pub(crate) const STRICT: &str =
     "-cc1 -x clcpp -fdeclspec -cl-std=clc++2021 -triple x86_64-linux-gnu -fsyntax-only -w -ferror-limit 20";
 
-/// Kernels and the runtime, whatever the mode. Multiply and add stay two operations, so that results do not depend on the host's
-/// processor or on what was inlined.
+/// Kernels and the runtime, in every mode. Multiply and add are not contracted, so that results do
+/// not depend on the host's CPU or on inlining.
 const COMMON: &str = "-x c++ -std=c++20 -O2 -fPIC -ffreestanding -nostdinc -fno-exceptions -fno-rtti -fvisibility=hidden \
      -fno-stack-protector -ffp-contract=off";
 
-/// Kernels. Places of code are said as if sources lay in the folder `/metal`.
+/// Kernels. Debug information locates sources as if they were in the folder `/metal`.
 const KERNEL: &str = "-w -fdeclspec -g1 -gdwarf-4 -fdebug-compilation-dir=/metal -ferror-limit=20 \
      -Xclang -ffloat16-excess-precision=none";
 
-/// The instrumentation of AddressSanitizer with a runtime of our own (see cpp/access.cpp), and of operations without an address.
+/// AddressSanitizer's instrumentation with our own runtime (see cpp/access.cpp), and checks of
+/// undefined behaviour that involves no address.
 const CHECKED: &str = "-fsanitize=address,alignment,bounds,shift,integer-divide-by-zero -fno-sanitize-recover=all \
      -fsanitize-address-use-after-return=never -mllvm -asan-memory-access-callback-prefix=msl_ \
      -mllvm -asan-instrumentation-with-call-threshold=0 -mllvm -asan-mapping-scale=4 -mllvm -asan-opt-same-temp=0 \
      -mllvm -asan-stack=0 -mllvm -asan-globals=0";
 
-/// The runtime. Without builtins clang makes no calls of memcpy, which sanitizers would take for the kernel's.
+/// The runtime. Without builtins clang emits no calls to memcpy, which sanitizers would attribute
+/// to the kernel.
 const RUNTIME: &str = "-fno-strict-aliasing -fno-builtin";
 
 /// The program that runs dispatches under a sanitizer.

@@ -1,5 +1,6 @@
-//! Executes Metal Shading Language compute kernels on Linux: unedited `.metal` sources, compiled by clang, each thread of a
-//! threadgroup a fiber, every access to memory checked. See README.md for what it is for, what it covers and what it cannot say.
+//! Executes Metal Shading Language compute kernels on Linux: unedited `.metal` sources, compiled by
+//! clang, each thread of a threadgroup a fiber, every access to memory checked. README.md describes
+//! its purpose, coverage and limits.
 //!
 //! ```no_run
 //! use metal_emulator::{Binding, Buffer, Compiler, Dispatch, Options, RunOptions};
@@ -25,10 +26,10 @@
 //! # }
 //! ```
 //!
-//! The crate is empty on any system but Linux on x86-64, where its fibers and its use of clang are written for.
+//! The crate is empty except on Linux on x86-64, because its fibers are written in assembly for it.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![deny(missing_docs)]
-// It loads machine code that it had compiled, and lends it memory.
+// It loads the machine code that clang compiled, and shares memory with it.
 #![allow(unsafe_code)]
 
 mod abi;
@@ -58,7 +59,7 @@ pub use library::{Constant, ConstantDeclaration, Function, Library, Parameter, P
 pub use pipeline::Pipeline;
 pub use rewrite::Refusal;
 
-/// Threads that execute together: the width of a simdgroup.
+/// Threads per simdgroup.
 pub const SIMD_WIDTH: u32 = 32;
 /// The most threads that a threadgroup may have.
 pub const MAX_THREADS_PER_THREADGROUP: u32 = 1024;

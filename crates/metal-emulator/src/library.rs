@@ -1,21 +1,22 @@
-//! A compiled source: its functions, their parameters, its function constants.
+//! A compiled source: its functions, their parameters and its function constants.
 
 use crate::compiler::Mode;
 use crate::error::Error;
 use crate::pipeline::Pipeline;
 use std::path::PathBuf;
 
-/// A kernel under the name that a host asks for.
+/// A kernel, by its host name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Function {
-    /// The host name, or the function's own where it has none.
+    /// The host name, or the function's own if it has none.
     pub name: String,
     /// In the order of declaration.
     pub parameters: Vec<Parameter>,
-    /// `max_total_threads_per_threadgroup`, where declared.
+    /// `max_total_threads_per_threadgroup`, if declared.
     pub max_threads: Option<u32>,
-    /// Indices of the function constants that a pipeline must give: those that the function and what it calls mention.
-    /// None where `is_function_constant_defined` is asked, which makes every one optional.
+    /// Indices of the function constants that a pipeline must set: those that the function and its
+    /// callees mention. Empty if `is_function_constant_defined` is used, which makes all of them
+    /// optional.
     pub constants: Vec<u16>,
 }
 
@@ -30,7 +31,7 @@ pub struct Parameter {
     pub kind: ParameterKind,
     /// Whether the kernel may write through it.
     pub writable: bool,
-    /// The function constant that it depends on, where it does.
+    /// The function constant that it depends on, if any.
     pub condition: Option<String>,
 }
 
@@ -72,7 +73,7 @@ pub enum Constant {
     Long(i64),
     ULong(u64),
     Float(f32),
-    /// By its 16 bits.
+    /// As its 16 bits.
     Half(u16),
 }
 
@@ -130,12 +131,13 @@ impl Library {
         &self.constants
     }
 
-    /// A kernel with its function constants fixed, ready to be dispatched.
+    /// A kernel specialised by function constants, ready to be dispatched.
     ///
     /// # Errors
     ///
-    /// [`Error::NoFunction`]; [`Error::Constant`] where a value is of another type than declared, where no source declares
-    /// one, or where the function mentions one that is not given; and the loader's errors.
+    /// [`Error::NoFunction`]; [`Error::Constant`] if a value does not have the declared type, if
+    /// the source declares no such constant, or if one that the function mentions is missing; and
+    /// the loader's errors.
     pub fn pipeline(&self, function: &str, constants: &[(u16, Constant)]) -> Result<Pipeline, Error> {
         let Some(index) = self.functions.iter().position(|f| f.name == function) else {
             let known = self.functions.iter().map(|f| f.name.clone()).collect();
@@ -143,7 +145,7 @@ impl Library {
         };
         for (n, (i, value)) in constants.iter().enumerate() {
             let Some(declared) = self.constants.iter().find(|c| c.index == *i) else {
-                return Err(Error::Constant { index: *i, what: "no source declares it".to_owned() });
+                return Err(Error::Constant { index: *i, what: "the source does not declare it".to_owned() });
             };
             if !value.type_names().contains(&declared.type_name.as_str()) {
                 let what = format!(

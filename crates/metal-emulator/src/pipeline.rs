@@ -1,7 +1,7 @@
-//! A kernel with its function constants fixed.
+//! A kernel specialised by function constants.
 //!
-//! Constants are read by a library's initialisers when it is loaded, so each pipeline loads a copy of the library's file of its
-//! own, in which the table of constants holds its values.
+//! A library's initialisers read the constants when it is loaded, so each pipeline loads its own
+//! copy of the library's file, with its values in the table of constants.
 
 use crate::abi::{self, MemoryNew, Present, Run};
 use crate::cache::file_error;
@@ -17,14 +17,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[derive(Debug)]
 pub struct Pipeline {
     pub(crate) function: Function,
-    /// Its number in the library's table.
+    /// Its index in the library's table.
     pub(crate) index: u32,
     pub(crate) mode: Mode,
-    /// The library without the constants, for places in the source.
+    /// The library without the constants, for source locations.
     pub(crate) library: PathBuf,
     /// The library with them.
     pub(crate) specialised: PathBuf,
-    /// None under a sanitizer, where another process loads it.
+    /// None under a sanitizer, since another process loads it.
     pub(crate) code: Option<Code>,
 }
 
@@ -37,9 +37,9 @@ pub(crate) struct Code {
     present: Present,
 }
 
-// SAFETY: A handle and functions of a loaded library, which any thread may call.
+// SAFETY: The handle and functions of a loaded library may be used by any thread.
 unsafe impl Send for Code {}
-// SAFETY: As above; the library's state is written only by its initialisers.
+// SAFETY: As above; only its initialisers, which have run, write the library's state.
 unsafe impl Sync for Code {}
 
 static COUNT: AtomicU64 = AtomicU64::new(0);
@@ -65,14 +65,14 @@ impl Pipeline {
         };
         if library.mode.runner.is_none() {
             let code = Code::load(&pipeline.specialised);
-            // The mapping stays; only the name goes.
+            // Removing the file name does not affect the mapping.
             fs::remove_file(&pipeline.specialised).map_err(file_error(&pipeline.specialised))?;
             pipeline.code = Some(code?);
         }
         Ok(pipeline)
     }
 
-    /// What it runs.
+    /// The kernel that it runs.
     pub fn function(&self) -> &Function {
         &self.function
     }
@@ -87,7 +87,7 @@ impl Pipeline {
 impl Drop for Pipeline {
     fn drop(&mut self) {
         if self.code.is_none() {
-            // A file that stays behind is only that.
+            // A leftover file only takes space.
             let _ = fs::remove_file(&self.specialised);
         }
     }
@@ -97,7 +97,7 @@ impl Code {
     fn load(path: &std::path::Path) -> Result<Self, Error> {
         let refused = |message: String| Error::Load { path: path.to_owned(), message };
         let name = CString::new(path.as_os_str().as_encoded_bytes()).map_err(|e| refused(e.to_string()))?;
-        // SAFETY: A library that this crate had compiled; its initialisers only read its constants.
+        // SAFETY: This crate compiled the library; its initialisers only read its constants.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
             return Err(refused(last_error()));
@@ -123,18 +123,18 @@ impl Code {
 
 impl Drop for Code {
     fn drop(&mut self) {
-        // SAFETY: Opened by `load`; nothing of it runs any more, since runs borrow the pipeline.
+        // SAFETY: Opened by `load`; none of its code is running, since runs borrow the pipeline.
         unsafe { libc::dlclose(self.handle) };
     }
 }
 
 fn last_error() -> String {
-    // SAFETY: dlerror gives a C string or null.
+    // SAFETY: dlerror returns a C string or null.
     let p = unsafe { libc::dlerror() };
     if p.is_null() {
         return "no message".to_owned();
     }
-    // SAFETY: Not null; valid until the thread's next call of the loader.
+    // SAFETY: Not null; valid until this thread's next call of the loader.
     unsafe { CStr::from_ptr(p) }.to_string_lossy().into_owned()
 }
 
@@ -148,7 +148,7 @@ fn set_constants(bytes: &mut [u8], library: &Library, constants: &[(u16, Constan
     let at = bytes.windows(magic.len()).position(|w| w == magic);
     let at = at.ok_or_else(|| refused("no table of function constants"))? + magic.len();
     let Some(table) = bytes.get_mut(at..at + 8 + 16 * abi::MAX_CONSTANTS) else {
-        return Err(refused("half a table of function constants"));
+        return Err(refused("a truncated table of function constants"));
     };
     table[..8].copy_from_slice(&(constants.len() as u64).to_le_bytes());
     for (entry, (index, value)) in table[8..].chunks_exact_mut(16).zip(constants) {

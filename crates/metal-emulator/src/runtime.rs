@@ -1,4 +1,5 @@
-//! What libraries are compiled and linked with: headers, the runtime's objects, the runner of a sanitizer.
+//! Headers, objects of the runtime and the sanitizers' runner, which libraries are compiled, linked
+//! and run with.
 
 use crate::cache::{self, Key};
 use crate::clang::Clang;
@@ -9,10 +10,10 @@ use crate::sources::{ACCESS, HEADERS, RUNNER, RUNTIME, STANDARD};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Files of the runtime, made once and cached.
+/// Files of the runtime, built once and cached.
 #[derive(Debug)]
 pub(crate) struct Runtime {
-    /// The folder of headers; `standard` in it is what `#include <...>` finds.
+    /// The folder of headers; `#include <...>` searches `standard` in it.
     pub headers: PathBuf,
     /// Objects that every library is linked with.
     pub objects: Vec<PathBuf>,
@@ -21,7 +22,7 @@ pub(crate) struct Runtime {
 }
 
 impl Runtime {
-    /// Builds what the cache does not have.
+    /// Builds what is not cached.
     pub fn build(clang: &Clang, options: &Options) -> Result<Self, Error> {
         let sources = || HEADERS.iter().chain([&RUNTIME, &ACCESS, &RUNNER]);
         let key = sources().fold(Key::new("headers"), |key, (name, text)| key.with(name).with(text));
@@ -66,7 +67,7 @@ fn run(clang: &Clang, options: &Options, folder: &Path, arguments: &[String]) ->
                 " (it needs a linker and the C library: apt-get install binutils libc6-dev)".to_owned()
             }
             _ => format!(
-                " (sanitizers are a package of their own: apt-get install libclang-rt-{}-dev)",
+                " (sanitizers are a separate package: apt-get install libclang-rt-{}-dev)",
                 clang.major
             ),
         };

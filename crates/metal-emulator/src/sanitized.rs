@@ -1,5 +1,5 @@
-//! Dispatches under a sanitizer, in a process of their own: its runtime must be there from a program's start, and its reports
-//! end the program.
+//! Runs dispatches under a sanitizer, in a process of their own, because a sanitizer's runtime must
+//! be present from the program's start, and its reports end the program.
 
 use crate::abi::{MslBuffer, MslCounters, MslFault};
 use crate::compiler::Sanitizer;
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
-/// Runs a dispatch that was checked. Buffers that kernels may write hold its results afterwards.
+/// Runs a validated dispatch, and copies its results into the buffers that kernels may write.
 pub(crate) fn run(
     d: &Dispatch<'_>,
     options: &RunOptions,
@@ -36,10 +36,11 @@ pub(crate) fn run(
         format!("detect_leaks=0:detect_stack_use_after_return=0:exitcode=77{symbolizer}"),
     );
     command.env("UBSAN_OPTIONS", format!("print_stacktrace=1:halt_on_error=1{symbolizer}"));
-    // Its runtime would wait a second for threads that go on after the end: there are none.
+    // At exit its runtime would wait a second for other threads to finish; there are none.
     command.env("TSAN_OPTIONS", format!("halt_on_error=1:exitcode=66:atexit_sleep_ms=0{symbolizer}"));
     if sanitizer == Sanitizer::Thread {
-        // SAFETY: A system call only. Where it is refused, newer runtimes do it themselves and older ones mostly need it not.
+        // SAFETY: Only a system call, which is allowed between fork and exec. If it fails, newer
+        // runtimes do it themselves and older ones mostly work without.
         unsafe {
             command.pre_exec(|| {
                 libc::personality(libc::ADDR_NO_RANDOMIZE as libc::c_ulong);
@@ -56,17 +57,17 @@ pub(crate) fn run(
     decode(d, &bytes, &memory)
 }
 
-/// A file that goes when this does.
+/// A file that is removed on drop.
 struct Removed(PathBuf);
 
 impl Drop for Removed {
     fn drop(&mut self) {
-        // What stays behind is a file in the cache.
+        // A leftover file in the cache only takes space.
         let _ = fs::remove_file(&self.0);
     }
 }
 
-/// The request, and for each allocation the binding that has it and its length.
+/// The request, and for each allocation its first binding and its length.
 fn encode(d: &Dispatch<'_>, options: &RunOptions) -> (Vec<u8>, Vec<(usize, usize)>) {
     let mut out = Vec::new();
     let put = |out: &mut Vec<u8>, n: u64| out.extend_from_slice(&n.to_le_bytes());
@@ -80,7 +81,7 @@ fn encode(d: &Dispatch<'_>, options: &RunOptions) -> (Vec<u8>, Vec<(usize, usize
     let (order, seed) = order_of(options.order);
     put(&mut out, u64::from(order));
     put(&mut out, seed);
-    // A buffer that is bound more than once is one allocation.
+    // A buffer that is bound several times is one allocation.
     let mut memory: Vec<(usize, usize)> = Vec::new();
     let which: Vec<usize> = (0..d.buffers.len())
         .map(|n| {
@@ -120,16 +121,18 @@ fn encode(d: &Dispatch<'_>, options: &RunOptions) -> (Vec<u8>, Vec<(usize, usize
     (out, memory)
 }
 
-/// Takes the results over, and says what was counted.
+/// Copies the results into the buffers, and returns the counters.
 fn decode(d: &Dispatch<'_>, bytes: &[u8], memory: &[(usize, usize)]) -> Result<Counters, Fault> {
     let head = size_of::<MslCounters>() + size_of::<MslFault>();
     let whole = head + memory.iter().map(|(_, n)| n).sum::<usize>();
     if bytes.len() < whole {
-        return Err(
-            d.fault(FaultKind::Dispatch(format!("the runner answered {} bytes of {whole}", bytes.len())))
-        );
+        return Err(d.fault(FaultKind::Dispatch(format!(
+            "the runner returned {} bytes, expected {whole}",
+            bytes.len()
+        ))));
     }
-    // SAFETY: Both are plain numbers, and there are enough bytes for them.
+    // SAFETY: Both are structs of integers, valid for any bytes; `bytes` was checked to be long
+    // enough for both.
     let (c, f) = unsafe {
         (
             bytes.as_ptr().cast::<MslCounters>().read_unaligned(),
@@ -144,7 +147,8 @@ fn decode(d: &Dispatch<'_>, bytes: &[u8], memory: &[(usize, usize)]) -> Result<C
     for (n, length) in memory {
         let buffer = d.buffers[*n].buffer;
         if buffer.is_writable() {
-            // SAFETY: The contents, which the dispatch writes as a GPU would.
+            // SAFETY: The source has `length` bytes from `at`, since `bytes.len() >= whole`; the
+            // destination is the writable buffer's contents of the same length.
             unsafe { std::ptr::copy_nonoverlapping(bytes[at..].as_ptr(), buffer.contents(), *length) };
         }
         at += length;
@@ -159,7 +163,7 @@ fn decode(d: &Dispatch<'_>, bytes: &[u8], memory: &[(usize, usize)]) -> Result<C
     })
 }
 
-/// Something that turns addresses into lines for the reports.
+/// A program that resolves addresses to source lines in reports.
 fn symbolizer() -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     ["llvm-symbolizer", "addr2line"]

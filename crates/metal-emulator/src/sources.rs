@@ -1,4 +1,4 @@
-//! The C++ that compiled kernels need, carried in the crate.
+//! The C++ sources that kernels are compiled with, embedded in the crate.
 
 /// Headers, by name. The first is included before every kernel.
 pub(crate) const HEADERS: &[(&str, &str)] = &[
@@ -20,7 +20,7 @@ pub(crate) const RUNTIME: (&str, &str) = ("runtime.cpp", include_str!("../cpp/ru
 pub(crate) const ACCESS: (&str, &str) = ("access.cpp", include_str!("../cpp/access.cpp"));
 pub(crate) const RUNNER: (&str, &str) = ("runner.cpp", include_str!("../cpp/runner.cpp"));
 
-/// Names that `#include <...>` finds. They are empty: all is included already.
+/// Names that `#include <...>` finds. They are empty: everything is included already.
 pub(crate) const STANDARD: &[&str] = &[
     "metal_stdlib",
     "metal_atomic",

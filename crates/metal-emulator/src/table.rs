@@ -1,9 +1,10 @@
-//! The table of a library's functions and constants, as text beside it in the cache.
+//! The table of a library's functions and constants, stored as text beside it in the cache.
 
 use crate::library::{ConstantDeclaration, Function, Parameter, ParameterKind};
 use crate::rewrite;
 
-/// Functions and constants as text, for the cache: one thing a line, fields separated by tabs, types last.
+/// Functions and constants as text, for the cache: one item per line, fields separated by tabs,
+/// types last.
 pub(crate) fn describe(functions: &[Function], constants: &[ConstantDeclaration]) -> String {
     let mut text = String::new();
     for c in constants {
@@ -35,7 +36,8 @@ pub(crate) fn describe(functions: &[Function], constants: &[ConstantDeclaration]
     text
 }
 
-/// The inverse of [`describe`]. The file is this crate's own, under a hash of what made it: lines it does not know are skipped.
+/// The inverse of [`describe`]. The file was written by this version of the crate, so unknown lines
+/// do not occur and are skipped.
 pub(crate) fn parse(text: &str) -> (Vec<Function>, Vec<ConstantDeclaration>) {
     let (mut functions, mut constants): (Vec<Function>, Vec<ConstantDeclaration>) = Default::default();
     for line in text.lines() {

@@ -1,4 +1,5 @@
-//! Memory in which threadgroups run: stacks of lanes, threadgroup memory. Made by a library's runtime, used by any, kept.
+//! Memory in which threadgroups run: stacks of lanes, threadgroup memory. Allocated by one
+//! library's runtime, reused by all.
 
 use crate::abi::MemoryNew;
 use crate::{MAX_BINDINGS, MAX_BYTES};
@@ -7,46 +8,48 @@ use std::sync::{Mutex, PoisonError};
 
 /// Memory of one worker.
 pub(crate) struct Worker {
-    /// What `msl_memory_new` gave.
+    /// The result of `msl_memory_new`.
     pub memory: *mut c_void,
-    /// Where the bytes passed by value lie during a dispatch, [`SLOT`] apart.
+    /// Storage of by-value arguments during a dispatch, [`SLOT`] bytes apart.
     pub bytes: Box<[Aligned]>,
 }
 
-// SAFETY: A worker is used by one thread at a time; nothing in it belongs to a thread.
+// SAFETY: A worker is used by one thread at a time, and its memory is not tied to a thread.
 unsafe impl Send for Worker {}
 
-/// 16 bytes at a multiple of 16, as `setBytes` aligns.
+/// 16 bytes, aligned to 16 as `setBytes` does.
 #[derive(Clone, Copy)]
 #[repr(C, align(16))]
 pub(crate) struct Aligned([u8; 16]);
 
-/// Bytes from one by-value argument to the next: as much again as one may have stays unused between them.
+/// Bytes from one by-value argument to the next, twice the maximum length, so that there is a gap
+/// between them.
 pub(crate) const SLOT: usize = 2 * MAX_BYTES;
 
 static IDLE: Mutex<Vec<Worker>> = Mutex::new(Vec::new());
 
 impl Worker {
-    /// One that waits, or a new one; none where memory is refused.
+    /// An idle worker, or a new one; `None` if the system has no memory.
     pub fn take(new: MemoryNew) -> Option<Self> {
         if let Some(worker) = IDLE.lock().unwrap_or_else(PoisonError::into_inner).pop() {
             return Some(worker);
         }
-        // SAFETY: The function of a loaded library; it takes nothing.
+        // SAFETY: A function of a loaded library, without arguments.
         let memory = unsafe { new() };
         let bytes = vec![Aligned([0; 16]); SLOT / 16 * MAX_BINDINGS as usize].into_boxed_slice();
         (!memory.is_null()).then_some(Worker { memory, bytes })
     }
 
-    /// Keeps it for the next dispatch.
+    /// Returns it for reuse by the next dispatch.
     pub fn put_back(self) {
         IDLE.lock().unwrap_or_else(PoisonError::into_inner).push(self);
     }
 
-    /// Copies `value`, at most [`MAX_BYTES`], into slot `n`; its address there.
+    /// Copies `value`, at most [`MAX_BYTES`], into slot `n`. Returns its address there.
     pub fn hold(&mut self, n: usize, value: &[u8]) -> *mut u8 {
         let to = self.bytes[n * SLOT / 16..(n + 1) * SLOT / 16].as_mut_ptr().cast::<u8>();
-        // SAFETY: A slot has room for what a dispatch may pass by value, which was checked.
+        // SAFETY: The slice above has `SLOT` bytes, and at most `MAX_BYTES < SLOT` of them are
+        // written.
         unsafe { std::ptr::copy_nonoverlapping(value.as_ptr(), to, value.len().min(MAX_BYTES)) };
         to
     }

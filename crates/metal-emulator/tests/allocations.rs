@@ -1,4 +1,5 @@
-//! A dispatch on one thread allocates nothing, so that hosts can count their own allocations over it.
+//! A dispatch on one thread allocates nothing, so that hosts can count their own allocations over
+//! it.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used, missing_docs, unsafe_code)]
 
@@ -11,16 +12,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 struct Counting;
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
-// SAFETY: The system's allocator does the work.
+// SAFETY: Every call is forwarded to the system's allocator, which upholds the contract.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         COUNT.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: Passed on.
+        // SAFETY: The caller upholds `alloc`'s contract, and the arguments are unchanged.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
-        // SAFETY: Passed on.
+        // SAFETY: The caller upholds `dealloc`'s contract, and `p` came from `System`.
         unsafe { System.dealloc(p, layout) }
     }
 }
@@ -43,7 +44,7 @@ fn a_dispatch_allocates_nothing() {
         threads_per_threadgroup: [32, 1, 1],
     };
     let run = || d.run(&RunOptions { order: LaneOrder::Random(3), threads: 1 }).unwrap();
-    // The first makes the worker and the buffer's second view.
+    // The first run allocates the worker and the buffer's second mapping.
     run();
     let before = COUNT.load(Ordering::Relaxed);
     for _ in 0..10 {

@@ -1,4 +1,4 @@
-//! Memory: alignment, lengths, views, what is borrowed.
+//! Buffers: alignment, lengths, mappings, borrowed memory.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used, missing_docs, unsafe_code)]
 
@@ -16,7 +16,7 @@ const SOURCE: &str = "
     }";
 
 #[test]
-fn buffers_are_aligned_zero_and_as_long_as_asked() {
+fn buffers_are_aligned_zeroed_and_of_the_requested_length() {
     for length in [0, 1, 4096, 16385, 1 << 20] {
         let mut b = Buffer::new(length).unwrap();
         assert_eq!((b.len(), b.is_empty(), b.contents() as usize % 16384), (length, length == 0, 0));
@@ -24,7 +24,7 @@ fn buffers_are_aligned_zero_and_as_long_as_asked() {
         b.as_mut_slice().fill(7);
         assert!(b.as_slice().iter().all(|v| *v == 7));
     }
-    assert!(Buffer::new(usize::MAX / 2).unwrap_err().to_string().contains("refused"));
+    assert!(Buffer::new(usize::MAX / 2).unwrap_err().to_string().contains("cannot allocate"));
 }
 
 #[test]
@@ -49,7 +49,7 @@ fn one_buffer_may_be_bound_several_times() {
     }
     let got = to_floats(&arena);
     assert!((0..32).all(|i| got[64 + i] == got[i] + got[32 + i]));
-    // In place: the same range twice.
+    // In place: the same range bound twice.
     let d = [
         Binding::new(0, &arena).limit(128),
         Binding::new(1, &arena).at(128),

@@ -1,4 +1,5 @@
-//! Every builtin against plain Rust, at sizes that no simdgroup divides, in every order of lanes.
+//! Every builtin compared with plain Rust, at sizes that are not multiples of a simdgroup, in every
+//! order of lanes.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -11,7 +12,7 @@ fn pipeline(name: &str) -> Pipeline {
     compile("builtins.metal", SOURCE).pipeline(name, &[]).unwrap()
 }
 
-/// Runs with the buffers and a last argument of the number of elements.
+/// Runs with the buffers, and the number of elements as the last argument.
 fn run_n(p: &Pipeline, buffers: &[&Buffer], n: usize) {
     let bindings: Vec<Binding> = buffers.iter().enumerate().map(|(i, b)| Binding::new(i as u32, b)).collect();
     let d = Dispatch {
@@ -111,12 +112,13 @@ fn functions_of_floats() {
         ];
         for (row, e) in expected.iter().enumerate() {
             if row == 52 {
-                // inf - inf is no number; 0 / 0 is none either.
+                // inf - inf and 0 / 0 are NaN.
                 assert_eq!(y[row * n + i], 1.0);
                 continue;
             }
             let got = f64::from(y[row * n + i]);
-            // Single functions are within a few units in the last place; tan near its poles magnifies the rounding of its argument.
+            // Single functions are within a few units in the last place; near its poles tan
+            // magnifies the rounding of its argument.
             let tolerance = 1e-6 * e.abs().max(1.0) * if row == 10 { 1.0 + e * e } else { 1.0 };
             assert!((got - e).abs() <= tolerance, "row {row} of {v}: {got} for {e}");
         }
@@ -238,7 +240,7 @@ fn vectors_swizzles_and_matrices() {
         let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).skip(1).fold(a[0] * b[0], |s, (x, y)| s + x * y);
         let w = [v[1], v[1] + 2.0, v[3] * 3.0, v[3] * 3.0];
         let h = v.map(|x| half(to_half(x)));
-        // The first component was counted up before.
+        // The first component was incremented before.
         let h0 = half(to_half(v[0] + 1.0));
         let hw = [half(to_half(h[1] + 1.0)), half(to_half(h0 + 1.0)), h[2], h[3]];
         let round = |x: f32| half(to_half(x));
@@ -288,14 +290,14 @@ fn vectors_swizzles_and_matrices() {
         ];
         for (row, e) in expected.iter().enumerate() {
             let got = y[row * n + i];
-            // All but exp is the same arithmetic in the same order.
+            // Everything but exp is the same arithmetic in the same order.
             let same = if row == 22 { (got - e).abs() <= 1e-6 * e } else { got == *e };
             assert!(same, "row {row} of {v:?}: {got} for {e}");
         }
     }
 }
 
-/// The sum in the order that the emulator promises: a butterfly by halves over the lanes that take part.
+/// The sum in the emulator's documented order: a butterfly by halves over the active lanes.
 fn butterfly(values: &[f32], n: usize, f: impl Fn(f32, f32) -> f32) -> f32 {
     let mut v: Vec<Option<f32>> = (0..n).map(|i| values.get(i).copied()).collect();
     let mut w = n / 2;
@@ -311,7 +313,7 @@ fn butterfly(values: &[f32], n: usize, f: impl Fn(f32, f32) -> f32) -> f32 {
     v[0].unwrap()
 }
 
-/// Runs one threadgroup of `n` in every order; all results must have the same bits.
+/// Runs one threadgroup of `n` threads in every order; all results must be bit-identical.
 fn in_all_orders(name: &str, x: &[f32], rows: usize) -> Vec<f32> {
     let p = pipeline(name);
     let xb = floats(x);

@@ -1,4 +1,4 @@
-//! What is counted is what a dispatch did.
+//! Counters match what a dispatch did.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -59,14 +59,14 @@ fn bytes_and_instructions_of_a_reduction() {
         let c = d.run(&RunOptions { order, threads }).unwrap();
         assert_eq!((c.threadgroups, c.threads, c.threadgroup_barriers), (5, 320, 5));
         assert_eq!((c.simdgroup.reductions, c.simdgroup.shuffles), (10, 0));
-        // Two partial sums of 4 bytes a threadgroup, each written and read once.
+        // Two partial sums of 4 bytes per threadgroup, each written and read once.
         assert_eq!((c.threadgroup_written, c.threadgroup_read), (40, 40));
         let [bx, by, ba] = c.buffers[..] else { panic!("{:?}", c.buffers) };
         assert_eq!(
             (bx.index, bx.by_value, bx.read, bx.written, bx.read_once, bx.written_once),
             (1, false, 320, 0, 320, 0)
         );
-        // Five words lie in one sector.
+        // Five words are in one sector.
         assert_eq!((by.index, by.read, by.written, by.written_once), (2, 0, 20, 32));
         assert_eq!((ba.index, ba.by_value, ba.read_once), (0, true, 32));
         assert_eq!(ba.read, 4 * 320);
@@ -90,7 +90,7 @@ fn sectors_are_counted_once() {
     let (x, y) = (Buffer::new(64 * 64).unwrap(), Buffer::new(64 * 4).unwrap());
     let c = run(&p, &[&x, &y], 2, 32, LaneOrder::Forward).unwrap();
     let [bx, by] = c.buffers[..] else { panic!("{:?}", c.buffers) };
-    // 8 bytes of every 64 are read, and come with the 32 that they lie in.
+    // 8 bytes of every 64 are read, each as part of a 32-byte sector.
     assert_eq!((bx.read, bx.read_once), (64 * 8, 64 * 32));
     assert_eq!((by.written, by.written_once), (64 * 4, 64 * 4));
 }
@@ -117,7 +117,7 @@ fn a_matrix_is_read_once_by_a_matrix_vector_product() {
     // Both lanes of a block read its scale.
     assert_eq!(c.buffers[0].read, u64::from(cols / 32 * rows * (18 + 2)));
     assert_eq!(c.buffers[2].written, u64::from(rows * 4));
-    // Without counting there are no bytes, and the rest is the same.
+    // Without counting there are no byte counts; everything else is the same.
     let plain =
         compile("linear.metal", include_str!("kernels/linear.metal")).pipeline("gemv_q4_0", &[]).unwrap();
     let p = Dispatch { pipeline: &plain, ..d }.run(&RunOptions::default()).unwrap();

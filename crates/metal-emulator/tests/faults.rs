@@ -1,4 +1,4 @@
-//! Every kind of fault is found, with its place; the same kernels within bounds are let go.
+//! Every kind of fault is detected, with its location; the same kernels pass when within bounds.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used, missing_docs, unsafe_code)]
 
@@ -12,12 +12,12 @@ fn library() -> Library {
     compile("bugs.metal", SOURCE)
 }
 
-/// The line of `text` in the source.
+/// The line number of `text` in the source.
 fn line(text: &str) -> u32 {
     1 + SOURCE.lines().position(|l| l.contains(text)).unwrap() as u32
 }
 
-/// Runs a kernel of one threadgroup that must fault, in every order; the fault of the first.
+/// Runs one threadgroup of a kernel that must fault, in every order. Returns the first fault.
 fn fault(function: &str, buffers: &[&Buffer], threads: u32) -> Fault {
     let p = library().pipeline(function, &[]).unwrap();
     let faults: Vec<Fault> = ORDERS.iter().map(|o| run(&p, buffers, 1, threads, *o).unwrap_err()).collect();
@@ -32,7 +32,7 @@ fn at(f: &Fault) -> (&str, u32) {
 }
 
 #[test]
-fn accesses_past_the_end_are_found_to_the_byte() {
+fn accesses_past_the_end_are_detected_to_the_byte() {
     let x = Buffer::new(32 * 4).unwrap();
     let f = fault("past_the_end", &[&x], 32);
     assert_eq!(f.kind, FaultKind::OutOfBounds { write: true, size: 4, buffer: Some((0, 128, 128)) });
@@ -44,10 +44,10 @@ fn accesses_past_the_end_are_found_to_the_byte() {
             && text.contains("offset 128 of buffer 0, which has 128 bytes"),
         "{text}"
     );
-    // One more element makes it right.
+    // With one more element it is correct.
     let x = Buffer::new(33 * 4).unwrap();
     run(&library().pipeline("past_the_end", &[]).unwrap(), &[&x], 1, 32, LaneOrder::Forward).unwrap();
-    // A length that no page, word or sector divides.
+    // A length that is not a multiple of a page, word or sector.
     for length in [1usize, 17, 4095, 4096, 16385] {
         let x = Buffer::new(length).unwrap();
         let last = uints(&[length as u32 - 1]);
@@ -62,7 +62,7 @@ fn accesses_past_the_end_are_found_to_the_byte() {
 }
 
 #[test]
-fn accesses_before_far_away_and_of_half_a_struct_are_found() {
+fn accesses_before_far_away_and_across_the_end_are_detected() {
     let (x, y) = (Buffer::new(128).unwrap(), Buffer::new(128).unwrap());
     let f = fault("before_the_start", &[&x, &y], 32);
     assert_eq!(f.kind, FaultKind::OutOfBounds { write: false, size: 4, buffer: Some((0, -4, 128)) });
@@ -79,7 +79,7 @@ fn accesses_before_far_away_and_of_half_a_struct_are_found() {
 }
 
 #[test]
-fn a_value_that_is_too_short_is_found() {
+fn too_short_a_value_is_detected() {
     let p = library().pipeline("arguments_too_short", &[]).unwrap();
     let y = Buffer::new(4).unwrap();
     let mut d = Dispatch {
@@ -113,15 +113,15 @@ fn a_value_in_a_shared_buffer_ends_where_its_binding_ends() {
         };
         d.run(&RunOptions::default())
     };
-    // The write lands in what is bound at 1, but comes from what is bound at 0.
+    // The write hits the memory bound at 1, through the pointer bound at 0.
     let f = run(&bindings(128)).unwrap_err();
     assert_eq!(f.kind, FaultKind::OutOfBounds { write: true, size: 4, buffer: Some((0, 128, 128)) });
     run(&bindings(256)).unwrap();
-    assert_eq!(to_floats(&arena)[32..64], [2.0; 32], "both bindings are one memory");
+    assert_eq!(to_floats(&arena)[32..64], [2.0; 32], "both bindings share memory");
 }
 
 #[test]
-fn memory_that_is_read_only_is_not_written() {
+fn read_only_memory_is_not_written() {
     let data = [1.0f32; 32];
     let p = library().pipeline("write", &[]).unwrap();
     // SAFETY: The array outlives the buffer.
@@ -144,7 +144,7 @@ fn threadgroup_memory_is_checked() {
     assert_eq!(f.kind, FaultKind::UninitialisedThreadgroup { name: "s".to_owned(), offset: 124, size: 4 });
     let f = fault("too_much_memory", &[&x], 32);
     assert_eq!(f.kind, FaultKind::TooMuchThreadgroupMemory { bytes: 32768 + 16, name: "b".to_owned() });
-    // What one threadgroup wrote is not there for the next.
+    // A threadgroup does not see what the previous one wrote.
     let p = library().pipeline("uninitialised_again", &[]).unwrap();
     run(&p, &[&x], 1, 32, LaneOrder::Forward).unwrap();
     let f = run(&p, &[&x], 2, 32, LaneOrder::Forward).unwrap_err();
@@ -177,7 +177,7 @@ fn threadgroup_arguments_are_checked() {
 }
 
 #[test]
-fn divergence_is_found() {
+fn divergence_is_detected() {
     let x = Buffer::new(64 * 4).unwrap();
     let f = fault("divergent_barrier", &[&x], 32);
     assert_eq!(f.kind, FaultKind::DivergentBarrier { reached: 16, threads: 32 });
@@ -194,7 +194,7 @@ fn divergence_is_found() {
 }
 
 #[test]
-fn undefined_behaviour_is_found() {
+fn undefined_behaviour_is_detected() {
     let x = Buffer::new(64 * 4).unwrap();
     let f = fault("misaligned", &[&x], 32);
     assert_eq!(f.kind, FaultKind::Misaligned { alignment: 16, excess: 4 });
@@ -215,7 +215,7 @@ fn undefined_behaviour_is_found() {
 }
 
 #[test]
-fn dispatches_that_metal_refuses_are_refused() {
+fn dispatches_that_metal_rejects_are_rejected() {
     let library = library();
     let x = Buffer::new(256).unwrap();
     let p = library.pipeline("limited", &[]).unwrap();
@@ -234,9 +234,9 @@ fn dispatches_that_metal_refuses_are_refused() {
     let far = [Binding::new(0, &x).at(257)];
     let long = [Binding::new(0, &x).at(16).limit(241)];
     let cases = [
-        (Dispatch { threads_per_threadgroup: [65, 1, 1], ..good }, "from 1 to 64"),
-        (Dispatch { threads_per_threadgroup: [8, 0, 1], ..good }, "from 1 to 64"),
-        (Dispatch { threads_per_threadgroup: [1 << 16, 1 << 16, 1], ..good }, "from 1 to 64"),
+        (Dispatch { threads_per_threadgroup: [65, 1, 1], ..good }, "expected 1 to 64"),
+        (Dispatch { threads_per_threadgroup: [8, 0, 1], ..good }, "expected 1 to 64"),
+        (Dispatch { threads_per_threadgroup: [1 << 16, 1 << 16, 1], ..good }, "expected 1 to 64"),
         (Dispatch { threadgroups: [u32::MAX, u32::MAX, u32::MAX], ..good }, "too large"),
         (Dispatch { bytes: &[(0, &[1])], ..good }, "bound twice"),
         (Dispatch { bytes: &[(31, &[1])], ..good }, "past 30"),
@@ -257,6 +257,6 @@ fn dispatches_that_metal_refuses_are_refused() {
 fn a_race_shows_as_a_difference_between_orders() {
     let x = Buffer::new(256).unwrap();
     let p = library().pipeline("race", &[]).unwrap();
-    // Reading what another lane has not written yet is found at once, in one order or the other.
+    // Reading what another lane has not written yet is a fault in at least one order.
     assert!(ORDERS.iter().any(|o| run(&p, &[&x], 1, 64, *o).is_err()));
 }

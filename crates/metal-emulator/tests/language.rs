@@ -1,4 +1,4 @@
-//! Forms of the language: what the rewriter and the headers make of real kernels' idioms, run.
+//! Forms of the language and idioms of real kernels, compiled and run.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -19,14 +19,14 @@ fn function_constants_specialise_a_kernel() {
     let both = [(10, Constant::UInt(7)), (11, Constant::Bool(true)), (12, Constant::Float(0.25))];
     let first = library.pipeline("constants", &both[..2]).unwrap();
     let scaled = library.pipeline("constants", &both).unwrap();
-    // Pipelines of one library do not share their constants.
+    // Pipelines of one library do not share constants.
     run(&first, &[&y, &extra], 1, 8, LaneOrder::Forward).unwrap();
     assert_eq!(to_uints(&y), (0..8).map(|i| 7 * i + 100 + i + 1000).collect::<Vec<u32>>());
     run(&scaled, &[&y, &extra], 1, 8, LaneOrder::Forward).unwrap();
     assert_eq!(to_uints(&y)[1], 7 + 101 + 250);
     run(&first, &[&y, &extra], 1, 8, LaneOrder::Forward).unwrap();
     assert_eq!(to_uints(&y)[1], 7 + 101 + 1000);
-    // A parameter exists where its function constant is true.
+    // A parameter exists if its function constant is true.
     let f = run(&first, &[&y], 1, 8, LaneOrder::Forward).unwrap_err();
     assert_eq!(f.kind, FaultKind::Unbound { name: "extra".to_owned(), place: "buffer 1".to_owned() });
     let without = library.pipeline("constants", &[(10, Constant::UInt(3))]).unwrap();
@@ -39,7 +39,7 @@ fn function_constants_are_checked() {
     let library = compile("language.metal", SOURCE);
     let error = |c: &[(u16, Constant)]| library.pipeline("constants", c).unwrap_err().to_string();
     assert!(error(&[(10, Constant::Int(7))]).contains("declared as uint, and Int(7) was given"));
-    assert!(error(&[(9, Constant::Int(7))]).contains("no source declares it"));
+    assert!(error(&[(9, Constant::Int(7))]).contains("the source does not declare it"));
     assert!(error(&[(11, Constant::Bool(true)), (11, Constant::Bool(true))]).contains("given twice"));
     let linear = compile("linear.metal", include_str!("kernels/linear.metal"));
     let e = linear.pipeline("rms_norm", &[]).unwrap_err();
@@ -50,7 +50,7 @@ fn function_constants_are_checked() {
 }
 
 #[test]
-fn the_table_of_functions_says_what_a_host_needs() {
+fn the_table_of_functions_is_complete() {
     let library = compile("language.metal", SOURCE);
     let names: Vec<_> = library.functions().iter().map(|f| f.name.as_str()).collect();
     assert_eq!(names, ["constants", "tile_float", "tile_half", "positions", "histogram"]);
@@ -108,7 +108,7 @@ fn templates_structs_lambdas_and_threadgroup_memory() {
 }
 
 #[test]
-fn every_position_is_said() {
+fn every_position_is_right() {
     let library = compile("language.metal", SOURCE);
     let p = library.pipeline("positions", &[]).unwrap();
     let (groups, threads) = ([2u32, 3, 2], [5u32, 3, 3]);

@@ -1,4 +1,4 @@
-//! Whole kernels against plain Rust, in every order of lanes, on one thread and several.
+//! Whole kernels compared with plain Rust, in every order of lanes, on one host thread and several.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -67,7 +67,7 @@ fn rms_norm_with_and_without_weight() {
                     * if weighted { f64::from(w[i % n]) } else { 1.0 }
             })
             .collect();
-        // A sum of 1004 squares in float, and a handful of roundings.
+        // A sum of 1004 squares in f32, and a few roundings.
         close(&got, &expected, 1e-5);
     }
 }

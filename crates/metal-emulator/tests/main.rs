@@ -1,5 +1,5 @@
-//! The tests of this crate are one binary, for each that links everything takes seconds to build. Those that watch their whole
-//! process are binaries of their own.
+//! The tests of this crate are one binary, because each binary takes seconds to link. Tests that
+//! measure their whole process are binaries of their own.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 mod buffers;

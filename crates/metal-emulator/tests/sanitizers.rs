@@ -1,4 +1,5 @@
-//! clang's sanitizers over the same sources: right kernels pass, seeded bugs are found at their lines.
+//! clang's sanitizers on the same sources: correct kernels pass, seeded bugs are reported with
+//! their lines.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -27,7 +28,8 @@ fn report(f: &Fault) -> &str {
     }
 }
 
-/// rms_norm and the matrix product run clean, with the results that they have without a sanitizer.
+/// rms_norm and the matrix product run without reports, with the same results as without a
+/// sanitizer.
 fn linear_is_clean(sanitizer: Sanitizer) {
     let source = include_str!("kernels/linear.metal");
     let plain = compile("linear.metal", source);
@@ -76,17 +78,17 @@ fn linear_is_clean(sanitizer: Sanitizer) {
 }
 
 #[test]
-fn right_kernels_are_clean_under_the_address_sanitizer() {
+fn correct_kernels_pass_the_address_sanitizer() {
     linear_is_clean(Sanitizer::AddressUndefined);
 }
 
 #[test]
-fn right_kernels_are_clean_under_the_thread_sanitizer() {
+fn correct_kernels_pass_the_thread_sanitizer() {
     linear_is_clean(Sanitizer::Thread);
 }
 
 #[test]
-fn the_address_sanitizer_finds_what_it_should() {
+fn the_address_sanitizer_finds_seeded_bugs() {
     let library = library(Sanitizer::AddressUndefined, "bugs.metal", BUGS, &[]);
     let x = Buffer::new(32 * 4).unwrap();
     for (function, text, part) in [
@@ -101,7 +103,7 @@ fn the_address_sanitizer_finds_what_it_should() {
         let (report, place) = (report(&f), format!("bugs.metal:{}", line(text)));
         assert!(report.contains(part) && report.contains(&place), "{function}: {report}");
     }
-    // Divergence is the runtime's to find, here as elsewhere.
+    // Divergence is detected by the runtime, as without a sanitizer.
     let p = library.pipeline("divergent_barrier", &[]).unwrap();
     let f = run(&p, &[&x], 1, 32, LaneOrder::Forward).unwrap_err();
     assert_eq!(f.kind, FaultKind::DivergentBarrier { reached: 16, threads: 32 });
@@ -121,7 +123,8 @@ fn the_thread_sanitizer_finds_missing_barriers() {
         assert!(report.contains("data race") && report.contains(&place), "{function}: {report}");
         run(&with.pipeline(function, &[]).unwrap(), &[&x], 1, threads, LaneOrder::Forward).unwrap();
     }
-    // The barrier between two rounds of a tiled product, which no result shows while lanes run in order.
+    // The barrier between two rounds of a tiled product. Without it, results are still right while
+    // lanes run in order.
     let source = include_str!("kernels/linear.metal");
     let library = library(Sanitizer::Thread, "linear.metal", source, &["WITHOUT_BARRIER"]);
     let halves = Buffer::new(32 * 32 * 2).unwrap();

@@ -25,7 +25,7 @@ fn kernels_that_run_pass() {
 }
 
 #[test]
-fn address_spaces_that_do_not_fit_are_errors() {
+fn mismatched_address_spaces_are_errors() {
     let cases = [
         (
             "kernel void k(device float * x [[buffer(0)]], threadgroup float * t [[threadgroup(0)]]) {\n device float * p = t;\n p[0] = x[0]; }",

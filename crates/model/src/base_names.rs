@@ -6,8 +6,7 @@
 //!
 //! Names and keys are those of `base-arch` and `base-convert` in <https://github.com/basecompute/baseRT>; files from GGUF
 //! and from Hugging Face checkpoints differ in two names of norms, and both are known here.
-
-use formats::{Array, Checkpoint, Metadata, Naming, Tensor, Value};
+use weights::{Array, Checkpoint, Metadata, Naming, Tensor, Value};
 
 use crate::error::{Error, Result};
 use crate::keys::show;

@@ -5,7 +5,7 @@
 //! use it changes.
 
 use device::{Activation, Output, RopeStyle};
-use formats::Naming;
+use weights::Naming;
 
 use crate::names::{Key, KeyNames, TensorName, TensorRole};
 

@@ -1,8 +1,8 @@
 //! How a text becomes one vector: what the files beside the weights say of pooling, normalisation and length.
 
 use device::{Output, Pooling};
-use formats::safetensors::{MODULES_KEY, POOLING_PREFIX, SENTENCE_PREFIX, TRANSFORMER_PREFIX};
-use formats::{Checkpoint, Metadata, Naming, Value};
+use weights::keys::{MODULES_KEY, POOLING_PREFIX, SENTENCE_PREFIX, TRANSFORMER_PREFIX};
+use weights::{Checkpoint, Metadata, Naming, Value};
 
 use crate::error::{Error, Result};
 use crate::keys::show;

@@ -1,6 +1,6 @@
 //! What can be wrong with a checkpoint that was read well.
 
-use formats::Naming;
+use weights::Naming;
 
 /// `Result` with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;

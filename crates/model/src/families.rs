@@ -300,7 +300,7 @@ const SPEECH: ArchDescriptor = ArchDescriptor {
 mod tests {
     use std::collections::HashSet;
 
-    use formats::Naming;
+    use weights::Naming;
 
     use super::*;
 

@@ -1,6 +1,5 @@
 //! Reading numbers of the metadata: every one is looked up by the table and checked against its range.
-
-use formats::{Array, Metadata, Naming, Value};
+use weights::{Array, Metadata, Naming, Value};
 
 use crate::descriptor::ArchDescriptor;
 use crate::error::{Error, Result};

@@ -8,7 +8,7 @@
 
 mod speech;
 
-use formats::Naming;
+use weights::Naming;
 
 pub use speech::*;
 

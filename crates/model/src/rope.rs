@@ -6,7 +6,7 @@
 use std::f64::consts::PI;
 use std::fmt;
 
-use formats::Naming;
+use weights::Naming;
 
 use crate::error::{Error, Result};
 use crate::keys::Keys;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use device::{Activation, Output, Plan, RopeStyle};
-use formats::{Checkpoint, Naming};
+use weights::{Checkpoint, Naming};
 
 use crate::build;
 use crate::descriptor::{

@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use device::{Weight, WeightPart};
-use formats::{BlockType, Bytes, Checkpoint, Naming, Planes, Tensor, codec};
+use weights::{BlockType, Bytes, Checkpoint, Naming, Planes, Tensor, codec};
 
 use crate::descriptor::{ArchDescriptor, QkNorm};
 use crate::error::{Error, Result};

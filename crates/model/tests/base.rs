@@ -7,8 +7,8 @@ use crate::common::{DENSE, MIXED, Runner, TOLERANCE, check, check_with, json, op
 use device::{Numerics, Plan, Weight};
 use device_cpu::CpuDevice;
 use formats::convert::{self, Options, Target};
-use formats::{Access, BlockType, Checkpoint, Planes, codec};
 use model::ModelSpec;
+use weights::{Access, BlockType, Checkpoint, Planes, codec};
 
 /// The checkpoint as a file of the type `to`, opened again.
 fn converted(checkpoint: &Checkpoint, to: &str, output: &Path) -> Checkpoint {

@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 use crate::common::{check, open};
-use formats::{Checkpoint, Metadata, Value};
 use model::ModelSpec;
+use weights::{Checkpoint, Metadata, Value};
 
 /// The checkpoint with its keys and tensor names rewritten; a key that becomes `None` is dropped.
 fn rename(

@@ -6,9 +6,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::common::open;
 use crate::common::speech;
-use device::testing::Rng;
-use formats::{Array, BlockType, Checkpoint, Metadata, Planes, Value};
+use device_testing::Rng;
 use model::{EmbeddingSpec, ModelSpec, SpeechSpec, from_base};
+use weights::{Array, BlockType, Checkpoint, Metadata, Planes, Value};
 
 /// Damaged copies of each source.
 const ROUNDS: u64 = 300;

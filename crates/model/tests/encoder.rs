@@ -3,11 +3,11 @@
 #![allow(clippy::unwrap_used)]
 
 use crate::common::{Runner, TOLERANCE, json, open};
-use device::interpreter::Reference;
 use device::{Device, Numerics, Output, Pooling};
 use device_cpu::{CpuDevice, Isa, Options};
-use formats::{Checkpoint, Metadata, Naming, Value};
+use device_reference::Reference;
 use model::{EmbeddingSpec, ModelSpec};
+use weights::{Checkpoint, Metadata, Naming, Value};
 
 const NAME: &str = "bert";
 

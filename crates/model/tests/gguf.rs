@@ -9,9 +9,9 @@ use std::f64::consts::PI;
 
 use crate::common::{DENSE, check, json, open};
 use formats::gguf::{MetaValue, Writer};
-use formats::{Access, BlockType, Checkpoint, Naming, Tensor, codec};
 use model::{ModelSpec, RopeScaling};
 use serde_json::Value as Json;
+use weights::{Access, BlockType, Checkpoint, Naming, Tensor, codec};
 
 /// `model.layers.3.self_attn.q_proj.weight` to `blk.3.attn_q.weight`.
 fn gguf_name(name: &str, sandwich: bool) -> String {
@@ -227,7 +227,7 @@ fn both_namings_give_the_same_numbers() {
 #[test]
 fn a_file_of_experts_is_refused_by_name() {
     let mut checkpoint = open_gguf("llama");
-    checkpoint.metadata.insert("llama.expert_count".into(), formats::Value::Int(8));
+    checkpoint.metadata.insert("llama.expert_count".into(), weights::Value::Int(8));
     let error = ModelSpec::from_checkpoint(&checkpoint).unwrap_err().to_string();
     assert!(error.contains("llama.expert_count") && error.contains("8 experts"), "{error}");
 }
@@ -235,8 +235,8 @@ fn a_file_of_experts_is_refused_by_name() {
 #[test]
 fn an_architecture_that_is_not_known_is_named() {
     let mut checkpoint = open_gguf("llama");
-    checkpoint.metadata = formats::Metadata::default();
-    checkpoint.metadata.insert("general.architecture".into(), formats::Value::Str("mamba".into()));
+    checkpoint.metadata = weights::Metadata::default();
+    checkpoint.metadata.insert("general.architecture".into(), weights::Value::Str("mamba".into()));
     let error = ModelSpec::from_checkpoint(&checkpoint).unwrap_err().to_string();
     assert!(error.contains("\"mamba\"") && error.contains("llama, qwen2"), "{error}");
 }
@@ -244,7 +244,7 @@ fn an_architecture_that_is_not_known_is_named() {
 #[test]
 fn rotation_is_scaled_in_full_layers_only_where_windows_have_their_own() {
     let mut checkpoint = open_gguf("gemma3");
-    checkpoint.metadata.insert("gemma3.rope.scaling.factor".into(), formats::Value::Float(8.0));
+    checkpoint.metadata.insert("gemma3.rope.scaling.factor".into(), weights::Value::Float(8.0));
     let spec = ModelSpec::from_checkpoint(&checkpoint).unwrap();
     for (l, layer) in spec.layers.iter().enumerate() {
         let rope = layer.rope.as_ref().unwrap();

@@ -8,9 +8,10 @@ use crate::common;
 use std::path::Path;
 
 use crate::common::{Runner, TOLERANCE, check, json, open};
+use formats::gguf;
 use formats::gguf::{MetaValue, Writer};
-use formats::{Access, Array, BlockType, Checkpoint, Map, Metadata, Value, codec, gguf};
 use model::ModelSpec;
+use weights::{Access, Array, BlockType, Checkpoint, Map, Metadata, Value, codec};
 
 /// `model.layers.3.experts.gate_up_proj` to `blk.3.ffn_gate_up_exps.weight`.
 fn gguf_name(name: &str) -> String {

@@ -2,9 +2,10 @@
 #![allow(clippy::unwrap_used)]
 
 use crate::common::{DENSE, MIXED, Runner, TOLERANCE, check, json, open};
-use formats::convert::{self, Options, Plan, Source, Target};
-use formats::{Access, Array, BlockType, Checkpoint, Metadata, Naming, Value};
+use formats::convert::{self, Options, Plan, Target};
 use model::{EmbeddingSpec, GgufExport, ModelSpec, to_gguf};
+use weights::Source;
+use weights::{Access, Array, BlockType, Checkpoint, Metadata, Naming, Value};
 
 fn export(checkpoint: &Checkpoint) -> Result<GgufExport, model::Error> {
     let spec = ModelSpec::from_checkpoint(checkpoint).unwrap();
@@ -203,8 +204,8 @@ fn experts_in_one_tensor_with_both_matrices_are_taken_apart() {
             [("gate_up_proj", vec![8, 96, 64], both), ("down_proj", vec![8, 64, 48], down)]
         {
             let one = find("0.gate_proj.weight".to_owned()).clone();
-            let data = formats::Bytes::from_slice(&data);
-            tensors.push(formats::Tensor { name: name(rest), shape, data, ..one });
+            let data = weights::Bytes::from_slice(&data);
+            tensors.push(weights::Tensor { name: name(rest), shape, data, ..one });
         }
     }
     source.tensors.retain(|t| !t.name.contains(".experts."));

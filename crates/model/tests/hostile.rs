@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 use crate::common;
-use formats::{Array, Bytes, Checkpoint, Metadata, Value};
 use model::ModelSpec;
+use weights::{Array, Bytes, Checkpoint, Metadata, Value};
 
 /// The checkpoint with one key replaced, added, or (`None`) removed.
 fn with(mut checkpoint: Checkpoint, key: &str, value: Option<Value>) -> Checkpoint {
@@ -145,7 +145,7 @@ fn tensors_that_do_not_fit() {
 
     let mut unscaled = common::open("llama");
     let tensor = unscaled.tensors.iter_mut().find(|t| t.name == name).unwrap();
-    tensor.block = formats::BlockType::I8_ROWS;
+    tensor.block = weights::BlockType::I8_ROWS;
     tensor.data = tensor.data.slice(0..32 * 64).unwrap();
     refused(&unscaled, &[name, "0 bytes of scales", "each of 32 rows 4 of scales and 0 of offsets"]);
 
@@ -199,7 +199,7 @@ fn experts_that_do_not_fit() {
 fn extra_tensors_are_listed_and_not_an_error() {
     let mut checkpoint = common::open("llama");
     for name in ["model.vision.weight", "model.layers.0.self_attn.rotary_emb.inv_freq"] {
-        let extra = formats::Tensor { name: name.into(), ..checkpoint.tensors[0].clone() };
+        let extra = weights::Tensor { name: name.into(), ..checkpoint.tensors[0].clone() };
         checkpoint.tensors.push(extra);
     }
     let spec = ModelSpec::from_checkpoint(&checkpoint).unwrap();

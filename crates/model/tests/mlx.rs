@@ -10,11 +10,11 @@ use std::path::Path;
 use crate::common::{Runner, json, open};
 use device::{Device, Numerics};
 use device_cpu::{CpuDevice, Isa, Options};
-use formats::codec::affine;
 use formats::convert::{self, Plan, Target};
-use formats::{Access, Affine, BlockType, Bytes, Checkpoint, Planes, ScaleType, Tensor};
 use model::ModelSpec;
 use serde_json::json;
+use weights::codec::affine;
+use weights::{Access, Affine, BlockType, Bytes, Checkpoint, Planes, ScaleType, Tensor};
 
 /// The type that a matrix gets, if its rows are whole groups. Routers have 8 bits, as mlx-lm makes them.
 fn type_of(name: &str, n_cols: usize, bits: usize, group: usize) -> Option<Affine> {
@@ -186,7 +186,7 @@ const ROUNDED: f32 = 0.15;
 /// chosen; so what is compared on the CPU goes to all of them.
 fn check(fixture: &str, groups: &[usize]) {
     let original = open(fixture);
-    let reference = device::interpreter::Reference::new(2);
+    let reference = device_reference::Reference::new(2);
     for (index, (bits, group)) in
         Affine::BITS.iter().flat_map(|bits| groups.iter().map(move |group| (*bits, *group))).enumerate()
     {
@@ -250,7 +250,7 @@ fn as_base(checkpoint: &Checkpoint, output: &Path) -> Checkpoint {
 /// With as many experts as the fixtures choose, on the interpreter: the same values multiplied in the same order.
 #[test]
 fn the_same_experts_are_chosen() {
-    let reference = device::interpreter::Reference::new(2);
+    let reference = device_reference::Reference::new(2);
     for (fixture, group) in [("qwen3_moe", 64), ("gemma4_moe", 32), ("qwen2_moe", 32)] {
         let quantised = quantised(&open(fixture), 4, group);
         let dir = tempfile::tempdir().unwrap();
@@ -268,7 +268,7 @@ fn the_same_experts_are_chosen() {
 /// Written as GGUF, with the values that the integers stand for, a folder answers the same.
 #[test]
 fn folders_become_gguf_files() {
-    let reference = device::interpreter::Reference::new(2);
+    let reference = device_reference::Reference::new(2);
     for fixture in ["qwen3", "qwen3_moe", "gemma4_moe"] {
         let dir = tempfile::tempdir().unwrap();
         write(dir.path(), fixture, &quantised(&open(fixture), 4, 32), 4, 32, false);

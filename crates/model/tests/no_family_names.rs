@@ -8,7 +8,16 @@ use std::path::{Path, PathBuf};
 
 use model::FAMILIES;
 
-const ROOMS: [&str; 4] = ["engine", "device", "device-cpu", "device-metal"];
+const ROOMS: [&str; 8] = [
+    "engine",
+    "device",
+    "device-lower",
+    "device-reference",
+    "device-testing",
+    "device-cpu",
+    "device-metal",
+    "platform",
+];
 const PROGRAMS: [&str; 10] = [
     "llama.cpp",
     "llama-bench",

@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 use crate::common;
-use formats::{Array, Checkpoint, Metadata, Naming, Value};
 use model::RopeSpec;
+use weights::{Array, Checkpoint, Metadata, Naming, Value};
 
 /// The reference computes in f32 and blends wavelengths with a subtraction that cancels: a few units in the last place.
 const RELATIVE: f32 = 1e-5;
@@ -51,7 +51,7 @@ fn with_rope(rope: &serde_json::Value, object: &str, n_ctx_train: usize) -> Chec
             "o_proj" => vec![64, 192],
             _ => continue,
         };
-        tensor.data = formats::Bytes::from_slice(&vec![0; shape.iter().product::<usize>() * 2]);
+        tensor.data = weights::Bytes::from_slice(&vec![0; shape.iter().product::<usize>() * 2]);
         tensor.shape = shape;
     }
     assert_eq!(checkpoint.naming, Naming::HuggingFace);

@@ -8,11 +8,11 @@ use crate::common::speech::{
     N_HEADS, N_LAYERS, NAME, Speech, as_ctranslate2, as_whisper_cpp, expected, shifted, worst,
 };
 use crate::common::{TOLERANCE, open};
-use device::interpreter::Reference;
 use device::{Numerics, OpKind, Output, Plan};
+use device_reference::Reference;
 use formats::convert::{self, Options, Target};
-use formats::{Access, BlockType, Checkpoint, Naming};
 use model::{ModelSpec, SpeechPlans, SpeechSpec};
+use weights::{Access, BlockType, Checkpoint, Naming};
 
 /// Every head of every layer.
 fn all_heads() -> Vec<(usize, usize)> {
@@ -194,7 +194,7 @@ fn quantised_files_are_what_their_blocks_stand_for() {
     let mut decoded = quantised.clone();
     for tensor in &mut decoded.tensors {
         let bytes: Vec<u8> = tensor.to_f32().into_iter().flat_map(f32::to_le_bytes).collect();
-        tensor.data = formats::Bytes::from_slice(&bytes);
+        tensor.data = weights::Bytes::from_slice(&bytes);
         tensor.block = BlockType::F32;
     }
     let expected = expected();

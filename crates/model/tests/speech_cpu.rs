@@ -7,7 +7,7 @@ use crate::common::open;
 use crate::common::speech::{NAME, agrees_with_fixture, as_whisper_cpp, shifted};
 use device::Numerics;
 use device_cpu::{CpuDevice, Isa, Options};
-use formats::{BlockType, Checkpoint};
+use weights::{BlockType, Checkpoint};
 
 fn agrees(isa: Isa, threads: usize, numerics: Numerics, checkpoint: &Checkpoint) {
     let device = CpuDevice::new(Options { isa: Some(isa), threads: Some(threads) }).unwrap();

@@ -3,8 +3,8 @@
 
 use crate::common::open;
 use crate::common::speech::{NAME, as_ctranslate2, as_whisper_cpp};
-use formats::{Array, BlockType, Bytes, Checkpoint, Metadata, Planes, Value};
 use model::{ModelSpec, SpeechSpec, SpeechTokens};
+use weights::{Array, BlockType, Bytes, Checkpoint, Metadata, Planes, Value};
 
 fn int(value: i128) -> Value {
     Value::Int(value)

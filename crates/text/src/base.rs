@@ -2,12 +2,11 @@
 //!
 //! Ingle keeps the folder's files as texts, each under [`FILES_PREFIX`] and its name. BaseRT keeps them as JSON in one
 //! object, [`TOKENIZER_KEY`], with `tokenizer.chat_template` for a template of its own; that object may also be
-//! tokenizer.json itself. What config.json and generation_config.json say of tokens stands in the metadata.
+//! tokenizer.json itself. What config.json and generation_config.json say about tokens is in the metadata.
 
-use formats::base::{FILES_PREFIX, TOKENIZER_KEY};
-use formats::safetensors::GENERATION_PREFIX;
-use formats::{Array, Metadata, Value};
 use serde_json::{Value as Json, json};
+use weights::keys::{FILES_PREFIX, GENERATION_PREFIX, TOKENIZER_KEY};
+use weights::{Array, Metadata, Value};
 
 use crate::{Error, Result, Tokenizer};
 
@@ -31,7 +30,7 @@ pub(crate) struct BaseFiles<'a> {
 
 impl<'a> BaseFiles<'a> {
     /// # Errors
-    /// BaseRT's object is no JSON.
+    /// BaseRT's object is not JSON.
     pub(crate) fn new(metadata: &'a Metadata) -> Result<BaseFiles<'a>> {
         let object = metadata.str(TOKENIZER_KEY).map_or(Ok(Json::Null), serde_json::from_str);
         let object = object.map_err(|source| Error::Json { what: TOKENIZER_KEY.into(), source })?;

@@ -1,11 +1,12 @@
 //! Byte-pair encoding by a list of merges (Sennrich et al. 2016), over bytes as GPT-2 does it, or over
-//! characters with a fall-back to byte tokens as SentencePiece vocabularies converted to merges do.
+//! characters with a fallback to byte tokens as SentencePiece vocabularies converted to merges do.
 
-use formats::Array;
 use hashbrown::HashMap;
+use weights::Array;
 
 use crate::merge::{Merged, Merger, NO_TOKEN, Symbol};
-use crate::pre_tokenizer::{PreTokenizer, Preset};
+use crate::pre_tokenizer::PreTokenizer;
+use crate::presets::{Alphabet, Preset};
 use crate::vocabulary::{Kind, SPACE_MARK, Vocabulary};
 use crate::{Error, Result, byte_level};
 
@@ -18,17 +19,18 @@ pub(crate) struct BytePairs {
     merges: HashMap<u64, (u32, u32), foldhash::fast::RandomState>,
     /// The token of each single byte, or [`NO_TOKEN`].
     bytes: [u32; 256],
-    /// See [`Preset::whole_words`].
-    whole_words: bool,
-    /// See [`Preset::characters`].
-    characters: bool,
+    preset: &'static Preset,
+    /// Whether text is split at its spaces, which are left out, first.
+    by_words: bool,
+    /// Whether its words are then written in lower case.
+    lowercase: bool,
 }
 
 impl BytePairs {
     /// From the vocabulary and its merges, each `left right`.
     ///
     /// # Errors
-    /// A merge is no pair, or one of its parts or its result is no token.
+    /// A merge is not a pair, or one of its parts or its result is not a token.
     pub(crate) fn new(vocabulary: &Vocabulary, merges: &Array, preset: &'static Preset) -> Result<BytePairs> {
         if !matches!(merges, Array::Str { .. }) || merges.len() >= NO_TOKEN as usize {
             return Err(Error::Malformed {
@@ -70,10 +72,11 @@ impl BytePairs {
         }
         let mut bytes = [NO_TOKEN; 256];
         for (byte, id) in bytes.iter_mut().enumerate() {
-            let token = if preset.characters {
-                vocabulary.id(&format!("<0x{byte:02X}>"))
-            } else {
-                byte_level::CHARS.get(byte).and_then(|c| vocabulary.id(c.encode_utf8(&mut [0; 4])))
+            let token = match preset.alphabet {
+                Alphabet::Bytes => {
+                    byte_level::CHARS.get(byte).and_then(|c| vocabulary.id(c.encode_utf8(&mut [0; 4])))
+                }
+                Alphabet::SpaceMark | Alphabet::Characters => vocabulary.id(&format!("<0x{byte:02X}>")),
             };
             *id = token.unwrap_or(NO_TOKEN);
         }
@@ -81,9 +84,15 @@ impl BytePairs {
             pre_tokenizer: PreTokenizer::new(preset),
             merges: table,
             bytes,
-            whole_words: preset.whole_words,
-            characters: preset.characters,
+            preset,
+            by_words: false,
+            lowercase: false,
         })
+    }
+
+    /// Leave out all spaces of a text, splitting it there, and perhaps write the rest in lower case.
+    pub(crate) fn by_words(&mut self, lowercase: bool) {
+        (self.by_words, self.lowercase) = (true, lowercase);
     }
 
     /// See [`crate::Tokenizer::prepare`].
@@ -94,13 +103,31 @@ impl BytePairs {
     /// Append the tokens of a text without specials in it. A byte that the vocabulary has no token for is left
     /// out, as the models' own tokenizers leave it out.
     pub(crate) fn encode(&self, vocabulary: &Vocabulary, text: &str, out: &mut Vec<u32>) {
+        if !self.by_words {
+            return self.encode_words(vocabulary, text, out);
+        }
+        for word in text.split_whitespace() {
+            match self.lowercase {
+                // One character for one: the rest of a longer mapping is left out.
+                true => {
+                    let lower: String = word.chars().filter_map(|c| c.to_lowercase().next()).collect();
+                    self.encode_words(vocabulary, &lower, out);
+                }
+                false => self.encode_words(vocabulary, word, out),
+            }
+        }
+    }
+
+    fn encode_words(&self, vocabulary: &Vocabulary, text: &str, out: &mut Vec<u32>) {
         let escaped;
-        let text = if self.characters {
-            escaped = text.replace(' ', SPACE_MARK);
-            &escaped
-        } else {
-            text
+        let text = match self.preset.alphabet {
+            Alphabet::SpaceMark => {
+                escaped = text.replace(' ', SPACE_MARK);
+                &escaped
+            }
+            Alphabet::Bytes | Alphabet::Characters => text,
         };
+        let characters = self.preset.alphabet != Alphabet::Bytes;
         let mut merger = Merger::default();
         let mut spelled = String::new();
         self.pre_tokenizer.split(text, &mut |word| {
@@ -108,7 +135,7 @@ impl BytePairs {
                 return out.push(id);
             }
             merger.clear();
-            if self.characters {
+            if characters {
                 for (at, c) in word.char_indices() {
                     let id = normal(vocabulary, c.encode_utf8(&mut [0; 4])).unwrap_or(NO_TOKEN);
                     merger.push(at, c.len_utf8(), id);
@@ -121,7 +148,7 @@ impl BytePairs {
             for symbol in merger.merge(|left, right| self.merged(left, right)) {
                 if symbol.id != NO_TOKEN {
                     out.push(symbol.id);
-                } else if self.characters {
+                } else if characters {
                     let bytes = word.as_bytes().iter().skip(symbol.start as usize).take(symbol.len as usize);
                     let ids = bytes.filter_map(|&byte| self.bytes.get(usize::from(byte)).copied());
                     out.extend(ids.filter(|&id| id != NO_TOKEN));
@@ -136,16 +163,19 @@ impl BytePairs {
 
     /// The token that a whole word is, where the vocabulary wants that looked up first.
     fn whole_word(&self, vocabulary: &Vocabulary, word: &str, spelled: &mut String) -> Option<u32> {
-        if self.characters {
-            // Runs of newlines are tokens that no merges lead to.
-            return word.starts_with('\n').then(|| normal(vocabulary, word)).flatten();
-        }
-        if !self.whole_words || word.len() > vocabulary.longest() {
+        // Runs of newlines are tokens that no merges lead to.
+        let newlines = self.preset.whole_newlines && word.starts_with('\n');
+        if !(self.preset.whole_words || newlines) || word.len() > vocabulary.longest() {
             return None;
         }
-        spelled.clear();
-        spelled.extend(word.bytes().filter_map(|byte| byte_level::CHARS.get(usize::from(byte))));
-        normal(vocabulary, spelled)
+        match self.preset.alphabet {
+            Alphabet::SpaceMark | Alphabet::Characters => normal(vocabulary, word),
+            Alphabet::Bytes => {
+                spelled.clear();
+                spelled.extend(word.bytes().filter_map(|byte| byte_level::CHARS.get(usize::from(byte))));
+                normal(vocabulary, spelled)
+            }
+        }
     }
 }
 

@@ -1,5 +1,5 @@
 //! Chat templates: Jinja2 sources that turn a conversation into the text a model was trained on. They are rendered as
-//! transformers renders them (`apply_chat_template`), to the byte, for a model notices every space.
+//! transformers renders them (`apply_chat_template`), to the byte, because a model notices every space.
 //!
 //! Of what Jinja2 can do, this is known to be missing: the `%` operator on text, a sign `+` before a number, `varargs`
 //! and `kwargs` in macros. A loop over `none`, at which Jinja2 fails, is a loop over nothing.
@@ -59,7 +59,7 @@ impl ChatTemplate {
     /// Compile a source.
     ///
     /// # Errors
-    /// It is no valid template, or longer than 1 MiB.
+    /// It is not a valid template, or longer than 1 MiB.
     pub fn new(source: &str) -> Result<ChatTemplate> {
         if source.len() > MAX_SOURCE {
             return Err(Error::TooLong { what: "the chat template", len: source.len(), limit: MAX_SOURCE });

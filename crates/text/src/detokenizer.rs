@@ -1,4 +1,4 @@
-//! Tokens to text while they come. A token may end in the middle of a character; what is handed out never does.
+//! Tokens to text as they come. A token may end within a character; the text that is returned never does.
 
 use crate::Tokenizer;
 
@@ -8,9 +8,9 @@ use crate::Tokenizer;
 /// The text is taken as the continuation of another: a first word keeps the space before it.
 pub struct Detokenizer {
     skip_special: bool,
-    /// Bytes that do not make a whole character yet; at most 3 between calls.
+    /// Bytes of a character that is not complete yet; at most 3 between calls.
     pending: Vec<u8>,
-    /// What the last call handed out.
+    /// What the last call returned.
     text: String,
 }
 
@@ -37,7 +37,7 @@ impl Detokenizer {
         &self.text
     }
 
-    /// The end: what is left is no whole character, and becomes U+FFFD. Afterwards a new text may begin.
+    /// The end: an incomplete character becomes U+FFFD. A new text may begin afterwards.
     pub fn finish(&mut self) -> &str {
         self.text.clear();
         if !self.pending.is_empty() {
@@ -47,7 +47,7 @@ impl Detokenizer {
         &self.text
     }
 
-    /// Forget what is pending, and begin a new text.
+    /// Drop what is pending and begin a new text.
     pub fn reset(&mut self) {
         self.pending.clear();
         self.text.clear();

@@ -9,7 +9,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The file says that it carries no vocabulary: only token ids can be used with it.
+    /// The file says that it has no vocabulary, so only token ids can be used with it.
     #[error(
         "the file carries no vocabulary (tokenizer.ggml.model is {found:?}); give token ids instead of text"
     )]
@@ -25,7 +25,7 @@ pub enum Error {
         /// What it is needed for.
         why: &'static str,
     },
-    /// A key holds something else than it must.
+    /// A key holds something other than it must.
     #[error("{key}: found {found}, expected {expected}")]
     Malformed {
         /// The metadata key or JSON path.
@@ -46,7 +46,7 @@ pub enum Error {
         second: u32,
     },
     /// A merge of a BPE vocabulary names a token that the vocabulary does not have.
-    #[error("merge {index} ({merge:?}) names {missing:?}, which is no token of the vocabulary")]
+    #[error("merge {index} ({merge:?}) names {missing:?}, which is not a token of the vocabulary")]
     UnknownMerge {
         /// Position in the list of merges, which is its rank.
         index: usize,
@@ -55,7 +55,7 @@ pub enum Error {
         /// The part of it that is unknown.
         missing: String,
     },
-    /// A token id outside of the vocabulary.
+    /// A token id outside the vocabulary.
     #[error("{key} is {id}, but the vocabulary has {n_tokens} tokens")]
     TokenOutOfRange {
         /// The metadata key or JSON path.
@@ -65,17 +65,17 @@ pub enum Error {
         /// Number of tokens.
         n_tokens: usize,
     },
-    /// A kind of tokenizer, or a part of one, that is not known here.
-    #[error("{key}: {found:?} is not known here; known are {known}")]
+    /// An unknown kind of tokenizer or of a part of one.
+    #[error("{key}: {found:?} is unknown; known are {known}")]
     Unknown {
         /// The metadata key or JSON path.
         key: String,
         /// The name found.
         found: String,
-        /// The names that would have done, separated by commas.
+        /// The names that are known, separated by commas.
         known: String,
     },
-    /// The text or file is longer than can be worked on.
+    /// The text or file is too long.
     #[error("{what} has {len} bytes; the limit is {limit}")]
     TooLong {
         /// What is too long.

@@ -1,63 +1,144 @@
 //! A tokenizer from the `tokenizer.*` keys of a GGUF file.
-
-use formats::{Array, Metadata, Value};
+use weights::{Array, Metadata, Value};
 
 use crate::bpe::BytePairs;
-use crate::pre_tokenizer::Preset;
+use crate::charsmap::CharsMap;
+use crate::plamo2::Plamo2;
+use crate::presets::{Alphabet, Preset};
+use crate::rwkv::Rwkv;
 use crate::sentence_piece::SentencePiece;
 use crate::tokenizer::{Declared, Encoder};
+use crate::unigram::{Normalization, Unigram};
 use crate::vocabulary::{Kind, Spelling, Vocabulary};
 use crate::word_piece::WordPiece;
-use crate::{Error, Result, Tokenizer};
+use crate::{Error, Result, Tokenizer, ranked};
 
 const MODEL: &str = "tokenizer.ggml.model";
 const TOKENS: &str = "tokenizer.ggml.tokens";
 const TYPES: &str = "tokenizer.ggml.token_type";
 const SCORES: &str = "tokenizer.ggml.scores";
 const MERGES: &str = "tokenizer.ggml.merges";
+const PRE: &str = "tokenizer.ggml.pre";
+const UNKNOWN: &str = "tokenizer.ggml.unknown_token_id";
+const CHARSMAP: &str = "tokenizer.ggml.precompiled_charsmap";
 
 impl Tokenizer {
     /// From the metadata of a GGUF file.
     ///
     /// # Errors
-    /// The file has no vocabulary, or one of a kind that is not known here; a list is missing or has the wrong length or
-    /// kind; a token is there twice or is no UTF-8; a merge names an unknown token; a declared id is no token's.
+    /// The file has no vocabulary, or one of an unknown kind; a list is missing or has the wrong length or kind; a token
+    /// is there twice or is not UTF-8; a merge names an unknown token; a declared id is out of range.
     pub fn from_gguf(meta: &Metadata) -> Result<Tokenizer> {
         let model = string(meta, MODEL)?.unwrap_or_default();
+        let pre = || Ok::<_, Error>(string(meta, PRE)?.unwrap_or("default"));
         match model {
             "" | "no_vocab" | "none" => Err(Error::NoVocabulary { found: model.into() }),
-            "gpt2" => byte_pairs(meta, string(meta, "tokenizer.ggml.pre")?.unwrap_or("default")),
-            "gemma4" => byte_pairs(meta, "gemma4"),
+            "gpt2" => byte_pairs(meta, pre()?, false),
+            "whitespace" => byte_pairs(meta, pre()?, true),
+            "gemma4" => byte_pairs(meta, "gemma4", false),
             "llama" => sentence_piece(meta),
             "bert" => word_piece(meta),
+            "t5" => unigram(meta),
+            "rwkv" => rwkv(meta),
+            "plamo2" => plamo2(meta),
             _ => Err(Error::Unknown {
                 key: MODEL.into(),
                 found: model.into(),
-                known: "gpt2, llama, bert, gemma4, no_vocab".into(),
+                known: "gpt2, llama, bert, t5, rwkv, plamo2, gemma4, whitespace, no_vocab".into(),
             }),
         }
     }
 }
 
-fn byte_pairs(meta: &Metadata, pre: &str) -> Result<Tokenizer> {
+/// `by_words`: text is split at its spaces, which are left out, before the pre-tokenizer sees it.
+fn byte_pairs(meta: &Metadata, pre: &str, by_words: bool) -> Result<Tokenizer> {
     let preset = Preset::named(pre)?;
-    let spelling = if preset.characters { Spelling::SpaceMark } else { Spelling::ByteLevel };
-    let vocabulary = vocabulary(meta, spelling)?;
-    let merges = array(meta, MERGES, "byte-pair encoding is made of them")?;
-    let encoder = Encoder::BytePairs(BytePairs::new(&vocabulary, merges, preset)?);
+    let vocabulary = vocabulary(
+        meta,
+        match preset.alphabet {
+            Alphabet::Bytes => Spelling::ByteLevel,
+            Alphabet::SpaceMark => Spelling::SpaceMark,
+            Alphabet::Characters => Spelling::Plain,
+        },
+    )?;
+    let made;
+    let merges = if preset.ranked && meta.get(MERGES).is_none() {
+        made = ranked::merges(&vocabulary)?;
+        &made
+    } else {
+        array(meta, MERGES, "byte-pair encoding is made of them")?
+    };
+    let mut encoder = BytePairs::new(&vocabulary, merges, preset)?;
+    if by_words {
+        encoder.by_words(boolean(meta, "tokenizer.ggml.normalizer.lowercase")?.unwrap_or(false));
+    }
     let mut declared = declared(meta, &vocabulary, preset.add_bos, false, [None; 2])?;
-    declared.strips_right = strips_right(meta, &vocabulary);
-    Ok(Tokenizer::new(vocabulary, encoder, declared))
+    (declared.strips_left, declared.strips_right) =
+        (strips_left(meta, &vocabulary), strips_right(meta, &vocabulary));
+    Ok(Tokenizer::new(vocabulary, Encoder::BytePairs(encoder), declared))
+}
+
+/// One score for each token.
+fn scores(meta: &Metadata, why: &'static str) -> Result<Vec<f32>> {
+    match array(meta, SCORES, why)? {
+        Array::Float(scores) => Ok(scores.clone()),
+        Array::Int(_) | Array::Bool(_) | Array::Str { .. } => {
+            Err(malformed(SCORES, "a list of another kind", "a list of floats"))
+        }
+    }
+}
+
+fn unigram(meta: &Metadata) -> Result<Tokenizer> {
+    let vocabulary = vocabulary(meta, Spelling::SpaceMark)?;
+    let scores = scores(meta, "the best sum of them decides how text is spelled")?;
+    let unknown = id(meta, UNKNOWN, &vocabulary)?.or(existing(&vocabulary, 2));
+    let unknown = unknown.ok_or_else(|| Error::Missing {
+        key: UNKNOWN.into(),
+        why: "a character that no token spells becomes this one",
+    })?;
+    let charsmap = match meta.get(CHARSMAP) {
+        None => None,
+        Some(Value::Array(Array::Int(items))) => {
+            // GGUF may store the bytes as `i8` or as `u8`.
+            let byte = |&item: &i64| u8::try_from(item).ok().or(i8::try_from(item).ok().map(|i| i as u8));
+            let bytes: Option<Vec<u8>> = items.iter().map(byte).collect();
+            let bytes = bytes.ok_or_else(|| malformed(CHARSMAP, "integers of more than 8 bits", "bytes"))?;
+            (!bytes.is_empty()).then(|| CharsMap::new(CHARSMAP, &bytes)).transpose()?
+        }
+        Some(other) => return Err(malformed(CHARSMAP, &describe(other), "a list of bytes")),
+    };
+    let space_prefix = boolean(meta, "tokenizer.ggml.add_space_prefix")?.unwrap_or(false);
+    let merge_spaces = boolean(meta, "tokenizer.ggml.remove_extra_whitespaces")?.unwrap_or(false);
+    let normalization = Normalization { charsmap, space_prefix, merge_spaces };
+    let encoder = Unigram::new(&vocabulary, scores, unknown, normalization)?;
+    let mut declared = declared(meta, &vocabulary, false, true, [None, existing(&vocabulary, 1)])?;
+    declared.leading_space = space_prefix;
+    declared.strips_left = strips_left(meta, &vocabulary);
+    Ok(Tokenizer::new(vocabulary, Encoder::Unigram(encoder), declared))
+}
+
+fn rwkv(meta: &Metadata) -> Result<Tokenizer> {
+    let vocabulary = vocabulary(meta, Spelling::Escaped)?;
+    let encoder = Rwkv::new(&vocabulary, id(meta, UNKNOWN, &vocabulary)?)?;
+    let declared = declared(meta, &vocabulary, false, false, [None; 2])?;
+    Ok(Tokenizer::new(vocabulary, Encoder::Rwkv(encoder), declared))
+}
+
+fn plamo2(meta: &Metadata) -> Result<Tokenizer> {
+    let vocabulary = vocabulary(meta, Spelling::Plain)?;
+    let encoder =
+        Plamo2::new(&vocabulary, &scores(meta, "the best sum of them decides how text is spelled")?)?;
+    let defaults = [existing(&vocabulary, 1), existing(&vocabulary, 2)];
+    let declared = declared(meta, &vocabulary, false, false, defaults)?;
+    Ok(Tokenizer::new(vocabulary, Encoder::Plamo2(encoder), declared))
 }
 
 fn sentence_piece(meta: &Metadata) -> Result<Tokenizer> {
     let vocabulary = vocabulary(meta, Spelling::SpaceMark)?;
-    let Array::Float(scores) = array(meta, SCORES, "they say which tokens are merged first")? else {
-        return Err(malformed(SCORES, "a list of another kind", "a list of floats"));
-    };
-    let unknown = id(meta, "tokenizer.ggml.unknown_token_id", &vocabulary)?.or(existing(&vocabulary, 0));
+    let scores = scores(meta, "they say which tokens are merged first")?;
+    let unknown = id(meta, UNKNOWN, &vocabulary)?.or(existing(&vocabulary, 0));
     let space_prefix = boolean(meta, "tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
-    let encoder = Encoder::SentencePiece(SentencePiece::new(&vocabulary, scores, unknown, space_prefix)?);
+    let encoder = Encoder::SentencePiece(SentencePiece::new(&vocabulary, &scores, unknown, space_prefix)?);
     // Files of the first days say nothing; then the ids are Llama's.
     let defaults = [existing(&vocabulary, 1), existing(&vocabulary, 2)];
     let mut declared = declared(meta, &vocabulary, true, false, defaults)?;
@@ -70,8 +151,8 @@ fn word_piece(meta: &Metadata) -> Result<Tokenizer> {
     let vocabulary = vocabulary(meta, Spelling::SpaceMark)?;
     let declared_or =
         |key: &str, text: &str| Ok::<_, Error>(id(meta, key, &vocabulary)?.or(vocabulary.id(text)));
-    let unknown = declared_or("tokenizer.ggml.unknown_token_id", "[UNK]")?.ok_or_else(|| Error::Missing {
-        key: "tokenizer.ggml.unknown_token_id".into(),
+    let unknown = declared_or(UNKNOWN, "[UNK]")?.ok_or_else(|| Error::Missing {
+        key: UNKNOWN.into(),
         why: "a word that no tokens spell becomes this one",
     })?;
     let lowercase = boolean(meta, "tokenizer.ggml.normalizer.lowercase")?.unwrap_or(true);
@@ -110,7 +191,7 @@ fn vocabulary(meta: &Metadata, spelling: Spelling) -> Result<Vocabulary> {
     Vocabulary::new(TOKENS, tokens.clone(), kinds, spelling)
 }
 
-/// What the file declares of beginnings and ends, with the defaults of its kind of vocabulary.
+/// What the file declares about the beginnings and ends of texts, with the defaults of its kind of vocabulary.
 fn declared(
     meta: &Metadata,
     vocabulary: &Vocabulary,
@@ -144,7 +225,25 @@ fn declared(
     })
 }
 
-/// Phi-3's tokenizer swallows the spaces behind its marks, and GGUF has no key that says so.
+/// The masks of some encoders swallow the spaces before them, and GGUF has no key that says so.
+fn strips_left(meta: &Metadata, vocabulary: &Vocabulary) -> Vec<u32> {
+    let has = |key: &str, names: &[&str]| {
+        let value = meta.str(key).unwrap_or_default().to_lowercase();
+        names.iter().any(|name| value.contains(name))
+    };
+    let mask = if has(PRE, &["jina-v2-de", "jina-v2-es", "jina-v2-code"])
+        || has("general.architecture", &["nomic-bert-moe", "jina-bert-v3"])
+    {
+        "<mask>"
+    } else if has("general.name", &["modern-bert"]) {
+        "[MASK]"
+    } else {
+        return Vec::new();
+    };
+    vocabulary.id(mask).into_iter().collect()
+}
+
+/// Phi-3's tokenizer swallows the spaces after its special tokens, and GGUF has no key that says so.
 fn strips_right(meta: &Metadata, vocabulary: &Vocabulary) -> Vec<u32> {
     let name = meta.str("general.name").unwrap_or_default().to_lowercase();
     if !name.contains("phi-3") && !name.contains("phi3") {

@@ -86,12 +86,12 @@ impl Tokenizer {
     /// generation_config.json and chat_template.jinja. `None` if there is no tokenizer.json.
     ///
     /// # Errors
-    /// A file cannot be read, is no JSON, or holds what [`Tokenizer::from_json`] refuses.
+    /// A file cannot be read, is not JSON, or holds what [`Tokenizer::from_json`] refuses.
     pub fn from_folder(dir: &Path) -> Result<Option<Tokenizer>> {
         Tokenizer::from_files(&|name| read(dir, name))
     }
 
-    /// As [`Self::from_folder`], with whatever gives the bytes of a file by its name, and `None` for one that is not there.
+    /// As [`Self::from_folder`], with whatever gives the bytes of a file by its name, and `None` for a file that does not exist.
     ///
     /// # Errors
     /// As [`Self::from_folder`]; those of `read`.
@@ -104,7 +104,7 @@ impl Tokenizer {
     /// From the bytes of a tokenizer.json and of the tokenizer_config.json beside it.
     ///
     /// # Errors
-    /// Either is no JSON; a part of the tokenizer is of a kind not known here or not safe on untrusted files; the
+    /// Either is not JSON; a part of the tokenizer is of an unknown kind or not safe on untrusted files; the
     /// vocabulary contradicts itself.
     pub fn from_json(bytes: &[u8], config: Option<&[u8]>) -> Result<Tokenizer> {
         let json = parse("tokenizer.json", bytes)?;
@@ -119,7 +119,7 @@ pub(crate) type ReadFile<'a> = dyn Fn(&str) -> Result<Option<Vec<u8>>> + 'a;
 /// tokenizer.json, tokenizer_config.json with what the files beside it add, and chat_template.jinja.
 type Documents = (Value, Value, Option<String>);
 
-/// What the files say of a tokenizer; `None` if there is no tokenizer.json.
+/// What the files say about a tokenizer; `None` if there is no tokenizer.json.
 pub(crate) fn documents(read: &ReadFile<'_>) -> Result<Option<Documents>> {
     let Some(json) = read("tokenizer.json")? else { return Ok(None) };
     let json = parse("tokenizer.json", &json)?;

@@ -1,33 +1,40 @@
 //! Text to tokens and back, and conversations to text.
 //!
-//! - [`Tokenizer`]: from the keys of a GGUF file, from a Hugging Face folder, from a `.base` file that holds either, or from
-//!   a bare list of tokens; [`Specials`] says whether the text of a control token is that token. [`gguf_from_folder`] makes
+//! - [`Tokenizer`]: the one that a checkpoint brings, from the keys of a GGUF file, from a Hugging Face folder, from a
+//!   `.base` file that holds either, or from a bare list of tokens; [`Specials`] says whether the text of a control token is that token. [`gguf_from_folder`] makes
 //!   the keys of a GGUF file from a Hugging Face folder.
 //! - [`Detokenizer`]: tokens to text as they come, never half a character. [`StopStrings`]: stop strings in such a
-//!   stream. Neither allocates once it is made.
+//!   stream. Neither allocates after it is made.
 //! - [`ChatTemplate`]: a conversation to the text the model was trained on, byte-equal to what transformers renders.
 //!
-//! Vocabularies and templates come out of files that strangers made: whatever is in them, the answer is a result or an
+//! Vocabularies and templates come from files that strangers made: whatever is in them, the answer is a result or an
 //! [`Error`], in bounded time. What is absent here on purpose: devices, and what a model does with its tokens.
 #![deny(missing_docs)]
 
 mod base;
 mod bpe;
 mod byte_level;
+mod charsmap;
 mod chat_template;
+mod checkpoint;
 mod detokenizer;
 mod error;
 mod gguf;
 mod gguf_export;
 mod hugging_face;
 mod merge;
+mod plamo2;
 mod pre_tokenizer;
+mod prefixes;
+mod presets;
 mod python;
 mod ranked;
+mod rwkv;
 mod sentence_piece;
 mod specials;
 mod stop;
 mod tokenizer;
+mod unigram;
 mod vocabulary;
 mod word_piece;
 

@@ -1,16 +1,16 @@
 //! Merging neighbours, best first: the one loop that byte-level BPE and SentencePiece BPE share.
 //!
 //! A word is a chain of symbols. Every pair of neighbours that may merge waits in a heap; the best is taken, its
-//! two symbols become one, and the new symbol's pairs with its neighbours join the heap. What a merge has made
-//! stale is recognised when it is taken. n symbols make at most 3n pairs, so the whole is O(n log n), also for
+//! two symbols become one, and the new symbol's pairs with its neighbours join the heap. A pair that a merge
+//! has made stale is recognised when it is taken. n symbols make at most 3n pairs, so the whole is O(n log n), also for
 //! a hostile text without one space in it.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-/// An id that is no token: the symbol's text is not in the vocabulary.
+/// No token: the symbol's text is not in the vocabulary.
 pub(crate) const NO_TOKEN: u32 = u32::MAX;
-/// An index that is no symbol: the end of the chain.
+/// No symbol: the end of the chain.
 const NONE: u32 = u32::MAX;
 
 /// A piece of the word.

@@ -5,12 +5,12 @@
 //! of the token's own text (tiktoken encodes by the same rule). The merges are worked out once here, and what encodes is
 //! the same as for files that list them.
 
-use formats::Array;
+use weights::Array;
 
 use crate::bpe::BytePairs;
 use crate::byte_level;
 use crate::merge::{Merged, Merger};
-use crate::pre_tokenizer::Preset;
+use crate::presets::Preset;
 use crate::tokenizer::{Declared, Encoder};
 use crate::vocabulary::{Kind, Spelling, Vocabulary, string_array};
 use crate::{Error, Result, Tokenizer};
@@ -25,11 +25,11 @@ pub enum TokenSpelling {
 }
 
 impl Tokenizer {
-    /// From a list of tokens in the order in which they were learned; text is cut as for GPT-2. Tokens such as
+    /// From a list of tokens in the order in which they were learned; text is split as for GPT-2. Tokens such as
     /// `<|endoftext|>` are marks; the list may end before them. `key` names the list in errors.
     ///
     /// # Errors
-    /// `tokens` is no list of strings, is empty, holds the same token twice, or text that is no UTF-8 where it should be.
+    /// `tokens` is not a list of strings, is empty, holds the same token twice, or text that is not UTF-8 where it should be.
     pub fn from_ranked_tokens(key: &str, tokens: &Array, spelling: TokenSpelling) -> Result<Tokenizer> {
         if !matches!(tokens, Array::Str { .. }) {
             return Err(not_strings(key));
@@ -52,8 +52,7 @@ impl Tokenizer {
             }
         };
         let vocabulary = Vocabulary::new(key, tokens, kinds, Spelling::ByteLevel)?;
-        let merges = merges(&vocabulary);
-        let merges = string_array(merges.iter().map(String::as_str))?;
+        let merges = merges(&vocabulary)?;
         let encoder = Encoder::BytePairs(BytePairs::new(&vocabulary, &merges, Preset::named("gpt-2")?)?);
         Ok(Tokenizer::new(vocabulary, encoder, Declared::default()))
     }
@@ -78,7 +77,7 @@ fn in_alphabet(bytes: &[u8]) -> String {
 
 /// `left right` of each token that a merge of earlier tokens makes, in the order of the tokens. What is made of more than
 /// two parts cannot come out of merging, and stays unused.
-fn merges(vocabulary: &Vocabulary) -> Vec<String> {
+pub(crate) fn merges(vocabulary: &Vocabulary) -> Result<Array> {
     let mut merges = Vec::with_capacity(vocabulary.len());
     let mut merger = Merger::default();
     for (id, kind) in vocabulary.kinds() {
@@ -104,14 +103,14 @@ fn merges(vocabulary: &Vocabulary) -> Vec<String> {
             merges.push(format!("{left} {right}"));
         }
     }
-    merges
+    string_array(merges.iter().map(String::as_str))
 }
 
 impl TokenSpelling {
-    /// How a list says which it is: in the byte alphabet no token holds a byte that does not print.
+    /// How a list says which it is: tokens in the byte alphabet hold no bytes that do not print.
     ///
     /// # Errors
-    /// `tokens` is no list of strings.
+    /// `tokens` is not a list of strings.
     pub fn of(key: &str, tokens: &Array) -> Result<TokenSpelling> {
         if !matches!(tokens, Array::Str { .. }) {
             return Err(not_strings(key));
@@ -141,7 +140,7 @@ mod tests {
             spans.push((bytes.len() as u32, token.len() as u32));
             bytes.extend_from_slice(token);
         }
-        Array::Str { bytes: formats::Bytes::from_slice(&bytes), spans }
+        Array::Str { bytes: weights::Bytes::from_slice(&bytes), spans }
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! SentencePiece BPE (Kudo & Richardson 2018) as Llama and Gemma use it: there is no list of merges. Two
 //! neighbours merge if their joint text is a token, and the token with the best score goes first. What is left
-//! and is no token falls back to its bytes, written `<0x0A>`.
+//! and is not a token falls back to its bytes, written `<0x0A>`.
 
+use crate::Result;
 use crate::merge::{Merged, Merger, NO_TOKEN};
+use crate::unigram::check_scores;
 use crate::vocabulary::{Kind, SPACE_MARK, Vocabulary};
-use crate::{Error, Result};
 
 /// The encoding side of a scored vocabulary.
 pub(crate) struct SentencePiece {
@@ -20,23 +21,14 @@ impl SentencePiece {
     /// From the scores of all tokens.
     ///
     /// # Errors
-    /// There are not as many scores as tokens, or one is no number.
+    /// There are not as many scores as tokens, or one is NaN.
     pub(crate) fn new(
         vocabulary: &Vocabulary,
         scores: &[f32],
         unknown: Option<u32>,
         space_prefix: bool,
     ) -> Result<SentencePiece> {
-        let malformed =
-            |key: String, found: String, expected: String| Error::Malformed { key, found, expected };
-        const KEY: &str = "tokenizer.ggml.scores";
-        if scores.len() != vocabulary.len() {
-            let expected = format!("one for each of the {} tokens", vocabulary.len());
-            return Err(malformed(KEY.into(), format!("{} scores", scores.len()), expected));
-        }
-        if let Some(at) = scores.iter().position(|score| score.is_nan()) {
-            return Err(malformed(format!("{KEY}[{at}]"), "NaN".into(), "a number".into()));
-        }
+        check_scores(vocabulary, scores)?;
         let mut bytes = [unknown.unwrap_or(NO_TOKEN); 256];
         for (byte, id) in bytes.iter_mut().enumerate() {
             if let Some(token) = vocabulary.id(&format!("<0x{byte:02X}>")) {

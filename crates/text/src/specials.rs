@@ -15,7 +15,9 @@ pub enum Specials {
 pub(crate) struct SpecialIndex {
     /// Lengths in bytes of the special tokens that begin with a byte, longest first, each once.
     lengths: Vec<Vec<u32>>, // (256)
-    /// Tokens that swallow the spaces behind them, ascending.
+    /// Tokens that swallow the spaces before them, ascending.
+    strips_left: Vec<u32>,
+    /// Tokens that swallow the spaces after them, ascending.
     strips_right: Vec<u32>,
 }
 
@@ -30,7 +32,12 @@ pub(crate) enum Part<'a> {
 
 impl SpecialIndex {
     /// Of all control, user-defined and unknown tokens.
-    pub(crate) fn new(vocabulary: &Vocabulary, mut strips_right: Vec<u32>) -> SpecialIndex {
+    pub(crate) fn new(
+        vocabulary: &Vocabulary,
+        mut strips_left: Vec<u32>,
+        mut strips_right: Vec<u32>,
+    ) -> SpecialIndex {
+        strips_left.sort_unstable();
         strips_right.sort_unstable();
         let mut lengths = vec![Vec::new(); 256];
         for (id, _) in vocabulary.kinds().filter(|&(_, kind)| is_marked(kind)) {
@@ -42,10 +49,10 @@ impl SpecialIndex {
                 }
             }
         }
-        SpecialIndex { lengths, strips_right }
+        SpecialIndex { lengths, strips_left, strips_right }
     }
 
-    /// Cut a text at its special tokens. User-defined tokens are tokens in either mode.
+    /// Split a text at its special tokens. User-defined tokens are tokens in either mode.
     pub(crate) fn split<'a>(
         &self,
         vocabulary: &Vocabulary,
@@ -66,13 +73,17 @@ impl SpecialIndex {
                 at += 1;
                 continue;
             };
-            if let Some(before) = text.get(from..at).filter(|before| !before.is_empty()) {
+            let mut before = text.get(from..at).unwrap_or_default();
+            if self.strips_left.binary_search(&id).is_ok() {
+                before = before.trim_end_matches(is_c_space);
+            }
+            if !before.is_empty() {
                 part(Part::Text(before));
             }
             part(Part::Token(id));
             if self.strips_right.binary_search(&id).is_ok() {
                 let rest = text.get(end..).unwrap_or_default();
-                end = text.len() - rest.trim_ascii_start().len();
+                end = text.len() - rest.trim_start_matches(is_c_space).len();
             }
             (from, at) = (end, end);
         }
@@ -80,6 +91,11 @@ impl SpecialIndex {
             part(Part::Text(rest));
         }
     }
+}
+
+/// A space as C's `isspace` knows them.
+fn is_c_space(c: char) -> bool {
+    c.is_ascii_whitespace() || c == '\u{0B}'
 }
 
 fn is_marked(kind: Kind) -> bool {
@@ -98,7 +114,7 @@ mod tests {
         let kinds = vec![Control, Control, UserDefined, UserDefined, Normal, Control];
         let array = string_array(tokens.into_iter()).unwrap();
         let vocabulary = Vocabulary::new("tokens", array, kinds, Spelling::Plain).unwrap();
-        let index = SpecialIndex::new(&vocabulary, vec![5]);
+        let index = SpecialIndex::new(&vocabulary, vec![0], vec![5]);
         let split = |text: &str, specials| {
             let mut out = String::new();
             index.split(&vocabulary, text, specials, &mut |part| match part {
@@ -109,6 +125,8 @@ mod tests {
         };
         assert_eq!(split("x<a><b>x<a>\n\n\né> \ny", Specials::Parse), "[x]1[x]0325[y]");
         assert_eq!(split("<a>\nx", Specials::Literal), "[<a>]2[x]");
+        assert_eq!(split("x \u{0B}\t<a>", Specials::Parse), "[x]0");
+        assert_eq!(split(" <a>", Specials::Parse), "0");
         assert_eq!(split("<aé", Specials::Parse), "[<aé]");
         assert_eq!(split("", Specials::Parse), "");
     }

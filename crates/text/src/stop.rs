@@ -10,7 +10,7 @@ pub struct Released<'a> {
 }
 
 /// Looks for stop strings in text that comes in pieces. The one that is complete first ends the text; of those that are
-/// complete at the same place, the longest. How the text was cut into pieces makes no difference.
+/// complete at the same place, the longest. How the text was split into pieces makes no difference.
 ///
 /// Allocates when it is made, and when a piece is longer than any before (1 KiB is held ready).
 pub struct StopStrings {

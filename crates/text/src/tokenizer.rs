@@ -2,8 +2,11 @@
 
 use crate::bpe::BytePairs;
 use crate::hugging_face::HuggingFace;
+use crate::plamo2::Plamo2;
+use crate::rwkv::Rwkv;
 use crate::sentence_piece::SentencePiece;
 use crate::specials::{Part, SpecialIndex, Specials};
+use crate::unigram::Unigram;
 use crate::vocabulary::{Kind, Vocabulary};
 use crate::word_piece::WordPiece;
 use crate::{Error, Result};
@@ -35,11 +38,14 @@ pub(crate) const END_TOKENS: &[&str] = &[
 /// The same, but only where they are control tokens: in some vocabularies `</s>` is the end of struck-out HTML.
 const END_CONTROLS: &[&str] = &["</s>", "<eos>", "[EOS]"];
 
-/// How text is taken apart.
+/// How text becomes tokens.
 pub(crate) enum Encoder {
     BytePairs(BytePairs),
     SentencePiece(SentencePiece),
     WordPiece(WordPiece),
+    Unigram(Unigram),
+    Rwkv(Rwkv),
+    Plamo2(Plamo2),
     HuggingFace(Box<HuggingFace>),
 }
 
@@ -52,11 +58,13 @@ pub(crate) struct Declared {
     pub(crate) ends: Vec<u32>,
     /// Put before a text by `encode_with_bos`.
     pub(crate) prefix: Vec<u32>,
-    /// Put behind it.
+    /// Put after it by `encode_with_bos`.
     pub(crate) suffix: Vec<u32>,
-    /// Whether the first token's text begins with a space that the text had not.
+    /// Whether the first token's text begins with a space that the text did not have.
     pub(crate) leading_space: bool,
-    /// Tokens that swallow the spaces behind them.
+    /// Tokens that swallow the spaces before them.
+    pub(crate) strips_left: Vec<u32>,
+    /// Tokens that swallow the spaces after them.
     pub(crate) strips_right: Vec<u32>,
     /// Chat templates by name; the nameless one is the default.
     pub(crate) chat_templates: Vec<(String, String)>,
@@ -86,21 +94,23 @@ impl Tokenizer {
         ends.sort_unstable();
         ends.dedup();
         for &id in &ends {
-            // A token that ends an answer is no part of its text, also in files that call it normal.
+            // A token that ends an answer is not part of its text, even where the file calls it normal.
             vocabulary.set_kind(id, Kind::Control);
         }
-        let special_index = SpecialIndex::new(&vocabulary, std::mem::take(&mut declared.strips_right));
+        let strips_left = std::mem::take(&mut declared.strips_left);
+        let special_index =
+            SpecialIndex::new(&vocabulary, strips_left, std::mem::take(&mut declared.strips_right));
         Tokenizer { vocabulary, encoder, special_index, declared, ends }
     }
 
-    /// Do now what the first text would wait for: the patterns that cut text into words are compiled when they are needed.
+    /// Compile the patterns that split text into words, which the first text would otherwise wait for.
     pub fn prepare(&self) {
         if let Encoder::BytePairs(encoder) = &self.encoder {
             encoder.prepare();
         }
     }
 
-    /// The tokens of a text, with nothing put before or behind it.
+    /// The tokens of a text, with nothing put before or after it.
     ///
     /// # Errors
     /// The text is longer than 1 GiB.
@@ -111,7 +121,7 @@ impl Tokenizer {
     }
 
     /// The tokens of a text as the model was trained to see a text begin: with BOS where it wants one, also if the
-    /// text begins with its own, with `[CLS]` and `[SEP]` around it for BERT, with EOS behind it for T5.
+    /// text begins with its own, with `[CLS]` and `[SEP]` around it for BERT, with EOS after it for T5.
     ///
     /// # Errors
     /// The text is longer than 1 GiB.
@@ -140,6 +150,11 @@ impl Tokenizer {
                 Encoder::WordPiece(encoder) => {
                     refused = encoder.encode(vocabulary, text, out).err().or(refused.take());
                 }
+                Encoder::Unigram(encoder) => {
+                    refused = encoder.encode(vocabulary, text, out).err().or(refused.take());
+                }
+                Encoder::Rwkv(encoder) => encoder.encode(vocabulary, text, out),
+                Encoder::Plamo2(encoder) => encoder.encode(vocabulary, text, out),
                 Encoder::HuggingFace(_) => {}
             },
         });
@@ -168,7 +183,7 @@ impl Tokenizer {
     }
 
     /// The bytes a token stands for: often a part of a character only. Those of a special token are its text; an id
-    /// that there is not has none.
+    /// out of range has none.
     pub fn token_bytes(&self, id: u32) -> &[u8] {
         self.vocabulary.bytes(id)
     }
@@ -237,6 +252,9 @@ impl std::fmt::Debug for Tokenizer {
             Encoder::BytePairs(_) => "BPE",
             Encoder::SentencePiece(_) => "SentencePiece",
             Encoder::WordPiece(_) => "WordPiece",
+            Encoder::Unigram(_) => "Unigram",
+            Encoder::Rwkv(_) => "RWKV",
+            Encoder::Plamo2(_) => "PLaMo-2",
             Encoder::HuggingFace(_) => "tokenizer.json",
         };
         write!(f, "Tokenizer({kind}, {} tokens)", self.n_tokens())

@@ -1,29 +1,28 @@
 //! The tokens: their text as the file writes it, the bytes they stand for, their kinds, and text → id.
 
-use std::hash::BuildHasher;
-
-use formats::{Array, Bytes};
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
+use std::hash::BuildHasher;
+use weights::{Array, Bytes};
 
-use crate::{Error, Result, byte_level};
+use crate::{Error, Result, byte_level, rwkv};
 
 /// SentencePiece's mark for a space, U+2581.
 pub(crate) const SPACE_MARK: &str = "\u{2581}";
 const SPACE_MARK_CHAR: char = '\u{2581}';
 
-/// What a token is, as `tokenizer.ggml.token_type` tells.
+/// What a token is, as `tokenizer.ggml.token_type` says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Text.
     Normal,
     /// What text becomes that the vocabulary cannot spell.
     Unknown,
-    /// A mark with a meaning to the model and none as text: `<|im_start|>`.
+    /// A special token, which is not text: `<|im_start|>`.
     Control,
     /// Text that is always this one token, wherever it stands.
     UserDefined,
-    /// A free place.
+    /// An unused id.
     Unused,
     /// One byte, written `<0x0A>`.
     Byte,
@@ -72,6 +71,8 @@ pub(crate) enum Spelling {
     Hashes,
     /// Words that end in a suffix such as `</w>`, which stands for a space after them.
     WordEnd,
+    /// RWKV: bytes with backslash escapes.
+    Escaped,
     /// As it stands.
     Plain,
 }
@@ -98,7 +99,7 @@ impl Vocabulary {
     /// From the tokens of a file and their kinds (as many).
     ///
     /// # Errors
-    /// `tokens` is no list of strings, is empty, holds text that is no UTF-8 or the same text twice.
+    /// `tokens` is not a list of strings, is empty, holds text that is not UTF-8 or the same text twice.
     pub(crate) fn new(key: &str, tokens: Array, kinds: Vec<Kind>, spelling: Spelling) -> Result<Vocabulary> {
         let Array::Str { bytes: text_bytes, spans: texts } = tokens else {
             return Err(Error::Malformed {
@@ -159,7 +160,7 @@ impl Vocabulary {
                 limit: u32::MAX as usize,
             })?);
             if token.is_empty() {
-                continue; // A free place; nothing can be looked up by it.
+                continue; // An unused id: nothing can be looked up by it.
             }
             match index.entry(
                 hasher.hash_one(bytes),
@@ -188,7 +189,7 @@ impl Vocabulary {
         self.longest
     }
 
-    /// The kind of a token; `Unused` for an id that there is not.
+    /// The kind of a token; `Unused` for an id out of range.
     pub(crate) fn kind(&self, id: u32) -> Kind {
         self.kinds.get(id as usize).copied().unwrap_or(Kind::Unused)
     }
@@ -205,7 +206,7 @@ impl Vocabulary {
         }
     }
 
-    /// The text as the file writes it; empty for an id that there is not.
+    /// The text as the file writes it; empty for an id out of range.
     pub(crate) fn text(&self, id: u32) -> &str {
         std::str::from_utf8(self.text_bytes(id)).unwrap_or_default()
     }
@@ -216,7 +217,7 @@ impl Vocabulary {
         self.text_bytes.get(at as usize..at as usize + len as usize).unwrap_or_default()
     }
 
-    /// The bytes it stands for; none for an id that there is not.
+    /// The bytes it stands for; none for an id out of range.
     pub(crate) fn bytes(&self, id: u32) -> &[u8] {
         let id = id as usize;
         let Some(&end) = self.ends.get(id) else { return &[] };
@@ -235,14 +236,14 @@ impl Vocabulary {
 fn spell(text: &str, kind: Kind, spelling: Spelling, out: &mut Vec<u8>) {
     match (kind, spelling) {
         // Specials and user-defined tokens are the text that they are, whatever the alphabet.
-        (Kind::Control | Kind::Unknown | Kind::UserDefined, _) | (_, Spelling::Plain) => {
-            out.extend_from_slice(text.as_bytes());
-        }
+        (Kind::Control | Kind::Unknown | Kind::UserDefined, _) => out.extend_from_slice(text.as_bytes()),
         (Kind::Byte, _) => match byte_of(text) {
             Some(byte) => out.push(byte),
             None => out.extend_from_slice(text.as_bytes()),
         },
+        (_, Spelling::Plain) => out.extend_from_slice(text.as_bytes()),
         (_, Spelling::ByteLevel) => byte_level::decode_into(text, out),
+        (_, Spelling::Escaped) => rwkv::unescape_into(text, out),
         (_, Spelling::SpaceMark) => {
             let mut parts = text.split(SPACE_MARK_CHAR); // A search for one character is far quicker than for a text.
             out.extend_from_slice(parts.next().unwrap_or_default().as_bytes());
@@ -275,7 +276,7 @@ pub(crate) fn byte_of(text: &str) -> Option<u8> {
     two_digits.then(|| u8::from_str_radix(hex, 16).ok()).flatten()
 }
 
-/// A list of strings in memory of our own, for vocabularies that do not come out of a mapped file.
+/// A list of strings in memory of our own, for vocabularies that do not come from a mapped file.
 pub(crate) fn string_array<'a>(strings: impl Iterator<Item = &'a str>) -> Result<Array> {
     let mut bytes = Vec::new();
     let mut spans = Vec::new();

@@ -1,5 +1,5 @@
-//! WordPiece (Schuster & Nakajima 2012) as BERT uses it: text is cleaned and cut into words, and each word is
-//! taken apart from the left, always by the longest token. GGUF writes a token that begins a word with U+2581
+//! WordPiece (Schuster & Nakajima 2012) as BERT uses it: text is cleaned and split into words, and each word is
+//! spelled from the left, always with the longest token. GGUF writes a token that begins a word with U+2581
 //! before it and one that continues a word bare (where BERT's own files write `##`).
 
 use tokenizers::normalizers::BertNormalizer;
@@ -11,13 +11,13 @@ use tokenizers::{
 use crate::vocabulary::{SPACE_MARK, Vocabulary};
 use crate::{Error, Result};
 
-/// Longer words are unknown without a look, as in BERT's own tokenizer.
+/// Longer words are unknown at once, as in BERT's own tokenizer.
 const MAX_CHARS_PER_WORD: usize = 100;
 
 /// The encoding side of a WordPiece vocabulary.
 pub(crate) struct WordPiece {
     normalizer: BertNormalizer,
-    /// What a word becomes that no tokens spell.
+    /// What a word becomes that tokens cannot spell.
     unknown: u32,
 }
 
@@ -52,7 +52,7 @@ impl WordPiece {
     }
 }
 
-/// Append the tokens of one word; false if some part of it is none.
+/// Append the tokens of one word; false if tokens cannot spell it.
 fn pieces(vocabulary: &Vocabulary, word: &str, out: &mut Vec<u32>) -> bool {
     let mut rest = word;
     while !rest.is_empty() {

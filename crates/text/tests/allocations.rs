@@ -1,11 +1,10 @@
 //! Streaming allocates nothing: the loop that generates must not, whatever tokens come.
 #![allow(unsafe_code, clippy::unwrap_used)]
 
+use ingle_text::{Detokenizer, StopStrings, Tokenizer};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
-
-use formats::{Array, Bytes, Metadata, Value};
-use ingle_text::{Detokenizer, StopStrings, Tokenizer};
+use weights::{Array, Bytes, Metadata, Value};
 
 struct Counting;
 

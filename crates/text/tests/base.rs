@@ -1,8 +1,7 @@
 //! The tokenizer of a `.base` file is that of the folder it was made from, whoever wrote the file.
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
-
-use formats::{Array, Metadata, Value};
 use ingle_text::{Specials, Tokenizer};
+use weights::{Array, Metadata, Value};
 
 const TOKENIZER: &str = r#"{
     "version": "1.0", "added_tokens": [{"id": 3, "content": "</s>", "special": true, "single_word": false,

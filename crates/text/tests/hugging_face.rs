@@ -1,12 +1,11 @@
 //! tokenizer.json in its common shapes, the files beside it, and what is wrong with a broken one.
 #![allow(clippy::unwrap_used)] // Helpers of tests may, as tests may.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-
-use formats::{Metadata, Value as Entry};
 use ingle_text::{Error, GgufTokenizer, Specials, Tokenizer, gguf_from_base, gguf_from_folder};
 use proptest::prelude::*;
 use serde_json::{Value, json};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use weights::{Metadata, Value as Entry};
 
 fn added(id: u32, content: &str, special: bool) -> Value {
     json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
@@ -164,7 +163,7 @@ fn what_is_wrong_is_said() {
     check(byte_level(), "/model/vocab/a", json!(4_000_000_000u32), &["4000000000", "4194304"]);
     check(byte_level(), "/model/vocab/a", json!(2), &["id 2", "\"a\"", "\"b\""]);
     // Longer than any token: the library would write past its buffer's end.
-    check(byte_level(), "/model/merges", json!(["<|endoftext|> <|endoftext|>"]), &["merge 0", "no token"]);
+    check(byte_level(), "/model/merges", json!(["<|endoftext|> <|endoftext|>"]), &["merge 0", "not a token"]);
     check(byte_level(), "/model/merges/0", json!("a c"), &["merge 0", "\"c\""]);
     check(byte_level(), "/model/merges/0", json!("ab"), &["merges[0]", "space between"]);
     check(byte_level(), "/model/continuing_subword_prefix", json!("####"), &["merges[0]", "continued"]);

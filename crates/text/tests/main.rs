@@ -1,7 +1,8 @@
-//! The tests of this crate are one binary, for each that links everything takes seconds to build.
+//! The tests of this crate are one binary, because each one takes seconds to link.
 
 mod allocations;
 mod base;
 mod chat_templates;
 mod hugging_face;
+mod searched;
 mod tokenizers;

@@ -1,11 +1,10 @@
 //! Each kind of vocabulary, small enough to be followed by hand, and what is wrong with a broken one.
 #![allow(clippy::unwrap_used)] // Helpers of tests may, as tests may.
-
-use formats::{Array, Bytes, Metadata, Value};
 use ingle_text::{Detokenizer, Error, Specials, StopStrings, Tokenizer};
 use proptest::prelude::*;
+use weights::{Array, Bytes, Metadata, Value};
 
-fn strings<S: AsRef<[u8]>>(items: &[S]) -> Value {
+pub(crate) fn strings<S: AsRef<[u8]>>(items: &[S]) -> Value {
     let (mut bytes, mut spans) = (Vec::new(), Vec::new());
     for item in items {
         spans.push((bytes.len() as u32, item.as_ref().len() as u32));
@@ -14,11 +13,11 @@ fn strings<S: AsRef<[u8]>>(items: &[S]) -> Value {
     Value::Array(Array::Str { bytes: Bytes::from_slice(&bytes), spans })
 }
 
-fn text(s: &str) -> Value {
+pub(crate) fn text(s: &str) -> Value {
     Value::Str(s.into())
 }
 
-fn metadata(entries: Vec<(&str, Value)>) -> Metadata {
+pub(crate) fn metadata(entries: Vec<(&str, Value)>) -> Metadata {
     let mut meta = Metadata::default();
     for (key, value) in entries {
         let key = if key.contains('.') { key.to_string() } else { format!("tokenizer.ggml.{key}") };
@@ -28,7 +27,11 @@ fn metadata(entries: Vec<(&str, Value)>) -> Metadata {
 }
 
 /// The same with some keys replaced, or taken out.
-fn changed(entries: Vec<(&'static str, Value)>, key: &'static str, value: Option<Value>) -> Metadata {
+pub(crate) fn changed(
+    entries: Vec<(&'static str, Value)>,
+    key: &'static str,
+    value: Option<Value>,
+) -> Metadata {
     let mut entries: Vec<_> = entries.into_iter().filter(|(k, _)| *k != key).collect();
     entries.extend(value.map(|value| (key, value)));
     metadata(entries)
@@ -294,8 +297,8 @@ fn what_is_wrong_with_a_vocabulary_is_said() {
     check(error(byte_level(), "token_type", Some(text("x"))), &["token_type", "list of integers"]);
     check(error(byte_level(), "merges", None), &["merges is missing"]);
     check(error(byte_level(), "merges", ints(&[1])), &["merges", "list of strings"]);
-    check(error(byte_level(), "merges", list(&["h e", "h z"])), &["merge 1", "h z", "\"z\"", "no token"]);
-    check(error(byte_level(), "merges", list(&["h o"])), &["merge 0", "\"ho\"", "no token"]);
+    check(error(byte_level(), "merges", list(&["h e", "h z"])), &["merge 1", "h z", "\"z\"", "not a token"]);
+    check(error(byte_level(), "merges", list(&["h o"])), &["merge 0", "\"ho\"", "not a token"]);
     check(error(byte_level(), "merges", list(&["ho"])), &["merges[0]", "ho", "two tokens"]);
     check(error(byte_level(), "merges", list(&[""])), &["merges[0]", "two tokens"]);
     check(error(byte_level(), "bos_token_id", Some(Value::Int(15))), &["bos_token_id is 15", "15 tokens"]);

@@ -1,4 +1,4 @@
-//! What the tests share: the fixtures, the signal they hold, and a writer of WAV files.
+//! Shared by the tests: the fixtures, their signal, and a WAV writer.
 #![allow(dead_code, clippy::unwrap_used)] // Each test binary uses a part.
 
 use std::f64::consts::TAU;
@@ -24,7 +24,7 @@ pub fn expected(seconds: f64) -> Vec<f32> {
     tones(16_000, seconds).iter().map(|[l, r]| ((l + r) / 2.0) as f32).collect()
 }
 
-/// Pearson's correlation of the values that both have.
+/// Pearson's correlation over the common length.
 pub fn correlation(a: &[f32], b: &[f32]) -> f64 {
     let n = a.len().min(b.len()) as f64;
     let pairs = || a.iter().zip(b).map(|(&a, &b)| (f64::from(a), f64::from(b)));
@@ -49,7 +49,7 @@ pub enum Sample {
     F64,
 }
 
-/// A WAV file of some channels. `frames` is interleaved.
+/// A WAV file with `n_channels` channels. `frames` is interleaved.
 pub fn wav(rate: u32, n_channels: u16, sample: Sample, frames: &[f64]) -> Vec<u8> {
     let mut data = Vec::new();
     for &x in frames {
@@ -77,7 +77,8 @@ pub fn wav(rate: u32, n_channels: u16, sample: Sample, frames: &[f64]) -> Vec<u8
     file
 }
 
-/// The 44 bytes before a WAV file's samples. `format` 1 is integers, 3 floats; `n_bytes` is of one sample.
+/// The 44 bytes before a WAV file's samples. `format` 1 is integers, 3 floats; `n_bytes` is of one
+/// sample.
 pub fn wav_header(rate: u32, n_channels: u16, format: u16, n_bytes: u16, n_data: u32) -> Vec<u8> {
     let mut file = Vec::new();
     file.extend_from_slice(b"RIFF");
@@ -95,7 +96,7 @@ pub fn wav_header(rate: u32, n_channels: u16, format: u16, n_bytes: u16, n_data:
     file
 }
 
-/// Numbers that look random and are the same on each run (xorshift64).
+/// Reproducible pseudo-random numbers (xorshift64).
 pub struct Random(pub u64);
 
 impl Random {

@@ -1,29 +1,41 @@
 //! Causal attention of each row over its own sequence's cached positions: `softmax(softcap(scale q k^T)) v`.
 //!
 //! q and out `(n, n_heads * head_dim)`; keys and values in the layer's pages. The arithmetic, its order and its tiles are
-//! in [`attention_tile`](super::attention_tile).
+//! in [`chunk`]. What a unit of work is, and which rows read a page together, is in [`schedule`]: whole tiles of a prompt's rows, or
+//! chunks of the positions of few rows. Each chunk's partials go to memory that all workers see, and the worker that finishes
+//! a row's last chunk combines them, in ascending order.
 //!
-//! A unit of work is (a tile of neighbouring rows of a sequence, a KV head), the longest first. Where every sequence has
-//! one row and there are few of them, a unit is a chunk of positions, with all KV heads or, where chunks are few, with some: block
-//! by block, of each all heads, which is the order of memory. Each chunk's partial goes to memory that all see, and the worker that
-//! finishes a row's last chunk combines them. Chunks are at absolute multiples of `chunk_len`, in both schedules, so the bits are the same.
-//!
-//! Bytes: each key and value once for each tile of up to 64 queries.
+//! Bytes: each key and value once for each tile of up to 64 queries; pages that split rows share once for all of them.
 
-use super::attention_loops::Loops;
-use super::attention_product::Place;
-use super::attention_tile::{
-    Attend, MAX_QUERIES, Partial, Scratch, Shape, Tile, chunk, combine, finish, load_queries,
-    scratch_bytes_of,
-};
-use super::kv_write::kv_type_variants;
-use crate::command::{StepState, Worker};
-use device::Span;
+pub mod attend;
+pub mod chunk;
+pub mod constants;
+pub mod floats;
+pub mod integer_layout;
+pub mod integer_products;
+pub mod integer_weights;
+pub mod integers;
+pub mod loops;
+pub mod numbers;
+pub mod pages;
+pub mod product;
+pub mod schedule;
+pub mod softmax;
+pub mod stored;
+pub mod tile;
+pub mod variants;
+
+use super::round_up;
+use crate::command::Worker;
+use attend::Attend;
+use chunk::{Scratch, chunk, combine, finish, load_queries};
+use constants::{MAX_QUERIES, padded};
+use loops::Loops;
+use schedule::{Schedule, Sizes, Unit};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
-
-/// Units that each worker has of a step of single rows, at least, where there are as many heads.
-const UNITS: usize = 4;
+use tile::{Partial, Shape, Tile};
+use variants::kv_type_variants;
 
 /// Parameters.
 #[derive(Clone, Copy)]
@@ -34,50 +46,34 @@ pub struct Params {
     pub out: *mut f32,
     /// `(n_heads)`; null: none.
     pub sinks: *const f32,
-    /// Whether nobody reads other rows than the step's outputs; tiles without one are left out.
-    pub of_outputs: bool,
     /// What is the same for all tiles.
     pub shape: Shape,
-    /// Positions of a chunk, a multiple of the block's.
-    pub chunk_len: usize,
-    /// `(max_split, max_chunks)` partials of one row and KV head.
+    /// Which of the step's schedules.
+    pub schedule: usize,
+    /// `(chunks of split rows, n_kv_heads)` partials of a row and KV head: [`partial_bytes`].
     pub partials: *mut f32,
-    /// `(max_split)` chunks finished; zero between commands.
+    /// `(split rows, n_kv_heads)` chunks finished; zero between commands.
     pub arrived: *const AtomicUsize,
-    /// Most (row, KV head) pairs that can be split.
-    pub max_split: usize,
-    /// Most chunks of a sequence.
-    pub max_chunks: usize,
-}
-
-/// Positions of a chunk: at least 256, at most 64 chunks in a sequence.
-pub fn chunk_len(n_ctx: usize) -> usize {
-    n_ctx.div_ceil(64).next_multiple_of(256).max(256)
-}
-
-/// Chunks that a sequence can have.
-pub fn max_chunks(n_ctx: usize) -> usize {
-    n_ctx.div_ceil(chunk_len(n_ctx))
-}
-
-/// (row, KV head) pairs up to which rows are split: those of one row at least.
-pub fn max_split(n_workers: usize, n_kv_heads: usize) -> usize {
-    n_kv_heads.max(2 * n_workers)
 }
 
 /// Rows of a tile.
-fn rows_of_tile(n_group: usize) -> usize {
+pub fn tile_rows(n_group: usize) -> usize {
     (MAX_QUERIES / n_group).max(1)
 }
 
 /// Queries of a tile, or of all heads of a row.
 fn most_queries(n_group: usize, n_kv_heads: usize) -> usize {
-    (rows_of_tile(n_group) * n_group).max(n_group * n_kv_heads)
+    (tile_rows(n_group) * n_group).max(n_group * n_kv_heads)
 }
 
-/// Bytes of scratch.
+/// Bytes of scratch. A chunk's partials of all heads of a row are in memory that all see, so one tile's is enough.
 pub fn scratch_bytes(n_group: usize, n_kv_heads: usize, head_dim: usize) -> usize {
-    scratch_bytes_of(most_queries(n_group, n_kv_heads), head_dim)
+    variants::scratch_bytes(most_queries(n_group, n_kv_heads), head_dim)
+}
+
+/// Bytes of the partials of split rows.
+pub fn partial_bytes(sizes: &Sizes, n_group: usize, n_kv_heads: usize, head_dim: usize) -> usize {
+    round_up(sizes.max_chunks * n_kv_heads * Partial::len(n_group, head_dim) * 4)
 }
 
 kv_type_variants!(
@@ -86,42 +82,17 @@ kv_type_variants!(
 );
 
 impl Params {
-    /// Chunks that hold some of these positions.
-    fn chunks(&self, positions: &Range<usize>) -> Range<usize> {
-        positions.start / self.chunk_len..positions.end.div_ceil(self.chunk_len)
-    }
-
-    /// The positions of a chunk among these.
-    fn within(&self, chunk: usize, positions: &Range<usize>) -> Range<usize> {
-        positions.start.max(chunk * self.chunk_len)..positions.end.min((chunk + 1) * self.chunk_len)
-    }
-
-    /// A (tile, KV head) pair of the step: the tile, its chunks, the positions that it sees.
-    fn of_pair<'a>(&self, step: &StepState<'a>, pair: usize) -> (Tile<'a>, Range<usize>, Range<usize>) {
-        let n_kv_heads = self.shape.pages.n_kv_heads;
-        let tile = self.tile(step, pair / n_kv_heads, pair % n_kv_heads);
-        let positions = tile.positions(self.shape.window);
-        (tile, self.chunks(&positions), positions)
-    }
-
-    /// Tile number `tile` of the step, for a KV head.
-    fn tile<'a>(&self, step: &StepState<'a>, mut tile: usize, kv_head: usize) -> Tile<'a> {
-        let rows = rows_of_tile(self.shape.n_group);
-        for span in step.spans {
-            let n = (span.n_rows as usize).div_ceil(rows);
-            if tile < n {
-                let before = tile * rows;
-                return Tile {
-                    table: step.page_table(span.slot, self.shape.pages.group),
-                    first_row: span.first_row as usize + before,
-                    n_rows: (span.n_rows as usize - before).min(rows),
-                    first_position: span.first_position as usize + before,
-                    kv_head,
-                };
-            }
-            tile -= n;
+    /// The partial of a chunk of a split row, for a KV head; those of the following heads follow.
+    ///
+    /// # Safety
+    /// `index` is below the schedule's number of chunks of split rows.
+    #[inline(always)]
+    unsafe fn partial(&self, index: usize, kv_head: usize) -> *mut f32 {
+        let Shape { n_group, pages, .. } = &self.shape;
+        // SAFETY: the buffer has `Sizes::max_chunks` times as many partials as there are KV heads, and the schedule keeps `index` below.
+        unsafe {
+            self.partials.add((index * pages.n_kv_heads + kv_head) * Partial::len(*n_group, pages.head_dim))
         }
-        unreachable!("a tile beyond the last span")
     }
 }
 
@@ -129,119 +100,123 @@ impl Params {
 /// As [`crate::command::Kernel`].
 #[inline(always)]
 unsafe fn body<S: Loops, A: Attend>(p: &Params, worker: &Worker<'_>) {
-    let (step, head_dim) = (worker.step, p.shape.pages.head_dim);
-    let (n_group, n_kv_heads) = (p.shape.n_group, p.shape.pages.n_kv_heads);
-    let n_tiles_of = |span: &Span| (span.n_rows as usize).div_ceil(rows_of_tile(n_group));
-    let n_pairs = step.spans.iter().map(n_tiles_of).sum::<usize>() * n_kv_heads;
-    let single = step.spans.len() == step.tokens.len();
-    // SAFETY: the caller's promise; the scratch is for as many queries.
+    let (schedule, shape) = (&worker.step.attention[p.schedule], &p.shape);
+    let (n_group, n_kv_heads) = (shape.n_group, shape.pages.n_kv_heads);
+    let units = schedule.units();
+    // SAFETY: the layout gave each worker `scratch_bytes`, which are for `most_queries`: those of a tile's rows for one head, or of one
+    // row for all heads. `Program::check` compared the spans' rows and pages with the limits before the schedule was written.
     unsafe {
-        let scratch = Scratch::<A>::at(worker.scratch, most_queries(n_group, n_kv_heads), head_dim);
-        if single && n_pairs <= p.max_split {
-            by_chunks::<S, A>(p, worker, &scratch);
-        } else {
-            by_tiles::<S, A>(p, worker, n_pairs, &scratch);
+        let n = most_queries(n_group, n_kv_heads);
+        let scratch = Scratch::<A>::at(worker.scratch, n, shape.pages.head_dim);
+        // Rows and heads whose queries are in scratch.
+        let mut loaded = None;
+        while let Some(unit) = worker.take(units.len()) {
+            match units[unit] {
+                Unit::Whole { first, n_rows, slot, kv_head } => {
+                    loaded = None;
+                    let rows = &schedule.rows()[first as usize..(first + n_rows) as usize];
+                    let tile = Tile { table: worker.step.page_table(slot, shape.pages.group), rows };
+                    whole::<S, A>(p, schedule, &tile, kv_head as usize, &scratch);
+                }
+                Unit::Chunk { first, n_rows, chunk, first_head, n_heads } => {
+                    let rows = first as usize..(first + n_rows) as usize;
+                    let heads = first_head as usize..(first_head + n_heads) as usize;
+                    let slot = schedule.split()[rows.start].slot;
+                    let table = worker.step.page_table(slot, shape.pages.group);
+                    let tile = Tile { table, rows: &schedule.rows()[rows.clone()] };
+                    if loaded.replace((rows.clone(), heads.clone())) != Some((rows.clone(), heads.clone())) {
+                        let n = tile.n_queries(shape);
+                        for (i, head) in heads.clone().enumerate() {
+                            let work = A::from_query(scratch.work, i * n, shape.pages.head_dim);
+                            load_queries::<S, A>(shape, &tile, head, p.q, work);
+                        }
+                    }
+                    part::<S, A>(p, schedule, &tile, rows, heads, chunk, &scratch);
+                }
+            }
         }
     }
 }
 
-/// Each pair by one worker.
+/// Rows of a prompt: all positions that they see.
 ///
 /// # Safety
 /// As [`body`].
 #[inline(always)]
-unsafe fn by_tiles<S: Loops, A: Attend>(
+unsafe fn whole<S: Loops, A: Attend>(
     p: &Params,
-    worker: &Worker<'_>,
-    n_pairs: usize,
+    schedule: &Schedule,
+    tile: &Tile<'_>,
+    kv_head: usize,
     scratch: &Scratch<A>,
 ) {
-    let (step, shape) = (worker.step, &p.shape);
-    // SAFETY: the caller's promise.
+    let (shape, head_dim, sizes) = (&p.shape, p.shape.pages.head_dim, schedule.sizes());
+    let (n, positions) = (tile.n_queries(shape), tile.positions(shape.window));
+    // SAFETY: a whole tile has at most `tile_rows` rows, so its queries fit the scratch, and all rows have pages up to their positions.
     unsafe {
-        while let Some(unit) = worker.take(n_pairs) {
-            // The last rows of a sequence see the most positions, so they come first.
-            let (tile, chunks, positions) = p.of_pair(step, n_pairs - 1 - unit);
-            if p.of_outputs && !tile.has_any(step.outputs) {
-                continue;
-            }
-            let n = tile.n_rows * shape.n_group;
-            load_queries::<S, A>(shape, &tile, p.q, scratch.work);
-            scratch.total.clear(n, shape.pages.head_dim);
-            for index in chunks {
-                chunk::<S, A>(shape, &tile, p.within(index, &positions), scratch.work, scratch.chunk);
-                combine::<S>(scratch.total, scratch.chunk, n, shape.pages.head_dim);
-            }
-            finish::<S>(shape, &tile, scratch.total, p.sinks, p.out);
+        load_queries::<S, A>(shape, tile, kv_head, p.q, scratch.work);
+        scratch.total.clear(n, head_dim);
+        let of_chunk = Partial::at(scratch.chunk.o, n, head_dim);
+        for index in sizes.chunks(&positions) {
+            let within = sizes.within(index, &positions);
+            chunk::<S, A>(shape, tile, kv_head..kv_head + 1, within, scratch.work, of_chunk.o);
+            combine::<S>(scratch.total, of_chunk, n, head_dim);
         }
+        finish::<S>(shape, tile, kv_head, scratch.total, p.sinks, p.out);
     }
 }
 
-/// Sequences of one row each: chunks of their positions, by all heads or by some.
+/// A chunk of the positions of split rows, whose queries of these heads are in scratch; what the last chunk of a row completes.
 ///
 /// # Safety
-/// As [`body`]; there are not more pairs than [`Params::max_split`].
+/// As [`body`]. Several rows have one head.
 #[inline(always)]
-unsafe fn by_chunks<S: Loops, A: Attend>(p: &Params, worker: &Worker<'_>, scratch: &Scratch<A>) {
-    let (step, shape, head_dim) = (worker.step, &p.shape, p.shape.pages.head_dim);
+unsafe fn part<S: Loops, A: Attend>(
+    p: &Params,
+    schedule: &Schedule,
+    tile: &Tile<'_>,
+    rows: Range<usize>,
+    heads: Range<usize>,
+    index: u32,
+    scratch: &Scratch<A>,
+) {
+    let (shape, head_dim) = (&p.shape, p.shape.pages.head_dim);
     let (n_group, n_kv_heads) = (shape.n_group, shape.pages.n_kv_heads);
-    let n_chunks: usize = (0..step.spans.len()).map(|span| p.of_pair(step, span * n_kv_heads).1.len()).sum();
-    let n_parts = (UNITS * worker.n).div_ceil(n_chunks.max(1)).min(n_kv_heads);
-    let (mut helped, mut loaded) = (0, None);
-    // SAFETY: the caller's promise. A partial is written by the worker that took its unit, and read after all of its row arrived.
+    let (split, sizes) = (schedule.split(), schedule.sizes());
+    let positions = sizes.within(index as usize, &tile.positions(shape.window));
+    // SAFETY: each (row, chunk, head) is in one unit of the schedule, so that nobody else writes its partial; the counter's acquire and
+    // release make all partials of a row visible to the worker that combines them.
     unsafe {
-        while let Some(unit) = worker.take_near(n_chunks * n_parts, &mut helped) {
-            let (part, mut within, mut span) = (unit % n_parts, unit / n_parts, 0);
-            let (tile, chunks, positions) = loop {
-                let found = p.of_pair(step, span * n_kv_heads);
-                if within < found.1.len() {
-                    break found;
-                }
-                within -= found.1.len();
-                span += 1;
-            };
-            if p.of_outputs && !tile.has_any(step.outputs) {
-                continue;
+        if rows.len() == 1 {
+            let out = p.partial(split[rows.start].partial(index), heads.start);
+            chunk::<S, A>(shape, tile, heads.clone(), positions, scratch.work, out);
+        } else {
+            let together = scratch.chunk.o;
+            chunk::<S, A>(shape, tile, heads.clone(), positions, scratch.work, together);
+            let together = Partial::at(together, tile.n_queries(shape), head_dim);
+            for (i, row) in rows.clone().enumerate() {
+                let out = Partial::at(p.partial(split[row].partial(index), heads.start), n_group, head_dim);
+                let (first, ld) = (i * n_group, padded(head_dim));
+                out.o.copy_from_nonoverlapping(together.o.add(first * ld), n_group * ld);
+                out.m.copy_from_nonoverlapping(together.m.add(first), n_group);
+                out.l.copy_from_nonoverlapping(together.l.add(first), n_group);
             }
-            let heads = n_kv_heads * part / n_parts..n_kv_heads * (part + 1) / n_parts;
-            let of_head = |kv_head: usize| Tile { kv_head, ..tile };
-            let work = |kv_head: usize| A::from_query(scratch.work, kv_head * n_group, head_dim);
-            let partial = |kv_head: usize, i: usize| {
-                let index = (span * n_kv_heads + kv_head) * p.max_chunks + i;
-                Partial::at(p.partials.add(index * Partial::len(n_group, head_dim)), n_group, head_dim)
-            };
-            if loaded != Some((span, part)) {
-                heads.clone().for_each(|head| load_queries::<S, A>(shape, &of_head(head), p.q, work(head)));
-                loaded = Some((span, part));
-            }
-            heads.clone().for_each(|head| partial(head, within).clear(n_group, head_dim));
-            let positions = p.within(chunks.start + within, &positions);
-            let mut block = positions.start / A::BLOCK * A::BLOCK;
-            while block < positions.end {
-                for head in heads.clone() {
-                    let (next_head, next_block) = if head + 1 < heads.end {
-                        (head + 1, block)
-                    } else {
-                        (heads.start, block + A::BLOCK)
-                    };
-                    let next = of_head(next_head).place::<A>(shape, next_block, &positions);
-                    let tile = of_head(head);
-                    let place = Place { next: Some(&next), ..tile.place::<A>(shape, block, &positions) };
-                    A::block::<S>(shape, &tile, &place, work(head), partial(head, within));
-                }
-                block += A::BLOCK;
-            }
-            for head in heads {
-                let arrived = &*p.arrived.add(span * n_kv_heads + head);
-                if arrived.fetch_add(1, Ordering::AcqRel) + 1 < chunks.len() {
+        }
+        for row in rows {
+            for head in heads.clone() {
+                let arrived = &*p.arrived.add(row * n_kv_heads + head);
+                let n_chunks = split[row].n_chunks as usize;
+                if arrived.fetch_add(1, Ordering::AcqRel) + 1 < n_chunks {
                     continue;
                 }
                 arrived.store(0, Ordering::Relaxed);
                 scratch.total.clear(n_group, head_dim);
-                for i in 0..chunks.len() {
-                    combine::<S>(scratch.total, partial(head, i), n_group, head_dim);
+                for i in 0..n_chunks {
+                    let partial = p.partial(split[row].first_partial as usize + i, head);
+                    combine::<S>(scratch.total, Partial::at(partial, n_group, head_dim), n_group, head_dim);
                 }
-                finish::<S>(shape, &of_head(head), scratch.total, p.sinks, p.out);
+                let tile = Tile { table: tile.table, rows: &schedule.rows()[row..row + 1] };
+                finish::<S>(shape, &tile, head, scratch.total, p.sinks, p.out);
             }
         }
     }

@@ -1,20 +1,21 @@
 //! Attention of each row over all positions of a memory: `softmax(scale q k^T) v`.
 //!
 //! q and out `(n, n_heads * head_dim)`; keys and values in the memory's pages. The arithmetic, its order and its tiles are
-//! those of [`attention_tile`](super::attention_tile), over one chunk that is the whole memory.
+//! those of [`attention`](super::attention), over one chunk that is the whole memory.
 //!
 //! A tile is up to [`MAX_QUERIES`] queries of neighbouring rows whose slots have the same pages, whichever spans they belong
 //! to: sequences that share a memory (the beams of a search) read it once together. A unit of work is (a tile, a KV head),
-//! handed out one after another; a head's positions are not split, for there are as many units as heads even for one row.
+//! taken from a shared counter; a head's positions are not split, for there are as many units as heads even for one row.
 //!
 //! A row's result does not depend on the tile that it is computed in.
 //! Bytes: each key and value once for each tile.
 
-use super::attention_loops::Loops;
-use super::attention_tile::{
-    Attend, MAX_QUERIES, Scratch, Shape, Tile, chunk, finish, load_queries, scratch_bytes_of,
-};
-use super::kv_write::kv_type_variants;
+use super::attention::attend::Attend;
+use super::attention::chunk::{Scratch, chunk, finish, load_queries};
+use super::attention::constants::MAX_QUERIES;
+use super::attention::loops::Loops;
+use super::attention::tile::{Partial, Row, Shape, Tile};
+use super::attention::variants::{self, kv_type_variants};
 use crate::command::{StepState, Worker};
 
 /// Parameters.
@@ -37,7 +38,7 @@ fn rows_of_tile(n_group: usize) -> usize {
 
 /// Bytes of scratch.
 pub fn scratch_bytes(n_group: usize, head_dim: usize) -> usize {
-    scratch_bytes_of(rows_of_tile(n_group) * n_group, head_dim)
+    variants::scratch_bytes(rows_of_tile(n_group) * n_group, head_dim)
 }
 
 kv_type_variants!(
@@ -61,13 +62,6 @@ impl<'a> Tiles<'a> {
     pub fn new(step: &'a StepState<'a>, shape: &Shape, memory: usize, max_rows: usize) -> Tiles<'a> {
         let n_entries = memory.div_ceil(shape.pages.page_len);
         Tiles { step, group: shape.pages.group, n_entries, max_rows, span: 0, within: 0 }
-    }
-
-    /// For a tile of [`attention_tile`](super::attention_tile) of rows that see all positions of a memory.
-    pub fn of_rows(memory: usize, rows: TileRows<'a>, kv_head: usize) -> Tile<'a> {
-        let TileRows { table, first_row, n_rows } = rows;
-        // As causal rows at the memory's last position and behind it, which see all of it.
-        Tile { table, first_row, n_rows, first_position: memory - 1, kv_head }
     }
 }
 
@@ -120,10 +114,15 @@ unsafe fn body<S: Loops, A: Attend>(p: &Params, worker: &Worker<'_>) {
         let scratch = Scratch::<A>::at(worker.scratch, max_rows * p.shape.n_group, head_dim);
         while let Some(unit) = worker.take(n_units) {
             let Some(rows) = tiles().nth(unit / n_kv_heads) else { return };
-            let tile = Tiles::of_rows(p.memory, rows, unit % n_kv_heads);
-            load_queries::<S, A>(&p.shape, &tile, p.q, scratch.work);
-            chunk::<S, A>(&p.shape, &tile, 0..p.memory, scratch.work, scratch.chunk);
-            finish::<S>(&p.shape, &tile, scratch.chunk, std::ptr::null(), p.out);
+            // As causal rows at the memory's last position, which see all of it.
+            let position = p.memory as u32 - 1;
+            let all: [Row; MAX_QUERIES] =
+                std::array::from_fn(|i| Row { row: (rows.first_row + i) as u32, position });
+            let (tile, kv_head) = (Tile { table: rows.table, rows: &all[..rows.n_rows] }, unit % n_kv_heads);
+            let (n, total) = (tile.n_queries(&p.shape), scratch.chunk.o);
+            load_queries::<S, A>(&p.shape, &tile, kv_head, p.q, scratch.work);
+            chunk::<S, A>(&p.shape, &tile, kv_head..kv_head + 1, 0..p.memory, scratch.work, total);
+            finish::<S>(&p.shape, &tile, kv_head, Partial::at(total, n, head_dim), std::ptr::null(), p.out);
         }
     }
 }

@@ -2,15 +2,18 @@
 //!
 //! q `(n, n_heads * head_dim)`, out `(n, out_cols)`, of which the kernel writes `memory` columns; several heads are several
 //! commands. A unit of work is (a tile of rows as in [`cross_attention`](super::cross_attention), a block of positions),
-//! handed out one after another.
+//! taken from a shared counter.
 //!
-//! Accumulation: as in [`attention_tile`](super::attention_tile). Bytes: each key once for each tile, 4 written for each score.
+//! Accumulation: as in [`attention`](super::attention). Bytes: each key once for each tile, 4 written for each score.
 
-use super::attention_loops::Loops;
-use super::attention_product::Place;
-use super::attention_tile::{Attend, MAX_QUERIES, Scratch, Shape, scratch_bytes_of};
+use super::attention::attend::Attend;
+use super::attention::chunk::Scratch;
+use super::attention::constants::MAX_QUERIES;
+use super::attention::loops::Loops;
+use super::attention::pages::Place;
+use super::attention::tile::Shape;
+use super::attention::variants::{self, kv_type_variants};
 use super::cross_attention::Tiles;
-use super::kv_write::kv_type_variants;
 use crate::command::Worker;
 
 /// Parameters.
@@ -34,7 +37,7 @@ pub struct Params {
 
 /// Bytes of scratch.
 pub fn scratch_bytes(head_dim: usize) -> usize {
-    scratch_bytes_of(MAX_QUERIES, head_dim)
+    variants::scratch_bytes(MAX_QUERIES, head_dim)
 }
 
 kv_type_variants!(

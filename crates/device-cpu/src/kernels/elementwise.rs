@@ -33,12 +33,16 @@ pub trait Function {
 }
 
 /// `a`
+#[derive(Clone, Copy)]
 pub struct Same;
 /// `a + b`
+#[derive(Clone, Copy)]
 pub struct Sum;
 /// `factor * a`
+#[derive(Clone, Copy)]
 pub struct Times(pub f32);
 /// `factor * a * b`
+#[derive(Clone, Copy)]
 pub struct TimesBoth(pub f32);
 
 impl Function for Same {

@@ -143,6 +143,7 @@ mod tests {
             n_groups: 0,
             outputs: &[],
             argmax: false,
+            attention: &[],
         };
         // SAFETY: three rows of two pairs, and five experts.
         let ranges = unsafe {

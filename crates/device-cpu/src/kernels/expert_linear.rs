@@ -13,7 +13,8 @@
 
 use super::expert_groups::Groups;
 use super::linear::{
-    ActRow, ActRows, ActivationKind, Multiply, Part, TILE_ROWS, WeightRows, bf16_row_bytes, q8_row_bytes,
+    ActRow, ActRows, ActivationKind, FEW_ROWS, Multiply, Part, TILE_ROWS, WeightRows, bf16_row_bytes,
+    q8_row_bytes,
 };
 use super::round_up;
 use crate::command::Worker;
@@ -126,10 +127,16 @@ pub unsafe fn many_rows(p: &Params, worker: &Worker<'_>) {
             for start in places.clone().step_by(p.block) {
                 let n = (places.end - start).min(p.block);
                 let xs = ActRows { base: p.prepared.add(start * stride), stride, n };
-                for k in (0..p.n_in).step_by(p.multiply.gemm_pass) {
+                if n <= FEW_ROWS {
                     for (r0, n_rows, products) in tiles.clone() {
-                        let part = Part { r0, n_rows, k, n: p.n_in - k };
-                        p.multiply.tile(matrix, p.n_in, part, xs, scratch, products);
+                        p.multiply.whole_tile(matrix, p.n_in, (r0, n_rows), xs, scratch, products);
+                    }
+                } else {
+                    for k in (0..p.n_in).step_by(p.multiply.gemm_pass) {
+                        for (r0, n_rows, products) in tiles.clone() {
+                            let part = Part { r0, n_rows, k, n: p.n_in - k };
+                            p.multiply.tile(matrix, p.n_in, part, xs, scratch, products);
+                        }
                     }
                 }
                 for (r0, n_rows, products) in tiles.clone() {

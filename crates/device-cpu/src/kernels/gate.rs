@@ -14,6 +14,14 @@ use std::marker::PhantomData;
 /// `C(a) * b`
 pub struct Gated<C>(pub PhantomData<C>);
 
+impl<C> Clone for Gated<C> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<C> Copy for Gated<C> {}
+
 impl<C: Curve> Function for Gated<C> {
     #[inline(always)]
     unsafe fn of<S: Simd>(&self, a: S::V, b: S::V) -> S::V {

@@ -3,33 +3,41 @@
 //! `y_m = x W_m^T + bias_m` for `m < n_matrices`; then, by [`Epilogue`]: each product goes to its own value, or
 //! `out = y_0 + residual`, or `out = kind(y_0) * y_1` (the gated feed-forward). x `(n, cols)`, W_m `(n_out_m, cols)`.
 //!
-//! Two schedules:
+//! Three schedules:
 //!
 //! - [`one_row`]: every worker normalises and quantises the row for itself, which costs less than a barrier, then takes
 //!   pieces of `piece_rows` weight rows, multiplies them with the row, and applies the epilogue.
 //! - [`many_rows`]: the rows were prepared by [`activation_rows`](super::activation_rows). A unit is a block of rows
 //!   times a group of tiles of 16 weight rows; a tile's products, (rows, 16), stay in the first cache for the epilogue.
+//! - [`few_rows`]: what [`many_rows`] does up to [`FEW_ROWS`] rows. A unit is a piece of some tiles, each with all rows and
+//!   all columns.
 //!
-//! With one row, which is bound by memory, a worker's pieces are neighbours, for long streams are read fastest; it helps
-//! others when its own are done. With many, units are handed out by one counter. Either way a worker that the system has
-//! slowed down does less. Order of accumulation is
-//! the matrix kernel's ([`linear`](super::linear)). Bytes: the weights once for each block of rows.
+//! One row is bound by memory, and few rows nearly so. Long streams are read fastest, so a worker's pieces are neighbours; it
+//! helps the others when its own are done. With many rows, units are handed out by one counter. Either way a worker that the
+//! system has slowed down does less. Order of accumulation: the matrix kernel's ([`linear`](super::linear)). Bytes: the weights
+//! once for each block of rows.
 
 use super::activation_rows::{Source, normalised};
-use super::elementwise::{Same, Sum, combine};
+use super::elementwise::{Function, Same, Sum, combine};
 use super::gate::Gated;
-use super::linear::{ActRow, ActRows, ActivationKind, Multiply, Part, TILE_ROWS, WeightRows, q8_row_bytes};
+use super::linear::{
+    ActRow, ActRows, ActivationKind, FEW_ROWS, Multiply, Part, TILE_ROWS, WeightRows, q8_row_bytes,
+};
 use super::round_up;
 use crate::command::Worker;
-use crate::simd::math::{GeluErf, GeluTanh, Relu, Sigmoid, Silu};
+use crate::simd::math::{Curve, GeluErf, GeluTanh, Relu, Sigmoid, Silu};
 use crate::simd::{Simd, variants};
 use device::Activation;
 use std::marker::PhantomData;
+use std::ops::Range;
 
 /// Most tiles of a unit of [`many_rows`]: enough that taking a unit costs nothing.
 const TILES_PER_UNIT: usize = 4;
 /// Units a worker of [`many_rows`], at least, where there are enough tiles: so many that all end at about the same time.
 const UNITS_PER_WORKER: usize = 4;
+
+/// Most tiles of a piece of [`few_rows`]: their products stay in the first cache.
+const TILES_PER_PIECE: usize = 16;
 
 /// One matrix.
 #[derive(Clone, Copy)]
@@ -181,7 +189,7 @@ unsafe fn one_row_body<S: Simd>(p: &Params, worker: &Worker<'_>) {
                 let up = &p.matrices[1];
                 (up.multiply.gemv)(up.weight, cols, r0, r1, row(up), others);
             }
-            finish::<S>(p, m, 0, r0, r1 - r0, products, others);
+            finish::<S>(p, m, 0..1, r0, r1 - r0, products, others);
             match worker.take_near(n, &mut helped) {
                 Some(next) => unit = next,
                 None => return,
@@ -200,6 +208,10 @@ variants!(
 #[inline(always)]
 unsafe fn many_rows_body<S: Simd>(p: &Params, worker: &Worker<'_>) {
     let n = worker.step.n_rows(p.source.rows);
+    if n <= FEW_ROWS {
+        // SAFETY: the caller's promise.
+        return unsafe { few_rows::<S>(p, worker, n) };
+    }
     let n_tiles = p.n_pieces(TILE_ROWS);
     let tiles_per_unit = (n_tiles / (UNITS_PER_WORKER * worker.n)).clamp(1, TILES_PER_UNIT);
     let n_groups = n_tiles.div_ceil(tiles_per_unit);
@@ -246,10 +258,8 @@ unsafe fn many_rows_body<S: Simd>(p: &Params, worker: &Worker<'_>) {
                 }
             }
             for (index, r0, n_rows, at) in tiles {
-                for (i, row) in rows.clone().enumerate() {
-                    let at = at + i * TILE_ROWS;
-                    finish::<S>(p, &p.matrices[index], row, r0, n_rows, products.add(at), others.add(at));
-                }
+                let m = &p.matrices[index];
+                finish::<S>(p, m, rows.clone(), r0, n_rows, products.add(at), others.add(at));
             }
         }
     }
@@ -260,7 +270,57 @@ variants!(
     many_rows, many_rows_body, Params
 );
 
-/// Bias and epilogue of `n` neighbouring products of an activation row, from weight row `r0` on.
+/// The schedule for a few rows: a worker's pieces are neighbours, and every tile is read from its beginning to its end, once.
+///
+/// # Safety
+/// As [`many_rows_body`].
+#[inline(always)]
+unsafe fn few_rows<S: Simd>(p: &Params, worker: &Worker<'_>, n: usize) {
+    if n == 0 {
+        return;
+    }
+    let cols = p.source.cols;
+    let is_gate = matches!(p.epilogue, Epilogue::Gate { .. });
+    // As many tiles as the scratch has room for, and so many pieces that workers end at about the same time.
+    let n_tiles = p.n_pieces(TILE_ROWS);
+    let room = (TILES_PER_UNIT * p.block / n).clamp(1, TILES_PER_PIECE);
+    let piece_rows = TILE_ROWS * (n_tiles / (UNITS_PER_WORKER * worker.n)).clamp(1, room);
+    let n_pieces = p.n_pieces(piece_rows);
+    let mut helped = 0;
+    // SAFETY: the scratch has the layout of `many_rows_scratch_bytes`: room for TILES_PER_UNIT tiles of a block of at least `n`
+    // rows, twice, which `room` does not exceed; pieces lie within their matrices.
+    unsafe {
+        let products: *mut f32 = worker.scratch.cast();
+        let others = products.add(TILES_PER_UNIT * p.block * TILE_ROWS);
+        let scratch: *mut u8 = others.add(TILES_PER_UNIT * p.block * TILE_ROWS).cast();
+        while let Some(unit) = worker.take_near(n_pieces, &mut helped) {
+            let (index, piece) = if is_gate { (0, unit) } else { p.piece(unit, piece_rows) };
+            let m = &p.matrices[index];
+            let (r0, r1) = (piece * piece_rows, ((piece + 1) * piece_rows).min(m.n_out));
+            let multiply = |m: &Matrix, products: *mut f32| {
+                let kind = m.multiply.activation;
+                let xs = ActRows { base: p.rows[kind as usize], stride: kind.row_bytes(cols), n };
+                for r in (r0..r1).step_by(TILE_ROWS) {
+                    let out = products.add((r - r0) * n);
+                    let tile = (r, (r1 - r).min(TILE_ROWS));
+                    m.multiply.whole_tile(m.weight, cols, tile, xs, scratch, out);
+                }
+            };
+            multiply(m, products);
+            if is_gate {
+                multiply(&p.matrices[1], others);
+            }
+            for r in (r0..r1).step_by(TILE_ROWS) {
+                let at = (r - r0) * n;
+                let n_rows = (r1 - r).min(TILE_ROWS);
+                finish::<S>(p, m, 0..n, r, n_rows, products.add(at), others.add(at));
+            }
+        }
+    }
+}
+
+/// Bias and epilogue of the products of some activation rows with `n` neighbouring weight rows, from `r0` on. The products of a
+/// row begin [`TILE_ROWS`] behind those of the row before, so there may be more than that of them only for one row.
 ///
 /// # Safety
 /// The products and the values are valid for them.
@@ -268,44 +328,91 @@ variants!(
 unsafe fn finish<S: Simd>(
     p: &Params,
     m: &Matrix,
-    row: usize,
+    rows: Range<usize>,
     r0: usize,
     n: usize,
     y: *mut f32,
     others: *mut f32,
 ) {
-    let at = row * m.n_out + r0;
+    let block = Block { n_rows: rows.len(), n, stride: m.n_out };
+    let at = rows.start * m.n_out + r0;
     // SAFETY: the caller's promise.
     unsafe {
+        block.add_bias::<S>(m, r0, y);
         let out = m.out.add(at);
         match p.epilogue {
-            Epilogue::Store if m.bias.is_null() => combine::<S>(y, y, out, n, Same),
-            Epilogue::Store => combine::<S>(y, m.bias.add(r0), out, n, Sum),
-            Epilogue::Add { residual } => {
-                add_bias::<S>(m, r0, n, y);
-                combine::<S>(y, residual.add(at), out, n, Sum);
-            }
+            Epilogue::Store => block.each::<S>(y, y, TILE_ROWS, out, Same),
+            Epilogue::Add { residual } => block.each::<S>(y, residual.add(at), m.n_out, out, Sum),
             Epilogue::Gate { kind } => {
-                add_bias::<S>(m, r0, n, y);
-                add_bias::<S>(&p.matrices[1], r0, n, others);
+                block.add_bias::<S>(&p.matrices[1], r0, others);
                 match kind {
-                    Activation::Silu => combine::<S>(y, others, out, n, Gated::<Silu>(PhantomData)),
-                    Activation::GeluTanh => combine::<S>(y, others, out, n, Gated::<GeluTanh>(PhantomData)),
-                    Activation::GeluErf => combine::<S>(y, others, out, n, Gated::<GeluErf>(PhantomData)),
-                    Activation::Relu => combine::<S>(y, others, out, n, Gated::<Relu>(PhantomData)),
-                    Activation::Sigmoid => combine::<S>(y, others, out, n, Gated::<Sigmoid>(PhantomData)),
+                    Activation::Silu => block.gate::<S, Silu>(y, others, out),
+                    Activation::GeluTanh => block.gate::<S, GeluTanh>(y, others, out),
+                    Activation::GeluErf => block.gate::<S, GeluErf>(y, others, out),
+                    Activation::Relu => block.gate::<S, Relu>(y, others, out),
+                    Activation::Sigmoid => block.gate::<S, Sigmoid>(y, others, out),
                 }
             }
         }
     }
 }
 
-/// # Safety
-/// As [`finish`].
-#[inline(always)]
-unsafe fn add_bias<S: Simd>(m: &Matrix, r0: usize, n: usize, y: *mut f32) {
-    if !m.bias.is_null() {
+/// Products of `n_rows` activation rows with `n` weight rows; a row's are [`TILE_ROWS`] after those of the row before.
+struct Block {
+    n_rows: usize,
+    n: usize,
+    /// Values from a row to the next where the products go.
+    stride: usize,
+}
+
+impl Block {
+    /// `out[i] = f(a[i], b[i])` for every row `i`; `b` has rows of `b_stride`.
+    ///
+    /// # Safety
+    /// `a` is valid for the products, `b` and `out` for as many values of each row; the instruction set is available.
+    #[inline(always)]
+    unsafe fn each<S: Simd>(
+        &self,
+        a: *const f32,
+        b: *const f32,
+        b_stride: usize,
+        out: *mut f32,
+        f: impl Function + Copy,
+    ) {
+        for i in 0..self.n_rows {
+            // SAFETY: row `i` of each.
+            unsafe {
+                let (a, b, out) = (a.add(i * TILE_ROWS), b.add(i * b_stride), out.add(i * self.stride));
+                // Nearly always a whole tile, whose loop is unrolled.
+                match self.n {
+                    TILE_ROWS => combine::<S>(a, b, out, TILE_ROWS, f),
+                    n => combine::<S>(a, b, out, n, f),
+                }
+            }
+        }
+    }
+
+    /// `out[i] = C(y[i]) * others[i]` for every row.
+    ///
+    /// # Safety
+    /// As [`Self::each`].
+    #[inline(always)]
+    unsafe fn gate<S: Simd, C: Curve>(&self, y: *const f32, others: *const f32, out: *mut f32) {
         // SAFETY: the caller's promise.
-        unsafe { combine::<S>(y, m.bias.add(r0), y, n, Sum) }
+        unsafe { self.each::<S>(y, others, TILE_ROWS, out, Gated::<C>(PhantomData)) }
+    }
+
+    /// Add the bias of the weight rows from `r0` on, if there is one.
+    ///
+    /// # Safety
+    /// `y` is valid for the products; the instruction set is available.
+    #[inline(always)]
+    unsafe fn add_bias<S: Simd>(&self, m: &Matrix, r0: usize, y: *mut f32) {
+        if m.bias.is_null() {
+            return;
+        }
+        let to_self = Block { stride: TILE_ROWS, ..*self };
+        // SAFETY: the caller's promise; a matrix has a bias for each weight row.
+        unsafe { to_self.each::<S>(y, m.bias.add(r0), 0, y, Sum) }
     }
 }

@@ -5,7 +5,8 @@
 //! share. Norms accumulate as in [`rms_norm`](super::rms_norm). Bytes: 4 read a value, 4 written for q, the KV type's for
 //! k and v.
 
-use super::kv_write::{Half, LayerPages, store};
+use super::attention::pages::{Half, LayerPages};
+use super::kv_write::store;
 use super::rms_norm::norm_row;
 use super::rope::{Turn, turn_head};
 use crate::command::Worker;
@@ -25,7 +26,7 @@ pub struct Chain {
     pub weight: *const f32,
     /// Added to the mean square.
     pub eps: f32,
-    /// How they turn.
+    /// How they rotate.
     pub turn: Turn,
     /// `(n, n_heads * head_dim)`; null: not wanted.
     pub out: *mut f32,
@@ -87,7 +88,7 @@ variants!(
     qk_rope_kv, body, Params
 );
 
-/// Norm and turn one head.
+/// Normalise and rotate one head.
 ///
 /// # Safety
 /// As [`turn_head`].

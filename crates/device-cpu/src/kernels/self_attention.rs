@@ -1,7 +1,7 @@
 //! Attention of each row over all rows of its own span: `out = softmax(scale q k^T) v`, head by head, nothing cached.
 //!
 //! q, k, v and out `(n, n_heads * head_dim)`. A unit of work is (a span, a head, a tile of up to [`TILE`] queries), handed
-//! out one after another. Keys and values are walked in blocks of [`BLOCK`]: a block's keys are brought into scratch as
+//! out one after another. Keys and values are walked in blocks of [`BLOCK`]: a block's keys are loaded into scratch as
 //! columns `(head_dim, BLOCK)` and its values as rows of whole vectors; then `S = Q K^T`, a softmax along the rows of S that
 //! takes back what earlier blocks gave where a larger score comes ("online softmax": Milakov and Gimelshein, 2018; the
 //! tiles: Dao et al., "FlashAttention", 2022), and `O += P V`. Scratch stays in the second cache, whatever the span's length.
@@ -10,9 +10,11 @@
 //! block, blocks ascending; all f32. A query's order does not depend on which others share its tile.
 //! Bytes: keys and values once for each tile, q once, 4 written for each output.
 
-use super::attention_loops::Loops;
-use super::attention_product::{BLOCK, Product, padded};
-use super::attention_tile::{Partial, scale_row, softmax_block};
+use super::attention::constants::{FLOAT_BLOCK as BLOCK, padded};
+use super::attention::loops::Loops;
+use super::attention::product::Product;
+use super::attention::softmax::{scale_row, softmax_block};
+use super::attention::tile::Partial;
 use super::elementwise::{self, Times};
 use super::round_up;
 use crate::command::Worker;
@@ -48,7 +50,7 @@ struct Scratch {
     q: *mut f32,
     /// `(head_dim, BLOCK)`
     keys: *mut f32,
-    /// `(BLOCK, padded head_dim)`, zeros behind the last column.
+    /// `(BLOCK, padded head_dim)`, zeros after the last column.
     values: *mut f32,
     /// `(TILE, BLOCK)` scores, then probabilities.
     s: *mut f32,
@@ -196,7 +198,7 @@ impl<S: Simd> Sink<S> for Columns {
     }
 }
 
-/// `len` rows of keys, transposed: `(dim, BLOCK)`. What lies behind the last row stays what it was: it is finite, and the
+/// `len` rows of keys, transposed: `(dim, BLOCK)`. What lies after the last row stays what it was: it is finite, and the
 /// scores that it gives are not looked at.
 ///
 /// # Safety

@@ -2,8 +2,9 @@
 
 use crate::plan::plan;
 use crate::shapes::{Layers, Shapes};
-use device::testing::limits;
-use device::{Device, KvLayerId, KvType, Limits, OwnedStep, Plan, Span, Want, fusion};
+use device::{Device, KvLayerId, KvType, Limits, OwnedStep, Plan, Span, Want};
+use device_lower::fusion;
+use device_testing::limits;
 use ingle_device_metal::MetalDevice;
 use ingle_device_metal::gpu::emulated::{EmulatedGpu, Options, Traced};
 
@@ -135,7 +136,8 @@ pub fn dispatches(s: &Shapes, layers: &[&Layers], rows: Rows) -> (Vec<(String, C
         page_tables: plan.kv.groups.iter().flat_map(|_| 0..(n_ctx / page_len) as u32).collect(),
         pages_per_table: n_ctx / page_len,
         outputs: vec![n_rows - 1],
-        want: Want::Argmax,
+        wants: vec![Want::BEST],
+        ..OwnedStep::default()
     };
     device.gpu().start_trace();
     program.run(&step.borrow()).unwrap();

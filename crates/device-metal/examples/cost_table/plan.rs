@@ -1,9 +1,9 @@
 //! A model's plan, Op by Op in the order of the `model` crate's builder, with weights of noise.
 
 use crate::shapes::{Experts, Layers, Shapes};
-use device::testing::{AttentionOptions, PlanBuilder, Rng, stored};
 use device::{Activation, DType, KvLayer, Op, Plan, RopeStyle, Rows, ValueId, Weight, WeightId, WeightPart};
-use formats::{BlockType, Bytes, Planes};
+use device_testing::{AttentionOptions, PlanBuilder, Rng, stored};
+use weights::{BlockType, Bytes, Planes};
 
 /// Rows that differ; the others repeat them.
 const N_DIFFERENT: usize = 16;

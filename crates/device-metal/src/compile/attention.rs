@@ -1,25 +1,25 @@
 //! What reads and writes KV pages: KvWrite, heads on their way to the cache, and the attentions.
 //!
-//! Few rows are decoded: a threadgroup for a row and the query heads of a KV head. A single row's norm, turn and store are part
-//! of that dispatch. Long sequences are split over threadgroups, whose results the projection behind joins (`merged`), or a second
-//! dispatch. Many rows go by tiles.
+//! Few rows are decoded: a threadgroup for a row and the query heads of a KV head. A single row's
+//! norm, turn and store are part of that dispatch. Long sequences are split over threadgroups,
+//! whose results the next projection merges (`merged`), or a second dispatch. Many rows go by
+//! tiles.
 //!
-//! The contracts are the headers `kernels/attention/decode.h`, `merge.h` and `prefill.h`, and `kernels/cross_scores.metal`.
+//! The contracts are the headers `kernels/attention/decode.h`, `merge.h` and `prefill.h`, and
+//! `kernels/cross_scores.metal`.
 
-use super::merged::Parts;
-use super::{Call, Draft, ONE, each, kv_region};
+use super::call::{Call, ONE, each};
+use super::draft::{AttentionParts, Draft};
 use crate::arguments::{
     AttentionArguments, KvWriteArguments, PagesArguments, QkRopeKvArguments, TurnArguments,
 };
-use crate::gpu::{Gpu, Place};
+use crate::geometry::{MOST_DECODED, partial_bytes};
+use crate::gpu::Gpu;
 use crate::kernels::{self, Kernel, attention, constant};
-use crate::lower::{Heads, Queries};
-use crate::table::{Extent, RowClass, When};
-use device::lower::{AttentionOf, HeadChain, attention_of};
 use device::{KvLayerId, Op, Result, Rows, ValueId, WeightId};
-
-/// Rows that are decoded at most, rather than gone through by tiles.
-pub const MOST_DECODED: usize = 8;
+use device_lower::lower::{AttentionOf, HeadChain, attention_of};
+use device_lower::table::{Extent, Location, Region, RowClass, When};
+use device_lower::units::{Heads, Queries};
 
 /// Query heads that a threadgroup makes at once, at most.
 const MOST_HEADS: usize = 8;
@@ -30,12 +30,6 @@ const MOST_COLUMNS: usize = 512;
 /// Columns of a head that tiles of a memory take, at most.
 const MOST_MEMORY_COLUMNS: usize = 128;
 
-/// Bytes of the partial sums, and of the totals, of rows of heads that are split.
-pub fn partial_bytes(n_rows: usize, n_heads: usize, head_dim: usize) -> (usize, usize) {
-    let n = n_rows.min(MOST_DECODED) * n_heads * crate::profile::MOST_SPLITS;
-    (n * head_dim.next_multiple_of(4) * 4, n * 8)
-}
-
 /// Where keys and values come from.
 #[derive(Clone, Copy, PartialEq)]
 enum Source {
@@ -44,7 +38,7 @@ enum Source {
     /// Pages of a memory of so many positions.
     Memory(KvLayerId, usize),
     /// Activations of the row's span.
-    Rows { k: ValueId, v: ValueId },
+    Activations { k: ValueId, v: ValueId },
 }
 
 /// An attention of any kind.
@@ -82,7 +76,7 @@ impl<G: Gpu> Draft<'_, G> {
             .read(2, self.value(k))
             .read(3, self.value(v));
         let mut call = self.bind_tables(call, 4).bind(7, c.pool(layer));
-        call.writes.push(kv_region(layer));
+        call.writes.push(Region::kv(layer));
         let heads = Extent::Fixed(2 * args.pages.n_kv_heads);
         self.push(call.grid([heads, each(Rows::Tokens), ONE], 32))
     }
@@ -96,13 +90,10 @@ impl<G: Gpu> Draft<'_, G> {
         }
     }
 
-    /// Heads on their way to the cache, and the attention behind them.
+    /// Heads on their way to the cache, and the attention after them.
     pub(super) fn qk_rope_kv(&mut self, heads: &Heads) -> Result<()> {
         let unit = &heads.chains;
-        let attention = match (unit.attention, unit.q) {
-            (Some(a), Some(q)) => Some(self.attention_of(&a, q.end, unit.layer)),
-            _ => None,
-        };
+        let attention = unit.attention.zip(unit.q).map(|(a, q)| self.attention_of(&a, q.end, unit.layer));
         let escapes =
             unit.k.escapes && !unit.k.is_empty() || unit.q.is_some_and(|q| q.escapes && !q.is_empty());
         match attention {
@@ -120,7 +111,7 @@ impl<G: Gpu> Draft<'_, G> {
         }
     }
 
-    /// Query heads, and the attention behind them, over what another layer wrote.
+    /// Query heads, and the attention after them, over what another layer wrote.
     pub(super) fn q_rope(&mut self, Queries { q, layer, attention }: &Queries) -> Result<()> {
         let attention = self.attention_of(attention, q.end, *layer);
         if self.turns(&attention) {
@@ -147,12 +138,14 @@ impl<G: Gpu> Draft<'_, G> {
         }
     }
 
-    /// Whether an attention turns its heads itself. The rows of a step may be of one sequence, unless there is but one.
+    /// Whether an attention turns its heads itself. The rows of a step may be of one sequence,
+    /// unless there is but one.
     fn turns(&self, a: &Attention) -> bool {
         self.tokens == RowClass::One && a.head_dim <= MOST_COLUMNS && !self.compiler.is_deterministic()
     }
 
-    /// A dispatch that normalises and turns query heads, and takes those of keys and values to the cache.
+    /// A dispatch that normalises and turns query heads, and takes those of keys and values to the
+    /// cache.
     fn turn_heads(&mut self, layer: KvLayerId, q: Option<HeadChain>, kv: Option<&Heads>) -> Result<()> {
         let c = self.compiler;
         let head_dim = c.plan.kv.layer(layer).head_dim;
@@ -195,7 +188,7 @@ impl<G: Gpu> Draft<'_, G> {
         let mut n_heads = args.q.n_heads;
         if kv.is_some() {
             n_heads += 2 * args.pages.n_kv_heads;
-            call.writes.push(kv_region(layer));
+            call.writes.push(Region::kv(layer));
         }
         call.threadgroup_bytes = head_dim as u32 * 4;
         self.push(call.grid([Extent::Fixed(n_heads), each(Rows::Tokens), ONE], 32))
@@ -206,8 +199,10 @@ impl<G: Gpu> Draft<'_, G> {
         let c = self.compiler;
         let kv = |layer: &KvLayerId| c.plan.kv.layer(*layer);
         match op {
-            Op::Attention { .. } => attention_of(op)
-                .map_or(Ok(()), |(q, layer, of)| self.attend(&self.attention_of(&of, q, layer))),
+            Op::Attention { .. } => {
+                let Some((q, layer, of)) = attention_of(op) else { return Err(self.not_lowered(op)) };
+                self.attend(&self.attention_of(&of, q, layer))
+            }
             Op::CrossAttention { q, layer, n_heads, scale, out } => self.attend(&Attention {
                 q: *q,
                 source: Source::Memory(*layer, kv(layer).memory.unwrap_or(0)),
@@ -223,7 +218,7 @@ impl<G: Gpu> Draft<'_, G> {
             }),
             Op::SelfAttention { q, k, v, n_heads, scale, out } => self.attend(&Attention {
                 q: *q,
-                source: Source::Rows { k: *k, v: *v },
+                source: Source::Activations { k: *k, v: *v },
                 n_heads: *n_heads,
                 head_dim: c.cols(*q) / n_heads,
                 scale: *scale,
@@ -237,7 +232,28 @@ impl<G: Gpu> Draft<'_, G> {
             Op::CrossScores { q, layer, n_heads, heads, scale, out } => {
                 self.cross_scores(*q, *layer, *n_heads, heads, *scale, *out)
             }
-            _ => Ok(()),
+            Op::Embed { .. }
+            | Op::EmbedPositions { .. }
+            | Op::Linear { .. }
+            | Op::RmsNorm { .. }
+            | Op::LayerNorm { .. }
+            | Op::Rope { .. }
+            | Op::Activate { .. }
+            | Op::Gate { .. }
+            | Op::Add { .. }
+            | Op::Scale { .. }
+            | Op::Softcap { .. }
+            | Op::Columns { .. }
+            | Op::Route { .. }
+            | Op::SelectRows { .. }
+            | Op::Pool { .. }
+            | Op::Input { .. }
+            | Op::Unfold { .. }
+            | Op::Argmax { .. }
+            | Op::KvWrite { .. }
+            | Op::ExpertLinear { .. }
+            | Op::ExpertSum { .. }
+            | Op::Fused { .. } => Err(self.not_lowered(op)),
         }
     }
 
@@ -247,11 +263,14 @@ impl<G: Gpu> Draft<'_, G> {
             let what = format!("heads of {} columns", a.head_dim);
             return Err(c.unsupported(what, "this device runs heads of at most 512; use --device cpu"));
         }
-        let few = self.tokens <= RowClass::Eight;
+        let few = self.tokens <= RowClass::of(MOST_DECODED);
         match a.source {
-            Source::Rows { .. } => self.tiles(a),
-            // Tiles and splits add in another order, and whether a step is split depends on all its sequences.
-            _ if c.is_deterministic() => self.decode(a, None, When::Always),
+            Source::Activations { .. } => self.tiles(a),
+            // Tiles and splits add in another order, and whether a step is split depends on all its
+            // sequences.
+            Source::Sequence(_) | Source::Memory(..) if c.is_deterministic() => {
+                self.decode(a, None, When::Always)
+            }
             Source::Memory(_, n) if few || a.head_dim > MOST_MEMORY_COLUMNS => {
                 // Of many rows there are threadgroups enough.
                 match few && n > c.profile.split_positions {
@@ -263,7 +282,7 @@ impl<G: Gpu> Draft<'_, G> {
                 self.decode(a, None, When::Short)?;
                 self.decode_split(a, When::Long)
             }
-            _ => self.tiles(a),
+            Source::Sequence(_) | Source::Memory(..) => self.tiles(a),
         }
     }
 
@@ -273,7 +292,7 @@ impl<G: Gpu> Draft<'_, G> {
         let (pages, n_positions) = match a.source {
             Source::Sequence(layer) => (c.pages(layer), 0),
             Source::Memory(layer, n) => (c.pages(layer), n),
-            Source::Rows { .. } => {
+            Source::Activations { .. } => {
                 let (n_kv_heads, head_dim) = (a.n_heads as u32, a.head_dim as u32);
                 (PagesArguments { n_kv_heads, head_dim, ..Default::default() }, 0)
             }
@@ -319,13 +338,14 @@ impl<G: Gpu> Draft<'_, G> {
             .bind(1, c.step_place(0))
     }
 
-    /// Threadgroups that a row has without splits: one for up to [`MOST_HEADS`] of the query heads that share a KV head.
+    /// Threadgroups that a row has without splits: one for up to [`MOST_HEADS`] of the query heads
+    /// that share a KV head.
     fn head_groups(&self, a: &Attention) -> usize {
         let n_kv_heads = match a.source {
             Source::Sequence(layer) | Source::Memory(layer, _) => {
                 self.compiler.plan.kv.layer(layer).n_kv_heads
             }
-            Source::Rows { .. } => a.n_heads,
+            Source::Activations { .. } => a.n_heads,
         };
         n_kv_heads * (a.n_heads / n_kv_heads.max(1)).div_ceil(MOST_HEADS)
     }
@@ -335,8 +355,8 @@ impl<G: Gpu> Draft<'_, G> {
         self.decode(a, Some(n_splits), when)?;
         let (partials, totals) = self.partials(a.n_heads, a.head_dim);
         let (out, n_heads, head_dim, sinks) = (a.out, a.n_heads, a.head_dim, a.sinks);
-        let parts = Parts { out, n_heads, head_dim, n_splits, sinks, partials, totals, when };
-        if self.is_merged_behind(&parts) {
+        let parts = AttentionParts { out, n_heads, head_dim, n_splits, sinks, partials, totals, when };
+        if self.is_merged_next(&parts) {
             self.parts = Some(parts);
             return Ok(());
         }
@@ -352,10 +372,10 @@ impl<G: Gpu> Draft<'_, G> {
     }
 
     /// Where the parts of a row that is split go.
-    fn partials(&self, n_heads: usize, head_dim: usize) -> ((Place, usize), (Place, usize)) {
+    fn partials(&self, n_heads: usize, head_dim: usize) -> ((Location, usize), (Location, usize)) {
         let (c, s) = (self.compiler, self.compiler.scratch);
         let (partials, totals) = partial_bytes(c.limits.max_rows, n_heads, head_dim);
-        let place = |offset: usize| Place { buffer: c.buffers.scratch, offset: offset as u64 };
+        let place = |offset: usize| Location { buffer: c.buffers.scratch, offset: offset as u64 };
         ((place(s.partials_at()), partials), (place(s.totals_at()), totals))
     }
 
@@ -365,7 +385,9 @@ impl<G: Gpu> Draft<'_, G> {
         let kv = kernels::kv_name(c.limits.kv_type);
         let (file, function) = match a.source {
             Source::Memory(..) => ("cross_attention.metal", format!("cross_attention_decode_{kv}")),
-            _ => ("attention.metal", format!("attention_decode_{kv}")),
+            Source::Sequence(_) | Source::Activations { .. } => {
+                ("attention.metal", format!("attention_decode_{kv}"))
+            }
         };
         let n_kv_heads = c.plan.kv.layer(layer).n_kv_heads;
         let heads = (a.n_heads / n_kv_heads).min(MOST_HEADS);
@@ -381,10 +403,10 @@ impl<G: Gpu> Draft<'_, G> {
             .bind(6, c.step_place(c.step.page_tables))
             .bind(7, c.pool(layer))
             .bind(8, c.weight_or_any(a.sinks)?);
-        call.reads.push(kv_region(layer));
+        call.reads.push(Region::kv(layer));
         call = match a.fused {
             Some(Heads { chains, .. }) => {
-                call.writes.push(kv_region(layer));
+                call.writes.push(Region::kv(layer));
                 call.read(12, self.value(chains.k.x)).read(13, self.value(chains.v))
             }
             None => call.bind(12, c.anything()).bind(13, c.anything()),
@@ -420,13 +442,17 @@ impl<G: Gpu> Draft<'_, G> {
         let kv = kernels::kv_name(c.limits.kv_type);
         let columns = a.head_dim.next_power_of_two().max(64);
         let (file, function, floats, heads) = match a.source {
-            Source::Rows { .. } => ("self_attention.metal", format!("self_attention_{columns}"), true, 1),
+            Source::Activations { .. } => {
+                ("self_attention.metal", format!("self_attention_{columns}"), true, 1)
+            }
             Source::Memory(layer, _) | Source::Sequence(layer) => {
                 let heads = (a.n_heads / c.plan.kv.layer(layer).n_kv_heads).min(MOST_HEADS);
                 let floats = c.limits.kv_type == device::KvType::F32;
                 let (file, name) = match a.source {
                     Source::Memory(..) => ("cross_attention.metal", "cross_attention_prefill"),
-                    _ => ("attention.metal", "attention_prefill"),
+                    Source::Sequence(_) | Source::Activations { .. } => {
+                        ("attention.metal", "attention_prefill")
+                    }
                 };
                 (file, format!("{name}_{kv}_{columns}"), floats, heads)
             }
@@ -446,11 +472,11 @@ impl<G: Gpu> Draft<'_, G> {
             .bind(8, c.weight_or_any(a.sinks)?)
             .write(9, self.value(a.out));
         call = match a.source {
-            Source::Rows { k, v } => {
+            Source::Activations { k, v } => {
                 call.bind(7, c.anything()).read(12, self.value(k)).read(13, self.value(v))
             }
             Source::Sequence(layer) | Source::Memory(layer, _) => {
-                call.reads.push(kv_region(layer));
+                call.reads.push(Region::kv(layer));
                 call.bind(7, c.pool(layer)).bind(12, c.anything()).bind(13, c.anything())
             }
         };
@@ -490,7 +516,7 @@ impl<G: Gpu> Draft<'_, G> {
             .bind(7, c.pool(layer))
             .bind(8, c.tables.heads(c.buffers.tables, heads))
             .write(9, self.value(out));
-        call.reads.push(kv_region(layer));
+        call.reads.push(Region::kv(layer));
         call.threadgroup_bytes = 16 * kv.head_dim.div_ceil(4) as u32;
         let grid = [n_positions.div_ceil(32), heads.len()].map(|n| Extent::Fixed(n as u32));
         self.push(call.grid([grid[0], grid[1], each(Rows::Tokens)], 32))

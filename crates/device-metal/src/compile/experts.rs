@@ -1,22 +1,19 @@
-//! Mixtures of experts. Few rows: each pair of a row and an expert by itself. Many: pairs in the order of the experts, in tiles.
+//! Mixtures of experts. Few rows: each pair of a row and an expert by itself. Many: pairs sorted by
+//! expert, in tiles.
 //!
 //! The contracts are the headers `kernels/expert_linear.h` and `kernels/expert_groups.metal`.
 
-use super::linear::{GEMM_ROWS, GEMM_THREADS, GEMV_ROWS, STEP_AT, type_constants};
-use super::{Call, Draft, ONE, each, per_token};
+use super::call::{Call, ONE, each, per_token};
+use super::draft::Draft;
+use super::products::{NORM_AT, OTHER_AT, OUTPUTS_AT, SHARED, STEP_AT, X_AT, type_constants};
 use crate::arguments::{ExpertArguments, ExpertSumArguments, LinearArguments, RouteArguments};
-use crate::gpu::{Gpu, Place};
+use crate::geometry::{GEMM_ROWS, GEMM_THREADS, GEMV_ROWS, TILE_PAIRS};
+use crate::gpu::Gpu;
 use crate::kernels::{self, Kernel, constant, linear};
-use crate::lower::{Beside, Join, Unit, parts_of};
-use crate::table::{Extent, RowClass};
-use device::lower::{Norm, Projection};
 use device::{Activation, Error, Op, Result, ValueId, Weight, WeightId};
-
-/// Pairs of a tile.
-pub const TILE_PAIRS: usize = 32;
-
-/// Bytes of what describes a tile.
-pub const TILE_BYTES: usize = 16;
+use device_lower::lower::{Norm, Projection};
+use device_lower::table::{Extent, Location, RowClass};
+use device_lower::units::{Beside, Join, Unit, parts_of};
 
 /// Most experts that `expert_groups.metal` orders.
 const MAX_ORDERED: usize = 1024;
@@ -26,11 +23,6 @@ const MAX_ROUTED: usize = 32;
 
 /// Threads of the threadgroup of `expert_groups.metal`.
 const GROUP_THREADS: u32 = 1024;
-
-/// Tiles of so many pairs.
-pub fn n_tiles(n_experts: usize, n_pairs: usize) -> usize {
-    n_experts + n_pairs / TILE_PAIRS
-}
 
 /// A product with the matrices of chosen experts.
 struct Experts {
@@ -63,15 +55,15 @@ impl Experts {
 }
 
 impl<G: Gpu> Draft<'_, G> {
-    /// ExpertLinear and ExpertSum by themselves.
-    pub(super) fn expert_op(&mut self, op: &Op) -> Result<()> {
-        match op {
-            Op::ExpertLinear { x, ids, weight, out } => {
-                self.expert_product(&Experts::new(*x, *ids, *weight, *out))
-            }
-            Op::ExpertSum { x, weights, out } => self.expert_sum(*x, *weights, None, *out),
-            _ => Ok(()),
-        }
+    /// ExpertLinear by itself.
+    pub(super) fn expert_linear(
+        &mut self,
+        x: ValueId,
+        ids: ValueId,
+        weight: WeightId,
+        out: ValueId,
+    ) -> Result<()> {
+        self.expert_product(&Experts::new(x, ids, weight, out))
     }
 
     /// What was joined.
@@ -120,7 +112,13 @@ impl<G: Gpu> Draft<'_, G> {
                 }
                 self.expert_sum(parts, weights, residual, out)
             }
-            _ => Ok(()),
+            Unit::Primitive(_)
+            | Unit::Projection(_)
+            | Unit::Gated { .. }
+            | Unit::RowGated { .. }
+            | Unit::Join(_)
+            | Unit::QkRopeKv(_)
+            | Unit::QRope(_) => Ok(()),
         }
     }
 
@@ -129,7 +127,7 @@ impl<G: Gpu> Draft<'_, G> {
         self.class(x) == RowClass::One && !self.compiler.is_deterministic()
     }
 
-    fn expert_sum(
+    pub(super) fn expert_sum(
         &mut self,
         x: ValueId,
         weights: ValueId,
@@ -154,11 +152,12 @@ impl<G: Gpu> Draft<'_, G> {
         self.push(call.elements(rows, cols))
     }
 
-    fn scratch(&self, offset: usize, bytes: usize) -> (Place, usize) {
-        (Place { buffer: self.compiler.buffers.scratch, offset: offset as u64 }, bytes)
+    fn scratch(&self, offset: usize, bytes: usize) -> (Location, usize) {
+        (Location { buffer: self.compiler.buffers.scratch, offset: offset as u64 }, bytes)
     }
 
-    /// Choose experts; and, where the products behind go by tiles, bring the pairs into the order of the experts.
+    /// Choose experts; and, where the products that follow go by tiles, bring the pairs into the
+    /// order of the experts.
     pub(super) fn route(&mut self, op: &Op) -> Result<()> {
         let Op::Route { x, normalise, factor, scales, ids, weights } = op else { return Ok(()) };
         let c = self.compiler;
@@ -167,15 +166,12 @@ impl<G: Gpu> Draft<'_, G> {
             let what = format!("a router that chooses {k} experts");
             return Err(c.unsupported(what, "this device chooses at most 32; use --device cpu"));
         }
-        let ordered = self.rest.iter().any(|l| match &l.unit {
-            Unit::ExpertGateUp { ids: of, gate: weight, .. }
-            | Unit::ExpertDownSum { ids: of, weight, .. }
-            | Unit::Primitive(Op::ExpertLinear { ids: of, weight, .. }) => {
-                of == ids
-                    && c.plan.weight(*weight).parts.len() == c.cols(*x)
-                    && self.is_by_tiles(*ids, *weight)
-            }
-            _ => false,
+        let ordered = self.rest.iter().any(|l| {
+            l.unit.experts().is_some_and(|(of, weight)| {
+                of == *ids
+                    && c.plan.weight(weight).parts.len() == c.cols(*x)
+                    && self.is_by_tiles(*ids, weight)
+            })
         });
         let args = RouteArguments {
             per_token: per_token(c.rows(*x)),
@@ -200,7 +196,8 @@ impl<G: Gpu> Draft<'_, G> {
         self.push(call.bind(5, c.weight_or_any(*scales)?))
     }
 
-    /// The dispatch that brings the pairs of a step into the order of their experts, without what it reads.
+    /// The dispatch that brings the pairs of a step into the order of their experts, without what
+    /// it reads.
     fn groups(&self, args: &RouteArguments) -> Call {
         let s = self.compiler.scratch;
         self.step_call("expert_groups.metal", args)
@@ -232,13 +229,13 @@ impl<G: Gpu> Draft<'_, G> {
     }
 
     /// The table of the places of a stack's matrices.
-    fn stack(&self, id: WeightId) -> Result<(Place, Place)> {
+    fn stack(&self, id: WeightId) -> Result<(Location, Location)> {
         let c = self.compiler;
         let missing =
             || Error::Failed { device: G::NAME, reason: "a stack of experts has no place".to_owned() };
         let table = c.tables.stack(c.buffers.tables, c.index, id).ok_or_else(missing)?;
         let part = c.plan.weight(id).parts.first().ok_or_else(missing)?;
-        let buffer = Place { buffer: c.bytes_of(&part.data)?.buffer, offset: 0 };
+        let buffer = Location { buffer: c.bytes_of(&part.data)?.buffer, offset: 0 };
         Ok((buffer, table))
     }
 
@@ -319,19 +316,18 @@ impl<G: Gpu> Draft<'_, G> {
                     .bool(linear::BESIDE, e.beside.is_some())
                     .bool(linear::RESIDUAL, residual.is_some())
                     .bool(linear::EXPERTS_SUM, e.sum.is_some())
-                    .bind(2, c.weight_or_any(e.norm.and_then(|norm| norm.weight))?)
+                    .bind(NORM_AT, c.weight_or_any(e.norm.and_then(|norm| norm.weight))?)
                     .read(21, self.value(e.ids));
                 let beside = e.beside.as_ref();
                 let mut call = call
-                    .read_or_any(10, beside.map(|dense| self.value(dense.x)), c.anything())
-                    .write_or_any(17, beside.map(|dense| self.value(dense.out)), c.anything());
-                for (index, first) in [7, 11].into_iter().enumerate() {
-                    let planes = dense(index).map_or(Ok([c.anything(); 3]), |weight| self.planes(weight))?;
-                    call = (first..).zip(planes).fold(call, |call, (index, plane)| call.bind(index, plane));
+                    .read_or_any(29, beside.map(|dense| self.value(dense.x)), c.anything())
+                    .write_or_any(OUTPUTS_AT + 1, beside.map(|dense| self.value(dense.out)), c.anything());
+                for (index, weight) in (0..).zip([dense(0), dense(1)].into_iter().flatten()) {
+                    call = self.bind_planes(call, index, weight)?;
                 }
                 let call = call
                     .read_or_any(22, e.sum.map(|(weights, _)| self.value(weights)), c.anything())
-                    .read_or_any(15, residual.map(|residual| self.value(residual)), c.anything());
+                    .read_or_any(OTHER_AT, residual.map(|residual| self.value(residual)), c.anything());
                 let n_places = if e.sum.is_some() { 1 } else { k };
                 let places = Extent::PerRow { rows, multiple: (n_places + n_beside) as u32, divisor: 1 };
                 call.grid([Extent::Fixed(n_groups as u32), places, ONE], 32 * simdgroups)
@@ -347,12 +343,13 @@ impl<G: Gpu> Draft<'_, G> {
             .uint(linear::ACTIVATION, e.up.map_or(0, |(_, kind)| kernels::activation(kind)))
             .bool(linear::OWN_INPUT, c.cols(e.x) != n_in)
             .bind(STEP_AT, c.step_place(0))
-            .bind(3, buffer_0)
-            .bind(4, buffer_1)
-            .bind(5, places_0)
-            .bind(6, places_1)
-            .read(1, self.value(e.x))
-            .write(16, self.value(e.out));
+            .bind(25, buffer_0)
+            .bind(26, buffer_1)
+            .bind(27, places_0)
+            .bind(28, places_1)
+            .read(X_AT, self.value(e.x))
+            .write(OUTPUTS_AT, self.value(e.out))
+            .fill(SHARED, c.anything());
         call.constants.extend(type_constants(block, n_in));
         let bytes = |id: WeightId| {
             c.plan.weight(id).parts.iter().take(k).map(device::WeightPart::n_bytes).sum::<u64>()
@@ -363,8 +360,8 @@ impl<G: Gpu> Draft<'_, G> {
         let tail = match (e.up, e.sum) {
             (Some((_, kind)), _) => format!(" x2 + gate {kind}"),
             (_, Some((_, Some(_)))) => " + sum + add".to_owned(),
-            (_, Some(_)) => " + sum".to_owned(),
-            _ => String::new(),
+            (None, Some((_, None))) => " + sum".to_owned(),
+            (None, None) => String::new(),
         };
         let schedule = if tiles { "tiles" } else { "pairs" };
         let norm = if e.norm.is_some() { "rms_norm + " } else { "" };

@@ -1,24 +1,25 @@
-//! What a branch adds to the residual stream, behind norms of its own or as the sum of what experts make. Behind norms and with one row,
-//! what multiplies the stream next does it (`linear/joined.h`); with many rows, what normalises it next is done with it.
+//! What a branch adds to the residual stream, after norms of its own or as the sum of the products
+//! of experts. With norms and one row, the next product of the stream does it (`linear/joined.h`);
+//! with many rows, the next norms of the stream are made with it.
 //!
-//! The contracts are the headers `kernels/join.h`, `kernels/join.metal` and `kernels/linear/joined.h`.
+//! The contracts are the headers `kernels/join.h`, `kernels/join.metal` and
+//! `kernels/linear/joined.h`.
 
-use super::linear::Schedule;
-use super::{Call, Draft, ONE, each, per_token};
+use super::call::{Call, ONE, each, per_token};
+use super::draft::{Draft, Schedule};
+use super::products::{NORM_AT, OTHER_AT, X_AT};
 use crate::arguments::JoinArguments;
+use crate::geometry::MOST_ROW_COLUMNS;
 use crate::gpu::{Constant, Gpu};
 use crate::kernels::join;
-use crate::lower::{Join, norms_behind, reader_behind};
-use crate::table::RowClass;
-use device::lower::{Norm, Projection, Tail};
 use device::{Result, ValueId};
-
-/// Columns of a row that threadgroup memory takes, at most: 24 KiB of 32, the rest being the kernel's own.
-pub(super) const MOST_COLUMNS: usize = 6144;
+use device_lower::lower::{Norm, Projection, Tail};
+use device_lower::table::RowClass;
+use device_lower::units::{Join, next_reader, norms_of_sum};
 
 impl<'a, G: Gpu> Draft<'a, G> {
     pub(super) fn join(&mut self, j: &Join) -> Result<()> {
-        let reader = reader_behind(j.out, self.rest).map(|(_, reader)| reader);
+        let reader = next_reader(j.out, self.rest).map(|(_, reader)| reader);
         if reader.is_some_and(|p| self.is_joined_by(j, p)) {
             self.join = Some(*j);
             return Ok(());
@@ -28,9 +29,9 @@ impl<'a, G: Gpu> Draft<'a, G> {
 
     /// The norms that are made with a sum: few rows normalise what they read in the product itself.
     pub(super) fn norms_with(&self, sum: ValueId) -> Vec<(Norm, ValueId)> {
-        let reader = reader_behind(sum, self.rest).map(|(_, reader)| reader);
+        let reader = next_reader(sum, self.rest).map(|(_, reader)| reader);
         let tiles = reader.is_some_and(|p| matches!(self.schedule(p.x), Schedule::Gemm(_)));
-        if tiles { norms_behind(sum, self.rest) } else { vec![] }
+        if tiles { norms_of_sum(sum, self.rest) } else { vec![] }
     }
 
     /// Whether a projection makes the sum for itself: one dispatch of one row.
@@ -40,7 +41,7 @@ impl<'a, G: Gpu> Draft<'a, G> {
             && self.class(j.out) == RowClass::One
             && self.schedule(p.x) == Schedule::Gemv(1)
             && !c.is_deterministic()
-            && c.cols(j.out) <= MOST_COLUMNS
+            && c.cols(j.out) <= MOST_ROW_COLUMNS
             && p.norm.is_none_or(|(norm, _)| norm.weight.is_some())
             && !matches!(p.tail, Tail::Add { .. })
             && self.parts_of(p).len() == 1
@@ -71,7 +72,8 @@ impl<'a, G: Gpu> Draft<'a, G> {
         }
     }
 
-    /// A dispatch of its own, for all rows; with norms of the sum, which all add the same to the mean square.
+    /// A dispatch of its own, for all rows; with norms of the sum, which all add the same to the
+    /// mean square.
     pub(super) fn join_dispatch(&mut self, j: &Join, norms: &[(Norm, ValueId)]) -> Result<()> {
         let c = self.compiler;
         let parts = self.expert_parts.take();
@@ -107,9 +109,9 @@ impl<'a, G: Gpu> Draft<'a, G> {
     pub(super) fn bind_join(&self, call: Call, j: &Join, norm: Option<Norm>) -> Result<Call> {
         let c = self.compiler;
         let mut call = call
-            .read(1, self.value(j.x))
-            .bind(2, c.weight_or_any(norm.and_then(|norm| norm.weight))?)
-            .read(15, self.value(j.residual))
+            .read(X_AT, self.value(j.x))
+            .bind(NORM_AT, c.weight_or_any(norm.and_then(|norm| norm.weight))?)
+            .read(OTHER_AT, self.value(j.residual))
             .bind(20, c.weight_or_any(j.norm.and_then(|norm| norm.weight))?)
             .bind(21, c.weight_or_any(j.pair.and_then(|pair| pair.norm.weight))?)
             .bind(23, c.weight_or_any(j.pair.and_then(|pair| pair.other_norm.weight))?)

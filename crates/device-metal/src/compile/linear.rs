@@ -1,36 +1,26 @@
-//! Projections: GEMV for up to eight rows, with norm, bias, gate and residual in the one dispatch; tiles of matrices for more,
-//! behind a norm of their own. And Embed, which decodes rows of the same weights. A row that attention made in parts: `merged`.
+//! Projections: GEMV for up to eight rows, with norm, bias, gate and residual in the one dispatch;
+//! tiles of matrices for more, after a norm of their own. And Embed, which decodes rows of the same
+//! weights. A row that attention made in parts: `merged`.
 //!
-//! The contracts are the headers `kernels/linear/gemv.h`, `kernels/linear/gemm.h` and `kernels/embed.h`.
+//! The contracts are the headers `kernels/linear/gemv.h`, `kernels/linear/gemm.h` and
+//! `kernels/embed.h`.
 
+use super::call::{Call, ONE, each, per_token};
+use super::draft::{Draft, Schedule};
 use super::join::join_name;
-use super::{Call, Draft, ONE, each, per_token};
+use super::products::{
+    BIASES_AT, CODES_AT, NORM_AT, OFFSETS_AT, OTHER_AT, OUTPUTS_AT, PARTIALS_AT, SCALES_AT, SHARED, STEP_AT,
+    X_AT, type_constants,
+};
 use crate::arguments::{EmbedArguments, JoinedArguments, LinearArguments};
-use crate::gpu::{Constant, Gpu, Place};
+use crate::geometry::{BEST_BYTES, GEMM_ROWS, GEMM_THREADS, GEMV_ROWS, SPAN_COLUMNS};
+use crate::gpu::Gpu;
 use crate::kernels::{self, Kernel, linear};
-use crate::lower::{GivenUp, Join, Lowered, RowGate, Unit};
-use crate::table::{Extent, RowClass, When};
-use device::lower::{MatrixOf, Norm, Projection, Tail};
 use device::{Activation, Op, Result, Rows, ValueId, Weight, WeightId};
-use formats::BlockType;
-
-/// Where these kernels take the step.
-pub const STEP_AT: u8 = 20;
-
-/// Rows of a weight that a SIMD-group of a GEMV makes.
-pub const GEMV_ROWS: usize = 4;
-
-/// Rows of a weight that a tile has.
-pub const GEMM_ROWS: usize = 64;
-
-/// Threads of a tile.
-pub const GEMM_THREADS: u32 = 128;
-
-/// Columns that all lanes of a SIMD-group take at once.
-pub const SPAN_COLUMNS: usize = 16 * 32;
-
-/// Bytes of a threadgroup's largest product and its column.
-pub const BEST_BYTES: usize = 8;
+use device_lower::lower::{MatrixOf, Norm, Projection, Tail};
+use device_lower::table::{Extent, Location, When};
+use device_lower::units::{GivenUp, Join, LoweredUnit, RowGate, Unit};
+use weights::BlockType;
 
 /// Matrices that one dispatch multiplies by.
 struct Product<'a> {
@@ -45,11 +35,11 @@ struct Product<'a> {
     given_up: Option<GivenUp>,
     /// Residual and where the sum goes.
     add: Option<(ValueId, ValueId)>,
-    /// What lets a row's products through. With `add`.
+    /// The gate that scales a row's products. With `add`.
     row_gate: Option<ValueId>,
-    /// The bound of the product.
-    softcap: Option<f32>,
-    /// Whether each threadgroup also says which of its products is the largest.
+    /// The bound of softcap, and the value that is bounded.
+    softcap: Option<(f32, ValueId)>,
+    /// Whether each threadgroup also writes which of its products is the largest.
     bests: bool,
     /// What makes the row that is normalised, or read.
     join: Option<Join>,
@@ -58,7 +48,7 @@ struct Product<'a> {
 }
 
 impl<'a> Product<'a> {
-    /// Nothing before and behind it.
+    /// Nothing before or after it.
     fn new(x: ValueId, matrices: &'a [MatrixOf]) -> Product<'a> {
         Product {
             x,
@@ -77,48 +67,7 @@ impl<'a> Product<'a> {
     }
 }
 
-/// Constants that say how a type of weights is stored. Kernels of other types mention them too.
-pub fn type_constants(block: BlockType, n_in: usize) -> Vec<(u16, Constant)> {
-    let whole_rows = matches!(block, BlockType::I8_ROWS | BlockType::I16_ROWS);
-    let scalar = (whole_rows || block.is_float()) && !n_in.is_multiple_of(4);
-    let (group, scale, symmetric) = match block {
-        BlockType::Affine(affine) => {
-            (affine.group(), kernels::scale_kind(affine.scale()), affine.is_symmetric())
-        }
-        _ => (32, 0, false),
-    };
-    vec![
-        (linear::SCALAR, Constant::Bool(scalar)),
-        (linear::AFFINE_GROUP, Constant::UInt(group as u32)),
-        (linear::AFFINE_SCALE, Constant::UInt(scale)),
-        (linear::AFFINE_SYMMETRIC, Constant::Bool(symmetric)),
-    ]
-}
-
-/// A schedule of a product.
-#[derive(Clone, Copy, PartialEq)]
-pub(super) enum Schedule {
-    /// So many rows at a time.
-    Gemv(u32),
-    /// Tiles of so many rows.
-    Gemm(u32),
-}
-
 impl<G: Gpu> Draft<'_, G> {
-    /// How rows of this value are multiplied.
-    pub(super) fn schedule(&self, x: ValueId) -> Schedule {
-        match self.class(x) {
-            RowClass::One => Schedule::Gemv(1),
-            RowClass::Two => Schedule::Gemv(2),
-            RowClass::Four => Schedule::Gemv(4),
-            RowClass::Eight => Schedule::Gemv(8),
-            // Tiles add in another order than single rows.
-            RowClass::Tile | RowClass::Many if self.compiler.is_deterministic() => Schedule::Gemv(8),
-            RowClass::Tile => Schedule::Gemm(32),
-            RowClass::Many => Schedule::Gemm(64),
-        }
-    }
-
     /// Type of a matrix, and whether it has a bias: those that share them go together.
     fn kind(&self, m: &MatrixOf) -> (BlockType, bool) {
         (self.compiler.plan.weight(m.weight).block, m.bias.is_some())
@@ -126,14 +75,11 @@ impl<G: Gpu> Draft<'_, G> {
 
     /// The types in the name of the kernel of one row of three, the last of another type.
     fn mixed(&self, p: &Projection) -> Option<String> {
-        match (self.schedule(p.x), &p.matrices[..]) {
-            (Schedule::Gemv(1), [q, k, v])
-                if self.kind(q) == self.kind(k) && self.kind(k).1 == self.kind(v).1 =>
-            {
-                kernels::mixed_linear(self.kind(k).0, self.kind(v).0)
-            }
-            _ => None,
-        }
+        let [q, k, v] = &p.matrices[..] else { return None };
+        let fits = self.schedule(p.x) == Schedule::Gemv(1)
+            && self.kind(q) == self.kind(k)
+            && self.kind(k).1 == self.kind(v).1;
+        kernels::mixed_linear(self.kind(k).0, self.kind(v).0).filter(|_| fits)
     }
 
     /// The matrices of each dispatch.
@@ -144,7 +90,7 @@ impl<G: Gpu> Draft<'_, G> {
         }
     }
 
-    /// One to three matrices with what stands before and after them.
+    /// One to three matrices with the norm before and the tail after them.
     pub(super) fn projection(&mut self, p: &Projection) -> Result<()> {
         let schedule = self.schedule(p.x);
         let join = self.join.take();
@@ -166,12 +112,16 @@ impl<G: Gpu> Draft<'_, G> {
         match p.tail {
             Tail::Add { residual, out } => add = Some((residual, out)),
             Tail::Gate { kind, out } if together => gate = Some((kind, out)),
-            _ => {}
+            Tail::Gate { .. } | Tail::Store => {}
         }
-        // What runs in some steps only leaves what stands behind it to itself.
+        // What runs in some steps only leaves the units that follow as they are.
         let (softcap, bests) = match when {
-            When::Always => self.behind_head(schedule, p),
-            _ => (None, false),
+            When::Always => self.after_head(schedule, p),
+            When::Short | When::Long => (None, false),
+            // Products run whatever is chosen.
+            When::Penalties | When::Best | When::BestOfPlain | When::BestOfChanged | When::Sample => {
+                (None, false)
+            }
         };
         for matrices in parts {
             let mixed = mixed.clone();
@@ -184,37 +134,37 @@ impl<G: Gpu> Draft<'_, G> {
                 let (gate, up) = (p.matrices[0].out, p.matrices[1].out);
                 self.primitive(&Op::Gate { gate, up, kind, out })
             }
-            _ => Ok(()),
+            Tail::Gate { .. } | Tail::Store | Tail::Add { .. } => Ok(()),
         }
     }
 
-    /// A matrix whose products open to columns of another value.
+    /// A matrix whose products are a gate of columns of another value.
     pub(super) fn gated(&mut self, p: &Projection, by: &GivenUp) -> Result<()> {
         let join = self.join.take();
         let product = Product { given_up: Some(*by), join, ..Product::new(p.x, &p.matrices) };
         self.product(self.schedule(p.x), &product)
     }
 
-    /// A matrix whose products a gate of their row lets through.
+    /// A matrix whose products are scaled by a gate of their row.
     pub(super) fn row_gated(&mut self, p: &Projection, by: &RowGate) -> Result<()> {
         let (add, row_gate) = (Some((by.residual, by.out)), Some(by.gate));
         self.product(self.schedule(p.x), &Product { add, row_gate, ..Product::new(p.x, &p.matrices) })
     }
 
-    /// What stands behind a product and is done with it: its bound, which so is a unit less, and whether the largest is looked for.
-    fn behind_head(&mut self, schedule: Schedule, p: &Projection) -> (Option<f32>, bool) {
+    /// What follows a product and can be done with it: its softcap, whose unit is then skipped, and
+    /// whether the largest is searched.
+    fn after_head(&mut self, schedule: Schedule, p: &Projection) -> (Option<(f32, ValueId)>, bool) {
         let ([matrix], Tail::Store) = (&p.matrices[..], p.tail) else { return (None, false) };
         let (mut out, mut softcap, mut rest) = (matrix.out, None, self.rest);
-        if let [Lowered { unit: Unit::Primitive(Op::Softcap { x, cap, out: capped }), .. }, behind @ ..] = rest
+        if let [LoweredUnit { unit: Unit::Primitive(Op::Softcap { x, cap, out: capped }), .. }, after @ ..] = rest
             && *x == out
             && self.compiler.is_read_once(out)
-            // What is bounded lies where the product would, so that the product may write it.
-            && self.value(*capped).0 == self.value(out).0
+            // Both values are at the same place, so that the product may write the bounded one.
+            && self.value(*capped).location == self.value(out).location
         {
-            (out, softcap, rest, self.n_done) = (*capped, Some(*cap), behind, 1);
+            (out, softcap, rest, self.n_done) = (*capped, Some((*cap, *capped)), after, 1);
         }
-        let is_next =
-            matches!(rest, [Lowered { unit: Unit::Primitive(Op::Argmax { x, .. }), .. }, ..] if *x == out);
+        let is_next = matches!(rest, [LoweredUnit { unit: Unit::Primitive(Op::Argmax { x, .. }), .. }, ..] if *x == out);
         (softcap, is_next && schedule == Schedule::Gemv(1))
     }
 
@@ -234,7 +184,7 @@ impl<G: Gpu> Draft<'_, G> {
             n_out_1: n_out(1) as u32,
             n_out_2: n_out(2) as u32,
             eps: product.norm.map_or(0.0, |norm| norm.eps),
-            softcap: product.softcap.unwrap_or(0.0),
+            softcap: product.softcap.map_or(0.0, |(cap, _)| cap),
             up_stride: product.given_up.map_or(0, |by| c.cols(by.up) as u32),
             ..Default::default()
         };
@@ -269,7 +219,7 @@ impl<G: Gpu> Draft<'_, G> {
                     }
                     None => Call::new(kernel(format!("gemv_{n}"))?, &args)
                         .bool(linear::NORM, product.norm.is_some())
-                        .bind(2, c.weight_or_any(product.norm.and_then(|norm| norm.weight))?),
+                        .bind(NORM_AT, c.weight_or_any(product.norm.and_then(|norm| norm.weight))?),
                 };
                 call.uint(linear::SPLIT, split).bool(linear::ARGMAX, product.bests)
             }
@@ -293,28 +243,27 @@ impl<G: Gpu> Draft<'_, G> {
             (Some(_), _) => call.read_or_any(25, up, c.anything()),
             (None, add) => {
                 let other = up.or(add.map(|(residual, _)| self.value(residual)));
-                let call = call.bind(STEP_AT, c.step_place(0)).read(1, self.value(product.x));
+                let call = call.bind(STEP_AT, c.step_place(0)).read(X_AT, self.value(product.x));
                 let row_gate = product.row_gate.map(|gate| self.value(gate));
-                call.read_or_any(15, other, c.anything()).read_or_any(21, row_gate, c.anything())
+                call.read_or_any(OTHER_AT, other, c.anything()).read_or_any(21, row_gate, c.anything())
             }
         };
         call.constants.extend(type_constants(block, n_in));
-        for index in 0..3u8 {
-            let matrix = product.matrices.get(index as usize);
-            let planes = match matrix {
-                Some(matrix) => self.planes(c.plan.weight(matrix.weight))?,
-                None => [c.anything(); 3],
-            };
-            call = call.bind(3 + index, planes[0]).bind(6 + index, planes[1]).bind(9 + index, planes[2]);
-            call = call.bind(12 + index, c.weight_or_any(matrix.and_then(|m| m.bias))?);
+        for (index, matrix) in (0..).zip(product.matrices) {
+            call = self.bind_planes(call, index, c.plan.weight(matrix.weight))?;
+            if let Some(bias) = matrix.bias {
+                call = call.bind(BIASES_AT + index, c.weight(bias)?);
+            }
         }
         let outs: Vec<ValueId> = match (product.gate, product.add, product.given_up) {
             (Some((_, out)), ..) | (_, Some((_, out)), _) | (.., Some(GivenUp { out, .. })) => vec![out],
-            _ => product.matrices.iter().map(|m| m.out).collect(),
+            (None, None, None) => match product.softcap {
+                Some((_, bounded)) => vec![bounded],
+                None => product.matrices.iter().map(|m| m.out).collect(),
+            },
         };
-        for index in 0..3u8 {
-            let out = outs.get(index as usize).map(|out| self.value(*out));
-            call = call.write_or_any(16 + index, out, c.anything());
+        for (index, out) in (0..).zip(outs) {
+            call = call.write(OUTPUTS_AT + index, self.value(out));
         }
         if let Schedule::Gemv(n) = schedule {
             let simdgroups = match &product.join {
@@ -322,23 +271,21 @@ impl<G: Gpu> Draft<'_, G> {
                 None => simdgroups,
             };
             let groups = n_blocks.div_ceil((simdgroups / split) as usize * passes);
-            call = match product.bests {
-                true => {
-                    let place = Place { buffer: c.buffers.scratch, offset: c.scratch.bests_at() as u64 };
-                    self.bests = Some((place, groups));
-                    call.write(19, (place, groups * BEST_BYTES))
-                }
-                false => call.bind(19, c.anything()),
-            };
+            if product.bests {
+                let place = Location { buffer: c.buffers.scratch, offset: c.scratch.bests_at() as u64 };
+                self.bests = Some((place, groups));
+                call = call.write(PARTIALS_AT, (place, groups * BEST_BYTES));
+            }
             call = call.grid([Extent::Fixed(groups as u32), tiles(n), ONE], 32 * simdgroups);
         }
         call.weight_bytes = product.matrices.iter().map(|m| c.plan.weight_bytes(m.weight)).sum();
         call.name = Some(product_name(product, &name, schedule));
         call.when = product.when;
-        self.push(call)
+        self.push(call.fill(SHARED, c.anything()))
     }
 
-    /// SIMD-groups of a threadgroup that first makes its row: as many as the kernel's registers allow.
+    /// SIMD-groups of a threadgroup that first makes its row: as many as the kernel's registers
+    /// allow.
     pub(super) fn most_simdgroups(&self, call: &Call, split: u32) -> Result<u32> {
         let c = self.compiler;
         let most = c.gpu.max_threads(&c.gpu.pipeline(&call.kernel, &call.constants)?) / 32;
@@ -353,10 +300,17 @@ impl<G: Gpu> Draft<'_, G> {
         })
     }
 
-    /// Codes, scales and offsets of a weight that is no stack.
-    pub(super) fn planes(&self, weight: &Weight) -> Result<[Place; 3]> {
+    /// Bind the codes, scales and offsets of weight `index` of a product.
+    pub(super) fn bind_planes(&self, call: Call, index: u8, weight: &Weight) -> Result<Call> {
+        let [codes, scales, offsets] = self.planes(weight)?;
+        let call = call.bind(CODES_AT + index, codes);
+        Ok(call.bind(SCALES_AT + index, scales).bind(OFFSETS_AT + index, offsets))
+    }
+
+    /// Codes, scales and offsets of a weight that is not a stack.
+    fn planes(&self, weight: &Weight) -> Result<[Location; 3]> {
         let c = self.compiler;
-        let plane = |bytes: &Option<formats::Bytes>| match bytes {
+        let plane = |bytes: &Option<weights::Bytes>| match bytes {
             Some(bytes) => c.bytes_of(bytes),
             None => Ok(c.anything()),
         };
@@ -382,20 +336,21 @@ impl<G: Gpu> Draft<'_, G> {
         };
         let name = kernels::type_name(block);
         let kernel = Kernel { file: self.linear_file(block)?, function: format!("embed_{name}") };
-        let [codes, scales, offsets] = self.planes(weight)?;
-        let mut call = Call::new(kernel, &args)
+        let call = Call::new(kernel, &args)
             .bind(1, c.step_place(chosen_by))
-            .bind(3, codes)
-            .bind(6, scales)
-            .bind(9, offsets)
+            .bind(CHOSEN_AT, c.chosen_tokens())
             .bind(STEP_AT, c.step_place(0))
             .write(16, self.value(out));
+        let mut call = self.bind_planes(call, 0, weight)?;
         call.constants = type_constants(block, n_cols);
         call.weight_bytes = weight.n_bytes_of_row() as u64;
         let groups = n_cols.div_ceil(16 * EMBED_THREADS as usize) as u32;
         self.push(call.grid([Extent::Fixed(groups), each(Rows::Tokens), ONE], EMBED_THREADS))
     }
 }
+
+/// Index of the chosen tokens that an embedding looks up.
+const CHOSEN_AT: u8 = 2;
 
 /// Threads of a threadgroup of an embedding.
 const EMBED_THREADS: u32 = 64;
@@ -414,7 +369,7 @@ fn product_name(product: &Product, name: &str, schedule: Schedule) -> String {
         (Some((kind, _)), ..) | (.., Some(GivenUp { kind, .. })) => format!(" + gate {kind}"),
         (_, Some(_), _) if product.row_gate.is_some() => " + row gate + add".to_owned(),
         (_, Some(_), _) => " + add".to_owned(),
-        _ => String::new(),
+        (None, None, None) => String::new(),
     };
     let softcap = if product.softcap.is_some() { " + softcap" } else { "" };
     let argmax = if product.bests { " + argmax" } else { "" };

@@ -1,54 +1,39 @@
-//! The projection of a row that attention made in parts: it joins them itself, which saves the dispatch between the two.
+//! The projection of a row that attention left in parts: it merges them itself, which saves a
+//! dispatch.
 //!
-//! The contract is the header `kernels/linear/merged.h`. Every threadgroup of such a GEMV reads all parts, so it is for a single row,
-//! and for rows that fit threadgroup memory; other readers get `attention_merge`.
+//! The contract is the header `kernels/linear/merged.h`. Every threadgroup of such a GEMV reads all
+//! parts, so it is for a single row, and for rows that fit threadgroup memory; other readers get
+//! `attention_merge`.
 
-use super::join::MOST_COLUMNS;
-use super::linear::{GEMV_ROWS, SPAN_COLUMNS, type_constants};
-use super::{Call, Draft, ONE, each};
+use super::call::{Call, ONE, each};
+use super::draft::{AttentionParts, Draft};
+use super::products::{BIASES_AT, OTHER_AT, OUTPUTS_AT, SHARED, type_constants};
 use crate::arguments::{LinearArguments, MergedArguments};
-use crate::gpu::{Gpu, Place};
+use crate::geometry::{GEMV_ROWS, MOST_ROW_COLUMNS, SPAN_COLUMNS};
+use crate::gpu::Gpu;
 use crate::kernels::{self, Kernel, linear};
-use crate::lower::{Unit, behind_selections};
-use crate::table::{Extent, RowClass, When};
-use device::lower::{Projection, Tail};
-use device::{Result, Rows, ValueId, WeightId};
-
-/// What an attention whose positions were split leaves.
-pub(super) struct Parts {
-    /// The value that they become.
-    pub out: ValueId,
-    /// Query heads.
-    pub n_heads: usize,
-    /// Columns of a head.
-    pub head_dim: usize,
-    /// Parts of each head.
-    pub n_splits: usize,
-    /// A logit of each head.
-    pub sinks: Option<WeightId>,
-    /// `(n_heads, n_splits, head_dim)`, whole vectors, and its bytes.
-    pub partials: (Place, usize),
-    /// `(n_heads, n_splits)` of two, and its bytes.
-    pub totals: (Place, usize),
-    /// In which steps there are parts.
-    pub when: When,
-}
+use device::{Result, Rows};
+use device_lower::lower::{Projection, Tail};
+use device_lower::table::{Extent, RowClass, When};
+use device_lower::units::{Unit, after_selections};
 
 impl<G: Gpu> Draft<'_, G> {
-    /// Whether the next unit joins the parts: it multiplies the row by one matrix, and nobody else reads it.
-    pub(super) fn is_merged_behind(&self, parts: &Parts) -> bool {
-        let (row, rest) = behind_selections(parts.out, self.rest);
+    /// Whether the next unit merges the parts: it multiplies the row by one matrix and is its only
+    /// reader.
+    pub(super) fn is_merged_next(&self, parts: &AttentionParts) -> bool {
+        let (row, rest) = after_selections(parts.out, self.rest);
         let Some(Unit::Projection(p)) = rest.first().map(|next| &next.unit) else { return false };
         self.tokens == RowClass::One
             && p.x == row
             && p.norm.is_none()
             && p.matrices.len() == 1
             && !matches!(p.tail, Tail::Gate { .. })
-            && parts.n_heads * parts.head_dim <= MOST_COLUMNS
+            && parts.n_heads * parts.head_dim <= MOST_ROW_COLUMNS
             && self.compiler.is_read_once(parts.out)
     }
 
-    /// The projection of the parts that the unit before left, if it left any; in which steps it runs.
+    /// The projection of the parts that the unit before left, if it left any; in which steps it
+    /// runs.
     pub(super) fn merged_projection(&mut self, p: &Projection) -> Result<Option<When>> {
         let Some(parts) = self.parts.take() else { return Ok(None) };
         let Some(matrix) = p.matrices.first() else { return Ok(None) };
@@ -74,7 +59,6 @@ impl<G: Gpu> Draft<'_, G> {
         let (_, split) = c.profile.gemv_shape(n_blocks, n_in.div_ceil(SPAN_COLUMNS));
         let name = kernels::type_name(block);
         let kernel = Kernel { file: self.linear_file(block)?, function: format!("linear_{name}_merged") };
-        let [codes, scales, offsets] = self.planes(weight)?;
         let mut call = Call::new(kernel, &args)
             .bool(linear::NORM, false)
             .bool(linear::GATE, false)
@@ -87,18 +71,20 @@ impl<G: Gpu> Draft<'_, G> {
             .bool(linear::BIAS, matrix.bias.is_some())
             .bool(linear::RESIDUAL, matches!(p.tail, Tail::Add { .. }))
             .uint(linear::SPLIT, split)
-            .bind(3, codes)
-            .bind(6, scales)
-            .bind(9, offsets)
-            .bind(12, c.weight_or_any(matrix.bias)?)
+            .bind(BIASES_AT, c.weight_or_any(matrix.bias)?)
             .bind(21, c.weight_or_any(parts.sinks)?)
             .read(22, parts.partials)
             .read(23, parts.totals);
+        call = self.bind_planes(call, 0, weight)?;
         call.constants.extend(type_constants(block, n_in));
         call = match p.tail {
-            Tail::Add { residual, out } => call.read(15, self.value(residual)).write(16, self.value(out)),
-            _ => call.bind(15, c.anything()).write(16, self.value(matrix.out)),
+            Tail::Add { residual, out } => {
+                call.read(OTHER_AT, self.value(residual)).write(OUTPUTS_AT, self.value(out))
+            }
+            // A gate has two matrices: `is_merged_next`.
+            Tail::Store | Tail::Gate { .. } => call.write(OUTPUTS_AT, self.value(matrix.out)),
         };
+        call = call.fill(SHARED, c.anything());
         let simdgroups = self.most_simdgroups(&call, split)?;
         let groups = n_blocks.div_ceil((simdgroups / split) as usize);
         call.threadgroup_bytes = 16 * n_in.div_ceil(4) as u32;

@@ -1,29 +1,29 @@
 //! Apple's GPUs through objc2-metal.
 //!
-//! Not one line of this file has run on Apple hardware; it is type-checked for aarch64-apple-darwin on Linux. See
-//! docs/metal.md.
+//! Not one line of this file has run on Apple hardware; it is type-checked for aarch64-apple-darwin
+//! on Linux. See docs/metal.md.
 
 use super::{Constant, Dispatch, Encoder, Facts, Gpu};
 use crate::kernels::{self, Kernel};
-use device::{Error, Memory, Result};
-use formats::Bytes;
+use device::{Error, Result};
 use objc2::rc::{Retained, autoreleasepool};
 use objc2::runtime::{NSObjectProtocol, ProtocolObject};
 use objc2::sel;
 use objc2_foundation::{NSArray, NSError, NSProcessInfo, NSString, NSURL};
 use objc2_metal::{
     MTLAllocation, MTLBarrierScope, MTLBinaryArchive, MTLBinaryArchiveDescriptor, MTLBuffer,
-    MTLCommandBuffer, MTLCommandBufferError, MTLCommandBufferStatus, MTLCommandEncoder, MTLCommandQueue,
-    MTLCompileOptions, MTLComputeCommandEncoder, MTLComputePipelineDescriptor, MTLComputePipelineState,
+    MTLCommandBuffer, MTLCommandBufferError, MTLCommandEncoder, MTLCommandQueue, MTLCompileOptions,
+    MTLComputeCommandEncoder, MTLComputePipelineDescriptor, MTLComputePipelineState,
     MTLCreateSystemDefaultDevice, MTLDataType, MTLDevice, MTLDispatchType, MTLFunctionConstantValues,
     MTLGPUFamily, MTLLanguageVersion, MTLLibrary, MTLMathMode, MTLPipelineOption, MTLResidencySet,
-    MTLResidencySetDescriptor, MTLResourceOptions, MTLSharedEvent, MTLSize,
+    MTLResidencySetDescriptor, MTLResourceOptions, MTLSize,
 };
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
+use weights::Bytes;
 
 type Object<T> = Retained<ProtocolObject<T>>;
 
@@ -38,8 +38,8 @@ const TENSOR_FAMILY: u32 = 10;
 pub struct Options {
     /// A folder for compiled pipelines; none: they are compiled at every start.
     pub cache: Option<PathBuf>,
-    /// Whether shaders are compiled as Metal 4, which opens the tensor units of an M5 from macOS 26 on (`kernels/linear/tensor.h`).
-    /// Nobody has compiled them so.
+    /// Whether shaders are compiled as Metal 4, which opens the tensor units of an M5 from macOS 26
+    /// on (`kernels/linear/tensor.h`). Nobody has compiled them so.
     pub tensors: bool,
 }
 
@@ -88,13 +88,13 @@ pub struct AppleGpu {
     compiled: Mutex<Compiled>,
 }
 
-// SAFETY: device and queue are Send and Sync by their declarations; libraries, archive and pipelines stand behind the mutex,
-// or are immutable.
+// SAFETY: device and queue are Send and Sync by their declarations; libraries, archive and
+// pipelines are guarded by the mutex, or are immutable.
 unsafe impl Send for AppleGpu {}
 // SAFETY: as above.
 unsafe impl Sync for AppleGpu {}
 
-/// Dispatches of one command buffer. Signals stand between encoders; hazards are tracked, and so what an encoder does waits for
+/// Dispatches of one command buffer. Hazards are tracked, and so what a command buffer does waits for
 /// the one before where it must.
 pub struct AppleEncoder {
     commands: Object<dyn MTLCommandBuffer>,
@@ -128,14 +128,6 @@ impl Drop for AppleEncoder {
     }
 }
 
-/// An event that GPU and CPU share.
-pub struct AppleSignal {
-    event: Object<dyn MTLSharedEvent>,
-}
-
-// SAFETY: shared events are made to be used from several threads.
-unsafe impl Send for AppleSignal {}
-
 /// A committed command buffer.
 pub struct AppleTicket {
     commands: Object<dyn MTLCommandBuffer>,
@@ -145,7 +137,7 @@ pub struct AppleTicket {
 unsafe impl Send for AppleTicket {}
 
 impl Drop for AppleTicket {
-    /// Command buffers do not keep what they use, so nobody may let go of it before they are done.
+    /// Command buffers do not keep what they use, so it must not be freed before they are done.
     fn drop(&mut self) {
         self.commands.waitUntilCompleted();
     }
@@ -180,7 +172,8 @@ impl AppleGpu {
     /// The default GPU.
     ///
     /// # Errors
-    /// There is none, or it is not one of Apple's from M1 on; or it has no tensor units, and they are asked for.
+    /// There is none, or it is not one of Apple's from M1 on; or it has no tensor units, and they
+    /// are asked for.
     pub fn new(options: &Options) -> Result<AppleGpu> {
         let unsupported = |what: String| Error::Unsupported {
             device: NAME,
@@ -230,7 +223,8 @@ impl AppleGpu {
         self.compiled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The archive of the last start, or an empty one. A file that cannot be read is as good as none.
+    /// The archive of the last start, or an empty one. A file that cannot be read is as good as
+    /// none.
     fn open_archive(&self) -> Option<Object<dyn MTLBinaryArchive>> {
         let file = self.archive_file.as_ref()?;
         let open = |url: Option<&NSURL>| {
@@ -324,7 +318,8 @@ impl AppleGpu {
     }
 }
 
-/// Name of the archive of a GPU: other sources, another language or another system have another file.
+/// Name of the archive of a GPU: other sources, another language or another system have another
+/// file.
 fn archive_name(gpu: &str, language: MTLLanguageVersion) -> String {
     let system = NSProcessInfo::processInfo().operatingSystemVersionString().to_string();
     format!("metal-{}.archive", kernels::fingerprint(&[gpu, &system, &language.0.to_string()]))
@@ -343,9 +338,9 @@ impl Encoder<AppleGpu> for AppleEncoder {
         };
         let Some(encoder) = self.encoder() else { return };
         encoder.setComputePipelineState(dispatch.pipeline);
-        for binding in dispatch.bindings {
-            let Some(buffer) = buffers.get(binding.place.buffer as usize) else { continue };
-            let (offset, index) = (binding.place.offset as usize, usize::from(binding.index));
+        for operand in dispatch.operands {
+            let Some(buffer) = buffers.get(operand.location.buffer as usize) else { continue };
+            let (offset, index) = (dispatch.bytes_of(operand).0 as usize, usize::from(operand.index));
             // SAFETY: places lie within their buffers, indices are those that the kernel declares.
             unsafe { encoder.setBuffer_offset_atIndex(Some(&buffer.buffer), offset, index) };
         }
@@ -369,11 +364,6 @@ impl Encoder<AppleGpu> for AppleEncoder {
             encoder.memoryBarrierWithScope(MTLBarrierScope::Buffers);
         }
     }
-
-    fn signal(&mut self, signal: &AppleSignal, value: u64) {
-        self.end();
-        self.commands.encodeSignalEvent_value(ProtocolObject::from_ref(&*signal.event), value);
-    }
 }
 
 impl Gpu for AppleGpu {
@@ -381,7 +371,6 @@ impl Gpu for AppleGpu {
     type Pipeline = Arc<Object<dyn MTLComputePipelineState>>;
     type Encoder = AppleEncoder;
     type Ticket = AppleTicket;
-    type Signal = AppleSignal;
     type Residency = AppleResidency;
 
     const NAME: &'static str = NAME;
@@ -391,17 +380,20 @@ impl Gpu for AppleGpu {
     }
 
     /// Bounded by what the GPU uses well, of which other programs of this process have taken some.
-    fn memory(&self) -> Memory {
-        let system = device::system_memory();
+    fn memory(&self) -> platform::SystemMemory {
+        let system = platform::system_memory();
         let most = self.device.recommendedMaxWorkingSetSize();
         let taken = self.device.currentAllocatedSize() as u64;
-        Memory { total: system.total.min(most), free: system.free.min(most.saturating_sub(taken)) }
+        platform::SystemMemory {
+            total: system.total.min(most),
+            free: system.free.min(most.saturating_sub(taken)),
+        }
     }
 
     fn allocate(&self, what: &str, bytes: usize) -> Result<AppleBuffer> {
         let refused = || Error::OutOfMemory { device: NAME, what: what.to_owned(), bytes: bytes as u64 };
-        // Shared memory comes from the system filled with zeros. Hazards are tracked, so that a command buffer that is submitted
-        // while another runs waits for what that one writes.
+        // Shared memory comes from the system filled with zeros. Hazards are tracked, so that a
+        // command buffer that is submitted while another runs waits for what that one writes.
         let options = MTLResourceOptions::StorageModeShared;
         let buffer = self.device.newBufferWithLength_options(bytes.max(1), options).ok_or_else(refused)?;
         Ok(AppleBuffer { buffer, _bytes: None })
@@ -415,7 +407,8 @@ impl Gpu for AppleGpu {
         let start = NonNull::new(bytes.as_ptr().cast_mut())?.cast::<c_void>();
         let options = MTLResourceOptions::StorageModeShared | MTLResourceOptions::HazardTrackingModeUntracked;
         let len = bytes.len().next_multiple_of(page);
-        // SAFETY: a map reaches to the end of its last page; the bytes are kept beside the buffer; kernels do not write them.
+        // SAFETY: a map reaches to the end of its last page; the bytes are kept beside the buffer;
+        // kernels do not write them.
         let buffer = unsafe {
             self.device.newBufferWithBytesNoCopy_length_options_deallocator(start, len, options, None)
         }?;
@@ -474,11 +467,6 @@ impl Gpu for AppleGpu {
         AppleResidency { set: Some((set, self.queue.clone())) }
     }
 
-    fn new_signal(&self) -> Result<AppleSignal> {
-        let event = self.device.newSharedEvent();
-        event.map(|event| AppleSignal { event }).ok_or_else(|| failed("no shared event".to_owned()))
-    }
-
     fn submit(&self, encode: &mut dyn FnMut(&mut AppleEncoder)) -> Result<AppleTicket> {
         autoreleasepool(|_| {
             let refused = || failed("no command buffer; the GPU may be lost, start again".to_owned());
@@ -494,37 +482,12 @@ impl Gpu for AppleGpu {
         })
     }
 
-    fn wait(&self, ticket: AppleTicket) -> Result<f64> {
+    fn wait(&self, ticket: &AppleTicket) -> Result<f64> {
         autoreleasepool(|_| {
             ticket.commands.waitUntilCompleted();
             match ticket.commands.error() {
                 None => Ok((ticket.commands.GPUEndTime() - ticket.commands.GPUStartTime()).max(0.0)),
                 Some(error) => Err(fault(&error)),
-            }
-        })
-    }
-
-    /// A command buffer that fails raises nothing more, so the wait is cut into pieces, after each of which its state is looked at.
-    fn wait_for(&self, signal: &AppleSignal, value: u64, ticket: &mut AppleTicket) -> Result<()> {
-        const PIECE_MS: u64 = 100;
-        autoreleasepool(|_| {
-            loop {
-                // Before the signal, for it may be raised between the two.
-                let status = ticket.commands.status();
-                if signal.event.waitUntilSignaledValue_timeoutMS(value, PIECE_MS) {
-                    return Ok(());
-                }
-                match status {
-                    MTLCommandBufferStatus::Error => {
-                        let error = ticket.commands.error();
-                        let unknown = || failed("the command buffer failed without saying why".to_owned());
-                        return Err(error.map_or_else(unknown, |error| fault(&error)));
-                    }
-                    MTLCommandBufferStatus::Completed => {
-                        return Err(failed("submitted work ended without its signal".to_owned()));
-                    }
-                    _ => {}
-                }
             }
         })
     }

@@ -1,19 +1,23 @@
-//! An emulated GPU: the crate `metal-emulator` executes the very same shader sources on Linux, every access checked.
+//! An emulated GPU: the crate `metal-emulator` executes the very same shader sources on Linux,
+//! every access checked.
 //!
-//! It is slow and runs on one thread unless told otherwise; it is for tests, never a default. Dispatches of a group run in an
-//! order of the caller's choice, so that a missing barrier shows as another result. What faults is an error of the step.
+//! It is slow and runs on one thread unless told otherwise; it is for tests, never a default.
+//! Dispatches of a group run in an order of the caller's choice, so that a missing barrier shows as
+//! another result. What is submitted runs as late as possible, when it is waited for, so that a host
+//! that writes over what a step in flight still reads shows as another result too. What faults is an
+//! error of the step.
 
-use super::{Binding, Constant, Dispatch, Encoder, Facts, Gpu};
+use super::{Constant, Dispatch, Encoder, Facts, Gpu};
 use crate::kernels::{self, Kernel};
-use device::{Error, Memory, Result};
-use formats::Bytes;
+use device::{Error, Result};
+use device_lower::table::{Location, Operand};
 use metal_emulator as emulator;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::path::PathBuf;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
+use weights::Bytes;
 
 /// The name on the command line.
 const NAME: &str = "metal-emulated";
@@ -34,8 +38,8 @@ pub struct Options {
     pub threads: usize,
     /// Whether bytes are counted.
     pub counting: bool,
-    /// A sanitizer, and the files whose kernels run under it: in a process of their own, where nothing is counted and bindings have
-    /// no limits.
+    /// A sanitizer, and the files whose kernels run under it: in a process of their own, where
+    /// nothing is counted and bindings have no limits.
     pub sanitized: Option<(emulator::Sanitizer, IsOf)>,
 }
 
@@ -69,7 +73,8 @@ impl super::Buffer for EmulatedBuffer {
     }
 }
 
-/// A pipeline, compiled and loaded when it first runs: tables have one for every number of rows, and tests run few of them.
+/// A pipeline, compiled and loaded when it first runs: tables have one for every number of rows,
+/// and tests run few of them.
 #[derive(Clone)]
 pub struct EmulatedPipeline(Arc<Lazy>);
 
@@ -95,7 +100,7 @@ impl EmulatedPipeline {
 /// What one dispatch did.
 #[derive(Clone, Debug)]
 pub struct Traced {
-    /// The file that the kernel stands in.
+    /// The kernel's file.
     pub file: &'static str,
     /// The kernel's function.
     pub function: String,
@@ -127,7 +132,7 @@ impl Shaders {
         let source = kernel.text().ok_or_else(|| failed(&format!("no shader file {}", kernel.file)))?;
         let compiler = match &self.sanitizing {
             Some((compiler, is_sanitized)) if is_sanitized(kernel.file) => compiler,
-            _ => &self.compiler,
+            Some(_) | None => &self.compiler,
         };
         let library = compiler.compile(kernel.file, source, kernels::HEADERS);
         let library = library.map_err(|error| failed(&error))?;
@@ -145,33 +150,76 @@ pub struct EmulatedGpu {
     pipelines: Mutex<HashMap<PipelineKey, EmulatedPipeline>>,
     /// What dispatches did, while they are traced.
     trace: Arc<Mutex<Option<Vec<Traced>>>>,
+    /// What was submitted and has not run yet.
+    queue: Queue,
 }
+
+/// Submitted work, in order.
+type Queue = Arc<Mutex<VecDeque<Arc<Submitted>>>>;
 
 /// A dispatch that waits for the end of its group.
 struct Waiting {
     pipeline: EmulatedPipeline,
     /// The binding, the address of its buffer.
-    bindings: Vec<(Binding, *const EmulatedBuffer)>,
+    bindings: Vec<(Operand, *const EmulatedBuffer)>,
     arguments: Vec<u8>,
     threadgroup_bytes: u32,
     threadgroups: [u32; 3],
     threads: [u32; 3],
 }
 
-/// The dispatches of a group, and the first fault.
+// SAFETY: the addresses are of buffers, which may be used from any thread, and which live until the
+// ticket of the submission is dropped: that runs what is left of it.
+unsafe impl Send for Waiting {}
+
+/// The groups of one submission.
+#[derive(Default)]
 pub struct EmulatedEncoder {
-    order: emulator::LaneOrder,
-    run: emulator::RunOptions,
+    groups: Vec<Vec<Waiting>>,
     group: Vec<Waiting>,
-    fault: Option<Error>,
-    trace: Arc<Mutex<Option<Vec<Traced>>>>,
-    first: bool,
 }
 
-/// Work that is done already.
+/// Work on its way.
+struct Work {
+    groups: Vec<Vec<Waiting>>,
+    order: emulator::LaneOrder,
+    run: emulator::RunOptions,
+    trace: Arc<Mutex<Option<Vec<Traced>>>>,
+}
+
+/// Work, and how it ended.
+struct Submitted {
+    /// `None`: it has run.
+    work: Mutex<Option<Work>>,
+    /// The seconds that it took, or what went wrong, in words.
+    ended: OnceLock<std::result::Result<f64, String>>,
+}
+
+/// Submitted work, which runs when somebody waits for it.
 pub struct EmulatedTicket {
-    seconds: f64,
-    fault: Option<Error>,
+    submitted: Arc<Submitted>,
+    queue: Queue,
+}
+
+impl EmulatedTicket {
+    /// Run what was submitted up to this, and this.
+    fn finish(&self) {
+        // Held while work runs, so that nobody else finds the queue empty before.
+        let mut queue = lock(&self.queue);
+        while self.submitted.ended.get().is_none() {
+            let Some(next) = queue.pop_front() else { return };
+            if let Some(work) = lock(&next.work).take() {
+                next.ended.get_or_init(|| work.run());
+            }
+        }
+    }
+}
+
+impl Drop for EmulatedTicket {
+    /// What it uses may go afterwards.
+    fn drop(&mut self) {
+        self.finish();
+    }
 }
 
 fn failed(error: &dyn std::fmt::Display) -> Error {
@@ -216,7 +264,8 @@ impl EmulatedGpu {
         let run = emulator::RunOptions { order: options.order, threads: options.threads.max(1) };
         let order = options.order;
         let shaders = Arc::new(Shaders { compiler, sanitizing, libraries: Mutex::default() });
-        Ok(EmulatedGpu { shaders, facts, order, run, pipelines: Mutex::default(), trace: Arc::default() })
+        let (pipelines, trace, queue) = (Mutex::default(), Arc::default(), Arc::default());
+        Ok(EmulatedGpu { shaders, facts, order, run, pipelines, trace, queue })
     }
 
     /// From now on, keep what every dispatch did.
@@ -245,41 +294,46 @@ fn file_of(file: &str) -> &'static str {
     kernels::FILES.iter().map(|(path, _)| *path).find(|path| *path == file).unwrap_or("")
 }
 
-impl EmulatedEncoder {
-    /// Run the dispatches of the group in the order that was chosen.
-    fn flush(&mut self) {
-        let mut group = std::mem::take(&mut self.group);
-        let seed = match self.order {
-            emulator::LaneOrder::Forward => 0,
-            emulator::LaneOrder::Reverse => {
-                group.reverse();
-                0
+impl Work {
+    /// Run all groups up to the first fault, which is given in words, or the seconds.
+    fn run(self) -> std::result::Result<f64, String> {
+        let begun = Instant::now();
+        for (index, group) in self.groups.iter().enumerate() {
+            for (place, waiting) in self.in_order(group).into_iter().enumerate() {
+                self.dispatch(waiting, index > 0 && place == 0).map_err(|error| match error {
+                    Error::Failed { reason, .. } => reason,
+                    error => error.to_string(),
+                })?;
             }
-            emulator::LaneOrder::Random(seed) => seed,
-        };
-        if seed != 0 {
-            let n = group.len();
-            (1..n).for_each(|i| group.swap(i, (seed as usize).wrapping_mul(2 * i + 1) % (i + 1)));
         }
-        let mut after_barrier = !std::mem::take(&mut self.first);
-        for waiting in group {
-            if self.fault.is_none() {
-                self.fault = self.run(&waiting, after_barrier).err();
-            }
-            after_barrier = false;
-        }
+        Ok(begun.elapsed().as_secs_f64())
     }
 
-    fn run(&self, waiting: &Waiting, after_barrier: bool) -> Result<()> {
+    /// The dispatches of a group in the order that was chosen.
+    fn in_order<'g>(&self, group: &'g [Waiting]) -> Vec<&'g Waiting> {
+        let mut group: Vec<&Waiting> = group.iter().collect();
+        match self.order {
+            emulator::LaneOrder::Forward | emulator::LaneOrder::Random(0) => {}
+            emulator::LaneOrder::Reverse => group.reverse(),
+            emulator::LaneOrder::Random(seed) => {
+                let n = group.len();
+                (1..n).for_each(|i| group.swap(i, (seed as usize).wrapping_mul(2 * i + 1) % (i + 1)));
+            }
+        }
+        group
+    }
+
+    fn dispatch(&self, waiting: &Waiting, after_barrier: bool) -> Result<()> {
         let pipeline = waiting.pipeline.load()?;
         let bindings: Vec<emulator::Binding> = waiting
             .bindings
             .iter()
             .map(|(binding, buffer)| {
-                // SAFETY: the program's buffers live until the submission ends, which is before `submit` returns.
+                // SAFETY: the program's buffers live until the ticket is dropped, which runs what is
+                // left of its submission.
                 let buffer = unsafe { &(**buffer).buffer };
                 let bound = emulator::Binding::new(u32::from(binding.index), buffer);
-                let bound = bound.at(binding.place.offset as usize);
+                let bound = bound.at(binding.location.offset as usize);
                 if binding.len > 0 { bound.limit(binding.len as usize) } else { bound }
             })
             .collect();
@@ -305,11 +359,15 @@ impl EmulatedEncoder {
 
 impl Encoder<EmulatedGpu> for EmulatedEncoder {
     fn dispatch(&mut self, dispatch: &Dispatch<'_, EmulatedGpu>, buffers: &[EmulatedBuffer]) {
-        let bound =
-            |binding: &Binding| Some((*binding, &raw const *buffers.get(binding.place.buffer as usize)?));
+        let bound = |operand: &Operand| {
+            let (offset, len) = dispatch.bytes_of(operand);
+            let location = Location { offset, ..operand.location };
+            let buffer = buffers.get(location.buffer as usize)?;
+            Some((Operand { location, len, ..*operand }, &raw const *buffer))
+        };
         self.group.push(Waiting {
             pipeline: dispatch.pipeline.clone(),
-            bindings: dispatch.bindings.iter().filter_map(bound).collect(),
+            bindings: dispatch.operands.iter().filter_map(bound).collect(),
             arguments: dispatch.arguments.to_vec(),
             threadgroup_bytes: dispatch.threadgroup_bytes,
             threadgroups: dispatch.threadgroups,
@@ -318,15 +376,7 @@ impl Encoder<EmulatedGpu> for EmulatedEncoder {
     }
 
     fn barrier(&mut self) {
-        self.flush();
-    }
-
-    /// Nothing is raised behind a fault.
-    fn signal(&mut self, signal: &Arc<AtomicU64>, value: u64) {
-        self.flush();
-        if self.fault.is_none() {
-            signal.store(value, Ordering::Release);
-        }
+        self.groups.push(std::mem::take(&mut self.group));
     }
 }
 
@@ -335,7 +385,6 @@ impl Gpu for EmulatedGpu {
     type Pipeline = EmulatedPipeline;
     type Encoder = EmulatedEncoder;
     type Ticket = EmulatedTicket;
-    type Signal = Arc<AtomicU64>;
     type Residency = ();
 
     const NAME: &'static str = NAME;
@@ -344,8 +393,8 @@ impl Gpu for EmulatedGpu {
         &self.facts
     }
 
-    fn memory(&self) -> Memory {
-        device::system_memory()
+    fn memory(&self) -> platform::SystemMemory {
+        platform::system_memory()
     }
 
     fn allocate(&self, what: &str, bytes: usize) -> Result<EmulatedBuffer> {
@@ -407,36 +456,24 @@ impl Gpu for EmulatedGpu {
 
     fn reside(&self, _buffers: &[EmulatedBuffer]) {}
 
-    fn new_signal(&self) -> Result<Arc<AtomicU64>> {
-        Ok(Arc::default())
-    }
-
     fn submit(&self, encode: &mut dyn FnMut(&mut EmulatedEncoder)) -> Result<EmulatedTicket> {
-        let begun = Instant::now();
-        let mut encoder = EmulatedEncoder {
-            order: self.order,
-            run: self.run,
-            group: Vec::new(),
-            fault: None,
-            trace: self.trace.clone(),
-            first: true,
-        };
+        let mut encoder = EmulatedEncoder::default();
         encode(&mut encoder);
-        encoder.flush();
-        Ok(EmulatedTicket { seconds: begun.elapsed().as_secs_f64(), fault: encoder.fault })
+        encoder.barrier();
+        let EmulatedEncoder { groups, .. } = encoder;
+        let work = Work { groups, order: self.order, run: self.run, trace: self.trace.clone() };
+        let submitted = Arc::new(Submitted { work: Mutex::new(Some(work)), ended: OnceLock::new() });
+        lock(&self.queue).push_back(submitted.clone());
+        Ok(EmulatedTicket { submitted, queue: self.queue.clone() })
     }
 
-    fn wait(&self, ticket: EmulatedTicket) -> Result<f64> {
-        match ticket.fault {
-            None => Ok(ticket.seconds),
-            Some(fault) => Err(fault),
+    /// Runs it first.
+    fn wait(&self, ticket: &EmulatedTicket) -> Result<f64> {
+        ticket.finish();
+        match ticket.submitted.ended.get() {
+            Some(Ok(seconds)) => Ok(*seconds),
+            Some(Err(reason)) => Err(failed(reason)),
+            None => Err(failed(&"submitted work was lost")),
         }
-    }
-
-    fn wait_for(&self, signal: &Arc<AtomicU64>, value: u64, ticket: &mut EmulatedTicket) -> Result<()> {
-        if signal.load(Ordering::Acquire) >= value {
-            return Ok(());
-        }
-        Err(ticket.fault.take().unwrap_or_else(|| failed(&"submitted work ended without its signal")))
     }
 }

@@ -1,36 +1,31 @@
-// Index of the largest column of each row of outputs; the lowest of equals; NaN is never the largest. With CHAINED, the one row's
-// becomes the next token (advance.h).
+// The best token of each output that wants it: the index of the largest column, the lowest of equals; NaN and -infinity are never
+// chosen.
 //
 // A threadgroup makes one row: each thread every n-th column, then over the SIMD-group, then over the SIMD-groups. With BESTS it
 // looks at the largest of each threadgroup of the product that made the row (linear/gemv.h), and not at the row.
 //
-// Buffers: 0 ArgmaxArguments, 1 step, 2 x (outputs, cols), 3 out (outputs), 4 with BESTS: (outputs, cols) of {float bits, column};
-// with CHAINED: 5 tokens, 6 positions, 7 spans, 8 chosen, 9 recent. Constants: BESTS, CHAINED. Grid: (outputs) threadgroups of
-// 1024 at most, whole SIMD-groups. Moves 4 bytes an element, or 8.
+// Buffers: 0 ChooseArguments, 1 step, 2 choices (outputs), 3 logits (outputs, cols), 4 chosen: from step.first_chosen on the token
+// of each output, NO_TOKEN where there is none; 5 with BESTS: (outputs, cols) of {float bits, column}. Constants: BESTS. Grid:
+// (outputs) threadgroups of 1024 at most, whole SIMD-groups; those of outputs that want no best token return at once. Moves 4
+// bytes an element, or 8.
 #include <metal_stdlib>
 using namespace metal;
-#include "advance.h"
-#include "arguments.h"
 #include "constants.h"
+#include "sampling/arguments.h"
 #include "step.h"
 
 constant bool BESTS [[function_constant(FC_BESTS)]];
-constant bool CHAINED [[function_constant(FC_CHAINED)]];
 
 // No column.
 #define NONE 0xffffffffu
 
 kernel void argmax(
-        constant ArgmaxArguments &args [[buffer(0)]],
-        device Step *step [[buffer(1)]],
-        device const float *x [[buffer(2)]],
-        device uint *out [[buffer(3)]],
-        device const uint2 *bests [[buffer(4)]],
-        device uint *tokens [[buffer(5)]],
-        device uint *positions [[buffer(6)]],
-        device Span *spans [[buffer(7)]],
-        device uint *chosen [[buffer(8)]],
-        device uint *recent [[buffer(9)]],
+        constant ChooseArguments &args [[buffer(0)]],
+        device const Step *step [[buffer(1)]],
+        device const Choice *choices [[buffer(2)]],
+        device const float *logits [[buffer(3)]],
+        device uint *chosen [[buffer(4)]],
+        device const uint2 *bests [[buffer(5)]],
         uint row [[threadgroup_position_in_grid]],
         uint thread_index [[thread_index_in_threadgroup]],
         uint n_threads [[threads_per_threadgroup]],
@@ -39,7 +34,7 @@ kernel void argmax(
         uint n_simdgroups [[simdgroups_per_threadgroup]]) {
     threadgroup float values[32];
     threadgroup uint indices[32];
-    if (row >= step->n_outputs) return;
+    if (row >= step->n_outputs || choices[row].how != CHOOSE_BEST) return;
     const ulong first = ulong(row) * args.cols;
     float best = -INFINITY;
     uint index = NONE;
@@ -52,7 +47,7 @@ kernel void argmax(
             value = as_type<float>(pair.x);
             column = pair.y;
         } else {
-            value = x[first + i];
+            value = logits[first + i];
         }
         if (value > best && column != NONE) {
             best = value;
@@ -75,8 +70,6 @@ kernel void argmax(
             index = indices[i];
         }
     }
-    // Nothing was larger than -infinity: the first, as the reference has it.
-    const uint token = index == NONE ? 0 : index;
-    out[row] = token;
-    if (CHAINED) advance(token, step, tokens, positions, spans, chosen, recent);
+    // NONE, where nothing was larger than -infinity, is NO_TOKEN.
+    chosen[step->first_chosen + row] = index;
 }

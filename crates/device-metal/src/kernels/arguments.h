@@ -1,5 +1,5 @@
 // Arguments of the kernels of this folder: structs of 4-byte fields, sizes multiples of 16, passed with setBytes at buffer
-// 0. Mirrored in src/arguments.rs; a test compares sizes and offsets. Those of linear/ and attention/ are in those folders.
+// 0. build.rs gives the host the same structs. Those of linear/ and attention/ are in those folders.
 #pragma once
 
 // An element-wise kernel over rows of one width: activate, gate, add, scale, softcap, select_rows, input, pool.
@@ -85,14 +85,6 @@ struct ExpertSumArguments {
     uint cols;
     uint k;
     uint reserved;
-};
-
-// argmax.
-struct ArgmaxArguments {
-    uint cols; // of the row, or largest of its parts
-    uint reserved0;
-    uint reserved1;
-    uint reserved2;
 };
 
 // unfold.

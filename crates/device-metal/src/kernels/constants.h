@@ -18,7 +18,6 @@
 #define FC_POOLING 13     // uint: 0 mean, 1 first, 2 last
 #define FC_ROPE 14        // uint: how heads turn
 #define FC_BESTS 15       // bool: the largest is that of several, each the largest of a part of the row
-#define FC_CHAINED 16     // bool: what is chosen is the next step's token
-#define FC_V_NORM 17      // bool: value heads are normalised
-#define FC_WHOLE_ROWS 18  // bool: the norms of query and key heads are of all heads of a row together
-#define FC_ROUTES 19      // bool: experts are chosen, not only ordered
+#define FC_V_NORM 16      // bool: value heads are normalised
+#define FC_WHOLE_ROWS 17  // bool: the norms of query and key heads are of all heads of a row together
+#define FC_ROUTES 18      // bool: experts are chosen, not only ordered

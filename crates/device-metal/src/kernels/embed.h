@@ -1,7 +1,8 @@
 // embed_<type>: out[i] = scale * table[token[i]], any type of weight.
 //
 // Host contract
-//   buffers  0 EmbedArguments (linear/arguments.h)    1 tokens (n) u32     3 codes, 6 scales, 9 offsets of the table
+//   buffers  0 EmbedArguments (linear/arguments.h)    1 tokens (n) u32     2 chosen tokens (token_of in step.h)
+//            3 codes, 6 scales, 9 offsets of the table
 //            16 out (n, n_cols) f32                   20 Step
 //            Alignments and unused buffers as in linear/gemv.h.
 //   threads  any multiple of 32, at least 32; a thread makes 16 columns at a time
@@ -16,6 +17,7 @@
 template<class D>
 kernel void embed(constant EmbedArguments & a [[buffer(0)]],
                   device const uint * tokens [[buffer(1)]],
+                  device const uint * chosen [[buffer(2)]],
                   device const uchar * codes [[buffer(3)]],
                   device const uchar * scales [[buffer(6)]],
                   device const uchar * offsets [[buffer(9)]],
@@ -31,7 +33,7 @@ kernel void embed(constant EmbedArguments & a [[buffer(0)]],
         threadgroup_barrier(mem_flags::mem_threadgroup);
     }
     if (place.y >= step->n_rows) return;
-    const ulong row = tokens[place.y];
+    const ulong row = token_of(tokens[place.y], chosen);
     WeightRow w;
     w.codes = codes + row * a.row_bytes;
     w.scales = scales + row * a.scale_bytes;

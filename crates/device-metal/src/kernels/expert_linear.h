@@ -2,14 +2,15 @@
 //
 // expert_linear_<type>_gemv: y[pair] = W[ids[pair]] x, a pair being a row of x and one of its k experts; for few rows.
 //
-//   buffers  0 ExpertArguments     1 x (n, n_in), or (n, k * n_in) with EXPERTS_OWN_INPUT     2 norm (n_in), LINEAR_NORM
-//            3 weights 0, 4 weights 1 (LINEAR_GATE: up): the buffer in which all experts' matrices lie
-//            5 places 0, 6 places 1: ulong[3][n_experts], bytes from the buffer's start to each expert's codes, then to its scales,
-//              then to its offsets; the last two are read only for types with planes, and are there for no others
-//            7 codes, 8 scales, 9 offsets of a dense weight (beside_n_out, beside_n_in), 10 its x, 17 its y (beside_n_out), EXPERTS_BESIDE;
-//            11 codes, 12 scales, 13 offsets of a second one (LINEAR_GATE: up)
-//            15 residual (1, n_out_0), EXPERTS_SUM and LINEAR_RESIDUAL     16 y (n, k, n_out_0); with EXPERTS_SUM (n, n_out_0)
+//   buffers  0 ExpertArguments     those of linear/parameters.h, of which 1 x (n, n_in), or (n, k * n_in) with EXPERTS_OWN_INPUT
+//            2 norm (n_in), LINEAR_NORM     15 residual (1, n_out_0), EXPERTS_SUM and LINEAR_RESIDUAL
+//            16 y (n, k, n_out_0); with EXPERTS_SUM (n, n_out_0)
+//            3, 6, 9 codes, scales, offsets of a dense weight (beside_n_out, beside_n_in), 29 its x, 17 its y (beside_n_out),
+//              EXPERTS_BESIDE; 4, 7, 10 those of a second one (LINEAR_GATE: up)
 //            20 Step               21 ids (n, k) u32         22 chosen (n, k) f32, EXPERTS_SUM: how much each counts
+//            25 weights 0, 26 weights 1 (LINEAR_GATE: up): the buffer in which all experts' matrices lie
+//            27 places 0, 28 places 1: ulong[3][n_experts], bytes from the buffer's start to each expert's codes, then to its scales,
+//              then to its offsets; the last two are read only for types with planes, and are there for no others
 //   threads  32 * S, S = 1 to 16 simdgroups
 //   grid     (ceil(B / S), n * k, 1), B = ceil(n_out_0 / 4), with LINEAR_GATE ceil(n_out_0 / 2); with EXPERTS_SUM (ceil(B / S), n, 1); with
 //            EXPERTS_BESIDE n is 1, and there are as many rows of threadgroups more as the dense weight's blocks fill
@@ -22,7 +23,7 @@
 //
 // expert_linear_<type>_gemm: the same products for many rows, by tiles of up to 32 pairs of one expert that expert_groups made.
 //
-//   buffers  0 LinearArguments, 1, 3, 4, 5, 6, 16 as above     23 order (n * k) u32: pairs sorted by expert     24 ExpertTile[tiles]
+//   buffers  0 LinearArguments, 1, 16, 25 to 28 as above     23 order (n * k) u32: pairs sorted by expert     24 ExpertTile[tiles]
 //   threads  128
 //   grid     (T, tiles, 1), T = ceil(n_out_0 / 64), with LINEAR_GATE ceil(n_out_0 / 32); tiles = n_experts + n * k / 32, those
 //            left over have no pairs
@@ -33,6 +34,14 @@
 // by float4.
 #pragma once
 #include "linear/gemm.h"
+#include "linear/parameters.h"
+
+// The matrices of all experts: the buffers in which those of weights 0 and 1 lie, and where each lies in them.
+#define EXPERT_BUFFERS                                     \
+    device const uchar * weights_0 [[buffer(25)]],         \
+    device const uchar * weights_1 [[buffer(26)]],         \
+    device const ulong * places_0 [[buffer(27)]],          \
+    device const ulong * places_1 [[buffer(28)]]
 
 // Row `row` of an expert's matrix.
 static inline WeightRow expert_row(device const uchar * weights, device const ulong * places, bool planes, uint expert,
@@ -49,31 +58,13 @@ static inline WeightRow expert_row(device const uchar * weights, device const ul
 
 template<class D>
 kernel void expert_gemv(constant ExpertArguments & all [[buffer(0)]],
-                        device const float * x [[buffer(1)]],
-                        device const float * norm [[buffer(2)]],
-                        device const uchar * weights_0 [[buffer(3)]],
-                        device const uchar * weights_1 [[buffer(4)]],
-                        device const ulong * places_0 [[buffer(5)]],
-                        device const ulong * places_1 [[buffer(6)]],
-                        device const uchar * beside_codes [[buffer(7)]],
-                        device const uchar * beside_scales [[buffer(8)]],
-                        device const uchar * beside_offsets [[buffer(9)]],
-                        device const float * beside_x [[buffer(10)]],
-                        device const uchar * beside_codes_1 [[buffer(11)]],
-                        device const uchar * beside_scales_1 [[buffer(12)]],
-                        device const uchar * beside_offsets_1 [[buffer(13)]],
-                        device const float * residual [[buffer(15)]],
-                        device float * y [[buffer(16)]],
-                        device float * beside_y [[buffer(17)]],
+                        PRODUCT_BUFFERS,
                         device const Step * step [[buffer(20)]],
                         device const uint * ids [[buffer(21)]],
                         device const float * chosen [[buffer(22)]],
-                        uint2 place [[threadgroup_position_in_grid]],
-                        uint2 n_groups [[threadgroups_per_grid]],
-                        ushort tid [[thread_index_in_threadgroup]],
-                        ushort sg [[simdgroup_index_in_threadgroup]],
-                        ushort n_sg [[simdgroups_per_threadgroup]],
-                        ushort lane [[thread_index_in_simdgroup]]) {
+                        EXPERT_BUFFERS,
+                        device const float * beside_x [[buffer(29)]],
+                        PRODUCT_THREAD) {
     threadgroup float levels[16];
     if (D::LEVELS) {
         if (tid < 16) levels[tid] = D::level(tid);
@@ -81,12 +72,12 @@ kernel void expert_gemv(constant ExpertArguments & all [[buffer(0)]],
     }
     constant LinearArguments & a = all.experts;
     const uint k = a.experts_per_row;
-    const uint n_places = rows_of(*step, a.per_token) * (EXPERTS_SUM ? 1 : k);
-    const bool beside = EXPERTS_BESIDE && place.y >= n_places;
+    const uint n_own = rows_of(*step, a.per_token) * (EXPERTS_SUM ? 1 : k);
+    const bool beside = EXPERTS_BESIDE && place.y >= n_own;
     const uint n_out = beside ? all.beside_n_out : a.n_out_0;
-    const uint group = place.x + (beside ? (place.y - n_places) * n_groups.x : 0);
+    const uint group = place.x + (beside ? (place.y - n_own) * n_places.x : 0);
     const uint first = (group * n_sg + sg) * (LINEAR_GATE ? 2 : 4);
-    if ((place.y >= n_places && !beside) || first >= n_out) return;
+    if ((place.y >= n_own && !beside) || first >= n_out) return;
 
     Products<1> sums;
     for (short j = 0; j < 4; j++) sums.sums[0][j] = 0.0f;
@@ -99,9 +90,9 @@ kernel void expert_gemv(constant ExpertArguments & all [[buffer(0)]],
             const uint row = min(first + (LINEAR_GATE ? i % 2 : i), n_out - 1);
             const bool up = LINEAR_GATE && i >= 2;
             if (beside) {
-                rows[i].codes = (up ? beside_codes_1 : beside_codes) + ulong(row) * all.beside_row_bytes;
-                rows[i].scales = (up ? beside_scales_1 : beside_scales) + ulong(row) * all.beside_scale_bytes;
-                rows[i].offsets = (up ? beside_offsets_1 : beside_offsets) + ulong(row) * all.beside_scale_bytes;
+                rows[i].codes = (up ? codes_1 : codes_0) + ulong(row) * all.beside_row_bytes;
+                rows[i].scales = (up ? scales_1 : scales_0) + ulong(row) * all.beside_scale_bytes;
+                rows[i].offsets = (up ? offsets_1 : offsets_0) + ulong(row) * all.beside_scale_bytes;
                 rows[i].levels = levels;
             } else {
                 rows[i] = expert_row(up ? weights_1 : weights_0, up ? places_1 : places_0, D::PLANES, ids[pair], levels, a, row);
@@ -129,27 +120,20 @@ kernel void expert_gemv(constant ExpertArguments & all [[buffer(0)]],
     }
     if (lane >= (LINEAR_GATE ? 2 : 4) || row >= n_out) return;
     if (beside) {
-        beside_y[row] = value;
+        y_1[row] = value;
         return;
     }
-    if (LINEAR_RESIDUAL) value += residual[ulong(place.y) * n_out + row];
-    y[ulong(place.y) * n_out + row] = value;
+    if (LINEAR_RESIDUAL) value += other[ulong(place.y) * n_out + row];
+    y_0[ulong(place.y) * n_out + row] = value;
 }
 
 template<class D>
 kernel void expert_gemm(constant LinearArguments & a [[buffer(0)]],
-                        device const float * x [[buffer(1)]],
-                        device const uchar * weights_0 [[buffer(3)]],
-                        device const uchar * weights_1 [[buffer(4)]],
-                        device const ulong * places_0 [[buffer(5)]],
-                        device const ulong * places_1 [[buffer(6)]],
-                        device float * y [[buffer(16)]],
+                        PRODUCT_BUFFERS,
                         device const uint * order [[buffer(23)]],
                         device const ExpertTile * expert_tiles [[buffer(24)]],
-                        uint2 place [[threadgroup_position_in_grid]],
-                        ushort tid [[thread_index_in_threadgroup]],
-                        ushort sg [[simdgroup_index_in_threadgroup]],
-                        ushort lane [[thread_index_in_simdgroup]]) {
+                        EXPERT_BUFFERS,
+                        PRODUCT_THREAD) {
     typedef typename D::Operand T;
     threadgroup float levels[16];
     threadgroup float4 tiles[96 * TILE_STRIDE * sizeof(T) / 16];
@@ -185,7 +169,7 @@ kernel void expert_gemm(constant LinearArguments & a [[buffer(0)]],
             if (x_0 + r >= tile.n_pairs || column >= n_out) continue;
             float value = strip[r * 32 + lane % columns];
             if (LINEAR_GATE) value = activation(LINEAR_ACTIVATION, value) * strip[r * 32 + 16 + lane % 16];
-            y[ulong(order[tile.first + x_0 + r]) * n_out + column] = value;
+            y_0[ulong(order[tile.first + x_0 + r]) * n_out + column] = value;
         }
         simdgroup_barrier(mem_flags::mem_threadgroup);
     }

@@ -1,5 +1,5 @@
-// What a step is, as kernels see it: the parts of the step buffer, which the host patches before each step and which
-// chained steps patch on the GPU. Mirrored in src/arguments.rs.
+// What a step is, as kernels see it: the parts of its region of the step buffer, which the host writes before it submits the
+// step. build.rs gives the host the same structs.
 #pragma once
 
 // Sizes of this step. 32 bytes.
@@ -9,10 +9,22 @@ struct Step {
     uint n_spans;         // sequences
     uint n_groups;        // KV groups, each with a page table of a span
     uint pages_per_table; // entries of a page table
-    uint n_chained;       // tokens that a chain has chosen so far
-    uint n_recent;        // tokens before the chain that have penalties
-    uint reserved;
+    uint first_chosen;    // where the token of output 0 goes in the buffer of chosen tokens
+    uint reserved0;
+    uint reserved1;
 };
+
+// A token is an id, or this bit and an index into the buffer of chosen tokens: an output of an earlier step chose it.
+#define LINKED 0x80000000u
+// In the buffer of chosen tokens: no token could be chosen, or none was wanted.
+#define NO_TOKEN 0xffffffffu
+
+// The id of a token. A link to an output that chose nothing gives token 0: its step runs, and the host discards it.
+static inline uint token_of(uint token, device const uint *chosen) {
+    if ((token & LINKED) == 0) return token;
+    const uint id = chosen[token & ~LINKED];
+    return id == NO_TOKEN ? 0 : id;
+}
 
 // Consecutive rows of one sequence. Its page tables are those of its index. 16 bytes.
 struct Span {

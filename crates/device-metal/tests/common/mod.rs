@@ -1,12 +1,12 @@
 //! A GPU that runs nothing: it counts what it is told, and takes the host's memory. For tests of tables.
 #![allow(clippy::unwrap_used, dead_code)]
 
-use device::{Error, Memory, Result};
-use formats::Bytes;
+use device::{Error, Result};
 use ingle_device_metal::gpu::{Buffer, Constant, Dispatch, Encoder, Facts, Gpu};
 use ingle_device_metal::kernels::Kernel;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use weights::Bytes;
 
 /// Zeroed memory, never moved.
 pub struct HostBuffer(Mutex<Box<[u64]>>, usize, usize);
@@ -30,9 +30,7 @@ pub struct NullGpu {
     pub views: AtomicUsize,
     /// Command buffers that were waited for.
     pub waits: AtomicUsize,
-    /// The last value of a signal that was waited for.
-    pub value: AtomicU64,
-    /// Whether waiting for a value fails from now on.
+    /// Whether waiting for a command buffer fails from now on.
     pub fails: AtomicBool,
 }
 
@@ -56,7 +54,6 @@ impl NullGpu {
             submissions: zero(),
             views: zero(),
             waits: zero(),
-            value: AtomicU64::new(0),
             fails: AtomicBool::new(false),
         }
     }
@@ -78,19 +75,16 @@ impl Encoder<NullGpu> for Counter {
     fn dispatch(&mut self, dispatch: &Dispatch<'_, NullGpu>, buffers: &[HostBuffer]) {
         assert!(dispatch.threadgroups.iter().all(|n| *n > 0), "an empty grid");
         assert!(dispatch.threads.iter().product::<u32>() <= 1024 && dispatch.threads[0].is_multiple_of(32));
-        for binding in dispatch.bindings {
-            let buffer = &buffers[binding.place.buffer as usize];
-            assert!(binding.place.offset < buffer.len() as u64, "a place beyond its buffer");
+        for operand in dispatch.operands {
+            let buffer = &buffers[operand.location.buffer as usize];
+            let (offset, len) = dispatch.bytes_of(operand);
+            assert!(offset + len.max(1) <= buffer.len() as u64, "a location beyond its buffer");
         }
         self.dispatches += 1;
     }
 
     fn barrier(&mut self) {
         self.barriers += 1;
-    }
-
-    fn signal(&mut self, signal: &AtomicU64, value: u64) {
-        assert!(signal.swap(value, Ordering::Relaxed) < value, "a signal never falls");
     }
 }
 
@@ -99,7 +93,6 @@ impl Gpu for NullGpu {
     type Pipeline = ();
     type Encoder = Counter;
     type Ticket = ();
-    type Signal = AtomicU64;
     type Residency = ();
 
     const NAME: &'static str = "metal-null";
@@ -108,8 +101,8 @@ impl Gpu for NullGpu {
         &self.facts
     }
 
-    fn memory(&self) -> Memory {
-        device::system_memory()
+    fn memory(&self) -> platform::SystemMemory {
+        platform::system_memory()
     }
 
     fn allocate(&self, _what: &str, bytes: usize) -> Result<HostBuffer> {
@@ -152,21 +145,11 @@ impl Gpu for NullGpu {
         Ok(())
     }
 
-    fn wait(&self, (): ()) -> Result<f64> {
+    fn wait(&self, (): &()) -> Result<f64> {
         self.waits.fetch_add(1, Ordering::Relaxed);
-        Ok(0.0)
-    }
-
-    fn new_signal(&self) -> Result<AtomicU64> {
-        Ok(AtomicU64::new(0))
-    }
-
-    fn wait_for(&self, signal: &AtomicU64, value: u64, (): &mut ()) -> Result<()> {
-        self.value.store(value, Ordering::Relaxed);
-        if self.fails.load(Ordering::Relaxed) {
-            return Err(Error::Failed { device: Self::NAME, reason: "as asked".to_owned() });
+        match self.fails.load(Ordering::Relaxed) {
+            true => Err(Error::Failed { device: Self::NAME, reason: "as asked".to_owned() }),
+            false => Ok(0.0),
         }
-        assert!(signal.load(Ordering::Relaxed) >= value, "nobody raises the signal to {value}");
-        Ok(())
     }
 }

@@ -9,10 +9,10 @@ mod prefill;
 mod sanitizers;
 
 use crate::launch::{Launch, Sanitizer, step};
-use device::testing::Rng;
 use device::{KvType, PAGE_NONE};
-use formats::BlockType;
-use formats::codec::{dequantize_row, quantize_row};
+use device_testing::Rng;
+use weights::BlockType;
+use weights::codec::{dequantize_row, quantize_row};
 
 // Function constants, as attention/constants.h numbers them.
 const HEAD_DIM: u16 = 32;

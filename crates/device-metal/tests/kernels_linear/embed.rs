@@ -2,18 +2,23 @@
 
 use super::*;
 
+/// As in `step.h`.
+const LINKED: u32 = 1 << 31;
+
 #[test]
 fn embed_decodes_rows_of_every_type() {
     let mut rng = Rng::new(8);
     for (file, name, block, n_in) in types() {
         let w = stored(&mut rng, "w", 5, n_in, block, 0.3);
-        let tokens = [4, 0, 2];
+        // The last of them was chosen by an earlier output; one that chose nothing gives token 0.
+        let (words, tokens) = ([4, LINKED | 2, LINKED | 3], [4, 0, 2]);
         let mut values = vec![0.0; 5 * n_in];
         w.decode_rows(0..5, &mut values);
         let (row, scale) = (block.row_bytes(n_in) as u32, block.row_scale_bytes(n_in) as u32);
         let launch = launch(file, format!("embed_{name}"), block, n_in)
             .arguments(&[n_in as u32, row, scale, 2.5f32.to_bits()])
-            .words(1, &tokens)
+            .words(1, &words)
+            .words(2, &[9, 1, u32::MAX, 2])
             .output(16, 3 * n_in)
             .words(20, &step(3, 0, 1, 0, 0))
             .grid([1, 3, 1], 32);

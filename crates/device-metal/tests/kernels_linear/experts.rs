@@ -53,16 +53,16 @@ fn a_dense_product_beside_the_experts() {
             .flag(BESIDE, true)
             .arguments(&words)
             .floats(1, &own)
-            .bytes(3, &bytes)
-            .bytes(5, &places)
-            .floats(10, &x)
+            .bytes(25, &bytes)
+            .bytes(27, &places)
+            .floats(29, &x)
             .output(16, n_out)
             .output(17, n_out)
             .words(20, &step(1, 0, 1, 0, 0))
             .words(21, &ids)
             .floats(22, &chosen)
             .grid([1, 2, 1], 64);
-        let outcome = bind_at(launch, [7, 8, 9], &dense).run();
+        let outcome = bind_at(launch, [3, 6, 9], &dense).run();
         check(name, &outcome.floats(17), &products(&x, dense_in, &dense), F32_BOUND);
         let each: Vec<_> =
             (0..k).map(|j| products(&own[j * n_in..][..n_in], n_in, &experts[ids[j] as usize])).collect();
@@ -104,17 +104,17 @@ fn a_dense_gate_beside_those_of_the_experts() {
             .arguments(&words)
             .floats(1, &x)
             .floats(2, &norm)
-            .bytes(3, &gate_bytes)
-            .bytes(4, &up_bytes)
-            .bytes(5, &gate_places)
-            .bytes(6, &up_places)
-            .floats(10, &x)
+            .bytes(25, &gate_bytes)
+            .bytes(26, &up_bytes)
+            .bytes(27, &gate_places)
+            .bytes(28, &up_places)
+            .floats(29, &x)
             .output(16, k * n_out)
             .output(17, dense_out)
             .words(20, &step(1, 0, 1, 0, 0))
             .words(21, &ids)
             .grid([2, k + 4, 1], 64);
-        let outcome = bind_at(bind_at(launch, [7, 8, 9], &gate), [11, 12, 13], &up).run();
+        let outcome = bind_at(bind_at(launch, [3, 6, 9], &gate), [4, 7, 10], &up).run();
         let x = normalised(&x, &norm);
         let opened =
             |gate: &Weight, up: &Weight| gated(1, &products(&x, n_in, gate), &products(&x, n_in, up));
@@ -141,8 +141,8 @@ fn experts_one_row_at_a_time() {
         let base = || {
             launch(file, format!("expert_linear_{name}_gemv"), block, n_in)
                 .arguments(&expert_arguments(block, n_in, n_out, n_experts, k))
-                .bytes(3, &gate_bytes)
-                .bytes(5, &gate_places)
+                .bytes(25, &gate_bytes)
+                .bytes(27, &gate_places)
                 .words(20, &step(n, 0, 1, 0, 0))
                 .words(21, &ids)
         };
@@ -162,8 +162,8 @@ fn experts_one_row_at_a_time() {
             .flag(GATE, true)
             .floats(1, &x)
             .floats(2, &norm)
-            .bytes(4, &up_bytes)
-            .bytes(6, &up_places)
+            .bytes(26, &up_bytes)
+            .bytes(28, &up_places)
             .output(16, n * k * n_out)
             .grid([2, n * k, 1], 64);
         let x_norm = normalised(&x, &norm);
@@ -275,10 +275,10 @@ fn experts_in_groups_of_rows() {
                 .flag(GATE, gate)
                 .arguments(&words)
                 .floats(1, &x)
-                .bytes(3, &gate_bytes)
-                .bytes(4, &up_bytes)
-                .bytes(5, &gate_places)
-                .bytes(6, &up_places)
+                .bytes(25, &gate_bytes)
+                .bytes(26, &up_bytes)
+                .bytes(27, &gate_places)
+                .bytes(28, &up_places)
                 .output(16, n * k * n_out)
                 .words(23, &order)
                 .words(24, &tiles)
@@ -294,8 +294,8 @@ fn experts_in_groups_of_rows() {
             .flag(OWN_INPUT, true)
             .arguments(&words)
             .floats(1, &own)
-            .bytes(3, &gate_bytes)
-            .bytes(5, &gate_places)
+            .bytes(25, &gate_bytes)
+            .bytes(27, &gate_places)
             .output(16, n * k * n_out)
             .words(23, &order)
             .words(24, &tiles)

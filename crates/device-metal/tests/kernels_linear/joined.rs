@@ -195,7 +195,7 @@ fn a_row_that_was_made_has_every_tail() {
     for copy in [7, 66] {
         data.copy_within(most * row..(most + 1) * row, copy * row);
     }
-    w.data = formats::Bytes::from_slice(&data);
+    w.data = weights::Bytes::from_slice(&data);
     let first = most.min(7);
     for shape in [[4, 1, 1], [4, 1, 3], [4, 2, 9], [2, 1, 17]] {
         let launch = branch.launch(base().flag(SOFTCAP, true).flag(ARGMAX, true), &[&w], shape);

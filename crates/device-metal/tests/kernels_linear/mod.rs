@@ -10,12 +10,13 @@ mod gemv;
 mod joined;
 mod merged;
 mod sanitizers;
+mod signatures;
 mod tails;
 
 use crate::launch::{Launch, Sanitizer, step};
-use device::testing::{Rng, stored};
 use device::{Activation, Weight};
-use formats::{Affine, BlockType, ScaleType};
+use device_testing::{Rng, stored};
+use weights::{Affine, BlockType, ScaleType};
 
 // Function constants, as linear/constants.h numbers them.
 const NORM: u16 = 0;
@@ -37,7 +38,7 @@ const BESIDE: u16 = 16;
 const UP: u16 = 17;
 const ROW_GATE: u16 = 18;
 // Of expert_groups, as constants.h numbers it.
-const ROUTES: u16 = 19;
+const ROUTES: u16 = ingle_device_metal::kernels::constant::ROUTES;
 // And those of join.h.
 const JOIN_WEIGHT: u16 = 20;
 const JOIN_PAIR: u16 = 21;
@@ -49,7 +50,7 @@ const JOIN_NORM: u16 = 24;
 fn types() -> Vec<(&'static str, &'static str, BlockType, usize)> {
     use BlockType::*;
     let affine = |bits, group, scale, symmetric| {
-        BlockType::Affine(formats::Affine::new(bits, group, scale, symmetric).unwrap())
+        BlockType::Affine(weights::Affine::new(bits, group, scale, symmetric).unwrap())
     };
     vec![
         ("linear/f32.metal", "f32", F32, 140),
@@ -265,9 +266,7 @@ fn activate(kind: usize, x: f64) -> f64 {
     match kinds[kind] {
         Activation::Silu => x / (1.0 + (-x).exp()),
         Activation::GeluTanh => 0.5 * x * (1.0 + (0.797_884_560_8 * (x + 0.044715 * x.powi(3))).tanh()),
-        Activation::GeluErf => {
-            0.5 * x * (1.0 + device::interpreter::erf(x * std::f64::consts::FRAC_1_SQRT_2))
-        }
+        Activation::GeluErf => 0.5 * x * (1.0 + device_reference::erf(x * std::f64::consts::FRAC_1_SQRT_2)),
         Activation::Relu => x.max(0.0),
         Activation::Sigmoid => 1.0 / (1.0 + (-x).exp()),
     }

@@ -20,6 +20,7 @@ fn sanitizers_find_nothing_in_any_decoder() {
         let embed = launch(file, format!("embed_{name}"), block, n_in)
             .arguments(&[n_in as u32, row, scale, 1f32.to_bits()])
             .words(1, &[2])
+            .words(2, &[0])
             .output(16, n_in)
             .words(20, &step(1, 0, 1, 0, 0))
             .grid([1, 1, 1], 32);
@@ -99,8 +100,8 @@ fn sanitizers_find_nothing_where_threadgroup_memory_is_shared() {
             launch(file, format!("expert_linear_{name}_{what}"), block, n_in)
                 .arguments(&expert_arguments(block, n_in, 8, 3, 2))
                 .floats(1, &x[..3 * n_in])
-                .bytes(3, &bytes)
-                .bytes(5, &places)
+                .bytes(25, &bytes)
+                .bytes(27, &places)
                 .output(16, 6 * 8)
                 .words(20, &step(3, 0, 1, 0, 0))
                 .words(21, &ids)

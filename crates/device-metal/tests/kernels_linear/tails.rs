@@ -125,10 +125,10 @@ fn residual_softcap_and_the_largest_output() {
             let scale = block.row_scale_bytes(n_in);
             let mut planes = [w.planes.as_slices().scales.to_vec(), w.planes.as_slices().biases.to_vec()];
             planes.iter_mut().for_each(|p| p.copy_within(5 * scale..6 * scale, 60 * scale));
-            w.planes.scales = Some(formats::Bytes::from_slice(&planes[0]));
-            w.planes.biases = Some(formats::Bytes::from_slice(&planes[1]));
+            w.planes.scales = Some(weights::Bytes::from_slice(&planes[0]));
+            w.planes.biases = Some(weights::Bytes::from_slice(&planes[1]));
         }
-        w.data = formats::Bytes::from_slice(&data);
+        w.data = weights::Bytes::from_slice(&data);
         let mut decoded = vec![0.0; n_in];
         w.decode_rows(5..6, &mut decoded);
         let mut x = normal(&mut rng, 3 * n_in);

@@ -212,6 +212,18 @@ fn library(file: &'static str, way: Way) -> Library {
     }
 }
 
+/// The functions of a file, and the indices and names of the buffers that they take.
+pub fn parameters(file: &'static str) -> Vec<(String, Vec<(u32, String)>)> {
+    let library = library(file, Way::Checked);
+    let buffers = |parameters: &[metal_emulator::Parameter]| {
+        let buffer = |p: &metal_emulator::Parameter| {
+            if let ParameterKind::Buffer(index) = p.kind { Some((index, p.name.clone())) } else { None }
+        };
+        parameters.iter().filter_map(buffer).collect()
+    };
+    library.functions().iter().map(|f| (f.name.clone(), buffers(&f.parameters))).collect()
+}
+
 /// Check a file with real address spaces.
 pub fn compile_strict(file: &'static str) {
     if let Err(error) = compiler(Way::Checked).check_strict(file, source(file), HEADERS) {

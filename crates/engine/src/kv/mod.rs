@@ -10,7 +10,7 @@ mod prefix;
 pub use pages::PagePool;
 pub use prefix::PrefixCache;
 
-use device::{KvLayout, Limits, PAGE_NONE, Program};
+use device::{KvGroup, KvLayout, Limits, PAGE_NONE, Program};
 
 use crate::{Error, Result};
 
@@ -38,6 +38,18 @@ pub fn pool_sizes(
     layout.groups.iter().map(|g| of_group(g.window)).collect()
 }
 
+/// Bytes that one sequence of `n_tokens` tokens holds at most, and a page of each group for a copy.
+pub fn bytes_of_sequence(layout: &KvLayout, limits: &Limits, n_tokens: usize) -> u64 {
+    let of_group = |(group, g): (usize, &KvGroup)| {
+        let n = g.memory.map_or_else(
+            || pages_of_sequence(g.window, n_tokens, limits.max_rows, limits.page_len) + 1,
+            |n| n.div_ceil(limits.page_len),
+        );
+        (n * layout.page_bytes(group, limits.kv_type, limits.page_len)) as u64
+    };
+    layout.groups.iter().enumerate().map(of_group).sum()
+}
+
 /// Pages, tables and the prefix cache of all slots.
 #[derive(Clone, Debug)]
 pub struct KvCache {
@@ -46,6 +58,10 @@ pub struct KvCache {
     /// Window of each group.
     windows: Vec<Option<usize>>,
     pools: Vec<PagePool>,
+    /// Bytes of a page of each group.
+    page_bytes: Vec<u64>,
+    /// Most bytes of pages that are held at once, by sequences and the prefix cache.
+    budget: u64,
     prefix: PrefixCache,
     /// `(n_slots, n_groups, pages_per_table)`
     tables: Vec<u32>,
@@ -63,6 +79,10 @@ impl KvCache {
             pages_per_table,
             windows: layout.groups.iter().map(|g| g.window).collect(),
             pools: limits.n_pages.iter().map(|&n| PagePool::new(n)).collect(),
+            page_bytes: (0..n_groups)
+                .map(|g| layout.page_bytes(g, limits.kv_type, limits.page_len) as u64)
+                .collect(),
+            budget: u64::MAX,
             prefix: PrefixCache::new(layout, limits.page_len),
             tables: vec![PAGE_NONE; limits.max_spans * n_groups * pages_per_table],
             first_kept: vec![0; limits.max_spans * n_groups],
@@ -83,6 +103,22 @@ impl KvCache {
     pub fn usage(&self, group: usize) -> (usize, usize) {
         let pool = &self.pools[group];
         (pool.n_pages() - pool.n_free(), pool.n_pages())
+    }
+
+    /// From now on, hold at most so many bytes of pages. What is held beyond that goes as pages are taken.
+    pub fn set_budget(&mut self, bytes: u64) {
+        self.budget = bytes;
+    }
+
+    /// Most bytes of pages that are held at once.
+    pub fn budget(&self) -> u64 {
+        self.budget
+    }
+
+    /// Bytes of all pages that are held, by sequences and the prefix cache.
+    pub fn held_bytes(&self) -> u64 {
+        let held = |(pool, bytes): (&PagePool, &u64)| (pool.n_pages() - pool.n_free()) as u64 * bytes;
+        self.pools.iter().zip(&self.page_bytes).map(held).sum()
     }
 
     /// The prefix cache.
@@ -249,12 +285,20 @@ impl KvCache {
         self.prefix.clear(&mut self.pools, |g, page| program.release_page(g, page));
     }
 
+    /// A page, if the budget has room for it, or gets it when cached prefixes go.
     fn take(&mut self, group: usize, program: &mut dyn Program) -> Result<u32> {
         loop {
-            if let Some(page) = self.pools[group].take() {
+            if self.held_bytes().saturating_add(self.page_bytes[group]) <= self.budget
+                && let Some(page) = self.pools[group].take()
+            {
                 return Ok(page);
             }
-            if !self.prefix.evict(group, &mut self.pools, |g, page| program.release_page(g, page)) {
+            let n_groups = self.n_groups();
+            // Pages of this group first: only they are of use where its pool is empty.
+            let mut groups = (group..n_groups).chain(0..group);
+            if !groups.any(|group| {
+                self.prefix.evict(group, &mut self.pools, |g, page| program.release_page(g, page))
+            }) {
                 return Err(Error::PagesExhausted { group, n_pages: self.pools[group].n_pages() });
             }
         }

@@ -8,15 +8,21 @@
 pub struct PagePool {
     /// `(n_pages)` how many hold the page.
     references: Vec<u32>,
-    /// Pages that nobody holds; the last is handed out next. Starts descending, so that low numbers go first and memory
-    /// that was reserved, but never used, stays untouched.
-    free: Vec<u32>,
+    /// `(n_pages / 64, rounded up)` one bit for each page that nobody holds.
+    free: Vec<u64>,
+    n_free: usize,
+    /// No word of `free` before this one has a bit set.
+    first_word: usize,
 }
 
 impl PagePool {
     /// `n_pages` free pages.
     pub fn new(n_pages: usize) -> PagePool {
-        PagePool { references: vec![0; n_pages], free: (0..n_pages as u32).rev().collect() }
+        let mut free = vec![u64::MAX; n_pages.div_ceil(64)];
+        if let Some(last) = free.last_mut().filter(|_| !n_pages.is_multiple_of(64)) {
+            *last = (1 << (n_pages % 64)) - 1;
+        }
+        PagePool { references: vec![0; n_pages], free, n_free: n_pages, first_word: 0 }
     }
 
     /// All pages.
@@ -26,7 +32,7 @@ impl PagePool {
 
     /// Pages that nobody holds.
     pub fn n_free(&self) -> usize {
-        self.free.len()
+        self.n_free
     }
 
     /// How many hold a page.
@@ -34,9 +40,14 @@ impl PagePool {
         self.references[page as usize]
     }
 
-    /// A free page, held once from now on.
+    /// The lowest free page, held once from now on: so the tail of the pool stays free, and memory that was never used
+    /// stays untouched. Allocates nothing.
     pub fn take(&mut self) -> Option<u32> {
-        let page = self.free.pop()?;
+        let word = self.first_word + self.free[self.first_word..].iter().position(|word| *word != 0)?;
+        self.first_word = word;
+        let page = (word * 64) as u32 + self.free[word].trailing_zeros();
+        self.free[word] &= self.free[word] - 1;
+        self.n_free -= 1;
         debug_assert_eq!(self.references[page as usize], 0);
         self.references[page as usize] = 1;
         Some(page)
@@ -54,7 +65,10 @@ impl PagePool {
         debug_assert!(*references > 0, "page {page} is free already");
         *references -= 1;
         if *references == 0 {
-            self.free.push(page);
+            let word = page as usize / 64;
+            self.free[word] |= 1 << (page % 64);
+            self.n_free += 1;
+            self.first_word = self.first_word.min(word);
         }
         self.references[page as usize] == 0
     }
@@ -64,18 +78,20 @@ impl PagePool {
     /// # Errors
     /// The first page whose count differs, or that is both free and held.
     pub fn check(&self, counted: &[u32]) -> Result<(), String> {
-        let mut is_free = vec![false; self.n_pages()];
-        for &page in &self.free {
-            if std::mem::replace(&mut is_free[page as usize], true) {
-                return Err(format!("page {page} is free twice"));
-            }
+        let is_free = |page: usize| self.free[page / 64] >> (page % 64) & 1 == 1;
+        let n_free = self.free.iter().map(|word| word.count_ones() as usize).sum::<usize>();
+        if n_free != self.n_free {
+            return Err(format!("{n_free} pages are free, counted {}", self.n_free));
+        }
+        if let Some(word) = self.free[..self.first_word].iter().position(|word| *word != 0) {
+            return Err(format!("word {word} has free pages, and the search starts at {}", self.first_word));
         }
         for (page, (&want, &have)) in counted.iter().zip(&self.references).enumerate() {
             if want != have {
                 return Err(format!("page {page} has {have} references, counted {want}"));
             }
-            if is_free[page] != (have == 0) {
-                return Err(format!("page {page} has {have} references, and is_free is {}", is_free[page]));
+            if is_free(page) != (have == 0) {
+                return Err(format!("page {page} has {have} references, and is_free is {}", is_free(page)));
             }
         }
         Ok(())
@@ -95,6 +111,16 @@ mod tests {
         assert!(pool.release(1));
         assert_eq!((pool.take(), pool.n_free()), (Some(1), 0));
         assert!(pool.check(&[1, 1, 1]).is_ok());
+        let mut many = PagePool::new(130);
+        assert!((0..130).all(|page| many.take() == Some(page)) && many.take().is_none());
+        for page in [129, 3, 70] {
+            many.release(page);
+        }
+        assert_eq!(
+            [many.take(), many.take(), many.take(), many.take()],
+            [Some(3), Some(70), Some(129), None]
+        );
+        assert!(many.check(&[1; 130]).is_ok());
         assert_eq!(pool.check(&[1, 2, 1]).unwrap_err(), "page 1 has 1 references, counted 2");
     }
 }

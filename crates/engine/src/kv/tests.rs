@@ -1,6 +1,6 @@
 //! Sharing, windows, copies and eviction, without a model: a program that only remembers what its pages hold.
 
-use device::{CommandInfo, KvLayer, KvType, Numerics, Step, Timing};
+use device::{Chosen, CommandInfo, KvLayer, KvType, Numerics, Step, Ticket, Timing, ValueId};
 use proptest::prelude::*;
 
 use super::*;
@@ -11,16 +11,25 @@ const PAGE: usize = 16;
 struct Pages(Vec<Vec<[Option<u32>; PAGE]>>);
 
 impl Program for Pages {
-    fn run(&mut self, _: &Step) -> device::Result<()> {
+    fn submit(&mut self, _: &Step) -> device::Result<Ticket> {
+        Ok(Ticket(0))
+    }
+    fn wait(&mut self, _: Ticket) -> device::Result<()> {
         Ok(())
     }
-    fn logits(&self) -> &[f32] {
+    fn chosen(&self) -> &[Chosen] {
         &[]
     }
-    fn logits_mut(&mut self) -> &mut [f32] {
-        &mut []
+    fn best(&self, _: usize) -> &[(u32, f32)] {
+        &[]
     }
-    fn argmax(&self) -> &[u32] {
+    fn run_until(&mut self, _: &Step, _: usize) -> device::Result<()> {
+        Ok(())
+    }
+    fn read(&self, _: ValueId) -> Option<Vec<f32>> {
+        None
+    }
+    fn logits(&self) -> &[f32] {
         &[]
     }
     fn copy_page(&mut self, group: usize, from: u32, to: u32) -> device::Result<()> {

@@ -5,14 +5,33 @@ use proptest::prelude::*;
 // A trait of proptest has the same name.
 use super::Rng;
 use super::*;
+use crate::step::{History, StepBuffers};
+use device::{Chosen, Limits};
+use device_lower::sampling::{Chooser, log_sum_exp};
+
+/// What a device chooses from these logits after these tokens.
+fn sample(sampler: &mut Sampler, logits: &[f32], tokens: &[u32], chooser: &mut Chooser) -> Chosen {
+    let limits = Limits {
+        max_outputs: 1,
+        max_rows: 1,
+        max_spans: 1,
+        n_ctx: 64,
+        ..device_testing::limits(&Default::default())
+    };
+    let mut buffers = StepBuffers::new(&limits, 1);
+    let want = buffers.want(sampler, &History { tokens, ..History::default() }, 0);
+    let chosen = chooser.choose(logits, &want, &buffers.lists(), std::iter::empty());
+    sampler.took_one();
+    chosen
+}
 
 fn sample_many(params: &SamplingParams, logits: &[f32], tokens: &[u32], n: usize) -> Vec<usize> {
     let mut sampler = Sampler::new(params, logits.len()).unwrap();
-    let mut scratch = Scratch::new(logits.len());
+    let mut chooser = Chooser::new(logits.len());
     let mut counts = vec![0; logits.len()];
     for _ in 0..n {
-        let choice = sampler.sample(&mut logits.to_vec(), tokens, &mut scratch).unwrap();
-        counts[choice.id as usize] += 1;
+        let chosen = sample(&mut sampler, logits, tokens, &mut chooser);
+        counts[chosen.token.unwrap() as usize] += 1;
     }
     counts
 }
@@ -127,28 +146,13 @@ fn every_stage_alone_and_all_together() {
 }
 
 #[test]
-fn top_p_over_a_large_flat_vocabulary_sorts_in_chunks() {
-    let logits: Vec<f32> = (0..5003).map(|i| ((i * 7919) % 5003) as f32 * 1e-3).collect();
-    let mut candidates = Vec::with_capacity(logits.len());
-    for p in [0.01, 0.3, 0.6, 0.99, 0.9999] {
-        let sorted = TopK(0).gather(&logits, &mut candidates);
-        TopP(p).apply(&mut Ranking::new(&mut candidates, sorted, Temperature(1.0)));
-        let params = SamplingParams { top_p: p, ..Default::default() };
-        let n = expected(&params, &logits, &[]).iter().filter(|p| **p > 0.0).count();
-        assert!(candidates.len().abs_diff(n) <= 1, "p {p}: {} kept, expected {n}", candidates.len());
-        assert!(candidates.is_sorted_by(|a, b| best_first(a, b).is_le()));
-    }
-}
-
-#[test]
 fn greedy_takes_the_lowest_of_equals_and_needs_no_random_numbers() {
     let counts = sample_many(&SamplingParams::greedy(), &LOGITS, &[], 10);
     assert_eq!(counts[3], 10);
     let counts = sample_many(&SamplingParams { top_k: 1, ..Default::default() }, &LOGITS, &[], 10);
     assert_eq!(counts[3], 10);
-    assert!(Sampler::new(&SamplingParams::greedy(), 9).unwrap().wants_argmax());
+    assert_eq!(Sampler::new(&SamplingParams::greedy(), 9).unwrap().want(0), Want::BEST);
     let biased = SamplingParams { logit_bias: vec![(0, 9.0)], ..SamplingParams::greedy() };
-    assert!(!Sampler::new(&biased, 9).unwrap().wants_argmax());
     assert_eq!(sample_many(&biased, &LOGITS, &[], 10)[0], 10);
 }
 
@@ -157,52 +161,31 @@ fn the_seed_decides() {
     let draw = |seed| {
         let params = SamplingParams { seed: Some(seed), ..Default::default() };
         let mut sampler = Sampler::new(&params, LOGITS.len()).unwrap();
-        let mut scratch = Scratch::new(LOGITS.len());
-        (0..32)
-            .map(|_| sampler.sample(&mut LOGITS.to_vec(), &[], &mut scratch).unwrap().id)
-            .collect::<Vec<_>>()
+        let mut chooser = Chooser::new(LOGITS.len());
+        (0..32).map(|_| sample(&mut sampler, &LOGITS, &[], &mut chooser).token).collect::<Vec<_>>()
     };
     assert_eq!(draw(1), draw(1));
     assert_ne!(draw(1), draw(2));
 }
 
-/// Which tokens are left depends on the temperature, in which order they are weighed does not: 1 and 1 + 2^-23 are equal
-/// once they are divided.
 #[test]
-fn the_order_is_that_of_the_logits() {
-    let logits = [0.0, 1.0, 1.0 + f32::EPSILON, -0.0];
-    let mut candidates = Vec::with_capacity(4);
-    let sorted = TopK(0).gather(&logits, &mut candidates);
-    let mut ranking = Ranking::new(&mut candidates, sorted, Temperature(1e30));
-    let mut ids = Vec::new();
-    for n in 1..=4 {
-        let place = ranking.first(|sum| sum > f64::from(n) - 0.5).unwrap();
-        ids.push(ranking.id(place));
-    }
-    assert_eq!(ids, [2, 1, 0, 3]);
-}
-
-/// What a device is given: the numbers that the sampler itself would draw, and only those that were used are gone.
-#[test]
-fn a_device_gets_the_random_numbers_of_the_sampler() {
+fn wants_have_the_random_numbers_in_order_and_only_those_taken_are_gone() {
     let params =
         SamplingParams { seed: Some(5), penalty_window: 2, presence_penalty: 1.0, ..Default::default() };
     let mut sampler = Sampler::new(&params, LOGITS.len()).unwrap();
-    let mut scratch = Scratch::new(LOGITS.len());
-    let sampling = sampler.ahead(&[1, 2, 3], &mut scratch).unwrap();
-    assert_eq!(sampling.penalties.unwrap().recent, [2, 3]);
-    let randoms = sampling.randoms.to_vec();
+    assert_eq!(sampler.penalty_window(), Some(2));
+    let random = |sampler: &Sampler, n_ahead: usize| match sampler.want(n_ahead).choose {
+        Choose::Sample(sampling) => sampling.random,
+        other => panic!("{other:?}"),
+    };
     let mut rng = Rng::new(5);
-    assert!(randoms.len() == MOST_AHEAD && randoms.iter().all(|u| *u == rng.uniform()));
+    let randoms: Vec<f64> = (0..8).map(|_| rng.uniform()).collect();
+    assert!((0..8).all(|n| random(&sampler, n) == randoms[n]));
     sampler.took_one();
     sampler.took_one();
-    assert_eq!(sampler.ahead(&[], &mut scratch).unwrap().randoms[0], randoms[2]);
-    let ahead =
-        |params: SamplingParams| Sampler::new(&params, 9).unwrap().ahead(&[], &mut Scratch::new(9)).is_some();
-    assert!(!ahead(SamplingParams { logprobs: true, ..params.clone() }));
-    assert!(!ahead(SamplingParams { logit_bias: vec![(1, 1.0)], ..params.clone() }));
+    assert_eq!(random(&sampler, 0), randoms[2]);
     let mut greedy = Sampler::new(&SamplingParams { top_k: 1, ..params }, 9).unwrap();
-    assert_eq!(greedy.ahead(&[], &mut scratch).unwrap().top_k, 1);
+    assert_eq!(greedy.want(3).choose, Choose::Best);
     greedy.took_one();
     assert_eq!(greedy.rng.next_u64(), Rng::new(5).next_u64(), "greedy needs no random numbers");
 }
@@ -217,12 +200,12 @@ fn logprobs_are_the_models_own() {
         ..Default::default()
     };
     let mut sampler = Sampler::new(&params, LOGITS.len()).unwrap();
-    let mut scratch = Scratch::new(LOGITS.len());
+    let mut chooser = Chooser::new(LOGITS.len());
     let normalizer = log_sum_exp(&LOGITS);
     for _ in 0..50 {
-        let choice = sampler.sample(&mut LOGITS.to_vec(), &[4, 3], &mut scratch).unwrap();
-        let want = f64::from(LOGITS[choice.id as usize]) - normalizer;
-        assert!((f64::from(choice.logprob.unwrap()) - want).abs() < 1e-6);
+        let chosen = sample(&mut sampler, &LOGITS, &[4, 3], &mut chooser);
+        let want = f64::from(LOGITS[chosen.token.unwrap() as usize]) - normalizer;
+        assert!((f64::from(chosen.logprob) - want).abs() < 1e-6);
     }
 }
 
@@ -246,16 +229,15 @@ fn values_outside_their_limits_are_named() {
 }
 
 #[test]
-fn nothing_to_pick_is_an_error_and_not_a_panic() {
+fn where_nothing_can_be_picked_nothing_is_chosen() {
     for params in [SamplingParams::default(), SamplingParams::greedy()] {
         let mut sampler = Sampler::new(&params, 3).unwrap();
-        let mut scratch = Scratch::new(3);
+        let mut chooser = Chooser::new(3);
         let none = [f32::NAN, f32::NEG_INFINITY, f32::NAN];
-        let error = sampler.sample(&mut none.to_vec(), &[], &mut scratch).unwrap_err();
-        assert!(matches!(error, Error::NoCandidate { n_vocab: 3 }), "{error}");
+        assert_eq!(sample(&mut sampler, &none, &[], &mut chooser).token, None);
         // One good logit among them is enough.
         let one = [f32::NAN, -1.0, f32::NEG_INFINITY];
-        assert_eq!(sampler.sample(&mut one.to_vec(), &[], &mut scratch).unwrap().id, 1);
+        assert_eq!(sample(&mut sampler, &one, &[], &mut chooser).token, Some(1));
     }
 }
 
@@ -277,17 +259,14 @@ proptest! {
             ..Default::default()
         };
         let mut sampler = Sampler::new(&params, logits.len()).unwrap();
-        let mut scratch = Scratch::new(logits.len());
-        let capacities = (scratch.candidates.capacity(), scratch.changed.capacity());
+        let mut chooser = Chooser::new(logits.len());
         for _ in 0..8 {
-            let id = sampler.sample(&mut logits.clone(), &tokens, &mut scratch).unwrap().id;
+            let id = sample(&mut sampler, &logits, &tokens, &mut chooser).token.unwrap();
             // f32 and f64 may cut one token apart at the edge: allow a shade more of everything.
             let wider = SamplingParams {
                 top_p: if top_p < 1.0 { (top_p + 1e-5).min(1.0) } else { 1.0 }, min_p: min_p * 0.9999, ..params.clone()
             };
             prop_assert!(expected(&wider, &logits, &tokens)[id as usize] > 0.0);
         }
-        prop_assert_eq!(capacities, (scratch.candidates.capacity(), scratch.changed.capacity()));
-        prop_assert!(scratch.counts.iter().all(|c| *c == 0));
     }
 }

@@ -6,7 +6,9 @@
 use std::sync::Arc;
 
 use super::{Proposer, Speculate};
-use crate::step::Outputs;
+use device::Want;
+
+use crate::step::OutputRows;
 use crate::{Engine, Error, LoadOptions, MemoryItem, Model, Result, memory};
 
 /// A model may have so many tokens more than another of the same vocabulary: heads are padded to round numbers.
@@ -94,15 +96,15 @@ impl DraftModel {
         let Engine { kv, program, buffers, .. } = &mut self.engine;
         kv.reserve(slot, first, tokens.len(), program.as_mut())?;
         buffers.clear();
-        buffers.push(slot, first, tokens, if is_last { Outputs::Last } else { Outputs::None });
-        buffers.want_argmax();
+        let outputs = if is_last { OutputRows::Last(1) } else { OutputRows::None };
+        buffers.push(slot, first, tokens, outputs, Want::BEST);
         self.engine.run()?;
         self.slots[slot].tokens.extend_from_slice(tokens);
         Ok(())
     }
 
     fn best(&self) -> u32 {
-        self.engine.program.argmax().first().copied().unwrap_or_default()
+        self.engine.program.chosen().first().and_then(|chosen| chosen.token).unwrap_or_default()
     }
 }
 

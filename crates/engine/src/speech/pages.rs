@@ -145,7 +145,7 @@ impl BeamPages {
 
 #[cfg(test)]
 mod tests {
-    use device::{CommandInfo, KvLayer, KvType, Numerics, Step, Timing};
+    use device::{Chosen, CommandInfo, KvLayer, KvType, Numerics, Step, Ticket, Timing, ValueId};
 
     use super::*;
 
@@ -154,16 +154,25 @@ mod tests {
     struct Copies(Vec<(usize, u32, u32)>);
 
     impl Program for Copies {
-        fn run(&mut self, _: &Step) -> device::Result<()> {
+        fn submit(&mut self, _: &Step) -> device::Result<Ticket> {
+            Ok(Ticket(0))
+        }
+        fn wait(&mut self, _: Ticket) -> device::Result<()> {
             Ok(())
         }
-        fn logits(&self) -> &[f32] {
+        fn chosen(&self) -> &[Chosen] {
             &[]
         }
-        fn logits_mut(&mut self) -> &mut [f32] {
-            &mut []
+        fn best(&self, _: usize) -> &[(u32, f32)] {
+            &[]
         }
-        fn argmax(&self) -> &[u32] {
+        fn run_until(&mut self, _: &Step, _: usize) -> device::Result<()> {
+            Ok(())
+        }
+        fn read(&self, _: ValueId) -> Option<Vec<f32>> {
+            None
+        }
+        fn logits(&self) -> &[f32] {
             &[]
         }
         fn kept(&self, _: usize) -> &[f32] {

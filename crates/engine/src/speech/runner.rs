@@ -48,6 +48,9 @@ pub(crate) struct Runner {
     tokens: Vec<u32>,
     spans: Vec<Span>,
     outputs: Vec<u32>,
+    wants: Vec<Want>,
+    /// `(n_outputs, n_vocab)` of the last step of text; the search writes to it.
+    logits: Vec<f32>,
     pub(crate) timings: SpeechTimings,
 }
 
@@ -82,6 +85,8 @@ impl Runner {
             tokens: Vec::with_capacity(limits.max_rows),
             spans: Vec::with_capacity(limits.max_spans),
             outputs: Vec::with_capacity(limits.max_outputs),
+            wants: Vec::with_capacity(limits.max_outputs),
+            logits: Vec::new(),
             timings: SpeechTimings::default(),
         }
     }
@@ -92,17 +97,22 @@ impl Runner {
     }
 
     fn run(&mut self, plan: usize) -> Result<()> {
+        self.wants.clear();
+        self.wants.resize(self.outputs.len(), Want::LOGITS);
         let step = Step {
             tokens: &self.tokens,
             spans: &self.spans,
             page_tables: self.pages.tables(),
             pages_per_table: self.pages.pages_per_table(),
             outputs: &self.outputs,
-            want: Want::Logits,
+            wants: &self.wants,
             plan,
-            input: &[],
+            ..Step::default()
         };
-        Ok(self.program.run(&step)?)
+        self.program.run(&step)?;
+        self.logits.clear();
+        self.logits.extend_from_slice(self.program.logits());
+        Ok(())
     }
 
     /// A window's features, `(n_positions * stride, n_features)`, become the memory that all sequences read.
@@ -113,10 +123,9 @@ impl Runner {
             spans: &[span(0, 0, self.n_positions, 0)],
             page_tables: self.pages.tables(),
             pages_per_table: self.pages.pages_per_table(),
-            outputs: &[],
-            want: Want::Logits,
             plan: SpeechPlans::ENCODER,
             input: features,
+            ..Step::default()
         };
         self.program.run(&step)?;
         self.timings.encode += begun.elapsed();
@@ -137,7 +146,7 @@ impl Runner {
         self.outputs.extend(outputs.iter().map(|row| *row as u32));
         self.run(SpeechPlans::DECODER)?;
         self.timings.prompt += begun.elapsed();
-        Ok(self.program.logits_mut())
+        Ok(&mut self.logits)
     }
 
     /// Go on from a prompt of `n_tokens` tokens whose last row was the last of `n_outputs`.
@@ -175,7 +184,7 @@ impl Runner {
             let said = (first..first + rows.len()).filter(|row| text.contains(&(row + 1)));
             self.outputs.extend(said.map(|row| (row - first) as u32));
             self.run(SpeechPlans::ALIGN)?;
-            for (output, logits) in self.outputs.iter().zip(self.program.logits().chunks(self.n_vocab)) {
+            for (output, logits) in self.outputs.iter().zip(self.logits.chunks(self.n_vocab)) {
                 let logits = logits.get(..n_text_ids).unwrap_or(logits);
                 let token = tokens.get(first + *output as usize + 1).copied().unwrap_or_default();
                 let logit = logits.get(token as usize).copied().unwrap_or(f32::NEG_INFINITY);
@@ -210,7 +219,7 @@ pub(crate) struct RunnerBeams<'a> {
 impl Beams for RunnerBeams<'_> {
     fn logits(&mut self) -> &mut [f32] {
         let from = self.n_before * self.runner.n_vocab;
-        self.runner.program.logits_mut().get_mut(from..).unwrap_or_default()
+        self.runner.logits.get_mut(from..).unwrap_or_default()
     }
 
     fn advance(&mut self, parents: &[usize], tokens: &[u32]) -> Result<()> {

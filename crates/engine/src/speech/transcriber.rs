@@ -128,7 +128,8 @@ impl Transcriber {
             }
             matrices.quantize(&mut plans);
         }
-        let plans: Vec<Plan> = plans.iter().map(|plan| device::fusion::fuse(plan, device.fusion())).collect();
+        let plans: Vec<Plan> =
+            plans.iter().map(|plan| device_lower::fusion::fuse(plan, device.fusion())).collect();
         let limits = limits(model, &speech, &plans, device.as_ref(), options)?;
         let items = device.memory_plan(&plans, &limits)?.items;
         let bytes = items.iter().map(|item| item.bytes).sum();

@@ -10,13 +10,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use device::{
-    Arithmetic, CommandInfo, Device, Error, Item, KvType, Limits, Memory, MemoryPlan, PAGE_NONE, Peaks, Plan,
-    Program, Residence, Rule, Step, Timing, Want, Weight,
+    Arithmetic, Chosen, CommandInfo, Device, Error, Item, KvType, Limits, MemoryPlan, PAGE_NONE, Peaks, Plan,
+    Program, Residence, Rule, Step, Ticket, Timing, ValueId, Want, Weight,
 };
-use formats::{Access, Array, Bytes, Metadata, Value};
-use ingle_engine::{Engine, LoadOptions, Model, Prefill, Request, SamplingParams, TokenizerSource};
+use device_lower::outputs::HostOutputs;
+use ingle_engine::{
+    Engine, Event, FinishReason, LoadOptions, Model, Overflow, Prefill, Request, SamplingParams, SequenceId,
+    TokenizerSource,
+};
 use serde_json::Value as Json;
 use text::Tokenizer;
+use weights::{Access, Array, Bytes, Metadata, Value};
 
 /// A fixture folder.
 pub fn fixture(name: &str) -> PathBuf {
@@ -25,7 +29,14 @@ pub fn fixture(name: &str) -> PathBuf {
 
 /// A fixture model without a tokenizer.
 pub fn model(name: &str) -> Arc<Model> {
-    Arc::new(Model::open(&fixture(name), &TokenizerSource::None, Access::Map).unwrap())
+    Arc::new(
+        Model::from_opened(
+            &fixture(name),
+            formats::open(&fixture(name), Access::Map).unwrap(),
+            &TokenizerSource::None,
+        )
+        .unwrap(),
+    )
 }
 
 /// A byte-level vocabulary of 160 tokens: bytes, some of them parts of characters, and a few words. Token 159 ends an
@@ -128,19 +139,21 @@ impl Hash {
 /// The device.
 pub struct History {
     /// What it claims to have.
-    pub memory: Memory,
-    /// Fail at this call of `run`, counted from 0.
+    pub memory: platform::SystemMemory,
+    /// Fail at this step, counted from 0.
     pub fail_at: usize,
     /// See one position too many in steps of several rows, as a broken batched kernel would.
     pub broken_batches: bool,
-    /// Calls of `run` so far.
+    /// Steps submitted so far.
     pub n_runs: Arc<AtomicUsize>,
+    /// Less one: steps that may be in flight.
+    pub ahead: usize,
 }
 
 impl Default for History {
     fn default() -> History {
-        let memory = Memory { total: 1 << 40, free: 1 << 40 };
-        History { memory, fail_at: usize::MAX, broken_batches: false, n_runs: Arc::default() }
+        let memory = platform::SystemMemory { total: 1 << 40, free: 1 << 40 };
+        History { memory, fail_at: usize::MAX, broken_batches: false, n_runs: Arc::default(), ahead: 0 }
     }
 }
 
@@ -154,7 +167,7 @@ impl Device for History {
     fn n_threads(&self) -> usize {
         1
     }
-    fn memory(&self) -> Memory {
+    fn memory(&self) -> platform::SystemMemory {
         self.memory
     }
     fn fusion(&self) -> &[Rule] {
@@ -182,7 +195,8 @@ impl Device for History {
             limits: limits.clone(),
             n_vocab,
             logits: vec![0.0; limits.max_outputs * n_vocab],
-            argmax: vec![0; limits.max_outputs],
+            outputs: HostOutputs::new(n_vocab, limits, self.ahead + 1),
+            max_in_flight: self.ahead + 1,
             n_outputs: 0,
             fail_at: self.fail_at,
             broken_batches: self.broken_batches,
@@ -209,7 +223,8 @@ struct HistoryProgram {
     limits: Limits,
     n_vocab: usize,
     logits: Vec<f32>,
-    argmax: Vec<u32>,
+    outputs: HostOutputs,
+    max_in_flight: usize,
     n_outputs: usize,
     fail_at: usize,
     broken_batches: bool,
@@ -222,10 +237,8 @@ impl HistoryProgram {
         assert_ne!(page, PAGE_NONE, "group {group}, slot {slot}: no page for position {position}");
         page as usize * self.limits.page_len + position % self.limits.page_len
     }
-}
 
-impl Program for HistoryProgram {
-    fn run(&mut self, step: &Step) -> device::Result<()> {
+    fn compute(&mut self, step: &Step) -> device::Result<()> {
         // All lengths are the engine's to check.
         assert!(!step.tokens.is_empty() && step.tokens.len() <= self.limits.max_rows);
         assert!(step.spans.len() <= self.limits.max_spans && step.outputs.len() <= self.limits.max_outputs);
@@ -261,9 +274,6 @@ impl Program for HistoryProgram {
                     *logit = ((hash.0 >> (id % 40)) & 0xff) as f32 / 256.0
                         + (id as u32 == best) as u32 as f32 * 9.0;
                 }
-                if step.want == Want::Argmax {
-                    self.argmax[output] = best;
-                }
             }
         }
         if self.n_runs.fetch_add(1, Ordering::Relaxed) == self.fail_at {
@@ -271,14 +281,42 @@ impl Program for HistoryProgram {
         }
         Ok(())
     }
+}
+
+impl Program for HistoryProgram {
+    fn max_in_flight(&self) -> usize {
+        self.max_in_flight
+    }
+    fn chooses_in_flight(&self, want: &Want) -> bool {
+        !want.logits
+    }
+    fn submit(&mut self, step: &Step) -> device::Result<Ticket> {
+        let failed = |reason| Error::Failed { device: "history", reason };
+        let tokens = self.outputs.begin(step, self.n_vocab).map_err(failed)?;
+        if let Err(error) = self.compute(&Step { tokens: &tokens, ..*step }) {
+            self.outputs.abandon(tokens);
+            return Err(error);
+        }
+        let logits = &self.logits[..self.n_outputs * self.n_vocab];
+        Ok(self.outputs.finish(step, tokens, logits, |_| None))
+    }
+    fn wait(&mut self, ticket: Ticket) -> device::Result<()> {
+        self.outputs.wait(ticket).map_err(|reason| Error::Failed { device: "history", reason })
+    }
+    fn chosen(&self) -> &[Chosen] {
+        self.outputs.chosen()
+    }
+    fn best(&self, output: usize) -> &[(u32, f32)] {
+        self.outputs.best(output)
+    }
+    fn run_until(&mut self, step: &Step, _: usize) -> device::Result<()> {
+        self.compute(step)
+    }
+    fn read(&self, _: ValueId) -> Option<Vec<f32>> {
+        None
+    }
     fn logits(&self) -> &[f32] {
         &self.logits[..self.n_outputs * self.n_vocab]
-    }
-    fn logits_mut(&mut self) -> &mut [f32] {
-        &mut self.logits[..self.n_outputs * self.n_vocab]
-    }
-    fn argmax(&self) -> &[u32] {
-        &self.argmax[..self.n_outputs]
     }
     fn copy_page(&mut self, group: usize, from: u32, to: u32) -> device::Result<()> {
         let len = self.limits.page_len;
@@ -360,4 +398,78 @@ pub fn all_logits(engine: &mut Engine, tokens: &[u32], prefill: Prefill) -> Vec<
         })
         .unwrap();
     all
+}
+
+/// Every stage of sampling and all penalties.
+pub fn sampled(seed: u64, window: usize) -> SamplingParams {
+    SamplingParams {
+        temperature: 4.0,
+        top_k: 40,
+        top_p: 0.97,
+        min_p: 0.001,
+        repeat_penalty: 1.2,
+        presence_penalty: 0.3,
+        frequency_penalty: 0.1,
+        penalty_window: window,
+        seed: Some(seed),
+        ..SamplingParams::default()
+    }
+}
+
+/// Requests of every kind: `i` decides which.
+pub fn request(i: u64) -> Request {
+    let prompt = (0..3 + 17 * (i % 5) as u32).map(|t| (t * 31 + i as u32 * 7 + 1) % 150).collect();
+    let sampling = match i % 4 {
+        0 => SamplingParams::greedy(),
+        1 => sampled(i, 0),
+        2 => sampled(i, 5),
+        _ => SamplingParams { logprobs: i % 8 == 3, ..sampled(i, 64) },
+    };
+    Request {
+        sampling,
+        max_tokens: Some(1 + (i * 11 % 45) as usize),
+        overflow: if i.is_multiple_of(3) { Overflow::Slide { keep: 4 } } else { Overflow::Stop },
+        ignore_end: i.is_multiple_of(2),
+        ..Request::new(prompt)
+    }
+}
+
+type Answers = std::collections::HashMap<SequenceId, (Vec<u32>, Option<FinishReason>)>;
+
+/// Run all of these to their end, some of them cancelled after so many tokens.
+pub fn answers(
+    engine: &mut Engine,
+    kinds: &[u64],
+    cancel: &dyn Fn(u64) -> Option<usize>,
+) -> Vec<(Vec<u32>, FinishReason)> {
+    let ids: Vec<_> = kinds.iter().map(|i| engine.add(request(*i)).unwrap()).collect();
+    let mut all = Answers::new();
+    let mut failures = 0;
+    loop {
+        let more = engine.step(&mut |event| {
+            let entry = all.entry(event.sequence()).or_default();
+            assert!(entry.1.is_none(), "an event after Done");
+            match event {
+                Event::Token { id, .. } => entry.0.push(id),
+                Event::Done { reason, .. } => entry.1 = Some(reason.clone()),
+            }
+        });
+        engine.kv().check().unwrap();
+        for (id, kind) in ids.iter().zip(kinds) {
+            if let (Some(n), Some((tokens, None))) = (cancel(*kind), all.get(id))
+                && tokens.len() >= n
+            {
+                engine.cancel(*id);
+            }
+        }
+        match more {
+            Ok(true) => {}
+            Ok(false) => break,
+            Err(error) => {
+                failures += 1;
+                assert!(failures < 3, "{error}");
+            }
+        }
+    }
+    ids.iter().map(|id| all.remove(id).map(|(tokens, reason)| (tokens, reason.unwrap())).unwrap()).collect()
 }

@@ -7,8 +7,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde_json::Value as Json;
 use serde_json::value::RawValue;
-
-use crate::{Affine, BlockType, Bytes, Error, Map, Planes, Result, ScaleType, Tensor};
+use weights::{Affine, BlockType, Bytes, Error, Map, Planes, Result, ScaleType, Tensor};
 
 /// The bits of [`Entry::flags`] that matter here.
 const TRANSPOSED: u32 = 1;

@@ -19,7 +19,7 @@
 //!
 //! | dtype | is read as |
 //! |---|---|
-//! | `base_q2` … `base_q8` (`base4`, `base8` of old) with bf16, f16 or e8m0 scales | [`BlockType::Affine`](crate::BlockType) |
+//! | `base_q2` … `base_q8` (`base4`, `base8` of old) with bf16, f16 or e8m0 scales | [`BlockType::Affine`](weights::BlockType) |
 //! | `bf16`, `f16`, `f32` | the same |
 //! | `mxfp4`, `nvfp4`, e4m3 scales, tiled layouts, transposed tensors | refused by name |
 //!
@@ -36,8 +36,7 @@ mod sign;
 mod writer;
 
 use std::path::Path;
-
-use crate::{Access, Checkpoint, Map, Result};
+use weights::{Access, Checkpoint, Map, Result};
 
 pub use reader::{Base, Slot, parse};
 pub use sign::{PublicKey, SecretKey, sign_file};
@@ -57,12 +56,6 @@ pub const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 /// Bytes before the header.
 const PREFIX_BYTES: usize = 16;
-
-/// The metadata key of tokenizer.json, whole, as GGUF names it.
-pub const TOKENIZER_KEY: &str = "tokenizer.huggingface.json";
-
-/// The key that stands before the names of `ingle.files`.
-pub const FILES_PREFIX: &str = "files.";
 
 /// The key that stands before what the header says of the file itself: `base.arch`, `base.quant_scheme`.
 pub const HEADER_PREFIX: &str = "base.";

@@ -11,13 +11,11 @@ use xxhash_rust::xxh64::xxh64;
 
 use super::header::{Entry, Header, Signature};
 use super::sign::PublicKey;
-use super::{
-    FILES_PREFIX, HEADER_PREFIX, MAGIC, MAX_HEADER_BYTES, PREFIX_BYTES, TOKENIZER_KEY, VERSION, canonical,
-    weights_start,
-};
+use super::{HEADER_PREFIX, MAGIC, MAX_HEADER_BYTES, PREFIX_BYTES, VERSION, canonical, weights_start};
 use crate::cursor::Cursor;
 use crate::safetensors::flatten;
-use crate::{Bytes, Checkpoint, Error, Map, Metadata, Naming, Result, Value};
+use weights::keys::{FILES_PREFIX, TOKENIZER_KEY};
+use weights::{Bytes, Checkpoint, Error, Map, Metadata, Naming, Result, Value};
 
 /// The bit of a slot's flags that says that a reader must understand it.
 const SLOT_REQUIRED: u16 = 1;

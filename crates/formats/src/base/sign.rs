@@ -12,7 +12,7 @@ use base64::engine::general_purpose::STANDARD;
 use ed25519_dalek::{Signature, Signer, SigningKey, VerifyingKey};
 
 use super::{MAGIC, VERSION, canonical, weights_start};
-use crate::{Access, Error, Result};
+use weights::{Access, Error, Result};
 
 /// Bytes of a key, secret or public.
 const KEY_BYTES: usize = 32;

@@ -4,7 +4,8 @@
 //! header, in front of them: so its length is fixed beforehand, and it is written last.
 //!
 //! ```
-//! use formats::{BlockType, Naming, PlaneSlices, base::Writer};
+//! use formats::base::Writer;
+//! use weights::{BlockType, Naming, PlaneSlices};
 //! let mut writer = Writer::new("llama", Naming::HuggingFace);
 //! writer.tensor("model.norm.weight", &[2], BlockType::F32)?;
 //! let mut body = writer.begin(std::io::Cursor::new(Vec::new()))?;
@@ -21,7 +22,8 @@ use serde_json::{Map as Object, Value as Json, json};
 use xxhash_rust::xxh64::Xxh64;
 
 use super::{PREFIX_BYTES, canonical, sign, weights_start};
-use crate::{Array, BlockType, Metadata, Naming, PlaneSlices, ScaleType, Value};
+use weights::keys::{FILES_PREFIX, TOKENIZER_KEY};
+use weights::{Array, BlockType, Metadata, Naming, PlaneSlices, ScaleType, Value};
 
 /// Where scales and offsets are aligned to within a tensor's bytes: a cache line.
 const PLANE_ALIGNMENT: usize = 64;
@@ -158,9 +160,9 @@ impl Writer {
     /// A key is there already, or has a value that JSON has no place for.
     pub fn metadata(&mut self, metadata: &Metadata) -> Result<(), WriteError> {
         for (key, value) in metadata.iter() {
-            let given = [super::HEADER_PREFIX, super::FILES_PREFIX].iter().any(|p| key.starts_with(p));
+            let given = [super::HEADER_PREFIX, FILES_PREFIX].iter().any(|p| key.starts_with(p));
             // GGUF files may have this key as one of their own.
-            if given || (key == super::TOKENIZER_KEY && self.naming != Naming::Gguf) {
+            if given || (key == TOKENIZER_KEY && self.naming != Naming::Gguf) {
                 continue;
             }
             let json = to_json(value).map_err(|what| WriteError::Value { key: key.to_owned(), what })?;

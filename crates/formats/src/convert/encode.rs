@@ -3,8 +3,8 @@
 use rayon::prelude::*;
 
 use super::{Error, Result};
-use crate::codec::{self, affine, repack};
-use crate::{BlockType, PlaneSlices, Tensor};
+use weights::codec::{self, affine, repack};
+use weights::{BlockType, PlaneSlices, Tensor};
 
 /// Values that are decoded at a time, about: they stay in a core's cache.
 const CHUNK: usize = 1 << 16;

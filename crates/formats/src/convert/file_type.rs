@@ -1,7 +1,8 @@
 //! `general.file_type` of a GGUF file: llama.cpp's number for the type that most of it has, which only people read.
 
-use super::{Declaration, Plan, Wanted};
-use crate::{BlockType, Metadata};
+use super::{Plan, Wanted};
+use weights::Declaration;
+use weights::{BlockType, Metadata};
 
 pub(super) const FILE_TYPE: &str = "general.file_type";
 

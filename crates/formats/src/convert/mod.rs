@@ -1,4 +1,4 @@
-//! From any [`Checkpoint`](crate::Checkpoint), or whatever else is a [`Source`], to a `.base` or a GGUF file, tensor by tensor.
+//! From any [`Checkpoint`](weights::Checkpoint), or whatever else is a [`Source`], to a `.base` or a GGUF file, tensor by tensor.
 //!
 //! | file | says |
 //! |---|---|
@@ -12,7 +12,7 @@
 //! | `file_type` | `general.file_type` of a GGUF file |
 //!
 //! A tensor is copied where its type stays, moved where the other format has a type that holds the same integers and
-//! scales ([`codec::repack`](crate::codec::repack)), and encoded otherwise. Encoding a tensor that is quantised already
+//! scales ([`codec::repack`](weights::codec::repack)), and encoded otherwise. Encoding a tensor that is quantised already
 //! loses twice, and is done only when asked for. At no time is more than one tensor in memory, before and after.
 
 mod encode;
@@ -21,18 +21,16 @@ mod output;
 mod plan;
 mod profile;
 mod run;
-mod source;
 mod types;
 
+use crate::{base, gguf};
 use std::path::PathBuf;
-
-use crate::{BlockType, Naming, base, gguf};
+use weights::{BlockType, Naming, Source, SourceError};
 
 pub use output::partial_path;
 pub use plan::{Action, Plan, Planned};
 pub use profile::Profile;
 pub use run::{Report, files_of, run};
-pub use source::{Declaration, Source};
 pub use types::{Format, Target, Wanted};
 
 /// `Result` with this module's [`Error`].
@@ -60,15 +58,7 @@ pub enum Error {
     Format(#[from] crate::Error),
     /// A tensor that is made while it is written.
     #[error(transparent)]
-    Source(Box<dyn std::error::Error + Send + Sync>),
-    /// A plan for another source.
-    #[error("tensor number {i} is planned, but there are only {n_tensors}")]
-    NoTensor {
-        /// Counted from 0.
-        i: usize,
-        /// How many there are.
-        n_tensors: usize,
-    },
+    Source(#[from] SourceError),
     /// The operating system refused.
     #[error("{}: {source}", file.display())]
     Io {
@@ -174,8 +164,8 @@ pub enum Error {
 /// What else could be done with a type that has a twin.
 fn other_way(from: BlockType) -> &'static str {
     let twin = match from {
-        BlockType::Affine(affine) => crate::codec::repack::block_twin(affine).is_some(),
-        block => crate::codec::repack::affine_twin(block).is_some(),
+        BlockType::Affine(affine) => weights::codec::repack::block_twin(affine).is_some(),
+        block => weights::codec::repack::affine_twin(block).is_some(),
     };
     if twin { ", and keep moves it without loss" } else { "" }
 }

@@ -11,10 +11,11 @@
 //! A target that is a plain number type applies to matrices; `f32` to vectors too, since it holds all of them.
 
 use super::types::usual_group;
-use super::{Declaration, Error, Format, Options, Result, Source, Wanted};
+use super::{Error, Format, Options, Result, Wanted};
 use crate::base::layer_order;
-use crate::codec::repack;
-use crate::{Affine, BlockType, ScaleType};
+use weights::codec::repack;
+use weights::{Affine, BlockType, ScaleType};
+use weights::{Declaration, Source};
 
 /// Parts of the names of matrices that stay as they are: norms, routers of experts, positions and types of tokens. They
 /// are small, and what they decide is not repaired by later layers.
@@ -154,7 +155,7 @@ fn finer(block: BlockType, fixed_group: bool) -> BlockType {
     use BlockType::*;
     match block {
         Affine(affine) => {
-            let bits = crate::Affine::BITS.into_iter().find(|&bits| bits > affine.bits()).unwrap_or(8);
+            let bits = weights::Affine::BITS.into_iter().find(|&bits| bits > affine.bits()).unwrap_or(8);
             let group = if fixed_group { affine.group() } else { usual_group(bits) };
             resized(affine, bits, group).unwrap_or(block)
         }
@@ -177,7 +178,7 @@ fn fitting(tensor: &Declaration<'_>, block: BlockType, format: Format) -> Option
     }
     let other = match block {
         Affine(affine) => {
-            let groups = crate::Affine::GROUPS.into_iter().rev().filter(|&group| group < affine.group());
+            let groups = weights::Affine::GROUPS.into_iter().rev().filter(|&group| group < affine.group());
             let mut narrower = groups.filter_map(|group| resized(affine, affine.bits(), group));
             return narrower.find(|&block| fits(tensor, block));
         }

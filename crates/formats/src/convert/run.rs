@@ -7,8 +7,10 @@ use std::path::Path;
 use super::encode::{self, Parts};
 use super::file_type::{FILE_TYPE, file_type};
 use super::output::{Output, base_error, gguf_error};
-use super::{Action, Declaration, Error, Format, Options, Plan, Planned, Result, Source, architecture};
-use crate::{Checkpoint, Metadata, Naming, PlaneSlices, Tensor, Value, base, gguf};
+use super::{Action, Error, Format, Options, Plan, Planned, Result, architecture};
+use crate::{base, gguf};
+use weights::{Checkpoint, Metadata, Naming, PlaneSlices, Tensor, Value};
+use weights::{Declaration, Source};
 
 /// Files of a folder that belong to the model and are neither weights nor metadata already.
 const SMALL_FILES: [&str; 5] = [
@@ -45,7 +47,7 @@ pub struct Report {
 pub fn files_of(path: &Path, checkpoint: &Checkpoint) -> Result<Vec<(String, String)>> {
     let mut files = Vec::new();
     for (key, value) in checkpoint.metadata.iter() {
-        if let (Some(name), Value::Str(text)) = (key.strip_prefix(base::FILES_PREFIX), value) {
+        if let (Some(name), Value::Str(text)) = (key.strip_prefix(weights::keys::FILES_PREFIX), value) {
             files.push((name.to_owned(), text.clone()));
         }
     }
@@ -96,7 +98,7 @@ pub fn run(
 /// The declaration of a planned tensor.
 fn declared<'a>(declarations: &[Declaration<'a>], planned: &Planned) -> Result<Declaration<'a>> {
     let (i, n_tensors) = (planned.tensor, declarations.len());
-    declarations.get(i).copied().ok_or(Error::NoTensor { i, n_tensors })
+    declarations.get(i).copied().ok_or(Error::Source(weights::SourceError::NoTensor { i, n_tensors }))
 }
 
 fn write_base(
@@ -118,10 +120,10 @@ fn write_base(
         writer.field("quant_profile", profile.name().into());
     }
     if source.naming() != Naming::Gguf
-        && let Some(text) = metadata.str(base::TOKENIZER_KEY)
+        && let Some(text) = metadata.str(weights::keys::TOKENIZER_KEY)
     {
         let json = serde_json::from_str(text)
-            .map_err(|e| crate::Error::malformed(Path::new(name), base::TOKENIZER_KEY, e, "JSON"))?;
+            .map_err(|e| crate::Error::malformed(Path::new(name), weights::keys::TOKENIZER_KEY, e, "JSON"))?;
         writer.field("tokenizer", json);
     }
     writer.metadata(&own_keys(metadata)).map_err(wrong)?;
@@ -183,7 +185,7 @@ const QUANTIZATION_VERSION: &str = "general.quantization_version";
 fn own_keys(metadata: &Metadata) -> Metadata {
     let mut own = Metadata::default();
     for (key, value) in metadata.iter() {
-        if !["split.", base::HEADER_PREFIX, base::FILES_PREFIX].iter().any(|p| key.starts_with(p)) {
+        if !["split.", base::HEADER_PREFIX, weights::keys::FILES_PREFIX].iter().any(|p| key.starts_with(p)) {
             own.insert(key.to_owned(), value.clone());
         }
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::{Error, Result};
-use crate::{Affine, BlockType, ScaleType};
+use weights::{Affine, BlockType, ScaleType};
 
 /// What a file is written as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

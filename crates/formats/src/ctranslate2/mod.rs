@@ -22,7 +22,7 @@ mod vocabulary;
 use std::path::Path;
 
 use crate::safetensors::{flatten, read_json};
-use crate::{Access, Checkpoint, Map, Metadata, Naming, Result, Value};
+use weights::{Access, Checkpoint, Map, Metadata, Naming, Result, Value};
 
 pub use reader::{Model, parse};
 
@@ -31,9 +31,6 @@ pub const MODEL_FILE: &str = "model.bin";
 
 /// The version that is read. Files of other versions have another layout.
 pub const BINARY_VERSION: u32 = 6;
-
-/// The list of tokens in the metadata; item `i` is token `i`.
-pub const VOCABULARY: &str = "vocabulary";
 
 /// Whether the file begins as CTranslate2's do: with a small number.
 pub fn is_model(path: &Path) -> bool {
@@ -63,7 +60,7 @@ pub fn open(dir: &Path, access: Access) -> Result<Checkpoint> {
         metadata.insert(name, value);
     }
     if let Some(tokens) = vocabulary::read(dir, access)? {
-        metadata.insert(VOCABULARY.to_owned(), Value::Array(tokens));
+        metadata.insert(weights::keys::VOCABULARY.to_owned(), Value::Array(tokens));
     }
     Ok(Checkpoint {
         naming: Naming::CTranslate2,

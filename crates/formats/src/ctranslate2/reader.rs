@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::BINARY_VERSION;
 use crate::cursor::Cursor;
-use crate::{Array, BlockType, Bytes, Error, Map, Planes, Result, Tensor, Value, codec};
+use weights::{Array, BlockType, Bytes, Error, Map, Planes, Result, Tensor, Value, codec};
 
 /// What model.bin holds.
 #[derive(Clone, Debug)]

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::safetensors::read_json;
-use crate::{Access, Array, Bytes, Error, Map, Result};
+use weights::{Access, Array, Bytes, Error, Map, Result};
 
 /// The tokens in order, if the folder has them.
 pub(super) fn read(dir: &Path, access: Access) -> Result<Option<Array>> {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::{DEFAULT_ALIGNMENT, MAGIC, MAX_DIMS, ValueType, tensor_type_name};
 use crate::cursor::Cursor;
-use crate::{
+use weights::{
     Array, BlockType, Bytes, Checkpoint, Error, Map, Metadata, Naming, Planes, Result, Tensor, Value,
 };
 

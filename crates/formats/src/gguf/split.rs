@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use super::reader::{Part, parse_part};
-use crate::{Access, Checkpoint, Error, Map, Naming, Result};
+use weights::{Access, Checkpoint, Error, Map, Naming, Result};
 
 /// Open a GGUF file, or any file of a split set, of which all must lie in the same folder.
 ///

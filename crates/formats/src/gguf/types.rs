@@ -94,7 +94,7 @@ pub fn tensor_type_name(id: u32) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::BlockType;
+    use weights::BlockType;
 
     #[test]
     fn names_agree_with_the_block_types() {

@@ -4,7 +4,8 @@
 //! through in the same order:
 //!
 //! ```
-//! use formats::{BlockType, gguf::{MetaValue, Writer}};
+//! use formats::gguf::{MetaValue, Writer};
+//! use weights::BlockType;
 //! let mut writer = Writer::new();
 //! writer.metadata("general.architecture", MetaValue::Str("llama".into()))?;
 //! writer.tensor("output_norm.weight", &[2], BlockType::F32)?;
@@ -19,7 +20,7 @@ use std::collections::HashSet;
 use std::io::Write;
 
 use super::{DEFAULT_ALIGNMENT, MAGIC, MAX_DIMS, ValueType};
-use crate::{Array, BlockType, Value};
+use weights::{Array, BlockType, Value};
 
 /// What can be wrong with what is to be written.
 #[derive(Debug, thiserror::Error)]

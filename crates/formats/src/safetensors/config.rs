@@ -3,8 +3,7 @@
 use std::path::Path;
 
 use serde_json::Value as Json;
-
-use crate::{Access, Array, Bytes, Error, Map, Metadata, Result, Value};
+use weights::{Access, Array, Bytes, Error, Map, Metadata, Result, Value};
 
 /// The largest JSON file that is read: far over any config or index.
 const MAX_JSON_BYTES: usize = 64 << 20;

@@ -15,8 +15,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
-
-use crate::{BlockType, Bytes, Error, Map, Planes, Result, Tensor};
+use weights::{BlockType, Bytes, Error, Map, Planes, Result, Tensor};
 
 /// The longest header that the format allows, in bytes.
 const MAX_HEADER_BYTES: u64 = 100_000_000;

@@ -19,7 +19,7 @@ use std::path::Path;
 use serde_json::Value as Json;
 
 use super::header::Item;
-use crate::{Affine, BlockType, Error, Planes, Result, ScaleType, Tensor};
+use weights::{Affine, BlockType, Error, Planes, Result, ScaleType, Tensor};
 
 /// How a module is quantised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

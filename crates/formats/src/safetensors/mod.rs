@@ -14,18 +14,13 @@ mod sentence;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
-
-use crate::{Access, Checkpoint, Error, Map, Metadata, Naming, Result, Tensor};
+use weights::{Access, Checkpoint, Error, Map, Metadata, Naming, Result, Tensor};
 
 use header::Item;
 use mlx::Quantization;
 
 pub use config::flatten;
 pub(crate) use config::read_json;
-pub use sentence::{MODULES_KEY, POOLING_PREFIX, SENTENCE_PREFIX, TRANSFORMER_PREFIX};
-
-/// The key that stands before those of generation_config.json.
-pub const GENERATION_PREFIX: &str = "generation_config.";
 
 /// Open the folder `dir`.
 ///
@@ -39,7 +34,7 @@ pub fn open(dir: &Path, access: Access) -> Result<Checkpoint> {
     let quantization = Quantization::from_config(&config, &config_path)?;
     let generation = dir.join("generation_config.json");
     if generation.is_file() {
-        flatten(&read_json(&generation)?, GENERATION_PREFIX, &generation, &mut metadata)?;
+        flatten(&read_json(&generation)?, weights::keys::GENERATION_PREFIX, &generation, &mut metadata)?;
     }
     sentence::read(dir, &mut metadata)?;
 

@@ -4,19 +4,8 @@
 use std::path::{Component, Path};
 
 use super::config::{flatten, read_json};
-use crate::{Metadata, Result};
-
-/// The key under which modules.json stands: `modules.0.type`, ….
-pub const MODULES_KEY: &str = "modules";
-
-/// The key that stands before those of the pooling module's config.json.
-pub const POOLING_PREFIX: &str = "pooling.";
-
-/// The key that stands before those of sentence_bert_config.json.
-pub const TRANSFORMER_PREFIX: &str = "sentence_bert_config.";
-
-/// The key that stands before those of config_sentence_transformers.json.
-pub const SENTENCE_PREFIX: &str = "config_sentence_transformers.";
+use weights::keys::{MODULES_KEY, POOLING_PREFIX, SENTENCE_PREFIX, TRANSFORMER_PREFIX};
+use weights::{Metadata, Result};
 
 /// Append what the folder has of them.
 pub(super) fn read(dir: &Path, metadata: &mut Metadata) -> Result<()> {

@@ -20,16 +20,12 @@
 mod reader;
 
 use std::path::Path;
-
-use crate::{Access, Checkpoint, Map, Result};
+use weights::{Access, Checkpoint, Map, Result};
 
 pub use reader::parse;
 
 /// The first four bytes: the number 0x67676d6c.
 pub const MAGIC: [u8; 4] = 0x6767_6d6cu32.to_le_bytes();
-
-/// The list of tokens in the metadata; item `i` is token `i`.
-pub const VOCABULARY: &str = "vocabulary";
 
 /// The mel filter bank among the tensors: F32 `[n_mel, n_fft]`, `n_fft` being the number of frequencies.
 pub const MEL_FILTERS: &str = "mel_filters";

@@ -5,10 +5,11 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{HYPERPARAMETERS, MAGIC, MEL_FILTERS, VOCABULARY};
+use super::{HYPERPARAMETERS, MAGIC, MEL_FILTERS};
 use crate::cursor::Cursor;
 use crate::gguf::{MAX_DIMS, tensor_type_name};
-use crate::{Array, BlockType, Checkpoint, Error, Map, Metadata, Naming, Planes, Result, Tensor, Value};
+use weights::keys::VOCABULARY;
+use weights::{Array, BlockType, Checkpoint, Error, Map, Metadata, Naming, Planes, Result, Tensor, Value};
 
 /// `ftype` is this times the version of the quantisation, plus the type.
 const VERSION_FACTOR: i32 = 1000;

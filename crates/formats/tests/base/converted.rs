@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use formats::base::{Writer, layer_order};
-use formats::codec::{affine, dequantize_rows, repack};
 use formats::gguf::{self, MetaValue};
-use formats::{Access, Affine, BlockType, Checkpoint, Map, Naming, PlaneSlices, ScaleType, Tensor};
+use weights::codec::{affine, dequantize_rows, repack};
+use weights::{Access, Affine, BlockType, Checkpoint, Map, Naming, PlaneSlices, ScaleType, Tensor};
 
 use super::{check_promises, noise, parse, write};
 

@@ -13,8 +13,8 @@ use std::io::Cursor;
 use std::path::Path;
 
 use formats::base::{self, Base, Writer};
-use formats::{Affine, BlockType, Checkpoint, Map, Naming, PlaneSlices, Result, ScaleType};
 use serde_json::{Value as Json, json};
+use weights::{Affine, BlockType, Checkpoint, Map, Naming, PlaneSlices, Result, ScaleType};
 
 fn parse(bytes: &[u8]) -> Result<Base> {
     base::parse(Map::from_slice(bytes), Path::new("some/model.base"))

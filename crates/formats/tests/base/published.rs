@@ -1,7 +1,6 @@
 //! Files as the specification and its published converter have them.
-
-use formats::{Affine, BlockType, Naming, ScaleType};
 use serde_json::{Value as Json, json};
+use weights::{Affine, BlockType, Naming, ScaleType};
 
 use super::{assemble, check_promises, check_refusal, parse, published, small};
 

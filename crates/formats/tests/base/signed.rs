@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use ed25519_dalek::Signer as _;
-use formats::Access;
 use formats::base::{self, Base, PublicKey, SecretKey};
 use serde_json::json;
 use sha2::{Digest, Sha256};
+use weights::Access;
 
 use super::{assemble, header_of, noise, parse, published, small};
 

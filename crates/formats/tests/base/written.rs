@@ -2,9 +2,9 @@
 
 use std::io::Cursor;
 
-use formats::base::{self, WriteError, Writer};
-use formats::{Affine, Array, BlockType, Metadata, Naming, PlaneSlices, ScaleType, Value};
+use formats::base::{WriteError, Writer};
 use serde_json::json;
+use weights::{Affine, Array, BlockType, Metadata, Naming, PlaneSlices, ScaleType, Value};
 
 use super::{Made, check_promises, header_of, parse, tensor, write};
 
@@ -104,7 +104,7 @@ fn metadata_and_texts_come_back() {
         (
             "tokenizer.ggml.tokens",
             Value::Array(Array::Str {
-                bytes: formats::Bytes::from_slice(text),
+                bytes: weights::Bytes::from_slice(text),
                 spans: vec![(0, 1), (1, 3), (4, 0), (4, 2)],
             }),
         ),
@@ -133,7 +133,7 @@ fn metadata_and_texts_come_back() {
     assert_eq!(tokens, [&b"!"[..], b"the", b"", "é".as_bytes()]);
     assert_eq!(m.usize("hidden_size"), Some(64));
     assert_eq!(m.f64("rope.theta"), Some(1e4));
-    assert_eq!(m.str(base::TOKENIZER_KEY), Some(r#"{"model":{"type":"BPE"}}"#));
+    assert_eq!(m.str(weights::keys::TOKENIZER_KEY), Some(r#"{"model":{"type":"BPE"}}"#));
     assert_eq!(m.str("files.chat_template.jinja"), Some("{{ messages }}"));
     assert_eq!((m.str("base.arch"), m.str("base.source.filename")), (Some("llama"), Some("x.gguf")));
 
@@ -142,7 +142,7 @@ fn metadata_and_texts_come_back() {
         (Value::Array(Array::Float(vec![f32::INFINITY])), "not finite"),
         (Value::Int(1 << 70), "64 bits"),
         (
-            Value::Array(Array::Str { bytes: formats::Bytes::from_slice(&[0xff]), spans: vec![(0, 1)] }),
+            Value::Array(Array::Str { bytes: weights::Bytes::from_slice(&[0xff]), spans: vec![(0, 1)] }),
             "UTF-8",
         ),
     ] {

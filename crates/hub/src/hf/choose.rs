@@ -3,7 +3,8 @@
 use crate::error::{Error, Result};
 use crate::names;
 
-/// What goes with safetensors: the architecture, the tokenizer in any of its forms, the chat template.
+/// Files that accompany safetensors: the architecture, the tokenizer in any of its forms, the chat
+/// template.
 const COMPANIONS: [&str; 12] = [
     CONFIG,
     "generation_config.json",
@@ -22,24 +23,24 @@ const CONFIG: &str = "config.json";
 const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
-/// Most parts that a split file may have.
+/// The most parts that a split file may have.
 const PARTS_MAX: u32 = 1000;
 
 /// The files of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Want {
-    /// These files; the first is what a loader opens. One file, or the parts of a split one in order.
+    /// One file, or the parts of a split one in order; a loader opens the first.
     Files(Vec<String>),
-    /// A folder with these files; weights last, so that where they are, the rest is.
+    /// A folder with these files; weights last, so that if they are there, so is the rest.
     Folder {
-        /// The files known already.
+        /// The files known so far.
         files: Vec<String>,
         /// The index that names the remaining files, when the weights are split.
         index: Option<String>,
     },
 }
 
-/// Part `index` of `count` in a split file, and what stands around the two numbers.
+/// Part `index` of `count` of a split file, and the name around the two numbers.
 pub(crate) struct SplitPart<'a> {
     /// The name up to `-00001-of-…`.
     pub stem: &'a str,
@@ -67,9 +68,11 @@ fn strip_gguf(file: &str) -> Option<&str> {
     end.eq_ignore_ascii_case(".gguf").then_some(stem)
 }
 
-/// The files to fetch for a file that was named: itself, or all parts of the split file it belongs to.
+/// The files to fetch for a file that was named: itself, or all parts of the split file it belongs
+/// to.
 ///
-/// `None` for `config.json`, which stands for the folder it is in; only a listing tells what that holds.
+/// `None` for `config.json`, which means the folder that it is in; only a listing shows what that
+/// contains.
 pub(crate) fn choose_named(file: &str) -> Option<Result<Want>> {
     if file == CONFIG {
         return None;
@@ -81,17 +84,17 @@ pub(crate) fn choose_named(file: &str) -> Option<Result<Want>> {
         let reason = format!("it has {} parts, at most {PARTS_MAX} are fetched", part.count);
         return Some(Err(Error::BadReference { reference: file.to_string(), reason }));
     }
-    // The extension as it was written: it may be in capitals.
+    // The extension as written: it may be in upper case.
     let end = file.get(file.len().saturating_sub(5)..).unwrap_or(".gguf");
     let parts = (1..=part.count).map(|i| format!("{}-{i:05}-of-{:05}{end}", part.stem, part.count)).collect();
     Some(Ok(Want::Files(parts)))
 }
 
-/// The files to fetch, chosen from all files of `repo`: the one GGUF model there is, else the safetensors.
+/// The files to fetch, chosen from all files of `repo`: the only GGUF model, else the safetensors.
 ///
 /// # Errors
-/// [`Error::Ambiguous`] when there are several GGUF models, [`Error::NotFound`] when the file named, or a part of it,
-/// is not there, [`Error::NothingToLoad`] when there is no model at all.
+/// [`Error::Ambiguous`] when there are several GGUF models, [`Error::NotFound`] when the file
+/// named, or a part of it, does not exist, [`Error::NothingToLoad`] when there is no model at all.
 pub(crate) fn choose(repo: &str, files: &[String], named: Option<&str>) -> Result<Want> {
     let has = |name: &str| files.iter().any(|file| file == name);
     if let Some(want) = named.and_then(choose_named) {
@@ -114,8 +117,8 @@ pub(crate) fn choose(repo: &str, files: &[String], named: Option<&str>) -> Resul
     choose_folder(repo, files)
 }
 
-/// The GGUF models among `files`, a split one by its first part. Image encoders (`mmproj`) go with a model, and are
-/// none.
+/// The GGUF models among `files`, a split one by its first part. Image encoders (`mmproj`) belong
+/// to a model and are not models themselves.
 pub(crate) fn models_of(files: &[String]) -> Vec<String> {
     let mut models: Vec<String> = files
         .iter()
@@ -144,7 +147,7 @@ fn choose_folder(repo: &str, files: &[String]) -> Result<Want> {
     } else if has(WEIGHTS) {
         vec![WEIGHTS.to_string()]
     } else {
-        // `consolidated*` is the same weights once more, under their publisher's own names.
+        // `consolidated*` is a second copy of the weights, under the publisher's own tensor names.
         files
             .iter()
             .filter(|file| {
@@ -166,7 +169,8 @@ fn choose_folder(repo: &str, files: &[String]) -> Result<Want> {
 /// The weight files that a safetensors index names, each once, in order.
 ///
 /// # Errors
-/// [`Error::BadAnswer`] when it is not such an index, [`Error::UnsafeName`] when a name leaves the folder.
+/// [`Error::BadAnswer`] when it is not such an index, [`Error::UnsafeName`] when a name leaves the
+/// folder.
 pub(crate) fn shards_of(index: &[u8], origin: &str) -> Result<Vec<String>> {
     let bad = |reason: String| Error::BadAnswer { url: origin.to_string(), reason };
     let json: serde_json::Value =
@@ -228,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_are_no_split() {
+    fn names_that_are_not_split_files() {
         for name in [
             "a-00000-of-00002.gguf",
             "a-00003-of-00002.gguf",
@@ -243,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn safetensors_come_with_their_company_weights_last() {
+    fn safetensors_come_with_their_companion_files_weights_last() {
         let all = files(&[
             "model.safetensors",
             "tokenizer.json",

@@ -1,4 +1,4 @@
-//! One file of the hub into `blobs/`: what it is, its bytes, the check of its hash.
+//! Downloads one file of the hub into `blobs/` and checks its hash.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -13,29 +13,31 @@ use crate::http::Answer;
 use crate::lock::Lock;
 use crate::names;
 
-/// A try that brought this many bytes was no failure: the connection is slow or short-lived, and goes on.
+/// A try that received this many bytes does not count as a failure: the connection is slow or
+/// short-lived, but works.
 const HEADWAY: u64 = 1 << 20;
 
-/// What the hub says about a file before it is fetched.
+/// The hub's description of a file before it is fetched.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FileInfo {
-    /// The commit that the revision asked for means now.
+    /// The commit that the requested revision currently means.
     pub commit: String,
-    /// The file's identity: sha256 of its bytes for large files, the hash of git for small ones.
+    /// The file's identity: sha256 of its bytes for large files, the git hash for small ones.
     pub etag: String,
-    /// Its length in bytes, when the hub says.
+    /// Its length in bytes, if the hub states it.
     pub size: Option<u64>,
 }
 
 impl FileInfo {
-    /// Reads the headers of an answer to HEAD. `revision` is what was asked for.
+    /// Reads the headers of a response to HEAD. `revision` is the one requested.
     ///
     /// # Errors
-    /// [`Error::BadAnswer`] for a header that is missing, [`Error::UnsafeName`] for one that could not be a file name.
+    /// [`Error::BadAnswer`] for a header that is missing, [`Error::UnsafeName`] for one that could
+    /// not be a file name.
     pub(crate) fn of(answer: &Answer, revision: &str) -> Result<Self> {
         let missing = |header: &str| Error::BadAnswer {
             url: answer.url.clone(),
-            reason: format!("the answer has no {header} header; is this a Hugging Face hub?"),
+            reason: format!("the response has no {header} header; is this a Hugging Face hub?"),
         };
         let unsafe_name = |what, name: &str| Error::UnsafeName {
             what,
@@ -59,23 +61,23 @@ impl FileInfo {
             return Err(unsafe_name("the ETag", &etag));
         }
         let linked = answer.hub_header("x-linked-size").and_then(|text| text.trim().parse().ok());
-        // The length of a redirect is that of its own body.
+        // The Content-Length of a redirect is that of its own body.
         let own = answer.content_length().filter(|_| answer.status == 200);
         Ok(Self { commit, etag, size: linked.or(own) })
     }
 
-    /// The sha256 that the bytes must have, when the ETag is one.
+    /// The sha256 that the bytes must have, if the ETag is one.
     fn sha256(&self) -> Option<&str> {
         names::is_sha256(&self.etag).then_some(self.etag.as_str())
     }
 }
 
-/// An ETag without its quotes and its mark of weakness.
+/// An ETag without quotes and `W/` prefix.
 fn plain_etag(text: &str) -> String {
     text.trim().trim_start_matches("W/").trim_matches('"').to_string()
 }
 
-/// A file on its way: what is on disk, and the hash of that.
+/// A partial download: what is on disk, and its hash so far.
 struct Partial {
     file: File,
     have: u64,
@@ -83,8 +85,8 @@ struct Partial {
 }
 
 impl Hub<'_> {
-    /// Makes sure that the file's bytes are in `blobs/` and right. `name` is for messages, `file` the path in the
-    /// repository, `sha256` a hash that the caller knows.
+    /// Fetches the file's bytes into `blobs/` unless they are there and right. `name` is for
+    /// messages, `file` the path in the repository, `sha256` a hash that the caller knows.
     pub(crate) fn download(
         &mut self,
         store: &RepoStore,
@@ -136,7 +138,7 @@ impl Hub<'_> {
                 Ok(())
             }
             Err(error) => {
-                // A broken download is gone on from; wrong bytes, or none, are of no use.
+                // A partial download is resumed; wrong bytes, or none, are of no use.
                 if matches!(error, Error::HashMismatch { .. } | Error::SizeMismatch { .. }) || have == 0 {
                     let _ = fs::remove_file(&path);
                 }
@@ -145,7 +147,8 @@ impl Hub<'_> {
         }
     }
 
-    /// A blob that is there already is right by its name, unless the caller knows a hash that its name does not tell.
+    /// A blob that already exists is right by its name, unless the caller knows a hash that its
+    /// name does not state.
     fn check_known(
         &mut self,
         blob: &std::path::Path,
@@ -164,7 +167,7 @@ impl Hub<'_> {
         Err(Error::HashMismatch { name: file.to_string(), found, expected: expected.to_string() })
     }
 
-    /// Fetches what is missing, going on after each break until nothing comes any more.
+    /// Fetches what is missing, resuming after each interruption until no progress is made.
     fn fill(
         &mut self,
         partial: &mut Partial,
@@ -207,8 +210,9 @@ impl Hub<'_> {
         if partial.have > 0 {
             headers.push(("Range", format!("bytes={}-", partial.have)));
             if info.sha256().is_none() {
-                // No hash would show that the rest belongs to another version. (With one, none is asked for: the host
-                // that a large file comes from knows it by an ETag of its own.)
+                // Without a sha256, nothing else would show that the rest belongs to another
+                // version. (With one, `If-Range` is not sent: the host of a large file uses an ETag
+                // of its own.)
                 headers.push(("If-Range", format!("\"{}\"", info.etag)));
             }
         }
@@ -216,14 +220,14 @@ impl Hub<'_> {
         let resumed = match answer.status {
             200 => false,
             206 if partial.have > 0 => true,
-            // What is there is longer than the file, or the range is not understood: from the beginning.
+            // The partial file is longer than the file, or ranges are not supported: start over.
             416 => {
                 self.restart(partial, file, info, path)?;
                 return Err(interrupted(
                     file,
                     0,
                     info.size,
-                    "the server does not accept the range asked for",
+                    "the server does not accept the requested range",
                 ));
             }
             _ => return Err(self.status_error(answer, file)),
@@ -239,7 +243,7 @@ impl Hub<'_> {
                     file,
                     0,
                     info.size,
-                    "the server sent another range than the one asked for",
+                    "the server sent a different range than requested",
                 ));
             }
         } else if partial.have > 0 {
@@ -259,7 +263,7 @@ impl Hub<'_> {
         self.receive(partial, answer.into_reader(), file, end, path)
     }
 
-    /// Writes a body to disk. `end` is the file's length, where known.
+    /// Writes a body to disk. `end` is the file's length, if known.
     fn receive(
         &mut self,
         partial: &mut Partial,
@@ -295,7 +299,7 @@ impl Hub<'_> {
         }
     }
 
-    /// Drops what is there, and says so to whoever watches.
+    /// Discards the partial file and reports it.
     fn restart(
         &mut self,
         partial: &mut Partial,
@@ -310,12 +314,14 @@ impl Hub<'_> {
 }
 
 impl Partial {
-    /// Opens what an earlier try left, or nothing. More than `size` bytes cannot be its beginning, and are dropped.
+    /// Opens the partial file of an earlier try, or an empty one. More than `size` bytes cannot be
+    /// its beginning, and are discarded.
     fn open(path: &std::path::Path, size: Option<u64>) -> io::Result<Self> {
         let file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
         let have = file.metadata()?.len();
         let mut partial = Self { file, have, hasher: Hasher::default() };
-        // Without a length there is no telling whether what is there is complete, so nothing could be asked for.
+        // Without a length, nothing shows whether the partial file is already complete, so it
+        // cannot be resumed.
         if size.is_none_or(|size| have > size) {
             partial.clear()?;
         } else {
@@ -337,7 +343,7 @@ fn interrupted(file: &str, found: u64, expected: Option<u64>, reason: &str) -> E
     Error::Interrupted { name: file.to_string(), found, expected, reason: reason.to_string() }
 }
 
-/// Start and, when stated, total of `Content-Range: bytes 5-9/10`.
+/// Start and, if stated, total of `Content-Range: bytes 5-9/10`.
 fn content_range(text: &str) -> Option<(u64, Option<u64>)> {
     let (range, total) = text.trim().strip_prefix("bytes ")?.split_once('/')?;
     let (start, _) = range.split_once('-')?;

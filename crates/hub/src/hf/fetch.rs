@@ -1,4 +1,5 @@
-//! A model from the hub: find out what it is made of, fetch what is missing, say where it lies.
+//! Fetches a model from the hub: determines its files, fetches those that are missing, returns the
+//! path.
 
 use std::path::PathBuf;
 
@@ -16,27 +17,27 @@ use crate::options::Options;
 use crate::progress::Progress;
 use crate::reference::HubRef;
 
-/// A fetch from the hub under way.
+/// A fetch from the hub in progress.
 pub(crate) struct Hub<'a> {
     pub(super) client: Client,
     pub(super) progress: &'a mut dyn Progress,
     pub(super) retries: u32,
     cache: &'a Cache,
     offline: bool,
-    /// The model asked for, for messages about what the hub refuses.
+    /// The requested model, for error messages.
     asked: HubRef,
 }
 
-/// What the hub said the reference means now.
+/// What the reference currently means, according to the hub.
 struct Plan {
     commit: String,
     want: Want,
-    /// The first file's description, when it was asked for already.
+    /// The first file's description, if it has been requested.
     first: Option<FileInfo>,
 }
 
 impl<'a> Hub<'a> {
-    /// A fetch of `asked`; nothing is sent yet.
+    /// A fetch of `asked`; sends nothing yet.
     pub(crate) fn new(
         asked: &HubRef,
         cache: &'a Cache,
@@ -53,11 +54,12 @@ impl<'a> Hub<'a> {
         })
     }
 
-    /// Fetches the model and returns the file (of a split one the first part) or folder to load it from.
+    /// Fetches the model and returns the file (for a split model its first part) or folder to load
+    /// it from.
     ///
-    /// A branch or tag is looked up each time, and where the hub cannot be reached, what it meant last time is used.
-    /// A commit that is complete in the cache is used without asking. `sha256` is a hash that the caller knows; then
-    /// nothing is taken from the cache unchecked.
+    /// A branch or tag is resolved each time; if the hub cannot be reached, the last known commit
+    /// is used. A commit that is complete in the cache is used without a request. If the caller
+    /// gives `sha256`, files from the cache are checked too.
     pub(crate) fn fetch(&mut self, sha256: Option<&str>) -> Result<PathBuf> {
         let store = RepoStore::new(self.cache.hub(), &self.asked.repo);
         let cached = if sha256.is_some() { None } else { cached(&self.asked, self.cache) };
@@ -72,7 +74,7 @@ impl<'a> Hub<'a> {
                 .map(|(path, _)| path)
                 .ok_or_else(|| Error::Offline { what: self.asked.to_string() });
         }
-        // With a copy at hand, one try is enough to find out that there is no network.
+        // With a cached copy, one try is enough to detect that there is no network.
         let retries = if cached.is_some() { 0 } else { self.retries };
         let plan = match (self.plan(retries), cached) {
             (Err(error), Some((path, commit))) if error.is_transient() => {
@@ -88,7 +90,7 @@ impl<'a> Hub<'a> {
         Ok(path)
     }
 
-    /// Asks the hub what the reference means and which files that takes.
+    /// Asks the hub what the reference means and which files the model consists of.
     fn plan(&mut self, retries: u32) -> Result<Plan> {
         let asked = self.asked.clone();
         if let Some(want) = asked.file.as_deref().and_then(choose_named) {
@@ -98,7 +100,7 @@ impl<'a> Hub<'a> {
             };
             return match self.describe(asked.revision(), first, retries) {
                 Ok(info) => Ok(Plan { commit: info.commit.clone(), want, first: Some(info) }),
-                // A slip in the name: the listing tells what could have been meant.
+                // Probably a typo: the listing shows what could have been meant.
                 Err(Error::NotFound { what, choices }) if choices.is_empty() => {
                     let files = self.listing(0).map(|listing| listing.files).unwrap_or_default();
                     match choose(&asked.repo, &files, Some(first)) {
@@ -114,12 +116,12 @@ impl<'a> Hub<'a> {
         Ok(Plan { commit: listing.commit, want, first: None })
     }
 
-    /// Fetches every file of the plan that is not there.
+    /// Fetches every file of the plan that is missing.
     fn gather(&mut self, store: &RepoStore, plan: &Plan, sha256: Option<&str>) -> Result<PathBuf> {
         let snapshot = store.snapshot(&plan.commit);
         match &plan.want {
             Want::Files(files) => {
-                // A hash of the whole says nothing about the parts of a split file.
+                // A hash of the whole file cannot check the parts of a split one.
                 let sha256 = sha256.filter(|_| files.len() == 1);
                 for (i, file) in files.iter().enumerate() {
                     let info = plan.first.clone().filter(|_| i == 0);
@@ -135,7 +137,7 @@ impl<'a> Hub<'a> {
                     let length = std::fs::metadata(&path).map_err(|e| Error::io(&path, "reading", e))?.len();
                     if length > ANSWER_MAX {
                         let reason =
-                            format!("it is {length} bytes long, an index of at most {ANSWER_MAX} is read");
+                            format!("it is {length} bytes long; an index may have at most {ANSWER_MAX}");
                         return Err(Error::BadAnswer { url: index.clone(), reason });
                     }
                     let bytes = std::fs::read(&path).map_err(|e| Error::io(&path, "reading", e))?;
@@ -149,7 +151,7 @@ impl<'a> Hub<'a> {
             .ok_or_else(|| Error::NothingToLoad { repo: self.asked.repo.clone(), found: Vec::new() })
     }
 
-    /// Makes sure that one file of a commit is in its snapshot.
+    /// Fetches one file of a commit into its snapshot unless it is there.
     fn file(
         &mut self,
         store: &RepoStore,
@@ -159,7 +161,8 @@ impl<'a> Hub<'a> {
         sha256: Option<&str>,
     ) -> Result<PathBuf> {
         let path = join(&store.snapshot(commit), file);
-        // A commit's file never changes, so one that is there is the one, unless the caller wants a certain hash.
+        // A file of a commit never changes, so an existing one is right, unless the caller expects
+        // a certain hash.
         if path.is_file() && sha256.is_none() {
             return Ok(path);
         }
@@ -172,7 +175,7 @@ impl<'a> Hub<'a> {
         store.link(&info.etag, commit, file)
     }
 
-    /// Asks what a file of a revision is.
+    /// Requests the description of a file of a revision.
     fn describe(&mut self, revision: &str, file: &str, retries: u32) -> Result<FileInfo> {
         let url = self.resolve_url(revision, file);
         let (client, asked) = (&self.client, &self.asked);
@@ -185,7 +188,7 @@ impl<'a> Hub<'a> {
         })
     }
 
-    /// Asks which files the repository has.
+    /// Requests the list of the repository's files.
     fn listing(&mut self, retries: u32) -> Result<Listing> {
         let (endpoint, repo) = (self.client.endpoint(), &self.asked.repo);
         let url = format!("{endpoint}/api/models/{repo}/revision/{}", names::encode(self.asked.revision()));
@@ -205,13 +208,13 @@ impl<'a> Hub<'a> {
         format!("{endpoint}/{repo}/resolve/{}/{}", names::encode(revision), names::encode_path(file))
     }
 
-    /// The error that an answer to a download stands for.
+    /// The error for a response to a download.
     pub(super) fn status_error(&self, answer: Answer, file: &str) -> Error {
         refusal(&self.client, &self.asked, answer, file)
     }
 }
 
-/// What the cache holds of this reference, if it is complete: the path to load, and its commit.
+/// The path to load and its commit, if the cache holds all of this reference.
 pub(crate) fn cached(asked: &HubRef, cache: &Cache) -> Option<(PathBuf, String)> {
     let store = RepoStore::new(cache.hub(), &asked.repo);
     let commit = store.commit_of(asked.revision())?;
@@ -227,12 +230,13 @@ pub(crate) fn cached(asked: &HubRef, cache: &Cache) -> Option<(PathBuf, String)>
     Some((result(&snapshot, &want)?, commit))
 }
 
-/// What the hub means by a status; `file` is empty when the whole repository was asked for.
+/// The error for a status of the hub; `file` is empty when the whole repository was requested.
 ///
-/// `X-Error-Code` tells the cases apart where the status does not: for someone it does not know, the hub answers 401
-/// for what is gated, private or not there at all.
+/// `X-Error-Code` distinguishes the cases where the status does not: without a token, the hub
+/// answers 401 for what is gated, private or nonexistent.
 fn refusal(client: &Client, asked: &HubRef, answer: Answer, file: &str) -> Error {
-    // Only the hub's own words are about repositories; elsewhere 403 is a link that has run out.
+    // Only the hub's own responses are about repositories; from another host, 403 means an expired
+    // link.
     if !answer.from_hub {
         return answer.into_status_error();
     }

@@ -5,15 +5,15 @@ use serde::Deserialize;
 use crate::error::{Error, Result};
 use crate::names;
 
-/// Most files of a repository taken in.
+/// The most files of a repository that are read.
 const FILES_MAX: usize = 100_000;
 
 /// What the hub says about a repository at a revision.
 #[derive(Debug)]
 pub(crate) struct Listing {
-    /// The commit that the revision means now.
+    /// The commit that the revision currently means.
     pub commit: String,
-    /// Its files. Names that could not stand in the cache are left out.
+    /// Its files. Names that are not valid in the cache are omitted.
     pub files: Vec<String>,
 }
 
@@ -30,10 +30,11 @@ struct Sibling {
 }
 
 impl Listing {
-    /// Reads the hub's answer.
+    /// Parses the hub's response.
     ///
     /// # Errors
-    /// [`Error::BadAnswer`] when it is not a listing, [`Error::UnsafeName`] when its commit is none.
+    /// [`Error::BadAnswer`] when it is not a listing, [`Error::UnsafeName`] when its commit is not
+    /// a hash.
     pub(crate) fn parse(json: &[u8], url: &str) -> Result<Self> {
         let bad = |reason: String| Error::BadAnswer { url: url.to_string(), reason };
         let answer: Answer =
@@ -67,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_listing() {
+    fn invalid_listings_are_errors() {
         let deep = "[".repeat(100_000);
         for bad in [
             "",

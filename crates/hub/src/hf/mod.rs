@@ -1,4 +1,5 @@
-//! Models from the Hugging Face hub, kept in Hugging Face's own cache layout so that its tools share them.
+//! Models from the Hugging Face hub, kept in Hugging Face's own cache layout so that its tools
+//! share them.
 
 mod choose;
 mod download;

@@ -2,9 +2,9 @@
 //!
 //! ```text
 //! models--<org>--<name>/
-//!   blobs/<etag>                     a file's bytes, under the hash that the hub gives as its ETag
-//!   blobs/<etag>.incomplete          what has come so far
-//!   refs/<revision>                  the commit that a branch or tag meant when last asked
+//!   blobs/<etag>                     a file's bytes, named by the ETag that the hub gives
+//!   blobs/<etag>.incomplete          what was received so far
+//!   refs/<revision>                  the commit that a branch or tag meant when last resolved
 //!   snapshots/<commit>/<file>        a link to ../../blobs/<etag>
 //! .locks/models--<org>--<name>/<etag>.lock
 //! ```
@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::error::{Error, Result};
 use crate::names;
 
-/// Deepest folder inside a snapshot that is looked into.
+/// The maximum depth of folders searched inside a snapshot.
 const DEPTH_MAX: usize = 8;
 
 /// One repository in the cache.
@@ -27,7 +27,7 @@ pub(crate) struct RepoStore {
 }
 
 impl RepoStore {
-    /// The place of `repo` (`org/name`, checked) in the hub cache at `hub`.
+    /// The repository `repo` (`org/name`, checked) in the hub cache at `hub`.
     pub(crate) fn new(hub: &Path, repo: &str) -> Self {
         let name = format!("models--{}", repo.replace('/', "--"));
         Self { folder: hub.join(&name), locks: hub.join(".locks").join(name) }
@@ -50,17 +50,17 @@ impl RepoStore {
         &self.locks
     }
 
-    /// Where the bytes with this ETag are kept.
+    /// The file of the bytes with this ETag.
     pub(crate) fn blob(&self, etag: &str) -> PathBuf {
         self.folder.join("blobs").join(etag)
     }
 
-    /// Where these bytes gather while they come.
+    /// The partial file of these bytes while they are downloaded.
     pub(crate) fn incomplete(&self, etag: &str) -> PathBuf {
         self.folder.join("blobs").join(format!("{etag}.incomplete"))
     }
 
-    /// The lock to hold while they come.
+    /// The lock to hold during the download.
     pub(crate) fn lock(&self, etag: &str) -> PathBuf {
         self.locks.join(format!("{etag}.lock"))
     }
@@ -80,7 +80,7 @@ impl RepoStore {
         self.folder.join("refs")
     }
 
-    /// The commit that a revision meant when last asked; a full commit means itself.
+    /// The commit that a revision meant when last resolved; a full commit means itself.
     pub(crate) fn commit_of(&self, revision: &str) -> Option<String> {
         if names::is_full_commit(revision) {
             return Some(revision.to_string());
@@ -89,7 +89,7 @@ impl RepoStore {
         Some(text.trim().to_string()).filter(|commit| names::is_commit(commit))
     }
 
-    /// Notes what a revision means now.
+    /// Records what a revision currently means.
     pub(crate) fn remember(&self, revision: &str, commit: &str) -> Result<()> {
         if revision == commit || self.commit_of(revision).as_deref() == Some(commit) {
             return Ok(());
@@ -101,7 +101,7 @@ impl RepoStore {
         replace(&beside, &path)
     }
 
-    /// The files of a snapshot that are really there, with `/` between folders.
+    /// The files of a snapshot whose blobs exist, with `/` between folders.
     pub(crate) fn files(&self, commit: &str) -> Vec<String> {
         files_in(&self.snapshot(commit))
     }
@@ -110,7 +110,8 @@ impl RepoStore {
     pub(crate) fn link(&self, etag: &str, commit: &str, file: &str) -> Result<PathBuf> {
         let path = join(&self.snapshot(commit), file);
         let blob = self.blob(etag);
-        // From the link's folder up to the repository's: one step each for the commit, snapshots, and folders in `file`.
+        // From the link's folder up to the repository's: one step each for the commit, snapshots,
+        // and folders in `file`.
         let up = "../".repeat(2 + file.matches('/').count());
         let target = PathBuf::from(format!("{up}blobs/{etag}"));
         if fs::read_link(&path).is_ok_and(|old| old == target) && path.exists() {
@@ -127,7 +128,7 @@ impl RepoStore {
     }
 }
 
-/// The files below a folder that are really there, with `/` between folders, sorted.
+/// The files below a folder, dangling links excluded, with `/` between folders, sorted.
 pub(crate) fn files_in(folder: &Path) -> Vec<String> {
     let mut files = Vec::new();
     walk(folder, "", DEPTH_MAX, &mut files);
@@ -140,7 +141,7 @@ pub(crate) fn join(folder: &Path, file: &str) -> PathBuf {
     file.split('/').fold(folder.to_path_buf(), |path, part| path.join(part))
 }
 
-/// Makes the folder that a file stands in.
+/// Creates the folder of a file.
 pub(crate) fn make_folder_of(path: &Path) -> Result<()> {
     match path.parent() {
         Some(folder) => fs::create_dir_all(folder).map_err(|e| Error::io(folder, "making the folder", e)),
@@ -148,16 +149,16 @@ pub(crate) fn make_folder_of(path: &Path) -> Result<()> {
     }
 }
 
-/// Puts a finished file in its place, in one step.
+/// Moves a finished file to its final name atomically.
 pub(crate) fn replace(from: &Path, to: &Path) -> Result<()> {
     fs::rename(from, to).map_err(|e| {
-        // The failed copy would otherwise stay; the error that counts is the first.
+        // Remove the failed copy; the first error is the one to report.
         let _ = fs::remove_file(from);
-        Error::io(to, "putting the file in its place", e)
+        Error::io(to, "moving the file to its final name", e)
     })
 }
 
-/// A name beside `path` that no one else uses at the same time.
+/// A name beside `path` that no other process or thread uses.
 fn beside(path: &Path) -> PathBuf {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -172,7 +173,7 @@ fn walk(folder: &Path, prefix: &str, depth: usize, files: &mut Vec<String>) {
             continue;
         }
         let file = format!("{prefix}{name}");
-        // Through the link: a dangling one is a file that is not there.
+        // Follow the link: a dangling one is a missing file.
         match fs::metadata(entry.path()) {
             Ok(meta) if meta.is_file() => files.push(file),
             Ok(meta) if meta.is_dir() && depth > 0 && !is_link(&entry.path()) => {
@@ -194,7 +195,7 @@ fn symlink(target: &Path, link: &Path) -> io::Result<()> {
 
 #[cfg(windows)]
 fn symlink(target: &Path, link: &Path) -> io::Result<()> {
-    // Windows resolves a relative link only when it is written with its own separator.
+    // Windows resolves a relative link only if it is written with backslashes.
     let target: PathBuf = target.components().collect();
     std::os::windows::fs::symlink_file(target, link)
 }

@@ -1,4 +1,4 @@
-//! A hub on this machine for the tests: answers from memory, notes every request, and ends by itself.
+//! A local hub for the tests: responds from memory, records every request, and ends by itself.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, VecDeque};
@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 /// No test takes this long; a server that outlives it ends.
 const LIFETIME: Duration = Duration::from_secs(60);
 
-/// What came in.
+/// A request.
 #[derive(Debug, Clone)]
 pub struct Request {
     pub method: String,
@@ -23,13 +23,13 @@ pub struct Request {
     pub headers: BTreeMap<String, String>,
 }
 
-/// What goes out. `Content-Length` is that of the body unless the headers give one.
+/// A response. `Content-Length` is that of the body unless the headers give one.
 #[derive(Debug, Clone, Default)]
 pub struct Reply {
     pub status: u16,
     pub headers: Vec<(String, String)>,
     pub body: Vec<u8>,
-    /// Close the connection after so many bytes of the body.
+    /// Close the connection after this many bytes of the body.
     pub break_after: Option<usize>,
 }
 
@@ -92,7 +92,7 @@ impl Server {
         self.seen.lock().unwrap().clone()
     }
 
-    /// Method and path of every request so far, and forgets them.
+    /// Takes the requests so far: method and path of each.
     pub fn take(&self) -> Vec<String> {
         let seen = std::mem::take(&mut *self.seen.lock().unwrap());
         seen.into_iter().map(|request| format!("{} {}", request.method, request.path)).collect()
@@ -144,24 +144,24 @@ fn serve(stream: TcpStream, handler: &Handler, seen: &Mutex<Vec<Request>>) {
     let _ = out.flush();
 }
 
-/// Repositories by commit, with what may go wrong.
+/// A repository's commits, and the failures to simulate.
 #[derive(Default)]
 pub struct State {
     /// Files of each commit.
     pub commits: BTreeMap<String, BTreeMap<String, Vec<u8>>>,
-    /// What `main` and other names mean.
+    /// The commit of `main` and of other names.
     pub refs: BTreeMap<String, String>,
-    /// For each coming download in turn: after how many bytes it breaks.
+    /// For each of the next downloads: after how many bytes it breaks.
     pub breaks: VecDeque<usize>,
     /// The content host ignores Range and sends everything.
     pub no_ranges: bool,
     /// The content host sends these bytes instead.
     pub corrupt: Option<Vec<u8>>,
-    /// Replies that the hub gives before anything else, in turn.
+    /// The hub's next replies, before it responds normally.
     pub first: VecDeque<Reply>,
 }
 
-/// The hub, and the content host it redirects large files to: another port, so another origin.
+/// The hub, and the content host that it redirects large files to: another port, so another origin.
 pub struct Hub {
     pub hub: Server,
     pub content: Server,
@@ -170,7 +170,7 @@ pub struct Hub {
 
 pub const REPO: &str = "org/model";
 
-/// A commit's hash, made of one digit.
+/// A commit hash, one digit repeated.
 pub fn commit(digit: char) -> String {
     digit.to_string().repeat(40)
 }
@@ -186,7 +186,8 @@ pub fn bytes(n: usize, seed: u32) -> Vec<u8> {
 }
 
 impl Hub {
-    /// A hub with one commit, `main`, of these files. Files ending in `.gguf` or `.safetensors` are large ones.
+    /// A hub with one commit, `main`, of these files. Files ending in `.gguf` or `.safetensors` are
+    /// large ones.
     pub fn start(files: &[(&str, Vec<u8>)]) -> Self {
         let state = Arc::new(Mutex::new(State::default()));
         let content = Server::start({
@@ -274,7 +275,7 @@ fn hub_host(request: &Request, state: &mut State, content: &str) -> Reply {
         .with("ETag", format!("\"{}\"", &hash[..40]))
 }
 
-/// `GET /SHA256`. Refuses a token: it is none of this host's business.
+/// `GET /SHA256`. Rejects a request with a token, which must not reach this host.
 fn content_host(request: &Request, state: &mut State) -> Reply {
     if request.headers.contains_key("authorization") {
         return Reply::new(400, "a token came here");
@@ -288,7 +289,7 @@ fn content_host(request: &Request, state: &mut State) -> Reply {
     reply
 }
 
-/// All bytes, or those that `Range: bytes=N-` asks for.
+/// All bytes, or those that `Range: bytes=N-` requests.
 fn ranged(request: &Request, bytes: &[u8], no_ranges: bool) -> Reply {
     let start = request
         .headers
@@ -302,7 +303,7 @@ fn ranged(request: &Request, bytes: &[u8], no_ranges: bool) -> Reply {
     }
 }
 
-/// Notes the course of a fetch.
+/// Records the progress of a fetch.
 #[derive(Debug, Default)]
 pub struct Course {
     /// For each `start`: name, total, bytes advanced, whether finished.

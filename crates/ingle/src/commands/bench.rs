@@ -6,9 +6,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use clap::Args;
 use device::{Device, Op, Peaks, Plan, Rows};
 use engine::{Engine, Model, Request, SamplingParams};
-use formats::BlockType;
 use serde::Serialize;
+use weights::BlockType;
 
+mod batches;
+
+use self::batches::Batch;
 use crate::args::{ModelArgs, PrefillArgs, SpeculateArgs, SpeculateName};
 use crate::load;
 use crate::output::{self, Style, Table};
@@ -21,10 +24,14 @@ has no meaning and tends to repeat itself); @ D is with D tokens in the context 
 The share of the machine is, for tg, bytes of weights read a second over the read bandwidth, and for pp, operations a
 second over the peak of the arithmetic that each type of weights is multiplied in; both limits are measured in the same run.
 
+With --parallel, that many sequences (B) run at once, each with a prompt of its own unless --shared-prompt is given. PP and TG
+are tokens of each sequence, T_PP and T_TG seconds, and S_PP, S_TG and S tokens a second of all sequences together.
+
 Examples:
   ingle bench smollm2:135m
   ingle bench model.gguf -p 128,512 -n 128 -r 5 -t 2 --md
-  ingle bench model.gguf -p 0 -n 64 -d 0,4096 --json")]
+  ingle bench model.gguf -p 0 -n 64 -d 0,4096 --json
+  ingle bench model.gguf --parallel 1,2,4,8 -p 128 -n 128")]
 pub struct Bench {
     #[command(flatten)]
     model: ModelArgs,
@@ -47,15 +54,23 @@ pub struct Bench {
     #[arg(short = 'd', long, value_delimiter = ',', default_value = "0", value_name = "N,…")]
     n_depth: Vec<usize>,
 
-    /// How often each test is repeated, all of them turn about
+    /// Sequences that run at once, each number a test of its own
+    #[arg(long, value_delimiter = ',', value_name = "N,…", conflicts_with = "n_depth")]
+    parallel: Vec<usize>,
+
+    /// Give all sequences one prompt, which is computed once
+    #[arg(long, requires = "parallel")]
+    shared_prompt: bool,
+
+    /// How often each test is repeated, all of them in turn
     #[arg(short, long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     repetitions: u32,
 
-    /// Do not measure the machine's limits
+    /// Do not measure the machine's limits (with --parallel they never are)
     #[arg(long)]
     no_peaks: bool,
 
-    /// Print JSON with llama-bench's field names
+    /// Print JSON with the field names of llama-bench, or with --parallel of llama-batched-bench
     #[arg(long, group = "format")]
     json: bool,
 
@@ -103,6 +118,8 @@ struct Row {
     peak_ops_per_second: Option<f64>,
     /// tg: of the read bandwidth; pp: of the arithmetic.
     share_of_peak: Option<f64>,
+    /// Most bytes that the process has had resident, up to the end of all tests.
+    peak_resident_bytes: Option<u64>,
 }
 
 #[derive(Clone, Copy)]
@@ -125,6 +142,52 @@ impl Test {
 
 impl Bench {
     pub fn run(self) -> anyhow::Result<()> {
+        if self.parallel.is_empty() { self.run_alone() } else { self.run_batches() }
+    }
+
+    /// The format of tables.
+    fn style(&self) -> Style {
+        if self.md {
+            Style::Markdown
+        } else if self.csv {
+            Style::Csv
+        } else {
+            Style::Plain
+        }
+    }
+
+    /// `--parallel`: several sequences at once.
+    fn run_batches(self) -> anyhow::Result<()> {
+        let batches = Batch::all(&self.n_prompt, &self.n_gen, &self.parallel, self.shared_prompt);
+        anyhow::ensure!(
+            self.n_prompt.iter().chain(&self.parallel).all(|&n| n > 0),
+            "--parallel needs at least one sequence (it says {:?}) and prompts of at least one token (-p says {:?})",
+            self.parallel,
+            self.n_prompt
+        );
+        let device = load::device(&self.model.load.device)?;
+        let model = Arc::new(load::open(&self.model)?);
+        let mut options = load::options(&self.model.load);
+        let page_len = options.page_len.unwrap_or(device.page_len());
+        let needed = batches.iter().map(|batch| batch.n_positions(page_len)).max().unwrap_or(0);
+        options.n_ctx = Some(options.n_ctx.unwrap_or(needed).max(needed));
+        options.n_sequences = self.parallel.iter().copied().max().unwrap_or(1);
+        let mut engine =
+            load::engine(model, &device, &self.model, options, &self.speculate, SpeculateName::Off)?;
+        let n_prompt = self.n_prompt.iter().copied().max().unwrap_or(1);
+        let tokens = load::arbitrary_tokens(n_prompt, engine.model().n_vocab());
+        load::validate(&mut engine, &self.prefill, &tokens)?;
+        let prefill = load::prefill(&self.prefill);
+        let rows = batches::measure(&mut engine, &batches, prefill, self.repetitions, &self.model.model)?;
+        if self.json {
+            return output::print_json(&rows);
+        }
+        batches::print(&rows, self.style())?;
+        print_memory(&engine, self.style())
+    }
+
+    /// One sequence at a time.
+    fn run_alone(self) -> anyhow::Result<()> {
         let mut tests = Vec::new();
         for &n_depth in &self.n_depth {
             tests.extend(self.n_prompt.iter().map(|&n| Test { n_prompt: n, n_gen: 0, n_depth }));
@@ -132,8 +195,8 @@ impl Bench {
         }
         tests.retain(|t| t.n_prompt + t.n_gen > 0);
         anyhow::ensure!(!tests.is_empty(), "nothing to measure: give -p or -n a number above 0");
-        let device = load::device(&self.model.load.device)?;
         let model = Arc::new(load::open(&self.model)?);
+        let device = load::device_for(&self.model.load, &model)?;
         let mut options = load::options(&self.model.load);
         let needed = tests.iter().map(Test::n_positions).max().unwrap_or(0);
         options.n_ctx = Some(options.n_ctx.unwrap_or(needed).max(needed));
@@ -143,7 +206,7 @@ impl Bench {
         let n_prompt = tests.iter().map(|t| t.n_depth + t.n_prompt.max(1)).max().unwrap_or(1);
         load::validate(&mut engine, &self.prefill, &load::arbitrary_tokens(n_prompt, model.n_vocab()))?;
         let peaks = (!self.no_peaks).then(|| device.peaks());
-        // Turn about, for machines have slow and fast seconds. The first repetition does not count.
+        // In turn, for machines have slow and fast seconds. The first repetition does not count.
         let mut seconds = vec![Vec::new(); tests.len()];
         for repetition in 0..=self.repetitions {
             for (test, seconds) in tests.iter().zip(&mut seconds) {
@@ -160,14 +223,7 @@ impl Bench {
         if self.json {
             return output::print_json(&rows);
         }
-        let style = if self.md {
-            Style::Markdown
-        } else if self.csv {
-            Style::Csv
-        } else {
-            Style::Plain
-        };
-        print(&rows, style)?;
+        print(&rows, self.style())?;
         if let (Some(peaks), false) = (peaks, self.csv) {
             output::print_line(&format!(
                 "\n{}: reads {:.1} GB/s, int8 {:.0} Gop/s, bf16 {:.0} Gop/s, f32 {:.0} Gop/s",
@@ -178,7 +234,7 @@ impl Bench {
                 peaks.f32_ops_per_second / 1e9
             ))?;
         }
-        Ok(())
+        print_memory(&engine, self.style())
     }
 
     /// Seconds of one repetition.
@@ -214,6 +270,13 @@ impl Bench {
         };
         Ok(engine.generate(request, |_| {})?.timings)
     }
+}
+
+/// The most memory that was taken so far, beside what was planned; not into CSV, which is for programs.
+fn print_memory(engine: &Engine, style: Style) -> anyhow::Result<()> {
+    let Some(peak) = platform::peak_resident_memory().filter(|_| style != Style::Csv) else { return Ok(()) };
+    let planned = output::bytes(engine.memory().total);
+    output::print_line(&format!("\npeak memory {} resident, {planned} planned", output::bytes(peak)))
 }
 
 fn row(
@@ -270,6 +333,7 @@ fn row(
         peak_read_bytes_per_second: peak_read,
         peak_ops_per_second: peak_ops.map(|(_, peak)| peak),
         share_of_peak: share,
+        peak_resident_bytes: platform::peak_resident_memory(),
     }
 }
 
@@ -344,8 +408,8 @@ fn mean_and_deviation(samples: &[f64]) -> (f64, f64) {
 
 #[cfg(test)]
 mod tests {
-    use device::testing::PlanBuilder;
-    use formats::BlockType;
+    use device_testing::PlanBuilder;
+    use weights::BlockType;
 
     use super::*;
 
@@ -358,7 +422,7 @@ mod tests {
             f32_ops_per_second: 10.0,
         };
         let cpu = device_cpu::CpuDevice::new(device_cpu::Options { threads: Some(1), isa: None }).unwrap();
-        let reference = device::interpreter::Reference::new(1);
+        let reference = device_reference::Reference::new(1);
         let ops = 2 * 512 * 512;
         for (block, on_cpu) in [
             (BlockType::Q4_0, 1000.0),

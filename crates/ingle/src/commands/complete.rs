@@ -72,8 +72,8 @@ impl Complete {
                 anyhow::bail!("nothing to continue: give --prompt, --file, --tokens, or - for stdin")
             }
         };
-        let device = load::device(&self.model.load.device)?;
         let model = Arc::new(load::open(&self.model)?);
+        let device = load::device_for(&self.model.load, &model)?;
         let tokens = || {
             // The answer's text needs the tokenizer too, where there is one.
             Ok(match (&self.tokens, model.tokenizer()?) {
@@ -126,7 +126,7 @@ fn complete_json(engine: &mut Engine, request: engine::Request) -> anyhow::Resul
     output::print_json(&json!({
         "text": done.text, "tokens": done.tokens, "stop": generate::stop_word(&done.finished.reason),
         "seed": done.finished.seed, "timings": generate::timings_json(&done.finished.timings),
-        "memory": { "planned": engine.memory().total, "peak_resident": device::peak_resident_memory() },
+        "memory": { "planned": engine.memory().total, "peak_resident": platform::peak_resident_memory() },
     }))
 }
 

@@ -5,11 +5,12 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use formats::convert::{self, Format, Options, Plan, Profile, Report, Source, Target};
-use formats::{Access, Checkpoint, Naming};
+use formats::convert::{self, Format, Options, Plan, Profile, Report, Target};
 use hub::{ModelRef, Progress};
 use model::ModelSpec;
 use serde_json::json;
+use weights::Source;
+use weights::{Access, Checkpoint, Naming};
 
 use crate::args::{FetchArgs, VerifyArgs};
 use crate::load;

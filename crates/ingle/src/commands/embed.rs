@@ -51,8 +51,8 @@ impl Embed {
             );
         }
         let texts = self.texts()?;
-        let device = load::device(&args.device)?;
         let model = Arc::new(load::open(&self.model)?);
+        let device = load::device_for(args, &model)?;
         let mut embedder = Embedder::new(model, &device, &load::options(args))?;
         let found = embedder.embed(&texts)?;
         for index in &found.truncated {

@@ -1,8 +1,8 @@
 //! `ingle inspect`: what is in a model file, and what is made of it.
 
 use clap::Args;
-use formats::{Access, Array, Checkpoint, Value};
 use serde_json::json;
+use weights::{Access, Array, Checkpoint, Value};
 
 use crate::args::{DeviceArgs, FetchArgs, VerifyArgs};
 use crate::load;
@@ -80,7 +80,7 @@ impl Inspect {
         if self.plan {
             let device = load::device(&self.device)?;
             for (name, plan) in plans(&spec, &checkpoint)? {
-                let fused = device::fusion::fuse(&plan, device.fusion());
+                let fused = device_lower::fusion::fuse(&plan, device.fusion());
                 output::print_line(&format!("{name}: {} ops\n\n{plan}", plan.nodes.len()))?;
                 output::print_line(&format!(
                     "{name}, fused for {}: {} ops\n\n{fused}",
@@ -134,7 +134,7 @@ impl Inspect {
                 if self.plan {
                     let device = load::device(&self.device)?;
                     for (name, plan) in plans(&spec, checkpoint)? {
-                        let fused = device::fusion::fuse(&plan, device.fusion());
+                        let fused = device_lower::fusion::fuse(&plan, device.fusion());
                         all[name] = plan.to_string().lines().collect::<Vec<_>>().into();
                         all[format!("fused_{name}")] = fused.to_string().lines().collect::<Vec<_>>().into();
                     }

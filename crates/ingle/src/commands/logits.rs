@@ -44,8 +44,8 @@ pub struct Logits {
 
 impl Logits {
     pub fn run(self) -> anyhow::Result<()> {
-        let device = load::device(&self.model.load.device)?;
         let model = Arc::new(load::open(&self.model)?);
+        let device = load::device_for(&self.model.load, &model)?;
         let tokens = match (&self.prompt, self.tokens) {
             (Some(text), _) => model.need_tokenizer()?.encode_with_bos(text, Specials::Parse)?,
             (None, tokens) => tokens.unwrap_or_default(),

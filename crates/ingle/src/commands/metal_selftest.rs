@@ -4,9 +4,6 @@ use std::fmt::Write as _;
 
 use clap::Args;
 
-#[cfg(any(target_os = "macos", all(target_os = "linux", target_arch = "x86_64")))]
-mod chains;
-
 use crate::load;
 use crate::output;
 
@@ -126,10 +123,16 @@ impl MetalSelftest {
             }
             n_failures += kind.failures.len();
         }
-        let chains = chains::check(device, self.every);
-        let n_differ = chains.iter().filter(|(_, result)| result.is_err()).count();
-        writeln!(text, "{:16} {:4} cases, {:3} agree", "chains", chains.len(), chains.len() - n_differ)?;
-        for (what, result) in &chains {
+        let ahead = selftest::check_ahead(device, self.every);
+        let n_differ = ahead.iter().filter(|(_, result)| result.is_err()).count();
+        writeln!(
+            text,
+            "{:16} {:4} cases, {:3} agree",
+            "steps in flight",
+            ahead.len(),
+            ahead.len() - n_differ
+        )?;
+        for (what, result) in &ahead {
             if let Err(difference) = result {
                 writeln!(text, "    DIFFER: {what}: {difference}")?;
             }

@@ -4,6 +4,7 @@ mod bench;
 mod complete;
 mod completions;
 mod convert;
+mod diff;
 mod embed;
 pub mod generate;
 mod inspect;
@@ -35,6 +36,7 @@ pub enum Command {
     Tokenize(tokenize::Tokenize),
     Logits(logits::Logits),
     Perplexity(perplexity::Perplexity),
+    Diff(diff::Diff),
     Profile(profile::Profile),
     Pull(pull::Pull),
     List(list::List),
@@ -61,6 +63,7 @@ impl Command {
             Command::Tokenize(c) => c.run(),
             Command::Logits(c) => c.run(),
             Command::Perplexity(c) => c.run(),
+            Command::Diff(c) => c.run(),
             Command::Profile(c) => c.run(),
             Command::Pull(c) => c.run(),
             Command::List(c) => c.run(),

@@ -45,8 +45,8 @@ impl Perplexity {
         } else {
             std::fs::read_to_string(&self.file).with_context(|| format!("reading {}", self.file.display()))?
         };
-        let device = load::device(&self.model.load.device)?;
         let model = Arc::new(load::open(&self.model)?);
+        let device = load::device_for(&self.model.load, &model)?;
         let tokenizer = model.need_tokenizer()?;
         let tokens = tokenizer.encode(&text, Specials::Literal)?;
         let bos = tokenizer.encode_with_bos("", Specials::Literal)?.first().copied();

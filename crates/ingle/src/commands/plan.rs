@@ -26,8 +26,8 @@ pub struct Plan {
 
 impl Plan {
     pub fn run(self) -> anyhow::Result<()> {
-        let device = load::device(&self.model.load.device)?;
         let model = load::open(&self.model)?;
+        let device = load::device_for(&self.model.load, &model)?;
         // As `run` would load it.
         let options = load::options(&self.model.load);
         let options = load::speculating(options, &self.speculate, SpeculateName::Auto)?;

@@ -66,8 +66,8 @@ struct Sum {
 
 impl Profile {
     pub fn run(self) -> anyhow::Result<()> {
-        let device = load::device(&self.model.load.device)?;
         let model = Arc::new(load::open(&self.model)?);
+        let device = load::device_for(&self.model.load, &model)?;
         let n_vocab = model.n_vocab();
         let mut engine = Engine::new(model, &device, &load::options(&self.model.load))?;
         load::validate(&mut engine, &self.prefill, &load::arbitrary_tokens(self.n_prompt.max(1), n_vocab))?;

@@ -71,8 +71,8 @@ impl Run {
             !self.json || prompt.is_some(),
             "--json needs a PROMPT: a conversation is for people"
         );
-        let device = load::device(&self.model.load.device)?;
         let model = Arc::new(load::open(&self.model)?);
+        let device = load::device_for(&self.model.load, &model)?;
         let history = self.model.fetch.cache()?.root().join("history");
         let options = load::options(&self.model.load);
         let dialogue = || {

@@ -1,9 +1,10 @@
-//! `ingle tokenize`: text as the model would see it.
+//! `ingle tokenize`: text as the model would see it. Only the vocabulary is read: a file needs neither weights nor a family
+//! that Ingle can run.
 
 use anyhow::Context;
 use clap::Args;
 use serde_json::json;
-use text::Specials;
+use text::{Chat, ChatTemplate, Specials, Tokenizer};
 
 use crate::args::{FetchArgs, VerifyArgs};
 use crate::{load, output};
@@ -13,7 +14,9 @@ use crate::{load, output};
 #[command(after_help = "\
 Examples:
   ingle tokenize smollm2:135m \"Hello, world\"
+  ingle tokenize smollm2:135m --chat \"Hello, world\"      (as a message, in the model's chat template)
   ingle tokenize gemma3:270m --no-bos --no-specials \"<bos> is text here\" --json
+  ingle tokenize ggml-vocab-gpt-2.gguf \"no weights are needed\"
   echo -n \"from a pipe\" | ingle tokenize model.gguf -")]
 pub struct Tokenize {
     /// A catalog name, a path, or hf:org/repo[/file][@revision]
@@ -22,7 +25,11 @@ pub struct Tokenize {
     /// The text; - reads stdin
     text: String,
 
-    /// Do not add what the model wants at the beginning
+    /// Take the text as a user's message and render the model's chat template, up to where the answer begins
+    #[arg(long, conflicts_with_all = ["no_bos", "no_specials"])]
+    chat: bool,
+
+    /// Do not add the tokens that the model wants around a text, such as BOS
     #[arg(long)]
     no_bos: bool,
 
@@ -36,7 +43,7 @@ pub struct Tokenize {
     #[command(flatten)]
     verify: VerifyArgs,
 
-    /// Print {"tokens":[…]}
+    /// Print {"tokens":[…]}; with --chat also "text", what the template rendered
     #[arg(long)]
     json: bool,
 }
@@ -44,27 +51,57 @@ pub struct Tokenize {
 impl Tokenize {
     pub fn run(self) -> anyhow::Result<()> {
         let path = load::fetch(&self.model, &self.fetch)?;
-        let checkpoint = load::open_checkpoint(&path, formats::Access::Map, &self.verify)?;
-        let model = engine::Model::from_opened(&path, checkpoint, &engine::TokenizerSource::Own)?;
-        let tokenizer = model.need_tokenizer()?;
+        let checkpoint = load::open_checkpoint(&path, weights::Access::Map, &self.verify)?;
+        let tokenizer = Tokenizer::of_checkpoint(&path, checkpoint.naming, &checkpoint.metadata)
+            .with_context(|| path.display().to_string())?
+            .with_context(|| {
+                format!("{}: there is no vocabulary in the file or beside it", path.display())
+            })?;
         let text = match self.text.as_str() {
             "-" => std::io::read_to_string(std::io::stdin()).context("reading stdin")?,
             _ => self.text,
         };
+        if self.chat {
+            let source = tokenizer.chat_template().with_context(|| {
+                format!("{}: the model has no chat template; leave out --chat", path.display())
+            })?;
+            let text = render(&tokenizer, source, &text)?;
+            // The template writes BOS where the model wants one.
+            let tokens = tokenizer.encode(&text, Specials::Parse)?;
+            return match self.json {
+                true => output::print_json(&json!({ "text": text, "tokens": tokens })),
+                false => print(&tokenizer, &tokens),
+            };
+        }
         let specials = if self.no_specials { Specials::Literal } else { Specials::Parse };
         let tokens = match self.no_bos {
             true => tokenizer.encode(&text, specials)?,
             false => tokenizer.encode_with_bos(&text, specials)?,
         };
-        if self.json {
-            return output::print_json(&json!({ "tokens": tokens }));
+        match self.json {
+            true => output::print_json(&json!({ "tokens": tokens })),
+            false => print(&tokenizer, &tokens),
         }
-        for token in tokens {
-            output::print_line(&format!(
-                "{token:>8}  {:?}",
-                String::from_utf8_lossy(tokenizer.token_bytes(token))
-            ))?;
-        }
-        Ok(())
     }
+}
+
+/// A conversation of one message, up to where the answer begins.
+fn render(tokenizer: &Tokenizer, source: &str, message: &str) -> text::Result<String> {
+    let text_of = |id: Option<u32>| id.map(|id| tokenizer.token_text(id));
+    let (bos, eos) = (text_of(tokenizer.bos()), text_of(tokenizer.eos()));
+    ChatTemplate::new(source)?.render(&Chat {
+        messages: &[json!({ "role": "user", "content": message })],
+        add_generation_prompt: true,
+        bos_token: bos.as_deref(),
+        eos_token: eos.as_deref(),
+        ..Chat::default()
+    })
+}
+
+/// A line for each token: its id and its text.
+fn print(tokenizer: &Tokenizer, tokens: &[u32]) -> anyhow::Result<()> {
+    for &token in tokens {
+        output::print_line(&format!("{token:>8}  {:?}", tokenizer.token_text(token)))?;
+    }
+    Ok(())
 }

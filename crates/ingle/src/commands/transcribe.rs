@@ -191,7 +191,11 @@ impl Transcribe {
         let outputs = self.outputs()?;
         let device = load::device(&self.device)?;
         let path = load::fetch(&self.model, &self.fetch)?;
-        let model = Model::open(&path, &TokenizerSource::Own, load::access(&self.device))?;
+        let model = Model::from_opened(
+            &path,
+            formats::open(&path, load::access(&self.device))?,
+            &TokenizerSource::Own,
+        )?;
         let options = self.options();
         let mut transcriber = Transcriber::new(
             &model,

@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use formats::{Access, base};
+use formats::base;
 use serde_json::json;
+use weights::Access;
 
 use crate::{load, output};
 

@@ -1,4 +1,4 @@
-//! Function constants: values given when a pipeline is made.
+//! Function constants: values set when a pipeline is created.
 
 use super::{Kind, Refusal, Rewriter};
 use crate::library::ConstantDeclaration;
@@ -21,8 +21,8 @@ pub(crate) const TYPES: &[(&str, u32)] = &[
 ];
 
 impl Rewriter<'_> {
-    /// `constant TYPE NAME [[function_constant(INDEX)]];` at the word `constant`; the next token to look at, or none where
-    /// this is another use of the word.
+    /// `constant TYPE NAME [[function_constant(INDEX)]];` at the word `constant`. Returns the next
+    /// token to process, or `None` if this is another use of the word.
     pub(super) fn function_constant(&mut self, i: usize) -> Result<Option<usize>, Refusal> {
         let mut at = i + 1;
         while self.t.list.get(at).is_some_and(|t| t.kind == Kind::Word) || self.t.word(at) == "::" {
@@ -74,7 +74,7 @@ impl Rewriter<'_> {
         let known = self.constants.iter().any(|c| c.name == name);
         if self.t.word(i + 1) != "(" || self.t.word(i + 3) != ")" || !known {
             let what =
-                "is_function_constant_defined of something that is no function constant declared above";
+                "is_function_constant_defined of something that is not a function constant declared above";
             return Err(self.refuse(i, what));
         }
         let text = format!("msl_defined_{name}");

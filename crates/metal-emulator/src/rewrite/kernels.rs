@@ -1,9 +1,10 @@
-//! Kernels: their attributes and parameters, host names, explicit instantiations, and the table of entry points.
+//! Kernels: their attributes and parameters, host names, explicit instantiations, and the table of
+//! entry points.
 
 use super::{Attribute, Kind, Refusal, Rewriter, quoted};
 use crate::library::{Function, Parameter, ParameterKind};
 
-/// Attributes of parameters that say where a thread is: name, and where its value stands at run time.
+/// Attributes of position parameters: name, and the expression of the value at run time.
 const POSITIONS: &[(&str, &str)] = &[
     ("thread_position_in_grid", "c->thread_position_in_grid"),
     ("thread_position_in_threadgroup", "c->thread_position_in_threadgroup"),
@@ -29,7 +30,7 @@ pub(crate) fn position(name: &str) -> Option<&'static str> {
     POSITIONS.iter().find(|(n, _)| *n == name).map(|(n, _)| *n)
 }
 
-/// Metal's limit of indices in each of the two tables.
+/// Metal's limit on indices in each of the two tables.
 const MAX_INDEX: u32 = 31;
 
 /// Attributes seen before the function that they belong to.
@@ -44,7 +45,7 @@ pub(super) struct Pending {
 }
 
 impl Pending {
-    /// Whether an attribute was seen whose function has not come yet.
+    /// Whether an attribute was seen whose function has not been seen yet.
     pub fn is_waiting(&self) -> bool {
         self.first.is_some()
     }
@@ -70,7 +71,7 @@ pub(super) struct Instance {
 }
 
 impl Rewriter<'_> {
-    /// An attribute list outside of parameters.
+    /// An attribute list outside a parameter list.
     pub(super) fn attribute(&mut self, i: usize) -> Result<usize, Refusal> {
         let (list, next) = self.attributes(i)?;
         let mut remove = false;
@@ -88,7 +89,7 @@ impl Rewriter<'_> {
                     continue;
                 }
                 name => {
-                    return Err(self.refuse(a.token, format!("attribute '{name}' is not understood here")));
+                    return Err(self.refuse(a.token, format!("attribute '{name}' is not supported here")));
                 }
             }
             remove = true;
@@ -124,7 +125,7 @@ impl Rewriter<'_> {
         Ok(i + 1)
     }
 
-    /// `void NAME(parameters) {` of a kernel, at `void`. Goes on at the body.
+    /// `void NAME(parameters) {` of a kernel, at `void`. Processing continues at the body.
     pub(super) fn kernel(&mut self, i: usize) -> Result<usize, Refusal> {
         let pending = std::mem::take(&mut self.pending);
         if self.t.list.get(i + 1).is_none_or(|t| t.kind != Kind::Word) || self.t.word(i + 2) != "(" {
@@ -231,7 +232,7 @@ impl Rewriter<'_> {
                         None => {
                             return Err(self.refuse(
                                 a.token,
-                                format!("attribute '{other}' of parameter '{name}' is not understood"),
+                                format!("attribute '{other}' of parameter '{name}' is not supported"),
                             ));
                         }
                     },
@@ -247,7 +248,7 @@ impl Rewriter<'_> {
         }
         let kind = match kind {
             Some(kind) => kind,
-            // As Metal does: buffers without an index are counted on.
+            // As in Metal: a buffer without an index gets the next one.
             None if indirect && in_device => ParameterKind::Buffer(*next_buffer),
             None => {
                 return Err(self.refuse(
@@ -284,7 +285,8 @@ impl Rewriter<'_> {
         Ok(index)
     }
 
-    /// `template [[host_name("x")]] kernel TYPE NAME<arguments>(parameters);` at the word `template`.
+    /// `template [[host_name("x")]] kernel TYPE NAME<arguments>(parameters);` at the word
+    /// `template`.
     pub(super) fn instantiation(&mut self, i: usize) -> Result<usize, Refusal> {
         let mut semicolon = i;
         while self.t.word(semicolon) != ";" {
@@ -313,7 +315,7 @@ impl Rewriter<'_> {
         if self.t.word(end) != ">" {
             return Err(self.refuse(
                 i,
-                format!("instantiation '{host_name}' names no template arguments; expected 'NAME<...>'"),
+                format!("instantiation '{host_name}' has no template arguments; expected 'NAME<...>'"),
             ));
         }
         let less = self.opening(end, at)?;
@@ -339,7 +341,7 @@ impl Rewriter<'_> {
         Ok(semicolon)
     }
 
-    /// The bracket that the one at `close` closes, not before `from`.
+    /// The opening bracket that matches the one at `close`, not before `from`.
     fn opening(&self, close: usize, from: usize) -> Result<usize, Refusal> {
         let mut depth = 0;
         let mut i = close;
@@ -396,7 +398,7 @@ impl Rewriter<'_> {
                 {
                     return Err(self.refuse(
                         kernel.token,
-                        format!("'{c}', which parameter '{}' depends on, is no function constant", p.name),
+                        format!("'{c}', which parameter '{}' depends on, is not a function constant", p.name),
                     ));
                 }
             }
@@ -418,7 +420,7 @@ impl Rewriter<'_> {
         {
             return Err(self.refuse(
                 k.token,
-                format!("kernel template '{}' is instantiated under no host name", k.name),
+                format!("kernel template '{}' has no instantiation with a host name", k.name),
             ));
         }
         Ok(out)

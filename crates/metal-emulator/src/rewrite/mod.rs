@@ -1,14 +1,14 @@
-//! From preprocessed Metal source to C++ that clang compiles with the headers in `cpp/`.
+//! Rewrites preprocessed Metal source to C++ that clang compiles with the headers in `cpp/`.
 //!
-//! Most of Metal is C++ that headers can express. What they cannot is rewritten here, in place, so that lines stay where they
-//! are and diagnostics point into the `.metal` file:
+//! Most of Metal is C++ that headers can express. The rest is rewritten here, in place, so that
+//! line numbers do not change and diagnostics point into the `.metal` file:
 //!
 //! - function constants, which have no initialiser (`constants`);
 //! - kernels: the attributes of parameters, host names, explicit instantiations (`kernels`);
 //! - `threadgroup` variables, whose storage all lanes share (`threadgroup`);
-//! - numbers: `1.0h` is a half, and `1.0` a float.
+//! - literals: `1.0h` is a half, and `1.0` a float.
 //!
-//! What is not understood is refused, with its place, rather than passed on in hope.
+//! Anything else is rejected with its location, rather than passed on unchanged.
 
 mod constants;
 mod kernels;
@@ -21,7 +21,7 @@ pub(crate) use kernels::position;
 use crate::library::{ConstantDeclaration, Function};
 use token::{Kind, Tokens};
 
-/// Something in the source that the emulator does not execute.
+/// Something in the source that the emulator does not support.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{file}:{line}: {what}")]
 pub struct Refusal {
@@ -33,7 +33,7 @@ pub struct Refusal {
     pub what: String,
 }
 
-/// What became of a source.
+/// A rewritten source.
 #[derive(Debug)]
 pub(crate) struct Rewritten {
     /// C++ with line markers.
@@ -44,11 +44,11 @@ pub(crate) struct Rewritten {
     pub constants: Vec<ConstantDeclaration>,
 }
 
-/// Attributes that say nothing to the emulator.
+/// Attributes that the emulator ignores.
 const HARMLESS: &[&str] =
     &["maybe_unused", "nodiscard", "fallthrough", "likely", "unlikely", "noreturn", "deprecated", "unroll"];
 
-/// Names of types and functions that have no meaning here, with what they belong to.
+/// Names of unsupported types and functions, with the feature that they belong to.
 const UNSUPPORTED: &[(&str, &str)] = &[
     ("double", "Metal has no double"),
     ("asm", "inline assembly"),
@@ -73,7 +73,7 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("tensor_handle", "tensor operations"),
 ];
 
-/// Rewrites `text`, the output of `clang -E`, for the check of address spaces where `strict`.
+/// Rewrites `text`, the output of `clang -E`, for the check of address spaces if `strict`.
 pub(crate) fn rewrite(text: &str, strict: bool) -> Result<Rewritten, Refusal> {
     let tokens = Tokens::scan(text)?;
     let mut r = Rewriter {
@@ -102,19 +102,19 @@ struct Rewriter<'a> {
     strict: bool,
     /// Replacements of byte ranges, disjoint and in order.
     edits: Vec<(usize, usize, String)>,
-    /// Brackets that are open here: indices of their tokens.
+    /// Currently open brackets: indices of their tokens.
     open: Vec<usize>,
     kernels: Vec<kernels::Kernel>,
     instances: Vec<kernels::Instance>,
     constants: Vec<ConstantDeclaration>,
-    /// Attributes and the word `kernel`, waiting for the function that they belong to.
+    /// Attributes and the word `kernel` whose function has not been seen yet.
     pending: kernels::Pending,
-    /// The token that closes the kernel whose body this is.
+    /// The token that closes the body of the current kernel.
     body: Option<usize>,
 }
 
 impl Rewriter<'_> {
-    /// Looks at token `i`; returns the next to look at.
+    /// Processes token `i`; returns the next one to process.
     fn step(&mut self, i: usize) -> Result<usize, Refusal> {
         let token = self.t.list[i];
         let word = self.t.word(i);
@@ -125,7 +125,7 @@ impl Rewriter<'_> {
             Kind::Mark => match word {
                 "[" if self.attribute_at(i) => return self.attribute(i),
                 ";" | "{" if self.pending.is_waiting() => {
-                    return Err(self.refuse(i, "an attribute of kernels before something that is no kernel"));
+                    return Err(self.refuse(i, "a kernel attribute before something that is not a kernel"));
                 }
                 "(" | "[" | "{" => self.open.push(i),
                 ")" | "]" | "}" => {
@@ -186,7 +186,8 @@ impl Rewriter<'_> {
         self.edits.push((start, end, text));
     }
 
-    /// Template parameters that are pointers to functions become references: C++ for OpenCL takes a function for nothing else.
+    /// Template parameters that are pointers to functions become references, the only kind that C++
+    /// for OpenCL accepts.
     fn function_parameters(&mut self, open: usize) -> Result<(), Refusal> {
         for i in open..self.t.closing(open)? {
             if self.t.word(i) == "("
@@ -200,7 +201,7 @@ impl Rewriter<'_> {
         Ok(())
     }
 
-    /// Pragmas that ask for unrolling or speak of diagnostics change nothing that is computed.
+    /// Pragmas about unrolling or diagnostics do not affect results and are kept.
     fn directive(&mut self, i: usize) -> Result<(), Refusal> {
         let text = self.t.word(i);
         let mut words = text.trim_start_matches('#').split_whitespace();
@@ -214,13 +215,14 @@ impl Rewriter<'_> {
             _ => false,
         };
         if !harmless {
-            return Err(self.refuse(i, format!("'{text}' is not understood")));
+            return Err(self.refuse(i, format!("'{text}' is not supported")));
         }
         self.replace(i, i + 1, "");
         Ok(())
     }
 
-    /// Metal's numbers in C++: `h` makes a half, `bf` a bfloat, and a literal without suffix is a float.
+    /// Metal's literals in C++: `h` makes a half, `bf` a bfloat, and a literal without suffix is a
+    /// float.
     fn number(&mut self, i: usize) -> Result<(), Refusal> {
         let text = self.t.word(i);
         let lower = text.to_ascii_lowercase();
@@ -257,7 +259,8 @@ impl Rewriter<'_> {
         Ok(())
     }
 
-    /// The names of an attribute list and their arguments as ranges of tokens, and the token after the list.
+    /// The attributes of a list, with their arguments as ranges of tokens, and the token after the
+    /// list.
     fn attributes(&self, i: usize) -> Result<(Vec<Attribute>, usize), Refusal> {
         let end = self.t.closing(i)?;
         let (mut list, mut at) = (Vec::new(), i + 2);

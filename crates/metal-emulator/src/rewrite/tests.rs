@@ -1,4 +1,4 @@
-//! What the rewriter makes of each form, and what it refuses.
+//! The rewriting of each form, and what is rejected.
 
 use super::*;
 use crate::library::ParameterKind;
@@ -7,7 +7,7 @@ fn accept(source: &str) -> Rewritten {
     rewrite(&format!("# 1 \"t.metal\"\n{source}"), false).unwrap()
 }
 
-/// Line and message of the refusal.
+/// Line and message of the error.
 fn refused(source: &str) -> (u32, String) {
     let r = rewrite(&format!("# 1 \"t.metal\"\n{source}"), false).unwrap_err();
     assert_eq!(r.file, "t.metal");
@@ -23,7 +23,7 @@ fn kernels_and_their_parameters() {
     let f = &r.functions[0];
     assert_eq!((f.name.as_str(), f.max_threads, f.parameters.len()), ("k", Some(64), 5));
     let kinds: Vec<_> = f.parameters.iter().map(|p| p.kind).collect();
-    // `y` has no index: it gets the one after its neighbour's.
+    // `y` has no index, so it gets the next one.
     assert_eq!(
         kinds[..4],
         [
@@ -102,7 +102,7 @@ fn lines_stay_where_they_are() {
 }
 
 #[test]
-fn what_is_not_understood_is_refused_with_its_line() {
+fn unsupported_source_is_rejected_with_its_line() {
     let cases: &[(&str, u32, &str)] = &[
         ("\nkernel void k(texture2d<float> t [[texture(0)]]) {}", 2, "attribute 'texture'"),
         ("kernel void k(device float * x [[buffer(0)]], uint i [[nonsense]]) {}", 1, "'nonsense'"),
@@ -125,7 +125,7 @@ fn what_is_not_understood_is_refused_with_its_line() {
         ("void f(threadgroup float a) {}", 1, "not recognised"),
         ("kernel void k() { threadgroup struct { int a; } s; }", 1, "not recognised"),
         ("kernel void k() { threadgroup float a[2] [[align]]; }", 1, "threadgroup variable 'a'"),
-        ("[[host_name(\"x\")]] void f() {}", 1, "no kernel"),
+        ("[[host_name(\"x\")]] void f() {}", 1, "not a kernel"),
         ("[[intersection(triangle)]] void f() {}", 1, "'intersection'"),
         ("struct S { float4 p [[position]]; };", 1, "'position'"),
         ("vertex float4 v() { return 0; }", 1, "only kernels"),
@@ -138,12 +138,12 @@ fn what_is_not_understood_is_refused_with_its_line() {
             2,
             "both have index 0",
         ),
-        ("void f() { if (is_function_constant_defined(q)) {} }", 1, "no function constant"),
+        ("void f() { if (is_function_constant_defined(q)) {} }", 1, "not a function constant"),
         ("template [[host_name(\"x\")]] kernel void f<float>(device float * x);", 1, "no kernel 'f'"),
         (
             "template<typename T> kernel void f(device T * x [[buffer(0)]]) {}",
             1,
-            "instantiated under no host name",
+            "no instantiation with a host name",
         ),
         (
             "template<typename T> [[host_name(\"x\")]] kernel void f(device T * x [[buffer(0)]]) {}",
@@ -164,7 +164,7 @@ fn what_is_not_understood_is_refused_with_its_line() {
     }
 }
 
-/// Sources cut short or with a token missing are rewritten or refused; nothing panics.
+/// Truncated sources and sources with a missing token are rewritten or rejected; nothing panics.
 #[test]
 fn damaged_sources_are_survived() {
     for source in

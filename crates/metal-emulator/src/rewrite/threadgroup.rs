@@ -1,12 +1,13 @@
-//! The address space `threadgroup`: pointers are left alone, variables become references to storage that lanes share.
+//! The address space `threadgroup`: pointers are kept, variables become references to storage that
+//! lanes share.
 
 use super::{Kind, Refusal, Rewriter};
 
 impl Rewriter<'_> {
-    /// At the word `threadgroup`, outside of attributes.
+    /// At the word `threadgroup`, outside attributes.
     pub(super) fn threadgroup(&mut self, i: usize) -> Result<usize, Refusal> {
         let mut at = i + 1;
-        // The type, and the name where this declares a variable.
+        // The type, and the name if this declares a variable.
         while at < self.t.list.len() {
             match self.t.word(at) {
                 "::" => at += 1,
@@ -24,7 +25,7 @@ impl Rewriter<'_> {
             _ => {
                 let what = format!(
                     "'{}' is not recognised; a threadgroup variable is declared as 'threadgroup TYPE NAME[...];' in a kernel's body, \
-                     all else is a pointer or reference",
+                     anything else must be a pointer or reference",
                     self.t.phrase(i, at + 1)
                 );
                 Err(self.refuse(i, what))

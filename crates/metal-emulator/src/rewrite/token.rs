@@ -1,8 +1,8 @@
-//! Tokens of preprocessed Metal source, with the place of each.
+//! Tokens of preprocessed Metal source, with their locations.
 
 use super::Refusal;
 
-/// What a token is. Text is looked up by range, so tokens are small.
+/// The kind of a token. Its text is a range of the source, so tokens are small.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// An identifier or keyword.
@@ -11,9 +11,10 @@ pub(crate) enum Kind {
     Number,
     /// A string or character literal.
     Quote,
-    /// One punctuator character; only `::`, `->` and `...` are kept together. `>>` is two tokens, as template arguments need.
+    /// One punctuator character; only `::`, `->` and `...` are single tokens. `>>` is two, as
+    /// template arguments need.
     Mark,
-    /// A `#pragma` or other directive that the preprocessor left, to the end of its line.
+    /// A `#pragma` or other directive left by the preprocessor, to the end of its line.
     Directive,
 }
 
@@ -27,7 +28,7 @@ pub(crate) struct Token {
     pub line: u32,
 }
 
-/// Tokens of a text and the files that its line markers named.
+/// Tokens of a text and the files named by its line markers.
 pub(crate) struct Tokens<'a> {
     pub text: &'a str,
     pub list: Vec<Token>,
@@ -64,7 +65,7 @@ impl<'a> Tokens<'a> {
                             tokens.files.len() - 1
                         }
                     };
-                    // The marker speaks of the line after it.
+                    // The marker describes the line after it.
                     line = n.wrapping_sub(1);
                 } else {
                     tokens.list.push(Token { kind: Kind::Directive, start, end, file, line });
@@ -80,7 +81,7 @@ impl<'a> Tokens<'a> {
                 }
                 if at >= bytes.len() || bytes[at] != c {
                     let place = Token { kind: Kind::Quote, start, end: start + 1, file, line };
-                    return Err(tokens.refuse(&place, "a literal without its end"));
+                    return Err(tokens.refuse(&place, "an unterminated literal"));
                 }
                 at += 1;
                 Kind::Quote
@@ -154,7 +155,7 @@ impl<'a> Tokens<'a> {
         Err(self.refuse(&self.list[open], format!("'{o}' without '{c}'")))
     }
 
-    /// Says that what stands at a token is not understood.
+    /// An error at a token.
     pub fn refuse(&self, at: &Token, what: impl Into<String>) -> Refusal {
         Refusal { file: self.files[at.file].clone(), line: at.line, what: what.into() }
     }
@@ -173,7 +174,8 @@ fn number_goes_on(bytes: &[u8], at: usize) -> bool {
         || ((c == b'+' || c == b'-') && at > 0 && exponent_before(bytes, at))
 }
 
-/// Whether the character before `at` is the exponent's letter: `e` of a decimal, `p` of a hexadecimal number.
+/// Whether the character before `at` is an exponent letter: `e` of a decimal, `p` of a hexadecimal
+/// number.
 fn exponent_before(bytes: &[u8], at: usize) -> bool {
     let mut start = at - 1;
     while start > 0 && (bytes[start - 1].is_ascii_alphanumeric() || bytes[start - 1] == b'.') {

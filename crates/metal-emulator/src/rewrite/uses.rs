@@ -1,4 +1,5 @@
-//! Which names each function of a source uses, and through them which function constants a kernel needs.
+//! Which names each function of a source uses, and through them which function constants a kernel
+//! needs.
 
 use super::token::{Kind, Tokens};
 use std::collections::{HashMap, HashSet};
@@ -9,8 +10,9 @@ pub(super) struct Uses<'a> {
 }
 
 impl<'a> Uses<'a> {
-    /// Splits a source into definitions at namespace scope. Names are matched by text: overloads and members of the same
-    /// name count as one, so that a kernel may be said to need more than it does, never less.
+    /// Splits a source into definitions at namespace scope. Names are matched by text: overloads
+    /// and members of the same name count as one, so the result may contain more than a kernel
+    /// needs, never less.
     pub fn of(t: &Tokens<'a>) -> Self {
         let mut uses = Uses { words: HashMap::new() };
         let mut start = 0;
@@ -21,7 +23,8 @@ impl<'a> Uses<'a> {
                 "{" if (start..i).any(|k| t.word(k) == "namespace") => start = i + 1,
                 "{" => {
                     let end = t.closing(i).unwrap_or(t.list.len() - 1);
-                    // A braced initialiser or a class goes on to its semicolon; the body of a function ends here.
+                    // A braced initialiser or a class ends at its semicolon; the body of a function
+                    // ends here.
                     if t.word(end + 1) != ";" || t.word(i.wrapping_sub(1)) == ")" {
                         uses.define(t, start, end + 1);
                         start = end + 1;
@@ -53,7 +56,7 @@ impl<'a> Uses<'a> {
                     name = Some(i + 1);
                     break;
                 }
-                // An attribute, or the dimensions of what was just named.
+                // An attribute, or array dimensions.
                 "[" => {
                     if t.word(i + 1) != "[" && i > from {
                         name = name.or(Some(i - 1));
@@ -73,7 +76,7 @@ impl<'a> Uses<'a> {
         set.extend((from..to).filter(|&i| t.list[i].kind == Kind::Word).map(|i| t.word(i)));
     }
 
-    /// All words that `names` reach, themselves included.
+    /// All words reachable from `names`, including `names`.
     pub fn reached<'b>(&'b self, names: impl Iterator<Item = &'b str>) -> HashSet<&'b str> {
         let mut todo: Vec<&str> = names.collect();
         let mut seen: HashSet<&str> = todo.iter().copied().collect();

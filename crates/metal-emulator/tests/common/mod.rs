@@ -1,20 +1,21 @@
-//! What the tests share: a compiler with a cache that lasts, and short ways to say a dispatch.
+//! Shared by the tests: a compiler with a persistent cache, and helpers to dispatch.
 #![allow(clippy::unwrap_used, dead_code, missing_docs)]
 
 use metal_emulator::{
     Binding, Buffer, Compiler, Counters, Dispatch, Fault, LaneOrder, Library, Options, Pipeline, RunOptions,
 };
 
-/// Every order that a kernel's result must not depend on.
+/// The orders in which each kernel is run; its result must not depend on them.
 pub const ORDERS: [LaneOrder; 4] =
     [LaneOrder::Forward, LaneOrder::Reverse, LaneOrder::Random(1), LaneOrder::Random(77)];
 
-/// The defaults, with a cache beside the tests' other output, so that only what changed is compiled again.
+/// The defaults, with a cache in cargo's target folder, so that only changed kernels are compiled
+/// again.
 pub fn options() -> Options {
     Options::new(concat!(env!("CARGO_TARGET_TMPDIR"), "/metal-emulator"))
 }
 
-/// A compiler; where there is none, the test fails with what to install.
+/// A compiler. Without clang the test fails, with what to install.
 pub fn compiler(options: Options) -> Compiler {
     Compiler::new(options).unwrap_or_else(|e| panic!("{e}"))
 }
@@ -59,7 +60,7 @@ pub fn run(
     dispatch.run(&RunOptions { order, threads: 1 })
 }
 
-/// Numbers in -1..1 from a linear congruence.
+/// Pseudo-random numbers in -1..1 from a linear congruential generator.
 pub struct Random(pub u32);
 
 impl Random {
@@ -77,7 +78,7 @@ impl Random {
     }
 }
 
-/// A half's bits as a float.
+/// Converts the bits of an f16 to f32.
 pub fn half(bits: u16) -> f32 {
     let (sign, exponent, fraction) = (bits >> 15, i32::from(bits >> 10 & 31), f32::from(bits & 1023));
     let magnitude = match exponent {
@@ -88,7 +89,8 @@ pub fn half(bits: u16) -> f32 {
     if sign == 1 { -magnitude } else { magnitude }
 }
 
-/// A float's bits as a half, for floats that a half represents or nearly: rounded to nearest, ties to even.
+/// Converts f32 to the bits of an f16, rounded to nearest, ties to even, for values in the range of
+/// an f16.
 pub fn to_half(x: f32) -> u16 {
     let sign = (x.to_bits() >> 16 & 0x8000) as u16;
     let x = x.abs();

@@ -105,7 +105,7 @@ kernel void vectors(
 
 #undef PUT
 #define PUT(row, value) y[(row) * n + t] = (value);
-// One threadgroup of n threads: its last simdgroup may be cut.
+// One threadgroup of n threads: its last simdgroup may be incomplete.
 kernel void simdgroups(
         device const float * x [[buffer(0)]],
         device float * y [[buffer(1)]],
@@ -125,7 +125,7 @@ kernel void simdgroups(
     const float4 wide = simd_sum(float4(v, v * 2, 1, v * v));
     PUT(22, wide.x) PUT(23, wide.y) PUT(24, wide.z) PUT(25, wide.w)
     PUT(26, float(simd_max(half(v)))) PUT(27, float(simd_sum(uchar(lane)))) PUT(28, simd_shuffle(float4(v), ushort(0)).w)
-    // Loops whose length differs between simdgroups, and a reduction of part of a simdgroup with the rest done.
+    // Loops whose length differs between simdgroups, and a reduction of some lanes after the others have finished.
     float s = 0;
     for (uint r = 0; r <= first / 32; r++) s += simd_sum(v);
     PUT(29, s)

@@ -1,4 +1,4 @@
-// Forms of the language that a header alone does not give, and idioms of real kernels.
+// Forms of the language that headers alone cannot provide, and idioms of real kernels.
 #include <metal_stdlib>
 #include <metal_simdgroup_matrix>
 

@@ -1,4 +1,4 @@
-// Kernels of the kinds that a language model's device has: a reduction, a quantised matrix times a vector, a tiled matrix product.
+// Typical kernels of a language model: a reduction, a quantised matrix times a vector, a tiled matrix product.
 #include <metal_stdlib>
 using namespace metal;
 
@@ -38,7 +38,7 @@ kernel void rms_norm(
     }
 }
 
-// q4_0: 32 weights a block, one half scale, low nibbles are weights 0..15, high nibbles 16..31
+// q4_0: 32 weights per block, one f16 scale, low nibbles are weights 0..15, high nibbles 16..31
 struct BlockQ4_0 {
     half d;
     uchar qs[16];
@@ -61,7 +61,7 @@ kernel void gemv_q4_0_impl(
     const uint nb = a.cols / 32;
     const uint row0 = (tg * nsg + sg) * NR;
     float acc[NR] = { 0.0f };
-    const ushort part = lane & 1;                       // two lanes a block: 8 bytes each
+    const ushort part = lane & 1;                       // two lanes per block: 8 bytes each
     for (uint ib = lane / 2; ib < nb; ib += 16) {
         device const float4 * xl = (device const float4 *) (x + ib * 32 + 8 * part);
         device const float4 * xh = (device const float4 *) (x + ib * 32 + 16 + 8 * part);
@@ -87,7 +87,7 @@ kernel void gemv_q4_0_impl(
 typedef decltype(gemv_q4_0_impl<BlockQ4_0, 4>) gemv_t;
 template [[host_name("gemv_q4_0")]] kernel gemv_t gemv_q4_0_impl<BlockQ4_0, 4>;
 
-// C[M][N] = A[M][K] * B[K][N], half inputs, float out; a 32x32 tile a threadgroup of four simdgroups
+// C[M][N] = A[M][K] * B[K][N], half inputs, float out; a 32x32 tile per threadgroup of four simdgroups
 struct GemmArgs {
     uint m, n, k;
 };

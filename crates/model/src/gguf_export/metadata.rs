@@ -1,7 +1,7 @@
 //! The keys of a GGUF file from the numbers of a spec. Integers are 32 bits and other numbers f32, as llama.cpp reads them.
 
 use device::Pooling;
-use formats::{Array, Checkpoint, Metadata, Value};
+use weights::{Array, Checkpoint, Metadata, Value};
 
 use super::recipe::Recipe;
 use crate::descriptor::{

@@ -14,8 +14,7 @@ mod recipe;
 mod rows;
 mod verify;
 
-use formats::convert::{self, Declaration, Source};
-use formats::{Checkpoint, Metadata, Naming, Tensor, Value};
+use weights::{Checkpoint, Declaration, Metadata, Naming, Source, SourceError, Tensor, Value};
 
 use crate::descriptor::ArchDescriptor;
 use crate::error::{Error, Result, naming_word};
@@ -65,10 +64,10 @@ impl Source for GgufExport {
     }
 
     /// A view of the source where the bytes are the same.
-    fn tensor(&self, i: usize) -> convert::Result<Tensor> {
+    fn tensor(&self, i: usize) -> std::result::Result<Tensor, SourceError> {
         let n_tensors = self.recipes.len();
-        let recipe = self.recipes.get(i).ok_or(convert::Error::NoTensor { i, n_tensors })?;
-        rows::make(recipe).map_err(|error| convert::Error::Source(Box::new(error)))
+        let recipe = self.recipes.get(i).ok_or(SourceError::NoTensor { i, n_tensors })?;
+        rows::make(recipe).map_err(|error| SourceError::Made(Box::new(error)))
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 
 use device::RopeStyle;
-use formats::{BlockType, Bytes, Checkpoint, Naming, Planes, Tensor, codec};
+use weights::{BlockType, Bytes, Checkpoint, Naming, Planes, Tensor, codec};
 
 use crate::descriptor::ArchDescriptor;
 use crate::error::{Error, Result};

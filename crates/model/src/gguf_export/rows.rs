@@ -2,8 +2,7 @@
 //! block, with its scales inside or apart.
 
 use std::ops::Range;
-
-use formats::{BlockType, Bytes, Planes, Tensor, codec};
+use weights::{BlockType, Bytes, Planes, Tensor, codec};
 
 use super::recipe::Recipe;
 use crate::error::{Error, Result};
@@ -116,7 +115,7 @@ fn repacked(tensor: Tensor) -> Tensor {
 
 #[cfg(test)]
 mod tests {
-    use formats::{Affine, ScaleType};
+    use weights::{Affine, ScaleType};
 
     use super::*;
 

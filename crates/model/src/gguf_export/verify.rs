@@ -1,8 +1,7 @@
 //! Reading the keys back: what a reader makes of them must be the model that they were written from.
 
 use std::fmt::Debug;
-
-use formats::{Bytes, Checkpoint, Metadata, Naming, Planes, Tensor};
+use weights::{Bytes, Checkpoint, Metadata, Naming, Planes, Tensor};
 
 use super::recipe::Recipe;
 use super::rows;

@@ -4,8 +4,8 @@ mod tables;
 mod tokens;
 
 use device::Plan;
-use formats::safetensors::GENERATION_PREFIX;
-use formats::{Array, Checkpoint, Metadata, Naming, Value};
+use weights::keys::GENERATION_PREFIX;
+use weights::{Array, Checkpoint, Metadata, Naming, Value};
 
 use crate::error::{Error, Result};
 use crate::keys::show;

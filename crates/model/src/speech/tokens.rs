@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use formats::safetensors::GENERATION_PREFIX;
-use formats::{Array, Naming, Value, ctranslate2};
+use weights::keys::GENERATION_PREFIX;
+use weights::{Array, Naming, Value, keys};
 
 use super::Config;
 use super::tables::{
@@ -199,7 +199,7 @@ fn generation_config(config: &Config<'_>, n_vocab: usize) -> Result<Known> {
 
 /// What the list of tokens says.
 fn vocabulary(config: &Config<'_>, n_vocab: usize) -> Result<Known> {
-    let Some(list) = config.metadata.array(ctranslate2::VOCABULARY) else { return Ok(Known::default()) };
+    let Some(list) = config.metadata.array(keys::VOCABULARY) else { return Ok(Known::default()) };
     let token = |i: usize| list.str_bytes(i).and_then(|bytes| std::str::from_utf8(bytes).ok());
     let special: HashMap<&str, u32> =
         (0..list.len().min(n_vocab)).filter_map(|i| Some((code_of(token(i)?)?, i as u32))).collect();

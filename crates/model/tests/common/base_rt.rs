@@ -1,10 +1,10 @@
 //! Files as BaseRT writes them, made from the fixtures: its names, its config, GGUF's order of rows and norms.
 #![allow(clippy::unwrap_used)]
 
-use std::path::Path;
-
-use formats::{BlockType, Bytes, Checkpoint, Map, Naming, Planes, Tensor, base};
+use formats::base;
 use serde_json::{Value as Json, json};
+use std::path::Path;
+use weights::{BlockType, Bytes, Checkpoint, Map, Naming, Planes, Tensor};
 
 use crate::common::open;
 
@@ -67,7 +67,7 @@ fn reorder(values: &mut [f32], n_cols: usize, head: usize) {
 }
 
 /// What its header says.
-pub fn config(metadata: &formats::Metadata) -> Json {
+pub fn config(metadata: &weights::Metadata) -> Json {
     let mut config = json!({ "tie_word_embeddings": true, "rope_scaling_factor": 1.0 });
     for (from, to) in [
         ("hidden_size", "hidden_size"),
@@ -86,13 +86,13 @@ pub fn config(metadata: &formats::Metadata) -> Json {
         ("query_pre_attn_scalar", "attention_scale"),
     ] {
         match metadata.get(from) {
-            Some(formats::Value::Int(n)) if to != "attention_scale" => {
+            Some(weights::Value::Int(n)) if to != "attention_scale" => {
                 config[to] = json!(i64::try_from(*n).unwrap())
             }
             Some(_) if to == "attention_scale" => {
                 config[to] = json!(1.0 / metadata.f64(from).unwrap().sqrt())
             }
-            Some(formats::Value::Float(f)) => config[to] = json!(f),
+            Some(weights::Value::Float(f)) => config[to] = json!(f),
             _ => {}
         }
     }

@@ -6,10 +6,11 @@ pub mod speech;
 
 use std::path::PathBuf;
 
-use device::fusion::fuse;
-use device::interpreter::Reference;
-use device::{Device, KvType, Limits, Numerics, Plan, Program, Span, Step, Want};
-use formats::{Access, Checkpoint};
+use device::{Device, KvType, Limits, Numerics, Plan, Program, Span, Step};
+use device_lower::fusion::fuse;
+use device_reference::Reference;
+use device_testing::BEST_AND_LOGITS;
+use weights::{Access, Checkpoint};
 
 /// The fixtures, each a Hugging Face checkpoint with what transformers answers: those of one dense stack of layers, ...
 pub const DENSE: [&str; 10] =
@@ -104,15 +105,15 @@ impl Runner {
         let table: Vec<u32> = (0..self.n_groups).flat_map(|_| 0..PAGES as u32).collect();
         let outputs: Vec<u32> = (0..n_rows).collect();
         let span = Span { slot: 0, first_row: 0, n_rows, first_position: self.position };
+        let wants = vec![BEST_AND_LOGITS; tokens.len()];
         let step = Step {
-            plan: 0,
-            input: &[],
             tokens,
             spans: &[span],
             page_tables: &table,
             pages_per_table: PAGES,
             outputs: &outputs,
-            want: Want::Argmax,
+            wants: &wants,
+            ..Step::default()
         };
         self.program.run(&step).unwrap();
         self.position += n_rows;
@@ -120,7 +121,7 @@ impl Runner {
             .chunks(self.n_vocab)
             .map(<[f32]>::to_vec)
             .collect();
-        (logits, self.program.argmax()[tokens.len() - 1])
+        (logits, self.program.chosen()[tokens.len() - 1].token.unwrap())
     }
 }
 

@@ -4,10 +4,11 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use device::fusion::fuse;
-use device::{Device, KvType, Limits, Numerics, Program, Span, Step, Want};
-use formats::{Access, BlockType, Bytes, Checkpoint, Tensor};
+use device::{Device, KvType, Limits, Numerics, Program, Span, Step};
+use device_lower::fusion::fuse;
+use device_testing::BEST_AND_LOGITS;
 use model::{ModelSpec, SpeechPlans};
+use weights::{Access, BlockType, Bytes, Checkpoint, Tensor};
 
 use crate::common::{TOLERANCE, json};
 
@@ -123,6 +124,7 @@ impl Speech {
     ) -> Vec<Vec<f32>> {
         let table: Vec<u32> = (0..2).flat_map(|_| 0..PAGES as u32).collect();
         let span = Span { slot: 0, first_row: 0, n_rows: tokens.len() as u32, first_position: first };
+        let wants = vec![BEST_AND_LOGITS; outputs.len()];
         let step = Step {
             plan,
             tokens,
@@ -131,7 +133,8 @@ impl Speech {
             page_tables: &table,
             pages_per_table: PAGES,
             outputs,
-            want: Want::Argmax,
+            wants: &wants,
+            ..Step::default()
         };
         self.program.run(&step).unwrap();
         let cols = self.cols[plan];
@@ -149,7 +152,7 @@ impl Speech {
         let outputs: Vec<u32> = (0..tokens.len() as u32).collect();
         let logits = self.run(SpeechPlans::DECODER, tokens, &[], self.position, &outputs);
         self.position += tokens.len() as u32;
-        (logits, self.program.argmax()[tokens.len() - 1])
+        (logits, self.program.chosen()[tokens.len() - 1].token.unwrap())
     }
 
     /// The logits of tokens from the first position on, and the values that the alignment keeps, row by row.
@@ -403,7 +406,7 @@ pub fn agrees_with_fixture(
         assert_eq!(greedy, expected.greedy, "{name}, chunks of {chunk}");
     }
     let (_, kept) = run.align(&expected.tokens);
-    let mut reference = Speech::new(&device::interpreter::Reference::new(2), &plans, Numerics::Deterministic);
+    let mut reference = Speech::new(&device_reference::Reference::new(2), &plans, Numerics::Deterministic);
     reference.encode(&expected.input, &[]);
     for (found, expected) in kept.iter().zip(reference.align(&expected.tokens).1) {
         let difference = worst(found, &expected);

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use formats::codec::affine;
 use formats::convert::{self, Options, Target};
-use formats::{Affine, BlockType, Bytes, Checkpoint, Metadata, Planes, ScaleType, Tensor, Value};
 use serde_json::{Map, Value as Json, json};
+use weights::codec::affine;
+use weights::{Affine, BlockType, Bytes, Checkpoint, Metadata, Planes, ScaleType, Tensor, Value};
 
 /// The metadata as config.json.
 fn config(metadata: &Metadata) -> Map<String, Json> {

@@ -20,11 +20,11 @@ use std::sync::{Arc, Mutex};
 
 use crate::common::Runner;
 use crate::common::speech::Speech;
-use device::interpreter::Reference;
 use device::{Device, Numerics};
 use device_cpu::{CpuDevice, Options};
-use formats::{Access, BlockType, Checkpoint, Naming};
+use device_reference::Reference;
 use model::{ArchDescriptor, FAMILIES, ModelSpec};
+use weights::{Access, BlockType, Checkpoint, Naming};
 
 /// Every device, in the order of README.md. One thread: workers that wait for one another take long on a busy machine, and
 /// these models are small.

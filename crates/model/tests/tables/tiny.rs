@@ -1,9 +1,8 @@
 //! Tiny checkpoints of any family under any naming, made from the tables that the loader reads: keys get small numbers, and
 //! tensors are those that the loader asks for, one after another, until it asks for nothing more.
-
-use formats::{BlockType, Bytes, Checkpoint, Metadata, Naming, Planes, Tensor, Value};
 use model::names::KEYS;
 use model::{ArchDescriptor, Error, ExpertPlace, Key, ModelSpec, TensorRole, WindowPattern};
+use weights::{BlockType, Bytes, Checkpoint, Metadata, Naming, Planes, Tensor, Value};
 
 pub const N_VOCAB: usize = 160;
 
@@ -106,7 +105,7 @@ fn shape_in(text: &str) -> Option<Vec<usize>> {
 fn random(name: &str, shape: &[usize], naming: Naming) -> Tensor {
     let n: usize = shape.iter().product();
     let seed = name.bytes().fold(7u64, |seed, byte| seed.wrapping_mul(31).wrapping_add(byte.into()));
-    let mut rng = device::testing::Rng::new(seed);
+    let mut rng = device_testing::Rng::new(seed);
     let values = (0..n).map(|_| if shape.len() == 1 { 1.0 + 0.1 * rng.normal() } else { 0.1 * rng.normal() });
     let (block, data): (_, Vec<u8>) = if naming == Naming::Gguf && shape.len() == 1 {
         (BlockType::F32, values.flat_map(f32::to_le_bytes).collect())

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use device::{Device, Numerics};
-use formats::{Affine, BlockType, Bytes, Checkpoint, Naming, Planes, ScaleType, Tensor, codec};
 use model::{FAMILIES, ModelSpec};
+use weights::{Affine, BlockType, Bytes, Checkpoint, Naming, Planes, ScaleType, Tensor, codec};
 
 use super::{cell, devices, markdown, tiny};
 use crate::common::Runner;

@@ -5,7 +5,8 @@ use serde_json::Value as Json;
 use super::{Kinds, flag, kind, members, merge_list, no_affixes, no_words, tokens};
 use crate::Result;
 use crate::hugging_face::Parts;
-use crate::pre_tokenizer::{Cut, Preset};
+use crate::pre_tokenizer::Cut;
+use crate::presets::Preset;
 
 /// The runs of spaces that most patterns end in.
 const SPACES: &str = r"|\s+(?!\S)|\s+";
@@ -55,7 +56,7 @@ fn cuts(json: &Json) -> Result<Vec<Cut>> {
                     Some(rest) => (rest, true),
                     None => (pattern, false),
                 };
-                // What lies between matches is cut too, or there is nothing between: the runs of spaces see to it.
+                // What lies between matches is split off too, or is nothing: runs of spaces match as well.
                 match (part.get("behavior").and_then(Json::as_str), flag(part, "invert", false)) {
                     (Some("Isolated"), false) => {}
                     (Some("Removed"), true) if spaces => {}

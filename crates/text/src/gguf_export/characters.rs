@@ -3,8 +3,8 @@
 
 use std::collections::{HashMap, HashSet};
 
-use formats::Value;
 use serde_json::Value as Json;
+use weights::Value;
 
 use super::{Kinds, flag, kind, members, merge_list, merges, no_affixes, no_words, tokens};
 use crate::Result;
@@ -58,7 +58,7 @@ fn space_prefix(json: &Json) -> Result<bool> {
     for part in members(json, "pre_tokenizer", "pretokenizers") {
         let is = |key: &str, value: &str| part.pointer(key).and_then(Json::as_str) == Some(value);
         match kind(part) {
-            // No spaces are left that it could cut at.
+            // No spaces are left to split at.
             "Split" if marks && is("/pattern/String", " ") => {}
             "Metaspace" if is("/replacement", SPACE_MARK) && !flag(part, "split", true) => {
                 marks = true;
@@ -93,7 +93,7 @@ fn scores(json: &Json, tokens: &[(String, Kind)]) -> Option<Vec<f32>> {
         *score = -(rank as f32);
         last = Some(id);
     }
-    // SentencePiece never merges into control, unknown and byte tokens; user-defined ones are cut out before.
+    // SentencePiece never merges into control, unknown and byte tokens; user-defined ones are split off before.
     let is_piece = |text: &str| {
         let kind = ids.get(text).and_then(|id| tokens.get(*id)).map(|(_, kind)| *kind);
         matches!(kind, Some(Kind::Normal | Kind::UserDefined))

@@ -9,17 +9,16 @@
 //!
 //! What GGUF cannot say is an error: another normaliser, a pre-tokenizer without a name, a mark around texts that is
 //! neither BOS nor EOS. Three differences remain, which llama.cpp's own converter leaves as well: text is not brought to NFC,
-//! tokens do not swallow the spaces beside them, and a space that is put before a text only is put behind control tokens too.
+//! tokens do not swallow the spaces beside them, and a space that belongs before a text alone also follows control tokens.
 //! [`GgufTokenizer::notes`] names the first two where they matter.
 
 mod byte_level;
 mod characters;
 mod word_piece;
 
-use std::path::Path;
-
-use formats::{Array, Metadata, Value};
 use serde_json::Value as Json;
+use std::path::Path;
+use weights::{Array, Metadata, Value};
 
 use crate::base::BaseFiles;
 use crate::hugging_face::{Parts, ReadFile, documents, read, token_text};
@@ -59,7 +58,7 @@ pub struct GgufTokenizer {
 /// many tokens as rows.
 ///
 /// # Errors
-/// As [`Tokenizer::from_folder`]; also a tokenizer that GGUF has no words for, or more tokens than rows.
+/// As [`Tokenizer::from_folder`]; also a tokenizer that GGUF cannot describe, or more tokens than rows.
 pub fn gguf_from_folder(dir: &Path, n_vocab: usize) -> Result<Option<GgufTokenizer>> {
     from_files(&|name| read(dir, name), n_vocab)
 }
@@ -113,7 +112,7 @@ fn notes(json: &Json) -> Vec<String> {
     notes
 }
 
-/// What GGUF has no words for.
+/// What GGUF cannot say.
 fn no_words(key: &str, found: &dyn std::fmt::Display, known: &str) -> Error {
     let found: String = found.to_string().chars().take(200).collect();
     Error::Unknown { key: format!("{key}, for GGUF"), found, known: known.to_owned() }

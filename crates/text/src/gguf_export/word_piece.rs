@@ -1,7 +1,7 @@
 //! WordPiece: a token that begins a word gets U+2581 before it, one that continues a word loses its `##`.
 
-use formats::Value;
 use serde_json::Value as Json;
+use weights::Value;
 
 use super::{Kinds, flag, kind, members, no_words, tokens};
 use crate::Result;

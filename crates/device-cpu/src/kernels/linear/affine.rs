@@ -1,4 +1,4 @@
-//! Integers whose scales lie apart from them: the affine types of MLX and `.base` ([`formats::Affine`]), `w = s c + b`
+//! Integers whose scales lie apart from them: the affine types of MLX and `.base` ([`weights::Affine`]), `w = s c + b`
 //! with `c` of 2 to 8 bits and `s`, `b` for each 32, 64 or 128 columns, and CTranslate2's rows of signed bytes, `w = c / s`
 //! with one `s` a row.
 //!
@@ -20,7 +20,7 @@ use super::portable::{Dot, Groups, columns_from, f16_to_f32};
 use super::weight_rows::plane;
 use super::{GemmTile, Gemv, LinearKernel, Part, TILE_ROWS, WeightRows, scalar};
 use crate::isa::Isa;
-use formats::{BlockType, ScaleType, codec};
+use weights::{BlockType, ScaleType, codec};
 
 /// A width of codes.
 pub(super) trait Codes {

@@ -7,7 +7,7 @@
 use super::LinearKernel;
 use super::float::{self, FloatFormat};
 use crate::isa::Isa;
-use formats::BlockType;
+use weights::BlockType;
 
 /// The type.
 pub(super) struct BF16;

@@ -21,7 +21,7 @@ use std::arch::x86_64::*;
 pub(super) const PASS: usize = 512;
 
 /// Activation rows whose accumulators fit the registers.
-const COLS: usize = 16;
+const X_ROWS: usize = 16;
 
 /// Bytes of scratch; the same for any number of columns.
 pub(super) fn scratch_bytes(_n_cols: usize) -> usize {
@@ -87,14 +87,14 @@ pub(super) unsafe fn gemm_tile(
                     _mm512_store_si512(panel.add((c / 2 + i) * 64).cast(), pairs[i]);
                 }
             }
-            for i in (0..xs.n).step_by(COLS) {
+            for i in (0..xs.n).step_by(X_ROWS) {
                 let x = xs.row(i).0.add(k * 2);
                 let (n_pairs, out) = (n.div_ceil(2), out.add(i * TILE_ROWS));
                 macro_rules! of {
                     ($($c:literal)*) => {
                         match xs.n - i {
                             $($c => columns::<$c>(panel, n_pairs, x, xs.stride, k == 0, out),)*
-                            _ => columns::<COLS>(panel, n_pairs, x, xs.stride, k == 0, out),
+                            _ => columns::<X_ROWS>(panel, n_pairs, x, xs.stride, k == 0, out),
                         }
                     };
                 }

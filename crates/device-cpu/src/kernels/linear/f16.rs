@@ -6,7 +6,7 @@
 
 use super::float::FloatFormat;
 use super::portable::f16_to_f32;
-use formats::BlockType;
+use weights::BlockType;
 
 /// The type.
 pub(super) struct F16;

@@ -5,7 +5,7 @@
 //! Gop/s; AVX2 108, 42 and 83.
 
 use super::float::FloatFormat;
-use formats::BlockType;
+use weights::BlockType;
 
 /// The type.
 pub(super) struct F32;

@@ -7,7 +7,7 @@
 use super::activation::{ActRow, ActRows, ActivationKind};
 use super::{GemmTile, Gemv, LinearKernel, Part, TILE_ROWS, WeightRows};
 use crate::isa::Isa;
-use formats::BlockType;
+use weights::BlockType;
 
 /// Lanes of the portable loops.
 const LANES: usize = 16;

@@ -7,7 +7,7 @@
 //! A few activation rows ([`few_rows`]): the same chains, so the same bits as GEMV gives for each row, but a group of weight
 //! rows meets up to [`FEW`] activation rows for one conversion, and comes from memory once for all of them.
 //!
-//! GEMM: a panel of 16 weight rows and [`PASS`] columns is converted and transposed once, then met by [`COLS`] activation
+//! GEMM: a panel of 16 weight rows and [`PASS`] columns is converted and transposed once, then met by [`X_ROWS`] activation
 //! rows at a time: 12 accumulators, 2 loads of weights and 6 of activations for 12 multiply-adds, written out for [`UNROLL`]
 //! columns. Meanwhile the weights of the next panel are asked for. Columns follow in order, so the order differs from GEMV's;
 //! it does not depend on the number of activation rows.
@@ -25,7 +25,7 @@ use std::arch::x86_64::*;
 pub(super) const PASS: usize = 256;
 
 /// Activation rows whose accumulators fit the registers.
-const COLS: usize = 6;
+const X_ROWS: usize = 6;
 
 /// Columns that a turn of the GEMM's loop has. The compiler writes eight out, with one computation of the activation rows'
 /// addresses; sixteen it leaves a loop, whose additions take a third of the instructions.
@@ -48,7 +48,7 @@ const COPY_STRIDE: usize = PASS * 4 + 64;
 
 /// Bytes of scratch; the same for any number of columns.
 pub(super) fn scratch_bytes(_n_cols: usize) -> usize {
-    64 + PASS * TILE_ROWS * 4 + COLS * COPY_STRIDE
+    64 + PASS * TILE_ROWS * 4 + X_ROWS * COPY_STRIDE
 }
 
 /// # Safety
@@ -341,7 +341,7 @@ unsafe fn load_some<F: FloatFormat>(p: *const u8, n: usize) -> __m256 {
 /// the next tile's weights, so that packing them finds them in the second cache.
 ///
 /// # Safety
-/// The panel is filled; the activation rows have `k + n` columns; `copy` has room for `COLS` of them; `out` has
+/// The panel is filled; the activation rows have `k + n` columns; `copy` has room for `X_ROWS` of them; `out` has
 /// `xs.n * TILE_ROWS` values.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn multiply(
@@ -353,15 +353,15 @@ unsafe fn multiply(
     copy: *mut f32,
     out: *mut f32,
 ) {
-    let lines = (TILE_ROWS * next_tile.n_bytes).div_ceil(64 * xs.n.div_ceil(COLS).max(1));
-    // SAFETY: activation rows `i..i + COLS` exist.
+    let lines = (TILE_ROWS * next_tile.n_bytes).div_ceil(64 * xs.n.div_ceil(X_ROWS).max(1));
+    // SAFETY: activation rows `i..i + X_ROWS` exist.
     unsafe {
         let mut i = 0;
         while i < xs.n {
             next_tile.ask(lines.min(LINES));
             let (mut x, mut stride) = (xs.row(i).0.cast::<f32>().add(k), xs.stride);
             let out = out.add(i * TILE_ROWS);
-            let c = COLS.min(xs.n - i);
+            let c = X_ROWS.min(xs.n - i);
             if crowds(stride) {
                 for c in 0..c {
                     let to = copy.byte_add(c * COPY_STRIDE);
@@ -370,7 +370,7 @@ unsafe fn multiply(
                 (x, stride) = (copy, COPY_STRIDE);
             }
             // Beyond the last row a prefetch does not fault.
-            let next = xs.base.wrapping_add((i + COLS) * xs.stride).cast::<f32>().wrapping_add(k);
+            let next = xs.base.wrapping_add((i + X_ROWS) * xs.stride).cast::<f32>().wrapping_add(k);
             let x = Activations { x, stride, next, next_stride: xs.stride };
             match c {
                 1 => columns::<1>(panel, n, x, k == 0, out),
@@ -378,7 +378,7 @@ unsafe fn multiply(
                 3 => columns::<3>(panel, n, x, k == 0, out),
                 4 => columns::<4>(panel, n, x, k == 0, out),
                 5 => columns::<5>(panel, n, x, k == 0, out),
-                _ => columns::<COLS>(panel, n, x, k == 0, out),
+                _ => columns::<X_ROWS>(panel, n, x, k == 0, out),
             }
             i += c;
         }

@@ -4,7 +4,7 @@
 //! apart first.
 //!
 //! GEMM: [`PASS`] columns of 16 weight rows are converted and transposed to f32, 16 rows a register, and meet up to
-//! [`COLS`] activation rows at a time, each activation broadcast by the multiply-add itself. A lane is a weight row;
+//! [`X_ROWS`] activation rows at a time, each activation broadcast by the multiply-add itself. A lane is a weight row;
 //! columns follow in order, one fused multiply-add each, so the order differs from GEMV's.
 
 use super::activation::{ActRow, ActRows};
@@ -19,14 +19,14 @@ use std::arch::x86_64::*;
 pub(super) const PASS: usize = 512;
 
 /// Activation rows whose accumulators fit the registers.
-const COLS: usize = 16;
+const X_ROWS: usize = 16;
 
 /// Bytes from one copied activation row to the next, an odd number of cache lines.
 const COPY_STRIDE: usize = PASS * 4 + 64;
 
 /// Bytes of scratch; the same for any number of columns.
 pub(super) fn scratch_bytes(_n_cols: usize) -> usize {
-    64 + PASS * TILE_ROWS * 4 + COLS * COPY_STRIDE
+    64 + PASS * TILE_ROWS * 4 + X_ROWS * COPY_STRIDE
 }
 
 /// # Safety
@@ -105,27 +105,27 @@ pub(super) unsafe fn gemm_tile<F: FloatFormat>(
 /// Multiply the panel (columns `k..k + n`) with all activation rows; add to `out`, or set it if `k` is 0.
 ///
 /// # Safety
-/// The panel is filled; the activation rows have `k + n` columns; `copy` has room for `COLS` of them; `out` has
+/// The panel is filled; the activation rows have `k + n` columns; `copy` has room for `X_ROWS` of them; `out` has
 /// `xs.n * TILE_ROWS` values.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 unsafe fn multiply(panel: *const f32, k: usize, n: usize, xs: ActRows, copy: *mut f32, out: *mut f32) {
-    // SAFETY: activation rows `i..i + COLS` exist.
+    // SAFETY: activation rows `i..i + X_ROWS` exist.
     unsafe {
         let mut i = 0;
         while i < xs.n {
             let (mut x, mut stride) = (xs.row(i).0.cast::<f32>().add(k), xs.stride);
             let out = out.add(i * TILE_ROWS);
             if crowds(stride) && xs.n - i > 4 {
-                for c in 0..COLS.min(xs.n - i) {
+                for c in 0..X_ROWS.min(xs.n - i) {
                     let to = copy.byte_add(c * COPY_STRIDE);
                     to.copy_from_nonoverlapping(x.byte_add(c * stride), n);
                 }
                 (x, stride) = (copy, COPY_STRIDE);
             }
             let c = match xs.n - i {
-                COLS.. => {
-                    columns::<COLS>(panel, n, x, stride, k == 0, out);
-                    COLS
+                X_ROWS.. => {
+                    columns::<X_ROWS>(panel, n, x, stride, k == 0, out);
+                    X_ROWS
                 }
                 8.. => {
                     columns::<8>(panel, n, x, stride, k == 0, out);

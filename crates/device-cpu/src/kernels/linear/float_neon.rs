@@ -7,7 +7,7 @@
 //! A few activation rows ([`few_rows`]): the same chains, so the same bits as GEMV gives for each row, but four weight rows meet
 //! up to [`FEW`] activation rows for one conversion.
 //!
-//! GEMM: a panel of 16 weight rows and [`PASS`] columns is converted and transposed once, then met by [`COLS`] activation rows at a
+//! GEMM: a panel of 16 weight rows and [`PASS`] columns is converted and transposed once, then met by [`X_ROWS`] activation rows at a
 //! time: 24 accumulators, 4 loads of weights and 6 of activations for 24 multiply-adds. Columns follow in order, so the order
 //! differs from GEMV's; it does not depend on the number of activation rows.
 
@@ -21,7 +21,7 @@ use std::arch::aarch64::*;
 pub(super) const PASS: usize = 256;
 
 /// Activation rows whose accumulators fit the registers.
-const COLS: usize = 6;
+const X_ROWS: usize = 6;
 
 /// Most activation rows that share a conversion of weights in [`few_rows`].
 const FEW: usize = 3;
@@ -164,7 +164,7 @@ pub(super) unsafe fn gemm_tile<F: FloatFormat>(
         for k in (part.k..end).step_by(PASS) {
             let n = PASS.min(end - k);
             fill::<F>(w, Part { k, n, ..part }, panel);
-            for i in (0..xs.n).step_by(COLS) {
+            for i in (0..xs.n).step_by(X_ROWS) {
                 let (x, out) = (xs.row(i).0.cast::<f32>().add(k), out.add(i * TILE_ROWS));
                 match xs.n - i {
                     1 => columns::<1>(panel, n, x, xs.stride, k == 0, out),
@@ -172,7 +172,7 @@ pub(super) unsafe fn gemm_tile<F: FloatFormat>(
                     3 => columns::<3>(panel, n, x, xs.stride, k == 0, out),
                     4 => columns::<4>(panel, n, x, xs.stride, k == 0, out),
                     5 => columns::<5>(panel, n, x, xs.stride, k == 0, out),
-                    _ => columns::<COLS>(panel, n, x, xs.stride, k == 0, out),
+                    _ => columns::<X_ROWS>(panel, n, x, xs.stride, k == 0, out),
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! AVX2 matrix times matrix: 16 weight rows are unpacked once and meet up to [`COLS`] activation rows at a time.
+//! AVX2 matrix times matrix: 16 weight rows are unpacked once and meet up to [`X_ROWS`] activation rows at a time.
 //!
 //! The scheme is that of `gemm_avx512` with registers of 8 weight rows by 4 columns. Without `vpdpbusd`, a product is
 //! `vpmaddubsw`, and small codes allow several of them to be added in 16 bits before one `vpmaddwd` widens: 8 for codes
@@ -17,7 +17,7 @@ use std::arch::x86_64::*;
 pub(super) const PASS: usize = 512;
 
 /// Activation rows whose accumulators fit the registers.
-const COLS: usize = 4;
+const X_ROWS: usize = 4;
 
 /// Bytes of the panel's codes for 8 rows.
 pub(super) const HALF: usize = PASS * 8;
@@ -27,7 +27,7 @@ const SCALES: usize = PASS / 16 * TILE_ROWS;
 
 /// Bytes of scratch; the same for any number of columns.
 pub(super) fn scratch_bytes(_n_cols: usize) -> usize {
-    64 + 4 * HALF + 2 * SCALES * 4 + words::COLS * PASS * 2
+    64 + 4 * HALF + 2 * SCALES * 4 + words::X_ROWS * PASS * 2
 }
 
 /// Where the parts of the scratch begin.
@@ -39,7 +39,7 @@ pub(super) struct Panel {
     pub scale: *mut f32,
     /// `[PASS/GROUP][16 rows]`
     pub offset: *mut f32,
-    /// `[words::COLS][PASS]` activations as words
+    /// `[words::X_ROWS][PASS]` activations as words
     pub x: *mut i16,
 }
 
@@ -101,7 +101,7 @@ pub(super) unsafe fn multiply<const GROUP: usize, const CHUNK: usize, const OFFS
     xs: ActRows,
     out: *mut f32,
 ) {
-    // SAFETY: activation rows `i..i + COLS` exist.
+    // SAFETY: activation rows `i..i + X_ROWS` exist.
     unsafe {
         let mut i = 0;
         while i < xs.n {
@@ -127,10 +127,10 @@ pub(super) unsafe fn multiply<const GROUP: usize, const CHUNK: usize, const OFFS
                     1 => rows::<GROUP, CHUNK, OFFSET, 1>(panel, n / 32, x, xs.stride, k == 0, out),
                     2 => rows::<GROUP, CHUNK, OFFSET, 2>(panel, n / 32, x, xs.stride, k == 0, out),
                     3 => rows::<GROUP, CHUNK, OFFSET, 3>(panel, n / 32, x, xs.stride, k == 0, out),
-                    _ => rows::<GROUP, CHUNK, OFFSET, COLS>(panel, n / 32, x, xs.stride, k == 0, out),
+                    _ => rows::<GROUP, CHUNK, OFFSET, X_ROWS>(panel, n / 32, x, xs.stride, k == 0, out),
                 }
             }
-            i += COLS;
+            i += X_ROWS;
         }
     }
 }

@@ -1,4 +1,4 @@
-//! AVX-512 matrix times matrix: 16 weight rows are unpacked once and meet up to [`COLS`] activation rows at a time.
+//! AVX-512 matrix times matrix: 16 weight rows are unpacked once and meet up to [`X_ROWS`] activation rows at a time.
 //!
 //! # The panel
 //!
@@ -22,7 +22,7 @@ use std::arch::x86_64::*;
 pub(super) const PASS: usize = 1024;
 
 /// Activation rows whose accumulators fit the registers: 12 integer, 12 float, and the operands.
-const COLS: usize = 12;
+const X_ROWS: usize = 12;
 
 /// Bytes of the panel's codes.
 const CODES: usize = PASS * TILE_ROWS;
@@ -137,7 +137,7 @@ pub(super) unsafe fn multiply<const GROUP: usize>(
     xs: ActRows,
     out: *mut f32,
 ) {
-    // SAFETY: activation rows `i..i + COLS` exist.
+    // SAFETY: activation rows `i..i + X_ROWS` exist.
     unsafe {
         let mut i = 0;
         while i < xs.n {
@@ -164,9 +164,9 @@ pub(super) unsafe fn multiply<const GROUP: usize>(
                 9 => rows::<GROUP, 9>(panel, n / 32, x, stride, k == 0, out),
                 10 => rows::<GROUP, 10>(panel, n / 32, x, stride, k == 0, out),
                 11 => rows::<GROUP, 11>(panel, n / 32, x, stride, k == 0, out),
-                _ => rows::<GROUP, COLS>(panel, n / 32, x, stride, k == 0, out),
+                _ => rows::<GROUP, X_ROWS>(panel, n / 32, x, stride, k == 0, out),
             }
-            i += COLS;
+            i += X_ROWS;
         }
     }
 }

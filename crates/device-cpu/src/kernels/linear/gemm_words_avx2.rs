@@ -4,7 +4,7 @@
 //! `vpmaddubsw` (after the magnitude of one side) and `vpmaddwd` for twice the columns: as many multiplications and one
 //! instruction more. Widening costs little: the panel once for all activation rows, an activation row once for 16 weight rows.
 //!
-//! A step is 16 weight rows by 2 columns by [`COLS`] activation rows: 2 loads of weights, 6 of activations, 12
+//! A step is 16 weight rows by 2 columns by [`X_ROWS`] activation rows: 2 loads of weights, 6 of activations, 12
 //! multiplications and additions. Bound on a processor with four vector pipes, two of which multiply: 32 products a cycle,
 //! twice that of f32.
 //!
@@ -17,7 +17,7 @@ use super::gemm_avx2::{PASS, Panel};
 use std::arch::x86_64::*;
 
 /// Activation rows whose accumulators fit the registers.
-pub(super) const COLS: usize = 6;
+pub(super) const X_ROWS: usize = 6;
 
 /// Store 32 codes of 8 weight rows, as `transpose` gave them, as columns `32 i..32 (i + 1)` of a half of the panel:
 /// `[PASS/2][16 rows][2]` words. Of each four columns, the first and third are a pair, and the second and fourth, which
@@ -52,14 +52,14 @@ pub(super) unsafe fn multiply<const OFFSET: bool>(
     xs: ActRows,
     out: *mut f32,
 ) {
-    // SAFETY: activation rows `i..i + COLS` exist; `n` is a multiple of 32.
+    // SAFETY: activation rows `i..i + X_ROWS` exist; `n` is a multiple of 32.
     unsafe {
         if k == 0 {
             out.write_bytes(0, xs.n * TILE_ROWS);
         }
         let mut i = 0;
         while i < xs.n {
-            let c = COLS.min(xs.n - i);
+            let c = X_ROWS.min(xs.n - i);
             for c in 0..c {
                 widen(xs.row(i + c).q8(n_cols).q.add(k), n, panel.x.add(c * PASS));
             }
@@ -72,7 +72,7 @@ pub(super) unsafe fn multiply<const OFFSET: bool>(
                 3 => rows::<OFFSET, 3>(panel, n / 32, x, xs.stride, out),
                 4 => rows::<OFFSET, 4>(panel, n / 32, x, xs.stride, out),
                 5 => rows::<OFFSET, 5>(panel, n / 32, x, xs.stride, out),
-                _ => rows::<OFFSET, COLS>(panel, n / 32, x, xs.stride, out),
+                _ => rows::<OFFSET, X_ROWS>(panel, n / 32, x, xs.stride, out),
             }
             i += c;
         }

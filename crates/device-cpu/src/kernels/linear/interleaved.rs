@@ -222,7 +222,7 @@ pub(super) const fn strip_blocks<F: Interleaved>() -> usize {
 }
 
 /// Columns of a strip.
-const fn strip_cols<F: Interleaved>() -> usize {
+pub(super) const fn strip_cols<F: Interleaved>() -> usize {
     strip_blocks::<F>() * const { F::BLOCK.block_len() }
 }
 

@@ -7,7 +7,7 @@
 //! Codes beyond 127 stay signed and lend their sign to the activations, `|c| * (sign(c) q)`, at most
 //! 2 * 128 * 127 = 32,512; each of these products widens by itself.
 //!
-//! Up to [`cols`] activation rows meet the codes as they are unpacked. Where more follow, [`PASS`] columns are unpacked
+//! Up to [`x_rows`] activation rows meet the codes as they are unpacked. Where more follow, [`PASS`] columns are unpacked
 //! into a panel first, bytes and f32 scales, which stays in the first cache. Order of accumulation: `interleaved`.
 //!
 //! Past 600 lines, for the ways to sum differ by codes and groups, and share unpacking, panels and registers.
@@ -22,7 +22,7 @@ pub(super) const PASS: usize = 512;
 
 /// Activation rows that meet the codes at once, for both halves of a tile: as many as have registers for their sums of 16 bits,
 /// those in f32 being in memory; fewer in groups of 32, where a group is long and the last sums are better kept (measured).
-const fn cols<F: Interleaved>() -> usize {
+const fn x_rows<F: Interleaved>() -> usize {
     if F::GROUP == 16 || is_signed::<F>() { 4 } else { 3 }
 }
 
@@ -125,9 +125,9 @@ unsafe fn all_rows<F: Interleaved, S: Source<F>>(
 ) {
     // SAFETY: as many activation rows exist.
     unsafe {
-        for i in (0..xs.n).step_by(const { cols::<F>() }) {
+        for i in (0..xs.n).step_by(const { x_rows::<F>() }) {
             let (x, out) = (activations(xs, i, n_cols, k), out.add(i * TILE_ROWS));
-            match (xs.n - i).min(const { cols::<F>() }) {
+            match (xs.n - i).min(const { x_rows::<F>() }) {
                 1 => rows::<F, S, 1>(source, n, x, xs.stride, k == 0, out),
                 2 => rows::<F, S, 2>(source, n, x, xs.stride, k == 0, out),
                 3 => rows::<F, S, 3>(source, n, x, xs.stride, k == 0, out),

@@ -4,16 +4,18 @@
 //! `vpdpbusd` multiplies unsigned with signed bytes and adds four neighbours to 32 bits. Codes without an offset are brought to
 //! the top of their byte as they are unpacked, where their zero is 128, and a group's products begin with `-128` times the sum
 //! of its activations, a word of the activation row: taking the zero out costs no instruction of the ports that multiply. Up to
-//! [`COLS`] activation rows meet the codes as they are unpacked; where many follow, a pass is unpacked once, into a [`Panel`], for
-//! unpacking takes 16 to 32 of the 132 cycles that the other ports have; the [`NextTile`] is asked for meanwhile.
+//! [`X_ROWS`] activation rows meet the codes as they are unpacked; where many follow, a pass is unpacked once, into a [`Panel`], for
+//! unpacking takes 16 to 32 of the 132 cycles that the other ports have; the [`NextTile`] is asked for meanwhile. Up to [`FEW_ROWS`] every
+//! line of the weights is asked for some KB before it is read.
 //! Passes of [`PASS`] columns keep a tile and the activations that it meets near. Order of accumulation: `interleaved`; two groups
 //! of 16 add at once, which saves one multiplication in twelve, and their first half takes registers from three activation rows.
 
 use super::activation::{ActRow, ActRows, Q8Row};
 use super::interleaved::{
-    Interleaved, Scales, Tile, activations, ask_next_rows, is_centered, is_signed, n_groups, tile_bytes,
+    Interleaved, Scales, Tile, activations, ask_next_rows, is_centered, is_signed, n_groups, strip_bytes,
+    strip_cols, tile_bytes,
 };
-use super::{Part, TILE_ROWS, WeightRows};
+use super::{FEW_ROWS, Part, TILE_ROWS, WeightRows};
 use crate::prefetch::prefetch_far;
 use std::arch::x86_64::*;
 
@@ -21,13 +23,16 @@ use std::arch::x86_64::*;
 pub(super) const PASS: usize = 1024;
 
 /// Activation rows whose sums fit the registers: 12 integer, 12 float, and the operands.
-const COLS: usize = 12;
+const X_ROWS: usize = 12;
 
 /// The same with groups of 16, of which two are under way.
-const COLS_BY_16: usize = 9;
+const X_ROWS_BY_16: usize = 9;
 
 /// Activation rows up to which what a block's groups have in common stays in registers; with twelve it would push sums out.
 const HOISTING: usize = 4;
+
+/// How many bytes before they are read weights are asked for while a few rows pass.
+const AHEAD_OF_FEW: usize = 8 << 10;
 
 /// From how many activation rows on a panel pays: unpacking into it costs as much as 40 to 90 rows save (measured).
 const PANEL_ROWS: usize = 96;
@@ -118,6 +123,32 @@ impl NextTile {
     }
 }
 
+/// What is asked for while columns pass.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ask {
+    /// Nothing.
+    Nothing,
+    /// The weights that follow some KB later: a few rows leave a stream of weights too little of the processor's attention for it to
+    /// be followed by itself, and enough time to ask for every line.
+    Weights,
+    /// The activation rows that come next.
+    Rows,
+}
+
+/// Activation rows that meet a tile together.
+#[derive(Clone, Copy)]
+struct XRows {
+    first: Q8Row,
+    /// Bytes from a row to the next.
+    stride: usize,
+    ask: Ask,
+}
+
+/// Bytes of a tile for 32 columns.
+const fn block_bytes<F: Interleaved>() -> usize {
+    const { strip_bytes::<F>() * 32 / strip_cols::<F>() }
+}
+
 /// # Safety
 /// As [`super::Gemv`], for interleaved weights; AVX-512 with VNNI is available.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
@@ -134,12 +165,12 @@ pub(super) unsafe fn gemv<F: Interleaved>(
     unsafe {
         for r in (r0..r1).step_by(TILE_ROWS) {
             let tile = Tile::new(w, r);
-            let x = activations(xs, 0, n_cols, 0);
+            let x = XRows { first: activations(xs, 0, n_cols, 0), stride: 0, ask: Ask::Nothing };
             if r1 - r >= TILE_ROWS {
-                rows::<F, _, 1>(tile, tile, n_cols, x, 0, true, out.add(r - r0));
+                rows::<F, _, 1>(tile, tile, n_cols, x, true, out.add(r - r0));
             } else {
                 let mut products = [0f32; TILE_ROWS];
-                rows::<F, _, 1>(tile, tile, n_cols, x, 0, true, products.as_mut_ptr());
+                rows::<F, _, 1>(tile, tile, n_cols, x, true, products.as_mut_ptr());
                 out.add(r - r0).copy_from_nonoverlapping(products.as_ptr(), r1 - r);
             }
         }
@@ -157,43 +188,53 @@ pub(super) unsafe fn gemm_tile<F: Interleaved>(
     scratch: *mut u8,
     out: *mut f32,
 ) {
-    // SAFETY: passes over columns that the rows have; activation rows `i..i + COLS` exist; the scratch is as large as promised.
+    // SAFETY: passes over columns that the rows have; activation rows `i..i + X_ROWS` exist; the scratch is as large as promised.
     unsafe {
-        let cols = const { cols::<F>() };
+        let most = const { x_rows::<F>() };
         // Activation rows that meet a panel.
-        let by_panel = if const { has_panel::<F>() } && xs.n >= PANEL_ROWS { xs.n / COLS * COLS } else { 0 };
+        let by_panel =
+            if const { has_panel::<F>() } && xs.n >= PANEL_ROWS { xs.n / X_ROWS * X_ROWS } else { 0 };
         let tile = Tile::new(w, part.r0);
         let end = part.k + part.n;
         for k in (part.k..end).step_by(PASS) {
             let n = PASS.min(end - k);
             let tile = tile.from::<F>(k);
-            let mut next = NextTile::new::<F>(tile, n_cols, n, xs.n / cols);
+            let mut next = NextTile::new::<F>(tile, n_cols, n, xs.n / most);
             if by_panel > 0 {
                 let panel = scratch.add(scratch.align_offset(64));
                 unpack::<F>(tile, n, panel);
-                for i in (0..by_panel).step_by(COLS) {
+                for i in (0..by_panel).step_by(X_ROWS) {
                     next.ask();
-                    let (x, out) = (activations(xs, i, n_cols, k), out.add(i * TILE_ROWS));
-                    rows::<F, _, COLS>(tile, Panel(panel), n, x, xs.stride, k == 0, out);
+                    let x = XRows { first: activations(xs, i, n_cols, k), stride: xs.stride, ask: Ask::Rows };
+                    rows::<F, _, X_ROWS>(tile, Panel(panel), n, x, k == 0, out.add(i * TILE_ROWS));
                 }
             }
-            for i in (by_panel..xs.n).step_by(cols) {
-                if xs.n - i >= cols {
+            // Chunks of about equal size: a small last one would unpack for few.
+            let n_left = xs.n - by_panel;
+            let len = n_left.div_ceil(n_left.div_ceil(most).max(1)).max(1);
+            for i in (by_panel..xs.n).step_by(len) {
+                if xs.n - i >= most {
                     next.ask();
                 }
-                let (x, out) = (activations(xs, i, n_cols, k), out.add(i * TILE_ROWS));
+                let ask = match xs.n {
+                    0..=FEW_ROWS if i == 0 && xs.n > 1 => Ask::Weights,
+                    _ if i + len < xs.n => Ask::Rows,
+                    _ => Ask::Nothing,
+                };
+                let x = XRows { first: activations(xs, i, n_cols, k), stride: xs.stride, ask };
+                let out = out.add(i * TILE_ROWS);
                 macro_rules! of {
                     ($($c:literal)*, $most:ident) => {
-                        match xs.n - i {
-                            $($c => rows::<F, _, $c>(tile, tile, n, x, xs.stride, k == 0, out),)*
-                            _ => rows::<F, _, $most>(tile, tile, n, x, xs.stride, k == 0, out),
+                        match (xs.n - i).min(len) {
+                            $($c => rows::<F, _, $c>(tile, tile, n, x, k == 0, out),)*
+                            _ => rows::<F, _, $most>(tile, tile, n, x, k == 0, out),
                         }
                     };
                 }
                 if F::GROUP == 16 {
-                    of!(1 2 3 4 5 6 7 8, COLS_BY_16)
+                    of!(1 2 3 4 5 6 7 8, X_ROWS_BY_16)
                 } else {
-                    of!(1 2 3 4 5 6 7 8 9 10 11, COLS)
+                    of!(1 2 3 4 5 6 7 8 9 10 11, X_ROWS)
                 }
             }
         }
@@ -201,8 +242,8 @@ pub(super) unsafe fn gemm_tile<F: Interleaved>(
 }
 
 /// Activation rows whose sums fit the registers.
-const fn cols<F: Interleaved>() -> usize {
-    if F::GROUP == 16 { COLS_BY_16 } else { COLS }
+const fn x_rows<F: Interleaved>() -> usize {
+    if F::GROUP == 16 { X_ROWS_BY_16 } else { X_ROWS }
 }
 
 /// Bits `from..from + width` of each byte, moved to bit `to`.
@@ -447,13 +488,13 @@ unsafe fn rows<F: Interleaved, S: Source, const C: usize>(
     tile: Tile,
     source: S,
     n: usize,
-    x: Q8Row,
-    stride: usize,
+    XRows { first: x, stride, ask }: XRows,
     first: bool,
     out: *mut f32,
 ) {
     // SAFETY: the caller's promise.
     unsafe {
+        let later = tile.scales::<F>(0).wrapping_add(AHEAD_OF_FEW);
         let mut sums = [_mm512_setzero_ps(); C];
         if !first {
             for c in 0..C {
@@ -462,7 +503,15 @@ unsafe fn rows<F: Interleaved, S: Source, const C: usize>(
         }
         let mut common = (_mm512_setzero_ps(), _mm512_setzero_ps());
         for b in 0..n / 32 {
-            ask_next_rows::<C>(x, stride, b);
+            match ask {
+                Ask::Nothing => {}
+                Ask::Rows => ask_next_rows::<C>(x, stride, b),
+                Ask::Weights => {
+                    for at in (0..const { block_bytes::<F>() }).step_by(64) {
+                        prefetch_far(later.wrapping_add(b * const { block_bytes::<F>() } + at));
+                    }
+                }
+            }
             let t = products::<F, S, C>(source, x, stride, b, 0);
             if F::GROUP == 32 {
                 let scale = scale_of::<F, C>(tile, b, &mut common);

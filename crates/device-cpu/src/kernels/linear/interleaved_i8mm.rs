@@ -7,7 +7,7 @@
 
 use super::TILE_ROWS;
 use super::interleaved::{ArmEights, ask_next_rows};
-use super::neon::{Multiply, Rows, Sdot, Source, sdot, to_f32, x_scale, x_sum};
+use super::neon::{Multiply, Sdot, Source, XRows, sdot, to_f32, x_scale, x_sum};
 use std::arch::aarch64::*;
 use std::arch::asm;
 use std::hint::black_box;
@@ -50,10 +50,10 @@ impl Multiply for Smmla {
     type Order = ArmEights;
 
     #[inline(always)]
-    unsafe fn rows<S: Source, const C: usize>(source: S, rows: Rows) {
+    unsafe fn rows<S: Source, const C: usize>(source: S, rows: XRows) {
         #[inline(never)]
         #[target_feature(enable = "neon,dotprod,i8mm")]
-        unsafe fn run<S: Source, const C: usize>(source: S, rows: Rows) {
+        unsafe fn run<S: Source, const C: usize>(source: S, rows: XRows) {
             // SAFETY: the caller's promise.
             unsafe {
                 match C {
@@ -97,8 +97,8 @@ macro_rules! for_steps {
 /// # Safety
 /// As [`Multiply::rows`].
 #[inline(always)]
-unsafe fn one_row<S: Source>(source: S, rows: Rows) {
-    let Rows { n, x, first, out, .. } = rows;
+unsafe fn one_row<S: Source>(source: S, rows: XRows) {
+    let XRows { n, x, first, out, .. } = rows;
     // SAFETY: the caller's promise.
     unsafe {
         let mut sums = [vdupq_n_f32(0.0); 4];
@@ -144,7 +144,7 @@ unsafe fn add_to_row<S: Source>(
     group: usize,
     half: usize,
     products: &[int32x4_t; 4],
-    rows: Rows,
+    rows: XRows,
     sums: &mut [float32x4_t; 4],
 ) {
     // SAFETY: the caller's promise.
@@ -167,7 +167,7 @@ unsafe fn add_to_row<S: Source>(
 /// # Safety
 /// As [`Multiply::rows`].
 #[inline(always)]
-unsafe fn both_halves<S: Source, const P: usize>(source: S, n_x: usize, rows: Rows) {
+unsafe fn both_halves<S: Source, const P: usize>(source: S, n_x: usize, rows: XRows) {
     // SAFETY: the caller's promise.
     unsafe {
         half_of::<S, P, 0>(source, n_x, rows);
@@ -180,8 +180,8 @@ unsafe fn both_halves<S: Source, const P: usize>(source: S, n_x: usize, rows: Ro
 /// # Safety
 /// As [`Multiply::rows`].
 #[inline(always)]
-unsafe fn half_of<S: Source, const P: usize, const HALF: usize>(source: S, n_x: usize, rows: Rows) {
-    let Rows { n, x, stride, first, out } = rows;
+unsafe fn half_of<S: Source, const P: usize, const HALF: usize>(source: S, n_x: usize, rows: XRows) {
+    let XRows { n, x, stride, first, out } = rows;
     let second = |pair: usize| (2 * pair + 1).min(n_x - 1);
     // SAFETY: the caller's promise.
     unsafe {
@@ -269,10 +269,10 @@ unsafe fn add_pairs<S: Source, const P: usize, const HALF: usize>(
     group: usize,
     products: &[[int32x4_t; 4]; P],
     n_x: usize,
-    rows: Rows,
+    rows: XRows,
     sums: &mut [[float32x4_t; 4]; P],
 ) {
-    let Rows { x, stride, .. } = rows;
+    let XRows { x, stride, .. } = rows;
     // SAFETY: the caller's promise.
     unsafe {
         let (scale, offset) = source.scales_twice(group, HALF);

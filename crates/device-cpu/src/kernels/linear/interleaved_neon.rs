@@ -11,7 +11,7 @@
 
 use super::activation::{ActRow, ActRows};
 use super::interleaved::{Interleaved, Scales, Tile, activations, is_centered, is_signed, n_groups};
-use super::neon::{COLS, Multiply, Rows, Source};
+use super::neon::{Multiply, Source, X_ROWS, XRows};
 use super::{Part, TILE_ROWS, WeightRows};
 use std::arch::aarch64::*;
 use std::arch::asm;
@@ -47,7 +47,7 @@ pub(super) unsafe fn gemv<F: Interleaved, M: Multiply>(
         let x = activations(xs, 0, n_cols, 0);
         for r in (r0..r1).step_by(TILE_ROWS) {
             let source = Packed::<F>(Tile::new(w, r), PhantomData);
-            let rows = |out: *mut f32| Rows { n: n_cols, x, stride: 0, first: true, out };
+            let rows = |out: *mut f32| XRows { n: n_cols, x, stride: 0, first: true, out };
             if r1 - r >= TILE_ROWS {
                 M::rows::<_, 1>(source, rows(out.add(r - r0)));
             } else {
@@ -75,7 +75,7 @@ pub(super) unsafe fn gemm_tile<F: Interleaved, M: Multiply>(
         if xs.n <= FEW {
             let source = Packed::<F>(tile.from::<F>(part.k), PhantomData);
             let x = activations(xs, 0, n_cols, part.k);
-            let rows = Rows { n: part.n, x, stride: xs.stride, first: part.k == 0, out };
+            let rows = XRows { n: part.n, x, stride: xs.stride, first: part.k == 0, out };
             return match xs.n {
                 0 => {}
                 1 => M::rows::<_, 1>(source, rows),
@@ -118,16 +118,16 @@ pub(super) unsafe fn all_rows<S: Source, M: Multiply>(
 ) {
     // SAFETY: as many activation rows exist.
     unsafe {
-        for i in (0..xs.n).step_by(COLS) {
+        for i in (0..xs.n).step_by(X_ROWS) {
             let x = activations(xs, i, n_cols, k);
-            let rows = Rows { n, x, stride: xs.stride, first: k == 0, out: out.add(i * TILE_ROWS) };
+            let rows = XRows { n, x, stride: xs.stride, first: k == 0, out: out.add(i * TILE_ROWS) };
             match xs.n - i {
                 1 => M::rows::<S, 1>(source, rows),
                 2 => M::rows::<S, 2>(source, rows),
                 3 => M::rows::<S, 3>(source, rows),
                 4 => M::rows::<S, 4>(source, rows),
                 5 => M::rows::<S, 5>(source, rows),
-                _ => M::rows::<S, COLS>(source, rows),
+                _ => M::rows::<S, X_ROWS>(source, rows),
             }
         }
     }

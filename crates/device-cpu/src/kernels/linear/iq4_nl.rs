@@ -7,7 +7,7 @@
 
 use super::interleaved::{Interleaved, Scales, store_field, store_nibbles};
 use super::portable::{Format, f16_at};
-use formats::BlockType;
+use weights::BlockType;
 
 /// The table of IQ4_NL and IQ4_XS.
 pub(super) const VALUES: [i8; 16] =

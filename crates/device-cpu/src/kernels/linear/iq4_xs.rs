@@ -9,7 +9,7 @@
 use super::interleaved::{Interleaved, Scales, store_field, store_nibbles};
 use super::iq4_nl::{VALUES, ZERO};
 use super::portable::{Format, f16_at};
-use formats::BlockType;
+use weights::BlockType;
 
 /// The type.
 pub(super) struct Iq4Xs;

@@ -108,10 +108,14 @@ pub use weight_rows::WeightRows;
 
 use crate::isa::Isa;
 use device::Numerics;
-use formats::BlockType;
+use weights::BlockType;
 
 /// Weight rows of one GEMM tile.
 pub const TILE_ROWS: usize = 16;
+
+/// Up to how many activation rows a tile is multiplied with all its columns before the next, so that weights are one stream, as
+/// for one row. With more, several tiles go through the columns together (measured, see `NOTES.md`).
+pub const FEW_ROWS: usize = 24;
 
 /// `out[r - r0] = dot(W[r], x)` for the weight rows `r0..r1`.
 ///
@@ -220,6 +224,31 @@ pub struct Multiply {
 }
 
 impl Multiply {
+    /// The products of a tile with activation rows, `(xs.n, 16)`, all columns at once. The tile has `n_rows` weight rows from `r0` on.
+    ///
+    /// # Safety
+    /// As [`GemmTile`].
+    #[inline(always)]
+    pub unsafe fn whole_tile(
+        &self,
+        w: WeightRows,
+        n_cols: usize,
+        (r0, n_rows): (usize, usize),
+        xs: ActRows,
+        scratch: *mut u8,
+        out: *mut f32,
+    ) {
+        let part = Part { r0, n_rows, k: 0, n: n_cols };
+        // SAFETY: the caller's promise.
+        unsafe {
+            if xs.n >= self.gemm_min_rows {
+                (self.gemm_tile)(w, n_cols, part, xs, scratch, out);
+            } else {
+                self.tile(w, n_cols, part, xs, scratch, out);
+            }
+        }
+    }
+
     /// The products of a tile with activation rows, `(xs.n, 16)`, by the kernel for so many rows. Who calls it for the parts that
     /// begin at each multiple of [`Self::gemm_pass`], in order, and end with the row, has all; a kernel that has no passes
     /// does all at the first. So several tiles can go through the columns together, and the rows stay in the second cache.

@@ -8,7 +8,7 @@
 
 use super::interleaved::{Interleaved, Scales, store_nibbles};
 use super::portable::Format;
-use formats::BlockType;
+use weights::BlockType;
 
 /// Twice the values of E2M1.
 const VALUES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];

@@ -26,7 +26,7 @@ use std::marker::PhantomData;
 
 /// Most activation rows of [`Multiply::rows`]: the sums of eight weight rows with six are 12 registers of integers and 12 of
 /// f32, which leaves 8 for the operands.
-pub(super) const COLS: usize = 6;
+pub(super) const X_ROWS: usize = 6;
 
 /// Where the codes and scales of 16 rows come from.
 pub(super) trait Source: Copy {
@@ -83,7 +83,7 @@ unsafe fn twice([a, b]: [float32x4_t; 2]) -> [float32x4_t; 4] {
 
 /// Activation rows and where their products with 16 weight rows go.
 #[derive(Clone, Copy)]
-pub(super) struct Rows {
+pub(super) struct XRows {
     /// Columns, a multiple of 32 (of the block's length where that is more).
     pub n: usize,
     /// The first row, from the first of these columns on.
@@ -104,8 +104,8 @@ pub(super) trait Multiply {
     /// `C` activation rows times the source's 16 rows.
     ///
     /// # Safety
-    /// The instructions are available; the source and the activations have the columns; `C` is at most [`COLS`].
-    unsafe fn rows<S: Source, const C: usize>(source: S, rows: Rows);
+    /// The instructions are available; the source and the activations have the columns; `C` is at most [`X_ROWS`].
+    unsafe fn rows<S: Source, const C: usize>(source: S, rows: XRows);
 
     /// Add 16 products in any four groups of four.
     ///
@@ -142,9 +142,9 @@ impl Multiply for Mull {
     type Order = ArmFours;
 
     #[inline(always)]
-    unsafe fn rows<S: Source, const C: usize>(source: S, rows: Rows) {
+    unsafe fn rows<S: Source, const C: usize>(source: S, rows: XRows) {
         #[inline(never)]
-        unsafe fn run<S: Source, const C: usize>(source: S, rows: Rows) {
+        unsafe fn run<S: Source, const C: usize>(source: S, rows: XRows) {
             // SAFETY: the caller's promise.
             unsafe { fours::<S, Mull, C>(source, rows) }
         }
@@ -243,10 +243,10 @@ impl Multiply for Sdot {
     type Order = ArmFours;
 
     #[inline(always)]
-    unsafe fn rows<S: Source, const C: usize>(source: S, rows: Rows) {
+    unsafe fn rows<S: Source, const C: usize>(source: S, rows: XRows) {
         #[inline(never)]
         #[target_feature(enable = "neon,dotprod")]
-        unsafe fn run<S: Source, const C: usize>(source: S, rows: Rows) {
+        unsafe fn run<S: Source, const C: usize>(source: S, rows: XRows) {
             // SAFETY: the caller's promise.
             unsafe { fours::<S, Sdot, C>(source, rows) }
         }
@@ -267,7 +267,7 @@ impl Multiply for Sdot {
 /// # Safety
 /// As [`Multiply::rows`].
 #[inline(always)]
-unsafe fn fours<S: Source, M: Fours, const C: usize>(source: S, rows: Rows) {
+unsafe fn fours<S: Source, M: Fours, const C: usize>(source: S, rows: XRows) {
     // SAFETY: the caller's promise.
     unsafe {
         if C <= 2 {
@@ -284,8 +284,8 @@ unsafe fn fours<S: Source, M: Fours, const C: usize>(source: S, rows: Rows) {
 /// # Safety
 /// As [`Multiply::rows`].
 #[inline(always)]
-unsafe fn fours_of<S: Source, M: Fours, const R: usize, const C: usize>(source: S, at: usize, rows: Rows) {
-    let Rows { n, x, stride, first, out } = rows;
+unsafe fn fours_of<S: Source, M: Fours, const R: usize, const C: usize>(source: S, at: usize, rows: XRows) {
+    let XRows { n, x, stride, first, out } = rows;
     // SAFETY: the caller's promise.
     unsafe {
         let out = out.add(4 * at);

@@ -9,7 +9,7 @@ use super::activation::{ActRow, ActRows, ActivationKind, Q8Row};
 use super::interleaved::{Interleaved, Order, decode, tile_bytes};
 use super::{GemmTile, Gemv, Interleave, LinearKernel, MakeTile, Part, WeightRows, scalar};
 use crate::isa::Isa;
-use formats::BlockType;
+use weights::BlockType;
 
 /// A quantised block type: `w = scale * code + offset`, one scale (and offset) for each `GROUP` columns.
 pub(super) trait Format {

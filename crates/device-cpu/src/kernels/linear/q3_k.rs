@@ -9,7 +9,7 @@
 use super::interleaved::{Interleaved, Scales, store_field};
 use super::k_scales::words;
 use super::portable::{Format, f16_at};
-use formats::BlockType;
+use weights::BlockType;
 
 /// The 16 scales, plus 32, as bytes of four words.
 #[inline(always)]

@@ -8,7 +8,7 @@
 use super::interleaved::{Interleaved, Scales};
 use super::k_scales;
 use super::portable::Format;
-use formats::BlockType;
+use weights::BlockType;
 
 /// The type.
 pub(super) struct Q4K;

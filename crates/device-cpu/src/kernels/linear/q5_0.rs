@@ -7,7 +7,7 @@
 
 use super::interleaved::{Interleaved, Scales, add_fifth_bits, store_field, store_nibbles};
 use super::portable::{Format, f16_at};
-use formats::BlockType;
+use weights::BlockType;
 
 /// The type.
 pub(super) struct Q5_0;

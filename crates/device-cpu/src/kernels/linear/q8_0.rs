@@ -6,7 +6,7 @@
 
 use super::interleaved::{Interleaved, Scales, store_field};
 use super::portable::{Format, f16_at};
-use formats::BlockType;
+use weights::BlockType;
 
 /// The type.
 pub(super) struct Q8_0;

@@ -6,10 +6,10 @@ mod memory;
 
 use super::activation::*;
 use super::*;
-use device::testing::{Rng, block_types, random_bytes};
-use formats::codec::dequantize_rows;
-use formats::{Affine, BlockType, PlaneSlices, ScaleType};
+use device_testing::{Rng, block_types, random_bytes};
 use memory::{Aligned, Guarded};
+use weights::codec::dequantize_rows;
+use weights::{Affine, BlockType, PlaneSlices, ScaleType};
 
 /// The bytes of a matrix: values, scales and offsets.
 #[derive(Default)]
@@ -65,7 +65,7 @@ fn random_values(block: BlockType, n_rows: usize, n_cols: usize, random: &mut Rn
     let f16_fields: &[usize] = match block {
         F32 | F16 | BF16 => {
             for value in bytes.chunks_exact_mut(block.block_bytes()) {
-                formats::codec::quantize_row(block, &[random.normal()], value);
+                weights::codec::quantize_row(block, &[random.normal()], value);
             }
             return bytes;
         }
@@ -99,7 +99,7 @@ fn quantised_weights(block: BlockType, n_rows: usize, n_cols: usize, random: &mu
     let mut values = vec![0; n_rows * block.row_bytes(n_cols)];
     for row in values.chunks_exact_mut(block.row_bytes(n_cols)) {
         let values: Vec<f32> = (0..n_cols).map(|_| random.normal()).collect();
-        formats::codec::quantize_row(block, &values, row);
+        weights::codec::quantize_row(block, &values, row);
     }
     Bytes { values, ..Bytes::default() }
 }

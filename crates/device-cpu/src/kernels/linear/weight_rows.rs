@@ -1,8 +1,8 @@
 //! The rows of a weight matrix as the kernels read them: where they lie in the file, or interleaved.
 
 use super::Interleave;
-use formats::{BlockType, PlaneSlices, codec};
 use std::ops::Range;
+use weights::{BlockType, PlaneSlices, codec};
 
 /// Addresses of a matrix: packed values, and scales and offsets for types that keep them apart. Any alignment.
 #[derive(Clone, Copy, Debug)]

@@ -32,6 +32,7 @@ using namespace metal;
 #include "linear/arguments.h"
 #include "linear/block.h"
 #include "linear/gemv.h"
+#include "linear/parameters.h"
 #include "step.h"
 
 // Operands from one row of a tile to the next.
@@ -180,29 +181,10 @@ static inline void write_strip(GemmOutput o, threadgroup const float * strip, us
 
 template<class D, short BX>
 kernel void linear_gemm(constant LinearArguments & a [[buffer(0)]],
-                        device const float * x [[buffer(1)]],
-                        device const uchar * codes_0 [[buffer(3)]],
-                        device const uchar * codes_1 [[buffer(4)]],
-                        device const uchar * codes_2 [[buffer(5)]],
-                        device const uchar * scales_0 [[buffer(6)]],
-                        device const uchar * scales_1 [[buffer(7)]],
-                        device const uchar * scales_2 [[buffer(8)]],
-                        device const uchar * offsets_0 [[buffer(9)]],
-                        device const uchar * offsets_1 [[buffer(10)]],
-                        device const uchar * offsets_2 [[buffer(11)]],
-                        device const float * bias_0 [[buffer(12)]],
-                        device const float * bias_1 [[buffer(13)]],
-                        device const float * bias_2 [[buffer(14)]],
-                        device const float * residual [[buffer(15)]],
-                        device float * y_0 [[buffer(16)]],
-                        device float * y_1 [[buffer(17)]],
-                        device float * y_2 [[buffer(18)]],
+                        PRODUCT_BUFFERS,
                         device const Step * step [[buffer(20)]],
                         device const float * row_gate [[buffer(21)]],
-                        uint2 place [[threadgroup_position_in_grid]],
-                        ushort tid [[thread_index_in_threadgroup]],
-                        ushort sg [[simdgroup_index_in_threadgroup]],
-                        ushort lane [[thread_index_in_simdgroup]]) {
+                        PRODUCT_THREAD) {
     typedef typename D::Operand T;
     threadgroup float levels[16];
     threadgroup float4 tiles[GEMM_FOURS(BX, sizeof(T))];
@@ -217,11 +199,7 @@ kernel void linear_gemm(constant LinearArguments & a [[buffer(0)]],
     if (first_x >= all_rows) return;
     const uint n_rows = min(all_rows - first_x, uint(BX));
 
-    const BoundWeights weights = {{codes_0, codes_1, codes_2},
-                                  {scales_0, scales_1, scales_2},
-                                  {offsets_0, offsets_1, offsets_2},
-                                  {bias_0, bias_1, bias_2},
-                                  {y_0, y_1, y_2}};
+    const BoundWeights weights = PRODUCT_WEIGHTS;
     const Target w = target_of(weights, a, place.x, 64);
     const uint n_out = w.n_out;
     const uint first = w.unit * (LINEAR_GATE ? 32 : 64);
@@ -236,7 +214,7 @@ kernel void linear_gemm(constant LinearArguments & a [[buffer(0)]],
     GemmOutput output;
     output.bias_0 = w.bias;
     output.bias_1 = bias_1;
-    output.other = residual;
+    output.other = other;
     output.row_gate = row_gate;
     output.y = w.y;
     output.n_out = n_out;

@@ -35,6 +35,7 @@ using namespace metal;
 #include "activation.h"
 #include "linear/arguments.h"
 #include "linear/block.h"
+#include "linear/parameters.h"
 #include "linear/target.h"
 #include "step.h"
 
@@ -313,33 +314,10 @@ static inline void write_best(device uint2 * partials, GemvMemory<N> memory, uin
 
 template<class D, class LAST, short N>
 kernel void linear_gemv(constant LinearArguments & a [[buffer(0)]],
-                        device const float * x [[buffer(1)]],
-                        device const float * norm [[buffer(2)]],
-                        device const uchar * codes_0 [[buffer(3)]],
-                        device const uchar * codes_1 [[buffer(4)]],
-                        device const uchar * codes_2 [[buffer(5)]],
-                        device const uchar * scales_0 [[buffer(6)]],
-                        device const uchar * scales_1 [[buffer(7)]],
-                        device const uchar * scales_2 [[buffer(8)]],
-                        device const uchar * offsets_0 [[buffer(9)]],
-                        device const uchar * offsets_1 [[buffer(10)]],
-                        device const uchar * offsets_2 [[buffer(11)]],
-                        device const float * bias_0 [[buffer(12)]],
-                        device const float * bias_1 [[buffer(13)]],
-                        device const float * bias_2 [[buffer(14)]],
-                        device const float * residual [[buffer(15)]],
-                        device float * y_0 [[buffer(16)]],
-                        device float * y_1 [[buffer(17)]],
-                        device float * y_2 [[buffer(18)]],
-                        device uint2 * partials [[buffer(19)]],
+                        PRODUCT_BUFFERS,
                         device const Step * step [[buffer(20)]],
                         device const float * row_gate [[buffer(21)]],
-                        uint2 place [[threadgroup_position_in_grid]],
-                        uint2 n_places [[threadgroups_per_grid]],
-                        ushort tid [[thread_index_in_threadgroup]],
-                        ushort sg [[simdgroup_index_in_threadgroup]],
-                        ushort n_sg [[simdgroups_per_threadgroup]],
-                        ushort lane [[thread_index_in_simdgroup]]) {
+                        PRODUCT_THREAD) {
     threadgroup float levels[16];
     threadgroup float split_sums[16 * N * 4];
     threadgroup float split_squares[16 * N];
@@ -358,13 +336,9 @@ kernel void linear_gemv(constant LinearArguments & a [[buffer(0)]],
     inputs.stride = a.x_stride;
     inputs.n_rows = n_rows;
 
-    const BoundWeights weights = {{codes_0, codes_1, codes_2},
-                                  {scales_0, scales_1, scales_2},
-                                  {offsets_0, offsets_1, offsets_2},
-                                  {bias_0, bias_1, bias_2},
-                                  {y_0, y_1, y_2}};
+    const BoundWeights weights = PRODUCT_WEIGHTS;
     const GemvPlace at = {sg, lane, 0, first_x, n_rows};
     const uint block = place.x * (n_sg / LINEAR_SPLIT) + sg / LINEAR_SPLIT;
-    gemv_block<D, LAST, N>(a, weights, inputs, norm, residual, row_gate, block, memory, at);
+    gemv_block<D, LAST, N>(a, weights, inputs, norm, other, row_gate, block, memory, at);
     if (LINEAR_ARGMAX) write_best<N>(partials + first_x * n_places.x, memory, n_rows, n_sg, place.x, n_places.x, tid);
 }

@@ -5,7 +5,7 @@
 // Host contract
 //   buffers  0 JoinedArguments (linear/arguments.h)     1 x (cols)          2 norm (cols), JOIN_NORMS: n(sum) = rms_norm(sum) * norm
 //            3 to 14 codes, planes and biases, 16, 17, 18 y_i, 19 partials, as in linear/gemv.h
-//            15 residual (cols)       20 weight (cols), JOIN_WEIGHT      21 first_weight, 22 other, 23 other_weight (cols), JOIN_PAIR
+//            15 residual (cols)       20 weight (cols), JOIN_WEIGHT      21 first_weight, 22 pair, 23 pair_weight (cols), JOIN_PAIR
 //            24 sum (cols): nothing that is read                             25 up (n_out_0), LINEAR_UP
 //   threads  32 * S, S = 1 to 16 simdgroups, LINEAR_SPLIT divides S
 //   grid     (ceil(G / (S / LINEAR_SPLIT * passes)), 1, 1), G as in linear/gemv.h; there is one row
@@ -20,41 +20,19 @@
 #pragma once
 #include "join.h"
 #include "linear/gemv.h"
+#include "linear/parameters.h"
 
 template<class D, class LAST>
 kernel void linear_joined(constant JoinedArguments & a [[buffer(0)]],
-                          device const float * x [[buffer(1)]],
-                          device const float * norm [[buffer(2)]],
-                          device const uchar * codes_0 [[buffer(3)]],
-                          device const uchar * codes_1 [[buffer(4)]],
-                          device const uchar * codes_2 [[buffer(5)]],
-                          device const uchar * scales_0 [[buffer(6)]],
-                          device const uchar * scales_1 [[buffer(7)]],
-                          device const uchar * scales_2 [[buffer(8)]],
-                          device const uchar * offsets_0 [[buffer(9)]],
-                          device const uchar * offsets_1 [[buffer(10)]],
-                          device const uchar * offsets_2 [[buffer(11)]],
-                          device const float * bias_0 [[buffer(12)]],
-                          device const float * bias_1 [[buffer(13)]],
-                          device const float * bias_2 [[buffer(14)]],
-                          device const float * residual [[buffer(15)]],
-                          device float * y_0 [[buffer(16)]],
-                          device float * y_1 [[buffer(17)]],
-                          device float * y_2 [[buffer(18)]],
-                          device uint2 * partials [[buffer(19)]],
+                          PRODUCT_BUFFERS,
                           device const float * weight [[buffer(20)]],
                           device const float * first_weight [[buffer(21)]],
-                          device const float * other [[buffer(22)]],
-                          device const float * other_weight [[buffer(23)]],
+                          device const float * pair [[buffer(22)]],
+                          device const float * pair_weight [[buffer(23)]],
                           device float * sum [[buffer(24)]],
                           device const float * up [[buffer(25)]],
                           threadgroup float4 * memory [[threadgroup(0)]],
-                          uint2 place [[threadgroup_position_in_grid]],
-                          uint2 n_places [[threadgroups_per_grid]],
-                          ushort tid [[thread_index_in_threadgroup]],
-                          ushort sg [[simdgroup_index_in_threadgroup]],
-                          ushort n_sg [[simdgroups_per_threadgroup]],
-                          ushort lane [[thread_index_in_simdgroup]]) {
+                          PRODUCT_THREAD) {
     threadgroup float levels[16];
     threadgroup float scratch[16];
     threadgroup float split_sums[16 * 4];
@@ -64,7 +42,7 @@ kernel void linear_joined(constant JoinedArguments & a [[buffer(0)]],
 
     threadgroup float * row = (threadgroup float *) memory;
     const uint n_in = a.linear.n_in, n_threads = 32 * n_sg;
-    const JoinRow from = {x, weight, residual, first_weight, other, other_weight, x};
+    const JoinRow from = {x, weight, other, first_weight, pair, pair_weight, x};
     const JoinThread at = {tid, n_threads, sg, lane, n_sg};
     const float squares = join_row(row, from, a.join, scratch, at);
     const float factor = JOIN_NORMS > 0 ? join_factor(squares, n_in, a.join.norm_eps) : 1.0f;
@@ -78,11 +56,7 @@ kernel void linear_joined(constant JoinedArguments & a [[buffer(0)]],
 
     ThreadgroupRow input;
     input.x = row;
-    const BoundWeights weights = {{codes_0, codes_1, codes_2},
-                                  {scales_0, scales_1, scales_2},
-                                  {offsets_0, offsets_1, offsets_2},
-                                  {bias_0, bias_1, bias_2},
-                                  {y_0, y_1, y_2}};
+    const BoundWeights weights = PRODUCT_WEIGHTS;
     const GemvMemory<1> shared = {levels, split_sums, split_squares, best};
     const uint first = (place.x * (n_sg / LINEAR_SPLIT) + sg / LINEAR_SPLIT) * a.passes;
     for (uint pass = 0; pass < a.passes; pass++) {

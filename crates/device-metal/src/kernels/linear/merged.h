@@ -6,7 +6,7 @@
 // Host contract
 //   buffers  0 MergedArguments (linear/arguments.h)      3 codes, 6 scales, 9 offsets of the weight, aligned as in linear/gemv.h
 //            12 bias (n_out_0), LINEAR_BIAS              15 residual (n_out_0), may be y, LINEAR_RESIDUAL         16 y
-//            21 sinks (n_heads) f32, where has_sinks     22 partials (n_heads, n_splits, 4 * ceil(head_dim / 4)) f32
+//            21 sinks (n_heads) f32, where has_sinks     22 parts (n_heads, n_splits, 4 * ceil(head_dim / 4)) f32
 //            23 totals (n_heads, n_splits) float2
 //   threads  32 * S, S = 1 to 16 simdgroups, LINEAR_SPLIT divides S
 //   grid     (ceil(B / (S / LINEAR_SPLIT)), 1, 1), B = ceil(n_out_0 / 4); there is one row
@@ -19,48 +19,40 @@
 #pragma once
 #include "attention/parts.h"
 #include "linear/gemv.h"
+#include "linear/parameters.h"
 
 template<class D>
 kernel void linear_merged(constant MergedArguments & a [[buffer(0)]],
-                          device const uchar * codes [[buffer(3)]],
-                          device const uchar * scales [[buffer(6)]],
-                          device const uchar * offsets [[buffer(9)]],
-                          device const float * bias [[buffer(12)]],
-                          device const float * residual [[buffer(15)]],
-                          device float * y [[buffer(16)]],
+                          PRODUCT_BUFFERS,
                           device const float * sinks [[buffer(21)]],
-                          device const float4 * partials [[buffer(22)]],
+                          device const float4 * parts [[buffer(22)]],
                           device const float2 * totals [[buffer(23)]],
                           threadgroup float4 * memory [[threadgroup(0)]],
-                          uint2 place [[threadgroup_position_in_grid]],
-                          ushort tid [[thread_index_in_threadgroup]],
-                          ushort sg [[simdgroup_index_in_threadgroup]],
-                          ushort n_sg [[simdgroups_per_threadgroup]],
-                          ushort lane [[thread_index_in_simdgroup]]) {
+                          PRODUCT_THREAD) {
     threadgroup float levels[16];
     threadgroup float split_sums[16 * 4];
     threadgroup float split_squares[16];
     threadgroup uint2 best[16];
     if (D::LEVELS && tid < 16) levels[tid] = D::level(tid);
 
-    threadgroup float * x = (threadgroup float *) memory;
+    threadgroup float * row = (threadgroup float *) memory;
     const uint n_in = a.linear.n_in, fours = (a.head_dim + 3) / 4;
     for (uint at = tid; at < a.n_heads * fours; at += 32 * n_sg) {
         const uint head = at / fours, i = at % fours;
         float sink = 0.0f;
         if (a.has_sinks) sink = sinks[head];
-        const float4 merged = merged_four(partials + head * a.n_splits * fours, totals + head * a.n_splits, a.n_splits, fours,
+        const float4 merged = merged_four(parts + head * a.n_splits * fours, totals + head * a.n_splits, a.n_splits, fours,
                                           a.has_sinks, sink, i);
-        for (uint c = 0; c < 4 && 4 * i + c < a.head_dim; c++) x[head * a.head_dim + 4 * i + c] = merged[c];
+        for (uint c = 0; c < 4 && 4 * i + c < a.head_dim; c++) row[head * a.head_dim + 4 * i + c] = merged[c];
     }
-    if (tid < (4 - n_in % 4) % 4) x[n_in + tid] = 0.0f;
+    if (tid < (4 - n_in % 4) % 4) row[n_in + tid] = 0.0f;
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
     ThreadgroupRow input;
-    input.x = x;
-    const BoundWeights weights = {{codes, codes, codes}, {scales, scales, scales}, {offsets, offsets, offsets}, {bias, bias, bias}, {y, y, y}};
+    input.x = row;
+    const BoundWeights weights = PRODUCT_WEIGHTS;
     const GemvMemory<1> shared = {levels, split_sums, split_squares, best};
     const GemvPlace at = {sg, lane, 0, 0, 1};
-    // There is no norm and no gate of the row: `bias` is not read as one.
-    gemv_block<D, D, 1>(a.linear, weights, input, bias, residual, bias, place.x * (n_sg / LINEAR_SPLIT) + sg / LINEAR_SPLIT, shared, at);
+    // There is no norm and no gate of the row: `norm` is not read as either.
+    gemv_block<D, D, 1>(a.linear, weights, input, norm, other, norm, place.x * (n_sg / LINEAR_SPLIT) + sg / LINEAR_SPLIT, shared, at);
 }

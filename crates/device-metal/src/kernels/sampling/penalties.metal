@@ -1,34 +1,43 @@
-// Logits of recent tokens, in place: for a token that occurs c > 0 times in the window, l = l / repeat if l > 0, else l * repeat;
-// then l -= presence + frequency * c. The window are the last tokens of `recent`, to which each step of a chain adds one.
+// Penalties on the logits of outputs, in place: for a token that occurs c > 0 times among the output's recent and pending tokens,
+// l = l / repeat if l > 0, else l * repeat; then l -= presence + frequency * c. Pending tokens were chosen by earlier steps; one
+// that chose nothing counts for nothing.
 //
-// A thread for each token of the window; where a token occurs more than once, the first occurrence does the work. Every thread
-// reads the window: n * n words from caches.
+// A thread for each of these tokens; where a token occurs more than once, the first occurrence does the work. Every thread
+// reads them all: n * n words from caches.
 //
-// Buffers: 1 step, 2 Sampling, 3 recent (step.n_recent + step.n_chained), 4 logits (n_vocab). Grid: a thread for each token of
-// the window.
+// Buffers: 0 ChooseArguments, 1 step, 2 choices (outputs), 3 logits (outputs, cols), 4 recent, 5 pending: indices into 6 chosen.
+// Grid: (ceil(most tokens of an output / threads), outputs). Outputs without penalties have no tokens.
 #include <metal_stdlib>
 using namespace metal;
 #include "sampling/arguments.h"
 #include "step.h"
 
 kernel void penalties(
+        constant ChooseArguments &args [[buffer(0)]],
         device const Step *step [[buffer(1)]],
-        device const Sampling *sampling [[buffer(2)]],
-        device const uint *recent [[buffer(3)]],
-        device float *logits [[buffer(4)]],
-        uint index [[thread_position_in_grid]]) {
-    const uint n_tokens = step->n_recent + step->n_chained;
-    const uint window = min(sampling->window, n_tokens);
-    if (index >= window) return;
-    device const uint *tokens = recent + (n_tokens - window);
-    const uint token = tokens[index];
+        device const Choice *choices [[buffer(2)]],
+        device float *logits [[buffer(3)]],
+        device const uint *recent [[buffer(4)]],
+        device const uint *pending [[buffer(5)]],
+        device const uint *chosen [[buffer(6)]],
+        uint2 position [[thread_position_in_grid]]) {
+    const uint index = position.x, row = position.y;
+    if (row >= step->n_outputs) return;
+    device const Choice &choice = choices[row];
+    const uint n_recent = choice.n_recent, n_tokens = n_recent + choice.n_pending;
+    if (index >= n_tokens) return;
+    recent += choice.first_recent;
+    pending += choice.first_pending;
+    const uint token = index < n_recent ? recent[index] : chosen[pending[index - n_recent]];
+    if (token == NO_TOKEN) return;
     uint count = 0;
-    for (uint i = 0; i < window; i++) {
-        if (tokens[i] != token) continue;
+    for (uint i = 0; i < n_tokens; i++) {
+        if ((i < n_recent ? recent[i] : chosen[pending[i - n_recent]]) != token) continue;
         if (i < index) return;
         count++;
     }
+    logits += ulong(row) * args.cols;
     const float logit = logits[token];
-    const float repeated = logit > 0.0f ? logit / sampling->repeat : logit * sampling->repeat;
-    logits[token] = repeated - (sampling->presence + sampling->frequency * float(count));
+    const float repeated = logit > 0.0f ? logit / choice.repeat : logit * choice.repeat;
+    logits[token] = repeated - (choice.presence + choice.frequency * float(count));
 }

@@ -1,21 +1,19 @@
-// One token at random of a row of logits, after top-k, top-p and min-p, each of which keeps the best of what is left; it becomes the
-// next token of the chain (advance.h).
+// One token at random for each output that is sampled, after top-k, top-p and min-p, each of which keeps the best of what is left.
 //
 // What is kept is always a prefix of the order (rank.h), so a stage only says where it ends, and the choice is the token at
-// which the weights, best first, sum to more than a random part of what is kept: chosen = nth(u * mass). The random numbers
-// are the host's, one for each token of the chain.
+// which the weights, best first, sum to more than a random part of what is kept: chosen = nth(u * mass). The random number
+// is the host's.
 //
 // The vocabulary is read two or three times: for the best of each thread; then all that are as good as the 512th of these (or
 // the k-th) go to a list in threadgroup memory: at least as many tokens as were asked for, and seldom twice as many; and,
 // without top-k, for the sum of all. Searches then are in the list wherever the goal lies in it, and over the vocabulary where
 // the distribution is flat (up to 9 passes each).
 //
-// Buffers: 1 step, 2 Sampling, 3 logits (n_vocab), 4 randoms (as many as a chain has) in 2^-64, lower word first, 5 out (1):
-// the token, NO_TOKEN where no logit is a number above -infinity, or one is infinity; 6 tokens, 7 positions, 8 spans, 9 chosen,
-// 10 recent. Grid: 1 threadgroup of 1024 threads at most, whole SIMD-groups.
+// Buffers: 0 ChooseArguments, 1 step, 2 choices (outputs), 3 logits (outputs, cols), 4 chosen: from step.first_chosen on the token
+// of each output, NO_TOKEN where no logit is a number above -infinity, or one is infinite. Grid: (outputs) threadgroups of 1024
+// threads at most, whole SIMD-groups; those of outputs that are not sampled return at once.
 #include <metal_stdlib>
 using namespace metal;
-#include "advance.h"
 #include "sampling/arguments.h"
 #include "sampling/rank.h"
 #include "step.h"
@@ -26,16 +24,12 @@ using namespace metal;
 #define LIST 2048
 
 kernel void sample(
-        device Step *step [[buffer(1)]],
-        device const Sampling *sampling [[buffer(2)]],
+        constant ChooseArguments &args [[buffer(0)]],
+        device const Step *step [[buffer(1)]],
+        device const Choice *choices [[buffer(2)]],
         device const float *logits [[buffer(3)]],
-        device const uint2 *randoms [[buffer(4)]],
-        device uint *out [[buffer(5)]],
-        device uint *tokens [[buffer(6)]],
-        device uint *positions [[buffer(7)]],
-        device Span *spans [[buffer(8)]],
-        device uint *chosen [[buffer(9)]],
-        device uint *recent [[buffer(10)]],
+        device uint *chosen [[buffer(4)]],
+        uint row [[threadgroup_position_in_grid]],
         uint thread_index [[thread_index_in_threadgroup]],
         uint n_threads [[threads_per_threadgroup]]) {
     threadgroup Bins bins;
@@ -45,8 +39,12 @@ kernel void sample(
     threadgroup atomic_uint n_bests;
     threadgroup atomic_uint n_listed;
     const Lane lane = { thread_index, n_threads };
-    const uint n_vocab = sampling->n_vocab;
-    const uint top_k = sampling->top_k;
+    if (row >= step->n_outputs || choices[row].how != CHOOSE_SAMPLE) return;
+    device const Choice &choice = choices[row];
+    const uint n_vocab = args.cols;
+    const uint top_k = choice.top_k;
+    logits += ulong(row) * n_vocab;
+    chosen += step->first_chosen + row;
     if (thread_index == 0) {
         store_word(&best, 0);
         store_word(&n_good, 0);
@@ -69,11 +67,9 @@ kernel void sample(
         atomic_fetch_add_explicit(&n_bests, 1u, memory_order_relaxed);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    const Scale scale = { logit_of(max(load_word(&best), 1u)), sampling->temperature };
+    const Scale scale = { logit_of(max(load_word(&best), 1u)), choice.temperature };
     if (load_word(&best) == 0 || isinf(scale.best)) {
-        if (thread_index != 0) return;
-        out[0] = NO_TOKEN;
-        advance(NO_TOKEN, step, tokens, positions, spans, chosen, recent);
+        if (thread_index == 0) *chosen = NO_TOKEN;
         return;
     }
 
@@ -101,19 +97,15 @@ kernel void sample(
         last = nth(in_list ? head : all, top_k, true, scale, &bins, lane);
     }
     const ulong head_mass = mass_of(head, uint2(0, 0xffffffffu), -INFINITY, scale, &bins, lane);
-    if (sampling->nucleus != 0) {
+    if (choice.nucleus != 0) {
         const ulong mass = mass_of(in_list ? head : all, last, -INFINITY, scale, &bins, lane);
-        const ulong goal = max(part_of(mass, ulong(sampling->nucleus) << 32), ulong(1));
+        const ulong goal = max(part_of(mass, ulong(choice.nucleus) << 32), ulong(1));
         in_list = goal <= head_mass;
         last = nth(in_list ? head : all, goal, false, scale, &bins, lane);
     }
-    const ulong mass = mass_of(in_list ? head : all, last, sampling->floor, scale, &bins, lane);
-    const uint2 random = randoms[step->n_chained];
-    const ulong goal = part_of(mass, (ulong(random.y) << 32) | random.x) + 1;
+    const ulong mass = mass_of(in_list ? head : all, last, choice.floor, scale, &bins, lane);
+    const ulong random = (ulong(choice.random_high) << 32) | choice.random_low;
+    const ulong goal = part_of(mass, random) + 1;
     const uint token = nth(goal <= head_mass ? head : all, goal, false, scale, &bins, lane).y;
-    // Everybody has read `n_chained`.
-    threadgroup_barrier(mem_flags::mem_device);
-    if (thread_index != 0) return;
-    out[0] = token;
-    advance(token, step, tokens, positions, spans, chosen, recent);
+    if (thread_index == 0) *chosen = token;
 }

@@ -3,7 +3,7 @@
 use super::super::activation::*;
 use super::memory::Aligned;
 use crate::isa::Isa;
-use device::testing::Rng;
+use device_testing::Rng;
 
 #[test]
 fn activations_quantise_to_the_same_bits_everywhere() {

@@ -1,0 +1,53 @@
+//! What a KV type brings to attention: how a tile attends to a block of positions.
+
+use super::loops::Loops;
+use super::pages::Place;
+use super::tile::{Partial, Shape, Tile};
+
+/// How a tile attends to a block of positions whose keys and values are stored in some way.
+pub trait Attend: Copy + 'static {
+    /// Positions of a block; divides a chunk.
+    const BLOCK: usize;
+
+    /// What a worker needs for it.
+    type Work: Copy;
+
+    /// Bytes of [`Self::Work`] for `n` queries.
+    fn work_bytes(n: usize, head_dim: usize) -> usize;
+
+    /// At an address.
+    ///
+    /// # Safety
+    /// It is valid for [`Self::work_bytes`], aligned to 64.
+    unsafe fn work(start: *mut u8, n: usize, head_dim: usize) -> Self::Work;
+
+    /// The part of it that begins with query `first`.
+    ///
+    /// # Safety
+    /// It is for as many queries.
+    unsafe fn from_query(work: Self::Work, first: usize, head_dim: usize) -> Self::Work;
+
+    /// Load query `i` into it, multiplied by `scale`.
+    ///
+    /// # Safety
+    /// `x` has `head_dim` columns; the work is for more than `i` queries; the instruction set is available.
+    unsafe fn load_query<S: Loops>(work: Self::Work, i: usize, x: *const f32, head_dim: usize, scale: f32);
+
+    /// Scores of `n` queries with the positions of a block's range: `(n, BLOCK)`, of which other columns are undefined.
+    ///
+    /// # Safety
+    /// The positions have pages; the queries are there; the instruction set is available.
+    unsafe fn scores<S: Loops>(place: &Place<'_>, n: usize, work: Self::Work) -> *const f32;
+
+    /// Add a block's positions to the partial of the tile's queries.
+    ///
+    /// # Safety
+    /// As [`Self::scores`].
+    unsafe fn block<S: Loops>(
+        shape: &Shape,
+        tile: &Tile<'_>,
+        place: &Place<'_>,
+        work: Self::Work,
+        out: Partial,
+    );
+}

@@ -1,0 +1,191 @@
+//! The arithmetic of attention: a tile of query rows against a chunk of positions, and how chunks are combined.
+//!
+//! # Formula
+//!
+//! For a query q (a row's head), over the positions of a chunk: `s_p = softcap(scale q . k_p)`, `m = max s_p`,
+//! `l = sum e^(s_p - m)`, `o = sum e^(s_p - m) v_p`. Two such partials combine as
+//! `m = max(m1, m2)`, `l = l1 e^(m1 - m) + l2 e^(m2 - m)`, o alike; the result is `o / l`.
+//!
+//! # Layout and tile
+//!
+//! All query heads of a KV head are handled together: a tile has `n` queries `(row, head)`, up to [`MAX_QUERIES`](super::constants::MAX_QUERIES). A chunk
+//! is walked in blocks of positions (at absolute multiples of their number): `S = Q K^T`, a softmax along the rows of S,
+//! `O += P V`. What a block's numbers are multiplied as depends on how they are stored ([`Attend`]): in f32
+//! ([`floats`](super::floats)) or as integers ([`integers`](super::integers)).
+//!
+//! # Order of accumulation
+//!
+//! Blocks and chunks follow each other in ascending order; within a block see there. Positions that a row does not see add
+//! exact zeros. So a row's result does not depend on the tile that it is computed in, nor on whether chunks are computed by
+//! one worker or by several: it is the same bits in a batch and alone, in one prompt and in pieces.
+
+use super::attend::Attend;
+use super::constants::padded;
+use super::loops::Loops;
+use super::pages::Place;
+use super::softmax::{exp_one, join};
+use super::tile::{Partial, Shape, Tile};
+use crate::kernels::elementwise::{self, Times};
+use crate::kernels::round_up;
+use crate::simd::Simd;
+use std::ops::Range;
+
+/// A worker's memory.
+#[derive(Clone, Copy)]
+pub struct Scratch<A: Attend> {
+    /// For blocks.
+    pub work: A::Work,
+    /// A chunk's partial.
+    pub chunk: Partial,
+    /// The sum of the chunks so far.
+    pub total: Partial,
+}
+
+impl<A: Attend> Scratch<A> {
+    fn sizes(n: usize, head_dim: usize) -> [usize; 2] {
+        [A::work_bytes(n, head_dim), round_up(Partial::len(n, head_dim) * 4)]
+    }
+
+    /// Bytes for tiles of `n` queries.
+    pub fn bytes(n: usize, head_dim: usize) -> usize {
+        let [work, partial] = Self::sizes(n, head_dim);
+        work + 2 * partial
+    }
+
+    /// At an address.
+    ///
+    /// # Safety
+    /// It is valid for [`Self::bytes`], aligned to 64.
+    #[inline(always)]
+    pub unsafe fn at(start: *mut u8, n: usize, head_dim: usize) -> Scratch<A> {
+        let [work, partial] = Self::sizes(n, head_dim);
+        // SAFETY: the caller's promise.
+        unsafe {
+            Scratch {
+                work: A::work(start, n, head_dim),
+                chunk: Partial::at(start.add(work).cast(), n, head_dim),
+                total: Partial::at(start.add(work + partial).cast(), n, head_dim),
+            }
+        }
+    }
+}
+
+/// Load the tile's queries of a KV head into scratch: `(row, head of the group)` in that order, scaled.
+///
+/// # Safety
+/// `q` holds the tile's rows, the scratch its queries; the instruction set is available.
+#[inline(always)]
+pub unsafe fn load_queries<S: Loops, A: Attend>(
+    shape: &Shape,
+    tile: &Tile<'_>,
+    kv_head: usize,
+    q: *const f32,
+    work: A::Work,
+) {
+    let head_dim = shape.pages.head_dim;
+    // SAFETY: the caller's promise.
+    unsafe {
+        for query in 0..tile.n_queries(shape) {
+            let (row, head) = (query / shape.n_group, kv_head * shape.n_group + query % shape.n_group);
+            let x = q.add(tile.rows[row].row as usize * shape.cols + head * head_dim);
+            A::load_query::<S>(work, query, x, head_dim, shape.scale);
+        }
+    }
+}
+
+/// The partials of one chunk: of each KV head, one after another from `out` on. Blocks are walked in ascending order, and of each
+/// all heads, which is the order of memory. The tile's queries of these heads are in `work`, one head after another.
+///
+/// # Safety
+/// The positions have pages; the work is for the queries of these heads, `out` for as many times [`Partial::len`]; the instruction
+/// set is available.
+#[inline(always)]
+pub unsafe fn chunk<S: Loops, A: Attend>(
+    shape: &Shape,
+    tile: &Tile<'_>,
+    heads: Range<usize>,
+    positions: Range<usize>,
+    work: A::Work,
+    out: *mut f32,
+) {
+    let (n, head_dim) = (tile.n_queries(shape), shape.pages.head_dim);
+    // SAFETY: the caller's promise.
+    unsafe {
+        let partial =
+            |head: usize| Partial::at(out.add((head - heads.start) * Partial::len(n, head_dim)), n, head_dim);
+        heads.clone().for_each(|head| partial(head).clear(n, head_dim));
+        let mut block = positions.start / A::BLOCK * A::BLOCK;
+        while block < positions.end {
+            for head in heads.clone() {
+                let (next_head, next_block) =
+                    if head + 1 < heads.end { (head + 1, block) } else { (heads.start, block + A::BLOCK) };
+                let next = tile.place(shape, next_head, next_block, A::BLOCK, &positions);
+                let place =
+                    Place { next: Some(&next), ..tile.place(shape, head, block, A::BLOCK, &positions) };
+                let work = A::from_query(work, (head - heads.start) * n, head_dim);
+                A::block::<S>(shape, tile, &place, work, partial(head));
+            }
+            block += A::BLOCK;
+        }
+    }
+}
+
+/// Combine a chunk's partial into the total. Of the chunk's, nothing is left.
+///
+/// # Safety
+/// Both are for `n` queries; the instruction set is available.
+#[inline(always)]
+pub unsafe fn combine<S: Simd>(total: Partial, chunk: Partial, n: usize, head_dim: usize) {
+    let ld = padded(head_dim);
+    // SAFETY: the caller's promise; what lies after the last query, up to whole vectors, belongs to the partials.
+    unsafe {
+        // The factors of both, where the chunk's maximum and sum were.
+        let (total_factor, chunk_factor) = (chunk.m, chunk.l);
+        for at in (0..n).step_by(S::N) {
+            let (a, b) = join::<S>((total.m, total.l), (chunk.m, chunk.l), at);
+            S::store(total_factor.add(at), a);
+            S::store(chunk_factor.add(at), b);
+        }
+        for query in 0..n {
+            let (a, b) = (S::splat(*total_factor.add(query)), S::splat(*chunk_factor.add(query)));
+            let (o, other) = (total.o.add(query * ld), chunk.o.add(query * ld));
+            for at in (0..ld).step_by(S::N) {
+                let sum = S::fma(S::load(other.add(at)), b, S::mul(S::load(o.add(at)), a));
+                S::store(o.add(at), sum);
+            }
+        }
+    }
+}
+
+/// Divide by the sums and write the tile's rows of a KV head. A head's sink takes part in the maximum and the sum.
+///
+/// # Safety
+/// `total` is for the tile's queries, `out` `(n, cols)` for its rows, `sinks` null or for all heads; the instruction set is
+/// available.
+#[inline(always)]
+pub unsafe fn finish<S: Simd>(
+    shape: &Shape,
+    tile: &Tile<'_>,
+    kv_head: usize,
+    total: Partial,
+    sinks: *const f32,
+    out: *mut f32,
+) {
+    let head_dim = shape.pages.head_dim;
+    // SAFETY: the caller's promise.
+    unsafe {
+        for query in 0..tile.n_queries(shape) {
+            let (row, head) = (query / shape.n_group, kv_head * shape.n_group + query % shape.n_group);
+            let (mut l, mut factor) = (*total.l.add(query), 1.0);
+            if !sinks.is_null() {
+                let (m, sink) = (*total.m.add(query), *sinks.add(head));
+                let max = m.max(sink);
+                factor = exp_one::<S>(m - max);
+                l = l * factor + exp_one::<S>(sink - max);
+            }
+            let o = total.o.add(query * padded(head_dim));
+            let out = out.add(tile.rows[row].row as usize * shape.cols + head * head_dim);
+            elementwise::combine::<S>(o, o, out, head_dim, Times(factor / l));
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Attention to keys and values that are met as f32, whichever way they are stored.
+//!
+//! Order of accumulation: every score is one chain over the columns, every output column one chain over the positions of a
+//! block. The products are in [`product`](super::product).
+
+use super::attend::Attend;
+use super::constants::{FLOAT_BLOCK as BLOCK, padded};
+use super::loops::Loops;
+use super::pages::Place;
+use super::product::{Product, load_keys, load_values};
+use super::softmax::{scale_row, softmax_block};
+use super::stored::Stored;
+use super::tile::{Partial, Shape, Tile};
+use crate::kernels::elementwise::{self, Times};
+use crate::kernels::round_up;
+use std::marker::PhantomData;
+
+/// Most queries whose products go without scratch.
+pub const MAX_DIRECT: usize = 5;
+
+/// [`Attend`] to what is stored as `K`.
+#[derive(Clone, Copy)]
+pub struct Floats<K>(PhantomData<K>);
+
+/// A worker's memory.
+#[derive(Clone, Copy)]
+pub struct Work {
+    /// `(n, head_dim)` the queries, scaled.
+    q: *mut f32,
+    /// `(head_dim, BLOCK)` keys, then `(BLOCK, padded head_dim)` values.
+    kv: *mut f32,
+    /// `(n, BLOCK)` scores, then probabilities.
+    s: *mut f32,
+}
+
+fn sizes(n: usize, head_dim: usize) -> [usize; 3] {
+    [n * head_dim, padded(head_dim) * BLOCK, n * BLOCK].map(|len| round_up(len * 4))
+}
+
+impl<K: Stored> Attend for Floats<K> {
+    const BLOCK: usize = BLOCK;
+    type Work = Work;
+
+    fn work_bytes(n: usize, head_dim: usize) -> usize {
+        sizes(n, head_dim).into_iter().sum()
+    }
+
+    #[inline(always)]
+    unsafe fn work(start: *mut u8, n: usize, head_dim: usize) -> Work {
+        let [q, kv, _] = sizes(n, head_dim);
+        // SAFETY: the caller's promise.
+        unsafe { Work { q: start.cast(), kv: start.add(q).cast(), s: start.add(q + kv).cast() } }
+    }
+
+    #[inline(always)]
+    unsafe fn from_query(work: Work, first: usize, head_dim: usize) -> Work {
+        // SAFETY: the caller's promise.
+        Work { q: unsafe { work.q.add(first * head_dim) }, ..work }
+    }
+
+    #[inline(always)]
+    unsafe fn load_query<S: Loops>(work: Work, i: usize, x: *const f32, head_dim: usize, scale: f32) {
+        // SAFETY: the caller's promise.
+        unsafe { elementwise::combine::<S>(x, x, work.q.add(i * head_dim), head_dim, Times(scale)) }
+    }
+
+    #[inline(always)]
+    unsafe fn scores<S: Loops>(place: &Place<'_>, n: usize, work: Work) -> *const f32 {
+        // SAFETY: the caller's promise.
+        unsafe { scores::<S, K>(place, n, work.q, work.kv, work.s) };
+        work.s
+    }
+
+    #[inline(always)]
+    unsafe fn block<S: Loops>(shape: &Shape, tile: &Tile<'_>, place: &Place<'_>, work: Work, out: Partial) {
+        let (n, ld) = (tile.n_queries(shape), padded(shape.pages.head_dim));
+        // SAFETY: the caller's promise.
+        unsafe {
+            Self::scores::<S>(place, n, work);
+            for query in 0..n {
+                let seen = tile.seen_of(shape, query, place.block, BLOCK);
+                let (m, l) = (out.m.add(query), out.l.add(query));
+                let row = work.s.add(query * BLOCK);
+                let factor = softmax_block::<S>(row, place.range.clone(), seen, shape.softcap, m, l);
+                if factor != 1.0 {
+                    scale_row::<S>(out.o.add(query * ld), ld, factor);
+                }
+            }
+            add_values::<S, K>(place, n, work.s, work.kv, out.o);
+        }
+    }
+}
+
+/// `S = Q K^T` for the positions of the range; other columns of S are undefined.
+///
+/// # Safety
+/// The positions have pages; the matrices have their shapes, `kv` room for `padded(head_dim) * BLOCK` values; the
+/// instruction set is available.
+#[inline(always)]
+unsafe fn scores<S: Loops, K: Stored>(place: &Place<'_>, n: usize, q: *const f32, kv: *mut f32, s: *mut f32) {
+    let head_dim = place.pages.head_dim;
+    // SAFETY: the caller's promise.
+    unsafe {
+        if n <= MAX_DIRECT {
+            return match n {
+                1 => S::direct_scores::<K, 1>(place, q, s),
+                2 => S::direct_scores::<K, 2>(place, q, s),
+                3 => S::direct_scores::<K, 3>(place, q, s),
+                4 => S::direct_scores::<K, 4>(place, q, s),
+                _ => S::direct_scores::<K, MAX_DIRECT>(place, q, s),
+            };
+        }
+        load_keys::<S, K>(place, kv);
+        let vectors = S::N * S::VECTORS;
+        let (first, end) = (place.range.start / vectors * vectors, place.range.end.next_multiple_of(vectors));
+        let shape =
+            Product { n, k: head_dim, cols: end - first, lda: head_dim, ldb: BLOCK, ldc: BLOCK, add: false };
+        S::product(shape, q, kv.add(first), s.add(first));
+    }
+}
+
+/// `O += P V` over the positions of the range.
+///
+/// # Safety
+/// As [`scores`].
+#[inline(always)]
+unsafe fn add_values<S: Loops, K: Stored>(
+    place: &Place<'_>,
+    n: usize,
+    p: *const f32,
+    kv: *mut f32,
+    o: *mut f32,
+) {
+    let ld = padded(place.pages.head_dim);
+    // SAFETY: the caller's promise.
+    unsafe {
+        if n <= MAX_DIRECT {
+            return match n {
+                1 => S::direct_values::<K, 1>(place, p, o),
+                2 => S::direct_values::<K, 2>(place, p, o),
+                3 => S::direct_values::<K, 3>(place, p, o),
+                4 => S::direct_values::<K, 4>(place, p, o),
+                _ => S::direct_values::<K, MAX_DIRECT>(place, p, o),
+            };
+        }
+        load_values::<S, K>(place, kv);
+        let shape = Product { n, k: place.range.len(), cols: ld, lda: BLOCK, ldb: ld, ldc: ld, add: true };
+        S::product(shape, p.add(place.range.start), kv.add(place.range.start * ld), o);
+    }
+}

@@ -1,0 +1,141 @@
+//! How integers of 16 or of 8 bits ([`Numbers`]) lie in a page, and in the scratch of attention to them.
+//!
+//! # Layout
+//!
+//! `g` numbers, two of 16 bits or four of 8, are a lane of 32 bits. The keys of one head in a page lie in strips of 64 positions (of
+//! all, in shorter pages), each `[padded / g][64][g]`; their scales follow, `[page_len]` in f32, then those of the values; then the
+//! values, in strips of 64 columns (the last may have 32), each `[page_len / g][64][g]`. `padded` is the head's size as
+//! [`kv_words::padded`] rounds it up; padding columns are undefined. So the numbers that one
+//! instruction multiplies and adds are neighbours, of columns or of positions, and a vector of such lanes is what a lane of a
+//! query's columns, or of its weights, meets: both products
+//! ([`integer_products`](super::integer_products)) read their right side from the page as it is, and for one
+//! query they are the loops that they are for sixty-four. With four vectors of 16 lanes a block of a page's length is read from its first
+//! byte to its last, which the processor's own streams follow (`NOTES.md`).
+
+use super::constants::STRIP;
+use super::numbers::Numbers;
+use super::pages::{Half, LayerPages, Place};
+use crate::simd::Simd;
+use device::kv_words;
+use std::ops::Range;
+
+/// A worker's memory.
+#[derive(Clone, Copy)]
+pub struct Work {
+    /// `(n, padded / g)` lanes of the queries' columns.
+    pub q: *mut i32,
+    /// `(n)` what sums of their products with keys begin with.
+    pub start: *mut i32,
+    /// `(n)` their scales.
+    pub q_scale: *mut f32,
+    /// `(BLOCK)` scales of the block's keys, then of its values.
+    pub scales: *mut f32,
+    /// `(n, BLOCK)` sums of products; then lanes of integer weights in the first part of each row, or scores.
+    pub s: *mut i32,
+    /// `(padded n)` the largest score of the block.
+    pub m: *mut f32,
+    /// `(padded n)` the sum of its exponentials.
+    pub l: *mut f32,
+    /// `(padded n)` what a sum of weighted values is multiplied with.
+    pub step: *mut f32,
+    /// `(padded n)` what is kept of the blocks before.
+    pub keep: *mut f32,
+}
+
+/// Store one head's vector of a position of the page whose part for the head is at `out`.
+///
+/// # Safety
+/// It is of a pool that stores such numbers.
+#[inline(always)]
+pub unsafe fn store<S: Simd, N: Numbers>(pages: &LayerPages, half: Half, out: *mut u8, at: usize, x: &[f32]) {
+    let (g, numbers) = (N::IN_LANE, numbers::<N::Number>(pages, half, out));
+    // SAFETY: the caller's promise; the page has this position.
+    unsafe {
+        let scale = match half {
+            Half::Keys => {
+                let (first, width) = keys_at(pages, g, at);
+                let first = numbers.add(first * g);
+                N::key::<S>(x, |d, number| first.add(d / g * width * g + d % g).write(number))
+            }
+            Half::Values => N::value(x, |d, number| {
+                let (first, _) = values_at(pages, g, at, d);
+                numbers.add((first + d % STRIP) * g + at % g).write(number)
+            }),
+        };
+        scales(pages, half, out).add(at).write(scale);
+    }
+}
+
+/// Positions of a strip of keys; both they and a page are powers of two.
+#[inline(always)]
+fn keys_width(pages: &LayerPages) -> usize {
+    pages.page_len.min(STRIP)
+}
+
+/// Lanes before the first of the keys of a page's position, and from one of its lanes to the next.
+#[inline(always)]
+pub fn keys_at(pages: &LayerPages, g: usize, within: usize) -> (usize, usize) {
+    let width = keys_width(pages);
+    let (strip, at) = (within & !(width - 1), within & (width - 1));
+    (strip * (kv_words::padded(pages.head_dim) / g) + at, width)
+}
+
+/// Lanes before a position's values in the strip of column `d`, and how many that strip has for `g` positions.
+#[inline(always)]
+pub fn values_at(pages: &LayerPages, g: usize, within: usize, d: usize) -> (usize, usize) {
+    let strip = d / STRIP * STRIP;
+    let width = STRIP.min(kv_words::padded(pages.head_dim) - strip);
+    (strip * (pages.page_len / g) + within / g * width, width)
+}
+
+/// The numbers of a head's half of a page.
+#[inline(always)]
+pub fn numbers<T>(pages: &LayerPages, half: Half, start: *mut u8) -> *mut T {
+    let before = if half == Half::Keys { 0 } else { pages.page_len * 4 };
+    start.wrapping_add(before).cast()
+}
+
+/// Their scales: after the keys, before the values.
+#[inline(always)]
+pub fn scales(pages: &LayerPages, half: Half, start: *mut u8) -> *mut f32 {
+    let before = if half == Half::Keys { pages.half_bytes() - pages.page_len * 4 } else { 0 };
+    start.wrapping_add(before).cast()
+}
+
+/// The positions of a range in whole vectors.
+#[inline(always)]
+pub fn vectors<S: Simd>(range: &Range<usize>) -> (usize, usize) {
+    (range.start / S::N * S::N, range.end.next_multiple_of(S::N))
+}
+
+/// Positions of a block that one strip of keys has.
+#[derive(Clone, Copy)]
+pub struct Run {
+    /// The head's half of the page.
+    pub head: *mut u8,
+    /// Where in the block it begins.
+    pub at: usize,
+    /// Where in the page.
+    pub within: usize,
+    /// Positions.
+    pub len: usize,
+}
+
+/// Those among `from..end`, strip by strip of keys.
+#[inline(always)]
+pub fn runs(place: &Place<'_>, half: Half, from: usize, end: usize) -> impl Iterator<Item = Run> {
+    let mut next = from;
+    std::iter::from_fn(move || {
+        let (at, position) = (next, place.block + next);
+        if at >= end {
+            return None;
+        }
+        let within = place.pages.within(position);
+        let width = keys_width(place.pages);
+        let len = (width - (within & (width - 1))).min(end - at);
+        next += len;
+        // SAFETY: the positions have pages.
+        let head = unsafe { place.pages.head(place.table, half, place.kv_head, position) };
+        Some(Run { head, at, within, len })
+    })
+}

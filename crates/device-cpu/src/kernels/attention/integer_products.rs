@@ -1,0 +1,255 @@
+//! The two matrix products of attention to integers ([`integers`](super::integers)): sums of products
+//! of queries with keys, and of weights with values. All sums are exact.
+
+use super::constants::{INTEGER_BLOCK as BLOCK, STRIP, padded};
+use super::integer_layout::{Work, keys_at, numbers, runs, values_at, vectors};
+use super::numbers::Numbers;
+use super::pages::{Half, Place};
+use crate::prefetch::prefetch_far;
+use crate::simd::Simd;
+use device::kv_words;
+use std::marker::PhantomData;
+
+/// Most runs of positions in a block: pages have at least 16.
+const MAX_RUNS: usize = BLOCK / 16;
+
+/// One cache line is prefetched for each so many bytes: the hardware prefetcher follows the stream, and more would be in its way (`NOTES.md`).
+/// Elsewhere that was not measured.
+const PREFETCH_STEP: usize = if cfg!(target_arch = "x86_64") { 256 } else { 64 };
+
+/// The right side of a product: rows of lanes.
+#[derive(Clone, Copy)]
+struct Lanes {
+    first: *const i32,
+    /// From one row to the next.
+    stride: usize,
+    /// Rows.
+    n: usize,
+    /// Bytes from each number to one that will be read soon; 0: to none.
+    soon: usize,
+}
+
+/// `sums += a b`: `M` rows of lanes times `V` vectors of columns; weights times values, or queries times keys.
+///
+/// # Safety
+/// `a` is valid for `M` rows, `lda` apart, of `b.n` lanes; `b` for its rows; the instruction set is available.
+#[inline(always)]
+unsafe fn add_products<S: Simd, N: Numbers, const VALUES: bool, const M: usize, const V: usize>(
+    sums: &mut [[S::I; V]; M],
+    a: *const i32,
+    lda: usize,
+    b: Lanes,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        for k in 0..b.n {
+            let row = b.first.add(k * b.stride);
+            let mut vectors = [S::splat_i(0); V];
+            for (j, vector) in vectors.iter_mut().enumerate() {
+                *vector = S::load_i(row.add(j * S::N));
+            }
+            if b.soon != 0 {
+                for line in (0..V * S::N * 4).step_by(PREFETCH_STEP) {
+                    prefetch_far(row.cast::<u8>().wrapping_add(line + b.soon));
+                }
+            }
+            for (i, sums) in sums.iter_mut().enumerate() {
+                let x = S::splat_i(*a.add(i * lda + k));
+                for (sum, vector) in sums.iter_mut().zip(vectors) {
+                    let (a, b) = if VALUES { (x, vector) } else { (vector, x) };
+                    *sum = N::dot::<S>(*sum, a, b);
+                }
+            }
+        }
+    }
+}
+
+/// A loop over rows of the left side: `run::<M>(row)` for `M` rows from `row` on, as many together as registers allow.
+trait Rows {
+    /// # Safety
+    /// There are such rows.
+    unsafe fn run<const M: usize>(&mut self, row: usize);
+}
+
+/// Run over `n` rows, 8 or 4 together.
+///
+/// # Safety
+/// There are such rows.
+#[inline(always)]
+unsafe fn over_rows<const EIGHT: bool>(n: usize, rows: &mut impl Rows) {
+    let mut row = 0;
+    // SAFETY: the caller's promise.
+    unsafe {
+        while EIGHT && row + 8 <= n {
+            rows.run::<8>(row);
+            row += 8;
+        }
+        while row + 4 <= n {
+            rows.run::<4>(row);
+            row += 4;
+        }
+        match n - row {
+            3 => rows.run::<3>(row),
+            2 => rows.run::<2>(row),
+            1 => rows.run::<1>(row),
+            _ => {}
+        }
+    }
+}
+
+/// Sums of products of queries with `V` vectors of positions.
+struct ScoreRows<S, N, const V: usize> {
+    work: Work,
+    ldq: usize,
+    keys: Lanes,
+    out: *mut i32,
+    types: PhantomData<(S, N)>,
+}
+
+impl<S: Simd, N: Numbers, const V: usize> Rows for ScoreRows<S, N, V> {
+    #[inline(always)]
+    unsafe fn run<const M: usize>(&mut self, row: usize) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut sums = [[S::splat_i(0); V]; M];
+            for (i, sums) in sums.iter_mut().enumerate() {
+                *sums = [S::splat_i(*self.work.start.add(row + i)); V];
+            }
+            let q = self.work.q.add(row * self.ldq);
+            add_products::<S, N, false, M, V>(&mut sums, q, self.ldq, self.keys);
+            for (i, sums) in sums.iter().enumerate() {
+                for (j, sum) in sums.iter().enumerate() {
+                    S::store_i(self.out.add((row + i) * BLOCK + j * S::N), *sum);
+                }
+            }
+        }
+        // Prefetched once.
+        self.keys.soon = 0;
+    }
+}
+
+/// `S = Q K^T` of integers for the positions of the range; other columns of S are undefined.
+///
+/// # Safety
+/// As [`Attend::scores`](super::attend::Attend::scores).
+#[inline(always)]
+pub unsafe fn scores<S: Simd, N: Numbers>(place: &Place<'_>, n: usize, work: Work) {
+    let (pages, ldq) = (place.pages, kv_words::padded(place.pages.head_dim) / N::IN_LANE);
+    // From keys to as many values of the same positions, after the scales of both.
+    let soon = pages.half_bytes() + pages.page_len * 4;
+    let (first, end) = vectors::<S>(&place.range);
+    // SAFETY: the caller's promise. Vectors of positions do not cross pages.
+    unsafe {
+        for run in runs(place, Half::Keys, first, end) {
+            let (first, stride) = keys_at(pages, N::IN_LANE, run.within);
+            let keys = numbers::<i32>(pages, Half::Keys, run.head).add(first);
+            let rows = |at: usize| {
+                let keys = Lanes { first: keys.add(at), stride, n: ldq, soon };
+                (keys, work.s.add(run.at + at))
+            };
+            let (mut at, types) = (0, PhantomData);
+            while S::VECTORS == 4 && at + 4 * S::N <= run.len {
+                let (keys, out) = rows(at);
+                over_rows::<false>(n, &mut ScoreRows::<S, N, 4> { work, ldq, keys, out, types });
+                at += 4 * S::N;
+            }
+            while at + 2 * S::N <= run.len {
+                let (keys, out) = rows(at);
+                let mut rows = ScoreRows::<S, N, 2> { work, ldq, keys, out, types };
+                if S::VECTORS == 4 {
+                    over_rows::<true>(n, &mut rows)
+                } else {
+                    over_rows::<false>(n, &mut rows)
+                }
+                at += 2 * S::N;
+            }
+            while at < run.len {
+                let (keys, out) = rows(at);
+                over_rows::<true>(n, &mut ScoreRows::<S, N, 1> { work, ldq, keys, out, types });
+                at += S::N;
+            }
+        }
+    }
+}
+
+/// `V` vectors of columns of weighted values.
+struct ValueRows<'a, S, N, const V: usize> {
+    /// Runs of lanes of positions: which lane of the block is first, and their values.
+    runs: &'a mut [(usize, Lanes)],
+    work: Work,
+    out: *mut f32,
+    ld: usize,
+    types: PhantomData<(S, N)>,
+}
+
+impl<S: Simd, N: Numbers, const V: usize> Rows for ValueRows<'_, S, N, V> {
+    #[inline(always)]
+    unsafe fn run<const M: usize>(&mut self, row: usize) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut sums = [[S::splat_i(0); V]; M];
+            let weights = self.work.s.add(row * BLOCK);
+            for (lane, values) in self.runs.iter_mut() {
+                add_products::<S, N, true, M, V>(&mut sums, weights.add(*lane), BLOCK, *values);
+                // Prefetched once.
+                values.soon = 0;
+            }
+            for (i, sums) in sums.iter().enumerate() {
+                let (keep, step) = (*self.work.keep.add(row + i), *self.work.step.add(row + i));
+                for (j, sum) in sums.iter().enumerate() {
+                    let o = self.out.add((row + i) * self.ld + j * S::N);
+                    let kept = S::mul(S::load(o), S::splat(keep));
+                    S::store(o, S::fma(S::to_f32(*sum), S::splat(step), kept));
+                }
+            }
+        }
+    }
+}
+
+/// `O = keep O + step (W V)` over the positions of the range.
+///
+/// # Safety
+/// As [`scores`]; the weights and factors are there; o `(n, padded head_dim)`.
+#[inline(always)]
+pub unsafe fn add_values<S: Simd, N: Numbers>(place: &Place<'_>, n: usize, work: Work, o: *mut f32) {
+    let (pages, ld, g) = (place.pages, padded(place.pages.head_dim), N::IN_LANE);
+    let (first, end) = (place.range.start / g * g, place.range.end.next_multiple_of(g));
+    // SAFETY: the caller's promise. Lanes of positions do not cross pages.
+    unsafe {
+        let none = (0, Lanes { first: std::ptr::null(), stride: 0, n: 0, soon: 0 });
+        for strip in (0..ld).step_by(STRIP) {
+            let (mut lanes, mut n_runs) = ([none; MAX_RUNS], 0);
+            for (run, slot) in runs(place, Half::Values, first, end).zip(&mut lanes) {
+                let values = numbers::<i32>(pages, Half::Values, run.head);
+                // The next block has its keys as far on in its pages, where those are not longer than blocks.
+                let keys = place.next.and_then(|next| next.keys_of(run.at));
+                let soon = keys.map_or(values as usize, |keys| keys as usize);
+                let soon = soon.wrapping_sub(values as usize);
+                let (first, stride) = values_at(pages, g, run.within, strip);
+                let values = Lanes { first: values.add(first), stride, n: run.len / g, soon };
+                *slot = (run.at / g, values);
+                n_runs += 1;
+            }
+            let (mut d, last, types) = (strip, (strip + STRIP).min(ld), PhantomData);
+            macro_rules! columns {
+                ($v:literal, $eight:expr) => {{
+                    let mut runs = lanes;
+                    runs.iter_mut()
+                        .for_each(|(_, values)| values.first = values.first.wrapping_add(d - strip));
+                    let (runs, out) = (&mut runs[..n_runs], o.add(d));
+                    over_rows::<$eight>(n, &mut ValueRows::<S, N, $v> { runs, work, out, ld, types });
+                    d += $v * S::N;
+                }};
+            }
+            while S::VECTORS == 4 && d + 4 * S::N <= last {
+                columns!(4, false);
+            }
+            while d + 2 * S::N <= last {
+                columns!(2, false);
+            }
+            while d < last {
+                columns!(1, true);
+            }
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! From sums of products to integer weights: the softmax of a block of positions whose keys and values are integers. The formula
+//! is in [`integers`](super::integers).
+
+// Indices, for the vectors of a block are an array that must become registers.
+#![allow(clippy::needless_range_loop)]
+
+use super::constants::{INTEGER_BLOCK as BLOCK, LOWEST};
+use super::integer_layout::Work;
+use super::numbers::Numbers;
+use super::softmax::among;
+use crate::simd::{Simd, math};
+use std::ops::Range;
+
+/// What an exponential of 1 is before it is rounded, as a power of two: [`BLOCK`] of them fit into 31 bits.
+const ONE_LOG2: f32 = 23.0;
+/// `2^-ONE_LOG2`
+const ONE_STEP: f32 = 1.0 / (1 << 23) as f32;
+/// Weights below it are of values that are nothing.
+const LEAST_WEIGHT: f32 = 1e-30;
+
+/// Scores of a vector of positions, but for the query's scale.
+///
+/// # Safety
+/// The pointers are valid for vectors; the instruction set is available.
+#[inline(always)]
+pub unsafe fn score<S: Simd>(sums: *const i32, scales: *const f32) -> S::V {
+    // SAFETY: the caller's promise.
+    unsafe { S::mul(S::to_f32(S::load_i(sums)), S::load(scales)) }
+}
+
+/// Vectors of a block, where they are shortest.
+const MAX_VECTORS: usize = BLOCK / 4;
+/// Vectors of a block where those of two queries fit the registers: AVX-512's.
+pub const PAIRED_VECTORS: usize = 8;
+
+/// What the sums of products of `M` queries become: integer weights in their place, and the block's `m`, `l` and step. Each step waits for
+/// the one before, so with AVX-512 two queries go together, their whole block in registers meanwhile.
+///
+/// `shown`: of each, the positions of the block that were computed and that its row sees.
+///
+/// # Safety
+/// The sums and scales are there; the instruction set is available.
+#[inline(always)]
+pub unsafe fn weights<S: Simd, N: Numbers, const M: usize>(
+    work: Work,
+    query: usize,
+    shown: [Range<usize>; M],
+    softcap: f32,
+) {
+    let n = BLOCK / S::N;
+    let whole = shown.iter().all(|shown| *shown == (0..BLOCK));
+    // SAFETY: the caller's promise. What is not shown may be anything, and is replaced.
+    unsafe {
+        let (rows, q_scales) = (work.s.add(query * BLOCK), work.q_scale.add(query));
+        let mut x = [[S::splat(0.0); MAX_VECTORS]; M];
+        for m in 0..M {
+            for i in 0..n {
+                x[m][i] = score::<S>(rows.add(m * BLOCK + i * S::N), work.scales.add(i * S::N));
+            }
+        }
+        if softcap != 0.0 {
+            let cap = S::splat(softcap);
+            for m in 0..M {
+                for i in 0..n {
+                    let s = S::mul(x[m][i], S::splat(*q_scales.add(m)));
+                    x[m][i] = S::mul(cap, math::tanh::<S>(S::div(s, cap)));
+                }
+            }
+        }
+        if !whole {
+            for m in 0..M {
+                for i in 0..n {
+                    x[m][i] = among::<S>(&shown[m], i * S::N, x[m][i], f32::NEG_INFINITY);
+                }
+            }
+        }
+        let mut max = [S::splat(LOWEST); M];
+        for i in 0..n {
+            for m in 0..M {
+                max[m] = S::max(x[m][i], max[m]);
+            }
+        }
+        let (mut log2_e, mut shift) = ([0.0; M], [0.0; M]);
+        for m in 0..M {
+            // Scores that are capped are scaled, others are not yet.
+            let scale = if softcap != 0.0 { 1.0 } else { *q_scales.add(m) };
+            let max = if shown[m].is_empty() { LOWEST } else { S::max_lane(max[m]) * scale };
+            work.m.add(query + m).write(max);
+            // Clamp: 0 * -inf on hidden positions would be NaN.
+            log2_e[m] = (scale * std::f32::consts::LOG2_E).max(f32::MIN_POSITIVE);
+            shift[m] = ONE_LOG2 - max * std::f32::consts::LOG2_E;
+        }
+        let mut l = [S::splat_i(0); M];
+        for i in 0..n {
+            let scales = S::load(work.scales.add(BLOCK + i * S::N));
+            for m in 0..M {
+                let e = S::exp2(S::fma(x[m][i], S::splat(log2_e[m]), S::splat(shift[m])));
+                l[m] = S::add_i(l[m], S::round(e));
+                x[m][i] = S::mul(e, scales);
+            }
+        }
+        if !whole {
+            for m in 0..M {
+                for i in 0..n {
+                    x[m][i] = among::<S>(&shown[m], i * S::N, x[m][i], 0.0);
+                }
+            }
+        }
+        let mut most = [S::splat(0.0); M];
+        for i in 0..n {
+            for m in 0..M {
+                most[m] = S::max_bits(most[m], x[m][i]);
+            }
+        }
+        let mut factor = [0.0; M];
+        for m in 0..M {
+            let most = S::max_bits_lane(most[m]);
+            // A NaN fails this comparison on purpose, and then shows in the step.
+            factor[m] = if most < LEAST_WEIGHT { 0.0 } else { N::MAX_WEIGHT / most };
+            // A NaN query has integer sums like any other; this brings its NaN back.
+            let l = S::sum_i(l[m]) as f32 * ONE_STEP + 0.0 * *q_scales.add(m);
+            work.l.add(query + m).write(l);
+            work.step.add(query + m).write(most * (ONE_STEP / N::MAX_WEIGHT));
+        }
+        for m in 0..M {
+            for i in 0..n {
+                N::store_weights::<S>(rows.add(m * BLOCK), i * S::N, x[m][i], S::splat(factor[m]));
+            }
+        }
+    }
+}

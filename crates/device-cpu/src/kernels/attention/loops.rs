@@ -1,0 +1,94 @@
+//! The loops of attention, each a function of its own for each instruction set: inlined into one another they take the compiler
+//! minutes. What they compute is in [`product`], [`integer_weights`] and [`integer_products`].
+
+use super::integer_layout::Work;
+use super::numbers::Numbers;
+use super::pages::Place;
+use super::product::{self, Product};
+use super::stored::Stored;
+use super::{integer_products, integer_weights};
+use crate::simd::Simd;
+use std::ops::Range;
+
+/// Pass a macro its arguments and the loops: name, where it is, parameters beside the instruction set as they are declared and as they
+/// are given, arguments.
+macro_rules! with_loops {
+    ($macro:ident, $($first:tt)*) => {
+        $macro! {
+            $($first)*
+            direct_scores = product::direct_scores, [K: Stored, const M: usize], [K, M],
+                (place: &Place<'_>, q: *const f32, s: *mut f32);
+            direct_values = product::direct_values, [K: Stored, const M: usize], [K, M],
+                (place: &Place<'_>, p: *const f32, o: *mut f32);
+            product = product::product, [], [],
+                (p: Product, a: *const f32, b: *const f32, c: *mut f32);
+            integer_scores = integer_products::scores, [N: Numbers], [N],
+                (place: &Place<'_>, n: usize, work: Work);
+            integer_weights = integer_weights::weights, [N: Numbers, const M: usize], [N, M],
+                (work: Work, query: usize, shown: [Range<usize>; M], softcap: f32);
+            integer_values = integer_products::add_values, [N: Numbers], [N],
+                (place: &Place<'_>, n: usize, work: Work, o: *mut f32);
+        }
+    };
+}
+
+/// The trait that generic kernels call.
+macro_rules! declare {
+    ($($name:ident = $module:ident::$function:ident, [$($params:tt)*], [$($given:tt)*],
+        ($($arg:ident: $type:ty),*);)*) => {
+        /// The loops for an instruction set.
+        pub trait Loops: Simd {
+            $(
+                #[doc = concat!("[`", stringify!($module), "::", stringify!($function), "`]")]
+                ///
+                /// # Safety
+                /// As there.
+                unsafe fn $name<$($params)*>($($arg: $type),*);
+            )*
+        }
+    };
+}
+
+with_loops!(declare,);
+
+/// The loops for an instruction set; the attribute is of each, which is a function by itself. One attribute stands for several where it is
+/// a `cfg_attr` whose condition holds.
+macro_rules! implement {
+    ($simd:ty, $attribute:tt $($name:ident = $module:ident::$function:ident, [$($params:tt)*], [$($given:tt)*],
+        ($($arg:ident: $type:ty),*);)*) => {
+        impl Loops for $simd {
+            $(
+                #[inline(always)]
+                unsafe fn $name<$($params)*>($($arg: $type),*) {
+                    # $attribute
+                    unsafe fn run<$($params)*>($($arg: $type),*) {
+                        // SAFETY: the caller's promises are those of the loop.
+                        unsafe { $module::$function::<$simd, $($given)*>($($arg),*) }
+                    }
+                    // SAFETY: the caller's promise.
+                    unsafe { run::<$($given)*>($($arg),*) }
+                }
+            )*
+        }
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+with_loops!(
+    implement,
+    crate::simd::Avx512,
+    [cfg_attr(
+        target_arch = "x86_64",
+        inline(never),
+        target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")
+    )]
+);
+#[cfg(target_arch = "x86_64")]
+with_loops!(
+    implement,
+    crate::simd::Avx2,
+    [cfg_attr(target_arch = "x86_64", inline(never), target_feature(enable = "avx2,fma,f16c"))]
+);
+#[cfg(target_arch = "aarch64")]
+with_loops!(implement, crate::simd::Neon, [inline(never)]);
+with_loops!(implement, crate::simd::Portable, [inline(never)]);

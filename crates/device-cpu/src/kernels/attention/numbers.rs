@@ -1,0 +1,286 @@
+//! The integers that keys, queries, values and weights are stored as, and how they are multiplied: [`Words`] and
+//! [`Bytes`].
+
+use crate::simd::Simd;
+use device::{kv_bytes, kv_words};
+
+/// Integers of one width.
+pub trait Numbers: Copy + 'static {
+    /// One of them, as it lies in memory.
+    type Number: Copy;
+    /// Numbers of a lane of 32 bits.
+    const IN_LANE: usize = 4 / size_of::<Self::Number>();
+    /// The largest that a value is weighted with.
+    const MAX_WEIGHT: f32;
+
+    /// The scale of a key; its integers go to `put` by column.
+    ///
+    /// # Safety
+    /// The instruction set is available.
+    unsafe fn key<S: Simd>(x: &[f32], put: impl FnMut(usize, Self::Number)) -> f32;
+
+    /// The scale of a query, and what sums of its products with keys begin with; its integers go to `put` by column.
+    ///
+    /// # Safety
+    /// The instruction set is available.
+    unsafe fn query<S: Simd>(x: &[f32], put: impl FnMut(usize, Self::Number)) -> (f32, i32);
+
+    /// The scale of a value; its integers go to `put` by column.
+    fn value(x: &[f32], put: impl FnMut(usize, Self::Number)) -> f32;
+
+    /// `sum + a b` in each lane: of a key and a query, or of weights and values.
+    ///
+    /// # Safety
+    /// The instruction set is available.
+    unsafe fn dot<S: Simd>(sum: S::I, a: S::I, b: S::I) -> S::I;
+
+    /// Round `factor w` of the positions from `at` on to weights, in the row of a block's.
+    ///
+    /// # Safety
+    /// The row has the positions, a whole vector; the instruction set is available.
+    unsafe fn store_weights<S: Simd>(row: *mut i32, at: usize, w: S::V, factor: S::V);
+}
+
+/// [`device::KvType::I16`], as [`kv_words`] says.
+#[derive(Clone, Copy)]
+pub struct Words;
+
+/// [`device::KvType::I8`], as [`kv_bytes`] says. Keys are stored more by 128, without a sign, for the instruction that multiplies four
+/// bytes wants one side so; sums begin with what takes it out again.
+#[derive(Clone, Copy)]
+pub struct Bytes;
+
+/// The integers of a vector at this scale.
+#[inline(always)]
+fn words(x: &[f32], scale: f32, mut put: impl FnMut(usize, i16)) {
+    let factor = kv_words::factor(scale);
+    x.iter().enumerate().for_each(|(d, x)| put(d, kv_words::to_word(*x, factor)));
+}
+
+impl Numbers for Words {
+    type Number = i16;
+    const MAX_WEIGHT: f32 = kv_words::MAX_WEIGHT;
+
+    #[inline(always)]
+    unsafe fn key<S: Simd>(x: &[f32], put: impl FnMut(usize, i16)) -> f32 {
+        let scale = kv_words::key_scale(x);
+        words(x, scale, put);
+        scale
+    }
+
+    #[inline(always)]
+    unsafe fn query<S: Simd>(x: &[f32], put: impl FnMut(usize, i16)) -> (f32, i32) {
+        // SAFETY: the caller's promise.
+        (unsafe { Self::key::<S>(x, put) }, 0)
+    }
+
+    #[inline(always)]
+    fn value(x: &[f32], put: impl FnMut(usize, i16)) -> f32 {
+        let scale = kv_words::value_scale(x);
+        words(x, scale, put);
+        scale
+    }
+
+    #[inline(always)]
+    unsafe fn dot<S: Simd>(sum: S::I, a: S::I, b: S::I) -> S::I {
+        // SAFETY: the caller's promise.
+        unsafe { S::dot_words(sum, a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_weights<S: Simd>(row: *mut i32, at: usize, w: S::V, factor: S::V) {
+        // SAFETY: the caller's promise.
+        unsafe { S::store_words(row.cast::<i16>().add(at), S::round(S::mul(w, factor))) }
+    }
+}
+
+/// [`kv_bytes::rotate`] of one piece; the rest is zero.
+///
+/// # Safety
+/// The instruction set is available.
+#[inline(always)]
+unsafe fn rotated<S: Simd>(x: &[f32]) -> [f32; kv_bytes::MAX_PIECE] {
+    let mut out = [0f32; kv_bytes::MAX_PIECE];
+    let n = x.len();
+    out[..n].copy_from_slice(x);
+    if !n.is_multiple_of(S::N) {
+        kv_bytes::rotate(&mut out[..n]);
+        return out;
+    }
+    let start = out.as_mut_ptr();
+    // SAFETY: whole vectors within the piece.
+    unsafe {
+        let factor = S::splat(kv_bytes::rotation_factor(n));
+        for i in (0..n).step_by(S::N) {
+            S::store(start.add(i), S::hadamard(S::mul(S::load(start.add(i)), factor)));
+        }
+        let mut apart = S::N;
+        while apart < n {
+            for i in (0..n).step_by(S::N).filter(|i| i & apart == 0) {
+                let (a, b) = (S::load(start.add(i)), S::load(start.add(i + apart)));
+                S::store(start.add(i), S::add(a, b));
+                S::store(start.add(i + apart), S::sub(a, b));
+            }
+            apart *= 2;
+        }
+    }
+    out
+}
+
+/// The integers of a vector at this scale, from column `first` on.
+#[inline(always)]
+fn bytes(x: &[f32], first: usize, scale: f32, put: &mut impl FnMut(usize, i8)) {
+    let factor = kv_words::factor(scale);
+    x.iter().enumerate().for_each(|(d, x)| put(first + d, kv_bytes::to_byte(*x, factor)));
+}
+
+impl Numbers for Bytes {
+    type Number = i8;
+    const MAX_WEIGHT: f32 = kv_bytes::MAX_WEIGHT;
+
+    #[inline(always)]
+    unsafe fn key<S: Simd>(x: &[f32], mut put: impl FnMut(usize, i8)) -> f32 {
+        // SAFETY: the caller's promise.
+        let (scale, _) = unsafe { Self::query::<S>(x, |d, number| put(d, number ^ i8::MIN)) };
+        scale
+    }
+
+    #[inline(always)]
+    unsafe fn query<S: Simd>(x: &[f32], mut put: impl FnMut(usize, i8)) -> (f32, i32) {
+        let piece = kv_bytes::piece(x.len());
+        let (mut scale, mut sum) = (0f32, 0);
+        let mut put = |d, number| {
+            sum += i32::from(number);
+            put(d, number);
+        };
+        // SAFETY: the caller's promise.
+        unsafe {
+            // Rotated twice, for a head may have any number of pieces.
+            for x in x.chunks_exact(piece) {
+                let of_piece = kv_bytes::scale(&rotated::<S>(x));
+                scale = if scale.is_nan() || of_piece < scale { scale } else { of_piece };
+            }
+            for (i, x) in x.chunks_exact(piece).enumerate() {
+                bytes(&rotated::<S>(x)[..piece], i * piece, scale, &mut put);
+            }
+        }
+        (scale, -128 * sum)
+    }
+
+    #[inline(always)]
+    fn value(x: &[f32], mut put: impl FnMut(usize, i8)) -> f32 {
+        let scale = kv_bytes::scale(x);
+        bytes(x, 0, scale, &mut put);
+        scale
+    }
+
+    #[inline(always)]
+    unsafe fn dot<S: Simd>(sum: S::I, a: S::I, b: S::I) -> S::I {
+        // SAFETY: the caller's promise.
+        unsafe { S::dot_bytes(sum, a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_weights<S: Simd>(row: *mut i32, at: usize, w: S::V, factor: S::V) {
+        // SAFETY: the caller's promise; a block has as many thresholds as positions.
+        unsafe {
+            let threshold = S::load(kv_bytes::THRESHOLDS.as_ptr().add(at));
+            S::store_bytes(row.cast::<u8>().add(at), S::round(S::fma(w, factor, threshold)));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::isa::Isa;
+
+    /// Of a query and a key: the sum of products by vectors, that of the numbers as they are, the rotated query; and some weights.
+    struct Found {
+        by_vectors: i32,
+        by_numbers: i32,
+        rotated: Vec<f32>,
+        weights: [u8; 16],
+        /// A lane of the largest bytes: times the largest, times the least.
+        extremes: [i32; 2],
+    }
+
+    #[inline(always)]
+    unsafe fn body<S: Simd>(query: &[f32], key: &[f32], weights: [f32; 16]) -> Found {
+        let (mut q, mut k, mut rows) = ([0i8; 256], [0i8; 256], [0i32; 16]);
+        // SAFETY: whole vectors within the arrays; the caller's promise.
+        unsafe {
+            let (_, start) = Bytes::query::<S>(query, |d, number| q[d] = number);
+            Bytes::key::<S>(key, |d, number| k[d] = number);
+            let mut sums = S::splat_i(0);
+            for at in (0..256).step_by(4 * S::N) {
+                let (q, k) = (S::load_i(q.as_ptr().add(at).cast()), S::load_i(k.as_ptr().add(at).cast()));
+                sums = Bytes::dot::<S>(sums, k, q);
+            }
+            for at in (0..16).step_by(S::N) {
+                let (w, factor) = (S::load(weights.as_ptr().add(at)), S::splat(255.0));
+                Bytes::store_weights::<S>(rows.as_mut_ptr(), at, w, factor);
+            }
+            let piece = kv_bytes::piece(query.len());
+            let lane = |b| S::sum_i(S::dot_bytes(S::splat_i(0), S::splat_i(-1), S::splat_i(b))) / S::N as i32;
+            Found {
+                by_vectors: S::sum_i(sums) + start,
+                by_numbers: q.iter().zip(k).map(|(q, k)| i32::from(*q) * i32::from(k ^ i8::MIN)).sum(),
+                rotated: query.chunks_exact(piece).flat_map(|x| rotated::<S>(x)[..piece].to_vec()).collect(),
+                weights: *rows.as_ptr().cast(),
+                extremes: [lane(0x7f7f_7f7f), lane(i32::from_ne_bytes([128; 4]))],
+            }
+        }
+    }
+
+    fn on(isa: Isa, query: &[f32], key: &[f32], weights: [f32; 16]) -> Found {
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+        unsafe fn avx512(query: &[f32], key: &[f32], weights: [f32; 16]) -> Found {
+            // SAFETY: see the match.
+            unsafe { body::<crate::simd::Avx512>(query, key, weights) }
+        }
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = "avx2,fma,f16c")]
+        unsafe fn avx2(query: &[f32], key: &[f32], weights: [f32; 16]) -> Found {
+            // SAFETY: see the match.
+            unsafe { body::<crate::simd::Avx2>(query, key, weights) }
+        }
+        // SAFETY: only available instruction sets are given.
+        unsafe {
+            match isa.vectors() {
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx512 => avx512(query, key, weights),
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx2 => avx2(query, key, weights),
+                #[cfg(target_arch = "aarch64")]
+                Isa::Neon => body::<crate::simd::Neon>(query, key, weights),
+                _ => body::<crate::simd::Portable>(query, key, weights),
+            }
+        }
+    }
+
+    #[test]
+    fn bytes_are_the_same_on_every_instruction_set() {
+        let weights = std::array::from_fn(|i| i as f32 / 15.0);
+        let wanted =
+            std::array::from_fn(|i| (weights[i] * 255.0 + kv_bytes::THRESHOLDS[i]).round_ties_even() as u8);
+        for isa in Isa::available() {
+            for n in [2, 8, 64, 80, 96, 256] {
+                // Both signs and the largest numbers.
+                let query: Vec<f32> =
+                    (0..n).map(|i| if i % 3 == 0 { -1.0 } else { (i as f32).cos() }).collect();
+                let key: Vec<f32> = query.iter().map(|x| -7.0 * x).collect();
+                let found = on(isa, &query, &key, weights);
+                // What follows the head's size is undefined in a key and zero in a query.
+                assert_eq!(found.by_vectors, found.by_numbers, "{isa} {n}");
+                assert_eq!(found.weights, wanted, "{isa}");
+                assert_eq!(found.extremes, [4 * 255 * 127, -4 * 255 * 128], "{isa}");
+                let mut rotated = query.clone();
+                kv_bytes::rotate(&mut rotated);
+                let close = rotated.iter().zip(&found.rotated).all(|(want, got)| (want - got).abs() < 1e-5);
+                assert!(close, "{isa} {n}: {:?} for {rotated:?}", found.rotated);
+            }
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! Where the keys and values of a layer lie in KV pages, and of a block of positions.
+
+use device::{KvType, PAGE_NONE};
+use std::ops::Range;
+
+/// Where a layer's keys and values lie.
+#[derive(Clone, Copy)]
+pub struct LayerPages {
+    /// The group's first page.
+    pub pool: *mut u8,
+    /// Bytes from one page to the next.
+    pub page_bytes: usize,
+    /// Bytes before this layer's part of a page.
+    pub offset: usize,
+    /// Which page table.
+    pub group: usize,
+    /// KV heads.
+    pub n_kv_heads: usize,
+    /// Columns of one head.
+    pub head_dim: usize,
+    /// Positions of a page; a power of two.
+    pub page_len: usize,
+    /// How they are stored.
+    pub kind: KvType,
+}
+
+/// Keys or values.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Half {
+    /// The first half of a head's part of a page.
+    Keys,
+    /// The second.
+    Values,
+}
+
+impl LayerPages {
+    /// Bytes of one head's vector.
+    #[inline(always)]
+    pub fn vector_bytes(&self) -> usize {
+        self.kind.vector_bytes(self.head_dim)
+    }
+
+    /// Bytes of a head's keys in a page, or of its values, which follow them.
+    #[inline(always)]
+    pub fn half_bytes(&self) -> usize {
+        self.page_len * self.vector_bytes()
+    }
+
+    /// Which of its page's positions a position is.
+    #[inline(always)]
+    pub fn within(&self, position: usize) -> usize {
+        position & (self.page_len - 1)
+    }
+
+    /// The page that holds a position, for one head: its first byte.
+    ///
+    /// # Safety
+    /// The table belongs to this pool and has a page for the position.
+    #[inline(always)]
+    pub unsafe fn head(&self, table: &[u32], half: Half, head: usize, position: usize) -> *mut u8 {
+        // As a shift: a division by a variable takes ten times as long.
+        let page = table[position >> self.page_len.trailing_zeros()];
+        assert!(page != PAGE_NONE, "position {position} has no KV page");
+        let before = (2 * head + half as usize) * self.half_bytes();
+        // SAFETY: the page is one of the pool, the head's part within it.
+        unsafe { self.pool.add(page as usize * self.page_bytes + self.offset + before) }
+    }
+
+    /// The vector of a head at a position, of a KV type that stores vectors one after another; those of the following
+    /// positions of the page follow.
+    ///
+    /// # Safety
+    /// The table belongs to this pool and has a page for the position.
+    #[inline(always)]
+    pub unsafe fn vector(&self, table: &[u32], half: Half, head: usize, position: usize) -> *mut u8 {
+        // SAFETY: the caller's promise; the vector is one of the page's.
+        unsafe { self.head(table, half, head, position).add(self.within(position) * self.vector_bytes()) }
+    }
+}
+
+/// A block of positions of a sequence, for a KV head.
+pub struct Place<'a> {
+    /// Where keys and values lie.
+    pub pages: &'a LayerPages,
+    /// The sequence's pages.
+    pub table: &'a [u32],
+    /// Which.
+    pub kv_head: usize,
+    /// Its first position, a multiple of the block's length.
+    pub block: usize,
+    /// Positions of the block that are computed.
+    pub range: Range<usize>,
+    /// Whose keys are read after its values, if its range has any.
+    pub next: Option<&'a Place<'a>>,
+}
+
+impl Place<'_> {
+    /// The head's keys in the page of a position of the block, if it is in the range.
+    ///
+    /// # Safety
+    /// The range has pages.
+    #[inline(always)]
+    pub unsafe fn keys_of(&self, at: usize) -> Option<*mut u8> {
+        // SAFETY: the caller's promise.
+        let keys = || unsafe { self.pages.head(self.table, Half::Keys, self.kv_head, self.block + at) };
+        self.range.contains(&at).then(keys)
+    }
+
+    /// The vector at a position of the block, and how many of the range follow it in its page, itself included.
+    ///
+    /// # Safety
+    /// The position has a page.
+    #[inline(always)]
+    pub unsafe fn run(&self, half: Half, at: usize) -> (*const u8, usize) {
+        let page_len = self.pages.page_len;
+        // SAFETY: the caller's promise.
+        let first = unsafe { self.pages.vector(self.table, half, self.kv_head, self.block + at) };
+        (first, (page_len - (self.block + at) % page_len).min(self.range.end - at))
+    }
+}

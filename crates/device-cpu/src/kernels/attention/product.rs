@@ -1,0 +1,420 @@
+//! The two matrix products of attention, over one block of positions: `S = Q K^T` and `O += P V`.
+//!
+//! Q `(n, head_dim)`, S and P `(n, BLOCK)`, O `(n, padded head_dim)`, in f32; keys and values are read from the pages.
+//!
+//! Two ways, the same chains of fused multiply-adds and so the same bits:
+//!
+//! - With few queries ([`MAX_DIRECT`](super::floats::MAX_DIRECT): a decoded token's heads of a KV head, or five beams) keys and values go from the
+//!   page through registers: squares of keys are transposed and met by the queries at once, values by the probabilities.
+//!   Each number is read once and never stored; about 0.2 cycles a number on Zen 5. What is needed next is prefetched in small
+//!   pieces as the work goes on: values while keys are multiplied, and the next block's keys while values are.
+//! - With many, the block is loaded into scratch as f32 first, keys transposed, and the products are tiled with four
+//!   queries by `VECTORS` vectors in registers.
+
+// Indices, for accumulators are arrays that must become registers, and the formulas stay readable.
+#![allow(clippy::needless_range_loop)]
+
+use super::constants::{FLOAT_BLOCK as BLOCK, padded};
+use super::pages::{Half, Place};
+use super::stored::Stored;
+use crate::prefetch::prefetch_far;
+use crate::simd::{RowsOf, Simd, Sink};
+use std::marker::PhantomData;
+
+/// Prefetch `n` vectors from `first` on.
+#[inline(always)]
+fn prefetch_vectors(first: *const u8, stride: usize, n: usize) {
+    for line in (0..n * stride).step_by(64) {
+        prefetch_far(first.wrapping_add(line));
+    }
+}
+
+/// Scores of `M` queries with `S::N` positions, a lane each, as columns of keys come in.
+struct Scores<S: Simd, const M: usize> {
+    /// `(M, head_dim)` from the columns' first on.
+    q: *const f32,
+    head_dim: usize,
+    sums: [S::V; M],
+}
+
+impl<S: Simd, const M: usize> Sink<S> for Scores<S, M> {
+    #[inline(always)]
+    unsafe fn take(&mut self, i: usize, keys: S::V) {
+        // SAFETY: the column is one of the head's.
+        unsafe {
+            for query in 0..M {
+                let q = S::splat(*self.q.add(query * self.head_dim + i));
+                self.sums[query] = S::fma(q, keys, self.sums[query]);
+            }
+        }
+    }
+}
+
+/// [`floats`](super::floats)'s scores of `M` queries.
+///
+/// # Safety
+/// As [`Attend::scores`](super::attend::Attend::scores).
+#[inline(always)]
+pub unsafe fn direct_scores<S: Simd, K: Stored, const M: usize>(
+    place: &Place<'_>,
+    q: *const f32,
+    s: *mut f32,
+) {
+    let mut at = place.range.start / S::N * S::N;
+    // SAFETY: the caller's promise.
+    unsafe {
+        // Every score is one chain of additions, so that several groups must be under way.
+        while M == 1 && at + 3 * S::N < place.range.end {
+            scores_of_groups::<S, K, M, 4>(place, at, q, s);
+            at += 4 * S::N;
+        }
+        while M <= 3 && at + S::N < place.range.end {
+            scores_of_groups::<S, K, M, 2>(place, at, q, s);
+            at += 2 * S::N;
+        }
+        while at < place.range.end {
+            scores_of_groups::<S, K, M, 1>(place, at, q, s);
+            at += S::N;
+        }
+    }
+}
+
+/// Of `G` groups of `S::N` positions, from `at` on.
+///
+/// # Safety
+/// As [`Attend::scores`](super::attend::Attend::scores).
+#[inline(always)]
+unsafe fn scores_of_groups<S: Simd, K: Stored, const M: usize, const G: usize>(
+    place: &Place<'_>,
+    at: usize,
+    q: *const f32,
+    s: *mut f32,
+) {
+    let (head_dim, stride) = (place.pages.head_dim, place.pages.vector_bytes());
+    let whole = head_dim / S::N * S::N;
+    // SAFETY: the caller's promise. `S::N` divides 16, which divides a page, so a group of positions lies in one page.
+    unsafe {
+        let mut firsts = [std::ptr::null(); G];
+        for g in 0..G {
+            let position = place.block + at + g * S::N;
+            firsts[g] = place.pages.vector(place.table, Half::Keys, place.kv_head, position);
+            // Positions in front of the range may have no page.
+            let asked = position.max(place.block + place.range.start);
+            let values = place.pages.vector(place.table, Half::Values, place.kv_head, asked);
+            prefetch_vectors(values, stride, S::N);
+        }
+        let mut sums = [[S::splat(0.0); M]; G];
+        for d in (0..whole).step_by(S::N) {
+            for g in 0..G {
+                let rows = Rows::<K> { first: firsts[g], stride, d, stored: PhantomData };
+                let mut scores = Scores::<S, M> { q: q.add(d), head_dim, sums: sums[g] };
+                S::transpose(rows, &mut scores);
+                sums[g] = scores.sums;
+            }
+        }
+        for g in 0..G {
+            let mut scores = Scores::<S, M> { q, head_dim, sums: sums[g] };
+            for d in whole..head_dim {
+                let mut keys = [0f32; 16];
+                for (i, key) in keys.iter_mut().enumerate().take(S::N) {
+                    *key = K::load_one(firsts[g].add(i * stride), d);
+                }
+                scores.take(d, S::load(keys.as_ptr()));
+            }
+            for query in 0..M {
+                S::store(s.add(query * BLOCK + at + g * S::N), scores.sums[query]);
+            }
+        }
+    }
+}
+
+/// Weighted values of `M` queries.
+///
+/// # Safety
+/// As [`Attend::scores`](super::attend::Attend::scores).
+#[inline(always)]
+pub unsafe fn direct_values<S: Simd, K: Stored, const M: usize>(
+    place: &Place<'_>,
+    p: *const f32,
+    o: *mut f32,
+) {
+    let head_dim = place.pages.head_dim;
+    let ld = padded(head_dim);
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut d = 0;
+        // As many accumulators as registers allow.
+        while (S::VECTORS == 4 || M <= 3) && d + 4 * S::N <= head_dim {
+            direct_columns::<S, K, M, 4>(place, d, p, o);
+            d += 4 * S::N;
+        }
+        while S::VECTORS == 2 && d + 2 * S::N <= head_dim {
+            direct_columns::<S, K, M, 2>(place, d, p, o);
+            d += 2 * S::N;
+        }
+        while d + S::N <= head_dim {
+            direct_columns::<S, K, M, 1>(place, d, p, o);
+            d += S::N;
+        }
+        for d in d..head_dim {
+            for at in place.range.clone() {
+                let vector = place.pages.vector(place.table, Half::Values, place.kv_head, place.block + at);
+                let v = K::load_one(vector, d);
+                for query in 0..M {
+                    let o = o.add(query * ld + d);
+                    *o = S::fma_one(*p.add(query * BLOCK + at), v, *o);
+                }
+            }
+        }
+    }
+}
+
+/// `V` vectors of columns from `d` on.
+///
+/// # Safety
+/// As [`Attend::scores`](super::attend::Attend::scores).
+#[inline(always)]
+unsafe fn direct_columns<S: Simd, K: Stored, const M: usize, const V: usize>(
+    place: &Place<'_>,
+    d: usize,
+    p: *const f32,
+    o: *mut f32,
+) {
+    let (stride, ld) = (place.pages.vector_bytes(), padded(place.pages.head_dim));
+    // SAFETY: the caller's promise; each run of positions lies in one page.
+    unsafe {
+        let mut sums = [[S::splat(0.0); V]; M];
+        for i in 0..M {
+            for j in 0..V {
+                sums[i][j] = S::load(o.add(i * ld + d + j * S::N));
+            }
+        }
+        let mut at = place.range.start;
+        while at < place.range.end {
+            let (first, run) = place.run(Half::Values, at);
+            // Runs of the next block are as long: a page and a block are both powers of two.
+            let keys = match place.next {
+                Some(next) if d == 0 => next
+                    .keys_of(at)
+                    .map(|keys| keys.wrapping_add(place.pages.within(next.block + at) * stride).cast_const()),
+                _ => None,
+            };
+            for i in 0..run {
+                if let Some(keys) = keys {
+                    prefetch_vectors(keys.wrapping_add(i * stride), stride, 1);
+                }
+                let mut values = [S::splat(0.0); V];
+                for j in 0..V {
+                    values[j] = K::load::<S>(first.add(i * stride), d + j * S::N);
+                }
+                for query in 0..M {
+                    let p = S::splat(*p.add(query * BLOCK + at + i));
+                    for j in 0..V {
+                        sums[query][j] = S::fma(p, values[j], sums[query][j]);
+                    }
+                }
+            }
+            at += run;
+        }
+        for i in 0..M {
+            for j in 0..V {
+                S::store(o.add(i * ld + d + j * S::N), sums[i][j]);
+            }
+        }
+    }
+}
+
+/// `S::N` columns of the vectors of neighbouring positions.
+struct Rows<K> {
+    first: *const u8,
+    stride: usize,
+    d: usize,
+    stored: PhantomData<K>,
+}
+
+impl<K: Stored> RowsOf for Rows<K> {
+    #[inline(always)]
+    unsafe fn row<S: Simd>(&self, i: usize) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { K::load::<S>(self.first.add(i * self.stride), self.d) }
+    }
+}
+
+/// Columns of transposed keys, [`BLOCK`] apart.
+struct Columns(*mut f32);
+
+impl<S: Simd> Sink<S> for Columns {
+    #[inline(always)]
+    unsafe fn take(&mut self, i: usize, v: S::V) {
+        // SAFETY: the column is one of the head's.
+        unsafe { S::store(self.0.add(i * BLOCK), v) }
+    }
+}
+
+/// Keys of a block's positions, transposed: `(head_dim, BLOCK)`.
+///
+/// # Safety
+/// As [`Attend::scores`](super::attend::Attend::scores).
+#[inline(always)]
+pub unsafe fn load_keys<S: Simd, K: Stored>(place: &Place<'_>, out: *mut f32) {
+    let (head_dim, stride) = (place.pages.head_dim, place.pages.vector_bytes());
+    let whole = head_dim / S::N * S::N;
+    // SAFETY: the caller's promise. `S::N` divides 16, which divides a page, so a group of positions lies in one page.
+    unsafe {
+        for at in (place.range.start / S::N * S::N..place.range.end).step_by(S::N) {
+            let first = place.pages.vector(place.table, Half::Keys, place.kv_head, place.block + at);
+            for d in (0..whole).step_by(S::N) {
+                let rows = Rows::<K> { first, stride, d, stored: PhantomData };
+                S::transpose(rows, &mut Columns(out.add(d * BLOCK + at)));
+            }
+            for d in whole..head_dim {
+                for i in 0..S::N {
+                    *out.add(d * BLOCK + at + i) = K::load_one(first.add(i * stride), d);
+                }
+            }
+        }
+    }
+}
+
+/// Values of a block's positions: `(BLOCK, padded head_dim)`, the padding zero.
+///
+/// # Safety
+/// As [`Attend::scores`](super::attend::Attend::scores).
+#[inline(always)]
+pub unsafe fn load_values<S: Simd, K: Stored>(place: &Place<'_>, out: *mut f32) {
+    let (head_dim, stride) = (place.pages.head_dim, place.pages.vector_bytes());
+    let (whole, ld) = (head_dim / S::N * S::N, padded(head_dim));
+    // SAFETY: the caller's promise; each run of positions lies in one page.
+    unsafe {
+        let mut at = place.range.start;
+        while at < place.range.end {
+            let (first, run) = place.run(Half::Values, at);
+            for i in 0..run {
+                let (vector, out) = (first.add(i * stride), out.add((at + i) * ld));
+                for d in (0..whole).step_by(S::N) {
+                    S::store(out.add(d), K::load::<S>(vector, d));
+                }
+                for d in whole..head_dim {
+                    *out.add(d) = K::load_one(vector, d);
+                }
+                for d in head_dim..ld {
+                    *out.add(d) = 0.0;
+                }
+            }
+            at += run;
+        }
+    }
+}
+
+/// Shape of a small matrix product, strides in values.
+#[derive(Clone, Copy)]
+pub struct Product {
+    /// Rows of A and C.
+    pub n: usize,
+    /// Columns of A, rows of B.
+    pub k: usize,
+    /// Columns of B and C; a multiple of the vector's length.
+    pub cols: usize,
+    /// From one row of A to the next.
+    pub lda: usize,
+    /// Of B.
+    pub ldb: usize,
+    /// Of C.
+    pub ldc: usize,
+    /// Whether C is added to.
+    pub add: bool,
+}
+
+/// `C = A B` or `C += A B`; every element of C is one chain of fused multiply-adds over k. Rows go by in groups: B, which all
+/// of them read, stays in the first cache, and A and C come by once.
+///
+/// # Safety
+/// The matrices have these shapes; the instruction set is available.
+#[inline(always)]
+pub unsafe fn product<S: Simd>(p: Product, a: *const f32, b: *const f32, c: *mut f32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut row = 0;
+        // As many accumulators as registers allow: 12 of AVX2's 16, 16 of the 32 of AVX-512 and NEON.
+        while S::VECTORS == 2 && row + 6 <= p.n {
+            rows::<S, 6>(p, a.add(row * p.lda), b, c.add(row * p.ldc));
+            row += 6;
+        }
+        while row + 4 <= p.n {
+            rows::<S, 4>(p, a.add(row * p.lda), b, c.add(row * p.ldc));
+            row += 4;
+        }
+        let (a, c) = (a.add(row * p.lda), c.add(row * p.ldc));
+        match p.n - row {
+            3 => rows::<S, 3>(p, a, b, c),
+            2 => rows::<S, 2>(p, a, b, c),
+            1 => rows::<S, 1>(p, a, b, c),
+            _ => {}
+        }
+    }
+}
+
+/// `M` rows of a [`product`].
+///
+/// # Safety
+/// As [`product`].
+#[inline(always)]
+unsafe fn rows<S: Simd, const M: usize>(p: Product, a: *const f32, b: *const f32, c: *mut f32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut col = 0;
+        while S::VECTORS == 4 && col + 4 * S::N <= p.cols {
+            tile_of::<S, M, 4>(p, a, b.add(col), c.add(col));
+            col += 4 * S::N;
+        }
+        while S::VECTORS == 2 && col + 2 * S::N <= p.cols {
+            tile_of::<S, M, 2>(p, a, b.add(col), c.add(col));
+            col += 2 * S::N;
+        }
+        while col < p.cols {
+            tile_of::<S, M, 1>(p, a, b.add(col), c.add(col));
+            col += S::N;
+        }
+    }
+}
+
+/// `M` rows by `V` vectors.
+///
+/// # Safety
+/// As [`product`].
+#[inline(always)]
+unsafe fn tile_of<S: Simd, const M: usize, const V: usize>(
+    p: Product,
+    a: *const f32,
+    b: *const f32,
+    c: *mut f32,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut acc = [[S::splat(0.0); V]; M];
+        if p.add {
+            for i in 0..M {
+                for j in 0..V {
+                    acc[i][j] = S::load(c.add(i * p.ldc + j * S::N));
+                }
+            }
+        }
+        for k in 0..p.k {
+            let mut bv = [S::splat(0.0); V];
+            for j in 0..V {
+                bv[j] = S::load(b.add(k * p.ldb + j * S::N));
+            }
+            for i in 0..M {
+                let x = S::splat(*a.add(i * p.lda + k));
+                for j in 0..V {
+                    acc[i][j] = S::fma(x, bv[j], acc[i][j]);
+                }
+            }
+        }
+        for i in 0..M {
+            for j in 0..V {
+                S::store(c.add(i * p.ldc + j * S::N), acc[i][j]);
+            }
+        }
+    }
+}

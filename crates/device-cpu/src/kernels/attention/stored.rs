@@ -1,0 +1,51 @@
+//! How keys and values that are stored as floats are read, as f32.
+
+use crate::simd::Simd;
+
+/// How a KV type is read.
+pub trait Stored: Copy + 'static {
+    /// `S::N` columns of a vector from column `d`, a multiple of `S::N`.
+    ///
+    /// # Safety
+    /// The columns lie within the vector; the instruction set is available.
+    unsafe fn load<S: Simd>(vector: *const u8, d: usize) -> S::V;
+
+    /// Column `d`.
+    ///
+    /// # Safety
+    /// It lies within the vector.
+    unsafe fn load_one(vector: *const u8, d: usize) -> f32;
+}
+
+/// [`KvType::F32`]
+#[derive(Clone, Copy)]
+pub struct StoredF32;
+/// [`KvType::F16`]
+#[derive(Clone, Copy)]
+pub struct StoredF16;
+
+impl Stored for StoredF32 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(vector: *const u8, d: usize) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { S::load(vector.cast::<f32>().add(d)) }
+    }
+    #[inline(always)]
+    unsafe fn load_one(vector: *const u8, d: usize) -> f32 {
+        // SAFETY: the caller's promise.
+        unsafe { vector.cast::<f32>().add(d).read_unaligned() }
+    }
+}
+
+impl Stored for StoredF16 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(vector: *const u8, d: usize) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { S::load_f16(vector.cast::<u16>().add(d)) }
+    }
+    #[inline(always)]
+    unsafe fn load_one(vector: *const u8, d: usize) -> f32 {
+        // SAFETY: the caller's promise.
+        half::f16::from_bits(unsafe { vector.cast::<u16>().add(d).read_unaligned() }).to_f32()
+    }
+}

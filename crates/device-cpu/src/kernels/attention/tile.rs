@@ -1,0 +1,129 @@
+//! What attention computes at a time: a tile of query rows, and the partial results of its queries.
+
+use super::constants::{LOWEST, padded};
+use super::pages::{LayerPages, Place};
+use std::ops::Range;
+
+/// What is the same for all tiles of an Op.
+#[derive(Clone, Copy)]
+pub struct Shape {
+    /// Where keys and values lie.
+    pub pages: LayerPages,
+    /// Query heads of a KV head.
+    pub n_group: usize,
+    /// Factor on the scores.
+    pub scale: f32,
+    /// `cap * tanh(score / cap)`; 0: none.
+    pub softcap: f32,
+    /// Positions that a row sees, its own included.
+    pub window: usize,
+    /// Columns of q and of the output.
+    pub cols: usize,
+}
+
+/// A row of the step and its position in its sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// Which.
+    pub row: u32,
+    /// Its position.
+    pub position: u32,
+}
+
+/// Rows that are computed together: they read the same pages.
+#[derive(Clone, Copy)]
+pub struct Tile<'a> {
+    /// Their pages.
+    pub table: &'a [u32],
+    /// The rows, at least one.
+    pub rows: &'a [Row],
+}
+
+/// Positions that a row at `position` sees.
+pub fn seen(window: usize, position: usize) -> Range<usize> {
+    (position + 1).saturating_sub(window)..position + 1
+}
+
+impl<'a> Tile<'a> {
+    /// Queries of a KV head: `(row, head of the group)`.
+    #[inline(always)]
+    pub fn n_queries(&self, shape: &Shape) -> usize {
+        self.rows.len() * shape.n_group
+    }
+
+    /// Positions of a block, counted from its first, that a query's row sees.
+    #[inline(always)]
+    pub fn seen_of(&self, shape: &Shape, query: usize, block: usize, len: usize) -> Range<usize> {
+        let seen = seen(shape.window, self.rows[query / shape.n_group].position as usize);
+        seen.start.clamp(block, block + len) - block..seen.end.clamp(block, block + len) - block
+    }
+
+    /// The block of `len` positions from position `block` on, as far as it is of these positions, for a KV head.
+    #[inline(always)]
+    pub fn place(
+        &self,
+        shape: &'a Shape,
+        kv_head: usize,
+        block: usize,
+        len: usize,
+        positions: &Range<usize>,
+    ) -> Place<'a> {
+        let within = |position: usize| position.clamp(block, block + len) - block;
+        let range = within(positions.start)..within(positions.end);
+        Place { pages: &shape.pages, table: self.table, kv_head, block, range, next: None }
+    }
+
+    /// From the first to the last position that some row of the tile sees.
+    pub fn positions(&self, window: usize) -> Range<usize> {
+        let of_row = |row: &Row| seen(window, row.position as usize);
+        self.rows[1..]
+            .iter()
+            .map(of_row)
+            .fold(of_row(&self.rows[0]), |all, seen| all.start.min(seen.start)..all.end.max(seen.end))
+    }
+}
+
+/// `(m, l, o)` of every query of a tile.
+#[derive(Clone, Copy)]
+pub struct Partial {
+    /// `(padded n)` the largest score.
+    pub m: *mut f32,
+    /// `(padded n)` the sum of the exponentials.
+    pub l: *mut f32,
+    /// `(n, padded head_dim)` the weighted values.
+    pub o: *mut f32,
+}
+
+impl Partial {
+    /// f32 values that the partial of `n` queries takes.
+    pub fn len(n: usize, head_dim: usize) -> usize {
+        n * padded(head_dim) + 2 * padded(n)
+    }
+
+    /// At an address.
+    ///
+    /// # Safety
+    /// It is valid for [`Self::len`] values.
+    #[inline(always)]
+    pub unsafe fn at(start: *mut f32, n: usize, head_dim: usize) -> Partial {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let m = start.add(n * padded(head_dim));
+            Partial { o: start, m, l: m.add(padded(n)) }
+        }
+    }
+
+    /// Of no positions.
+    ///
+    /// # Safety
+    /// It is valid for `n` queries.
+    #[inline(always)]
+    pub unsafe fn clear(&self, n: usize, head_dim: usize) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.o.write_bytes(0, n * padded(head_dim));
+            self.l.write_bytes(0, n);
+            (0..n).for_each(|i| self.m.add(i).write(LOWEST));
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! The variants of a kernel of attention: one for each instruction set and KV type.
+
+use super::chunk::Scratch;
+use super::floats::Floats;
+use super::integers::Integers;
+use super::numbers::Words;
+use super::stored::StoredF32;
+
+/// Bytes of [`Scratch`] for tiles of `n` queries, however keys and values are stored.
+pub fn scratch_bytes(n: usize, head_dim: usize) -> usize {
+    Scratch::<Floats<StoredF32>>::bytes(n, head_dim).max(Scratch::<Integers<Words>>::bytes(n, head_dim))
+}
+
+/// The kernel for an instruction set and a KV type: `$body::<S, K>`, an `#[inline(always)]` function generic over
+/// [`Loops`](super::loops::Loops) and [`Attend`](super::attend::Attend), for each of both.
+macro_rules! kv_type_variants {
+    ($(#[$doc:meta])* $name:ident, $body:ident, $params:ty) => {
+        $(#[$doc])*
+        pub fn $name(isa: $crate::isa::Isa, kind: device::KvType) -> $crate::command::Kernel<$params> {
+            use $crate::kernels::attention::loops::Loops;
+            use $crate::kernels::attention::floats::Floats;
+            use $crate::kernels::attention::integers::Integers;
+            use $crate::kernels::attention::numbers::{Bytes, Words};
+            use $crate::kernels::attention::stored::{StoredF16, StoredF32};
+
+            macro_rules! over {
+                ($over:ident, $of_kind:ident, $attend:ty) => {
+                    /// # Safety
+                    /// As [`crate::command::Kernel`].
+                    #[inline(always)]
+                    unsafe fn $of_kind<S: Loops>(p: &$params, worker: &$crate::command::Worker<'_>) {
+                        // SAFETY: the caller's promise.
+                        unsafe { $body::<S, $attend>(p, worker) }
+                    }
+                    $crate::simd::variants!($over, $of_kind, $params);
+                };
+            }
+
+            over!(over_f32, f32_body, Floats<StoredF32>);
+            over!(over_f16, f16_body, Floats<StoredF16>);
+            over!(over_i16, i16_body, Integers<Words>);
+            over!(over_i8, i8_body, Integers<Bytes>);
+            match kind {
+                device::KvType::F32 => over_f32(isa),
+                device::KvType::F16 => over_f16(isa),
+                device::KvType::I16 => over_i16(isa),
+                device::KvType::I8 => over_i8(isa),
+                device::KvType::Q8_0 => unreachable!("not one of `profile::KV_TYPES`"),
+            }
+        }
+    };
+}
+pub(in crate::kernels) use kv_type_variants;

@@ -1,0 +1,24 @@
+//! What devices share on the way from a plan to a program.
+//!
+//! 1. [`fusion`] applies the rules of a device; [`lower`] says what a fused Op means to a kernel.
+//! 2. [`passes`] turn the nodes of a fused plan into [`units`], what one dispatch of a GPU can do, through the
+//!    ordered list of the profile.
+//! 3. [`lifetimes`] gives every value that some schedule writes a place in one [`arena`].
+//! 4. The device chooses kernels for each unit and class of rows, and pushes commands into a [`table`],
+//!    which derives the barriers from the bytes that they read and write.
+//!
+//! Devices that choose tokens on the host do it by [`sampling`], and keep what was chosen in [`outputs`].
+//!
+//! A device brings its kernels, their argument structs, and the choice between schedules. Everything
+//! here is pure: it takes no memory of a device, and names none.
+#![deny(missing_docs)]
+
+pub mod arena;
+pub mod fusion;
+pub mod lifetimes;
+pub mod lower;
+pub mod outputs;
+pub mod passes;
+pub mod sampling;
+pub mod table;
+pub mod units;

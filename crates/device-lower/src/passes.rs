@@ -1,0 +1,321 @@
+//! The ordered passes that turn the nodes of a plan into units.
+//!
+//! Each node first becomes one unit or, where no unit runs a fused Op as a whole, one unit for each
+//! of its parts. Then each pass of the profile's list replaces neighbouring units by one that has a
+//! kernel: those of heads (`heads`), of a gate of columns or of rows (`gates`), of a mixture of
+//! experts (`experts`), what a branch adds to the residual stream (`residual`); and readers of a
+//! norm make it for themselves (`norms`). Later passes see what earlier ones made, so the order of
+//! the list matters. A profile lists what its kernels can run: [`ALL`], or fewer.
+
+mod experts;
+mod gates;
+mod heads;
+mod norms;
+mod residual;
+
+use crate::lower::{NormAdd, Projection, norm_add, projection, qk_rope_kv};
+use crate::units::{Heads, Join, LoweredUnit, Unit};
+use device::{FusedKind, Op, Plan, ValueId};
+
+/// One rewrite of the list of units.
+#[derive(Clone, Copy)]
+pub struct Pass {
+    /// What it makes, in a few words.
+    pub name: &'static str,
+    rewrite: Rewrite,
+}
+
+/// How a pass rewrites.
+#[derive(Clone, Copy)]
+enum Rewrite {
+    /// Wherever the first units of a window become one.
+    Window(fn(&Plan, &Readers, &[LoweredUnit]) -> Joined),
+    /// The whole list.
+    List(fn(&Plan, &Readers, Vec<LoweredUnit>) -> Vec<LoweredUnit>),
+}
+
+/// What the first units of a window become, and how many they are; `None`: they stay.
+type Joined = Option<(Unit, usize)>;
+
+impl Pass {
+    const fn window(name: &'static str, of: fn(&Plan, &Readers, &[LoweredUnit]) -> Joined) -> Pass {
+        Pass { name, rewrite: Rewrite::Window(of) }
+    }
+
+    fn run(&self, plan: &Plan, readers: &Readers, units: Vec<LoweredUnit>) -> Vec<LoweredUnit> {
+        match self.rewrite {
+            Rewrite::Window(of) => rewrite_windows(&units, |rest| of(plan, readers, rest)),
+            Rewrite::List(of) => of(plan, readers, units),
+        }
+    }
+}
+
+impl std::fmt::Debug for Pass {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+impl PartialEq for Pass {
+    /// By name: names are unique.
+    fn eq(&self, other: &Pass) -> bool {
+        self.name == other.name
+    }
+}
+
+/// Linears of the same rows.
+pub const LINEARS: Pass = Pass::window("linears of the same rows", heads::linears);
+/// Norms of v, or of whole rows of q and k, into the unit that takes heads to the cache.
+pub const HEAD_NORMS: Pass = Pass::window("norms of heads", heads::norms);
+/// Query heads and their attention, over what another layer wrote.
+pub const QUERIES: Pass = Pass::window("queries and attention", heads::queries);
+/// A Linear and its Gate with columns of another value.
+pub const COLUMN_GATES: Pass = Pass::window("gates of columns", gates::columns);
+/// A Linear and the gate of its rows.
+pub const ROW_GATES: Pass = Pass::window("gates of rows", gates::rows);
+/// The products of experts with their gate, or with their sum.
+pub const EXPERT_PRODUCTS: Pass = Pass::window("products of experts", experts::products);
+/// A dense product beside the experts' sum.
+pub const EXPERTS_BESIDE: Pass = Pass::window("a product beside experts", experts::beside);
+/// A branch that is the sum of two.
+pub const PAIRS: Pass = Pass::window("branches that are sums", residual::pairs);
+/// A factor on the residual sum.
+pub const FACTORS: Pass = Pass::window("factors on the residual sum", residual::factors);
+/// Readers of a norm make it for themselves.
+pub const INNER_NORMS: Pass =
+    Pass { name: "norms inside their readers", rewrite: Rewrite::List(norms::inside) };
+/// A dense gate and up beside those of experts. After [`INNER_NORMS`]: both must have the norm
+/// inside.
+pub const EXPERT_GATES_BESIDE: Pass = Pass::window("a gate beside experts", experts::gates_beside);
+
+/// All passes in order, for devices that have a kernel for every unit.
+pub const ALL: &[Pass] = &[
+    LINEARS,
+    HEAD_NORMS,
+    QUERIES,
+    COLUMN_GATES,
+    ROW_GATES,
+    EXPERT_PRODUCTS,
+    EXPERTS_BESIDE,
+    PAIRS,
+    FACTORS,
+    INNER_NORMS,
+    EXPERT_GATES_BESIDE,
+];
+
+/// The units of a checked plan, in order, after the passes of a profile.
+pub fn lower(plan: &Plan, passes: &[Pass]) -> Vec<LoweredUnit> {
+    let readers = Readers::of(plan);
+    passes.iter().fold(units_of_nodes(plan), |units, pass| pass.run(plan, &readers, units))
+}
+
+/// A unit for each node, or for each part of one that no unit runs as a whole.
+fn units_of_nodes(plan: &Plan) -> Vec<LoweredUnit> {
+    let mut units = Vec::new();
+    for ((node, n), escaping) in plan.nodes.iter().enumerate().zip(plan.escaping()) {
+        let fused = if let Op::Fused { kind, parts } = &n.op {
+            recognise(plan, *kind, parts, &escaping)
+        } else {
+            None
+        };
+        let whole = fused.filter(|unit| {
+            let writes = unit.surely_writes();
+            escaping.iter().all(|id| writes.contains(id))
+        });
+        match whole {
+            Some(unit) => units.push(LoweredUnit { node, last: node, unit }),
+            None => {
+                let of = |op| LoweredUnit { node, last: node, unit: unit_of(op) };
+                units.extend(n.op.primitives().iter().map(of));
+            }
+        }
+    }
+    units
+}
+
+/// The units with those that `joined` finds in the place of the ones they are made from.
+fn rewrite_windows(units: &[LoweredUnit], joined: impl Fn(&[LoweredUnit]) -> Joined) -> Vec<LoweredUnit> {
+    let mut found = Vec::with_capacity(units.len());
+    let mut rest = units;
+    while let [first, ..] = rest {
+        let (unit, n) = joined(rest).unwrap_or_else(|| (first.unit.clone(), 1));
+        let (window, after) = rest.split_at(n);
+        let last = window.iter().map(|l| l.last).max().unwrap_or(first.last);
+        found.push(LoweredUnit { node: first.node, last, unit });
+        rest = after;
+    }
+    found
+}
+
+/// How many Ops read each value, the caller included.
+struct Readers(Vec<usize>);
+
+impl Readers {
+    fn of(plan: &Plan) -> Readers {
+        let mut n = vec![0; plan.values.len()];
+        let reads = plan.primitives().flat_map(Op::reads).chain(plan.results());
+        reads.for_each(|id| n[id.0 as usize] += 1);
+        Readers(n)
+    }
+
+    fn count(&self, id: ValueId) -> usize {
+        self.0[id.0 as usize]
+    }
+
+    /// Whether a single Op reads it.
+    fn only(&self, id: ValueId) -> bool {
+        self.count(id) == 1
+    }
+}
+
+/// The unit of a primitive.
+fn unit_of(op: &Op) -> Unit {
+    match op {
+        Op::Linear { x, weight, bias, out } => Unit::Projection(Projection::single(*x, *weight, *bias, *out)),
+        op => Unit::Primitive(op.clone()),
+    }
+}
+
+/// The unit that runs a fused Op as a whole, if there is one.
+fn recognise(plan: &Plan, kind: FusedKind, parts: &[Op], escaping: &[ValueId]) -> Option<Unit> {
+    match kind {
+        FusedKind::NormLinear | FusedKind::NormGateUp | FusedKind::GateUp | FusedKind::LinearAdd => {
+            projection(plan, parts).map(Unit::Projection)
+        }
+        FusedKind::NormAdd => norm_add(plan, parts).map(|NormAdd { x, norm, residual, out }| {
+            Unit::Join(Join { x, pair: None, norm: Some(norm), residual, factor: 1.0, out })
+        }),
+        FusedKind::QkNormRopeKvWrite | FusedKind::QkNormRopeKvAttention => {
+            let heads = |chains| Heads { chains, v_norm: None, whole_rows: false };
+            qk_rope_kv(plan, parts, escaping).map(|chains| Unit::QkRopeKv(heads(chains)))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fusion::{self, fuse};
+    use crate::lower::{QkRopeKv, Tail};
+    use device::Activation;
+    use device_testing::{Norms, PlanBuilder, layers_with_norms, mini_transformer};
+    use weights::BlockType;
+
+    fn fused(plan: &Plan) -> Vec<LoweredUnit> {
+        lower(&fuse(plan, fusion::ALL), ALL)
+    }
+
+    fn letters(lowered: &[LoweredUnit]) -> String {
+        lowered
+            .iter()
+            .map(|l| match &l.unit {
+                Unit::Projection(p) => match p.tail {
+                    Tail::Store if p.norm.is_some() => 'N',
+                    Tail::Store => 'L',
+                    Tail::Add { .. } => 'A',
+                    Tail::Gate { .. } => 'G',
+                },
+                Unit::QkRopeKv(Heads { chains: QkRopeKv { attention: Some(_), .. }, .. }) => 'T',
+                Unit::Primitive(Op::Embed { .. }) => 'e',
+                Unit::Primitive(Op::SelectRows { .. }) => 's',
+                Unit::Primitive(Op::Argmax { .. }) => 'm',
+                Unit::Primitive(Op::RmsNorm { .. }) => 'n',
+                Unit::Primitive(Op::Route { .. }) => 'r',
+                Unit::ExpertGateUp { .. } => 'g',
+                Unit::ExpertDownSum { .. } => 'd',
+                Unit::QRope(_) => 'Q',
+                Unit::Gated { .. } => 'i',
+                Unit::RowGated { .. } => 'w',
+                Unit::Join(_) => 'j',
+                Unit::QkRopeKv(_) | Unit::Primitive(_) => '?',
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_fused_transformer_is_five_units_a_layer() {
+        let plan = mini_transformer(1, BlockType::Q8_0);
+        assert_eq!(letters(&fused(&plan)), "eNTAGAsNTsAGANm");
+        // Not fused, every Op is a unit, but that q, k and v are one, and gate and up, in each of
+        // two layers.
+        assert_eq!(lower(&plan, ALL).len(), plan.nodes.len() - 2 * (2 + 1));
+    }
+
+    /// What others read must be written, so a norm that a fourth Linear reads is not lost: both
+    /// dispatches can make it.
+    #[test]
+    fn a_fused_op_whose_inside_is_read_elsewhere_is_taken_apart() {
+        let mut b = PlanBuilder::new(1, 50);
+        let x = b.embed(32);
+        let norm = b.rms_norm(x, 32);
+        let outs: Vec<ValueId> = (0..4).map(|_| b.linear(norm, 32, BlockType::F32, false)).collect();
+        let sum = outs[1..].iter().fold(outs[0], |sum, out| b.add(sum, *out));
+        let plan = b.finish(sum);
+        let lowered = fused(&plan);
+        let makers = lowered.iter().filter(|l| l.unit.writes().contains(&norm));
+        let x_and_products = makers.map(|l| match &l.unit {
+            Unit::Projection(p) => (p.x, p.norm.is_some(), p.matrices.len()),
+            unit => panic!("{unit:?}"),
+        });
+        assert_eq!(Vec::from_iter(x_and_products), [(x, true, 3), (x, true, 1)]);
+    }
+
+    #[test]
+    fn what_escapes_is_written_under_every_rule() {
+        let plan = mini_transformer(1, BlockType::Q4_0);
+        for rules in [fusion::ALL, &[fusion::QK_NORM_ROPE_KV_WRITE], &[fusion::NORM_LINEAR]] {
+            let fused = fuse(&plan, rules);
+            let written: Vec<ValueId> = lower(&fused, ALL).iter().flat_map(|l| l.unit.writes()).collect();
+            for (node, escaping) in fused.escaping().iter().enumerate() {
+                assert!(escaping.iter().all(|id| written.contains(id)), "node {node}");
+            }
+        }
+    }
+
+    /// As many units as dispatches of one row, but for the ends: what the next one adds, and rows
+    /// that are selected.
+    #[test]
+    fn layers_with_norms_are_few_units() {
+        for (norms, expected) in [
+            (Norms::Around, "eNTLjGLjsNTsLjGLjN?m"),
+            (Norms::Behind, "eLTLjGLjsLTsLjGLjN?m"),
+            (Norms::AroundExperts, "eNTLjNrGgdjsNTsLjNrGgdjN?m"),
+            (Norms::AroundInputs, "eLNTLjGLjiLjsNQsLjGLjsiLjN?m"),
+            (Norms::SharedExpert, "eNTANrgwdsNTsANrgwdN?m"),
+        ] {
+            let plan = layers_with_norms(1, 2, 64, BlockType::Q8_0, norms);
+            assert_eq!(letters(&fused(&plan)), expected, "{norms:?}");
+        }
+    }
+
+    #[test]
+    fn a_mixture_of_experts_is_few_units() {
+        let mut b = PlanBuilder::new(3, 50);
+        let x = b.embed(64);
+        b.layer(Some(0));
+        let norm = b.rms_norm(x, 64);
+        let router = b.linear(norm, 9, BlockType::F32, false);
+        let (ids, weights) = b.route(router, 3, true, 1.0, false);
+        let gate = b.expert_linear((norm, false), ids, (9, 64), BlockType::F32);
+        let up = b.expert_linear((norm, false), ids, (9, 64), BlockType::F32);
+        let y = b.gate(gate, up, Activation::Silu);
+        let y = b.expert_linear((y, true), ids, (9, 64), BlockType::F32);
+        let y = b.expert_sum(y, weights);
+        let y = b.add(x, y);
+        let plan = b.finish(y);
+        plan.check().unwrap();
+        assert_eq!(letters(&fused(&plan)), "eNrgdsm");
+    }
+
+    /// A profile that lists no pass has a unit for each fused node, and names stay apart.
+    #[test]
+    fn a_profile_lists_its_passes() {
+        let plan = fuse(&mini_transformer(1, BlockType::Q8_0), fusion::ALL);
+        assert_eq!(letters(&lower(&plan, &[])), letters(&lower(&plan, ALL)), "nothing is left to join");
+        let plan = mini_transformer(1, BlockType::Q8_0);
+        assert_eq!(lower(&plan, &[]).len(), plan.nodes.len());
+        assert_eq!(lower(&plan, &[LINEARS]).len(), lower(&plan, ALL).len());
+        let names: std::collections::BTreeSet<&str> = ALL.iter().map(|pass| pass.name).collect();
+        assert_eq!(names.len(), ALL.len());
+    }
+}

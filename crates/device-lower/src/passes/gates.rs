@@ -1,0 +1,58 @@
+//! Gates after a single product: with columns of an existing value, as for the per-layer inputs of
+//! some models, and of whole rows, as for a shared expert.
+
+use super::{Joined, Readers};
+use crate::lower::{Projection, Tail, other_of};
+use crate::units::{GivenUp, LoweredUnit, RowGate, Unit};
+use device::{Activation, Op, Plan};
+
+/// `linear columns gate`
+pub fn columns(plan: &Plan, readers: &Readers, rest: &[LoweredUnit]) -> Joined {
+    let [
+        LoweredUnit {
+            unit: Unit::Projection(product @ Projection { norm: None, tail: Tail::Store, .. }),
+            ..
+        },
+        LoweredUnit { unit: Unit::Primitive(Op::Columns { x, first, out: cut }), .. },
+        LoweredUnit { unit: Unit::Primitive(Op::Gate { gate, up, kind, out }), .. },
+        ..,
+    ] = rest
+    else {
+        return None;
+    };
+    let [matrix] = &product.matrices[..] else { return None };
+    let fits = (*gate, *up) == (matrix.out, *cut)
+        && readers.only(*cut)
+        && readers.only(matrix.out)
+        && plan.value(*x).rows == plan.value(*out).rows;
+    let by = GivenUp { kind: *kind, up: *x, first: *first, out: *out };
+    fits.then_some((Unit::Gated { product: product.clone(), by }, 3))
+}
+
+/// `linear sigmoid expert_sum add`: the sum has a single term, so it only scales that.
+pub fn rows(plan: &Plan, readers: &Readers, rest: &[LoweredUnit]) -> Joined {
+    let [
+        LoweredUnit {
+            unit: Unit::Projection(product @ Projection { norm: None, tail: Tail::Store, .. }),
+            ..
+        },
+        LoweredUnit {
+            unit: Unit::Primitive(Op::Activate { x: gate, kind: Activation::Sigmoid, out: open }),
+            ..
+        },
+        LoweredUnit { unit: Unit::Primitive(Op::ExpertSum { x, weights, out: weighed }), .. },
+        LoweredUnit { unit: Unit::Primitive(Op::Add { a, b, out }), .. },
+        ..,
+    ] = rest
+    else {
+        return None;
+    };
+    let [matrix] = &product.matrices[..] else { return None };
+    let residual = other_of(*weighed, *a, *b)?;
+    let fits = (*x, *weights) == (matrix.out, *open)
+        && plan.value(*gate).cols == 1
+        && plan.value(*gate).rows == plan.value(*out).rows
+        && [matrix.out, *open, *weighed].into_iter().all(|id| readers.only(id));
+    let by = RowGate { gate: *gate, residual, out: *out };
+    fits.then_some((Unit::RowGated { product: product.clone(), by }, 4))
+}

@@ -1,0 +1,375 @@
+//! [`Unit`]: what one dispatch can do, or the few dispatches of a schedule that has no single one.
+//!
+//! Units name values and weights; they hold no memory and know no device. The passes (`passes`)
+//! make them from the nodes of a plan. The queries at the end of this file look at the units that
+//! follow: some work can move into a later dispatch, and both the arena (`lifetimes`) and the
+//! device must agree on when it does.
+
+use crate::lower::{AttentionOf, HeadChain, Norm, Projection, QkRopeKv, Tail};
+use device::{Activation, KvLayerId, Op, Plan, ValueId, WeightId};
+
+/// What one or a few dispatches run.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Unit {
+    /// A primitive other than Linear.
+    Primitive(Op),
+    /// Linears with the norm before them and the tail after them.
+    Projection(Projection),
+    /// A Linear followed by a Gate with columns of another value.
+    Gated {
+        /// One matrix, whose tail is `Store`.
+        product: Projection,
+        /// The gate.
+        by: GivenUp,
+    },
+    /// A Linear whose rows are scaled by a gate of their own and added to a residual.
+    RowGated {
+        /// One matrix, whose tail is `Store`.
+        product: Projection,
+        /// The gate.
+        by: RowGate,
+    },
+    /// What a branch adds to the residual stream.
+    Join(Join),
+    /// Heads on their way to the cache, and attention.
+    QkRopeKv(Heads),
+    /// Query heads on their way to an attention over what another layer wrote.
+    QRope(Queries),
+    /// Two ExpertLinears of the same rows and ids, and the Gate of the two; before them a norm of
+    /// the rows.
+    ExpertGateUp {
+        /// `(n, n_in)`: what is normalised, or read.
+        x: ValueId,
+        /// Of the whole row, and the value that would hold its result.
+        norm: Option<(Norm, ValueId)>,
+        /// `(n, k)`
+        ids: ValueId,
+        /// `(n_experts, n_out, n_in)`
+        gate: WeightId,
+        /// `(n_experts, n_out, n_in)`
+        up: WeightId,
+        /// The activation.
+        kind: Activation,
+        /// A dense gate and up of the same rows after the same norm, with the same activation,
+        /// whose matrices have the experts' type.
+        beside: Option<Projection>,
+        /// `(n, k * n_out)`
+        out: ValueId,
+    },
+    /// An ExpertLinear with its own rows for each expert, and the ExpertSum of its products.
+    ExpertDownSum {
+        /// `(n, k * n_in)`
+        x: ValueId,
+        /// `(n, k)`
+        ids: ValueId,
+        /// `(n_experts, n_out, n_in)`
+        weight: WeightId,
+        /// `(n, k)`
+        weights: ValueId,
+        /// The products of the experts, `(n, k * n_out)`: needed where the two run apart.
+        parts: ValueId,
+        /// What is added, if anything.
+        residual: Option<ValueId>,
+        /// An independent dense product of a matrix of the same type and as many rows.
+        beside: Option<Beside>,
+        /// `(n, n_out)`
+        out: ValueId,
+    },
+}
+
+/// `out = kind(product) * up[:, first .. first + columns of the product]`
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GivenUp {
+    /// The activation.
+    pub kind: Activation,
+    /// `(n, any)`
+    pub up: ValueId,
+    /// The first of its columns.
+    pub first: usize,
+    /// Where the result goes.
+    pub out: ValueId,
+}
+
+/// `out = residual + sigmoid(gate) * product`
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RowGate {
+    /// `(n, 1)`
+    pub gate: ValueId,
+    /// `(n, columns of the product)`
+    pub residual: ValueId,
+    /// Where the result goes.
+    pub out: ValueId,
+}
+
+/// Norm and Rope of query heads, and the attention.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Queries {
+    /// Only the attention reads its end.
+    pub q: HeadChain,
+    /// The layer whose keys and values are read.
+    pub layer: KvLayerId,
+    /// The attention.
+    pub attention: AttentionOf,
+}
+
+/// `out = factor * (residual + norm(branch))`, or without the norm where the branch has none.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Join {
+    /// The branch, or the first of the two values that it is the sum of.
+    pub x: ValueId,
+    /// The other.
+    pub pair: Option<Pair>,
+    /// Of the whole row of the branch.
+    pub norm: Option<Norm>,
+    /// What the branch is added to.
+    pub residual: ValueId,
+    /// On the sum.
+    pub factor: f32,
+    /// Where the sum goes.
+    pub out: ValueId,
+}
+
+/// A branch that is `norm(first) + other_norm(other)`; both norms have weights.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Pair {
+    /// Of the first.
+    pub norm: Norm,
+    /// The other.
+    pub other: ValueId,
+    /// Of the other.
+    pub other_norm: Norm,
+}
+
+/// Heads on their way to the cache, and attention, with norms that no rule of fusion knows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Heads {
+    /// The chains of q and k, v, and the attention.
+    pub chains: QkRopeKv,
+    /// Of each head of v.
+    pub v_norm: Option<Norm>,
+    /// Whether the norms of q and k are of all heads together.
+    pub whole_rows: bool,
+}
+
+/// A dense product that runs beside another unit.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Beside {
+    /// `(n, n_in)`
+    pub x: ValueId,
+    /// `(n_out, n_in)`
+    pub weight: WeightId,
+    /// `(n, n_out)`
+    pub out: ValueId,
+}
+
+/// A unit and the nodes that it was made from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoweredUnit {
+    /// Index of its first node in the plan.
+    pub node: usize,
+    /// Index of its last node. The nodes run at once, so what the unit reads must live until here.
+    pub last: usize,
+    /// What to run.
+    pub unit: Unit,
+}
+
+impl Unit {
+    /// Values that some schedule of the unit writes to memory.
+    pub fn writes(&self) -> Vec<ValueId> {
+        match self {
+            Unit::Primitive(op) => op.writes(),
+            Unit::Projection(p) => {
+                // With many rows the norm is a dispatch of its own, and a gate may be.
+                let inside = p.norm.iter().map(|(_, out)| *out);
+                let matrices = p.matrices.iter().map(|m| m.out);
+                match p.tail {
+                    Tail::Store => inside.chain(matrices).collect(),
+                    Tail::Add { out, .. } => inside.chain([out]).collect(),
+                    Tail::Gate { out, .. } => inside.chain(matrices).chain([out]).collect(),
+                }
+            }
+            Unit::Gated { by, .. } => vec![by.out],
+            Unit::RowGated { by, .. } => vec![by.out],
+            Unit::Join(Join { out, .. }) => vec![*out],
+            Unit::QRope(Queries { q, attention, .. }) => vec![q.end, attention.out],
+            Unit::ExpertGateUp { norm, out, beside, .. } => {
+                let beside = beside.iter().flat_map(Projection::writes);
+                norm.iter().map(|(_, out)| *out).chain([*out]).chain(beside).collect()
+            }
+            Unit::QkRopeKv(Heads { chains, .. }) => {
+                let chain = |chain: &HeadChain| (!chain.is_empty()).then_some(chain.end);
+                let q = chains.q.as_ref().and_then(chain);
+                let k = chain(&chains.k).filter(|_| chains.k.escapes);
+                q.into_iter().chain(k).chain(chains.attention.map(|a| a.out)).collect()
+            }
+            Unit::ExpertDownSum { parts, beside, out, .. } => {
+                [*parts, *out].into_iter().chain(beside.map(|beside| beside.out)).collect()
+            }
+        }
+    }
+
+    /// Values that the unit reads from outside.
+    pub fn reads(&self) -> Vec<ValueId> {
+        match self {
+            Unit::Primitive(op) => op.reads(),
+            Unit::Projection(p) => {
+                let residual = if let Tail::Add { residual, .. } = p.tail { Some(residual) } else { None };
+                [p.x].into_iter().chain(residual).collect()
+            }
+            Unit::Gated { product, by } => vec![product.x, by.up],
+            Unit::RowGated { product, by } => vec![product.x, by.gate, by.residual],
+            Unit::QRope(Queries { q, .. }) => vec![q.x],
+            Unit::Join(Join { x, pair, residual, .. }) => {
+                [*x, *residual].into_iter().chain(pair.map(|pair| pair.other)).collect()
+            }
+            Unit::QkRopeKv(Heads { chains: QkRopeKv { q, k, v, .. }, .. }) => {
+                [k.x, *v].into_iter().chain(q.map(|q| q.x)).collect()
+            }
+            Unit::ExpertGateUp { x, ids, .. } => vec![*x, *ids],
+            Unit::ExpertDownSum { x, ids, weights, residual, beside, .. } => {
+                let others = residual.iter().copied().chain(beside.map(|beside| beside.x));
+                [*x, *ids, *weights].into_iter().chain(others).collect()
+            }
+        }
+    }
+
+    /// Values that every schedule of the unit writes.
+    pub(crate) fn surely_writes(&self) -> Vec<ValueId> {
+        match self {
+            Unit::Projection(p) => p.writes(),
+            Unit::Primitive(_)
+            | Unit::Gated { .. }
+            | Unit::RowGated { .. }
+            | Unit::Join(_)
+            | Unit::QkRopeKv(_)
+            | Unit::QRope(_)
+            | Unit::ExpertGateUp { .. }
+            | Unit::ExpertDownSum { .. } => self.writes(),
+        }
+    }
+
+    /// The Op of a unit that is a primitive by itself.
+    pub fn primitive(&self) -> Option<&Op> {
+        if let Unit::Primitive(op) = self { Some(op) } else { None }
+    }
+
+    /// The ids and the matrices of the experts that it multiplies by.
+    pub fn experts(&self) -> Option<(ValueId, WeightId)> {
+        match self {
+            Unit::ExpertGateUp { ids, gate: weight, .. } | Unit::ExpertDownSum { ids, weight, .. } => {
+                Some((*ids, *weight))
+            }
+            Unit::Primitive(op) => {
+                if let Op::ExpertLinear { ids, weight, .. } = op {
+                    Some((*ids, *weight))
+                } else {
+                    None
+                }
+            }
+            Unit::Projection(_)
+            | Unit::Gated { .. }
+            | Unit::RowGated { .. }
+            | Unit::Join(_)
+            | Unit::QkRopeKv(_)
+            | Unit::QRope(_) => None,
+        }
+    }
+
+    /// The query heads of the attention that it runs over KV pages, and the layer of these.
+    pub fn attention(&self) -> Option<(usize, KvLayerId)> {
+        match self {
+            Unit::QkRopeKv(heads) => heads.chains.attention.map(|a| (a.n_heads, heads.chains.layer)),
+            Unit::QRope(queries) => Some((queries.attention.n_heads, queries.layer)),
+            Unit::Primitive(op) => {
+                if let Op::Attention { n_heads, layer, .. } | Op::CrossAttention { n_heads, layer, .. } = op {
+                    Some((*n_heads, *layer))
+                } else {
+                    None
+                }
+            }
+            Unit::Projection(_)
+            | Unit::Gated { .. }
+            | Unit::RowGated { .. }
+            | Unit::Join(_)
+            | Unit::ExpertGateUp { .. }
+            | Unit::ExpertDownSum { .. } => None,
+        }
+    }
+
+    /// The norm of its rows that the unit makes for itself: what is normalised, the norm, and the
+    /// value that would hold it.
+    fn own_norm(&self) -> Option<(ValueId, Norm, ValueId)> {
+        match self {
+            Unit::Projection(Projection { x, norm, .. }) | Unit::ExpertGateUp { x, norm, .. } => {
+                norm.map(|(norm, out)| (*x, norm, out))
+            }
+            Unit::Primitive(_)
+            | Unit::Gated { .. }
+            | Unit::RowGated { .. }
+            | Unit::Join(_)
+            | Unit::QkRopeKv(_)
+            | Unit::QRope(_)
+            | Unit::ExpertDownSum { .. } => None,
+        }
+    }
+
+    /// The norm of whole rows that a unit is: what it normalises, the norm, and where it goes.
+    pub(crate) fn whole_norm(&self, plan: &Plan) -> Option<(ValueId, Norm, ValueId)> {
+        let Some(Op::RmsNorm { x, weight, eps, group, out }) = self.primitive() else { return None };
+        let norm = Norm { weight: *weight, eps: *eps };
+        (*group == plan.value(*x).cols).then_some((*x, norm, *out))
+    }
+}
+
+/// The units after the SelectRows that follow immediately, and what a value became among these:
+/// with a single row, that value.
+pub fn after_selections(id: ValueId, mut rest: &[LoweredUnit]) -> (ValueId, &[LoweredUnit]) {
+    let mut selected = id;
+    while let [LoweredUnit { unit: Unit::Primitive(Op::SelectRows { x, out }), .. }, after @ ..] = rest {
+        if *x == id {
+            selected = *out;
+        }
+        rest = after;
+    }
+    (selected, rest)
+}
+
+/// The projection that reads a value right after the unit that made it, and the index of its last
+/// node. A projection of rows that were selected from the value does not count: there may be none.
+pub fn next_reader(id: ValueId, rest: &[LoweredUnit]) -> Option<(usize, &Projection)> {
+    let next = after_selections(id, rest).1.first()?;
+    let (Unit::Projection(p) | Unit::Gated { product: p, .. }) = &next.unit else { return None };
+    (p.x == id).then_some((next.last, p))
+}
+
+/// Norms that one dispatch makes together with the sum that they are of, at most.
+const MOST_NORMS: usize = 3;
+
+/// The norms of a sum that can be made together with it, and where they go: that of the projection
+/// that follows, and those of what else reads the sum before the next one. All have weights, and
+/// the same eps.
+pub fn norms_of_sum(sum: ValueId, rest: &[LoweredUnit]) -> Vec<(Norm, ValueId)> {
+    let first = next_reader(sum, rest).and_then(|(_, p)| p.norm);
+    let Some((first, _)) = first else { return vec![] };
+    let mut found: Vec<(Norm, ValueId)> = Vec::new();
+    for l in rest.iter().take_while(|l| !matches!(l.unit, Unit::Join(_))) {
+        let norm = l.unit.own_norm().filter(|(x, ..)| *x == sum).map(|(_, norm, out)| (norm, out));
+        found.extend(norm.filter(|norm| {
+            norm.0.weight.is_some()
+                && norm.0.eps == first.eps
+                && !found.contains(norm)
+                && found.len() < MOST_NORMS
+        }));
+    }
+    found
+}
+
+/// The products of experts that the next unit, a sum, weighs and adds for itself: the products, and
+/// their weights.
+pub fn parts_of(unit: &Unit, rest: &[LoweredUnit]) -> Option<(ValueId, ValueId)> {
+    let Unit::ExpertDownSum { parts, weights, residual: None, out, .. } = unit else { return None };
+    let Some(Unit::Join(Join { pair: Some(pair), .. })) = rest.first().map(|next| &next.unit) else {
+        return None;
+    };
+    (pair.other == *out).then_some((*parts, *weights))
+}

@@ -1,0 +1,76 @@
+//! What follows the head: the kernels that choose the tokens of outputs. Which of them run depends on
+//! what is wanted of the outputs of a step; which output each one works for, on the output's
+//! [`crate::arguments::Choice`] in the step's region.
+
+use super::call::{Call, ONE, each};
+use super::draft::Draft;
+use crate::arguments::ChooseArguments;
+use crate::geometry::BEST_BYTES;
+use crate::gpu::Gpu;
+use crate::kernels::constant;
+use crate::layout::MOST_PENALISED;
+use device::{Result, Rows, ValueId};
+use device_lower::table::{Extent, Location, When};
+
+/// Threads of a threadgroup of `penalties`.
+const PENALTY_THREADS: u32 = 256;
+
+/// Threads of a threadgroup that samples.
+const SAMPLE_THREADS: u32 = 1024;
+
+impl<G: Gpu> Draft<'_, G> {
+    /// Penalties on the logits `x`, then the best token or a sampled one of each output.
+    pub(super) fn choose(&mut self, x: ValueId) -> Result<()> {
+        let c = self.compiler;
+        let logits = self.value(x);
+        let penalties = self
+            .choice_call("sampling/penalties.metal", c.cols(x))
+            .write(3, (logits.location, logits.bytes))
+            .bind(4, c.step_place(c.step.recent))
+            .bind(5, c.step_place(c.step.pending))
+            .bind(6, c.chosen_tokens());
+        let n_groups = (MOST_PENALISED as u32).div_ceil(PENALTY_THREADS);
+        let grid = [Extent::Fixed(n_groups), each(Rows::Outputs), ONE];
+        self.push(when(penalties.grid(grid, PENALTY_THREADS), When::Penalties))?;
+        match self.bests {
+            Some(bests) => {
+                self.argmax(x, Some(bests), When::BestOfPlain)?;
+                // The head has left the largest of what the penalties then changed.
+                self.argmax(x, None, When::BestOfChanged)?;
+            }
+            None => self.argmax(x, None, When::Best)?,
+        }
+        let sample = self.chooser("sampling/sample.metal", x, c.cols(x));
+        self.push(when(sample.flexible([each(Rows::Outputs), ONE, ONE], SAMPLE_THREADS), When::Sample))
+    }
+
+    /// The best of the logits, or of the largest of so many parts of a row.
+    fn argmax(&mut self, x: ValueId, bests: Option<(Location, usize)>, in_steps: When) -> Result<()> {
+        let c = self.compiler;
+        let n = bests.map_or(c.cols(x), |(_, n)| n);
+        let call = self.chooser("argmax.metal", x, n).bool(constant::BESTS, bests.is_some());
+        let call = match bests {
+            Some((place, n)) => call.read(5, (place, n * BEST_BYTES)),
+            None => call.bind(5, c.anything()),
+        };
+        let threads = c.profile.argmax_threads.min(n.next_multiple_of(32) as u32);
+        self.push(when(call.flexible([each(Rows::Outputs), ONE, ONE], threads), in_steps))
+    }
+
+    /// A kernel that chooses tokens from rows of so many columns.
+    fn chooser(&self, file: &'static str, x: ValueId, cols: usize) -> Call {
+        let (tokens, bytes) = (self.compiler.chosen_tokens(), self.compiler.step.chosen_bytes());
+        self.choice_call(file, cols).read(3, self.value(x)).write(4, (tokens, bytes))
+    }
+
+    fn choice_call(&self, file: &'static str, cols: usize) -> Call {
+        let c = self.compiler;
+        let arguments = ChooseArguments { cols: cols as u32, ..Default::default() };
+        self.step_call(file, &arguments).bind(2, c.step_place(c.step.choices))
+    }
+}
+
+fn when(mut call: Call, when: When) -> Call {
+    call.when = when;
+    call
+}

@@ -1,0 +1,304 @@
+//! What all units share while a table is written: the [`Compiler`] with what does not change, the
+//! [`Draft`] with what one unit leaves to the next, and the kernels that were compiled.
+
+use super::call::{Call, Place};
+use crate::arguments::PagesArguments;
+use crate::gpu::{Constant, Gpu};
+use crate::kernels::Kernel;
+use crate::layout::{Scratch, StepLayout};
+use crate::profile::Profile;
+use crate::weights::{LookupTables, Weights};
+use device::{CommandInfo, Error, KvLayerId, Limits, Numerics, Op, Plan, Result, Rows, ValueId, WeightId};
+use device_lower::arena::{Arena, NO_PLACE};
+use device_lower::lifetimes::value_bytes;
+use device_lower::table::{Location, NewCommand, RowClass, Table, When};
+use device_lower::units::{Join, LoweredUnit};
+use std::collections::HashMap;
+use weights::Bytes;
+
+/// Which of a program's buffers is which.
+#[derive(Clone, Debug)]
+pub struct Buffers {
+    /// Activations.
+    pub arena: u16,
+    /// The step.
+    pub step: u16,
+    /// Tokens that outputs chose.
+    pub chosen: u16,
+    /// What no value has.
+    pub scratch: u16,
+    /// Numbers that kernels look up.
+    pub tables: u16,
+    /// By KV group.
+    pub pools: Vec<u16>,
+}
+
+/// What is needed to write the tables of a plan.
+pub struct Compiler<'a, G: Gpu> {
+    /// The GPU.
+    pub gpu: &'a G,
+    /// Its profile.
+    pub profile: &'a Profile,
+    /// Index of the plan.
+    pub index: usize,
+    /// The plan that was lowered.
+    pub plan: &'a Plan,
+    /// Its units.
+    pub units: &'a [LoweredUnit],
+    /// Where its values are.
+    pub arena: &'a Arena,
+    /// The limits.
+    pub limits: &'a Limits,
+    /// Where the parts of a step are.
+    pub step: StepLayout,
+    /// Sizes of scratch.
+    pub scratch: Scratch,
+    /// The program's buffers.
+    pub buffers: &'a Buffers,
+    /// Where weights are.
+    pub weights: &'a Weights,
+    /// What kernels look up.
+    pub tables: &'a LookupTables,
+}
+
+/// Function constants by index.
+type Constants = Vec<(u16, Constant)>;
+
+/// The kernels of a program with their constants, in the order of the numbers by which commands
+/// name them.
+pub struct Pipelines<G: Gpu> {
+    pipelines: Vec<G::Pipeline>,
+    /// By kernel: the constants that it was compiled with, and the number of each.
+    indices: HashMap<Kernel, Vec<(Constants, u32)>>,
+}
+
+impl<G: Gpu> Default for Pipelines<G> {
+    fn default() -> Pipelines<G> {
+        Pipelines { pipelines: vec![], indices: HashMap::new() }
+    }
+}
+
+impl<G: Gpu> Pipelines<G> {
+    /// The number of a kernel, which is given one if it has none.
+    fn index_of(&mut self, kernel: Kernel, constants: Constants, pipeline: G::Pipeline) -> u32 {
+        let known = self.indices.entry(kernel).or_default();
+        if let Some((_, index)) = known.iter().find(|(other, _)| *other == constants) {
+            return *index;
+        }
+        let index = self.pipelines.len() as u32;
+        known.push((constants, index));
+        self.pipelines.push(pipeline);
+        index
+    }
+
+    /// The kernels by number.
+    pub fn into_list(self) -> Vec<G::Pipeline> {
+        self.pipelines
+    }
+}
+
+/// What an attention whose positions were split leaves.
+pub(super) struct AttentionParts {
+    /// The value that they become.
+    pub(super) out: ValueId,
+    /// Query heads.
+    pub(super) n_heads: usize,
+    /// Columns of a head.
+    pub(super) head_dim: usize,
+    /// Parts of each head.
+    pub(super) n_splits: usize,
+    /// A logit of each head.
+    pub(super) sinks: Option<WeightId>,
+    /// `(n_heads, n_splits, head_dim)`, whole vectors, and its bytes.
+    pub(super) partials: (Location, usize),
+    /// `(n_heads, n_splits)` of two, and its bytes.
+    pub(super) totals: (Location, usize),
+    /// In which steps there are parts.
+    pub(super) when: When,
+}
+
+/// A schedule of a product.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Schedule {
+    /// So many rows at a time.
+    Gemv(u32),
+    /// Tiles of so many rows.
+    Gemm(u32),
+}
+
+/// A table as it is written.
+pub(super) struct Draft<'a, G: Gpu> {
+    /// Classes of rows of tokens and of outputs.
+    pub(super) tokens: RowClass,
+    pub(super) outputs: RowClass,
+    pub(super) table: Table,
+    pub(super) pipelines: &'a mut Pipelines<G>,
+    /// Values that are read where another one is.
+    pub(super) alias: HashMap<ValueId, ValueId>,
+    /// The ids by which pairs were put in order last.
+    pub(super) ordered: Option<ValueId>,
+    /// Index of the node, for the information.
+    pub(super) node: usize,
+    /// The units after the one that is made.
+    pub(super) rest: &'a [LoweredUnit],
+    /// How many of these the one that is made covers.
+    pub(super) n_done: usize,
+    /// Where the head leaves the largest logit of each of its parts, and the number of these.
+    pub(super) bests: Option<(Location, usize)>,
+    /// What an attention left for the next unit to merge.
+    pub(super) parts: Option<AttentionParts>,
+    /// What a branch left for the next projection to add.
+    pub(super) join: Option<Join>,
+    /// Norms that were made already, together with their sum or for an earlier reader: where they
+    /// are.
+    pub(super) normed: Vec<ValueId>,
+    /// Products of experts that the next sum weighs and adds: the products, and their weights.
+    pub(super) expert_parts: Option<(ValueId, ValueId)>,
+    pub(super) compiler: &'a Compiler<'a, G>,
+}
+
+impl<'a, G: Gpu> Compiler<'a, G> {
+    /// Whether a row's sums must not depend on what shares its step.
+    pub(super) fn is_deterministic(&self) -> bool {
+        self.limits.numerics == Numerics::Deterministic
+    }
+
+    pub(super) fn unsupported(&self, what: String, hint: &str) -> Error {
+        Error::Unsupported { device: G::NAME, what, hint: hint.to_owned() }
+    }
+
+    /// Whether a single Op reads a value, and the caller does not.
+    pub(super) fn is_read_once(&self, id: ValueId) -> bool {
+        let n_readers = self.plan.primitives().flat_map(Op::reads).filter(|read| *read == id).count();
+        n_readers == 1 && self.plan.results().all(|result| result != id)
+    }
+
+    /// The place of bytes of a weight.
+    pub(super) fn bytes_of(&self, bytes: &Bytes) -> Result<Location> {
+        self.weights.place(bytes).ok_or_else(|| Error::Failed {
+            device: G::NAME,
+            reason: format!("a weight of {} bytes has no place", bytes.len()),
+        })
+    }
+
+    /// The place of a weight that is not a stack.
+    pub(super) fn weight(&self, id: WeightId) -> Result<Location> {
+        self.bytes_of(&self.plan.weight(id).data)
+    }
+
+    /// A weight's place, or anything if there is none.
+    pub(super) fn weight_or_any(&self, id: Option<WeightId>) -> Result<Location> {
+        id.map_or(Ok(self.anything()), |id| self.weight(id))
+    }
+
+    /// What is bound to a parameter that a kernel's constants leave unused.
+    pub(super) fn anything(&self) -> Location {
+        Location { buffer: self.buffers.step, offset: 0 }
+    }
+
+    /// The tokens that outputs of the last steps chose.
+    pub(super) fn chosen_tokens(&self) -> Location {
+        Location { buffer: self.buffers.chosen, offset: 0 }
+    }
+
+    pub(super) fn step_place(&self, offset: usize) -> Location {
+        Location { buffer: self.buffers.step, offset: offset as u64 }
+    }
+
+    pub(super) fn pages(&self, layer: KvLayerId) -> PagesArguments {
+        let (kv, limits) = (&self.plan.kv, self.limits);
+        let (group, place) = kv.group_of(layer);
+        let bytes = |id: &KvLayerId| kv.layer_page_bytes(*id, limits.kv_type, limits.page_len);
+        let offset = kv.groups[group].layers[..place].iter().map(bytes).sum();
+        let page_bytes = kv.page_bytes(group, limits.kv_type, limits.page_len);
+        PagesArguments::new(page_bytes, offset, group, limits.page_len, kv.layer(layer))
+    }
+
+    pub(super) fn pool(&self, layer: KvLayerId) -> Location {
+        Location { buffer: self.buffers.pools[self.plan.kv.group_of(layer).0], offset: 0 }
+    }
+
+    pub(super) fn cols(&self, id: ValueId) -> usize {
+        self.plan.value(id).cols
+    }
+
+    pub(super) fn rows(&self, id: ValueId) -> Rows {
+        self.plan.value(id).rows
+    }
+}
+
+impl<G: Gpu> Draft<'_, G> {
+    pub(super) fn push(&mut self, mut call: Call) -> Result<()> {
+        let pipeline = self.compiler.gpu.pipeline(&call.kernel, &call.constants)?;
+        let most = self.compiler.gpu.max_threads(&pipeline) / 32 * 32;
+        if call.threads > most && !call.any_threads {
+            let what = format!("a threadgroup of {} threads for {}", call.threads, call.kernel.function);
+            let hint =
+                format!("this GPU runs at most {most} of them; please report it, and use --device cpu");
+            return Err(self.compiler.unsupported(what, &hint));
+        }
+        let layer = self.compiler.plan.nodes.get(self.node).and_then(|n| n.layer);
+        let kernel = call.name.take().unwrap_or_else(|| call.kernel.function.clone());
+        let info = CommandInfo { kernel, node: self.node, layer, weight_bytes: call.weight_bytes };
+        let new = NewCommand {
+            kernel: self.pipelines.index_of(call.kernel, call.constants, pipeline),
+            operands: &call.operands,
+            parameters: &call.parameters,
+            reads: &call.reads,
+            writes: &call.writes,
+            values: &call.values,
+            grid: call.grid,
+            threads: call.threads.min(most),
+            threadgroup_bytes: call.threadgroup_bytes.next_multiple_of(16),
+            when: call.when,
+        };
+        self.table.push(new, info);
+        Ok(())
+    }
+
+    /// The class of the rows of a value.
+    pub(super) fn class(&self, id: ValueId) -> RowClass {
+        match self.compiler.rows(id).per_token() {
+            Some(k) => self.tokens.times(k),
+            None => self.outputs,
+        }
+    }
+
+    /// Where a value is, and its bytes.
+    pub(super) fn value(&self, id: ValueId) -> Place {
+        let id = self.alias.get(&id).copied().unwrap_or(id);
+        let offset = match self.compiler.arena.offset[id.0 as usize] {
+            NO_PLACE => 0,
+            offset => offset,
+        };
+        let location = Location { buffer: self.compiler.buffers.arena, offset: offset as u64 };
+        let bytes = value_bytes(self.compiler.plan.value(id), self.compiler.limits);
+        Place { location, bytes, value: Some(id) }
+    }
+
+    /// Where a value is from a column of its first row on, and its bytes from there.
+    pub(super) fn columns_from(&self, id: ValueId, first: usize) -> Place {
+        let Place { location, bytes, value } = self.value(id);
+        let location = Location { offset: location.offset + 4 * first as u64, ..location };
+        Place { location, bytes: bytes - 4 * first, value }
+    }
+
+    /// A kernel of single Ops, with the step bound.
+    pub(super) fn step_call<A: bytemuck::Pod>(&self, file: &'static str, arguments: &A) -> Call {
+        Call::new(Kernel::of(file), arguments).bind(1, self.compiler.step_place(0))
+    }
+
+    /// How rows of this value are multiplied.
+    pub(super) fn schedule(&self, x: ValueId) -> Schedule {
+        match self.class(x) {
+            RowClass::One => Schedule::Gemv(1),
+            RowClass::Two => Schedule::Gemv(2),
+            RowClass::Four => Schedule::Gemv(4),
+            RowClass::Eight => Schedule::Gemv(8),
+            // Tiles add in another order than single rows.
+            RowClass::Tile | RowClass::Many if self.compiler.is_deterministic() => Schedule::Gemv(8),
+            RowClass::Tile => Schedule::Gemm(32),
+            RowClass::Many => Schedule::Gemm(64),
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! The way of a step into its region of the step buffer, with how its tokens are chosen.
+
+use super::{CHOSEN, MetalProgram, STEP, write};
+use crate::arguments;
+use crate::gpu::Gpu;
+use crate::layout::MOST_PENALISED;
+use device::{Choose, Error, GroupUse, Needs, OutputRef, Penalties, Result, Sampling, Slice, Step, Want};
+use device_lower::table::StepSizes;
+
+/// A token that an earlier output chose (`step.h`): this bit, and its place among the chosen tokens.
+const LINKED: u32 = 1 << 31;
+
+/// Among the chosen tokens: none (`step.h`).
+pub(super) const NO_TOKEN: u32 = u32::MAX;
+
+/// How kernels choose (`sampling/arguments.h`).
+const CHOOSE_BEST: u32 = 1;
+const CHOOSE_SAMPLE: u32 = 2;
+
+/// A step that was written into its region.
+#[derive(Clone, Copy)]
+pub(super) struct Begun {
+    /// Its ticket, if it gets one.
+    pub ticket: u64,
+    /// Its plan.
+    pub plan: usize,
+    /// What its table needs to know.
+    pub sizes: StepSizes,
+    /// Whether tokens are chosen at all, and by kernels where they can.
+    chooses: bool,
+    /// Whether its region has room for the tokens that have penalties.
+    lists_fit: bool,
+}
+
+impl Begun {
+    /// Whether kernels choose an output's token.
+    fn by_kernels(&self, want: &Want) -> bool {
+        self.chooses && has_kernels(want) && (self.lists_fit || n_penalised(want) == 0)
+    }
+
+    /// Whether the host chooses an output's token, or ranks its tokens.
+    pub(super) fn by_host(&self, want: &Want) -> bool {
+        (want.choose != Choose::Nothing || want.n_best > 0) && !self.by_kernels(want)
+    }
+}
+
+/// How many tokens of an output have penalties.
+fn n_penalised(want: &Want) -> usize {
+    if want.penalties.is_some() { want.recent.len as usize + want.pending.len as usize } else { 0 }
+}
+
+/// Whether there are kernels for all that is wanted of an output beside its logits.
+pub(super) fn has_kernels(want: &Want) -> bool {
+    let n_penalised = n_penalised(want);
+    want.choose != Choose::Nothing
+        && want.mask.is_none()
+        && want.biases.len == 0
+        && !want.logprob
+        && want.n_best == 0
+        && n_penalised <= MOST_PENALISED
+        // Penalties change the logits where they are.
+        && !(want.logits && n_penalised > 0)
+}
+
+impl<G: Gpu> MetalProgram<G> {
+    /// Check a step, and write it into the region that is its own if it is submitted next. Without
+    /// `choose`, nothing is chosen.
+    pub(super) fn begin(&mut self, step: &Step, choose: bool) -> Result<Begun> {
+        if let Err(reason) = step.check(&self.needs, &self.limits) {
+            return self.failed(reason);
+        }
+        if self.in_flight.len() >= self.step.in_flight {
+            return self
+                .failed(format!("{} steps are in flight, expected a wait first", self.in_flight.len()));
+        }
+        if step.is_stopped() {
+            return Err(Error::Stopped { device: G::NAME });
+        }
+        let Needs { n_vocab, n_logits, .. } = self.needs[step.plan];
+        step.links.iter().try_for_each(|link| self.check_link(link.from, n_vocab))?;
+        step.pending.iter().try_for_each(|from| self.check_link(*from, n_logits))?;
+        let mut begun = Begun {
+            ticket: self.next,
+            plan: step.plan,
+            sizes: StepSizes::default(),
+            chooses: choose && self.plans[step.plan].chooses,
+            lists_fit: step.recent.len() <= self.step.n_recent && step.pending.len() <= self.step.n_pending,
+        };
+        let chosen = || step.wants.iter().filter(|want| begun.by_kernels(want));
+        begun.sizes = StepSizes {
+            n_rows: step.tokens.len(),
+            n_outputs: step.outputs.len(),
+            best: chosen().any(|want| want.choose == Choose::Best),
+            sample: chosen().any(|want| matches!(want.choose, Choose::Sample(_))),
+            penalties: chosen().any(|want| n_penalised(want) > 0),
+            long: step.spans.iter().any(|span| span.end() > self.long),
+        };
+        self.write_rows(step);
+        self.write_choices(step, &begun);
+        self.outputs_of_mut(begun.ticket).begin(step.wants.len(), n_logits);
+        Ok(begun)
+    }
+
+    /// Whether the tokens of an output are kept, and are below a number.
+    fn check_link(&self, from: OutputRef, n_tokens: usize) -> Result<()> {
+        let ticket = from.ticket.0;
+        if ticket >= self.next || ticket < self.oldest_kept().max(self.failed_below) {
+            let known = "which is neither in flight nor the last that was waited for";
+            return self.failed(format!("a link to step {ticket}, {known}"));
+        }
+        let outputs = self.outputs_of(ticket);
+        if from.output as usize >= outputs.n {
+            let n = outputs.n;
+            return self.failed(format!("a link to output {} of step {ticket}, which has {n}", from.output));
+        }
+        if outputs.n_logits > n_tokens {
+            let n = outputs.n_logits;
+            return self.failed(format!("a link to one of {n} tokens, expected at most {n_tokens}"));
+        }
+        Ok(())
+    }
+
+    /// Rows, spans, page tables and input.
+    fn write_rows(&self, step: &Step) {
+        let (at, buffer) = (self.step, &self.buffers[STEP]);
+        let region = self.window(self.next).start as usize;
+        let header = arguments::Step {
+            n_rows: step.tokens.len() as u32,
+            n_outputs: step.outputs.len() as u32,
+            n_spans: step.spans.len() as u32,
+            n_groups: at.n_groups as u32,
+            pages_per_table: at.pages_per_table as u32,
+            first_chosen: at.chosen_at(self.next, 0),
+            ..Default::default()
+        };
+        write(buffer, region, &[header]);
+        write(buffer, region + at.tokens, step.tokens);
+        for link in step.links {
+            let token = LINKED | at.chosen_at(link.from.ticket.0, link.from.output);
+            write(buffer, region + at.tokens + link.row as usize * 4, &[token]);
+        }
+        write(buffer, region + at.outputs, step.outputs);
+        write(buffer, region + at.input, step.input);
+        for (index, span) in step.spans.iter().enumerate() {
+            let first = span.first_row as usize;
+            for row in 0..span.n_rows {
+                let offset = region + (first + row as usize) * 4;
+                write(buffer, at.positions + offset, &[span.first_position + row]);
+                write(buffer, at.row_spans + offset, &[index as u32]);
+            }
+            let (first_row, n_rows, first_position) = (span.first_row, span.n_rows, span.first_position);
+            let mine = arguments::Span { first_row, n_rows, first_position, reserved: 0 };
+            write(buffer, region + at.spans + index * size_of::<arguments::Span>(), &[mine]);
+            for (group, usage) in self.needs[step.plan].groups.iter().enumerate() {
+                let n_positions = match usage {
+                    GroupUse::Unused => continue,
+                    GroupUse::Sequence { .. } => span.end(),
+                    GroupUse::Memory { n, .. } => *n,
+                };
+                let table = step.page_table(span.slot, group, at.n_groups);
+                let n = n_positions.div_ceil(self.limits.page_len).min(at.pages_per_table);
+                let first = (index * at.n_groups + group) * at.pages_per_table;
+                write(buffer, region + at.page_tables + first * 4, &table[..n]);
+            }
+        }
+    }
+
+    /// How the tokens of outputs are chosen. None of them has one so far.
+    fn write_choices(&self, step: &Step, begun: &Begun) {
+        let (at, buffer) = (self.step, &self.buffers[STEP]);
+        let region = self.window(begun.ticket).start as usize;
+        for (output, want) in (0u32..).zip(step.wants) {
+            let choice = if begun.by_kernels(want) { choice_of(want) } else { arguments::Choice::default() };
+            let offset = output as usize * size_of::<arguments::Choice>();
+            write(buffer, region + at.choices + offset, &[choice]);
+            write(&self.buffers[CHOSEN], at.chosen_at(begun.ticket, output) as usize * 4, &[NO_TOKEN]);
+        }
+        if begun.sizes.penalties {
+            write(buffer, region + at.recent, step.recent);
+            for (index, from) in step.pending.iter().enumerate() {
+                let place = at.chosen_at(from.ticket.0, from.output);
+                write(buffer, region + at.pending + index * 4, &[place]);
+            }
+        }
+    }
+}
+
+/// For the kernels.
+fn choice_of(want: &Want) -> arguments::Choice {
+    let mut choice = arguments::Choice::default();
+    match want.choose {
+        Choose::Nothing => return choice,
+        Choose::Best => choice.how = CHOOSE_BEST,
+        Choose::Sample(Sampling { temperature, top_k, top_p, min_p, random }) => {
+            // Exact: 53 bits.
+            let random = (random * 2f64.powi(64)) as u64;
+            let nucleus = (f64::from(top_p) * 2f64.powi(32)) as u32;
+            choice.how = CHOOSE_SAMPLE;
+            choice.top_k = u32::try_from(top_k).unwrap_or(0);
+            choice.nucleus = if top_p < 1.0 { nucleus.max(1) } else { 0 };
+            (choice.random_low, choice.random_high) = (random as u32, (random >> 32) as u32);
+            (choice.temperature, choice.floor) = (temperature, min_p.ln());
+        }
+    }
+    if let Some(Penalties { repeat, presence, frequency }) = want.penalties {
+        let Slice { start, len } = want.recent;
+        (choice.first_recent, choice.n_recent) = (start, len);
+        (choice.first_pending, choice.n_pending) = (want.pending.start, want.pending.len);
+        (choice.repeat, choice.presence, choice.frequency) = (repeat, presence, frequency);
+    }
+    choice
+}

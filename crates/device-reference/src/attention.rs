@@ -1,0 +1,184 @@
+//! Attention: causal, over the pages, with groups of query heads that share a KV head.
+
+use super::kv_pages::{Half, KvPages};
+use super::linear::dot;
+use super::parallel::{for_each_chunk, worth};
+use device::{KvLayer, KvLayerId};
+
+/// The parameters of the Op.
+pub struct Attention<'a> {
+    /// Whose pages.
+    pub layer: KvLayerId,
+    /// Its heads.
+    pub kv: KvLayer,
+    /// Query heads.
+    pub n_heads: usize,
+    /// Factor on the scores.
+    pub scale: f32,
+    /// Bound of the scores.
+    pub softcap: Option<f32>,
+    /// Positions that a row sees, its own included.
+    pub window: Option<usize>,
+    /// `(n_heads)` a logit that takes part in the softmax's sum and adds no value.
+    pub sinks: Option<&'a [f32]>,
+}
+
+/// `out = softmax(softcap(scale * q k^T)) v`, each row over its own sequence's positions, ascending.
+///
+/// The softmax subtracts the largest score (or sink) and sums in f32, the sink last.
+pub fn attention<'a>(
+    n_threads: usize,
+    op: &Attention,
+    pages: &KvPages,
+    q: &[f32],                                 // (n, n_heads * head_dim)
+    positions: &[u32],                         // (n)
+    table: impl Fn(usize) -> &'a [u32] + Sync, // row -> the pages of its sequence
+    out: &mut [f32],                           // (n, n_heads * head_dim)
+) {
+    let head_dim = op.kv.head_dim;
+    let group = op.n_heads / op.kv.n_kv_heads; // query heads that share a KV head
+    let row_len = op.n_heads * head_dim;
+    let first_of = |last: usize| op.window.map_or(0, |window| (last + 1).saturating_sub(window));
+    let n_pairs: usize = positions.iter().map(|last| *last as usize + 1 - first_of(*last as usize)).sum();
+    let scratch = || (vec![0.0f32; head_dim], Vec::<f32>::new());
+    for_each_chunk(
+        worth(n_threads, n_pairs * row_len * 2),
+        out,
+        row_len,
+        scratch,
+        |(vector, scores), row, out| {
+            let last = positions[row] as usize;
+            let first = first_of(last);
+            let n_seen = last + 1 - first;
+            let table = table(row);
+            scores.resize(group * n_seen, 0.0); // (group, n_seen)
+            for kv_head in 0..op.kv.n_kv_heads {
+                let heads = kv_head * group..(kv_head + 1) * group;
+                let columns = heads.start * head_dim..heads.end * head_dim;
+                let q = &q[row * row_len..][columns.clone()]; // (group, head_dim)
+                let out = &mut out[columns]; // (group, head_dim)
+
+                for (at, position) in (first..=last).enumerate() {
+                    pages.read(op.layer, Half::Keys, table, position, kv_head, vector);
+                    for (head, q) in q.chunks_exact(head_dim).enumerate() {
+                        let score = dot(q, vector) * op.scale;
+                        scores[head * n_seen + at] =
+                            op.softcap.map_or(score, |cap| cap * (score / cap).tanh());
+                    }
+                }
+                for (head, scores) in heads.zip(scores.chunks_exact_mut(n_seen)) {
+                    softmax(scores, op.sinks.map(|sinks| sinks[head]));
+                }
+                out.fill(0.0);
+                for (at, position) in (first..=last).enumerate() {
+                    pages.read(op.layer, Half::Values, table, position, kv_head, vector);
+                    for (head, out) in out.chunks_exact_mut(head_dim).enumerate() {
+                        let probability = scores[head * n_seen + at];
+                        for (out, v) in out.iter_mut().zip(vector.iter()) {
+                            *out += probability * v;
+                        }
+                    }
+                }
+            }
+        },
+    );
+}
+
+/// `exp(score - max) / sum`, in place; a sink takes part in the maximum and the sum.
+pub fn softmax(scores: &mut [f32], sink: Option<f32>) {
+    let max = scores.iter().copied().chain(sink).fold(f32::NEG_INFINITY, f32::max);
+    let mut sum = 0.0;
+    for score in scores.iter_mut() {
+        *score = (*score - max).exp();
+        sum += *score;
+    }
+    sum += sink.map_or(0.0, |sink| (sink - max).exp());
+    for score in scores {
+        *score /= sum;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use device::{KvLayout, KvType};
+    use device_testing::Rng;
+
+    #[test]
+    fn softmax_by_hand() {
+        let mut scores = [0.0, 2f32.ln(), 1000.0];
+        softmax(&mut scores[..2], None);
+        assert!((scores[0] - 1.0 / 3.0).abs() < 1e-7 && (scores[1] - 2.0 / 3.0).abs() < 1e-7);
+        let mut scores = [0.0, 0.0];
+        softmax(&mut scores, Some(2f32.ln()));
+        assert!(scores.iter().all(|p| (p - 0.25).abs() < 1e-7), "{scores:?}");
+        let mut scores = [1e30, -1e30];
+        softmax(&mut scores, None);
+        assert_eq!(scores, [1.0, 0.0]);
+    }
+
+    /// One query head against the formula written out in f64 over plain arrays.
+    fn naive(
+        op: &Attention,
+        head: usize,
+        q: &[f32],
+        k: &[Vec<f32>],
+        v: &[Vec<f32>],
+        last: usize,
+    ) -> Vec<f64> {
+        let first = op.window.map_or(0, |w| (last + 1).saturating_sub(w));
+        let at = head / (op.n_heads / op.kv.n_kv_heads) * op.kv.head_dim;
+        let part = |x: &[f32]| x[at..at + op.kv.head_dim].iter().map(|v| f64::from(*v)).collect::<Vec<_>>();
+        let weights: Vec<f64> = (first..=last)
+            .map(|p| {
+                let score: f64 = part(&k[p]).iter().zip(q).map(|(k, q)| k * f64::from(*q)).sum();
+                let score = score * f64::from(op.scale);
+                op.softcap.map_or(score, |c| f64::from(c) * (score / f64::from(c)).tanh()).exp()
+            })
+            .collect();
+        let sum = weights.iter().sum::<f64>() + op.sinks.map_or(0.0, |s| f64::from(s[head]).exp());
+        (0..op.kv.head_dim)
+            .map(|d| weights.iter().enumerate().map(|(i, w)| w / sum * part(&v[first + i])[d]).sum())
+            .collect()
+    }
+
+    #[test]
+    fn agrees_with_the_formula_over_scattered_pages() {
+        let mut rng = Rng::new(3);
+        let sinks = [0.5, -1.0, 2.0, 0.0, 1.0, -2.0];
+        for (n_kv_heads, softcap, window, sinks) in [
+            (2, None, None, None),
+            (1, Some(2.0), None, None),
+            (6, None, Some(7), None),
+            (3, Some(5.0), Some(1), Some(&sinks[..])),
+            (2, None, Some(100), Some(&sinks[..])),
+        ] {
+            let kv = KvLayer { n_kv_heads, head_dim: 5, window: None, memory: None };
+            let layer = KvLayerId(0);
+            let op = Attention { layer, kv, n_heads: 6, scale: 0.7, softcap, window, sinks };
+            let n = 37;
+            let mut vectors = |cols: usize| -> Vec<Vec<f32>> {
+                (0..n).map(|_| (0..cols).map(|_| rng.normal()).collect()).collect()
+            };
+            let (q, k, v) = (vectors(30), vectors(n_kv_heads * 5), vectors(n_kv_heads * 5));
+            let table = [4, 0, 2];
+            let mut pages = KvPages::new(&KvLayout::new(vec![kv]), KvType::F32, 16, &[5]).unwrap();
+            for position in 0..n {
+                pages.write(layer, Half::Keys, &table, position, &k[position]);
+                pages.write(layer, Half::Values, &table, position, &v[position]);
+            }
+            let positions: Vec<u32> = (0..n as u32).collect();
+            let mut out = vec![f32::NAN; n * 30];
+            attention(1, &op, &pages, &q.concat(), &positions, |_| &table, &mut out);
+            for (at, out) in out.chunks(5).enumerate() {
+                let (row, head) = (at / 6, at % 6);
+                let expected = naive(&op, head, &q[row][head * 5..][..5], &k, &v, row);
+                // A few dozen f32 roundings of numbers near 1.
+                assert!(
+                    out.iter().zip(expected).all(|(a, b)| (f64::from(*a) - b).abs() < 5e-6),
+                    "row {row} head {head}"
+                );
+            }
+        }
+    }
+}

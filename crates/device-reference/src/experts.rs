@@ -1,0 +1,154 @@
+//! Route, ExpertLinear, ExpertSum: a mixture of experts (Shazeer et al., "Outrageously Large Neural Networks", 2017).
+//!
+//! Ids of experts are held as the bits of floats, so that all buffers are alike.
+
+use weights::codec::dequantize_rows;
+
+use super::linear::dot;
+use device::Weight;
+
+/// The parameters of a Route.
+pub struct Route<'a> {
+    pub n_experts: usize,
+    pub normalise: bool,
+    pub factor: f32,
+    pub scales: Option<&'a [f32]>, // (n_experts)
+}
+
+impl Route<'_> {
+    /// The `k` largest of each row's softmax, the lower id of equals first. NaN is never chosen before a number.
+    pub fn run(
+        &self,
+        x: &[f32],           // (n, n_experts)
+        k: usize,            //
+        ids: &mut [f32],     // (n, k), bits of u32
+        weights: &mut [f32], // (n, k)
+    ) {
+        let rows = x.chunks_exact(self.n_experts);
+        for ((row, ids), weights) in rows.zip(ids.chunks_exact_mut(k)).zip(weights.chunks_exact_mut(k)) {
+            let mut order: Vec<usize> = (0..row.len()).collect();
+            let size = |id: usize| if row[id].is_nan() { f32::NEG_INFINITY } else { row[id] };
+            // A stable sort: equals stay in the order of their ids.
+            order.sort_by(|a, b| size(*b).total_cmp(&size(*a)));
+            let max = row[order[0]];
+            let sum: f32 = row.iter().map(|v| (v - max).exp()).sum();
+            let chosen: f32 = order[..k].iter().map(|id| (row[*id] - max).exp() / sum).sum();
+            for ((id, to), weight) in order.iter().zip(ids).zip(weights) {
+                let p = (row[*id] - max).exp() / sum;
+                let p = if self.normalise { p / chosen } else { p };
+                *to = f32::from_bits(*id as u32);
+                *weight = p * self.scales.map_or(1.0, |s| s[*id]) * self.factor;
+            }
+        }
+    }
+}
+
+/// `out[pair] = x[pair] W[id of pair]^T`, a pair being a row and one of its `k` experts.
+///
+/// Each row of each expert that is used is decoded once.
+pub fn linear(
+    x: &[f32],       // (n, n_in) or (n, k * n_in)
+    ids: &[f32],     // (n, k), bits of u32
+    k: usize,        //
+    weight: &Weight, // (n_experts, n_out, n_in)
+    out: &mut [f32], // (n, k * n_out)
+) {
+    if ids.is_empty() {
+        return;
+    }
+    let n_in = weight.n_cols();
+    let n_out = out.len() / ids.len();
+    let own = x.len() == ids.len() * n_in;
+    let mut row = vec![0.0; n_in];
+    for (expert, part) in weight.parts.iter().enumerate() {
+        let mine = |(_, id): &(usize, &f32)| id.to_bits() as usize == expert;
+        let pairs: Vec<usize> = ids.iter().enumerate().filter(mine).map(|(pair, _)| pair).collect();
+        if pairs.is_empty() {
+            continue;
+        }
+        let planes = part.planes.as_slices();
+        for (r, bytes) in part.data.chunks_exact(weight.row_bytes()).enumerate() {
+            let planes = planes.rows(weight.block, n_in, r..r + 1);
+            dequantize_rows(weight.block, n_in, bytes, planes, &mut row);
+            for pair in &pairs {
+                let from = if own { *pair } else { pair / k };
+                out[pair * n_out + r] = dot(&x[from * n_in..][..n_in], &row);
+            }
+        }
+    }
+}
+
+/// `out = sum over j of weights[:, j] * x_j`, in the order of `j`.
+pub fn sum(
+    x: &[f32],       // (n, k * cols)
+    weights: &[f32], // (n, k)
+    k: usize,        //
+    out: &mut [f32], // (n, cols)
+) {
+    if weights.is_empty() {
+        return;
+    }
+    let cols = x.len() / weights.len();
+    let rows = x.chunks_exact(k * cols).zip(weights.chunks_exact(k));
+    for (out, (x, weights)) in out.chunks_exact_mut(cols).zip(rows) {
+        out.fill(0.0);
+        for (x, weight) in x.chunks_exact(cols).zip(weights) {
+            for (out, x) in out.iter_mut().zip(x) {
+                *out += weight * x;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use device::WeightPart;
+    use weights::{BlockType, Bytes, Planes};
+
+    fn routed(route: &Route, x: &[f32], k: usize) -> (Vec<u32>, Vec<f32>) {
+        let n = x.len() / route.n_experts;
+        let (mut ids, mut weights) = (vec![0.0; n * k], vec![0.0; n * k]);
+        route.run(x, k, &mut ids, &mut weights);
+        (ids.iter().map(|id| id.to_bits()).collect(), weights)
+    }
+
+    #[test]
+    fn the_largest_are_chosen_and_weighed() {
+        // exp of these: 1, 2, 4, 1; their sum is 8.
+        let x = [0.0, 2f32.ln(), 4f32.ln(), 0.0];
+        let plain = Route { n_experts: 4, normalise: false, factor: 1.0, scales: None };
+        let close = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-6);
+        let (ids, weights) = routed(&plain, &x, 3);
+        assert_eq!(ids, [2, 1, 0], "the lower of equals");
+        assert!(close(&weights, &[0.5, 0.25, 0.125]), "{weights:?}");
+        let scaled = Route { normalise: true, factor: 3.0, scales: Some(&[1.0, 2.0, 5.0, 1.0]), ..plain };
+        let (_, weights) = routed(&scaled, &x, 2);
+        assert!(close(&weights, &[2.0 / 3.0 * 15.0, 1.0 / 3.0 * 6.0]), "{weights:?}");
+    }
+
+    #[test]
+    fn experts_by_hand() {
+        let part = |values: [f32; 4]| WeightPart {
+            data: Bytes::from_slice(&values.map(f32::to_le_bytes).concat()),
+            planes: Planes::default(),
+        };
+        let weight = Weight {
+            name: "w".to_owned(),
+            shape: vec![3, 2, 2],
+            block: BlockType::F32,
+            data: Bytes::from_slice(&[]),
+            planes: Planes::default(),
+            parts: vec![part([1., 0., 0., 1.]), part([9.; 4]), part([0., 2., 1., 1.])],
+        };
+        let ids = [2, 0, 0, 2].map(f32::from_bits);
+        let mut out = [0.0; 8];
+        linear(&[1., 2., 3., 4.], &ids, 2, &weight, &mut out);
+        assert_eq!(out, [4., 3., 1., 2., 3., 4., 8., 7.], "the same input for both");
+        linear(&[1., 2., 3., 4., 5., 6., 7., 8.], &ids, 2, &weight, &mut out);
+        assert_eq!(out, [4., 3., 3., 4., 5., 6., 16., 15.], "each its own");
+        let mut total = [0.0; 4];
+        sum(&out, &[1., 10., 0., 2.], 2, &mut total);
+        assert_eq!(total, [34., 43., 32., 30.]);
+    }
+}

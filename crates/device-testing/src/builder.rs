@@ -1,0 +1,491 @@
+//! Small plans with random weights.
+use weights::{BlockType, Bytes, Planes};
+
+use super::{Rng, quantized, stored};
+use device::{
+    Activation, DType, KvLayer, KvLayerId, KvLayout, Node, Op, Output, Plan, Pooling, RopeStyle, Rows, Value,
+    ValueId, Weight, WeightId, WeightPart,
+};
+
+/// Rows of an embedding table that differ; longer tables repeat them.
+const N_DIFFERENT: usize = 64;
+
+/// Builds a plan Op by Op. Each method adds one node and returns what it writes; shapes follow from the inputs.
+pub struct PlanBuilder {
+    plan: Plan,
+    kv_layers: Vec<KvLayer>,
+    layer: Option<u32>,
+    n_vocab: usize,
+    rng: Rng,
+}
+
+/// What an Attention may have besides its layer and heads.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AttentionOptions {
+    /// As [`Op::Attention`]'s.
+    pub softcap: Option<f32>,
+    /// As [`Op::Attention`]'s.
+    pub window: Option<usize>,
+    /// Whether there are sinks, of random size.
+    pub sinks: bool,
+}
+
+impl PlanBuilder {
+    /// `n_vocab` is the number of rows of embedding tables; [`Self::finish`] makes them as long as the logits are wide.
+    pub fn new(seed: u64, n_vocab: usize) -> PlanBuilder {
+        PlanBuilder {
+            plan: Plan {
+                values: vec![],
+                weights: vec![],
+                nodes: vec![],
+                kv: KvLayout::default(),
+                logits: ValueId(0),
+                argmax: ValueId(0),
+                output: Output::Logits,
+                kept: vec![],
+            },
+            kv_layers: vec![],
+            layer: None,
+            n_vocab,
+            rng: Rng::new(seed),
+        }
+    }
+
+    /// To which layer the next nodes belong.
+    pub fn layer(&mut self, layer: Option<u32>) {
+        self.layer = layer;
+    }
+
+    /// A layer of the KV cache.
+    pub fn kv_layer(&mut self, layer: KvLayer) -> KvLayerId {
+        self.kv_layers.push(layer);
+        KvLayerId(self.kv_layers.len() as u32 - 1)
+    }
+
+    /// Rows of a value.
+    pub fn rows(&self, id: ValueId) -> Rows {
+        self.plan.value(id).rows
+    }
+
+    /// Columns of a value.
+    pub fn cols(&self, id: ValueId) -> usize {
+        self.plan.value(id).cols
+    }
+
+    /// Add a weight.
+    pub fn weight(&mut self, weight: Weight) -> WeightId {
+        self.plan.weights.push(weight);
+        WeightId(self.plan.weights.len() as u32 - 1)
+    }
+
+    /// Add a value, without a node that writes it.
+    pub fn value(&mut self, rows: Rows, cols: usize, dtype: DType) -> ValueId {
+        let id = ValueId(self.plan.values.len() as u32);
+        self.plan.values.push(Value { name: format!("value {}", id.0), rows, cols, dtype });
+        id
+    }
+
+    /// Add a node.
+    pub fn push(&mut self, op: Op) {
+        self.plan.nodes.push(Node { op, layer: self.layer });
+    }
+
+    fn name(&self, what: &str) -> String {
+        format!("{what} {}", self.plan.weights.len())
+    }
+
+    /// A vector around `mean`.
+    fn vector(&mut self, what: &str, len: usize, mean: f32, spread: f32) -> WeightId {
+        let values: Vec<f32> = (0..len).map(|_| mean + spread * self.rng.normal()).collect();
+        let name = self.name(what);
+        self.weight(Weight::vector(name, &values))
+    }
+
+    fn matrix(&mut self, n_out: usize, n_in: usize, block: BlockType) -> WeightId {
+        let name = self.name("matrix");
+        let weight = quantized(&mut self.rng, &name, n_out, n_in, block);
+        self.weight(weight)
+    }
+
+    /// A value like another, written by the Op that `op` makes of its id.
+    fn like(&mut self, x: ValueId, op: impl FnOnce(ValueId) -> Op) -> ValueId {
+        let Value { rows, cols, .. } = *self.plan.value(x);
+        let out = self.value(rows, cols, DType::F32);
+        self.push(op(out));
+        out
+    }
+
+    /// Random activations: an F32 table of variance 1 and its Embed.
+    pub fn embed(&mut self, cols: usize) -> ValueId {
+        self.embed_from(cols, BlockType::F32, 1.0)
+    }
+
+    /// The same from a table of another block type, with a factor.
+    pub fn embed_from(&mut self, cols: usize, block: BlockType, scale: f32) -> ValueId {
+        let n_different = self.n_vocab.min(N_DIFFERENT);
+        let name = self.name("table");
+        let table = stored(&mut self.rng, &name, n_different, cols, block, 1.0);
+        let table = self.weight(lengthened(&table, self.n_vocab));
+        let out = self.value(Rows::Tokens, cols, DType::F32);
+        self.push(Op::Embed { table, scale, out });
+        out
+    }
+
+    /// With a weight around 1.
+    pub fn rms_norm(&mut self, x: ValueId, group: usize) -> ValueId {
+        let weight = self.vector("norm", group, 1.0, 0.2);
+        self.like(x, |out| Op::RmsNorm { x, weight: Some(weight), eps: 1e-6, group, out })
+    }
+
+    /// Without a weight.
+    pub fn rms_norm_plain(&mut self, x: ValueId, group: usize) -> ValueId {
+        self.like(x, |out| Op::RmsNorm { x, weight: None, eps: 1e-5, group, out })
+    }
+
+    /// With a random matrix, and a bias if wanted.
+    pub fn linear(&mut self, x: ValueId, n_out: usize, block: BlockType, bias: bool) -> ValueId {
+        let Value { rows, cols, .. } = *self.plan.value(x);
+        let weight = self.matrix(n_out, cols, block);
+        let bias = bias.then(|| self.vector("bias", n_out, 0.0, 1.0));
+        let out = self.value(rows, n_out, DType::F32);
+        self.push(Op::Linear { x, weight, bias, out });
+        out
+    }
+
+    /// With frequencies from 1 down to 1/10000.
+    pub fn rope(&mut self, x: ValueId, head_dim: usize, n_dims: usize, style: RopeStyle) -> ValueId {
+        self.rope_scaled(x, head_dim, n_dims, style, 1.0)
+    }
+
+    /// The same, with a factor on cosine and sine.
+    pub fn rope_scaled(
+        &mut self,
+        x: ValueId,
+        head_dim: usize,
+        n_dims: usize,
+        style: RopeStyle,
+        scale: f32,
+    ) -> ValueId {
+        let frequency = |pair: usize| 10000f32.powf(-2.0 * pair as f32 / n_dims as f32);
+        let values: Vec<f32> = (0..n_dims / 2).map(frequency).collect();
+        let name = self.name("rope frequencies");
+        let frequencies = self.weight(Weight::vector(name, &values));
+        self.like(x, |out| Op::Rope { x, head_dim, n_dims, style, frequencies, scale, out })
+    }
+
+    /// Store keys and values.
+    pub fn kv_write(&mut self, k: ValueId, v: ValueId, layer: KvLayerId) {
+        self.push(Op::KvWrite { k, v, layer });
+    }
+
+    /// With the usual scale, `1 / sqrt(head_dim)`.
+    pub fn attention(
+        &mut self,
+        q: ValueId,
+        layer: KvLayerId,
+        n_heads: usize,
+        options: AttentionOptions,
+    ) -> ValueId {
+        let sinks = options.sinks.then(|| self.vector("sinks", n_heads, 0.0, 1.0));
+        let scale = (self.kv_layers[layer.0 as usize].head_dim as f32).sqrt().recip();
+        let AttentionOptions { softcap, window, .. } = options;
+        self.like(q, |out| Op::Attention { q, layer, n_heads, scale, softcap, window, sinks, out })
+    }
+
+    /// `kind(x)`
+    pub fn activate(&mut self, x: ValueId, kind: Activation) -> ValueId {
+        self.like(x, |out| Op::Activate { x, kind, out })
+    }
+
+    /// `kind(gate) * up`
+    pub fn gate(&mut self, gate: ValueId, up: ValueId, kind: Activation) -> ValueId {
+        self.like(gate, |out| Op::Gate { gate, up, kind, out })
+    }
+
+    /// `a + b`
+    pub fn add(&mut self, a: ValueId, b: ValueId) -> ValueId {
+        self.like(a, |out| Op::Add { a, b, out })
+    }
+
+    /// `factor * x`
+    pub fn scale(&mut self, x: ValueId, factor: f32) -> ValueId {
+        self.like(x, |out| Op::Scale { x, factor, out })
+    }
+
+    /// `cap * tanh(x / cap)`
+    pub fn softcap(&mut self, x: ValueId, cap: f32) -> ValueId {
+        self.like(x, |out| Op::Softcap { x, cap, out })
+    }
+
+    /// With a weight around 1, and a bias if wanted.
+    pub fn layer_norm(&mut self, x: ValueId, bias: bool) -> ValueId {
+        let weight = self.vector("norm", self.cols(x), 1.0, 0.2);
+        let bias = bias.then(|| self.vector("norm bias", self.cols(x), 0.0, 1.0));
+        self.like(x, |out| Op::LayerNorm { x, weight, bias, eps: 1e-6, out })
+    }
+
+    /// From a random table of as many positions as the limits of tests allow.
+    pub fn embed_positions(&mut self, cols: usize, block: BlockType) -> ValueId {
+        let table = self.matrix(512, cols, block);
+        let out = self.value(Rows::Tokens, cols, DType::F32);
+        self.push(Op::EmbedPositions { table, out });
+        out
+    }
+
+    /// With the usual scale, `1 / sqrt(head_dim)`.
+    pub fn self_attention(&mut self, q: ValueId, k: ValueId, v: ValueId, n_heads: usize) -> ValueId {
+        let scale = ((self.cols(q) / n_heads) as f32).sqrt().recip();
+        self.like(q, |out| Op::SelfAttention { q, k, v, n_heads, scale, out })
+    }
+
+    /// From the rows of sequences to outputs.
+    pub fn pool(&mut self, x: ValueId, kind: Pooling) -> ValueId {
+        let out = self.value(Rows::Outputs, self.cols(x), DType::F32);
+        self.push(Op::Pool { x, kind, out });
+        out
+    }
+
+    /// What the step gives: `per_token` rows of `cols` numbers for each token.
+    pub fn input(&mut self, cols: usize, per_token: usize) -> ValueId {
+        let out = self.value(Rows::PerToken(per_token), cols, DType::F32);
+        self.push(Op::Input { out });
+        out
+    }
+
+    /// Windows of `size` rows, every `stride` rows, which divides the rows of `x` for each token.
+    pub fn unfold(&mut self, x: ValueId, size: usize, stride: usize) -> ValueId {
+        let Value { rows, cols, .. } = *self.plan.value(x);
+        let out = self.value(Rows::PerToken(rows.count(1, 0) / stride), cols * size, DType::F32);
+        self.push(Op::Unfold { x, size, stride, out });
+        out
+    }
+
+    /// With the usual scale, `1 / sqrt(head_dim)`.
+    pub fn cross_attention(&mut self, q: ValueId, layer: KvLayerId, n_heads: usize) -> ValueId {
+        let scale = (self.kv_layers[layer.0 as usize].head_dim as f32).sqrt().recip();
+        self.like(q, |out| Op::CrossAttention { q, layer, n_heads, scale, out })
+    }
+
+    /// The same scale, for some heads.
+    pub fn cross_scores(&mut self, q: ValueId, layer: KvLayerId, n_heads: usize, heads: &[usize]) -> ValueId {
+        let kv = self.kv_layers[layer.0 as usize];
+        let scale = (kv.head_dim as f32).sqrt().recip();
+        let out = self.value(Rows::Tokens, heads.len() * kv.memory.unwrap_or(0), DType::F32);
+        self.push(Op::CrossScores { q, layer, n_heads, heads: heads.to_vec(), scale, out });
+        out
+    }
+
+    /// Keep a value for the caller.
+    pub fn keep(&mut self, x: ValueId) {
+        self.plan.kept.push(x);
+    }
+
+    /// `x[:, first..first + cols]`
+    pub fn columns(&mut self, x: ValueId, first: usize, cols: usize) -> ValueId {
+        let out = self.value(self.plan.value(x).rows, cols, DType::F32);
+        self.push(Op::Columns { x, first, out });
+        out
+    }
+
+    /// Ids and weights of the `k` largest, with random factors of each expert or none.
+    pub fn route(
+        &mut self,
+        x: ValueId,
+        k: usize,
+        normalise: bool,
+        factor: f32,
+        scales: bool,
+    ) -> (ValueId, ValueId) {
+        let Value { rows, cols, .. } = *self.plan.value(x);
+        let scales = scales.then(|| self.vector("scales", cols, 1.0, 0.2));
+        let (ids, weights) = (self.value(rows, k, DType::U32), self.value(rows, k, DType::F32));
+        self.push(Op::Route { x, normalise, factor, scales, ids, weights });
+        (ids, weights)
+    }
+
+    /// With random matrices of `n_experts` experts; `own`: `x` has a part for each chosen one.
+    pub fn expert_linear(
+        &mut self,
+        (x, own): (ValueId, bool),
+        ids: ValueId,
+        (n_experts, n_out): (usize, usize),
+        block: BlockType,
+    ) -> ValueId {
+        let k = self.cols(ids);
+        let n_in = if own { self.cols(x) / k } else { self.cols(x) };
+        let name = self.name("experts");
+        let mut part = || {
+            let Weight { data, planes, .. } = quantized(&mut self.rng, "", n_out, n_in, block);
+            WeightPart { data, planes }
+        };
+        let parts = (0..n_experts).map(|_| part()).collect();
+        let shape = vec![n_experts, n_out, n_in];
+        let (data, planes) = (Bytes::from_slice(&[]), Planes::default());
+        let weight = self.weight(Weight { name, shape, block, data, planes, parts });
+        let out = self.value(self.plan.value(x).rows, k * n_out, DType::F32);
+        self.push(Op::ExpertLinear { x, ids, weight, out });
+        out
+    }
+
+    /// The parts of `x` weighed and added.
+    pub fn expert_sum(&mut self, x: ValueId, weights: ValueId) -> ValueId {
+        let cols = self.cols(x) / self.cols(weights);
+        let out = self.value(self.plan.value(x).rows, cols, DType::F32);
+        self.push(Op::ExpertSum { x, weights, out });
+        out
+    }
+
+    /// From tokens to outputs.
+    pub fn select_rows(&mut self, x: ValueId) -> ValueId {
+        let out = self.value(Rows::Outputs, self.cols(x), DType::F32);
+        self.push(Op::SelectRows { x, out });
+        out
+    }
+
+    /// The output rows of `x` behind the last attention, where a layer is the last; `x` elsewhere.
+    pub fn select_rows_of_last(&mut self, x: ValueId, is_last: bool) -> ValueId {
+        if is_last { self.select_rows(x) } else { x }
+    }
+
+    /// The plan whose logits are `x` (its rows selected, if it has a row for each token), with their Argmax.
+    pub fn finish(mut self, x: ValueId) -> Plan {
+        let logits = if self.plan.value(x).rows == Rows::Tokens { self.select_rows(x) } else { x };
+        let argmax = self.value(Rows::Outputs, 1, DType::U32);
+        self.push(Op::Argmax { x: logits, out: argmax });
+        let n_vocab = self.cols(logits);
+        for node in &self.plan.nodes {
+            if let Op::Embed { table, .. } = node.op {
+                let table = &mut self.plan.weights[table.0 as usize];
+                if table.n_rows() < n_vocab {
+                    *table = lengthened(table, n_vocab);
+                }
+            }
+        }
+        Plan { logits, argmax, kv: KvLayout::new(self.kv_layers), ..self.plan }
+    }
+}
+
+/// A table with its rows repeated up to `n_rows`.
+fn lengthened(table: &Weight, n_rows: usize) -> Weight {
+    let repeated = |bytes: &Bytes| {
+        let row = bytes.len() / table.n_rows();
+        let bytes: Vec<u8> = bytes.iter().copied().cycle().take(n_rows * row).collect();
+        Bytes::from_slice(&bytes)
+    };
+    Weight {
+        name: table.name.clone(),
+        shape: vec![n_rows, table.n_cols()],
+        block: table.block,
+        data: repeated(&table.data),
+        planes: Planes {
+            scales: table.planes.scales.as_ref().map(repeated),
+            biases: table.planes.biases.as_ref().map(repeated),
+        },
+        parts: vec![],
+    }
+}
+
+/// The plan up to the node that writes `value`, which becomes the logits; `None` if no node does or it is not f32.
+///
+/// A fused node that writes it is replaced by its parts up to there. Comparing a device with the interpreter on truncated
+/// plans finds the first Op that differs. Values with several rows for each token cannot be logits: `None`. (The embedding table of a checked plan has a row for each logit; where `value` is
+/// wider, the result does not pass [`Plan::check`], and is `None` too.)
+pub fn truncate(plan: &Plan, value: ValueId) -> Option<Plan> {
+    let index = plan.nodes.iter().position(|node| node.op.writes().contains(&value))?;
+    let mut cut = plan.clone();
+    cut.nodes.truncate(index);
+    let last = &plan.nodes[index];
+    for op in last.op.primitives() {
+        cut.nodes.push(Node { op: op.clone(), layer: last.layer });
+        if op.writes().contains(&value) {
+            break;
+        }
+    }
+    let Value { rows, cols, .. } = *cut.value(value);
+    let mut push = |x: ValueId, cols: usize, dtype: DType, op: fn(ValueId, ValueId) -> Op| {
+        let out = ValueId(cut.values.len() as u32);
+        cut.values.push(Value { name: format!("end {}", out.0), rows: Rows::Outputs, cols, dtype });
+        cut.nodes.push(Node { op: op(x, out), layer: None });
+        out
+    };
+    let logits = match rows {
+        Rows::Outputs => value,
+        Rows::Tokens | Rows::PerToken(1) => push(value, cols, DType::F32, |x, out| Op::SelectRows { x, out }),
+        Rows::PerToken(_) => return None,
+    };
+    let argmax = push(logits, 1, DType::U32, |x, out| Op::Argmax { x, out });
+    (cut.logits, cut.argmax) = (logits, argmax);
+    let written: Vec<ValueId> = cut.nodes.iter().flat_map(|node| node.op.writes()).collect();
+    cut.kept.retain(|id| written.contains(id));
+    cut.check().is_ok().then_some(cut)
+}
+
+/// Two layers as most models have them, the first with full attention, the second with a window of 20 positions, a capped
+/// score and sinks; norms of q and k, Rope, a gated feed-forward part, a norm and a head. Heads have 16 columns.
+pub fn mini_transformer(seed: u64, block: BlockType) -> Plan {
+    mini_transformer_with(seed, block, 16)
+}
+
+/// The same with heads of `head_dim` columns.
+pub(super) fn mini_transformer_with(seed: u64, block: BlockType, head_dim: usize) -> Plan {
+    const N_HEADS: usize = 4;
+    const N_KV_HEADS: usize = 2;
+    let hidden = block.block_len().max(64);
+    let (q_block, ffn) = if block.block_len() > 1 { (block, hidden * 2) } else { (block, 100) };
+    // The output projection's input has N_HEADS * head_dim columns, which need not be whole blocks.
+    let o_block = if (N_HEADS * head_dim).is_multiple_of(block.block_len()) { block } else { BlockType::F32 };
+    let mut b = PlanBuilder::new(seed, 97);
+    let mut x = b.embed_from(hidden, BlockType::F32, 1.0);
+    for index in 0..2 {
+        b.layer(Some(index));
+        let window = (index == 1).then_some(20);
+        let layer = b.kv_layer(KvLayer { n_kv_heads: N_KV_HEADS, head_dim, window, memory: None });
+        let residual = b.select_rows_of_last(x, index == 1);
+        let norm = b.rms_norm(x, hidden);
+        let q = b.linear(norm, N_HEADS * head_dim, q_block, index == 1);
+        let k = b.linear(norm, N_KV_HEADS * head_dim, q_block, index == 1);
+        let v = b.linear(norm, N_KV_HEADS * head_dim, q_block, index == 1);
+        let q = b.rms_norm(q, head_dim);
+        let k = b.rms_norm(k, head_dim);
+        let q = b.rope(q, head_dim, head_dim, RopeStyle::Half);
+        let k = b.rope(k, head_dim, head_dim, RopeStyle::Half);
+        b.kv_write(k, v, layer);
+        let options = AttentionOptions { softcap: window.map(|_| 30.0), window, sinks: window.is_some() };
+        let y = b.attention(q, layer, N_HEADS, options);
+        let y = b.select_rows_of_last(y, index == 1);
+        let y = b.linear(y, hidden, o_block, false);
+        x = b.add(residual, y);
+        let norm = b.rms_norm(x, hidden);
+        let gate = b.linear(norm, ffn, block, false);
+        let up = b.linear(norm, ffn, block, false);
+        let y = b.gate(gate, up, Activation::Silu);
+        let y = b.linear(y, hidden, block, false);
+        x = b.add(x, y);
+    }
+    b.layer(None);
+    let x = b.rms_norm(x, hidden);
+    let logits = b.linear(x, 97, block, false);
+    b.finish(logits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use device_lower::fusion::{self, fuse};
+
+    #[test]
+    fn a_plan_can_end_at_any_value() {
+        let plain = mini_transformer(1, BlockType::F32);
+        for plan in [fuse(&plain, fusion::ALL), plain] {
+            let ends = (0..plan.values.len() as u32).filter_map(|id| {
+                let value = ValueId(id);
+                let cut = truncate(&plan, value)?;
+                assert!(cut.nodes.len() <= fusion::flatten(&plan).nodes.len() + 2);
+                cut.check().unwrap();
+                Some(value)
+            });
+            // All but the feed-forward values that are wider than the vocabulary, and the argmax.
+            assert_eq!(ends.count(), plan.values.len() - 6 - 1);
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! Running cases: device against interpreter, fused against not, chunks against single rows.
+
+use super::{Case, check_op_cases};
+use device::{Choose, Device, Limits, Op, OwnedStep, Plan, Rows, Rule, Span, ValueId};
+use device_lower::fusion::fuse;
+use device_reference::Reference;
+
+/// What a step gives: its logits, then what its plan keeps.
+pub type Results = Vec<Vec<f32>>;
+
+/// The results of each step, one after another.
+///
+/// Checks on the way what needs no reference: the number of results, and that the argmax is that of the logits.
+///
+/// # Errors
+/// The device refused or failed, or broke such a promise, in words.
+pub fn run(
+    device: &dyn Device,
+    plans: &[Plan],
+    limits: &Limits,
+    steps: &[OwnedStep],
+) -> Result<Vec<Results>, String> {
+    let mut program = device.compile(plans, limits).map_err(|e| e.to_string())?;
+    let mut results = vec![];
+    for (index, step) in steps.iter().enumerate() {
+        program.run(&step.borrow()).map_err(|e| format!("step {index}: {e}"))?;
+        let plan = &plans[step.plan];
+        let mut values = vec![program.logits().to_vec()];
+        values.extend((0..plan.kept.len()).map(|kept| program.kept(kept).to_vec()));
+        for (id, values) in results_of(plan).zip(&values) {
+            let value = plan.value(id);
+            let n = value.rows.count(step.tokens.len(), step.outputs.len());
+            if values.len() != n * value.cols {
+                let (found, cols) = (values.len(), value.cols);
+                return Err(format!("step {index}: {found} numbers of {id} for {n} rows of {cols}"));
+            }
+        }
+        if step.wants.iter().any(|want| want.choose == Choose::Best) {
+            let best = |row: &[f32]| {
+                let best = row
+                    .iter()
+                    .enumerate()
+                    .fold(0, |best, (i, value)| if *value > row[best] { i } else { best });
+                best as u32
+            };
+            let expected: Vec<u32> = values[0].chunks(plan.value(plan.logits).cols).map(best).collect();
+            let found: Vec<Option<u32>> = program.chosen().iter().map(|chosen| chosen.token).collect();
+            if !found.iter().copied().eq(expected.iter().copied().map(Some)) {
+                return Err(format!("step {index}: chosen {found:?}, the best of the logits {expected:?}"));
+            }
+        }
+        results.push(values);
+    }
+    Ok(results)
+}
+
+/// The values of [`Results`].
+fn results_of(plan: &Plan) -> impl Iterator<Item = ValueId> {
+    std::iter::once(plan.logits).chain(plan.kept.iter().copied())
+}
+
+/// Nodes of a plan from which on it is not fused by each rule alone: layers, whose parts are cases of their own.
+const WHOLE_LAYERS: usize = 20;
+
+/// Whether a device agrees with the interpreter on a case: as it is, fused by each rule of its profile alone (but for
+/// whole layers), and fused by all of them.
+///
+/// The difference of two results may be `tolerance` times the root mean square of the step's logits, or of a value that is
+/// kept (at least 1, the size that cases are made for, so that sums that happen to cancel are not held to more than their
+/// parts).
+///
+/// # Errors
+/// Where they differ and by how much, or why the device did not run it.
+pub fn compare(device: &dyn Device, case: &Case, tolerance: f32) -> Result<(), String> {
+    let expected = run(&Reference::new(1), &case.plans, &case.limits, &case.steps)?;
+    let fused = |rules: &[Rule]| -> Vec<Plan> { case.plans.iter().map(|plan| fuse(plan, rules)).collect() };
+    let mut variants = vec![("not fused".to_owned(), case.plans.clone())];
+    let rules = device.fusion();
+    let is_small = case.plans.iter().all(|plan| plan.nodes.len() < WHOLE_LAYERS);
+    let alone = rules.iter().filter(|_| is_small);
+    let alone = alone.map(|rule| (format!("fused by {}", rule.kind), fused(&[*rule])));
+    let all = std::iter::once(("fused by all rules".to_owned(), fused(rules)));
+    for (what, plans) in alone.chain(all) {
+        let same = |other: &[Plan]| plans.iter().zip(other).all(|(a, b)| a.nodes == b.nodes);
+        if !variants.iter().any(|(_, other)| same(other)) {
+            variants.push((what, plans));
+        }
+    }
+    for (what, plans) in variants {
+        let found = run(device, &plans, &case.limits, &case.steps)
+            .map_err(|e| format!("{}, {what}: {e}", case.name))?;
+        for (index, (step, (expected, found))) in
+            case.steps.iter().zip(expected.iter().zip(&found)).enumerate()
+        {
+            let plan = &plans[step.plan];
+            for (id, (expected, found)) in results_of(plan).zip(expected.iter().zip(found)) {
+                differ(expected, found, plan.value(id).cols, tolerance)
+                    .map_err(|e| format!("{}, {what}: step {index}, {id}, {e}", case.name))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether a device gives the same for a case's steps and for the same rows one by one. With
+/// [`device::Numerics::Deterministic`] in the case's limits, the tolerance is 0.
+///
+/// # Errors
+/// As [`compare`].
+pub fn compare_chunks(device: &dyn Device, case: &Case, tolerance: f32) -> Result<(), String> {
+    if case.plans.iter().all(needs_whole_spans) {
+        return Ok(());
+    }
+    let plans: Vec<Plan> = case.plans.iter().map(|plan| fuse(plan, device.fusion())).collect();
+    let mut rows = vec![];
+    for step in &case.steps {
+        if needs_whole_spans(&plans[step.plan]) {
+            rows.push(step.clone());
+        } else {
+            rows.extend(row_by_row(step));
+        }
+    }
+    let chunks = by_value(&plans, &case.steps, run(device, &plans, &case.limits, &case.steps)?);
+    let rows = by_value(&plans, &rows, run(device, &plans, &case.limits, &rows)?);
+    for ((plan, chunks), rows) in plans.iter().zip(chunks).zip(rows) {
+        for (id, (chunks, rows)) in results_of(plan).zip(chunks.iter().zip(&rows)) {
+            differ(chunks, rows, plan.value(id).cols, tolerance)
+                .map_err(|e| format!("{}, row by row: {id}, {e}", case.name))?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether a plan looks at a whole sequence in one step, so that its rows alone have other answers.
+fn needs_whole_spans(plan: &Plan) -> bool {
+    plan.primitives().any(|op| match op {
+        Op::SelfAttention { .. } | Op::Pool { .. } | Op::Unfold { .. } => true,
+        // Its numbers belong to outputs, not to rows.
+        Op::Input { out } => plan.value(*out).rows == Rows::Outputs,
+        Op::KvWrite { layer, .. } => plan.kv.layer(*layer).memory.is_some(),
+        _ => false,
+    })
+}
+
+/// The results of all steps of each plan, one after another.
+fn by_value(plans: &[Plan], steps: &[OwnedStep], results: Vec<Results>) -> Vec<Results> {
+    let mut all: Vec<Results> = plans.iter().map(|plan| vec![vec![]; 1 + plan.kept.len()]).collect();
+    for (step, values) in steps.iter().zip(results) {
+        all[step.plan].iter_mut().zip(values).for_each(|(all, values)| all.extend(values));
+    }
+    all
+}
+
+/// The rows of a step as steps of their own.
+fn row_by_row(step: &OwnedStep) -> Vec<OwnedStep> {
+    let per_row = step.input.len().checked_div(step.tokens.len()).unwrap_or(0);
+    let row = |span: &Span, row: u32| {
+        let at = (span.first_row + row) as usize;
+        let output = step.outputs.iter().position(|row| *row as usize == at);
+        OwnedStep {
+            tokens: vec![step.tokens[at]],
+            input: step.input[at * per_row..(at + 1) * per_row].to_vec(),
+            spans: vec![Span { first_row: 0, n_rows: 1, first_position: span.first_position + row, ..*span }],
+            outputs: if output.is_some() { vec![0] } else { vec![] },
+            wants: output.map(|output| step.wants[output]).into_iter().collect(),
+            ..step.clone()
+        }
+    };
+    step.spans.iter().flat_map(|span| (0..span.n_rows).map(move |r| row(span, r))).collect()
+}
+
+pub(super) fn differ(expected: &[f32], found: &[f32], cols: usize, tolerance: f32) -> Result<(), String> {
+    if expected.len() != found.len() {
+        return Err(format!("{} numbers, expected {}", found.len(), expected.len()));
+    }
+    let squares: f32 = expected.iter().map(|v| v * v).sum();
+    let size = (squares / expected.len().max(1) as f32).sqrt().max(1.0);
+    for (at, (a, b)) in expected.iter().zip(found).enumerate() {
+        let difference = (a - b).abs() / size;
+        // Written so that NaN fails.
+        let close = a == b || difference <= tolerance;
+        if !close {
+            return Err(format!(
+                "row {}, column {}: {b}, expected {a}: {difference:.2e} of the size, allowed {tolerance:.2e}",
+                at / cols,
+                at % cols
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// [`check_cases`] over all of [`check_op_cases`].
+///
+/// # Errors
+/// As [`check_cases`].
+pub fn check_device(device: &dyn Device, tolerance: impl Fn(&Case) -> f32) -> Result<usize, String> {
+    check_cases(device, check_op_cases(), tolerance)
+}
+
+/// [`compare`] and [`compare_chunks`] on every case whose KV type the device has. `tolerance` gives the bound of a case,
+/// usually [`Case::tolerance`] times what the device's arithmetic needs.
+///
+/// Returns the number of cases.
+///
+/// # Errors
+/// All cases that failed, a line each.
+pub fn check_cases(
+    device: &dyn Device,
+    cases: impl IntoIterator<Item = Case>,
+    tolerance: impl Fn(&Case) -> f32,
+) -> Result<usize, String> {
+    let mut failures = vec![];
+    let mut n_cases = 0;
+    for case in cases {
+        let cached = case.plans.iter().any(|plan| !plan.kv.layers.is_empty());
+        if !device.kv_types().contains(&case.limits.kv_type) && cached {
+            continue;
+        }
+        let limits = Limits {
+            kv_type: if cached { case.limits.kv_type } else { device.kv_types()[0] },
+            ..case.limits.clone()
+        };
+        let case = Case { limits, ..case };
+        n_cases += 1;
+        let tolerance = tolerance(&case);
+        let result =
+            compare(device, &case, tolerance).and_then(|()| compare_chunks(device, &case, tolerance));
+        failures.extend(result.err());
+    }
+    match failures.len() {
+        0 => Ok(n_cases),
+        n => Err(format!("{n} of {n_cases} cases failed on {}:\n{}", device.name(), failures.join("\n"))),
+    }
+}

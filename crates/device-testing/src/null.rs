@@ -1,0 +1,694 @@
+//! The null device: it computes nothing and checks everything, so that schedulers are tested without a model.
+//!
+//! What it keeps in a KV page is, for each position, a hash of the sequence's tokens up to there ([`history`]). A step's row
+//! reads the hash of the position before its own through the page table, mixes in its token, and stores the result; its
+//! logits are a function of that hash ([`next_token`]). So the output is what a real model's is: a function of the tokens of
+//! the sequence and of nothing else. Slots, page numbers, batches and chunks do not matter, and a page that is missing,
+//! stale, shared by mistake or not copied gives an error or another token.
+//!
+//! A plan that writes memory layers stores [`memory`], a hash of its span's input, at each position of the memory. In a plan
+//! that reads them, a sequence's history begins with that hash ([`history_with`]) instead of with nothing.
+//!
+//! Past 600 lines with its tests, which show what a scheduler can rely on.
+//!
+//! ```
+//! use ingle_device_testing::null;
+//! // After tokens 5, 6, 7 the null device's best token, of 100:
+//! let token = null::next_token(&[5, 6, 7], 100);
+//! assert!(token < 100);
+//! ```
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use device::{
+    Arithmetic, Chosen, CommandInfo, Device, Error, GroupUse, KvLayer, KvType, Limits, MemoryPlan, Needs,
+    OwnedStep, Peaks, Plan, Program, Result, Rows, Rule, Span, Step, Ticket, Timing, ValueId, Want, Weight,
+};
+use device_lower::outputs::HostOutputs;
+
+const NAME: &str = "null";
+
+/// The logit of the best token; all others are below 0.
+pub const BEST_LOGIT: f32 = 8.0;
+
+/// Hash of no tokens.
+const EMPTY: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// SplitMix64's output function (Steele, Lea and Flood, 2014): every bit of `x` reaches every bit of the result.
+const fn mix(mut x: u64) -> u64 {
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// The hash of a history with one more token; never 0, which means "not written".
+const fn extend(history: u64, token: u32) -> u64 {
+    mix(history.wrapping_add(EMPTY) ^ token as u64) | 1
+}
+
+/// The hash of a sequence's tokens, from its first.
+pub fn history(tokens: &[u32]) -> u64 {
+    history_with(EMPTY, tokens)
+}
+
+/// The hash of a sequence's tokens after another hash, such as a [`memory`]'s.
+pub fn history_with(before: u64, tokens: &[u32]) -> u64 {
+    tokens.iter().fold(before, |history, token| extend(history, *token))
+}
+
+/// The hash of what a span gives a plan that writes memories: its rows of [`Step::input`].
+pub fn memory(input: &[f32]) -> u64 {
+    input.iter().fold(mix(EMPTY) | 1, |hash, number| extend(hash, number.to_bits()))
+}
+
+/// A number of a value that is kept, in [0, 1): its row's history at that column.
+pub fn kept(history: u64, column: usize) -> f32 {
+    (mix(history ^ mix(column as u64 + 1)) >> 40) as f32 / (1u64 << 24) as f32
+}
+
+/// The token whose logit is [`BEST_LOGIT`] after these tokens.
+pub fn next_token(tokens: &[u32], n_vocab: usize) -> u32 {
+    best(history(tokens), n_vocab)
+}
+
+/// `n` tokens that greedy sampling gives after a prompt.
+pub fn greedy(prompt: &[u32], n: usize, n_vocab: usize) -> Vec<u32> {
+    let mut hash = history(prompt);
+    let mut next = || {
+        let token = best(hash, n_vocab);
+        hash = extend(hash, token);
+        token
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+fn best(history: u64, n_vocab: usize) -> u32 {
+    (mix(history) % n_vocab as u64) as u32
+}
+
+/// A logit: [`BEST_LOGIT`] for the best token, for others a number in [-1, 0) that depends on the history.
+pub fn logit(history: u64, token: u32, n_vocab: usize) -> f32 {
+    if token == best(history, n_vocab) {
+        return BEST_LOGIT;
+    }
+    -((mix(history ^ mix(token as u64 + 1)) >> 40) as f32 + 1.0) / (1u64 << 24) as f32
+}
+
+/// A plan for the null device: an embedding, one KvWrite and Attention for each layer, a head. Every device can run it.
+pub fn plan(n_vocab: usize, layers: &[KvLayer]) -> Plan {
+    use crate::{AttentionOptions, PlanBuilder};
+    let mut b = PlanBuilder::new(0, n_vocab);
+    let mut x = b.embed(1);
+    for (index, layer) in layers.iter().enumerate() {
+        b.layer(Some(index as u32));
+        let id = b.kv_layer(*layer);
+        let v = b.linear(x, layer.n_kv_heads * layer.head_dim, weights::BlockType::F32, false);
+        b.kv_write(v, v, id);
+        let options = AttentionOptions { window: layer.window, ..AttentionOptions::default() };
+        let y = b.attention(v, id, layer.n_kv_heads, options);
+        x = b.linear(y, 1, weights::BlockType::F32, false);
+    }
+    b.layer(None);
+    let x = b.select_rows(x);
+    let logits = b.linear(x, n_vocab, weights::BlockType::F32, false);
+    b.finish(logits)
+}
+
+/// What a program was asked, in order.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// [`Program::submit`].
+    Submit(Box<OwnedStep>),
+    /// [`Program::copy_page`]: group, from, to.
+    CopyPage(usize, u32, u32),
+    /// [`Program::release_page`]: group, page.
+    ReleasePage(usize, u32),
+}
+
+/// The device `null`.
+#[derive(Clone, Debug, Default)]
+pub struct NullDevice {
+    rules: Vec<Rule>,
+    memory: Option<platform::SystemMemory>,
+    /// Less one: steps that may be in flight.
+    ahead: usize,
+    /// Shared with the programs; absent: nothing is recorded, and a step allocates nothing.
+    events: Option<Arc<Mutex<Vec<Event>>>>,
+}
+
+impl NullDevice {
+    /// With a fusion profile.
+    pub fn with_fusion(self, rules: &[Rule]) -> NullDevice {
+        NullDevice { rules: rules.to_vec(), ..self }
+    }
+
+    /// On a machine of this memory, for tests of what fits; without, the machine's own.
+    pub fn with_memory(self, memory: platform::SystemMemory) -> NullDevice {
+        NullDevice { memory: Some(memory), ..self }
+    }
+
+    /// With so many steps in flight, as on a GPU. Each is computed when it is submitted.
+    pub fn with_steps_in_flight(self, n: usize) -> NullDevice {
+        NullDevice { ahead: n.saturating_sub(1), ..self }
+    }
+
+    /// Recording what its programs are asked. Without, a step allocates nothing.
+    pub fn recording(self) -> NullDevice {
+        NullDevice { events: Some(Arc::default()), ..self }
+    }
+
+    /// What was asked since the last call, if it is recording.
+    pub fn take_events(&self) -> Vec<Event> {
+        let Some(events) = &self.events else { return vec![] };
+        std::mem::take(&mut events.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Device for NullDevice {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn describe(&self) -> String {
+        "null device, computes nothing".to_owned()
+    }
+
+    fn n_threads(&self) -> usize {
+        1
+    }
+
+    fn memory(&self) -> platform::SystemMemory {
+        self.memory.unwrap_or_else(platform::system_memory)
+    }
+
+    fn fusion(&self) -> &[Rule] {
+        &self.rules
+    }
+
+    fn kv_types(&self) -> &[KvType] {
+        &[KvType::F16, KvType::F32, KvType::I16, KvType::I8, KvType::Q8_0]
+    }
+
+    /// What a real device would take for weights and pages.
+    fn memory_plan(&self, plans: &[Plan], limits: &Limits) -> Result<MemoryPlan> {
+        limits.check(self, plans)?;
+        Ok(MemoryPlan::of_weights_and_kv(plans, limits, |_| true))
+    }
+
+    fn compile(&self, plans: &[Plan], limits: &Limits) -> Result<Box<dyn Program>> {
+        limits.check(self, plans)?;
+        let plans: Vec<NullPlan> = plans.iter().map(|plan| NullPlan::new(plan, limits)).collect();
+        let n_logits = plans.iter().map(|plan| plan.n_vocab).max().unwrap_or(0);
+        Ok(Box::new(NullProgram {
+            hashes: limits.n_pages.iter().map(|n| vec![0; n * limits.page_len]).collect(),
+            needs: plans.iter().map(|plan| plan.needs.clone()).collect(),
+            histories: vec![0; limits.max_rows],
+            logits: vec![0.0; limits.max_outputs * n_logits],
+            outputs: HostOutputs::new(n_logits, limits, self.ahead + 1),
+            max_in_flight: self.ahead + 1,
+            kept: kept_buffers(&plans, limits),
+            plans,
+            limits: limits.clone(),
+            current: 0,
+            n_outputs: 0,
+            events: self.events.clone(),
+        }))
+    }
+
+    /// It multiplies nothing.
+    fn arithmetic(&self, _: &Weight) -> Arithmetic {
+        Arithmetic::F32
+    }
+
+    /// Made-up round numbers.
+    fn peaks(&self) -> Peaks {
+        Peaks {
+            read_bytes_per_second: 1e12,
+            int8_ops_per_second: 1e12,
+            bf16_ops_per_second: 1e12,
+            f32_ops_per_second: 1e12,
+        }
+    }
+}
+
+/// What is known of a plan.
+struct NullPlan {
+    needs: Needs,
+    nodes: Vec<(String, Option<u32>)>,
+    n_vocab: usize,
+    /// Rows and columns.
+    kept: Vec<(Rows, usize)>,
+}
+
+impl NullPlan {
+    fn new(plan: &Plan, limits: &Limits) -> NullPlan {
+        let kept = |id: &device::ValueId| (plan.value(*id).rows, plan.value(*id).cols);
+        NullPlan {
+            needs: Needs::new(plan, limits),
+            nodes: plan.nodes.iter().map(|node| (node.op.kind().to_string(), node.layer)).collect(),
+            n_vocab: plan.value(plan.logits).cols,
+            kept: plan.kept.iter().map(kept).collect(),
+        }
+    }
+}
+
+/// Empty buffers with room for what any of the plans keeps.
+fn kept_buffers(plans: &[NullPlan], limits: &Limits) -> Vec<Vec<f32>> {
+    let n_kept = plans.iter().map(|plan| plan.kept.len()).max().unwrap_or(0);
+    let len = |(rows, cols): &(Rows, usize)| rows.count(limits.max_rows, limits.max_outputs) * cols;
+    let most = |index: usize| plans.iter().filter_map(|plan| plan.kept.get(index).map(len)).max();
+    (0..n_kept).map(|index| Vec::with_capacity(most(index).unwrap_or(0))).collect()
+}
+
+struct NullProgram {
+    /// By group: `(n_pages, page_len)` hashes of histories; 0: not written.
+    hashes: Vec<Vec<u64>>,
+    plans: Vec<NullPlan>,
+    /// By plan, for the check of a step.
+    needs: Vec<Needs>,
+    /// Of the last step.
+    current: usize,
+    /// By row of the last step.
+    histories: Vec<u64>,
+    logits: Vec<f32>,
+    outputs: HostOutputs,
+    max_in_flight: usize,
+    /// Of the last step.
+    kept: Vec<Vec<f32>>,
+    limits: Limits,
+    n_outputs: usize,
+    events: Option<Arc<Mutex<Vec<Event>>>>,
+}
+
+impl NullProgram {
+    fn record(&self, event: impl FnOnce() -> Event) {
+        if let Some(events) = &self.events {
+            events.lock().unwrap_or_else(PoisonError::into_inner).push(event());
+        }
+    }
+
+    fn fail<T>(&self, reason: String) -> Result<T> {
+        Err(Error::Failed { device: NAME, reason })
+    }
+
+    fn n_vocab(&self) -> usize {
+        self.plans[self.current].n_vocab
+    }
+
+    /// The hash of what comes before `position`, which all groups must agree on; and whether all of the window, and of the
+    /// memories that the plan reads, is there.
+    fn history_before(&self, step: &Step, span: &Span, position: usize) -> Result<u64> {
+        let (mut history, mut memory) = (None, None);
+        let needs = &self.plans[step.plan].needs;
+        for (group, usage) in needs.groups.iter().enumerate() {
+            let positions = match usage {
+                GroupUse::Sequence { window } => {
+                    window.map_or(0, |window| (position + 1).saturating_sub(window))..position
+                }
+                GroupUse::Memory { n, written: false } => 0..*n,
+                GroupUse::Memory { written: true, .. } | GroupUse::Unused => continue,
+            };
+            let table = step.page_table(span.slot, group, needs.groups.len());
+            let of_memory = !matches!(usage, GroupUse::Sequence { .. });
+            for at in positions {
+                let hash = self.hashes[group][self.cell(table, at)];
+                let slot = span.slot;
+                if hash == 0 {
+                    return self
+                        .fail(format!("slot {slot}, position {at} of KV group {group} was never written"));
+                }
+                if !of_memory && at + 1 < position {
+                    continue;
+                }
+                let expected = if of_memory { &mut memory } else { &mut history };
+                if *expected.get_or_insert(hash) != hash {
+                    let other =
+                        format!("slot {slot}, position {at} of KV group {group} holds another sequence's");
+                    return self.fail(other);
+                }
+            }
+        }
+        Ok(history.or(memory).unwrap_or(EMPTY))
+    }
+
+    fn cell(&self, table: &[u32], position: usize) -> usize {
+        let page_len = self.limits.page_len;
+        table[position / page_len] as usize * page_len + position % page_len
+    }
+
+    fn step(&mut self, step: &Step) -> Result<()> {
+        self.current = step.plan;
+        self.n_outputs = 0;
+        let (n_rows, n_groups) = (step.tokens.len(), self.hashes.len());
+        let writes_memory = self.plans[step.plan]
+            .needs
+            .groups
+            .iter()
+            .any(|usage| matches!(usage, GroupUse::Memory { written: true, .. }));
+        // Numbers of the input for each token.
+        let per_token = step.input.len().checked_div(n_rows).unwrap_or(0);
+        let n_vocab = self.n_vocab();
+        for span in step.spans {
+            let input =
+                span.first_row as usize * per_token..(span.first_row + span.n_rows) as usize * per_token;
+            let memory = memory(&step.input[input]);
+            for row in 0..span.n_rows {
+                let position = (span.first_position + row) as usize;
+                let before = self.history_before(step, span, position)?;
+                let row = (span.first_row + row) as usize;
+                let hash = if writes_memory { memory } else { extend(before, step.tokens[row]) };
+                self.histories[row] = hash;
+                for group in 0..n_groups {
+                    let read_only = matches!(
+                        self.plans[step.plan].needs.groups[group],
+                        GroupUse::Unused | GroupUse::Memory { written: false, .. }
+                    );
+                    if !read_only {
+                        let cell = self.cell(step.page_table(span.slot, group, n_groups), position);
+                        self.hashes[group][cell] = hash;
+                    }
+                }
+                if step.outputs.get(self.n_outputs) == Some(&(row as u32)) {
+                    let logits = &mut self.logits[self.n_outputs * n_vocab..][..n_vocab];
+                    for (token, out) in logits.iter_mut().enumerate() {
+                        *out = logit(hash, token as u32, n_vocab);
+                    }
+                    self.n_outputs += 1;
+                }
+            }
+        }
+        for ((rows, cols), out) in self.plans[step.plan].kept.iter().zip(&mut self.kept) {
+            let n = rows.count(n_rows, self.n_outputs);
+            out.clear();
+            for row in 0..n {
+                let row = match rows.per_token() {
+                    Some(k) => row / k,
+                    None => step.outputs[row] as usize,
+                };
+                out.extend((0..*cols).map(|column| kept(self.histories[row], column)));
+            }
+        }
+        Ok(())
+    }
+
+    fn page(&mut self, group: usize, page: u32) -> Result<std::ops::Range<usize>> {
+        let page_len = self.limits.page_len;
+        if self.limits.n_pages.get(group).is_none_or(|n| page as usize >= *n) {
+            let found = format!("page {page} of KV group {group}, expected one of {:?}", self.limits.n_pages);
+            return self.fail(found);
+        }
+        Ok(page as usize * page_len..(page as usize + 1) * page_len)
+    }
+}
+
+impl Program for NullProgram {
+    fn max_in_flight(&self) -> usize {
+        self.max_in_flight
+    }
+
+    fn chooses_in_flight(&self, want: &Want) -> bool {
+        !want.logits && want.mask.is_none()
+    }
+
+    fn submit(&mut self, step: &Step) -> Result<Ticket> {
+        self.record(|| Event::Submit(Box::new(OwnedStep::from(step))));
+        if let Err(reason) = step.check(&self.needs, &self.limits) {
+            return self.fail(reason);
+        }
+        let tokens = match self.outputs.begin(step, self.needs[step.plan].n_vocab) {
+            Ok(tokens) => tokens,
+            Err(reason) => return self.fail(reason),
+        };
+        if let Err(error) = self.step(&Step { tokens: &tokens, ..*step }) {
+            self.outputs.abandon(tokens);
+            return Err(error);
+        }
+        let n = self.n_outputs * self.n_vocab();
+        Ok(self.outputs.finish(step, tokens, &self.logits[..n], |_| None))
+    }
+
+    fn wait(&mut self, ticket: Ticket) -> Result<()> {
+        self.outputs.wait(ticket).or_else(|reason| self.fail(reason))
+    }
+
+    fn chosen(&self) -> &[Chosen] {
+        self.outputs.chosen()
+    }
+
+    fn best(&self, output: usize) -> &[(u32, f32)] {
+        self.outputs.best(output)
+    }
+
+    /// There is nothing between nodes: the whole step.
+    fn run_until(&mut self, step: &Step, last: usize) -> Result<()> {
+        if let Err(reason) = step.check(&self.needs, &self.limits) {
+            return self.fail(reason);
+        }
+        let n = self.plans[step.plan].nodes.len();
+        if last >= n {
+            return self.fail(format!("node {last} of a plan of {n} nodes"));
+        }
+        self.step(step)
+    }
+
+    /// It has no values.
+    fn read(&self, _value: ValueId) -> Option<Vec<f32>> {
+        None
+    }
+
+    fn logits(&self) -> &[f32] {
+        &self.logits[..self.n_outputs * self.n_vocab()]
+    }
+
+    fn kept(&self, index: usize) -> &[f32] {
+        let n_kept = self.plans[self.current].kept.len();
+        self.kept[..n_kept].get(index).map_or(&[], Vec::as_slice)
+    }
+
+    fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<()> {
+        self.record(|| Event::CopyPage(group, from, to));
+        let (from, to) = (self.page(group, from)?, self.page(group, to)?);
+        self.hashes[group].copy_within(from, to.start);
+        Ok(())
+    }
+
+    /// What was written there is gone: reading it again is an error.
+    fn release_page(&mut self, group: usize, page: u32) {
+        self.record(|| Event::ReleasePage(group, page));
+        if let Ok(range) = self.page(group, page) {
+            self.hashes[group][range].fill(0);
+        }
+    }
+
+    fn commands(&self, plan: usize, _n_rows: usize) -> Vec<CommandInfo> {
+        let info = |(node, (kernel, layer)): (usize, &(String, Option<u32>))| CommandInfo {
+            kernel: kernel.clone(),
+            node,
+            layer: *layer,
+            weight_bytes: 0,
+        };
+        self.plans.get(plan).map_or(vec![], |plan| plan.nodes.iter().enumerate().map(info).collect())
+    }
+
+    fn run_timed(&mut self, step: &Step, timings: &mut Vec<Timing>) -> Result<()> {
+        self.run(step)?;
+        let n = self.plans[self.current].nodes.len();
+        timings.extend((0..n).map(|command| Timing { command, start: 0.0, duration: 0.0 }));
+        Ok(())
+    }
+}
+
+/// A layer for tests: one head of 16 columns.
+pub fn layer(window: Option<usize>) -> KvLayer {
+    KvLayer { n_kv_heads: 1, head_dim: 16, window, memory: None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{AttentionOptions, PlanBuilder, Sequences, limits};
+    use crate::{BEST_AND_LOGITS, chosen_tokens};
+    use device::PAGE_NONE;
+    use device_lower::fusion;
+    use weights::BlockType;
+
+    const N_VOCAB: usize = 50;
+
+    fn program(device: &NullDevice, layers: &[KvLayer]) -> (Plan, Limits, Box<dyn Program>) {
+        let plan = plan(N_VOCAB, layers);
+        let limits = limits(&plan.kv);
+        let program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
+        (plan, limits, program)
+    }
+
+    /// Run spans of any shape and compare every row with the prediction from its sequence's tokens alone.
+    #[test]
+    fn output_is_a_function_of_the_tokens() {
+        for layers in [
+            vec![],
+            vec![layer(None)],
+            vec![layer(Some(20)), layer(None)],
+            vec![layer(Some(1)), layer(Some(3))],
+        ] {
+            let device = NullDevice::default();
+            let (plan, limits, mut program) = program(&device, &layers);
+            let mut sequences = Sequences::new(9, &plan.kv, &limits, N_VOCAB as u32);
+            for spans in
+                [&[(0, 5)][..], &[(1, 40), (0, 1)], &[(0, 33), (1, 1), (2, 2)], &[(1, 1), (2, 9), (0, 1)]]
+            {
+                let step = sequences.step(spans);
+                program.run(&step.borrow()).unwrap();
+                let mut output = 0;
+                for (slot, n_rows) in spans {
+                    let seen_so_far = sequences.tokens(*slot);
+                    for end in seen_so_far.len() - n_rows + 1..=seen_so_far.len() {
+                        // Without a window of at least 2 there is no state to carry.
+                        let first = if layers.is_empty() { end - 1 } else { 0 };
+                        let seen = &seen_so_far[first..end];
+                        assert_eq!(
+                            chosen_tokens(program.as_ref())[output],
+                            next_token(seen, N_VOCAB),
+                            "slot {slot} position {end}"
+                        );
+                        output += 1;
+                    }
+                }
+                assert_eq!(output, step.outputs.len());
+                let logits = program.logits().chunks(N_VOCAB);
+                for (logits, best) in logits.zip(&chosen_tokens(program.as_ref())) {
+                    let others = logits.iter().enumerate().filter(|(token, _)| *token as u32 != *best);
+                    assert!(others.into_iter().all(|(_, l)| (-1.0..0.0).contains(l)));
+                    assert_eq!(logits[*best as usize], BEST_LOGIT);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn greedy_follows_the_best_token() {
+        let mut tokens = vec![3, 1, 4];
+        let expected = greedy(&tokens, 20, N_VOCAB);
+        for token in expected {
+            assert_eq!(next_token(&tokens, N_VOCAB), token);
+            tokens.push(token);
+        }
+    }
+
+    fn step<'a>(tokens: &'a [u32], span: &'a [Span], tables: &'a [u32], outputs: &'a [u32]) -> Step<'a> {
+        Step {
+            tokens,
+            spans: span,
+            page_tables: tables,
+            pages_per_table: 2,
+            outputs,
+            wants: &[BEST_AND_LOGITS; 8][..outputs.len()],
+            ..Step::default()
+        }
+    }
+
+    #[test]
+    fn stale_missing_and_uncopied_pages_show() {
+        let device = NullDevice::default().recording().with_fusion(fusion::ALL);
+        assert_eq!(device.fusion().len(), fusion::ALL.len());
+        let (_, _, mut program) = program(&device, &[layer(None)]);
+        let span = |first_position, n_rows| [Span { slot: 0, first_row: 0, n_rows, first_position }];
+        let mut run = |tokens: &[u32], first: u32, table: &[u32]| {
+            let outputs = [tokens.len() as u32 - 1];
+            let result = program.run(&step(tokens, &span(first, tokens.len() as u32), table, &outputs));
+            result.map(|()| chosen_tokens(program.as_ref())[0]).map_err(|e| e.to_string())
+        };
+        assert_eq!(run(&[1, 2, 3], 0, &[4, PAGE_NONE]), Ok(next_token(&[1, 2, 3], N_VOCAB)));
+        assert!(run(&[9], 3, &[5, PAGE_NONE]).unwrap_err().contains("never written"));
+        assert!(run(&[9], 3, &[PAGE_NONE, 4]).unwrap_err().contains("no page"));
+        assert!(run(&[N_VOCAB as u32], 0, &[4, 5]).unwrap_err().contains("token 50"));
+        program.copy_page(0, 4, 6).unwrap();
+        assert!(program.copy_page(0, 4, 600).is_err());
+        program.release_page(0, 4);
+        let mut run = |table: &[u32]| {
+            program
+                .run(&step(&[9], &span(3, 1), table, &[0]))
+                .map(|()| chosen_tokens(program.as_ref())[0])
+                .map_err(|e| e.to_string())
+        };
+        assert!(run(&[4, PAGE_NONE]).unwrap_err().contains("never written"));
+        assert_eq!(run(&[6, PAGE_NONE]), Ok(next_token(&[1, 2, 3, 9], N_VOCAB)));
+        let events = device.take_events();
+        assert_eq!(events.len(), 9);
+        assert_eq!(
+            events[4..7],
+            [Event::CopyPage(0, 4, 6), Event::CopyPage(0, 4, 600), Event::ReleasePage(0, 4)]
+        );
+        assert!(device.take_events().is_empty());
+    }
+
+    /// Links, choices and refusals as on a device that computes; alone and with steps in flight.
+    #[test]
+    fn steps_keep_the_contract() {
+        for n in [1, 4] {
+            let device = NullDevice::default().with_steps_in_flight(n);
+            crate::check_links(&device).unwrap();
+            crate::check_wants(&device).unwrap();
+            crate::check_refusals(&device).unwrap();
+        }
+    }
+
+    #[test]
+    fn groups_that_disagree_show() {
+        let (_, _, mut program) = program(&NullDevice::default(), &[layer(None), layer(Some(32))]);
+        let spans = [Span { slot: 0, first_row: 0, n_rows: 2, first_position: 0 }];
+        let full = [0, PAGE_NONE];
+        program.run(&step(&[1, 2], &spans, &[full, [0, PAGE_NONE]].concat(), &[])).unwrap();
+        program.run(&step(&[3, 4], &spans, &[[1, PAGE_NONE], [1, PAGE_NONE]].concat(), &[])).unwrap();
+        let spans = [Span { first_position: 2, n_rows: 1, ..spans[0] }];
+        let error = program.run(&step(&[5], &spans, &[full, [1, PAGE_NONE]].concat(), &[0])).unwrap_err();
+        assert!(error.to_string().contains("another sequence's"), "{error}");
+    }
+
+    /// A memory is a function of the input, two slots share its pages, and every position of it must be there.
+    #[test]
+    fn a_memory_comes_before_the_tokens() {
+        let layers = [
+            KvLayer { n_kv_heads: 1, head_dim: 16, window: None, memory: Some(20) },
+            KvLayer { n_kv_heads: 1, head_dim: 16, window: None, memory: None },
+        ];
+        let mut b = PlanBuilder::new(0, N_VOCAB);
+        let ids = layers.map(|layer| b.kv_layer(layer));
+        let x = b.input(3, 2);
+        let y = b.unfold(x, 3, 2);
+        let y = b.linear(y, 16, BlockType::F32, false);
+        b.kv_write(y, y, ids[0]);
+        let writer = b.finish(y);
+        let mut b = PlanBuilder::new(0, N_VOCAB);
+        let ids = layers.map(|layer| b.kv_layer(layer));
+        let x = b.embed(16);
+        b.kv_write(x, x, ids[1]);
+        let y = b.attention(x, ids[1], 1, AttentionOptions::default());
+        let y = b.cross_attention(y, ids[0], 1);
+        b.keep(y);
+        let y = b.linear(y, N_VOCAB, BlockType::F32, false);
+        let reader = b.finish(y);
+
+        let limits = Limits { n_ctx: 16, ..limits(&reader.kv) };
+        let mut program = NullDevice::default().compile(&[writer, reader], &limits).unwrap();
+        let input: Vec<f32> = (0..20 * 2 * 3).map(|i| i as f32).collect();
+        let span = |slot, first_row, n_rows| Span { slot, first_row, n_rows, first_position: 0 };
+        // Of each slot two pages of the sequence's group, then two of the memory's.
+        let tables = [5, PAGE_NONE, 8, 9, 6, PAGE_NONE, 8, 9, 7, PAGE_NONE, 9, 8];
+        let spans = [span(0, 0, 20)];
+        let write = Step { input: &input, ..step(&[0; 20], &spans, &tables, &[]) };
+        assert!(program.run(&Step { input: &[], ..write }).unwrap_err().to_string().contains("120"));
+        let spans = [span(0, 0, 2), span(1, 2, 1)];
+        let read = Step { plan: 1, ..step(&[4, 5, 6], &spans, &tables, &[1, 2]) };
+        assert!(program.run(&read).unwrap_err().to_string().contains("never written"));
+        program.run(&write).unwrap();
+        program.run(&read).unwrap();
+        let memory = memory(&input);
+        let expected = [history_with(memory, &[4, 5]), history_with(memory, &[6])];
+        assert_eq!(chosen_tokens(program.as_ref()), expected.map(|history| best(history, N_VOCAB)));
+        assert_eq!(program.kept(0).len(), 3 * 16);
+        assert_eq!(program.kept(0)[16], kept(expected[0], 0));
+        assert!(program.kept(1).is_empty() && program.commands(2, 1).is_empty());
+        program.release_page(1, 8);
+        assert!(program.run(&read).unwrap_err().to_string().contains("never written"));
+    }
+}

@@ -1,0 +1,48 @@
+//! Random numbers and weights, the same on every run.
+
+use device::Weight;
+use weights::BlockType;
+
+use super::stored;
+
+/// SplitMix64 (Steele, Lea and Flood, 2014).
+#[derive(Clone, Debug)]
+pub struct Rng(u64);
+
+impl Rng {
+    /// The same seed gives the same numbers.
+    pub fn new(seed: u64) -> Rng {
+        Rng(seed.wrapping_mul(0xd134_2543_de82_ef95))
+    }
+
+    /// 64 random bits.
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// From 0 to `n - 1`; `n` is at least 1.
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.bits() % n as u64) as usize
+    }
+
+    /// From 0 to 1, without 1.
+    pub fn uniform(&mut self) -> f32 {
+        (self.bits() >> 40) as f32 / (1u64 << 24) as f32
+    }
+
+    /// Normally distributed, of variance 1 (Box and Muller).
+    pub fn normal(&mut self) -> f32 {
+        let radius = (-2.0 * (1.0 - self.uniform()).ln()).sqrt();
+        radius * (std::f32::consts::TAU * self.uniform()).cos()
+    }
+}
+
+/// A matrix `[n_out, n_in]` of variance `1 / n_in`, so that products with inputs of variance 1 have variance 1 too.
+/// `n_in` is whole blocks.
+pub fn quantized(rng: &mut Rng, name: &str, n_out: usize, n_in: usize, block: BlockType) -> Weight {
+    stored(rng, name, n_out, n_in, block, (n_in as f32).sqrt().recip())
+}

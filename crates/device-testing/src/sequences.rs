@@ -1,0 +1,222 @@
+//! A small scheduler for tests: random tokens, scattered pages, windows that let pages go.
+
+use super::Rng;
+use device::{KvGroup, KvLayout, KvType, Limits, Numerics, OwnedStep, PAGE_NONE, Plan, Program, Span, Want};
+
+/// The best token of an output, and its logits.
+pub const BEST_AND_LOGITS: Want = Want { logits: true, ..Want::BEST };
+
+/// The tokens that the outputs of the last step chose; `u32::MAX` where there is none.
+pub fn chosen_tokens(program: &dyn Program) -> Vec<u32> {
+    program.chosen().iter().map(|chosen| chosen.token.unwrap_or(u32::MAX)).collect()
+}
+
+/// Sizes that suit the cases: 64 rows, 8 spans, 512 positions, pages of 16, F32.
+pub fn limits(kv: &KvLayout) -> Limits {
+    Limits {
+        max_rows: 64,
+        max_outputs: 64,
+        max_spans: 8,
+        n_ctx: 512,
+        page_len: 16,
+        n_pages: vec![48; kv.groups.len()],
+        kv_type: KvType::F32,
+        numerics: Numerics::Fast,
+    }
+}
+
+/// Entries for the longest sequence and the longest memory.
+fn pages_per_table(kv: &KvLayout, limits: &Limits) -> usize {
+    let memory = kv.groups.iter().filter_map(|group| group.memory).max().unwrap_or(0);
+    limits.n_ctx.max(memory).div_ceil(limits.page_len)
+}
+
+/// Sequences that grow step by step, each in a slot of its own.
+pub struct Sequences {
+    kv: KvLayout,
+    page_len: usize,
+    pages_per_table: usize,
+    n_vocab: u32,
+    slots: Vec<Slot>,
+    /// By group.
+    free: Vec<Vec<u32>>,
+    rng: Rng,
+}
+
+#[derive(Clone, Default)]
+struct Slot {
+    /// Position of the first token; not 0 only where nothing is cached.
+    start: usize,
+    tokens: Vec<u32>,
+    /// By group.
+    tables: Vec<Vec<u32>>,
+}
+
+impl Sequences {
+    /// No sequences yet. Tokens are below `n_vocab`.
+    pub fn new(seed: u64, kv: &KvLayout, limits: &Limits, n_vocab: u32) -> Sequences {
+        let free = limits.n_pages.iter().map(|n| (0..*n as u32).collect()).collect();
+        Sequences {
+            kv: kv.clone(),
+            page_len: limits.page_len,
+            pages_per_table: pages_per_table(kv, limits),
+            n_vocab,
+            slots: vec![],
+            free,
+            rng: Rng::new(seed),
+        }
+    }
+
+    /// The tokens of a slot so far.
+    pub fn tokens(&self, slot: usize) -> &[u32] {
+        &self.slots[slot].tokens
+    }
+
+    /// Let an empty sequence begin at a position, for Ops that look at positions and not at pages.
+    pub fn start_at(&mut self, slot: usize, position: usize) {
+        self.slot(slot).start = position;
+    }
+
+    /// The next step: for each `(slot, n_rows)`, so many random tokens more. All rows are outputs, argmax is wanted.
+    ///
+    /// Pages that a window leaves behind are free at once, and are given out again in random order.
+    ///
+    /// # Panics
+    /// There are not enough pages.
+    pub fn step(&mut self, spans: &[(usize, usize)]) -> OwnedStep {
+        let mut tokens = vec![];
+        let mut step_spans = vec![];
+        for (slot, n_rows) in spans {
+            let first_position = self.slot(*slot).start + self.slot(*slot).tokens.len();
+            self.take_pages(*slot, first_position, first_position + n_rows);
+            let first_row = tokens.len() as u32;
+            tokens.extend((0..*n_rows).map(|_| self.rng.below(self.n_vocab as usize) as u32));
+            self.slots[*slot].tokens.extend(&tokens[first_row as usize..]);
+            let (slot, n_rows, first_position) = (*slot as u32, *n_rows as u32, first_position as u32);
+            step_spans.push(Span { slot, first_row, n_rows, first_position });
+        }
+        OwnedStep {
+            plan: 0,
+            input: vec![],
+            outputs: (0..tokens.len() as u32).collect(),
+            wants: vec![BEST_AND_LOGITS; tokens.len()],
+            tokens,
+            spans: step_spans,
+            page_tables: self.page_tables(),
+            pages_per_table: self.pages_per_table,
+            ..OwnedStep::default()
+        }
+    }
+
+    /// A step in which plan `plan` writes the memories of slots, a span each, into new pages, from random numbers:
+    /// `input_cols` for each token. All memories are of `n` positions.
+    ///
+    /// # Panics
+    /// There are not enough pages.
+    pub fn write_memory(&mut self, plan: usize, slots: &[usize], n: usize, input_cols: usize) -> OwnedStep {
+        let mut spans = vec![];
+        for (index, slot) in slots.iter().enumerate() {
+            let (n, first_row) = (n as u32, (index * n) as u32);
+            spans.push(Span { slot: *slot as u32, first_row, n_rows: n, first_position: 0 });
+            self.slot(*slot);
+            for (group, _) in self.kv.groups.iter().enumerate().filter(|(_, g)| g.memory.is_some()) {
+                for entry in 0..(n as usize).div_ceil(self.page_len) {
+                    let free = &mut self.free[group];
+                    assert!(!free.is_empty(), "the test needs more pages");
+                    self.slots[*slot].tables[group][entry] = free.swap_remove(self.rng.below(free.len()));
+                }
+            }
+        }
+        OwnedStep {
+            plan,
+            tokens: vec![0; slots.len() * n],
+            input: self.numbers(slots.len() * n * input_cols),
+            spans,
+            outputs: vec![],
+            page_tables: self.page_tables(),
+            pages_per_table: self.pages_per_table,
+            ..OwnedStep::default()
+        }
+    }
+
+    /// Let a slot read the memories of another.
+    pub fn share_memory(&mut self, from: usize, to: usize) {
+        self.slot(to);
+        for (group, _) in self.kv.groups.iter().enumerate().filter(|(_, g)| g.memory.is_some()) {
+            self.slots[to].tables[group] = self.slots[from].tables[group].clone();
+        }
+    }
+
+    /// Random numbers of variance 1, for the input of a step.
+    pub fn numbers(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| self.rng.normal()).collect()
+    }
+
+    fn page_tables(&self) -> Vec<u32> {
+        self.slots.iter().flat_map(|slot| slot.tables.concat()).collect()
+    }
+
+    fn slot(&mut self, slot: usize) -> &mut Slot {
+        if slot >= self.slots.len() {
+            let tables = vec![vec![PAGE_NONE; self.pages_per_table]; self.kv.groups.len()];
+            self.slots.resize(slot + 1, Slot { tables, ..Slot::default() });
+        }
+        &mut self.slots[slot]
+    }
+
+    /// Pages for positions `first..end`; those before the window of `first` are given back.
+    fn take_pages(&mut self, slot: usize, first: usize, end: usize) {
+        let of_sequences = self.kv.groups.iter().enumerate().filter(|(_, g)| g.memory.is_none());
+        for (group, KvGroup { window, .. }) in of_sequences {
+            let table = &mut self.slots[slot].tables[group];
+            let free = &mut self.free[group];
+            let needed = window.map_or(0, |window| (first + 1).saturating_sub(window)) / self.page_len;
+            for page in table[..needed].iter_mut().filter(|page| **page != PAGE_NONE) {
+                free.push(std::mem::replace(page, PAGE_NONE));
+            }
+            for page in table[first / self.page_len..end.div_ceil(self.page_len)].iter_mut() {
+                if *page == PAGE_NONE {
+                    assert!(!free.is_empty(), "the test needs more pages");
+                    *page = free.swap_remove(self.rng.below(free.len()));
+                }
+            }
+        }
+    }
+}
+
+/// A step of one sequence whose pages are its table's entries in order.
+pub fn one_sequence(plan: &Plan, limits: &Limits, tokens: &[u32], first_position: u32) -> OwnedStep {
+    let pages_per_table = limits.n_ctx / limits.page_len;
+    OwnedStep {
+        plan: 0,
+        input: vec![],
+        tokens: tokens.to_vec(),
+        spans: vec![Span { slot: 0, first_row: 0, n_rows: tokens.len() as u32, first_position }],
+        page_tables: (0..plan.kv.groups.len()).flat_map(|_| 0..pages_per_table as u32).collect(),
+        pages_per_table,
+        outputs: vec![tokens.len() as u32 - 1],
+        wants: vec![BEST_AND_LOGITS],
+        ..OwnedStep::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use device::{GroupUse, KvLayer, Needs};
+
+    #[test]
+    fn its_steps_are_valid_and_windows_give_pages_back() {
+        let layer = KvLayer { n_kv_heads: 1, head_dim: 8, window: None, memory: None };
+        let kv = KvLayout::new(vec![layer, KvLayer { window: Some(20), ..layer }]);
+        let limits = Limits { n_pages: vec![30, 10], ..limits(&kv) };
+        let mut sequences = Sequences::new(1, &kv, &limits, 10);
+        let groups = kv.groups.iter().map(|g| GroupUse::Sequence { window: g.window }).collect();
+        let needs = [Needs { n_vocab: 10, n_logits: 10, n_positions: limits.n_ctx, input: None, groups }];
+        for turn in 0..60 {
+            let spans: &[(usize, usize)] = if turn % 7 == 0 { &[(1, 20), (0, 1)] } else { &[(0, 3), (2, 1)] };
+            sequences.step(spans).borrow().check(&needs, &limits).unwrap();
+        }
+        assert_eq!(sequences.tokens(1).len(), 180);
+    }
+}

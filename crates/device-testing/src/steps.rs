@@ -1,0 +1,509 @@
+//! What a program promises of steps, checked on any device: links, choices, refused steps, values that can be read.
+
+use std::sync::atomic::AtomicBool;
+
+use device::{
+    Activation, Choose, Chosen, Device, Error, KvType, Limits, Link, OutputRef, OwnedStep, Penalties, Plan,
+    Program, Sampling, Slice, Step, Ticket, Value, ValueId, Want,
+};
+use device_lower::fusion::fuse;
+use device_lower::sampling::Chooser;
+use device_reference::Reference;
+use weights::BlockType;
+
+use super::compare::differ;
+use super::{BEST_AND_LOGITS, PlanBuilder, Rng, Sequences, limits, mini_transformer};
+
+type Outcome<T = ()> = Result<T, String>;
+
+/// What most steps of tests want of a random token.
+const SAMPLING: Sampling = Sampling { temperature: 0.9, top_k: 0, top_p: 1.0, min_p: 0.0, random: 0.4 };
+
+/// [`check_links`], [`check_wants`], [`check_impossible_choices`], [`check_refusals`], [`check_stops`] and [`check_reads`].
+///
+/// # Errors
+/// The first promise that is broken.
+pub fn check_steps(device: &dyn Device, tolerance: f32) -> Outcome<ReadValues> {
+    check_links(device)?;
+    check_wants(device)?;
+    check_impossible_choices(device)?;
+    check_refusals(device)?;
+    check_stops(device)?;
+    check_reads(device, tolerance)
+}
+
+/// A program of two layers on a device.
+struct Bench {
+    plan: Plan,
+    limits: Limits,
+    program: Box<dyn Program>,
+}
+
+impl Bench {
+    fn new(device: &dyn Device) -> Outcome<Bench> {
+        let plan = fuse(&mini_transformer(3, BlockType::F32), device.fusion());
+        let kv_types = device.kv_types();
+        let kv_type = if kv_types.contains(&KvType::F32) { KvType::F32 } else { kv_types[0] };
+        let limits = Limits { kv_type, ..limits(&plan.kv) };
+        let program = device.compile(std::slice::from_ref(&plan), &limits).map_err(words)?;
+        Ok(Bench { plan, limits, program })
+    }
+
+    fn sequences(&self) -> Sequences {
+        Sequences::new(7, &self.plan.kv, &self.limits, self.n_vocab() as u32)
+    }
+
+    fn n_vocab(&self) -> usize {
+        self.plan.value(self.plan.logits).cols
+    }
+
+    fn run(&mut self, step: &OwnedStep) -> Outcome {
+        self.program.run(&step.borrow()).map_err(words)
+    }
+
+    /// The tokens that the last step chose, all of them there.
+    fn tokens(&self) -> Outcome<Vec<u32>> {
+        let tokens = self.program.chosen().iter().map(|chosen| chosen.token);
+        tokens.map(|token| token.ok_or_else(|| "an output without a token".to_owned())).collect()
+    }
+
+    /// The step must be refused, with these words among others.
+    fn refuses(&mut self, step: &OwnedStep, part: &str) -> Outcome {
+        match self.program.submit(&step.borrow()) {
+            Ok(_) => Err(format!("a step was accepted that should be refused: {part}")),
+            Err(error) => says(error, part),
+        }
+    }
+}
+
+fn words(error: Error) -> String {
+    error.to_string()
+}
+
+fn says(error: Error, part: &str) -> Outcome {
+    let error = error.to_string();
+    if error.contains(part) { Ok(()) } else { Err(format!("{error:?} should say {part:?}")) }
+}
+
+fn expect(holds: bool, what: impl FnOnce() -> String) -> Outcome {
+    if holds { Ok(()) } else { Err(what()) }
+}
+
+/// Outputs of a step of two sequences, with the number of rows of each: the last rows.
+fn last_rows(step: OwnedStep, wants: &[Want]) -> OwnedStep {
+    let outputs = step.spans.iter().map(|span| span.first_row + span.n_rows - 1).collect();
+    OwnedStep { outputs, wants: wants.to_vec(), ..step }
+}
+
+/// Whether a row whose token an earlier output chose equals the row with that token given: after a wait, and, where the
+/// device chooses in flight, before one.
+///
+/// # Errors
+/// Where not.
+pub fn check_links(device: &dyn Device) -> Outcome {
+    let sample = Want { choose: Choose::Sample(SAMPLING), ..Want::BEST };
+    for wants in [[Want::BEST, Want::BEST], [Want::BEST, sample], [sample, Want::BEST]] {
+        let (mut given, mut linked) = (Bench::new(device)?, Bench::new(device)?);
+        let mut sequences = given.sequences();
+        let prompt = last_rows(sequences.step(&[(0, 5), (1, 3)]), &wants);
+        // Rows 0 and 1 are what outputs 1 and 0 chose, then row 0 is given and row 1 linked, then both are linked.
+        let turns: [[Option<u32>; 2]; 3] = [[Some(1), Some(0)], [None, Some(1)], [Some(0), Some(1)]];
+        let steps: Vec<OwnedStep> =
+            turns.iter().map(|_| last_rows(sequences.step(&[(0, 1), (1, 1)]), &wants)).collect();
+
+        given.run(&prompt)?;
+        let (mut tokens, mut expected) = (given.tokens()?, vec![]);
+        for (step, turn) in steps.iter().zip(&turns) {
+            let mut step = step.clone().with_outputs(vec![0, 1], BEST_AND_LOGITS);
+            (0..2).for_each(|row| step.wants[row].choose = wants[row].choose);
+            for (token, from) in step.tokens.iter_mut().zip(turn) {
+                *token = from.map_or(*token, |output| tokens[output as usize]);
+            }
+            given.run(&step)?;
+            tokens = given.tokens()?;
+            expected.push((tokens.clone(), given.program.logits().to_vec()));
+        }
+
+        let with_links = |step: &OwnedStep, turn: &[Option<u32>; 2], ticket: Ticket| {
+            let link = |(row, output): (usize, &Option<u32>)| {
+                let from = OutputRef { ticket, output: (*output)? };
+                Some(Link { row: row as u32, from })
+            };
+            let links: Vec<Link> = turn.iter().enumerate().filter_map(link).collect();
+            let mut step = OwnedStep { links, ..step.clone() };
+            // What is given in place of a linked token is ignored.
+            step.links.iter().for_each(|link| step.tokens[link.row as usize] = u32::MAX);
+            step
+        };
+        let mut ticket = linked.program.submit(&prompt.borrow()).map_err(words)?;
+        linked.program.wait(ticket).map_err(words)?;
+        for ((step, turn), (tokens, logits)) in steps.iter().zip(&turns).zip(&expected) {
+            let mut step = with_links(step, turn, ticket);
+            step.wants.iter_mut().for_each(|want| want.logits = true);
+            ticket = linked.program.submit(&step.borrow()).map_err(words)?;
+            linked.program.wait(ticket).map_err(words)?;
+            expect(linked.program.logits() == logits, || format!("logits of linked rows differ: {turn:?}"))?;
+            expect(linked.tokens()? == *tokens, || format!("tokens of linked rows differ: {turn:?}"))?;
+        }
+
+        let ahead = &mut linked.program;
+        if ahead.max_in_flight() < 2 || !wants.iter().all(|want| ahead.chooses_in_flight(want)) {
+            continue;
+        }
+        // The same again, every step submitted before the one whose choice it takes is waited for.
+        let mut last = ahead.submit(&prompt.borrow()).map_err(words)?;
+        for ((step, turn), (tokens, _)) in steps.iter().zip(&turns).zip(&expected) {
+            let next = ahead.submit(&with_links(step, turn, last).borrow()).map_err(words)?;
+            ahead.wait(last).map_err(words)?;
+            last = next;
+            if turn == &turns[2] {
+                ahead.wait(last).map_err(words)?;
+                let found: Vec<_> = ahead.chosen().iter().filter_map(|chosen| chosen.token).collect();
+                expect(found == *tokens, || format!("steps in flight chose {found:?}, expected {tokens:?}"))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Lists that wants of several kinds draw from, for a vocabulary of `n_vocab`.
+struct Lists {
+    recent: Vec<u32>,
+    pending: Vec<OutputRef>,
+    biases: Vec<(u32, f32)>,
+    masks: Vec<u32>,
+}
+
+impl Lists {
+    fn new(n_vocab: usize, ticket: Ticket) -> Lists {
+        let mut rng = Rng::new(11);
+        let words = n_vocab.div_ceil(32);
+        let mut masks: Vec<u32> = (0..words).map(|_| rng.bits() as u32).collect();
+        masks.extend(vec![0; words]);
+        Lists {
+            recent: (0..20).map(|_| rng.below(n_vocab) as u32).collect(),
+            pending: (0..4).map(|output| OutputRef { ticket, output }).collect(),
+            biases: (0..30).map(|_| (rng.below(n_vocab) as u32, 3.0 * rng.normal())).collect(),
+            masks,
+        }
+    }
+
+    /// Every kind of want, all with logits.
+    fn wants(&self, n_vocab: usize) -> Vec<Want> {
+        let slice = |start: usize, len: usize| Slice { start: start as u32, len: len as u32 };
+        let words = n_vocab.div_ceil(32);
+        let (some, none) = (Some(slice(0, words)), Some(slice(words, words)));
+        let sample = |sampling: Sampling| Want { choose: Choose::Sample(sampling), ..BEST_AND_LOGITS };
+        let plain = sample(SAMPLING);
+        let penalties = Some(Penalties { repeat: 1.3, presence: 0.4, frequency: 0.2 });
+        let (recent, pending) = (slice(0, self.recent.len()), slice(0, self.pending.len()));
+        let biases = slice(0, self.biases.len());
+        vec![
+            BEST_AND_LOGITS,
+            Want::LOGITS,
+            plain,
+            sample(Sampling { top_k: 5, ..SAMPLING }),
+            sample(Sampling { top_p: 0.6, random: 0.9, ..SAMPLING }),
+            sample(Sampling { min_p: 0.2, temperature: 1.7, random: 0.999, ..SAMPLING }),
+            Want { biases, ..BEST_AND_LOGITS },
+            Want { mask: some, ..BEST_AND_LOGITS },
+            Want { mask: none, ..BEST_AND_LOGITS },
+            Want { mask: none, logprob: true, ..plain },
+            Want { mask: some, biases: slice(3, 9), ..plain },
+            Want { penalties, recent, ..BEST_AND_LOGITS },
+            Want { penalties, recent: slice(4, 8), pending, ..plain },
+            Want { penalties, pending: slice(1, 2), biases, mask: some, logprob: true, ..plain },
+            Want { logprob: true, ..BEST_AND_LOGITS },
+            Want { logprob: true, n_best: 5, ..plain },
+            Want { n_best: 64, ..Want::LOGITS },
+            Want { n_best: 1, logprob: true, mask: some, ..BEST_AND_LOGITS },
+        ]
+    }
+}
+
+/// Whether what outputs choose is what [`Chooser`] chooses from the same logits: all kinds of wants in one step, and each
+/// alone in a step of one row; with logits, and without.
+///
+/// # Errors
+/// Where not.
+pub fn check_wants(device: &dyn Device) -> Outcome {
+    let mut bench = Bench::new(device)?;
+    let n_vocab = bench.n_vocab();
+    let mut sequences = bench.sequences();
+    let prompt = sequences.step(&[(0, 4)]);
+    let ticket = bench.program.submit(&prompt.borrow()).map_err(words)?;
+    bench.program.wait(ticket).map_err(words)?;
+    let pending = bench.tokens()?;
+
+    let lists = Lists::new(n_vocab, ticket);
+    let wants = lists.wants(n_vocab);
+    let step = sequences.step(&[(0, wants.len())]);
+    let Lists { recent, biases, masks, .. } = &lists;
+    let with = |step: OwnedStep, ticket: Ticket, wants: &[Want]| OwnedStep {
+        wants: wants.to_vec(),
+        recent: recent.clone(),
+        pending: lists.pending.iter().map(|from| OutputRef { ticket, ..*from }).collect(),
+        biases: biases.clone(),
+        masks: masks.clone(),
+        ..step
+    };
+    let together = with(step, ticket, &wants);
+    bench.run(&together)?;
+    let chosen = agree(&bench, &together, &pending)?;
+
+    // Without logits a device may choose by itself; the same numbers give the same choices.
+    let quiet: Vec<Want> = wants.iter().map(|want| Want { logits: false, ..*want }).collect();
+    let prompted = |bench: &mut Bench| -> Outcome<Ticket> {
+        let ticket = bench.program.submit(&prompt.borrow()).map_err(words)?;
+        bench.program.wait(ticket).map_err(words)?;
+        Ok(ticket)
+    };
+    let ticket = prompted(&mut bench)?;
+    bench.run(&with(together.clone(), ticket, &quiet))?;
+    for (output, (found, expected)) in bench.program.chosen().iter().zip(&chosen).enumerate() {
+        expect(found.token == expected.token, || {
+            format!("output {output} without logits chose {found:?}, with them {expected:?}")
+        })?;
+    }
+
+    let after = sequences.step(&[(0, 1)]);
+    for want in wants {
+        let ticket = prompted(&mut bench)?;
+        // The prompt's positions are those of the prompt; what comes after reads the rest of the sequence.
+        let alone = with(after.clone(), ticket, &[want]);
+        bench.run(&alone)?;
+        agree(&bench, &alone, &pending).map_err(|e| format!("alone: {e}"))?;
+    }
+    Ok(())
+}
+
+/// Whether no token is chosen where every logit is NaN, or minus infinity.
+///
+/// # Errors
+/// Where one is.
+pub fn check_impossible_choices(device: &dyn Device) -> Outcome {
+    for what in ["minus infinity", "NaN"] {
+        let mut b = PlanBuilder::new(1, 97);
+        let x = b.embed(97);
+        // Sigmoids are above 0, and products leave the range of f32.
+        let x = b.activate(x, Activation::Sigmoid);
+        let x = b.scale(x, -3e38);
+        let infinite = b.scale(x, 3e38);
+        let positive = b.scale(infinite, -1.0);
+        let x = if what == "NaN" { b.add(infinite, positive) } else { infinite };
+        let plan = fuse(&b.finish(x), device.fusion());
+        let limits = Limits { kv_type: device.kv_types()[0], ..limits(&plan.kv) };
+        let mut program = device.compile(std::slice::from_ref(&plan), &limits).map_err(words)?;
+        let sample = Want { choose: Choose::Sample(SAMPLING), ..Want::BEST };
+        let wants = [Want::BEST, BEST_AND_LOGITS, sample];
+        let mut step = Sequences::new(1, &plan.kv, &limits, 97).step(&[(0, 3)]);
+        step.wants = wants.to_vec();
+        program.run(&step.borrow()).map_err(words)?;
+        let chosen: Vec<Option<u32>> = program.chosen().iter().map(|chosen| chosen.token).collect();
+        expect(chosen == [None; 3], || format!("of logits that are all {what}, {chosen:?} were chosen"))?;
+    }
+    Ok(())
+}
+
+/// Whether the last step chose what the host would choose from its logits. Gives what was chosen.
+fn agree(bench: &Bench, step: &OwnedStep, pending: &[u32]) -> Outcome<Vec<Chosen>> {
+    // A device may add up the weights of tokens in another order; a random number that lies so near to the border
+    // between two tokens may choose either.
+    const BORDER: f64 = 1e-5;
+    // A rounding of the sum of some hundred exponentials, in f32.
+    const LOGPROB: f32 = 1e-4;
+    let n_vocab = bench.n_vocab();
+    let mut chooser = Chooser::new(n_vocab);
+    let program = &bench.program;
+    expect(program.chosen().len() == step.outputs.len(), || "a choice for each output".to_owned())?;
+    let same = |a: f32, b: f32| a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= LOGPROB;
+    for (output, (want, found)) in step.wants.iter().zip(program.chosen()).enumerate() {
+        let logits = &program.logits()[output * n_vocab..][..n_vocab];
+        let pending = want.pending.of(pending).iter().copied();
+        let mut choose = |random: f64| {
+            let choose = match want.choose {
+                Choose::Sample(sampling) => Choose::Sample(Sampling { random, ..sampling }),
+                Choose::Best | Choose::Nothing => want.choose,
+            };
+            chooser.choose(logits, &Want { choose, ..*want }, &step.borrow(), pending.clone())
+        };
+        let random = if let Choose::Sample(sampling) = want.choose { sampling.random } else { 0.0 };
+        let near = [random, (random - BORDER).max(0.0), (random + BORDER).min(1.0 - BORDER)];
+        let expected = near.map(&mut choose);
+        let agrees = |e: &Chosen| e.token == found.token && same(e.logprob, found.logprob);
+        expect(expected.iter().any(agrees), || {
+            format!("output {output} chose {found:?}, expected {:?}: {want:?}", expected[0])
+        })?;
+        let best: Vec<(u32, f32)> = chooser.best(logits, want.n_best as usize).collect();
+        let found = program.best(output);
+        let alike = |(a, b): (&(u32, f32), &(u32, f32))| a.0 == b.0 && same(a.1, b.1);
+        expect(found.len() == best.len() && found.iter().zip(&best).all(alike), || {
+            format!("output {output}: best tokens {found:?}, expected {best:?}")
+        })?;
+    }
+    expect(program.best(step.outputs.len()).is_empty(), || "best tokens of no output".to_owned())?;
+    Ok(program.chosen().to_vec())
+}
+
+/// Whether steps that break a rule are refused in words, and leave the program as it was.
+///
+/// # Errors
+/// Where not.
+pub fn check_refusals(device: &dyn Device) -> Outcome {
+    let mut bench = Bench::new(device)?;
+    let good = bench.sequences().step(&[(0, 3), (1, 2)]);
+    let first = bench.program.submit(&good.borrow()).map_err(words)?;
+    expect(first == Ticket(0), || format!("the first step is {first:?}"))?;
+    bench.program.wait(first).map_err(words)?;
+    let expected = bench.program.logits().to_vec();
+
+    let link =
+        |row: u32, ticket: u64, output: u32| Link { row, from: OutputRef { ticket: Ticket(ticket), output } };
+    let slice = |start: u32, len: u32| Slice { start, len };
+    let cold = Sampling { temperature: f32::NAN, ..SAMPLING };
+    type Spoil<'a> = (&'a str, &'a dyn Fn(&mut OwnedStep));
+    let spoils: [Spoil; 14] = [
+        ("token", &|s| s.tokens[1] = 1 << 20),
+        ("output", &|s| s.outputs[4] = 5),
+        ("page", &|s| s.page_tables[0] = 1000),
+        ("wants of 5 outputs", &|s| s.wants.truncate(4)),
+        ("a link of row", &|s| s.links = vec![link(5, 0, 0)]),
+        ("a link to step 9", &|s| s.links = vec![link(0, 9, 0)]),
+        ("output 5", &|s| s.links = vec![link(0, 0, 5)]),
+        ("a mask of 1 words", &|s| (s.masks, s.wants[0].mask) = (vec![0; 9], Some(slice(0, 1)))),
+        ("words of masks", &|s| s.wants[1].mask = Some(slice(0, 4))),
+        ("biases", &|s| s.wants[1].biases = slice(0, 1)),
+        ("token 97", &|s| (s.recent, s.wants[1].recent) = (vec![97], slice(0, 1))),
+        ("step 9", &|s| {
+            let from = OutputRef { ticket: Ticket(9), output: 0 };
+            (s.pending, s.wants[1].pending) = (vec![from], slice(0, 1));
+        }),
+        ("temperature", &|s| s.wants[2].choose = Choose::Sample(cold)),
+        ("best tokens", &|s| s.wants[2].n_best = 65),
+    ];
+    for (part, spoil) in spoils {
+        let mut bad = good.clone();
+        spoil(&mut bad);
+        bench.refuses(&bad, part)?;
+        // What the last step gave is still there, and its ticket can be linked to.
+        expect(bench.program.logits() == expected, || format!("logits are gone after {part:?}"))?;
+        expect(bench.program.chosen().len() == 5, || format!("choices are gone after {part:?}"))?;
+    }
+    let mut again = good.clone();
+    again.links = vec![link(0, 0, 4)];
+    again.tokens[0] = u32::MAX;
+    let second = bench.program.submit(&again.borrow()).map_err(words)?;
+    expect(second == Ticket(1), || format!("refused steps took tickets: {second:?}"))?;
+    bench.program.wait(second).map_err(words)?;
+
+    // Waiting in turn, for what is in flight.
+    let waits = |program: &mut dyn Program, ticket: u64, part: &str| match program.wait(Ticket(ticket)) {
+        Ok(()) => Err(format!("step {ticket} was waited for: {part}")),
+        Err(error) => says(error, part),
+    };
+    waits(bench.program.as_mut(), 2, "none is in flight")?;
+    waits(bench.program.as_mut(), 1, "none is in flight")?;
+    let n = bench.program.max_in_flight();
+    let quiet = good.clone().with_outputs(vec![4], Want::BEST);
+    for _ in 0..n {
+        bench.program.submit(&quiet.borrow()).map_err(words)?;
+    }
+    bench.refuses(&quiet, "in flight")?;
+    if n > 1 {
+        waits(bench.program.as_mut(), 3, "before step 2")?;
+    }
+    for ticket in 0..n as u64 {
+        bench.program.wait(Ticket(2 + ticket)).map_err(words)?;
+    }
+    bench.run(&good)?;
+    expect(bench.program.logits() == expected, || "a good step after refused ones differs".to_owned())
+}
+
+/// Whether a step that nobody wants any more may fail with [`Error::Stopped`] and leaves later steps as they were.
+///
+/// # Errors
+/// Where not.
+pub fn check_stops(device: &dyn Device) -> Outcome {
+    let mut bench = Bench::new(device)?;
+    let step = bench.sequences().step(&[(0, 20), (1, 3)]);
+    bench.run(&step)?;
+    let expected = bench.program.logits().to_vec();
+    let stop = AtomicBool::new(true);
+    for _ in 0..3 {
+        match bench.program.run(&Step { stop: Some(&stop), ..step.borrow() }) {
+            Ok(()) | Err(Error::Stopped { .. }) => {}
+            Err(error) => return Err(format!("a stopped step: {error}")),
+        }
+        bench.run(&step)?;
+        expect(bench.program.logits() == expected, || "a step after a stopped one differs".to_owned())?;
+    }
+    Ok(())
+}
+
+/// How much of a plan [`check_reads`] could read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReadValues {
+    /// Values that were read right after their node.
+    pub n_read: usize,
+    /// Values that nodes write, of all steps.
+    pub n_values: usize,
+}
+
+/// Whether every value that the device has after [`Program::run_until`] its node, and after a whole step, is the
+/// interpreter's, within `tolerance` as in [`super::compare()`].
+///
+/// # Errors
+/// The first that differs.
+pub fn check_reads(device: &dyn Device, tolerance: f32) -> Outcome<ReadValues> {
+    let mut bench = Bench::new(device)?;
+    let plan = bench.plan.clone();
+    let reference = Reference::new(1);
+    let mut reference = reference.compile(std::slice::from_ref(&plan), &bench.limits).map_err(words)?;
+    let mut sequences = bench.sequences();
+    let mut count = ReadValues::default();
+    let steps = [
+        sequences.step(&[(0, 5)]),
+        sequences.step(&[(0, 12), (1, 3)]),
+        sequences.step(&[(0, 1)]),
+        last_rows(sequences.step(&[(0, 7), (1, 1)]), &[BEST_AND_LOGITS; 2]),
+    ];
+    for (index, step) in steps.iter().enumerate() {
+        let mut expected: Vec<Option<Vec<f32>>> = vec![None; plan.values.len()];
+        for (node, n) in plan.nodes.iter().enumerate() {
+            bench.program.run_until(&step.borrow(), node).map_err(words)?;
+            reference.run_until(&step.borrow(), node).map_err(words)?;
+            for id in n.op.writes() {
+                count.n_values += 1;
+                // Inside a fused Op the interpreter, too, uses memory again.
+                let Some(values) = reference.read(id) else { continue };
+                if let Some(found) = bench.program.read(id) {
+                    count.n_read += 1;
+                    same_value(plan.value(id), &values, &found, tolerance)
+                        .map_err(|e| format!("step {index}, after node {node}: {id}, {e}"))?;
+                }
+                expected[id.0 as usize] = Some(values);
+            }
+        }
+        let words = |e: Error| format!("step {index}: {e}");
+        let n = plan.nodes.len();
+        expect(bench.program.run_until(&step.borrow(), n).is_err(), || format!("there is no node {n}"))?;
+        bench.program.run(&step.borrow()).map_err(words)?;
+        for (value, expected) in expected.iter().enumerate() {
+            let id = ValueId(value as u32);
+            if let (Some(values), Some(found)) = (expected, bench.program.read(id)) {
+                same_value(plan.value(id), values, &found, tolerance)
+                    .map_err(|e| format!("step {index}, after all nodes: {id}, {e}"))?;
+            }
+        }
+        let logits = bench.program.read(plan.logits);
+        expect(logits.as_deref() == Some(bench.program.logits()), || "logits can be read".to_owned())?;
+    }
+    let unknown = ValueId(plan.values.len() as u32);
+    expect(bench.program.read(unknown).is_none(), || "a value that is not of the plan was read".to_owned())?;
+    expect(count.n_read > 0, || "no value could be read".to_owned())?;
+    Ok(count)
+}
+
+fn same_value(value: &Value, expected: &[f32], found: &[f32], tolerance: f32) -> Outcome {
+    differ(expected, found, value.cols, tolerance)
+}

@@ -1,0 +1,99 @@
+//! Fewer pages than the sequences want: the youngest are parked and resumed, nothing fails, and no answer changes.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+
+use crate::common::*;
+use device::Device;
+use device_testing::null::NullDevice;
+use ingle_engine::*;
+use proptest::prelude::*;
+
+fn engine_with(name: &str, depth: usize, budget: Option<u64>, options: LoadOptions) -> Engine {
+    let device: Arc<dyn Device> = Arc::new(NullDevice::default().with_steps_in_flight(depth));
+    let options = LoadOptions { kv_budget: budget, ..options };
+    Engine::new(model_with_text(name), &device, &options).unwrap()
+}
+
+/// Bytes that one sequence of the whole context needs.
+fn one_sequence(engine: &Engine) -> u64 {
+    bytes_of_sequence(&engine.plan().kv, engine.limits(), engine.limits().n_ctx)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    #[test]
+    fn no_answer_changes_and_nothing_fails(
+        kinds in prop::collection::vec(0u64..1000, 1..10), depth in 1usize..5, n_slots in 1usize..6, chunk in 8usize..40,
+        more in 0.0f64..2.0, family in 0usize..3, cancelled in 0u64..9,
+    ) {
+        let name = ["llama", "mistral", "gemma3"][family];
+        let load = || options(96, chunk, n_slots);
+        let mut plenty = engine_with(name, 1, None, load());
+        let budget = (one_sequence(&plenty) as f64 * (1.0 + more)) as u64;
+        let cancel = |kind: u64| (kind % 9 == cancelled).then_some((kind % 5) as usize);
+        let expected = answers(&mut plenty, &kinds, &cancel);
+        let mut short = engine_with(name, depth, Some(budget), load());
+        let found = answers(&mut short, &kinds, &cancel);
+        prop_assert!(short.kv().held_bytes() <= budget);
+        for (a, b) in expected.iter().zip(&found) {
+            prop_assert!(!matches!(b.1, FinishReason::Failed(_)), "{:?}", b.1);
+            let n = a.0.len().min(b.0.len());
+            prop_assert_eq!(&a.0[..n], &b.0[..n]);
+            prop_assert!(a == b || a.1 == FinishReason::Cancelled || b.1 == FinishReason::Cancelled);
+        }
+        prop_assert_eq!(plenty.n_parked(), 0);
+    }
+}
+
+#[test]
+fn sixty_four_slots_run_where_three_whole_contexts_fit() {
+    let load = || options(256, 64, 64);
+    let budget = 3 * one_sequence(&engine_with("llama", 1, None, load()));
+    let mut engine = engine_with("llama", 1, Some(budget), load());
+    let request = |i: u32| {
+        let prompt = (0..40).map(|t| (t * 7 + i * 13) % 150).collect();
+        Request {
+            max_tokens: Some(150),
+            ignore_end: true,
+            reuse: i.is_multiple_of(2),
+            ..Request::new(prompt)
+        }
+    };
+    let greedy = |i| Request { sampling: SamplingParams::greedy(), ..request(i) };
+    let ids: Vec<_> = (0..64).map(|i| engine.add(greedy(i)).unwrap()).collect();
+    let mut tokens = std::collections::HashMap::<SequenceId, Vec<u32>>::new();
+    let mut ended = Vec::new();
+    while engine
+        .step(&mut |event| match event {
+            Event::Token { sequence, id, .. } => tokens.entry(sequence).or_default().push(id),
+            Event::Done { sequence, reason, .. } => {
+                assert_eq!(*reason, FinishReason::MaxTokens);
+                ended.push(sequence);
+            }
+        })
+        .unwrap()
+    {
+        engine.kv().check().unwrap();
+        assert!(engine.kv().held_bytes() <= budget);
+    }
+    assert!(engine.n_parked() > 0, "there was a shortage");
+    assert_eq!(ended[0], ids[0], "the oldest was never parked");
+    for (i, id) in ids.iter().enumerate() {
+        let prompt = greedy(i as u32).tokens;
+        let n_vocab = engine.model().n_vocab();
+        assert_eq!(tokens[id], device_testing::null::greedy(&prompt, 150, n_vocab), "sequence {i}");
+    }
+}
+
+#[test]
+fn a_budget_holds_one_sequence_at_least() {
+    let device: Arc<dyn Device> = Arc::new(NullDevice::default());
+    let options = LoadOptions { kv_budget: Some(1000), ..options(256, 64, 2) };
+    let error = Engine::new(model_with_text("llama"), &device, &options).err().unwrap().to_string();
+    assert!(
+        error.contains("KV budget is 1000 bytes") && error.contains("one sequence of 256 tokens"),
+        "{error}"
+    );
+}

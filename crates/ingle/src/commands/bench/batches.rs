@@ -1,0 +1,287 @@
+//! `ingle bench --parallel`: several sequences at once, as llama-batched-bench users know it.
+
+use std::collections::HashSet;
+use std::time::Instant;
+
+use engine::{Engine, Event, FinishReason, Prefill, Request, SamplingParams, SequenceId};
+use serde::Serialize;
+
+use crate::output::{Style, Table};
+
+/// One test: what is computed, and by how many sequences.
+#[derive(Clone, Copy)]
+pub struct Batch {
+    /// Tokens of each prompt.
+    pub n_prompt: usize,
+    /// Tokens that each sequence generates after its first.
+    pub n_gen: usize,
+    /// Sequences that run at once.
+    pub n_parallel: usize,
+    /// All sequences have one prompt but for its last token; it is computed once.
+    pub shared_prompt: bool,
+}
+
+/// Seconds of one repetition.
+#[derive(Clone, Copy)]
+struct Seconds {
+    prefill: f64,
+    decode: f64,
+}
+
+/// A test and its mean times. The names are llama-batched-bench's, up to `speed`; the others are ours.
+#[derive(Serialize)]
+pub struct Row {
+    /// Positions of all sequences together that have room.
+    n_kv_max: usize,
+    n_batch: usize,
+    n_ubatch: usize,
+    is_pp_shared: bool,
+    n_threads: usize,
+    n_threads_batch: usize,
+    /// Tokens of each prompt.
+    pp: usize,
+    /// Tokens that each sequence generates.
+    tg: usize,
+    /// Sequences at once.
+    pl: usize,
+    /// Positions that are filled at the end; those of a shared prompt count once.
+    n_kv: usize,
+    /// Seconds.
+    t_pp: f64,
+    /// Tokens a second, all sequences together.
+    speed_pp: f64,
+    /// Seconds.
+    t_tg: f64,
+    /// Tokens a second, all sequences together.
+    speed_tg: f64,
+    /// Seconds.
+    t: f64,
+    /// Tokens a second: computed prompts and generated tokens.
+    speed: f64,
+    /// How often it was measured; the times above are means.
+    n_repetitions: usize,
+    backends: &'static str,
+    cpu_info: String,
+    build_commit: &'static str,
+    model_filename: String,
+    type_kv: &'static str,
+    /// Most bytes that the process has had resident, up to the end of all tests.
+    peak_resident_bytes: Option<u64>,
+}
+
+impl Batch {
+    /// Every combination, sequences innermost.
+    pub fn all(n_prompt: &[usize], n_gen: &[usize], n_parallel: &[usize], shared_prompt: bool) -> Vec<Batch> {
+        let mut batches = Vec::new();
+        for &n_prompt in n_prompt {
+            for &n_gen in n_gen {
+                let batch = |&n_parallel: &usize| Batch { n_prompt, n_gen, n_parallel, shared_prompt };
+                batches.extend(n_parallel.iter().map(batch));
+            }
+        }
+        batches
+    }
+
+    /// Context that each sequence needs. A page more than it fills, so that the prefix cache can hold the last page of each
+    /// prompt beside the copies that the sequences write to.
+    pub fn n_positions(&self, page_len: usize) -> usize {
+        self.n_prompt + self.n_gen + 2 + page_len
+    }
+
+    /// One repetition. First the prompts alone, which the prefix cache then holds; then sequences that go on from them. So no
+    /// step of either measurement mixes prompts with generated tokens.
+    fn measure(&self, engine: &mut Engine, how: Prefill) -> anyhow::Result<Seconds> {
+        engine.clear_prefix_cache();
+        for sequence in 0..if self.shared_prompt { 1 } else { self.n_parallel } {
+            let request = self.request(engine, sequence, 0, how);
+            engine.add(request)?;
+        }
+        let mut observed = Observed::default();
+        let begun = Instant::now();
+        while observed.step(engine)? {}
+        let prefill = begun.elapsed().as_secs_f64();
+        if self.n_gen == 0 {
+            return Ok(Seconds { prefill, decode: 0.0 });
+        }
+
+        for sequence in 0..self.n_parallel {
+            let request = self.request(engine, sequence, self.n_gen + 1, how);
+            engine.add(request)?;
+        }
+        // The first token of each comes from its prompt's last row, which is computed again. The clock starts after it.
+        let mut observed = Observed::default();
+        while observed.has_token.len() < self.n_parallel && observed.step(engine)? {}
+        let n_before = observed.n_tokens;
+        let begun = Instant::now();
+        while observed.step(engine)? {}
+        let seconds = begun.elapsed().as_secs_f64();
+        let n_timed = observed.n_tokens - n_before;
+        anyhow::ensure!(n_timed > 0, "all tokens came before the last sequence had its first one");
+        // Fewer where a sequence was ahead of the last one to begin.
+        Ok(Seconds { prefill, decode: seconds * (self.n_parallel * self.n_gen) as f64 / n_timed as f64 })
+    }
+
+    fn request(&self, engine: &Engine, sequence: usize, max_tokens: usize, prefill: Prefill) -> Request {
+        let n_vocab = engine.model().n_vocab();
+        let token = |i: usize| (((sequence * self.n_prompt + i) * 7919 + 13) % n_vocab) as u32;
+        let mut tokens = match self.shared_prompt {
+            true => crate::load::arbitrary_tokens(self.n_prompt, n_vocab),
+            false => (0..self.n_prompt).map(token).collect(),
+        };
+        // Otherwise all answers to a shared prompt would be the same.
+        if let Some(last) = tokens.last_mut() {
+            *last = token(self.n_prompt - 1);
+        }
+        Request {
+            sampling: SamplingParams::greedy(),
+            max_tokens: Some(max_tokens),
+            ignore_end: true,
+            prefill,
+            ..Request::new(tokens)
+        }
+    }
+}
+
+/// What events said so far.
+#[derive(Default)]
+struct Observed {
+    n_tokens: usize,
+    has_token: HashSet<SequenceId>,
+    failed: Option<String>,
+}
+
+impl Observed {
+    /// One step of the engine; whether there is more to do.
+    fn step(&mut self, engine: &mut Engine) -> anyhow::Result<bool> {
+        let more = engine.step(&mut |event| match event {
+            Event::Token { sequence, .. } => {
+                self.n_tokens += 1;
+                self.has_token.insert(sequence);
+            }
+            Event::Done { reason, .. } => {
+                if let FinishReason::Failed(reason) = reason {
+                    self.failed = Some(reason.clone());
+                }
+            }
+        })?;
+        match self.failed.take() {
+            Some(reason) => anyhow::bail!("a sequence failed: {reason}"),
+            None => Ok(more),
+        }
+    }
+}
+
+/// Run all tests, repeated in turn, for machines have slow and fast seconds. The first repetition does not count.
+///
+/// # Errors
+/// A step failed.
+pub fn measure(
+    engine: &mut Engine,
+    batches: &[Batch],
+    how: Prefill,
+    n_repetitions: u32,
+    name: &str,
+) -> anyhow::Result<Vec<Row>> {
+    let mut sums = vec![Seconds { prefill: 0.0, decode: 0.0 }; batches.len()];
+    for repetition in 0..=n_repetitions {
+        for (batch, sum) in batches.iter().zip(&mut sums) {
+            let seconds = batch.measure(engine, how)?;
+            if repetition > 0 {
+                sum.prefill += seconds.prefill;
+                sum.decode += seconds.decode;
+            }
+        }
+    }
+    let n = f64::from(n_repetitions);
+    let mean = |sum: &Seconds| Seconds { prefill: sum.prefill / n, decode: sum.decode / n };
+    let peak = platform::peak_resident_memory();
+    let row = |(batch, sum): (&Batch, &Seconds)| Row {
+        n_repetitions: n_repetitions as usize,
+        peak_resident_bytes: peak,
+        ..Row::new(batch, mean(sum), engine, name)
+    };
+    Ok(batches.iter().zip(&sums).map(row).collect())
+}
+
+impl Row {
+    fn new(batch: &Batch, seconds: Seconds, engine: &Engine, name: &str) -> Row {
+        let (device, limits) = (engine.device(), engine.limits());
+        let Batch { n_prompt: pp, n_gen: tg, n_parallel: pl, shared_prompt } = *batch;
+        let n_computed = if shared_prompt { pp } else { pl * pp };
+        let n_tokens = n_computed + pl * tg;
+        let t = seconds.prefill + seconds.decode;
+        // No tokens in no time are no tokens a second, which JSON can say; 0 / 0 it cannot.
+        let speed = |n: usize, seconds: f64| if n == 0 { 0.0 } else { n as f64 / seconds };
+        Row {
+            n_kv_max: limits.n_ctx * limits.max_spans,
+            n_batch: limits.max_rows,
+            n_ubatch: limits.max_rows,
+            is_pp_shared: shared_prompt,
+            n_threads: device.n_threads(),
+            n_threads_batch: device.n_threads(),
+            pp,
+            tg,
+            pl,
+            n_kv: n_tokens,
+            t_pp: seconds.prefill,
+            speed_pp: speed(n_computed, seconds.prefill),
+            t_tg: seconds.decode,
+            speed_tg: speed(pl * tg, seconds.decode),
+            t,
+            speed: speed(n_tokens, t),
+            n_repetitions: 1,
+            backends: device.name(),
+            cpu_info: device.describe(),
+            build_commit: env!("INGLE_COMMIT"),
+            model_filename: name.to_owned(),
+            type_kv: engine.memory().kv_type,
+            peak_resident_bytes: None,
+        }
+    }
+}
+
+/// The table that llama-batched-bench prints.
+///
+/// # Errors
+/// Standard output cannot be written.
+pub fn print(rows: &[Row], style: Style) -> anyhow::Result<()> {
+    let mut table = Table::new(&[
+        "PP>",
+        "TG>",
+        "B>",
+        "N_KV>",
+        "T_PP s>",
+        "S_PP t/s>",
+        "T_TG s>",
+        "S_TG t/s>",
+        "T s>",
+        "S t/s>",
+    ]);
+    for r in rows {
+        table.row(vec![
+            r.pp.to_string(),
+            r.tg.to_string(),
+            r.pl.to_string(),
+            r.n_kv.to_string(),
+            format!("{:.3}", r.t_pp),
+            format!("{:.2}", r.speed_pp),
+            format!("{:.3}", r.t_tg),
+            format!("{:.2}", r.speed_tg),
+            format!("{:.3}", r.t),
+            format!("{:.2}", r.speed),
+        ]);
+    }
+    table.print(style)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sequences_are_the_innermost_dimension() {
+        let batches = Batch::all(&[1, 2], &[3], &[4, 5], false);
+        let found: Vec<_> = batches.iter().map(|b| (b.n_prompt, b.n_gen, b.n_parallel)).collect();
+        assert_eq!(found, [(1, 3, 4), (1, 3, 5), (2, 3, 4), (2, 3, 5)]);
+    }
+}

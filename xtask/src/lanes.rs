@@ -1,0 +1,174 @@
+//! Runs test binaries in two lanes, side by side.
+//!
+//! `cargo test` runs one binary after the other. Many end with one long test, or have a single one,
+//! and leave the other cores idle meanwhile. With two lanes, each with half of the cores, the machine
+//! stays busy until the last binary.
+
+use std::collections::VecDeque;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::Instant;
+
+/// Packages whose tests take longest, by folder, the longest first: they start first, so that no
+/// lane is left alone with one of them at the end.
+const SLOWEST: [&str; 7] = ["device-metal", "ingle", "device-cpu", "model", "engine", "device", "text"];
+
+/// A program to run, with its output collected.
+#[derive(Debug)]
+pub struct Job {
+    /// The package's folder and the target, such as `device-cpu main`.
+    pub name: String,
+    /// The program.
+    pub program: PathBuf,
+    /// Its arguments.
+    pub arguments: Vec<String>,
+    /// Its working directory: the package's folder, as under `cargo test`.
+    pub folder: PathBuf,
+}
+
+/// The test binaries in the output of `cargo test --no-run --message-format=json`, slowest packages
+/// first.
+pub fn jobs(messages: &str, arguments: &[String]) -> Vec<Job> {
+    let mut jobs: Vec<Job> = messages.lines().filter_map(|line| job(line, arguments)).collect();
+    let rank =
+        |job: &Job| SLOWEST.iter().position(|slow| job.folder.ends_with(slow)).unwrap_or(SLOWEST.len());
+    jobs.sort_by_key(rank);
+    jobs
+}
+
+/// The test binary that a message of cargo describes, if it describes one.
+fn job(message: &str, arguments: &[String]) -> Option<Job> {
+    // Binaries that are not tests are built too, for the tests that run them.
+    let profile = message.split_once("\"profile\":{")?.1.split_once('}')?.0;
+    if !profile.contains("\"test\":true") {
+        return None;
+    }
+    let program = PathBuf::from(field(message, "executable")?);
+    let folder = Path::new(&field(message, "manifest_path")?).parent()?.to_owned();
+    let target = field(message.split_once("\"target\":{")?.1, "name")?;
+    let name = format!("{} {target}", folder.file_name()?.to_string_lossy());
+    Some(Job { name, program, arguments: arguments.to_vec(), folder })
+}
+
+/// The first string value of `key` in a JSON text.
+fn field(json: &str, key: &str) -> Option<String> {
+    let rest = json.split_once(&format!("\"{key}\":\""))?.1;
+    let mut value = String::new();
+    let mut characters = rest.chars();
+    loop {
+        match characters.next()? {
+            '"' => return Some(value),
+            // In paths and names, only backslashes and quotes are escaped.
+            '\\' => value.push(characters.next()?),
+            other => value.push(other),
+        }
+    }
+}
+
+/// Runs all jobs and prints the output of each when it ends. `logs` is a folder for the outputs.
+///
+/// # Errors
+///
+/// A list of the jobs that failed.
+pub fn run(jobs: Vec<Job>, logs: &Path, environment: &[(&str, &str)]) -> Result<(), String> {
+    fs::create_dir_all(logs).map_err(|error| format!("{}: {error}", logs.display()))?;
+    let n_cores = thread::available_parallelism().map_or(1, |n| n.get());
+    let n_lanes = n_cores.min(2);
+    let threads = (n_cores / n_lanes).to_string();
+    let queue = Mutex::new(VecDeque::from(jobs));
+    let failures = Mutex::new(Vec::new());
+    let lane = || {
+        loop {
+            let next = queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+            let Some(job) = next else { break };
+            if let Err(reason) = run_job(&job, logs, &threads, environment) {
+                let mut failures = failures.lock().unwrap_or_else(PoisonError::into_inner);
+                failures.push(format!("{}: {reason}", job.name));
+            }
+        }
+    };
+    thread::scope(|scope| (0..n_lanes).for_each(|_| drop(scope.spawn(lane))));
+    let failures = failures.into_inner().unwrap_or_else(PoisonError::into_inner);
+    if failures.is_empty() { Ok(()) } else { Err(format!("tests failed\n  {}", failures.join("\n  "))) }
+}
+
+fn run_job(job: &Job, logs: &Path, threads: &str, environment: &[(&str, &str)]) -> Result<(), String> {
+    let log = logs.join(format!("{}.log", job.name.replace([' ', '/', '\\'], "-")));
+    let cannot = |error: std::io::Error| format!("{}: {error}", log.display());
+    let file = File::create(&log).map_err(cannot)?;
+    let start = Instant::now();
+    let mut command = Command::new(&job.program);
+    command.args(&job.arguments).current_dir(&job.folder).stdin(Stdio::null());
+    command.stdout(file.try_clone().map_err(cannot)?).stderr(file);
+    // `cargo xtask` sets this to the folder of xtask.
+    command.env("CARGO_MANIFEST_DIR", &job.folder).env("RUST_TEST_THREADS", threads);
+    command.envs(environment.iter().copied());
+    let status = command.status().map_err(|error| format!("{}: {error}", job.program.display()))?;
+    let output = fs::read(&log).map_err(cannot)?;
+    // One call, so that the lanes' outputs do not mix.
+    print!("{}== {}: {:.1} s\n\n", String::from_utf8_lossy(&output), job.name, start.elapsed().as_secs_f64());
+    if status.success() { Ok(()) } else { Err(format!("{status}, see {}", log.display())) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A message as cargo writes it, shortened.
+    fn message(folder: &str, target: &str, test: bool) -> String {
+        format!(
+            "{{\"reason\":\"compiler-artifact\",\"manifest_path\":\"/w/crates/{folder}/Cargo.toml\",\
+             \"target\":{{\"kind\":[\"test\"],\"name\":\"{target}\",\"test\":true}},\
+             \"profile\":{{\"opt_level\":\"1\",\"test\":{test}}},\"features\":[],\
+             \"executable\":\"/w/target/debug/deps/{target}-1\",\"fresh\":true}}"
+        )
+    }
+
+    #[test]
+    fn test_binaries_are_found_and_the_slowest_come_first() {
+        let messages = [
+            message("audio", "main", true),
+            message("ingle", "ingle", false),
+            message("ingle", "main", true),
+            "{\"reason\":\"build-finished\",\"success\":true}".to_owned(),
+        ];
+        let found = jobs(&messages.join("\n"), &[]);
+        let names: Vec<&str> = found.iter().map(|job| job.name.as_str()).collect();
+        assert_eq!(names, ["ingle main", "audio main"]);
+        assert_eq!(found[0].program, Path::new("/w/target/debug/deps/main-1"));
+        assert_eq!(found[0].folder, Path::new("/w/crates/ingle"));
+    }
+
+    #[test]
+    fn escapes_are_decoded() {
+        assert_eq!(field(r#"{"executable":"C:\\a\\b.exe"}"#, "executable").as_deref(), Some(r"C:\a\b.exe"));
+        assert_eq!(field(r#"{"executable":null}"#, "executable"), None);
+        assert_eq!(field(r#"{"executable":"cut"#, "executable"), None);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn every_failure_is_named_and_the_others_still_run() {
+        let logs = std::env::temp_dir().join(format!("xtask-lanes-{}", std::process::id()));
+        let job = |name: &str, script: &str| Job {
+            name: name.to_owned(),
+            program: "sh".into(),
+            arguments: vec!["-c".to_owned(), script.to_owned()],
+            folder: std::env::temp_dir(),
+        };
+        let jobs = vec![
+            job("bad", "echo out; exit 3"),
+            job("good", "echo $RUST_TEST_THREADS $EXTRA"),
+            job("worse", "exit 4"),
+        ];
+        let error = run(jobs, &logs, &[("EXTRA", "set")]).unwrap_err();
+        assert!(error.contains("bad: exit status: 3") && error.contains("worse: exit status: 4"), "{error}");
+        assert!(!error.contains("good"), "{error}");
+        let output = fs::read_to_string(logs.join("good.log")).unwrap();
+        assert!(output.trim_end().ends_with(" set") && !output.starts_with(' '), "{output}");
+        fs::remove_dir_all(logs).unwrap();
+    }
+}

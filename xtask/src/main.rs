@@ -1,0 +1,52 @@
+//! The test commands: `cargo xtask quick`, `cargo xtask test` and `cargo xtask full`.
+//!
+//! It has no dependencies, so that it compiles in a second or two and can say what this machine
+//! lacks before anything else is built.
+
+mod lanes;
+mod setup;
+mod suites;
+
+use std::env;
+use std::process::ExitCode;
+
+const HELP: &str = "\
+usage: cargo xtask quick|test [ARGUMENTS OF THE TEST BINARIES]
+       cargo xtask full|setup
+
+  quick   the tests of the crates without devices: the contract, the reference interpreter, files,
+          text, audio, the hub. Under 2 minutes on two cores, compiling our crates included
+  test    everything that `cargo test --workspace` runs, after installing what is missing (clang
+          with its sanitizers, pip), or saying what to install
+  full    `test`, the tests marked #[ignore] because they take long, more cases of every property
+          test, Arm's kernels under qemu, lints and the binary for Macs
+  setup   only the checks and installations of `test`
+";
+
+fn main() -> ExitCode {
+    let mut arguments = env::args().skip(1);
+    let command = arguments.next();
+    let rest: Vec<String> = arguments.collect();
+    let result = match command.as_deref() {
+        Some("quick") => suites::quick(&rest),
+        Some("test") => setup::prepare().and_then(|()| suites::test(&rest)),
+        Some("full" | "setup") if !rest.is_empty() => {
+            Err(format!("unexpected argument '{}'\n{HELP}", rest[0]))
+        }
+        Some("full") => setup::prepare().and_then(|()| suites::full()),
+        Some("setup") => setup::prepare(),
+        Some("help" | "-h" | "--help") => {
+            print!("{HELP}");
+            Ok(())
+        }
+        Some(other) => Err(format!("unknown command '{other}'\n{HELP}")),
+        None => Err(HELP.to_owned()),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("xtask: {}", message.trim_end());
+            ExitCode::FAILURE
+        }
+    }
+}

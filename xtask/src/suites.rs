@@ -1,0 +1,135 @@
+//! What each test command runs.
+
+use crate::lanes::{self, Job};
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+/// The crates that `quick` tests: those that neither contain nor, for their tests, compile the CPU
+/// and Metal devices, which take longer to compile than all of these together.
+const QUICK: &[&str] = &[
+    "ingle-audio",
+    "ingle-device",
+    "ingle-device-lower",
+    "ingle-device-reference",
+    "ingle-device-testing",
+    "ingle-formats",
+    "ingle-hub",
+    "ingle-platform",
+    "ingle-text",
+    "ingle-weights",
+    "xtask",
+];
+
+/// Cases of each property test that sets no number of its own; proptest's default is 256.
+const FULL_CASES: &str = "4096";
+
+/// The tests to run while working; `arguments` go to the test binaries.
+pub fn quick(arguments: &[String]) -> Result<(), String> {
+    let packages: Vec<&str> = QUICK.iter().flat_map(|package| ["--package", package]).collect();
+    let jobs = build(&[&["--lib", "--bins", "--tests"], packages.as_slice()].concat(), arguments)?;
+    lanes::run(jobs, &logs(), compilation())
+}
+
+/// Everything that `cargo test --workspace` runs; `arguments` go to the test binaries.
+pub fn test(arguments: &[String]) -> Result<(), String> {
+    let mut jobs = build(&["--workspace"], arguments)?;
+    jobs.push(doc_tests(arguments));
+    lanes::run(jobs, &logs(), compilation())
+}
+
+/// `test`, and what takes longer.
+pub fn full() -> Result<(), String> {
+    let mut jobs = build(&["--workspace"], &["--include-ignored".to_owned()])?;
+    jobs.push(doc_tests(&[]));
+    let environment = [compilation(), &[("PROPTEST_CASES", FULL_CASES)]].concat();
+    lanes::run(jobs, &logs(), &environment)?;
+    // These scripts are written for x86-64 Linux, where `setup` has made sure of clang.
+    if cfg!(all(target_os = "linux", target_arch = "x86_64")) {
+        run(&mut Command::new("scripts/neon-under-qemu"))?;
+        run(Command::new("rustup").args(["target", "add", "aarch64-apple-darwin"]))?;
+        run(&mut Command::new(".ci/link-darwin"))?;
+    }
+    Ok(())
+}
+
+/// Builds the tests of `selection` and lists their binaries.
+fn build(selection: &[&str], arguments: &[String]) -> Result<Vec<Job>, String> {
+    let mut command = cargo(&["test", "--no-run", "--message-format=json-render-diagnostics"]);
+    command.args(selection).stdout(Stdio::piped()).envs(compilation().iter().copied());
+    let messages = run(&mut command)?;
+    let jobs = lanes::jobs(&messages, arguments);
+    if jobs.is_empty() { Err("cargo built no tests".to_owned()) } else { Ok(jobs) }
+}
+
+/// Environment variables for every cargo that compiles. In a fresh clone everything is compiled once,
+/// which is faster if not incremental. Where our crates were compiled incrementally before, a switch
+/// would compile them all again.
+fn compilation() -> &'static [(&'static str, &'static str)] {
+    let entries = fs::read_dir(target().join("debug/incremental"));
+    // `cargo xtask` itself was compiled just now.
+    let is_ours = |name: &str| !name.starts_with("xtask");
+    let incremental =
+        entries.is_ok_and(|e| e.flatten().any(|entry| is_ours(&entry.file_name().to_string_lossy())));
+    if incremental { &[] } else { &[("CARGO_INCREMENTAL", "0")] }
+}
+
+/// The tests in documentation, which rustdoc compiles and runs.
+fn doc_tests(arguments: &[String]) -> Job {
+    let mut all: Vec<String> = ["test", "--workspace", "--doc", "--"].map(str::to_owned).to_vec();
+    all.extend_from_slice(arguments);
+    Job { name: "documentation".to_owned(), program: cargo_path(), arguments: all, folder: root() }
+}
+
+fn cargo_path() -> PathBuf {
+    env::var_os("CARGO").map_or_else(|| "cargo".into(), PathBuf::from)
+}
+
+/// `cargo` with these arguments.
+fn cargo(arguments: &[&str]) -> Command {
+    let mut command = Command::new(cargo_path());
+    command.args(arguments);
+    command
+}
+
+/// The root of the workspace.
+fn root() -> PathBuf {
+    let xtask = Path::new(env!("CARGO_MANIFEST_DIR"));
+    xtask.parent().unwrap_or(xtask).to_owned()
+}
+
+/// Cargo's target folder.
+fn target() -> PathBuf {
+    root().join(env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from))
+}
+
+/// Where the outputs of test binaries are kept.
+fn logs() -> PathBuf {
+    target().join("xtask")
+}
+
+/// Runs `command` in the root of the workspace, prints how long it took, and returns its standard
+/// output where that is piped.
+fn run(command: &mut Command) -> Result<String, String> {
+    let line = shown(command);
+    eprintln!("xtask: {line}");
+    let start = Instant::now();
+    let child = command.current_dir(root()).spawn();
+    let output = child.and_then(|child| child.wait_with_output());
+    let output = output.map_err(|error| format!("`{line}` did not run: {error}"))?;
+    eprintln!("xtask: {line}: {} s", start.elapsed().as_secs());
+    if !output.status.success() {
+        return Err(format!("`{line}` failed: {}", output.status));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// A command as one would type it.
+fn shown(command: &Command) -> String {
+    let program =
+        Path::new(command.get_program()).file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let arguments = command.get_args().map(|argument| argument.to_string_lossy().into_owned());
+    std::iter::once(program).chain(arguments).collect::<Vec<_>>().join(" ")
+}
