@@ -13,7 +13,7 @@ use text::Specials;
 use crate::kv::{KvCache, pool_sizes};
 use device::Want;
 
-use crate::step::{OutputRows, StepBuffers};
+use crate::scheduler::{OutputRows, StepBuffers};
 use crate::{Error, LoadOptions, Model, Result};
 
 /// Most texts of a step.

@@ -89,6 +89,17 @@ pub enum Error {
     /// A prompt without a token.
     #[error("the prompt is empty, expected at least one token")]
     EmptyPrompt,
+    /// As many requests wait as may.
+    #[error("{n_waiting} requests are waiting, expected fewer than {limit}; try again later")]
+    QueueFull {
+        /// Requests that wait.
+        n_waiting: usize,
+        /// Most that may.
+        limit: usize,
+    },
+    /// A sequence that is not waiting or running.
+    #[error("there is no sequence {0}: it has ended, or never was")]
+    NoSequence(u64),
     /// A token id that the model does not know.
     #[error("token {token} at position {position} is not in the vocabulary, expected ids below {n_vocab}")]
     TokenOutOfRange {

@@ -2,7 +2,7 @@
 
 use device::Want;
 
-use crate::step::OutputRows;
+use crate::scheduler::OutputRows;
 use crate::{Engine, Error, Prefill, Result};
 
 impl Engine {
@@ -26,7 +26,7 @@ impl Engine {
         }
         let slot = self.free_slot("evaluating")?;
         let result = self.evaluate_in(slot, tokens, n_wanted, prefill, visit);
-        self.kv.end(slot, self.program.as_mut());
+        self.scheduler.kv.end(slot, self.program.as_mut());
         result
     }
 
@@ -50,9 +50,9 @@ impl Engine {
                 0 => OutputRows::None,
                 n => OutputRows::Last(n),
             };
-            self.kv.reserve(slot, position, end - position, self.program.as_mut())?;
-            self.buffers.clear();
-            self.buffers.push(slot, position, &tokens[position..end], outputs, Want::LOGITS);
+            self.scheduler.kv.reserve(slot, position, end - position, self.program.as_mut())?;
+            self.scheduler.buffers.clear();
+            self.scheduler.buffers.push(slot, position, &tokens[position..end], outputs, Want::LOGITS);
             self.run()?;
             for (row, logits) in self.program.logits().chunks_exact(n_vocab).enumerate() {
                 if let OutputRows::Last(n) = outputs
@@ -61,7 +61,7 @@ impl Engine {
                     visit(end - n + row, logits)?;
                 }
             }
-            self.kv.advance(slot, end, self.program.as_mut());
+            self.scheduler.kv.advance(slot, end, self.program.as_mut());
             position = end;
         }
         Ok(())

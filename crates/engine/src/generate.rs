@@ -1,5 +1,7 @@
 //! One request from beginning to end, for callers that have nothing else to run.
 
+use std::time::Instant;
+
 use crate::{Engine, Error, Event, FinishReason, Request, Result, Timings};
 
 /// How a request ended.
@@ -50,7 +52,7 @@ impl Engine {
                 Ok(false) => break,
                 Err(error) => {
                     self.cancel(id);
-                    self.drop_cancelled(&mut |event| on_event(&event));
+                    self.scheduler.end_unwanted(Instant::now(), self.program.as_mut(), &mut |event| on_event(&event));
                     return Err(error);
                 }
             }

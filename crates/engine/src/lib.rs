@@ -12,11 +12,11 @@
 //!
 //! - No model family, no concrete device and no file format is named here.
 //! - A decode step allocates nothing, sampling, detokenising and events included. What is allocated is allocated when a
-//!   sequence is added, when its prompt is done, when it slides and when it ends.
+//!   sequence is added, admitted or parked, while its prompt is computed, when it slides and when it ends.
 //! - Guesses change how many rows a step has, and never how a token is chosen ([`Proposer`]).
 //! - A page that is held more than once is never written. Every reference is counted; [`KvCache::check`] counts anew.
-//! - A running sequence is never ended to make room: pools are sized for every slot, and what the prefix cache holds
-//!   can always be evicted.
+//! - A running sequence is never ended to make room: what the prefix cache holds goes first, then the youngest sequence of the
+//!   lowest priority is parked, to be resumed later.
 #![deny(missing_docs)]
 
 mod chat;
@@ -25,20 +25,18 @@ mod embed;
 mod engine;
 mod error;
 mod evaluate;
-mod flight;
 mod generate;
 mod kv;
 mod load;
 mod memory;
 mod output;
-mod postprocess;
 mod prefill_check;
 mod prompt_cache;
 mod quantize;
+mod scheduler;
 mod score;
 mod sequence;
 mod speculate;
-mod step;
 
 pub mod sampling;
 pub mod speech;
@@ -50,7 +48,7 @@ pub use engine::{Engine, Event, StepTimings};
 pub use error::{Error, Result};
 pub use generate::{Completion, Finished};
 pub use kv::{KvCache, PagePool, PrefixCache, bytes_of_sequence, pages_of_sequence, pool_sizes};
-pub use load::{DEFAULT_DRAFT, DEFAULT_N_CTX, LoadOptions, MAX_N_CTX, Model, TokenizerSource};
+pub use load::{DEFAULT_DRAFT, DEFAULT_N_CTX, DEFAULT_TOKEN_LATENCY, LoadOptions, MAX_N_CTX, Model, TokenizerSource};
 pub use memory::{Alternative, MemoryItem, MemoryReport, kv_type_name, plan_memory};
 pub use prefill_check::{FAST_BOUND, PrefillCheck};
 pub use prompt_cache::PromptCache;

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use device::{Device, KvType, Limits, Numerics, Plan};
 use model::{EmbeddingSpec, ModelSpec, SpeechPlans, SpeechSpec};
@@ -17,6 +18,9 @@ pub const DEFAULT_N_CTX: usize = 4096;
 
 /// Longest context that can be asked for: page tables beyond it are a typing mistake, not a wish.
 pub const MAX_N_CTX: usize = 1 << 24;
+
+/// Most time between two tokens while prompts are computed, if nothing else is asked for.
+pub const DEFAULT_TOKEN_LATENCY: Duration = Duration::from_millis(200);
 
 /// Guesses of a sequence in a step if nothing else is asked for.
 pub const DEFAULT_DRAFT: usize = 8;
@@ -45,6 +49,11 @@ pub struct LoadOptions {
     pub chunk: usize,
     /// Sequences that run at once; further ones wait.
     pub n_sequences: usize,
+    /// Most sequences that wait; further ones are refused with [`Error::QueueFull`]. `None`: any number.
+    pub max_waiting: Option<usize>,
+    /// Most time between two tokens of an answer while prompts are computed beside it, unless its request says otherwise: so many
+    /// rows of prompts are in a step, once what steps cost is known. `None`: chunks are always whole.
+    pub token_latency: Option<Duration>,
     /// Most rows of a step whose logits can be had; `None`: one for each sequence, all that generating needs. Scoring
     /// (`logits`, `perplexity`) computes this many positions together, at `4 * n_vocab` bytes each.
     pub n_outputs: Option<usize>,
@@ -70,6 +79,8 @@ impl Default for LoadOptions {
             kv_type: None,
             chunk: 512,
             n_sequences: 1,
+            max_waiting: None,
+            token_latency: Some(DEFAULT_TOKEN_LATENCY),
             n_outputs: None,
             page_len: None,
             kv_budget: None,

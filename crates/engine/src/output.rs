@@ -5,6 +5,7 @@ use std::sync::Arc;
 use text::{Detokenizer, StopStrings, Tokenizer};
 
 /// The text side of a sequence.
+#[derive(Clone)]
 pub(crate) struct TextStream {
     /// None: only token ids are wanted; texts are empty and no token ends the answer.
     decoder: Option<(Arc<Tokenizer>, Detokenizer)>,

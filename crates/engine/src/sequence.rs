@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use device::OutputRef;
 
@@ -84,6 +84,17 @@ pub struct Request {
     pub prefill: Prefill,
     /// Use and feed the prefix cache.
     pub reuse: bool,
+    /// Only requests with the same salt share what is cached. Whose prompts others must not be able to find out, by how long
+    /// an answer takes to begin, has a salt of their own; so has a prompt that is computed with other weights.
+    pub salt: u64,
+    /// Who asks. Tenants that wait get about as many tokens each, within a priority.
+    pub tenant: u64,
+    /// Higher goes first, and takes the slot of a running sequence of a lower one, which goes on later.
+    pub priority: i32,
+    /// When the answer is of no use any more: it ends with [`FinishReason::DeadlineExceeded`], waiting or running.
+    pub deadline: Option<Instant>,
+    /// Most time between two tokens while other requests' prompts are computed; `None`: [`crate::LoadOptions::token_latency`].
+    pub token_latency: Option<Duration>,
     /// Its tokens may be guessed, if the engine guesses ([`crate::LoadOptions::speculate`]).
     pub speculate: bool,
     /// Set from elsewhere to end it early.
@@ -103,6 +114,11 @@ impl Request {
             overflow: Overflow::Stop,
             prefill: Prefill::Batched,
             reuse: true,
+            salt: 0,
+            tenant: 0,
+            priority: 0,
+            deadline: None,
+            token_latency: None,
             speculate: true,
             cancel: CancelFlag::default(),
         }
@@ -122,6 +138,8 @@ pub enum FinishReason {
     ContextFull,
     /// Somebody said that the rest is not wanted.
     Cancelled,
+    /// The request's deadline is over.
+    DeadlineExceeded,
     /// It could not go on; the reason in words. Other sequences are not concerned.
     Failed(String),
 }
@@ -134,6 +152,7 @@ impl fmt::Display for FinishReason {
             FinishReason::MaxTokens => f.write_str("max tokens"),
             FinishReason::ContextFull => f.write_str("context full"),
             FinishReason::Cancelled => f.write_str("cancelled"),
+            FinishReason::DeadlineExceeded => f.write_str("deadline exceeded"),
             FinishReason::Failed(reason) => write!(f, "failed: {reason}"),
         }
     }
@@ -177,9 +196,10 @@ fn rate(n: usize, seconds: f64) -> f64 {
 }
 
 /// A sequence in the engine, waiting or in a slot.
+#[derive(Clone)]
 pub(crate) struct Sequence {
     pub(crate) id: SequenceId,
-    /// Prompt and answer as the model sees them; capacity `n_ctx`.
+    /// Prompt and answer as the model sees them; in a slot with a capacity of `n_ctx`.
     pub(crate) tokens: Vec<u32>,
     /// Of these, positions whose keys and values are in the cache. A step computes what is missing.
     pub(crate) n_computed: usize,
@@ -187,7 +207,7 @@ pub(crate) struct Sequence {
     pub(crate) n_submitted: usize,
     /// Outputs of steps in flight that choose its next tokens, in order; capacity for as many as may be in flight.
     pub(crate) pending: Vec<OutputRef>,
-    /// How often it began anew (slides): rows of before that are still in flight are nobody's.
+    /// How often it began anew (was parked, or slid): rows of before that are still in flight are nobody's.
     pub(crate) n_restarts: u32,
     /// Whether the prompt (or what a slide made the prompt) is not computed yet.
     pub(crate) in_prompt: bool,
@@ -201,6 +221,11 @@ pub(crate) struct Sequence {
     pub(crate) overflow: Overflow,
     pub(crate) prefill: Prefill,
     pub(crate) reuse: bool,
+    pub(crate) salt: u64,
+    pub(crate) tenant: u64,
+    pub(crate) priority: i32,
+    pub(crate) deadline: Option<Instant>,
+    pub(crate) token_latency: Option<Duration>,
     pub(crate) speculate: bool,
     pub(crate) cancel: CancelFlag,
     /// Guessed tokens in the step, behind `tokens`; capacity for the most that a step takes.
@@ -235,6 +260,14 @@ impl Sequence {
     pub(crate) fn forget_in_flight(&mut self) {
         self.pending.clear();
         self.n_submitted = self.n_computed;
+    }
+
+    /// Nothing of it is in the cache: what it has is a prompt again.
+    pub(crate) fn begin_anew(&mut self) {
+        self.n_computed = 0;
+        self.forget_in_flight();
+        self.in_prompt = true;
+        self.n_restarts += 1;
     }
 
     pub(crate) fn timings(&self) -> Timings {

@@ -6,6 +6,7 @@ use crate::Tokenizer;
 /// allocates nothing.
 ///
 /// The text is taken as the continuation of another: a first word keeps the space before it.
+#[derive(Clone)]
 pub struct Detokenizer {
     skip_special: bool,
     /// Bytes of a character that is not complete yet; at most 3 between calls.

@@ -13,6 +13,7 @@ pub struct Released<'a> {
 /// complete at the same place, the longest. How the text was split into pieces makes no difference.
 ///
 /// Allocates when it is made, and when a piece is longer than any before (1 KiB is held ready).
+#[derive(Clone)]
 pub struct StopStrings {
     stops: Vec<String>,
     /// Text shown by the last call, then text held back.

@@ -2,13 +2,14 @@
 //!
 //! Bytes belong to the program. Here are page tables (one row a slot and KV group, read by the device), a pool of page
 //! numbers a group, and the prefix cache. Pages are shared between sequences and the cache by reference counts; a page
-//! that is held more than once is never written: a sequence that continues in the middle of one gets a copy.
+//! that is held more than once is never written: it is copied when a sequence is about to ([`KvCache::reserve`]).
 
 mod pages;
 mod prefix;
 
 pub use pages::PagePool;
 pub use prefix::PrefixCache;
+pub(crate) use prefix::common_len;
 
 use device::{KvGroup, KvLayout, Limits, PAGE_NONE, Program};
 
@@ -57,6 +58,8 @@ pub struct KvCache {
     pages_per_table: usize,
     /// Window of each group.
     windows: Vec<Option<usize>>,
+    /// Whether an encoder writes a group's pages: every slot reads the same ones, and they are not counted.
+    is_encoded: Vec<bool>,
     pools: Vec<PagePool>,
     /// Bytes of a page of each group.
     page_bytes: Vec<u64>,
@@ -72,19 +75,27 @@ pub struct KvCache {
 impl KvCache {
     /// Free pages as the limits say, for `limits.max_spans` slots.
     pub fn new(layout: &KvLayout, limits: &Limits) -> KvCache {
-        let n_groups = layout.groups.len();
-        let pages_per_table = limits.n_ctx.div_ceil(limits.page_len);
+        let groups = &layout.groups;
+        let n_groups = groups.len();
+        let longest = groups.iter().filter_map(|g| g.memory).max().unwrap_or(0).max(limits.n_ctx);
+        let pages_per_table = longest.div_ceil(limits.page_len);
+        let mut tables = vec![PAGE_NONE; limits.max_spans * n_groups * pages_per_table];
+        for (row, table) in tables.chunks_mut(pages_per_table.max(1)).enumerate() {
+            let n_encoded = groups[row % n_groups].memory.map_or(0, |n| n.div_ceil(limits.page_len));
+            (0..).zip(table).take(n_encoded).for_each(|(page, entry)| *entry = page);
+        }
         KvCache {
             page_len: limits.page_len,
             pages_per_table,
-            windows: layout.groups.iter().map(|g| g.window).collect(),
+            windows: groups.iter().map(|g| g.window).collect(),
+            is_encoded: groups.iter().map(|g| g.memory.is_some()).collect(),
             pools: limits.n_pages.iter().map(|&n| PagePool::new(n)).collect(),
             page_bytes: (0..n_groups)
                 .map(|g| layout.page_bytes(g, limits.kv_type, limits.page_len) as u64)
                 .collect(),
             budget: u64::MAX,
             prefix: PrefixCache::new(layout, limits.page_len),
-            tables: vec![PAGE_NONE; limits.max_spans * n_groups * pages_per_table],
+            tables,
             first_kept: vec![0; limits.max_spans * n_groups],
         }
     }
@@ -130,6 +141,16 @@ impl KvCache {
         self.windows.len()
     }
 
+    fn n_slots(&self) -> usize {
+        self.first_kept.len() / self.n_groups().max(1)
+    }
+
+    /// Where the table of a slot and group lies.
+    fn table(&self, slot: usize, group: usize) -> std::ops::Range<usize> {
+        let start = (slot * self.n_groups() + group) * self.pages_per_table;
+        start..start + self.pages_per_table
+    }
+
     fn entry(&mut self, slot: usize, group: usize, page_index: usize) -> &mut u32 {
         &mut self.tables[(slot * self.windows.len() + group) * self.pages_per_table + page_index]
     }
@@ -139,65 +160,104 @@ impl KvCache {
         self.windows[group].map_or(0, |w| (position + 1).saturating_sub(w))
     }
 
-    /// Give an empty slot the longest usable prefix of `tokens` that is cached, a part of a page by copying it. Returns
+    /// How many of `tokens` [`Self::begin`] would find. Allocates nothing, and nothing counts as used.
+    pub fn n_cached(&self, salt: u64, tokens: &[u32]) -> usize {
+        self.prefix.n_usable(salt, tokens)
+    }
+
+    /// Give an empty slot the longest usable prefix of `tokens` that was computed under the same salt and is cached. Returns
     /// how many tokens need not be computed.
-    ///
-    /// # Errors
-    /// The device failed to copy.
-    pub fn begin(&mut self, slot: usize, tokens: &[u32], program: &mut dyn Program) -> Result<usize> {
-        let found = self.prefix.find(tokens);
-        let n_full = found.n_tokens / self.page_len;
+    pub fn begin(&mut self, slot: usize, salt: u64, tokens: &[u32]) -> usize {
+        let found = self.prefix.find(salt, tokens);
         for group in 0..self.n_groups() {
             let first = self.first_visible(group, found.n_tokens) / self.page_len;
-            let kept = slot * self.n_groups() + group;
-            self.first_kept[kept] = first;
-            for page_index in first..n_full {
-                let page = self.prefix.page(found.path[page_index], group);
-                self.pools[group].share(page);
-                *self.entry(slot, group, page_index) = page;
+            self.keep_from(slot, group, first);
+            for (page_index, &node) in found.path.iter().enumerate().skip(first) {
+                let page = self.prefix.page(node, group);
+                self.share(slot, group, page_index, page);
             }
         }
-        if found.n_tokens.is_multiple_of(self.page_len) {
-            return Ok(found.n_tokens);
-        }
-        let Some(&last) = found.path.last() else { return Ok(0) };
-        match self.copy_last_page(slot, n_full, last, program) {
-            Ok(()) => Ok(found.n_tokens),
-            Err(error) => {
-                self.end(slot, program);
-                Err(error)
-            }
-        }
+        found.n_tokens
     }
 
-    /// Copy on write: the new sequence writes behind the part of the page that it shares.
-    fn copy_last_page(
-        &mut self,
-        slot: usize,
-        page_index: usize,
-        node: u32,
-        program: &mut dyn Program,
-    ) -> Result<()> {
+    /// Whether a slot still has what a row at `position` looks at, of which it may have let go on its way further.
+    pub fn can_fork(&self, slot: usize, position: usize) -> bool {
+        let mut groups = (0..self.n_groups()).filter(|&group| !self.is_encoded[group]);
+        groups.all(|group| {
+            let first = self.first_visible(group, position) / self.page_len;
+            let table = self.table(slot, group);
+            self.tables[table][first..position.div_ceil(self.page_len)].iter().all(|p| *p != PAGE_NONE)
+        })
+    }
+
+    /// Give the empty slot `to` the first `n_tokens` positions of `from`, where [`Self::can_fork`] says that they are there.
+    /// Pages are shared until one of the two writes to one.
+    pub fn fork(&mut self, from: usize, to: usize, n_tokens: usize) {
         for group in 0..self.n_groups() {
-            let source = self.prefix.page(node, group);
-            if source == PAGE_NONE {
-                continue; // no row will look at it
+            if self.is_encoded[group] {
+                continue;
             }
-            self.pools[group].share(source); // else making room might evict it
-            let copied = self.take(group, program).and_then(|page| {
-                *self.entry(slot, group, page_index) = page;
-                Ok(program.copy_page(group, source, page)?)
-            });
-            self.release(group, source, program);
-            copied?;
+            let first = self.first_visible(group, n_tokens) / self.page_len;
+            self.keep_from(to, group, first);
+            for page_index in first..n_tokens.div_ceil(self.page_len) {
+                let page = *self.entry(from, group, page_index);
+                self.share(to, group, page_index, page);
+            }
         }
-        Ok(())
     }
 
-    /// Give a slot the pages of `n_rows` positions from `first_position` on. Allocates nothing.
+    /// Slot `i` becomes what slot `parents[i]` was; the slots after them become empty.
+    pub fn rearrange(&mut self, parents: &[usize], program: &mut dyn Program) {
+        let (tables, first_kept) = (self.tables.clone(), self.first_kept.clone());
+        for slot in 0..self.n_slots() {
+            for group in 0..self.n_groups() {
+                let to = self.table(slot, group);
+                match parents.get(slot) {
+                    _ if self.is_encoded[group] => {}
+                    Some(&parent) => {
+                        let from = &tables[self.table(parent, group)];
+                        let pool = &mut self.pools[group];
+                        from.iter().filter(|page| **page != PAGE_NONE).for_each(|page| pool.share(*page));
+                        self.tables[to].copy_from_slice(from);
+                        self.keep_from(slot, group, first_kept[parent * self.n_groups() + group]);
+                    }
+                    None => {
+                        self.tables[to].fill(PAGE_NONE);
+                        self.keep_from(slot, group, 0);
+                    }
+                }
+            }
+        }
+        for (row, table) in tables.chunks(self.pages_per_table.max(1)).enumerate() {
+            let group = row % self.n_groups();
+            let held = table.iter().filter(|page| **page != PAGE_NONE && !self.is_encoded[group]);
+            for &page in held {
+                if self.pools[group].release(page) {
+                    program.release_page(group, page);
+                }
+            }
+        }
+    }
+
+    fn share(&mut self, slot: usize, group: usize, page_index: usize, page: u32) {
+        if page != PAGE_NONE {
+            self.pools[group].share(page);
+        }
+        *self.entry(slot, group, page_index) = page;
+    }
+
+    /// Entries of a slot's table before this one are [`PAGE_NONE`] for good.
+    fn keep_from(&mut self, slot: usize, group: usize, page_index: usize) {
+        let index = slot * self.n_groups() + group;
+        self.first_kept[index] = page_index;
+    }
+
+    /// Give a slot the pages of `n_rows` positions from `first_position` on, its own to write: one that somebody else holds
+    /// too is copied, as far as it was begun. Allocates nothing.
     ///
     /// # Errors
-    /// No page is free and none can be evicted; cannot happen while no more sequences run than the pools are sized for.
+    /// No page is free and none can be evicted ([`Error::PagesExhausted`]), or the device failed to copy. What the slot had
+    /// is as it was.
     pub fn reserve(
         &mut self,
         slot: usize,
@@ -207,14 +267,18 @@ impl KvCache {
     ) -> Result<()> {
         let pages = first_position / self.page_len..(first_position + n_rows).div_ceil(self.page_len);
         for group in 0..self.n_groups() {
+            if self.is_encoded[group] {
+                continue;
+            }
             for page_index in pages.clone() {
-                self.reserve_page(slot, group, page_index, program)?;
+                let is_begun = page_index * self.page_len < first_position;
+                self.reserve_page(slot, group, page_index, is_begun, program)?;
             }
         }
         Ok(())
     }
 
-    /// Give a slot one page of one group, if it has none there; its number.
+    /// Give a slot one page of one group to write, with what it holds there already if it `is_begun`; its number.
     ///
     /// # Errors
     /// As [`Self::reserve`].
@@ -223,19 +287,30 @@ impl KvCache {
         slot: usize,
         group: usize,
         page_index: usize,
+        is_begun: bool,
         program: &mut dyn Program,
     ) -> Result<u32> {
-        if *self.entry(slot, group, page_index) == PAGE_NONE {
-            let page = self.take(group, program)?;
-            *self.entry(slot, group, page_index) = page;
+        let before = *self.entry(slot, group, page_index);
+        if before != PAGE_NONE && self.pools[group].references(before) == 1 {
+            return Ok(before);
         }
-        Ok(*self.entry(slot, group, page_index))
+        let page = self.take(group, program)?;
+        if before != PAGE_NONE {
+            // Making room may have let go of what was shared; `before` is still held by this slot.
+            if is_begun && let Err(error) = program.copy_page(group, before, page) {
+                self.release(group, page, program);
+                return Err(error.into());
+            }
+            self.release(group, before, program);
+        }
+        *self.entry(slot, group, page_index) = page;
+        Ok(page)
     }
 
-    /// What the prefix cache has of `tokens`: how many of them, and `(pages, groups)` where they are, [`PAGE_NONE`] where
+    /// What the prefix cache has of `tokens` under a salt: how many of them, and `(pages, groups)` where they are, [`PAGE_NONE`] where
     /// a window has let go.
-    pub(crate) fn cached(&mut self, tokens: &[u32]) -> (usize, Vec<u32>) {
-        let found = self.prefix.find(tokens);
+    pub(crate) fn cached(&mut self, salt: u64, tokens: &[u32]) -> (usize, Vec<u32>) {
+        let found = self.prefix.find(salt, tokens);
         let groups = 0..self.n_groups();
         let pages = found.path.iter().flat_map(|node| groups.clone().map(|g| self.prefix.page(*node, g)));
         (found.n_tokens, pages.collect())
@@ -257,26 +332,35 @@ impl KvCache {
         }
     }
 
-    /// Put a slot's computed `tokens` into the prefix cache. A last page that is not full goes in only if the sequence
-    /// will not write to it any more (`is_final`).
-    pub fn remember(&mut self, slot: usize, tokens: &[u32], is_final: bool, program: &mut dyn Program) {
+    /// Put a slot's computed `tokens` into the prefix cache, to be found under `salt`. A last page that is not full goes in only
+    /// if the sequence will not write to it any more (`is_final`).
+    pub fn remember(
+        &mut self,
+        slot: usize,
+        salt: u64,
+        tokens: &[u32],
+        is_final: bool,
+        program: &mut dyn Program,
+    ) {
         let n = if is_final { tokens.len() } else { tokens.len() / self.page_len * self.page_len };
         let len = self.n_groups() * self.pages_per_table;
         let table = &mut self.tables[slot * len..(slot + 1) * len];
-        self.prefix.insert(&tokens[..n], table, &mut self.pools, |g, page| program.release_page(g, page));
+        self.prefix.insert(salt, &tokens[..n], table, &mut self.pools, |g, page| program.release_page(g, page));
     }
 
     /// Let go of all pages of a slot.
     pub fn end(&mut self, slot: usize, program: &mut dyn Program) {
         for group in 0..self.n_groups() {
+            if self.is_encoded[group] {
+                continue;
+            }
             for page_index in 0..self.pages_per_table {
                 let page = std::mem::replace(self.entry(slot, group, page_index), PAGE_NONE);
                 if page != PAGE_NONE {
                     self.release(group, page, program);
                 }
             }
-            let kept = slot * self.n_groups() + group;
-            self.first_kept[kept] = 0;
+            self.keep_from(slot, group, 0);
         }
     }
 
@@ -320,8 +404,9 @@ impl KvCache {
         let mut counted: Vec<Vec<u32>> = self.pools.iter().map(|p| vec![0; p.n_pages()]).collect();
         self.prefix.count_references(&mut counted);
         for (row, table) in self.tables.chunks(self.pages_per_table.max(1)).enumerate() {
-            for &page in table.iter().filter(|p| **p != PAGE_NONE) {
-                counted[row % self.n_groups()][page as usize] += 1;
+            let group = row % self.n_groups();
+            for &page in table.iter().filter(|p| **p != PAGE_NONE && !self.is_encoded[group]) {
+                counted[group][page as usize] += 1;
             }
         }
         for (group, (pool, counted)) in self.pools.iter().zip(&counted).enumerate() {

@@ -1,12 +1,19 @@
 //! The prefix cache: a tree of pages, found by the tokens that are in them.
 //!
 //! A node is one page of positions: its token ids and its page of each KV group. A path from the root spells a prefix.
-//! Full nodes (`page_len` tokens) may have children, shorter ones are leaves. Token ids are compared, never hashes of
-//! them, so two prefixes cannot be confused.
+//! Full nodes (`page_len` tokens) may have children, shorter ones are leaves. Right below the root stand the salts, nodes
+//! without pages: what was computed under one salt is never found under another.
+//!
+//! Children are kept in the order of their tokens. A binary search finds the child with the same page, or, where there is
+//! none, the two neighbours, one of which has the longest start in common: a hash would find only the former. Token ids
+//! are compared, so two prefixes cannot be confused.
 //!
 //! In a window group a node may have no page ([`PAGE_NONE`]): it fell out of the window before the node was made, or was
 //! evicted. A prefix of length `L` is usable only if each window group still holds the pages of the last `window - 1`
 //! positions before `L`: what the row at position `L` will look at.
+//!
+//! For eviction each group has a list of the nodes with a page in it, the coldest first, linked through the nodes
+//! themselves, so that using, adding and evicting cost no search and no memory.
 
 use device::{KvLayout, PAGE_NONE};
 
@@ -17,17 +24,35 @@ pub type NodeId = u32;
 
 const ROOT: NodeId = 0;
 
-/// One page of positions.
+/// No node.
+const NIL: NodeId = NodeId::MAX;
+
+/// One page of positions, or a salt.
 #[derive(Clone, Debug)]
 struct Node {
-    /// At most `page_len`; empty at the root and in unused entries.
+    /// At most `page_len`; of a salt its two halves; empty at the root and in unused entries.
     tokens: Box<[u32]>,
     /// `(n_groups)`
     pages: Box<[u32]>,
+    /// `(n_groups)` neighbours in each group's list, if the node has a page there.
+    links: Box<[Link]>,
     parent: NodeId,
+    /// In the order of their tokens.
     children: Vec<NodeId>,
-    /// The cache's clock when it was last matched or inserted.
-    last_use: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Link {
+    colder: NodeId,
+    hotter: NodeId,
+}
+
+/// The nodes that have a page in a group, by when they were last used.
+#[derive(Clone, Copy, Debug)]
+struct List {
+    coldest: NodeId,
+    hottest: NodeId,
+    len: usize,
 }
 
 /// A usable prefix.
@@ -35,7 +60,7 @@ struct Node {
 pub struct Match {
     /// Positions that need not be computed.
     pub n_tokens: usize,
-    /// The nodes that hold them, from the root on; the last one may be used in part.
+    /// The nodes that hold them, from the first page on; the last one may be used in part.
     pub path: Vec<NodeId>,
 }
 
@@ -47,26 +72,40 @@ pub struct PrefixCache {
     windows: Vec<Option<usize>>,
     nodes: Vec<Node>,
     unused: Vec<NodeId>,
-    clock: u64,
+    /// `(n_groups)`
+    lists: Vec<List>,
 }
 
 impl PrefixCache {
     /// An empty cache for the groups of a layout.
     pub fn new(layout: &KvLayout, page_len: usize) -> PrefixCache {
         let windows: Vec<_> = layout.groups.iter().map(|g| g.window).collect();
-        let root = Node {
-            tokens: [].into(),
-            pages: vec![PAGE_NONE; windows.len()].into(),
-            parent: ROOT,
-            children: Vec::new(),
-            last_use: 0,
+        let empty = List { coldest: NIL, hottest: NIL, len: 0 };
+        let mut cache = PrefixCache {
+            page_len,
+            lists: vec![empty; windows.len()],
+            windows,
+            nodes: Vec::new(),
+            unused: Vec::new(),
         };
-        PrefixCache { page_len, windows, nodes: vec![root], unused: Vec::new(), clock: 0 }
+        cache.nodes.push(cache.new_node(NIL, [].into()));
+        cache
     }
 
-    /// Nodes in the tree.
+    fn new_node(&self, parent: NodeId, tokens: Box<[u32]>) -> Node {
+        let n_groups = self.windows.len();
+        Node {
+            tokens,
+            pages: vec![PAGE_NONE; n_groups].into(),
+            links: vec![Link { colder: NIL, hotter: NIL }; n_groups].into(),
+            parent,
+            children: Vec::new(),
+        }
+    }
+
+    /// Pages of positions in the tree.
     pub fn n_nodes(&self) -> usize {
-        self.nodes.len() - 1 - self.unused.len()
+        self.nodes.len() - 1 - self.unused.len() - self.node(ROOT).children.len()
     }
 
     /// Page of a node in a group, or [`PAGE_NONE`].
@@ -78,198 +117,349 @@ impl PrefixCache {
         &self.nodes[id as usize]
     }
 
+    fn is_salt(&self, id: NodeId) -> bool {
+        self.node(id).parent == ROOT
+    }
+
+    /// How many of `tokens` are cached and usable. Allocates nothing, and nothing counts as used.
+    pub fn n_usable(&self, salt: u64, tokens: &[u32]) -> usize {
+        // The windows are looked at from the end of the path upwards, by way of the parents.
+        let (mut at, mut n_tokens) = self.walk(salt, tokens, |_| {});
+        while n_tokens > 0 {
+            match self.missing(at, n_tokens) {
+                None => break,
+                Some(page_index) => {
+                    for _ in page_index..n_tokens.div_ceil(self.page_len) {
+                        at = self.node(at).parent;
+                    }
+                    n_tokens = page_index * self.page_len;
+                }
+            }
+        }
+        n_tokens
+    }
+
     /// The longest usable prefix of `tokens`. Its nodes count as used now.
-    pub fn find(&mut self, tokens: &[u32]) -> Match {
-        self.clock += 1;
-        let mut found = Match::default();
-        let mut at = ROOT;
-        loop {
-            let rest = &tokens[found.n_tokens..];
-            let Some((child, n)) = self.best_child(at, rest) else { break };
-            found.path.push(child);
-            found.n_tokens += n;
+    pub fn find(&mut self, salt: u64, tokens: &[u32]) -> Match {
+        let mut path = Vec::new();
+        self.walk(salt, tokens, |id| path.push(id));
+        let n_tokens = self.n_usable(salt, tokens);
+        path.truncate(n_tokens.div_ceil(self.page_len));
+        self.touch(path.last().copied());
+        Match { n_tokens, path }
+    }
+
+    /// Follow `tokens` as far as there are nodes, whatever pages they have: the last node and how many tokens.
+    fn walk(&self, salt: u64, tokens: &[u32], mut visit: impl FnMut(NodeId)) -> (NodeId, usize) {
+        let Ok(index) = self.search(ROOT, &salt_tokens(salt)) else { return (ROOT, 0) };
+        let (mut at, mut n_tokens) = (self.node(ROOT).children[index], 0);
+        while let Some((child, n)) = self.best_child(at, &tokens[n_tokens..]) {
+            visit(child);
+            (at, n_tokens) = (child, n_tokens + n);
             if n < self.page_len {
                 break;
             }
-            at = child;
         }
-        self.shorten_to_usable(&mut found);
-        for &id in &found.path {
-            self.nodes[id as usize].last_use = self.clock;
-        }
-        found
+        (at, n_tokens)
     }
 
-    /// While a page that the row at `n_tokens` would look at is missing, stop before that page: every longer prefix
-    /// would need it too.
-    fn shorten_to_usable(&self, found: &mut Match) {
-        let missing = |found: &Match| {
-            let groups = self.windows.iter().enumerate();
-            let of_group = groups.filter_map(|(g, w)| {
-                let first = w.map_or(0, |w| (found.n_tokens + 1).saturating_sub(w)) / self.page_len;
-                let end = found.n_tokens.div_ceil(self.page_len);
-                (first..end).rev().find(|&i| self.page(found.path[i], g) == PAGE_NONE)
-            });
-            of_group.min()
-        };
-        while let Some(page_index) = missing(found) {
-            found.n_tokens = page_index * self.page_len;
-            found.path.truncate(page_index);
-        }
+    /// The last page, of those up to the node `last`, that a row at position `n_tokens` behind it would look at and that is
+    /// missing: no prefix is usable that goes beyond it.
+    fn missing(&self, last: NodeId, n_tokens: usize) -> Option<usize> {
+        let groups = self.windows.iter().enumerate();
+        let of_group = groups.filter_map(|(group, window)| {
+            // In a group with full attention every node has its page.
+            let first = (n_tokens + 1).saturating_sub((*window)?) / self.page_len;
+            let mut at = last;
+            for page_index in (first..n_tokens.div_ceil(self.page_len)).rev() {
+                if self.page(at, group) == PAGE_NONE {
+                    return Some(page_index);
+                }
+                at = self.node(at).parent;
+            }
+            None
+        });
+        of_group.min()
     }
 
     /// Remember a sequence: `tokens` whose keys and values are computed, and `table` `(n_groups, pages_per_table)`, its
-    /// pages. `freed(group, page)` is called for every page that nobody holds any more.
+    /// pages. They count as used now. `freed(group, page)` is called for every page that nobody holds any more.
     ///
     /// Where the cache has a full page of the same tokens already, the sequence gives up its own and shares the cache's.
     /// So a sequence that holds the page of a node holds those of the nodes above too, and whatever no sequence holds can
     /// be evicted, leaf by leaf.
     pub fn insert(
         &mut self,
+        salt: u64,
         tokens: &[u32],
         table: &mut [u32],
         pools: &mut [PagePool],
         mut freed: impl FnMut(usize, u32),
     ) {
-        self.clock += 1;
         let n_groups = self.windows.len();
         let pages_per_table = table.len() / n_groups.max(1);
-        let mut at = ROOT;
+        if tokens.is_empty() {
+            return;
+        }
+        let mut at = self.salt_node(salt);
         for (page_index, chunk) in tokens.chunks(self.page_len).enumerate() {
-            let (child, n) = self.best_child(at, chunk).unwrap_or((ROOT, 0));
+            let (child, n) = self.best_child(at, chunk).unwrap_or((NIL, 0));
             // The node may be here, perhaps with more tokens; or as a shorter leaf, which this page then replaces.
             let is_here = n == chunk.len();
-            let is_shorter = child != ROOT && n == self.node(child).tokens.len();
-            let id = if is_here || is_shorter { child } else { self.add_child(at) };
-            let node = &mut self.nodes[id as usize];
-            node.last_use = self.clock;
+            let is_shorter = child != NIL && n == self.node(child).tokens.len();
+            let id = match () {
+                () if is_here => child,
+                () if is_shorter => {
+                    self.detach(child);
+                    self.attach(child, at, chunk)
+                }
+                () => {
+                    let id = self.unused_node();
+                    self.attach(id, at, chunk)
+                }
+            };
             for group in 0..n_groups {
                 let ours = &mut table[group * pages_per_table + page_index];
-                let cached = &mut node.pages[group];
-                if is_here && *cached != PAGE_NONE {
-                    if *ours != PAGE_NONE && ours != cached && chunk.len() == self.page_len {
-                        pools[group].share(*cached);
+                let cached = self.page(id, group);
+                if is_here && cached != PAGE_NONE {
+                    if *ours != PAGE_NONE && *ours != cached && chunk.len() == self.page_len {
+                        pools[group].share(cached);
                         if pools[group].release(*ours) {
                             freed(group, *ours);
                         }
-                        *ours = *cached;
+                        *ours = cached;
                     }
                     continue;
                 }
-                if is_here && chunk.len() < node.tokens.len() {
+                if is_here && chunk.len() < self.node(id).tokens.len() {
                     continue; // our page lacks positions that the node has
                 }
-                let before = std::mem::replace(cached, *ours);
                 if *ours != PAGE_NONE {
                     pools[group].share(*ours);
                 }
-                if before != PAGE_NONE && pools[group].release(before) {
-                    freed(group, before);
+                self.set_page(id, group, *ours);
+                if cached != PAGE_NONE && pools[group].release(cached) {
+                    freed(group, cached);
                 }
-            }
-            if !is_here {
-                node.tokens = chunk.into();
             }
             at = id;
         }
+        self.touch(Some(at));
     }
 
-    /// The child that shares the longest start with `tokens`, and how much.
+    /// Whether there is a child with these tokens, and where it is or would be among the others.
+    fn search(&self, parent: NodeId, tokens: &[u32]) -> Result<usize, usize> {
+        self.node(parent).children.binary_search_by(|&child| (*self.node(child).tokens).cmp(tokens))
+    }
+
+    /// The child that shares the longest start with `tokens`, and how much; of several, one that is no longer than that.
     fn best_child(&self, at: NodeId, tokens: &[u32]) -> Option<(NodeId, usize)> {
-        let shared = self.node(at).children.iter().map(|&c| (c, common_len(&self.node(c).tokens, tokens)));
-        shared.max_by_key(|(_, n)| *n).filter(|(_, n)| *n > 0)
+        let children = &self.node(at).children;
+        let page = &tokens[..tokens.len().min(self.page_len)];
+        let index = match self.search(at, page) {
+            Ok(index) => return Some((children[index], page.len())),
+            Err(index) => index,
+        };
+        let neighbours = [index.checked_sub(1), Some(index)].into_iter().flatten();
+        let shared = neighbours.filter_map(|index| {
+            let child = *children.get(index)?;
+            let other = &self.node(child).tokens;
+            let n = common_len(other, page);
+            Some((child, n, n == other.len()))
+        });
+        shared.max_by_key(|&(_, n, is_whole)| (n, is_whole)).filter(|s| s.1 > 0).map(|(id, n, _)| (id, n))
     }
 
-    fn add_child(&mut self, parent: NodeId) -> NodeId {
-        let pages = vec![PAGE_NONE; self.windows.len()].into();
-        let node = Node { tokens: [].into(), pages, parent, children: Vec::new(), last_use: 0 };
-        let id = match self.unused.pop() {
-            Some(id) => {
-                self.nodes[id as usize] = node;
-                id
+    /// The node of a salt, made if there is none.
+    fn salt_node(&mut self, salt: u64) -> NodeId {
+        match self.search(ROOT, &salt_tokens(salt)) {
+            Ok(index) => self.node(ROOT).children[index],
+            Err(_) => {
+                let id = self.unused_node();
+                self.attach(id, ROOT, &salt_tokens(salt))
             }
-            None => {
-                self.nodes.push(node);
-                self.unused.reserve(self.nodes.len()); // so that evicting allocates nothing
-                (self.nodes.len() - 1) as NodeId
-            }
-        };
-        self.nodes[parent as usize].children.push(id);
+        }
+    }
+
+    fn unused_node(&mut self) -> NodeId {
+        self.unused.pop().unwrap_or_else(|| {
+            self.nodes.push(self.new_node(NIL, [].into()));
+            self.unused.reserve(self.nodes.len()); // so that evicting allocates nothing
+            (self.nodes.len() - 1) as NodeId
+        })
+    }
+
+    /// Make a node that hangs nowhere a child with these tokens.
+    fn attach(&mut self, id: NodeId, parent: NodeId, tokens: &[u32]) -> NodeId {
+        let (Ok(index) | Err(index)) = self.search(parent, tokens);
+        self.nodes[parent as usize].children.insert(index, id);
+        let node = &mut self.nodes[id as usize];
+        (node.parent, node.tokens) = (parent, tokens.into());
         id
+    }
+
+    fn detach(&mut self, id: NodeId) {
+        let parent = self.node(id).parent;
+        if let Ok(index) = self.search(parent, &self.node(id).tokens) {
+            self.nodes[parent as usize].children.remove(index);
+        }
+    }
+
+    /// Give a node another page, or none, and the list the node or not.
+    fn set_page(&mut self, id: NodeId, group: usize, page: u32) {
+        let before = std::mem::replace(&mut self.nodes[id as usize].pages[group], page);
+        match (before == PAGE_NONE, page == PAGE_NONE) {
+            (true, false) => self.link_hottest(id, group),
+            (false, true) => self.unlink(id, group),
+            (true, true) | (false, false) => {}
+        }
+    }
+
+    fn link_hottest(&mut self, id: NodeId, group: usize) {
+        let colder = std::mem::replace(&mut self.lists[group].hottest, id);
+        self.nodes[id as usize].links[group] = Link { colder, hotter: NIL };
+        match colder {
+            NIL => self.lists[group].coldest = id,
+            _ => self.nodes[colder as usize].links[group].hotter = id,
+        }
+        self.lists[group].len += 1;
+    }
+
+    fn unlink(&mut self, id: NodeId, group: usize) {
+        let Link { colder, hotter } = self.node(id).links[group];
+        match colder {
+            NIL => self.lists[group].coldest = hotter,
+            _ => self.nodes[colder as usize].links[group].hotter = hotter,
+        }
+        match hotter {
+            NIL => self.lists[group].hottest = colder,
+            _ => self.nodes[hotter as usize].links[group].colder = colder,
+        }
+        self.lists[group].len -= 1;
+    }
+
+    fn make_hottest(&mut self, id: NodeId, group: usize) {
+        if self.page(id, group) != PAGE_NONE {
+            self.unlink(id, group);
+            self.link_hottest(id, group);
+        }
+    }
+
+    /// The path to a node counts as used now. In a full group its end is the colder: a prefix without its end is useful,
+    /// without its start it is not. In a window group it is the other way about: what follows looks at the end.
+    fn touch(&mut self, last: Option<NodeId>) {
+        let Some(last) = last else { return };
+        for group in 0..self.windows.len() {
+            let is_window = self.windows[group].is_some();
+            // Upwards, each hotter than the one below; or each right below the one that was hottest before it.
+            let mut hotter = NIL;
+            let mut at = last;
+            while at != ROOT && !self.is_salt(at) {
+                if self.page(at, group) != PAGE_NONE {
+                    self.unlink(at, group);
+                    match is_window && hotter != NIL {
+                        true => self.link_below(at, hotter, group),
+                        false => self.link_hottest(at, group),
+                    }
+                    hotter = at;
+                }
+                at = self.node(at).parent;
+            }
+        }
+    }
+
+    /// Put a node right before a hotter one.
+    fn link_below(&mut self, id: NodeId, hotter: NodeId, group: usize) {
+        let colder = std::mem::replace(&mut self.nodes[hotter as usize].links[group].colder, id);
+        self.nodes[id as usize].links[group] = Link { colder, hotter };
+        match colder {
+            NIL => self.lists[group].coldest = id,
+            _ => self.nodes[colder as usize].links[group].hotter = id,
+        }
+        self.lists[group].len += 1;
     }
 
     /// Let go of the coldest page of a group that no sequence holds, and of what is useless without it. `freed` is called
     /// for each page that nobody holds any more. False if there is none. Allocates nothing.
     ///
-    /// In a full group that is a whole leaf: a prefix without its end is useful, without its start it is not. In a window
-    /// group it is one page of any node, the oldest positions first among equals.
+    /// In a full group that is a whole leaf; in a window group it is one page of any node, the oldest positions first.
+    /// A page that a sequence holds is in use, whenever it was found: it becomes the hottest on the way, so that the next
+    /// search does not pass it again.
     pub fn evict(&mut self, group: usize, pools: &mut [PagePool], mut freed: impl FnMut(usize, u32)) -> bool {
-        let nodes = self.nodes.iter().enumerate();
-        let ours_alone = nodes
-            .filter(|(_, n)| n.pages[group] != PAGE_NONE && pools[group].references(n.pages[group]) == 1);
-        if self.windows[group].is_none() {
-            let coldest = ours_alone.filter(|(_, n)| n.children.is_empty()).min_by_key(|(_, n)| n.last_use);
-            let Some((id, _)) = coldest else { return false };
-            self.remove_leaf(id as NodeId, pools, &mut freed);
-            return true;
+        let mut at = self.lists[group].coldest;
+        for _ in 0..self.lists[group].len {
+            let hotter = self.node(at).links[group].hotter;
+            if pools[group].references(self.page(at, group)) > 1 {
+                self.make_hottest(at, group);
+            } else if self.windows[group].is_some() {
+                let page = self.page(at, group);
+                self.set_page(at, group, PAGE_NONE);
+                if pools[group].release(page) {
+                    freed(group, page);
+                }
+                self.remove_empty_leaves(at);
+                return true;
+            } else if self.node(at).children.is_empty() {
+                self.remove_leaf(at, pools, &mut freed);
+                return true;
+            }
+            at = hotter;
         }
-        let Some((id, _)) = ours_alone.min_by_key(|(id, n)| (n.last_use, self.depth(*id as NodeId))) else {
-            return false;
-        };
-        let page = std::mem::replace(&mut self.nodes[id].pages[group], PAGE_NONE);
-        if pools[group].release(page) {
-            freed(group, page);
-        }
-        self.remove_empty_leaves(id as NodeId, pools);
-        true
-    }
-
-    fn depth(&self, mut id: NodeId) -> usize {
-        let mut depth = 0;
-        while id != ROOT {
-            id = self.node(id).parent;
-            depth += 1;
-        }
-        depth
+        false
     }
 
     fn remove_leaf(&mut self, id: NodeId, pools: &mut [PagePool], freed: &mut impl FnMut(usize, u32)) {
-        let node = &mut self.nodes[id as usize];
-        for (group, page) in node.pages.iter_mut().enumerate() {
-            let page = std::mem::replace(page, PAGE_NONE);
-            if page != PAGE_NONE && pools[group].release(page) {
+        for (group, pool) in pools.iter_mut().enumerate() {
+            let page = self.page(id, group);
+            self.set_page(id, group, PAGE_NONE);
+            if page != PAGE_NONE && pool.release(page) {
                 freed(group, page);
             }
         }
+        let parent = self.node(id).parent;
+        self.remove_node(id);
+        if self.is_salt(parent) {
+            self.remove_empty_leaves(parent);
+        }
+    }
+
+    fn remove_node(&mut self, id: NodeId) {
+        self.detach(id);
+        let node = &mut self.nodes[id as usize];
         node.tokens = [].into();
-        let parent = node.parent;
-        self.nodes[parent as usize].children.retain(|c| *c != id);
         self.unused.push(id);
     }
 
-    /// A leaf that holds no page at all (models with only window groups) says nothing; nor does its parent after it.
-    fn remove_empty_leaves(&mut self, mut id: NodeId, pools: &mut [PagePool]) {
+    /// A leaf that holds no page at all (a salt, or a model with only window groups) says nothing; nor does its parent
+    /// after it.
+    fn remove_empty_leaves(&mut self, mut id: NodeId) {
         while id != ROOT
             && self.node(id).children.is_empty()
             && self.node(id).pages.iter().all(|p| *p == PAGE_NONE)
         {
             let parent = self.node(id).parent;
-            self.remove_leaf(id, pools, &mut |_, _| {});
+            self.remove_node(id);
             id = parent;
         }
     }
 
     /// Forget everything.
     pub fn clear(&mut self, pools: &mut [PagePool], mut freed: impl FnMut(usize, u32)) {
-        for node in self.nodes.drain(1..) {
-            for (group, &page) in node.pages.iter().enumerate() {
-                if page != PAGE_NONE && pools[group].release(page) {
+        for id in 1..self.nodes.len() {
+            for (group, pool) in pools.iter_mut().enumerate() {
+                let page = std::mem::replace(&mut self.nodes[id].pages[group], PAGE_NONE);
+                if page != PAGE_NONE && pool.release(page) {
                     freed(group, page);
                 }
             }
+            let node = &mut self.nodes[id];
+            node.tokens = [].into();
+            node.children.clear();
         }
         self.nodes[ROOT as usize].children.clear();
         self.unused.clear();
+        self.unused.extend(1..self.nodes.len() as NodeId);
+        self.lists.fill(List { coldest: NIL, hottest: NIL, len: 0 });
     }
 
     /// Add one to `counted[group][page]` for every page held.
@@ -287,25 +477,18 @@ impl PrefixCache {
     /// The first rule that does not hold.
     pub fn check(&self) -> Result<(), String> {
         let mut n_reached = 0;
-        let mut stack = vec![ROOT];
+        let mut stack = self.node(ROOT).children.clone();
+        let n_salts = stack.len();
         while let Some(id) = stack.pop() {
             let node = self.node(id);
-            if id != ROOT {
+            if !self.is_salt(id) {
                 n_reached += 1;
-                if node.tokens.is_empty() || node.tokens.len() > self.page_len {
-                    return Err(format!(
-                        "node {id} has {} tokens, expected 1 to {}",
-                        node.tokens.len(),
-                        self.page_len
-                    ));
-                }
-                if !node.children.is_empty() && node.tokens.len() < self.page_len {
-                    return Err(format!("node {id} is not full and has children"));
-                }
-                let lacks = |g: usize| self.windows[g].is_none() && node.pages[g] == PAGE_NONE;
-                if let Some(group) = (0..self.windows.len()).find(|&g| lacks(g)) {
-                    return Err(format!("node {id} has no page in group {group}, which keeps all positions"));
-                }
+                self.check_node(id)?;
+            } else if node.children.is_empty() {
+                return Err(format!("salt {id} has no pages"));
+            }
+            if !node.children.is_sorted_by(|a, b| self.node(*a).tokens < self.node(*b).tokens) {
+                return Err(format!("the children of node {id} are not in the order of their tokens"));
             }
             for &child in &node.children {
                 if self.node(child).parent != id {
@@ -318,13 +501,50 @@ impl PrefixCache {
             }
         }
         if n_reached != self.n_nodes() {
-            return Err(format!("{n_reached} nodes are reached from the root, expected {}", self.n_nodes()));
+            return Err(format!("{n_reached} nodes are reached from {n_salts} salts, expected {}", self.n_nodes()));
+        }
+        (0..self.windows.len()).try_for_each(|group| self.check_list(group))
+    }
+
+    fn check_node(&self, id: NodeId) -> Result<(), String> {
+        let node = self.node(id);
+        let n_tokens = node.tokens.len();
+        if n_tokens == 0 || n_tokens > self.page_len {
+            return Err(format!("node {id} has {n_tokens} tokens, expected 1 to {}", self.page_len));
+        }
+        if !node.children.is_empty() && n_tokens < self.page_len {
+            return Err(format!("node {id} is not full and has children"));
+        }
+        let lacks = |g: usize| self.windows[g].is_none() && node.pages[g] == PAGE_NONE;
+        match (0..self.windows.len()).find(|&g| lacks(g)) {
+            Some(group) => Err(format!("node {id} has no page in group {group}, which keeps all positions")),
+            None => Ok(()),
+        }
+    }
+
+    fn check_list(&self, group: usize) -> Result<(), String> {
+        let (mut at, mut n, mut before) = (self.lists[group].coldest, 0, NIL);
+        while at != NIL {
+            let Link { colder, hotter } = self.node(at).links[group];
+            if colder != before || self.page(at, group) == PAGE_NONE {
+                return Err(format!("node {at} does not belong where it is in the list of group {group}"));
+            }
+            (before, at, n) = (at, hotter, n + 1);
+        }
+        let n_pages = self.nodes.iter().filter(|node| node.pages[group] != PAGE_NONE).count();
+        if (n, n, before) != (self.lists[group].len, n_pages, self.lists[group].hottest) {
+            return Err(format!("the list of group {group} has {n} nodes, and {n_pages} have a page in it"));
         }
         Ok(())
     }
 }
 
+/// What a salt is called in the tree.
+fn salt_tokens(salt: u64) -> [u32; 2] {
+    [(salt >> 32) as u32, salt as u32]
+}
+
 /// Length of the common start.
-fn common_len(a: &[u32], b: &[u32]) -> usize {
+pub(crate) fn common_len(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }

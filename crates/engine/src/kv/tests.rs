@@ -78,7 +78,8 @@ impl Fixture {
     }
 
     fn begin(&mut self, slot: usize, tokens: &[u32]) -> usize {
-        let n = self.kv.begin(slot, tokens, &mut self.program).unwrap();
+        let n = self.kv.begin(slot, 0, tokens);
+        assert!(n <= self.kv.n_cached(0, tokens));
         self.computed[slot] = tokens[..n].to_vec();
         self.verify(slot);
         n
@@ -121,7 +122,7 @@ impl Fixture {
 
     fn remember(&mut self, slot: usize, is_final: bool) {
         let tokens = self.computed[slot].clone();
-        self.kv.remember(slot, &tokens, is_final, &mut self.program);
+        self.kv.remember(slot, 0, &tokens, is_final, &mut self.program);
         self.verify(slot);
     }
 

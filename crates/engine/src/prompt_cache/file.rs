@@ -71,9 +71,9 @@ pub(super) fn read(engine: &mut Engine, file: &Path) -> Result<Vec<u32>> {
     let outcome = reader.read(engine, slot);
     if let Ok(tokens) = &outcome {
         let n_used = n_used(engine, tokens.len());
-        engine.kv.remember(slot, &tokens[..n_used], true, engine.program.as_mut());
+        engine.scheduler.kv.remember(slot, super::NO_SALT, &tokens[..n_used], true, engine.program.as_mut());
     }
-    engine.kv.end(slot, engine.program.as_mut());
+    engine.scheduler.kv.end(slot, engine.program.as_mut());
     outcome
 }
 
@@ -209,7 +209,7 @@ impl Reader<'_> {
                 let fits = n_left[group] <= engine.limits().n_pages[group];
                 n_left[group] -= 1;
                 if page_index < n_used && (fits || header.windows[group].is_none()) {
-                    let page = engine.kv.reserve_page(slot, group, page_index, engine.program.as_mut())?;
+                    let page = engine.scheduler.kv.reserve_page(slot, group, page_index, false, engine.program.as_mut())?;
                     engine.program.write_page(group, page, bytes)?;
                 }
             }

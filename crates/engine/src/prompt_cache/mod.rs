@@ -91,6 +91,9 @@ impl Header {
     }
 }
 
+/// What is read from a file is for everybody.
+const NO_SALT: u64 = 0;
+
 /// Names a model: xxh64 over its Ops, and over the type, shape, length, start and end of each of its weights. The ends are
 /// 4 KiB each, so that naming a large model does not read it.
 fn fingerprint(plan: &Plan) -> u64 {
@@ -138,7 +141,7 @@ impl PromptCache {
     /// # Errors
     /// [`crate::Error::PromptCache`]: it cannot be written; what was there stays.
     pub fn save(&mut self, engine: &mut Engine, tokens: &[u32]) -> Result<usize> {
-        let (n_tokens, pages) = engine.kv.cached(tokens);
+        let (n_tokens, pages) = engine.scheduler.kv.cached(NO_SALT, tokens);
         let tokens = &tokens[..n_tokens];
         if !self.tokens.starts_with(tokens) {
             file::write(engine, &self.file, tokens, &pages)?;

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 // A trait of proptest has the same name.
 use super::Rng;
 use super::*;
-use crate::step::{History, StepBuffers};
+use crate::scheduler::{History, StepBuffers};
 use device::{Chosen, Limits};
 use device_lower::sampling::{Chooser, log_sum_exp};
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::{Proposer, Speculate};
 use device::Want;
 
-use crate::step::OutputRows;
+use crate::scheduler::{OutputRows, Scheduler};
 use crate::{Engine, Error, LoadOptions, MemoryItem, Model, Result, memory};
 
 /// A model may have so many tokens more than another of the same vocabulary: heads are padded to round numbers.
@@ -68,7 +68,7 @@ impl DraftModel {
     /// Compute what `tokens` have beyond what a slot has, and the best token behind them.
     fn follow(&mut self, slot: usize, tokens: &[u32]) -> Result<u32> {
         let Slot { tokens: computed, n_kept } = &mut self.slots[slot];
-        let Engine { kv, program, limits, .. } = &mut self.engine;
+        let Engine { scheduler: Scheduler { kv, .. }, program, limits, .. } = &mut self.engine;
         // The last is computed in any case: its logits are what is wanted.
         let n_last = tokens.len() - 1;
         let n_same = computed.iter().zip(&tokens[..n_last]).take_while(|(a, b)| a == b).count();
@@ -84,7 +84,7 @@ impl DraftModel {
             let end = tokens.len().min(first + max_rows);
             self.compute(slot, &tokens[first..end], end == tokens.len())?;
             let kept = end.min(n_last);
-            self.engine.kv.advance(slot, kept, self.engine.program.as_mut());
+            self.engine.scheduler.kv.advance(slot, kept, self.engine.program.as_mut());
             self.slots[slot].n_kept = kept;
         }
         Ok(self.best())
@@ -93,7 +93,7 @@ impl DraftModel {
     /// Compute these behind the tokens of a slot.
     fn compute(&mut self, slot: usize, tokens: &[u32], is_last: bool) -> Result<()> {
         let first = self.slots[slot].tokens.len();
-        let Engine { kv, program, buffers, .. } = &mut self.engine;
+        let Engine { scheduler: Scheduler { kv, buffers, .. }, program, .. } = &mut self.engine;
         kv.reserve(slot, first, tokens.len(), program.as_mut())?;
         buffers.clear();
         let outputs = if is_last { OutputRows::Last(1) } else { OutputRows::None };

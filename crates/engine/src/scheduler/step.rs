@@ -103,11 +103,6 @@ impl StepBuffers {
         self.max_rows - self.tokens.len()
     }
 
-    /// Rows so far.
-    pub(crate) fn n_rows(&self) -> usize {
-        self.tokens.len()
-    }
-
     /// Outputs so far.
     pub(crate) fn n_outputs(&self) -> usize {
         self.outputs.len()

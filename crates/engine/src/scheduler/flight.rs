@@ -1,0 +1,73 @@
+//! Steps in flight: what the scheduler must know of a step until it is done.
+
+use std::time::Instant;
+
+use device::Ticket;
+
+use super::cost::Load;
+use crate::SequenceId;
+use crate::sequence::Sequence;
+
+/// A step, while it is filled and after it was submitted.
+#[derive(Debug)]
+pub(crate) struct Flight {
+    /// `None`: it was waited for already.
+    pub(crate) ticket: Option<Ticket>,
+    pub(super) begun: Instant,
+    /// Whether every sequence is answering and no other step was in flight, so that its time says what such a step costs.
+    pub(super) all_answer: bool,
+    /// Rows and what they look at.
+    pub(super) load: Load,
+    /// Rows of prompts among them.
+    pub(super) n_prompt_rows: usize,
+    /// Capacity `max_spans`.
+    pub(super) spans: Vec<FlightSpan>,
+}
+
+/// Rows of a sequence in a step.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FlightSpan {
+    pub(super) id: SequenceId,
+    /// As the sequence's when it was submitted.
+    pub(super) n_restarts: u32,
+    pub(super) slot: usize,
+    /// Guesses included.
+    pub(super) n_rows: usize,
+    pub(super) n_draft: usize,
+    is_prompt: bool,
+    /// The output of its last row before the guesses, if that is one.
+    pub(super) output: Option<usize>,
+}
+
+impl FlightSpan {
+    pub(super) fn new(slot: usize, sequence: &Sequence, n_rows: usize, output: Option<usize>) -> FlightSpan {
+        let (id, n_restarts, is_prompt) = (sequence.id, sequence.n_restarts, sequence.in_prompt);
+        FlightSpan { id, n_restarts, slot, n_rows, n_draft: 0, is_prompt, output }
+    }
+}
+
+impl Flight {
+    /// With room for this many spans.
+    pub(super) fn new(max_spans: usize) -> Flight {
+        Flight {
+            ticket: None,
+            begun: Instant::now(),
+            all_answer: false,
+            load: Load::default(),
+            n_prompt_rows: 0,
+            spans: Vec::with_capacity(max_spans),
+        }
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.spans.clear();
+        (self.load, self.n_prompt_rows, self.ticket) = (Load::default(), 0, None);
+    }
+
+    /// Rows of a sequence, the first at `position`.
+    pub(super) fn add(&mut self, span: FlightSpan, position: usize) {
+        self.load = self.load.and(span.n_rows, position);
+        self.n_prompt_rows += if span.is_prompt { span.n_rows } else { 0 };
+        self.spans.push(span);
+    }
+}

@@ -1,0 +1,515 @@
+//! The scheduler: which rows of which sequences a step computes, and what becomes of what it chose.
+//!
+//! Four verbs: [`Scheduler::add`] queues a sequence; [`Scheduler::schedule`] fills the next step, for which it lets sequences
+//! begin, parks them and resumes them; the engine runs it; [`Scheduler::postprocess`] takes the tokens that it chose. What they
+//! decide depends on what they are given and nothing else: times are arguments, and the program only moves pages.
+//!
+//! There is one path. A sequence has tokens, of which the first `n_computed` are in the KV cache; a step computes some of the
+//! others; when none is left, the last row's logits choose one more. So a prompt, a chunk of it, a decode step, the tail after
+//! a slide, what was parked and a batch of all of these are the same thing in different shapes.
+
+mod cost;
+mod flight;
+mod postprocess;
+mod queue;
+mod step;
+
+use std::cmp::Reverse;
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use device::{Limits, OutputRef, Program, Ticket, Want};
+
+pub(crate) use flight::Flight;
+use flight::FlightSpan;
+pub(crate) use step::{History, OutputRows, StepBuffers};
+
+use crate::kv::{KvCache, common_len};
+use crate::output::TextStream;
+use crate::sequence::Sequence;
+use crate::speculate::Speculator;
+use crate::{Error, Event, FinishReason, LoadOptions, Prefill, Proposer, Result};
+use cost::CostModel;
+use queue::Queue;
+
+/// A prompt waits for another one, or takes a part of a page from a running sequence, only for so many tokens.
+const LEAST_SHARED: usize = 16;
+
+/// Rows of a prompt in a step, whatever they cost the answers beside it: so prompts always go on.
+const LEAST_PROMPT_ROWS: usize = 16;
+
+/// Sequences that wait and run, and the KV cache that they share.
+pub(crate) struct Scheduler {
+    limits: Limits,
+    n_vocab: usize,
+    pub(crate) kv: KvCache,
+    pub(crate) buffers: StepBuffers,
+    /// `(n_slots)`; a slot has a row of page tables.
+    slots: Vec<Option<Sequence>>,
+    queue: Queue,
+    /// Steps in flight, the oldest first.
+    in_flight: VecDeque<Flight>,
+    /// For steps to come; one at least, besides those in flight. The last is the step that is being filled.
+    spare: Vec<Flight>,
+    /// Slots in the order in which a step looks at them; a buffer.
+    order: Vec<usize>,
+    /// None: nothing is guessed.
+    speculator: Option<Speculator>,
+    cost: CostModel,
+    /// Most time between two tokens of an answer while prompts are computed, unless its request says otherwise.
+    token_latency: Option<Duration>,
+    /// Since a sequence was parked for lack of memory, none has ended: nothing is admitted.
+    is_short: bool,
+    /// Sequences parked so far.
+    n_parked: u64,
+}
+
+impl Scheduler {
+    /// Nothing to do yet. `depth` steps may be in flight.
+    pub(crate) fn new(
+        limits: &Limits,
+        n_vocab: usize,
+        depth: usize,
+        kv: KvCache,
+        options: &LoadOptions,
+    ) -> Scheduler {
+        Scheduler {
+            n_vocab,
+            kv,
+            buffers: StepBuffers::new(limits, depth),
+            slots: (0..limits.max_spans).map(|_| None).collect(),
+            queue: Queue::new(options.max_waiting.unwrap_or(usize::MAX)),
+            in_flight: VecDeque::with_capacity(depth),
+            spare: (0..=depth).map(|_| Flight::new(limits.max_spans)).collect(),
+            order: Vec::with_capacity(limits.max_spans),
+            speculator: Speculator::new(options.speculate, options.max_draft, limits.max_spans),
+            cost: CostModel::new(),
+            token_latency: options.token_latency,
+            is_short: false,
+            n_parked: 0,
+            limits: limits.clone(),
+        }
+    }
+
+    /// Guess with this from now on. Without effect where nothing is guessed.
+    pub(crate) fn set_proposer(&mut self, proposer: Box<dyn Proposer>) {
+        if let Some(speculator) = &mut self.speculator {
+            speculator.set_proposer(proposer);
+        }
+    }
+
+    /// Most guesses of a sequence in a step.
+    pub(crate) fn max_draft(&self) -> usize {
+        self.speculator.as_ref().map_or(0, Speculator::max_draft)
+    }
+
+    pub(crate) fn n_slots(&self) -> usize {
+        self.slots.len()
+    }
+
+    pub(crate) fn n_waiting(&self) -> usize {
+        self.queue.len()
+    }
+
+    pub(crate) fn n_running(&self) -> usize {
+        self.slots.iter().flatten().count()
+    }
+
+    pub(crate) fn n_parked(&self) -> u64 {
+        self.n_parked
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.n_running() == 0 && self.queue.is_empty()
+    }
+
+    /// A slot without a sequence.
+    pub(crate) fn free_slot(&self) -> Option<usize> {
+        self.slots.iter().position(Option::is_none)
+    }
+
+    /// Those that run, then those that wait.
+    pub(crate) fn sequences(&self) -> impl Iterator<Item = &Sequence> {
+        self.slots.iter().flatten().chain(self.queue.iter())
+    }
+
+    /// That one more sequence may wait.
+    ///
+    /// # Errors
+    /// [`Error::QueueFull`].
+    pub(crate) fn check_room(&self) -> Result<()> {
+        self.queue.check_room()
+    }
+
+    /// A new sequence waits for a slot.
+    pub(crate) fn add(&mut self, sequence: Sequence) {
+        let n_outputs = 1 + self.max_draft();
+        self.buffers.reserve_for(&sequence.sampler, self.limits.n_ctx, n_outputs, self.slots.len());
+        self.queue.add(sequence);
+    }
+
+    /// Fill the next step: first a row of every sequence that is answering, then rows of prompts, as many as the answers'
+    /// latency allows. Where all are answering, guesses come with their rows. False: there is nothing to submit before a step
+    /// in flight is done. `may_run_ahead`: steps may be submitted whose tokens are not known yet.
+    ///
+    /// # Errors
+    /// A page could not be copied, or a proposer failed. Nothing is lost: another call fills the step anew.
+    pub(crate) fn schedule(
+        &mut self,
+        now: Instant,
+        may_run_ahead: bool,
+        program: &mut dyn Program,
+        on_event: &mut dyn FnMut(Event<'_>),
+    ) -> Result<bool> {
+        self.end_unwanted(now, program, on_event);
+        self.admit(program);
+        let is_ahead = !self.in_flight.is_empty();
+        if self.in_flight.len() >= program.max_in_flight()
+            || is_ahead && !(may_run_ahead && self.can_run_ahead(program))
+        {
+            return Ok(false);
+        }
+        loop {
+            match self.fill(is_ahead, program) {
+                // Run out of pages ahead of time: let the steps in flight end first.
+                Err(Error::PagesExhausted { .. }) if is_ahead => return Ok(false),
+                Err(Error::PagesExhausted { .. }) if self.n_running() > 1 => self.park_last(program),
+                // Cannot happen: a budget holds one whole sequence at least.
+                Err(error @ Error::PagesExhausted { .. }) => {
+                    let reason = FinishReason::Failed(error.to_string());
+                    let Some(slot) = self.slots.iter().position(Option::is_some) else { return Err(error) };
+                    self.finish(slot, reason, program, on_event);
+                }
+                filled => return filled,
+            }
+        }
+    }
+
+    /// End what was cancelled, and what is past its deadline.
+    pub(crate) fn end_unwanted(
+        &mut self,
+        now: Instant,
+        program: &mut dyn Program,
+        on_event: &mut dyn FnMut(Event<'_>),
+    ) {
+        let why = |sequence: &Sequence| match sequence.deadline {
+            _ if sequence.cancel.is_cancelled() => Some(FinishReason::Cancelled),
+            Some(deadline) if deadline <= now => Some(FinishReason::DeadlineExceeded),
+            _ => None,
+        };
+        for slot in 0..self.slots.len() {
+            if let Some(reason) = self.slots[slot].as_ref().and_then(why) {
+                self.finish(slot, reason, program, on_event);
+            }
+        }
+        self.queue.remove_where(|sequence| {
+            let reason = why(sequence);
+            if let Some(reason) = &reason {
+                emit_done(sequence, reason, on_event);
+            }
+            reason.is_some()
+        });
+    }
+
+    /// Waiting sequences take free slots, or those of sequences of a lower priority, which are parked.
+    fn admit(&mut self, program: &mut dyn Program) {
+        while let Some(top) = self.queue.top_priority() {
+            let free = self.free_slot().filter(|_| !self.is_short || self.n_running() == 0);
+            let slot = match free {
+                Some(slot) => slot,
+                None => match self.last_in_rank() {
+                    Some((slot, priority)) if priority < top => {
+                        self.park(slot, program);
+                        slot
+                    }
+                    _ => return,
+                },
+            };
+            let Some(mut sequence) = self.queue.pick() else { return };
+            // From here on its steps allocate nothing.
+            sequence.tokens.reserve_exact(self.limits.n_ctx - sequence.tokens.len());
+            if sequence.started.is_none() {
+                self.queue.charge(sequence.tenant, sequence.tokens.len() as i64);
+            }
+            self.slots[slot] = Some(sequence);
+        }
+    }
+
+    /// The youngest running sequence of the lowest priority: its slot and priority.
+    fn last_in_rank(&self) -> Option<(usize, i32)> {
+        let running = self.slots.iter().enumerate().filter_map(|(slot, s)| Some((slot, s.as_ref()?)));
+        let last = running.max_by_key(|(_, s)| (Reverse(s.priority), s.id));
+        last.map(|(slot, s)| (slot, s.priority))
+    }
+
+    /// There is no room for a page: the youngest sequence of the lowest priority gives its pages back and waits. The oldest of
+    /// the highest is never parked while there is another, and alone it has the whole budget, so it always finishes.
+    fn park_last(&mut self, program: &mut dyn Program) {
+        if let Some((slot, _)) = self.last_in_rank() {
+            self.park(slot, program);
+            self.is_short = true;
+            self.n_parked += 1;
+        }
+    }
+
+    /// A running sequence gives its slot back. Its pages stay in the prefix cache as long as they can; what is missing is
+    /// computed again when it resumes. Its sampler and text stay whole.
+    fn park(&mut self, slot: usize, program: &mut dyn Program) {
+        let Some(mut sequence) = self.slots[slot].take() else { return };
+        self.let_go(slot, &sequence, program);
+        sequence.begin_anew();
+        self.queue.put_back(sequence);
+    }
+
+    /// A slot's pages go: into the prefix cache, or back to the pool.
+    fn let_go(&mut self, slot: usize, sequence: &Sequence, program: &mut dyn Program) {
+        if sequence.reuse {
+            let computed = &sequence.tokens[..sequence.n_computed];
+            self.kv.remember(slot, sequence.salt, computed, true, program);
+        }
+        self.kv.end(slot, program);
+    }
+
+    /// Whether steps may be submitted whose tokens are not known yet: every sequence is answering, does not guess, and has its
+    /// tokens chosen by the device.
+    fn can_run_ahead(&self, program: &dyn Program) -> bool {
+        let guesses = |s: &Sequence| self.speculator.is_some() && s.speculate;
+        let chooses = |s: &Sequence| program.chooses_in_flight(&s.sampler.want(0));
+        self.slots.iter().flatten().all(|s| !s.in_prompt && !guesses(s) && chooses(s))
+    }
+
+    /// Fill the buffers and the last of [`Self::spare`]; whether there is a row.
+    ///
+    /// # Errors
+    /// As [`Self::schedule`], and [`Error::PagesExhausted`].
+    fn fill(&mut self, is_ahead: bool, program: &mut dyn Program) -> Result<bool> {
+        self.buffers.clear();
+        self.order.clear();
+        self.order.extend((0..self.slots.len()).filter(|&slot| self.slots[slot].is_some()));
+        let (slots, queue) = (&self.slots, &self.queue);
+        let rank = |slot: &usize| slots[*slot].as_ref().map(|s| (s.in_prompt, queue.rank(s)));
+        self.order.sort_unstable_by(|a, b| rank(a).cmp(&rank(b)));
+        let all_answer = slots.iter().flatten().all(|s| !s.in_prompt);
+        if let Some(speculator) = self.speculator.as_mut().filter(|_| all_answer && !is_ahead) {
+            speculator.begin_step(self.order.len());
+        }
+        let Some(mut flight) = self.spare.pop() else { return Ok(false) };
+        flight.clear();
+        flight.all_answer = all_answer && !is_ahead;
+        let mut filled = Ok(());
+        for i in 0..self.order.len() {
+            let slot = self.order[i];
+            if self.buffers.rows_left() == 0 {
+                break;
+            }
+            let is_prompt = self.slots[slot].as_ref().is_some_and(|s| s.in_prompt);
+            filled = match is_prompt {
+                true => self.fill_prompt(slot, &mut flight, program),
+                false => self.fill_answer(slot, &mut flight, program),
+            };
+            if filled.is_err() {
+                break;
+            }
+        }
+        self.spare.push(flight);
+        filled.map(|()| !self.buffers.is_empty())
+    }
+
+    /// Append the row of a sequence that is answering, and guesses.
+    ///
+    /// # Errors
+    /// No page is free ([`Error::PagesExhausted`]), or a proposer failed; nothing was appended.
+    fn fill_answer(&mut self, slot: usize, flight: &mut Flight, program: &mut dyn Program) -> Result<()> {
+        let Some(sequence) = &mut self.slots[slot] else { return Ok(()) };
+        let position = sequence.n_submitted;
+        let n_ahead = sequence.pending.len();
+        sequence.draft.clear();
+        let mut span = FlightSpan::new(slot, sequence, 1, Some(self.buffers.n_outputs()));
+        if sequence.n_missing() == 0 {
+            // Its next token is chosen by a step in flight.
+            let Some(&from) = sequence.pending.last() else { return Ok(()) };
+            if sequence.may_be_over(self.limits.n_ctx) {
+                return Ok(());
+            }
+            self.kv.reserve(slot, position, 1, program)?;
+            let history = History { tokens: &sequence.tokens, pending: &sequence.pending, draft: &[] };
+            let want = self.buffers.want(&sequence.sampler, &history, n_ahead);
+            self.buffers.push_linked(slot, position, from, want);
+            flight.add(span, position);
+            return Ok(());
+        }
+        if let Some(speculator) =
+            self.speculator.as_mut().filter(|_| flight.all_answer && sequence.speculate)
+        {
+            let most = sequence.most_draft(self.limits.n_ctx);
+            speculator.guess(slot, sequence, most, self.n_vocab)?;
+        }
+        span.n_draft = sequence.draft.len();
+        span.n_rows += span.n_draft;
+        self.kv.reserve(slot, position, span.n_rows, program)?;
+        let history = History { tokens: &sequence.tokens, ..History::default() };
+        let want = self.buffers.want(&sequence.sampler, &history, n_ahead);
+        let row = &sequence.tokens[position..=position];
+        self.buffers.push(slot, position, row, OutputRows::Last(1), want);
+        for (index, guess) in sequence.draft.iter().enumerate() {
+            let history = History { draft: &sequence.draft[..=index], ..history };
+            let want = self.buffers.want(&sequence.sampler, &history, n_ahead + index + 1);
+            self.buffers.push_guess(*guess, want);
+        }
+        flight.add(span, position);
+        Ok(())
+    }
+
+    /// Append rows of a prompt: all that are missing, or a chunk, or none while another one's rows in this step are what it
+    /// needs.
+    ///
+    /// # Errors
+    /// No page is free; nothing was appended.
+    fn fill_prompt(&mut self, slot: usize, flight: &mut Flight, program: &mut dyn Program) -> Result<()> {
+        self.take_over(slot, program);
+        if self.is_computed_by_another(slot, flight) {
+            return Ok(());
+        }
+        let most = self.prompt_rows(slot, flight);
+        let Some(sequence) = &mut self.slots[slot] else { return Ok(()) };
+        let position = sequence.n_submitted;
+        let missing = sequence.n_missing();
+        let n_rows = missing.min(most);
+        if n_rows == 0 {
+            return Ok(());
+        }
+        self.kv.reserve(slot, position, n_rows, program)?;
+        sequence.draft.clear();
+        let rows = &sequence.tokens[position..position + n_rows];
+        let mut span = FlightSpan::new(slot, sequence, n_rows, None);
+        if n_rows < missing {
+            self.buffers.push(slot, position, rows, OutputRows::None, Want::default());
+        } else {
+            span.output = Some(self.buffers.n_outputs());
+            let history = History { tokens: &sequence.tokens, ..History::default() };
+            let want = self.buffers.want(&sequence.sampler, &history, 0);
+            self.buffers.push(slot, position, rows, OutputRows::Last(1), want);
+        }
+        flight.add(span, position);
+        Ok(())
+    }
+
+    /// Most rows of a slot's prompt that the step has room for, and the answers in it time.
+    fn prompt_rows(&self, slot: usize, flight: &Flight) -> usize {
+        let Some(sequence) = &self.slots[slot] else { return 0 };
+        let chunk = if sequence.prefill == Prefill::PerToken { 1 } else { usize::MAX };
+        let most = self.buffers.rows_left().min(chunk).min(sequence.n_missing());
+        let answers = self.slots.iter().flatten().filter(|s| !s.in_prompt);
+        let Some(latency) = answers.filter_map(|s| s.token_latency.or(self.token_latency)).min() else {
+            return most;
+        };
+        let fits = self.cost.rows_within(latency.as_secs_f64(), flight.load, sequence.n_submitted, most);
+        // Until something is known, a small chunk is tried.
+        let fits = fits.unwrap_or(most.div_ceil(8));
+        let least = if flight.n_prompt_rows == 0 { LEAST_PROMPT_ROWS } else { 0 };
+        fits.max(least).min(most)
+    }
+
+    /// A prompt takes what others have computed of it: from the prefix cache, or from a running sequence with the same tokens.
+    fn take_over(&mut self, slot: usize, program: &mut dyn Program) {
+        let Some(sequence) = &self.slots[slot] else { return };
+        if !sequence.reuse || sequence.n_submitted != sequence.n_computed {
+            return;
+        }
+        // The last token is always computed: its logits are what is wanted.
+        let known = &sequence.tokens[..sequence.tokens.len() - 1];
+        let n_cached = self.kv.n_cached(sequence.salt, known).max(sequence.n_computed);
+        let others = self.slots.iter().enumerate();
+        let shared = others.filter_map(|(other, o)| {
+            let o = o.as_ref().filter(|o| o.reuse && o.salt == sequence.salt)?;
+            let n = common_len(known, &o.tokens[..o.n_computed]);
+            // Half a page costs a copy of a page.
+            let is_worth_it = n >= n_cached + LEAST_SHARED || n > n_cached && n % self.limits.page_len == 0;
+            (is_worth_it && self.kv.can_fork(other, n)).then_some((n, other))
+        });
+        let best = shared.max();
+        let n_before = sequence.n_computed;
+        let n_computed = match best {
+            Some((n, other)) => {
+                self.kv.end(slot, program);
+                self.kv.fork(other, slot, n);
+                n
+            }
+            None if n_cached > n_before => {
+                self.kv.end(slot, program);
+                self.kv.begin(slot, sequence.salt, known)
+            }
+            None => return,
+        };
+        let Some(sequence) = &mut self.slots[slot] else { return };
+        (sequence.n_computed, sequence.n_submitted) = (n_computed, n_computed);
+        if sequence.n_restarts == 0 {
+            let n_gained = n_computed - n_before;
+            sequence.n_reused += n_gained;
+            // What is cached costs a tenant nothing.
+            self.queue.charge(sequence.tenant, -(n_gained as i64));
+        }
+    }
+
+    /// Whether another prompt with rows in this step computes what this one would compute next: it waits then, and takes it
+    /// over. Nothing is remembered of that: it is decided anew for each step, so that whoever waits goes on by itself when the
+    /// other one ends. The first prompt of a step waits for nobody.
+    fn is_computed_by_another(&self, slot: usize, flight: &Flight) -> bool {
+        let Some(sequence) = self.slots[slot].as_ref().filter(|s| s.reuse) else { return false };
+        let known = &sequence.tokens[..sequence.tokens.len() - 1];
+        flight.spans.iter().any(|span| {
+            let Some(other) = &self.slots[span.slot] else { return false };
+            other.in_prompt && other.reuse && other.salt == sequence.salt && {
+                let n_shared = common_len(known, &other.tokens);
+                // It is ahead after this step, and did not have all before.
+                n_shared >= sequence.n_computed + LEAST_SHARED
+                    && other.n_computed < n_shared
+                    && other.n_computed + span.n_rows > sequence.n_computed
+            }
+        })
+    }
+
+    /// A flag that ends the step that was filled between two commands: of the request whose prompt alone makes it long.
+    pub(crate) fn stop_flag(&self) -> Option<&std::sync::atomic::AtomicBool> {
+        let mut prompts = self.spare.last()?.spans.iter().filter(|span| span.n_rows > 1 + span.n_draft);
+        let prompt = prompts.next().filter(|_| prompts.next().is_none())?;
+        self.slots[prompt.slot].as_ref().map(|s| s.cancel.as_atomic())
+    }
+
+    /// The step that was filled was submitted; `ticket` is `None` if it is done already.
+    pub(crate) fn note_submitted(&mut self, now: Instant, ticket: Option<Ticket>) {
+        let Some(mut flight) = self.spare.pop() else { return };
+        (flight.begun, flight.ticket) = (now, ticket);
+        for span in &flight.spans {
+            let Some(sequence) = &mut self.slots[span.slot] else { continue };
+            sequence.started.get_or_insert(now);
+            sequence.n_submitted += span.n_rows;
+            if let (Some(ticket), Some(output)) = (flight.ticket, span.output) {
+                sequence.pending.push(OutputRef { ticket, output: output as u32 });
+            }
+        }
+        self.in_flight.push_back(flight);
+    }
+
+    /// The oldest step in flight, to be waited for.
+    pub(crate) fn oldest_in_flight(&self) -> Option<&Flight> {
+        self.in_flight.front()
+    }
+
+    /// Wait for all steps in flight and take nothing of them: their rows will be submitted again.
+    pub(crate) fn forget_in_flight(&mut self, program: &mut dyn Program) {
+        while let Some(flight) = self.in_flight.pop_front() {
+            // A step that failed is as good as one that nobody looks at.
+            let _ = flight.ticket.map(|ticket| program.wait(ticket));
+            self.spare.push(flight);
+        }
+        self.slots.iter_mut().flatten().for_each(Sequence::forget_in_flight);
+    }
+}
+
+/// A sequence is over: its owner is told.
+fn emit_done(sequence: &mut Sequence, reason: &FinishReason, on_event: &mut dyn FnMut(Event<'_>)) {
+    let (timings, seed) = (sequence.timings(), sequence.sampler.seed());
+    let text: &str = TextStream::finish(&mut sequence.text, matches!(reason, FinishReason::StopString(_)));
+    on_event(Event::Done { sequence: sequence.id, text, reason, timings, seed });
+}
