@@ -6,7 +6,7 @@
 //! the plan on a device. [`Engine::add`] queues a [`Request`]; each [`Engine::step`] computes rows of one or more
 //! sequences and tells of them in [`Event`]s. [`Engine::generate`] and [`Engine::complete`] do all of that for one
 //! request, [`Conversation`] keeps the messages of a chat, [`Engine::score`] and [`Engine::perplexity`] look at texts
-//! that are there already. [`Embedder`] turns texts into vectors, many in a step; [`speech`] turns sound into text.
+//! that are there already. [`Embedder`] turns texts into vectors, many in a step.
 //!
 //! # Invariants
 //!
@@ -34,14 +34,12 @@ mod output;
 mod postprocess;
 mod prefill_check;
 mod prompt_cache;
-mod quantize;
 mod score;
 mod sequence;
 mod speculate;
 mod step;
 
 pub mod sampling;
-pub mod speech;
 
 pub use chat::Conversation;
 pub use diff::{ValueDiff, diff};
@@ -54,7 +52,6 @@ pub use load::{DEFAULT_DRAFT, DEFAULT_N_CTX, LoadOptions, MAX_N_CTX, Model, Toke
 pub use memory::{Alternative, MemoryItem, MemoryReport, kv_type_name, plan_memory};
 pub use prefill_check::{FAST_BOUND, PrefillCheck};
 pub use prompt_cache::PromptCache;
-pub use quantize::WeightType;
 pub use sampling::SamplingParams;
 pub use score::{Perplexity, PositionScore, TokenScore};
 pub use sequence::{CancelFlag, FinishReason, Overflow, Prefill, Request, SequenceId, Timings};
