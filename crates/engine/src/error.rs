@@ -77,15 +77,6 @@ pub enum Error {
         /// The model's file or folder.
         file: PathBuf,
     },
-    /// The sound.
-    #[error(transparent)]
-    Audio(#[from] audio::Error),
-    /// What a transcription handed out could not be taken.
-    #[error("the transcript could not be written")]
-    Output(#[from] std::io::Error),
-    /// It was cancelled.
-    #[error("cancelled")]
-    Cancelled,
     /// A prompt without a token.
     #[error("the prompt is empty, expected at least one token")]
     EmptyPrompt,

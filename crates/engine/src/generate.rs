@@ -52,7 +52,8 @@ impl Engine {
                 Ok(false) => break,
                 Err(error) => {
                     self.cancel(id);
-                    self.scheduler.end_unwanted(Instant::now(), self.program.as_mut(), &mut |event| on_event(&event));
+                    self.scheduler
+                        .end_unwanted(Instant::now(), self.program.as_mut(), &mut |event| on_event(&event));
                     return Err(error);
                 }
             }

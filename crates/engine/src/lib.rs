@@ -6,7 +6,7 @@
 //! the plan on a device. [`Engine::add`] queues a [`Request`]; each [`Engine::step`] computes rows of one or more
 //! sequences and tells of them in [`Event`]s. [`Engine::generate`] and [`Engine::complete`] do all of that for one
 //! request, [`Conversation`] keeps the messages of a chat, [`Engine::score`] and [`Engine::perplexity`] look at texts
-//! that are there already. [`Embedder`] turns texts into vectors, many in a step; [`speech`] turns sound into text.
+//! that are there already. [`Embedder`] turns texts into vectors, many in a step.
 //!
 //! # Invariants
 //!
@@ -32,14 +32,12 @@ mod memory;
 mod output;
 mod prefill_check;
 mod prompt_cache;
-mod quantize;
 mod scheduler;
 mod score;
 mod sequence;
 mod speculate;
 
 pub mod sampling;
-pub mod speech;
 
 pub use chat::Conversation;
 pub use diff::{ValueDiff, diff};
@@ -48,11 +46,12 @@ pub use engine::{Engine, Event, StepTimings};
 pub use error::{Error, Result};
 pub use generate::{Completion, Finished};
 pub use kv::{KvCache, PagePool, PrefixCache, bytes_of_sequence, pages_of_sequence, pool_sizes};
-pub use load::{DEFAULT_DRAFT, DEFAULT_N_CTX, DEFAULT_TOKEN_LATENCY, LoadOptions, MAX_N_CTX, Model, TokenizerSource};
+pub use load::{
+    DEFAULT_DRAFT, DEFAULT_N_CTX, DEFAULT_TOKEN_LATENCY, LoadOptions, MAX_N_CTX, Model, TokenizerSource,
+};
 pub use memory::{Alternative, MemoryItem, MemoryReport, kv_type_name, plan_memory};
 pub use prefill_check::{FAST_BOUND, PrefillCheck};
 pub use prompt_cache::PromptCache;
-pub use quantize::WeightType;
 pub use sampling::SamplingParams;
 pub use score::{Perplexity, PositionScore, TokenScore};
 pub use sequence::{CancelFlag, FinishReason, Overflow, Prefill, Request, SequenceId, Timings};

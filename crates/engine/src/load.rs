@@ -287,6 +287,30 @@ impl Model {
         Ok(plans)
     }
 
+    /// How keys and values are stored on a device: `asked`, or the device's default.
+    ///
+    /// # Errors
+    /// [`Error::Option`]: the device has no kernels for the type, or the model's heads are no multiple of its block.
+    pub fn kv_type(&self, device: &dyn Device, asked: Option<KvType>) -> Result<KvType> {
+        let wrong = |value: String, expected: String| Err(Error::Option { name: "KV type", value, expected });
+        let supported = device.kv_types();
+        let kv_type = asked.or(supported.first().copied()).unwrap_or(KvType::F32);
+        let name = crate::memory::kv_type_name;
+        if !supported.contains(&kv_type) {
+            let names: Vec<_> = supported.iter().map(|k| name(*k)).collect();
+            return wrong(name(kv_type).into(), format!("one of {} on {}", names.join(", "), device.name()));
+        }
+        if kv_type == KvType::Q8_0
+            && let Some(layer) = self.plan.kv.layers.iter().find(|l| l.head_dim % 32 != 0)
+        {
+            return wrong(
+                format!("q8_0 with heads of {} columns", layer.head_dim),
+                "f16 or f32, or heads of a multiple of 32 columns".into(),
+            );
+        }
+        Ok(kv_type)
+    }
+
     /// A short description of the file: `GGUF v3`.
     pub fn format(&self) -> &str {
         &self.format
@@ -344,27 +368,7 @@ pub fn limits(model: &Model, device: &dyn Device, options: &LoadOptions) -> Resu
     if !page_len.is_power_of_two() || !(16..=1024).contains(&page_len) {
         return Err(wrong("page length", page_len.to_string(), "a power of two from 16 to 1024".into()));
     }
-    let supported = device.kv_types();
-    let kv_type = options.kv_type.or(supported.first().copied()).unwrap_or(KvType::F32);
-    let name = crate::memory::kv_type_name;
-    if !supported.contains(&kv_type) {
-        let names: Vec<_> = supported.iter().map(|k| name(*k)).collect();
-        return Err(wrong(
-            "KV type",
-            name(kv_type).into(),
-            format!("one of {} on {}", names.join(", "), device.name()),
-        ));
-    }
-    let layout = &model.plan.kv;
-    if kv_type == KvType::Q8_0
-        && let Some(layer) = layout.layers.iter().find(|l| l.head_dim % 32 != 0)
-    {
-        return Err(wrong(
-            "KV type",
-            format!("q8_0 with heads of {} columns", layer.head_dim),
-            "f16 or f32, or heads of a multiple of 32 columns".into(),
-        ));
-    }
+    let kv_type = model.kv_type(device, options.kv_type)?;
     // A step has room for a row of every sequence and for its guesses, and no chunk is longer than the context.
     let n_draft = match options.speculate {
         Speculate::Off => 0,
@@ -379,7 +383,7 @@ pub fn limits(model: &Model, device: &dyn Device, options: &LoadOptions) -> Resu
         max_spans: options.n_sequences,
         n_ctx,
         page_len,
-        n_pages: pool_sizes(layout, n_ctx, max_rows, options.n_sequences, page_len),
+        n_pages: pool_sizes(&model.plan.kv, n_ctx, max_rows, options.n_sequences, page_len),
         kv_type,
         numerics: options.numerics,
     })

@@ -12,5 +12,4 @@ mod run_ahead;
 mod scheduler;
 mod shortage;
 mod speculate;
-mod speech;
 mod text;

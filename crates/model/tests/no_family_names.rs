@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 
 use model::FAMILIES;
 
-const ROOMS: [&str; 8] = [
+const ROOMS: [&str; 9] = [
     "engine",
+    "speech",
     "device",
     "device-lower",
     "device-reference",

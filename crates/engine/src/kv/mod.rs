@@ -345,7 +345,8 @@ impl KvCache {
         let n = if is_final { tokens.len() } else { tokens.len() / self.page_len * self.page_len };
         let len = self.n_groups() * self.pages_per_table;
         let table = &mut self.tables[slot * len..(slot + 1) * len];
-        self.prefix.insert(salt, &tokens[..n], table, &mut self.pools, |g, page| program.release_page(g, page));
+        self.prefix
+            .insert(salt, &tokens[..n], table, &mut self.pools, |g, page| program.release_page(g, page));
     }
 
     /// Let go of all pages of a slot.

@@ -501,7 +501,10 @@ impl PrefixCache {
             }
         }
         if n_reached != self.n_nodes() {
-            return Err(format!("{n_reached} nodes are reached from {n_salts} salts, expected {}", self.n_nodes()));
+            return Err(format!(
+                "{n_reached} nodes are reached from {n_salts} salts, expected {}",
+                self.n_nodes()
+            ));
         }
         (0..self.windows.len()).try_for_each(|group| self.check_list(group))
     }

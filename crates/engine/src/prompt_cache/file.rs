@@ -209,7 +209,13 @@ impl Reader<'_> {
                 let fits = n_left[group] <= engine.limits().n_pages[group];
                 n_left[group] -= 1;
                 if page_index < n_used && (fits || header.windows[group].is_none()) {
-                    let page = engine.scheduler.kv.reserve_page(slot, group, page_index, false, engine.program.as_mut())?;
+                    let page = engine.scheduler.kv.reserve_page(
+                        slot,
+                        group,
+                        page_index,
+                        false,
+                        engine.program.as_mut(),
+                    )?;
                     engine.program.write_page(group, page, bytes)?;
                 }
             }

@@ -82,7 +82,13 @@ impl CostModel {
 
     /// Most rows from `position` on that a step with `load` takes in `seconds`, at most `most`; at least one if there is any
     /// time left, `None` if nothing is known.
-    pub(crate) fn rows_within(&self, seconds: f64, load: Load, position: usize, most: usize) -> Option<usize> {
+    pub(crate) fn rows_within(
+        &self,
+        seconds: f64,
+        load: Load,
+        position: usize,
+        most: usize,
+    ) -> Option<usize> {
         let fits = |n: usize| self.seconds(load.and(n, position)).map(|s| s <= seconds);
         fits(1)?;
         let (mut low, mut high) = (0, most);

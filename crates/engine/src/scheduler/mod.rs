@@ -338,8 +338,7 @@ impl Scheduler {
             flight.add(span, position);
             return Ok(());
         }
-        if let Some(speculator) =
-            self.speculator.as_mut().filter(|_| flight.all_answer && sequence.speculate)
+        if let Some(speculator) = self.speculator.as_mut().filter(|_| flight.all_answer && sequence.speculate)
         {
             let most = sequence.most_draft(self.limits.n_ctx);
             speculator.guess(slot, sequence, most, self.n_vocab)?;

@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
-use engine::speech::{
+use engine::{CancelFlag, Model, TokenizerSource};
+use model::WeightType;
+use speech::{
     AudioFeatures, Format, Segment, Summary, Task, TranscribeOptions, Transcriber, TranscriberOptions,
     TranscriptWriter,
 };
-use engine::{CancelFlag, Model, TokenizerSource, WeightType};
 
 use super::generate::Interrupt;
 use crate::args::{DeviceArgs, FetchArgs, KvTypeName};

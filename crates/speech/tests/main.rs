@@ -1,19 +1,18 @@
 //! Transcription with a tiny model of random weights: what it writes means nothing, and must be what the model says.
 #![allow(clippy::unwrap_used)]
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::common::{fixture, tokenizer};
 use device::{Device, KvType, Limits, Numerics, Span, Step, Want};
 use device_reference::Reference;
-use ingle_engine::speech::{
-    Features, Segment, Summary, Task, TranscribeOptions, Transcriber, TranscriberOptions,
-};
-use ingle_engine::{
-    CancelFlag, Embedder, Engine, Error, LoadOptions, Model, Result, TokenizerSource, plan_memory,
-};
+use engine::{CancelFlag, Embedder, Engine, LoadOptions, Model, TokenizerSource, plan_memory};
 use model::SpeechPlans;
-use weights::{Access, Value};
+use speech::{
+    Error, Features, Result, Segment, Summary, Task, TranscribeOptions, Transcriber, TranscriberOptions,
+};
+use text::Tokenizer;
+use weights::{Access, Array, Bytes, Metadata, Value};
 
 /// Text is 0 to 93; then the end, the start, two languages, the other marks, and times from 0.00 to 1.00 s.
 const EOT: u32 = 94;
@@ -23,6 +22,33 @@ const TRANSLATE: u32 = 98;
 const TRANSCRIBE: u32 = 99;
 const NO_TIMESTAMPS: u32 = 103;
 const N_MELS: usize = 80;
+
+fn fixture(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models").join(name)
+}
+
+/// A byte-level vocabulary of 160 tokens: single characters, a few words, halves of characters.
+fn tokenizer() -> Tokenizer {
+    let (mut bytes, mut spans) = (String::new(), Vec::new());
+    for id in 0..160u32 {
+        let token = match id {
+            0..=93 => char::from(b'!' + id as u8).to_string(),
+            94..=120 => format!("Ġword{id}"),
+            _ => char::from_u32(0xa1 + id - 121).unwrap().to_string(),
+        };
+        spans.push((bytes.len() as u32, token.len() as u32));
+        bytes.push_str(&token);
+    }
+    let strings =
+        |bytes: &str, spans| Value::Array(Array::Str { bytes: Bytes::from_slice(bytes.as_bytes()), spans });
+    let mut metadata = Metadata::default();
+    metadata.insert("tokenizer.ggml.model".into(), Value::Str("gpt2".into()));
+    metadata.insert("tokenizer.ggml.pre".into(), Value::Str("gpt-2".into()));
+    metadata.insert("tokenizer.ggml.tokens".into(), strings(&bytes, spans));
+    metadata.insert("tokenizer.ggml.merges".into(), strings("", vec![]));
+    metadata.insert("tokenizer.ggml.token_type".into(), Value::Array(Array::Int(vec![1; 160])));
+    Tokenizer::from_gguf(&metadata).unwrap()
+}
 
 fn model() -> Arc<Model> {
     let path = fixture("whisper");
@@ -331,10 +357,10 @@ fn nothing_else_is_done_with_a_model_for_speech() {
     let options = LoadOptions::default();
     for device in &devices() {
         let error = Engine::new(model(), device, &options).err().unwrap();
-        assert!(matches!(error, Error::OnlySpeech { .. }), "{error}");
+        assert!(matches!(error, engine::Error::OnlySpeech { .. }), "{error}");
         let error = plan_memory(&model(), device.as_ref(), &options).unwrap_err();
         assert!(error.to_string().contains("transcribe"), "{error}");
-        assert!(matches!(Embedder::new(model(), device, &options), Err(Error::NoEmbeddings { .. })));
+        assert!(matches!(Embedder::new(model(), device, &options), Err(engine::Error::NoEmbeddings { .. })));
     }
 }
 

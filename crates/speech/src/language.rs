@@ -1,6 +1,6 @@
 //! Which language is spoken: the probabilities of the language tokens after the token that begins a transcript.
 
-use super::math;
+use crate::math;
 
 /// The probability of each language, likeliest first, from the logits of a row.
 pub(crate) fn probabilities(logits: &[f32], languages: &[(String, u32)]) -> Vec<(String, f32)> {

@@ -15,9 +15,12 @@
 //! - Memory does not grow with the length of the sound: features behind a window are dropped, segments are handed out.
 //! - A page that two beams share is never written.
 //! - A transcript is a function of model, sound, options and device; numbers drawn at temperatures above 0 have a seed.
+//! - The engine does not depend on this crate, and this crate on no single device and no file format.
+#![deny(missing_docs)]
 
 mod alignment;
 mod compression;
+mod error;
 mod format;
 mod language;
 mod math;
@@ -33,6 +36,7 @@ mod window;
 mod word_times;
 mod words;
 
+pub use error::{Error, Result};
 pub use format::{Format, TranscriptWriter};
 pub use options::{Task, TranscribeOptions};
 pub use runner::SpeechTimings;

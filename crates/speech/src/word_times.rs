@@ -4,8 +4,8 @@
 //! So they are cut to twice the usual length, and where they and their segment's marks of time disagree, the nearer to
 //! the rest wins. The rules and numbers are those of openai-whisper's `timing.py`.
 
-use super::transcript::{Word, round_time};
-use super::words::{TimedWord, join_punctuation};
+use crate::transcript::{Word, round_time};
+use crate::words::{TimedWord, join_punctuation};
 
 /// Longest usual length of a word, in seconds.
 const MAX_MEDIAN: f64 = 0.7;
@@ -17,7 +17,7 @@ const SENTENCE_ENDS: &str = ".。!！?？";
 
 /// A segment as its marks of time say.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Span {
+pub(crate) struct TimeSpan {
     /// Seconds from the start of the audio.
     pub(crate) start: f64,
     /// Seconds from the start of the audio.
@@ -54,7 +54,7 @@ impl Usual {
 /// `last_speech` is when the last word before was said; it is moved on. All in seconds.
 pub(crate) fn assign(
     mut words: Vec<TimedWord>,
-    spans: &mut [Span],
+    spans: &mut [TimeSpan],
     window_start: f64,
     last_speech: &mut f64,
     [prepended, appended]: [&str; 2],
@@ -131,7 +131,7 @@ fn cut_after_pause(words: &mut [Word], usual: Usual, last_speech: f64) {
 }
 
 /// Where a segment begins and ends: its words say, unless one of them is too far outside of what its marks say.
-fn agree(words: &mut [Word], span: &mut Span, usual: Usual) {
+fn agree(words: &mut [Word], span: &mut TimeSpan, usual: Usual) {
     if let Some(first) = words.first_mut() {
         if span.start < first.end && span.start - OUTSIDE > first.start {
             first.start = (first.end - usual.median).min(span.start).max(0.0);
@@ -156,7 +156,11 @@ mod tests {
         TimedWord { text: text.into(), n_tokens: 1, start, end, probability: 0.5 }
     }
 
-    fn run(words: Vec<TimedWord>, spans: &mut [Span], last_speech: &mut f64) -> Vec<Vec<(String, f64, f64)>> {
+    fn run(
+        words: Vec<TimedWord>,
+        spans: &mut [TimeSpan],
+        last_speech: &mut f64,
+    ) -> Vec<Vec<(String, f64, f64)>> {
         let found = assign(words, spans, 30.0, last_speech, ["\"", ".,\""]);
         let plain = |w: Word| (w.word, w.start, round_time(w.end));
         found.into_iter().map(|words| words.into_iter().map(plain).collect()).collect()
@@ -167,9 +171,9 @@ mod tests {
         let words =
             vec![word(" a", 0.0, 0.5), word(" b", 0.5, 1.0), word(".", 1.0, 1.1), word(" c", 1.2, 1.6)];
         let mut spans = vec![
-            Span { start: 30.0, end: 31.2, n_tokens: 3 },
-            Span { start: 31.2, end: 32.0, n_tokens: 1 },
-            Span { start: 32.0, end: 33.0, n_tokens: 2 },
+            TimeSpan { start: 30.0, end: 31.2, n_tokens: 3 },
+            TimeSpan { start: 31.2, end: 32.0, n_tokens: 1 },
+            TimeSpan { start: 32.0, end: 33.0, n_tokens: 2 },
         ];
         let mut last_speech = 29.9;
         let found = run(words, &mut spans, &mut last_speech);
@@ -186,7 +190,7 @@ mod tests {
     fn the_first_word_after_a_pause_is_cut() {
         // Usual is 0.5: a first word of 9 s begins where a word of 1 s would.
         let words = vec![word(" a", 0.0, 9.0), word(" b", 9.0, 9.5), word(" c", 9.5, 10.0)];
-        let mut spans = vec![Span { start: 30.0, end: 40.0, n_tokens: 3 }];
+        let mut spans = vec![TimeSpan { start: 30.0, end: 40.0, n_tokens: 3 }];
         let found = run(words, &mut spans, &mut 0.0);
         assert_eq!(found[0][0], (" a".to_string(), 38.0, 39.0));
         assert_eq!(spans[0].start, 38.0);
@@ -196,8 +200,10 @@ mod tests {
     fn a_long_mark_at_the_end_of_a_sentence_is_cut() {
         let words =
             vec![word(" a", 0.0, 0.4), word(".", 0.4, 6.0), word(" b", 6.0, 6.4), word(" c", 6.4, 6.8)];
-        let mut spans =
-            vec![Span { start: 30.0, end: 31.0, n_tokens: 2 }, Span { start: 36.0, end: 37.0, n_tokens: 2 }];
+        let mut spans = vec![
+            TimeSpan { start: 30.0, end: 31.0, n_tokens: 2 },
+            TimeSpan { start: 36.0, end: 37.0, n_tokens: 2 },
+        ];
         let found = run(words, &mut spans, &mut 29.0);
         assert_eq!(found[0], [(" a.".to_string(), 30.0, 30.4)]);
         assert_eq!(found[1][0], (" b".to_string(), 36.0, 36.4));
@@ -206,7 +212,7 @@ mod tests {
     #[test]
     fn marks_of_time_win_over_words_far_outside() {
         let words = vec![word(" a", 0.0, 2.0), word(" b", 2.0, 2.2), word(" c", 2.2, 4.0)];
-        let mut spans = vec![Span { start: 31.5, end: 32.5, n_tokens: 3 }];
+        let mut spans = vec![TimeSpan { start: 31.5, end: 32.5, n_tokens: 3 }];
         // The median is 1.8, bounded to 0.7: the last word ends no earlier than its start and that.
         let found = run(words, &mut spans, &mut 29.9);
         assert_eq!(found[0][0].1, 31.3);
@@ -216,8 +222,8 @@ mod tests {
 
     #[test]
     fn no_words_no_change() {
-        let mut spans = vec![Span { start: 1.0, end: 2.0, n_tokens: 4 }];
+        let mut spans = vec![TimeSpan { start: 1.0, end: 2.0, n_tokens: 4 }];
         assert_eq!(run(vec![], &mut spans, &mut 0.5), [vec![]]);
-        assert_eq!(spans[0], Span { start: 1.0, end: 2.0, n_tokens: 4 });
+        assert_eq!(spans[0], TimeSpan { start: 1.0, end: 2.0, n_tokens: 4 });
     }
 }

@@ -4,8 +4,8 @@
 //! from one share its pages, and a page that two share is copied before one of them writes to it.
 
 use device::{KvLayout, Limits, PAGE_NONE, Program};
+use engine::PagePool;
 
-use crate::kv::PagePool;
 use crate::{Error, Result};
 
 /// The page tables of all slots.

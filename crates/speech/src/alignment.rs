@@ -11,7 +11,7 @@
 //! matrix[t]  = mean over heads of m[h][t]
 //! ```
 
-use super::math;
+use crate::math;
 
 /// Positions of the median filter, an odd number.
 const MEDIAN: usize = 7;

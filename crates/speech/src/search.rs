@@ -4,9 +4,11 @@
 //! first `n` that end are put aside, and their places go to the next that do not. It ends when `patience * n` hypotheses
 //! have ended (Graves 2012; patience: Kasai et al. 2022, arXiv:2204.05424; the order of CTranslate2's search).
 
-use super::rules::Rules;
+use engine::sampling::Rng;
+
 use crate::Result;
-use crate::sampling::Rng;
+use crate::math;
+use crate::rules::Rules;
 
 /// What a search asks of a model.
 pub(crate) trait Beams {
@@ -91,7 +93,7 @@ impl Best {
         const BLOCK: usize = 64;
         for (block, values) in logits.chunks(BLOCK).enumerate() {
             // Few blocks hold one of the best.
-            if super::math::max(values) + base <= self.threshold() {
+            if math::max(values) + base <= self.threshold() {
                 continue;
             }
             for (at, value) in values.iter().enumerate() {
@@ -224,13 +226,13 @@ fn pick(
     weights: &mut Vec<f32>,
 ) -> Option<u32> {
     let of = |ids: &std::ops::Range<usize>| logits.get(ids.clone()).unwrap_or_default();
-    let highest = ids.iter().map(|ids| super::math::max(of(ids))).fold(f32::NEG_INFINITY, f32::max);
+    let highest = ids.iter().map(|ids| math::max(of(ids))).fold(f32::NEG_INFINITY, f32::max);
     if !highest.is_finite() {
         return None;
     }
     weights.clear();
     for ids in ids {
-        weights.extend(of(ids).iter().map(|logit| super::math::exp((logit - highest) / temperature)));
+        weights.extend(of(ids).iter().map(|logit| math::exp((logit - highest) / temperature)));
     }
     let total: f64 = weights.iter().map(|w| f64::from(*w)).sum();
     let mut left = rng.uniform() * total;

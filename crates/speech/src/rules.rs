@@ -8,8 +8,8 @@ use std::ops::Range;
 
 use model::SpeechTokens;
 
-use super::math;
-use super::options::TranscribeOptions;
+use crate::math;
+use crate::options::TranscribeOptions;
 
 /// Marks of time of a window: 0.00 to 30.00 s in steps of 0.02 s.
 const SECONDS_PER_MARK: f32 = 0.02;

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
-use super::transcript::Segment;
+use crate::transcript::Segment;
 
 /// How a transcript is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -135,8 +135,8 @@ impl Milliseconds {
 
 #[cfg(test)]
 mod tests {
-    use super::super::transcript::Word;
     use super::*;
+    use crate::transcript::Word;
 
     fn write(format: Format, segments: &[Segment]) -> String {
         let mut out = Vec::new();

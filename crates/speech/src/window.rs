@@ -25,7 +25,7 @@ pub(crate) struct Pieces {
 
 /// Where a window lies, and what its marks of time mean.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+pub(crate) struct Window {
     /// Its first frame.
     pub(crate) seek: usize,
     /// Its frames, less than a whole window's at the end.
@@ -39,7 +39,7 @@ pub(crate) struct Place {
 /// Frames are 10 ms apart.
 pub(crate) const FRAMES_PER_SECOND: f64 = 100.0;
 
-impl Place {
+impl Window {
     /// When it begins, in seconds.
     pub(crate) fn start(&self) -> f64 {
         self.seek as f64 / FRAMES_PER_SECOND
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     /// Marks from 100 on; a window at 30 s with 20 s left.
-    const PLACE: Place = Place { seek: 3000, n_frames: 2000, frames_per_mark: 2, first_mark: 100 };
+    const WINDOW: Window = Window { seek: 3000, n_frames: 2000, frames_per_mark: 2, first_mark: 100 };
 
     fn piece(start: f64, end: f64, tokens: Range<usize>) -> Piece {
         Piece { start, end, tokens }
@@ -102,17 +102,17 @@ mod tests {
 
     #[test]
     fn pairs_cut_and_the_rest_is_heard_again() {
-        let found = PLACE.cut(&[100, 1, 2, 150, 150, 3, 200, 210, 4]);
+        let found = WINDOW.cut(&[100, 1, 2, 150, 150, 3, 200, 210, 4]);
         let pieces = vec![piece(30.0, 31.0, 0..4), piece(31.0, 32.0, 4..7)];
         assert_eq!(found, Pieces { pieces, advance: 200, ends_in_silence: false });
     }
 
     #[test]
     fn a_last_mark_alone_is_silence_to_the_end() {
-        let found = PLACE.cut(&[100, 1, 150, 150, 3, 200]);
+        let found = WINDOW.cut(&[100, 1, 150, 150, 3, 200]);
         let pieces = vec![piece(30.0, 31.0, 0..3), piece(31.0, 32.0, 3..6)];
         assert_eq!(found, Pieces { pieces, advance: 2000, ends_in_silence: true });
-        let found = PLACE.cut(&[100, 1, 150]);
+        let found = WINDOW.cut(&[100, 1, 150]);
         let pieces = vec![piece(30.0, 31.0, 0..3)];
         assert_eq!(found, Pieces { pieces, advance: 2000, ends_in_silence: true });
     }
@@ -122,7 +122,7 @@ mod tests {
         for (tokens, end) in
             [(&[100, 1, 2][..], 50.0), (&[1, 2], 50.0), (&[], 50.0), (&[100, 1, 130, 2], 30.6)]
         {
-            let found = PLACE.cut(tokens);
+            let found = WINDOW.cut(tokens);
             assert_eq!(found.pieces, [piece(30.0, end, 0..tokens.len())], "{tokens:?}");
             assert_eq!((found.advance, found.ends_in_silence), (2000, false));
         }
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn every_window_goes_on() {
-        let found = PLACE.cut(&[100, 1, 100, 100, 2]);
+        let found = WINDOW.cut(&[100, 1, 100, 100, 2]);
         assert_eq!(found.advance, 2000);
     }
 }

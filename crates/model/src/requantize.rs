@@ -25,9 +25,9 @@ pub enum WeightType {
 }
 
 /// Where a matrix lies: weights of several plans may be views of the same bytes.
-type Place = (*const u8, usize);
+type DataRange = (*const u8, usize);
 
-fn place(weight: &Weight) -> Place {
+fn data_range(weight: &Weight) -> DataRange {
     (weight.data.as_ptr(), weight.data.len())
 }
 
@@ -40,32 +40,32 @@ fn is_plain(weight: &Weight) -> bool {
 }
 
 /// What would be stored anew.
-pub(crate) struct Matrices(HashMap<Place, Weight>);
+pub struct PlainMatrices(HashMap<DataRange, Weight>);
 
-impl Matrices {
+impl PlainMatrices {
     /// The matrices of all plans that rows are multiplied with, each once.
-    pub(crate) fn of(plans: &[Plan]) -> Matrices {
+    pub fn of(plans: &[Plan]) -> PlainMatrices {
         let linear = plans.iter().flat_map(|plan| {
-            plan.primitives().filter_map(|op| match op {
-                Op::Linear { weight, .. } => Some(plan.weight(*weight)),
-                _ => None,
+            plan.primitives().filter_map(|op| {
+                let Op::Linear { weight, .. } = op else { return None };
+                Some(plan.weight(*weight))
             })
         });
-        Matrices(linear.filter(|w| is_plain(w)).map(|w| (place(w), w.clone())).collect())
+        PlainMatrices(linear.filter(|w| is_plain(w)).map(|w| (data_range(w), w.clone())).collect())
     }
 
     /// Bytes that storing them anew takes.
-    pub(crate) fn bytes(&self) -> u64 {
+    pub fn bytes(&self) -> u64 {
         self.0.values().map(|weight| (weight.n_rows() * TO.row_bytes(weight.n_cols())) as u64).sum()
     }
 
     /// Store them anew; all weights that are views of them, a table that is also the head among them, become the new.
-    pub(crate) fn quantize(&self, plans: &mut [Plan]) {
+    pub fn quantize(&self, plans: &mut [Plan]) {
         let mut buffer = Vec::new();
-        let new: HashMap<Place, Bytes> =
-            self.0.iter().map(|(place, weight)| (*place, encode(weight, &mut buffer))).collect();
+        let new: HashMap<DataRange, Bytes> =
+            self.0.iter().map(|(range, weight)| (*range, encode(weight, &mut buffer))).collect();
         for weight in plans.iter_mut().flat_map(|plan| &mut plan.weights).filter(|w| is_plain(w)) {
-            if let Some(data) = new.get(&place(weight)) {
+            if let Some(data) = new.get(&data_range(weight)) {
                 (weight.block, weight.data) = (TO, data.clone());
             }
         }
@@ -129,7 +129,7 @@ mod tests {
         second.weights.iter_mut().for_each(|w| *w = Weight { name: w.name.clone(), ..head.clone() });
         let before = [weights(&first), weights(&second)];
         let mut plans = [first, second];
-        let matrices = Matrices::of(&plans);
+        let matrices = PlainMatrices::of(&plans);
         // 64 to 80 and 96 to 33; 80 columns are no multiple of 32.
         assert_eq!(matrices.bytes(), ((80 * 64 + 33 * 96) / 32 * 34) as u64);
         matrices.quantize(&mut plans);
@@ -159,6 +159,6 @@ mod tests {
         let [of_first, of_second] = [0, 1].map(|i| plans[i].weights.last().map(|w| w.data.as_ptr()));
         assert_eq!(of_first, of_second);
         // Nothing is left to do, and nothing is done to what is quantised.
-        assert_eq!(Matrices::of(&plans).bytes(), 0);
+        assert_eq!(PlainMatrices::of(&plans).bytes(), 0);
     }
 }

@@ -3,13 +3,14 @@
 use std::time::{Duration, Instant};
 
 use device::{Limits, Plan, Program, Span, Step, Want};
+use engine::CancelFlag;
 use model::SpeechPlans;
 
-use super::alignment::Scores;
-use super::math;
-use super::pages::BeamPages;
-use super::search::Beams;
-use crate::{CancelFlag, Error, Result};
+use crate::alignment::Scores;
+use crate::math;
+use crate::pages::BeamPages;
+use crate::search::Beams;
+use crate::{Error, Result};
 
 /// Where the time of a transcription went.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,8 +1,8 @@
 //! Searches over a model that is a function of the tokens so far, against trying everything.
 
 use super::*;
-use crate::speech::options::TranscribeOptions;
-use crate::speech::rules::tests::tokens;
+use crate::options::TranscribeOptions;
+use crate::rules::tests::tokens;
 
 /// Text is 0 to 9 and 10 the end; nothing else has a chance.
 const N_VOCAB: usize = 12;

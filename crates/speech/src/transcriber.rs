@@ -4,29 +4,31 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use device::{Device, KvType, Limits, Numerics, Plan};
-use model::{SpeechPlans, SpeechSpec};
+use engine::sampling::Rng;
+use engine::{CancelFlag, Model};
+use model::{PlainMatrices, SpeechPlans, SpeechSpec, WeightType};
 use text::{Specials, Tokenizer};
 
-use super::compression::compression_ratio;
-use super::options::{Task, TranscribeOptions};
-use super::pages;
-use super::rules::Rules;
-use super::runner::{Runner, SpeechTimings};
-use super::search::{Bounds, Hypothesis, beam_search, sample};
-use super::source::Features;
-use super::transcript::{Segment, Word, round_time};
-use super::window::{FRAMES_PER_SECOND, Piece, Place};
-use super::word_times::{self, Span};
-use super::words::{self, TimedWord};
-use super::{language, math};
-use crate::quantize::Matrices;
-use crate::sampling::Rng;
-use crate::{CancelFlag, Error, LoadOptions, Model, Result, WeightType};
+use crate::compression::compression_ratio;
+use crate::options::{Task, TranscribeOptions};
+use crate::pages;
+use crate::rules::Rules;
+use crate::runner::{Runner, SpeechTimings};
+use crate::search::{Bounds, Hypothesis, beam_search, sample};
+use crate::source::Features;
+use crate::transcript::{Segment, Word, round_time};
+use crate::window::{FRAMES_PER_SECOND, Piece, Window};
+use crate::word_times::{self, TimeSpan};
+use crate::words::{self, TimedWord};
+use crate::{Error, Result};
+use crate::{language, math};
 
 /// Positions of a page: few, since beams copy the last one when they part.
 const PAGE_LEN: usize = 16;
 /// Rows of a step that looks for the times of words: their logits and scores are held at once.
 const ALIGN_ROWS: usize = 64;
+/// Most beams that can be asked for.
+const MAX_BEAMS: usize = 1 << 12;
 
 /// How a transcriber is made ready to run.
 #[derive(Clone, Debug)]
@@ -122,7 +124,7 @@ impl Transcriber {
         let too_large =
             |what: String, bytes: u64| device::Error::OutOfMemory { device: device.name(), what, bytes };
         if options.weights == WeightType::Q8_0 {
-            let matrices = Matrices::of(&plans);
+            let matrices = PlainMatrices::of(&plans);
             if !fits(matrices.bytes()) {
                 return Err(too_large("the weights in 8 bits".into(), matrices.bytes()).into());
             }
@@ -198,13 +200,13 @@ impl Transcriber {
             if n_frames == 0 {
                 break;
             }
-            let place = Place {
+            let window = Window {
                 seek,
                 n_frames,
                 frames_per_mark: self.stride,
                 first_mark: self.speech.tokens.timestamp_begin,
             };
-            match self.window(&features, place, options, &rules, cancel, &mut progress, on_segment) {
+            match self.window(&features, window, options, &rules, cancel, &mut progress, on_segment) {
                 Ok(next) => {
                     heard = seek + n_frames;
                     seek = next;
@@ -280,7 +282,7 @@ impl Transcriber {
     fn window(
         &mut self,
         features: &[f32],
-        place: Place,
+        window: Window,
         options: &TranscribeOptions,
         rules: &Rules,
         cancel: &CancelFlag,
@@ -304,15 +306,15 @@ impl Transcriber {
         let is_silent = options.no_speech_threshold.is_some_and(|most| decision.no_speech_prob > most)
             && options.log_prob_threshold.is_none_or(|least| mean <= least);
         if is_silent {
-            return Ok(place.seek + place.n_frames);
+            return Ok(window.seek + window.n_frames);
         }
         let tokens = &decision.hypothesis.tokens;
-        let pieces = place.cut(tokens);
-        let mut next = place.seek + pieces.advance;
-        let mut spans: Vec<Span> = pieces
+        let pieces = window.cut(tokens);
+        let mut next = window.seek + pieces.advance;
+        let mut spans: Vec<TimeSpan> = pieces
             .pieces
             .iter()
-            .map(|piece| Span {
+            .map(|piece| TimeSpan {
                 start: piece.start,
                 end: piece.end,
                 n_tokens: self.text_tokens(&tokens[piece.tokens.clone()]).count(),
@@ -320,18 +322,18 @@ impl Transcriber {
             .collect();
         let mut words = None;
         if options.word_timestamps {
-            let found = self.words(tokens, &place, options, progress, &mut spans)?;
+            let found = self.words(tokens, &window, options, progress, &mut spans)?;
             let last_word = found.iter().rev().find_map(|words| words.last()).map(|word| word.end);
             let last = last_word.or(spans.last().map(|span| span.end)).unwrap_or(0.0);
-            if !pieces.ends_in_silence && last > place.start() {
-                next = ((last * FRAMES_PER_SECOND).round() as usize).max(place.seek + 1);
+            if !pieces.ends_in_silence && last > window.start() {
+                next = ((last * FRAMES_PER_SECOND).round() as usize).max(window.seek + 1);
             }
             progress.last_speech = last;
             words = Some(found);
         }
         for (index, (piece, span)) in pieces.pieces.iter().zip(&spans).enumerate() {
             let words = words.as_mut().and_then(|words| words.get_mut(index)).map(std::mem::take);
-            if let Some(segment) = self.segment(&decision, place.seek, piece, span, words, progress) {
+            if let Some(segment) = self.segment(&decision, window.seek, piece, span, words, progress) {
                 progress.context.extend_from_slice(&segment.tokens);
                 on_segment(segment)?;
             }
@@ -420,10 +422,10 @@ impl Transcriber {
     fn words(
         &mut self,
         tokens: &[u32],
-        place: &Place,
+        window: &Window,
         options: &TranscribeOptions,
         progress: &mut Progress,
-        spans: &mut [Span],
+        spans: &mut [TimeSpan],
     ) -> Result<Vec<Vec<Word>>> {
         let begun = Instant::now();
         let mut all = progress.start.clone();
@@ -437,7 +439,7 @@ impl Transcriber {
         if text.is_empty() {
             return Ok(vec![Vec::new(); spans.len()]);
         }
-        let n_positions = place.n_frames / self.stride;
+        let n_positions = window.n_frames / self.stride;
         let n_text_ids = self.speech.tokens.eot as usize;
         let (scores, probabilities) = self.runner.align(&all, text.clone(), n_text_ids, n_positions)?;
         let jumps = scores.align(first);
@@ -462,7 +464,7 @@ impl Transcriber {
         });
         let timed: Vec<TimedWord> = timed.collect();
         let punctuation = [&*options.prepend_punctuations, &*options.append_punctuations];
-        let words = word_times::assign(timed, spans, place.start(), &mut progress.last_speech, punctuation);
+        let words = word_times::assign(timed, spans, window.start(), &mut progress.last_speech, punctuation);
         self.runner.timings.align += begun.elapsed();
         Ok(words)
     }
@@ -473,7 +475,7 @@ impl Transcriber {
         decision: &Decision,
         seek: usize,
         piece: &Piece,
-        span: &Span,
+        span: &TimeSpan,
         words: Option<Vec<Word>>,
         progress: &mut Progress,
     ) -> Option<Segment> {
@@ -520,24 +522,23 @@ fn limits(
     device: &dyn Device,
     options: &TranscriberOptions,
 ) -> Result<Limits> {
-    // What is the same for text: KV type and arithmetic.
-    let same = LoadOptions {
-        n_ctx: Some(speech.n_text_ctx.max(2)),
-        n_sequences: options.n_beams,
-        kv_type: options.kv_type,
-        numerics: options.numerics,
-        ..LoadOptions::default()
-    };
-    let Limits { kv_type, numerics, max_spans, .. } = crate::load::limits(model, device, &same)?;
+    if !(1..=MAX_BEAMS).contains(&options.n_beams) {
+        return Err(Error::Option {
+            name: "number of beams",
+            value: options.n_beams.to_string(),
+            expected: format!("a number from 1 to {MAX_BEAMS}"),
+        });
+    }
+    let kv_type = model.kv_type(device, options.kv_type)?;
     let layout = plans.first().map(|plan| plan.kv.clone()).unwrap_or_default();
     Ok(Limits {
         max_rows: speech.n_audio_ctx.max(speech.n_text_ctx),
-        max_outputs: max_spans.max(ALIGN_ROWS),
-        max_spans,
+        max_outputs: options.n_beams.max(ALIGN_ROWS),
+        max_spans: options.n_beams,
         n_ctx: speech.n_text_ctx,
         page_len: PAGE_LEN,
-        n_pages: pages::n_pages(&layout, max_spans, speech.n_text_ctx, PAGE_LEN),
+        n_pages: pages::n_pages(&layout, options.n_beams, speech.n_text_ctx, PAGE_LEN),
         kv_type,
-        numerics,
+        numerics: options.numerics,
     })
 }
