@@ -25,7 +25,6 @@ mod format;
 mod language;
 mod math;
 mod options;
-mod pages;
 mod rules;
 mod runner;
 mod search;

@@ -25,6 +25,7 @@ pub fn pages_of_sequence(window: Option<usize>, n_ctx: usize, max_rows: usize, p
 /// Pages of each group's pool for `n_sequences` sequences that run at once: what they can hold, and a little for the
 /// prefix cache, so that it keeps something even then: one page for a copy, and in window groups the window at the end
 /// of each prompt, without which nothing of the prompt could be used again (a window as long as the context never ends).
+/// What an encoder writes is there once for all.
 pub fn pool_sizes(
     layout: &KvLayout,
     n_ctx: usize,
@@ -32,11 +33,14 @@ pub fn pool_sizes(
     n_sequences: usize,
     page_len: usize,
 ) -> Vec<usize> {
-    let of_group = |window: Option<usize>| {
-        let kept = window.filter(|w| *w < n_ctx).map_or(1, |w| w.div_ceil(page_len) + 1);
-        n_sequences * (pages_of_sequence(window, n_ctx, max_rows, page_len) + kept)
+    let of_group = |group: &KvGroup| {
+        if let Some(n_positions) = group.memory {
+            return n_positions.div_ceil(page_len);
+        }
+        let kept = group.window.filter(|w| *w < n_ctx).map_or(1, |w| w.div_ceil(page_len) + 1);
+        n_sequences * (pages_of_sequence(group.window, n_ctx, max_rows, page_len) + kept)
     };
-    layout.groups.iter().map(|g| of_group(g.window)).collect()
+    layout.groups.iter().map(of_group).collect()
 }
 
 /// Bytes that one sequence of `n_tokens` tokens holds at most, and a page of each group for a copy.

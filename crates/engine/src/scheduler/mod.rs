@@ -13,6 +13,8 @@ mod flight;
 mod postprocess;
 mod queue;
 mod step;
+#[cfg(test)]
+mod tests;
 
 use std::cmp::Reverse;
 use std::collections::VecDeque;

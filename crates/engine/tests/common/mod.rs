@@ -142,6 +142,8 @@ pub struct History {
     pub memory: platform::SystemMemory,
     /// Fail at this step, counted from 0.
     pub fail_at: usize,
+    /// Fail at every so many steps; 0: at none.
+    pub fail_every: usize,
     /// See one position too many in steps of several rows, as a broken batched kernel would.
     pub broken_batches: bool,
     /// Steps submitted so far.
@@ -153,7 +155,14 @@ pub struct History {
 impl Default for History {
     fn default() -> History {
         let memory = platform::SystemMemory { total: 1 << 40, free: 1 << 40 };
-        History { memory, fail_at: usize::MAX, broken_batches: false, n_runs: Arc::default(), ahead: 0 }
+        History {
+            memory,
+            fail_at: usize::MAX,
+            fail_every: 0,
+            broken_batches: false,
+            n_runs: Arc::default(),
+            ahead: 0,
+        }
     }
 }
 
@@ -199,6 +208,7 @@ impl Device for History {
             max_in_flight: self.ahead + 1,
             n_outputs: 0,
             fail_at: self.fail_at,
+            fail_every: self.fail_every,
             broken_batches: self.broken_batches,
             n_runs: self.n_runs.clone(),
         }))
@@ -227,6 +237,7 @@ struct HistoryProgram {
     max_in_flight: usize,
     n_outputs: usize,
     fail_at: usize,
+    fail_every: usize,
     broken_batches: bool,
     n_runs: Arc<AtomicUsize>,
 }
@@ -276,7 +287,8 @@ impl HistoryProgram {
                 }
             }
         }
-        if self.n_runs.fetch_add(1, Ordering::Relaxed) == self.fail_at {
+        let run = self.n_runs.fetch_add(1, Ordering::Relaxed);
+        if run == self.fail_at || self.fail_every > 0 && run % self.fail_every == self.fail_every - 1 {
             return Err(Error::Failed { device: "history", reason: "as asked".into() });
         }
         Ok(())
