@@ -290,7 +290,7 @@ impl Scheduler {
         self.order.extend((0..self.slots.len()).filter(|&slot| self.slots[slot].is_some()));
         let (slots, queue) = (&self.slots, &self.queue);
         let rank = |slot: &usize| slots[*slot].as_ref().map(|s| (s.in_prompt, queue.rank(s)));
-        self.order.sort_unstable_by(|a, b| rank(a).cmp(&rank(b)));
+        self.order.sort_unstable_by_key(rank);
         let all_answer = slots.iter().flatten().all(|s| !s.in_prompt);
         if let Some(speculator) = self.speculator.as_mut().filter(|_| all_answer && !is_ahead) {
             speculator.begin_step(self.order.len());
@@ -425,7 +425,8 @@ impl Scheduler {
             let o = o.as_ref().filter(|o| o.reuse && o.salt == sequence.salt)?;
             let n = common_len(known, &o.tokens[..o.n_computed]);
             // Half a page costs a copy of a page.
-            let is_worth_it = n >= n_cached + LEAST_SHARED || n > n_cached && n % self.limits.page_len == 0;
+            let is_worth_it =
+                n >= n_cached + LEAST_SHARED || n > n_cached && n.is_multiple_of(self.limits.page_len);
             (is_worth_it && self.kv.can_fork(other, n)).then_some((n, other))
         });
         let best = shared.max();
