@@ -205,6 +205,7 @@ impl Device for NullDevice {
             histories: vec![0; limits.max_rows],
             logits: vec![0.0; limits.max_outputs * n_logits],
             outputs: HostOutputs::new(n_logits, limits, self.ahead + 1),
+            page_tables: Vec::new(),
             max_in_flight: self.ahead + 1,
             kept: kept_buffers(&plans, limits),
             plans,
@@ -271,6 +272,8 @@ struct NullProgram {
     /// By row of the last step.
     histories: Vec<u64>,
     logits: Vec<f32>,
+    /// As of the last step, kept by [`Step::table_changes`] as on a device with memory of its own; rows read this copy.
+    page_tables: Vec<u32>,
     outputs: HostOutputs,
     max_in_flight: usize,
     /// Of the last step.
@@ -334,6 +337,23 @@ impl NullProgram {
     fn cell(&self, table: &[u32], position: usize) -> usize {
         let page_len = self.limits.page_len;
         table[position / page_len] as usize * page_len + position % page_len
+    }
+
+    /// Run a step from the device's copy of the page tables.
+    fn step_with_tables(&mut self, step: &Step) -> Result<()> {
+        let mut page_tables = std::mem::take(&mut self.page_tables);
+        match step.table_changes {
+            Some(changes) if page_tables.len() == step.page_tables.len() => {
+                changes.iter().for_each(|&i| page_tables[i as usize] = step.page_tables[i as usize]);
+            }
+            _ => {
+                page_tables.clear();
+                page_tables.extend_from_slice(step.page_tables);
+            }
+        }
+        let ran = self.step(&Step { page_tables: &page_tables, ..*step });
+        self.page_tables = page_tables;
+        ran
     }
 
     fn step(&mut self, step: &Step) -> Result<()> {
@@ -419,7 +439,7 @@ impl Program for NullProgram {
             Ok(tokens) => tokens,
             Err(reason) => return self.fail(reason),
         };
-        if let Err(error) = self.step(&Step { tokens: &tokens, ..*step }) {
+        if let Err(error) = self.step_with_tables(&Step { tokens: &tokens, ..*step }) {
             self.outputs.abandon(tokens);
             return Err(error);
         }
@@ -448,7 +468,7 @@ impl Program for NullProgram {
         if last >= n {
             return self.fail(format!("node {last} of a plan of {n} nodes"));
         }
-        self.step(step)
+        self.step_with_tables(step)
     }
 
     /// It has no values.

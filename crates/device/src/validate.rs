@@ -148,6 +148,9 @@ impl Step<'_> {
                 self.page_tables.len(),
             )?;
         }
+        if let Some(last) = self.table_changes.and_then(|changes| changes.iter().max()) {
+            within("page table entries", *last as usize + 1, self.page_tables.len())?;
+        }
         if next_row != n_rows {
             return Err(format!("spans of {next_row} rows in a step of {n_rows} rows"));
         }

@@ -187,7 +187,8 @@ impl Embedder {
             self.kv.reserve(slot, 0, tokens.len(), self.program.as_mut())?;
             self.buffers.push(slot, 0, tokens, OutputRows::Last(1), Want::LOGITS);
         }
-        Ok(self.program.run(&self.buffers.step(&self.kv, None))?)
+        let ran = self.program.run(&self.buffers.step(&self.kv, None));
+        Ok(self.kv.note_submitted(ran)?)
     }
 }
 

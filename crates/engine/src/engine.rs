@@ -319,15 +319,18 @@ impl Engine {
         let Engine { scheduler, program, recorded, .. } = self;
         let now = Instant::now();
         let step = scheduler.buffers.step(&scheduler.kv, scheduler.stop_flag());
-        let ticket = match recorded {
-            None => Some(program.submit(&step)?),
+        let submitted = match recorded {
+            None => program.submit(&step).map(Some),
             Some(recorded) => {
                 let mut timings = Vec::new();
-                program.run_timed(&step, &mut timings)?;
-                recorded.push(StepTimings { n_rows: step.tokens.len(), timings });
-                None
+                let n_rows = step.tokens.len();
+                program.run_timed(&step, &mut timings).map(|()| {
+                    recorded.push(StepTimings { n_rows, timings });
+                    None
+                })
             }
         };
+        let ticket = scheduler.kv.note_submitted(submitted)?;
         scheduler.note_submitted(now, ticket);
         Ok(())
     }
@@ -335,7 +338,9 @@ impl Engine {
     /// Run what the buffers hold, by itself.
     pub(crate) fn run(&mut self) -> Result<()> {
         self.scheduler.forget_in_flight(self.program.as_mut());
-        Ok(self.program.run(&self.scheduler.buffers.step(&self.scheduler.kv, None))?)
+        let Scheduler { kv, buffers, .. } = &mut self.scheduler;
+        let ran = self.program.run(&buffers.step(kv, None));
+        Ok(kv.note_submitted(ran)?)
     }
 
     /// The id that the next sequence gets.

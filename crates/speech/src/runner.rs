@@ -103,13 +103,15 @@ impl Runner {
             tokens: &self.tokens,
             spans: &self.spans,
             page_tables: self.kv.tables(),
+            table_changes: self.kv.table_changes(),
             pages_per_table: self.kv.pages_per_table(),
             outputs: &self.outputs,
             wants: &self.wants,
             plan,
             ..Step::default()
         };
-        self.program.run(&step)?;
+        let ran = self.program.run(&step);
+        self.kv.note_submitted(ran)?;
         self.logits.clear();
         self.logits.extend_from_slice(self.program.logits());
         Ok(())
@@ -122,12 +124,14 @@ impl Runner {
             tokens: &self.no_tokens,
             spans: &[span(0, 0, self.n_positions, 0)],
             page_tables: self.kv.tables(),
+            table_changes: self.kv.table_changes(),
             pages_per_table: self.kv.pages_per_table(),
             plan: SpeechPlans::ENCODER,
             input: features,
             ..Step::default()
         };
-        self.program.run(&step)?;
+        let ran = self.program.run(&step);
+        self.kv.note_submitted(ran)?;
         self.timings.encode += begun.elapsed();
         self.timings.n_windows += 1;
         Ok(())

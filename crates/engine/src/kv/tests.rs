@@ -95,7 +95,7 @@ impl Fixture {
         for (i, &token) in tokens.iter().enumerate() {
             self.computed[slot].push(token);
             for group in 0..self.kv.n_groups() {
-                let page = *self.kv.entry(slot, group, (first + i) / PAGE);
+                let page = self.kv.tables.page(slot, group, (first + i) / PAGE);
                 assert_eq!(self.kv.pools[group].references(page), 1, "writes to a shared page");
                 self.program.0[group][page as usize][(first + i) % PAGE] = Some(token);
             }
@@ -111,7 +111,7 @@ impl Fixture {
     fn verify_row(&mut self, slot: usize, position: usize) {
         for group in 0..self.kv.n_groups() {
             for p in self.kv.first_visible(group, position)..position {
-                let page = *self.kv.entry(slot, group, p / PAGE);
+                let page = self.kv.tables.page(slot, group, p / PAGE);
                 assert_ne!(page, PAGE_NONE, "group {group}: position {p} is gone at {position}");
                 assert_eq!(self.program.0[group][page as usize][p % PAGE], Some(self.computed[slot][p]));
             }

@@ -56,7 +56,8 @@ impl Simulation {
         if !scheduler.schedule(*now, true, program.as_mut(), &mut |_| {}).unwrap() {
             return None;
         }
-        let ticket = program.submit(&scheduler.buffers.step(&scheduler.kv, None)).unwrap();
+        let submitted = program.submit(&scheduler.buffers.step(&scheduler.kv, None));
+        let ticket = scheduler.kv.note_submitted(submitted).unwrap();
         scheduler.note_submitted(*now, Some(ticket));
         let load = scheduler.oldest_in_flight().unwrap().load;
         let seconds = cost(load.n_rows, load.n_attended);
