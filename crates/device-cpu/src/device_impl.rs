@@ -5,12 +5,13 @@ use crate::kernels::linear::{ActivationKind, linear_kernel};
 use crate::layout::{Layout, Shared};
 use crate::lower::{self, lower};
 use crate::pool::Pool;
-use crate::program::{CpuProgram, Part};
+use crate::program::{CpuProgram, IN_FLIGHT, Part};
 use crate::weights::ToInterleave;
 use crate::{NAME, cpu, peaks, profile};
 use device::{
     Arithmetic, Device, Error, KvType, Limits, MemoryPlan, Peaks, Plan, Program, Result, Rule, Weight,
 };
+use device_lower::hosted::Hosted;
 use std::sync::Arc;
 
 /// How to use the CPU.
@@ -127,7 +128,8 @@ impl Device for CpuDevice {
             .map(|(plan, lowered)| Part { plan, units: &lowered.units, layout: &lowered.layout })
             .collect();
         let weights = ToInterleave::new(plans, self.isa).make(&self.pool)?;
-        Ok(Box::new(CpuProgram::new(&parts, &shared, limits, self.isa, self.pool.clone(), weights)?))
+        let program = CpuProgram::new(&parts, &shared, limits, self.isa, self.pool.clone(), weights)?;
+        Ok(Box::new(Hosted::new(program, plans.iter(), limits, IN_FLIGHT, shared.n_workers)))
     }
 
     /// As the kernel of its type takes activations.

@@ -58,8 +58,6 @@ pub struct Shared {
     pub arena_bytes: usize,
     /// Of these, what is logits.
     pub logits_bytes: usize,
-    /// As [`Layout::n_logits`].
-    pub n_logits: usize,
     /// Buffers that tokens are chosen with.
     pub sampling_bytes: u64,
     /// As [`Layout::prepared_bytes`].
@@ -103,8 +101,7 @@ impl Shared {
         Shared {
             arena_bytes: most(|l| l.arena.total),
             logits_bytes: most(|l| l.logits_bytes),
-            n_logits,
-            sampling_bytes: HostOutputs::shared_bytes(n_logits, limits, IN_FLIGHT, n_workers),
+            sampling_bytes: HostOutputs::bytes(n_logits, limits, IN_FLIGHT, n_workers),
             prepared_bytes: ActivationKind::ALL
                 .map(|kind| layouts.iter().map(|l| l.prepared_bytes[kind as usize]).max().unwrap_or(0)),
             rope_bytes: (0..most(|l| l.rope_tables.len())).map(tables).collect(),

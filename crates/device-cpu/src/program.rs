@@ -12,11 +12,8 @@ use crate::memory::{Buffer, PagePool};
 use crate::places::{Places, Ran, Stored};
 use crate::pool::{Barrier, Interrupted, Pool};
 use crate::weights::{Interleaved, matrices};
-use device::{
-    Choose, Chosen, CommandInfo, DType, Error, Limits, Needs, Plan, Program, Result, Step, Ticket, Timing,
-    ValueId, Weight,
-};
-use device_lower::outputs::HostOutputs;
+use device::{Choose, CommandInfo, DType, Error, Limits, Plan, Result, Step, Timing, ValueId, Weight};
+use device_lower::hosted::HostProgram;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
@@ -37,8 +34,6 @@ pub struct Part<'a> {
 pub struct CpuProgram {
     pool: Arc<Pool>,
     plans: Vec<Compiled>,
-    /// By plan.
-    needs: Vec<Needs>,
     /// `(commands, workers)` units handed out in this step.
     taken: Box<[AtomicUsize]>,
     /// Chunks finished of the rows that attention splits; zero between commands.
@@ -52,8 +47,6 @@ pub struct CpuProgram {
     positions: Vec<u32>,
     slots: Vec<u32>,
     pages: Vec<PagePool>,
-    limits: Limits,
-    outputs: HostOutputs,
     /// The plan of the last step.
     current: usize,
     /// Of the last step.
@@ -172,7 +165,6 @@ impl CpuProgram {
         Ok(CpuProgram {
             pool,
             plans,
-            needs: parts.iter().map(|part| Needs::new(part.plan, limits)).collect(),
             taken: counters(n_commands.unwrap_or(0) * shared.n_workers),
             arrived,
             schedules: (0..shared.n_schedules).map(schedule).collect(),
@@ -182,8 +174,6 @@ impl CpuProgram {
             positions: vec![0; limits.max_rows],
             slots: vec![0; limits.max_rows],
             pages,
-            limits: limits.clone(),
-            outputs: HostOutputs::shared(shared.n_logits, limits, IN_FLIGHT, shared.n_workers),
             current: 0,
             ran: Ran::default(),
             _buffers: buffers,
@@ -192,18 +182,16 @@ impl CpuProgram {
         })
     }
 
-    /// Run some commands of a step. Worker 0 notes in `marks`, if there, when each command began and, last, when all ended.
-    /// Gives the step's tokens, those of its links included, for [`Self::choose`].
-    fn replay(&mut self, step: &Step, extent: &Extent, marks: Option<&mut [Instant]>) -> Result<Vec<u32>> {
-        step.check(&self.needs, &self.limits).map_err(failed)?;
-        let (n_nodes, argmax) = match extent {
-            Extent::Whole => {
+    /// Run the commands of a step, to the node `until` where given. Worker 0 notes in `marks`, if there, when each command
+    /// began and, last, when all ended.
+    fn replay(&mut self, step: &Step, until: Option<usize>, marks: Option<&mut [Instant]>) -> Result<()> {
+        let (n_nodes, argmax) = match until {
+            None => {
                 let wants_best = step.wants.iter().any(|w| w.choose == Choose::Best && w.is_plain());
                 (self.plans[step.plan].n_nodes, wants_best)
             }
-            Extent::Until(last) => (last + 1, true),
+            Some(last) => (last + 1, true),
         };
-        let tokens = self.outputs.begin(step, self.needs[step.plan].n_vocab).map_err(failed)?;
         self.current = step.plan;
         let n_rows = step.tokens.len();
         // Until the commands have run, no value is there to be read.
@@ -227,7 +215,7 @@ impl CpuProgram {
             schedule.write(shape, &rows, self.pool.n_workers());
         }
         let state = StepState {
-            tokens: &tokens,
+            tokens: step.tokens,
             input: step.input,
             spans: step.spans,
             positions: &self.positions[..n_rows],
@@ -240,9 +228,9 @@ impl CpuProgram {
             attention: &self.schedules,
         };
         let Table { commands, infos } = self.plans[step.plan].table(n_rows);
-        let n_commands = match extent {
-            Extent::Whole => commands.len(),
-            Extent::Until(last) => infos.iter().take_while(|info| info.node <= *last).count(),
+        let n_commands = match until {
+            None => commands.len(),
+            Some(last) => infos.iter().take_while(|info| info.node <= last).count(),
         };
         let replay = Replay {
             commands: &commands[..n_commands],
@@ -257,10 +245,9 @@ impl CpuProgram {
         match self.pool.run(&|index, barrier| replay.work(index, barrier)) {
             Ok(()) => {
                 self.ran.n_nodes = n_nodes;
-                Ok(tokens)
+                Ok(())
             }
             Err(interrupted) => {
-                self.outputs.abandon(tokens);
                 // A command that was left in its middle has not put its counters back.
                 self.arrived.iter().for_each(|c| c.store(0, Ordering::Relaxed));
                 Err(match interrupted {
@@ -270,44 +257,10 @@ impl CpuProgram {
             }
         }
     }
-
-    /// Choose from the logits of a step whose commands have run. The workers share the outputs.
-    fn choose(&mut self, step: &Step, tokens: Vec<u32>) -> Result<Ticket> {
-        let Compiled { places, logits, argmax, .. } = &self.plans[self.current];
-        let n_vocab = places.get(*logits).map_or(0, |place| place.cols);
-        let logits: &[f32] = output(&self.arena, places.get(*logits), &self.ran);
-        let argmax: &[u32] = output(&self.arena, places.get(*argmax), &self.ran);
-        // The command gives a token even where every logit is NaN or minus infinity.
-        let is_possible =
-            |output: usize, token: u32| logits[output * n_vocab + token as usize] > f32::NEG_INFINITY;
-        let best = |output: usize| argmax.get(output).copied().filter(|token| is_possible(output, *token));
-        let pool = &self.pool;
-        self.outputs
-            .finish_on(step, tokens, logits, best, |work| pool.run(&|index, _| work(index)))
-            .map_err(|interrupted| failed(interrupted.to_string()))
-    }
-
-    /// Whether a group has such a page.
-    fn check_page(&self, group: usize, page: u32) -> Result<()> {
-        let n = self.limits.n_pages.get(group).copied().unwrap_or(0);
-        if page as usize >= n {
-            let reason = format!("KV page {page} of group {group}, which has {n} pages");
-            return Err(failed(reason));
-        }
-        Ok(())
-    }
 }
 
 /// Steps that may be in flight: a step is computed while it is submitted.
 pub const IN_FLIGHT: usize = 1;
-
-/// How far a step runs.
-enum Extent {
-    /// To its end.
-    Whole,
-    /// To this node, that one included.
-    Until(usize),
-}
 
 /// The rows of a value in a step that ran; empty if it has no place.
 fn output<'a, T: Copy>(arena: &'a Buffer, stored: Option<&Stored>, ran: &Ran) -> &'a [T] {
@@ -318,13 +271,6 @@ fn output<'a, T: Copy>(arena: &'a Buffer, stored: Option<&Stored>, ran: &Ran) ->
     // these. It is aligned to 64, zeroed when it was taken, and any bits are a `T` (f32 or u32). Workers write it only
     // within `Pool::run`, which `&mut CpuProgram` excludes while this borrow of its arena lives.
     unsafe { std::slice::from_raw_parts(arena.start().add(stored.offset).cast(), n) }
-}
-
-fn check_page_length(given: usize, expected: usize) -> Result<()> {
-    if given == expected {
-        return Ok(());
-    }
-    Err(failed(format!("{given} bytes for a KV page of {expected} bytes")))
 }
 
 /// What the workers share during a step.
@@ -375,32 +321,51 @@ impl Replay<'_> {
     }
 }
 
-impl Program for CpuProgram {
-    fn submit(&mut self, step: &Step) -> Result<Ticket> {
-        let tokens = self.replay(step, &Extent::Whole, None)?;
-        self.choose(step, tokens)
+impl HostProgram for CpuProgram {
+    fn name(&self) -> &'static str {
+        NAME
     }
 
-    fn wait(&mut self, ticket: Ticket) -> Result<()> {
-        self.outputs.wait(ticket).map_err(failed)
-    }
-
-    fn chosen(&self) -> &[Chosen] {
-        self.outputs.chosen()
-    }
-
-    fn best(&self, output: usize) -> &[(u32, f32)] {
-        self.outputs.best(output)
-    }
-
-    fn run_until(&mut self, step: &Step, last: usize) -> Result<()> {
-        let n_nodes = self.plans.get(step.plan).map_or(0, |plan| plan.n_nodes);
-        if last >= n_nodes {
-            return Err(failed(format!("node {last} of plan {}, which has {n_nodes}", step.plan)));
-        }
-        let tokens = self.replay(step, &Extent::Until(last), None)?;
-        self.outputs.abandon(tokens);
+    fn compute(
+        &mut self,
+        step: &Step,
+        until: Option<usize>,
+        timings: Option<&mut Vec<Timing>>,
+    ) -> Result<()> {
+        let Some(timings) = timings else { return self.replay(step, until, None) };
+        let begin = Instant::now();
+        let n = self.plans[step.plan].table(step.tokens.len()).commands.len();
+        let mut marks = vec![begin; n + 1];
+        self.replay(step, until, Some(&mut marks))?;
+        timings.extend(marks.windows(2).enumerate().map(|(command, pair)| Timing {
+            command,
+            start: (pair[0] - begin).as_secs_f64(),
+            duration: (pair[1] - pair[0]).as_secs_f64(),
+        }));
         Ok(())
+    }
+
+    fn logits(&self) -> &[f32] {
+        let plan = &self.plans[self.current];
+        output(&self.arena, plan.places.get(plan.logits), &self.ran)
+    }
+
+    fn largest(&self) -> &[u32] {
+        let plan = &self.plans[self.current];
+        if !self.ran.argmax {
+            return &[];
+        }
+        output(&self.arena, plan.places.get(plan.argmax), &self.ran)
+    }
+
+    fn on_workers(&self, work: &(dyn Fn(usize) + Sync)) -> Result<()> {
+        self.pool.run(&|index, _| work(index)).map_err(|interrupted| failed(interrupted.to_string()))
+    }
+
+    fn kept(&self, index: usize) -> &[f32] {
+        let plan = &self.plans[self.current];
+        let place = plan.kept.get(index).and_then(|id| plan.places.get(*id));
+        output(&self.arena, place, &self.ran)
     }
 
     fn read(&self, value: ValueId) -> Option<Vec<f32>> {
@@ -415,62 +380,25 @@ impl Program for CpuProgram {
         })
     }
 
-    fn logits(&self) -> &[f32] {
-        let plan = &self.plans[self.current];
-        output(&self.arena, plan.places.get(plan.logits), &self.ran)
-    }
-
-    fn kept(&self, index: usize) -> &[f32] {
-        let plan = &self.plans[self.current];
-        let place = plan.kept.get(index).and_then(|id| plan.places.get(*id));
-        output(&self.arena, place, &self.ran)
-    }
-
-    fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<()> {
-        self.check_page(group, from)?;
-        self.check_page(group, to)?;
+    fn copy_page(&mut self, group: usize, from: u32, to: u32) {
         self.pages[group].copy(from, to);
-        Ok(())
     }
 
     fn read_page(&self, group: usize, page: u32, bytes: &mut [u8]) -> Result<()> {
-        self.check_page(group, page)?;
-        let found = self.pages[group].bytes(page);
-        check_page_length(bytes.len(), found.len())?;
-        bytes.copy_from_slice(found);
+        bytes.copy_from_slice(self.pages[group].bytes(page));
         Ok(())
     }
 
     fn write_page(&mut self, group: usize, page: u32, bytes: &[u8]) -> Result<()> {
-        self.check_page(group, page)?;
-        let found = self.pages[group].bytes_mut(page);
-        check_page_length(bytes.len(), found.len())?;
-        found.copy_from_slice(bytes);
+        self.pages[group].bytes_mut(page).copy_from_slice(bytes);
         Ok(())
     }
 
     fn release_page(&mut self, group: usize, page: u32) {
-        if (page as usize) < self.limits.n_pages.get(group).copied().unwrap_or(0) {
-            self.pages[group].release(page);
-        }
+        self.pages[group].release(page);
     }
 
     fn commands(&self, plan: usize, n_rows: usize) -> Vec<CommandInfo> {
         self.plans.get(plan).map_or(vec![], |plan| plan.table(n_rows).infos.clone())
-    }
-
-    fn run_timed(&mut self, step: &Step, timings: &mut Vec<Timing>) -> Result<()> {
-        let plan = self.plans.get(step.plan);
-        let n = plan.map_or(0, |plan| plan.table(step.tokens.len()).commands.len());
-        let begin = Instant::now();
-        let mut marks = vec![begin; n + 1];
-        let tokens = self.replay(step, &Extent::Whole, Some(&mut marks))?;
-        timings.extend(marks.windows(2).enumerate().map(|(command, pair)| Timing {
-            command,
-            start: (pair[0] - begin).as_secs_f64(),
-            duration: (pair[1] - pair[0]).as_secs_f64(),
-        }));
-        let ticket = self.choose(step, tokens)?;
-        self.wait(ticket)
     }
 }

@@ -58,7 +58,6 @@ struct Compiled {
     values: Vec<ValueView>,
     logits: ValueId,
     kept: Vec<ValueId>,
-    n_nodes: usize,
     /// Whether its tables choose tokens.
     chooses: bool,
 }
@@ -199,7 +198,6 @@ impl<G: Gpu> MetalProgram<G> {
                 values: values.collect(),
                 logits: part.plan.logits,
                 kept: part.plan.kept.clone(),
-                n_nodes: part.plan.nodes.len(),
                 chooses: part.plan.primitives().any(|op| matches!(op, Op::Argmax { .. })),
             });
         }
@@ -380,9 +378,8 @@ impl<G: Gpu> Program for MetalProgram<G> {
 
     fn run_until(&mut self, step: &Step, last: usize) -> Result<()> {
         self.refuse_company()?;
-        let n_nodes = self.plans.get(step.plan).map_or(0, |plan| plan.n_nodes);
-        if last >= n_nodes {
-            return self.failed(format!("node {last} of a plan of {n_nodes} nodes"));
+        if let Err(reason) = step.check_node(&self.needs, last) {
+            return self.failed(reason);
         }
         let begun = self.begin(step, false)?;
         let n = self.plans[begun.plan].table(&begun.sizes).until(last);

@@ -1,8 +1,8 @@
 //! Attention: causal, over the pages, with groups of query heads that share a KV head.
 
-use super::kv_pages::{Half, KvPages};
-use super::linear::dot;
-use super::parallel::{for_each_chunk, worth};
+use crate::kv_pages::{Half, KvPages};
+use crate::linear::dot;
+use crate::parallel::{for_each_chunk, worth};
 use device::{KvLayer, KvLayerId};
 
 /// The parameters of the Op.

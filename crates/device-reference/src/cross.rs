@@ -1,9 +1,9 @@
 //! CrossAttention and CrossScores: rows of one plan, and a memory that another one wrote.
 
-use super::attention::softmax;
-use super::kv_pages::{Half, KvPages};
-use super::linear::dot;
-use super::parallel::{for_each_chunk, worth};
+use crate::attention::softmax;
+use crate::kv_pages::{Half, KvPages};
+use crate::linear::dot;
+use crate::parallel::{for_each_chunk, worth};
 use device::{KvLayer, KvLayerId};
 
 /// The parameters that both have.

@@ -64,11 +64,6 @@ impl KvPages {
         })
     }
 
-    /// Which group's page table a layer uses.
-    pub fn group(&self, layer: KvLayerId) -> usize {
-        self.layers[layer.0 as usize].group
-    }
-
     /// Store the vectors of all heads for one position, converted to the KV type.
     pub fn write(
         &mut self,

@@ -21,10 +21,10 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use device::{
-    Arithmetic, Chosen, CommandInfo, Device, Error, GroupUse, KvLayer, KvType, Limits, MemoryPlan, Needs,
-    OwnedStep, Peaks, Plan, Program, Result, Rows, Rule, Span, Step, Ticket, Timing, ValueId, Want, Weight,
+    Arithmetic, CommandInfo, Device, Error, GroupUse, KvLayer, KvType, Limits, MemoryPlan, Needs, OwnedStep,
+    Peaks, Plan, Program, Result, Rows, Rule, Span, Step, Timing, ValueId, Want, Weight,
 };
-use device_lower::outputs::HostOutputs;
+use device_lower::hosted::{HostProgram, Hosted};
 
 const NAME: &str = "null";
 
@@ -114,10 +114,10 @@ pub fn plan(n_vocab: usize, layers: &[KvLayer]) -> Plan {
     b.finish(logits)
 }
 
-/// What a program was asked, in order.
+/// What a program was asked and did not refuse, in order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// [`Program::submit`].
+    /// [`Program::submit`], after the check, with the tokens of its links.
     Submit(Box<OwnedStep>),
     /// [`Program::copy_page`]: group, from, to.
     CopyPage(usize, u32, u32),
@@ -197,23 +197,22 @@ impl Device for NullDevice {
 
     fn compile(&self, plans: &[Plan], limits: &Limits) -> Result<Box<dyn Program>> {
         limits.check(self, plans)?;
+        let compiled = plans;
         let plans: Vec<NullPlan> = plans.iter().map(|plan| NullPlan::new(plan, limits)).collect();
         let n_logits = plans.iter().map(|plan| plan.n_vocab).max().unwrap_or(0);
-        Ok(Box::new(NullProgram {
+        let program = NullProgram {
             hashes: limits.n_pages.iter().map(|n| vec![0; n * limits.page_len]).collect(),
-            needs: plans.iter().map(|plan| plan.needs.clone()).collect(),
             histories: vec![0; limits.max_rows],
             logits: vec![0.0; limits.max_outputs * n_logits],
-            outputs: HostOutputs::new(n_logits, limits, self.ahead + 1),
             page_tables: Vec::new(),
-            max_in_flight: self.ahead + 1,
             kept: kept_buffers(&plans, limits),
             plans,
             limits: limits.clone(),
             current: 0,
             n_outputs: 0,
             events: self.events.clone(),
-        }))
+        };
+        Ok(Box::new(Hosted::new(program, compiled.iter(), limits, self.ahead + 1, 1)))
     }
 
     /// It multiplies nothing.
@@ -265,8 +264,6 @@ struct NullProgram {
     /// By group: `(n_pages, page_len)` hashes of histories; 0: not written.
     hashes: Vec<Vec<u64>>,
     plans: Vec<NullPlan>,
-    /// By plan, for the check of a step.
-    needs: Vec<Needs>,
     /// Of the last step.
     current: usize,
     /// By row of the last step.
@@ -274,8 +271,6 @@ struct NullProgram {
     logits: Vec<f32>,
     /// As of the last step, kept by [`Step::table_changes`] as on a device with memory of its own; rows read this copy.
     page_tables: Vec<u32>,
-    outputs: HostOutputs,
-    max_in_flight: usize,
     /// Of the last step.
     kept: Vec<Vec<f32>>,
     limits: Limits,
@@ -411,69 +406,38 @@ impl NullProgram {
         Ok(())
     }
 
-    fn page(&mut self, group: usize, page: u32) -> Result<std::ops::Range<usize>> {
+    /// Positions of a page among its group's.
+    fn page(&self, page: u32) -> std::ops::Range<usize> {
         let page_len = self.limits.page_len;
-        if self.limits.n_pages.get(group).is_none_or(|n| page as usize >= *n) {
-            let found = format!("page {page} of KV group {group}, expected one of {:?}", self.limits.n_pages);
-            return self.fail(found);
-        }
-        Ok(page as usize * page_len..(page as usize + 1) * page_len)
+        page as usize * page_len..(page as usize + 1) * page_len
     }
 }
 
-impl Program for NullProgram {
-    fn max_in_flight(&self) -> usize {
-        self.max_in_flight
+impl HostProgram for NullProgram {
+    fn name(&self) -> &'static str {
+        NAME
     }
 
     fn chooses_in_flight(&self, want: &Want) -> bool {
         !want.logits && want.mask.is_none()
     }
 
-    fn submit(&mut self, step: &Step) -> Result<Ticket> {
-        self.record(|| Event::Submit(Box::new(OwnedStep::from(step))));
-        if let Err(reason) = step.check(&self.needs, &self.limits) {
-            return self.fail(reason);
+    /// There is nothing between nodes: always the whole step.
+    fn compute(
+        &mut self,
+        step: &Step,
+        until: Option<usize>,
+        timings: Option<&mut Vec<Timing>>,
+    ) -> Result<()> {
+        if until.is_none() {
+            self.record(|| Event::Submit(Box::new(OwnedStep::from(step))));
         }
-        let tokens = match self.outputs.begin(step, self.needs[step.plan].n_vocab) {
-            Ok(tokens) => tokens,
-            Err(reason) => return self.fail(reason),
-        };
-        if let Err(error) = self.step_with_tables(&Step { tokens: &tokens, ..*step }) {
-            self.outputs.abandon(tokens);
-            return Err(error);
+        self.step_with_tables(step)?;
+        if let Some(timings) = timings {
+            let n = self.plans[self.current].nodes.len();
+            timings.extend((0..n).map(|command| Timing { command, start: 0.0, duration: 0.0 }));
         }
-        let n = self.n_outputs * self.n_vocab();
-        Ok(self.outputs.finish(step, tokens, &self.logits[..n], |_| None))
-    }
-
-    fn wait(&mut self, ticket: Ticket) -> Result<()> {
-        self.outputs.wait(ticket).or_else(|reason| self.fail(reason))
-    }
-
-    fn chosen(&self) -> &[Chosen] {
-        self.outputs.chosen()
-    }
-
-    fn best(&self, output: usize) -> &[(u32, f32)] {
-        self.outputs.best(output)
-    }
-
-    /// There is nothing between nodes: the whole step.
-    fn run_until(&mut self, step: &Step, last: usize) -> Result<()> {
-        if let Err(reason) = step.check(&self.needs, &self.limits) {
-            return self.fail(reason);
-        }
-        let n = self.plans[step.plan].nodes.len();
-        if last >= n {
-            return self.fail(format!("node {last} of a plan of {n} nodes"));
-        }
-        self.step_with_tables(step)
-    }
-
-    /// It has no values.
-    fn read(&self, _value: ValueId) -> Option<Vec<f32>> {
-        None
+        Ok(())
     }
 
     fn logits(&self) -> &[f32] {
@@ -485,19 +449,22 @@ impl Program for NullProgram {
         self.kept[..n_kept].get(index).map_or(&[], Vec::as_slice)
     }
 
-    fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<()> {
+    /// It has no values.
+    fn read(&self, _value: ValueId) -> Option<Vec<f32>> {
+        None
+    }
+
+    fn copy_page(&mut self, group: usize, from: u32, to: u32) {
         self.record(|| Event::CopyPage(group, from, to));
-        let (from, to) = (self.page(group, from)?, self.page(group, to)?);
+        let (from, to) = (self.page(from), self.page(to));
         self.hashes[group].copy_within(from, to.start);
-        Ok(())
     }
 
     /// What was written there is gone: reading it again is an error.
     fn release_page(&mut self, group: usize, page: u32) {
         self.record(|| Event::ReleasePage(group, page));
-        if let Ok(range) = self.page(group, page) {
-            self.hashes[group][range].fill(0);
-        }
+        let range = self.page(page);
+        self.hashes[group][range].fill(0);
     }
 
     fn commands(&self, plan: usize, _n_rows: usize) -> Vec<CommandInfo> {
@@ -508,13 +475,6 @@ impl Program for NullProgram {
             weight_bytes: 0,
         };
         self.plans.get(plan).map_or(vec![], |plan| plan.nodes.iter().enumerate().map(info).collect())
-    }
-
-    fn run_timed(&mut self, step: &Step, timings: &mut Vec<Timing>) -> Result<()> {
-        self.run(step)?;
-        let n = self.plans[self.current].nodes.len();
-        timings.extend((0..n).map(|command| Timing { command, start: 0.0, duration: 0.0 }));
-        Ok(())
     }
 }
 
@@ -633,11 +593,9 @@ mod tests {
         assert!(run(&[4, PAGE_NONE]).unwrap_err().contains("never written"));
         assert_eq!(run(&[6, PAGE_NONE]), Ok(next_token(&[1, 2, 3, 9], N_VOCAB)));
         let events = device.take_events();
-        assert_eq!(events.len(), 9);
-        assert_eq!(
-            events[4..7],
-            [Event::CopyPage(0, 4, 6), Event::CopyPage(0, 4, 600), Event::ReleasePage(0, 4)]
-        );
+        // What the check refuses does not arrive.
+        assert_eq!(events.len(), 6);
+        assert_eq!(events[2..4], [Event::CopyPage(0, 4, 6), Event::ReleasePage(0, 4)]);
         assert!(device.take_events().is_empty());
     }
 

@@ -212,7 +212,8 @@ mod tests {
         let limits = Limits { n_pages: vec![30, 10], ..limits(&kv) };
         let mut sequences = Sequences::new(1, &kv, &limits, 10);
         let groups = kv.groups.iter().map(|g| GroupUse::Sequence { window: g.window }).collect();
-        let needs = [Needs { n_vocab: 10, n_logits: 10, n_positions: limits.n_ctx, input: None, groups }];
+        let needs =
+            [Needs { n_nodes: 1, n_vocab: 10, n_logits: 10, n_positions: limits.n_ctx, input: None, groups }];
         for turn in 0..60 {
             let spans: &[(usize, usize)] = if turn % 7 == 0 { &[(1, 20), (0, 1)] } else { &[(0, 3), (2, 1)] };
             sequences.step(spans).borrow().check(&needs, &limits).unwrap();

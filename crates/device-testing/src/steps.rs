@@ -474,8 +474,7 @@ pub fn check_reads(device: &dyn Device, tolerance: f32) -> Outcome<ReadValues> {
             reference.run_until(&step.borrow(), node).map_err(words)?;
             for id in n.op.writes() {
                 count.n_values += 1;
-                // Inside a fused Op the interpreter, too, uses memory again.
-                let Some(values) = reference.read(id) else { continue };
+                let values = reference.read(id).ok_or_else(|| format!("the interpreter lacks {id}"))?;
                 if let Some(found) = bench.program.read(id) {
                     count.n_read += 1;
                     same_value(plan.value(id), &values, &found, tolerance)

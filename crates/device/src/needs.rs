@@ -24,6 +24,8 @@ pub enum GroupUse {
 /// What a plan needs of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Needs {
+    /// Nodes of the plan.
+    pub n_nodes: usize,
     /// Token ids are below this; `usize::MAX`: it has no Embed, and looks at no token.
     pub n_vocab: usize,
     /// Logits of an output row.
@@ -40,6 +42,7 @@ impl Needs {
     /// Of a checked plan.
     pub fn new(plan: &Plan, limits: &Limits) -> Needs {
         let mut needs = Needs {
+            n_nodes: plan.nodes.len(),
             n_vocab: usize::MAX,
             n_logits: plan.value(plan.logits).cols,
             n_positions: usize::MAX,

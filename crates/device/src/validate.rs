@@ -157,6 +157,18 @@ impl Step<'_> {
         self.check_pages(needs, limits)
     }
 
+    /// Whether the step's plan has a node `last`, for [`crate::Program::run_until`].
+    ///
+    /// # Errors
+    /// What is wrong, in words.
+    pub fn check_node(&self, plans: &[Needs], last: usize) -> std::result::Result<(), String> {
+        match plans.get(self.plan).map(|needs| needs.n_nodes) {
+            Some(n_nodes) if last < n_nodes => Ok(()),
+            Some(n_nodes) => Err(format!("node {last} of plan {}, which has {n_nodes} nodes", self.plan)),
+            None => Err(format!("plan {} of a program of {}", self.plan, plans.len())),
+        }
+    }
+
     fn check_links(&self) -> std::result::Result<(), String> {
         let n_rows = self.tokens.len();
         if let Some(pair) = self.links.windows(2).find(|pair| pair[0].row >= pair[1].row) {
