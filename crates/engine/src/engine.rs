@@ -6,7 +6,7 @@ use std::time::Instant;
 use device::{CommandInfo, Device, Limits, Output, Plan, Program, Timing};
 
 use crate::kv::{KvCache, bytes_of_sequence};
-use crate::memory::{self, MemoryReport};
+use crate::memory::{self, MemoryReport, Settled};
 use crate::output::TextStream;
 use crate::sampling::Sampler;
 use crate::scheduler::Scheduler;
@@ -97,9 +97,9 @@ impl Engine {
         if model.plan().output == Output::Hidden {
             return Err(Error::NoHead { file: model.path().to_owned() });
         }
+        let Settled { options, plan, memory } = memory::settle(&model, device.as_ref(), options)?;
+        let options = &options;
         let limits = load::limits(&model, device.as_ref(), options)?;
-        let plan = device_lower::fusion::fuse(&model.plan_for_context(limits.n_ctx)?, device.fusion());
-        let memory = memory::report(&model, &plan, device.as_ref(), options)?;
         if options.check_memory && !memory.fits {
             return Err(Error::DoesNotFit(Box::new(memory)));
         }

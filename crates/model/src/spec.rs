@@ -223,6 +223,17 @@ impl ModelSpec {
         self.layers.iter().filter_map(|l| l.rope.as_ref()).any(depends)
     }
 
+    /// The longest context that costs shorter texts nothing: what the model was trained for, or, where positions are scaled
+    /// differently for contexts beyond the original one, that.
+    pub fn default_context(&self) -> usize {
+        let ropes = self.layers.iter().filter_map(|l| l.rope.as_ref());
+        let original = ropes.filter_map(|rope| match rope.scaling {
+            RopeScaling::LongRope { original, .. } => Some(original as usize),
+            _ => None,
+        });
+        original.min().map_or(self.n_ctx_train, |original| original.min(self.n_ctx_train))
+    }
+
     /// Number of layers.
     pub fn n_layers(&self) -> usize {
         self.layers.len()

@@ -375,11 +375,17 @@ impl Scheduler {
         let Some(sequence) = &mut self.slots[slot] else { return Ok(()) };
         let position = sequence.n_submitted;
         let missing = sequence.n_missing();
-        let n_rows = missing.min(most);
+        let mut n_rows = missing.min(most);
         if n_rows == 0 {
             return Ok(());
         }
-        self.kv.reserve(slot, position, n_rows, program)?;
+        // On a shortage a smaller chunk may still find its pages.
+        while let Err(error) = self.kv.reserve(slot, position, n_rows, program) {
+            if !matches!(error, Error::PagesExhausted { .. }) || n_rows <= self.limits.page_len {
+                return Err(error);
+            }
+            n_rows = n_rows.div_ceil(2);
+        }
         sequence.draft.clear();
         let rows = &sequence.tokens[position..position + n_rows];
         let mut span = FlightSpan::new(slot, sequence, n_rows, None);
