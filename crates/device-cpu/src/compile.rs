@@ -608,23 +608,23 @@ impl Compiler<'_> {
                     q: self.value(*q),
                     out: self.value(*out),
                     shape: self.memory_shape(*layer, *n_heads, *scale),
-                    memory: self.plan.kv.layer(*layer).memory.unwrap_or(0),
+                    n_states: self.plan.kv.layer(*layer).encoder_states.unwrap_or(0),
                 };
                 let kernel = cross_attention::cross_attention(isa, self.limits.kv_type);
                 (Command::new(kernel, params), "cross_attention")
             }
             Op::CrossScores { q, layer, n_heads, heads, scale, out } => {
-                let memory = self.plan.kv.layer(*layer).memory.unwrap_or(0);
+                let n_states = self.plan.kv.layer(*layer).encoder_states.unwrap_or(0);
                 let kernel = cross_scores::cross_scores(isa, self.limits.kv_type);
                 for (index, head) in heads.iter().enumerate() {
                     let params = cross_scores::Params {
                         q: self.value(*q),
                         out: self.value(*out),
-                        out_cols: heads.len() * memory,
-                        first: index * memory,
+                        out_cols: heads.len() * n_states,
+                        first: index * n_states,
                         head: *head,
                         shape: self.memory_shape(*layer, *n_heads, *scale),
-                        memory,
+                        n_states,
                     };
                     let mut command = Command::new(kernel, params);
                     // Heads do not depend on each other.

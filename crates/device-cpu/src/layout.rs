@@ -12,7 +12,7 @@ use crate::lower::{Lowered, RopeKey, Unit, rope_tables};
 use crate::program::IN_FLIGHT;
 use crate::weights::{self, ToInterleave};
 use ::weights::Bytes;
-use device::{Item, KvLayerId, Limits, MemoryPlan, Op, Plan, Residence, Rows, Value, ValueId, WeightId};
+use device::{Item, KvLayerId, Limits, MemoryPlan, Op, Plan, Residence, RowCount, Value, ValueId, WeightId};
 use device_lower::arena::{self, Arena};
 use device_lower::lower::{Projection, Tail};
 use device_lower::outputs::HostOutputs;
@@ -190,7 +190,7 @@ pub fn is_only_selected_from(plan: &Plan, id: ValueId) -> bool {
 }
 
 /// How many rows a value can have.
-pub fn max_rows(limits: &Limits, rows: Rows) -> usize {
+pub fn max_rows(limits: &Limits, rows: RowCount) -> usize {
     rows.count(limits.max_rows, limits.max_outputs)
 }
 
@@ -277,8 +277,8 @@ impl Layout {
         let arena = arena::plan_with(plan, bytes_of, &options);
         let mut layout = Layout {
             arena,
-            logits_bytes: bytes_of(plan.value(plan.logits)),
-            n_logits: plan.value(plan.logits).cols,
+            logits_bytes: bytes_of(plan.value(plan.output)),
+            n_logits: plan.value(plan.output).cols,
             prepared_bytes: [0; 3],
             rope_tables: Vec::new(),
             scratch_bytes: 64,

@@ -1,7 +1,7 @@
 //! Where the values of a plan lie in the arena, and which of them are still there after a number of nodes.
 
 use crate::layout::max_rows;
-use device::{DType, Limits, Op, Plan, Rows, ValueId};
+use device::{DType, Limits, Op, Plan, RowCount, ValueId};
 use device_lower::arena::{Arena, NO_PLACE};
 
 /// A value that some command writes.
@@ -10,7 +10,7 @@ pub struct Stored {
     /// Bytes from the arena's start.
     pub offset: usize,
     /// Its rows.
-    pub rows: Rows,
+    pub rows: RowCount,
     /// Its columns.
     pub cols: usize,
     /// Its type.

@@ -63,7 +63,7 @@ struct Compiled {
     many: Table,
     n_nodes: usize,
     places: Places,
-    logits: ValueId,
+    output: ValueId,
     argmax: ValueId,
     kept: Vec<ValueId>,
     /// What its schedules depend on.
@@ -154,7 +154,7 @@ impl CpuProgram {
                 places: Places::new(plan, &layout.arena, limits, |id| {
                     crate::layout::is_only_selected_from(plan, id)
                 }),
-                logits: plan.logits,
+                output: plan.output,
                 argmax: plan.argmax,
                 kept: plan.kept.clone(),
                 attention: layout.attention.clone(),
@@ -347,7 +347,7 @@ impl HostProgram for CpuProgram {
 
     fn logits(&self) -> &[f32] {
         let plan = &self.plans[self.current];
-        output(&self.arena, plan.places.get(plan.logits), &self.ran)
+        output(&self.arena, plan.places.get(plan.output), &self.ran)
     }
 
     fn largest(&self) -> &[u32] {

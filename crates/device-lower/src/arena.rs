@@ -175,12 +175,12 @@ fn element_wise(op: &Op) -> Vec<ValueId> {
 mod tests {
     use super::*;
     use crate::fusion::{self, fuse};
-    use device::{Activation, Rows};
+    use device::{Activation, RowCount};
     use device_testing::{PlanBuilder, Rng, mini_transformer};
     use weights::BlockType;
 
     fn size_of(value: &Value) -> usize {
-        let rows = if value.rows == Rows::Tokens { 8 } else { 3 };
+        let rows = if value.rows == RowCount::Tokens { 8 } else { 3 };
         rows * value.cols * 4
     }
 

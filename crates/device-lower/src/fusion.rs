@@ -8,7 +8,7 @@
 //! A pattern alone would let through windows that a kernel cannot run. [`FusedKind`] states what a kernel may rely on,
 //! and [`fuse`] forms no window that breaks it.
 
-use device::{FusedKind, Node, Op, OpKind, PatternPart, Plan, Rows, Rule, ValueId};
+use device::{FusedKind, Node, Op, OpKind, PatternPart, Plan, RowCount, Rule, ValueId};
 
 /// See [`FusedKind::NormLinear`].
 pub const NORM_LINEAR: Rule = Rule {
@@ -131,7 +131,7 @@ fn window(plan: &Plan, rule: &Rule, nodes: &[Node]) -> Option<usize> {
 }
 
 fn same_rows(plan: &Plan, window: &[&Op]) -> bool {
-    let rows: Vec<Rows> = window
+    let rows: Vec<RowCount> = window
         .iter()
         .flat_map(|op| op.reads().into_iter().chain(op.writes()))
         .map(|id| plan.value(id).rows)
@@ -234,7 +234,7 @@ mod tests {
     }
 
     const F32: BlockType = BlockType::F32;
-    const KV: KvLayer = KvLayer { n_kv_heads: 2, head_dim: 4, window: None, memory: None };
+    const KV: KvLayer = KvLayer { n_kv_heads: 2, head_dim: 4, window: None, encoder_states: None };
 
     #[test]
     fn a_transformer_fuses_into_its_blocks() {
@@ -401,6 +401,6 @@ mod tests {
         assert_eq!(plan.escaping()[0], [x]);
         let last = plan.nodes.len() - 1;
         assert_eq!(plan.escaping()[last], [plan.argmax]);
-        assert_eq!(plan.escaping()[last - 1], [plan.logits]);
+        assert_eq!(plan.escaping()[last - 1], [plan.output]);
     }
 }

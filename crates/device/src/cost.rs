@@ -100,8 +100,8 @@ impl MemoryPlan {
         }
         if let Some(Plan { kv, .. }) = plans.first() {
             for (index, (group, n_pages)) in kv.groups.iter().zip(&limits.n_pages).enumerate() {
-                let what = match (group.memory, group.window) {
-                    (Some(n), _) => format!("KV pages (memory of {n})"),
+                let what = match (group.encoder_states, group.window) {
+                    (Some(n), _) => format!("KV pages ({n} encoder states)"),
                     (None, Some(n)) => format!("KV pages (window {n})"),
                     (None, None) => "KV pages".to_owned(),
                 };

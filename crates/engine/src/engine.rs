@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use device::{CommandInfo, Device, Limits, Output, OutputRef, Plan, Program, Timing, Want};
+use device::{CommandInfo, Device, Limits, OutputKind, OutputRef, Plan, Program, Timing, Want};
 
 use crate::flight::{Flight, FlightSpan};
 use crate::kv::{KvCache, bytes_of_sequence};
@@ -117,7 +117,7 @@ impl Engine {
     /// device cannot run the plan; or the vocabulary is broken.
     pub fn new(model: Arc<Model>, device: &Arc<dyn Device>, options: &LoadOptions) -> Result<Engine> {
         model.need_text()?;
-        if model.plan().output == Output::Hidden {
+        if model.plan().output_kind == OutputKind::Hidden {
             return Err(Error::NoHead { file: model.path().to_owned() });
         }
         let limits = load::limits(&model, device.as_ref(), options)?;

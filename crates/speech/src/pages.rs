@@ -1,6 +1,6 @@
 //! Which pages hold what the beams of a search have in common, and what each has alone.
 //!
-//! All slots read the same pages of the memory, which an encoder writes. Pages of a sequence are counted: beams that come
+//! All slots read the same pages of encoder states. Pages of a sequence are counted: beams that come
 //! from one share its pages, and a page that two share is copied before one of them writes to it.
 
 use device::{KvLayout, Limits, PAGE_NONE, Program};
@@ -14,7 +14,7 @@ pub(crate) struct BeamPages {
     page_len: usize,
     pages_per_table: usize,
     n_slots: usize,
-    /// Of each group; `None`: a memory's.
+    /// Of each group; `None`: of encoder states.
     pools: Vec<Option<PagePool>>,
     /// `(n_slots, n_groups, pages_per_table)`
     tables: Vec<u32>,
@@ -24,22 +24,23 @@ pub(crate) struct BeamPages {
 
 /// Pages of each group's pool for `n_slots` slots.
 pub(crate) fn n_pages(layout: &KvLayout, n_slots: usize, n_ctx: usize, page_len: usize) -> Vec<usize> {
-    let of_group = |memory: Option<usize>| match memory {
+    let of_group = |encoder_states: Option<usize>| match encoder_states {
         Some(n) => n.div_ceil(page_len),
         None => n_slots * n_ctx.div_ceil(page_len),
     };
-    layout.groups.iter().map(|group| of_group(group.memory)).collect()
+    layout.groups.iter().map(|group| of_group(group.encoder_states)).collect()
 }
 
 impl BeamPages {
-    /// Empty sequences and one memory, for `limits.max_spans` slots.
+    /// Empty sequences and encoder states that all share, for `limits.max_spans` slots.
     pub(crate) fn new(layout: &KvLayout, limits: &Limits) -> BeamPages {
         let groups = &layout.groups;
-        let longest = groups.iter().filter_map(|group| group.memory).max().unwrap_or(0).max(limits.n_ctx);
+        let longest =
+            groups.iter().filter_map(|group| group.encoder_states).max().unwrap_or(0).max(limits.n_ctx);
         let pages_per_table = longest.div_ceil(limits.page_len);
         let mut tables = vec![PAGE_NONE; limits.max_spans * groups.len() * pages_per_table];
         for (row, table) in tables.chunks_mut(pages_per_table.max(1)).enumerate() {
-            if let Some(n) = groups.get(row % groups.len().max(1)).and_then(|group| group.memory) {
+            if let Some(n) = groups.get(row % groups.len().max(1)).and_then(|group| group.encoder_states) {
                 let pages = table.iter_mut().take(n.div_ceil(limits.page_len));
                 pages.enumerate().for_each(|(number, page)| *page = number as u32);
             }
@@ -49,7 +50,9 @@ impl BeamPages {
             page_len: limits.page_len,
             pages_per_table,
             n_slots: limits.max_spans,
-            pools: pools.map(|(group, &n)| group.memory.is_none().then(|| PagePool::new(n))).collect(),
+            pools: pools
+                .map(|(group, &n)| group.encoder_states.is_none().then(|| PagePool::new(n)))
+                .collect(),
             next: tables.clone(),
             tables,
         }
@@ -137,7 +140,7 @@ impl BeamPages {
         }
     }
 
-    /// Empty every sequence; the memory stays.
+    /// Empty every sequence; the encoder states stay.
     pub(crate) fn clear(&mut self) {
         self.fork(&[]);
     }
@@ -192,8 +195,8 @@ mod tests {
     }
 
     fn pages() -> BeamPages {
-        let layer = KvLayer { n_kv_heads: 1, head_dim: 8, window: None, memory: None };
-        let layout = KvLayout::new(vec![layer, KvLayer { memory: Some(50), ..layer }]);
+        let layer = KvLayer { n_kv_heads: 1, head_dim: 8, window: None, encoder_states: None };
+        let layout = KvLayout::new(vec![layer, KvLayer { encoder_states: Some(50), ..layer }]);
         let limits = Limits {
             max_rows: 50,
             max_outputs: 3,
@@ -240,7 +243,7 @@ mod tests {
         assert!(program.0.is_empty());
         pages.clear();
         assert_eq!(free(&pages), 9);
-        assert_eq!(pages.tables()[4..8], [0, 1, 2, 3], "the memory stays");
+        assert_eq!(pages.tables()[4..8], [0, 1, 2, 3], "the encoder states stay");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use crate::gpu::{Constant, MAX_ARGUMENT_BYTES};
 use crate::kernels::Kernel;
-use device::{Rows, ValueId};
+use device::{RowCount, ValueId};
 use device_lower::table::{Extent, Location, Operand, Region, When};
 
 /// Bytes that a kernel's parameter points to.
@@ -136,7 +136,7 @@ impl Call {
     }
 
     /// A thread for each of `per_row` numbers of a row.
-    pub(super) fn elements(self, rows: Rows, per_row: usize) -> Call {
+    pub(super) fn elements(self, rows: RowCount, per_row: usize) -> Call {
         let extent = Extent::PerRow { rows, multiple: per_row as u32, divisor: ELEMENT_THREADS };
         self.grid([extent, Extent::Fixed(1), Extent::Fixed(1)], ELEMENT_THREADS)
     }
@@ -146,7 +146,7 @@ impl Call {
 pub(super) const ELEMENT_THREADS: u32 = 256;
 
 /// Rows for each token as kernels want them; 0: for each output.
-pub(super) fn per_token(rows: Rows) -> u32 {
+pub(super) fn per_token(rows: RowCount) -> u32 {
     rows.per_token().unwrap_or(0) as u32
 }
 
@@ -154,6 +154,6 @@ pub(super) fn per_token(rows: Rows) -> u32 {
 pub(super) const ONE: Extent = Extent::Fixed(1);
 
 /// A threadgroup for each row.
-pub(super) fn each(rows: Rows) -> Extent {
+pub(super) fn each(rows: RowCount) -> Extent {
     Extent::PerRow { rows, multiple: 1, divisor: 1 }
 }

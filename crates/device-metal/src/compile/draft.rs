@@ -8,7 +8,9 @@ use crate::kernels::Kernel;
 use crate::layout::{Scratch, StepLayout};
 use crate::profile::Profile;
 use crate::weights::{LookupTables, Weights};
-use device::{CommandInfo, Error, KvLayerId, Limits, Numerics, Op, Plan, Result, Rows, ValueId, WeightId};
+use device::{
+    CommandInfo, Error, KvLayerId, Limits, Numerics, Op, Plan, Result, RowCount, ValueId, WeightId,
+};
 use device_lower::arena::{Arena, NO_PLACE};
 use device_lower::lifetimes::value_bytes;
 use device_lower::table::{Location, NewCommand, RowClass, Table, When};
@@ -222,7 +224,7 @@ impl<'a, G: Gpu> Compiler<'a, G> {
         self.plan.value(id).cols
     }
 
-    pub(super) fn rows(&self, id: ValueId) -> Rows {
+    pub(super) fn rows(&self, id: ValueId) -> RowCount {
         self.plan.value(id).rows
     }
 }

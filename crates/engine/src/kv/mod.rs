@@ -41,7 +41,7 @@ pub fn pool_sizes(
 /// Bytes that one sequence of `n_tokens` tokens holds at most, and a page of each group for a copy.
 pub fn bytes_of_sequence(layout: &KvLayout, limits: &Limits, n_tokens: usize) -> u64 {
     let of_group = |(group, g): (usize, &KvGroup)| {
-        let n = g.memory.map_or_else(
+        let n = g.encoder_states.map_or_else(
             || pages_of_sequence(g.window, n_tokens, limits.max_rows, limits.page_len) + 1,
             |n| n.div_ceil(limits.page_len),
         );

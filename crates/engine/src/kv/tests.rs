@@ -60,7 +60,8 @@ struct Fixture {
 
 impl Fixture {
     fn new(windows: &[Option<usize>], n_ctx: usize, max_rows: usize, n_slots: usize) -> Fixture {
-        let layer = |w: &Option<usize>| KvLayer { n_kv_heads: 1, head_dim: 32, window: *w, memory: None };
+        let layer =
+            |w: &Option<usize>| KvLayer { n_kv_heads: 1, head_dim: 32, window: *w, encoder_states: None };
         let layout = KvLayout::new(windows.iter().map(layer).collect());
         let n_pages = pool_sizes(&layout, n_ctx, max_rows, n_slots, PAGE);
         let program = Pages(n_pages.iter().map(|n| vec![[None; PAGE]; *n]).collect());
