@@ -167,7 +167,26 @@ fn element_wise(op: &Op) -> Vec<ValueId> {
         | Op::Gate { .. }
         | Op::Rope { .. }
         | Op::Softcap { .. } => op.reads(),
-        _ => vec![],
+        Op::Embed { .. }
+        | Op::RmsNorm { .. }
+        | Op::Linear { .. }
+        | Op::KvWrite { .. }
+        | Op::Attention { .. }
+        | Op::Columns { .. }
+        | Op::Route { .. }
+        | Op::ExpertLinear { .. }
+        | Op::ExpertSum { .. }
+        | Op::SelectRows { .. }
+        | Op::Argmax { .. }
+        | Op::Fused { .. }
+        | Op::LayerNorm { .. }
+        | Op::EmbedPositions { .. }
+        | Op::SelfAttention { .. }
+        | Op::Pool { .. }
+        | Op::Input { .. }
+        | Op::Unfold { .. }
+        | Op::CrossAttention { .. }
+        | Op::CrossScores { .. } => vec![],
     }
 }
 

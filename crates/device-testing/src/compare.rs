@@ -138,7 +138,27 @@ fn needs_whole_spans(plan: &Plan) -> bool {
         // Its numbers belong to outputs, not to rows.
         Op::Input { out } => plan.value(*out).rows == RowCount::Outputs,
         Op::KvWrite { layer, .. } => plan.kv.layer(*layer).encoder_states.is_some(),
-        _ => false,
+        Op::Embed { .. }
+        | Op::RmsNorm { .. }
+        | Op::Linear { .. }
+        | Op::Rope { .. }
+        | Op::Attention { .. }
+        | Op::Activate { .. }
+        | Op::Gate { .. }
+        | Op::Add { .. }
+        | Op::Scale { .. }
+        | Op::Softcap { .. }
+        | Op::Columns { .. }
+        | Op::Route { .. }
+        | Op::ExpertLinear { .. }
+        | Op::ExpertSum { .. }
+        | Op::SelectRows { .. }
+        | Op::Argmax { .. }
+        | Op::Fused { .. }
+        | Op::LayerNorm { .. }
+        | Op::EmbedPositions { .. }
+        | Op::CrossAttention { .. }
+        | Op::CrossScores { .. } => false,
     })
 }
 

@@ -45,10 +45,7 @@ pub fn check_plans(plans: &[Plan]) -> Result<()> {
 }
 
 fn written_layers(plan: &Plan) -> impl Iterator<Item = KvLayerId> {
-    plan.primitives().filter_map(|op| match op {
-        Op::KvWrite { layer, .. } => Some(*layer),
-        _ => None,
-    })
+    plan.primitives().filter_map(|op| if let Op::KvWrite { layer, .. } = op { Some(*layer) } else { None })
 }
 
 impl Plan {
@@ -381,11 +378,9 @@ impl<'a> At<'a> {
                 )?;
                 self.columns(out, ids.cols, n_out)?;
                 // Ids are below the columns of the Route that chose them.
-                let router = self.plan.primitives().find_map(|op| match op {
-                    Op::Route { x, ids: chosen, .. } if std::ptr::eq(self.plan.value(*chosen), ids) => {
-                        Some(*x)
-                    }
-                    _ => None,
+                let router = self.plan.primitives().find_map(|op| {
+                    let Op::Route { x, ids: chosen, .. } = op else { return None };
+                    std::ptr::eq(self.plan.value(*chosen), ids).then_some(*x)
                 });
                 let n_routed = router.and_then(|x| self.plan.values.get(x.0 as usize)).map(|x| x.cols);
                 self.require(

@@ -66,7 +66,26 @@ impl Needs {
                 Op::Attention { layer, .. }
                 | Op::CrossAttention { layer, .. }
                 | Op::CrossScores { layer, .. } => needs.use_layer(plan, *layer, false, limits),
-                _ => {}
+                // Shapes, weights and rows are all that these need.
+                Op::RmsNorm { .. }
+                | Op::Linear { .. }
+                | Op::Rope { .. }
+                | Op::Activate { .. }
+                | Op::Gate { .. }
+                | Op::Add { .. }
+                | Op::Scale { .. }
+                | Op::Softcap { .. }
+                | Op::Columns { .. }
+                | Op::Route { .. }
+                | Op::ExpertLinear { .. }
+                | Op::ExpertSum { .. }
+                | Op::SelectRows { .. }
+                | Op::Argmax { .. }
+                | Op::Fused { .. }
+                | Op::LayerNorm { .. }
+                | Op::SelfAttention { .. }
+                | Op::Pool { .. }
+                | Op::Unfold { .. } => {}
             }
         }
         needs

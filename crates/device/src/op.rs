@@ -481,7 +481,22 @@ impl Op {
             Op::Fused { parts, .. } => parts.iter().flat_map(Op::weights).collect(),
             Op::LayerNorm { weight, bias, .. } => std::iter::once(*weight).chain(*bias).collect(),
             Op::EmbedPositions { table, .. } => vec![*table],
-            _ => vec![],
+            Op::KvWrite { .. }
+            | Op::Activate { .. }
+            | Op::Gate { .. }
+            | Op::Add { .. }
+            | Op::Scale { .. }
+            | Op::Softcap { .. }
+            | Op::Columns { .. }
+            | Op::ExpertSum { .. }
+            | Op::SelectRows { .. }
+            | Op::Argmax { .. }
+            | Op::SelfAttention { .. }
+            | Op::Pool { .. }
+            | Op::Input { .. }
+            | Op::Unfold { .. }
+            | Op::CrossAttention { .. }
+            | Op::CrossScores { .. } => vec![],
         }
     }
 

@@ -53,9 +53,9 @@ impl Limits {
                 &format!("use one of {:?}", device.kv_types()),
             );
         }
-        let tables = plan.primitives().filter_map(|op| match op {
-            Op::EmbedPositions { table, .. } => Some(plan.weight(*table).n_rows()),
-            _ => None,
+        let tables = plan.primitives().filter_map(|op| {
+            let Op::EmbedPositions { table, .. } = op else { return None };
+            Some(plan.weight(*table).n_rows())
         });
         // Without tokens a plan is bounded by its tables, not by the context.
         let of_tokens = plan.primitives().any(|op| matches!(op, Op::Embed { .. }));

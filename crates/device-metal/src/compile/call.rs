@@ -8,16 +8,16 @@ use device_lower::table::{Extent, Location, Operand, Region, When};
 
 /// Bytes that a kernel's parameter points to.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) struct Place {
+pub(super) struct Bound {
     pub(super) location: Location,
     pub(super) bytes: usize,
     /// The value that is there, if it is one.
     pub(super) value: Option<ValueId>,
 }
 
-impl From<(Location, usize)> for Place {
-    fn from((location, bytes): (Location, usize)) -> Place {
-        Place { location, bytes, value: None }
+impl From<(Location, usize)> for Bound {
+    fn from((location, bytes): (Location, usize)) -> Bound {
+        Bound { location, bytes, value: None }
     }
 }
 
@@ -82,23 +82,23 @@ impl Call {
         self
     }
 
-    pub(super) fn read(mut self, index: u8, place: impl Into<Place>) -> Call {
-        let Place { location, bytes, .. } = place.into();
+    pub(super) fn read(mut self, index: u8, bound: impl Into<Bound>) -> Call {
+        let Bound { location, bytes, .. } = bound.into();
         self.reads.push(Region::of(location, bytes));
         self.operands.push(Operand { index, location, len: bytes as u64 });
         self
     }
 
     /// Read a value, or bind anything where there is none.
-    pub(super) fn read_or_any(self, index: u8, value: Option<Place>, anything: Location) -> Call {
+    pub(super) fn read_or_any(self, index: u8, value: Option<Bound>, anything: Location) -> Call {
         match value {
             Some(value) => self.read(index, value),
             None => self.bind(index, anything),
         }
     }
 
-    pub(super) fn write(mut self, index: u8, place: impl Into<Place>) -> Call {
-        let Place { location, bytes, value } = place.into();
+    pub(super) fn write(mut self, index: u8, bound: impl Into<Bound>) -> Call {
+        let Bound { location, bytes, value } = bound.into();
         self.values.extend(value);
         self.writes.push(Region::of(location, bytes));
         self.operands.push(Operand { index, location, len: bytes as u64 });
@@ -106,7 +106,7 @@ impl Call {
     }
 
     /// Write a value, or bind anything where there is none.
-    pub(super) fn write_or_any(self, index: u8, value: Option<Place>, anything: Location) -> Call {
+    pub(super) fn write_or_any(self, index: u8, value: Option<Bound>, anything: Location) -> Call {
         match value {
             Some(value) => self.write(index, value),
             None => self.bind(index, anything),
