@@ -7,10 +7,10 @@ use crate::isa::Isa;
 use crate::kernels::attention::schedule::{self, Schedule, ScheduleShape, Sizes};
 use crate::kernels::expert_groups::Groups;
 use crate::layout::{Layout, Shared};
-use crate::lower::Lowered;
+use crate::lower::NodeUnit;
 use crate::memory::{Buffer, PagePool};
-use crate::places::{Places, Ran, Stored};
 use crate::pool::{Barrier, Interrupted, Pool};
+use crate::stored::{Ran, Stored, StoredValues};
 use crate::weights::{Interleaved, matrices};
 use device::{Choose, CommandInfo, DType, Error, Limits, Plan, Result, Step, Timing, ValueId, Weight};
 use device_lower::hosted::HostProgram;
@@ -20,14 +20,13 @@ use std::time::Instant;
 use weights::Bytes;
 
 /// A plan that was lowered.
-#[derive(Clone, Copy)]
-pub struct Part<'a> {
+pub struct LoweredPlan<'a> {
     /// The plan.
     pub plan: &'a Plan,
     /// Its units.
-    pub units: &'a [Lowered],
+    pub units: Vec<NodeUnit>,
     /// Their sizes.
-    pub layout: &'a Layout,
+    pub layout: Layout,
 }
 
 /// Plans made ready to run.
@@ -62,8 +61,8 @@ struct Compiled {
     one: Table,
     many: Table,
     n_nodes: usize,
-    places: Places,
-    logits: ValueId,
+    stored: StoredValues,
+    output: ValueId,
     argmax: ValueId,
     kept: Vec<ValueId>,
     /// What its schedules depend on.
@@ -81,12 +80,12 @@ fn failed(reason: String) -> Error {
 }
 
 impl CpuProgram {
-    /// Take the memory and write the tables. There is one part at least, and all have the same KV layout.
+    /// Take the memory and write the tables. There is one plan at least, and all have the same KV layout.
     ///
     /// # Errors
     /// Memory was refused.
     pub fn new(
-        parts: &[Part<'_>],
+        lowered: &[LoweredPlan<'_>],
         shared: &Shared,
         limits: &Limits,
         isa: Isa,
@@ -102,7 +101,7 @@ impl CpuProgram {
         };
         let arena = Buffer::zeroed("activations", shared.arena_bytes)?;
         let scratch = Buffer::zeroed("scratch of the workers", shared.all_scratch_bytes())?;
-        let kv = parts.first().map(|part| part.plan.kv.clone()).unwrap_or_default();
+        let kv = lowered.first().map(|lowered| lowered.plan.kv.clone()).unwrap_or_default();
         let pages = (0..kv.groups.len())
             .map(|g| PagePool::reserve(limits.n_pages[g], kv.page_bytes(g, limits.kv_type, limits.page_len)))
             .collect::<Result<Vec<_>>>()?;
@@ -135,8 +134,8 @@ impl CpuProgram {
             pools: pages.iter().map(PagePool::start).collect(),
         };
         let mut experts = addresses.experts;
-        let mut plans = Vec::with_capacity(parts.len());
-        for Part { plan, units, layout } in parts {
+        let mut plans = Vec::with_capacity(lowered.len());
+        for LoweredPlan { plan, units, layout } in lowered {
             let stacks = layout.experts.iter().map(|(id, _)| plan.weight(*id));
             let matrices = stacks.flat_map(|stack| matrices(stack).map(move |part| (stack, part)));
             for (index, (stack, (data, planes, n_rows))) in matrices.enumerate() {
@@ -151,17 +150,17 @@ impl CpuProgram {
                 one: compiler.table(units, RowsOfStep::One),
                 many: compiler.table(units, RowsOfStep::Many),
                 n_nodes: plan.nodes.len(),
-                places: Places::new(plan, &layout.arena, limits, |id| {
+                stored: StoredValues::new(plan, &layout.arena, limits, |id| {
                     crate::layout::is_only_selected_from(plan, id)
                 }),
-                logits: plan.logits,
+                output: plan.output,
                 argmax: plan.argmax,
                 kept: plan.kept.clone(),
                 attention: layout.attention.clone(),
             });
         }
         let n_commands = plans.iter().flat_map(|p| [p.one.commands.len(), p.many.commands.len()]).max();
-        let files = parts.iter().flat_map(|part| &part.plan.weights);
+        let files = lowered.iter().flat_map(|lowered| &lowered.plan.weights);
         Ok(CpuProgram {
             pool,
             plans,
@@ -263,7 +262,7 @@ impl CpuProgram {
 pub const IN_FLIGHT: usize = 1;
 
 /// The rows of a value in a step that ran; empty if it has no place.
-fn output<'a, T: Copy>(arena: &'a Buffer, stored: Option<&Stored>, ran: &Ran) -> &'a [T] {
+fn rows_of<'a, T: Copy>(arena: &'a Buffer, stored: Option<&Stored>, ran: &Ran) -> &'a [T] {
     const { assert!(size_of::<T>() == 4) };
     let Some(stored) = stored else { return &[] };
     let n = stored.rows.count(ran.n_rows, ran.n_outputs) * stored.cols;
@@ -347,7 +346,7 @@ impl HostProgram for CpuProgram {
 
     fn logits(&self) -> &[f32] {
         let plan = &self.plans[self.current];
-        output(&self.arena, plan.places.get(plan.logits), &self.ran)
+        rows_of(&self.arena, plan.stored.get(plan.output), &self.ran)
     }
 
     fn largest(&self) -> &[u32] {
@@ -355,7 +354,7 @@ impl HostProgram for CpuProgram {
         if !self.ran.argmax {
             return &[];
         }
-        output(&self.arena, plan.places.get(plan.argmax), &self.ran)
+        rows_of(&self.arena, plan.stored.get(plan.argmax), &self.ran)
     }
 
     fn on_workers(&self, work: &(dyn Fn(usize) + Sync)) -> Result<()> {
@@ -364,8 +363,8 @@ impl HostProgram for CpuProgram {
 
     fn kept(&self, index: usize) -> &[f32] {
         let plan = &self.plans[self.current];
-        let place = plan.kept.get(index).and_then(|id| plan.places.get(*id));
-        output(&self.arena, place, &self.ran)
+        let stored = plan.kept.get(index).and_then(|id| plan.stored.get(*id));
+        rows_of(&self.arena, stored, &self.ran)
     }
 
     fn read(&self, value: ValueId) -> Option<Vec<f32>> {
@@ -373,10 +372,10 @@ impl HostProgram for CpuProgram {
         if value == plan.argmax && !self.ran.argmax {
             return None;
         }
-        let stored = Some(plan.places.intact(value, &self.ran)?);
+        let stored = Some(plan.stored.intact(value, &self.ran)?);
         Some(match stored?.dtype {
-            DType::F32 => output(&self.arena, stored, &self.ran).to_vec(),
-            DType::U32 => output::<u32>(&self.arena, stored, &self.ran).iter().map(|n| *n as f32).collect(),
+            DType::F32 => rows_of(&self.arena, stored, &self.ran).to_vec(),
+            DType::U32 => rows_of::<u32>(&self.arena, stored, &self.ran).iter().map(|n| *n as f32).collect(),
         })
     }
 

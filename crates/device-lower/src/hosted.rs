@@ -110,7 +110,7 @@ impl<P: HostProgram> Hosted<P> {
         max_in_flight: usize,
         n_workers: usize,
     ) -> Hosted<P> {
-        let n_logits = plans.clone().map(|plan| plan.value(plan.logits).cols).max().unwrap_or(0);
+        let n_logits = plans.clone().map(|plan| plan.value(plan.output).cols).max().unwrap_or(0);
         Hosted {
             program,
             needs: plans.clone().map(|plan| Needs::new(plan, limits)).collect(),

@@ -13,7 +13,7 @@ use crate::layout::{ALIGN, Scratch, StepLayout};
 use crate::profile::Profile;
 use crate::weights::{LookupTables, WeightPlan};
 use device::{
-    Chosen, CommandInfo, DType, Error, KvLayout, Limits, Needs, Op, Plan, Program, Result, Rows, Step,
+    Chosen, CommandInfo, DType, Error, KvLayout, Limits, Needs, Op, Plan, Program, Result, RowCount, Step,
     Ticket, Timing, ValueId, Want,
 };
 use device_lower::arena::{Arena, NO_PLACE};
@@ -45,7 +45,7 @@ struct ValueView {
     offset: usize,
     /// With as many rows as it can have.
     bytes: usize,
-    rows: Rows,
+    rows: RowCount,
     cols: usize,
     dtype: DType,
 }
@@ -56,7 +56,7 @@ struct Compiled {
     tables: Vec<Vec<Table>>,
     /// By id.
     values: Vec<ValueView>,
-    logits: ValueId,
+    output: ValueId,
     kept: Vec<ValueId>,
     /// Whether its tables choose tokens.
     chooses: bool,
@@ -196,7 +196,7 @@ impl<G: Gpu> MetalProgram<G> {
             compiled.push(Compiled {
                 tables: of_classes,
                 values: values.collect(),
-                logits: part.plan.logits,
+                output: part.plan.output,
                 kept: part.plan.kept.clone(),
                 chooses: part.plan.primitives().any(|op| matches!(op, Op::Argmax { .. })),
             });
@@ -204,7 +204,7 @@ impl<G: Gpu> MetalProgram<G> {
         gpu.keep_pipelines();
         let residency = gpu.reside(&buffers);
         let files = plans.iter().flat_map(|plan| &plan.weights).flat_map(device::Weight::views);
-        let n_logits = plans.iter().map(|plan| plan.value(plan.logits).cols).max().unwrap_or(0);
+        let n_logits = plans.iter().map(|plan| plan.value(plan.output).cols).max().unwrap_or(0);
         Ok(MetalProgram {
             needs: plans.iter().map(|plan| Needs::new(plan, limits)).collect(),
             gpu,
@@ -368,7 +368,7 @@ impl<G: Gpu> Program for MetalProgram<G> {
     }
 
     fn logits(&self) -> &[f32] {
-        self.plans.get(self.done.plan).map_or(&[], |plan| self.output(plan.logits))
+        self.plans.get(self.done.plan).map_or(&[], |plan| self.output(plan.output))
     }
 
     fn kept(&self, index: usize) -> &[f32] {

@@ -204,7 +204,7 @@ impl<'a> Forward<'a> {
 
     fn cross(&self, layer: KvLayerId, n_heads: usize, scale: f32) -> cross::Cross {
         let kv = *self.plan.kv.layer(layer);
-        cross::Cross { layer, kv, memory: kv.memory.unwrap_or(0), n_heads, scale }
+        cross::Cross { layer, kv, n_states: kv.encoder_states.unwrap_or(0), n_heads, scale }
     }
 }
 

@@ -26,7 +26,7 @@ pub fn memory_plan(device: &Reference, plans: &[Plan], limits: &Limits) -> Resul
     let of_plan = |plan: &Plan| activations::bytes(plan, limits) + 4 * vectors(plan) as u64;
     let rows = 8 * limits.max_rows as u64;
     let buffers = plans.iter().map(of_plan).sum::<u64>() + rows;
-    let n_logits = plans.iter().map(|plan| plan.value(plan.logits).cols).max().unwrap_or(0);
+    let n_logits = plans.iter().map(|plan| plan.value(plan.output).cols).max().unwrap_or(0);
     let sampling = HostOutputs::bytes(n_logits, limits, IN_FLIGHT, 1);
     let mut memory = MemoryPlan::of_weights_and_kv(plans, limits, |_| true);
     for (what, bytes) in [("activations", buffers), ("sampling", sampling)] {
@@ -170,7 +170,7 @@ impl HostProgram for ReferenceProgram {
 
     fn logits(&self) -> &[f32] {
         let Compiled { plan, activations, .. } = &self.plans[self.current];
-        activations.floats(plan.logits)
+        activations.floats(plan.output)
     }
 
     fn kept(&self, index: usize) -> &[f32] {

@@ -6,8 +6,8 @@
 //! the sequence and of nothing else. Slots, page numbers, batches and chunks do not matter, and a page that is missing,
 //! stale, shared by mistake or not copied gives an error or another token.
 //!
-//! A plan that writes memory layers stores [`memory`], a hash of its span's input, at each position of the memory. In a plan
-//! that reads them, a sequence's history begins with that hash ([`history_with`]) instead of with nothing.
+//! A plan that writes encoder states stores [`encoder_states`], a hash of its span's input, at each of their positions. In
+//! a plan that reads them, a sequence's history begins with that hash ([`history_with`]) instead of with nothing.
 //!
 //! Past 600 lines with its tests, which show what a scheduler can rely on.
 //!
@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use device::{
     Arithmetic, CommandInfo, Device, Error, GroupUse, KvLayer, KvType, Limits, MemoryPlan, Needs, OwnedStep,
-    Peaks, Plan, Program, Result, Rows, Rule, Span, Step, Timing, ValueId, Want, Weight,
+    Peaks, Plan, Program, Result, RowCount, Rule, Span, Step, Timing, ValueId, Want, Weight,
 };
 use device_lower::hosted::{HostProgram, Hosted};
 
@@ -51,13 +51,13 @@ pub fn history(tokens: &[u32]) -> u64 {
     history_with(EMPTY, tokens)
 }
 
-/// The hash of a sequence's tokens after another hash, such as a [`memory`]'s.
+/// The hash of a sequence's tokens after another hash, such as that of [`encoder_states`].
 pub fn history_with(before: u64, tokens: &[u32]) -> u64 {
     tokens.iter().fold(before, |history, token| extend(history, *token))
 }
 
-/// The hash of what a span gives a plan that writes memories: its rows of [`Step::input`].
-pub fn memory(input: &[f32]) -> u64 {
+/// The hash of what a span gives a plan that writes encoder states: its rows of [`Step::input`].
+pub fn encoder_states(input: &[f32]) -> u64 {
     input.iter().fold(mix(EMPTY) | 1, |hash, number| extend(hash, number.to_bits()))
 }
 
@@ -237,7 +237,7 @@ struct NullPlan {
     nodes: Vec<(String, Option<u32>)>,
     n_vocab: usize,
     /// Rows and columns.
-    kept: Vec<(Rows, usize)>,
+    kept: Vec<(RowCount, usize)>,
 }
 
 impl NullPlan {
@@ -246,7 +246,7 @@ impl NullPlan {
         NullPlan {
             needs: Needs::new(plan, limits),
             nodes: plan.nodes.iter().map(|node| (node.op.kind().to_string(), node.layer)).collect(),
-            n_vocab: plan.value(plan.logits).cols,
+            n_vocab: plan.value(plan.output).cols,
             kept: plan.kept.iter().map(kept).collect(),
         }
     }
@@ -255,7 +255,7 @@ impl NullPlan {
 /// Empty buffers with room for what any of the plans keeps.
 fn kept_buffers(plans: &[NullPlan], limits: &Limits) -> Vec<Vec<f32>> {
     let n_kept = plans.iter().map(|plan| plan.kept.len()).max().unwrap_or(0);
-    let len = |(rows, cols): &(Rows, usize)| rows.count(limits.max_rows, limits.max_outputs) * cols;
+    let len = |(rows, cols): &(RowCount, usize)| rows.count(limits.max_rows, limits.max_outputs) * cols;
     let most = |index: usize| plans.iter().filter_map(|plan| plan.kept.get(index).map(len)).max();
     (0..n_kept).map(|index| Vec::with_capacity(most(index).unwrap_or(0))).collect()
 }
@@ -294,20 +294,20 @@ impl NullProgram {
     }
 
     /// The hash of what comes before `position`, which all groups must agree on; and whether all of the window, and of the
-    /// memories that the plan reads, is there.
+    /// encoder states that the plan reads, is there.
     fn history_before(&self, step: &Step, span: &Span, position: usize) -> Result<u64> {
-        let (mut history, mut memory) = (None, None);
+        let (mut history, mut states) = (None, None);
         let needs = &self.plans[step.plan].needs;
         for (group, usage) in needs.groups.iter().enumerate() {
             let positions = match usage {
                 GroupUse::Sequence { window } => {
                     window.map_or(0, |window| (position + 1).saturating_sub(window))..position
                 }
-                GroupUse::Memory { n, written: false } => 0..*n,
-                GroupUse::Memory { written: true, .. } | GroupUse::Unused => continue,
+                GroupUse::EncoderStates { n, written: false } => 0..*n,
+                GroupUse::EncoderStates { written: true, .. } | GroupUse::Unused => continue,
             };
             let table = step.page_table(span.slot, group, needs.groups.len());
-            let of_memory = !matches!(usage, GroupUse::Sequence { .. });
+            let of_encoder = !matches!(usage, GroupUse::Sequence { .. });
             for at in positions {
                 let hash = self.hashes[group][self.cell(table, at)];
                 let slot = span.slot;
@@ -315,10 +315,10 @@ impl NullProgram {
                     return self
                         .fail(format!("slot {slot}, position {at} of KV group {group} was never written"));
                 }
-                if !of_memory && at + 1 < position {
+                if !of_encoder && at + 1 < position {
                     continue;
                 }
-                let expected = if of_memory { &mut memory } else { &mut history };
+                let expected = if of_encoder { &mut states } else { &mut history };
                 if *expected.get_or_insert(hash) != hash {
                     let other =
                         format!("slot {slot}, position {at} of KV group {group} holds another sequence's");
@@ -326,7 +326,7 @@ impl NullProgram {
                 }
             }
         }
-        Ok(history.or(memory).unwrap_or(EMPTY))
+        Ok(history.or(states).unwrap_or(EMPTY))
     }
 
     fn cell(&self, table: &[u32], position: usize) -> usize {
@@ -355,28 +355,28 @@ impl NullProgram {
         self.current = step.plan;
         self.n_outputs = 0;
         let (n_rows, n_groups) = (step.tokens.len(), self.hashes.len());
-        let writes_memory = self.plans[step.plan]
+        let writes_states = self.plans[step.plan]
             .needs
             .groups
             .iter()
-            .any(|usage| matches!(usage, GroupUse::Memory { written: true, .. }));
+            .any(|usage| matches!(usage, GroupUse::EncoderStates { written: true, .. }));
         // Numbers of the input for each token.
         let per_token = step.input.len().checked_div(n_rows).unwrap_or(0);
         let n_vocab = self.n_vocab();
         for span in step.spans {
             let input =
                 span.first_row as usize * per_token..(span.first_row + span.n_rows) as usize * per_token;
-            let memory = memory(&step.input[input]);
+            let states = encoder_states(&step.input[input]);
             for row in 0..span.n_rows {
                 let position = (span.first_position + row) as usize;
                 let before = self.history_before(step, span, position)?;
                 let row = (span.first_row + row) as usize;
-                let hash = if writes_memory { memory } else { extend(before, step.tokens[row]) };
+                let hash = if writes_states { states } else { extend(before, step.tokens[row]) };
                 self.histories[row] = hash;
                 for group in 0..n_groups {
                     let read_only = matches!(
                         self.plans[step.plan].needs.groups[group],
-                        GroupUse::Unused | GroupUse::Memory { written: false, .. }
+                        GroupUse::Unused | GroupUse::EncoderStates { written: false, .. }
                     );
                     if !read_only {
                         let cell = self.cell(step.page_table(span.slot, group, n_groups), position);
@@ -480,7 +480,7 @@ impl HostProgram for NullProgram {
 
 /// A layer for tests: one head of 16 columns.
 pub fn layer(window: Option<usize>) -> KvLayer {
-    KvLayer { n_kv_heads: 1, head_dim: 16, window, memory: None }
+    KvLayer { n_kv_heads: 1, head_dim: 16, window, encoder_states: None }
 }
 
 #[cfg(test)]
@@ -622,12 +622,12 @@ mod tests {
         assert!(error.to_string().contains("another sequence's"), "{error}");
     }
 
-    /// A memory is a function of the input, two slots share its pages, and every position of it must be there.
+    /// Encoder states are a function of the input, two slots share their pages, and all of them must be there.
     #[test]
-    fn a_memory_comes_before_the_tokens() {
+    fn encoder_states_come_before_the_tokens() {
         let layers = [
-            KvLayer { n_kv_heads: 1, head_dim: 16, window: None, memory: Some(20) },
-            KvLayer { n_kv_heads: 1, head_dim: 16, window: None, memory: None },
+            KvLayer { n_kv_heads: 1, head_dim: 16, window: None, encoder_states: Some(20) },
+            KvLayer { n_kv_heads: 1, head_dim: 16, window: None, encoder_states: None },
         ];
         let mut b = PlanBuilder::new(0, N_VOCAB);
         let ids = layers.map(|layer| b.kv_layer(layer));
@@ -650,7 +650,7 @@ mod tests {
         let mut program = NullDevice::default().compile(&[writer, reader], &limits).unwrap();
         let input: Vec<f32> = (0..20 * 2 * 3).map(|i| i as f32).collect();
         let span = |slot, first_row, n_rows| Span { slot, first_row, n_rows, first_position: 0 };
-        // Of each slot two pages of the sequence's group, then two of the memory's.
+        // Of each slot two pages of the sequence's group, then two of the encoder states'.
         let tables = [5, PAGE_NONE, 8, 9, 6, PAGE_NONE, 8, 9, 7, PAGE_NONE, 9, 8];
         let spans = [span(0, 0, 20)];
         let write = Step { input: &input, ..step(&[0; 20], &spans, &tables, &[]) };
@@ -660,8 +660,8 @@ mod tests {
         assert!(program.run(&read).unwrap_err().to_string().contains("never written"));
         program.run(&write).unwrap();
         program.run(&read).unwrap();
-        let memory = memory(&input);
-        let expected = [history_with(memory, &[4, 5]), history_with(memory, &[6])];
+        let states = encoder_states(&input);
+        let expected = [history_with(states, &[4, 5]), history_with(states, &[6])];
         assert_eq!(chosen_tokens(program.as_ref()), expected.map(|history| best(history, N_VOCAB)));
         assert_eq!(program.kept(0).len(), 3 * 16);
         assert_eq!(program.kept(0)[16], kept(expected[0], 0));

@@ -54,7 +54,7 @@ impl Bench {
     }
 
     fn n_vocab(&self) -> usize {
-        self.plan.value(self.plan.logits).cols
+        self.plan.value(self.plan.output).cols
     }
 
     fn run(&mut self, step: &OwnedStep) -> Outcome {
@@ -494,7 +494,7 @@ pub fn check_reads(device: &dyn Device, tolerance: f32) -> Outcome<ReadValues> {
                     .map_err(|e| format!("step {index}, after all nodes: {id}, {e}"))?;
             }
         }
-        let logits = bench.program.read(plan.logits);
+        let logits = bench.program.read(plan.output);
         expect(logits.as_deref() == Some(bench.program.logits()), || "logits can be read".to_owned())?;
     }
     let unknown = ValueId(plan.values.len() as u32);

@@ -313,7 +313,7 @@ fn every_value_of_the_interpreter_can_be_read_after_a_step() {
             assert_eq!(program.read(id).unwrap(), expected, "{id}");
         }
         program.run_until(&step.borrow(), 0).unwrap();
-        assert!(program.read(plan.logits).is_none(), "it is of the step before");
+        assert!(program.read(plan.output).is_none(), "it is of the step before");
     }
 }
 

@@ -79,7 +79,7 @@ impl Embedder {
 
     /// Columns of a vector.
     pub fn n_dims(&self) -> usize {
-        self.plan.value(self.plan.logits).cols
+        self.plan.value(self.plan.output).cols
     }
 
     /// The plan as it runs: fused by the device's rules.
@@ -156,7 +156,7 @@ impl Embedder {
                 self.kv.end(slot, self.program.as_mut());
             }
             result?;
-            let rows = self.program.logits().chunks_exact(self.plan.value(self.plan.logits).cols);
+            let rows = self.program.logits().chunks_exact(self.plan.value(self.plan.output).cols);
             for (index, row) in batch.iter().zip(rows) {
                 vectors[*index] = row.to_vec();
             }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use device::{CommandInfo, Device, Limits, Output, Plan, Program, Timing};
+use device::{CommandInfo, Device, Limits, OutputKind, Plan, Program, Timing};
 
 use crate::kv::{KvCache, bytes_of_sequence};
 use crate::memory::{self, MemoryReport, Settled};
@@ -94,7 +94,7 @@ impl Engine {
     /// device cannot run the plan; or the vocabulary is broken.
     pub fn new(model: Arc<Model>, device: &Arc<dyn Device>, options: &LoadOptions) -> Result<Engine> {
         model.need_text()?;
-        if model.plan().output == Output::Hidden {
+        if model.plan().output_kind == OutputKind::Hidden {
             return Err(Error::NoHead { file: model.path().to_owned() });
         }
         let Settled { options, plan, memory } = memory::settle(&model, device.as_ref(), options)?;

@@ -325,7 +325,7 @@ impl Model {
 
     /// Tokens of the model's head; of a model without one, columns of its hidden states.
     pub fn n_vocab(&self) -> usize {
-        self.plan.value(self.plan.logits).cols
+        self.plan.value(self.plan.output).cols
     }
 
     /// The tokenizer, if there is one; made now if nobody asked before.

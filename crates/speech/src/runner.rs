@@ -77,7 +77,7 @@ impl Runner {
         Runner {
             program,
             kv: KvCache::new(&decoder.kv, limits),
-            n_vocab: decoder.value(decoder.logits).cols,
+            n_vocab: decoder.value(decoder.output).cols,
             n_positions,
             kept_heads,
             align_rows,
@@ -117,7 +117,7 @@ impl Runner {
         Ok(())
     }
 
-    /// A window's features, `(n_positions * stride, n_features)`, become the memory that all sequences read.
+    /// A window's features, `(n_positions * stride, n_features)`, become the encoder states that all sequences attend to.
     pub(crate) fn encode(&mut self, features: &[f32]) -> Result<()> {
         let begun = Instant::now();
         let step = Step {

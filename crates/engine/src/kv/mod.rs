@@ -36,7 +36,7 @@ pub fn pool_sizes(
     page_len: usize,
 ) -> Vec<usize> {
     let of_group = |group: &KvGroup| {
-        if let Some(n_positions) = group.memory {
+        if let Some(n_positions) = group.encoder_states {
             return n_positions.div_ceil(page_len);
         }
         let kept = group.window.filter(|w| *w < n_ctx).map_or(1, |w| w.div_ceil(page_len) + 1);
@@ -48,7 +48,7 @@ pub fn pool_sizes(
 /// Bytes that one sequence of `n_tokens` tokens holds at most, and a page of each group for a copy.
 pub fn bytes_of_sequence(layout: &KvLayout, limits: &Limits, n_tokens: usize) -> u64 {
     let of_group = |(group, g): (usize, &KvGroup)| {
-        let n = g.memory.map_or_else(
+        let n = g.encoder_states.map_or_else(
             || pages_of_sequence(g.window, n_tokens, limits.max_rows, limits.page_len) + 1,
             |n| n.div_ceil(limits.page_len),
         );
@@ -81,19 +81,19 @@ impl KvCache {
     pub fn new(layout: &KvLayout, limits: &Limits) -> KvCache {
         let groups = &layout.groups;
         let n_groups = groups.len();
-        let longest = groups.iter().filter_map(|g| g.memory).max().unwrap_or(0).max(limits.n_ctx);
+        let longest = groups.iter().filter_map(|g| g.encoder_states).max().unwrap_or(0).max(limits.n_ctx);
         let pages_per_table = longest.div_ceil(limits.page_len);
         let mut tables = PageTables::new(limits.max_spans, n_groups, pages_per_table);
         for slot in 0..limits.max_spans {
             for (group, of_group) in groups.iter().enumerate() {
-                let n_encoded = of_group.memory.map_or(0, |n| n.div_ceil(limits.page_len));
+                let n_encoded = of_group.encoder_states.map_or(0, |n| n.div_ceil(limits.page_len));
                 tables.fill(slot, group, 0..n_encoded, |page_index| page_index as u32);
             }
         }
         KvCache {
             page_len: limits.page_len,
             windows: groups.iter().map(|g| g.window).collect(),
-            is_encoded: groups.iter().map(|g| g.memory.is_some()).collect(),
+            is_encoded: groups.iter().map(|g| g.encoder_states.is_some()).collect(),
             pools: limits.n_pages.iter().map(|&n| PagePool::new(n)).collect(),
             page_bytes: (0..n_groups)
                 .map(|g| layout.page_bytes(g, limits.kv_type, limits.page_len) as u64)

@@ -60,7 +60,8 @@ struct Fixture {
 
 impl Fixture {
     fn new(windows: &[Option<usize>], n_ctx: usize, max_rows: usize, n_slots: usize) -> Fixture {
-        let layer = |w: &Option<usize>| KvLayer { n_kv_heads: 1, head_dim: 32, window: *w, memory: None };
+        let layer =
+            |w: &Option<usize>| KvLayer { n_kv_heads: 1, head_dim: 32, window: *w, encoder_states: None };
         Fixture::of(KvLayout::new(windows.iter().map(layer).collect()), n_ctx, max_rows, n_slots)
     }
 
@@ -323,8 +324,8 @@ fn a_fork_shares_pages_until_one_of_the_two_writes() {
 
 /// Beams of a search: one text position each, and pages that an encoder writes.
 fn beams() -> Fixture {
-    let layer = KvLayer { n_kv_heads: 1, head_dim: 8, window: None, memory: None };
-    let layout = KvLayout::new(vec![layer, KvLayer { memory: Some(50), ..layer }]);
+    let layer = KvLayer { n_kv_heads: 1, head_dim: 8, window: None, encoder_states: None };
+    let layout = KvLayout::new(vec![layer, KvLayer { encoder_states: Some(50), ..layer }]);
     Fixture::of(layout, 40, 50, 3)
 }
 

@@ -23,7 +23,7 @@ struct Simulation {
 
 impl Simulation {
     fn new(n_ctx: usize, chunk: usize, n_slots: usize, options: &LoadOptions) -> Simulation {
-        let layer = KvLayer { n_kv_heads: 1, head_dim: 32, window: None, memory: None };
+        let layer = KvLayer { n_kv_heads: 1, head_dim: 32, window: None, encoder_states: None };
         let plan = null::plan(N_VOCAB, &[layer]);
         let limits = Limits {
             max_rows: chunk,

@@ -191,13 +191,13 @@ impl Device for History {
             let bytes = limits.n_pages[g] * plan.kv.page_bytes(g, limits.kv_type, limits.page_len);
             Item { what: format!("KV pages {g}"), bytes: bytes as u64, residence: Residence::Reserved }
         });
-        let logits = 4 * (limits.max_outputs * plan.value(plan.logits).cols) as u64;
+        let logits = 4 * (limits.max_outputs * plan.value(plan.output).cols) as u64;
         let logits = Item { what: "logits".into(), bytes: logits, residence: Residence::Committed };
         Ok(MemoryPlan { items: kv.chain([logits]).collect() })
     }
     fn compile(&self, plans: &[Plan], limits: &Limits) -> device::Result<Box<dyn Program>> {
         let plan = &plans[0];
-        let n_vocab = plan.value(plan.logits).cols;
+        let n_vocab = plan.value(plan.output).cols;
         let program = HistoryProgram {
             windows: plan.kv.groups.iter().map(|g| g.window).collect(),
             pages: limits.n_pages.iter().map(|n| vec![None; n * limits.page_len]).collect(),
