@@ -172,6 +172,7 @@ fn main() {
         n_ctx: prompt + 256,
         page_len: device.page_len(),
         n_pages: vec![(prompt + 256) / device.page_len() + 2; plan.kv.groups.len()],
+        n_states: 0,
         kv_type,
         numerics: Numerics::Fast,
     };

@@ -126,6 +126,7 @@ fn main() {
         n_ctx: 448,
         page_len: 64,
         n_pages: vec![BEAMS * 7, POSITIONS.div_ceil(64)],
+        n_states: 0,
         kv_type: KvType::I16,
         numerics: Numerics::Fast,
     };

@@ -1,7 +1,7 @@
 //! Commands: what the table consists of, and what a worker knows while it runs one.
 
 use crate::kernels::attention::schedule::Schedule;
-use device::{RowCount, Span};
+use device::{RowCount, Span, StateUse};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -69,6 +69,8 @@ pub struct StepState<'a> {
     pub input: &'a [f32],
     /// In row order.
     pub spans: &'a [Span],
+    /// `(n_spans)` their states; empty without recurrent layers.
+    pub states: &'a [StateUse],
     /// `(n_rows)` the position of each row in its sequence.
     pub positions: &'a [u32],
     /// `(n_rows)` the slot of each row.
@@ -190,6 +192,7 @@ mod tests {
             tokens: &[],
             input: &[],
             spans: &[],
+            states: &[],
             positions: &[],
             slots: &[],
             page_tables: &[],

@@ -12,7 +12,8 @@ use crate::kernels::rope::Turn;
 use crate::kernels::{
     activate, activation_rows, add, argmax, attention, columns, cross_attention, cross_scores, elementwise,
     embed, embed_positions, expert_groups, expert_linear, expert_sum, gate, input, kv_write, layer_norm,
-    pool, projection, qk_rope_kv, rms_norm, rope, route, scale, select_rows, self_attention, softcap, unfold,
+    pool, projection, qk_rope_kv, rms_norm, rope, route, scale, select_rows, self_attention, short_conv,
+    softcap, unfold,
 };
 use crate::layout::{ExpertSizes, Layout, ProjectionSizes, schedule_shape};
 use crate::lower::{NodeUnit, RopeKey, Unit, out_of};
@@ -43,6 +44,8 @@ pub struct Addresses {
     pub groups: expert_groups::Groups,
     /// The matrices of all experts of the plan, in the layout's order.
     pub experts: *const WeightRows,
+    /// `(n_states, state_len)`
+    pub states: *mut f32,
     /// By KV group.
     pub pools: Vec<*mut u8>,
 }
@@ -602,6 +605,20 @@ impl Compiler<'_> {
                     rows: self.plan.value(*out).rows,
                 };
                 (Command::new(unfold::unfold, params), "unfold")
+            }
+            Op::ShortConv { x, weight, state, out } => {
+                let value = self.plan.value(*x);
+                let range = self.plan.kv.state_range(*state);
+                let params = short_conv::Params {
+                    x: self.value(*x),
+                    out: self.value(*out),
+                    weight: self.weight_f32(*weight),
+                    states: self.at.states.wrapping_add(range.start),
+                    state_len: self.plan.kv.state_len(),
+                    cols: value.cols,
+                    size: self.plan.weight(*weight).n_cols(),
+                };
+                (Command::new(short_conv::short_conv, params), "short_conv")
             }
             Op::CrossAttention { q, layer, n_heads, scale, out } => {
                 let params = cross_attention::Params {

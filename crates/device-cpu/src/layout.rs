@@ -383,7 +383,8 @@ impl Layout {
                 | Op::EmbedPositions { .. }
                 | Op::Pool { .. }
                 | Op::Input { .. }
-                | Op::Unfold { .. },
+                | Op::Unfold { .. }
+                | Op::ShortConv { .. },
             ) => 0,
         };
         self.scratch_bytes = self.scratch_bytes.max(round_up(scratch));

@@ -130,6 +130,7 @@ impl CpuProgram {
                 let order: *mut u32 = take("expert tables", shared.expert_bytes().0)?.cast();
                 Groups { order, ends: order.wrapping_add(shared.grouped.0) }
             },
+            states: take("states of recurrent layers", 4 * limits.n_states * kv.state_len())?.cast(),
             experts: take("expert tables", shared.expert_bytes().1)?.cast_const().cast(),
             pools: pages.iter().map(PagePool::start).collect(),
         };
@@ -217,6 +218,7 @@ impl CpuProgram {
             tokens: step.tokens,
             input: step.input,
             spans: step.spans,
+            states: step.states,
             positions: &self.positions[..n_rows],
             slots: &self.slots[..n_rows],
             page_tables: step.page_tables,

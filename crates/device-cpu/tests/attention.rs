@@ -147,6 +147,7 @@ fn limits_of(shape: &Shape, plan: &Plan) -> Limits {
         n_ctx: 1024,
         page_len,
         n_pages: vec![8 * 1024 / page_len; plan.kv.groups.len()],
+        n_states: 0,
         kv_type: shape.kv_type,
         numerics: Numerics::Deterministic,
     }

@@ -186,7 +186,8 @@ fn element_wise(op: &Op) -> Vec<ValueId> {
         | Op::Input { .. }
         | Op::Unfold { .. }
         | Op::CrossAttention { .. }
-        | Op::CrossScores { .. } => vec![],
+        | Op::CrossScores { .. }
+        | Op::ShortConv { .. } => vec![],
     }
 }
 

@@ -63,6 +63,13 @@ impl<G: Gpu> MetalDevice<G> {
 
     fn sizes(&self, plans: &[Plan], limits: &Limits) -> Result<ProgramSizes> {
         limits.check(self, plans)?;
+        if plans.iter().any(|plan| !plan.kv.states.is_empty()) {
+            return Err(device::Error::Unsupported {
+                device: self.name(),
+                what: "a model with recurrent layers".to_owned(),
+                hint: "use the device cpu".to_owned(),
+            });
+        }
         let parts: Vec<(Vec<LoweredUnit>, Arena)> = plans
             .iter()
             .map(|plan| {

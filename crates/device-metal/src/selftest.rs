@@ -64,8 +64,8 @@ pub fn check<G: Gpu>(
     every: usize,
     progress: &mut dyn FnMut(usize, usize, &str),
 ) -> Vec<Checked> {
-    let runs = |case: &Case| device.kv_types().contains(&case.limits.kv_type);
-    let cases: Vec<Case> = check_op_cases().into_iter().filter(runs).step_by(every.max(1)).collect();
+    let cases = check_op_cases().into_iter().filter(|case| case.runs_on(device));
+    let cases: Vec<Case> = cases.step_by(every.max(1)).collect();
     let n = cases.len();
     let splitting = device.splitting(SHORTEST_SPLIT);
     let mut checked: Vec<Checked> = vec![];
@@ -263,6 +263,7 @@ pub fn time_steps<G: Gpu>(
         n_ctx,
         page_len,
         n_pages: vec![n_ctx / page_len],
+        n_states: 0,
         kv_type: KvType::F16,
         ..limits(&plan.kv)
     };

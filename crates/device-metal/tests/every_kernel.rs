@@ -48,8 +48,10 @@ fn device(order: LaneOrder, sanitized: Option<(Sanitizer, IsOf)>) -> MetalDevice
 /// The last case of every kind of Op: most of them the largest.
 fn cases() -> Vec<Case> {
     let mut last: HashMap<OpKind, (usize, Case)> = HashMap::new();
-    for (index, case) in
-        check_op_cases().into_iter().enumerate().filter(|(_, case)| case.kind != OpKind::Linear)
+    for (index, case) in check_op_cases()
+        .into_iter()
+        .enumerate()
+        .filter(|(_, case)| ![OpKind::Linear, OpKind::ShortConv].contains(&case.kind))
     {
         last.insert(case.kind, (index, case));
     }

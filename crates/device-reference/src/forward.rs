@@ -4,7 +4,9 @@ use device::{KvLayerId, Op, Plan, Span, Step, ValueId, WeightId};
 
 use crate::activations::Activations;
 use crate::kv_pages::{Half, KvPages};
-use crate::{attention, cross, element_wise, embed, encoder, experts, input, linear, norm, rope, select};
+use crate::{
+    attention, cross, element_wise, embed, encoder, experts, input, linear, norm, recurrent, rope, select,
+};
 
 /// A plan, and the step that runs through it.
 pub struct Forward<'a> {
@@ -16,6 +18,8 @@ pub struct Forward<'a> {
     pub activations: &'a mut Activations,
     /// Keys and values.
     pub pages: &'a mut KvPages,
+    /// `(n_states, state_len)` what recurrent layers keep.
+    pub states: &'a mut [f32],
     /// Rows and page tables.
     pub step: &'a Step<'a>,
     /// `(n_tokens)` position of each row in its sequence.
@@ -144,6 +148,18 @@ impl<'a> Forward<'a> {
                 self.write(*out, |a, out| {
                     input::unfold(a.floats(*x), cols, *size, *stride, per_token, step.spans, out);
                 });
+            }
+            Op::ShortConv { x, weight, state, out } => {
+                let (cols, weight) = (self.cols(*x), plan.weight(*weight));
+                let mut taps = vec![0.0; cols * weight.n_cols()];
+                weight.decode_rows(0..cols, &mut taps);
+                let (len, range) = (plan.kv.state_len(), plan.kv.state_range(*state));
+                let states = std::mem::take(&mut self.states);
+                self.write(*out, |a, out| {
+                    let x = a.floats(*x);
+                    recurrent::short_conv(x, cols, &taps, step.spans, step.states, states, len, range, out);
+                });
+                self.states = states;
             }
             Op::Route { x, normalise, factor, scales, ids, weights } => {
                 let route = experts::Route {

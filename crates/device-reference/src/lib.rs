@@ -22,6 +22,7 @@
 //! | `encoder.rs` | LayerNorm, SelfAttention, Pool |
 //! | `input.rs` | Input, Unfold |
 //! | `cross.rs` | CrossAttention, CrossScores |
+//! | `recurrent.rs` | ShortConv |
 //!
 //! Unlike other devices it allocates while it runs: its threads, and their scratch.
 
@@ -39,6 +40,7 @@ mod linear;
 mod norm;
 mod parallel;
 mod program;
+mod recurrent;
 mod rope;
 mod select;
 

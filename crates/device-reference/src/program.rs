@@ -38,7 +38,9 @@ pub fn memory_plan(device: &Reference, plans: &[Plan], limits: &Limits) -> Resul
 /// Norm weights, biases, frequencies and sinks: what is decoded once.
 fn vector_ids(plan: &Plan) -> impl Iterator<Item = WeightId> {
     let ids = plan.primitives().flat_map(|op| match op {
-        Op::Embed { .. } | Op::EmbedPositions { .. } | Op::ExpertLinear { .. } => vec![],
+        Op::Embed { .. } | Op::EmbedPositions { .. } | Op::ExpertLinear { .. } | Op::ShortConv { .. } => {
+            vec![]
+        }
         Op::Linear { bias, .. } => bias.iter().copied().collect(),
         op => op.weights(),
     });
@@ -96,6 +98,8 @@ pub struct ReferenceProgram {
     current: usize,
     n_threads: usize,
     pages: KvPages,
+    /// `(n_states, state_len)`
+    states: Vec<f32>,
     /// By row of the step.
     positions: Vec<u32>,
     slots: Vec<u32>,
@@ -117,6 +121,7 @@ impl ReferenceProgram {
             current: 0,
             n_threads: device.n_threads(),
             pages,
+            states: vec![0.0; limits.n_states * kv.state_len()],
             positions: Vec::with_capacity(limits.max_rows),
             slots: Vec::with_capacity(limits.max_rows),
         };
@@ -144,6 +149,7 @@ impl HostProgram for ReferenceProgram {
             vectors,
             activations,
             pages: &mut self.pages,
+            states: &mut self.states,
             step,
             positions: &self.positions,
             slots: &self.slots,

@@ -4,7 +4,7 @@ use weights::{BlockType, Bytes, Planes};
 use super::{Rng, quantized, stored};
 use device::{
     Activation, DType, KvLayer, KvLayerId, KvLayout, Node, Op, OutputKind, Plan, Pooling, RopeStyle,
-    RowCount, Value, ValueId, Weight, WeightId, WeightPart,
+    RowCount, StateId, Value, ValueId, Weight, WeightId, WeightPart,
 };
 
 /// Rows of an embedding table that differ; longer tables repeat them.
@@ -14,6 +14,8 @@ const N_DIFFERENT: usize = 64;
 pub struct PlanBuilder {
     plan: Plan,
     kv_layers: Vec<KvLayer>,
+    /// Numbers of each recurrent layer's state.
+    states: Vec<usize>,
     layer: Option<u32>,
     n_vocab: usize,
     rng: Rng,
@@ -45,6 +47,7 @@ impl PlanBuilder {
                 kept: vec![],
             },
             kv_layers: vec![],
+            states: vec![],
             layer: None,
             n_vocab,
             rng: Rng::new(seed),
@@ -275,6 +278,15 @@ impl PlanBuilder {
         out
     }
 
+    /// With random taps, and a state of its own.
+    pub fn short_conv(&mut self, x: ValueId, size: usize) -> ValueId {
+        let cols = self.plan.value(x).cols;
+        let weight = self.matrix(cols, size, BlockType::F32);
+        let state = StateId(self.states.len() as u32);
+        self.states.push((size - 1) * cols);
+        self.like(x, |out| Op::ShortConv { x, weight, state, out })
+    }
+
     /// Keep a value for the caller.
     pub fn keep(&mut self, x: ValueId) {
         self.plan.kept.push(x);
@@ -361,7 +373,8 @@ impl PlanBuilder {
                 }
             }
         }
-        Plan { output: logits, argmax, kv: KvLayout::new(self.kv_layers), ..self.plan }
+        let kv = KvLayout { states: self.states, ..KvLayout::new(self.kv_layers) };
+        Plan { output: logits, argmax, kv, ..self.plan }
     }
 }
 

@@ -12,7 +12,7 @@ pub use norms::{Norms, layers_with_norms};
 use super::builder::mini_transformer_with;
 use super::{AttentionOptions, PlanBuilder, Sequences, block_types, limits};
 use device::{
-    Activation, KvLayer, KvType, Limits, OpKind, OwnedStep, Plan, Pooling, RopeStyle, ValueId, Want,
+    Activation, Device, KvLayer, KvType, Limits, OpKind, OwnedStep, Plan, Pooling, RopeStyle, ValueId, Want,
 };
 
 /// Plans of one program, and steps to run through them.
@@ -81,11 +81,70 @@ fn all_cases() -> Vec<Case> {
         encoder_states::inputs(),
         encoder_states::encoder_states(),
         norms::layers(),
+        recurrent(),
     ];
     groups.into_iter().flatten().collect()
 }
 
+/// Recurrent layers alone, and beside attention.
+fn recurrent() -> Vec<Case> {
+    let mut cases = vec![];
+    for (cols, sizes, with_attention) in [
+        (1, vec![2], false),
+        (7, vec![3], false),
+        (64, vec![4, 2], false),
+        (33, vec![3, 5], true),
+        (160, vec![4], true),
+    ] {
+        let mut b = PlanBuilder::new(cols as u64, N_TOKENS as usize);
+        let mut x = b.embed(cols);
+        for size in &sizes {
+            let y = b.short_conv(x, *size);
+            b.keep(y);
+            let y = b.linear(y, cols, BlockType::F32, true);
+            x = b.add(x, y);
+        }
+        if with_attention {
+            let layer =
+                b.kv_layer(KvLayer { n_kv_heads: 1, head_dim: 16, window: None, encoder_states: None });
+            let q = b.linear(x, 16, BlockType::F32, false);
+            b.kv_write(q, q, layer);
+            let y = b.attention(q, layer, 1, AttentionOptions::default());
+            let y = b.linear(y, cols, BlockType::F32, false);
+            x = b.short_conv(y, 3);
+        }
+        let x = b.select_rows(x);
+        let logits = b.linear(x, 29, BlockType::F32, true);
+        let plan = b.finish(logits);
+        let limits = limits(&plan.kv);
+        let mut sequences = Sequences::new(cols as u64, &plan.kv, &limits, N_TOKENS);
+        let spans: [&[(usize, usize)]; 7] = [
+            &[(0, 1)],
+            &[(0, 1), (1, 5)],
+            &[(2, 17), (0, 2), (1, 1)],
+            &[(0, 1)],
+            &[(1, 40)],
+            &[(2, 1), (0, 1)],
+            &[(3, 2)],
+        ];
+        let steps = spans.iter().map(|spans| sequences.step(spans)).collect();
+        let name = format!("short convolutions of {cols} columns over {sizes:?}, attention {with_attention}");
+        let (kind, block) = (OpKind::ShortConv, BlockType::F32);
+        cases.push(Case { name, kind, block, plans: vec![plan], limits, steps, tolerance: 5.0 * SUM });
+    }
+    cases
+}
+
 impl Case {
+    /// Whether a device has what the case needs: its KV type, and kernels for all its Ops. (A device that refuses a case says
+    /// so when its memory is planned.)
+    pub fn runs_on(&self, device: &dyn Device) -> bool {
+        let cached = self.plans.iter().any(|plan| !plan.kv.layers.is_empty());
+        let planned = device.memory_plan(&self.plans, &self.limits);
+        (!cached || device.kv_types().contains(&self.limits.kv_type))
+            && !matches!(planned, Err(device::Error::Unsupported { .. }))
+    }
+
     /// A case without attention: one sequence a step, of each number of rows.
     fn rows(name: String, kind: OpKind, block: BlockType, tolerance: f32, plan: Plan) -> Case {
         let limits = limits(&plan.kv);

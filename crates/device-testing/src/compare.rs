@@ -1,7 +1,7 @@
 //! Running cases: device against interpreter, fused against not, chunks against single rows.
 
 use super::{Case, check_op_cases};
-use device::{Choose, Device, Limits, Op, OwnedStep, Plan, RowCount, Rule, Span, ValueId};
+use device::{Choose, Device, Limits, Op, OwnedStep, Plan, RowCount, Rule, Span, StateUse, ValueId};
 use device_lower::fusion::fuse;
 use device_reference::Reference;
 
@@ -117,7 +117,7 @@ pub fn compare_chunks(device: &dyn Device, case: &Case, tolerance: f32) -> Resul
         if needs_whole_spans(&plans[step.plan]) {
             rows.push(step.clone());
         } else {
-            rows.extend(row_by_row(step));
+            rows.extend(row_by_row(step, &case.limits));
         }
     }
     let chunks = by_value(&plans, &case.steps, run(device, &plans, &case.limits, &case.steps)?);
@@ -158,7 +158,8 @@ fn needs_whole_spans(plan: &Plan) -> bool {
         | Op::LayerNorm { .. }
         | Op::EmbedPositions { .. }
         | Op::CrossAttention { .. }
-        | Op::CrossScores { .. } => false,
+        | Op::CrossScores { .. }
+        | Op::ShortConv { .. } => false,
     })
 }
 
@@ -172,21 +173,30 @@ fn by_value(plans: &[Plan], steps: &[OwnedStep], results: Vec<Results>) -> Vec<R
 }
 
 /// The rows of a step as steps of their own.
-fn row_by_row(step: &OwnedStep) -> Vec<OwnedStep> {
+fn row_by_row(step: &OwnedStep, limits: &Limits) -> Vec<OwnedStep> {
     let per_row = step.input.len().checked_div(step.tokens.len()).unwrap_or(0);
-    let row = |span: &Span, row: u32| {
+    // Between two rows the state is in one of two that `Sequences` does not use.
+    let between = |row: u32| limits.n_states as u32 - 1 - row % 2;
+    let state = |index: usize, span: &Span, row: u32| {
+        let whole = step.states.get(index)?;
+        let from = if row == 0 { whole.from } else { between(row - 1) };
+        Some(StateUse { from, to: if row + 1 == span.n_rows { whole.to } else { between(row) } })
+    };
+    let row = |index: usize, span: &Span, row: u32| {
         let at = (span.first_row + row) as usize;
         let output = step.outputs.iter().position(|row| *row as usize == at);
         OwnedStep {
             tokens: vec![step.tokens[at]],
             input: step.input[at * per_row..(at + 1) * per_row].to_vec(),
             spans: vec![Span { first_row: 0, n_rows: 1, first_position: span.first_position + row, ..*span }],
+            states: state(index, span, row).into_iter().collect(),
             outputs: if output.is_some() { vec![0] } else { vec![] },
             wants: output.map(|output| step.wants[output]).into_iter().collect(),
             ..step.clone()
         }
     };
-    step.spans.iter().flat_map(|span| (0..span.n_rows).map(move |r| row(span, r))).collect()
+    let spans = step.spans.iter().enumerate();
+    spans.flat_map(|(index, span)| (0..span.n_rows).map(move |r| row(index, span, r))).collect()
 }
 
 pub(super) fn differ(expected: &[f32], found: &[f32], cols: usize, tolerance: f32) -> Result<(), String> {
@@ -218,7 +228,7 @@ pub fn check_device(device: &dyn Device, tolerance: impl Fn(&Case) -> f32) -> Re
     check_cases(device, check_op_cases(), tolerance)
 }
 
-/// [`compare`] and [`compare_chunks`] on every case whose KV type the device has. `tolerance` gives the bound of a case,
+/// [`compare`] and [`compare_chunks`] on every case that the device has what it needs for. `tolerance` gives the bound of a case,
 /// usually [`Case::tolerance`] times what the device's arithmetic needs.
 ///
 /// Returns the number of cases.
@@ -234,14 +244,14 @@ pub fn check_cases(
     let mut n_cases = 0;
     for case in cases {
         let cached = case.plans.iter().any(|plan| !plan.kv.layers.is_empty());
-        if !device.kv_types().contains(&case.limits.kv_type) && cached {
-            continue;
-        }
         let limits = Limits {
             kv_type: if cached { case.limits.kv_type } else { device.kv_types()[0] },
             ..case.limits.clone()
         };
         let case = Case { limits, ..case };
+        if !case.runs_on(device) {
+            continue;
+        }
         n_cases += 1;
         let tolerance = tolerance(&case);
         let result =

@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use device::{
     Arithmetic, CommandInfo, Device, Error, GroupUse, KvLayer, KvType, Limits, MemoryPlan, Needs, OwnedStep,
-    Peaks, Plan, Program, Result, RowCount, Rule, Span, Step, Timing, ValueId, Want, Weight,
+    Peaks, Plan, Program, Result, RowCount, Rule, STATE_NONE, Span, Step, Timing, ValueId, Want, Weight,
 };
 use device_lower::hosted::{HostProgram, Hosted};
 
@@ -107,6 +107,31 @@ pub fn plan(n_vocab: usize, layers: &[KvLayer]) -> Plan {
         let options = AttentionOptions { window: layer.window, ..AttentionOptions::default() };
         let y = b.attention(v, id, layer.n_kv_heads, options);
         x = b.linear(y, 1, weights::BlockType::F32, false);
+    }
+    b.layer(None);
+    let x = b.select_rows(x);
+    let logits = b.linear(x, n_vocab, weights::BlockType::F32, false);
+    b.finish(logits)
+}
+
+/// The same with recurrent layers before the others: their states hold the history of a sequence as its pages do, and where
+/// both are there they must agree.
+pub fn plan_with_states(n_vocab: usize, layers: &[KvLayer], n_recurrent: usize) -> Plan {
+    use crate::{AttentionOptions, PlanBuilder};
+    let mut b = PlanBuilder::new(0, n_vocab);
+    let mut x = b.embed(4);
+    for index in 0..n_recurrent {
+        b.layer(Some(index as u32));
+        x = b.short_conv(x, 3);
+    }
+    for (index, layer) in layers.iter().enumerate() {
+        b.layer(Some((n_recurrent + index) as u32));
+        let id = b.kv_layer(*layer);
+        let v = b.linear(x, layer.n_kv_heads * layer.head_dim, weights::BlockType::F32, false);
+        b.kv_write(v, v, id);
+        let options = AttentionOptions { window: layer.window, ..AttentionOptions::default() };
+        let y = b.attention(v, id, layer.n_kv_heads, options);
+        x = b.linear(y, 4, weights::BlockType::F32, false);
     }
     b.layer(None);
     let x = b.select_rows(x);
@@ -202,6 +227,7 @@ impl Device for NullDevice {
         let n_logits = plans.iter().map(|plan| plan.n_vocab).max().unwrap_or(0);
         let program = NullProgram {
             hashes: limits.n_pages.iter().map(|n| vec![0; n * limits.page_len]).collect(),
+            states: vec![0; limits.n_states],
             histories: vec![0; limits.max_rows],
             logits: vec![0.0; limits.max_outputs * n_logits],
             page_tables: Vec::new(),
@@ -266,6 +292,8 @@ struct NullProgram {
     plans: Vec<NullPlan>,
     /// Of the last step.
     current: usize,
+    /// `(n_states)` histories; 0: not written.
+    states: Vec<u64>,
     /// By row of the last step.
     histories: Vec<u64>,
     logits: Vec<f32>,
@@ -363,16 +391,30 @@ impl NullProgram {
         // Numbers of the input for each token.
         let per_token = step.input.len().checked_div(n_rows).unwrap_or(0);
         let n_vocab = self.n_vocab();
-        for span in step.spans {
+        for (index, span) in step.spans.iter().enumerate() {
             let input =
                 span.first_row as usize * per_token..(span.first_row + span.n_rows) as usize * per_token;
             let states = encoder_states(&step.input[input]);
+            let state = step.states.get(index);
+            let mut carried = state.map_or(Ok(EMPTY), |state| self.state(state.from))?;
             for row in 0..span.n_rows {
                 let position = (span.first_position + row) as usize;
-                let before = self.history_before(step, span, position)?;
+                let mut before = self.history_before(step, span, position)?;
+                if let Some(state) = state {
+                    let has_pages = self.plans[step.plan].needs.groups.iter().any(GroupUse::is_of_sequence);
+                    if has_pages && before != carried {
+                        let what = format!(
+                            "state {} before row {row} of {span:?} is of another history",
+                            state.from
+                        );
+                        return self.fail(what);
+                    }
+                    before = carried;
+                }
                 let row = (span.first_row + row) as usize;
                 let hash = if writes_states { states } else { extend(before, step.tokens[row]) };
                 self.histories[row] = hash;
+                carried = hash;
                 for group in 0..n_groups {
                     let read_only = matches!(
                         self.plans[step.plan].needs.groups[group],
@@ -391,6 +433,9 @@ impl NullProgram {
                     self.n_outputs += 1;
                 }
             }
+            if let Some(state) = state {
+                self.states[state.to as usize] = carried;
+            }
         }
         for ((rows, cols), out) in self.plans[step.plan].kept.iter().zip(&mut self.kept) {
             let n = rows.count(n_rows, self.n_outputs);
@@ -404,6 +449,15 @@ impl NullProgram {
             }
         }
         Ok(())
+    }
+
+    /// The history that a state holds.
+    fn state(&self, from: u32) -> Result<u64> {
+        match from {
+            STATE_NONE => Ok(EMPTY),
+            from if self.states[from as usize] == 0 => self.fail(format!("state {from} was never written")),
+            from => Ok(self.states[from as usize]),
+        }
     }
 
     /// Positions of a page among its group's.

@@ -1,7 +1,10 @@
 //! A small scheduler for tests: random tokens, scattered pages, windows that let pages go.
 
 use super::Rng;
-use device::{KvGroup, KvLayout, KvType, Limits, Numerics, OwnedStep, PAGE_NONE, Plan, Program, Span, Want};
+use device::{
+    KvGroup, KvLayout, KvType, Limits, Numerics, OwnedStep, PAGE_NONE, Plan, Program, STATE_NONE, Span,
+    StateUse, Want,
+};
 
 /// The best token of an output, and its logits.
 pub const BEST_AND_LOGITS: Want = Want { logits: true, ..Want::BEST };
@@ -20,6 +23,8 @@ pub fn limits(kv: &KvLayout) -> Limits {
         n_ctx: 512,
         page_len: 16,
         n_pages: vec![48; kv.groups.len()],
+        // Before and after a step of all slots, and two for rows of a step run one by one.
+        n_states: if kv.states.is_empty() { 0 } else { 18 },
         kv_type: KvType::F32,
         numerics: Numerics::Fast,
     }
@@ -40,11 +45,14 @@ pub struct Sequences {
     slots: Vec<Slot>,
     /// By group.
     free: Vec<Vec<u32>>,
+    free_states: Vec<u32>,
     rng: Rng,
 }
 
-#[derive(Clone, Default)]
+#[derive(Clone)]
 struct Slot {
+    /// After the last step.
+    state: u32,
     /// Position of the first token; not 0 only where nothing is cached.
     start: usize,
     tokens: Vec<u32>,
@@ -63,6 +71,7 @@ impl Sequences {
             n_vocab,
             slots: vec![],
             free,
+            free_states: (0..limits.n_states.saturating_sub(2) as u32).collect(),
             rng: Rng::new(seed),
         }
     }
@@ -85,7 +94,7 @@ impl Sequences {
     /// There are not enough pages.
     pub fn step(&mut self, spans: &[(usize, usize)]) -> OwnedStep {
         let mut tokens = vec![];
-        let mut step_spans = vec![];
+        let (mut step_spans, mut states) = (vec![], vec![]);
         for (slot, n_rows) in spans {
             let first_position = self.slot(*slot).start + self.slot(*slot).tokens.len();
             self.take_pages(*slot, first_position, first_position + n_rows);
@@ -94,7 +103,14 @@ impl Sequences {
             self.slots[*slot].tokens.extend(&tokens[first_row as usize..]);
             let (slot, n_rows, first_position) = (*slot as u32, *n_rows as u32, first_position as u32);
             step_spans.push(Span { slot, first_row, n_rows, first_position });
+            if !self.kv.states.is_empty() {
+                assert!(!self.free_states.is_empty(), "the test needs more states");
+                let to = self.free_states.swap_remove(self.rng.below(self.free_states.len()));
+                let from = std::mem::replace(&mut self.slots[slot as usize].state, to);
+                states.push(StateUse { from, to });
+            }
         }
+        self.free_states.extend(states.iter().map(|state| state.from).filter(|from| *from != STATE_NONE));
         OwnedStep {
             plan: 0,
             input: vec![],
@@ -102,6 +118,7 @@ impl Sequences {
             wants: vec![BEST_AND_LOGITS; tokens.len()],
             tokens,
             spans: step_spans,
+            states,
             page_tables: self.page_tables(),
             pages_per_table: self.pages_per_table,
             ..OwnedStep::default()
@@ -165,7 +182,7 @@ impl Sequences {
     fn slot(&mut self, slot: usize) -> &mut Slot {
         if slot >= self.slots.len() {
             let tables = vec![vec![PAGE_NONE; self.pages_per_table]; self.kv.groups.len()];
-            self.slots.resize(slot + 1, Slot { tables, ..Slot::default() });
+            self.slots.resize(slot + 1, Slot { state: STATE_NONE, start: 0, tokens: vec![], tables });
         }
         &mut self.slots[slot]
     }
@@ -218,8 +235,15 @@ mod tests {
         let limits = Limits { n_pages: vec![30, 10], ..limits(&kv) };
         let mut sequences = Sequences::new(1, &kv, &limits, 10);
         let groups = kv.groups.iter().map(|g| GroupUse::Sequence { window: g.window }).collect();
-        let needs =
-            [Needs { n_nodes: 1, n_vocab: 10, n_logits: 10, n_positions: limits.n_ctx, input: None, groups }];
+        let needs = [Needs {
+            n_nodes: 1,
+            n_vocab: 10,
+            n_logits: 10,
+            n_positions: limits.n_ctx,
+            input: None,
+            groups,
+            has_states: false,
+        }];
         for turn in 0..60 {
             let spans: &[(usize, usize)] = if turn % 7 == 0 { &[(1, 20), (0, 1)] } else { &[(0, 3), (2, 1)] };
             sequences.step(spans).borrow().check(&needs, &limits).unwrap();

@@ -61,6 +61,7 @@ impl Plan {
         let mut seen = Seen {
             written: vec![false; self.values.len()],
             kv: vec![false; self.kv.layers.len()],
+            states: vec![false; self.kv.states.len()],
             input: false,
         };
         for (index, node) in self.nodes.iter().enumerate() {
@@ -178,6 +179,8 @@ struct Seen {
     written: Vec<bool>,
     /// By KV layer.
     kv: Vec<bool>,
+    /// By state of a recurrent layer.
+    states: Vec<bool>,
     /// Whether there was an Input.
     input: bool,
 }
@@ -484,6 +487,25 @@ impl<'a> At<'a> {
                 self.rows(out, RowCount::Tokens)?;
                 self.columns(out, heads.len(), n)?;
                 self.finite("scale", *scale)
+            }
+            Op::ShortConv { x, weight, state, out } => {
+                let x = self.same(*x, *out)?;
+                self.rows(x, RowCount::Tokens)?;
+                let size = self.weight(*weight)?.shape.last().copied().unwrap_or(0);
+                let weight = self.matrix(*weight, size)?;
+                self.require(
+                    size >= 2 && weight.n_rows() == x.cols && weight.block == BlockType::F32,
+                    || format!("{} {:?} of {}", weight.name, weight.shape, weight.block),
+                    format_args!("({}, at least 2) of F32", x.cols),
+                )?;
+                let n = self.plan.kv.states.get(state.0 as usize).copied();
+                self.require(
+                    n == Some((size - 1) * x.cols),
+                    || format!("state {} of {n:?} numbers", state.0),
+                    format_args!("one of {}", (size - 1) * x.cols),
+                )?;
+                let written = std::mem::replace(&mut seen.states[state.0 as usize], true);
+                self.require(!written, || format!("state {}, used before", state.0), "a state of its own")
             }
         }
     }

@@ -111,6 +111,8 @@ pub struct Limits {
     pub page_len: usize,
     /// Pages of each KV group.
     pub n_pages: Vec<usize>,
+    /// States of recurrent layers ([`Step::states`]); 0 where no plan has any.
+    pub n_states: usize,
     /// How keys and values are stored.
     pub kv_type: KvType,
     /// Which arithmetic.

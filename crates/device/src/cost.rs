@@ -69,7 +69,8 @@ impl Plan {
             | Op::Input { .. }
             | Op::Unfold { .. }
             | Op::CrossAttention { .. }
-            | Op::CrossScores { .. } => 0,
+            | Op::CrossScores { .. }
+            | Op::ShortConv { .. } => 0,
         }
     }
 
@@ -130,6 +131,11 @@ impl MemoryPlan {
                 };
                 let bytes = *n_pages as u64 * kv.page_bytes(index, limits.kv_type, limits.page_len) as u64;
                 items.push(Item { what, bytes, residence: Residence::Reserved });
+            }
+            if limits.n_states > 0 {
+                let bytes = 4 * (limits.n_states * kv.state_len()) as u64;
+                let what = "states of recurrent layers".to_owned();
+                items.push(Item { what, bytes, residence: Residence::Committed });
             }
         }
         MemoryPlan { items }

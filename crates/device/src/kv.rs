@@ -7,6 +7,13 @@ pub struct KvLayerId(pub u32);
 /// In a page table: no page here (outside the window, or not reached yet).
 pub const PAGE_NONE: u32 = u32::MAX;
 
+/// Index of a recurrent layer's state, in [`KvLayout::states`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StateId(pub u32);
+
+/// In [`crate::StateUse::from`]: the sequence begins, its state is all zeros.
+pub const STATE_NONE: u32 = u32::MAX;
+
 /// One layer's keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KvLayer {
@@ -40,6 +47,8 @@ pub struct KvLayout {
     pub layers: Vec<KvLayer>,
     /// The groups: full attention first, then windows ascending, then those of encoder states, fewest first.
     pub groups: Vec<KvGroup>,
+    /// Numbers, in f32, of what each recurrent layer keeps of a sequence, however long it is.
+    pub states: Vec<usize>,
 }
 
 /// How keys and values are stored.
@@ -91,7 +100,19 @@ impl KvLayout {
                     .collect(),
             })
             .collect();
-        KvLayout { layers, groups }
+        KvLayout { layers, groups, states: Vec::new() }
+    }
+
+    /// Numbers of the state of a sequence: of all recurrent layers, one after another.
+    pub fn state_len(&self) -> usize {
+        self.states.iter().sum()
+    }
+
+    /// Where a layer's part of a state lies.
+    pub fn state_range(&self, id: StateId) -> std::ops::Range<usize> {
+        let index = id.0 as usize;
+        let start = self.states[..index].iter().sum();
+        start..start + self.states[index]
     }
 
     /// The layer.

@@ -43,7 +43,7 @@ pub use contract::{
     Arithmetic, CommandInfo, Device, Error, Item, Limits, MemoryPlan, Numerics, Peaks, Program, Residence,
     Result, Timing,
 };
-pub use kv::{KvGroup, KvLayer, KvLayerId, KvLayout, KvType, PAGE_NONE};
+pub use kv::{KvGroup, KvLayer, KvLayerId, KvLayout, KvType, PAGE_NONE, STATE_NONE, StateId};
 pub use needs::{GroupUse, Needs};
 pub use op::{Activation, Op, OpKind, Pooling, RopeStyle};
 pub use plan::{
@@ -54,4 +54,4 @@ pub use rule::{FusedKind, PatternPart, Rule};
 pub const MAX_BEST: usize = 64;
 
 pub use sampling::{Penalties, Sampling};
-pub use step::{Choose, Chosen, Link, OutputRef, OwnedStep, Slice, Span, Step, Ticket, Want};
+pub use step::{Choose, Chosen, Link, OutputRef, OwnedStep, Slice, Span, StateUse, Step, Ticket, Want};

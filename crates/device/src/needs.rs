@@ -21,6 +21,13 @@ pub enum GroupUse {
     },
 }
 
+impl GroupUse {
+    /// Whether it holds positions of sequences.
+    pub fn is_of_sequence(&self) -> bool {
+        matches!(self, GroupUse::Sequence { .. })
+    }
+}
+
 /// What a plan needs of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Needs {
@@ -36,6 +43,8 @@ pub struct Needs {
     pub input: Option<(RowCount, usize)>,
     /// By KV group.
     pub groups: Vec<GroupUse>,
+    /// Whether it has recurrent layers, so that every span has a state.
+    pub has_states: bool,
 }
 
 impl Needs {
@@ -48,6 +57,7 @@ impl Needs {
             n_positions: usize::MAX,
             input: None,
             groups: vec![GroupUse::Unused; plan.kv.groups.len()],
+            has_states: false,
         };
         for op in plan.primitives() {
             match op {
@@ -66,6 +76,7 @@ impl Needs {
                 Op::Attention { layer, .. }
                 | Op::CrossAttention { layer, .. }
                 | Op::CrossScores { layer, .. } => needs.use_layer(plan, *layer, false, limits),
+                Op::ShortConv { .. } => needs.has_states = true,
                 // Shapes, weights and rows are all that these need.
                 Op::RmsNorm { .. }
                 | Op::Linear { .. }

@@ -2,7 +2,7 @@
 //!
 //! Shapes: `n` is the number of rows of the step (tokens or outputs), every activation is f32 `(n, cols)` row-major.
 
-use crate::{FusedKind, KvLayerId, ValueId, WeightId};
+use crate::{FusedKind, KvLayerId, StateId, ValueId, WeightId};
 
 /// Element-wise non-linearities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -332,6 +332,19 @@ pub enum Op {
         /// `(n, heads.len() * n_states)`
         out: ValueId,
     },
+    /// A causal convolution along the positions of each sequence, column by column:
+    /// `out[t][c] = sum over j of weight[c][j] * x[t + 1 - size + j][c]`, 0 before the sequence begins. The `size - 1` positions
+    /// before a span are read from the sequence's state, and the last ones up to its end are kept there, the oldest first.
+    ShortConv {
+        /// `(n, cols)`
+        x: ValueId,
+        /// `(cols, size)`, F32; a size of at least 2.
+        weight: WeightId,
+        /// Of `(size - 1) * cols` numbers.
+        state: StateId,
+        /// `(n, cols)`
+        out: ValueId,
+    },
 }
 
 /// An [`Op`] without its fields, for patterns and tables.
@@ -364,6 +377,7 @@ pub enum OpKind {
     Unfold,
     CrossAttention,
     CrossScores,
+    ShortConv,
 }
 
 impl Op {
@@ -396,6 +410,7 @@ impl Op {
             Op::Unfold { .. } => OpKind::Unfold,
             Op::CrossAttention { .. } => OpKind::CrossAttention,
             Op::CrossScores { .. } => OpKind::CrossScores,
+            Op::ShortConv { .. } => OpKind::ShortConv,
         }
     }
 
@@ -430,7 +445,9 @@ impl Op {
                 reads
             }
             Op::EmbedPositions { .. } | Op::Input { .. } => vec![],
-            Op::LayerNorm { x, .. } | Op::Pool { x, .. } | Op::Unfold { x, .. } => vec![*x],
+            Op::LayerNorm { x, .. } | Op::Pool { x, .. } | Op::Unfold { x, .. } | Op::ShortConv { x, .. } => {
+                vec![*x]
+            }
             Op::CrossAttention { q, .. } | Op::CrossScores { q, .. } => vec![*q],
             Op::SelfAttention { q, k, v, .. } => vec![*q, *k, *v],
         }
@@ -464,7 +481,8 @@ impl Op {
             | Op::Input { out }
             | Op::Unfold { out, .. }
             | Op::CrossAttention { out, .. }
-            | Op::CrossScores { out, .. } => vec![*out],
+            | Op::CrossScores { out, .. }
+            | Op::ShortConv { out, .. } => vec![*out],
         }
     }
 
@@ -481,6 +499,7 @@ impl Op {
             Op::Fused { parts, .. } => parts.iter().flat_map(Op::weights).collect(),
             Op::LayerNorm { weight, bias, .. } => std::iter::once(*weight).chain(*bias).collect(),
             Op::EmbedPositions { table, .. } => vec![*table],
+            Op::ShortConv { weight, .. } => vec![*weight],
             Op::KvWrite { .. }
             | Op::Activate { .. }
             | Op::Gate { .. }

@@ -174,6 +174,10 @@ impl Display for Shown<'_> {
                 let (out, q) = (self.out(*out), self.value(*q));
                 write!(f, "{out} = {kind}({q}, {layer}, {heads:?} of {n_heads} heads, scale {scale})")
             }
+            Op::ShortConv { x, weight, state, out } => {
+                let (out, x, weight) = (self.out(*out), self.value(*x), self.weight(*weight));
+                write!(f, "{out} = {kind}({x}, {weight}, state {})", state.0)
+            }
         }
     }
 }
@@ -323,6 +327,7 @@ impl Display for OpKind {
             OpKind::Unfold => "unfold",
             OpKind::CrossAttention => "cross_attention",
             OpKind::CrossScores => "cross_scores",
+            OpKind::ShortConv => "short_conv",
         })
     }
 }

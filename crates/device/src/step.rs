@@ -40,6 +40,16 @@ pub struct Span {
     pub first_position: u32,
 }
 
+/// Which states a span reads and writes. A state is written whole by one step and not changed after, so that it can be shared,
+/// kept, and gone back to: a step that failed, or that nobody wants, has harmed none that was there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateUse {
+    /// What the sequence had before the span's first row; [`crate::STATE_NONE`] at position 0.
+    pub from: u32,
+    /// Where what it has after the last row is written.
+    pub to: u32,
+}
+
 /// Part of one of a step's lists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Slice {
@@ -140,6 +150,8 @@ pub struct Step<'a> {
     pub input: &'a [f32],
     /// Every row belongs to exactly one span; spans are in row order.
     pub spans: &'a [Span],
+    /// `(n_spans)` their states; empty for a plan without recurrent layers.
+    pub states: &'a [StateUse],
     /// `(n_slots, n_groups, pages_per_table)` page numbers. Position `p` lies in entry `p / page_len`. They are read while
     /// the step is submitted, not later.
     pub page_tables: &'a [u32],
@@ -198,6 +210,8 @@ pub struct OwnedStep {
     pub input: Vec<f32>,
     /// As [`Step::spans`].
     pub spans: Vec<Span>,
+    /// As [`Step::states`].
+    pub states: Vec<StateUse>,
     /// As [`Step::page_tables`].
     pub page_tables: Vec<u32>,
     /// As [`Step::table_changes`].
@@ -227,6 +241,7 @@ impl OwnedStep {
             links: &self.links,
             input: &self.input,
             spans: &self.spans,
+            states: &self.states,
             page_tables: &self.page_tables,
             table_changes: self.table_changes.as_deref(),
             pages_per_table: self.pages_per_table,
@@ -254,6 +269,7 @@ impl From<&Step<'_>> for OwnedStep {
             links: step.links.to_vec(),
             input: step.input.to_vec(),
             spans: step.spans.to_vec(),
+            states: step.states.to_vec(),
             page_tables: step.page_tables.to_vec(),
             table_changes: step.table_changes.map(<[u32]>::to_vec),
             pages_per_table: step.pages_per_table,

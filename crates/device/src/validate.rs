@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use crate::{
-    Choose, Device, Error, GroupUse, KvType, Limits, Needs, Op, PAGE_NONE, Plan, Result, Slice, Span, Step,
-    check_plans,
+    Choose, Device, Error, GroupUse, KvType, Limits, Needs, Op, PAGE_NONE, Plan, Result, STATE_NONE, Slice,
+    Span, Step, check_plans,
 };
 
 impl Limits {
@@ -47,6 +47,10 @@ impl Limits {
         if let Some(n) = self.n_pages.iter().find(|n| **n == 0 || **n >= PAGE_NONE as usize) {
             return refuse(format!("a KV group of {n} pages"), "use 1 to 2^32 - 2");
         }
+        if (self.n_states == 0) != plan.kv.states.is_empty() || self.n_states >= STATE_NONE as usize {
+            let what = format!("{} states for {} recurrent layers", self.n_states, plan.kv.states.len());
+            return refuse(what, "use 1 to 2^32 - 2 where there are such layers, else 0");
+        }
         if !device.kv_types().contains(&self.kv_type) {
             return refuse(
                 format!("a KV cache of {:?}", self.kv_type),
@@ -86,6 +90,7 @@ impl Step<'_> {
     /// - spans cover the rows in order, a slot has at most one span;
     /// - every position that a span writes or that its windows still need has a page within range, and so has every position
     ///   of encoder states; a span that writes these has a row for each of them;
+    /// - every span of a plan with recurrent layers has states within range, and writes one that nothing else in the step uses;
     /// - every output says what is wanted of it, links are of rows, and all slices lie within the step's lists;
     /// - no page that one span writes is in reach of another span (looked at in builds with debug assertions).
     ///
@@ -154,7 +159,30 @@ impl Step<'_> {
         if next_row != n_rows {
             return Err(format!("spans of {next_row} rows in a step of {n_rows} rows"));
         }
+        self.check_states(needs, limits)?;
         self.check_pages(needs, limits)
+    }
+
+    fn check_states(&self, needs: &Needs, limits: &Limits) -> std::result::Result<(), String> {
+        let n_expected = if needs.has_states { self.spans.len() } else { 0 };
+        if self.states.len() != n_expected {
+            return Err(format!("{} states, expected {n_expected}", self.states.len()));
+        }
+        for (index, (state, span)) in self.states.iter().zip(self.spans).enumerate() {
+            if (state.from == STATE_NONE) != (span.first_position == 0) {
+                return Err(format!("{state:?} of {span:?}, expected a state before it unless it begins"));
+            }
+            let from = if state.from == STATE_NONE { 0 } else { state.from };
+            within("states", from.max(state.to) as usize + 1, limits.n_states)?;
+            let mut others = self.states.iter().enumerate();
+            if others.any(|(i, other)| other.from == state.to || i != index && other.to == state.to) {
+                return Err(format!(
+                    "state {} is written by span {index} and used by another or by itself",
+                    state.to
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// Whether the step's plan has a node `last`, for [`crate::Program::run_until`].

@@ -207,5 +207,15 @@ fn limits(model: &Model, spec: &EmbeddingSpec, device: &dyn Device, options: &Lo
     let max_spans = MAX_SPANS.min(max_rows);
     let plan = model.embedding_plan(spec, n_ctx)?;
     let n_pages = pool_sizes(&plan.kv, n_ctx, max_rows, max_spans, page_len);
-    Ok(Limits { max_rows, max_outputs: max_spans, max_spans, n_ctx, page_len, n_pages, kv_type, numerics })
+    Ok(Limits {
+        max_rows,
+        max_outputs: max_spans,
+        max_spans,
+        n_ctx,
+        page_len,
+        n_pages,
+        n_states: 0,
+        kv_type,
+        numerics,
+    })
 }

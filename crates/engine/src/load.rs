@@ -19,6 +19,9 @@ pub const MAX_N_CTX: usize = 1 << 24;
 /// Most time between two tokens while prompts are computed, if nothing else is asked for.
 pub const DEFAULT_TOKEN_LATENCY: Duration = Duration::from_millis(200);
 
+/// States of recurrent layers for each sequence: what it has, what its steps in flight write, and snapshots of prompts.
+const STATES_OF_SEQUENCE: usize = 8;
+
 /// Guesses of a sequence in a step if nothing else is asked for.
 pub const DEFAULT_DRAFT: usize = 8;
 
@@ -374,6 +377,10 @@ pub fn limits(model: &Model, device: &dyn Device, options: &LoadOptions) -> Resu
     // A step has room for a row of every sequence and for its guesses, and no chunk is longer than the context.
     let n_draft = match options.speculate {
         Speculate::Off => 0,
+        // A state has no positions to go back to.
+        _ if !model.plan.kv.states.is_empty() => {
+            return Err(wrong("speculation", "on".into(), "off for a model with recurrent layers".into()));
+        }
         Speculate::Always | Speculate::Auto => in_range("draft length", options.max_draft, 1, MAX_DRAFT)?,
     };
     let least = options.n_sequences * (1 + n_draft);
@@ -386,6 +393,7 @@ pub fn limits(model: &Model, device: &dyn Device, options: &LoadOptions) -> Resu
         n_ctx,
         page_len,
         n_pages: pool_sizes(&model.plan.kv, n_ctx, max_rows, options.n_sequences, page_len),
+        n_states: if model.plan.kv.states.is_empty() { 0 } else { STATES_OF_SEQUENCE * options.n_sequences },
         kv_type,
         numerics: options.numerics,
     })

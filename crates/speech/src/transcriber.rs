@@ -538,6 +538,7 @@ fn limits(
         n_ctx,
         page_len: PAGE_LEN,
         n_pages: engine::pool_sizes(&layout, n_ctx, max_rows, options.n_beams, PAGE_LEN),
+        n_states: 0,
         kv_type,
         numerics: options.numerics,
     })

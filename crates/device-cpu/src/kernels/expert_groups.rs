@@ -136,6 +136,7 @@ mod tests {
             input: &[],
             tokens: &[0; 3],
             spans: &[],
+            states: &[],
             positions: &[],
             slots: &[],
             page_tables: &[],

@@ -33,6 +33,7 @@ pub mod route;
 pub mod scale;
 pub mod select_rows;
 pub mod self_attention;
+pub mod short_conv;
 pub mod softcap;
 pub mod unfold;
 

@@ -118,6 +118,7 @@ pub fn dispatches(s: &Shapes, layers: &[&Layers], rows: Rows) -> (Vec<(String, C
         n_ctx,
         page_len,
         n_pages: vec![n_ctx / page_len; plan.kv.groups.len()],
+        n_states: 0,
         kv_type: KvType::F16,
         ..limits(&plan.kv)
     };

@@ -253,6 +253,7 @@ impl<G: Gpu> Draft<'_, G> {
             | Op::KvWrite { .. }
             | Op::ExpertLinear { .. }
             | Op::ExpertSum { .. }
+            | Op::ShortConv { .. }
             | Op::Fused { .. } => Err(self.not_lowered(op)),
         }
     }

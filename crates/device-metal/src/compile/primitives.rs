@@ -180,7 +180,8 @@ impl<G: Gpu> Draft<'_, G> {
             Op::Attention { .. }
             | Op::SelfAttention { .. }
             | Op::CrossAttention { .. }
-            | Op::CrossScores { .. } => self.attention(op),
+            | Op::CrossScores { .. }
+            | Op::ShortConv { .. } => self.attention(op),
             Op::ExpertLinear { x, ids, weight, out } => self.expert_linear(*x, *ids, *weight, *out),
             Op::ExpertSum { x, weights, out } => self.expert_sum(*x, *weights, None, *out),
             Op::Linear { .. } | Op::Fused { .. } => Err(self.not_lowered(op)),

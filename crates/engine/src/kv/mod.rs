@@ -6,15 +6,17 @@
 
 mod pages;
 mod prefix;
+mod states;
 mod tables;
 
 pub use pages::PagePool;
 pub use prefix::PrefixCache;
 pub(crate) use prefix::common_len;
 
-use device::{KvGroup, KvLayout, Limits, PAGE_NONE, Program};
+use device::{KvGroup, KvLayout, Limits, PAGE_NONE, Program, STATE_NONE, StateUse};
 
 use crate::{Error, Result};
+use states::SlotStates;
 use tables::PageTables;
 
 /// Most pages that one sequence holds in a group, while a step of `max_rows` rows is computed.
@@ -65,7 +67,10 @@ pub struct KvCache {
     windows: Vec<Option<usize>>,
     /// Whether an encoder writes a group's pages: every slot reads the same ones, and they are not counted.
     is_encoded: Vec<bool>,
+    /// `(n_groups + 1)`, the last one of states.
     pools: Vec<PagePool>,
+    /// By slot; empty without recurrent layers.
+    states: Vec<SlotStates>,
     /// Bytes of a page of each group.
     page_bytes: Vec<u64>,
     /// Most bytes of pages that are held at once, by sequences and the prefix cache.
@@ -94,7 +99,11 @@ impl KvCache {
             page_len: limits.page_len,
             windows: groups.iter().map(|g| g.window).collect(),
             is_encoded: groups.iter().map(|g| g.encoder_states.is_some()).collect(),
-            pools: limits.n_pages.iter().map(|&n| PagePool::new(n)).collect(),
+            pools: limits.n_pages.iter().chain([&limits.n_states]).map(|&n| PagePool::new(n)).collect(),
+            states: match layout.states.is_empty() {
+                true => Vec::new(),
+                false => vec![SlotStates::default(); limits.max_spans],
+            },
             page_bytes: (0..n_groups)
                 .map(|g| layout.page_bytes(g, limits.kv_type, limits.page_len) as u64)
                 .collect(),
@@ -182,17 +191,23 @@ impl KvCache {
                 self.share(slot, group, page_index, page);
             }
         }
+        if let Some(states) = self.states.get_mut(slot) {
+            let state = found.path.last().map_or(STATE_NONE, |node| self.prefix.state(*node));
+            states.begin(state, found.n_tokens, &mut self.pools[self.windows.len()]);
+        }
         found.n_tokens
     }
 
     /// Whether a slot still has what a row at `position` looks at, of which it may have let go on its way further.
     pub fn can_fork(&self, slot: usize, position: usize) -> bool {
         let mut groups = (0..self.n_groups()).filter(|&group| !self.is_encoded[group]);
-        groups.all(|group| {
-            let first = self.first_visible(group, position) / self.page_len;
-            let pages = &self.tables.table(slot, group)[first..position.div_ceil(self.page_len)];
-            pages.iter().all(|page| *page != PAGE_NONE)
-        })
+        let has_state = self.states.get(slot).is_none_or(|states| states.position() == position);
+        has_state
+            && groups.all(|group| {
+                let first = self.first_visible(group, position) / self.page_len;
+                let pages = &self.tables.table(slot, group)[first..position.div_ceil(self.page_len)];
+                pages.iter().all(|page| *page != PAGE_NONE)
+            })
     }
 
     /// Give the empty slot `to` the first `n_tokens` positions of `from`, where [`Self::can_fork`] says that they are there.
@@ -208,6 +223,9 @@ impl KvCache {
                 let page = self.tables.page(from, group, page_index);
                 self.share(to, group, page_index, page);
             }
+        }
+        if let Some(state) = self.states.get(from).map(SlotStates::current) {
+            self.states[to].begin(state, n_tokens, &mut self.pools[self.windows.len()]);
         }
     }
 
@@ -278,7 +296,42 @@ impl KvCache {
                 self.reserve_page(slot, group, page_index, is_begun, program)?;
             }
         }
+        if self.states.get(slot).is_some_and(SlotStates::needs_next) {
+            let state = self.take(self.windows.len(), program)?;
+            self.states[slot].set_next(state);
+        }
         Ok(())
+    }
+
+    /// Whether layers are recurrent.
+    pub(crate) fn has_states(&self) -> bool {
+        !self.states.is_empty()
+    }
+
+    /// The states that a step of the reserved rows uses; `None` without recurrent layers.
+    pub fn state_use(&self, slot: usize) -> Option<StateUse> {
+        self.states.get(slot).map(SlotStates::next_use)
+    }
+
+    /// The reserved rows of a slot were submitted.
+    pub(crate) fn note_rows_submitted(&mut self, slot: usize) {
+        if let Some(states) = self.states.get_mut(slot) {
+            states.note_submitted();
+        }
+    }
+
+    /// The oldest step of a slot is done: its sequence stands before `position` now.
+    pub(crate) fn note_rows_done(&mut self, slot: usize, position: usize) {
+        if let Some(states) = self.states.get_mut(slot) {
+            states.note_done(position, &mut self.pools[self.windows.len()]);
+        }
+    }
+
+    /// Nothing of a slot is in flight any more, and what was is to be computed again.
+    pub(crate) fn forget_in_flight(&mut self, slot: usize) {
+        if let Some(states) = self.states.get_mut(slot) {
+            states.forget_in_flight(&mut self.pools[self.windows.len()]);
+        }
     }
 
     /// Give a slot one page of one group to write, with what it holds there already if it `is_begun`; its number.
@@ -346,8 +399,11 @@ impl KvCache {
         program: &mut dyn Program,
     ) {
         let n = if is_final { tokens.len() } else { tokens.len() / self.page_len * self.page_len };
-        let KvCache { prefix, pools, tables, .. } = self;
-        prefix.insert(salt, &tokens[..n], slot, tables, pools, |g, page| program.release_page(g, page));
+        let KvCache { prefix, pools, tables, states, .. } = self;
+        let state =
+            states.get(slot).filter(|states| states.position() == n).map_or(STATE_NONE, SlotStates::current);
+        let n_groups = self.windows.len();
+        prefix.insert(salt, &tokens[..n], state, slot, tables, pools, freed(n_groups, program));
     }
 
     /// Let go of all pages of a slot.
@@ -364,27 +420,32 @@ impl KvCache {
             }
             self.keep_from(slot, group, 0);
         }
+        if let Some(states) = self.states.get_mut(slot) {
+            states.end(&mut self.pools[self.windows.len()]);
+        }
     }
 
     /// Forget all cached prefixes.
     pub fn clear_prefixes(&mut self, program: &mut dyn Program) {
-        self.prefix.clear(&mut self.pools, |g, page| program.release_page(g, page));
+        self.prefix.clear(&mut self.pools, freed(self.windows.len(), program));
     }
 
     /// A page, if the budget has room for it, or gets it when cached prefixes go.
     fn take(&mut self, group: usize, program: &mut dyn Program) -> Result<u32> {
         loop {
-            if self.held_bytes().saturating_add(self.page_bytes[group]) <= self.budget
+            let bytes = self.page_bytes.get(group).copied().unwrap_or(0);
+            if self.held_bytes().saturating_add(bytes) <= self.budget
                 && let Some(page) = self.pools[group].take()
             {
                 return Ok(page);
             }
             let n_groups = self.n_groups();
+            if group == n_groups && self.prefix.evict(group, &mut self.pools, freed(n_groups, program)) {
+                continue;
+            }
             // Pages of this group first: only they are of use where its pool is empty.
             let mut groups = (group..n_groups).chain(0..group);
-            if !groups.any(|group| {
-                self.prefix.evict(group, &mut self.pools, |g, page| program.release_page(g, page))
-            }) {
+            if !groups.any(|group| self.prefix.evict(group, &mut self.pools, freed(n_groups, program))) {
                 return Err(Error::PagesExhausted { group, n_pages: self.pools[group].n_pages() });
             }
         }
@@ -410,10 +471,22 @@ impl KvCache {
                 counted[group][page as usize] += 1;
             }
         }
+        for states in &self.states {
+            states.count_references(&mut counted[self.windows.len()]);
+        }
         for (group, (pool, counted)) in self.pools.iter().zip(&counted).enumerate() {
             pool.check(counted).map_err(|what| broken(format!("KV group {group}: {what}")))?;
         }
         Ok(())
+    }
+}
+
+/// What becomes of pages that nobody holds: the program may let go of their memory. States stay.
+fn freed(n_groups: usize, program: &mut dyn Program) -> impl FnMut(usize, u32) {
+    move |group, page| {
+        if group < n_groups {
+            program.release_page(group, page);
+        }
     }
 }
 

@@ -12,10 +12,13 @@
 //! evicted. A prefix of length `L` is usable only if each window group still holds the pages of the last `window - 1`
 //! positions before `L`: what the row at position `L` will look at.
 //!
+//! Where layers are recurrent, a node may also hold the state that a sequence had at its end, as if states were pages of one
+//! more group. A prefix is then usable only as far as a node whose state is here.
+//!
 //! For eviction each group has a list of the nodes with a page in it, the coldest first, linked through the nodes
 //! themselves, so that using, adding and evicting cost no search and no memory.
 
-use device::{KvLayout, PAGE_NONE};
+use device::{KvLayout, PAGE_NONE, STATE_NONE};
 
 use super::pages::PagePool;
 use super::tables::PageTables;
@@ -33,9 +36,9 @@ const NIL: NodeId = NodeId::MAX;
 struct Node {
     /// At most `page_len`; of a salt its two halves; empty at the root and in unused entries.
     tokens: Box<[u32]>,
-    /// `(n_groups)`
+    /// `(n_groups + 1)` pages, and the state at the node's end.
     pages: Box<[u32]>,
-    /// `(n_groups)` neighbours in each group's list, if the node has a page there.
+    /// `(n_groups + 1)` neighbours in each group's list, if the node has a page there.
     links: Box<[Link]>,
     parent: NodeId,
     /// In the order of their tokens.
@@ -71,9 +74,10 @@ pub struct PrefixCache {
     page_len: usize,
     /// Window of each group; `None`: full attention.
     windows: Vec<Option<usize>>,
+    has_states: bool,
     nodes: Vec<Node>,
     unused: Vec<NodeId>,
-    /// `(n_groups)`
+    /// `(n_groups + 1)`
     lists: Vec<List>,
 }
 
@@ -84,8 +88,9 @@ impl PrefixCache {
         let empty = List { coldest: NIL, hottest: NIL, len: 0 };
         let mut cache = PrefixCache {
             page_len,
-            lists: vec![empty; windows.len()],
+            lists: vec![empty; windows.len() + 1],
             windows,
+            has_states: !layout.states.is_empty(),
             nodes: Vec::new(),
             unused: Vec::new(),
         };
@@ -94,7 +99,7 @@ impl PrefixCache {
     }
 
     fn new_node(&self, parent: NodeId, tokens: Box<[u32]>) -> Node {
-        let n_groups = self.windows.len();
+        let n_groups = self.lists.len();
         Node {
             tokens,
             pages: vec![PAGE_NONE; n_groups].into(),
@@ -128,7 +133,11 @@ impl PrefixCache {
         let (mut at, mut n_tokens) = self.walk(salt, tokens, |_| {});
         while n_tokens > 0 {
             match self.missing(at, n_tokens) {
-                None => break,
+                None if self.has_states_at(at, n_tokens) => break,
+                None => {
+                    n_tokens = (n_tokens - 1) / self.page_len * self.page_len;
+                    at = self.node(at).parent;
+                }
                 Some(page_index) => {
                     for _ in page_index..n_tokens.div_ceil(self.page_len) {
                         at = self.node(at).parent;
@@ -164,6 +173,17 @@ impl PrefixCache {
         (at, n_tokens)
     }
 
+    /// Whether a sequence can go on behind the first `n_tokens` tokens, which end within `node`, as far as states matter.
+    fn has_states_at(&self, node: NodeId, n_tokens: usize) -> bool {
+        let is_whole = (n_tokens - 1) % self.page_len + 1 == self.node(node).tokens.len();
+        !self.has_states || is_whole && self.state(node) != STATE_NONE
+    }
+
+    /// The state at the end of a node, or [`STATE_NONE`].
+    pub fn state(&self, node: NodeId) -> u32 {
+        self.page(node, self.windows.len())
+    }
+
     /// The last page, of those up to the node `last`, that a row at position `n_tokens` behind it would look at and that is
     /// missing: no prefix is usable that goes beyond it.
     fn missing(&self, last: NodeId, n_tokens: usize) -> Option<usize> {
@@ -183,7 +203,8 @@ impl PrefixCache {
         of_group.min()
     }
 
-    /// Remember the sequence in a slot: `tokens` whose keys and values are computed, with its pages. They count as used now. `freed(group, page)` is called for every page that nobody holds any more.
+    /// Remember the sequence in a slot: `tokens` whose keys and values are computed, with its pages, and the state at their end,
+    /// [`STATE_NONE`] where there is none. They count as used now. `freed(group, page)` is called for every page that nobody holds any more.
     ///
     /// Where the cache has a full page of the same tokens already, the sequence gives up its own and shares the cache's.
     /// So a sequence that holds the page of a node holds those of the nodes above too, and whatever no sequence holds can
@@ -192,6 +213,7 @@ impl PrefixCache {
         &mut self,
         salt: u64,
         tokens: &[u32],
+        state: u32,
         slot: usize,
         tables: &mut PageTables,
         pools: &mut [PagePool],
@@ -243,7 +265,13 @@ impl PrefixCache {
             }
             at = id;
         }
+        let states = self.windows.len();
+        if state != STATE_NONE && self.state(at) == STATE_NONE {
+            pools[states].share(state);
+            self.set_page(at, states, state);
+        }
         self.touch(Some(at));
+        self.remove_empty_leaves(at);
     }
 
     /// Whether there is a child with these tokens, and where it is or would be among the others.
@@ -348,8 +376,8 @@ impl PrefixCache {
     /// without its start it is not. In a window group it is the other way about: what follows looks at the end.
     fn touch(&mut self, last: Option<NodeId>) {
         let Some(last) = last else { return };
-        for group in 0..self.windows.len() {
-            let is_window = self.windows[group].is_some();
+        for group in 0..self.lists.len() {
+            let is_window = self.windows.get(group).is_none_or(Option::is_some);
             // Upwards, each hotter than the one below; or each right below the one that was hottest before it.
             let mut hotter = NIL;
             let mut at = last;
@@ -390,7 +418,7 @@ impl PrefixCache {
             let hotter = self.node(at).links[group].hotter;
             if pools[group].references(self.page(at, group)) > 1 {
                 self.make_hottest(at, group);
-            } else if self.windows[group].is_some() {
+            } else if self.windows.get(group).is_none_or(Option::is_some) {
                 let page = self.page(at, group);
                 self.set_page(at, group, PAGE_NONE);
                 if pools[group].release(page) {
@@ -505,7 +533,7 @@ impl PrefixCache {
                 self.n_nodes()
             ));
         }
-        (0..self.windows.len()).try_for_each(|group| self.check_list(group))
+        (0..self.lists.len()).try_for_each(|group| self.check_list(group))
     }
 
     fn check_node(&self, id: NodeId) -> Result<(), String> {

@@ -75,6 +75,7 @@ impl Fixture {
             n_ctx,
             page_len: PAGE,
             n_pages,
+            n_states: 0,
             kv_type: KvType::F16,
             numerics: Numerics::Fast,
         };

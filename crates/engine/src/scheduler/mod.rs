@@ -337,6 +337,7 @@ impl Scheduler {
             let history = History { tokens: &sequence.tokens, pending: &sequence.pending, draft: &[] };
             let want = self.buffers.want(&sequence.sampler, &history, n_ahead);
             self.buffers.push_linked(slot, position, from, want);
+            self.buffers.push_state(self.kv.state_use(slot));
             flight.add(span, position);
             return Ok(());
         }
@@ -357,6 +358,7 @@ impl Scheduler {
             let want = self.buffers.want(&sequence.sampler, &history, n_ahead + index + 1);
             self.buffers.push_guess(*guess, want);
         }
+        self.buffers.push_state(self.kv.state_use(slot));
         flight.add(span, position);
         Ok(())
     }
@@ -379,6 +381,12 @@ impl Scheduler {
         if n_rows == 0 {
             return Ok(());
         }
+        if self.kv.has_states() {
+            // A state can be taken over where its pages end: what others may share of the prompt ends with a step.
+            let page_len = self.limits.page_len;
+            let last_full = (position + n_rows - usize::from(n_rows == missing)) / page_len * page_len;
+            n_rows = if last_full > position { last_full - position } else { n_rows };
+        }
         // On a shortage a smaller chunk may still find its pages.
         while let Err(error) = self.kv.reserve(slot, position, n_rows, program) {
             if !matches!(error, Error::PagesExhausted { .. }) || n_rows <= self.limits.page_len {
@@ -397,6 +405,7 @@ impl Scheduler {
             let want = self.buffers.want(&sequence.sampler, &history, 0);
             self.buffers.push(slot, position, rows, OutputRows::Last(1), want);
         }
+        self.buffers.push_state(self.kv.state_use(slot));
         flight.add(span, position);
         Ok(())
     }
@@ -492,6 +501,7 @@ impl Scheduler {
             let Some(sequence) = &mut self.slots[span.slot] else { continue };
             sequence.started.get_or_insert(now);
             sequence.n_submitted += span.n_rows;
+            self.kv.note_rows_submitted(span.slot);
             if let (Some(ticket), Some(output)) = (flight.ticket, span.output) {
                 sequence.pending.push(OutputRef { ticket, output: output as u32 });
             }
@@ -511,7 +521,11 @@ impl Scheduler {
             let _ = flight.ticket.map(|ticket| program.wait(ticket));
             self.spare.push(flight);
         }
-        self.slots.iter_mut().flatten().for_each(Sequence::forget_in_flight);
+        for (slot, sequence) in self.slots.iter_mut().enumerate() {
+            let Some(sequence) = sequence else { continue };
+            sequence.forget_in_flight();
+            self.kv.forget_in_flight(slot);
+        }
     }
 }
 

@@ -34,6 +34,7 @@ impl Scheduler {
             let page_len = self.limits.page_len;
             let n_full_before = sequence.n_computed / page_len;
             sequence.n_computed += span.n_rows - span.n_draft;
+            self.kv.note_rows_done(slot, sequence.n_computed);
             if sequence.in_prompt {
                 // Others may use every page as soon as it is full. Before `advance`, while what a row behind the page looks at
                 // is still here.

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::AtomicBool;
 
-use device::{Limits, Link, OutputRef, Slice, Span, Step, Want};
+use device::{Limits, Link, OutputRef, Slice, Span, StateUse, Step, Want};
 
 use crate::kv::KvCache;
 use crate::sampling::Sampler;
@@ -25,6 +25,8 @@ pub(crate) struct StepBuffers {
     links: Vec<Link>,
     /// Capacity `max_spans`.
     spans: Vec<Span>,
+    /// Of the spans, where layers are recurrent; capacity `max_spans`.
+    states: Vec<StateUse>,
     /// Capacity `max_outputs`: rows.
     outputs: Vec<u32>,
     /// Capacity `max_outputs`.
@@ -56,6 +58,7 @@ impl StepBuffers {
             tokens: Vec::with_capacity(limits.max_rows),
             links: Vec::with_capacity(limits.max_spans),
             spans: Vec::with_capacity(limits.max_spans),
+            states: Vec::with_capacity(limits.max_spans),
             outputs: Vec::with_capacity(limits.max_outputs),
             wants: Vec::with_capacity(limits.max_outputs),
             recent: Vec::new(),
@@ -70,6 +73,7 @@ impl StepBuffers {
         self.tokens.clear();
         self.links.clear();
         self.spans.clear();
+        self.states.clear();
         self.outputs.clear();
         self.wants.clear();
         self.recent.clear();
@@ -136,6 +140,11 @@ impl StepBuffers {
         debug_assert!(self.outputs.len() <= self.max_outputs);
     }
 
+    /// The states of the span that was appended last.
+    pub(crate) fn push_state(&mut self, state: Option<StateUse>) {
+        self.states.extend(state);
+    }
+
     /// Append a row whose token is what an earlier output chooses; it is an output too.
     pub(crate) fn push_linked(&mut self, slot: usize, position: usize, from: OutputRef, want: Want) {
         self.links.push(Link { row: self.tokens.len() as u32, from });
@@ -190,6 +199,7 @@ impl StepBuffers {
             tokens: &self.tokens,
             links: &self.links,
             spans: &self.spans,
+            states: &self.states,
             page_tables: kv.tables(),
             table_changes: kv.table_changes(),
             pages_per_table: kv.pages_per_table(),

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use device::{Device, KvLayer, KvType, Limits, Numerics, Program};
+use device::{Device, KvLayer, KvType, Limits, Numerics, Plan, Program};
 use device_testing::null::{self, NullDevice};
 
 use super::Scheduler;
@@ -10,7 +10,7 @@ use crate::kv::{KvCache, pool_sizes};
 use crate::output::TextStream;
 use crate::sampling::{Sampler, SamplingParams};
 use crate::sequence::Sequence;
-use crate::{LoadOptions, Request, SequenceId};
+use crate::{Event, LoadOptions, Request, SequenceId};
 
 const N_VOCAB: usize = 100;
 
@@ -19,12 +19,24 @@ struct Simulation {
     program: Box<dyn Program>,
     now: Instant,
     n_added: u64,
+    /// What was chosen for each sequence.
+    tokens: Vec<Vec<u32>>,
 }
 
 impl Simulation {
     fn new(n_ctx: usize, chunk: usize, n_slots: usize, options: &LoadOptions) -> Simulation {
         let layer = KvLayer { n_kv_heads: 1, head_dim: 32, window: None, encoder_states: None };
-        let plan = null::plan(N_VOCAB, &[layer]);
+        Simulation::of(&null::plan(N_VOCAB, &[layer]), 1, n_ctx, chunk, n_slots, options)
+    }
+
+    fn of(
+        plan: &Plan,
+        depth: usize,
+        n_ctx: usize,
+        chunk: usize,
+        n_slots: usize,
+        options: &LoadOptions,
+    ) -> Simulation {
         let limits = Limits {
             max_rows: chunk,
             max_outputs: n_slots,
@@ -32,38 +44,45 @@ impl Simulation {
             n_ctx,
             page_len: 16,
             n_pages: pool_sizes(&plan.kv, n_ctx, chunk, n_slots, 16),
+            n_states: if plan.kv.states.is_empty() { 0 } else { 8 * n_slots },
             kv_type: KvType::F16,
             numerics: Numerics::Fast,
         };
-        let program = NullDevice::default().compile(std::slice::from_ref(&plan), &limits).unwrap();
+        let device = NullDevice::default().with_steps_in_flight(depth);
+        let program = device.compile(std::slice::from_ref(plan), &limits).unwrap();
         let kv = KvCache::new(&plan.kv, &limits);
-        let scheduler = Scheduler::new(&limits, N_VOCAB, 1, kv, options);
-        Simulation { scheduler, program, now: Instant::now(), n_added: 0 }
+        let scheduler = Scheduler::new(&limits, N_VOCAB, depth, kv, options);
+        Simulation { scheduler, program, now: Instant::now(), n_added: 0, tokens: vec![] }
     }
 
     fn add(&mut self, request: Request) -> SequenceId {
         let id = SequenceId(self.n_added);
         self.n_added += 1;
+        self.tokens.push(vec![]);
         let sampler = Sampler::new(&SamplingParams::greedy(), N_VOCAB).unwrap();
         let text = TextStream::new(None, vec![], false);
-        self.scheduler.add(Sequence::new(id, request, sampler, text, 1, 0));
+        self.scheduler.add(Sequence::new(id, request, sampler, text, 8, 0));
         id
     }
 
     /// A step that takes `cost(rows, positions that they look at)` seconds, and how long it took; `None` if there is none.
     fn step(&mut self, cost: &dyn Fn(usize, u64) -> f64) -> Option<f64> {
-        let Simulation { scheduler, program, now, .. } = self;
-        if !scheduler.schedule(*now, true, program.as_mut(), &mut |_| {}).unwrap() {
-            return None;
+        let Simulation { scheduler, program, now, tokens, .. } = self;
+        while scheduler.schedule(*now, true, program.as_mut(), &mut |_| {}).unwrap() {
+            let submitted = program.submit(&scheduler.buffers.step(&scheduler.kv, None));
+            let ticket = scheduler.kv.note_submitted(submitted).unwrap();
+            scheduler.note_submitted(*now, Some(ticket));
         }
-        let submitted = program.submit(&scheduler.buffers.step(&scheduler.kv, None));
-        let ticket = scheduler.kv.note_submitted(submitted).unwrap();
-        scheduler.note_submitted(*now, Some(ticket));
-        let load = scheduler.oldest_in_flight().unwrap().load;
-        let seconds = cost(load.n_rows, load.n_attended);
-        program.wait(ticket).unwrap();
+        let flight = scheduler.oldest_in_flight()?;
+        let seconds = cost(flight.load.n_rows, flight.load.n_attended);
+        program.wait(flight.ticket.unwrap()).unwrap();
         *now += Duration::from_secs_f64(seconds);
-        scheduler.postprocess(*now, program.as_mut(), &mut |_| {});
+        scheduler.postprocess(*now, program.as_mut(), &mut |event| {
+            if let Event::Token { sequence, id, .. } = event {
+                tokens[sequence.0 as usize].push(id);
+            }
+        });
+        scheduler.kv.check().unwrap();
         Some(seconds)
     }
 }
@@ -135,4 +154,49 @@ fn the_same_events_at_the_same_times_give_the_same_steps() {
         steps
     };
     assert_eq!(run(), run());
+}
+
+/// States are those of the positions before, through chunks, shared prompts, steps in flight, failures and parking.
+#[test]
+fn recurrent_layers_have_the_state_of_their_position() {
+    let layer = |window| KvLayer { n_kv_heads: 1, head_dim: 32, window, encoder_states: None };
+    let mut rng = crate::sampling::Rng::new(5);
+    let mut below = |n: usize| (rng.uniform() * n as f64) as usize;
+    for (layers, depth) in [
+        (vec![], 1),
+        (vec![layer(None)], 1),
+        (vec![layer(None)], 4),
+        (vec![layer(Some(24)), layer(None)], 3),
+        (vec![], 3),
+    ] {
+        let plan = null::plan_with_states(N_VOCAB, &layers, 2);
+        let mut s = Simulation::of(&plan, depth, 160, 40, 3, &LoadOptions::default());
+        let (mut asked, mut n_reused) = (Vec::new(), 0);
+        for turn in 0..60 {
+            let n_shared = [0, 33, 64, 100][below(4)];
+            let mut tokens: Vec<u32> = (0..n_shared as u32).map(|i| i % 90).collect();
+            tokens.extend((0..1 + below(30)).map(|_| below(N_VOCAB) as u32));
+            let request =
+                Request { max_tokens: Some(1 + below(20)), ignore_end: true, ..Request::new(tokens) };
+            asked.push((s.add(request.clone()), request));
+            (0..below(6)).for_each(|_| _ = s.step(&|_, _| 0.01));
+            match turn % 11 {
+                3 => s.scheduler.forget_in_flight(s.program.as_mut()),
+                7 => {
+                    n_reused += s.scheduler.slots.iter().flatten().map(|s| s.n_reused).sum::<usize>();
+                    let slot = s.scheduler.slots.iter().position(Option::is_some);
+                    slot.into_iter().for_each(|slot| s.scheduler.park(slot, s.program.as_mut()));
+                }
+                _ => {}
+            }
+        }
+        while s.step(&|_, _| 0.01).is_some() {}
+        for (id, request) in &asked {
+            let expected = null::greedy(&request.tokens, request.max_tokens.unwrap(), N_VOCAB);
+            assert_eq!(s.tokens[id.0 as usize], expected, "{id:?} of {layers:?}, {depth} in flight");
+        }
+        assert!(n_reused > 100, "{n_reused} tokens were not computed again");
+        s.scheduler.kv.clear_prefixes(s.program.as_mut());
+        assert_eq!(s.scheduler.kv.held_bytes(), 0);
+    }
 }

@@ -87,6 +87,7 @@ impl Runner {
             n_ctx: PAGES * PAGE_LEN,
             page_len: PAGE_LEN,
             n_pages: vec![PAGES; n_groups],
+            n_states: 0,
             kv_type: KvType::F32,
             numerics,
         };

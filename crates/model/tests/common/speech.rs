@@ -102,6 +102,7 @@ impl Speech {
             n_ctx: PAGES * PAGE_LEN,
             page_len: PAGE_LEN,
             n_pages: vec![PAGES; plans[0].kv.groups.len()],
+            n_states: 0,
             kv_type: KvType::F32,
             numerics,
         };

@@ -441,6 +441,7 @@ mod tests {
             n_ctx: ENTRIES * PAGE_LEN,
             page_len: PAGE_LEN,
             n_pages: vec![1 << 16],
+            n_states: 0,
             kv_type: KvType::I16,
             numerics: Numerics::Fast,
         }
