@@ -70,7 +70,8 @@ def page(run):
 Made by `python3 scripts/peers --suite`; experiments are recorded beside the kernels
 (`crates/device-cpu/src/kernels/NOTES.md`, `linear/NOTES.md`). Ratios above 1 mean that Ingle is faster; only ratios taken in
 one run mean anything on a shared machine. "Of the arithmetic" is the share of the int8 peak (BF16's or
-f32's for files of floats), "of the bandwidth" that of the read bandwidth, both measured in the same process.
+f32's for files of floats), "of the bandwidth" that of the read bandwidth, both measured in the same process. Batches of
+sequences: [peers-batches.md](peers-batches.md).
 
 ![ratios](peers.svg)
 

@@ -141,6 +141,18 @@ fn bench_in_parallel_prints_llama_batched_bench_fields() {
     let names = "PP TG B N_KV T_PP s S_PP t/s T_TG s S_TG t/s T s S t/s";
     assert_eq!(header, names.split(' ').collect::<Vec<_>>());
     assert!(table.contains("peak memory"), "{table}");
+    let arriving = json(&[&bench[..], &["--arriving", "40", "--json"]].concat());
+    for row in arriving.as_array().unwrap() {
+        let number = |field: &str| row[field].as_f64().unwrap_or_else(|| panic!("{field} of {row}"));
+        assert_eq!(number("n_arriving"), 40.0);
+        assert!(number("t_arriving") > 0.0 && number("t_together") > 0.0, "{row}");
+        let cost = (number("t_together") - number("t_tg")) / number("t_arriving");
+        assert!((number("arriving_cost") - cost).abs() < 1e-6 * cost.abs().max(1.0), "{row}");
+    }
+    let table = ok(&[&bench[..], &["--arriving", "40"]].concat());
+    assert!(table.lines().next().unwrap().ends_with("arriving  alone s  together s  cost"), "{table}");
+    let without = ["bench", &path, "--parallel", "2", "-n", "0", "--arriving", "40"];
+    assert_eq!(ingle(&without).status.code(), Some(1));
     assert_eq!(ingle(&["bench", &path, "--parallel", "2", "-d", "8"]).status.code(), Some(2));
     assert_eq!(ingle(&["bench", &path, "--parallel", "0"]).status.code(), Some(1));
 }
@@ -333,6 +345,8 @@ fn profile_tables_and_traces() {
     assert!(trace["traceEvents"].as_array().unwrap().len() > 100);
     assert!(ok(&["profile", &path, "-p", "16", "-n", "4", "--by", "layer"]).contains("layer  29"));
     assert!(ok(&["profile", &path, "-p", "16", "-n", "4", "--by", "op"]).contains("norm_gate_up"));
+    let text = ok(&["profile", &path, "-p", "16", "-n", "4", "--parallel", "3"]);
+    assert!(text.contains("decode: 4 steps, 12 rows"), "{text}");
 }
 
 #[test]

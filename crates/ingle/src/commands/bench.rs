@@ -25,13 +25,16 @@ The share of the machine is, for tg, bytes of weights read a second over the rea
 second over the peak of the arithmetic that each type of weights is multiplied in; both limits are measured in the same run.
 
 With --parallel, that many sequences (B) run at once, each with a prompt of its own unless --shared-prompt is given. PP and TG
-are tokens of each sequence, T_PP and T_TG seconds, and S_PP, S_TG and S tokens a second of all sequences together.
+are tokens of each sequence, T_PP and T_TG seconds, and S_PP, S_TG and S tokens a second of all sequences together. With --arriving,
+another prompt comes when they begin to generate: its seconds alone, theirs and its together, and its cost beside them as a share of
+its seconds alone.
 
 Examples:
   ingle bench smollm2:135m
   ingle bench model.gguf -p 128,512 -n 128 -r 5 -t 2 --md
   ingle bench model.gguf -p 0 -n 64 -d 0,4096 --json
-  ingle bench model.gguf --parallel 1,2,4,8 -p 128 -n 128")]
+  ingle bench model.gguf --parallel 1,2,4,8 -p 128 -n 128
+  ingle bench model.gguf --parallel 8 -p 128 -n 32 --arriving 2048")]
 pub struct Bench {
     #[command(flatten)]
     model: ModelArgs,
@@ -61,6 +64,10 @@ pub struct Bench {
     /// Give all sequences one prompt, which is computed once
     #[arg(long, requires = "parallel")]
     shared_prompt: bool,
+
+    /// Also measure a prompt of so many tokens that arrives while the sequences generate
+    #[arg(long, requires = "parallel", value_name = "N", default_value_t = 0, hide_default_value = true)]
+    arriving: usize,
 
     /// How often each test is repeated, all of them in turn
     #[arg(short, long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
@@ -158,12 +165,18 @@ impl Bench {
 
     /// `--parallel`: several sequences at once.
     fn run_batches(self) -> anyhow::Result<()> {
-        let batches = Batch::all(&self.n_prompt, &self.n_gen, &self.parallel, self.shared_prompt);
+        let batches =
+            Batch::all(&self.n_prompt, &self.n_gen, &self.parallel, self.shared_prompt, self.arriving);
         anyhow::ensure!(
             self.n_prompt.iter().chain(&self.parallel).all(|&n| n > 0),
             "--parallel needs at least one sequence (it says {:?}) and prompts of at least one token (-p says {:?})",
             self.parallel,
             self.n_prompt
+        );
+        anyhow::ensure!(
+            self.arriving == 0 || self.n_gen.iter().all(|&n| n > 0),
+            "--arriving needs sequences that generate (-n says {:?})",
+            self.n_gen
         );
         let device = load::device(&self.model.load.device)?;
         let model = Arc::new(load::open(&self.model)?);
@@ -171,7 +184,7 @@ impl Bench {
         let page_len = options.page_len.unwrap_or(device.page_len());
         let needed = batches.iter().map(|batch| batch.n_positions(page_len)).max().unwrap_or(0);
         options.n_ctx = Some(options.n_ctx.unwrap_or(needed).max(needed));
-        options.n_sequences = self.parallel.iter().copied().max().unwrap_or(1);
+        options.n_sequences = batches.iter().map(Batch::n_sequences).max().unwrap_or(1);
         let mut engine =
             load::engine(model, &device, &self.model, options, &self.speculate, SpeculateName::Off)?;
         let n_prompt = self.n_prompt.iter().copied().max().unwrap_or(1);

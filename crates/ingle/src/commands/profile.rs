@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use device::CommandInfo;
-use engine::{Engine, Request, SamplingParams, StepTimings};
+use engine::{Engine, Event, FinishReason, LoadOptions, Request, SamplingParams, StepTimings};
 use serde_json::json;
 
 use crate::args::{ModelArgs, PrefillArgs};
@@ -20,6 +20,7 @@ use crate::{load, output};
 Examples:
   ingle profile smollm2:135m
   ingle profile model.gguf -p 512 -n 32 --by layer
+  ingle profile model.gguf --parallel 8 -p 128 -n 32
   ingle profile model.gguf --trace trace.json      (open it in chrome://tracing or ui.perfetto.dev)")]
 pub struct Profile {
     #[command(flatten)]
@@ -35,6 +36,10 @@ pub struct Profile {
     /// Generated tokens
     #[arg(short = 'n', long, default_value_t = 32, value_name = "N")]
     n_gen: usize,
+
+    /// Sequences at once
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    parallel: usize,
 
     /// What the rows of the table are
     #[arg(long, value_enum, default_value_t = By::Kernel)]
@@ -69,7 +74,9 @@ impl Profile {
         let model = Arc::new(load::open(&self.model)?);
         let device = load::device_for(&self.model.load, &model)?;
         let n_vocab = model.n_vocab();
-        let mut engine = Engine::new(model, &device, &load::options(&self.model.load))?;
+        anyhow::ensure!(self.parallel > 0, "--parallel needs at least one sequence");
+        let options = LoadOptions { n_sequences: self.parallel, ..load::options(&self.model.load) };
+        let mut engine = Engine::new(model, &device, &options)?;
         load::validate(&mut engine, &self.prefill, &load::arbitrary_tokens(self.n_prompt.max(1), n_vocab))?;
         let request = |n_prompt: usize, n_gen: usize| Request {
             sampling: SamplingParams::greedy(),
@@ -82,9 +89,21 @@ impl Profile {
         // The first steps read the file for the first time; they are not what a profile asks.
         engine.generate(request(self.n_prompt, 2), |_| {})?;
         engine.record_timings(true);
-        engine.generate(request(self.n_prompt, self.n_gen + 1), |_| {})?;
+        for _ in 0..self.parallel {
+            engine.add(request(self.n_prompt, self.n_gen + 1))?;
+        }
+        let mut failed = None;
+        while engine.step(&mut |event| {
+            if let Event::Done { reason: FinishReason::Failed(reason), .. } = event {
+                failed = Some(reason.clone());
+            }
+        })? {}
+        if let Some(reason) = failed {
+            anyhow::bail!("a sequence failed: {reason}");
+        }
         let steps = engine.take_timings();
-        let (decode, prefill): (Vec<_>, Vec<_>) = steps.iter().partition(|s| s.n_rows == 1);
+        // Steps that mix prompts with answers count as prefill.
+        let (decode, prefill): (Vec<_>, Vec<_>) = steps.iter().partition(|s| s.n_rows == self.parallel);
         if let Some(file) = &self.trace {
             let trace = trace(&engine, &steps);
             std::fs::write(file, serde_json::to_vec(&trace)?)

@@ -6,7 +6,7 @@
 //! of its activations, a word of the activation row: taking the zero out costs no instruction of the ports that multiply. Up to
 //! [`X_ROWS`] activation rows meet the codes as they are unpacked; where many follow, a pass is unpacked once, into a [`Panel`], for
 //! unpacking takes 16 to 32 of the 132 cycles that the other ports have; the [`NextTile`] is asked for meanwhile. Up to [`FEW_ROWS`] every
-//! line of the weights is asked for some KB before it is read.
+//! line of the weights is asked for some KB before it is read; for one row only on Intel's processors.
 //! Passes of [`PASS`] columns keep a tile and the activations that it meets near. Order of accumulation: `interleaved`; two groups
 //! of 16 add at once, which saves one multiplication in twelve, and their first half takes registers from three activation rows.
 
@@ -31,8 +31,8 @@ const X_ROWS_BY_16: usize = 9;
 /// Activation rows up to which what a block's groups have in common stays in registers; with twelve it would push sums out.
 const HOISTING: usize = 4;
 
-/// How many bytes before they are read weights are asked for while a few rows pass.
-const AHEAD_OF_FEW: usize = 8 << 10;
+/// How many bytes before they are read weights are prefetched while one row or a few pass.
+const AHEAD: usize = 8 << 10;
 
 /// From how many activation rows on a panel pays: unpacking into it costs as much as 40 to 90 rows save (measured).
 const PANEL_ROWS: usize = 96;
@@ -128,8 +128,8 @@ impl NextTile {
 enum Ask {
     /// Nothing.
     Nothing,
-    /// The weights that follow some KB later: a few rows leave a stream of weights too little of the processor's attention for it to
-    /// be followed by itself, and enough time to ask for every line.
+    /// The weights that follow some KB later, every line. Few rows are too slow a stream for the hardware prefetcher; one row is such a
+    /// stream for AMD's, but not for Intel's (measured, see `NOTES.md`).
     Weights,
     /// The activation rows that come next.
     Rows,
@@ -149,10 +149,12 @@ const fn block_bytes<F: Interleaved>() -> usize {
     const { strip_bytes::<F>() * 32 / strip_cols::<F>() }
 }
 
+/// `ASK`: whether every line of the weights is prefetched.
+///
 /// # Safety
 /// As [`super::Gemv`], for interleaved weights; AVX-512 with VNNI is available.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-pub(super) unsafe fn gemv<F: Interleaved>(
+pub(super) unsafe fn gemv<F: Interleaved, const ASK: bool>(
     w: WeightRows,
     n_cols: usize,
     r0: usize,
@@ -161,11 +163,12 @@ pub(super) unsafe fn gemv<F: Interleaved>(
     out: *mut f32,
 ) {
     let xs = ActRows { base: x.0, stride: 0, n: 1 };
+    let ask = if ASK { Ask::Weights } else { Ask::Nothing };
     // SAFETY: tiles within the rows; a last tile in part goes through `products`.
     unsafe {
         for r in (r0..r1).step_by(TILE_ROWS) {
             let tile = Tile::new(w, r);
-            let x = XRows { first: activations(xs, 0, n_cols, 0), stride: 0, ask: Ask::Nothing };
+            let x = XRows { first: activations(xs, 0, n_cols, 0), stride: 0, ask };
             if r1 - r >= TILE_ROWS {
                 rows::<F, _, 1>(tile, tile, n_cols, x, true, out.add(r - r0));
             } else {
@@ -494,7 +497,7 @@ unsafe fn rows<F: Interleaved, S: Source, const C: usize>(
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        let later = tile.scales::<F>(0).wrapping_add(AHEAD_OF_FEW);
+        let later = tile.scales::<F>(0).wrapping_add(AHEAD);
         let mut sums = [_mm512_setzero_ps(); C];
         if !first {
             for c in 0..C {

@@ -255,10 +255,15 @@ pub(super) fn kernel<F: Interleaved>(isa: Isa) -> LinearKernel {
                 gemm_pass: PASS,
                 gemm_scratch_bytes: scratch_bytes,
                 interleave: Some(const { &tiles::<F, Fours>(interleave::<F>) }),
-                ..as_stored(gemv::<F>, gemm_tile::<F>)
+                ..as_stored(gemv::<F, false>, gemm_tile::<F>)
             };
+            if isa != Isa::Amx {
+                return vnni;
+            }
+            // Processors with AMX are Intel's, which read a single row's weights faster when they are prefetched.
+            let vnni = LinearKernel { gemv: gemv::<F, true>, ..vnni };
             // Groups of 16 need twice the products and sums for as many columns, and are slower by AMX than by VNNI.
-            if isa != Isa::Amx || F::GROUP == 16 {
+            if F::GROUP == 16 {
                 return vnni;
             }
             use super::interleaved_amx as amx;

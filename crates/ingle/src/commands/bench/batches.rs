@@ -19,13 +19,19 @@ pub struct Batch {
     pub n_parallel: usize,
     /// All sequences have one prompt but for its last token; it is computed once.
     pub shared_prompt: bool,
+    /// Tokens of a prompt that arrives while the sequences generate; 0: none does.
+    pub n_arriving: usize,
 }
 
 /// Seconds of one repetition.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Seconds {
     prefill: f64,
     decode: f64,
+    /// The arriving prompt, with nothing else to do.
+    arriving: f64,
+    /// `decode`, with the prompt arriving at its beginning: until all is done.
+    together: f64,
 }
 
 /// A test and its mean times. The names are llama-batched-bench's, up to `speed`; the others are ours.
@@ -58,6 +64,14 @@ pub struct Row {
     t: f64,
     /// Tokens a second: computed prompts and generated tokens.
     speed: f64,
+    /// Tokens of a prompt that arrives while the sequences generate; 0: none did.
+    n_arriving: usize,
+    /// Seconds that the arriving prompt takes alone.
+    t_arriving: f64,
+    /// Seconds until the arriving prompt is computed and all sequences have their tokens.
+    t_together: f64,
+    /// `(t_together - t_tg) / t_arriving`: what the prompt costs beside the sequences, as a share of what it costs alone.
+    arriving_cost: Option<f64>,
     /// How often it was measured; the times above are means.
     n_repetitions: usize,
     backends: &'static str,
@@ -71,39 +85,65 @@ pub struct Row {
 
 impl Batch {
     /// Every combination, sequences innermost.
-    pub fn all(n_prompt: &[usize], n_gen: &[usize], n_parallel: &[usize], shared_prompt: bool) -> Vec<Batch> {
+    pub fn all(
+        n_prompt: &[usize],
+        n_gen: &[usize],
+        n_parallel: &[usize],
+        shared_prompt: bool,
+        n_arriving: usize,
+    ) -> Vec<Batch> {
         let mut batches = Vec::new();
         for &n_prompt in n_prompt {
             for &n_gen in n_gen {
-                let batch = |&n_parallel: &usize| Batch { n_prompt, n_gen, n_parallel, shared_prompt };
+                let batch =
+                    |&n_parallel: &usize| Batch { n_prompt, n_gen, n_parallel, shared_prompt, n_arriving };
                 batches.extend(n_parallel.iter().map(batch));
             }
         }
         batches
     }
 
+    /// Sequences that have a place at once.
+    pub fn n_sequences(&self) -> usize {
+        self.n_parallel + usize::from(self.n_arriving > 0)
+    }
+
     /// Context that each sequence needs. A page more than it fills, so that the prefix cache can hold the last page of each
     /// prompt beside the copies that the sequences write to.
     pub fn n_positions(&self, page_len: usize) -> usize {
-        self.n_prompt + self.n_gen + 2 + page_len
+        (self.n_prompt + self.n_gen).max(self.n_arriving) + 2 + page_len
     }
 
     /// One repetition. First the prompts alone, which the prefix cache then holds; then sequences that go on from them. So no
     /// step of either measurement mixes prompts with generated tokens.
     fn measure(&self, engine: &mut Engine, how: Prefill) -> anyhow::Result<Seconds> {
         engine.clear_prefix_cache();
+        let mut seconds = Seconds { prefill: self.prefill(engine, how)?, ..Seconds::default() };
+        if self.n_gen == 0 {
+            return Ok(seconds);
+        }
+        seconds.decode = self.decode(engine, how, false)?;
+        if self.n_arriving > 0 {
+            seconds.together = self.decode(engine, how, true)?;
+            engine.clear_prefix_cache();
+            engine.add(self.arriving(engine, how))?;
+            seconds.arriving = run(engine, &mut Observed::default())?;
+        }
+        Ok(seconds)
+    }
+
+    /// Seconds of the prompts.
+    fn prefill(&self, engine: &mut Engine, how: Prefill) -> anyhow::Result<f64> {
         for sequence in 0..if self.shared_prompt { 1 } else { self.n_parallel } {
             let request = self.request(engine, sequence, 0, how);
             engine.add(request)?;
         }
-        let mut observed = Observed::default();
-        let begun = Instant::now();
-        while observed.step(engine)? {}
-        let prefill = begun.elapsed().as_secs_f64();
-        if self.n_gen == 0 {
-            return Ok(Seconds { prefill, decode: 0.0 });
-        }
+        run(engine, &mut Observed::default())
+    }
 
+    /// Seconds in which all sequences generate their tokens, their prompts being there; with `beside` until the arriving prompt is
+    /// computed, too.
+    fn decode(&self, engine: &mut Engine, how: Prefill, beside: bool) -> anyhow::Result<f64> {
         for sequence in 0..self.n_parallel {
             let request = self.request(engine, sequence, self.n_gen + 1, how);
             engine.add(request)?;
@@ -112,13 +152,29 @@ impl Batch {
         let mut observed = Observed::default();
         while observed.has_token.len() < self.n_parallel && observed.step(engine)? {}
         let n_before = observed.n_tokens;
-        let begun = Instant::now();
-        while observed.step(engine)? {}
-        let seconds = begun.elapsed().as_secs_f64();
+        if beside {
+            engine.add(self.arriving(engine, how))?;
+        }
+        let seconds = run(engine, &mut observed)?;
         let n_timed = observed.n_tokens - n_before;
         anyhow::ensure!(n_timed > 0, "all tokens came before the last sequence had its first one");
+        if beside {
+            return Ok(seconds);
+        }
         // Fewer where a sequence was ahead of the last one to begin.
-        Ok(Seconds { prefill, decode: seconds * (self.n_parallel * self.n_gen) as f64 / n_timed as f64 })
+        Ok(seconds * (self.n_parallel * self.n_gen) as f64 / n_timed as f64)
+    }
+
+    /// The prompt that arrives: unlike those of the sequences from its first token on.
+    fn arriving(&self, engine: &Engine, prefill: Prefill) -> Request {
+        let n_vocab = engine.model().n_vocab();
+        let token = |i: usize| ((i * 6007 + 29) % n_vocab) as u32;
+        Request {
+            sampling: SamplingParams::greedy(),
+            max_tokens: Some(0),
+            prefill,
+            ..Request::new((0..self.n_arriving).map(token).collect())
+        }
     }
 
     fn request(&self, engine: &Engine, sequence: usize, max_tokens: usize, prefill: Prefill) -> Request {
@@ -140,6 +196,13 @@ impl Batch {
             ..Request::new(tokens)
         }
     }
+}
+
+/// Seconds until nothing is left to do.
+fn run(engine: &mut Engine, observed: &mut Observed) -> anyhow::Result<f64> {
+    let begun = Instant::now();
+    while observed.step(engine)? {}
+    Ok(begun.elapsed().as_secs_f64())
 }
 
 /// What events said so far.
@@ -182,18 +245,25 @@ pub fn measure(
     n_repetitions: u32,
     name: &str,
 ) -> anyhow::Result<Vec<Row>> {
-    let mut sums = vec![Seconds { prefill: 0.0, decode: 0.0 }; batches.len()];
+    let mut sums = vec![Seconds::default(); batches.len()];
     for repetition in 0..=n_repetitions {
         for (batch, sum) in batches.iter().zip(&mut sums) {
             let seconds = batch.measure(engine, how)?;
             if repetition > 0 {
                 sum.prefill += seconds.prefill;
                 sum.decode += seconds.decode;
+                sum.arriving += seconds.arriving;
+                sum.together += seconds.together;
             }
         }
     }
     let n = f64::from(n_repetitions);
-    let mean = |sum: &Seconds| Seconds { prefill: sum.prefill / n, decode: sum.decode / n };
+    let mean = |sum: &Seconds| Seconds {
+        prefill: sum.prefill / n,
+        decode: sum.decode / n,
+        arriving: sum.arriving / n,
+        together: sum.together / n,
+    };
     let peak = platform::peak_resident_memory();
     let row = |(batch, sum): (&Batch, &Seconds)| Row {
         n_repetitions: n_repetitions as usize,
@@ -206,7 +276,7 @@ pub fn measure(
 impl Row {
     fn new(batch: &Batch, seconds: Seconds, engine: &Engine, name: &str) -> Row {
         let (device, limits) = (engine.device(), engine.limits());
-        let Batch { n_prompt: pp, n_gen: tg, n_parallel: pl, shared_prompt } = *batch;
+        let Batch { n_prompt: pp, n_gen: tg, n_parallel: pl, shared_prompt, n_arriving } = *batch;
         let n_computed = if shared_prompt { pp } else { pl * pp };
         let n_tokens = n_computed + pl * tg;
         let t = seconds.prefill + seconds.decode;
@@ -229,6 +299,11 @@ impl Row {
             speed_tg: speed(pl * tg, seconds.decode),
             t,
             speed: speed(n_tokens, t),
+            n_arriving,
+            t_arriving: seconds.arriving,
+            t_together: seconds.together,
+            arriving_cost: (seconds.arriving > 0.0)
+                .then(|| (seconds.together - seconds.decode) / seconds.arriving),
             n_repetitions: 1,
             backends: device.name(),
             cpu_info: device.describe(),
@@ -240,25 +315,19 @@ impl Row {
     }
 }
 
-/// The table that llama-batched-bench prints.
+/// The table that llama-batched-bench prints, and what an arriving prompt costs.
 ///
 /// # Errors
 /// Standard output cannot be written.
 pub fn print(rows: &[Row], style: Style) -> anyhow::Result<()> {
-    let mut table = Table::new(&[
-        "PP>",
-        "TG>",
-        "B>",
-        "N_KV>",
-        "T_PP s>",
-        "S_PP t/s>",
-        "T_TG s>",
-        "S_TG t/s>",
-        "T s>",
-        "S t/s>",
-    ]);
+    let mut columns =
+        vec!["PP>", "TG>", "B>", "N_KV>", "T_PP s>", "S_PP t/s>", "T_TG s>", "S_TG t/s>", "T s>", "S t/s>"];
+    if rows.iter().any(|r| r.arriving_cost.is_some()) {
+        columns.extend(["arriving>", "alone s>", "together s>", "cost>"]);
+    }
+    let mut table = Table::new(&columns);
     for r in rows {
-        table.row(vec![
+        let mut row = vec![
             r.pp.to_string(),
             r.tg.to_string(),
             r.pl.to_string(),
@@ -269,7 +338,16 @@ pub fn print(rows: &[Row], style: Style) -> anyhow::Result<()> {
             format!("{:.2}", r.speed_tg),
             format!("{:.3}", r.t),
             format!("{:.2}", r.speed),
-        ]);
+        ];
+        if let Some(cost) = r.arriving_cost {
+            row.extend([
+                r.n_arriving.to_string(),
+                format!("{:.3}", r.t_arriving),
+                format!("{:.3}", r.t_together),
+                format!("{cost:.2}"),
+            ]);
+        }
+        table.row(row);
     }
     table.print(style)
 }
@@ -280,7 +358,7 @@ mod tests {
 
     #[test]
     fn sequences_are_the_innermost_dimension() {
-        let batches = Batch::all(&[1, 2], &[3], &[4, 5], false);
+        let batches = Batch::all(&[1, 2], &[3], &[4, 5], false, 0);
         let found: Vec<_> = batches.iter().map(|b| (b.n_prompt, b.n_gen, b.n_parallel)).collect();
         assert_eq!(found, [(1, 3, 4), (1, 3, 5), (2, 3, 4), (2, 3, 5)]);
     }
