@@ -13,10 +13,11 @@ use crate::places::{Places, Ran, Stored};
 use crate::pool::{Barrier, Interrupted, Pool};
 use crate::weights::{Interleaved, matrices};
 use device::{
-    Choose, Chosen, CommandInfo, DType, Error, Limits, Needs, Plan, Program, Result, Step, Ticket, Timing,
-    ValueId, Weight,
+    Choose, Chosen, CommandInfo, CommittedPages, DType, Error, Limits, Needs, Plan, Program, Result, Step,
+    Ticket, Timing, ValueId, Weight,
 };
 use device_lower::outputs::HostOutputs;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
@@ -52,6 +53,7 @@ pub struct CpuProgram {
     positions: Vec<u32>,
     slots: Vec<u32>,
     pages: Vec<PagePool>,
+    committed: CommittedPages,
     limits: Limits,
     outputs: HostOutputs,
     /// The plan of the last step.
@@ -181,6 +183,7 @@ impl CpuProgram {
             arena,
             positions: vec![0; limits.max_rows],
             slots: vec![0; limits.max_rows],
+            committed: CommittedPages::new(limits, |g| PagePool::granule(pages[g].page_bytes())),
             pages,
             limits: limits.clone(),
             outputs: HostOutputs::shared(shared.n_logits, limits, IN_FLIGHT, shared.n_workers),
@@ -195,7 +198,7 @@ impl CpuProgram {
     /// Run some commands of a step. Worker 0 notes in `marks`, if there, when each command began and, last, when all ended.
     /// Gives the step's tokens, those of its links included, for [`Self::choose`].
     fn replay(&mut self, step: &Step, extent: &Extent, marks: Option<&mut [Instant]>) -> Result<Vec<u32>> {
-        step.check(&self.needs, &self.limits).map_err(failed)?;
+        step.check(&self.needs, &self.limits, &self.committed).map_err(failed)?;
         let (n_nodes, argmax) = match extent {
             Extent::Whole => {
                 let wants_best = step.wants.iter().any(|w| w.choose == Choose::Best && w.is_plain());
@@ -287,14 +290,9 @@ impl CpuProgram {
             .map_err(|interrupted| failed(interrupted.to_string()))
     }
 
-    /// Whether a group has such a page.
+    /// Whether a group has such a page, and it is committed.
     fn check_page(&self, group: usize, page: u32) -> Result<()> {
-        let n = self.limits.n_pages.get(group).copied().unwrap_or(0);
-        if page as usize >= n {
-            let reason = format!("KV page {page} of group {group}, which has {n} pages");
-            return Err(failed(reason));
-        }
-        Ok(())
+        self.committed.check_page(group, page).map_err(failed)
     }
 }
 
@@ -426,6 +424,32 @@ impl Program for CpuProgram {
         output(&self.arena, place, &self.ran)
     }
 
+    fn committed(&self) -> &CommittedPages {
+        &self.committed
+    }
+
+    fn commit(&mut self, group: usize, pages: Range<u32>) -> Result<()> {
+        self.committed.check_range(group, &pages, false).map_err(failed)?;
+        if !self.pages[group].commit(pages.clone()) {
+            let (n_pages, page_bytes) = (pages.len(), self.pages[group].page_bytes());
+            return Err(Error::Shortage {
+                device: NAME,
+                group,
+                n_pages,
+                bytes: (n_pages * page_bytes) as u64,
+            });
+        }
+        self.committed.set(group, pages, true);
+        Ok(())
+    }
+
+    fn decommit(&mut self, group: usize, pages: Range<u32>) -> Result<()> {
+        self.committed.check_range(group, &pages, true).map_err(failed)?;
+        self.committed.set(group, pages.clone(), false);
+        self.pages[group].decommit(pages);
+        Ok(())
+    }
+
     fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<()> {
         self.check_page(group, from)?;
         self.check_page(group, to)?;
@@ -447,12 +471,6 @@ impl Program for CpuProgram {
         check_page_length(bytes.len(), found.len())?;
         found.copy_from_slice(bytes);
         Ok(())
-    }
-
-    fn release_page(&mut self, group: usize, page: u32) {
-        if (page as usize) < self.limits.n_pages.get(group).copied().unwrap_or(0) {
-            self.pages[group].release(page);
-        }
     }
 
     fn commands(&self, plan: usize, n_rows: usize) -> Vec<CommandInfo> {

@@ -1,5 +1,6 @@
 //! The interpreter's program: plans, the buffers that they share, and the loop over Ops.
 
+use std::ops::Range;
 use std::time::Instant;
 
 use super::kv_pages::{Half, KvPages};
@@ -7,13 +8,16 @@ use super::{
     Reference, attention, cross, element_wise, embed, encoder, experts, input, linear, norm, rope, select,
 };
 use device::{
-    Chosen, CommandInfo, DType, Device, Error, Item, KvLayerId, Limits, MemoryPlan, Needs, Op, Plan, Program,
-    Residence, Result, Step, Ticket, Timing, Value, ValueId, WeightId,
+    Chosen, CommandInfo, CommittedPages, DType, Device, Error, Item, KvLayerId, Limits, MemoryPlan, Needs,
+    Op, Plan, Program, Residence, Result, Step, Ticket, Timing, Value, ValueId, WeightId,
 };
 use device_lower::outputs::HostOutputs;
 use device_lower::{arena, fusion};
 
 const NAME: &str = "reference";
+
+/// Pages that are committed together.
+const GRANULE: usize = 2;
 
 /// What the interpreter takes: weights as they are, f32 copies of its vectors, buffers, pages.
 pub fn memory_plan(device: &Reference, plans: &[Plan], limits: &Limits) -> Result<MemoryPlan> {
@@ -169,6 +173,7 @@ pub struct ReferenceProgram {
     transposed: Vec<f32>,
     argmax: Vec<u32>,
     pages: KvPages,
+    committed: CommittedPages,
     /// By row of the step.
     positions: Vec<u32>,
     slots: Vec<u32>,
@@ -212,6 +217,7 @@ impl ReferenceProgram {
             transposed: zeros(transposed_len(&flat, limits))?,
             argmax: vec![0; limits.max_outputs],
             pages,
+            committed: CommittedPages::new(limits, |_| GRANULE),
             positions: Vec::with_capacity(limits.max_rows),
             slots: Vec::with_capacity(limits.max_rows),
             n_outputs: 0,
@@ -242,7 +248,7 @@ impl ReferenceProgram {
     }
 
     fn begin(&mut self, step: &Step) -> Result<Vec<u32>> {
-        if let Err(reason) = step.check(&self.needs, &self.limits) {
+        if let Err(reason) = step.check(&self.needs, &self.limits, &self.committed) {
             return Err(Error::Failed { device: NAME, reason });
         }
         self.current = step.plan;
@@ -466,12 +472,7 @@ impl ReferenceProgram {
 
 impl ReferenceProgram {
     fn check_page(&self, group: usize, page: u32) -> Result<()> {
-        if self.limits.n_pages.get(group).is_none_or(|n| page as usize >= *n) {
-            let reason =
-                format!("page {page} of KV group {group}, expected one of {:?}", self.limits.n_pages);
-            return Err(Error::Failed { device: NAME, reason });
-        }
-        Ok(())
+        self.committed.check_page(group, page).map_err(failed)
     }
 }
 
@@ -534,6 +535,24 @@ impl Program for ReferenceProgram {
         self.plan().kept.get(index).map_or(&[], |id| self.read_value(*id))
     }
 
+    fn committed(&self) -> &CommittedPages {
+        &self.committed
+    }
+
+    fn commit(&mut self, group: usize, pages: Range<u32>) -> Result<()> {
+        self.committed.check_range(group, &pages, false).map_err(failed)?;
+        self.committed.set(group, pages, true);
+        Ok(())
+    }
+
+    /// The memory stays, filled with NaN: what reads a page that was given up shows, even once it is committed again.
+    fn decommit(&mut self, group: usize, pages: Range<u32>) -> Result<()> {
+        self.committed.check_range(group, &pages, true).map_err(failed)?;
+        pages.clone().for_each(|page| self.pages.poison(group, page));
+        self.committed.set(group, pages, false);
+        Ok(())
+    }
+
     fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<()> {
         self.check_page(group, from)?;
         self.check_page(group, to)?;
@@ -557,13 +576,6 @@ impl Program for ReferenceProgram {
             found => return Err(page_length(bytes.len(), found.map_or(0, |page| page.len()))),
         }
         Ok(())
-    }
-
-    /// The memory stays, filled with NaN: what reads a released page shows.
-    fn release_page(&mut self, group: usize, page: u32) {
-        if self.limits.n_pages.get(group).is_some_and(|n| (page as usize) < *n) {
-            self.pages.poison(group, page);
-        }
     }
 
     fn commands(&self, plan: usize, _n_rows: usize) -> Vec<CommandInfo> {

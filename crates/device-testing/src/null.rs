@@ -18,11 +18,13 @@
 //! assert!(token < 100);
 //! ```
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use device::{
-    Arithmetic, Chosen, CommandInfo, Device, Error, GroupUse, KvLayer, KvType, Limits, MemoryPlan, Needs,
-    OwnedStep, Peaks, Plan, Program, Result, Rows, Rule, Span, Step, Ticket, Timing, ValueId, Want, Weight,
+    Arithmetic, Chosen, CommandInfo, CommittedPages, Device, Error, GroupUse, KvLayer, KvType, Limits,
+    MemoryPlan, Needs, OwnedStep, Peaks, Plan, Program, Result, Rows, Rule, Span, Step, Ticket, Timing,
+    ValueId, Want, Weight,
 };
 use device_lower::outputs::HostOutputs;
 
@@ -121,8 +123,10 @@ pub enum Event {
     Submit(Box<OwnedStep>),
     /// [`Program::copy_page`]: group, from, to.
     CopyPage(usize, u32, u32),
-    /// [`Program::release_page`]: group, page.
-    ReleasePage(usize, u32),
+    /// [`Program::commit`]: group, pages.
+    Commit(usize, Range<u32>),
+    /// [`Program::decommit`]: group, pages.
+    Decommit(usize, Range<u32>),
 }
 
 /// The device `null`.
@@ -132,6 +136,8 @@ pub struct NullDevice {
     memory: Option<platform::SystemMemory>,
     /// Less one: steps that may be in flight.
     ahead: usize,
+    /// Less one: pages of a granule.
+    beside: usize,
     /// Shared with the programs; absent: nothing is recorded, and a step allocates nothing.
     events: Option<Arc<Mutex<Vec<Event>>>>,
 }
@@ -150,6 +156,11 @@ impl NullDevice {
     /// With so many steps in flight, as on a GPU. Each is computed when it is submitted.
     pub fn with_steps_in_flight(self, n: usize) -> NullDevice {
         NullDevice { ahead: n.saturating_sub(1), ..self }
+    }
+
+    /// With granules of so many pages; without, a page is a granule.
+    pub fn with_granule(self, n_pages: usize) -> NullDevice {
+        NullDevice { beside: n_pages.saturating_sub(1), ..self }
     }
 
     /// Recording what its programs are asked. Without, a step allocates nothing.
@@ -197,6 +208,9 @@ impl Device for NullDevice {
 
     fn compile(&self, plans: &[Plan], limits: &Limits) -> Result<Box<dyn Program>> {
         limits.check(self, plans)?;
+        let kv = plans.first().map(|plan| &plan.kv);
+        let of_group = |g: usize| kv.map_or(0, |kv| kv.page_bytes(g, limits.kv_type, limits.page_len));
+        let page_bytes = (0..limits.n_pages.len()).map(of_group).collect();
         let plans: Vec<NullPlan> = plans.iter().map(|plan| NullPlan::new(plan, limits)).collect();
         let n_logits = plans.iter().map(|plan| plan.n_vocab).max().unwrap_or(0);
         Ok(Box::new(NullProgram {
@@ -208,6 +222,8 @@ impl Device for NullDevice {
             max_in_flight: self.ahead + 1,
             kept: kept_buffers(&plans, limits),
             plans,
+            page_bytes,
+            committed: CommittedPages::new(limits, |_| self.beside + 1),
             limits: limits.clone(),
             current: 0,
             n_outputs: 0,
@@ -275,6 +291,9 @@ struct NullProgram {
     max_in_flight: usize,
     /// Of the last step.
     kept: Vec<Vec<f32>>,
+    committed: CommittedPages,
+    /// By group.
+    page_bytes: Vec<usize>,
     limits: Limits,
     n_outputs: usize,
     events: Option<Arc<Mutex<Vec<Event>>>>,
@@ -391,12 +410,18 @@ impl NullProgram {
         Ok(())
     }
 
-    fn page(&mut self, group: usize, page: u32) -> Result<std::ops::Range<usize>> {
-        let page_len = self.limits.page_len;
-        if self.limits.n_pages.get(group).is_none_or(|n| page as usize >= *n) {
-            let found = format!("page {page} of KV group {group}, expected one of {:?}", self.limits.n_pages);
-            return self.fail(found);
+    fn check_length(&self, group: usize, given: usize) -> Result<()> {
+        let expected = self.page_bytes[group];
+        match given == expected && given >= 8 * self.limits.page_len {
+            true => Ok(()),
+            false => self.fail(format!("{given} bytes for a KV page of {expected} bytes")),
         }
+    }
+
+    /// The hashes of a committed page.
+    fn page(&self, group: usize, page: u32) -> Result<Range<usize>> {
+        self.committed.check_page(group, page).or_else(|reason| self.fail(reason))?;
+        let page_len = self.limits.page_len;
         Ok(page as usize * page_len..(page as usize + 1) * page_len)
     }
 }
@@ -412,7 +437,7 @@ impl Program for NullProgram {
 
     fn submit(&mut self, step: &Step) -> Result<Ticket> {
         self.record(|| Event::Submit(Box::new(OwnedStep::from(step))));
-        if let Err(reason) = step.check(&self.needs, &self.limits) {
+        if let Err(reason) = step.check(&self.needs, &self.limits, &self.committed) {
             return self.fail(reason);
         }
         let tokens = match self.outputs.begin(step, self.needs[step.plan].n_vocab) {
@@ -441,7 +466,7 @@ impl Program for NullProgram {
 
     /// There is nothing between nodes: the whole step.
     fn run_until(&mut self, step: &Step, last: usize) -> Result<()> {
-        if let Err(reason) = step.check(&self.needs, &self.limits) {
+        if let Err(reason) = step.check(&self.needs, &self.limits, &self.committed) {
             return self.fail(reason);
         }
         let n = self.plans[step.plan].nodes.len();
@@ -465,6 +490,27 @@ impl Program for NullProgram {
         self.kept[..n_kept].get(index).map_or(&[], Vec::as_slice)
     }
 
+    fn committed(&self) -> &CommittedPages {
+        &self.committed
+    }
+
+    fn commit(&mut self, group: usize, pages: Range<u32>) -> Result<()> {
+        self.record(|| Event::Commit(group, pages.clone()));
+        self.committed.check_range(group, &pages, false).or_else(|reason| self.fail(reason))?;
+        self.committed.set(group, pages, true);
+        Ok(())
+    }
+
+    /// What was written there is gone: reading it again is an error, even once it is committed again.
+    fn decommit(&mut self, group: usize, pages: Range<u32>) -> Result<()> {
+        self.record(|| Event::Decommit(group, pages.clone()));
+        self.committed.check_range(group, &pages, true).or_else(|reason| self.fail(reason))?;
+        let page_len = self.limits.page_len;
+        self.hashes[group][pages.start as usize * page_len..pages.end as usize * page_len].fill(0);
+        self.committed.set(group, pages, false);
+        Ok(())
+    }
+
     fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<()> {
         self.record(|| Event::CopyPage(group, from, to));
         let (from, to) = (self.page(group, from)?, self.page(group, to)?);
@@ -472,12 +518,24 @@ impl Program for NullProgram {
         Ok(())
     }
 
-    /// What was written there is gone: reading it again is an error.
-    fn release_page(&mut self, group: usize, page: u32) {
-        self.record(|| Event::ReleasePage(group, page));
-        if let Ok(range) = self.page(group, page) {
-            self.hashes[group][range].fill(0);
+    /// Its hashes first, as many bytes as fit: a page has 8 for each position at least.
+    fn read_page(&self, group: usize, page: u32, bytes: &mut [u8]) -> Result<()> {
+        let hashes = &self.hashes[group][self.page(group, page)?];
+        self.check_length(group, bytes.len())?;
+        bytes.fill(0);
+        bytes.chunks_exact_mut(8).zip(hashes).for_each(|(b, hash)| b.copy_from_slice(&hash.to_le_bytes()));
+        Ok(())
+    }
+
+    fn write_page(&mut self, group: usize, page: u32, bytes: &[u8]) -> Result<()> {
+        let range = self.page(group, page)?;
+        self.check_length(group, bytes.len())?;
+        for (hash, bytes) in self.hashes[group][range].iter_mut().zip(bytes.chunks_exact(8)) {
+            let mut word = [0; 8];
+            word.copy_from_slice(bytes);
+            *hash = u64::from_le_bytes(word);
         }
+        Ok(())
     }
 
     fn commands(&self, plan: usize, _n_rows: usize) -> Vec<CommandInfo> {
@@ -507,7 +565,7 @@ pub fn layer(window: Option<usize>) -> KvLayer {
 mod tests {
     use super::*;
     use crate::{AttentionOptions, PlanBuilder, Sequences, limits};
-    use crate::{BEST_AND_LOGITS, chosen_tokens};
+    use crate::{BEST_AND_LOGITS, chosen_tokens, committed};
     use device::PAGE_NONE;
     use device_lower::fusion;
     use weights::BlockType;
@@ -517,7 +575,7 @@ mod tests {
     fn program(device: &NullDevice, layers: &[KvLayer]) -> (Plan, Limits, Box<dyn Program>) {
         let plan = plan(N_VOCAB, layers);
         let limits = limits(&plan.kv);
-        let program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
+        let program = device.compile(std::slice::from_ref(&plan), &limits).and_then(committed).unwrap();
         (plan, limits, program)
     }
 
@@ -591,6 +649,7 @@ mod tests {
         let device = NullDevice::default().recording().with_fusion(fusion::ALL);
         assert_eq!(device.fusion().len(), fusion::ALL.len());
         let (_, _, mut program) = program(&device, &[layer(None)]);
+        device.take_events();
         let span = |first_position, n_rows| [Span { slot: 0, first_row: 0, n_rows, first_position }];
         let mut run = |tokens: &[u32], first: u32, table: &[u32]| {
             let outputs = [tokens.len() as u32 - 1];
@@ -603,21 +662,28 @@ mod tests {
         assert!(run(&[N_VOCAB as u32], 0, &[4, 5]).unwrap_err().contains("token 50"));
         program.copy_page(0, 4, 6).unwrap();
         assert!(program.copy_page(0, 4, 600).is_err());
-        program.release_page(0, 4);
+        program.decommit(0, 4..5).unwrap();
+        assert!(program.copy_page(0, 4, 7).unwrap_err().to_string().contains("not committed"));
+        assert!(program.decommit(0, 4..5).is_err());
         let mut run = |table: &[u32]| {
             program
                 .run(&step(&[9], &span(3, 1), table, &[0]))
                 .map(|()| chosen_tokens(program.as_ref())[0])
                 .map_err(|e| e.to_string())
         };
-        assert!(run(&[4, PAGE_NONE]).unwrap_err().contains("never written"));
+        assert!(run(&[4, PAGE_NONE]).unwrap_err().contains("page 4, which is not committed,"));
         assert_eq!(run(&[6, PAGE_NONE]), Ok(next_token(&[1, 2, 3, 9], N_VOCAB)));
+        program.commit(0, 4..5).unwrap();
+        let span = span(3, 1);
+        let step = step(&[9], &span, &[4, PAGE_NONE], &[0]);
+        assert!(program.run(&step).unwrap_err().to_string().contains("never written"));
         let events = device.take_events();
-        assert_eq!(events.len(), 9);
+        assert_eq!(events.len(), 13);
         assert_eq!(
             events[4..7],
-            [Event::CopyPage(0, 4, 6), Event::CopyPage(0, 4, 600), Event::ReleasePage(0, 4)]
+            [Event::CopyPage(0, 4, 6), Event::CopyPage(0, 4, 600), Event::Decommit(0, 4..5)]
         );
+        assert_eq!(events[11], Event::Commit(0, 4..5));
         assert!(device.take_events().is_empty());
     }
 
@@ -629,6 +695,11 @@ mod tests {
             crate::check_links(&device).unwrap();
             crate::check_wants(&device).unwrap();
             crate::check_refusals(&device).unwrap();
+        }
+        for granule in [1, 3, 8, 100] {
+            let device = NullDevice::default().with_granule(granule);
+            crate::check_commits(&device).unwrap();
+            crate::check_shortage(Arc::new(device)).unwrap();
         }
     }
 
@@ -669,7 +740,8 @@ mod tests {
         let reader = b.finish(y);
 
         let limits = Limits { n_ctx: 16, ..limits(&reader.kv) };
-        let mut program = NullDevice::default().compile(&[writer, reader], &limits).unwrap();
+        let mut program =
+            NullDevice::default().compile(&[writer, reader], &limits).and_then(committed).unwrap();
         let input: Vec<f32> = (0..20 * 2 * 3).map(|i| i as f32).collect();
         let span = |slot, first_row, n_rows| Span { slot, first_row, n_rows, first_position: 0 };
         // Of each slot two pages of the sequence's group, then two of the memory's.
@@ -688,7 +760,7 @@ mod tests {
         assert_eq!(program.kept(0).len(), 3 * 16);
         assert_eq!(program.kept(0)[16], kept(expected[0], 0));
         assert!(program.kept(1).is_empty() && program.commands(2, 1).is_empty());
-        program.release_page(1, 8);
-        assert!(program.run(&read).unwrap_err().to_string().contains("never written"));
+        program.decommit(1, 8..9).unwrap();
+        assert!(program.run(&read).unwrap_err().to_string().contains("not committed"));
     }
 }

@@ -151,7 +151,7 @@ mod tests {
 
     /// A program that only copies pages, and says which.
     #[derive(Default)]
-    struct Copies(Vec<(usize, u32, u32)>);
+    struct Copies(Vec<(usize, u32, u32)>, device::CommittedPages);
 
     impl Program for Copies {
         fn submit(&mut self, _: &Step) -> device::Result<Ticket> {
@@ -182,7 +182,15 @@ mod tests {
             self.0.push((group, from, to));
             Ok(())
         }
-        fn release_page(&mut self, _: usize, _: u32) {}
+        fn committed(&self) -> &device::CommittedPages {
+            &self.1
+        }
+        fn commit(&mut self, _: usize, _: std::ops::Range<u32>) -> device::Result<()> {
+            Ok(())
+        }
+        fn decommit(&mut self, _: usize, _: std::ops::Range<u32>) -> device::Result<()> {
+            Ok(())
+        }
         fn commands(&self, _: usize, _: usize) -> Vec<CommandInfo> {
             vec![]
         }

@@ -443,6 +443,12 @@ impl PrefixCache {
         }
     }
 
+    /// A page of a group moved: the nodes that have it follow.
+    pub fn move_page(&mut self, group: usize, from: u32, to: u32) {
+        let pages = self.nodes.iter_mut().filter_map(|node| node.pages.get_mut(group));
+        pages.filter(|page| **page == from).for_each(|page| *page = to);
+    }
+
     /// Forget everything.
     pub fn clear(&mut self, pools: &mut [PagePool], mut freed: impl FnMut(usize, u32)) {
         for id in 1..self.nodes.len() {

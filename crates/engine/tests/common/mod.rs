@@ -5,13 +5,14 @@
 //! written or a token at a wrong place changes the answer, and [`next_token`] says what the answer should have been.
 #![allow(dead_code, clippy::unwrap_used)]
 
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use device::{
-    Arithmetic, Chosen, CommandInfo, Device, Error, Item, KvType, Limits, MemoryPlan, PAGE_NONE, Peaks, Plan,
-    Program, Residence, Rule, Step, Ticket, Timing, ValueId, Want, Weight,
+    Arithmetic, Chosen, CommandInfo, CommittedPages, Device, Error, Item, KvType, Limits, MemoryPlan,
+    PAGE_NONE, Peaks, Plan, Program, Residence, Rule, Step, Ticket, Timing, ValueId, Want, Weight,
 };
 use device_lower::outputs::HostOutputs;
 use ingle_engine::{
@@ -192,6 +193,7 @@ impl Device for History {
         Ok(Box::new(HistoryProgram {
             windows: plan.kv.groups.iter().map(|g| g.window).collect(),
             pages: limits.n_pages.iter().map(|n| vec![None; n * limits.page_len]).collect(),
+            committed: CommittedPages::new(limits, |_| 3),
             limits: limits.clone(),
             n_vocab,
             logits: vec![0.0; limits.max_outputs * n_vocab],
@@ -220,6 +222,7 @@ struct HistoryProgram {
     windows: Vec<Option<usize>>,
     /// `(n_groups, n_pages * page_len)` position and token.
     pages: Vec<Vec<Option<(u32, u32)>>>,
+    committed: CommittedPages,
     limits: Limits,
     n_vocab: usize,
     logits: Vec<f32>,
@@ -344,9 +347,20 @@ impl Program for HistoryProgram {
         }
         Ok(())
     }
-    fn release_page(&mut self, group: usize, page: u32) {
+    fn committed(&self) -> &CommittedPages {
+        &self.committed
+    }
+    fn commit(&mut self, group: usize, pages: Range<u32>) -> device::Result<()> {
+        self.committed.check_range(group, &pages, false).unwrap();
+        self.committed.set(group, pages, true);
+        Ok(())
+    }
+    fn decommit(&mut self, group: usize, pages: Range<u32>) -> device::Result<()> {
+        self.committed.check_range(group, &pages, true).unwrap();
         let len = self.limits.page_len;
-        self.pages[group][page as usize * len..(page as usize + 1) * len].fill(None);
+        self.pages[group][pages.start as usize * len..pages.end as usize * len].fill(None);
+        self.committed.set(group, pages, false);
+        Ok(())
     }
     fn kept(&self, _: usize) -> &[f32] {
         &[]
