@@ -88,8 +88,12 @@ fn plan(s: &Shape) -> Plan {
     for index in 0..s.n_layers {
         b.layer(Some(index));
         let window = s.window.filter(|_| index % 6 != 5);
-        let layer =
-            b.kv_layer(KvLayer { n_kv_heads: s.n_kv_heads, head_dim: s.head_dim, window, memory: None });
+        let layer = b.kv_layer(KvLayer {
+            n_kv_heads: s.n_kv_heads,
+            head_dim: s.head_dim,
+            window,
+            encoder_states: None,
+        });
         let is_last = index + 1 == s.n_layers;
         let residual = b.select_rows_of_last(x, is_last);
         let norm = b.rms_norm(x, s.hidden);

@@ -4,7 +4,7 @@
 //! `cargo run --release -p ingle-device-cpu --example speech_shape [threads]`
 
 use device::{
-    Activation, Device, KvLayer, KvLayerId, KvType, Limits, Numerics, Output, OwnedStep, Plan, Program,
+    Activation, Device, KvLayer, KvLayerId, KvType, Limits, Numerics, OutputKind, OwnedStep, Plan, Program,
     Timing, ValueId,
 };
 use device_testing::{AttentionOptions, PlanBuilder, Sequences, committed};
@@ -21,7 +21,12 @@ const N_VOCAB: usize = 51_865;
 const BEAMS: usize = 5;
 
 fn kv_layers(b: &mut PlanBuilder) -> Vec<(KvLayerId, KvLayerId)> {
-    let layer = |memory| KvLayer { n_kv_heads: N_HEADS, head_dim: HIDDEN / N_HEADS, window: None, memory };
+    let layer = |encoder_states| KvLayer {
+        n_kv_heads: N_HEADS,
+        head_dim: HIDDEN / N_HEADS,
+        window: None,
+        encoder_states,
+    };
     (0..N_LAYERS).map(|_| (b.kv_layer(layer(None)), b.kv_layer(layer(Some(POSITIONS))))).collect()
 }
 
@@ -39,7 +44,7 @@ fn mlp(b: &mut PlanBuilder, x: ValueId) -> ValueId {
 
 fn encoder() -> Plan {
     let mut b = PlanBuilder::new(1, N_VOCAB);
-    let memories = kv_layers(&mut b);
+    let encoder_states = kv_layers(&mut b);
     let mut x = b.input(N_MELS, 2);
     for stride in [1, 2] {
         let y = b.unfold(x, 3, stride);
@@ -55,18 +60,18 @@ fn encoder() -> Plan {
         x = mlp(&mut b, x);
     }
     let x = b.layer_norm(x, true);
-    for (_, memory) in memories {
+    for (_, states) in encoder_states {
         let (k, v) = (linear(&mut b, x, HIDDEN), linear(&mut b, x, HIDDEN));
-        b.kv_write(k, v, memory);
+        b.kv_write(k, v, states);
     }
-    Plan { output: Output::Hidden, ..b.finish(x) }
+    Plan { output_kind: OutputKind::Hidden, ..b.finish(x) }
 }
 
 fn decoder() -> Plan {
     let mut b = PlanBuilder::new(2, N_VOCAB);
     let layers = kv_layers(&mut b);
     let mut x = b.embed(HIDDEN);
-    for (own, memory) in layers {
+    for (own, states) in layers {
         let y = b.layer_norm(x, true);
         let [q, k, v] = [(); 3].map(|()| linear(&mut b, y, HIDDEN));
         b.kv_write(k, v, own);
@@ -75,7 +80,7 @@ fn decoder() -> Plan {
         x = b.add(x, y);
         let y = b.layer_norm(x, true);
         let q = linear(&mut b, y, HIDDEN);
-        let y = b.cross_attention(q, memory, N_HEADS);
+        let y = b.cross_attention(q, states, N_HEADS);
         let y = linear(&mut b, y, HIDDEN);
         x = b.add(x, y);
         x = mlp(&mut b, x);
@@ -129,8 +134,8 @@ fn main() {
     }
     let mut program = device.compile(&plans, &limits).and_then(committed).expect("a program");
     let mut sequences = Sequences::new(1, &plans[0].kv, &limits, 50);
-    let write = sequences.write_memory(0, &[0], POSITIONS, 2 * N_MELS);
-    (1..BEAMS).for_each(|slot| sequences.share_memory(0, slot));
+    let write = sequences.write_encoder_states(0, &[0], POSITIONS, 2 * N_MELS);
+    (1..BEAMS).for_each(|slot| sequences.share_encoder_states(0, slot));
     time(program.as_mut(), "encoder, 1500 rows", &write, 3);
     let beams: Vec<(usize, usize)> = (0..BEAMS).map(|slot| (slot, 1)).collect();
     for (what, spans) in [("decoder, 1 row", &beams[..1]), ("decoder, 5 beams", &beams[..])] {

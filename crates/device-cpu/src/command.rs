@@ -1,7 +1,7 @@
 //! Commands: what the table consists of, and what a worker knows while it runs one.
 
 use crate::kernels::attention::schedule::Schedule;
-use device::{Rows, Span};
+use device::{RowCount, Span};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -90,7 +90,7 @@ pub struct StepState<'a> {
 impl<'a> StepState<'a> {
     /// How many rows a value has.
     #[inline(always)]
-    pub fn n_rows(&self, rows: Rows) -> usize {
+    pub fn n_rows(&self, rows: RowCount) -> usize {
         rows.count(self.tokens.len(), self.outputs.len())
     }
 

@@ -15,7 +15,7 @@ use crate::kernels::{
     pool, projection, qk_rope_kv, rms_norm, rope, route, scale, select_rows, self_attention, softcap, unfold,
 };
 use crate::layout::{ExpertSizes, Layout, ProjectionSizes, schedule_shape};
-use crate::lower::{Lowered, RopeKey, Unit, out_of};
+use crate::lower::{NodeUnit, RopeKey, Unit, out_of};
 use crate::weights::Interleaved;
 use device::{CommandInfo, KvLayerId, Limits, Op, Plan, ValueId, WeightId, WeightPart};
 use device_lower::arena::NO_PLACE;
@@ -101,7 +101,7 @@ pub struct Compiler<'a> {
 
 impl Compiler<'_> {
     /// The table for some steps.
-    pub fn table(&self, lowered: &[Lowered], rows: RowsOfStep) -> Table {
+    pub fn table(&self, lowered: &[NodeUnit], rows: RowsOfStep) -> Table {
         let mut table = Table::default();
         for (index, (key, _)) in self.layout.rope_tables.iter().enumerate() {
             let params = rope::TableParams {
@@ -115,7 +115,7 @@ impl Compiler<'_> {
             self.push(&mut table, 0, command, "rope_table".into(), 0);
         }
         let mut ordered = Ordered::default();
-        for Lowered { node, unit } in lowered {
+        for NodeUnit { node, unit } in lowered {
             match unit {
                 Unit::Primitive(Op::ExpertLinear { x, ids, weight, out }) => {
                     let op = Experts { x: *x, ids: *ids, weight: *weight, out: *out };
@@ -608,23 +608,23 @@ impl Compiler<'_> {
                     q: self.value(*q),
                     out: self.value(*out),
                     shape: self.memory_shape(*layer, *n_heads, *scale),
-                    memory: self.plan.kv.layer(*layer).memory.unwrap_or(0),
+                    n_states: self.plan.kv.layer(*layer).encoder_states.unwrap_or(0),
                 };
                 let kernel = cross_attention::cross_attention(isa, self.limits.kv_type);
                 (Command::new(kernel, params), "cross_attention")
             }
             Op::CrossScores { q, layer, n_heads, heads, scale, out } => {
-                let memory = self.plan.kv.layer(*layer).memory.unwrap_or(0);
+                let n_states = self.plan.kv.layer(*layer).encoder_states.unwrap_or(0);
                 let kernel = cross_scores::cross_scores(isa, self.limits.kv_type);
                 for (index, head) in heads.iter().enumerate() {
                     let params = cross_scores::Params {
                         q: self.value(*q),
                         out: self.value(*out),
-                        out_cols: heads.len() * memory,
-                        first: index * memory,
+                        out_cols: heads.len() * n_states,
+                        first: index * n_states,
                         head: *head,
                         shape: self.memory_shape(*layer, *n_heads, *scale),
-                        memory,
+                        n_states,
                     };
                     let mut command = Command::new(kernel, params);
                     // Heads do not depend on each other.

@@ -3,14 +3,15 @@
 use crate::isa::Isa;
 use crate::kernels::linear::{ActivationKind, linear_kernel};
 use crate::layout::{Layout, Shared};
-use crate::lower::{self, lower};
+use crate::lower::lower;
 use crate::pool::Pool;
-use crate::program::{CpuProgram, Part};
+use crate::program::{CpuProgram, IN_FLIGHT, LoweredPlan};
 use crate::weights::ToInterleave;
 use crate::{NAME, cpu, peaks, profile};
 use device::{
     Arithmetic, Device, Error, KvType, Limits, MemoryPlan, Peaks, Plan, Program, Result, Rule, Weight,
 };
+use device_lower::hosted::Hosted;
 use std::sync::Arc;
 
 /// How to use the CPU.
@@ -20,12 +21,6 @@ pub struct Options {
     pub threads: Option<usize>,
     /// Instruction set; `None`: the best there is.
     pub isa: Option<Isa>,
-}
-
-/// A plan's units and their sizes.
-struct Lowered {
-    units: Vec<lower::Lowered>,
-    layout: Layout,
 }
 
 /// Most worker threads.
@@ -70,17 +65,17 @@ impl CpuDevice {
         self.isa
     }
 
-    fn layouts(&self, plans: &[Plan], limits: &Limits) -> Result<(Vec<Lowered>, Shared)> {
+    fn layouts<'a>(&self, plans: &'a [Plan], limits: &Limits) -> Result<(Vec<LoweredPlan<'a>>, Shared)> {
         limits.check(self, plans)?;
-        let lowered = plans.iter().map(|plan| self.lower(plan, limits)).collect::<Result<Vec<_>>>()?;
+        let lowered = plans.iter().map(|plan| self.lower(plan, limits)).collect::<Vec<_>>();
         let layouts: Vec<Layout> = lowered.iter().map(|plan| plan.layout.clone()).collect();
         Ok((lowered, Shared::new(&layouts, limits, self.pool.n_workers())))
     }
 
-    fn lower(&self, plan: &Plan, limits: &Limits) -> Result<Lowered> {
+    fn lower<'a>(&self, plan: &'a Plan, limits: &Limits) -> LoweredPlan<'a> {
         let units = lower(plan);
         let layout = Layout::new(plan, &units, limits, self.isa, self.pool.n_workers());
-        Ok(Lowered { units, layout })
+        LoweredPlan { plan, units, layout }
     }
 }
 
@@ -121,13 +116,9 @@ impl Device for CpuDevice {
 
     fn compile(&self, plans: &[Plan], limits: &Limits) -> Result<Box<dyn Program>> {
         let (lowered, shared) = self.layouts(plans, limits)?;
-        let parts: Vec<Part> = plans
-            .iter()
-            .zip(&lowered)
-            .map(|(plan, lowered)| Part { plan, units: &lowered.units, layout: &lowered.layout })
-            .collect();
         let weights = ToInterleave::new(plans, self.isa).make(&self.pool)?;
-        Ok(Box::new(CpuProgram::new(&parts, &shared, limits, self.isa, self.pool.clone(), weights)?))
+        let program = CpuProgram::new(&lowered, &shared, limits, self.isa, self.pool.clone(), weights)?;
+        Ok(Box::new(Hosted::new(program, plans.iter(), limits, IN_FLIGHT, shared.n_workers)))
     }
 
     /// As the kernel of its type takes activations.

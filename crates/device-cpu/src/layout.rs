@@ -8,11 +8,11 @@ use crate::kernels::{
     activation_rows, argmax, attention, cross_attention, cross_scores, expert_groups, expert_linear,
     projection, qk_rope_kv, round_up, self_attention,
 };
-use crate::lower::{Lowered, RopeKey, Unit, rope_tables};
+use crate::lower::{NodeUnit, RopeKey, Unit, rope_tables};
 use crate::program::IN_FLIGHT;
 use crate::weights::{self, ToInterleave};
 use ::weights::Bytes;
-use device::{Item, KvLayerId, Limits, MemoryPlan, Op, Plan, Residence, Rows, Value, ValueId, WeightId};
+use device::{Item, KvLayerId, Limits, MemoryPlan, Op, Plan, Residence, RowCount, Value, ValueId, WeightId};
 use device_lower::arena::{self, Arena};
 use device_lower::lower::{Projection, Tail};
 use device_lower::outputs::HostOutputs;
@@ -58,8 +58,6 @@ pub struct Shared {
     pub arena_bytes: usize,
     /// Of these, what is logits.
     pub logits_bytes: usize,
-    /// As [`Layout::n_logits`].
-    pub n_logits: usize,
     /// Buffers that tokens are chosen with.
     pub sampling_bytes: u64,
     /// As [`Layout::prepared_bytes`].
@@ -103,8 +101,7 @@ impl Shared {
         Shared {
             arena_bytes: most(|l| l.arena.total),
             logits_bytes: most(|l| l.logits_bytes),
-            n_logits,
-            sampling_bytes: HostOutputs::shared_bytes(n_logits, limits, IN_FLIGHT, n_workers),
+            sampling_bytes: HostOutputs::bytes(n_logits, limits, IN_FLIGHT, n_workers),
             prepared_bytes: ActivationKind::ALL
                 .map(|kind| layouts.iter().map(|l| l.prepared_bytes[kind as usize]).max().unwrap_or(0)),
             rope_bytes: (0..most(|l| l.rope_tables.len())).map(tables).collect(),
@@ -193,7 +190,7 @@ pub fn is_only_selected_from(plan: &Plan, id: ValueId) -> bool {
 }
 
 /// How many rows a value can have.
-pub fn max_rows(limits: &Limits, rows: Rows) -> usize {
+pub fn max_rows(limits: &Limits, rows: RowCount) -> usize {
     rows.count(limits.max_rows, limits.max_outputs)
 }
 
@@ -214,7 +211,7 @@ impl ProjectionSizes {
         let x = plan.value(p.x);
         let n_out: usize = match p.tail {
             Tail::Gate { .. } => plan.weight(p.matrices[0].weight).n_rows(),
-            _ => p.matrices.iter().map(|m| plan.weight(m.weight).n_rows()).sum(),
+            Tail::Store | Tail::Add { .. } => p.matrices.iter().map(|m| plan.weight(m.weight).n_rows()).sum(),
         };
         ProjectionSizes {
             cols: x.cols,
@@ -272,7 +269,7 @@ impl ExpertSizes {
 
 impl Layout {
     /// For a plan that was lowered, and limits that fit it.
-    pub fn new(plan: &Plan, lowered: &[Lowered], limits: &Limits, isa: Isa, n_workers: usize) -> Layout {
+    pub fn new(plan: &Plan, lowered: &[NodeUnit], limits: &Limits, isa: Isa, n_workers: usize) -> Layout {
         let written: HashSet<ValueId> = lowered.iter().flat_map(|l| l.unit.writes()).collect();
         let bytes_of = |value: &Value| max_rows(limits, value.rows) * value.cols * 4;
         let needs_internal = |_: &Op, id: ValueId| written.contains(&id);
@@ -280,8 +277,8 @@ impl Layout {
         let arena = arena::plan_with(plan, bytes_of, &options);
         let mut layout = Layout {
             arena,
-            logits_bytes: bytes_of(plan.value(plan.logits)),
-            n_logits: plan.value(plan.logits).cols,
+            logits_bytes: bytes_of(plan.value(plan.output)),
+            n_logits: plan.value(plan.output).cols,
             prepared_bytes: [0; 3],
             rope_tables: Vec::new(),
             scratch_bytes: 64,
@@ -364,7 +361,30 @@ impl Layout {
             Unit::Primitive(Op::CrossScores { layer, .. }) => {
                 cross_scores::scratch_bytes(plan.kv.layer(*layer).head_dim)
             }
-            _ => 0,
+            Unit::NormAdd(_) => 0,
+            Unit::Primitive(
+                Op::Embed { .. }
+                | Op::RmsNorm { .. }
+                | Op::Linear { .. }
+                | Op::Rope { .. }
+                | Op::KvWrite { .. }
+                | Op::Activate { .. }
+                | Op::Gate { .. }
+                | Op::Add { .. }
+                | Op::Scale { .. }
+                | Op::Softcap { .. }
+                | Op::Columns { .. }
+                | Op::Route { .. }
+                | Op::ExpertSum { .. }
+                | Op::SelectRows { .. }
+                | Op::Argmax { .. }
+                | Op::Fused { .. }
+                | Op::LayerNorm { .. }
+                | Op::EmbedPositions { .. }
+                | Op::Pool { .. }
+                | Op::Input { .. }
+                | Op::Unfold { .. },
+            ) => 0,
         };
         self.scratch_bytes = self.scratch_bytes.max(round_up(scratch));
     }

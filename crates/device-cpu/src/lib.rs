@@ -26,12 +26,12 @@ mod layout;
 mod lower;
 mod memory;
 mod peaks;
-mod places;
 mod pool;
 mod prefetch;
 mod profile;
 mod program;
 mod simd;
+mod stored;
 mod weights;
 
 pub use cpu::default_threads;

@@ -3,7 +3,7 @@
 
 use device::{FusedKind, Op, Plan, ValueId, WeightId};
 use device_lower::lower::{
-    HeadChain, NormAdd, Projection, QkRopeKv, RopeOf, norm_add, projection, qk_rope_kv,
+    HeadChain, NormAdd, Projection, QkRopeKv, RopeOf, norm_add, projection, qk_rope_kv, units_of_nodes,
 };
 
 /// Ropes with the same key share a table.
@@ -47,7 +47,7 @@ pub enum Unit {
 
 /// A unit and the node that it comes from.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Lowered {
+pub struct NodeUnit {
     /// Index of the plan's node.
     pub node: usize,
     /// What to run.
@@ -72,22 +72,10 @@ impl Unit {
 }
 
 /// The units of a checked plan, in order.
-pub fn lower(plan: &Plan) -> Vec<Lowered> {
-    let mut lowered = Vec::new();
-    for ((node, n), escaping) in plan.nodes.iter().enumerate().zip(plan.escaping()) {
-        let fused = match &n.op {
-            Op::Fused { kind, parts } => recognise(plan, *kind, parts, &escaping),
-            _ => None,
-        };
-        match fused.filter(|unit| {
-            let writes = unit.writes();
-            escaping.iter().all(|id| writes.contains(id))
-        }) {
-            Some(unit) => lowered.push(Lowered { node, unit }),
-            None => lowered.extend(n.op.primitives().iter().map(|op| Lowered { node, unit: primitive(op) })),
-        }
-    }
-    lowered
+pub fn lower(plan: &Plan) -> Vec<NodeUnit> {
+    let whole = |kind: FusedKind, parts: &[Op], escaping: &[ValueId]| recognise(plan, kind, parts, escaping);
+    let units = units_of_nodes(plan, whole, Unit::writes, primitive).into_iter();
+    units.map(|(node, unit)| NodeUnit { node, unit }).collect()
 }
 
 fn primitive(op: &Op) -> Unit {
@@ -110,7 +98,7 @@ fn recognise(plan: &Plan, kind: FusedKind, parts: &[Op], escaping: &[ValueId]) -
 }
 
 /// The distinct tables that the plan's Ropes read, in order of their first use.
-pub fn rope_tables(plan: &Plan, lowered: &[Lowered]) -> Vec<RopeKey> {
+pub fn rope_tables(plan: &Plan, lowered: &[NodeUnit]) -> Vec<RopeKey> {
     let mut keys = Vec::new();
     for unit in lowered.iter().map(|l| &l.unit) {
         let found = match unit {
@@ -120,7 +108,7 @@ pub fn rope_tables(plan: &Plan, lowered: &[Lowered]) -> Vec<RopeKey> {
             Unit::QkRopeKv(QkRopeKv { q, k, .. }) => {
                 q.iter().chain([k]).filter_map(|c| Some(RopeKey::of(plan, c.rope?))).collect()
             }
-            _ => vec![],
+            Unit::Primitive(_) | Unit::Projection(_) | Unit::NormAdd(_) => vec![],
         };
         for key in found {
             if !keys.contains(&key) {
@@ -139,7 +127,7 @@ mod tests {
     use device_testing::{PlanBuilder, mini_transformer};
     use weights::BlockType;
 
-    fn fused(plan: &Plan) -> Vec<Lowered> {
+    fn fused(plan: &Plan) -> Vec<NodeUnit> {
         lower(&fuse(plan, crate::profile::RULES))
     }
 
@@ -161,7 +149,7 @@ mod tests {
                 Unit::Primitive(Op::Embed { .. }) => 'e',
                 Unit::Primitive(Op::SelectRows { .. }) => 's',
                 Unit::Primitive(Op::Argmax { .. }) => 'm',
-                _ => '?',
+                Unit::Primitive(_) | Unit::NormAdd(_) | Unit::QkRopeKv(_) => '?',
             })
             .collect();
         assert_eq!(kinds, "eNKTAGA".to_owned() + "sNKTsAGA" + "Nm");

@@ -132,7 +132,7 @@ impl PagePool {
     /// The bytes of a committed page.
     pub fn bytes(&self, page: u32) -> &[u8] {
         let range = self.range(page..page + 1);
-        // SAFETY: within the pool and committed, as `CpuProgram::check_page` saw; every byte is initialised: the system gives
+        // SAFETY: within the pool and committed, as `Hosted` checked; every byte is initialised: the system gives
         // zeros. Nobody writes between steps.
         unsafe { std::slice::from_raw_parts(self.start().add(range.start), range.len()) }
     }
@@ -148,7 +148,7 @@ impl PagePool {
     pub fn copy(&mut self, from: u32, to: u32) {
         let (from, to) = (self.range(from..from + 1), self.range(to..to + 1));
         if from != to {
-            // SAFETY: both are within the pool and committed, as `CpuProgram::check_page` saw, and different pages do not
+            // SAFETY: both are within the pool and committed, as `Hosted` checked, and different pages do not
             // overlap.
             unsafe {
                 let start = self.start();

@@ -7,16 +7,13 @@ use crate::isa::Isa;
 use crate::kernels::attention::schedule::{self, Schedule, ScheduleShape, Sizes};
 use crate::kernels::expert_groups::Groups;
 use crate::layout::{Layout, Shared};
-use crate::lower::Lowered;
+use crate::lower::NodeUnit;
 use crate::memory::{Buffer, PagePool};
-use crate::places::{Places, Ran, Stored};
 use crate::pool::{Barrier, Interrupted, Pool};
+use crate::stored::{Ran, Stored, StoredValues};
 use crate::weights::{Interleaved, matrices};
-use device::{
-    Choose, Chosen, CommandInfo, CommittedPages, DType, Error, Limits, Needs, Plan, Program, Result, Step,
-    Ticket, Timing, ValueId, Weight,
-};
-use device_lower::outputs::HostOutputs;
+use device::{Choose, CommandInfo, DType, Error, Limits, Plan, Result, Step, Timing, ValueId, Weight};
+use device_lower::hosted::HostProgram;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -24,22 +21,19 @@ use std::time::Instant;
 use weights::Bytes;
 
 /// A plan that was lowered.
-#[derive(Clone, Copy)]
-pub struct Part<'a> {
+pub struct LoweredPlan<'a> {
     /// The plan.
     pub plan: &'a Plan,
     /// Its units.
-    pub units: &'a [Lowered],
+    pub units: Vec<NodeUnit>,
     /// Their sizes.
-    pub layout: &'a Layout,
+    pub layout: Layout,
 }
 
 /// Plans made ready to run.
 pub struct CpuProgram {
     pool: Arc<Pool>,
     plans: Vec<Compiled>,
-    /// By plan.
-    needs: Vec<Needs>,
     /// `(commands, workers)` units handed out in this step.
     taken: Box<[AtomicUsize]>,
     /// Chunks finished of the rows that attention splits; zero between commands.
@@ -53,9 +47,6 @@ pub struct CpuProgram {
     positions: Vec<u32>,
     slots: Vec<u32>,
     pages: Vec<PagePool>,
-    committed: CommittedPages,
-    limits: Limits,
-    outputs: HostOutputs,
     /// The plan of the last step.
     current: usize,
     /// Of the last step.
@@ -71,8 +62,8 @@ struct Compiled {
     one: Table,
     many: Table,
     n_nodes: usize,
-    places: Places,
-    logits: ValueId,
+    stored: StoredValues,
+    output: ValueId,
     argmax: ValueId,
     kept: Vec<ValueId>,
     /// What its schedules depend on.
@@ -90,12 +81,12 @@ fn failed(reason: String) -> Error {
 }
 
 impl CpuProgram {
-    /// Take the memory and write the tables. There is one part at least, and all have the same KV layout.
+    /// Take the memory and write the tables. There is one plan at least, and all have the same KV layout.
     ///
     /// # Errors
     /// Memory was refused.
     pub fn new(
-        parts: &[Part<'_>],
+        lowered: &[LoweredPlan<'_>],
         shared: &Shared,
         limits: &Limits,
         isa: Isa,
@@ -111,7 +102,7 @@ impl CpuProgram {
         };
         let arena = Buffer::zeroed("activations", shared.arena_bytes)?;
         let scratch = Buffer::zeroed("scratch of the workers", shared.all_scratch_bytes())?;
-        let kv = parts.first().map(|part| part.plan.kv.clone()).unwrap_or_default();
+        let kv = lowered.first().map(|lowered| lowered.plan.kv.clone()).unwrap_or_default();
         let pages = (0..kv.groups.len())
             .map(|g| PagePool::reserve(limits.n_pages[g], kv.page_bytes(g, limits.kv_type, limits.page_len)))
             .collect::<Result<Vec<_>>>()?;
@@ -144,8 +135,8 @@ impl CpuProgram {
             pools: pages.iter().map(PagePool::start).collect(),
         };
         let mut experts = addresses.experts;
-        let mut plans = Vec::with_capacity(parts.len());
-        for Part { plan, units, layout } in parts {
+        let mut plans = Vec::with_capacity(lowered.len());
+        for LoweredPlan { plan, units, layout } in lowered {
             let stacks = layout.experts.iter().map(|(id, _)| plan.weight(*id));
             let matrices = stacks.flat_map(|stack| matrices(stack).map(move |part| (stack, part)));
             for (index, (stack, (data, planes, n_rows))) in matrices.enumerate() {
@@ -160,21 +151,20 @@ impl CpuProgram {
                 one: compiler.table(units, RowsOfStep::One),
                 many: compiler.table(units, RowsOfStep::Many),
                 n_nodes: plan.nodes.len(),
-                places: Places::new(plan, &layout.arena, limits, |id| {
+                stored: StoredValues::new(plan, &layout.arena, limits, |id| {
                     crate::layout::is_only_selected_from(plan, id)
                 }),
-                logits: plan.logits,
+                output: plan.output,
                 argmax: plan.argmax,
                 kept: plan.kept.clone(),
                 attention: layout.attention.clone(),
             });
         }
         let n_commands = plans.iter().flat_map(|p| [p.one.commands.len(), p.many.commands.len()]).max();
-        let files = parts.iter().flat_map(|part| &part.plan.weights);
+        let files = lowered.iter().flat_map(|lowered| &lowered.plan.weights);
         Ok(CpuProgram {
             pool,
             plans,
-            needs: parts.iter().map(|part| Needs::new(part.plan, limits)).collect(),
             taken: counters(n_commands.unwrap_or(0) * shared.n_workers),
             arrived,
             schedules: (0..shared.n_schedules).map(schedule).collect(),
@@ -183,10 +173,7 @@ impl CpuProgram {
             arena,
             positions: vec![0; limits.max_rows],
             slots: vec![0; limits.max_rows],
-            committed: CommittedPages::new(limits, |g| PagePool::granule(pages[g].page_bytes())),
             pages,
-            limits: limits.clone(),
-            outputs: HostOutputs::shared(shared.n_logits, limits, IN_FLIGHT, shared.n_workers),
             current: 0,
             ran: Ran::default(),
             _buffers: buffers,
@@ -195,18 +182,16 @@ impl CpuProgram {
         })
     }
 
-    /// Run some commands of a step. Worker 0 notes in `marks`, if there, when each command began and, last, when all ended.
-    /// Gives the step's tokens, those of its links included, for [`Self::choose`].
-    fn replay(&mut self, step: &Step, extent: &Extent, marks: Option<&mut [Instant]>) -> Result<Vec<u32>> {
-        step.check(&self.needs, &self.limits, &self.committed).map_err(failed)?;
-        let (n_nodes, argmax) = match extent {
-            Extent::Whole => {
+    /// Run the commands of a step, to the node `until` where given. Worker 0 notes in `marks`, if there, when each command
+    /// began and, last, when all ended.
+    fn replay(&mut self, step: &Step, until: Option<usize>, marks: Option<&mut [Instant]>) -> Result<()> {
+        let (n_nodes, argmax) = match until {
+            None => {
                 let wants_best = step.wants.iter().any(|w| w.choose == Choose::Best && w.is_plain());
                 (self.plans[step.plan].n_nodes, wants_best)
             }
-            Extent::Until(last) => (last + 1, true),
+            Some(last) => (last + 1, true),
         };
-        let tokens = self.outputs.begin(step, self.needs[step.plan].n_vocab).map_err(failed)?;
         self.current = step.plan;
         let n_rows = step.tokens.len();
         // Until the commands have run, no value is there to be read.
@@ -230,7 +215,7 @@ impl CpuProgram {
             schedule.write(shape, &rows, self.pool.n_workers());
         }
         let state = StepState {
-            tokens: &tokens,
+            tokens: step.tokens,
             input: step.input,
             spans: step.spans,
             positions: &self.positions[..n_rows],
@@ -243,9 +228,9 @@ impl CpuProgram {
             attention: &self.schedules,
         };
         let Table { commands, infos } = self.plans[step.plan].table(n_rows);
-        let n_commands = match extent {
-            Extent::Whole => commands.len(),
-            Extent::Until(last) => infos.iter().take_while(|info| info.node <= *last).count(),
+        let n_commands = match until {
+            None => commands.len(),
+            Some(last) => infos.iter().take_while(|info| info.node <= last).count(),
         };
         let replay = Replay {
             commands: &commands[..n_commands],
@@ -260,10 +245,9 @@ impl CpuProgram {
         match self.pool.run(&|index, barrier| replay.work(index, barrier)) {
             Ok(()) => {
                 self.ran.n_nodes = n_nodes;
-                Ok(tokens)
+                Ok(())
             }
             Err(interrupted) => {
-                self.outputs.abandon(tokens);
                 // A command that was left in its middle has not put its counters back.
                 self.arrived.iter().for_each(|c| c.store(0, Ordering::Relaxed));
                 Err(match interrupted {
@@ -273,42 +257,13 @@ impl CpuProgram {
             }
         }
     }
-
-    /// Choose from the logits of a step whose commands have run. The workers share the outputs.
-    fn choose(&mut self, step: &Step, tokens: Vec<u32>) -> Result<Ticket> {
-        let Compiled { places, logits, argmax, .. } = &self.plans[self.current];
-        let n_vocab = places.get(*logits).map_or(0, |place| place.cols);
-        let logits: &[f32] = output(&self.arena, places.get(*logits), &self.ran);
-        let argmax: &[u32] = output(&self.arena, places.get(*argmax), &self.ran);
-        // The command gives a token even where every logit is NaN or minus infinity.
-        let is_possible =
-            |output: usize, token: u32| logits[output * n_vocab + token as usize] > f32::NEG_INFINITY;
-        let best = |output: usize| argmax.get(output).copied().filter(|token| is_possible(output, *token));
-        let pool = &self.pool;
-        self.outputs
-            .finish_on(step, tokens, logits, best, |work| pool.run(&|index, _| work(index)))
-            .map_err(|interrupted| failed(interrupted.to_string()))
-    }
-
-    /// Whether a group has such a page, and it is committed.
-    fn check_page(&self, group: usize, page: u32) -> Result<()> {
-        self.committed.check_page(group, page).map_err(failed)
-    }
 }
 
 /// Steps that may be in flight: a step is computed while it is submitted.
 pub const IN_FLIGHT: usize = 1;
 
-/// How far a step runs.
-enum Extent {
-    /// To its end.
-    Whole,
-    /// To this node, that one included.
-    Until(usize),
-}
-
 /// The rows of a value in a step that ran; empty if it has no place.
-fn output<'a, T: Copy>(arena: &'a Buffer, stored: Option<&Stored>, ran: &Ran) -> &'a [T] {
+fn rows_of<'a, T: Copy>(arena: &'a Buffer, stored: Option<&Stored>, ran: &Ran) -> &'a [T] {
     const { assert!(size_of::<T>() == 4) };
     let Some(stored) = stored else { return &[] };
     let n = stored.rows.count(ran.n_rows, ran.n_outputs) * stored.cols;
@@ -316,13 +271,6 @@ fn output<'a, T: Copy>(arena: &'a Buffer, stored: Option<&Stored>, ran: &Ran) ->
     // these. It is aligned to 64, zeroed when it was taken, and any bits are a `T` (f32 or u32). Workers write it only
     // within `Pool::run`, which `&mut CpuProgram` excludes while this borrow of its arena lives.
     unsafe { std::slice::from_raw_parts(arena.start().add(stored.offset).cast(), n) }
-}
-
-fn check_page_length(given: usize, expected: usize) -> Result<()> {
-    if given == expected {
-        return Ok(());
-    }
-    Err(failed(format!("{given} bytes for a KV page of {expected} bytes")))
 }
 
 /// What the workers share during a step.
@@ -373,32 +321,51 @@ impl Replay<'_> {
     }
 }
 
-impl Program for CpuProgram {
-    fn submit(&mut self, step: &Step) -> Result<Ticket> {
-        let tokens = self.replay(step, &Extent::Whole, None)?;
-        self.choose(step, tokens)
+impl HostProgram for CpuProgram {
+    fn name(&self) -> &'static str {
+        NAME
     }
 
-    fn wait(&mut self, ticket: Ticket) -> Result<()> {
-        self.outputs.wait(ticket).map_err(failed)
-    }
-
-    fn chosen(&self) -> &[Chosen] {
-        self.outputs.chosen()
-    }
-
-    fn best(&self, output: usize) -> &[(u32, f32)] {
-        self.outputs.best(output)
-    }
-
-    fn run_until(&mut self, step: &Step, last: usize) -> Result<()> {
-        let n_nodes = self.plans.get(step.plan).map_or(0, |plan| plan.n_nodes);
-        if last >= n_nodes {
-            return Err(failed(format!("node {last} of plan {}, which has {n_nodes}", step.plan)));
-        }
-        let tokens = self.replay(step, &Extent::Until(last), None)?;
-        self.outputs.abandon(tokens);
+    fn compute(
+        &mut self,
+        step: &Step,
+        until: Option<usize>,
+        timings: Option<&mut Vec<Timing>>,
+    ) -> Result<()> {
+        let Some(timings) = timings else { return self.replay(step, until, None) };
+        let begin = Instant::now();
+        let n = self.plans[step.plan].table(step.tokens.len()).commands.len();
+        let mut marks = vec![begin; n + 1];
+        self.replay(step, until, Some(&mut marks))?;
+        timings.extend(marks.windows(2).enumerate().map(|(command, pair)| Timing {
+            command,
+            start: (pair[0] - begin).as_secs_f64(),
+            duration: (pair[1] - pair[0]).as_secs_f64(),
+        }));
         Ok(())
+    }
+
+    fn logits(&self) -> &[f32] {
+        let plan = &self.plans[self.current];
+        rows_of(&self.arena, plan.stored.get(plan.output), &self.ran)
+    }
+
+    fn largest(&self) -> &[u32] {
+        let plan = &self.plans[self.current];
+        if !self.ran.argmax {
+            return &[];
+        }
+        rows_of(&self.arena, plan.stored.get(plan.argmax), &self.ran)
+    }
+
+    fn on_workers(&self, work: &(dyn Fn(usize) + Sync)) -> Result<()> {
+        self.pool.run(&|index, _| work(index)).map_err(|interrupted| failed(interrupted.to_string()))
+    }
+
+    fn kept(&self, index: usize) -> &[f32] {
+        let plan = &self.plans[self.current];
+        let stored = plan.kept.get(index).and_then(|id| plan.stored.get(*id));
+        rows_of(&self.arena, stored, &self.ran)
     }
 
     fn read(&self, value: ValueId) -> Option<Vec<f32>> {
@@ -406,89 +373,40 @@ impl Program for CpuProgram {
         if value == plan.argmax && !self.ran.argmax {
             return None;
         }
-        let stored = Some(plan.places.intact(value, &self.ran)?);
+        let stored = Some(plan.stored.intact(value, &self.ran)?);
         Some(match stored?.dtype {
-            DType::F32 => output(&self.arena, stored, &self.ran).to_vec(),
-            DType::U32 => output::<u32>(&self.arena, stored, &self.ran).iter().map(|n| *n as f32).collect(),
+            DType::F32 => rows_of(&self.arena, stored, &self.ran).to_vec(),
+            DType::U32 => rows_of::<u32>(&self.arena, stored, &self.ran).iter().map(|n| *n as f32).collect(),
         })
     }
 
-    fn logits(&self) -> &[f32] {
-        let plan = &self.plans[self.current];
-        output(&self.arena, plan.places.get(plan.logits), &self.ran)
-    }
-
-    fn kept(&self, index: usize) -> &[f32] {
-        let plan = &self.plans[self.current];
-        let place = plan.kept.get(index).and_then(|id| plan.places.get(*id));
-        output(&self.arena, place, &self.ran)
-    }
-
-    fn committed(&self) -> &CommittedPages {
-        &self.committed
-    }
-
-    fn commit(&mut self, group: usize, pages: Range<u32>) -> Result<()> {
-        self.committed.check_range(group, &pages, false).map_err(failed)?;
-        if !self.pages[group].commit(pages.clone()) {
-            let (n_pages, page_bytes) = (pages.len(), self.pages[group].page_bytes());
-            return Err(Error::Shortage {
-                device: NAME,
-                group,
-                n_pages,
-                bytes: (n_pages * page_bytes) as u64,
-            });
-        }
-        self.committed.set(group, pages, true);
-        Ok(())
-    }
-
-    fn decommit(&mut self, group: usize, pages: Range<u32>) -> Result<()> {
-        self.committed.check_range(group, &pages, true).map_err(failed)?;
-        self.committed.set(group, pages.clone(), false);
-        self.pages[group].decommit(pages);
-        Ok(())
-    }
-
-    fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<()> {
-        self.check_page(group, from)?;
-        self.check_page(group, to)?;
+    fn copy_page(&mut self, group: usize, from: u32, to: u32) {
         self.pages[group].copy(from, to);
-        Ok(())
     }
 
     fn read_page(&self, group: usize, page: u32, bytes: &mut [u8]) -> Result<()> {
-        self.check_page(group, page)?;
-        let found = self.pages[group].bytes(page);
-        check_page_length(bytes.len(), found.len())?;
-        bytes.copy_from_slice(found);
+        bytes.copy_from_slice(self.pages[group].bytes(page));
         Ok(())
     }
 
     fn write_page(&mut self, group: usize, page: u32, bytes: &[u8]) -> Result<()> {
-        self.check_page(group, page)?;
-        let found = self.pages[group].bytes_mut(page);
-        check_page_length(bytes.len(), found.len())?;
-        found.copy_from_slice(bytes);
+        self.pages[group].bytes_mut(page).copy_from_slice(bytes);
         Ok(())
+    }
+
+    fn granule(&self, group: usize) -> usize {
+        self.pages.get(group).map_or(1, |pool| PagePool::granule(pool.page_bytes()))
+    }
+
+    fn commit(&mut self, group: usize, pages: Range<u32>) -> bool {
+        self.pages[group].commit(pages)
+    }
+
+    fn decommit(&mut self, group: usize, pages: Range<u32>) {
+        self.pages[group].decommit(pages);
     }
 
     fn commands(&self, plan: usize, n_rows: usize) -> Vec<CommandInfo> {
         self.plans.get(plan).map_or(vec![], |plan| plan.table(n_rows).infos.clone())
-    }
-
-    fn run_timed(&mut self, step: &Step, timings: &mut Vec<Timing>) -> Result<()> {
-        let plan = self.plans.get(step.plan);
-        let n = plan.map_or(0, |plan| plan.table(step.tokens.len()).commands.len());
-        let begin = Instant::now();
-        let mut marks = vec![begin; n + 1];
-        let tokens = self.replay(step, &Extent::Whole, Some(&mut marks))?;
-        timings.extend(marks.windows(2).enumerate().map(|(command, pair)| Timing {
-            command,
-            start: (pair[0] - begin).as_secs_f64(),
-            duration: (pair[1] - pair[0]).as_secs_f64(),
-        }));
-        let ticket = self.choose(step, tokens)?;
-        self.wait(ticket)
     }
 }

@@ -29,7 +29,7 @@ fn plan(shape: &Shape, device: &CpuDevice) -> Plan {
     let mut x = b.embed(64);
     for is_last in [false, true] {
         let window = options.window;
-        let layer = b.kv_layer(KvLayer { n_kv_heads, head_dim, window, memory: None });
+        let layer = b.kv_layer(KvLayer { n_kv_heads, head_dim, window, encoder_states: None });
         let q = b.linear(x, n_heads * head_dim, BlockType::F32, false);
         let k = b.linear(x, n_kv_heads * head_dim, BlockType::F32, false);
         let v = b.linear(x, n_kv_heads * head_dim, BlockType::F32, false);

@@ -58,7 +58,7 @@ fn pages_of_any_length_give_the_same_bits() {
     let device = device(2);
     for head_dim in [32, 64, 80, 96, 128, 160] {
         let mut b = PlanBuilder::new(4, 50);
-        let layer = b.kv_layer(KvLayer { n_kv_heads: 2, head_dim, window: None, memory: None });
+        let layer = b.kv_layer(KvLayer { n_kv_heads: 2, head_dim, window: None, encoder_states: None });
         let x = b.embed(64);
         let [q, k, v] = [6, 2, 2].map(|n_heads| b.linear(x, n_heads * head_dim, BlockType::F32, false));
         b.kv_write(k, v, layer);
@@ -392,7 +392,7 @@ fn every_value_of_a_plain_plan_can_be_read() {
         assert!(program.read(plan.nodes[0].op.writes()[0]).is_none());
         // Nobody looked for the best tokens.
         program.run(&step.clone().with_outputs(step.outputs.clone(), Want::LOGITS).borrow()).unwrap();
-        assert!(program.read(plan.argmax).is_none() && program.read(plan.logits).is_some());
+        assert!(program.read(plan.argmax).is_none() && program.read(plan.output).is_some());
     }
 }
 
@@ -411,7 +411,7 @@ fn a_step_can_be_stopped_while_it_runs() {
         let stopped = Step { stop: Some(&stop), ..step.borrow() };
         assert!(matches!(program.submit(&stopped), Err(device::Error::Stopped { device: "cpu" })));
         assert!(matches!(program.run_until(&stopped, 0), Err(device::Error::Stopped { .. })));
-        assert!(program.read(plan.logits).is_none(), "values of a stopped step are not there");
+        assert!(program.read(plan.output).is_none(), "values of a stopped step are not there");
 
         // Another thread stops it, at any command.
         let mut n_stopped = 0;

@@ -64,7 +64,7 @@ fn a_step_allocates_nothing() {
         }
     }
     sampling_allocates_nothing(&device);
-    // Several plans, with memories that slots share.
+    // Several plans, with encoder states that slots share.
     for case in check_op_cases().iter().filter(|case| case.name.contains("memory of 50")) {
         for numerics in [Numerics::Fast, Numerics::Deterministic] {
             let limits = Limits { numerics, ..case.limits.clone() };

@@ -167,7 +167,26 @@ fn element_wise(op: &Op) -> Vec<ValueId> {
         | Op::Gate { .. }
         | Op::Rope { .. }
         | Op::Softcap { .. } => op.reads(),
-        _ => vec![],
+        Op::Embed { .. }
+        | Op::RmsNorm { .. }
+        | Op::Linear { .. }
+        | Op::KvWrite { .. }
+        | Op::Attention { .. }
+        | Op::Columns { .. }
+        | Op::Route { .. }
+        | Op::ExpertLinear { .. }
+        | Op::ExpertSum { .. }
+        | Op::SelectRows { .. }
+        | Op::Argmax { .. }
+        | Op::Fused { .. }
+        | Op::LayerNorm { .. }
+        | Op::EmbedPositions { .. }
+        | Op::SelfAttention { .. }
+        | Op::Pool { .. }
+        | Op::Input { .. }
+        | Op::Unfold { .. }
+        | Op::CrossAttention { .. }
+        | Op::CrossScores { .. } => vec![],
     }
 }
 
@@ -175,12 +194,12 @@ fn element_wise(op: &Op) -> Vec<ValueId> {
 mod tests {
     use super::*;
     use crate::fusion::{self, fuse};
-    use device::{Activation, Rows};
+    use device::{Activation, RowCount};
     use device_testing::{PlanBuilder, Rng, mini_transformer};
     use weights::BlockType;
 
     fn size_of(value: &Value) -> usize {
-        let rows = if value.rows == Rows::Tokens { 8 } else { 3 };
+        let rows = if value.rows == RowCount::Tokens { 8 } else { 3 };
         rows * value.cols * 4
     }
 

@@ -8,7 +8,7 @@
 //! A pattern alone would let through windows that a kernel cannot run. [`FusedKind`] states what a kernel may rely on,
 //! and [`fuse`] forms no window that breaks it.
 
-use device::{FusedKind, Node, Op, OpKind, PatternPart, Plan, Rows, Rule, ValueId};
+use device::{FusedKind, Node, Op, OpKind, PatternPart, Plan, RowCount, Rule, ValueId};
 
 /// See [`FusedKind::NormLinear`].
 pub const NORM_LINEAR: Rule = Rule {
@@ -131,7 +131,7 @@ fn window(plan: &Plan, rule: &Rule, nodes: &[Node]) -> Option<usize> {
 }
 
 fn same_rows(plan: &Plan, window: &[&Op]) -> bool {
-    let rows: Vec<Rows> = window
+    let rows: Vec<RowCount> = window
         .iter()
         .flat_map(|op| op.reads().into_iter().chain(op.writes()))
         .map(|id| plan.value(id).rows)
@@ -141,9 +141,9 @@ fn same_rows(plan: &Plan, window: &[&Op]) -> bool {
 
 /// Whether the window is what [`FusedKind`] says of its kind, beyond what the pattern asks.
 fn keeps_promise(plan: &Plan, kind: FusedKind, window: &[&Op]) -> bool {
-    let whole_row = |op: &Op| match op {
-        Op::RmsNorm { x, group, .. } => plan.value(*x).cols == *group,
-        _ => true,
+    let whole_row = |op: &Op| {
+        let Op::RmsNorm { x, group, .. } = op else { return true };
+        plan.value(*x).cols == *group
     };
     match kind {
         FusedKind::NormLinear => window.iter().all(|op| whole_row(op)),
@@ -171,24 +171,19 @@ fn keeps_promise(plan: &Plan, kind: FusedKind, window: &[&Op]) -> bool {
 
 /// Whether the norms and Ropes of a window form the chains of k and q that [`FusedKind::QkNormRopeKvWrite`] describes.
 fn two_chains(plan: &Plan, window: &[&Op]) -> bool {
-    let Some((k, v, layer)) = window.iter().find_map(|op| match op {
-        Op::KvWrite { k, v, layer } => Some((*k, *v, *layer)),
-        _ => None,
-    }) else {
-        return false;
-    };
+    let written = |op: &&Op| if let Op::KvWrite { k, v, layer } = op { Some((*k, *v, *layer)) } else { None };
+    let Some((k, v, layer)) = window.iter().find_map(written) else { return false };
     let head_dim = plan.kv.layer(layer).head_dim;
-    let heads = |op: &&Op| match op {
-        Op::RmsNorm { group, .. } => *group == head_dim,
-        Op::Rope { head_dim: dim, .. } => *dim == head_dim,
-        Op::Attention { layer: read, .. } => *read == layer,
-        _ => true,
+    let is_of_other_heads = |op: &Op| {
+        matches!(op, Op::RmsNorm { group: dim, .. } | Op::Rope { head_dim: dim, .. } if *dim != head_dim)
+            || matches!(op, Op::Attention { layer: read, .. } if *read != layer)
     };
+    let heads = |op: &&Op| !is_of_other_heads(op);
     // The Rope, or norm, or both that lead to a value, last first.
     let chain = |end: ValueId| -> Vec<ValueId> {
-        let rope = window.iter().find_map(|op| match op {
-            Op::Rope { x, out, .. } if *out == end => Some(*x),
-            _ => None,
+        let rope = window.iter().find_map(|op| {
+            let Op::Rope { x, out, .. } = op else { return None };
+            (*out == end).then_some(*x)
         });
         let before = rope.unwrap_or(end);
         let norm = window.iter().any(|op| matches!(op, Op::RmsNorm { out, .. } if *out == before));
@@ -234,7 +229,7 @@ mod tests {
     }
 
     const F32: BlockType = BlockType::F32;
-    const KV: KvLayer = KvLayer { n_kv_heads: 2, head_dim: 4, window: None, memory: None };
+    const KV: KvLayer = KvLayer { n_kv_heads: 2, head_dim: 4, window: None, encoder_states: None };
 
     #[test]
     fn a_transformer_fuses_into_its_blocks() {
@@ -401,6 +396,6 @@ mod tests {
         assert_eq!(plan.escaping()[0], [x]);
         let last = plan.nodes.len() - 1;
         assert_eq!(plan.escaping()[last], [plan.argmax]);
-        assert_eq!(plan.escaping()[last - 1], [plan.logits]);
+        assert_eq!(plan.escaping()[last - 1], [plan.output]);
     }
 }

@@ -7,7 +7,8 @@
 //! 4. The device chooses kernels for each unit and class of rows, and pushes commands into a [`table`],
 //!    which derives the barriers from the bytes that they read and write.
 //!
-//! Devices that choose tokens on the host do it by [`sampling`], and keep what was chosen in [`outputs`].
+//! Devices that compute on the host are a [`hosted::HostProgram`]: checks of steps, links, [`sampling`] and the
+//! [`outputs`] chosen are then the same for all.
 //!
 //! A device brings its kernels, their argument structs, and the choice between schedules. Everything
 //! here is pure: it takes no memory of a device, and names none.
@@ -15,6 +16,7 @@
 
 pub mod arena;
 pub mod fusion;
+pub mod hosted;
 pub mod lifetimes;
 pub mod lower;
 pub mod outputs;

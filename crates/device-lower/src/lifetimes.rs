@@ -7,11 +7,11 @@
 
 use crate::arena::{self, Arena};
 use crate::units::{Join, LoweredUnit, Unit, next_reader, norms_of_sum, parts_of};
-use device::{DType, Limits, Node, Op, Plan, Rows, Value, ValueId};
+use device::{DType, Limits, Node, Op, Plan, RowCount, Value, ValueId};
 use std::collections::HashSet;
 
 /// How many rows a value can have.
-pub fn max_rows(limits: &Limits, rows: Rows) -> usize {
+pub fn max_rows(limits: &Limits, rows: RowCount) -> usize {
     rows.count(limits.max_rows, limits.max_outputs)
 }
 

@@ -1,7 +1,7 @@
 //! What a fused Op says, in the terms of a kernel that runs it as a whole: the fields of its parts, without the values between
 //! them. Devices lower their plans with it; which of these they have kernels for is theirs to say.
 
-use device::{Activation, KvLayerId, Op, Plan, RopeStyle, ValueId, WeightId};
+use device::{Activation, FusedKind, KvLayerId, Op, Plan, RopeStyle, ValueId, WeightId};
 
 /// A norm of a whole row, or of a head.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -150,6 +150,31 @@ pub struct QkRopeKv {
     pub layer: KvLayerId,
     /// Of the query heads.
     pub attention: Option<AttentionOf>,
+}
+
+/// The units of a checked plan's nodes, in order, each with the index of its node.
+///
+/// A fused node becomes the unit that `whole(kind, parts, escaping)` gives, if it gives one and that `writes` all values
+/// that others read. Every other node becomes one `part` for each of its primitives.
+pub fn units_of_nodes<U>(
+    plan: &Plan,
+    whole: impl Fn(FusedKind, &[Op], &[ValueId]) -> Option<U>,
+    writes: impl Fn(&U) -> Vec<ValueId>,
+    part: impl Fn(&Op) -> U,
+) -> Vec<(usize, U)> {
+    let mut units = Vec::new();
+    for ((node, n), escaping) in plan.nodes.iter().enumerate().zip(plan.escaping()) {
+        let fused = if let Op::Fused { kind, parts } = &n.op { whole(*kind, parts, &escaping) } else { None };
+        let is_complete = |unit: &U| {
+            let written = writes(unit);
+            escaping.iter().all(|id| written.contains(id))
+        };
+        match fused.filter(is_complete) {
+            Some(unit) => units.push((node, unit)),
+            None => units.extend(n.op.primitives().iter().map(|op| (node, part(op)))),
+        }
+    }
+    units
 }
 
 /// Of an addition's two inputs, the one that is not `this`.

@@ -1,6 +1,5 @@
 //! Tickets, links and choices of a device that computes a step while it is submitted.
 
-use std::convert::Infallible;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -47,13 +46,8 @@ struct Slot {
 }
 
 impl HostOutputs {
-    /// For logits of at most `n_vocab` columns, chosen from by one thread.
-    pub fn new(n_vocab: usize, limits: &Limits, max_in_flight: usize) -> HostOutputs {
-        HostOutputs::shared(n_vocab, limits, max_in_flight, 1)
-    }
-
-    /// The same for `n_workers` that choose together ([`Self::finish_on`]).
-    pub fn shared(n_vocab: usize, limits: &Limits, max_in_flight: usize, n_workers: usize) -> HostOutputs {
+    /// For logits of at most `n_vocab` columns and `n_workers` that choose together.
+    pub fn new(n_vocab: usize, limits: &Limits, max_in_flight: usize, n_workers: usize) -> HostOutputs {
         let n = limits.max_outputs;
         let outputs = || Outputs {
             chosen: Vec::with_capacity(n),
@@ -74,12 +68,7 @@ impl HostOutputs {
     }
 
     /// What [`Self::new`] takes, in bytes.
-    pub fn bytes(n_vocab: usize, limits: &Limits, max_in_flight: usize) -> u64 {
-        HostOutputs::shared_bytes(n_vocab, limits, max_in_flight, 1)
-    }
-
-    /// What [`Self::shared`] takes, in bytes.
-    pub fn shared_bytes(n_vocab: usize, limits: &Limits, max_in_flight: usize, n_workers: usize) -> u64 {
+    pub fn bytes(n_vocab: usize, limits: &Limits, max_in_flight: usize, n_workers: usize) -> u64 {
         let best = MAX_BEST * size_of::<(u32, f32)>();
         let of_step = size_of::<Chosen>() + size_of::<usize>() + best;
         let of_slot = size_of::<Mutex<Slot>>() + best;
@@ -140,30 +129,13 @@ impl HostOutputs {
     }
 
     /// The step is computed: choose from its `logits`, `(n_outputs, n_vocab)`. `best` gives the best token of an output, if
-    /// the device has found it already; it is asked only of outputs whose logits alone decide.
-    pub fn finish(
-        &mut self,
-        step: &Step,
-        tokens: Vec<u32>,
-        logits: &[f32],
-        best: impl Fn(usize) -> Option<u32> + Sync,
-    ) -> Ticket {
-        let alone = |work: &(dyn Fn(usize) + Sync)| {
-            work(0);
-            Ok::<(), Infallible>(())
-        };
-        match self.finish_on(step, tokens, logits, best, alone) {
-            Ok(ticket) => ticket,
-            Err(never) => match never {},
-        }
-    }
-
-    /// As [`Self::finish`], by several workers. `run` calls what it is given once on each of them, with the worker's number,
-    /// and returns when all are done; it is asked only where at least two outputs have work.
+    /// the device has found it already; it is asked only of outputs whose logits alone decide. `run` calls what it is given
+    /// once on each worker, with the worker's number, and returns when all are done; it is asked only where at least two
+    /// outputs have work.
     ///
     /// # Errors
     /// Those of `run`: nothing was chosen, and the step has no ticket.
-    pub fn finish_on<E>(
+    pub fn finish<E>(
         &mut self,
         step: &Step,
         tokens: Vec<u32>,

@@ -13,7 +13,7 @@ mod heads;
 mod norms;
 mod residual;
 
-use crate::lower::{NormAdd, Projection, norm_add, projection, qk_rope_kv};
+use crate::lower::{NormAdd, Projection, norm_add, projection, qk_rope_kv, units_of_nodes};
 use crate::units::{Heads, Join, LoweredUnit, Unit};
 use device::{FusedKind, Op, Plan, ValueId};
 
@@ -106,31 +106,10 @@ pub const ALL: &[Pass] = &[
 /// The units of a checked plan, in order, after the passes of a profile.
 pub fn lower(plan: &Plan, passes: &[Pass]) -> Vec<LoweredUnit> {
     let readers = Readers::of(plan);
-    passes.iter().fold(units_of_nodes(plan), |units, pass| pass.run(plan, &readers, units))
-}
-
-/// A unit for each node, or for each part of one that no unit runs as a whole.
-fn units_of_nodes(plan: &Plan) -> Vec<LoweredUnit> {
-    let mut units = Vec::new();
-    for ((node, n), escaping) in plan.nodes.iter().enumerate().zip(plan.escaping()) {
-        let fused = if let Op::Fused { kind, parts } = &n.op {
-            recognise(plan, *kind, parts, &escaping)
-        } else {
-            None
-        };
-        let whole = fused.filter(|unit| {
-            let writes = unit.surely_writes();
-            escaping.iter().all(|id| writes.contains(id))
-        });
-        match whole {
-            Some(unit) => units.push(LoweredUnit { node, last: node, unit }),
-            None => {
-                let of = |op| LoweredUnit { node, last: node, unit: unit_of(op) };
-                units.extend(n.op.primitives().iter().map(of));
-            }
-        }
-    }
-    units
+    let whole = |kind: FusedKind, parts: &[Op], escaping: &[ValueId]| recognise(plan, kind, parts, escaping);
+    let units = units_of_nodes(plan, whole, Unit::surely_writes, unit_of).into_iter();
+    let units = units.map(|(node, unit)| LoweredUnit { node, last: node, unit }).collect();
+    passes.iter().fold(units, |units, pass| pass.run(plan, &readers, units))
 }
 
 /// The units with those that `joined` finds in the place of the ones they are made from.

@@ -6,7 +6,7 @@
 //! walk the table, record it into a graph, or upload it as it is. [`Table::runs`] is the only place
 //! that says in which order commands run and which of them must wait for those before.
 
-use device::{CommandInfo, Rows, ValueId};
+use device::{CommandInfo, RowCount, ValueId};
 use std::ops::Range;
 
 /// Rows of a step, by which schedules differ.
@@ -72,7 +72,7 @@ pub enum Extent {
     /// `ceil(rows * multiple / divisor)`
     PerRow {
         /// Which rows.
-        rows: Rows,
+        rows: RowCount,
         /// Units of a row.
         multiple: u32,
         /// Units of a threadgroup.
@@ -81,7 +81,7 @@ pub enum Extent {
     /// `n_experts + rows * k / pairs`: tiles of the pairs of rows and their `k` experts.
     Tiles {
         /// Which rows.
-        rows: Rows,
+        rows: RowCount,
         /// Experts of a row.
         k: u32,
         /// Pairs of a tile.
@@ -514,8 +514,11 @@ mod tests {
         assert_eq!(RowClass::Tile.times(2), RowClass::Many);
         let sizes = StepSizes { n_rows: 5, n_outputs: 2, ..StepSizes::default() };
         let per_row = |rows| Extent::PerRow { rows, multiple: 100, divisor: 256 }.count(&sizes);
-        assert_eq!([per_row(Rows::Tokens), per_row(Rows::Outputs), per_row(Rows::PerToken(2))], [2, 1, 4]);
-        let tiles = Extent::Tiles { rows: Rows::Tokens, k: 7, pairs: 32, n_experts: 3 };
+        assert_eq!(
+            [per_row(RowCount::Tokens), per_row(RowCount::Outputs), per_row(RowCount::PerToken(2))],
+            [2, 1, 4]
+        );
+        let tiles = Extent::Tiles { rows: RowCount::Tokens, k: 7, pairs: 32, n_experts: 3 };
         assert_eq!(tiles.count(&sizes), 4);
     }
 }

@@ -71,7 +71,7 @@ impl<G: Gpu> MetalDevice<G> {
                 (units, arena)
             })
             .collect();
-        let logits = |plan: &Plan| value_bytes(plan.value(plan.logits), limits);
+        let logits = |plan: &Plan| value_bytes(plan.value(plan.output), limits);
         let scratch = plans.iter().zip(&parts).map(|(plan, (units, _))| Scratch::new(plan, units, limits));
         Ok(ProgramSizes {
             arena_bytes: parts.iter().map(|(_, arena)| arena.total).max().unwrap_or(0).max(ALIGN),
@@ -118,7 +118,7 @@ impl<G: Gpu> Device for MetalDevice<G> {
         let sizes = self.sizes(plans, limits)?;
         let weights = WeightPlan::new(plans, self.gpu.as_ref());
         let mut memory = MemoryPlan::of_weights_and_kv(plans, limits, |view| weights.is_in_place(view));
-        let n_logits = plans.iter().map(|plan| plan.value(plan.logits).cols).max().unwrap_or(0);
+        let n_logits = plans.iter().map(|plan| plan.value(plan.output).cols).max().unwrap_or(0);
         for (what, bytes) in [
             ("weights, copied", weights.copied_bytes()),
             ("activations", sizes.arena_bytes - sizes.logits_bytes),

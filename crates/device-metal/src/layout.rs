@@ -57,8 +57,8 @@ impl StepLayout {
     /// For the plans of a program of which so many steps may be in flight.
     pub fn new(plans: &[Plan], limits: &Limits, in_flight: usize) -> StepLayout {
         let kv = plans.first().map(|plan| plan.kv.clone()).unwrap_or_default();
-        let memory = kv.groups.iter().filter_map(|group| group.memory).max().unwrap_or(0);
-        let pages_per_table = limits.n_ctx.max(memory).div_ceil(limits.page_len);
+        let n_states = kv.groups.iter().filter_map(|group| group.encoder_states).max().unwrap_or(0);
+        let pages_per_table = limits.n_ctx.max(n_states).div_ceil(limits.page_len);
         let input = |plan: &Plan| Needs::new(plan, limits).input_len(limits.max_rows, limits.max_outputs);
         let input = plans.iter().map(input).max().unwrap_or(0);
         // Most sequences have one output, and a short window.

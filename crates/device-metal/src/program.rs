@@ -14,7 +14,7 @@ use crate::profile::Profile;
 use crate::weights::{LookupTables, WeightPlan};
 use device::{
     Chosen, CommandInfo, CommittedPages, DType, Error, KvLayout, Limits, Needs, Op, Plan, Program, Result,
-    Rows, Step, Ticket, Timing, ValueId, Want,
+    RowCount, Step, Ticket, Timing, ValueId, Want,
 };
 use device_lower::arena::{Arena, NO_PLACE};
 use device_lower::lifetimes::value_bytes;
@@ -46,7 +46,7 @@ struct ValueView {
     offset: usize,
     /// With as many rows as it can have.
     bytes: usize,
-    rows: Rows,
+    rows: RowCount,
     cols: usize,
     dtype: DType,
 }
@@ -57,9 +57,8 @@ struct Compiled {
     tables: Vec<Vec<Table>>,
     /// By id.
     values: Vec<ValueView>,
-    logits: ValueId,
+    output: ValueId,
     kept: Vec<ValueId>,
-    n_nodes: usize,
     /// Whether its tables choose tokens.
     chooses: bool,
 }
@@ -206,16 +205,15 @@ impl<G: Gpu> MetalProgram<G> {
             compiled.push(Compiled {
                 tables: of_classes,
                 values: values.collect(),
-                logits: part.plan.logits,
+                output: part.plan.output,
                 kept: part.plan.kept.clone(),
-                n_nodes: part.plan.nodes.len(),
                 chooses: part.plan.primitives().any(|op| matches!(op, Op::Argmax { .. })),
             });
         }
         gpu.keep_pipelines();
         let residency = gpu.reside(&buffers);
         let files = plans.iter().flat_map(|plan| &plan.weights).flat_map(device::Weight::views);
-        let n_logits = plans.iter().map(|plan| plan.value(plan.logits).cols).max().unwrap_or(0);
+        let n_logits = plans.iter().map(|plan| plan.value(plan.output).cols).max().unwrap_or(0);
         Ok(MetalProgram {
             needs: plans.iter().map(|plan| Needs::new(plan, limits)).collect(),
             gpu,
@@ -422,7 +420,7 @@ impl<G: Gpu> Program for MetalProgram<G> {
     }
 
     fn logits(&self) -> &[f32] {
-        self.plans.get(self.done.plan).map_or(&[], |plan| self.output(plan.logits))
+        self.plans.get(self.done.plan).map_or(&[], |plan| self.output(plan.output))
     }
 
     fn kept(&self, index: usize) -> &[f32] {
@@ -432,9 +430,8 @@ impl<G: Gpu> Program for MetalProgram<G> {
 
     fn run_until(&mut self, step: &Step, last: usize) -> Result<()> {
         self.refuse_company()?;
-        let n_nodes = self.plans.get(step.plan).map_or(0, |plan| plan.n_nodes);
-        if last >= n_nodes {
-            return self.failed(format!("node {last} of a plan of {n_nodes} nodes"));
+        if let Err(reason) = step.check_node(&self.needs, last) {
+            return self.failed(reason);
         }
         let begun = self.begin(step, false)?;
         let n = self.plans[begun.plan].table(&begun.sizes).until(last);

@@ -123,7 +123,7 @@ fn the_host_chooses_what_has_no_kernel() {
     let device = device();
     let (plan, limits) = fused(&device, BlockType::Q4_0);
     let mut program = device.compile(std::slice::from_ref(&plan), &limits).and_then(committed).unwrap();
-    let n_vocab = plan.value(plan.logits).cols;
+    let n_vocab = plan.value(plan.output).cols;
     let mut sequences = Sequences::new(2, &plan.kv, &limits, 50);
     let step = sequences.step(&[(0, 7), (1, 4)]);
     let sampling = Sampling { temperature: 0.9, top_k: 20, top_p: 0.9, min_p: 0.0, random: 0.4 };
@@ -227,10 +227,10 @@ fn values_can_be_read_after_every_node() {
     let step = one_sequence(&plan, &limits, &[1], 0);
     assert!(program.run_until(&step.borrow(), plan.nodes.len()).is_err());
     program.run(&step.borrow()).unwrap();
-    assert_eq!(program.read(plan.logits).unwrap(), program.logits());
+    assert_eq!(program.read(plan.output).unwrap(), program.logits());
     assert_eq!(program.read(ValueId(0)), None, "its memory holds another value by now");
     let ticket = program.submit(&step.borrow()).unwrap();
-    assert_eq!(program.read(plan.logits), None, "a later step writes there");
+    assert_eq!(program.read(plan.output), None, "a later step writes there");
     assert!(program.run_until(&step.borrow(), 0).is_err(), "a step is in flight");
     program.wait(ticket).unwrap();
     assert_eq!(program.chosen()[0].token, sampling::argmax(program.logits()));

@@ -84,7 +84,7 @@ fn a_step_allocates_nothing() {
             left.for_each(|ticket| program.wait(ticket).unwrap());
         }
     }
-    // Several plans, with memories that slots share.
+    // Several plans, with encoder states that slots share.
     let mut n_cases = 0;
     for case in check_op_cases() {
         if !case.name.contains("memory of 50") || !device.kv_types().contains(&case.limits.kv_type) {

@@ -1,8 +1,8 @@
 //! Attention: causal, over the pages, with groups of query heads that share a KV head.
 
-use super::kv_pages::{Half, KvPages};
-use super::linear::dot;
-use super::parallel::{for_each_chunk, worth};
+use crate::kv_pages::{Half, KvPages};
+use crate::linear::dot;
+use crate::parallel::{for_each_chunk, worth};
 use device::{KvLayer, KvLayerId};
 
 /// The parameters of the Op.
@@ -153,7 +153,7 @@ mod tests {
             (3, Some(5.0), Some(1), Some(&sinks[..])),
             (2, None, Some(100), Some(&sinks[..])),
         ] {
-            let kv = KvLayer { n_kv_heads, head_dim: 5, window: None, memory: None };
+            let kv = KvLayer { n_kv_heads, head_dim: 5, window: None, encoder_states: None };
             let layer = KvLayerId(0);
             let op = Attention { layer, kv, n_heads: 6, scale: 0.7, softcap, window, sinks };
             let n = 37;

@@ -1,9 +1,9 @@
-//! CrossAttention and CrossScores: rows of one plan, and a memory that another one wrote.
+//! CrossAttention and CrossScores: rows of one plan, and encoder states that another one wrote.
 
-use super::attention::softmax;
-use super::kv_pages::{Half, KvPages};
-use super::linear::dot;
-use super::parallel::{for_each_chunk, worth};
+use crate::attention::softmax;
+use crate::kv_pages::{Half, KvPages};
+use crate::linear::dot;
+use crate::parallel::{for_each_chunk, worth};
 use device::{KvLayer, KvLayerId};
 
 /// The parameters that both have.
@@ -12,34 +12,34 @@ pub struct Cross {
     pub layer: KvLayerId,
     /// Its heads.
     pub kv: KvLayer,
-    /// Positions of the memory.
-    pub memory: usize,
+    /// Encoder states.
+    pub n_states: usize,
     /// Query heads.
     pub n_heads: usize,
     /// Factor on the scores.
     pub scale: f32,
 }
 
-/// `out = softmax(scale * q k^T) v`, each row over all positions of its slot's memory, ascending.
+/// `out = softmax(scale * q k^T) v`, each row over all encoder states of its slot, ascending.
 pub fn attention<'a>(
     n_threads: usize,
     op: &Cross,
     pages: &KvPages,
     q: &[f32],                                 // (n, n_heads * head_dim)
-    table: impl Fn(usize) -> &'a [u32] + Sync, // row -> the pages of its memory
+    table: impl Fn(usize) -> &'a [u32] + Sync, // row -> the pages of its states
     out: &mut [f32],                           // (n, n_heads * head_dim)
 ) {
     let head_dim = op.kv.head_dim;
     let group = op.n_heads / op.kv.n_kv_heads; // query heads that share a KV head
     let cols = op.n_heads * head_dim;
-    let work = out.len() * op.memory * 2;
+    let work = out.len() * op.n_states * 2;
     let scratch = || (vec![0.0f32; head_dim], Vec::<f32>::new());
     for_each_chunk(worth(n_threads, work), out, cols, scratch, |(vector, scores), row, out| {
         let table = table(row);
         for (head, out) in out.chunks_exact_mut(head_dim).enumerate() {
             let q = &q[row * cols + head * head_dim..][..head_dim];
             scores.clear();
-            for position in 0..op.memory {
+            for position in 0..op.n_states {
                 pages.read(op.layer, Half::Keys, table, position, head / group, vector);
                 scores.push(op.scale * dot(q, vector));
             }
@@ -55,24 +55,24 @@ pub fn attention<'a>(
     });
 }
 
-/// `out[:, i * memory + p] = scale * q_h . k_p` for `h = heads[i]`.
+/// `out[:, i * n_states + p] = scale * q_h . k_p` for `h = heads[i]`.
 pub fn scores<'a>(
     n_threads: usize,
     op: &Cross,
     heads: &[usize],
     pages: &KvPages,
     q: &[f32],                                 // (n, n_heads * head_dim)
-    table: impl Fn(usize) -> &'a [u32] + Sync, // row -> the pages of its memory
-    out: &mut [f32],                           // (n, heads.len() * memory)
+    table: impl Fn(usize) -> &'a [u32] + Sync, // row -> the pages of its states
+    out: &mut [f32],                           // (n, heads.len() * n_states)
 ) {
     let head_dim = op.kv.head_dim;
     let group = op.n_heads / op.kv.n_kv_heads;
     let work = out.len() * head_dim * 2;
     let scratch = || vec![0.0f32; head_dim];
-    let cols = heads.len() * op.memory;
+    let cols = heads.len() * op.n_states;
     for_each_chunk(worth(n_threads, work), out, cols, scratch, |vector, row, out| {
         let table = table(row);
-        for (head, out) in heads.iter().zip(out.chunks_exact_mut(op.memory)) {
+        for (head, out) in heads.iter().zip(out.chunks_exact_mut(op.n_states)) {
             let q = &q[(row * op.n_heads + head) * head_dim..][..head_dim];
             for (position, out) in out.iter_mut().enumerate() {
                 pages.read(op.layer, Half::Keys, table, position, head / group, vector);
@@ -87,10 +87,10 @@ mod tests {
     use super::*;
     use device::{KvLayout, KvType};
 
-    /// Two heads of one column, a memory of 18 positions in scattered pages, keys that are 0 but at position 17.
+    /// Two heads of one column, 18 encoder states in scattered pages, keys that are 0 but at position 17.
     #[test]
     fn by_hand() {
-        let kv = KvLayer { n_kv_heads: 2, head_dim: 1, window: None, memory: Some(18) };
+        let kv = KvLayer { n_kv_heads: 2, head_dim: 1, window: None, encoder_states: Some(18) };
         let (layer, table) = (KvLayerId(0), [2, 0]);
         let mut pages = KvPages::new(&KvLayout::new(vec![kv]), KvType::F32, 16, &[3]).unwrap();
         for position in 0..18 {
@@ -98,7 +98,7 @@ mod tests {
             pages.write(layer, Half::Keys, &table, position, &[last * 17f32.ln(), last]);
             pages.write(layer, Half::Values, &table, position, &[last, 3.0]);
         }
-        let op = Cross { layer, kv, memory: 18, n_heads: 2, scale: 0.5 };
+        let op = Cross { layer, kv, n_states: 18, n_heads: 2, scale: 0.5 };
         let mut out = [f32::NAN; 4];
         attention(1, &op, &pages, &[2.0, 5.0, 0.0, 0.0], |_| &table, &mut out);
         // e^(0.5 * 2 ln 17) = 17 against 17 times 1; and 18 times the same.

@@ -1,8 +1,8 @@
 //! LayerNorm, SelfAttention and Pool: what looks at whole rows, and at all rows of a sequence at once.
 
-use super::attention::softmax;
-use super::linear::dot;
-use super::parallel::{for_each_chunk, worth};
+use crate::attention::softmax;
+use crate::linear::dot;
+use crate::parallel::{for_each_chunk, worth};
 use device::{Pooling, Span};
 
 /// `out = (x - mean) / sqrt(variance + eps) * weight + bias`, each row on its own (Ba, Kiros and Hinton, 2016).

@@ -1,10 +1,8 @@
 //! Route, ExpertLinear, ExpertSum: a mixture of experts (Shazeer et al., "Outrageously Large Neural Networks", 2017).
-//!
-//! Ids of experts are held as the bits of floats, so that all buffers are alike.
 
 use weights::codec::dequantize_rows;
 
-use super::linear::dot;
+use crate::linear::dot;
 use device::Weight;
 
 /// The parameters of a Route.
@@ -16,28 +14,42 @@ pub struct Route<'a> {
 }
 
 impl Route<'_> {
-    /// The `k` largest of each row's softmax, the lower id of equals first. NaN is never chosen before a number.
-    pub fn run(
+    /// The `k` largest columns of each row, the largest first, the lower id of equals first. NaN is never chosen before a
+    /// number.
+    pub fn choose(
         &self,
-        x: &[f32],           // (n, n_experts)
-        k: usize,            //
-        ids: &mut [f32],     // (n, k), bits of u32
-        weights: &mut [f32], // (n, k)
+        x: &[f32],       // (n, n_experts)
+        k: usize,        //
+        ids: &mut [u32], // (n, k)
     ) {
-        let rows = x.chunks_exact(self.n_experts);
-        for ((row, ids), weights) in rows.zip(ids.chunks_exact_mut(k)).zip(weights.chunks_exact_mut(k)) {
+        for (row, ids) in x.chunks_exact(self.n_experts).zip(ids.chunks_exact_mut(k)) {
             let mut order: Vec<usize> = (0..row.len()).collect();
             let size = |id: usize| if row[id].is_nan() { f32::NEG_INFINITY } else { row[id] };
             // A stable sort: equals stay in the order of their ids.
             order.sort_by(|a, b| size(*b).total_cmp(&size(*a)));
-            let max = row[order[0]];
+            for (to, id) in ids.iter_mut().zip(order) {
+                *to = id as u32;
+            }
+        }
+    }
+
+    /// How much each of the chosen counts: its probability by the softmax over the whole row, and the factors.
+    pub fn weigh(
+        &self,
+        x: &[f32],           // (n, n_experts)
+        ids: &[u32],         // (n, k)
+        k: usize,            //
+        weights: &mut [f32], // (n, k)
+    ) {
+        let rows = x.chunks_exact(self.n_experts).zip(ids.chunks_exact(k));
+        for ((row, ids), weights) in rows.zip(weights.chunks_exact_mut(k)) {
+            let max = row[ids[0] as usize];
             let sum: f32 = row.iter().map(|v| (v - max).exp()).sum();
-            let chosen: f32 = order[..k].iter().map(|id| (row[*id] - max).exp() / sum).sum();
-            for ((id, to), weight) in order.iter().zip(ids).zip(weights) {
-                let p = (row[*id] - max).exp() / sum;
-                let p = if self.normalise { p / chosen } else { p };
-                *to = f32::from_bits(*id as u32);
-                *weight = p * self.scales.map_or(1.0, |s| s[*id]) * self.factor;
+            let p = |id: &u32| (row[*id as usize] - max).exp() / sum;
+            let chosen: f32 = ids.iter().map(p).sum();
+            for (id, weight) in ids.iter().zip(weights) {
+                let p = if self.normalise { p(id) / chosen } else { p(id) };
+                *weight = p * self.scales.map_or(1.0, |s| s[*id as usize]) * self.factor;
             }
         }
     }
@@ -48,7 +60,7 @@ impl Route<'_> {
 /// Each row of each expert that is used is decoded once.
 pub fn linear(
     x: &[f32],       // (n, n_in) or (n, k * n_in)
-    ids: &[f32],     // (n, k), bits of u32
+    ids: &[u32],     // (n, k)
     k: usize,        //
     weight: &Weight, // (n_experts, n_out, n_in)
     out: &mut [f32], // (n, k * n_out)
@@ -61,7 +73,7 @@ pub fn linear(
     let own = x.len() == ids.len() * n_in;
     let mut row = vec![0.0; n_in];
     for (expert, part) in weight.parts.iter().enumerate() {
-        let mine = |(_, id): &(usize, &f32)| id.to_bits() as usize == expert;
+        let mine = |(_, id): &(usize, &u32)| **id as usize == expert;
         let pairs: Vec<usize> = ids.iter().enumerate().filter(mine).map(|(pair, _)| pair).collect();
         if pairs.is_empty() {
             continue;
@@ -108,9 +120,10 @@ mod tests {
 
     fn routed(route: &Route, x: &[f32], k: usize) -> (Vec<u32>, Vec<f32>) {
         let n = x.len() / route.n_experts;
-        let (mut ids, mut weights) = (vec![0.0; n * k], vec![0.0; n * k]);
-        route.run(x, k, &mut ids, &mut weights);
-        (ids.iter().map(|id| id.to_bits()).collect(), weights)
+        let (mut ids, mut weights) = (vec![0; n * k], vec![0.0; n * k]);
+        route.choose(x, k, &mut ids);
+        route.weigh(x, &ids, k, &mut weights);
+        (ids, weights)
     }
 
     #[test]
@@ -141,7 +154,7 @@ mod tests {
             planes: Planes::default(),
             parts: vec![part([1., 0., 0., 1.]), part([9.; 4]), part([0., 2., 1., 1.])],
         };
-        let ids = [2, 0, 0, 2].map(f32::from_bits);
+        let ids = [2, 0, 0, 2];
         let mut out = [0.0; 8];
         linear(&[1., 2., 3., 4.], &ids, 2, &weight, &mut out);
         assert_eq!(out, [4., 3., 1., 2., 3., 4., 8., 7.], "the same input for both");

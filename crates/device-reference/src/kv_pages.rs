@@ -64,11 +64,6 @@ impl KvPages {
         })
     }
 
-    /// Which group's page table a layer uses.
-    pub fn group(&self, layer: KvLayerId) -> usize {
-        self.layers[layer.0 as usize].group
-    }
-
     /// Store the vectors of all heads for one position, converted to the KV type.
     pub fn write(
         &mut self,
@@ -214,7 +209,8 @@ mod tests {
     /// Every vector of every layer, head, position and half has bytes of its own, in every KV type.
     #[test]
     fn vectors_do_not_share_bytes() {
-        let layer = |n_kv_heads, head_dim, window| KvLayer { n_kv_heads, head_dim, window, memory: None };
+        let layer =
+            |n_kv_heads, head_dim, window| KvLayer { n_kv_heads, head_dim, window, encoder_states: None };
         let layout = KvLayout::new(vec![layer(2, 32, None), layer(1, 64, Some(20)), layer(3, 96, None)]);
         for kind in [KvType::F32, KvType::F16, KvType::I16, KvType::I8, KvType::Q8_0] {
             let mut pages = KvPages::new(&layout, kind, 16, &[3, 2]).unwrap();
@@ -254,7 +250,10 @@ mod tests {
     #[test]
     fn pages_are_copied_whole_and_poisoned() {
         let layout =
-            KvLayout::new(vec![KvLayer { n_kv_heads: 1, head_dim: 32, window: None, memory: None }; 2]);
+            KvLayout::new(vec![
+                KvLayer { n_kv_heads: 1, head_dim: 32, window: None, encoder_states: None };
+                2
+            ]);
         for kind in [KvType::F32, KvType::F16, KvType::I16, KvType::I8, KvType::Q8_0] {
             let mut pages = KvPages::new(&layout, kind, 16, &[3]).unwrap();
             let last = KvLayerId(1);

@@ -4,30 +4,35 @@
 //! what it gives for a row does not depend on what shares the step, on how a prompt was chunked, or on the number of
 //! threads: [`device::Numerics`] makes no difference. Weights are decoded row by row as they are used; nothing is cached.
 //!
-//! One file an Op, each a function over slices with shapes in its comments:
+//! `forward.rs` is the way through: each Op, what it reads and what it writes. Every value has a buffer of its own
+//! (`activations.rs`), so that all of them can be read after a step. The arithmetic is in one file for each kind of Op, as
+//! functions over slices with shapes in their comments:
 //!
 //! | file | Ops |
 //! |---|---|
-//! | `interpreter/embed.rs` | Embed |
-//! | `interpreter/norm.rs` | RmsNorm |
-//! | `interpreter/linear.rs` | Linear |
-//! | `interpreter/rope.rs` | Rope |
-//! | `interpreter/kv_pages.rs` | KvWrite, and reading back |
-//! | `interpreter/attention.rs` | Attention |
-//! | `interpreter/element_wise.rs` | Activate, Gate, Add, Scale, Softcap |
-//! | `interpreter/select.rs` | SelectRows, Argmax |
-//! | `interpreter/encoder.rs` | LayerNorm, EmbedPositions, SelfAttention, Pool |
-//! | `interpreter/input.rs` | Input, Unfold |
-//! | `interpreter/cross.rs` | CrossAttention, CrossScores |
+//! | `embed.rs` | Embed, EmbedPositions |
+//! | `norm.rs` | RmsNorm |
+//! | `linear.rs` | Linear |
+//! | `rope.rs` | Rope |
+//! | `kv_pages.rs` | KvWrite, and reading back |
+//! | `attention.rs` | Attention |
+//! | `element_wise.rs` | Activate, Gate, Add, Scale, Softcap |
+//! | `experts.rs` | Route, ExpertLinear, ExpertSum |
+//! | `select.rs` | Columns, SelectRows, Argmax |
+//! | `encoder.rs` | LayerNorm, SelfAttention, Pool |
+//! | `input.rs` | Input, Unfold |
+//! | `cross.rs` | CrossAttention, CrossScores |
 //!
 //! Unlike other devices it allocates while it runs: its threads, and their scratch.
 
+mod activations;
 mod attention;
 mod cross;
 mod element_wise;
 mod embed;
 mod encoder;
 mod experts;
+mod forward;
 mod input;
 mod kv_pages;
 mod linear;
@@ -92,7 +97,7 @@ impl Device for Reference {
     }
 
     fn compile(&self, plans: &[Plan], limits: &Limits) -> Result<Box<dyn Program>> {
-        Ok(Box::new(program::ReferenceProgram::new(self, plans, limits)?))
+        program::ReferenceProgram::compile(self, plans, limits)
     }
 
     /// In f32 whatever the type.

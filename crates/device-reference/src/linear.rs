@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::parallel::{for_each_chunk, worth};
+use crate::parallel::{for_each_chunk, worth};
 use device::Weight;
 
 /// Rows of W that are decoded together, so that each row of x is brought from the cache once for all of them.
@@ -11,23 +11,23 @@ const TILE: usize = 8;
 /// `out = x W^T + bias`
 ///
 /// Each row of W is decoded to f32 once and multiplied with all rows of x, by [`dot`]. Threads take tiles of W's rows; as a
-/// tile's results are columns of `out`, they go to `transposed` first.
+/// tile's results are columns of `out`, they go to scratch `(n_out, n)` first.
 pub fn linear(
-    n_threads: usize,       //
-    x: &[f32],              // (n, n_in)
-    weight: &Weight,        // (n_out, n_in)
-    bias: Option<&[f32]>,   // (n_out)
-    transposed: &mut [f32], // (n_out, n) scratch
-    out: &mut [f32],        // (n, n_out)
+    n_threads: usize,     //
+    x: &[f32],            // (n, n_in)
+    weight: &Weight,      // (n_out, n_in)
+    bias: Option<&[f32]>, // (n_out)
+    out: &mut [f32],      // (n, n_out)
 ) {
     let (n_in, n_out) = (weight.n_cols(), weight.n_rows());
     let n = x.len() / n_in;
     if n == 0 {
         return;
     }
+    let mut transposed = vec![0.0; out.len()];
     let tile = || vec![0.0; TILE * n_in];
     let n_threads = worth(n_threads, n * n_in * n_out);
-    for_each_chunk(n_threads, transposed, TILE * n, tile, |tile, index, products| {
+    for_each_chunk(n_threads, &mut transposed, TILE * n, tile, |tile, index, products| {
         let n_rows = products.len() / n; // TILE, fewer in the last
         let tile = &mut tile[..n_rows * n_in];
         weight.decode_rows(index * TILE..index * TILE + n_rows, tile);
@@ -106,7 +106,7 @@ mod tests {
     fn a_product_by_hand() {
         let w = Weight { shape: vec![2, 3], ..Weight::vector("w", &[1.0, 2.0, 3.0, -1.0, 0.5, 4.0]) };
         let mut out = [0.0; 4];
-        linear(1, &[1.0, 0.0, 2.0, -1.0, 2.0, 1.0], &w, Some(&[10.0, 0.25]), &mut [0.0; 4], &mut out);
+        linear(1, &[1.0, 0.0, 2.0, -1.0, 2.0, 1.0], &w, Some(&[10.0, 0.25]), &mut out);
         assert_eq!(out, [17.0, 7.25, 16.0, 6.25]);
     }
 
@@ -120,7 +120,7 @@ mod tests {
             w.decode_rows(0..n_out, &mut values);
             let run = |n_threads| {
                 let mut out = vec![0.0; n * n_out];
-                linear(n_threads, &x, &w, None, &mut vec![0.0; n * n_out], &mut out);
+                linear(n_threads, &x, &w, None, &mut out);
                 out
             };
             let out = run(1);
@@ -142,9 +142,9 @@ mod tests {
         let w = quantized(&mut rng, "w", 33, 64, BlockType::F16);
         let x: Vec<f32> = (0..6 * 64).map(|_| rng.normal()).collect();
         let mut all = vec![0.0; 6 * 33];
-        linear(2, &x, &w, None, &mut vec![0.0; 6 * 33], &mut all);
+        linear(2, &x, &w, None, &mut all);
         let mut one = vec![0.0; 33];
-        linear(1, &x[4 * 64..5 * 64], &w, None, &mut [0.0; 33], &mut one);
+        linear(1, &x[4 * 64..5 * 64], &w, None, &mut one);
         assert_eq!(one, all[4 * 33..5 * 33]);
     }
 }

@@ -3,8 +3,8 @@ use weights::{BlockType, Bytes, Planes};
 
 use super::{Rng, quantized, stored};
 use device::{
-    Activation, DType, KvLayer, KvLayerId, KvLayout, Node, Op, Output, Plan, Pooling, RopeStyle, Rows, Value,
-    ValueId, Weight, WeightId, WeightPart,
+    Activation, DType, KvLayer, KvLayerId, KvLayout, Node, Op, OutputKind, Plan, Pooling, RopeStyle,
+    RowCount, Value, ValueId, Weight, WeightId, WeightPart,
 };
 
 /// Rows of an embedding table that differ; longer tables repeat them.
@@ -39,9 +39,9 @@ impl PlanBuilder {
                 weights: vec![],
                 nodes: vec![],
                 kv: KvLayout::default(),
-                logits: ValueId(0),
+                output: ValueId(0),
                 argmax: ValueId(0),
-                output: Output::Logits,
+                output_kind: OutputKind::Logits,
                 kept: vec![],
             },
             kv_layers: vec![],
@@ -63,7 +63,7 @@ impl PlanBuilder {
     }
 
     /// Rows of a value.
-    pub fn rows(&self, id: ValueId) -> Rows {
+    pub fn rows(&self, id: ValueId) -> RowCount {
         self.plan.value(id).rows
     }
 
@@ -79,7 +79,7 @@ impl PlanBuilder {
     }
 
     /// Add a value, without a node that writes it.
-    pub fn value(&mut self, rows: Rows, cols: usize, dtype: DType) -> ValueId {
+    pub fn value(&mut self, rows: RowCount, cols: usize, dtype: DType) -> ValueId {
         let id = ValueId(self.plan.values.len() as u32);
         self.plan.values.push(Value { name: format!("value {}", id.0), rows, cols, dtype });
         id
@@ -126,7 +126,7 @@ impl PlanBuilder {
         let name = self.name("table");
         let table = stored(&mut self.rng, &name, n_different, cols, block, 1.0);
         let table = self.weight(lengthened(&table, self.n_vocab));
-        let out = self.value(Rows::Tokens, cols, DType::F32);
+        let out = self.value(RowCount::Tokens, cols, DType::F32);
         self.push(Op::Embed { table, scale, out });
         out
     }
@@ -227,7 +227,7 @@ impl PlanBuilder {
     /// From a random table of as many positions as the limits of tests allow.
     pub fn embed_positions(&mut self, cols: usize, block: BlockType) -> ValueId {
         let table = self.matrix(512, cols, block);
-        let out = self.value(Rows::Tokens, cols, DType::F32);
+        let out = self.value(RowCount::Tokens, cols, DType::F32);
         self.push(Op::EmbedPositions { table, out });
         out
     }
@@ -240,14 +240,14 @@ impl PlanBuilder {
 
     /// From the rows of sequences to outputs.
     pub fn pool(&mut self, x: ValueId, kind: Pooling) -> ValueId {
-        let out = self.value(Rows::Outputs, self.cols(x), DType::F32);
+        let out = self.value(RowCount::Outputs, self.cols(x), DType::F32);
         self.push(Op::Pool { x, kind, out });
         out
     }
 
     /// What the step gives: `per_token` rows of `cols` numbers for each token.
     pub fn input(&mut self, cols: usize, per_token: usize) -> ValueId {
-        let out = self.value(Rows::PerToken(per_token), cols, DType::F32);
+        let out = self.value(RowCount::PerToken(per_token), cols, DType::F32);
         self.push(Op::Input { out });
         out
     }
@@ -255,7 +255,7 @@ impl PlanBuilder {
     /// Windows of `size` rows, every `stride` rows, which divides the rows of `x` for each token.
     pub fn unfold(&mut self, x: ValueId, size: usize, stride: usize) -> ValueId {
         let Value { rows, cols, .. } = *self.plan.value(x);
-        let out = self.value(Rows::PerToken(rows.count(1, 0) / stride), cols * size, DType::F32);
+        let out = self.value(RowCount::PerToken(rows.count(1, 0) / stride), cols * size, DType::F32);
         self.push(Op::Unfold { x, size, stride, out });
         out
     }
@@ -270,7 +270,7 @@ impl PlanBuilder {
     pub fn cross_scores(&mut self, q: ValueId, layer: KvLayerId, n_heads: usize, heads: &[usize]) -> ValueId {
         let kv = self.kv_layers[layer.0 as usize];
         let scale = (kv.head_dim as f32).sqrt().recip();
-        let out = self.value(Rows::Tokens, heads.len() * kv.memory.unwrap_or(0), DType::F32);
+        let out = self.value(RowCount::Tokens, heads.len() * kv.encoder_states.unwrap_or(0), DType::F32);
         self.push(Op::CrossScores { q, layer, n_heads, heads: heads.to_vec(), scale, out });
         out
     }
@@ -337,7 +337,7 @@ impl PlanBuilder {
 
     /// From tokens to outputs.
     pub fn select_rows(&mut self, x: ValueId) -> ValueId {
-        let out = self.value(Rows::Outputs, self.cols(x), DType::F32);
+        let out = self.value(RowCount::Outputs, self.cols(x), DType::F32);
         self.push(Op::SelectRows { x, out });
         out
     }
@@ -349,8 +349,8 @@ impl PlanBuilder {
 
     /// The plan whose logits are `x` (its rows selected, if it has a row for each token), with their Argmax.
     pub fn finish(mut self, x: ValueId) -> Plan {
-        let logits = if self.plan.value(x).rows == Rows::Tokens { self.select_rows(x) } else { x };
-        let argmax = self.value(Rows::Outputs, 1, DType::U32);
+        let logits = if self.plan.value(x).rows == RowCount::Tokens { self.select_rows(x) } else { x };
+        let argmax = self.value(RowCount::Outputs, 1, DType::U32);
         self.push(Op::Argmax { x: logits, out: argmax });
         let n_vocab = self.cols(logits);
         for node in &self.plan.nodes {
@@ -361,7 +361,7 @@ impl PlanBuilder {
                 }
             }
         }
-        Plan { logits, argmax, kv: KvLayout::new(self.kv_layers), ..self.plan }
+        Plan { output: logits, argmax, kv: KvLayout::new(self.kv_layers), ..self.plan }
     }
 }
 
@@ -404,17 +404,19 @@ pub fn truncate(plan: &Plan, value: ValueId) -> Option<Plan> {
     let Value { rows, cols, .. } = *cut.value(value);
     let mut push = |x: ValueId, cols: usize, dtype: DType, op: fn(ValueId, ValueId) -> Op| {
         let out = ValueId(cut.values.len() as u32);
-        cut.values.push(Value { name: format!("end {}", out.0), rows: Rows::Outputs, cols, dtype });
+        cut.values.push(Value { name: format!("end {}", out.0), rows: RowCount::Outputs, cols, dtype });
         cut.nodes.push(Node { op: op(x, out), layer: None });
         out
     };
     let logits = match rows {
-        Rows::Outputs => value,
-        Rows::Tokens | Rows::PerToken(1) => push(value, cols, DType::F32, |x, out| Op::SelectRows { x, out }),
-        Rows::PerToken(_) => return None,
+        RowCount::Outputs => value,
+        RowCount::Tokens | RowCount::PerToken(1) => {
+            push(value, cols, DType::F32, |x, out| Op::SelectRows { x, out })
+        }
+        RowCount::PerToken(_) => return None,
     };
     let argmax = push(logits, 1, DType::U32, |x, out| Op::Argmax { x, out });
-    (cut.logits, cut.argmax) = (logits, argmax);
+    (cut.output, cut.argmax) = (logits, argmax);
     let written: Vec<ValueId> = cut.nodes.iter().flat_map(|node| node.op.writes()).collect();
     cut.kept.retain(|id| written.contains(id));
     cut.check().is_ok().then_some(cut)
@@ -439,7 +441,7 @@ pub(super) fn mini_transformer_with(seed: u64, block: BlockType, head_dim: usize
     for index in 0..2 {
         b.layer(Some(index));
         let window = (index == 1).then_some(20);
-        let layer = b.kv_layer(KvLayer { n_kv_heads: N_KV_HEADS, head_dim, window, memory: None });
+        let layer = b.kv_layer(KvLayer { n_kv_heads: N_KV_HEADS, head_dim, window, encoder_states: None });
         let residual = b.select_rows_of_last(x, index == 1);
         let norm = b.rms_norm(x, hidden);
         let q = b.linear(norm, N_HEADS * head_dim, q_block, index == 1);

@@ -1,6 +1,6 @@
 //! The cases: each Op alone at odd shapes, and blocks of Ops for fusion.
 
-mod memories;
+mod encoder_states;
 mod norms;
 
 use super::BEST_AND_LOGITS;
@@ -78,8 +78,8 @@ fn all_cases() -> Vec<Case> {
         experts(),
         blocks(),
         encoder(),
-        memories::inputs(),
-        memories::memories(),
+        encoder_states::inputs(),
+        encoder_states::encoder_states(),
         norms::layers(),
     ];
     groups.into_iter().flatten().collect()
@@ -334,7 +334,7 @@ fn attention() -> Vec<Case> {
     let mut cases = vec![];
     for (n_kv_heads, ratio, head_dim, window, softcap, sinks) in shapes {
         let mut b = PlanBuilder::new(head_dim as u64, N_TOKENS as usize);
-        let layer = b.kv_layer(KvLayer { n_kv_heads, head_dim, window, memory: None });
+        let layer = b.kv_layer(KvLayer { n_kv_heads, head_dim, window, encoder_states: None });
         let q = b.embed_from(n_kv_heads * ratio * head_dim, BlockType::F32, 2.0);
         let (k, v) = (b.embed(n_kv_heads * head_dim), b.embed(n_kv_heads * head_dim));
         b.kv_write(k, v, layer);
@@ -356,7 +356,7 @@ fn attention() -> Vec<Case> {
     }
     // A narrower window than what the layer keeps, and a second layer that reads the first one's pages.
     let mut b = PlanBuilder::new(77, N_TOKENS as usize);
-    let kv = KvLayer { n_kv_heads: 2, head_dim: 32, window: None, memory: None };
+    let kv = KvLayer { n_kv_heads: 2, head_dim: 32, window: None, encoder_states: None };
     let (first, second) = (b.kv_layer(kv), b.kv_layer(KvLayer { window: Some(40), ..kv }));
     let (q, k, v) = (b.embed(128), b.embed(64), b.embed(64));
     b.kv_write(k, v, second);
@@ -509,7 +509,7 @@ fn blocks() -> Vec<Case> {
         let has = |bit: u32| bits & (1 << bit) != 0;
         let mut b = PlanBuilder::new(u64::from(bits), N_TOKENS as usize);
         let window = (bits % 3 == 0).then_some(18);
-        let layer = b.kv_layer(KvLayer { n_kv_heads: 2, head_dim: 32, window, memory: None });
+        let layer = b.kv_layer(KvLayer { n_kv_heads: 2, head_dim: 32, window, encoder_states: None });
         let (mut q, mut k, v) = (b.embed(6 * 32), b.embed(64), b.embed(64));
         if has(0) {
             q = b.rms_norm(q, 32);

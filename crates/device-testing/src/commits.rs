@@ -42,7 +42,7 @@ pub fn check_commits(device: &dyn Device) -> Outcome {
         |group| (7 * huge.committed().granule(group) + huge.committed().granule(group) / 2 + 1).max(45);
     limits.n_pages = (0..2).map(n_pages).collect();
     drop(huge);
-    let mut sequences = Sequences::new(5, &plan.kv, &limits, plan.value(plan.logits).cols as u32);
+    let mut sequences = Sequences::new(5, &plan.kv, &limits, plan.value(plan.output).cols as u32);
     let steps: Vec<OwnedStep> =
         [&[(0, 20), (1, 3)][..], &[(0, 1), (1, 30)], &[(0, 9)]].map(|spans| sequences.step(spans)).into();
     let logits = |program: &mut dyn Program| -> Outcome<Vec<Vec<f32>>> {

@@ -1,7 +1,7 @@
 //! Running cases: device against interpreter, fused against not, chunks against single rows.
 
 use super::{Case, check_op_cases, committed};
-use device::{Choose, Device, Limits, Op, OwnedStep, Plan, Rows, Rule, Span, ValueId};
+use device::{Choose, Device, Limits, Op, OwnedStep, Plan, RowCount, Rule, Span, ValueId};
 use device_lower::fusion::fuse;
 use device_reference::Reference;
 
@@ -43,7 +43,7 @@ pub fn run(
                     .fold(0, |best, (i, value)| if *value > row[best] { i } else { best });
                 best as u32
             };
-            let expected: Vec<u32> = values[0].chunks(plan.value(plan.logits).cols).map(best).collect();
+            let expected: Vec<u32> = values[0].chunks(plan.value(plan.output).cols).map(best).collect();
             let found: Vec<Option<u32>> = program.chosen().iter().map(|chosen| chosen.token).collect();
             if !found.iter().copied().eq(expected.iter().copied().map(Some)) {
                 return Err(format!("step {index}: chosen {found:?}, the best of the logits {expected:?}"));
@@ -56,7 +56,7 @@ pub fn run(
 
 /// The values of [`Results`].
 fn results_of(plan: &Plan) -> impl Iterator<Item = ValueId> {
-    std::iter::once(plan.logits).chain(plan.kept.iter().copied())
+    std::iter::once(plan.output).chain(plan.kept.iter().copied())
 }
 
 /// Nodes of a plan from which on it is not fused by each rule alone: layers, whose parts are cases of their own.
@@ -136,9 +136,29 @@ fn needs_whole_spans(plan: &Plan) -> bool {
     plan.primitives().any(|op| match op {
         Op::SelfAttention { .. } | Op::Pool { .. } | Op::Unfold { .. } => true,
         // Its numbers belong to outputs, not to rows.
-        Op::Input { out } => plan.value(*out).rows == Rows::Outputs,
-        Op::KvWrite { layer, .. } => plan.kv.layer(*layer).memory.is_some(),
-        _ => false,
+        Op::Input { out } => plan.value(*out).rows == RowCount::Outputs,
+        Op::KvWrite { layer, .. } => plan.kv.layer(*layer).encoder_states.is_some(),
+        Op::Embed { .. }
+        | Op::RmsNorm { .. }
+        | Op::Linear { .. }
+        | Op::Rope { .. }
+        | Op::Attention { .. }
+        | Op::Activate { .. }
+        | Op::Gate { .. }
+        | Op::Add { .. }
+        | Op::Scale { .. }
+        | Op::Softcap { .. }
+        | Op::Columns { .. }
+        | Op::Route { .. }
+        | Op::ExpertLinear { .. }
+        | Op::ExpertSum { .. }
+        | Op::SelectRows { .. }
+        | Op::Argmax { .. }
+        | Op::Fused { .. }
+        | Op::LayerNorm { .. }
+        | Op::EmbedPositions { .. }
+        | Op::CrossAttention { .. }
+        | Op::CrossScores { .. } => false,
     })
 }
 

@@ -34,10 +34,10 @@ pub fn limits(kv: &KvLayout) -> Limits {
     }
 }
 
-/// Entries for the longest sequence and the longest memory.
+/// Entries for the longest sequence and the most encoder states.
 fn pages_per_table(kv: &KvLayout, limits: &Limits) -> usize {
-    let memory = kv.groups.iter().filter_map(|group| group.memory).max().unwrap_or(0);
-    limits.n_ctx.max(memory).div_ceil(limits.page_len)
+    let n_states = kv.groups.iter().filter_map(|group| group.encoder_states).max().unwrap_or(0);
+    limits.n_ctx.max(n_states).div_ceil(limits.page_len)
 }
 
 /// Sequences that grow step by step, each in a slot of its own.
@@ -117,18 +117,24 @@ impl Sequences {
         }
     }
 
-    /// A step in which plan `plan` writes the memories of slots, a span each, into new pages, from random numbers:
-    /// `input_cols` for each token. All memories are of `n` positions.
+    /// A step in which plan `plan` writes the encoder states of slots, a span each, into new pages, from random numbers:
+    /// `input_cols` for each token. Each slot has `n` of them.
     ///
     /// # Panics
     /// There are not enough pages.
-    pub fn write_memory(&mut self, plan: usize, slots: &[usize], n: usize, input_cols: usize) -> OwnedStep {
+    pub fn write_encoder_states(
+        &mut self,
+        plan: usize,
+        slots: &[usize],
+        n: usize,
+        input_cols: usize,
+    ) -> OwnedStep {
         let mut spans = vec![];
         for (index, slot) in slots.iter().enumerate() {
             let (n, first_row) = (n as u32, (index * n) as u32);
             spans.push(Span { slot: *slot as u32, first_row, n_rows: n, first_position: 0 });
             self.slot(*slot);
-            for (group, _) in self.kv.groups.iter().enumerate().filter(|(_, g)| g.memory.is_some()) {
+            for (group, _) in self.kv.groups.iter().enumerate().filter(|(_, g)| g.encoder_states.is_some()) {
                 for entry in 0..(n as usize).div_ceil(self.page_len) {
                     let free = &mut self.free[group];
                     assert!(!free.is_empty(), "the test needs more pages");
@@ -148,10 +154,10 @@ impl Sequences {
         }
     }
 
-    /// Let a slot read the memories of another.
-    pub fn share_memory(&mut self, from: usize, to: usize) {
+    /// Let a slot read the encoder states of another.
+    pub fn share_encoder_states(&mut self, from: usize, to: usize) {
         self.slot(to);
-        for (group, _) in self.kv.groups.iter().enumerate().filter(|(_, g)| g.memory.is_some()) {
+        for (group, _) in self.kv.groups.iter().enumerate().filter(|(_, g)| g.encoder_states.is_some()) {
             self.slots[to].tables[group] = self.slots[from].tables[group].clone();
         }
     }
@@ -175,7 +181,7 @@ impl Sequences {
 
     /// Pages for positions `first..end`; those before the window of `first` are given back.
     fn take_pages(&mut self, slot: usize, first: usize, end: usize) {
-        let of_sequences = self.kv.groups.iter().enumerate().filter(|(_, g)| g.memory.is_none());
+        let of_sequences = self.kv.groups.iter().enumerate().filter(|(_, g)| g.encoder_states.is_none());
         for (group, KvGroup { window, .. }) in of_sequences {
             let table = &mut self.slots[slot].tables[group];
             let free = &mut self.free[group];
@@ -216,12 +222,13 @@ mod tests {
 
     #[test]
     fn its_steps_are_valid_and_windows_give_pages_back() {
-        let layer = KvLayer { n_kv_heads: 1, head_dim: 8, window: None, memory: None };
+        let layer = KvLayer { n_kv_heads: 1, head_dim: 8, window: None, encoder_states: None };
         let kv = KvLayout::new(vec![layer, KvLayer { window: Some(20), ..layer }]);
         let limits = Limits { n_pages: vec![30, 10], ..limits(&kv) };
         let mut sequences = Sequences::new(1, &kv, &limits, 10);
         let groups = kv.groups.iter().map(|g| GroupUse::Sequence { window: g.window }).collect();
-        let needs = [Needs { n_vocab: 10, n_logits: 10, n_positions: limits.n_ctx, input: None, groups }];
+        let needs =
+            [Needs { n_nodes: 1, n_vocab: 10, n_logits: 10, n_positions: limits.n_ctx, input: None, groups }];
         let mut committed = CommittedPages::new(&limits, |_| 1);
         (0..2).for_each(|group| committed.set(group, 0..limits.n_pages[group] as u32, true));
         for turn in 0..60 {

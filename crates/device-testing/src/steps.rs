@@ -60,7 +60,7 @@ impl Bench {
     }
 
     fn n_vocab(&self) -> usize {
-        self.plan.value(self.plan.logits).cols
+        self.plan.value(self.plan.output).cols
     }
 
     fn run(&mut self, step: &OwnedStep) -> Outcome {
@@ -505,8 +505,7 @@ pub fn check_reads(device: &dyn Device, tolerance: f32) -> Outcome<ReadValues> {
             reference.run_until(&step.borrow(), node).map_err(words)?;
             for id in n.op.writes() {
                 count.n_values += 1;
-                // Inside a fused Op the interpreter, too, uses memory again.
-                let Some(values) = reference.read(id) else { continue };
+                let values = reference.read(id).ok_or_else(|| format!("the interpreter lacks {id}"))?;
                 if let Some(found) = bench.program.read(id) {
                     count.n_read += 1;
                     same_value(plan.value(id), &values, &found, tolerance)
@@ -526,7 +525,7 @@ pub fn check_reads(device: &dyn Device, tolerance: f32) -> Outcome<ReadValues> {
                     .map_err(|e| format!("step {index}, after all nodes: {id}, {e}"))?;
             }
         }
-        let logits = bench.program.read(plan.logits);
+        let logits = bench.program.read(plan.output);
         expect(logits.as_deref() == Some(bench.program.logits()), || "logits can be read".to_owned())?;
     }
     let unknown = ValueId(plan.values.len() as u32);

@@ -6,13 +6,14 @@ use std::fmt::Display;
 use weights::{BlockType, Planes};
 
 use crate::{
-    DType, KvGroup, KvLayer, KvLayerId, Op, Output, Plan, PlanError, Rows, Value, ValueId, Weight, WeightId,
+    DType, KvGroup, KvLayer, KvLayerId, Op, OutputKind, Plan, PlanError, RowCount, Value, ValueId, Weight,
+    WeightId,
 };
 
 type Result<T> = std::result::Result<T, PlanError>;
 
 /// Whether plans can be one program: there is one at least, each is consistent, all have the same KV layout, and one of
-/// them writes each memory layer that another reads.
+/// them writes the encoder states of each layer that another reads.
 ///
 /// # Errors
 /// As [`Plan::check`]; or which plan does not fit the others.
@@ -44,10 +45,7 @@ pub fn check_plans(plans: &[Plan]) -> Result<()> {
 }
 
 fn written_layers(plan: &Plan) -> impl Iterator<Item = KvLayerId> {
-    plan.primitives().filter_map(|op| match op {
-        Op::KvWrite { layer, .. } => Some(*layer),
-        _ => None,
-    })
+    plan.primitives().filter_map(|op| if let Op::KvWrite { layer, .. } = op { Some(*layer) } else { None })
 }
 
 impl Plan {
@@ -79,7 +77,7 @@ impl Plan {
                 At { plan: self, node: index, op }.check(&mut seen)?;
             }
         }
-        self.check_result(&seen, self.logits, "logits", DType::F32)?;
+        self.check_result(&seen, self.output, "output", DType::F32)?;
         self.check_result(&seen, self.argmax, "argmax", DType::U32)?;
         for id in &self.kept {
             let value = self.values.get(id.0 as usize);
@@ -108,7 +106,7 @@ impl Plan {
         })
     }
 
-    /// Every layer of the KV cache has heads and belongs to the one group of its memory and window.
+    /// Every layer of the KV cache has heads and belongs to the one group of its encoder states and window.
     fn check_kv(&self) -> Result<()> {
         let fail = |found: String, expected: String| {
             Err(PlanError { node: self.nodes.len(), op: "kv layout".to_owned(), found, expected })
@@ -118,25 +116,31 @@ impl Plan {
             return fail(format!("{id} in a group"), format!("one of {} layers", self.kv.layers.len()));
         }
         for (index, layer) in self.kv.layers.iter().enumerate() {
-            let lengths = [layer.window, layer.memory];
+            let lengths = [layer.window, layer.encoder_states];
             if layer.n_kv_heads == 0 || layer.head_dim == 0 || lengths.contains(&Some(0)) {
                 return fail(format!("{layer:?}"), "at least 1 of each".to_owned());
             }
-            if layer.window.is_some() && layer.memory.is_some() {
-                return fail(format!("{layer:?}"), "a memory without a window".to_owned());
+            if layer.window.is_some() && layer.encoder_states.is_some() {
+                return fail(format!("{layer:?}"), "encoder states without a window".to_owned());
             }
-            if layer.memory.is_some_and(|n| u32::try_from(n).is_err()) {
-                return fail(format!("{layer:?}"), "a memory of less than 2^32 positions".to_owned());
+            if layer.encoder_states.is_some_and(|n| u32::try_from(n).is_err()) {
+                return fail(format!("{layer:?}"), "fewer than 2^32 encoder states".to_owned());
             }
             let id = KvLayerId(index as u32);
             let kinds_of = |g: &KvGroup| {
-                g.layers.iter().filter(|l| **l == id).map(|_| (g.memory, g.window)).collect::<Vec<_>>()
+                g.layers
+                    .iter()
+                    .filter(|l| **l == id)
+                    .map(|_| (g.encoder_states, g.window))
+                    .collect::<Vec<_>>()
             };
             let kinds: Vec<_> = self.kv.groups.iter().flat_map(kinds_of).collect();
-            if kinds != [(layer.memory, layer.window)] {
-                let expected =
-                    format!("one group of window {:?} and memory {:?}", layer.window, layer.memory);
-                return fail(format!("{id} in groups of (memory, window) {kinds:?}"), expected);
+            if kinds != [(layer.encoder_states, layer.window)] {
+                let expected = format!(
+                    "one group of window {:?} and encoder states {:?}",
+                    layer.window, layer.encoder_states
+                );
+                return fail(format!("{id} in groups of (encoder states, window) {kinds:?}"), expected);
             }
         }
         Ok(())
@@ -158,7 +162,7 @@ impl Plan {
         if seen.written.get(id.0 as usize) != Some(&true) {
             return fail(format!("{id} {}, which no op writes", value.name), "a written value");
         }
-        if value.rows != Rows::Outputs || value.dtype != dtype || value.cols == 0 {
+        if value.rows != RowCount::Outputs || value.dtype != dtype || value.cols == 0 {
             return fail(
                 format!("({}, {}) {:?}", value.rows, value.cols, value.dtype),
                 if dtype == DType::F32 { "(outputs, n_vocab) F32" } else { "(outputs, 1) U32" },
@@ -224,12 +228,12 @@ impl<'a> At<'a> {
             Op::Embed { table, scale, out } => {
                 let out = self.float(*out)?;
                 let table = self.matrix(*table, out.cols)?;
-                self.rows(out, Rows::Tokens)?;
+                self.rows(out, RowCount::Tokens)?;
                 self.finite("scale", *scale)?;
                 // Sampled tokens are columns of the logits, and come back as rows of the table.
-                let n_vocab = self.plan.values.get(self.plan.logits.0 as usize).map_or(0, |v| v.cols);
+                let n_vocab = self.plan.values.get(self.plan.output.0 as usize).map_or(0, |v| v.cols);
                 self.require(
-                    table.n_rows() >= n_vocab || self.plan.output == Output::Hidden,
+                    table.n_rows() >= n_vocab || self.plan.output_kind == OutputKind::Hidden,
                     || format!("a table of {} rows", table.n_rows()),
                     format_args!("one for each of the {n_vocab} logits"),
                 )
@@ -261,7 +265,7 @@ impl<'a> At<'a> {
             }
             Op::Rope { x, head_dim, n_dims, frequencies, scale, out, .. } => {
                 let x = self.same(*x, *out)?;
-                self.rows(x, Rows::Tokens)?;
+                self.rows(x, RowCount::Tokens)?;
                 self.require(
                     *head_dim > 0 && x.cols.is_multiple_of(*head_dim),
                     || format!("head_dim {head_dim}"),
@@ -279,7 +283,7 @@ impl<'a> At<'a> {
                 let kv = self.kv_layer(*layer)?;
                 for id in [*k, *v] {
                     let value = self.float(id)?;
-                    self.rows(value, Rows::Tokens)?;
+                    self.rows(value, RowCount::Tokens)?;
                     self.columns(value, kv.n_kv_heads, kv.head_dim)?;
                 }
                 let written = std::mem::replace(&mut seen.kv[layer.0 as usize], true);
@@ -288,8 +292,8 @@ impl<'a> At<'a> {
             Op::Attention { q, layer, n_heads, scale, softcap, window, sinks, out } => {
                 let kv = self.kv_layer(*layer)?;
                 self.require(
-                    kv.memory.is_none(),
-                    || format!("{layer}, a memory"),
+                    kv.encoder_states.is_none(),
+                    || format!("{layer}, of encoder states"),
                     "positions of the sequence itself",
                 )?;
                 self.require(
@@ -374,11 +378,9 @@ impl<'a> At<'a> {
                 )?;
                 self.columns(out, ids.cols, n_out)?;
                 // Ids are below the columns of the Route that chose them.
-                let router = self.plan.primitives().find_map(|op| match op {
-                    Op::Route { x, ids: chosen, .. } if std::ptr::eq(self.plan.value(*chosen), ids) => {
-                        Some(*x)
-                    }
-                    _ => None,
+                let router = self.plan.primitives().find_map(|op| {
+                    let Op::Route { x, ids: chosen, .. } = op else { return None };
+                    std::ptr::eq(self.plan.value(*chosen), ids).then_some(*x)
                 });
                 let n_routed = router.and_then(|x| self.plan.values.get(x.0 as usize)).map(|x| x.cols);
                 self.require(
@@ -395,14 +397,14 @@ impl<'a> At<'a> {
             }
             Op::SelectRows { x, out } => {
                 let (x, out) = (self.float(*x)?, self.float(*out)?);
-                self.rows(x, Rows::Tokens)?;
-                self.rows(out, Rows::Outputs)?;
+                self.rows(x, RowCount::Tokens)?;
+                self.rows(out, RowCount::Outputs)?;
                 self.columns(out, 1, x.cols)
             }
             Op::Argmax { x, out } => {
                 let (x, out) = (self.float(*x)?, self.value(*out)?);
-                self.rows(x, Rows::Outputs)?;
-                self.rows(out, Rows::Outputs)?;
+                self.rows(x, RowCount::Outputs)?;
+                self.rows(out, RowCount::Outputs)?;
                 self.require(
                     out.cols == 1 && out.dtype == DType::U32 && x.cols <= u32::MAX as usize,
                     || format!("({}, {}) {:?} of {} columns", out.rows, out.cols, out.dtype, x.cols),
@@ -422,13 +424,13 @@ impl<'a> At<'a> {
             }
             Op::EmbedPositions { table, out } => {
                 let out = self.float(*out)?;
-                self.rows(out, Rows::Tokens)?;
+                self.rows(out, RowCount::Tokens)?;
                 self.matrix(*table, out.cols).map(drop)
             }
             Op::SelfAttention { q, k, v, n_heads, scale, out } => {
                 for id in [*q, *k, *v] {
                     let value = self.same(id, *out)?;
-                    self.rows(value, Rows::Tokens)?;
+                    self.rows(value, RowCount::Tokens)?;
                 }
                 let out = self.float(*out)?;
                 self.require(
@@ -440,8 +442,8 @@ impl<'a> At<'a> {
             }
             Op::Pool { x, out, .. } => {
                 let (x, out) = (self.float(*x)?, self.float(*out)?);
-                self.rows(x, Rows::Tokens)?;
-                self.rows(out, Rows::Outputs)?;
+                self.rows(x, RowCount::Tokens)?;
+                self.rows(out, RowCount::Outputs)?;
                 self.columns(out, 1, x.cols)
             }
             Op::Input { out } => {
@@ -459,19 +461,19 @@ impl<'a> At<'a> {
                 self.columns(out, x.cols, *size)?;
                 let rows = out.rows.times(*stride);
                 self.require(
-                    rows == Some(x.rows) && x.rows != Rows::Outputs,
+                    rows == Some(x.rows) && x.rows != RowCount::Outputs,
                     || format!("{} ({}, {})", x.name, x.rows, x.cols),
                     format_args!("{stride} rows for each of the output's {}", out.rows),
                 )
             }
             Op::CrossAttention { q, layer, n_heads, scale, out } => {
-                let kv = self.memory(*layer)?.0;
+                let kv = self.encoder_states(*layer)?.0;
                 let q = self.same(*q, *out)?;
                 self.heads(q, *n_heads, kv)?;
                 self.finite("scale", *scale)
             }
             Op::CrossScores { q, layer, n_heads, heads, scale, out } => {
-                let (kv, n) = self.memory(*layer)?;
+                let (kv, n) = self.encoder_states(*layer)?;
                 let (q, out) = (self.float(*q)?, self.float(*out)?);
                 self.heads(q, *n_heads, kv)?;
                 self.require(
@@ -479,7 +481,7 @@ impl<'a> At<'a> {
                     || format!("heads {heads:?}"),
                     format_args!("some of {n_heads}"),
                 )?;
-                self.rows(out, Rows::Tokens)?;
+                self.rows(out, RowCount::Tokens)?;
                 self.columns(out, heads.len(), n)?;
                 self.finite("scale", *scale)
             }
@@ -488,7 +490,7 @@ impl<'a> At<'a> {
 
     /// Query heads that fit a KV layer.
     fn heads(&self, q: &Value, n_heads: usize, kv: &KvLayer) -> Result<()> {
-        self.rows(q, Rows::Tokens)?;
+        self.rows(q, RowCount::Tokens)?;
         self.require(
             n_heads > 0 && n_heads.is_multiple_of(kv.n_kv_heads),
             || format!("{n_heads} heads"),
@@ -497,16 +499,17 @@ impl<'a> At<'a> {
         self.columns(q, n_heads, kv.head_dim)
     }
 
-    /// A memory layer that another plan writes, and its length.
-    fn memory(&self, id: KvLayerId) -> Result<(&'a KvLayer, usize)> {
+    /// A layer of encoder states that another plan writes, and how many they are.
+    fn encoder_states(&self, id: KvLayerId) -> Result<(&'a KvLayer, usize)> {
         let layer = self.kv_layer(id)?;
-        let Some(n) = layer.memory else {
-            return self.fail(format_args!("{id}, of the sequence's own positions"), "a memory layer");
+        let Some(n) = layer.encoder_states else {
+            return self
+                .fail(format_args!("{id}, of the sequence's own positions"), "a layer of encoder states");
         };
         self.require(
             written_layers(self.plan).all(|layer| layer != id),
             || format!("{id}, written by this plan"),
-            "a memory that another plan writes",
+            "encoder states that another plan writes",
         )?;
         Ok((layer, n))
     }
@@ -546,7 +549,7 @@ impl<'a> At<'a> {
         self.require(number.is_finite(), || format!("{what} {number}"), "a finite number")
     }
 
-    fn rows(&self, value: &Value, rows: Rows) -> Result<()> {
+    fn rows(&self, value: &Value, rows: RowCount) -> Result<()> {
         self.require(
             value.rows == rows,
             || format!("{} with a row for each of the {}", value.name, value.rows),

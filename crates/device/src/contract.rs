@@ -121,7 +121,7 @@ pub struct Limits {
     pub max_outputs: usize,
     /// Most spans (sequences) of a step.
     pub max_spans: usize,
-    /// Most positions of one sequence. (Plans without Embed are bounded by their own tables and memories instead.)
+    /// Most positions of one sequence. (Plans without Embed are bounded by their own tables and encoder states instead.)
     pub n_ctx: usize,
     /// Positions of one page; a power of two, at least 16.
     pub page_len: usize,
@@ -231,7 +231,7 @@ pub trait Program: Send {
     /// one.
     fn best(&self, output: usize) -> &[(u32, f32)];
 
-    /// `(n_outputs, n_vocab)`, with [`crate::Output::Hidden`] `(n_outputs, hidden)`: rows of which logits were wanted;
+    /// `(n_outputs, n_vocab)`, with [`crate::OutputKind::Hidden`] `(n_outputs, hidden)`: rows of which logits were wanted;
     /// others may hold anything. Gone with the next step that is submitted.
     fn logits(&self) -> &[f32];
 

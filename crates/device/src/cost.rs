@@ -46,7 +46,30 @@ impl Plan {
                 let n_rows = weight.n_rows() / n_experts * self.value(*ids).cols;
                 2 * n_rows as u64 * weight.n_cols() as u64
             }
-            _ => 0,
+            Op::Embed { .. }
+            | Op::RmsNorm { .. }
+            | Op::Rope { .. }
+            | Op::KvWrite { .. }
+            | Op::Attention { .. }
+            | Op::Activate { .. }
+            | Op::Gate { .. }
+            | Op::Add { .. }
+            | Op::Scale { .. }
+            | Op::Softcap { .. }
+            | Op::Columns { .. }
+            | Op::Route { .. }
+            | Op::ExpertSum { .. }
+            | Op::SelectRows { .. }
+            | Op::Argmax { .. }
+            | Op::Fused { .. }
+            | Op::LayerNorm { .. }
+            | Op::EmbedPositions { .. }
+            | Op::SelfAttention { .. }
+            | Op::Pool { .. }
+            | Op::Input { .. }
+            | Op::Unfold { .. }
+            | Op::CrossAttention { .. }
+            | Op::CrossScores { .. } => 0,
         }
     }
 
@@ -100,8 +123,8 @@ impl MemoryPlan {
         }
         if let Some(Plan { kv, .. }) = plans.first() {
             for (index, (group, n_pages)) in kv.groups.iter().zip(&limits.n_pages).enumerate() {
-                let what = match (group.memory, group.window) {
-                    (Some(n), _) => format!("KV pages (memory of {n})"),
+                let what = match (group.encoder_states, group.window) {
+                    (Some(n), _) => format!("KV pages ({n} encoder states)"),
                     (None, Some(n)) => format!("KV pages (window {n})"),
                     (None, None) => "KV pages".to_owned(),
                 };

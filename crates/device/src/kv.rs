@@ -16,18 +16,19 @@ pub struct KvLayer {
     pub head_dim: usize,
     /// Positions that must be kept, its own included; `None`: all.
     pub window: Option<usize>,
-    /// `Some(n)`: always exactly `n` positions, which one plan writes in one step and others read; it has no window.
+    /// `Some(n)`: of an encoder's states, always exactly `n` positions, which one plan writes in one step and others attend
+    /// to (cross-attention); it has no window.
     /// `None`: the positions of the sequence itself.
-    pub memory: Option<usize>,
+    pub encoder_states: Option<usize>,
 }
 
-/// Layers with the same memory and window: they share one page table, and a page holds all of them.
+/// Layers with the same window, or of as many encoder states: they share one page table, and a page holds all of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvGroup {
     /// Positions that must be kept; `None`: all.
     pub window: Option<usize>,
-    /// As [`KvLayer::memory`].
-    pub memory: Option<usize>,
+    /// As [`KvLayer::encoder_states`].
+    pub encoder_states: Option<usize>,
     /// The layers, ascending.
     pub layers: Vec<KvLayerId>,
 }
@@ -37,7 +38,7 @@ pub struct KvGroup {
 pub struct KvLayout {
     /// The layers.
     pub layers: Vec<KvLayer>,
-    /// The groups: full attention first, then windows ascending, then memories ascending.
+    /// The groups: full attention first, then windows ascending, then those of encoder states, fewest first.
     pub groups: Vec<KvGroup>,
 }
 
@@ -71,21 +72,21 @@ impl KvType {
 }
 
 impl KvLayout {
-    /// Group layers by their memory and window.
+    /// Group layers by their encoder states and window.
     pub fn new(layers: Vec<KvLayer>) -> KvLayout {
-        let mut kinds: Vec<_> = layers.iter().map(|l| (l.memory, l.window)).collect();
+        let mut kinds: Vec<_> = layers.iter().map(|l| (l.encoder_states, l.window)).collect();
         kinds.sort();
         kinds.dedup();
         let groups = kinds
             .into_iter()
-            .map(|(memory, window)| KvGroup {
+            .map(|(encoder_states, window)| KvGroup {
                 window,
-                memory,
+                encoder_states,
                 layers: (0..layers.len() as u32)
                     .map(KvLayerId)
                     .filter(|id| {
                         let layer = &layers[id.0 as usize];
-                        (layer.memory, layer.window) == (memory, window)
+                        (layer.encoder_states, layer.window) == (encoder_states, window)
                     })
                     .collect(),
             })

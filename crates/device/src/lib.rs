@@ -6,10 +6,10 @@
 //!   [`Weight`]s. It names no model family and no device; it can be printed and read.
 //! - **Single assignment.** An Op writes values that no other Op writes. Whether two values share memory is the arena
 //!   planner's business ([`arena`]), never the plan's.
-//! - **Rows are symbolic.** A value has rows for each token of a step ([`Rows::Tokens`], [`Rows::PerToken`]) or for each
+//! - **Rows are symbolic.** A value has rows for each token of a step ([`RowCount::Tokens`], [`RowCount::PerToken`]) or for each
 //!   output; both are known only when a [`Step`] runs. Columns are fixed. So one plan serves one token, a chunk of a
 //!   prompt, and a batch of sequences.
-//! - **A program may have several plans** over one [`KvLayout`]: one writes the memory layers that others attend to. A step
+//! - **A program may have several plans** over one [`KvLayout`]: one writes the encoder states that others attend to. A step
 //!   names its plan.
 //! - **A fused Op is the list of primitives it replaces** ([`Op::Fused`]). The interpreter runs any plan, fused or not,
 //!   and so every fused kernel has a reference.
@@ -49,7 +49,9 @@ pub use contract::{
 pub use kv::{KvGroup, KvLayer, KvLayerId, KvLayout, KvType, PAGE_NONE};
 pub use needs::{GroupUse, Needs};
 pub use op::{Activation, Op, OpKind, Pooling, RopeStyle};
-pub use plan::{DType, Node, Output, Plan, PlanError, Rows, Value, ValueId, Weight, WeightId, WeightPart};
+pub use plan::{
+    DType, Node, OutputKind, Plan, PlanError, RowCount, Value, ValueId, Weight, WeightId, WeightPart,
+};
 pub use rule::{FusedKind, PatternPart, Rule};
 /// Most [`Want::n_best`].
 pub const MAX_BEST: usize = 64;

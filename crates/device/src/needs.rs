@@ -1,6 +1,6 @@
 //! What a plan needs of a step, found out once: [`Needs`].
 
-use crate::{KvLayerId, Limits, Op, Plan, Rows};
+use crate::{KvLayerId, Limits, Op, Plan, RowCount};
 
 /// How a plan uses a KV group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,8 +12,8 @@ pub enum GroupUse {
         /// As [`crate::KvGroup::window`].
         window: Option<usize>,
     },
-    /// Positions `0..n` of each span's slot.
-    Memory {
+    /// Encoder states: positions `0..n` of each span's slot.
+    EncoderStates {
         /// How many.
         n: usize,
         /// Whether they are written: each span then has exactly `n` rows, from position 0 on.
@@ -24,6 +24,8 @@ pub enum GroupUse {
 /// What a plan needs of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Needs {
+    /// Nodes of the plan.
+    pub n_nodes: usize,
     /// Token ids are below this; `usize::MAX`: it has no Embed, and looks at no token.
     pub n_vocab: usize,
     /// Logits of an output row.
@@ -31,7 +33,7 @@ pub struct Needs {
     /// Most positions of a sequence.
     pub n_positions: usize,
     /// Rows and columns of [`crate::Step::input`].
-    pub input: Option<(Rows, usize)>,
+    pub input: Option<(RowCount, usize)>,
     /// By KV group.
     pub groups: Vec<GroupUse>,
 }
@@ -40,8 +42,9 @@ impl Needs {
     /// Of a checked plan.
     pub fn new(plan: &Plan, limits: &Limits) -> Needs {
         let mut needs = Needs {
+            n_nodes: plan.nodes.len(),
             n_vocab: usize::MAX,
-            n_logits: plan.value(plan.logits).cols,
+            n_logits: plan.value(plan.output).cols,
             n_positions: usize::MAX,
             input: None,
             groups: vec![GroupUse::Unused; plan.kv.groups.len()],
@@ -63,7 +66,26 @@ impl Needs {
                 Op::Attention { layer, .. }
                 | Op::CrossAttention { layer, .. }
                 | Op::CrossScores { layer, .. } => needs.use_layer(plan, *layer, false, limits),
-                _ => {}
+                // Shapes, weights and rows are all that these need.
+                Op::RmsNorm { .. }
+                | Op::Linear { .. }
+                | Op::Rope { .. }
+                | Op::Activate { .. }
+                | Op::Gate { .. }
+                | Op::Add { .. }
+                | Op::Scale { .. }
+                | Op::Softcap { .. }
+                | Op::Columns { .. }
+                | Op::Route { .. }
+                | Op::ExpertLinear { .. }
+                | Op::ExpertSum { .. }
+                | Op::SelectRows { .. }
+                | Op::Argmax { .. }
+                | Op::Fused { .. }
+                | Op::LayerNorm { .. }
+                | Op::SelfAttention { .. }
+                | Op::Pool { .. }
+                | Op::Unfold { .. } => {}
             }
         }
         needs
@@ -73,14 +95,14 @@ impl Needs {
         let (group, _) = plan.kv.group_of(layer);
         let Some(slot) = self.groups.get_mut(group) else { return };
         let layer = plan.kv.layer(layer);
-        match layer.memory {
+        match layer.encoder_states {
             None => {
                 self.n_positions = self.n_positions.min(limits.n_ctx);
                 *slot = GroupUse::Sequence { window: layer.window };
             }
             Some(n) => {
-                let before = matches!(slot, GroupUse::Memory { written: true, .. });
-                *slot = GroupUse::Memory { n, written: writes || before };
+                let before = matches!(slot, GroupUse::EncoderStates { written: true, .. });
+                *slot = GroupUse::EncoderStates { n, written: writes || before };
             }
         }
     }

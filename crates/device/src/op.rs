@@ -302,12 +302,12 @@ pub enum Op {
         /// `(n, n_in * size)`
         out: ValueId,
     },
-    /// Attention of each row over all positions of a memory layer, which another plan wrote:
+    /// Attention of each row over all encoder states of a layer, which another plan wrote:
     /// `out = softmax(scale * q k^T) v`, the query heads in groups that share a KV head.
     CrossAttention {
         /// `(n, n_heads * head_dim)`
         q: ValueId,
-        /// A layer with [`crate::KvLayer::memory`].
+        /// A layer with [`crate::KvLayer::encoder_states`].
         layer: KvLayerId,
         /// Query heads; a multiple of the layer's KV heads.
         n_heads: usize,
@@ -316,12 +316,12 @@ pub enum Op {
         /// `(n, n_heads * head_dim)`
         out: ValueId,
     },
-    /// Scores of some heads with all positions of a memory layer, without softmax, for the alignment of rows and positions:
-    /// `out[:, i * memory + p] = scale * q_h . k_p`, `h = heads[i]`.
+    /// Scores of some heads with all encoder states of a layer, without softmax, for the alignment of rows and positions:
+    /// `out[:, i * n_states + p] = scale * q_h . k_p`, `h = heads[i]`.
     CrossScores {
         /// `(n, n_heads * head_dim)`
         q: ValueId,
-        /// A layer with [`crate::KvLayer::memory`].
+        /// A layer with [`crate::KvLayer::encoder_states`].
         layer: KvLayerId,
         /// Query heads; a multiple of the layer's KV heads.
         n_heads: usize,
@@ -329,7 +329,7 @@ pub enum Op {
         heads: Vec<usize>,
         /// Factor on the scores.
         scale: f32,
-        /// `(n, heads.len() * memory)`
+        /// `(n, heads.len() * n_states)`
         out: ValueId,
     },
 }
@@ -481,7 +481,22 @@ impl Op {
             Op::Fused { parts, .. } => parts.iter().flat_map(Op::weights).collect(),
             Op::LayerNorm { weight, bias, .. } => std::iter::once(*weight).chain(*bias).collect(),
             Op::EmbedPositions { table, .. } => vec![*table],
-            _ => vec![],
+            Op::KvWrite { .. }
+            | Op::Activate { .. }
+            | Op::Gate { .. }
+            | Op::Add { .. }
+            | Op::Scale { .. }
+            | Op::Softcap { .. }
+            | Op::Columns { .. }
+            | Op::ExpertSum { .. }
+            | Op::SelectRows { .. }
+            | Op::Argmax { .. }
+            | Op::SelfAttention { .. }
+            | Op::Pool { .. }
+            | Op::Input { .. }
+            | Op::Unfold { .. }
+            | Op::CrossAttention { .. }
+            | Op::CrossScores { .. } => vec![],
         }
     }
 

@@ -15,7 +15,7 @@ pub struct WeightId(pub u32);
 
 /// How many rows a value has; known when a step runs.
 #[derive(Clone, Copy, Debug)]
-pub enum Rows {
+pub enum RowCount {
     /// One for each token of the step.
     Tokens,
     /// One for each row whose logits are wanted.
@@ -25,13 +25,13 @@ pub enum Rows {
     PerToken(usize),
 }
 
-impl Rows {
+impl RowCount {
     /// Rows for each token; `None`: there is one for each output.
     pub const fn per_token(self) -> Option<usize> {
         match self {
-            Rows::Tokens => Some(1),
-            Rows::PerToken(k) => Some(k),
-            Rows::Outputs => None,
+            RowCount::Tokens => Some(1),
+            RowCount::PerToken(k) => Some(k),
+            RowCount::Outputs => None,
         }
     }
 
@@ -45,10 +45,10 @@ impl Rows {
     }
 
     /// `k` rows for each of these; `None`: of outputs, or too many.
-    pub const fn times(self, k: usize) -> Option<Rows> {
+    pub const fn times(self, k: usize) -> Option<RowCount> {
         match self.per_token() {
             Some(rows) => match rows.checked_mul(k) {
-                Some(rows) => Some(Rows::PerToken(rows)),
+                Some(rows) => Some(RowCount::PerToken(rows)),
                 None => None,
             },
             None => None,
@@ -56,15 +56,15 @@ impl Rows {
     }
 }
 
-impl PartialEq for Rows {
-    fn eq(&self, other: &Rows) -> bool {
+impl PartialEq for RowCount {
+    fn eq(&self, other: &RowCount) -> bool {
         self.per_token() == other.per_token()
     }
 }
 
-impl Eq for Rows {}
+impl Eq for RowCount {}
 
-impl std::hash::Hash for Rows {
+impl std::hash::Hash for RowCount {
     fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
         self.per_token().hash(state);
     }
@@ -85,7 +85,7 @@ pub struct Value {
     /// For people: `layer 3 q`.
     pub name: String,
     /// How many rows.
-    pub rows: Rows,
+    pub rows: RowCount,
     /// Columns.
     pub cols: usize,
     /// Its numbers; 4 bytes each.
@@ -202,7 +202,7 @@ pub struct Node {
 
 /// What the caller reads of a plan's results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Output {
+pub enum OutputKind {
     /// Logits over the vocabulary: a token can be chosen from them, and come back as a row of the embedding.
     #[default]
     Logits,
@@ -221,12 +221,12 @@ pub struct Plan {
     pub nodes: Vec<Node>,
     /// The KV cache that KvWrite and Attention use.
     pub kv: KvLayout,
-    /// `(n_outputs, n_vocab)` f32; with [`Output::Hidden`] `(n_outputs, hidden)`.
-    pub logits: ValueId,
+    /// What comes out, f32: logits `(n_outputs, n_vocab)`, or with [`OutputKind::Hidden`] `(n_outputs, hidden)`.
+    pub output: ValueId,
     /// `(n_outputs, 1)` u32.
     pub argmax: ValueId,
-    /// What [`Self::logits`] holds.
-    pub output: Output,
+    /// What [`Self::output`] holds.
+    pub output_kind: OutputKind,
     /// f32 values that the caller reads besides, whole, with [`crate::Program::kept`].
     pub kept: Vec<ValueId>,
 }
@@ -261,9 +261,9 @@ impl Plan {
         self.nodes.iter().flat_map(|node| node.op.primitives())
     }
 
-    /// Values that the caller reads: the logits, the argmax, and those that are kept.
+    /// Values that the caller reads: the output, the argmax, and those that are kept.
     pub fn results(&self) -> impl Iterator<Item = ValueId> {
-        [self.logits, self.argmax].into_iter().chain(self.kept.iter().copied())
+        [self.output, self.argmax].into_iter().chain(self.kept.iter().copied())
     }
 
     /// By node, the values that it writes and others need: a later node reads them, or they are results. A device must

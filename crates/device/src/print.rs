@@ -12,7 +12,8 @@
 use std::fmt::{self, Display, Formatter};
 
 use crate::{
-    Activation, FusedKind, KvLayerId, Op, OpKind, Plan, Pooling, RopeStyle, Rows, ValueId, Weight, WeightId,
+    Activation, FusedKind, KvLayerId, Op, OpKind, OutputKind, Plan, Pooling, RopeStyle, RowCount, ValueId,
+    Weight, WeightId,
 };
 
 /// An Op with the names and shapes of its plan, or with bare ids. Ids that are out of range are printed as such, so that
@@ -204,8 +205,8 @@ impl Display for Plan {
             bytes as f64 / 1e6
         )?;
         for group in &self.kv.groups {
-            let kept = match (group.memory, group.window) {
-                (Some(n), _) => format!("a memory of {n} positions"),
+            let kept = match (group.encoder_states, group.window) {
+                (Some(n), _) => format!("{n} encoder states"),
                 (None, Some(n)) => format!("{n} positions"),
                 (None, None) => "every position".to_owned(),
             };
@@ -222,7 +223,11 @@ impl Display for Plan {
             }
             writeln!(f, "{index:5}  {}", self.show(&node.op))?;
         }
-        write!(f, "logits {}, argmax {}", self.logits, self.argmax)?;
+        let output = match self.output_kind {
+            OutputKind::Logits => "logits",
+            OutputKind::Hidden => "hidden states",
+        };
+        write!(f, "{output} {}, argmax {}", self.output, self.argmax)?;
         for id in &self.kept {
             write!(f, ", kept {id}")?;
         }
@@ -248,12 +253,12 @@ impl Display for KvLayerId {
     }
 }
 
-impl Display for Rows {
+impl Display for RowCount {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self {
-            Rows::Tokens | Rows::PerToken(1) => f.write_str("tokens"),
-            Rows::Outputs => f.write_str("outputs"),
-            Rows::PerToken(k) => write!(f, "{k} x tokens"),
+            RowCount::Tokens | RowCount::PerToken(1) => f.write_str("tokens"),
+            RowCount::Outputs => f.write_str("outputs"),
+            RowCount::PerToken(k) => write!(f, "{k} x tokens"),
         }
     }
 }

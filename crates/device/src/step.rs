@@ -143,6 +143,9 @@ pub struct Step<'a> {
     /// `(n_slots, n_groups, pages_per_table)` page numbers. Position `p` lies in entry `p / page_len`. They are read while
     /// the step is submitted, not later.
     pub page_tables: &'a [u32],
+    /// Indices of the entries of `page_tables` that may differ from those of the step that was submitted before; `None`: any may.
+    /// A device with memory of its own keeps the tables there and copies these.
+    pub table_changes: Option<&'a [u32]>,
     /// Entries of one table.
     pub pages_per_table: usize,
     /// `(n_outputs)` rows of which something is wanted, ascending; may be empty.
@@ -197,6 +200,8 @@ pub struct OwnedStep {
     pub spans: Vec<Span>,
     /// As [`Step::page_tables`].
     pub page_tables: Vec<u32>,
+    /// As [`Step::table_changes`].
+    pub table_changes: Option<Vec<u32>>,
     /// As [`Step::pages_per_table`].
     pub pages_per_table: usize,
     /// As [`Step::outputs`].
@@ -223,6 +228,7 @@ impl OwnedStep {
             input: &self.input,
             spans: &self.spans,
             page_tables: &self.page_tables,
+            table_changes: self.table_changes.as_deref(),
             pages_per_table: self.pages_per_table,
             outputs: &self.outputs,
             wants: &self.wants,
@@ -249,6 +255,7 @@ impl From<&Step<'_>> for OwnedStep {
             input: step.input.to_vec(),
             spans: step.spans.to_vec(),
             page_tables: step.page_tables.to_vec(),
+            table_changes: step.table_changes.map(<[u32]>::to_vec),
             pages_per_table: step.pages_per_table,
             outputs: step.outputs.to_vec(),
             wants: step.wants.to_vec(),

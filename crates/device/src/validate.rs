@@ -53,9 +53,9 @@ impl Limits {
                 &format!("use one of {:?}", device.kv_types()),
             );
         }
-        let tables = plan.primitives().filter_map(|op| match op {
-            Op::EmbedPositions { table, .. } => Some(plan.weight(*table).n_rows()),
-            _ => None,
+        let tables = plan.primitives().filter_map(|op| {
+            let Op::EmbedPositions { table, .. } = op else { return None };
+            Some(plan.weight(*table).n_rows())
         });
         // Without tokens a plan is bounded by its tables, not by the context.
         let of_tokens = plan.primitives().any(|op| matches!(op, Op::Embed { .. }));
@@ -85,7 +85,7 @@ impl Step<'_> {
     /// - the plan exists, the input has its length, sizes are within the limits;
     /// - spans cover the rows in order, a slot has at most one span;
     /// - every position that a span writes or that its windows still need has a page within range, and so has every position
-    ///   of a memory, and these pages are committed; a span that writes memories has a row for each of their positions;
+    ///   of encoder states, and these pages are committed; a span that writes encoder states has a row for each of them;
     /// - every output says what is wanted of it, links are of rows, and all slices lie within the step's lists;
     /// - no page that one span writes is in reach of another span (looked at in builds with debug assertions).
     ///
@@ -137,9 +137,9 @@ impl Step<'_> {
                 let end = match group {
                     GroupUse::Unused => continue,
                     GroupUse::Sequence { .. } => span.end(),
-                    GroupUse::Memory { n, written } => {
+                    GroupUse::EncoderStates { n, written } => {
                         if *written && (span.first_position != 0 || span.n_rows as usize != *n) {
-                            return Err(format!("{span:?}, expected positions 0 to {n} of a memory"));
+                            return Err(format!("{span:?}, expected positions 0 to {n} of encoder states"));
                         }
                         *n
                     }
@@ -153,10 +153,25 @@ impl Step<'_> {
                 self.page_tables.len(),
             )?;
         }
+        if let Some(last) = self.table_changes.and_then(|changes| changes.iter().max()) {
+            within("page table entries", *last as usize + 1, self.page_tables.len())?;
+        }
         if next_row != n_rows {
             return Err(format!("spans of {next_row} rows in a step of {n_rows} rows"));
         }
         self.check_pages(needs, limits, committed)
+    }
+
+    /// Whether the step's plan has a node `last`, for [`crate::Program::run_until`].
+    ///
+    /// # Errors
+    /// What is wrong, in words.
+    pub fn check_node(&self, plans: &[Needs], last: usize) -> std::result::Result<(), String> {
+        match plans.get(self.plan).map(|needs| needs.n_nodes) {
+            Some(n_nodes) if last < n_nodes => Ok(()),
+            Some(n_nodes) => Err(format!("node {last} of plan {}, which has {n_nodes} nodes", self.plan)),
+            None => Err(format!("plan {} of a program of {}", self.plan, plans.len())),
+        }
     }
 
     fn check_links(&self) -> std::result::Result<(), String> {
@@ -268,7 +283,7 @@ fn entries_of(usage: &GroupUse, span: &Span, page_len: usize) -> (Range<usize>, 
             let end = span.end().div_ceil(page_len);
             (first / page_len..end, end - span.first_position as usize / page_len)
         }
-        GroupUse::Memory { n, written } => {
+        GroupUse::EncoderStates { n, written } => {
             let end = n.div_ceil(page_len);
             (0..end, if *written { end } else { 0 })
         }

@@ -38,9 +38,9 @@ fn order_and_single_assignment() {
         },
         "a kv_write before",
     );
-    rejects(|p| p.nodes.truncate(3), "logits");
-    rejects(|p| p.argmax = p.logits, "(outputs, 1) U32");
-    rejects(|p| p.logits = ValueId(9999), "v9999");
+    rejects(|p| p.nodes.truncate(3), "output");
+    rejects(|p| p.argmax = p.output, "(outputs, 1) U32");
+    rejects(|p| p.output = ValueId(9999), "v9999");
 }
 
 #[test]
@@ -54,7 +54,7 @@ fn ids_out_of_range() {
 #[test]
 fn shapes() {
     rejects(|p| p.values[1].cols += 1, "the output's (tokens, 65)");
-    rejects(|p| p.values[1].rows = Rows::Outputs, "the output's (outputs,");
+    rejects(|p| p.values[1].rows = RowCount::Outputs, "the output's (outputs,");
     rejects(
         |p| {
             *first(p, |op| if let Op::RmsNorm { group, .. } = op { Some(group) } else { None }) = 5;

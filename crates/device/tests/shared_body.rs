@@ -306,6 +306,28 @@ fn broken_promises_of_steps_are_found() {
     assert!(error.contains("step 0, after node 0: v0"), "{error}");
 }
 
+/// The interpreter keeps each value until the next step, those inside fused Ops too.
+#[test]
+fn every_value_of_the_interpreter_can_be_read_after_a_step() {
+    let plan = fuse(&mini_transformer(6, BlockType::F32), fusion::ALL);
+    let limits = limits(&plan.kv);
+    let mut program = Reference::new(1).compile(std::slice::from_ref(&plan), &limits).unwrap();
+    let mut sequences = Sequences::new(2, &plan.kv, &limits, 50);
+    for step in [sequences.step(&[(0, 7), (1, 2)]), sequences.step(&[(0, 1)])] {
+        let mut after_node = vec![];
+        for (node, n) in plan.nodes.iter().enumerate() {
+            program.run_until(&step.borrow(), node).unwrap();
+            after_node.extend(n.op.writes().into_iter().map(|id| (id, program.read(id).unwrap())));
+        }
+        program.run(&step.borrow()).unwrap();
+        for (id, expected) in after_node {
+            assert_eq!(program.read(id).unwrap(), expected, "{id}");
+        }
+        program.run_until(&step.borrow(), 0).unwrap();
+        assert!(program.read(plan.output).is_none(), "it is of the step before");
+    }
+}
+
 /// Ids are integers, whatever holds them.
 #[test]
 fn ids_and_best_tokens_can_be_read() {

@@ -8,7 +8,7 @@ use ingle_device::*;
 use weights::BlockType;
 
 fn layout() -> KvLayout {
-    let layer = KvLayer { n_kv_heads: 1, head_dim: 8, window: None, memory: None };
+    let layer = KvLayer { n_kv_heads: 1, head_dim: 8, window: None, encoder_states: None };
     KvLayout::new(vec![layer, KvLayer { window: Some(16), ..layer }])
 }
 
@@ -34,7 +34,7 @@ fn good() -> OwnedStep {
 /// Of a plan that uses all layers of a layout.
 fn needs(kv: &KvLayout) -> Needs {
     let groups = kv.groups.iter().map(|g| GroupUse::Sequence { window: g.window }).collect();
-    Needs { n_vocab: 10, n_logits: 40, n_positions: 512, input: None, groups }
+    Needs { n_nodes: 1, n_vocab: 10, n_logits: 40, n_positions: 512, input: None, groups }
 }
 
 fn rejects(edit: impl FnOnce(&mut OwnedStep), part: &str) {
@@ -159,11 +159,11 @@ fn limits_that_cannot_be() {
     rejects(|l| l.kv_type = KvType::Q8_0, "heads of 16");
 }
 
-/// A plan of an input of two rows a token, which fills a memory of 20 positions.
+/// A plan of an input of two rows a token, which fills 20 encoder states.
 fn writer() -> Plan {
     let mut b = PlanBuilder::new(1, 10);
-    let layer = b.kv_layer(KvLayer { n_kv_heads: 1, head_dim: 8, window: None, memory: Some(20) });
-    let x = b.value(Rows::PerToken(2), 4, DType::F32);
+    let layer = b.kv_layer(KvLayer { n_kv_heads: 1, head_dim: 8, window: None, encoder_states: Some(20) });
+    let x = b.value(RowCount::PerToken(2), 4, DType::F32);
     b.push(Op::Input { out: x });
     let x = b.unfold(x, 2, 2);
     b.kv_write(x, x, layer);
@@ -171,7 +171,7 @@ fn writer() -> Plan {
 }
 
 #[test]
-fn memories_are_written_whole_into_pages_of_their_own() {
+fn encoder_states_are_written_whole_into_pages_of_their_own() {
     let plan = writer();
     let limits = Limits { n_ctx: 5, n_pages: vec![8], ..limits(&plan.kv) };
     limits.check(&Reference::default(), std::slice::from_ref(&plan)).unwrap();
@@ -197,8 +197,8 @@ fn memories_are_written_whole_into_pages_of_their_own() {
     rejects(|s| s.page_tables[2] = 1, "uses too");
     rejects(|s| s.page_tables[1] = 0, "twice");
     rejects(|s| s.page_tables[3] = PAGE_NONE, "no page at position 16");
-    rejects(|s| s.spans[0].first_position = 1, "positions 0 to 20 of a memory");
-    rejects(|s| (s.spans[0].n_rows, s.spans[1].first_row) = (19, 19), "of a memory");
+    rejects(|s| s.spans[0].first_position = 1, "positions 0 to 20 of encoder states");
+    rejects(|s| (s.spans[0].n_rows, s.spans[1].first_row) = (19, 19), "of encoder states");
     rejects(|s| s.input.truncate(40 * 4), "expected 320");
     rejects(|s| s.pages_per_table = 1, "entries of a page table");
 }
@@ -208,7 +208,8 @@ fn plans_that_do_not_fit_each_other() {
     let (writer, device) = (writer(), Reference::default());
     let reader = || {
         let mut b = PlanBuilder::new(1, 10);
-        let layer = b.kv_layer(KvLayer { n_kv_heads: 1, head_dim: 8, window: None, memory: Some(20) });
+        let layer =
+            b.kv_layer(KvLayer { n_kv_heads: 1, head_dim: 8, window: None, encoder_states: Some(20) });
         let q = b.embed(16);
         let y = b.cross_attention(q, layer, 2);
         b.finish(y)

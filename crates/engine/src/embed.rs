@@ -88,7 +88,7 @@ impl Embedder {
 
     /// Columns of a vector.
     pub fn n_dims(&self) -> usize {
-        self.plan.value(self.plan.logits).cols
+        self.plan.value(self.plan.output).cols
     }
 
     /// The plan as it runs: fused by the device's rules.
@@ -165,7 +165,7 @@ impl Embedder {
                 self.kv.end(slot, self.program.as_mut());
             }
             result?;
-            let rows = self.program.logits().chunks_exact(self.plan.value(self.plan.logits).cols);
+            let rows = self.program.logits().chunks_exact(self.plan.value(self.plan.output).cols);
             for (index, row) in batch.iter().zip(rows) {
                 vectors[*index] = row.to_vec();
             }
@@ -196,7 +196,8 @@ impl Embedder {
             self.kv.reserve(slot, 0, tokens.len(), self.program.as_mut())?;
             self.buffers.push(slot, 0, tokens, OutputRows::Last(1), Want::LOGITS);
         }
-        Ok(self.program.run(&self.buffers.step(&self.kv, None))?)
+        let ran = self.program.run(&self.buffers.step(&self.kv, None));
+        Ok(self.kv.note_submitted(ran)?)
     }
 }
 

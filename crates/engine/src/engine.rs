@@ -3,15 +3,14 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use device::{CommandInfo, Device, Limits, Output, Plan, Program, Timing};
+use device::{CommandInfo, Device, Limits, OutputKind, Plan, Program, Timing};
 
 use crate::kv::KvCache;
-use crate::memory::{self, MemoryReport};
+use crate::memory::{self, MemoryReport, Settled};
 use crate::output::TextStream;
 use crate::sampling::Sampler;
 use crate::scheduler::Scheduler;
 use crate::sequence::{Sequence, slide};
-use crate::speculate::Acceptance;
 use crate::{
     Error, FinishReason, LoadOptions, Model, Overflow, Proposer, Request, Result, SamplingParams, SequenceId,
     Timings, load,
@@ -95,12 +94,12 @@ impl Engine {
     /// device cannot run the plan; or the vocabulary is broken.
     pub fn new(model: Arc<Model>, device: &Arc<dyn Device>, options: &LoadOptions) -> Result<Engine> {
         model.need_text()?;
-        if model.plan().output == Output::Hidden {
+        if model.plan().output_kind == OutputKind::Hidden {
             return Err(Error::NoHead { file: model.path().to_owned() });
         }
+        let Settled { options, plan, memory } = memory::settle(&model, device.as_ref(), options)?;
+        let options = &options;
         let limits = load::limits(&model, device.as_ref(), options)?;
-        let plan = device_lower::fusion::fuse(&model.plan_for_context(limits.n_ctx)?, device.fusion());
-        let memory = memory::report(&model, &plan, device.as_ref(), options)?;
         if options.check_memory && !memory.fits {
             return Err(Error::DoesNotFit(Box::new(memory)));
         }
@@ -213,10 +212,10 @@ impl Engine {
     /// # Errors
     /// The prompt is empty, too long, or has ids that are not in the vocabulary; a parameter is outside its limits;
     /// stop strings are given and there is no tokenizer; or as many requests wait as may.
-    pub fn add(&mut self, request: Request) -> Result<SequenceId> {
+    pub fn add(&mut self, mut request: Request) -> Result<SequenceId> {
         self.scheduler.check_room()?;
         let n_ctx = self.limits.n_ctx;
-        let mut tokens = request.tokens;
+        let mut tokens = std::mem::take(&mut request.tokens);
         self.check_tokens(&tokens)?;
         match request.overflow {
             Overflow::Slide { keep } if keep > n_ctx / 2 => {
@@ -237,38 +236,14 @@ impl Engine {
         }
         let sampler = Sampler::new(&request.sampling, self.model.n_vocab())?;
         let id = self.new_id();
-        self.scheduler.add(Sequence {
-            id,
-            n_prompt: tokens.len(),
-            tokens,
-            n_computed: 0,
-            n_submitted: 0,
-            pending: Vec::with_capacity(self.program.max_in_flight()),
-            n_restarts: 0,
-            in_prompt: true,
-            n_reused: 0,
-            n_generated: 0,
-            sampler,
-            text: TextStream::new(self.model.tokenizer()?.cloned(), request.stop, request.show_special),
-            max_tokens: request.max_tokens.unwrap_or(usize::MAX),
-            ignore_end: request.ignore_end,
-            overflow: request.overflow,
-            prefill: request.prefill,
-            reuse: request.reuse,
-            salt: request.salt,
-            tenant: request.tenant,
-            priority: request.priority,
-            deadline: request.deadline,
-            token_latency: request.token_latency,
-            speculate: request.speculate,
-            cancel: request.cancel,
-            draft: Vec::with_capacity(self.scheduler.max_draft()),
-            acceptance: Acceptance::new(),
-            added: Instant::now(),
-            started: None,
-            first_token: None,
-            last_token: None,
-        });
+        let text = TextStream::new(
+            self.model.tokenizer()?.cloned(),
+            std::mem::take(&mut request.stop),
+            request.show_special,
+        );
+        request.tokens = tokens;
+        let (n_pending, n_draft) = (self.program.max_in_flight(), self.scheduler.max_draft());
+        self.scheduler.add(Sequence::new(id, request, sampler, text, n_pending, n_draft));
         Ok(id)
     }
 
@@ -290,13 +265,8 @@ impl Engine {
         let sampler = Sampler::new(sampling, self.model.n_vocab())?;
         let found = self.scheduler.sequences().find(|s| s.id == id).cloned();
         let mut sequence = found.ok_or(Error::NoSequence(id.0))?;
-        sequence.begin_anew();
-        sequence.id = self.new_id();
-        sequence.sampler = sampler;
-        (sequence.n_restarts, sequence.n_reused, sequence.n_prompt) = (0, 0, sequence.tokens.len());
-        sequence.added = Instant::now();
-        (sequence.started, sequence.first_token, sequence.last_token) = (None, None, None);
-        sequence.acceptance = Acceptance::new();
+        let (n_pending, n_draft) = (self.program.max_in_flight(), self.scheduler.max_draft());
+        sequence.become_fork(self.new_id(), sampler, n_pending, n_draft);
         self.scheduler.add(sequence);
         Ok(SequenceId(self.next_id - 1))
     }
@@ -359,15 +329,18 @@ impl Engine {
         let Engine { scheduler, program, recorded, .. } = self;
         let now = Instant::now();
         let step = scheduler.buffers.step(&scheduler.kv, scheduler.stop_flag());
-        let ticket = match recorded {
-            None => Some(program.submit(&step)?),
+        let submitted = match recorded {
+            None => program.submit(&step).map(Some),
             Some(recorded) => {
                 let mut timings = Vec::new();
-                program.run_timed(&step, &mut timings)?;
-                recorded.push(StepTimings { n_rows: step.tokens.len(), timings });
-                None
+                let n_rows = step.tokens.len();
+                program.run_timed(&step, &mut timings).map(|()| {
+                    recorded.push(StepTimings { n_rows, timings });
+                    None
+                })
             }
         };
+        let ticket = scheduler.kv.note_submitted(submitted)?;
         scheduler.note_submitted(now, ticket);
         Ok(())
     }
@@ -375,7 +348,9 @@ impl Engine {
     /// Run what the buffers hold, by itself.
     pub(crate) fn run(&mut self) -> Result<()> {
         self.scheduler.forget_in_flight(self.program.as_mut());
-        Ok(self.program.run(&self.scheduler.buffers.step(&self.scheduler.kv, None))?)
+        let Scheduler { kv, buffers, .. } = &mut self.scheduler;
+        let ran = self.program.run(&buffers.step(kv, None));
+        Ok(kv.note_submitted(ran)?)
     }
 
     /// The id that the next sequence gets.

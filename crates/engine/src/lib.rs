@@ -46,9 +46,7 @@ pub use engine::{Engine, Event, StepTimings};
 pub use error::{Error, Result};
 pub use generate::{Completion, Finished};
 pub use kv::{KvCache, PagePool, PrefixCache, bytes_of_sequence, pages_of_sequence, pool_sizes};
-pub use load::{
-    DEFAULT_DRAFT, DEFAULT_N_CTX, DEFAULT_TOKEN_LATENCY, LoadOptions, MAX_N_CTX, Model, TokenizerSource,
-};
+pub use load::{DEFAULT_DRAFT, DEFAULT_TOKEN_LATENCY, LoadOptions, MAX_N_CTX, Model, TokenizerSource};
 pub use memory::{Alternative, MemoryItem, MemoryReport, kv_type_name, plan_memory};
 pub use prefill_check::{FAST_BOUND, PrefillCheck};
 pub use prompt_cache::PromptCache;

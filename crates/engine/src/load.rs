@@ -13,9 +13,6 @@ use crate::kv::pool_sizes;
 use crate::speculate::{MAX_DRAFT, Speculate};
 use crate::{Error, Result};
 
-/// Context length if none is asked for and the model was trained for more.
-pub const DEFAULT_N_CTX: usize = 4096;
-
 /// Longest context that can be asked for: page tables beyond it are a typing mistake, not a wish.
 pub const MAX_N_CTX: usize = 1 << 24;
 
@@ -40,8 +37,8 @@ pub enum TokenizerSource {
 /// How a model is made ready to run. What concerns a single sequence stands in [`crate::Request`].
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
-    /// Most tokens of a sequence, prompt and answer together; `None`: what the model was trained for, at most
-    /// [`DEFAULT_N_CTX`].
+    /// Most tokens of a sequence, prompt and answer together; `None`: what the model was trained for, or less where one sequence
+    /// of that does not fit in what is free now.
     pub n_ctx: Option<usize>,
     /// How keys and values are stored; `None`: the device's default.
     pub kv_type: Option<KvType>,
@@ -311,6 +308,11 @@ impl Model {
         Ok(kv_type)
     }
 
+    /// Context length in tokens where none is asked for and memory does not matter.
+    pub(crate) fn default_context(&self) -> usize {
+        self.spec.default_context().clamp(2, MAX_N_CTX)
+    }
+
     /// A short description of the file: `GGUF v3`.
     pub fn format(&self) -> &str {
         &self.format
@@ -323,7 +325,7 @@ impl Model {
 
     /// Tokens of the model's head; of a model without one, columns of its hidden states.
     pub fn n_vocab(&self) -> usize {
-        self.plan.value(self.plan.logits).cols
+        self.plan.value(self.plan.output).cols
     }
 
     /// The tokenizer, if there is one; made now if nobody asked before.
@@ -360,7 +362,7 @@ pub fn limits(model: &Model, device: &dyn Device, options: &LoadOptions) -> Resu
         }
         Err(wrong(name, value.to_string(), format!("a number from {low} to {high}")))
     };
-    let n_ctx = options.n_ctx.unwrap_or_else(|| model.spec.n_ctx_train.clamp(2, DEFAULT_N_CTX));
+    let n_ctx = options.n_ctx.unwrap_or_else(|| model.default_context());
     in_range("context length", n_ctx, 2, MAX_N_CTX)?;
     in_range("chunk", options.chunk, 1, 1 << 16)?;
     in_range("number of sequences", options.n_sequences, 1, 1 << 12)?;

@@ -63,6 +63,8 @@ pub struct MemoryReport {
     pub fits: bool,
     /// Context length.
     pub n_ctx: usize,
+    /// What the context length would be if it fitted; absent: it is what was asked for, or what the model was trained for.
+    pub n_ctx_reduced_from: Option<usize>,
     /// How keys and values are stored.
     pub kv_type: &'static str,
     /// Prefill chunk.
@@ -79,10 +81,46 @@ pub struct MemoryReport {
 /// An option outside its limits, a model for speech, or a plan that the device cannot run.
 pub fn plan_memory(model: &Model, device: &dyn Device, options: &LoadOptions) -> Result<MemoryReport> {
     model.need_text()?;
-    let limits = load::limits(model, device, options)?;
-    let plan = device_lower::fusion::fuse(&model.plan_for_context(limits.n_ctx)?, device.fusion());
-    check_budget(&plan, &limits, options)?;
-    report(model, &plan, device, options)
+    Ok(settle(model, device, options)?.memory)
+}
+
+/// Options with a context length, their plan, fused, and what it takes.
+pub(crate) struct Settled {
+    pub(crate) options: LoadOptions,
+    pub(crate) plan: Plan,
+    pub(crate) memory: MemoryReport,
+}
+
+/// If no context length is asked for: what the model was trained for; or the longest that fits, if that does not and memory is
+/// checked.
+///
+/// # Errors
+/// As [`plan_memory`].
+pub(crate) fn settle(model: &Model, device: &dyn Device, options: &LoadOptions) -> Result<Settled> {
+    let at = |n_ctx: usize| -> Result<Settled> {
+        let options = LoadOptions { n_ctx: Some(n_ctx), ..options.clone() };
+        let limits = load::limits(model, device, &options)?;
+        let plan = device_lower::fusion::fuse(&model.plan_for_context(n_ctx)?, device.fusion());
+        check_budget(&plan, &limits, &options)?;
+        let memory = report(model, &plan, device, &options)?;
+        Ok(Settled { options, plan, memory })
+    };
+    if let Some(n_ctx) = options.n_ctx {
+        return at(n_ctx);
+    }
+    let wanted = model.default_context();
+    let settled = at(wanted)?;
+    if settled.memory.fits || !options.check_memory {
+        return Ok(settled);
+    }
+    match largest_context(model, &settled.plan, device, &settled.options, &settled.memory) {
+        Some(fitting) => {
+            let mut settled = at(fitting.n_ctx)?;
+            settled.memory.n_ctx_reduced_from = Some(wanted);
+            Ok(settled)
+        }
+        None => Ok(settled),
+    }
 }
 
 /// Whether the budget of KV pages, if one was given, is enough for one sequence as long as the context; the bytes of that.
@@ -125,6 +163,7 @@ pub(crate) fn report(
         installed: memory.total,
         fits: total <= free || memory.total == 0,
         n_ctx: limits.n_ctx,
+        n_ctx_reduced_from: None,
         kv_type: kv_type_name(limits.kv_type),
         chunk: limits.max_rows,
         n_sequences: limits.max_spans,
@@ -180,32 +219,6 @@ fn alternatives(
     options: &LoadOptions,
     report: &MemoryReport,
 ) -> Vec<Alternative> {
-    let total = |options: &LoadOptions| -> Option<u64> {
-        Some(items(model, plan, device, options).ok()?.iter().map(|i| i.bytes).sum())
-    };
-    let largest = |options: &LoadOptions| -> Option<Alternative> {
-        let step = options.page_len.unwrap_or(device.page_len());
-        let at = |pages: usize| LoadOptions { n_ctx: Some(pages * step), ..options.clone() };
-        let fits = |pages: usize| total(&at(pages)).is_some_and(|t| t <= report.free);
-        // The plan grows with the context: bisect between one page and what was asked.
-        let (mut low, mut high) = (1, report.n_ctx.div_ceil(step).max(1));
-        if !fits(low) {
-            return None;
-        }
-        while low < high {
-            let middle = low + (high - low).div_ceil(2);
-            if fits(middle) { low = middle } else { high = middle - 1 }
-        }
-        let fitted = at(low);
-        let limits = load::limits(model, device, &fitted).ok()?;
-        Some(Alternative {
-            n_ctx: limits.n_ctx.min(report.n_ctx),
-            kv_type: kv_type_name(limits.kv_type),
-            chunk: limits.max_rows,
-            n_sequences: limits.max_spans,
-            bytes: total(&fitted)?,
-        })
-    };
     let mut found: Vec<Alternative> = Vec::new();
     let bits = |k: KvType| k.vector_bytes(32);
     let asked = options.kv_type.or(device.kv_types().first().copied());
@@ -219,7 +232,7 @@ fn alternatives(
         [same, small]
     });
     for options in tries {
-        if let Some(alternative) = largest(&options)
+        if let Some(alternative) = largest_context(model, plan, device, &options, report)
             // Worth a line only if it buys context.
             && found.iter().all(|f| f.n_ctx < alternative.n_ctx)
         {
@@ -227,6 +240,40 @@ fn alternatives(
         }
     }
     found
+}
+
+/// The longest context that fits with the rest of the options.
+fn largest_context(
+    model: &Model,
+    plan: &Plan,
+    device: &dyn Device,
+    options: &LoadOptions,
+    report: &MemoryReport,
+) -> Option<Alternative> {
+    let total = |options: &LoadOptions| -> Option<u64> {
+        Some(items(model, plan, device, options).ok()?.iter().map(|i| i.bytes).sum())
+    };
+    let step = options.page_len.unwrap_or(device.page_len());
+    let at = |pages: usize| LoadOptions { n_ctx: Some(pages * step), ..options.clone() };
+    let fits = |pages: usize| total(&at(pages)).is_some_and(|t| t <= report.free);
+    // The plan grows with the context: bisect between one page and what was asked.
+    let (mut low, mut high) = (1, report.n_ctx.div_ceil(step).max(1));
+    if !fits(low) {
+        return None;
+    }
+    while low < high {
+        let middle = low + (high - low).div_ceil(2);
+        if fits(middle) { low = middle } else { high = middle - 1 }
+    }
+    let fitted = at(low);
+    let limits = load::limits(model, device, &fitted).ok()?;
+    Some(Alternative {
+        n_ctx: limits.n_ctx.min(report.n_ctx),
+        kv_type: kv_type_name(limits.kv_type),
+        chunk: limits.max_rows,
+        n_sequences: limits.max_spans,
+        bytes: total(&fitted)?,
+    })
 }
 
 fn residence_name(residence: Residence) -> &'static str {
@@ -257,11 +304,11 @@ fn size(bytes: u64) -> String {
 
 impl fmt::Display for MemoryReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "context {}, KV {}, chunk {}, sequences {}",
-            self.n_ctx, self.kv_type, self.chunk, self.n_sequences
-        )?;
+        write!(f, "context {}", self.n_ctx)?;
+        if let Some(wanted) = self.n_ctx_reduced_from {
+            write!(f, " (reduced: {wanted}, what the model was trained for, does not fit)")?;
+        }
+        writeln!(f, ", KV {}, chunk {}, sequences {}", self.kv_type, self.chunk, self.n_sequences)?;
         for item in &self.items {
             writeln!(f, "  {:<44} {:>12}  {}", item.what, size(item.bytes), item.residence)?;
         }

@@ -239,6 +239,61 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
+    /// Of a checked request, nothing of it computed. `n_pending` outputs in flight may choose its next tokens, and a step takes
+    /// `n_draft` guesses.
+    pub(crate) fn new(
+        id: SequenceId,
+        request: Request,
+        sampler: Sampler,
+        text: TextStream,
+        n_pending: usize,
+        n_draft: usize,
+    ) -> Sequence {
+        Sequence {
+            id,
+            n_prompt: request.tokens.len(),
+            tokens: request.tokens,
+            n_computed: 0,
+            n_submitted: 0,
+            pending: Vec::with_capacity(n_pending),
+            n_restarts: 0,
+            in_prompt: true,
+            n_reused: 0,
+            n_generated: 0,
+            sampler,
+            text,
+            max_tokens: request.max_tokens.unwrap_or(usize::MAX),
+            ignore_end: request.ignore_end,
+            overflow: request.overflow,
+            prefill: request.prefill,
+            reuse: request.reuse,
+            salt: request.salt,
+            tenant: request.tenant,
+            priority: request.priority,
+            deadline: request.deadline,
+            token_latency: request.token_latency,
+            speculate: request.speculate,
+            cancel: request.cancel,
+            draft: Vec::with_capacity(n_draft),
+            acceptance: Acceptance::new(),
+            added: Instant::now(),
+            started: None,
+            first_token: None,
+            last_token: None,
+        }
+    }
+
+    /// Another sequence from here on, which has what this one has so far for its prompt.
+    pub(crate) fn become_fork(&mut self, id: SequenceId, sampler: Sampler, n_pending: usize, n_draft: usize) {
+        self.begin_anew();
+        (self.id, self.sampler, self.cancel) = (id, sampler, CancelFlag::default());
+        (self.n_prompt, self.n_restarts, self.n_reused) = (self.tokens.len(), 0, 0);
+        self.acceptance = Acceptance::new();
+        self.added = Instant::now();
+        (self.started, self.first_token, self.last_token) = (None, None, None);
+        (self.pending, self.draft) = (Vec::with_capacity(n_pending), Vec::with_capacity(n_draft));
+    }
+
     /// Most guesses that can be of use: what a context of `n_ctx` and the request leave behind the token that is due.
     pub(crate) fn most_draft(&self, n_ctx: usize) -> usize {
         let in_context = n_ctx.saturating_sub(self.tokens.len());

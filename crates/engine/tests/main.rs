@@ -10,6 +10,8 @@ mod prompt_cache;
 mod reference;
 mod run_ahead;
 mod scheduler;
+mod shared_prompts;
 mod shortage;
 mod speculate;
 mod text;
+mod turns;

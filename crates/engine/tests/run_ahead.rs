@@ -44,7 +44,7 @@ fn rows_are_linked_for_one_sequence_and_for_five() {
     for n in [1, 5] {
         let (mut engine, null) = null_engine("llama", 4, &options(128, 64, n));
         for i in 0..n as u64 {
-            engine.add(Request { max_tokens: Some(30), ignore_end: true, ..request(i * 4) }).unwrap();
+            engine.add(Request { max_tokens: Some(40), ignore_end: true, ..request(i * 4) }).unwrap();
         }
         while engine.step(&mut |_| {}).unwrap() {}
         let steps: Vec<_> = null

@@ -4,10 +4,11 @@
 use std::sync::Arc;
 
 use crate::common::*;
-use device::Device;
+use device::{Device, Numerics};
 use device_testing::null::NullDevice;
 use ingle_engine::*;
 use proptest::prelude::*;
+use weights::{Access, BlockType, Bytes, codec};
 
 fn engine_with(name: &str, depth: usize, budget: Option<u64>, options: LoadOptions) -> Engine {
     let device: Arc<dyn Device> = Arc::new(NullDevice::default().with_steps_in_flight(depth));
@@ -96,4 +97,72 @@ fn a_budget_holds_one_sequence_at_least() {
         error.contains("KV budget is 1000 bytes") && error.contains("one sequence of 256 tokens"),
         "{error}"
     );
+}
+
+/// A fixture whose matrices are stored in blocks of this type.
+fn quantised(name: &str, block: BlockType) -> Arc<Model> {
+    let mut checkpoint = formats::open(&fixture(name), Access::Map).unwrap();
+    let mut n_quantised = 0;
+    for tensor in &mut checkpoint.tensors {
+        let (n_rows, n_cols) = (tensor.n_rows(), tensor.n_cols());
+        if tensor.shape.len() != 2 || !n_cols.is_multiple_of(block.block_len()) {
+            continue;
+        }
+        let mut values = vec![0f32; n_cols];
+        let mut data = vec![0u8; n_rows * block.row_bytes(n_cols)];
+        let rows = tensor.data.chunks_exact(tensor.block.row_bytes(n_cols));
+        for (row, out) in rows.zip(data.chunks_exact_mut(block.row_bytes(n_cols))) {
+            codec::dequantize_row(tensor.block, row, &mut values);
+            codec::quantize_row(block, &values, out);
+        }
+        (tensor.block, tensor.data) = (block, Bytes::from_slice(&data));
+        n_quantised += 1;
+    }
+    assert!(n_quantised > 10, "{name}: {n_quantised} matrices have rows of {}", block.block_len());
+    Arc::new(Model::from_checkpoint(&fixture(name), checkpoint, Some(tokenizer())).unwrap())
+}
+
+/// Parking and resuming computes positions again, in other chunks and beside other sequences.
+#[test]
+fn on_the_cpu_not_a_bit_of_an_answer_changes() {
+    let cases = [
+        ("llama", Some(BlockType::Q8_0), Numerics::Fast),
+        ("qwen3", Some(BlockType::Q4_0), Numerics::Fast),
+        ("gemma3", Some(BlockType::Q8_0), Numerics::Fast),
+        ("mistral", None, Numerics::Deterministic),
+        ("qwen3_moe", None, Numerics::Deterministic),
+    ];
+    for (name, block, numerics) in cases {
+        let model = block.map_or_else(|| model_with_text(name), |block| quantised(name, block));
+        let device: Arc<dyn Device> = Arc::new(
+            device_cpu::CpuDevice::new(device_cpu::Options { threads: Some(2), isa: None }).unwrap(),
+        );
+        let load = |n, budget| LoadOptions { numerics, kv_budget: budget, ..options(96, 24, n) };
+        let mut alone = Engine::new(model.clone(), &device, &load(1, None)).unwrap();
+        let budget = one_sequence(&Engine::new(model.clone(), &device, &load(4, None)).unwrap()) * 3 / 2;
+        let mut short = Engine::new(model, &device, &load(4, Some(budget))).unwrap();
+        let request = |seed: u32| Request {
+            sampling: SamplingParams { logprobs: true, ..sampled(u64::from(seed), 16) },
+            max_tokens: Some(40),
+            ignore_end: true,
+            ..Request::new((0..45).map(|i| (i * 37 + seed * 11) % 150).collect())
+        };
+        let ids: Vec<_> = (0..4).map(|seed| short.add(request(seed)).unwrap()).collect();
+        let mut found = std::collections::HashMap::<SequenceId, Vec<(u32, u32)>>::new();
+        while short
+            .step(&mut |event| {
+                if let Event::Token { sequence, id, logprob, .. } = event {
+                    found.entry(sequence).or_default().push((id, logprob.unwrap().to_bits()));
+                }
+            })
+            .unwrap()
+        {}
+        assert!(short.n_parked() > 0, "{name}: there was a shortage");
+        for (seed, id) in ids.iter().enumerate() {
+            let expected = alone.complete(Request { reuse: false, ..request(seed as u32) }).unwrap();
+            let bits = expected.logprobs.iter().map(|logprob| logprob.to_bits());
+            let expected: Vec<_> = expected.tokens.iter().copied().zip(bits).collect();
+            assert_eq!(found[id], expected, "{name}, sequence {seed}");
+        }
+    }
 }

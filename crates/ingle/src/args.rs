@@ -142,7 +142,8 @@ pub struct LoadArgs {
     #[command(flatten)]
     pub device: DeviceArgs,
 
-    /// Context length in tokens [default: what the model was trained for, at most 4096]
+    /// Context length in tokens [default: what the model was trained for, or the longest that fits
+    /// in memory]
     #[arg(short, long, value_name = "TOKENS")]
     pub ctx: Option<usize>,
 

@@ -169,6 +169,12 @@ pub fn engine(
 ) -> anyhow::Result<Engine> {
     let options = speculating(options, speculate, default)?;
     let mut engine = Engine::new(model, device, &options)?;
+    if let Some(wanted) = engine.memory().n_ctx_reduced_from {
+        let n_ctx = engine.limits().n_ctx;
+        eprintln!(
+            "context: {n_ctx} tokens instead of the {wanted} that the model was trained for, which do not fit in memory"
+        );
+    }
     if let Some(name) = &speculate.draft_model {
         let draft = open(&ModelArgs { model: name.clone(), ..args.clone() })?;
         engine.set_proposer(Box::new(DraftModel::new(Arc::new(draft), &engine, &options)?));

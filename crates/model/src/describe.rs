@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use device::Output;
+use device::OutputKind;
 
 use crate::descriptor::{NormKind, NormPlaces, QkNorm};
 use crate::error::naming_word;
@@ -70,7 +70,7 @@ impl fmt::Display for ModelSpec {
         let gate = if self.family.gated { "gated " } else { "" };
         line("feed-forward", format!("{gate}{:?}", self.activation))?;
         let head = match (self.family.output, self.tied_head) {
-            (Output::Hidden, _) => "none: it gives hidden states",
+            (OutputKind::Hidden, _) => "none: it gives hidden states",
             (_, true) => "the embedding",
             (_, false) => "its own",
         };

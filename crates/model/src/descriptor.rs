@@ -4,7 +4,7 @@
 //! reads fields, never names. A new field gets its neutral value in [`ArchDescriptor::DENSE`], and no family that does not
 //! use it changes.
 
-use device::{Activation, Output, RopeStyle};
+use device::{Activation, OutputKind, RopeStyle};
 use weights::Naming;
 
 use crate::names::{Key, KeyNames, TensorName, TensorRole};
@@ -214,7 +214,7 @@ pub struct ArchDescriptor {
     /// Attention looks at the whole sequence. Nothing is cached.
     pub bidirectional: bool,
     /// Whether there is a head; without one, hidden states are what it gives.
-    pub output: Output,
+    pub output: OutputKind,
 
     /// The input is rows of numbers, which go through these; empty: it is tokens.
     pub convolutions: &'static [Convolution],
@@ -260,7 +260,7 @@ impl ArchDescriptor {
         final_norm: true,
         learned_positions: false,
         bidirectional: false,
-        output: Output::Logits,
+        output: OutputKind::Logits,
         convolutions: &[],
         encoder: None,
     };

@@ -1,6 +1,6 @@
 //! How a text becomes one vector: what the files beside the weights say of pooling, normalisation and length.
 
-use device::{Output, Pooling};
+use device::{OutputKind, Pooling};
 use weights::keys::{MODULES_KEY, POOLING_PREFIX, SENTENCE_PREFIX, TRANSFORMER_PREFIX};
 use weights::{Checkpoint, Metadata, Naming, Value};
 
@@ -51,7 +51,7 @@ impl EmbeddingSpec {
             lower_case: false,
             prompt: String::new(),
         };
-        let encoder = spec.family.output == Output::Hidden;
+        let encoder = spec.family.output == OutputKind::Hidden;
         match checkpoint.naming {
             Naming::Gguf => gguf(metadata, default, encoder),
             Naming::HuggingFace => folder(metadata, default, encoder),

@@ -1,7 +1,7 @@
 //! The families. To add a dense one, add an entry here, and to [`crate::names`] any tensor or key that is called
 //! differently.
 
-use device::{Activation, Output, RopeStyle};
+use device::{Activation, OutputKind, RopeStyle};
 
 use crate::descriptor::{
     ArchDescriptor, AttentionScale, Convolution, EmbeddingScale, ExpertPlace, NormKind, NormPlaces,
@@ -254,7 +254,7 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         bidirectional: true,
         activation: Activation::GeluErf,
         gated: false,
-        output: Output::Hidden,
+        output: OutputKind::Hidden,
         defaults: PerNaming { gguf: &[], hf: &[(Key::NormEps, 1e-12)] },
         ..ArchDescriptor::DENSE
     },
@@ -276,7 +276,7 @@ pub const FAMILIES: &[ArchDescriptor] = &[
                 Convolution { role: Conv2, size: 3, stride: 2 },
             ],
             bidirectional: true,
-            output: Output::Hidden,
+            output: OutputKind::Hidden,
             ..SPEECH
         }),
         ..SPEECH

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use device::{Activation, Output, Plan, RopeStyle};
+use device::{Activation, OutputKind, Plan, RopeStyle};
 use weights::{Checkpoint, Naming};
 
 use crate::build;
@@ -183,10 +183,10 @@ impl ModelSpec {
         build::build_to(self, &mut Tensors::new(checkpoint, self.family), n_ctx, end)
     }
 
-    /// The forward pass of the encoder, if there is one, to the memory of this model's layers.
+    /// The forward pass of the encoder, if there is one, to the encoder states of this model's layers.
     fn encoder_plan(&self, tensors: &mut Tensors<'_>) -> Result<Plan> {
         let encoder = self.encoder.as_deref().ok_or(Error::NoEncoder { family: self.family.title })?;
-        build::build_to(encoder, tensors, encoder.n_ctx_train, build::End::Memory(self))
+        build::build_to(encoder, tensors, encoder.n_ctx_train, build::End::EncoderStates(self))
     }
 
     /// The forward passes of a model with an encoder, over one cache. `alignment_heads` are layers and heads of
@@ -221,6 +221,17 @@ impl ModelSpec {
     pub fn depends_on_context(&self) -> bool {
         let depends = |rope: &RopeSpec| matches!(rope.scaling, RopeScaling::LongRope { .. });
         self.layers.iter().filter_map(|l| l.rope.as_ref()).any(depends)
+    }
+
+    /// The longest context that costs shorter texts nothing: what the model was trained for, or, where positions are scaled
+    /// differently for contexts beyond the original one, that.
+    pub fn default_context(&self) -> usize {
+        let ropes = self.layers.iter().filter_map(|l| l.rope.as_ref());
+        let original = ropes.filter_map(|rope| match rope.scaling {
+            RopeScaling::LongRope { original, .. } => Some(original as usize),
+            _ => None,
+        });
+        original.min().map_or(self.n_ctx_train, |original| original.min(self.n_ctx_train))
     }
 
     /// Number of layers.
@@ -291,9 +302,9 @@ pub(crate) fn read(
         }
     };
     let tied_head = match (family.output, keys.flag(Key::TiedHead)?) {
-        (Output::Logits, Some(tied)) => tied,
-        (Output::Logits, None) => tensors.is_head_tied(),
-        (Output::Hidden, _) => false,
+        (OutputKind::Logits, Some(tied)) => tied,
+        (OutputKind::Logits, None) => tensors.is_head_tied(),
+        (OutputKind::Hidden, _) => false,
     };
     let embedding_scale = match (keys.real(Key::EmbeddingScale)?, family.embedding_scale) {
         (Some(scale), _) => scale,

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use crate::common::{Runner, TOLERANCE, json, open};
-use device::{Device, Numerics, Output, Pooling};
+use device::{Device, Numerics, OutputKind, Pooling};
 use device_cpu::{CpuDevice, Isa, Options};
 use device_reference::Reference;
 use model::{EmbeddingSpec, ModelSpec};
@@ -33,7 +33,7 @@ fn agrees(checkpoint: &Checkpoint) -> ModelSpec {
 fn agrees_on(device: &dyn Device, numerics: Numerics, checkpoint: &Checkpoint) -> (ModelSpec, f32) {
     let spec = ModelSpec::from_checkpoint(checkpoint).unwrap();
     let plan = spec.plan(checkpoint).unwrap();
-    assert_eq!(plan.output, Output::Hidden);
+    assert_eq!(plan.output_kind, OutputKind::Hidden);
     assert!(plan.kv.layers.is_empty());
     let (ids, expected) = answers();
     let (found, _) = Runner::on(device, &plan, numerics).step(&ids);

@@ -75,7 +75,7 @@ fn a_tied_head_is_the_embedding() {
             _ => None,
         });
         let head = plan.nodes.iter().find_map(|n| match n.op {
-            Op::Linear { weight, out, .. } if out == plan.logits => Some(weight),
+            Op::Linear { weight, out, .. } if out == plan.output => Some(weight),
             _ => None,
         });
         assert_eq!(table == head, tied, "{name}");
@@ -131,7 +131,7 @@ fn experts_are_views_of_the_file_wherever_they_lie() {
         // Of eight experts a token reads two.
         let all: u64 = plan.weights.iter().map(device::Weight::n_bytes).sum();
         let experts: u64 = plan.weights.iter().flat_map(|w| &w.parts).map(device::WeightPart::n_bytes).sum();
-        let n_vocab = plan.value(plan.logits).cols as u64;
+        let n_vocab = plan.value(plan.output).cols as u64;
         let table = if name == "qwen3_moe" { (n_vocab - 1) * 64 * 2 } else { 0 };
         let rope_and_rest = all - experts * 3 / 4 - table;
         assert!(plan.weight_bytes_per_token() <= rope_and_rest + 64 * 2, "{name}");

@@ -8,7 +8,7 @@ use crate::common::speech::{
     N_HEADS, N_LAYERS, NAME, Speech, as_ctranslate2, as_whisper_cpp, expected, shifted, worst,
 };
 use crate::common::{TOLERANCE, open};
-use device::{Numerics, OpKind, Output, Plan};
+use device::{Numerics, OpKind, OutputKind, Plan};
 use device_reference::Reference;
 use formats::convert::{self, Options, Target};
 use model::{ModelSpec, SpeechPlans, SpeechSpec};
@@ -214,11 +214,11 @@ fn three_plans_over_one_cache() {
     let (_, plans) = plans(&open(NAME));
     assert_eq!(plans.encoder.kv, plans.decoder.kv);
     assert_eq!(plans.encoder.kv, plans.align.kv);
-    let groups: Vec<_> = plans.encoder.kv.groups.iter().map(|g| (g.memory, g.layers.len())).collect();
+    let groups: Vec<_> = plans.encoder.kv.groups.iter().map(|g| (g.encoder_states, g.layers.len())).collect();
     assert_eq!(groups, [(None, 2), (Some(50), 2)]);
     assert_eq!(
-        [plans.encoder.output, plans.decoder.output, plans.align.output],
-        [Output::Hidden, Output::Logits, Output::Logits]
+        [plans.encoder.output_kind, plans.decoder.output_kind, plans.align.output_kind],
+        [OutputKind::Hidden, OutputKind::Logits, OutputKind::Logits]
     );
     let front = [Input, Unfold, Linear, Activate, Unfold, Linear, Activate, EmbedPositions, Add];
     assert_eq!(kinds(&plans.encoder, None)[..front.len()], front);

@@ -41,12 +41,4 @@ pub enum Error {
         /// Size of the vocabulary.
         n_vocab: usize,
     },
-    /// Every page of a KV group is in use, which the limits of a search rule out: a defect.
-    #[error("KV group {group}: all {n_pages} pages are in use by beams")]
-    PagesExhausted {
-        /// The group.
-        group: usize,
-        /// Pages of its pool.
-        n_pages: usize,
-    },
 }

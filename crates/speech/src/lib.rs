@@ -1,7 +1,7 @@
 //! Speech into text: windows of sound through an encoder, and their words out of a decoder.
 //!
 //! ```text
-//! features ─► window ─► encoder ─► memory ─┬► search: beams, or samples ─► tokens ─► segments ─► the caller
+//! features ─► window ─► encoder ─► states ─┬► search: beams, or samples ─► tokens ─► segments ─► the caller
 //!    ▲                                     └► alignment ─► times of words      │
 //!    └──────────────── the next window begins at the last mark of time ◄───────┘
 //! ```
@@ -25,7 +25,6 @@ mod format;
 mod language;
 mod math;
 mod options;
-mod pages;
 mod rules;
 mod runner;
 mod search;

@@ -3,12 +3,11 @@
 use std::time::{Duration, Instant};
 
 use device::{Limits, Plan, Program, Span, Step, Want};
-use engine::CancelFlag;
+use engine::{CancelFlag, KvCache};
 use model::SpeechPlans;
 
 use crate::alignment::Scores;
 use crate::math;
-use crate::pages::BeamPages;
 use crate::search::Beams;
 use crate::{Error, Result};
 
@@ -36,7 +35,7 @@ pub struct SpeechTimings {
 /// A program of the three plans, with its page tables and the buffers of its steps.
 pub(crate) struct Runner {
     program: Box<dyn Program>,
-    pages: BeamPages,
+    kv: KvCache,
     n_vocab: usize,
     /// Positions that the encoder writes.
     n_positions: usize,
@@ -77,8 +76,8 @@ impl Runner {
     ) -> Runner {
         Runner {
             program,
-            pages: BeamPages::new(&decoder.kv, limits),
-            n_vocab: decoder.value(decoder.logits).cols,
+            kv: KvCache::new(&decoder.kv, limits),
+            n_vocab: decoder.value(decoder.output).cols,
             n_positions,
             kept_heads,
             align_rows,
@@ -103,32 +102,36 @@ impl Runner {
         let step = Step {
             tokens: &self.tokens,
             spans: &self.spans,
-            page_tables: self.pages.tables(),
-            pages_per_table: self.pages.pages_per_table(),
+            page_tables: self.kv.tables(),
+            table_changes: self.kv.table_changes(),
+            pages_per_table: self.kv.pages_per_table(),
             outputs: &self.outputs,
             wants: &self.wants,
             plan,
             ..Step::default()
         };
-        self.program.run(&step)?;
+        let ran = self.program.run(&step);
+        self.kv.note_submitted(ran)?;
         self.logits.clear();
         self.logits.extend_from_slice(self.program.logits());
         Ok(())
     }
 
-    /// A window's features, `(n_positions * stride, n_features)`, become the memory that all sequences read.
+    /// A window's features, `(n_positions * stride, n_features)`, become the encoder states that all sequences attend to.
     pub(crate) fn encode(&mut self, features: &[f32]) -> Result<()> {
         let begun = Instant::now();
         let step = Step {
             tokens: &self.no_tokens,
             spans: &[span(0, 0, self.n_positions, 0)],
-            page_tables: self.pages.tables(),
-            pages_per_table: self.pages.pages_per_table(),
+            page_tables: self.kv.tables(),
+            table_changes: self.kv.table_changes(),
+            pages_per_table: self.kv.pages_per_table(),
             plan: SpeechPlans::ENCODER,
             input: features,
             ..Step::default()
         };
-        self.program.run(&step)?;
+        let ran = self.program.run(&step);
+        self.kv.note_submitted(ran)?;
         self.timings.encode += begun.elapsed();
         self.timings.n_windows += 1;
         Ok(())
@@ -137,8 +140,8 @@ impl Runner {
     /// A new sequence begins with `tokens`; logits `(outputs.len(), n_vocab)` of the rows in `outputs`, ascending.
     pub(crate) fn prompt(&mut self, tokens: &[u32], outputs: &[usize]) -> Result<&mut [f32]> {
         let begun = Instant::now();
-        self.pages.clear();
-        self.pages.reserve(0, 0, tokens.len(), self.program.as_mut())?;
+        self.kv.rearrange(&[], self.program.as_mut());
+        self.kv.reserve(0, 0, tokens.len(), self.program.as_mut())?;
         self.tokens.clear();
         self.tokens.extend_from_slice(tokens);
         self.spans.clear();
@@ -169,8 +172,8 @@ impl Runner {
         n_text_ids: usize,
         n_positions: usize,
     ) -> Result<(Scores, Vec<f32>)> {
-        self.pages.clear();
-        self.pages.reserve(0, 0, tokens.len(), self.program.as_mut())?;
+        self.kv.rearrange(&[], self.program.as_mut());
+        self.kv.reserve(0, 0, tokens.len(), self.program.as_mut())?;
         let mut scores = Scores::new(self.kept_heads.iter().sum(), tokens.len(), n_positions);
         let mut probabilities = Vec::with_capacity(text.len());
         for first in (0..tokens.len()).step_by(self.align_rows) {
@@ -229,13 +232,13 @@ impl Beams for RunnerBeams<'_> {
         }
         let begun = Instant::now();
         let runner = &mut *self.runner;
-        runner.pages.fork(parents);
+        runner.kv.rearrange(parents, runner.program.as_mut());
         runner.tokens.clear();
         runner.tokens.extend_from_slice(tokens);
         runner.spans.clear();
         runner.outputs.clear();
         for slot in 0..tokens.len() {
-            runner.pages.reserve(slot, self.position, 1, runner.program.as_mut())?;
+            runner.kv.reserve(slot, self.position, 1, runner.program.as_mut())?;
             runner.spans.push(span(slot, slot, 1, self.position));
             runner.outputs.push(slot as u32);
         }

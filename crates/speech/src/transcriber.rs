@@ -11,7 +11,6 @@ use text::{Specials, Tokenizer};
 
 use crate::compression::compression_ratio;
 use crate::options::{Task, TranscribeOptions};
-use crate::pages;
 use crate::rules::Rules;
 use crate::runner::{Runner, SpeechTimings};
 use crate::search::{Bounds, Hypothesis, beam_search, sample};
@@ -532,13 +531,14 @@ fn limits(
     }
     let kv_type = model.kv_type(device, options.kv_type)?;
     let layout = plans.first().map(|plan| plan.kv.clone()).unwrap_or_default();
+    let (max_rows, n_ctx) = (speech.n_audio_ctx.max(speech.n_text_ctx), speech.n_text_ctx);
     Ok(Limits {
-        max_rows: speech.n_audio_ctx.max(speech.n_text_ctx),
+        max_rows,
         max_outputs: options.n_beams.max(ALIGN_ROWS),
         max_spans: options.n_beams,
-        n_ctx: speech.n_text_ctx,
+        n_ctx,
         page_len: PAGE_LEN,
-        n_pages: pages::n_pages(&layout, options.n_beams, speech.n_text_ctx, PAGE_LEN),
+        n_pages: engine::pool_sizes(&layout, n_ctx, max_rows, options.n_beams, PAGE_LEN),
         kv_type,
         numerics: options.numerics,
     })

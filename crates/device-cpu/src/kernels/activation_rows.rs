@@ -9,7 +9,7 @@ use super::rms_norm::norm_row;
 use crate::command::Worker;
 use crate::isa::Isa;
 use crate::simd::{Simd, variants};
-use device::Rows;
+use device::RowCount;
 
 /// What becomes of a row before a matrix reads it.
 #[derive(Clone, Copy)]
@@ -19,7 +19,7 @@ pub struct Source {
     /// Columns.
     pub cols: usize,
     /// Which rows.
-    pub rows: Rows,
+    pub rows: RowCount,
     /// Whether there is a norm of the whole row.
     pub norm: bool,
     /// `(cols)`; null: no factor.

@@ -5,7 +5,7 @@
 
 use crate::command::Worker;
 use crate::simd::{Simd, variants};
-use device::Rows;
+use device::RowCount;
 use std::sync::atomic::Ordering;
 
 /// What one worker found in a row.
@@ -36,7 +36,7 @@ unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
     if !worker.step.argmax {
         return;
     }
-    let n = worker.step.n_rows(Rows::Outputs);
+    let n = worker.step.n_rows(RowCount::Outputs);
     let share = worker.share(p.n_vocab, 64);
     // SAFETY: the share lies within the row; each worker writes its own place, and the last reads them after all wrote.
     unsafe {

@@ -3,7 +3,7 @@
 //! Rows are shared among the workers. Bytes: 8 a value.
 
 use crate::command::Worker;
-use device::Rows;
+use device::RowCount;
 
 /// Parameters.
 #[derive(Clone, Copy)]
@@ -19,7 +19,7 @@ pub struct Params {
     /// How many are taken.
     pub cols: usize,
     /// Which rows.
-    pub rows: Rows,
+    pub rows: RowCount,
 }
 
 /// The kernel.

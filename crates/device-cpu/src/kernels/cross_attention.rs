@@ -1,10 +1,10 @@
-//! Attention of each row over all positions of a memory: `softmax(scale q k^T) v`.
+//! Attention of each row over all encoder states: `softmax(scale q k^T) v`.
 //!
-//! q and out `(n, n_heads * head_dim)`; keys and values in the memory's pages. The arithmetic, its order and its tiles are
-//! those of [`attention`](super::attention), over one chunk that is the whole memory.
+//! q and out `(n, n_heads * head_dim)`; keys and values in the pages of the states. The arithmetic, its order and its tiles are
+//! those of [`attention`](super::attention), over one chunk of all of them.
 //!
 //! A tile is up to [`MAX_QUERIES`] queries of neighbouring rows whose slots have the same pages, whichever spans they belong
-//! to: sequences that share a memory (the beams of a search) read it once together. A unit of work is (a tile, a KV head),
+//! to: sequences that share the states (the beams of a search) read it once together. A unit of work is (a tile, a KV head),
 //! taken from a shared counter; a head's positions are not split, for there are as many units as heads even for one row.
 //!
 //! A row's result does not depend on the tile that it is computed in.
@@ -28,7 +28,7 @@ pub struct Params {
     /// What is the same for all tiles; without a window.
     pub shape: Shape,
     /// Positions.
-    pub memory: usize,
+    pub n_states: usize,
 }
 
 /// Rows of a tile.
@@ -58,9 +58,9 @@ pub struct Tiles<'a> {
 }
 
 impl<'a> Tiles<'a> {
-    /// Of a memory of so many positions.
-    pub fn new(step: &'a StepState<'a>, shape: &Shape, memory: usize, max_rows: usize) -> Tiles<'a> {
-        let n_entries = memory.div_ceil(shape.pages.page_len);
+    /// Of so many encoder states.
+    pub fn new(step: &'a StepState<'a>, shape: &Shape, n_states: usize, max_rows: usize) -> Tiles<'a> {
+        let n_entries = n_states.div_ceil(shape.pages.page_len);
         Tiles { step, group: shape.pages.group, n_entries, max_rows, span: 0, within: 0 }
     }
 }
@@ -68,7 +68,7 @@ impl<'a> Tiles<'a> {
 /// Neighbouring rows and their pages.
 #[derive(Clone, Copy)]
 pub struct TileRows<'a> {
-    /// The memory's pages.
+    /// The pages of the encoder states.
     pub table: &'a [u32],
     /// First row in the step.
     pub first_row: usize,
@@ -107,21 +107,21 @@ impl<'a> Iterator for Tiles<'a> {
 unsafe fn body<S: Loops, A: Attend>(p: &Params, worker: &Worker<'_>) {
     let (n_kv_heads, head_dim) = (p.shape.pages.n_kv_heads, p.shape.pages.head_dim);
     let max_rows = rows_of_tile(p.shape.n_group);
-    let tiles = || Tiles::new(worker.step, &p.shape, p.memory, max_rows);
+    let tiles = || Tiles::new(worker.step, &p.shape, p.n_states, max_rows);
     let n_units = tiles().count() * n_kv_heads;
     // SAFETY: the caller's promise; the scratch is for the largest tile.
     unsafe {
         let scratch = Scratch::<A>::at(worker.scratch, max_rows * p.shape.n_group, head_dim);
         while let Some(unit) = worker.take(n_units) {
             let Some(rows) = tiles().nth(unit / n_kv_heads) else { return };
-            // As causal rows at the memory's last position, which see all of it.
-            let position = p.memory as u32 - 1;
+            // As causal rows at the last state's position, which see all of them.
+            let position = p.n_states as u32 - 1;
             let all: [Row; MAX_QUERIES] =
                 std::array::from_fn(|i| Row { row: (rows.first_row + i) as u32, position });
             let (tile, kv_head) = (Tile { table: rows.table, rows: &all[..rows.n_rows] }, unit % n_kv_heads);
             let (n, total) = (tile.n_queries(&p.shape), scratch.chunk.o);
             load_queries::<S, A>(&p.shape, &tile, kv_head, p.q, scratch.work);
-            chunk::<S, A>(&p.shape, &tile, kv_head..kv_head + 1, 0..p.memory, scratch.work, total);
+            chunk::<S, A>(&p.shape, &tile, kv_head..kv_head + 1, 0..p.n_states, scratch.work, total);
             finish::<S>(&p.shape, &tile, kv_head, Partial::at(total, n, head_dim), std::ptr::null(), p.out);
         }
     }

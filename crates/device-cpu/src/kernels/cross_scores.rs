@@ -1,6 +1,6 @@
-//! Scores of one head's queries with all positions of a memory: `out[:, first + p] = scale q . k_p`.
+//! Scores of one head's queries with all encoder states: `out[:, first + p] = scale q . k_p`.
 //!
-//! q `(n, n_heads * head_dim)`, out `(n, out_cols)`, of which the kernel writes `memory` columns; several heads are several
+//! q `(n, n_heads * head_dim)`, out `(n, out_cols)`, of which the kernel writes `n_states` columns; several heads are several
 //! commands. A unit of work is (a tile of rows as in [`cross_attention`](super::cross_attention), a block of positions),
 //! taken from a shared counter.
 //!
@@ -32,7 +32,7 @@ pub struct Params {
     /// Where keys lie, and the factor on the scores.
     pub shape: Shape,
     /// Positions.
-    pub memory: usize,
+    pub n_states: usize,
 }
 
 /// Bytes of scratch.
@@ -50,8 +50,8 @@ kv_type_variants!(
 #[inline(always)]
 unsafe fn body<S: Loops, A: Attend>(p: &Params, worker: &Worker<'_>) {
     let (pages, head_dim) = (&p.shape.pages, p.shape.pages.head_dim);
-    let tiles = || Tiles::new(worker.step, &p.shape, p.memory, MAX_QUERIES);
-    let n_blocks = p.memory.div_ceil(A::BLOCK);
+    let tiles = || Tiles::new(worker.step, &p.shape, p.n_states, MAX_QUERIES);
+    let n_blocks = p.n_states.div_ceil(A::BLOCK);
     let n_units = tiles().count() * n_blocks;
     // SAFETY: the caller's promise; the scratch is for the largest tile.
     unsafe {
@@ -63,7 +63,7 @@ unsafe fn body<S: Loops, A: Attend>(p: &Params, worker: &Worker<'_>) {
                 A::load_query::<S>(scratch.work, row, x, head_dim, p.shape.scale);
             }
             let block = unit % n_blocks * A::BLOCK;
-            let n = (p.memory - block).min(A::BLOCK);
+            let n = (p.n_states - block).min(A::BLOCK);
             let kv_head = p.head / p.shape.n_group;
             let place = Place { pages, table: rows.table, kv_head, block, range: 0..n, next: None };
             let scores = A::scores::<S>(&place, rows.n_rows, scratch.work);

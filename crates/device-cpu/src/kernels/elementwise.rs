@@ -4,7 +4,7 @@
 
 use crate::command::Worker;
 use crate::simd::Simd;
-use device::Rows;
+use device::RowCount;
 
 /// Parameters of every element-wise kernel.
 #[derive(Clone, Copy)]
@@ -18,7 +18,7 @@ pub struct Params {
     /// Columns.
     pub cols: usize,
     /// Which rows.
-    pub rows: Rows,
+    pub rows: RowCount,
     /// What the function is given beside: a factor, a bound.
     pub factor: f32,
 }

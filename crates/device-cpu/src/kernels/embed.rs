@@ -5,7 +5,7 @@
 
 use super::linear::WeightRows;
 use crate::command::Worker;
-use device::Rows;
+use device::RowCount;
 
 /// Parameters.
 #[derive(Clone, Copy)]
@@ -25,7 +25,7 @@ pub struct Params {
 /// # Safety
 /// As [`crate::command::Kernel`].
 pub unsafe fn embed(p: &Params, worker: &Worker<'_>) {
-    let n = worker.step.n_rows(Rows::Tokens);
+    let n = worker.step.n_rows(RowCount::Tokens);
     let (rows, cols) = if n < worker.n {
         (0..n, worker.share(p.cols, p.table.block.block_len().max(64)))
     } else {

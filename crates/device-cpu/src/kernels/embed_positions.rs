@@ -4,7 +4,7 @@
 
 use super::linear::WeightRows;
 use crate::command::Worker;
-use device::Rows;
+use device::RowCount;
 
 /// Parameters.
 #[derive(Clone, Copy)]
@@ -22,7 +22,7 @@ pub struct Params {
 /// # Safety
 /// As [`crate::command::Kernel`].
 pub unsafe fn embed_positions(p: &Params, worker: &Worker<'_>) {
-    for row in worker.share(worker.step.n_rows(Rows::Tokens), 1) {
+    for row in worker.share(worker.step.n_rows(RowCount::Tokens), 1) {
         let position = worker.step.positions[row] as usize;
         // SAFETY: positions are below the limits' context, and that is at most the table's rows.
         unsafe {

@@ -7,7 +7,7 @@
 use super::linear::ActivationKind;
 use crate::command::Worker;
 use crate::isa::Isa;
-use device::Rows;
+use device::RowCount;
 
 /// The groups of a step.
 #[derive(Clone, Copy)]
@@ -43,7 +43,7 @@ pub struct Params {
     /// Experts.
     pub n_experts: usize,
     /// Which rows.
-    pub rows: Rows,
+    pub rows: RowCount,
     /// Where they go.
     pub groups: Groups,
 }
@@ -90,7 +90,7 @@ pub struct GatherParams {
     /// Whether each pair has its own input.
     pub own: bool,
     /// Which rows.
-    pub rows: Rows,
+    pub rows: RowCount,
     /// In which order.
     pub groups: Groups,
     /// In which form they are wanted.
@@ -131,7 +131,7 @@ mod tests {
         let ids = [3u32, 0, 1, 3, 3, 1];
         let (mut order, mut ends) = ([9u32; 6], [9u32; 5]);
         let groups = Groups { order: order.as_mut_ptr(), ends: ends.as_mut_ptr() };
-        let params = Params { ids: ids.as_ptr(), k: 2, n_experts: 5, rows: Rows::Tokens, groups };
+        let params = Params { ids: ids.as_ptr(), k: 2, n_experts: 5, rows: RowCount::Tokens, groups };
         let step = StepState {
             input: &[],
             tokens: &[0; 3],

@@ -19,7 +19,7 @@ use super::linear::{
 use super::round_up;
 use crate::command::Worker;
 use crate::isa::Isa;
-use device::Rows;
+use device::RowCount;
 
 /// Tiles of a unit of [`many_rows`].
 const TILES_PER_UNIT: usize = 4;
@@ -46,7 +46,7 @@ pub struct Params {
     /// `(n, k * n_out)`
     pub out: *mut f32,
     /// Which rows.
-    pub rows: Rows,
+    pub rows: RowCount,
     /// What multiplies them.
     pub multiply: Multiply,
     /// [`many_rows`]: `n * k` rows in the form that tiles read, in the order of the groups.

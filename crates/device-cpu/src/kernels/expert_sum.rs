@@ -6,7 +6,7 @@
 
 use crate::command::Worker;
 use crate::simd::{Simd, variants};
-use device::Rows;
+use device::RowCount;
 
 /// Parameters.
 #[derive(Clone, Copy)]
@@ -22,7 +22,7 @@ pub struct Params {
     /// `(n, cols)`
     pub out: *mut f32,
     /// Which rows.
-    pub rows: Rows,
+    pub rows: RowCount,
 }
 
 /// # Safety

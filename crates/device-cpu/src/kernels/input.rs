@@ -4,7 +4,7 @@
 //! lines. Bytes: 4 read and 4 written for each number.
 
 use crate::command::Worker;
-use device::Rows;
+use device::RowCount;
 
 /// Parameters.
 #[derive(Clone, Copy)]
@@ -14,7 +14,7 @@ pub struct Params {
     /// Columns.
     pub cols: usize,
     /// Which rows.
-    pub rows: Rows,
+    pub rows: RowCount,
 }
 
 /// The kernel.

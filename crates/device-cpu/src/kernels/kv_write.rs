@@ -10,7 +10,7 @@ use super::attention::numbers::{Bytes, Words};
 use super::attention::pages::{Half, LayerPages};
 use crate::command::Worker;
 use crate::simd::{Simd, variants};
-use device::{KvType, Rows};
+use device::{KvType, RowCount};
 
 /// Parameters.
 #[derive(Clone, Copy)]
@@ -28,7 +28,7 @@ pub struct Params {
 #[inline(always)]
 unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
     let pages = &p.pages;
-    for at in worker.share(worker.step.n_rows(Rows::Tokens) * pages.n_kv_heads, 1) {
+    for at in worker.share(worker.step.n_rows(RowCount::Tokens) * pages.n_kv_heads, 1) {
         let (row, head) = (at / pages.n_kv_heads, at % pages.n_kv_heads);
         // SAFETY: the vectors lie within the values; the engine gave the row's position a page.
         unsafe {

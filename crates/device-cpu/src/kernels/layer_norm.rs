@@ -8,7 +8,7 @@
 use crate::command::Worker;
 use crate::kernels::elementwise::{Function, Sum, combine};
 use crate::simd::{Simd, variants};
-use device::Rows;
+use device::RowCount;
 
 /// Parameters.
 #[derive(Clone, Copy)]
@@ -24,7 +24,7 @@ pub struct Params {
     /// Columns.
     pub cols: usize,
     /// Which rows.
-    pub rows: Rows,
+    pub rows: RowCount,
     /// `(n, cols)`
     pub out: *mut f32,
 }

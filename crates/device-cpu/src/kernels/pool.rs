@@ -7,7 +7,7 @@
 use crate::command::Worker;
 use crate::kernels::elementwise::{Sum, Times, combine};
 use crate::simd::{Simd, variants};
-use device::{Pooling, Rows};
+use device::{Pooling, RowCount};
 
 /// Parameters.
 #[derive(Clone, Copy)]
@@ -28,7 +28,7 @@ pub struct Params {
 unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
     let share = worker.share(p.cols, 16);
     let mut spans = worker.step.spans.iter().peekable();
-    for output in 0..worker.step.n_rows(Rows::Outputs) {
+    for output in 0..worker.step.n_rows(RowCount::Outputs) {
         let row = worker.step.outputs[output];
         // Outputs ascend, and so do spans.
         while spans.peek().is_some_and(|s| s.first_row + s.n_rows <= row) {

@@ -11,7 +11,7 @@ use super::rms_norm::norm_row;
 use super::rope::{Turn, turn_head};
 use crate::command::Worker;
 use crate::simd::{Simd, variants};
-use device::Rows;
+use device::RowCount;
 
 /// What happens to the heads of q, or of k.
 #[derive(Clone, Copy)]
@@ -57,7 +57,7 @@ unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
     let (pages, head_dim) = (&p.pages, p.pages.head_dim);
     let heads_of_row = p.q.n_heads + 2 * pages.n_kv_heads;
     let scratch: *mut f32 = worker.scratch.cast();
-    for at in worker.share(worker.step.n_rows(Rows::Tokens) * heads_of_row, 1) {
+    for at in worker.share(worker.step.n_rows(RowCount::Tokens) * heads_of_row, 1) {
         let (row, head) = (at / heads_of_row, at % heads_of_row);
         // SAFETY: the heads lie within their values; the engine gave the row's position a page.
         unsafe {

@@ -7,7 +7,7 @@
 use super::elementwise::{Sum, Times, TimesBoth, combine};
 use crate::command::Worker;
 use crate::simd::{Simd, variants};
-use device::Rows;
+use device::RowCount;
 
 /// Parameters.
 #[derive(Clone, Copy)]
@@ -23,7 +23,7 @@ pub struct Params {
     /// Columns.
     pub cols: usize,
     /// Which rows.
-    pub rows: Rows,
+    pub rows: RowCount,
     /// `(n, cols)`; null: nothing is added.
     pub residual: *const f32,
     /// `(n, cols)`; may be the residual.

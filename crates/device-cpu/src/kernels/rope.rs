@@ -7,7 +7,7 @@
 
 use crate::command::Worker;
 use crate::simd::{Simd, variants};
-use device::{RopeStyle, Rows};
+use device::{RopeStyle, RowCount};
 
 /// Parameters of [`table`].
 #[derive(Clone, Copy)]
@@ -28,7 +28,7 @@ pub struct TableParams {
 /// As [`crate::command::Kernel`].
 pub unsafe fn table(p: &TableParams, worker: &Worker<'_>) {
     let half = p.n_dims / 2;
-    for at in worker.share(worker.step.n_rows(Rows::Tokens) * half, 16) {
+    for at in worker.share(worker.step.n_rows(RowCount::Tokens) * half, 16) {
         let (row, pair) = (at / half, at % half);
         // SAFETY: the pair lies within the row of the table.
         unsafe {
@@ -71,7 +71,7 @@ pub struct Params {
 #[inline(always)]
 unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
     let n_heads = p.cols / p.head_dim;
-    for at in worker.share(worker.step.n_rows(Rows::Tokens) * n_heads, 1) {
+    for at in worker.share(worker.step.n_rows(RowCount::Tokens) * n_heads, 1) {
         // SAFETY: the head lies within the values.
         unsafe {
             let (x, out) = (p.x.add(at * p.head_dim), p.out.add(at * p.head_dim));

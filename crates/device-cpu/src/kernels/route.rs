@@ -6,7 +6,7 @@
 //! left, id 0 stands in, so that every id is one. Sums in order. Bytes: `4 k` a column, from the first cache.
 
 use crate::command::Worker;
-use device::Rows;
+use device::RowCount;
 
 /// Parameters.
 #[derive(Clone, Copy)]
@@ -28,7 +28,7 @@ pub struct Params {
     /// `(n, k)`
     pub weights: *mut f32,
     /// Which rows.
-    pub rows: Rows,
+    pub rows: RowCount,
 }
 
 /// The kernel.

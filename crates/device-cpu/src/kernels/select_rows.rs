@@ -3,7 +3,7 @@
 //! Output values are shared among the workers in whole cache lines. Bytes: 8 a value.
 
 use crate::command::Worker;
-use device::Rows;
+use device::RowCount;
 
 /// Parameters.
 #[derive(Clone, Copy)]
@@ -21,7 +21,7 @@ pub struct Params {
 /// # Safety
 /// As [`crate::command::Kernel`].
 pub unsafe fn select_rows(p: &Params, worker: &Worker<'_>) {
-    let n = worker.step.n_rows(Rows::Outputs);
+    let n = worker.step.n_rows(RowCount::Outputs);
     let (rows, cols) =
         if n < worker.n { (0..n, worker.share(p.cols, 16)) } else { (worker.share(n, 1), 0..p.cols) };
     for row in rows {

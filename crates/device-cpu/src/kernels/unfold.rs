@@ -6,7 +6,7 @@
 //! of x, `4 * size` written, twice where the first cache does not hold a row of out.
 
 use crate::command::Worker;
-use device::Rows;
+use device::RowCount;
 
 /// Parameters.
 #[derive(Clone, Copy)]
@@ -22,7 +22,7 @@ pub struct Params {
     /// Rows from one window to the next.
     pub stride: usize,
     /// Rows of out.
-    pub rows: Rows,
+    pub rows: RowCount,
 }
 
 /// The kernel.

@@ -1,7 +1,9 @@
 //! A model's plan, Op by Op in the order of the `model` crate's builder, with weights of noise.
 
 use crate::shapes::{Experts, Layers, Shapes};
-use device::{Activation, DType, KvLayer, Op, Plan, RopeStyle, Rows, ValueId, Weight, WeightId, WeightPart};
+use device::{
+    Activation, DType, KvLayer, Op, Plan, RopeStyle, RowCount, ValueId, Weight, WeightId, WeightPart,
+};
 use device_testing::{AttentionOptions, PlanBuilder, Rng, stored};
 use weights::{BlockType, Bytes, Planes};
 
@@ -20,7 +22,7 @@ fn noise(n_out: usize, n_in: usize, block: BlockType, n_different: usize) -> Wei
     Weight { shape: vec![n_out, n_in], data: Bytes::from_slice(&data), ..weight }
 }
 
-fn linear_of(b: &mut PlanBuilder, x: ValueId, weight: WeightId, (rows, n_out): (Rows, usize)) -> ValueId {
+fn linear_of(b: &mut PlanBuilder, x: ValueId, weight: WeightId, (rows, n_out): (RowCount, usize)) -> ValueId {
     let out = b.value(rows, n_out, DType::F32);
     b.push(Op::Linear { x, weight, bias: None, out });
     out
@@ -28,7 +30,7 @@ fn linear_of(b: &mut PlanBuilder, x: ValueId, weight: WeightId, (rows, n_out): (
 
 fn linear(b: &mut PlanBuilder, x: ValueId, n_out: usize) -> ValueId {
     let weight = b.weight(noise(n_out, b.cols(x), BlockType::Q4_0, N_DIFFERENT));
-    linear_of(b, x, weight, (Rows::Tokens, n_out))
+    linear_of(b, x, weight, (RowCount::Tokens, n_out))
 }
 
 fn expert_linear(
@@ -43,7 +45,7 @@ fn expert_linear(
         .collect();
     let weight =
         b.weight(Weight { shape: vec![n, n_out, n_in], data: Bytes::from_slice(&[]), parts, ..part });
-    let out = b.value(Rows::Tokens, b.cols(ids) * n_out, DType::F32);
+    let out = b.value(RowCount::Tokens, b.cols(ids) * n_out, DType::F32);
     b.push(Op::ExpertLinear { x, ids, weight, out });
     out
 }
@@ -61,7 +63,7 @@ fn inner(b: &mut PlanBuilder, s: &Shapes, x: ValueId) -> ValueId {
 /// The experts that a router of noise chooses, and how much each counts. All its rows differ, so that every expert is as likely.
 fn route(b: &mut PlanBuilder, s: &Shapes, e: &Experts, routed: ValueId) -> (ValueId, ValueId) {
     let router = b.weight(noise(e.n, s.hidden, BlockType::F32, e.n));
-    let scores = linear_of(b, routed, router, (Rows::Tokens, e.n));
+    let scores = linear_of(b, routed, router, (RowCount::Tokens, e.n));
     b.route(scores, e.n_used, true, 1.0, s.sandwich)
 }
 
@@ -86,7 +88,7 @@ fn experts_sum(
 
 fn attention(b: &mut PlanBuilder, s: &Shapes, layers: &Layers, x: ValueId) -> ValueId {
     let Layers { n_kv_heads, head_dim, window, keys_are_values, .. } = *layers;
-    let layer = b.kv_layer(KvLayer { n_kv_heads, head_dim, window, memory: None });
+    let layer = b.kv_layer(KvLayer { n_kv_heads, head_dim, window, encoder_states: None });
     let norm = b.rms_norm(x, s.hidden);
     let mut q = linear(b, norm, s.n_heads * head_dim);
     let mut k = linear(b, norm, n_kv_heads * head_dim);
@@ -147,7 +149,7 @@ fn feed_forward(b: &mut PlanBuilder, s: &Shapes, x: ValueId) -> ValueId {
 pub fn plan(s: &Shapes, layers: &[&Layers]) -> Plan {
     let mut b = PlanBuilder::new(1, 64);
     let table = b.weight(noise(s.n_vocab, s.hidden, BlockType::Q6_K, N_TOKENS));
-    let mut x = b.value(Rows::Tokens, s.hidden, DType::F32);
+    let mut x = b.value(RowCount::Tokens, s.hidden, DType::F32);
     b.push(Op::Embed { table, scale: EMBEDDING_SCALE, out: x });
     for (index, layer) in layers.iter().enumerate() {
         b.layer(Some(index as u32));
@@ -157,7 +159,7 @@ pub fn plan(s: &Shapes, layers: &[&Layers]) -> Plan {
     b.layer(None);
     let x = b.select_rows(x);
     let x = b.rms_norm(x, s.hidden);
-    let mut logits = linear_of(&mut b, x, table, (Rows::Outputs, s.n_vocab));
+    let mut logits = linear_of(&mut b, x, table, (RowCount::Outputs, s.n_vocab));
     if s.sandwich {
         logits = b.softcap(logits, 30.0);
     }

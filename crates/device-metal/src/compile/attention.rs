@@ -16,7 +16,7 @@ use crate::arguments::{
 use crate::geometry::{MOST_DECODED, partial_bytes};
 use crate::gpu::Gpu;
 use crate::kernels::{self, Kernel, attention, constant};
-use device::{KvLayerId, Op, Result, Rows, ValueId, WeightId};
+use device::{KvLayerId, Op, Result, RowCount, ValueId, WeightId};
 use device_lower::lower::{AttentionOf, HeadChain, attention_of};
 use device_lower::table::{Extent, Location, Region, RowClass, When};
 use device_lower::units::{Heads, Queries};
@@ -27,16 +27,16 @@ const MOST_HEADS: usize = 8;
 /// Columns of a head that the kernels take, at most.
 const MOST_COLUMNS: usize = 512;
 
-/// Columns of a head that tiles of a memory take, at most.
-const MOST_MEMORY_COLUMNS: usize = 128;
+/// Columns of a head that tiles of encoder states take, at most.
+const MOST_ENCODER_COLUMNS: usize = 128;
 
 /// Where keys and values come from.
 #[derive(Clone, Copy, PartialEq)]
 enum Source {
     /// Pages of the row's own sequence.
     Sequence(KvLayerId),
-    /// Pages of a memory of so many positions.
-    Memory(KvLayerId, usize),
+    /// Pages of so many encoder states.
+    EncoderStates(KvLayerId, usize),
     /// Activations of the row's span.
     Activations { k: ValueId, v: ValueId },
 }
@@ -78,7 +78,7 @@ impl<G: Gpu> Draft<'_, G> {
         let mut call = self.bind_tables(call, 4).bind(7, c.pool(layer));
         call.writes.push(Region::kv(layer));
         let heads = Extent::Fixed(2 * args.pages.n_kv_heads);
-        self.push(call.grid([heads, each(Rows::Tokens), ONE], 32))
+        self.push(call.grid([heads, each(RowCount::Tokens), ONE], 32))
     }
 
     fn turn(&self, chain: &HeadChain, head_dim: usize) -> TurnArguments {
@@ -191,7 +191,7 @@ impl<G: Gpu> Draft<'_, G> {
             call.writes.push(Region::kv(layer));
         }
         call.threadgroup_bytes = head_dim as u32 * 4;
-        self.push(call.grid([Extent::Fixed(n_heads), each(Rows::Tokens), ONE], 32))
+        self.push(call.grid([Extent::Fixed(n_heads), each(RowCount::Tokens), ONE], 32))
     }
 
     /// The attentions by themselves.
@@ -205,7 +205,7 @@ impl<G: Gpu> Draft<'_, G> {
             }
             Op::CrossAttention { q, layer, n_heads, scale, out } => self.attend(&Attention {
                 q: *q,
-                source: Source::Memory(*layer, kv(layer).memory.unwrap_or(0)),
+                source: Source::EncoderStates(*layer, kv(layer).encoder_states.unwrap_or(0)),
                 n_heads: *n_heads,
                 head_dim: kv(layer).head_dim,
                 scale: *scale,
@@ -268,10 +268,10 @@ impl<G: Gpu> Draft<'_, G> {
             Source::Activations { .. } => self.tiles(a),
             // Tiles and splits add in another order, and whether a step is split depends on all its
             // sequences.
-            Source::Sequence(_) | Source::Memory(..) if c.is_deterministic() => {
+            Source::Sequence(_) | Source::EncoderStates(..) if c.is_deterministic() => {
                 self.decode(a, None, When::Always)
             }
-            Source::Memory(_, n) if few || a.head_dim > MOST_MEMORY_COLUMNS => {
+            Source::EncoderStates(_, n) if few || a.head_dim > MOST_ENCODER_COLUMNS => {
                 // Of many rows there are threadgroups enough.
                 match few && n > c.profile.split_positions {
                     true => self.decode_split(a, When::Always),
@@ -282,7 +282,7 @@ impl<G: Gpu> Draft<'_, G> {
                 self.decode(a, None, When::Short)?;
                 self.decode_split(a, When::Long)
             }
-            Source::Sequence(_) | Source::Memory(..) => self.tiles(a),
+            Source::Sequence(_) | Source::EncoderStates(..) => self.tiles(a),
         }
     }
 
@@ -291,7 +291,7 @@ impl<G: Gpu> Draft<'_, G> {
         let c = self.compiler;
         let (pages, n_positions) = match a.source {
             Source::Sequence(layer) => (c.pages(layer), 0),
-            Source::Memory(layer, n) => (c.pages(layer), n),
+            Source::EncoderStates(layer, n) => (c.pages(layer), n),
             Source::Activations { .. } => {
                 let (n_kv_heads, head_dim) = (a.n_heads as u32, a.head_dim as u32);
                 (PagesArguments { n_kv_heads, head_dim, ..Default::default() }, 0)
@@ -342,7 +342,7 @@ impl<G: Gpu> Draft<'_, G> {
     /// that share a KV head.
     fn head_groups(&self, a: &Attention) -> usize {
         let n_kv_heads = match a.source {
-            Source::Sequence(layer) | Source::Memory(layer, _) => {
+            Source::Sequence(layer) | Source::EncoderStates(layer, _) => {
                 self.compiler.plan.kv.layer(layer).n_kv_heads
             }
             Source::Activations { .. } => a.n_heads,
@@ -368,7 +368,7 @@ impl<G: Gpu> Draft<'_, G> {
             .read(10, partials)
             .read(11, totals);
         call.when = when;
-        self.push(call.grid([Extent::Fixed(a.n_heads as u32), each(Rows::Tokens), ONE], 64))
+        self.push(call.grid([Extent::Fixed(a.n_heads as u32), each(RowCount::Tokens), ONE], 64))
     }
 
     /// Where the parts of a row that is split go.
@@ -381,10 +381,10 @@ impl<G: Gpu> Draft<'_, G> {
 
     fn decode(&mut self, a: &Attention, n_splits: Option<usize>, when: When) -> Result<()> {
         let c = self.compiler;
-        let (Source::Sequence(layer) | Source::Memory(layer, _)) = a.source else { return Ok(()) };
+        let (Source::Sequence(layer) | Source::EncoderStates(layer, _)) = a.source else { return Ok(()) };
         let kv = kernels::kv_name(c.limits.kv_type);
         let (file, function) = match a.source {
-            Source::Memory(..) => ("cross_attention.metal", format!("cross_attention_decode_{kv}")),
+            Source::EncoderStates(..) => ("cross_attention.metal", format!("cross_attention_decode_{kv}")),
             Source::Sequence(_) | Source::Activations { .. } => {
                 ("attention.metal", format!("attention_decode_{kv}"))
             }
@@ -434,7 +434,7 @@ impl<G: Gpu> Draft<'_, G> {
         let split = if n_splits.is_some() { " (split)" } else { "" };
         call.name = Some(format!("{fused}{}{split}", call.kernel.function));
         let groups = [self.head_groups(a), n_splits.unwrap_or(1)].map(|n| Extent::Fixed(n as u32));
-        self.push(call.grid([groups[0], groups[1], each(Rows::Tokens)], 32 * simdgroups as u32))
+        self.push(call.grid([groups[0], groups[1], each(RowCount::Tokens)], 32 * simdgroups as u32))
     }
 
     fn tiles(&mut self, a: &Attention) -> Result<()> {
@@ -445,11 +445,11 @@ impl<G: Gpu> Draft<'_, G> {
             Source::Activations { .. } => {
                 ("self_attention.metal", format!("self_attention_{columns}"), true, 1)
             }
-            Source::Memory(layer, _) | Source::Sequence(layer) => {
+            Source::EncoderStates(layer, _) | Source::Sequence(layer) => {
                 let heads = (a.n_heads / c.plan.kv.layer(layer).n_kv_heads).min(MOST_HEADS);
                 let floats = c.limits.kv_type == device::KvType::F32;
                 let (file, name) = match a.source {
-                    Source::Memory(..) => ("cross_attention.metal", "cross_attention_prefill"),
+                    Source::EncoderStates(..) => ("cross_attention.metal", "cross_attention_prefill"),
                     Source::Sequence(_) | Source::Activations { .. } => {
                         ("attention.metal", "attention_prefill")
                     }
@@ -475,12 +475,13 @@ impl<G: Gpu> Draft<'_, G> {
             Source::Activations { k, v } => {
                 call.bind(7, c.anything()).read(12, self.value(k)).read(13, self.value(v))
             }
-            Source::Sequence(layer) | Source::Memory(layer, _) => {
+            Source::Sequence(layer) | Source::EncoderStates(layer, _) => {
                 call.reads.push(Region::kv(layer));
                 call.bind(7, c.pool(layer)).bind(12, c.anything()).bind(13, c.anything())
             }
         };
-        let tiles = Extent::PerRow { rows: Rows::Tokens, multiple: 1, divisor: 8 * blocks / heads as u32 };
+        let tiles =
+            Extent::PerRow { rows: RowCount::Tokens, multiple: 1, divisor: 8 * blocks / heads as u32 };
         self.push(call.grid([tiles, Extent::Fixed(self.head_groups(a) as u32), ONE], 128))
     }
 
@@ -495,7 +496,7 @@ impl<G: Gpu> Draft<'_, G> {
     ) -> Result<()> {
         let c = self.compiler;
         let kv = c.plan.kv.layer(layer);
-        let n_positions = kv.memory.unwrap_or(0);
+        let n_positions = kv.encoder_states.unwrap_or(0);
         let args = AttentionArguments {
             pages: c.pages(layer),
             n_heads: n_heads as u32,
@@ -519,7 +520,7 @@ impl<G: Gpu> Draft<'_, G> {
         call.reads.push(Region::kv(layer));
         call.threadgroup_bytes = 16 * kv.head_dim.div_ceil(4) as u32;
         let grid = [n_positions.div_ceil(32), heads.len()].map(|n| Extent::Fixed(n as u32));
-        self.push(call.grid([grid[0], grid[1], each(Rows::Tokens)], 32))
+        self.push(call.grid([grid[0], grid[1], each(RowCount::Tokens)], 32))
     }
 }
 

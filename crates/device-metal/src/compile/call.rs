@@ -3,21 +3,21 @@
 
 use crate::gpu::{Constant, MAX_ARGUMENT_BYTES};
 use crate::kernels::Kernel;
-use device::{Rows, ValueId};
+use device::{RowCount, ValueId};
 use device_lower::table::{Extent, Location, Operand, Region, When};
 
 /// Bytes that a kernel's parameter points to.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) struct Place {
+pub(super) struct Bound {
     pub(super) location: Location,
     pub(super) bytes: usize,
     /// The value that is there, if it is one.
     pub(super) value: Option<ValueId>,
 }
 
-impl From<(Location, usize)> for Place {
-    fn from((location, bytes): (Location, usize)) -> Place {
-        Place { location, bytes, value: None }
+impl From<(Location, usize)> for Bound {
+    fn from((location, bytes): (Location, usize)) -> Bound {
+        Bound { location, bytes, value: None }
     }
 }
 
@@ -82,23 +82,23 @@ impl Call {
         self
     }
 
-    pub(super) fn read(mut self, index: u8, place: impl Into<Place>) -> Call {
-        let Place { location, bytes, .. } = place.into();
+    pub(super) fn read(mut self, index: u8, bound: impl Into<Bound>) -> Call {
+        let Bound { location, bytes, .. } = bound.into();
         self.reads.push(Region::of(location, bytes));
         self.operands.push(Operand { index, location, len: bytes as u64 });
         self
     }
 
     /// Read a value, or bind anything where there is none.
-    pub(super) fn read_or_any(self, index: u8, value: Option<Place>, anything: Location) -> Call {
+    pub(super) fn read_or_any(self, index: u8, value: Option<Bound>, anything: Location) -> Call {
         match value {
             Some(value) => self.read(index, value),
             None => self.bind(index, anything),
         }
     }
 
-    pub(super) fn write(mut self, index: u8, place: impl Into<Place>) -> Call {
-        let Place { location, bytes, value } = place.into();
+    pub(super) fn write(mut self, index: u8, bound: impl Into<Bound>) -> Call {
+        let Bound { location, bytes, value } = bound.into();
         self.values.extend(value);
         self.writes.push(Region::of(location, bytes));
         self.operands.push(Operand { index, location, len: bytes as u64 });
@@ -106,7 +106,7 @@ impl Call {
     }
 
     /// Write a value, or bind anything where there is none.
-    pub(super) fn write_or_any(self, index: u8, value: Option<Place>, anything: Location) -> Call {
+    pub(super) fn write_or_any(self, index: u8, value: Option<Bound>, anything: Location) -> Call {
         match value {
             Some(value) => self.write(index, value),
             None => self.bind(index, anything),
@@ -136,7 +136,7 @@ impl Call {
     }
 
     /// A thread for each of `per_row` numbers of a row.
-    pub(super) fn elements(self, rows: Rows, per_row: usize) -> Call {
+    pub(super) fn elements(self, rows: RowCount, per_row: usize) -> Call {
         let extent = Extent::PerRow { rows, multiple: per_row as u32, divisor: ELEMENT_THREADS };
         self.grid([extent, Extent::Fixed(1), Extent::Fixed(1)], ELEMENT_THREADS)
     }
@@ -146,7 +146,7 @@ impl Call {
 pub(super) const ELEMENT_THREADS: u32 = 256;
 
 /// Rows for each token as kernels want them; 0: for each output.
-pub(super) fn per_token(rows: Rows) -> u32 {
+pub(super) fn per_token(rows: RowCount) -> u32 {
     rows.per_token().unwrap_or(0) as u32
 }
 
@@ -154,6 +154,6 @@ pub(super) fn per_token(rows: Rows) -> u32 {
 pub(super) const ONE: Extent = Extent::Fixed(1);
 
 /// A threadgroup for each row.
-pub(super) fn each(rows: Rows) -> Extent {
+pub(super) fn each(rows: RowCount) -> Extent {
     Extent::PerRow { rows, multiple: 1, divisor: 1 }
 }

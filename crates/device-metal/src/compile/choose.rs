@@ -9,7 +9,7 @@ use crate::geometry::BEST_BYTES;
 use crate::gpu::Gpu;
 use crate::kernels::constant;
 use crate::layout::MOST_PENALISED;
-use device::{Result, Rows, ValueId};
+use device::{Result, RowCount, ValueId};
 use device_lower::table::{Extent, Location, When};
 
 /// Threads of a threadgroup of `penalties`.
@@ -30,7 +30,7 @@ impl<G: Gpu> Draft<'_, G> {
             .bind(5, c.step_place(c.step.pending))
             .bind(6, c.chosen_tokens());
         let n_groups = (MOST_PENALISED as u32).div_ceil(PENALTY_THREADS);
-        let grid = [Extent::Fixed(n_groups), each(Rows::Outputs), ONE];
+        let grid = [Extent::Fixed(n_groups), each(RowCount::Outputs), ONE];
         self.push(when(penalties.grid(grid, PENALTY_THREADS), When::Penalties))?;
         match self.bests {
             Some(bests) => {
@@ -41,7 +41,7 @@ impl<G: Gpu> Draft<'_, G> {
             None => self.argmax(x, None, When::Best)?,
         }
         let sample = self.chooser("sampling/sample.metal", x, c.cols(x));
-        self.push(when(sample.flexible([each(Rows::Outputs), ONE, ONE], SAMPLE_THREADS), When::Sample))
+        self.push(when(sample.flexible([each(RowCount::Outputs), ONE, ONE], SAMPLE_THREADS), When::Sample))
     }
 
     /// The best of the logits, or of the largest of so many parts of a row.
@@ -54,7 +54,7 @@ impl<G: Gpu> Draft<'_, G> {
             None => call.bind(5, c.anything()),
         };
         let threads = c.profile.argmax_threads.min(n.next_multiple_of(32) as u32);
-        self.push(when(call.flexible([each(Rows::Outputs), ONE, ONE], threads), in_steps))
+        self.push(when(call.flexible([each(RowCount::Outputs), ONE, ONE], threads), in_steps))
     }
 
     /// A kernel that chooses tokens from rows of so many columns.

@@ -1,14 +1,16 @@
 //! What all units share while a table is written: the [`Compiler`] with what does not change, the
 //! [`Draft`] with what one unit leaves to the next, and the kernels that were compiled.
 
-use super::call::{Call, Place};
+use super::call::{Bound, Call};
 use crate::arguments::PagesArguments;
 use crate::gpu::{Constant, Gpu};
 use crate::kernels::Kernel;
 use crate::layout::{Scratch, StepLayout};
 use crate::profile::Profile;
 use crate::weights::{LookupTables, Weights};
-use device::{CommandInfo, Error, KvLayerId, Limits, Numerics, Op, Plan, Result, Rows, ValueId, WeightId};
+use device::{
+    CommandInfo, Error, KvLayerId, Limits, Numerics, Op, Plan, Result, RowCount, ValueId, WeightId,
+};
 use device_lower::arena::{Arena, NO_PLACE};
 use device_lower::lifetimes::value_bytes;
 use device_lower::table::{Location, NewCommand, RowClass, Table, When};
@@ -222,7 +224,7 @@ impl<'a, G: Gpu> Compiler<'a, G> {
         self.plan.value(id).cols
     }
 
-    pub(super) fn rows(&self, id: ValueId) -> Rows {
+    pub(super) fn rows(&self, id: ValueId) -> RowCount {
         self.plan.value(id).rows
     }
 }
@@ -265,7 +267,7 @@ impl<G: Gpu> Draft<'_, G> {
     }
 
     /// Where a value is, and its bytes.
-    pub(super) fn value(&self, id: ValueId) -> Place {
+    pub(super) fn value(&self, id: ValueId) -> Bound {
         let id = self.alias.get(&id).copied().unwrap_or(id);
         let offset = match self.compiler.arena.offset[id.0 as usize] {
             NO_PLACE => 0,
@@ -273,14 +275,14 @@ impl<G: Gpu> Draft<'_, G> {
         };
         let location = Location { buffer: self.compiler.buffers.arena, offset: offset as u64 };
         let bytes = value_bytes(self.compiler.plan.value(id), self.compiler.limits);
-        Place { location, bytes, value: Some(id) }
+        Bound { location, bytes, value: Some(id) }
     }
 
     /// Where a value is from a column of its first row on, and its bytes from there.
-    pub(super) fn columns_from(&self, id: ValueId, first: usize) -> Place {
-        let Place { location, bytes, value } = self.value(id);
+    pub(super) fn columns_from(&self, id: ValueId, first: usize) -> Bound {
+        let Bound { location, bytes, value } = self.value(id);
         let location = Location { offset: location.offset + 4 * first as u64, ..location };
-        Place { location, bytes: bytes - 4 * first, value }
+        Bound { location, bytes: bytes - 4 * first, value }
     }
 
     /// A kernel of single Ops, with the step bound.

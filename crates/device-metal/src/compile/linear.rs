@@ -16,7 +16,7 @@ use crate::arguments::{EmbedArguments, JoinedArguments, LinearArguments};
 use crate::geometry::{BEST_BYTES, GEMM_ROWS, GEMM_THREADS, GEMV_ROWS, SPAN_COLUMNS};
 use crate::gpu::Gpu;
 use crate::kernels::{self, Kernel, linear};
-use device::{Activation, Op, Result, Rows, ValueId, Weight, WeightId};
+use device::{Activation, Op, Result, RowCount, ValueId, Weight, WeightId};
 use device_lower::lower::{MatrixOf, Norm, Projection, Tail};
 use device_lower::table::{Extent, Location, When};
 use device_lower::units::{GivenUp, Join, LoweredUnit, RowGate, Unit};
@@ -345,7 +345,7 @@ impl<G: Gpu> Draft<'_, G> {
         call.constants = type_constants(block, n_cols);
         call.weight_bytes = weight.n_bytes_of_row() as u64;
         let groups = n_cols.div_ceil(16 * EMBED_THREADS as usize) as u32;
-        self.push(call.grid([Extent::Fixed(groups), each(Rows::Tokens), ONE], EMBED_THREADS))
+        self.push(call.grid([Extent::Fixed(groups), each(RowCount::Tokens), ONE], EMBED_THREADS))
     }
 }
 

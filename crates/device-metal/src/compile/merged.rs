@@ -12,7 +12,7 @@ use crate::arguments::{LinearArguments, MergedArguments};
 use crate::geometry::{GEMV_ROWS, MOST_ROW_COLUMNS, SPAN_COLUMNS};
 use crate::gpu::Gpu;
 use crate::kernels::{self, Kernel, linear};
-use device::{Result, Rows};
+use device::{Result, RowCount};
 use device_lower::lower::{Projection, Tail};
 use device_lower::table::{Extent, RowClass, When};
 use device_lower::units::{Unit, after_selections};
@@ -92,7 +92,7 @@ impl<G: Gpu> Draft<'_, G> {
         call.when = parts.when;
         let add = if matches!(p.tail, Tail::Add { .. }) { " + add" } else { "" };
         call.name = Some(format!("attention_merge + linear_{name}{add} (1 row)"));
-        self.push(call.grid([Extent::Fixed(groups as u32), each(Rows::Tokens), ONE], 32 * simdgroups))?;
+        self.push(call.grid([Extent::Fixed(groups as u32), each(RowCount::Tokens), ONE], 32 * simdgroups))?;
         Ok(Some(parts.when))
     }
 }

@@ -186,7 +186,7 @@ impl<G: Gpu> MetalProgram<G> {
         let (place, at) = (self.place(begun.ticket), self.step);
         let MetalProgram { plans, buffers, outputs, chooser, .. } = self;
         let (plan, tokens) = (&plans[begun.plan], &buffers[CHOSEN]);
-        let logits = plan.values[plan.logits.0 as usize];
+        let logits = plan.values[plan.output.0 as usize];
         let Outputs { chosen, best, best_ends, is_chosen, .. } = &mut outputs[place];
         for (output, want) in (0u32..).zip(step.wants) {
             let token_at = at.chosen_at(begun.ticket, output);

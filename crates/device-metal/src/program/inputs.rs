@@ -155,7 +155,7 @@ impl<G: Gpu> MetalProgram<G> {
                 let n_positions = match usage {
                     GroupUse::Unused => continue,
                     GroupUse::Sequence { .. } => span.end(),
-                    GroupUse::Memory { n, .. } => *n,
+                    GroupUse::EncoderStates { n, .. } => *n,
                 };
                 let table = step.page_table(span.slot, group, at.n_groups);
                 let n = n_positions.div_ceil(self.limits.page_len).min(at.pages_per_table);

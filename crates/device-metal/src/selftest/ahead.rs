@@ -70,7 +70,7 @@ fn agree(device: &dyn Device, plan: &Plan, limits: &Limits, wants: &[Want], n: u
     };
 
     let mut program = compile()?;
-    let mut chooser = Chooser::new(plan.value(plan.logits).cols);
+    let mut chooser = Chooser::new(plan.value(plan.output).cols);
     let mut expected: Vec<Vec<u32>> = vec![vec![]; n];
     run(program.as_mut(), &prompt)?;
     for (index, step) in steps.iter().enumerate() {
@@ -78,7 +78,7 @@ fn agree(device: &dyn Device, plan: &Plan, limits: &Limits, wants: &[Want], n: u
         step.tokens = (0..n).map(|sequence| expected[sequence].last().copied().unwrap_or(1)).collect();
         let wanted = std::mem::replace(&mut step.wants, vec![Want::LOGITS; n]);
         run(program.as_mut(), &step)?;
-        let rows = program.logits().chunks(plan.value(plan.logits).cols);
+        let rows = program.logits().chunks(plan.value(plan.output).cols);
         for (row, (want, answer)) in rows.zip(wanted.iter().zip(&mut expected)) {
             let chosen = chooser.choose(row, want, &step.borrow(), std::iter::empty());
             answer.push(chosen.token.ok_or("the host chose nothing")?);

@@ -1,15 +1,15 @@
-//! Attention to a memory, and its scores.
+//! Attention to encoder states, and its scores.
 
 use super::*;
 
 #[test]
-fn cross_attention_and_scores_of_a_memory() {
+fn cross_attention_and_scores_of_encoder_states() {
     let mut rng = Rng::new(5);
     for kv in [KvType::F32, KvType::F16, KvType::Q8_0] {
         for (n_heads, n_kv_heads, head_dim) in [(4, 2, 64), (3, 3, 32)] {
             let shape = Shape { n_heads, n_kv_heads, head_dim, kv, ..PLAIN };
-            let memory = 43;
-            let cache = Cache::new(&mut rng, shape, &[memory, memory]);
+            let n_states = 43;
+            let cache = Cache::new(&mut rng, shape, &[n_states, n_states]);
             let cols = n_heads * head_dim;
             let row_spans = [0, 0, 0, 1, 1];
             let q = normal(&mut rng, 5 * cols);
@@ -20,7 +20,7 @@ fn cross_attention_and_scores_of_a_memory() {
                         *s,
                         head,
                         &q[row * cols + head * head_dim..][..head_dim],
-                        0..memory,
+                        0..n_states,
                         &[],
                     ));
                 }
@@ -28,7 +28,7 @@ fn cross_attention_and_scores_of_a_memory() {
             let base = |file, function| {
                 let launch = shape
                     .launch(file, function)
-                    .arguments(&shape.arguments(memory, 0, 2, [[0; 4]; 2]))
+                    .arguments(&shape.arguments(n_states, 0, 2, [[0; 4]; 2]))
                     .words(1, &step(5, 0, 2, 2, cache.pages_per_table))
                     .floats(2, &q)
                     .words(3, &[0; 5])
@@ -53,14 +53,14 @@ fn cross_attention_and_scores_of_a_memory() {
             let scores = base("cross_scores.metal", format!("cross_scores_{}", shape.kv_name()))
                 .number(HEADS, 1)
                 .words(8, &chosen)
-                .output(9, 5 * 2 * memory)
+                .output(9, 5 * 2 * n_states)
                 .memory(4 * head_dim)
-                .grid([memory.div_ceil(32), 2, 5], 32);
+                .grid([n_states.div_ceil(32), 2, 5], 32);
             let mut expected = vec![];
             for (row, s) in row_spans.iter().enumerate() {
                 for head in chosen.map(|h| h as usize) {
                     let q = &q[row * cols + head * head_dim..][..head_dim];
-                    for p in 0..memory {
+                    for p in 0..n_states {
                         let k = cache.read(*s, head / group, p);
                         let dot: f64 = q.iter().zip(&k).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
                         expected.push(dot * f64::from(shape.scale()));

@@ -4,7 +4,7 @@ use weights::{BlockType, ScaleType};
 
 use super::{Case, N_TOKENS, SUM};
 use crate::{AttentionOptions, PlanBuilder};
-use device::{Activation, KvLayer, KvLayerId, KvType, OpKind, Plan, RopeStyle, Rows, ValueId};
+use device::{Activation, KvLayer, KvLayerId, KvType, OpKind, Plan, RopeStyle, RowCount, ValueId};
 
 /// What stands where.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -88,7 +88,7 @@ fn attention(
             let (q, k) = (b.rms_norm(q, of_q), b.rms_norm(k, of_k));
             let q = b.rope(q, HEAD_DIM, HEAD_DIM, RopeStyle::Half);
             let k = b.rope(k, HEAD_DIM, HEAD_DIM, RopeStyle::Half);
-            let kv = KvLayer { n_kv_heads: 2, head_dim: HEAD_DIM, window: None, memory: None };
+            let kv = KvLayer { n_kv_heads: 2, head_dim: HEAD_DIM, window: None, encoder_states: None };
             let layer = b.kv_layer(kv);
             b.kv_write(k, v, layer);
             (q, layer)
@@ -111,7 +111,7 @@ fn whole_blocks(block: BlockType, n_in: usize) -> BlockType {
 /// `x + norm(out(f(gate(x)) * input))`
 fn own_input(b: &mut PlanBuilder, x: ValueId, inputs: ValueId, first: usize, block: BlockType) -> ValueId {
     let hidden = b.cols(x);
-    let inputs = b.select_rows_of_last(inputs, b.rows(x) == Rows::Outputs);
+    let inputs = b.select_rows_of_last(inputs, b.rows(x) == RowCount::Outputs);
     let gate = b.linear(x, INPUT, block, false);
     let input = b.columns(inputs, first, INPUT);
     let y = b.gate(gate, input, Activation::GeluTanh);

@@ -1,11 +1,13 @@
 //! The KV cache's bookkeeping: which page holds which positions of which sequence.
 //!
 //! Bytes belong to the program; it is told to commit them, granule by granule, as pages are taken. Here are page tables (one
-//! row a slot and KV group, read by the device), a pool of page numbers a group, and the prefix cache. Pages are shared between sequences and the cache by reference counts; a page
-//! that is held more than once is never written: it is copied when a sequence is about to ([`KvCache::reserve`]).
+//! row a slot and KV group, read by the device), a pool of page numbers a group, and the prefix cache. Pages are shared
+//! between sequences and the cache by reference counts; a page that is held more than once is never written: it is copied
+//! when a sequence is about to ([`KvCache::reserve`]).
 
 mod pages;
 mod prefix;
+mod tables;
 
 pub use pages::PagePool;
 pub use prefix::PrefixCache;
@@ -14,6 +16,7 @@ pub(crate) use prefix::common_len;
 use device::{KvGroup, KvLayout, Limits, PAGE_NONE, Program};
 
 use crate::{Error, Result};
+use tables::PageTables;
 
 /// Most pages that one sequence holds in a group, while a step of `max_rows` rows is computed.
 pub fn pages_of_sequence(window: Option<usize>, n_ctx: usize, max_rows: usize, page_len: usize) -> usize {
@@ -25,6 +28,7 @@ pub fn pages_of_sequence(window: Option<usize>, n_ctx: usize, max_rows: usize, p
 /// Pages of each group's pool for `n_sequences` sequences that run at once: what they can hold, and a little for the
 /// prefix cache, so that it keeps something even then: one page for a copy, and in window groups the window at the end
 /// of each prompt, without which nothing of the prompt could be used again (a window as long as the context never ends).
+/// What an encoder writes is there once for all.
 pub fn pool_sizes(
     layout: &KvLayout,
     n_ctx: usize,
@@ -32,17 +36,20 @@ pub fn pool_sizes(
     n_sequences: usize,
     page_len: usize,
 ) -> Vec<usize> {
-    let of_group = |window: Option<usize>| {
-        let kept = window.filter(|w| *w < n_ctx).map_or(1, |w| w.div_ceil(page_len) + 1);
-        n_sequences * (pages_of_sequence(window, n_ctx, max_rows, page_len) + kept)
+    let of_group = |group: &KvGroup| {
+        if let Some(n_positions) = group.encoder_states {
+            return n_positions.div_ceil(page_len);
+        }
+        let kept = group.window.filter(|w| *w < n_ctx).map_or(1, |w| w.div_ceil(page_len) + 1);
+        n_sequences * (pages_of_sequence(group.window, n_ctx, max_rows, page_len) + kept)
     };
-    layout.groups.iter().map(|g| of_group(g.window)).collect()
+    layout.groups.iter().map(of_group).collect()
 }
 
 /// Bytes that one sequence of `n_tokens` tokens holds at most, and a page of each group for a copy.
 pub fn bytes_of_sequence(layout: &KvLayout, limits: &Limits, n_tokens: usize) -> u64 {
     let of_group = |(group, g): (usize, &KvGroup)| {
-        let n = g.memory.map_or_else(
+        let n = g.encoder_states.map_or_else(
             || pages_of_sequence(g.window, n_tokens, limits.max_rows, limits.page_len) + 1,
             |n| n.div_ceil(limits.page_len),
         );
@@ -55,7 +62,6 @@ pub fn bytes_of_sequence(layout: &KvLayout, limits: &Limits, n_tokens: usize) ->
 #[derive(Clone, Debug)]
 pub struct KvCache {
     page_len: usize,
-    pages_per_table: usize,
     /// Window of each group.
     windows: Vec<Option<usize>>,
     /// Whether an encoder writes a group's pages: every slot reads the same ones, and they are not counted.
@@ -66,8 +72,7 @@ pub struct KvCache {
     /// Most bytes of pages that are held at once, by sequences and the prefix cache.
     budget: u64,
     prefix: PrefixCache,
-    /// `(n_slots, n_groups, pages_per_table)`
-    tables: Vec<u32>,
+    tables: PageTables,
     /// `(n_slots, n_groups)` entries of a table before this one are [`PAGE_NONE`] for good: out of the window.
     first_kept: Vec<usize>,
 }
@@ -77,18 +82,19 @@ impl KvCache {
     pub fn new(layout: &KvLayout, limits: &Limits) -> KvCache {
         let groups = &layout.groups;
         let n_groups = groups.len();
-        let longest = groups.iter().filter_map(|g| g.memory).max().unwrap_or(0).max(limits.n_ctx);
+        let longest = groups.iter().filter_map(|g| g.encoder_states).max().unwrap_or(0).max(limits.n_ctx);
         let pages_per_table = longest.div_ceil(limits.page_len);
-        let mut tables = vec![PAGE_NONE; limits.max_spans * n_groups * pages_per_table];
-        for (row, table) in tables.chunks_mut(pages_per_table.max(1)).enumerate() {
-            let n_encoded = groups[row % n_groups].memory.map_or(0, |n| n.div_ceil(limits.page_len));
-            (0..).zip(table).take(n_encoded).for_each(|(page, entry)| *entry = page);
+        let mut tables = PageTables::new(limits.max_spans, n_groups, pages_per_table);
+        for slot in 0..limits.max_spans {
+            for (group, of_group) in groups.iter().enumerate() {
+                let n_encoded = of_group.encoder_states.map_or(0, |n| n.div_ceil(limits.page_len));
+                tables.fill(slot, group, 0..n_encoded, |page_index| page_index as u32);
+            }
         }
         KvCache {
             page_len: limits.page_len,
-            pages_per_table,
             windows: groups.iter().map(|g| g.window).collect(),
-            is_encoded: groups.iter().map(|g| g.memory.is_some()).collect(),
+            is_encoded: groups.iter().map(|g| g.encoder_states.is_some()).collect(),
             pools: limits.n_pages.iter().map(|&n| PagePool::new(n)).collect(),
             page_bytes: (0..n_groups)
                 .map(|g| layout.page_bytes(g, limits.kv_type, limits.page_len) as u64)
@@ -102,12 +108,26 @@ impl KvCache {
 
     /// `(n_slots, n_groups, pages_per_table)`, as [`device::Step::page_tables`] wants them.
     pub fn tables(&self) -> &[u32] {
-        &self.tables
+        self.tables.entries()
     }
 
     /// Entries of one table.
     pub fn pages_per_table(&self) -> usize {
-        self.pages_per_table
+        self.tables.pages_per_table()
+    }
+
+    /// What of the tables changed, as [`device::Step::table_changes`] wants it.
+    pub fn table_changes(&self) -> Option<&[u32]> {
+        self.tables.changes()
+    }
+
+    /// What came of submitting a step with these tables: the device has seen them as they are, or nobody knows.
+    pub fn note_submitted<T, E>(
+        &mut self,
+        submitted: std::result::Result<T, E>,
+    ) -> std::result::Result<T, E> {
+        self.tables.note_seen(submitted.is_ok());
+        submitted
     }
 
     /// `(pages held, pages in all)` of a group.
@@ -141,20 +161,6 @@ impl KvCache {
         self.windows.len()
     }
 
-    fn n_slots(&self) -> usize {
-        self.first_kept.len() / self.n_groups().max(1)
-    }
-
-    /// Where the table of a slot and group lies.
-    fn table(&self, slot: usize, group: usize) -> std::ops::Range<usize> {
-        let start = (slot * self.n_groups() + group) * self.pages_per_table;
-        start..start + self.pages_per_table
-    }
-
-    fn entry(&mut self, slot: usize, group: usize, page_index: usize) -> &mut u32 {
-        &mut self.tables[(slot * self.windows.len() + group) * self.pages_per_table + page_index]
-    }
-
     /// The first position that the row at `position` looks at.
     fn first_visible(&self, group: usize, position: usize) -> usize {
         self.windows[group].map_or(0, |w| (position + 1).saturating_sub(w))
@@ -185,8 +191,8 @@ impl KvCache {
         let mut groups = (0..self.n_groups()).filter(|&group| !self.is_encoded[group]);
         groups.all(|group| {
             let first = self.first_visible(group, position) / self.page_len;
-            let table = self.table(slot, group);
-            self.tables[table][first..position.div_ceil(self.page_len)].iter().all(|p| *p != PAGE_NONE)
+            let pages = &self.tables.table(slot, group)[first..position.div_ceil(self.page_len)];
+            pages.iter().all(|page| *page != PAGE_NONE)
         })
     }
 
@@ -200,7 +206,7 @@ impl KvCache {
             let first = self.first_visible(group, n_tokens) / self.page_len;
             self.keep_from(to, group, first);
             for page_index in first..n_tokens.div_ceil(self.page_len) {
-                let page = *self.entry(from, group, page_index);
+                let page = self.tables.page(from, group, page_index);
                 self.share(to, group, page_index, page);
             }
         }
@@ -208,30 +214,28 @@ impl KvCache {
 
     /// Slot `i` becomes what slot `parents[i]` was; the slots after them become empty.
     pub fn rearrange(&mut self, parents: &[usize], _: &mut dyn Program) {
-        let (tables, first_kept) = (self.tables.clone(), self.first_kept.clone());
-        for slot in 0..self.n_slots() {
-            for group in 0..self.n_groups() {
-                let to = self.table(slot, group);
+        let (before, first_kept) = (self.tables.clone(), self.first_kept.clone());
+        let n_pages = before.pages_per_table();
+        for slot in 0..before.n_slots() {
+            for group in (0..self.windows.len()).filter(|&group| !self.is_encoded[group]) {
+                let kept = slot * self.windows.len() + group;
                 match parents.get(slot) {
-                    _ if self.is_encoded[group] => {}
                     Some(&parent) => {
-                        let from = &tables[self.table(parent, group)];
+                        let from = before.table(parent, group);
                         let pool = &mut self.pools[group];
                         from.iter().filter(|page| **page != PAGE_NONE).for_each(|page| pool.share(*page));
-                        self.tables[to].copy_from_slice(from);
-                        self.keep_from(slot, group, first_kept[parent * self.n_groups() + group]);
+                        self.tables.fill(slot, group, 0..n_pages, |page_index| from[page_index]);
+                        self.first_kept[kept] = first_kept[parent * self.windows.len() + group];
                     }
                     None => {
-                        self.tables[to].fill(PAGE_NONE);
-                        self.keep_from(slot, group, 0);
+                        self.tables.fill(slot, group, 0..n_pages, |_| PAGE_NONE);
+                        self.first_kept[kept] = 0;
                     }
                 }
             }
         }
-        for (row, table) in tables.chunks(self.pages_per_table.max(1)).enumerate() {
-            let group = row % self.n_groups();
-            let held = table.iter().filter(|page| **page != PAGE_NONE && !self.is_encoded[group]);
-            for &page in held {
+        for (group, table) in before.tables().filter(|(group, _)| !self.is_encoded[*group]) {
+            for &page in table.iter().filter(|page| **page != PAGE_NONE) {
                 self.pools[group].release(page);
             }
         }
@@ -241,7 +245,7 @@ impl KvCache {
         if page != PAGE_NONE {
             self.pools[group].share(page);
         }
-        *self.entry(slot, group, page_index) = page;
+        self.tables.set(slot, group, page_index, page);
     }
 
     /// Entries of a slot's table before this one are [`PAGE_NONE`] for good.
@@ -288,13 +292,13 @@ impl KvCache {
         is_begun: bool,
         program: &mut dyn Program,
     ) -> Result<u32> {
-        let before = *self.entry(slot, group, page_index);
+        let before = self.tables.page(slot, group, page_index);
         if before != PAGE_NONE && self.pools[group].references(before) == 1 {
             return Ok(before);
         }
         let page = self.take(group, program)?;
         // Making room may have moved it.
-        let before = *self.entry(slot, group, page_index);
+        let before = self.tables.page(slot, group, page_index);
         if before != PAGE_NONE {
             // And may have let go of what was shared; this slot still holds it.
             if is_begun && let Err(error) = program.copy_page(group, before, page) {
@@ -303,7 +307,7 @@ impl KvCache {
             }
             self.release(group, before);
         }
-        *self.entry(slot, group, page_index) = page;
+        self.tables.set(slot, group, page_index, page);
         Ok(page)
     }
 
@@ -323,7 +327,7 @@ impl KvCache {
             let end = self.first_visible(group, next_position) / self.page_len;
             let kept = slot * self.n_groups() + group;
             for page_index in self.first_kept[kept]..end {
-                let page = std::mem::replace(self.entry(slot, group, page_index), PAGE_NONE);
+                let page = self.tables.set(slot, group, page_index, PAGE_NONE);
                 if page != PAGE_NONE {
                     self.release(group, page);
                 }
@@ -336,9 +340,8 @@ impl KvCache {
     /// if the sequence will not write to it any more (`is_final`).
     pub fn remember(&mut self, slot: usize, salt: u64, tokens: &[u32], is_final: bool, _: &mut dyn Program) {
         let n = if is_final { tokens.len() } else { tokens.len() / self.page_len * self.page_len };
-        let len = self.n_groups() * self.pages_per_table;
-        let table = &mut self.tables[slot * len..(slot + 1) * len];
-        self.prefix.insert(salt, &tokens[..n], table, &mut self.pools, |_, _| {});
+        let KvCache { prefix, pools, tables, .. } = self;
+        prefix.insert(salt, &tokens[..n], slot, tables, pools, |_, _| {});
     }
 
     /// Let go of all pages of a slot.
@@ -347,8 +350,8 @@ impl KvCache {
             if self.is_encoded[group] {
                 continue;
             }
-            for page_index in 0..self.pages_per_table {
-                let page = std::mem::replace(self.entry(slot, group, page_index), PAGE_NONE);
+            for page_index in 0..self.pages_per_table() {
+                let page = self.tables.set(slot, group, page_index, PAGE_NONE);
                 if page != PAGE_NONE {
                     self.release(group, page);
                 }
@@ -467,9 +470,12 @@ impl KvCache {
         program.copy_page(group, page, to)?;
         self.pools[group].move_down(page);
         self.prefix.move_page(group, page, to);
-        for slot in 0..self.n_slots() {
-            let table = self.table(slot, group);
-            self.tables[table].iter_mut().filter(|entry| **entry == page).for_each(|entry| *entry = to);
+        for slot in 0..self.tables.n_slots() {
+            for page_index in 0..self.pages_per_table() {
+                if self.tables.page(slot, group, page_index) == page {
+                    self.tables.set(slot, group, page_index, to);
+                }
+            }
         }
         Ok(())
     }
@@ -487,9 +493,8 @@ impl KvCache {
         self.prefix.check().map_err(broken)?;
         let mut counted: Vec<Vec<u32>> = self.pools.iter().map(|p| vec![0; p.n_pages()]).collect();
         self.prefix.count_references(&mut counted);
-        for (row, table) in self.tables.chunks(self.pages_per_table.max(1)).enumerate() {
-            let group = row % self.n_groups();
-            for &page in table.iter().filter(|p| **p != PAGE_NONE && !self.is_encoded[group]) {
+        for (group, table) in self.tables.tables().filter(|(group, _)| !self.is_encoded[*group]) {
+            for &page in table.iter().filter(|page| **page != PAGE_NONE) {
                 counted[group][page as usize] += 1;
             }
         }

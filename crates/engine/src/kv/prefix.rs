@@ -18,6 +18,7 @@
 use device::{KvLayout, PAGE_NONE};
 
 use super::pages::PagePool;
+use super::tables::PageTables;
 
 /// Index of a node.
 pub type NodeId = u32;
@@ -182,22 +183,20 @@ impl PrefixCache {
         of_group.min()
     }
 
-    /// Remember a sequence: `tokens` whose keys and values are computed, and `table` `(n_groups, pages_per_table)`, its
-    /// pages. They count as used now. `freed(group, page)` is called for every page that nobody holds any more.
+    /// Remember the sequence in a slot: `tokens` whose keys and values are computed, with its pages. They count as used now. `freed(group, page)` is called for every page that nobody holds any more.
     ///
     /// Where the cache has a full page of the same tokens already, the sequence gives up its own and shares the cache's.
     /// So a sequence that holds the page of a node holds those of the nodes above too, and whatever no sequence holds can
     /// be evicted, leaf by leaf.
-    pub fn insert(
+    pub(super) fn insert(
         &mut self,
         salt: u64,
         tokens: &[u32],
-        table: &mut [u32],
+        slot: usize,
+        tables: &mut PageTables,
         pools: &mut [PagePool],
         mut freed: impl FnMut(usize, u32),
     ) {
-        let n_groups = self.windows.len();
-        let pages_per_table = table.len() / n_groups.max(1);
         if tokens.is_empty() {
             return;
         }
@@ -218,26 +217,26 @@ impl PrefixCache {
                     self.attach(id, at, chunk)
                 }
             };
-            for group in 0..n_groups {
-                let ours = &mut table[group * pages_per_table + page_index];
+            for group in 0..self.windows.len() {
+                let ours = tables.page(slot, group, page_index);
                 let cached = self.page(id, group);
                 if is_here && cached != PAGE_NONE {
-                    if *ours != PAGE_NONE && *ours != cached && chunk.len() == self.page_len {
+                    if ours != PAGE_NONE && ours != cached && chunk.len() == self.page_len {
                         pools[group].share(cached);
-                        if pools[group].release(*ours) {
-                            freed(group, *ours);
+                        if pools[group].release(ours) {
+                            freed(group, ours);
                         }
-                        *ours = cached;
+                        tables.set(slot, group, page_index, cached);
                     }
                     continue;
                 }
                 if is_here && chunk.len() < self.node(id).tokens.len() {
                     continue; // our page lacks positions that the node has
                 }
-                if *ours != PAGE_NONE {
-                    pools[group].share(*ours);
+                if ours != PAGE_NONE {
+                    pools[group].share(ours);
                 }
-                self.set_page(id, group, *ours);
+                self.set_page(id, group, ours);
                 if cached != PAGE_NONE && pools[group].release(cached) {
                     freed(group, cached);
                 }

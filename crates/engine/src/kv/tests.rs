@@ -94,8 +94,13 @@ impl Fixture {
         max_rows: usize,
         n_slots: usize,
     ) -> Fixture {
-        let layer = |w: &Option<usize>| KvLayer { n_kv_heads: 1, head_dim: 32, window: *w, memory: None };
+        let layer =
+            |w: &Option<usize>| KvLayer { n_kv_heads: 1, head_dim: 32, window: *w, encoder_states: None };
         let layout = KvLayout::new(windows.iter().map(layer).collect());
+        Fixture::of(layout, granule, n_ctx, max_rows, n_slots)
+    }
+
+    fn of(layout: KvLayout, granule: usize, n_ctx: usize, max_rows: usize, n_slots: usize) -> Fixture {
         let n_pages = pool_sizes(&layout, n_ctx, max_rows, n_slots, PAGE);
         let limits = Limits {
             max_rows,
@@ -130,7 +135,7 @@ impl Fixture {
         for (i, &token) in tokens.iter().enumerate() {
             self.computed[slot].push(token);
             for group in 0..self.kv.n_groups() {
-                let page = *self.kv.entry(slot, group, (first + i) / PAGE);
+                let page = self.kv.tables.page(slot, group, (first + i) / PAGE);
                 assert_eq!(self.kv.pools[group].references(page), 1, "writes to a shared page");
                 assert!(self.program.committed.contains(group, page), "writes to a page without memory");
                 self.program.pages[group][page as usize][(first + i) % PAGE] = Some(token);
@@ -147,7 +152,7 @@ impl Fixture {
     fn verify_row(&mut self, slot: usize, position: usize) {
         for group in 0..self.kv.n_groups() {
             for p in self.kv.first_visible(group, position)..position {
-                let page = *self.kv.entry(slot, group, p / PAGE);
+                let page = self.kv.tables.page(slot, group, p / PAGE);
                 assert_ne!(page, PAGE_NONE, "group {group}: position {p} is gone at {position}");
                 assert_eq!(self.program.pages[group][page as usize][p % PAGE], Some(self.computed[slot][p]));
             }
@@ -188,7 +193,7 @@ fn tokens(n: usize) -> Vec<u32> {
 
 #[test]
 fn a_prefix_is_found_to_the_token() {
-    let mut f = Fixture::new(&[None], 128, 16, 2);
+    let mut f = Fixture::new(&[None], 128, 16, 4);
     let t = tokens(100);
     assert_eq!(f.run(0, &t[..50]), 0);
     assert_eq!(f.begin(0, &t[..80]), 50, "three full pages and two positions of the fourth, copied");
@@ -197,9 +202,12 @@ fn a_prefix_is_found_to_the_token() {
     f.compute(1, &t[..3]);
     f.end(0);
     f.end(1);
-    let mut other = t.clone();
-    other[40] = 1000;
-    assert_eq!(f.run(0, &other), 40);
+    // Pages that would stand behind, before and between those that are there.
+    for (at, token, n) in [(40, 1000, 40), (45, 0, 45), (40, 500, 40), (3, 0, 3), (47, 999, 47)] {
+        let mut other = t.clone();
+        other[at] = token;
+        assert_eq!(f.run(0, &other[..50]), n, "{token} at {at}");
+    }
     assert_eq!(f.run(1, &[5, 5, 5]), 0);
     assert_eq!(f.run(1, &t[..80]), 80);
 }
@@ -405,6 +413,108 @@ fn a_group_gets_the_memory_that_another_does_not_need() {
     f.end(0);
 }
 
+#[test]
+fn salts_share_nothing() {
+    let mut f = Fixture::new(&[None, Some(20)], 128, 32, 2);
+    let t = tokens(100);
+    f.run(0, &t);
+    for salt in [1, u64::MAX, 1 << 32] {
+        assert_eq!((f.kv.n_cached(salt, &t), f.kv.begin(1, salt, &t)), (0, 0));
+        f.kv.reserve(1, 0, 20, &mut f.program).unwrap();
+        f.kv.remember(1, salt, &t[..20], true, &mut f.program);
+        f.kv.end(1, &mut f.program);
+        assert_eq!(f.kv.n_cached(salt, &t), 20);
+        f.kv.check().unwrap();
+    }
+    assert_eq!(f.kv.n_cached(0, &t), 100);
+    f.kv.clear_prefixes(&mut f.program);
+    f.kv.check().unwrap();
+    assert_eq!(f.kv.held_bytes(), 0);
+}
+
+#[test]
+fn a_fork_shares_pages_until_one_of_the_two_writes() {
+    for windows in [vec![None], vec![Some(20)], vec![None, Some(33)]] {
+        let mut f = Fixture::new(&windows, 128, 16, 3);
+        let t = tokens(60);
+        f.begin(0, &[]);
+        t[..40].chunks(16).for_each(|chunk| f.compute(0, chunk));
+        let n_held = f.kv.held_bytes();
+        for (slot, n) in [(1, 40), (2, 40)] {
+            assert!(f.kv.can_fork(0, n));
+            f.kv.fork(0, slot, n);
+            f.computed[slot] = t[..n].to_vec();
+            f.verify(slot);
+        }
+        assert_eq!(f.kv.held_bytes(), n_held);
+        f.compute(1, &[7; 20]);
+        f.compute(0, &t[40..60]);
+        f.compute(2, &[9; 3]);
+        (0..3).for_each(|slot| f.verify(slot));
+        (0..3).for_each(|slot| f.kv.end(slot, &mut f.program));
+        assert_eq!(f.kv.held_bytes(), 0);
+    }
+    let mut f = Fixture::new(&[None, Some(20)], 128, 16, 2);
+    f.begin(0, &[]);
+    tokens(60).chunks(12).for_each(|chunk| f.compute(0, chunk));
+    assert!(!f.kv.can_fork(0, 20), "what position 20 looks at is out of the window of position 60");
+}
+
+/// Beams of a search: one text position each, and pages that an encoder writes.
+fn beams() -> Fixture {
+    let layer = KvLayer { n_kv_heads: 1, head_dim: 8, window: None, encoder_states: None };
+    let layout = KvLayout::new(vec![layer, KvLayer { encoder_states: Some(50), ..layer }]);
+    Fixture::of(layout, 1, 40, 50, 3)
+}
+
+#[test]
+fn beams_share_until_one_writes() {
+    let mut f = beams();
+    assert_eq!(f.kv.usage(0), (0, 12));
+    let none = PAGE_NONE;
+    f.kv.reserve(0, 0, 20, &mut f.program).unwrap();
+    f.kv.rearrange(&[0, 0, 0], &mut f.program);
+    assert_eq!(f.kv.usage(0).0, 2);
+    assert_eq!(f.kv.tables()[..8], [0, 1, none, none, 0, 1, 2, 3]);
+    assert_eq!(f.kv.tables()[8..16], f.kv.tables()[..8]);
+    (0..3).for_each(|slot| f.kv.reserve(slot, 20, 1, &mut f.program).unwrap());
+    let own = |f: &Fixture| [0, 1, 2].map(|slot: usize| f.kv.tables()[slot * 8 + 1]);
+    assert_eq!((own(&f), f.kv.usage(0).0), ([2, 3, 1], 4), "the last that holds a page keeps it");
+    f.kv.reserve(1, 21, 1, &mut f.program).unwrap();
+    assert_eq!(own(&f), [2, 3, 1], "it is its own now");
+    // Beam 2 dies, beam 1 becomes two.
+    f.kv.rearrange(&[1, 0, 1], &mut f.program);
+    assert_eq!((own(&f), f.kv.usage(0).0), ([3, 2, 3], 3));
+    f.kv.check().unwrap();
+    f.kv.rearrange(&[], &mut f.program);
+    assert_eq!(f.kv.usage(0).0, 0);
+    assert_eq!(f.kv.tables()[4..8], [0, 1, 2, 3], "what the encoder wrote stays");
+    f.kv.check().unwrap();
+}
+
+#[test]
+fn the_pools_are_enough_for_any_search() {
+    let mut f = beams();
+    let mut state = 7u32;
+    for _ in 0..20 {
+        f.kv.rearrange(&[], &mut f.program);
+        f.kv.reserve(0, 0, 3, &mut f.program).unwrap();
+        for position in 3..40 {
+            let parents: Vec<usize> = (0..3)
+                .map(|slot| {
+                    state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                    if position == 3 { 0 } else { (state >> 16) as usize % 3 * usize::from(slot > 0) }
+                })
+                .collect();
+            f.kv.rearrange(&parents, &mut f.program);
+            (0..3).for_each(|slot| f.kv.reserve(slot, position, 1, &mut f.program).unwrap());
+            f.kv.check().unwrap();
+        }
+    }
+    f.kv.rearrange(&[], &mut f.program);
+    assert_eq!(f.kv.usage(0).0, 0);
+}
+
 #[derive(Clone, Debug)]
 enum Action {
     /// Begin the first `len` tokens of text `text`, if the slot is empty.
@@ -421,6 +531,12 @@ enum Action {
     Remember {
         slot: usize,
     },
+    /// The first `len` positions of a slot, if they are there, to another that is empty.
+    Fork {
+        from: usize,
+        to: usize,
+        len: usize,
+    },
     End {
         slot: usize,
     },
@@ -434,6 +550,7 @@ fn action() -> impl Strategy<Value = Action> {
         3 => (slot.clone(), 0..4u32, 1..120usize).prop_map(|(slot, text, len)| Action::Begin { slot, text, len }),
         8 => (slot.clone(), 1..24usize).prop_map(|(slot, n)| Action::Compute { slot, n }),
         1 => slot.clone().prop_map(|slot| Action::Remember { slot }),
+        2 => (slot.clone(), slot.clone(), 1..120usize).prop_map(|(from, to, len)| Action::Fork { from, to, len }),
         2 => slot.prop_map(|slot| Action::End { slot }),
         1 => Just(Action::Clear),
         2 => Just(Action::GiveBack),
@@ -472,6 +589,17 @@ proptest! {
                     let end = (at + n).min(f.n_ctx);
                     if at < end {
                         f.compute(slot, &target[at..end]);
+                    }
+                }
+                Action::Fork { from, to, len } if targets[from].is_some() && targets[to].is_none() => {
+                    let len = len.min(f.computed[from].len());
+                    if f.kv.can_fork(from, len) {
+                        f.kv.fork(from, to, len);
+                        f.computed[to] = f.computed[from][..len].to_vec();
+                        f.verify(to);
+                        // From there on, the next text.
+                        let next = (targets.iter().flatten().count() as u32) % 4;
+                        targets[to] = Some([&f.computed[to][..], &text(next)[len..]].concat());
                     }
                 }
                 Action::Remember { slot } if targets[slot].is_some() => f.remember(slot, false),

@@ -50,8 +50,7 @@ pub(crate) struct CostModel {
 impl CostModel {
     /// Nothing is known.
     pub(crate) fn new() -> CostModel {
-        let mut inverse = [[0.0; 3]; 3];
-        (0..3).for_each(|i| inverse[i][i] = 1e4);
+        let inverse = [[1e4, 0.0, 0.0], [0.0, 1e4, 0.0], [0.0, 0.0, 1e4]];
         CostModel { weights: [0.0; 3], inverse, n_seen: 0 }
     }
 
@@ -64,11 +63,13 @@ impl CostModel {
         let px: [f64; 3] = std::array::from_fn(|i| dot(&self.inverse[i], &x));
         let gain = px.map(|p| p / (FORGET + dot(&px, &x)));
         let error = seconds - dot(&self.weights, &x);
-        for i in 0..3 {
-            self.weights[i] += gain[i] * error;
-            for j in 0..3 {
+        for (weight, gain) in self.weights.iter_mut().zip(gain) {
+            *weight += gain * error;
+        }
+        for (row, gain) in self.inverse.iter_mut().zip(gain) {
+            for (entry, p) in row.iter_mut().zip(px) {
                 // Bounded, or what no step tells apart would be believed less and less without end.
-                self.inverse[i][j] = ((self.inverse[i][j] - gain[i] * px[j]) / FORGET).clamp(-1e6, 1e6);
+                *entry = ((*entry - gain * p) / FORGET).clamp(-1e6, 1e6);
             }
         }
     }

@@ -13,6 +13,8 @@ mod flight;
 mod postprocess;
 mod queue;
 mod step;
+#[cfg(test)]
+mod tests;
 
 use std::cmp::Reverse;
 use std::collections::VecDeque;
@@ -288,7 +290,7 @@ impl Scheduler {
         self.order.extend((0..self.slots.len()).filter(|&slot| self.slots[slot].is_some()));
         let (slots, queue) = (&self.slots, &self.queue);
         let rank = |slot: &usize| slots[*slot].as_ref().map(|s| (s.in_prompt, queue.rank(s)));
-        self.order.sort_unstable_by(|a, b| rank(a).cmp(&rank(b)));
+        self.order.sort_unstable_by_key(rank);
         let all_answer = slots.iter().flatten().all(|s| !s.in_prompt);
         if let Some(speculator) = self.speculator.as_mut().filter(|_| all_answer && !is_ahead) {
             speculator.begin_step(self.order.len());
@@ -373,11 +375,17 @@ impl Scheduler {
         let Some(sequence) = &mut self.slots[slot] else { return Ok(()) };
         let position = sequence.n_submitted;
         let missing = sequence.n_missing();
-        let n_rows = missing.min(most);
+        let mut n_rows = missing.min(most);
         if n_rows == 0 {
             return Ok(());
         }
-        self.kv.reserve(slot, position, n_rows, program)?;
+        // On a shortage a smaller chunk may still find its pages.
+        while let Err(error) = self.kv.reserve(slot, position, n_rows, program) {
+            if !matches!(error, Error::PagesExhausted { .. }) || n_rows <= self.limits.page_len {
+                return Err(error);
+            }
+            n_rows = n_rows.div_ceil(2);
+        }
         sequence.draft.clear();
         let rows = &sequence.tokens[position..position + n_rows];
         let mut span = FlightSpan::new(slot, sequence, n_rows, None);
@@ -423,7 +431,8 @@ impl Scheduler {
             let o = o.as_ref().filter(|o| o.reuse && o.salt == sequence.salt)?;
             let n = common_len(known, &o.tokens[..o.n_computed]);
             // Half a page costs a copy of a page.
-            let is_worth_it = n >= n_cached + LEAST_SHARED || n > n_cached && n % self.limits.page_len == 0;
+            let is_worth_it =
+                n >= n_cached + LEAST_SHARED || n > n_cached && n.is_multiple_of(self.limits.page_len);
             (is_worth_it && self.kv.can_fork(other, n)).then_some((n, other))
         });
         let best = shared.max();

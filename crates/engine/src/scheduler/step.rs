@@ -191,6 +191,7 @@ impl StepBuffers {
             links: &self.links,
             spans: &self.spans,
             page_tables: kv.tables(),
+            table_changes: kv.table_changes(),
             pages_per_table: kv.pages_per_table(),
             outputs: &self.outputs,
             wants: &self.wants,

@@ -5,16 +5,15 @@
 //! written or a token at a wrong place changes the answer, and [`next_token`] says what the answer should have been.
 #![allow(dead_code, clippy::unwrap_used)]
 
-use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use device::{
-    Arithmetic, Chosen, CommandInfo, CommittedPages, Device, Error, Item, KvType, Limits, MemoryPlan,
-    PAGE_NONE, Peaks, Plan, Program, Residence, Rule, Step, Ticket, Timing, ValueId, Want, Weight,
+    Arithmetic, CommandInfo, Device, Error, Item, KvType, Limits, MemoryPlan, PAGE_NONE, Peaks, Plan,
+    Program, Residence, Rule, Step, Timing, ValueId, Want, Weight,
 };
-use device_lower::outputs::HostOutputs;
+use device_lower::hosted::{HostProgram, Hosted};
 use ingle_engine::{
     Engine, Event, FinishReason, LoadOptions, Model, Overflow, Prefill, Request, SamplingParams, SequenceId,
     TokenizerSource,
@@ -143,6 +142,8 @@ pub struct History {
     pub memory: platform::SystemMemory,
     /// Fail at this step, counted from 0.
     pub fail_at: usize,
+    /// Fail at every so many steps; 0: at none.
+    pub fail_every: usize,
     /// See one position too many in steps of several rows, as a broken batched kernel would.
     pub broken_batches: bool,
     /// Steps submitted so far.
@@ -154,7 +155,14 @@ pub struct History {
 impl Default for History {
     fn default() -> History {
         let memory = platform::SystemMemory { total: 1 << 40, free: 1 << 40 };
-        History { memory, fail_at: usize::MAX, broken_batches: false, n_runs: Arc::default(), ahead: 0 }
+        History {
+            memory,
+            fail_at: usize::MAX,
+            fail_every: 0,
+            broken_batches: false,
+            n_runs: Arc::default(),
+            ahead: 0,
+        }
     }
 }
 
@@ -183,27 +191,26 @@ impl Device for History {
             let bytes = limits.n_pages[g] * plan.kv.page_bytes(g, limits.kv_type, limits.page_len);
             Item { what: format!("KV pages {g}"), bytes: bytes as u64, residence: Residence::Reserved }
         });
-        let logits = 4 * (limits.max_outputs * plan.value(plan.logits).cols) as u64;
+        let logits = 4 * (limits.max_outputs * plan.value(plan.output).cols) as u64;
         let logits = Item { what: "logits".into(), bytes: logits, residence: Residence::Committed };
         Ok(MemoryPlan { items: kv.chain([logits]).collect() })
     }
     fn compile(&self, plans: &[Plan], limits: &Limits) -> device::Result<Box<dyn Program>> {
         let plan = &plans[0];
-        let n_vocab = plan.value(plan.logits).cols;
-        Ok(Box::new(HistoryProgram {
+        let n_vocab = plan.value(plan.output).cols;
+        let program = HistoryProgram {
             windows: plan.kv.groups.iter().map(|g| g.window).collect(),
             pages: limits.n_pages.iter().map(|n| vec![None; n * limits.page_len]).collect(),
-            committed: CommittedPages::new(limits, |_| 3),
             limits: limits.clone(),
             n_vocab,
             logits: vec![0.0; limits.max_outputs * n_vocab],
-            outputs: HostOutputs::new(n_vocab, limits, self.ahead + 1),
-            max_in_flight: self.ahead + 1,
             n_outputs: 0,
             fail_at: self.fail_at,
+            fail_every: self.fail_every,
             broken_batches: self.broken_batches,
             n_runs: self.n_runs.clone(),
-        }))
+        };
+        Ok(Box::new(Hosted::new(program, plans.iter(), limits, self.ahead + 1, 1)))
     }
     fn arithmetic(&self, _: &Weight) -> Arithmetic {
         Arithmetic::F32
@@ -222,14 +229,12 @@ struct HistoryProgram {
     windows: Vec<Option<usize>>,
     /// `(n_groups, n_pages * page_len)` position and token.
     pages: Vec<Vec<Option<(u32, u32)>>>,
-    committed: CommittedPages,
     limits: Limits,
     n_vocab: usize,
     logits: Vec<f32>,
-    outputs: HostOutputs,
-    max_in_flight: usize,
     n_outputs: usize,
     fail_at: usize,
+    fail_every: usize,
     broken_batches: bool,
     n_runs: Arc<AtomicUsize>,
 }
@@ -241,7 +246,7 @@ impl HistoryProgram {
         page as usize * self.limits.page_len + position % self.limits.page_len
     }
 
-    fn compute(&mut self, step: &Step) -> device::Result<()> {
+    fn run_step(&mut self, step: &Step) -> device::Result<()> {
         // All lengths are the engine's to check.
         assert!(!step.tokens.is_empty() && step.tokens.len() <= self.limits.max_rows);
         assert!(step.spans.len() <= self.limits.max_spans && step.outputs.len() <= self.limits.max_outputs);
@@ -279,41 +284,32 @@ impl HistoryProgram {
                 }
             }
         }
-        if self.n_runs.fetch_add(1, Ordering::Relaxed) == self.fail_at {
+        let run = self.n_runs.fetch_add(1, Ordering::Relaxed);
+        if run == self.fail_at || self.fail_every > 0 && run % self.fail_every == self.fail_every - 1 {
             return Err(Error::Failed { device: "history", reason: "as asked".into() });
         }
         Ok(())
     }
 }
 
-impl Program for HistoryProgram {
-    fn max_in_flight(&self) -> usize {
-        self.max_in_flight
+impl HostProgram for HistoryProgram {
+    fn name(&self) -> &'static str {
+        "history"
     }
     fn chooses_in_flight(&self, want: &Want) -> bool {
         !want.logits
     }
-    fn submit(&mut self, step: &Step) -> device::Result<Ticket> {
-        let failed = |reason| Error::Failed { device: "history", reason };
-        let tokens = self.outputs.begin(step, self.n_vocab).map_err(failed)?;
-        if let Err(error) = self.compute(&Step { tokens: &tokens, ..*step }) {
-            self.outputs.abandon(tokens);
-            return Err(error);
+    fn compute(
+        &mut self,
+        step: &Step,
+        _: Option<usize>,
+        timings: Option<&mut Vec<Timing>>,
+    ) -> device::Result<()> {
+        self.run_step(step)?;
+        if let Some(timings) = timings {
+            timings.push(Timing { command: 0, start: 0.0, duration: 1e-6 });
         }
-        let logits = &self.logits[..self.n_outputs * self.n_vocab];
-        Ok(self.outputs.finish(step, tokens, logits, |_| None))
-    }
-    fn wait(&mut self, ticket: Ticket) -> device::Result<()> {
-        self.outputs.wait(ticket).map_err(|reason| Error::Failed { device: "history", reason })
-    }
-    fn chosen(&self) -> &[Chosen] {
-        self.outputs.chosen()
-    }
-    fn best(&self, output: usize) -> &[(u32, f32)] {
-        self.outputs.best(output)
-    }
-    fn run_until(&mut self, step: &Step, _: usize) -> device::Result<()> {
-        self.compute(step)
+        Ok(())
     }
     fn read(&self, _: ValueId) -> Option<Vec<f32>> {
         None
@@ -321,10 +317,9 @@ impl Program for HistoryProgram {
     fn logits(&self) -> &[f32] {
         &self.logits[..self.n_outputs * self.n_vocab]
     }
-    fn copy_page(&mut self, group: usize, from: u32, to: u32) -> device::Result<()> {
+    fn copy_page(&mut self, group: usize, from: u32, to: u32) {
         let len = self.limits.page_len;
         self.pages[group].copy_within(from as usize * len..(from as usize + 1) * len, to as usize * len);
-        Ok(())
     }
     fn read_page(&self, group: usize, page: u32, bytes: &mut [u8]) -> device::Result<()> {
         let len = self.limits.page_len;
@@ -347,31 +342,18 @@ impl Program for HistoryProgram {
         }
         Ok(())
     }
-    fn committed(&self) -> &CommittedPages {
-        &self.committed
+    fn granule(&self, _: usize) -> usize {
+        3
     }
-    fn commit(&mut self, group: usize, pages: Range<u32>) -> device::Result<()> {
-        self.committed.check_range(group, &pages, false).unwrap();
-        self.committed.set(group, pages, true);
-        Ok(())
-    }
-    fn decommit(&mut self, group: usize, pages: Range<u32>) -> device::Result<()> {
-        self.committed.check_range(group, &pages, true).unwrap();
+    fn decommit(&mut self, group: usize, pages: std::ops::Range<u32>) {
         let len = self.limits.page_len;
         self.pages[group][pages.start as usize * len..pages.end as usize * len].fill(None);
-        self.committed.set(group, pages, false);
-        Ok(())
     }
     fn kept(&self, _: usize) -> &[f32] {
         &[]
     }
     fn commands(&self, _: usize, _: usize) -> Vec<CommandInfo> {
         vec![CommandInfo { kernel: "history".into(), node: 0, layer: None, weight_bytes: 0 }]
-    }
-    fn run_timed(&mut self, step: &Step, timings: &mut Vec<Timing>) -> device::Result<()> {
-        self.run(step)?;
-        timings.push(Timing { command: 0, start: 0.0, duration: 1e-6 });
-        Ok(())
     }
 }
 

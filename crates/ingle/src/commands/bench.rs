@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Args;
-use device::{Device, Op, Peaks, Plan, Rows};
+use device::{Device, Op, Peaks, Plan, RowCount};
 use engine::{Engine, Model, Request, SamplingParams};
 use serde::Serialize;
 use weights::BlockType;
@@ -295,7 +295,7 @@ fn row(
     let plan = engine.plan();
     let (bytes, ops) = (plan.weight_bytes_per_token(), plan.ops_per_token());
     // Of a prompt's rows, one has its logits computed.
-    let of_prompt = |op: &&Op| op.writes().iter().all(|id| plan.value(*id).rows != Rows::Outputs);
+    let of_prompt = |op: &&Op| op.writes().iter().all(|id| plan.value(*id).rows != RowCount::Outputs);
     let peak_ops = peaks.map(|peaks| match test.n_gen {
         0 => reachable(plan, device, &peaks, of_prompt),
         _ => reachable(plan, device, &peaks, |_| true),

@@ -27,7 +27,7 @@ For GGUF files: gguf keeps the types; gguf:q4_k, gguf:q8_0 and so on. Names, num
 model become those that GGUF has; what GGUF has no place for is an error, or a note where readers do without it.
 
 Quantised are matrices. Norms, biases, routers and position embeddings stay as they are; the embedding and the head become one
-step finer than the rest, for their errors go straight into what the model says. Rows that are not whole groups get smaller
+step finer than the rest, for their errors go straight into what the model says. RowCount that are not whole groups get smaller
 ones. A profile decides for single tensors: a file of lines PATTERN = TYPE, of which the first that matches counts.
 
 Tensors that are quantised already are only moved where that loses nothing; --requantize encodes them again.

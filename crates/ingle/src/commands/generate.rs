@@ -140,6 +140,7 @@ pub fn stop_word(reason: &engine::FinishReason) -> &'static str {
         MaxTokens => "max_tokens",
         ContextFull => "context_full",
         Cancelled => "cancelled",
+        DeadlineExceeded => "deadline_exceeded",
         Failed(_) => "failed",
     }
 }

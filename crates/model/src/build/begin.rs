@@ -1,6 +1,6 @@
 //! From tokens, or rows of numbers, to the residual stream.
 
-use device::{Op, Rows, ValueId};
+use device::{Op, RowCount, ValueId};
 
 use super::Builder;
 use crate::error::Result;
@@ -10,7 +10,7 @@ impl Builder<'_, '_> {
     /// `(n, hidden)`
     pub fn embed(&mut self) -> Result<ValueId> {
         let table = self.matrix(TensorRole::TokenEmbedding)?;
-        let out = self.value("embedding", Rows::Tokens, self.spec.hidden);
+        let out = self.value("embedding", RowCount::Tokens, self.spec.hidden);
         self.push(Op::Embed { table, scale: self.spec.embedding_scale, out });
         let x = self.add_positions(out)?;
         self.maybe_norm(self.spec.family.embedding_norm, x, TensorRole::EmbeddingNorm, "embedding norm")
@@ -21,13 +21,13 @@ impl Builder<'_, '_> {
         let family = self.spec.family;
         let mut per_token = family.input_stride();
         let mut cols = self.spec.n_inputs;
-        let mut x = self.value("input", Rows::PerToken(per_token), cols);
+        let mut x = self.value("input", RowCount::PerToken(per_token), cols);
         self.push(Op::Input { out: x });
         for (i, convolution) in family.convolutions.iter().enumerate() {
             let (size, stride) = (convolution.size, convolution.stride);
             per_token /= stride;
             let unfolded =
-                self.value(&format!("convolution {i} input"), Rows::PerToken(per_token), cols * size);
+                self.value(&format!("convolution {i} input"), RowCount::PerToken(per_token), cols * size);
             self.push(Op::Unfold { x, size, stride, out: unfolded });
             let y = self.linear(unfolded, convolution.role, &format!("convolution {i}"))?;
             x = self.like(y, &format!("convolution {i} activated"));
@@ -54,7 +54,7 @@ impl Builder<'_, '_> {
         let (width, hidden) = (self.spec.per_layer_width, self.spec.hidden);
         let cols = width * self.spec.layers.len();
         let table = self.matrix(TensorRole::PerLayerEmbedding)?;
-        let token = self.value("per-layer embedding", Rows::Tokens, cols);
+        let token = self.value("per-layer embedding", RowCount::Tokens, cols);
         self.push(Op::Embed { table, scale: (width as f32).sqrt(), out: token });
         let y = self.linear(x, TensorRole::PerLayerModel, "per-layer projection")?;
         let y = self.scale(y, (hidden as f32).sqrt().recip(), "per-layer projection scaled");

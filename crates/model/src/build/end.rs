@@ -1,6 +1,6 @@
-//! From the residual stream to what the caller wants: logits, hidden states, an embedding, a memory.
+//! From the residual stream to what the caller wants: logits, hidden states, an embedding, encoder states.
 
-use device::{DType, Op, Rows, ValueId};
+use device::{DType, Op, RowCount, ValueId};
 
 use super::{Builder, KvLayers};
 use crate::embedding::EmbeddingSpec;
@@ -18,7 +18,7 @@ impl<'a> Builder<'a, '_> {
 
     /// Keys and values of the encoder's states, for each layer of the decoder; and the states of the output rows
     /// `(n_outputs, hidden)`, with the largest column of each.
-    pub fn memory(
+    pub fn encoder_states(
         &mut self,
         x: ValueId,
         decoder: &'a ModelSpec,
@@ -31,7 +31,7 @@ impl<'a> Builder<'a, '_> {
             self.layer = Some(l);
             let k = self.linear(states, TensorRole::CrossK, "cross k")?;
             let v = self.linear(states, TensorRole::CrossV, "cross v")?;
-            self.push(Op::KvWrite { k, v, layer: kv.memory(l) });
+            self.push(Op::KvWrite { k, v, layer: kv.encoder_states(l) });
         }
         self.layer = None;
         let selected = self.output_rows(states, "output rows");
@@ -42,7 +42,7 @@ impl<'a> Builder<'a, '_> {
     pub fn embedding(&mut self, x: ValueId, embedding: &EmbeddingSpec) -> Result<(ValueId, ValueId)> {
         let x = self.final_norm(x)?;
         let hidden = self.spec.hidden;
-        let mut out = self.value("pooled", Rows::Outputs, hidden);
+        let mut out = self.value("pooled", RowCount::Outputs, hidden);
         self.push(Op::Pool { x, kind: embedding.pooling, out });
         if embedding.normalize {
             // x / sqrt(sum x^2) is x / sqrt(mean x^2) / sqrt(n). A vector of zeros stays one.
@@ -65,7 +65,7 @@ impl<'a> Builder<'a, '_> {
     }
 
     fn argmax(&mut self, x: ValueId) -> ValueId {
-        let out = self.new_value("best token", Rows::Outputs, 1, DType::U32);
+        let out = self.new_value("best token", RowCount::Outputs, 1, DType::U32);
         self.push(Op::Argmax { x, out });
         out
     }
@@ -78,12 +78,12 @@ impl<'a> Builder<'a, '_> {
         let role = if self.spec.tied_head { TensorRole::TokenEmbedding } else { TensorRole::Output };
         let mut logits = self.linear(normed, role, "logits")?;
         if self.spec.logit_scale != 1.0 {
-            let out = self.value("scaled logits", Rows::Outputs, n_vocab);
+            let out = self.value("scaled logits", RowCount::Outputs, n_vocab);
             self.push(Op::Scale { x: logits, factor: self.spec.logit_scale, out });
             logits = out;
         }
         if let Some(cap) = self.spec.logit_softcap {
-            let out = self.value("capped logits", Rows::Outputs, n_vocab);
+            let out = self.value("capped logits", RowCount::Outputs, n_vocab);
             self.push(Op::Softcap { x: logits, cap, out });
             logits = out;
         }

@@ -1,6 +1,6 @@
 //! What a layer adds to the residual stream: attention, to the encoder's states too, and the feed-forward network.
 
-use device::{Activation, DType, KvLayerId, Op, Rows, ValueId, Weight};
+use device::{Activation, DType, KvLayerId, Op, RowCount, ValueId, Weight};
 
 use super::Builder;
 use crate::descriptor::{ExpertPlace, QkNorm};
@@ -43,7 +43,7 @@ impl Builder<'_, '_> {
                 *k = self.rope(*k, rope, layer.head_dim, "k rope");
             }
         }
-        let mixed = self.value("attention", Rows::Tokens, layer.n_heads * layer.head_dim);
+        let mixed = self.value("attention", RowCount::Tokens, layer.n_heads * layer.head_dim);
         let (n_heads, scale) = (layer.n_heads, layer.attention_scale);
         match kv {
             Some((k, v)) if self.spec.family.bidirectional => {
@@ -76,7 +76,7 @@ impl Builder<'_, '_> {
     pub fn cross_attention(
         &mut self,
         x: ValueId,
-        memory: KvLayerId,
+        states: KvLayerId,
         layer: &LayerSpec,
         aligned: &[usize],
         ends: bool,
@@ -86,12 +86,12 @@ impl Builder<'_, '_> {
         let input = self.norm(x, TensorRole::CrossNorm, self.spec.hidden, "cross-attention norm")?;
         let q = self.linear(input, TensorRole::CrossQ, "cross q")?;
         if let (false, Some(encoder)) = (aligned.is_empty(), &self.spec.encoder) {
-            let out = self.value("alignment", Rows::Tokens, aligned.len() * encoder.n_ctx_train);
-            self.push(Op::CrossScores { q, layer: memory, n_heads, heads: aligned.to_vec(), scale, out });
+            let out = self.value("alignment", RowCount::Tokens, aligned.len() * encoder.n_ctx_train);
+            self.push(Op::CrossScores { q, layer: states, n_heads, heads: aligned.to_vec(), scale, out });
             self.kept.push(out);
         }
-        let mixed = self.value("cross-attention", Rows::Tokens, n_heads * layer.head_dim);
-        self.push(Op::CrossAttention { q, layer: memory, n_heads, scale, out: mixed });
+        let mixed = self.value("cross-attention", RowCount::Tokens, n_heads * layer.head_dim);
+        self.push(Op::CrossAttention { q, layer: states, n_heads, scale, out: mixed });
         let mixed = if ends { self.output_rows(mixed, "cross-attention of output rows") } else { mixed };
         let branch = self.linear(mixed, TensorRole::CrossOut, "cross-attention out")?;
         Ok(self.add_branch(residual, branch, "cross-attention residual"))
@@ -258,7 +258,7 @@ impl Builder<'_, '_> {
     /// `x + norm(out(f(gate(x)) * input))`
     pub fn per_layer_branch(&mut self, x: ValueId, inputs: ValueId, l: usize) -> Result<ValueId> {
         let width = self.spec.per_layer_width;
-        let of_outputs = self.rows(x) == Rows::Outputs;
+        let of_outputs = self.rows(x) == RowCount::Outputs;
         let inputs = if of_outputs { self.output_rows(inputs, "inputs of output rows") } else { inputs };
         let gate = self.linear(x, TensorRole::PerLayerGate, "input gate")?;
         let input = self.value("input", self.rows(inputs), width);

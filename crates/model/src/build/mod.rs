@@ -10,7 +10,8 @@ mod layer;
 use std::collections::HashMap;
 
 use device::{
-    DType, KvLayer, KvLayerId, KvLayout, Node, Op, Output, Plan, Rows, Value, ValueId, Weight, WeightId,
+    DType, KvLayer, KvLayerId, KvLayout, Node, Op, OutputKind, Plan, RowCount, Value, ValueId, Weight,
+    WeightId,
 };
 
 use crate::descriptor::NormKind;
@@ -29,7 +30,7 @@ pub(crate) enum End<'a> {
     /// One vector for each sequence.
     Embedding(&'a EmbeddingSpec),
     /// Of an encoder: what the layers of this decoder attend to, kept.
-    Memory(&'a ModelSpec),
+    EncoderStates(&'a ModelSpec),
     /// Logits, and the scores of these heads of cross-attention, ascending: layer and heads.
     Alignment(&'a [(usize, Vec<usize>)]),
 }
@@ -47,7 +48,7 @@ pub(crate) fn build_to<'a>(
     end: End<'a>,
 ) -> Result<Plan> {
     tensors.turn_to(spec.family);
-    let kv = KvLayers::of(if let End::Memory(decoder) = end { decoder } else { spec });
+    let kv = KvLayers::of(if let End::EncoderStates(decoder) = end { decoder } else { spec });
     let mut builder = Builder {
         spec,
         tensors,
@@ -69,7 +70,7 @@ pub(crate) fn build_to<'a>(
         if spec.encoder.is_some() {
             let aligned = if let End::Alignment(heads) = end { heads } else { &[] };
             let aligned = aligned.iter().find(|(layer, _)| *layer == l).map_or(&[][..], |(_, heads)| heads);
-            x = builder.cross_attention(x, kv.memory(l), layer, aligned, ends)?;
+            x = builder.cross_attention(x, kv.encoder_states(l), layer, aligned, ends)?;
         }
         x = builder.feed_forward(x, layer)?;
         if let Some(inputs) = inputs {
@@ -78,15 +79,16 @@ pub(crate) fn build_to<'a>(
         x = builder.layer_scale(x)?;
     }
     builder.layer = None;
-    let output = if matches!(end, End::Embedding(_)) { Output::Hidden } else { spec.family.output };
-    let (logits, argmax) = match (end, output) {
+    let output_kind = if matches!(end, End::Embedding(_)) { OutputKind::Hidden } else { spec.family.output };
+    let (output, argmax) = match (end, output_kind) {
         (End::Embedding(embedding), _) => builder.embedding(x, embedding)?,
-        (End::Memory(decoder), _) => builder.memory(x, decoder, &kv)?,
-        (End::Own | End::Alignment(_), Output::Logits) => builder.head(x)?,
-        (End::Own | End::Alignment(_), Output::Hidden) => builder.hidden(x)?,
+        (End::EncoderStates(decoder), _) => builder.encoder_states(x, decoder, &kv)?,
+        (End::Own | End::Alignment(_), OutputKind::Logits) => builder.head(x)?,
+        (End::Own | End::Alignment(_), OutputKind::Hidden) => builder.hidden(x)?,
     };
     let Builder { values, weights, nodes, kept, .. } = builder;
-    let plan = Plan { values, weights, nodes, kv: KvLayout::new(kv.layers), logits, argmax, output, kept };
+    let plan =
+        Plan { values, weights, nodes, kv: KvLayout::new(kv.layers), output, argmax, output_kind, kept };
     plan.check()?;
     Ok(plan)
 }
@@ -110,17 +112,17 @@ impl KvLayers {
                 None => {
                     kv.own.push(KvLayerId(kv.layers.len() as u32));
                     let LayerSpec { n_kv_heads, head_dim, window, .. } = *layer;
-                    kv.layers.push(KvLayer { n_kv_heads, head_dim, window, memory: None });
+                    kv.layers.push(KvLayer { n_kv_heads, head_dim, window, encoder_states: None });
                 }
             }
         }
         kv.n_own = kv.layers.len();
         if let Some(encoder) = &spec.encoder {
-            let memory = |layer: &LayerSpec| {
+            let encoder_states = |layer: &LayerSpec| {
                 let LayerSpec { n_kv_heads, head_dim, .. } = *layer;
-                KvLayer { n_kv_heads, head_dim, window: None, memory: Some(encoder.n_ctx_train) }
+                KvLayer { n_kv_heads, head_dim, window: None, encoder_states: Some(encoder.n_ctx_train) }
             };
-            kv.layers.extend(spec.layers.iter().map(memory));
+            kv.layers.extend(spec.layers.iter().map(encoder_states));
         }
         kv
     }
@@ -131,7 +133,7 @@ impl KvLayers {
     }
 
     /// Where a layer's keys and values of the encoder's states are.
-    fn memory(&self, layer: usize) -> KvLayerId {
+    fn encoder_states(&self, layer: usize) -> KvLayerId {
         KvLayerId((self.n_own + layer) as u32)
     }
 }
@@ -234,11 +236,11 @@ impl Builder<'_, '_> {
         id
     }
 
-    fn value(&mut self, name: &str, rows: Rows, cols: usize) -> ValueId {
+    fn value(&mut self, name: &str, rows: RowCount, cols: usize) -> ValueId {
         self.new_value(name, rows, cols, DType::F32)
     }
 
-    fn new_value(&mut self, name: &str, rows: Rows, cols: usize, dtype: DType) -> ValueId {
+    fn new_value(&mut self, name: &str, rows: RowCount, cols: usize, dtype: DType) -> ValueId {
         let name = self.layer.map_or_else(|| name.to_owned(), |l| format!("layer {l} {name}"));
         self.values.push(Value { name, rows, cols, dtype });
         ValueId(self.values.len() as u32 - 1)
@@ -246,23 +248,23 @@ impl Builder<'_, '_> {
 
     /// A new value with the rows and columns of another.
     fn like(&mut self, x: ValueId, name: &str) -> ValueId {
-        let (rows, cols) = self.values.get(x.0 as usize).map_or((Rows::Tokens, 0), |v| (v.rows, v.cols));
+        let (rows, cols) = self.values.get(x.0 as usize).map_or((RowCount::Tokens, 0), |v| (v.rows, v.cols));
         self.value(name, rows, cols)
     }
 
     /// The output rows of a value `(n_outputs, columns)`: itself where it has no others.
     fn output_rows(&mut self, x: ValueId, name: &str) -> ValueId {
-        if self.rows(x) == Rows::Outputs {
+        if self.rows(x) == RowCount::Outputs {
             return x;
         }
         let cols = self.values.get(x.0 as usize).map_or(0, |v| v.cols);
-        let out = self.value(name, Rows::Outputs, cols);
+        let out = self.value(name, RowCount::Outputs, cols);
         self.push(Op::SelectRows { x, out });
         out
     }
 
-    fn rows(&self, x: ValueId) -> Rows {
-        self.values.get(x.0 as usize).map_or(Rows::Tokens, |v| v.rows)
+    fn rows(&self, x: ValueId) -> RowCount {
+        self.values.get(x.0 as usize).map_or(RowCount::Tokens, |v| v.rows)
     }
 
     fn push(&mut self, op: Op) {

@@ -16,14 +16,14 @@ pub use tokens::SpeechTokens;
 /// The forward passes of a speech model, over one cache.
 #[derive(Clone, Debug)]
 pub struct SpeechPlans {
-    /// From numbers to the memory that the decoder attends to; its result is the encoder's states at the output rows.
+    /// From numbers to the encoder states that the decoder attends to; its result is these states at the output rows.
     pub encoder: Plan,
-    /// From tokens and the memory to logits.
+    /// From tokens and the encoder states to logits.
     pub decoder: Plan,
     /// The same, with the scores of some heads of cross-attention kept.
     pub align: Plan,
-    /// Of each value that `align` keeps: the layer and the heads, ascending. The value is `(n, heads * memory)`, scores of a
-    /// head over the memory before their softmax, scaled.
+    /// Of each value that `align` keeps: the layer and the heads, ascending. The value is `(n, heads * n_states)`, scores of a
+    /// head over the encoder states before their softmax, scaled.
     pub alignment: Vec<(usize, Vec<usize>)>,
 }
 

@@ -91,7 +91,7 @@ impl Runner {
             numerics,
         };
         let program = device.compile(&[fuse(plan, device.fusion())], &limits).and_then(committed)?;
-        Ok(Runner { program, n_vocab: plan.value(plan.logits).cols, n_groups, position: 0 })
+        Ok(Runner { program, n_vocab: plan.value(plan.output).cols, n_groups, position: 0 })
     }
 
     /// The names of the kernels of a step of one row.

@@ -105,8 +105,8 @@ impl Speech {
             kv_type: KvType::F32,
             numerics,
         };
-        let n_positions = plans[0].kv.groups.last().unwrap().memory.unwrap();
-        let cols = plans.iter().map(|p| p.value(p.logits).cols).collect();
+        let n_positions = plans[0].kv.groups.last().unwrap().encoder_states.unwrap();
+        let cols = plans.iter().map(|p| p.value(p.output).cols).collect();
         let align = &plans[SpeechPlans::ALIGN];
         let kept_cols = align.kept.iter().map(|id| align.value(*id).cols).collect();
         let fused: Vec<_> = plans.iter().map(|plan| fuse(plan, device.fusion())).collect();
@@ -166,7 +166,7 @@ impl Speech {
         (logits, self.kept_cols.iter().enumerate().map(rows).collect())
     }
 
-    /// Forget the sequence; the memory stays.
+    /// Forget the sequence; the encoder states stay.
     pub fn rewind(&mut self) {
         self.position = 0;
     }

@@ -70,8 +70,8 @@ static inline void norm_and_turn(threadgroup float * head, device const float * 
     }
 }
 
-// MEMORY: all positions of a memory layer are seen.
-template<class K, bool MEMORY>
+// ENCODER: all encoder states of a layer are seen.
+template<class K, bool ENCODER>
 kernel void attention_decode(constant AttentionArguments & a [[buffer(0)]],
                              device const Step * step [[buffer(1)]],
                              device const float * q [[buffer(2)]],
@@ -95,7 +95,7 @@ kernel void attention_decode(constant AttentionArguments & a [[buffer(0)]],
                              ushort sg [[simdgroup_index_in_threadgroup]],
                              ushort n_sg [[simdgroups_per_threadgroup]],
                              ushort lane [[thread_index_in_simdgroup]]) {
-    const bool fused = !MEMORY && ATTENTION_FUSED;
+    const bool fused = !ENCODER && ATTENTION_FUSED;
     const uint row = place.z, split = place.y;
     if (row >= step->n_rows) return;
     const uint group = a.n_heads / a.pages.n_kv_heads;
@@ -113,9 +113,9 @@ kernel void attention_decode(constant AttentionArguments & a [[buffer(0)]],
         vectors + max(uint(ATTENTION_HEADS) + 2, uint(n_sg)) * columns + n_sg * ATTENTION_HEADS * 32;
 
     const HeadPages pages = head_pages(K::KIND, a, pool, page_tables, step, row_spans[row], kv_head);
-    const uint own = MEMORY ? a.n_positions - 1 : positions[row];
+    const uint own = ENCODER ? a.n_positions - 1 : positions[row];
     uint first = 0;
-    if (!MEMORY && ATTENTION_WINDOW) first = own + 1 > a.window ? own + 1 - a.window : 0;
+    if (!ENCODER && ATTENTION_WINDOW) first = own + 1 > a.window ? own + 1 - a.window : 0;
 
     // A simdgroup makes a head of q at a time, or k, or v.
     for (uint i = sg; i < ATTENTION_HEADS + (fused ? 2 : 0); i += n_sg) {
@@ -131,7 +131,7 @@ kernel void attention_decode(constant AttentionArguments & a [[buffer(0)]],
             head[c] = value;
         }
         simdgroup_barrier(mem_flags::mem_threadgroup);
-        if (!MEMORY && is_q) {
+        if (!ENCODER && is_q) {
             // Of a head that is not there, what the last one has.
             const uint weight_at = ATTENTION_WHOLE_ROWS ? (first_head + min(i, n_heads - 1)) * ATTENTION_HEAD_DIM : 0;
             norm_and_turn(head, q + ulong(row) * a.n_heads * ATTENTION_HEAD_DIM, a.n_heads, ATTENTION_Q_NORM, ATTENTION_Q_WEIGHT,

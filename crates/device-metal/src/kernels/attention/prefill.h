@@ -36,7 +36,7 @@
 
 // Where keys and values come from, and what a row sees.
 #define SOURCE_CACHE 0  // pages, positions up to the row's own
-#define SOURCE_MEMORY 1 // pages, all positions
+#define SOURCE_ENCODER 1 // pages, all positions
 #define SOURCE_ROWS 2   // activations, all rows of the span
 
 // Operands from one row of a staged tile to the next.
@@ -145,7 +145,7 @@ kernel void attention_prefill(constant AttentionArguments & a [[buffer(0)]],
             if (ATTENTION_WINDOW) first = low + 1 > a.window ? low + 1 - a.window : 0;
             end = span_position + high_row - span_row;
         } else {
-            end = SOURCE == SOURCE_MEMORY ? a.n_positions : span_rows;
+            end = SOURCE == SOURCE_ENCODER ? a.n_positions : span_rows;
         }
         HeadPages pages;
         if (SOURCE != SOURCE_ROWS) pages = head_pages(K::KIND, a, pool, page_tables, step, s, kv_head);

@@ -1,7 +1,7 @@
-//! Where the values of a plan lie in the arena, and which of them are still there after a number of nodes.
+//! Where the values of a plan are stored in the arena, and which of them are still there after a number of nodes.
 
 use crate::layout::max_rows;
-use device::{DType, Limits, Op, Plan, Rows, ValueId};
+use device::{DType, Limits, Op, Plan, RowCount, ValueId};
 use device_lower::arena::{Arena, NO_PLACE};
 
 /// A value that some command writes.
@@ -10,7 +10,7 @@ pub struct Stored {
     /// Bytes from the arena's start.
     pub offset: usize,
     /// Its rows.
-    pub rows: Rows,
+    pub rows: RowCount,
     /// Its columns.
     pub cols: usize,
     /// Its type.
@@ -38,17 +38,17 @@ pub struct Ran {
 
 /// By value of a plan: where it is stored, if it is.
 #[derive(Clone, Debug)]
-pub struct Places(Vec<Option<Stored>>);
+pub struct StoredValues(Vec<Option<Stored>>);
 
-impl Places {
+impl StoredValues {
     /// Of a checked plan. `outputs_only` says of what an Attention writes that only rows of outputs are read.
     pub fn new(
         plan: &Plan,
         arena: &Arena,
         limits: &Limits,
         outputs_only: impl Fn(ValueId) -> bool,
-    ) -> Places {
-        let mut places = vec![None; plan.values.len()];
+    ) -> StoredValues {
+        let mut stored = vec![None; plan.values.len()];
         for (node, n) in plan.nodes.iter().enumerate() {
             for (order, id) in n.op.writes().into_iter().enumerate() {
                 let (value, offset) = (plan.value(id), arena.offset[id.0 as usize]);
@@ -57,7 +57,7 @@ impl Places {
                 }
                 let attends = |op: &Op| matches!(op, Op::Attention { out, .. } if *out == id);
                 let may_skip = n.op.primitives().iter().any(attends);
-                places[id.0 as usize] = Some(Stored {
+                stored[id.0 as usize] = Some(Stored {
                     offset,
                     rows: value.rows,
                     cols: value.cols,
@@ -68,7 +68,7 @@ impl Places {
                 });
             }
         }
-        Places(places)
+        StoredValues(stored)
     }
 
     /// Where a value is stored.

@@ -1,11 +1,11 @@
-//! Programs of several plans: inputs of numbers, windows of rows, and memories that one plan writes and others attend to.
+//! Programs of several plans: inputs of numbers, windows of rows, and encoder states that one plan writes and others attend to.
 
 use weights::BlockType;
 
 use super::{Case, N_TOKENS, SUM, kv_types, stored};
 use crate::BEST_AND_LOGITS;
 use crate::{AttentionOptions, PlanBuilder, Sequences, limits};
-use device::{Activation, DType, KvLayer, KvLayerId, KvType, Limits, Op, OpKind, Output, Plan, Rows};
+use device::{Activation, DType, KvLayer, KvLayerId, KvType, Limits, Op, OpKind, OutputKind, Plan, RowCount};
 
 /// Input and Unfold, with one to six rows for each token, several spans in a step.
 pub fn inputs() -> Vec<Case> {
@@ -49,7 +49,7 @@ pub fn inputs() -> Vec<Case> {
     }
     // Numbers for output rows only, and nothing else.
     let mut b = PlanBuilder::new(1, N_TOKENS as usize);
-    let x = b.value(Rows::Outputs, 7, DType::F32);
+    let x = b.value(RowCount::Outputs, 7, DType::F32);
     b.push(Op::Input { out: x });
     let plan = b.finish(x);
     let limits = limits(&plan.kv);
@@ -70,29 +70,29 @@ pub fn inputs() -> Vec<Case> {
     cases
 }
 
-/// The shape of a memory's case.
+/// The shape of a case of encoder states.
 #[derive(Clone, Copy)]
 struct Shape {
     n_kv_heads: usize,
     /// Query heads of each.
     ratio: usize,
     head_dim: usize,
-    memory: usize,
+    n_states: usize,
     /// Rows of the input for each position.
     per_token: usize,
 }
 
 impl Shape {
-    /// Two layers of the memory around one of the sequence, so that layers and groups are in another order.
+    /// Two layers of encoder states around one of the sequence, so that layers and groups are in another order.
     fn layers(self, b: &mut PlanBuilder) -> [KvLayerId; 3] {
-        let Shape { n_kv_heads, head_dim, memory, .. } = self;
-        let layer = |memory| KvLayer { n_kv_heads, head_dim, window: None, memory };
-        [Some(memory), None, Some(memory)].map(|memory| b.kv_layer(layer(memory)))
+        let Shape { n_kv_heads, head_dim, n_states, .. } = self;
+        let layer = |encoder_states| KvLayer { n_kv_heads, head_dim, window: None, encoder_states };
+        [Some(n_states), None, Some(n_states)].map(|n| b.kv_layer(layer(n)))
     }
 
-    /// Windows of an input, attention to all of it, keys and values of both memories; one value is kept.
+    /// Windows of an input, attention to all of it, keys and values of the states in both layers; one value is kept.
     fn writer(self) -> Plan {
-        let mut b = PlanBuilder::new(self.memory as u64, N_TOKENS as usize);
+        let mut b = PlanBuilder::new(self.n_states as u64, N_TOKENS as usize);
         let [first, _, second] = self.layers(&mut b);
         let cols = self.n_kv_heads * self.head_dim;
         let x = b.input(9, self.per_token);
@@ -104,14 +104,14 @@ impl Shape {
             let (k, v) = (b.linear(y, cols, BlockType::F32, false), b.linear(x, cols, BlockType::F32, true));
             b.kv_write(k, v, layer);
         }
-        Plan { output: Output::Hidden, ..b.finish(y) }
+        Plan { output_kind: OutputKind::Hidden, ..b.finish(y) }
     }
 
-    /// Attention to the sequence, then to both memories; with scores of some heads or without.
+    /// Attention to the sequence, then to the encoder states of both layers; with scores of some heads or without.
     fn reader(self, scores: bool) -> Plan {
         let Shape { n_kv_heads, ratio, head_dim, .. } = self;
         let n_heads = n_kv_heads * ratio;
-        let mut b = PlanBuilder::new(self.memory as u64 + 1, N_TOKENS as usize);
+        let mut b = PlanBuilder::new(self.n_states as u64 + 1, N_TOKENS as usize);
         let [first, own, second] = self.layers(&mut b);
         let q = b.embed_from(n_heads * head_dim, BlockType::F32, 2.0);
         let (k, v) = (b.embed(n_kv_heads * head_dim), b.embed(n_kv_heads * head_dim));
@@ -132,11 +132,11 @@ impl Shape {
     }
 }
 
-/// A writer, a reader and a reader that keeps scores, in one program: slots that share a memory's pages next to one with its
-/// own, memories of no whole number of pages, and memories that are written again.
-pub fn memories() -> Vec<Case> {
+/// A writer, a reader and a reader that keeps scores, in one program: slots that share the pages of encoder states next to one with
+/// its own, states of no whole number of pages, and states that are written again.
+pub fn encoder_states() -> Vec<Case> {
     let mut cases = vec![];
-    for (n_kv_heads, ratio, head_dim, memory, per_token) in [
+    for (n_kv_heads, ratio, head_dim, n_states, per_token) in [
         (1, 1, 16, 1, 1),
         (2, 1, 64, 37, 2),
         (3, 2, 32, 64, 1),
@@ -145,15 +145,15 @@ pub fn memories() -> Vec<Case> {
         (1, 1, 256, 17, 1),
         (8, 1, 64, 150, 2),
     ] {
-        let shape = Shape { n_kv_heads, ratio, head_dim, memory, per_token };
+        let shape = Shape { n_kv_heads, ratio, head_dim, n_states, per_token };
         let plans = vec![shape.writer(), shape.reader(false), shape.reader(true)];
         for kv_type in kv_types(&plans[0]) {
             let sizes = limits(&plans[0].kv);
-            let limits = Limits { max_rows: sizes.max_rows.max(2 * memory), kv_type, ..sizes };
-            let mut sequences = Sequences::new(memory as u64, &plans[0].kv, &limits, N_TOKENS);
-            let mut steps = vec![sequences.write_memory(0, &[0, 3], memory, 9 * per_token)];
-            sequences.share_memory(0, 1);
-            sequences.share_memory(0, 2);
+            let limits = Limits { max_rows: sizes.max_rows.max(2 * n_states), kv_type, ..sizes };
+            let mut sequences = Sequences::new(n_states as u64, &plans[0].kv, &limits, N_TOKENS);
+            let mut steps = vec![sequences.write_encoder_states(0, &[0, 3], n_states, 9 * per_token)];
+            sequences.share_encoder_states(0, 1);
+            sequences.share_encoder_states(0, 2);
             let reads: [(usize, &[(usize, usize)]); 6] = [
                 (1, &[(0, 4)]),
                 (1, &[(0, 1), (1, 3), (2, 2), (3, 1)]),
@@ -167,8 +167,8 @@ pub fn memories() -> Vec<Case> {
                 step.plan = plan;
                 steps.push(step);
             }
-            let mut write = sequences.write_memory(0, &[1], memory, 9 * per_token);
-            write = write.with_outputs(vec![0, memory as u32 / 2], BEST_AND_LOGITS);
+            let mut write = sequences.write_encoder_states(0, &[1], n_states, 9 * per_token);
+            write = write.with_outputs(vec![0, n_states as u32 / 2], BEST_AND_LOGITS);
             write.outputs.dedup();
             write.wants.truncate(write.outputs.len());
             steps.push(write);
@@ -176,7 +176,7 @@ pub fn memories() -> Vec<Case> {
             step.plan = 1;
             steps.push(step);
             let name = format!(
-                "memory of {memory}, {n_kv_heads}x{ratio}x{head_dim}, {per_token} a token, kv {kv_type:?}"
+                "{n_states} encoder states, {n_kv_heads}x{ratio}x{head_dim}, {per_token} a token, kv {kv_type:?}"
             );
             cases.push(Case {
                 name,

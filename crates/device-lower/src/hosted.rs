@@ -1,0 +1,283 @@
+//! Programs that compute on the host: [`Hosted`] does what they have in common.
+//!
+//! It checks steps, nodes and pages, resolves links, chooses tokens and keeps what was chosen. A device brings the rest
+//! as a [`HostProgram`].
+
+use std::ops::Range;
+
+use device::{
+    Chosen, CommandInfo, CommittedPages, Error, KvLayout, Limits, Needs, Plan, Program, Result, Step, Ticket,
+    Timing, ValueId, Want,
+};
+
+use crate::outputs::HostOutputs;
+
+/// What differs between programs that compute a step while it is submitted. [`Hosted`] calls it, with what it has checked.
+pub trait HostProgram: Send {
+    /// The device's name, for errors.
+    fn name(&self) -> &'static str;
+
+    /// Compute a step that passed [`Step::check`] and whose links are resolved: to its end, or to the node `until`, that
+    /// one included, which exists. The time of each command is appended to `timings`, if there.
+    ///
+    /// # Errors
+    /// The device failed, or [`Error::Stopped`].
+    fn compute(&mut self, step: &Step, until: Option<usize>, timings: Option<&mut Vec<Timing>>)
+    -> Result<()>;
+
+    /// As [`Program::logits`], of the step that was computed last.
+    fn logits(&self) -> &[f32];
+
+    /// `(n_outputs)` the largest logit's token of each output of the step that was computed last, the lowest of equals, if
+    /// the step wanted a best token and the device looked for it; otherwise empty. Any token where all logits are NaN or
+    /// minus infinity.
+    fn largest(&self) -> &[u32] {
+        &[]
+    }
+
+    /// Call `work(worker)` once on each of the workers that [`Hosted::new`] was told of, and return when all are done.
+    ///
+    /// # Errors
+    /// A worker failed.
+    fn on_workers(&self, work: &(dyn Fn(usize) + Sync)) -> Result<()> {
+        work(0);
+        Ok(())
+    }
+
+    /// As [`Program::chooses_in_flight`].
+    fn chooses_in_flight(&self, _want: &Want) -> bool {
+        false
+    }
+
+    /// As [`Program::kept`].
+    fn kept(&self, index: usize) -> &[f32];
+
+    /// As [`Program::read`].
+    fn read(&self, value: ValueId) -> Option<Vec<f32>>;
+
+    /// Copy a page; both are committed.
+    fn copy_page(&mut self, group: usize, from: u32, to: u32);
+
+    /// The bytes of a page that is committed; `bytes` has their number.
+    ///
+    /// # Errors
+    /// The device does not give its pages out.
+    fn read_page(&self, _group: usize, _page: u32, _bytes: &mut [u8]) -> Result<()> {
+        Err(self.keeps_pages())
+    }
+
+    /// Fill a page that is committed; `bytes` has their number.
+    ///
+    /// # Errors
+    /// As [`Self::read_page`].
+    fn write_page(&mut self, _group: usize, _page: u32, _bytes: &[u8]) -> Result<()> {
+        Err(self.keeps_pages())
+    }
+
+    /// The error of a device that does not give its pages out.
+    fn keeps_pages(&self) -> Error {
+        Error::Unsupported {
+            device: self.name(),
+            what: "reading and writing KV pages".to_owned(),
+            hint: "leave prompt caches on disk out".to_owned(),
+        }
+    }
+
+    /// Pages of a group that are committed and decommitted together, at least 1.
+    fn granule(&self, group: usize) -> usize;
+
+    /// Let pages be touched: whole granules, none of which is committed. False: the system refuses, and nothing has changed.
+    #[must_use]
+    fn commit(&mut self, _group: usize, _pages: Range<u32>) -> bool {
+        true
+    }
+
+    /// Give the memory of pages back: whole granules, all of which are committed.
+    fn decommit(&mut self, group: usize, pages: Range<u32>);
+
+    /// As [`Program::commands`].
+    fn commands(&self, plan: usize, n_rows: usize) -> Vec<CommandInfo>;
+}
+
+/// A [`HostProgram`] as a [`Program`].
+#[derive(Debug)]
+pub struct Hosted<P> {
+    program: P,
+    /// By plan.
+    needs: Vec<Needs>,
+    kv: KvLayout,
+    limits: Limits,
+    committed: CommittedPages,
+    outputs: HostOutputs,
+    max_in_flight: usize,
+}
+
+impl<P: HostProgram> Hosted<P> {
+    /// Of a program that was compiled from `plans`, all of one KV layout. Steps are computed when they are submitted; up to
+    /// `max_in_flight` may be submitted before the first is waited for. `n_workers` choose tokens together.
+    pub fn new<'a>(
+        program: P,
+        plans: impl Iterator<Item = &'a Plan> + Clone,
+        limits: &Limits,
+        max_in_flight: usize,
+        n_workers: usize,
+    ) -> Hosted<P> {
+        let n_logits = plans.clone().map(|plan| plan.value(plan.output).cols).max().unwrap_or(0);
+        Hosted {
+            committed: CommittedPages::new(limits, |group| program.granule(group)),
+            program,
+            needs: plans.clone().map(|plan| Needs::new(plan, limits)).collect(),
+            kv: plans.clone().next().map(|plan| plan.kv.clone()).unwrap_or_default(),
+            limits: limits.clone(),
+            outputs: HostOutputs::new(n_logits, limits, max_in_flight, n_workers),
+            max_in_flight,
+        }
+    }
+
+    fn failed(&self, reason: String) -> Error {
+        Error::Failed { device: self.program.name(), reason }
+    }
+
+    /// Check a step and compute it. Its tokens, those of its links included, go back to the outputs.
+    fn compute(
+        &mut self,
+        step: &Step,
+        until: Option<usize>,
+        timings: Option<&mut Vec<Timing>>,
+    ) -> Result<Vec<u32>> {
+        step.check(&self.needs, &self.limits, &self.committed).map_err(|reason| self.failed(reason))?;
+        let n_vocab = self.needs.get(step.plan).map_or(0, |needs| needs.n_vocab);
+        let tokens = self.outputs.begin(step, n_vocab).map_err(|reason| self.failed(reason))?;
+        match self.program.compute(&Step { tokens: &tokens, ..*step }, until, timings) {
+            Ok(()) => Ok(tokens),
+            Err(error) => {
+                self.outputs.abandon(tokens);
+                Err(error)
+            }
+        }
+    }
+
+    /// Choose from the logits of a step that was computed.
+    fn choose(&mut self, step: &Step, tokens: Vec<u32>) -> Result<Ticket> {
+        let Hosted { program, outputs, .. } = self;
+        let (logits, largest) = (program.logits(), program.largest());
+        let n_vocab = logits.len().checked_div(step.outputs.len()).unwrap_or(0);
+        let is_possible = |output: usize, token: u32| {
+            logits.get(output * n_vocab + token as usize).is_some_and(|logit| *logit > f32::NEG_INFINITY)
+        };
+        let best = |output: usize| largest.get(output).copied().filter(|token| is_possible(output, *token));
+        outputs.finish(step, tokens, logits, best, |work| program.on_workers(work))
+    }
+
+    fn check_page(&self, group: usize, page: u32) -> Result<()> {
+        self.committed.check_page(group, page).map_err(|reason| self.failed(reason))
+    }
+
+    fn page_bytes(&self, group: usize) -> usize {
+        self.kv.page_bytes(group, self.limits.kv_type, self.limits.page_len)
+    }
+
+    fn check_page_bytes(&self, group: usize, page: u32, n_bytes: usize) -> Result<()> {
+        self.check_page(group, page)?;
+        let expected = self.page_bytes(group);
+        if n_bytes == expected {
+            return Ok(());
+        }
+        Err(self.failed(format!("{n_bytes} bytes for a KV page of {expected} bytes")))
+    }
+}
+
+impl<P: HostProgram> Program for Hosted<P> {
+    fn max_in_flight(&self) -> usize {
+        self.max_in_flight
+    }
+
+    fn chooses_in_flight(&self, want: &Want) -> bool {
+        self.program.chooses_in_flight(want)
+    }
+
+    fn submit(&mut self, step: &Step) -> Result<Ticket> {
+        let tokens = self.compute(step, None, None)?;
+        self.choose(step, tokens)
+    }
+
+    fn wait(&mut self, ticket: Ticket) -> Result<()> {
+        self.outputs.wait(ticket).map_err(|reason| self.failed(reason))
+    }
+
+    fn chosen(&self) -> &[Chosen] {
+        self.outputs.chosen()
+    }
+
+    fn best(&self, output: usize) -> &[(u32, f32)] {
+        self.outputs.best(output)
+    }
+
+    fn run_until(&mut self, step: &Step, last: usize) -> Result<()> {
+        step.check_node(&self.needs, last).map_err(|reason| self.failed(reason))?;
+        let tokens = self.compute(step, Some(last), None)?;
+        self.outputs.abandon(tokens);
+        Ok(())
+    }
+
+    fn read(&self, value: ValueId) -> Option<Vec<f32>> {
+        self.program.read(value)
+    }
+
+    fn logits(&self) -> &[f32] {
+        self.program.logits()
+    }
+
+    fn kept(&self, index: usize) -> &[f32] {
+        self.program.kept(index)
+    }
+
+    fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<()> {
+        self.check_page(group, from)?;
+        self.check_page(group, to)?;
+        self.program.copy_page(group, from, to);
+        Ok(())
+    }
+
+    fn read_page(&self, group: usize, page: u32, bytes: &mut [u8]) -> Result<()> {
+        self.check_page_bytes(group, page, bytes.len())?;
+        self.program.read_page(group, page, bytes)
+    }
+
+    fn write_page(&mut self, group: usize, page: u32, bytes: &[u8]) -> Result<()> {
+        self.check_page_bytes(group, page, bytes.len())?;
+        self.program.write_page(group, page, bytes)
+    }
+
+    fn committed(&self) -> &CommittedPages {
+        &self.committed
+    }
+
+    fn commit(&mut self, group: usize, pages: Range<u32>) -> Result<()> {
+        self.committed.check_range(group, &pages, false).map_err(|reason| self.failed(reason))?;
+        if !self.program.commit(group, pages.clone()) {
+            let (device, n_pages) = (self.program.name(), pages.len());
+            let bytes = (n_pages * self.page_bytes(group)) as u64;
+            return Err(Error::Shortage { device, group, n_pages, bytes });
+        }
+        self.committed.set(group, pages, true);
+        Ok(())
+    }
+
+    fn decommit(&mut self, group: usize, pages: Range<u32>) -> Result<()> {
+        self.committed.check_range(group, &pages, true).map_err(|reason| self.failed(reason))?;
+        self.committed.set(group, pages.clone(), false);
+        self.program.decommit(group, pages);
+        Ok(())
+    }
+
+    fn commands(&self, plan: usize, n_rows: usize) -> Vec<CommandInfo> {
+        self.program.commands(plan, n_rows)
+    }
+
+    fn run_timed(&mut self, step: &Step, timings: &mut Vec<Timing>) -> Result<()> {
+        let tokens = self.compute(step, None, Some(timings))?;
+        let ticket = self.choose(step, tokens)?;
+        self.wait(ticket)
+    }
+}

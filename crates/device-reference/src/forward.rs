@@ -1,0 +1,214 @@
+//! The forward pass, Op by Op: what each reads and writes. The arithmetic of each is in the file of its name.
+
+use device::{KvLayerId, Op, Plan, Span, Step, ValueId, WeightId};
+
+use crate::activations::Activations;
+use crate::kv_pages::{Half, KvPages};
+use crate::{attention, cross, element_wise, embed, encoder, experts, input, linear, norm, rope, select};
+
+/// A plan, and the step that runs through it.
+pub struct Forward<'a> {
+    /// What is computed.
+    pub plan: &'a Plan,
+    /// By weight: norms, biases, frequencies, sinks, decoded; empty for matrices.
+    pub vectors: &'a [Vec<f32>],
+    /// What the step computes.
+    pub activations: &'a mut Activations,
+    /// Keys and values.
+    pub pages: &'a mut KvPages,
+    /// Rows and page tables.
+    pub step: &'a Step<'a>,
+    /// `(n_tokens)` position of each row in its sequence.
+    pub positions: &'a [u32],
+    /// `(n_tokens)` which page tables each row uses.
+    pub slots: &'a [u32],
+    /// Threads for Ops that take long.
+    pub n_threads: usize,
+}
+
+/// `(n_rows)` of a step's spans: position and slot of each row.
+pub fn rows(spans: &[Span]) -> impl Iterator<Item = (u32, u32)> {
+    spans.iter().flat_map(|span| (0..span.n_rows).map(|row| (span.first_position + row, span.slot)))
+}
+
+impl<'a> Forward<'a> {
+    /// Numbers of a value in this step.
+    fn len(&self, id: ValueId) -> usize {
+        let value = self.plan.value(id);
+        value.rows.count(self.step.tokens.len(), self.step.outputs.len()) * value.cols
+    }
+
+    fn cols(&self, id: ValueId) -> usize {
+        self.plan.value(id).cols
+    }
+
+    fn vector(&self, id: WeightId) -> &'a [f32] {
+        &self.vectors[id.0 as usize]
+    }
+
+    /// Compute one primitive.
+    pub fn run(&mut self, op: &Op) {
+        let Forward { plan, step, n_threads, positions, .. } = *self;
+        match op {
+            Op::Embed { table, scale, out } => {
+                self.write(*out, |_, out| embed::embed(plan.weight(*table), step.tokens, *scale, out));
+            }
+            Op::EmbedPositions { table, out } => {
+                self.write(*out, |_, out| embed::embed(plan.weight(*table), positions, 1.0, out));
+            }
+            Op::Input { out } => self.write(*out, |_, out| out.copy_from_slice(step.input)),
+            Op::RmsNorm { x, weight, eps, group, out } => {
+                let weight = weight.map(|w| self.vector(w));
+                self.write(*out, |a, out| norm::rms_norm(a.floats(*x), weight, *eps, *group, out));
+            }
+            Op::LayerNorm { x, weight, bias, eps, out } => {
+                let (weight, bias) = (self.vector(*weight), bias.map(|b| self.vector(b)));
+                self.write(*out, |a, out| encoder::layer_norm(a.floats(*x), weight, bias, *eps, out));
+            }
+            Op::Linear { x, weight, bias, out } => {
+                let (weight, bias) = (plan.weight(*weight), bias.map(|b| self.vector(b)));
+                self.write(*out, |a, out| linear::linear(n_threads, a.floats(*x), weight, bias, out));
+            }
+            Op::Rope { x, head_dim, n_dims, style, frequencies, scale, out } => {
+                let (frequencies, (dim, n, scale)) =
+                    (self.vector(*frequencies), (*head_dim, *n_dims, *scale));
+                self.write(*out, |a, out| {
+                    rope::rope(a.floats(*x), positions, dim, n, *style, frequencies, scale, out);
+                });
+            }
+            Op::KvWrite { k, v, layer } => {
+                for (id, half) in [(*k, Half::Keys), (*v, Half::Values)] {
+                    let rows = self.activations.floats(id).chunks_exact(plan.value(id).cols);
+                    for (row, heads) in rows.enumerate() {
+                        let table = table(plan, step, *layer, self.slots[row]);
+                        self.pages.write(*layer, half, table, positions[row] as usize, heads);
+                    }
+                }
+            }
+            Op::Attention { q, layer, n_heads, scale, softcap, window, sinks, out } => {
+                let op = attention::Attention {
+                    layer: *layer,
+                    kv: *plan.kv.layer(*layer),
+                    n_heads: *n_heads,
+                    scale: *scale,
+                    softcap: *softcap,
+                    window: *window,
+                    sinks: sinks.map(|s| self.vector(s)),
+                };
+                self.attend(*layer, *out, |pages, a, table, out| {
+                    attention::attention(n_threads, &op, pages, a.floats(*q), positions, table, out);
+                });
+            }
+            Op::CrossAttention { q, layer, n_heads, scale, out } => {
+                let op = self.cross(*layer, *n_heads, *scale);
+                self.attend(*layer, *out, |pages, a, table, out| {
+                    cross::attention(n_threads, &op, pages, a.floats(*q), table, out);
+                });
+            }
+            Op::CrossScores { q, layer, n_heads, heads, scale, out } => {
+                let op = self.cross(*layer, *n_heads, *scale);
+                self.attend(*layer, *out, |pages, a, table, out| {
+                    cross::scores(n_threads, &op, heads, pages, a.floats(*q), table, out);
+                });
+            }
+            Op::SelfAttention { q, k, v, n_heads, scale, out } => {
+                let head_dim = self.cols(*q) / n_heads;
+                let heads = encoder::Heads { n_heads: *n_heads, head_dim, scale: *scale };
+                self.write(*out, |a, out| {
+                    let (q, k, v) = (a.floats(*q), a.floats(*k), a.floats(*v));
+                    encoder::self_attention(n_threads, heads, q, k, v, step.spans, out);
+                });
+            }
+            Op::Activate { x, kind, out } => {
+                self.write(*out, |a, out| element_wise::activation(*kind, a.floats(*x), out));
+            }
+            Op::Gate { gate, up, kind, out } => {
+                self.write(*out, |a, out| element_wise::gate(*kind, a.floats(*gate), a.floats(*up), out));
+            }
+            Op::Add { a: x, b: y, out } => {
+                self.write(*out, |a, out| element_wise::add(a.floats(*x), a.floats(*y), out));
+            }
+            Op::Scale { x, factor, out } => {
+                self.write(*out, |a, out| element_wise::scale(*factor, a.floats(*x), out));
+            }
+            Op::Softcap { x, cap, out } => {
+                self.write(*out, |a, out| element_wise::softcap(*cap, a.floats(*x), out));
+            }
+            Op::Columns { x, first, out } => {
+                let (from, to) = (self.cols(*x), self.cols(*out));
+                self.write(*out, |a, out| select::columns(a.floats(*x), from, *first, to, out));
+            }
+            Op::Unfold { x, size, stride, out } => {
+                let per_token = plan.value(*out).rows.count(1, 0);
+                let cols = self.cols(*x);
+                self.write(*out, |a, out| {
+                    input::unfold(a.floats(*x), cols, *size, *stride, per_token, step.spans, out);
+                });
+            }
+            Op::Route { x, normalise, factor, scales, ids, weights } => {
+                let route = experts::Route {
+                    n_experts: self.cols(*x),
+                    normalise: *normalise,
+                    factor: *factor,
+                    scales: scales.map(|s| self.vector(s)),
+                };
+                let (k, n) = (self.cols(*ids), self.len(*ids));
+                self.activations.write_ids(*ids, n, |a, ids| route.choose(a.floats(*x), k, ids));
+                self.write(*weights, |a, out| route.weigh(a.floats(*x), a.ids(*ids), k, out));
+            }
+            Op::ExpertLinear { x, ids, weight, out } => {
+                let (k, weight) = (self.cols(*ids), plan.weight(*weight));
+                self.write(*out, |a, out| experts::linear(a.floats(*x), a.ids(*ids), k, weight, out));
+            }
+            Op::ExpertSum { x, weights, out } => {
+                let k = self.cols(*weights);
+                self.write(*out, |a, out| experts::sum(a.floats(*x), a.floats(*weights), k, out));
+            }
+            Op::SelectRows { x, out } => {
+                let cols = self.cols(*x);
+                self.write(*out, |a, out| select::select_rows(a.floats(*x), step.outputs, cols, out));
+            }
+            Op::Pool { x, kind, out } => {
+                let cols = self.cols(*x);
+                self.write(*out, |a, out| {
+                    encoder::pool(*kind, a.floats(*x), cols, step.spans, step.outputs, out);
+                });
+            }
+            Op::Argmax { x, out } => {
+                let (cols, n) = (self.cols(*x), self.len(*out));
+                self.activations.write_ids(*out, n, |a, out| select::argmax(a.floats(*x), cols, out));
+            }
+            Op::Fused { parts, .. } => parts.iter().for_each(|op| self.run(op)),
+        }
+    }
+
+    /// Write a value; `f` gets all others, and its buffer.
+    fn write(&mut self, id: ValueId, f: impl FnOnce(&Activations, &mut [f32])) {
+        let len = self.len(id);
+        self.activations.write(id, len, f);
+    }
+
+    /// The same for an Op that reads a layer's pages; `f` gets the page table of each row, too.
+    fn attend(
+        &mut self,
+        layer: KvLayerId,
+        out: ValueId,
+        f: impl FnOnce(&KvPages, &Activations, &(dyn Fn(usize) -> &'a [u32] + Sync), &mut [f32]),
+    ) {
+        let len = self.len(out);
+        let Forward { plan, step, slots, .. } = *self;
+        let pages = &*self.pages;
+        let of_row = |row: usize| table(plan, step, layer, slots[row]);
+        self.activations.write(out, len, |activations, out| f(pages, activations, &of_row, out));
+    }
+
+    fn cross(&self, layer: KvLayerId, n_heads: usize, scale: f32) -> cross::Cross {
+        let kv = *self.plan.kv.layer(layer);
+        cross::Cross { layer, kv, n_states: kv.encoder_states.unwrap_or(0), n_heads, scale }
+    }
+}
+
+/// The page table of a slot for a layer.
+fn table<'a>(plan: &Plan, step: &Step<'a>, layer: KvLayerId, slot: u32) -> &'a [u32] {
+    step.page_table(slot, plan.kv.group_of(layer).0, plan.kv.groups.len())
+}

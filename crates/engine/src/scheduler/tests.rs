@@ -1,0 +1,138 @@
+//! The scheduler without an engine, on a device and a clock that are made up.
+
+use std::time::{Duration, Instant};
+
+use device::{Device, KvLayer, KvType, Limits, Numerics, Program};
+use device_testing::null::{self, NullDevice};
+
+use super::Scheduler;
+use crate::kv::{KvCache, pool_sizes};
+use crate::output::TextStream;
+use crate::sampling::{Sampler, SamplingParams};
+use crate::sequence::Sequence;
+use crate::{LoadOptions, Request, SequenceId};
+
+const N_VOCAB: usize = 100;
+
+struct Simulation {
+    scheduler: Scheduler,
+    program: Box<dyn Program>,
+    now: Instant,
+    n_added: u64,
+}
+
+impl Simulation {
+    fn new(n_ctx: usize, chunk: usize, n_slots: usize, options: &LoadOptions) -> Simulation {
+        let layer = KvLayer { n_kv_heads: 1, head_dim: 32, window: None, encoder_states: None };
+        let plan = null::plan(N_VOCAB, &[layer]);
+        let limits = Limits {
+            max_rows: chunk,
+            max_outputs: n_slots,
+            max_spans: n_slots,
+            n_ctx,
+            page_len: 16,
+            n_pages: pool_sizes(&plan.kv, n_ctx, chunk, n_slots, 16),
+            kv_type: KvType::F16,
+            numerics: Numerics::Fast,
+        };
+        let program = NullDevice::default().compile(std::slice::from_ref(&plan), &limits).unwrap();
+        let kv = KvCache::new(&plan.kv, &limits);
+        let scheduler = Scheduler::new(&limits, N_VOCAB, 1, kv, options);
+        Simulation { scheduler, program, now: Instant::now(), n_added: 0 }
+    }
+
+    fn add(&mut self, request: Request) -> SequenceId {
+        let id = SequenceId(self.n_added);
+        self.n_added += 1;
+        let sampler = Sampler::new(&SamplingParams::greedy(), N_VOCAB).unwrap();
+        let text = TextStream::new(None, vec![], false);
+        self.scheduler.add(Sequence::new(id, request, sampler, text, 1, 0));
+        id
+    }
+
+    /// A step that takes `cost(rows, positions that they look at)` seconds, and how long it took; `None` if there is none.
+    fn step(&mut self, cost: &dyn Fn(usize, u64) -> f64) -> Option<f64> {
+        let Simulation { scheduler, program, now, .. } = self;
+        if !scheduler.schedule(*now, true, program.as_mut(), &mut |_| {}).unwrap() {
+            return None;
+        }
+        let submitted = program.submit(&scheduler.buffers.step(&scheduler.kv, None));
+        let ticket = scheduler.kv.note_submitted(submitted).unwrap();
+        scheduler.note_submitted(*now, Some(ticket));
+        let load = scheduler.oldest_in_flight().unwrap().load;
+        let seconds = cost(load.n_rows, load.n_attended);
+        program.wait(ticket).unwrap();
+        *now += Duration::from_secs_f64(seconds);
+        scheduler.postprocess(*now, program.as_mut(), &mut |_| {});
+        Some(seconds)
+    }
+}
+
+fn request(seed: u32, n_prompt: usize, max_tokens: usize) -> Request {
+    let tokens = (0..n_prompt as u32).map(|i| (i * 37 + seed * 11) % N_VOCAB as u32).collect();
+    Request { max_tokens: Some(max_tokens), ..Request::new(tokens) }
+}
+
+#[test]
+fn prompts_leave_the_answers_their_latency() {
+    // A device with 2,500 rows a second, whose attention counts.
+    let cost = |rows: usize, attended: u64| 0.01_f64.max(0.0004 * rows as f64) + 2e-8 * attended as f64;
+    let latency = |seconds| LoadOptions { token_latency: seconds, ..LoadOptions::default() };
+    let run = |seconds: Option<f64>| {
+        let mut s = Simulation::new(16_384, 1024, 4, &latency(seconds.map(Duration::from_secs_f64)));
+        (0..3).for_each(|i| _ = s.add(request(i, 100, 2000)));
+        (0..3).for_each(|_| _ = s.step(&cost));
+        s.add(request(9, 12_000, 5));
+        s.add(request(8, 9_000, 5));
+        let mut steps = Vec::new();
+        while s.scheduler.slots.iter().flatten().any(|s| s.in_prompt) || s.scheduler.n_waiting() > 0 {
+            steps.push(s.step(&cost).unwrap());
+            assert!(steps.len() < 5000, "the prompt goes on");
+        }
+        steps
+    };
+    let alone = run(None);
+    assert!(alone.iter().any(|step| *step > 0.35), "without a limit, chunks are whole");
+    for seconds in [0.05, 0.15] {
+        let steps = run(Some(seconds));
+        let late = steps.iter().skip(8).filter(|step| **step > 1.15 * seconds).count();
+        assert!(late <= steps.len() / 50, "{late} of {} steps took longer than {seconds}", steps.len());
+        let mean = steps.iter().sum::<f64>() / steps.len() as f64;
+        assert!(mean > 0.75 * seconds, "steps of {mean} where {seconds} are allowed");
+    }
+    // Where not even a few rows fit, prompts go on all the same.
+    assert!(run(Some(0.001)).len() > 100);
+}
+
+#[test]
+fn an_answer_of_its_own_latency_is_heeded_and_ends_with_it() {
+    let cost = |rows: usize, _: u64| 0.001 * rows as f64;
+    let mut s = Simulation::new(4096, 512, 3, &LoadOptions { token_latency: None, ..LoadOptions::default() });
+    s.add(Request { token_latency: Some(Duration::from_millis(50)), ..request(0, 20, 30) });
+    s.step(&cost);
+    s.add(request(1, 4000, 2));
+    let steps: Vec<f64> = std::iter::from_fn(|| s.step(&cost)).collect();
+    assert!(steps[5..25].iter().all(|step| *step < 0.06), "{steps:?}");
+    assert!(steps[29..].iter().any(|step| *step > 0.5), "whole chunks again: {steps:?}");
+}
+
+#[test]
+fn the_same_events_at_the_same_times_give_the_same_steps() {
+    let cost = |rows: usize, attended: u64| 0.002 + 0.0007 * rows as f64 + 1e-8 * attended as f64;
+    let run = || {
+        let mut s = Simulation::new(2048, 256, 5, &LoadOptions::default());
+        let mut steps = Vec::new();
+        for i in 0..40 {
+            let asked = Request {
+                tenant: u64::from(i % 3),
+                priority: i32::from(i % 7 == 0),
+                ..request(i, 30 + 37 * i as usize % 900, 40)
+            };
+            s.add(asked);
+            (0..9).for_each(|_| steps.extend(s.step(&cost)));
+        }
+        steps.extend(std::iter::from_fn(|| s.step(&cost)));
+        steps
+    };
+    assert_eq!(run(), run());
+}
