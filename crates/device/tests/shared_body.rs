@@ -311,7 +311,8 @@ fn broken_promises_of_steps_are_found() {
 fn every_value_of_the_interpreter_can_be_read_after_a_step() {
     let plan = fuse(&mini_transformer(6, BlockType::F32), fusion::ALL);
     let limits = limits(&plan.kv);
-    let mut program = Reference::new(1).compile(std::slice::from_ref(&plan), &limits).unwrap();
+    let mut program =
+        Reference::new(1).compile(std::slice::from_ref(&plan), &limits).and_then(committed).unwrap();
     let mut sequences = Sequences::new(2, &plan.kv, &limits, 50);
     for step in [sequences.step(&[(0, 7), (1, 2)]), sequences.step(&[(0, 1)])] {
         let mut after_node = vec![];
