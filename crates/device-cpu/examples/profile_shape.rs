@@ -5,7 +5,7 @@
 
 use device::{Activation, Device, KvLayer, KvType, Limits, Numerics, Plan, Program, RopeStyle, Timing, Want};
 use device_lower::fusion;
-use device_testing::{AttentionOptions, PlanBuilder, Sequences, block_types};
+use device_testing::{AttentionOptions, PlanBuilder, Sequences, block_types, committed};
 use ingle_device_cpu::{CpuDevice, Options};
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -179,7 +179,8 @@ fn main() {
     for item in device.memory_plan(std::slice::from_ref(&plan), &limits).expect("a memory plan").items {
         println!("  {:10.3} MB {:?} {}", item.bytes as f64 / 1e6, item.residence, item.what);
     }
-    let mut program = device.compile(std::slice::from_ref(&plan), &limits).expect("a program");
+    let mut program =
+        device.compile(std::slice::from_ref(&plan), &limits).and_then(committed).expect("a program");
     for round in 0..3 {
         let mut sequences = Sequences::new(1, &plan.kv, &limits, 1000);
         let mut timings = Vec::new();

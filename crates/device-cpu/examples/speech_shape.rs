@@ -7,7 +7,7 @@ use device::{
     Activation, Device, KvLayer, KvLayerId, KvType, Limits, Numerics, OutputKind, OwnedStep, Plan, Program,
     Timing, ValueId,
 };
-use device_testing::{AttentionOptions, PlanBuilder, Sequences};
+use device_testing::{AttentionOptions, PlanBuilder, Sequences, committed};
 use ingle_device_cpu::{CpuDevice, Options};
 use std::collections::BTreeMap;
 use weights::BlockType;
@@ -133,7 +133,7 @@ fn main() {
     for item in device.memory_plan(&plans, &limits).expect("a memory plan").items {
         println!("{:9.1} MB  {} ({:?})", item.bytes as f64 / 1e6, item.what, item.residence);
     }
-    let mut program = device.compile(&plans, &limits).expect("a program");
+    let mut program = device.compile(&plans, &limits).and_then(committed).expect("a program");
     let mut sequences = Sequences::new(1, &plans[0].kv, &limits, 50);
     let write = sequences.write_encoder_states(0, &[0], POSITIONS, 2 * N_MELS);
     (1..BEAMS).for_each(|slot| sequences.share_encoder_states(0, slot));

@@ -14,6 +14,7 @@ use crate::stored::{Ran, Stored, StoredValues};
 use crate::weights::{Interleaved, matrices};
 use device::{Choose, CommandInfo, DType, Error, Limits, Plan, Result, Step, Timing, ValueId, Weight};
 use device_lower::hosted::HostProgram;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
@@ -395,8 +396,16 @@ impl HostProgram for CpuProgram {
         Ok(())
     }
 
-    fn release_page(&mut self, group: usize, page: u32) {
-        self.pages[group].release(page);
+    fn granule(&self, group: usize) -> usize {
+        self.pages.get(group).map_or(1, |pool| PagePool::granule(pool.page_bytes()))
+    }
+
+    fn commit(&mut self, group: usize, pages: Range<u32>) -> bool {
+        self.pages[group].commit(pages)
+    }
+
+    fn decommit(&mut self, group: usize, pages: Range<u32>) {
+        self.pages[group].decommit(pages);
     }
 
     fn commands(&self, plan: usize, n_rows: usize) -> Vec<CommandInfo> {

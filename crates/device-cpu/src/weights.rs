@@ -165,7 +165,7 @@ impl ToInterleave {
     /// # Errors
     /// Memory was refused.
     pub fn make(self, pool: &Pool) -> Result<Interleaved> {
-        let memory = PagePool::reserve(1, round_up(self.bytes) + self.copied_bytes)?;
+        let memory = PagePool::whole(1, round_up(self.bytes) + self.copied_bytes)?;
         memory.prefer_huge_pages();
         Bytes::prefer_large_pages(self.matrices.iter().map(|m| &m.data), MAPPED_AROUND);
         for (data, offset) in self.copies.values() {

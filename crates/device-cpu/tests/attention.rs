@@ -4,7 +4,7 @@
 
 use device::{Device, KvLayer, KvType, Limits, Numerics, OwnedStep, PAGE_NONE, Plan, Program, Span};
 use device_lower::fusion;
-use device_testing::{AttentionOptions, BEST_AND_LOGITS, PlanBuilder};
+use device_testing::{AttentionOptions, BEST_AND_LOGITS, PlanBuilder, committed};
 use ingle_device_cpu::{CpuDevice, Isa, Options};
 use weights::BlockType;
 
@@ -66,7 +66,7 @@ struct Running<'a> {
 
 impl<'a> Running<'a> {
     fn new(device: &'a CpuDevice, plan: &'a Plan, limits: &Limits) -> Running<'a> {
-        let program = device.compile(std::slice::from_ref(plan), limits).unwrap();
+        let program = device.compile(std::slice::from_ref(plan), limits).and_then(committed).unwrap();
         Running { program, plan, limits: limits.clone(), sequences: vec![], next_page: 0 }
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use device::Device;
 use device_lower::fusion;
-use device_testing::{Sequences, limits, mini_transformer};
+use device_testing::{Sequences, committed, limits, mini_transformer};
 use ingle_device_cpu::{CpuDevice, Options};
 use weights::BlockType;
 
@@ -23,7 +23,7 @@ fn workers_park_between_steps() {
     let device = CpuDevice::new(Options { threads: Some(4), isa: None }).unwrap();
     let plan = fusion::fuse(&mini_transformer(1, BlockType::Q4_0), device.fusion());
     let limits = limits(&plan.kv);
-    let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
+    let mut program = device.compile(std::slice::from_ref(&plan), &limits).and_then(committed).unwrap();
     let mut sequences = Sequences::new(1, &plan.kv, &limits, 50);
     program.run(&sequences.step(&[(0, 30)]).borrow()).unwrap();
     std::thread::sleep(Duration::from_millis(20));

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use device::{Device, Limits, Plan, Residence};
 use device_lower::fusion;
-use device_testing::{Sequences, check_op_cases, limits, mini_transformer};
+use device_testing::{Sequences, check_op_cases, committed, limits, mini_transformer};
 use ingle_device_cpu::{CpuDevice, Options};
 use weights::BlockType;
 
@@ -45,6 +45,7 @@ fn compiling_takes_what_the_memory_plan_says() {
     let mut sequences = Sequences::new(1, &plan.kv, &limits(&plan.kv), 50);
     device
         .compile(std::slice::from_ref(&plan), &limits(&plan.kv))
+        .and_then(committed)
         .unwrap()
         .run(&sequences.step(&[(0, 5)]).borrow())
         .unwrap();
@@ -67,7 +68,7 @@ fn compiling_takes_what_the_memory_plan_says() {
         let weights: u64 = memory.items.iter().filter(|i| i.what.contains("weights")).map(|i| i.bytes).sum();
         let planned = (memory.total(Residence::Committed) - weights) as usize;
         let before = BYTES.load(Ordering::Relaxed);
-        let program = device.compile(&plans, &limits).unwrap();
+        let program = device.compile(&plans, &limits).and_then(committed).unwrap();
         let taken = BYTES.load(Ordering::Relaxed) - before;
         // Beside the buffers there are two tables a plan, a few hundred bytes a command, and names for profiles.
         let commands =

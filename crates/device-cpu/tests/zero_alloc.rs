@@ -9,7 +9,7 @@ use device::{
     Choose, Device, KvType, Limits, Link, Numerics, OutputRef, Penalties, Sampling, Slice, Step, Ticket, Want,
 };
 use device_lower::fusion;
-use device_testing::{Sequences, check_op_cases, limits, mini_transformer};
+use device_testing::{Sequences, check_op_cases, committed, limits, mini_transformer};
 use ingle_device_cpu::{CpuDevice, Options};
 use weights::BlockType;
 
@@ -47,7 +47,8 @@ fn a_step_allocates_nothing() {
         for block in [BlockType::F32, BlockType::Q4_1, BlockType::Q6_K] {
             let plan = fusion::fuse(&mini_transformer(1, block), device.fusion());
             let limits = Limits { numerics, kv_type: KvType::I16, ..limits(&plan.kv) };
-            let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
+            let mut program =
+                device.compile(std::slice::from_ref(&plan), &limits).and_then(committed).unwrap();
             let mut sequences = Sequences::new(1, &plan.kv, &limits, 50);
             let steps: Vec<_> = [&[(0, 40)][..], &[(0, 1)], &[(0, 1), (1, 17)], &[(1, 1)], &[(0, 1), (1, 1)]]
                 .iter()
@@ -67,7 +68,7 @@ fn a_step_allocates_nothing() {
     for case in check_op_cases().iter().filter(|case| case.name.contains("50 encoder states")) {
         for numerics in [Numerics::Fast, Numerics::Deterministic] {
             let limits = Limits { numerics, ..case.limits.clone() };
-            let mut program = device.compile(&case.plans, &limits).unwrap();
+            let mut program = device.compile(&case.plans, &limits).and_then(committed).unwrap();
             program.run(&case.steps[0].borrow()).unwrap();
             let before = CALLS.load(Ordering::Relaxed);
             for step in &case.steps {
@@ -83,7 +84,7 @@ fn sampling_allocates_nothing(device: &CpuDevice) {
     const N: u32 = 16;
     let plan = fusion::fuse(&mini_transformer(1, BlockType::Q8_0), device.fusion());
     let limits = Limits { max_spans: N as usize, kv_type: KvType::I16, ..limits(&plan.kv) };
-    let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
+    let mut program = device.compile(std::slice::from_ref(&plan), &limits).and_then(committed).unwrap();
     let mut sequences = Sequences::new(1, &plan.kv, &limits, 50);
     let spans: Vec<(usize, usize)> = (0..N as usize).map(|slot| (slot, 1)).collect();
     let slice = |start, len| Slice { start, len };

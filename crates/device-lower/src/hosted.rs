@@ -3,9 +3,11 @@
 //! It checks steps, nodes and pages, resolves links, chooses tokens and keeps what was chosen. A device brings the rest
 //! as a [`HostProgram`].
 
+use std::ops::Range;
+
 use device::{
-    Chosen, CommandInfo, Error, KvLayout, Limits, Needs, Plan, Program, Result, Step, Ticket, Timing,
-    ValueId, Want,
+    Chosen, CommandInfo, CommittedPages, Error, KvLayout, Limits, Needs, Plan, Program, Result, Step, Ticket,
+    Timing, ValueId, Want,
 };
 
 use crate::outputs::HostOutputs;
@@ -53,10 +55,10 @@ pub trait HostProgram: Send {
     /// As [`Program::read`].
     fn read(&self, value: ValueId) -> Option<Vec<f32>>;
 
-    /// Copy a page; both exist.
+    /// Copy a page; both are committed.
     fn copy_page(&mut self, group: usize, from: u32, to: u32);
 
-    /// The bytes of a page that exists; `bytes` has their number.
+    /// The bytes of a page that is committed; `bytes` has their number.
     ///
     /// # Errors
     /// The device does not give its pages out.
@@ -64,7 +66,7 @@ pub trait HostProgram: Send {
         Err(self.keeps_pages())
     }
 
-    /// Fill a page that exists; `bytes` has their number.
+    /// Fill a page that is committed; `bytes` has their number.
     ///
     /// # Errors
     /// As [`Self::read_page`].
@@ -81,8 +83,17 @@ pub trait HostProgram: Send {
         }
     }
 
-    /// A page that exists is unused; as [`Program::release_page`].
-    fn release_page(&mut self, group: usize, page: u32);
+    /// Pages of a group that are committed and decommitted together, at least 1.
+    fn granule(&self, group: usize) -> usize;
+
+    /// Let pages be touched: whole granules, none of which is committed. False: the system refuses, and nothing has changed.
+    #[must_use]
+    fn commit(&mut self, _group: usize, _pages: Range<u32>) -> bool {
+        true
+    }
+
+    /// Give the memory of pages back: whole granules, all of which are committed.
+    fn decommit(&mut self, group: usize, pages: Range<u32>);
 
     /// As [`Program::commands`].
     fn commands(&self, plan: usize, n_rows: usize) -> Vec<CommandInfo>;
@@ -96,6 +107,7 @@ pub struct Hosted<P> {
     needs: Vec<Needs>,
     kv: KvLayout,
     limits: Limits,
+    committed: CommittedPages,
     outputs: HostOutputs,
     max_in_flight: usize,
 }
@@ -112,6 +124,7 @@ impl<P: HostProgram> Hosted<P> {
     ) -> Hosted<P> {
         let n_logits = plans.clone().map(|plan| plan.value(plan.output).cols).max().unwrap_or(0);
         Hosted {
+            committed: CommittedPages::new(limits, |group| program.granule(group)),
             program,
             needs: plans.clone().map(|plan| Needs::new(plan, limits)).collect(),
             kv: plans.clone().next().map(|plan| plan.kv.clone()).unwrap_or_default(),
@@ -132,7 +145,7 @@ impl<P: HostProgram> Hosted<P> {
         until: Option<usize>,
         timings: Option<&mut Vec<Timing>>,
     ) -> Result<Vec<u32>> {
-        step.check(&self.needs, &self.limits).map_err(|reason| self.failed(reason))?;
+        step.check(&self.needs, &self.limits, &self.committed).map_err(|reason| self.failed(reason))?;
         let n_vocab = self.needs.get(step.plan).map_or(0, |needs| needs.n_vocab);
         let tokens = self.outputs.begin(step, n_vocab).map_err(|reason| self.failed(reason))?;
         match self.program.compute(&Step { tokens: &tokens, ..*step }, until, timings) {
@@ -157,19 +170,16 @@ impl<P: HostProgram> Hosted<P> {
     }
 
     fn check_page(&self, group: usize, page: u32) -> Result<()> {
-        match self.limits.n_pages.get(group) {
-            Some(n) if (page as usize) < *n => Ok(()),
-            Some(n) => Err(self.failed(format!("KV page {page} of group {group}, which has {n} pages"))),
-            None => {
-                let n = self.limits.n_pages.len();
-                Err(self.failed(format!("a page of KV group {group} of a program with {n} groups")))
-            }
-        }
+        self.committed.check_page(group, page).map_err(|reason| self.failed(reason))
+    }
+
+    fn page_bytes(&self, group: usize) -> usize {
+        self.kv.page_bytes(group, self.limits.kv_type, self.limits.page_len)
     }
 
     fn check_page_bytes(&self, group: usize, page: u32, n_bytes: usize) -> Result<()> {
         self.check_page(group, page)?;
-        let expected = self.kv.page_bytes(group, self.limits.kv_type, self.limits.page_len);
+        let expected = self.page_bytes(group);
         if n_bytes == expected {
             return Ok(());
         }
@@ -239,10 +249,26 @@ impl<P: HostProgram> Program for Hosted<P> {
         self.program.write_page(group, page, bytes)
     }
 
-    fn release_page(&mut self, group: usize, page: u32) {
-        if self.check_page(group, page).is_ok() {
-            self.program.release_page(group, page);
+    fn committed(&self) -> &CommittedPages {
+        &self.committed
+    }
+
+    fn commit(&mut self, group: usize, pages: Range<u32>) -> Result<()> {
+        self.committed.check_range(group, &pages, false).map_err(|reason| self.failed(reason))?;
+        if !self.program.commit(group, pages.clone()) {
+            let (device, n_pages) = (self.program.name(), pages.len());
+            let bytes = (n_pages * self.page_bytes(group)) as u64;
+            return Err(Error::Shortage { device, group, n_pages, bytes });
         }
+        self.committed.set(group, pages, true);
+        Ok(())
+    }
+
+    fn decommit(&mut self, group: usize, pages: Range<u32>) -> Result<()> {
+        self.committed.check_range(group, &pages, true).map_err(|reason| self.failed(reason))?;
+        self.committed.set(group, pages.clone(), false);
+        self.program.decommit(group, pages);
+        Ok(())
     }
 
     fn commands(&self, plan: usize, n_rows: usize) -> Vec<CommandInfo> {

@@ -121,19 +121,10 @@ impl<G: Gpu> Device for MetalDevice<G> {
         profile::KV_TYPES
     }
 
-    /// A buffer is resident as a whole.
-    fn takes_pages_on_use(&self) -> bool {
-        false
-    }
-
     fn memory_plan(&self, plans: &[Plan], limits: &Limits) -> Result<MemoryPlan> {
         let sizes = self.sizes(plans, limits)?;
         let weights = WeightPlan::new(plans, self.gpu.as_ref());
         let mut memory = MemoryPlan::of_weights_and_kv(plans, limits, |view| weights.is_in_place(view));
-        // What a GPU uses stays in memory as a whole.
-        for item in memory.items.iter_mut().filter(|item| item.residence == Residence::Reserved) {
-            item.residence = Residence::Committed;
-        }
         let n_logits = plans.iter().map(|plan| plan.value(plan.output).cols).max().unwrap_or(0);
         for (what, bytes) in [
             ("weights, copied", weights.copied_bytes()),

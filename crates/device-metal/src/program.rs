@@ -13,8 +13,8 @@ use crate::layout::{ALIGN, Scratch, StepLayout};
 use crate::profile::Profile;
 use crate::weights::{LookupTables, WeightPlan};
 use device::{
-    Chosen, CommandInfo, DType, Error, KvLayout, Limits, Needs, Op, Plan, Program, Result, RowCount, Step,
-    Ticket, Timing, ValueId, Want,
+    Chosen, CommandInfo, CommittedPages, DType, Error, KvLayout, Limits, Needs, Op, Plan, Program, Result,
+    RowCount, Step, Ticket, Timing, ValueId, Want,
 };
 use device_lower::arena::{Arena, NO_PLACE};
 use device_lower::lifetimes::value_bytes;
@@ -24,6 +24,7 @@ use device_lower::units::LoweredUnit;
 use in_flight::{Done, InFlight, Outputs};
 use inputs::Begun;
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 use weights::Bytes;
@@ -96,8 +97,10 @@ pub struct MetalProgram<G: Gpu> {
     done: Done,
     /// Chooses what has no kernel.
     chooser: Chooser,
-    /// Keeps the buffers in memory.
-    _residency: G::Residency,
+    /// Of which pages have memory.
+    committed: CommittedPages,
+    /// Keeps the buffers in memory; `None` while they are exchanged.
+    residency: Option<G::Residency>,
     /// The files' maps, kept while the GPU reads them.
     _files: Vec<Bytes>,
 }
@@ -114,6 +117,9 @@ const TABLES: usize = 3;
 const CHOSEN: usize = 4;
 /// The first pool's.
 const POOLS: usize = 5;
+
+/// Granules of a sequence as long as the context.
+const GRANULES: usize = 4;
 
 impl<G: Gpu> MetalProgram<G> {
     /// Take the memory and write the tables.
@@ -140,17 +146,20 @@ impl<G: Gpu> MetalProgram<G> {
             gpu.allocate("tables", tables.n_bytes().max(ALIGN))?,
             gpu.allocate("chosen tokens", step.chosen_bytes().max(ALIGN))?,
         ];
-        for (group, n_pages) in limits.n_pages.iter().enumerate() {
+        for group in 0..limits.n_pages.len() {
+            let n_pages = limits.n_ctx.div_ceil(limits.page_len).min(limits.n_pages[group]);
             let bytes = n_pages * kv.page_bytes(group, limits.kv_type, limits.page_len);
             let most = gpu.facts().max_buffer_bytes;
             if bytes as u64 > most {
                 return Err(Error::Unsupported {
                     device: G::NAME,
-                    what: format!("a KV cache of {bytes} bytes in one buffer, which may have {most}"),
+                    what: format!(
+                        "a sequence of {bytes} bytes of KV pages in one buffer, which may have {most}"
+                    ),
                     hint: "use a smaller context (--ctx) or a smaller KV type (--kv-type)".to_owned(),
                 });
             }
-            buffers.push(gpu.allocate("KV pages", bytes.max(ALIGN))?);
+            buffers.push(gpu.allocate("KV pages", ALIGN)?);
         }
         let weights = WeightPlan::new(plans, gpu.as_ref()).make(gpu.as_ref(), &mut buffers)?;
         write(&buffers[TABLES], 0, &tables.entries(plans, &weights));
@@ -221,7 +230,10 @@ impl<G: Gpu> MetalProgram<G> {
             outputs: (0..step.n_kept()).map(|_| Outputs::new(limits.max_outputs)).collect(),
             done: Done::default(),
             chooser: Chooser::new(n_logits),
-            _residency: residency,
+            committed: CommittedPages::new(limits, |_| {
+                limits.n_ctx.div_ceil(limits.page_len).div_ceil(GRANULES)
+            }),
+            residency: Some(residency),
             _files: files.cloned().collect(),
         })
     }
@@ -249,14 +261,53 @@ impl<G: Gpu> MetalProgram<G> {
         Window { buffer: STEP as u16, start: ticket % self.step.in_flight as u64 * len, len }
     }
 
-    /// The bytes of a page.
+    fn page_bytes(&self, group: usize) -> usize {
+        self.kv.page_bytes(group, self.limits.kv_type, self.limits.page_len)
+    }
+
+    /// The bytes of a committed page.
     fn page(&self, group: usize, page: u32) -> Result<(*mut u8, usize)> {
-        let n = self.limits.n_pages.get(group).copied().unwrap_or(0);
-        if page as usize >= n || group >= self.kv.groups.len() {
-            return self.failed(format!("KV page {page} of group {group}, which has {n} pages"));
-        }
-        let bytes = self.kv.page_bytes(group, self.limits.kv_type, self.limits.page_len);
+        self.committed.check_page(group, page).or_else(|reason| self.failed(reason))?;
+        let bytes = self.page_bytes(group);
         Ok((self.buffers[POOLS + group].start().wrapping_add(page as usize * bytes), bytes))
+    }
+
+    /// Give a pool a buffer of its first `n_pages` pages, with what the committed ones among them hold. False: the system
+    /// refuses, and nothing has changed.
+    fn resize(&mut self, group: usize, n_pages: usize) -> Result<bool> {
+        let (bytes, page_bytes) = (n_pages * self.page_bytes(group), self.page_bytes(group));
+        if bytes as u64 > self.gpu.facts().max_buffer_bytes {
+            return Ok(false);
+        }
+        // No step may read or write the old buffer any more.
+        self.settle()?;
+        let pool = match self.gpu.allocate("KV pages", bytes.max(ALIGN)) {
+            Ok(pool) => pool,
+            Err(Error::OutOfMemory { .. }) => return Ok(false),
+            Err(error) => return Err(error),
+        };
+        let old = &self.buffers[POOLS + group];
+        for page in (0..n_pages as u32).filter(|page| self.committed.contains(group, *page)) {
+            let offset = page as usize * page_bytes;
+            // SAFETY: the page lies within the new buffer, which has `n_pages`, and within the old one, which has all pages
+            // that are committed; no step runs; these are different buffers.
+            unsafe {
+                std::ptr::copy_nonoverlapping(old.start().add(offset), pool.start().add(offset), page_bytes)
+            }
+        }
+        self.residency = None;
+        self.buffers[POOLS + group] = pool;
+        self.residency = Some(self.gpu.reside(&self.buffers));
+        Ok(true)
+    }
+
+    /// Pages up to the last that is committed.
+    fn n_used(&self, group: usize) -> usize {
+        let pages = (0..self.committed.n_pages(group) as u32).rev();
+        pages
+            .into_iter()
+            .find(|page| self.committed.contains(group, *page))
+            .map_or(0, |page| page as usize + 1)
     }
 
     fn page_of(&self, group: usize, page: u32, given: usize) -> Result<*mut u8> {
@@ -297,9 +348,10 @@ struct Replay<'a, G: Gpu> {
 }
 
 impl<G: Gpu> Replay<'_, G> {
-    /// Encode the commands that run in a step, of the first `n` of the table.
-    fn encode(&self, sizes: &StepSizes, n: usize, encoder: &mut G::Encoder) {
-        for run in self.table.runs(sizes).take_while(|run| run.index < n) {
+    /// Encode the commands of a range of the table that run in a step.
+    fn encode(&self, sizes: &StepSizes, range: &Range<usize>, encoder: &mut G::Encoder) {
+        let runs = self.table.runs(sizes).skip_while(|run| run.index < range.start);
+        for run in runs.take_while(|run| run.index < range.end) {
             if run.barrier {
                 encoder.barrier();
             }
@@ -339,7 +391,7 @@ impl<G: Gpu> Program for MetalProgram<G> {
         let Begun { ticket, sizes, plan, .. } = begun;
         let work = match sizes.n_rows {
             0 => None,
-            _ => Some(self.encode(&begun, usize::MAX)?),
+            _ => Some(self.encode_whole(step, &begun)?),
         };
         self.next += 1;
         self.done.is_fresh = false;
@@ -385,7 +437,7 @@ impl<G: Gpu> Program for MetalProgram<G> {
         let n = self.plans[begun.plan].table(&begun.sizes).until(last);
         self.done = Done::default();
         if begun.sizes.n_rows > 0 {
-            let work = self.encode(&begun, n)?;
+            let work = self.encode(&begun, 0..n)?;
             self.gpu.wait(&work)?;
         }
         self.done =
@@ -414,6 +466,33 @@ impl<G: Gpu> Program for MetalProgram<G> {
         })
     }
 
+    fn committed(&self) -> &CommittedPages {
+        &self.committed
+    }
+
+    fn commit(&mut self, group: usize, pages: Range<u32>) -> Result<()> {
+        self.committed.check_range(group, &pages, false).or_else(|reason| self.failed(reason))?;
+        let n_pages = pages.end as usize;
+        if n_pages > self.n_used(group) && !self.resize(group, n_pages)? {
+            let (n_pages, bytes) = (pages.len(), (pages.len() * self.page_bytes(group)) as u64);
+            return Err(Error::Shortage { device: G::NAME, group, n_pages, bytes });
+        }
+        self.committed.set(group, pages, true);
+        Ok(())
+    }
+
+    /// The buffer stays as long where a later page is committed, or where the system has no room for a shorter copy.
+    fn decommit(&mut self, group: usize, pages: Range<u32>) -> Result<()> {
+        self.committed.check_range(group, &pages, true).or_else(|reason| self.failed(reason))?;
+        let before = self.n_used(group);
+        self.committed.set(group, pages, false);
+        let after = self.n_used(group);
+        if after < before {
+            self.resize(group, after)?;
+        }
+        Ok(())
+    }
+
     fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<()> {
         let ((from, bytes), (to, _)) = (self.page(group, from)?, self.page(group, to)?);
         self.settle()?;
@@ -437,9 +516,6 @@ impl<G: Gpu> Program for MetalProgram<G> {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), start, bytes.len()) };
         Ok(())
     }
-
-    /// Nothing: what a GPU uses stays in memory as a whole.
-    fn release_page(&mut self, _group: usize, _page: u32) {}
 
     fn commands(&self, plan: usize, n_rows: usize) -> Vec<CommandInfo> {
         // Of the last step, if it was such a one; else as a sequence has them that goes on.

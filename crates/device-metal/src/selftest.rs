@@ -166,6 +166,7 @@ pub fn time<G: Gpu>(
         let limits = Limits { max_rows, max_outputs: max_rows, kv_type: KvType::F16, ..limits(&plan.kv) };
         let ops = plan.ops_per_token();
         let mut program = device.compile(&[plan], &limits)?;
+        program.commit_all()?;
         for n_rows in rows {
             let step = OwnedStep {
                 plan: 0,
@@ -268,6 +269,7 @@ pub fn time_steps<G: Gpu>(
         ..limits(&plan.kv)
     };
     let mut program = device.compile(std::slice::from_ref(&plan), &limits)?;
+    program.commit_all()?;
     let mut timed = vec![];
     for (n_rows, first) in [(n_rows, 0), (1, n_positions - 1)] {
         let tokens: Vec<u32> = (0..n_rows as u32).map(|row| row % 64).collect();

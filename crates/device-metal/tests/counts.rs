@@ -9,7 +9,7 @@ use device::{
 };
 use device_lower::fusion;
 use device_testing::{
-    AttentionOptions, Norms, PlanBuilder, Sequences, layers_with_norms, limits, one_sequence,
+    AttentionOptions, Norms, PlanBuilder, Sequences, committed, layers_with_norms, limits, one_sequence,
 };
 use ingle_device_metal::MetalDevice;
 use std::sync::atomic::Ordering::Relaxed;
@@ -93,7 +93,7 @@ fn counts(plan: &Plan) -> [(usize, usize); 3] {
     let long = device.profile().split_positions;
     let limits =
         Limits { kv_type: KvType::F16, max_rows: long, n_ctx: 2 * long, page_len: 64, ..limits(&plan.kv) };
-    let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
+    let mut program = device.compile(std::slice::from_ref(&plan), &limits).and_then(committed).unwrap();
     let mut sequences = Sequences::new(1, &plan.kv, &limits, 50);
     let [decode, prefill, _, late] = [1, 50, long, 1].map(|n| {
         let step = sequences.step(&[(0, n)]).with_outputs(vec![n as u32 - 1], Want::BEST);
@@ -131,7 +131,7 @@ fn wanting(want: Want) -> (usize, usize) {
     let device = MetalDevice::new(NullGpu::new("Apple M4 Pro"));
     let plan = fusion::fuse(&dense(2, [BlockType::Q4_0; 2], true, false), device.fusion());
     let limits = Limits { kv_type: KvType::F16, ..limits(&plan.kv) };
-    let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
+    let mut program = device.compile(std::slice::from_ref(&plan), &limits).and_then(committed).unwrap();
     let first = one_sequence(&plan, &limits, &[1], 0).with_outputs(vec![0], Want::BEST);
     let ticket = program.submit(&first.borrow()).unwrap();
     device.gpu().take();
@@ -173,7 +173,7 @@ fn steps_are_waited_for_one_by_one() {
     let device = MetalDevice::new(NullGpu::new("Apple M4 Pro"));
     let plan = fusion::fuse(&dense(1, [BlockType::F16; 2], true, true), device.fusion());
     let limits = Limits { kv_type: KvType::F16, ..limits(&plan.kv) };
-    let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
+    let mut program = device.compile(std::slice::from_ref(&plan), &limits).and_then(committed).unwrap();
     let gpu = device.gpu();
     let most = device.profile().in_flight;
     assert_eq!(program.max_in_flight(), most);

@@ -9,7 +9,7 @@ use device::{
     Choose, Device, KvType, Limits, Link, OutputRef, OwnedStep, Penalties, Sampling, Slice, Ticket, Want,
 };
 use device_lower::fusion;
-use device_testing::{Sequences, check_op_cases, limits, mini_transformer, one_sequence};
+use device_testing::{Sequences, check_op_cases, committed, limits, mini_transformer, one_sequence};
 use ingle_device_metal::MetalDevice;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -48,7 +48,7 @@ fn a_step_allocates_nothing() {
     for block in [BlockType::F32, BlockType::Q4_1, BlockType::Q6_K] {
         let plan = fusion::fuse(&mini_transformer(1, block), device.fusion());
         let limits = Limits { kv_type: KvType::F16, ..limits(&plan.kv) };
-        let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
+        let mut program = device.compile(std::slice::from_ref(&plan), &limits).and_then(committed).unwrap();
         let mut sequences = Sequences::new(1, &plan.kv, &limits, 50);
         let steps: Vec<_> = [&[(0, 40)][..], &[(0, 1)], &[(0, 1), (1, 17)], &[(1, 1)], &[(0, 1), (1, 1)]]
             .iter()
@@ -90,7 +90,7 @@ fn a_step_allocates_nothing() {
         if !case.name.contains("50 encoder states") || !device.kv_types().contains(&case.limits.kv_type) {
             continue;
         }
-        let mut program = device.compile(&case.plans, &case.limits).unwrap();
+        let mut program = device.compile(&case.plans, &case.limits).and_then(committed).unwrap();
         let before = CALLS.load(Ordering::Relaxed);
         for step in &case.steps {
             program.run(&step.borrow()).unwrap();

@@ -1,5 +1,6 @@
 //! The interpreter's program: plans, their buffers, and the loop over Ops.
 
+use std::ops::Range;
 use std::time::Instant;
 
 use device::{
@@ -15,6 +16,9 @@ use crate::forward::{Forward, rows};
 use crate::kv_pages::KvPages;
 
 const NAME: &str = "reference";
+
+/// Pages that are committed together.
+const GRANULE: usize = 2;
 
 /// Steps that may be in flight: a step is computed while it is submitted.
 const IN_FLIGHT: usize = 1;
@@ -206,9 +210,13 @@ impl HostProgram for ReferenceProgram {
         Ok(())
     }
 
-    /// The memory stays, filled with NaN: what reads a released page shows.
-    fn release_page(&mut self, group: usize, page: u32) {
-        self.pages.poison(group, page);
+    fn granule(&self, _: usize) -> usize {
+        GRANULE
+    }
+
+    /// The memory stays, filled with NaN: what reads a page that was given up shows, even once it is committed again.
+    fn decommit(&mut self, group: usize, pages: Range<u32>) {
+        pages.for_each(|page| self.pages.poison(group, page));
     }
 
     fn commands(&self, plan: usize, _n_rows: usize) -> Vec<CommandInfo> {

@@ -1,6 +1,6 @@
 //! Running cases: device against interpreter, fused against not, chunks against single rows.
 
-use super::{Case, check_op_cases};
+use super::{Case, check_op_cases, committed};
 use device::{Choose, Device, Limits, Op, OwnedStep, Plan, RowCount, Rule, Span, StateUse, ValueId};
 use device_lower::fusion::fuse;
 use device_reference::Reference;
@@ -20,7 +20,7 @@ pub fn run(
     limits: &Limits,
     steps: &[OwnedStep],
 ) -> Result<Vec<Results>, String> {
-    let mut program = device.compile(plans, limits).map_err(|e| e.to_string())?;
+    let mut program = device.compile(plans, limits).and_then(committed).map_err(|e| e.to_string())?;
     let mut results = vec![];
     for (index, step) in steps.iter().enumerate() {
         program.run(&step.borrow()).map_err(|e| format!("step {index}: {e}"))?;

@@ -20,17 +20,21 @@ pub mod null;
 
 mod builder;
 mod cases;
+mod commits;
 mod compare;
 mod random;
+mod scarce;
 mod sequences;
 mod steps;
 mod stored;
 
 pub use builder::{AttentionOptions, PlanBuilder, mini_transformer, truncate};
 pub use cases::{Case, Norms, check_op_cases, layers_with_norms};
+pub use commits::{check_commits, check_shortage};
 pub use compare::{check_cases, check_device, compare, compare_chunks, run};
 pub use random::{Rng, quantized};
-pub use sequences::{BEST_AND_LOGITS, Sequences, chosen_tokens, limits, one_sequence};
+pub use scarce::Scarce;
+pub use sequences::{BEST_AND_LOGITS, Sequences, chosen_tokens, committed, limits, one_sequence};
 pub use steps::{
     ReadValues, check_impossible_choices, check_links, check_reads, check_refusals, check_steps, check_stops,
     check_wants,

@@ -18,6 +18,7 @@
 //! assert!(token < 100);
 //! ```
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use device::{
@@ -146,8 +147,10 @@ pub enum Event {
     Submit(Box<OwnedStep>),
     /// [`Program::copy_page`]: group, from, to.
     CopyPage(usize, u32, u32),
-    /// [`Program::release_page`]: group, page.
-    ReleasePage(usize, u32),
+    /// [`Program::commit`]: group, pages.
+    Commit(usize, Range<u32>),
+    /// [`Program::decommit`]: group, pages.
+    Decommit(usize, Range<u32>),
 }
 
 /// The device `null`.
@@ -157,6 +160,8 @@ pub struct NullDevice {
     memory: Option<platform::SystemMemory>,
     /// Less one: steps that may be in flight.
     ahead: usize,
+    /// Less one: pages of a granule.
+    beside: usize,
     /// Shared with the programs; absent: nothing is recorded, and a step allocates nothing.
     events: Option<Arc<Mutex<Vec<Event>>>>,
 }
@@ -175,6 +180,11 @@ impl NullDevice {
     /// With so many steps in flight, as on a GPU. Each is computed when it is submitted.
     pub fn with_steps_in_flight(self, n: usize) -> NullDevice {
         NullDevice { ahead: n.saturating_sub(1), ..self }
+    }
+
+    /// With granules of so many pages; without, a page is a granule.
+    pub fn with_granule(self, n_pages: usize) -> NullDevice {
+        NullDevice { beside: n_pages.saturating_sub(1), ..self }
     }
 
     /// Recording what its programs are asked. Without, a step allocates nothing.
@@ -232,6 +242,7 @@ impl Device for NullDevice {
             logits: vec![0.0; limits.max_outputs * n_logits],
             page_tables: Vec::new(),
             kept: kept_buffers(&plans, limits),
+            granule: self.beside + 1,
             plans,
             limits: limits.clone(),
             current: 0,
@@ -301,6 +312,7 @@ struct NullProgram {
     page_tables: Vec<u32>,
     /// Of the last step.
     kept: Vec<Vec<f32>>,
+    granule: usize,
     limits: Limits,
     n_outputs: usize,
     events: Option<Arc<Mutex<Vec<Event>>>>,
@@ -460,8 +472,20 @@ impl NullProgram {
         }
     }
 
+    /// Whether a page's bytes hold its hashes: 8 for each position.
+    fn check_room(&self, n_bytes: usize) -> Result<()> {
+        let expected = 8 * self.limits.page_len;
+        if n_bytes >= expected {
+            return Ok(());
+        }
+        Err(Error::Failed {
+            device: NAME,
+            reason: format!("{n_bytes} bytes for a KV page, expected at least {expected}"),
+        })
+    }
+
     /// Positions of a page among its group's.
-    fn page(&self, page: u32) -> std::ops::Range<usize> {
+    fn page(&self, page: u32) -> Range<usize> {
         let page_len = self.limits.page_len;
         page as usize * page_len..(page as usize + 1) * page_len
     }
@@ -514,11 +538,42 @@ impl HostProgram for NullProgram {
         self.hashes[group].copy_within(from, to.start);
     }
 
-    /// What was written there is gone: reading it again is an error.
-    fn release_page(&mut self, group: usize, page: u32) {
-        self.record(|| Event::ReleasePage(group, page));
-        let range = self.page(page);
-        self.hashes[group][range].fill(0);
+    /// Its hashes first, as many as fit.
+    fn read_page(&self, group: usize, page: u32, bytes: &mut [u8]) -> Result<()> {
+        self.check_room(bytes.len())?;
+        let hashes = &self.hashes[group][self.page(page)];
+        bytes.fill(0);
+        bytes.chunks_exact_mut(8).zip(hashes).for_each(|(b, hash)| b.copy_from_slice(&hash.to_le_bytes()));
+        Ok(())
+    }
+
+    fn write_page(&mut self, group: usize, page: u32, bytes: &[u8]) -> Result<()> {
+        self.check_room(bytes.len())?;
+        let page = self.page(page);
+        for (hash, bytes) in self.hashes[group][page].iter_mut().zip(bytes.chunks_exact(8)) {
+            let mut word = [0; 8];
+            word.copy_from_slice(bytes);
+            *hash = u64::from_le_bytes(word);
+        }
+        Ok(())
+    }
+
+    fn granule(&self, _: usize) -> usize {
+        self.granule
+    }
+
+    fn commit(&mut self, group: usize, pages: Range<u32>) -> bool {
+        self.record(|| Event::Commit(group, pages));
+        true
+    }
+
+    /// What was written there is gone: reading it again is an error, even once it is committed again.
+    fn decommit(&mut self, group: usize, pages: Range<u32>) {
+        self.record(|| Event::Decommit(group, pages.clone()));
+        pages.for_each(|page| {
+            let range = self.page(page);
+            self.hashes[group][range].fill(0);
+        });
     }
 
     fn commands(&self, plan: usize, _n_rows: usize) -> Vec<CommandInfo> {
@@ -541,7 +596,7 @@ pub fn layer(window: Option<usize>) -> KvLayer {
 mod tests {
     use super::*;
     use crate::{AttentionOptions, PlanBuilder, Sequences, limits};
-    use crate::{BEST_AND_LOGITS, chosen_tokens};
+    use crate::{BEST_AND_LOGITS, chosen_tokens, committed};
     use device::PAGE_NONE;
     use device_lower::fusion;
     use weights::BlockType;
@@ -551,7 +606,7 @@ mod tests {
     fn program(device: &NullDevice, layers: &[KvLayer]) -> (Plan, Limits, Box<dyn Program>) {
         let plan = plan(N_VOCAB, layers);
         let limits = limits(&plan.kv);
-        let program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
+        let program = device.compile(std::slice::from_ref(&plan), &limits).and_then(committed).unwrap();
         (plan, limits, program)
     }
 
@@ -625,6 +680,7 @@ mod tests {
         let device = NullDevice::default().recording().with_fusion(fusion::ALL);
         assert_eq!(device.fusion().len(), fusion::ALL.len());
         let (_, _, mut program) = program(&device, &[layer(None)]);
+        device.take_events();
         let span = |first_position, n_rows| [Span { slot: 0, first_row: 0, n_rows, first_position }];
         let mut run = |tokens: &[u32], first: u32, table: &[u32]| {
             let outputs = [tokens.len() as u32 - 1];
@@ -637,19 +693,26 @@ mod tests {
         assert!(run(&[N_VOCAB as u32], 0, &[4, 5]).unwrap_err().contains("token 50"));
         program.copy_page(0, 4, 6).unwrap();
         assert!(program.copy_page(0, 4, 600).is_err());
-        program.release_page(0, 4);
+        program.decommit(0, 4..5).unwrap();
+        assert!(program.copy_page(0, 4, 7).unwrap_err().to_string().contains("not committed"));
+        assert!(program.decommit(0, 4..5).is_err());
         let mut run = |table: &[u32]| {
             program
                 .run(&step(&[9], &span(3, 1), table, &[0]))
                 .map(|()| chosen_tokens(program.as_ref())[0])
                 .map_err(|e| e.to_string())
         };
-        assert!(run(&[4, PAGE_NONE]).unwrap_err().contains("never written"));
+        assert!(run(&[4, PAGE_NONE]).unwrap_err().contains("page 4, which is not committed,"));
         assert_eq!(run(&[6, PAGE_NONE]), Ok(next_token(&[1, 2, 3, 9], N_VOCAB)));
+        program.commit(0, 4..5).unwrap();
+        let span = span(3, 1);
+        let step = step(&[9], &span, &[4, PAGE_NONE], &[0]);
+        assert!(program.run(&step).unwrap_err().to_string().contains("never written"));
         let events = device.take_events();
         // What the check refuses does not arrive.
-        assert_eq!(events.len(), 6);
-        assert_eq!(events[2..4], [Event::CopyPage(0, 4, 6), Event::ReleasePage(0, 4)]);
+        assert_eq!(events.len(), 7);
+        assert_eq!(events[2..4], [Event::CopyPage(0, 4, 6), Event::Decommit(0, 4..5)]);
+        assert_eq!(events[5], Event::Commit(0, 4..5));
         assert!(device.take_events().is_empty());
     }
 
@@ -661,6 +724,11 @@ mod tests {
             crate::check_links(&device).unwrap();
             crate::check_wants(&device).unwrap();
             crate::check_refusals(&device).unwrap();
+        }
+        for granule in [1, 3, 8, 100] {
+            let device = NullDevice::default().with_granule(granule);
+            crate::check_commits(&device).unwrap();
+            crate::check_shortage(Arc::new(device)).unwrap();
         }
     }
 
@@ -701,7 +769,8 @@ mod tests {
         let reader = b.finish(y);
 
         let limits = Limits { n_ctx: 16, ..limits(&reader.kv) };
-        let mut program = NullDevice::default().compile(&[writer, reader], &limits).unwrap();
+        let mut program =
+            NullDevice::default().compile(&[writer, reader], &limits).and_then(committed).unwrap();
         let input: Vec<f32> = (0..20 * 2 * 3).map(|i| i as f32).collect();
         let span = |slot, first_row, n_rows| Span { slot, first_row, n_rows, first_position: 0 };
         // Of each slot two pages of the sequence's group, then two of the encoder states'.
@@ -720,7 +789,7 @@ mod tests {
         assert_eq!(program.kept(0).len(), 3 * 16);
         assert_eq!(program.kept(0)[16], kept(expected[0], 0));
         assert!(program.kept(1).is_empty() && program.commands(2, 1).is_empty());
-        program.release_page(1, 8);
-        assert!(program.run(&read).unwrap_err().to_string().contains("never written"));
+        program.decommit(1, 8..9).unwrap();
+        assert!(program.run(&read).unwrap_err().to_string().contains("not committed"));
     }
 }

@@ -14,6 +14,15 @@ pub fn chosen_tokens(program: &dyn Program) -> Vec<u32> {
     program.chosen().iter().map(|chosen| chosen.token.unwrap_or(u32::MAX)).collect()
 }
 
+/// A program, all of whose KV pages are committed.
+///
+/// # Errors
+/// As [`Program::commit`].
+pub fn committed(mut program: Box<dyn Program>) -> device::Result<Box<dyn Program>> {
+    program.commit_all()?;
+    Ok(program)
+}
+
 /// Sizes that suit the cases: 64 rows, 8 spans, 512 positions, pages of 16, F32.
 pub fn limits(kv: &KvLayout) -> Limits {
     Limits {
@@ -226,7 +235,7 @@ pub fn one_sequence(plan: &Plan, limits: &Limits, tokens: &[u32], first_position
 #[cfg(test)]
 mod tests {
     use super::*;
-    use device::{GroupUse, KvLayer, Needs};
+    use device::{CommittedPages, GroupUse, KvLayer, Needs};
 
     #[test]
     fn its_steps_are_valid_and_windows_give_pages_back() {
@@ -244,9 +253,11 @@ mod tests {
             groups,
             has_states: false,
         }];
+        let mut committed = CommittedPages::new(&limits, |_| 1);
+        (0..2).for_each(|group| committed.set(group, 0..limits.n_pages[group] as u32, true));
         for turn in 0..60 {
             let spans: &[(usize, usize)] = if turn % 7 == 0 { &[(1, 20), (0, 1)] } else { &[(0, 3), (2, 1)] };
-            sequences.step(spans).borrow().check(&needs, &limits).unwrap();
+            sequences.step(spans).borrow().check(&needs, &limits, &committed).unwrap();
         }
         assert_eq!(sequences.tokens(1).len(), 180);
     }

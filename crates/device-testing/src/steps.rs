@@ -1,6 +1,7 @@
 //! What a program promises of steps, checked on any device: links, choices, refused steps, values that can be read.
 
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use device::{
     Activation, Choose, Chosen, Device, Error, KvType, Limits, Link, OutputRef, OwnedStep, Penalties, Plan,
@@ -12,14 +13,17 @@ use device_reference::Reference;
 use weights::BlockType;
 
 use super::compare::differ;
-use super::{BEST_AND_LOGITS, PlanBuilder, Rng, Sequences, limits, mini_transformer};
+use super::{
+    BEST_AND_LOGITS, PlanBuilder, Rng, Sequences, check_commits, committed, limits, mini_transformer,
+};
 
 type Outcome<T = ()> = Result<T, String>;
 
 /// What most steps of tests want of a random token.
 const SAMPLING: Sampling = Sampling { temperature: 0.9, top_k: 0, top_p: 1.0, min_p: 0.0, random: 0.4 };
 
-/// [`check_links`], [`check_wants`], [`check_impossible_choices`], [`check_refusals`], [`check_stops`] and [`check_reads`].
+/// [`check_links`], [`check_wants`], [`check_impossible_choices`], [`check_refusals`], [`check_stops`], [`check_commits`] and
+/// [`check_reads`].
 ///
 /// # Errors
 /// The first promise that is broken.
@@ -29,6 +33,7 @@ pub fn check_steps(device: &dyn Device, tolerance: f32) -> Outcome<ReadValues> {
     check_impossible_choices(device)?;
     check_refusals(device)?;
     check_stops(device)?;
+    check_commits(device)?;
     check_reads(device, tolerance)
 }
 
@@ -45,7 +50,8 @@ impl Bench {
         let kv_types = device.kv_types();
         let kv_type = if kv_types.contains(&KvType::F32) { KvType::F32 } else { kv_types[0] };
         let limits = Limits { kv_type, ..limits(&plan.kv) };
-        let program = device.compile(std::slice::from_ref(&plan), &limits).map_err(words)?;
+        let program =
+            device.compile(std::slice::from_ref(&plan), &limits).and_then(committed).map_err(words)?;
         Ok(Bench { plan, limits, program })
     }
 
@@ -293,7 +299,8 @@ pub fn check_impossible_choices(device: &dyn Device) -> Outcome {
         let x = if what == "NaN" { b.add(infinite, positive) } else { infinite };
         let plan = fuse(&b.finish(x), device.fusion());
         let limits = Limits { kv_type: device.kv_types()[0], ..limits(&plan.kv) };
-        let mut program = device.compile(std::slice::from_ref(&plan), &limits).map_err(words)?;
+        let mut program =
+            device.compile(std::slice::from_ref(&plan), &limits).and_then(committed).map_err(words)?;
         let sample = Want { choose: Choose::Sample(SAMPLING), ..Want::BEST };
         let wants = [Want::BEST, BEST_AND_LOGITS, sample];
         let mut step = Sequences::new(1, &plan.kv, &limits, 97).step(&[(0, 3)]);
@@ -437,6 +444,29 @@ pub fn check_stops(device: &dyn Device) -> Outcome {
         bench.run(&step)?;
         expect(bench.program.logits() == expected, || "a step after a stopped one differs".to_owned())?;
     }
+    // One that nobody stops is as any other; and one that is stopped on its way may be done by then.
+    let stop = AtomicBool::new(false);
+    bench.program.run(&Step { stop: Some(&stop), ..step.borrow() }).map_err(words)?;
+    expect(bench.program.logits() == expected, || "a step that could be stopped differs".to_owned())?;
+    for micros in [50, 500, 5000] {
+        let stop = AtomicBool::new(false);
+        let result = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_micros(micros));
+                stop.store(true, Ordering::Relaxed);
+            });
+            bench.program.run(&Step { stop: Some(&stop), ..step.borrow() })
+        });
+        match result {
+            Ok(()) => expect(bench.program.logits() == expected, || "a step that ran to its end".to_owned())?,
+            Err(Error::Stopped { .. }) => {}
+            Err(error) => return Err(format!("a step that is stopped on its way: {error}")),
+        }
+        bench.run(&step)?;
+        expect(bench.program.logits() == expected, || {
+            "a step after one stopped on its way differs".to_owned()
+        })?;
+    }
     Ok(())
 }
 
@@ -458,7 +488,8 @@ pub fn check_reads(device: &dyn Device, tolerance: f32) -> Outcome<ReadValues> {
     let mut bench = Bench::new(device)?;
     let plan = bench.plan.clone();
     let reference = Reference::new(1);
-    let mut reference = reference.compile(std::slice::from_ref(&plan), &bench.limits).map_err(words)?;
+    let mut reference =
+        reference.compile(std::slice::from_ref(&plan), &bench.limits).and_then(committed).map_err(words)?;
     let mut sequences = bench.sequences();
     let mut count = ReadValues::default();
     let steps = [

@@ -1,8 +1,10 @@
 //! What every device offers.
 
+use std::ops::Range;
+
 use platform::SystemMemory;
 
-use crate::{Chosen, KvType, Plan, PlanError, Rule, Step, Ticket, ValueId, Want, Weight};
+use crate::{Chosen, CommittedPages, KvType, Plan, PlanError, Rule, Step, Ticket, ValueId, Want, Weight};
 
 /// `Result` with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
@@ -32,6 +34,20 @@ pub enum Error {
         /// What it was for.
         what: String,
         /// How much.
+        bytes: u64,
+    },
+    /// KV pages could not be committed now. It is no failure: the caller makes room and asks again.
+    #[error(
+        "device {device}: {bytes} bytes for {n_pages} pages of KV group {group} were refused; free pages and try again"
+    )]
+    Shortage {
+        /// The device's name.
+        device: &'static str,
+        /// The KV group.
+        group: usize,
+        /// Pages that were asked for.
+        n_pages: usize,
+        /// Their bytes.
         bytes: u64,
     },
     /// [`Step::stop`] was set while the step ran.
@@ -178,8 +194,8 @@ pub struct Timing {
     pub duration: f64,
 }
 
-/// Plans made ready to run: their memory is taken, their tables are written. They share KV pages, and the memory of their
-/// activations: what a step leaves of these is gone with the next step, whichever plan it runs.
+/// Plans made ready to run: their memory is taken but for KV pages, their tables are written. They share KV pages, and the
+/// memory of their activations: what a step leaves of these is gone with the next step, whichever plan it runs.
 ///
 /// Steps are submitted and waited for. A device runs them in the order in which they were submitted, and so does what else is
 /// asked of it: a page that is copied has what earlier steps wrote.
@@ -244,17 +260,46 @@ pub trait Program: Send {
     /// `None`: it has no memory here (inside a fused Op), was not written, or its memory holds another value by now.
     fn read(&self, value: ValueId) -> Option<Vec<f32>>;
 
+    /// Which KV pages have memory: at first none. Its granules are what [`Self::commit`] and [`Self::decommit`] take.
+    fn committed(&self) -> &CommittedPages;
+
+    /// Take memory for pages of a KV group: whole granules, none of which is committed. What they hold is undefined.
+    ///
+    /// # Errors
+    /// [`Error::Shortage`], and nothing has changed; or the range is not of such granules, or the device failed.
+    fn commit(&mut self, group: usize, pages: Range<u32>) -> Result<()>;
+
+    /// Give the memory of pages back to the system: whole granules, all of which are committed. What they held is gone. Steps
+    /// that were submitted before are done with them first.
+    ///
+    /// # Errors
+    /// The range is not of such granules, or the device failed.
+    fn decommit(&mut self, group: usize, pages: Range<u32>) -> Result<()>;
+
+    /// Commit every page that is not committed.
+    ///
+    /// # Errors
+    /// As [`Self::commit`].
+    fn commit_all(&mut self) -> Result<()> {
+        for group in 0..self.committed().n_groups() {
+            while let Some(granule) = self.committed().next_free(group, 0) {
+                self.commit(group, granule)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Copy a page of a KV group, all its layers (copy on write of a shared prefix).
     ///
     /// # Errors
-    /// The device failed.
+    /// There is no such page, it is not committed, or the device failed.
     fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<()>;
 
     /// The bytes of a page of a KV group, all its layers, as this device lays them out, for [`Self::write_page`] of a
     /// program of the same plan, limits and device. `bytes` is [`crate::KvLayout::page_bytes`] long.
     ///
     /// # Errors
-    /// There is no such page, the length is another, or the device does not give its pages out.
+    /// There is no such page, it is not committed, the length is another, or the device does not give its pages out.
     fn read_page(&self, _group: usize, _page: u32, _bytes: &mut [u8]) -> Result<()> {
         Err(pages_stay())
     }
@@ -266,9 +311,6 @@ pub trait Program: Send {
     fn write_page(&mut self, _group: usize, _page: u32, _bytes: &[u8]) -> Result<()> {
         Err(pages_stay())
     }
-
-    /// A page is unused: its memory may go back to the system until it is written again.
-    fn release_page(&mut self, group: usize, page: u32);
 
     /// The command table of a plan for a step of `n_rows` rows; empty if there is no such plan.
     fn commands(&self, plan: usize, n_rows: usize) -> Vec<CommandInfo>;
@@ -315,19 +357,13 @@ pub trait Device: Send + Sync {
         32
     }
 
-    /// Whether a KV page takes memory only once it is written, and gives it back when it is released. Otherwise
-    /// [`Self::compile`] takes the memory of all pages.
-    fn takes_pages_on_use(&self) -> bool {
-        true
-    }
-
     /// What [`Self::compile`] will take.
     ///
     /// # Errors
     /// A plan cannot run on this device.
     fn memory_plan(&self, plans: &[Plan], limits: &Limits) -> Result<MemoryPlan>;
 
-    /// Take the memory and write the tables. All plans have one KV layout; they share its pages, and the memory of their
+    /// Take the memory, but for KV pages, and write the tables. All plans have one KV layout; they share its pages, and the memory of their
     /// activations, as much as the largest needs.
     ///
     /// # Errors

@@ -14,8 +14,9 @@
 //! - **A fused Op is the list of primitives it replaces** ([`Op::Fused`]). The interpreter runs any plan, fused or not,
 //!   and so every fused kernel has a reference.
 //! - **Which rules fuse is the device's data** ([`Device::fusion`]), not code in the model.
-//! - **A program owns its memory.** [`Device::compile`] takes the arena, the KV pages and the scratch once, as
-//!   [`Device::memory_plan`] itemised them; [`Program::run`] allocates nothing.
+//! - **A program owns its memory.** [`Device::compile`] takes the arena and the scratch once, as [`Device::memory_plan`]
+//!   itemised them; [`Program::run`] allocates nothing. KV pages are committed and decommitted while it runs, in granules
+//!   that the device names; failing to commit is a shortage ([`Error::Shortage`]), not a failure.
 //! - **KV pages belong to the program, page tables to the engine.** A device sees page numbers only. Layers with the
 //!   same window share a table ([`KvGroup`]), so a window keeps only its window.
 //! - **Errors are for what the caller cannot foresee** (memory, a lost device). Plans are checked once, by
@@ -23,6 +24,7 @@
 #![deny(missing_docs)]
 
 mod check;
+mod committed;
 mod contract;
 mod cost;
 mod kv;
@@ -39,6 +41,7 @@ pub mod kv_bytes;
 pub mod kv_words;
 
 pub use check::check_plans;
+pub use committed::CommittedPages;
 pub use contract::{
     Arithmetic, CommandInfo, Device, Error, Item, Limits, MemoryPlan, Numerics, Peaks, Program, Residence,
     Result, Timing,

@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use crate::{
-    Choose, Device, Error, GroupUse, KvType, Limits, Needs, Op, PAGE_NONE, Plan, Result, STATE_NONE, Slice,
-    Span, Step, check_plans,
+    Choose, CommittedPages, Device, Error, GroupUse, KvType, Limits, Needs, Op, PAGE_NONE, Plan, Result,
+    STATE_NONE, Slice, Span, Step, check_plans,
 };
 
 impl Limits {
@@ -89,7 +89,7 @@ impl Step<'_> {
     /// - the plan exists, the input has its length, sizes are within the limits;
     /// - spans cover the rows in order, a slot has at most one span;
     /// - every position that a span writes or that its windows still need has a page within range, and so has every position
-    ///   of encoder states; a span that writes these has a row for each of them;
+    ///   of encoder states, and these pages are committed; a span that writes encoder states has a row for each of them;
     /// - every span of a plan with recurrent layers has states within range, and writes one that nothing else in the step uses;
     /// - every output says what is wanted of it, links are of rows, and all slices lie within the step's lists;
     /// - no page that one span writes is in reach of another span (looked at in builds with debug assertions).
@@ -98,7 +98,12 @@ impl Step<'_> {
     ///
     /// # Errors
     /// What is wrong, in words.
-    pub fn check(&self, plans: &[Needs], limits: &Limits) -> std::result::Result<(), String> {
+    pub fn check(
+        &self,
+        plans: &[Needs],
+        limits: &Limits,
+        committed: &CommittedPages,
+    ) -> std::result::Result<(), String> {
         let Some(needs) = plans.get(self.plan) else {
             return Err(format!("plan {} of a program of {}", self.plan, plans.len()));
         };
@@ -160,7 +165,7 @@ impl Step<'_> {
             return Err(format!("spans of {next_row} rows in a step of {n_rows} rows"));
         }
         self.check_states(needs, limits)?;
-        self.check_pages(needs, limits)
+        self.check_pages(needs, limits, committed)
     }
 
     fn check_states(&self, needs: &Needs, limits: &Limits) -> std::result::Result<(), String> {
@@ -246,16 +251,25 @@ impl Step<'_> {
         Ok(())
     }
 
-    fn check_pages(&self, needs: &Needs, limits: &Limits) -> std::result::Result<(), String> {
+    fn check_pages(
+        &self,
+        needs: &Needs,
+        limits: &Limits,
+        committed: &CommittedPages,
+    ) -> std::result::Result<(), String> {
         let n_groups = needs.groups.len();
         for (group, (usage, n_pages)) in needs.groups.iter().zip(&limits.n_pages).enumerate() {
             for span in self.spans {
                 let (entries, n_written) = entries_of(usage, span, limits.page_len);
                 let first = entries.start;
                 let pages = &self.page_table(span.slot, group, n_groups)[entries];
-                if let Some(at) = pages.iter().position(|page| *page as usize >= *n_pages) {
+                if let Some(at) = pages.iter().position(|page| !committed.contains(group, *page)) {
                     let page = pages[at];
-                    let page = if page == PAGE_NONE { "no page".to_owned() } else { format!("page {page}") };
+                    let page = match page {
+                        PAGE_NONE => "no page".to_owned(),
+                        page if (page as usize) < *n_pages => format!("page {page}, which is not committed,"),
+                        page => format!("page {page}"),
+                    };
                     let position = (first + at) * limits.page_len;
                     return Err(format!(
                         "slot {} has {page} at position {position} of KV group {group}, expected one of {n_pages}",

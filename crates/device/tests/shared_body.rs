@@ -5,16 +5,17 @@
 use ingle_device as device;
 
 use device::{
-    Arithmetic, Chosen, CommandInfo, Device, KvType, Limits, MemoryPlan, Numerics, Op, Peaks, Plan, Program,
-    Residence, Result, Rule, Step, Ticket, Timing, ValueId, Want, Weight,
+    Arithmetic, Chosen, CommandInfo, CommittedPages, Device, KvType, Limits, MemoryPlan, Numerics, Op, Peaks,
+    Plan, Program, Residence, Result, Rule, Step, Ticket, Timing, ValueId, Want, Weight,
 };
 use device_lower::fusion::{self, fuse};
 use device_reference::Reference;
 use device_testing::{
-    Case, PlanBuilder, Sequences, check_cases, check_device, check_op_cases, check_reads, check_steps,
-    check_stops, check_wants, limits, mini_transformer, run,
+    Case, PlanBuilder, Sequences, check_cases, check_commits, check_device, check_op_cases, check_reads,
+    check_shortage, check_steps, check_stops, check_wants, committed, limits, mini_transformer, run,
 };
-use std::sync::LazyLock;
+use std::ops::Range;
+use std::sync::{Arc, LazyLock};
 use weights::BlockType;
 
 /// The interpreter under a fusion profile, with a defect or without.
@@ -112,8 +113,14 @@ impl Program for BentProgram {
     fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<()> {
         self.inner.copy_page(group, from, to)
     }
-    fn release_page(&mut self, group: usize, page: u32) {
-        self.inner.release_page(group, page);
+    fn committed(&self) -> &CommittedPages {
+        self.inner.committed()
+    }
+    fn commit(&mut self, group: usize, pages: Range<u32>) -> Result<()> {
+        self.inner.commit(group, pages)
+    }
+    fn decommit(&mut self, group: usize, pages: Range<u32>) -> Result<()> {
+        self.inner.decommit(group, pages)
     }
     fn kept(&self, index: usize) -> &[f32] {
         self.inner.kept(index)
@@ -149,8 +156,12 @@ fn the_cases_cover_every_rule() {
     for case in &cases {
         device::check_plans(&case.plans).unwrap();
         let needs: Vec<_> = case.plans.iter().map(|plan| device::Needs::new(plan, &case.limits)).collect();
+        let mut committed = CommittedPages::new(&case.limits, |_| 1);
+        for (group, n_pages) in case.limits.n_pages.iter().enumerate() {
+            committed.set(group, 0..*n_pages as u32, true);
+        }
         for step in &case.steps {
-            step.borrow().check(&needs, &case.limits).unwrap();
+            step.borrow().check(&needs, &case.limits, &committed).unwrap();
         }
     }
     let mut names: Vec<_> = cases.iter().map(|case| &case.name).collect();
@@ -300,7 +311,8 @@ fn broken_promises_of_steps_are_found() {
 fn every_value_of_the_interpreter_can_be_read_after_a_step() {
     let plan = fuse(&mini_transformer(6, BlockType::F32), fusion::ALL);
     let limits = limits(&plan.kv);
-    let mut program = Reference::new(1).compile(std::slice::from_ref(&plan), &limits).unwrap();
+    let mut program =
+        Reference::new(1).compile(std::slice::from_ref(&plan), &limits).and_then(committed).unwrap();
     let mut sequences = Sequences::new(2, &plan.kv, &limits, 50);
     for step in [sequences.step(&[(0, 7), (1, 2)]), sequences.step(&[(0, 1)])] {
         let mut after_node = vec![];
@@ -325,7 +337,8 @@ fn ids_and_best_tokens_can_be_read() {
     let (ids, weights) = b.route(x, 3, true, 1.0, false);
     let plan = b.finish(weights);
     let limits = limits(&plan.kv);
-    let mut program = Reference::default().compile(std::slice::from_ref(&plan), &limits).unwrap();
+    let mut program =
+        Reference::default().compile(std::slice::from_ref(&plan), &limits).and_then(committed).unwrap();
     let step = Sequences::new(1, &plan.kv, &limits, 50).step(&[(0, 6)]);
     program.run_until(&step.borrow(), 1).unwrap();
     let (routed, read) = (program.read(x).unwrap(), program.read(ids).unwrap());
@@ -341,7 +354,7 @@ fn ids_and_best_tokens_can_be_read() {
 }
 
 #[test]
-fn released_and_copied_pages() {
+fn pages_are_copied_and_their_originals_given_back() {
     let plan = mini_transformer(1, BlockType::F32);
     let limits = limits(&plan.kv);
     let mut sequences = Sequences::new(4, &plan.kv, &limits, 97);
@@ -350,25 +363,35 @@ fn released_and_copied_pages() {
         run(&Reference::default(), std::slice::from_ref(&plan), &limits, &[first.clone(), second.clone()])
             .unwrap();
 
-    // The same in copies of the pages, the originals released.
-    let mut program = Reference::default().compile(std::slice::from_ref(&plan), &limits).unwrap();
+    // The same in copies of the pages, the granules of the originals given back.
+    let mut program =
+        Reference::default().compile(std::slice::from_ref(&plan), &limits).and_then(committed).unwrap();
     program.run(&first.borrow()).unwrap();
     let n_groups = plan.kv.groups.len();
-    let (mut moved, mut taken) = (second.clone(), vec![]);
+    let (mut moved, mut taken, mut old) = (second.clone(), vec![], vec![]);
     for (entry, page) in
         moved.page_tables.iter_mut().enumerate().filter(|(_, page)| **page != device::PAGE_NONE)
     {
         let group = entry / second.pages_per_table % n_groups;
-        let to = (0..48).find(|to| !second.page_tables.contains(to) && !taken.contains(to)).unwrap();
+        let granule = |page: u32| program.committed().granule_of(group, page);
+        let is_old = |to: &u32| second.page_tables.iter().any(|page| granule(*page) == granule(*to));
+        let to = (0..48).find(|to| !is_old(to) && !taken.contains(to)).unwrap();
         taken.push(to);
         program.copy_page(group, *page, to).unwrap();
-        program.release_page(group, *page);
+        old.push((group, *page));
         *page = to;
+    }
+    for (group, page) in old {
+        if program.committed().contains(group, page) {
+            let granule = program.committed().granule_of(group, page);
+            program.decommit(group, granule).unwrap();
+        }
     }
     program.run(&moved.borrow()).unwrap();
     assert_eq!(program.logits(), expected[1][0]);
     // The same by way of bytes, in a program of its own.
-    let mut other = Reference::default().compile(std::slice::from_ref(&plan), &limits).unwrap();
+    let mut other =
+        Reference::default().compile(std::slice::from_ref(&plan), &limits).and_then(committed).unwrap();
     for (entry, page) in moved.page_tables.iter().enumerate().filter(|(_, page)| **page != device::PAGE_NONE)
     {
         let group = entry / second.pages_per_table % n_groups;
@@ -381,8 +404,10 @@ fn released_and_copied_pages() {
     other.run(&moved.borrow()).unwrap();
     assert_eq!(other.logits(), expected[1][0]);
     // The originals are gone.
+    assert!(program.run(&second.borrow()).unwrap_err().to_string().contains("not committed"));
+    program.commit_all().unwrap();
     program.run(&second.borrow()).unwrap();
-    assert!(program.logits().iter().all(|v| v.is_nan()));
+    assert!(program.logits().iter().all(|logit| logit.is_nan()));
     assert!(program.copy_page(0, 0, 48).is_err());
     assert!(program.copy_page(2, 0, 1).is_err());
 }
@@ -392,7 +417,7 @@ fn commands_timings_and_memory() {
     let plan = fuse(&mini_transformer(1, BlockType::Q4_K), fusion::ALL);
     let limits = limits(&plan.kv);
     let device = Reference::default();
-    let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
+    let mut program = device.compile(std::slice::from_ref(&plan), &limits).and_then(committed).unwrap();
     let commands = program.commands(0, 1);
     assert_eq!(commands.iter().map(|c| c.weight_bytes).sum::<u64>(), plan.weight_bytes_per_token());
     assert!(commands.iter().any(|c| c.kernel == "linear_q4_k" && c.layer == Some(1)));
@@ -424,7 +449,8 @@ fn commands_timings_and_memory() {
 fn steps_that_cannot_run_are_refused() {
     let plan = mini_transformer(1, BlockType::F32);
     let limits = limits(&plan.kv);
-    let mut program = Reference::default().compile(std::slice::from_ref(&plan), &limits).unwrap();
+    let mut program =
+        Reference::default().compile(std::slice::from_ref(&plan), &limits).and_then(committed).unwrap();
     let mut sequences = Sequences::new(4, &plan.kv, &limits, 97);
     let good = sequences.step(&[(0, 3)]);
     let mut step = good.clone();
@@ -436,4 +462,10 @@ fn steps_that_cannot_run_are_refused() {
     program.run(&good.borrow()).unwrap();
     let unfit = Limits { n_pages: vec![usize::MAX >> 20; 2], ..limits };
     assert!(Reference::default().compile(std::slice::from_ref(&plan), &unfit).is_err());
+}
+
+#[test]
+fn pages_are_committed_and_given_back() {
+    check_commits(&Reference::default()).unwrap();
+    check_shortage(Arc::new(Reference::default())).unwrap();
 }

@@ -43,8 +43,8 @@ fn rejects(edit: impl FnOnce(&mut OwnedStep), part: &str) {
     let kv = layout();
     let limits = Limits { n_pages: vec![6, 6], ..limits(&kv) };
     let needs = [needs(&kv)];
-    good().borrow().check(&needs, &limits).unwrap();
-    let error = step.borrow().check(&needs, &limits).unwrap_err();
+    good().borrow().check(&needs, &limits, &whole(&limits)).unwrap();
+    let error = step.borrow().check(&needs, &limits, &whole(&limits)).unwrap_err();
     assert!(error.contains(part), "{error}\nshould say: {part}");
 }
 
@@ -69,6 +69,31 @@ fn steps_that_cannot_run() {
     rejects(|s| (s.spans[1].n_rows, s.spans[0].first_row) = (2, 1), "start at row 0");
 }
 
+/// All pages.
+fn whole(limits: &Limits) -> CommittedPages {
+    let mut committed = CommittedPages::new(limits, |_| 4);
+    for (group, n_pages) in limits.n_pages.iter().enumerate() {
+        committed.set(group, 0..*n_pages as u32, true);
+    }
+    committed
+}
+
+#[test]
+fn pages_that_are_not_committed() {
+    let kv = layout();
+    let limits = Limits { n_pages: vec![6, 6], ..limits(&kv) };
+    let mut committed = whole(&limits);
+    let check = |committed: &CommittedPages| good().borrow().check(&[needs(&kv)], &limits, committed);
+    check(&committed).unwrap();
+    let page = good().page_tables[0];
+    committed.set(0, page..page + 1, false);
+    let error = check(&committed).unwrap_err();
+    assert!(
+        error.contains(&format!("page {page}, which is not committed, at position 0 of KV group 0")),
+        "{error}"
+    );
+}
+
 /// A row whose token an output of the first step chose.
 fn link(row: u32) -> Link {
     Link { row, from: OutputRef { ticket: Ticket(0), output: 0 } }
@@ -84,7 +109,7 @@ fn links_of_rows_that_are_not_there() {
     let kv = layout();
     let limits = Limits { n_pages: vec![6, 6], ..limits(&kv) };
     let linked = OwnedStep { tokens: vec![1, 1, u32::MAX, 1, 1], links: vec![link(2)], ..good() };
-    linked.borrow().check(&[needs(&kv)], &limits).unwrap();
+    linked.borrow().check(&[needs(&kv)], &limits, &whole(&limits)).unwrap();
 }
 
 #[test]
@@ -111,7 +136,7 @@ fn wants_that_cannot_be() {
     let mut step = OwnedStep { masks: vec![0; 2], recent: vec![39], biases: vec![(39, -1.0)], ..good() };
     let want = Want { mask: Some(slice(0, 2)), recent: slice(0, 1), biases: slice(0, 1), ..Want::BEST };
     step.wants[0] = want;
-    step.borrow().check(&[needs(&kv)], &limits).unwrap();
+    step.borrow().check(&[needs(&kv)], &limits, &whole(&limits)).unwrap();
 }
 
 #[test]
@@ -162,11 +187,11 @@ fn encoder_states_are_written_whole_into_pages_of_their_own() {
         pages_per_table: 2,
         ..OwnedStep::default()
     };
-    good.borrow().check(&needs, &limits).unwrap();
+    good.borrow().check(&needs, &limits, &whole(&limits)).unwrap();
     let rejects = |edit: fn(&mut OwnedStep), part: &str| {
         let mut step = good.clone();
         edit(&mut step);
-        let error = step.borrow().check(&needs, &limits).unwrap_err();
+        let error = step.borrow().check(&needs, &limits, &whole(&limits)).unwrap_err();
         assert!(error.contains(part), "{error}\nshould say: {part}");
     };
     rejects(|s| s.page_tables[2] = 1, "uses too");

@@ -37,7 +37,8 @@ impl Side {
     fn new(model: &Model, device: &Arc<dyn Device>, options: &LoadOptions) -> Result<Side> {
         let limits = load::limits(model, device.as_ref(), options)?;
         let plan = device_lower::fusion::fuse(&model.plan_for_context(limits.n_ctx)?, device.fusion());
-        let program = device.compile(std::slice::from_ref(&plan), &limits)?;
+        let mut program = device.compile(std::slice::from_ref(&plan), &limits)?;
+        program.commit_all()?;
         Ok(Side { plan, program, limits })
     }
 

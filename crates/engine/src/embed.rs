@@ -60,6 +60,15 @@ impl Embedder {
             let what = format!("a model and steps of {} rows", limits.max_rows);
             return Err(device::Error::OutOfMemory { device: device.name(), what, bytes }.into());
         }
+        let page_bytes = |group: usize| plan.kv.page_bytes(group, limits.kv_type, limits.page_len);
+        let least = limits.n_pages.iter().enumerate().map(|(g, n)| (n * page_bytes(g)) as u64).sum();
+        if let Some(bytes) = options.kv_budget.filter(|bytes| *bytes < least) {
+            return Err(Error::Option {
+                name: "KV budget",
+                value: format!("{bytes} bytes"),
+                expected: format!("at least {least}, what steps of {} rows need", limits.max_rows),
+            });
+        }
         let program = device.compile(std::slice::from_ref(&plan), &limits)?;
         Ok(Embedder {
             kv: KvCache::new(&plan.kv, &limits),

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use device::{CommandInfo, Device, Limits, OutputKind, Plan, Program, Timing};
 
-use crate::kv::{KvCache, bytes_of_sequence};
+use crate::kv::KvCache;
 use crate::memory::{self, MemoryReport, Settled};
 use crate::output::TextStream;
 use crate::sampling::Sampler;
@@ -107,7 +107,7 @@ impl Engine {
         model.tokenizer()?;
         let depth = program.max_in_flight();
         let mut kv = KvCache::new(&plan.kv, &limits);
-        kv.set_budget(kv_budget(&plan, &limits, &memory, device.as_ref(), options)?);
+        kv.set_budget(kv_budget(&plan, &limits, &memory, options)?);
         Ok(Engine {
             device: device.clone(),
             scheduler: Scheduler::new(&limits, model.n_vocab(), depth, kv, options),
@@ -169,6 +169,16 @@ impl Engine {
     /// Guess with this from now on, instead of looking into the text. Without effect with [`Speculate::Off`].
     pub fn set_proposer(&mut self, proposer: Box<dyn Proposer>) {
         self.scheduler.set_proposer(proposer);
+    }
+
+    /// Give the memory of KV pages that nobody holds back to the system; where it helps, pages are moved together first.
+    /// Whether there was any. For whoever runs an engine that has had nothing to do for a while; on a shortage the engine does
+    /// it by itself.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn give_back_memory(&mut self) -> Result<bool> {
+        self.scheduler.kv.give_back(self.program.as_mut())
     }
 
     /// Forget all cached prefixes and give their memory back. Running sequences keep theirs.
@@ -357,24 +367,11 @@ impl Engine {
 
 /// Most bytes of KV pages: what was asked for; or what is free now beside everything else that the model takes, and no less than
 /// one sequence needs.
-fn kv_budget(
-    plan: &Plan,
-    limits: &Limits,
-    memory: &MemoryReport,
-    device: &dyn Device,
-    options: &LoadOptions,
-) -> Result<u64> {
-    let least = bytes_of_sequence(&plan.kv, limits, limits.n_ctx);
-    match options.kv_budget {
-        Some(bytes) if bytes < least => Err(Error::Option {
-            name: "KV budget",
-            value: format!("{bytes} bytes"),
-            expected: format!("at least {least}, what one sequence of {} tokens needs", limits.n_ctx),
-        }),
-        Some(bytes) => Ok(bytes),
-        None if !options.check_memory || memory.installed == 0 || !device.takes_pages_on_use() => {
-            Ok(u64::MAX)
-        }
-        None => Ok(memory.free.saturating_sub(memory.mapped + memory.committed).max(least)),
-    }
+fn kv_budget(plan: &Plan, limits: &Limits, memory: &MemoryReport, options: &LoadOptions) -> Result<u64> {
+    let least = memory::check_budget(plan, limits, options)?;
+    Ok(match options.kv_budget {
+        Some(bytes) => bytes,
+        None if !options.check_memory || memory.installed == 0 => u64::MAX,
+        None => memory.free.saturating_sub(memory.mapped + memory.committed).max(least),
+    })
 }

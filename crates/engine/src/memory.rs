@@ -5,8 +5,8 @@ use std::fmt;
 use device::{Device, KvType, Limits, Op, Plan, Residence};
 use serde::Serialize;
 
-use crate::kv::pool_sizes;
-use crate::{LoadOptions, Model, Result, load};
+use crate::kv::{bytes_of_sequence, pool_sizes};
+use crate::{Error, LoadOptions, Model, Result, load};
 
 /// About what a tokenizer takes for each token: its span, bytes and kind, its place in the index, its merge or score.
 /// Measured: 49 bytes with the merges of a vocabulary of 49,152 tokens, 33 with the scores of one of 262,144.
@@ -99,8 +99,9 @@ pub(crate) struct Settled {
 pub(crate) fn settle(model: &Model, device: &dyn Device, options: &LoadOptions) -> Result<Settled> {
     let at = |n_ctx: usize| -> Result<Settled> {
         let options = LoadOptions { n_ctx: Some(n_ctx), ..options.clone() };
-        load::limits(model, device, &options)?;
+        let limits = load::limits(model, device, &options)?;
         let plan = device_lower::fusion::fuse(&model.plan_for_context(n_ctx)?, device.fusion());
+        check_budget(&plan, &limits, &options)?;
         let memory = report(model, &plan, device, &options)?;
         Ok(Settled { options, plan, memory })
     };
@@ -119,6 +120,19 @@ pub(crate) fn settle(model: &Model, device: &dyn Device, options: &LoadOptions) 
             Ok(settled)
         }
         None => Ok(settled),
+    }
+}
+
+/// Whether the budget of KV pages, if one was given, is enough for one sequence as long as the context; the bytes of that.
+pub(crate) fn check_budget(plan: &Plan, limits: &Limits, options: &LoadOptions) -> Result<u64> {
+    let least = bytes_of_sequence(&plan.kv, limits, limits.n_ctx);
+    match options.kv_budget {
+        Some(bytes) if bytes < least => Err(Error::Option {
+            name: "KV budget",
+            value: format!("{bytes} bytes"),
+            expected: format!("at least {least}, what one sequence of {} tokens needs", limits.n_ctx),
+        }),
+        Some(_) | None => Ok(least),
     }
 }
 
@@ -164,10 +178,7 @@ pub(crate) fn report(
 fn items(model: &Model, plan: &Plan, device: &dyn Device, options: &LoadOptions) -> Result<Vec<MemoryItem>> {
     let limits = load::limits(model, device, options)?;
     // A model loads if one sequence fits: the others take what is free while they run, or wait.
-    let one = match device.takes_pages_on_use() {
-        true => pool_sizes(&plan.kv, limits.n_ctx, limits.max_rows, 1, limits.page_len),
-        false => limits.n_pages.clone(),
-    };
+    let one = pool_sizes(&plan.kv, limits.n_ctx, limits.max_rows, 1, limits.page_len);
     let mut items: Vec<MemoryItem> = device
         .memory_plan(std::slice::from_ref(plan), &Limits { n_pages: one, ..limits.clone() })?
         .items

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::common::*;
 use device::{Device, Numerics};
+use device_testing::Scarce;
 use device_testing::null::NullDevice;
 use ingle_engine::*;
 use proptest::prelude::*;
@@ -45,6 +46,55 @@ proptest! {
             prop_assert!(a == b || a.1 == FinishReason::Cancelled || b.1 == FinishReason::Cancelled);
         }
         prop_assert_eq!(plenty.n_parked(), 0);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    /// A device that has memory for little more than one sequence, in granules: as an exhausted budget.
+    #[test]
+    fn a_device_without_memory_is_as_good_as_a_budget(
+        kinds in prop::collection::vec(0u64..1000, 1..10), depth in 1usize..5, n_slots in 1usize..6, chunk in 8usize..40,
+        more in 0usize..20, family in 0usize..3, granule in 1usize..6,
+    ) {
+        let name = ["llama", "mistral", "gemma3"][family];
+        let load = || options(96, chunk, n_slots);
+        let never = |_: u64| None;
+        let mut plenty = engine_with(name, 1, None, load());
+        let expected = answers(&mut plenty, &kinds, &never);
+        let null = NullDevice::default().with_steps_in_flight(depth).with_granule(granule);
+        let scarce = Scarce::new(Arc::new(null));
+        let device: Arc<dyn Device> = Arc::new(scarce.clone());
+        let mut short = Engine::new(model_with_text(name), &device, &load()).unwrap();
+        let (kv, limits) = (&short.plan().kv, short.limits());
+        let of_group = |group: &device::KvGroup| {
+            let n = pages_of_sequence(group.window, limits.n_ctx, limits.max_rows, limits.page_len) + 1;
+            n.next_multiple_of(granule)
+        };
+        let least: usize = kv.groups.iter().map(of_group).sum();
+        scarce.allow(least + more);
+        prop_assert_eq!(&answers(&mut short, &kinds, &never), &expected);
+        short.kv().check().unwrap();
+        prop_assert!(scarce.n_committed() <= least + more);
+        short.clear_prefix_cache();
+        short.give_back_memory().unwrap();
+        prop_assert_eq!(scarce.n_committed(), 0);
+    }
+}
+
+/// A failure of one commit that comes and goes is not noticed where others run.
+#[test]
+fn a_refused_commit_is_tried_again() {
+    let expected =
+        answers(&mut engine_with("llama", 1, None, options(96, 16, 4)), &[1, 2, 3, 4, 5], &|_| None);
+    for refused in 1..12 {
+        let scarce = Scarce::new(Arc::new(NullDevice::default()));
+        scarce.refuse(refused);
+        let device: Arc<dyn Device> = Arc::new(scarce.clone());
+        let mut engine = Engine::new(model_with_text("llama"), &device, &options(96, 16, 4)).unwrap();
+        assert_eq!(answers(&mut engine, &[1, 2, 3, 4, 5], &|_| None), expected, "commit {refused}");
+        assert!(scarce.n_commits() > refused);
     }
 }
 

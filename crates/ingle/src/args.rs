@@ -152,6 +152,11 @@ pub struct LoadArgs {
     #[arg(long, value_enum)]
     pub kv_type: Option<KvTypeName>,
 
+    /// Most bytes of keys and values, of all sequences and cached prompts together: a number, with K, M, G or T of 1024 to
+    /// the power of 1 to 4; auto: what is free at load beside weights and activations
+    #[arg(long, value_name = "BYTES|auto", default_value = "auto", value_parser = parse_budget)]
+    pub kv_budget: KvBudget,
+
     /// Most prompt tokens computed together
     #[arg(long, value_name = "TOKENS", default_value_t = 512)]
     pub chunk: usize,
@@ -355,6 +360,30 @@ pub enum KvTypeName {
     I8,
     #[value(name = "q8_0")]
     Q8_0,
+}
+
+/// `--kv-budget`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvBudget {
+    Auto,
+    Bytes(u64),
+}
+
+/// `auto`, or a number of bytes with its unit.
+fn parse_budget(text: &str) -> Result<KvBudget, String> {
+    if text == "auto" {
+        return Ok(KvBudget::Auto);
+    }
+    let (number, shift) = match text.char_indices().last() {
+        Some((at, unit)) if !unit.is_ascii_digit() => match "KMGT".find(unit.to_ascii_uppercase()) {
+            Some(index) => (&text[..at], 10 * (index + 1)),
+            None => ("", 0),
+        },
+        Some(_) | None => (text, 0),
+    };
+    let bytes = number.parse::<u64>().ok().and_then(|n| n.checked_mul(1 << shift));
+    let expected = "expected auto or a number of bytes such as 1073741824, 1024M or 1G";
+    bytes.map(KvBudget::Bytes).ok_or_else(|| expected.to_owned())
 }
 
 /// `--prefill`

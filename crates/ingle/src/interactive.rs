@@ -40,6 +40,8 @@ pub fn run(session: &mut Session, name: &str, history: &Path) -> anyhow::Result<
     let _ = editor.load_history(history);
     eprintln!("{name} on {}; /help lists what can be done", session.engine.device().describe());
     loop {
+        // Nothing runs while somebody types.
+        session.engine.give_back_memory()?;
         let line = match editor.readline(">>> ") {
             Ok(line) => line,
             Err(ReadlineError::Interrupted) => {

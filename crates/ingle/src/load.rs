@@ -11,7 +11,7 @@ use formats::base::PublicKey;
 use weights::{Access, Checkpoint};
 
 use crate::args::{
-    DeviceArgs, DeviceName, FetchArgs, KvTypeName, LoadArgs, ModelArgs, PrefillArgs, PrefillName,
+    DeviceArgs, DeviceName, FetchArgs, KvBudget, KvTypeName, LoadArgs, ModelArgs, PrefillArgs, PrefillName,
     SpeculateArgs, SpeculateName, VerifyArgs,
 };
 use crate::choose;
@@ -201,6 +201,10 @@ pub fn options(args: &LoadArgs) -> LoadOptions {
     LoadOptions {
         n_ctx: args.ctx,
         kv_type: args.kv_type.map(kv_type),
+        kv_budget: match args.kv_budget {
+            KvBudget::Auto => None,
+            KvBudget::Bytes(bytes) => Some(bytes),
+        },
         chunk: args.chunk,
         numerics: numerics(args.deterministic),
         ..LoadOptions::default()

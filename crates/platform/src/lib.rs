@@ -1,6 +1,10 @@
-//! The machine's memory, asked of the system now.
+//! The machine's memory: what is there, asked of the system now, and address space that is committed in parts.
 #![allow(unsafe_code)]
 #![deny(missing_docs)]
+
+mod address_space;
+
+pub use address_space::AddressSpace;
 
 /// Memory of the machine, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

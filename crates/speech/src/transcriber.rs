@@ -139,7 +139,8 @@ impl Transcriber {
                 format!("a model, windows of {} positions and {} beams", speech.n_audio_ctx, options.n_beams);
             return Err(too_large(what, bytes).into());
         }
-        let program = device.compile(&plans, &limits)?;
+        let mut program = device.compile(&plans, &limits)?;
+        program.commit_all()?;
         let decoder = &plans[SpeechPlans::DECODER];
         let runner = Runner::new(program, decoder, &limits, speech.n_audio_ctx, kept_heads, ALIGN_ROWS);
         let stride = speech.n_frames / speech.n_audio_ctx;

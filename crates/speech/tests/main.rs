@@ -150,6 +150,7 @@ fn log_prob(device: &dyn Device, window: &[f32], prompt: &[u32], tokens: &[u32])
     };
     let plans: Vec<_> = plans.iter().map(|plan| device_lower::fusion::fuse(plan, device.fusion())).collect();
     let mut program = device.compile(&plans, &limits).unwrap();
+    program.commit_all().unwrap();
     let page_tables: Vec<u32> = (0..2).flat_map(|_| 0..PAGES as u32).collect();
     let all: Vec<u32> = prompt.iter().chain(tokens).copied().collect();
     let outputs: Vec<u32> = (prompt.len() as u32 - 1..all.len() as u32).collect();

@@ -4,7 +4,7 @@ use crate::plan::plan;
 use crate::shapes::{Layers, Shapes};
 use device::{Device, KvLayerId, KvType, Limits, OwnedStep, Plan, Span, Want};
 use device_lower::fusion;
-use device_testing::limits;
+use device_testing::{committed, limits};
 use ingle_device_metal::MetalDevice;
 use ingle_device_metal::gpu::emulated::{EmulatedGpu, Options, Traced};
 
@@ -122,7 +122,7 @@ pub fn dispatches(s: &Shapes, layers: &[&Layers], rows: Rows) -> (Vec<(String, C
         kv_type: KvType::F16,
         ..limits(&plan.kv)
     };
-    let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
+    let mut program = device.compile(std::slice::from_ref(&plan), &limits).and_then(committed).unwrap();
     let n_rows = rows.n as u32;
     let step = OwnedStep {
         plan: 0,

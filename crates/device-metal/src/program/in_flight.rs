@@ -3,8 +3,12 @@
 use super::inputs::{Begun, NO_TOKEN};
 use super::{ARENA, CHOSEN, MetalProgram, Replay, write};
 use crate::gpu::{Buffer, Gpu};
-use device::{Chosen, MAX_BEST, Result, Step};
+use device::{Chosen, Error, MAX_BEST, Result, Step};
 use device_lower::table::StepSizes;
+use std::ops::Range;
+
+/// Command buffers of a step that somebody may stop.
+const PARTS: usize = 8;
 
 /// A step that was submitted and not waited for.
 pub(super) struct InFlight<T> {
@@ -102,10 +106,35 @@ impl<G: Gpu> MetalProgram<G> {
         }
     }
 
-    /// Submit a step's commands, of the first `n` of its table.
-    pub(super) fn encode(&self, begun: &Begun, n: usize) -> Result<G::Ticket> {
+    /// Submit a step's commands, of a range of its table, as one command buffer.
+    pub(super) fn encode(&self, begun: &Begun, range: Range<usize>) -> Result<G::Ticket> {
         let replay = self.replay(begun);
-        self.gpu.submit(&mut |encoder| replay.encode(&begun.sizes, n, encoder))
+        self.gpu.submit(&mut |encoder| replay.encode(&begun.sizes, &range, encoder))
+    }
+
+    /// Submit all of a step's commands: as one command buffer; or as several where somebody may stop it, who is asked between
+    /// them. While the GPU runs one of them, the next is submitted.
+    pub(super) fn encode_whole(&mut self, step: &Step, begun: &Begun) -> Result<G::Ticket> {
+        if step.stop.is_none() || begun.sizes.n_rows == 1 {
+            return self.encode(begun, 0..usize::MAX);
+        }
+        // What an earlier step left in the arena is written over, even if this one stops.
+        self.done.is_fresh = false;
+        let n = self.plans[begun.plan].table(&begun.sizes).commands().len();
+        let mut running: Option<G::Ticket> = None;
+        for part in 0..PARTS - 1 {
+            let next = self.encode(begun, part * n / PARTS..(part + 1) * n / PARTS)?;
+            // Dropping a ticket waits for it.
+            if let Some(before) = running.replace(next) {
+                self.gpu.wait(&before)?;
+            }
+            if step.is_stopped() {
+                return Err(Error::Stopped { device: G::NAME });
+            }
+        }
+        let last = self.encode(begun, (PARTS - 1) * n / PARTS..usize::MAX)?;
+        running.map_or(Ok(0.0), |before| self.gpu.wait(&before))?;
+        Ok(last)
     }
 
     /// Wait until the GPU is done with all that was submitted.

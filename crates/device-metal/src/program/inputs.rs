@@ -66,7 +66,7 @@ impl<G: Gpu> MetalProgram<G> {
     /// Check a step, and write it into the region that is its own if it is submitted next. Without
     /// `choose`, nothing is chosen.
     pub(super) fn begin(&mut self, step: &Step, choose: bool) -> Result<Begun> {
-        if let Err(reason) = step.check(&self.needs, &self.limits) {
+        if let Err(reason) = step.check(&self.needs, &self.limits, &self.committed) {
             return self.failed(reason);
         }
         if self.in_flight.len() >= self.step.in_flight {

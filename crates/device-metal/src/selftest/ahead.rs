@@ -56,7 +56,11 @@ fn agree(device: &dyn Device, plan: &Plan, limits: &Limits, wants: &[Want], n: u
     let mut rng = Rng::new(3);
     let randoms: Vec<f64> = (0..n * N_STEPS).map(|_| (rng.bits() >> 11) as f64 / 2f64.powi(53)).collect();
     let (prompt, steps) = steps(plan, limits, n);
-    let compile = || device.compile(std::slice::from_ref(plan), limits).map_err(|e| e.to_string());
+    let compile = || {
+        let mut program = device.compile(std::slice::from_ref(plan), limits).map_err(|e| e.to_string())?;
+        program.commit_all().map_err(|e| e.to_string())?;
+        Ok::<_, String>(program)
+    };
     let want_of = |sequence: usize, step: usize| {
         let mut want = wants[sequence];
         if let Choose::Sample(sampling) = &mut want.choose {

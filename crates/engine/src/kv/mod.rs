@@ -1,8 +1,9 @@
 //! The KV cache's bookkeeping: which page holds which positions of which sequence.
 //!
-//! Bytes belong to the program. Here are page tables (one row a slot and KV group, read by the device), a pool of page
-//! numbers a group, and the prefix cache. Pages are shared between sequences and the cache by reference counts; a page
-//! that is held more than once is never written: it is copied when a sequence is about to ([`KvCache::reserve`]).
+//! Bytes belong to the program; it is told to commit them, granule by granule, as pages are taken. Here are page tables (one
+//! row a slot and KV group, read by the device), a pool of page numbers a group, and the prefix cache. Pages are shared
+//! between sequences and the cache by reference counts; a page that is held more than once is never written: it is copied
+//! when a sequence is about to ([`KvCache::reserve`]).
 
 mod pages;
 mod prefix;
@@ -230,7 +231,7 @@ impl KvCache {
     }
 
     /// Slot `i` becomes what slot `parents[i]` was; the slots after them become empty.
-    pub fn rearrange(&mut self, parents: &[usize], program: &mut dyn Program) {
+    pub fn rearrange(&mut self, parents: &[usize], _: &mut dyn Program) {
         let (before, first_kept) = (self.tables.clone(), self.first_kept.clone());
         let n_pages = before.pages_per_table();
         for slot in 0..before.n_slots() {
@@ -253,9 +254,7 @@ impl KvCache {
         }
         for (group, table) in before.tables().filter(|(group, _)| !self.is_encoded[*group]) {
             for &page in table.iter().filter(|page| **page != PAGE_NONE) {
-                if self.pools[group].release(page) {
-                    program.release_page(group, page);
-                }
+                self.pools[group].release(page);
             }
         }
     }
@@ -277,7 +276,7 @@ impl KvCache {
     /// too is copied, as far as it was begun. Allocates nothing.
     ///
     /// # Errors
-    /// No page is free and none can be evicted ([`Error::PagesExhausted`]), or the device failed to copy. What the slot had
+    /// No page is free or has memory, and none can be evicted ([`Error::PagesExhausted`]), or the device failed to copy. What the slot had
     /// is as it was.
     pub fn reserve(
         &mut self,
@@ -297,7 +296,7 @@ impl KvCache {
             }
         }
         if self.states.get(slot).is_some_and(SlotStates::needs_next) {
-            let state = self.take(self.windows.len(), program)?;
+            let state = self.take_state()?;
             self.states[slot].set_next(state);
         }
         Ok(())
@@ -351,13 +350,15 @@ impl KvCache {
             return Ok(before);
         }
         let page = self.take(group, program)?;
+        // Making room may have moved it.
+        let before = self.tables.page(slot, group, page_index);
         if before != PAGE_NONE {
-            // Making room may have let go of what was shared; `before` is still held by this slot.
+            // And may have let go of what was shared; this slot still holds it.
             if is_begun && let Err(error) = program.copy_page(group, before, page) {
-                self.release(group, page, program);
+                self.release(group, page);
                 return Err(error.into());
             }
-            self.release(group, before, program);
+            self.release(group, before);
         }
         self.tables.set(slot, group, page_index, page);
         Ok(page)
@@ -374,14 +375,14 @@ impl KvCache {
 
     /// The slot's positions before `next_position` are computed: let go of pages that no later row looks at. Allocates
     /// nothing.
-    pub fn advance(&mut self, slot: usize, next_position: usize, program: &mut dyn Program) {
+    pub fn advance(&mut self, slot: usize, next_position: usize, _: &mut dyn Program) {
         for group in 0..self.n_groups() {
             let end = self.first_visible(group, next_position) / self.page_len;
             let kept = slot * self.n_groups() + group;
             for page_index in self.first_kept[kept]..end {
                 let page = self.tables.set(slot, group, page_index, PAGE_NONE);
                 if page != PAGE_NONE {
-                    self.release(group, page, program);
+                    self.release(group, page);
                 }
             }
             self.first_kept[kept] = self.first_kept[kept].max(end);
@@ -390,24 +391,16 @@ impl KvCache {
 
     /// Put a slot's computed `tokens` into the prefix cache, to be found under `salt`. A last page that is not full goes in only
     /// if the sequence will not write to it any more (`is_final`).
-    pub fn remember(
-        &mut self,
-        slot: usize,
-        salt: u64,
-        tokens: &[u32],
-        is_final: bool,
-        program: &mut dyn Program,
-    ) {
+    pub fn remember(&mut self, slot: usize, salt: u64, tokens: &[u32], is_final: bool, _: &mut dyn Program) {
         let n = if is_final { tokens.len() } else { tokens.len() / self.page_len * self.page_len };
         let KvCache { prefix, pools, tables, states, .. } = self;
         let state =
             states.get(slot).filter(|states| states.position() == n).map_or(STATE_NONE, SlotStates::current);
-        let n_groups = self.windows.len();
-        prefix.insert(salt, &tokens[..n], state, slot, tables, pools, freed(n_groups, program));
+        prefix.insert(salt, &tokens[..n], state, slot, tables, pools);
     }
 
     /// Let go of all pages of a slot.
-    pub fn end(&mut self, slot: usize, program: &mut dyn Program) {
+    pub fn end(&mut self, slot: usize, _: &mut dyn Program) {
         for group in 0..self.n_groups() {
             if self.is_encoded[group] {
                 continue;
@@ -415,7 +408,7 @@ impl KvCache {
             for page_index in 0..self.pages_per_table() {
                 let page = self.tables.set(slot, group, page_index, PAGE_NONE);
                 if page != PAGE_NONE {
-                    self.release(group, page, program);
+                    self.release(group, page);
                 }
             }
             self.keep_from(slot, group, 0);
@@ -426,35 +419,140 @@ impl KvCache {
     }
 
     /// Forget all cached prefixes.
-    pub fn clear_prefixes(&mut self, program: &mut dyn Program) {
-        self.prefix.clear(&mut self.pools, freed(self.windows.len(), program));
+    pub fn clear_prefixes(&mut self, _: &mut dyn Program) {
+        self.prefix.clear(&mut self.pools);
     }
 
-    /// A page, if the budget has room for it, or gets it when cached prefixes go.
+    /// A page, if the budget has room for it and the device has memory, or gets them when cached prefixes go.
     fn take(&mut self, group: usize, program: &mut dyn Program) -> Result<u32> {
         loop {
-            let bytes = self.page_bytes.get(group).copied().unwrap_or(0);
-            if self.held_bytes().saturating_add(bytes) <= self.budget
-                && let Some(page) = self.pools[group].take()
-            {
-                return Ok(page);
+            let page = self.pools[group].lowest_free();
+            let page =
+                page.filter(|_| self.held_bytes().saturating_add(self.page_bytes[group]) <= self.budget);
+            match page {
+                Some(page) if self.ensure_committed(group, page, program)? => {
+                    return self.pools[group].take().ok_or_else(|| self.exhausted(group));
+                }
+                // The device refused: others may have memory that they do not need.
+                Some(_) if self.give_back(program)? => continue,
+                Some(_) | None => {}
             }
             let n_groups = self.n_groups();
-            if group == n_groups && self.prefix.evict(group, &mut self.pools, freed(n_groups, program)) {
-                continue;
-            }
             // Pages of this group first: only they are of use where its pool is empty.
             let mut groups = (group..n_groups).chain(0..group);
-            if !groups.any(|group| self.prefix.evict(group, &mut self.pools, freed(n_groups, program))) {
-                return Err(Error::PagesExhausted { group, n_pages: self.pools[group].n_pages() });
+            if !groups.any(|group| self.prefix.evict(group, &mut self.pools)) {
+                return Err(self.exhausted(group));
             }
         }
     }
 
-    fn release(&mut self, group: usize, page: u32, program: &mut dyn Program) {
-        if self.pools[group].release(page) {
-            program.release_page(group, page);
+    /// A state, if need be one that only the prefix cache has.
+    fn take_state(&mut self) -> Result<u32> {
+        let states = self.n_groups();
+        loop {
+            if let Some(state) = self.pools[states].take() {
+                return Ok(state);
+            }
+            if !self.prefix.evict(states, &mut self.pools) {
+                return Err(self.exhausted(states));
+            }
         }
+    }
+
+    fn exhausted(&self, group: usize) -> Error {
+        Error::PagesExhausted { group, n_pages: self.pools[group].n_pages() }
+    }
+
+    /// See that the lowest free page of a group has memory. False: there is a shortage.
+    ///
+    /// Pages are taken lowest first and given back from the end, so the committed ones are the first of the pool, and all of
+    /// them are held when the lowest free page is not among them.
+    fn ensure_committed(&mut self, group: usize, page: u32, program: &mut dyn Program) -> Result<bool> {
+        if program.committed().contains(group, page) {
+            return Ok(true);
+        }
+        let granule = program.committed().granule_of(group, page);
+        // Groups that once had more than now would add to what this one takes.
+        if self.committed_bytes(program) + self.granule_bytes(granule.len(), group)
+            > self.most_committed(program)
+        {
+            self.give_back(program)?;
+        }
+        match program.commit(group, granule) {
+            Ok(()) => Ok(true),
+            Err(device::Error::Shortage { .. }) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn granule_bytes(&self, n_pages: usize, group: usize) -> u64 {
+        n_pages as u64 * self.page_bytes[group]
+    }
+
+    /// Bytes of all committed pages.
+    pub fn committed_bytes(&self, program: &dyn Program) -> u64 {
+        let groups = 0..self.n_groups();
+        groups.map(|group| self.granule_bytes(program.committed().n_committed(group), group)).sum()
+    }
+
+    /// The budget, and of each group a granule that is not full.
+    fn most_committed(&self, program: &dyn Program) -> u64 {
+        let groups = 0..self.n_groups();
+        let granules = groups.map(|group| self.granule_bytes(program.committed().granule(group), group));
+        granules.fold(self.budget, u64::saturating_add)
+    }
+
+    /// Give the memory of free pages back to the system: granules at the end of each pool. Where one still holds pages and the
+    /// others have room for them, they move there. Whether anything was given back.
+    ///
+    /// For a shortage, and for an engine that has been idle for a while. Allocates nothing.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn give_back(&mut self, program: &mut dyn Program) -> Result<bool> {
+        let mut is_any = false;
+        for group in 0..self.n_groups() {
+            if self.is_encoded[group] {
+                continue;
+            }
+            while let Some(last) = program.committed().n_committed(group).checked_sub(1) {
+                let granule = program.committed().granule_of(group, last as u32);
+                let pool = &self.pools[group];
+                let n_free = granule.start as usize - pool.n_held(0..granule.start);
+                if pool.n_held(granule.clone()) > n_free {
+                    break;
+                }
+                for page in granule.clone() {
+                    self.move_down(group, page, program)?;
+                }
+                program.decommit(group, granule)?;
+                is_any = true;
+            }
+        }
+        Ok(is_any)
+    }
+
+    /// Move a page, if it is held, to the lowest free place, and tell everybody who has it.
+    fn move_down(&mut self, group: usize, page: u32, program: &mut dyn Program) -> Result<()> {
+        if self.pools[group].references(page) == 0 {
+            return Ok(());
+        }
+        let Some(to) = self.pools[group].lowest_free() else { return Ok(()) };
+        program.copy_page(group, page, to)?;
+        self.pools[group].move_down(page);
+        self.prefix.move_page(group, page, to);
+        for slot in 0..self.tables.n_slots() {
+            for page_index in 0..self.pages_per_table() {
+                if self.tables.page(slot, group, page_index) == page {
+                    self.tables.set(slot, group, page_index, to);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn release(&mut self, group: usize, page: u32) {
+        self.pools[group].release(page);
     }
 
     /// Count every reference anew and compare.
@@ -478,15 +576,6 @@ impl KvCache {
             pool.check(counted).map_err(|what| broken(format!("KV group {group}: {what}")))?;
         }
         Ok(())
-    }
-}
-
-/// What becomes of pages that nobody holds: the program may let go of their memory. States stay.
-fn freed(n_groups: usize, program: &mut dyn Program) -> impl FnMut(usize, u32) {
-    move |group, page| {
-        if group < n_groups {
-            program.release_page(group, page);
-        }
     }
 }
 

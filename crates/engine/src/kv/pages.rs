@@ -3,6 +3,8 @@
 //! The bytes of a page belong to the program; here are only numbers. A page is held by the sequences whose tables name
 //! it and by the prefix cache, once each.
 
+use std::ops::Range;
+
 /// The pages of one KV group.
 #[derive(Clone, Debug)]
 pub struct PagePool {
@@ -40,12 +42,23 @@ impl PagePool {
         self.references[page as usize]
     }
 
+    /// The lowest free page, if there is one.
+    pub fn lowest_free(&self) -> Option<u32> {
+        let word = self.first_word + self.free[self.first_word..].iter().position(|word| *word != 0)?;
+        Some((word * 64) as u32 + self.free[word].trailing_zeros())
+    }
+
+    /// Pages of a range that somebody holds.
+    pub fn n_held(&self, pages: Range<u32>) -> usize {
+        self.references[pages.start as usize..pages.end as usize].iter().filter(|n| **n > 0).count()
+    }
+
     /// The lowest free page, held once from now on: so the tail of the pool stays free, and memory that was never used
     /// stays untouched. Allocates nothing.
     pub fn take(&mut self) -> Option<u32> {
-        let word = self.first_word + self.free[self.first_word..].iter().position(|word| *word != 0)?;
+        let page = self.lowest_free()?;
+        let word = page as usize / 64;
         self.first_word = word;
-        let page = (word * 64) as u32 + self.free[word].trailing_zeros();
         self.free[word] &= self.free[word] - 1;
         self.n_free -= 1;
         debug_assert_eq!(self.references[page as usize], 0);
@@ -57,6 +70,15 @@ impl PagePool {
     pub fn share(&mut self, page: u32) {
         debug_assert!(self.references[page as usize] > 0, "page {page} is free");
         self.references[page as usize] += 1;
+    }
+
+    /// Hold the lowest free page as often as `page` is held, and let go of `page` altogether; the page that holds what it
+    /// held. `None`: no page is free.
+    pub fn move_down(&mut self, page: u32) -> Option<u32> {
+        let to = self.take()?;
+        self.references[to as usize] = std::mem::replace(&mut self.references[page as usize], 1);
+        self.release(page);
+        Some(to)
     }
 
     /// Let go of a page. True if it is free now.
@@ -121,6 +143,12 @@ mod tests {
             [Some(3), Some(70), Some(129), None]
         );
         assert!(many.check(&[1; 130]).is_ok());
+        many.share(129);
+        many.release(5);
+        assert_eq!((many.lowest_free(), many.n_held(0..10), many.n_held(128..130)), (Some(5), 9, 2));
+        assert_eq!((many.move_down(129), many.references(5), many.lowest_free()), (Some(5), 2, Some(129)));
+        many.take();
+        assert_eq!((many.move_down(129), many.lowest_free()), (None, None));
         assert_eq!(pool.check(&[1, 2, 1]).unwrap_err(), "page 1 has 1 references, counted 2");
     }
 }

@@ -204,7 +204,7 @@ impl PrefixCache {
     }
 
     /// Remember the sequence in a slot: `tokens` whose keys and values are computed, with its pages, and the state at their end,
-    /// [`STATE_NONE`] where there is none. They count as used now. `freed(group, page)` is called for every page that nobody holds any more.
+    /// [`STATE_NONE`] where there is none. They count as used now.
     ///
     /// Where the cache has a full page of the same tokens already, the sequence gives up its own and shares the cache's.
     /// So a sequence that holds the page of a node holds those of the nodes above too, and whatever no sequence holds can
@@ -217,7 +217,6 @@ impl PrefixCache {
         slot: usize,
         tables: &mut PageTables,
         pools: &mut [PagePool],
-        mut freed: impl FnMut(usize, u32),
     ) {
         if tokens.is_empty() {
             return;
@@ -245,9 +244,7 @@ impl PrefixCache {
                 if is_here && cached != PAGE_NONE {
                     if ours != PAGE_NONE && ours != cached && chunk.len() == self.page_len {
                         pools[group].share(cached);
-                        if pools[group].release(ours) {
-                            freed(group, ours);
-                        }
+                        pools[group].release(ours);
                         tables.set(slot, group, page_index, cached);
                     }
                     continue;
@@ -259,8 +256,8 @@ impl PrefixCache {
                     pools[group].share(ours);
                 }
                 self.set_page(id, group, ours);
-                if cached != PAGE_NONE && pools[group].release(cached) {
-                    freed(group, cached);
+                if cached != PAGE_NONE {
+                    pools[group].release(cached);
                 }
             }
             at = id;
@@ -406,13 +403,13 @@ impl PrefixCache {
         self.lists[group].len += 1;
     }
 
-    /// Let go of the coldest page of a group that no sequence holds, and of what is useless without it. `freed` is called
-    /// for each page that nobody holds any more. False if there is none. Allocates nothing.
+    /// Let go of the coldest page of a group that no sequence holds, and of what is useless without it. False if
+    /// there is none. Allocates nothing.
     ///
     /// In a full group that is a whole leaf; in a window group it is one page of any node, the oldest positions first.
     /// A page that a sequence holds is in use, whenever it was found: it becomes the hottest on the way, so that the next
     /// search does not pass it again.
-    pub fn evict(&mut self, group: usize, pools: &mut [PagePool], mut freed: impl FnMut(usize, u32)) -> bool {
+    pub fn evict(&mut self, group: usize, pools: &mut [PagePool]) -> bool {
         let mut at = self.lists[group].coldest;
         for _ in 0..self.lists[group].len {
             let hotter = self.node(at).links[group].hotter;
@@ -421,13 +418,11 @@ impl PrefixCache {
             } else if self.windows.get(group).is_none_or(Option::is_some) {
                 let page = self.page(at, group);
                 self.set_page(at, group, PAGE_NONE);
-                if pools[group].release(page) {
-                    freed(group, page);
-                }
+                pools[group].release(page);
                 self.remove_empty_leaves(at);
                 return true;
             } else if self.node(at).children.is_empty() {
-                self.remove_leaf(at, pools, &mut freed);
+                self.remove_leaf(at, pools);
                 return true;
             }
             at = hotter;
@@ -435,12 +430,12 @@ impl PrefixCache {
         false
     }
 
-    fn remove_leaf(&mut self, id: NodeId, pools: &mut [PagePool], freed: &mut impl FnMut(usize, u32)) {
+    fn remove_leaf(&mut self, id: NodeId, pools: &mut [PagePool]) {
         for (group, pool) in pools.iter_mut().enumerate() {
             let page = self.page(id, group);
             self.set_page(id, group, PAGE_NONE);
-            if page != PAGE_NONE && pool.release(page) {
-                freed(group, page);
+            if page != PAGE_NONE {
+                pool.release(page);
             }
         }
         let parent = self.node(id).parent;
@@ -470,13 +465,19 @@ impl PrefixCache {
         }
     }
 
+    /// A page of a group moved: the nodes that have it follow.
+    pub fn move_page(&mut self, group: usize, from: u32, to: u32) {
+        let pages = self.nodes.iter_mut().filter_map(|node| node.pages.get_mut(group));
+        pages.filter(|page| **page == from).for_each(|page| *page = to);
+    }
+
     /// Forget everything.
-    pub fn clear(&mut self, pools: &mut [PagePool], mut freed: impl FnMut(usize, u32)) {
+    pub fn clear(&mut self, pools: &mut [PagePool]) {
         for id in 1..self.nodes.len() {
             for (group, pool) in pools.iter_mut().enumerate() {
                 let page = std::mem::replace(&mut self.nodes[id].pages[group], PAGE_NONE);
-                if page != PAGE_NONE && pool.release(page) {
-                    freed(group, page);
+                if page != PAGE_NONE {
+                    pool.release(page);
                 }
             }
             let node = &mut self.nodes[id];

@@ -1,14 +1,22 @@
 //! Sharing, windows, copies and eviction, without a model: a program that only remembers what its pages hold.
 
-use device::{Chosen, CommandInfo, KvLayer, KvType, Numerics, Step, Ticket, Timing, ValueId};
+use std::ops::Range;
+
+use device::{Chosen, CommandInfo, CommittedPages, KvLayer, KvType, Numerics, Step, Ticket, Timing, ValueId};
 use proptest::prelude::*;
 
 use super::*;
 
 const PAGE: usize = 16;
 
-/// `pages[group][page][i]`: the token whose keys and values position `i` of the page holds.
-struct Pages(Vec<Vec<[Option<u32>; PAGE]>>);
+/// A program without a model.
+struct Pages {
+    /// `pages[group][page][i]`: the token whose keys and values position `i` of the page holds.
+    pages: Vec<Vec<[Option<u32>; PAGE]>>,
+    committed: CommittedPages,
+    /// Pages that may be committed at once, of all groups together.
+    most: usize,
+}
 
 impl Program for Pages {
     fn submit(&mut self, _: &Step) -> device::Result<Ticket> {
@@ -33,11 +41,27 @@ impl Program for Pages {
         &[]
     }
     fn copy_page(&mut self, group: usize, from: u32, to: u32) -> device::Result<()> {
-        self.0[group][to as usize] = self.0[group][from as usize];
+        assert!(self.committed.contains(group, from) && self.committed.contains(group, to));
+        self.pages[group][to as usize] = self.pages[group][from as usize];
         Ok(())
     }
-    fn release_page(&mut self, group: usize, page: u32) {
-        self.0[group][page as usize] = [None; PAGE];
+    fn committed(&self) -> &CommittedPages {
+        &self.committed
+    }
+    fn commit(&mut self, group: usize, pages: Range<u32>) -> device::Result<()> {
+        self.committed.check_range(group, &pages, false).unwrap();
+        let n: usize = (0..self.pages.len()).map(|g| self.committed.n_committed(g)).sum();
+        if n + pages.len() > self.most {
+            return Err(device::Error::Shortage { device: "pages", group, n_pages: pages.len(), bytes: 0 });
+        }
+        self.committed.set(group, pages, true);
+        Ok(())
+    }
+    fn decommit(&mut self, group: usize, pages: Range<u32>) -> device::Result<()> {
+        self.committed.check_range(group, &pages, true).unwrap();
+        self.committed.set(group, pages.clone(), false);
+        pages.for_each(|page| self.pages[group][page as usize] = [None; PAGE]);
+        Ok(())
     }
     fn kept(&self, _: usize) -> &[f32] {
         &[]
@@ -60,14 +84,24 @@ struct Fixture {
 
 impl Fixture {
     fn new(windows: &[Option<usize>], n_ctx: usize, max_rows: usize, n_slots: usize) -> Fixture {
-        let layer =
-            |w: &Option<usize>| KvLayer { n_kv_heads: 1, head_dim: 32, window: *w, encoder_states: None };
-        Fixture::of(KvLayout::new(windows.iter().map(layer).collect()), n_ctx, max_rows, n_slots)
+        Fixture::with_granule(1, windows, n_ctx, max_rows, n_slots)
     }
 
-    fn of(layout: KvLayout, n_ctx: usize, max_rows: usize, n_slots: usize) -> Fixture {
+    fn with_granule(
+        granule: usize,
+        windows: &[Option<usize>],
+        n_ctx: usize,
+        max_rows: usize,
+        n_slots: usize,
+    ) -> Fixture {
+        let layer =
+            |w: &Option<usize>| KvLayer { n_kv_heads: 1, head_dim: 32, window: *w, encoder_states: None };
+        let layout = KvLayout::new(windows.iter().map(layer).collect());
+        Fixture::of(layout, granule, n_ctx, max_rows, n_slots)
+    }
+
+    fn of(layout: KvLayout, granule: usize, n_ctx: usize, max_rows: usize, n_slots: usize) -> Fixture {
         let n_pages = pool_sizes(&layout, n_ctx, max_rows, n_slots, PAGE);
-        let program = Pages(n_pages.iter().map(|n| vec![[None; PAGE]; *n]).collect());
         let limits = Limits {
             max_rows,
             max_outputs: n_slots,
@@ -78,6 +112,11 @@ impl Fixture {
             n_states: 0,
             kv_type: KvType::F16,
             numerics: Numerics::Fast,
+        };
+        let program = Pages {
+            pages: limits.n_pages.iter().map(|n| vec![[None; PAGE]; *n]).collect(),
+            committed: CommittedPages::new(&limits, |_| granule),
+            most: usize::MAX,
         };
         Fixture { kv: KvCache::new(&layout, &limits), program, n_ctx, computed: vec![vec![]; n_slots] }
     }
@@ -99,7 +138,8 @@ impl Fixture {
             for group in 0..self.kv.n_groups() {
                 let page = self.kv.tables.page(slot, group, (first + i) / PAGE);
                 assert_eq!(self.kv.pools[group].references(page), 1, "writes to a shared page");
-                self.program.0[group][page as usize][(first + i) % PAGE] = Some(token);
+                assert!(self.program.committed.contains(group, page), "writes to a page without memory");
+                self.program.pages[group][page as usize][(first + i) % PAGE] = Some(token);
             }
         }
         for n in first..first + tokens.len() {
@@ -115,7 +155,7 @@ impl Fixture {
             for p in self.kv.first_visible(group, position)..position {
                 let page = self.kv.tables.page(slot, group, p / PAGE);
                 assert_ne!(page, PAGE_NONE, "group {group}: position {p} is gone at {position}");
-                assert_eq!(self.program.0[group][page as usize][p % PAGE], Some(self.computed[slot][p]));
+                assert_eq!(self.program.pages[group][page as usize][p % PAGE], Some(self.computed[slot][p]));
             }
         }
     }
@@ -276,6 +316,104 @@ fn running_out_is_an_error_and_nothing_leaks() {
     assert!(matches!(error, Error::PagesExhausted { group: 0, n_pages: 5 }), "{error}");
 }
 
+/// What a group has committed, and how much of it is held.
+fn committed(f: &Fixture, group: usize) -> (usize, usize) {
+    (f.program.committed.n_committed(group), f.kv.usage(group).0)
+}
+
+#[test]
+fn granules_come_as_pages_are_taken_and_go_from_the_end() {
+    let mut f = Fixture::with_granule(4, &[None], 256, 16, 2); // 34 pages
+    let (a, b) = (tokens(100), vec![900; 40]);
+    f.begin(0, &a);
+    a[..80].chunks(16).for_each(|chunk| f.compute(0, chunk));
+    assert_eq!(committed(&f, 0), (8, 5));
+    f.begin(1, &b);
+    b.chunks(16).for_each(|chunk| f.compute(1, chunk));
+    f.compute(0, &a[80..]);
+    assert_eq!(committed(&f, 0), (12, 10));
+    // Nothing is free at the end.
+    assert!(!f.kv.give_back(&mut f.program).unwrap());
+    f.kv.end(0, &mut f.program);
+    f.computed[0].clear();
+    // What slot 1 holds moves down into what slot 0 held.
+    assert_eq!(committed(&f, 0), (12, 3));
+    assert!(f.kv.give_back(&mut f.program).unwrap());
+    assert_eq!(committed(&f, 0), (4, 3));
+    f.verify(1);
+    f.end(1);
+    // The prefix cache keeps what slot 1 computed.
+    assert_eq!((committed(&f, 0), f.begin(1, &b)), ((4, 3), 40));
+    f.end(1);
+    f.kv.clear_prefixes(&mut f.program);
+    assert!(f.kv.give_back(&mut f.program).unwrap());
+    assert_eq!(committed(&f, 0), (0, 0));
+    f.run(0, &a);
+}
+
+#[test]
+fn a_shared_page_moves_for_all_who_hold_it() {
+    let mut f = Fixture::with_granule(2, &[None, Some(20)], 256, 16, 3);
+    let (a, b) = (tokens(90), [vec![900; 60], tokens(20)].concat());
+    for (slot, text) in [(0, &a), (1, &b)] {
+        f.begin(slot, text);
+        text.chunks(16).for_each(|chunk| f.compute(slot, chunk));
+    }
+    f.remember(1, false);
+    assert_eq!(f.begin(2, &b), 80);
+    f.kv.end(0, &mut f.program);
+    f.computed[0].clear();
+    let before = f.kv.tables().to_vec();
+    assert!(f.kv.give_back(&mut f.program).unwrap());
+    assert_ne!(f.kv.tables(), before, "something moved");
+    f.verify(1);
+    f.verify(2);
+    f.compute(2, &[5; 5]);
+    f.compute(1, &[7; 30]);
+    f.end(1);
+    f.end(2);
+    assert_eq!(f.begin(0, &b), 80);
+    f.end(0);
+}
+
+#[test]
+fn what_the_device_refuses_is_a_shortage() {
+    let mut f = Fixture::with_granule(2, &[None, Some(20)], 128, 16, 2);
+    f.program.most = 8;
+    let text = tokens(60);
+    f.run(0, &text); // 4 pages of the first group, and 2 or 3 of the second
+    // Cached prefixes go, as on an exhausted budget.
+    let other = vec![900; 60];
+    f.begin(0, &other);
+    other.chunks(16).for_each(|chunk| f.compute(0, chunk));
+    assert_eq!(f.begin(1, &text), 0);
+    let error = f.kv.reserve(1, 0, 60, &mut f.program).unwrap_err();
+    assert!(matches!(error, Error::PagesExhausted { .. }), "{error}");
+    f.kv.check().unwrap();
+    f.verify(0);
+    // Once there is memory again, it goes on.
+    f.program.most = 100;
+    f.compute(1, &text[..16]);
+    f.end(0);
+    f.end(1);
+}
+
+#[test]
+fn a_group_gets_the_memory_that_another_does_not_need() {
+    let mut f = Fixture::with_granule(2, &[None, Some(20)], 256, 64, 2);
+    // Chunks of 64 rows need more of the window group than decoding does.
+    let text = tokens(160);
+    f.begin(0, &text);
+    text[..128].chunks(64).for_each(|chunk| f.compute(0, chunk));
+    let (first, second) = (committed(&f, 0).0, committed(&f, 1));
+    assert!(second.0 > second.1 + 2, "{second:?}");
+    f.program.most = first + second.0;
+    text[128..].chunks(1).for_each(|token| f.compute(0, token));
+    assert_eq!(committed(&f, 0), (10, 10));
+    assert!(committed(&f, 1).0 < second.0);
+    f.end(0);
+}
+
 #[test]
 fn salts_share_nothing() {
     let mut f = Fixture::new(&[None, Some(20)], 128, 32, 2);
@@ -327,7 +465,7 @@ fn a_fork_shares_pages_until_one_of_the_two_writes() {
 fn beams() -> Fixture {
     let layer = KvLayer { n_kv_heads: 1, head_dim: 8, window: None, encoder_states: None };
     let layout = KvLayout::new(vec![layer, KvLayer { encoder_states: Some(50), ..layer }]);
-    Fixture::of(layout, 40, 50, 3)
+    Fixture::of(layout, 1, 40, 50, 3)
 }
 
 #[test]
@@ -404,6 +542,7 @@ enum Action {
         slot: usize,
     },
     Clear,
+    GiveBack,
 }
 
 fn action() -> impl Strategy<Value = Action> {
@@ -415,6 +554,7 @@ fn action() -> impl Strategy<Value = Action> {
         2 => (slot.clone(), slot.clone(), 1..120usize).prop_map(|(from, to, len)| Action::Fork { from, to, len }),
         2 => slot.prop_map(|slot| Action::End { slot }),
         1 => Just(Action::Clear),
+        2 => Just(Action::GiveBack),
     ]
 }
 
@@ -429,8 +569,9 @@ proptest! {
         windows in prop_oneof![
             Just(vec![None]), Just(vec![Some(24)]), Just(vec![None, Some(1)]), Just(vec![None, Some(33), Some(16)]),
         ],
+        granule in 1usize..6,
     ) {
-        let mut f = Fixture::new(&windows, 128, 24, 3);
+        let mut f = Fixture::with_granule(granule, &windows, 128, 24, 3);
         let text = |text: u32| -> Vec<u32> {
             let shared = [128, 20, 48, 31][text as usize];
             (0..128u32).map(|i| if i < shared { i } else { i + 1000 * text }).collect()
@@ -465,6 +606,14 @@ proptest! {
                 Action::Remember { slot } if targets[slot].is_some() => f.remember(slot, false),
                 Action::End { slot } if targets[slot].take().is_some() => f.end(slot),
                 Action::Clear => f.kv.clear_prefixes(&mut f.program),
+                Action::GiveBack => {
+                    f.kv.give_back(&mut f.program).unwrap();
+                    for group in 0..windows.len() {
+                        let (n_committed, n_held) = committed(&f, group);
+                        prop_assert!(n_committed < n_held + granule, "{} of {}", n_held, n_committed);
+                    }
+                    (0..3).for_each(|slot| f.verify(slot));
+                }
                 _ => {}
             }
             f.kv.check().unwrap();

@@ -342,9 +342,12 @@ impl HostProgram for HistoryProgram {
         }
         Ok(())
     }
-    fn release_page(&mut self, group: usize, page: u32) {
+    fn granule(&self, _: usize) -> usize {
+        3
+    }
+    fn decommit(&mut self, group: usize, pages: std::ops::Range<u32>) {
         let len = self.limits.page_len;
-        self.pages[group][page as usize * len..(page as usize + 1) * len].fill(None);
+        self.pages[group][pages.start as usize * len..pages.end as usize * len].fill(None);
     }
     fn kept(&self, _: usize) -> &[f32] {
         &[]

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use device::{Device, KvType, Limits, Numerics, Plan, Program, Span, Step};
 use device_lower::fusion::fuse;
 use device_reference::Reference;
-use device_testing::BEST_AND_LOGITS;
+use device_testing::{BEST_AND_LOGITS, committed};
 use weights::{Access, Checkpoint};
 
 /// The fixtures, each a Hugging Face checkpoint with what transformers answers: those of one dense stack of layers, ...
@@ -91,7 +91,7 @@ impl Runner {
             kv_type: KvType::F32,
             numerics,
         };
-        let program = device.compile(&[fuse(plan, device.fusion())], &limits)?;
+        let program = device.compile(&[fuse(plan, device.fusion())], &limits).and_then(committed)?;
         Ok(Runner { program, n_vocab: plan.value(plan.output).cols, n_groups, position: 0 })
     }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use device::{Device, KvType, Limits, Numerics, Program, Span, Step};
 use device_lower::fusion::fuse;
-use device_testing::BEST_AND_LOGITS;
+use device_testing::{BEST_AND_LOGITS, committed};
 use model::{ModelSpec, SpeechPlans};
 use weights::{Access, BlockType, Bytes, Checkpoint, Tensor};
 
@@ -111,7 +111,7 @@ impl Speech {
         let align = &plans[SpeechPlans::ALIGN];
         let kept_cols = align.kept.iter().map(|id| align.value(*id).cols).collect();
         let fused: Vec<_> = plans.iter().map(|plan| fuse(plan, device.fusion())).collect();
-        let program = device.compile(&fused, &limits)?;
+        let program = device.compile(&fused, &limits).and_then(committed)?;
         Ok(Speech { program, cols, kept_cols, n_positions, position: 0 })
     }
 
