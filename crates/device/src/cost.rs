@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use crate::{Item, Limits, MemoryPlan, Op, Plan, Residence, Weight, WeightId, WeightPart};
+use crate::{Item, Limits, MemoryPlan, Op, Plan, Residence, Weight, WeightId, WeightPart, key_bias};
 use weights::Bytes;
 
 impl Plan {
@@ -131,6 +131,10 @@ impl MemoryPlan {
                 let bytes = *n_pages as u64 * kv.page_bytes(index, limits.kv_type, limits.page_len) as u64;
                 items.push(Item { what, bytes, residence: Residence::Reserved });
             }
+        }
+        let bytes = key_bias::n_bytes(plans, limits);
+        if bytes > 0 {
+            items.push(Item { what: "biases of keys".to_owned(), bytes, residence: Residence::Committed });
         }
         MemoryPlan { items }
     }
