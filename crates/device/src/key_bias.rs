@@ -123,6 +123,11 @@ pub fn n_bytes(plans: &[Plan], limits: &Limits) -> u64 {
     used(plans, limits).iter().flatten().map(|bias| 4 * floats(bias) as u64).sum()
 }
 
+/// Of each layer, [`KeyBias::n_terms`]; 0, or nothing: its keys are stored as they are.
+pub fn n_terms(plans: &[Plan], limits: &Limits) -> Vec<usize> {
+    used(plans, limits).iter().map(|bias| bias.as_ref().map_or(0, KeyBias::n_terms)).collect()
+}
+
 /// Those that the KV type makes use of.
 fn used(plans: &[Plan], limits: &Limits) -> Vec<Option<KeyBias>> {
     if limits.kv_type.is_integers() { KeyBias::of_layers(plans) } else { vec![] }
