@@ -113,3 +113,30 @@ fn biased_keys_do_not_depend_on_chunks_or_pages() {
         }
     }
 }
+
+/// docs/codecs.md says what is measured here, within a tenth.
+#[test]
+fn the_page_on_kv_types_is_up_to_date() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/codecs.md");
+    let text = std::fs::read_to_string(file).unwrap();
+    let (_, part) = text.split_once("# KV types").unwrap();
+    let mut n_checked = 0;
+    for line in part.lines().filter(|line| line.starts_with("| ")).skip(1) {
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        let device: Arc<dyn Device> = match cells[2] {
+            "cpu" => cpu(Isa::detect()),
+            "reference" => Arc::new(Reference::new(2)),
+            #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+            "metal" => metal(),
+            _ => continue,
+        };
+        let kinds = device.kv_types().iter().copied();
+        let kv_type = kinds.into_iter().find(|kind| kv_type_name(*kind) == cells[1]).unwrap();
+        for (cell, name) in [(cells[4], BIASED), (cells[6], PLAIN)] {
+            let (said, found) = (cell.parse::<f64>().unwrap(), error(&device, name, kv_type));
+            assert!((said - found).abs() < 0.1 * said + 5e-5, "{line}: {name} is {found:.5}");
+        }
+        n_checked += 1;
+    }
+    assert!(n_checked >= 7, "{n_checked}");
+}
