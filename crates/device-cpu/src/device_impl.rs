@@ -120,7 +120,8 @@ impl Device for CpuDevice {
         let (lowered, shared) = self.layouts(plans, limits)?;
         let weights = ToInterleave::new(plans, self.isa).make(&self.pool)?;
         let known = KnownKeys::of_layers(plans, limits);
-        let program = CpuProgram::new(&lowered, &shared, limits, known, self.isa, self.pool.clone(), weights)?;
+        let program =
+            CpuProgram::new(&lowered, &shared, limits, known, self.isa, self.pool.clone(), weights)?;
         Ok(Box::new(Hosted::new(program, plans.iter(), limits, IN_FLIGHT, shared.n_workers)))
     }
 

@@ -382,7 +382,6 @@ impl Layout {
                 | Op::RmsNorm { .. }
                 | Op::Linear { .. }
                 | Op::Rope { .. }
-                | Op::KvWrite { .. }
                 | Op::Activate { .. }
                 | Op::Gate { .. }
                 | Op::Add { .. }

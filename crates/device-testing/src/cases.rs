@@ -393,7 +393,8 @@ fn key_biases() -> Vec<Case> {
     let mut cases = vec![];
     for (n_kv_heads, ratio, head_dim, n_dims, style, options) in shapes {
         let mut b = PlanBuilder::new(head_dim as u64, N_TOKENS as usize);
-        let layer = b.kv_layer(KvLayer { n_kv_heads, head_dim, window: options.window, memory: None });
+        let layer =
+            b.kv_layer(KvLayer { n_kv_heads, head_dim, window: options.window, encoder_states: None });
         let mut q = b.embed_from(n_kv_heads * ratio * head_dim, BlockType::F32, 0.25);
         let x = b.embed(48);
         let mut k = b.linear_with_bias(x, n_kv_heads * head_dim, 30.0);

@@ -218,7 +218,7 @@ struct Turning {
 /// Of the keys that a KvWrite stores. `writers`: the Ops before it by what they write.
 fn of_write(plan: &Plan, writers: &HashMap<ValueId, &Op>, k: ValueId, layer: KvLayerId) -> Option<KeyBias> {
     let kv = plan.kv.layer(layer);
-    if kv.memory.is_some() {
+    if kv.encoder_states.is_some() {
         return None;
     }
     let (mut from, mut first, mut turning) = (k, 0, None);

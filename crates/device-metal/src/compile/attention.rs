@@ -315,7 +315,7 @@ impl<G: Gpu> Draft<'_, G> {
         let v_norm = a.fused.and_then(|heads| heads.v_norm);
         let bias = match a.source {
             Source::Sequence(layer) => self.key_bias(layer),
-            Source::Memory(..) | Source::Activations { .. } => None,
+            Source::EncoderStates(..) | Source::Activations { .. } => None,
         };
         let turn = |chain: &Option<HeadChain>| {
             chain.as_ref().map_or_else(Default::default, |chain| self.turn(chain, a.head_dim))
