@@ -18,6 +18,7 @@ use crate::kernels::{
 use crate::layout::{ExpertSizes, Layout, ProjectionSizes, schedule_shape};
 use crate::lower::{NodeUnit, RopeKey, Unit, out_of};
 use crate::weights::Interleaved;
+use device::key_bias::KnownKeys;
 use device::{CommandInfo, KvLayerId, Limits, Op, Plan, ValueId, WeightId, WeightPart};
 use device_lower::arena::NO_PLACE;
 use device_lower::lower::{HeadChain, Norm, NormAdd, Projection, QkRopeKv, RopeOf, Tail};
@@ -48,6 +49,8 @@ pub struct Addresses {
     pub states: *mut f32,
     /// By KV group.
     pub pools: Vec<*mut u8>,
+    /// By layer: what its keys are stored without; null, or no layers: nothing.
+    pub known: Vec<*const KnownKeys>,
 }
 
 /// A table and what its commands are.
@@ -202,6 +205,7 @@ impl Compiler<'_> {
             head_dim: kv.layer(layer).head_dim,
             page_len: limits.page_len,
             kind: limits.kv_type,
+            known: self.at.known.get(layer.0 as usize).copied().unwrap_or(null()),
         }
     }
 

@@ -8,6 +8,7 @@ use crate::pool::Pool;
 use crate::program::{CpuProgram, IN_FLIGHT, LoweredPlan};
 use crate::weights::ToInterleave;
 use crate::{NAME, cpu, peaks, profile};
+use device::key_bias::{self, KnownKeys};
 use device::{
     Arithmetic, Device, Error, KvType, Limits, MemoryPlan, Peaks, Plan, Program, Result, Rule, Weight,
 };
@@ -67,14 +68,15 @@ impl CpuDevice {
 
     fn layouts<'a>(&self, plans: &'a [Plan], limits: &Limits) -> Result<(Vec<LoweredPlan<'a>>, Shared)> {
         limits.check(self, plans)?;
-        let lowered = plans.iter().map(|plan| self.lower(plan, limits)).collect::<Vec<_>>();
+        let n_terms = key_bias::n_terms(plans, limits);
+        let lowered: Vec<_> = plans.iter().map(|plan| self.lower(plan, limits, &n_terms)).collect();
         let layouts: Vec<Layout> = lowered.iter().map(|plan| plan.layout.clone()).collect();
         Ok((lowered, Shared::new(&layouts, limits, self.pool.n_workers())))
     }
 
-    fn lower<'a>(&self, plan: &'a Plan, limits: &Limits) -> LoweredPlan<'a> {
+    fn lower<'a>(&self, plan: &'a Plan, limits: &Limits, n_terms: &[usize]) -> LoweredPlan<'a> {
         let units = lower(plan);
-        let layout = Layout::new(plan, &units, limits, self.isa, self.pool.n_workers());
+        let layout = Layout::new(plan, &units, limits, n_terms, self.isa, self.pool.n_workers());
         LoweredPlan { plan, units, layout }
     }
 }
@@ -117,7 +119,9 @@ impl Device for CpuDevice {
     fn compile(&self, plans: &[Plan], limits: &Limits) -> Result<Box<dyn Program>> {
         let (lowered, shared) = self.layouts(plans, limits)?;
         let weights = ToInterleave::new(plans, self.isa).make(&self.pool)?;
-        let program = CpuProgram::new(&lowered, &shared, limits, self.isa, self.pool.clone(), weights)?;
+        let known = KnownKeys::of_layers(plans, limits);
+        let program =
+            CpuProgram::new(&lowered, &shared, limits, known, self.isa, self.pool.clone(), weights)?;
         Ok(Box::new(Hosted::new(program, plans.iter(), limits, IN_FLIGHT, shared.n_workers)))
     }
 

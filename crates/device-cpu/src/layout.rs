@@ -2,11 +2,12 @@
 //! Each plan has its own [`Layout`]; what is allocated is [`Shared`], the most that any of them needs.
 
 use crate::isa::Isa;
+use crate::kernels::attention::pages::HeadSize;
 use crate::kernels::attention::schedule::{ScheduleShape, Sizes};
 use crate::kernels::linear::{ActivationKind, WeightRows, linear_kernel};
 use crate::kernels::{
     activation_rows, argmax, attention, cross_attention, cross_scores, expert_groups, expert_linear,
-    projection, qk_rope_kv, round_up, self_attention,
+    kv_write, projection, round_up, self_attention,
 };
 use crate::lower::{NodeUnit, RopeKey, Unit, rope_tables};
 use crate::program::IN_FLIGHT;
@@ -14,7 +15,7 @@ use crate::weights::{self, ToInterleave};
 use ::weights::Bytes;
 use device::{Item, KvLayerId, Limits, MemoryPlan, Op, Plan, Residence, RowCount, Value, ValueId, WeightId};
 use device_lower::arena::{self, Arena};
-use device_lower::lower::{Projection, Tail};
+use device_lower::lower::{Projection, QkRopeKv, Tail};
 use device_lower::outputs::HostOutputs;
 use std::collections::HashSet;
 
@@ -268,8 +269,15 @@ impl ExpertSizes {
 }
 
 impl Layout {
-    /// For a plan that was lowered, and limits that fit it.
-    pub fn new(plan: &Plan, lowered: &[NodeUnit], limits: &Limits, isa: Isa, n_workers: usize) -> Layout {
+    /// For a plan that was lowered, and limits that fit it. `n_terms`: by layer, what keys are stored without.
+    pub fn new(
+        plan: &Plan,
+        lowered: &[NodeUnit],
+        limits: &Limits,
+        n_terms: &[usize],
+        isa: Isa,
+        n_workers: usize,
+    ) -> Layout {
         let written: HashSet<ValueId> = lowered.iter().flat_map(|l| l.unit.writes()).collect();
         let bytes_of = |value: &Value| max_rows(limits, value.rows) * value.cols * 4;
         let needs_internal = |_: &Op, id: ValueId| written.contains(&id);
@@ -294,7 +302,7 @@ impl Layout {
         let table = |key: RopeKey| (key, round_up(limits.max_rows * key.n_dims * 4));
         layout.rope_tables = rope_tables(plan, lowered).into_iter().map(table).collect();
         for unit in lowered.iter().map(|l| &l.unit) {
-            layout.grow(plan, unit, limits, isa);
+            layout.grow(plan, unit, limits, n_terms, isa);
         }
         layout
     }
@@ -306,7 +314,7 @@ impl Layout {
     }
 
     /// Make room for a unit.
-    fn grow(&mut self, plan: &Plan, unit: &Unit, limits: &Limits, isa: Isa) {
+    fn grow(&mut self, plan: &Plan, unit: &Unit, limits: &Limits, n_terms: &[usize], isa: Isa) {
         let scratch = match unit {
             Unit::Projection(p) => {
                 let sizes = ProjectionSizes::new(plan, p, limits, self.n_workers);
@@ -337,9 +345,12 @@ impl Layout {
                 expert_linear::one_row_scratch_bytes(sizes.n_in)
                     .max(expert_linear::many_rows_scratch_bytes(sizes.row_block, gemm))
             }
-            Unit::QkRopeKv(unit) => qk_rope_kv::scratch_bytes(plan.kv.layer(unit.layer).head_dim),
+            Unit::QkRopeKv(QkRopeKv { layer, .. }) | Unit::Primitive(Op::KvWrite { layer, .. }) => {
+                kv_write::scratch_bytes(plan.kv.layer(*layer).head_dim)
+            }
             Unit::Primitive(Op::Attention { layer, n_heads, window, out, .. }) => {
                 let shape = schedule_shape(plan, *layer, *n_heads, *window, *out);
+                let n_terms = n_terms.get(layer.0 as usize).copied().unwrap_or(0);
                 let layer = plan.kv.layer(*layer);
                 let (n_group, sizes) = (n_heads / layer.n_kv_heads, Sizes::new(limits));
                 if !self.attention.contains(&shape) {
@@ -349,7 +360,11 @@ impl Layout {
                 self.arrived = self.arrived.max(sizes.split_rows() * layer.n_kv_heads);
                 let partials = attention::partial_bytes(&sizes, n_group, layer.n_kv_heads, layer.head_dim);
                 self.partial_bytes = self.partial_bytes.max(partials);
-                attention::scratch_bytes(n_group, layer.n_kv_heads, layer.head_dim)
+                attention::scratch_bytes(
+                    n_group,
+                    layer.n_kv_heads,
+                    HeadSize { head_dim: layer.head_dim, n_terms },
+                )
             }
             Unit::Primitive(Op::SelfAttention { q, n_heads, .. }) => {
                 self_attention::scratch_bytes(plan.value(*q).cols / n_heads)
@@ -367,7 +382,6 @@ impl Layout {
                 | Op::RmsNorm { .. }
                 | Op::Linear { .. }
                 | Op::Rope { .. }
-                | Op::KvWrite { .. }
                 | Op::Activate { .. }
                 | Op::Gate { .. }
                 | Op::Add { .. }

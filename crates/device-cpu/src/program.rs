@@ -12,6 +12,7 @@ use crate::memory::{Buffer, PagePool};
 use crate::pool::{Barrier, Interrupted, Pool};
 use crate::stored::{Ran, Stored, StoredValues};
 use crate::weights::{Interleaved, matrices};
+use device::key_bias::KnownKeys;
 use device::{Choose, CommandInfo, DType, Error, Limits, Plan, Result, Step, Timing, ValueId, Weight};
 use device_lower::hosted::HostProgram;
 use std::ops::Range;
@@ -53,6 +54,7 @@ pub struct CpuProgram {
     ran: Ran,
     /// What the tables point to, kept alive.
     _buffers: Vec<Buffer>,
+    _known: Vec<Option<KnownKeys>>,
     _files: Vec<Bytes>,
     _weights: PagePool,
 }
@@ -89,6 +91,7 @@ impl CpuProgram {
         lowered: &[LoweredPlan<'_>],
         shared: &Shared,
         limits: &Limits,
+        known: Vec<Option<KnownKeys>>,
         isa: Isa,
         pool: Arc<Pool>,
         weights: Interleaved,
@@ -134,6 +137,10 @@ impl CpuProgram {
             states: take("states of recurrent layers", 4 * limits.n_states * kv.state_len())?.cast(),
             experts: take("expert tables", shared.expert_bytes().1)?.cast_const().cast(),
             pools: pages.iter().map(PagePool::start).collect(),
+            known: known
+                .iter()
+                .map(|known| known.as_ref().map_or(std::ptr::null(), std::ptr::from_ref))
+                .collect(),
         };
         let mut experts = addresses.experts;
         let mut plans = Vec::with_capacity(lowered.len());
@@ -178,6 +185,7 @@ impl CpuProgram {
             current: 0,
             ran: Ran::default(),
             _buffers: buffers,
+            _known: known,
             _files: files.flat_map(Weight::views).cloned().collect(),
             _weights: weights.into_memory(),
         })

@@ -2,7 +2,9 @@
 
 #![allow(clippy::unwrap_used)]
 
-use device::{Device, KvLayer, KvType, Limits, Numerics, OwnedStep, PAGE_NONE, Plan, Program, Span};
+use device::{
+    Device, KvLayer, KvType, Limits, Numerics, OwnedStep, PAGE_NONE, Plan, Program, RopeStyle, Span,
+};
 use device_lower::fusion;
 use device_testing::{AttentionOptions, BEST_AND_LOGITS, PlanBuilder, committed};
 use ingle_device_cpu::{CpuDevice, Isa, Options};
@@ -22,7 +24,7 @@ struct Shape {
     options: AttentionOptions,
 }
 
-/// Two layers of attention: rows of the first are all wanted, of the last only the outputs.
+/// Two layers of attention: rows of the first are all wanted, of the last only the outputs. Keys of the first have large biases and turn.
 fn plan(shape: &Shape, device: &CpuDevice) -> Plan {
     let Shape { head_dim, n_heads, n_kv_heads, options, .. } = *shape;
     let mut b = PlanBuilder::new(4, N_VOCAB as usize);
@@ -31,7 +33,10 @@ fn plan(shape: &Shape, device: &CpuDevice) -> Plan {
         let window = options.window;
         let layer = b.kv_layer(KvLayer { n_kv_heads, head_dim, window, encoder_states: None });
         let q = b.linear(x, n_heads * head_dim, BlockType::F32, false);
-        let k = b.linear(x, n_kv_heads * head_dim, BlockType::F32, false);
+        let mut k = b.linear_with_bias(x, n_kv_heads * head_dim, if is_last { 0.0 } else { 20.0 });
+        if !is_last {
+            k = b.rope(k, head_dim, head_dim, RopeStyle::Half);
+        }
         let v = b.linear(x, n_kv_heads * head_dim, BlockType::F32, false);
         b.kv_write(k, v, layer);
         let y = b.attention(q, layer, n_heads, options);
@@ -258,6 +263,30 @@ fn pages_that_are_shared_give_the_bits_of_pages_that_are_not() {
             for ((_, n), together) in rows.zip(&together[slot]) {
                 assert_eq!(&alone.step(&[(0, *n)])[0], together, "{isa} {shape:?}, sequence {slot}");
             }
+        }
+    }
+}
+
+/// However a prompt was cut into steps and however long pages are, a row's bits are the same.
+#[test]
+fn neither_chunks_nor_pages_change_bits() {
+    const LEN: usize = 290;
+    for (device, isa, shape) in devices_and_shapes(2) {
+        let mut want = None;
+        for (page_len, chunks) in [
+            (16, &[128, 128, 33][..]),
+            (128, &[1, 126, 1, 2, 127, 32]),
+            (32, &[7, 57, 64, 100, 61]),
+            (256, &[97, 97, 95]),
+        ] {
+            let shape = Shape { page_len, ..shape };
+            let plan = plan(&shape, &device);
+            let mut running = Running::new(&device, &plan, &limits_of(&shape, &plan));
+            running.add(3, own);
+            chunks.iter().for_each(|n| drop(running.step(&[(0, *n)])));
+            assert_eq!(running.sequences[0].len, LEN - 1, "{chunks:?}");
+            let got = running.step(&[(0, 1)]);
+            assert_eq!(*want.get_or_insert_with(|| got.clone()), got, "{isa} {shape:?} {chunks:?}");
         }
     }
 }

@@ -6,6 +6,7 @@ use crate::peaks;
 use crate::profile::{self, Profile};
 use crate::program::{LoweredPlan, MetalProgram};
 use crate::weights::{LookupTables, WeightPlan};
+use device::key_bias;
 use device::{
     Arithmetic, Device, Item, KvType, Limits, MemoryPlan, Peaks, Plan, Program, Residence, Result, Rule,
     Weight,
@@ -85,7 +86,7 @@ impl<G: Gpu> MetalDevice<G> {
             logits_bytes: plans.iter().map(logits).max().unwrap_or(0),
             step: StepLayout::new(plans, limits, self.profile.in_flight.max(1)),
             scratch: scratch.fold(Scratch::default(), Scratch::max),
-            tables: LookupTables::new(plans),
+            tables: LookupTables::new(plans, limits),
             parts,
         })
     }
@@ -133,7 +134,8 @@ impl<G: Gpu> Device for MetalDevice<G> {
             ("steps", sizes.step.total() + sizes.step.chosen_bytes()),
             ("scratch", sizes.scratch.total()),
             ("choice of tokens by the host", Chooser::bytes(n_logits) as usize),
-            ("tables", sizes.tables.n_bytes()),
+            // The biases of keys are an item by themselves.
+            ("tables", sizes.tables.n_bytes().saturating_sub(key_bias::n_bytes(plans, limits) as usize)),
         ] {
             if bytes > 0 {
                 let (what, bytes) = (what.to_owned(), bytes as u64);

@@ -28,6 +28,7 @@ pub const HEADERS: &[(&str, &str)] = sources![
     "expert_linear.h",
     "instantiate.h",
     "join.h",
+    "key_bias.h",
     "kv_store.h",
     "linear/affine.h",
     "linear/arguments.h",
@@ -254,6 +255,8 @@ pub mod constant {
     pub const WHOLE_ROWS: u16 = 17;
     /// Experts are chosen, not only ordered.
     pub const ROUTES: u16 = 18;
+    /// Keys are stored without what is known of them.
+    pub const KEY_BIAS: u16 = 19;
 }
 
 /// Indices of function constants, as `linear/constants.h` lists them.
@@ -344,6 +347,8 @@ pub mod attention {
     pub const V_NORM: u16 = 45;
     /// The norms of query and key heads are of all heads of a row together.
     pub const WHOLE_ROWS: u16 = 46;
+    /// Keys are stored without what is known of them.
+    pub const KEY_BIAS: u16 = 47;
 }
 
 /// A KV type in the names of kernels.
@@ -492,6 +497,7 @@ mod tests {
             ("V_NORM", constant::V_NORM),
             ("WHOLE_ROWS", constant::WHOLE_ROWS),
             ("ROUTES", constant::ROUTES),
+            ("KEY_BIAS", constant::KEY_BIAS),
         ] {
             let line = format!("#define FC_{name} {index} ");
             assert!(header.contains(&line), "{line}");

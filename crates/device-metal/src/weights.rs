@@ -5,7 +5,8 @@
 //! stacks of experts whose matrices do not share one buffer.
 
 use crate::gpu::{Buffer, Gpu};
-use device::{Error, Op, Plan, Result, WeightId};
+use device::key_bias::{self, KnownKeys};
+use device::{Error, KvLayerId, Limits, Op, Plan, Result, WeightId};
 use device_lower::table::Location;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -194,22 +195,43 @@ impl Weights {
     }
 }
 
+/// Columns of a head, at most, whose keys are stored without what is known of them: a query's terms
+/// lie in threadgroup memory.
+const MOST_BIASED_COLUMNS: usize = 256;
+
 /// Numbers that kernels look up: of each stack of experts, the offsets of its matrices' codes,
-/// scales and biases; and the heads of each CrossScores.
+/// scales and biases; the heads of each CrossScores; and what the keys of a layer are stored without
+/// (`kernels/key_bias.h`).
 #[derive(Default)]
 pub struct LookupTables {
     /// By plan and weight: index of its first entry.
     stacks: HashMap<(usize, WeightId), usize>,
     /// By heads: index of the first entry.
     heads: HashMap<Vec<usize>, usize>,
+    /// By KV layer: index of the first entry.
+    known_at: HashMap<KvLayerId, usize>,
+    /// By KV layer.
+    known: Vec<Option<KnownKeys>>,
     /// Entries of 8 bytes.
     n_entries: usize,
 }
 
 impl LookupTables {
     /// For plans.
-    pub fn new(plans: &[Plan]) -> LookupTables {
-        let mut tables = LookupTables::default();
+    pub fn new(plans: &[Plan], limits: &Limits) -> LookupTables {
+        let mut known = KnownKeys::of_layers(plans, limits);
+        for (index, known) in known.iter_mut().enumerate() {
+            let fits = |plan: &Plan| plan.kv.layer(KvLayerId(index as u32)).head_dim <= MOST_BIASED_COLUMNS;
+            if !plans.iter().all(fits) {
+                *known = None;
+            }
+        }
+        let mut tables = LookupTables { known, ..LookupTables::default() };
+        for (layer, known) in tables.known.iter().enumerate() {
+            let Some(known) = known else { continue };
+            tables.known_at.insert(KvLayerId(layer as u32), tables.n_entries);
+            tables.n_entries += words_of(known).len().div_ceil(2);
+        }
         for (index, plan) in plans.iter().enumerate() {
             for (id, weight) in plan.weights.iter().enumerate().filter(|(_, w)| !w.parts.is_empty()) {
                 tables.stacks.insert((index, WeightId(id as u32)), tables.n_entries);
@@ -244,6 +266,12 @@ impl LookupTables {
                 entries[at + 2 * parts.len()] = part.planes.biases.as_ref().map_or(0, place);
             }
         }
+        for (layer, first) in &self.known_at {
+            let known = self.known[layer.0 as usize].iter();
+            for (index, word) in known.flat_map(words_of).enumerate() {
+                entries[first + index / 2] |= u64::from(word) << (32 * (index % 2));
+            }
+        }
         for (heads, first) in &self.heads {
             for (index, head) in heads.iter().enumerate() {
                 entries[first + index / 2] |= (*head as u64) << (32 * (index % 2));
@@ -257,9 +285,24 @@ impl LookupTables {
         self.stacks.get(&(plan, id)).map(|first| Location { buffer, offset: *first as u64 * 8 })
     }
 
+    /// Where what the keys of a layer are stored without lies there; `None`: they are stored as they are.
+    pub fn key_bias(&self, buffer: u16, layer: KvLayerId) -> Option<Location> {
+        self.known_at.get(&layer).map(|first| Location { buffer, offset: *first as u64 * 8 })
+    }
+
     /// Where heads lie there.
     pub fn heads(&self, buffer: u16, heads: &[usize]) -> Location {
         let first = self.heads.get(heads).copied().unwrap_or(0);
         Location { buffer, offset: first as u64 * 8 }
     }
+}
+
+/// The words of `kernels/key_bias.h`.
+fn words_of(known: &KnownKeys) -> Vec<u32> {
+    let bias = &known.bias;
+    let sizes = [bias.constant.len() as u32, bias.pairs.len() as u32, 0, 0];
+    let columns = bias.constant.iter().copied().chain(bias.pairs.iter().flat_map(|pair| pair.columns));
+    let tables = [&bias.values[..], &known.within[key_bias::BLOCK..], &known.starts];
+    let floats = tables.into_iter().flatten().map(|x| x.to_bits());
+    sizes.into_iter().chain(columns.map(|column| column as u32)).chain(floats).collect()
 }

@@ -93,6 +93,7 @@ const METAL_ONLY: &[&str] = &[
     "arguments",
     "constants",
     "instantiate",
+    "key_bias",
     "kv_store",
     "reduce",
     "rotate",

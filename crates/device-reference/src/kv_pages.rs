@@ -6,6 +6,7 @@ use memmap2::MmapMut;
 use weights::BlockType;
 use weights::codec::{dequantize_row, quantize_row};
 
+use device::key_bias::KnownKeys;
 use device::{KvLayerId, KvLayout, KvType, kv_bytes, kv_words};
 
 /// Keys or values of a layer.
@@ -23,6 +24,8 @@ pub struct KvPages {
     groups: Vec<MmapMut>,
     /// By layer.
     layers: Vec<LayerPages>,
+    /// By layer: what its keys are stored without; no layers: nothing.
+    known: Vec<Option<KnownKeys>>,
     kind: KvType,
     page_len: usize,
 }
@@ -59,9 +62,15 @@ impl KvPages {
         Ok(KvPages {
             groups: n_pages.iter().enumerate().map(reserve).collect::<io::Result<_>>()?,
             layers: (0..layout.layers.len()).map(layer).collect(),
+            known: vec![],
             kind,
             page_len,
         })
+    }
+
+    /// The same, with what the keys of each layer are stored without.
+    pub fn without(self, known: Vec<Option<KnownKeys>>) -> KvPages {
+        KvPages { known, ..self }
     }
 
     /// Store the vectors of all heads for one position, converted to the KV type.
@@ -75,6 +84,15 @@ impl KvPages {
     ) {
         let place = self.layers[layer.0 as usize];
         for (head, vector) in heads.chunks_exact(place.head_dim).enumerate() {
+            let mut key;
+            let vector = match self.known(layer) {
+                Some(known) if half == Half::Keys => {
+                    key = vector.to_vec();
+                    known.add(head, position, -1.0, &mut key);
+                    &key
+                }
+                _ => vector,
+            };
             let range = self.range(place, half, table, head, position);
             let out = &mut self.groups[place.group][range];
             match self.kind {
@@ -107,6 +125,9 @@ impl KvPages {
             KvType::I16 => read_words(bytes, vector),
             KvType::I8 => read_bytes(half, bytes, vector),
         }
+        if let (Half::Keys, Some(known)) = (half, self.known(layer)) {
+            known.add(head, position, 1.0, vector);
+        }
     }
 
     /// Copy all layers of a page.
@@ -132,6 +153,10 @@ impl KvPages {
     pub fn poison(&mut self, group: usize, page: u32) {
         let Some(bytes) = self.page_bytes(group) else { return };
         self.groups[group][page as usize * bytes..][..bytes].fill(0xff);
+    }
+
+    fn known(&self, layer: KvLayerId) -> Option<&KnownKeys> {
+        self.known.get(layer.0 as usize)?.as_ref()
     }
 
     fn page_bytes(&self, group: usize) -> Option<usize> {

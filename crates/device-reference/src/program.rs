@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::time::Instant;
 
+use device::key_bias::KnownKeys;
 use device::{
     CommandInfo, Device, Error, Item, Limits, MemoryPlan, Op, Plan, Program, Residence, Result, Step, Timing,
     ValueId, WeightId,
@@ -120,6 +121,7 @@ impl ReferenceProgram {
                 groups.map(|(g, n)| n * kv.page_bytes(g, limits.kv_type, limits.page_len)).sum();
             refused("KV pages", bytes as u64)
         })?;
+        let pages = pages.without(KnownKeys::of_layers(plans, limits));
         let program = ReferenceProgram {
             plans: plans.iter().map(|plan| Compiled::new(plan, limits)).collect::<Result<_>>()?,
             current: 0,

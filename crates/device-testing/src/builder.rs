@@ -155,6 +155,16 @@ impl PlanBuilder {
         out
     }
 
+    /// With a random matrix in F32, and a bias whose numbers are some `spread` large.
+    pub fn linear_with_bias(&mut self, x: ValueId, n_out: usize, spread: f32) -> ValueId {
+        let Value { rows, cols, .. } = *self.plan.value(x);
+        let weight = self.matrix(n_out, cols, BlockType::F32);
+        let bias = Some(self.vector("bias", n_out, 0.0, spread));
+        let out = self.value(rows, n_out, DType::F32);
+        self.push(Op::Linear { x, weight, bias, out });
+        out
+    }
+
     /// With frequencies from 1 down to 1/10000.
     pub fn rope(&mut self, x: ValueId, head_dim: usize, n_dims: usize, style: RopeStyle) -> ValueId {
         self.rope_scaled(x, head_dim, n_dims, style, 1.0)

@@ -75,6 +75,7 @@ fn all_cases() -> Vec<Case> {
         element_wise(),
         select(),
         attention(),
+        key_biases(),
         experts(),
         blocks(),
         encoder(),
@@ -429,6 +430,46 @@ fn attention() -> Vec<Case> {
     for kv_type in kv_types(&plan) {
         let name = "attention of shared layers".to_owned();
         cases.push(Case::cached(name, OpKind::Attention, BlockType::F32, SUM, plan.clone(), kv_type));
+    }
+    cases
+}
+
+/// Keys whose biases are far larger than what differs between them ([`device::key_bias`]), of heads that turn wholly, in part and not at
+/// all. Queries are small, so that attention still depends on what differs.
+fn key_biases() -> Vec<Case> {
+    use RopeStyle::{Half, Interleaved};
+    let plain = AttentionOptions::default();
+    let all = AttentionOptions { softcap: Some(20.0), window: Some(33), sinks: true };
+    // (KV heads, query heads of each, head_dim, columns that turn, style, options)
+    let shapes = [
+        (2, 2, 32, 32, Half, plain),
+        (1, 3, 64, 48, Interleaved, all),
+        (2, 1, 16, 0, Half, AttentionOptions { sinks: true, ..plain }),
+        (3, 2, 96, 64, Half, AttentionOptions { window: Some(20), ..plain }),
+        (1, 8, 128, 128, Half, plain),
+        (1, 2, 256, 256, Interleaved, plain),
+    ];
+    let mut cases = vec![];
+    for (n_kv_heads, ratio, head_dim, n_dims, style, options) in shapes {
+        let mut b = PlanBuilder::new(head_dim as u64, N_TOKENS as usize);
+        let layer =
+            b.kv_layer(KvLayer { n_kv_heads, head_dim, window: options.window, encoder_states: None });
+        let mut q = b.embed_from(n_kv_heads * ratio * head_dim, BlockType::F32, 0.25);
+        let x = b.embed(48);
+        let mut k = b.linear_with_bias(x, n_kv_heads * head_dim, 30.0);
+        if n_dims > 0 {
+            q = b.rope_scaled(q, head_dim, n_dims, style, 1.1);
+            k = b.rope_scaled(k, head_dim, n_dims, style, 1.1);
+        }
+        let v = b.embed(n_kv_heads * head_dim);
+        b.kv_write(k, v, layer);
+        let y = b.attention(q, layer, n_kv_heads * ratio, options);
+        let plan = b.finish(y);
+        for kv_type in kv_types(&plan).into_iter().filter(|kind| kind.is_integers()) {
+            let name = format!("key biases {n_kv_heads}x{ratio}x{head_dim} turning {n_dims} {options:?}");
+            let (kind, tolerance) = (OpKind::Attention, 5.0 * SUM);
+            cases.push(Case::cached(name, kind, BlockType::F32, tolerance, plan.clone(), kv_type));
+        }
     }
     cases
 }

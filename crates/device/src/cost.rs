@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use crate::{Item, Limits, MemoryPlan, Op, Plan, Residence, Weight, WeightId, WeightPart};
+use crate::{Item, Limits, MemoryPlan, Op, Plan, Residence, Weight, WeightId, WeightPart, key_bias};
 use weights::Bytes;
 
 impl Plan {
@@ -137,6 +137,10 @@ impl MemoryPlan {
                 let what = "states of recurrent layers".to_owned();
                 items.push(Item { what, bytes, residence: Residence::Committed });
             }
+        }
+        let bytes = key_bias::n_bytes(plans, limits);
+        if bytes > 0 {
+            items.push(Item { what: "biases of keys".to_owned(), bytes, residence: Residence::Committed });
         }
         MemoryPlan { items }
     }

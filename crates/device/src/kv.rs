@@ -68,6 +68,15 @@ pub enum KvType {
 }
 
 impl KvType {
+    /// Whether vectors are whole numbers with a scale, so that a large column takes digits from the others. Their keys are stored
+    /// without what is known of them ([`key_bias`](crate::key_bias)).
+    pub const fn is_integers(self) -> bool {
+        match self {
+            KvType::F32 | KvType::F16 => false,
+            KvType::I16 | KvType::I8 | KvType::Q8_0 => true,
+        }
+    }
+
     /// Bytes of one head's vector of `head_dim` values.
     pub const fn vector_bytes(self, head_dim: usize) -> usize {
         match self {

@@ -37,6 +37,7 @@ mod sampling;
 mod step;
 mod validate;
 
+pub mod key_bias;
 pub mod kv_bytes;
 pub mod kv_words;
 

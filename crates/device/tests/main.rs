@@ -4,6 +4,7 @@
 
 mod check;
 mod cost;
+mod key_bias;
 mod print;
 mod shared_body;
 mod validate;

@@ -4,6 +4,7 @@
 mod common;
 mod cpu;
 mod embed;
+mod kv_types;
 mod metal;
 mod null;
 mod prompt_cache;

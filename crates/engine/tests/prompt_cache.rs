@@ -177,7 +177,7 @@ fn damaged_files_are_refused() {
         assert!(refuse(b"GGUF of course not", "another format").contains("no prompt cache"));
         bad = good.clone();
         bad[8] = 9;
-        assert!(refuse(&bad, "version").contains("version 9, expected 2"));
+        assert!(refuse(&bad, "version").contains("version 9, expected 3"));
         // Numbers that would take all memory if they were believed.
         bad = good.clone();
         bad[12..16].fill(0xff);

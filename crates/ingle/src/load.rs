@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context;
+use device::key_bias::KeyBias;
 use device::{Device, KvType, Numerics};
 use engine::{DraftModel, Engine, LoadOptions, Model, Prefill, TokenizerSource};
 use formats::Verify;
@@ -58,11 +59,33 @@ pub fn device(args: &DeviceArgs) -> anyhow::Result<Arc<dyn Device>> {
 
 /// The device that the flags name, or the first that is here and runs the model.
 pub fn device_for(args: &LoadArgs, model: &Model) -> anyhow::Result<Arc<dyn Device>> {
-    device_that(&args.device, &|device| match engine::plan_memory(model, device, &options(args)) {
-        Err(engine::Error::Device(error @ device::Error::Unsupported { .. })) => Err(error.into()),
-        // What else is wrong is wrong on every device, and is said when the model is loaded.
-        Ok(_) | Err(_) => Ok(()),
-    })
+    let device =
+        device_that(&args.device, &|device| match engine::plan_memory(model, device, &options(args)) {
+            Err(engine::Error::Device(error @ device::Error::Unsupported { .. })) => Err(error.into()),
+            // What else is wrong is wrong on every device, and is said when the model is loaded.
+            Ok(_) | Err(_) => Ok(()),
+        })?;
+    if args.kv_type.is_none()
+        && let Some(chosen) = default_kv_type(device.as_ref(), model)
+    {
+        eprintln!("{chosen}");
+    }
+    Ok(device)
+}
+
+/// For people: how a device stores keys and values if no flag says so; `None`: the model has none.
+fn default_kv_type(device: &dyn Device, model: &Model) -> Option<String> {
+    let (kv_type, n_layers) = (*device.kv_types().first()?, model.plan().kv.layers.len());
+    if n_layers == 0 {
+        return None;
+    }
+    let mut text = format!("KV type {}: the default of {}", engine::kv_type_name(kv_type), device.name());
+    let biases = KeyBias::of_layers(std::slice::from_ref(model.plan()));
+    let n_biased = biases.iter().flatten().count();
+    if kv_type.is_integers() && n_biased > 0 {
+        text.push_str(&format!(" (keys of {n_biased} of {n_layers} layers without their biases)"));
+    }
+    Some(text)
 }
 
 fn device_that(

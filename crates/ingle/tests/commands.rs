@@ -388,3 +388,19 @@ fn list_and_rm_keep_to_the_cache_that_they_are_given() {
     let message = error(&[&["pull", "smollm2:135m", "--offline"][..], &own].concat());
     assert!(message.contains("smollm2:135m"), "{message}");
 }
+
+/// The KV type that nobody asked for is named, with what it does to biased keys, and the plan has an item for that.
+#[test]
+fn the_default_kv_type_is_named() {
+    let path = fixture("models/qwen2_key_biases").display().to_string();
+    let out = ingle(&["plan", &path, "--device", "cpu"]);
+    let (plan, said) = (String::from_utf8(out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap());
+    assert!(
+        said.contains("KV type i16: the default of cpu (keys of 2 of 2 layers without their biases)"),
+        "{said}"
+    );
+    assert!(plan.contains("biases of keys"), "{plan}");
+    let out = ingle(&["plan", &path, "--device", "cpu", "--kv-type", "f16"]);
+    let (plan, said) = (String::from_utf8(out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap());
+    assert!(!said.contains("KV type") && !plan.contains("biases of keys"), "{said} {plan}");
+}

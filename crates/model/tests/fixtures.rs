@@ -26,8 +26,9 @@ fn all_fixtures_agree_in_one_chunk_and_token_by_token() {
 #[test]
 fn every_fixture_is_compared() {
     let elsewhere = [
-        "bert",    // tests/encoder.rs: hidden states
-        "whisper", // tests of speech
+        "bert",             // tests/encoder.rs: hidden states
+        "whisper",          // tests of speech
+        "qwen2_key_biases", // engine/tests/kv_types.rs
     ];
     for entry in std::fs::read_dir(common::folder("")).unwrap().map(|e| e.unwrap()) {
         let name = entry.file_name().into_string().unwrap();

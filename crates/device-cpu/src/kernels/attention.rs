@@ -31,6 +31,7 @@ use attend::Attend;
 use chunk::{Scratch, chunk, combine, finish, load_queries};
 use constants::{MAX_QUERIES, padded};
 use loops::Loops;
+use pages::HeadSize;
 use schedule::{Schedule, Sizes, Unit};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -67,8 +68,8 @@ fn most_queries(n_group: usize, n_kv_heads: usize) -> usize {
 }
 
 /// Bytes of scratch. A chunk's partials of all heads of a row are in memory that all see, so one tile's is enough.
-pub fn scratch_bytes(n_group: usize, n_kv_heads: usize, head_dim: usize) -> usize {
-    variants::scratch_bytes(most_queries(n_group, n_kv_heads), head_dim)
+pub fn scratch_bytes(n_group: usize, n_kv_heads: usize, size: HeadSize) -> usize {
+    variants::scratch_bytes(most_queries(n_group, n_kv_heads), size)
 }
 
 /// Bytes of the partials of split rows.
@@ -107,7 +108,7 @@ unsafe fn body<S: Loops, A: Attend>(p: &Params, worker: &Worker<'_>) {
     // row for all heads. `Program::check` compared the spans' rows and pages with the limits before the schedule was written.
     unsafe {
         let n = most_queries(n_group, n_kv_heads);
-        let scratch = Scratch::<A>::at(worker.scratch, n, shape.pages.head_dim);
+        let scratch = Scratch::<A>::at(worker.scratch, n, shape.pages.size());
         // Rows and heads whose queries are in scratch.
         let mut loaded = None;
         while let Some(unit) = worker.take(units.len()) {

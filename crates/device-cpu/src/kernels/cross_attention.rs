@@ -14,6 +14,7 @@ use super::attention::attend::Attend;
 use super::attention::chunk::{Scratch, chunk, finish, load_queries};
 use super::attention::constants::MAX_QUERIES;
 use super::attention::loops::Loops;
+use super::attention::pages::HeadSize;
 use super::attention::tile::{Partial, Row, Shape, Tile};
 use super::attention::variants::{self, kv_type_variants};
 use crate::command::{StepState, Worker};
@@ -38,7 +39,7 @@ fn rows_of_tile(n_group: usize) -> usize {
 
 /// Bytes of scratch.
 pub fn scratch_bytes(n_group: usize, head_dim: usize) -> usize {
-    variants::scratch_bytes(rows_of_tile(n_group) * n_group, head_dim)
+    variants::scratch_bytes(rows_of_tile(n_group) * n_group, HeadSize { head_dim, n_terms: 0 })
 }
 
 kv_type_variants!(
@@ -111,7 +112,7 @@ unsafe fn body<S: Loops, A: Attend>(p: &Params, worker: &Worker<'_>) {
     let n_units = tiles().count() * n_kv_heads;
     // SAFETY: the caller's promise; the scratch is for the largest tile.
     unsafe {
-        let scratch = Scratch::<A>::at(worker.scratch, max_rows * p.shape.n_group, head_dim);
+        let scratch = Scratch::<A>::at(worker.scratch, max_rows * p.shape.n_group, p.shape.pages.size());
         while let Some(unit) = worker.take(n_units) {
             let Some(rows) = tiles().nth(unit / n_kv_heads) else { return };
             // As causal rows at the last state's position, which see all of them.

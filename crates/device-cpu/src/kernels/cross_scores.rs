@@ -10,7 +10,7 @@ use super::attention::attend::Attend;
 use super::attention::chunk::Scratch;
 use super::attention::constants::MAX_QUERIES;
 use super::attention::loops::Loops;
-use super::attention::pages::Place;
+use super::attention::pages::{HeadSize, Place};
 use super::attention::tile::Shape;
 use super::attention::variants::{self, kv_type_variants};
 use super::cross_attention::Tiles;
@@ -37,7 +37,7 @@ pub struct Params {
 
 /// Bytes of scratch.
 pub fn scratch_bytes(head_dim: usize) -> usize {
-    variants::scratch_bytes(MAX_QUERIES, head_dim)
+    variants::scratch_bytes(MAX_QUERIES, HeadSize { head_dim, n_terms: 0 })
 }
 
 kv_type_variants!(
@@ -55,16 +55,16 @@ unsafe fn body<S: Loops, A: Attend>(p: &Params, worker: &Worker<'_>) {
     let n_units = tiles().count() * n_blocks;
     // SAFETY: the caller's promise; the scratch is for the largest tile.
     unsafe {
-        let scratch = Scratch::<A>::at(worker.scratch, MAX_QUERIES, head_dim);
+        let scratch = Scratch::<A>::at(worker.scratch, MAX_QUERIES, pages.size());
         while let Some(unit) = worker.take(n_units) {
             let Some(rows) = tiles().nth(unit / n_blocks) else { return };
+            let kv_head = p.head / p.shape.n_group;
             for row in 0..rows.n_rows {
                 let x = p.q.add((rows.first_row + row) * p.shape.cols + p.head * head_dim);
-                A::load_query::<S>(scratch.work, row, x, head_dim, p.shape.scale);
+                A::load_query::<S>(scratch.work, row, x, pages, kv_head, p.shape.scale);
             }
             let block = unit % n_blocks * A::BLOCK;
             let n = (p.n_states - block).min(A::BLOCK);
-            let kv_head = p.head / p.shape.n_group;
             let place = Place { pages, table: rows.table, kv_head, block, range: 0..n, next: None };
             let scores = A::scores::<S>(&place, rows.n_rows, scratch.work);
             for row in 0..rows.n_rows {

@@ -3,6 +3,7 @@
 //! k and v `(n, n_kv_heads * head_dim)`. A page of a group holds its layers one after another; of each, its heads; of each, keys
 //! `[page_len][head_dim]`, then values in the same shape (of I16 and I8 the numbers of a head lie otherwise:
 //! [`integer_layout`]). `(row, head)` pairs are shared among the workers.
+//! Where a key is stored without what is known of it ([`device::key_bias`]), that is subtracted here.
 //! Bytes: 4 read and the KV type's bytes written for each value.
 
 use super::attention::integer_layout;
@@ -43,10 +44,15 @@ variants!(
     kv_write, body, Params
 );
 
-/// Store one head's vector of a row.
+/// Bytes of scratch: one head.
+pub fn scratch_bytes(head_dim: usize) -> usize {
+    super::round_up(head_dim * 4)
+}
+
+/// Store one head's vector of a row. What the scratch holds is not kept; `x` may be its beginning.
 ///
 /// # Safety
-/// `x` is valid for `head_dim` values; the row's position has a page; the instruction set is available.
+/// The worker's scratch has [`scratch_bytes`]. `x` is valid for `head_dim` values; the row's position has a page; the instruction set is available.
 #[inline(always)]
 pub unsafe fn store<S: Simd>(
     pages: &LayerPages,
@@ -57,10 +63,16 @@ pub unsafe fn store<S: Simd>(
     x: *const f32,
 ) {
     let table = worker.step.page_table(worker.step.slots[row], pages.group);
-    let n = pages.head_dim;
+    let (n, mut x) = (pages.head_dim, x);
     // SAFETY: the caller's promise.
     unsafe {
         let position = worker.step.positions[row] as usize;
+        if let (Half::Keys, Some(known)) = (half, pages.known()) {
+            let own: *mut f32 = worker.scratch.cast();
+            own.copy_from(x, n);
+            known.add(head, position, -1.0, std::slice::from_raw_parts_mut(own, n));
+            x = own;
+        }
         let (of_head, at) = (pages.head(table, half, head, position), pages.within(position));
         let out = of_head.add(at * pages.vector_bytes());
         let vector = std::slice::from_raw_parts(x, n);

@@ -45,11 +45,6 @@ pub struct Params {
     pub pages: LayerPages,
 }
 
-/// Bytes of scratch: one head.
-pub fn scratch_bytes(head_dim: usize) -> usize {
-    super::round_up(head_dim * 4)
-}
-
 /// # Safety
 /// As [`crate::command::Kernel`].
 #[inline(always)]
@@ -70,10 +65,10 @@ unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
             if head < pages.n_kv_heads {
                 let at = (row * pages.n_kv_heads + head) * head_dim;
                 process::<S>(&p.k, row, p.k.x.add(at), head_dim, scratch);
-                store::<S>(pages, worker, row, Half::Keys, head, scratch);
                 if !p.k.out.is_null() {
                     p.k.out.add(at).copy_from_nonoverlapping(scratch, head_dim);
                 }
+                store::<S>(pages, worker, row, Half::Keys, head, scratch);
             } else {
                 let head = head - pages.n_kv_heads;
                 let v = p.v.add((row * pages.n_kv_heads + head) * head_dim);

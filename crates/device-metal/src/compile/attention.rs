@@ -17,7 +17,7 @@ use crate::geometry::{MOST_DECODED, partial_bytes};
 use crate::gpu::Gpu;
 use crate::kernels::{self, Kernel, attention, constant};
 use device::{KvLayerId, Op, Result, RowCount, ValueId, WeightId};
-use device_lower::lower::{AttentionOf, HeadChain, attention_of};
+use device_lower::lower::{AttentionOf, HeadChain, QkRopeKv, attention_of};
 use device_lower::table::{Extent, Location, Region, RowClass, When};
 use device_lower::units::{Heads, Queries};
 
@@ -69,6 +69,11 @@ impl<G: Gpu> Draft<'_, G> {
 
     pub(super) fn kv_write(&mut self, k: ValueId, v: ValueId, layer: KvLayerId) -> Result<()> {
         let c = self.compiler;
+        if self.key_bias(layer).is_some() {
+            let k = HeadChain { x: k, norm: None, rope: None, end: k, escapes: false };
+            let chains = QkRopeKv { q: None, k, v, layer, attention: None };
+            return self.turn_heads(layer, None, Some(&Heads { chains, v_norm: None, whole_rows: false }));
+        }
         let args = KvWriteArguments { pages: c.pages(layer) };
         let call = self
             .step_call("kv_write.metal", &args)
@@ -79,6 +84,11 @@ impl<G: Gpu> Draft<'_, G> {
         call.writes.push(Region::kv(layer));
         let heads = Extent::Fixed(2 * args.pages.n_kv_heads);
         self.push(call.grid([heads, each(RowCount::Tokens), ONE], 32))
+    }
+
+    /// What the keys of a layer are stored without.
+    fn key_bias(&self, layer: KvLayerId) -> Option<Location> {
+        self.compiler.tables.key_bias(self.compiler.buffers.tables, layer)
     }
 
     fn turn(&self, chain: &HeadChain, head_dim: usize) -> TurnArguments {
@@ -161,6 +171,7 @@ impl<G: Gpu> Draft<'_, G> {
             ..Default::default()
         };
         let k_out = k.filter(|k| k.escapes && !k.is_empty());
+        let bias = self.key_bias(layer);
         let call = self
             .step_call("qk_rope_kv.metal", &args)
             .uint(constant::KV_TYPE, kernels::kv_kind(c.limits.kv_type))
@@ -173,6 +184,8 @@ impl<G: Gpu> Draft<'_, G> {
             .bool(constant::K_OUT, k_out.is_some())
             .bool(constant::V_NORM, v_norm.is_some())
             .bool(constant::WHOLE_ROWS, kv.is_some_and(|heads| heads.whole_rows))
+            .bool(constant::KEY_BIAS, kv.is_some() && bias.is_some())
+            .bind(15, bias.unwrap_or(c.anything()))
             .read_or_any(3, k.map(|k| self.value(k.x)), c.anything())
             .read_or_any(4, kv.map(|heads| self.value(heads.chains.v)), c.anything())
             .read_or_any(2, q.map(|q| self.value(q.x)), c.anything())
@@ -301,6 +314,10 @@ impl<G: Gpu> Draft<'_, G> {
         let q = a.turned;
         let k = a.fused.map(|heads| heads.chains.k);
         let v_norm = a.fused.and_then(|heads| heads.v_norm);
+        let bias = match a.source {
+            Source::Sequence(layer) => self.key_bias(layer),
+            Source::EncoderStates(..) | Source::Activations { .. } => None,
+        };
         let turn = |chain: &Option<HeadChain>| {
             chain.as_ref().map_or_else(Default::default, |chain| self.turn(chain, a.head_dim))
         };
@@ -336,7 +353,9 @@ impl<G: Gpu> Draft<'_, G> {
             .uint(attention::K_ROPE, k.as_ref().map_or(0, style))
             .bool(attention::V_NORM, v_norm.is_some())
             .bool(attention::WHOLE_ROWS, a.fused.is_some_and(|heads| heads.whole_rows))
+            .bool(attention::KEY_BIAS, bias.is_some())
             .bind(1, c.step_place(0))
+            .bind(18, bias.unwrap_or(c.anything()))
     }
 
     /// Threadgroups that a row has without splits: one for up to [`MOST_HEADS`] of the query heads
@@ -425,7 +444,9 @@ impl<G: Gpu> Draft<'_, G> {
             None => call.write(9, self.value(a.out)).bind(10, c.anything()).bind(11, c.anything()),
         };
         let columns = a.head_dim.next_multiple_of(4);
-        call.threadgroup_bytes = 4 * ((heads + 2).max(simdgroups) * columns + simdgroups * heads * 34) as u32;
+        let terms = if self.key_bias(layer).is_some() { heads * (1 + a.head_dim) } else { 0 };
+        let floats = (heads + 2).max(simdgroups) * columns + simdgroups * heads * 34 + terms;
+        call.threadgroup_bytes = 4 * floats as u32;
         call.when = when;
         let fused = match (a.fused, a.turned) {
             (Some(_), _) => "qk_norm + rope + kv_write + ",

@@ -21,3 +21,4 @@
 #define FC_V_NORM 16      // bool: value heads are normalised
 #define FC_WHOLE_ROWS 17  // bool: the norms of query and key heads are of all heads of a row together
 #define FC_ROUTES 18      // bool: experts are chosen, not only ordered
+#define FC_KEY_BIAS 19    // bool: keys are stored without what is known of them, see key_bias.h

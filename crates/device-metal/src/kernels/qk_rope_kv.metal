@@ -6,13 +6,15 @@
 //
 // Buffers: 0 QkRopeKvArguments, 1 step, 2 q (tokens, q.n_heads * head_dim), 3 k (tokens, n_kv_heads * head_dim), 4 v (the
 // same), 5 q_out (as q; may be q), 6 positions (tokens), 7 row_spans (tokens), 8 page_tables, 9 the pages of the layer's
-// group, 10 norm weight of q (head_dim, or of all heads), 11 of k, 12 frequencies of q, 13 of k, 14 k_out (as k; as q_out). What the constants
+// group, 10 norm weight of q (head_dim, or of all heads), 11 of k, 12 frequencies of q, 13 of k, 14 k_out (as k; as q_out),
+// 15 the layer's bias of keys (key_bias.h). What the constants
 // leave out may be bound to anything. Constants: FC_KV_TYPE, FC_Q_NORM, FC_K_NORM, FC_Q_WEIGHT, FC_K_WEIGHT, FC_Q_ROPE,
-// FC_K_ROPE, FC_K_OUT, FC_V_NORM, FC_WHOLE_ROWS. Threadgroup memory: 0 head_dim floats, rounded up to 16 bytes.
+// FC_K_ROPE, FC_K_OUT, FC_V_NORM, FC_WHOLE_ROWS, FC_KEY_BIAS. Threadgroup memory: 0 head_dim floats, rounded up to 16 bytes.
 // Grid: (q.n_heads + 2 * n_kv_heads, or q.n_heads alone; tokens) threadgroups of 32.
 #include <metal_stdlib>
 using namespace metal;
 #include "constants.h"
+#include "key_bias.h"
 #include "kv_store.h"
 #include "rotate.h"
 
@@ -26,6 +28,7 @@ constant uint K_ROPE [[function_constant(FC_K_ROPE)]];
 constant bool K_OUT [[function_constant(FC_K_OUT)]];
 constant bool V_NORM [[function_constant(FC_V_NORM)]];
 constant bool WHOLE_ROWS [[function_constant(FC_WHOLE_ROWS)]];
+constant bool KEY_BIAS [[function_constant(FC_KEY_BIAS)]];
 
 kernel void qk_rope_kv(
         constant QkRopeKvArguments &args [[buffer(0)]],
@@ -43,6 +46,7 @@ kernel void qk_rope_kv(
         device const float *q_frequencies [[buffer(12)]],
         device const float *k_frequencies [[buffer(13)]],
         device float *k_out [[buffer(14)]],
+        device const uint *bias [[buffer(15)]],
         threadgroup float *head_values [[threadgroup(0)]],
         uint2 place [[threadgroup_position_in_grid]],
         uint lane [[thread_index_in_simdgroup]]) {
@@ -120,6 +124,11 @@ kernel void qk_rope_kv(
     }
     if (is_k && K_OUT) {
         for (uint i = lane; i < head_dim; i += 32) k_out[start + i] = head_values[i];
+    }
+    if (is_k && KEY_BIAS) {
+        simdgroup_barrier(mem_flags::mem_threadgroup);
+        key_bias(bias, n_kv, head).subtract(head_values, position, ushort(lane));
+        simdgroup_barrier(mem_flags::mem_threadgroup);
     }
     const uint table = page_table_of(*step, row_spans[row], args.pages.group);
     const uint page = page_tables[table + position / args.pages.page_len];

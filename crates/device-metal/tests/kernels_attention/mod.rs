@@ -30,6 +30,7 @@ const Q_ROPE: u16 = 43;
 const K_ROPE: u16 = 44;
 const V_NORM: u16 = 45;
 const WHOLE_ROWS: u16 = 46;
+const KEY_BIAS: u16 = 47;
 
 const CAP: f32 = 5.0;
 
@@ -111,6 +112,7 @@ impl Shape {
             .number(K_ROPE, 0)
             .flag(V_NORM, false)
             .flag(WHOLE_ROWS, false)
+            .flag(KEY_BIAS, false)
     }
 
     /// AttentionArguments.

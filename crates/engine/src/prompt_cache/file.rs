@@ -11,7 +11,7 @@ use super::Header;
 use crate::{Engine, Error, MAX_N_CTX, Result};
 
 const MAGIC: [u8; 8] = *b"INGLEKV\n";
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 const MAX_HEADER: usize = 1 << 16;
 const BUFFER: usize = 1 << 20;
 

@@ -10,7 +10,7 @@
 //! | bytes | what |
 //! |---|---|
 //! | 8 | `INGLEKV\n` |
-//! | 4 | version, 2 (1 had the CPU's pages in another order) |
+//! | 4 | version, 3 (1 had the CPU's pages in another order, 2 keys with their biases) |
 //! | 4 | length of the header, at most 65,536 |
 //! | | the header, in JSON: see [`Header`] |
 //! | 4 each | the tokens |

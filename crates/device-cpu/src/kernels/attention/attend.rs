@@ -1,7 +1,7 @@
 //! What a KV type brings to attention: how a tile attends to a block of positions.
 
 use super::loops::Loops;
-use super::pages::Place;
+use super::pages::{HeadSize, LayerPages, Place};
 use super::tile::{Partial, Shape, Tile};
 
 /// How a tile attends to a block of positions whose keys and values are stored in some way.
@@ -13,13 +13,13 @@ pub trait Attend: Copy + 'static {
     type Work: Copy;
 
     /// Bytes of [`Self::Work`] for `n` queries.
-    fn work_bytes(n: usize, head_dim: usize) -> usize;
+    fn work_bytes(n: usize, size: HeadSize) -> usize;
 
     /// At an address.
     ///
     /// # Safety
     /// It is valid for [`Self::work_bytes`], aligned to 64.
-    unsafe fn work(start: *mut u8, n: usize, head_dim: usize) -> Self::Work;
+    unsafe fn work(start: *mut u8, n: usize, size: HeadSize) -> Self::Work;
 
     /// The part of it that begins with query `first`.
     ///
@@ -27,11 +27,18 @@ pub trait Attend: Copy + 'static {
     /// It is for as many queries.
     unsafe fn from_query(work: Self::Work, first: usize, head_dim: usize) -> Self::Work;
 
-    /// Load query `i` into it, multiplied by `scale`.
+    /// Load query `i` into it, multiplied by `scale`, to meet keys of a KV head.
     ///
     /// # Safety
-    /// `x` has `head_dim` columns; the work is for more than `i` queries; the instruction set is available.
-    unsafe fn load_query<S: Loops>(work: Self::Work, i: usize, x: *const f32, head_dim: usize, scale: f32);
+    /// `x` has the pages' `head_dim` columns; the work is for more than `i` queries; the instruction set is available.
+    unsafe fn load_query<S: Loops>(
+        work: Self::Work,
+        i: usize,
+        x: *const f32,
+        pages: &LayerPages,
+        kv_head: usize,
+        scale: f32,
+    );
 
     /// Scores of `n` queries with the positions of a block's range: `(n, BLOCK)`, of which other columns are undefined.
     ///

@@ -22,7 +22,7 @@
 use super::attend::Attend;
 use super::constants::padded;
 use super::loops::Loops;
-use super::pages::Place;
+use super::pages::{HeadSize, Place};
 use super::softmax::{exp_one, join};
 use super::tile::{Partial, Shape, Tile};
 use crate::kernels::elementwise::{self, Times};
@@ -42,13 +42,13 @@ pub struct Scratch<A: Attend> {
 }
 
 impl<A: Attend> Scratch<A> {
-    fn sizes(n: usize, head_dim: usize) -> [usize; 2] {
-        [A::work_bytes(n, head_dim), round_up(Partial::len(n, head_dim) * 4)]
+    fn sizes(n: usize, size: HeadSize) -> [usize; 2] {
+        [A::work_bytes(n, size), round_up(Partial::len(n, size.head_dim) * 4)]
     }
 
     /// Bytes for tiles of `n` queries.
-    pub fn bytes(n: usize, head_dim: usize) -> usize {
-        let [work, partial] = Self::sizes(n, head_dim);
+    pub fn bytes(n: usize, size: HeadSize) -> usize {
+        let [work, partial] = Self::sizes(n, size);
         work + 2 * partial
     }
 
@@ -57,12 +57,12 @@ impl<A: Attend> Scratch<A> {
     /// # Safety
     /// It is valid for [`Self::bytes`], aligned to 64.
     #[inline(always)]
-    pub unsafe fn at(start: *mut u8, n: usize, head_dim: usize) -> Scratch<A> {
-        let [work, partial] = Self::sizes(n, head_dim);
+    pub unsafe fn at(start: *mut u8, n: usize, size: HeadSize) -> Scratch<A> {
+        let ([work, partial], head_dim) = (Self::sizes(n, size), size.head_dim);
         // SAFETY: the caller's promise.
         unsafe {
             Scratch {
-                work: A::work(start, n, head_dim),
+                work: A::work(start, n, size),
                 chunk: Partial::at(start.add(work).cast(), n, head_dim),
                 total: Partial::at(start.add(work + partial).cast(), n, head_dim),
             }
@@ -88,7 +88,7 @@ pub unsafe fn load_queries<S: Loops, A: Attend>(
         for query in 0..tile.n_queries(shape) {
             let (row, head) = (query / shape.n_group, kv_head * shape.n_group + query % shape.n_group);
             let x = q.add(tile.rows[row].row as usize * shape.cols + head * head_dim);
-            A::load_query::<S>(work, query, x, head_dim, shape.scale);
+            A::load_query::<S>(work, query, x, &shape.pages, kv_head, shape.scale);
         }
     }
 }

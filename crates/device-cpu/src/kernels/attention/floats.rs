@@ -6,7 +6,7 @@
 use super::attend::Attend;
 use super::constants::{FLOAT_BLOCK as BLOCK, padded};
 use super::loops::Loops;
-use super::pages::Place;
+use super::pages::{HeadSize, LayerPages, Place};
 use super::product::{Product, load_keys, load_values};
 use super::softmax::{scale_row, softmax_block};
 use super::stored::Stored;
@@ -41,13 +41,13 @@ impl<K: Stored> Attend for Floats<K> {
     const BLOCK: usize = BLOCK;
     type Work = Work;
 
-    fn work_bytes(n: usize, head_dim: usize) -> usize {
-        sizes(n, head_dim).into_iter().sum()
+    fn work_bytes(n: usize, size: HeadSize) -> usize {
+        sizes(n, size.head_dim).into_iter().sum()
     }
 
     #[inline(always)]
-    unsafe fn work(start: *mut u8, n: usize, head_dim: usize) -> Work {
-        let [q, kv, _] = sizes(n, head_dim);
+    unsafe fn work(start: *mut u8, n: usize, size: HeadSize) -> Work {
+        let [q, kv, _] = sizes(n, size.head_dim);
         // SAFETY: the caller's promise.
         unsafe { Work { q: start.cast(), kv: start.add(q).cast(), s: start.add(q + kv).cast() } }
     }
@@ -59,7 +59,15 @@ impl<K: Stored> Attend for Floats<K> {
     }
 
     #[inline(always)]
-    unsafe fn load_query<S: Loops>(work: Work, i: usize, x: *const f32, head_dim: usize, scale: f32) {
+    unsafe fn load_query<S: Loops>(
+        work: Work,
+        i: usize,
+        x: *const f32,
+        pages: &LayerPages,
+        _kv_head: usize,
+        scale: f32,
+    ) {
+        let head_dim = pages.head_dim;
         // SAFETY: the caller's promise.
         unsafe { elementwise::combine::<S>(x, x, work.q.add(i * head_dim), head_dim, Times(scale)) }
     }

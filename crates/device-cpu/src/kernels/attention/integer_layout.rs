@@ -28,6 +28,12 @@ pub struct Work {
     pub start: *mut i32,
     /// `(n)` their scales.
     pub q_scale: *mut f32,
+    /// Terms of what keys are stored without ([`device::key_bias`]); 0: scores are the products alone.
+    pub n_terms: usize,
+    /// `(n, n_terms)` those of the queries.
+    pub terms: *mut f32,
+    /// `(n, n_terms)` the same in the block.
+    pub turned: *mut f32,
     /// `(BLOCK)` scales of the block's keys, then of its values.
     pub scales: *mut f32,
     /// `(n, BLOCK)` sums of products; then lanes of integer weights in the first part of each row, or scores.

@@ -7,6 +7,8 @@
 //! (q . k_p)`, `m = max s_p`, `e_p = e^(s_p - m)`, `w_p = e_p scale_p`; the weights become integers, the largest
 //! [`Numbers::MAX_WEIGHT`], and `o = step (sum w_p v_p)`. `l = sum e_p` is a sum of integers too, 2^23 for the largest. The
 //! block's `(m, l, o)` is then combined with that of those before it.
+//! Where keys are stored without what is known of them ([`device::key_bias`]), `s_p` gets it back in f32, a product of the queries' terms
+//! with the block's table.
 //!
 //! # Order of accumulation
 //!
@@ -19,12 +21,14 @@ use super::integer_layout::{Work, runs, scales, vectors};
 use super::integer_weights::{PAIRED_VECTORS, score};
 use super::loops::Loops;
 use super::numbers::Numbers;
-use super::pages::{Half, Place};
+use super::pages::{Half, HeadSize, LayerPages, Place};
+use super::product::Product;
 use super::softmax::join;
 use super::tile::{Partial, Shape, Tile};
 use crate::kernels::round_up;
 use crate::prefetch::prefetch_far;
 use crate::simd::Simd;
+use device::key_bias::{self, KnownKeys};
 use device::kv_words;
 use std::marker::PhantomData;
 
@@ -32,29 +36,31 @@ use std::marker::PhantomData;
 #[derive(Clone, Copy)]
 pub struct Integers<N>(PhantomData<N>);
 
-fn sizes<N: Numbers>(n: usize, head_dim: usize) -> [usize; 9] {
+fn sizes<N: Numbers>(n: usize, size: HeadSize) -> [usize; 11] {
     let queries = round_up(padded(n) * 4);
-    let q = round_up(n * kv_words::padded(head_dim) * size_of::<N::Number>());
-    [q, queries, queries, 2 * BLOCK * 4, n * BLOCK * 4, queries, queries, queries, queries]
+    let q = round_up(n * kv_words::padded(size.head_dim) * size_of::<N::Number>());
+    let terms = round_up(n * size.n_terms * 4);
+    [q, queries, queries, 2 * BLOCK * 4, n * BLOCK * 4, queries, queries, queries, queries, terms, terms]
 }
 
 impl<N: Numbers> Attend for Integers<N> {
     const BLOCK: usize = BLOCK;
     type Work = Work;
 
-    fn work_bytes(n: usize, head_dim: usize) -> usize {
-        sizes::<N>(n, head_dim).into_iter().sum()
+    fn work_bytes(n: usize, size: HeadSize) -> usize {
+        sizes::<N>(n, size).into_iter().sum()
     }
 
     #[inline(always)]
-    unsafe fn work(start: *mut u8, n: usize, head_dim: usize) -> Work {
+    unsafe fn work(start: *mut u8, n: usize, size: HeadSize) -> Work {
         let mut next = start;
-        let [q, start, q_scale, scales, s, m, l, step, keep] = sizes::<N>(n, head_dim).map(|bytes| {
-            let at = next;
-            // SAFETY: the caller's promise.
-            next = unsafe { next.add(bytes) };
-            at
-        });
+        let [q, start, q_scale, scales, s, m, l, step, keep, terms, turned] =
+            sizes::<N>(n, size).map(|bytes| {
+                let at = next;
+                // SAFETY: the caller's promise.
+                next = unsafe { next.add(bytes) };
+                at
+            });
         Work {
             q: q.cast(),
             start: start.cast(),
@@ -65,6 +71,9 @@ impl<N: Numbers> Attend for Integers<N> {
             l: l.cast(),
             step: step.cast(),
             keep: keep.cast(),
+            n_terms: size.n_terms,
+            terms: terms.cast(),
+            turned: turned.cast(),
         }
     }
 
@@ -74,13 +83,21 @@ impl<N: Numbers> Attend for Integers<N> {
         // SAFETY: the caller's promise.
         unsafe {
             let (q, start) = (work.q.add(first * lanes), work.start.add(first));
-            Work { q, start, q_scale: work.q_scale.add(first), ..work }
+            let (q_scale, terms) = (work.q_scale.add(first), work.terms.add(first * work.n_terms));
+            Work { q, start, q_scale, terms, ..work }
         }
     }
 
     #[inline(always)]
-    unsafe fn load_query<S: Loops>(work: Work, i: usize, x: *const f32, head_dim: usize, scale: f32) {
-        let padded = kv_words::padded(head_dim);
+    unsafe fn load_query<S: Loops>(
+        work: Work,
+        i: usize,
+        x: *const f32,
+        pages: &LayerPages,
+        kv_head: usize,
+        scale: f32,
+    ) {
+        let (head_dim, padded) = (pages.head_dim, kv_words::padded(pages.head_dim));
         // SAFETY: the caller's promise.
         unsafe {
             let q = work.q.cast::<N::Number>().add(i * padded);
@@ -90,6 +107,10 @@ impl<N: Numbers> Attend for Integers<N> {
             let (q_scale, start) = N::query::<S>(x, |d, number| q.add(d).write(number));
             work.q_scale.add(i).write(q_scale * scale);
             work.start.add(i).write(start);
+            if let Some(known) = pages.known() {
+                let terms = std::slice::from_raw_parts_mut(work.terms.add(i * work.n_terms), work.n_terms);
+                known.terms(kv_head, x, scale, terms);
+            }
         }
     }
 
@@ -107,6 +128,9 @@ impl<N: Numbers> Attend for Integers<N> {
                     S::store(row.add(at).cast(), s);
                 }
             }
+            if let Some(known) = place.pages.known() {
+                add_known::<S>(known, place, n, work);
+            }
         }
         work.s.cast()
     }
@@ -117,8 +141,12 @@ impl<N: Numbers> Attend for Integers<N> {
         // SAFETY: the caller's promise; what lies after the last query, up to whole vectors, belongs to the work and the partial.
         unsafe {
             prefetch_scales(place);
-            S::integer_scores::<N>(place, n, work);
-            load_scales::<S>(place, Half::Keys, work.scales);
+            if work.n_terms > 0 {
+                Self::scores::<S>(place, n, work);
+            } else {
+                S::integer_scores::<N>(place, n, work);
+                load_scales::<S>(place, Half::Keys, work.scales);
+            }
             load_scales::<S>(place, Half::Values, work.scales.add(BLOCK));
             let shown = |query: usize| {
                 let seen = tile.seen_of(shape, query, place.block, BLOCK);
@@ -138,6 +166,27 @@ impl<N: Numbers> Attend for Integers<N> {
             }
             S::integer_values::<N>(place, n, work, out.o);
         }
+    }
+}
+
+/// Add to the scores what keys are stored without: the queries' terms in this block times the table of its positions.
+///
+/// # Safety
+/// As [`Attend::scores`], and the scores and terms are there.
+#[inline(always)]
+unsafe fn add_known<S: Loops>(known: &KnownKeys, place: &Place<'_>, n: usize, work: Work) {
+    const { assert!(BLOCK == key_bias::BLOCK, "a block's positions have one table") };
+    let (k, (first, end)) = (work.n_terms, vectors::<S>(&place.range));
+    let shape = Product { n, k, cols: end - first, lda: k, ldb: BLOCK, ldc: BLOCK, add: true };
+    // SAFETY: the caller's promise; the work has `n_terms` numbers of each query in both forms, the table as many rows.
+    unsafe {
+        for query in 0..n {
+            let terms = std::slice::from_raw_parts(work.terms.add(query * k), k);
+            let turned = std::slice::from_raw_parts_mut(work.turned.add(query * k), k);
+            known.turn(place.block, terms, turned);
+        }
+        let table = known.within.as_ptr();
+        S::product(shape, work.turned, table.add(first), work.s.cast::<f32>().add(first));
     }
 }
 

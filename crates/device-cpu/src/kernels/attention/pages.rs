@@ -1,5 +1,6 @@
 //! Where the keys and values of a layer lie in KV pages, and of a block of positions.
 
+use device::key_bias::KnownKeys;
 use device::{KvType, PAGE_NONE};
 use std::ops::Range;
 
@@ -22,6 +23,8 @@ pub struct LayerPages {
     pub page_len: usize,
     /// How they are stored.
     pub kind: KvType,
+    /// What keys are stored without; null: nothing. The program keeps it.
+    pub known: *const KnownKeys,
 }
 
 /// Keys or values.
@@ -33,7 +36,37 @@ pub enum Half {
     Values,
 }
 
+/// What the work of a query depends on.
+#[derive(Clone, Copy)]
+pub struct HeadSize {
+    /// Columns.
+    pub head_dim: usize,
+    /// Terms of what keys are stored without ([`device::key_bias::KeyBias::n_terms`]); 0: they are stored as they are.
+    pub n_terms: usize,
+}
+
 impl LayerPages {
+    /// What keys are stored without.
+    ///
+    /// # Safety
+    /// The program that compiled these pages is alive.
+    #[inline(always)]
+    pub unsafe fn known(&self) -> Option<&KnownKeys> {
+        // SAFETY: null, or of the program, which never moves or changes it.
+        unsafe { self.known.as_ref() }
+    }
+
+    /// The size of a query's work.
+    ///
+    /// # Safety
+    /// As [`Self::known`].
+    #[inline(always)]
+    pub unsafe fn size(&self) -> HeadSize {
+        // SAFETY: the caller's promise.
+        let known = unsafe { self.known() };
+        HeadSize { head_dim: self.head_dim, n_terms: known.map_or(0, |known| known.bias.n_terms()) }
+    }
+
     /// Bytes of one head's vector.
     #[inline(always)]
     pub fn vector_bytes(&self) -> usize {

@@ -4,11 +4,12 @@ use super::chunk::Scratch;
 use super::floats::Floats;
 use super::integers::Integers;
 use super::numbers::Words;
+use super::pages::HeadSize;
 use super::stored::StoredF32;
 
 /// Bytes of [`Scratch`] for tiles of `n` queries, however keys and values are stored.
-pub fn scratch_bytes(n: usize, head_dim: usize) -> usize {
-    Scratch::<Floats<StoredF32>>::bytes(n, head_dim).max(Scratch::<Integers<Words>>::bytes(n, head_dim))
+pub fn scratch_bytes(n: usize, size: HeadSize) -> usize {
+    Scratch::<Floats<StoredF32>>::bytes(n, size).max(Scratch::<Integers<Words>>::bytes(n, size))
 }
 
 /// The kernel for an instruction set and a KV type: `$body::<S, K>`, an `#[inline(always)]` function generic over

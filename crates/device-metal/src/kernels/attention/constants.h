@@ -28,3 +28,5 @@ constant uint ATTENTION_K_ROPE [[function_constant(44)]];
 constant bool ATTENTION_V_NORM [[function_constant(45)]];
 // Of ATTENTION_FUSED: the norms of query and key heads are of all heads of the row together.
 constant bool ATTENTION_WHOLE_ROWS [[function_constant(46)]];
+// Keys are stored without what is known of them (key_bias.h).
+constant bool ATTENTION_KEY_BIAS [[function_constant(47)]];

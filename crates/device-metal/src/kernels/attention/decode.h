@@ -13,13 +13,14 @@
 //            8 sinks (n_heads) f32, ATTENTION_SINKS          9 out (n, n_heads * head_dim) f32, may be q
 //            10 partials (n, n_heads, n_splits, 4 * ceil(head_dim / 4)) f32, 11 totals (n, n_heads, n_splits) float2: ATTENTION_SPLIT
 //            12 k, 13 v (n, n_kv_heads * head_dim) f32, ATTENTION_FUSED; 14 norm of q, 15 of k (head_dim; with
-//               ATTENTION_WHOLE_ROWS of all heads), 16 frequencies of q, 17 of k (n_dims / 2): where its constants ask for it
+//               ATTENTION_WHOLE_ROWS of all heads), 16 frequencies of q, 17 of k (n_dims / 2): where its constants ask for it;
+//            18 the layer's bias of keys (key_bias.h), ATTENTION_KEY_BIAS
 //            What the constants leave unused is bound all the same, to anything. Layers lie at multiples of 16 bytes in pages.
 //   threads  32 * S, S = 1 to 8 simdgroups
 //   grid     (n_kv_heads * ceil(group / ATTENTION_HEADS), n_splits or 1, n), group = n_heads / n_kv_heads
-//   constants all of attention/constants.h; cross_attention_decode takes no notice of _WINDOW, _FUSED, norms and turns
-//   threadgroup memory 0  4 * (max(ATTENTION_HEADS + 2, S) * D + S * ATTENTION_HEADS * 34) bytes rounded up to 16,
-//            D = 4 * ceil(head_dim / 4)
+//   constants all of attention/constants.h; cross_attention_decode takes no notice of _WINDOW, _FUSED, _KEY_BIAS, norms and turns
+//   threadgroup memory 0  4 * (max(ATTENTION_HEADS + 2, S) * D + S * ATTENTION_HEADS * 34) bytes, with ATTENTION_KEY_BIAS
+//            4 * ATTENTION_HEADS * (1 + head_dim) more, rounded up to 16; D = 4 * ceil(head_dim / 4)
 //   reads    K and V of the positions once for ATTENTION_HEADS heads; of pages outside first .. last nothing
 //   out may be q only without ATTENTION_SPLIT and with group <= ATTENTION_HEADS
 //
@@ -31,6 +32,7 @@
 // then splits ascending; the sink last.
 #pragma once
 #include "attention/scores.h"
+#include "key_bias.h"
 #include "rotate.h"
 
 // Lanes that share a vector of values.
@@ -89,13 +91,14 @@ kernel void attention_decode(constant AttentionArguments & a [[buffer(0)]],
                              device const float * k_weight [[buffer(15)]],
                              device const float * q_frequencies [[buffer(16)]],
                              device const float * k_frequencies [[buffer(17)]],
+                             device const uint * bias_words [[buffer(18)]],
                              threadgroup float4 * memory [[threadgroup(0)]],
                              uint3 place [[threadgroup_position_in_grid]],
                              ushort tid [[thread_index_in_threadgroup]],
                              ushort sg [[simdgroup_index_in_threadgroup]],
                              ushort n_sg [[simdgroups_per_threadgroup]],
                              ushort lane [[thread_index_in_simdgroup]]) {
-    const bool fused = !ENCODER && ATTENTION_FUSED;
+    const bool fused = !ENCODER && ATTENTION_FUSED, biased = !ENCODER && ATTENTION_KEY_BIAS;
     const uint row = place.z, split = place.y;
     if (row >= step->n_rows) return;
     const uint group = a.n_heads / a.pages.n_kv_heads;
@@ -111,6 +114,11 @@ kernel void attention_decode(constant AttentionArguments & a [[buffer(0)]],
         vectors + max(uint(ATTENTION_HEADS) + 2, uint(n_sg)) * columns + sg * ATTENTION_HEADS * 32;
     threadgroup float * sums =
         vectors + max(uint(ATTENTION_HEADS) + 2, uint(n_sg)) * columns + n_sg * ATTENTION_HEADS * 32;
+    // Terms of the queries, behind the totals.
+    threadgroup float * terms = sums + n_sg * ATTENTION_HEADS * 2;
+    KeyBias known;
+    if (biased) known = key_bias(bias_words, a.pages.n_kv_heads, kv_head);
+    const uint n_terms = biased ? 1 + 2 * known.n_pairs : 0;
 
     const HeadPages pages = head_pages(K::KIND, a, pool, page_tables, step, row_spans[row], kv_head);
     const uint own = ENCODER ? a.n_positions - 1 : positions[row];
@@ -149,7 +157,22 @@ kernel void attention_decode(constant AttentionArguments & a [[buffer(0)]],
         }
         if (is_q) {
             for (uint c = lane; c < columns; c += 32) head[c] *= a.scale;
+            if (biased) {
+                simdgroup_barrier(mem_flags::mem_threadgroup);
+                threadgroup float * of_head = terms + i * n_terms;
+                const float constant_term = known.constant_term(head, lane);
+                if (lane == 0) of_head[0] = constant_term;
+                for (uint pair = lane; pair < known.n_pairs; pair += 32) {
+                    const float2 t = known.terms_of(pair, head);
+                    of_head[1 + 2 * pair] = t.x;
+                    of_head[2 + 2 * pair] = t.y;
+                }
+            }
             continue;
+        }
+        if (biased && is_k) {
+            known.subtract(head, own, lane);
+            simdgroup_barrier(mem_flags::mem_threadgroup);
         }
         // One page holds the row's own position; nobody else reads it in this dispatch.
         const bool stores = split == 0 && first_in_group == 0;
@@ -184,7 +207,16 @@ kernel void attention_decode(constant AttentionArguments & a [[buffer(0)]],
         for (uint tile = split * per_split + sg; tile < last_tile; tile += n_sg) {
             const uint start = (first_tile + tile) * 32, position = start + lane;
             const bool seen = position >= first && position < end;
-            const TileScores scores = tile_scores<K>(q_heads, pages, start, first, end - 1, lane);
+            TileScores scores = tile_scores<K>(q_heads, pages, start, first, end - 1, lane);
+            if (biased) {
+                for (uint h = 0; h < ATTENTION_HEADS; h++) scores.s[h] += terms[h * n_terms];
+                for (uint pair = 0; pair < known.n_pairs; pair++) {
+                    const float2 t = known.turn(pair, position);
+                    for (uint h = 0; h < ATTENTION_HEADS; h++) {
+                        scores.s[h] += terms[h * n_terms + 1 + 2 * pair] * t.x + terms[h * n_terms + 2 + 2 * pair] * t.y;
+                    }
+                }
+            }
             for (uint h = 0; h < ATTENTION_HEADS; h++) {
                 const float s = seen ? capped(scores.s[h], a.softcap) : LEAST_SCORE;
                 const float m = max(most[h], simd_max(s));
@@ -220,6 +252,13 @@ kernel void attention_decode(constant AttentionArguments & a [[buffer(0)]],
         for (uint h = 0; h < ATTENTION_HEADS; h++) {
             float s = 0.0f;
             for (uint i = lane; i < fours; i += 32) s += dot(q_heads[h * fours + i], own_k[i]);
+            if (biased) {
+                if (lane == 0) s += terms[h * n_terms];
+                for (uint pair = lane; pair < known.n_pairs; pair += 32) {
+                    const float2 t = known.turn(pair, own);
+                    s += terms[h * n_terms + 1 + 2 * pair] * t.x + terms[h * n_terms + 2 + 2 * pair] * t.y;
+                }
+            }
             s = capped(simd_sum(s), a.softcap);
             const float m = max(most[h], s);
             const float p = exp(s - m), shrink = exp(most[h] - m);

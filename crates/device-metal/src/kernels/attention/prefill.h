@@ -8,11 +8,12 @@
 //            4 row_spans (n)     5 spans (n_spans)     6 page_tables     7 the pages of the layer's group
 //            8 sinks (n_heads) f32, ATTENTION_SINKS    9 out (n, n_heads * head_dim) f32, may be q
 //            12 k, 13 v (n, n_heads * head_dim) f32, multiples of 16 bytes: self_attention
+//            18 the layer's bias of keys (key_bias.h), ATTENTION_KEY_BIAS
 //            What a kernel leaves unused is bound all the same, to anything.
 //   threads  128
 //   grid     (ceil(n / R), n_kv_heads * ceil(group / H), 1): H = ATTENTION_HEADS, at most 8, group = n_heads / n_kv_heads,
 //            R = floor(8 * B / H) rows, B from the table; self_attention: n_kv_heads = n_heads, H = 1
-//   constants ATTENTION_HEAD_DIM, _HEADS, _SOFTCAP, _SINKS, _WINDOW; the last two mean nothing to self_attention and
+//   constants ATTENTION_HEAD_DIM, _HEADS, _SOFTCAP, _SINKS, _WINDOW, _KEY_BIAS; the last three mean nothing to self_attention and
 //            cross_attention
 //   threadgroup memory  none to be set
 //   reads    K and V of the positions that a tile's rows see once for R rows and H heads
@@ -33,6 +34,7 @@
 // Order of accumulation: positions ascending, 32 at a time.
 #pragma once
 #include "attention/vectors.h"
+#include "key_bias.h"
 
 // Where keys and values come from, and what a row sees.
 #define SOURCE_CACHE 0  // pages, positions up to the row's own
@@ -80,6 +82,7 @@ kernel void attention_prefill(constant AttentionArguments & a [[buffer(0)]],
                               device float * out [[buffer(9)]],
                               device const float * k_rows [[buffer(12)]],
                               device const float * v_rows [[buffer(13)]],
+                              device const uint * bias_words [[buffer(18)]],
                               uint2 place [[threadgroup_position_in_grid]],
                               ushort tid [[thread_index_in_threadgroup]],
                               ushort sg [[simdgroup_index_in_threadgroup]],
@@ -110,6 +113,9 @@ kernel void attention_prefill(constant AttentionArguments & a [[buffer(0)]],
     const uint rows = B * 8 / heads, first_row = place.x * rows;
     if (first_row >= step->n_rows) return;
     const uint end_row = min(first_row + rows, step->n_rows);
+    const bool biased = SOURCE == SOURCE_CACHE && ATTENTION_KEY_BIAS;
+    KeyBias known;
+    if (biased) known = key_bias(bias_words, a.pages.n_kv_heads, kv_head);
 
     // q, scaled; 0 for pairs that are not there.
     for (uint i = tid; i < B * 8 * CHUNKS * 64; i += 128) {
@@ -192,6 +198,31 @@ kernel void attention_prefill(constant AttentionArguments & a [[buffer(0)]],
             // Softmax: a simdgroup has every fourth pair, a lane a position.
             bool shrinking = false;
             const uint at = start + lane;
+            if (biased) {
+                // Of the simdgroup's own pairs, so that no others wait for it. A lane has the terms of a pair of columns of each, in
+                // f32 from q itself, for biases are large.
+                float missing[B * 2];
+                device const float * q_of[B * 2];
+                for (short i = 0; i < B * 2; i++) {
+                    const uint pair = sg + 4 * i, row = min(first_row + pair / heads, end_row - 1), head = min(pair % heads, n_heads - 1);
+                    q_of[i] = q + (ulong(row) * a.n_heads + first_head + head) * ATTENTION_HEAD_DIM;
+                    missing[i] = known.constant_term(q_of[i], lane);
+                }
+                for (uint begin = 0; begin < known.n_pairs; begin += 32) {
+                    float2 terms[B * 2];
+                    for (short i = 0; i < B * 2; i++) {
+                        terms[i] = begin + lane < known.n_pairs ? known.terms_of(begin + lane, q_of[i]) : float2(0.0f);
+                    }
+                    for (uint c = 0; c < min(known.n_pairs - begin, 32u); c++) {
+                        const float2 t = known.turn(begin + c, at);
+                        for (short i = 0; i < B * 2; i++) {
+                            missing[i] += simd_shuffle(terms[i].x, ushort(c)) * t.x + simd_shuffle(terms[i].y, ushort(c)) * t.y;
+                        }
+                    }
+                }
+                for (short i = 0; i < B * 2; i++) scores[(sg + 4 * i) * SCORE_STRIDE + lane] += a.scale * missing[i];
+                simdgroup_barrier(mem_flags::mem_threadgroup);
+            }
             for (short i = 0; i < B * 2; i++) {
                 const uint pair = sg + 4 * i, row = first_row + pair / heads;
                 bool seen = pair < rows * heads && row >= low_row && row < high_row && at >= first && at < end;
