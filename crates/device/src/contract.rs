@@ -7,7 +7,7 @@ use crate::{Chosen, KvType, Plan, PlanError, Rule, Step, Ticket, ValueId, Want, 
 /// `Result` with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What a caller cannot foresee.
+/// Errors that a caller cannot foresee.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -45,7 +45,7 @@ pub enum Error {
     Failed {
         /// The device's name.
         device: &'static str,
-        /// Its own words.
+        /// What it reported.
         reason: String,
     },
 }
@@ -130,7 +130,7 @@ pub struct Peaks {
     pub f32_ops_per_second: f64,
 }
 
-/// In what a device multiplies a weight: which of its peaks that is measured against.
+/// The arithmetic in which a device multiplies a weight, and so the peak that its speed is compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arithmetic {
     /// Activations in 8 bits, sums in integers.
@@ -201,7 +201,7 @@ pub trait Program: Send {
     /// step's KV positions are then undefined and must be written again.
     fn submit(&mut self, step: &Step) -> Result<Ticket>;
 
-    /// Wait until a step is done: the oldest that was not waited for. The functions below speak of the last step that was
+    /// Wait until a step is done: the oldest that was not waited for. The functions below give the results of the last step that was
     /// waited for.
     ///
     /// # Errors
@@ -279,7 +279,7 @@ pub trait Program: Send {
     fn run_timed(&mut self, step: &Step, timings: &mut Vec<Timing>) -> Result<()>;
 }
 
-/// What a program says whose pages cannot be read or written from outside.
+/// The error of a program whose pages cannot be read or written from outside.
 fn pages_stay() -> Error {
     Error::Unsupported {
         device: "in use",
@@ -332,7 +332,7 @@ pub trait Device: Send + Sync {
     /// A plan cannot run on this device, the plans do not fit each other, or memory was refused.
     fn compile(&self, plans: &[Plan], limits: &Limits) -> Result<Box<dyn Program>>;
 
-    /// In what this device multiplies the weight.
+    /// The arithmetic in which this device multiplies the weight.
     fn arithmetic(&self, weight: &Weight) -> Arithmetic;
 
     /// Measure what the machine can do, in a second or so.

@@ -1,4 +1,4 @@
-//! Vectors of keys and values as whole numbers of 8 bits with one scale ([`KvType::I8`](crate::KvType)).
+//! Vectors of keys and values as `i8` with one scale ([`KvType::I8`](crate::KvType)).
 //!
 //! `x[i] = scale * q[i]`, the largest [`MAX`]. Keys, and the queries that meet them, are rotated first, in pieces of
 //! [`piece`] columns, by the matrix of Hadamard over the root of its size: products of two vectors stay what they are, and a
@@ -62,7 +62,7 @@ pub fn rotation_factor(piece: usize) -> f32 {
     1.0 / (piece as f32).sqrt()
 }
 
-/// The scale of a value, or of a rotated key or query. Of a vector with something not finite it is no number.
+/// The scale of a value, or of a rotated key or query. Of a vector with something not finite it is NaN.
 #[inline(always)]
 pub fn scale(x: &[f32]) -> f32 {
     let (max, squares) = kv_words::measure(x);

@@ -40,7 +40,7 @@ pub struct Span {
     pub first_position: u32,
 }
 
-/// Part of one of a step's lists.
+/// A range of one of a step's lists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Slice {
     /// Index of the first element.
@@ -160,7 +160,7 @@ pub struct Step<'a> {
     pub biases: &'a [(u32, f32)],
     /// Bits of allowed tokens; see [`Want::mask`].
     pub masks: &'a [u32],
-    /// Set by another thread: nobody wants this step any more. A device looks at it between commands where it can, and then
+    /// Set by another thread to stop the step. A device looks at it between commands where it can, and then
     /// gives [`crate::Error::Stopped`]; the step's KV positions must be written again.
     pub stop: Option<&'a AtomicBool>,
 }

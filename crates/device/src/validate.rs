@@ -92,7 +92,7 @@ impl Step<'_> {
     /// Allocates nothing.
     ///
     /// # Errors
-    /// What is wrong, in words.
+    /// What is wrong.
     pub fn check(&self, plans: &[Needs], limits: &Limits) -> std::result::Result<(), String> {
         let Some(needs) = plans.get(self.plan) else {
             return Err(format!("plan {} of a program of {}", self.plan, plans.len()));
@@ -160,7 +160,7 @@ impl Step<'_> {
     /// Whether the step's plan has a node `last`, for [`crate::Program::run_until`].
     ///
     /// # Errors
-    /// What is wrong, in words.
+    /// What is wrong.
     pub fn check_node(&self, plans: &[Needs], last: usize) -> std::result::Result<(), String> {
         match plans.get(self.plan).map(|needs| needs.n_nodes) {
             Some(n_nodes) if last < n_nodes => Ok(()),

@@ -55,7 +55,7 @@ impl Function for Same {
 impl Function for Sum {
     #[inline(always)]
     unsafe fn of<S: Simd>(&self, a: S::V, b: S::V) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the instruction set is available.
         unsafe { S::add(a, b) }
     }
 }
@@ -63,7 +63,7 @@ impl Function for Sum {
 impl Function for Times {
     #[inline(always)]
     unsafe fn of<S: Simd>(&self, a: S::V, _: S::V) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the instruction set is available.
         unsafe { S::mul(a, S::splat(self.0)) }
     }
 }
@@ -71,7 +71,7 @@ impl Function for Times {
 impl Function for TimesBoth {
     #[inline(always)]
     unsafe fn of<S: Simd>(&self, a: S::V, b: S::V) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the instruction set is available.
         unsafe { S::mul(S::mul(a, S::splat(self.0)), b) }
     }
 }

@@ -25,7 +25,7 @@ impl Groups {
     /// [`group`] has run; the expert is one.
     #[inline(always)]
     pub unsafe fn of(&self, expert: usize) -> std::ops::Range<usize> {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, `group` has run and the expert is below their number.
         unsafe {
             let start = if expert == 0 { 0 } else { *self.ends.add(expert - 1) };
             start as usize..*self.ends.add(expert) as usize

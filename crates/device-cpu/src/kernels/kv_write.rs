@@ -58,7 +58,8 @@ pub unsafe fn store<S: Simd>(
 ) {
     let table = worker.step.page_table(worker.step.slots[row], pages.group);
     let n = pages.head_dim;
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, `x` is valid for `head_dim` values; the row's position has a page; the
+    // instruction set is available.
     unsafe {
         let position = worker.step.positions[row] as usize;
         let (of_head, at) = (pages.head(table, half, head, position), pages.within(position));

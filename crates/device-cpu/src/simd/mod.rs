@@ -67,7 +67,7 @@ pub trait Simd: Copy + 'static {
     /// `2^x`, relative error below 4e-6; 0 of minus infinity. Above 127 it is undefined.
     #[inline(always)]
     unsafe fn exp2(x: Self::V) -> Self::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the instruction set is available.
         unsafe { math::exp2::<Self>(x) }
     }
     /// The larger as whole numbers of 32 bits without a sign: of numbers that are not negative the larger, but where one is no

@@ -68,7 +68,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// The output's disk is full.
-    #[error("{}: the disk is full, {needed} bytes are needed; nothing was left behind", file.display())]
+    #[error("{}: the disk is full, {needed} bytes are needed; no partial file is left", file.display())]
     DiskFull {
         /// The output.
         file: PathBuf,

@@ -88,7 +88,7 @@ impl<const BITS: usize> Unpack<BITS> {
 /// AVX2 is available; their bytes are readable at `p`.
 #[inline(always)]
 unsafe fn codes32<F: Codes>(p: *const u8) -> __m256i {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, AVX2 is available: the bytes are readable at `p`.
     unsafe {
         match F::BITS {
             8 => {

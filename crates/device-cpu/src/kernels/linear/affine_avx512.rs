@@ -95,7 +95,7 @@ impl<const BITS: usize> Unpack<BITS> {
     /// AVX-512 is available.
     #[inline(always)]
     unsafe fn unpack(bytes: __m512i) -> __m512i {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, AVX-512 is available.
         unsafe {
             let lanes = _mm512_permutexvar_epi16(load512(&Self::LANES), bytes);
             let even =
@@ -334,7 +334,7 @@ pub(super) unsafe fn gemm_tile<F: Codes>(
 /// AVX-512 is available; the codes are readable; the panel has room for 64 columns.
 #[inline(always)]
 unsafe fn pack_codes<F: Codes, const HALF: bool>(rows: &[*const u8; 16], at: usize, codes: *mut u8) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, AVX-512 is available; the codes are readable; the panel has room for 64 columns.
     unsafe {
         let mut registers = [_mm512_setzero_si512(); 16];
         for r in 0..16 {

@@ -51,7 +51,7 @@ impl FloatFormat for BF16 {
     #[inline(always)]
     unsafe fn load8(p: *const u8) -> std::arch::x86_64::__m256 {
         use std::arch::x86_64::*;
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, AVX2 and F16C are available; eight numbers are readable at `p`.
         unsafe {
             let words = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words))

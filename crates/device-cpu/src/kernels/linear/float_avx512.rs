@@ -168,7 +168,8 @@ unsafe fn columns<const C: usize>(
     first: bool,
     out: *mut f32,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the panel is filled, the activation rows have the columns, `out` has room for
+    // `(C, 16)`, and the instruction set is available.
     unsafe {
         let mut sums = [_mm512_setzero_ps(); C];
         if !first {

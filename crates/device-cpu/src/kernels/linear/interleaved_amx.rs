@@ -5,7 +5,7 @@
 //! to 16 activation rows by 16 weight rows; the sums go through memory to the vectors, which scale them while the next groups are
 //! multiplied. Bits are those of `interleaved_avx512`, for the sum of a group is an exact integer in both.
 //!
-//! The tiles' shape is set, and what they hold given up, within a call: nobody else has to know of them. Instructions are
+//! The tiles' shape is set, and what they hold given up, within a call: no one else has to know of them. Instructions are
 //! `asm!` because their intrinsics are not stable.
 
 use super::activation::{ActRows, Q8Row};
