@@ -55,11 +55,11 @@ fn compiling_takes_what_the_memory_plan_says() {
         compiled.push((format!("max_rows {max_rows}"), vec![plan], limits));
     }
     // Plans of one program share what they take: the same plans once more take nothing.
-    let case = check_op_cases().into_iter().find(|case| case.name.contains("memory of 50")).unwrap();
+    let case = check_op_cases().into_iter().find(|case| case.name.contains("50 encoder states")).unwrap();
     let twice = [case.plans.clone(), case.plans.clone()].concat();
     let once = device.memory_plan(&case.plans, &case.limits).unwrap();
     assert_eq!(device.memory_plan(&twice, &case.limits).unwrap(), once);
-    assert!(once.items.iter().any(|item| item.what == "KV pages (memory of 50)"));
+    assert!(once.items.iter().any(|item| item.what == "KV pages (50 encoder states)"));
     compiled.push((case.name, case.plans, case.limits));
 
     for (name, plans, limits) in compiled {
