@@ -18,7 +18,7 @@ macro_rules! on {
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
         unsafe fn avx512($($arg: $type),*) {
-            // SAFETY: the caller's promises are the body's.
+            // SAFETY: by the caller, `isa` is available, and the arguments are as the body needs them.
             unsafe { $body::<crate::simd::Avx512>($($arg),*) }
         }
         #[cfg(target_arch = "x86_64")]

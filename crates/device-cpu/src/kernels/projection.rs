@@ -414,7 +414,8 @@ impl Block {
             return;
         }
         let to_self = Block { stride: TILE_ROWS, ..*self };
-        // SAFETY: the caller's promise; a matrix has a bias for each weight row.
+        // SAFETY: by the caller, `y` is valid for the products; the instruction set is available; a matrix
+        // has a bias for each weight row.
         unsafe { to_self.each::<S>(y, m.bias.add(r0), 0, y, Sum) }
     }
 }

@@ -150,7 +150,7 @@ macro_rules! variants {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
             unsafe fn avx512(params: &$params, worker: &$crate::command::Worker<'_>) {
-                // SAFETY: the caller's promises are those of the body.
+                // SAFETY: by the caller, the parameters fit the step as in `Kernel`, and this instruction set is available.
                 unsafe { $body::<$crate::simd::Avx512>(params, worker) }
             }
             #[cfg(target_arch = "x86_64")]

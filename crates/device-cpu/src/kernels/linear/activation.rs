@@ -206,7 +206,8 @@ impl ActRow {
 /// - `n_cols` is a multiple of 32; `x` is valid for `n_cols` reads; `out` for [`q8_row_bytes`] writes, aligned to 64.
 /// - `isa` is available on this processor.
 pub unsafe fn quantize_row_q8(isa: Isa, x: *const f32, n_cols: usize, out: *mut u8) {
-    // SAFETY: the caller's promises; the paddings written lie within the row.
+    // SAFETY: by the caller, `n_cols` is a multiple of 32, `x` is valid for `n_cols` reads, `out` for
+    // `q8_row_bytes` writes, aligned to 64, and `isa` is available; the paddings written lie within the row.
     unsafe {
         for (start, end) in [
             (n_cols, q8_scale_offset(n_cols)),

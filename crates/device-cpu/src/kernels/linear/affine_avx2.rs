@@ -120,7 +120,8 @@ pub(super) unsafe fn gemv<F: Codes>(
     out: *mut f32,
 ) {
     let mut scales = [Scales::NONE; ROWS];
-    // SAFETY: rows `r0..r1` in groups, each within the caller's promises.
+    // SAFETY: by the caller, `w` has rows `r0..r1`, `x` their columns and `out` room for them; each group is
+    // within `r0..r1`.
     unsafe {
         let mut r = r0;
         while r + ROWS <= r1 {

@@ -76,7 +76,8 @@ unsafe fn fill<F: Codes, O: Order>(panel: Codes32, w: WeightRows, part: Part) {
     let mut groups = Scales::NONE;
     let mut codes = [0i8; PART];
     let (mut scale, mut offset) = ([0f32; PART / 32], [0f32; PART / 32]);
-    // SAFETY: the caller's promise; a row's places lie within the panel.
+    // SAFETY: by the caller, the matrix has the rows and columns; the panel has room for whole groups of 8
+    // columns; a row's places lie within the panel.
     unsafe {
         for r in 0..part.n_rows {
             let (first, at_byte) = O::place(r);

@@ -331,7 +331,8 @@ impl NextTile {
 /// AVX2 and F16C are available; the numbers are readable.
 #[inline(always)]
 unsafe fn load_some<F: FloatFormat>(p: *const u8, n: usize) -> __m256 {
-    // SAFETY: the caller's promise; a copy of the last few is read whole.
+    // SAFETY: by the caller, AVX2 and F16C are available; the numbers are readable; a copy of the last few is
+    // read whole.
     unsafe {
         if n >= 8 {
             return F::load8(p);

@@ -41,7 +41,8 @@ pub(super) unsafe fn gemv<F: FloatFormat>(
     out: *mut f32,
 ) {
     let x: *const f32 = x.0.cast();
-    // SAFETY: the caller's promises; the last columns are loaded under a mask.
+    // SAFETY: by the caller, `w` has rows `r0..r1` of `n_cols` columns, `x` as many activations, `out` room
+    // for the products, and the instruction set is available; the last columns are loaded under a mask.
     unsafe {
         let full = n_cols / 32 * 32;
         for r in r0..r1 {

@@ -218,7 +218,7 @@ unsafe fn fill<F: FloatFormat>(w: WeightRows, part: Part, panel: *mut f32) {
 /// The numbers are readable.
 #[inline(always)]
 unsafe fn load_some<F: FloatFormat>(p: *const u8, n: usize) -> [float32x4_t; 2] {
-    // SAFETY: the caller's promise; a copy of the last few is read whole.
+    // SAFETY: by the caller, the numbers are readable; a copy of the last few is read whole.
     unsafe {
         if n >= 8 {
             return F::load8(p);

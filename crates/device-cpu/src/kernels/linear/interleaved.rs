@@ -100,7 +100,7 @@ impl Order for Fours {
 
     #[inline(always)]
     unsafe fn steps(codes: &Codes, k: usize, steps: &mut Steps) {
-        // SAFETY: the caller's promise; who has AVX-512 has AVX2.
+        // SAFETY: by the caller, AVX2 is available (every processor with AVX-512 has it), and `k + 32` is at most 256.
         unsafe { make_tile::steps_of_fours(codes, k, steps) }
     }
 }

@@ -448,7 +448,7 @@ impl<M: Multiply> Dot for ByRow<M> {
     unsafe fn add<F: Groups>(sum: Sum, codes: &[i8], scale: &[f32], offset: &[f32], x: Q8Row) -> Sum {
         const { assert!(F::GROUP == Groups32::GROUP && F::HAS_OFFSET) };
         let Sum { mut dot, mut offsets } = sum;
-        // SAFETY: the caller's promise; `x` has the columns of `codes`, and slices hold all their groups.
+        // SAFETY: by the caller, `x` has the columns of `codes`, and the slices hold all their groups.
         unsafe {
             for i in 0..codes.len() / 32 {
                 let mut fours = vdupq_n_s32(0);

@@ -60,7 +60,8 @@ impl WeightRows {
             _ => 0,
         };
         let (n, at) = (cols.len(), row * self.plane_bytes + first);
-        // SAFETY: the caller's promise; a plane that is not there is read for no bytes.
+        // SAFETY: by the caller, the matrix has the row and the columns, which begin and end with whole
+        // blocks; `out` has room for them; a plane that is not there is read for no bytes.
         let (values, scales, biases) = unsafe {
             let values = self.values.add(row * self.row_bytes + block.row_bytes(cols.start));
             (
