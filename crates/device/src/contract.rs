@@ -1,4 +1,4 @@
-//! What every device offers.
+//! The traits that every device implements, and the plain data that they exchange.
 
 use platform::SystemMemory;
 
@@ -50,7 +50,7 @@ pub enum Error {
     },
 }
 
-/// Whether an item of the memory plan is memory of our own.
+/// Whose memory an item of the memory plan is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Residence {
     /// A view of the file: the system may drop and re-read it.
@@ -68,11 +68,11 @@ pub struct Item {
     pub what: String,
     /// How much.
     pub bytes: u64,
-    /// Whose memory it is.
+    /// Mapped, committed or reserved.
     pub residence: Residence,
 }
 
-/// What a program will take, itemised before any is taken.
+/// The memory that a program will take, itemised before any is taken.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryPlan {
     /// The lines.
@@ -117,7 +117,7 @@ pub struct Limits {
     pub numerics: Numerics,
 }
 
-/// What the machine can do, measured on it now (`ingle bench`).
+/// Peak rates of the machine, measured now (`ingle bench`).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Peaks {
     /// Bytes a second read from memory, all workers together.
@@ -176,11 +176,11 @@ pub struct Timing {
     pub duration: f64,
 }
 
-/// Plans made ready to run: their memory is taken, their tables are written. They share KV pages, and the memory of their
-/// activations: what a step leaves of these is gone with the next step, whichever plan it runs.
+/// Compiled plans: their memory is taken, their tables are written. They share KV pages, and may share the memory of their
+/// activations: a step overwrites those of the step before, whichever plan it runs.
 ///
-/// Steps are submitted and waited for. A device runs them in the order in which they were submitted, and so does what else is
-/// asked of it: a page that is copied has what earlier steps wrote.
+/// Steps are submitted and waited for. A device runs them in the order of submission, and operations on pages in the same
+/// order: a copied page has what earlier steps wrote.
 pub trait Program: Send {
     /// Steps that may be submitted before the first of them is waited for, at least 1. A device with 1 may compute the step
     /// within [`Self::submit`].
@@ -194,7 +194,7 @@ pub trait Program: Send {
         false
     }
 
-    /// Check a step and set it going. What it needs of `step` is copied; nothing is allocated.
+    /// Check a step and start it. What it needs of `step` is copied; nothing is allocated.
     ///
     /// # Errors
     /// The step breaks a rule of [`Step::check`], too many are in flight, the device failed, or [`Error::Stopped`]. The
@@ -205,7 +205,7 @@ pub trait Program: Send {
     /// waited for.
     ///
     /// # Errors
-    /// The device failed, or it is another's turn; steps submitted later fail too.
+    /// The device failed, or the ticket is not the oldest; steps submitted later fail too.
     fn wait(&mut self, ticket: Ticket) -> Result<()>;
 
     /// `(n_outputs)` what each output chose, where that was wanted.
@@ -293,7 +293,7 @@ pub trait Device: Send + Sync {
     /// Its name on the command line: `cpu`.
     fn name(&self) -> &'static str;
 
-    /// For people: the chip, what of it is used, how many threads.
+    /// A description for people: the chip, the instructions in use, the number of threads.
     fn describe(&self) -> String;
 
     /// Worker threads, where that means something.
@@ -335,6 +335,6 @@ pub trait Device: Send + Sync {
     /// The arithmetic in which this device multiplies the weight.
     fn arithmetic(&self, weight: &Weight) -> Arithmetic;
 
-    /// Measure what the machine can do, in a second or so.
+    /// Measure the peak rates of the machine, which takes about a second.
     fn peaks(&self) -> Peaks;
 }

@@ -275,7 +275,7 @@ pub enum Op {
         /// `(n, n_heads * head_dim)`
         out: ValueId,
     },
-    /// From rows of tokens to rows of outputs: `out[i]` is made of all rows of the span that holds row `outputs[i]`.
+    /// From rows of tokens to rows of outputs: `out[i]` pools all rows of the span that holds row `outputs[i]`.
     Pool {
         /// `(n_tokens, cols)`
         x: ValueId,

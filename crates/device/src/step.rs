@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use crate::Penalties;
 use crate::Sampling;
 
-/// Names a submitted step of one program: the first is 0, each later one is one more.
+/// The number of a submitted step of one program: 0 for the first, one more for each later one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
@@ -69,7 +69,7 @@ pub enum Choose {
     Sample(Sampling),
 }
 
-/// What is wanted of an output row. Biases, penalties and the mask change what is chosen, never [`crate::Program::logits`]
+/// What the caller wants of an output row. Biases, penalties and the mask change what is chosen, never [`crate::Program::logits`]
 /// or log-probabilities, which are the model's own.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Want {

@@ -1,4 +1,4 @@
-//! [`Limits::check`] and [`Step::check`]: whether sizes and steps are possible. Every device asks them, and trusts what passed.
+//! [`Limits::check`] and [`Step::check`]: whether sizes and steps are valid. Every device calls them, and trusts what passed.
 
 use std::ops::Range;
 

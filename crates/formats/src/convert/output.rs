@@ -1,4 +1,4 @@
-//! The file that is written: beside the one that is to be until it is whole.
+//! The output file, written under another name beside its destination until it is complete.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufWriter, ErrorKind};

@@ -1,4 +1,4 @@
-//! What can be asked for, and how it is written.
+//! Target types and their notation.
 
 use std::fmt;
 

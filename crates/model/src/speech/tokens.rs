@@ -1,4 +1,4 @@
-//! Tokens with a meaning: as the files say them, else as OpenAI lays vocabularies out.
+//! Special tokens: as the files name them, otherwise by their places in OpenAI's vocabularies.
 
 use std::collections::HashMap;
 
