@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// A kernel: its worker's share of one command.
 ///
 /// # Safety
-/// The pointers in the parameters are valid for the rows of the worker's step, nobody else writes what the kernel
+/// The pointers in the parameters are valid for the rows of the worker's step, no one else writes what the kernel
 /// reads, and the instruction set that it was made for is available.
 pub type Kernel<P> = unsafe fn(params: &P, worker: &Worker<'_>);
 
@@ -56,7 +56,8 @@ impl Command {
     /// As [`Kernel`].
     #[inline]
     pub unsafe fn run(&self, worker: &Worker<'_>) {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the parameters' pointers are valid for the rows of the step, no other worker
+        // writes what this one reads, and the instruction set is available.
         unsafe { (self.kernel)(self.params.as_ptr().cast(), worker) }
     }
 }
@@ -177,7 +178,8 @@ pub mod testing {
         for index in 0..n_workers {
             let scratch = crate::memory::Buffer::zeroed("test", scratch).unwrap();
             let worker = Worker { index, n: n_workers, scratch: scratch.start(), taken: &taken, step };
-            // SAFETY: the caller's promise.
+            // SAFETY: by the caller, the parameters' pointers are valid for the rows of the step, no other
+            // worker writes what this one reads, and the instruction set is available.
             unsafe { kernel(params, &worker) }
         }
     }

@@ -1,6 +1,6 @@
 //! From units to the two command tables, all pointers resolved.
 //!
-//! Past 600 lines, for every Op is an arm of one match that fills its kernel's parameters.
+//! Past 600 lines: every Op is an arm of one match that fills its kernel's parameters.
 
 use crate::command::Command;
 use crate::isa::Isa;

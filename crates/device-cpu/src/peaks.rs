@@ -18,7 +18,7 @@ macro_rules! on {
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
         unsafe fn avx512($($arg: $type),*) {
-            // SAFETY: the caller's promises are the body's.
+            // SAFETY: by the caller, `isa` is available, and the arguments are as the body needs them.
             unsafe { $body::<crate::simd::Avx512>($($arg),*) }
         }
         #[cfg(target_arch = "x86_64")]
@@ -118,7 +118,7 @@ fn read(pool: &Pool, isa: Isa) -> f64 {
 unsafe fn stream(isa: Isa, p: *const f32, n: usize) {
     #[inline(always)]
     unsafe fn body<S: Simd>(p: *const f32, n: usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, `p` is valid for `n` values; the instruction set is available.
         unsafe {
             let mut sums = [S::splat(0.0); 8];
             for at in (0..n / (8 * S::N) * 8 * S::N).step_by(8 * S::N) {
@@ -129,7 +129,7 @@ unsafe fn stream(isa: Isa, p: *const f32, n: usize) {
             black_box(sums.map(|s| S::sum(s)));
         }
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, `p` is valid for `n` values; the instruction set is available.
     unsafe { on!(isa, body, (p: *const f32, n: usize)) }
 }
 
@@ -137,7 +137,7 @@ unsafe fn stream(isa: Isa, p: *const f32, n: usize) {
 fn f32_ops(isa: Isa) -> usize {
     #[inline(always)]
     unsafe fn body<S: Simd>(n: usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the instruction set is available.
         unsafe {
             let (a, b) = (S::splat(black_box(0.999)), S::splat(black_box(0.001)));
             let mut chains = [S::splat(1.0); 12];

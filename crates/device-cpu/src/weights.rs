@@ -64,7 +64,7 @@ pub struct ToInterleave {
     keys: HashMap<Key, usize>,
     /// Of all tiles.
     bytes: usize,
-    /// Small weights, where there are tiles, and where behind these they are copied to.
+    /// Small weights, where there are tiles, and the offset after the tiles to which each is copied.
     copies: HashMap<View, (Bytes, usize)>,
     /// Of all copies.
     copied_bytes: usize,
@@ -169,7 +169,7 @@ impl ToInterleave {
         memory.prefer_huge_pages();
         Bytes::prefer_large_pages(self.matrices.iter().map(|m| &m.data), MAPPED_AROUND);
         for (data, offset) in self.copies.values() {
-            // SAFETY: the memory has room behind the tiles, and nobody else has it yet.
+            // SAFETY: the memory has room after the tiles, and nothing else uses it yet.
             unsafe { memory.start().add(*offset).copy_from_nonoverlapping(data.as_ptr(), data.len()) };
         }
         // Of each matrix, the unit that it begins with.
@@ -215,7 +215,7 @@ impl ToInterleave {
 /// Matrices that all workers read.
 struct Shared<'a>(&'a [Matrix]);
 
-// SAFETY: the pointers are to bytes that nobody writes while they are read.
+// SAFETY: the pointers are to weights in file maps, which are only read here.
 unsafe impl Sync for Shared<'_> {}
 
 impl Shared<'_> {
@@ -239,7 +239,7 @@ impl Interleaved {
     /// A view's bytes: in the file, or in their copy.
     pub fn bytes<'a>(&'a self, data: &'a Bytes) -> &'a [u8] {
         match self.of.copy_of(data) {
-            // SAFETY: a copy of this length, which nobody writes any more.
+            // SAFETY: the copy has `data.len()` bytes at `offset`, and is not written after it was made.
             Some(offset) => unsafe {
                 std::slice::from_raw_parts(self.memory.start().add(offset), data.len())
             },

@@ -407,7 +407,7 @@ fn steps_keep_the_contract() {
     }
 }
 
-/// Where nothing is fused, every value is there right after its node, but for attention of rows that nobody reads.
+/// Where nothing is fused, every value is there right after its node, but for attention of rows that are not read.
 #[test]
 fn every_value_of_a_plain_plan_can_be_read() {
     let device = device(2);

@@ -1,5 +1,5 @@
-//! What a fused Op says, in the terms of a kernel that runs it as a whole: the fields of its parts, without the values between
-//! them. Devices lower their plans with it; which of these they have kernels for is theirs to say.
+//! A fused Op as a kernel that runs it whole needs it: the fields of its parts, without the values between them. Each device
+//! decides for which of these it has kernels.
 
 use device::{Activation, FusedKind, KvLayerId, Op, Plan, RopeStyle, ValueId, WeightId};
 

@@ -81,7 +81,7 @@ impl HostOutputs {
     /// The tokens go back with [`Self::finish`]. Those of links are below `n_tokens` too, or the step is refused.
     ///
     /// # Errors
-    /// What is wrong, in words.
+    /// What is wrong.
     pub fn begin(&mut self, step: &Step, n_tokens: usize) -> Result<Vec<u32>, String> {
         if (self.next - self.waited) as usize >= self.max_in_flight {
             return Err(format!("{} steps are in flight, expected a wait first", self.next - self.waited));
@@ -111,7 +111,7 @@ impl HostOutputs {
         }
     }
 
-    /// The token that an output chose; 0 where it could choose nothing, since nobody will use what follows.
+    /// The token that an output chose; 0 where it could choose nothing, since what follows is discarded.
     fn token_of(&self, from: OutputRef) -> Result<u32, String> {
         let (ticket, n) = (from.ticket.0, self.steps.len() as u64);
         if ticket >= self.next || ticket + n <= self.next {

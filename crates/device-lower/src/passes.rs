@@ -257,7 +257,7 @@ mod tests {
     fn layers_with_norms_are_few_units() {
         for (norms, expected) in [
             (Norms::Around, "eNTLjGLjsNTsLjGLjN?m"),
-            (Norms::Behind, "eLTLjGLjsLTsLjGLjN?m"),
+            (Norms::After, "eLTLjGLjsLTsLjGLjN?m"),
             (Norms::AroundExperts, "eNTLjNrGgdjsNTsLjNrGgdjN?m"),
             (Norms::AroundInputs, "eLNTLjGLjiLjsNQsLjGLjsiLjN?m"),
             (Norms::SharedExpert, "eNTANrgwdsNTsANrgwdN?m"),

@@ -213,17 +213,17 @@ fn a_mixture_of_experts_has_seven_dispatches_a_layer() {
     }
 }
 
-/// Norms behind attention and network, of values and of whole rows cost no dispatch with one row, and one for each part of a layer with
+/// Norms after attention and network, of values and of whole rows cost no dispatch with one row, and one for each part of a layer with
 /// many, which makes the norms before the next part too; next to a dense network experts cost no more than in its place. A layer's
 /// own input costs its two products; reading what another layer wrote costs what writing does; an expert that every row goes through costs
-/// one dispatch more than the chosen ones. Of a prompt one row is wanted, so what stands behind the last attention has one row; selecting
+/// one dispatch more than the chosen ones. Of a prompt one row is wanted, so what follows the last attention has one row; selecting
 /// it is two dispatches, and one for inputs.
 #[test]
 fn what_stands_behind_and_beside_costs_few_dispatches() {
     for block in [BlockType::Q4_0, BlockType::F16, BlockType::Q8_0] {
         for (norms, a_layer, a_layer_of_many, beside_many) in [
             (Norms::Around, 5, 8, 6),
-            (Norms::Behind, 5, 8, 5),
+            (Norms::After, 5, 8, 5),
             (Norms::AroundExperts, 8, 12, 5),
             (Norms::AroundInputs, 7, 11, 8),
             (Norms::SharedExpert, 8, 12, 3),

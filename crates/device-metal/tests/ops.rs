@@ -48,7 +48,7 @@ fn blocks() {
     check(5, |case| case.kind == OpKind::Fused && !has_norms_behind(case));
 }
 
-/// Norms behind attention and network, which what reads the residual stream next makes; of values; of whole rows.
+/// Norms after attention and network, which what reads the residual stream next makes; of values; of whole rows.
 #[test]
 fn norms_behind() {
     check(1, has_norms_behind);

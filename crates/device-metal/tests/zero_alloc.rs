@@ -25,16 +25,16 @@ static CALLS: AtomicUsize = AtomicUsize::new(0);
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         CALLS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract of `GlobalAlloc`, and `System` has the same.
         unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract of `GlobalAlloc`, and `System` has the same.
         unsafe { System.dealloc(p, layout) }
     }
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         CALLS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract of `GlobalAlloc`, and `System` has the same.
         unsafe { System.alloc_zeroed(layout) }
     }
 }
@@ -87,7 +87,7 @@ fn a_step_allocates_nothing() {
     // Several plans, with encoder states that slots share.
     let mut n_cases = 0;
     for case in check_op_cases() {
-        if !case.name.contains("50 encoder states") || !device.kv_types().contains(&case.limits.kv_type) {
+        if !case.name.starts_with("50 encoder states") || !device.kv_types().contains(&case.limits.kv_type) {
             continue;
         }
         let mut program = device.compile(&case.plans, &case.limits).and_then(committed).unwrap();

@@ -1,4 +1,4 @@
-//! KvWrite and the pages behind it.
+//! KvWrite, and the pages of keys and values.
 
 use std::io;
 

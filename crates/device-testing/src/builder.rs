@@ -364,7 +364,7 @@ impl PlanBuilder {
         out
     }
 
-    /// The output rows of `x` behind the last attention, where a layer is the last; `x` elsewhere.
+    /// The output rows of `x` after the last attention, where a layer is the last; `x` elsewhere.
     pub fn select_rows_of_last(&mut self, x: ValueId, is_last: bool) -> ValueId {
         if is_last { self.select_rows(x) } else { x }
     }

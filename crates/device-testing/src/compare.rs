@@ -13,7 +13,7 @@ pub type Results = Vec<Vec<f32>>;
 /// Checks on the way what needs no reference: the number of results, and that the argmax is that of the logits.
 ///
 /// # Errors
-/// The device refused or failed, or broke such a promise, in words.
+/// The device refused or failed, or broke such a rule: a description.
 pub fn run(
     device: &dyn Device,
     plans: &[Plan],

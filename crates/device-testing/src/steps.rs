@@ -352,7 +352,7 @@ fn agree(bench: &Bench, step: &OwnedStep, pending: &[u32]) -> Outcome<Vec<Chosen
     Ok(program.chosen().to_vec())
 }
 
-/// Whether steps that break a rule are refused in words, and leave the program as it was.
+/// Whether steps that break a rule are refused with a reason, and leave the program as it was.
 ///
 /// # Errors
 /// Where not.
@@ -426,7 +426,7 @@ pub fn check_refusals(device: &dyn Device) -> Outcome {
     expect(bench.program.logits() == expected, || "a good step after refused ones differs".to_owned())
 }
 
-/// Whether a step that nobody wants any more may fail with [`Error::Stopped`] and leaves later steps as they were.
+/// Whether a step that is stopped may fail with [`Error::Stopped`] and leaves later steps as they were.
 ///
 /// # Errors
 /// Where not.

@@ -1,6 +1,6 @@
 //! [`Plan::check`] and [`check_plans`]: the one place where plans are validated. Devices trust what passed.
 //!
-//! Past 600 lines, for every Op is an arm of one match, and its demands are read best next to each other.
+//! Past 600 lines: every Op is an arm of one match.
 
 use std::fmt::Display;
 use weights::{BlockType, Planes};

@@ -1,4 +1,4 @@
-//! What every device offers.
+//! The traits that every device implements, and the plain data that they exchange.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use crate::{Chosen, CommittedPages, KvType, Plan, PlanError, Rule, Step, Ticket,
 /// `Result` with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What a caller cannot foresee.
+/// Errors that a caller cannot foresee.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -61,12 +61,12 @@ pub enum Error {
     Failed {
         /// The device's name.
         device: &'static str,
-        /// Its own words.
+        /// What it reported.
         reason: String,
     },
 }
 
-/// Whether an item of the memory plan is memory of our own.
+/// Whose memory an item of the memory plan is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Residence {
     /// A view of the file: the system may drop and re-read it.
@@ -84,11 +84,11 @@ pub struct Item {
     pub what: String,
     /// How much.
     pub bytes: u64,
-    /// Whose memory it is.
+    /// Mapped, committed or reserved.
     pub residence: Residence,
 }
 
-/// What a program will take, itemised before any is taken.
+/// The memory that a program will take, itemised before any is taken.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryPlan {
     /// The lines.
@@ -135,7 +135,7 @@ pub struct Limits {
     pub numerics: Numerics,
 }
 
-/// What the machine can do, measured on it now (`ingle bench`).
+/// Peak rates of the machine, measured now (`ingle bench`).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Peaks {
     /// Bytes a second read from memory, all workers together.
@@ -148,7 +148,7 @@ pub struct Peaks {
     pub f32_ops_per_second: f64,
 }
 
-/// In what a device multiplies a weight: which of its peaks that is measured against.
+/// The arithmetic in which a device multiplies a weight, and so the peak that its speed is compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arithmetic {
     /// Activations in 8 bits, sums in integers.
@@ -194,11 +194,11 @@ pub struct Timing {
     pub duration: f64,
 }
 
-/// Plans made ready to run: their memory is taken but for KV pages, their tables are written. They share KV pages, and the
-/// memory of their activations: what a step leaves of these is gone with the next step, whichever plan it runs.
+/// Compiled plans: their memory is taken but for KV pages, their tables are written. They share KV pages, and may share the memory of their
+/// activations: a step overwrites those of the step before, whichever plan it runs.
 ///
-/// Steps are submitted and waited for. A device runs them in the order in which they were submitted, and so does what else is
-/// asked of it: a page that is copied has what earlier steps wrote.
+/// Steps are submitted and waited for. A device runs them in the order of submission, and operations on pages in the same
+/// order: a copied page has what earlier steps wrote.
 pub trait Program: Send {
     /// Steps that may be submitted before the first of them is waited for, at least 1. A device with 1 may compute the step
     /// within [`Self::submit`].
@@ -212,18 +212,18 @@ pub trait Program: Send {
         false
     }
 
-    /// Check a step and set it going. What it needs of `step` is copied; nothing is allocated.
+    /// Check a step and start it. What it needs of `step` is copied; nothing is allocated.
     ///
     /// # Errors
     /// The step breaks a rule of [`Step::check`], too many are in flight, the device failed, or [`Error::Stopped`]. The
     /// step's KV positions are then undefined and must be written again.
     fn submit(&mut self, step: &Step) -> Result<Ticket>;
 
-    /// Wait until a step is done: the oldest that was not waited for. The functions below speak of the last step that was
+    /// Wait until a step is done: the oldest that was not waited for. The functions below give the results of the last step that was
     /// waited for.
     ///
     /// # Errors
-    /// The device failed, or it is another's turn; steps submitted later fail too.
+    /// The device failed, or the ticket is not the oldest; steps submitted later fail too.
     fn wait(&mut self, ticket: Ticket) -> Result<()>;
 
     /// `(n_outputs)` what each output chose, where that was wanted.
@@ -323,7 +323,7 @@ pub trait Program: Send {
     fn run_timed(&mut self, step: &Step, timings: &mut Vec<Timing>) -> Result<()>;
 }
 
-/// What a program says whose pages cannot be read or written from outside.
+/// The error of a program whose pages cannot be read or written from outside.
 fn pages_stay() -> Error {
     Error::Unsupported {
         device: "in use",
@@ -337,7 +337,7 @@ pub trait Device: Send + Sync {
     /// Its name on the command line: `cpu`.
     fn name(&self) -> &'static str;
 
-    /// For people: the chip, what of it is used, how many threads.
+    /// A description for people: the chip, the instructions in use, the number of threads.
     fn describe(&self) -> String;
 
     /// Worker threads, where that means something.
@@ -370,9 +370,9 @@ pub trait Device: Send + Sync {
     /// A plan cannot run on this device, the plans do not fit each other, or memory was refused.
     fn compile(&self, plans: &[Plan], limits: &Limits) -> Result<Box<dyn Program>>;
 
-    /// In what this device multiplies the weight.
+    /// The arithmetic in which this device multiplies the weight.
     fn arithmetic(&self, weight: &Weight) -> Arithmetic;
 
-    /// Measure what the machine can do, in a second or so.
+    /// Measure the peak rates of the machine, which takes about a second.
     fn peaks(&self) -> Peaks;
 }

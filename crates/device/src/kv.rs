@@ -58,10 +58,10 @@ pub enum KvType {
     F32,
     /// 2 bytes a value.
     F16,
-    /// 2 bytes a value and 4 a vector: whole numbers with a scale ([`kv_words`](crate::kv_words)). Room is
-    /// taken as by heads of a multiple of 32 values.
+    /// 2 bytes a value and 4 a vector: `i16` with a scale ([`kv_words`](crate::kv_words)). Heads are padded to a
+    /// multiple of 32 values.
     I16,
-    /// 1 byte a value and 4 a vector: whole numbers with a scale ([`kv_bytes`](crate::kv_bytes)). Room is taken as for I16.
+    /// 1 byte a value and 4 a vector: `i8` with a scale ([`kv_bytes`](crate::kv_bytes)). Padded as I16.
     I8,
     /// 34 bytes for 32 values, as the block type Q8_0; head sizes must be multiples of 32.
     Q8_0,

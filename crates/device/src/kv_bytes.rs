@@ -1,10 +1,10 @@
-//! Vectors of keys and values as whole numbers of 8 bits with one scale ([`KvType::I8`](crate::KvType)).
+//! Vectors of keys and values as `i8` with one scale ([`KvType::I8`](crate::KvType)).
 //!
-//! `x[i] = scale * q[i]`, the largest [`MAX`]. Keys, and the queries that meet them, are rotated first, in pieces of
-//! [`piece`] columns, by the matrix of Hadamard over the root of its size: products of two vectors stay what they are, and a
-//! column that is larger than the others, as keys have, no longer takes their digits (QuaRot, arXiv:2404.00456). Values are
-//! weighted with 8 bits without a sign ([`MAX_WEIGHT`]), rounded up or down by a threshold that differs from position to position
-//! ([`THRESHOLDS`]): many small weights count together, where the nearest number of each would be nothing.
+//! `x[i] = scale * q[i]`, with `|q[i]|` at most [`MAX`]. Keys and queries are first rotated, in pieces of [`piece`] columns,
+//! by a normalised Hadamard matrix. This keeps dot products, and spreads an outlier column over all others, which would lose
+//! their precision to its scale (QuaRot, arXiv:2404.00456). Attention weights on values are 8-bit unsigned ([`MAX_WEIGHT`]).
+//! They are rounded by a threshold that differs from position to position ([`THRESHOLDS`]), so that many small weights add up
+//! where rounding to nearest would make each of them 0.
 
 use crate::kv_words::{self, MAX_POSITIONS};
 
@@ -62,7 +62,7 @@ pub fn rotation_factor(piece: usize) -> f32 {
     1.0 / (piece as f32).sqrt()
 }
 
-/// The scale of a value, or of a rotated key or query. Of a vector with something not finite it is no number.
+/// The scale of a value, or of a rotated key or query. Of a vector with something not finite it is NaN.
 #[inline(always)]
 pub fn scale(x: &[f32]) -> f32 {
     let (max, squares) = kv_words::measure(x);

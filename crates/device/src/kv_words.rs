@@ -1,12 +1,12 @@
-//! Vectors of keys and values as whole numbers of 16 bits with one scale ([`KvType::I16`](crate::KvType)).
+//! Vectors of keys and values as `i16` with one scale ([`KvType::I16`](crate::KvType)).
 //!
 //! `x[i] = scale * q[i]`. Sums of products of such numbers are exact in 32 bits, so attention computed from them has the same
 //! bits in any order of summation, and they are multiplied two at a time by instructions that every processor has.
 //!
-//! Keys, and the queries that meet them, have at most [`MAX_NORM`] as the root of the sum of their squares: by the inequality
-//! of Cauchy and Schwarz no product of two, and no part of one, exceeds 2^31. A key whose numbers are of one size has 12 bits
-//! for each of 128, and its largest may have 15. Values have 11 bits and a sign ([`MAX_VALUE`]): what they are weighted
-//! with has 13, and up to [`MAX_POSITIONS`] of them are summed.
+//! The Euclidean norm of quantised keys and queries is at most [`MAX_NORM`], so by the Cauchy-Schwarz inequality no dot
+//! product, and no partial sum of one, exceeds 2^31. In a key of 128 equal numbers each has 12 bits; a single large one may
+//! have 15. Values have 11 bits and a sign ([`MAX_VALUE`]), their attention weights 13 bits, and at most [`MAX_POSITIONS`]
+//! products are summed.
 
 /// Columns that a vector takes room for.
 #[inline(always)]
@@ -30,7 +30,7 @@ pub const MAX_WEIGHT: f32 = 8191.0;
 /// Weighted values that are summed in 32 bits: `128 * 2047 * 8191 < 2^31`.
 pub const MAX_POSITIONS: usize = 128;
 
-/// The scale of a key or a query. Of a vector with something not finite it is no number.
+/// The scale of a key or a query. Of a vector with something not finite it is NaN.
 #[inline(always)]
 pub fn key_scale(x: &[f32]) -> f32 {
     let (max, squares) = measure(x);
@@ -38,7 +38,7 @@ pub fn key_scale(x: &[f32]) -> f32 {
     if squares.is_finite() { scale } else { f32::NAN }
 }
 
-/// The scale of a value. Of a vector with something not finite it is no number.
+/// The scale of a value. Of a vector with something not finite it is NaN.
 #[inline(always)]
 pub fn value_scale(x: &[f32]) -> f32 {
     let (max, squares) = measure(x);

@@ -4,8 +4,8 @@
 //!
 //! - **A plan is a flat list.** [`Plan`] is `Vec<Node>` of primitive [`Op`]s in order over [`Value`]s (activations) and
 //!   [`Weight`]s. It names no model family and no device; it can be printed and read.
-//! - **Single assignment.** An Op writes values that no other Op writes. Whether two values share memory is the arena
-//!   planner's business ([`arena`]), never the plan's.
+//! - **Single assignment.** An Op writes values that no other Op writes. Whether two values share memory is up to the
+//!   device, not to the plan.
 //! - **Rows are symbolic.** A value has rows for each token of a step ([`RowCount::Tokens`], [`RowCount::PerToken`]) or for each
 //!   output; both are known only when a [`Step`] runs. Columns are fixed. So one plan serves one token, a chunk of a
 //!   prompt, and a batch of sequences.
@@ -54,8 +54,8 @@ pub use plan::{
     DType, Node, OutputKind, Plan, PlanError, RowCount, Value, ValueId, Weight, WeightId, WeightPart,
 };
 pub use rule::{FusedKind, PatternPart, Rule};
-/// Most [`Want::n_best`].
-pub const MAX_BEST: usize = 64;
-
 pub use sampling::{Penalties, Sampling};
 pub use step::{Choose, Chosen, Link, OutputRef, OwnedStep, Slice, Span, StateUse, Step, Ticket, Want};
+
+/// Most [`Want::n_best`].
+pub const MAX_BEST: usize = 64;

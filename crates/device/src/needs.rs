@@ -1,4 +1,4 @@
-//! What a plan needs of a step, found out once: [`Needs`].
+//! [`Needs`]: what a plan needs of a step, computed once.
 
 use crate::{KvLayerId, Limits, Op, Plan, RowCount};
 

@@ -259,7 +259,7 @@ pub enum Op {
         /// `(n, cols)`
         out: ValueId,
     },
-    /// Attention of each row over all rows of its own span in this step, those behind it too: nothing is cached, so a
+    /// Attention of each row over all rows of its own span in this step, later ones included: nothing is cached, so a
     /// sequence must be whole in one step. `out = softmax(scale * q k^T) v`, head by head.
     SelfAttention {
         /// `(n, n_heads * head_dim)`
@@ -275,7 +275,7 @@ pub enum Op {
         /// `(n, n_heads * head_dim)`
         out: ValueId,
     },
-    /// From rows of tokens to rows of outputs: `out[i]` is made of all rows of the span that holds row `outputs[i]`.
+    /// From rows of tokens to rows of outputs: `out[i]` pools all rows of the span that holds row `outputs[i]`.
     Pool {
         /// `(n_tokens, cols)`
         x: ValueId,

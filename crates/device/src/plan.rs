@@ -82,7 +82,7 @@ pub enum DType {
 /// An activation: `(rows, cols)`, row-major.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Value {
-    /// For people: `layer 3 q`.
+    /// A name for people: `layer 3 q`.
     pub name: String,
     /// How many rows.
     pub rows: RowCount,
@@ -231,7 +231,7 @@ pub struct Plan {
     pub kept: Vec<ValueId>,
 }
 
-/// A plan that contradicts itself. A builder's defect, or a checkpoint whose tensors do not fit each other.
+/// An inconsistent plan: a defect of its builder, or a checkpoint whose tensors do not fit each other.
 #[derive(Debug, thiserror::Error)]
 #[error("plan, op {node} ({op}): {found}, expected {expected}")]
 pub struct PlanError {

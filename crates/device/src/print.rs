@@ -1,4 +1,4 @@
-//! Plans for people: one Op a line.
+//! Plans as text: one Op a line.
 //!
 //! ```text
 //! plan: 3 ops, 4 values, 2 weights (0.1 MB)

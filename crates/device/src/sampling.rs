@@ -34,7 +34,7 @@ impl Sampling {
     /// Whether a token can be chosen so. Allocates nothing unless it fails.
     ///
     /// # Errors
-    /// What is wrong, in words.
+    /// What is wrong.
     pub fn check(&self) -> Result<(), String> {
         if !(self.temperature > 0.0 && self.temperature.is_finite()) {
             return Err(format!("a temperature of {}, expected a finite number above 0", self.temperature));
@@ -55,7 +55,7 @@ impl Penalties {
     /// Whether logits can be changed so. Allocates nothing unless it fails.
     ///
     /// # Errors
-    /// What is wrong, in words.
+    /// What is wrong.
     pub fn check(&self) -> Result<(), String> {
         let Penalties { repeat, presence, frequency } = *self;
         if repeat > 0.0 && repeat.is_finite() && presence.is_finite() && frequency.is_finite() {

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use crate::Penalties;
 use crate::Sampling;
 
-/// Names a submitted step of one program: the first is 0, each later one is one more.
+/// The number of a submitted step of one program: 0 for the first, one more for each later one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
@@ -50,7 +50,7 @@ pub struct StateUse {
     pub to: u32,
 }
 
-/// Part of one of a step's lists.
+/// A range of one of a step's lists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Slice {
     /// Index of the first element.
@@ -79,7 +79,7 @@ pub enum Choose {
     Sample(Sampling),
 }
 
-/// What is wanted of an output row. Biases, penalties and the mask change what is chosen, never [`crate::Program::logits`]
+/// What the caller wants of an output row. Biases, penalties and the mask change what is chosen, never [`crate::Program::logits`]
 /// or log-probabilities, which are the model's own.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Want {
@@ -172,7 +172,7 @@ pub struct Step<'a> {
     pub biases: &'a [(u32, f32)],
     /// Bits of allowed tokens; see [`Want::mask`].
     pub masks: &'a [u32],
-    /// Set by another thread: nobody wants this step any more. A device looks at it between commands where it can, and then
+    /// Set by another thread to stop the step. A device looks at it between commands where it can, and then
     /// gives [`crate::Error::Stopped`]; the step's KV positions must be written again.
     pub stop: Option<&'a AtomicBool>,
 }

@@ -1,4 +1,4 @@
-//! [`Limits::check`] and [`Step::check`]: whether sizes and steps are possible. Every device asks them, and trusts what passed.
+//! [`Limits::check`] and [`Step::check`]: whether sizes and steps are valid. Every device calls them, and trusts what passed.
 
 use std::ops::Range;
 
@@ -97,7 +97,7 @@ impl Step<'_> {
     /// Allocates nothing.
     ///
     /// # Errors
-    /// What is wrong, in words.
+    /// What is wrong.
     pub fn check(
         &self,
         plans: &[Needs],
@@ -193,7 +193,7 @@ impl Step<'_> {
     /// Whether the step's plan has a node `last`, for [`crate::Program::run_until`].
     ///
     /// # Errors
-    /// What is wrong, in words.
+    /// What is wrong.
     pub fn check_node(&self, plans: &[Needs], last: usize) -> std::result::Result<(), String> {
         match plans.get(self.plan).map(|needs| needs.n_nodes) {
             Some(n_nodes) if last < n_nodes => Ok(()),

@@ -1,4 +1,4 @@
-//! Each way in which a plan can contradict itself is found, and said in words.
+//! Each way in which a plan can contradict itself is found and described.
 
 use device_testing::{PlanBuilder, mini_transformer};
 use ingle_device::*;

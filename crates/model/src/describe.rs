@@ -1,4 +1,4 @@
-//! A spec in words, for `inspect`.
+//! The description of a spec that `inspect` prints.
 
 use std::fmt;
 

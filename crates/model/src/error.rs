@@ -1,4 +1,4 @@
-//! What can be wrong with a checkpoint that was read well.
+//! Errors of checkpoints whose files could be read.
 
 use weights::Naming;
 

@@ -1,7 +1,7 @@
 //! Model families as data: descriptors, checkpoint numbers, tensor names, and the plan builder.
 //!
-//! The way through this crate: [`FAMILIES`] is a table of [`ArchDescriptor`]s, plain data. [`ModelSpec::from_checkpoint`]
-//! picks the one that answers to the file's own name for itself, reads the numbers that the tables in [`names`] point to,
+//! How a model is read: [`FAMILIES`] is a table of [`ArchDescriptor`]s, plain data. [`ModelSpec::from_checkpoint`]
+//! picks the one whose names include the file's architecture, reads the numbers that the tables in [`names`] point to,
 //! and finds every tensor by its [`TensorRole`]. [`ModelSpec::plan`] then writes the forward pass as a flat list of Ops.
 //!
 //! Nothing here computes, knows a file format, or knows a device. No code outside the tables asks which family it has:

@@ -1,10 +1,10 @@
-//! The names: where each number stands in the metadata, and what each tensor is called, in GGUF files and in Hugging
-//! Face checkpoints. Everything here is a table. Names of speech models, in more kinds of files, are in `names/speech.rs`.
+//! Names: the metadata key of each number and the name of each tensor, in GGUF files and in Hugging Face
+//! checkpoints. Everything here is a table. Names of speech models, in more kinds of files, are in `names/speech.rs`.
 //!
 //! GGUF names are those of the format's specification and of the files in use; Hugging Face names are the fields of
 //! config.json and of the published checkpoints.
 //!
-//! Past 600 lines, for a name is a row, and the two tables are read side by side.
+//! Past 600 lines: each name is a row, and the two tables are read side by side.
 
 mod speech;
 

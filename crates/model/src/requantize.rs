@@ -1,4 +1,4 @@
-//! Matrices of plain numbers, stored anew in 8 bits when a model is loaded.
+//! Float matrices, requantised to 8 bits when a model is loaded.
 //!
 //! A file's F32, F16 and BF16 matrices cost 4 or 2 bytes a weight each time they are read, and are multiplied in f32. As Q8_0
 //! they cost 8.5 bits and are multiplied as integers, with activations in 8 bits. The price: this memory is the process's
@@ -13,7 +13,7 @@ use weights::{BlockType, Bytes, codec};
 /// The type that matrices are given.
 const TO: BlockType = BlockType::Q8_0;
 
-/// How matrices of plain numbers are held.
+/// How float matrices are held.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WeightType {
     /// As the file has them, where they lie in it.
@@ -39,7 +39,7 @@ fn is_plain(weight: &Weight) -> bool {
         && weight.n_cols().is_multiple_of(TO.block_len())
 }
 
-/// What would be stored anew.
+/// The float matrices of some plans.
 pub struct PlainMatrices(HashMap<DataRange, Weight>);
 
 impl PlainMatrices {
@@ -54,12 +54,12 @@ impl PlainMatrices {
         PlainMatrices(linear.filter(|w| is_plain(w)).map(|w| (data_range(w), w.clone())).collect())
     }
 
-    /// Bytes that storing them anew takes.
+    /// Bytes that they take in 8 bits.
     pub fn bytes(&self) -> u64 {
         self.0.values().map(|weight| (weight.n_rows() * TO.row_bytes(weight.n_cols())) as u64).sum()
     }
 
-    /// Store them anew; all weights that are views of them, a table that is also the head among them, become the new.
+    /// Requantise them. All weights that are views of the same bytes, such as a table that is also the head, are replaced.
     pub fn quantize(&self, plans: &mut [Plan]) {
         let mut buffer = Vec::new();
         let new: HashMap<DataRange, Bytes> =

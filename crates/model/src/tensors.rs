@@ -208,7 +208,7 @@ impl<'a> Tensors<'a> {
     }
 
     /// The matrices of a role's experts, views of the file: each a tensor by itself, or all in one, where those of other
-    /// roles may stand before or behind.
+    /// roles may stand before or after.
     pub fn experts(&mut self, spec: &ModelSpec, role: TensorRole, layer: Option<usize>) -> Result<Weight> {
         let shape = shape(spec, role, layer);
         let [n, n_out, _] = shape[..] else { return Err(self.missing(spec, role, layer)) };

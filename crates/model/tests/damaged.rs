@@ -118,7 +118,7 @@ fn damaged(what: &str, source: &Checkpoint) {
             Err(_) => panic!("{what}, seed {seed}: a panic with {damages:?}"),
         }
     }
-    // Some damages are none: keys that nobody reads, shapes of what is listed as unused.
+    // Some damages are none: keys that are not read, shapes of what is listed as unused.
     println!("{what}: {n_built} of {ROUNDS} are models nevertheless");
     assert!(n_built < ROUNDS as usize / 2, "{what}: {n_built}");
 }

@@ -32,7 +32,7 @@ const PROGRAMS: [&str; 10] = [
     "faster-whisper",
 ];
 
-/// `gemma3` and `gemma` for `Gemma3_4B`: a word without what stands behind its letters, and the word.
+/// `gemma3` and `gemma` for `Gemma3_4B`: a word without what follows its letters, and the word.
 fn stem(word: &str) -> &str {
     let end = word.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(word.len());
     &word[..end]

@@ -119,7 +119,7 @@ fn generation_config_says_them() {
 
     for (key, value, parts) in [
         ("generation_config.no_timestamps_token_id", int(160), &["no_timestamps_token_id", "160"][..]),
-        ("generation_config.no_timestamps_token_id", int(159), &["notimestamps 159", "timestamps behind"]),
+        ("generation_config.no_timestamps_token_id", int(159), &["notimestamps 159", "timestamps after"]),
         ("generation_config.no_timestamps_token_id", int(-1), &["no_timestamps_token_id", "-1", "below 160"]),
         ("generation_config.no_timestamps_token_id", int(4), &["notimestamps 4"]),
         ("generation_config.decoder_start_token_id", int(0), &["startoftranscript 0"]),

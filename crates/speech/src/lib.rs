@@ -12,7 +12,7 @@
 //!
 //! # Invariants
 //!
-//! - Memory does not grow with the length of the sound: features behind a window are dropped, segments are handed out.
+//! - Memory does not grow with the length of the sound: features before the window are dropped, segments are given to the caller.
 //! - A page that two beams share is never written.
 //! - A transcript is a function of model, sound, options and device; numbers drawn at temperatures above 0 have a seed.
 //! - The engine does not depend on this crate, and this crate on no single device and no file format.

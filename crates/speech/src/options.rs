@@ -52,7 +52,7 @@ pub struct TranscribeOptions {
     pub suppress_blank: bool,
     /// Never write what is no speech: brackets, notes, speakers' names.
     pub suppress_non_speech: bool,
-    /// Punctuation that belongs to the word behind it.
+    /// Punctuation that belongs to the word after it.
     pub prepend_punctuations: String,
     /// Punctuation that belongs to the word before it.
     pub append_punctuations: String,

@@ -9,7 +9,7 @@ pub trait Features {
     /// Numbers of a frame.
     fn n_features(&self) -> usize;
 
-    /// Fill `out`, `(n_frames, n_features)` row-major, with the frames from `start` on, and with zeros behind the last.
+    /// Fill `out`, `(n_frames, n_features)` row-major, with the frames from `start` on, and with zeros after the last.
     /// Returns how many frames there are. Frames before `start` are not asked for again.
     ///
     /// # Errors

@@ -71,7 +71,7 @@ pub(crate) struct TimedWord {
     pub(crate) probability: f64,
 }
 
-/// Join punctuation to the word behind it (`prepended`, if it stands after a space) or before it (`appended`). What is
+/// Join punctuation to the word after it (`prepended`, if it follows a space) or before it (`appended`). What is
 /// joined leaves an empty word; times stay those of the word.
 pub(crate) fn join_punctuation(words: &mut [TimedWord], prepended: &str, appended: &str) {
     let mut following = words.len().saturating_sub(1);

@@ -105,7 +105,7 @@ pub struct Checkpoint {
     pub tensors: Vec<Tensor>,
     /// A short description such as `GGUF v3`, for people.
     pub format: String,
-    /// Bytes of all the files behind it.
+    /// Bytes of all its files.
     pub file_bytes: u64,
 }
 

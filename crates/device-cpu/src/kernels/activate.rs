@@ -17,7 +17,7 @@ struct Activated<C>(PhantomData<C>);
 impl<C: Curve> Function for Activated<C> {
     #[inline(always)]
     unsafe fn of<S: Simd>(&self, a: S::V, _: S::V) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the instruction set is available.
         unsafe { C::at::<S>(a) }
     }
 }
@@ -29,7 +29,8 @@ macro_rules! kind {
         /// As [`crate::command::Kernel`].
         #[inline(always)]
         unsafe fn $body<S: Simd>(p: &Params, worker: &Worker<'_>) {
-            // SAFETY: the caller's promise.
+            // SAFETY: by the caller, the parameters' pointers are valid for the rows of the step, no other
+            // worker writes what this one reads, and the instruction set is available.
             unsafe { map::<S>(p, worker, Activated::<$curve>(PhantomData)) }
         }
         variants!($name, $body, Params);

@@ -80,7 +80,7 @@ variants!(
 /// The rows are valid for their lengths; the instruction set is available.
 #[inline(always)]
 pub unsafe fn normalised<S: Simd>(source: &Source, row: usize, f32_row: *mut f32) -> *const f32 {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the rows are valid for their lengths; the instruction set is available.
     unsafe {
         let x = source.x.add(row * source.cols);
         if !source.norm {

@@ -71,7 +71,7 @@ variants!(
 /// `x` is valid for the range; the instruction set is available.
 #[inline(always)]
 unsafe fn search<S: Simd>(x: *const f32, range: std::ops::Range<usize>) -> Found {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, `x` is valid for the range; the instruction set is available.
     unsafe {
         let mut best = f32::NEG_INFINITY;
         let mut at = range.start;

@@ -110,7 +110,8 @@ unsafe fn body<S: Loops, A: Attend>(p: &Params, worker: &Worker<'_>) {
     let max_rows = rows_of_tile(p.shape.n_group);
     let tiles = || Tiles::new(worker.step, &p.shape, p.n_states, max_rows);
     let n_units = tiles().count() * n_kv_heads;
-    // SAFETY: the caller's promise; the scratch is for the largest tile.
+    // SAFETY: by the caller, the parameters' pointers are valid for the rows of the step, no other worker
+    // writes what this one reads, and the instruction set is available; the scratch is for the largest tile.
     unsafe {
         let scratch = Scratch::<A>::at(worker.scratch, max_rows * p.shape.n_group, p.shape.pages.size());
         while let Some(unit) = worker.take(n_units) {

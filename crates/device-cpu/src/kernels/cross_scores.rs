@@ -53,7 +53,8 @@ unsafe fn body<S: Loops, A: Attend>(p: &Params, worker: &Worker<'_>) {
     let tiles = || Tiles::new(worker.step, &p.shape, p.n_states, MAX_QUERIES);
     let n_blocks = p.n_states.div_ceil(A::BLOCK);
     let n_units = tiles().count() * n_blocks;
-    // SAFETY: the caller's promise; the scratch is for the largest tile.
+    // SAFETY: by the caller, the parameters' pointers are valid for the rows of the step, no other worker
+    // writes what this one reads, and the instruction set is available; the scratch is for the largest tile.
     unsafe {
         let scratch = Scratch::<A>::at(worker.scratch, MAX_QUERIES, pages.size());
         while let Some(unit) = worker.take(n_units) {

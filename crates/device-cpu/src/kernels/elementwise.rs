@@ -55,7 +55,7 @@ impl Function for Same {
 impl Function for Sum {
     #[inline(always)]
     unsafe fn of<S: Simd>(&self, a: S::V, b: S::V) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the instruction set is available.
         unsafe { S::add(a, b) }
     }
 }
@@ -63,7 +63,7 @@ impl Function for Sum {
 impl Function for Times {
     #[inline(always)]
     unsafe fn of<S: Simd>(&self, a: S::V, _: S::V) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the instruction set is available.
         unsafe { S::mul(a, S::splat(self.0)) }
     }
 }
@@ -71,7 +71,7 @@ impl Function for Times {
 impl Function for TimesBoth {
     #[inline(always)]
     unsafe fn of<S: Simd>(&self, a: S::V, b: S::V) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the instruction set is available.
         unsafe { S::mul(S::mul(a, S::splat(self.0)), b) }
     }
 }
@@ -97,7 +97,8 @@ pub unsafe fn map<S: Simd>(p: &Params, worker: &Worker<'_>, f: impl Function) {
 #[inline(always)]
 pub unsafe fn combine<S: Simd>(a: *const f32, b: *const f32, out: *mut f32, n: usize, f: impl Function) {
     let whole = n / S::N * S::N;
-    // SAFETY: the caller's promise; the rest is copied to and from vectors of the right length.
+    // SAFETY: by the caller, the pointers are valid for `n` values; the instruction set is available; the
+    // rest is copied to and from vectors of the right length.
     unsafe {
         for i in (0..whole).step_by(S::N) {
             S::store(out.add(i), f.of::<S>(S::load(a.add(i)), S::load(b.add(i))));

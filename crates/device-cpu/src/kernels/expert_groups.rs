@@ -25,7 +25,7 @@ impl Groups {
     /// [`group`] has run; the expert is one.
     #[inline(always)]
     pub unsafe fn of(&self, expert: usize) -> std::ops::Range<usize> {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, `group` has run and the expert is below their number.
         unsafe {
             let start = if expert == 0 { 0 } else { *self.ends.add(expert - 1) };
             start as usize..*self.ends.add(expert) as usize
@@ -57,7 +57,8 @@ pub unsafe fn group(p: &Params, worker: &Worker<'_>) {
         return;
     }
     let n = worker.step.n_rows(p.rows) * p.k;
-    // SAFETY: the caller's promise; ids are below the number of experts.
+    // SAFETY: by the caller, the parameters' pointers are valid for the rows of the step, no other worker
+    // writes what this one reads, and the instruction set is available; ids are below the number of experts.
     unsafe {
         let ids = std::slice::from_raw_parts(p.ids, n);
         let ends = std::slice::from_raw_parts_mut(p.groups.ends, p.n_experts);

@@ -25,7 +25,7 @@ impl<C> Copy for Gated<C> {}
 impl<C: Curve> Function for Gated<C> {
     #[inline(always)]
     unsafe fn of<S: Simd>(&self, a: S::V, b: S::V) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the instruction set is available.
         unsafe { S::mul(C::at::<S>(a), b) }
     }
 }
@@ -37,7 +37,8 @@ macro_rules! kind {
         /// As [`crate::command::Kernel`].
         #[inline(always)]
         unsafe fn $body<S: Simd>(p: &Params, worker: &Worker<'_>) {
-            // SAFETY: the caller's promise.
+            // SAFETY: by the caller, the parameters' pointers are valid for the rows of the step, no other
+            // worker writes what this one reads, and the instruction set is available.
             unsafe { map::<S>(p, worker, Gated::<$curve>(PhantomData)) }
         }
         variants!($name, $body, Params);

@@ -64,7 +64,8 @@ pub unsafe fn store<S: Simd>(
 ) {
     let table = worker.step.page_table(worker.step.slots[row], pages.group);
     let (n, mut x) = (pages.head_dim, x);
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, `x` is valid for `head_dim` values; the row's position has a page; the
+    // instruction set is available; a worker's scratch has room for a head.
     unsafe {
         let position = worker.step.positions[row] as usize;
         if let (Half::Keys, Some(known)) = (half, pages.known()) {

@@ -38,7 +38,7 @@ struct Normalised {
 impl Function for Normalised {
     #[inline(always)]
     unsafe fn of<S: Simd>(&self, x: S::V, weight: S::V) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the instruction set is available.
         unsafe { S::mul(S::mul(S::sub(x, S::splat(self.mean)), S::splat(self.scale)), weight) }
     }
 }
@@ -80,7 +80,7 @@ unsafe fn sum<S: Simd>(
     f: impl Fn(S::V) -> S::V,
     one: impl Fn(f32) -> f32,
 ) -> f32 {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, `x` is valid for `n` values; the instruction set is available.
     unsafe {
         let shifts = S::splat(shift);
         let mut sums = [S::splat(0.0); 4];

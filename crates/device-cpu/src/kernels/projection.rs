@@ -209,7 +209,8 @@ variants!(
 unsafe fn many_rows_body<S: Simd>(p: &Params, worker: &Worker<'_>) {
     let n = worker.step.n_rows(p.source.rows);
     if n <= FEW_ROWS {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the parameters' pointers are valid for the rows of the step, no other worker
+        // writes what this one reads, and the instruction set is available.
         return unsafe { few_rows::<S>(p, worker, n) };
     }
     let n_tiles = p.n_pieces(TILE_ROWS);
@@ -320,7 +321,7 @@ unsafe fn few_rows<S: Simd>(p: &Params, worker: &Worker<'_>, n: usize) {
 }
 
 /// Bias and epilogue of the products of some activation rows with `n` neighbouring weight rows, from `r0` on. The products of a
-/// row begin [`TILE_ROWS`] behind those of the row before, so there may be more than that of them only for one row.
+/// row begin [`TILE_ROWS`] after those of the row before, so there may be more than that of them only for one row.
 ///
 /// # Safety
 /// The products and the values are valid for them.
@@ -336,7 +337,7 @@ unsafe fn finish<S: Simd>(
 ) {
     let block = Block { n_rows: rows.len(), n, stride: m.n_out };
     let at = rows.start * m.n_out + r0;
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the products and the values are valid for the tile.
     unsafe {
         block.add_bias::<S>(m, r0, y);
         let out = m.out.add(at);
@@ -398,7 +399,8 @@ impl Block {
     /// As [`Self::each`].
     #[inline(always)]
     unsafe fn gate<S: Simd, C: Curve>(&self, y: *const f32, others: *const f32, out: *mut f32) {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the products are valid for the tile, the output for a value of each row; the
+        // instruction set is available.
         unsafe { self.each::<S>(y, others, TILE_ROWS, out, Gated::<C>(PhantomData)) }
     }
 
@@ -412,7 +414,8 @@ impl Block {
             return;
         }
         let to_self = Block { stride: TILE_ROWS, ..*self };
-        // SAFETY: the caller's promise; a matrix has a bias for each weight row.
+        // SAFETY: by the caller, `y` is valid for the products; the instruction set is available; a matrix
+        // has a bias for each weight row.
         unsafe { to_self.each::<S>(y, m.bias.add(r0), 0, y, Sum) }
     }
 }

@@ -89,7 +89,8 @@ variants!(
 /// As [`turn_head`].
 #[inline(always)]
 unsafe fn process<S: Simd>(chain: &Chain, row: usize, x: *const f32, head_dim: usize, out: *mut f32) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, `x` and the output are valid for `head_dim` values, the table for the row; the
+    // instruction set is available.
     unsafe {
         let mut x = x;
         if chain.norm {

@@ -62,7 +62,7 @@ variants!(
 /// `x` is valid for `n` values; the instruction set is available.
 #[inline(always)]
 pub unsafe fn factor<S: Simd>(x: *const f32, n: usize, eps: f32) -> f32 {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, `x` is valid for `n` values; the instruction set is available.
     unsafe {
         let mut sums = [S::splat(0.0); 4];
         let mut at = 0;
@@ -92,7 +92,8 @@ pub unsafe fn factor<S: Simd>(x: *const f32, n: usize, eps: f32) -> f32 {
 /// `x`, `out` and `weight`, unless it is null, are valid for `n` values; the instruction set is available.
 #[inline(always)]
 pub unsafe fn norm_row<S: Simd>(x: *const f32, weight: *const f32, n: usize, eps: f32, out: *mut f32) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, `x`, `out` and `weight`, unless it is null, are valid for `n` values; the
+    // instruction set is available.
     unsafe {
         let factor = factor::<S>(x, n, eps);
         if weight.is_null() {
@@ -114,7 +115,7 @@ unsafe fn add_normed<S: Simd>(
     n: usize,
     out: *mut f32,
 ) {
-    // SAFETY: the caller's promise; pieces of 16 go through a copy of the normed values.
+    // SAFETY: by the caller, `x`, `residual`, `out` and `weight` are valid for `n` values; pieces of 16 go through a copy of the normed values.
     unsafe {
         for at in (0..n).step_by(16) {
             let len = (n - at).min(16);

@@ -92,7 +92,8 @@ variants!(
 #[inline(always)]
 pub unsafe fn turn_head<S: Simd>(turn: &Turn, row: usize, x: *const f32, head_dim: usize, out: *mut f32) {
     let half = turn.n_dims / 2;
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, `x` and `out` are valid for `head_dim` values, the table for the row; the
+    // instruction set is available.
     unsafe {
         let cos = turn.table.add(row * turn.n_dims);
         let sin = cos.add(half);
@@ -126,7 +127,7 @@ pub unsafe fn turn_head<S: Simd>(turn: &Turn, row: usize, x: *const f32, head_di
 /// `x` and `out` are valid at `i` and `j`.
 #[inline(always)]
 unsafe fn turn_pair(x: *const f32, out: *mut f32, i: usize, j: usize, cos: f32, sin: f32) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, `x` and `out` are valid at `i` and `j`.
     unsafe {
         let (a, b) = (*x.add(i), *x.add(j));
         out.add(i).write(a * cos - b * sin);

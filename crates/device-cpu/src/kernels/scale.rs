@@ -10,7 +10,8 @@ use crate::simd::{Simd, variants};
 /// As [`crate::command::Kernel`].
 #[inline(always)]
 unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the parameters' pointers are valid for the rows of the step, no other worker
+    // writes what this one reads, and the instruction set is available.
     unsafe { map::<S>(p, worker, Times(p.factor)) }
 }
 

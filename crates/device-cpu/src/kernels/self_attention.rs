@@ -74,7 +74,7 @@ impl Scratch {
     #[inline(always)]
     unsafe fn at(start: *mut u8, head_dim: usize) -> Scratch {
         let [q, keys, values, s, _] = Self::sizes(head_dim);
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, `start` is valid for `scratch_bytes`, aligned to 64.
         unsafe {
             Scratch {
                 q: start.cast(),
@@ -140,7 +140,7 @@ unsafe fn tile<S: Loops>(p: &Params, span: &Span, head: usize, tile: usize, scra
     let first = tile * tile_rows(n_keys);
     let n = tile_rows(n_keys).min(n_keys - first);
     let at = |row: usize| (span.first_row as usize + row) * cols + head * dim;
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the span's rows are rows of the values; the instruction set is available.
     unsafe {
         for query in 0..n {
             let x = p.q.add(at(first + query));
@@ -182,7 +182,7 @@ struct Keys {
 impl RowsOf for Keys {
     #[inline(always)]
     unsafe fn row<S: Simd>(&self, i: usize) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the keys have row `i`; the instruction set is available.
         unsafe { S::load(self.first.add(i * self.cols)) }
     }
 }
@@ -206,7 +206,7 @@ impl<S: Simd> Sink<S> for Columns {
 #[inline(always)]
 unsafe fn load_keys<S: Simd>(k: *const f32, cols: usize, dim: usize, len: usize, out: *mut f32) {
     let (whole_rows, whole_cols) = (len / S::N * S::N, dim / S::N * S::N);
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the rows have `dim` columns; the instruction set is available.
     unsafe {
         for row in (0..whole_rows).step_by(S::N) {
             for d in (0..whole_cols).step_by(S::N) {
@@ -230,7 +230,7 @@ unsafe fn load_keys<S: Simd>(k: *const f32, cols: usize, dim: usize, len: usize,
 #[inline(always)]
 unsafe fn load_values<S: Simd>(v: *const f32, cols: usize, dim: usize, len: usize, out: *mut f32) {
     let whole = dim / S::N * S::N;
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the rows have `dim` columns; the instruction set is available.
     unsafe {
         for row in 0..len {
             let (v, out) = (v.add(row * cols), out.add(row * padded(dim)));

@@ -11,7 +11,7 @@ struct Softcap(f32);
 impl Function for Softcap {
     #[inline(always)]
     unsafe fn of<S: Simd>(&self, a: S::V, _: S::V) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the instruction set is available.
         unsafe {
             let cap = S::splat(self.0);
             S::mul(cap, math::tanh::<S>(S::div(a, cap)))
@@ -23,7 +23,8 @@ impl Function for Softcap {
 /// As [`crate::command::Kernel`].
 #[inline(always)]
 unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the parameters' pointers are valid for the rows of the step, no other worker
+    // writes what this one reads, and the instruction set is available.
     unsafe { map::<S>(p, worker, Softcap(p.factor)) }
 }
 

@@ -20,7 +20,7 @@ const EXP_HIGH: f32 = 88.0;
 /// The instruction set is available.
 #[inline(always)]
 pub unsafe fn exp<S: Simd>(x: S::V) -> S::V {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the instruction set is available.
     unsafe {
         let clamped = S::min(S::max(x, S::splat(EXP_LOW)), S::splat(EXP_HIGH));
         let biased = S::fma(clamped, S::splat(std::f32::consts::LOG2_E), S::splat(BIAS));
@@ -48,7 +48,7 @@ pub const EXP2: [f32; 5] = [0.013_534_164, 0.052_011_48, 0.241_442_74, 0.693_003
 #[inline(always)]
 pub unsafe fn exp2<S: Simd>(x: S::V) -> S::V {
     const LOW: f32 = -126.0;
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the instruction set is available.
     unsafe {
         let clamped = S::max(x, S::splat(LOW));
         // The nearest whole number, and what is left, half a unit to either side; the polynomial is for 0..1.
@@ -68,7 +68,7 @@ pub unsafe fn exp2<S: Simd>(x: S::V) -> S::V {
 /// As [`exp`].
 #[inline(always)]
 pub unsafe fn sigmoid<S: Simd>(x: S::V) -> S::V {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the instruction set is available.
     unsafe {
         let one = S::splat(1.0);
         S::div(one, S::add(one, exp::<S>(S::sub(S::splat(0.0), x))))
@@ -81,7 +81,7 @@ pub unsafe fn sigmoid<S: Simd>(x: S::V) -> S::V {
 /// As [`exp`].
 #[inline(always)]
 pub unsafe fn tanh<S: Simd>(x: S::V) -> S::V {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the instruction set is available.
     unsafe {
         let (one, two) = (S::splat(1.0), S::splat(2.0));
         S::sub(one, S::div(two, S::add(one, exp::<S>(S::mul(two, x)))))
@@ -94,7 +94,7 @@ pub unsafe fn tanh<S: Simd>(x: S::V) -> S::V {
 /// As [`exp`].
 #[inline(always)]
 pub unsafe fn erf<S: Simd>(x: S::V) -> S::V {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the instruction set is available.
     unsafe {
         let (zero, one) = (S::splat(0.0), S::splat(1.0));
         let a = S::abs(x);
@@ -139,7 +139,7 @@ pub struct Sigmoid;
 impl Curve for Silu {
     #[inline(always)]
     unsafe fn at<S: Simd>(x: S::V) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the instruction set is available.
         unsafe { S::mul(x, sigmoid::<S>(x)) }
     }
 }
@@ -147,7 +147,7 @@ impl Curve for Silu {
 impl Curve for GeluTanh {
     #[inline(always)]
     unsafe fn at<S: Simd>(x: S::V) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the instruction set is available.
         unsafe {
             // 0.5 (1 + tanh u) = sigmoid(2 u)
             let cube = S::mul(S::mul(x, x), x);
@@ -160,7 +160,7 @@ impl Curve for GeluTanh {
 impl Curve for GeluErf {
     #[inline(always)]
     unsafe fn at<S: Simd>(x: S::V) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the instruction set is available.
         unsafe {
             let e = erf::<S>(S::mul(x, S::splat(std::f32::consts::FRAC_1_SQRT_2)));
             S::mul(S::mul(S::splat(0.5), x), S::add(S::splat(1.0), e))
@@ -171,7 +171,7 @@ impl Curve for GeluErf {
 impl Curve for Relu {
     #[inline(always)]
     unsafe fn at<S: Simd>(x: S::V) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the instruction set is available.
         unsafe { S::max(x, S::splat(0.0)) }
     }
 }
@@ -179,7 +179,7 @@ impl Curve for Relu {
 impl Curve for Sigmoid {
     #[inline(always)]
     unsafe fn at<S: Simd>(x: S::V) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the instruction set is available.
         unsafe { sigmoid::<S>(x) }
     }
 }

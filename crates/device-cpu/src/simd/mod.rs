@@ -67,7 +67,7 @@ pub trait Simd: Copy + 'static {
     /// `2^x`, relative error below 4e-6; 0 of minus infinity. Above 127 it is undefined.
     #[inline(always)]
     unsafe fn exp2(x: Self::V) -> Self::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the instruction set is available.
         unsafe { math::exp2::<Self>(x) }
     }
     /// The larger as whole numbers of 32 bits without a sign: of numbers that are not negative the larger, but where one is no
@@ -150,7 +150,7 @@ macro_rules! variants {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
             unsafe fn avx512(params: &$params, worker: &$crate::command::Worker<'_>) {
-                // SAFETY: the caller's promises are those of the body.
+                // SAFETY: by the caller, the parameters fit the step as in `Kernel`, and this instruction set is available.
                 unsafe { $body::<$crate::simd::Avx512>(params, worker) }
             }
             #[cfg(target_arch = "x86_64")]

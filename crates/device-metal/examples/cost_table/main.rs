@@ -35,7 +35,7 @@ mod tests {
     use crate::count::{Rows, whole};
     use crate::shapes::{Experts, MODELS, Shapes};
 
-    /// Layers of full width of the smallest model, dense and with experts in its network's place or next to it, without norms behind its
+    /// Layers of full width of the smallest model, dense and with experts in its network's place or next to it, without norms after its
     /// parts and with them. A short vocabulary, for a head
     /// reads nothing twice and only takes time.
     #[test]

@@ -13,7 +13,7 @@ const N_DIFFERENT: usize = 16;
 /// Rows of the embedding that differ: each token of a prompt has its own, so that it has experts of its own.
 pub const N_TOKENS: usize = 512;
 
-/// What embeddings are multiplied with: so much that rows stay different behind an attention of noise.
+/// What embeddings are multiplied with: so much that rows stay different after an attention of noise.
 const EMBEDDING_SCALE: f32 = 16.0;
 
 fn noise(n_out: usize, n_in: usize, block: BlockType, n_different: usize) -> Weight {

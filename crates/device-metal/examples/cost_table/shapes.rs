@@ -49,7 +49,7 @@ pub struct Shapes {
     pub qk_norm: bool,
     /// Instead of the dense network, or, where there is one, beside it.
     pub experts: Option<Experts>,
-    /// Norms behind attention and network, of values, and a factor for each layer; logits are bounded.
+    /// Norms after attention and network, of values, and a factor for each layer; logits are bounded.
     pub sandwich: bool,
     /// Tokens a second of decoding: the best of those published, and llama.cpp's.
     pub decode: &'static str,

@@ -204,7 +204,7 @@ pub struct EmulatedTicket {
 impl EmulatedTicket {
     /// Run what was submitted up to this, and this.
     fn finish(&self) {
-        // Held while work runs, so that nobody else finds the queue empty before.
+        // Held while work runs, so that no one else finds the queue empty before.
         let mut queue = lock(&self.queue);
         while self.submitted.ended.get().is_none() {
             let Some(next) = queue.pop_front() else { return };

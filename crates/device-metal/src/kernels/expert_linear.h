@@ -18,7 +18,7 @@
 //   reads    the chosen experts' matrices, once for each pair
 //
 //   LINEAR_GATE: y = activation(W_0 x) * (W_1 x). EXPERTS_SUM: y = residual + sum over j of chosen[j] * (W[ids[j]] x_j), the sum over
-//   experts ascending and inside the sum over lanes. EXPERTS_BESIDE: the threadgroups behind make a product that neither reads nor
+//   experts ascending and inside the sum over lanes. EXPERTS_BESIDE: the threadgroups after make a product that neither reads nor
 //   is read by the experts', so that the two are one dispatch; LINEAR_NORM and LINEAR_GATE are both's.
 //
 // expert_linear_<type>_gemm: the same products for many rows, by tiles of up to 32 pairs of one expert that expert_groups made.

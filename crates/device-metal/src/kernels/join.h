@@ -1,4 +1,4 @@
-// How a branch joins the residual stream behind norms of its own: what join.metal and linear/joined.h do with a row.
+// How a branch joins the residual stream after norms of its own: what join.metal and linear/joined.h do with a row.
 //
 //     sum = factor * (residual + rms_norm(y) * weight), without JOIN_NORM factor * (residual + y)
 //     y = x, with JOIN_PAIR rms_norm(x) * first_weight + rms_norm(o) * other_weight, with JOIN_PARTS alone, and no JOIN_NORM, o
@@ -11,7 +11,7 @@
 
 // The branch's norm has a weight.
 constant bool JOIN_WEIGHT [[function_constant(20)]];
-// The branch is the sum of two, each behind a norm of its own.
+// The branch is the sum of two, each after a norm of its own.
 constant bool JOIN_PAIR [[function_constant(21)]];
 // The second of the pair, or the branch, is a weighed sum of parts.
 constant bool JOIN_PARTS [[function_constant(22)]];

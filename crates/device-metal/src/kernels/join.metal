@@ -1,4 +1,4 @@
-// A branch joins the residual stream, behind norms of its own or as the sum of experts' parts, and the norms of the sum that follow:
+// A branch joins the residual stream, after norms of its own or as the sum of experts' parts, and the norms of the sum that follow:
 //
 //     out = factor * (residual + rms_norm(branch) * weight), normed_n = rms_norm(out) * norm_n
 //

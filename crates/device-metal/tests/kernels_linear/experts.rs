@@ -81,7 +81,7 @@ fn beside(w: &Weight) -> [u32; 4] {
     [n_in, w.block.row_bytes(n_in), w.block.row_scale_bytes(n_in), w.n_rows()].map(|n| n as u32)
 }
 
-/// The chosen experts of one row, and a wider one that every row goes through: gates and ups behind the same norm.
+/// The chosen experts of one row, and a wider one that every row goes through: gates and ups after the same norm.
 #[test]
 fn a_dense_gate_beside_those_of_the_experts() {
     let mut rng = Rng::new(26);

@@ -1,4 +1,4 @@
-//! A product that first makes its row: what a branch adds to the residual stream behind norms of its own.
+//! A product that first makes its row: what a branch adds to the residual stream after norms of its own.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Whole layers beyond the usual: norms behind attention and network, of values, of whole rows of q and k; inputs of a layer's own; an
+//! Whole layers beyond the usual: norms after attention and network, of values, of whole rows of q and k; inputs of a layer's own; an
 //! expert that every row goes through.
 use weights::{BlockType, ScaleType};
 
@@ -9,11 +9,11 @@ use device::{Activation, KvLayer, KvLayerId, KvType, OpKind, Plan, RopeStyle, Ro
 /// What stands where.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Norms {
-    /// Before and behind both parts of a layer, of heads of q, k and v; a factor on the layer.
+    /// Before and after both parts of a layer, of heads of q, k and v; a factor on the layer.
     Around,
     /// Behind both parts only, and of whole rows of q and k.
-    Behind,
-    /// As [`Self::Around`], with experts next to the dense network: a norm before and behind each, and behind their sum.
+    After,
+    /// As [`Self::Around`], with experts next to the dense network: a norm before and after each, and after their sum.
     AroundExperts,
     /// As [`Self::Around`]; each layer has an input of its own, which a gate of the residual stream opens to, and every second reads the
     /// keys and values of the one before.
@@ -25,7 +25,7 @@ pub enum Norms {
 impl Norms {
     /// Whether values are normalised too, and the layer has a factor.
     fn are_around(self) -> bool {
-        !matches!(self, Norms::Behind | Norms::SharedExpert)
+        !matches!(self, Norms::After | Norms::SharedExpert)
     }
 }
 
@@ -70,10 +70,10 @@ fn attention(
     const HEAD_DIM: usize = 32;
     let hidden = b.cols(x);
     let residual = b.select_rows_of_last(x, is_last);
-    let input = if norms == Norms::Behind { x } else { b.rms_norm(x, hidden) };
+    let input = if norms == Norms::After { x } else { b.rms_norm(x, hidden) };
     let q = b.linear(input, 4 * HEAD_DIM, block, false);
-    let of_q = if norms == Norms::Behind { 4 * HEAD_DIM } else { HEAD_DIM };
-    let of_k = if norms == Norms::Behind { 2 * HEAD_DIM } else { HEAD_DIM };
+    let of_q = if norms == Norms::After { 4 * HEAD_DIM } else { HEAD_DIM };
+    let of_k = if norms == Norms::After { 2 * HEAD_DIM } else { HEAD_DIM };
     let (q, layer) = match shared {
         Some(layer) => {
             let q = b.rms_norm(q, of_q);
@@ -161,7 +161,7 @@ fn network(b: &mut PlanBuilder, x: ValueId, block: BlockType, norms: Norms) -> V
             let y = inner(b, norm, hidden, block);
             b.linear(y, hidden, block, false)
         }
-        Norms::Behind => {
+        Norms::After => {
             let y = inner(b, x, hidden, block);
             b.linear(y, hidden, block, false)
         }
@@ -195,8 +195,8 @@ pub fn layers() -> Vec<Case> {
     let kinds = [
         (Norms::Around, Q4_0, 96, KvType::F16),
         (Norms::Around, F32, 70, KvType::F32),
-        (Norms::Behind, affine, 64, KvType::F16),
-        (Norms::Behind, F32, 70, KvType::Q8_0),
+        (Norms::After, affine, 64, KvType::F16),
+        (Norms::After, F32, 70, KvType::Q8_0),
         (Norms::AroundExperts, F32, 38, KvType::F32),
         (Norms::AroundExperts, Q4_0, 64, KvType::F16),
         (Norms::AroundInputs, Q8_0, 96, KvType::F16),

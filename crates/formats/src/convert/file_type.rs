@@ -1,4 +1,4 @@
-//! `general.file_type` of a GGUF file: llama.cpp's number for the type that most of it has, which only people read.
+//! `general.file_type` of a GGUF file: llama.cpp's number for the type of most tensors. Programs only show it.
 
 use super::{Plan, Wanted};
 use weights::Declaration;

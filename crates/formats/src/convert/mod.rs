@@ -2,13 +2,13 @@
 //!
 //! | file | says |
 //! |---|---|
-//! | `types` | what can be asked for, and how it is written: `q4`, `q4-g32-f16`, `gguf:q4_k` |
+//! | `types` | target types and their notation: `q4`, `q4-g32-f16`, `gguf:q4_k` |
 //! | `profile` | ordered rules, `glob = type`, for single tensors |
 //! | `source` | what is converted: a checkpoint, or what makes the tensors of one |
 //! | `plan` | what each tensor becomes, and whether that loses anything |
 //! | `encode` | one tensor's bytes in its new type |
 //! | `run` | the file: in order, streamed |
-//! | `output` | the file that is written, under its name only when it is whole |
+//! | `output` | the output file, which gets its name when it is complete |
 //! | `file_type` | `general.file_type` of a GGUF file |
 //!
 //! A tensor is copied where its type stays, moved where the other format has a type that holds the same integers and
@@ -68,7 +68,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// The output's disk is full.
-    #[error("{}: the disk is full, {needed} bytes are needed; nothing was left behind", file.display())]
+    #[error("{}: the disk is full, {needed} bytes are needed; no partial file is left", file.display())]
     DiskFull {
         /// The output.
         file: PathBuf,

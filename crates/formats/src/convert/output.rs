@@ -1,4 +1,4 @@
-//! The file that is written: beside the one that is to be until it is whole.
+//! The output file, written under another name beside its destination until it is complete.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufWriter, ErrorKind};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::{Error, Result};
 use crate::{base, gguf};
 
-/// The file beside `output` that this process writes until it is whole: `.NAME.PID.partial`. One that is left behind, by a
+/// The file beside `output` that this process writes until it is whole: `.NAME.PID.partial`. One that is left over, by a
 /// process that was killed, is never read and may be deleted.
 pub fn partial_path(output: &Path) -> PathBuf {
     let name = output.file_name().unwrap_or_default().to_string_lossy();

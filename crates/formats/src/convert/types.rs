@@ -1,4 +1,4 @@
-//! What can be asked for, and how it is written.
+//! Target types and their notation.
 
 use std::fmt;
 
@@ -56,7 +56,7 @@ pub(super) fn usual_group(bits: usize) -> usize {
 }
 
 impl Target {
-    /// From what is written behind `--to`: a type of `.base`, or `gguf`, or `gguf:` and a type of GGUF.
+    /// From what is written after `--to`: a type of `.base`, or `gguf`, or `gguf:` and a type of GGUF.
     ///
     /// # Errors
     /// There is no such type.
@@ -73,7 +73,7 @@ impl Target {
 impl Wanted {
     /// From a type's name in a format, or `keep`.
     ///
-    /// `.base`: `f32`, `f16`, `bf16`, or `q` and the bits (2, 3, 4, 5, 6, 8), behind it in any order `-g32`, `-g64` or
+    /// `.base`: `f32`, `f16`, `bf16`, or `q` and the bits (2, 3, 4, 5, 6, 8), after it in any order `-g32`, `-g64` or
     /// `-g128`, the scales' type `-bf16` (if none is said), `-f16` or `-e8m0`, and `-sym` for groups without an offset.
     /// Powers of two have no sign, so that `-e8m0` has no offsets either. GGUF: the names of [`BlockType::ALL`].
     ///

@@ -1,4 +1,4 @@
-//! Reading model.bin. Nothing in it is believed.
+//! Reading model.bin. The file is untrusted.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;

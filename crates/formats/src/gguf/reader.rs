@@ -1,5 +1,5 @@
-//! Reading one GGUF file. Nothing in it is believed: a count is held against the bytes that remain before anything
-//! is allocated for it, and every sum and product of the file's numbers is checked.
+//! Reading one GGUF file. The file is untrusted: a count is compared with the bytes that remain before anything is
+//! allocated for it, and every sum and product of the file's numbers is checked for overflow.
 
 use std::collections::HashSet;
 use std::fmt;

@@ -4,9 +4,8 @@
 //! {"__metadata__": {"format": "pt"}, "NAME": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}
 //! ```
 //!
-//! Parsed here rather than by the format's own crate because of what a refusal has to say: which tensor, what was
-//! found, what was expected, also where the JSON or the type is what is wrong, or a name comes twice. The tests hold
-//! that crate's judgement of broken files against this one. See <https://github.com/huggingface/safetensors>.
+//! Parsed here instead of by the `safetensors` crate so that an error can name the tensor, what was found and what was
+//! expected, also where the JSON or a type is wrong or a name occurs twice. Tests check that both refuse the same files. See <https://github.com/huggingface/safetensors>.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;

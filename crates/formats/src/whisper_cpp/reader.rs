@@ -1,4 +1,4 @@
-//! Reading a ggml file of whisper.cpp. Nothing in it is believed.
+//! Reading a ggml file of whisper.cpp. The file is untrusted.
 
 use std::collections::HashSet;
 use std::fmt;

@@ -112,7 +112,7 @@ pub fn figures(t: &Timings) -> String {
         crate::output::seconds(t.first_token_seconds)
     );
     if t.drafted_tokens > 0 {
-        text += &format!("; {} of {} guesses right", t.accepted_tokens, t.drafted_tokens);
+        text += &format!("; {} of {} drafted tokens accepted", t.accepted_tokens, t.drafted_tokens);
     }
     text
 }

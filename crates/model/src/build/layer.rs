@@ -11,7 +11,7 @@ use crate::spec::{ExpertSpec, LayerSpec};
 
 impl Builder<'_, '_> {
     /// `x + post_norm(attention(pre_norm(x)))`, or `post_norm(x + attention(pre_norm(x)))`; of the output rows alone where the way
-    /// `ends` with it, for behind the last attention no row reads another.
+    /// `ends` with it, for after the last attention no row reads another.
     pub fn attention(
         &mut self,
         x: ValueId,
@@ -142,7 +142,7 @@ impl Builder<'_, '_> {
         self.join(x, branch, norm, "ffn residual")
     }
 
-    /// `x + sigmoid(weight) * shared expert`, and what the experts that the router chooses add to it. No norm stands behind the two. What
+    /// `x + sigmoid(weight) * shared expert`, and what the experts that the router chooses add to it. No norm follows the two. What
     /// devices can run as one stands next to each other: what reads the input, the gates, the shared expert's end.
     fn shared(
         &mut self,
@@ -164,7 +164,7 @@ impl Builder<'_, '_> {
         Ok((sum, self.experts_sum(routed, ids, weights, experts)?))
     }
 
-    /// `norm(network(norm(x))) + norm(experts(norm(x)))`. What devices can run as one stands next to each other: the router behind
+    /// `norm(network(norm(x))) + norm(experts(norm(x)))`. What devices can run as one stands next to each other: the router after
     /// its norm and what made `x`, the products of both branches, the norms of what they make.
     fn dense_and_experts(&mut self, x: ValueId, layer: &LayerSpec, experts: ExpertSpec) -> Result<ValueId> {
         let hidden = self.spec.hidden;

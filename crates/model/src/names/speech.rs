@@ -1,5 +1,4 @@
-//! What speech models call their numbers and tensors: an encoder and a decoder, each with names of its own, as three kinds
-//! of files have them.
+//! Names of the numbers and tensors of speech models, encoder and decoder, in three kinds of files.
 
 use super::{Key, KeyNames, TensorName, TensorRole, TensorRole::*};
 

@@ -1,4 +1,4 @@
-//! OpenAI's vocabularies for speech: two of text, with the same special tokens behind them.
+//! OpenAI's vocabularies for speech: two of text, with the same special tokens after them.
 //!
 //! ```text
 //! text | endoftext | startoftranscript | languages | translate | transcribe | startoflm | startofprev | nospeech |

@@ -1,4 +1,4 @@
-//! Tokens with a meaning: as the files say them, else as OpenAI lays vocabularies out.
+//! Special tokens: as the files name them, otherwise by their places in OpenAI's vocabularies.
 
 use std::collections::HashMap;
 
@@ -95,7 +95,7 @@ impl SpeechTokens {
                 found: format!(
                     "startoftranscript {sot} and notimestamps {no_timestamps} of {n_vocab} tokens"
                 ),
-                expected: "the one behind the text, timestamps behind the other".to_owned(),
+                expected: "the one after the text, timestamps after the other".to_owned(),
             });
         }
         let multilingual = said.multilingual.unwrap_or(match &usual {
@@ -155,7 +155,7 @@ fn usual(n_vocab: usize) -> Option<Known> {
         ENGLISH_VOCAB => ENGLISH_TEXT,
         _ => MULTILINGUAL_TEXT,
     };
-    // In front of the languages stand the text and two more, behind them six more and the timestamps.
+    // In front of the languages stand the text and two more, after them six more and the timestamps.
     let n_languages = u32::try_from(n_vocab).ok()?.checked_sub(text + 2 + 6 + N_TIMESTAMPS)? as usize;
     let languages = LANGUAGES.get(..n_languages).filter(|known| known.len() + 1 >= LANGUAGES.len())?;
     let sot = text + 1;

@@ -180,7 +180,7 @@ struct Out {
     values: Vec<f32>,
 }
 
-/// The fixture's tensors by what stands behind `model.`.
+/// The fixture's tensors by what follows `model.`.
 fn parts(checkpoint: &Checkpoint) -> BTreeMap<String, Out> {
     let part = |t: &Tensor| {
         let name = t.name.strip_prefix("model.").unwrap().to_owned();
@@ -344,7 +344,7 @@ pub fn as_whisper_cpp(checkpoint: &Checkpoint, folder: &Path, block: BlockType) 
     formats::open(&path, Access::Read).unwrap()
 }
 
-/// The same with every tensor at an address that is `by` bytes behind a multiple of 8: whisper.cpp's lie wherever the names
+/// The same with every tensor at an address that is `by` bytes after a multiple of 8: whisper.cpp's lie wherever the names
 /// before them end.
 pub fn shifted(mut checkpoint: Checkpoint, by: usize) -> Checkpoint {
     for tensor in &mut checkpoint.tensors {

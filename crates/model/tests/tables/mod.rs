@@ -124,7 +124,7 @@ fn cell(what: &str, checkpoints: &[Checkpoint]) -> String {
     }
 }
 
-/// A column of the table of families.
+/// A format in the table of families.
 struct Column {
     title: &'static str,
     /// The checkpoints that stand for a family in this format, through files; none if it is not found there.
@@ -232,17 +232,36 @@ fn whisper_cpp(family: &'static ArchDescriptor) -> Vec<Checkpoint> {
     hugging_face(family).iter().flat_map(made).collect()
 }
 
+/// Lists of devices, and the formats that run on all of them.
+type FormatsByDevices = Vec<(String, Vec<&'static str>)>;
+
+/// Families that run from the same formats on the same devices share a row; formats whose devices differ have rows of their
+/// own.
 fn table_of_families() -> String {
-    let mut rows = Vec::new();
+    let mut kinds: Vec<(Vec<&str>, FormatsByDevices)> = Vec::new();
     for family in FAMILIES {
-        let cell = |column: &Column| {
-            let what = format!("{} from {}", family.title, column.title);
-            cell(&what, &(column.checkpoints)(family))
-        };
-        rows.push((family.title.to_owned(), COLUMNS.iter().map(cell).collect()));
+        let mut by_devices = FormatsByDevices::new();
+        for column in &COLUMNS {
+            let devices =
+                cell(&format!("{} from {}", family.title, column.title), &(column.checkpoints)(family));
+            match by_devices.iter_mut().find(|(other, _)| *other == devices) {
+                _ if devices == "–" => {}
+                Some((_, formats)) => formats.push(column.title),
+                None => by_devices.push((devices, vec![column.title])),
+            }
+        }
+        match kinds.iter_mut().find(|(_, other)| *other == by_devices) {
+            Some((families, _)) => families.push(family.title),
+            None => kinds.push((vec![family.title], by_devices)),
+        }
     }
-    let titles: Vec<&str> = COLUMNS.iter().map(|c| c.title).collect();
-    markdown("Family", &titles, rows)
+    let rows = kinds.into_iter().flat_map(|(families, by_devices)| {
+        let families = families.join(", ");
+        by_devices
+            .into_iter()
+            .map(move |(devices, formats)| (families.clone(), vec![formats.join(", "), devices]))
+    });
+    markdown("Families", &["from files of", "on"], rows.collect())
 }
 
 /// A Markdown table without the columns that hold nothing in any row.

@@ -49,7 +49,8 @@ impl ActivationKind {
     /// `x` is valid for `n_cols` reads, `out` for [`Self::row_bytes`] writes, aligned as the form is; the instruction set is
     /// available; for Q8, `n_cols` is a multiple of 32.
     pub unsafe fn write_row(self, isa: Isa, x: *const f32, n_cols: usize, out: *mut u8) {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, `x` is valid for `n_cols` reads, `out` for `Self::row_bytes` writes, aligned
+        // as the form is; the instruction set is available; for Q8, `n_cols` is a multiple of 32.
         unsafe {
             match self {
                 ActivationKind::F32 => out.cast::<f32>().copy_from_nonoverlapping(x, n_cols),
@@ -141,7 +142,7 @@ pub const fn bf16_row_bytes(n_cols: usize) -> usize {
 /// # Safety
 /// As [`quantize_row_q8`], for any `n_cols` and [`bf16_row_bytes`].
 unsafe fn round_row_bf16(isa: Isa, x: *const f32, n_cols: usize, out: *mut u8) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, `x` is valid for `n_cols` reads, `out` for a row of BF16; `isa` is available.
     unsafe {
         let whole = round_up(n_cols * 2);
         out.add(whole).write_bytes(0, bf16_row_bytes(n_cols) - whole);
@@ -205,7 +206,8 @@ impl ActRow {
 /// - `n_cols` is a multiple of 32; `x` is valid for `n_cols` reads; `out` for [`q8_row_bytes`] writes, aligned to 64.
 /// - `isa` is available on this processor.
 pub unsafe fn quantize_row_q8(isa: Isa, x: *const f32, n_cols: usize, out: *mut u8) {
-    // SAFETY: the caller's promises; the paddings written lie within the row.
+    // SAFETY: by the caller, `n_cols` is a multiple of 32, `x` is valid for `n_cols` reads, `out` for
+    // `q8_row_bytes` writes, aligned to 64, and `isa` is available; the paddings written lie within the row.
     unsafe {
         for (start, end) in [
             (n_cols, q8_scale_offset(n_cols)),
@@ -244,7 +246,7 @@ fn scale_of(largest: f32) -> (f32, f32) {
 #[inline(always)]
 unsafe fn store_group(row: Q8Row, g: usize, scale: f32, low: [i32; 2], high: [i32; 2]) {
     let word = |[a, b]: [i32; 2]| (a & 0xffff) | (b << 16);
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the row has more than `g` groups.
     unsafe {
         row.pairs.cast_mut().add(2 * g).write(word(low));
         row.pairs.cast_mut().add(2 * g + 1).write(word(high));

@@ -88,7 +88,8 @@ impl Scales {
         let zero = f32::from(zero);
         let row = r * w.plane_bytes;
         let BlockType::Affine(affine) = w.block else {
-            // SAFETY: the caller's promise.
+            // SAFETY: by the caller, the matrix has the row and the columns; `k` is a multiple of 128 and `n`
+            // of the group, at most `PIECE`.
             let scale = unsafe { w.scales.add(row).cast::<[u8; 4]>().read() };
             self.scale[..16].fill(0.0);
             self.offset[..16].fill(0.0);
@@ -103,7 +104,8 @@ impl Scales {
         self.scale[n_groups..end].fill(0.0);
         self.offset[n_groups..end].fill(0.0);
         let (scale, offset) = (&mut self.scale[..n_groups], &mut self.offset[..n_groups]);
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the matrix has the row and the columns; `k` is a multiple of 128 and `n` of
+        // the group, at most `PIECE`.
         read_plane(affine.scale(), unsafe { plane(w.scales, at, bytes) }, scale);
         if affine.is_symmetric() {
             let middle = zero - (1 << (affine.bits() - 1)) as f32;
@@ -111,7 +113,8 @@ impl Scales {
                 *offset = middle * *scale;
             }
         } else {
-            // SAFETY: the caller's promise.
+            // SAFETY: by the caller, the matrix has the row and the columns; `k` is a multiple of 128 and `n`
+            // of the group, at most `PIECE`.
             read_plane(affine.scale(), unsafe { plane(w.biases, at, bytes) }, offset);
             if zero > 0.0 {
                 for (offset, scale) in offset.iter_mut().zip(scale) {
@@ -198,7 +201,8 @@ pub(super) unsafe fn decode<F: Codes>(
     scale: &mut [f32],
     offset: &mut [f32],
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the matrix has the row and the columns; `k` is a multiple of `PART`, the number
+    // of columns of 32.
     unsafe {
         let packed = w.values.add(r * w.row_bytes + k / 32 * F::BYTES_32);
         unpack::<F>(std::slice::from_raw_parts(packed, codes.len() / 32 * F::BYTES_32), codes);

@@ -88,7 +88,7 @@ impl<const BITS: usize> Unpack<BITS> {
 /// AVX2 is available; their bytes are readable at `p`.
 #[inline(always)]
 unsafe fn codes32<F: Codes>(p: *const u8) -> __m256i {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, AVX2 is available: the bytes are readable at `p`.
     unsafe {
         match F::BITS {
             8 => {
@@ -120,7 +120,8 @@ pub(super) unsafe fn gemv<F: Codes>(
     out: *mut f32,
 ) {
     let mut scales = [Scales::NONE; ROWS];
-    // SAFETY: rows `r0..r1` in groups, each within the caller's promises.
+    // SAFETY: by the caller, `w` has rows `r0..r1`, `x` their columns and `out` room for them; each group is
+    // within `r0..r1`.
     unsafe {
         let mut r = r0;
         while r + ROWS <= r1 {

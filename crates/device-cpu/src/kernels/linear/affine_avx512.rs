@@ -95,7 +95,7 @@ impl<const BITS: usize> Unpack<BITS> {
     /// AVX-512 is available.
     #[inline(always)]
     unsafe fn unpack(bytes: __m512i) -> __m512i {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, AVX-512 is available.
         unsafe {
             let lanes = _mm512_permutexvar_epi16(load512(&Self::LANES), bytes);
             let even =
@@ -114,7 +114,8 @@ impl<const BITS: usize> Unpack<BITS> {
 /// AVX-512 is available; the bytes of these codes are readable.
 #[inline(always)]
 unsafe fn codes64<F: Codes, const HALF: bool>(p: *const u8) -> __m512i {
-    // SAFETY: the caller's promise; bytes outside a mask are not read.
+    // SAFETY: by the caller, AVX-512 is available; the bytes of these codes are readable; bytes outside a
+    // mask are not read.
     unsafe {
         if F::BITS == 8 {
             let bytes = match HALF {
@@ -187,7 +188,8 @@ pub(super) unsafe fn gemv<F: Codes>(
     out: *mut f32,
 ) {
     let mut scales = [Scales::NONE; ROWS];
-    // SAFETY: rows `r0..r1` in groups, each within the caller's promises.
+    // SAFETY: by the caller, `w` has rows `r0..r1`, `x` their columns and `out` room for them; each group is
+    // within `r0..r1`.
     unsafe {
         let mut r = r0;
         while r + ROWS <= r1 {
@@ -334,7 +336,7 @@ pub(super) unsafe fn gemm_tile<F: Codes>(
 /// AVX-512 is available; the codes are readable; the panel has room for 64 columns.
 #[inline(always)]
 unsafe fn pack_codes<F: Codes, const HALF: bool>(rows: &[*const u8; 16], at: usize, codes: *mut u8) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, AVX-512 is available; the codes are readable; the panel has room for 64 columns.
     unsafe {
         let mut registers = [_mm512_setzero_si512(); 16];
         for r in 0..16 {
@@ -363,7 +365,8 @@ unsafe fn pack_scales(
 ) {
     const { assert!(PASS <= PIECE && PASS / 256 * 64 * 16 <= Panel::STAGE) };
     let n_blocks = n.div_ceil(256);
-    // SAFETY: the caller's promise; the stage has room by the assertion.
+    // SAFETY: by the caller, AVX-512 is available; the rows have the columns; the panel has room; the stage
+    // has room by the assertion.
     unsafe {
         for r in 0..16 {
             let shift = scales.read(w, r0 + r.min(n_rows - 1), k, n, 0);

@@ -21,7 +21,8 @@ pub(super) unsafe fn gemv<F: Codes>(
     x: ActRow,
     out: *mut f32,
 ) {
-    // SAFETY: the caller's promises.
+    // SAFETY: by the caller, `w` has rows `r0..r1` of `n_cols` columns, `x` as many activations, `out` room
+    // for the products, and the instruction set is available.
     unsafe { affine::gemv::<F, ByRow<Mull>>(w, n_cols, r0, r1, x, out) }
 }
 
@@ -36,7 +37,8 @@ pub(super) unsafe fn gemv_by_sdot<F: Codes>(
     x: ActRow,
     out: *mut f32,
 ) {
-    // SAFETY: the caller's promises.
+    // SAFETY: by the caller, `w` has rows `r0..r1` of `n_cols` columns, `x` as many activations, `out` room
+    // for the products, and the instruction set is available.
     unsafe { affine::gemv::<F, ByRow<Sdot>>(w, n_cols, r0, r1, x, out) }
 }
 
@@ -74,7 +76,8 @@ unsafe fn fill<F: Codes, O: Order>(panel: Codes32, w: WeightRows, part: Part) {
     let mut groups = Scales::NONE;
     let mut codes = [0i8; PART];
     let (mut scale, mut offset) = ([0f32; PART / 32], [0f32; PART / 32]);
-    // SAFETY: the caller's promise; a row's places lie within the panel.
+    // SAFETY: by the caller, the matrix has the rows and columns; the panel has room for whole groups of 8
+    // columns; a row's places lie within the panel.
     unsafe {
         for r in 0..part.n_rows {
             let (first, at_byte) = O::place(r);

@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 /// AVX2 is available.
 #[inline(always)]
 pub(super) unsafe fn horizontal_sum(v: __m256) -> f32 {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, AVX2 is available.
     unsafe {
         let s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
         let s = _mm_add_ps(s, _mm_movehl_ps(s, s));

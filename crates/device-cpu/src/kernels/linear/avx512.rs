@@ -19,7 +19,7 @@ pub(super) unsafe fn load512<T, const N: usize>(values: &'static [T; N]) -> __m5
 /// AVX-512 is available.
 #[inline(always)]
 pub(super) unsafe fn horizontal_sum(v: __m512) -> f32 {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, AVX-512 is available.
     unsafe {
         let s = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v));
         super::avx2::horizontal_sum(s)

@@ -51,7 +51,7 @@ impl FloatFormat for BF16 {
     #[inline(always)]
     unsafe fn load8(p: *const u8) -> std::arch::x86_64::__m256 {
         use std::arch::x86_64::*;
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, AVX2 and F16C are available; eight numbers are readable at `p`.
         unsafe {
             let words = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words))
@@ -62,7 +62,7 @@ impl FloatFormat for BF16 {
     #[inline(always)]
     unsafe fn load16(p: *const u8, n: usize) -> std::arch::x86_64::__m512 {
         use std::arch::x86_64::*;
-        // SAFETY: the caller's promise; numbers outside the mask are not read.
+        // SAFETY: by the caller, AVX-512 is available and `n` numbers are readable; the mask leaves the others out.
         unsafe {
             let words = _mm256_maskz_loadu_epi16(((1u32 << n) - 1) as u16, p.cast());
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(words)))
@@ -73,7 +73,7 @@ impl FloatFormat for BF16 {
     #[inline(always)]
     unsafe fn load8(p: *const u8) -> [std::arch::aarch64::float32x4_t; 2] {
         use std::arch::aarch64::*;
-        // SAFETY: the caller's promise; NEON is the baseline.
+        // SAFETY: by the caller, eight numbers are readable at `p`; NEON is the baseline.
         unsafe {
             let words = vld1q_u16(p.cast());
             [

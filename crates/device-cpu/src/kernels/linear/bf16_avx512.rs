@@ -32,8 +32,9 @@ pub(super) fn scratch_bytes(_n_cols: usize) -> usize {
 /// As [`super::Gemv`], for weights and activations in BF16; AVX-512 with BF16 is available.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,avx2,fma,f16c")]
 pub(super) unsafe fn gemv(w: WeightRows, n_cols: usize, r0: usize, r1: usize, x: ActRow, out: *mut f32) {
-    // SAFETY: the caller's promises; the last columns are loaded under a mask; vectors of 32 numbers have the same layout,
-    // whatever their type.
+    // SAFETY: by the caller, `w` has rows `r0..r1` of `n_cols` columns, `x` as many activations, `out` room
+    // for the products, and the instruction set is available; the last columns are loaded under a mask;
+    // vectors of 32 numbers have the same layout, whatever their type.
     unsafe {
         let numbers = |v: __m512i| std::mem::transmute::<__m512i, __m512bh>(v);
         let whole = n_cols / 64 * 64;
@@ -141,7 +142,8 @@ unsafe fn columns<const C: usize>(
     first: bool,
     out: *mut f32,
 ) {
-    // SAFETY: the caller's promise; vectors of 16 pairs have the same layout, whatever their type.
+    // SAFETY: by the caller, AVX-512 with BF16 is available; panel and rows have the pairs; `out` has `(C,
+    // 16)` values; vectors of 16 pairs have the same layout, whatever their type.
     unsafe {
         let mut sums = [_mm512_setzero_ps(); C];
         if !first {

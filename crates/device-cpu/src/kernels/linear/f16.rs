@@ -24,7 +24,7 @@ impl FloatFormat for F16 {
     #[inline(always)]
     unsafe fn load8(p: *const u8) -> std::arch::x86_64::__m256 {
         use std::arch::x86_64::*;
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, AVX2 and F16C are available; eight numbers are readable at `p`.
         unsafe { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) }
     }
 
@@ -32,7 +32,7 @@ impl FloatFormat for F16 {
     #[inline(always)]
     unsafe fn load16(p: *const u8, n: usize) -> std::arch::x86_64::__m512 {
         use std::arch::x86_64::*;
-        // SAFETY: the caller's promise; numbers outside the mask are not read.
+        // SAFETY: by the caller, AVX-512 is available and `n` numbers are readable; the mask leaves the others out.
         unsafe { _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(((1u32 << n) - 1) as u16, p.cast())) }
     }
 
@@ -40,7 +40,7 @@ impl FloatFormat for F16 {
     #[inline(always)]
     unsafe fn load8(p: *const u8) -> [std::arch::aarch64::float32x4_t; 2] {
         use std::arch::aarch64::*;
-        // SAFETY: the caller's promise; NEON is the baseline.
+        // SAFETY: by the caller, eight numbers are readable at `p`; NEON is the baseline.
         unsafe {
             let halves = vreinterpretq_f16_u16(vld1q_u16(p.cast()));
             [vcvt_f32_f16(vget_low_f16(halves)), vcvt_high_f32_f16(halves)]

@@ -23,14 +23,14 @@ impl FloatFormat for F32 {
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     unsafe fn load8(p: *const u8) -> std::arch::x86_64::__m256 {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, AVX2 and F16C are available; eight numbers are readable at `p`.
         unsafe { std::arch::x86_64::_mm256_loadu_ps(p.cast()) }
     }
 
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     unsafe fn load16(p: *const u8, n: usize) -> std::arch::x86_64::__m512 {
-        // SAFETY: the caller's promise; numbers outside the mask are not read.
+        // SAFETY: by the caller, AVX-512 is available and `n` numbers are readable; the mask leaves the others out.
         unsafe { std::arch::x86_64::_mm512_maskz_loadu_ps(((1u32 << n) - 1) as u16, p.cast()) }
     }
 
@@ -38,7 +38,7 @@ impl FloatFormat for F32 {
     #[inline(always)]
     unsafe fn load8(p: *const u8) -> [std::arch::aarch64::float32x4_t; 2] {
         use std::arch::aarch64::*;
-        // SAFETY: the caller's promise; NEON is the baseline.
+        // SAFETY: by the caller, eight numbers are readable at `p`; NEON is the baseline.
         unsafe {
             let p: *const f32 = p.cast();
             [vld1q_f32(p), vld1q_f32(p.add(4))]

@@ -63,7 +63,8 @@ pub(super) unsafe fn gemv<F: FloatFormat>(
     out: *mut f32,
 ) {
     let xs = ActRows { base: x.0, stride: 0, n: 1 };
-    // SAFETY: the caller's promises.
+    // SAFETY: by the caller, `w` has rows `r0..r1` of `n_cols` columns, `x` as many activations, `out` room
+    // for the products, and the instruction set is available.
     unsafe {
         let mut r = r0;
         while r + GEMV_ROWS <= r1 {
@@ -123,7 +124,8 @@ pub(super) unsafe fn few_rows<F: FloatFormat>(
 /// As [`few_rows`].
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn four_weights<F: FloatFormat>(w: WeightRows, n_cols: usize, r: usize, xs: ActRows, out: *mut f32) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, `w` has the tile's rows, `xs` the part's columns, `scratch` and `out` have room
+    // and overlap nothing else, and the instruction set is available.
     unsafe {
         match xs.n {
             1 => block::<F, FEW_ROWS, 1>(w, n_cols, r, xs, out),
@@ -150,7 +152,8 @@ unsafe fn four_weights<F: FloatFormat>(w: WeightRows, n_cols: usize, r: usize, x
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn one_weight<F: FloatFormat>(w: WeightRows, n_cols: usize, r: usize, xs: ActRows, out: *mut f32) {
     for i in 0..xs.n {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, `w` has the tile's rows, `xs` the part's columns, `scratch` and `out` have
+        // room and overlap nothing else, and the instruction set is available.
         unsafe {
             let x = ActRows { base: xs.row(i).0, n: 1, ..xs };
             block::<F, 1, 1>(w, n_cols, r, x, out.add(i * TILE_ROWS));
@@ -171,7 +174,8 @@ unsafe fn block<F: FloatFormat, const R: usize, const C: usize>(
     out: *mut f32,
 ) {
     let row_bytes = w.row_bytes;
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the rows have `n_cols` numbers; `out` has room; AVX2, FMA and F16C are
+    // available.
     unsafe {
         let (w, x) = (w.values.add(r * row_bytes), xs.base.cast::<f32>());
         let mut sums = [[_mm256_setzero_ps(); C]; R];
@@ -218,7 +222,8 @@ unsafe fn eight<F: FloatFormat, const R: usize, const C: usize>(
     stride: usize,
     sums: &mut [[__m256; C]; R],
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the rows have `n_cols` numbers from `w` and `x` on, `out` has room, and AVX2,
+    // FMA and F16C are available.
     unsafe {
         let mut activations = [_mm256_setzero_ps(); C];
         for c in 0..C {
@@ -285,7 +290,7 @@ pub(super) unsafe fn gemm_tile<F: FloatFormat>(
 /// AVX2 is available; `panel` has room for 8 columns, and is aligned to a vector.
 #[inline(always)]
 unsafe fn store_columns(rows: [__m256i; 8], panel: *mut f32) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, AVX2 is available; `panel` has room for 8 columns, and is aligned to a vector.
     unsafe {
         for (i, column) in transpose(rows).into_iter().enumerate() {
             _mm256_store_si256(panel.add(i * TILE_ROWS).cast(), column);
@@ -326,7 +331,8 @@ impl NextTile {
 /// AVX2 and F16C are available; the numbers are readable.
 #[inline(always)]
 unsafe fn load_some<F: FloatFormat>(p: *const u8, n: usize) -> __m256 {
-    // SAFETY: the caller's promise; a copy of the last few is read whole.
+    // SAFETY: by the caller, AVX2 and F16C are available; the numbers are readable; a copy of the last few is
+    // read whole.
     unsafe {
         if n >= 8 {
             return F::load8(p);
@@ -408,7 +414,8 @@ struct Activations {
 /// As [`multiply`].
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn columns<const C: usize>(panel: *const f32, n: usize, x: Activations, first: bool, out: *mut f32) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the panel is filled, the activation rows have the columns, `out` has room for
+    // `(C, 16)`, and the instruction set is available.
     unsafe {
         let mut sums = [[_mm256_setzero_ps(); 2]; C];
         if !first {
@@ -452,7 +459,8 @@ unsafe fn column<const C: usize>(
     stride: usize,
     sums: &mut [[__m256; 2]; C],
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, AVX2 and FMA are available; the numbers are readable, those of the panel
+    // aligned.
     unsafe {
         let weights = [_mm256_load_ps(panel), _mm256_load_ps(panel.add(8))];
         for c in 0..C {

@@ -41,7 +41,8 @@ pub(super) unsafe fn gemv<F: FloatFormat>(
     out: *mut f32,
 ) {
     let x: *const f32 = x.0.cast();
-    // SAFETY: the caller's promises; the last columns are loaded under a mask.
+    // SAFETY: by the caller, `w` has rows `r0..r1` of `n_cols` columns, `x` as many activations, `out` room
+    // for the products, and the instruction set is available; the last columns are loaded under a mask.
     unsafe {
         let full = n_cols / 32 * 32;
         for r in r0..r1 {
@@ -168,7 +169,8 @@ unsafe fn columns<const C: usize>(
     first: bool,
     out: *mut f32,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the panel is filled, the activation rows have the columns, `out` has room for
+    // `(C, 16)`, and the instruction set is available.
     unsafe {
         let mut sums = [_mm512_setzero_ps(); C];
         if !first {

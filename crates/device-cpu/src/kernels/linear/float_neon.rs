@@ -49,7 +49,8 @@ pub(super) unsafe fn gemv<F: FloatFormat>(
 ) {
     let xs = ActRows { base: x.0, stride: 0, n: 1 };
     let whole = r0 + (r1 - r0) / GEMV_ROWS * GEMV_ROWS;
-    // SAFETY: the caller's promises.
+    // SAFETY: by the caller, `w` has rows `r0..r1` of `n_cols` columns, `x` as many activations, `out` room
+    // for the products, and the instruction set is available.
     unsafe {
         for r in (r0..whole).step_by(GEMV_ROWS) {
             block::<F, GEMV_ROWS, 1>(w, n_cols, r, xs, out.add(r - r0));
@@ -110,7 +111,7 @@ unsafe fn block<F: FloatFormat, const R: usize, const C: usize>(
     out: *mut f32,
 ) {
     let row_bytes = w.row_bytes;
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the rows have `n_cols` numbers; `out` has room.
     unsafe {
         let (w, x) = (w.values.add(r * row_bytes), xs.base.cast::<f32>());
         let mut sums = [[[vdupq_n_f32(0.0); 2]; C]; R];
@@ -185,7 +186,8 @@ pub(super) unsafe fn gemm_tile<F: FloatFormat>(
 /// The matrix has them; the panel has room for whole groups of 8 columns.
 #[inline(never)]
 unsafe fn fill<F: FloatFormat>(w: WeightRows, part: Part, panel: *mut f32) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the matrix has the rows and columns; the panel has room for whole groups of 8
+    // columns.
     unsafe {
         for first in (0..TILE_ROWS).step_by(4) {
             let mut rows = [w.values; 4];
@@ -216,7 +218,7 @@ unsafe fn fill<F: FloatFormat>(w: WeightRows, part: Part, panel: *mut f32) {
 /// The numbers are readable.
 #[inline(always)]
 unsafe fn load_some<F: FloatFormat>(p: *const u8, n: usize) -> [float32x4_t; 2] {
-    // SAFETY: the caller's promise; a copy of the last few is read whole.
+    // SAFETY: by the caller, the numbers are readable; a copy of the last few is read whole.
     unsafe {
         if n >= 8 {
             return F::load8(p);
@@ -259,7 +261,8 @@ unsafe fn columns<const C: usize>(
     first: bool,
     out: *mut f32,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the panel has `n` columns, and so have the activation rows, `stride` bytes
+    // apart; `out` has room for `(C, 16)`.
     unsafe {
         let mut sums = [[vdupq_n_f32(0.0); 4]; C];
         if !first {

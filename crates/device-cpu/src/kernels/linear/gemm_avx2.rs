@@ -63,7 +63,7 @@ impl Panel {
 /// AVX2 is available.
 #[inline(always)]
 pub(super) unsafe fn transpose(rows: [__m256i; 8]) -> [__m256i; 8] {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, AVX2 is available.
     unsafe {
         let mut a = rows;
         for i in (0..8).step_by(2) {
@@ -149,7 +149,8 @@ unsafe fn rows<const GROUP: usize, const CHUNK: usize, const OFFSET: bool, const
     out: *mut f32,
 ) {
     let steps = GROUP / 4;
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the panel is filled, the activation rows have the columns, `out` has room for
+    // `(C, 16)`, and the instruction set is available.
     unsafe {
         let ones = _mm256_set1_epi16(1);
         let mut sums = [_mm256_setzero_ps(); C];

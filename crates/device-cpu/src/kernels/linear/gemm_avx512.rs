@@ -72,7 +72,7 @@ impl Panel {
 /// AVX-512 is available.
 #[inline(always)]
 pub(super) unsafe fn transpose(rows: [__m512i; 16]) -> [__m512i; 16] {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, AVX-512 is available.
     unsafe {
         let mut a = rows;
         for i in (0..16).step_by(2) {
@@ -108,7 +108,7 @@ pub(super) unsafe fn transpose(rows: [__m512i; 16]) -> [__m512i; 16] {
 /// AVX-512 is available; the bytes are readable and aligned to 64.
 #[inline(always)]
 pub(super) unsafe fn load_rows(first: *const u8, stride: usize) -> [__m512i; 16] {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, AVX-512 is available; the bytes are readable and aligned to 64.
     unsafe {
         let mut rows = [_mm512_setzero_si512(); 16];
         for r in 0..16 {
@@ -185,7 +185,8 @@ unsafe fn rows<const GROUP: usize, const C: usize>(
     out: *mut f32,
 ) {
     let steps = GROUP / 4;
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the panel is filled, the activation rows have the columns, `out` has room for
+    // `(C, 16)`, and the instruction set is available.
     unsafe {
         let mut sums = [_mm512_setzero_ps(); C];
         if !first {

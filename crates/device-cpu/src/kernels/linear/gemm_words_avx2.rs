@@ -27,7 +27,7 @@ pub(super) const X_ROWS: usize = 6;
 /// AVX2 is available; the panel has room.
 #[inline(always)]
 pub(super) unsafe fn store(panel: Panel, half: usize, i: usize, columns: [__m256i; 8]) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, AVX2 is available; the panel has room.
     unsafe {
         let to = panel.codes.add(i * 16 * 64 + half * 32);
         for (c, column) in columns.into_iter().enumerate() {
@@ -85,7 +85,8 @@ pub(super) unsafe fn multiply<const OFFSET: bool>(
 /// AVX2 is available; `n`, a multiple of 32, are readable at `q`, and writable at `out`.
 #[inline(always)]
 unsafe fn widen(q: *const i8, n: usize, out: *mut i16) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, AVX2 is available; `n`, a multiple of 32, are readable at `q`, and writable at
+    // `out`.
     unsafe {
         let order = _mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
         for k in (0..n).step_by(16) {
@@ -96,7 +97,7 @@ unsafe fn widen(q: *const i8, n: usize, out: *mut i16) {
 }
 
 /// The panel times the `C` activation rows in its `x`, whose scales and sums are `x`'s and those of the rows `stride` bytes
-/// behind it.
+/// after it.
 ///
 /// # Safety
 /// As [`multiply`].
@@ -108,7 +109,8 @@ unsafe fn rows<const OFFSET: bool, const C: usize>(
     stride: usize,
     out: *mut f32,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the panel is filled, the activation rows have the columns, `out` has room for
+    // `(C, 16)`, and the instruction set is available.
     unsafe {
         for g in 0..n_blocks {
             let mut products = [[_mm256_setzero_si256(); 2]; C];

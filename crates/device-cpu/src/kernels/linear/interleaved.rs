@@ -6,7 +6,7 @@
 //! their codes, each code and each scale in as many bits as the file gives them. So a kernel's lanes are weight rows, an
 //! activation is broadcast, neither the sum of lanes nor the transposition of a panel is left, and memory is read from its
 //! beginning to its end: one stream, which the processor follows by itself, and faster than it can be asked for. (With the scales of a
-//! whole tile behind all its codes it loses both streams; `NOTES.md`.)
+//! whole tile after all its codes it loses both streams; `NOTES.md`.)
 //!
 //! A strip is a block of the file of 256 columns; or blocks of 32 until their scales fill 64 bytes. Its scales ([`Scales`])
 //! are fields of 16 rows, filled up to a multiple of 64 bytes; a last strip may have fewer codes.
@@ -100,7 +100,7 @@ impl Order for Fours {
 
     #[inline(always)]
     unsafe fn steps(codes: &Codes, k: usize, steps: &mut Steps) {
-        // SAFETY: the caller's promise; who has AVX-512 has AVX2.
+        // SAFETY: by the caller, AVX2 is available (every processor with AVX-512 has it), and `k + 32` is at most 256.
         unsafe { make_tile::steps_of_fours(codes, k, steps) }
     }
 }
@@ -254,7 +254,7 @@ impl Tile {
     #[inline(always)]
     pub(super) unsafe fn new(w: WeightRows, r0: usize) -> Tile {
         debug_assert_eq!(r0 % TILE_ROWS, 0);
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the matrix is interleaved and has the row.
         Tile(unsafe { w.values.add(r0 * w.row_bytes) })
     }
 
@@ -341,7 +341,8 @@ pub(super) unsafe fn decode<F: Interleaved, O: Order>(
 ) {
     let len = const { F::BLOCK.block_len() };
     let r = row % TILE_ROWS;
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the matrix is interleaved, of type `F`, and has the row and the columns; `out`
+    // has room.
     let tile = unsafe { Tile::new(w, row - r) };
     for (block, out) in (cols.start / len..).zip(out[..cols.len()].chunks_exact_mut(len)) {
         // SAFETY: the fields of a block that the row has.
@@ -373,7 +374,7 @@ pub(super) unsafe fn decode<F: Interleaved, O: Order>(
 /// `k` is a multiple of 32 within the rows.
 #[inline(always)]
 pub(super) unsafe fn activations(xs: ActRows, i: usize, n_cols: usize, k: usize) -> super::activation::Q8Row {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, `k` is a multiple of 32 within the rows.
     unsafe { super::portable::columns_from(xs.row(i).q8(n_cols), k) }
 }
 

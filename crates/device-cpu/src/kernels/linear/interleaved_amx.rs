@@ -5,7 +5,7 @@
 //! to 16 activation rows by 16 weight rows; the sums go through memory to the vectors, which scale them while the next groups are
 //! multiplied. Bits are those of `interleaved_avx512`, for the sum of a group is an exact integer in both.
 //!
-//! The tiles' shape is set, and what they hold given up, within a call: nobody else has to know of them. Instructions are
+//! The tiles' shape is set, and what they hold given up, within a call: no one else has to know of them. Instructions are
 //! `asm!` because their intrinsics are not stable.
 
 use super::activation::{ActRows, Q8Row};
@@ -133,7 +133,8 @@ unsafe fn set_shape(n_rows: usize, group: usize) {
 /// AVX-512 with VNNI and AMX are available, and the tiles' shape is set; the activations have the columns.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 unsafe fn rows<F: Interleaved, const M: usize>(pass: &Pass, x: Q8Row, out: *mut f32) {
-    // SAFETY: the caller's promise; the panel has the groups.
+    // SAFETY: by the caller, AVX-512 with VNNI and AMX are available, and the tiles' shape is set; the
+    // activations have the columns; the panel has the groups.
     unsafe {
         let mut sums = [_mm512_setzero_ps(); M];
         if !pass.first {
@@ -190,7 +191,8 @@ unsafe fn multiply<F: Interleaved>(pass: &Pass, x: Q8Row, group: usize, out: *mu
             )
         };
     }
-    // SAFETY: the caller's promise; the sums have room.
+    // SAFETY: by the caller, AMX is available, and the tiles' shape is set; the pass and the activations have
+    // the group; the sums have room.
     unsafe {
         match group % UNDER_WAY {
             0 => by!("tmm0", "tmm2", "tmm4"),
@@ -204,7 +206,7 @@ unsafe fn multiply<F: Interleaved>(pass: &Pass, x: Q8Row, group: usize, out: *mu
 /// # Safety
 /// AMX is available.
 pub(super) unsafe fn chains(n: usize) -> usize {
-    // SAFETY: the caller's promise; what the tiles hold is given up.
+    // SAFETY: by the caller, AMX is available; what the tiles hold is given up.
     unsafe {
         set_shape(ROWS, 64);
         for _ in 0..n {

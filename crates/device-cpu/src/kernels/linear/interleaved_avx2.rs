@@ -50,7 +50,8 @@ pub(super) unsafe fn interleave<F: Interleaved>(
     n_rows: usize,
     out: *mut u8,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, `w` has rows `r0..r1` of `n_cols` columns, `x` as many activations, `out` room
+    // for the products, and the instruction set is available; AVX2 is available.
     unsafe { super::make_tile::interleave::<F, Fours>(w, n_cols, r0, n_rows, out) }
 }
 
@@ -177,7 +178,7 @@ trait Source<F>: Copy {
 /// AVX2 is available; 8 bytes are readable.
 #[inline(always)]
 unsafe fn spread(bytes: *const u8) -> __m256i {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, AVX2 is available; 8 bytes are readable.
     unsafe {
         const NONE: i8 = -128;
         let order = _mm256_setr_epi8(
@@ -194,7 +195,7 @@ unsafe fn spread(bytes: *const u8) -> __m256i {
 /// AVX2 is available.
 #[inline(always)]
 unsafe fn bits(bytes: __m256i, from: usize, width: usize, to: usize) -> __m256i {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, AVX2 is available.
     unsafe {
         let moved = if from > to {
             _mm256_srl_epi16(bytes, _mm_cvtsi32_si128((from - to) as i32))
@@ -211,7 +212,7 @@ unsafe fn bits(bytes: __m256i, from: usize, width: usize, to: usize) -> __m256i 
 /// AVX2 is available; the plane is readable.
 #[inline(always)]
 unsafe fn four(plane: *const u8, step: usize) -> __m256i {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, AVX2 is available; the plane is readable.
     unsafe { bits(_mm256_load_si256(plane.add(64 * (step / 2)).cast()), 4 * (step % 2), 4, 0) }
 }
 
@@ -221,7 +222,7 @@ unsafe fn four(plane: *const u8, step: usize) -> __m256i {
 /// As [`four`].
 #[inline(always)]
 unsafe fn two(plane: *const u8, step: usize, to: usize) -> __m256i {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the plane is readable and aligned, and the instruction set is available.
     unsafe { bits(_mm256_load_si256(plane.add(64 * (step / 4)).cast()), 2 * (step % 4), 2, to) }
 }
 
@@ -231,7 +232,7 @@ unsafe fn two(plane: *const u8, step: usize, to: usize) -> __m256i {
 /// As [`four`].
 #[inline(always)]
 unsafe fn one(plane: *const u8, step: usize, to: usize) -> __m256i {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the plane is readable and aligned, and the instruction set is available.
     unsafe { bits(_mm256_load_si256(plane.cast()), step, 1, to) }
 }
 
@@ -424,14 +425,14 @@ impl Panel {
 impl<F: Interleaved> Source<F> for Panel {
     #[inline(always)]
     unsafe fn codes(self, b: usize, step: usize, half: usize) -> __m256i {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, AVX2 and F16C are available; the tile has the block, aligned to a vector.
         unsafe { _mm256_load_si256(self.codes.add((b * 8 + step) * 64 + 32 * half).cast()) }
     }
 
     #[inline(always)]
     unsafe fn scale(self, group: usize, half: usize) -> (__m256, __m256) {
         let at = group * TILE_ROWS + 8 * half;
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, AVX2 and F16C are available; the tile has the group, aligned to a vector.
         unsafe {
             let offset =
                 if F::HAS_OFFSET { _mm256_load_ps(self.offset.add(at)) } else { _mm256_setzero_ps() };
@@ -441,20 +442,21 @@ impl<F: Interleaved> Source<F> for Panel {
 
     #[inline(always)]
     unsafe fn small_scale(self, group: usize, half: usize) -> __m256i {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, AVX2 and F16C are available; the tile has the group, aligned to a vector.
         unsafe { _mm256_load_si256(self.scale.add(group * TILE_ROWS + 8 * half).cast()) }
     }
 
     #[inline(always)]
     unsafe fn minima(self, b: usize, half: usize) -> __m256i {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, AVX2 and F16C are available; the tile has the block, aligned to a vector.
         unsafe { _mm256_load_si256(self.offset.add(b * TILE_ROWS + 8 * half).cast()) }
     }
 
     #[inline(always)]
     unsafe fn block_scale(self, b: usize, half: usize) -> (__m256, __m256) {
         let load = |block: usize| {
-            // SAFETY: the caller's promise.
+            // SAFETY: by the caller, AVX2 and F16C are available; the tile has the block, aligned to a
+            // vector.
             unsafe { _mm256_load_ps(self.block_scale.add(block * TILE_ROWS + 8 * half)) }
         };
         (load(b / 8), load(PASS / 256 + b / 8))
@@ -502,7 +504,8 @@ unsafe fn rows<F: Interleaved, S: Source<F>, const C: usize>(
     first: bool,
     out: *mut f32,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, AVX2, FMA and F16C are available; the source and the activations have the
+    // columns.
     unsafe {
         let ones = _mm256_set1_epi16(1);
         let mut sums = [[_mm256_setzero_ps(); 2]; C];

@@ -64,7 +64,7 @@ impl Source for Tile {
 
     #[inline(always)]
     unsafe fn codes<F: Interleaved>(self, b: usize, step: usize) -> __m512i {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, AVX-512 is available; the tile has the block.
         unsafe { codes::<F>(self, b, step) }
     }
 }
@@ -78,7 +78,7 @@ impl Source for Panel {
 
     #[inline(always)]
     unsafe fn codes<F: Interleaved>(self, b: usize, step: usize) -> __m512i {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, AVX-512 is available; the tile has the block.
         unsafe { _mm512_load_si512(self.0.add((b * 8 + step) * 64).cast()) }
     }
 }
@@ -90,12 +90,13 @@ impl Source for Panel {
 #[inline(always)]
 pub(super) unsafe fn unpack<F: Interleaved>(tile: Tile, n: usize, panel: *mut u8) {
     for step in 0..n / 4 {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, AVX-512 is available; the tile has the columns; `panel` has room for them
+        // and is aligned to 64 bytes.
         unsafe { _mm512_store_si512(panel.add(step * 64).cast(), codes::<F>(tile, step / 8, step % 8)) };
     }
 }
 
-/// The tile behind one that meets many activation rows, asked for in shares meanwhile, so that it has come when its turn is.
+/// The tile after one that meets many activation rows, asked for in shares meanwhile, so that it has come when its turn is.
 struct NextTile {
     /// Where the next share begins.
     start: *const u8,
@@ -104,7 +105,7 @@ struct NextTile {
 }
 
 impl NextTile {
-    /// That behind `tile`, as many columns of it, `n`, in `n_shares` shares; rows have `n_cols` columns.
+    /// That after `tile`, as many columns of it, `n`, in `n_shares` shares; rows have `n_cols` columns.
     #[inline(always)]
     fn new<F: Interleaved>(tile: Tile, n_cols: usize, n: usize, n_shares: usize) -> NextTile {
         NextTile {
@@ -255,7 +256,7 @@ const fn x_rows<F: Interleaved>() -> usize {
 /// AVX-512 is available.
 #[inline(always)]
 unsafe fn bits(bytes: __m512i, from: usize, width: usize, to: usize) -> __m512i {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, AVX-512 is available.
     unsafe {
         let moved = if from > to {
             _mm512_srl_epi16(bytes, _mm_cvtsi32_si128((from - to) as i32))
@@ -272,7 +273,7 @@ unsafe fn bits(bytes: __m512i, from: usize, width: usize, to: usize) -> __m512i 
 /// AVX-512 is available; the plane is readable.
 #[inline(always)]
 unsafe fn four(plane: *const u8, step: usize, to: usize) -> __m512i {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, AVX-512 is available; the plane is readable.
     unsafe { bits(_mm512_load_si512(plane.add(64 * (step / 2)).cast()), 4 * (step % 2), 4, to) }
 }
 
@@ -282,7 +283,7 @@ unsafe fn four(plane: *const u8, step: usize, to: usize) -> __m512i {
 /// As [`four`].
 #[inline(always)]
 unsafe fn two(plane: *const u8, step: usize, to: usize) -> __m512i {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the plane is readable and aligned, and the instruction set is available.
     unsafe { bits(_mm512_load_si512(plane.add(64 * (step / 4)).cast()), 2 * (step % 4), 2, to) }
 }
 
@@ -292,7 +293,7 @@ unsafe fn two(plane: *const u8, step: usize, to: usize) -> __m512i {
 /// As [`four`].
 #[inline(always)]
 unsafe fn one(plane: *const u8, step: usize, to: usize) -> __m512i {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the plane is readable and aligned, and the instruction set is available.
     unsafe { bits(_mm512_load_si512(plane.cast()), step, 1, to) }
 }
 
@@ -408,17 +409,17 @@ unsafe fn group_scale<F: Interleaved>(
 #[inline(always)]
 pub(super) unsafe fn scale<F: Interleaved>(tile: Tile, group: usize) -> (__m512, __m512) {
     let (block, g) = (group / n_groups::<F>(), group % n_groups::<F>());
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, AVX-512 is available; the tile has the group.
     unsafe { group_scale::<F>(tile, block, g, block_scale::<F>(tile, block)) }
 }
 
-/// What the products of a group of an activation row begin with; the row begins `row` bytes behind `x`.
+/// What the products of a group of an activation row begin with; the row begins `row` bytes after `x`.
 ///
 /// # Safety
 /// AVX-512 is available; the activations have the group.
 #[inline(always)]
 pub(super) unsafe fn centre<F: Interleaved>(x: Q8Row, row: usize, group: usize) -> __m512i {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, AVX-512 is available; the activations have the group.
     unsafe {
         match F::GROUP {
             _ if F::HAS_OFFSET => _mm512_setzero_si512(),
@@ -429,7 +430,7 @@ pub(super) unsafe fn centre<F: Interleaved>(x: Q8Row, row: usize, group: usize) 
 }
 
 /// Add the products `t` of a group of 32, their [`centre`] among them, with its scale and offset, and with the scale and the sum of the
-/// activations of the row that begins `row` bytes behind `x`.
+/// activations of the row that begins `row` bytes after `x`.
 ///
 /// # Safety
 /// AVX-512 is available; the activations have the group.
@@ -442,7 +443,7 @@ pub(super) unsafe fn add_scaled<F: Interleaved>(
     row: usize,
     group: usize,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, AVX-512 is available; the activations have the group.
     unsafe {
         let x_scale = _mm512_set1_ps(*x.scale.byte_add(row).add(group));
         *sum = _mm512_fmadd_ps(scale, _mm512_mul_ps(_mm512_cvtepi32_ps(t), x_scale), *sum);
@@ -468,7 +469,7 @@ unsafe fn add_pair<F: Interleaved>(
     row: usize,
     b: usize,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, AVX-512 is available; the activations have the block.
     unsafe {
         let both = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(t), half);
         *sum = _mm512_fmadd_ps(both, _mm512_set1_ps(*x.scale.byte_add(row).add(b)), *sum);
@@ -495,7 +496,8 @@ unsafe fn rows<F: Interleaved, S: Source, const C: usize>(
     first: bool,
     out: *mut f32,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, AVX-512 with VNNI is available; the tile, the source and the activations have
+    // the columns.
     unsafe {
         let later = tile.scales::<F>(0).wrapping_add(AHEAD);
         let mut sums = [_mm512_setzero_ps(); C];
@@ -552,7 +554,8 @@ unsafe fn products<F: Interleaved, S: Source, const C: usize>(
     b: usize,
     s0: usize,
 ) -> [__m512i; C] {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, AVX-512 with VNNI is available; the tile, the source and the activations have
+    // the columns.
     unsafe {
         let mut products = [_mm512_setzero_si512(); C];
         for c in 0..C {
@@ -596,7 +599,7 @@ unsafe fn scale_of<F: Interleaved, const C: usize>(
     group: usize,
     common: &mut (__m512, __m512),
 ) -> (__m512, __m512) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, AVX-512 is available; the tile has the group.
     unsafe {
         if C > HOISTING {
             return scale::<F>(tile, group);

@@ -54,7 +54,8 @@ impl Multiply for Smmla {
         #[inline(never)]
         #[target_feature(enable = "neon,dotprod,i8mm")]
         unsafe fn run<S: Source, const C: usize>(source: S, rows: XRows) {
-            // SAFETY: the caller's promise.
+            // SAFETY: by the caller, the instructions are available, the source and the activations have the
+            // columns, and `C` is at most `X_ROWS`.
             unsafe {
                 match C {
                     1 => one_row::<S>(source, rows),
@@ -64,13 +65,14 @@ impl Multiply for Smmla {
                 }
             }
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the instructions are available, the source and the activations have the
+        // columns, and `C` is at most `X_ROWS`.
         unsafe { run::<S, C>(source, rows) }
     }
 
     #[inline(always)]
     unsafe fn sixteen(sum: int32x4_t, codes: int8x16_t, q: int8x16_t) -> int32x4_t {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the instructions are available.
         unsafe { Sdot::sixteen(sum, codes, q) }
     }
 }
@@ -99,7 +101,8 @@ macro_rules! for_steps {
 #[inline(always)]
 unsafe fn one_row<S: Source>(source: S, rows: XRows) {
     let XRows { n, x, first, out, .. } = rows;
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the instructions are available, the source and the activations have the columns,
+    // and `C` is at most `X_ROWS`.
     unsafe {
         let mut sums = [vdupq_n_f32(0.0); 4];
         if !first {
@@ -147,7 +150,8 @@ unsafe fn add_to_row<S: Source>(
     rows: XRows,
     sums: &mut [float32x4_t; 4],
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the instructions are available, the source and the activations have the columns,
+    // and `C` is at most `X_ROWS`.
     unsafe {
         let (scale, offset) = source.scales(group, half);
         for i in 0..2 {
@@ -168,7 +172,8 @@ unsafe fn add_to_row<S: Source>(
 /// As [`Multiply::rows`].
 #[inline(always)]
 unsafe fn both_halves<S: Source, const P: usize>(source: S, n_x: usize, rows: XRows) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the instructions are available, the source and the activations have the columns,
+    // and `C` is at most `X_ROWS`.
     unsafe {
         half_of::<S, P, 0>(source, n_x, rows);
         half_of::<S, P, 1>(source, n_x, rows);
@@ -183,7 +188,8 @@ unsafe fn both_halves<S: Source, const P: usize>(source: S, n_x: usize, rows: XR
 unsafe fn half_of<S: Source, const P: usize, const HALF: usize>(source: S, n_x: usize, rows: XRows) {
     let XRows { n, x, stride, first, out } = rows;
     let second = |pair: usize| (2 * pair + 1).min(n_x - 1);
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the instructions are available, the source and the activations have the columns,
+    // and `C` is at most `X_ROWS`.
     unsafe {
         let out = out.add(8 * HALF);
         let mut sums = [[vdupq_n_f32(0.0); 4]; P];
@@ -273,7 +279,8 @@ unsafe fn add_pairs<S: Source, const P: usize, const HALF: usize>(
     sums: &mut [[float32x4_t; 4]; P],
 ) {
     let XRows { x, stride, .. } = rows;
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the instructions are available, the source and the activations have the columns,
+    // and `C` is at most `X_ROWS`.
     unsafe {
         let (scale, offset) = source.scales_twice(group, HALF);
         for p in 0..P {

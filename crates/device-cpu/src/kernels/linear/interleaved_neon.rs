@@ -358,7 +358,7 @@ impl<const GROUP: usize, const HAS_OFFSET: bool> Panel<GROUP, HAS_OFFSET> {
     unsafe fn fill<S: Source>(self, source: S, n: usize) {
         debug_assert!(S::GROUP == GROUP && S::HAS_OFFSET == HAS_OFFSET);
         let factor = 1.0 / (1 << S::SHIFT) as f32;
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the source has the columns.
         unsafe {
             for b in 0..n / 32 {
                 macro_rules! steps {
@@ -393,7 +393,7 @@ impl<const GROUP: usize, const HAS_OFFSET: bool> Panel<GROUP, HAS_OFFSET> {
 /// They are readable.
 #[inline(always)]
 unsafe fn load8(p: *const f32) -> [float32x4_t; 2] {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, eight numbers are readable at `p`.
     unsafe { [vld1q_f32(p), vld1q_f32(p.add(4))] }
 }
 
@@ -403,7 +403,7 @@ unsafe fn load8(p: *const f32) -> [float32x4_t; 2] {
 /// They are readable.
 #[inline(always)]
 unsafe fn load8_twice(p: *const f32) -> [float32x4_t; 4] {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, eight numbers are readable at `p`.
     unsafe {
         let pair = |i: usize| vreinterpretq_f32_f64(vld1q_dup_f64(p.add(2 * i).cast()));
         [pair(0), pair(1), pair(2), pair(3)]
@@ -417,14 +417,14 @@ impl<const GROUP: usize, const HAS_OFFSET: bool> Source for Panel<GROUP, HAS_OFF
 
     #[inline(always)]
     unsafe fn codes<const STEP: usize>(self, b: usize, register: usize) -> int8x16_t {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the tile has the block.
         unsafe { vld1q_s8(self.codes.add((b * 8 + STEP) * 64 + 16 * register)) }
     }
 
     #[inline(always)]
     unsafe fn scales(self, group: usize, half: usize) -> ([float32x4_t; 2], [float32x4_t; 2]) {
         let at = group * TILE_ROWS + 8 * half;
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the tile has the group.
         unsafe {
             let scale = load8(self.scale.add(at));
             (scale, if HAS_OFFSET { load8(self.offset.add(at)) } else { scale })
@@ -434,7 +434,7 @@ impl<const GROUP: usize, const HAS_OFFSET: bool> Source for Panel<GROUP, HAS_OFF
     #[inline(always)]
     unsafe fn scales_twice(self, group: usize, half: usize) -> ([float32x4_t; 4], [float32x4_t; 4]) {
         let at = group * TILE_ROWS + 8 * half;
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the tile has the group.
         unsafe {
             let scale = load8_twice(self.scale.add(at));
             (scale, if HAS_OFFSET { load8_twice(self.offset.add(at)) } else { scale })

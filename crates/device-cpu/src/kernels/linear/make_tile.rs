@@ -64,7 +64,8 @@ pub(super) unsafe fn interleave<F: Interleaved, O: Order>(
                 }
             }
             for (i, planes) in planes.chunks_exact_mut(of_codes).enumerate() {
-                // SAFETY: the caller's promise; the columns are within the block.
+                // SAFETY: by the caller, the rows are readable and of type `F`; `out` is writable and
+                // overlaps nothing; the instructions of `O` are available; the columns are within the block.
                 unsafe { O::steps(&codes, 32 * i, &mut steps) };
                 share_bytes::<F>(&steps, planes);
             }
@@ -138,7 +139,7 @@ pub(super) unsafe fn steps_of_fours(codes: &Codes, k: usize, steps: &mut Steps) 
     debug_assert!(k + 32 <= 256);
     for eight in 0..2 {
         for half in 0..2 {
-            // SAFETY: 16 codes of a row from column `k + 16 * half` on; the caller's promise.
+            // SAFETY: AVX2 is available by the caller, and a row has the 16 codes from column `k + 16 * half` on.
             unsafe {
                 let row = |r: usize| codes.0[8 * eight + r].as_ptr().add(k + 16 * half).cast::<__m128i>();
                 let a = _mm256_loadu2_m128i(row(4), row(0));

@@ -239,7 +239,8 @@ impl Multiply {
         out: *mut f32,
     ) {
         let part = Part { r0, n_rows, k: 0, n: n_cols };
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, `w` has the tile's rows, `xs` the part's columns, `scratch` and `out` have
+        // room and overlap nothing else, and the instruction set is available.
         unsafe {
             if xs.n >= self.gemm_min_rows {
                 (self.gemm_tile)(w, n_cols, part, xs, scratch, out);
@@ -265,7 +266,8 @@ impl Multiply {
         scratch: *mut u8,
         out: *mut f32,
     ) {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, `w` has the tile's rows, `xs` the part's columns, `scratch` and `out` have
+        // room and overlap nothing else, and the instruction set is available.
         unsafe {
             if xs.n >= self.gemm_min_rows {
                 if part.k.is_multiple_of(self.gemm_pass) {
@@ -312,7 +314,7 @@ pub struct Interleave {
 /// # Safety
 /// The instruction set is available.
 pub unsafe fn int8_products(isa: Isa, n: usize) -> usize {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the instruction set is available.
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]

@@ -55,7 +55,7 @@ pub(super) trait Source: Copy {
     /// As [`Self::scales`].
     #[inline(always)]
     unsafe fn scales_twice(self, group: usize, half: usize) -> ([float32x4_t; 4], [float32x4_t; 4]) {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the source has the group.
         unsafe {
             let (scale, offset) = self.scales(group, half);
             (twice(scale), twice(offset))
@@ -145,10 +145,12 @@ impl Multiply for Mull {
     unsafe fn rows<S: Source, const C: usize>(source: S, rows: XRows) {
         #[inline(never)]
         unsafe fn run<S: Source, const C: usize>(source: S, rows: XRows) {
-            // SAFETY: the caller's promise.
+            // SAFETY: by the caller, the instructions are available, the source and the activations have the
+            // columns, and `C` is at most `X_ROWS`.
             unsafe { fours::<S, Mull, C>(source, rows) }
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the instructions are available, the source and the activations have the
+        // columns, and `C` is at most `X_ROWS`.
         unsafe { run::<S, C>(source, rows) }
     }
 
@@ -234,7 +236,7 @@ pub(super) fn chains_of_sdot(n: usize) -> usize {
 impl Fours for Sdot {
     #[inline(always)]
     unsafe fn four<const LANE: i32>(sum: int32x4_t, codes: int8x16_t, q: int8x16_t) -> int32x4_t {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the instructions are available.
         unsafe { sdot_lane::<LANE>(sum, codes, q) }
     }
 }
@@ -247,16 +249,18 @@ impl Multiply for Sdot {
         #[inline(never)]
         #[target_feature(enable = "neon,dotprod")]
         unsafe fn run<S: Source, const C: usize>(source: S, rows: XRows) {
-            // SAFETY: the caller's promise.
+            // SAFETY: by the caller, the instructions are available, the source and the activations have the
+            // columns, and `C` is at most `X_ROWS`.
             unsafe { fours::<S, Sdot, C>(source, rows) }
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the instructions are available, the source and the activations have the
+        // columns, and `C` is at most `X_ROWS`.
         unsafe { run::<S, C>(source, rows) }
     }
 
     #[inline(always)]
     unsafe fn sixteen(sum: int32x4_t, codes: int8x16_t, q: int8x16_t) -> int32x4_t {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the instructions are available.
         unsafe { sdot(sum, codes, q) }
     }
 }
@@ -268,7 +272,8 @@ impl Multiply for Sdot {
 /// As [`Multiply::rows`].
 #[inline(always)]
 unsafe fn fours<S: Source, M: Fours, const C: usize>(source: S, rows: XRows) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the instructions are available, the source and the activations have the columns,
+    // and `C` is at most `X_ROWS`.
     unsafe {
         if C <= 2 {
             fours_of::<S, M, 4, C>(source, 0, rows);
@@ -286,7 +291,8 @@ unsafe fn fours<S: Source, M: Fours, const C: usize>(source: S, rows: XRows) {
 #[inline(always)]
 unsafe fn fours_of<S: Source, M: Fours, const R: usize, const C: usize>(source: S, at: usize, rows: XRows) {
     let XRows { n, x, stride, first, out } = rows;
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the instructions are available, the source and the activations have the columns,
+    // and `C` is at most `X_ROWS`.
     unsafe {
         let out = out.add(4 * at);
         let mut sums = [[vdupq_n_f32(0.0); R]; C];
@@ -359,7 +365,8 @@ unsafe fn add_group<S: Source, const R: usize, const C: usize>(
     stride: usize,
     sums: &mut [[float32x4_t; R]; C],
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the instructions are available, the source and the activations have the columns,
+    // and `C` is at most `X_ROWS`.
     unsafe {
         for half in 0..R / 2 {
             let (scale, offset) = source.scales(group, at / 2 + half);
@@ -378,24 +385,24 @@ unsafe fn add_group<S: Source, const R: usize, const C: usize>(
     }
 }
 
-/// The scale of a group of the activation row `bytes` behind `x`.
+/// The scale of a group of the activation row `bytes` after `x`.
 ///
 /// # Safety
 /// The row has the group.
 #[inline(always)]
 pub(super) unsafe fn x_scale<S: Source>(x: Q8Row, bytes: usize, group: usize) -> f32 {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the row has the group.
     unsafe { *x.scale.byte_add(bytes).add(group * S::GROUP / 32) }
 }
 
-/// The scaled sum of a group of the activation row `bytes` behind `x`.
+/// The scaled sum of a group of the activation row `bytes` after `x`.
 ///
 /// # Safety
 /// The row has the group.
 #[inline(always)]
 pub(super) unsafe fn x_sum<S: Source>(x: Q8Row, bytes: usize, group: usize) -> f32 {
     let sums = if S::GROUP == 16 { x.sum16 } else { x.sum32 };
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the row has the group.
     unsafe { *sums.byte_add(bytes).add(group) }
 }
 
@@ -441,7 +448,7 @@ impl<M: Multiply> Dot for ByRow<M> {
     unsafe fn add<F: Groups>(sum: Sum, codes: &[i8], scale: &[f32], offset: &[f32], x: Q8Row) -> Sum {
         const { assert!(F::GROUP == Groups32::GROUP && F::HAS_OFFSET) };
         let Sum { mut dot, mut offsets } = sum;
-        // SAFETY: the caller's promise; `x` has the columns of `codes`, and slices hold all their groups.
+        // SAFETY: by the caller, `x` has the columns of `codes`, and the slices hold all their groups.
         unsafe {
             for i in 0..codes.len() / 32 {
                 let mut fours = vdupq_n_s32(0);

@@ -101,7 +101,7 @@ pub(super) fn f16_at(block: &[u8], at: usize) -> f32 {
 /// `k` is a multiple of 32 within the row.
 #[inline(always)]
 pub(super) unsafe fn columns_from(x: Q8Row, k: usize) -> Q8Row {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, `k` is a multiple of 32 within the row.
     unsafe {
         Q8Row {
             q: x.q.add(k),

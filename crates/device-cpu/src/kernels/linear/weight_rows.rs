@@ -49,7 +49,8 @@ impl WeightRows {
     /// The matrix has the row and the columns, which begin and end with whole blocks; `out` has room for them.
     pub unsafe fn decode(self, row: usize, cols: Range<usize>, out: &mut [f32]) {
         if let Some(interleave) = self.interleave {
-            // SAFETY: the caller's promise.
+            // SAFETY: by the caller, the matrix has the row and the columns, which begin and end with whole
+            // blocks; `out` has room for them.
             return unsafe { (interleave.decode)(self, row, cols, out) };
         }
         let block = self.block;
@@ -59,7 +60,8 @@ impl WeightRows {
             _ => 0,
         };
         let (n, at) = (cols.len(), row * self.plane_bytes + first);
-        // SAFETY: the caller's promise; a plane that is not there is read for no bytes.
+        // SAFETY: by the caller, the matrix has the row and the columns, which begin and end with whole
+        // blocks; `out` has room for them; a plane that is not there is read for no bytes.
         let (values, scales, biases) = unsafe {
             let values = self.values.add(row * self.row_bytes + block.row_bytes(cols.start));
             (
@@ -80,7 +82,7 @@ impl WeightRows {
 pub(super) unsafe fn plane<'a>(start: *const u8, at: usize, n: usize) -> &'a [u8] {
     match n {
         0 => &[],
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, unless `n` is 0, the bytes are readable.
         _ => unsafe { std::slice::from_raw_parts(start.add(at), n) },
     }
 }

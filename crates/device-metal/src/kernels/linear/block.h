@@ -5,14 +5,14 @@
 //
 //     enum { GROUPS, OFFSET, LEVELS }  1, 2 or 4 groups of vectors with a scale each; whether there are offsets;
 //                                      whether `levels` must hold D::level(0..15)
-//     enum { RAGGED, PLANES }          whether rows need not be whole spans: what lies behind their end is 0 and not read;
+//     enum { RAGGED, PLANES }          whether rows need not be whole spans: what follows their end is 0 and not read;
 //                                      whether scales lie in planes of their own
 //     typedef .. Operand               what linear/gemm.h multiplies: half, or float where a half loses what the file has
 //     uint n_spans(n_in)               spans of a row
 //     uint column(span, j)             the first column of its vector j = 0..3
 //     float4 factor()                  what a vector of x is multiplied with before it meets the codes, a power of two each
 //     Codes<GROUPS> load(row, span, n_in)   value = scale[g] * factor * q + offset[g]
-//     uint row_bytes(n_in)             of types that stand behind another in linear/mixed.metal
+//     uint row_bytes(n_in)             of types that follow another in linear/mixed.metal
 //     Values decode(row, index, n_in)  the 16 values of columns 16 * index .. + 15, for matrices and for embed
 //
 // The factors are why a code is not shifted to its place: `word & 0x0f00` is 256 times the code, and its x is divided by 256
@@ -45,7 +45,7 @@ struct Values {
 // The factors of `bytes_in_place`: 2^0, 2^-8, 2^-16, 2^-24.
 #define BYTES_IN_PLACE float4(1.0f, 0.00390625f, 1.52587890625e-5f, 5.9604644775390625e-8f)
 
-// Most types have no table of levels, and stand behind no other.
+// Most types have no table of levels, and follow no other.
 struct NoLevels {
     enum { LEVELS = 0 };
     static float level(ushort) { return 0.0f; }

@@ -1,7 +1,7 @@
 // What F32, F16 and BF16 share: four neighbouring values of a row, vectors where rows allow it.
 //
 // A span's vectors lie 128 columns apart, so that the 32 lanes of a simdgroup read neighbouring vectors. Rows need not be whole
-// spans: what lies behind a row's end is 0 and not read.
+// spans: what follows a row's end is 0 and not read.
 #pragma once
 #include "linear/block.h"
 

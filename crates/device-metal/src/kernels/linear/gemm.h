@@ -12,12 +12,12 @@
 //   constants LINEAR_BIAS, _RESIDUAL, _GATE, _UP, _ROW_GATE, _ACTIVATION, _WEIGHTS, _SOFTCAP, _TENSOR; LINEAR_SCALAR of floats and integer rows;
 //            AFFINE_GROUP, _SCALE, _SYMMETRIC of affine types
 //   threadgroup memory  none to be set; a tile takes 80 (BX + 64) bytes, twice that of types with float operands
-//   reads    a weight's tile once for BX rows of x, nothing behind any row's end
+//   reads    a weight's tile once for BX rows of x, nothing after any row's end
 //
 // Operands are halves (saturated at 65504), or floats where a half loses what the file has (F32, BF16, integer rows); sums are
 // floats. Four simdgroups, two by two, make BX / 2 rows of x times 32 rows of W each: 2 or 4 by 4 matrices of 8 x 8. Columns go by 32,
 // the next 32 are loaded and decoded while the matrices of the last are multiplied. Rows of a tile lie 40 operands apart, so
-// that the eight rows of a matrix lie in different banks. Two simdgroups whose rows of x are all behind the last bring their part of
+// that the eight rows of a matrix lie in different banks. Two simdgroups whose rows of x are all after the last bring their part of
 // the tiles and leave the matrix units to the others: an expert seldom fills its tile.
 //
 // With LINEAR_TENSOR, where the compiler has Metal 4's tensors, the tile is multiplied by linear/tensor.h instead.

@@ -18,7 +18,7 @@
 //   constants LINEAR_NORM, _BIAS, _RESIDUAL, _GATE, _UP, _ROW_GATE, _ACTIVATION, _WEIGHTS, _SPLIT, _ARGMAX, _SOFTCAP; LINEAR_SCALAR of floats and
 //            integer rows; AFFINE_GROUP, _SCALE, _SYMMETRIC of affine types
 //   threadgroup memory  none to be set
-//   reads    each weight once for N rows of x, x once for 4 rows of a weight (from caches), nothing behind any row's end
+//   reads    each weight once for N rows of x, x once for 4 rows of a weight (from caches), nothing after any row's end
 //
 // A simdgroup makes 4 rows of a weight (with LINEAR_GATE 2 of the gate and the same 2 of up) for all rows of x. Its lanes take
 // spans of 16 columns in turn; x and its sums are prepared once for the 4 rows. LINEAR_SPLIT simdgroups share the spans of the
@@ -39,7 +39,7 @@ using namespace metal;
 #include "linear/target.h"
 #include "step.h"
 
-// A vector of x; 0 behind the row's end.
+// A vector of x; 0 after the row's end.
 template<class D> static inline float4 load_x(device const float * x, uint column, uint n_in) {
     if (!D::RAGGED) return *(device const float4 *) (x + column);
     float4 v = float4(0.0f);
@@ -65,7 +65,7 @@ struct DeviceRows {
     }
 };
 
-// A row of x in threadgroup memory: whole vectors, with zeros behind its end.
+// A row of x in threadgroup memory: whole vectors, with zeros after its end.
 struct ThreadgroupRow {
     threadgroup const float * x;
 
@@ -213,7 +213,7 @@ struct GemvPlace {
     uint n_rows;  // how many from it on
 };
 
-// 4 rows of a weight (with LINEAR_GATE 2 of each) by N rows of x, and what stands behind the product. `block`: which 4, of all weights'.
+// 4 rows of a weight (with LINEAR_GATE 2 of each) by N rows of x, and what follows the product. `block`: which 4, of all weights'.
 // `other`: residual, or up. Every simdgroup of the threadgroup calls it as often.
 //
 // LAST: the type of weight 2. If it is another than D, its rows have LAST::row_bytes(n_in) bytes, and no planes or levels.
@@ -298,7 +298,7 @@ static inline void gemv_block(constant LinearArguments & a, BoundWeights weights
     }
 }
 
-// Of each row of x the best of the threadgroup, behind all its blocks; `partials` are those of its first row of x. Simdgroups ascend
+// Of each row of x the best of the threadgroup, after all its blocks; `partials` are those of its first row of x. Simdgroups ascend
 // with their columns, so that of equals the first stays.
 template<short N>
 static inline void write_best(device uint2 * partials, GemvMemory<N> memory, uint n_rows, uint n_sg, uint group, uint n_groups, uint tid) {

@@ -1,5 +1,5 @@
 // linear_<type>_joined: y = epilogue(n(sum) W_i^T + bias_i) for one row, sum = factor * (residual + rms_norm(branch) * weight): a branch
-// joins the residual stream behind norms of its own (join.h), and what reads the stream next multiplies it, in one dispatch.
+// joins the residual stream after norms of its own (join.h), and what reads the stream next multiplies it, in one dispatch.
 // linear_<type>_<last>_joined (linear/mixed.metal): the same of three weights, the last of another type.
 //
 // Host contract

@@ -1,6 +1,6 @@
 //! Memory that shows what a kernel should not touch.
 
-/// Bytes whose last is the last of a page, with an unreadable page behind it: a kernel that reads past its weights
+/// Bytes whose last is the last of a page, with an unreadable page after it: a kernel that reads past its weights
 /// dies.
 #[cfg(unix)]
 pub(super) struct Guarded {
