@@ -121,8 +121,11 @@ fn check_metal(name: &str) {
             sampling: SamplingParams { seed: Some(1), ..sampling },
             ignore_end: true,
             max_tokens: Some(50),
+            reuse: false,
             ..Request::new((0..50).map(|i| i * 7 % 150).collect())
         };
+        // A buffer is taken where pages are committed, which stay so for the next sequence.
+        engine.generate(request.clone(), |_| {}).unwrap();
         let mut counts = Vec::with_capacity(100);
         engine.generate(request, |_| counts.push(allocations())).unwrap();
         assert_eq!(counts.len(), 51, "50 tokens and the end");
