@@ -238,13 +238,13 @@ impl PrefixCache {
                     self.attach(id, at, chunk)
                 }
             };
-            for group in 0..self.windows.len() {
+            for (group, pool) in pools.iter_mut().enumerate().take(self.windows.len()) {
                 let ours = tables.page(slot, group, page_index);
                 let cached = self.page(id, group);
                 if is_here && cached != PAGE_NONE {
                     if ours != PAGE_NONE && ours != cached && chunk.len() == self.page_len {
-                        pools[group].share(cached);
-                        pools[group].release(ours);
+                        pool.share(cached);
+                        pool.release(ours);
                         tables.set(slot, group, page_index, cached);
                     }
                     continue;
@@ -253,11 +253,11 @@ impl PrefixCache {
                     continue; // our page lacks positions that the node has
                 }
                 if ours != PAGE_NONE {
-                    pools[group].share(ours);
+                    pool.share(ours);
                 }
                 self.set_page(id, group, ours);
                 if cached != PAGE_NONE {
-                    pools[group].release(cached);
+                    pool.release(cached);
                 }
             }
             at = id;
