@@ -109,18 +109,41 @@ pub(crate) fn settle(model: &Model, device: &dyn Device, options: &LoadOptions) 
         return at(n_ctx);
     }
     let wanted = model.default_context();
-    let settled = at(wanted)?;
-    if settled.memory.fits || !options.check_memory {
-        return Ok(settled);
+    let mut settled = at(context_within_budget(model, device, options, wanted)?)?;
+    if !settled.memory.fits
+        && options.check_memory
+        && let Some(fitting) =
+            largest_context(model, &settled.plan, device, &settled.options, &settled.memory)
+    {
+        settled = at(fitting.n_ctx)?;
     }
-    match largest_context(model, &settled.plan, device, &settled.options, &settled.memory) {
-        Some(fitting) => {
-            let mut settled = at(fitting.n_ctx)?;
-            settled.memory.n_ctx_reduced_from = Some(wanted);
-            Ok(settled)
-        }
-        None => Ok(settled),
+    settled.memory.n_ctx_reduced_from = (settled.memory.n_ctx < wanted).then_some(wanted);
+    Ok(settled)
+}
+
+/// The longest context, at most `wanted`, of which one sequence fits in the budget of KV pages; `wanted` if none does, which
+/// is an error then.
+fn context_within_budget(
+    model: &Model,
+    device: &dyn Device,
+    options: &LoadOptions,
+    wanted: usize,
+) -> Result<usize> {
+    let Some(budget) = options.kv_budget else { return Ok(wanted) };
+    let fits = |n_ctx: usize| -> Result<bool> {
+        let limits = load::limits(model, device, &LoadOptions { n_ctx: Some(n_ctx), ..options.clone() })?;
+        Ok(bytes_of_sequence(&model.plan().kv, &limits, n_ctx) <= budget)
+    };
+    let step = options.page_len.unwrap_or(device.page_len());
+    if fits(wanted)? || !fits(step.min(wanted))? {
+        return Ok(wanted);
     }
+    let (mut low, mut high) = (1, wanted.div_ceil(step));
+    while low < high {
+        let middle = low + (high - low).div_ceil(2);
+        if fits(middle * step)? { low = middle } else { high = middle - 1 }
+    }
+    Ok(low * step)
 }
 
 /// Whether the budget of KV pages, if one was given, is enough for one sequence as long as the context; the bytes of that.

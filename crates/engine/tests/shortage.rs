@@ -139,6 +139,26 @@ fn sixty_four_slots_run_where_three_whole_contexts_fit() {
 }
 
 #[test]
+fn a_context_that_nobody_asked_for_fits_the_budget() {
+    let device: Arc<dyn Device> = Arc::new(NullDevice::default());
+    let load = |kv_budget| LoadOptions { n_ctx: None, kv_budget, ..options(256, 64, 3) };
+    for name in ["llama", "gemma3", "mistral"] {
+        let whole = Engine::new(model_with_text(name), &device, &load(None)).unwrap();
+        assert_eq!(whole.limits().n_ctx, whole.model().spec().n_ctx_train, "{name}");
+        assert_eq!(whole.memory().n_ctx_reduced_from, None);
+        let budget = bytes_of_sequence(&whole.plan().kv, whole.limits(), 40);
+        let short = Engine::new(model_with_text(name), &device, &load(Some(budget))).unwrap();
+        let n_ctx = short.limits().n_ctx;
+        let one = |n| bytes_of_sequence(&short.plan().kv, short.limits(), n);
+        assert!(one(n_ctx) <= budget, "{name}: {n_ctx}");
+        if n_ctx < whole.limits().n_ctx {
+            assert!(n_ctx >= 32, "{name}: {n_ctx}");
+            assert_eq!(short.memory().n_ctx_reduced_from, Some(whole.limits().n_ctx));
+        }
+    }
+}
+
+#[test]
 fn a_budget_holds_one_sequence_at_least() {
     let device: Arc<dyn Device> = Arc::new(NullDevice::default());
     let options = LoadOptions { kv_budget: Some(1000), ..options(256, 64, 2) };
