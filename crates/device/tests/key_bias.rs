@@ -55,8 +55,10 @@ fn layers_with_large_biases_that_nothing_changes_have_it() {
         Keys { n_dims: 0, ..BIASED },
     ]);
     let found = KeyBias::of_layers(std::slice::from_ref(&plan));
-    let sizes: Vec<_> =
-        found.iter().map(|bias| bias.as_ref().map(|b| (b.constant.len() > 0, b.pairs.len() > 0))).collect();
+    let sizes: Vec<_> = found
+        .iter()
+        .map(|bias| bias.as_ref().map(|b| (!b.constant.is_empty(), !b.pairs.is_empty())))
+        .collect();
     let some = |constant, pairs| Some((constant, pairs));
     assert_eq!(sizes, [some(true, true), None, None, some(false, true), some(true, false)]);
     // Another plan that writes other keys to the same layers takes it away.
