@@ -162,7 +162,7 @@ impl Embedder {
             let (batch, after) = rest.split_at(n_texts);
             let result = self.run(batch.iter().map(|index| sequences[*index].as_ref()));
             for slot in 0..n_texts {
-                self.kv.end(slot, self.program.as_mut());
+                self.kv.end(slot);
             }
             result?;
             let rows = self.program.logits().chunks_exact(self.plan.value(self.plan.output).cols);

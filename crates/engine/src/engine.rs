@@ -183,7 +183,7 @@ impl Engine {
 
     /// Forget all cached prefixes and give their memory back. Running sequences keep theirs.
     pub fn clear_prefix_cache(&mut self) {
-        self.scheduler.kv.clear_prefixes(self.program.as_mut());
+        self.scheduler.kv.clear_prefixes();
     }
 
     /// Sequences that wait for a slot.

@@ -26,7 +26,7 @@ impl Engine {
         }
         let slot = self.free_slot("evaluating")?;
         let result = self.evaluate_in(slot, tokens, n_wanted, prefill, visit);
-        self.scheduler.kv.end(slot, self.program.as_mut());
+        self.scheduler.kv.end(slot);
         result
     }
 
@@ -61,7 +61,7 @@ impl Engine {
                     visit(end - n + row, logits)?;
                 }
             }
-            self.scheduler.kv.advance(slot, end, self.program.as_mut());
+            self.scheduler.kv.advance(slot, end);
             position = end;
         }
         Ok(())

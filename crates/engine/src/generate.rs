@@ -52,8 +52,7 @@ impl Engine {
                 Ok(false) => break,
                 Err(error) => {
                     self.cancel(id);
-                    self.scheduler
-                        .end_unwanted(Instant::now(), self.program.as_mut(), &mut |event| on_event(&event));
+                    self.scheduler.end_unwanted(Instant::now(), &mut |event| on_event(&event));
                     return Err(error);
                 }
             }

@@ -140,7 +140,7 @@ impl Runner {
     /// A new sequence begins with `tokens`; logits `(outputs.len(), n_vocab)` of the rows in `outputs`, ascending.
     pub(crate) fn prompt(&mut self, tokens: &[u32], outputs: &[usize]) -> Result<&mut [f32]> {
         let begun = Instant::now();
-        self.kv.rearrange(&[], self.program.as_mut());
+        self.kv.rearrange(&[]);
         self.kv.reserve(0, 0, tokens.len(), self.program.as_mut())?;
         self.tokens.clear();
         self.tokens.extend_from_slice(tokens);
@@ -172,7 +172,7 @@ impl Runner {
         n_text_ids: usize,
         n_positions: usize,
     ) -> Result<(Scores, Vec<f32>)> {
-        self.kv.rearrange(&[], self.program.as_mut());
+        self.kv.rearrange(&[]);
         self.kv.reserve(0, 0, tokens.len(), self.program.as_mut())?;
         let mut scores = Scores::new(self.kept_heads.iter().sum(), tokens.len(), n_positions);
         let mut probabilities = Vec::with_capacity(text.len());
@@ -232,7 +232,7 @@ impl Beams for RunnerBeams<'_> {
         }
         let begun = Instant::now();
         let runner = &mut *self.runner;
-        runner.kv.rearrange(parents, runner.program.as_mut());
+        runner.kv.rearrange(parents);
         runner.tokens.clear();
         runner.tokens.extend_from_slice(tokens);
         runner.spans.clear();

@@ -231,7 +231,7 @@ impl KvCache {
     }
 
     /// Slot `i` becomes what slot `parents[i]` was; the slots after them become empty.
-    pub fn rearrange(&mut self, parents: &[usize], _: &mut dyn Program) {
+    pub fn rearrange(&mut self, parents: &[usize]) {
         let (before, first_kept) = (self.tables.clone(), self.first_kept.clone());
         let n_pages = before.pages_per_table();
         for slot in 0..before.n_slots() {
@@ -375,7 +375,7 @@ impl KvCache {
 
     /// The slot's positions before `next_position` are computed: let go of pages that no later row looks at. Allocates
     /// nothing.
-    pub fn advance(&mut self, slot: usize, next_position: usize, _: &mut dyn Program) {
+    pub fn advance(&mut self, slot: usize, next_position: usize) {
         for group in 0..self.n_groups() {
             let end = self.first_visible(group, next_position) / self.page_len;
             let kept = slot * self.n_groups() + group;
@@ -391,7 +391,7 @@ impl KvCache {
 
     /// Put a slot's computed `tokens` into the prefix cache, to be found under `salt`. A last page that is not full goes in only
     /// if the sequence will not write to it any more (`is_final`).
-    pub fn remember(&mut self, slot: usize, salt: u64, tokens: &[u32], is_final: bool, _: &mut dyn Program) {
+    pub fn remember(&mut self, slot: usize, salt: u64, tokens: &[u32], is_final: bool) {
         let n = if is_final { tokens.len() } else { tokens.len() / self.page_len * self.page_len };
         let KvCache { prefix, pools, tables, states, .. } = self;
         let state =
@@ -400,7 +400,7 @@ impl KvCache {
     }
 
     /// Let go of all pages of a slot.
-    pub fn end(&mut self, slot: usize, _: &mut dyn Program) {
+    pub fn end(&mut self, slot: usize) {
         for group in 0..self.n_groups() {
             if self.is_encoded[group] {
                 continue;
@@ -419,7 +419,7 @@ impl KvCache {
     }
 
     /// Forget all cached prefixes.
-    pub fn clear_prefixes(&mut self, _: &mut dyn Program) {
+    pub fn clear_prefixes(&mut self) {
         self.prefix.clear(&mut self.pools);
     }
 

@@ -145,7 +145,7 @@ impl Fixture {
         for n in first..first + tokens.len() {
             self.verify_row(slot, n);
         }
-        self.kv.advance(slot, self.computed[slot].len(), &mut self.program);
+        self.kv.advance(slot, self.computed[slot].len());
         self.verify(slot);
     }
 
@@ -167,13 +167,13 @@ impl Fixture {
 
     fn remember(&mut self, slot: usize, is_final: bool) {
         let tokens = self.computed[slot].clone();
-        self.kv.remember(slot, 0, &tokens, is_final, &mut self.program);
+        self.kv.remember(slot, 0, &tokens, is_final);
         self.verify(slot);
     }
 
     fn end(&mut self, slot: usize) {
         self.remember(slot, true);
-        self.kv.end(slot, &mut self.program);
+        self.kv.end(slot);
         self.computed[slot].clear();
         self.kv.check().unwrap();
     }
@@ -222,7 +222,7 @@ fn a_longer_leaf_replaces_a_shorter_one() {
         assert_eq!(f.kv.prefix().n_nodes(), n.div_ceil(PAGE));
         assert_eq!(f.kv.usage(0).0, n.div_ceil(PAGE));
     }
-    f.kv.clear_prefixes(&mut f.program);
+    f.kv.clear_prefixes();
     assert_eq!((f.kv.prefix().n_nodes(), f.kv.usage(0).0), (0, 0));
     f.kv.check().unwrap();
 }
@@ -334,7 +334,7 @@ fn granules_come_as_pages_are_taken_and_go_from_the_end() {
     assert_eq!(committed(&f, 0), (12, 10));
     // Nothing is free at the end.
     assert!(!f.kv.give_back(&mut f.program).unwrap());
-    f.kv.end(0, &mut f.program);
+    f.kv.end(0);
     f.computed[0].clear();
     // What slot 1 holds moves down into what slot 0 held.
     assert_eq!(committed(&f, 0), (12, 3));
@@ -345,7 +345,7 @@ fn granules_come_as_pages_are_taken_and_go_from_the_end() {
     // The prefix cache keeps what slot 1 computed.
     assert_eq!((committed(&f, 0), f.begin(1, &b)), ((4, 3), 40));
     f.end(1);
-    f.kv.clear_prefixes(&mut f.program);
+    f.kv.clear_prefixes();
     assert!(f.kv.give_back(&mut f.program).unwrap());
     assert_eq!(committed(&f, 0), (0, 0));
     f.run(0, &a);
@@ -361,7 +361,7 @@ fn a_shared_page_moves_for_all_who_hold_it() {
     }
     f.remember(1, false);
     assert_eq!(f.begin(2, &b), 80);
-    f.kv.end(0, &mut f.program);
+    f.kv.end(0);
     f.computed[0].clear();
     let before = f.kv.tables().to_vec();
     assert!(f.kv.give_back(&mut f.program).unwrap());
@@ -422,13 +422,13 @@ fn salts_share_nothing() {
     for salt in [1, u64::MAX, 1 << 32] {
         assert_eq!((f.kv.n_cached(salt, &t), f.kv.begin(1, salt, &t)), (0, 0));
         f.kv.reserve(1, 0, 20, &mut f.program).unwrap();
-        f.kv.remember(1, salt, &t[..20], true, &mut f.program);
-        f.kv.end(1, &mut f.program);
+        f.kv.remember(1, salt, &t[..20], true);
+        f.kv.end(1);
         assert_eq!(f.kv.n_cached(salt, &t), 20);
         f.kv.check().unwrap();
     }
     assert_eq!(f.kv.n_cached(0, &t), 100);
-    f.kv.clear_prefixes(&mut f.program);
+    f.kv.clear_prefixes();
     f.kv.check().unwrap();
     assert_eq!(f.kv.held_bytes(), 0);
 }
@@ -452,7 +452,7 @@ fn a_fork_shares_pages_until_one_of_the_two_writes() {
         f.compute(0, &t[40..60]);
         f.compute(2, &[9; 3]);
         (0..3).for_each(|slot| f.verify(slot));
-        (0..3).for_each(|slot| f.kv.end(slot, &mut f.program));
+        (0..3).for_each(|slot| f.kv.end(slot));
         assert_eq!(f.kv.held_bytes(), 0);
     }
     let mut f = Fixture::new(&[None, Some(20)], 128, 16, 2);
@@ -474,7 +474,7 @@ fn beams_share_until_one_writes() {
     assert_eq!(f.kv.usage(0), (0, 12));
     let none = PAGE_NONE;
     f.kv.reserve(0, 0, 20, &mut f.program).unwrap();
-    f.kv.rearrange(&[0, 0, 0], &mut f.program);
+    f.kv.rearrange(&[0, 0, 0]);
     assert_eq!(f.kv.usage(0).0, 2);
     assert_eq!(f.kv.tables()[..8], [0, 1, none, none, 0, 1, 2, 3]);
     assert_eq!(f.kv.tables()[8..16], f.kv.tables()[..8]);
@@ -484,10 +484,10 @@ fn beams_share_until_one_writes() {
     f.kv.reserve(1, 21, 1, &mut f.program).unwrap();
     assert_eq!(own(&f), [2, 3, 1], "it is its own now");
     // Beam 2 dies, beam 1 becomes two.
-    f.kv.rearrange(&[1, 0, 1], &mut f.program);
+    f.kv.rearrange(&[1, 0, 1]);
     assert_eq!((own(&f), f.kv.usage(0).0), ([3, 2, 3], 3));
     f.kv.check().unwrap();
-    f.kv.rearrange(&[], &mut f.program);
+    f.kv.rearrange(&[]);
     assert_eq!(f.kv.usage(0).0, 0);
     assert_eq!(f.kv.tables()[4..8], [0, 1, 2, 3], "what the encoder wrote stays");
     f.kv.check().unwrap();
@@ -498,7 +498,7 @@ fn the_pools_are_enough_for_any_search() {
     let mut f = beams();
     let mut state = 7u32;
     for _ in 0..20 {
-        f.kv.rearrange(&[], &mut f.program);
+        f.kv.rearrange(&[]);
         f.kv.reserve(0, 0, 3, &mut f.program).unwrap();
         for position in 3..40 {
             let parents: Vec<usize> = (0..3)
@@ -507,12 +507,12 @@ fn the_pools_are_enough_for_any_search() {
                     if position == 3 { 0 } else { (state >> 16) as usize % 3 * usize::from(slot > 0) }
                 })
                 .collect();
-            f.kv.rearrange(&parents, &mut f.program);
+            f.kv.rearrange(&parents);
             (0..3).for_each(|slot| f.kv.reserve(slot, position, 1, &mut f.program).unwrap());
             f.kv.check().unwrap();
         }
     }
-    f.kv.rearrange(&[], &mut f.program);
+    f.kv.rearrange(&[]);
     assert_eq!(f.kv.usage(0).0, 0);
 }
 
@@ -605,7 +605,7 @@ proptest! {
                 }
                 Action::Remember { slot } if targets[slot].is_some() => f.remember(slot, false),
                 Action::End { slot } if targets[slot].take().is_some() => f.end(slot),
-                Action::Clear => f.kv.clear_prefixes(&mut f.program),
+                Action::Clear => f.kv.clear_prefixes(),
                 Action::GiveBack => {
                     f.kv.give_back(&mut f.program).unwrap();
                     for group in 0..windows.len() {

@@ -71,9 +71,9 @@ pub(super) fn read(engine: &mut Engine, file: &Path) -> Result<Vec<u32>> {
     let outcome = reader.read(engine, slot);
     if let Ok(tokens) = &outcome {
         let n_used = n_used(engine, tokens.len());
-        engine.scheduler.kv.remember(slot, super::NO_SALT, &tokens[..n_used], true, engine.program.as_mut());
+        engine.scheduler.kv.remember(slot, super::NO_SALT, &tokens[..n_used], true);
     }
-    engine.scheduler.kv.end(slot, engine.program.as_mut());
+    engine.scheduler.kv.end(slot);
     outcome
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Four verbs: [`Scheduler::add`] queues a sequence; [`Scheduler::schedule`] fills the next step, for which it lets sequences
 //! begin, parks them and resumes them; the engine runs it; [`Scheduler::postprocess`] takes the tokens that it chose. What they
-//! decide depends on what they are given and nothing else: times are arguments, and the program only moves pages.
+//! decide depends on what they are given and nothing else: times are arguments, and of the program they ask for pages and choices.
 //!
 //! There is one path. A sequence has tokens, of which the first `n_computed` are in the KV cache; a step computes some of the
 //! others; when none is left, the last row's logits choose one more. So a prompt, a chunk of it, a decode step, the tail after
@@ -163,8 +163,8 @@ impl Scheduler {
         program: &mut dyn Program,
         on_event: &mut dyn FnMut(Event<'_>),
     ) -> Result<bool> {
-        self.end_unwanted(now, program, on_event);
-        self.admit(program);
+        self.end_unwanted(now, on_event);
+        self.admit();
         let is_ahead = !self.in_flight.is_empty();
         if self.in_flight.len() >= program.max_in_flight()
             || is_ahead && !(may_run_ahead && self.can_run_ahead(program))
@@ -175,12 +175,12 @@ impl Scheduler {
             match self.fill(is_ahead, program) {
                 // Run out of pages ahead of time: let the steps in flight end first.
                 Err(Error::PagesExhausted { .. }) if is_ahead => return Ok(false),
-                Err(Error::PagesExhausted { .. }) if self.n_running() > 1 => self.park_last(program),
+                Err(Error::PagesExhausted { .. }) if self.n_running() > 1 => self.park_last(),
                 // Cannot happen: a budget holds one whole sequence at least.
                 Err(error @ Error::PagesExhausted { .. }) => {
                     let reason = FinishReason::Failed(error.to_string());
                     let Some(slot) = self.slots.iter().position(Option::is_some) else { return Err(error) };
-                    self.finish(slot, reason, program, on_event);
+                    self.finish(slot, reason, on_event);
                 }
                 filled => return filled,
             }
@@ -188,12 +188,7 @@ impl Scheduler {
     }
 
     /// End what was cancelled, and what is past its deadline.
-    pub(crate) fn end_unwanted(
-        &mut self,
-        now: Instant,
-        program: &mut dyn Program,
-        on_event: &mut dyn FnMut(Event<'_>),
-    ) {
+    pub(crate) fn end_unwanted(&mut self, now: Instant, on_event: &mut dyn FnMut(Event<'_>)) {
         let why = |sequence: &Sequence| match sequence.deadline {
             _ if sequence.cancel.is_cancelled() => Some(FinishReason::Cancelled),
             Some(deadline) if deadline <= now => Some(FinishReason::DeadlineExceeded),
@@ -201,7 +196,7 @@ impl Scheduler {
         };
         for slot in 0..self.slots.len() {
             if let Some(reason) = self.slots[slot].as_ref().and_then(why) {
-                self.finish(slot, reason, program, on_event);
+                self.finish(slot, reason, on_event);
             }
         }
         self.queue.remove_where(|sequence| {
@@ -214,14 +209,14 @@ impl Scheduler {
     }
 
     /// Waiting sequences take free slots, or those of sequences of a lower priority, which are parked.
-    fn admit(&mut self, program: &mut dyn Program) {
+    fn admit(&mut self) {
         while let Some(top) = self.queue.top_priority() {
             let free = self.free_slot().filter(|_| !self.is_short || self.n_running() == 0);
             let slot = match free {
                 Some(slot) => slot,
                 None => match self.last_in_rank() {
                     Some((slot, priority)) if priority < top => {
-                        self.park(slot, program);
+                        self.park(slot);
                         slot
                     }
                     _ => return,
@@ -246,9 +241,9 @@ impl Scheduler {
 
     /// There is no room for a page: the youngest sequence of the lowest priority gives its pages back and waits. The oldest of
     /// the highest is never parked while there is another, and alone it has the whole budget, so it always finishes.
-    fn park_last(&mut self, program: &mut dyn Program) {
+    fn park_last(&mut self) {
         if let Some((slot, _)) = self.last_in_rank() {
-            self.park(slot, program);
+            self.park(slot);
             self.is_short = true;
             self.n_parked += 1;
         }
@@ -256,20 +251,20 @@ impl Scheduler {
 
     /// A running sequence gives its slot back. Its pages stay in the prefix cache as long as they can; what is missing is
     /// computed again when it resumes. Its sampler and text stay whole.
-    fn park(&mut self, slot: usize, program: &mut dyn Program) {
+    fn park(&mut self, slot: usize) {
         let Some(mut sequence) = self.slots[slot].take() else { return };
-        self.let_go(slot, &sequence, program);
+        self.let_go(slot, &sequence);
         sequence.begin_anew();
         self.queue.put_back(sequence);
     }
 
     /// A slot's pages go: into the prefix cache, or back to the pool.
-    fn let_go(&mut self, slot: usize, sequence: &Sequence, program: &mut dyn Program) {
+    fn let_go(&mut self, slot: usize, sequence: &Sequence) {
         if sequence.reuse {
             let computed = &sequence.tokens[..sequence.n_computed];
-            self.kv.remember(slot, sequence.salt, computed, true, program);
+            self.kv.remember(slot, sequence.salt, computed, true);
         }
-        self.kv.end(slot, program);
+        self.kv.end(slot);
     }
 
     /// Whether steps may be submitted whose tokens are not known yet: every sequence is answering, does not guess, and has its
@@ -369,7 +364,7 @@ impl Scheduler {
     /// # Errors
     /// No page is free; nothing was appended.
     fn fill_prompt(&mut self, slot: usize, flight: &mut Flight, program: &mut dyn Program) -> Result<()> {
-        self.take_over(slot, program);
+        self.take_over(slot);
         if self.is_computed_by_another(slot, flight) {
             return Ok(());
         }
@@ -427,7 +422,7 @@ impl Scheduler {
     }
 
     /// A prompt takes what others have computed of it: from the prefix cache, or from a running sequence with the same tokens.
-    fn take_over(&mut self, slot: usize, program: &mut dyn Program) {
+    fn take_over(&mut self, slot: usize) {
         let Some(sequence) = &self.slots[slot] else { return };
         if !sequence.reuse || sequence.n_submitted != sequence.n_computed {
             return;
@@ -448,12 +443,12 @@ impl Scheduler {
         let n_before = sequence.n_computed;
         let n_computed = match best {
             Some((n, other)) => {
-                self.kv.end(slot, program);
+                self.kv.end(slot);
                 self.kv.fork(other, slot, n);
                 n
             }
             None if n_cached > n_before => {
-                self.kv.end(slot, program);
+                self.kv.end(slot);
                 self.kv.begin(slot, sequence.salt, known)
             }
             None => return,

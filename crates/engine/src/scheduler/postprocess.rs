@@ -40,11 +40,11 @@ impl Scheduler {
                 // is still here.
                 if sequence.reuse && sequence.n_computed / page_len > n_full_before {
                     let computed = &sequence.tokens[..sequence.n_computed];
-                    self.kv.remember(slot, sequence.salt, computed, false, program);
+                    self.kv.remember(slot, sequence.salt, computed, false);
                 }
                 sequence.in_prompt = span.output.is_none();
             }
-            self.kv.advance(slot, sequence.n_computed, program);
+            self.kv.advance(slot, sequence.n_computed);
             if let Some(output) = span.output {
                 if !sequence.pending.is_empty() {
                     sequence.pending.remove(0);
@@ -91,7 +91,7 @@ impl Scheduler {
         if n_accepted > 0
             && let Some(sequence) = &self.slots[slot]
         {
-            self.kv.advance(slot, sequence.n_computed, program);
+            self.kv.advance(slot, sequence.n_computed);
         }
     }
 
@@ -109,18 +109,18 @@ impl Scheduler {
         sequence.first_token.get_or_insert(now);
         sequence.last_token = Some(now);
         if sequence.max_tokens == 0 {
-            return self.finish(slot, FinishReason::MaxTokens, program, on_event);
+            return self.finish(slot, FinishReason::MaxTokens, on_event);
         }
         let chosen = program.chosen().get(output).copied();
         match chosen.and_then(|chosen| Some((chosen.token?, chosen.logprob))) {
             Some((id, logprob)) => {
                 sequence.sampler.took_one();
                 let logprob = sequence.sampler.wants_logprobs().then_some(logprob);
-                self.accept(slot, id, logprob, program, on_event)
+                self.accept(slot, id, logprob, on_event)
             }
             None => {
                 let error = Error::NoCandidate { n_vocab: self.n_vocab };
-                self.finish(slot, FinishReason::Failed(error.to_string()), program, on_event)
+                self.finish(slot, FinishReason::Failed(error.to_string()), on_event)
             }
         }
     }
@@ -131,32 +131,31 @@ impl Scheduler {
         slot: usize,
         id: u32,
         logprob: Option<f32>,
-        program: &mut dyn Program,
         on_event: &mut dyn FnMut(Event<'_>),
     ) -> bool {
         let Some(sequence) = &mut self.slots[slot] else { return false };
         sequence.n_generated += 1;
         self.queue.charge(sequence.tenant, 1);
         if !sequence.ignore_end && sequence.text.is_end(id) {
-            return self.finish(slot, FinishReason::EndToken(id), program, on_event);
+            return self.finish(slot, FinishReason::EndToken(id), on_event);
         }
         sequence.tokens.push(id);
         let (text, stopped) = sequence.text.push(id);
         on_event(Event::Token { sequence: sequence.id, id, text, logprob });
         if let Some(stop) = stopped {
             let stop = stop.to_owned();
-            return self.finish(slot, FinishReason::StopString(stop), program, on_event);
+            return self.finish(slot, FinishReason::StopString(stop), on_event);
         }
         if sequence.n_generated >= sequence.max_tokens {
-            return self.finish(slot, FinishReason::MaxTokens, program, on_event);
+            return self.finish(slot, FinishReason::MaxTokens, on_event);
         }
         if sequence.tokens.len() < self.limits.n_ctx {
             return true;
         }
         match sequence.overflow {
-            Overflow::Stop => self.finish(slot, FinishReason::ContextFull, program, on_event),
+            Overflow::Stop => self.finish(slot, FinishReason::ContextFull, on_event),
             Overflow::Slide { keep } => {
-                self.slide(slot, keep, program);
+                self.slide(slot, keep);
                 false
             }
         }
@@ -164,9 +163,9 @@ impl Scheduler {
 
     /// The context is full: cut the tokens and begin again with what is left, of which the kept start is in the prefix
     /// cache (and in window groups only if the window reaches back to it).
-    fn slide(&mut self, slot: usize, keep: usize, program: &mut dyn Program) {
+    fn slide(&mut self, slot: usize, keep: usize) {
         let Some(mut sequence) = self.slots[slot].take() else { return };
-        self.let_go(slot, &sequence, program);
+        self.let_go(slot, &sequence);
         slide(&mut sequence.tokens, keep, self.limits.n_ctx);
         sequence.begin_anew();
         self.slots[slot] = Some(sequence);
@@ -177,11 +176,10 @@ impl Scheduler {
         &mut self,
         slot: usize,
         reason: FinishReason,
-        program: &mut dyn Program,
         on_event: &mut dyn FnMut(Event<'_>),
     ) -> bool {
         let Some(mut sequence) = self.slots[slot].take() else { return false };
-        self.let_go(slot, &sequence, program);
+        self.let_go(slot, &sequence);
         self.queue.note_end(sequence.tenant);
         self.is_short = false;
         emit_done(&mut sequence, &reason, on_event);

@@ -185,7 +185,7 @@ fn recurrent_layers_have_the_state_of_their_position() {
                 7 => {
                     n_reused += s.scheduler.slots.iter().flatten().map(|s| s.n_reused).sum::<usize>();
                     let slot = s.scheduler.slots.iter().position(Option::is_some);
-                    slot.into_iter().for_each(|slot| s.scheduler.park(slot, s.program.as_mut()));
+                    slot.into_iter().for_each(|slot| s.scheduler.park(slot));
                 }
                 _ => {}
             }
@@ -196,7 +196,7 @@ fn recurrent_layers_have_the_state_of_their_position() {
             assert_eq!(s.tokens[id.0 as usize], expected, "{id:?} of {layers:?}, {depth} in flight");
         }
         assert!(n_reused > 100, "{n_reused} tokens were not computed again");
-        s.scheduler.kv.clear_prefixes(s.program.as_mut());
+        s.scheduler.kv.clear_prefixes();
         assert_eq!(s.scheduler.kv.held_bytes(), 0);
     }
 }

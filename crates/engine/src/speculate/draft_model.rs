@@ -68,12 +68,12 @@ impl DraftModel {
     /// Compute what `tokens` have beyond what a slot has, and the best token behind them.
     fn follow(&mut self, slot: usize, tokens: &[u32]) -> Result<u32> {
         let Slot { tokens: computed, n_kept } = &mut self.slots[slot];
-        let Engine { scheduler: Scheduler { kv, .. }, program, limits, .. } = &mut self.engine;
+        let Engine { scheduler: Scheduler { kv, .. }, limits, .. } = &mut self.engine;
         // The last is computed in any case: its logits are what is wanted.
         let n_last = tokens.len() - 1;
         let n_same = computed.iter().zip(&tokens[..n_last]).take_while(|(a, b)| a == b).count();
         if n_same < *n_kept {
-            kv.end(slot, program.as_mut());
+            kv.end(slot);
             computed.clear();
             *n_kept = 0;
         }
@@ -84,7 +84,7 @@ impl DraftModel {
             let end = tokens.len().min(first + max_rows);
             self.compute(slot, &tokens[first..end], end == tokens.len())?;
             let kept = end.min(n_last);
-            self.engine.scheduler.kv.advance(slot, kept, self.engine.program.as_mut());
+            self.engine.scheduler.kv.advance(slot, kept);
             self.slots[slot].n_kept = kept;
         }
         Ok(self.best())
