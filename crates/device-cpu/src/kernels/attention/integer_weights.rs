@@ -36,12 +36,13 @@ pub const PAIRED_VECTORS: usize = 8;
 /// What the sums of products of `M` queries become: integer weights in their place, and the block's `m`, `l` and step. Each step waits for
 /// the one before, so with AVX-512 two queries go together, their whole block in registers meanwhile.
 ///
-/// `shown`: of each, the positions of the block that were computed and that its row sees.
+/// `shown`: of each, the positions of the block that were computed and that its row sees. `SCORED`: where the sums were are scores
+/// already, scaled, in f32.
 ///
 /// # Safety
 /// The sums and scales are there; the instruction set is available.
 #[inline(always)]
-pub unsafe fn weights<S: Simd, N: Numbers, const M: usize>(
+pub unsafe fn weights<S: Simd, N: Numbers, const M: usize, const SCORED: bool>(
     work: Work,
     query: usize,
     shown: [Range<usize>; M],
@@ -53,27 +54,18 @@ pub unsafe fn weights<S: Simd, N: Numbers, const M: usize>(
     unsafe {
         let (rows, q_scales) = (work.s.add(query * BLOCK), work.q_scale.add(query));
         let mut x = [[S::splat(0.0); MAX_VECTORS]; M];
-        // Scores with what keys are stored without are whole already.
-        let is_whole_score = work.n_terms > 0;
-        if is_whole_score {
-            for m in 0..M {
-                for i in 0..n {
-                    x[m][i] = S::load(rows.add(m * BLOCK + i * S::N).cast());
-                }
-            }
-        } else {
-            for m in 0..M {
-                for i in 0..n {
-                    x[m][i] = score::<S>(rows.add(m * BLOCK + i * S::N), work.scales.add(i * S::N));
-                }
+        for m in 0..M {
+            for i in 0..n {
+                let sums = rows.add(m * BLOCK + i * S::N);
+                x[m][i] =
+                    if SCORED { S::load(sums.cast()) } else { score::<S>(sums, work.scales.add(i * S::N)) };
             }
         }
         if softcap != 0.0 {
             let cap = S::splat(softcap);
             for m in 0..M {
-                let factor = if is_whole_score { 1.0 } else { *q_scales.add(m) };
                 for i in 0..n {
-                    let s = S::mul(x[m][i], S::splat(factor));
+                    let s = if SCORED { x[m][i] } else { S::mul(x[m][i], S::splat(*q_scales.add(m))) };
                     x[m][i] = S::mul(cap, math::tanh::<S>(S::div(s, cap)));
                 }
             }
@@ -93,8 +85,8 @@ pub unsafe fn weights<S: Simd, N: Numbers, const M: usize>(
         }
         let (mut log2_e, mut shift) = ([0.0; M], [0.0; M]);
         for m in 0..M {
-            // Scores that are whole or capped are scaled, others are not yet.
-            let scale = if is_whole_score || softcap != 0.0 { 1.0 } else { *q_scales.add(m) };
+            // Scores that are capped are scaled, others are not yet.
+            let scale = if SCORED || softcap != 0.0 { 1.0 } else { *q_scales.add(m) };
             let max = if shown[m].is_empty() { LOWEST } else { S::max_lane(max[m]) * scale };
             work.m.add(query + m).write(max);
             // Clamp: 0 * -inf on hidden positions would be NaN.

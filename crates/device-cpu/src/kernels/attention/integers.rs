@@ -143,21 +143,13 @@ impl<N: Numbers> Attend for Integers<N> {
             prefetch_scales(place);
             if work.n_terms > 0 {
                 Self::scores::<S>(place, n, work);
+                load_scales::<S>(place, Half::Values, work.scales.add(BLOCK));
+                weights::<S, N, true>(shape, tile, place, work);
             } else {
                 S::integer_scores::<N>(place, n, work);
                 load_scales::<S>(place, Half::Keys, work.scales);
-            }
-            load_scales::<S>(place, Half::Values, work.scales.add(BLOCK));
-            let shown = |query: usize| {
-                let seen = tile.seen_of(shape, query, place.block, BLOCK);
-                seen.start.max(place.range.start)..seen.end.min(place.range.end)
-            };
-            let n_paired = if S::N * PAIRED_VECTORS == BLOCK { n / 2 * 2 } else { 0 };
-            for query in (0..n_paired).step_by(2) {
-                S::integer_weights::<N, 2>(work, query, [shown(query), shown(query + 1)], shape.softcap);
-            }
-            for query in n_paired..n {
-                S::integer_weights::<N, 1>(work, query, [shown(query)], shape.softcap);
+                load_scales::<S>(place, Half::Values, work.scales.add(BLOCK));
+                weights::<S, N, false>(shape, tile, place, work);
             }
             for at in (0..n).step_by(S::N) {
                 let (a, b) = join::<S>((out.m, out.l), (work.m, work.l), at);
@@ -165,6 +157,35 @@ impl<N: Numbers> Attend for Integers<N> {
                 S::store(work.step.add(at), S::mul(S::load(work.step.add(at)), b));
             }
             S::integer_values::<N>(place, n, work, out.o);
+        }
+    }
+}
+
+/// The weights of a block, in place of its sums or, if `SCORED`, of its scores.
+///
+/// # Safety
+/// As [`Attend::block`], and the sums or scores and the scales are there.
+#[inline(always)]
+unsafe fn weights<S: Loops, N: Numbers, const SCORED: bool>(
+    shape: &Shape,
+    tile: &Tile<'_>,
+    place: &Place<'_>,
+    work: Work,
+) {
+    let n = tile.n_queries(shape);
+    let shown = |query: usize| {
+        let seen = tile.seen_of(shape, query, place.block, BLOCK);
+        seen.start.max(place.range.start)..seen.end.min(place.range.end)
+    };
+    let n_paired = if S::N * PAIRED_VECTORS == BLOCK { n / 2 * 2 } else { 0 };
+    // SAFETY: the caller's promise.
+    unsafe {
+        for query in (0..n_paired).step_by(2) {
+            let shown = [shown(query), shown(query + 1)];
+            S::integer_weights::<N, 2, SCORED>(work, query, shown, shape.softcap);
+        }
+        for query in n_paired..n {
+            S::integer_weights::<N, 1, SCORED>(work, query, [shown(query)], shape.softcap);
         }
     }
 }

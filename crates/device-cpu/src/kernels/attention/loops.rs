@@ -24,7 +24,7 @@ macro_rules! with_loops {
                 (p: Product, a: *const f32, b: *const f32, c: *mut f32);
             integer_scores = integer_products::scores, [N: Numbers], [N],
                 (place: &Place<'_>, n: usize, work: Work);
-            integer_weights = integer_weights::weights, [N: Numbers, const M: usize], [N, M],
+            integer_weights = integer_weights::weights, [N: Numbers, const M: usize, const SCORED: bool], [N, M, SCORED],
                 (work: Work, query: usize, shown: [Range<usize>; M], softcap: f32);
             integer_values = integer_products::add_values, [N: Numbers], [N],
                 (place: &Place<'_>, n: usize, work: Work, o: *mut f32);
