@@ -63,6 +63,13 @@ fn compiling_takes_what_the_memory_plan_says() {
     assert!(once.items.iter().any(|item| item.what == "KV pages (50 encoder states)"));
     compiled.push((case.name, case.plans, case.limits));
 
+    // What keys are stored without is an item.
+    let biased = |case: &device_testing::Case| case.name.starts_with("key biases 1x8x128");
+    let case = check_op_cases().into_iter().find(biased).unwrap();
+    let memory = device.memory_plan(&case.plans, &case.limits).unwrap();
+    assert!(memory.items.iter().any(|item| item.what == "biases of keys" && item.bytes > 60_000));
+    compiled.push((case.name, case.plans, case.limits));
+
     for (name, plans, limits) in compiled {
         let memory = device.memory_plan(&plans, &limits).unwrap();
         let weights: u64 = memory.items.iter().filter(|i| i.what.contains("weights")).map(|i| i.bytes).sum();

@@ -93,7 +93,8 @@ impl KeyBias {
 
     /// `(n_terms, BLOCK)`: ones; then of each pair the cosines and the sines of its angles from a block's first position on.
     pub fn within(&self) -> Vec<f32> {
-        let mut table = vec![1.0; BLOCK];
+        let mut table = Vec::with_capacity(self.n_terms() * BLOCK);
+        table.resize(BLOCK, 1.0);
         for pair in &self.pairs {
             let angles = || (0..BLOCK).map(|at| at as f64 * f64::from(pair.frequency));
             table.extend(angles().map(|angle| angle.cos() as f32));
@@ -111,7 +112,9 @@ impl KeyBias {
                 [angle.cos() as f32, angle.sin() as f32]
             })
         };
-        (0..n_blocks).flat_map(of_block).collect()
+        let mut table = Vec::with_capacity(2 * n_blocks * self.pairs.len());
+        table.extend((0..n_blocks).flat_map(of_block));
+        table
     }
 }
 
