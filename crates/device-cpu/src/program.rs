@@ -213,7 +213,7 @@ impl CpuProgram {
             }
         }
         self.taken.iter().for_each(|c| c.store(0, Ordering::Relaxed));
-        let rows = schedule::Rows {
+        let rows = schedule::StepRows {
             spans: step.spans,
             outputs: step.outputs,
             page_tables: step.page_tables,

@@ -10,7 +10,7 @@ use super::attention::attend::Attend;
 use super::attention::chunk::Scratch;
 use super::attention::constants::MAX_QUERIES;
 use super::attention::loops::Loops;
-use super::attention::pages::{HeadSize, Place};
+use super::attention::pages::{HeadSize, KvBlock};
 use super::attention::tile::Shape;
 use super::attention::variants::{self, kv_type_variants};
 use super::cross_attention::Tiles;
@@ -64,12 +64,12 @@ unsafe fn body<S: Loops, A: Attend>(p: &Params, worker: &Worker<'_>) {
                 let x = p.q.add((rows.first_row + row) * p.shape.cols + p.head * head_dim);
                 A::load_query::<S>(scratch.work, row, x, pages, kv_head, p.shape.scale);
             }
-            let block = unit % n_blocks * A::BLOCK;
-            let n = (p.n_states - block).min(A::BLOCK);
-            let place = Place { pages, table: rows.table, kv_head, block, range: 0..n, next: None };
-            let scores = A::scores::<S>(&place, rows.n_rows, scratch.work);
+            let first = unit % n_blocks * A::BLOCK;
+            let n = (p.n_states - first).min(A::BLOCK);
+            let block = KvBlock { pages, table: rows.table, kv_head, first, range: 0..n, next: None };
+            let scores = A::scores::<S>(&block, rows.n_rows, scratch.work);
             for row in 0..rows.n_rows {
-                let out = p.out.add((rows.first_row + row) * p.out_cols + p.first + block);
+                let out = p.out.add((rows.first_row + row) * p.out_cols + p.first + first);
                 out.copy_from_nonoverlapping(scores.add(row * A::BLOCK), n);
             }
         }

@@ -1,7 +1,7 @@
 //! What a KV type brings to attention: how a tile attends to a block of positions.
 
 use super::loops::Loops;
-use super::pages::{HeadSize, LayerPages, Place};
+use super::pages::{HeadSize, KvBlock, LayerPages};
 use super::tile::{Partial, Shape, Tile};
 
 /// How a tile attends to a block of positions whose keys and values are stored in some way.
@@ -44,7 +44,7 @@ pub trait Attend: Copy + 'static {
     ///
     /// # Safety
     /// The positions have pages; the queries are there; the instruction set is available.
-    unsafe fn scores<S: Loops>(place: &Place<'_>, n: usize, work: Self::Work) -> *const f32;
+    unsafe fn scores<S: Loops>(block: &KvBlock<'_>, n: usize, work: Self::Work) -> *const f32;
 
     /// Add a block's positions to the partial of the tile's queries.
     ///
@@ -53,7 +53,7 @@ pub trait Attend: Copy + 'static {
     unsafe fn block<S: Loops>(
         shape: &Shape,
         tile: &Tile<'_>,
-        place: &Place<'_>,
+        block: &KvBlock<'_>,
         work: Self::Work,
         out: Partial,
     );

@@ -22,7 +22,7 @@
 use super::attend::Attend;
 use super::constants::padded;
 use super::loops::Loops;
-use super::pages::{HeadSize, Place};
+use super::pages::{HeadSize, KvBlock};
 use super::softmax::{exp_one, join};
 use super::tile::{Partial, Shape, Tile};
 use crate::kernels::elementwise::{self, Times};
@@ -114,18 +114,18 @@ pub unsafe fn chunk<S: Loops, A: Attend>(
         let partial =
             |head: usize| Partial::at(out.add((head - heads.start) * Partial::len(n, head_dim)), n, head_dim);
         heads.clone().for_each(|head| partial(head).clear(n, head_dim));
-        let mut block = positions.start / A::BLOCK * A::BLOCK;
-        while block < positions.end {
+        let mut first = positions.start / A::BLOCK * A::BLOCK;
+        while first < positions.end {
             for head in heads.clone() {
-                let (next_head, next_block) =
-                    if head + 1 < heads.end { (head + 1, block) } else { (heads.start, block + A::BLOCK) };
-                let next = tile.place(shape, next_head, next_block, A::BLOCK, &positions);
-                let place =
-                    Place { next: Some(&next), ..tile.place(shape, head, block, A::BLOCK, &positions) };
+                let (next_head, next_first) =
+                    if head + 1 < heads.end { (head + 1, first) } else { (heads.start, first + A::BLOCK) };
+                let next = tile.kv_block(shape, next_head, next_first, A::BLOCK, &positions);
+                let block = tile.kv_block(shape, head, first, A::BLOCK, &positions);
+                let block = KvBlock { next: Some(&next), ..block };
                 let work = A::from_query(work, (head - heads.start) * n, head_dim);
-                A::block::<S>(shape, tile, &place, work, partial(head));
+                A::block::<S>(shape, tile, &block, work, partial(head));
             }
-            block += A::BLOCK;
+            first += A::BLOCK;
         }
     }
 }

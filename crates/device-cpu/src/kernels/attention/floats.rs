@@ -6,7 +6,7 @@
 use super::attend::Attend;
 use super::constants::{FLOAT_BLOCK as BLOCK, padded};
 use super::loops::Loops;
-use super::pages::{HeadSize, LayerPages, Place};
+use super::pages::{HeadSize, KvBlock, LayerPages};
 use super::product::{Product, load_keys, load_values};
 use super::softmax::{scale_row, softmax_block};
 use super::stored::Stored;
@@ -73,28 +73,28 @@ impl<K: Stored> Attend for Floats<K> {
     }
 
     #[inline(always)]
-    unsafe fn scores<S: Loops>(place: &Place<'_>, n: usize, work: Work) -> *const f32 {
+    unsafe fn scores<S: Loops>(block: &KvBlock<'_>, n: usize, work: Work) -> *const f32 {
         // SAFETY: the caller's promise.
-        unsafe { scores::<S, K>(place, n, work.q, work.kv, work.s) };
+        unsafe { scores::<S, K>(block, n, work.q, work.kv, work.s) };
         work.s
     }
 
     #[inline(always)]
-    unsafe fn block<S: Loops>(shape: &Shape, tile: &Tile<'_>, place: &Place<'_>, work: Work, out: Partial) {
+    unsafe fn block<S: Loops>(shape: &Shape, tile: &Tile<'_>, block: &KvBlock<'_>, work: Work, out: Partial) {
         let (n, ld) = (tile.n_queries(shape), padded(shape.pages.head_dim));
         // SAFETY: the caller's promise.
         unsafe {
-            Self::scores::<S>(place, n, work);
+            Self::scores::<S>(block, n, work);
             for query in 0..n {
-                let seen = tile.seen_of(shape, query, place.block, BLOCK);
+                let seen = tile.seen_of(shape, query, block.first, BLOCK);
                 let (m, l) = (out.m.add(query), out.l.add(query));
                 let row = work.s.add(query * BLOCK);
-                let factor = softmax_block::<S>(row, place.range.clone(), seen, shape.softcap, m, l);
+                let factor = softmax_block::<S>(row, block.range.clone(), seen, shape.softcap, m, l);
                 if factor != 1.0 {
                     scale_row::<S>(out.o.add(query * ld), ld, factor);
                 }
             }
-            add_values::<S, K>(place, n, work.s, work.kv, out.o);
+            add_values::<S, K>(block, n, work.s, work.kv, out.o);
         }
     }
 }
@@ -105,22 +105,28 @@ impl<K: Stored> Attend for Floats<K> {
 /// The positions have pages; the matrices have their shapes, `kv` room for `padded(head_dim) * BLOCK` values; the
 /// instruction set is available.
 #[inline(always)]
-unsafe fn scores<S: Loops, K: Stored>(place: &Place<'_>, n: usize, q: *const f32, kv: *mut f32, s: *mut f32) {
-    let head_dim = place.pages.head_dim;
+unsafe fn scores<S: Loops, K: Stored>(
+    block: &KvBlock<'_>,
+    n: usize,
+    q: *const f32,
+    kv: *mut f32,
+    s: *mut f32,
+) {
+    let head_dim = block.pages.head_dim;
     // SAFETY: the caller's promise.
     unsafe {
         if n <= MAX_DIRECT {
             return match n {
-                1 => S::direct_scores::<K, 1>(place, q, s),
-                2 => S::direct_scores::<K, 2>(place, q, s),
-                3 => S::direct_scores::<K, 3>(place, q, s),
-                4 => S::direct_scores::<K, 4>(place, q, s),
-                _ => S::direct_scores::<K, MAX_DIRECT>(place, q, s),
+                1 => S::direct_scores::<K, 1>(block, q, s),
+                2 => S::direct_scores::<K, 2>(block, q, s),
+                3 => S::direct_scores::<K, 3>(block, q, s),
+                4 => S::direct_scores::<K, 4>(block, q, s),
+                _ => S::direct_scores::<K, MAX_DIRECT>(block, q, s),
             };
         }
-        load_keys::<S, K>(place, kv);
+        load_keys::<S, K>(block, kv);
         let vectors = S::N * S::VECTORS;
-        let (first, end) = (place.range.start / vectors * vectors, place.range.end.next_multiple_of(vectors));
+        let (first, end) = (block.range.start / vectors * vectors, block.range.end.next_multiple_of(vectors));
         let shape =
             Product { n, k: head_dim, cols: end - first, lda: head_dim, ldb: BLOCK, ldc: BLOCK, add: false };
         S::product(shape, q, kv.add(first), s.add(first));
@@ -133,26 +139,26 @@ unsafe fn scores<S: Loops, K: Stored>(place: &Place<'_>, n: usize, q: *const f32
 /// As [`scores`].
 #[inline(always)]
 unsafe fn add_values<S: Loops, K: Stored>(
-    place: &Place<'_>,
+    block: &KvBlock<'_>,
     n: usize,
     p: *const f32,
     kv: *mut f32,
     o: *mut f32,
 ) {
-    let ld = padded(place.pages.head_dim);
+    let ld = padded(block.pages.head_dim);
     // SAFETY: the caller's promise.
     unsafe {
         if n <= MAX_DIRECT {
             return match n {
-                1 => S::direct_values::<K, 1>(place, p, o),
-                2 => S::direct_values::<K, 2>(place, p, o),
-                3 => S::direct_values::<K, 3>(place, p, o),
-                4 => S::direct_values::<K, 4>(place, p, o),
-                _ => S::direct_values::<K, MAX_DIRECT>(place, p, o),
+                1 => S::direct_values::<K, 1>(block, p, o),
+                2 => S::direct_values::<K, 2>(block, p, o),
+                3 => S::direct_values::<K, 3>(block, p, o),
+                4 => S::direct_values::<K, 4>(block, p, o),
+                _ => S::direct_values::<K, MAX_DIRECT>(block, p, o),
             };
         }
-        load_values::<S, K>(place, kv);
-        let shape = Product { n, k: place.range.len(), cols: ld, lda: BLOCK, ldb: ld, ldc: ld, add: true };
-        S::product(shape, p.add(place.range.start), kv.add(place.range.start * ld), o);
+        load_values::<S, K>(block, kv);
+        let shape = Product { n, k: block.range.len(), cols: ld, lda: BLOCK, ldb: ld, ldc: ld, add: true };
+        S::product(shape, p.add(block.range.start), kv.add(block.range.start * ld), o);
     }
 }

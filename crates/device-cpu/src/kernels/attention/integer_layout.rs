@@ -14,7 +14,7 @@
 
 use super::constants::STRIP;
 use super::numbers::Numbers;
-use super::pages::{Half, LayerPages, Place};
+use super::pages::{Half, KvBlock, LayerPages};
 use crate::simd::Simd;
 use device::kv_words;
 use std::ops::Range;
@@ -129,19 +129,19 @@ pub struct Run {
 
 /// Those among `from..end`, strip by strip of keys.
 #[inline(always)]
-pub fn runs(place: &Place<'_>, half: Half, from: usize, end: usize) -> impl Iterator<Item = Run> {
+pub fn runs(block: &KvBlock<'_>, half: Half, from: usize, end: usize) -> impl Iterator<Item = Run> {
     let mut next = from;
     std::iter::from_fn(move || {
-        let (at, position) = (next, place.block + next);
+        let (at, position) = (next, block.first + next);
         if at >= end {
             return None;
         }
-        let within = place.pages.within(position);
-        let width = keys_width(place.pages);
+        let within = block.pages.within(position);
+        let width = keys_width(block.pages);
         let len = (width - (within & (width - 1))).min(end - at);
         next += len;
         // SAFETY: the positions have pages.
-        let head = unsafe { place.pages.head(place.table, half, place.kv_head, position) };
+        let head = unsafe { block.pages.head(block.table, half, block.kv_head, position) };
         Some(Run { head, at, within, len })
     })
 }

@@ -4,7 +4,7 @@
 use super::constants::{INTEGER_BLOCK as BLOCK, STRIP, padded};
 use super::integer_layout::{Work, keys_at, numbers, runs, values_at, vectors};
 use super::numbers::Numbers;
-use super::pages::{Half, Place};
+use super::pages::{Half, KvBlock};
 use crate::prefetch::prefetch_far;
 use crate::simd::Simd;
 use device::kv_words;
@@ -65,7 +65,7 @@ unsafe fn add_products<S: Simd, N: Numbers, const VALUES: bool, const M: usize, 
 }
 
 /// A loop over rows of the left side: `run::<M>(row)` for `M` rows from `row` on, as many together as registers allow.
-trait Rows {
+trait RowLoop {
     /// # Safety
     /// There are such rows.
     unsafe fn run<const M: usize>(&mut self, row: usize);
@@ -76,7 +76,7 @@ trait Rows {
 /// # Safety
 /// There are such rows.
 #[inline(always)]
-unsafe fn over_rows<const EIGHT: bool>(n: usize, rows: &mut impl Rows) {
+unsafe fn over_rows<const EIGHT: bool>(n: usize, rows: &mut impl RowLoop) {
     let mut row = 0;
     // SAFETY: the caller's promise.
     unsafe {
@@ -106,7 +106,7 @@ struct ScoreRows<S, N, const V: usize> {
     types: PhantomData<(S, N)>,
 }
 
-impl<S: Simd, N: Numbers, const V: usize> Rows for ScoreRows<S, N, V> {
+impl<S: Simd, N: Numbers, const V: usize> RowLoop for ScoreRows<S, N, V> {
     #[inline(always)]
     unsafe fn run<const M: usize>(&mut self, row: usize) {
         // SAFETY: the caller's promise.
@@ -133,14 +133,14 @@ impl<S: Simd, N: Numbers, const V: usize> Rows for ScoreRows<S, N, V> {
 /// # Safety
 /// As [`Attend::scores`](super::attend::Attend::scores).
 #[inline(always)]
-pub unsafe fn scores<S: Simd, N: Numbers>(place: &Place<'_>, n: usize, work: Work) {
-    let (pages, ldq) = (place.pages, kv_words::padded(place.pages.head_dim) / N::IN_LANE);
+pub unsafe fn scores<S: Simd, N: Numbers>(block: &KvBlock<'_>, n: usize, work: Work) {
+    let (pages, ldq) = (block.pages, kv_words::padded(block.pages.head_dim) / N::IN_LANE);
     // From keys to as many values of the same positions, after the scales of both.
     let soon = pages.half_bytes() + pages.page_len * 4;
-    let (first, end) = vectors::<S>(&place.range);
+    let (first, end) = vectors::<S>(&block.range);
     // SAFETY: the caller's promise. Vectors of positions do not cross pages.
     unsafe {
-        for run in runs(place, Half::Keys, first, end) {
+        for run in runs(block, Half::Keys, first, end) {
             let (first, stride) = keys_at(pages, N::IN_LANE, run.within);
             let keys = numbers::<i32>(pages, Half::Keys, run.head).add(first);
             let rows = |at: usize| {
@@ -182,7 +182,7 @@ struct ValueRows<'a, S, N, const V: usize> {
     types: PhantomData<(S, N)>,
 }
 
-impl<S: Simd, N: Numbers, const V: usize> Rows for ValueRows<'_, S, N, V> {
+impl<S: Simd, N: Numbers, const V: usize> RowLoop for ValueRows<'_, S, N, V> {
     #[inline(always)]
     unsafe fn run<const M: usize>(&mut self, row: usize) {
         // SAFETY: the caller's promise.
@@ -211,18 +211,18 @@ impl<S: Simd, N: Numbers, const V: usize> Rows for ValueRows<'_, S, N, V> {
 /// # Safety
 /// As [`scores`]; the weights and factors are there; o `(n, padded head_dim)`.
 #[inline(always)]
-pub unsafe fn add_values<S: Simd, N: Numbers>(place: &Place<'_>, n: usize, work: Work, o: *mut f32) {
-    let (pages, ld, g) = (place.pages, padded(place.pages.head_dim), N::IN_LANE);
-    let (first, end) = (place.range.start / g * g, place.range.end.next_multiple_of(g));
+pub unsafe fn add_values<S: Simd, N: Numbers>(block: &KvBlock<'_>, n: usize, work: Work, o: *mut f32) {
+    let (pages, ld, g) = (block.pages, padded(block.pages.head_dim), N::IN_LANE);
+    let (first, end) = (block.range.start / g * g, block.range.end.next_multiple_of(g));
     // SAFETY: the caller's promise. Lanes of positions do not cross pages.
     unsafe {
         let none = (0, Lanes { first: std::ptr::null(), stride: 0, n: 0, soon: 0 });
         for strip in (0..ld).step_by(STRIP) {
             let (mut lanes, mut n_runs) = ([none; MAX_RUNS], 0);
-            for (run, slot) in runs(place, Half::Values, first, end).zip(&mut lanes) {
+            for (run, slot) in runs(block, Half::Values, first, end).zip(&mut lanes) {
                 let values = numbers::<i32>(pages, Half::Values, run.head);
                 // The next block has its keys as far on in its pages, where those are not longer than blocks.
-                let keys = place.next.and_then(|next| next.keys_of(run.at));
+                let keys = block.next.and_then(|next| next.keys_of(run.at));
                 let soon = keys.map_or(values as usize, |keys| keys as usize);
                 let soon = soon.wrapping_sub(values as usize);
                 let (first, stride) = values_at(pages, g, run.within, strip);

@@ -21,7 +21,7 @@ use super::integer_layout::{Work, runs, scales, vectors};
 use super::integer_weights::{PAIRED_VECTORS, score};
 use super::loops::Loops;
 use super::numbers::Numbers;
-use super::pages::{Half, HeadSize, LayerPages, Place};
+use super::pages::{Half, HeadSize, KvBlock, LayerPages};
 use super::product::Product;
 use super::softmax::join;
 use super::tile::{Partial, Shape, Tile};
@@ -115,12 +115,12 @@ impl<N: Numbers> Attend for Integers<N> {
     }
 
     #[inline(always)]
-    unsafe fn scores<S: Loops>(place: &Place<'_>, n: usize, work: Work) -> *const f32 {
+    unsafe fn scores<S: Loops>(block: &KvBlock<'_>, n: usize, work: Work) -> *const f32 {
         // SAFETY: the caller's promise.
         unsafe {
-            S::integer_scores::<N>(place, n, work);
-            load_scales::<S>(place, Half::Keys, work.scales);
-            let (first, end) = vectors::<S>(&place.range);
+            S::integer_scores::<N>(block, n, work);
+            load_scales::<S>(block, Half::Keys, work.scales);
+            let (first, end) = vectors::<S>(&block.range);
             for query in 0..n {
                 let (row, q_scale) = (work.s.add(query * BLOCK), S::splat(*work.q_scale.add(query)));
                 for at in (first..end).step_by(S::N) {
@@ -128,35 +128,35 @@ impl<N: Numbers> Attend for Integers<N> {
                     S::store(row.add(at).cast(), s);
                 }
             }
-            if let Some(known) = place.pages.known() {
-                add_known::<S>(known, place, n, work);
+            if let Some(known) = block.pages.known() {
+                add_known::<S>(known, block, n, work);
             }
         }
         work.s.cast()
     }
 
     #[inline(always)]
-    unsafe fn block<S: Loops>(shape: &Shape, tile: &Tile<'_>, place: &Place<'_>, work: Work, out: Partial) {
+    unsafe fn block<S: Loops>(shape: &Shape, tile: &Tile<'_>, block: &KvBlock<'_>, work: Work, out: Partial) {
         let n = tile.n_queries(shape);
         // SAFETY: the caller's promise; what lies after the last query, up to whole vectors, belongs to the work and the partial.
         unsafe {
-            prefetch_scales(place);
+            prefetch_scales(block);
             if work.n_terms > 0 {
-                Self::scores::<S>(place, n, work);
-                load_scales::<S>(place, Half::Values, work.scales.add(BLOCK));
-                weights::<S, N, true>(shape, tile, place, work);
+                Self::scores::<S>(block, n, work);
+                load_scales::<S>(block, Half::Values, work.scales.add(BLOCK));
+                weights::<S, N, true>(shape, tile, block, work);
             } else {
-                S::integer_scores::<N>(place, n, work);
-                load_scales::<S>(place, Half::Keys, work.scales);
-                load_scales::<S>(place, Half::Values, work.scales.add(BLOCK));
-                weights::<S, N, false>(shape, tile, place, work);
+                S::integer_scores::<N>(block, n, work);
+                load_scales::<S>(block, Half::Keys, work.scales);
+                load_scales::<S>(block, Half::Values, work.scales.add(BLOCK));
+                weights::<S, N, false>(shape, tile, block, work);
             }
             for at in (0..n).step_by(S::N) {
                 let (a, b) = join::<S>((out.m, out.l), (work.m, work.l), at);
                 S::store(work.keep.add(at), a);
                 S::store(work.step.add(at), S::mul(S::load(work.step.add(at)), b));
             }
-            S::integer_values::<N>(place, n, work, out.o);
+            S::integer_values::<N>(block, n, work, out.o);
         }
     }
 }
@@ -169,13 +169,13 @@ impl<N: Numbers> Attend for Integers<N> {
 unsafe fn weights<S: Loops, N: Numbers, const SCORED: bool>(
     shape: &Shape,
     tile: &Tile<'_>,
-    place: &Place<'_>,
+    block: &KvBlock<'_>,
     work: Work,
 ) {
     let n = tile.n_queries(shape);
     let shown = |query: usize| {
-        let seen = tile.seen_of(shape, query, place.block, BLOCK);
-        seen.start.max(place.range.start)..seen.end.min(place.range.end)
+        let seen = tile.seen_of(shape, query, block.first, BLOCK);
+        seen.start.max(block.range.start)..seen.end.min(block.range.end)
     };
     let n_paired = if S::N * PAIRED_VECTORS == BLOCK { n / 2 * 2 } else { 0 };
     // SAFETY: the caller's promise.
@@ -195,16 +195,16 @@ unsafe fn weights<S: Loops, N: Numbers, const SCORED: bool>(
 /// # Safety
 /// As [`Attend::scores`], and the scores and terms are there.
 #[inline(always)]
-unsafe fn add_known<S: Loops>(known: &KnownKeys, place: &Place<'_>, n: usize, work: Work) {
+unsafe fn add_known<S: Loops>(known: &KnownKeys, block: &KvBlock<'_>, n: usize, work: Work) {
     const { assert!(BLOCK == key_bias::BLOCK, "a block's positions have one table") };
-    let (k, (first, end)) = (work.n_terms, vectors::<S>(&place.range));
+    let (k, (first, end)) = (work.n_terms, vectors::<S>(&block.range));
     let shape = Product { n, k, cols: end - first, lda: k, ldb: BLOCK, ldc: BLOCK, add: true };
     // SAFETY: the caller's promise; the work has `n_terms` numbers of each query in both forms, the table as many rows.
     unsafe {
         for query in 0..n {
             let terms = std::slice::from_raw_parts(work.terms.add(query * k), k);
             let turned = std::slice::from_raw_parts_mut(work.turned.add(query * k), k);
-            known.turn(place.block, terms, turned);
+            known.turn(block.first, terms, turned);
         }
         let table = known.within.as_ptr();
         S::product(shape, work.turned, table.add(first), work.s.cast::<f32>().add(first));
@@ -216,12 +216,12 @@ unsafe fn add_known<S: Loops>(known: &KnownKeys, place: &Place<'_>, n: usize, wo
 /// # Safety
 /// As [`Attend::scores`].
 #[inline(always)]
-unsafe fn load_scales<S: Simd>(place: &Place<'_>, half: Half, out: *mut f32) {
-    let (first, end) = vectors::<S>(&place.range);
+unsafe fn load_scales<S: Simd>(block: &KvBlock<'_>, half: Half, out: *mut f32) {
+    let (first, end) = vectors::<S>(&block.range);
     // SAFETY: the caller's promise. Vectors of positions do not cross pages.
     unsafe {
-        for run in runs(place, half, first, end) {
-            let from = scales(place.pages, half, run.head).add(run.within);
+        for run in runs(block, half, first, end) {
+            let from = scales(block.pages, half, run.head).add(run.within);
             for at in (0..run.len).step_by(S::N) {
                 S::store(out.add(run.at + at), S::load(from.add(at)));
             }
@@ -231,10 +231,10 @@ unsafe fn load_scales<S: Simd>(place: &Place<'_>, half: Half, out: *mut f32) {
 
 /// Prefetch the scales of the block's range, which are needed between its keys and its values.
 #[inline(always)]
-fn prefetch_scales(place: &Place<'_>) {
+fn prefetch_scales(block: &KvBlock<'_>) {
     for half in [Half::Keys, Half::Values] {
-        for run in runs(place, half, place.range.start, place.range.end) {
-            let first = scales(place.pages, half, run.head).wrapping_add(run.within).cast::<u8>();
+        for run in runs(block, half, block.range.start, block.range.end) {
+            let first = scales(block.pages, half, run.head).wrapping_add(run.within).cast::<u8>();
             (0..run.len * 4).step_by(64).for_each(|line| prefetch_far(first.wrapping_add(line)));
         }
     }

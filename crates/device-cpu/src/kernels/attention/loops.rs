@@ -3,7 +3,7 @@
 
 use super::integer_layout::Work;
 use super::numbers::Numbers;
-use super::pages::Place;
+use super::pages::KvBlock;
 use super::product::{self, Product};
 use super::stored::Stored;
 use super::{integer_products, integer_weights};
@@ -17,17 +17,17 @@ macro_rules! with_loops {
         $macro! {
             $($first)*
             direct_scores = product::direct_scores, [K: Stored, const M: usize], [K, M],
-                (place: &Place<'_>, q: *const f32, s: *mut f32);
+                (block: &KvBlock<'_>, q: *const f32, s: *mut f32);
             direct_values = product::direct_values, [K: Stored, const M: usize], [K, M],
-                (place: &Place<'_>, p: *const f32, o: *mut f32);
+                (block: &KvBlock<'_>, p: *const f32, o: *mut f32);
             product = product::product, [], [],
                 (p: Product, a: *const f32, b: *const f32, c: *mut f32);
             integer_scores = integer_products::scores, [N: Numbers], [N],
-                (place: &Place<'_>, n: usize, work: Work);
+                (block: &KvBlock<'_>, n: usize, work: Work);
             integer_weights = integer_weights::weights, [N: Numbers, const M: usize, const SCORED: bool], [N, M, SCORED],
                 (work: Work, query: usize, shown: [Range<usize>; M], softcap: f32);
             integer_values = integer_products::add_values, [N: Numbers], [N],
-                (place: &Place<'_>, n: usize, work: Work, o: *mut f32);
+                (block: &KvBlock<'_>, n: usize, work: Work, o: *mut f32);
         }
     };
 }

@@ -112,22 +112,22 @@ impl LayerPages {
 }
 
 /// A block of positions of a sequence, for a KV head.
-pub struct Place<'a> {
+pub struct KvBlock<'a> {
     /// Where keys and values lie.
     pub pages: &'a LayerPages,
     /// The sequence's pages.
     pub table: &'a [u32],
-    /// Which.
+    /// The KV head.
     pub kv_head: usize,
     /// Its first position, a multiple of the block's length.
-    pub block: usize,
+    pub first: usize,
     /// Positions of the block that are computed.
     pub range: Range<usize>,
-    /// Whose keys are read after its values, if its range has any.
-    pub next: Option<&'a Place<'a>>,
+    /// The block whose keys are read after this one's values, if its range is not empty.
+    pub next: Option<&'a KvBlock<'a>>,
 }
 
-impl Place<'_> {
+impl KvBlock<'_> {
     /// The head's keys in the page of a position of the block, if it is in the range.
     ///
     /// # Safety
@@ -135,7 +135,7 @@ impl Place<'_> {
     #[inline(always)]
     pub unsafe fn keys_of(&self, at: usize) -> Option<*mut u8> {
         // SAFETY: the caller's promise.
-        let keys = || unsafe { self.pages.head(self.table, Half::Keys, self.kv_head, self.block + at) };
+        let keys = || unsafe { self.pages.head(self.table, Half::Keys, self.kv_head, self.first + at) };
         self.range.contains(&at).then(keys)
     }
 
@@ -147,7 +147,7 @@ impl Place<'_> {
     pub unsafe fn run(&self, half: Half, at: usize) -> (*const u8, usize) {
         let page_len = self.pages.page_len;
         // SAFETY: the caller's promise.
-        let first = unsafe { self.pages.vector(self.table, half, self.kv_head, self.block + at) };
-        (first, (page_len - (self.block + at) % page_len).min(self.range.end - at))
+        let first = unsafe { self.pages.vector(self.table, half, self.kv_head, self.first + at) };
+        (first, (page_len - (self.first + at) % page_len).min(self.range.end - at))
     }
 }

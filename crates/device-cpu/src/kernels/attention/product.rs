@@ -15,7 +15,7 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::constants::{FLOAT_BLOCK as BLOCK, padded};
-use super::pages::{Half, Place};
+use super::pages::{Half, KvBlock};
 use super::stored::Stored;
 use crate::prefetch::prefetch_far;
 use crate::simd::{RowsOf, Simd, Sink};
@@ -56,24 +56,24 @@ impl<S: Simd, const M: usize> Sink<S> for Scores<S, M> {
 /// As [`Attend::scores`](super::attend::Attend::scores).
 #[inline(always)]
 pub unsafe fn direct_scores<S: Simd, K: Stored, const M: usize>(
-    place: &Place<'_>,
+    block: &KvBlock<'_>,
     q: *const f32,
     s: *mut f32,
 ) {
-    let mut at = place.range.start / S::N * S::N;
+    let mut at = block.range.start / S::N * S::N;
     // SAFETY: the caller's promise.
     unsafe {
         // Every score is one chain of additions, so that several groups must be under way.
-        while M == 1 && at + 3 * S::N < place.range.end {
-            scores_of_groups::<S, K, M, 4>(place, at, q, s);
+        while M == 1 && at + 3 * S::N < block.range.end {
+            scores_of_groups::<S, K, M, 4>(block, at, q, s);
             at += 4 * S::N;
         }
-        while M <= 3 && at + S::N < place.range.end {
-            scores_of_groups::<S, K, M, 2>(place, at, q, s);
+        while M <= 3 && at + S::N < block.range.end {
+            scores_of_groups::<S, K, M, 2>(block, at, q, s);
             at += 2 * S::N;
         }
-        while at < place.range.end {
-            scores_of_groups::<S, K, M, 1>(place, at, q, s);
+        while at < block.range.end {
+            scores_of_groups::<S, K, M, 1>(block, at, q, s);
             at += S::N;
         }
     }
@@ -85,28 +85,28 @@ pub unsafe fn direct_scores<S: Simd, K: Stored, const M: usize>(
 /// As [`Attend::scores`](super::attend::Attend::scores).
 #[inline(always)]
 unsafe fn scores_of_groups<S: Simd, K: Stored, const M: usize, const G: usize>(
-    place: &Place<'_>,
+    block: &KvBlock<'_>,
     at: usize,
     q: *const f32,
     s: *mut f32,
 ) {
-    let (head_dim, stride) = (place.pages.head_dim, place.pages.vector_bytes());
+    let (head_dim, stride) = (block.pages.head_dim, block.pages.vector_bytes());
     let whole = head_dim / S::N * S::N;
     // SAFETY: the caller's promise. `S::N` divides 16, which divides a page, so a group of positions lies in one page.
     unsafe {
         let mut firsts = [std::ptr::null(); G];
         for g in 0..G {
-            let position = place.block + at + g * S::N;
-            firsts[g] = place.pages.vector(place.table, Half::Keys, place.kv_head, position);
+            let position = block.first + at + g * S::N;
+            firsts[g] = block.pages.vector(block.table, Half::Keys, block.kv_head, position);
             // Positions in front of the range may have no page.
-            let asked = position.max(place.block + place.range.start);
-            let values = place.pages.vector(place.table, Half::Values, place.kv_head, asked);
+            let asked = position.max(block.first + block.range.start);
+            let values = block.pages.vector(block.table, Half::Values, block.kv_head, asked);
             prefetch_vectors(values, stride, S::N);
         }
         let mut sums = [[S::splat(0.0); M]; G];
         for d in (0..whole).step_by(S::N) {
             for g in 0..G {
-                let rows = Rows::<K> { first: firsts[g], stride, d, stored: PhantomData };
+                let rows = StoredRows::<K> { first: firsts[g], stride, d, stored: PhantomData };
                 let mut scores = Scores::<S, M> { q: q.add(d), head_dim, sums: sums[g] };
                 S::transpose(rows, &mut scores);
                 sums[g] = scores.sums;
@@ -134,31 +134,31 @@ unsafe fn scores_of_groups<S: Simd, K: Stored, const M: usize, const G: usize>(
 /// As [`Attend::scores`](super::attend::Attend::scores).
 #[inline(always)]
 pub unsafe fn direct_values<S: Simd, K: Stored, const M: usize>(
-    place: &Place<'_>,
+    block: &KvBlock<'_>,
     p: *const f32,
     o: *mut f32,
 ) {
-    let head_dim = place.pages.head_dim;
+    let head_dim = block.pages.head_dim;
     let ld = padded(head_dim);
     // SAFETY: the caller's promise.
     unsafe {
         let mut d = 0;
         // As many accumulators as registers allow.
         while (S::VECTORS == 4 || M <= 3) && d + 4 * S::N <= head_dim {
-            direct_columns::<S, K, M, 4>(place, d, p, o);
+            direct_columns::<S, K, M, 4>(block, d, p, o);
             d += 4 * S::N;
         }
         while S::VECTORS == 2 && d + 2 * S::N <= head_dim {
-            direct_columns::<S, K, M, 2>(place, d, p, o);
+            direct_columns::<S, K, M, 2>(block, d, p, o);
             d += 2 * S::N;
         }
         while d + S::N <= head_dim {
-            direct_columns::<S, K, M, 1>(place, d, p, o);
+            direct_columns::<S, K, M, 1>(block, d, p, o);
             d += S::N;
         }
         for d in d..head_dim {
-            for at in place.range.clone() {
-                let vector = place.pages.vector(place.table, Half::Values, place.kv_head, place.block + at);
+            for at in block.range.clone() {
+                let vector = block.pages.vector(block.table, Half::Values, block.kv_head, block.first + at);
                 let v = K::load_one(vector, d);
                 for query in 0..M {
                     let o = o.add(query * ld + d);
@@ -175,12 +175,12 @@ pub unsafe fn direct_values<S: Simd, K: Stored, const M: usize>(
 /// As [`Attend::scores`](super::attend::Attend::scores).
 #[inline(always)]
 unsafe fn direct_columns<S: Simd, K: Stored, const M: usize, const V: usize>(
-    place: &Place<'_>,
+    block: &KvBlock<'_>,
     d: usize,
     p: *const f32,
     o: *mut f32,
 ) {
-    let (stride, ld) = (place.pages.vector_bytes(), padded(place.pages.head_dim));
+    let (stride, ld) = (block.pages.vector_bytes(), padded(block.pages.head_dim));
     // SAFETY: the caller's promise; each run of positions lies in one page.
     unsafe {
         let mut sums = [[S::splat(0.0); V]; M];
@@ -189,14 +189,14 @@ unsafe fn direct_columns<S: Simd, K: Stored, const M: usize, const V: usize>(
                 sums[i][j] = S::load(o.add(i * ld + d + j * S::N));
             }
         }
-        let mut at = place.range.start;
-        while at < place.range.end {
-            let (first, run) = place.run(Half::Values, at);
+        let mut at = block.range.start;
+        while at < block.range.end {
+            let (first, run) = block.run(Half::Values, at);
             // Runs of the next block are as long: a page and a block are both powers of two.
-            let keys = match place.next {
+            let keys = match block.next {
                 Some(next) if d == 0 => next
                     .keys_of(at)
-                    .map(|keys| keys.wrapping_add(place.pages.within(next.block + at) * stride).cast_const()),
+                    .map(|keys| keys.wrapping_add(block.pages.within(next.first + at) * stride).cast_const()),
                 _ => None,
             };
             for i in 0..run {
@@ -225,14 +225,14 @@ unsafe fn direct_columns<S: Simd, K: Stored, const M: usize, const V: usize>(
 }
 
 /// `S::N` columns of the vectors of neighbouring positions.
-struct Rows<K> {
+struct StoredRows<K> {
     first: *const u8,
     stride: usize,
     d: usize,
     stored: PhantomData<K>,
 }
 
-impl<K: Stored> RowsOf for Rows<K> {
+impl<K: Stored> RowsOf for StoredRows<K> {
     #[inline(always)]
     unsafe fn row<S: Simd>(&self, i: usize) -> S::V {
         // SAFETY: the caller's promise.
@@ -256,15 +256,15 @@ impl<S: Simd> Sink<S> for Columns {
 /// # Safety
 /// As [`Attend::scores`](super::attend::Attend::scores).
 #[inline(always)]
-pub unsafe fn load_keys<S: Simd, K: Stored>(place: &Place<'_>, out: *mut f32) {
-    let (head_dim, stride) = (place.pages.head_dim, place.pages.vector_bytes());
+pub unsafe fn load_keys<S: Simd, K: Stored>(block: &KvBlock<'_>, out: *mut f32) {
+    let (head_dim, stride) = (block.pages.head_dim, block.pages.vector_bytes());
     let whole = head_dim / S::N * S::N;
     // SAFETY: the caller's promise. `S::N` divides 16, which divides a page, so a group of positions lies in one page.
     unsafe {
-        for at in (place.range.start / S::N * S::N..place.range.end).step_by(S::N) {
-            let first = place.pages.vector(place.table, Half::Keys, place.kv_head, place.block + at);
+        for at in (block.range.start / S::N * S::N..block.range.end).step_by(S::N) {
+            let first = block.pages.vector(block.table, Half::Keys, block.kv_head, block.first + at);
             for d in (0..whole).step_by(S::N) {
-                let rows = Rows::<K> { first, stride, d, stored: PhantomData };
+                let rows = StoredRows::<K> { first, stride, d, stored: PhantomData };
                 S::transpose(rows, &mut Columns(out.add(d * BLOCK + at)));
             }
             for d in whole..head_dim {
@@ -281,14 +281,14 @@ pub unsafe fn load_keys<S: Simd, K: Stored>(place: &Place<'_>, out: *mut f32) {
 /// # Safety
 /// As [`Attend::scores`](super::attend::Attend::scores).
 #[inline(always)]
-pub unsafe fn load_values<S: Simd, K: Stored>(place: &Place<'_>, out: *mut f32) {
-    let (head_dim, stride) = (place.pages.head_dim, place.pages.vector_bytes());
+pub unsafe fn load_values<S: Simd, K: Stored>(block: &KvBlock<'_>, out: *mut f32) {
+    let (head_dim, stride) = (block.pages.head_dim, block.pages.vector_bytes());
     let (whole, ld) = (head_dim / S::N * S::N, padded(head_dim));
     // SAFETY: the caller's promise; each run of positions lies in one page.
     unsafe {
-        let mut at = place.range.start;
-        while at < place.range.end {
-            let (first, run) = place.run(Half::Values, at);
+        let mut at = block.range.start;
+        while at < block.range.end {
+            let (first, run) = block.run(Half::Values, at);
             for i in 0..run {
                 let (vector, out) = (first.add(i * stride), out.add((at + i) * ld));
                 for d in (0..whole).step_by(S::N) {

@@ -31,7 +31,7 @@ const MIN_ROWS: usize = 4;
 
 /// What is scheduled: the rows of a step.
 #[derive(Clone, Copy)]
-pub struct Rows<'a> {
+pub struct StepRows<'a> {
     /// In row order.
     pub spans: &'a [Span],
     /// Rows that are wanted, ascending.
@@ -216,7 +216,7 @@ impl Schedule {
     }
 
     /// Write the units of a step for some workers. Allocates nothing.
-    pub fn write(&mut self, shape: &ScheduleShape, step: &Rows<'_>, n_workers: usize) {
+    pub fn write(&mut self, shape: &ScheduleShape, step: &StepRows<'_>, n_workers: usize) {
         self.rows.clear();
         self.split.clear();
         self.units.clear();
@@ -238,7 +238,7 @@ impl Schedule {
     }
 
     /// The spans to split: those of one tile, single rows first, while there is room for their partials.
-    fn choose_spans(&mut self, shape: &ScheduleShape, step: &Rows<'_>) {
+    fn choose_spans(&mut self, shape: &ScheduleShape, step: &StepRows<'_>) {
         let (mut rows_left, mut chunks_left) = (self.sizes.split_rows(), self.sizes.max_chunks);
         for single in [true, false] {
             for (index, span) in step.spans.iter().enumerate() {
@@ -260,7 +260,7 @@ impl Schedule {
     }
 
     /// Bring spans with a common prefix of pages next to each other.
-    fn sort_spans(&mut self, shape: &ScheduleShape, step: &Rows<'_>) {
+    fn sort_spans(&mut self, shape: &ScheduleShape, step: &StepRows<'_>) {
         let page_len = self.sizes.page_len;
         let key = |index: &u32| {
             let span = &step.spans[*index as usize];
@@ -270,7 +270,7 @@ impl Schedule {
     }
 
     /// The wanted rows of these spans.
-    fn split_rows(&mut self, shape: &ScheduleShape, step: &Rows<'_>) {
+    fn split_rows(&mut self, shape: &ScheduleShape, step: &StepRows<'_>) {
         let (mut first_partial, mut before) = (0, None::<&Span>);
         for index in &self.order {
             let span = &step.spans[*index as usize];
@@ -304,7 +304,7 @@ impl Schedule {
     }
 
     /// Tiles of all other spans, as units.
-    fn whole_tiles(&mut self, shape: &ScheduleShape, step: &Rows<'_>) {
+    fn whole_tiles(&mut self, shape: &ScheduleShape, step: &StepRows<'_>) {
         for (index, span) in step.spans.iter().enumerate() {
             if self.order.contains(&(index as u32)) {
                 continue;
@@ -413,14 +413,14 @@ impl ScheduleShape {
     }
 
     /// Whether some of these rows are wanted.
-    fn wants(&self, step: &Rows<'_>, first: u32, n: u32) -> bool {
+    fn wants(&self, step: &StepRows<'_>, first: u32, n: u32) -> bool {
         let next = step.outputs.partition_point(|row| *row < first);
         !self.of_outputs || step.outputs.get(next).is_some_and(|row| *row < first + n)
     }
 }
 
 /// The entries of a page table that a span uses.
-fn pages<'a>(shape: &ScheduleShape, step: &Rows<'a>, span: &Span, page_len: usize) -> &'a [u32] {
+fn pages<'a>(shape: &ScheduleShape, step: &StepRows<'a>, span: &Span, page_len: usize) -> &'a [u32] {
     let first = (span.slot as usize * step.n_groups + shape.group) * step.pages_per_table;
     &step.page_tables[first..first + span.end().div_ceil(page_len)]
 }
@@ -476,7 +476,7 @@ mod tests {
 
     impl Steps {
         fn schedule(&self, shape: &ScheduleShape, n_workers: usize, max_spans: usize) -> Schedule {
-            let step = Rows {
+            let step = StepRows {
                 spans: &self.spans,
                 outputs: &self.outputs,
                 page_tables: &self.tables,

@@ -1,7 +1,7 @@
 //! What attention computes at a time: a tile of query rows, and the partial results of its queries.
 
 use super::constants::{LOWEST, padded};
-use super::pages::{LayerPages, Place};
+use super::pages::{KvBlock, LayerPages};
 use std::ops::Range;
 
 /// What is the same for all tiles of an Op.
@@ -51,26 +51,26 @@ impl<'a> Tile<'a> {
         self.rows.len() * shape.n_group
     }
 
-    /// Positions of a block, counted from its first, that a query's row sees.
+    /// Positions that the row of a query sees in the block of `len` positions from `first` on, counted from there.
     #[inline(always)]
-    pub fn seen_of(&self, shape: &Shape, query: usize, block: usize, len: usize) -> Range<usize> {
+    pub fn seen_of(&self, shape: &Shape, query: usize, first: usize, len: usize) -> Range<usize> {
         let seen = seen(shape.window, self.rows[query / shape.n_group].position as usize);
-        seen.start.clamp(block, block + len) - block..seen.end.clamp(block, block + len) - block
+        seen.start.clamp(first, first + len) - first..seen.end.clamp(first, first + len) - first
     }
 
-    /// The block of `len` positions from position `block` on, as far as it is of these positions, for a KV head.
+    /// The block of `len` positions from position `first` on, for a KV head; its range is the part that lies within `positions`.
     #[inline(always)]
-    pub fn place(
+    pub fn kv_block(
         &self,
         shape: &'a Shape,
         kv_head: usize,
-        block: usize,
+        first: usize,
         len: usize,
         positions: &Range<usize>,
-    ) -> Place<'a> {
-        let within = |position: usize| position.clamp(block, block + len) - block;
+    ) -> KvBlock<'a> {
+        let within = |position: usize| position.clamp(first, first + len) - first;
         let range = within(positions.start)..within(positions.end);
-        Place { pages: &shape.pages, table: self.table, kv_head, block, range, next: None }
+        KvBlock { pages: &shape.pages, table: self.table, kv_head, first, range, next: None }
     }
 
     /// From the first to the last position that some row of the tile sees.
