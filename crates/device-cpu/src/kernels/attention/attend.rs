@@ -9,25 +9,25 @@ pub trait Attend: Copy + 'static {
     /// Positions of a block; divides a chunk.
     const BLOCK: usize;
 
-    /// What a worker needs for it.
+    /// A worker's scratch for it.
     type Work: Copy;
 
     /// Bytes of [`Self::Work`] for `n` queries.
     fn work_bytes(n: usize, size: HeadSize) -> usize;
 
-    /// At an address.
+    /// The work at an address.
     ///
     /// # Safety
-    /// It is valid for [`Self::work_bytes`], aligned to 64.
+    /// `start` is valid for [`Self::work_bytes`], aligned to 64.
     unsafe fn work(start: *mut u8, n: usize, size: HeadSize) -> Self::Work;
 
     /// The part of it that begins with query `first`.
     ///
     /// # Safety
-    /// It is for as many queries.
+    /// The work is for at least `first` queries.
     unsafe fn from_query(work: Self::Work, first: usize, head_dim: usize) -> Self::Work;
 
-    /// Load query `i` into it, multiplied by `scale`, to meet keys of a KV head.
+    /// Load query `i` into the work, multiplied by `scale`, for products with keys of a KV head.
     ///
     /// # Safety
     /// `x` has the pages' `head_dim` columns; the work is for more than `i` queries; the instruction set is available.
@@ -43,13 +43,14 @@ pub trait Attend: Copy + 'static {
     /// Scores of `n` queries with the positions of a block's range: `(n, BLOCK)`, of which other columns are undefined.
     ///
     /// # Safety
-    /// The positions have pages; the queries are there; the instruction set is available.
+    /// The positions of the block's range have pages; the work has the `n` queries; the instruction
+    /// set is available.
     unsafe fn scores<S: Loops>(block: &KvBlock<'_>, n: usize, work: Self::Work) -> *const f32;
 
     /// Add a block's positions to the partial of the tile's queries.
     ///
     /// # Safety
-    /// As [`Self::scores`].
+    /// As [`Self::scores`], for the tile's queries; `out` is for as many.
     unsafe fn block<S: Loops>(
         shape: &Shape,
         tile: &Tile<'_>,

@@ -52,14 +52,15 @@ impl<A: Attend> Scratch<A> {
         work + 2 * partial
     }
 
-    /// At an address.
+    /// The scratch at an address.
     ///
     /// # Safety
-    /// It is valid for [`Self::bytes`], aligned to 64.
+    /// `start` is valid for [`Self::bytes`], aligned to 64.
     #[inline(always)]
     pub unsafe fn at(start: *mut u8, n: usize, size: HeadSize) -> Scratch<A> {
         let ([work, partial], head_dim) = (Self::sizes(n, size), size.head_dim);
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, `start` is valid for `bytes`, the sum of these sizes, and aligned
+        // to 64; the sizes are multiples of 64.
         unsafe {
             Scratch {
                 work: A::work(start, n, size),
@@ -73,7 +74,8 @@ impl<A: Attend> Scratch<A> {
 /// Load the tile's queries of a KV head into scratch: `(row, head of the group)` in that order, scaled.
 ///
 /// # Safety
-/// `q` holds the tile's rows, the scratch its queries; the instruction set is available.
+/// `q` has the tile's rows, `(n, cols)`; the work is for its queries; the instruction set is
+/// available.
 #[inline(always)]
 pub unsafe fn load_queries<S: Loops, A: Attend>(
     shape: &Shape,
@@ -83,7 +85,8 @@ pub unsafe fn load_queries<S: Loops, A: Attend>(
     work: A::Work,
 ) {
     let head_dim = shape.pages.head_dim;
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, `q` has the tile's rows, the work is for its queries, and the
+    // instruction set is available; a row has `cols` columns, those of all heads.
     unsafe {
         for query in 0..tile.n_queries(shape) {
             let (row, head) = (query / shape.n_group, kv_head * shape.n_group + query % shape.n_group);
@@ -109,7 +112,9 @@ pub unsafe fn chunk<S: Loops, A: Attend>(
     out: *mut f32,
 ) {
     let (n, head_dim) = (tile.n_queries(shape), shape.pages.head_dim);
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the positions have pages, the work has the queries of these heads,
+    // `out` has room for as many partials, and the instruction set is available. Ranges of blocks
+    // lie within the positions; that of a block after the last is empty.
     unsafe {
         let partial =
             |head: usize| Partial::at(out.add((head - heads.start) * Partial::len(n, head_dim)), n, head_dim);
@@ -130,14 +135,16 @@ pub unsafe fn chunk<S: Loops, A: Attend>(
     }
 }
 
-/// Combine a chunk's partial into the total. Of the chunk's, nothing is left.
+/// Combine a chunk's partial into the total. The chunk's `m` and `l` are overwritten.
 ///
 /// # Safety
-/// Both are for `n` queries; the instruction set is available.
+/// Both are for `n` queries and do not overlap; the instruction set is available.
 #[inline(always)]
 pub unsafe fn combine<S: Simd>(total: Partial, chunk: Partial, n: usize, head_dim: usize) {
     let ld = padded(head_dim);
-    // SAFETY: the caller's promise; what lies after the last query, up to whole vectors, belongs to the partials.
+    // SAFETY: by the caller, both are for `n` queries, and the instruction set is available; `m`,
+    // `l` and the rows of `o` have room for whole vectors, so what is after the last query and
+    // column belongs to the partials, too.
     unsafe {
         // The factors of both, where the chunk's maximum and sum were.
         let (total_factor, chunk_factor) = (chunk.m, chunk.l);
@@ -172,7 +179,8 @@ pub unsafe fn finish<S: Simd>(
     out: *mut f32,
 ) {
     let head_dim = shape.pages.head_dim;
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, `total` is for the tile's queries, `out` has its rows of `cols`
+    // columns, `sinks` is null or has all heads, and the instruction set is available.
     unsafe {
         for query in 0..tile.n_queries(shape) {
             let (row, head) = (query / shape.n_group, kv_head * shape.n_group + query % shape.n_group);

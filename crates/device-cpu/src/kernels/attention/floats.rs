@@ -48,13 +48,13 @@ impl<K: Stored> Attend for Floats<K> {
     #[inline(always)]
     unsafe fn work(start: *mut u8, n: usize, size: HeadSize) -> Work {
         let [q, kv, _] = sizes(n, size.head_dim);
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, `start` is valid for `work_bytes`, the sum of these sizes.
         unsafe { Work { q: start.cast(), kv: start.add(q).cast(), s: start.add(q + kv).cast() } }
     }
 
     #[inline(always)]
     unsafe fn from_query(work: Work, first: usize, head_dim: usize) -> Work {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the work is for at least `first` queries.
         Work { q: unsafe { work.q.add(first * head_dim) }, ..work }
     }
 
@@ -68,13 +68,15 @@ impl<K: Stored> Attend for Floats<K> {
         scale: f32,
     ) {
         let head_dim = pages.head_dim;
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, `x` has `head_dim` columns, the work is for more than `i` queries,
+        // and the instruction set is available.
         unsafe { elementwise::combine::<S>(x, x, work.q.add(i * head_dim), head_dim, Times(scale)) }
     }
 
     #[inline(always)]
     unsafe fn scores<S: Loops>(block: &KvBlock<'_>, n: usize, work: Work) -> *const f32 {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the positions have pages, the work has the `n` queries, and the
+        // instruction set is available; its arrays have the sizes of `sizes`.
         unsafe { scores::<S, K>(block, n, work.q, work.kv, work.s) };
         work.s
     }
@@ -82,7 +84,9 @@ impl<K: Stored> Attend for Floats<K> {
     #[inline(always)]
     unsafe fn block<S: Loops>(shape: &Shape, tile: &Tile<'_>, block: &KvBlock<'_>, work: Work, out: Partial) {
         let (n, ld) = (tile.n_queries(shape), padded(shape.pages.head_dim));
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the positions have pages, the work has the tile's queries, the
+        // partial is for them, and the instruction set is available; a row of scores has `BLOCK`
+        // values, and `ld` is a multiple of 16.
         unsafe {
             Self::scores::<S>(block, n, work);
             for query in 0..n {
@@ -102,8 +106,8 @@ impl<K: Stored> Attend for Floats<K> {
 /// `S = Q K^T` for the positions of the range; other columns of S are undefined.
 ///
 /// # Safety
-/// The positions have pages; the matrices have their shapes, `kv` room for `padded(head_dim) * BLOCK` values; the
-/// instruction set is available.
+/// The positions of the range have pages; Q is `(n, head_dim)`, S `(n, BLOCK)`, `kv` has room for
+/// `padded(head_dim) * BLOCK` values; the instruction set is available.
 #[inline(always)]
 unsafe fn scores<S: Loops, K: Stored>(
     block: &KvBlock<'_>,
@@ -113,7 +117,9 @@ unsafe fn scores<S: Loops, K: Stored>(
     s: *mut f32,
 ) {
     let head_dim = block.pages.head_dim;
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the positions have pages, the matrices have their shapes, and the
+    // instruction set is available; `vectors` divides `BLOCK`, so `first..end` lies within a row of
+    // S and of `kv`.
     unsafe {
         if n <= MAX_DIRECT {
             return match n {
@@ -136,7 +142,8 @@ unsafe fn scores<S: Loops, K: Stored>(
 /// `O += P V` over the positions of the range.
 ///
 /// # Safety
-/// As [`scores`].
+/// The positions of the range have pages; P is `(n, BLOCK)`, O `(n, padded head_dim)`, `kv` has
+/// room for `padded(head_dim) * BLOCK` values; the instruction set is available.
 #[inline(always)]
 unsafe fn add_values<S: Loops, K: Stored>(
     block: &KvBlock<'_>,
@@ -146,7 +153,9 @@ unsafe fn add_values<S: Loops, K: Stored>(
     o: *mut f32,
 ) {
     let ld = padded(block.pages.head_dim);
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the positions have pages, the matrices have their shapes, and the
+    // instruction set is available; only rows of `kv` that were loaded are read, those of the
+    // range.
     unsafe {
         if n <= MAX_DIRECT {
             return match n {

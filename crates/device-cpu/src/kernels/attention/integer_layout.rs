@@ -48,14 +48,17 @@ pub struct Work {
     pub keep: *mut f32,
 }
 
-/// Store one head's vector of a position of the page whose part for the head is at `out`.
+/// Store one head's vector at position `at` of a page; `out` is the head's half of that page.
 ///
 /// # Safety
-/// It is of a pool that stores such numbers.
+/// `out` is a head's half of a page of a pool that stores such numbers; `at` is below the page's
+/// length; `x` has `head_dim` columns; the instruction set is available.
 #[inline(always)]
 pub unsafe fn store<S: Simd, N: Numbers>(pages: &LayerPages, half: Half, out: *mut u8, at: usize, x: &[f32]) {
     let (g, numbers) = (N::IN_LANE, numbers::<N::Number>(pages, half, out));
-    // SAFETY: the caller's promise; the page has this position.
+    // SAFETY: by the caller, `out` is a head's half of a page of such numbers, the page has
+    // position `at`, `x` has `head_dim` columns, and the instruction set is available; so all
+    // writes are within that half. Its parts begin at multiples of 4 bytes.
     unsafe {
         let scale = match half {
             Half::Keys => {
@@ -127,9 +130,12 @@ pub struct Run {
     pub len: usize,
 }
 
-/// Those among `from..end`, strip by strip of keys.
+/// The runs of the positions `from..end` of a block, strip by strip of keys.
+///
+/// # Safety
+/// The pages of these positions are in the block's table.
 #[inline(always)]
-pub fn runs(block: &KvBlock<'_>, half: Half, from: usize, end: usize) -> impl Iterator<Item = Run> {
+pub unsafe fn runs(block: &KvBlock<'_>, half: Half, from: usize, end: usize) -> impl Iterator<Item = Run> {
     let mut next = from;
     std::iter::from_fn(move || {
         let (at, position) = (next, block.first + next);
@@ -140,7 +146,7 @@ pub fn runs(block: &KvBlock<'_>, half: Half, from: usize, end: usize) -> impl It
         let width = keys_width(block.pages);
         let len = (width - (within & (width - 1))).min(end - at);
         next += len;
-        // SAFETY: the positions have pages.
+        // SAFETY: by the caller, the page of the position is in the table.
         let head = unsafe { block.pages.head(block.table, half, block.kv_head, position) };
         Some(Run { head, at, within, len })
     })

@@ -32,7 +32,8 @@ struct Lanes {
 /// `sums += a b`: `M` rows of lanes times `V` vectors of columns; weights times values, or queries times keys.
 ///
 /// # Safety
-/// `a` is valid for `M` rows, `lda` apart, of `b.n` lanes; `b` for its rows; the instruction set is available.
+/// `a` has `M` rows, `lda` apart, of `b.n` lanes; `b` has `b.n` rows of `V` vectors; the
+/// instruction set is available.
 #[inline(always)]
 unsafe fn add_products<S: Simd, N: Numbers, const VALUES: bool, const M: usize, const V: usize>(
     sums: &mut [[S::I; V]; M],
@@ -40,7 +41,8 @@ unsafe fn add_products<S: Simd, N: Numbers, const VALUES: bool, const M: usize, 
     lda: usize,
     b: Lanes,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, `a` has `M` rows of `b.n` lanes, each of the `b.n` rows of `b` has `V`
+    // vectors, and the instruction set is available; a prefetch may be of any address.
     unsafe {
         for k in 0..b.n {
             let row = b.first.add(k * b.stride);
@@ -67,18 +69,19 @@ unsafe fn add_products<S: Simd, N: Numbers, const VALUES: bool, const M: usize, 
 /// A loop over rows of the left side: `run::<M>(row)` for `M` rows from `row` on, as many together as registers allow.
 trait RowLoop {
     /// # Safety
-    /// There are such rows.
+    /// The left side and the output have the rows `row..row + M`; the instruction set is available.
     unsafe fn run<const M: usize>(&mut self, row: usize);
 }
 
 /// Run over `n` rows, 8 or 4 together.
 ///
 /// # Safety
-/// There are such rows.
+/// The left side and the output have `n` rows; the instruction set is available.
 #[inline(always)]
 unsafe fn over_rows<const EIGHT: bool>(n: usize, rows: &mut impl RowLoop) {
     let mut row = 0;
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, there are `n` rows, and `row` plus the rows of each call is at most
+    // `n`.
     unsafe {
         while EIGHT && row + 8 <= n {
             rows.run::<8>(row);
@@ -100,8 +103,11 @@ unsafe fn over_rows<const EIGHT: bool>(n: usize, rows: &mut impl RowLoop) {
 /// Sums of products of queries with `V` vectors of positions.
 struct ScoreRows<S, N, const V: usize> {
     work: Work,
+    /// Lanes of a query.
     ldq: usize,
+    /// `(ldq, V vectors)`
     keys: Lanes,
+    /// `V` vectors in each of the rows, `BLOCK` apart.
     out: *mut i32,
     types: PhantomData<(S, N)>,
 }
@@ -109,7 +115,9 @@ struct ScoreRows<S, N, const V: usize> {
 impl<S: Simd, N: Numbers, const V: usize> RowLoop for ScoreRows<S, N, V> {
     #[inline(always)]
     unsafe fn run<const M: usize>(&mut self, row: usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the work and the output have the rows `row..row + M`, and the
+        // instruction set is available; as the fields say, `keys` has a row of `V` vectors for each
+        // of the `ldq` lanes of a query, and a row of the output has room for `V` vectors.
         unsafe {
             let mut sums = [[S::splat_i(0); V]; M];
             for (i, sums) in sums.iter_mut().enumerate() {
@@ -138,7 +146,9 @@ pub unsafe fn scores<S: Simd, N: Numbers>(block: &KvBlock<'_>, n: usize, work: W
     // From keys to as many values of the same positions, after the scales of both.
     let soon = pages.half_bytes() + pages.page_len * 4;
     let (first, end) = vectors::<S>(&block.range);
-    // SAFETY: the caller's promise. Vectors of positions do not cross pages.
+    // SAFETY: by the caller, the positions have pages, the work has the `n` queries, and the
+    // instruction set is available. The lengths of a page and of a strip are multiples of `S::N`,
+    // so the whole vectors of a run lie within its strip of keys.
     unsafe {
         for run in runs(block, Half::Keys, first, end) {
             let (first, stride) = keys_at(pages, N::IN_LANE, run.within);
@@ -177,6 +187,7 @@ struct ValueRows<'a, S, N, const V: usize> {
     /// Runs of lanes of positions: which lane of the block is first, and their values.
     runs: &'a mut [(usize, Lanes)],
     work: Work,
+    /// `V` vectors in each of the rows, `ld` apart.
     out: *mut f32,
     ld: usize,
     types: PhantomData<(S, N)>,
@@ -185,7 +196,9 @@ struct ValueRows<'a, S, N, const V: usize> {
 impl<S: Simd, N: Numbers, const V: usize> RowLoop for ValueRows<'_, S, N, V> {
     #[inline(always)]
     unsafe fn run<const M: usize>(&mut self, row: usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the work and the output have the rows `row..row + M`, and the
+        // instruction set is available; as the fields say, the values of the runs and the rows of
+        // the output have `V` vectors of columns.
         unsafe {
             let mut sums = [[S::splat_i(0); V]; M];
             let weights = self.work.s.add(row * BLOCK);
@@ -209,12 +222,16 @@ impl<S: Simd, N: Numbers, const V: usize> RowLoop for ValueRows<'_, S, N, V> {
 /// `O = keep O + step (W V)` over the positions of the range.
 ///
 /// # Safety
-/// As [`scores`]; the weights and factors are there; o `(n, padded head_dim)`.
+/// As [`scores`]; the work has the queries' weights and their factors `keep` and `step`; O is
+/// `(n, padded head_dim)`.
 #[inline(always)]
 pub unsafe fn add_values<S: Simd, N: Numbers>(block: &KvBlock<'_>, n: usize, work: Work, o: *mut f32) {
     let (pages, ld, g) = (block.pages, padded(block.pages.head_dim), N::IN_LANE);
     let (first, end) = (block.range.start / g * g, block.range.end.next_multiple_of(g));
-    // SAFETY: the caller's promise. Lanes of positions do not cross pages.
+    // SAFETY: by the caller, the positions have pages, the work has the weights and factors of the
+    // `n` queries, `o` is `(n, padded head_dim)`, and the instruction set is available. A page's
+    // length is a multiple of `g`, so the lanes of a run lie within it; its strips have at least
+    // `ld` columns, and `ld` is a multiple of `S::N`.
     unsafe {
         let none = (0, Lanes { first: std::ptr::null(), stride: 0, n: 0, soon: 0 });
         for strip in (0..ld).step_by(STRIP) {

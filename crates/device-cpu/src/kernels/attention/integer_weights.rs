@@ -24,7 +24,8 @@ const LEAST_WEIGHT: f32 = 1e-30;
 /// The pointers are valid for vectors; the instruction set is available.
 #[inline(always)]
 pub unsafe fn score<S: Simd>(sums: *const i32, scales: *const f32) -> S::V {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, both pointers are valid for a vector, and the instruction set is
+    // available.
     unsafe { S::mul(S::to_f32(S::load_i(sums)), S::load(scales)) }
 }
 
@@ -40,7 +41,8 @@ pub const PAIRED_VECTORS: usize = 8;
 /// already, scaled, in f32.
 ///
 /// # Safety
-/// The sums and scales are there; the instruction set is available.
+/// The work has the sums or scores of the queries `query..query + M`, and the scales of keys and
+/// values; the instruction set is available.
 #[inline(always)]
 pub unsafe fn weights<S: Simd, N: Numbers, const M: usize, const SCORED: bool>(
     work: Work,
@@ -50,7 +52,9 @@ pub unsafe fn weights<S: Simd, N: Numbers, const M: usize, const SCORED: bool>(
 ) {
     let n = BLOCK / S::N;
     let whole = shown.iter().all(|shown| *shown == (0..BLOCK));
-    // SAFETY: the caller's promise. What is not shown may be anything, and is replaced.
+    // SAFETY: by the caller, the work has the sums or scores of the queries `query..query + M` and
+    // the scales of keys and values, and the instruction set is available; `n` vectors are a block.
+    // What is not shown may be anything, and is replaced.
     unsafe {
         let (rows, q_scales) = (work.s.add(query * BLOCK), work.q_scale.add(query));
         let mut x = [[S::splat(0.0); MAX_VECTORS]; M];

@@ -57,7 +57,7 @@ impl<N: Numbers> Attend for Integers<N> {
         let [q, start, q_scale, scales, s, m, l, step, keep, terms, turned] =
             sizes::<N>(n, size).map(|bytes| {
                 let at = next;
-                // SAFETY: the caller's promise.
+                // SAFETY: by the caller, `start` is valid for `work_bytes`, the sum of these sizes.
                 next = unsafe { next.add(bytes) };
                 at
             });
@@ -80,7 +80,8 @@ impl<N: Numbers> Attend for Integers<N> {
     #[inline(always)]
     unsafe fn from_query(work: Work, first: usize, head_dim: usize) -> Work {
         let lanes = kv_words::padded(head_dim) / N::IN_LANE;
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the work is for at least `first` queries, so no pointer leaves its
+        // array.
         unsafe {
             let (q, start) = (work.q.add(first * lanes), work.start.add(first));
             let (q_scale, terms) = (work.q_scale.add(first), work.terms.add(first * work.n_terms));
@@ -98,7 +99,10 @@ impl<N: Numbers> Attend for Integers<N> {
         scale: f32,
     ) {
         let (head_dim, padded) = (pages.head_dim, kv_words::padded(pages.head_dim));
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, `x` has `head_dim` columns, the work is for more than `i` queries
+        // and belongs to this worker, and the instruction set is available; `N::query` puts columns
+        // below `head_dim`. The program keeps what is known of keys, and the work was laid out for
+        // its `n_terms`.
         unsafe {
             let q = work.q.cast::<N::Number>().add(i * padded);
             // Padding columns of keys are undefined, so those of queries are zero.
@@ -116,7 +120,9 @@ impl<N: Numbers> Attend for Integers<N> {
 
     #[inline(always)]
     unsafe fn scores<S: Loops>(block: &KvBlock<'_>, n: usize, work: Work) -> *const f32 {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the positions have pages, the work has the `n` queries, and the
+        // instruction set is available; a block's length is a multiple of `S::N`, so vectors of the
+        // range lie within the rows and the scales.
         unsafe {
             S::integer_scores::<N>(block, n, work);
             load_scales::<S>(block, Half::Keys, work.scales);
@@ -138,7 +144,10 @@ impl<N: Numbers> Attend for Integers<N> {
     #[inline(always)]
     unsafe fn block<S: Loops>(shape: &Shape, tile: &Tile<'_>, block: &KvBlock<'_>, work: Work, out: Partial) {
         let n = tile.n_queries(shape);
-        // SAFETY: the caller's promise; what lies after the last query, up to whole vectors, belongs to the work and the partial.
+        // SAFETY: by the caller, the positions have pages, the work has the tile's queries, the
+        // partial is for them, and the instruction set is available. `m`, `l`, `step` and `keep`
+        // have room for whole vectors, so what is after the last query belongs to the work and the
+        // partial, too.
         unsafe {
             prefetch_scales(block);
             if work.n_terms > 0 {
@@ -164,7 +173,7 @@ impl<N: Numbers> Attend for Integers<N> {
 /// The weights of a block, in place of its sums or, if `SCORED`, of its scores.
 ///
 /// # Safety
-/// As [`Attend::block`], and the sums or scores and the scales are there.
+/// As [`Attend::block`]; the work has the sums or scores, and the scales of keys and values.
 #[inline(always)]
 unsafe fn weights<S: Loops, N: Numbers, const SCORED: bool>(
     shape: &Shape,
@@ -178,7 +187,9 @@ unsafe fn weights<S: Loops, N: Numbers, const SCORED: bool>(
         seen.start.max(block.range.start)..seen.end.min(block.range.end)
     };
     let n_paired = if S::N * PAIRED_VECTORS == BLOCK { n / 2 * 2 } else { 0 };
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the work has the sums or scores of `n` queries and the scales of keys
+    // and values, and the instruction set is available; pairs end at `n_paired`, which is at most
+    // `n`.
     unsafe {
         for query in (0..n_paired).step_by(2) {
             let shown = [shown(query), shown(query + 1)];
@@ -193,13 +204,15 @@ unsafe fn weights<S: Loops, N: Numbers, const SCORED: bool>(
 /// Add to the scores what keys are stored without: the queries' terms in this block times the table of its positions.
 ///
 /// # Safety
-/// As [`Attend::scores`], and the scores and terms are there.
+/// As [`Attend::scores`]; the work has the scores, and the queries' terms.
 #[inline(always)]
 unsafe fn add_known<S: Loops>(known: &KnownKeys, block: &KvBlock<'_>, n: usize, work: Work) {
     const { assert!(BLOCK == key_bias::BLOCK, "a block's positions have one table") };
     let (k, (first, end)) = (work.n_terms, vectors::<S>(&block.range));
     let shape = Product { n, k, cols: end - first, lda: k, ldb: BLOCK, ldc: BLOCK, add: true };
-    // SAFETY: the caller's promise; the work has `n_terms` numbers of each query in both forms, the table as many rows.
+    // SAFETY: by the caller, the work has the scores and terms of `n` queries, and the instruction
+    // set is available. `terms` and `turned` are arrays of their own with `n_terms` numbers for
+    // each query; the table has `n_terms` rows of `BLOCK`, within which `first..end` are.
     unsafe {
         for query in 0..n {
             let terms = std::slice::from_raw_parts(work.terms.add(query * k), k);
@@ -214,11 +227,14 @@ unsafe fn add_known<S: Loops>(known: &KnownKeys, block: &KvBlock<'_>, n: usize, 
 /// The scales of a block's range, in whole vectors.
 ///
 /// # Safety
-/// As [`Attend::scores`].
+/// The positions of the range have pages; `out` has [`BLOCK`] values; the instruction set is
+/// available.
 #[inline(always)]
 unsafe fn load_scales<S: Simd>(block: &KvBlock<'_>, half: Half, out: *mut f32) {
     let (first, end) = vectors::<S>(&block.range);
-    // SAFETY: the caller's promise. Vectors of positions do not cross pages.
+    // SAFETY: by the caller, the positions have pages, `out` has `BLOCK` values, and the
+    // instruction set is available. The lengths of a page and of a strip are multiples of `S::N`,
+    // so the whole vectors of a run lie within the scales of its page.
     unsafe {
         for run in runs(block, half, first, end) {
             let from = scales(block.pages, half, run.head).add(run.within);
@@ -230,10 +246,14 @@ unsafe fn load_scales<S: Simd>(block: &KvBlock<'_>, half: Half, out: *mut f32) {
 }
 
 /// Prefetch the scales of the block's range, which are needed between its keys and its values.
+///
+/// # Safety
+/// The positions of the range have pages.
 #[inline(always)]
-fn prefetch_scales(block: &KvBlock<'_>) {
+unsafe fn prefetch_scales(block: &KvBlock<'_>) {
     for half in [Half::Keys, Half::Values] {
-        for run in runs(block, half, block.range.start, block.range.end) {
+        // SAFETY: by the caller, the positions of the range have pages.
+        for run in unsafe { runs(block, half, block.range.start, block.range.end) } {
             let first = scales(block.pages, half, run.head).wrapping_add(run.within).cast::<u8>();
             (0..run.len * 4).step_by(64).for_each(|line| prefetch_far(first.wrapping_add(line)));
         }

@@ -62,10 +62,12 @@ macro_rules! implement {
                 unsafe fn $name<$($params)*>($($arg: $type),*) {
                     # $attribute
                     unsafe fn run<$($params)*>($($arg: $type),*) {
-                        // SAFETY: the caller's promises are those of the loop.
+                        // SAFETY: by the caller, the conditions of the loop are met; among them is
+                        // that the instruction set, whose features this function has, is available.
                         unsafe { $module::$function::<$simd, $($given)*>($($arg),*) }
                     }
-                    // SAFETY: the caller's promise.
+                    // SAFETY: by the caller, the conditions of the loop are met, and the
+                    // instruction set of `$simd` is available.
                     unsafe { run::<$($given)*>($($arg),*) }
                 }
             )*

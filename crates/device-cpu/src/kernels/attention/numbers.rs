@@ -70,7 +70,7 @@ impl Numbers for Words {
 
     #[inline(always)]
     unsafe fn query<S: Simd>(x: &[f32], put: impl FnMut(usize, i16)) -> (f32, i32) {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the instruction set is available.
         (unsafe { Self::key::<S>(x, put) }, 0)
     }
 
@@ -83,13 +83,14 @@ impl Numbers for Words {
 
     #[inline(always)]
     unsafe fn dot<S: Simd>(sum: S::I, a: S::I, b: S::I) -> S::I {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the instruction set is available.
         unsafe { S::dot_words(sum, a, b) }
     }
 
     #[inline(always)]
     unsafe fn store_weights<S: Simd>(row: *mut i32, at: usize, w: S::V, factor: S::V) {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the row has the positions `at..at + S::N`, and the instruction set
+        // is available; i16 take half of the room of i32.
         unsafe { S::store_words(row.cast::<i16>().add(at), S::round(S::mul(w, factor))) }
     }
 }
@@ -108,7 +109,8 @@ unsafe fn rotated<S: Simd>(x: &[f32]) -> [f32; kv_bytes::MAX_PIECE] {
         return out;
     }
     let start = out.as_mut_ptr();
-    // SAFETY: whole vectors within the piece.
+    // SAFETY: by the caller, the instruction set is available; `n` is a multiple of a vector and at
+    // most the array's length, by the slice above.
     unsafe {
         let factor = S::splat(kv_bytes::rotation_factor(n));
         for i in (0..n).step_by(S::N) {
@@ -140,7 +142,7 @@ impl Numbers for Bytes {
 
     #[inline(always)]
     unsafe fn key<S: Simd>(x: &[f32], mut put: impl FnMut(usize, i8)) -> f32 {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the instruction set is available.
         let (scale, _) = unsafe { Self::query::<S>(x, |d, number| put(d, number ^ i8::MIN)) };
         scale
     }
@@ -153,7 +155,7 @@ impl Numbers for Bytes {
             sum += i32::from(number);
             put(d, number);
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the instruction set is available.
         unsafe {
             // Rotated twice, for a head may have any number of pieces.
             for x in x.chunks_exact(piece) {
@@ -176,13 +178,14 @@ impl Numbers for Bytes {
 
     #[inline(always)]
     unsafe fn dot<S: Simd>(sum: S::I, a: S::I, b: S::I) -> S::I {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the instruction set is available.
         unsafe { S::dot_bytes(sum, a, b) }
     }
 
     #[inline(always)]
     unsafe fn store_weights<S: Simd>(row: *mut i32, at: usize, w: S::V, factor: S::V) {
-        // SAFETY: the caller's promise; a block has as many thresholds as positions.
+        // SAFETY: by the caller, the row has the positions `at..at + S::N`, and the instruction set
+        // is available; a block has `MAX_POSITIONS` positions, and there is a threshold for each.
         unsafe {
             let threshold = S::load(kv_bytes::THRESHOLDS.as_ptr().add(at));
             S::store_bytes(row.cast::<u8>().add(at), S::round(S::fma(w, factor, threshold)));
@@ -208,7 +211,8 @@ mod tests {
     #[inline(always)]
     unsafe fn body<S: Simd>(query: &[f32], key: &[f32], weights: [f32; 16]) -> Found {
         let (mut q, mut k, mut rows) = ([0i8; 256], [0i8; 256], [0i32; 16]);
-        // SAFETY: whole vectors within the arrays; the caller's promise.
+        // SAFETY: by the caller, the instruction set is available; 256 bytes and 16 floats are
+        // whole vectors.
         unsafe {
             let (_, start) = Bytes::query::<S>(query, |d, number| q[d] = number);
             Bytes::key::<S>(key, |d, number| k[d] = number);
@@ -237,16 +241,16 @@ mod tests {
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
         unsafe fn avx512(query: &[f32], key: &[f32], weights: [f32; 16]) -> Found {
-            // SAFETY: see the match.
+            // SAFETY: this function has the features of `Avx512`.
             unsafe { body::<crate::simd::Avx512>(query, key, weights) }
         }
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx2,fma,f16c")]
         unsafe fn avx2(query: &[f32], key: &[f32], weights: [f32; 16]) -> Found {
-            // SAFETY: see the match.
+            // SAFETY: this function has the features of `Avx2`.
             unsafe { body::<crate::simd::Avx2>(query, key, weights) }
         }
-        // SAFETY: only available instruction sets are given.
+        // SAFETY: the test gives only instruction sets of `Isa::available`.
         unsafe {
             match isa.vectors() {
                 #[cfg(target_arch = "x86_64")]

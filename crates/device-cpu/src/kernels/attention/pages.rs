@@ -62,7 +62,8 @@ impl LayerPages {
     /// As [`Self::known`].
     #[inline(always)]
     pub unsafe fn size(&self) -> HeadSize {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the program that compiled these pages, and so what `known` points
+        // to, is alive.
         let known = unsafe { self.known() };
         HeadSize { head_dim: self.head_dim, n_terms: known.map_or(0, |known| known.bias.n_terms()) }
     }
@@ -106,7 +107,8 @@ impl LayerPages {
     /// The table belongs to this pool and has a page for the position.
     #[inline(always)]
     pub unsafe fn vector(&self, table: &[u32], half: Half, head: usize, position: usize) -> *mut u8 {
-        // SAFETY: the caller's promise; the vector is one of the page's.
+        // SAFETY: by the caller, the table is of this pool and has a page for the position;
+        // `within` is below `page_len`, so the vector is one of the head's half of that page.
         unsafe { self.head(table, half, head, position).add(self.within(position) * self.vector_bytes()) }
     }
 }
@@ -131,10 +133,11 @@ impl KvBlock<'_> {
     /// The head's keys in the page of a position of the block, if it is in the range.
     ///
     /// # Safety
-    /// The range has pages.
+    /// The positions of the range have pages.
     #[inline(always)]
     pub unsafe fn keys_of(&self, at: usize) -> Option<*mut u8> {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the positions of the range have pages in the table; this is called
+        // only where `at` is one of them.
         let keys = || unsafe { self.pages.head(self.table, Half::Keys, self.kv_head, self.first + at) };
         self.range.contains(&at).then(keys)
     }
@@ -146,7 +149,7 @@ impl KvBlock<'_> {
     #[inline(always)]
     pub unsafe fn run(&self, half: Half, at: usize) -> (*const u8, usize) {
         let page_len = self.pages.page_len;
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the position has a page in the table.
         let first = unsafe { self.pages.vector(self.table, half, self.kv_head, self.first + at) };
         (first, (page_len - (self.first + at) % page_len).min(self.range.end - at))
     }

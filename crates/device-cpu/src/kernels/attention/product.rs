@@ -40,7 +40,8 @@ struct Scores<S: Simd, const M: usize> {
 impl<S: Simd, const M: usize> Sink<S> for Scores<S, M> {
     #[inline(always)]
     unsafe fn take(&mut self, i: usize, keys: S::V) {
-        // SAFETY: the column is one of the head's.
+        // SAFETY: as the fields say, `q` has `M` queries; by the caller, the head has column `i`,
+        // counted from the one that `q` begins with, and the instruction set is available.
         unsafe {
             for query in 0..M {
                 let q = S::splat(*self.q.add(query * self.head_dim + i));
@@ -53,7 +54,8 @@ impl<S: Simd, const M: usize> Sink<S> for Scores<S, M> {
 /// [`floats`](super::floats)'s scores of `M` queries.
 ///
 /// # Safety
-/// As [`Attend::scores`](super::attend::Attend::scores).
+/// The positions of the range have pages; `q` is `(M, head_dim)`, `s` `(M, BLOCK)`; the instruction
+/// set is available.
 #[inline(always)]
 pub unsafe fn direct_scores<S: Simd, K: Stored, const M: usize>(
     block: &KvBlock<'_>,
@@ -61,7 +63,8 @@ pub unsafe fn direct_scores<S: Simd, K: Stored, const M: usize>(
     s: *mut f32,
 ) {
     let mut at = block.range.start / S::N * S::N;
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the positions have pages, `q` has `M` queries, `s` has `M` rows, and
+    // the instruction set is available; every group begins before the range's end.
     unsafe {
         // Every score is one chain of additions, so that several groups must be under way.
         while M == 1 && at + 3 * S::N < block.range.end {
@@ -82,7 +85,7 @@ pub unsafe fn direct_scores<S: Simd, K: Stored, const M: usize>(
 /// Of `G` groups of `S::N` positions, from `at` on.
 ///
 /// # Safety
-/// As [`Attend::scores`](super::attend::Attend::scores).
+/// As [`direct_scores`]; `at` is a multiple of `S::N`, and each group has a position of the range.
 #[inline(always)]
 unsafe fn scores_of_groups<S: Simd, K: Stored, const M: usize, const G: usize>(
     block: &KvBlock<'_>,
@@ -92,15 +95,17 @@ unsafe fn scores_of_groups<S: Simd, K: Stored, const M: usize, const G: usize>(
 ) {
     let (head_dim, stride) = (block.pages.head_dim, block.pages.vector_bytes());
     let whole = head_dim / S::N * S::N;
-    // SAFETY: the caller's promise. `S::N` divides 16, which divides a page, so a group of positions lies in one page.
+    // SAFETY: by the caller, `q` has `M` queries, `s` has `M` rows, and the instruction set is
+    // available. Each group has a position of the range, which has a page, and is of one page,
+    // since `S::N` divides 16, which divides the page's length. A vector has at most 16 lanes.
     unsafe {
         let mut firsts = [std::ptr::null(); G];
         for g in 0..G {
             let position = block.first + at + g * S::N;
             firsts[g] = block.pages.vector(block.table, Half::Keys, block.kv_head, position);
-            // Positions in front of the range may have no page.
-            let asked = position.max(block.first + block.range.start);
-            let values = block.pages.vector(block.table, Half::Values, block.kv_head, asked);
+            // Values before the range are not read, so they are not prefetched.
+            let from = position.max(block.first + block.range.start);
+            let values = block.pages.vector(block.table, Half::Values, block.kv_head, from);
             prefetch_vectors(values, stride, S::N);
         }
         let mut sums = [[S::splat(0.0); M]; G];
@@ -128,10 +133,11 @@ unsafe fn scores_of_groups<S: Simd, K: Stored, const M: usize, const G: usize>(
     }
 }
 
-/// Weighted values of `M` queries.
+/// Weighted values of `M` queries, added to `o`.
 ///
 /// # Safety
-/// As [`Attend::scores`](super::attend::Attend::scores).
+/// The positions of the range have pages; `p` is `(M, BLOCK)`, `o` `(M, padded head_dim)`; the
+/// instruction set is available.
 #[inline(always)]
 pub unsafe fn direct_values<S: Simd, K: Stored, const M: usize>(
     block: &KvBlock<'_>,
@@ -140,7 +146,8 @@ pub unsafe fn direct_values<S: Simd, K: Stored, const M: usize>(
 ) {
     let head_dim = block.pages.head_dim;
     let ld = padded(head_dim);
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the positions have pages, `p` has `M` rows of `BLOCK`, `o` has `M`
+    // rows of `ld`, and the instruction set is available; `d` stays below `head_dim`.
     unsafe {
         let mut d = 0;
         // As many accumulators as registers allow.
@@ -172,7 +179,7 @@ pub unsafe fn direct_values<S: Simd, K: Stored, const M: usize>(
 /// `V` vectors of columns from `d` on.
 ///
 /// # Safety
-/// As [`Attend::scores`](super::attend::Attend::scores).
+/// As [`direct_values`]; the head has these columns.
 #[inline(always)]
 unsafe fn direct_columns<S: Simd, K: Stored, const M: usize, const V: usize>(
     block: &KvBlock<'_>,
@@ -181,7 +188,9 @@ unsafe fn direct_columns<S: Simd, K: Stored, const M: usize, const V: usize>(
     o: *mut f32,
 ) {
     let (stride, ld) = (block.pages.vector_bytes(), padded(block.pages.head_dim));
-    // SAFETY: the caller's promise; each run of positions lies in one page.
+    // SAFETY: by the caller, the positions have pages, `p` has `M` rows of `BLOCK`, `o` has `M`
+    // rows of `ld`, the head has these columns, and the instruction set is available; a run of
+    // positions lies in one page.
     unsafe {
         let mut sums = [[S::splat(0.0); V]; M];
         for i in 0..M {
@@ -224,10 +233,13 @@ unsafe fn direct_columns<S: Simd, K: Stored, const M: usize, const V: usize>(
     }
 }
 
-/// `S::N` columns of the vectors of neighbouring positions.
+/// `S::N` columns of the stored vectors of `S::N` neighbouring positions.
 struct StoredRows<K> {
+    /// The vector of the first position; the others follow in its page.
     first: *const u8,
+    /// Bytes from one vector to the next.
     stride: usize,
+    /// The first column.
     d: usize,
     stored: PhantomData<K>,
 }
@@ -235,7 +247,9 @@ struct StoredRows<K> {
 impl<K: Stored> RowsOf for StoredRows<K> {
     #[inline(always)]
     unsafe fn row<S: Simd>(&self, i: usize) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: as the fields say, `S::N` vectors of one page begin at `first`, and they have the
+        // columns `d..d + S::N`; by the caller, `i` is below `S::N`, and the instruction set is
+        // available.
         unsafe { K::load::<S>(self.first.add(i * self.stride), self.d) }
     }
 }
@@ -246,7 +260,8 @@ struct Columns(*mut f32);
 impl<S: Simd> Sink<S> for Columns {
     #[inline(always)]
     unsafe fn take(&mut self, i: usize, v: S::V) {
-        // SAFETY: the column is one of the head's.
+        // SAFETY: by the caller, the head has column `i`, counted from the one that the pointer
+        // begins with, and the instruction set is available.
         unsafe { S::store(self.0.add(i * BLOCK), v) }
     }
 }
@@ -254,12 +269,14 @@ impl<S: Simd> Sink<S> for Columns {
 /// Keys of a block's positions, transposed: `(head_dim, BLOCK)`.
 ///
 /// # Safety
-/// As [`Attend::scores`](super::attend::Attend::scores).
+/// The positions of the range have pages; `out` has this shape; the instruction set is available.
 #[inline(always)]
 pub unsafe fn load_keys<S: Simd, K: Stored>(block: &KvBlock<'_>, out: *mut f32) {
     let (head_dim, stride) = (block.pages.head_dim, block.pages.vector_bytes());
     let whole = head_dim / S::N * S::N;
-    // SAFETY: the caller's promise. `S::N` divides 16, which divides a page, so a group of positions lies in one page.
+    // SAFETY: by the caller, `out` has `head_dim` rows of `BLOCK`, and the instruction set is
+    // available. Each group has a position of the range, which has a page, and is of one page,
+    // since `S::N` divides 16, which divides the page's length.
     unsafe {
         for at in (block.range.start / S::N * S::N..block.range.end).step_by(S::N) {
             let first = block.pages.vector(block.table, Half::Keys, block.kv_head, block.first + at);
@@ -279,12 +296,13 @@ pub unsafe fn load_keys<S: Simd, K: Stored>(block: &KvBlock<'_>, out: *mut f32) 
 /// Values of a block's positions: `(BLOCK, padded head_dim)`, the padding zero.
 ///
 /// # Safety
-/// As [`Attend::scores`](super::attend::Attend::scores).
+/// The positions of the range have pages; `out` has this shape; the instruction set is available.
 #[inline(always)]
 pub unsafe fn load_values<S: Simd, K: Stored>(block: &KvBlock<'_>, out: *mut f32) {
     let (head_dim, stride) = (block.pages.head_dim, block.pages.vector_bytes());
     let (whole, ld) = (head_dim / S::N * S::N, padded(head_dim));
-    // SAFETY: the caller's promise; each run of positions lies in one page.
+    // SAFETY: by the caller, the positions have pages, `out` has `BLOCK` rows of `ld`, and the
+    // instruction set is available; a run of positions lies in one page.
     unsafe {
         let mut at = block.range.start;
         while at < block.range.end {
@@ -325,14 +343,15 @@ pub struct Product {
     pub add: bool,
 }
 
-/// `C = A B` or `C += A B`; every element of C is one chain of fused multiply-adds over k. Rows go by in groups: B, which all
-/// of them read, stays in the first cache, and A and C come by once.
+/// `C = A B` or `C += A B`; every element of C is one chain of fused multiply-adds over k. Rows are
+/// taken in groups: B, which all of them read, stays in the first cache, and A and C are read once.
 ///
 /// # Safety
 /// The matrices have these shapes; the instruction set is available.
 #[inline(always)]
 pub unsafe fn product<S: Simd>(p: Product, a: *const f32, b: *const f32, c: *mut f32) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the matrices have these shapes, and the instruction set is available;
+    // `row` plus the rows of each call is at most `n`.
     unsafe {
         let mut row = 0;
         // As many accumulators as registers allow: 12 of AVX2's 16, 16 of the 32 of AVX-512 and NEON.
@@ -357,10 +376,12 @@ pub unsafe fn product<S: Simd>(p: Product, a: *const f32, b: *const f32, c: *mut
 /// `M` rows of a [`product`].
 ///
 /// # Safety
-/// As [`product`].
+/// As [`product`]; A and C have `M` rows from here on.
 #[inline(always)]
 unsafe fn rows<S: Simd, const M: usize>(p: Product, a: *const f32, b: *const f32, c: *mut f32) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, A and C have `M` rows more, the matrices have these shapes, and the
+    // instruction set is available; `cols` is a multiple of a vector, and `col` plus the vectors of
+    // each call is at most `cols`.
     unsafe {
         let mut col = 0;
         while S::VECTORS == 4 && col + 4 * S::N <= p.cols {
@@ -381,7 +402,7 @@ unsafe fn rows<S: Simd, const M: usize>(p: Product, a: *const f32, b: *const f32
 /// `M` rows by `V` vectors.
 ///
 /// # Safety
-/// As [`product`].
+/// As [`rows`]; B and C have `V` vectors of columns from here on.
 #[inline(always)]
 unsafe fn tile_of<S: Simd, const M: usize, const V: usize>(
     p: Product,
@@ -389,7 +410,8 @@ unsafe fn tile_of<S: Simd, const M: usize, const V: usize>(
     b: *const f32,
     c: *mut f32,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, A and C have `M` rows more, B and C `V` vectors of columns more, and
+    // the instruction set is available.
     unsafe {
         let mut acc = [[S::splat(0.0); V]; M];
         if p.add {

@@ -9,7 +9,8 @@ use std::ops::Range;
 /// `range`: positions of the block that were computed. `seen`: those that the row sees.
 ///
 /// # Safety
-/// The row has the scores of a block, whole vectors; the instruction set is available.
+/// The row has the scores of a block, whole vectors; `m` and `l` are valid; the instruction set is
+/// available.
 #[inline(always)]
 pub unsafe fn softmax_block<S: Simd>(
     row: *mut f32,
@@ -19,7 +20,9 @@ pub unsafe fn softmax_block<S: Simd>(
     m: *mut f32,
     l: *mut f32,
 ) -> f32 {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the row has a block's scores, `m` and `l` are valid, and the
+    // instruction set is available; a block's length is a multiple of `S::N`, so `first..end` lies
+    // within the row.
     unsafe {
         let (first, end) = (range.start / S::N * S::N, range.end.next_multiple_of(S::N));
         let (from, to) = (seen.start.max(range.start), seen.end.min(range.end));
@@ -58,13 +61,15 @@ pub unsafe fn softmax_block<S: Simd>(
     }
 }
 
-/// The lanes of a vector, which begins at `at`, that are among the positions; `hidden` elsewhere, where there may be anything.
+/// The lanes of a vector, which begins at position `at` of a block, that are among the positions;
+/// `hidden` elsewhere, whatever `v` has there.
 ///
 /// # Safety
-/// The instruction set is available.
+/// The lanes are positions of a block, at most [`MAX_BLOCK`]; the instruction set is available.
 #[inline(always)]
 pub unsafe fn among<S: Simd>(positions: &Range<usize>, at: usize, v: S::V, hidden: f32) -> S::V {
-    // SAFETY: the caller's promise; the vector is one of a block's.
+    // SAFETY: by the caller, the lanes are positions of a block, and the instruction set is
+    // available; `LANES` has those of the longest block.
     unsafe {
         let (lane, hidden) = (S::load(LANES.as_ptr().add(at)), S::splat(hidden));
         let v = S::select_lt(lane, S::splat(positions.start as f32), hidden, v);
@@ -101,7 +106,7 @@ pub unsafe fn exp_one<S: Simd>(x: f32) -> f32 {
 /// The instruction set is available.
 #[inline(always)]
 unsafe fn exp_difference<S: Simd>(x: f32, max: f32) -> f32 {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the instruction set is available.
     if x == max { 1.0 } else { unsafe { exp_one::<S>(x - max) } }
 }
 
@@ -111,7 +116,8 @@ unsafe fn exp_difference<S: Simd>(x: f32, max: f32) -> f32 {
 /// `x` has `n` values, a multiple of 16; the instruction set is available.
 #[inline(always)]
 pub unsafe fn scale_row<S: Simd>(x: *mut f32, n: usize, factor: f32) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, `x` has `n` values, and the instruction set is available; `n` is a
+    // multiple of 16 and so of a vector.
     unsafe {
         let factor = S::splat(factor);
         for at in (0..n).step_by(S::N) {
@@ -123,14 +129,15 @@ pub unsafe fn scale_row<S: Simd>(x: *mut f32, n: usize, factor: f32) {
 /// Join the maxima and sums `(m, l)` of a vector of queries into the first. Returns the factors for the weighted values of both.
 ///
 /// # Safety
-/// The vector at `at` belongs to all of them; the instruction set is available.
+/// All four arrays have a vector at `at`, and none overlap; the instruction set is available.
 #[inline(always)]
 pub unsafe fn join<S: Simd>(
     first: (*mut f32, *mut f32),
     second: (*mut f32, *mut f32),
     at: usize,
 ) -> (S::V, S::V) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller, the four arrays have a vector at `at`, and the instruction set is
+    // available.
     unsafe {
         let (m1, m2) = (S::load(first.0.add(at)), S::load(second.0.add(at)));
         let m = S::max(m1, m2);

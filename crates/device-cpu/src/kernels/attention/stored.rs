@@ -27,12 +27,13 @@ pub struct StoredF16;
 impl Stored for StoredF32 {
     #[inline(always)]
     unsafe fn load<S: Simd>(vector: *const u8, d: usize) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the vector has the columns `d..d + S::N`, and the instruction set
+        // is available; a load may be unaligned.
         unsafe { S::load(vector.cast::<f32>().add(d)) }
     }
     #[inline(always)]
     unsafe fn load_one(vector: *const u8, d: usize) -> f32 {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the vector has column `d`; the read may be unaligned.
         unsafe { vector.cast::<f32>().add(d).read_unaligned() }
     }
 }
@@ -40,12 +41,13 @@ impl Stored for StoredF32 {
 impl Stored for StoredF16 {
     #[inline(always)]
     unsafe fn load<S: Simd>(vector: *const u8, d: usize) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the vector has the columns `d..d + S::N`, and the instruction set
+        // is available; a load may be unaligned.
         unsafe { S::load_f16(vector.cast::<u16>().add(d)) }
     }
     #[inline(always)]
     unsafe fn load_one(vector: *const u8, d: usize) -> f32 {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, the vector has column `d`; the read may be unaligned.
         half::f16::from_bits(unsafe { vector.cast::<u16>().add(d).read_unaligned() }).to_f32()
     }
 }

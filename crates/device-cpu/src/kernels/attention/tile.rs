@@ -24,9 +24,9 @@ pub struct Shape {
 /// A row of the step and its position in its sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// Which.
+    /// The row of the step.
     pub row: u32,
-    /// Its position.
+    /// Its position in the sequence.
     pub position: u32,
 }
 
@@ -51,14 +51,16 @@ impl<'a> Tile<'a> {
         self.rows.len() * shape.n_group
     }
 
-    /// Positions that the row of a query sees in the block of `len` positions from `first` on, counted from there.
+    /// Positions that the row of a query sees in the block of `len` positions from `first` on,
+    /// counted from there.
     #[inline(always)]
     pub fn seen_of(&self, shape: &Shape, query: usize, first: usize, len: usize) -> Range<usize> {
         let seen = seen(shape.window, self.rows[query / shape.n_group].position as usize);
         seen.start.clamp(first, first + len) - first..seen.end.clamp(first, first + len) - first
     }
 
-    /// The block of `len` positions from position `first` on, for a KV head; its range is the part that lies within `positions`.
+    /// The block of `len` positions from position `first` on, for a KV head; its range is the part
+    /// that lies within `positions`.
     #[inline(always)]
     pub fn kv_block(
         &self,
@@ -100,26 +102,27 @@ impl Partial {
         n * padded(head_dim) + 2 * padded(n)
     }
 
-    /// At an address.
+    /// The partial at an address.
     ///
     /// # Safety
-    /// It is valid for [`Self::len`] values.
+    /// `start` is valid for [`Self::len`] values.
     #[inline(always)]
     pub unsafe fn at(start: *mut f32, n: usize, head_dim: usize) -> Partial {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, `start` is valid for `len` values: `o`, then `m`, then `l`.
         unsafe {
             let m = start.add(n * padded(head_dim));
             Partial { o: start, m, l: m.add(padded(n)) }
         }
     }
 
-    /// Of no positions.
+    /// Set it to the partial of no positions.
     ///
     /// # Safety
-    /// It is valid for `n` queries.
+    /// It is for `n` queries or more.
     #[inline(always)]
     pub unsafe fn clear(&self, n: usize, head_dim: usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller, `o` has `n` rows of `padded(head_dim)`, `m` and `l` at least `n`
+        // values. Bytes of zero are 0.0.
         unsafe {
             self.o.write_bytes(0, n * padded(head_dim));
             self.l.write_bytes(0, n);

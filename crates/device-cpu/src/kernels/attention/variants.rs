@@ -30,7 +30,9 @@ macro_rules! kv_type_variants {
                     /// As [`crate::command::Kernel`].
                     #[inline(always)]
                     unsafe fn $of_kind<S: Loops>(p: &$params, worker: &$crate::command::Worker<'_>) {
-                        // SAFETY: the caller's promise.
+                        // SAFETY: by the caller, the parameters' pointers are valid for the rows of
+                        // the step, no one else writes what the kernel reads, and the instruction
+                        // set is available.
                         unsafe { $body::<S, $attend>(p, worker) }
                     }
                     $crate::simd::variants!($over, $of_kind, $params);
