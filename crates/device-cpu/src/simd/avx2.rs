@@ -7,7 +7,8 @@ use std::arch::x86_64::*;
 #[derive(Clone, Copy)]
 pub struct Avx2;
 
-// SAFETY (of every block): the trait's promises: the instruction set is available, pointers are valid for eight values.
+// SAFETY (of every block): by the trait, the instruction set is available, and pointers are valid
+// for eight values.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Simd for Avx2 {
     type V = __m256;

@@ -8,7 +8,8 @@ use std::arch::x86_64::*;
 #[derive(Clone, Copy)]
 pub struct Avx512;
 
-// SAFETY (of every block): the trait's promises: the instruction set is available, pointers are valid for 16 values.
+// SAFETY (of every block): by the trait, the instruction set is available, and pointers are valid
+// for 16 values.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Simd for Avx512 {
     type V = __m512;

@@ -212,13 +212,13 @@ mod tests {
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
         unsafe fn avx512(which: usize, x: &mut [f32]) {
-            // SAFETY: see the match.
+            // SAFETY: this function has the features of `Avx512`.
             unsafe { body::<crate::simd::Avx512>(which, x) }
         }
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx2,fma,f16c")]
         unsafe fn avx2(which: usize, x: &mut [f32]) {
-            // SAFETY: see the match.
+            // SAFETY: this function has the features of `Avx2`.
             unsafe { body::<crate::simd::Avx2>(which, x) }
         }
         // SAFETY: only available instruction sets are given.

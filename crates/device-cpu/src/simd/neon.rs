@@ -7,7 +7,7 @@ use std::arch::aarch64::*;
 #[derive(Clone, Copy)]
 pub struct Neon;
 
-// SAFETY (of every block): the trait's promise that pointers are valid for four values; NEON is the baseline.
+// SAFETY (of every block): by the trait, pointers are valid for four values; NEON is the baseline.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Simd for Neon {
     type V = float32x4_t;

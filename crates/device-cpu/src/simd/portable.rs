@@ -23,7 +23,7 @@ fn f16_to_f32(bits: u16) -> f32 {
     f32::from_bits(value.to_bits() | special | (u32::from(bits & 0x8000) << 16))
 }
 
-// SAFETY (of every block): the trait's promise that pointers are valid for four values.
+// SAFETY (of every block): by the trait, pointers are valid for four values.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Simd for Portable {
     type V = V;

@@ -229,7 +229,8 @@ pub(super) unsafe fn gemv<F: Codes, D: Dot>(
     let mut groups = Scales::NONE;
     let mut codes = [0i8; PART];
     let (mut scale, mut offset) = ([0f32; PART / 32], [0f32; PART / 32]);
-    // SAFETY: the rows and the activations have the columns that the caller promised.
+    // SAFETY: by the caller, `w` has rows `r0..r1` of `n_cols` columns, `x` as many activations,
+    // and `out` room for the products.
     unsafe {
         let x = x.q8(n_cols);
         for r in r0..r1 {

@@ -199,7 +199,10 @@ pub(super) unsafe fn gemm_tile<F: Codes>(
 ) {
     let mut scales = Scales::NONE;
     let Part { r0, n_rows, .. } = part;
-    // SAFETY: passes over columns that the rows have; the scratch is as large as promised.
+    // SAFETY: by the caller, `w` has the weight rows and columns of the part, `xs` as many
+    // activations in each row, `scratch` has the kernel's `gemm_scratch_bytes`, `out` has
+    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass lies within the
+    // part.
     unsafe {
         let panel = Panel::new(scratch);
         let rows = row_addresses(w.values, w.row_bytes, r0, n_rows);

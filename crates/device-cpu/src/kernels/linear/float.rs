@@ -53,7 +53,8 @@ pub(super) trait FloatFormat {
 /// As [`Gemv`].
 unsafe fn gemv<F: FloatFormat>(w: WeightRows, n_cols: usize, r0: usize, r1: usize, x: ActRow, out: *mut f32) {
     let (w, row_bytes) = (w.values, w.row_bytes);
-    // SAFETY: the rows and the activations are as long as the caller promised.
+    // SAFETY: by the caller, `w` has rows `r0..r1` of `n_cols` columns, `x` as many activations,
+    // and `out` room for the products.
     unsafe {
         let x = std::slice::from_raw_parts(x.0.cast::<f32>(), n_cols);
         for r in r0..r1 {

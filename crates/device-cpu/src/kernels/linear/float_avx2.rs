@@ -251,7 +251,10 @@ pub(super) unsafe fn gemm_tile<F: FloatFormat>(
 ) {
     let (w, row_bytes) = (w.values, w.row_bytes);
     let (r0, end) = (part.r0, part.k + part.n);
-    // SAFETY: passes over columns that the rows have; the scratch is as large as promised.
+    // SAFETY: by the caller, `w` has the weight rows and columns of the part, `xs` as many
+    // activations in each row, `scratch` has the kernel's `gemm_scratch_bytes`, `out` has
+    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass lies within the
+    // part.
     unsafe {
         let panel: *mut f32 = scratch.add(scratch.align_offset(64)).cast();
         let rows = row_addresses(w, row_bytes, r0, part.n_rows);

@@ -94,7 +94,10 @@ pub(super) unsafe fn gemm_tile<F: Interleaved>(
     scratch: *mut u8,
     out: *mut f32,
 ) {
-    // SAFETY: passes over columns that the rows have; the scratch is as large as promised.
+    // SAFETY: by the caller, `w` has the weight rows and columns of the part, `xs` as many
+    // activations in each row, `scratch` has the kernel's `gemm_scratch_bytes`, `out` has
+    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass lies within the
+    // part.
     unsafe {
         let tile = Tile::new(w, part.r0);
         if xs.n < PANEL_ROWS {

@@ -192,7 +192,10 @@ pub(super) unsafe fn gemm_tile<F: Interleaved>(
     scratch: *mut u8,
     out: *mut f32,
 ) {
-    // SAFETY: passes over columns that the rows have; activation rows `i..i + X_ROWS` exist; the scratch is as large as promised.
+    // SAFETY: by the caller, `w` has the weight rows and columns of the part, `xs` as many
+    // activations in each row, `scratch` has the kernel's `gemm_scratch_bytes`, `out` has
+    // `xs.n * TILE_ROWS` values, and the instruction set is available; each pass lies within the
+    // part, and the last of the activation rows taken together is below `xs.n`.
     unsafe {
         let most = const { x_rows::<F>() };
         // Activation rows that meet a panel.

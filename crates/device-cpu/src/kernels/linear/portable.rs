@@ -133,7 +133,8 @@ pub(super) unsafe fn gemv<F: Format, D: Dot>(
     let n_groups = len / F::GROUP;
     let mut codes = [0i8; 256];
     let (mut scale, mut offset) = ([0f32; 16], [0f32; 16]);
-    // SAFETY: every block of the rows and of the activations is within what the caller promised.
+    // SAFETY: by the caller, `w` has rows `r0..r1` of `n_cols` columns, `x` as many activations,
+    // and `out` room for the products; blocks end with a row.
     unsafe {
         let x = x.q8(n_cols);
         for r in r0..r1 {
