@@ -121,6 +121,9 @@ const POOLS: usize = 5;
 /// Granules of a sequence as long as the context.
 const GRANULES: usize = 4;
 
+/// Most bytes of a granule, so that the first token of a model of a long context does not take a quarter of it.
+const MOST_GRANULE_BYTES: usize = 128 << 20;
+
 impl<G: Gpu> MetalProgram<G> {
     /// Take the memory and write the tables.
     ///
@@ -214,6 +217,11 @@ impl<G: Gpu> MetalProgram<G> {
         let residency = gpu.reside(&buffers);
         let files = plans.iter().flat_map(|plan| &plan.weights).flat_map(device::Weight::views);
         let n_logits = plans.iter().map(|plan| plan.value(plan.output).cols).max().unwrap_or(0);
+        let committed = CommittedPages::new(limits, |group| {
+            let of_context = limits.n_ctx.div_ceil(limits.page_len).div_ceil(GRANULES);
+            let page_bytes = kv.page_bytes(group, limits.kv_type, limits.page_len);
+            of_context.min(MOST_GRANULE_BYTES / page_bytes.max(1)).max(1)
+        });
         Ok(MetalProgram {
             needs: plans.iter().map(|plan| Needs::new(plan, limits)).collect(),
             gpu,
@@ -230,9 +238,7 @@ impl<G: Gpu> MetalProgram<G> {
             outputs: (0..step.n_kept()).map(|_| Outputs::new(limits.max_outputs)).collect(),
             done: Done::default(),
             chooser: Chooser::new(n_logits),
-            committed: CommittedPages::new(limits, |_| {
-                limits.n_ctx.div_ceil(limits.page_len).div_ceil(GRANULES)
-            }),
+            committed,
             residency: Some(residency),
             _files: files.cloned().collect(),
         })
