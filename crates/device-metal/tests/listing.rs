@@ -28,6 +28,8 @@ fn stems(device: &str, extensions: &[&str]) -> BTreeSet<String> {
 
 /// How the CPU does what Metal does in another way, or does not need to do.
 const CPU_ONLY: &[&str] = &[
+    // Metal refuses models with recurrent layers.
+    "short_conv",
     // One file for the types of each instruction set, and what they read.
     "linear/activation",
     "linear/affine_avx2",
