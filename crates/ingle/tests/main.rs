@@ -9,6 +9,7 @@ mod embed;
 mod kv_budget;
 mod lazy;
 mod metal;
+mod readme;
 mod real_models;
 mod test_files;
 mod tokenize;
