@@ -1,4 +1,6 @@
 //! The cases: each Op alone at odd shapes, and blocks of Ops for fusion.
+//!
+//! Past 600 lines: one function for each kind of Op, read beside each other.
 
 mod encoder_states;
 mod norms;

@@ -138,12 +138,17 @@ fn context_within_budget(
     if fits(wanted)? || !fits(step.min(wanted))? {
         return Ok(wanted);
     }
-    let (mut low, mut high) = (1, wanted.div_ceil(step));
+    Ok(step * most_that_fit(wanted.div_ceil(step), |pages| fits(pages * step))?)
+}
+
+/// The most of 1 to `most` that `fits`, where what fits is everything up to some number, at least 1.
+fn most_that_fit(most: usize, fits: impl Fn(usize) -> Result<bool>) -> Result<usize> {
+    let (mut low, mut high) = (1, most.max(1));
     while low < high {
         let middle = low + (high - low).div_ceil(2);
-        if fits(middle * step)? { low = middle } else { high = middle - 1 }
+        if fits(middle)? { low = middle } else { high = middle - 1 }
     }
-    Ok(low * step)
+    Ok(low)
 }
 
 /// Whether the budget of KV pages, if one was given, is enough for one sequence as long as the context; the bytes of that.
@@ -279,16 +284,11 @@ fn largest_context(
     let step = options.page_len.unwrap_or(device.page_len());
     let at = |pages: usize| LoadOptions { n_ctx: Some(pages * step), ..options.clone() };
     let fits = |pages: usize| total(&at(pages)).is_some_and(|t| t <= report.free);
-    // The plan grows with the context: bisect between one page and what was asked.
-    let (mut low, mut high) = (1, report.n_ctx.div_ceil(step).max(1));
-    if !fits(low) {
+    if !fits(1) {
         return None;
     }
-    while low < high {
-        let middle = low + (high - low).div_ceil(2);
-        if fits(middle) { low = middle } else { high = middle - 1 }
-    }
-    let fitted = at(low);
+    // The plan grows with the context.
+    let fitted = at(most_that_fit(report.n_ctx.div_ceil(step), |pages| Ok(fits(pages))).ok()?);
     let limits = load::limits(model, device, &fitted).ok()?;
     Some(Alternative {
         n_ctx: limits.n_ctx.min(report.n_ctx),

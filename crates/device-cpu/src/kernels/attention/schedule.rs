@@ -6,6 +6,8 @@
 //! heads where a row is alone, which is the order of memory. Chunks are at absolute multiples of [`Sizes::chunk_len`], and a row's
 //! partial results are combined in ascending order, whoever computed them: its bits depend on its own context alone.
 //!
+//! Past 600 lines with its tests, which count what each row meets.
+//!
 //! # Shared pages
 //!
 //! Sequences whose page tables begin with the same pages read these together: a chunk that lies within the common pages is one unit
