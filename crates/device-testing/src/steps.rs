@@ -221,7 +221,7 @@ impl Lists {
             Want { penalties, pending: slice(1, 2), biases, mask: some, logprob: true, ..plain },
             Want { logprob: true, ..BEST_AND_LOGITS },
             Want { logprob: true, n_best: 5, ..plain },
-            Want { n_best: 64, ..Want::LOGITS },
+            Want { n_best: device::MAX_BEST as u32, ..Want::LOGITS },
             Want { n_best: 1, logprob: true, mask: some, ..BEST_AND_LOGITS },
         ]
     }
@@ -386,7 +386,7 @@ pub fn check_refusals(device: &dyn Device) -> Outcome {
             (s.pending, s.wants[1].pending) = (vec![from], slice(0, 1));
         }),
         ("temperature", &|s| s.wants[2].choose = Choose::Sample(cold)),
-        ("best tokens", &|s| s.wants[2].n_best = 65),
+        ("best tokens", &|s| s.wants[2].n_best = device::MAX_BEST as u32 + 1),
     ];
     for (part, spoil) in spoils {
         let mut bad = good.clone();

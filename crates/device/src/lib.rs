@@ -28,6 +28,7 @@ mod committed;
 mod contract;
 mod cost;
 mod kv;
+mod masks;
 mod needs;
 mod op;
 mod plan;
@@ -48,6 +49,7 @@ pub use contract::{
     Result, Timing,
 };
 pub use kv::{KvGroup, KvLayer, KvLayerId, KvLayout, KvType, PAGE_NONE, STATE_NONE, StateId};
+pub use masks::{MaskSource, Masks};
 pub use needs::{GroupUse, Needs};
 pub use op::{Activation, Op, OpKind, Pooling, RopeStyle};
 pub use plan::{
@@ -58,4 +60,4 @@ pub use sampling::{Penalties, Sampling};
 pub use step::{Choose, Chosen, Link, OutputRef, OwnedStep, Slice, Span, StateUse, Step, Ticket, Want};
 
 /// Most [`Want::n_best`].
-pub const MAX_BEST: usize = 64;
+pub const MAX_BEST: usize = 128;

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::AtomicBool;
 
+use crate::Masks;
 use crate::Penalties;
 use crate::Sampling;
 
@@ -171,7 +172,7 @@ pub struct Step<'a> {
     /// Tokens and what is added to their logits; see [`Want::biases`].
     pub biases: &'a [(u32, f32)],
     /// Bits of allowed tokens; see [`Want::mask`].
-    pub masks: &'a [u32],
+    pub masks: Masks<'a>,
     /// Set by another thread to stop the step. A device looks at it between commands where it can, and then
     /// gives [`crate::Error::Stopped`]; the step's KV positions must be written again.
     pub stop: Option<&'a AtomicBool>,
@@ -250,7 +251,7 @@ impl OwnedStep {
             recent: &self.recent,
             pending: &self.pending,
             biases: &self.biases,
-            masks: &self.masks,
+            masks: Masks::Ready(&self.masks),
             stop: None,
         }
     }
@@ -263,6 +264,8 @@ impl OwnedStep {
 
 impl From<&Step<'_>> for OwnedStep {
     fn from(step: &Step) -> OwnedStep {
+        let mut masks = Vec::new();
+        step.masks.with(&mut |words| masks.extend_from_slice(words));
         OwnedStep {
             plan: step.plan,
             tokens: step.tokens.to_vec(),
@@ -278,7 +281,7 @@ impl From<&Step<'_>> for OwnedStep {
             recent: step.recent.to_vec(),
             pending: step.pending.to_vec(),
             biases: step.biases.to_vec(),
-            masks: step.masks.to_vec(),
+            masks,
         }
     }
 }

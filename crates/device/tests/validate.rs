@@ -116,7 +116,7 @@ fn links_of_rows_that_are_not_there() {
 fn wants_that_cannot_be() {
     let slice = |start, len| Slice { start, len };
     rejects(|s| s.wants.truncate(1), "1 wants of 2 outputs");
-    rejects(|s| s.wants[1].n_best = 65, "65 best tokens of an output, expected at most 64");
+    rejects(|s| s.wants[1].n_best = 129, "129 best tokens of an output, expected at most 128");
     let sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, random: 0.5 };
     rejects(|s| s.wants[0].choose = Choose::Sample(sampling), "temperature of 0");
     let penalties = Penalties { repeat: -1.0, presence: 0.0, frequency: 0.0 };

@@ -72,7 +72,7 @@ impl Embedder {
         let program = device.compile(std::slice::from_ref(&plan), &limits)?;
         Ok(Embedder {
             kv: KvCache::new(&plan.kv, &limits),
-            buffers: StepBuffers::new(&limits, 1),
+            buffers: StepBuffers::new(&limits, 0, 1),
             spec: EmbeddingSpec { max_tokens: limits.n_ctx, ..spec },
             program,
             plan,
@@ -196,7 +196,7 @@ impl Embedder {
             self.kv.reserve(slot, 0, tokens.len(), self.program.as_mut())?;
             self.buffers.push(slot, 0, tokens, OutputRows::Last(1), Want::LOGITS);
         }
-        let ran = self.program.run(&self.buffers.step(&self.kv, None));
+        let ran = self.program.run(&self.buffers.step(&self.kv, device::Masks::default(), None));
         Ok(self.kv.note_submitted(ran)?)
     }
 }

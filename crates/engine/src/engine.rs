@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use device::{CommandInfo, Device, Limits, OutputKind, Plan, Program, Timing};
 
+use crate::constraint::panic_message;
 use crate::kv::KvCache;
 use crate::memory::{self, MemoryReport, Settled};
 use crate::output::TextStream;
@@ -13,7 +14,7 @@ use crate::scheduler::Scheduler;
 use crate::sequence::{Sequence, slide};
 use crate::{
     Error, FinishReason, LoadOptions, Model, Overflow, Proposer, Request, Result, SamplingParams, SequenceId,
-    Timings, load,
+    ShowSpecial, Timings, load,
 };
 
 /// What happens to a sequence. Texts are borrowed for the time of the call.
@@ -29,6 +30,22 @@ pub enum Event<'a> {
         text: &'a str,
         /// Log-probability by the model itself, if asked for.
         logprob: Option<f32>,
+        /// The likeliest tokens and their log-probabilities by the model itself, best first: as many as
+        /// [`SamplingParams::n_best_logprobs`].
+        best: &'a [(u32, f32)],
+    },
+    /// A token of the prompt, if [`Request::prompt_logprobs`] asks for them: each but the first, in order, before the answer.
+    PromptToken {
+        /// Whose.
+        sequence: SequenceId,
+        /// Where in the prompt, from 1 on.
+        position: usize,
+        /// Token id.
+        id: u32,
+        /// Log-probability by the model itself, after the tokens before it.
+        logprob: f32,
+        /// The likeliest tokens in its place and their log-probabilities, best first.
+        best: &'a [(u32, f32)],
     },
     /// It ended; nothing follows.
     Done {
@@ -49,7 +66,9 @@ impl<'a> Event<'a> {
     /// The sequence that it concerns.
     pub fn sequence(&self) -> SequenceId {
         match self {
-            Event::Token { sequence, .. } | Event::Done { sequence, .. } => *sequence,
+            Event::Token { sequence, .. }
+            | Event::PromptToken { sequence, .. }
+            | Event::Done { sequence, .. } => *sequence,
         }
     }
 
@@ -57,6 +76,7 @@ impl<'a> Event<'a> {
     pub fn text(&self) -> &'a str {
         match self {
             Event::Token { text, .. } | Event::Done { text, .. } => text,
+            Event::PromptToken { .. } => "",
         }
     }
 }
@@ -234,16 +254,49 @@ impl Engine {
         if !request.stop.is_empty() {
             self.model.need_tokenizer()?;
         }
-        let sampler = Sampler::new(&request.sampling, self.model.n_vocab())?;
+        let n_vocab = self.model.n_vocab();
+        if let Some(n) = request.prompt_logprobs.filter(|n| *n > device::MAX_BEST) {
+            return Err(Error::Option {
+                name: "prompt_logprobs",
+                value: n.to_string(),
+                expected: format!("at most {}", device::MAX_BEST),
+            });
+        }
+        request.stop_tokens.sort_unstable();
+        if let Some(token) = request.stop_tokens.last().filter(|token| **token as usize >= n_vocab) {
+            return Err(Error::Option {
+                name: "stop_tokens",
+                value: token.to_string(),
+                expected: format!("token ids below {n_vocab}"),
+            });
+        }
+        if let ShowSpecial::Only(ids) = &mut request.show_special
+            && !ids.is_sorted()
+        {
+            let mut sorted = ids.to_vec();
+            sorted.sort_unstable();
+            *ids = sorted.into();
+        }
+        let tokenizer = self.model.tokenizer()?.cloned();
+        let of_model = tokenizer.as_ref().filter(|_| !request.ignore_end || request.constraint.is_some());
+        let of_model = of_model.map_or(&[][..], |tokenizer| tokenizer.ends());
+        let mut ends: Vec<u32> = [of_model, &request.stop_tokens].concat();
+        ends.retain(|token| (*token as usize) < n_vocab);
+        ends.sort_unstable();
+        ends.dedup();
+        let sampler = Sampler::new(&request.sampling, n_vocab)?;
+        if request.constraint.is_some() {
+            self.scheduler.need_masks()?;
+        }
         let id = self.new_id();
         let text = TextStream::new(
-            self.model.tokenizer()?.cloned(),
+            tokenizer,
             std::mem::take(&mut request.stop),
-            request.show_special,
+            std::mem::take(&mut request.show_special),
         );
         request.tokens = tokens;
         let (n_pending, n_draft) = (self.program.max_in_flight(), self.scheduler.max_draft());
-        self.scheduler.add(Sequence::new(id, request, sampler, text, n_pending, n_draft));
+        self.scheduler.add(Sequence::new(id, request, sampler, text, ends.into(), n_pending, n_draft));
         Ok(id)
     }
 
@@ -291,12 +344,13 @@ impl Engine {
     /// give the tokens that it chose. True while there is more to do.
     ///
     /// # Errors
-    /// The device failed. No token of the steps in flight was chosen; another call computes the same rows again.
+    /// The device failed, or panicked. No token of the steps in flight was chosen; another call computes the same rows again,
+    /// unless [`Self::end_failed`] ends their sequences.
     pub fn step(&mut self, on_event: &mut dyn FnMut(Event<'_>)) -> Result<bool> {
         let may_run_ahead = self.recorded.is_none();
         while self.scheduler.schedule(Instant::now(), may_run_ahead, self.program.as_mut(), on_event)? {
             if let Err(error) = self.submit() {
-                self.scheduler.forget_in_flight(self.program.as_mut());
+                self.scheduler.forget_failed(self.program.as_mut());
                 return match error {
                     // Its sequence was cancelled; the others' rows are submitted again.
                     Error::Device(device::Error::Stopped { .. }) => Ok(true),
@@ -306,10 +360,10 @@ impl Engine {
         }
         if let Some(flight) = self.scheduler.oldest_in_flight() {
             if let Some(ticket) = flight.ticket
-                && let Err(error) = self.program.wait(ticket)
+                && let Err(error) = guarded(|| self.program.wait(ticket))
             {
-                self.scheduler.forget_in_flight(self.program.as_mut());
-                return Err(error.into());
+                self.scheduler.forget_failed(self.program.as_mut());
+                return Err(error);
             }
             self.scheduler.postprocess(Instant::now(), self.program.as_mut(), on_event);
         }
@@ -324,22 +378,30 @@ impl Engine {
         Ok(!idle)
     }
 
+    /// After [`Self::step`] gave an error: end the sequences with rows in the steps that failed, and no others, with
+    /// [`FinishReason::Failed`]. Their pages are free, and what those steps computed is not in the prefix cache.
+    pub fn end_failed(&mut self, reason: &str, on_event: &mut dyn FnMut(Event<'_>)) {
+        self.scheduler.end_failed(reason, on_event);
+    }
+
     /// Submit the step that the scheduler filled.
     fn submit(&mut self) -> Result<()> {
         let Engine { scheduler, program, recorded, .. } = self;
         let now = Instant::now();
-        let step = scheduler.buffers.step(&scheduler.kv, scheduler.stop_flag());
+        scheduler.begin_masks();
+        let step = scheduler.buffers.step(&scheduler.kv, scheduler.masks(), scheduler.stop_flag());
         let submitted = match recorded {
-            None => program.submit(&step).map(Some),
+            None => guarded(|| program.submit(&step).map(Some)),
             Some(recorded) => {
                 let mut timings = Vec::new();
                 let n_rows = step.tokens.len();
-                program.run_timed(&step, &mut timings).map(|()| {
+                guarded(|| program.run_timed(&step, &mut timings)).map(|()| {
                     recorded.push(StepTimings { n_rows, timings });
                     None
                 })
             }
         };
+        scheduler.end_masks();
         let ticket = scheduler.kv.note_submitted(submitted)?;
         scheduler.note_submitted(now, ticket);
         Ok(())
@@ -349,7 +411,7 @@ impl Engine {
     pub(crate) fn run(&mut self) -> Result<()> {
         self.scheduler.forget_in_flight(self.program.as_mut());
         let Scheduler { kv, buffers, .. } = &mut self.scheduler;
-        let ran = self.program.run(&buffers.step(kv, None));
+        let ran = self.program.run(&buffers.step(kv, device::Masks::default(), None));
         Ok(kv.note_submitted(ran)?)
     }
 
@@ -362,6 +424,14 @@ impl Engine {
     pub(crate) fn free_slot(&self, what: &'static str) -> Result<usize> {
         let busy = Error::Busy { what, n_sequences: self.scheduler.n_slots() };
         self.scheduler.free_slot().ok_or(busy)
+    }
+}
+
+/// Call the device; its panic is an error.
+fn guarded<T>(call: impl FnOnce() -> device::Result<T>) -> Result<T> {
+    match std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)) {
+        Ok(result) => Ok(result?),
+        Err(panic) => Err(Error::Panicked(panic_message(panic.as_ref()).to_owned())),
     }
 }
 

@@ -77,6 +77,17 @@ pub enum Error {
         /// The model's file or folder.
         file: PathBuf,
     },
+    /// The device panicked while it computed a step.
+    #[error("the device panicked: {0}")]
+    Panicked(String),
+    /// The system gave no thread.
+    #[error("no thread for {what}: {reason}")]
+    Thread {
+        /// What it was for.
+        what: &'static str,
+        /// What the system says.
+        reason: String,
+    },
     /// A prompt without a token.
     #[error("the prompt is empty, expected at least one token")]
     EmptyPrompt,

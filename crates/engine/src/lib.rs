@@ -20,11 +20,13 @@
 #![deny(missing_docs)]
 
 mod chat;
+mod constraint;
 mod diff;
 mod embed;
 mod engine;
 mod error;
 mod evaluate;
+mod figures;
 mod generate;
 mod kv;
 mod load;
@@ -40,10 +42,12 @@ mod speculate;
 pub mod sampling;
 
 pub use chat::Conversation;
+pub use constraint::{Constraint, ConstraintResult};
 pub use diff::{ValueDiff, diff};
 pub use embed::{Embedder, Embeddings};
 pub use engine::{Engine, Event, StepTimings};
 pub use error::{Error, Result};
+pub use figures::EngineLoad;
 pub use generate::{Completion, Finished};
 pub use kv::{KvCache, PagePool, PrefixCache, bytes_of_sequence, pages_of_sequence, pool_sizes};
 pub use load::{DEFAULT_DRAFT, DEFAULT_TOKEN_LATENCY, LoadOptions, MAX_N_CTX, Model, TokenizerSource};
@@ -54,3 +58,4 @@ pub use sampling::SamplingParams;
 pub use score::{Perplexity, PositionScore, TokenScore};
 pub use sequence::{CancelFlag, FinishReason, Overflow, Prefill, Request, SequenceId, Timings};
 pub use speculate::{DraftModel, MAX_DRAFT, NgramLookup, Proposer, Speculate};
+pub use text::ShowSpecial;

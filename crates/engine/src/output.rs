@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use text::{Detokenizer, StopStrings, Tokenizer};
+use text::{Detokenizer, ShowSpecial, StopStrings, Tokenizer};
 
 /// The text side of a sequence.
 #[derive(Clone)]
@@ -19,18 +19,13 @@ impl TextStream {
     pub(crate) fn new(
         tokenizer: Option<Arc<Tokenizer>>,
         stop_strings: Vec<String>,
-        show_special: bool,
+        show_special: ShowSpecial,
     ) -> TextStream {
         let decoder = tokenizer.map(|tokenizer| {
-            let detokenizer = Detokenizer::new(&tokenizer, !show_special);
+            let detokenizer = Detokenizer::new(&tokenizer, show_special);
             (tokenizer, detokenizer)
         });
         TextStream { decoder, stops: StopStrings::new(&stop_strings), stop_strings, tail: String::new() }
-    }
-
-    /// Whether a token ends the model's turn.
-    pub(crate) fn is_end(&self, id: u32) -> bool {
-        self.decoder.as_ref().is_some_and(|(tokenizer, _)| tokenizer.is_end(id))
     }
 
     /// The text that is certain after one more token, and the stop string that ends it.

@@ -7,6 +7,9 @@ use std::time::{Duration, Instant};
 
 use device::OutputRef;
 
+use text::ShowSpecial;
+
+use crate::constraint::Constraint;
 use crate::output::TextStream;
 use crate::sampling::{Sampler, SamplingParams};
 use crate::speculate::Acceptance;
@@ -74,10 +77,21 @@ pub struct Request {
     pub max_tokens: Option<usize>,
     /// The answer ends before any of these texts.
     pub stop: Vec<String>,
-    /// Go on when the model says that it has ended.
+    /// Tokens that end the answer, as those do with which the model ends its turn; `ignore_end` does not concern them.
+    pub stop_tokens: Vec<u32>,
+    /// Before the answer has so many tokens, no token that ends it is chosen. A stop string or a constraint that is over still
+    /// ends it.
+    pub min_tokens: usize,
+    /// Go on when the model says that it has ended. With a constraint, which says itself where the text may end, it has no effect.
     pub ignore_end: bool,
-    /// Write out the text of marks such as `<|im_end|>`.
-    pub show_special: bool,
+    /// Which marks, such as `<|im_end|>`, are written out.
+    pub show_special: ShowSpecial,
+    /// Tell the log-probability of each token of the prompt but the first, and of so many likeliest ones in its place (at most
+    /// [`device::MAX_BEST`]), in an [`crate::Event::PromptToken`] each. The whole prompt is then computed, cached or not, as many
+    /// rows a step as there is room for logits ([`crate::LoadOptions::n_outputs`]).
+    pub prompt_logprobs: Option<usize>,
+    /// What the answer must be.
+    pub constraint: Option<Box<dyn Constraint>>,
     /// What happens when the context is full.
     pub overflow: Overflow,
     /// How the prompt is computed.
@@ -109,8 +123,12 @@ impl Request {
             sampling: SamplingParams::default(),
             max_tokens: None,
             stop: Vec::new(),
+            stop_tokens: Vec::new(),
+            min_tokens: 0,
             ignore_end: false,
-            show_special: false,
+            show_special: ShowSpecial::Nothing,
+            prompt_logprobs: None,
+            constraint: None,
             overflow: Overflow::Stop,
             prefill: Prefill::Batched,
             reuse: true,
@@ -130,6 +148,10 @@ impl Request {
 pub enum FinishReason {
     /// The model chose a token that ends its turn.
     EndToken(u32),
+    /// One of the request's stop tokens was chosen.
+    StopToken(u32),
+    /// Its constraint lets nothing follow but the end.
+    ConstraintMet,
     /// This stop string was about to appear.
     StopString(String),
     /// As many tokens as were asked for.
@@ -148,6 +170,8 @@ impl fmt::Display for FinishReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             FinishReason::EndToken(_) => f.write_str("end"),
+            FinishReason::StopToken(id) => write!(f, "stop token {id}"),
+            FinishReason::ConstraintMet => f.write_str("constraint met"),
             FinishReason::StopString(s) => write!(f, "stop string {s:?}"),
             FinishReason::MaxTokens => f.write_str("max tokens"),
             FinishReason::ContextFull => f.write_str("context full"),
@@ -217,7 +241,18 @@ pub(crate) struct Sequence {
     pub(crate) sampler: Sampler,
     pub(crate) text: TextStream,
     pub(crate) max_tokens: usize,
-    pub(crate) ignore_end: bool,
+    /// Tokens that end the answer, ascending: the model's, unless they are ignored, and the request's.
+    pub(crate) ends: Arc<[u32]>,
+    /// The request's among them, ascending.
+    pub(crate) stop_tokens: Arc<[u32]>,
+    pub(crate) min_tokens: usize,
+    pub(crate) prompt_logprobs: Option<usize>,
+    /// Rows of the prompt whose log-probabilities were told.
+    pub(crate) n_scored: usize,
+    /// Absent while its masks are computed.
+    pub(crate) constraint: Option<Box<dyn Constraint>>,
+    /// Why it cannot go on.
+    pub(crate) failed: Option<String>,
     pub(crate) overflow: Overflow,
     pub(crate) prefill: Prefill,
     pub(crate) reuse: bool,
@@ -246,6 +281,7 @@ impl Sequence {
         request: Request,
         sampler: Sampler,
         text: TextStream,
+        ends: Arc<[u32]>,
         n_pending: usize,
         n_draft: usize,
     ) -> Sequence {
@@ -263,7 +299,13 @@ impl Sequence {
             sampler,
             text,
             max_tokens: request.max_tokens.unwrap_or(usize::MAX),
-            ignore_end: request.ignore_end,
+            ends,
+            stop_tokens: request.stop_tokens.into(),
+            min_tokens: request.min_tokens,
+            prompt_logprobs: request.prompt_logprobs,
+            n_scored: 0,
+            constraint: request.constraint,
+            failed: None,
             overflow: request.overflow,
             prefill: request.prefill,
             reuse: request.reuse,
@@ -288,6 +330,7 @@ impl Sequence {
         self.begin_anew();
         (self.id, self.sampler, self.cancel) = (id, sampler, CancelFlag::default());
         (self.n_prompt, self.n_restarts, self.n_reused) = (self.tokens.len(), 0, 0);
+        self.prompt_logprobs = None;
         self.acceptance = Acceptance::new();
         self.added = Instant::now();
         (self.started, self.first_token, self.last_token) = (None, None, None);
@@ -298,6 +341,26 @@ impl Sequence {
     pub(crate) fn most_draft(&self, n_ctx: usize) -> usize {
         let in_context = n_ctx.saturating_sub(self.tokens.len());
         in_context.min(self.max_tokens.saturating_sub(self.n_generated)).saturating_sub(1)
+    }
+
+    /// Rows of the prompt whose log-probabilities are to be told: all that another token of the prompt follows, but for those
+    /// that were.
+    pub(crate) fn rows_to_score(&self) -> std::ops::Range<usize> {
+        let end = if self.prompt_logprobs.is_some() { self.n_prompt.saturating_sub(1) } else { 0 };
+        self.n_scored.min(end)..end
+    }
+
+    /// Tokens that the one must not be that comes `n_ahead` after the next.
+    pub(crate) fn forbidden(&self, n_ahead: usize) -> &[u32] {
+        if self.n_generated + n_ahead < self.min_tokens { &self.ends } else { &[] }
+    }
+
+    /// Whether a token ends the answer, and how.
+    pub(crate) fn end_by(&self, id: u32) -> Option<FinishReason> {
+        if self.stop_tokens.binary_search(&id).is_ok() {
+            return Some(FinishReason::StopToken(id));
+        }
+        self.ends.binary_search(&id).is_ok().then_some(FinishReason::EndToken(id))
     }
 
     /// Known tokens that are not submitted.

@@ -2,8 +2,10 @@
 //! process are binaries of their own.
 
 mod common;
+mod constraint;
 mod cpu;
 mod embed;
+mod failures;
 mod kv_types;
 mod metal;
 mod null;

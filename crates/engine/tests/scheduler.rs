@@ -27,6 +27,7 @@ fn drain(engine: &mut Engine) -> HashMap<SequenceId, (Vec<u32>, Option<FinishRea
                 assert!(entry.1.is_none(), "an event after Done");
                 match event {
                     Event::Token { id, .. } => entry.0.push(id),
+                    Event::PromptToken { .. } => {}
                     Event::Done { reason, timings, .. } => {
                         (entry.1, entry.2) = (Some(reason.clone()), timings)
                     }

@@ -119,6 +119,7 @@ fn sixty_four_slots_run_where_three_whole_contexts_fit() {
     while engine
         .step(&mut |event| match event {
             Event::Token { sequence, id, .. } => tokens.entry(sequence).or_default().push(id),
+            Event::PromptToken { .. } => {}
             Event::Done { sequence, reason, .. } => {
                 assert_eq!(*reason, FinishReason::MaxTokens);
                 ended.push(sequence);

@@ -73,8 +73,38 @@ fn check_guesses(device: Arc<dyn Device>, name: &str, sampling: SamplingParams, 
     }
 }
 
+/// A constraint that allows three tokens of four, and allocates nothing.
+struct ThreeOfFour;
+
+impl Constraint for ThreeOfFour {
+    fn mask(&mut self, words: &mut [u32]) -> ConstraintResult<bool> {
+        words.fill(0x7777_7777);
+        Ok(true)
+    }
+    fn accept(&mut self, _: u32) -> ConstraintResult<()> {
+        Ok(())
+    }
+    fn roll_back(&mut self, _: usize) -> ConstraintResult<()> {
+        Ok(())
+    }
+    fn n_valid(&mut self, tokens: &[u32]) -> usize {
+        tokens.iter().take_while(|token| **token % 4 != 3).count()
+    }
+    fn is_over(&self) -> bool {
+        false
+    }
+    fn fork(&self) -> Box<dyn Constraint> {
+        Box::new(ThreeOfFour)
+    }
+}
+
 fn check_engine(mut engine: Engine, sampling: SamplingParams, n_sequences: usize, n_steps: usize) {
+    // Every other one has a constraint, where sampling alone leaves enough tokens.
+    let is_constrained = |seed: u32| seed % 2 == 1 && sampling.logit_bias.len() < 10;
     let request = |seed: u32| Request {
+        constraint: is_constrained(seed).then(|| Box::new(ThreeOfFour) as Box<dyn Constraint>),
+        stop_tokens: vec![159],
+        min_tokens: 1000,
         sampling: SamplingParams { seed: Some(seed.into()), ..sampling.clone() },
         stop: vec!["never, never".into(), " word95!word96".into()],
         ignore_end: true,

@@ -11,6 +11,7 @@ mod lazy;
 mod metal;
 mod readme;
 mod real_models;
+mod serve;
 mod test_files;
 mod tokenize;
 mod transcribe;

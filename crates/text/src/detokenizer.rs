@@ -1,6 +1,31 @@
 //! Tokens to text as they come. A token may end within a character; the text that is returned never does.
 
+use std::sync::Arc;
+
 use crate::Tokenizer;
+
+/// Which marks, such as `<|im_end|>`, are written out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ShowSpecial {
+    /// None.
+    #[default]
+    Nothing,
+    /// All.
+    All,
+    /// These token ids, ascending: marks that a parser of the text must see.
+    Only(Arc<[u32]>),
+}
+
+impl ShowSpecial {
+    /// Whether a mark is written out.
+    pub fn shows(&self, id: u32) -> bool {
+        match self {
+            ShowSpecial::Nothing => false,
+            ShowSpecial::All => true,
+            ShowSpecial::Only(ids) => ids.binary_search(&id).is_ok(),
+        }
+    }
+}
 
 /// Turns tokens into text one by one. Allocates when it is made and never again, so that the loop that generates
 /// allocates nothing.
@@ -8,7 +33,7 @@ use crate::Tokenizer;
 /// The text is taken as the continuation of another: a first word keeps the space before it.
 #[derive(Clone)]
 pub struct Detokenizer {
-    skip_special: bool,
+    show_special: ShowSpecial,
     /// Bytes of a character that is not complete yet; at most 3 between calls.
     pending: Vec<u8>,
     /// What the last call returned.
@@ -16,11 +41,11 @@ pub struct Detokenizer {
 }
 
 impl Detokenizer {
-    /// For this tokenizer's tokens. With `skip_special`, marks such as `<|im_end|>` are not written out.
-    pub fn new(tokenizer: &Tokenizer, skip_special: bool) -> Detokenizer {
+    /// For this tokenizer's tokens. Marks such as `<|im_end|>` are written out as `show_special` says.
+    pub fn new(tokenizer: &Tokenizer, show_special: ShowSpecial) -> Detokenizer {
         let longest = tokenizer.longest_token() + 4;
         Detokenizer {
-            skip_special,
+            show_special,
             pending: Vec::with_capacity(longest),
             // Every invalid byte may become U+FFFD, which has three.
             text: String::with_capacity(3 * longest),
@@ -31,7 +56,7 @@ impl Detokenizer {
     /// `tokenizer` is the one this was made for.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> &str {
         self.text.clear();
-        if !(self.skip_special && tokenizer.is_special(id)) {
+        if !tokenizer.is_special(id) || self.show_special.shows(id) {
             self.pending.extend_from_slice(tokenizer.token_bytes(id));
             self.take_complete();
         }
@@ -75,5 +100,18 @@ impl Detokenizer {
             }
         }
         self.pending.drain(..done);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_marks_that_are_named_are_shown() {
+        let only = ShowSpecial::Only([3, 7, 9].into());
+        let shown = |show: &ShowSpecial| (0..10).filter(|id| show.shows(*id)).collect::<Vec<u32>>();
+        assert_eq!(shown(&only), [3, 7, 9]);
+        assert_eq!((shown(&ShowSpecial::Nothing).len(), shown(&ShowSpecial::All).len()), (0, 10));
     }
 }

@@ -17,6 +17,12 @@ pub enum Error {
         /// What `tokenizer.ggml.model` says, or an empty string where the key is missing.
         found: String,
     },
+    /// A grammar that is not valid or not supported, or a text that left it.
+    #[error("the grammar: {what}")]
+    Grammar {
+        /// What is wrong, in the words of the parser.
+        what: String,
+    },
     /// A key or file part that a vocabulary of this kind needs is not there.
     #[error("{key} is missing; {why}")]
     Missing {

@@ -5,6 +5,7 @@
 //!   the keys of a GGUF file from a Hugging Face folder.
 //! - [`Detokenizer`]: tokens to text as they come, never half a character. [`StopStrings`]: stop strings in such a
 //!   stream. Neither allocates after it is made.
+//! - [`Grammar`]: which tokens may follow, so that a text is JSON of a schema or follows a grammar.
 //! - [`ChatTemplate`]: a conversation to the text the model was trained on, byte-equal to what transformers renders.
 //!
 //! Vocabularies and templates come from files that strangers made: whatever is in them, the answer is a result or an
@@ -21,6 +22,7 @@ mod detokenizer;
 mod error;
 mod gguf;
 mod gguf_export;
+mod grammar;
 mod hugging_face;
 mod merge;
 mod plamo2;
@@ -39,9 +41,10 @@ mod vocabulary;
 mod word_piece;
 
 pub use chat_template::{Chat, ChatTemplate};
-pub use detokenizer::Detokenizer;
+pub use detokenizer::{Detokenizer, ShowSpecial};
 pub use error::{Error, Result};
 pub use gguf_export::{GgufTokenizer, gguf_from_base, gguf_from_folder};
+pub use grammar::{Grammar, GrammarCompiler, Matcher};
 pub use ranked::TokenSpelling;
 pub use specials::Specials;
 pub use stop::{Released, StopStrings};

@@ -1,7 +1,7 @@
 //! Streaming allocates nothing: the loop that generates must not, whatever tokens come.
 #![allow(unsafe_code, clippy::unwrap_used)]
 
-use ingle_text::{Detokenizer, StopStrings, Tokenizer};
+use ingle_text::{Detokenizer, ShowSpecial, StopStrings, Tokenizer};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use weights::{Array, Bytes, Metadata, Value};
@@ -48,7 +48,7 @@ fn streaming_allocates_nothing() {
     let types = vec![1, 6, 6, 6, 1, 1, 1, 1];
     meta.insert("tokenizer.ggml.token_type".into(), Value::Array(Array::Int(types)));
     let tokenizer = Tokenizer::from_gguf(&meta).unwrap();
-    let mut stream = Detokenizer::new(&tokenizer, true);
+    let mut stream = Detokenizer::new(&tokenizer, ShowSpecial::Nothing);
     let mut stops = StopStrings::new(&["stop here", "never"]);
 
     let before = COUNT.with(Cell::get);

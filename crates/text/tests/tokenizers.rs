@@ -1,6 +1,6 @@
 //! Each kind of vocabulary, small enough to be followed by hand, and what is wrong with a broken one.
 #![allow(clippy::unwrap_used)] // Helpers of tests may, as tests may.
-use ingle_text::{Detokenizer, Error, Specials, StopStrings, Tokenizer};
+use ingle_text::{Detokenizer, Error, ShowSpecial, Specials, StopStrings, Tokenizer};
 use proptest::prelude::*;
 use weights::{Array, Bytes, Metadata, Value};
 
@@ -188,7 +188,7 @@ fn the_space_put_before_a_text_is_taken_off_again() {
     assert_eq!(t.decode(&[11, 11], false), "a a");
     assert_eq!(t.decode(&[1, 11], true), "a");
     // A stream continues a text, so its first space stays.
-    let mut stream = Detokenizer::new(&t, true);
+    let mut stream = Detokenizer::new(&t, ShowSpecial::Nothing);
     assert_eq!(stream.push(&t, 11), " a");
     assert!(t.is_end(2) && !t.is_end(1));
 }
@@ -357,7 +357,7 @@ fn all_bytes() -> Tokenizer {
 #[test]
 fn a_stream_never_splits_a_character() {
     let t = all_bytes();
-    let mut stream = Detokenizer::new(&t, true);
+    let mut stream = Detokenizer::new(&t, ShowSpecial::Nothing);
     let mut pieces = Vec::new();
     for byte in "é😀".bytes() {
         pieces.push(stream.push(&t, u32::from(byte)).to_string());
@@ -380,7 +380,7 @@ proptest! {
     #[test]
     fn a_stream_of_any_tokens_equals_their_decoding(tokens in prop::collection::vec(0u32..263, 0..60), skip: bool) {
         let t = all_bytes();
-        let mut stream = Detokenizer::new(&t, skip);
+        let mut stream = Detokenizer::new(&t, if skip { ShowSpecial::Nothing } else { ShowSpecial::All });
         let mut streamed = String::new();
         for &id in &tokens {
             streamed += stream.push(&t, id);
@@ -427,7 +427,7 @@ proptest! {
 #[test]
 fn a_stop_string_is_found_across_tokens() {
     let t = all_bytes();
-    let mut stream = Detokenizer::new(&t, true);
+    let mut stream = Detokenizer::new(&t, ShowSpecial::Nothing);
     let mut stops = StopStrings::new(&["😀b"]);
     let mut shown = String::new();
     for id in [u32::from(b'x'), 256, 257] {

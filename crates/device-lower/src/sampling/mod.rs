@@ -134,18 +134,28 @@ impl Chooser {
             self.changed[token as usize] += bias;
         }
         if let Some(mask) = want.mask {
-            let mask = mask.of(step.masks);
-            for (word, logits) in mask.iter().zip(self.changed.chunks_mut(32)) {
+            step.masks.with(&mut |words| forbid(mask.of(words), &mut self.changed));
+        }
+        if let Some(penalties) = &want.penalties {
+            let tokens = want.recent.of(step.recent).iter().copied().chain(pending);
+            penalties::apply(penalties, &mut self.changed, tokens, &mut self.counts);
+        }
+    }
+}
+
+/// Tokens whose bit in the mask is 0 get minus infinity.
+fn forbid(mask: &[u32], logits: &mut [f32]) {
+    for (word, logits) in mask.iter().zip(logits.chunks_mut(32)) {
+        match *word {
+            u32::MAX => {}
+            0 => logits.fill(f32::NEG_INFINITY),
+            word => {
                 for (bit, logit) in logits.iter_mut().enumerate() {
                     if word >> bit & 1 == 0 {
                         *logit = f32::NEG_INFINITY;
                     }
                 }
             }
-        }
-        if let Some(penalties) = &want.penalties {
-            let tokens = want.recent.of(step.recent).iter().copied().chain(pending);
-            penalties::apply(penalties, &mut self.changed, tokens, &mut self.counts);
         }
     }
 }

@@ -25,6 +25,9 @@ pub struct SamplingParams {
     pub seed: Option<u64>,
     /// Report the log-probability of each chosen token.
     pub logprobs: bool,
+    /// Report so many likeliest tokens and their log-probabilities with each token, at most [`device::MAX_BEST`]. As `logprobs`,
+    /// they are the model's own: before temperature, penalties, biases and constraints.
+    pub n_best_logprobs: usize,
 }
 
 impl Default for SamplingParams {
@@ -41,6 +44,7 @@ impl Default for SamplingParams {
             logit_bias: Vec::new(),
             seed: None,
             logprobs: false,
+            n_best_logprobs: 0,
         }
     }
 }
@@ -78,6 +82,13 @@ impl SamplingParams {
                 name: "repeat_penalty",
                 value: self.repeat_penalty.to_string(),
                 expected: "a finite number above 0 (1 is off)".into(),
+            });
+        }
+        if self.n_best_logprobs > device::MAX_BEST {
+            return Err(ParamError {
+                name: "n_best_logprobs",
+                value: self.n_best_logprobs.to_string(),
+                expected: format!("at most {}", device::MAX_BEST),
             });
         }
         for &(token, bias) in &self.logit_bias {

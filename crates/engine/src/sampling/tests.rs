@@ -18,7 +18,7 @@ fn sample(sampler: &mut Sampler, logits: &[f32], tokens: &[u32], chooser: &mut C
         n_ctx: 64,
         ..device_testing::limits(&Default::default())
     };
-    let mut buffers = StepBuffers::new(&limits, 1);
+    let mut buffers = StepBuffers::new(&limits, 0, 1);
     let want = buffers.want(sampler, &History { tokens, ..History::default() }, 0);
     let chosen = chooser.choose(logits, &want, &buffers.lists(), std::iter::empty());
     sampler.took_one();

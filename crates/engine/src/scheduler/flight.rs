@@ -35,6 +35,10 @@ pub(super) struct FlightSpan {
     pub(super) n_rows: usize,
     pub(super) n_draft: usize,
     is_prompt: bool,
+    /// The first of its masks, one for each of its outputs.
+    pub(super) first_mask: Option<usize>,
+    /// Its first output and the number of those that only tell log-probabilities of the prompt.
+    pub(super) scored: (usize, usize),
     /// The output of its last row before the guesses, if that is one.
     pub(super) output: Option<usize>,
 }
@@ -42,7 +46,17 @@ pub(super) struct FlightSpan {
 impl FlightSpan {
     pub(super) fn new(slot: usize, sequence: &Sequence, n_rows: usize, output: Option<usize>) -> FlightSpan {
         let (id, n_restarts, is_prompt) = (sequence.id, sequence.n_restarts, sequence.in_prompt);
-        FlightSpan { id, n_restarts, slot, n_rows, n_draft: 0, is_prompt, output }
+        FlightSpan {
+            id,
+            n_restarts,
+            slot,
+            n_rows,
+            n_draft: 0,
+            is_prompt,
+            first_mask: None,
+            scored: (0, 0),
+            output,
+        }
     }
 }
 

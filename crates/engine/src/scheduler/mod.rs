@@ -9,7 +9,9 @@
 //! a slide, what was parked and a batch of all of these are the same thing in different shapes.
 
 mod cost;
+mod figures;
 mod flight;
+mod masks;
 mod postprocess;
 mod queue;
 mod step;
@@ -22,16 +24,18 @@ use std::time::{Duration, Instant};
 
 use device::{Limits, OutputRef, Program, Ticket, Want};
 
+pub(crate) use figures::Totals;
 pub(crate) use flight::Flight;
 use flight::FlightSpan;
 pub(crate) use step::{History, OutputRows, StepBuffers};
 
+use crate::constraint::{MaskJob, MaskWorker};
 use crate::kv::{KvCache, common_len};
 use crate::output::TextStream;
 use crate::sequence::Sequence;
 use crate::speculate::Speculator;
-use crate::{Error, Event, FinishReason, LoadOptions, Prefill, Proposer, Result};
-use cost::CostModel;
+use crate::{Error, Event, FinishReason, LoadOptions, Prefill, Proposer, Result, SequenceId};
+use cost::{CostModel, Load};
 use queue::Queue;
 
 /// A prompt waits for another one, or takes a part of a page from a running sequence, only for so many tokens.
@@ -57,6 +61,10 @@ pub(crate) struct Scheduler {
     order: Vec<usize>,
     /// None: nothing is guessed.
     speculator: Option<Speculator>,
+    /// Made for the first sequence with a constraint.
+    masks: Option<MaskWorker>,
+    /// Of the step that is submitted; a buffer.
+    mask_jobs: Vec<MaskJob>,
     cost: CostModel,
     /// Most time between two tokens of an answer while prompts are computed, unless its request says otherwise.
     token_latency: Option<Duration>,
@@ -64,6 +72,9 @@ pub(crate) struct Scheduler {
     is_short: bool,
     /// Sequences parked so far.
     n_parked: u64,
+    /// Sequences with rows in steps that failed, since somebody asked.
+    failed: Vec<SequenceId>,
+    pub(crate) totals: Totals,
 }
 
 impl Scheduler {
@@ -78,17 +89,21 @@ impl Scheduler {
         Scheduler {
             n_vocab,
             kv,
-            buffers: StepBuffers::new(limits, depth),
+            buffers: StepBuffers::new(limits, n_vocab, depth),
             slots: (0..limits.max_spans).map(|_| None).collect(),
             queue: Queue::new(options.max_waiting.unwrap_or(usize::MAX)),
             in_flight: VecDeque::with_capacity(depth),
             spare: (0..=depth).map(|_| Flight::new(limits.max_spans)).collect(),
             order: Vec::with_capacity(limits.max_spans),
             speculator: Speculator::new(options.speculate, options.max_draft, limits.max_spans),
+            masks: None,
+            mask_jobs: Vec::with_capacity(limits.max_spans),
             cost: CostModel::new(),
             token_latency: options.token_latency,
             is_short: false,
             n_parked: 0,
+            failed: Vec::new(),
+            totals: Totals::default(),
             limits: limits.clone(),
         }
     }
@@ -146,7 +161,7 @@ impl Scheduler {
     /// A new sequence waits for a slot.
     pub(crate) fn add(&mut self, sequence: Sequence) {
         let n_outputs = 1 + self.max_draft();
-        self.buffers.reserve_for(&sequence.sampler, self.limits.n_ctx, n_outputs, self.slots.len());
+        self.buffers.reserve_for(&sequence, self.limits.n_ctx, n_outputs, self.slots.len());
         self.queue.add(sequence);
     }
 
@@ -187,9 +202,10 @@ impl Scheduler {
         }
     }
 
-    /// End what was cancelled, and what is past its deadline.
+    /// End what was cancelled, what is past its deadline, and what cannot go on.
     pub(crate) fn end_unwanted(&mut self, now: Instant, on_event: &mut dyn FnMut(Event<'_>)) {
         let why = |sequence: &Sequence| match sequence.deadline {
+            _ if sequence.failed.is_some() => sequence.failed.clone().map(FinishReason::Failed),
             _ if sequence.cancel.is_cancelled() => Some(FinishReason::Cancelled),
             Some(deadline) if deadline <= now => Some(FinishReason::DeadlineExceeded),
             _ => None,
@@ -267,12 +283,15 @@ impl Scheduler {
         self.kv.end(slot);
     }
 
-    /// Whether steps may be submitted whose tokens are not known yet: every sequence is answering, does not guess, and has its
-    /// tokens chosen by the device.
+    /// Whether steps may be submitted whose tokens are not known yet: every sequence is answering, does not guess, has no
+    /// constraint that must see a token before it says what may follow, and has its tokens chosen by the device.
     fn can_run_ahead(&self, program: &dyn Program) -> bool {
         let guesses = |s: &Sequence| self.speculator.is_some() && s.speculate;
         let chooses = |s: &Sequence| program.chooses_in_flight(&s.sampler.want(0));
-        self.slots.iter().flatten().all(|s| !s.in_prompt && !guesses(s) && chooses(s))
+        self.slots
+            .iter()
+            .flatten()
+            .all(|s| !s.in_prompt && !guesses(s) && s.constraint.is_none() && chooses(s))
     }
 
     /// Fill the buffers and the last of [`Self::spare`]; whether there is a row.
@@ -330,7 +349,7 @@ impl Scheduler {
             }
             self.kv.reserve(slot, position, 1, program)?;
             let history = History { tokens: &sequence.tokens, pending: &sequence.pending, draft: &[] };
-            let want = self.buffers.want(&sequence.sampler, &history, n_ahead);
+            let want = self.buffers.want_of(sequence, &history, n_ahead);
             self.buffers.push_linked(slot, position, from, want);
             self.buffers.push_state(self.kv.state_use(slot));
             flight.add(span, position);
@@ -341,16 +360,23 @@ impl Scheduler {
             let most = sequence.most_draft(self.limits.n_ctx);
             speculator.guess(slot, sequence, most, self.n_vocab)?;
         }
+        if let Some(constraint) = &mut sequence.constraint
+            && !sequence.draft.is_empty()
+        {
+            let n_valid = constraint.n_valid(&sequence.draft);
+            sequence.draft.truncate(n_valid);
+        }
         span.n_draft = sequence.draft.len();
         span.n_rows += span.n_draft;
+        span.first_mask = sequence.constraint.is_some().then_some(self.buffers.n_masks());
         self.kv.reserve(slot, position, span.n_rows, program)?;
         let history = History { tokens: &sequence.tokens, ..History::default() };
-        let want = self.buffers.want(&sequence.sampler, &history, n_ahead);
+        let want = self.buffers.want_of(sequence, &history, n_ahead);
         let row = &sequence.tokens[position..=position];
         self.buffers.push(slot, position, row, OutputRows::Last(1), want);
         for (index, guess) in sequence.draft.iter().enumerate() {
             let history = History { draft: &sequence.draft[..=index], ..history };
-            let want = self.buffers.want(&sequence.sampler, &history, n_ahead + index + 1);
+            let want = self.buffers.want_of(sequence, &history, n_ahead + index + 1);
             self.buffers.push_guess(*guess, want);
         }
         self.buffers.push_state(self.kv.state_use(slot));
@@ -369,10 +395,17 @@ impl Scheduler {
             return Ok(());
         }
         let most = self.prompt_rows(slot, flight);
+        let n_prompts = self.slots.iter().flatten().filter(|s| s.in_prompt).count();
         let Some(sequence) = &mut self.slots[slot] else { return Ok(()) };
         let position = sequence.n_submitted;
         let missing = sequence.n_missing();
         let mut n_rows = missing.min(most);
+        let scored = sequence.rows_to_score();
+        if !scored.is_empty() {
+            // Every other prompt may end in this step, and needs an output.
+            let room = self.buffers.outputs_left().saturating_sub(n_prompts.saturating_sub(1)).max(1);
+            n_rows = n_rows.min(scored.start.saturating_sub(position) + room);
+        }
         if n_rows == 0 {
             return Ok(());
         }
@@ -392,13 +425,21 @@ impl Scheduler {
         sequence.draft.clear();
         let rows = &sequence.tokens[position..position + n_rows];
         let mut span = FlightSpan::new(slot, sequence, n_rows, None);
-        if n_rows < missing {
-            self.buffers.push(slot, position, rows, OutputRows::None, Want::default());
-        } else {
+        self.buffers.push(slot, position, rows, OutputRows::None, Want::default());
+        let scored = sequence.rows_to_score();
+        let scored = scored.start.max(position)..scored.end.min(position + n_rows);
+        if !scored.is_empty() {
+            span.scored = (self.buffers.n_outputs(), scored.len());
+            let n_best = sequence.prompt_logprobs.unwrap_or(0) as u32;
+            let rows = scored.start - position..scored.end - position;
+            self.buffers.push_outputs(rows, Want { n_best, ..Want::LOGITS });
+        }
+        if n_rows == missing {
             span.output = Some(self.buffers.n_outputs());
+            span.first_mask = sequence.constraint.is_some().then_some(self.buffers.n_masks());
             let history = History { tokens: &sequence.tokens, ..History::default() };
-            let want = self.buffers.want(&sequence.sampler, &history, 0);
-            self.buffers.push(slot, position, rows, OutputRows::Last(1), want);
+            let want = self.buffers.want_of(sequence, &history, 0);
+            self.buffers.push_last_output(want);
         }
         self.buffers.push_state(self.kv.state_use(slot));
         flight.add(span, position);
@@ -424,7 +465,10 @@ impl Scheduler {
     /// A prompt takes what others have computed of it: from the prefix cache, or from a running sequence with the same tokens.
     fn take_over(&mut self, slot: usize) {
         let Some(sequence) = &self.slots[slot] else { return };
-        if !sequence.reuse || sequence.n_submitted != sequence.n_computed {
+        if !sequence.reuse
+            || !sequence.rows_to_score().is_empty()
+            || sequence.n_submitted != sequence.n_computed
+        {
             return;
         }
         // The last token is always computed: its logits are what is wanted.
@@ -455,6 +499,7 @@ impl Scheduler {
         };
         let Some(sequence) = &mut self.slots[slot] else { return };
         (sequence.n_computed, sequence.n_submitted) = (n_computed, n_computed);
+        self.totals.n_cached += (n_computed - n_before) as u64;
         if sequence.n_restarts == 0 {
             let n_gained = n_computed - n_before;
             sequence.n_reused += n_gained;
@@ -467,7 +512,8 @@ impl Scheduler {
     /// over. Nothing is remembered of that: it is decided anew for each step, so that whoever waits goes on by itself when the
     /// other one ends. The first prompt of a step waits for nobody.
     fn is_computed_by_another(&self, slot: usize, flight: &Flight) -> bool {
-        let Some(sequence) = self.slots[slot].as_ref().filter(|s| s.reuse) else { return false };
+        let sequence = self.slots[slot].as_ref().filter(|s| s.reuse && s.rows_to_score().is_empty());
+        let Some(sequence) = sequence else { return false };
         let known = &sequence.tokens[..sequence.tokens.len() - 1];
         flight.spans.iter().any(|span| {
             let Some(other) = &self.slots[span.slot] else { return false };
@@ -509,11 +555,32 @@ impl Scheduler {
         self.in_flight.front()
     }
 
+    /// A step failed, of those in flight or the one that was filled: forget them all, and remember whose rows they had.
+    pub(crate) fn forget_failed(&mut self, program: &mut dyn Program) {
+        self.failed.clear();
+        let flights = self.in_flight.iter().chain(self.spare.last());
+        self.failed.extend(flights.flat_map(|flight| &flight.spans).map(|span| span.id));
+        self.forget_in_flight(program);
+    }
+
+    /// The sequences that the steps concerned which failed last end with this reason. What they computed is not learnt.
+    pub(crate) fn end_failed(&mut self, reason: &str, on_event: &mut dyn FnMut(Event<'_>)) {
+        for slot in 0..self.slots.len() {
+            let Some(sequence) = &mut self.slots[slot] else { continue };
+            if self.failed.contains(&sequence.id) {
+                sequence.reuse = false;
+                self.finish(slot, FinishReason::Failed(reason.to_owned()), on_event);
+            }
+        }
+        self.failed.clear();
+    }
+
     /// Wait for all steps in flight and take nothing of them: their rows will be submitted again.
     pub(crate) fn forget_in_flight(&mut self, program: &mut dyn Program) {
         while let Some(flight) = self.in_flight.pop_front() {
-            // A step that failed is as good as one that nobody looks at.
-            let _ = flight.ticket.map(|ticket| program.wait(ticket));
+            // A step that failed is as good as one that nobody looks at, and so is one whose device panics.
+            let wait = || flight.ticket.map(|ticket| program.wait(ticket));
+            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(wait));
             self.spare.push(flight);
         }
         for (slot, sequence) in self.slots.iter_mut().enumerate() {

@@ -25,6 +25,7 @@ impl Scheduler {
         if flight.n_prompt_rows > 0 {
             self.cost.observe(flight.load, seconds);
         }
+        self.totals.n_computed += flight.n_prompt_rows as u64;
         for span in &flight.spans {
             let slot = span.slot;
             let Some(sequence) = &mut self.slots[slot] else { continue };
@@ -32,6 +33,15 @@ impl Scheduler {
                 continue; // submitted before its answer ended, or began anew
             }
             let page_len = self.limits.page_len;
+            let (output, n_scored) = span.scored;
+            for output in output..output + n_scored {
+                let (row, best) = (sequence.n_scored, program.best(output));
+                let logits = program.logits().get(output * self.n_vocab..(output + 1) * self.n_vocab);
+                let (Some(logits), Some(&id)) = (logits, sequence.tokens.get(row + 1)) else { break };
+                let logprob = device_lower::sampling::logprob(logits, id);
+                on_event(Event::PromptToken { sequence: sequence.id, position: row + 1, id, logprob, best });
+                sequence.n_scored += 1;
+            }
             let n_full_before = sequence.n_computed / page_len;
             sequence.n_computed += span.n_rows - span.n_draft;
             self.kv.note_rows_done(slot, sequence.n_computed);
@@ -111,12 +121,16 @@ impl Scheduler {
         if sequence.max_tokens == 0 {
             return self.finish(slot, FinishReason::MaxTokens, on_event);
         }
+        if let Some(error) = sequence.failed.take() {
+            return self.finish(slot, FinishReason::Failed(error), on_event);
+        }
         let chosen = program.chosen().get(output).copied();
         match chosen.and_then(|chosen| Some((chosen.token?, chosen.logprob))) {
             Some((id, logprob)) => {
                 sequence.sampler.took_one();
                 let logprob = sequence.sampler.wants_logprobs().then_some(logprob);
-                self.accept(slot, id, logprob, on_event)
+                let best = program.best(output);
+                self.accept(slot, id, logprob, best, on_event)
             }
             None => {
                 let error = Error::NoCandidate { n_vocab: self.n_vocab };
@@ -131,20 +145,33 @@ impl Scheduler {
         slot: usize,
         id: u32,
         logprob: Option<f32>,
+        best: &[(u32, f32)],
         on_event: &mut dyn FnMut(Event<'_>),
     ) -> bool {
         let Some(sequence) = &mut self.slots[slot] else { return false };
         sequence.n_generated += 1;
+        self.totals.n_generated += 1;
         self.queue.charge(sequence.tenant, 1);
-        if !sequence.ignore_end && sequence.text.is_end(id) {
-            return self.finish(slot, FinishReason::EndToken(id), on_event);
+        if let Some(reason) = sequence.end_by(id) {
+            return self.finish(slot, reason, on_event);
+        }
+        let (mut is_over, mut accepted) = (false, Ok(()));
+        if let Some(constraint) = &mut sequence.constraint {
+            accepted = constraint.accept(id);
+            is_over = accepted.is_ok() && constraint.is_over();
+        }
+        if let Err(error) = accepted {
+            return self.finish(slot, FinishReason::Failed(error.to_string()), on_event);
         }
         sequence.tokens.push(id);
         let (text, stopped) = sequence.text.push(id);
-        on_event(Event::Token { sequence: sequence.id, id, text, logprob });
+        on_event(Event::Token { sequence: sequence.id, id, text, logprob, best });
         if let Some(stop) = stopped {
             let stop = stop.to_owned();
             return self.finish(slot, FinishReason::StopString(stop), on_event);
+        }
+        if is_over {
+            return self.finish(slot, FinishReason::ConstraintMet, on_event);
         }
         if sequence.n_generated >= sequence.max_tokens {
             return self.finish(slot, FinishReason::MaxTokens, on_event);
@@ -182,6 +209,7 @@ impl Scheduler {
         self.let_go(slot, &sequence);
         self.queue.note_end(sequence.tenant);
         self.is_short = false;
+        self.totals.note_end(&sequence.timings());
         emit_done(&mut sequence, &reason, on_event);
         false
     }

@@ -43,6 +43,11 @@ impl Queue {
         self.waiting.len()
     }
 
+    /// Sequences that began and gave their slots back.
+    pub(crate) fn n_parked(&self) -> usize {
+        self.waiting.iter().filter(|sequence| sequence.started.is_some()).count()
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }

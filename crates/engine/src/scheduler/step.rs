@@ -2,10 +2,11 @@
 
 use std::sync::atomic::AtomicBool;
 
-use device::{Limits, Link, OutputRef, Slice, Span, StateUse, Step, Want};
+use device::{Limits, Link, Masks, OutputRef, Slice, Span, StateUse, Step, Want};
 
 use crate::kv::KvCache;
 use crate::sampling::Sampler;
+use crate::sequence::Sequence;
 
 /// Which rows of a span give logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +38,9 @@ pub(crate) struct StepBuffers {
     pending: Vec<OutputRef>,
     /// Logit biases of all outputs that have any; grows as `recent` does.
     biases: Vec<(u32, f32)>,
+    /// Masks of all outputs that have any.
+    n_masks: usize,
+    words_per_mask: usize,
     max_rows: usize,
     max_outputs: usize,
 }
@@ -53,7 +57,7 @@ pub(crate) struct History<'a> {
 }
 
 impl StepBuffers {
-    pub(crate) fn new(limits: &Limits, max_in_flight: usize) -> StepBuffers {
+    pub(crate) fn new(limits: &Limits, n_vocab: usize, max_in_flight: usize) -> StepBuffers {
         StepBuffers {
             tokens: Vec::with_capacity(limits.max_rows),
             links: Vec::with_capacity(limits.max_spans),
@@ -64,6 +68,8 @@ impl StepBuffers {
             recent: Vec::new(),
             pending: Vec::with_capacity(limits.max_spans * max_in_flight),
             biases: Vec::new(),
+            n_masks: 0,
+            words_per_mask: n_vocab.div_ceil(32),
             max_rows: limits.max_rows,
             max_outputs: limits.max_outputs,
         }
@@ -79,23 +85,26 @@ impl StepBuffers {
         self.recent.clear();
         self.pending.clear();
         self.biases.clear();
+        self.n_masks = 0;
     }
 
     /// Make room for what the outputs of `n_sequences` sequences like this one need, so that steps allocate nothing.
     pub(crate) fn reserve_for(
         &mut self,
-        sampler: &Sampler,
+        sequence: &Sequence,
         n_ctx: usize,
         n_outputs: usize,
         n_sequences: usize,
     ) {
         let n = n_outputs * n_sequences;
         let room = |len: usize, capacity: usize| len.saturating_sub(capacity);
+        let sampler = &sequence.sampler;
         if let Some(window) = sampler.penalty_window() {
             let window = if window == 0 { n_ctx } else { window.min(n_ctx) };
             self.recent.reserve(room(n * window, self.recent.len()));
         }
-        self.biases.reserve(room(n * sampler.biases().len(), self.biases.len()));
+        let n_biases = sampler.biases().len() + sequence.forbidden(0).len();
+        self.biases.reserve(room(n * n_biases, self.biases.len()));
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -105,6 +114,11 @@ impl StepBuffers {
     /// Rows that still have room.
     pub(crate) fn rows_left(&self) -> usize {
         self.max_rows - self.tokens.len()
+    }
+
+    /// Masks so far.
+    pub(crate) fn n_masks(&self) -> usize {
+        self.n_masks
     }
 
     /// Outputs so far.
@@ -143,6 +157,25 @@ impl StepBuffers {
     /// The states of the span that was appended last.
     pub(crate) fn push_state(&mut self, state: Option<StateUse>) {
         self.states.extend(state);
+    }
+
+    /// Outputs that still have room.
+    pub(crate) fn outputs_left(&self) -> usize {
+        self.max_outputs - self.outputs.len()
+    }
+
+    /// The last row of the last span is an output.
+    pub(crate) fn push_last_output(&mut self, want: Want) {
+        self.outputs.push(self.tokens.len().saturating_sub(1) as u32);
+        self.wants.push(want);
+    }
+
+    /// These rows of the last span, from its first on, are outputs; those after them are not yet.
+    pub(crate) fn push_outputs(&mut self, rows: std::ops::Range<usize>, want: Want) {
+        let Some(span) = self.spans.last() else { return };
+        let first = span.first_row as usize;
+        self.outputs.extend(rows.clone().map(|row| (first + row) as u32));
+        self.wants.extend(rows.map(|_| want));
     }
 
     /// Append a row whose token is what an earlier output chooses; it is an output too.
@@ -186,6 +219,20 @@ impl StepBuffers {
         want
     }
 
+    /// The same of a sequence, with the ends that are forbidden so early, and its mask, which is the next of the step's.
+    pub(crate) fn want_of(&mut self, sequence: &Sequence, history: &History<'_>, n_ahead: usize) -> Want {
+        let mut want = self.want(&sequence.sampler, history, n_ahead);
+        let forbidden = sequence.forbidden(n_ahead);
+        want.biases.len += forbidden.len() as u32;
+        self.biases.extend(forbidden.iter().map(|token| (*token, f32::NEG_INFINITY)));
+        if sequence.constraint.is_some() {
+            let start = self.n_masks * self.words_per_mask;
+            want.mask = Some(Slice { start: start as u32, len: self.words_per_mask as u32 });
+            self.n_masks += 1;
+        }
+        want
+    }
+
     /// The lists that wants point to.
     #[cfg(test)]
     pub(crate) fn lists(&self) -> Step<'_> {
@@ -194,7 +241,12 @@ impl StepBuffers {
     }
 
     /// What a program runs.
-    pub(crate) fn step<'a>(&'a self, kv: &'a KvCache, stop: Option<&'a AtomicBool>) -> Step<'a> {
+    pub(crate) fn step<'a>(
+        &'a self,
+        kv: &'a KvCache,
+        masks: Masks<'a>,
+        stop: Option<&'a AtomicBool>,
+    ) -> Step<'a> {
         Step {
             tokens: &self.tokens,
             links: &self.links,
@@ -208,6 +260,7 @@ impl StepBuffers {
             recent: &self.recent,
             pending: &self.pending,
             biases: &self.biases,
+            masks,
             stop,
             ..Step::default()
         }

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use device::{Device, KvLayer, KvType, Limits, Numerics, Plan, Program};
 use device_testing::null::{self, NullDevice};
+use text::ShowSpecial;
 
 use super::Scheduler;
 use crate::kv::{KvCache, pool_sizes};
@@ -60,8 +61,8 @@ impl Simulation {
         self.n_added += 1;
         self.tokens.push(vec![]);
         let sampler = Sampler::new(&SamplingParams::greedy(), N_VOCAB).unwrap();
-        let text = TextStream::new(None, vec![], false);
-        self.scheduler.add(Sequence::new(id, request, sampler, text, 8, 0));
+        let text = TextStream::new(None, vec![], ShowSpecial::Nothing);
+        self.scheduler.add(Sequence::new(id, request, sampler, text, [].into(), 8, 0));
         id
     }
 
@@ -69,7 +70,7 @@ impl Simulation {
     fn step(&mut self, cost: &dyn Fn(usize, u64) -> f64) -> Option<f64> {
         let Simulation { scheduler, program, now, tokens, .. } = self;
         while scheduler.schedule(*now, true, program.as_mut(), &mut |_| {}).unwrap() {
-            let submitted = program.submit(&scheduler.buffers.step(&scheduler.kv, None));
+            let submitted = program.submit(&scheduler.buffers.step(&scheduler.kv, scheduler.masks(), None));
             let ticket = scheduler.kv.note_submitted(submitted).unwrap();
             scheduler.note_submitted(*now, Some(ticket));
         }

@@ -144,6 +144,8 @@ pub struct History {
     pub fail_at: usize,
     /// Fail at every so many steps; 0: at none.
     pub fail_every: usize,
+    /// Panic where it would fail.
+    pub panics: bool,
     /// See one position too many in steps of several rows, as a broken batched kernel would.
     pub broken_batches: bool,
     /// Steps submitted so far.
@@ -159,6 +161,7 @@ impl Default for History {
             memory,
             fail_at: usize::MAX,
             fail_every: 0,
+            panics: false,
             broken_batches: false,
             n_runs: Arc::default(),
             ahead: 0,
@@ -207,6 +210,7 @@ impl Device for History {
             n_outputs: 0,
             fail_at: self.fail_at,
             fail_every: self.fail_every,
+            panics: self.panics,
             broken_batches: self.broken_batches,
             n_runs: self.n_runs.clone(),
         };
@@ -235,6 +239,7 @@ struct HistoryProgram {
     n_outputs: usize,
     fail_at: usize,
     fail_every: usize,
+    panics: bool,
     broken_batches: bool,
     n_runs: Arc<AtomicUsize>,
 }
@@ -286,6 +291,7 @@ impl HistoryProgram {
         }
         let run = self.n_runs.fetch_add(1, Ordering::Relaxed);
         if run == self.fail_at || self.fail_every > 0 && run % self.fail_every == self.fail_every - 1 {
+            assert!(!self.panics, "as asked");
             return Err(Error::Failed { device: "history", reason: "as asked".into() });
         }
         Ok(())
@@ -447,6 +453,7 @@ pub fn answers(
             assert!(entry.1.is_none(), "an event after Done");
             match event {
                 Event::Token { id, .. } => entry.0.push(id),
+                Event::PromptToken { .. } => {}
                 Event::Done { reason, .. } => entry.1 = Some(reason.clone()),
             }
         });

@@ -44,6 +44,7 @@ pub fn sampling(args: &SamplingArgs) -> SamplingParams {
         logit_bias: args.logit_bias.clone(),
         seed: args.seed,
         logprobs: false,
+        n_best_logprobs: 0,
     }
 }
 
@@ -126,7 +127,7 @@ pub fn remark(finished: &Finished) -> Option<String> {
                 .into(),
         ),
         Cancelled => Some("stopped".into()),
-        MaxTokens | EndToken(_) | StopString(_) => None,
+        MaxTokens | EndToken(_) | StopString(_) | StopToken(_) | ConstraintMet => None,
         other => Some(other.to_string()),
     }
 }
@@ -135,8 +136,8 @@ pub fn remark(finished: &Finished) -> Option<String> {
 pub fn stop_word(reason: &engine::FinishReason) -> &'static str {
     use engine::FinishReason::*;
     match reason {
-        EndToken(_) => "end",
-        StopString(_) => "stop",
+        EndToken(_) | ConstraintMet => "end",
+        StopToken(_) | StopString(_) => "stop",
         MaxTokens => "max_tokens",
         ContextFull => "context_full",
         Cancelled => "cancelled",

@@ -18,6 +18,7 @@ mod profile;
 mod pull;
 mod rm;
 pub mod run;
+mod serve;
 mod sign;
 mod tokenize;
 mod transcribe;
@@ -30,6 +31,7 @@ use clap::Subcommand;
 pub enum Command {
     Run(run::Run),
     Complete(complete::Complete),
+    Serve(serve::Serve),
     Bench(bench::Bench),
     Inspect(inspect::Inspect),
     Plan(plan::Plan),
@@ -57,6 +59,7 @@ impl Command {
         match self {
             Command::Run(c) => c.run(),
             Command::Complete(c) => c.run(),
+            Command::Serve(c) => c.run(),
             Command::Bench(c) => c.run(),
             Command::Inspect(c) => c.run(),
             Command::Plan(c) => c.run(),

@@ -1,0 +1,104 @@
+//! What an engine is doing, for those who watch it or decide whom to admit; and steps that only warm it up.
+
+use crate::{Engine, Error, Overflow, Request, Result, SamplingParams};
+
+/// What an engine is doing now, and has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EngineLoad {
+    /// Sequences in slots.
+    pub n_running: usize,
+    /// Slots.
+    pub n_slots: usize,
+    /// Sequences that wait for a slot, parked ones included.
+    pub n_waiting: usize,
+    /// Sequences that had a slot, gave it back, and wait to go on.
+    pub n_parked: usize,
+    /// How often a sequence was parked for lack of memory.
+    pub n_times_parked: u64,
+    /// Tokens of prompts that were computed.
+    pub n_computed: u64,
+    /// Tokens of prompts that were found in the cache.
+    pub n_cached: u64,
+    /// Tokens of answers.
+    pub n_generated: u64,
+    /// Bytes of KV pages that are held, by sequences or as cached prefixes.
+    pub kv_bytes_used: u64,
+    /// Most bytes of KV pages; `u64::MAX`: as many as the program has.
+    pub kv_bytes_budget: u64,
+}
+
+impl Engine {
+    /// What it is doing now. Takes no more than a look at each sequence.
+    pub fn load(&self) -> EngineLoad {
+        let totals = &self.scheduler.totals;
+        EngineLoad {
+            n_running: self.n_running(),
+            n_slots: self.scheduler.n_slots(),
+            n_waiting: self.n_waiting(),
+            n_parked: self.scheduler.n_parked_now(),
+            n_times_parked: self.n_parked(),
+            n_computed: totals.n_computed,
+            n_cached: totals.n_cached,
+            n_generated: totals.n_generated,
+            kv_bytes_used: self.kv().held_bytes(),
+            kv_bytes_budget: self.kv().budget(),
+        }
+    }
+
+    /// Seconds until a new request with a prompt of `n_tokens`, nothing of which is cached, would give its first token, as far as
+    /// the steps and answers so far tell; `None` until a few steps with prompts were seen.
+    pub fn predicted_first_token_seconds(&self, n_tokens: usize) -> Option<f64> {
+        self.scheduler.predicted_first_token(n_tokens)
+    }
+
+    /// Run steps of every number of sequences, with prompts and without, greedy and sampled, so that what a device does at first
+    /// use is done. Nothing of it stays in the prefix cache or in [`Self::load`]; what steps cost is known afterwards.
+    ///
+    /// # Errors
+    /// [`Error::Busy`], unless it is idle; the device failed, or a sequence did.
+    pub fn warm_up(&mut self) -> Result<()> {
+        let n_slots = self.scheduler.n_slots();
+        if !self.is_idle() {
+            return Err(Error::Busy { what: "warming up", n_sequences: n_slots });
+        }
+        let before = self.scheduler.totals;
+        let warmed = self.warm(SamplingParams::greedy()).and_then(|()| {
+            self.scheduler.forget_costs();
+            self.warm(SamplingParams { seed: Some(0), ..SamplingParams::default() })
+        });
+        self.scheduler.totals = before;
+        warmed
+    }
+
+    /// One sequence more in each step until all slots are taken, and then one less.
+    fn warm(&mut self, sampling: SamplingParams) -> Result<()> {
+        let n_slots = self.scheduler.n_slots();
+        let Some(most) = self.limits.n_ctx.checked_sub(1) else { return Ok(()) };
+        let max_tokens = (n_slots + 4).min(most);
+        let n_prompt = self.limits.max_rows.min(most.saturating_sub(max_tokens)).max(1);
+        let n_vocab = self.model.n_vocab();
+        let mut failed = None;
+        let mut on_event = |event: crate::Event<'_>| {
+            if let crate::Event::Done { reason: crate::FinishReason::Failed(reason), .. } = event {
+                failed = Some(reason.clone());
+            }
+        };
+        for first in 0..n_slots {
+            let request = Request {
+                sampling: sampling.clone(),
+                max_tokens: Some(max_tokens),
+                ignore_end: true,
+                overflow: Overflow::Stop,
+                reuse: false,
+                ..Request::new((first..first + n_prompt).map(|i| (i % n_vocab) as u32).collect())
+            };
+            self.add(request)?;
+            self.step(&mut on_event)?;
+        }
+        while self.step(&mut on_event)? {}
+        match failed {
+            None => Ok(()),
+            Some(reason) => Err(Error::SequenceFailed(reason)),
+        }
+    }
+}

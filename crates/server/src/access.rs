@@ -1,0 +1,149 @@
+//! Who may ask: API keys, and the name of each request.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderValue, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+
+use crate::error::{ApiError, ErrorKind};
+use crate::request::Caller;
+
+/// The keys of a server. Without any, everybody is tenant 0.
+#[derive(Clone)]
+pub struct Access {
+    /// Hashes, so that comparing takes the same time for every length.
+    keys: Arc<[[u8; 32]]>,
+    n_requests: Arc<AtomicU64>,
+    /// Distinguishes request ids of one start from those of another.
+    start: u32,
+}
+
+impl Access {
+    /// Each key is a tenant: it shares neither prefixes nor more than its part of the machine with others.
+    pub fn new(keys: &[String]) -> Access {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        Access {
+            keys: keys.iter().map(|key| hash(key.as_bytes())).collect(),
+            n_requests: Arc::default(),
+            start: now.map_or(0, |time| time.as_millis() as u32),
+        }
+    }
+
+    /// The tenant of a request; `None`: its key is missing or wrong.
+    fn tenant(&self, headers: &HeaderMap) -> Option<u64> {
+        if self.keys.is_empty() {
+            return Some(0);
+        }
+        let bearer = headers.get(header::AUTHORIZATION).and_then(|value| {
+            let (scheme, key) = value.to_str().ok()?.split_once(' ')?;
+            scheme.eq_ignore_ascii_case("bearer").then(|| key.trim().as_bytes())
+        });
+        let given = bearer.or_else(|| headers.get("x-api-key").map(HeaderValue::as_bytes))?;
+        let given = hash(given);
+        // All are compared, whichever is right.
+        let found = self.keys.iter().fold(None, |found, key| match bool::from(key.ct_eq(&given)) {
+            true => Some(key),
+            false => found,
+        })?;
+        let (first, _) = found.split_first_chunk::<8>()?;
+        // 0 is everybody without keys.
+        Some(u64::from_le_bytes(*first).max(1))
+    }
+
+    fn request_id(&self, headers: &HeaderMap) -> String {
+        let is_fine = |id: &&str| {
+            (1..=64).contains(&id.len())
+                && id.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
+        };
+        let given = headers.get("x-request-id").and_then(|id| id.to_str().ok()).filter(is_fine);
+        given.map(str::to_owned).unwrap_or_else(|| {
+            let n = self.n_requests.fetch_add(1, Ordering::Relaxed);
+            format!("{:08x}{n:08x}", self.start)
+        })
+    }
+}
+
+fn hash(key: &[u8]) -> [u8; 32] {
+    Sha256::digest(key).into()
+}
+
+/// Name a request, check its key, log it.
+pub(crate) async fn check(State(access): State<Access>, mut request: Request, next: Next) -> Response {
+    let begun = Instant::now();
+    let request_id = access.request_id(request.headers());
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    // Who balances load, or restarts what hangs, has no key.
+    let is_public =
+        matches!(path.as_str(), "/health" | "/v1/health") || crate::page::PUBLIC.contains(&path.as_str());
+    let tenant = access.tenant(request.headers()).or(is_public.then_some(0));
+    let mut response = match tenant {
+        Some(tenant) => {
+            request.extensions_mut().insert(Caller { request_id: request_id.clone(), tenant });
+            next.run(request).await
+        }
+        None => ApiError {
+            code: Some("invalid_api_key"),
+            ..ApiError::new(
+                ErrorKind::Unauthorized,
+                "no valid API key was given, expected one as `Authorization: Bearer KEY` or `x-api-key: KEY`",
+            )
+        }
+        .into_response(),
+    };
+    if let Ok(value) = HeaderValue::from_str(&request_id) {
+        response.headers_mut().insert("x-request-id", value);
+    }
+    tracing::info!(
+        "{request_id} {method} {path} {} {:.1} ms",
+        response.status().as_u16(),
+        begun.elapsed().as_secs_f64() * 1e3
+    );
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tenant(keys: &[&str], name: &'static str, value: &str) -> Option<u64> {
+        let access = Access::new(&keys.iter().map(|key| (*key).to_owned()).collect::<Vec<_>>());
+        let headers = HeaderMap::from_iter([(
+            header::HeaderName::from_static(name),
+            HeaderValue::from_str(value).unwrap(),
+        )]);
+        access.tenant(&headers)
+    }
+
+    #[test]
+    fn a_key_is_a_tenant() {
+        assert_eq!(tenant(&[], "accept", "x"), Some(0));
+        assert_eq!(tenant(&["a", "b"], "accept", "x"), None);
+        assert_eq!(tenant(&["a", "b"], "authorization", "Bearer c"), None);
+        assert_eq!(tenant(&["a", "b"], "authorization", "Basic a"), None);
+        let a = tenant(&["a", "b"], "authorization", "bearer a");
+        let b = tenant(&["a", "b"], "x-api-key", "b");
+        assert!(a.is_some() && b.is_some() && a != b && a != Some(0));
+        // It does not depend on the other keys.
+        assert_eq!(tenant(&["a"], "x-api-key", "a"), a);
+    }
+
+    #[test]
+    fn request_ids_are_taken_over_if_they_are_fit_for_a_log() {
+        let access = Access::new(&[]);
+        let id = |value: &'static str| {
+            access.request_id(&HeaderMap::from_iter([(
+                header::HeaderName::from_static("x-request-id"),
+                HeaderValue::from_static(value),
+            )]))
+        };
+        assert_eq!(id("abc-1"), "abc-1");
+        assert_ne!(id("a b"), "a b");
+        assert_ne!(access.request_id(&HeaderMap::new()), access.request_id(&HeaderMap::new()));
+    }
+}

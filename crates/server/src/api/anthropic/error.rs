@@ -1,0 +1,52 @@
+//! Errors in Anthropic's shape.
+
+use serde_json::{Value, json};
+
+use crate::error::{ApiError, ErrorKind};
+
+/// The body of an error response, and the data of an `error` event. For [`crate::reshape`].
+pub fn error_json(error: &ApiError, request_id: &str) -> Value {
+    json!({
+        "type": "error",
+        "error": { "type": error_type(error.kind), "message": error.message },
+        "request_id": request_id,
+    })
+}
+
+fn error_type(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::Invalid
+        | ErrorKind::ContextLength
+        | ErrorKind::MethodNotAllowed
+        | ErrorKind::UnsupportedMediaType => "invalid_request_error",
+        ErrorKind::Unauthorized => "authentication_error",
+        ErrorKind::Forbidden => "permission_error",
+        ErrorKind::NotFound => "not_found_error",
+        ErrorKind::TooLarge => "request_too_large",
+        ErrorKind::RateLimited => "rate_limit_error",
+        ErrorKind::Overloaded | ErrorKind::Unavailable => "overloaded_error",
+        ErrorKind::Timeout => "timeout_error",
+        ErrorKind::NotImplemented | ErrorKind::Internal => "api_error",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_has_type_message_and_request_id() {
+        let body = error_json(&ApiError::invalid("max_tokens", "max_tokens is missing"), "req_1");
+        assert_eq!(
+            body,
+            json!({"type": "error", "request_id": "req_1",
+                "error": {"type": "invalid_request_error", "message": "max_tokens is missing"}})
+        );
+    }
+
+    #[test]
+    fn a_full_queue_is_overloaded_and_a_spent_rate_is_a_rate_limit() {
+        assert_eq!(error_type(ErrorKind::Overloaded), "overloaded_error");
+        assert_eq!(error_type(ErrorKind::RateLimited), "rate_limit_error");
+    }
+}

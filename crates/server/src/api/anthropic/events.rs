@@ -1,0 +1,226 @@
+//! Deltas of an answer as Anthropic's stream events: content blocks that open and close in order.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use crate::answer::{Delta, Finish, StopReason, Usage};
+use crate::error::{ApiError, ErrorKind, Result};
+
+/// A stream event: its name, and the JSON of its `data` line.
+pub type Event = (&'static str, Value);
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Block {
+    Thinking,
+    Text,
+    Tool,
+}
+
+/// Makes the events of one answer.
+pub struct Events {
+    id: String,
+    model: String,
+    n_prompt: usize,
+    open: Option<Block>,
+    /// Index of the open block, or of the next one.
+    index: usize,
+    /// Of the open thinking block's text.
+    hash: Sha256,
+}
+
+impl Events {
+    /// Events of message `id`; `n_prompt`: tokens of the prompt.
+    pub fn new(id: impl Into<String>, model: impl Into<String>, n_prompt: usize) -> Events {
+        Events { id: id.into(), model: model.into(), n_prompt, open: None, index: 0, hash: Sha256::new() }
+    }
+
+    /// The first events.
+    pub fn start(&self) -> Vec<Event> {
+        let message = json!({
+            "id": self.id, "type": "message", "role": "assistant", "model": self.model, "content": [],
+            "stop_reason": null, "stop_sequence": null,
+            "usage": { "input_tokens": self.n_prompt, "output_tokens": 0 },
+        });
+        vec![
+            ("message_start", json!({ "type": "message_start", "message": message })),
+            ("ping", json!({ "type": "ping" })),
+        ]
+    }
+
+    /// The events of one delta.
+    pub fn push(&mut self, delta: Delta) -> Vec<Event> {
+        let mut out = Vec::new();
+        match delta {
+            Delta::Reasoning(text) if !text.is_empty() => {
+                self.enter(
+                    Block::Thinking,
+                    json!({"type": "thinking", "thinking": "", "signature": ""}),
+                    &mut out,
+                );
+                self.hash.update(text.as_bytes());
+                out.push(self.delta(json!({ "type": "thinking_delta", "thinking": text })));
+            }
+            Delta::Content { text, .. } if !text.is_empty() => {
+                self.enter(Block::Text, json!({ "type": "text", "text": "" }), &mut out);
+                out.push(self.delta(json!({ "type": "text_delta", "text": text })));
+            }
+            Delta::CallBegin { id, name, .. } => {
+                // Two calls in a row are two blocks.
+                self.close(&mut out);
+                self.enter(
+                    Block::Tool,
+                    json!({"type": "tool_use", "id": id, "name": name, "input": {}}),
+                    &mut out,
+                );
+            }
+            Delta::CallArguments { text, .. } => {
+                out.push(self.delta(json!({ "type": "input_json_delta", "partial_json": text })));
+            }
+            Delta::CallEnd { .. } => self.close(&mut out),
+            Delta::Reasoning(_) | Delta::Content { .. } | Delta::Prompt(_) => {}
+        }
+        out
+    }
+
+    /// The last events. A failed answer ends in an `error` event.
+    pub fn finish(&mut self, finish: &Finish, request_id: &str) -> Vec<Event> {
+        let mut out = Vec::new();
+        self.close(&mut out);
+        match stop_reason(&finish.reason) {
+            Ok((reason, sequence)) => {
+                out.push((
+                    "message_delta",
+                    json!({
+                        "type": "message_delta",
+                        "delta": { "stop_reason": reason, "stop_sequence": sequence },
+                        "usage": usage_json(finish.usage),
+                    }),
+                ));
+                out.push(("message_stop", json!({ "type": "message_stop" })));
+            }
+            Err(error) => out.push(("error", super::error_json(&error, request_id))),
+        }
+        out
+    }
+
+    fn delta(&self, delta: Value) -> Event {
+        ("content_block_delta", json!({ "type": "content_block_delta", "index": self.index, "delta": delta }))
+    }
+
+    fn enter(&mut self, block: Block, content: Value, out: &mut Vec<Event>) {
+        if self.open == Some(block) {
+            return;
+        }
+        self.close(out);
+        self.open = Some(block);
+        out.push((
+            "content_block_start",
+            json!({ "type": "content_block_start", "index": self.index, "content_block": content }),
+        ));
+    }
+
+    fn close(&mut self, out: &mut Vec<Event>) {
+        let Some(block) = self.open.take() else { return };
+        if block == Block::Thinking {
+            let signature = STANDARD.encode(self.hash.finalize_reset());
+            out.push(self.delta(json!({ "type": "signature_delta", "signature": signature })));
+        }
+        out.push(("content_block_stop", json!({ "type": "content_block_stop", "index": self.index })));
+        self.index += 1;
+    }
+}
+
+/// Tokens of the prompt that were found computed count apart.
+pub(super) fn usage_json(usage: Usage) -> Value {
+    json!({
+        "input_tokens": usage.prompt_tokens.saturating_sub(usage.cached_tokens),
+        "cache_read_input_tokens": usage.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": usage.completion_tokens,
+    })
+}
+
+/// What a thinking block is signed with: the same for the same text.
+pub(super) fn signature(thinking: &str) -> String {
+    STANDARD.encode(Sha256::digest(thinking.as_bytes()))
+}
+
+/// Anthropic's `stop_reason` and `stop_sequence`.
+///
+/// # Errors
+/// The answer was cancelled, timed out or failed.
+pub fn stop_reason(reason: &StopReason) -> Result<(&'static str, Option<&str>)> {
+    Ok(match reason {
+        StopReason::End | StopReason::StopToken(_) => ("end_turn", None),
+        StopReason::StopString(text) => ("stop_sequence", Some(text)),
+        StopReason::MaxTokens | StopReason::ContextFull => ("max_tokens", None),
+        StopReason::ToolCalls => ("tool_use", None),
+        StopReason::Cancelled => {
+            return Err(ApiError::new(ErrorKind::Unavailable, "the answer was cancelled"));
+        }
+        StopReason::Timeout => {
+            return Err(ApiError::new(ErrorKind::Timeout, "the answer took longer than the request allowed"));
+        }
+        StopReason::Failed(words) => return Err(ApiError::internal(words.as_str())),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_open_and_close_in_order() {
+        let mut events = Events::new("msg_1", "m", 3);
+        let mut all = Vec::new();
+        for delta in [
+            Delta::Reasoning("a".into()),
+            Delta::Reasoning("b".into()),
+            Delta::Content { text: "hi".into(), tokens: Vec::new() },
+            Delta::Content { text: String::new(), tokens: Vec::new() },
+            Delta::CallBegin { index: 0, id: "call_0".into(), name: "f".into() },
+            Delta::CallArguments { index: 0, text: "{}".into() },
+            Delta::CallBegin { index: 1, id: "call_1".into(), name: "g".into() },
+            Delta::CallEnd { index: 1 },
+        ] {
+            all.extend(events.push(delta));
+        }
+        let seen: Vec<String> = all
+            .iter()
+            .map(|(name, data)| {
+                assert_eq!(data["type"], *name);
+                let kind = data["delta"]["type"].as_str().or(data["content_block"]["type"].as_str());
+                format!("{} {}", data["index"], kind.unwrap_or("stop"))
+            })
+            .collect();
+        let expected = [
+            "0 thinking",
+            "0 thinking_delta",
+            "0 thinking_delta",
+            "0 signature_delta",
+            "0 stop",
+            "1 text",
+            "1 text_delta",
+            "1 stop",
+            "2 tool_use",
+            "2 input_json_delta",
+            "2 stop",
+            "3 tool_use",
+            "3 stop",
+        ];
+        assert_eq!(seen, expected);
+        // SHA-256 of "ab", whatever pieces it came in.
+        let expected = STANDARD.encode(Sha256::digest(b"ab"));
+        assert_eq!(all[3].1["delta"]["signature"], expected);
+    }
+
+    #[test]
+    fn a_stop_string_is_named_and_a_failure_is_an_error() {
+        let reason = StopReason::StopString("END".into());
+        assert_eq!(stop_reason(&reason).unwrap(), ("stop_sequence", Some("END")));
+        assert_eq!(stop_reason(&StopReason::ContextFull).unwrap().0, "max_tokens");
+        assert_eq!(stop_reason(&StopReason::Failed("x".into())).unwrap_err().kind, ErrorKind::Internal);
+    }
+}

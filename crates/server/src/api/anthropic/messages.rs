@@ -1,0 +1,109 @@
+//! `/v1/messages` and `/v1/messages/count_tokens`.
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::{Extension, State};
+use axum::response::{IntoResponse, Response};
+use futures_util::Stream;
+use serde_json::{Value, json};
+
+use super::events::{Event, Events, signature, stop_reason, usage_json};
+use super::request::{Body, request};
+use crate::answer::{AnswerEvent, Collected, EventKind};
+use crate::api::body::JsonBody;
+use crate::api::sse;
+use crate::app::{Answer, App};
+use crate::error::{ApiError, Result};
+use crate::request::Caller;
+
+pub(super) async fn create(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    JsonBody(body): JsonBody<Body>,
+) -> Result<Response> {
+    let wants_stream = body.stream.unwrap_or(false);
+    if body.max_tokens.is_none() {
+        return Err(ApiError::invalid("max_tokens", "`max_tokens` is missing, expected a number above 0"));
+    }
+    let answer = app.chat(&caller, request(body)?).await?;
+    let id = format!("msg_{}", caller.request_id);
+    if wants_stream {
+        let events = Events::new(id, answer.model.clone(), answer.n_prompt);
+        return Ok(sse::response(stream(answer, events, caller.request_id)));
+    }
+    let model = answer.model.clone();
+    let Some(collected) = answer.collect().await?.into_iter().next() else {
+        return Err(ApiError::internal("there was no answer"));
+    };
+    Ok(Json(message(&id, &model, collected)?).into_response())
+}
+
+pub(super) async fn count_tokens(
+    State(app): State<App>,
+    JsonBody(body): JsonBody<Body>,
+) -> Result<Json<Value>> {
+    let (_, tokens) = app.chat_prompt(request(body)?).await?;
+    Ok(Json(json!({ "input_tokens": tokens.len() })))
+}
+
+/// A whole answer.
+fn message(id: &str, model: &str, collected: Collected) -> Result<Value> {
+    let Some(finish) = &collected.finish else {
+        return Err(ApiError::internal("an answer ended without saying so"));
+    };
+    let (reason, sequence) = stop_reason(&finish.reason)?;
+    let mut content = Vec::new();
+    if !collected.reasoning.is_empty() {
+        let signature = signature(&collected.reasoning);
+        content.push(json!({ "type": "thinking", "thinking": collected.reasoning, "signature": signature }));
+    }
+    if !collected.content.is_empty() {
+        content.push(json!({ "type": "text", "text": collected.content }));
+    }
+    for call in &collected.calls {
+        let input: Value = match call.arguments.trim() {
+            "" => json!({}),
+            text => serde_json::from_str(text).map_err(|error| {
+                ApiError::internal(format!(
+                    "the arguments of the call of `{}` are no JSON: {error}",
+                    call.name
+                ))
+            })?,
+        };
+        content.push(json!({ "type": "tool_use", "id": call.id, "name": call.name, "input": input }));
+    }
+    Ok(json!({
+        "id": id, "type": "message", "role": "assistant", "model": model, "content": content,
+        "stop_reason": reason, "stop_sequence": sequence, "usage": usage_json(finish.usage),
+    }))
+}
+
+fn frames(events: Vec<Event>) -> Bytes {
+    let frames: Vec<Bytes> = events.iter().map(|(name, data)| sse::event(name, data)).collect();
+    frames.concat().into()
+}
+
+/// Where a stream is.
+enum At {
+    Begin,
+    Answer,
+    End,
+}
+
+fn stream(answer: Answer, events: Events, request_id: String) -> impl Stream<Item = Bytes> + Send {
+    let begun = (At::Begin, answer, events, request_id);
+    futures_util::stream::unfold(begun, |(at, mut answer, mut events, request_id)| async move {
+        match at {
+            At::Begin => Some((frames(events.start()), (At::Answer, answer, events, request_id))),
+            At::Answer => {
+                let AnswerEvent { kind, .. } = answer.next().await?;
+                let (out, at) = match kind {
+                    EventKind::Delta(delta) => (events.push(delta), At::Answer),
+                    EventKind::Done(finish) => (events.finish(&finish, &request_id), At::End),
+                };
+                Some((frames(out), (at, answer, events, request_id)))
+            }
+            At::End => None,
+        }
+    })
+}

@@ -1,0 +1,57 @@
+//! JSON bodies: what is wrong is named by its path, unknown keys are ignored.
+
+use axum::body::Bytes;
+use axum::extract::{FromRequest, Request};
+use serde::de::DeserializeOwned;
+
+use crate::error::{ApiError, ErrorKind};
+
+/// A body that is JSON of `T`, whatever its content type says.
+pub struct JsonBody<T>(pub T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        let bytes = Bytes::from_request(request, state).await.map_err(|rejection| {
+            let kind = match rejection.status() {
+                axum::http::StatusCode::PAYLOAD_TOO_LARGE => ErrorKind::TooLarge,
+                _ => ErrorKind::Invalid,
+            };
+            ApiError::new(kind, rejection.body_text())
+        })?;
+        parse(&bytes).map(JsonBody)
+    }
+}
+
+fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+    let mut json = serde_json::Deserializer::from_slice(bytes);
+    serde_path_to_error::deserialize(&mut json).map_err(|error| {
+        let path = error.path().to_string();
+        let message = format!("the body is not as expected: {}", error.inner());
+        match path.as_str() {
+            "." => ApiError::new(ErrorKind::Invalid, message),
+            path => ApiError::invalid(path, format!("`{path}`: {message}")),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, serde::Deserialize)]
+    struct Body {
+        #[allow(dead_code)]
+        list: Vec<u32>,
+    }
+
+    #[test]
+    fn errors_name_the_key() {
+        assert!(parse::<Body>(br#"{"list":[1,2],"other":3}"#).is_ok());
+        let error = parse::<Body>(br#"{"list":[1,"x"]}"#).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("list[1]"));
+        assert!(error.message.contains("invalid type: string \"x\""), "{}", error.message);
+        assert_eq!(parse::<Body>(b"{").unwrap_err().kind, ErrorKind::Invalid);
+    }
+}

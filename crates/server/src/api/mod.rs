@@ -1,0 +1,15 @@
+//! One module an API, and what they share.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+pub mod anthropic;
+pub mod body;
+pub mod openai;
+pub mod operations;
+pub mod sampling;
+pub mod sse;
+
+/// Unix time in seconds.
+fn seconds_now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}

@@ -1,0 +1,385 @@
+//! `/v1/chat/completions`
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::{Extension, State};
+use axum::response::{IntoResponse, Response};
+use futures_util::Stream;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use text::Grammar;
+
+use super::{
+    Stop, StreamOptions, TokenLogprob, add_usage, check_max_tokens, check_n, finish_reason, usage_json,
+};
+use crate::answer::{AnswerEvent, Delta, EventKind, Usage};
+use crate::api::body::JsonBody;
+use crate::api::sampling::SamplingKeys;
+use crate::api::{seconds_now, sse};
+use crate::app::{Answer, App};
+use crate::error::{ApiError, Result};
+use crate::request::{Caller, ChatRequest, GenerateOptions, ToolChoice};
+
+#[derive(Deserialize)]
+pub(super) struct Body {
+    #[serde(default)]
+    model: String,
+    messages: Vec<Value>,
+    #[serde(default)]
+    stream: Option<bool>,
+    #[serde(default)]
+    stream_options: Option<StreamOptions>,
+    n: Option<usize>,
+    max_tokens: Option<i64>,
+    max_completion_tokens: Option<i64>,
+    #[serde(default)]
+    stop: Stop,
+    logprobs: Option<bool>,
+    top_logprobs: Option<usize>,
+    tools: Option<Vec<Value>>,
+    tool_choice: Option<Value>,
+    parallel_tool_calls: Option<bool>,
+    response_format: Option<Value>,
+    chat_template_kwargs: Option<Map<String, Value>>,
+    reasoning_effort: Option<String>,
+    add_generation_prompt: Option<bool>,
+    continue_final_message: Option<bool>,
+    modalities: Option<Vec<String>>,
+    #[serde(flatten)]
+    sampling: SamplingKeys,
+}
+
+pub(super) async fn create(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    JsonBody(body): JsonBody<Body>,
+) -> Result<Response> {
+    let wants_stream = body.stream.unwrap_or(false);
+    let include_usage = body.stream_options.unwrap_or_default().include_usage;
+    let with_logprobs = body.logprobs.unwrap_or(false);
+    let answer = app.chat(&caller, request(body)?).await?;
+    let frame = Frame {
+        id: format!("chatcmpl-{}", caller.request_id),
+        created: seconds_now(),
+        model: answer.model.clone(),
+        with_logprobs,
+    };
+    if wants_stream {
+        return Ok(sse::response(stream(answer, frame, include_usage)));
+    }
+    whole(answer, frame).await
+}
+
+/// The inner request of a body.
+fn request(body: Body) -> Result<ChatRequest> {
+    let mut options = GenerateOptions {
+        n: check_n(body.n)?,
+        max_tokens: check_max_tokens("max_completion_tokens", body.max_completion_tokens)?
+            .or(check_max_tokens("max_tokens", body.max_tokens)?),
+        stop: body.stop.texts(),
+        logprobs: body.logprobs.unwrap_or(false).then(|| body.top_logprobs.unwrap_or(0)),
+        ..GenerateOptions::default()
+    };
+    if body.top_logprobs.is_some_and(|n| n > 0) && options.logprobs.is_none() {
+        return Err(ApiError::invalid("top_logprobs", "`top_logprobs` needs `logprobs` to be true"));
+    }
+    body.sampling.apply(&mut options)?;
+    let grammar = body.sampling.grammar(response_format(body.response_format)?)?;
+    refuse("reasoning_effort", body.reasoning_effort.is_some_and(|effort| effort != "none"))?;
+    refuse("add_generation_prompt", body.add_generation_prompt == Some(false))?;
+    refuse("modalities", body.modalities.is_some_and(|list| list.iter().any(|modality| modality != "text")))?;
+    if body.messages.is_empty() {
+        return Err(ApiError::invalid("messages", "`messages` is empty, expected at least one message"));
+    }
+    let messages = body.messages.into_iter().enumerate().map(|(index, value)| message(index, value));
+    Ok(ChatRequest {
+        model: body.model,
+        messages: messages.collect::<Result<_>>()?,
+        tools: body.tools.unwrap_or_default(),
+        tool_choice: tool_choice(body.tool_choice.as_ref())?,
+        parallel_tool_calls: body.parallel_tool_calls.unwrap_or(true),
+        grammar,
+        template_variables: body.chat_template_kwargs.unwrap_or_default(),
+        thinking: None,
+        thinking_budget: None,
+        continue_last: body.continue_final_message.unwrap_or(false),
+        options,
+    })
+}
+
+/// The grammar of `response_format`.
+fn response_format(format: Option<Value>) -> Result<Option<Grammar>> {
+    let Some(mut format) = format.filter(|format| !format.is_null()) else { return Ok(None) };
+    match format["type"].as_str() {
+        Some("text") => Ok(None),
+        Some("json_object") => Ok(Some(match format["schema"].take() {
+            // As llama-server has it.
+            schema @ Value::Object(_) => Grammar::JsonSchema(schema),
+            _ => Grammar::AnyJson,
+        })),
+        Some("json_schema") => match format["json_schema"]["schema"].take() {
+            schema @ (Value::Object(_) | Value::Bool(_)) => Ok(Some(Grammar::JsonSchema(schema))),
+            other => {
+                let message =
+                    format!("`response_format.json_schema.schema` is {other}, expected a JSON Schema");
+                Err(ApiError::invalid("response_format", message))
+            }
+        },
+        _ => {
+            let message =
+                format!("`response_format` is {format}, expected the type text, json_object or json_schema");
+            Err(ApiError::invalid("response_format", message))
+        }
+    }
+}
+
+fn refuse(name: &str, asked: bool) -> Result<()> {
+    if !asked {
+        return Ok(());
+    }
+    let message = format!("`{name}` is not supported yet");
+    Err(ApiError { param: Some(name.into()), ..ApiError::new(crate::ErrorKind::NotImplemented, message) })
+}
+
+/// A message as templates expect it: a content of text parts becomes one text.
+fn message(index: usize, mut message: Value) -> Result<Value> {
+    let wrong = |key: &str, found: String, expected: &str| {
+        let param = format!("messages[{index}]{key}");
+        Err(ApiError::invalid(param.clone(), format!("`{param}` is {found}, expected {expected}")))
+    };
+    let Some(object) = message.as_object_mut() else {
+        return wrong("", message.to_string(), "an object with `role` and `content`");
+    };
+    match object.get("role") {
+        Some(Value::String(role)) => match role.as_str() {
+            "system" | "user" | "assistant" | "tool" => {}
+            // What newer models of OpenAI call a system message.
+            "developer" => drop(object.insert("role".into(), "system".into())),
+            other => {
+                return wrong(".role", format!("{other:?}"), "system, developer, user, assistant or tool");
+            }
+        },
+        other => return wrong(".role", format!("{other:?}"), "a text"),
+    }
+    let text = match object.get("content") {
+        None | Some(Value::Null) => String::new(),
+        Some(Value::String(_)) => return Ok(message),
+        Some(Value::Array(parts)) => {
+            let mut text = String::new();
+            for part in parts {
+                match (part["type"].as_str(), part["text"].as_str()) {
+                    (Some("text"), Some(part)) => text.push_str(part),
+                    (Some("refusal"), _) => text.push_str(part["refusal"].as_str().unwrap_or_default()),
+                    (kind, _) => {
+                        let found = format!("a part of type {}", kind.unwrap_or("unknown"));
+                        return wrong(".content", found, "parts of type text: this model takes nothing else");
+                    }
+                }
+            }
+            text
+        }
+        Some(other) => return wrong(".content", other.to_string(), "a text or a list of parts"),
+    };
+    object.insert("content".into(), Value::String(text));
+    Ok(message)
+}
+
+fn tool_choice(choice: Option<&Value>) -> Result<ToolChoice> {
+    match choice {
+        None | Some(Value::Null) => Ok(ToolChoice::Auto),
+        Some(Value::String(word)) if word == "auto" => Ok(ToolChoice::Auto),
+        Some(Value::String(word)) if word == "none" => Ok(ToolChoice::None),
+        Some(Value::String(word)) if word == "required" => Ok(ToolChoice::Required),
+        Some(object) => match object["function"]["name"].as_str() {
+            Some(name) => Ok(ToolChoice::Function(name.to_owned())),
+            None => {
+                let message =
+                    format!("`tool_choice` is {object}, expected none, auto, required or a function's name");
+                Err(ApiError::invalid("tool_choice", message))
+            }
+        },
+    }
+}
+
+/// What all chunks of an answer have in common.
+struct Frame {
+    id: String,
+    created: u64,
+    model: String,
+    with_logprobs: bool,
+}
+
+#[derive(Serialize)]
+struct Chunk<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    choices: Vec<ChunkChoice>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Value>,
+}
+
+#[derive(Serialize)]
+struct ChunkChoice {
+    index: usize,
+    delta: Value,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logprobs: Option<Value>,
+    finish_reason: Option<&'static str>,
+}
+
+impl Frame {
+    fn chunk(&self, choices: Vec<ChunkChoice>, usage: Option<Value>) -> Bytes {
+        let (id, created, model) = (&self.id, self.created, &self.model);
+        sse::data(&Chunk { id, object: "chat.completion.chunk", created, model, choices, usage })
+    }
+
+    fn choice(&self, index: usize, delta: Value, finish_reason: Option<&'static str>) -> Bytes {
+        self.chunk(vec![ChunkChoice { index, delta, logprobs: None, finish_reason }], None)
+    }
+}
+
+fn delta_json(delta: Delta, tokens: &mut Vec<TokenLogprob>) -> Option<Value> {
+    match delta {
+        Delta::Reasoning(text) => Some(json!({ "reasoning_content": text })),
+        Delta::Content { text, tokens: infos } => {
+            tokens.extend(infos.into_iter().map(TokenLogprob::of));
+            Some(json!({ "content": text }))
+        }
+        Delta::CallBegin { index, id, name } => Some(json!({ "tool_calls": [{
+            "index": index, "id": id, "type": "function", "function": { "name": name, "arguments": "" },
+        }]})),
+        Delta::CallArguments { index, text } => {
+            Some(json!({ "tool_calls": [{ "index": index, "function": { "arguments": text } }] }))
+        }
+        Delta::CallEnd { .. } | Delta::Prompt(_) => None,
+    }
+}
+
+/// Where a stream of frames is.
+enum At {
+    Begin,
+    Answer,
+    Usage,
+    Done,
+    End,
+}
+
+fn stream(answer: Answer, frame: Frame, include_usage: bool) -> impl Stream<Item = Bytes> + Send {
+    let begun = (At::Begin, answer, frame, Usage::default());
+    futures_util::stream::unfold(begun, move |(at, mut answer, frame, mut usage)| async move {
+        match at {
+            At::Begin => {
+                let choice = |index| ChunkChoice {
+                    index,
+                    delta: json!({ "role": "assistant", "content": "" }),
+                    logprobs: None,
+                    finish_reason: None,
+                };
+                let bytes = frame.chunk((0..answer.n_choices()).map(choice).collect(), None);
+                Some((bytes, (At::Answer, answer, frame, usage)))
+            }
+            At::Answer => loop {
+                let Some(AnswerEvent { choice, kind }) = answer.next().await else {
+                    let at = if include_usage { At::Usage } else { At::Done };
+                    return Some((Bytes::new(), (at, answer, frame, usage)));
+                };
+                let bytes = match kind {
+                    EventKind::Delta(delta) => {
+                        let mut tokens = Vec::new();
+                        let Some(delta) = delta_json(delta, &mut tokens) else { continue };
+                        let logprobs = frame.with_logprobs.then(|| json!({ "content": tokens }));
+                        let choice = ChunkChoice { index: choice, delta, logprobs, finish_reason: None };
+                        frame.chunk(vec![choice], None)
+                    }
+                    EventKind::Done(finish) => {
+                        add_usage(&mut usage, finish.usage);
+                        match finish_reason(&finish) {
+                            Ok(reason) => frame.choice(choice, json!({}), Some(reason)),
+                            Err(error) => return Some((sse::error(&error), (At::End, answer, frame, usage))),
+                        }
+                    }
+                };
+                return Some((bytes, (At::Answer, answer, frame, usage)));
+            },
+            At::Usage => {
+                let bytes = frame.chunk(Vec::new(), Some(usage_json(usage)));
+                Some((bytes, (At::Done, answer, frame, usage)))
+            }
+            At::Done => Some((Bytes::from_static(b"data: [DONE]\n\n"), (At::End, answer, frame, usage))),
+            At::End => None,
+        }
+    })
+}
+
+async fn whole(answer: Answer, frame: Frame) -> Result<Response> {
+    let mut usage = Usage::default();
+    let mut choices = Vec::new();
+    for (index, collected) in answer.collect().await?.into_iter().enumerate() {
+        let Some(finish) = &collected.finish else {
+            return Err(ApiError::internal("an answer ended without saying so"));
+        };
+        add_usage(&mut usage, finish.usage);
+        let reason = finish_reason(finish)?;
+        let mut message = json!({ "role": "assistant", "content": collected.content });
+        if !collected.reasoning.is_empty() {
+            message["reasoning_content"] = collected.reasoning.into();
+        }
+        let logprobs = frame.with_logprobs.then(|| {
+            let tokens: Vec<TokenLogprob> = collected.tokens.into_iter().map(TokenLogprob::of).collect();
+            json!({ "content": tokens })
+        });
+        choices.push(json!({
+            "index": index, "message": message, "logprobs": logprobs, "finish_reason": reason,
+        }));
+    }
+    let response = json!({
+        "id": frame.id, "object": "chat.completion", "created": frame.created, "model": frame.model,
+        "choices": choices, "usage": usage_json(usage),
+    });
+    Ok(Json(response).into_response())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(body: Value) -> Result<ChatRequest> {
+        request(serde_json::from_value(body).unwrap())
+    }
+
+    #[test]
+    fn a_body_becomes_a_request() {
+        let request = read(json!({
+            "model": "m", "max_tokens": 5, "stop": "x", "n": 2, "temperature": 0, "user": "u",
+            "messages": [
+                { "role": "developer", "content": "d" },
+                { "role": "user", "content": [{ "type": "text", "text": "a" }, { "type": "text", "text": "b" }] },
+            ],
+        }))
+        .unwrap();
+        assert_eq!(request.messages[0]["role"], "system");
+        assert_eq!(request.messages[1]["content"], "ab");
+        assert_eq!((request.options.n, request.options.max_tokens), (2, Some(5)));
+        assert_eq!(request.options.stop, ["x"]);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let user = json!([{ "role": "user", "content": "a" }]);
+        let image = json!([{ "role": "user", "content": [{ "type": "image_url", "image_url": {} }] }]);
+        for (body, param) in [
+            (json!({ "messages": [] }), "messages"),
+            (json!({ "messages": [{ "role": "robot", "content": "a" }] }), "messages[0].role"),
+            (json!({ "messages": image }), "messages[0].content"),
+            (json!({ "messages": user, "n": 0 }), "n"),
+            (json!({ "messages": user, "max_tokens": -5 }), "max_tokens"),
+            (json!({ "messages": user, "top_logprobs": 3 }), "top_logprobs"),
+            (json!({ "messages": user, "tool_choice": { "x": 1 } }), "tool_choice"),
+            (json!({ "messages": user, "response_format": { "type": "xml" } }), "response_format"),
+        ] {
+            assert_eq!(read(body).unwrap_err().param.as_deref(), Some(param));
+        }
+    }
+}

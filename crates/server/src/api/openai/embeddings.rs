@@ -1,0 +1,98 @@
+//! `/v1/embeddings`
+
+use axum::Json;
+use axum::extract::State;
+use base64::Engine;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::Prompts;
+use crate::api::body::JsonBody;
+use crate::api::sampling::keep_alive;
+use crate::app::{App, EmbedRequest};
+use crate::error::{ApiError, Result};
+
+#[derive(Deserialize)]
+pub(super) struct Body {
+    #[serde(default)]
+    model: String,
+    input: Prompts,
+    encoding_format: Option<Encoding>,
+    dimensions: Option<usize>,
+    truncate: Option<bool>,
+    keep_alive: Option<Value>,
+}
+
+#[derive(Clone, Copy, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Encoding {
+    #[default]
+    Float,
+    Base64,
+}
+
+/// Texts of one request.
+const MAX_INPUTS: usize = 2048;
+
+pub(super) async fn create(State(app): State<App>, JsonBody(body): JsonBody<Body>) -> Result<Json<Value>> {
+    let inputs = body.input.list();
+    if !(1..=MAX_INPUTS).contains(&inputs.len()) {
+        let message = format!("`input` has {} entries, expected 1 to {MAX_INPUTS}", inputs.len());
+        return Err(ApiError::invalid("input", message));
+    }
+    let request = EmbedRequest {
+        model: body.model,
+        inputs,
+        truncate: body.truncate.unwrap_or(false),
+        keep_alive: body.keep_alive.as_ref().map(keep_alive).transpose()?,
+    };
+    let found = app.embed(request).await?;
+    let encoding = body.encoding_format.unwrap_or_default();
+    let mut data = Vec::with_capacity(found.vectors.len());
+    for (index, mut vector) in found.vectors.into_iter().enumerate() {
+        if let Some(dimensions) = body.dimensions {
+            shorten(&mut vector, dimensions)?;
+        }
+        let embedding = match encoding {
+            Encoding::Float => json!(vector),
+            Encoding::Base64 => {
+                let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
+                json!(base64::engine::general_purpose::STANDARD.encode(bytes))
+            }
+        };
+        data.push(json!({ "object": "embedding", "index": index, "embedding": embedding }));
+    }
+    Ok(Json(json!({
+        "object": "list", "data": data, "model": found.model,
+        "usage": { "prompt_tokens": found.n_tokens, "total_tokens": found.n_tokens },
+    })))
+}
+
+/// The first columns, of length 1 again: what models trained for it (Matryoshka) give in fewer dimensions.
+fn shorten(vector: &mut Vec<f32>, dimensions: usize) -> Result<()> {
+    if !(1..=vector.len()).contains(&dimensions) {
+        let message = format!("`dimensions` is {dimensions}, expected a number from 1 to {}", vector.len());
+        return Err(ApiError::invalid("dimensions", message));
+    }
+    if dimensions < vector.len() {
+        vector.truncate(dimensions);
+        let norm = vector.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
+        if norm > 0.0 {
+            vector.iter_mut().for_each(|x| *x = (f64::from(*x) / norm) as f32);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shortened_vectors_have_length_one() {
+        let mut vector = vec![3.0, 4.0, 12.0];
+        shorten(&mut vector, 2).unwrap();
+        assert_eq!(vector, [0.6, 0.8]);
+        assert!(shorten(&mut vector, 3).is_err() && shorten(&mut vector, 0).is_err());
+    }
+}

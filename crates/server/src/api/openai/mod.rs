@@ -1,0 +1,191 @@
+//! OpenAI's API: <https://platform.openai.com/docs/api-reference>.
+
+mod chat;
+mod completions;
+mod embeddings;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::routing::{get, post};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::answer::{Finish, StopReason, TokenInfo, Usage};
+use crate::app::App;
+use crate::error::{ApiError, Result};
+use crate::models::{LoadedStatus, ModelStatus};
+use crate::request::Prompt;
+
+/// All paths of this API.
+pub fn router() -> axum::Router<App> {
+    axum::Router::new()
+        .route("/v1/models", get(models))
+        .route("/v1/models/{*id}", get(model))
+        .route("/v1/chat/completions", post(chat::create))
+        .route("/v1/completions", post(completions::create))
+        .route("/v1/embeddings", post(embeddings::create))
+}
+
+async fn models(State(app): State<App>) -> Json<Value> {
+    let created = app.created();
+    let data: Vec<Value> = app.models().iter().map(|status| model_json(status, created)).collect();
+    Json(json!({ "object": "list", "data": data }))
+}
+
+async fn model(State(app): State<App>, Path(id): Path<String>) -> Result<Json<Value>> {
+    let models = app.models();
+    match models.iter().find(|status| status.id == id) {
+        Some(status) => Ok(Json(model_json(status, app.created()))),
+        None => {
+            Err(ApiError::no_model(&id, &models.iter().map(|status| status.id.clone()).collect::<Vec<_>>()))
+        }
+    }
+}
+
+fn model_json(status: &ModelStatus, created: u64) -> Value {
+    let mut model = json!({ "id": status.id, "object": "model", "created": created, "owned_by": "ingle" });
+    match &status.loaded {
+        // As llama-server and vLLM say it.
+        Some(LoadedStatus::Text(text)) => {
+            model["max_model_len"] = json!(text.n_ctx);
+            model["meta"] = json!({
+                "n_ctx": text.n_ctx, "n_ctx_train": text.n_ctx_train, "n_vocab": text.n_vocab, "size": text.file_bytes,
+            });
+        }
+        Some(LoadedStatus::Embedder { n_dims, max_tokens }) => {
+            model["max_model_len"] = json!(max_tokens);
+            model["meta"] = json!({ "n_embd": n_dims, "n_ctx": max_tokens });
+        }
+        None => {}
+    }
+    model
+}
+
+/// A text, tokens, or several of either.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+enum Prompts {
+    Text(String),
+    Tokens(Vec<u32>),
+    Texts(Vec<String>),
+    TokenLists(Vec<Vec<u32>>),
+}
+
+impl Prompts {
+    fn list(self) -> Vec<Prompt> {
+        let text = |text| Prompt::Text { text, parse_special: true };
+        match self {
+            Prompts::Text(one) => vec![text(one)],
+            Prompts::Tokens(tokens) => vec![Prompt::Tokens(tokens)],
+            Prompts::Texts(texts) => texts.into_iter().map(text).collect(),
+            Prompts::TokenLists(lists) => lists.into_iter().map(Prompt::Tokens).collect(),
+        }
+    }
+}
+
+/// `stop`: one text or several.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(untagged)]
+enum Stop {
+    #[default]
+    None,
+    One(String),
+    Several(Vec<String>),
+}
+
+impl Stop {
+    fn texts(self) -> Vec<String> {
+        match self {
+            Stop::None => Vec::new(),
+            Stop::One(text) => vec![text],
+            Stop::Several(texts) => texts,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+struct StreamOptions {
+    #[serde(default)]
+    include_usage: bool,
+}
+
+/// Answers of one request.
+const MAX_N: usize = 128;
+
+fn check_n(n: Option<usize>) -> Result<usize> {
+    match n.unwrap_or(1) {
+        n if (1..=MAX_N).contains(&n) => Ok(n),
+        n => Err(ApiError::invalid("n", format!("`n` is {n}, expected a number from 1 to {MAX_N}"))),
+    }
+}
+
+fn check_max_tokens(name: &str, value: Option<i64>) -> Result<Option<usize>> {
+    match value {
+        // Clients of llama.cpp say -1 for no limit.
+        None | Some(-1) => Ok(None),
+        Some(n) if n >= 0 => Ok(Some(n as usize)),
+        Some(n) => Err(ApiError::invalid(name, format!("`{name}` is {n}, expected a number of tokens"))),
+    }
+}
+
+fn usage_json(usage: Usage) -> Value {
+    json!({
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": { "cached_tokens": usage.cached_tokens },
+        "completion_tokens_details": { "reasoning_tokens": usage.reasoning_tokens },
+    })
+}
+
+/// The usage of a request: its prompt counts once, however many answers it has.
+fn add_usage(sum: &mut Usage, of_choice: Usage) {
+    sum.prompt_tokens = of_choice.prompt_tokens;
+    sum.cached_tokens = sum.cached_tokens.max(of_choice.cached_tokens);
+    sum.completion_tokens += of_choice.completion_tokens;
+    sum.reasoning_tokens += of_choice.reasoning_tokens;
+}
+
+/// `finish_reason`
+///
+/// # Errors
+/// The answer failed, or ran out of time.
+fn finish_reason(finish: &Finish) -> Result<&'static str> {
+    match &finish.reason {
+        StopReason::End | StopReason::StopString(_) | StopReason::StopToken(_) | StopReason::Cancelled => {
+            Ok("stop")
+        }
+        StopReason::MaxTokens | StopReason::ContextFull => Ok("length"),
+        StopReason::ToolCalls => Ok("tool_calls"),
+        StopReason::Timeout => Err(ApiError::new(crate::ErrorKind::Timeout, "the request's time is over")),
+        StopReason::Failed(message) => Err(ApiError::internal(message.clone())),
+    }
+}
+
+/// A token of `logprobs.content`.
+#[derive(Serialize)]
+struct TokenLogprob {
+    token: String,
+    logprob: f32,
+    bytes: Vec<u8>,
+    top_logprobs: Vec<TokenLogprob>,
+}
+
+impl TokenLogprob {
+    fn of(token: TokenInfo) -> TokenLogprob {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let top = token.top.into_iter().map(|(_, bytes, logprob)| TokenLogprob {
+            token: text(&bytes),
+            logprob,
+            bytes,
+            top_logprobs: Vec::new(),
+        });
+        TokenLogprob {
+            token: text(&token.bytes),
+            // JSON has no infinity; OpenAI's documentation gives -9999 for what is not likely at all.
+            logprob: token.logprob.filter(|logprob| logprob.is_finite()).unwrap_or(-9999.0),
+            top_logprobs: top.collect(),
+            bytes: token.bytes,
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! What operators, routers and clients of llama-server ask: health, metrics, slots, tokens.
+//!
+//! Health and metrics read plain numbers and never wait for an engine.
+
+use std::fmt::Write;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::body::JsonBody;
+use crate::app::App;
+use crate::error::Result;
+use crate::models::{LoadedStatus, ModelStatus};
+use crate::request::ChatRequest;
+use crate::stats::{Gauge, Histogram, Stats};
+
+/// All paths of these.
+pub fn router() -> axum::Router<App> {
+    axum::Router::new()
+        .route("/health", get(health))
+        .route("/v1/health", get(health))
+        .route("/metrics", get(metrics))
+        .route("/slots", get(slots))
+        .route("/get_load", get(load))
+        .route("/tokenize", post(tokenize))
+        .route("/detokenize", post(detokenize))
+        .route("/apply-template", post(apply_template))
+}
+
+async fn health(State(app): State<App>) -> Response {
+    if app.is_ready() {
+        return Json(json!({ "status": "ok" })).into_response();
+    }
+    let error = json!({ "code": 503, "message": "Loading model", "type": "unavailable_error" });
+    (StatusCode::SERVICE_UNAVAILABLE, Json(json!({ "error": error }))).into_response()
+}
+
+async fn metrics(State(app): State<App>) -> Response {
+    let stats = text_stats(&app);
+    let content_type = "text/plain; version=0.0.4; charset=utf-8";
+    ([(header::CONTENT_TYPE, content_type)], exposition(&stats)).into_response()
+}
+
+/// Of the models that write text and are loaded.
+fn text_stats(app: &App) -> Vec<(String, Arc<Stats>)> {
+    let stats = |status: ModelStatus| match status.loaded? {
+        LoadedStatus::Text(text) => Some((status.id, text.stats)),
+        LoadedStatus::Embedder { .. } => None,
+    };
+    app.models().into_iter().filter_map(stats).collect()
+}
+
+/// Figures in Prometheus' text format:
+/// <https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format>.
+fn exposition(models: &[(String, Arc<Stats>)]) -> String {
+    type Number = fn(&Stats) -> &Gauge;
+    type Times = fn(&Stats) -> &Histogram;
+    let numbers: [(&str, &str, &str, Number); 8] = [
+        ("ingle_requests_running", "gauge", "Sequences in slots.", |s| &s.running),
+        ("ingle_requests_waiting", "gauge", "Sequences that wait for a slot.", |s| &s.waiting),
+        ("ingle_requests_parked", "gauge", "Sequences that wait for memory to go on.", |s| &s.parked),
+        ("ingle_kv_bytes_used", "gauge", "Bytes of keys and values that are held.", |s| &s.kv_bytes_used),
+        ("ingle_kv_bytes_budget", "gauge", "Most bytes of keys and values.", |s| &s.kv_bytes_budget),
+        ("ingle_tokens_computed_total", "counter", "Prompt tokens computed.", |s| &s.tokens_computed),
+        ("ingle_tokens_cached_total", "counter", "Prompt tokens found computed.", |s| &s.tokens_cached),
+        ("ingle_tokens_generated_total", "counter", "Tokens chosen.", |s| &s.tokens_generated),
+    ];
+    let times: [(&str, &str, Times); 3] = [
+        ("ingle_first_token_seconds", "From a request to its first token.", |s| &s.first_token),
+        ("ingle_token_seconds", "Between two tokens of an answer.", |s| &s.token),
+        ("ingle_request_seconds", "From a request to its end.", |s| &s.request),
+    ];
+    let label = |id: &str| id.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+    let mut out = String::new();
+    // Writing to a String does not fail.
+    let mut line = |text: std::fmt::Arguments<'_>| {
+        let _ = writeln!(out, "{text}");
+    };
+    for (name, kind, help, number) in numbers {
+        line(format_args!("# HELP {name} {help}\n# TYPE {name} {kind}"));
+        for (id, stats) in models {
+            line(format_args!("{name}{{model=\"{}\"}} {}", label(id), number(stats).get()));
+        }
+    }
+    for (name, help, histogram) in times {
+        line(format_args!("# HELP {name} {help}\n# TYPE {name} histogram"));
+        for (id, stats) in models {
+            let (id, histogram, mut sum) = (label(id), histogram(stats), 0);
+            for (bound, count) in histogram.buckets() {
+                sum += count;
+                let bound = if bound.is_finite() { bound.to_string() } else { "+Inf".to_owned() };
+                line(format_args!("{name}_bucket{{model=\"{id}\",le=\"{bound}\"}} {sum}"));
+            }
+            line(format_args!("{name}_sum{{model=\"{id}\"}} {}", histogram.sum()));
+            line(format_args!("{name}_count{{model=\"{id}\"}} {sum}"));
+        }
+    }
+    out
+}
+
+async fn slots(State(app): State<App>) -> Json<Value> {
+    let mut slots = Vec::new();
+    for model in app.activity() {
+        for id in 0..model.n_slots.max(model.requests.len()) {
+            slots.push(match model.requests.get(id) {
+                Some(request) => json!({
+                    "id": id, "model": model.id, "is_processing": true, "request_id": request.id,
+                    "n_prompt_tokens": request.n_prompt, "n_decoded": request.n_decoded,
+                    "seconds": request.age.as_secs_f64(),
+                }),
+                None => json!({ "id": id, "model": model.id, "is_processing": false }),
+            });
+        }
+    }
+    Json(Value::Array(slots))
+}
+
+/// What sglang's router balances by.
+async fn load(State(app): State<App>) -> Json<Value> {
+    let models = text_stats(&app);
+    let load: u64 = models.iter().map(|(_, stats)| stats.running.get() + stats.waiting.get()).sum();
+    Json(json!({ "load": load }))
+}
+
+#[derive(Deserialize)]
+struct Tokenize {
+    #[serde(default)]
+    model: String,
+    #[serde(alias = "prompt")]
+    content: String,
+    #[serde(default)]
+    add_special: bool,
+    #[serde(default = "yes")]
+    parse_special: bool,
+    #[serde(default)]
+    with_pieces: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+async fn tokenize(State(app): State<App>, JsonBody(body): JsonBody<Tokenize>) -> Result<Json<Value>> {
+    let tokens = app.tokenize(&body.model, body.content, body.add_special, body.parse_special).await?;
+    let piece = |(id, bytes): &(u32, Vec<u8>)| match std::str::from_utf8(bytes) {
+        _ if !body.with_pieces => json!(id),
+        Ok(text) => json!({ "id": id, "piece": text }),
+        // Part of a character.
+        Err(_) => json!({ "id": id, "piece": bytes }),
+    };
+    Ok(Json(json!({ "tokens": tokens.iter().map(piece).collect::<Vec<_>>(), "count": tokens.len() })))
+}
+
+#[derive(Deserialize)]
+struct Detokenize {
+    #[serde(default)]
+    model: String,
+    tokens: Vec<u32>,
+}
+
+async fn detokenize(State(app): State<App>, JsonBody(body): JsonBody<Detokenize>) -> Result<Json<Value>> {
+    let tokens = app.text_of(&body.model, &body.tokens).await?;
+    let bytes: Vec<u8> = tokens.into_iter().flat_map(|(_, bytes)| bytes).collect();
+    Ok(Json(json!({ "content": String::from_utf8_lossy(&bytes) })))
+}
+
+#[derive(Deserialize)]
+struct ApplyTemplate {
+    #[serde(default)]
+    model: String,
+    messages: Vec<Value>,
+}
+
+async fn apply_template(
+    State(app): State<App>,
+    JsonBody(body): JsonBody<ApplyTemplate>,
+) -> Result<Json<Value>> {
+    let request = ChatRequest { model: body.model, messages: body.messages, ..ChatRequest::default() };
+    let (prompt, _) = app.chat_prompt(request).await?;
+    Ok(Json(json!({ "prompt": prompt })))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn metrics_are_cumulative_and_escaped() {
+        let stats = Stats::default();
+        stats.running.set(3);
+        for millis in [1, 4, 4, 1_000_000] {
+            stats.token.observe(Duration::from_millis(millis));
+        }
+        let text = exposition(&[("a\"b".to_owned(), stats.into())]);
+        for line in [
+            "# TYPE ingle_requests_running gauge",
+            "ingle_requests_running{model=\"a\\\"b\"} 3",
+            "ingle_token_seconds_bucket{model=\"a\\\"b\",le=\"0.001\"} 1",
+            "ingle_token_seconds_bucket{model=\"a\\\"b\",le=\"0.005\"} 3",
+            "ingle_token_seconds_bucket{model=\"a\\\"b\",le=\"+Inf\"} 4",
+            "ingle_token_seconds_count{model=\"a\\\"b\"} 4",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! The keys of sampling that the APIs share, with the extensions that clients of llama.cpp and vLLM send.
+
+use std::collections::BTreeMap;
+
+use engine::SamplingParams;
+use serde::Deserialize;
+use serde_json::Value;
+use text::Grammar;
+
+use crate::error::{ApiError, ErrorKind, Result};
+use crate::request::{GenerateOptions, KeepAlive};
+
+/// Flattened into the requests of several APIs. `null` is as if the key were not there.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct SamplingKeys {
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+    top_k: Option<i64>,
+    min_p: Option<f32>,
+    presence_penalty: Option<f32>,
+    frequency_penalty: Option<f32>,
+    #[serde(alias = "repetition_penalty")]
+    repeat_penalty: Option<f32>,
+    repeat_last_n: Option<i64>,
+    seed: Option<i64>,
+    logit_bias: Option<BTreeMap<String, f32>>,
+    ignore_eos: Option<bool>,
+    min_tokens: Option<usize>,
+    stop_token_ids: Option<Vec<u32>>,
+    priority: Option<i32>,
+    keep_alive: Option<Value>,
+    cache_prompt: Option<bool>,
+    // Known, and not built: refused unless they ask for nothing.
+    dry_multiplier: Option<f32>,
+    xtc_probability: Option<f32>,
+    typical_p: Option<f32>,
+    top_n_sigma: Option<f32>,
+    mirostat: Option<i64>,
+    dynatemp_range: Option<f32>,
+    samplers: Option<Value>,
+    grammar: Option<Value>,
+    // What the answer must be.
+    #[serde(alias = "guided_json")]
+    json_schema: Option<Value>,
+    guided_regex: Option<String>,
+    guided_choice: Option<Vec<String>>,
+    guided_grammar: Option<String>,
+}
+
+impl SamplingKeys {
+    /// Set what is given.
+    ///
+    /// # Errors
+    /// A value outside its limits, or a key that cannot be honoured, by name.
+    pub fn apply(&self, options: &mut GenerateOptions) -> Result<()> {
+        self.refuse_unbuilt()?;
+        let sampling = &mut options.sampling;
+        let set = |target: &mut f32, value: Option<f32>| *target = value.unwrap_or(*target);
+        set(&mut sampling.temperature, self.temperature);
+        set(&mut sampling.top_p, self.top_p);
+        set(&mut sampling.min_p, self.min_p);
+        set(&mut sampling.presence_penalty, self.presence_penalty);
+        set(&mut sampling.frequency_penalty, self.frequency_penalty);
+        set(&mut sampling.repeat_penalty, self.repeat_penalty);
+        if let Some(top_k) = self.top_k {
+            // Clients of vLLM say -1 for all.
+            sampling.top_k = usize::try_from(top_k).unwrap_or(0);
+        }
+        if let Some(last) = self.repeat_last_n {
+            match last {
+                0 => sampling.repeat_penalty = 1.0,
+                // -1: the whole context, for which the engine says 0.
+                last => sampling.penalty_window = usize::try_from(last).unwrap_or(0),
+            }
+        } else {
+            // OpenAI's penalties count the whole text.
+            sampling.penalty_window = 0;
+        }
+        // Clients of llama.cpp say -1 for a random one.
+        sampling.seed = self.seed.filter(|seed| *seed != -1).map(|seed| seed as u64);
+        sampling.logit_bias = self.logit_bias()?;
+        options.ignore_end = self.ignore_eos.unwrap_or(false);
+        options.min_tokens = self.min_tokens.unwrap_or(0);
+        options.stop_tokens = self.stop_token_ids.clone().unwrap_or_default();
+        options.priority = self.priority.unwrap_or(0);
+        options.cache_prompt = self.cache_prompt.unwrap_or(true);
+        options.keep_alive = self.keep_alive.as_ref().map(keep_alive).transpose()?;
+        check(sampling)
+    }
+
+    /// What the answer must be, beside what the API's own keys say.
+    ///
+    /// # Errors
+    /// More than one is given.
+    pub fn grammar(&self, own: Option<Grammar>) -> Result<Option<Grammar>> {
+        let given = [
+            own,
+            self.json_schema.clone().filter(|schema| !schema.is_null()).map(Grammar::JsonSchema),
+            self.guided_regex.clone().map(Grammar::Regex),
+            self.guided_choice.clone().map(Grammar::Choice),
+            self.guided_grammar.clone().map(Grammar::Lark),
+        ];
+        let mut given = given.into_iter().flatten();
+        match (given.next(), given.next()) {
+            (first, None) => Ok(first),
+            (_, Some(_)) => Err(ApiError::new(
+                ErrorKind::Invalid,
+                "the answer is to follow several grammars, expected one of response_format, json_schema, guided_json, \
+                 guided_regex, guided_choice and guided_grammar",
+            )),
+        }
+    }
+
+    fn logit_bias(&self) -> Result<Vec<(u32, f32)>> {
+        let entries = self.logit_bias.iter().flatten();
+        let read = |(token, bias): (&String, &f32)| match token.parse() {
+            Ok(token) => Ok((token, *bias)),
+            Err(_) => {
+                let message = format!("found the key {token:?} in `logit_bias`, expected a token's id");
+                Err(ApiError::invalid("logit_bias", message))
+            }
+        };
+        entries.map(read).collect()
+    }
+
+    fn refuse_unbuilt(&self) -> Result<()> {
+        let asks = |value: &Option<Value>| value.as_ref().is_some_and(|value| !value.is_null());
+        let number = |value: Option<f32>, off: f32| value.is_some_and(|value| value != off);
+        let found = [
+            ("dry_multiplier", number(self.dry_multiplier, 0.0)),
+            ("xtc_probability", number(self.xtc_probability, 0.0)),
+            ("typical_p", number(self.typical_p, 1.0)),
+            ("top_n_sigma", self.top_n_sigma.is_some_and(|sigma| sigma > 0.0)),
+            ("mirostat", self.mirostat.is_some_and(|version| version != 0)),
+            ("dynatemp_range", number(self.dynatemp_range, 0.0)),
+            ("samplers", asks(&self.samplers)),
+            ("grammar", self.grammar.as_ref().is_some_and(|text| !text.is_null() && text != "")),
+        ];
+        match found.into_iter().find(|(_, asked)| *asked) {
+            Some((name, _)) => Err(ApiError {
+                param: Some(name.into()),
+                ..ApiError::new(ErrorKind::NotImplemented, format!("`{name}` is not supported yet"))
+            }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The limits that hold for every model; what depends on the vocabulary, the engine checks.
+fn check(sampling: &SamplingParams) -> Result<()> {
+    let without_biases = SamplingParams { logit_bias: Vec::new(), ..sampling.clone() };
+    without_biases.check(1).map_err(|wrong| ApiError::invalid(wrong.name, wrong.to_string()))
+}
+
+/// Seconds as a number, or a duration as `5m`, `1h30m`, `300ms`; negative: for ever.
+///
+/// # Errors
+/// Anything else.
+pub fn keep_alive(value: &Value) -> Result<KeepAlive> {
+    let wrong = || {
+        let message = format!(
+            "`keep_alive` is {value}, expected seconds or a duration such as \"5m\"; negative keeps it"
+        );
+        ApiError::invalid("keep_alive", message)
+    };
+    let seconds = match value {
+        Value::Number(number) => number.as_f64().ok_or_else(wrong)?,
+        Value::String(text) => duration(text).ok_or_else(wrong)?,
+        Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => return Err(wrong()),
+    };
+    if seconds < 0.0 {
+        return Ok(KeepAlive::Always);
+    }
+    std::time::Duration::try_from_secs_f64(seconds).map(KeepAlive::For).map_err(|_| wrong())
+}
+
+/// Seconds of `1h30m`, `-1`, `300ms`.
+fn duration(text: &str) -> Option<f64> {
+    let (sign, mut rest) = match text.strip_prefix('-') {
+        Some(rest) => (-1.0, rest),
+        None => (1.0, text),
+    };
+    if let Ok(seconds) = rest.parse::<f64>() {
+        return Some(sign * seconds);
+    }
+    if rest.is_empty() {
+        return None;
+    }
+    let mut sum = 0.0;
+    while !rest.is_empty() {
+        let n_digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+        let number: f64 = rest[..n_digits].parse().ok()?;
+        rest = &rest[n_digits..];
+        let n_letters = rest.find(|c: char| c.is_ascii_digit()).unwrap_or(rest.len());
+        let unit = match &rest[..n_letters] {
+            "ms" => 1e-3,
+            "s" => 1.0,
+            "m" => 60.0,
+            "h" => 3600.0,
+            _ => return None,
+        };
+        sum += number * unit;
+        rest = &rest[n_letters..];
+    }
+    Some(sign * sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use std::time::Duration;
+
+    fn apply(keys: Value) -> Result<GenerateOptions> {
+        let keys: SamplingKeys = serde_json::from_value(keys).unwrap();
+        let mut options = GenerateOptions::default();
+        keys.apply(&mut options)?;
+        Ok(options)
+    }
+
+    #[test]
+    fn keys_become_options() {
+        let options = apply(json!({
+            "temperature": 0.5, "top_k": -1, "repetition_penalty": 1.25, "seed": -1, "logit_bias": {"7": -100},
+            "ignore_eos": true, "unknown": 1, "dry_multiplier": 0.0, "grammar": ""
+        }))
+        .unwrap();
+        assert_eq!((options.sampling.temperature, options.sampling.top_k), (0.5, 0));
+        assert_eq!((options.sampling.repeat_penalty, options.sampling.seed), (1.25, None));
+        assert_eq!(options.sampling.logit_bias, [(7, -100.0)]);
+        assert!(options.ignore_end);
+    }
+
+    #[test]
+    fn what_cannot_be_honoured_is_refused_by_name() {
+        for (keys, name) in [
+            (json!({"temperature": -1}), "temperature"),
+            (json!({"top_p": 2}), "top_p"),
+            (json!({"logit_bias": {"x": 1}}), "logit_bias"),
+            (json!({"mirostat": 2}), "mirostat"),
+            (json!({"grammar": "root ::= x"}), "grammar"),
+            (json!({"keep_alive": "soon"}), "keep_alive"),
+        ] {
+            assert_eq!(apply(keys).unwrap_err().param.as_deref(), Some(name));
+        }
+    }
+
+    #[test]
+    fn durations() {
+        let of = |value: Value| keep_alive(&value).ok();
+        assert_eq!(of(json!("1h30m")), Some(KeepAlive::For(Duration::from_secs(5400))));
+        assert_eq!(of(json!("300ms")), Some(KeepAlive::For(Duration::from_millis(300))));
+        assert_eq!(of(json!(0)), Some(KeepAlive::For(Duration::ZERO)));
+        assert_eq!(of(json!("-1m")), Some(KeepAlive::Always));
+        assert_eq!(of(json!("5x")), None);
+        assert_eq!(of(json!("")), None);
+    }
+}

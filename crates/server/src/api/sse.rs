@@ -1,0 +1,52 @@
+//! Server-sent events: frames as the standard has them, in a body that ends when its answer does.
+
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use futures_util::Stream;
+use serde::Serialize;
+
+use crate::error::ApiError;
+
+/// `data: …` of an event without a name.
+pub fn data(value: &impl Serialize) -> Bytes {
+    frame(None, value)
+}
+
+/// `event: …` and `data: …`.
+pub fn event(name: &str, value: &impl Serialize) -> Bytes {
+    frame(Some(name), value)
+}
+
+fn frame(name: Option<&str>, value: &impl Serialize) -> Bytes {
+    let mut out = Vec::with_capacity(256);
+    if let Some(name) = name {
+        out.extend_from_slice(b"event: ");
+        out.extend_from_slice(name.as_bytes());
+        out.push(b'\n');
+    }
+    out.extend_from_slice(b"data: ");
+    // JSON text has no line breaks. Our own types have texts for keys and no other cause to fail.
+    if serde_json::to_writer(&mut out, value).is_err() {
+        out.extend_from_slice(b"{\"error\":{\"message\":\"an event could not be written\"}}");
+    }
+    out.extend_from_slice(b"\n\n");
+    out.into()
+}
+
+/// A response of these frames.
+pub fn response(frames: impl Stream<Item = Bytes> + Send + 'static) -> Response {
+    let frames = futures_util::StreamExt::map(frames, Ok::<_, std::convert::Infallible>);
+    let mut response = Body::from_stream(frames).into_response();
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    // Proxies are not to collect it.
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}
+
+/// OpenAI's way to say that an answer cannot go on, when its status has been sent already.
+pub fn error(error: &ApiError) -> Bytes {
+    data(&serde_json::json!({ "error": error.openai_json() }))
+}

@@ -1,0 +1,512 @@
+//! What the handlers of every API share: the models, and the few things that can be asked of them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use engine::{CancelFlag, Constraint, FinishReason, Request};
+use serde_json::{Value, json};
+use text::{Matcher, Specials};
+
+use crate::answer::{AnswerEvent, Collected, Delta, EventKind, Finish, StopReason, TokenInfo, Usage};
+use crate::error::{ApiError, ErrorKind, Result};
+use crate::models::{Facts, Lease, Loader, Model, ModelStatus, Models, TextModel};
+use crate::request::{
+    Caller, ChatRequest, CompletionRequest, GenerateOptions, KeepAlive, Prompt, ToolChoice,
+};
+use crate::stream::{Channel, Piece};
+
+/// The state of every handler. Cheap to clone.
+#[derive(Clone)]
+pub struct App(Arc<Inner>);
+
+struct Inner {
+    models: Models,
+    max_waiting: usize,
+    is_ready: AtomicBool,
+    is_draining: AtomicBool,
+}
+
+/// What a model is busy with.
+#[derive(Clone, Debug)]
+pub struct ModelActivity {
+    /// The model's id.
+    pub id: String,
+    /// Sequences at once.
+    pub n_slots: usize,
+    /// Those that run and those that wait, in order of arrival.
+    pub requests: Vec<RequestActivity>,
+}
+
+/// A request on its way.
+#[derive(Clone, Debug)]
+pub struct RequestActivity {
+    /// As in `x-request-id`.
+    pub id: String,
+    /// Tokens of its prompt.
+    pub n_prompt: usize,
+    /// Tokens of all its answers so far.
+    pub n_decoded: usize,
+    /// Since it came.
+    pub age: Duration,
+}
+
+/// Texts to embed.
+#[derive(Clone, Debug, Default)]
+pub struct EmbedRequest {
+    /// The model's id; empty: the first.
+    pub model: String,
+    /// Texts, or tokens.
+    pub inputs: Vec<Prompt>,
+    /// Whether a text longer than the model takes is cut; if not, it is an error.
+    pub truncate: bool,
+    /// How long the model stays loaded after this request.
+    pub keep_alive: Option<KeepAlive>,
+}
+
+/// Vectors of an [`EmbedRequest`].
+#[derive(Clone, Debug)]
+pub struct Embedded {
+    /// The model's id.
+    pub model: String,
+    /// `(n_inputs, dimensions)`
+    pub vectors: Vec<Vec<f32>>,
+    /// Tokens of all inputs.
+    pub n_tokens: usize,
+}
+
+/// What the operator decides.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Ids of the models, in order; the first answers requests that name none.
+    pub models: Vec<String>,
+    /// How long a model stays loaded when nobody uses it.
+    pub keep_alive: KeepAlive,
+    /// Most requests that wait for a slot of a model; more are refused with 429.
+    pub max_waiting: usize,
+}
+
+impl App {
+    /// Nothing is loaded yet.
+    pub fn new(options: Options, loader: Arc<dyn Loader>) -> App {
+        App(Arc::new(Inner {
+            models: Models::new(options.models, loader, options.keep_alive),
+            max_waiting: options.max_waiting,
+            is_ready: AtomicBool::new(false),
+            is_draining: AtomicBool::new(false),
+        }))
+    }
+
+    /// Load the first model, answer a token with it so that everything has run once, and be ready.
+    ///
+    /// # Errors
+    /// It cannot be loaded.
+    pub async fn prepare(&self, warm_up: bool) -> Result<()> {
+        let caller = Caller { request_id: "warm-up".into(), tenant: 0 };
+        let lease = self.0.models.get("", None).await?;
+        match &lease.model {
+            _ if !warm_up => {}
+            Model::Text(model) => {
+                let options = GenerateOptions {
+                    max_tokens: Some(2),
+                    cache_prompt: false,
+                    ignore_end: true,
+                    ..GenerateOptions::default()
+                };
+                let prompt = Prompt::Tokens(vec![0; (model.facts.n_ctx / 2).clamp(1, 32)]);
+                let request = CompletionRequest { prompt, options, ..CompletionRequest::default() };
+                self.complete(&caller, request).await?.collect().await?;
+            }
+            Model::Embedder(model) => {
+                model.worker.embed(vec![Prompt::Tokens(vec![0])], true).await?;
+            }
+        }
+        self.0.is_ready.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Whether requests can be answered now: the first model has been loaded, and the server is not shutting down.
+    pub fn is_ready(&self) -> bool {
+        self.0.is_ready.load(Ordering::Relaxed) && !self.0.is_draining.load(Ordering::Relaxed)
+    }
+
+    /// From now on new requests are refused; those that run end.
+    pub fn drain(&self) {
+        self.0.is_draining.store(true, Ordering::Relaxed);
+    }
+
+    /// Unload models that nobody has used for long enough. To be called now and then.
+    pub fn unload_expired(&self) {
+        self.0.models.unload_expired(Instant::now());
+    }
+
+    /// The models, loaded or not.
+    pub fn models(&self) -> Vec<ModelStatus> {
+        self.0.models.list()
+    }
+
+    /// When the server was started, in seconds of Unix time.
+    pub fn created(&self) -> u64 {
+        self.0.models.created
+    }
+
+    /// What runs now on each loaded model.
+    pub fn activity(&self) -> Vec<ModelActivity> {
+        let request = |channel: Arc<Channel>| RequestActivity {
+            id: channel.activity.request_id.clone(),
+            n_prompt: channel.activity.n_prompt,
+            n_decoded: channel.activity.n_decoded.load(Ordering::Relaxed),
+            age: channel.activity.since.elapsed(),
+        };
+        let model = |model: TextModel| ModelActivity {
+            n_slots: model.facts.n_slots,
+            requests: model.worker.active().into_iter().map(request).collect(),
+            id: model.id,
+        };
+        self.0.models.texts().into_iter().map(model).collect()
+    }
+
+    /// Tokens of a text.
+    ///
+    /// # Errors
+    /// No such model, or the text is too long.
+    pub async fn tokenize(
+        &self,
+        model: &str,
+        text: String,
+        with_start: bool,
+        parse_special: bool,
+    ) -> Result<Vec<(u32, Vec<u8>)>> {
+        let lease = self.0.models.get(model, None).await?;
+        let facts = lease.text()?.facts.clone();
+        blocking(move || {
+            let specials = if parse_special { Specials::Parse } else { Specials::Literal };
+            let tokens = match with_start {
+                true => facts.tokenizer.encode_with_bos(&text, specials),
+                false => facts.tokenizer.encode(&text, specials),
+            };
+            let tokens = tokens.map_err(engine::Error::from)?;
+            Ok(tokens.into_iter().map(|id| (id, facts.tokenizer.token_bytes(id).to_vec())).collect())
+        })
+        .await
+    }
+
+    /// The bytes of each token.
+    ///
+    /// # Errors
+    /// No such model, or a token that it does not have.
+    pub async fn text_of(&self, model: &str, tokens: &[u32]) -> Result<Vec<(u32, Vec<u8>)>> {
+        let lease = self.0.models.get(model, None).await?;
+        let tokenizer = &lease.text()?.facts.tokenizer;
+        let bytes = |&id: &u32| match (id as usize) < tokenizer.n_tokens() {
+            true => Ok((id, tokenizer.token_bytes(id).to_vec())),
+            false => {
+                let expected = tokenizer.n_tokens();
+                let message = format!("token {id} is not in the vocabulary, expected ids below {expected}");
+                Err(ApiError::new(ErrorKind::Invalid, message))
+            }
+        };
+        tokens.iter().map(bytes).collect()
+    }
+
+    /// Answer a chat.
+    ///
+    /// # Errors
+    /// No such model; the messages or options are wrong; the prompt is too long; or the queue is.
+    pub async fn chat(&self, caller: &Caller, request: ChatRequest) -> Result<Answer> {
+        refuse_unbuilt(&request)?;
+        let lease = self.0.models.get(&request.model, request.options.keep_alive).await?;
+        let model = lease.text()?.clone();
+        let (tokens, matcher, options) = blocking(move || {
+            let (_, tokens) = render(&model, &request)?;
+            let matcher = request.grammar.as_ref().map(|grammar| model.facts.matcher(grammar)).transpose()?;
+            Ok((tokens, matcher, request.options))
+        })
+        .await?;
+        self.start(caller, lease, tokens, matcher, options).await
+    }
+
+    /// The text of a chat's prompt, and its tokens.
+    ///
+    /// # Errors
+    /// As [`Self::chat`].
+    pub async fn chat_prompt(&self, request: ChatRequest) -> Result<(String, Vec<u32>)> {
+        let lease = self.0.models.get(&request.model, request.options.keep_alive).await?;
+        let model = lease.text()?.clone();
+        blocking(move || render(&model, &request)).await
+    }
+
+    /// Go on with a text.
+    ///
+    /// # Errors
+    /// As [`Self::chat`].
+    pub async fn complete(&self, caller: &Caller, request: CompletionRequest) -> Result<Answer> {
+        let CompletionRequest { model, prompt, suffix, grammar, options } = request;
+        if suffix.is_some() {
+            return not_built("suffix", "filling in the middle");
+        }
+        let lease = self.0.models.get(&model, options.keep_alive).await?;
+        let tokens = match prompt {
+            Prompt::Tokens(tokens) => tokens,
+            Prompt::Text { text, parse_special } => {
+                let tokens = self.tokenize(lease.id(), text, true, parse_special).await?;
+                tokens.into_iter().map(|(id, _)| id).collect()
+            }
+        };
+        let facts = lease.text()?.facts.clone();
+        let matcher = match grammar {
+            Some(grammar) => Some(blocking(move || facts.matcher(&grammar)).await?),
+            None => None,
+        };
+        self.start(caller, lease, tokens, matcher, options).await
+    }
+
+    /// Vectors of texts.
+    ///
+    /// # Errors
+    /// No such model, it does not embed, or a text is too long.
+    pub async fn embed(&self, request: EmbedRequest) -> Result<Embedded> {
+        let EmbedRequest { model, inputs, truncate, keep_alive } = request;
+        let lease = self.0.models.get(&model, keep_alive).await?;
+        let found = lease.embedder()?.worker.embed(inputs, truncate).await?;
+        Ok(Embedded { model: lease.id().to_owned(), vectors: found.vectors, n_tokens: found.n_tokens })
+    }
+
+    async fn start(
+        &self,
+        caller: &Caller,
+        lease: Lease,
+        tokens: Vec<u32>,
+        matcher: Option<Matcher>,
+        options: GenerateOptions,
+    ) -> Result<Answer> {
+        let model = lease.text()?.clone();
+        let TextModel { facts, worker, .. } = &model;
+        if self.0.is_draining.load(Ordering::Relaxed) {
+            return Err(ApiError::new(ErrorKind::Unavailable, "the server is shutting down"));
+        }
+        if tokens.is_empty() {
+            return Err(ApiError::new(
+                ErrorKind::Invalid,
+                "the prompt is empty, expected at least one token",
+            ));
+        }
+        if tokens.len() >= facts.n_ctx {
+            return Err(ApiError::context_length(tokens.len(), facts.n_ctx));
+        }
+        // At once, without waiting for the engine.
+        let n_free = facts.n_slots.saturating_sub(worker.stats.running.get() as usize);
+        if worker.n_waiting() + options.n > self.0.max_waiting + n_free {
+            let message = format!(
+                "{} requests wait for a slot, and at most {} may; try again later",
+                worker.n_waiting(),
+                self.0.max_waiting
+            );
+            return Err(ApiError {
+                retry_after: Some(Duration::from_secs(1)),
+                ..ApiError::new(ErrorKind::Overloaded, message)
+            });
+        }
+        let n_prompt = tokens.len();
+        let request = |choice: usize| {
+            let mut sampling = options.sampling.clone();
+            sampling.seed = sampling.seed.map(|seed| seed.wrapping_add(choice as u64));
+            sampling.logprobs = options.logprobs.is_some();
+            sampling.n_best_logprobs = options.logprobs.unwrap_or(0);
+            Request {
+                sampling,
+                max_tokens: options.max_tokens,
+                min_tokens: options.min_tokens,
+                stop: options.stop.clone(),
+                stop_tokens: options.stop_tokens.clone(),
+                prompt_logprobs: options.prompt_logprobs,
+                constraint: matcher.clone().map(|matcher| Box::new(matcher) as Box<dyn Constraint>),
+                ignore_end: options.ignore_end,
+                reuse: options.cache_prompt,
+                salt: caller.tenant,
+                tenant: caller.tenant,
+                priority: options.priority,
+                deadline: options.timeout.and_then(|time| Instant::now().checked_add(time)),
+                ..Request::new(tokens.clone())
+            }
+        };
+        let requests: Vec<Request> = (0..options.n).map(request).collect();
+        let cancel: Vec<CancelFlag> = requests.iter().map(|request| request.cancel.clone()).collect();
+        let channel = Channel::new(&caller.request_id, n_prompt, cancel);
+        let answer = Answer {
+            model: model.id.clone(),
+            n_prompt,
+            channel: channel.clone(),
+            n_left: options.n,
+            piece: Piece::default(),
+            wants_tokens: options.logprobs.is_some(),
+            pending: None,
+            facts: facts.clone(),
+            _lease: lease,
+        };
+        worker.generate(requests, channel).await?;
+        Ok(answer)
+    }
+}
+
+/// Messages to prompt.
+fn render(model: &TextModel, request: &ChatRequest) -> Result<(String, Vec<u32>)> {
+    let mut conversation = model.conversation()?;
+    conversation.set_messages(request.messages.clone());
+    if !request.tools.is_empty() && request.tool_choice != ToolChoice::None {
+        conversation.set_tools(Some(Value::Array(request.tools.clone())));
+    }
+    for (name, value) in &request.template_variables {
+        conversation.set_variable(name, value.clone());
+    }
+    if let Some(thinking) = request.thinking {
+        conversation.set_variable("enable_thinking", json!(thinking));
+    }
+    let text = conversation.render(true).map_err(|error| ApiError::invalid("messages", error.to_string()))?;
+    let tokens = model.facts.tokenizer.encode(&text, Specials::Parse).map_err(engine::Error::from)?;
+    Ok((text, tokens))
+}
+
+/// What may be asked and is not built is refused by name, never dropped.
+fn not_built<T>(param: &str, what: &str) -> Result<T> {
+    let message = format!("`{param}`: {what} is not supported yet");
+    Err(ApiError { param: Some(param.to_owned()), ..ApiError::new(ErrorKind::NotImplemented, message) })
+}
+
+fn refuse_unbuilt(request: &ChatRequest) -> Result<()> {
+    if request.tool_choice != ToolChoice::None && !request.tools.is_empty() {
+        return not_built("tools", "reading tool calls out of an answer");
+    }
+    if request.thinking_budget.is_some() {
+        return not_built("thinking_budget", "a limit of reasoning");
+    }
+    if request.continue_last {
+        return not_built("continue_final_message", "going on with the last message");
+    }
+    Ok(())
+}
+
+/// Run what takes longer than a task of tokio should.
+async fn blocking<T: Send + 'static>(run: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    let joined = tokio::task::spawn_blocking(run).await;
+    joined.map_err(|error| ApiError::internal(format!("a task failed: {error}")))?
+}
+
+/// One answer or several, on their way. Dropped, it cancels what is left.
+pub struct Answer {
+    /// The model's id.
+    pub model: String,
+    /// Tokens of the prompt.
+    pub n_prompt: usize,
+    channel: Arc<Channel>,
+    n_left: usize,
+    /// What was taken last; its memory is used again.
+    piece: Piece,
+    wants_tokens: bool,
+    /// What follows the text that was given last.
+    pending: Option<AnswerEvent>,
+    facts: Arc<Facts>,
+    /// The model is not unloaded before the answer has ended.
+    _lease: Lease,
+}
+
+impl Answer {
+    /// Answers that have not ended.
+    pub fn n_choices(&self) -> usize {
+        self.n_left
+    }
+
+    /// What comes next; `None` after every choice has ended. What came since the last call comes in one piece.
+    pub async fn next(&mut self) -> Option<AnswerEvent> {
+        if let Some(event) = self.pending.take() {
+            return Some(event);
+        }
+        loop {
+            if self.n_left == 0 {
+                return None;
+            }
+            let choice = self.channel.read(&mut self.piece).await;
+            if !self.piece.prompt.is_empty() {
+                // What else has come follows at the next call.
+                let prompt = std::mem::take(&mut self.piece.prompt);
+                let tokens = prompt.iter().map(|token| self.facts.token_info(token)).collect();
+                self.channel.give_back(choice, &mut self.piece);
+                return Some(AnswerEvent { choice, kind: EventKind::Delta(Delta::Prompt(tokens)) });
+            }
+            let done = self.piece.ended.take().map(|ended| {
+                self.n_left -= 1;
+                let usage = Usage {
+                    prompt_tokens: self.n_prompt,
+                    cached_tokens: ended.timings.reused_tokens,
+                    completion_tokens: ended.timings.generated_tokens,
+                    reasoning_tokens: 0,
+                };
+                let reason = stop_reason(ended.reason);
+                let finish = Finish { reason, usage, timings: ended.timings, seed: ended.seed };
+                AnswerEvent { choice, kind: EventKind::Done(finish) }
+            });
+            let text = std::mem::take(&mut self.piece.text);
+            let tokens = match self.wants_tokens {
+                true => self.piece.tokens.drain(..).map(|token| self.facts.token_info(&token)).collect(),
+                false => Vec::new(),
+            };
+            if text.is_empty() && tokens.is_empty() {
+                match done {
+                    Some(done) => return Some(done),
+                    None => continue,
+                }
+            }
+            self.pending = done;
+            let kind = EventKind::Delta(Delta::Content { text, tokens });
+            return Some(AnswerEvent { choice, kind });
+        }
+    }
+
+    /// Everything, one for each choice.
+    ///
+    /// # Errors
+    /// A choice failed.
+    pub async fn collect(mut self) -> Result<Vec<Collected>> {
+        let mut choices = vec![Collected::default(); self.n_left];
+        while let Some(AnswerEvent { choice, kind }) = self.next().await {
+            match kind {
+                EventKind::Delta(delta) => choices[choice].push(delta),
+                EventKind::Done(Finish { reason: StopReason::Failed(message), .. }) => {
+                    return Err(ApiError::internal(message));
+                }
+                EventKind::Done(finish) => choices[choice].finish = Some(finish),
+            }
+        }
+        Ok(choices)
+    }
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        if self.n_left > 0 {
+            self.channel.cancel();
+        }
+    }
+}
+
+impl Facts {
+    fn token_info(&self, token: &crate::stream::ChosenToken) -> TokenInfo {
+        let bytes = self.tokenizer.token_bytes(token.id).to_vec();
+        let best = |(id, logprob): &(u32, f32)| (*id, self.tokenizer.token_bytes(*id).to_vec(), *logprob);
+        let top = token.top.iter().map(best).collect();
+        TokenInfo { id: token.id, bytes, logprob: token.logprob, top }
+    }
+}
+
+fn stop_reason(reason: FinishReason) -> StopReason {
+    match reason {
+        FinishReason::EndToken(_) | FinishReason::ConstraintMet => StopReason::End,
+        FinishReason::StopToken(token) => StopReason::StopToken(token),
+        FinishReason::StopString(stop) => StopReason::StopString(stop),
+        FinishReason::MaxTokens => StopReason::MaxTokens,
+        FinishReason::ContextFull => StopReason::ContextFull,
+        FinishReason::Cancelled => StopReason::Cancelled,
+        FinishReason::DeadlineExceeded => StopReason::Timeout,
+        FinishReason::Failed(message) => StopReason::Failed(message),
+    }
+}

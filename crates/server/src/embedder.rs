@@ -1,0 +1,116 @@
+//! A model that turns texts into vectors, on a thread of its own.
+//!
+//! Requests that wait together are computed together, whole requests at a time, in order of arrival.
+
+use std::sync::mpsc;
+
+use engine::{Embedder, Embeddings};
+use tokio::sync::oneshot;
+
+use crate::error::{ApiError, ErrorKind, Result};
+use crate::request::Prompt;
+
+/// Tokens of requests that are computed together; one request may have more.
+const MAX_TOKENS: usize = 16 << 10;
+
+/// Texts to embed.
+pub(crate) struct Job {
+    pub(crate) inputs: Vec<Prompt>,
+    /// Whether a text longer than the model takes is cut; if not, it is an error.
+    pub(crate) truncate: bool,
+    pub(crate) done: oneshot::Sender<Result<Embeddings>>,
+}
+
+/// The handle of the thread.
+#[derive(Clone)]
+pub(crate) struct EmbedderWorker {
+    pub(crate) jobs: mpsc::Sender<Job>,
+}
+
+impl EmbedderWorker {
+    /// Vectors of texts, in their order.
+    ///
+    /// # Errors
+    /// A text is too long, or the device failed.
+    pub(crate) async fn embed(&self, inputs: Vec<Prompt>, truncate: bool) -> Result<Embeddings> {
+        let died = || ApiError::internal("the model's thread has died; see the server's log");
+        let (done, is_done) = oneshot::channel();
+        self.jobs.send(Job { inputs, truncate, done }).map_err(|_| died())?;
+        is_done.await.map_err(|_| died())?
+    }
+}
+
+/// Do jobs until nobody can send any more.
+pub(crate) fn run(mut embedder: Embedder, jobs: &mpsc::Receiver<Job>) {
+    // What was taken from the queue and did not fit.
+    let mut next = None;
+    while let Some(first) = next.take().or_else(|| jobs.recv().ok()) {
+        let mut batch = Vec::new();
+        let mut n_tokens = 0;
+        let mut job = Some(first);
+        while let Some(taken) = job {
+            // Nobody waits for it any more.
+            if !taken.done.is_closed() {
+                match tokens(&embedder, &taken) {
+                    Ok(tokens) => {
+                        n_tokens += tokens.iter().map(Vec::len).sum::<usize>();
+                        batch.push((tokens, taken.done));
+                    }
+                    Err(error) => drop(taken.done.send(Err(error))),
+                }
+            }
+            job = if n_tokens < MAX_TOKENS { jobs.try_recv().ok() } else { None };
+        }
+        compute(&mut embedder, batch);
+        next = jobs.try_recv().ok();
+    }
+}
+
+/// The tokens of a job's inputs.
+fn tokens(embedder: &Embedder, job: &Job) -> Result<Vec<Vec<u32>>> {
+    let most = embedder.spec().max_tokens;
+    let one = |(index, input): (usize, &Prompt)| {
+        let too_long = |found: String| {
+            let message = format!("input {index} has {found}, expected at most {most}, what the model takes");
+            Err(ApiError {
+                param: Some("input".into()),
+                code: Some("context_length_exceeded"),
+                ..ApiError::new(ErrorKind::ContextLength, message)
+            })
+        };
+        match input {
+            Prompt::Text { text, .. } => {
+                let (tokens, is_cut) = embedder.tokenize(text)?;
+                match is_cut && !job.truncate {
+                    true => too_long(format!("more than {most} tokens")),
+                    false => Ok(tokens),
+                }
+            }
+            Prompt::Tokens(tokens) if tokens.len() > most && !job.truncate => {
+                too_long(format!("{} tokens", tokens.len()))
+            }
+            Prompt::Tokens(tokens) => Ok(tokens[..tokens.len().min(most)].to_vec()),
+        }
+    };
+    job.inputs.iter().enumerate().map(one).collect()
+}
+
+/// The tokens of a job's inputs, and who waits for their vectors.
+type Tokenized = (Vec<Vec<u32>>, oneshot::Sender<Result<Embeddings>>);
+
+/// Compute several jobs together; if that fails, each by itself, so that one cannot spoil another.
+fn compute(embedder: &mut Embedder, batch: Vec<Tokenized>) {
+    let all: Vec<&[u32]> = batch.iter().flat_map(|(tokens, _)| tokens.iter().map(Vec::as_slice)).collect();
+    let Ok(together) = embedder.embed_tokens(&all) else {
+        for (tokens, done) in batch {
+            drop(done.send(embedder.embed_tokens(&tokens).map_err(ApiError::from)));
+        }
+        return;
+    };
+    let mut vectors = together.vectors.into_iter();
+    for (tokens, done) in batch {
+        let n_tokens = tokens.iter().map(Vec::len).sum();
+        let vectors = vectors.by_ref().take(tokens.len()).collect();
+        drop(done.send(Ok(Embeddings { vectors, n_tokens, truncated: Vec::new() })));
+    }
+}

@@ -1,0 +1,207 @@
+//! What a client is told when a request cannot be served.
+//!
+//! Handlers of every API return [`ApiError`]. Its response has OpenAI's shape and carries the error itself as an extension, so
+//! that a layer of another API can give it that API's shape ([`reshape`]).
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::body::Body;
+use axum::http::{HeaderValue, Response, StatusCode, header};
+use axum::response::IntoResponse;
+use serde_json::{Value, json};
+
+/// `Result` with [`ApiError`].
+pub type Result<T> = std::result::Result<T, ApiError>;
+
+/// Which kind of error; every API has a word of its own for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// The request is wrong.
+    Invalid,
+    /// Prompt and answer are longer than the context.
+    ContextLength,
+    /// No key, or an unknown one.
+    Unauthorized,
+    /// A known key that may not do this.
+    Forbidden,
+    /// No such model, response or path.
+    NotFound,
+    /// The path exists, for other methods.
+    MethodNotAllowed,
+    /// The body is larger than allowed.
+    TooLarge,
+    /// The body is of another type than expected.
+    UnsupportedMediaType,
+    /// The tenant has used up its rate.
+    RateLimited,
+    /// The queue is full, or would be for too long.
+    Overloaded,
+    /// Known, and not built.
+    NotImplemented,
+    /// Loading, or shutting down.
+    Unavailable,
+    /// The answer took longer than the request allowed.
+    Timeout,
+    /// A failure of ours.
+    Internal,
+}
+
+impl ErrorKind {
+    /// The HTTP status.
+    pub fn status(self) -> StatusCode {
+        match self {
+            ErrorKind::Invalid | ErrorKind::ContextLength => StatusCode::BAD_REQUEST,
+            ErrorKind::Unauthorized => StatusCode::UNAUTHORIZED,
+            ErrorKind::Forbidden => StatusCode::FORBIDDEN,
+            ErrorKind::NotFound => StatusCode::NOT_FOUND,
+            ErrorKind::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
+            ErrorKind::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            ErrorKind::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            ErrorKind::RateLimited | ErrorKind::Overloaded => StatusCode::TOO_MANY_REQUESTS,
+            ErrorKind::NotImplemented => StatusCode::NOT_IMPLEMENTED,
+            ErrorKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+            ErrorKind::Timeout => StatusCode::REQUEST_TIMEOUT,
+            ErrorKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    /// OpenAI's `type`.
+    fn openai_type(self) -> &'static str {
+        match self {
+            ErrorKind::Invalid
+            | ErrorKind::ContextLength
+            | ErrorKind::MethodNotAllowed
+            | ErrorKind::TooLarge
+            | ErrorKind::UnsupportedMediaType => "invalid_request_error",
+            ErrorKind::Unauthorized => "authentication_error",
+            ErrorKind::Forbidden => "permission_error",
+            ErrorKind::NotFound => "not_found_error",
+            ErrorKind::RateLimited | ErrorKind::Overloaded => "rate_limit_error",
+            ErrorKind::NotImplemented => "not_implemented_error",
+            ErrorKind::Unavailable => "service_unavailable_error",
+            ErrorKind::Timeout => "timeout_error",
+            ErrorKind::Internal => "server_error",
+        }
+    }
+}
+
+/// An error with what a client needs to know of it.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct ApiError {
+    /// Which kind.
+    pub kind: ErrorKind,
+    /// What was found, and what was expected.
+    pub message: String,
+    /// The key of the request that it concerns.
+    pub param: Option<String>,
+    /// A word for programs, such as `model_not_found`.
+    pub code: Option<&'static str>,
+    /// When to try again.
+    pub retry_after: Option<Duration>,
+}
+
+impl ApiError {
+    /// An error of this kind.
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> ApiError {
+        ApiError { kind, message: message.into(), param: None, code: None, retry_after: None }
+    }
+
+    /// The value of a key is wrong.
+    pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> ApiError {
+        ApiError { param: Some(param.into()), ..ApiError::new(ErrorKind::Invalid, message) }
+    }
+
+    /// A failure of ours.
+    pub fn internal(message: impl Into<String>) -> ApiError {
+        ApiError::new(ErrorKind::Internal, message)
+    }
+
+    /// There is no model of this name.
+    pub fn no_model(name: &str, known: &[String]) -> ApiError {
+        let message =
+            format!("the model `{name}` does not exist here; expected one of: {}", known.join(", "));
+        ApiError {
+            param: Some("model".into()),
+            code: Some("model_not_found"),
+            ..ApiError::new(ErrorKind::NotFound, message)
+        }
+    }
+
+    /// Prompt and answer do not fit in the context.
+    pub fn context_length(n_tokens: usize, n_ctx: usize) -> ApiError {
+        let message = format!(
+            "the prompt has {n_tokens} tokens and this model's context holds {n_ctx}, expected at most {} so that one \
+             can be answered; shorten the prompt, or start the server with a larger --ctx",
+            n_ctx.saturating_sub(1)
+        );
+        ApiError {
+            param: Some("messages".into()),
+            code: Some("context_length_exceeded"),
+            ..ApiError::new(ErrorKind::ContextLength, message)
+        }
+    }
+
+    /// The object in OpenAI's `error`.
+    pub fn openai_json(&self) -> Value {
+        json!({
+            "message": self.message,
+            "type": self.kind.openai_type(),
+            "param": self.param,
+            "code": self.code,
+        })
+    }
+}
+
+impl From<engine::Error> for ApiError {
+    fn from(error: engine::Error) -> ApiError {
+        use engine::Error as E;
+        match &error {
+            E::PromptTooLong { n_tokens, n_ctx } | E::TooManyTokens { n_tokens, n_ctx } => {
+                ApiError::context_length(*n_tokens, *n_ctx)
+            }
+            E::QueueFull { .. } => ApiError {
+                retry_after: Some(Duration::from_secs(1)),
+                ..ApiError::new(ErrorKind::Overloaded, error.to_string())
+            },
+            E::Sampling(wrong) => ApiError::invalid(wrong.name, error.to_string()),
+            E::Option { name, .. } => ApiError::invalid(*name, error.to_string()),
+            E::EmptyPrompt
+            | E::TokenOutOfRange { .. }
+            | E::NoTokenizer { .. }
+            | E::NoChatTemplate { .. }
+            | E::NoHead { .. }
+            | E::NoEmbeddings { .. }
+            | E::OnlySpeech { .. }
+            | E::NotForSpeech { .. }
+            | E::Text(_) => ApiError::new(ErrorKind::Invalid, error.to_string()),
+            E::DoesNotFit(_) => ApiError::new(ErrorKind::Unavailable, error.to_string()),
+            // The rest is not the client's doing; the enum may grow.
+            _ => ApiError::internal(error.to_string()),
+        }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response<Body> {
+        let mut response = (self.kind.status(), Json(json!({ "error": self.openai_json() }))).into_response();
+        if let Some(after) = self.retry_after {
+            let seconds = after.as_secs_f64().ceil().max(1.0) as u64;
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.kind == ErrorKind::Unauthorized {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response.extensions_mut().insert(self);
+        response
+    }
+}
+
+/// Give an error's response the shape of another API; other responses pass. Headers and status stay.
+pub fn reshape(response: Response<Body>, shape: impl FnOnce(&ApiError) -> Value) -> Response<Body> {
+    let Some(error) = response.extensions().get::<ApiError>().cloned() else { return response };
+    let (mut parts, _) = response.into_parts();
+    parts.headers.remove(header::CONTENT_LENGTH);
+    Response::from_parts(parts, Body::from(shape(&error).to_string()))
+}

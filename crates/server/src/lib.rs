@@ -1,0 +1,35 @@
+//! OpenAI's and Anthropic's APIs over the engine, and what operators ask of a server.
+//!
+//! ```text
+//! HTTP ─► an API's handler ─► ChatRequest, CompletionRequest, … ─► App ─► the model's thread ─► Engine
+//!                 ▲                                                               │
+//!                 └── that API's events ◄── AnswerEvent, one stream a request ◄───┘
+//! ```
+//!
+//! Every API only translates. The engine runs on a thread of its own, never on tokio's; a stream holds what its reader has not
+//! taken yet as one piece, so a slow reader delays nobody.
+#![deny(missing_docs)]
+
+mod access;
+mod answer;
+pub mod api;
+mod app;
+mod embedder;
+mod error;
+mod models;
+pub mod page;
+mod request;
+mod serve;
+mod stats;
+mod stream;
+mod worker;
+
+pub use access::Access;
+pub use answer::{AnswerEvent, Collected, Delta, EventKind, Finish, StopReason, TokenInfo, ToolCall, Usage};
+pub use api::sampling::keep_alive;
+pub use app::{Answer, App, EmbedRequest, Embedded, ModelActivity, Options, RequestActivity};
+pub use error::{ApiError, ErrorKind, Result, reshape};
+pub use models::{LoadError, Loaded, LoadedStatus, Loader, ModelStatus, TextStatus};
+pub use request::{Caller, ChatRequest, CompletionRequest, GenerateOptions, KeepAlive, Prompt, ToolChoice};
+pub use serve::{router, serve};
+pub use stats::{Gauge, Histogram, Stats};

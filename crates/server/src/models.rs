@@ -1,0 +1,415 @@
+//! The models of a server: their names, which of them are loaded, and for how long they stay.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use engine::{Conversation, Embedder, Engine};
+use text::{ChatTemplate, Grammar, GrammarCompiler, Matcher, Tokenizer};
+use tokio::sync::oneshot;
+
+use crate::embedder::{self, EmbedderWorker};
+use crate::error::{ApiError, ErrorKind, Result};
+use crate::request::KeepAlive;
+use crate::stats::Stats;
+use crate::worker::Worker;
+
+/// Loads models; what devices and file formats there are is its business.
+pub trait Loader: Send + Sync + 'static {
+    /// Load the model that the server was started with under this name. Called on a thread of the model's own.
+    ///
+    /// # Errors
+    /// The file, the device or the memory, in words for people; `does_not_fit`: another model may be unloaded and this tried again.
+    fn load(&self, name: &str) -> std::result::Result<Loaded, LoadError>;
+}
+
+/// What a model's thread runs.
+pub enum Loaded {
+    /// It writes text.
+    Text(Box<Engine>),
+    /// It turns texts into vectors.
+    Embedder(Box<Embedder>),
+}
+
+/// Why a model was not loaded.
+#[derive(Clone, Debug)]
+pub struct LoadError {
+    /// In words for people.
+    pub message: String,
+    /// There is not enough memory now.
+    pub does_not_fit: bool,
+}
+
+/// A loaded model.
+#[derive(Clone)]
+pub(crate) enum Model {
+    Text(TextModel),
+    Embedder(EmbedderModel),
+}
+
+/// A model that turns texts into vectors, and the handle of its thread.
+#[derive(Clone)]
+pub(crate) struct EmbedderModel {
+    pub(crate) worker: EmbedderWorker,
+    pub(crate) n_dims: usize,
+    pub(crate) max_tokens: usize,
+}
+
+/// A model that writes text, and the handle of its thread.
+#[derive(Clone)]
+pub(crate) struct TextModel {
+    pub(crate) id: String,
+    pub(crate) facts: Arc<Facts>,
+    pub(crate) worker: Worker,
+}
+
+/// What a thread tells of its engine when it has loaded.
+pub(crate) struct Facts {
+    pub(crate) model: Arc<engine::Model>,
+    pub(crate) tokenizer: Arc<Tokenizer>,
+    /// `None`: a base model.
+    pub(crate) template: Option<Arc<ChatTemplate>>,
+    /// Tokens of a sequence.
+    pub(crate) n_ctx: usize,
+    /// Sequences at once.
+    pub(crate) n_slots: usize,
+    /// Made for the first request that has a grammar.
+    compiler: OnceLock<std::result::Result<GrammarCompiler, String>>,
+}
+
+impl Facts {
+    /// What holds an answer to a grammar.
+    ///
+    /// # Errors
+    /// The grammar is not valid or not supported.
+    pub(crate) fn matcher(&self, grammar: &Grammar) -> Result<Matcher> {
+        let make =
+            || GrammarCompiler::new(&self.tokenizer, self.model.n_vocab()).map_err(|error| error.to_string());
+        let compiler = self.compiler.get_or_init(make).as_ref().map_err(ApiError::internal)?;
+        compiler.compile(grammar).map_err(|error| ApiError::new(ErrorKind::Invalid, error.to_string()))
+    }
+
+    fn of(engine: &Engine) -> Result<Facts> {
+        let tokenizer = engine.model().need_tokenizer()?.clone();
+        tokenizer.prepare();
+        let template = match tokenizer.chat_template() {
+            Some(source) => Some(Arc::new(ChatTemplate::new(source).map_err(engine::Error::from)?)),
+            None => None,
+        };
+        Ok(Facts {
+            model: engine.model().clone(),
+            tokenizer,
+            template,
+            n_ctx: engine.limits().n_ctx,
+            n_slots: engine.limits().max_spans,
+            compiler: OnceLock::new(),
+        })
+    }
+}
+
+impl TextModel {
+    /// An empty conversation with the model's template.
+    ///
+    /// # Errors
+    /// It has none.
+    pub(crate) fn conversation(&self) -> Result<Conversation> {
+        let Some(template) = &self.facts.template else {
+            let message =
+                format!("the model `{}` has no chat template; use /v1/completions instead", self.id);
+            return Err(ApiError::invalid("model", message));
+        };
+        Ok(Conversation::with_template(&self.facts.model, template.clone())?)
+    }
+}
+
+/// A model of the server.
+struct Entry {
+    id: String,
+    /// Loading and unloading, one at a time.
+    loaded: tokio::sync::Mutex<Option<Model>>,
+    /// What the lists show, without waiting for a load.
+    shown: Mutex<Shown>,
+}
+
+#[derive(Default)]
+struct Shown {
+    model: Option<Model>,
+    /// When it may be unloaded; `None`: never.
+    expires: Option<Instant>,
+    n_users: usize,
+}
+
+/// A line of the lists.
+#[derive(Clone, Debug)]
+pub struct ModelStatus {
+    /// Its id.
+    pub id: String,
+    /// When it will be unloaded if nobody asks it anything; `None`: it is in use, or stays.
+    pub expires_in: Option<Duration>,
+    /// `None`: not loaded.
+    pub loaded: Option<LoadedStatus>,
+}
+
+/// Of a model that is loaded.
+#[derive(Clone, Debug)]
+pub enum LoadedStatus {
+    /// It writes text.
+    Text(TextStatus),
+    /// It turns texts into vectors.
+    Embedder {
+        /// Columns of a vector.
+        n_dims: usize,
+        /// Longest text.
+        max_tokens: usize,
+    },
+}
+
+/// Of a model that writes text.
+#[derive(Clone, Debug)]
+pub struct TextStatus {
+    /// Tokens of a sequence.
+    pub n_ctx: usize,
+    /// Tokens that the model was trained for.
+    pub n_ctx_train: usize,
+    /// Sequences at once.
+    pub n_slots: usize,
+    /// Tokens of the vocabulary.
+    pub n_vocab: usize,
+    /// Bytes of its file.
+    pub file_bytes: u64,
+    /// Its figures.
+    pub stats: Arc<Stats>,
+}
+
+/// The models, by name.
+pub(crate) struct Models {
+    loader: Arc<dyn Loader>,
+    entries: Vec<Arc<Entry>>,
+    keep_alive: KeepAlive,
+    /// Unix time, for lists.
+    pub(crate) created: u64,
+}
+
+/// A model in use: it is not unloaded before this is dropped.
+pub(crate) struct Lease {
+    entry: Arc<Entry>,
+    pub(crate) model: Model,
+    keep_alive: KeepAlive,
+}
+
+impl Lease {
+    /// The model's id.
+    pub(crate) fn id(&self) -> &str {
+        &self.entry.id
+    }
+
+    /// The model, if it writes text.
+    ///
+    /// # Errors
+    /// It does not.
+    pub(crate) fn text(&self) -> Result<&TextModel> {
+        match &self.model {
+            Model::Text(model) => Ok(model),
+            Model::Embedder(_) => {
+                let message = format!(
+                    "the model `{}` gives embeddings and writes no text; ask it at /v1/embeddings",
+                    self.id()
+                );
+                Err(ApiError::invalid("model", message))
+            }
+        }
+    }
+
+    /// The model, if it gives embeddings.
+    ///
+    /// # Errors
+    /// It does not.
+    pub(crate) fn embedder(&self) -> Result<&EmbedderModel> {
+        match &self.model {
+            Model::Embedder(model) => Ok(model),
+            Model::Text(_) => {
+                let message = format!("the model `{}` writes text and gives no embeddings", self.id());
+                Err(ApiError::invalid("model", message))
+            }
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let mut shown = self.entry.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        shown.n_users -= 1;
+        shown.expires = match self.keep_alive {
+            KeepAlive::Always => None,
+            KeepAlive::For(time) => Instant::now().checked_add(time),
+        };
+    }
+}
+
+impl Models {
+    pub(crate) fn new(names: Vec<String>, loader: Arc<dyn Loader>, keep_alive: KeepAlive) -> Models {
+        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+        let entry = |id| Arc::new(Entry { id, loaded: Default::default(), shown: Mutex::default() });
+        Models { loader, entries: names.into_iter().map(entry).collect(), keep_alive, created }
+    }
+
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.entries.iter().map(|entry| entry.id.clone()).collect()
+    }
+
+    /// The model of this name, loaded if it is not; the first of all for an empty name.
+    pub(crate) async fn get(&self, name: &str, keep_alive: Option<KeepAlive>) -> Result<Lease> {
+        let found = match name {
+            "" => self.entries.first(),
+            name => self.entries.iter().find(|entry| entry.id == name),
+        };
+        let entry = found.ok_or_else(|| ApiError::no_model(name, &self.names()))?.clone();
+        let mut loaded = entry.loaded.lock().await;
+        let model = match &*loaded {
+            Some(model) => model.clone(),
+            None => {
+                let model = self.load(&entry).await?;
+                *loaded = Some(model.clone());
+                model
+            }
+        };
+        {
+            let mut shown = entry.shown.lock().unwrap_or_else(PoisonError::into_inner);
+            shown.model = Some(model.clone());
+            shown.n_users += 1;
+        }
+        drop(loaded);
+        Ok(Lease { entry, model, keep_alive: keep_alive.unwrap_or(self.keep_alive) })
+    }
+
+    async fn load(&self, entry: &Arc<Entry>) -> Result<Model> {
+        loop {
+            let (loader, id) = (self.loader.clone(), entry.id.clone());
+            let begun = Instant::now();
+            match spawn(loader, id).await {
+                Ok(model) => {
+                    tracing::info!("loaded {} in {:.2} s", entry.id, begun.elapsed().as_secs_f64());
+                    return Ok(model);
+                }
+                Err(error) if error.kind == ErrorKind::Unavailable && self.unload_one(entry) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Unload the model that nobody has used for longest; whether there was one.
+    fn unload_one(&self, not: &Arc<Entry>) -> bool {
+        let idle = |entry: &&Arc<Entry>| {
+            let shown = entry.shown.lock().unwrap_or_else(PoisonError::into_inner);
+            !Arc::ptr_eq(entry, not) && shown.model.is_some() && shown.n_users == 0
+        };
+        let expires = |entry: &&Arc<Entry>| {
+            entry
+                .shown
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .expires
+                .map_or((1, None), |t| (0, Some(t)))
+        };
+        let oldest = self.entries.iter().filter(idle).min_by_key(expires);
+        oldest.is_some_and(|entry| unload(entry, |_| true))
+    }
+
+    /// Unload what is past its time.
+    pub(crate) fn unload_expired(&self, now: Instant) {
+        for entry in &self.entries {
+            unload(entry, |shown| shown.expires.is_some_and(|expires| expires <= now));
+        }
+    }
+
+    /// What the lists show, in the order of the command line.
+    pub(crate) fn list(&self) -> Vec<ModelStatus> {
+        let status = |entry: &Arc<Entry>| {
+            let shown = entry.shown.lock().unwrap_or_else(PoisonError::into_inner);
+            let expires_in = shown.expires.map(|at| at.saturating_duration_since(Instant::now()));
+            let expires_in = expires_in.filter(|_| shown.n_users == 0);
+            let kind = shown.model.as_ref().map(|model| match model {
+                Model::Text(TextModel { facts, worker, .. }) => LoadedStatus::Text(TextStatus {
+                    n_ctx: facts.n_ctx,
+                    n_ctx_train: facts.model.spec().n_ctx_train,
+                    n_slots: facts.n_slots,
+                    n_vocab: facts.model.n_vocab(),
+                    file_bytes: facts.model.file_bytes(),
+                    stats: worker.stats.clone(),
+                }),
+                Model::Embedder(model) => {
+                    LoadedStatus::Embedder { n_dims: model.n_dims, max_tokens: model.max_tokens }
+                }
+            });
+            ModelStatus { id: entry.id.clone(), expires_in, loaded: kind }
+        };
+        self.entries.iter().map(status).collect()
+    }
+
+    /// The models that write text and are loaded.
+    pub(crate) fn texts(&self) -> Vec<TextModel> {
+        let model = |entry: &Arc<Entry>| {
+            let shown = entry.shown.lock().unwrap_or_else(PoisonError::into_inner);
+            match &shown.model {
+                Some(Model::Text(model)) => Some(model.clone()),
+                Some(Model::Embedder(_)) | None => None,
+            }
+        };
+        self.entries.iter().filter_map(model).collect()
+    }
+}
+
+/// Load on a new thread and stay there. The thread ends, and its memory is free, when all handles are gone and all answers
+/// have ended.
+async fn spawn(loader: Arc<dyn Loader>, id: String) -> Result<Model> {
+    let (tell, told) = oneshot::channel();
+    let name = format!("model {id}");
+    let spawned = thread::Builder::new().name(name).spawn(move || {
+        let loaded = std::panic::catch_unwind(AssertUnwindSafe(|| loader.load(&id)));
+        let loaded = match loaded {
+            Ok(loaded) => loaded.map_err(|error| {
+                let kind = if error.does_not_fit { ErrorKind::Unavailable } else { ErrorKind::Internal };
+                ApiError::new(kind, format!("the model `{id}` could not be loaded: {}", error.message))
+            }),
+            Err(_) => {
+                Err(ApiError::internal(format!("loading the model `{id}` panicked; see the server's log")))
+            }
+        };
+        // If nobody waits for it any more, it goes.
+        match loaded {
+            Ok(Loaded::Text(engine)) => {
+                let (worker, thread) = Worker::new();
+                let model = Facts::of(&engine)
+                    .map(|facts| Model::Text(TextModel { id, facts: Arc::new(facts), worker }));
+                if tell.send(model).is_ok() {
+                    thread.run(*engine);
+                }
+            }
+            Ok(Loaded::Embedder(embedder)) => {
+                let (jobs, inbox) = mpsc::channel();
+                let worker = EmbedderWorker { jobs };
+                let (n_dims, max_tokens) = (embedder.n_dims(), embedder.spec().max_tokens);
+                if tell.send(Ok(Model::Embedder(EmbedderModel { worker, n_dims, max_tokens }))).is_ok() {
+                    embedder::run(*embedder, &inbox);
+                }
+            }
+            Err(error) => drop(tell.send(Err(error))),
+        }
+    });
+    spawned.map_err(|error| ApiError::internal(format!("no thread for the model: {error}")))?;
+    told.await.map_err(|_| ApiError::internal("the thread that loads the model has died"))?
+}
+
+/// Unload a model that nobody uses, if `may`; its thread ends by itself.
+fn unload(entry: &Entry, may: impl FnOnce(&Shown) -> bool) -> bool {
+    // Somebody who loads it, or has just been given it, holds this.
+    let Ok(mut loaded) = entry.loaded.try_lock() else { return false };
+    let mut shown = entry.shown.lock().unwrap_or_else(PoisonError::into_inner);
+    let unloads = shown.model.is_some() && shown.n_users == 0 && may(&shown);
+    if unloads {
+        tracing::info!("unloaded {}", entry.id);
+        (*loaded, shown.model, shown.expires) = (None, None, None);
+    }
+    unloads
+}

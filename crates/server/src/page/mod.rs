@@ -1,0 +1,124 @@
+//! The server's own pages: `/` is a chat, `/status` shows what the server is doing.
+//!
+//! Each page is one file in the binary, with its style and its script inside, and asks nothing of other hosts. The content
+//! security policy names the hash of each inline block, so markup that a model writes can run nothing.
+
+use std::sync::LazyLock;
+
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use base64::Engine as _;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+use sha2::{Digest, Sha256};
+
+static CHAT: LazyLock<Page> = LazyLock::new(|| Page::new(include_str!("chat.html")));
+static STATUS: LazyLock<Page> = LazyLock::new(|| Page::new(include_str!("status.html")));
+
+/// Paths that need no API key: the pages hold nothing secret, and ask for the key themselves.
+pub(crate) const PUBLIC: [&str; 2] = ["/", "/status"];
+
+/// `/` and `/status`, for GET and HEAD.
+pub fn router<S: Clone + Send + Sync + 'static>() -> axum::Router<S> {
+    axum::Router::new()
+        .route("/", get(|headers: HeaderMap| async move { CHAT.respond(&headers) }))
+        .route("/status", get(|headers: HeaderMap| async move { STATUS.respond(&headers) }))
+}
+
+/// A page and the headers that depend on its text.
+struct Page {
+    html: &'static str,
+    etag: String,
+    policy: String,
+}
+
+impl Page {
+    fn new(html: &'static str) -> Page {
+        let etag = format!("\"{}\"", URL_SAFE_NO_PAD.encode(&Sha256::digest(html)[..12]));
+        let policy = format!(
+            "default-src 'none'; script-src {}; style-src {}; img-src 'self' data: blob:; media-src 'self' data: blob:; \
+             connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+            hashes(html, "script"),
+            hashes(html, "style"),
+        );
+        Page { html, etag, policy }
+    }
+
+    fn respond(&self, headers: &HeaderMap) -> Response {
+        let known = headers
+            .get_all(header::IF_NONE_MATCH)
+            .iter()
+            .filter_map(|value| value.to_str().ok())
+            .flat_map(|value| value.split(','))
+            .any(|tag| matches!(tag.trim().trim_start_matches("W/"), tag if tag == "*" || tag == self.etag));
+        let mut response = match known {
+            true => StatusCode::NOT_MODIFIED.into_response(),
+            false => self.html.into_response(),
+        };
+        let fixed = [
+            (header::CONTENT_TYPE, "text/html; charset=utf-8"),
+            // Asked for again each time, so that a new binary's page is seen at once.
+            (header::CACHE_CONTROL, "no-cache"),
+            (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+            (header::REFERRER_POLICY, "no-referrer"),
+        ];
+        for (name, value) in fixed {
+            response.headers_mut().insert(name, HeaderValue::from_static(value));
+        }
+        for (name, value) in [(header::ETAG, &self.etag), (header::CONTENT_SECURITY_POLICY, &self.policy)] {
+            if let Ok(value) = HeaderValue::from_str(value) {
+                response.headers_mut().insert(name, value);
+            }
+        }
+        response
+    }
+}
+
+/// The sources of a policy that allow the page's own inline blocks of this element, and nothing else.
+fn hashes(html: &str, element: &str) -> String {
+    let (open, close) = (format!("<{element}>"), format!("</{element}>"));
+    let blocks = html.split(&open).skip(1).filter_map(|rest| rest.split_once(&close));
+    let sources: Vec<String> =
+        blocks.map(|(block, _)| format!("'sha256-{}'", STANDARD.encode(Sha256::digest(block)))).collect();
+    match sources.is_empty() {
+        true => "'none'".to_owned(),
+        false => sources.join(" "),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn policies_hold_the_hashes_of_inline_blocks() {
+        // The hash of `alert(1)` as `openssl dgst -sha256 -binary | base64` gives it.
+        let html = "<style>a{}</style><script>alert(1)</script>";
+        assert_eq!(hashes(html, "script"), "'sha256-bhHHL3z2vDgxUt0W3dWQOrprscmda2Y5pLsLg4GF+pI='");
+        assert_eq!(hashes("<p>", "script"), "'none'");
+    }
+
+    #[test]
+    fn pages_have_no_inline_handlers_and_ask_no_other_host() {
+        for page in [&*CHAT, &*STATUS] {
+            assert_eq!(page.policy.matches("'sha256-").count(), 2, "one script and one style");
+            for forbidden in [" onclick=", " onload=", " style=", " src=\"http", "innerHTML", "eval("] {
+                assert!(!page.html.contains(forbidden), "{forbidden} would break the policy or be unsafe");
+            }
+        }
+    }
+
+    #[test]
+    fn a_known_page_is_not_sent_again() {
+        let first = CHAT.respond(&HeaderMap::new());
+        assert_eq!(first.status(), StatusCode::OK);
+        let etag = first.headers()[header::ETAG].clone();
+        for given in [etag.to_str().unwrap().to_owned(), format!("\"x\", W/{}", etag.to_str().unwrap())] {
+            let headers =
+                HeaderMap::from_iter([(header::IF_NONE_MATCH, HeaderValue::from_str(&given).unwrap())]);
+            assert_eq!(CHAT.respond(&headers).status(), StatusCode::NOT_MODIFIED);
+        }
+        let other = HeaderMap::from_iter([(header::IF_NONE_MATCH, HeaderValue::from_static("\"x\""))]);
+        assert_eq!(CHAT.respond(&other).status(), StatusCode::OK);
+    }
+}

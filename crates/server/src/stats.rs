@@ -1,0 +1,83 @@
+//! What a model's thread tells of itself: plain numbers that anybody may read at any time, without waiting for the engine.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Upper bounds of the histograms' buckets in seconds.
+pub(crate) const SECONDS: [f64; 16] =
+    [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 300.0];
+
+/// Figures of one model.
+#[derive(Debug, Default)]
+pub struct Stats {
+    /// Sequences in slots.
+    pub running: Gauge,
+    /// Sequences that wait for one.
+    pub waiting: Gauge,
+    /// Sequences that gave their slot back for lack of memory and wait to go on.
+    pub parked: Gauge,
+    /// Bytes of KV pages that sequences and cached prefixes hold.
+    pub kv_bytes_used: Gauge,
+    /// Most bytes that they may hold.
+    pub kv_bytes_budget: Gauge,
+    /// Tokens of prompts that were computed.
+    pub tokens_computed: Gauge,
+    /// Tokens of prompts that were found computed.
+    pub tokens_cached: Gauge,
+    /// Tokens chosen.
+    pub tokens_generated: Gauge,
+    /// Seconds from a request to its first token.
+    pub first_token: Histogram,
+    /// Seconds between two tokens.
+    pub token: Histogram,
+    /// Seconds of a whole request.
+    pub request: Histogram,
+}
+
+/// A number that is set now and then.
+#[derive(Debug, Default)]
+pub struct Gauge(AtomicU64);
+
+impl Gauge {
+    /// The number.
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set(&self, value: u64) {
+        self.0.store(value, Ordering::Relaxed);
+    }
+}
+
+/// How often something took how long.
+#[derive(Debug, Default)]
+pub struct Histogram {
+    /// By upper bound; the last for what is longer than all.
+    buckets: [AtomicU64; SECONDS.len() + 1],
+    sum_micros: AtomicU64,
+}
+
+impl Histogram {
+    pub(crate) fn observe(&self, time: Duration) {
+        let seconds = time.as_secs_f64();
+        let bucket = SECONDS.partition_point(|bound| *bound < seconds);
+        self.buckets[bucket].fetch_add(1, Ordering::Relaxed);
+        self.sum_micros.fetch_add(time.as_micros() as u64, Ordering::Relaxed);
+    }
+
+    /// Upper bounds in seconds and how many are in each bucket alone; the last bound is infinite.
+    pub fn buckets(&self) -> impl Iterator<Item = (f64, u64)> + '_ {
+        let bounds = SECONDS.into_iter().chain([f64::INFINITY]);
+        bounds.zip(self.buckets.iter().map(|count| count.load(Ordering::Relaxed)))
+    }
+
+    /// Of all observations, in seconds.
+    pub fn sum(&self) -> f64 {
+        self.sum_micros.load(Ordering::Relaxed) as f64 / 1e6
+    }
+
+    /// How many.
+    pub fn count(&self) -> u64 {
+        self.buckets().map(|(_, count)| count).sum()
+    }
+}

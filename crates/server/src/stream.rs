@@ -1,0 +1,177 @@
+//! Between a model's thread and the reader of an answer.
+//!
+//! The engine's thread writes, a task of tokio's reads. What the reader has not taken yet is kept as one piece for each choice, so a
+//! slow reader costs memory for its own answer and nothing else; the writer never waits.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use engine::{CancelFlag, FinishReason, Timings};
+use tokio::sync::Notify;
+
+/// A token as the engine gave it.
+#[derive(Clone, Debug)]
+pub(crate) struct ChosenToken {
+    pub(crate) id: u32,
+    pub(crate) logprob: Option<f32>,
+    /// The likeliest in its place: ids and log-probabilities.
+    pub(crate) top: Vec<(u32, f32)>,
+}
+
+/// How a choice ended.
+#[derive(Clone, Debug)]
+pub(crate) struct Ended {
+    pub(crate) reason: FinishReason,
+    pub(crate) timings: Timings,
+    pub(crate) seed: u64,
+}
+
+/// What one choice has said since its reader looked last.
+#[derive(Debug, Default)]
+pub(crate) struct Piece {
+    pub(crate) text: String,
+    pub(crate) tokens: Vec<ChosenToken>,
+    /// Tokens of the prompt, all but the first.
+    pub(crate) prompt: Vec<ChosenToken>,
+    pub(crate) ended: Option<Ended>,
+}
+
+impl Piece {
+    fn is_empty(&self) -> bool {
+        self.text.is_empty() && self.tokens.is_empty() && self.prompt.is_empty() && self.ended.is_none()
+    }
+
+    fn clear(&mut self) {
+        self.text.clear();
+        self.tokens.clear();
+        self.prompt.clear();
+        self.ended = None;
+    }
+}
+
+/// Shared by the two sides.
+#[derive(Debug)]
+pub(crate) struct Channel {
+    /// `(n_choices)`
+    pieces: Mutex<Vec<Piece>>,
+    wake: Notify,
+    /// Of each choice, and one for all that a fork may add.
+    cancel: Vec<CancelFlag>,
+    /// For lists of what runs.
+    pub(crate) activity: Activity,
+}
+
+/// What is known of a request while it runs.
+#[derive(Debug)]
+pub(crate) struct Activity {
+    pub(crate) request_id: String,
+    pub(crate) n_prompt: usize,
+    pub(crate) n_decoded: AtomicUsize,
+    pub(crate) since: Instant,
+}
+
+impl Channel {
+    /// For as many choices as there are flags.
+    pub(crate) fn new(request_id: &str, n_prompt: usize, cancel: Vec<CancelFlag>) -> Arc<Channel> {
+        Arc::new(Channel {
+            pieces: Mutex::new(cancel.iter().map(|_| Piece::default()).collect()),
+            wake: Notify::new(),
+            cancel,
+            activity: Activity {
+                request_id: request_id.to_owned(),
+                n_prompt,
+                n_decoded: AtomicUsize::new(0),
+                since: Instant::now(),
+            },
+        })
+    }
+
+    /// The engine's side: add to a choice, and wake the reader.
+    pub(crate) fn write(&self, choice: usize, add: impl FnOnce(&mut Piece)) {
+        let mut pieces = self.pieces.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(piece) = pieces.get_mut(choice) {
+            add(piece);
+        }
+        drop(pieces);
+        self.wake.notify_one();
+    }
+
+    pub(crate) fn note_token(&self) {
+        self.activity.n_decoded.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The reader's side: wait until a choice has something to say, and take it into `piece`, which is cleared first.
+    pub(crate) async fn read(&self, piece: &mut Piece) -> usize {
+        loop {
+            if let Some(choice) = self.take(piece) {
+                return choice;
+            }
+            self.wake.notified().await;
+        }
+    }
+
+    fn take(&self, piece: &mut Piece) -> Option<usize> {
+        piece.clear();
+        let mut pieces = self.pieces.lock().unwrap_or_else(PoisonError::into_inner);
+        let choice = pieces.iter().position(|piece| !piece.is_empty())?;
+        std::mem::swap(&mut pieces[choice], piece);
+        Some(choice)
+    }
+
+    /// Put back what was taken and not used, before what has come since.
+    pub(crate) fn give_back(&self, choice: usize, piece: &mut Piece) {
+        let mut pieces = self.pieces.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(since) = pieces.get_mut(choice) {
+            std::mem::swap(since, piece);
+            since.text.push_str(&piece.text);
+            since.tokens.append(&mut piece.tokens);
+            since.prompt.append(&mut piece.prompt);
+            since.ended = since.ended.take().or(piece.ended.take());
+        }
+    }
+
+    /// Nobody reads any more.
+    pub(crate) fn cancel(&self) {
+        self.cancel.iter().for_each(CancelFlag::cancel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_was_not_read_comes_as_one_piece() {
+        let channel = Channel::new("r", 1, vec![CancelFlag::default(), CancelFlag::default()]);
+        for text in ["a", "b", "c"] {
+            channel.write(1, |piece| piece.text.push_str(text));
+        }
+        let mut piece = Piece::default();
+        assert_eq!(channel.read(&mut piece).await, 1);
+        assert_eq!(piece.text, "abc");
+        channel.write(0, |piece| piece.text.push('x'));
+        channel.write(1, |piece| piece.text.push('y'));
+        let mut all = String::new();
+        for _ in 0..2 {
+            channel.read(&mut piece).await;
+            all.push_str(&piece.text);
+        }
+        assert_eq!(all, "xy");
+        assert!(channel.take(&mut piece).is_none());
+    }
+
+    #[tokio::test]
+    async fn a_reader_that_waits_is_woken() {
+        let channel = Channel::new("r", 1, vec![CancelFlag::default()]);
+        let writer = channel.clone();
+        let thread = std::thread::spawn(move || {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            writer.write(0, |piece| piece.text.push('z'));
+        });
+        let mut piece = Piece::default();
+        channel.read(&mut piece).await;
+        assert_eq!(piece.text, "z");
+        thread.join().unwrap();
+    }
+}

@@ -1,0 +1,215 @@
+//! A model that writes text, on a thread of its own.
+//!
+//! The thread takes jobs between two steps and routes the engine's events to the channels of their readers. While nothing is to be
+//! done it sleeps; after [`IDLE`] it gives back the memory that nobody holds.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use engine::{Engine, Event, Request, SequenceId};
+use tokio::sync::oneshot;
+
+use crate::error::{ApiError, Result};
+use crate::stats::Stats;
+use crate::stream::{Channel, ChosenToken, Ended};
+
+/// Without work for so long, an engine gives memory back.
+const IDLE: Duration = Duration::from_secs(5);
+
+/// A request for each choice. They share their prompt through the engine's prefix cache.
+struct Generate {
+    requests: Vec<Request>,
+    channel: Arc<Channel>,
+    /// Told whether the engine took them.
+    accepted: oneshot::Sender<Result<()>>,
+}
+
+/// The handle of the thread. When all clones are gone and all answers have ended, the thread ends and its memory is free.
+#[derive(Clone)]
+pub(crate) struct Worker {
+    jobs: mpsc::Sender<Generate>,
+    pub(crate) stats: Arc<Stats>,
+    active: Arc<Mutex<Vec<Weak<Channel>>>>,
+    /// Jobs that were sent and not taken yet.
+    n_sent: Arc<AtomicUsize>,
+}
+
+impl Worker {
+    /// A handle, and what its thread is to run.
+    pub(crate) fn new() -> (Worker, Thread) {
+        let (jobs, inbox) = mpsc::channel();
+        let (stats, n_sent) = (Arc::new(Stats::default()), Arc::new(AtomicUsize::new(0)));
+        let thread = Thread {
+            inbox,
+            stats: stats.clone(),
+            n_sent: n_sent.clone(),
+            readers: HashMap::new(),
+            last_token: HashMap::new(),
+        };
+        (Worker { jobs, stats, active: Arc::default(), n_sent }, thread)
+    }
+
+    /// Send a request; it is queued when this returns.
+    ///
+    /// # Errors
+    /// What [`Engine::add`] refuses, or the thread has died.
+    pub(crate) async fn generate(&self, requests: Vec<Request>, channel: Arc<Channel>) -> Result<()> {
+        let (accepted, is_accepted) = oneshot::channel();
+        {
+            let mut active = self.active.lock().unwrap_or_else(PoisonError::into_inner);
+            active.retain(|channel| channel.strong_count() > 0);
+            active.push(Arc::downgrade(&channel));
+        }
+        self.n_sent.fetch_add(1, Ordering::Relaxed);
+        self.jobs.send(Generate { requests, channel, accepted }).map_err(|_| died())?;
+        is_accepted.await.map_err(|_| died())?
+    }
+
+    /// Requests that wait, those included that the thread has not seen yet.
+    pub(crate) fn n_waiting(&self) -> usize {
+        self.stats.waiting.get() as usize + self.n_sent.load(Ordering::Relaxed)
+    }
+
+    /// Requests whose readers are there, oldest first.
+    pub(crate) fn active(&self) -> Vec<Arc<Channel>> {
+        let active = self.active.lock().unwrap_or_else(PoisonError::into_inner);
+        active.iter().filter_map(Weak::upgrade).collect()
+    }
+}
+
+fn died() -> ApiError {
+    ApiError::internal("the model's thread has died; see the server's log")
+}
+
+/// The thread's own side.
+pub(crate) struct Thread {
+    inbox: mpsc::Receiver<Generate>,
+    stats: Arc<Stats>,
+    n_sent: Arc<AtomicUsize>,
+    /// Where the events of a sequence go: the channel and the choice in it.
+    readers: HashMap<SequenceId, (Arc<Channel>, usize)>,
+    /// When a sequence was given its last token.
+    last_token: HashMap<SequenceId, Instant>,
+}
+
+impl Thread {
+    /// Do jobs until nobody can send any more.
+    pub(crate) fn run(mut self, mut engine: Engine) {
+        self.publish(&engine);
+        loop {
+            let mut gave_back = false;
+            while engine.is_idle() {
+                let job = match gave_back {
+                    true => self.inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                    false => self.inbox.recv_timeout(IDLE),
+                };
+                match job {
+                    Ok(job) => self.take(job, &mut engine),
+                    Err(RecvTimeoutError::Disconnected) => return,
+                    Err(RecvTimeoutError::Timeout) => {
+                        if let Err(error) = engine.give_back_memory() {
+                            tracing::warn!("giving memory back: {error}");
+                        }
+                        gave_back = true;
+                    }
+                }
+                self.publish(&engine);
+            }
+            while let Ok(job) = self.inbox.try_recv() {
+                self.take(job, &mut engine);
+            }
+            self.step(&mut engine);
+            self.publish(&engine);
+        }
+    }
+
+    fn take(&mut self, job: Generate, engine: &mut Engine) {
+        self.n_sent.fetch_sub(1, Ordering::Relaxed);
+        let Generate { requests, channel, accepted } = job;
+        let added = self.add(requests, &channel, engine);
+        // A reader that has hung up has cancelled its sequences.
+        drop(accepted.send(added));
+    }
+
+    fn add(&mut self, requests: Vec<Request>, channel: &Arc<Channel>, engine: &mut Engine) -> Result<()> {
+        let mut ids = Vec::with_capacity(requests.len());
+        for (choice, request) in requests.into_iter().enumerate() {
+            match engine.add(request) {
+                Ok(id) => {
+                    ids.push(id);
+                    self.readers.insert(id, (channel.clone(), choice));
+                }
+                Err(error) => {
+                    // All or none.
+                    ids.iter().for_each(|id| engine.cancel(*id));
+                    ids.iter().for_each(|id| drop(self.readers.remove(id)));
+                    return Err(error.into());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, engine: &mut Engine) {
+        let Thread { readers, last_token, stats, .. } = self;
+        let stepped = engine.step(&mut |event| route(readers, last_token, stats, event));
+        if let Err(error) = stepped {
+            // It costs the requests of that step; the others go on.
+            tracing::error!("a step failed: {error}");
+            engine.end_failed(&error.to_string(), &mut |event| route(readers, last_token, stats, event));
+        }
+    }
+
+    fn publish(&self, engine: &Engine) {
+        let (stats, load) = (&self.stats, engine.load());
+        stats.running.set(load.n_running as u64);
+        stats.waiting.set(load.n_waiting as u64);
+        stats.parked.set(load.n_parked as u64);
+        stats.kv_bytes_used.set(load.kv_bytes_used);
+        stats.kv_bytes_budget.set(load.kv_bytes_budget);
+        stats.tokens_computed.set(load.n_computed);
+        stats.tokens_cached.set(load.n_cached);
+        stats.tokens_generated.set(load.n_generated);
+    }
+}
+
+/// Give an event to its reader.
+fn route(
+    readers: &mut HashMap<SequenceId, (Arc<Channel>, usize)>,
+    last_token: &mut HashMap<SequenceId, Instant>,
+    stats: &Stats,
+    event: Event<'_>,
+) {
+    let id = event.sequence();
+    let Some((channel, choice)) = readers.get(&id) else { return };
+    match event {
+        Event::Token { id: token, text, logprob, best, .. } => {
+            let now = Instant::now();
+            match last_token.insert(id, now) {
+                Some(before) => stats.token.observe(now.duration_since(before)),
+                None => stats.first_token.observe(channel.activity.since.elapsed()),
+            }
+            channel.note_token();
+            channel.write(*choice, |piece| {
+                piece.text.push_str(text);
+                piece.tokens.push(ChosenToken { id: token, logprob, top: best.to_vec() });
+            });
+        }
+        // No request asks for them yet.
+        Event::PromptToken { id: token, logprob, best, .. } => channel.write(*choice, |piece| {
+            piece.prompt.push(ChosenToken { id: token, logprob: Some(logprob), top: best.to_vec() });
+        }),
+        Event::Done { text, reason, timings, seed, .. } => {
+            stats.request.observe(channel.activity.since.elapsed());
+            channel.write(*choice, |piece| {
+                piece.text.push_str(text);
+                piece.ended = Some(Ended { reason: reason.clone(), timings, seed });
+            });
+            last_token.remove(&id);
+            readers.remove(&id);
+        }
+    }
+}

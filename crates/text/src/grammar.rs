@@ -1,0 +1,190 @@
+//! Grammars: which tokens may follow, so that a text is JSON of a schema, matches a regular expression, or follows a grammar.
+//!
+//! `llguidance` does the parsing. Here are what can be asked, the vocabulary as it wants it, and limits for what strangers send.
+
+use std::sync::Arc;
+
+use llguidance::api::{ParserLimits, TopLevelGrammar};
+use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
+use llguidance::{Matcher as Parser, ParserFactory};
+use serde_json::{Value, json};
+
+use crate::{Error, Result, Tokenizer};
+
+/// The largest grammar that is looked at, in bytes.
+const MAX_GRAMMAR: usize = 1 << 20;
+
+/// White space between two parts of JSON: a model may not go on with it for ever.
+const WHITE_SPACE: &str = "[ \\n\\t]{0,16}";
+
+/// Options in a schema's `x-guidance` that would let through what the schema forbids.
+const PERMISSIVE_OPTIONS: [&str; 2] = ["lenient", "coerce_one_of"];
+
+/// What a text must be.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Grammar {
+    /// JSON of this schema.
+    JsonSchema(Value),
+    /// Any JSON object.
+    AnyJson,
+    /// A text that the whole expression matches.
+    Regex(String),
+    /// One of these texts.
+    Choice(Vec<String>),
+    /// A grammar in llguidance's dialect of Lark:
+    /// <https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md>.
+    Lark(String),
+}
+
+/// Makes matchers for one vocabulary. Cheap to clone.
+#[derive(Clone)]
+pub struct GrammarCompiler(Arc<ParserFactory>);
+
+impl GrammarCompiler {
+    /// For models with `n_vocab` outputs; those beyond the vocabulary are never allowed.
+    ///
+    /// # Errors
+    /// No token ends an answer, or the vocabulary is not fit for this.
+    pub fn new(tokenizer: &Tokenizer, n_vocab: usize) -> Result<GrammarCompiler> {
+        let wrong = |what: String| Error::Grammar { what };
+        let ends: Vec<u32> = tokenizer.ends().iter().copied().filter(|id| (*id as usize) < n_vocab).collect();
+        let Some(first_end) = ends.first() else {
+            return Err(wrong("no token of the vocabulary ends an answer".into()));
+        };
+        let word = |id: usize| {
+            let bytes = tokenizer.token_bytes(id as u32);
+            match tokenizer.is_special(id as u32) && !bytes.is_empty() {
+                // Marks are no text: a grammar has to name them.
+                true => [&[TokTrie::SPECIAL_TOKEN_MARKER], bytes].concat(),
+                false => bytes.to_vec(),
+            }
+        };
+        let words: Vec<Vec<u8>> = (0..n_vocab).map(word).collect();
+        let trie = TokTrie::from(&TokRxInfo::new(n_vocab as u32, *first_end), &words).with_eos_tokens(&ends);
+        let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+        let slices = llguidance::earley::SlicedBiasComputer::general_slices();
+        let factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices);
+        let mut factory = factory.map_err(|error| wrong(error.to_string()))?;
+        factory.quiet();
+        *factory.limits_mut() = ParserLimits { verbose_errors: false, ..ParserLimits::default() };
+        Ok(GrammarCompiler(Arc::new(factory)))
+    }
+
+    /// A matcher of a grammar, at the beginning of a text.
+    ///
+    /// # Errors
+    /// The grammar is not valid, is too large, or asks for what is not supported.
+    pub fn compile(&self, grammar: &Grammar) -> Result<Matcher> {
+        let wrong = |what: String| Error::Grammar { what };
+        let size = match grammar {
+            Grammar::JsonSchema(schema) => schema.to_string().len(),
+            Grammar::AnyJson => 0,
+            Grammar::Regex(text) | Grammar::Lark(text) => text.len(),
+            Grammar::Choice(texts) => texts.iter().map(String::len).sum(),
+        };
+        if size > MAX_GRAMMAR {
+            return Err(wrong(format!("it has {size} bytes, expected at most {MAX_GRAMMAR}")));
+        }
+        let top = match grammar {
+            Grammar::JsonSchema(schema) => {
+                if let Some(option) = permissive_option(schema) {
+                    return Err(wrong(format!(
+                        "x-guidance of the schema sets {option:?}, which would let through what the schema \
+                         forbids; expected it to be false or absent"
+                    )));
+                }
+                TopLevelGrammar::from_json_schema(with_white_space(schema.clone()))
+            }
+            Grammar::AnyJson => {
+                TopLevelGrammar::from_json_schema(with_white_space(json!({ "type": "object" })))
+            }
+            Grammar::Regex(text) => TopLevelGrammar::from_regex(text),
+            Grammar::Choice(texts) if texts.is_empty() => {
+                return Err(wrong("there is nothing to choose from, expected at least one text".into()));
+            }
+            Grammar::Choice(texts) => {
+                let texts: Vec<String> =
+                    texts.iter().map(|text| Value::from(text.as_str()).to_string()).collect();
+                TopLevelGrammar::from_lark(format!("start: {}", texts.join(" | ")))
+            }
+            Grammar::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
+        };
+        let parser = self.0.create_parser(top).map_err(|error| wrong(format!("{error:#}")))?;
+        let parser = Parser::new(Ok(parser));
+        match parser.get_error() {
+            Some(error) => Err(wrong(error)),
+            None => Ok(Matcher { parser }),
+        }
+    }
+}
+
+/// The option by which a schema asks to be followed only in part. `llguidance` reads `x-guidance` at the root alone.
+fn permissive_option(schema: &Value) -> Option<&'static str> {
+    let options = schema.get("x-guidance")?;
+    let is_set = |option: &&str| options.get(option).is_some_and(|value| *value != Value::Bool(false));
+    PERMISSIVE_OPTIONS.into_iter().find(is_set)
+}
+
+/// A schema that says how much white space may be between its parts, unless it says so itself.
+fn with_white_space(mut schema: Value) -> Value {
+    if let Some(object) = schema.as_object_mut() {
+        object.entry("x-guidance").or_insert_with(|| json!({ "whitespace_pattern": WHITE_SPACE }));
+    }
+    schema
+}
+
+/// Where a text is in its grammar.
+pub struct Matcher {
+    parser: Parser,
+}
+
+impl Matcher {
+    /// Set the bits of the tokens that may come next, in `words` `(n_vocab.div_ceil(32))` that are 0: bit `t % 32` of word
+    /// `t / 32`; those of end tokens too, where the text may end.
+    ///
+    /// # Errors
+    /// The grammar takes more work than allowed.
+    pub fn mask(&mut self, words: &mut [u32]) -> Result<()> {
+        let mask = self.parser.compute_mask_or_eos().map_err(failed)?;
+        for (word, bits) in words.iter_mut().zip(mask.as_slice()) {
+            *word = *bits;
+        }
+        Ok(())
+    }
+
+    /// A token was chosen that [`Self::mask`] allowed.
+    ///
+    /// # Errors
+    /// It may not follow.
+    pub fn accept(&mut self, token: u32) -> Result<()> {
+        self.parser.consume_token(token).map_err(failed)
+    }
+
+    /// Go back to before the last `n_tokens`.
+    ///
+    /// # Errors
+    /// There were fewer.
+    pub fn roll_back(&mut self, n_tokens: usize) -> Result<()> {
+        self.parser.rollback(n_tokens).map_err(failed)
+    }
+
+    /// How many of these tokens may follow, one after the other.
+    pub fn n_valid(&mut self, tokens: &[u32]) -> usize {
+        self.parser.validate_tokens(tokens).unwrap_or(0)
+    }
+
+    /// Whether nothing but the end may follow.
+    pub fn is_over(&self) -> bool {
+        self.parser.is_stopped()
+    }
+}
+
+impl Clone for Matcher {
+    fn clone(&self) -> Matcher {
+        Matcher { parser: self.parser.deep_clone() }
+    }
+}
+
+fn failed(error: impl std::fmt::Display) -> Error {
+    Error::Grammar { what: error.to_string() }
+}

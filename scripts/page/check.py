@@ -1,0 +1,153 @@
+#!/usr/bin/env python3
+"""Drives the chat page and the status page of a running server with headless Chromium.
+
+    ingle serve smollm2:135m --port 8080 &
+    python3 scripts/page/check.py http://127.0.0.1:8080 /tmp/screenshots
+
+Needs `selenium` from PyPI, `chromium` and `chromium-driver` from Debian. Prints one PASS or FAIL line per check and exits 1 if
+one failed. Screenshots go to the folder.
+"""
+
+import os
+import sys
+import time
+
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+MARKDOWN = """# Title\n\nSome **bold**, *italics*, `code`, $x^2$ and [a link](https://example.org).\n
+- one\n  - nested\n- two\n\n1. first\n2. second\n
+| name | size |\n|:--|--:|\n| a | 1 |\n
+> quoted\n
+```rust\nfn main() { let n = 42; println!("hi"); } // end\n```\n
+<img src=x onerror="window.broken=1"> [bad](javascript:window.broken=1)"""
+
+
+def main(base, folder):
+    os.makedirs(folder, exist_ok=True)
+    options = webdriver.ChromeOptions()
+    for argument in ["--headless=new", "--no-sandbox", "--window-size=1280,860", "--disable-dev-shm-usage"]:
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service("/usr/bin/chromedriver"))
+    failed = []
+
+    def check(name, good, detail=""):
+        print("PASS" if good else "FAIL", name, detail if not good else "", flush=True)
+        if not good:
+            failed.append(name)
+
+    def wait(script, seconds=60):
+        end = time.time() + seconds
+        while time.time() < end:
+            if driver.execute_script("return " + script):
+                return True
+            time.sleep(0.05)
+        return False
+
+    def shot(name):
+        driver.save_screenshot(os.path.join(folder, name + ".png"))
+
+    def box():
+        return driver.find_element(By.ID, "box")
+
+    def press(text):
+        return driver.find_element(By.XPATH, f"(//div[@id='talk']//button[text()='{text}'])[last()]").click()
+
+    idle = "!busy && chat.messages.length > 0"
+    try:
+        driver.get(base + "/")
+        check("the model is named", wait("document.getElementById('model').value !== ''", 30))
+        shot("empty")
+        driver.execute_script("settings.max_tokens = 60; settings.temperature = 0;")
+        box().send_keys("Write a short list of three fruits.", Keys.ENTER)
+        check("text streams", wait("busy && chat.messages.at(-1).content.length > 5"))
+        check("the answer ends", wait(idle))
+        last = driver.execute_script("return chat.messages.at(-1)")
+        check("no error", not last.get("error"), last.get("error"))
+        check("tokens per second are shown", "tokens/s" in (last.get("info") or ""), str(last.get("info")))
+        shot("answer")
+
+        press("Retry")
+        check("retry begins an answer", wait("busy !== null", 10))
+        check("retry keeps two messages", wait(idle) and driver.execute_script("return chat.messages.length") == 2)
+
+        driver.execute_script("settings.max_tokens = 1000;")
+        box().send_keys("Tell a very long story.", Keys.ENTER)
+        wait("busy && chat.messages.at(-1).content.length > 5")
+        box().send_keys(Keys.ESCAPE)
+        check("Escape stops", wait("!busy", 5) and driver.execute_script("return chat.messages.at(-1).stopped === true"))
+
+        driver.execute_script("settings.max_tokens = 20;")
+        box().send_keys(Keys.ARROW_UP)
+        area = driver.switch_to.active_element
+        check("arrow up edits the last message", area.get_attribute("class") == "edit")
+        area.send_keys(" Really.", Keys.ENTER)
+        wait("busy !== null", 10)
+        wait(idle)
+        check("an edited message is sent", driver.execute_script("return chat.messages.at(-2).content").endswith("Really."))
+
+        driver.refresh()
+        check("a reload keeps conversations", wait("chats.length === 1 && document.querySelectorAll('#list li').length === 1", 10))
+        driver.find_element(By.CSS_SELECTOR, "#list .open").click()
+        check("a conversation opens", wait("document.querySelectorAll('.turn').length === 4", 5))
+
+        ActionChains(driver).key_down(Keys.CONTROL).send_keys("k").key_up(Keys.CONTROL).perform()
+        check("Ctrl+K begins a chat", wait("chat.messages.length === 0", 5))
+        driver.execute_script(
+            "chat.messages.push({role:'user',content:'Show me markdown'},{role:'assistant',content:arguments[0],reasoning:'Think.',info:'51.2 tokens/s',"
+            "calls:[{name:'weather',arguments:'{\"city\":\"Ulm\"}'}]}); draw();", MARKDOWN)
+        parts = {"h1": 1, "strong": 1, "em": 1, "ul ul": 1, "ol": 1, "td.r": 1, "blockquote": 1, ".code .kw": 2, ".code .str": 2, "details:not([hidden])": 1}
+        for part, n in parts.items():
+            found = len(driver.find_elements(By.CSS_SELECTOR, ".assistant " + part))
+            check("markdown: " + part, found >= n, f"found {found}, expected {n}")
+        unsafe = driver.execute_script("return window.broken || document.querySelector('.assistant img, .assistant a[href^=javascript]')")
+        check("markup of a model is text", not unsafe)
+        # The same text in pieces gives the same nodes, and keeps those that did not change.
+        same = driver.execute_script(
+            "const t = arguments[0], a = new Writer(), b = new Writer(); b.set(t); a.set(t.slice(0, 60)); const first = a.node.firstChild;"
+            "for (let i = 61; i <= t.length; i++) a.set(t.slice(0, i)); return a.node.innerHTML === b.node.innerHTML && a.node.firstChild === first", MARKDOWN)
+        check("streamed markdown equals whole markdown", same)
+        shot("markdown")
+        was = driver.execute_script("return document.documentElement.dataset.theme")
+        driver.find_element(By.ID, "theme").click()
+        check("the theme switches", driver.execute_script("return document.documentElement.dataset.theme") != was)
+        shot("dark")
+        driver.find_element(By.ID, "settings").click()
+        shot("settings")
+        schema = driver.find_element(By.CSS_SELECTOR, "[data-key=schema]")
+        schema.send_keys("{")
+        driver.find_element(By.CSS_SELECTOR, "#options .go").click()
+        check("a wrong schema is refused", driver.find_element(By.ID, "wrong").is_displayed())
+        schema.clear()
+        driver.find_element(By.CSS_SELECTOR, "#options .go").click()
+        check("settings close", wait("!document.querySelector('dialog[open]')", 3))
+
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True})
+        check("a phone's width is enough", wait("document.documentElement.scrollWidth <= 390", 3))
+        shot("phone")
+        driver.find_element(By.ID, "menu").click()
+        time.sleep(0.4)
+        check("the menu opens", driver.find_element(By.ID, "new").is_displayed())
+        shot("phone_menu")
+        driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+        log = [e["message"] for e in driver.get_log("browser") if e["level"] == "SEVERE"]
+        driver.get(base + "/status")
+        check("status shows a model", wait("document.querySelectorAll('section .card').length >= 8", 10))
+        time.sleep(3)
+        shot("status")
+        log += [e["message"] for e in driver.get_log("browser") if e["level"] == "SEVERE"]
+        check("the console has no errors", not log, "; ".join(log))
+    finally:
+        driver.quit()
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("usage: check.py URL FOLDER")
+    sys.exit(main(sys.argv[1].rstrip("/"), sys.argv[2]))
