@@ -54,7 +54,7 @@ impl HostOutputs {
             best: Vec::with_capacity(n * MAX_BEST),
             best_ends: Vec::with_capacity(n),
         };
-        let nothing = Chosen { token: None, logprob: f32::NAN };
+        let nothing = Chosen { token: None, logprob: f32::NAN, surprise: f32::NAN };
         let slot = || Slot { chosen: nothing, best: Vec::with_capacity(MAX_BEST) };
         HostOutputs {
             next: 0,
@@ -163,7 +163,7 @@ impl HostOutputs {
                 slot.chosen = match known(output, want) {
                     Some(token) => {
                         let logprob = if want.logprob { logprob(logits, token) } else { f32::NAN };
-                        Chosen { token: Some(token), logprob }
+                        Chosen { token: Some(token), logprob, surprise: f32::NAN }
                     }
                     None => {
                         let pending = want.pending.of(step.pending);

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use device::{
-    Activation, Choose, Chosen, Device, Error, KvType, Limits, Link, OutputRef, OwnedStep, Penalties, Plan,
-    Program, Sampling, Slice, Step, Ticket, Value, ValueId, Want,
+    Activation, Chain, Choose, Chosen, Device, Error, KvType, Limits, Link, OutputRef, OwnedStep, Penalties,
+    Plan, Program, Sampling, Slice, Stage, Step, Ticket, Value, ValueId, Want,
 };
 use device_lower::fusion::fuse;
 use device_lower::sampling::Chooser;
@@ -177,6 +177,7 @@ struct Lists {
     recent: Vec<u32>,
     pending: Vec<OutputRef>,
     biases: Vec<(u32, f32)>,
+    stages: Vec<Stage>,
     masks: Vec<u32>,
 }
 
@@ -190,6 +191,18 @@ impl Lists {
             recent: (0..20).map(|_| rng.below(n_vocab) as u32).collect(),
             pending: (0..4).map(|output| OutputRef { ticket, output }).collect(),
             biases: (0..30).map(|_| (rng.below(n_vocab) as u32, 3.0 * rng.normal())).collect(),
+            stages: vec![
+                Stage::TopNSigma(2.0),
+                Stage::TopK(40),
+                Stage::Typical(0.9),
+                Stage::TopP(0.95),
+                Stage::MinP(0.01),
+                Stage::Xtc { probability: 0.5, threshold: 0.02, random: 0.1 },
+                Stage::Temperature(0.8),
+                Stage::Dynamic { low: 0.3, high: 1.4, exponent: 1.0 },
+                Stage::MostSurprise { mu: 6.0 },
+                Stage::MirostatTopK { mu: 8.0 },
+            ],
             masks,
         }
     }
@@ -204,6 +217,10 @@ impl Lists {
         let penalties = Some(Penalties { repeat: 1.3, presence: 0.4, frequency: 0.2 });
         let (recent, pending) = (slice(0, self.recent.len()), slice(0, self.pending.len()));
         let biases = slice(0, self.biases.len());
+        let chain = |stages: Slice| {
+            let chain = Chain { stages, random: 0.7 };
+            Want { choose: Choose::Chain(chain), ..BEST_AND_LOGITS }
+        };
         vec![
             BEST_AND_LOGITS,
             Want::LOGITS,
@@ -223,6 +240,12 @@ impl Lists {
             Want { logprob: true, n_best: 5, ..plain },
             Want { n_best: device::MAX_BEST as u32, ..Want::LOGITS },
             Want { n_best: 1, logprob: true, mask: some, ..BEST_AND_LOGITS },
+            chain(slice(0, 0)),
+            chain(slice(0, 7)),
+            Want { penalties, recent, pending, mask: some, biases, ..chain(slice(1, 6)) },
+            Want { logprob: true, ..chain(slice(7, 2)) },
+            chain(slice(9, 1)),
+            Want { mask: none, ..chain(slice(0, 7)) },
         ]
     }
 }
@@ -244,12 +267,13 @@ pub fn check_wants(device: &dyn Device) -> Outcome {
     let lists = Lists::new(n_vocab, ticket);
     let wants = lists.wants(n_vocab);
     let step = sequences.step(&[(0, wants.len())]);
-    let Lists { recent, biases, masks, .. } = &lists;
+    let Lists { recent, biases, stages, masks, .. } = &lists;
     let with = |step: OwnedStep, ticket: Ticket, wants: &[Want]| OwnedStep {
         wants: wants.to_vec(),
         recent: recent.clone(),
         pending: lists.pending.iter().map(|from| OutputRef { ticket, ..*from }).collect(),
         biases: biases.clone(),
+        stages: stages.clone(),
         masks: masks.clone(),
         ..step
     };
@@ -330,14 +354,21 @@ fn agree(bench: &Bench, step: &OwnedStep, pending: &[u32]) -> Outcome<Vec<Chosen
         let mut choose = |random: f64| {
             let choose = match want.choose {
                 Choose::Sample(sampling) => Choose::Sample(Sampling { random, ..sampling }),
+                Choose::Chain(chain) => Choose::Chain(Chain { random, ..chain }),
                 Choose::Best | Choose::Nothing => want.choose,
             };
             chooser.choose(logits, &Want { choose, ..*want }, &step.borrow(), pending.clone())
         };
-        let random = if let Choose::Sample(sampling) = want.choose { sampling.random } else { 0.0 };
+        let random = match want.choose {
+            Choose::Sample(sampling) => sampling.random,
+            Choose::Chain(chain) => chain.random,
+            Choose::Best | Choose::Nothing => 0.0,
+        };
         let near = [random, (random - BORDER).max(0.0), (random + BORDER).min(1.0 - BORDER)];
         let expected = near.map(&mut choose);
-        let agrees = |e: &Chosen| e.token == found.token && same(e.logprob, found.logprob);
+        let agrees = |e: &Chosen| {
+            e.token == found.token && same(e.logprob, found.logprob) && same(e.surprise, found.surprise)
+        };
         expect(expected.iter().any(agrees), || {
             format!("output {output} chose {found:?}, expected {:?}: {want:?}", expected[0])
         })?;
@@ -369,7 +400,7 @@ pub fn check_refusals(device: &dyn Device) -> Outcome {
     let slice = |start: u32, len: u32| Slice { start, len };
     let cold = Sampling { temperature: f32::NAN, ..SAMPLING };
     type Spoil<'a> = (&'a str, &'a dyn Fn(&mut OwnedStep));
-    let spoils: [Spoil; 14] = [
+    let spoils: [Spoil; 16] = [
         ("token", &|s| s.tokens[1] = 1 << 20),
         ("output", &|s| s.outputs[4] = 5),
         ("page", &|s| s.page_tables[0] = 1000),
@@ -386,6 +417,11 @@ pub fn check_refusals(device: &dyn Device) -> Outcome {
             (s.pending, s.wants[1].pending) = (vec![from], slice(0, 1));
         }),
         ("temperature", &|s| s.wants[2].choose = Choose::Sample(cold)),
+        ("of 0 stages", &|s| s.wants[2].choose = Choose::Chain(Chain { stages: slice(0, 1), random: 0.5 })),
+        ("outside its limits", &|s| {
+            s.stages = vec![Stage::Typical(2.0)];
+            s.wants[2].choose = Choose::Chain(Chain { stages: slice(0, 1), random: 0.5 });
+        }),
         ("best tokens", &|s| s.wants[2].n_best = device::MAX_BEST as u32 + 1),
     ];
     for (part, spoil) in spoils {

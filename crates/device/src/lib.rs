@@ -56,7 +56,7 @@ pub use plan::{
     DType, Node, OutputKind, Plan, PlanError, RowCount, Value, ValueId, Weight, WeightId, WeightPart,
 };
 pub use rule::{FusedKind, PatternPart, Rule};
-pub use sampling::{Penalties, Sampling};
+pub use sampling::{Chain, Penalties, Sampling, Stage};
 pub use step::{Choose, Chosen, Link, OutputRef, OwnedStep, Slice, Span, StateUse, Step, Ticket, Want};
 
 /// Most [`Want::n_best`].

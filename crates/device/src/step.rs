@@ -3,8 +3,7 @@
 use std::sync::atomic::AtomicBool;
 
 use crate::Masks;
-use crate::Penalties;
-use crate::Sampling;
+use crate::{Chain, Penalties, Sampling, Stage};
 
 /// The number of a submitted step of one program: 0 for the first, one more for each later one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -78,6 +77,8 @@ pub enum Choose {
     Best,
     /// At random.
     Sample(Sampling),
+    /// At random, by stages that the caller puts in order.
+    Chain(Chain),
 }
 
 /// What the caller wants of an output row. Biases, penalties and the mask change what is chosen, never [`crate::Program::logits`]
@@ -136,6 +137,8 @@ pub struct Chosen {
     pub token: Option<u32>,
     /// Natural logarithm of the probability that the model itself gave it; NaN if it was not wanted.
     pub logprob: f32,
+    /// `-log2` of its probability among the tokens that the stages of a [`Chain`] left; NaN unless there was one.
+    pub surprise: f32,
 }
 
 /// The input of [`crate::Program::submit`]. [`Step::check`] says what it must keep.
@@ -171,6 +174,8 @@ pub struct Step<'a> {
     pub pending: &'a [OutputRef],
     /// Tokens and what is added to their logits; see [`Want::biases`].
     pub biases: &'a [(u32, f32)],
+    /// Stages of sampling; see [`Chain::stages`].
+    pub stages: &'a [Stage],
     /// Bits of allowed tokens; see [`Want::mask`].
     pub masks: Masks<'a>,
     /// Set by another thread to stop the step. A device looks at it between commands where it can, and then
@@ -229,6 +234,8 @@ pub struct OwnedStep {
     pub pending: Vec<OutputRef>,
     /// As [`Step::biases`].
     pub biases: Vec<(u32, f32)>,
+    /// As [`Step::stages`].
+    pub stages: Vec<Stage>,
     /// As [`Step::masks`].
     pub masks: Vec<u32>,
 }
@@ -251,6 +258,7 @@ impl OwnedStep {
             recent: &self.recent,
             pending: &self.pending,
             biases: &self.biases,
+            stages: &self.stages,
             masks: Masks::Ready(&self.masks),
             stop: None,
         }
@@ -281,6 +289,7 @@ impl From<&Step<'_>> for OwnedStep {
             recent: step.recent.to_vec(),
             pending: step.pending.to_vec(),
             biases: step.biases.to_vec(),
+            stages: step.stages.to_vec(),
             masks,
         }
     }

@@ -221,8 +221,21 @@ impl Step<'_> {
         let n_vocab = needs.n_logits;
         let fits = |slice: Slice, len: usize| slice.start as usize + slice.len as usize <= len;
         for want in self.wants {
-            if let Choose::Sample(sampling) = &want.choose {
-                sampling.check()?;
+            match &want.choose {
+                Choose::Nothing | Choose::Best => {}
+                Choose::Sample(sampling) => sampling.check()?,
+                Choose::Chain(chain) => {
+                    if !fits(chain.stages, self.stages.len()) {
+                        return Err(format!("{:?} of {} stages", chain.stages, self.stages.len()));
+                    }
+                    chain.stages.of(self.stages).iter().try_for_each(crate::Stage::check)?;
+                    if !(0.0..1.0).contains(&chain.random) {
+                        return Err(format!(
+                            "the random number {}, expected one from 0 to below 1",
+                            chain.random
+                        ));
+                    }
+                }
             }
             if let Some(penalties) = &want.penalties {
                 penalties.check()?;

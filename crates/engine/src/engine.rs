@@ -284,7 +284,7 @@ impl Engine {
         ends.retain(|token| (*token as usize) < n_vocab);
         ends.sort_unstable();
         ends.dedup();
-        let sampler = Sampler::new(&request.sampling, n_vocab)?;
+        let sampler = Sampler::new(&request.sampling, n_vocab, tokenizer.as_deref())?;
         if request.constraint.is_some() {
             self.scheduler.need_masks()?;
         }
@@ -315,7 +315,8 @@ impl Engine {
     /// [`Error::NoSequence`]; a parameter is outside its limits; or as many requests wait as may.
     pub fn fork(&mut self, id: SequenceId, sampling: &SamplingParams) -> Result<SequenceId> {
         self.scheduler.check_room()?;
-        let sampler = Sampler::new(sampling, self.model.n_vocab())?;
+        let tokenizer = self.model.tokenizer()?.cloned();
+        let sampler = Sampler::new(sampling, self.model.n_vocab(), tokenizer.as_deref())?;
         let found = self.scheduler.sequences().find(|s| s.id == id).cloned();
         let mut sequence = found.ok_or(Error::NoSequence(id.0))?;
         let (n_pending, n_draft) = (self.program.max_in_flight(), self.scheduler.max_draft());

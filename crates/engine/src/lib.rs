@@ -54,7 +54,7 @@ pub use load::{DEFAULT_DRAFT, DEFAULT_TOKEN_LATENCY, LoadOptions, MAX_N_CTX, Mod
 pub use memory::{Alternative, MemoryItem, MemoryReport, kv_type_name, plan_memory};
 pub use prefill_check::{FAST_BOUND, PrefillCheck};
 pub use prompt_cache::PromptCache;
-pub use sampling::SamplingParams;
+pub use sampling::{Dry, Mirostat, SamplerName, SamplingParams};
 pub use score::{Perplexity, PositionScore, TokenScore};
 pub use sequence::{CancelFlag, FinishReason, Overflow, Prefill, Request, SequenceId, Timings};
 pub use speculate::{DraftModel, MAX_DRAFT, NgramLookup, Proposer, Speculate};

@@ -296,6 +296,7 @@ impl Sequence {
             in_prompt: true,
             n_reused: 0,
             n_generated: 0,
+            speculate: request.speculate && !sampler.adapts(),
             sampler,
             text,
             max_tokens: request.max_tokens.unwrap_or(usize::MAX),
@@ -314,7 +315,6 @@ impl Sequence {
             priority: request.priority,
             deadline: request.deadline,
             token_latency: request.token_latency,
-            speculate: request.speculate,
             cancel: request.cancel,
             draft: Vec::with_capacity(n_draft),
             acceptance: Acceptance::new(),
@@ -328,6 +328,7 @@ impl Sequence {
     /// Another sequence from here on, which has what this one has so far for its prompt.
     pub(crate) fn become_fork(&mut self, id: SequenceId, sampler: Sampler, n_pending: usize, n_draft: usize) {
         self.begin_anew();
+        self.speculate &= !sampler.adapts();
         (self.id, self.sampler, self.cancel) = (id, sampler, CancelFlag::default());
         (self.n_prompt, self.n_restarts, self.n_reused) = (self.tokens.len(), 0, 0);
         self.prompt_logprobs = None;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use device_cpu::Isa;
+use engine::{Dry, Mirostat, SamplerName, SamplingParams};
 
 /// Which model, and how it is loaded.
 #[derive(Args, Clone, Debug)]
@@ -265,7 +266,7 @@ pub struct PrefillArgs {
     pub validate_prefill: bool,
 }
 
-/// How tokens are chosen. The order is fixed: penalties, temperature, top-k, top-p, min-p, pick.
+/// How tokens are chosen. The order is fixed unless `--samplers` or one of [`SamplerArgs`] is given.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Sampling (in this order: penalties, temperature, top-k, top-p, min-p, pick)")]
 pub struct SamplingArgs {
@@ -305,6 +306,9 @@ pub struct SamplingArgs {
     #[arg(long, default_value_t = 64, value_name = "TOKENS")]
     pub penalty_window: usize,
 
+    #[command(flatten)]
+    pub more: SamplerArgs,
+
     /// Seed of the random numbers [default: random, printed with -v]
     #[arg(long)]
     pub seed: Option<u64>,
@@ -328,6 +332,104 @@ pub struct SamplingArgs {
     /// How many of the first tokens a slide keeps
     #[arg(long, default_value_t = 64, value_name = "TOKENS")]
     pub keep: usize,
+}
+
+/// Samplers that llama.cpp has besides, under its names. Where one but DRY is on, llama.cpp's order holds.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Samplers of llama.cpp, in its order where one is on")]
+pub struct SamplerArgs {
+    /// Run these samplers in this order: penalties, dry, top_n_sigma, top_k, typ_p, top_p, min_p, xtc, temperature
+    #[arg(long, value_name = "NAME", value_delimiter = ';', value_parser = parse_sampler)]
+    pub samplers: Vec<SamplerName>,
+
+    /// Keep the tokens nearest to the expected surprise whose probabilities sum to P; 1 keeps all
+    #[arg(long, visible_alias = "typical", default_value_t = 1.0, value_name = "P")]
+    pub typical_p: f32,
+
+    /// Keep tokens within so many standard deviations of the best logit; 0 keeps all
+    #[arg(long, default_value_t = 0.0, value_name = "N")]
+    pub top_n_sigma: f32,
+
+    /// How often all top choices but the least likely are dropped
+    #[arg(long, default_value_t = 0.0, value_name = "P")]
+    pub xtc_probability: f32,
+
+    /// From which probability on a token is a top choice
+    #[arg(long, default_value_t = 0.1, value_name = "P")]
+    pub xtc_threshold: f32,
+
+    /// Move the temperature by up to this, down where the distribution is sharp and up where it is flat
+    #[arg(long, default_value_t = 0.0, value_name = "T")]
+    pub dynatemp_range: f32,
+
+    /// The exponent of the entropy that moves it
+    #[arg(long, visible_alias = "dynatemp-exp", default_value_t = 1.0, value_name = "X")]
+    pub dynatemp_exponent: f32,
+
+    /// Hold the surprise of tokens near a target, with this version of Mirostat; 0 is off
+    #[arg(long, default_value_t = 0, value_name = "1|2")]
+    pub mirostat: u32,
+
+    /// Its target, in bits
+    #[arg(long, visible_alias = "mirostat-ent", default_value_t = 5.0, value_name = "BITS")]
+    pub mirostat_tau: f32,
+
+    /// How fast it learns
+    #[arg(long, visible_alias = "mirostat-lr", default_value_t = 0.1, value_name = "X")]
+    pub mirostat_eta: f32,
+
+    /// Penalise what would repeat the text: by this, times the base for each token that the repetition is longer than allowed
+    #[arg(long, default_value_t = 0.0, value_name = "X")]
+    pub dry_multiplier: f32,
+
+    /// The base
+    #[arg(long, default_value_t = 1.75, value_name = "X")]
+    pub dry_base: f32,
+
+    /// The longest repetition that is not penalised
+    #[arg(long, default_value_t = 2, value_name = "TOKENS")]
+    pub dry_allowed_length: usize,
+
+    /// How many tokens back it looks; 0 is the whole context
+    #[arg(long, default_value_t = 0, value_name = "TOKENS")]
+    pub dry_window: usize,
+
+    /// No repetition reaches over this text; repeat for more [default: end of line, colon, quote, asterisk]
+    #[arg(long, value_name = "TEXT")]
+    pub dry_sequence_breaker: Vec<String>,
+}
+
+impl SamplerArgs {
+    /// What the flags ask for, all else as by default.
+    pub fn params(&self) -> SamplingParams {
+        let dry = Dry {
+            multiplier: self.dry_multiplier,
+            base: self.dry_base,
+            allowed_length: self.dry_allowed_length,
+            window: self.dry_window,
+            breakers: match self.dry_sequence_breaker.as_slice() {
+                [] => Dry::default().breakers,
+                texts => texts.to_vec(),
+            },
+        };
+        let (version, tau, eta) = (self.mirostat, self.mirostat_tau, self.mirostat_eta);
+        SamplingParams {
+            typical_p: self.typical_p,
+            top_n_sigma: self.top_n_sigma,
+            xtc_probability: self.xtc_probability,
+            xtc_threshold: self.xtc_threshold,
+            dynatemp_range: self.dynatemp_range,
+            dynatemp_exponent: self.dynatemp_exponent,
+            mirostat: (version != 0).then_some(Mirostat { version, tau, eta }),
+            dry: (self.dry_multiplier != 0.0).then_some(dry),
+            order: (!self.samplers.is_empty()).then(|| self.samplers.clone()),
+            ..SamplingParams::default()
+        }
+    }
+}
+
+fn parse_sampler(name: &str) -> Result<SamplerName, String> {
+    SamplerName::named(name).ok_or_else(|| "not a sampler".to_owned())
 }
 
 /// `--device`

@@ -1,5 +1,6 @@
 //! From logits to a token on the host: biases → mask → penalties → temperature → top-k → top-p → min-p → pick, always in
-//! this order. Devices that compute on the host choose with it, and others are compared with it.
+//! this order; or, after the penalties, the stages of a [`Chain`] in their order. Devices that compute on the host choose with it,
+//! and others are compared with it.
 //!
 //! Each stage is a small value in its own file with its formula. A [`Chooser`] holds the buffers; after construction nothing is
 //! allocated.
@@ -7,6 +8,7 @@
 //! A stage that changes nothing (`top_k = 0`, `top_p = 1`, …) costs nothing. The temperature is applied where a token is
 //! weighed: dividing by a positive number keeps the order.
 
+mod chain;
 mod min_p;
 mod penalties;
 mod pick;
@@ -19,6 +21,7 @@ pub use ranking::Ranking;
 
 use std::cmp::Ordering;
 
+use chain::Chain;
 use device::{Choose, Chosen, MAX_BEST, Step, Want};
 use min_p::MinP;
 use temperature::Temperature;
@@ -79,6 +82,7 @@ impl Chooser {
         step: &Step,
         pending: impl Iterator<Item = u32> + Clone,
     ) -> Chosen {
+        let mut surprise = f32::NAN;
         let token = match (&want.choose, want.is_plain()) {
             (Choose::Nothing, _) => None,
             (Choose::Best, true) => argmax(logits),
@@ -98,12 +102,24 @@ impl Chooser {
                 MinP(sampling.min_p).apply(&mut ranking);
                 pick::pick(&mut ranking, sampling.random)
             }
+            (Choose::Chain(chain), plain) => {
+                if !plain {
+                    self.change(logits, want, step, pending);
+                }
+                let logits = if plain { logits } else { &self.changed };
+                let stages = chain.stages.of(step.stages);
+                let picked = Chain::run(stages, logits, &mut self.candidates).pick(chain.random);
+                picked.map(|(token, bits)| {
+                    surprise = bits;
+                    token
+                })
+            }
         };
         let logprob = match token.filter(|_| want.logprob) {
             Some(token) => logprob(logits, token),
             None => f32::NAN,
         };
-        Chosen { token, logprob }
+        Chosen { token, logprob, surprise }
     }
 
     /// The `n` best tokens and the log-probabilities that the model itself gives them, best first. Allocates nothing.

@@ -1,5 +1,7 @@
 //! The order of candidates; `ingle-engine` tests the whole pipeline by its distributions.
 
+use device::Stage;
+
 use super::*;
 
 #[test]
@@ -37,4 +39,82 @@ fn the_order_is_that_of_the_logits() {
         ids.push(ranking.id(place));
     }
     assert_eq!(ids, [2, 1, 0, 3]);
+}
+
+/// What a stage leaves of logits in the order of their ids, by its definition: ids.
+fn left(stage: Stage, logits: &[f32]) -> Vec<u32> {
+    let mut candidates = Vec::with_capacity(logits.len());
+    Chain::run(&[stage], logits, &mut candidates);
+    let mut ids: Vec<u32> = candidates.iter().map(|candidate| candidate.id).collect();
+    ids.sort_unstable();
+    ids
+}
+
+/// Logarithms of these, which sum to 1.
+fn logits_of(probabilities: &[f32]) -> Vec<f32> {
+    probabilities.iter().map(|p| p.ln() + 3.0).collect()
+}
+
+#[test]
+fn stages_leave_what_they_are_defined_to() {
+    // Entropy 1.92 bits; surprises 1.74, 1.32, 2.32, 3.32, 4.32 bits.
+    let logits = logits_of(&[0.3, 0.4, 0.2, 0.05, 0.05]);
+    let xtc = |threshold, random| Stage::Xtc { probability: 0.5, threshold, random };
+    let cases: [(Stage, &[u32]); 19] = [
+        (Stage::TopK(2), &[0, 1]),
+        (Stage::TopK(0), &[0, 1, 2, 3, 4]),
+        (Stage::TopP(0.65), &[0, 1]),
+        (Stage::TopP(0.0), &[1]),
+        (Stage::MinP(0.45), &[0, 1, 2]),
+        // The surprise of 0 is the nearest to the entropy, then that of 2, then that of 1.
+        (Stage::Typical(0.2), &[0]),
+        (Stage::Typical(0.45), &[0, 2]),
+        (Stage::Typical(0.6), &[0, 1, 2]),
+        // The deviation of the logits is 0.87.
+        (Stage::TopNSigma(1.0), &[0, 1, 2]),
+        (Stage::TopNSigma(0.1), &[1]),
+        (xtc(0.15, 0.4), &[2, 3, 4]),
+        (xtc(0.15, 0.6), &[0, 1, 2, 3, 4]),
+        (xtc(0.35, 0.4), &[0, 1, 2, 3, 4]),
+        (xtc(0.9, 0.4), &[0, 1, 2, 3, 4]),
+        (Stage::MostSurprise { mu: 2.0 }, &[0, 1]),
+        (Stage::MostSurprise { mu: -1.0 }, &[1]),
+        (Stage::Temperature(0.0), &[1]),
+        (Stage::Temperature(0.5), &[0, 1, 2, 3, 4]),
+        (Stage::Dynamic { low: 0.0, high: 0.0, exponent: 1.0 }, &[1]),
+    ];
+    for (stage, expected) in cases {
+        assert_eq!(left(stage, &logits), expected, "{stage:?}");
+    }
+}
+
+/// Zipf's law with exponent 2: the estimate finds it, and the number follows from the formula.
+#[test]
+fn mirostat_keeps_what_zipf_says() {
+    let logits: Vec<f32> = (1..=1000).map(|rank| -2.0 * (rank as f32).ln()).collect();
+    let n = ((1.0 * 8f64.exp2()) / (1.0 - 1000f64.powf(-1.0))).powf(0.5) as usize;
+    assert_eq!(left(Stage::MirostatTopK { mu: 8.0 }, &logits).len(), n);
+    assert_eq!(left(Stage::MirostatTopK { mu: -90.0 }, &logits), [0]);
+}
+
+#[test]
+fn a_chain_picks_by_what_is_left() {
+    let logits = logits_of(&[0.3, 0.4, 0.2, 0.05, 0.05]);
+    let mut candidates = Vec::with_capacity(5);
+    let mut pick = |stages: &[Stage], random| Chain::run(stages, &logits, &mut candidates).pick(random);
+    // Of 0.4 and 0.3, after a temperature that squares them: 0.64 and 0.36.
+    let stages = [Stage::TopK(2), Stage::Temperature(0.5)];
+    let (token, surprise) = pick(&stages, 0.63).unwrap();
+    assert_eq!(token, 1);
+    assert!((surprise - 0.644).abs() < 1e-3, "{surprise}");
+    assert_eq!(pick(&stages, 0.65).unwrap().0, 0);
+    // After it the order of the two does not matter; before it the threshold meets other numbers.
+    assert_eq!(pick(&[Stage::Temperature(0.5), Stage::TopP(0.5)], 0.9).unwrap().0, 1);
+    // A flat distribution gets the high temperature, a sharp one the low.
+    let dynamic = Stage::Dynamic { low: 0.1, high: 1.0, exponent: 1.0 };
+    assert_eq!(pick(&[dynamic], 0.99).unwrap().0, 4);
+    let sharp = logits_of(&[0.996, 0.001, 0.001, 0.001, 0.001]);
+    let mut candidates = Vec::with_capacity(5);
+    assert_eq!(Chain::run(&[dynamic], &sharp, &mut candidates).pick(0.999_9).unwrap().0, 0);
+    assert_eq!(Chain::run(&[], &[f32::NAN, f32::NEG_INFINITY], &mut candidates).pick(0.5), None);
 }

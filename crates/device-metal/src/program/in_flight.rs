@@ -172,7 +172,11 @@ impl<G: Gpu> MetalProgram<G> {
         if !self.outputs_of(ticket).is_chosen {
             for output in 0..self.outputs_of(ticket).n as u32 {
                 let token = chosen_token(&self.buffers[CHOSEN], self.step.chosen_at(ticket, output));
-                self.outputs_of_mut(ticket).chosen.push(Chosen { token, logprob: f32::NAN });
+                self.outputs_of_mut(ticket).chosen.push(Chosen {
+                    token,
+                    logprob: f32::NAN,
+                    surprise: f32::NAN,
+                });
             }
         }
         let is_fresh = self.in_flight.is_empty();
@@ -206,7 +210,8 @@ impl<G: Gpu> MetalProgram<G> {
                 chosen.push(choice);
                 best.extend(chooser.best(row, (want.n_best as usize).min(MAX_BEST)));
             } else {
-                chosen.push(Chosen { token: chosen_token(tokens, token_at), logprob: f32::NAN });
+                let token = chosen_token(tokens, token_at);
+                chosen.push(Chosen { token, logprob: f32::NAN, surprise: f32::NAN });
             }
             best_ends.push(best.len());
         }

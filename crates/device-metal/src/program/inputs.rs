@@ -52,7 +52,7 @@ fn n_penalised(want: &Want) -> usize {
 /// Whether there are kernels for all that is wanted of an output beside its logits.
 pub(super) fn has_kernels(want: &Want) -> bool {
     let n_penalised = n_penalised(want);
-    want.choose != Choose::Nothing
+    matches!(want.choose, Choose::Best | Choose::Sample(_))
         && want.mask.is_none()
         && want.biases.len == 0
         && !want.logprob
@@ -189,7 +189,8 @@ impl<G: Gpu> MetalProgram<G> {
 fn choice_of(want: &Want) -> arguments::Choice {
     let mut choice = arguments::Choice::default();
     match want.choose {
-        Choose::Nothing => return choice,
+        // The host chooses.
+        Choose::Nothing | Choose::Chain(_) => return choice,
         Choose::Best => choice.how = CHOOSE_BEST,
         Choose::Sample(Sampling { temperature, top_k, top_p, min_p, random }) => {
             // Exact: 53 bits.

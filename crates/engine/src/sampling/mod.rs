@@ -4,13 +4,18 @@
 //! A token of the answer takes one random number, whether steps run ahead, guess, or neither; so a seed gives the same answer.
 //! A temperature of 0 or `top_k = 1` takes the best token without random numbers.
 
+mod dry;
+mod order;
 mod params;
 mod rng;
 
-pub use params::{ParamError, SamplingParams};
+pub(crate) use dry::{DryBuffers, DryPenalty};
+pub use order::SamplerName;
+pub use params::{Dry, Mirostat, ParamError, SamplingParams};
 pub use rng::Rng;
 
-use device::{Choose, Penalties, Sampling, Want};
+use device::{Chain, Choose, Penalties, Sampling, Slice, Stage, Want};
+use text::Tokenizer;
 
 /// The parameters and the random state of one sequence.
 #[derive(Clone, Debug)]
@@ -18,17 +23,34 @@ pub struct Sampler {
     params: SamplingParams,
     rng: Rng,
     seed: u64,
+    /// Of a [`Chain`]; empty where the device's fixed order does.
+    stages: Vec<Stage>,
+    dry: Option<DryPenalty>,
+    /// Mirostat's bound of surprise, in bits.
+    mu: f32,
 }
 
 impl Sampler {
-    /// Of checked parameters, for a vocabulary of `n_vocab` tokens.
+    /// Of checked parameters, for a vocabulary of `n_vocab` tokens. Without a tokenizer, DRY has no breakers.
     ///
     /// # Errors
     /// A parameter is outside its limits.
-    pub fn new(params: &SamplingParams, n_vocab: usize) -> std::result::Result<Sampler, ParamError> {
+    pub fn new(
+        params: &SamplingParams,
+        n_vocab: usize,
+        tokenizer: Option<&Tokenizer>,
+    ) -> std::result::Result<Sampler, ParamError> {
         params.check(n_vocab)?;
         let seed = params.seed.unwrap_or_else(rng::fresh_seed);
-        Ok(Sampler { params: params.clone(), rng: Rng::new(seed), seed })
+        let dry = params.dry.as_ref().filter(|dry| dry.multiplier > 0.0 && params.runs(SamplerName::Dry));
+        Ok(Sampler {
+            rng: Rng::new(seed),
+            seed,
+            stages: params.stages(),
+            dry: dry.map(|dry| DryPenalty::new(dry, tokenizer)),
+            mu: params.mirostat.map_or(0.0, |mirostat| 2.0 * mirostat.tau),
+            params: params.clone(),
+        })
     }
 
     /// The seed in use: the one asked for, or the one that was drawn.
@@ -38,7 +60,44 @@ impl Sampler {
 
     /// Whether it always takes the best token.
     pub fn is_greedy(&self) -> bool {
-        self.params.temperature == 0.0 || self.params.top_k == 1
+        !self.params.uses_chain() && (self.params.temperature == 0.0 || self.params.top_k == 1)
+    }
+
+    /// Whether it must see each token before the next can be chosen.
+    pub(crate) fn sees_tokens(&self) -> bool {
+        self.dry.is_some() || self.adapts()
+    }
+
+    /// Whether each choice changes how the next is made, even where the token is as was guessed.
+    pub(crate) fn adapts(&self) -> bool {
+        self.params.mirostat.is_some() && self.params.uses_chain()
+    }
+
+    /// DRY, if it is on.
+    pub(crate) fn dry(&self) -> Option<&DryPenalty> {
+        self.dry.as_ref()
+    }
+
+    /// How many stages [`Self::stages`] gives.
+    pub(crate) fn n_stages(&self) -> usize {
+        self.stages.len()
+    }
+
+    /// The stages of a chain, with the random number that comes `n_ahead` after the next one.
+    pub(crate) fn stages(&self, n_ahead: usize) -> impl Iterator<Item = Stage> + '_ {
+        let random = rng::another(self.bits(n_ahead));
+        self.stages.iter().map(move |stage| match *stage {
+            Stage::Xtc { probability, threshold, .. } => Stage::Xtc { probability, threshold, random },
+            Stage::MirostatTopK { .. } => Stage::MirostatTopK { mu: self.mu },
+            Stage::MostSurprise { .. } => Stage::MostSurprise { mu: self.mu },
+            Stage::Temperature(_)
+            | Stage::Dynamic { .. }
+            | Stage::TopK(_)
+            | Stage::TopP(_)
+            | Stage::MinP(_)
+            | Stage::Typical(_)
+            | Stage::TopNSigma(_) => *stage,
+        })
     }
 
     /// Whether it gives the log-probability of each token.
@@ -50,7 +109,7 @@ impl Sampler {
     pub fn penalty_window(&self) -> Option<usize> {
         let p = &self.params;
         let is_on = p.repeat_penalty != 1.0 || p.presence_penalty != 0.0 || p.frequency_penalty != 0.0;
-        is_on.then_some(p.penalty_window)
+        (is_on && p.runs(SamplerName::Penalties)).then_some(p.penalty_window)
     }
 
     /// Tokens and what is added to their logits.
@@ -58,13 +117,14 @@ impl Sampler {
         &self.params.logit_bias
     }
 
-    /// What is wanted of an output, but for what its penalties and biases point to, with the random number that comes
+    /// What is wanted of an output, but for what its stages, penalties and biases point to, with the random number that comes
     /// `n_ahead` after the next one. Draws nothing; allocates nothing.
     pub fn want(&self, n_ahead: usize) -> Want {
         let p = &self.params;
-        let choose = match self.is_greedy() {
-            true => Choose::Best,
-            false => Choose::Sample(Sampling {
+        let choose = match (self.is_greedy(), p.uses_chain()) {
+            (true, _) => Choose::Best,
+            (_, true) => Choose::Chain(Chain { stages: Slice::default(), random: self.random(n_ahead) }),
+            (_, false) => Choose::Sample(Sampling {
                 temperature: p.temperature,
                 top_k: p.top_k,
                 top_p: p.top_p,
@@ -81,17 +141,24 @@ impl Sampler {
     }
 
     fn random(&self, n_ahead: usize) -> f64 {
+        rng::uniform(self.bits(n_ahead))
+    }
+
+    fn bits(&self, n_ahead: usize) -> u64 {
         let mut rng = self.rng.clone();
         for _ in 0..n_ahead {
             rng.next_u64();
         }
-        rng.uniform()
+        rng.next_u64()
     }
 
-    /// A token was chosen with the random number that was next.
-    pub fn took_one(&mut self) {
+    /// A token was chosen with the random number that was next; it had a surprise of so many bits, if a chain chose it.
+    pub fn took_one(&mut self, surprise: f32) {
         if !self.is_greedy() {
             self.rng.next_u64();
+        }
+        if let Some(mirostat) = self.params.mirostat.filter(|_| surprise.is_finite()) {
+            self.mu -= mirostat.eta * (surprise - mirostat.tau);
         }
     }
 }

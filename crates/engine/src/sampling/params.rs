@@ -1,5 +1,46 @@
 //! What a person asks of the sampler, and what is allowed.
 
+use super::order::SamplerName;
+
+/// Penalties on what would repeat the text: see llama.cpp's `--dry-…`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Dry {
+    /// Times `base^(length - allowed_length)` is what a token loses.
+    pub multiplier: f32,
+    /// At least 1.
+    pub base: f32,
+    /// Repetitions shorter than this lose nothing.
+    pub allowed_length: usize,
+    /// How many tokens back it looks, prompt included; 0 is the whole sequence.
+    pub window: usize,
+    /// Texts that no repetition reaches over. One that is part of a token's text is found in such tokens alone.
+    pub breakers: Vec<String>,
+}
+
+impl Default for Dry {
+    fn default() -> Dry {
+        Dry {
+            multiplier: 0.8,
+            base: 1.75,
+            allowed_length: 2,
+            window: 0,
+            breakers: ["\n", ":", "\"", "*"].map(str::to_owned).to_vec(),
+        }
+    }
+}
+
+/// Mirostat (Basu et al. 2021, arXiv:2007.14966): keeps the surprise of tokens near a target. Only penalties and the temperature
+/// run beside it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Mirostat {
+    /// 1 or 2.
+    pub version: u32,
+    /// The target, in bits.
+    pub tau: f32,
+    /// How fast it learns.
+    pub eta: f32,
+}
+
 /// How tokens are chosen. [`Default`] is plain sampling from the model's own distribution.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
@@ -21,6 +62,25 @@ pub struct SamplingParams {
     pub penalty_window: usize,
     /// `(token, bias)` added to logits; minus infinity forbids a token.
     pub logit_bias: Vec<(u32, f32)>,
+    /// Keep the tokens whose surprise is nearest to the entropy, the fewest whose probabilities reach this sum; 1 keeps all.
+    pub typical_p: f32,
+    /// Keep tokens whose logit is less than so many standard deviations below the best; 0 keeps all.
+    pub top_n_sigma: f32,
+    /// How often all top choices but the least likely are dropped; 0 is never.
+    pub xtc_probability: f32,
+    /// From which probability on a token is a top choice; above 0.5 there are never two.
+    pub xtc_threshold: f32,
+    /// The temperature is up to so much lower for a sharp distribution, and higher for a flat one; 0 is off.
+    pub dynatemp_range: f32,
+    /// The exponent of that distribution's normalised entropy.
+    pub dynatemp_exponent: f32,
+    /// `None` is off.
+    pub mirostat: Option<Mirostat>,
+    /// `None` is off.
+    pub dry: Option<Dry>,
+    /// Which samplers run, in which order; penalties and DRY first. `None`: all; where one of the six above but DRY is on, as
+    /// [`SamplerName::LLAMA_CPP`] has them, otherwise penalties, temperature, top-k, top-p, min-p.
+    pub order: Option<Vec<SamplerName>>,
     /// Seed of the random numbers; `None` draws one.
     pub seed: Option<u64>,
     /// Report the log-probability of each chosen token.
@@ -42,6 +102,15 @@ impl Default for SamplingParams {
             frequency_penalty: 0.0,
             penalty_window: 64,
             logit_bias: Vec::new(),
+            typical_p: 1.0,
+            top_n_sigma: 0.0,
+            xtc_probability: 0.0,
+            xtc_threshold: 0.1,
+            dynatemp_range: 0.0,
+            dynatemp_exponent: 1.0,
+            mirostat: None,
+            dry: None,
+            order: None,
             seed: None,
             logprobs: false,
             n_best_logprobs: 0,
@@ -77,6 +146,31 @@ impl SamplingParams {
         within("min_p", self.min_p, 0.0, 1.0)?;
         within("presence_penalty", self.presence_penalty, f32::MIN, f32::MAX)?;
         within("frequency_penalty", self.frequency_penalty, f32::MIN, f32::MAX)?;
+        within("typical_p", self.typical_p, 0.0, 1.0)?;
+        within("top_n_sigma", self.top_n_sigma, 0.0, f32::MAX)?;
+        within("xtc_probability", self.xtc_probability, 0.0, 1.0)?;
+        within("xtc_threshold", self.xtc_threshold, 0.0, 1.0)?;
+        within("dynatemp_range", self.dynatemp_range, 0.0, f32::MAX)?;
+        within("dynatemp_exponent", self.dynatemp_exponent, f32::MIN_POSITIVE, f32::MAX)?;
+        if let Some(Mirostat { version, tau, eta }) = self.mirostat {
+            within("mirostat", version as f32, 1.0, 2.0)?;
+            within("mirostat_tau", tau, 0.0, f32::MAX)?;
+            within("mirostat_eta", eta, 0.0, f32::MAX)?;
+        }
+        if let Some(dry) = &self.dry {
+            within("dry_multiplier", dry.multiplier, 0.0, f32::MAX)?;
+            within("dry_base", dry.base, 1.0, f32::MAX)?;
+        }
+        if let Some(order) = &self.order
+            && let n_first = order.iter().take_while(|name| name.is_penalty()).count()
+            && order[n_first..].iter().any(|name| name.is_penalty())
+        {
+            return Err(ParamError {
+                name: "samplers",
+                value: format!("{order:?}"),
+                expected: "penalties and dry before all others".into(),
+            });
+        }
         if !(self.repeat_penalty.is_finite() && self.repeat_penalty > 0.0) {
             return Err(ParamError {
                 name: "repeat_penalty",

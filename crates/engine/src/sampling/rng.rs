@@ -27,10 +27,20 @@ impl Rng {
         result
     }
 
-    /// Uniform in `[0, 1)`: the upper 53 bits, so that every value is exact.
+    /// Uniform in `[0, 1)`.
     pub fn uniform(&mut self) -> f64 {
-        (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
+        uniform(self.next_u64())
     }
+}
+
+/// Uniform in `[0, 1)`: the upper 53 bits, so that every value is exact.
+pub(super) fn uniform(bits: u64) -> f64 {
+    (bits >> 11) as f64 / (1u64 << 53) as f64
+}
+
+/// Another number that the same bits give, uniform in `[0, 1)`.
+pub(super) fn another(mut bits: u64) -> f64 {
+    uniform(split_mix_64(&mut bits))
 }
 
 /// One step of SplitMix64 (Steele, Lea and Flood, 2014).

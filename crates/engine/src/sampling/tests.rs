@@ -21,12 +21,12 @@ fn sample(sampler: &mut Sampler, logits: &[f32], tokens: &[u32], chooser: &mut C
     let mut buffers = StepBuffers::new(&limits, 0, 1);
     let want = buffers.want(sampler, &History { tokens, ..History::default() }, 0);
     let chosen = chooser.choose(logits, &want, &buffers.lists(), std::iter::empty());
-    sampler.took_one();
+    sampler.took_one(chosen.surprise);
     chosen
 }
 
 fn sample_many(params: &SamplingParams, logits: &[f32], tokens: &[u32], n: usize) -> Vec<usize> {
-    let mut sampler = Sampler::new(params, logits.len()).unwrap();
+    let mut sampler = Sampler::new(params, logits.len(), None).unwrap();
     let mut chooser = Chooser::new(logits.len());
     let mut counts = vec![0; logits.len()];
     for _ in 0..n {
@@ -151,7 +151,7 @@ fn greedy_takes_the_lowest_of_equals_and_needs_no_random_numbers() {
     assert_eq!(counts[3], 10);
     let counts = sample_many(&SamplingParams { top_k: 1, ..Default::default() }, &LOGITS, &[], 10);
     assert_eq!(counts[3], 10);
-    assert_eq!(Sampler::new(&SamplingParams::greedy(), 9).unwrap().want(0), Want::BEST);
+    assert_eq!(Sampler::new(&SamplingParams::greedy(), 9, None).unwrap().want(0), Want::BEST);
     let biased = SamplingParams { logit_bias: vec![(0, 9.0)], ..SamplingParams::greedy() };
     assert_eq!(sample_many(&biased, &LOGITS, &[], 10)[0], 10);
 }
@@ -160,7 +160,7 @@ fn greedy_takes_the_lowest_of_equals_and_needs_no_random_numbers() {
 fn the_seed_decides() {
     let draw = |seed| {
         let params = SamplingParams { seed: Some(seed), ..Default::default() };
-        let mut sampler = Sampler::new(&params, LOGITS.len()).unwrap();
+        let mut sampler = Sampler::new(&params, LOGITS.len(), None).unwrap();
         let mut chooser = Chooser::new(LOGITS.len());
         (0..32).map(|_| sample(&mut sampler, &LOGITS, &[], &mut chooser).token).collect::<Vec<_>>()
     };
@@ -172,7 +172,7 @@ fn the_seed_decides() {
 fn wants_have_the_random_numbers_in_order_and_only_those_taken_are_gone() {
     let params =
         SamplingParams { seed: Some(5), penalty_window: 2, presence_penalty: 1.0, ..Default::default() };
-    let mut sampler = Sampler::new(&params, LOGITS.len()).unwrap();
+    let mut sampler = Sampler::new(&params, LOGITS.len(), None).unwrap();
     assert_eq!(sampler.penalty_window(), Some(2));
     let random = |sampler: &Sampler, n_ahead: usize| match sampler.want(n_ahead).choose {
         Choose::Sample(sampling) => sampling.random,
@@ -181,12 +181,12 @@ fn wants_have_the_random_numbers_in_order_and_only_those_taken_are_gone() {
     let mut rng = Rng::new(5);
     let randoms: Vec<f64> = (0..8).map(|_| rng.uniform()).collect();
     assert!((0..8).all(|n| random(&sampler, n) == randoms[n]));
-    sampler.took_one();
-    sampler.took_one();
+    sampler.took_one(f32::NAN);
+    sampler.took_one(f32::NAN);
     assert_eq!(random(&sampler, 0), randoms[2]);
-    let mut greedy = Sampler::new(&SamplingParams { top_k: 1, ..params }, 9).unwrap();
+    let mut greedy = Sampler::new(&SamplingParams { top_k: 1, ..params }, 9, None).unwrap();
     assert_eq!(greedy.want(3).choose, Choose::Best);
-    greedy.took_one();
+    greedy.took_one(f32::NAN);
     assert_eq!(greedy.rng.next_u64(), Rng::new(5).next_u64(), "greedy needs no random numbers");
 }
 
@@ -199,7 +199,7 @@ fn logprobs_are_the_models_own() {
         logprobs: true,
         ..Default::default()
     };
-    let mut sampler = Sampler::new(&params, LOGITS.len()).unwrap();
+    let mut sampler = Sampler::new(&params, LOGITS.len(), None).unwrap();
     let mut chooser = Chooser::new(LOGITS.len());
     let normalizer = log_sum_exp(&LOGITS);
     for _ in 0..50 {
@@ -211,7 +211,7 @@ fn logprobs_are_the_models_own() {
 
 #[test]
 fn values_outside_their_limits_are_named() {
-    let bad = |params: SamplingParams| Sampler::new(&params, 9).unwrap_err();
+    let bad = |params: SamplingParams| Sampler::new(&params, 9, None).unwrap_err();
     let d = SamplingParams::default;
     assert_eq!(
         bad(SamplingParams { temperature: -1.0, ..d() }).to_string(),
@@ -231,7 +231,7 @@ fn values_outside_their_limits_are_named() {
 #[test]
 fn where_nothing_can_be_picked_nothing_is_chosen() {
     for params in [SamplingParams::default(), SamplingParams::greedy()] {
-        let mut sampler = Sampler::new(&params, 3).unwrap();
+        let mut sampler = Sampler::new(&params, 3, None).unwrap();
         let mut chooser = Chooser::new(3);
         let none = [f32::NAN, f32::NEG_INFINITY, f32::NAN];
         assert_eq!(sample(&mut sampler, &none, &[], &mut chooser).token, None);
@@ -258,7 +258,7 @@ proptest! {
             temperature, top_k, top_p, min_p, repeat_penalty, presence_penalty, penalty_window, seed: Some(seed),
             ..Default::default()
         };
-        let mut sampler = Sampler::new(&params, logits.len()).unwrap();
+        let mut sampler = Sampler::new(&params, logits.len(), None).unwrap();
         let mut chooser = Chooser::new(logits.len());
         for _ in 0..8 {
             let id = sample(&mut sampler, &logits, &tokens, &mut chooser).token.unwrap();
@@ -269,4 +269,67 @@ proptest! {
             prop_assert!(expected(&wider, &logits, &tokens)[id as usize] > 0.0);
         }
     }
+}
+
+#[test]
+fn the_order_of_samplers_decides() {
+    use super::SamplerName::{MinP, Penalties, Temperature, TopK, TopP};
+    let of = |order: &[SamplerName]| {
+        let params = SamplingParams {
+            temperature: 0.2,
+            top_p: 0.8,
+            order: Some(order.to_vec()),
+            seed: Some(1),
+            ..Default::default()
+        };
+        let counts = sample_many(&params, &LOGITS, &[], 300);
+        counts.iter().filter(|n| **n > 0).count()
+    };
+    // After the low temperature two equals have everything; before it, three are needed for 0.8.
+    assert_eq!(of(&[Temperature, TopP]), 2);
+    assert_eq!(of(&[TopP]), 4);
+    assert!(of(&[MinP, TopK]) > 4);
+    // Penalties run only if they are named.
+    let penalised = |order: Vec<SamplerName>| {
+        let params = SamplingParams {
+            presence_penalty: 1e6,
+            order: Some(order),
+            seed: Some(2),
+            ..SamplingParams::default()
+        };
+        sample_many(&params, &LOGITS, &[3, 4], 100)[3] == 0
+    };
+    assert!(penalised(vec![Penalties, Temperature]));
+    assert!(!penalised(vec![Temperature]));
+}
+
+/// The mean surprise of what Mirostat chooses comes near to its target, whatever the logits.
+#[test]
+fn mirostat_reaches_its_target() {
+    let logits: Vec<f32> = (0..5000).map(|i| -1.1 * ((i + 1) as f32).ln()).collect();
+    for version in [1, 2] {
+        let mirostat = Some(Mirostat { version, tau: 4.0, eta: 0.1 });
+        let params = SamplingParams { mirostat, seed: Some(4), ..Default::default() };
+        let mut sampler = Sampler::new(&params, logits.len(), None).unwrap();
+        let mut chooser = Chooser::new(logits.len());
+        let n = 600;
+        let sum: f32 = (0..n).map(|_| sample(&mut sampler, &logits, &[], &mut chooser).surprise).sum();
+        let mean = sum / n as f32;
+        assert!((mean - 4.0).abs() < 0.4, "version {version}: {mean} bits, expected about 4");
+    }
+}
+
+/// Loops, which a model without it would never leave, are left.
+#[test]
+fn dry_leaves_a_loop() {
+    let dry = Some(Dry { multiplier: 5.0, breakers: vec![], ..Dry::default() });
+    let params = SamplingParams { temperature: 0.0, dry, ..Default::default() };
+    let mut sampler = Sampler::new(&params, LOGITS.len(), None).unwrap();
+    let mut chooser = Chooser::new(LOGITS.len());
+    let next = |tokens: &[u32], sampler: &mut Sampler, chooser: &mut Chooser| {
+        sample(sampler, &LOGITS, tokens, chooser).token
+    };
+    assert_eq!(next(&[7, 3], &mut sampler, &mut chooser), Some(3));
+    assert_eq!(next(&[3, 3, 3, 3], &mut sampler, &mut chooser), Some(4));
+    assert!(sampler.sees_tokens() && !sampler.adapts());
 }

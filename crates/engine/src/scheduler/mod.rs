@@ -284,14 +284,13 @@ impl Scheduler {
     }
 
     /// Whether steps may be submitted whose tokens are not known yet: every sequence is answering, does not guess, has no
-    /// constraint that must see a token before it says what may follow, and has its tokens chosen by the device.
+    /// constraint or sampler that must see a token before it says what may follow, and has its tokens chosen by the device.
     fn can_run_ahead(&self, program: &dyn Program) -> bool {
         let guesses = |s: &Sequence| self.speculator.is_some() && s.speculate;
         let chooses = |s: &Sequence| program.chooses_in_flight(&s.sampler.want(0));
-        self.slots
-            .iter()
-            .flatten()
-            .all(|s| !s.in_prompt && !guesses(s) && s.constraint.is_none() && chooses(s))
+        self.slots.iter().flatten().all(|s| {
+            !s.in_prompt && !guesses(s) && s.constraint.is_none() && !s.sampler.sees_tokens() && chooses(s)
+        })
     }
 
     /// Fill the buffers and the last of [`Self::spare`]; whether there is a row.

@@ -125,9 +125,9 @@ impl Scheduler {
             return self.finish(slot, FinishReason::Failed(error), on_event);
         }
         let chosen = program.chosen().get(output).copied();
-        match chosen.and_then(|chosen| Some((chosen.token?, chosen.logprob))) {
-            Some((id, logprob)) => {
-                sequence.sampler.took_one();
+        match chosen.and_then(|chosen| Some((chosen.token?, chosen.logprob, chosen.surprise))) {
+            Some((id, logprob, surprise)) => {
+                sequence.sampler.took_one(surprise);
                 let logprob = sequence.sampler.wants_logprobs().then_some(logprob);
                 let best = program.best(output);
                 self.accept(slot, id, logprob, best, on_event)

@@ -2,10 +2,10 @@
 
 use std::sync::atomic::AtomicBool;
 
-use device::{Limits, Link, Masks, OutputRef, Slice, Span, StateUse, Step, Want};
+use device::{Choose, Limits, Link, Masks, OutputRef, Slice, Span, Stage, StateUse, Step, Want};
 
 use crate::kv::KvCache;
-use crate::sampling::Sampler;
+use crate::sampling::{DryBuffers, Sampler};
 use crate::sequence::Sequence;
 
 /// Which rows of a span give logits.
@@ -38,6 +38,9 @@ pub(crate) struct StepBuffers {
     pending: Vec<OutputRef>,
     /// Logit biases of all outputs that have any; grows as `recent` does.
     biases: Vec<(u32, f32)>,
+    /// Stages of all outputs that have any.
+    stages: Vec<Stage>,
+    dry: DryBuffers,
     /// Masks of all outputs that have any.
     n_masks: usize,
     words_per_mask: usize,
@@ -68,6 +71,8 @@ impl StepBuffers {
             recent: Vec::new(),
             pending: Vec::with_capacity(limits.max_spans * max_in_flight),
             biases: Vec::new(),
+            stages: Vec::new(),
+            dry: DryBuffers::default(),
             n_masks: 0,
             words_per_mask: n_vocab.div_ceil(32),
             max_rows: limits.max_rows,
@@ -85,6 +90,7 @@ impl StepBuffers {
         self.recent.clear();
         self.pending.clear();
         self.biases.clear();
+        self.stages.clear();
         self.n_masks = 0;
     }
 
@@ -103,7 +109,13 @@ impl StepBuffers {
             let window = if window == 0 { n_ctx } else { window.min(n_ctx) };
             self.recent.reserve(room(n * window, self.recent.len()));
         }
-        let n_biases = sampler.biases().len() + sequence.forbidden(0).len();
+        let mut n_biases = sampler.biases().len() + sequence.forbidden(0).len();
+        if let Some(dry) = sampler.dry() {
+            let window = if dry.window() == 0 { n_ctx } else { dry.window().min(n_ctx) };
+            self.dry.reserve(window);
+            n_biases += window;
+        }
+        self.stages.reserve(room(n * sampler.n_stages(), self.stages.len()));
         self.biases.reserve(room(n * n_biases, self.biases.len()));
     }
 
@@ -216,6 +228,15 @@ impl StepBuffers {
         let biases = sampler.biases();
         want.biases = Slice { start: self.biases.len() as u32, len: biases.len() as u32 };
         self.biases.extend_from_slice(biases);
+        if let Some(dry) = sampler.dry() {
+            dry.apply(history.tokens, history.draft, &mut self.dry, &mut self.biases);
+            want.biases.len = self.biases.len() as u32 - want.biases.start;
+        }
+        if let Choose::Chain(chain) = &mut want.choose {
+            let start = self.stages.len();
+            self.stages.extend(sampler.stages(n_ahead));
+            chain.stages = Slice { start: start as u32, len: (self.stages.len() - start) as u32 };
+        }
         want
     }
 
@@ -236,8 +257,8 @@ impl StepBuffers {
     /// The lists that wants point to.
     #[cfg(test)]
     pub(crate) fn lists(&self) -> Step<'_> {
-        let StepBuffers { recent, pending, biases, .. } = self;
-        Step { recent, pending, biases, ..Step::default() }
+        let StepBuffers { recent, pending, biases, stages, .. } = self;
+        Step { recent, pending, biases, stages, ..Step::default() }
     }
 
     /// What a program runs.
@@ -260,6 +281,7 @@ impl StepBuffers {
             recent: &self.recent,
             pending: &self.pending,
             biases: &self.biases,
+            stages: &self.stages,
             masks,
             stop,
             ..Step::default()

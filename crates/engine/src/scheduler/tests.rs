@@ -60,7 +60,7 @@ impl Simulation {
         let id = SequenceId(self.n_added);
         self.n_added += 1;
         self.tokens.push(vec![]);
-        let sampler = Sampler::new(&SamplingParams::greedy(), N_VOCAB).unwrap();
+        let sampler = Sampler::new(&SamplingParams::greedy(), N_VOCAB, None).unwrap();
         let text = TextStream::new(None, vec![], ShowSpecial::Nothing);
         self.scheduler.add(Sequence::new(id, request, sampler, text, [].into(), 8, 0));
         id

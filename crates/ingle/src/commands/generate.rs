@@ -43,8 +43,7 @@ pub fn sampling(args: &SamplingArgs) -> SamplingParams {
         penalty_window: args.penalty_window,
         logit_bias: args.logit_bias.clone(),
         seed: args.seed,
-        logprobs: false,
-        n_best_logprobs: 0,
+        ..args.more.params()
     }
 }
 

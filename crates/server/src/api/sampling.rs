@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use engine::SamplingParams;
+use engine::{Dry, Mirostat, SamplerName, SamplingParams};
 use serde::Deserialize;
 use serde_json::Value;
 use text::Grammar;
@@ -30,14 +30,9 @@ pub struct SamplingKeys {
     priority: Option<i32>,
     keep_alive: Option<Value>,
     cache_prompt: Option<bool>,
+    #[serde(flatten)]
+    more: MoreSamplers,
     // Known, and not built: refused unless they ask for nothing.
-    dry_multiplier: Option<f32>,
-    xtc_probability: Option<f32>,
-    typical_p: Option<f32>,
-    top_n_sigma: Option<f32>,
-    mirostat: Option<i64>,
-    dynatemp_range: Option<f32>,
-    samplers: Option<Value>,
     grammar: Option<Value>,
     // What the answer must be.
     #[serde(alias = "guided_json")]
@@ -45,6 +40,82 @@ pub struct SamplingKeys {
     guided_regex: Option<String>,
     guided_choice: Option<Vec<String>>,
     guided_grammar: Option<String>,
+}
+
+/// Samplers of llama.cpp, by its names; a value that llama.cpp takes for off is off.
+#[derive(Clone, Debug, Default, Deserialize)]
+struct MoreSamplers {
+    typical_p: Option<f32>,
+    top_n_sigma: Option<f32>,
+    xtc_probability: Option<f32>,
+    xtc_threshold: Option<f32>,
+    dynatemp_range: Option<f32>,
+    dynatemp_exponent: Option<f32>,
+    mirostat: Option<i64>,
+    mirostat_tau: Option<f32>,
+    mirostat_eta: Option<f32>,
+    dry_multiplier: Option<f32>,
+    dry_base: Option<f32>,
+    dry_allowed_length: Option<i64>,
+    dry_penalty_last_n: Option<i64>,
+    dry_sequence_breakers: Option<Vec<String>>,
+    samplers: Option<Value>,
+}
+
+impl MoreSamplers {
+    fn apply(&self, sampling: &mut SamplingParams) -> Result<()> {
+        let set = |target: &mut f32, value: Option<f32>| *target = value.unwrap_or(*target);
+        set(&mut sampling.typical_p, self.typical_p);
+        set(&mut sampling.top_n_sigma, self.top_n_sigma.map(|n| n.max(0.0)));
+        set(&mut sampling.xtc_probability, self.xtc_probability);
+        set(&mut sampling.xtc_threshold, self.xtc_threshold);
+        set(&mut sampling.dynatemp_range, self.dynatemp_range);
+        set(&mut sampling.dynatemp_exponent, self.dynatemp_exponent);
+        if let Some(version) = self.mirostat.filter(|version| *version != 0) {
+            let version = u32::try_from(version).unwrap_or(u32::MAX);
+            let (tau, eta) = (self.mirostat_tau.unwrap_or(5.0), self.mirostat_eta.unwrap_or(0.1));
+            sampling.mirostat = Some(Mirostat { version, tau, eta });
+        }
+        // 0 tokens back is off, -1 the whole context, for which the engine says 0.
+        if let Some(multiplier) =
+            self.dry_multiplier.filter(|m| *m != 0.0 && self.dry_penalty_last_n != Some(0))
+        {
+            let default = Dry::default();
+            sampling.dry = Some(Dry {
+                multiplier,
+                base: self.dry_base.unwrap_or(default.base),
+                allowed_length: self
+                    .dry_allowed_length
+                    .map_or(default.allowed_length, |n| usize::try_from(n).unwrap_or(0)),
+                window: self.dry_penalty_last_n.map_or(0, |n| usize::try_from(n).unwrap_or(0)),
+                breakers: self.dry_sequence_breakers.clone().unwrap_or(default.breakers),
+            });
+        }
+        sampling.order = self.samplers.as_ref().map(order).transpose()?.flatten();
+        Ok(())
+    }
+}
+
+/// Names of samplers, or their letters; `null`: as by default.
+fn order(samplers: &Value) -> Result<Option<Vec<SamplerName>>> {
+    let unknown = |found: String| {
+        let expected = "penalties, dry, top_n_sigma, top_k, typ_p, top_p, min_p, xtc and temperature";
+        ApiError::invalid("samplers", format!("`samplers` has {found}, expected names among {expected}"))
+    };
+    let named = |name: &Value| {
+        let found = name.as_str().and_then(SamplerName::named);
+        found.ok_or_else(|| unknown(name.to_string()))
+    };
+    match samplers {
+        Value::Null => Ok(None),
+        Value::Array(names) => names.iter().map(named).collect::<Result<_>>().map(Some),
+        Value::String(letters) => {
+            let lettered =
+                |letter| SamplerName::of_letter(letter).ok_or_else(|| unknown(format!("{letter:?}")));
+            letters.chars().map(lettered).collect::<Result<_>>().map(Some)
+        }
+        other => Err(unknown(other.to_string())),
+    }
 }
 
 impl SamplingKeys {
@@ -79,6 +150,7 @@ impl SamplingKeys {
         // Clients of llama.cpp say -1 for a random one.
         sampling.seed = self.seed.filter(|seed| *seed != -1).map(|seed| seed as u64);
         sampling.logit_bias = self.logit_bias()?;
+        self.more.apply(sampling)?;
         options.ignore_end = self.ignore_eos.unwrap_or(false);
         options.min_tokens = self.min_tokens.unwrap_or(0);
         options.stop_tokens = self.stop_token_ids.clone().unwrap_or_default();
@@ -125,17 +197,7 @@ impl SamplingKeys {
 
     fn refuse_unbuilt(&self) -> Result<()> {
         let asks = |value: &Option<Value>| value.as_ref().is_some_and(|value| !value.is_null());
-        let number = |value: Option<f32>, off: f32| value.is_some_and(|value| value != off);
-        let found = [
-            ("dry_multiplier", number(self.dry_multiplier, 0.0)),
-            ("xtc_probability", number(self.xtc_probability, 0.0)),
-            ("typical_p", number(self.typical_p, 1.0)),
-            ("top_n_sigma", self.top_n_sigma.is_some_and(|sigma| sigma > 0.0)),
-            ("mirostat", self.mirostat.is_some_and(|version| version != 0)),
-            ("dynatemp_range", number(self.dynatemp_range, 0.0)),
-            ("samplers", asks(&self.samplers)),
-            ("grammar", self.grammar.as_ref().is_some_and(|text| !text.is_null() && text != "")),
-        ];
+        let found = [("grammar", asks(&self.grammar) && self.grammar != Some(Value::from("")))];
         match found.into_iter().find(|(_, asked)| *asked) {
             Some((name, _)) => Err(ApiError {
                 param: Some(name.into()),
@@ -222,7 +284,7 @@ mod tests {
     fn keys_become_options() {
         let options = apply(json!({
             "temperature": 0.5, "top_k": -1, "repetition_penalty": 1.25, "seed": -1, "logit_bias": {"7": -100},
-            "ignore_eos": true, "unknown": 1, "dry_multiplier": 0.0, "grammar": ""
+            "ignore_eos": true, "unknown": 1, "grammar": ""
         }))
         .unwrap();
         assert_eq!((options.sampling.temperature, options.sampling.top_k), (0.5, 0));
@@ -232,12 +294,38 @@ mod tests {
     }
 
     #[test]
+    fn samplers_of_llama_cpp_have_its_names_and_its_values_for_off() {
+        let sampling = |keys: Value| apply(keys).unwrap().sampling;
+        let off = json!({
+            "typical_p": 1.0, "top_n_sigma": -1.0, "xtc_probability": 0, "mirostat": 0, "dynatemp_range": 0,
+            "dry_multiplier": 0.0, "samplers": null
+        });
+        let default = SamplingParams { penalty_window: 0, ..SamplingParams::default() };
+        assert_eq!(sampling(off), default);
+        assert_eq!(sampling(json!({ "dry_multiplier": 1, "dry_penalty_last_n": 0 })), default);
+        let found = sampling(json!({
+            "mirostat": 2, "mirostat_tau": 3, "dry_multiplier": 1.5, "dry_penalty_last_n": -1,
+            "dry_sequence_breakers": ["x"], "samplers": "ekt"
+        }));
+        assert_eq!(found.mirostat, Some(Mirostat { version: 2, tau: 3.0, eta: 0.1 }));
+        let dry = Dry { multiplier: 1.5, window: 0, breakers: vec!["x".into()], ..Dry::default() };
+        assert_eq!(found.dry, Some(dry));
+        let order = vec![SamplerName::Penalties, SamplerName::TopK, SamplerName::Temperature];
+        assert_eq!(found.order, Some(order.clone()));
+        assert_eq!(sampling(json!({ "samplers": ["penalties", "top-k", "temp"] })).order, Some(order));
+    }
+
+    #[test]
     fn what_cannot_be_honoured_is_refused_by_name() {
         for (keys, name) in [
             (json!({"temperature": -1}), "temperature"),
             (json!({"top_p": 2}), "top_p"),
             (json!({"logit_bias": {"x": 1}}), "logit_bias"),
-            (json!({"mirostat": 2}), "mirostat"),
+            (json!({"mirostat": 3}), "mirostat"),
+            (json!({"typical_p": 1.5}), "typical_p"),
+            (json!({"samplers": ["top_k", "top_q"]}), "samplers"),
+            (json!({"samplers": ["top_k", "dry"]}), "samplers"),
+            (json!({"dry_multiplier": 1, "dry_base": 0.5}), "dry_base"),
             (json!({"grammar": "root ::= x"}), "grammar"),
             (json!({"keep_alive": "soon"}), "keep_alive"),
         ] {
