@@ -87,12 +87,7 @@ impl GrammarCompiler {
         }
         let top = match grammar {
             Grammar::JsonSchema(schema) => {
-                if let Some(option) = permissive_option(schema) {
-                    return Err(wrong(format!(
-                        "x-guidance of the schema sets {option:?}, which would let through what the schema \
-                         forbids; expected it to be false or absent"
-                    )));
-                }
+                check_schema(schema)?;
                 TopLevelGrammar::from_json_schema(with_white_space(schema.clone()))
             }
             Grammar::AnyJson => {
@@ -118,6 +113,16 @@ impl GrammarCompiler {
     }
 }
 
+/// Refuse a schema that asks to be followed only in part.
+pub(crate) fn check_schema(schema: &Value) -> Result<()> {
+    let Some(option) = permissive_option(schema) else { return Ok(()) };
+    let what = format!(
+        "x-guidance of the schema sets {option:?}, which would let through what the schema forbids; expected it to be \
+         false or absent"
+    );
+    Err(Error::Grammar { what })
+}
+
 /// The option by which a schema asks to be followed only in part. `llguidance` reads `x-guidance` at the root alone.
 fn permissive_option(schema: &Value) -> Option<&'static str> {
     let options = schema.get("x-guidance")?;
@@ -126,7 +131,7 @@ fn permissive_option(schema: &Value) -> Option<&'static str> {
 }
 
 /// A schema that says how much white space may be between its parts, unless it says so itself.
-fn with_white_space(mut schema: Value) -> Value {
+pub(crate) fn with_white_space(mut schema: Value) -> Value {
     if let Some(object) = schema.as_object_mut() {
         object.entry("x-guidance").or_insert_with(|| json!({ "whitespace_pattern": WHITE_SPACE }));
     }

@@ -12,6 +12,7 @@
 //! [`Error`], in bounded time. What is absent here on purpose: devices, and what a model does with its tokens.
 #![deny(missing_docs)]
 
+mod answer;
 mod base;
 mod bpe;
 mod byte_level;
@@ -40,6 +41,7 @@ mod unigram;
 mod vocabulary;
 mod word_piece;
 
+pub use answer::{AnswerFormat, AnswerParser, AnswerPart, CallChoice, ToolPrompt};
 pub use chat_template::{Chat, ChatTemplate};
 pub use detokenizer::{Detokenizer, ShowSpecial};
 pub use error::{Error, Result};

@@ -1,0 +1,116 @@
+//! What an answer is made of: reasoning, content and calls of tools. Models write them between marks, each family its own; which
+//! these are is known from the text of the chat template.
+
+mod calls;
+mod formats;
+mod grammar;
+mod json;
+mod parser;
+mod prompt;
+#[cfg(test)]
+mod tests;
+mod values;
+
+pub use grammar::CallChoice;
+pub use parser::{AnswerParser, AnswerPart};
+pub use prompt::ToolPrompt;
+
+use calls::Tools;
+use formats::{CallFormat, FORMATS, GENERIC, REASONINGS, Reasoning, Syntax};
+use serde_json::Value;
+
+/// How a model calls tools and thinks.
+#[derive(Clone, Copy, Debug)]
+pub struct AnswerFormat {
+    calls: &'static CallFormat,
+    reasoning: Option<&'static Reasoning>,
+}
+
+impl CallFormat {
+    /// The marks that open calls; an empty one where a call may stand without.
+    fn opens(&self) -> impl Iterator<Item = &'static str> {
+        let (one, more): (&'static str, &'static [&'static str]) = match &self.syntax {
+            Syntax::Json { open, .. } => (open.first().copied().unwrap_or_default(), open.get(1..).unwrap_or_default()),
+            Syntax::Named { open, .. } | Syntax::Pythonic { open, .. } | Syntax::Braces { open, .. } => (open, &[]),
+            Syntax::Tagged(tags) => (tags.open, &[]),
+            Syntax::Harmony => ("<|channel|>", &[]),
+        };
+        std::iter::once(one).chain(more.iter().copied())
+    }
+
+    fn is_json(&self) -> bool {
+        matches!(self.syntax, Syntax::Json { .. })
+    }
+}
+
+impl AnswerFormat {
+    /// The format that a chat template writes.
+    pub fn detect(template: &str) -> AnswerFormat {
+        let has = |text: &&str| template.contains(text);
+        let calls = FORMATS.iter().find(|format| format.evidence.iter().all(has)).unwrap_or(&GENERIC);
+        let reasoning = match calls.syntax {
+            Syntax::Harmony => None,
+            _ => REASONINGS.iter().find(|reasoning| template.contains(reasoning.open)),
+        };
+        AnswerFormat { calls, reasoning }
+    }
+
+    /// For people: `hermes`, `llama3`, …
+    pub fn name(&self) -> &'static str {
+        self.calls.name
+    }
+
+    /// Whether the template itself knows tools; if not, [`ToolPrompt`] tells the model of them.
+    pub fn knows_tools(&self) -> bool {
+        !self.calls.evidence.is_empty()
+    }
+
+    /// Whether the model thinks before it answers, or can.
+    pub fn reasons(&self) -> bool {
+        self.reasoning.is_some() || matches!(self.calls.syntax, Syntax::Harmony)
+    }
+
+    /// Texts that the parser must see. Where one is a special token, it must not be hidden.
+    pub fn marks(&self) -> Vec<&'static str> {
+        let mut marks: Vec<&'static str> = self.calls.silent.to_vec();
+        marks.extend(self.calls.opens().filter(|open| !open.is_empty()));
+        match &self.calls.syntax {
+            Syntax::Json { close, .. } | Syntax::Pythonic { close, .. } => marks.push(close),
+            Syntax::Named { prefix, separator, close, .. } => {
+                marks.extend([*prefix, separator, close, "[CALL_ID]"]);
+                // A special token may be a part of one.
+                marks.extend(["<｜tool▁sep｜>", "<｜tool▁call▁end｜>"]);
+            }
+            Syntax::Tagged(tags) => {
+                marks.extend([tags.name_before, tags.key_before, tags.value_after, tags.end, tags.close]);
+                marks.extend(tags.key_after.split('\n'));
+            }
+            Syntax::Braces { quote, close, .. } => {
+                marks.extend([*quote, close, "<start_function_call>", "<|tool_call>"]);
+            }
+            Syntax::Harmony => {
+                marks.extend(["<|start|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>"]);
+            }
+        }
+        if let Some(reasoning) = self.reasoning {
+            marks.extend([reasoning.open, reasoning.close, "<|channel>"]);
+        }
+        marks.retain(|mark| !mark.is_empty());
+        marks
+    }
+
+    /// The text that ends reasoning, for a limit of it; `None`: it cannot be ended so.
+    pub fn reasoning_end(&self) -> Option<&'static str> {
+        self.reasoning.map(|reasoning| reasoning.close)
+    }
+
+    /// Whether an answer to this prompt begins within reasoning.
+    fn begins_thinking(&self, prompt: &str) -> bool {
+        self.reasoning.is_some_and(|reasoning| prompt.trim_end().ends_with(reasoning.open))
+    }
+
+    /// Reads an answer to `prompt`, a rendered chat. Without `tools`, each as a request has them, what looks like a call is text.
+    pub fn parser(&self, prompt: &str, tools: &[Value]) -> AnswerParser {
+        AnswerParser::new(self.calls, self.reasoning, Tools::new(tools), self.begins_thinking(prompt))
+    }
+}

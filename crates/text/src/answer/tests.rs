@@ -1,0 +1,216 @@
+//! Every format, in one piece and in all others.
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+
+fn tools() -> Vec<Value> {
+    let weather = json!({
+        "type": "object",
+        "properties": { "city": { "type": "string" }, "days": { "type": "integer" }, "code": { "type": "string" } },
+        "required": ["city"],
+    });
+    vec![
+        json!({ "type": "function", "function": { "name": "get_weather", "parameters": weather } }),
+        json!({ "type": "function", "function": { "name": "noop", "parameters": {} } }),
+    ]
+}
+
+/// Reasoning, content, and names with arguments.
+type Read = (String, String, Vec<(String, String)>);
+
+fn collect(parts: &[AnswerPart]) -> Read {
+    let (mut reasoning, mut content, mut calls) = (String::new(), String::new(), Vec::<(String, String)>::new());
+    for part in parts {
+        match part {
+            AnswerPart::Reasoning(text) => reasoning.push_str(text),
+            AnswerPart::Content(text) => content.push_str(text),
+            AnswerPart::CallBegin { index, name } => {
+                assert_eq!(*index, calls.len());
+                calls.push((name.clone(), String::new()));
+            }
+            AnswerPart::CallArguments { index, text } => calls[*index].1.push_str(text),
+            AnswerPart::CallEnd { index } => assert!(!calls[*index].1.is_empty()),
+        }
+    }
+    (reasoning, content, calls)
+}
+
+fn read(format: &AnswerFormat, prompt: &str, pieces: &[&str], tools: &[Value]) -> Read {
+    let mut parser = format.parser(prompt, tools);
+    let mut parts = Vec::new();
+    for piece in pieces {
+        parser.push(piece, &mut parts);
+    }
+    parser.finish(&mut parts);
+    collect(&parts)
+}
+
+/// The same in one piece, by characters, and cut anywhere.
+fn read_all_ways(format: &AnswerFormat, prompt: &str, text: &str, tools: &[Value]) -> Read {
+    let whole = read(format, prompt, &[text], tools);
+    let characters: Vec<String> = text.chars().map(String::from).collect();
+    let characters: Vec<&str> = characters.iter().map(String::as_str).collect();
+    assert_eq!(read(format, prompt, &characters, tools), whole, "by characters: {text:?}");
+    for (at, _) in text.char_indices() {
+        let (a, b) = text.split_at(at);
+        assert_eq!(read(format, prompt, &[a, b], tools), whole, "cut at {at}: {text:?}");
+    }
+    whole
+}
+
+/// What a template of the format has, by which it is found.
+fn named(name: &str) -> AnswerFormat {
+    let format = FORMATS.iter().find(|format| format.name == name).unwrap_or(&GENERIC);
+    let template = format!("{} <think>", format.evidence.join(" "));
+    let found = AnswerFormat::detect(&template);
+    assert_eq!(found.name(), name);
+    found
+}
+
+#[test]
+fn calls_are_read_in_every_format() {
+    let one = r#"{"city": "Paris", "days": 3}"#;
+    let both: &[(&str, &str)] = &[("get_weather", one), ("noop", "{}")];
+    let first: &[(&str, &str)] = &both[..1];
+    let cases: [(&str, &str, &str, &[(&str, &str)]); 27] = [
+        (
+            "hermes",
+            "I look.\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 3}}\n</tool_call>\n\
+             <tool_call>\n{\"name\": \"noop\", \"arguments\": {}}\n</tool_call>",
+            "I look.",
+            both,
+        ),
+        ("hermes", "<tool_call>{\"arguments\": {\"city\": \"Paris\", \"days\": 3}, \"name\": \"get_weather\"}</tool_call>", "", first),
+        ("generic", "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": \"{\\\"city\\\": \\\"Paris\\\", \\\"days\\\": 3}\"}\n</tool_call>", "", first),
+        ("llama3", "{\"name\": \"get_weather\", \"parameters\": {\"city\": \"Paris\", \"days\": 3}}", "", first),
+        ("llama3", "<|python_tag|>{\"type\": \"function\", \"name\": \"get_weather\", \"parameters\": {\"city\": \"Paris\", \"days\": 3}}; {\"name\": \"noop\", \"parameters\": {}}", "", both),
+        ("llama3", "{\"name\": \"unknown\", \"parameters\": {}}", "{\"name\": \"unknown\", \"parameters\": {}}", &[]),
+        ("llama3", "{\"a\": 1}", "{\"a\": 1}", &[]),
+        ("llama3", "It is {\"name\": \"noop\"}", "It is {\"name\": \"noop\"}", &[]),
+        ("mistral-v3", "[TOOL_CALLS][{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 3}}, {\"name\": \"noop\", \"arguments\": {}}]", "", both),
+        ("mistral", "[TOOL_CALLS]get_weather[CALL_ID]abcdefghi[ARGS]{\"city\": \"Paris\", \"days\": 3}[TOOL_CALLS]noop[ARGS]{}", "", both),
+        ("deepseek-v3", "Yes.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{\"city\": \"Paris\", \"days\": 3}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>noop\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>", "Yes.", both),
+        ("deepseek-v3.1", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{\"city\": \"Paris\", \"days\": 3}<｜tool▁call▁end｜><｜tool▁calls▁end｜>", "", first),
+        ("kimi", "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{\"city\": \"Paris\", \"days\": 3}<|tool_call_end|><|tool_call_begin|>functions.noop:1<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>", "", both),
+        ("glm", "\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>noop\n</tool_call>", "", both),
+        ("qwen-coder", "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=noop>\n</function>\n</tool_call>", "", both),
+        ("qwen-coder", "<tool_call>\n<function=get_weather>\n<parameter=code>\n  if a < b:\n    12\n</parameter>\n</function>\n</tool_call>", "", &[("get_weather", r#"{"code": "  if a < b:\n    12"}"#)]),
+        ("seed", "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Paris</parameter>\n<parameter=days>3</parameter>\n</function>\n</seed:tool_call>", "", first),
+        ("minimax", "<minimax:tool_call>\n<invoke name=\"get_weather\">\n<parameter name=\"city\">Paris</parameter>\n<parameter name=\"days\">3</parameter>\n</invoke>\n<invoke name=\"noop\">\n</invoke>\n</minimax:tool_call>", "", both),
+        ("function-gemma", "<start_function_call>call:get_weather{city:<escape>Paris<escape>,days:3}<end_function_call>", "", first),
+        ("gemma4", "<|tool_call>call:get_weather{city:<|\"|>Paris<|\"|>,days:3}<tool_call|><|tool_call>call:noop{}<tool_call|>", "", both),
+        ("lfm2", "<|tool_call_start|>[get_weather(city=\"Paris\", days=3), noop()]<|tool_call_end|>Wait.", "Wait.", both),
+        ("llama4", "[get_weather(city='Paris', days=3), noop()]", "", both),
+        ("olmo3", "<function_calls>\nget_weather(city='Paris', days=3)\nnoop()\n</function_calls>", "", both),
+        ("granite3", "<|tool_call|>[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 3}}]", "", first),
+        ("phi4", "<|tool_call|>[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 3}}]<|/tool_call|>", "", first),
+        ("nemotron", "<TOOLCALL>[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 3}}]</TOOLCALL>", "", first),
+        ("command", "<|START_ACTION|>[\n{\"tool_call_id\": \"0\", \"tool_name\": \"get_weather\", \"parameters\": {\"city\": \"Paris\", \"days\": 3}}\n]<|END_ACTION|>", "", first),
+    ];
+    for (name, text, content, calls) in cases {
+        let calls: Vec<(String, String)> =
+            calls.iter().map(|(name, arguments)| ((*name).into(), (*arguments).into())).collect();
+        let expected = (String::new(), content.to_owned(), calls);
+        assert_eq!(read_all_ways(&named(name), "", text, &tools()), expected, "{name}");
+        let (reasoning, content, calls) = read_all_ways(&named(name), "", text, &[]);
+        assert!(reasoning.is_empty() && calls.is_empty(), "{name} without tools");
+        assert!(name == "lfm2" || content.len() + 80 > text.len(), "{name} without tools: {content}");
+    }
+}
+
+#[test]
+fn harmony_has_channels() {
+    let text = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>\
+                <|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{\"city\": \"Paris\"}\
+                <|call|>";
+    let calls = vec![("get_weather".to_owned(), "{\"city\": \"Paris\"}".to_owned())];
+    let format = named("harmony");
+    assert!(format.reasons());
+    assert_eq!(read_all_ways(&format, "<|start|>assistant", text, &tools()), ("Hm.".into(), "I look.".into(), calls));
+    // The mark that ends the answer is its end token, and not seen.
+    let text = "<|channel|>final<|message|>Yes.";
+    assert_eq!(read_all_ways(&format, "", text, &tools()), (String::new(), "Yes.".into(), vec![]));
+}
+
+#[test]
+fn reasoning_is_told_from_content() {
+    let format = AnswerFormat::detect("… <think> … <tool_call>");
+    assert_eq!((format.name(), format.reasoning_end()), ("hermes", Some("</think>")));
+    let both = |reasoning: &str, content: &str| (reasoning.to_owned(), content.to_owned(), vec![]);
+    let all = |prompt: &str, text: &str| read_all_ways(&format, prompt, text, &tools());
+    assert_eq!(all("", "<think>\nHm, a < b.\n</think>\n\nYes. "), both("Hm, a < b.", "Yes. "));
+    assert_eq!(all("…<think>\n", "Hm.</think>Yes"), both("Hm.", "Yes"));
+    assert_eq!(all("…<think>\n\n</think>\n\n", " Yes"), both("", " Yes"));
+    // Not ended, not begun, and spoken of.
+    assert_eq!(all("…<think>", "\nHm"), both("Hm", ""));
+    assert_eq!(all("", "Yes <think> is a mark"), both("", "Yes <think> is a mark"));
+    assert_eq!(all("", "<think></think>Yes</think>"), both("", "Yes</think>"));
+    let (reasoning, content, calls) = all("<think>", "A <tool_call>\n</think><tool_call>{\"name\": \"noop\"}</tool_call>");
+    assert_eq!((reasoning.as_str(), content.as_str(), calls.len()), ("A <tool_call>", "", 1));
+}
+
+#[test]
+fn what_is_no_call_stays_text() {
+    let format = named("hermes");
+    for text in [
+        "<tool_call>",
+        "<tool_call>\nnoop",
+        "<tool_call>{\"name\": 5}</tool_call>",
+        "<tool_call>{\"nam\": \"noop\"}</tool_call> and more",
+        "<tool_call></tool_call>",
+        "a <tool_cal",
+        "a </tool_call> b",
+    ] {
+        let (reasoning, content, calls) = read_all_ways(&format, "", text, &tools());
+        let squeezed = |text: &str| text.replace([' ', '\n'], "");
+        assert_eq!((reasoning.as_str(), squeezed(&content), calls.len()), ("", squeezed(text), 0), "{text:?}");
+    }
+    // A call that the end of the answer cuts is as far as it came.
+    let (_, content, calls) = read_all_ways(&format, "", "<tool_call>{\"name\": \"noop\", \"arguments\": {\"a\": [1", &tools());
+    assert_eq!((content.as_str(), calls), ("", vec![("noop".to_owned(), "{\"a\": [1".to_owned())]));
+}
+
+#[test]
+fn arguments_come_as_they_are_written() {
+    let format = named("hermes");
+    let mut parser = format.parser("", &tools());
+    let mut parts = Vec::new();
+    parser.push("<tool_call>{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Pa", &mut parts);
+    assert_eq!(
+        parts,
+        [
+            AnswerPart::CallBegin { index: 0, name: "get_weather".into() },
+            AnswerPart::CallArguments { index: 0, text: "{\"city\": \"Pa".into() },
+        ]
+    );
+}
+
+proptest! {
+    #[test]
+    fn any_text_is_read(
+        name in prop::sample::select(FORMATS.iter().map(|format| format.name).collect::<Vec<_>>()),
+        words in prop::collection::vec(
+            prop::sample::select(vec![
+                "<tool_call>", "</tool_call>", "{\"name\": \"noop\"", ", \"arguments\": {", "}", "[", "]", "(", ")", "noop", "a=",
+                "'x'", "\"y\"", "\\", "<think>", "</think>", "<|channel|>", "<|message|>", "<|end|>", "to=functions.noop", "é",
+                "<function=", "<parameter=", ">", "</parameter>", "</function>", "<|tool_call>call:", "<|\"|>", ":", "3", " ", "\n",
+                "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "[TOOL_CALLS]", "[ARGS]", "<arg_key>", "</arg_key>", "<arg_value>",
+            ]),
+            0..24,
+        ),
+        cut in any::<prop::sample::Index>(),
+    ) {
+        let format = named(name);
+        let text: String = words.concat();
+        let pieces: Vec<&str> = words.clone();
+        let whole = read(&format, "", &[&text], &tools());
+        prop_assert_eq!(&read(&format, "", &pieces, &tools()), &whole);
+        let boundaries: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();
+        if !boundaries.is_empty() {
+            let (a, b) = text.split_at(boundaries[cut.index(boundaries.len())]);
+            prop_assert_eq!(&read(&format, "", &[a, b], &tools()), &whole);
+        }
+    }
+}

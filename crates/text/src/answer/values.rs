@@ -1,0 +1,206 @@
+//! Values as Python and Gemma write them.
+
+use serde_json::{Map, Value};
+
+/// Values within values.
+const MAX_DEPTH: usize = 64;
+
+/// What was found where a value was expected.
+#[derive(Debug)]
+pub(super) enum Parsed {
+    /// A value, and where it ends.
+    Value(Value, usize),
+    /// The text ends before it does.
+    Open,
+    /// None.
+    Wrong,
+}
+
+/// How values are written.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Dialect {
+    /// Python's literals.
+    Python,
+    /// Texts between these marks, keys without.
+    Quoted(&'static str),
+}
+
+impl Dialect {
+    /// The value that begins at `at`, within `depth` others.
+    fn nested(self, text: &str, at: usize, depth: usize) -> Parsed {
+        if depth > MAX_DEPTH {
+            return Parsed::Wrong;
+        }
+        let rest = &text[at..];
+        if rest.is_empty() {
+            return Parsed::Open;
+        }
+        if let Some(parsed) = self.string(text, at) {
+            return parsed;
+        }
+        match rest.as_bytes()[0] {
+            b'[' | b'(' => self.list(text, at, depth),
+            b'{' => self.object(text, at, depth),
+            _ => word(text, at),
+        }
+    }
+
+    /// `None`: no text begins here.
+    fn string(self, text: &str, at: usize) -> Option<Parsed> {
+        let rest = &text[at..];
+        match self {
+            Dialect::Quoted(mark) => {
+                if mark.starts_with(rest) && rest.len() < mark.len() {
+                    return Some(Parsed::Open);
+                }
+                let inside = rest.strip_prefix(mark)?;
+                Some(match inside.find(mark) {
+                    Some(len) => {
+                        Parsed::Value(Value::from(&inside[..len]), at + len + 2 * mark.len())
+                    }
+                    None => Parsed::Open,
+                })
+            }
+            Dialect::Python => {
+                let quote = rest.chars().next().filter(|c| matches!(c, '"' | '\''))?;
+                Some(python_string(text, at + 1, quote))
+            }
+        }
+    }
+
+    fn list(self, text: &str, at: usize, depth: usize) -> Parsed {
+        let close = if text.as_bytes()[at] == b'[' { b']' } else { b')' };
+        let mut items = Vec::new();
+        let mut i = at + 1;
+        loop {
+            i = super::json::skip_white(text, i);
+            match text.as_bytes().get(i) {
+                None => return Parsed::Open,
+                Some(byte) if *byte == close => return Parsed::Value(Value::Array(items), i + 1),
+                Some(b',') if !items.is_empty() => i += 1,
+                Some(_) => match self.nested(text, i, depth + 1) {
+                    Parsed::Value(value, end) => {
+                        items.push(value);
+                        i = end;
+                    }
+                    other => return other,
+                },
+            }
+        }
+    }
+
+    fn object(self, text: &str, at: usize, depth: usize) -> Parsed {
+        let mut members = Map::new();
+        let mut i = at + 1;
+        loop {
+            i = super::json::skip_white(text, i);
+            match text.as_bytes().get(i) {
+                None => return Parsed::Open,
+                Some(b'}') => return Parsed::Value(Value::Object(members), i + 1),
+                Some(b',') if !members.is_empty() => i += 1,
+                Some(_) => match self.member(text, i, b':', depth) {
+                    Member::Is(key, value, end) => {
+                        members.insert(key, value);
+                        i = end;
+                    }
+                    Member::Open => return Parsed::Open,
+                    Member::Wrong => return Parsed::Wrong,
+                },
+            }
+        }
+    }
+
+    /// A key, a separator and a value that begin at `at`.
+    pub(super) fn member(self, text: &str, at: usize, separator: u8, depth: usize) -> Member {
+        let (key, end) = match self.string(text, at) {
+            Some(Parsed::Value(Value::String(key), end)) => (key, end),
+            Some(Parsed::Open) => return Member::Open,
+            Some(_) => return Member::Wrong,
+            None => {
+                let rest = &text[at..];
+                let is_part = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | '$');
+                let len = rest.find(|c| !is_part(c)).unwrap_or(rest.len());
+                if len == 0 {
+                    return Member::Wrong;
+                }
+                (rest[..len].to_owned(), at + len)
+            }
+        };
+        let i = super::json::skip_white(text, end);
+        match text.as_bytes().get(i) {
+            None => return Member::Open,
+            Some(byte) if *byte == separator => {}
+            Some(_) => return Member::Wrong,
+        }
+        match self.nested(text, super::json::skip_white(text, i + 1), depth + 1) {
+            Parsed::Value(value, end) => Member::Is(key, value, end),
+            Parsed::Open => Member::Open,
+            Parsed::Wrong => Member::Wrong,
+        }
+    }
+}
+
+/// What was found where a member was expected.
+pub(super) enum Member {
+    /// Key, value, and where the value ends.
+    Is(String, Value, usize),
+    /// The text ends before it does.
+    Open,
+    /// None.
+    Wrong,
+}
+
+/// The text that begins at `at`, after its quote.
+fn python_string(text: &str, at: usize, quote: char) -> Parsed {
+    let mut out = String::new();
+    let mut chars = text[at..].char_indices();
+    while let Some((i, c)) = chars.next() {
+        match c {
+            c if c == quote => return Parsed::Value(Value::String(out), at + i + 1),
+            '\\' => match chars.next() {
+                None => return Parsed::Open,
+                Some((_, 'n')) => out.push('\n'),
+                Some((_, 't')) => out.push('\t'),
+                Some((_, 'r')) => out.push('\r'),
+                Some((_, '\n')) => {}
+                Some((_, escape @ ('u' | 'x'))) => {
+                    let n = if escape == 'u' { 4 } else { 2 };
+                    let digits: String = chars.by_ref().take(n).map(|(_, c)| c).collect();
+                    if digits.chars().count() < n {
+                        return Parsed::Open;
+                    }
+                    match u32::from_str_radix(&digits, 16) {
+                        Ok(code) => out.push(char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER)),
+                        Err(_) => return Parsed::Wrong,
+                    }
+                }
+                Some((_, c @ ('\\' | '\'' | '"'))) => out.push(c),
+                Some((_, c)) => {
+                    out.push('\\');
+                    out.push(c);
+                }
+            },
+            c => out.push(c),
+        }
+    }
+    Parsed::Open
+}
+
+/// A number, or one of the words for true, false and nothing.
+fn word(text: &str, at: usize) -> Parsed {
+    let rest = &text[at..];
+    let is_part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '+' | '.' | '_');
+    let Some(len) = rest.find(|c| !is_part(c)) else {
+        return if rest.len() < 64 { Parsed::Open } else { Parsed::Wrong };
+    };
+    let value = match &rest[..len] {
+        "True" | "true" => Value::Bool(true),
+        "False" | "false" => Value::Bool(false),
+        "None" | "null" => Value::Null,
+        number => match serde_json::from_str(number.trim_start_matches('+')) {
+            Ok(number @ Value::Number(_)) => number,
+            _ => return Parsed::Wrong,
+        },
+    };
+    Parsed::Value(value, at + len)
+}
