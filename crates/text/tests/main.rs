@@ -1,6 +1,7 @@
 //! The tests of this crate are one binary, because each one takes seconds to link.
 
 mod allocations;
+mod answers;
 mod base;
 mod chat_templates;
 mod grammar;

@@ -54,13 +54,13 @@ impl AnswerFormat {
             crate::grammar::check_schema(schema)?;
         }
         let mut lark = Lark { rules: String::new(), n: 0, tokenizer };
-        let calls = self.calls_rule(&called, parallel, &mut lark)?;
+        let (open, calls) = self.calls_rules(&called, parallel, &mut lark)?;
         let thought = self.thought_rule(prompt, &mut lark);
         let start = match choice {
-            CallChoice::Required | CallChoice::Function(_) => format!("{thought} {WHITE} {calls}"),
+            CallChoice::Required | CallChoice::Function(_) => format!("{thought} {WHITE} {open} {calls}"),
             CallChoice::Auto => {
                 let free = self.free_text(&mut lark);
-                format!("{free} | {}", self.until_calls(&calls, &mut lark))
+                format!("{free} | {} {free}?", self.until_calls(&open, &calls, &mut lark))
             }
         };
         Ok(Grammar::Lark(format!("start: {start}\n{}", lark.rules)))
@@ -119,7 +119,7 @@ impl AnswerFormat {
 
     /// Text in which no call begins.
     fn free_text(&self, lark: &mut Lark<'_>) -> String {
-        let opens: Vec<&str> = self.calls.opens().filter(|open| !lark.is_special(open)).collect();
+        let opens: Vec<&str> = self.calls.opens().filter(|open| !lark.begins_special(open)).collect();
         let mut text = ANYTHING.to_owned();
         for open in opens {
             match open {
@@ -133,31 +133,38 @@ impl AnswerFormat {
         lark.terminal(&text)
     }
 
-    /// Any text and then calls, again and again.
-    fn until_calls(&self, calls: &str, lark: &mut Lark<'_>) -> String {
-        let Some(open) = self.calls.opens().next().filter(|open| !open.is_empty()) else {
-            return calls.to_owned();
-        };
-        // `calls` begins with the mark, which the text before it ends with.
-        let before = match lark.is_special(open) {
-            true => lark.terminal(ANYTHING),
-            false => {
-                let any_but = format!("{ANYTHING} & ~/(?s:.*){}(?s:.*)/", escaped(open));
-                lark.terminal(&any_but)
-            }
-        };
-        let after = self.free_text(lark);
-        format!("{before} {calls} {after}?")
+    /// Any text and then calls.
+    fn until_calls(&self, open: &str, calls: &str, lark: &mut Lark<'_>) -> String {
+        match self.open() {
+            "" => format!("{open} {calls}"),
+            // A text that ends with the mark: one before the mark would go on into it.
+            mark => format!("{} {calls}", lark.until(mark)),
+        }
     }
 
-    /// One call or more.
-    fn calls_rule(&self, tools: &[(&str, &Value)], parallel: bool, lark: &mut Lark<'_>) -> Result<String> {
+    /// The mark that a forced call begins with. Llama 3 writes calls without one, which is its last.
+    fn open(&self) -> &'static str {
+        match self.calls.syntax {
+            Syntax::Harmony => "",
+            _ => self.calls.opens().last().unwrap_or_default(),
+        }
+    }
+
+    /// The mark before the first call, and the rule of one call or more from after that mark on.
+    fn calls_rules(
+        &self,
+        tools: &[(&str, &Value)],
+        parallel: bool,
+        lark: &mut Lark<'_>,
+    ) -> Result<(String, String)> {
         let again = |one: &str, separator: &str| match parallel {
             true => format!("{one} ({separator} {one})*"),
             false => one.to_owned(),
         };
+        let open = lark.marks(self.open());
+        let between = format!("{WHITE} {open}");
         let body = match &self.calls.syntax {
-            Syntax::Json { open, close, arguments, list } => {
+            Syntax::Json { close, arguments, list, .. } => {
                 let named = if self.calls.name == "command" { "tool_name" } else { "name" };
                 let objects: Vec<Value> = tools
                     .iter()
@@ -174,32 +181,30 @@ impl AnswerFormat {
                 };
                 let object = lark.json(&schema);
                 let object = lark.rule(&object);
-                // The last: Llama 3 writes calls without a mark.
-                let open = lark.marks(open.last().copied().unwrap_or_default());
                 let close = lark.marks(close);
                 match list {
                     true => {
                         let items = again(&object, &format!("\",\" {WHITE}"));
-                        format!("{open} {WHITE} \"[\" {WHITE} {items} {WHITE} \"]\" {close}")
+                        format!("{WHITE} \"[\" {WHITE} {items} {WHITE} \"]\" {close}")
                     }
-                    false if close.is_empty() => format!("{open} {object}"),
+                    false if close.is_empty() => object,
                     false => {
-                        let one = lark.rule(&format!("{open} {WHITE} {object} {WHITE} {close}"));
-                        again(&one, WHITE)
+                        let one = lark.rule(&format!("{WHITE} {object} {WHITE} {close}"));
+                        again(&one, &between)
                     }
                 }
             }
-            Syntax::Named { open, prefix, separator, close } => {
+            Syntax::Named { prefix, separator, close, .. } => {
                 let mut calls = Vec::new();
                 for (name, schema) in tools {
                     let number = if self.calls.name == "kimi" { "/:[0-9]{1,3}/" } else { "" };
-                    let header = lark.marks(&format!("{open}{prefix}{name}"));
+                    let header = lark.marks(&format!("{prefix}{name}"));
                     let (separator, close) = (lark.marks(separator), lark.marks(close));
                     let schema = lark.json(schema);
                     calls.push(format!("{header} {number} {separator} {schema} {close}"));
                 }
                 let one = lark.rule(&calls.join(" | "));
-                again(&one, WHITE)
+                again(&one, &between)
             }
             Syntax::Tagged(tags) => {
                 let mut calls = Vec::new();
@@ -207,9 +212,9 @@ impl AnswerFormat {
                     calls.push(tagged_call(name, schema, tags, lark));
                 }
                 let one = lark.rule(&calls.join(" | "));
-                again(&one, WHITE)
+                again(&one, &between)
             }
-            Syntax::Pythonic { open, close, list } => {
+            Syntax::Pythonic { close, list, .. } => {
                 let mut calls = Vec::new();
                 for (name, schema) in tools {
                     let parts = parameters(schema).map(|(key, schema, is_required)| {
@@ -221,13 +226,13 @@ impl AnswerFormat {
                     calls.push(format!("{} {arguments} \")\"", literal(&format!("{name}("))));
                 }
                 let one = lark.rule(&calls.join(" | "));
-                let (open, close) = (lark.marks(open), lark.marks(close));
+                let close = lark.marks(close);
                 match list {
-                    true => format!("{open} \"[\" {} \"]\" {close}", again(&one, &literal(", "))),
-                    false => format!("{open} {WHITE} {} {WHITE} {close}", again(&one, "\"\\n\"")),
+                    true => format!("\"[\" {} \"]\" {close}", again(&one, &literal(", "))),
+                    false => format!("{WHITE} {} {WHITE} {close}", again(&one, "\"\\n\"")),
                 }
             }
-            Syntax::Braces { open, quote, close } => {
+            Syntax::Braces { quote, close, .. } => {
                 let mut calls = Vec::new();
                 for (name, schema) in tools {
                     let mut parts = Vec::new();
@@ -247,12 +252,12 @@ impl AnswerFormat {
                         parts.push((format!("{} {value}", literal(&format!("{key}:"))), is_required));
                     }
                     let arguments = lark.separated(&parts, "\",\"");
-                    let header = lark.marks(&format!("{open}{name}{{"));
+                    let header = lark.marks(&format!("{name}{{"));
                     let end = lark.marks(&format!("}}{close}"));
                     calls.push(format!("{header} {arguments} {end}"));
                 }
                 let one = lark.rule(&calls.join(" | "));
-                again(&one, WHITE)
+                again(&one, &between)
             }
             Syntax::Harmony => {
                 let mut calls = Vec::new();
@@ -265,7 +270,7 @@ impl AnswerFormat {
                 format!("{thought} {}", lark.rule(&calls.join(" | ")))
             }
         };
-        Ok(lark.rule(&body))
+        Ok((open, lark.rule(&body)))
     }
 }
 
@@ -279,8 +284,7 @@ fn harmony_thought(lark: &mut Lark<'_>) -> String {
 
 fn tagged_call(name: &str, schema: &Value, tags: &Tags, lark: &mut Lark<'_>) -> String {
     let mut rule = format!(
-        "{} {WHITE} {} {WHITE}",
-        lark.marks(tags.open),
+        "{WHITE} {} {WHITE}",
         lark.marks(&format!("{}{name}{}", tags.name_before, tags.name_after))
     );
     for (key, schema, is_required) in parameters(schema) {
@@ -318,6 +322,11 @@ struct Lark<'a> {
 impl Lark<'_> {
     fn is_special(&self, mark: &str) -> bool {
         self.tokenizer.token_id(mark).is_some_and(|id| self.tokenizer.is_special(id))
+    }
+
+    /// Whether a mark begins with a token that is no text.
+    fn begins_special(&self, mark: &str) -> bool {
+        self.marks(mark).starts_with("<[")
     }
 
     /// A rule of its own; its name.
@@ -369,16 +378,15 @@ impl Lark<'_> {
 
     /// Any text up to and with a mark.
     fn until(&mut self, mark: &str) -> String {
-        let (any, mark_is_special) = (ANYTHING, self.is_special(mark));
-        match mark_is_special {
+        match self.begins_special(mark) {
             true => {
-                let text = self.terminal(any);
+                let text = self.terminal(ANYTHING);
                 format!("{text} {}", self.marks(mark))
             }
             false => {
                 self.n += 1;
                 let name = format!("r{}", self.n);
-                let _ = writeln!(self.rules, "{name}[suffix={}]: {any}", literal(mark));
+                let _ = writeln!(self.rules, "{name}[suffix={}]: {ANYTHING}", literal(mark));
                 name
             }
         }
@@ -417,7 +425,7 @@ fn literal(text: &str) -> String {
 fn escaped(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars() {
-        if !c.is_alphanumeric() && c.is_ascii() {
+        if ".*+?()[]{}|^$/\\".contains(c) {
             out.push('\\');
         }
         out.push(c);

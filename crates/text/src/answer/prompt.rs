@@ -70,7 +70,8 @@ impl ToolPrompt {
     /// A message whose calls have their arguments as the template wants them.
     fn with_arguments(&self, message: &Value) -> Value {
         let mut message = message.clone();
-        for call in message["tool_calls"].as_array_mut().into_iter().flatten() {
+        let calls = message.get_mut("tool_calls").and_then(Value::as_array_mut);
+        for call in calls.into_iter().flatten() {
             let arguments = match call.get_mut("function") {
                 Some(function) => function.get_mut("arguments"),
                 None => call.get_mut("arguments"),
