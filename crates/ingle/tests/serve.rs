@@ -12,13 +12,13 @@ use serde_json::{Value, json};
 use crate::common::{SMOLLM2, error, fixture};
 
 /// A server of SmolLM2 at a port of its own, killed when dropped.
-struct Server {
+pub(crate) struct Server {
     child: Child,
-    url: String,
+    pub(crate) url: String,
 }
 
 impl Server {
-    fn start(more: &[&str]) -> Server {
+    pub(crate) fn start(more: &[&str]) -> Server {
         let mut child = Command::new(env!("CARGO_BIN_EXE_ingle"))
             .args(["serve", &SMOLLM2.path(), "--port", "0", "-t", "1"])
             .args(more)
@@ -39,16 +39,21 @@ impl Server {
         server
     }
 
-    fn agent() -> ureq::Agent {
+    pub(crate) fn agent() -> ureq::Agent {
         ureq::Agent::config_builder().http_status_as_error(false).build().into()
     }
 
-    fn get(&self, path: &str) -> (u16, String) {
+    pub(crate) fn get(&self, path: &str) -> (u16, String) {
         let mut response = Self::agent().get(format!("{}{path}", self.url)).call().unwrap();
         (response.status().as_u16(), response.body_mut().read_to_string().unwrap())
     }
 
-    fn open(&self, path: &str, key: Option<&str>, body: &Value) -> ureq::http::Response<ureq::Body> {
+    pub(crate) fn open(
+        &self,
+        path: &str,
+        key: Option<&str>,
+        body: &Value,
+    ) -> ureq::http::Response<ureq::Body> {
         let mut request = Self::agent().post(format!("{}{path}", self.url));
         if let Some(key) = key {
             request = request.header("authorization", format!("Bearer {key}"));
@@ -56,21 +61,21 @@ impl Server {
         request.send(body.to_string()).unwrap()
     }
 
-    fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+    pub(crate) fn post(&self, path: &str, body: &Value) -> (u16, Value) {
         let mut response = self.open(path, None, body);
         let text = response.body_mut().read_to_string().unwrap();
         (response.status().as_u16(), serde_json::from_str(&text).unwrap())
     }
 
     #[track_caller]
-    fn ok(&self, path: &str, body: &Value) -> Value {
+    pub(crate) fn ok(&self, path: &str, body: &Value) -> Value {
         let (status, answer) = self.post(path, body);
         assert_eq!(status, 200, "{answer}");
         answer
     }
 
     /// The data of a stream's events, without the last, which is `[DONE]`.
-    fn stream(&self, path: &str, body: &Value) -> Vec<Value> {
+    pub(crate) fn stream(&self, path: &str, body: &Value) -> Vec<Value> {
         let mut response = self.open(path, None, body);
         assert_eq!(response.headers()["content-type"], "text/event-stream");
         let text = response.body_mut().read_to_string().unwrap();
@@ -83,7 +88,7 @@ impl Server {
     }
 
     /// A number of `/metrics`.
-    fn metric(&self, name: &str) -> f64 {
+    pub(crate) fn metric(&self, name: &str) -> f64 {
         let text = self.get("/metrics").1;
         let line = text.lines().find(|line| line.starts_with(name) && line[name.len()..].starts_with('{'));
         line.unwrap_or_else(|| panic!("no {name} in {text}")).rsplit(' ').next().unwrap().parse().unwrap()
@@ -105,13 +110,13 @@ impl Drop for Server {
     }
 }
 
-fn chat(text: &str, more: Value) -> Value {
+pub(crate) fn chat(text: &str, more: Value) -> Value {
     let mut body = json!({ "messages": [{ "role": "user", "content": text }], "temperature": 0 });
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     body
 }
 
-const CHAT: &str = "/v1/chat/completions";
+pub(crate) const CHAT: &str = "/v1/chat/completions";
 
 #[test]
 fn an_answer_is_the_same_whole_streamed_and_among_others() {
@@ -336,7 +341,7 @@ fn wrong_requests_are_told_what_is_wrong() {
         (CHAT, json!({ "messages": user, "model": "gpt-9" }), 404, "model", json!("model_not_found")),
         (CHAT, chat(&long, json!({})), 400, "messages", json!("context_length_exceeded")),
         (CHAT, json!({ "messages": user, "grammar": "root ::= [a-z]" }), 501, "grammar", Value::Null),
-        (CHAT, json!({ "messages": user, "top_k": 1, "mirostat": 2 }), 501, "mirostat", Value::Null),
+        (CHAT, json!({ "messages": user, "mirostat": 3 }), 400, "mirostat", Value::Null),
         ("/v1/completions", json!({ "prompt": [1, 99_999_999] }), 400, "null", Value::Null),
         ("/v1/completions", json!({ "prompt": "a", "n": 2, "best_of": 1 }), 400, "best_of", Value::Null),
         ("/v1/nothing", json!({}), 404, "null", Value::Null),

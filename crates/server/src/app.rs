@@ -1,19 +1,19 @@
 //! What the handlers of every API share: the models, and the few things that can be asked of them.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use engine::{CancelFlag, Constraint, FinishReason, Request};
-use serde_json::{Value, json};
-use text::{Matcher, Specials};
+use text::{ShowSpecial, Specials};
 
 use crate::answer::{AnswerEvent, Collected, Delta, EventKind, Finish, StopReason, TokenInfo, Usage};
+use crate::chat::{Prepared, prepare_chat, render};
 use crate::error::{ApiError, ErrorKind, Result};
 use crate::models::{Facts, Lease, Loader, Model, ModelStatus, Models, TextModel};
-use crate::request::{
-    Caller, ChatRequest, CompletionRequest, GenerateOptions, KeepAlive, Prompt, ToolChoice,
-};
+use crate::reading::Reader;
+use crate::request::{Caller, ChatRequest, CompletionRequest, GenerateOptions, KeepAlive, Prompt};
 use crate::stream::{Channel, Piece};
 
 /// The state of every handler. Cheap to clone.
@@ -214,16 +214,10 @@ impl App {
     /// # Errors
     /// No such model; the messages or options are wrong; the prompt is too long; or the queue is.
     pub async fn chat(&self, caller: &Caller, request: ChatRequest) -> Result<Answer> {
-        refuse_unbuilt(&request)?;
         let lease = self.0.models.get(&request.model, request.options.keep_alive).await?;
         let model = lease.text()?.clone();
-        let (tokens, matcher, options) = blocking(move || {
-            let (_, tokens) = render(&model, &request)?;
-            let matcher = request.grammar.as_ref().map(|grammar| model.facts.matcher(grammar)).transpose()?;
-            Ok((tokens, matcher, request.options))
-        })
-        .await?;
-        self.start(caller, lease, tokens, matcher, options).await
+        let prepared = blocking(move || prepare_chat(&model, request)).await?;
+        self.start(caller, lease, prepared).await
     }
 
     /// The text of a chat's prompt, and its tokens.
@@ -258,7 +252,8 @@ impl App {
             Some(grammar) => Some(blocking(move || facts.matcher(&grammar)).await?),
             None => None,
         };
-        self.start(caller, lease, tokens, matcher, options).await
+        let constraint = matcher.map(|matcher| Box::new(matcher) as Box<dyn Constraint>);
+        self.start(caller, lease, Prepared { tokens, constraint, reading: None, options }).await
     }
 
     /// Vectors of texts.
@@ -272,14 +267,8 @@ impl App {
         Ok(Embedded { model: lease.id().to_owned(), vectors: found.vectors, n_tokens: found.n_tokens })
     }
 
-    async fn start(
-        &self,
-        caller: &Caller,
-        lease: Lease,
-        tokens: Vec<u32>,
-        matcher: Option<Matcher>,
-        options: GenerateOptions,
-    ) -> Result<Answer> {
+    async fn start(&self, caller: &Caller, lease: Lease, prepared: Prepared) -> Result<Answer> {
+        let Prepared { tokens, constraint, reading, options } = prepared;
         let model = lease.text()?.clone();
         let TextModel { facts, worker, .. } = &model;
         if self.0.is_draining.load(Ordering::Relaxed) {
@@ -320,7 +309,8 @@ impl App {
                 stop: options.stop.clone(),
                 stop_tokens: options.stop_tokens.clone(),
                 prompt_logprobs: options.prompt_logprobs,
-                constraint: matcher.clone().map(|matcher| Box::new(matcher) as Box<dyn Constraint>),
+                constraint: constraint.clone(),
+                show_special: reading.as_ref().map_or_else(ShowSpecial::default, |(_, shown)| shown.clone()),
                 ignore_end: options.ignore_end,
                 reuse: options.cache_prompt,
                 salt: caller.tenant,
@@ -340,7 +330,11 @@ impl App {
             n_left: options.n,
             piece: Piece::default(),
             wants_tokens: options.logprobs.is_some(),
-            pending: None,
+            readers: match reading {
+                Some((reader, _)) => vec![reader; options.n],
+                None => Vec::new(),
+            },
+            pending: VecDeque::new(),
             facts: facts.clone(),
             _lease: lease,
         };
@@ -349,41 +343,10 @@ impl App {
     }
 }
 
-/// Messages to prompt.
-fn render(model: &TextModel, request: &ChatRequest) -> Result<(String, Vec<u32>)> {
-    let mut conversation = model.conversation()?;
-    conversation.set_messages(request.messages.clone());
-    if !request.tools.is_empty() && request.tool_choice != ToolChoice::None {
-        conversation.set_tools(Some(Value::Array(request.tools.clone())));
-    }
-    for (name, value) in &request.template_variables {
-        conversation.set_variable(name, value.clone());
-    }
-    if let Some(thinking) = request.thinking {
-        conversation.set_variable("enable_thinking", json!(thinking));
-    }
-    let text = conversation.render(true).map_err(|error| ApiError::invalid("messages", error.to_string()))?;
-    let tokens = model.facts.tokenizer.encode(&text, Specials::Parse).map_err(engine::Error::from)?;
-    Ok((text, tokens))
-}
-
 /// What may be asked and is not built is refused by name, never dropped.
-fn not_built<T>(param: &str, what: &str) -> Result<T> {
+pub(crate) fn not_built<T>(param: &str, what: &str) -> Result<T> {
     let message = format!("`{param}`: {what} is not supported yet");
     Err(ApiError { param: Some(param.to_owned()), ..ApiError::new(ErrorKind::NotImplemented, message) })
-}
-
-fn refuse_unbuilt(request: &ChatRequest) -> Result<()> {
-    if request.tool_choice != ToolChoice::None && !request.tools.is_empty() {
-        return not_built("tools", "reading tool calls out of an answer");
-    }
-    if request.thinking_budget.is_some() {
-        return not_built("thinking_budget", "a limit of reasoning");
-    }
-    if request.continue_last {
-        return not_built("continue_final_message", "going on with the last message");
-    }
-    Ok(())
 }
 
 /// Run what takes longer than a task of tokio should.
@@ -403,8 +366,10 @@ pub struct Answer {
     /// What was taken last; its memory is used again.
     piece: Piece,
     wants_tokens: bool,
+    /// One for each choice of a chat; none for a completion.
+    readers: Vec<Reader>,
     /// What follows the text that was given last.
-    pending: Option<AnswerEvent>,
+    pending: VecDeque<AnswerEvent>,
     facts: Arc<Facts>,
     /// The model is not unloaded before the answer has ended.
     _lease: Lease,
@@ -418,10 +383,10 @@ impl Answer {
 
     /// What comes next; `None` after every choice has ended. What came since the last call comes in one piece.
     pub async fn next(&mut self) -> Option<AnswerEvent> {
-        if let Some(event) = self.pending.take() {
-            return Some(event);
-        }
         loop {
+            if let Some(event) = self.pending.pop_front() {
+                return Some(event);
+            }
             if self.n_left == 0 {
                 return None;
             }
@@ -433,32 +398,44 @@ impl Answer {
                 self.channel.give_back(choice, &mut self.piece);
                 return Some(AnswerEvent { choice, kind: EventKind::Delta(Delta::Prompt(tokens)) });
             }
-            let done = self.piece.ended.take().map(|ended| {
+            let done = self.piece.ended.take();
+            let n_tokens = self.piece.tokens.len();
+            let text = std::mem::take(&mut self.piece.text);
+            let tokens: Vec<TokenInfo> = match self.wants_tokens {
+                true => self.piece.tokens.drain(..).map(|token| self.facts.token_info(&token)).collect(),
+                false => Vec::new(),
+            };
+            let deltas = match self.readers.get_mut(choice) {
+                Some(reader) => {
+                    let mut deltas = reader.push(&text, n_tokens, tokens);
+                    if done.is_some() {
+                        deltas.append(&mut reader.finish());
+                    }
+                    deltas
+                }
+                None if text.is_empty() && tokens.is_empty() => Vec::new(),
+                None => vec![Delta::Content { text, tokens }],
+            };
+            let delta = |delta| AnswerEvent { choice, kind: EventKind::Delta(delta) };
+            self.pending.extend(deltas.into_iter().map(delta));
+            if let Some(ended) = done {
                 self.n_left -= 1;
+                let reader = self.readers.get(choice);
                 let usage = Usage {
                     prompt_tokens: self.n_prompt,
                     cached_tokens: ended.timings.reused_tokens,
                     completion_tokens: ended.timings.generated_tokens,
-                    reasoning_tokens: 0,
+                    reasoning_tokens: reader.map_or(0, Reader::n_reasoning),
                 };
-                let reason = stop_reason(ended.reason);
+                let reason = match stop_reason(ended.reason) {
+                    StopReason::End | StopReason::StopToken(_) if reader.is_some_and(Reader::has_calls) => {
+                        StopReason::ToolCalls
+                    }
+                    reason => reason,
+                };
                 let finish = Finish { reason, usage, timings: ended.timings, seed: ended.seed };
-                AnswerEvent { choice, kind: EventKind::Done(finish) }
-            });
-            let text = std::mem::take(&mut self.piece.text);
-            let tokens = match self.wants_tokens {
-                true => self.piece.tokens.drain(..).map(|token| self.facts.token_info(&token)).collect(),
-                false => Vec::new(),
-            };
-            if text.is_empty() && tokens.is_empty() {
-                match done {
-                    Some(done) => return Some(done),
-                    None => continue,
-                }
+                self.pending.push_back(AnswerEvent { choice, kind: EventKind::Done(finish) });
             }
-            self.pending = done;
-            let kind = EventKind::Delta(Delta::Content { text, tokens });
-            return Some(AnswerEvent { choice, kind });
         }
     }
 

@@ -14,14 +14,17 @@ mod access;
 mod answer;
 pub mod api;
 mod app;
+mod chat;
 mod embedder;
 mod error;
 mod models;
 pub mod page;
+mod reading;
 mod request;
 mod serve;
 mod stats;
 mod stream;
+mod thinking;
 mod worker;
 
 pub use access::Access;

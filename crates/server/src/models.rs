@@ -11,6 +11,7 @@ use tokio::sync::oneshot;
 
 use crate::embedder::{self, EmbedderWorker};
 use crate::error::{ApiError, ErrorKind, Result};
+use crate::reading::AnswerReading;
 use crate::request::KeepAlive;
 use crate::stats::Stats;
 use crate::worker::Worker;
@@ -70,6 +71,8 @@ pub(crate) struct Facts {
     pub(crate) tokenizer: Arc<Tokenizer>,
     /// `None`: a base model.
     pub(crate) template: Option<Arc<ChatTemplate>>,
+    /// How answers to chats are read; `None` without a template.
+    pub(crate) reading: Option<AnswerReading>,
     /// Tokens of a sequence.
     pub(crate) n_ctx: usize,
     /// Sequences at once.
@@ -93,14 +96,17 @@ impl Facts {
     fn of(engine: &Engine) -> Result<Facts> {
         let tokenizer = engine.model().need_tokenizer()?.clone();
         tokenizer.prepare();
-        let template = match tokenizer.chat_template() {
-            Some(source) => Some(Arc::new(ChatTemplate::new(source).map_err(engine::Error::from)?)),
-            None => None,
-        };
+        let (mut template, mut reading) = (None, None);
+        if let Some(source) = tokenizer.chat_template() {
+            let compiled = ChatTemplate::new(source).map_err(engine::Error::from)?;
+            reading = Some(AnswerReading::new(&compiled, source, &tokenizer));
+            template = Some(Arc::new(compiled));
+        }
         Ok(Facts {
             model: engine.model().clone(),
             tokenizer,
             template,
+            reading,
             n_ctx: engine.limits().n_ctx,
             n_slots: engine.limits().max_spans,
             compiler: OnceLock::new(),

@@ -39,8 +39,22 @@ pub struct ChatRequest {
     pub thinking_budget: Option<usize>,
     /// The last message is the beginning of the answer, which goes on from there.
     pub continue_last: bool,
+    /// The prompt does not end with the beginning of an answer.
+    pub without_generation_prompt: bool,
+    /// Reasoning is given as content, with its marks.
+    pub raw_reasoning: bool,
     /// Everything else.
     pub options: GenerateOptions,
+}
+
+impl ChatRequest {
+    /// The tools that may be called.
+    pub(crate) fn called_tools(&self) -> &[Value] {
+        match self.tool_choice {
+            ToolChoice::None => &[],
+            ToolChoice::Auto | ToolChoice::Required | ToolChoice::Function(_) => &self.tools,
+        }
+    }
 }
 
 /// Whether tools are called.

@@ -2,7 +2,8 @@
 #![allow(clippy::unwrap_used)] // Helpers of tests may, as tests may.
 
 use ingle_text::{
-    AnswerFormat, AnswerPart, CallChoice, Chat, ChatTemplate, Grammar, GrammarCompiler, Specials, Tokenizer, ToolPrompt,
+    AnswerFormat, AnswerPart, CallChoice, Chat, ChatTemplate, Grammar, GrammarCompiler, Specials, Tokenizer,
+    ToolPrompt,
 };
 use serde_json::{Value, json};
 use weights::Array;
@@ -173,7 +174,7 @@ fn grammars_take_the_calls_of_their_format_and_no_others() {
         let (format, tokenizer) = (AnswerFormat::detect(evidence), tokenizer(marks));
         assert_eq!(format.name(), name);
         let grammar =
-            |choice, parallel| format.grammar(&tools(), choice, parallel, "", &tokenizer).unwrap();
+            |choice, parallel| format.grammar(&tools(), choice, parallel, None, "", &tokenizer).unwrap();
         let many = grammar(CallChoice::Required, true);
         assert_eq!(accepts(&tokenizer, &many, one), Ok(()), "{name}: one call");
         assert!(accepts(&tokenizer, &many, wrong).is_err(), "{name}: a wrong call");
@@ -197,7 +198,7 @@ fn grammars_take_the_calls_of_their_format_and_no_others() {
             let text = format!("I look.\n{one}");
             assert_eq!(accepts(&tokenizer, &auto, &text), Ok(()), "{name}, auto: {text}");
         }
-        assert!(format.grammar(&tools(), CallChoice::Function("x"), true, "", &tokenizer).is_err());
+        assert!(format.grammar(&tools(), CallChoice::Function("x"), true, None, "", &tokenizer).is_err());
     }
 }
 
@@ -211,11 +212,23 @@ fn content_follows_reasoning() {
     let not_begun = format.after_reasoning(schema.clone(), "…", &tokenizer).unwrap();
     assert_eq!(accepts(&tokenizer, &not_begun, "<think>Hm.</think>12"), Ok(()));
     assert_eq!(accepts(&tokenizer, &not_begun, "12"), Ok(()));
-    let required = format.grammar(&tools(), CallChoice::Required, true, "…<think>\n", &tokenizer).unwrap();
+    let required =
+        format.grammar(&tools(), CallChoice::Required, true, None, "…<think>\n", &tokenizer).unwrap();
     assert_eq!(
-        accepts(&tokenizer, &required, "Hm.</think>\n<tool_call>\n{\"name\": \"noop\", \"arguments\": {}}\n</tool_call>"),
+        accepts(
+            &tokenizer,
+            &required,
+            "Hm.</think>\n<tool_call>\n{\"name\": \"noop\", \"arguments\": {}}\n</tool_call>"
+        ),
         Ok(())
     );
+    let either = format.grammar(&tools(), CallChoice::Auto, true, Some(&schema), "…", &tokenizer).unwrap();
+    for text in
+        ["12", "<think>Hm.</think>12", "<tool_call>\n{\"name\": \"noop\", \"arguments\": {}}\n</tool_call>"]
+    {
+        assert_eq!(accepts(&tokenizer, &either, text), Ok(()), "{text}");
+    }
+    assert!(accepts(&tokenizer, &either, "Hello").is_err());
     let plain = AnswerFormat::detect("");
     assert_eq!(plain.after_reasoning(schema.clone(), "", &tokenizer).unwrap(), schema);
 }
@@ -225,7 +238,8 @@ fn content_follows_reasoning() {
 fn calls_go_through_real_templates_and_back() {
     let fixture: Value = serde_json::from_slice(
         &std::fs::read(
-            std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/chat_templates/chat_templates.json"),
+            std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+                .join("../../fixtures/chat_templates/chat_templates.json"),
         )
         .unwrap(),
     )
@@ -246,7 +260,7 @@ fn calls_go_through_real_templates_and_back() {
         let call = json!({ "id": "abcdefghi", "type": "function", "function": {
             "name": "get_weather", "arguments": "{\"city\": \"Paris\", \"days\": 3}",
         }});
-        let messages = vec![
+        let messages = [
             json!({ "role": "user", "content": "The weather?" }),
             json!({ "role": "assistant", "content": "", "tool_calls": [call] }),
             json!({ "role": "tool", "tool_call_id": "abcdefghi", "content": "Rain" }),
@@ -264,17 +278,29 @@ fn calls_go_through_real_templates_and_back() {
             template.render(&chat).unwrap_or_else(|error| panic!("{name}: {error}"))
         };
         let begun = render(1, true);
-        assert!(begun.contains("get_weather") && begun.contains("\"city\""), "{name} is told of the tools: {begun}");
+        assert!(
+            begun.contains("get_weather") && begun.contains("\"city\""),
+            "{name} is told of the tools: {begun}"
+        );
         let called = render(2, false);
-        let answer = called.strip_prefix(&begun).unwrap_or_else(|| panic!("{name}: {begun:?} begins {called:?}"));
+        let answer =
+            called.strip_prefix(&begun).unwrap_or_else(|| panic!("{name}: {begun:?} begins {called:?}"));
         assert!(render(3, true).contains("Rain"), "{name} sees what the call gave");
 
         let mut parser = format.parser(&begun, &tools());
         let mut parts = Vec::new();
         parser.push(answer, &mut parts);
         parser.finish(&mut parts);
-        assert_eq!(parts[0], AnswerPart::CallBegin { index: 0, name: "get_weather".into() }, "{name}: {answer:?}");
+        assert_eq!(
+            parts[0],
+            AnswerPart::CallBegin { index: 0, name: "get_weather".into() },
+            "{name}: {answer:?}"
+        );
         let AnswerPart::CallArguments { text, .. } = &parts[1] else { panic!("{name}: {parts:?}") };
-        assert_eq!(serde_json::from_str::<Value>(text).unwrap(), json!({ "city": "Paris", "days": 3 }), "{name}");
+        assert_eq!(
+            serde_json::from_str::<Value>(text).unwrap(),
+            json!({ "city": "Paris", "days": 3 }),
+            "{name}"
+        );
     }
 }

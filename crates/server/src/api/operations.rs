@@ -17,7 +17,6 @@ use super::body::JsonBody;
 use crate::app::App;
 use crate::error::Result;
 use crate::models::{LoadedStatus, ModelStatus};
-use crate::request::ChatRequest;
 use crate::stats::{Gauge, Histogram, Stats};
 
 /// All paths of these.
@@ -30,7 +29,6 @@ pub fn router() -> axum::Router<App> {
         .route("/get_load", get(load))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
-        .route("/apply-template", post(apply_template))
 }
 
 async fn health(State(app): State<App>) -> Response {
@@ -168,22 +166,6 @@ async fn detokenize(State(app): State<App>, JsonBody(body): JsonBody<Detokenize>
     let tokens = app.text_of(&body.model, &body.tokens).await?;
     let bytes: Vec<u8> = tokens.into_iter().flat_map(|(_, bytes)| bytes).collect();
     Ok(Json(json!({ "content": String::from_utf8_lossy(&bytes) })))
-}
-
-#[derive(Deserialize)]
-struct ApplyTemplate {
-    #[serde(default)]
-    model: String,
-    messages: Vec<Value>,
-}
-
-async fn apply_template(
-    State(app): State<App>,
-    JsonBody(body): JsonBody<ApplyTemplate>,
-) -> Result<Json<Value>> {
-    let request = ChatRequest { model: body.model, messages: body.messages, ..ChatRequest::default() };
-    let (prompt, _) = app.chat_prompt(request).await?;
-    Ok(Json(json!({ "prompt": prompt })))
 }
 
 #[cfg(test)]

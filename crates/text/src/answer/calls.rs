@@ -211,7 +211,8 @@ fn read_named(body: &str, prefix: &str, separator: &str, close: &str) -> Reading
     let (end, is_whole) = match json::object(body, at).scan {
         Scan::Wrong(wrong) if wrong == at => return none(End::Wrong(0)),
         Scan::Wrong(wrong) => {
-            let call = Found { name: name.to_owned(), arguments: body[at..wrong].to_owned(), is_whole: false };
+            let call =
+                Found { name: name.to_owned(), arguments: body[at..wrong].to_owned(), is_whole: false };
             return Reading { calls: vec![call], end: End::Wrong(wrong) };
         }
         Scan::Open if at == body.len() => return none(End::Open),

@@ -66,7 +66,12 @@ pub(super) const REASONINGS: [Reasoning; 6] = [
 pub(super) static GENERIC: CallFormat = CallFormat {
     name: "generic",
     evidence: &[],
-    syntax: Syntax::Json { open: &["<tool_call>"], close: "</tool_call>", arguments: "arguments", list: false },
+    syntax: Syntax::Json {
+        open: &["<tool_call>"],
+        close: "</tool_call>",
+        arguments: "arguments",
+        list: false,
+    },
     silent: &[],
 };
 
@@ -264,7 +269,12 @@ pub(super) static FORMATS: [CallFormat; 21] = [
     CallFormat {
         name: "llama3",
         evidence: &["tools", "\"parameters\":"],
-        syntax: Syntax::Json { open: &["<|python_tag|>", ""], close: "", arguments: "parameters", list: false },
+        syntax: Syntax::Json {
+            open: &["<|python_tag|>", ""],
+            close: "",
+            arguments: "parameters",
+            list: false,
+        },
         silent: &[],
     },
     CallFormat {

@@ -26,7 +26,8 @@ const WHITE: &str = "/[ \\n]{0,4}/";
 const ANYTHING: &str = "/(?s:.*)/";
 
 impl AnswerFormat {
-    /// What holds an answer to `prompt` to calls of `tools`, each as a request has them; more than one call if `parallel`.
+    /// What holds an answer to `prompt` to calls of `tools`, each as a request has them; more than one call if `parallel`. An
+    /// answer that calls none is `content`, or any text.
     ///
     /// # Errors
     /// No such function; there is no grammar of this format's calls; or a schema asks to be followed only in part.
@@ -35,6 +36,7 @@ impl AnswerFormat {
         tools: &[Value],
         choice: CallChoice<'_>,
         parallel: bool,
+        content: Option<&Grammar>,
         prompt: &str,
         tokenizer: &Tokenizer,
     ) -> Result<Grammar> {
@@ -59,6 +61,11 @@ impl AnswerFormat {
         let start = match choice {
             CallChoice::Required | CallChoice::Function(_) => format!("{thought} {WHITE} {open} {calls}"),
             CallChoice::Auto => {
+                if let Some(content) = content {
+                    let content = content_rule(content, &mut lark)?;
+                    let start = format!("{thought} {WHITE} ({content} | {open} {calls})");
+                    return Ok(Grammar::Lark(format!("start: {start}\n{}", lark.rules)));
+                }
                 let free = self.free_text(&mut lark);
                 format!("{free} | {} {free}?", self.until_calls(&open, &calls, &mut lark))
             }
@@ -79,24 +86,11 @@ impl AnswerFormat {
             Syntax::Harmony => harmony_thought(&mut lark),
             _ => self.thought_rule(prompt, &mut lark),
         };
-        let content = match content {
-            Grammar::JsonSchema(schema) => {
-                crate::grammar::check_schema(&schema)?;
-                lark.json(&schema)
-            }
-            Grammar::AnyJson => lark.json(&json!({ "type": "object" })),
-            Grammar::Regex(regex) => {
-                let regex = regex.replace('/', "\\/");
-                format!("/{regex}/")
-            }
-            Grammar::Choice(texts) => {
-                let texts: Vec<String> = texts.iter().map(|text| literal(text)).collect();
-                format!("({})", texts.join(" | "))
-            }
-            // One that is whole already cannot stand within another.
-            whole @ Grammar::Lark(_) => return Ok(whole),
-        };
-        let content = lark.rule(&content);
+        // One that is whole already cannot stand within another.
+        if matches!(content, Grammar::Lark(_)) {
+            return Ok(content);
+        }
+        let content = content_rule(&content, &mut lark)?;
         let opening = match self.calls.syntax {
             Syntax::Harmony => lark.marks("<|channel|>final<|message|>"),
             _ => String::new(),
@@ -262,7 +256,8 @@ impl AnswerFormat {
             Syntax::Harmony => {
                 let mut calls = Vec::new();
                 for (name, schema) in tools {
-                    let header = format!("<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>");
+                    let header =
+                        format!("<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>");
                     let (header, schema) = (lark.marks(&header), lark.json(schema));
                     calls.push(format!("{header} {schema}"));
                 }
@@ -274,6 +269,28 @@ impl AnswerFormat {
     }
 }
 
+/// A rule of what the content must be.
+fn content_rule(content: &Grammar, lark: &mut Lark<'_>) -> Result<String> {
+    let body = match content {
+        Grammar::JsonSchema(schema) => {
+            crate::grammar::check_schema(schema)?;
+            lark.json(schema)
+        }
+        Grammar::AnyJson => lark.json(&json!({ "type": "object" })),
+        Grammar::Regex(regex) => format!("/{}/", regex.replace('/', "\\/")),
+        Grammar::Choice(texts) => {
+            let texts: Vec<String> = texts.iter().map(|text| literal(text)).collect();
+            texts.join(" | ")
+        }
+        Grammar::Lark(_) => {
+            let what =
+                "a grammar in Lark cannot be combined with calls of tools; expected one or the other".into();
+            return Err(Error::Grammar { what });
+        }
+    };
+    Ok(lark.rule(&body))
+}
+
 /// What gpt-oss may think before its answer.
 fn harmony_thought(lark: &mut Lark<'_>) -> String {
     let begin = lark.marks("<|channel|>analysis<|message|>");
@@ -283,10 +300,8 @@ fn harmony_thought(lark: &mut Lark<'_>) -> String {
 }
 
 fn tagged_call(name: &str, schema: &Value, tags: &Tags, lark: &mut Lark<'_>) -> String {
-    let mut rule = format!(
-        "{WHITE} {} {WHITE}",
-        lark.marks(&format!("{}{name}{}", tags.name_before, tags.name_after))
-    );
+    let mut rule =
+        format!("{WHITE} {} {WHITE}", lark.marks(&format!("{}{name}{}", tags.name_before, tags.name_after)));
     for (key, schema, is_required) in parameters(schema) {
         let header = lark.marks(&format!("{}{key}{}", tags.key_before, tags.key_after));
         let value = match (schema["type"].as_str(), schema.get("enum")) {
@@ -405,9 +420,7 @@ impl Lark<'_> {
             let part = self.rule(part);
             let (new_first, new_rest) = match is_required {
                 true => (format!("{part} {rest}"), format!("{separator} {part} {rest}")),
-                false => {
-                    (format!("{part} {rest} | {first}"), format!("({separator} {part})? {rest}"))
-                }
+                false => (format!("{part} {rest} | {first}"), format!("({separator} {part})? {rest}")),
             };
             first = self.rule(&new_first);
             rest = self.rule(&new_rest);

@@ -30,8 +30,12 @@ impl CallFormat {
     /// The marks that open calls; an empty one where a call may stand without.
     fn opens(&self) -> impl Iterator<Item = &'static str> {
         let (one, more): (&'static str, &'static [&'static str]) = match &self.syntax {
-            Syntax::Json { open, .. } => (open.first().copied().unwrap_or_default(), open.get(1..).unwrap_or_default()),
-            Syntax::Named { open, .. } | Syntax::Pythonic { open, .. } | Syntax::Braces { open, .. } => (open, &[]),
+            Syntax::Json { open, .. } => {
+                (open.first().copied().unwrap_or_default(), open.get(1..).unwrap_or_default())
+            }
+            Syntax::Named { open, .. } | Syntax::Pythonic { open, .. } | Syntax::Braces { open, .. } => {
+                (open, &[])
+            }
             Syntax::Tagged(tags) => (tags.open, &[]),
             Syntax::Harmony => ("<|channel|>", &[]),
         };
@@ -89,7 +93,14 @@ impl AnswerFormat {
                 marks.extend([*quote, close, "<start_function_call>", "<|tool_call>"]);
             }
             Syntax::Harmony => {
-                marks.extend(["<|start|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>"]);
+                marks.extend([
+                    "<|start|>",
+                    "<|message|>",
+                    "<|end|>",
+                    "<|call|>",
+                    "<|return|>",
+                    "<|constrain|>",
+                ]);
             }
         }
         if let Some(reasoning) = self.reasoning {
@@ -99,13 +110,23 @@ impl AnswerFormat {
         marks
     }
 
-    /// The text that ends reasoning, for a limit of it; `None`: it cannot be ended so.
-    pub fn reasoning_end(&self) -> Option<&'static str> {
-        self.reasoning.map(|reasoning| reasoning.close)
+    /// The texts that begin and end reasoning; `None`: there is none, or it is not between two marks.
+    pub fn reasoning_marks(&self) -> Option<(&'static str, &'static str)> {
+        self.reasoning.map(|reasoning| (reasoning.open, reasoning.close))
+    }
+
+    /// The same without reasoning, which then is content as it is written.
+    pub fn without_reasoning(self) -> AnswerFormat {
+        AnswerFormat { reasoning: None, ..self }
+    }
+
+    /// Whether the template wants names of calls that are nine letters and digits.
+    pub fn has_short_ids(&self) -> bool {
+        self.calls.name.starts_with("mistral")
     }
 
     /// Whether an answer to this prompt begins within reasoning.
-    fn begins_thinking(&self, prompt: &str) -> bool {
+    pub fn begins_thinking(&self, prompt: &str) -> bool {
         self.reasoning.is_some_and(|reasoning| prompt.trim_end().ends_with(reasoning.open))
     }
 

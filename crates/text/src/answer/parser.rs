@@ -387,7 +387,8 @@ fn held_back<'a>(text: &str, marks: impl Iterator<Item = &'a str> + Clone, with_
     let longest = marks.clone().map(str::len).max().unwrap_or(0).min(text.len() + 1);
     let begins = |n: &usize| {
         let at = text.len() - n;
-        text.is_char_boundary(at) && marks.clone().any(|mark| mark.len() > *n && mark.starts_with(&text[at..]))
+        text.is_char_boundary(at)
+            && marks.clone().any(|mark| mark.len() > *n && mark.starts_with(&text[at..]))
     };
     let held = (1..longest).rev().find(begins).unwrap_or(0);
     let before = &text[..text.len() - held];

@@ -24,13 +24,7 @@ impl ToolPrompt {
     pub fn of(template: &ChatTemplate, format: &AnswerFormat) -> ToolPrompt {
         let user = json!({ "role": "user", "content": "question" });
         let shows = |messages: &[Value], tools: Option<&Value>, needle: &str| {
-            let chat = Chat {
-                messages,
-                tools,
-                bos_token: Some(""),
-                eos_token: Some(""),
-                ..Chat::default()
-            };
+            let chat = Chat { messages, tools, bos_token: Some(""), eos_token: Some(""), ..Chat::default() };
             template.render(&chat).is_ok_and(|text| text.contains(needle))
         };
         let system = json!({ "role": "system", "content": NEEDLE });
@@ -111,7 +105,8 @@ impl ToolPrompt {
             // A template takes a system message at the beginning alone.
             Some(message) => {
                 let old = message["content"].as_str().unwrap_or_default();
-                let whole = if self.takes_system { format!("{old}\n\n{text}") } else { format!("{text}\n\n{old}") };
+                let whole =
+                    if self.takes_system { format!("{old}\n\n{text}") } else { format!("{text}\n\n{old}") };
                 message["content"] = Value::from(whole);
             }
             None => messages.insert(0, json!({ "role": place, "content": text })),
@@ -141,7 +136,9 @@ fn push_plain(message: &Value, adapted: &mut Vec<Value>) {
         for call in &calls {
             let function = call.get("function").unwrap_or(call);
             let arguments = match &function["arguments"] {
-                Value::String(text) => serde_json::from_str(text).unwrap_or_else(|_| Value::from(text.as_str())),
+                Value::String(text) => {
+                    serde_json::from_str(text).unwrap_or_else(|_| Value::from(text.as_str()))
+                }
                 other => other.clone(),
             };
             let call = json!({ "name": function["name"], "arguments": arguments });

@@ -21,7 +21,8 @@ fn tools() -> Vec<Value> {
 type Read = (String, String, Vec<(String, String)>);
 
 fn collect(parts: &[AnswerPart]) -> Read {
-    let (mut reasoning, mut content, mut calls) = (String::new(), String::new(), Vec::<(String, String)>::new());
+    let (mut reasoning, mut content, mut calls) =
+        (String::new(), String::new(), Vec::<(String, String)>::new());
     for part in parts {
         match part {
             AnswerPart::Reasoning(text) => reasoning.push_str(text),
@@ -69,12 +70,15 @@ fn named(name: &str) -> AnswerFormat {
     found
 }
 
+/// A format, an answer, its content, and its calls.
+type Case<'a> = (&'a str, &'a str, &'a str, &'a [(&'a str, &'a str)]);
+
 #[test]
 fn calls_are_read_in_every_format() {
     let one = r#"{"city": "Paris", "days": 3}"#;
     let both: &[(&str, &str)] = &[("get_weather", one), ("noop", "{}")];
     let first: &[(&str, &str)] = &both[..1];
-    let cases: [(&str, &str, &str, &[(&str, &str)]); 27] = [
+    let cases: [Case; 27] = [
         (
             "hermes",
             "I look.\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 3}}\n</tool_call>\n\
@@ -82,32 +86,142 @@ fn calls_are_read_in_every_format() {
             "I look.",
             both,
         ),
-        ("hermes", "<tool_call>{\"arguments\": {\"city\": \"Paris\", \"days\": 3}, \"name\": \"get_weather\"}</tool_call>", "", first),
-        ("generic", "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": \"{\\\"city\\\": \\\"Paris\\\", \\\"days\\\": 3}\"}\n</tool_call>", "", first),
-        ("llama3", "{\"name\": \"get_weather\", \"parameters\": {\"city\": \"Paris\", \"days\": 3}}", "", first),
-        ("llama3", "<|python_tag|>{\"type\": \"function\", \"name\": \"get_weather\", \"parameters\": {\"city\": \"Paris\", \"days\": 3}}; {\"name\": \"noop\", \"parameters\": {}}", "", both),
-        ("llama3", "{\"name\": \"unknown\", \"parameters\": {}}", "{\"name\": \"unknown\", \"parameters\": {}}", &[]),
+        (
+            "hermes",
+            "<tool_call>{\"arguments\": {\"city\": \"Paris\", \"days\": 3}, \"name\": \"get_weather\"}</tool_call>",
+            "",
+            first,
+        ),
+        (
+            "generic",
+            "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": \"{\\\"city\\\": \\\"Paris\\\", \\\"days\\\": 3}\"}\n</tool_call>",
+            "",
+            first,
+        ),
+        (
+            "llama3",
+            "{\"name\": \"get_weather\", \"parameters\": {\"city\": \"Paris\", \"days\": 3}}",
+            "",
+            first,
+        ),
+        (
+            "llama3",
+            "<|python_tag|>{\"type\": \"function\", \"name\": \"get_weather\", \"parameters\": {\"city\": \"Paris\", \"days\": 3}}; {\"name\": \"noop\", \"parameters\": {}}",
+            "",
+            both,
+        ),
+        (
+            "llama3",
+            "{\"name\": \"unknown\", \"parameters\": {}}",
+            "{\"name\": \"unknown\", \"parameters\": {}}",
+            &[],
+        ),
         ("llama3", "{\"a\": 1}", "{\"a\": 1}", &[]),
         ("llama3", "It is {\"name\": \"noop\"}", "It is {\"name\": \"noop\"}", &[]),
-        ("mistral-v3", "[TOOL_CALLS][{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 3}}, {\"name\": \"noop\", \"arguments\": {}}]", "", both),
-        ("mistral", "[TOOL_CALLS]get_weather[CALL_ID]abcdefghi[ARGS]{\"city\": \"Paris\", \"days\": 3}[TOOL_CALLS]noop[ARGS]{}", "", both),
-        ("deepseek-v3", "Yes.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{\"city\": \"Paris\", \"days\": 3}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>noop\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>", "Yes.", both),
-        ("deepseek-v3.1", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{\"city\": \"Paris\", \"days\": 3}<｜tool▁call▁end｜><｜tool▁calls▁end｜>", "", first),
-        ("kimi", "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{\"city\": \"Paris\", \"days\": 3}<|tool_call_end|><|tool_call_begin|>functions.noop:1<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>", "", both),
-        ("glm", "\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>noop\n</tool_call>", "", both),
-        ("qwen-coder", "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=noop>\n</function>\n</tool_call>", "", both),
-        ("qwen-coder", "<tool_call>\n<function=get_weather>\n<parameter=code>\n  if a < b:\n    12\n</parameter>\n</function>\n</tool_call>", "", &[("get_weather", r#"{"code": "  if a < b:\n    12"}"#)]),
-        ("seed", "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Paris</parameter>\n<parameter=days>3</parameter>\n</function>\n</seed:tool_call>", "", first),
-        ("minimax", "<minimax:tool_call>\n<invoke name=\"get_weather\">\n<parameter name=\"city\">Paris</parameter>\n<parameter name=\"days\">3</parameter>\n</invoke>\n<invoke name=\"noop\">\n</invoke>\n</minimax:tool_call>", "", both),
-        ("function-gemma", "<start_function_call>call:get_weather{city:<escape>Paris<escape>,days:3}<end_function_call>", "", first),
-        ("gemma4", "<|tool_call>call:get_weather{city:<|\"|>Paris<|\"|>,days:3}<tool_call|><|tool_call>call:noop{}<tool_call|>", "", both),
-        ("lfm2", "<|tool_call_start|>[get_weather(city=\"Paris\", days=3), noop()]<|tool_call_end|>Wait.", "Wait.", both),
+        (
+            "mistral-v3",
+            "[TOOL_CALLS][{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 3}}, {\"name\": \"noop\", \"arguments\": {}}]",
+            "",
+            both,
+        ),
+        (
+            "mistral",
+            "[TOOL_CALLS]get_weather[CALL_ID]abcdefghi[ARGS]{\"city\": \"Paris\", \"days\": 3}[TOOL_CALLS]noop[ARGS]{}",
+            "",
+            both,
+        ),
+        (
+            "deepseek-v3",
+            "Yes.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{\"city\": \"Paris\", \"days\": 3}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>noop\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+            "Yes.",
+            both,
+        ),
+        (
+            "deepseek-v3.1",
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{\"city\": \"Paris\", \"days\": 3}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+            "",
+            first,
+        ),
+        (
+            "kimi",
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{\"city\": \"Paris\", \"days\": 3}<|tool_call_end|><|tool_call_begin|>functions.noop:1<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
+            "",
+            both,
+        ),
+        (
+            "glm",
+            "\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>noop\n</tool_call>",
+            "",
+            both,
+        ),
+        (
+            "qwen-coder",
+            "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=noop>\n</function>\n</tool_call>",
+            "",
+            both,
+        ),
+        (
+            "qwen-coder",
+            "<tool_call>\n<function=get_weather>\n<parameter=code>\n  if a < b:\n    12\n</parameter>\n</function>\n</tool_call>",
+            "",
+            &[("get_weather", r#"{"code": "  if a < b:\n    12"}"#)],
+        ),
+        (
+            "seed",
+            "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Paris</parameter>\n<parameter=days>3</parameter>\n</function>\n</seed:tool_call>",
+            "",
+            first,
+        ),
+        (
+            "minimax",
+            "<minimax:tool_call>\n<invoke name=\"get_weather\">\n<parameter name=\"city\">Paris</parameter>\n<parameter name=\"days\">3</parameter>\n</invoke>\n<invoke name=\"noop\">\n</invoke>\n</minimax:tool_call>",
+            "",
+            both,
+        ),
+        (
+            "function-gemma",
+            "<start_function_call>call:get_weather{city:<escape>Paris<escape>,days:3}<end_function_call>",
+            "",
+            first,
+        ),
+        (
+            "gemma4",
+            "<|tool_call>call:get_weather{city:<|\"|>Paris<|\"|>,days:3}<tool_call|><|tool_call>call:noop{}<tool_call|>",
+            "",
+            both,
+        ),
+        (
+            "lfm2",
+            "<|tool_call_start|>[get_weather(city=\"Paris\", days=3), noop()]<|tool_call_end|>Wait.",
+            "Wait.",
+            both,
+        ),
         ("llama4", "[get_weather(city='Paris', days=3), noop()]", "", both),
         ("olmo3", "<function_calls>\nget_weather(city='Paris', days=3)\nnoop()\n</function_calls>", "", both),
-        ("granite3", "<|tool_call|>[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 3}}]", "", first),
-        ("phi4", "<|tool_call|>[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 3}}]<|/tool_call|>", "", first),
-        ("nemotron", "<TOOLCALL>[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 3}}]</TOOLCALL>", "", first),
-        ("command", "<|START_ACTION|>[\n{\"tool_call_id\": \"0\", \"tool_name\": \"get_weather\", \"parameters\": {\"city\": \"Paris\", \"days\": 3}}\n]<|END_ACTION|>", "", first),
+        (
+            "granite3",
+            "<|tool_call|>[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 3}}]",
+            "",
+            first,
+        ),
+        (
+            "phi4",
+            "<|tool_call|>[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 3}}]<|/tool_call|>",
+            "",
+            first,
+        ),
+        (
+            "nemotron",
+            "<TOOLCALL>[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 3}}]</TOOLCALL>",
+            "",
+            first,
+        ),
+        (
+            "command",
+            "<|START_ACTION|>[\n{\"tool_call_id\": \"0\", \"tool_name\": \"get_weather\", \"parameters\": {\"city\": \"Paris\", \"days\": 3}}\n]<|END_ACTION|>",
+            "",
+            first,
+        ),
     ];
     for (name, text, content, calls) in cases {
         let calls: Vec<(String, String)> =
@@ -128,7 +242,10 @@ fn harmony_has_channels() {
     let calls = vec![("get_weather".to_owned(), "{\"city\": \"Paris\"}".to_owned())];
     let format = named("harmony");
     assert!(format.reasons());
-    assert_eq!(read_all_ways(&format, "<|start|>assistant", text, &tools()), ("Hm.".into(), "I look.".into(), calls));
+    assert_eq!(
+        read_all_ways(&format, "<|start|>assistant", text, &tools()),
+        ("Hm.".into(), "I look.".into(), calls)
+    );
     // The mark that ends the answer is its end token, and not seen.
     let text = "<|channel|>final<|message|>Yes.";
     assert_eq!(read_all_ways(&format, "", text, &tools()), (String::new(), "Yes.".into(), vec![]));
@@ -137,7 +254,7 @@ fn harmony_has_channels() {
 #[test]
 fn reasoning_is_told_from_content() {
     let format = AnswerFormat::detect("… <think> … <tool_call>");
-    assert_eq!((format.name(), format.reasoning_end()), ("hermes", Some("</think>")));
+    assert_eq!((format.name(), format.reasoning_marks()), ("hermes", Some(("<think>", "</think>"))));
     let both = |reasoning: &str, content: &str| (reasoning.to_owned(), content.to_owned(), vec![]);
     let all = |prompt: &str, text: &str| read_all_ways(&format, prompt, text, &tools());
     assert_eq!(all("", "<think>\nHm, a < b.\n</think>\n\nYes. "), both("Hm, a < b.", "Yes. "));
@@ -147,7 +264,8 @@ fn reasoning_is_told_from_content() {
     assert_eq!(all("…<think>", "\nHm"), both("Hm", ""));
     assert_eq!(all("", "Yes <think> is a mark"), both("", "Yes <think> is a mark"));
     assert_eq!(all("", "<think></think>Yes</think>"), both("", "Yes</think>"));
-    let (reasoning, content, calls) = all("<think>", "A <tool_call>\n</think><tool_call>{\"name\": \"noop\"}</tool_call>");
+    let (reasoning, content, calls) =
+        all("<think>", "A <tool_call>\n</think><tool_call>{\"name\": \"noop\"}</tool_call>");
     assert_eq!((reasoning.as_str(), content.as_str(), calls.len()), ("A <tool_call>", "", 1));
 }
 
@@ -165,10 +283,15 @@ fn what_is_no_call_stays_text() {
     ] {
         let (reasoning, content, calls) = read_all_ways(&format, "", text, &tools());
         let squeezed = |text: &str| text.replace([' ', '\n'], "");
-        assert_eq!((reasoning.as_str(), squeezed(&content), calls.len()), ("", squeezed(text), 0), "{text:?}");
+        assert_eq!(
+            (reasoning.as_str(), squeezed(&content), calls.len()),
+            ("", squeezed(text), 0),
+            "{text:?}"
+        );
     }
     // A call that the end of the answer cuts is as far as it came.
-    let (_, content, calls) = read_all_ways(&format, "", "<tool_call>{\"name\": \"noop\", \"arguments\": {\"a\": [1", &tools());
+    let (_, content, calls) =
+        read_all_ways(&format, "", "<tool_call>{\"name\": \"noop\", \"arguments\": {\"a\": [1", &tools());
     assert_eq!((content.as_str(), calls), ("", vec![("noop".to_owned(), "{\"a\": [1".to_owned())]));
 }
 

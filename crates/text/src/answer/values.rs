@@ -55,9 +55,7 @@ impl Dialect {
                 }
                 let inside = rest.strip_prefix(mark)?;
                 Some(match inside.find(mark) {
-                    Some(len) => {
-                        Parsed::Value(Value::from(&inside[..len]), at + len + 2 * mark.len())
-                    }
+                    Some(len) => Parsed::Value(Value::from(&inside[..len]), at + len + 2 * mark.len()),
                     None => Parsed::Open,
                 })
             }

@@ -69,6 +69,8 @@ pub(super) fn request(body: Body) -> Result<ChatRequest> {
         thinking,
         thinking_budget,
         continue_last,
+        without_generation_prompt: false,
+        raw_reasoning: false,
         options,
     })
 }

@@ -12,7 +12,7 @@ use text::Grammar;
 use super::{
     Stop, StreamOptions, TokenLogprob, add_usage, check_max_tokens, check_n, finish_reason, usage_json,
 };
-use crate::answer::{AnswerEvent, Delta, EventKind, Usage};
+use crate::answer::{AnswerEvent, Delta, EventKind, ToolCall, Usage};
 use crate::api::body::JsonBody;
 use crate::api::sampling::SamplingKeys;
 use crate::api::{seconds_now, sse};
@@ -42,6 +42,10 @@ pub(super) struct Body {
     response_format: Option<Value>,
     chat_template_kwargs: Option<Map<String, Value>>,
     reasoning_effort: Option<String>,
+    reasoning_format: Option<String>,
+    #[serde(alias = "thinking_budget_tokens", alias = "reasoning_budget")]
+    thinking_budget: Option<i64>,
+    enable_thinking: Option<bool>,
     add_generation_prompt: Option<bool>,
     continue_final_message: Option<bool>,
     modalities: Option<Vec<String>>,
@@ -70,6 +74,15 @@ pub(super) async fn create(
     whole(answer, frame).await
 }
 
+/// The prompt of a chat: llama-server's `/apply-template`.
+pub(super) async fn apply_template(
+    State(app): State<App>,
+    JsonBody(body): JsonBody<Body>,
+) -> Result<Json<Value>> {
+    let (prompt, _) = app.chat_prompt(request(body)?).await?;
+    Ok(Json(json!({ "prompt": prompt })))
+}
+
 /// The inner request of a body.
 fn request(body: Body) -> Result<ChatRequest> {
     let mut options = GenerateOptions {
@@ -85,8 +98,33 @@ fn request(body: Body) -> Result<ChatRequest> {
     }
     body.sampling.apply(&mut options)?;
     let grammar = body.sampling.grammar(response_format(body.response_format)?)?;
-    refuse("reasoning_effort", body.reasoning_effort.is_some_and(|effort| effort != "none"))?;
-    refuse("add_generation_prompt", body.add_generation_prompt == Some(false))?;
+    let mut template_variables = body.chat_template_kwargs.unwrap_or_default();
+    let mut thinking = body.enable_thinking;
+    match body.reasoning_effort.as_deref() {
+        None => {}
+        Some("none") => thinking = Some(false),
+        Some(effort @ ("minimal" | "low" | "medium" | "high" | "xhigh")) => {
+            template_variables.entry("reasoning_effort").or_insert(effort.into());
+        }
+        Some(other) => {
+            let message = format!(
+                "`reasoning_effort` is {other:?}, expected none, minimal, low, medium, high or xhigh"
+            );
+            return Err(ApiError::invalid("reasoning_effort", message));
+        }
+    }
+    let raw_reasoning = match body.reasoning_format.as_deref() {
+        None | Some("auto" | "deepseek") => false,
+        Some("none") => true,
+        Some(other) => {
+            let message = format!("`reasoning_format` is {other:?}, expected auto, deepseek or none");
+            return Err(ApiError::invalid("reasoning_format", message));
+        }
+    };
+    // The last message of the assistant is the beginning of the answer.
+    let wants_prompt = body.add_generation_prompt.unwrap_or(true);
+    let is_open = !wants_prompt && body.messages.last().is_some_and(|last| last["role"] == "assistant");
+    let continue_last = body.continue_final_message.unwrap_or(is_open);
     refuse("modalities", body.modalities.is_some_and(|list| list.iter().any(|modality| modality != "text")))?;
     if body.messages.is_empty() {
         return Err(ApiError::invalid("messages", "`messages` is empty, expected at least one message"));
@@ -99,10 +137,13 @@ fn request(body: Body) -> Result<ChatRequest> {
         tool_choice: tool_choice(body.tool_choice.as_ref())?,
         parallel_tool_calls: body.parallel_tool_calls.unwrap_or(true),
         grammar,
-        template_variables: body.chat_template_kwargs.unwrap_or_default(),
-        thinking: None,
-        thinking_budget: None,
-        continue_last: body.continue_final_message.unwrap_or(false),
+        template_variables,
+        thinking,
+        // -1 is no limit, as llama-server has it.
+        thinking_budget: body.thinking_budget.and_then(|n| usize::try_from(n).ok()),
+        continue_last,
+        without_generation_prompt: !wants_prompt,
+        raw_reasoning,
         options,
     })
 }
@@ -257,6 +298,11 @@ fn delta_json(delta: Delta, tokens: &mut Vec<TokenLogprob>) -> Option<Value> {
     }
 }
 
+fn call_json(call: ToolCall) -> Value {
+    let function = json!({ "name": call.name, "arguments": call.arguments });
+    json!({ "id": call.id, "type": "function", "function": function })
+}
+
 /// Where a stream of frames is.
 enum At {
     Begin,
@@ -322,7 +368,13 @@ async fn whole(answer: Answer, frame: Frame) -> Result<Response> {
         };
         add_usage(&mut usage, finish.usage);
         let reason = finish_reason(finish)?;
-        let mut message = json!({ "role": "assistant", "content": collected.content });
+        // With nothing but calls there is no content.
+        let content =
+            (!collected.content.is_empty() || collected.calls.is_empty()).then_some(collected.content);
+        let mut message = json!({ "role": "assistant", "content": content });
+        if !collected.calls.is_empty() {
+            message["tool_calls"] = collected.calls.into_iter().map(call_json).collect();
+        }
         if !collected.reasoning.is_empty() {
             message["reasoning_content"] = collected.reasoning.into();
         }

@@ -1,0 +1,111 @@
+//! A chat request to what the engine is asked: the prompt, what holds the answer, and what reads it.
+
+use engine::Constraint;
+use serde_json::json;
+use text::{CallChoice, Grammar, ShowSpecial, Specials};
+
+use crate::app::not_built;
+use crate::error::{ApiError, ErrorKind, Result};
+use crate::models::TextModel;
+use crate::reading::Reader;
+use crate::request::{ChatRequest, GenerateOptions, ToolChoice};
+use crate::thinking::ThinkingLimit;
+
+/// What the engine is asked, and how its answer is read.
+pub(crate) struct Prepared {
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) constraint: Option<Box<dyn Constraint>>,
+    pub(crate) reading: Option<(Reader, ShowSpecial)>,
+    pub(crate) options: GenerateOptions,
+}
+
+/// The prompt of a chat, what holds its answer, and what reads it.
+pub(crate) fn prepare_chat(model: &TextModel, request: ChatRequest) -> Result<Prepared> {
+    let facts = &model.facts;
+    let (prompt, tokens) = render(model, &request)?;
+    let Some(reading) = &facts.reading else {
+        return Err(ApiError::internal("a template that cannot be read"));
+    };
+    let format = match request.raw_reasoning {
+        true => reading.format.without_reasoning(),
+        false => reading.format,
+    };
+    let tools = request.called_tools();
+    let wrong = |error: text::Error| ApiError::invalid("tools", error.to_string());
+    let choice = match &request.tool_choice {
+        ToolChoice::Auto | ToolChoice::None => CallChoice::Auto,
+        ToolChoice::Required => CallChoice::Required,
+        ToolChoice::Function(name) => CallChoice::Function(name),
+    };
+    let content = request.grammar.as_ref();
+    let tokenizer = &facts.tokenizer;
+    let calls = |content: Option<&Grammar>| {
+        let parallel = request.parallel_tool_calls;
+        format.grammar(tools, choice, parallel, content, &prompt, tokenizer).map_err(wrong)
+    };
+    let matcher = match (tools.is_empty(), content, choice) {
+        (true, None, _) => None,
+        (true, Some(content), _) => {
+            let wrong = |error: text::Error| ApiError::new(ErrorKind::Invalid, error.to_string());
+            let grammar = format.after_reasoning(content.clone(), &prompt, tokenizer).map_err(wrong)?;
+            Some(facts.matcher(&grammar)?)
+        }
+        // Calls need not come: where a schema cannot be followed, the model has to know by itself.
+        (false, None, CallChoice::Auto) => calls(None).and_then(|grammar| facts.matcher(&grammar)).ok(),
+        (false, content, _) => Some(facts.matcher(&calls(content)?)?),
+    };
+    let constraint = match (request.thinking_budget, format.reasoning_marks()) {
+        (Some(budget), Some(marks)) => {
+            let has_begun = format.begins_thinking(&prompt);
+            let limit = ThinkingLimit::new(tokenizer, marks, has_begun, budget, matcher)?;
+            Some(Box::new(limit) as Box<dyn Constraint>)
+        }
+        (Some(_), None) if format.reasons() => {
+            return not_built("thinking_budget", "a limit of reasoning in the format of this model");
+        }
+        (_, _) => matcher.map(|matcher| Box::new(matcher) as Box<dyn Constraint>),
+    };
+    let reader = Reader::new(format.parser(&prompt, tools), &format);
+    let shown = ShowSpecial::Only(reading.shown.clone());
+    Ok(Prepared { tokens, constraint, reading: Some((reader, shown)), options: request.options })
+}
+
+/// Messages to prompt.
+pub(crate) fn render(model: &TextModel, request: &ChatRequest) -> Result<(String, Vec<u32>)> {
+    let mut conversation = model.conversation()?;
+    let Some(reading) = &model.facts.reading else {
+        return Err(ApiError::internal("a template that cannot be read"));
+    };
+    let (messages, tools) = reading.prompt.adapt(&request.messages, request.called_tools());
+    let last = messages.last().and_then(|message| message["content"].as_str()).unwrap_or_default().to_owned();
+    conversation.set_messages(messages);
+    conversation.set_tools(tools);
+    for (name, value) in &request.template_variables {
+        conversation.set_variable(name, value.clone());
+    }
+    if let Some(thinking) = request.thinking {
+        // The names that templates give it.
+        for name in ["enable_thinking", "thinking"] {
+            conversation.set_variable(name, json!(thinking));
+        }
+    }
+    let begins_answer = !request.continue_last && !request.without_generation_prompt;
+    let mut text = conversation
+        .render(begins_answer)
+        .map_err(|error| ApiError::invalid("messages", error.to_string()))?;
+    if request.continue_last {
+        // What the template writes after the message is not part of an answer that goes on.
+        let found =
+            [last.as_str(), last.trim()].into_iter().find_map(|last| Some(text.rfind(last)? + last.len()));
+        match found.filter(|_| !last.trim().is_empty()) {
+            Some(end) => text.truncate(end),
+            None => {
+                let message =
+                    "the last message has no text that the template shows, expected one to go on with";
+                return Err(ApiError::invalid("messages", message));
+            }
+        }
+    }
+    let tokens = model.facts.tokenizer.encode(&text, Specials::Parse).map_err(engine::Error::from)?;
+    Ok((text, tokens))
+}

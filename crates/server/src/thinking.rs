@@ -1,0 +1,238 @@
+//! A limit of reasoning: once so many tokens have been thought, the mark that ends it is all that may follow.
+
+use std::sync::Arc;
+
+use engine::{Constraint, ConstraintResult};
+use text::{Matcher, Specials, Tokenizer};
+
+/// What is the same for all states.
+struct Limit {
+    tokenizer: Arc<Tokenizer>,
+    /// Tokens of thinking.
+    budget: usize,
+    /// Text that begins it.
+    open: &'static str,
+    /// Text that ends it, and its tokens.
+    close: &'static str,
+    close_tokens: Vec<u32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// The mark that begins it has not come whole.
+    Waiting,
+    /// So many tokens were thought.
+    Thinking(usize),
+    /// So many tokens of the mark have been forced.
+    Closing(usize),
+    /// The mark has come.
+    Over,
+}
+
+/// The constraint, beside a grammar if the answer has one.
+pub(crate) struct ThinkingLimit {
+    limit: Arc<Limit>,
+    grammar: Option<Matcher>,
+    state: State,
+    /// The states before, one for each token, as far back as guesses reach.
+    before: Vec<(State, usize)>,
+    /// The text so far, in which the marks may stand.
+    tail: Vec<u8>,
+}
+
+impl ThinkingLimit {
+    /// For an answer that `has_begun` within reasoning, or whose model may begin it at once, between these marks.
+    ///
+    /// # Errors
+    /// The mark has no tokens.
+    pub(crate) fn new(
+        tokenizer: &Arc<Tokenizer>,
+        (open, close): (&'static str, &'static str),
+        has_begun: bool,
+        budget: usize,
+        grammar: Option<Matcher>,
+    ) -> Result<ThinkingLimit, engine::Error> {
+        let close_tokens = tokenizer.encode(close, Specials::Parse)?;
+        let limit = Limit { tokenizer: tokenizer.clone(), budget, open, close, close_tokens };
+        Ok(ThinkingLimit {
+            limit: Arc::new(limit),
+            grammar,
+            state: match (has_begun, budget) {
+                (false, _) => State::Waiting,
+                (true, 0) => State::Closing(0),
+                (true, _) => State::Thinking(0),
+            },
+            before: Vec::new(),
+            tail: Vec::new(),
+        })
+    }
+
+    fn next(&mut self, token: u32) -> State {
+        match self.state {
+            State::Over => State::Over,
+            State::Closing(n) if n + 1 == self.limit.close_tokens.len() => State::Over,
+            State::Closing(n) => State::Closing(n + 1),
+            State::Waiting => {
+                self.tail.extend_from_slice(self.limit.tokenizer.token_bytes(token));
+                let (so_far, open) = (self.tail.trim_ascii_start(), self.limit.open.as_bytes());
+                match so_far.strip_prefix(open) {
+                    Some(_) if self.limit.budget == 0 => State::Closing(0),
+                    Some(_) => State::Thinking(0),
+                    None if open.starts_with(so_far) => State::Waiting,
+                    None => State::Over,
+                }
+            }
+            State::Thinking(n) => {
+                let close = self.limit.close.as_bytes();
+                // The mark may have begun in the tokens before.
+                let from = self.tail.len().saturating_sub(close.len());
+                self.tail.extend_from_slice(self.limit.tokenizer.token_bytes(token));
+                let has_closed = self.tail[from..].windows(close.len()).any(|part| part == close);
+                match n + 1 >= self.limit.budget {
+                    _ if has_closed => State::Over,
+                    true => State::Closing(0),
+                    false => State::Thinking(n + 1),
+                }
+            }
+        }
+    }
+}
+
+impl Constraint for ThinkingLimit {
+    fn mask(&mut self, words: &mut [u32]) -> ConstraintResult<bool> {
+        if let State::Closing(n) = self.state
+            && let Some(token) = self.limit.close_tokens.get(n).map(|token| *token as usize)
+            && let Some(word) = words.get_mut(token / 32)
+        {
+            *word = 1 << (token % 32);
+            return Ok(true);
+        }
+        match &mut self.grammar {
+            Some(grammar) => Constraint::mask(grammar, words),
+            None => Ok(false),
+        }
+    }
+
+    fn accept(&mut self, token: u32) -> ConstraintResult<()> {
+        if let Some(grammar) = &mut self.grammar {
+            Constraint::accept(grammar, token)?;
+        }
+        let tail = self.tail.len();
+        let next = self.next(token);
+        if self.before.len() > 2 * engine::MAX_DRAFT {
+            self.before.drain(..engine::MAX_DRAFT);
+        }
+        self.before.push((self.state, tail));
+        self.state = next;
+        Ok(())
+    }
+
+    fn roll_back(&mut self, n_tokens: usize) -> ConstraintResult<()> {
+        if let Some(grammar) = &mut self.grammar {
+            Constraint::roll_back(grammar, n_tokens)?;
+        }
+        for _ in 0..n_tokens {
+            let (state, tail) = self.before.pop().ok_or("a limit of reasoning was rolled back too far")?;
+            self.state = state;
+            self.tail.truncate(tail);
+        }
+        Ok(())
+    }
+
+    fn n_valid(&mut self, tokens: &[u32]) -> usize {
+        let most = match self.state {
+            State::Over => tokens.len(),
+            // Its first tokens decide.
+            State::Waiting => 0,
+            State::Closing(n) => {
+                let due = self.limit.close_tokens.get(n..).unwrap_or_default();
+                return due.iter().zip(tokens).take_while(|(a, b)| a == b).count();
+            }
+            State::Thinking(n) => self.limit.budget.saturating_sub(n),
+        };
+        let tokens = &tokens[..most.min(tokens.len())];
+        match &mut self.grammar {
+            Some(grammar) => Constraint::n_valid(grammar, tokens),
+            None => tokens.len(),
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.state == State::Over && self.grammar.as_ref().is_some_and(Constraint::is_over)
+    }
+
+    fn fork(&self) -> Box<dyn Constraint> {
+        Box::new(ThinkingLimit {
+            limit: self.limit.clone(),
+            grammar: self.grammar.clone(),
+            state: self.state,
+            before: self.before.clone(),
+            tail: self.tail.clone(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every byte is a token.
+    fn tokenizer() -> Arc<Tokenizer> {
+        let ranks: Vec<String> = (b'!'..=b'~').map(|byte| char::from(byte).to_string()).collect();
+        let vocab: serde_json::Map<String, serde_json::Value> =
+            ranks.iter().enumerate().map(|(id, token)| (token.clone(), id.into())).collect();
+        let json = serde_json::json!({
+            "model": { "type": "BPE", "vocab": vocab, "merges": [] },
+            "added_tokens": [],
+        });
+        Arc::new(Tokenizer::from_json(json.to_string().as_bytes(), None).unwrap())
+    }
+
+    fn only(limit: &mut ThinkingLimit) -> Option<u32> {
+        let mut words = [0; 3];
+        limit.mask(&mut words).unwrap().then(|| {
+            assert_eq!(words.iter().map(|word| word.count_ones()).sum::<u32>(), 1);
+            (0..96).find(|id| words[id / 32] >> (id % 32) & 1 == 1).unwrap() as u32
+        })
+    }
+
+    fn accept(limit: &mut ThinkingLimit, tokenizer: &Tokenizer, text: &str) {
+        for token in tokenizer.encode(text, Specials::Literal).unwrap() {
+            limit.accept(token).unwrap();
+        }
+    }
+
+    #[test]
+    fn the_mark_is_forced_when_the_budget_is_spent() {
+        let tokenizer = tokenizer();
+        let new = |has_begun, budget| {
+            ThinkingLimit::new(&tokenizer, ("<a>", "</a>"), has_begun, budget, None).unwrap()
+        };
+        let mut limit = new(true, 3);
+        accept(&mut limit, &tokenizer, "xy");
+        assert_eq!((only(&mut limit), limit.n_valid(&[0; 9])), (None, 1));
+        accept(&mut limit, &tokenizer, "z");
+        let mark = tokenizer.encode("</a>", Specials::Literal).unwrap();
+        for token in &mark {
+            assert_eq!(only(&mut limit), Some(*token));
+            limit.accept(*token).unwrap();
+        }
+        assert_eq!((only(&mut limit), limit.n_valid(&[0; 9])), (None, 9));
+        // Back to where it was forced, and again.
+        limit.roll_back(mark.len()).unwrap();
+        assert_eq!((only(&mut limit), limit.n_valid(&mark)), (Some(mark[0]), 4));
+        limit.roll_back(1).unwrap();
+        assert_eq!(only(&mut limit), None);
+
+        // It ends by itself; it never begins; it begins and has no budget.
+        let mut limit = new(true, 9);
+        accept(&mut limit, &tokenizer, "x</a>yyyyyyyyyyyy");
+        assert_eq!(only(&mut limit), None);
+        let mut limit = new(false, 0);
+        accept(&mut limit, &tokenizer, "<b>yyyy");
+        assert_eq!(only(&mut limit), None);
+        let mut limit = new(false, 0);
+        accept(&mut limit, &tokenizer, "<a>");
+        assert_eq!(only(&mut limit), Some(mark[0]));
+    }
+}
