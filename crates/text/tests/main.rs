@@ -3,6 +3,7 @@
 mod allocations;
 mod base;
 mod chat_templates;
+mod gbnf;
 mod grammar;
 mod hugging_face;
 mod searched;

@@ -38,8 +38,9 @@ pub struct SamplingKeys {
     mirostat: Option<i64>,
     dynatemp_range: Option<f32>,
     samplers: Option<Value>,
-    grammar: Option<Value>,
     // What the answer must be.
+    /// GBNF.
+    grammar: Option<String>,
     #[serde(alias = "guided_json")]
     json_schema: Option<Value>,
     guided_regex: Option<String>,
@@ -98,7 +99,9 @@ impl SamplingKeys {
             self.json_schema.clone().filter(|schema| !schema.is_null()).map(Grammar::JsonSchema),
             self.guided_regex.clone().map(Grammar::Regex),
             self.guided_choice.clone().map(Grammar::Choice),
-            self.guided_grammar.clone().map(Grammar::Lark),
+            self.guided_grammar.clone().map(Grammar::of_text),
+            // Clients of llama.cpp send an empty one for none.
+            self.grammar.clone().filter(|text| !text.is_empty()).map(Grammar::Gbnf),
         ];
         let mut given = given.into_iter().flatten();
         match (given.next(), given.next()) {
@@ -106,7 +109,7 @@ impl SamplingKeys {
             (_, Some(_)) => Err(ApiError::new(
                 ErrorKind::Invalid,
                 "the answer is to follow several grammars, expected one of response_format, json_schema, guided_json, \
-                 guided_regex, guided_choice and guided_grammar",
+                 guided_regex, guided_choice, guided_grammar and grammar",
             )),
         }
     }
@@ -134,7 +137,6 @@ impl SamplingKeys {
             ("mirostat", self.mirostat.is_some_and(|version| version != 0)),
             ("dynatemp_range", number(self.dynatemp_range, 0.0)),
             ("samplers", asks(&self.samplers)),
-            ("grammar", self.grammar.as_ref().is_some_and(|text| !text.is_null() && text != "")),
         ];
         match found.into_iter().find(|(_, asked)| *asked) {
             Some((name, _)) => Err(ApiError {
@@ -238,7 +240,6 @@ mod tests {
             (json!({"top_p": 2}), "top_p"),
             (json!({"logit_bias": {"x": 1}}), "logit_bias"),
             (json!({"mirostat": 2}), "mirostat"),
-            (json!({"grammar": "root ::= x"}), "grammar"),
             (json!({"keep_alive": "soon"}), "keep_alive"),
         ] {
             assert_eq!(apply(keys).unwrap_err().param.as_deref(), Some(name));
