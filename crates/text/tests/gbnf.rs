@@ -69,7 +69,7 @@ fn what_is_wrong_is_said_with_its_place() {
         ("root ::= \"a\"\nb = \"c\"", "line 2, column 3"),
         ("root ::= other", "line 1, column 10: the rule \"other\" is not defined"),
         ("a ::= \"a\"", "no rule `root`"),
-        ("root ::= \"a\\q\"", "line 1, column 12"),
+        ("root ::= \"a\\q\"", "line 1, column 13"),
         ("root ::= [b-a]", "line 1, column 14"),
         ("root ::= []", "empty"),
         ("root ::= (\"a\"", "expected `)`"),
