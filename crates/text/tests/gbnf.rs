@@ -1,4 +1,5 @@
 //! GBNF: which texts a grammar takes, byte by byte, and what is said of one that is wrong.
+#![allow(clippy::unwrap_used)] // Helpers of tests may, as tests may.
 
 use ingle_text::{Grammar, GrammarCompiler, Tokenizer};
 
@@ -95,5 +96,29 @@ fn a_schema_in_lark_cannot_be_lenient() {
     for options in ["\"lenient\": true", "\"leni\\u0065nt\": true"] {
         let error = compiler.compile(&lark(options)).err().unwrap().to_string();
         assert!(error.contains("lenient"), "{error}");
+    }
+}
+
+/// Long chains of rules, each of which leads on to the next, end in an error or a matcher, and soon; never the end of the process.
+#[test]
+fn hostile_chains_of_rules_end_soon() {
+    let compiler = compiler(&tokenizer());
+    let lark = |n: usize| {
+        let rules: String = (0..n).map(|i| format!("a{i}: a{}\n", i + 1)).collect();
+        compiler.compile(&Grammar::Lark(format!("start: a0\n{rules}a{n}: \"a\""))).is_ok()
+    };
+    assert!(lark(4_900) && !lark(20_000));
+    for (n, is_taken) in [(450, true), (1_500, false), (6_000, false)] {
+        let rule = |i: usize| format!("a{i} ::= \"a\" a{} \"c\" | \"b\"\n", (i + 1) % n);
+        let circle: String = (0..n).map(rule).collect();
+        let back: String = (0..n).rev().map(rule).collect();
+        for rules in [circle, back] {
+            let compiled = compiler.compile(&Grammar::Gbnf(format!("root ::= a0\n{rules}")));
+            assert_eq!(compiled.is_ok(), is_taken, "{n}: {:?}", compiled.err());
+        }
+        let doubled: String = (0..n).map(|i| format!("a{i} ::= a{} a{}\n", i + 1, i + 1)).collect();
+        let doubled = Grammar::Gbnf(format!("root ::= a0\n{doubled}a{n} ::= \"a\""));
+        let error = compiler.compile(&doubled).err().unwrap().to_string();
+        assert!(error.contains("elements"), "{error}");
     }
 }

@@ -9,7 +9,7 @@ const MAX_DEPTH: usize = 64;
 /// Repetitions of one element.
 const MAX_REPEAT: u32 = 10_000;
 /// Elements of a grammar.
-const MAX_NODES: usize = 20_000;
+const MAX_NODES: usize = 8_000;
 
 /// An index into [`Gbnf::nodes`].
 pub(super) type NodeId = usize;

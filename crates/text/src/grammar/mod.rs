@@ -17,6 +17,12 @@ use crate::{Error, Result, Tokenizer};
 /// The largest grammar that is looked at, in bytes.
 const MAX_GRAMMAR: usize = 1 << 20;
 
+/// The stack on which a grammar is compiled: `llguidance` follows rules by recursion. Only what is used of it takes memory.
+const STACK: usize = 256 << 20;
+
+/// The most colons of a Lark grammar, one of which is in each rule. With so many rules in a chain, [`STACK`] is enough.
+const MAX_LARK_COLONS: usize = 5_000;
+
 /// White space between two parts of JSON: a model may not go on with it for ever.
 const WHITE_SPACE: &str = "[ \\n\\t]{0,16}";
 
@@ -90,6 +96,16 @@ impl GrammarCompiler {
     /// # Errors
     /// The grammar is not valid, is too large, or asks for what is not supported.
     pub fn compile(&self, grammar: &Grammar) -> Result<Matcher> {
+        let failed =
+            |error: std::io::Error| Error::Grammar { what: format!("no thread to compile it: {error}") };
+        std::thread::scope(|scope| {
+            let builder = std::thread::Builder::new().name("grammar".into()).stack_size(STACK);
+            let thread = builder.spawn_scoped(scope, || self.compile_here(grammar)).map_err(failed)?;
+            thread.join().unwrap_or_else(|_| Err(Error::Grammar { what: "compiling it has panicked".into() }))
+        })
+    }
+
+    fn compile_here(&self, grammar: &Grammar) -> Result<Matcher> {
         let wrong = |what: String| Error::Grammar { what };
         let size = match grammar {
             Grammar::JsonSchema(schema) => schema.to_string().len(),
@@ -123,6 +139,12 @@ impl GrammarCompiler {
                 TopLevelGrammar::from_lark(format!("start: {}", texts.join(" | ")))
             }
             Grammar::Lark(text) => {
+                let n_colons = text.bytes().filter(|byte| *byte == b':').count();
+                if n_colons > MAX_LARK_COLONS {
+                    return Err(wrong(format!(
+                        "it has {n_colons} colons, expected at most {MAX_LARK_COLONS}"
+                    )));
+                }
                 if let Some(option) = permissive_option_in_lark(text) {
                     return Err(wrong(format!(
                         "x-guidance of a schema in it sets {option:?}, which would let through what the schema \

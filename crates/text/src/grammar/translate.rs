@@ -13,6 +13,8 @@ use super::gbnf::{Gbnf, Node, NodeId};
 const MAX_DEPTH: usize = 150;
 /// A terminal of more characters than this is taken apart rather than looked through.
 const MAX_POSITIONS: usize = 300;
+/// Rules of the Lark grammar, which `llguidance` follows by recursion.
+const MAX_RULES: usize = 2_000;
 /// Pairs of characters that are looked at, over the whole grammar.
 const MAX_PAIRS: usize = 4_000_000;
 
@@ -31,6 +33,11 @@ pub(super) fn to_lark(mut gbnf: Gbnf) -> Result<String, String> {
     let n_tries = grammar.gbnf.nodes.len() + 1;
     let mut pairs_left = MAX_PAIRS;
     for _ in 0..n_tries {
+        let reached = grammar.reached();
+        let n_rules = reached.iter().filter(|id| !grammar.is_terminal(**id)).count();
+        if n_rules > MAX_RULES {
+            return Err(format!("its recursive part has {n_rules} elements, expected at most {MAX_RULES}"));
+        }
         let conflicts = grammar.conflicts(&mut pairs_left);
         if conflicts.is_empty() {
             return Ok(grammar.emit());
