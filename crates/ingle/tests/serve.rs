@@ -245,6 +245,8 @@ fn answers_follow_their_grammar() {
     assert!(date.len() == 7 && date.as_bytes()[4] == b'-', "{date}");
     assert!(["yes \"sir\"", "no"].contains(&&*complete(json!({ "guided_choice": ["yes \"sir\"", "no"] }))));
     let lark = "start: \"<\" /[a-c]/+ \">\"";
+    let gbnf = complete(json!({ "grammar": "root ::= (\"ab\" | \"c\"){2,4} \"!\"" }));
+    assert!(gbnf.ends_with('!') && gbnf.trim_end_matches('!').chars().all(|c| "abc".contains(c)), "{gbnf}");
     let text = complete(json!({ "guided_grammar": lark }));
     assert!(
         text.starts_with('<') && text[1..].trim_end_matches('>').chars().all(|c| ('a'..='c').contains(&c)),
@@ -340,7 +342,8 @@ fn wrong_requests_are_told_what_is_wrong() {
         (CHAT, json!({ "messages": user, "temperature": -1 }), 400, "temperature", Value::Null),
         (CHAT, json!({ "messages": user, "model": "gpt-9" }), 404, "model", json!("model_not_found")),
         (CHAT, chat(&long, json!({})), 400, "messages", json!("context_length_exceeded")),
-        (CHAT, json!({ "messages": user, "grammar": "root ::= [a-z]" }), 501, "grammar", Value::Null),
+        (CHAT, json!({ "messages": user, "grammar": "root ::= missing" }), 400, "null", Value::Null),
+        (CHAT, json!({ "messages": user, "structural_tag": {} }), 501, "structural_tag", Value::Null),
         (CHAT, json!({ "messages": user, "mirostat": 3 }), 400, "mirostat", Value::Null),
         ("/v1/completions", json!({ "prompt": [1, 99_999_999] }), 400, "null", Value::Null),
         ("/v1/completions", json!({ "prompt": "a", "n": 2, "best_of": 1 }), 400, "best_of", Value::Null),

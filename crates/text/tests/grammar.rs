@@ -8,7 +8,7 @@ use weights::{Array, Value};
 use crate::tokenizers::{metadata, strings, text};
 
 /// All bytes but the space, some words of several letters, marks; one of them ends an answer. Rows of padding behind them.
-fn tokenizer() -> Tokenizer {
+pub(crate) fn tokenizer() -> Tokenizer {
     let bytes = (b'!'..=b'~').map(|byte| (byte as char).to_string());
     let words = ["Ġ", "al", "alp", "pha", "be", "beta", "{\"", "\":", "tru", "true", "12", "<eos>", "<mark>"];
     let tokens: Vec<String> = bytes.chain(words.map(str::to_owned)).collect();
@@ -29,7 +29,7 @@ fn tokenizer() -> Tokenizer {
 
 const N_PADDING: usize = 3;
 
-fn compiler(tokenizer: &Tokenizer) -> GrammarCompiler {
+pub(crate) fn compiler(tokenizer: &Tokenizer) -> GrammarCompiler {
     GrammarCompiler::new(tokenizer, tokenizer.n_tokens() + N_PADDING).unwrap()
 }
 

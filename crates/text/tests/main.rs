@@ -4,6 +4,7 @@ mod allocations;
 mod answers;
 mod base;
 mod chat_templates;
+mod gbnf;
 mod grammar;
 mod hugging_face;
 mod searched;

@@ -33,8 +33,12 @@ pub struct SamplingKeys {
     #[serde(flatten)]
     more: MoreSamplers,
     // Known, and not built: refused unless they ask for nothing.
-    grammar: Option<Value>,
+    grammar_lazy: Option<bool>,
+    structural_tag: Option<Value>,
+    structured_outputs: Option<Value>,
     // What the answer must be.
+    /// GBNF.
+    grammar: Option<String>,
     #[serde(alias = "guided_json")]
     json_schema: Option<Value>,
     guided_regex: Option<String>,
@@ -170,7 +174,9 @@ impl SamplingKeys {
             self.json_schema.clone().filter(|schema| !schema.is_null()).map(Grammar::JsonSchema),
             self.guided_regex.clone().map(Grammar::Regex),
             self.guided_choice.clone().map(Grammar::Choice),
-            self.guided_grammar.clone().map(Grammar::Lark),
+            self.guided_grammar.clone().map(Grammar::of_text),
+            // Clients of llama.cpp send an empty one for none.
+            self.grammar.clone().filter(|text| !text.is_empty()).map(Grammar::Gbnf),
         ];
         let mut given = given.into_iter().flatten();
         match (given.next(), given.next()) {
@@ -178,7 +184,7 @@ impl SamplingKeys {
             (_, Some(_)) => Err(ApiError::new(
                 ErrorKind::Invalid,
                 "the answer is to follow several grammars, expected one of response_format, json_schema, guided_json, \
-                 guided_regex, guided_choice and guided_grammar",
+                 guided_regex, guided_choice, guided_grammar and grammar",
             )),
         }
     }
@@ -197,7 +203,11 @@ impl SamplingKeys {
 
     fn refuse_unbuilt(&self) -> Result<()> {
         let asks = |value: &Option<Value>| value.as_ref().is_some_and(|value| !value.is_null());
-        let found = [("grammar", asks(&self.grammar) && self.grammar != Some(Value::from("")))];
+        let found = [
+            ("grammar_lazy", self.grammar_lazy == Some(true)),
+            ("structural_tag", asks(&self.structural_tag)),
+            ("structured_outputs", asks(&self.structured_outputs)),
+        ];
         match found.into_iter().find(|(_, asked)| *asked) {
             Some((name, _)) => Err(ApiError {
                 param: Some(name.into()),
@@ -326,7 +336,8 @@ mod tests {
             (json!({"samplers": ["top_k", "top_q"]}), "samplers"),
             (json!({"samplers": ["top_k", "dry"]}), "samplers"),
             (json!({"dry_multiplier": 1, "dry_base": 0.5}), "dry_base"),
-            (json!({"grammar": "root ::= x"}), "grammar"),
+            (json!({"grammar": "root ::= \"a\"", "grammar_lazy": true}), "grammar_lazy"),
+            (json!({"structural_tag": {}}), "structural_tag"),
             (json!({"keep_alive": "soon"}), "keep_alive"),
         ] {
             assert_eq!(apply(keys).unwrap_err().param.as_deref(), Some(name));

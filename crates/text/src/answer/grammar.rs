@@ -87,7 +87,7 @@ impl AnswerFormat {
             _ => self.thought_rule(prompt, &mut lark),
         };
         // One that is whole already cannot stand within another.
-        if matches!(content, Grammar::Lark(_)) {
+        if matches!(content, Grammar::Lark(_) | Grammar::Gbnf(_)) {
             return Ok(content);
         }
         let content = content_rule(&content, &mut lark)?;
@@ -277,14 +277,15 @@ fn content_rule(content: &Grammar, lark: &mut Lark<'_>) -> Result<String> {
             lark.json(schema)
         }
         Grammar::AnyJson => lark.json(&json!({ "type": "object" })),
-        Grammar::Regex(regex) => format!("/{}/", regex.replace('/', "\\/")),
+        Grammar::Regex(regex) => between_slashes(regex),
         Grammar::Choice(texts) => {
             let texts: Vec<String> = texts.iter().map(|text| literal(text)).collect();
             texts.join(" | ")
         }
-        Grammar::Lark(_) => {
+        Grammar::Lark(_) | Grammar::Gbnf(_) => {
             let what =
-                "a grammar in Lark cannot be combined with calls of tools; expected one or the other".into();
+                "a grammar in Lark or GBNF cannot be combined with calls of tools; expected one or the other"
+                    .into();
             return Err(Error::Grammar { what });
         }
     };
@@ -427,6 +428,23 @@ impl Lark<'_> {
         }
         first
     }
+}
+
+/// A regular expression between slashes.
+fn between_slashes(regex: &str) -> String {
+    let (mut out, mut is_escaped) = (String::from("/"), false);
+    for c in regex.chars() {
+        if c == '/' && !is_escaped {
+            out.push('\\');
+        }
+        is_escaped = c == '\\' && !is_escaped;
+        match c {
+            '\n' => out.push_str("\\n"),
+            c => out.push(c),
+        }
+    }
+    out.push('/');
+    out
 }
 
 /// A text in quotes.

@@ -2,6 +2,9 @@
 //!
 //! `llguidance` does the parsing. Here are what can be asked, the vocabulary as it wants it, and limits for what strangers send.
 
+mod gbnf;
+mod translate;
+
 use std::sync::Arc;
 
 use llguidance::api::{ParserLimits, TopLevelGrammar};
@@ -13,6 +16,12 @@ use crate::{Error, Result, Tokenizer};
 
 /// The largest grammar that is looked at, in bytes.
 const MAX_GRAMMAR: usize = 1 << 20;
+
+/// The stack on which a grammar is compiled: `llguidance` follows rules by recursion. Only what is used of it takes memory.
+const STACK: usize = 256 << 20;
+
+/// The most lines with a colon in a Lark grammar, as each rule is. With so many rules in a chain, [`STACK`] is enough.
+const MAX_LARK_RULES: usize = 5_000;
 
 /// White space between two parts of JSON: a model may not go on with it for ever.
 const WHITE_SPACE: &str = "[ \\n\\t]{0,16}";
@@ -34,6 +43,18 @@ pub enum Grammar {
     /// A grammar in llguidance's dialect of Lark:
     /// <https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md>.
     Lark(String),
+    /// A grammar in GBNF, the format of llama.cpp.
+    Gbnf(String),
+}
+
+impl Grammar {
+    /// A grammar whose dialect only its text tells: GBNF defines rules by `::=`, which Lark does not have.
+    pub fn of_text(text: String) -> Grammar {
+        match text.contains("::=") {
+            true => Grammar::Gbnf(text),
+            false => Grammar::Lark(text),
+        }
+    }
 }
 
 /// Makes matchers for one vocabulary. Cheap to clone.
@@ -75,11 +96,21 @@ impl GrammarCompiler {
     /// # Errors
     /// The grammar is not valid, is too large, or asks for what is not supported.
     pub fn compile(&self, grammar: &Grammar) -> Result<Matcher> {
+        let failed =
+            |error: std::io::Error| Error::Grammar { what: format!("no thread to compile it: {error}") };
+        std::thread::scope(|scope| {
+            let builder = std::thread::Builder::new().name("grammar".into()).stack_size(STACK);
+            let thread = builder.spawn_scoped(scope, || self.compile_here(grammar)).map_err(failed)?;
+            thread.join().unwrap_or_else(|_| Err(Error::Grammar { what: "compiling it has panicked".into() }))
+        })
+    }
+
+    fn compile_here(&self, grammar: &Grammar) -> Result<Matcher> {
         let wrong = |what: String| Error::Grammar { what };
         let size = match grammar {
             Grammar::JsonSchema(schema) => schema.to_string().len(),
             Grammar::AnyJson => 0,
-            Grammar::Regex(text) | Grammar::Lark(text) => text.len(),
+            Grammar::Regex(text) | Grammar::Lark(text) | Grammar::Gbnf(text) => text.len(),
             Grammar::Choice(texts) => texts.iter().map(String::len).sum(),
         };
         if size > MAX_GRAMMAR {
@@ -102,7 +133,23 @@ impl GrammarCompiler {
                     texts.iter().map(|text| Value::from(text.as_str()).to_string()).collect();
                 TopLevelGrammar::from_lark(format!("start: {}", texts.join(" | ")))
             }
-            Grammar::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
+            Grammar::Lark(text) => {
+                let n_rules = text.lines().filter(|line| line.contains(':')).count();
+                if n_rules > MAX_LARK_RULES {
+                    return Err(wrong(format!("it has {n_rules} rules, expected at most {MAX_LARK_RULES}")));
+                }
+                if let Some(option) = permissive_option_in_lark(text) {
+                    return Err(wrong(format!(
+                        "x-guidance of a schema in it sets {option:?}, which would let through what the schema \
+                         forbids; expected it to be false or absent"
+                    )));
+                }
+                TopLevelGrammar::from_lark(text.clone())
+            }
+            Grammar::Gbnf(text) => {
+                let lark = gbnf::parse(text).and_then(translate::to_lark).map_err(wrong)?;
+                TopLevelGrammar::from_lark(lark)
+            }
         };
         let parser = self.0.create_parser(top).map_err(|error| wrong(format!("{error:#}")))?;
         let parser = Parser::new(Ok(parser));
@@ -128,6 +175,14 @@ fn permissive_option(schema: &Value) -> Option<&'static str> {
     let options = schema.get("x-guidance")?;
     let is_set = |option: &&str| options.get(option).is_some_and(|value| *value != Value::Bool(false));
     PERMISSIVE_OPTIONS.into_iter().find(is_set)
+}
+
+/// The same for the schemas inside a Lark grammar: `%json` and JSON after it. What only looks like that, in a comment, counts too.
+fn permissive_option_in_lark(text: &str) -> Option<&'static str> {
+    let schema = |(at, mark): (usize, &str)| {
+        serde_json::Deserializer::from_str(&text[at + mark.len()..]).into_iter::<Value>().next()?.ok()
+    };
+    text.match_indices("%json").filter_map(schema).find_map(|schema| permissive_option(&schema))
 }
 
 /// A schema that says how much white space may be between its parts, unless it says so itself.

@@ -1,0 +1,445 @@
+//! GBNF as llguidance's Lark.
+//!
+//! A lexer that takes the longest text stands before llguidance's parser; GBNF has none. What no recursion passes through becomes one
+//! terminal: a single regular expression, where nothing is cut. In a recursive grammar, a terminal is kept only where the longest
+//! text is the right one: no text of a terminal A may go on, inside any terminal B, with a byte with which a text after A may begin.
+//! Terminals for which this fails are taken apart, in the end to single characters, where it always holds.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+use super::gbnf::{Gbnf, Node, NodeId};
+
+/// Elements inside each other, rules included.
+const MAX_DEPTH: usize = 150;
+/// A terminal of more characters than this is taken apart rather than looked through.
+const MAX_POSITIONS: usize = 300;
+/// Rules of the Lark grammar, which `llguidance` follows by recursion.
+const MAX_RULES: usize = 2_000;
+/// Pairs of characters that are looked at, over the whole grammar.
+const MAX_PAIRS: usize = 4_000_000;
+
+/// First bytes of characters: bit `b % 64` of word `b / 64`.
+type Bytes = [u64; 4];
+
+/// A Lark grammar of the same texts.
+///
+/// # Errors
+/// It is too deep, or a rule has no text at all.
+pub(super) fn to_lark(mut gbnf: Gbnf) -> Result<String, String> {
+    check_ends(&gbnf)?;
+    let regular = regular_rules(&gbnf)?;
+    let mut grammar = Translator { is_regular: Vec::new(), split: HashSet::new(), regular, gbnf: &mut gbnf };
+    grammar.prepare();
+    let n_tries = grammar.gbnf.nodes.len() + 1;
+    let mut pairs_left = MAX_PAIRS;
+    for _ in 0..n_tries {
+        let reached = grammar.reached();
+        let n_rules = reached.iter().filter(|id| !grammar.is_terminal(**id)).count();
+        if n_rules > MAX_RULES {
+            return Err(format!("its recursive part has {n_rules} elements, expected at most {MAX_RULES}"));
+        }
+        let conflicts = grammar.conflicts(&mut pairs_left);
+        if conflicts.is_empty() {
+            return Ok(grammar.emit());
+        }
+        grammar.split.extend(conflicts);
+    }
+    Err("no set of terminals was found for it".into())
+}
+
+/// Each rule must have a text: one that only leads back to itself would let an answer into a dead end.
+fn check_ends(gbnf: &Gbnf) -> Result<(), String> {
+    let mut ends = vec![false; gbnf.nodes.len()];
+    loop {
+        let mut changed = false;
+        for id in 0..gbnf.nodes.len() {
+            let now = match &gbnf.nodes[id] {
+                Node::Class(_) => true,
+                Node::Sequence(parts) => parts.iter().all(|part| ends[*part]),
+                Node::Choice(options) => options.iter().any(|option| ends[*option]),
+                Node::Repeat(_, 0, _) => true,
+                Node::Repeat(node, _, _) => ends[*node],
+                Node::Rule(rule) => ends[gbnf.rules[*rule]],
+            };
+            changed |= now != ends[id];
+            ends[id] = now;
+        }
+        if !changed {
+            break;
+        }
+    }
+    match gbnf.rules.iter().position(|body| !ends[*body]) {
+        Some(rule) => {
+            Err(format!("the rule {:?} never ends: every way through it comes back to it", gbnf.names[rule]))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Which rules no recursion passes through.
+fn regular_rules(gbnf: &Gbnf) -> Result<Vec<bool>, String> {
+    // Nodes come after their parts, except through rules, so that a pass in order sees the parts first.
+    let mut depth_of_rule: Vec<Option<usize>> = vec![None; gbnf.rules.len()];
+    loop {
+        let mut depth: Vec<Option<usize>> = Vec::with_capacity(gbnf.nodes.len());
+        for node in &gbnf.nodes {
+            let of = |parts: &[NodeId]| {
+                parts.iter().try_fold(0, |deepest: usize, part| depth[*part].map(|d| deepest.max(d + 1)))
+            };
+            let here = match node {
+                Node::Class(_) => Some(0),
+                Node::Sequence(parts) | Node::Choice(parts) => of(parts),
+                Node::Repeat(part, _, _) => of(&[*part]),
+                Node::Rule(rule) => depth_of_rule[*rule].map(|d| d + 1),
+            };
+            if here.is_some_and(|depth| depth > MAX_DEPTH) {
+                return Err(format!("more than {MAX_DEPTH} elements inside each other"));
+            }
+            depth.push(here);
+        }
+        let now: Vec<_> = gbnf.rules.iter().map(|body| depth[*body]).collect();
+        if now == depth_of_rule {
+            return Ok(now.iter().map(Option::is_some).collect());
+        }
+        depth_of_rule = now;
+    }
+}
+
+struct Translator<'a> {
+    gbnf: &'a mut Gbnf,
+    regular: Vec<bool>,
+    /// Of each node: no recursion passes through it.
+    is_regular: Vec<bool>,
+    /// Regular nodes that are no terminals.
+    split: HashSet<NodeId>,
+}
+
+/// A terminal's characters and which of them may follow which.
+struct Automaton {
+    classes: Vec<Vec<(u32, u32)>>,
+    follow: Vec<BTreeSet<usize>>,
+    first: Vec<usize>,
+    last: Vec<usize>,
+}
+
+impl Translator<'_> {
+    /// Mark the regular nodes, and make one node of neighbours that can be one terminal.
+    fn prepare(&mut self) {
+        for id in 0..self.gbnf.nodes.len() {
+            let here = match &self.gbnf.nodes[id] {
+                Node::Class(_) => true,
+                Node::Sequence(parts) | Node::Choice(parts) => {
+                    parts.iter().all(|part| self.is_regular[*part])
+                }
+                Node::Repeat(part, _, _) => self.is_regular[*part],
+                Node::Rule(rule) => self.regular[*rule],
+            };
+            self.is_regular.push(here);
+        }
+        for id in 0..self.gbnf.nodes.len() {
+            if self.is_regular[id] {
+                continue;
+            }
+            if let Node::Sequence(parts) = self.gbnf.nodes[id].clone() {
+                let mut joined: Vec<NodeId> = Vec::new();
+                for run in parts.chunk_by(|a, b| self.is_regular[*a] && self.is_regular[*b]) {
+                    if run.len() > 1 {
+                        self.gbnf.nodes.push(Node::Sequence(run.to_vec()));
+                        joined.push(self.gbnf.nodes.len() - 1);
+                    } else {
+                        joined.extend(run);
+                    }
+                }
+                self.gbnf.nodes[id] = Node::Sequence(joined);
+            }
+        }
+        self.is_regular.resize(self.gbnf.nodes.len(), true);
+    }
+
+    fn is_terminal(&self, id: NodeId) -> bool {
+        let is_class = matches!(self.gbnf.nodes[id], Node::Class(_));
+        is_class || self.is_regular[id] && !self.split.contains(&id)
+    }
+
+    fn parts(&self, id: NodeId) -> Vec<NodeId> {
+        match &self.gbnf.nodes[id] {
+            Node::Class(_) => Vec::new(),
+            Node::Sequence(parts) | Node::Choice(parts) => parts.clone(),
+            Node::Repeat(part, _, _) => vec![*part],
+            Node::Rule(rule) => vec![self.gbnf.rules[*rule]],
+        }
+    }
+
+    fn root(&self) -> NodeId {
+        self.gbnf.rules[self.gbnf.root]
+    }
+
+    /// What is reached from the root without going into a terminal.
+    fn reached(&self) -> BTreeSet<NodeId> {
+        let (mut seen, mut open) = (BTreeSet::new(), vec![self.root()]);
+        while let Some(id) = open.pop() {
+            if seen.insert(id) && !self.is_terminal(id) {
+                open.extend(self.parts(id));
+            }
+        }
+        seen
+    }
+
+    /// The terminals that have to be taken apart.
+    fn conflicts(&self, pairs_left: &mut usize) -> HashSet<NodeId> {
+        if self.is_terminal(self.root()) {
+            return HashSet::new();
+        }
+        let reached = self.reached();
+        let follows = self.follows(&reached);
+        let mut conflicts = HashSet::new();
+        let mut terminals = Vec::new();
+        for id in reached.iter().copied().filter(|id| self.is_terminal(*id)) {
+            let mut automaton = Automaton { classes: vec![], follow: vec![], first: vec![], last: vec![] };
+            match self.build(id, &mut automaton) {
+                Some((_, first, last)) => {
+                    (automaton.first, automaton.last) = (first, last);
+                    terminals.push((id, automaton));
+                }
+                None => drop(conflicts.insert(id)),
+            }
+        }
+        let is_long = |id: &NodeId| !matches!(self.gbnf.nodes[*id], Node::Class(_));
+        for (a, of_a) in &terminals {
+            for (b, of_b) in terminals.iter().filter(|(b, _)| is_long(b)) {
+                if conflicts.contains(b) {
+                    continue;
+                }
+                if cuts(of_a, of_b, &follows[a], pairs_left) {
+                    conflicts.insert(*b);
+                    if is_long(a) {
+                        conflicts.insert(*a);
+                    }
+                }
+            }
+        }
+        conflicts
+    }
+
+    /// Of each node that is reached, the first bytes of what may stand after it.
+    fn follows(&self, reached: &BTreeSet<NodeId>) -> BTreeMap<NodeId, Bytes> {
+        // All nodes: terminals need those inside them as well.
+        let n = self.gbnf.nodes.len();
+        let (mut first, mut is_empty) = (vec![[0; 4]; n], vec![false; n]);
+        loop {
+            let mut changed = false;
+            for id in 0..n {
+                let (mut bytes, mut empty) = (first[id], is_empty[id]);
+                match &self.gbnf.nodes[id] {
+                    Node::Class(ranges) => bytes = first_bytes(ranges),
+                    Node::Sequence(parts) => {
+                        for part in parts {
+                            add(&mut bytes, &first[*part]);
+                            if !is_empty[*part] {
+                                break;
+                            }
+                        }
+                        empty = parts.iter().all(|part| is_empty[*part]);
+                    }
+                    Node::Choice(options) => {
+                        options.iter().for_each(|option| add(&mut bytes, &first[*option]));
+                        empty = options.iter().any(|option| is_empty[*option]);
+                    }
+                    Node::Repeat(part, min, _) => {
+                        add(&mut bytes, &first[*part]);
+                        empty = *min == 0 || is_empty[*part];
+                    }
+                    Node::Rule(rule) => {
+                        let body = self.gbnf.rules[*rule];
+                        add(&mut bytes, &first[body]);
+                        empty = is_empty[body];
+                    }
+                }
+                changed |= bytes != first[id] || empty != is_empty[id];
+                (first[id], is_empty[id]) = (bytes, empty);
+            }
+            if !changed {
+                break;
+            }
+        }
+        let mut follows: BTreeMap<NodeId, Bytes> = reached.iter().map(|id| (*id, [0; 4])).collect();
+        loop {
+            let before = follows.clone();
+            for id in reached.iter().copied().filter(|id| !self.is_terminal(*id)) {
+                let mut after = follows[&id];
+                let parts = self.parts(id);
+                if matches!(self.gbnf.nodes[id], Node::Repeat(..)) {
+                    add(&mut after, &first[parts[0]]);
+                }
+                let in_sequence = matches!(self.gbnf.nodes[id], Node::Sequence(_));
+                for part in parts.iter().rev() {
+                    if let Some(follow) = follows.get_mut(part) {
+                        add(follow, &after);
+                    }
+                    if in_sequence {
+                        if !is_empty[*part] {
+                            after = [0; 4];
+                        }
+                        add(&mut after, &first[*part]);
+                    }
+                }
+            }
+            if before == follows {
+                return follows;
+            }
+        }
+    }
+
+    /// Add a terminal's characters: whether it can be empty, its first and its last ones. A bounded repetition counts as an
+    /// unbounded one, which only finds more conflicts. `None`: too many.
+    fn build(&self, id: NodeId, to: &mut Automaton) -> Option<(bool, Vec<usize>, Vec<usize>)> {
+        match &self.gbnf.nodes[id] {
+            Node::Class(ranges) => {
+                let here = to.classes.len();
+                if here == MAX_POSITIONS {
+                    return None;
+                }
+                to.classes.push(ranges.clone());
+                to.follow.push(BTreeSet::new());
+                Some((false, vec![here], vec![here]))
+            }
+            Node::Sequence(parts) => {
+                let (mut empty, mut first, mut last) = (true, Vec::new(), Vec::new());
+                for part in parts {
+                    let (part_empty, part_first, part_last) = self.build(*part, to)?;
+                    last.iter().for_each(|at: &usize| to.follow[*at].extend(&part_first));
+                    if empty {
+                        first.extend(&part_first);
+                    }
+                    if !part_empty {
+                        last.clear();
+                    }
+                    last.extend(part_last);
+                    empty &= part_empty;
+                }
+                Some((empty, first, last))
+            }
+            Node::Choice(options) => {
+                let (mut empty, mut first, mut last) = (false, Vec::new(), Vec::new());
+                for option in options {
+                    let (option_empty, option_first, option_last) = self.build(*option, to)?;
+                    empty |= option_empty;
+                    first.extend(option_first);
+                    last.extend(option_last);
+                }
+                Some((empty, first, last))
+            }
+            Node::Repeat(part, min, _) => {
+                let (empty, first, last) = self.build(*part, to)?;
+                last.iter().for_each(|at| to.follow[*at].extend(&first));
+                Some((empty || *min == 0, first, last))
+            }
+            Node::Rule(rule) => self.build(self.gbnf.rules[*rule], to),
+        }
+    }
+
+    fn emit(&self) -> String {
+        let mut lark = String::new();
+        let mut in_terminals = HashSet::new();
+        let mut open = Vec::new();
+        let reached = self.reached();
+        let rule_name = |id: NodeId| match self.is_terminal(id) {
+            true => format!("T{id}"),
+            false => format!("r{id}"),
+        };
+        lark.push_str(&format!("start: {}\n", rule_name(self.root())));
+        for id in reached {
+            if self.is_terminal(id) {
+                open.push(id);
+            } else {
+                lark.push_str(&format!("r{id}: {}\n", self.body(id, &rule_name)));
+            }
+        }
+        while let Some(id) = open.pop() {
+            if in_terminals.insert(id) {
+                lark.push_str(&format!("T{id}: {}\n", self.body(id, &|id| format!("T{id}"))));
+                open.extend(self.parts(id));
+            }
+        }
+        lark
+    }
+
+    fn body(&self, id: NodeId, name: &dyn Fn(NodeId) -> String) -> String {
+        let names = |parts: &[NodeId], between: &str| {
+            let names: Vec<String> = parts.iter().map(|part| name(*part)).collect();
+            names.join(between)
+        };
+        match &self.gbnf.nodes[id] {
+            Node::Class(ranges) => {
+                let of = |(first, last): &(u32, u32)| format!("\\x{{{first:X}}}-\\x{{{last:X}}}");
+                let ranges: Vec<String> = ranges.iter().map(of).collect();
+                format!("/[{}]/", ranges.concat())
+            }
+            Node::Sequence(parts) if parts.is_empty() => "\"\"".into(),
+            Node::Sequence(parts) => names(parts, " "),
+            Node::Choice(options) => names(options, " | "),
+            Node::Repeat(_, _, Some(0)) => "\"\"".into(),
+            Node::Repeat(part, 0, Some(1)) => format!("{}?", name(*part)),
+            Node::Repeat(part, 0, None) => format!("{}*", name(*part)),
+            Node::Repeat(part, 1, None) => format!("{}+", name(*part)),
+            Node::Repeat(part, min, None) => format!("{}{{{min},}}", name(*part)),
+            Node::Repeat(part, min, Some(max)) => format!("{}{{{min},{max}}}", name(*part)),
+            Node::Rule(rule) => name(self.gbnf.rules[*rule]),
+        }
+    }
+}
+
+/// Whether a text of `a` may go on inside `b` with a byte of `after`. True as well where too many pairs would have to be looked at.
+fn cuts(a: &Automaton, b: &Automaton, after: &Bytes, pairs_left: &mut usize) -> bool {
+    let mut seen = HashSet::new();
+    let mut open = Vec::new();
+    let pair = |p: &[usize], q: &mut dyn Iterator<Item = usize>, open: &mut Vec<(usize, usize)>| {
+        q.for_each(|q| open.extend(p.iter().map(|p| (*p, q))));
+    };
+    pair(&a.first, &mut b.first.iter().copied(), &mut open);
+    while let Some((p, q)) = open.pop() {
+        if !overlap(&a.classes[p], &b.classes[q]) || !seen.insert((p, q)) {
+            continue;
+        }
+        if *pairs_left == 0 {
+            return true;
+        }
+        *pairs_left -= 1;
+        let goes_on = |next: &usize| meet(&first_bytes(&b.classes[*next]), after);
+        if a.last.contains(&p) && b.follow[q].iter().any(goes_on) {
+            return true;
+        }
+        let next: Vec<usize> = a.follow[p].iter().copied().collect();
+        pair(&next, &mut b.follow[q].iter().copied(), &mut open);
+    }
+    false
+}
+
+fn overlap(a: &[(u32, u32)], b: &[(u32, u32)]) -> bool {
+    a.iter().any(|(first, last)| b.iter().any(|(begin, end)| first <= end && begin <= last))
+}
+
+fn meet(a: &Bytes, b: &Bytes) -> bool {
+    a.iter().zip(b).any(|(a, b)| a & b != 0)
+}
+
+fn add(to: &mut Bytes, more: &Bytes) {
+    to.iter_mut().zip(more).for_each(|(to, more)| *to |= more);
+}
+
+/// The first bytes of these characters in UTF-8, which grow with the characters.
+fn first_bytes(ranges: &[(u32, u32)]) -> Bytes {
+    let first_byte = |code: u32| match code {
+        0..0x80 => code,
+        0x80..0x800 => 0xc0 | (code >> 6),
+        0x800..0x1_0000 => 0xe0 | (code >> 12),
+        _ => 0xf0 | (code >> 18),
+    };
+    let mut bytes = [0; 4];
+    for (first, last) in ranges {
+        for byte in first_byte(*first)..=first_byte(*last) {
+            bytes[byte as usize / 64] |= 1 << (byte % 64);
+        }
+    }
+    bytes
+}
