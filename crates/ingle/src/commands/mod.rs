@@ -1,6 +1,7 @@
 //! The commands, one file each.
 
 mod bench;
+mod bench_serve;
 mod complete;
 mod completions;
 mod convert;
@@ -33,6 +34,7 @@ pub enum Command {
     Complete(complete::Complete),
     Serve(serve::Serve),
     Bench(bench::Bench),
+    BenchServe(bench_serve::BenchServe),
     Inspect(inspect::Inspect),
     Plan(plan::Plan),
     Tokenize(tokenize::Tokenize),
@@ -61,6 +63,7 @@ impl Command {
             Command::Complete(c) => c.run(),
             Command::Serve(c) => c.run(),
             Command::Bench(c) => c.run(),
+            Command::BenchServe(c) => c.run(),
             Command::Inspect(c) => c.run(),
             Command::Plan(c) => c.run(),
             Command::Tokenize(c) => c.run(),
