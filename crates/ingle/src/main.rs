@@ -5,6 +5,7 @@
 mod args;
 mod choose;
 mod commands;
+mod grammar;
 mod interactive;
 mod load;
 mod output;

@@ -158,6 +158,56 @@ fn bench_in_parallel_prints_llama_batched_bench_fields() {
 }
 
 #[test]
+fn answers_follow_grammars_and_samplers() {
+    let path = SMOLLM2.path();
+    let answer = |command: &str, more: &[&str]| {
+        let args = ["-n", "60", "--ctx", "256", "--temperature", "1.3", "--seed", "5", "--json"];
+        json(&[&[command, &path][..], &args, more].concat())["text"].as_str().unwrap().to_owned()
+    };
+    let prompt = ["--prompt", "The year is"];
+    let complete = |more: &[&str]| answer("complete", &[&prompt[..], more].concat());
+    let schema = r#"{"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"],
+        "additionalProperties": false}"#;
+    let found: serde_json::Value = serde_json::from_str(&complete(&["--json-schema", schema])).unwrap();
+    assert!(found["a"].is_boolean() && found.as_object().unwrap().len() == 1);
+    let file = std::env::temp_dir().join(format!("ingle-{}.gbnf", std::process::id()));
+    std::fs::write(&file, "root ::= year \".\"\nyear ::= [12] [0-9]{3}").unwrap();
+    for command in ["complete", "run"] {
+        let prompt = if command == "run" { &["When?"][..] } else { &prompt };
+        let year = answer(command, &[prompt, &["--grammar", file.to_str().unwrap()]].concat());
+        assert!(year.len() == 5 && year.ends_with('.') && year[..4].parse::<u32>().is_ok(), "{year}");
+    }
+    std::fs::remove_file(&file).unwrap();
+    assert!(["x", "yy"].contains(&&*complete(&["--regex", "x|yy"])));
+    assert_eq!(complete(&["--lark", "start: \"abc\""]), "abc");
+    for (flag, given, part) in [
+        ("--grammar", "no/such/file", "neither a file nor GBNF"),
+        ("--grammar", "root ::= missing", "missing"),
+        ("--json-schema", "{", "JSON Schema"),
+        ("--samplers", "top_q", "top_q"),
+    ] {
+        let found = ingle(&["complete", &path, "--prompt", "a", flag, given]);
+        let message = String::from_utf8(found.stderr).unwrap();
+        assert!(!found.status.success() && message.contains(part), "{flag} {given}: {message}");
+    }
+    // Samplers of llama.cpp choose other tokens than plain sampling does, the same for the same seed.
+    let plain = complete(&[]);
+    for flags in [
+        &["--mirostat", "2"][..],
+        &["--samplers", "top_k;temperature", "--top-k", "2"],
+        &["--typical-p", "0.2"],
+    ] {
+        let found = complete(flags);
+        assert_eq!(found, complete(flags));
+        assert_ne!(found, plain, "{flags:?}");
+    }
+    let repeats = ["--prompt", "a b c d e f g a b c d e f g a b c d", "--greedy", "-n", "1", "--ctx", "256"];
+    let with = |more: &[&str]| ok(&[&["complete", &path][..], &repeats, more].concat());
+    assert_eq!(with(&[]).trim(), "e");
+    assert_ne!(with(&["--dry-multiplier", "50"]).trim(), "e");
+}
+
+#[test]
 fn complete_prints_json_and_obeys_its_flags() {
     let path = SMOLLM2.path();
     let complete = |more: &[&str]| json(&[&["complete", &path, "--json", "--ctx", "256"][..], more].concat());

@@ -12,6 +12,7 @@ use text::Specials;
 
 use super::generate::{self, Interrupt};
 use crate::args::{ModelArgs, PrefillArgs, PromptCacheArgs, SamplingArgs, SpeculateArgs, SpeculateName};
+use crate::grammar::GrammarArgs;
 use crate::{load, output};
 
 /// Continue a text, without a chat template
@@ -54,6 +55,9 @@ pub struct Complete {
     #[command(flatten)]
     sampling: SamplingArgs,
 
+    #[command(flatten)]
+    grammar: GrammarArgs,
+
     /// Go on when the model says that it has ended
     #[arg(long)]
     ignore_end: bool,
@@ -73,6 +77,7 @@ impl Complete {
             }
         };
         let model = Arc::new(load::open(&self.model)?);
+        let constraint = self.grammar.constraint(&model)?;
         let device = load::device_for(&self.model.load, &model)?;
         let tokens = || {
             // The answer's text needs the tokenizer too, where there is one.
@@ -94,6 +99,7 @@ impl Complete {
         let mut request =
             generate::request(tokens.clone(), sampling, &self.sampling, &self.prefill, may_guess);
         request.ignore_end = self.ignore_end;
+        request.constraint = constraint;
         if self.json {
             complete_json(&mut engine, request)?;
         } else if model.tokenizer()?.is_none() {

@@ -6,12 +6,13 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use clap::Args;
-use engine::{Conversation, Engine, Finished, Model};
+use engine::{Constraint, Conversation, Engine, Finished, Model};
 use serde_json::json;
 use text::{ChatTemplate, Specials};
 
 use super::generate::{self, Interrupt};
 use crate::args::{ModelArgs, PrefillArgs, PromptCacheArgs, SamplingArgs, SpeculateArgs, SpeculateName};
+use crate::grammar::GrammarArgs;
 use crate::{interactive, load, output};
 
 /// Chat with a model: one answer to PROMPT, or an interactive conversation
@@ -53,6 +54,9 @@ pub struct Run {
     #[command(flatten)]
     sampling: SamplingArgs,
 
+    #[command(flatten)]
+    grammar: GrammarArgs,
+
     /// Print {"text":…,"stop":…,"timings":{…}} at the end instead of streaming (with PROMPT or a pipe)
     #[arg(long)]
     json: bool,
@@ -72,6 +76,7 @@ impl Run {
             "--json needs a PROMPT: a conversation is for people"
         );
         let model = Arc::new(load::open(&self.model)?);
+        let constraint = self.grammar.constraint(&model)?;
         let device = load::device_for(&self.model.load, &model)?;
         let history = self.model.fetch.cache()?.root().join("history");
         let options = load::options(&self.model.load);
@@ -93,6 +98,7 @@ impl Run {
             interrupt: Interrupt::install()?,
             prefill: self.prefill,
             sampling: self.sampling,
+            constraint,
         };
         match prompt {
             Some(prompt) if self.json => session.answer_json(&prompt)?,
@@ -194,6 +200,8 @@ pub struct Session {
     deterministic: bool,
     interrupt: Interrupt,
     prefill: PrefillArgs,
+    /// What each answer must be, from its beginning on.
+    constraint: Option<Box<dyn Constraint>>,
 }
 
 impl Session {
@@ -234,7 +242,8 @@ impl Session {
         self.last_prompt.clone_from(&tokens);
         let sampling = generate::sampling(&self.sampling);
         let may_guess = self.speculate.allows(&sampling, self.deterministic);
-        Ok(generate::request(tokens, sampling, &self.sampling, &self.prefill, may_guess))
+        let request = generate::request(tokens, sampling, &self.sampling, &self.prefill, may_guess);
+        Ok(engine::Request { constraint: self.constraint.clone(), ..request })
     }
 }
 

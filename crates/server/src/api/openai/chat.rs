@@ -49,6 +49,8 @@ pub(super) struct Body {
     add_generation_prompt: Option<bool>,
     continue_final_message: Option<bool>,
     modalities: Option<Vec<String>>,
+    functions: Option<Value>,
+    function_call: Option<Value>,
     #[serde(flatten)]
     sampling: SamplingKeys,
 }
@@ -125,6 +127,9 @@ fn request(body: Body) -> Result<ChatRequest> {
     let wants_prompt = body.add_generation_prompt.unwrap_or(true);
     let is_open = !wants_prompt && body.messages.last().is_some_and(|last| last["role"] == "assistant");
     let continue_last = body.continue_final_message.unwrap_or(is_open);
+    // What `tools` and `tool_choice` were called before.
+    refuse("functions", body.functions.is_some())?;
+    refuse("function_call", body.function_call.is_some())?;
     refuse("modalities", body.modalities.is_some_and(|list| list.iter().any(|modality| modality != "text")))?;
     if body.messages.is_empty() {
         return Err(ApiError::invalid("messages", "`messages` is empty, expected at least one message"));

@@ -1,0 +1,72 @@
+//! `--grammar` and its kin: what an answer must be.
+
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use engine::{Constraint, Model};
+use text::{Grammar, GrammarCompiler};
+
+/// What the answer must be; one of these at most.
+#[derive(Args, Clone, Debug)]
+#[group(multiple = false)]
+#[command(next_help_heading = "What the answer must be")]
+pub struct GrammarArgs {
+    /// A text of this grammar in GBNF, the format of llama.cpp: a file, or the grammar itself
+    #[arg(long, value_name = "FILE|TEXT")]
+    grammar: Option<String>,
+
+    /// JSON of this schema: a file, or the schema itself
+    #[arg(long, value_name = "FILE|TEXT")]
+    json_schema: Option<String>,
+
+    /// A text that this regular expression matches as a whole
+    #[arg(long, value_name = "REGEX")]
+    regex: Option<String>,
+
+    /// A text of this grammar in llguidance's dialect of Lark: a file, or the grammar itself
+    #[arg(long, value_name = "FILE|TEXT")]
+    lark: Option<String>,
+}
+
+impl GrammarArgs {
+    /// What holds an answer to it; `None` if nothing was asked for.
+    ///
+    /// # Errors
+    /// The grammar cannot be read or compiled, or the model has no tokenizer.
+    pub fn constraint(&self, model: &Model) -> anyhow::Result<Option<Box<dyn Constraint>>> {
+        let Some(grammar) = self.read()? else { return Ok(None) };
+        let compiler = GrammarCompiler::new(model.need_tokenizer()?, model.n_vocab())?;
+        Ok(Some(Box::new(compiler.compile(&grammar)?)))
+    }
+
+    fn read(&self) -> anyhow::Result<Option<Grammar>> {
+        if let Some(given) = &self.grammar {
+            return Ok(Some(Grammar::Gbnf(file_or_text("--grammar", given, "GBNF", "::=")?)));
+        }
+        if let Some(given) = &self.json_schema {
+            let text = file_or_text("--json-schema", given, "a JSON Schema", "")?;
+            let schema = serde_json::from_str(&text).with_context(|| {
+                format!(
+                    "--json-schema: found {given:?}, expected a file with a JSON Schema, or the schema itself"
+                )
+            })?;
+            return Ok(Some(Grammar::JsonSchema(schema)));
+        }
+        if let Some(given) = &self.lark {
+            return Ok(Some(Grammar::Lark(file_or_text("--lark", given, "Lark", "start")?)));
+        }
+        Ok(self.regex.clone().map(Grammar::Regex))
+    }
+}
+
+/// The content of a file of this name if there is one; else the text, which has `part` if it is what was expected.
+fn file_or_text(flag: &str, given: &str, expected: &str, part: &str) -> anyhow::Result<String> {
+    if Path::new(given).is_file() {
+        return std::fs::read_to_string(given).with_context(|| format!("{flag}: reading {given}"));
+    }
+    if !given.contains(part) {
+        bail!("{flag}: found {given:?}, which is neither a file nor {expected}");
+    }
+    Ok(given.to_owned())
+}
