@@ -197,6 +197,9 @@ fn grammars_take_the_calls_of_their_format_and_no_others() {
         if !matches!(name, "llama3" | "harmony") {
             let text = format!("I look.\n{one}");
             assert_eq!(accepts(&tokenizer, &auto, &text), Ok(()), "{name}, auto: {text}");
+            // After a call too, what begins as one is one.
+            let text = format!("{text}\nAnd {wrong}");
+            assert!(accepts(&tokenizer, &auto, &text).is_err(), "{name}, auto: {text}");
         }
         assert!(format.grammar(&tools(), CallChoice::Function("x"), true, None, "", &tokenizer).is_err());
     }
@@ -287,6 +290,7 @@ fn calls_go_through_real_templates_and_back() {
             called.strip_prefix(&begun).unwrap_or_else(|| panic!("{name}: {begun:?} begins {called:?}"));
         assert!(render(3, true).contains("Rain"), "{name} sees what the call gave");
 
+        assert!(!answer.contains("\\\""), "{name} is given the arguments as it wants them: {answer}");
         let mut parser = format.parser(&begun, &tools());
         let mut parts = Vec::new();
         parser.push(answer, &mut parts);
