@@ -121,23 +121,10 @@ fn metal() -> Option<Arc<dyn Device>> {
     None
 }
 
-/// Tokens and reasons.
-type Answers = HashMap<SequenceId, (Vec<u32>, Option<FinishReason>)>;
-
 fn drain(engine: &mut Engine) -> Answers {
     let mut all = Answers::new();
     while engine.step(&mut |event| note(&mut all, &event)).unwrap() {}
     all
-}
-
-fn note(all: &mut Answers, event: &Event<'_>) {
-    let entry = all.entry(event.sequence()).or_default();
-    assert!(entry.1.is_none(), "an event after Done");
-    match event {
-        Event::Token { id, .. } => entry.0.push(*id),
-        Event::PromptToken { .. } => {}
-        Event::Done { reason, .. } => entry.1 = Some((*reason).clone()),
-    }
 }
 
 #[test]

@@ -145,17 +145,9 @@ proptest! {
         let device: Arc<dyn Device> = Arc::new(History { fail_every, panics, ahead, ..History::default() });
         let mut engine = Engine::new(model("gemma3"), &device, &options(96, chunk, 3)).unwrap();
         let mut wanted = HashMap::new();
-        let mut all: HashMap<SequenceId, (Vec<u32>, Option<FinishReason>)> = HashMap::new();
+        let mut all = Answers::new();
         let mut step = |engine: &mut Engine| {
-            let mut note = |event: Event<'_>| {
-                let entry = all.entry(event.sequence()).or_default();
-                assert!(entry.1.is_none(), "an event after Done");
-                match event {
-                    Event::Token { id, .. } => entry.0.push(id),
-                    Event::PromptToken { .. } => {}
-                    Event::Done { reason, .. } => entry.1 = Some(reason.clone()),
-                }
-            };
+            let mut note = |event: Event<'_>| note(&mut all, &event);
             let more = match engine.step(&mut note) {
                 Ok(more) => more,
                 Err(error) => {

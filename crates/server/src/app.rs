@@ -237,7 +237,7 @@ impl App {
     pub async fn complete(&self, caller: &Caller, request: CompletionRequest) -> Result<Answer> {
         let CompletionRequest { model, prompt, suffix, grammar, options } = request;
         if suffix.is_some() {
-            return not_built("suffix", "filling in the middle");
+            return Err(ApiError::not_built("suffix"));
         }
         let lease = self.0.models.get(&model, options.keep_alive).await?;
         let tokens = match prompt {
@@ -341,12 +341,6 @@ impl App {
         worker.generate(requests, channel).await?;
         Ok(answer)
     }
-}
-
-/// What may be asked and is not built is refused by name, never dropped.
-pub(crate) fn not_built<T>(param: &str, what: &str) -> Result<T> {
-    let message = format!("`{param}`: {what} is not supported yet");
-    Err(ApiError { param: Some(param.to_owned()), ..ApiError::new(ErrorKind::NotImplemented, message) })
 }
 
 /// Run what takes longer than a task of tokio should.

@@ -1,10 +1,9 @@
 //! A chat request to what the engine is asked: the prompt, what holds the answer, and what reads it.
 
-use engine::Constraint;
+use engine::{Constraint, Conversation};
 use serde_json::json;
 use text::{CallChoice, Grammar, ShowSpecial, Specials};
 
-use crate::app::not_built;
 use crate::error::{ApiError, ErrorKind, Result};
 use crate::models::TextModel;
 use crate::reading::Reader;
@@ -22,13 +21,11 @@ pub(crate) struct Prepared {
 /// The prompt of a chat, what holds its answer, and what reads it.
 pub(crate) fn prepare_chat(model: &TextModel, request: ChatRequest) -> Result<Prepared> {
     let facts = &model.facts;
+    let template = model.template()?;
     let (prompt, tokens) = render(model, &request)?;
-    let Some(reading) = &facts.reading else {
-        return Err(ApiError::internal("a template that cannot be read"));
-    };
     let format = match request.raw_reasoning {
-        true => reading.format.without_reasoning(),
-        false => reading.format,
+        true => template.format.without_reasoning(),
+        false => template.format,
     };
     let tools = request.called_tools();
     let wrong = |error: text::Error| ApiError::invalid("tools", error.to_string());
@@ -61,22 +58,21 @@ pub(crate) fn prepare_chat(model: &TextModel, request: ChatRequest) -> Result<Pr
             Some(Box::new(limit) as Box<dyn Constraint>)
         }
         (Some(_), None) if format.reasons() => {
-            return not_built("thinking_budget", "a limit of reasoning in the format of this model");
+            let message = "`thinking_budget`: this model's reasoning cannot be limited yet".to_owned();
+            return Err(ApiError { message, ..ApiError::not_built("thinking_budget") });
         }
         (_, _) => matcher.map(|matcher| Box::new(matcher) as Box<dyn Constraint>),
     };
     let reader = Reader::new(format.parser(&prompt, tools), &format);
-    let shown = ShowSpecial::Only(reading.shown.clone());
+    let shown = ShowSpecial::Only(template.shown.clone());
     Ok(Prepared { tokens, constraint, reading: Some((reader, shown)), options: request.options })
 }
 
 /// Messages to prompt.
 pub(crate) fn render(model: &TextModel, request: &ChatRequest) -> Result<(String, Vec<u32>)> {
-    let mut conversation = model.conversation()?;
-    let Some(reading) = &model.facts.reading else {
-        return Err(ApiError::internal("a template that cannot be read"));
-    };
-    let (messages, tools) = reading.prompt.adapt(&request.messages, request.called_tools());
+    let template = model.template()?;
+    let mut conversation = Conversation::with_template(&model.facts.model, template.template.clone())?;
+    let (messages, tools) = template.prompt.adapt(&request.messages, request.called_tools());
     let last = messages.last().and_then(|message| message["content"].as_str()).unwrap_or_default().to_owned();
     conversation.set_messages(messages);
     conversation.set_tools(tools);

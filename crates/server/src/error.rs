@@ -113,6 +113,12 @@ impl ApiError {
         ApiError { param: Some(param.into()), ..ApiError::new(ErrorKind::Invalid, message) }
     }
 
+    /// A key that is known and cannot be honoured: it is refused by name, never dropped.
+    pub fn not_built(param: &str) -> ApiError {
+        let message = format!("`{param}` is not supported yet");
+        ApiError { param: Some(param.to_owned()), ..ApiError::new(ErrorKind::NotImplemented, message) }
+    }
+
     /// A failure of ours.
     pub fn internal(message: impl Into<String>) -> ApiError {
         ApiError::new(ErrorKind::Internal, message)

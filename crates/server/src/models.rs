@@ -5,13 +5,13 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use engine::{Conversation, Embedder, Engine};
-use text::{ChatTemplate, Grammar, GrammarCompiler, Matcher, Tokenizer};
+use engine::{Embedder, Engine};
+use text::{Grammar, GrammarCompiler, Matcher, Tokenizer};
 use tokio::sync::oneshot;
 
 use crate::embedder::{self, EmbedderWorker};
 use crate::error::{ApiError, ErrorKind, Result};
-use crate::reading::AnswerReading;
+use crate::reading::Template;
 use crate::request::KeepAlive;
 use crate::stats::Stats;
 use crate::worker::Worker;
@@ -69,10 +69,8 @@ pub(crate) struct TextModel {
 pub(crate) struct Facts {
     pub(crate) model: Arc<engine::Model>,
     pub(crate) tokenizer: Arc<Tokenizer>,
-    /// `None`: a base model.
-    pub(crate) template: Option<Arc<ChatTemplate>>,
-    /// How answers to chats are read; `None` without a template.
-    pub(crate) reading: Option<AnswerReading>,
+    /// The chat template; `None`: a base model.
+    template: Option<Template>,
     /// Tokens of a sequence.
     pub(crate) n_ctx: usize,
     /// Sequences at once.
@@ -96,17 +94,12 @@ impl Facts {
     fn of(engine: &Engine) -> Result<Facts> {
         let tokenizer = engine.model().need_tokenizer()?.clone();
         tokenizer.prepare();
-        let (mut template, mut reading) = (None, None);
-        if let Some(source) = tokenizer.chat_template() {
-            let compiled = ChatTemplate::new(source).map_err(engine::Error::from)?;
-            reading = Some(AnswerReading::new(&compiled, source, &tokenizer));
-            template = Some(Arc::new(compiled));
-        }
+        let template =
+            tokenizer.chat_template().map(|source| Template::new(source, &tokenizer)).transpose()?;
         Ok(Facts {
             model: engine.model().clone(),
             tokenizer,
             template,
-            reading,
             n_ctx: engine.limits().n_ctx,
             n_slots: engine.limits().max_spans,
             compiler: OnceLock::new(),
@@ -115,17 +108,16 @@ impl Facts {
 }
 
 impl TextModel {
-    /// An empty conversation with the model's template.
+    /// The model's chat template.
     ///
     /// # Errors
     /// It has none.
-    pub(crate) fn conversation(&self) -> Result<Conversation> {
-        let Some(template) = &self.facts.template else {
+    pub(crate) fn template(&self) -> Result<&Template> {
+        self.facts.template.as_ref().ok_or_else(|| {
             let message =
                 format!("the model `{}` has no chat template; use /v1/completions instead", self.id);
-            return Err(ApiError::invalid("model", message));
-        };
-        Ok(Conversation::with_template(&self.facts.model, template.clone())?)
+            ApiError::invalid("model", message)
+        })
     }
 }
 

@@ -5,29 +5,37 @@ use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use text::{AnswerFormat, AnswerParser, AnswerPart, ChatTemplate, Tokenizer, ToolPrompt};
+use text::{AnswerFormat, AnswerParser, AnswerPart, ChatTemplate, Specials, Tokenizer, ToolPrompt};
 
 use crate::answer::{Delta, TokenInfo};
 
-/// How a model's answers are to be read.
+/// A chat template, and how answers to what it writes are to be read.
 #[derive(Debug)]
-pub(crate) struct AnswerReading {
+pub(crate) struct Template {
+    pub(crate) template: Arc<ChatTemplate>,
     pub(crate) format: AnswerFormat,
     pub(crate) prompt: ToolPrompt,
     /// Special tokens that the parser must see, ascending.
     pub(crate) shown: Arc<[u32]>,
 }
 
-impl AnswerReading {
-    /// Of a model's template.
-    pub(crate) fn new(template: &ChatTemplate, source: &str, tokenizer: &Tokenizer) -> AnswerReading {
+impl Template {
+    /// Of its source.
+    ///
+    /// # Errors
+    /// It is not a valid template.
+    pub(crate) fn new(source: &str, tokenizer: &Tokenizer) -> Result<Template, engine::Error> {
+        let template = Arc::new(ChatTemplate::new(source)?);
         let format = AnswerFormat::detect(source);
-        let special = |mark: &&str| tokenizer.token_id(mark).filter(|id| tokenizer.is_special(*id));
-        let mut shown: Vec<u32> =
-            format.marks().iter().filter_map(special).filter(|id| !tokenizer.is_end(*id)).collect();
+        let mut shown = Vec::new();
+        for mark in format.marks() {
+            // A mark may be a token, or have tokens in it.
+            let tokens = tokenizer.encode(mark, Specials::Parse)?;
+            shown.extend(tokens.into_iter().filter(|id| tokenizer.is_special(*id) && !tokenizer.is_end(*id)));
+        }
         shown.sort_unstable();
         shown.dedup();
-        AnswerReading { format, prompt: ToolPrompt::of(template, &format), shown: shown.into() }
+        Ok(Template { prompt: ToolPrompt::of(&template, &format), template, format, shown: shown.into() })
     }
 }
 

@@ -204,7 +204,7 @@ impl<'a> Chain<'a> {
         let exponent = above / below;
         let epsilon = exponent - 1.0;
         let n = (epsilon * mu.exp2() / (1.0 - (self.n_vocab as f64).powf(-epsilon))).powf(1.0 / exponent);
-        // A flat start (exponent 0) or one of exactly 1 gives no number: all are kept.
+        // An exponent of 0 or of exactly 1 gives NaN: keep all.
         if n.is_nan() { usize::MAX } else { (n as usize).max(1) }
     }
 }

@@ -436,7 +436,19 @@ pub fn request(i: u64) -> Request {
     }
 }
 
-type Answers = std::collections::HashMap<SequenceId, (Vec<u32>, Option<FinishReason>)>;
+/// Tokens and reasons.
+pub type Answers = std::collections::HashMap<SequenceId, (Vec<u32>, Option<FinishReason>)>;
+
+/// Add what an event says; nothing may come after the end.
+pub fn note(all: &mut Answers, event: &Event<'_>) {
+    let entry = all.entry(event.sequence()).or_default();
+    assert!(entry.1.is_none(), "an event after Done");
+    match event {
+        Event::Token { id, .. } => entry.0.push(*id),
+        Event::PromptToken { .. } => {}
+        Event::Done { reason, .. } => entry.1 = Some((*reason).clone()),
+    }
+}
 
 /// Run all of these to their end, some of them cancelled after so many tokens.
 pub fn answers(
@@ -448,15 +460,7 @@ pub fn answers(
     let mut all = Answers::new();
     let mut failures = 0;
     loop {
-        let more = engine.step(&mut |event| {
-            let entry = all.entry(event.sequence()).or_default();
-            assert!(entry.1.is_none(), "an event after Done");
-            match event {
-                Event::Token { id, .. } => entry.0.push(id),
-                Event::PromptToken { .. } => {}
-                Event::Done { reason, .. } => entry.1 = Some(reason.clone()),
-            }
-        });
+        let more = engine.step(&mut |event| note(&mut all, &event));
         engine.kv().check().unwrap();
         for (id, kind) in ids.iter().zip(kinds) {
             if let (Some(n), Some((tokens, None))) = (cancel(*kind), all.get(id))

@@ -116,7 +116,7 @@ impl BenchServe {
     }
 
     async fn measure(&self) -> anyhow::Result<()> {
-        let mut target = Target::new(&self.url, self.api_key.clone())?;
+        let mut target = Target::new(&self.url, self.api_key.clone(), Duration::from_secs(self.timeout))?;
         target.model = match &self.model {
             Some(model) => model.clone(),
             None => target.first_model().await?,
@@ -143,12 +143,12 @@ impl BenchServe {
             let chats = plan::plan(&Shape { seed, ..shape.clone() });
             let begun = Instant::now();
             let answers = match clients {
-                None => self.open_loop(&target, chats, begun).await?,
-                Some(n) => self.closed_loop(&target, chats, n).await?,
+                None => Self::open_loop(&target, chats, begun).await?,
+                Some(n) => Self::closed_loop(&target, chats, n).await?,
             };
             let mut report = Report::new(clients, begun, &answers);
             if self.check_solo {
-                report.different = Some(self.count_different(&target, &answers).await);
+                report.different = Some(Self::count_different(&target, &answers).await);
             }
             if !self.json {
                 // A reader that hangs up early is no error, which println! would make a panic.
@@ -163,12 +163,10 @@ impl BenchServe {
     }
 
     async fn open_loop(
-        &self,
         target: &Arc<Target>,
         chats: Vec<Chat>,
         begun: Instant,
     ) -> anyhow::Result<Vec<Answer>> {
-        let timeout = Duration::from_secs(self.timeout);
         let tasks: Vec<_> = chats
             .into_iter()
             .map(|chat| {
@@ -176,7 +174,7 @@ impl BenchServe {
                 tokio::spawn(async move {
                     let scheduled = begun + chat.at;
                     tokio::time::sleep_until(scheduled.into()).await;
-                    converse(&target, chat, scheduled, timeout).await
+                    converse(&target, chat, scheduled).await
                 })
             })
             .collect();
@@ -188,12 +186,10 @@ impl BenchServe {
     }
 
     async fn closed_loop(
-        &self,
         target: &Arc<Target>,
         chats: Vec<Chat>,
         n_clients: usize,
     ) -> anyhow::Result<Vec<Answer>> {
-        let timeout = Duration::from_secs(self.timeout);
         let chats = Arc::new(Mutex::new(VecDeque::from(chats)));
         let clients: Vec<_> = (0..n_clients)
             .map(|_| {
@@ -203,7 +199,7 @@ impl BenchServe {
                     loop {
                         let next = chats.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
                         let Some(chat) = next else { return answers };
-                        answers.extend(converse(&target, chat, Instant::now(), timeout).await);
+                        answers.extend(converse(&target, chat, Instant::now()).await);
                     }
                 })
             })
@@ -216,12 +212,10 @@ impl BenchServe {
     }
 
     /// How many whole answers differ from the same question asked when nobody else asks.
-    async fn count_different(&self, target: &Target, answers: &[Answer]) -> usize {
+    async fn count_different(target: &Target, answers: &[Answer]) -> usize {
         let mut n_different = 0;
         for answer in answers.iter().filter(|answer| answer.outcome == Outcome::Done) {
-            let timeout = Duration::from_secs(self.timeout);
-            let again =
-                ask(target, answer.messages.clone(), answer.n_answer, Instant::now(), None, timeout).await;
+            let again = target.ask(answer.messages.clone(), answer.n_answer, Instant::now(), None).await;
             n_different += usize::from(again.text != answer.text);
         }
         n_different
@@ -229,12 +223,12 @@ impl BenchServe {
 }
 
 /// The turns of one chat; one that is not answered in full ends it.
-async fn converse(target: &Target, chat: Chat, mut scheduled: Instant, timeout: Duration) -> Vec<Answer> {
+async fn converse(target: &Target, chat: Chat, mut scheduled: Instant) -> Vec<Answer> {
     let (mut messages, mut answers) = (Vec::<Value>::new(), Vec::new());
     for turn in chat.turns {
         messages.push(json!({ "role": "user", "content": turn.text }));
         let asked = messages.clone().into();
-        let answer = ask(target, asked, turn.n_answer, scheduled, chat.hang_up_after, timeout).await;
+        let answer = target.ask(asked, turn.n_answer, scheduled, chat.hang_up_after).await;
         messages.push(json!({ "role": "assistant", "content": answer.text }));
         scheduled = answer.ended;
         let done = answer.outcome == Outcome::Done;
@@ -244,30 +238,4 @@ async fn converse(target: &Target, chat: Chat, mut scheduled: Instant, timeout: 
         }
     }
     answers
-}
-
-async fn ask(
-    target: &Target,
-    messages: Value,
-    n_answer: usize,
-    scheduled: Instant,
-    hang_up_after: Option<usize>,
-    timeout: Duration,
-) -> Answer {
-    let asked = target.ask(messages.clone(), n_answer, scheduled, hang_up_after);
-    match tokio::time::timeout(timeout, asked).await {
-        Ok(answer) => answer,
-        Err(_) => Answer {
-            messages,
-            n_answer,
-            scheduled,
-            chunks: Vec::new(),
-            ended: Instant::now(),
-            outcome: Outcome::Failed(format!("no whole answer within {} s (--timeout)", timeout.as_secs())),
-            text: String::new(),
-            n_prompt: 0,
-            n_cached: 0,
-            n_generated: 0,
-        },
-    }
 }

@@ -209,10 +209,7 @@ impl SamplingKeys {
             ("structured_outputs", asks(&self.structured_outputs)),
         ];
         match found.into_iter().find(|(_, asked)| *asked) {
-            Some((name, _)) => Err(ApiError {
-                param: Some(name.into()),
-                ..ApiError::new(ErrorKind::NotImplemented, format!("`{name}` is not supported yet"))
-            }),
+            Some((name, _)) => Err(ApiError::not_built(name)),
             None => Ok(()),
         }
     }

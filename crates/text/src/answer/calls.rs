@@ -99,55 +99,78 @@ fn is_part_of(text: &str, mark: &str) -> bool {
     text.len() < mark.len() && mark.starts_with(text)
 }
 
-fn read_json(body: &str, close: &str, is_fine: impl Fn(&str) -> bool) -> Reading {
-    let mut calls = Vec::new();
-    let mut at = skip_white(body, 0);
-    let mut in_list = false;
-    if body[at..].starts_with('[') {
-        in_list = true;
-        at += 1;
+/// Where calls that stand one after the other, perhaps in a list, have come to.
+struct Series<'a> {
+    body: &'a str,
+    /// Ends them; empty: the list's end does, or that of the answer.
+    close: &'a str,
+    /// What may stand between two.
+    separators: &'a [u8],
+    at: usize,
+    in_list: bool,
+}
+
+impl<'a> Series<'a> {
+    fn new(body: &'a str, close: &'a str, separators: &'a [u8]) -> Series<'a> {
+        let at = skip_white(body, 0);
+        let in_list = body[at..].starts_with('[');
+        Series { body, close, separators, at: at + usize::from(in_list), in_list }
     }
-    let end = loop {
-        at = skip_white(body, at);
-        let rest = &body[at..];
-        if rest.is_empty() {
-            break End::Open;
-        }
-        if !close.is_empty() && rest.starts_with(close) {
-            break if calls.is_empty() { End::Wrong(0) } else { End::Closed(at + close.len()) };
-        }
-        if is_part_of(rest, close) {
-            break End::Open;
-        }
-        match rest.as_bytes()[0] {
-            b']' if in_list => {
-                in_list = false;
-                at += 1;
-                if close.is_empty() {
-                    break if calls.is_empty() { End::Wrong(0) } else { End::Closed(at) };
-                }
+
+    /// Go to where the next call is to begin; `is_first`: there was none.
+    ///
+    /// # Errors
+    /// None begins: how the calls end.
+    fn next(&mut self, is_first: bool) -> Result<usize, End> {
+        let closed = |at: usize| Err(if is_first { End::Wrong(0) } else { End::Closed(at) });
+        loop {
+            self.at = skip_white(self.body, self.at);
+            let rest = &self.body[self.at..];
+            if rest.is_empty() || is_part_of(rest, self.close) {
+                return Err(End::Open);
             }
-            b',' | b';' if !calls.is_empty() => at += 1,
-            b'{' => {
-                let object = json::object(body, at);
-                let (call, is_named) = json_call(body, &object);
-                if is_named && !is_fine(&call.name) {
-                    break End::Wrong(at);
-                }
-                match (object.scan, is_named) {
-                    (Scan::Open, false) => break End::Open,
-                    (Scan::Wrong(_) | Scan::Ends(_), false) => break End::Wrong(at),
-                    (scan, true) => {
-                        calls.push(call);
-                        match scan {
-                            Scan::Open => break End::Open,
-                            Scan::Wrong(wrong) => break End::Wrong(wrong),
-                            Scan::Ends(end) => at = end,
-                        }
+            if !self.close.is_empty() && rest.starts_with(self.close) {
+                return closed(self.at + self.close.len());
+            }
+            match rest.as_bytes()[0] {
+                b']' if self.in_list => {
+                    self.in_list = false;
+                    self.at += 1;
+                    if self.close.is_empty() {
+                        return closed(self.at);
                     }
                 }
+                byte if !is_first && self.separators.contains(&byte) => self.at += 1,
+                _ => return Ok(self.at),
             }
-            _ => break End::Wrong(at),
+        }
+    }
+}
+
+fn read_json(body: &str, close: &str, is_fine: impl Fn(&str) -> bool) -> Reading {
+    let mut calls = Vec::new();
+    let mut series = Series::new(body, close, b",;");
+    let end = loop {
+        let at = match series.next(calls.is_empty()) {
+            Ok(at) => at,
+            Err(end) => break end,
+        };
+        let object = json::object(body, at);
+        let (call, is_named) = json_call(body, &object);
+        if is_named && !is_fine(&call.name) {
+            break End::Wrong(at);
+        }
+        match (object.scan, is_named) {
+            (Scan::Open, false) => break End::Open,
+            (Scan::Wrong(_) | Scan::Ends(_), false) => break End::Wrong(at),
+            (scan, true) => {
+                calls.push(call);
+                match scan {
+                    Scan::Open => break End::Open,
+                    Scan::Wrong(wrong) => break End::Wrong(wrong),
+                    Scan::Ends(end) => series.at = end,
+                }
+            }
         }
     };
     Reading { calls, end }
@@ -282,15 +305,11 @@ fn read_tagged(body: &str, tags: &Tags, tools: &Tools) -> Reading {
         if after.starts_with(tags.name_after) {
             at += tags.name_after.len();
         }
-        match read_parameters(body, at, name, tags, tools) {
-            (call, End::Closed(next)) => {
-                calls.push(call);
-                at = next;
-            }
-            (call, end) => {
-                calls.push(call);
-                break end;
-            }
+        let (call, end) = read_parameters(body, at, name, tags, tools);
+        calls.push(call);
+        match end {
+            End::Closed(next) => at = next,
+            end => break end,
         }
     };
     Reading { calls, end }
@@ -339,54 +358,27 @@ fn read_parameters(body: &str, mut at: usize, name: &str, tags: &Tags, tools: &T
 
 fn read_pythonic(body: &str, close: &str, tools: &Tools, is_bare: bool) -> Reading {
     let mut calls = Vec::new();
-    let mut at = skip_white(body, 0);
-    let mut in_list = false;
-    if body[at..].starts_with('[') {
-        in_list = true;
-        at += 1;
-    }
+    let mut series = Series::new(body, close, b",");
     let end = loop {
-        at = skip_white(body, at);
+        let at = match series.next(calls.is_empty()) {
+            Ok(at) => at,
+            Err(end) => break end,
+        };
         let rest = &body[at..];
-        if rest.is_empty() || is_part_of(rest, close) {
-            break End::Open;
-        }
-        if !close.is_empty() && rest.starts_with(close) {
-            break if calls.is_empty() { End::Wrong(0) } else { End::Closed(at + close.len()) };
-        }
-        match rest.as_bytes()[0] {
-            b']' if in_list => {
-                in_list = false;
-                at += 1;
-                if close.is_empty() {
-                    break if calls.is_empty() { End::Wrong(0) } else { End::Closed(at) };
-                }
-                continue;
-            }
-            b',' if !calls.is_empty() => {
-                at += 1;
-                continue;
-            }
-            _ => {}
-        }
         let is_part = |c: char| c.is_alphanumeric() || matches!(c, '_' | '.' | '-');
         let len = rest.find(|c| !is_part(c)).unwrap_or(rest.len());
-        if at + len == body.len() && len <= MAX_NAME {
+        if len == rest.len() && len <= MAX_NAME {
             break End::Open;
         }
         let name = &rest[..len];
         if len == 0 || len > MAX_NAME || !rest[len..].starts_with('(') || (is_bare && !tools.has(name)) {
             break End::Wrong(at);
         }
-        match members(body, at + len + 1, name, Dialect::Python, (b'=', b')')) {
-            (call, End::Closed(next)) => {
-                calls.push(call);
-                at = next;
-            }
-            (call, end) => {
-                calls.push(call);
-                break end;
-            }
+        let (call, end) = members(body, at + len + 1, name, Dialect::Python, (b'=', b')'));
+        calls.push(call);
+        match end {
+            End::Closed(next) => series.at = next,
+            end => break end,
         }
     };
     Reading { calls, end }

@@ -16,8 +16,8 @@ pub(super) struct CallFormat {
 /// How calls are written.
 #[derive(Debug)]
 pub(super) enum Syntax {
-    /// `OPEN {"name": …, "arguments": {…}} CLOSE`: one object or more, alone or in a list. No mark opens what is `bare`: the
-    /// answer is nothing else.
+    /// `OPEN {"name": …, "arguments": {…}} CLOSE`: one object or more, alone or in a `list`. With an empty OPEN, calls may also be
+    /// the whole answer.
     Json { open: &'static [&'static str], close: &'static str, arguments: &'static str, list: bool },
     /// `OPEN name SEPARATOR {…} CLOSE`
     Named { open: &'static str, prefix: &'static str, separator: &'static str, close: &'static str },

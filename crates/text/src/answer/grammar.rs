@@ -58,14 +58,15 @@ impl AnswerFormat {
         let mut lark = Lark { rules: String::new(), n: 0, tokenizer };
         let (open, calls) = self.calls_rules(&called, parallel, &mut lark)?;
         let thought = self.thought_rule(prompt, &mut lark);
-        let start = match choice {
-            CallChoice::Required | CallChoice::Function(_) => format!("{thought} {WHITE} {open} {calls}"),
-            CallChoice::Auto => {
-                if let Some(content) = content {
-                    let content = content_rule(content, &mut lark)?;
-                    let start = format!("{thought} {WHITE} ({content} | {open} {calls})");
-                    return Ok(Grammar::Lark(format!("start: {start}\n{}", lark.rules)));
-                }
+        let start = match (choice, content) {
+            (CallChoice::Required | CallChoice::Function(_), _) => {
+                format!("{thought} {WHITE} {open} {calls}")
+            }
+            (CallChoice::Auto, Some(content)) => {
+                let content = content_rule(content, &mut lark)?;
+                format!("{thought} {WHITE} ({content} | {open} {calls})")
+            }
+            (CallChoice::Auto, None) => {
                 let free = self.free_text(&mut lark);
                 format!("{free} | {} {free}?", self.until_calls(&open, &calls, &mut lark))
             }

@@ -74,7 +74,7 @@ impl AnswerFormat {
         self.reasoning.is_some() || matches!(self.calls.syntax, Syntax::Harmony)
     }
 
-    /// Texts that the parser must see. Where one is a special token, it must not be hidden.
+    /// Texts that the parser must see. Special tokens in them must not be hidden.
     pub fn marks(&self) -> Vec<&'static str> {
         let mut marks: Vec<&'static str> = self.calls.silent.to_vec();
         marks.extend(self.calls.opens().filter(|open| !open.is_empty()));
@@ -82,16 +82,12 @@ impl AnswerFormat {
             Syntax::Json { close, .. } | Syntax::Pythonic { close, .. } => marks.push(close),
             Syntax::Named { prefix, separator, close, .. } => {
                 marks.extend([*prefix, separator, close, "[CALL_ID]"]);
-                // A special token may be a part of one.
-                marks.extend(["<｜tool▁sep｜>", "<｜tool▁call▁end｜>"]);
             }
             Syntax::Tagged(tags) => {
                 marks.extend([tags.name_before, tags.key_before, tags.value_after, tags.end, tags.close]);
                 marks.extend(tags.key_after.split('\n'));
             }
-            Syntax::Braces { quote, close, .. } => {
-                marks.extend([*quote, close, "<start_function_call>", "<|tool_call>"]);
-            }
+            Syntax::Braces { quote, close, .. } => marks.extend([*quote, close]),
             Syntax::Harmony => {
                 marks.extend([
                     "<|start|>",
@@ -104,7 +100,7 @@ impl AnswerFormat {
             }
         }
         if let Some(reasoning) = self.reasoning {
-            marks.extend([reasoning.open, reasoning.close, "<|channel>"]);
+            marks.extend([reasoning.open, reasoning.close]);
         }
         marks.retain(|mark| !mark.is_empty());
         marks

@@ -38,9 +38,9 @@ pub(super) fn to_lark(mut gbnf: Gbnf) -> Result<String, String> {
         if n_rules > MAX_RULES {
             return Err(format!("its recursive part has {n_rules} elements, expected at most {MAX_RULES}"));
         }
-        let conflicts = grammar.conflicts(&mut pairs_left);
+        let conflicts = grammar.conflicts(&reached, &mut pairs_left);
         if conflicts.is_empty() {
-            return Ok(grammar.emit());
+            return Ok(grammar.emit(&reached));
         }
         grammar.split.extend(conflicts);
     }
@@ -186,12 +186,11 @@ impl Translator<'_> {
     }
 
     /// The terminals that have to be taken apart.
-    fn conflicts(&self, pairs_left: &mut usize) -> HashSet<NodeId> {
+    fn conflicts(&self, reached: &BTreeSet<NodeId>, pairs_left: &mut usize) -> HashSet<NodeId> {
         if self.is_terminal(self.root()) {
             return HashSet::new();
         }
-        let reached = self.reached();
-        let follows = self.follows(&reached);
+        let follows = self.follows(reached);
         let mut conflicts = HashSet::new();
         let mut terminals = Vec::new();
         for id in reached.iter().copied().filter(|id| self.is_terminal(*id)) {
@@ -338,17 +337,16 @@ impl Translator<'_> {
         }
     }
 
-    fn emit(&self) -> String {
+    fn emit(&self, reached: &BTreeSet<NodeId>) -> String {
         let mut lark = String::new();
         let mut in_terminals = HashSet::new();
         let mut open = Vec::new();
-        let reached = self.reached();
         let rule_name = |id: NodeId| match self.is_terminal(id) {
             true => format!("T{id}"),
             false => format!("r{id}"),
         };
         lark.push_str(&format!("start: {}\n", rule_name(self.root())));
-        for id in reached {
+        for &id in reached {
             if self.is_terminal(id) {
                 open.push(id);
             } else {

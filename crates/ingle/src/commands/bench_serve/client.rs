@@ -1,6 +1,6 @@
 //! One request over a connection of its own.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use bytes::Bytes;
@@ -23,6 +23,8 @@ pub struct Target {
     api_key: Option<String>,
     /// `model` of every request.
     pub model: String,
+    /// After which a request has failed.
+    timeout: Duration,
 }
 
 /// How a request ended.
@@ -67,7 +69,7 @@ impl Drop for Connection {
 
 impl Target {
     /// The server at `url`, as `http://host:port`, with or without `/v1`.
-    pub fn new(url: &str, api_key: Option<String>) -> anyhow::Result<Target> {
+    pub fn new(url: &str, api_key: Option<String>, timeout: Duration) -> anyhow::Result<Target> {
         let Some(rest) = url.strip_prefix("http://") else {
             bail!("{url} is not a URL that begins with http://, and no other can be measured");
         };
@@ -78,7 +80,7 @@ impl Target {
         let path = path.trim_end_matches('/');
         let path = path.strip_suffix("v1").unwrap_or(path).trim_end_matches('/');
         let path = if path.is_empty() { String::new() } else { format!("/{path}") };
-        Ok(Target { authority, path, api_key, model: String::new() })
+        Ok(Target { authority, path, api_key, model: String::new(), timeout })
     }
 
     async fn send(
@@ -137,11 +139,16 @@ impl Target {
             n_cached: 0,
             n_generated: 0,
         };
-        answer.outcome = match self.stream(&mut answer, hang_up_after).await {
-            Ok(outcome) => outcome,
+        let streamed = tokio::time::timeout(self.timeout, self.stream(&mut answer, hang_up_after));
+        answer.outcome = match streamed.await {
+            Ok(Ok(outcome)) => outcome,
             // Cut off after it began.
-            Err(_) if !answer.chunks.is_empty() => Outcome::Killed,
-            Err(error) => Outcome::Failed(format!("{error:#}")),
+            Ok(Err(_)) if !answer.chunks.is_empty() => Outcome::Killed,
+            Ok(Err(error)) => Outcome::Failed(format!("{error:#}")),
+            Err(_) => {
+                let seconds = self.timeout.as_secs();
+                Outcome::Failed(format!("no whole answer within {seconds} s (--timeout)"))
+            }
         };
         answer.ended = Instant::now();
         answer
@@ -172,7 +179,7 @@ impl Target {
                     continue;
                 }
                 let event: Value = serde_json::from_str(&data)
-                    .with_context(|| format!("an event that is no JSON: {data}"))?;
+                    .with_context(|| format!("an event that is not JSON: {data}"))?;
                 if let Some(error) = event.get("error") {
                     return Ok(Outcome::Failed(error.to_string()));
                 }
@@ -211,11 +218,11 @@ mod tests {
             ("http://host/a/v1", "host:80", "/a"),
             ("http://[::1]:90", "[::1]:90", ""),
         ] {
-            let target = Target::new(url, None).expect(url);
+            let target = Target::new(url, None, Duration::MAX).expect(url);
             assert_eq!((&*target.authority, &*target.path), (authority, path), "{url}");
         }
         for url in ["https://host", "host:80", "http:///v1"] {
-            assert!(Target::new(url, None).is_err(), "{url}");
+            assert!(Target::new(url, None, Duration::MAX).is_err(), "{url}");
         }
     }
 }

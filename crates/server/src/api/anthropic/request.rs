@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::api::sampling::SamplingKeys;
-use crate::error::{ApiError, ErrorKind, Result};
+use crate::error::{ApiError, Result};
 use crate::request::{ChatRequest, GenerateOptions, ToolChoice};
 
 #[derive(Deserialize)]
@@ -38,8 +38,7 @@ pub(super) fn request(body: Body) -> Result<ChatRequest> {
     body.sampling.apply(&mut options)?;
     for (name, value) in [("output_config", &body.output_config), ("output_format", &body.output_format)] {
         if value.as_ref().is_some_and(|value| !value.is_null()) {
-            let error = ApiError::new(ErrorKind::NotImplemented, format!("`{name}` is not supported yet"));
-            return Err(ApiError { param: Some(name.into()), ..error });
+            return Err(ApiError::not_built(name));
         }
     }
     if body.messages.is_empty() {

@@ -180,11 +180,7 @@ fn response_format(format: Option<Value>) -> Result<Option<Grammar>> {
 }
 
 fn refuse(name: &str, asked: bool) -> Result<()> {
-    if !asked {
-        return Ok(());
-    }
-    let message = format!("`{name}` is not supported yet");
-    Err(ApiError { param: Some(name.into()), ..ApiError::new(crate::ErrorKind::NotImplemented, message) })
+    if asked { Err(ApiError::not_built(name)) } else { Ok(()) }
 }
 
 /// A message as templates expect it: a content of text parts becomes one text.

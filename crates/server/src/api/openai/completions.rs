@@ -14,7 +14,7 @@ use crate::api::body::JsonBody;
 use crate::api::sampling::SamplingKeys;
 use crate::api::{seconds_now, sse};
 use crate::app::{Answer, App};
-use crate::error::{ApiError, ErrorKind, Result};
+use crate::error::{ApiError, Result};
 use crate::request::{Caller, CompletionRequest, GenerateOptions, Prompt};
 
 #[derive(Deserialize)]
@@ -78,23 +78,19 @@ pub(super) async fn create(
 }
 
 fn requests(body: Body) -> Result<Vec<CompletionRequest>> {
-    let not_built = |name: &str| {
-        let message = format!("`{name}` is not supported yet");
-        Err(ApiError { param: Some(name.into()), ..ApiError::new(ErrorKind::NotImplemented, message) })
-    };
     let n = check_n(body.n)?;
     if body.echo == Some(true) && body.stream == Some(true) {
-        return not_built("echo");
+        return Err(ApiError::not_built("echo"));
     }
     if body.suffix.is_some_and(|suffix| !suffix.is_empty()) {
-        return not_built("suffix");
+        return Err(ApiError::not_built("suffix"));
     }
     match body.best_of {
         Some(best_of) if best_of < n => {
             let message = format!("`best_of` is {best_of}, expected at least `n`, {n}");
             return Err(ApiError::invalid("best_of", message));
         }
-        Some(best_of) if best_of > n => return not_built("best_of"),
+        Some(best_of) if best_of > n => return Err(ApiError::not_built("best_of")),
         Some(_) | None => {}
     }
     let mut options = GenerateOptions {
