@@ -51,8 +51,8 @@ impl Engine {
         self.scheduler.predicted_first_token(n_tokens)
     }
 
-    /// Run steps of every number of sequences, with prompts and without, greedy and sampled, so that what a device does at first
-    /// use is done. Nothing of it stays in the prefix cache or in [`Self::load`]; what steps cost is known afterwards.
+    /// Run steps of every number of sequences, with prompts of every class of lengths and without, greedy and sampled, so that
+    /// what a device does at first use is done. It computes about three times the tokens of a chunk. Nothing of it stays in the prefix cache or in [`Self::load`]; what steps cost is known afterwards.
     ///
     /// # Errors
     /// [`Error::Busy`], unless it is idle; the device failed, or a sequence did.
@@ -62,20 +62,22 @@ impl Engine {
             return Err(Error::Busy { what: "warming up", n_sequences: n_slots });
         }
         let before = self.scheduler.totals;
-        let warmed = self.warm(SamplingParams::greedy()).and_then(|()| {
+        let chunk = self.limits.max_rows;
+        let warmed = self.warm(SamplingParams::greedy(), chunk).and_then(|()| {
             self.scheduler.forget_costs();
-            self.warm(SamplingParams { seed: Some(0), ..SamplingParams::default() })
+            self.warm(SamplingParams { seed: Some(0), ..SamplingParams::default() }, chunk / 2)
         });
         self.scheduler.totals = before;
         warmed
     }
 
-    /// One sequence more in each step until all slots are taken, and then one less.
-    fn warm(&mut self, sampling: SamplingParams) -> Result<()> {
+    /// One sequence more in each step until all slots are taken, and then one less; each prompt is half as long as the one
+    /// before it.
+    fn warm(&mut self, sampling: SamplingParams, longest: usize) -> Result<()> {
         let n_slots = self.scheduler.n_slots();
         let Some(most) = self.limits.n_ctx.checked_sub(1) else { return Ok(()) };
         let max_tokens = (n_slots + 4).min(most);
-        let n_prompt = self.limits.max_rows.min(most.saturating_sub(max_tokens)).max(1);
+        let longest = longest.min(most.saturating_sub(max_tokens));
         let n_vocab = self.model.n_vocab();
         let mut failed = None;
         let mut on_event = |event: crate::Event<'_>| {
@@ -84,6 +86,7 @@ impl Engine {
             }
         };
         for first in 0..n_slots {
+            let n_prompt = longest.checked_shr(first as u32).unwrap_or(0).max(1);
             let request = Request {
                 sampling: sampling.clone(),
                 max_tokens: Some(max_tokens),

@@ -1,13 +1,16 @@
-//! Who may ask: API keys, and the name of each request.
+//! Who may ask, and how often: API keys, their rates, and the name of each request.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderValue, header};
+use axum::http::{HeaderMap, HeaderValue, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use governor::clock::{Clock, DefaultClock};
+use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
@@ -17,28 +20,70 @@ use crate::request::Caller;
 /// The keys of a server. Without any, everybody is tenant 0.
 #[derive(Clone)]
 pub struct Access {
-    /// Hashes, so that comparing takes the same time for every length.
-    keys: Arc<[[u8; 32]]>,
+    tenants: Arc<[Tenant]>,
+    /// Whether a key is asked for; if not, there is one tenant.
+    has_keys: bool,
     n_requests: Arc<AtomicU64>,
     /// Distinguishes request ids of one start from those of another.
     start: u32,
 }
 
+/// Who has a certain key.
+struct Tenant {
+    id: u64,
+    /// So that comparing takes the same time for every length.
+    key_hash: [u8; 32],
+    /// `None`: as many requests as it likes.
+    rate: Option<DefaultDirectRateLimiter>,
+}
+
+impl Tenant {
+    /// Count a request.
+    ///
+    /// # Errors
+    /// The tenant has sent too many.
+    fn count(&self) -> Result<(), ApiError> {
+        let Some(rate) = &self.rate else { return Ok(()) };
+        rate.check().map_err(|until| ApiError {
+            code: Some("rate_limit_exceeded"),
+            retry_after: Some(until.wait_time_from(DefaultClock::default().now())),
+            ..ApiError::new(
+                ErrorKind::RateLimited,
+                format!("this key may send {} requests a minute", until.quota().burst_size()),
+            )
+        })
+    }
+}
+
 impl Access {
-    /// Each key is a tenant: it shares neither prefixes nor more than its part of the machine with others.
-    pub fn new(keys: &[String]) -> Access {
+    /// Each key is a tenant: it shares neither prefixes nor more than its part of the machine with others. `rate` is how many
+    /// requests a minute a tenant may send; that many may come at once.
+    pub fn new(keys: &[String], rate: Option<NonZeroU32>) -> Access {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let limiter = || rate.map(|rate| RateLimiter::direct(Quota::per_minute(rate)));
+        let tenant = |key: &String| {
+            let key_hash = hash(key.as_bytes());
+            let mut id = [0; 8];
+            id.copy_from_slice(&key_hash[..8]);
+            // 0 is everybody without keys.
+            Tenant { id: u64::from_le_bytes(id).max(1), key_hash, rate: limiter() }
+        };
+        let everybody = || Tenant { id: 0, key_hash: [0; 32], rate: limiter() };
         Access {
-            keys: keys.iter().map(|key| hash(key.as_bytes())).collect(),
+            tenants: match keys {
+                [] => Arc::new([everybody()]),
+                keys => keys.iter().map(tenant).collect(),
+            },
+            has_keys: !keys.is_empty(),
             n_requests: Arc::default(),
             start: now.map_or(0, |time| time.as_millis() as u32),
         }
     }
 
     /// The tenant of a request; `None`: its key is missing or wrong.
-    fn tenant(&self, headers: &HeaderMap) -> Option<u64> {
-        if self.keys.is_empty() {
-            return Some(0);
+    fn tenant(&self, headers: &HeaderMap) -> Option<&Tenant> {
+        if !self.has_keys {
+            return self.tenants.first();
         }
         let bearer = headers.get(header::AUTHORIZATION).and_then(|value| {
             let (scheme, key) = value.to_str().ok()?.split_once(' ')?;
@@ -47,13 +92,8 @@ impl Access {
         let given = bearer.or_else(|| headers.get("x-api-key").map(HeaderValue::as_bytes))?;
         let given = hash(given);
         // All are compared, whichever is right.
-        let found = self.keys.iter().fold(None, |found, key| match bool::from(key.ct_eq(&given)) {
-            true => Some(key),
-            false => found,
-        })?;
-        let (first, _) = found.split_first_chunk::<8>()?;
-        // 0 is everybody without keys.
-        Some(u64::from_le_bytes(*first).max(1))
+        let matches = |tenant: &Tenant| bool::from(tenant.key_hash.ct_eq(&given));
+        self.tenants.iter().fold(None, |found, tenant| if matches(tenant) { Some(tenant) } else { found })
     }
 
     fn request_id(&self, headers: &HeaderMap) -> String {
@@ -81,20 +121,25 @@ pub(crate) async fn check(State(access): State<Access>, mut request: Request, ne
     // Who balances load, or restarts what hangs, has no key.
     let is_public =
         matches!(path.as_str(), "/health" | "/v1/health") || crate::page::PUBLIC.contains(&path.as_str());
-    let tenant = access.tenant(request.headers()).or(is_public.then_some(0));
-    let mut response = match tenant {
-        Some(tenant) => {
-            request.extensions_mut().insert(Caller { request_id: request_id.clone(), tenant });
-            next.run(request).await
-        }
-        None => ApiError {
+    let tenant = match access.tenant(request.headers()) {
+        _ if is_public => Ok(0),
+        // Lists and figures cost nothing.
+        Some(tenant) if method == Method::POST => tenant.count().map(|()| tenant.id),
+        Some(tenant) => Ok(tenant.id),
+        None => Err(ApiError {
             code: Some("invalid_api_key"),
             ..ApiError::new(
                 ErrorKind::Unauthorized,
                 "no valid API key was given, expected one as `Authorization: Bearer KEY` or `x-api-key: KEY`",
             )
+        }),
+    };
+    let mut response = match tenant {
+        Ok(tenant) => {
+            request.extensions_mut().insert(Caller { request_id: request_id.clone(), tenant });
+            next.run(request).await
         }
-        .into_response(),
+        Err(error) => error.into_response(),
     };
     if let Ok(value) = HeaderValue::from_str(&request_id) {
         response.headers_mut().insert("x-request-id", value);
@@ -112,12 +157,12 @@ mod tests {
     use super::*;
 
     fn tenant(keys: &[&str], name: &'static str, value: &str) -> Option<u64> {
-        let access = Access::new(&keys.iter().map(|key| (*key).to_owned()).collect::<Vec<_>>());
+        let access = Access::new(&keys.iter().map(|key| (*key).to_owned()).collect::<Vec<_>>(), None);
         let headers = HeaderMap::from_iter([(
             header::HeaderName::from_static(name),
             HeaderValue::from_str(value).unwrap(),
         )]);
-        access.tenant(&headers)
+        access.tenant(&headers).map(|tenant| tenant.id)
     }
 
     #[test]
@@ -134,8 +179,20 @@ mod tests {
     }
 
     #[test]
+    fn a_tenant_that_has_used_up_its_rate_leaves_the_others_theirs() {
+        let access = Access::new(&["a".to_owned(), "b".to_owned()], NonZeroU32::new(2));
+        let [a, b] = &*access.tenants else { panic!("two tenants") };
+        assert!(a.count().is_ok() && a.count().is_ok());
+        let error = a.count().unwrap_err();
+        assert_eq!(error.kind, ErrorKind::RateLimited);
+        assert!(error.message.contains("2 requests a minute"), "{error}");
+        assert!((20..=30).contains(&error.retry_after.unwrap().as_secs()), "{error:?}");
+        assert!(b.count().is_ok());
+    }
+
+    #[test]
     fn request_ids_are_taken_over_if_they_are_fit_for_a_log() {
-        let access = Access::new(&[]);
+        let access = Access::new(&[], None);
         let id = |value: &'static str| {
             access.request_id(&HeaderMap::from_iter([(
                 header::HeaderName::from_static("x-request-id"),

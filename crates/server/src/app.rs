@@ -11,9 +11,9 @@ use text::{ShowSpecial, Specials};
 use crate::answer::{AnswerEvent, Collected, Delta, EventKind, Finish, StopReason, TokenInfo, Usage};
 use crate::chat::{Prepared, prepare_chat, render};
 use crate::error::{ApiError, ErrorKind, Result};
-use crate::models::{Facts, Lease, Loader, Model, ModelStatus, Models, TextModel};
+use crate::models::{Facts, Lease, Loader, ModelStatus, Models, TextModel};
 use crate::reading::Reader;
-use crate::request::{Caller, ChatRequest, CompletionRequest, GenerateOptions, KeepAlive, Prompt};
+use crate::request::{Caller, ChatRequest, CompletionRequest, KeepAlive, Prompt};
 use crate::stream::{Channel, Piece};
 
 /// The state of every handler. Cheap to clone.
@@ -23,6 +23,7 @@ pub struct App(Arc<Inner>);
 struct Inner {
     models: Models,
     max_waiting: usize,
+    max_wait: Duration,
     is_ready: AtomicBool,
     is_draining: AtomicBool,
 }
@@ -84,6 +85,8 @@ pub struct Options {
     pub keep_alive: KeepAlive,
     /// Most requests that wait for a slot of a model; more are refused with 429.
     pub max_waiting: usize,
+    /// Longest time to the first token, as predicted; what would take longer is refused with 429.
+    pub max_wait: Duration,
 }
 
 impl App {
@@ -92,35 +95,18 @@ impl App {
         App(Arc::new(Inner {
             models: Models::new(options.models, loader, options.keep_alive),
             max_waiting: options.max_waiting,
+            max_wait: options.max_wait,
             is_ready: AtomicBool::new(false),
             is_draining: AtomicBool::new(false),
         }))
     }
 
-    /// Load the first model, answer a token with it so that everything has run once, and be ready.
+    /// Load the first model, and be ready.
     ///
     /// # Errors
     /// It cannot be loaded.
-    pub async fn prepare(&self, warm_up: bool) -> Result<()> {
-        let caller = Caller { request_id: "warm-up".into(), tenant: 0 };
-        let lease = self.0.models.get("", None).await?;
-        match &lease.model {
-            _ if !warm_up => {}
-            Model::Text(model) => {
-                let options = GenerateOptions {
-                    max_tokens: Some(2),
-                    cache_prompt: false,
-                    ignore_end: true,
-                    ..GenerateOptions::default()
-                };
-                let prompt = Prompt::Tokens(vec![0; (model.facts.n_ctx / 2).clamp(1, 32)]);
-                let request = CompletionRequest { prompt, options, ..CompletionRequest::default() };
-                self.complete(&caller, request).await?.collect().await?;
-            }
-            Model::Embedder(model) => {
-                model.worker.embed(vec![Prompt::Tokens(vec![0])], true).await?;
-            }
-        }
+    pub async fn prepare(&self) -> Result<()> {
+        drop(self.0.models.get("", None).await?);
         self.0.is_ready.store(true, Ordering::Relaxed);
         Ok(())
     }
@@ -292,7 +278,7 @@ impl App {
                 self.0.max_waiting
             );
             return Err(ApiError {
-                retry_after: Some(Duration::from_secs(1)),
+                retry_after: Some(Duration::from_millis(worker.stats.predicted_wait_ms.get())),
                 ..ApiError::new(ErrorKind::Overloaded, message)
             });
         }
@@ -338,7 +324,7 @@ impl App {
             facts: facts.clone(),
             _lease: lease,
         };
-        worker.generate(requests, channel).await?;
+        worker.generate(requests, channel, self.0.max_wait).await?;
         Ok(answer)
     }
 }

@@ -1,25 +1,56 @@
 //! From a listening socket to responses, until a signal ends it.
 
 use std::future::Future;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
 
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
-use axum::middleware::from_fn_with_state;
-use tokio::net::TcpListener;
+use axum::middleware::{from_fn, from_fn_with_state};
+use axum_server::accept::NoDelayAcceptor;
+use axum_server::tls_rustls::RustlsAcceptor;
+use axum_server::{Handle, Server};
+use hyper_util::rt::TokioTimer;
 
-use crate::access::{Access, check};
-use crate::api;
+use crate::access::{self, Access};
 use crate::app::App;
 use crate::error::{ApiError, ErrorKind};
-use crate::page;
+use crate::origins::{self, Origins};
+use crate::tls::Tls;
+use crate::{api, page, timed_body};
 
 /// Largest body, in bytes.
 const MAX_BODY: usize = 32 << 20;
 
+/// Most bytes of a request's headers; more are answered with 431.
+const MAX_HEADER_BYTES: usize = 64 << 10;
+
+/// Most headers of a request; more are answered with 431.
+const MAX_HEADERS: usize = 100;
+
+/// From the first byte of a connection, or the end of a response, to the end of the next request's headers. So it also ends
+/// connections that are kept alive and idle.
+const HEADER_TIME: Duration = Duration::from_secs(60);
+
+/// For a TLS handshake.
+const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
+
+/// Who may ask, from where, and how.
+#[derive(Clone)]
+pub struct Gate {
+    /// Their keys.
+    pub access: Access,
+    /// Pages of which sites.
+    pub origins: Origins,
+    /// `None`: HTTP in the clear.
+    pub tls: Option<Tls>,
+}
+
 /// Everything that the server answers.
-pub fn router(app: App, access: Access) -> Router {
-    Router::new()
+pub fn router(app: App, access: Access, origins: Origins) -> Router {
+    let cors = origins.cors();
+    let router = Router::new()
         .merge(api::anthropic::router())
         .merge(api::openai::router())
         .merge(api::operations::router())
@@ -34,8 +65,15 @@ pub fn router(app: App, access: Access) -> Router {
             ApiError::new(ErrorKind::MethodNotAllowed, "this path answers other methods")
         })
         .layer(DefaultBodyLimit::max(MAX_BODY))
-        .layer(from_fn_with_state(access, check))
-        .with_state(app)
+        .layer(from_fn(timed_body::layer))
+        .layer(from_fn_with_state(origins, origins::check))
+        .layer(from_fn_with_state(access, access::check))
+        .with_state(app);
+    match cors {
+        // Outermost: a preflight comes without a key.
+        Some(cors) => router.layer(cors),
+        None => router,
+    }
 }
 
 /// Answer until `shutdown`; then finish what has begun, for `drain` at most.
@@ -45,42 +83,52 @@ pub fn router(app: App, access: Access) -> Router {
 pub async fn serve(
     listener: TcpListener,
     app: App,
-    access: Access,
+    gate: Gate,
     shutdown: impl Future<Output = ()> + Send + 'static,
     drain: Duration,
-) -> std::io::Result<()> {
+) -> io::Result<()> {
+    listener.set_nonblocking(true)?;
+    let handle = Handle::new();
     let expirer = tokio::spawn(expire(app.clone()));
-    let (tell, told) = tokio::sync::oneshot::channel();
-    let draining = app.clone();
-    let graceful = async move {
-        shutdown.await;
-        draining.drain();
-        // The other end is gone if serving has failed.
-        let _ = tell.send(());
-    };
-    let listener = axum::serve::ListenerExt::tap_io(listener, |stream| {
-        if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!("TCP_NODELAY: {error}");
-        }
-    });
-    let server = axum::serve(listener, router(app, access)).with_graceful_shutdown(graceful);
-    let too_late = async move {
-        // If serving fails, it ends before this.
-        if told.await.is_ok() {
-            tokio::time::sleep(drain).await;
-        } else {
-            std::future::pending::<()>().await;
-        }
-    };
-    let served = tokio::select! {
-        served = async { server.await } => served,
-        () = too_late => {
-            tracing::warn!("requests were still running after {} s; they end now", drain.as_secs());
-            Ok(())
+    let stopper = tokio::spawn(stop(app.clone(), handle.clone(), shutdown, drain));
+    let Gate { access, origins, tls } = gate;
+    let router = router(app, access, origins).into_make_service();
+    let server = axum_server::from_tcp(listener)?.acceptor(NoDelayAcceptor::new());
+    let served = match tls {
+        None => limit(server, handle).serve(router).await,
+        Some(tls) => {
+            let acceptor = RustlsAcceptor::new(tls.config).handshake_timeout(HANDSHAKE_TIME);
+            let server = server.acceptor(acceptor.acceptor(NoDelayAcceptor::new()));
+            limit(server, handle).serve(router).await
         }
     };
     expirer.abort();
+    stopper.abort();
     served
+}
+
+/// What a client may hold open, and for how long.
+fn limit<A>(server: Server<SocketAddr, A>, handle: Handle<SocketAddr>) -> Server<SocketAddr, A> {
+    let mut server = server
+        .handle(handle)
+        .http1_only()
+        .first_request_timeout(HEADER_TIME + HANDSHAKE_TIME)
+        .accept_error_handler(|_, error| tracing::debug!("accepting a connection: {error}"));
+    let mut http = server.http_builder().http1();
+    http.timer(TokioTimer::new())
+        .header_read_timeout(HEADER_TIME)
+        .max_headers(MAX_HEADERS)
+        .max_buf_size(MAX_HEADER_BYTES);
+    server
+}
+
+/// After `shutdown`, let requests that have begun end.
+async fn stop(app: App, handle: Handle<SocketAddr>, shutdown: impl Future<Output = ()>, drain: Duration) {
+    shutdown.await;
+    app.drain();
+    handle.graceful_shutdown(Some(drain));
+    tokio::time::sleep(drain).await;
+    tracing::warn!("requests were still running after {} s; they end now", drain.as_secs());
 }
 
 /// Unload what nobody has used for long enough.

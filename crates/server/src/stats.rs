@@ -16,6 +16,8 @@ pub struct Stats {
     pub waiting: Gauge,
     /// Sequences that gave their slot back for lack of memory and wait to go on.
     pub parked: Gauge,
+    /// Milliseconds until a short prompt that came now would give its first token, as predicted.
+    pub predicted_wait_ms: Gauge,
     /// Bytes of KV pages that sequences and cached prefixes hold.
     pub kv_bytes_used: Gauge,
     /// Most bytes that they may hold.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use engine::{Engine, Event, Request, SequenceId};
 use tokio::sync::oneshot;
 
-use crate::error::{ApiError, Result};
+use crate::error::{ApiError, ErrorKind, Result};
 use crate::stats::Stats;
 use crate::stream::{Channel, ChosenToken, Ended};
 
@@ -23,6 +23,8 @@ const IDLE: Duration = Duration::from_secs(5);
 struct Generate {
     requests: Vec<Request>,
     channel: Arc<Channel>,
+    /// Longest time to the first token, as predicted.
+    max_wait: Duration,
     /// Told whether the engine took them.
     accepted: oneshot::Sender<Result<()>>,
 }
@@ -55,8 +57,13 @@ impl Worker {
     /// Send a request; it is queued when this returns.
     ///
     /// # Errors
-    /// What [`Engine::add`] refuses, or the thread has died.
-    pub(crate) async fn generate(&self, requests: Vec<Request>, channel: Arc<Channel>) -> Result<()> {
+    /// What [`Engine::add`] refuses, it would wait longer than `max_wait`, or the thread has died.
+    pub(crate) async fn generate(
+        &self,
+        requests: Vec<Request>,
+        channel: Arc<Channel>,
+        max_wait: Duration,
+    ) -> Result<()> {
         let (accepted, is_accepted) = oneshot::channel();
         {
             let mut active = self.active.lock().unwrap_or_else(PoisonError::into_inner);
@@ -64,7 +71,7 @@ impl Worker {
             active.push(Arc::downgrade(&channel));
         }
         self.n_sent.fetch_add(1, Ordering::Relaxed);
-        self.jobs.send(Generate { requests, channel, accepted }).map_err(|_| died())?;
+        self.jobs.send(Generate { requests, channel, max_wait, accepted }).map_err(|_| died())?;
         is_accepted.await.map_err(|_| died())?
     }
 
@@ -128,8 +135,9 @@ impl Thread {
 
     fn take(&mut self, job: Generate, engine: &mut Engine) {
         self.n_sent.fetch_sub(1, Ordering::Relaxed);
-        let Generate { requests, channel, accepted } = job;
-        let added = self.add(requests, &channel, engine);
+        let Generate { requests, channel, max_wait, accepted } = job;
+        let added = admit(engine, channel.activity.n_prompt, max_wait)
+            .and_then(|()| self.add(requests, &channel, engine));
         // A reader that has hung up has cancelled its sequences.
         drop(accepted.send(added));
     }
@@ -173,7 +181,29 @@ impl Thread {
         stats.tokens_computed.set(load.n_computed);
         stats.tokens_cached.set(load.n_cached);
         stats.tokens_generated.set(load.n_generated);
+        let wait = engine.predicted_first_token_seconds(1).unwrap_or(0.0);
+        stats.predicted_wait_ms.set((wait * 1e3) as u64);
     }
+}
+
+/// # Errors
+/// A prompt of `n_tokens` would wait longer than `max_wait` for its first token.
+fn admit(engine: &Engine, n_tokens: usize, max_wait: Duration) -> Result<()> {
+    // What nobody is before does not wait, however long it takes.
+    let load = engine.load();
+    let waits = load.n_running + load.n_waiting > 0;
+    let predicted = engine.predicted_first_token_seconds(n_tokens).filter(|_| waits).unwrap_or(0.0);
+    let over = predicted - max_wait.as_secs_f64();
+    if over <= 0.0 {
+        return Ok(());
+    }
+    let message = format!(
+        "the first token would come after about {predicted:.0} s, and at most {} s are allowed; try again later",
+        max_wait.as_secs()
+    );
+    // Far from overflow: predictions are of hours at most.
+    let retry_after = Some(Duration::try_from_secs_f64(over).unwrap_or(max_wait));
+    Err(ApiError { retry_after, ..ApiError::new(ErrorKind::Overloaded, message) })
 }
 
 /// Give an event to its reader.

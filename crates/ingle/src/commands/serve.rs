@@ -1,14 +1,16 @@
 //! `ingle serve`: models over HTTP.
 
-use std::net::IpAddr;
+mod gate;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use engine::{Embedder, Engine, LoadOptions, Model};
-use server::{Access, App, KeepAlive, LoadError, Loaded, Loader, Options};
+use server::{App, KeepAlive, LoadError, Loaded, Loader, Options, Tls};
 
+use self::gate::GateArgs;
 use crate::args::{FetchArgs, LoadArgs, ModelArgs, VerifyArgs};
 use crate::load;
 
@@ -28,21 +30,8 @@ pub struct Serve {
     #[arg(required = true, value_name = "MODEL")]
     models: Vec<String>,
 
-    /// Address to listen at; another than this machine's own needs --api-key or --insecure
-    #[arg(long, default_value = "127.0.0.1", value_name = "IP")]
-    host: IpAddr,
-
-    /// Port to listen at; 0 takes a free one, printed on stderr
-    #[arg(long, default_value_t = 8080, value_name = "PORT")]
-    port: u16,
-
-    /// Answer only requests with this key; repeat for more, each a tenant of its own
-    #[arg(long, value_name = "KEY")]
-    api_key: Vec<String>,
-
-    /// Listen at any address without a key
-    #[arg(long)]
-    insecure: bool,
+    #[command(flatten)]
+    gate: GateArgs,
 
     /// Sequences that a model computes at once; more wait
     #[arg(long, default_value_t = 16, value_name = "N")]
@@ -52,6 +41,10 @@ pub struct Serve {
     #[arg(long, default_value_t = 256, value_name = "N")]
     max_waiting: usize,
 
+    /// Seconds that a request may have to wait for its first token, as far as can be told; others are refused with 429
+    #[arg(long, default_value_t = 300, value_name = "SECONDS")]
+    max_wait: u64,
+
     /// Most milliseconds between two tokens of an answer while the prompts of others are computed
     #[arg(long, default_value_t = 200, value_name = "MS")]
     latency_target: u64,
@@ -60,7 +53,7 @@ pub struct Serve {
     #[arg(long, default_value = "-1", value_name = "TIME", allow_hyphen_values = true, value_parser = parse_keep_alive)]
     keep_alive: KeepAlive,
 
-    /// Say ok before anything has been computed
+    /// Do not compute steps of every size before a model answers; its first requests take longer
     #[arg(long)]
     no_warmup: bool,
 
@@ -89,14 +82,6 @@ impl Serve {
         if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
             bail!("the model {} is named twice", twice[0]);
         }
-        if !self.host.is_loopback() && self.api_key.is_empty() && !self.insecure {
-            bail!(
-                "{} can be reached from other machines, and anybody there could use the models; give --api-key, or \
-                 --insecure if that is what you want",
-                self.host
-            );
-        }
-        ensure!(!self.api_key.iter().any(String::is_empty), "an --api-key is empty");
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .thread_name("http")
@@ -107,30 +92,31 @@ impl Serve {
     }
 
     async fn serve(self) -> anyhow::Result<()> {
-        let address = (self.host, self.port);
-        let listener = tokio::net::TcpListener::bind(address)
-            .await
-            .with_context(|| format!("listening at {}:{}", self.host, self.port))?;
+        let (listener, gate) = self.gate.open()?;
+        let scheme = if gate.tls.is_some() { "https" } else { "http" };
         let address = listener.local_addr()?;
+        if let Some(tls) = gate.tls.clone() {
+            tokio::spawn(reload_certificates(tls));
+        }
         let options = Options {
             models: self.models.clone(),
             keep_alive: self.keep_alive,
             max_waiting: self.max_waiting,
+            max_wait: Duration::from_secs(self.max_wait),
         };
-        let access = Access::new(&self.api_key);
-        let (warm_up, drain) = (!self.no_warmup, Duration::from_secs(self.drain));
+        let drain = Duration::from_secs(self.drain);
         let app = App::new(options, Arc::new(self));
-        eprintln!("listening at http://{address}");
+        eprintln!("listening at {scheme}://{address}");
         let preparing = app.clone();
         let prepared = async move {
             let begun = std::time::Instant::now();
-            preparing.prepare(warm_up).await?;
+            preparing.prepare().await?;
             eprintln!("ready after {:.1} s", begun.elapsed().as_secs_f64());
             // Only a failure ends the server.
             std::future::pending::<anyhow::Result<()>>().await
         };
         tokio::select! {
-            served = server::serve(listener, app, access, shutdown(), drain) => Ok(served?),
+            served = server::serve(listener, app, gate, shutdown(), drain) => Ok(served?),
             failed = prepared => failed,
         }
     }
@@ -154,9 +140,17 @@ impl Serve {
             "it transcribes speech, which is not served yet; use `ingle transcribe`"
         );
         if opened.embedding().is_ok() {
-            return Ok(Loaded::Embedder(Box::new(Embedder::new(opened, &device, &options)?)));
+            let mut embedder = Embedder::new(opened, &device, &options)?;
+            if !self.no_warmup {
+                embedder.embed_tokens(&[&[0]])?;
+            }
+            return Ok(Loaded::Embedder(Box::new(embedder)));
         }
-        Ok(Loaded::Text(Box::new(Engine::new(opened, &device, &options)?)))
+        let mut engine = Engine::new(opened, &device, &options)?;
+        if !self.no_warmup {
+            engine.warm_up()?;
+        }
+        Ok(Loaded::Text(Box::new(engine)))
     }
 }
 
@@ -169,6 +163,24 @@ impl Loader for Serve {
         })
     }
 }
+
+/// At SIGHUP, read the certificate again.
+#[cfg(unix)]
+async fn reload_certificates(tls: Tls) {
+    let mut signals = match tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup()) {
+        Ok(signals) => signals,
+        Err(error) => return tracing::warn!("SIGHUP cannot be heard: {error}"),
+    };
+    while signals.recv().await.is_some() {
+        match tls.reload() {
+            Ok(()) => tracing::info!("read the certificate again"),
+            Err(error) => tracing::error!("the certificate stays as it was: {error}"),
+        }
+    }
+}
+
+#[cfg(not(unix))]
+async fn reload_certificates(_: Tls) {}
 
 /// Ends at SIGTERM or Ctrl-C.
 async fn shutdown() {

@@ -1,0 +1,95 @@
+//! Where a server listens, and whom it lets in.
+
+use std::net::{IpAddr, TcpListener};
+use std::num::NonZeroU32;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail, ensure};
+use clap::Args;
+use server::{Access, Gate, Origins, Tls};
+
+#[derive(Args)]
+pub struct GateArgs {
+    /// Address to listen at; another than this machine's own needs --api-key or --insecure
+    #[arg(long, default_value = "127.0.0.1", value_name = "IP")]
+    host: IpAddr,
+
+    /// Port to listen at; 0 takes a free one, printed on stderr
+    #[arg(long, default_value_t = 8080, value_name = "PORT")]
+    port: u16,
+
+    /// Answer only requests with this key; repeat for more, each a tenant of its own
+    #[arg(long, value_name = "KEY")]
+    api_key: Vec<String>,
+
+    /// The same from a file, which other users of the machine cannot see: a key in each line, # begins a comment
+    #[arg(long, value_name = "FILE")]
+    api_key_file: Option<PathBuf>,
+
+    /// Requests that each key may send in a minute; more are refused with 429
+    #[arg(long, value_name = "N")]
+    rate_limit: Option<NonZeroU32>,
+
+    /// Listen at any address without a key
+    #[arg(long)]
+    insecure: bool,
+
+    /// Let pages of this site ask, as https://chat.example.org, or * for all; repeat for more
+    #[arg(long, value_name = "ORIGIN")]
+    allow_origin: Vec<String>,
+
+    /// Another name that clients know this server by, if it listens at this machine's own address without a key
+    #[arg(long, value_name = "NAME")]
+    allow_host: Vec<String>,
+
+    /// Answer over HTTPS with this certificate in PEM; SIGHUP reads it again
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+
+    /// The certificate's private key in PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+}
+
+impl GateArgs {
+    /// Listen, but answer nobody yet.
+    ///
+    /// # Errors
+    /// The address is open to others without a key, a file is not as expected, or the port is taken.
+    pub fn open(&self) -> anyhow::Result<(TcpListener, Gate)> {
+        let keys = self.keys()?;
+        if !self.host.is_loopback() && keys.is_empty() && !self.insecure {
+            bail!(
+                "{} can be reached from other machines, and anybody there could use the models; give --api-key, or \
+                 --insecure if that is what you want",
+                self.host
+            );
+        }
+        let mut origins = Origins::new(&self.allow_origin).map_err(anyhow::Error::msg)?;
+        if self.host.is_loopback() && keys.is_empty() {
+            origins = origins.only_hosts(&self.allow_host);
+        }
+        let tls = self.tls_cert.as_deref().zip(self.tls_key.as_deref());
+        let tls = tls.map(|(cert, key)| Tls::open(cert, key)).transpose()?;
+        let listener = TcpListener::bind((self.host, self.port))
+            .with_context(|| format!("listening at {}:{}", self.host, self.port))?;
+        Ok((listener, Gate { access: Access::new(&keys, self.rate_limit), origins, tls }))
+    }
+
+    fn keys(&self) -> anyhow::Result<Vec<String>> {
+        let mut keys = self.api_key.clone();
+        ensure!(!keys.iter().any(String::is_empty), "an --api-key is empty");
+        if let Some(file) = &self.api_key_file {
+            let found = read_keys(file)?;
+            ensure!(!found.is_empty(), "{} holds no key, expected one in each line", file.display());
+            keys.extend(found);
+        }
+        Ok(keys)
+    }
+}
+
+fn read_keys(file: &Path) -> anyhow::Result<Vec<String>> {
+    let text = std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
+    let lines = text.lines().map(|line| line.split('#').next().unwrap_or(line).trim());
+    Ok(lines.filter(|line| !line.is_empty()).map(str::to_owned).collect())
+}

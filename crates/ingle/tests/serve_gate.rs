@@ -1,0 +1,103 @@
+//! Whom `ingle serve` lets in: keys and their rates, pages of other sites, names of other hosts, TLS.
+
+#![allow(clippy::unwrap_used)] // A test that cannot go on fails.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use serde_json::{Value, json};
+
+use crate::common::{error, fixture};
+use crate::serve::Server;
+
+/// Status, headers and body of a request with these headers.
+fn ask(server: &Server, method: &str, path: &str, headers: &[(&str, &str)]) -> (u16, String, String) {
+    let address = server.url.split_once("://").unwrap().1;
+    let mut stream = TcpStream::connect(address).unwrap();
+    let mut request = format!("{method} {path} HTTP/1.1\r\nconnection: close\r\n");
+    if !headers.iter().any(|(name, _)| *name == "host") {
+        request += &format!("host: {address}\r\n");
+    }
+    let body = if method == "POST" { r#"{"content":"a"}"# } else { "" };
+    for (name, value) in headers {
+        request += &format!("{name}: {value}\r\n");
+    }
+    write!(stream, "{request}content-length: {}\r\n\r\n{body}", body.len()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    (status, head.to_ascii_lowercase(), body.to_owned())
+}
+
+#[test]
+fn a_server_without_keys_answers_this_machine_alone() {
+    let server = Server::start(&["--allow-host", "box.lan"]);
+    let status = |headers: &[(&str, &str)]| ask(&server, "POST", "/tokenize", headers).0;
+    assert_eq!(status(&[]), 200);
+    assert_eq!(status(&[("host", "localhost")]), 200);
+    assert_eq!(status(&[("host", "box.lan:8080")]), 200);
+    let (rebound, _, body) = ask(&server, "POST", "/tokenize", &[("host", "evil.org")]);
+    assert_eq!(rebound, 403);
+    assert!(body.contains("expected localhost or a name given with --allow-host"), "{body}");
+    // A form of another site, which no preflight comes before.
+    let form = [("origin", "https://evil.org"), ("content-type", "text/plain")];
+    assert_eq!(status(&form), 403);
+    let own = server.url.clone();
+    assert_eq!(status(&[("origin", &own)]), 200);
+    // Nor may its scripts read anything.
+    let (_, head, _) = ask(&server, "GET", "/v1/models", &[("origin", "https://evil.org")]);
+    assert!(!head.contains("access-control-allow-origin"), "{head}");
+    // Headers have their limits.
+    let many: Vec<(String, String)> = (0..150).map(|i| (format!("x-{i}"), "y".to_owned())).collect();
+    let many: Vec<(&str, &str)> = many.iter().map(|(name, value)| (&**name, &**value)).collect();
+    assert_eq!(status(&many), 431);
+}
+
+#[test]
+fn keys_come_from_a_file_and_have_their_rates_and_named_sites_may_ask() {
+    let folder = tempfile::tempdir().unwrap();
+    let keys = folder.path().join("keys");
+    std::fs::write(&keys, "# Two tenants\nfirst # of the house\n\nsecond\n").unwrap();
+    let keys = keys.to_str().unwrap();
+    let site = "https://chat.example.org";
+    let server = Server::start(&["--api-key-file", keys, "--rate-limit", "2", "--allow-origin", site]);
+    // A preflight has no key.
+    let preflight = [
+        ("origin", site),
+        ("access-control-request-method", "POST"),
+        ("access-control-request-headers", "authorization, x-stainless-os"),
+    ];
+    let (status, head, _) = ask(&server, "OPTIONS", "/v1/chat/completions", &preflight);
+    assert_eq!(status, 200);
+    assert!(head.contains(&format!("access-control-allow-origin: {site}")), "{head}");
+    assert!(head.contains("access-control-allow-headers: authorization, x-stainless-os"), "{head}");
+    let (_, head, _) =
+        ask(&server, "OPTIONS", "/v1/chat/completions", &[("origin", "https://b.org"), preflight[1]]);
+    assert!(!head.contains("access-control-allow-origin"), "{head}");
+    let tokenize = |key: &str| {
+        let mut response = server.open("/tokenize", Some(key), &json!({ "content": "a" }));
+        let wait = response.headers().get("retry-after").map(|wait| wait.to_str().unwrap().to_owned());
+        let body: Value = serde_json::from_str(&response.body_mut().read_to_string().unwrap()).unwrap();
+        (response.status().as_u16(), wait, body)
+    };
+    assert_eq!(tokenize("of the house").0, 401);
+    assert_eq!((tokenize("first").0, tokenize("first").0), (200, 200));
+    let (status, wait, body) = tokenize("first");
+    assert_eq!((status, &body["error"]["code"]), (429, &json!("rate_limit_exceeded")), "{body}");
+    assert!((1..=30).contains(&wait.unwrap().parse::<u32>().unwrap()));
+    assert_eq!(tokenize("second").0, 200);
+    assert_eq!(server.get("/health").0, 200);
+}
+
+#[test]
+fn tls_with_a_certificate_and_its_key() {
+    let [cert, key] = ["crt", "key"].map(|end| fixture(&format!("tls/localhost.{end}")));
+    let (cert, key) = (cert.to_str().unwrap(), key.to_str().unwrap());
+    let server = Server::start(&["--tls-cert", cert, "--tls-key", key]);
+    assert!(server.url.starts_with("https://"), "{}", server.url);
+    let answer = server.ok("/tokenize", &json!({ "content": "a b" }));
+    assert_eq!(answer["count"], 2);
+    let message = error(&["serve", "x.gguf", "--tls-cert", key, "--tls-key", key]);
+    assert!(message.contains("holds no certificate"), "{message}");
+}
