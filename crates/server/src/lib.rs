@@ -19,12 +19,14 @@ mod embedder;
 mod error;
 mod models;
 pub mod page;
+mod queue;
 mod reading;
 mod request;
 mod serve;
 mod stats;
 mod stream;
 mod thinking;
+mod transcriber;
 mod worker;
 
 pub use access::Access;
@@ -36,3 +38,4 @@ pub use models::{LoadError, Loaded, LoadedStatus, Loader, ModelStatus, TextStatu
 pub use request::{Caller, ChatRequest, CompletionRequest, GenerateOptions, KeepAlive, Prompt, ToolChoice};
 pub use serve::{router, serve};
 pub use stats::{Gauge, Histogram, Stats};
+pub use transcriber::{Heard, TranscribeRequest, Transcript, TranscriptEvent, Transcription};

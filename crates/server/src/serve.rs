@@ -15,7 +15,7 @@ use crate::error::{ApiError, ErrorKind};
 use crate::page;
 
 /// Largest body, in bytes.
-const MAX_BODY: usize = 32 << 20;
+pub(crate) const MAX_BODY: usize = 32 << 20;
 
 /// Everything that the server answers.
 pub fn router(app: App, access: Access) -> Router {

@@ -8,6 +8,7 @@ use anyhow::{Context, bail, ensure};
 use clap::Args;
 use engine::{Embedder, Engine, LoadOptions, Model};
 use server::{Access, App, KeepAlive, LoadError, Loaded, Loader, Options};
+use speech::{Transcriber, TranscriberOptions};
 
 use crate::args::{FetchArgs, LoadArgs, ModelArgs, VerifyArgs};
 use crate::load;
@@ -143,16 +144,22 @@ impl Serve {
             load: self.load.clone(),
         };
         let opened: Arc<Model> = Arc::new(load::open(&model)?);
-        let device = load::device_for(&self.load, &opened)?;
         let options = LoadOptions {
             n_sequences: self.slots,
             token_latency: Some(Duration::from_millis(self.latency_target)),
             ..load::options(&self.load)
         };
-        ensure!(
-            opened.spec().encoder.is_none(),
-            "it transcribes speech, which is not served yet; use `ingle transcribe`"
-        );
+        if opened.spec().encoder.is_some() {
+            let device = load::device(&self.load.device)?;
+            let options = TranscriberOptions {
+                kv_type: options.kv_type,
+                numerics: options.numerics,
+                check_memory: options.check_memory,
+                ..TranscriberOptions::default()
+            };
+            return Ok(Loaded::Speech(Box::new(Transcriber::new(&opened, &device, &options)?)));
+        }
+        let device = load::device_for(&self.load, &opened)?;
         if opened.embedding().is_ok() {
             return Ok(Loaded::Embedder(Box::new(Embedder::new(opened, &device, &options)?)));
         }
@@ -163,8 +170,12 @@ impl Serve {
 impl Loader for Serve {
     fn load(&self, name: &str) -> Result<Loaded, LoadError> {
         self.open(name).map_err(|error| {
-            let does_not_fit =
-                matches!(error.downcast_ref::<engine::Error>(), Some(engine::Error::DoesNotFit(_)));
+            let refused = |error: &device::Error| matches!(error, device::Error::OutOfMemory { .. });
+            let does_not_fit = match (error.downcast_ref(), error.downcast_ref()) {
+                (Some(engine::Error::DoesNotFit(_)), _) => true,
+                (_, Some(speech::Error::Device(error))) => refused(error),
+                _ => false,
+            };
             LoadError { message: format!("{error:#}"), does_not_fit }
         })
     }
