@@ -15,6 +15,7 @@ use crate::models::{Facts, Lease, Loader, ModelStatus, Models, TextModel};
 use crate::reading::Reader;
 use crate::request::{Caller, ChatRequest, CompletionRequest, KeepAlive, Prompt};
 use crate::stream::{Channel, Piece};
+use crate::transcriber::{TranscribeRequest, Transcription};
 
 /// The state of every handler. Cheap to clone.
 #[derive(Clone)]
@@ -93,7 +94,7 @@ impl App {
     /// Nothing is loaded yet.
     pub fn new(options: Options, loader: Arc<dyn Loader>) -> App {
         App(Arc::new(Inner {
-            models: Models::new(options.models, loader, options.keep_alive),
+            models: Models::new(options.models, loader, options.keep_alive, options.max_waiting),
             max_waiting: options.max_waiting,
             max_wait: options.max_wait,
             is_ready: AtomicBool::new(false),
@@ -247,19 +248,39 @@ impl App {
     /// # Errors
     /// No such model, it does not embed, or a text is too long.
     pub async fn embed(&self, request: EmbedRequest) -> Result<Embedded> {
+        self.refuse_if_draining()?;
         let EmbedRequest { model, inputs, truncate, keep_alive } = request;
         let lease = self.0.models.get(&model, keep_alive).await?;
         let found = lease.embedder()?.worker.embed(inputs, truncate).await?;
         Ok(Embedded { model: lease.id().to_owned(), vectors: found.vectors, n_tokens: found.n_tokens })
     }
 
+    /// Write down speech.
+    ///
+    /// # Errors
+    /// No such model, it does not hear, it does not know the language, the file is no recording, or the queue is too long.
+    pub async fn transcribe(&self, request: TranscribeRequest) -> Result<Transcription> {
+        self.refuse_if_draining()?;
+        let TranscribeRequest { model, file, file_name, options, keep_alive } = request;
+        let lease = self.0.models.get(&model, keep_alive).await?;
+        lease.speech()?.check(&options)?;
+        let stream =
+            blocking(move || audio::AudioStream::from_bytes(file, file_name).map_err(ApiError::from)).await?;
+        Transcription::start(lease, stream, options)
+    }
+
+    fn refuse_if_draining(&self) -> Result<()> {
+        match self.0.is_draining.load(Ordering::Relaxed) {
+            true => Err(ApiError::new(ErrorKind::Unavailable, "the server is shutting down")),
+            false => Ok(()),
+        }
+    }
+
     async fn start(&self, caller: &Caller, lease: Lease, prepared: Prepared) -> Result<Answer> {
         let Prepared { tokens, constraint, reading, options } = prepared;
         let model = lease.text()?.clone();
         let TextModel { facts, worker, .. } = &model;
-        if self.0.is_draining.load(Ordering::Relaxed) {
-            return Err(ApiError::new(ErrorKind::Unavailable, "the server is shutting down"));
-        }
+        self.refuse_if_draining()?;
         if tokens.is_empty() {
             return Err(ApiError::new(
                 ErrorKind::Invalid,
@@ -272,14 +293,9 @@ impl App {
         // At once, without waiting for the engine.
         let n_free = facts.n_slots.saturating_sub(worker.stats.running.get() as usize);
         if worker.n_waiting() + options.n > self.0.max_waiting + n_free {
-            let message = format!(
-                "{} requests wait for a slot, and at most {} may; try again later",
-                worker.n_waiting(),
-                self.0.max_waiting
-            );
             return Err(ApiError {
                 retry_after: Some(Duration::from_millis(worker.stats.predicted_wait_ms.get())),
-                ..ApiError::new(ErrorKind::Overloaded, message)
+                ..ApiError::overloaded(worker.n_waiting(), self.0.max_waiting)
             });
         }
         let n_prompt = tokens.len();

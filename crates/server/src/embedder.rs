@@ -2,12 +2,11 @@
 //!
 //! Requests that wait together are computed together, whole requests at a time, in order of arrival.
 
-use std::sync::mpsc;
-
 use engine::{Embedder, Embeddings};
 use tokio::sync::oneshot;
 
 use crate::error::{ApiError, ErrorKind, Result};
+use crate::queue::{Receiver, Running, Sender, died};
 use crate::request::Prompt;
 
 /// Tokens of requests that are computed together; one request may have more.
@@ -24,45 +23,41 @@ pub(crate) struct Job {
 /// The handle of the thread.
 #[derive(Clone)]
 pub(crate) struct EmbedderWorker {
-    pub(crate) jobs: mpsc::Sender<Job>,
+    pub(crate) jobs: Sender<Job>,
 }
 
 impl EmbedderWorker {
     /// Vectors of texts, in their order.
     ///
     /// # Errors
-    /// A text is too long, or the device failed.
+    /// A text is too long, as many requests wait as may, or the device failed.
     pub(crate) async fn embed(&self, inputs: Vec<Prompt>, truncate: bool) -> Result<Embeddings> {
-        let died = || ApiError::internal("the model's thread has died; see the server's log");
         let (done, is_done) = oneshot::channel();
-        self.jobs.send(Job { inputs, truncate, done }).map_err(|_| died())?;
+        let _place = self.jobs.send(Job { inputs, truncate, done })?;
         is_done.await.map_err(|_| died())?
     }
 }
 
 /// Do jobs until nobody can send any more.
-pub(crate) fn run(mut embedder: Embedder, jobs: &mpsc::Receiver<Job>) {
+pub(crate) fn run(mut embedder: Embedder, jobs: &Receiver<Job>) {
     // What was taken from the queue and did not fit.
     let mut next = None;
-    while let Some(first) = next.take().or_else(|| jobs.recv().ok()) {
+    while let Some(first) = next.take().or_else(|| jobs.recv()) {
         let mut batch = Vec::new();
         let mut n_tokens = 0;
         let mut job = Some(first);
-        while let Some(taken) = job {
-            // Nobody waits for it any more.
-            if !taken.done.is_closed() {
-                match tokens(&embedder, &taken) {
-                    Ok(tokens) => {
-                        n_tokens += tokens.iter().map(Vec::len).sum::<usize>();
-                        batch.push((tokens, taken.done));
-                    }
-                    Err(error) => drop(taken.done.send(Err(error))),
+        while let Some((taken, running)) = job {
+            match tokens(&embedder, &taken) {
+                Ok(tokens) => {
+                    n_tokens += tokens.iter().map(Vec::len).sum::<usize>();
+                    batch.push((tokens, taken.done, running));
                 }
+                Err(error) => drop(taken.done.send(Err(error))),
             }
-            job = if n_tokens < MAX_TOKENS { jobs.try_recv().ok() } else { None };
+            job = if n_tokens < MAX_TOKENS { jobs.try_recv() } else { None };
         }
         compute(&mut embedder, batch);
-        next = jobs.try_recv().ok();
+        next = jobs.try_recv();
     }
 }
 
@@ -95,20 +90,20 @@ fn tokens(embedder: &Embedder, job: &Job) -> Result<Vec<Vec<u32>>> {
     job.inputs.iter().enumerate().map(one).collect()
 }
 
-/// The tokens of a job's inputs, and who waits for their vectors.
-type Tokenized = (Vec<Vec<u32>>, oneshot::Sender<Result<Embeddings>>);
+/// The tokens of a job's inputs, who waits for their vectors, and the mark that they are computed.
+type Tokenized = (Vec<Vec<u32>>, oneshot::Sender<Result<Embeddings>>, Running);
 
 /// Compute several jobs together; if that fails, each by itself, so that one cannot spoil another.
 fn compute(embedder: &mut Embedder, batch: Vec<Tokenized>) {
-    let all: Vec<&[u32]> = batch.iter().flat_map(|(tokens, _)| tokens.iter().map(Vec::as_slice)).collect();
+    let all: Vec<&[u32]> = batch.iter().flat_map(|(tokens, ..)| tokens.iter().map(Vec::as_slice)).collect();
     let Ok(together) = embedder.embed_tokens(&all) else {
-        for (tokens, done) in batch {
+        for (tokens, done, _running) in batch {
             drop(done.send(embedder.embed_tokens(&tokens).map_err(ApiError::from)));
         }
         return;
     };
     let mut vectors = together.vectors.into_iter();
-    for (tokens, done) in batch {
+    for (tokens, done, _running) in batch {
         let n_tokens = tokens.iter().map(Vec::len).sum();
         let vectors = vectors.by_ref().take(tokens.len()).collect();
         drop(done.send(Ok(Embeddings { vectors, n_tokens, truncated: Vec::new() })));

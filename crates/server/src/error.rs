@@ -149,6 +149,16 @@ impl ApiError {
         }
     }
 
+    /// As many requests wait as may.
+    pub(crate) fn overloaded(n_waiting: usize, max_waiting: usize) -> ApiError {
+        let message =
+            format!("{n_waiting} requests wait for a slot, and at most {max_waiting} may; try again later");
+        ApiError {
+            retry_after: Some(Duration::from_secs(1)),
+            ..ApiError::new(ErrorKind::Overloaded, message)
+        }
+    }
+
     /// The object in OpenAI's `error`.
     pub fn openai_json(&self) -> Value {
         json!({

@@ -20,6 +20,7 @@ mod error;
 mod models;
 mod origins;
 pub mod page;
+mod queue;
 mod reading;
 mod request;
 mod serve;
@@ -28,6 +29,7 @@ mod stream;
 mod thinking;
 mod timed_body;
 mod tls;
+mod transcriber;
 mod worker;
 
 pub use access::Access;
@@ -41,3 +43,4 @@ pub use request::{Caller, ChatRequest, CompletionRequest, GenerateOptions, KeepA
 pub use serve::{Gate, router, serve};
 pub use stats::{Gauge, Histogram, Stats};
 pub use tls::{Tls, TlsError};
+pub use transcriber::{Heard, TranscribeRequest, Transcript, TranscriptEvent, Transcription};

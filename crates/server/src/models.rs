@@ -1,19 +1,22 @@
 //! The models of a server: their names, which of them are loaded, and for how long they stay.
 
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use engine::{Embedder, Engine};
+use speech::Transcriber;
 use text::{Grammar, GrammarCompiler, Matcher, Tokenizer};
 use tokio::sync::oneshot;
 
 use crate::embedder::{self, EmbedderWorker};
 use crate::error::{ApiError, ErrorKind, Result};
+use crate::queue::queue;
 use crate::reading::Template;
 use crate::request::KeepAlive;
 use crate::stats::Stats;
+use crate::transcriber::{self, SpeechModel};
 use crate::worker::Worker;
 
 /// Loads models; what devices and file formats there are is its business.
@@ -31,6 +34,22 @@ pub enum Loaded {
     Text(Box<Engine>),
     /// It turns texts into vectors.
     Embedder(Box<Embedder>),
+    /// It writes down speech.
+    Speech(Box<Transcriber>),
+}
+
+impl Loaded {
+    /// Compute steps of every size once, so that what a device does at first use is done before a client waits for it.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn warm_up(&mut self) -> Result<()> {
+        match self {
+            Loaded::Text(engine) => Ok(engine.warm_up()?),
+            Loaded::Embedder(embedder) => Ok(embedder.embed_tokens(&[&[0]]).map(drop)?),
+            Loaded::Speech(transcriber) => Ok(transcriber.warm_up()?),
+        }
+    }
 }
 
 /// Why a model was not loaded.
@@ -47,6 +66,7 @@ pub struct LoadError {
 pub(crate) enum Model {
     Text(TextModel),
     Embedder(EmbedderModel),
+    Speech(SpeechModel),
 }
 
 /// A model that turns texts into vectors, and the handle of its thread.
@@ -55,6 +75,7 @@ pub(crate) struct EmbedderModel {
     pub(crate) worker: EmbedderWorker,
     pub(crate) n_dims: usize,
     pub(crate) max_tokens: usize,
+    pub(crate) stats: Arc<Stats>,
 }
 
 /// A model that writes text, and the handle of its thread.
@@ -160,7 +181,27 @@ pub enum LoadedStatus {
         n_dims: usize,
         /// Longest text.
         max_tokens: usize,
+        /// Its figures.
+        stats: Arc<Stats>,
     },
+    /// It writes down speech.
+    Speech {
+        /// Codes of the languages that it knows.
+        languages: Vec<String>,
+        /// Its figures.
+        stats: Arc<Stats>,
+    },
+}
+
+impl LoadedStatus {
+    /// Its figures.
+    pub fn stats(&self) -> &Arc<Stats> {
+        match self {
+            LoadedStatus::Text(TextStatus { stats, .. })
+            | LoadedStatus::Embedder { stats, .. }
+            | LoadedStatus::Speech { stats, .. } => stats,
+        }
+    }
 }
 
 /// Of a model that writes text.
@@ -185,6 +226,8 @@ pub(crate) struct Models {
     loader: Arc<dyn Loader>,
     entries: Vec<Arc<Entry>>,
     keep_alive: KeepAlive,
+    /// Most requests that wait for a model which takes whole requests.
+    max_waiting: usize,
     /// Unix time, for lists.
     pub(crate) created: u64,
 }
@@ -216,6 +259,7 @@ impl Lease {
                 );
                 Err(ApiError::invalid("model", message))
             }
+            Model::Speech(_) => Err(self.only_speech()),
         }
     }
 
@@ -230,7 +274,31 @@ impl Lease {
                 let message = format!("the model `{}` writes text and gives no embeddings", self.id());
                 Err(ApiError::invalid("model", message))
             }
+            Model::Speech(_) => Err(self.only_speech()),
         }
+    }
+
+    /// The model, if it writes down speech.
+    ///
+    /// # Errors
+    /// It does not.
+    pub(crate) fn speech(&self) -> Result<&SpeechModel> {
+        match &self.model {
+            Model::Speech(model) => Ok(model),
+            Model::Text(_) | Model::Embedder(_) => {
+                let message =
+                    format!("the model `{}` does not hear; expected a model for speech (Whisper)", self.id());
+                Err(ApiError::invalid("model", message))
+            }
+        }
+    }
+
+    fn only_speech(&self) -> ApiError {
+        let message = format!(
+            "the model `{}` writes down speech and does nothing else; ask it at /v1/audio/transcriptions",
+            self.id()
+        );
+        ApiError::invalid("model", message)
     }
 }
 
@@ -246,10 +314,15 @@ impl Drop for Lease {
 }
 
 impl Models {
-    pub(crate) fn new(names: Vec<String>, loader: Arc<dyn Loader>, keep_alive: KeepAlive) -> Models {
+    pub(crate) fn new(
+        names: Vec<String>,
+        loader: Arc<dyn Loader>,
+        keep_alive: KeepAlive,
+        max_waiting: usize,
+    ) -> Models {
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         let entry = |id| Arc::new(Entry { id, loaded: Default::default(), shown: Mutex::default() });
-        Models { loader, entries: names.into_iter().map(entry).collect(), keep_alive, created }
+        Models { loader, entries: names.into_iter().map(entry).collect(), keep_alive, max_waiting, created }
     }
 
     pub(crate) fn names(&self) -> Vec<String> {
@@ -285,7 +358,7 @@ impl Models {
         loop {
             let (loader, id) = (self.loader.clone(), entry.id.clone());
             let begun = Instant::now();
-            match spawn(loader, id).await {
+            match spawn(loader, id, self.max_waiting).await {
                 Ok(model) => {
                     tracing::info!("loaded {} in {:.2} s", entry.id, begun.elapsed().as_secs_f64());
                     return Ok(model);
@@ -337,7 +410,11 @@ impl Models {
                     stats: worker.stats.clone(),
                 }),
                 Model::Embedder(model) => {
-                    LoadedStatus::Embedder { n_dims: model.n_dims, max_tokens: model.max_tokens }
+                    let EmbedderModel { n_dims, max_tokens, ref stats, .. } = *model;
+                    LoadedStatus::Embedder { n_dims, max_tokens, stats: stats.clone() }
+                }
+                Model::Speech(model) => {
+                    LoadedStatus::Speech { languages: model.languages.to_vec(), stats: model.stats.clone() }
                 }
             });
             ModelStatus { id: entry.id.clone(), expires_in, loaded: kind }
@@ -351,7 +428,7 @@ impl Models {
             let shown = entry.shown.lock().unwrap_or_else(PoisonError::into_inner);
             match &shown.model {
                 Some(Model::Text(model)) => Some(model.clone()),
-                Some(Model::Embedder(_)) | None => None,
+                Some(Model::Embedder(_) | Model::Speech(_)) | None => None,
             }
         };
         self.entries.iter().filter_map(model).collect()
@@ -360,7 +437,7 @@ impl Models {
 
 /// Load on a new thread and stay there. The thread ends, and its memory is free, when all handles are gone and all answers
 /// have ended.
-async fn spawn(loader: Arc<dyn Loader>, id: String) -> Result<Model> {
+async fn spawn(loader: Arc<dyn Loader>, id: String, max_waiting: usize) -> Result<Model> {
     let (tell, told) = oneshot::channel();
     let name = format!("model {id}");
     let spawned = thread::Builder::new().name(name).spawn(move || {
@@ -385,11 +462,20 @@ async fn spawn(loader: Arc<dyn Loader>, id: String) -> Result<Model> {
                 }
             }
             Ok(Loaded::Embedder(embedder)) => {
-                let (jobs, inbox) = mpsc::channel();
+                let stats = Arc::new(Stats::default());
+                let (jobs, inbox) = queue(max_waiting, &stats);
                 let worker = EmbedderWorker { jobs };
                 let (n_dims, max_tokens) = (embedder.n_dims(), embedder.spec().max_tokens);
-                if tell.send(Ok(Model::Embedder(EmbedderModel { worker, n_dims, max_tokens }))).is_ok() {
+                let model = EmbedderModel { worker, n_dims, max_tokens, stats };
+                if tell.send(Ok(Model::Embedder(model))).is_ok() {
                     embedder::run(*embedder, &inbox);
+                }
+            }
+            Ok(Loaded::Speech(transcriber)) => {
+                let (model, inbox) = SpeechModel::new(id, &transcriber, max_waiting);
+                let stats = model.stats.clone();
+                if tell.send(Ok(Model::Speech(model))).is_ok() {
+                    transcriber::run(*transcriber, &inbox, &stats);
                 }
             }
             Err(error) => drop(tell.send(Err(error))),

@@ -21,7 +21,7 @@ use crate::tls::Tls;
 use crate::{api, page, timed_body};
 
 /// Largest body, in bytes.
-const MAX_BODY: usize = 32 << 20;
+pub(crate) const MAX_BODY: usize = 32 << 20;
 
 /// Most bytes of a request's headers; more are answered with 431.
 const MAX_HEADER_BYTES: usize = 64 << 10;

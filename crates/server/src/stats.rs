@@ -49,6 +49,23 @@ impl Gauge {
     pub(crate) fn set(&self, value: u64) {
         self.0.store(value, Ordering::Relaxed);
     }
+
+    pub(crate) fn add(&self, value: u64) {
+        self.0.fetch_add(value, Ordering::Relaxed);
+    }
+
+    pub(crate) fn sub(&self, value: u64) {
+        self.0.fetch_sub(value, Ordering::Relaxed);
+    }
+
+    /// Add one if the number is below `most`.
+    ///
+    /// # Errors
+    /// It is not; the number.
+    pub(crate) fn increment_below(&self, most: u64) -> Result<(), u64> {
+        let next = |value| (value < most).then(|| value + 1);
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).map(drop)
+    }
 }
 
 /// How often something took how long.

@@ -37,6 +37,7 @@ mod words;
 
 pub use error::{Error, Result};
 pub use format::{Format, TranscriptWriter};
+pub use language::{language_code, language_name};
 pub use options::{Task, TranscribeOptions};
 pub use runner::SpeechTimings;
 pub use source::{AudioFeatures, Features};

@@ -167,6 +167,17 @@ impl Transcriber {
         &self.plans
     }
 
+    /// Hear a window of silence, so that what a device does at first use is done.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn warm_up(&mut self) -> Result<()> {
+        // One try: what silence says is of no interest.
+        let options = TranscribeOptions { temperatures: vec![0.0], ..TranscribeOptions::default() };
+        let mut silence = Silence { n_features: self.speech.n_mels };
+        self.transcribe(&mut silence, &options, &CancelFlag::default(), &mut |_| Ok(())).map(drop)
+    }
+
     /// Write down the speech in `source`. Segments are handed out as soon as their window is decided.
     ///
     /// # Errors
@@ -543,4 +554,20 @@ fn limits(
         kv_type,
         numerics: options.numerics,
     })
+}
+
+/// A second of nothing.
+struct Silence {
+    n_features: usize,
+}
+
+impl Features for Silence {
+    fn n_features(&self) -> usize {
+        self.n_features
+    }
+
+    fn read(&mut self, frame: usize, out: &mut [f32]) -> Result<usize> {
+        out.fill(0.0);
+        Ok(100_usize.saturating_sub(frame))
+    }
 }

@@ -5,10 +5,11 @@ mod gate;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, bail};
 use clap::Args;
 use engine::{Embedder, Engine, LoadOptions, Model};
 use server::{App, KeepAlive, LoadError, Loaded, Loader, Options, Tls};
+use speech::{Transcriber, TranscriberOptions};
 
 use self::gate::GateArgs;
 use crate::args::{FetchArgs, LoadArgs, ModelArgs, VerifyArgs};
@@ -129,36 +130,42 @@ impl Serve {
             load: self.load.clone(),
         };
         let opened: Arc<Model> = Arc::new(load::open(&model)?);
-        let device = load::device_for(&self.load, &opened)?;
         let options = LoadOptions {
             n_sequences: self.slots,
             token_latency: Some(Duration::from_millis(self.latency_target)),
             ..load::options(&self.load)
         };
-        ensure!(
-            opened.spec().encoder.is_none(),
-            "it transcribes speech, which is not served yet; use `ingle transcribe`"
-        );
+        if opened.spec().encoder.is_some() {
+            let device = load::device(&self.load.device)?;
+            let options = TranscriberOptions {
+                kv_type: options.kv_type,
+                numerics: options.numerics,
+                check_memory: options.check_memory,
+                ..TranscriberOptions::default()
+            };
+            return Ok(Loaded::Speech(Box::new(Transcriber::new(&opened, &device, &options)?)));
+        }
+        let device = load::device_for(&self.load, &opened)?;
         if opened.embedding().is_ok() {
-            let mut embedder = Embedder::new(opened, &device, &options)?;
-            if !self.no_warmup {
-                embedder.embed_tokens(&[&[0]])?;
-            }
-            return Ok(Loaded::Embedder(Box::new(embedder)));
+            return Ok(Loaded::Embedder(Box::new(Embedder::new(opened, &device, &options)?)));
         }
-        let mut engine = Engine::new(opened, &device, &options)?;
-        if !self.no_warmup {
-            engine.warm_up()?;
-        }
-        Ok(Loaded::Text(Box::new(engine)))
+        Ok(Loaded::Text(Box::new(Engine::new(opened, &device, &options)?)))
     }
 }
 
 impl Loader for Serve {
     fn load(&self, name: &str) -> Result<Loaded, LoadError> {
-        self.open(name).map_err(|error| {
-            let does_not_fit =
-                matches!(error.downcast_ref::<engine::Error>(), Some(engine::Error::DoesNotFit(_)));
+        let mut loaded = self.open(name);
+        if let (Ok(loaded), false) = (&mut loaded, self.no_warmup) {
+            loaded.warm_up().map_err(|error| LoadError { message: error.message, does_not_fit: false })?;
+        }
+        loaded.map_err(|error| {
+            let refused = |error: &device::Error| matches!(error, device::Error::OutOfMemory { .. });
+            let does_not_fit = match (error.downcast_ref(), error.downcast_ref()) {
+                (Some(engine::Error::DoesNotFit(_)), _) => true,
+                (_, Some(speech::Error::Device(error))) => refused(error),
+                _ => false,
+            };
             LoadError { message: format!("{error:#}"), does_not_fit }
         })
     }

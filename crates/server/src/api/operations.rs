@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use super::body::JsonBody;
 use crate::app::App;
 use crate::error::Result;
-use crate::models::{LoadedStatus, ModelStatus};
+use crate::models::ModelStatus;
 use crate::stats::{Gauge, Histogram, Stats};
 
 /// All paths of these.
@@ -40,17 +40,14 @@ async fn health(State(app): State<App>) -> Response {
 }
 
 async fn metrics(State(app): State<App>) -> Response {
-    let stats = text_stats(&app);
+    let stats = stats(&app);
     let content_type = "text/plain; version=0.0.4; charset=utf-8";
     ([(header::CONTENT_TYPE, content_type)], exposition(&stats)).into_response()
 }
 
-/// Of the models that write text and are loaded.
-fn text_stats(app: &App) -> Vec<(String, Arc<Stats>)> {
-    let stats = |status: ModelStatus| match status.loaded? {
-        LoadedStatus::Text(text) => Some((status.id, text.stats)),
-        LoadedStatus::Embedder { .. } => None,
-    };
+/// Of the models that are loaded.
+fn stats(app: &App) -> Vec<(String, Arc<Stats>)> {
+    let stats = |status: ModelStatus| Some((status.id, status.loaded?.stats().clone()));
     app.models().into_iter().filter_map(stats).collect()
 }
 
@@ -60,8 +57,10 @@ fn exposition(models: &[(String, Arc<Stats>)]) -> String {
     type Number = fn(&Stats) -> &Gauge;
     type Times = fn(&Stats) -> &Histogram;
     let numbers: [(&str, &str, &str, Number); 8] = [
-        ("ingle_requests_running", "gauge", "Sequences in slots.", |s| &s.running),
-        ("ingle_requests_waiting", "gauge", "Sequences that wait for a slot.", |s| &s.waiting),
+        ("ingle_requests_running", "gauge", "Sequences in slots; requests that are computed.", |s| {
+            &s.running
+        }),
+        ("ingle_requests_waiting", "gauge", "Sequences or requests that wait.", |s| &s.waiting),
         ("ingle_requests_parked", "gauge", "Sequences that wait for memory to go on.", |s| &s.parked),
         ("ingle_kv_bytes_used", "gauge", "Bytes of keys and values that are held.", |s| &s.kv_bytes_used),
         ("ingle_kv_bytes_budget", "gauge", "Most bytes of keys and values.", |s| &s.kv_bytes_budget),
@@ -121,7 +120,7 @@ async fn slots(State(app): State<App>) -> Json<Value> {
 
 /// What sglang's router balances by.
 async fn load(State(app): State<App>) -> Json<Value> {
-    let models = text_stats(&app);
+    let models = stats(&app);
     let load: u64 = models.iter().map(|(_, stats)| stats.running.get() + stats.waiting.get()).sum();
     Json(json!({ "load": load }))
 }

@@ -1,5 +1,6 @@
 //! OpenAI's API: <https://platform.openai.com/docs/api-reference>.
 
+mod audio;
 mod chat;
 mod completions;
 mod embeddings;
@@ -25,6 +26,8 @@ pub fn router() -> axum::Router<App> {
         .route("/apply-template", post(chat::apply_template))
         .route("/v1/completions", post(completions::create))
         .route("/v1/embeddings", post(embeddings::create))
+        .route("/v1/audio/transcriptions", post(audio::transcribe))
+        .route("/v1/audio/translations", post(audio::translate))
 }
 
 async fn models(State(app): State<App>) -> Json<Value> {
@@ -53,9 +56,13 @@ fn model_json(status: &ModelStatus, created: u64) -> Value {
                 "n_ctx": text.n_ctx, "n_ctx_train": text.n_ctx_train, "n_vocab": text.n_vocab, "size": text.file_bytes,
             });
         }
-        Some(LoadedStatus::Embedder { n_dims, max_tokens }) => {
+        Some(LoadedStatus::Embedder { n_dims, max_tokens, .. }) => {
             model["max_model_len"] = json!(max_tokens);
             model["meta"] = json!({ "n_embd": n_dims, "n_ctx": max_tokens });
+        }
+        Some(LoadedStatus::Speech { languages, .. }) => {
+            model["capabilities"] = json!(["transcription"]);
+            model["meta"] = json!({ "languages": languages });
         }
         None => {}
     }

@@ -1,0 +1,327 @@
+//! The form of a transcription: `multipart/form-data`, read field by field, in any order.
+
+use axum::extract::multipart::{Field, Multipart, MultipartError};
+use axum::extract::{FromRequest, Request};
+use axum::http::StatusCode;
+use serde_json::Value;
+use speech::{Task, TranscribeOptions, language_code};
+
+use crate::api::sampling::keep_alive;
+use crate::error::{ApiError, ErrorKind, Result};
+use crate::serve::MAX_BODY;
+use crate::transcriber::TranscribeRequest;
+
+/// Bytes of a field that is no file.
+const MAX_FIELD: usize = 64 << 10;
+
+/// `response_format`
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Format {
+    #[default]
+    Json,
+    Text,
+    Srt,
+    VerboseJson,
+    Vtt,
+}
+
+/// `timestamp_granularities`
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Granularities {
+    pub(super) segment: bool,
+    pub(super) word: bool,
+}
+
+/// What is asked for.
+#[derive(Clone, Debug, Default)]
+pub(in crate::api::openai) struct Form {
+    /// Its task is set later, for it is in the path.
+    pub(super) request: TranscribeRequest,
+    pub(super) format: Format,
+    pub(super) granularities: Granularities,
+    pub(super) is_streamed: bool,
+}
+
+impl<S: Send + Sync> FromRequest<S> for Form {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &S) -> Result<Form> {
+        let mut fields = Multipart::from_request(request, state).await.map_err(|_| {
+            ApiError::new(
+                ErrorKind::UnsupportedMediaType,
+                "the body is not a form, expected multipart/form-data with a boundary, and a field `file` in it",
+            )
+        })?;
+        let mut form = Reading::default();
+        while let Some(mut field) = fields.next_field().await.map_err(|error| broken(&error))? {
+            let name = field.name().unwrap_or_default().to_owned();
+            if name == "file" {
+                let file_name = field.file_name().map_or_else(|| "file".to_owned(), shorten);
+                let mut file = Vec::new();
+                while let Some(chunk) = field.chunk().await.map_err(|error| broken(&error))? {
+                    file.extend_from_slice(&chunk);
+                }
+                form.file = Some((file, file_name));
+            } else if is_known(&name) {
+                form.set(&name, text(&name, field).await?)?;
+            }
+            // What is not read is skipped.
+        }
+        form.finish()
+    }
+}
+
+/// File names are shown in messages.
+fn shorten(name: &str) -> String {
+    name.chars().take(100).collect()
+}
+
+/// A form that is no form, or one that is too large.
+fn broken(error: &MultipartError) -> ApiError {
+    match error.status() {
+        StatusCode::PAYLOAD_TOO_LARGE => {
+            let message = format!(
+                "the form is too large, expected at most {} MiB; a compressed format (MP3, OGG Vorbis, FLAC) holds more \
+                 speech, and long recordings can be sent in parts",
+                MAX_BODY >> 20
+            );
+            ApiError { param: Some("file".into()), ..ApiError::new(ErrorKind::TooLarge, message) }
+        }
+        _ => ApiError::new(ErrorKind::Invalid, format!("the form could not be read: {}", error.body_text())),
+    }
+}
+
+async fn text(name: &str, mut field: Field<'_>) -> Result<String> {
+    let mut bytes = Vec::new();
+    while let Some(chunk) = field.chunk().await.map_err(|error| broken(&error))? {
+        bytes.extend_from_slice(&chunk);
+        if bytes.len() > MAX_FIELD {
+            let message = format!("`{name}` is longer than {MAX_FIELD} bytes");
+            return Err(ApiError::invalid(name, message));
+        }
+    }
+    String::from_utf8(bytes)
+        .map_err(|error| ApiError::invalid(name, format!("`{name}` is not UTF-8: {error}")))
+}
+
+/// Lists come with brackets, as OpenAI's clients send them, or without.
+fn stem(name: &str) -> &str {
+    name.split_once('[').map_or(name, |(stem, _)| stem)
+}
+
+fn is_known(name: &str) -> bool {
+    matches!(
+        stem(name),
+        "model"
+            | "language"
+            | "prompt"
+            | "response_format"
+            | "temperature"
+            | "timestamp_granularities"
+            | "stream"
+            | "include"
+            | "chunking_strategy"
+            | "known_speaker_names"
+            | "known_speaker_references"
+            | "seed"
+            | "keep_alive"
+    )
+}
+
+/// Fields that were read so far.
+#[derive(Default)]
+struct Reading {
+    form: Form,
+    file: Option<(Vec<u8>, String)>,
+    temperature: f32,
+}
+
+impl Reading {
+    fn set(&mut self, name: &str, text: String) -> Result<()> {
+        let wrong = |expected: &str| {
+            ApiError::invalid(stem(name), format!("`{name}` is {text:?}, expected {expected}"))
+        };
+        let request = &mut self.form.request;
+        match stem(name) {
+            "model" => request.model = text,
+            // Clients have fields that may be empty; "auto" is whisper.cpp's word for none.
+            "language" => {
+                let code = language_code(&text);
+                request.options.language = Some(code).filter(|code| !code.is_empty() && code != "auto");
+            }
+            "prompt" => request.options.initial_prompt = Some(text).filter(|text| !text.is_empty()),
+            "response_format" => {
+                self.form.format = match text.as_str() {
+                    "" | "json" => Format::Json,
+                    "text" => Format::Text,
+                    "srt" => Format::Srt,
+                    "verbose_json" => Format::VerboseJson,
+                    "vtt" => Format::Vtt,
+                    "diarized_json" => {
+                        let message = "`response_format` diarized_json is not supported yet: speakers are not told apart";
+                        let error = ApiError::new(ErrorKind::NotImplemented, message);
+                        return Err(ApiError { param: Some("response_format".into()), ..error });
+                    }
+                    _ => return Err(wrong("json, text, srt, verbose_json or vtt")),
+                }
+            }
+            "temperature" => {
+                let number = text.trim().parse().ok().filter(|number| (0.0..=1.0).contains(number));
+                self.temperature = number.ok_or_else(|| wrong("a number from 0 to 1"))?;
+            }
+            "timestamp_granularities" => match text.as_str() {
+                "segment" => self.form.granularities.segment = true,
+                "word" => self.form.granularities.word = true,
+                _ => return Err(wrong("segment or word")),
+            },
+            "stream" => {
+                self.form.is_streamed = match text.to_ascii_lowercase().as_str() {
+                    "true" | "1" => true,
+                    "false" | "0" | "" => false,
+                    _ => return Err(wrong("true or false")),
+                }
+            }
+            // Beams have no probability of each token alone.
+            "include" if text == "logprobs" => return Err(ApiError::not_built("include")),
+            "include" => return Err(wrong("logprobs")),
+            // Windows are cut where the model marks times, whatever is asked; no other strategy is known.
+            "chunking_strategy" if matches!(text.as_str(), "auto" | "") && !name.contains('[') => {}
+            "chunking_strategy" => return Err(ApiError::not_built("chunking_strategy")),
+            "seed" => {
+                let number = text.trim().parse::<i64>();
+                request.options.seed = number.map_err(|_| wrong("an integer"))? as u64;
+            }
+            "keep_alive" => {
+                let value = serde_json::from_str(&text).unwrap_or(Value::String(text));
+                request.keep_alive = Some(keep_alive(&value)?);
+            }
+            other => return Err(ApiError::not_built(other)),
+        }
+        Ok(())
+    }
+
+    fn finish(self) -> Result<Form> {
+        let Reading { mut form, file, temperature } = self;
+        let (file, file_name) = file.ok_or_else(|| {
+            ApiError::invalid(
+                "file",
+                "the form has no `file`, expected an audio file: WAV, MP3, FLAC or OGG Vorbis",
+            )
+        })?;
+        if file.is_empty() {
+            let message = format!("{file_name}: the file is empty, expected WAV, MP3, FLAC or OGG Vorbis");
+            return Err(ApiError::invalid("file", message));
+        }
+        (form.request.file, form.request.file_name) = (file, file_name);
+        let Granularities { segment, word } = form.granularities;
+        if (segment || word) && form.format != Format::VerboseJson {
+            return Err(ApiError::invalid(
+                "timestamp_granularities",
+                "`timestamp_granularities` needs `response_format` verbose_json, which has a place for times",
+            ));
+        }
+        if form.is_streamed && !matches!(form.format, Format::Json | Format::Text) {
+            return Err(ApiError::invalid(
+                "stream",
+                "a stream has text only, expected `response_format` json or text with `stream`",
+            ));
+        }
+        form.granularities.segment |= !word;
+        form.request.options = TranscribeOptions {
+            word_timestamps: word,
+            temperatures: temperatures(temperature),
+            ..form.request.options
+        };
+        Ok(form)
+    }
+}
+
+impl Form {
+    pub(super) fn with_task(mut self, task: Task) -> Form {
+        self.request.options.task = task;
+        self
+    }
+}
+
+/// Where a window's text is not good enough, the next higher temperature is tried, as Whisper does.
+fn temperatures(first: f32) -> Vec<f32> {
+    let steps = (0..=5u8).map(|step| f32::from(step) / 5.0);
+    std::iter::once(first).chain(steps.filter(|step| *step > first + 1e-3)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::body::Body;
+
+    async fn read(fields: &[(&str, &str)]) -> Result<Form> {
+        let part = |(name, value): &(&str, &str)| {
+            let file = if *name == "file" { "; filename=\"a.wav\"" } else { "" };
+            format!("--x\r\ncontent-disposition: form-data; name=\"{name}\"{file}\r\n\r\n{value}\r\n")
+        };
+        let body = fields.iter().map(part).collect::<String>() + "--x--\r\n";
+        let request = Request::post("/").header("content-type", "multipart/form-data; boundary=x");
+        Form::from_request(request.body(Body::from(body)).unwrap(), &()).await
+    }
+
+    #[tokio::test]
+    async fn fields_in_any_order() {
+        let form = read(&[
+            ("temperature", "0.4"),
+            ("timestamp_granularities[]", "word"),
+            ("language", "German"),
+            ("hotwords", "Ingle"),
+            ("chunking_strategy", "auto"),
+            ("file", "RIFF"),
+            ("keep_alive", "5m"),
+            ("stream", "false"),
+            ("response_format", "verbose_json"),
+        ])
+        .await
+        .unwrap();
+        assert_eq!((&*form.request.file, &*form.request.file_name), (&b"RIFF"[..], "a.wav"));
+        assert_eq!(form.request.options.language.as_deref(), Some("de"));
+        assert_eq!(form.request.options.temperatures, [0.4, 0.6, 0.8, 1.0]);
+        assert_eq!(form.granularities, Granularities { segment: false, word: true });
+        assert!(
+            form.request.options.word_timestamps && form.request.keep_alive.is_some() && !form.is_streamed
+        );
+        let plain = read(&[("file", "x"), ("language", ""), ("prompt", "")]).await.unwrap();
+        assert_eq!(plain.request.options, TranscribeOptions::default());
+        assert!(plain.granularities.segment && plain.format == Format::Json);
+    }
+
+    #[tokio::test]
+    async fn what_is_wrong_is_named() {
+        for (name, value, kind) in [
+            ("temperature", "2", ErrorKind::Invalid),
+            ("temperature", "NaN", ErrorKind::Invalid),
+            ("response_format", "xml", ErrorKind::Invalid),
+            ("response_format", "diarized_json", ErrorKind::NotImplemented),
+            ("timestamp_granularities", "word", ErrorKind::Invalid),
+            ("timestamp_granularities[]", "letter", ErrorKind::Invalid),
+            ("include[]", "logprobs", ErrorKind::NotImplemented),
+            ("chunking_strategy", "{\"type\":\"server_vad\"}", ErrorKind::NotImplemented),
+            ("chunking_strategy[type]", "server_vad", ErrorKind::NotImplemented),
+            ("known_speaker_names[]", "Ann", ErrorKind::NotImplemented),
+            ("stream", "perhaps", ErrorKind::Invalid),
+            ("keep_alive", "soon", ErrorKind::Invalid),
+            ("file", "", ErrorKind::Invalid),
+        ] {
+            let error = read(&[("file", "x"), (name, value)]).await.unwrap_err();
+            assert_eq!((error.kind, error.param.as_deref()), (kind, Some(stem(name))), "{error}");
+        }
+        let long = "a".repeat(MAX_FIELD + 1);
+        assert_eq!(read(&[("prompt", &long)]).await.unwrap_err().param.as_deref(), Some("prompt"));
+        assert_eq!(read(&[("model", "m")]).await.unwrap_err().param.as_deref(), Some("file"));
+        let srt = read(&[("file", "x"), ("stream", "true"), ("response_format", "srt")]).await;
+        assert_eq!(srt.unwrap_err().param.as_deref(), Some("stream"));
+        let json = Request::post("/").header("content-type", "application/json").body(Body::from("{}"));
+        let error = Form::from_request(json.unwrap(), &()).await.unwrap_err();
+        assert_eq!(error.kind, ErrorKind::UnsupportedMediaType);
+        let cut = Request::post("/").header("content-type", "multipart/form-data; boundary=x");
+        let cut =
+            cut.body(Body::from("--x\r\ncontent-disposition: form-data; name=\"file\"\r\n\r\nRI")).unwrap();
+        assert_eq!(Form::from_request(cut, &()).await.unwrap_err().kind, ErrorKind::Invalid);
+    }
+}

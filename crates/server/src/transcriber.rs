@@ -1,0 +1,250 @@
+//! A model that writes down speech, on a thread of its own, which decodes the recordings as well. One recording at a time, in
+//! order of arrival.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use audio::AudioStream;
+use engine::CancelFlag;
+use speech::{AudioFeatures, Segment, Task, TranscribeOptions, Transcriber};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use crate::error::{ApiError, ErrorKind, Result};
+use crate::models::Lease;
+use crate::queue::{Place, Receiver, Sender, died, queue};
+use crate::request::KeepAlive;
+use crate::stats::Stats;
+
+/// A recording to be written down.
+#[derive(Clone, Debug, Default)]
+pub struct TranscribeRequest {
+    /// The model's id; empty: the first.
+    pub model: String,
+    /// A whole audio file, of any format that [`audio`] reads.
+    pub file: Vec<u8>,
+    /// For messages.
+    pub file_name: String,
+    /// How it is done.
+    pub options: TranscribeOptions,
+    /// How long the model stays loaded after this request.
+    pub keep_alive: Option<KeepAlive>,
+}
+
+/// What comes of a recording.
+#[derive(Clone, Debug)]
+pub enum TranscriptEvent {
+    /// The next segment.
+    Segment(Segment),
+    /// There are no more.
+    Done(Heard),
+}
+
+/// What was heard, beside the segments.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Heard {
+    /// The code of the language spoken.
+    pub language: String,
+    /// Length of the recording.
+    pub seconds: f64,
+}
+
+/// Everything that comes of a recording.
+#[derive(Clone, Debug, Default)]
+pub struct Transcript {
+    /// The segments, in order.
+    pub segments: Vec<Segment>,
+    /// The rest.
+    pub heard: Heard,
+}
+
+/// A transcript on its way. Dropped, it cancels what is left.
+pub struct Transcription {
+    /// The model's id.
+    pub model: String,
+    events: UnboundedReceiver<Result<TranscriptEvent>>,
+    cancel: CancelFlag,
+    _place: Place,
+    /// The model is not unloaded before the transcript has ended.
+    _lease: Lease,
+}
+
+impl Transcription {
+    /// Queue a recording.
+    ///
+    /// # Errors
+    /// The model does not hear, as many wait as may, or its thread has died.
+    pub(crate) fn start(
+        lease: Lease,
+        stream: AudioStream,
+        options: TranscribeOptions,
+    ) -> Result<Transcription> {
+        let (sender, events) = unbounded_channel();
+        let cancel = CancelFlag::default();
+        let job = Job { stream, options, cancel: cancel.clone(), events: sender };
+        let place = lease.speech()?.jobs.send(job)?;
+        Ok(Transcription { model: lease.id().to_owned(), events, cancel, _place: place, _lease: lease })
+    }
+
+    /// What comes next. Nothing follows [`TranscriptEvent::Done`] or an error.
+    ///
+    /// # Errors
+    /// The recording or the device failed.
+    pub async fn next(&mut self) -> Result<TranscriptEvent> {
+        self.events.recv().await.unwrap_or_else(|| Err(died()))
+    }
+
+    /// Everything.
+    ///
+    /// # Errors
+    /// As [`Self::next`].
+    pub async fn collect(mut self) -> Result<Transcript> {
+        let mut segments = Vec::new();
+        loop {
+            match self.next().await? {
+                TranscriptEvent::Segment(segment) => segments.push(segment),
+                TranscriptEvent::Done(heard) => return Ok(Transcript { segments, heard }),
+            }
+        }
+    }
+}
+
+impl Drop for Transcription {
+    fn drop(&mut self) {
+        self.cancel.cancel();
+    }
+}
+
+/// A model that writes down speech, and the handle of its thread.
+#[derive(Clone)]
+pub(crate) struct SpeechModel {
+    id: String,
+    /// Codes of the languages that it knows.
+    pub(crate) languages: Arc<[String]>,
+    /// Whether it translates.
+    is_multilingual: bool,
+    pub(crate) stats: Arc<Stats>,
+    jobs: Sender<Job>,
+}
+
+impl SpeechModel {
+    /// The handle, and where its thread finds its work.
+    pub(crate) fn new(
+        id: String,
+        transcriber: &Transcriber,
+        max_waiting: usize,
+    ) -> (SpeechModel, Receiver<Job>) {
+        let stats = Arc::new(Stats::default());
+        let (jobs, inbox) = queue(max_waiting, &stats);
+        let mut languages: Vec<String> = transcriber.languages().map(str::to_owned).collect();
+        let is_multilingual = !languages.is_empty();
+        if !is_multilingual {
+            languages.push("en".into());
+        }
+        (SpeechModel { id, languages: languages.into(), is_multilingual, stats, jobs }, inbox)
+    }
+
+    /// Whether it can do this; said before the request waits for its turn.
+    ///
+    /// # Errors
+    /// It does not know the language, or does not translate, or an option is outside its limits.
+    pub(crate) fn check(&self, options: &TranscribeOptions) -> Result<()> {
+        if options.task == Task::Translate && !self.is_multilingual {
+            let message = format!(
+                "the model `{}` knows English only and cannot translate; expected a multilingual one, or \
+                 /v1/audio/transcriptions",
+                self.id
+            );
+            return Err(ApiError::invalid("model", message));
+        }
+        if let Some(language) = options.language.as_ref().filter(|code| !self.languages.contains(code)) {
+            let known: Vec<String> = self
+                .languages
+                .iter()
+                .map(|code| format!("{code} ({})", speech::language_name(code)))
+                .collect();
+            let message = format!(
+                "the model `{}` does not know the language `{language}`; expected one of {}",
+                self.id,
+                known.join(", ")
+            );
+            return Err(ApiError::invalid("language", message));
+        }
+        // The loader has made it for the beams of the defaults, and no request can ask for others.
+        Ok(options.check(TranscribeOptions::default().beam_size)?)
+    }
+}
+
+/// A recording that waits.
+pub(crate) struct Job {
+    stream: AudioStream,
+    options: TranscribeOptions,
+    cancel: CancelFlag,
+    events: UnboundedSender<Result<TranscriptEvent>>,
+}
+
+/// Do jobs until nobody can send any more.
+pub(crate) fn run(mut transcriber: Transcriber, jobs: &Receiver<Job>, stats: &Stats) {
+    while let Some((job, _running)) = jobs.recv() {
+        let events = job.events.clone();
+        let done = catch_unwind(AssertUnwindSafe(|| transcribe(&mut transcriber, job, stats)));
+        let done = done
+            .unwrap_or_else(|_| Err(ApiError::internal("the transcription panicked; see the server's log")));
+        if let Err(error) = &done
+            && error.kind == ErrorKind::Internal
+        {
+            tracing::error!("a transcription failed: {error}");
+        }
+        // The reader may have gone.
+        drop(events.send(done.map(TranscriptEvent::Done)));
+    }
+}
+
+fn transcribe(transcriber: &mut Transcriber, job: Job, stats: &Stats) -> Result<Heard> {
+    let Job { stream, options, cancel, events } = job;
+    let mut features = AudioFeatures::new(stream, transcriber.n_features())?;
+    let mut on_segment = |segment: Segment| {
+        stats.tokens_generated.add(segment.tokens.len() as u64);
+        // Nobody reads any more: the flag says so too.
+        events.send(Ok(TranscriptEvent::Segment(segment))).map_err(|_| speech::Error::Cancelled)
+    };
+    let summary = transcriber.transcribe(&mut features, &options, &cancel, &mut on_segment)?;
+    if let Some(damage) = features.damage() {
+        tracing::warn!("a recording is damaged: {damage}");
+    }
+    Ok(Heard { language: summary.language, seconds: features.seconds() })
+}
+
+impl From<audio::Error> for ApiError {
+    fn from(error: audio::Error) -> ApiError {
+        use audio::Error as E;
+        match &error {
+            E::NotAudio { .. }
+            | E::NoAudioTrack { .. }
+            | E::Codec { .. }
+            | E::SampleRate { .. }
+            | E::Empty { .. }
+            | E::Undecodable { .. }
+            | E::Damaged { .. }
+            | E::Read { .. }
+            | E::Resample { .. } => ApiError::invalid("file", error.to_string()),
+            E::Open { .. } | E::MelBins { .. } => ApiError::internal(error.to_string()),
+        }
+    }
+}
+
+impl From<speech::Error> for ApiError {
+    fn from(error: speech::Error) -> ApiError {
+        use speech::Error as E;
+        match error {
+            E::Engine(error) => error.into(),
+            E::Audio(error) => error.into(),
+            E::Text(error) => ApiError::invalid("prompt", error.to_string()),
+            E::Option { name, .. } => ApiError::invalid(name, error.to_string()),
+            E::Device(_) | E::Output(_) | E::Cancelled | E::NoCandidate { .. } => {
+                ApiError::internal(error.to_string())
+            }
+            // The enum may grow.
+            _ => ApiError::internal(error.to_string()),
+        }
+    }
+}
