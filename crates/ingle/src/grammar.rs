@@ -40,7 +40,11 @@ impl GrammarArgs {
         Ok(Some(Box::new(compiler.compile(&grammar)?)))
     }
 
-    fn read(&self) -> anyhow::Result<Option<Grammar>> {
+    /// The grammar that was asked for.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn read(&self) -> anyhow::Result<Option<Grammar>> {
         if let Some(given) = &self.grammar {
             return Ok(Some(Grammar::Gbnf(file_or_text("--grammar", given, "GBNF", "::=")?)));
         }

@@ -1,6 +1,6 @@
 //! The interactive chat: a line editor, and commands that begin with a slash.
 
-use std::io;
+use std::io::{self, Write};
 use std::path::Path;
 
 use anyhow::Context;
@@ -11,10 +11,9 @@ use rustyline::hint::Hinter;
 use rustyline::history::FileHistory;
 use rustyline::validate::{ValidationContext, ValidationResult, Validator};
 use rustyline::{Config, Editor, Helper};
-use serde_json::json;
+use serde_json::Value;
 
-use crate::commands::generate;
-use crate::commands::run::{Dialogue, Session};
+use crate::args::SamplingArgs;
 
 const HELP: &str = "\
 /help                 this list
@@ -31,17 +30,45 @@ or end a line with a backslash.";
 
 const COMMANDS: [&str; 6] = ["/help", "/clear", "/system ", "/set ", "/save ", "/quit"];
 
+/// Whom the chat is with: a model that runs here, or on a server.
+pub trait Partner {
+    /// Where it runs.
+    fn describe(&self) -> String;
+
+    /// Nothing will be asked until somebody has typed something.
+    fn rest(&mut self) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    /// Say something; the answer streams to `out` and becomes part of the conversation. Returns a line on how it went.
+    fn answer(&mut self, message: &str, out: &mut dyn Write) -> anyhow::Result<String>;
+
+    /// Forget the conversation, but not the system message.
+    fn clear(&mut self);
+
+    /// Set the system message, or remove it.
+    fn set_system(&mut self, text: Option<&str>) -> anyhow::Result<()>;
+
+    /// How the next answer is sampled.
+    fn sampling(&self) -> &SamplingArgs;
+
+    /// Change that, if the values are within their limits.
+    fn set_sampling(&mut self, sampling: SamplingArgs) -> anyhow::Result<()>;
+
+    /// The conversation, for a file.
+    fn saved(&self) -> Value;
+}
+
 /// Read, answer, repeat, until /quit or the end of the input.
-pub fn run(session: &mut Session, name: &str, history: &Path) -> anyhow::Result<()> {
+pub fn run(session: &mut dyn Partner, name: &str, history: &Path) -> anyhow::Result<()> {
     let config = Config::builder().auto_add_history(true).bracketed_paste(true).build();
     let mut editor: Editor<Lines, FileHistory> = Editor::with_config(config)?;
     editor.set_helper(Some(Lines));
     // The first time there is no history.
     let _ = editor.load_history(history);
-    eprintln!("{name} on {}; /help lists what can be done", session.engine.device().describe());
+    eprintln!("{name} on {}; /help lists what can be done", session.describe());
     loop {
-        // Nothing runs while somebody types.
-        session.engine.give_back_memory()?;
+        session.rest()?;
         let line = match editor.readline(">>> ") {
             Ok(line) => line,
             Err(ReadlineError::Interrupted) => {
@@ -59,9 +86,7 @@ pub fn run(session: &mut Session, name: &str, history: &Path) -> anyhow::Result<
         let outcome = match message.strip_prefix('/') {
             Some("quit" | "exit" | "bye") => break,
             Some(command) => obey(session, command).map(|text| eprintln!("{text}")),
-            None => session
-                .answer(&message, &mut io::stdout())
-                .map(|f| eprintln!("{}", generate::figures(&f.timings))),
+            None => session.answer(&message, &mut io::stdout()).map(|figures| eprintln!("{figures}")),
         };
         if let Err(error) = outcome {
             if crate::output::is_broken_pipe(&error) {
@@ -77,38 +102,28 @@ pub fn run(session: &mut Session, name: &str, history: &Path) -> anyhow::Result<
 }
 
 /// Do what a slash command says; what there is to tell.
-fn obey(session: &mut Session, command: &str) -> anyhow::Result<String> {
+fn obey(session: &mut dyn Partner, command: &str) -> anyhow::Result<String> {
     let (verb, rest) = command.split_once(char::is_whitespace).unwrap_or((command, ""));
     let rest = rest.trim();
     match verb {
         "help" | "?" => Ok(HELP.into()),
         "clear" => {
-            match &mut session.dialogue {
-                Dialogue::Chat(conversation) => conversation.clear(),
-                Dialogue::Plain { text, .. } => text.clear(),
-            }
+            session.clear();
             Ok("forgotten".into())
         }
-        "system" => match &mut session.dialogue {
-            Dialogue::Chat(conversation) => {
-                conversation.set_system((!rest.is_empty()).then_some(rest));
-                Ok(if rest.is_empty() { "no system message" } else { "system message set" }.into())
-            }
-            Dialogue::Plain { .. } => anyhow::bail!("a base model has no place for a system message"),
-        },
-        "set" if rest.is_empty() => Ok(settings(session)),
+        "system" => {
+            session.set_system((!rest.is_empty()).then_some(rest))?;
+            Ok(if rest.is_empty() { "no system message" } else { "system message set" }.into())
+        }
+        "set" if rest.is_empty() => Ok(settings(session.sampling())),
         "set" => {
             let (name, value) = rest.split_once(char::is_whitespace).context("expected /set NAME VALUE")?;
             set(session, name, value.trim())?;
-            Ok(settings(session))
+            Ok(settings(session.sampling()))
         }
         "save" => {
             anyhow::ensure!(!rest.is_empty(), "expected /save FILE");
-            let content = match &session.dialogue {
-                Dialogue::Chat(conversation) => json!({ "messages": conversation.messages() }),
-                Dialogue::Plain { text, .. } => json!({ "text": text }),
-            };
-            std::fs::write(rest, serde_json::to_vec_pretty(&content)?)
+            std::fs::write(rest, serde_json::to_vec_pretty(&session.saved())?)
                 .with_context(|| format!("writing {rest}"))?;
             Ok(format!("written to {rest}"))
         }
@@ -116,11 +131,11 @@ fn obey(session: &mut Session, command: &str) -> anyhow::Result<String> {
     }
 }
 
-fn set(session: &mut Session, name: &str, value: &str) -> anyhow::Result<()> {
+fn set(session: &mut dyn Partner, name: &str, value: &str) -> anyhow::Result<()> {
     fn parse<T: std::str::FromStr>(value: &str) -> anyhow::Result<T> {
         value.parse().ok().with_context(|| format!("found {value:?}, expected a number"))
     }
-    let mut changed = session.sampling.clone();
+    let mut changed = session.sampling().clone();
     match name.replace('_', "-").as_str() {
         "temperature" | "temp" => {
             changed.temperature = parse(value)?;
@@ -144,13 +159,10 @@ fn set(session: &mut Session, name: &str, value: &str) -> anyhow::Result<()> {
         "max-tokens" => changed.max_tokens = if value == "none" { None } else { Some(parse(value)?) },
         _ => anyhow::bail!("found {name:?}, expected a setting that /help lists"),
     }
-    generate::sampling(&changed).check(session.engine.model().n_vocab())?;
-    session.sampling = changed;
-    Ok(())
+    session.set_sampling(changed)
 }
 
-fn settings(session: &Session) -> String {
-    let s = &session.sampling;
+fn settings(s: &SamplingArgs) -> String {
     let option = |value: Option<String>, none: &str| value.unwrap_or_else(|| none.into());
     format!(
         "temperature {}, top-k {}, top-p {}, min-p {}, repeat-penalty {}, presence-penalty {}, frequency-penalty {}, \

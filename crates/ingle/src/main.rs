@@ -4,12 +4,14 @@
 
 mod args;
 mod choose;
+mod client;
 mod commands;
 mod grammar;
 mod interactive;
 mod load;
 mod output;
 mod progress;
+mod sse;
 
 use std::process::ExitCode;
 

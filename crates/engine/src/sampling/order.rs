@@ -50,6 +50,21 @@ impl SamplerName {
         })
     }
 
+    /// What llama.cpp calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Penalties => "penalties",
+            Dry => "dry",
+            TopNSigma => "top_n_sigma",
+            TopK => "top_k",
+            Typical => "typ_p",
+            TopP => "top_p",
+            MinP => "min_p",
+            Xtc => "xtc",
+            Temperature => "temperature",
+        }
+    }
+
     /// The sampler of llama.cpp's letter, as in `edskypmxt`.
     pub fn of_letter(letter: char) -> Option<SamplerName> {
         Some(match letter {

@@ -3,7 +3,6 @@
 mod client;
 mod plan;
 mod report;
-mod sse;
 
 use std::collections::VecDeque;
 use std::io::Write;

@@ -16,11 +16,13 @@ mod metal_selftest;
 mod perplexity;
 mod plan;
 mod profile;
+mod ps;
 mod pull;
 mod rm;
 pub mod run;
 mod serve;
 mod sign;
+mod stop;
 mod tokenize;
 mod transcribe;
 mod verify;
@@ -33,6 +35,8 @@ pub enum Command {
     Run(run::Run),
     Complete(complete::Complete),
     Serve(serve::Serve),
+    Ps(ps::Ps),
+    Stop(stop::Stop),
     Bench(bench::Bench),
     BenchServe(bench_serve::BenchServe),
     Inspect(inspect::Inspect),
@@ -62,6 +66,8 @@ impl Command {
             Command::Run(c) => c.run(),
             Command::Complete(c) => c.run(),
             Command::Serve(c) => c.run(),
+            Command::Ps(c) => c.run(),
+            Command::Stop(c) => c.run(),
             Command::Bench(c) => c.run(),
             Command::BenchServe(c) => c.run(),
             Command::Inspect(c) => c.run(),

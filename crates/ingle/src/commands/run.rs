@@ -1,5 +1,7 @@
 //! `ingle run`: chat through the model's own template, once or interactively.
 
+mod remote;
+
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -7,13 +9,16 @@ use std::sync::Arc;
 use anyhow::Context;
 use clap::Args;
 use engine::{Constraint, Conversation, Engine, Finished, Model};
-use serde_json::json;
+use serde_json::{Value, json};
 use text::{ChatTemplate, Specials};
 
+use self::remote::Remote;
 use super::generate::{self, Interrupt};
 use crate::args::{ModelArgs, PrefillArgs, PromptCacheArgs, SamplingArgs, SpeculateArgs, SpeculateName};
+use crate::client::Client;
 use crate::grammar::GrammarArgs;
-use crate::{interactive, load, output};
+use crate::interactive::{self, Partner};
+use crate::{load, output};
 
 /// Chat with a model: one answer to PROMPT, or an interactive conversation
 #[derive(Args)]
@@ -22,7 +27,8 @@ Examples:
   ingle run smollm2:135m \"Why is the sky blue?\"
   ingle run smollm2:135m                                  (interactive; /help lists what can be done)
   ingle run model.gguf --system \"Answer briefly.\" --temperature 0.2 \"What is Rust?\"
-  cat letter.txt | ingle run smollm2:135m --greedy        (a prompt from a pipe)")]
+  cat letter.txt | ingle run smollm2:135m --greedy        (a prompt from a pipe)
+  ingle run smollm2:135m --server http://box.lan:8080 \"Hello\"  (a model that a server has)")]
 pub struct Run {
     #[command(flatten)]
     model: ModelArgs,
@@ -38,6 +44,14 @@ pub struct Run {
 
     /// What to say; without it the conversation is interactive, or the prompt comes from a pipe
     prompt: Option<String>,
+
+    /// Ask this server for the model instead of running it here: `ingle serve`, or another with OpenAI's API
+    #[arg(long, value_name = "URL")]
+    server: Option<String>,
+
+    /// The key that the server asks for [default: INGLE_API_KEY]
+    #[arg(long, value_name = "KEY", requires = "server")]
+    api_key: Option<String>,
 
     /// The system message
     #[arg(long, value_name = "TEXT")]
@@ -75,10 +89,13 @@ impl Run {
             !self.json || prompt.is_some(),
             "--json needs a PROMPT: a conversation is for people"
         );
+        let history = self.model.fetch.cache()?.root().join("history");
+        if let Some(url) = &self.server {
+            return self.remote(url)?.converse(prompt, self.json, &history);
+        }
         let model = Arc::new(load::open(&self.model)?);
         let constraint = self.grammar.constraint(&model)?;
         let device = load::device_for(&self.model.load, &model)?;
-        let history = self.model.fetch.cache()?.root().join("history");
         let options = load::options(&self.model.load);
         let dialogue = || {
             model.need_tokenizer()?.prepare();
@@ -111,6 +128,23 @@ impl Run {
         self.prompt_cache.save(cache.as_mut(), &mut session.engine, &session.last_prompt)
     }
 
+    fn remote(&self, url: &str) -> anyhow::Result<Remote> {
+        anyhow::ensure!(
+            self.chat_template.is_none(),
+            "--chat-template: a server uses the template that it has for the model"
+        );
+        Ok(Remote {
+            client: Client::new(url, self.api_key.clone()),
+            model: self.model.model.clone(),
+            system: self.system.clone(),
+            variables: self.template_var.iter().map(|given| variable(given)).collect::<Result<_, _>>()?,
+            sampling: self.sampling.clone(),
+            grammar: self.grammar.read()?,
+            interrupt: Interrupt::install()?,
+            messages: Vec::new(),
+        })
+    }
+
     fn dialogue(&self, model: &Arc<Model>) -> anyhow::Result<Dialogue> {
         let own = model.need_tokenizer()?.chat_template().is_some();
         let mut conversation = match &self.chat_template {
@@ -131,21 +165,26 @@ impl Run {
             }
         };
         conversation.set_system(self.system.as_deref());
-        for variable in &self.template_var {
-            let (name, value) = variable
-                .split_once('=')
-                .with_context(|| format!("found {variable:?}, expected NAME=JSON"))?;
-            let value = serde_json::from_str(value).with_context(|| {
-                format!("--template-var {name}: found {value:?}, expected JSON (a text in quotes)")
-            })?;
-            conversation.set_variable(name, value);
+        for given in &self.template_var {
+            let (name, value) = variable(given)?;
+            conversation.set_variable(&name, value);
         }
         Ok(Dialogue::Chat(conversation))
     }
 }
 
+/// `NAME=JSON` of `--template-var`.
+fn variable(given: &str) -> anyhow::Result<(String, Value)> {
+    let (name, value) =
+        given.split_once('=').with_context(|| format!("found {given:?}, expected NAME=JSON"))?;
+    let value = serde_json::from_str(value).with_context(|| {
+        format!("--template-var {name}: found {value:?}, expected JSON (a text in quotes)")
+    })?;
+    Ok((name.to_owned(), value))
+}
+
 /// What was said so far, and how it becomes a prompt.
-pub enum Dialogue {
+enum Dialogue {
     /// Messages through a template.
     Chat(Conversation),
     /// A base model: one text that grows.
@@ -190,10 +229,10 @@ impl Dialogue {
 }
 
 /// An engine, a dialogue, and the settings of the next answer.
-pub struct Session {
-    pub dialogue: Dialogue,
-    pub engine: Engine,
-    pub sampling: SamplingArgs,
+struct Session {
+    dialogue: Dialogue,
+    engine: Engine,
+    sampling: SamplingArgs,
     /// What was asked last, for the prompt cache.
     last_prompt: Vec<u32>,
     speculate: SpeculateArgs,
@@ -206,7 +245,7 @@ pub struct Session {
 
 impl Session {
     /// Say something; the answer streams to `out` and becomes part of the dialogue.
-    pub fn answer(&mut self, message: &str, out: &mut dyn Write) -> anyhow::Result<Finished> {
+    fn answer(&mut self, message: &str, out: &mut dyn Write) -> anyhow::Result<Finished> {
         let request = self.request(message)?;
         let mut recorder = Recorder { out, text: Vec::new() };
         let streamed = generate::stream(&mut self.engine, request, &self.interrupt, &mut recorder);
@@ -244,6 +283,52 @@ impl Session {
         let may_guess = self.speculate.allows(&sampling, self.deterministic);
         let request = generate::request(tokens, sampling, &self.sampling, &self.prefill, may_guess);
         Ok(engine::Request { constraint: self.constraint.clone(), ..request })
+    }
+}
+
+impl Partner for Session {
+    fn describe(&self) -> String {
+        self.engine.device().describe()
+    }
+
+    fn rest(&mut self) -> anyhow::Result<()> {
+        Ok(self.engine.give_back_memory().map(drop)?)
+    }
+
+    fn answer(&mut self, message: &str, out: &mut dyn Write) -> anyhow::Result<String> {
+        Session::answer(self, message, out).map(|finished| generate::figures(&finished.timings))
+    }
+
+    fn clear(&mut self) {
+        match &mut self.dialogue {
+            Dialogue::Chat(conversation) => conversation.clear(),
+            Dialogue::Plain { text, .. } => text.clear(),
+        }
+    }
+
+    fn set_system(&mut self, text: Option<&str>) -> anyhow::Result<()> {
+        match &mut self.dialogue {
+            Dialogue::Chat(conversation) => conversation.set_system(text),
+            Dialogue::Plain { .. } => anyhow::bail!("a base model has no place for a system message"),
+        }
+        Ok(())
+    }
+
+    fn sampling(&self) -> &SamplingArgs {
+        &self.sampling
+    }
+
+    fn set_sampling(&mut self, sampling: SamplingArgs) -> anyhow::Result<()> {
+        generate::sampling(&sampling).check(self.engine.model().n_vocab())?;
+        self.sampling = sampling;
+        Ok(())
+    }
+
+    fn saved(&self) -> Value {
+        match &self.dialogue {
+            Dialogue::Chat(conversation) => json!({ "messages": conversation.messages() }),
+            Dialogue::Plain { text, .. } => json!({ "text": text }),
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
-use super::sse::Reader;
+use crate::sse::Reader;
 
 /// Whom to ask.
 #[derive(Clone)]

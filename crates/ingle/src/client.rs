@@ -1,0 +1,141 @@
+//! A client of a server that runs elsewhere: `run --server`, `ps`, `stop`.
+
+use std::io::Read;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use engine::CancelFlag;
+use serde_json::Value;
+
+use crate::sse;
+
+/// Which server.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Server")]
+pub struct ServerArgs {
+    /// Where the server listens
+    #[arg(long, default_value = "http://127.0.0.1:8080", value_name = "URL")]
+    server: String,
+
+    /// The key that it asks for [default: INGLE_API_KEY]
+    #[arg(long, value_name = "KEY")]
+    api_key: Option<String>,
+}
+
+impl ServerArgs {
+    pub fn client(&self) -> Client {
+        Client::new(&self.server, self.api_key.clone())
+    }
+}
+
+/// See the module.
+pub struct Client {
+    agent: ureq::Agent,
+    url: String,
+    key: Option<String>,
+}
+
+impl Client {
+    /// Of the server at `url`, with or without `/v1`; without a key, `INGLE_API_KEY` is asked.
+    pub fn new(url: &str, key: Option<String>) -> Client {
+        let url = url.trim_end_matches('/');
+        Client {
+            agent: ureq::Agent::config_builder().http_status_as_error(false).build().into(),
+            url: url.strip_suffix("/v1").unwrap_or(url).to_owned(),
+            key: key.or_else(|| std::env::var("INGLE_API_KEY").ok()).filter(|key| !key.is_empty()),
+        }
+    }
+
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// # Errors
+    /// The server cannot be reached, or refuses.
+    pub fn get(&self, path: &str) -> anyhow::Result<Value> {
+        let mut request = self.agent.get(format!("{}{path}", self.url));
+        if let Some(key) = &self.key {
+            request = request.header("authorization", format!("Bearer {key}"));
+        }
+        self.read(request.call())
+    }
+
+    /// # Errors
+    /// As [`Self::get`].
+    pub fn post(&self, path: &str, body: &Value) -> anyhow::Result<Value> {
+        self.read(self.send(path, body))
+    }
+
+    /// The data of a stream's events, until `[DONE]` or until `cancel` is set.
+    ///
+    /// # Errors
+    /// As [`Self::get`], or of `on_event`.
+    pub fn stream(
+        &self,
+        path: &str,
+        body: &Value,
+        cancel: &CancelFlag,
+        on_event: &mut dyn FnMut(Value) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let mut response = self.send(path, body).with_context(|| self.asking())?;
+        if !response.status().is_success() {
+            return self.read(Ok(response)).map(drop);
+        }
+        let mut body = response.body_mut().as_reader();
+        let (mut reader, mut bytes) = (sse::Reader::default(), [0; 8192]);
+        while !cancel.is_cancelled() {
+            let n = body.read(&mut bytes).with_context(|| self.asking())?;
+            if n == 0 {
+                bail!("{}: the answer broke off", self.url);
+            }
+            for event in reader.feed(&bytes[..n]) {
+                if event == "[DONE]" {
+                    return Ok(());
+                }
+                let event: Value = serde_json::from_str(&event)
+                    .with_context(|| format!("{}: found {event:?}, expected JSON", self.url))?;
+                match event.get("error") {
+                    Some(error) => bail!("{}: {}", self.url, message(error)),
+                    None => on_event(event)?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn send(&self, path: &str, body: &Value) -> Result<Response, ureq::Error> {
+        let mut request =
+            self.agent.post(format!("{}{path}", self.url)).header("content-type", "application/json");
+        if let Some(key) = &self.key {
+            request = request.header("authorization", format!("Bearer {key}"));
+        }
+        request.send(body.to_string())
+    }
+
+    fn read(&self, response: Result<Response, ureq::Error>) -> anyhow::Result<Value> {
+        let mut response = response.with_context(|| self.asking())?;
+        let status = response.status();
+        let text = response.body_mut().read_to_string().with_context(|| self.asking())?;
+        let body: Option<Value> = serde_json::from_str(&text).ok();
+        match body {
+            Some(body) if status.is_success() => Ok(body),
+            Some(body) => bail!("{}: {}", self.url, message(body.get("error").unwrap_or(&body))),
+            None => bail!(
+                "{}: found status {status} and no JSON; is it a server such as `ingle serve`?",
+                self.url
+            ),
+        }
+    }
+
+    fn asking(&self) -> String {
+        format!("asking the server at {}", self.url)
+    }
+}
+
+type Response = ureq::http::Response<ureq::Body>;
+
+/// What an error says, in the shape of OpenAI's API or of Ollama's.
+fn message(error: &Value) -> String {
+    let text = error.get("message").unwrap_or(error);
+    text.as_str().map_or_else(|| text.to_string(), str::to_owned)
+}

@@ -1,0 +1,232 @@
+//! `ingle run --server`: the same conversation with a model that runs elsewhere.
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::time::Instant;
+
+use serde_json::{Map, Value, json};
+use text::Grammar;
+
+use super::generate::{self, Interrupt};
+use crate::args::SamplingArgs;
+use crate::client::Client;
+use crate::interactive::{self, Partner};
+use crate::output;
+
+/// A conversation with a model of a server.
+pub struct Remote {
+    pub client: Client,
+    pub model: String,
+    pub system: Option<String>,
+    /// Variables of the chat template.
+    pub variables: Map<String, Value>,
+    pub sampling: SamplingArgs,
+    pub grammar: Option<Grammar>,
+    pub interrupt: Interrupt,
+    /// What was said, without the system message.
+    pub messages: Vec<Value>,
+}
+
+/// How an answer went.
+pub struct Heard {
+    pub text: String,
+    pub stop: Value,
+    pub usage: Value,
+    pub first_token_seconds: f64,
+    pub seconds: f64,
+}
+
+impl Heard {
+    /// The closing line.
+    pub fn figures(&self) -> String {
+        let count = |pointer: &str| self.usage.pointer(pointer).and_then(Value::as_u64).unwrap_or(0);
+        let mut text = format!("prompt {} tokens", count("/prompt_tokens"));
+        match count("/prompt_tokens_details/cached_tokens") {
+            0 => {}
+            n => text += &format!(" ({n} reused)"),
+        }
+        let n_tokens = count("/completion_tokens");
+        let writing = self.seconds - self.first_token_seconds;
+        let rate = if writing > 0.0 { n_tokens.saturating_sub(1) as f64 / writing } else { 0.0 };
+        let first = output::seconds(self.first_token_seconds);
+        text + &format!("; answer {n_tokens} tokens, {rate:.1} tok/s; first token after {first}")
+    }
+}
+
+impl Remote {
+    /// Answer `prompt`, or begin an interactive conversation.
+    ///
+    /// # Errors
+    /// Of [`Self::answer`], or of the terminal.
+    pub fn converse(mut self, prompt: Option<String>, json: bool, history: &Path) -> anyhow::Result<()> {
+        let name = self.model.clone();
+        match prompt {
+            Some(prompt) if json => {
+                let heard = self.answer(&prompt, &mut io::sink())?;
+                let seconds =
+                    json!({ "first_token_seconds": heard.first_token_seconds, "seconds": heard.seconds });
+                output::print_json(&json!({
+                    "text": heard.text, "stop": heard.stop, "usage": heard.usage, "timings": seconds,
+                }))
+            }
+            Some(prompt) => {
+                let heard = self.answer(&prompt, &mut io::stdout())?;
+                output::print_line("")?;
+                eprintln!("{}", heard.figures());
+                Ok(())
+            }
+            None => interactive::run(&mut self, &name, history),
+        }
+    }
+
+    /// Say something; the answer streams to `out` and becomes part of the conversation.
+    ///
+    /// # Errors
+    /// The server refuses or fails, or `out` does; the conversation is as before.
+    pub fn answer(&mut self, message: &str, out: &mut dyn Write) -> anyhow::Result<Heard> {
+        self.messages.push(json!({ "role": "user", "content": message }));
+        let heard = self.ask(out);
+        match &heard {
+            Ok(heard) => self.messages.push(json!({ "role": "assistant", "content": heard.text })),
+            Err(_) => drop(self.messages.pop()),
+        }
+        heard
+    }
+
+    fn ask(&self, out: &mut dyn Write) -> anyhow::Result<Heard> {
+        let cancel = engine::CancelFlag::default();
+        self.interrupt.watch(Some(cancel.clone()));
+        let begun = Instant::now();
+        let (mut text, mut stop, mut usage, mut first) = (String::new(), Value::Null, Value::Null, None);
+        let streamed = self.client.stream("/v1/chat/completions", &self.body(), &cancel, &mut |event| {
+            let choice = &event["choices"][0];
+            if let Some(piece) = choice["delta"]["content"].as_str() {
+                first.get_or_insert_with(|| begun.elapsed());
+                out.write_all(piece.as_bytes())?;
+                out.flush()?;
+                text.push_str(piece);
+            }
+            if !choice["finish_reason"].is_null() {
+                stop = choice["finish_reason"].clone();
+            }
+            if event["usage"].is_object() {
+                usage = event["usage"].clone();
+            }
+            Ok(())
+        });
+        self.interrupt.watch(None);
+        streamed?;
+        let seconds = begun.elapsed().as_secs_f64();
+        let first_token_seconds = first.map_or(seconds, |first| first.as_secs_f64());
+        Ok(Heard { text, stop, usage, first_token_seconds, seconds })
+    }
+
+    fn body(&self) -> Value {
+        let system = self.system.iter().map(|text| json!({ "role": "system", "content": text }));
+        let messages: Vec<Value> = system.chain(self.messages.iter().cloned()).collect();
+        let mut body = Map::new();
+        body.insert("model".into(), json!(self.model));
+        body.insert("messages".into(), json!(messages));
+        body.insert("stream".into(), json!(true));
+        body.insert("stream_options".into(), json!({ "include_usage": true }));
+        // The terminal shows what the model writes, as it does for a model that runs here.
+        body.insert("reasoning_format".into(), json!("none"));
+        if !self.variables.is_empty() {
+            body.insert("chat_template_kwargs".into(), json!(self.variables));
+        }
+        body.extend(sampling_keys(&self.sampling));
+        body.extend(self.grammar.as_ref().map(grammar_key));
+        Value::Object(body)
+    }
+}
+
+/// Flags as the server's keys.
+fn sampling_keys(args: &SamplingArgs) -> Map<String, Value> {
+    let sampling = generate::sampling(args);
+    let bias: Map<String, Value> =
+        sampling.logit_bias.iter().map(|(token, bias)| (token.to_string(), json!(bias))).collect();
+    let window = match sampling.penalty_window {
+        // The whole context.
+        0 => -1,
+        n => n as i64,
+    };
+    let mut keys = json!({
+        "temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p,
+        "min_p": sampling.min_p, "repeat_penalty": sampling.repeat_penalty, "repeat_last_n": window,
+        "presence_penalty": sampling.presence_penalty, "frequency_penalty": sampling.frequency_penalty,
+        "typical_p": sampling.typical_p, "top_n_sigma": sampling.top_n_sigma,
+        "xtc_probability": sampling.xtc_probability, "xtc_threshold": sampling.xtc_threshold,
+        "dynatemp_range": sampling.dynatemp_range, "dynatemp_exponent": sampling.dynatemp_exponent,
+        "seed": sampling.seed, "logit_bias": bias, "stop": args.stop, "max_tokens": args.max_tokens,
+    });
+    if let Some(mirostat) = &sampling.mirostat {
+        keys["mirostat"] = json!(mirostat.version);
+        keys["mirostat_tau"] = json!(mirostat.tau);
+        keys["mirostat_eta"] = json!(mirostat.eta);
+    }
+    if let Some(dry) = &sampling.dry {
+        keys["dry_multiplier"] = json!(dry.multiplier);
+        keys["dry_base"] = json!(dry.base);
+        keys["dry_allowed_length"] = json!(dry.allowed_length);
+        keys["dry_penalty_last_n"] = json!(if dry.window == 0 { -1 } else { dry.window as i64 });
+        keys["dry_sequence_breakers"] = json!(dry.breakers);
+    }
+    if let Some(order) = &sampling.order {
+        keys["samplers"] = json!(order.iter().map(|sampler| sampler.name()).collect::<Vec<_>>());
+    }
+    match keys {
+        Value::Object(keys) => keys,
+        _ => Map::new(),
+    }
+}
+
+fn grammar_key(grammar: &Grammar) -> (String, Value) {
+    let (name, value) = match grammar {
+        Grammar::Gbnf(text) => ("grammar", json!(text)),
+        Grammar::JsonSchema(schema) => ("json_schema", schema.clone()),
+        Grammar::Regex(regex) => ("guided_regex", json!(regex)),
+        Grammar::Lark(text) => ("guided_grammar", json!(text)),
+        Grammar::Choice(texts) => ("guided_choice", json!(texts)),
+        Grammar::AnyJson => ("response_format", json!({ "type": "json_object" })),
+    };
+    (name.to_owned(), value)
+}
+
+impl Partner for Remote {
+    fn describe(&self) -> String {
+        self.client.url().to_owned()
+    }
+
+    fn answer(&mut self, message: &str, out: &mut dyn Write) -> anyhow::Result<String> {
+        let heard = Remote::answer(self, message, out)?;
+        writeln!(out)?;
+        Ok(heard.figures())
+    }
+
+    fn clear(&mut self) {
+        self.messages.clear();
+    }
+
+    fn set_system(&mut self, text: Option<&str>) -> anyhow::Result<()> {
+        self.system = text.map(str::to_owned);
+        Ok(())
+    }
+
+    fn sampling(&self) -> &SamplingArgs {
+        &self.sampling
+    }
+
+    fn set_sampling(&mut self, sampling: SamplingArgs) -> anyhow::Result<()> {
+        // What depends on the vocabulary, the server checks.
+        let without_biases =
+            engine::SamplingParams { logit_bias: Vec::new(), ..generate::sampling(&sampling) };
+        without_biases.check(1)?;
+        self.sampling = sampling;
+        Ok(())
+    }
+
+    fn saved(&self) -> Value {
+        let system = self.system.iter().map(|text| json!({ "role": "system", "content": text }));
+        json!({ "messages": system.chain(self.messages.iter().cloned()).collect::<Vec<_>>() })
+    }
+}
