@@ -1,0 +1,34 @@
+//! `ingle run --server`, `ps` and `stop` against a real server.
+
+#![allow(clippy::unwrap_used)] // A test that cannot go on fails.
+
+use serde_json::{Value, json};
+
+use crate::common::{SMOLLM2, error, ok};
+use crate::serve::{CHAT, Server, chat};
+
+#[test]
+fn a_model_on_a_server_answers_as_one_that_runs_here() {
+    let server = Server::start(&["--deterministic", "--api-key", "k"]);
+    let model = SMOLLM2.path();
+    let asked = ["What is a hearth?", "--greedy", "-n", "16", "--server", &server.url, "--api-key", "k"];
+    let text = ok(&[&["run", &model], &asked[..]].concat());
+    let body = chat(asked[0], json!({ "max_tokens": 16 }));
+    let mut whole = server.open(CHAT, Some("k"), &body);
+    let whole: Value = serde_json::from_str(&whole.body_mut().read_to_string().unwrap()).unwrap();
+    let expected = whole["choices"][0]["message"]["content"].as_str().unwrap();
+    assert_eq!(text.trim_end_matches('\n'), expected.trim_end_matches('\n'));
+    let text = ok(&[&["run", &model], &asked[..], &["--json", "--regex", "[A-F]{8}"]].concat());
+    let answer: Value = serde_json::from_str(&text).unwrap();
+    let text = answer["text"].as_str().unwrap();
+    assert!(text.len() == 8 && text.bytes().all(|b| (b'A'..=b'F').contains(&b)), "{answer}");
+    assert_eq!(answer["stop"], "stop");
+    assert!(answer["usage"]["prompt_tokens"].as_u64() > Some(4), "{answer}");
+    // What goes wrong is told in the server's words.
+    let message = error(&["run", &model, "Hello", "--server", &server.url, "--api-key", "no"]);
+    assert!(message.contains("no valid API key"), "{message}");
+    let message = error(&["run", "other", "Hello", "--server", &server.url, "--api-key", "k"]);
+    assert!(message.contains("`other` does not exist here"), "{message}");
+    let message = error(&["run", &model, "Hello", "--server", "http://127.0.0.1:9"]);
+    assert!(message.contains("asking the server at http://127.0.0.1:9"), "{message}");
+}
