@@ -21,6 +21,7 @@ const MAX_BODY: usize = 32 << 20;
 pub fn router(app: App, access: Access) -> Router {
     Router::new()
         .merge(api::anthropic::router())
+        .merge(api::ollama::router())
         .merge(api::openai::router())
         .merge(api::operations::router())
         .merge(page::router())
