@@ -234,7 +234,7 @@ mod tests {
             (json!({ "keep_alive": "soon" }), "keep_alive"),
             (json!({ "shift": true }), "shift"),
             (json!({ "top_logprobs": 3 }), "top_logprobs"),
-            (json!({ "options": { "num_predict": "many" } }), "options"),
+            (json!({ "options": { "num_predict": "many" } }), "options.num_predict"),
             (json!({ "options": { "temperature": -1 } }), "temperature"),
             (json!({ "options": { "tfs_z": 0.5 } }), "options.tfs_z"),
         ] {
