@@ -10,8 +10,9 @@ use text::{ShowSpecial, Specials};
 
 use crate::answer::{AnswerEvent, Collected, Delta, EventKind, Finish, StopReason, TokenInfo, Usage};
 use crate::chat::{Prepared, prepare_chat, render};
+use crate::details::ModelDetails;
 use crate::error::{ApiError, ErrorKind, Result};
-use crate::models::{Facts, Lease, Loader, ModelStatus, Models, TextModel};
+use crate::models::{Facts, Lease, Loader, ModelStatus, Models, PullProgress, TextModel};
 use crate::reading::Reader;
 use crate::request::{Caller, ChatRequest, CompletionRequest, KeepAlive, Prompt};
 use crate::stream::{Channel, Piece};
@@ -153,6 +154,51 @@ impl App {
         self.0.models.texts().into_iter().map(model).collect()
     }
 
+    /// Load a model if it is not, and keep it loaded until what is returned is dropped, and for `keep_alive` after that.
+    ///
+    /// # Errors
+    /// No such model, or it cannot be loaded.
+    pub async fn load(&self, model: &str, keep_alive: Option<KeepAlive>) -> Result<Ready> {
+        Ok(Ready(self.0.models.get(model, keep_alive).await?))
+    }
+
+    /// Unload a model, at once or when the last request that uses it has ended; its id.
+    ///
+    /// # Errors
+    /// No such model.
+    pub async fn unload(&self, model: &str) -> Result<String> {
+        self.0.models.unload(model).await
+    }
+
+    /// What a model is, as its files say; it is not loaded for it.
+    ///
+    /// # Errors
+    /// No such model, or it is not on this machine.
+    pub async fn details(&self, model: &str) -> Result<(String, Arc<ModelDetails>)> {
+        self.0.models.details(model).await
+    }
+
+    /// Fetch a model, to be served from now on.
+    ///
+    /// # Errors
+    /// Clients may not do this, there is no such model, or fetching failed.
+    pub async fn pull(
+        &self,
+        model: String,
+        mut progress: impl FnMut(PullProgress) + Send + 'static,
+    ) -> Result<()> {
+        let app = self.clone();
+        blocking(move || app.0.models.pull(&model, &mut progress)).await
+    }
+
+    /// Unload a model and remove its files.
+    ///
+    /// # Errors
+    /// Clients may not do this, there is no such model, or its files were not fetched by us.
+    pub async fn delete(&self, model: &str) -> Result<()> {
+        self.0.models.delete(model).await
+    }
+
     /// Tokens of a text.
     ///
     /// # Errors
@@ -277,10 +323,15 @@ impl App {
     }
 
     async fn start(&self, caller: &Caller, lease: Lease, prepared: Prepared) -> Result<Answer> {
-        let Prepared { tokens, constraint, reading, options } = prepared;
+        let Prepared { mut tokens, constraint, reading, options } = prepared;
         let model = lease.text()?.clone();
         let TextModel { facts, worker, .. } = &model;
         self.refuse_if_draining()?;
+        if !options.context.is_empty() {
+            // A text begins once.
+            let begins = tokens.first().copied().is_some_and(|first| facts.tokenizer.bos() == Some(first));
+            tokens.splice(..usize::from(begins), options.context.iter().copied());
+        }
         if tokens.is_empty() {
             return Err(ApiError::new(
                 ErrorKind::Invalid,
@@ -299,6 +350,7 @@ impl App {
             });
         }
         let n_prompt = tokens.len();
+        let context = tokens.clone();
         let request = |choice: usize| {
             let mut sampling = options.sampling.clone();
             sampling.seed = sampling.seed.map(|seed| seed.wrapping_add(choice as u64));
@@ -328,6 +380,7 @@ impl App {
         let answer = Answer {
             model: model.id.clone(),
             n_prompt,
+            context,
             channel: channel.clone(),
             n_left: options.n,
             piece: Piece::default(),
@@ -345,8 +398,40 @@ impl App {
     }
 }
 
+/// A model that is loaded, and stays so until this is dropped.
+pub struct Ready(Lease);
+
+impl Ready {
+    /// The model's id.
+    pub fn id(&self) -> &str {
+        self.0.id()
+    }
+
+    /// How long it took to load it; next to nothing if it was loaded.
+    pub fn load_time(&self) -> Duration {
+        self.0.load_time
+    }
+
+    /// Tokens of a sequence of a model that writes text.
+    pub fn n_ctx(&self) -> Option<usize> {
+        self.0.text().ok().map(|model| model.facts.n_ctx)
+    }
+
+    /// Whether it has a chat template.
+    pub fn chats(&self) -> bool {
+        self.0.text().is_ok_and(|model| model.template().is_ok())
+    }
+
+    /// Whether its template knows of reasoning.
+    pub fn reasons(&self) -> bool {
+        self.0.text().and_then(TextModel::template).is_ok_and(|template| template.format.reasons())
+    }
+}
+
 /// Run what takes longer than a task of tokio should.
-async fn blocking<T: Send + 'static>(run: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+pub(crate) async fn blocking<T: Send + 'static>(
+    run: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
     let joined = tokio::task::spawn_blocking(run).await;
     joined.map_err(|error| ApiError::internal(format!("a task failed: {error}")))?
 }
@@ -357,6 +442,8 @@ pub struct Answer {
     pub model: String,
     /// Tokens of the prompt.
     pub n_prompt: usize,
+    /// The prompt's tokens, then those of the first answer so far.
+    context: Vec<u32>,
     channel: Arc<Channel>,
     n_left: usize,
     /// What was taken last; its memory is used again.
@@ -372,6 +459,12 @@ pub struct Answer {
 }
 
 impl Answer {
+    /// The prompt's tokens and those of the first answer, as far as it has been read; what a later request may have as its
+    /// [`GenerateOptions::context`].
+    pub fn context(&self) -> &[u32] {
+        &self.context
+    }
+
     /// Answers that have not ended.
     pub fn n_choices(&self) -> usize {
         self.n_left
@@ -387,6 +480,9 @@ impl Answer {
                 return None;
             }
             let choice = self.channel.read(&mut self.piece).await;
+            if choice == 0 && self.piece.prompt.is_empty() {
+                self.context.extend(self.piece.tokens.iter().map(|token| token.id));
+            }
             if !self.piece.prompt.is_empty() {
                 // What else has come follows at the next call.
                 let prompt = std::mem::take(&mut self.piece.prompt);
@@ -416,6 +512,11 @@ impl Answer {
             self.pending.extend(deltas.into_iter().map(delta));
             if let Some(ended) = done {
                 self.n_left -= 1;
+                if let (0, FinishReason::EndToken(end)) = (choice, &ended.reason)
+                    && self.context.last() != Some(end)
+                {
+                    self.context.push(*end);
+                }
                 let reader = self.readers.get(choice);
                 let usage = Usage {
                     prompt_tokens: self.n_prompt,

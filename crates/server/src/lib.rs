@@ -1,4 +1,4 @@
-//! OpenAI's and Anthropic's APIs over the engine, and what operators ask of a server.
+//! OpenAI's, Anthropic's and Ollama's APIs over the engine, and what operators ask of a server.
 //!
 //! ```text
 //! HTTP ─► an API's handler ─► ChatRequest, CompletionRequest, … ─► App ─► the model's thread ─► Engine
@@ -15,6 +15,7 @@ mod answer;
 pub mod api;
 mod app;
 mod chat;
+mod details;
 mod embedder;
 mod error;
 mod models;
@@ -35,9 +36,10 @@ mod worker;
 pub use access::Access;
 pub use answer::{AnswerEvent, Collected, Delta, EventKind, Finish, StopReason, TokenInfo, ToolCall, Usage};
 pub use api::sampling::keep_alive;
-pub use app::{Answer, App, EmbedRequest, Embedded, ModelActivity, Options, RequestActivity};
+pub use app::{Answer, App, EmbedRequest, Embedded, ModelActivity, Options, Ready, RequestActivity};
+pub use details::ModelDetails;
 pub use error::{ApiError, ErrorKind, Result, reshape};
-pub use models::{LoadError, Loaded, LoadedStatus, Loader, ModelStatus, TextStatus};
+pub use models::{LoadError, Loaded, LoadedStatus, Loader, ModelStatus, PullProgress, TextStatus};
 pub use origins::Origins;
 pub use request::{Caller, ChatRequest, CompletionRequest, GenerateOptions, KeepAlive, Prompt, ToolChoice};
 pub use serve::{Gate, router, serve};

@@ -1,7 +1,9 @@
 //! The models of a server: their names, which of them are loaded, and for how long they stay.
 
+mod library;
+
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -10,6 +12,7 @@ use speech::Transcriber;
 use text::{Grammar, GrammarCompiler, Matcher, Tokenizer};
 use tokio::sync::oneshot;
 
+use crate::details::ModelDetails;
 use crate::embedder::{self, EmbedderWorker};
 use crate::error::{ApiError, ErrorKind, Result};
 use crate::queue::queue;
@@ -26,6 +29,55 @@ pub trait Loader: Send + Sync + 'static {
     /// # Errors
     /// The file, the device or the memory, in words for people; `does_not_fit`: another model may be unloaded and this tried again.
     fn load(&self, name: &str) -> std::result::Result<Loaded, LoadError>;
+
+    /// Read what a model is; nothing is fetched, and no memory of a device is taken.
+    ///
+    /// # Errors
+    /// It is not on this machine, or is not a model.
+    fn open(&self, name: &str) -> std::result::Result<engine::Model, LoadError> {
+        let message = format!("the files of `{name}` cannot be read here");
+        Err(LoadError { message, does_not_fit: false })
+    }
+
+    /// Names of models that are on this machine and may be served beside those that the server was started with.
+    fn installed(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// The name under which such a model is served, if `name` means one.
+    fn resolve(&self, name: &str) -> Option<String> {
+        let _ = name;
+        None
+    }
+
+    /// Fetch a model, to be served from now on.
+    ///
+    /// # Errors
+    /// Clients may not do this; there is no such model; the network or the disk failed.
+    fn pull(&self, name: &str, progress: &mut dyn FnMut(PullProgress)) -> Result<()> {
+        let _ = (name, progress);
+        Err(ApiError::new(ErrorKind::Forbidden, "models cannot be pulled here"))
+    }
+
+    /// Remove a fetched model's files.
+    ///
+    /// # Errors
+    /// Clients may not do this; the files were not fetched by us; the disk failed.
+    fn delete(&self, name: &str) -> Result<()> {
+        let _ = name;
+        Err(ApiError::new(ErrorKind::Forbidden, "models cannot be deleted here"))
+    }
+}
+
+/// How far a file of a model has been fetched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PullProgress {
+    /// The file's name.
+    pub file: String,
+    /// Its length in bytes, if the server says so.
+    pub total: Option<u64>,
+    /// Bytes that are here.
+    pub completed: u64,
 }
 
 /// What a model's thread runs.
@@ -96,6 +148,8 @@ pub(crate) struct Facts {
     pub(crate) n_ctx: usize,
     /// Sequences at once.
     pub(crate) n_slots: usize,
+    /// The device's name.
+    device: &'static str,
     /// Made for the first request that has a grammar.
     compiler: OnceLock<std::result::Result<GrammarCompiler, String>>,
 }
@@ -123,6 +177,7 @@ impl Facts {
             template,
             n_ctx: engine.limits().n_ctx,
             n_slots: engine.limits().max_spans,
+            device: engine.device().name(),
             compiler: OnceLock::new(),
         })
     }
@@ -149,6 +204,14 @@ struct Entry {
     loaded: tokio::sync::Mutex<Option<Model>>,
     /// What the lists show, without waiting for a load.
     shown: Mutex<Shown>,
+    /// Read from its files when they are first asked for.
+    details: OnceLock<Arc<ModelDetails>>,
+}
+
+impl Entry {
+    fn new(id: String) -> Arc<Entry> {
+        Arc::new(Entry { id, loaded: Default::default(), shown: Mutex::default(), details: OnceLock::new() })
+    }
 }
 
 #[derive(Default)]
@@ -157,6 +220,8 @@ struct Shown {
     /// When it may be unloaded; `None`: never.
     expires: Option<Instant>,
     n_users: usize,
+    /// It is to be unloaded as soon as nobody uses it.
+    is_unwanted: bool,
 }
 
 /// A line of the lists.
@@ -217,6 +282,8 @@ pub struct TextStatus {
     pub n_vocab: usize,
     /// Bytes of its file.
     pub file_bytes: u64,
+    /// The device that it runs on: `cpu`, `metal`, …
+    pub device: &'static str,
     /// Its figures.
     pub stats: Arc<Stats>,
 }
@@ -224,7 +291,8 @@ pub struct TextStatus {
 /// The models, by name.
 pub(crate) struct Models {
     loader: Arc<dyn Loader>,
-    entries: Vec<Arc<Entry>>,
+    /// Those of the command line in their order, then those that came later.
+    entries: RwLock<Vec<Arc<Entry>>>,
     keep_alive: KeepAlive,
     /// Most requests that wait for a model which takes whole requests.
     max_waiting: usize,
@@ -237,6 +305,8 @@ pub(crate) struct Lease {
     entry: Arc<Entry>,
     pub(crate) model: Model,
     keep_alive: KeepAlive,
+    /// How long its user waited for it to be loaded.
+    pub(crate) load_time: Duration,
 }
 
 impl Lease {
@@ -307,6 +377,7 @@ impl Drop for Lease {
         let mut shown = self.entry.shown.lock().unwrap_or_else(PoisonError::into_inner);
         shown.n_users -= 1;
         shown.expires = match self.keep_alive {
+            _ if shown.is_unwanted => Some(Instant::now()),
             KeepAlive::Always => None,
             KeepAlive::For(time) => Instant::now().checked_add(time),
         };
@@ -321,21 +392,20 @@ impl Models {
         max_waiting: usize,
     ) -> Models {
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-        let entry = |id| Arc::new(Entry { id, loaded: Default::default(), shown: Mutex::default() });
-        Models { loader, entries: names.into_iter().map(entry).collect(), keep_alive, max_waiting, created }
+        let entries = RwLock::new(names.into_iter().map(Entry::new).collect());
+        let models = Models { loader, entries, keep_alive, max_waiting, created };
+        models.add(models.loader.installed());
+        models
     }
 
     pub(crate) fn names(&self) -> Vec<String> {
-        self.entries.iter().map(|entry| entry.id.clone()).collect()
+        self.entries().iter().map(|entry| entry.id.clone()).collect()
     }
 
     /// The model of this name, loaded if it is not; the first of all for an empty name.
     pub(crate) async fn get(&self, name: &str, keep_alive: Option<KeepAlive>) -> Result<Lease> {
-        let found = match name {
-            "" => self.entries.first(),
-            name => self.entries.iter().find(|entry| entry.id == name),
-        };
-        let entry = found.ok_or_else(|| ApiError::no_model(name, &self.names()))?.clone();
+        let begun = Instant::now();
+        let entry = self.find(name).await?;
         let mut loaded = entry.loaded.lock().await;
         let model = match &*loaded {
             Some(model) => model.clone(),
@@ -349,9 +419,11 @@ impl Models {
             let mut shown = entry.shown.lock().unwrap_or_else(PoisonError::into_inner);
             shown.model = Some(model.clone());
             shown.n_users += 1;
+            shown.is_unwanted = false;
         }
         drop(loaded);
-        Ok(Lease { entry, model, keep_alive: keep_alive.unwrap_or(self.keep_alive) })
+        let keep_alive = keep_alive.unwrap_or(self.keep_alive);
+        Ok(Lease { entry, model, keep_alive, load_time: begun.elapsed() })
     }
 
     async fn load(&self, entry: &Arc<Entry>) -> Result<Model> {
@@ -383,13 +455,14 @@ impl Models {
                 .expires
                 .map_or((1, None), |t| (0, Some(t)))
         };
-        let oldest = self.entries.iter().filter(idle).min_by_key(expires);
+        let entries = self.entries();
+        let oldest = entries.iter().filter(idle).min_by_key(expires);
         oldest.is_some_and(|entry| unload(entry, |_| true))
     }
 
     /// Unload what is past its time.
     pub(crate) fn unload_expired(&self, now: Instant) {
-        for entry in &self.entries {
+        for entry in &self.entries() {
             unload(entry, |shown| shown.expires.is_some_and(|expires| expires <= now));
         }
     }
@@ -407,6 +480,7 @@ impl Models {
                     n_slots: facts.n_slots,
                     n_vocab: facts.model.n_vocab(),
                     file_bytes: facts.model.file_bytes(),
+                    device: facts.device,
                     stats: worker.stats.clone(),
                 }),
                 Model::Embedder(model) => {
@@ -419,7 +493,7 @@ impl Models {
             });
             ModelStatus { id: entry.id.clone(), expires_in, loaded: kind }
         };
-        self.entries.iter().map(status).collect()
+        self.entries().iter().map(status).collect()
     }
 
     /// The models that write text and are loaded.
@@ -431,7 +505,7 @@ impl Models {
                 Some(Model::Embedder(_) | Model::Speech(_)) | None => None,
             }
         };
-        self.entries.iter().filter_map(model).collect()
+        self.entries().iter().filter_map(model).collect()
     }
 }
 

@@ -109,6 +109,8 @@ impl Default for Prompt {
 /// How an answer is made, whatever the API.
 #[derive(Clone, Debug)]
 pub struct GenerateOptions {
+    /// Tokens before the prompt, as [`crate::Answer::context`] of an earlier answer gave them.
+    pub context: Vec<u32>,
     /// How tokens are chosen; log-probabilities are asked for by `logprobs` below.
     pub sampling: SamplingParams,
     /// Most tokens of an answer; `None`: until the model ends or the context is full.
@@ -140,6 +142,7 @@ pub struct GenerateOptions {
 impl Default for GenerateOptions {
     fn default() -> GenerateOptions {
         GenerateOptions {
+            context: Vec::new(),
             sampling: SamplingParams::default(),
             max_tokens: None,
             min_tokens: 0,

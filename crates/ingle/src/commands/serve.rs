@@ -1,6 +1,7 @@
 //! `ingle serve`: models over HTTP.
 
 mod gate;
+mod library;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,14 +9,14 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::Args;
 use engine::{Embedder, Engine, LoadOptions, Model};
-use server::{App, KeepAlive, LoadError, Loaded, Loader, Options, Tls};
+use server::{App, KeepAlive, LoadError, Loaded, Loader, Options, PullProgress, Tls};
 use speech::{Transcriber, TranscriberOptions};
 
 use self::gate::GateArgs;
 use crate::args::{FetchArgs, LoadArgs, ModelArgs, VerifyArgs};
 use crate::load;
 
-/// Serve models over HTTP: OpenAI's chat and completions, with continuous batching
+/// Serve models over HTTP: the APIs of OpenAI, Anthropic and Ollama, with continuous batching
 #[derive(Args)]
 #[command(after_help = "\
 The first model answers requests that name none, and is loaded before /health says ok; others are loaded when they are first
@@ -33,6 +34,10 @@ pub struct Serve {
 
     #[command(flatten)]
     gate: GateArgs,
+
+    /// Let clients pull and delete models through Ollama's API, and serve every model in the cache by its name
+    #[arg(long)]
+    allow_pull: bool,
 
     /// Sequences that a model computes at once; more wait
     #[arg(long, default_value_t = 16, value_name = "N")]
@@ -122,7 +127,7 @@ impl Serve {
         }
     }
 
-    fn open(&self, name: &str) -> anyhow::Result<Loaded> {
+    fn make(&self, name: &str) -> anyhow::Result<Loaded> {
         let model = ModelArgs {
             model: name.to_owned(),
             fetch: self.fetch.clone(),
@@ -155,7 +160,7 @@ impl Serve {
 
 impl Loader for Serve {
     fn load(&self, name: &str) -> Result<Loaded, LoadError> {
-        let mut loaded = self.open(name);
+        let mut loaded = self.make(name);
         if let (Ok(loaded), false) = (&mut loaded, self.no_warmup) {
             loaded.warm_up().map_err(|error| LoadError { message: error.message, does_not_fit: false })?;
         }
@@ -168,6 +173,26 @@ impl Loader for Serve {
             };
             LoadError { message: format!("{error:#}"), does_not_fit }
         })
+    }
+
+    fn open(&self, name: &str) -> Result<Model, LoadError> {
+        self.look_into(name).map_err(|error| LoadError { message: format!("{error:#}"), does_not_fit: false })
+    }
+
+    fn installed(&self) -> Vec<String> {
+        self.in_cache()
+    }
+
+    fn resolve(&self, name: &str) -> Option<String> {
+        self.name_in_cache(name)
+    }
+
+    fn pull(&self, name: &str, progress: &mut dyn FnMut(PullProgress)) -> server::Result<()> {
+        self.fetch_for_client(name, progress)
+    }
+
+    fn delete(&self, name: &str) -> server::Result<()> {
+        self.delete_for_client(name)
     }
 }
 

@@ -1,0 +1,201 @@
+//! What the server asks of the cache: which models are there, and, with `--allow-pull`, fetching and removing them for clients.
+
+use engine::{Model, TokenizerSource};
+use server::{ApiError, ErrorKind, PullProgress};
+
+use super::Serve;
+use crate::load;
+
+impl Serve {
+    /// Open a model that is on this machine, to read what it is.
+    pub(super) fn look_into(&self, name: &str) -> anyhow::Result<Model> {
+        let reference = hub::ModelRef::parse(name)?;
+        let options = hub::Options { offline: true, ..self.fetch.options()? };
+        let path = hub::fetch(&reference, &self.fetch.cache()?, &options, &mut hub::Silent)?;
+        let checkpoint = load::open_checkpoint(&path, load::access(&self.load.device), &self.verify)?;
+        Ok(Model::from_opened(&path, checkpoint, &TokenizerSource::Own)?)
+    }
+
+    /// The models that may be served beside those of the command line.
+    pub(super) fn in_cache(&self) -> Vec<String> {
+        if !self.allow_pull {
+            return Vec::new();
+        }
+        let listed = self.fetch.cache().and_then(|cache| hub::list(&cache));
+        let listed = listed.unwrap_or_else(|error| {
+            tracing::warn!("the models in the cache cannot be listed: {error}");
+            Vec::new()
+        });
+        listed.into_iter().map(|model| model.name).collect()
+    }
+
+    /// The name in the cache of what a client calls `name`; never a path, for clients may not read what they like.
+    pub(super) fn name_in_cache(&self, name: &str) -> Option<String> {
+        let name = self.reference(name).ok()?.to_string();
+        let whole_repository = format!("{name}/");
+        let listed = self.in_cache();
+        // A repository with one model, named without its file.
+        let mut of_repository = listed.iter().filter(|listed| listed.starts_with(&whole_repository));
+        let only = of_repository.next().filter(|_| of_repository.next().is_none());
+        listed.iter().find(|listed| **listed == name).or(only).cloned()
+    }
+
+    pub(super) fn fetch_for_client(
+        &self,
+        name: &str,
+        progress: &mut dyn FnMut(PullProgress),
+    ) -> server::Result<()> {
+        self.check_allowed("pull")?;
+        let reference = self.reference(name)?;
+        let mut told = Told { progress, now: None };
+        let fetched = self
+            .fetch
+            .cache()
+            .and_then(|cache| hub::fetch(&reference, &cache, &self.fetch.options()?, &mut told));
+        fetched.map(drop).map_err(api_error)
+    }
+
+    pub(super) fn delete_for_client(&self, name: &str) -> server::Result<()> {
+        self.check_allowed("delete")?;
+        let reference = hub::ModelRef::parse(name).map_err(api_error)?;
+        let freed =
+            self.fetch.cache().and_then(|cache| hub::remove(&reference, &cache)).map_err(api_error)?;
+        tracing::info!("deleted {name} for a client: {freed} bytes freed");
+        Ok(())
+    }
+
+    fn check_allowed(&self, what: &str) -> server::Result<()> {
+        if self.allow_pull {
+            return Ok(());
+        }
+        let message =
+            format!("clients may not {what} models here; start the server with --allow-pull to let them");
+        Err(ApiError::new(ErrorKind::Forbidden, message))
+    }
+
+    /// What a client means by a name: a model of the catalog or of the hub.
+    fn reference(&self, name: &str) -> server::Result<hub::ModelRef> {
+        let hosts = ["hf.co/", "huggingface.co/", "https://huggingface.co/"];
+        // Ollama's clients add `:latest` to names without a tag.
+        let bare = name.strip_suffix(":latest").unwrap_or(name);
+        let text = match hosts.into_iter().find_map(|host| bare.strip_prefix(host)) {
+            Some(place) if place.contains(':') => {
+                let message = format!(
+                    "the model `{name}` names a quantisation, expected hf:org/repo/file with the file that has it"
+                );
+                return Err(ApiError::invalid("model", message));
+            }
+            Some(place) => format!("hf:{place}"),
+            None => bare.to_owned(),
+        };
+        match hub::ModelRef::parse(&text).map_err(api_error)? {
+            hub::ModelRef::Path(_) => {
+                let message = format!(
+                    "the model `{name}` is not known here, expected a name of the catalog or hf:org/repo[/file][@revision]"
+                );
+                Err(ApiError::new(ErrorKind::NotFound, message))
+            }
+            // By its first name, which is the cache's.
+            hub::ModelRef::Catalog(name) => {
+                let catalog = match self.fetch.catalog().map_err(api_error)? {
+                    Some(catalog) => catalog,
+                    None => hub::Catalog::builtin().map_err(api_error)?,
+                };
+                let found = catalog.find(&name).map_err(api_error)?;
+                Ok(hub::ModelRef::Catalog(found.name.clone()))
+            }
+            reference @ hub::ModelRef::Hub(_) => Ok(reference),
+        }
+    }
+}
+
+/// What fetching tells, as the server wants it.
+struct Told<'a> {
+    progress: &'a mut dyn FnMut(PullProgress),
+    now: Option<PullProgress>,
+}
+
+impl hub::Progress for Told<'_> {
+    fn start(&mut self, name: &str, total_bytes: Option<u64>) {
+        let now = PullProgress { file: name.to_owned(), total: total_bytes, completed: 0 };
+        (self.progress)(now.clone());
+        self.now = Some(now);
+    }
+
+    fn advance(&mut self, bytes: u64) {
+        if let Some(now) = &mut self.now {
+            now.completed += bytes;
+            (self.progress)(now.clone());
+        }
+    }
+
+    fn finish(&mut self) {
+        self.now = None;
+    }
+
+    fn note(&mut self, text: &str) {
+        tracing::info!("{text}");
+    }
+}
+
+fn api_error(error: hub::Error) -> ApiError {
+    use hub::Error as E;
+    let kind = match &error {
+        E::BadReference { .. } | E::Ambiguous { .. } | E::NothingToLoad { .. } => ErrorKind::Invalid,
+        E::NoSuchPath { .. } | E::UnknownModel { .. } | E::NotFound { .. } | E::NotInstalled { .. } => {
+            ErrorKind::NotFound
+        }
+        E::NotOurs { .. } | E::Unauthorized { .. } | E::Gated { .. } => ErrorKind::Forbidden,
+        // The network, the disk, or a source that is not as it should be; the enum may grow.
+        _ => ErrorKind::Unavailable,
+    };
+    ApiError::new(kind, error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        serve: Serve,
+    }
+
+    fn serve(more: &[&str]) -> Serve {
+        Line::parse_from(["serve", "smollm2:135m"].iter().chain(more)).serve
+    }
+
+    #[test]
+    fn names_of_clients() {
+        let of = |name: &str| serve(&[]).reference(name).map(|found| found.to_string());
+        assert_eq!(of("SmolLM2:135m").unwrap(), "smollm2:135m");
+        assert_eq!(of("whisper:tiny:latest").unwrap(), "whisper:tiny.en");
+        assert_eq!(of("hf.co/org/repo:latest").unwrap(), "hf:org/repo");
+        assert_eq!(of("hf:org/repo/m.gguf").unwrap(), "hf:org/repo/m.gguf");
+        // No path of this machine is a client's to name.
+        for (name, kind) in [
+            ("/etc/passwd", ErrorKind::NotFound),
+            ("./m.gguf", ErrorKind::NotFound),
+            ("llama9", ErrorKind::NotFound),
+            ("hf:org", ErrorKind::Invalid),
+            ("hf.co/org/repo:Q4_K_M", ErrorKind::Invalid),
+            ("", ErrorKind::Invalid),
+        ] {
+            assert_eq!(of(name).unwrap_err().kind, kind, "{name}");
+        }
+    }
+
+    #[test]
+    fn clients_may_pull_and_delete_only_where_they_are_let() {
+        let serve = serve(&[]);
+        assert_eq!(
+            serve.fetch_for_client("smollm2:135m", &mut |_| {}).unwrap_err().kind,
+            ErrorKind::Forbidden
+        );
+        assert_eq!(serve.delete_for_client("smollm2:135m").unwrap_err().kind, ErrorKind::Forbidden);
+        assert_eq!((serve.in_cache(), serve.name_in_cache("smollm2:135m")), (Vec::new(), None));
+    }
+}

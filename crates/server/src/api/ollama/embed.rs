@@ -1,0 +1,123 @@
+//! `/api/embed`, and `/api/embeddings` of older clients.
+
+use std::time::{Duration, Instant};
+
+use axum::Json;
+use axum::extract::State;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::answer::nanoseconds;
+use crate::api::body::JsonBody;
+use crate::api::sampling::keep_alive;
+use crate::app::{App, EmbedRequest, Embedded};
+use crate::error::{ApiError, Result};
+use crate::request::Prompt;
+
+#[derive(Deserialize)]
+pub(super) struct Body {
+    #[serde(default)]
+    model: String,
+    #[serde(default)]
+    input: Input,
+    truncate: Option<bool>,
+    dimensions: Option<usize>,
+    keep_alive: Option<Value>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(untagged)]
+enum Input {
+    #[default]
+    None,
+    One(String),
+    Several(Vec<String>),
+}
+
+pub(super) async fn create(State(app): State<App>, JsonBody(body): JsonBody<Body>) -> Result<Json<Value>> {
+    let begun = Instant::now();
+    let texts = match body.input {
+        Input::None => Vec::new(),
+        Input::One(text) if text.is_empty() => Vec::new(),
+        Input::One(text) => vec![text],
+        Input::Several(texts) => texts,
+    };
+    let truncate = body.truncate.unwrap_or(true);
+    let (load_time, mut found) = embed(&app, body.model, texts, truncate, body.keep_alive).await?;
+    for vector in &mut found.vectors {
+        normalise(vector, body.dimensions)?;
+    }
+    Ok(Json(json!({
+        "model": found.model, "embeddings": found.vectors,
+        "total_duration": nanoseconds(begun.elapsed()), "load_duration": nanoseconds(load_time),
+        "prompt_eval_count": found.n_tokens,
+    })))
+}
+
+#[derive(Deserialize)]
+pub(super) struct OneBody {
+    #[serde(default)]
+    model: String,
+    #[serde(default)]
+    prompt: String,
+    keep_alive: Option<Value>,
+}
+
+pub(super) async fn create_one(
+    State(app): State<App>,
+    JsonBody(body): JsonBody<OneBody>,
+) -> Result<Json<Value>> {
+    let texts = if body.prompt.is_empty() { Vec::new() } else { vec![body.prompt] };
+    let (_, found) = embed(&app, body.model, texts, true, body.keep_alive).await?;
+    Ok(Json(json!({ "embedding": found.vectors.into_iter().next().unwrap_or_default() })))
+}
+
+/// How long loading took, and the vectors. Without texts the model is loaded.
+async fn embed(
+    app: &App,
+    model: String,
+    texts: Vec<String>,
+    truncate: bool,
+    alive: Option<Value>,
+) -> Result<(Duration, Embedded)> {
+    let keep_alive = alive.filter(|value| !value.is_null()).as_ref().map(keep_alive).transpose()?;
+    let ready = app.load(&model, keep_alive).await?;
+    if texts.is_empty() {
+        let none = Embedded { model: ready.id().to_owned(), vectors: Vec::new(), n_tokens: 0 };
+        return Ok((ready.load_time(), none));
+    }
+    let inputs = texts.into_iter().map(|text| Prompt::Text { text, parse_special: true }).collect();
+    let request = EmbedRequest { model: ready.id().to_owned(), inputs, truncate, keep_alive };
+    Ok((ready.load_time(), app.embed(request).await?))
+}
+
+/// Of length 1, in the first columns if fewer are asked for.
+fn normalise(vector: &mut Vec<f32>, dimensions: Option<usize>) -> Result<()> {
+    if let Some(n) = dimensions {
+        if !(1..=vector.len()).contains(&n) {
+            let message = format!("`dimensions` is {n}, expected a number from 1 to {}", vector.len());
+            return Err(ApiError::invalid("dimensions", message));
+        }
+        vector.truncate(n);
+    }
+    let norm = vector.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
+    if norm > 0.0 {
+        vector.iter_mut().for_each(|x| *x = (f64::from(*x) / norm) as f32);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vectors_have_length_one() {
+        let mut vector = vec![3.0, 4.0, 12.0];
+        normalise(&mut vector, None).unwrap();
+        assert!((vector[2] - 12.0 / 13.0).abs() < 1e-6);
+        normalise(&mut vector, Some(2)).unwrap();
+        assert!(vector.len() == 2 && (vector[0] - 0.6).abs() < 1e-6 && (vector[1] - 0.8).abs() < 1e-6);
+        assert!(normalise(&mut vector, Some(3)).is_err() && normalise(&mut vector, Some(0)).is_err());
+    }
+}

@@ -1,0 +1,84 @@
+//! `/api/generate`
+
+use std::time::Instant;
+
+use axum::extract::{Extension, State};
+use axum::response::Response;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::answer::{self, Frame, Shape};
+use super::chat::check_thinking;
+use super::messages::refuse_images;
+use super::options::{Common, note_context};
+use crate::api::body::JsonBody;
+use crate::app::App;
+use crate::error::{ApiError, Result};
+use crate::request::{Caller, ChatRequest, CompletionRequest, Prompt};
+
+#[derive(Deserialize)]
+pub(super) struct Body {
+    prompt: Option<String>,
+    suffix: Option<String>,
+    images: Option<Value>,
+    system: Option<String>,
+    template: Option<String>,
+    raw: Option<bool>,
+    context: Option<Vec<u32>>,
+    #[serde(flatten)]
+    common: Common,
+}
+
+pub(super) async fn create(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    JsonBody(body): JsonBody<Body>,
+) -> Result<Response> {
+    let begun = Instant::now();
+    let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+    let (prompt, suffix, system) = (given(&body.prompt), given(&body.suffix), given(&body.system));
+    let (raw, context) = (body.raw.unwrap_or(false), body.context.unwrap_or_default());
+    refuse_images("images", &body.images.unwrap_or_default())?;
+    if given(&body.template).is_some() {
+        return Err(ApiError::not_built("template"));
+    }
+    if raw && (system.is_some() || !context.is_empty()) {
+        let message =
+            "`raw` is true, and then there can be neither `system` nor `context`: the prompt is all there is";
+        return Err(ApiError::invalid("raw", message));
+    }
+    let Some(prompt) = prompt.or_else(|| suffix.as_ref().map(|_| String::new())) else {
+        return answer::load(&app, &body.common, Shape::Generate { has_context: false }, begun).await;
+    };
+    let read = body.common.read()?;
+    let ready = app.load(&body.common.model, read.options.keep_alive).await?;
+    check_thinking(read.thinking, &ready)?;
+    note_context(read.n_ctx, ready.n_ctx(), ready.id());
+    let (model, mut options) = (ready.id().to_owned(), read.options);
+    options.context = context;
+    let is_text = raw || suffix.is_some() || !ready.chats();
+    let answer = if is_text {
+        let text = match system {
+            Some(system) => format!("{system}\n\n{prompt}"),
+            None => prompt,
+        };
+        let prompt = Prompt::Text { text, parse_special: true };
+        app.complete(&caller, CompletionRequest { model, prompt, suffix, grammar: read.grammar, options })
+            .await?
+    } else {
+        let system = system.map(|text| json!({ "role": "system", "content": text }));
+        let messages = system.into_iter().chain([json!({ "role": "user", "content": prompt })]).collect();
+        let request = ChatRequest {
+            model,
+            messages,
+            grammar: read.grammar,
+            template_variables: read.variables,
+            thinking: read.thinking,
+            options,
+            ..ChatRequest::default()
+        };
+        app.chat(&caller, request).await?
+    };
+    let frame = Frame::new(&ready, Shape::Generate { has_context: !raw }, begun);
+    answer::response(answer, frame, body.common.stream.unwrap_or(true)).await
+}

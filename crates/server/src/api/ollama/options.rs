@@ -1,0 +1,247 @@
+//! What `/api/chat` and `/api/generate` have in common: `options`, `format`, `think`.
+
+use serde::Deserialize;
+use serde_json::{Map, Number, Value, json};
+use text::Grammar;
+
+use crate::api::sampling::{SamplingKeys, keep_alive};
+use crate::error::{ApiError, Result};
+use crate::request::{GenerateOptions, KeepAlive};
+
+/// Keys beside the messages or the prompt.
+#[derive(Debug, Deserialize)]
+pub(super) struct Common {
+    #[serde(default)]
+    pub(super) model: String,
+    pub(super) stream: Option<bool>,
+    options: Option<Map<String, Value>>,
+    format: Option<Value>,
+    keep_alive: Option<Value>,
+    think: Option<Value>,
+    logprobs: Option<bool>,
+    top_logprobs: Option<usize>,
+    shift: Option<bool>,
+    pub(super) truncate: Option<bool>,
+}
+
+/// Keys of `options` beside those that the APIs share. Those of how a model is loaded (`num_gpu`, `num_thread`, …) are the
+/// operator's to say, and are ignored.
+#[derive(Debug, Deserialize)]
+struct OptionKeys {
+    num_predict: Option<i64>,
+    num_ctx: Option<i64>,
+    #[serde(default)]
+    stop: Stop,
+    tfs_z: Option<f32>,
+    penalize_newline: Option<bool>,
+    #[serde(flatten)]
+    sampling: SamplingKeys,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(untagged)]
+enum Stop {
+    #[default]
+    None,
+    One(String),
+    Several(Vec<String>),
+}
+
+/// What Ollama takes where a key is not given.
+fn defaults() -> [(&'static str, Value); 5] {
+    [
+        ("temperature", json!(0.8)),
+        ("top_k", json!(40)),
+        ("top_p", json!(0.9)),
+        ("repeat_penalty", json!(1.1)),
+        ("repeat_last_n", json!(64)),
+    ]
+}
+
+/// Common keys, read.
+#[derive(Debug, Default)]
+pub(super) struct Read {
+    pub(super) options: GenerateOptions,
+    pub(super) grammar: Option<Grammar>,
+    pub(super) thinking: Option<bool>,
+    /// Variables of the template.
+    pub(super) variables: Map<String, Value>,
+    /// `num_ctx`
+    pub(super) n_ctx: Option<usize>,
+}
+
+impl Common {
+    pub(super) fn keep_alive(&self) -> Result<Option<KeepAlive>> {
+        self.keep_alive.as_ref().filter(|value| !value.is_null()).map(keep_alive).transpose()
+    }
+
+    pub(super) fn read(&self) -> Result<Read> {
+        if self.shift == Some(true) {
+            return Err(ApiError::not_built("shift"));
+        }
+        let with_logprobs = self.logprobs.unwrap_or(false);
+        if self.top_logprobs.is_some_and(|n| n > 0) && !with_logprobs {
+            return Err(ApiError::invalid("top_logprobs", "`top_logprobs` needs `logprobs` to be true"));
+        }
+        let keys = self.option_keys()?;
+        let mut options = GenerateOptions {
+            // -1 and -2: until the model ends or the context is full.
+            max_tokens: keys.num_predict.and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0),
+            stop: match keys.stop {
+                Stop::None => Vec::new(),
+                Stop::One(text) => vec![text],
+                Stop::Several(texts) => texts,
+            },
+            logprobs: with_logprobs.then(|| self.top_logprobs.unwrap_or(0)),
+            ..GenerateOptions::default()
+        };
+        keys.sampling.apply(&mut options)?;
+        options.keep_alive = self.keep_alive()?;
+        for (name, is_asked) in [
+            ("options.tfs_z", keys.tfs_z.is_some_and(|z| z != 1.0)),
+            ("options.penalize_newline", keys.penalize_newline == Some(false)),
+        ] {
+            if is_asked {
+                return Err(ApiError::not_built(name));
+            }
+        }
+        let grammar = keys.sampling.grammar(self.format()?)?;
+        let (thinking, effort) = self.think()?;
+        let mut variables = Map::new();
+        if let Some(effort) = effort {
+            variables.insert("reasoning_effort".to_owned(), effort.into());
+        }
+        let n_ctx = keys.num_ctx.and_then(|n| usize::try_from(n).ok());
+        Ok(Read { options, grammar, thinking, variables, n_ctx })
+    }
+
+    fn option_keys(&self) -> Result<OptionKeys> {
+        let mut given = self.options.clone().unwrap_or_default();
+        given.retain(|_, value| !value.is_null());
+        for (name, value) in defaults() {
+            given.entry(name).or_insert(value);
+        }
+        given.values_mut().for_each(whole);
+        serde_path_to_error::deserialize(Value::Object(given)).map_err(|error| {
+            let message = format!("`options` is not as expected: {}", error.inner());
+            match error.path().to_string().as_str() {
+                "." => ApiError::invalid("options", message),
+                path => ApiError::invalid(format!("options.{path}"), format!("`options.{path}`: {message}")),
+            }
+        })
+    }
+
+    fn format(&self) -> Result<Option<Grammar>> {
+        match &self.format {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::String(word)) if word.is_empty() => Ok(None),
+            Some(Value::String(word)) if word == "json" => Ok(Some(Grammar::AnyJson)),
+            Some(schema @ Value::Object(_)) => Ok(Some(Grammar::JsonSchema(schema.clone()))),
+            Some(other) => {
+                let message = format!("`format` is {other}, expected \"json\" or a JSON Schema");
+                Err(ApiError::invalid("format", message))
+            }
+        }
+    }
+
+    /// Whether to think, and how much.
+    fn think(&self) -> Result<(Option<bool>, Option<&str>)> {
+        match &self.think {
+            None | Some(Value::Null) => Ok((None, None)),
+            Some(Value::Bool(thinks)) => Ok((Some(*thinks), None)),
+            Some(Value::String(word)) => match word.as_str() {
+                "" => Ok((None, None)),
+                "true" => Ok((Some(true), None)),
+                "false" => Ok((Some(false), None)),
+                effort @ ("low" | "medium" | "high") => Ok((Some(true), Some(effort))),
+                other => Err(wrong_think(&json!(other))),
+            },
+            Some(other) => Err(wrong_think(other)),
+        }
+    }
+}
+
+fn wrong_think(found: &Value) -> ApiError {
+    ApiError::invalid(
+        "think",
+        format!("`think` is {found}, expected true, false, \"low\", \"medium\" or \"high\""),
+    )
+}
+
+/// Clients whose language knows no whole numbers write `40.0`.
+fn whole(value: &mut Value) {
+    if let Some(number) = value.as_f64().filter(|n| value.is_f64() && n.fract() == 0.0 && n.abs() < 1e15) {
+        *value = Value::Number(Number::from(number as i64));
+    }
+}
+
+/// Say in the log that a client wants a longer context than there is: most send a `num_ctx` without need.
+pub(super) fn note_context(wanted: Option<usize>, n_ctx: Option<usize>, model: &str) {
+    if let (Some(wanted), Some(n_ctx)) = (wanted, n_ctx)
+        && wanted > n_ctx
+    {
+        tracing::warn!(
+            "a client asks {model} for a context of {wanted} tokens (num_ctx) and gets {n_ctx}, the server's; see --ctx"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn read(body: Value) -> Result<Read> {
+        serde_json::from_value::<Common>(body).unwrap().read()
+    }
+
+    #[test]
+    fn what_is_not_given_is_as_ollama_has_it() {
+        let sampling = read(json!({ "options": { "top_p": null, "num_gpu": 99 } })).unwrap().options.sampling;
+        assert_eq!((sampling.temperature, sampling.top_k, sampling.top_p), (0.8, 40, 0.9));
+        assert_eq!((sampling.repeat_penalty, sampling.penalty_window), (1.1, 64));
+    }
+
+    #[test]
+    fn options_become_options() {
+        let found = read(json!({
+            "keep_alive": "5m", "think": "high", "format": "json", "logprobs": true, "top_logprobs": 2,
+            "options": {
+                "num_predict": 7.0, "num_ctx": 4096, "stop": "x", "temperature": 0, "top_k": 3.0, "repeat_last_n": -1,
+                "keep_alive": 3, "mirostat": 2,
+            },
+        }))
+        .unwrap();
+        let Read { options, grammar, thinking, variables, n_ctx } = found;
+        assert_eq!((options.max_tokens, n_ctx, options.logprobs), (Some(7), Some(4096), Some(2)));
+        assert_eq!((options.sampling.temperature, options.sampling.top_k), (0.0, 3));
+        assert_eq!((options.sampling.penalty_window, options.stop), (0, vec!["x".to_owned()]));
+        assert_eq!(options.keep_alive, Some(KeepAlive::For(Duration::from_secs(300))));
+        assert_eq!(options.sampling.mirostat.map(|mirostat| mirostat.version), Some(2));
+        assert!(matches!(grammar, Some(Grammar::AnyJson)));
+        assert_eq!((thinking, &variables["reasoning_effort"]), (Some(true), &json!("high")));
+        for n in [-1, -2, 0] {
+            assert_eq!(read(json!({ "options": { "num_predict": n } })).unwrap().options.max_tokens, None);
+        }
+        assert_eq!(read(json!({ "think": false })).unwrap().thinking, Some(false));
+        assert!(read(json!({ "format": "" })).unwrap().grammar.is_none());
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (body, param) in [
+            (json!({ "format": "yaml" }), "format"),
+            (json!({ "think": "a lot" }), "think"),
+            (json!({ "think": 1 }), "think"),
+            (json!({ "keep_alive": "soon" }), "keep_alive"),
+            (json!({ "shift": true }), "shift"),
+            (json!({ "top_logprobs": 3 }), "top_logprobs"),
+            (json!({ "options": { "num_predict": "many" } }), "options.num_predict"),
+            (json!({ "options": { "temperature": -1 } }), "temperature"),
+            (json!({ "options": { "tfs_z": 0.5 } }), "options.tfs_z"),
+        ] {
+            assert_eq!(read(body.clone()).unwrap_err().param.as_deref(), Some(param), "{body}");
+        }
+    }
+}

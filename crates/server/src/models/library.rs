@@ -1,0 +1,136 @@
+//! Which models there are: names and what they mean, pulling, deleting, unloading by name.
+
+use std::sync::{Arc, PoisonError};
+use std::time::Instant;
+
+use super::{Entry, Model, Models, PullProgress, TextModel, unload};
+use crate::app::blocking;
+use crate::details::ModelDetails;
+use crate::error::{ApiError, ErrorKind, Result};
+
+impl Models {
+    pub(super) fn entries(&self) -> Vec<Arc<Entry>> {
+        self.entries.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Serve these too; those that are served already stay as they are.
+    pub(super) fn add(&self, names: Vec<String>) {
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        for name in names {
+            if entries.iter().all(|entry| entry.id != name) {
+                entries.push(Entry::new(name));
+            }
+        }
+    }
+
+    fn known(&self, name: &str) -> Option<Arc<Entry>> {
+        let entries = self.entries();
+        match name {
+            "" => entries.first().cloned(),
+            name => {
+                let exact = entries.iter().find(|entry| entry.id == name);
+                exact.or_else(|| entries.iter().find(|entry| is_same(&entry.id, name))).cloned()
+            }
+        }
+    }
+
+    /// The model of this name, the first of all for an empty one.
+    pub(super) async fn find(&self, name: &str) -> Result<Arc<Entry>> {
+        if let Some(entry) = self.known(name) {
+            return Ok(entry);
+        }
+        let (loader, wanted) = (self.loader.clone(), name.to_owned());
+        let resolved = blocking(move || Ok(loader.resolve(&wanted))).await?;
+        if let Some(id) = &resolved {
+            self.add(vec![id.clone()]);
+        }
+        let found = resolved.and_then(|id| self.known(&id));
+        found.ok_or_else(|| ApiError::no_model(name, &self.names()))
+    }
+
+    /// Unload a model, at once or when the last request that uses it has ended; its id.
+    pub(crate) async fn unload(&self, name: &str) -> Result<String> {
+        let entry = self.find(name).await?;
+        // A load that is on its way ends first.
+        drop(entry.loaded.lock().await);
+        if !unload(&entry, |_| true) {
+            let mut shown = entry.shown.lock().unwrap_or_else(PoisonError::into_inner);
+            if shown.model.is_some() {
+                shown.is_unwanted = true;
+                // If the last user has gone in the meantime.
+                shown.expires = Some(Instant::now());
+            }
+        }
+        Ok(entry.id.clone())
+    }
+
+    /// A model's id, and what it is, as its files say.
+    pub(crate) async fn details(&self, name: &str) -> Result<(String, Arc<ModelDetails>)> {
+        let entry = self.find(name).await?;
+        let id = entry.id.clone();
+        if let Some(details) = entry.details.get() {
+            return Ok((id, details.clone()));
+        }
+        let loader = self.loader.clone();
+        let details = blocking(move || {
+            let loaded = match &entry.shown.lock().unwrap_or_else(PoisonError::into_inner).model {
+                Some(Model::Text(TextModel { facts, .. })) => Some(facts.model.clone()),
+                Some(Model::Embedder(_) | Model::Speech(_)) | None => None,
+            };
+            let opened = match loaded {
+                Some(model) => model,
+                None => Arc::new(loader.open(&entry.id).map_err(|error| {
+                    let message = format!("the model `{}` cannot be read: {}", entry.id, error.message);
+                    ApiError::new(ErrorKind::NotFound, message)
+                })?),
+            };
+            let details = Arc::new(ModelDetails::of(&opened)?);
+            Ok(entry.details.get_or_init(|| details).clone())
+        })
+        .await?;
+        Ok((id, details))
+    }
+
+    /// Fetch a model and serve it.
+    pub(crate) fn pull(&self, name: &str, progress: &mut dyn FnMut(PullProgress)) -> Result<()> {
+        // What is served is here, or is fetched when it is loaded; clients pull again to be sure.
+        self.loader.pull(name, progress)?;
+        if self.known(name).is_none() {
+            self.add(self.loader.resolve(name).into_iter().collect());
+        }
+        Ok(())
+    }
+
+    /// Unload a model, remove its files, and serve it no more.
+    pub(crate) async fn delete(&self, name: &str) -> Result<()> {
+        if name.is_empty() {
+            return Err(ApiError::invalid("model", "`model` is missing, expected the name of a model"));
+        }
+        let entry = self.find(name).await?;
+        let (loader, id) = (self.loader.clone(), entry.id.clone());
+        // The answers that are being written keep their model until they end.
+        blocking(move || loader.delete(&id)).await?;
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        entries.retain(|other| !Arc::ptr_eq(other, &entry));
+        Ok(())
+    }
+}
+
+/// Ollama's clients say `name:latest` for a name without a tag.
+fn is_same(a: &str, b: &str) -> bool {
+    let bare = |name| str::strip_suffix(name, ":latest").unwrap_or(name).to_owned();
+    bare(a) == bare(b)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_without_tag_is_the_latest() {
+        assert!(
+            is_same("a", "a:latest") && is_same("a:latest", "a") && is_same("/x/a.gguf:latest", "/x/a.gguf")
+        );
+        assert!(!is_same("a:1b", "a") && !is_same("a:1b", "a:latest"));
+    }
+}
