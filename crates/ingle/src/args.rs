@@ -454,7 +454,8 @@ fn isa_parser() -> impl TypedValueParser<Value = Isa> {
 }
 
 /// `--kv-type`
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum KvTypeName {
     F32,
     F16,

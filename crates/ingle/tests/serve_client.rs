@@ -32,3 +32,28 @@ fn a_model_on_a_server_answers_as_one_that_runs_here() {
     let message = error(&["run", &model, "Hello", "--server", "http://127.0.0.1:9"]);
     assert!(message.contains("asking the server at http://127.0.0.1:9"), "{message}");
 }
+
+#[test]
+fn a_file_names_models_and_their_options_and_stop_unloads_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let (config, model) = (folder.path().join("models.toml"), SMOLLM2.path());
+    let text = format!(
+        "[[models]]\nname = \"small\"\nsource = {model:?}\nctx = 128\nslots = 2\nkv_type = \"q8_0\"\n"
+    );
+    std::fs::write(&config, text).unwrap();
+    let server = Server::start(&["--config", config.to_str().unwrap()]);
+    let models: Value = serde_json::from_str(&server.get("/v1/models").1).unwrap();
+    assert_eq!(models["data"][1]["id"], "small");
+    let body =
+        json!({ "model": "small", "messages": [{ "role": "user", "content": "Hello" }], "max_tokens": 2 });
+    server.ok(CHAT, &body);
+    let models: Value = serde_json::from_str(&server.get("/v1/models").1).unwrap();
+    assert_eq!(models["data"][1]["max_model_len"], 128);
+    let listed = ok(&["ps", "--server", &server.url]);
+    assert!(listed.lines().any(|line| line.starts_with("small ") && line.contains("128")), "{listed}");
+    ok(&["stop", "small", "--server", &server.url]);
+    let listed = ok(&["ps", "--server", &server.url]);
+    assert!(!listed.contains("small ") && listed.contains(&model), "{listed}");
+    let message = error(&["stop", "other", "--server", &server.url]);
+    assert!(message.contains("other"), "{message}");
+}

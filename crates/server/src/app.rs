@@ -103,12 +103,15 @@ impl App {
         }))
     }
 
-    /// Load the first model, and be ready.
+    /// Load the first model, if there is one, and be ready.
     ///
     /// # Errors
     /// It cannot be loaded.
     pub async fn prepare(&self) -> Result<()> {
-        drop(self.0.models.get("", None).await?);
+        // A server may begin without a model and be given one.
+        if !self.0.models.names().is_empty() {
+            drop(self.0.models.get("", None).await?);
+        }
         self.0.is_ready.store(true, Ordering::Relaxed);
         Ok(())
     }

@@ -1,8 +1,10 @@
 //! `ingle serve`: models over HTTP.
 
+mod config;
 mod gate;
 mod library;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +14,7 @@ use engine::{Embedder, Engine, LoadOptions, Model};
 use server::{App, KeepAlive, LoadError, Loaded, Loader, Options, PullProgress, Tls};
 use speech::{Transcriber, TranscriberOptions};
 
+use self::config::ModelConfig;
 use self::gate::GateArgs;
 use crate::args::{FetchArgs, LoadArgs, ModelArgs, VerifyArgs};
 use crate::load;
@@ -26,11 +29,20 @@ Examples:
   ingle serve smollm2:135m
   ingle serve model.gguf gemma3:270m --port 9000 --keep-alive 1h
   ingle serve model.gguf --host 0.0.0.0 --api-key SECRET
+  ingle serve --config models.toml
   curl localhost:8080/v1/chat/completions -d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}]}'")]
 pub struct Serve {
     /// Catalog names (`ingle list --all`), paths to GGUF or .base files or folders, or hf:org/repo[/file][@revision]
-    #[arg(required = true, value_name = "MODEL")]
+    #[arg(required_unless_present_any = ["config", "allow_pull"], value_name = "MODEL")]
     models: Vec<String>,
+
+    /// Further models, from a TOML file: [[models]] with a source and, as needed, name, ctx, kv_type, slots and latency_target
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    /// All of them.
+    #[arg(skip)]
+    configs: Vec<ModelConfig>,
 
     #[command(flatten)]
     gate: GateArgs,
@@ -82,8 +94,12 @@ fn parse_keep_alive(text: &str) -> Result<KeepAlive, String> {
 }
 
 impl Serve {
-    pub fn run(self) -> anyhow::Result<()> {
-        let mut names = self.models.clone();
+    pub fn run(mut self) -> anyhow::Result<()> {
+        self.configs = self.models.iter().map(|source| ModelConfig::named(source)).collect();
+        if let Some(file) = &self.config {
+            self.configs.extend(config::read(file)?);
+        }
+        let mut names: Vec<&str> = self.configs.iter().map(ModelConfig::name).collect();
         names.sort_unstable();
         if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
             bail!("the model {} is named twice", twice[0]);
@@ -105,7 +121,7 @@ impl Serve {
             tokio::spawn(reload_certificates(tls));
         }
         let options = Options {
-            models: self.models.clone(),
+            models: self.configs.iter().map(|config| config.name().to_owned()).collect(),
             keep_alive: self.keep_alive,
             max_waiting: self.max_waiting,
             max_wait: Duration::from_secs(self.max_wait),
@@ -127,21 +143,28 @@ impl Serve {
         }
     }
 
+    /// What was said of a model; a pulled one has only its name.
+    fn config_of(&self, name: &str) -> ModelConfig {
+        let found = self.configs.iter().find(|config| config.name() == name);
+        found.cloned().unwrap_or_else(|| ModelConfig::named(name))
+    }
+
     fn make(&self, name: &str) -> anyhow::Result<Loaded> {
+        let config = self.config_of(name);
         let model = ModelArgs {
-            model: name.to_owned(),
+            model: config.source.clone(),
             fetch: self.fetch.clone(),
             verify: self.verify.clone(),
-            load: self.load.clone(),
+            load: config.load_args(&self.load),
         };
         let opened: Arc<Model> = Arc::new(load::open(&model)?);
         let options = LoadOptions {
-            n_sequences: self.slots,
-            token_latency: Some(Duration::from_millis(self.latency_target)),
-            ..load::options(&self.load)
+            n_sequences: config.slots.unwrap_or(self.slots),
+            token_latency: Some(Duration::from_millis(config.latency_target.unwrap_or(self.latency_target))),
+            ..load::options(&model.load)
         };
         if opened.spec().encoder.is_some() {
-            let device = load::device(&self.load.device)?;
+            let device = load::device(&model.load.device)?;
             let options = TranscriberOptions {
                 kv_type: options.kv_type,
                 numerics: options.numerics,
@@ -150,7 +173,7 @@ impl Serve {
             };
             return Ok(Loaded::Speech(Box::new(Transcriber::new(&opened, &device, &options)?)));
         }
-        let device = load::device_for(&self.load, &opened)?;
+        let device = load::device_for(&model.load, &opened)?;
         if opened.embedding().is_ok() {
             return Ok(Loaded::Embedder(Box::new(Embedder::new(opened, &device, &options)?)));
         }

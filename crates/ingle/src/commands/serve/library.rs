@@ -9,7 +9,7 @@ use crate::load;
 impl Serve {
     /// Open a model that is on this machine, to read what it is.
     pub(super) fn look_into(&self, name: &str) -> anyhow::Result<Model> {
-        let reference = hub::ModelRef::parse(name)?;
+        let reference = hub::ModelRef::parse(&self.config_of(name).source)?;
         let options = hub::Options { offline: true, ..self.fetch.options()? };
         let path = hub::fetch(&reference, &self.fetch.cache()?, &options, &mut hub::Silent)?;
         let checkpoint = load::open_checkpoint(&path, load::access(&self.load.device), &self.verify)?;

@@ -1,0 +1,98 @@
+//! The models of a server from a TOML file, each with options of its own.
+
+use std::path::Path;
+
+use anyhow::{Context, ensure};
+use serde::Deserialize;
+
+use crate::args::{KvTypeName, LoadArgs};
+
+/// One `[[models]]` of the file. What it does not say is as the command line has it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelConfig {
+    /// What clients call it [default: its source].
+    name: Option<String>,
+    /// A catalog name, a path, or hf:org/repo[/file][@revision]; a relative path begins at the file's folder.
+    pub source: String,
+    ctx: Option<usize>,
+    kv_type: Option<KvTypeName>,
+    /// Sequences at once.
+    pub slots: Option<usize>,
+    /// Milliseconds.
+    pub latency_target: Option<u64>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    models: Vec<ModelConfig>,
+}
+
+impl ModelConfig {
+    /// A model that the command line names.
+    pub fn named(source: &str) -> ModelConfig {
+        let source = source.to_owned();
+        ModelConfig { name: None, source, ctx: None, kv_type: None, slots: None, latency_target: None }
+    }
+
+    pub fn name(&self) -> &str {
+        self.name.as_deref().unwrap_or(&self.source)
+    }
+
+    /// How it is loaded.
+    pub fn load_args(&self, common: &LoadArgs) -> LoadArgs {
+        LoadArgs { ctx: self.ctx.or(common.ctx), kv_type: self.kv_type.or(common.kv_type), ..common.clone() }
+    }
+}
+
+/// The models of a file, in order.
+///
+/// # Errors
+/// The file cannot be read, or is not as expected.
+pub fn read(file: &Path) -> anyhow::Result<Vec<ModelConfig>> {
+    let text = std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
+    let folder = file.parent().unwrap_or(Path::new(""));
+    let mut models = parse(&text).with_context(|| file.display().to_string())?;
+    for model in &mut models {
+        let path = folder.join(&model.source);
+        // A catalog name is no path.
+        if path.exists() {
+            let named = model.name().to_owned();
+            (model.name, model.source) = (Some(named), path.to_string_lossy().into_owned());
+        }
+    }
+    Ok(models)
+}
+
+fn parse(text: &str) -> anyhow::Result<Vec<ModelConfig>> {
+    let file: File = toml::from_str(text)?;
+    ensure!(!file.models.is_empty(), "found no model, expected at least one [[models]] with a source");
+    Ok(file.models)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_have_names_and_options_of_their_own() {
+        let text = "[[models]]\nname = \"chat\"\nsource = \"smollm2:135m\"\nctx = 2048\nslots = 4\n\n\
+                    [[models]]\nsource = \"minilm:l6\"\n";
+        let models = parse(text).unwrap();
+        assert_eq!((models[0].name(), models[0].ctx, models[0].slots), ("chat", Some(2048), Some(4)));
+        assert_eq!((models[1].name(), models[1].ctx), ("minilm:l6", None));
+    }
+
+    #[test]
+    fn what_is_misspelt_is_named() {
+        for (text, expected) in [
+            ("[[models]]\nsource = \"a\"\ncontext = 1\n", "unknown field `context`"),
+            ("[[models]]\nname = \"a\"\n", "missing field `source`"),
+            ("models = []\n", "found no model"),
+        ] {
+            let error = format!("{:#}", parse(text).unwrap_err());
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}
