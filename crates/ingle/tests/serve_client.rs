@@ -38,7 +38,7 @@ fn a_file_names_models_and_their_options_and_stop_unloads_one() {
     let folder = tempfile::tempdir().unwrap();
     let (config, model) = (folder.path().join("models.toml"), SMOLLM2.path());
     let text = format!(
-        "[[models]]\nname = \"small\"\nsource = {model:?}\nctx = 128\nslots = 2\nkv_type = \"q8_0\"\n"
+        "[[models]]\nname = \"small\"\nsource = {model:?}\nctx = 128\nslots = 2\nkv_type = \"f16\"\n"
     );
     std::fs::write(&config, text).unwrap();
     let server = Server::start(&["--config", config.to_str().unwrap()]);
