@@ -34,7 +34,7 @@ pub use answer::{AnswerEvent, Collected, Delta, EventKind, Finish, StopReason, T
 pub use api::sampling::keep_alive;
 pub use app::{Answer, App, EmbedRequest, Embedded, ModelActivity, Options, RequestActivity};
 pub use error::{ApiError, ErrorKind, Result, reshape};
-pub use models::{LoadError, Loaded, LoadedStatus, Loader, ModelStatus, TextStatus};
+pub use models::{Kind, LoadError, Loaded, LoadedStatus, Loader, ModelStatus, TextStatus};
 pub use request::{Caller, ChatRequest, CompletionRequest, GenerateOptions, KeepAlive, Prompt, ToolChoice};
 pub use serve::{router, serve};
 pub use stats::{Gauge, Histogram, Stats};

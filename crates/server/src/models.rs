@@ -26,6 +26,34 @@ pub trait Loader: Send + Sync + 'static {
     /// # Errors
     /// The file, the device or the memory, in words for people; `does_not_fit`: another model may be unloaded and this tried again.
     fn load(&self, name: &str) -> std::result::Result<Loaded, LoadError>;
+
+    /// What the model of this name is for; `None` where that cannot be said without fetching it.
+    fn kind(&self, name: &str) -> Option<Kind>;
+}
+
+/// What a model is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// It writes text, and answers in chats.
+    Chat,
+    /// It writes text, and has no chat template.
+    Text,
+    /// It turns texts into vectors.
+    Embedder,
+    /// It writes down speech.
+    Speech,
+}
+
+impl Kind {
+    /// What it can do, as lists of models say it.
+    pub fn capabilities(self) -> &'static [&'static str] {
+        match self {
+            Kind::Chat => &["completion", "chat"],
+            Kind::Text => &["completion"],
+            Kind::Embedder => &["embedding"],
+            Kind::Speech => &["transcription"],
+        }
+    }
 }
 
 /// What a model's thread runs.
@@ -53,6 +81,17 @@ pub(crate) enum Model {
     Text(TextModel),
     Embedder(EmbedderModel),
     Speech(SpeechModel),
+}
+
+impl Model {
+    fn kind(&self) -> Kind {
+        match self {
+            Model::Text(model) if model.facts.template.is_some() => Kind::Chat,
+            Model::Text(_) => Kind::Text,
+            Model::Embedder(_) => Kind::Embedder,
+            Model::Speech(_) => Kind::Speech,
+        }
+    }
 }
 
 /// A model that turns texts into vectors, and the handle of its thread.
@@ -135,6 +174,8 @@ struct Entry {
     loaded: tokio::sync::Mutex<Option<Model>>,
     /// What the lists show, without waiting for a load.
     shown: Mutex<Shown>,
+    /// Set when it is known.
+    kind: OnceLock<Kind>,
 }
 
 #[derive(Default)]
@@ -150,6 +191,8 @@ struct Shown {
 pub struct ModelStatus {
     /// Its id.
     pub id: String,
+    /// What it is for, where that is known: of what has been loaded, and of what is on this machine.
+    pub kind: Option<Kind>,
     /// When it will be unloaded if nobody asks it anything; `None`: it is in use, or stays.
     pub expires_in: Option<Duration>,
     /// `None`: not loaded.
@@ -307,7 +350,10 @@ impl Models {
         max_waiting: usize,
     ) -> Models {
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-        let entry = |id| Arc::new(Entry { id, loaded: Default::default(), shown: Mutex::default() });
+        let entry = |id| {
+            let (loaded, shown, kind) = Default::default();
+            Arc::new(Entry { id, loaded, shown, kind })
+        };
         Models { loader, entries: names.into_iter().map(entry).collect(), keep_alive, max_waiting, created }
     }
 
@@ -327,6 +373,7 @@ impl Models {
             Some(model) => model.clone(),
             None => {
                 let model = self.load(&entry).await?;
+                entry.kind.get_or_init(|| model.kind());
                 *loaded = Some(model.clone());
                 model
             }
@@ -380,13 +427,22 @@ impl Models {
         }
     }
 
+    /// Find out what the models are for that have not been loaded. Reads their files' heads: not for tokio's threads.
+    pub(crate) fn find_kinds(&self) {
+        for entry in self.entries.iter().filter(|entry| entry.kind.get().is_none()) {
+            if let Some(kind) = self.loader.kind(&entry.id) {
+                entry.kind.get_or_init(|| kind);
+            }
+        }
+    }
+
     /// What the lists show, in the order of the command line.
     pub(crate) fn list(&self) -> Vec<ModelStatus> {
         let status = |entry: &Arc<Entry>| {
             let shown = entry.shown.lock().unwrap_or_else(PoisonError::into_inner);
             let expires_in = shown.expires.map(|at| at.saturating_duration_since(Instant::now()));
             let expires_in = expires_in.filter(|_| shown.n_users == 0);
-            let kind = shown.model.as_ref().map(|model| match model {
+            let loaded = shown.model.as_ref().map(|model| match model {
                 Model::Text(TextModel { facts, worker, .. }) => LoadedStatus::Text(TextStatus {
                     n_ctx: facts.n_ctx,
                     n_ctx_train: facts.model.spec().n_ctx_train,
@@ -403,7 +459,7 @@ impl Models {
                     LoadedStatus::Speech { languages: model.languages.to_vec(), stats: model.stats.clone() }
                 }
             });
-            ModelStatus { id: entry.id.clone(), expires_in, loaded: kind }
+            ModelStatus { id: entry.id.clone(), kind: entry.kind.get().copied(), expires_in, loaded }
         };
         self.entries.iter().map(status).collect()
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use engine::{Embedder, Engine, LoadOptions, Model};
-use server::{Access, App, KeepAlive, LoadError, Loaded, Loader, Options};
+use server::{Access, App, KeepAlive, Kind, LoadError, Loaded, Loader, Options};
 use speech::{Transcriber, TranscriberOptions};
 
 use crate::args::{FetchArgs, LoadArgs, ModelArgs, VerifyArgs};
@@ -136,13 +136,17 @@ impl Serve {
         }
     }
 
-    fn open(&self, name: &str) -> anyhow::Result<Loaded> {
-        let model = ModelArgs {
+    fn model_args(&self, name: &str) -> ModelArgs {
+        ModelArgs {
             model: name.to_owned(),
             fetch: self.fetch.clone(),
             verify: self.verify.clone(),
             load: self.load.clone(),
-        };
+        }
+    }
+
+    fn open(&self, name: &str) -> anyhow::Result<Loaded> {
+        let model = self.model_args(name);
         let opened: Arc<Model> = Arc::new(load::open(&model)?);
         let options = LoadOptions {
             n_sequences: self.slots,
@@ -177,6 +181,19 @@ impl Loader for Serve {
                 _ => false,
             };
             LoadError { message: format!("{error:#}"), does_not_fit }
+        })
+    }
+
+    fn kind(&self, name: &str) -> Option<Kind> {
+        let mut model = self.model_args(name);
+        (model.fetch.offline, model.verify.check) = (true, false);
+        // What is wrong with it is said when it is loaded.
+        let model = load::open(&model).ok()?;
+        Some(match () {
+            () if model.spec().encoder.is_some() => Kind::Speech,
+            () if model.embedding().is_ok() => Kind::Embedder,
+            () if model.need_tokenizer().ok()?.chat_template().is_some() => Kind::Chat,
+            () => Kind::Text,
         })
     }
 }
