@@ -13,7 +13,7 @@ use speech::{Transcriber, TranscriberOptions};
 use crate::args::{FetchArgs, LoadArgs, ModelArgs, VerifyArgs};
 use crate::load;
 
-/// Serve models over HTTP: OpenAI's chat and completions, with continuous batching
+/// Serve models over HTTP: chat, completions, embeddings and transcriptions, with continuous batching
 #[derive(Args)]
 #[command(after_help = "\
 The first model answers requests that name none, and is loaded before /health says ok; others are loaded when they are first
@@ -21,6 +21,7 @@ asked for. A model's id is the name it was started with. Every API key is a tena
 
 Examples:
   ingle serve smollm2:135m
+  ingle serve smollm2:135m whisper:base
   ingle serve model.gguf gemma3:270m --port 9000 --keep-alive 1h
   ingle serve model.gguf --host 0.0.0.0 --api-key SECRET
   curl localhost:8080/v1/chat/completions -d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}]}'")]
