@@ -8,6 +8,7 @@ use tokio::sync::oneshot;
 use crate::error::{ApiError, ErrorKind, Result};
 use crate::queue::{Receiver, Running, Sender, died};
 use crate::request::Prompt;
+use crate::stats::Stats;
 
 /// Tokens of requests that are computed together; one request may have more.
 const MAX_TOKENS: usize = 16 << 10;
@@ -39,7 +40,7 @@ impl EmbedderWorker {
 }
 
 /// Do jobs until nobody can send any more.
-pub(crate) fn run(mut embedder: Embedder, jobs: &Receiver<Job>) {
+pub(crate) fn run(mut embedder: Embedder, jobs: &Receiver<Job>, stats: &Stats) {
     // What was taken from the queue and did not fit.
     let mut next = None;
     while let Some(first) = next.take().or_else(|| jobs.recv()) {
@@ -59,6 +60,7 @@ pub(crate) fn run(mut embedder: Embedder, jobs: &Receiver<Job>) {
             }
             job = if n_tokens < MAX_TOKENS { jobs.try_recv() } else { None };
         }
+        stats.tokens_computed.add(n_tokens as u64);
         compute(&mut embedder, batch);
         next = jobs.try_recv();
     }

@@ -508,9 +508,9 @@ async fn spawn(loader: Arc<dyn Loader>, id: String, max_waiting: usize) -> Resul
                 let (jobs, inbox) = queue(max_waiting, &stats);
                 let worker = EmbedderWorker { jobs };
                 let (n_dims, max_tokens) = (embedder.n_dims(), embedder.spec().max_tokens);
-                let model = EmbedderModel { worker, n_dims, max_tokens, stats };
+                let model = EmbedderModel { worker, n_dims, max_tokens, stats: stats.clone() };
                 if tell.send(Ok(Model::Embedder(model))).is_ok() {
-                    embedder::run(*embedder, &inbox);
+                    embedder::run(*embedder, &inbox, &stats);
                 }
             }
             Ok(Loaded::Speech(transcriber)) => {

@@ -187,7 +187,8 @@ impl Loader for Serve {
 
     fn kind(&self, name: &str) -> Option<Kind> {
         let mut model = self.model_args(name);
-        (model.fetch.offline, model.verify.check) = (true, false);
+        // Only the head is read, whatever the flags say of the rest.
+        (model.fetch.offline, model.verify.check, model.load.device.no_map) = (true, false, false);
         // What is wrong with it is said when it is loaded.
         let model = load::open(&model).ok()?;
         Some(match () {
