@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Drives the chat page and the status page of a running server with headless Chromium.
 
-    ingle serve smollm2:135m --port 8080 &
+    ingle serve smollm2:135m whisper:base --port 8080 &
     python3 scripts/page/check.py http://127.0.0.1:8080 /tmp/screenshots
 
 Needs `selenium` from PyPI, `chromium` and `chromium-driver` from Debian. Prints one PASS or FAIL line per check and exits 1 if
-one failed. Screenshots go to the folder.
+one failed. Screenshots go to the folder. Without a speech model the buttons for recordings must be hidden.
 """
 
 import os
@@ -18,6 +18,9 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
+# What the browser's microphone hears.
+SPEECH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../fixtures/audio/jfk.wav")
+
 MARKDOWN = """# Title\n\nSome **bold**, *italics*, `code`, $x^2$ and [a link](https://example.org).\n
 - one\n  - nested\n- two\n\n1. first\n2. second\n
 | name | size |\n|:--|--:|\n| a | 1 |\n
@@ -29,7 +32,9 @@ MARKDOWN = """# Title\n\nSome **bold**, *italics*, `code`, $x^2$ and [a link](ht
 def main(base, folder):
     os.makedirs(folder, exist_ok=True)
     options = webdriver.ChromeOptions()
-    for argument in ["--headless=new", "--no-sandbox", "--window-size=1280,860", "--disable-dev-shm-usage"]:
+    for argument in ["--headless=new", "--no-sandbox", "--window-size=1280,860", "--disable-dev-shm-usage",
+                     "--use-fake-ui-for-media-stream", "--use-fake-device-for-media-stream",
+                     "--use-file-for-fake-audio-capture=" + os.path.realpath(SPEECH)]:
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service("/usr/bin/chromedriver"))
@@ -62,6 +67,18 @@ def main(base, folder):
         driver.get(base + "/")
         check("the model is named", wait("document.getElementById('model').value !== ''", 30))
         shot("empty")
+        mic = driver.find_element(By.ID, "mic")
+        if driver.execute_script("return models.some(m => m.capabilities?.includes('transcription'))"):
+            check("recordings can be made", wait("!document.getElementById('mic').hidden && !document.getElementById('audio').hidden", 5))
+            mic.click()
+            time.sleep(8)
+            shot("recording")
+            mic.click()
+            heard = wait("/fellow American/i.test(document.getElementById('box').value)")
+            check("a recording becomes text", heard, box().get_attribute("value"))
+            box().clear()
+        else:
+            check("no recordings without a speech model", not mic.is_displayed())
         driver.execute_script("settings.max_tokens = 60; settings.temperature = 0;")
         box().send_keys("Write a short list of three fruits.", Keys.ENTER)
         check("text streams", wait("busy && chat.messages.at(-1).content.length > 5"))

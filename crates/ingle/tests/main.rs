@@ -12,6 +12,7 @@ mod metal;
 mod readme;
 mod real_models;
 mod serve;
+mod serve_audio;
 mod serve_client;
 mod serve_gate;
 mod serve_tools;

@@ -113,6 +113,8 @@ impl App {
             drop(self.0.models.get("", None).await?);
         }
         self.0.is_ready.store(true, Ordering::Relaxed);
+        let app = self.clone();
+        drop(tokio::task::spawn_blocking(move || app.0.models.find_kinds()));
         Ok(())
     }
 

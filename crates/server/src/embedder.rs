@@ -8,6 +8,7 @@ use tokio::sync::oneshot;
 use crate::error::{ApiError, ErrorKind, Result};
 use crate::queue::{Receiver, Running, Sender, died};
 use crate::request::Prompt;
+use crate::stats::Stats;
 
 /// Tokens of requests that are computed together; one request may have more.
 const MAX_TOKENS: usize = 16 << 10;
@@ -39,7 +40,7 @@ impl EmbedderWorker {
 }
 
 /// Do jobs until nobody can send any more.
-pub(crate) fn run(mut embedder: Embedder, jobs: &Receiver<Job>) {
+pub(crate) fn run(mut embedder: Embedder, jobs: &Receiver<Job>, stats: &Stats) {
     // What was taken from the queue and did not fit.
     let mut next = None;
     while let Some(first) = next.take().or_else(|| jobs.recv()) {
@@ -52,10 +53,14 @@ pub(crate) fn run(mut embedder: Embedder, jobs: &Receiver<Job>) {
                     n_tokens += tokens.iter().map(Vec::len).sum::<usize>();
                     batch.push((tokens, taken.done, running));
                 }
-                Err(error) => drop(taken.done.send(Err(error))),
+                Err(error) => {
+                    drop(running);
+                    drop(taken.done.send(Err(error)));
+                }
             }
             job = if n_tokens < MAX_TOKENS { jobs.try_recv() } else { None };
         }
+        stats.tokens_computed.add(n_tokens as u64);
         compute(&mut embedder, batch);
         next = jobs.try_recv();
     }
@@ -97,13 +102,17 @@ type Tokenized = (Vec<Vec<u32>>, oneshot::Sender<Result<Embeddings>>, Running);
 fn compute(embedder: &mut Embedder, batch: Vec<Tokenized>) {
     let all: Vec<&[u32]> = batch.iter().flat_map(|(tokens, ..)| tokens.iter().map(Vec::as_slice)).collect();
     let Ok(together) = embedder.embed_tokens(&all) else {
-        for (tokens, done, _running) in batch {
-            drop(done.send(embedder.embed_tokens(&tokens).map_err(ApiError::from)));
+        for (tokens, done, running) in batch {
+            let found = embedder.embed_tokens(&tokens).map_err(ApiError::from);
+            drop(running);
+            drop(done.send(found));
         }
         return;
     };
     let mut vectors = together.vectors.into_iter();
-    for (tokens, done, _running) in batch {
+    for (tokens, done, running) in batch {
+        // Whoever has the answer may ask again at once.
+        drop(running);
         let n_tokens = tokens.iter().map(Vec::len).sum();
         let vectors = vectors.by_ref().take(tokens.len()).collect();
         drop(done.send(Ok(Embeddings { vectors, n_tokens, truncated: Vec::new() })));

@@ -39,7 +39,7 @@ pub use api::sampling::keep_alive;
 pub use app::{Answer, App, EmbedRequest, Embedded, ModelActivity, Options, Ready, RequestActivity};
 pub use details::ModelDetails;
 pub use error::{ApiError, ErrorKind, Result, reshape};
-pub use models::{LoadError, Loaded, LoadedStatus, Loader, ModelStatus, PullProgress, TextStatus};
+pub use models::{Kind, LoadError, Loaded, LoadedStatus, Loader, ModelStatus, PullProgress, TextStatus};
 pub use origins::Origins;
 pub use request::{Caller, ChatRequest, CompletionRequest, GenerateOptions, KeepAlive, Prompt, ToolChoice};
 pub use serve::{Gate, router, serve};

@@ -80,6 +80,41 @@ pub struct PullProgress {
     pub completed: u64,
 }
 
+/// What a model is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// It writes text, and answers in chats.
+    Chat,
+    /// It writes text, and has no chat template.
+    Text,
+    /// It turns texts into vectors.
+    Embedder,
+    /// It writes down speech.
+    Speech,
+}
+
+impl Kind {
+    fn of(model: &engine::Model) -> Kind {
+        let chats = || model.need_tokenizer().is_ok_and(|tokenizer| tokenizer.chat_template().is_some());
+        match () {
+            () if model.spec().encoder.is_some() => Kind::Speech,
+            () if model.embedding().is_ok() => Kind::Embedder,
+            () if chats() => Kind::Chat,
+            () => Kind::Text,
+        }
+    }
+
+    /// What it can do, as lists of models say it.
+    pub fn capabilities(self) -> &'static [&'static str] {
+        match self {
+            Kind::Chat => &["completion", "chat"],
+            Kind::Text => &["completion"],
+            Kind::Embedder => &["embedding"],
+            Kind::Speech => &["transcription"],
+        }
+    }
+}
+
 /// What a model's thread runs.
 pub enum Loaded {
     /// It writes text.
@@ -119,6 +154,17 @@ pub(crate) enum Model {
     Text(TextModel),
     Embedder(EmbedderModel),
     Speech(SpeechModel),
+}
+
+impl Model {
+    fn kind(&self) -> Kind {
+        match self {
+            Model::Text(model) if model.facts.template.is_some() => Kind::Chat,
+            Model::Text(_) => Kind::Text,
+            Model::Embedder(_) => Kind::Embedder,
+            Model::Speech(_) => Kind::Speech,
+        }
+    }
 }
 
 /// A model that turns texts into vectors, and the handle of its thread.
@@ -206,11 +252,14 @@ struct Entry {
     shown: Mutex<Shown>,
     /// Read from its files when they are first asked for.
     details: OnceLock<Arc<ModelDetails>>,
+    /// Set when it is known.
+    kind: OnceLock<Kind>,
 }
 
 impl Entry {
     fn new(id: String) -> Arc<Entry> {
-        Arc::new(Entry { id, loaded: Default::default(), shown: Mutex::default(), details: OnceLock::new() })
+        let (loaded, shown, details, kind) = Default::default();
+        Arc::new(Entry { id, loaded, shown, details, kind })
     }
 }
 
@@ -229,6 +278,8 @@ struct Shown {
 pub struct ModelStatus {
     /// Its id.
     pub id: String,
+    /// What it is for, where that is known: of what has been loaded, and of what is on this machine.
+    pub kind: Option<Kind>,
     /// When it will be unloaded if nobody asks it anything; `None`: it is in use, or stays.
     pub expires_in: Option<Duration>,
     /// `None`: not loaded.
@@ -411,6 +462,7 @@ impl Models {
             Some(model) => model.clone(),
             None => {
                 let model = self.load(&entry).await?;
+                entry.kind.get_or_init(|| model.kind());
                 *loaded = Some(model.clone());
                 model
             }
@@ -467,13 +519,23 @@ impl Models {
         }
     }
 
+    /// Find out what the models are for that have not been loaded. Reads their files' heads: not for tokio's threads.
+    pub(crate) fn find_kinds(&self) {
+        for entry in self.entries().iter().filter(|entry| entry.kind.get().is_none()) {
+            // What is wrong with it is said when it is loaded.
+            if let Ok(model) = self.loader.open(&entry.id) {
+                entry.kind.get_or_init(|| Kind::of(&model));
+            }
+        }
+    }
+
     /// What the lists show, in the order of the command line.
     pub(crate) fn list(&self) -> Vec<ModelStatus> {
         let status = |entry: &Arc<Entry>| {
             let shown = entry.shown.lock().unwrap_or_else(PoisonError::into_inner);
             let expires_in = shown.expires.map(|at| at.saturating_duration_since(Instant::now()));
             let expires_in = expires_in.filter(|_| shown.n_users == 0);
-            let kind = shown.model.as_ref().map(|model| match model {
+            let loaded = shown.model.as_ref().map(|model| match model {
                 Model::Text(TextModel { facts, worker, .. }) => LoadedStatus::Text(TextStatus {
                     n_ctx: facts.n_ctx,
                     n_ctx_train: facts.model.spec().n_ctx_train,
@@ -491,7 +553,7 @@ impl Models {
                     LoadedStatus::Speech { languages: model.languages.to_vec(), stats: model.stats.clone() }
                 }
             });
-            ModelStatus { id: entry.id.clone(), expires_in, loaded: kind }
+            ModelStatus { id: entry.id.clone(), kind: entry.kind.get().copied(), expires_in, loaded }
         };
         self.entries().iter().map(status).collect()
     }
@@ -540,9 +602,9 @@ async fn spawn(loader: Arc<dyn Loader>, id: String, max_waiting: usize) -> Resul
                 let (jobs, inbox) = queue(max_waiting, &stats);
                 let worker = EmbedderWorker { jobs };
                 let (n_dims, max_tokens) = (embedder.n_dims(), embedder.spec().max_tokens);
-                let model = EmbedderModel { worker, n_dims, max_tokens, stats };
+                let model = EmbedderModel { worker, n_dims, max_tokens, stats: stats.clone() };
                 if tell.send(Ok(Model::Embedder(model))).is_ok() {
-                    embedder::run(*embedder, &inbox);
+                    embedder::run(*embedder, &inbox, &stats);
                 }
             }
             Ok(Loaded::Speech(transcriber)) => {

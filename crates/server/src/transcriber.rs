@@ -184,7 +184,7 @@ pub(crate) struct Job {
 
 /// Do jobs until nobody can send any more.
 pub(crate) fn run(mut transcriber: Transcriber, jobs: &Receiver<Job>, stats: &Stats) {
-    while let Some((job, _running)) = jobs.recv() {
+    while let Some((job, running)) = jobs.recv() {
         let events = job.events.clone();
         let done = catch_unwind(AssertUnwindSafe(|| transcribe(&mut transcriber, job, stats)));
         let done = done
@@ -194,6 +194,8 @@ pub(crate) fn run(mut transcriber: Transcriber, jobs: &Receiver<Job>, stats: &St
         {
             tracing::error!("a transcription failed: {error}");
         }
+        // Whoever has the answer may ask again at once.
+        drop(running);
         // The reader may have gone.
         drop(events.send(done.map(TranscriptEvent::Done)));
     }

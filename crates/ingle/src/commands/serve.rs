@@ -19,7 +19,7 @@ use self::gate::GateArgs;
 use crate::args::{FetchArgs, LoadArgs, ModelArgs, VerifyArgs};
 use crate::load;
 
-/// Serve models over HTTP: the APIs of OpenAI, Anthropic and Ollama, with continuous batching
+/// Serve models over HTTP: the APIs of OpenAI, Anthropic and Ollama, speech included, with continuous batching
 #[derive(Args)]
 #[command(after_help = "\
 The first model answers requests that name none, and is loaded before /health says ok; others are loaded when they are first
@@ -27,6 +27,7 @@ asked for. A model's id is the name it was started with. Every API key is a tena
 
 Examples:
   ingle serve smollm2:135m
+  ingle serve smollm2:135m whisper:base
   ingle serve model.gguf gemma3:270m --port 9000 --keep-alive 1h
   ingle serve model.gguf --host 0.0.0.0 --api-key SECRET
   ingle serve --config models.toml

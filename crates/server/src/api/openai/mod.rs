@@ -48,6 +48,9 @@ async fn model(State(app): State<App>, Path(id): Path<String>) -> Result<Json<Va
 
 fn model_json(status: &ModelStatus, created: u64) -> Value {
     let mut model = json!({ "id": status.id, "object": "model", "created": created, "owned_by": "ingle" });
+    if let Some(kind) = status.kind {
+        model["capabilities"] = json!(kind.capabilities());
+    }
     match &status.loaded {
         // As llama-server and vLLM say it.
         Some(LoadedStatus::Text(text)) => {
@@ -61,7 +64,6 @@ fn model_json(status: &ModelStatus, created: u64) -> Value {
             model["meta"] = json!({ "n_embd": n_dims, "n_ctx": max_tokens });
         }
         Some(LoadedStatus::Speech { languages, .. }) => {
-            model["capabilities"] = json!(["transcription"]);
             model["meta"] = json!({ "languages": languages });
         }
         None => {}
