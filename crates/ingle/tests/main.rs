@@ -12,6 +12,7 @@ mod metal;
 mod readme;
 mod real_models;
 mod serve;
+mod serve_ollama;
 mod serve_tools;
 mod test_files;
 mod tokenize;
