@@ -318,8 +318,10 @@ impl App {
         let model = lease.text()?.clone();
         let TextModel { facts, worker, .. } = &model;
         if !options.context.is_empty() {
-            // A text begins once.
-            let begins = tokens.first().copied().is_some_and(|first| facts.tokenizer.bos() == Some(first));
+            // A text begins once. Where messages begin with the same token, it stays.
+            let bos = facts.tokenizer.bos();
+            let n_bos = tokens.iter().filter(|token| Some(**token) == bos).count();
+            let begins = n_bos == 1 && tokens.first().copied() == bos;
             tokens.splice(..usize::from(begins), options.context.iter().copied());
         }
         if self.0.is_draining.load(Ordering::Relaxed) {
@@ -427,7 +429,9 @@ impl Ready {
 }
 
 /// Run what takes longer than a task of tokio should.
-pub(crate) async fn blocking<T: Send + 'static>(run: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+pub(crate) async fn blocking<T: Send + 'static>(
+    run: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
     let joined = tokio::task::spawn_blocking(run).await;
     joined.map_err(|error| ApiError::internal(format!("a task failed: {error}")))?
 }

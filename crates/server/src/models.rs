@@ -189,12 +189,7 @@ struct Entry {
 
 impl Entry {
     fn new(id: String) -> Arc<Entry> {
-        Arc::new(Entry {
-            id,
-            loaded: Default::default(),
-            shown: Mutex::default(),
-            details: OnceLock::new(),
-        })
+        Arc::new(Entry { id, loaded: Default::default(), shown: Mutex::default(), details: OnceLock::new() })
     }
 }
 

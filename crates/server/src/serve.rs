@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
-use axum::middleware::from_fn_with_state;
+use axum::middleware::{from_fn, from_fn_with_state};
 use tokio::net::TcpListener;
 
 use crate::access::{Access, check};
@@ -36,6 +36,7 @@ pub fn router(app: App, access: Access) -> Router {
         })
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(from_fn_with_state(access, check))
+        .layer(from_fn(api::ollama::errors))
         .with_state(app)
 }
 

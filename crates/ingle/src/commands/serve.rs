@@ -176,8 +176,7 @@ impl Loader for Serve {
     }
 
     fn open(&self, name: &str) -> Result<Model, LoadError> {
-        self.look_into(name)
-            .map_err(|error| LoadError { message: format!("{error:#}"), does_not_fit: false })
+        self.look_into(name).map_err(|error| LoadError { message: format!("{error:#}"), does_not_fit: false })
     }
 
     fn installed(&self) -> Vec<String> {

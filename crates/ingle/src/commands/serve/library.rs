@@ -58,7 +58,8 @@ impl Serve {
     pub(super) fn delete_for_client(&self, name: &str) -> server::Result<()> {
         self.check_allowed("delete")?;
         let reference = hub::ModelRef::parse(name).map_err(api_error)?;
-        let freed = self.fetch.cache().and_then(|cache| hub::remove(&reference, &cache)).map_err(api_error)?;
+        let freed =
+            self.fetch.cache().and_then(|cache| hub::remove(&reference, &cache)).map_err(api_error)?;
         tracing::info!("deleted {name} for a client: {freed} bytes freed");
         Ok(())
     }
@@ -67,7 +68,8 @@ impl Serve {
         if self.allow_pull {
             return Ok(());
         }
-        let message = format!("clients may not {what} models here; start the server with --allow-pull to let them");
+        let message =
+            format!("clients may not {what} models here; start the server with --allow-pull to let them");
         Err(ApiError::new(ErrorKind::Forbidden, message))
     }
 
@@ -189,7 +191,10 @@ mod tests {
     #[test]
     fn clients_may_pull_and_delete_only_where_they_are_let() {
         let serve = serve(&[]);
-        assert_eq!(serve.fetch_for_client("smollm2:135m", &mut |_| {}).unwrap_err().kind, ErrorKind::Forbidden);
+        assert_eq!(
+            serve.fetch_for_client("smollm2:135m", &mut |_| {}).unwrap_err().kind,
+            ErrorKind::Forbidden
+        );
         assert_eq!(serve.delete_for_client("smollm2:135m").unwrap_err().kind, ErrorKind::Forbidden);
         assert_eq!((serve.in_cache(), serve.name_in_cache("smollm2:135m")), (Vec::new(), None));
     }

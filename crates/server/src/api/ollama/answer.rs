@@ -110,7 +110,9 @@ pub(super) fn nanoseconds(time: Duration) -> Value {
 
 fn done_reason(reason: &StopReason) -> Result<&'static str> {
     Ok(match reason {
-        StopReason::End | StopReason::StopString(_) | StopReason::StopToken(_) | StopReason::ToolCalls => "stop",
+        StopReason::End | StopReason::StopString(_) | StopReason::StopToken(_) | StopReason::ToolCalls => {
+            "stop"
+        }
         StopReason::MaxTokens | StopReason::ContextFull => "length",
         StopReason::Cancelled => {
             return Err(ApiError::new(ErrorKind::Unavailable, "the answer was cancelled"));
@@ -309,7 +311,10 @@ mod tests {
         assert_eq!((&last["response"], &last["thinking"]), (&json!("a"), &json!("t")));
         assert_eq!((&last["done_reason"], &last["context"]), (&json!("length"), &json!([1, 2])));
         assert_eq!((&last["load_duration"], &last["eval_count"]), (&json!(2_000_000), &json!(2)));
-        assert_eq!((&last["prompt_eval_duration"], &last["eval_duration"]), (&json!(500_000_000), &json!(250_000_000)));
+        assert_eq!(
+            (&last["prompt_eval_duration"], &last["eval_duration"]),
+            (&json!(500_000_000), &json!(250_000_000))
+        );
         let failed = Finish { reason: StopReason::Failed("no".into()), ..finish };
         assert_eq!(frame(shape).last(said(), &failed, &[]).unwrap_err().message, "no");
     }

@@ -67,20 +67,17 @@ pub(super) fn check_thinking(thinking: Option<bool>, ready: &Ready) -> Result<()
 }
 
 /// Answer, without the oldest messages if all of them are too long.
-async fn answer_truncated(
-    app: &App,
-    caller: &Caller,
-    request: ChatRequest,
-    ready: &Ready,
-) -> Result<Answer> {
+async fn answer_truncated(app: &App, caller: &Caller, request: ChatRequest, ready: &Ready) -> Result<Answer> {
     let error = match app.chat(caller, request.clone()).await {
         Err(error) if error.kind == ErrorKind::ContextLength => error,
         answered => return answered,
     };
     let n_ctx = ready.n_ctx().unwrap_or(0);
     // So many may go that the last one stays.
-    let n_old = request.messages.iter().filter(|message| message["role"] != "system").count().saturating_sub(1);
-    let shorter = |n: usize| ChatRequest { messages: without_oldest(&request.messages, n), ..request.clone() };
+    let n_old =
+        request.messages.iter().filter(|message| message["role"] != "system").count().saturating_sub(1);
+    let shorter =
+        |n: usize| ChatRequest { messages: without_oldest(&request.messages, n), ..request.clone() };
     // The fewest with which the rest fits.
     let (mut too_few, mut enough) = (0, n_old + 1);
     while too_few + 1 < enough {
@@ -123,7 +120,9 @@ mod tests {
         let messages: Vec<Value> = roles.iter().map(|role| json!({ "role": role })).collect();
         let left = |n| -> Vec<usize> {
             let left = without_oldest(&messages, n);
-            left.iter().map(|message| roles.iter().position(|role| message["role"] == *role).unwrap()).collect()
+            left.iter()
+                .map(|message| roles.iter().position(|role| message["role"] == *role).unwrap())
+                .collect()
         };
         assert_eq!(without_oldest(&messages, 0).len(), 7);
         // Not before a question.

@@ -43,7 +43,8 @@ pub(super) async fn create(
         return Err(ApiError::not_built("template"));
     }
     if raw && (system.is_some() || !context.is_empty()) {
-        let message = "`raw` is true, and then there can be neither `system` nor `context`: the prompt is all there is";
+        let message =
+            "`raw` is true, and then there can be neither `system` nor `context`: the prompt is all there is";
         return Err(ApiError::invalid("raw", message));
     }
     let Some(prompt) = prompt.or_else(|| suffix.as_ref().map(|_| String::new())) else {
@@ -62,7 +63,8 @@ pub(super) async fn create(
             None => prompt,
         };
         let prompt = Prompt::Text { text, parse_special: true };
-        app.complete(&caller, CompletionRequest { model, prompt, suffix, grammar: read.grammar, options }).await?
+        app.complete(&caller, CompletionRequest { model, prompt, suffix, grammar: read.grammar, options })
+            .await?
     } else {
         let system = system.map(|text| json!({ "role": "system", "content": text }));
         let messages = system.into_iter().chain([json!({ "role": "user", "content": prompt })]).collect();
