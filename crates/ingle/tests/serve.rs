@@ -301,6 +301,17 @@ fn messages_as_anthropic_has_them() {
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         body
     };
+    // What is refused before it comes to a handler has this API's shape too.
+    for (path, key, status) in [("/v1/messages", "two", 401), ("/v1/messages/none", "one", 404)] {
+        let request = Server::agent().post(format!("{}{path}", server.url)).header("x-api-key", key);
+        let mut response = request.send("{}").unwrap();
+        let refused: Value = serde_json::from_str(&response.body_mut().read_to_string().unwrap()).unwrap();
+        assert_eq!((response.status().as_u16(), &refused["type"]), (status, &json!("error")), "{refused}");
+        assert_eq!(
+            Some(&refused["request_id"]),
+            response.headers().get("x-request-id").map(|id| json!(id.to_str().unwrap())).as_ref()
+        );
+    }
     let (status, text) = ask("/v1/messages", &body(json!({})));
     assert_eq!(status, 200, "{text}");
     let whole: Value = serde_json::from_str(&text).unwrap();

@@ -333,8 +333,10 @@ impl App {
         let TextModel { facts, worker, .. } = &model;
         self.refuse_if_draining()?;
         if !options.context.is_empty() {
-            // A text begins once.
-            let begins = tokens.first().copied().is_some_and(|first| facts.tokenizer.bos() == Some(first));
+            // A text begins once. Where messages begin with the same token, it stays.
+            let bos = facts.tokenizer.bos();
+            let n_bos = tokens.iter().filter(|token| Some(**token) == bos).count();
+            let begins = n_bos == 1 && tokens.first().copied() == bos;
             tokens.splice(..usize::from(begins), options.context.iter().copied());
         }
         if tokens.is_empty() {

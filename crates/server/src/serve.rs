@@ -69,6 +69,8 @@ pub fn router(app: App, access: Access, origins: Origins) -> Router {
         .layer(from_fn(timed_body::layer))
         .layer(from_fn_with_state(origins, origins::check))
         .layer(from_fn_with_state(access, access::check))
+        .layer(from_fn(api::anthropic::errors))
+        .layer(from_fn(api::ollama::errors))
         .with_state(app);
     match cors {
         // Outermost: a preflight comes without a key.

@@ -33,7 +33,8 @@ impl Ps {
             let context = model["context_length"].as_u64().map_or(String::new(), |n| n.to_string());
             let size = model["size"].as_u64().map_or(String::new(), output::bytes);
             let until = match &model["expires_at"] {
-                Value::String(time) if !time.starts_with("9999") => time.clone(),
+                // What stays has a time in centuries.
+                Value::String(time) if time.as_str() < "2200" => time.clone(),
                 _ => "stays".to_owned(),
             };
             table.row(vec![text("name"), size, context, until]);

@@ -30,7 +30,8 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
         let path = error.path().to_string();
         let message = format!("the body is not as expected: {}", error.inner());
         match path.as_str() {
-            "." => ApiError::new(ErrorKind::Invalid, message),
+            // The second where the text is not JSON.
+            "." | "?" => ApiError::new(ErrorKind::Invalid, message),
             path => ApiError::invalid(path, format!("`{path}`: {message}")),
         }
     })

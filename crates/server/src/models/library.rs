@@ -106,12 +106,13 @@ impl Models {
         if name.is_empty() {
             return Err(ApiError::invalid("model", "`model` is missing, expected the name of a model"));
         }
-        let entry = self.find(name).await?;
-        let (loader, id) = (self.loader.clone(), entry.id.clone());
-        // The answers that are being written keep their model until they end.
+        // Whether clients may delete at all is said before whether there is such a model.
+        let entry = self.find(name).await.ok();
+        let (loader, id) = (self.loader.clone(), entry.as_ref().map_or(name, |entry| &entry.id).to_owned());
         blocking(move || loader.delete(&id)).await?;
+        // The answers that are being written keep their model until they end.
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
-        entries.retain(|other| !Arc::ptr_eq(other, &entry));
+        entries.retain(|other| entry.as_ref().is_none_or(|entry| !Arc::ptr_eq(other, entry)));
         Ok(())
     }
 }

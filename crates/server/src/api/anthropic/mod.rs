@@ -6,8 +6,8 @@ mod messages;
 mod request;
 
 use axum::Router;
-use axum::extract::{Extension, Request};
-use axum::middleware::{Next, from_fn};
+use axum::extract::Request;
+use axum::middleware::Next;
 use axum::response::Response;
 use axum::routing::post;
 
@@ -15,18 +15,24 @@ pub use error::error_json;
 pub use events::{Event, Events, stop_reason};
 
 use crate::app::App;
-use crate::request::Caller;
 
 /// The paths of this API.
 pub fn router() -> Router<App> {
     Router::new()
         .route("/v1/messages", post(messages::create))
         .route("/v1/messages/count_tokens", post(messages::count_tokens))
-        .layer(from_fn(errors))
 }
 
-/// Errors in this API's shape.
-async fn errors(Extension(caller): Extension<Caller>, request: Request, next: Next) -> Response {
+/// Errors in this API's shape, those included that come from before and beside its handlers: a missing key, another method.
+/// To be put around the layer that names requests.
+pub(crate) async fn errors(request: Request, next: Next) -> Response {
+    let path = request.uri().path();
+    let is_ours = path == "/v1/messages" || path.starts_with("/v1/messages/");
     let response = next.run(request).await;
-    crate::reshape(response, |error| error_json(error, &caller.request_id))
+    if !is_ours {
+        return response;
+    }
+    let request_id = response.headers().get("x-request-id").and_then(|id| id.to_str().ok());
+    let request_id = request_id.unwrap_or_default().to_owned();
+    crate::reshape(response, |error| error_json(error, &request_id))
 }

@@ -8,6 +8,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::answer::nanoseconds;
+use super::texts;
 use crate::api::body::JsonBody;
 use crate::api::sampling::keep_alive;
 use crate::app::{App, EmbedRequest, Embedded};
@@ -18,30 +19,15 @@ use crate::request::Prompt;
 pub(super) struct Body {
     #[serde(default)]
     model: String,
-    #[serde(default)]
-    input: Input,
+    input: Option<Value>,
     truncate: Option<bool>,
     dimensions: Option<usize>,
     keep_alive: Option<Value>,
 }
 
-#[derive(Default, Deserialize)]
-#[serde(untagged)]
-enum Input {
-    #[default]
-    None,
-    One(String),
-    Several(Vec<String>),
-}
-
 pub(super) async fn create(State(app): State<App>, JsonBody(body): JsonBody<Body>) -> Result<Json<Value>> {
     let begun = Instant::now();
-    let texts = match body.input {
-        Input::None => Vec::new(),
-        Input::One(text) if text.is_empty() => Vec::new(),
-        Input::One(text) => vec![text],
-        Input::Several(texts) => texts,
-    };
+    let texts = texts("input", body.input.filter(|input| *input != json!("")))?;
     let truncate = body.truncate.unwrap_or(true);
     let (load_time, mut found) = embed(&app, body.model, texts, truncate, body.keep_alive).await?;
     for vector in &mut found.vectors {

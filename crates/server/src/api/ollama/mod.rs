@@ -14,7 +14,7 @@ use std::time::SystemTime;
 
 use axum::extract::Request;
 use axum::http::Uri;
-use axum::middleware::{Next, from_fn};
+use axum::middleware::Next;
 use axum::response::Response;
 use axum::routing::{any, delete, get, post};
 use axum::{Json, Router};
@@ -24,6 +24,23 @@ use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::error::{ApiError, ErrorKind};
+
+/// `stop`, `input`: a text or several.
+fn texts(name: &str, value: Option<Value>) -> Result<Vec<String>, ApiError> {
+    let wrong = |found: &Value| {
+        let message = format!("`{name}` has {found}, expected a text or a list of texts");
+        ApiError::invalid(name, message)
+    };
+    let text = |value: Value| match value {
+        Value::String(text) => Ok(text),
+        other => Err(wrong(&other)),
+    };
+    match value {
+        None | Some(Value::Null) => Ok(Vec::new()),
+        Some(Value::Array(list)) => list.into_iter().map(text).collect(),
+        Some(one) => text(one).map(|text| vec![text]),
+    }
+}
 
 /// The version of Ollama whose API this is; clients ask for it before they use what is newer.
 const VERSION: &str = "0.12.11";
@@ -45,12 +62,13 @@ pub fn router() -> Router<App> {
         .route("/api/copy", any(not_offered))
         .route("/api/push", any(not_offered))
         .route("/api/blobs/{digest}", any(not_offered))
-        .layer(from_fn(errors))
 }
 
-/// Errors in this API's shape.
-async fn errors(request: Request, next: Next) -> Response {
-    crate::reshape(next.run(request).await, error_json)
+/// Errors in this API's shape, those included that come from before and beside its handlers: a missing key, an unknown path.
+pub(crate) async fn errors(request: Request, next: Next) -> Response {
+    let is_ours = request.uri().path().starts_with("/api/");
+    let response = next.run(request).await;
+    if is_ours { crate::reshape(response, error_json) } else { response }
 }
 
 /// The body of an error response, and the last line of an answer that failed.

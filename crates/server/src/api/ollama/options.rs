@@ -4,6 +4,7 @@ use serde::Deserialize;
 use serde_json::{Map, Number, Value, json};
 use text::Grammar;
 
+use super::texts;
 use crate::api::sampling::{SamplingKeys, keep_alive};
 use crate::error::{ApiError, Result};
 use crate::request::{GenerateOptions, KeepAlive};
@@ -30,21 +31,11 @@ pub(super) struct Common {
 struct OptionKeys {
     num_predict: Option<i64>,
     num_ctx: Option<i64>,
-    #[serde(default)]
-    stop: Stop,
+    stop: Option<Value>,
     tfs_z: Option<f32>,
     penalize_newline: Option<bool>,
     #[serde(flatten)]
     sampling: SamplingKeys,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(untagged)]
-enum Stop {
-    #[default]
-    None,
-    One(String),
-    Several(Vec<String>),
 }
 
 /// What Ollama takes where a key is not given.
@@ -87,11 +78,7 @@ impl Common {
         let mut options = GenerateOptions {
             // -1 and -2: until the model ends or the context is full.
             max_tokens: keys.num_predict.and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0),
-            stop: match keys.stop {
-                Stop::None => Vec::new(),
-                Stop::One(text) => vec![text],
-                Stop::Several(texts) => texts,
-            },
+            stop: texts("options.stop", keys.stop)?,
             logprobs: with_logprobs.then(|| self.top_logprobs.unwrap_or(0)),
             ..GenerateOptions::default()
         };
@@ -239,6 +226,7 @@ mod tests {
             (json!({ "top_logprobs": 3 }), "top_logprobs"),
             (json!({ "options": { "num_predict": "many" } }), "options.num_predict"),
             (json!({ "options": { "temperature": -1 } }), "temperature"),
+            (json!({ "options": { "stop": ["a", 1] } }), "options.stop"),
             (json!({ "options": { "tfs_z": 0.5 } }), "options.tfs_z"),
         ] {
             assert_eq!(read(body.clone()).unwrap_err().param.as_deref(), Some(param), "{body}");

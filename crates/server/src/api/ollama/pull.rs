@@ -66,10 +66,13 @@ fn lines(told: mpsc::UnboundedReceiver<PullProgress>) -> impl Stream<Item = Valu
 fn line(progress: &PullProgress) -> Value {
     // Clients tell files apart by their digests, which are known only once they are here: these are of their names.
     let digest: String = Sha256::digest(&progress.file).iter().map(|byte| format!("{byte:02x}")).collect();
-    let mut line = json!({
-        "status": format!("pulling {}", progress.file), "digest": format!("sha256:{digest}"),
-        "completed": progress.completed,
-    });
+    // What is not fetched says itself what is done with it.
+    let status = match progress.file.contains(' ') {
+        true => progress.file.clone(),
+        false => format!("pulling {}", progress.file),
+    };
+    let digest = format!("sha256:{digest}");
+    let mut line = json!({ "status": status, "digest": digest, "completed": progress.completed });
     if let Some(total) = progress.total {
         line["total"] = total.into();
     }
