@@ -235,7 +235,7 @@ fn the_queue_for_speech_is_bounded_and_left_by_whoever_hangs_up() {
     let mut socket = TcpStream::connect(server.url.strip_prefix("http://").unwrap()).unwrap();
     let body = form(&long, &[("model", TINY)]);
     let head = format!(
-        "POST {TRANSCRIPTIONS} HTTP/1.1\r\nHost: a\r\nContent-Type: multipart/form-data; boundary=edge\r\n\
+        "POST {TRANSCRIPTIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=edge\r\n\
          Content-Length: {}\r\n\r\n",
         body.len()
     );
