@@ -161,6 +161,7 @@ fn chats_prompts_and_lists() {
         ),
         ("/api/chat", chat(json!({ "format": { "type": "nonsense" } })), 400, "grammar"),
         ("/api/chat", chat(json!({ "options": { "temperature": "hot" } })), 400, "options.temperature"),
+        ("/api/chat", chat(json!({ "stream": "yes" })), 400, "`stream`"),
         ("/api/generate", prompt(json!({ "template": "{{ .Prompt }}" })), 501, "template"),
         ("/api/generate", prompt(json!({ "images": ["aGk="] })), 501, "images"),
         ("/api/generate", prompt(json!({ "raw": true, "system": "a" })), 400, "raw"),
