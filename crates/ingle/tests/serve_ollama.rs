@@ -145,6 +145,9 @@ fn chats_prompts_and_lists() {
         &prompt(json!({ "stream": false, "context": context, "prompt": "And of Italy?" })),
     );
     assert!(again["prompt_eval_count"].as_u64().unwrap() > n_context, "{again}");
+    // SmolLM2's messages begin with the token that begins a text, which must not be lost.
+    let tokens = server.ok("/detokenize", &json!({ "tokens": again["context"] }));
+    assert_eq!(tokens["content"].as_str().unwrap().matches("<|im_start|>system").count(), 2, "{tokens}");
     let raw = json!({ "stream": false, "raw": true, "prompt": "The capital of France is" });
     let raw = server.ok("/api/generate", &prompt(raw));
     assert!(raw["response"].as_str().unwrap().starts_with(" Paris") && raw["context"].is_null(), "{raw}");
@@ -161,6 +164,7 @@ fn chats_prompts_and_lists() {
         ),
         ("/api/chat", chat(json!({ "format": { "type": "nonsense" } })), 400, "grammar"),
         ("/api/chat", chat(json!({ "options": { "temperature": "hot" } })), 400, "options.temperature"),
+        ("/api/chat", chat(json!({ "stream": "yes" })), 400, "`stream`"),
         ("/api/generate", prompt(json!({ "template": "{{ .Prompt }}" })), 501, "template"),
         ("/api/generate", prompt(json!({ "images": ["aGk="] })), 501, "images"),
         ("/api/generate", prompt(json!({ "raw": true, "system": "a" })), 400, "raw"),

@@ -9,26 +9,25 @@ use serde_json::Value;
 
 use super::answer::{self, Frame, Shape};
 use super::messages::{is_open, messages};
-use super::options::{Common, note_context};
+use super::options::{Common, note_context, part};
 use crate::api::body::JsonBody;
 use crate::app::{Answer, App, Ready};
 use crate::error::{ApiError, ErrorKind, Result};
 use crate::request::{Caller, ChatRequest, ToolChoice};
 
 #[derive(Deserialize)]
-pub(super) struct Body {
+struct Body {
     messages: Option<Vec<Value>>,
     tools: Option<Vec<Value>>,
-    #[serde(flatten)]
-    common: Common,
 }
 
 pub(super) async fn create(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
-    JsonBody(Body { messages: found, tools, common }): JsonBody<Body>,
+    JsonBody(body): JsonBody<Value>,
 ) -> Result<Response> {
     let begun = Instant::now();
+    let (common, Body { messages: found, tools }) = (part::<Common>(&body, "")?, part(&body, "")?);
     let found = found.unwrap_or_default();
     if found.is_empty() {
         return answer::load(&app, &common, Shape::Chat, begun).await;

@@ -10,14 +10,14 @@ use serde_json::{Value, json};
 use super::answer::{self, Frame, Shape};
 use super::chat::check_thinking;
 use super::messages::refuse_images;
-use super::options::{Common, note_context};
+use super::options::{Common, note_context, part};
 use crate::api::body::JsonBody;
 use crate::app::App;
 use crate::error::{ApiError, Result};
 use crate::request::{Caller, ChatRequest, CompletionRequest, Prompt};
 
 #[derive(Deserialize)]
-pub(super) struct Body {
+struct Body {
     prompt: Option<String>,
     suffix: Option<String>,
     images: Option<Value>,
@@ -25,16 +25,15 @@ pub(super) struct Body {
     template: Option<String>,
     raw: Option<bool>,
     context: Option<Vec<u32>>,
-    #[serde(flatten)]
-    common: Common,
 }
 
 pub(super) async fn create(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
-    JsonBody(body): JsonBody<Body>,
+    JsonBody(body): JsonBody<Value>,
 ) -> Result<Response> {
     let begun = Instant::now();
+    let (common, body) = (part::<Common>(&body, "")?, part::<Body>(&body, "")?);
     let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
     let (prompt, suffix, system) = (given(&body.prompt), given(&body.suffix), given(&body.system));
     let (raw, context) = (body.raw.unwrap_or(false), body.context.unwrap_or_default());
@@ -48,10 +47,10 @@ pub(super) async fn create(
         return Err(ApiError::invalid("raw", message));
     }
     let Some(prompt) = prompt.or_else(|| suffix.as_ref().map(|_| String::new())) else {
-        return answer::load(&app, &body.common, Shape::Generate { has_context: false }, begun).await;
+        return answer::load(&app, &common, Shape::Generate { has_context: false }, begun).await;
     };
-    let read = body.common.read()?;
-    let ready = app.load(&body.common.model, read.options.keep_alive).await?;
+    let read = common.read()?;
+    let ready = app.load(&common.model, read.options.keep_alive).await?;
     check_thinking(read.thinking, &ready)?;
     note_context(read.n_ctx, ready.n_ctx(), ready.id());
     let (model, mut options) = (ready.id().to_owned(), read.options);
@@ -80,5 +79,5 @@ pub(super) async fn create(
         app.chat(&caller, request).await?
     };
     let frame = Frame::new(&ready, Shape::Generate { has_context: !raw }, begun);
-    answer::response(answer, frame, body.common.stream.unwrap_or(true)).await
+    answer::response(answer, frame, common.stream.unwrap_or(true)).await
 }

@@ -6,7 +6,7 @@ use text::Grammar;
 
 use super::texts;
 use crate::api::sampling::{SamplingKeys, keep_alive};
-use crate::error::{ApiError, Result};
+use crate::error::{ApiError, ErrorKind, Result};
 use crate::request::{GenerateOptions, KeepAlive};
 
 /// Keys beside the messages or the prompt.
@@ -34,8 +34,6 @@ struct OptionKeys {
     stop: Option<Value>,
     tfs_z: Option<f32>,
     penalize_newline: Option<bool>,
-    #[serde(flatten)]
-    sampling: SamplingKeys,
 }
 
 /// What Ollama takes where a key is not given.
@@ -74,7 +72,7 @@ impl Common {
         if self.top_logprobs.is_some_and(|n| n > 0) && !with_logprobs {
             return Err(ApiError::invalid("top_logprobs", "`top_logprobs` needs `logprobs` to be true"));
         }
-        let keys = self.option_keys()?;
+        let (keys, sampling) = self.option_keys()?;
         let mut options = GenerateOptions {
             // -1 and -2: until the model ends or the context is full.
             max_tokens: keys.num_predict.and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0),
@@ -82,7 +80,7 @@ impl Common {
             logprobs: with_logprobs.then(|| self.top_logprobs.unwrap_or(0)),
             ..GenerateOptions::default()
         };
-        keys.sampling.apply(&mut options)?;
+        sampling.apply(&mut options)?;
         options.keep_alive = self.keep_alive()?;
         for (name, is_asked) in [
             ("options.tfs_z", keys.tfs_z.is_some_and(|z| z != 1.0)),
@@ -92,7 +90,7 @@ impl Common {
                 return Err(ApiError::not_built(name));
             }
         }
-        let grammar = keys.sampling.grammar(self.format()?)?;
+        let grammar = sampling.grammar(self.format()?)?;
         let (thinking, effort) = self.think()?;
         let mut variables = Map::new();
         if let Some(effort) = effort {
@@ -102,20 +100,15 @@ impl Common {
         Ok(Read { options, grammar, thinking, variables, n_ctx })
     }
 
-    fn option_keys(&self) -> Result<OptionKeys> {
+    fn option_keys(&self) -> Result<(OptionKeys, SamplingKeys)> {
         let mut given = self.options.clone().unwrap_or_default();
         given.retain(|_, value| !value.is_null());
         for (name, value) in defaults() {
             given.entry(name).or_insert(value);
         }
         given.values_mut().for_each(whole);
-        serde_path_to_error::deserialize(Value::Object(given)).map_err(|error| {
-            let message = format!("`options` is not as expected: {}", error.inner());
-            match error.path().to_string().as_str() {
-                "." => ApiError::invalid("options", message),
-                path => ApiError::invalid(format!("options.{path}"), format!("`options.{path}`: {message}")),
-            }
-        })
+        let given = Value::Object(given);
+        Ok((part(&given, "options.")?, part(&given, "options.")?))
     }
 
     fn format(&self) -> Result<Option<Grammar>> {
@@ -153,6 +146,17 @@ fn wrong_think(found: &Value) -> ApiError {
         "think",
         format!("`think` is {found}, expected true, false, \"low\", \"medium\" or \"high\""),
     )
+}
+
+/// Some of an object's keys; what is wrong is named by its path, which a flattened struct would lose.
+pub(super) fn part<'de, T: Deserialize<'de>>(object: &'de Value, prefix: &str) -> Result<T> {
+    serde_path_to_error::deserialize(object).map_err(|error| {
+        let message = format!("the body is not as expected: {}", error.inner());
+        match error.path().to_string().as_str() {
+            "." => ApiError::new(ErrorKind::Invalid, message),
+            path => ApiError::invalid(format!("{prefix}{path}"), format!("`{prefix}{path}`: {message}")),
+        }
+    })
 }
 
 /// Clients whose language knows no whole numbers write `40.0`.
@@ -226,6 +230,7 @@ mod tests {
             (json!({ "top_logprobs": 3 }), "top_logprobs"),
             (json!({ "options": { "num_predict": "many" } }), "options.num_predict"),
             (json!({ "options": { "temperature": -1 } }), "temperature"),
+            (json!({ "options": { "temperature": "hot" } }), "options.temperature"),
             (json!({ "options": { "stop": ["a", 1] } }), "options.stop"),
             (json!({ "options": { "tfs_z": 0.5 } }), "options.tfs_z"),
         ] {
