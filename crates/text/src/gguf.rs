@@ -3,6 +3,7 @@ use weights::{Array, Metadata, Value};
 
 use crate::bpe::BytePairs;
 use crate::charsmap::CharsMap;
+use crate::fill_in_middle::DeclaredGap;
 use crate::plamo2::Plamo2;
 use crate::presets::{Alphabet, Preset};
 use crate::rwkv::Rwkv;
@@ -205,6 +206,17 @@ fn declared(
     for key in ["tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"] {
         ends.extend(id(meta, key, vocabulary)?);
     }
+    // Files of the first days name them without `fim`.
+    let gap = |name: &str| id(meta, &format!("tokenizer.ggml.fim_{name}_token_id"), vocabulary);
+    let older = |name: &str| id(meta, &format!("tokenizer.ggml.{name}_token_id"), vocabulary);
+    let gap = DeclaredGap {
+        prefix: gap("pre")?.or(older("prefix")?),
+        suffix: gap("suf")?.or(older("suffix")?),
+        middle: gap("mid")?.or(older("middle")?),
+        repository: gap("rep")?,
+        file: gap("sep")?,
+        pad: gap("pad")?,
+    };
     let add_bos = boolean(meta, "tokenizer.ggml.add_bos_token")?.unwrap_or(add_bos);
     let add_eos = boolean(meta, "tokenizer.ggml.add_eos_token")?.unwrap_or(add_eos);
     let mut chat_templates = Vec::new();
@@ -220,6 +232,7 @@ fn declared(
         ends,
         prefix: bos.filter(|_| add_bos).into_iter().collect(),
         suffix: eos.filter(|_| add_eos).into_iter().collect(),
+        gap,
         chat_templates,
         ..Declared::default()
     })

@@ -5,6 +5,7 @@
 //!   the keys of a GGUF file from a Hugging Face folder.
 //! - [`Detokenizer`]: tokens to text as they come, never half a character. [`StopStrings`]: stop strings in such a
 //!   stream. Neither allocates after it is made.
+//! - [`FillInMiddle`]: the tokens around a gap, of models that fill one.
 //! - [`Grammar`]: which tokens may follow, so that a text is JSON of a schema or follows a grammar.
 //! - [`ChatTemplate`]: a conversation to the text the model was trained on, byte-equal to what transformers renders.
 //!
@@ -21,6 +22,7 @@ mod chat_template;
 mod checkpoint;
 mod detokenizer;
 mod error;
+mod fill_in_middle;
 mod gguf;
 mod gguf_export;
 mod grammar;
@@ -45,6 +47,7 @@ pub use answer::{AnswerFormat, AnswerParser, AnswerPart, CallChoice, ToolPrompt}
 pub use chat_template::{Chat, ChatTemplate};
 pub use detokenizer::{Detokenizer, ShowSpecial};
 pub use error::{Error, Result};
+pub use fill_in_middle::{FillInMiddle, Gap};
 pub use gguf_export::{GgufTokenizer, gguf_from_base, gguf_from_folder};
 pub use grammar::{Grammar, GrammarCompiler, Matcher};
 pub use ranked::TokenSpelling;

@@ -1,6 +1,7 @@
 //! Text to token ids and back.
 
 use crate::bpe::BytePairs;
+use crate::fill_in_middle::{DeclaredGap, FillInMiddle};
 use crate::hugging_face::HuggingFace;
 use crate::plamo2::Plamo2;
 use crate::rwkv::Rwkv;
@@ -66,6 +67,8 @@ pub(crate) struct Declared {
     pub(crate) strips_left: Vec<u32>,
     /// Tokens that swallow the spaces after them.
     pub(crate) strips_right: Vec<u32>,
+    /// Tokens around a gap to be filled.
+    pub(crate) gap: DeclaredGap,
     /// Chat templates by name; the nameless one is the default.
     pub(crate) chat_templates: Vec<(String, String)>,
 }
@@ -78,6 +81,7 @@ pub struct Tokenizer {
     declared: Declared,
     /// Ascending.
     ends: Vec<u32>,
+    fill_in_middle: Option<FillInMiddle>,
 }
 
 impl Tokenizer {
@@ -97,10 +101,11 @@ impl Tokenizer {
             // A token that ends an answer is not part of its text, even where the file calls it normal.
             vocabulary.set_kind(id, Kind::Control);
         }
+        let fill_in_middle = FillInMiddle::find(&vocabulary, declared.gap);
         let strips_left = std::mem::take(&mut declared.strips_left);
         let special_index =
             SpecialIndex::new(&vocabulary, strips_left, std::mem::take(&mut declared.strips_right));
-        Tokenizer { vocabulary, encoder, special_index, declared, ends }
+        Tokenizer { vocabulary, encoder, special_index, declared, ends, fill_in_middle }
     }
 
     /// Compile the patterns that split text into words, which the first text would otherwise wait for.
@@ -212,6 +217,16 @@ impl Tokenizer {
     /// All tokens that end an answer, ascending.
     pub fn ends(&self) -> &[u32] {
         &self.ends
+    }
+
+    /// The tokens around a gap, if the model was trained to fill one.
+    pub fn fill_in_middle(&self) -> Option<&FillInMiddle> {
+        self.fill_in_middle.as_ref()
+    }
+
+    /// The tokens that [`Tokenizer::encode_with_bos`] puts before a text.
+    pub(crate) fn text_prefix(&self) -> &[u32] {
+        &self.declared.prefix
     }
 
     /// The token that begins a text, if the file declares one. Whether texts get it is [`Tokenizer::encode_with_bos`]'s
