@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use engine::{CancelFlag, Constraint, FinishReason, Request};
-use text::{ShowSpecial, Specials};
+use text::{Gap, ShowSpecial, Specials};
 
 use crate::answer::{AnswerEvent, Collected, Delta, EventKind, Finish, StopReason, TokenInfo, Usage};
 use crate::chat::{Prepared, prepare_chat, render};
@@ -52,6 +52,23 @@ pub struct RequestActivity {
     pub n_decoded: usize,
     /// Since it came.
     pub age: Duration,
+}
+
+/// What clients want to know of a model that writes text.
+#[derive(Clone, Debug)]
+pub struct TextProps {
+    /// Its id.
+    pub id: String,
+    /// Tokens of a sequence.
+    pub n_ctx: usize,
+    /// Sequences at once.
+    pub n_slots: usize,
+    /// Its chat template; `None`: a base model.
+    pub chat_template: Option<String>,
+    /// The text of the token that begins a text; empty if it has none.
+    pub bos: String,
+    /// The text of the token that ends an answer.
+    pub eos: String,
 }
 
 /// Texts to embed.
@@ -247,6 +264,27 @@ impl App {
         tokens.iter().map(bytes).collect()
     }
 
+    /// What clients want to know of a model that writes text.
+    ///
+    /// # Errors
+    /// No such model, or it writes no text.
+    pub async fn text_props(&self, model: &str) -> Result<TextProps> {
+        let lease = self.0.models.get(model, None).await?;
+        let TextModel { id, facts, .. } = lease.text()?;
+        let text = |token: Option<u32>| {
+            let bytes = token.map(|token| facts.tokenizer.token_bytes(token)).unwrap_or_default();
+            String::from_utf8_lossy(bytes).into_owned()
+        };
+        Ok(TextProps {
+            id: id.clone(),
+            n_ctx: facts.n_ctx,
+            n_slots: facts.n_slots,
+            chat_template: facts.tokenizer.chat_template().map(str::to_owned),
+            bos: text(facts.tokenizer.bos()),
+            eos: text(facts.tokenizer.eos()),
+        })
+    }
+
     /// Answer a chat.
     ///
     /// # Errors
@@ -273,14 +311,24 @@ impl App {
     /// # Errors
     /// As [`Self::chat`].
     pub async fn complete(&self, caller: &Caller, request: CompletionRequest) -> Result<Answer> {
-        let CompletionRequest { model, prompt, suffix, grammar, options } = request;
-        if suffix.is_some() {
-            return Err(ApiError::not_built("suffix"));
-        }
+        let CompletionRequest { model, prompt, suffix, files, grammar, mut options } = request;
         let lease = self.0.models.get(&model, options.keep_alive).await?;
-        let tokens = match prompt {
-            Prompt::Tokens(tokens) => tokens,
-            Prompt::Text { text, parse_special } => {
+        let tokens = match (prompt, suffix) {
+            (Prompt::Text { text: before, .. }, Some(after)) => {
+                let model = lease.text()?.clone();
+                let gap = Gap { before, after, files };
+                let (tokens, ends) = blocking(move || model.around_gap(&gap)).await?;
+                options.stop_tokens.extend(ends);
+                tokens
+            }
+            (Prompt::Tokens(_), Some(_)) => {
+                return Err(ApiError::invalid(
+                    "suffix",
+                    "`suffix` needs a `prompt` that is text, found tokens",
+                ));
+            }
+            (Prompt::Tokens(tokens), None) => tokens,
+            (Prompt::Text { text, parse_special }, None) => {
                 let tokens = self.tokenize(lease.id(), text, true, parse_special).await?;
                 tokens.into_iter().map(|(id, _)| id).collect()
             }

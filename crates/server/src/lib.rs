@@ -36,7 +36,9 @@ mod worker;
 pub use access::Access;
 pub use answer::{AnswerEvent, Collected, Delta, EventKind, Finish, StopReason, TokenInfo, ToolCall, Usage};
 pub use api::sampling::keep_alive;
-pub use app::{Answer, App, EmbedRequest, Embedded, ModelActivity, Options, Ready, RequestActivity};
+pub use app::{
+    Answer, App, EmbedRequest, Embedded, ModelActivity, Options, Ready, RequestActivity, TextProps,
+};
 pub use details::ModelDetails;
 pub use error::{ApiError, ErrorKind, Result, reshape};
 pub use models::{Kind, LoadError, Loaded, LoadedStatus, Loader, ModelStatus, PullProgress, TextStatus};

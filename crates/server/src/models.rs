@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use engine::{Embedder, Engine};
 use speech::Transcriber;
-use text::{Grammar, GrammarCompiler, Matcher, Tokenizer};
+use text::{Gap, Grammar, GrammarCompiler, Matcher, Tokenizer};
 use tokio::sync::oneshot;
 
 use crate::details::ModelDetails;
@@ -240,6 +240,22 @@ impl TextModel {
                 format!("the model `{}` has no chat template; use /v1/completions instead", self.id);
             ApiError::invalid("model", message)
         })
+    }
+}
+
+impl TextModel {
+    /// The prompt that has the model fill a gap, and the tokens that end what fills it.
+    ///
+    /// # Errors
+    /// It was not trained for that.
+    pub(crate) fn around_gap(&self, gap: &Gap) -> Result<(Vec<u32>, Vec<u32>)> {
+        let tokenizer = &self.facts.tokenizer;
+        let tokens = tokenizer.fill_in_middle().ok_or_else(|| {
+            let message = format!("the model `{}` has no tokens around a gap, so it fills none", self.id);
+            ApiError::invalid("suffix", message)
+        })?;
+        let prompt = tokenizer.encode_gap(tokens, gap).map_err(engine::Error::from)?;
+        Ok((prompt, tokens.ends.clone()))
     }
 }
 

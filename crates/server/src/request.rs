@@ -80,6 +80,8 @@ pub struct CompletionRequest {
     pub prompt: Prompt,
     /// Text that follows the gap, for models that fill in the middle.
     pub suffix: Option<String>,
+    /// With `suffix`: other files to know of, names and texts.
+    pub files: Vec<(String, String)>,
     /// What the text must be.
     pub grammar: Option<Grammar>,
     /// Everything else.

@@ -52,6 +52,7 @@ pub fn router(app: App, access: Access, origins: Origins) -> Router {
     let cors = origins.cors();
     let router = Router::new()
         .merge(api::anthropic::router())
+        .merge(api::llama::router())
         .merge(api::ollama::router())
         .merge(api::openai::router())
         .merge(api::operations::router())

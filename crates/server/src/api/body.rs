@@ -2,7 +2,9 @@
 
 use axum::body::Bytes;
 use axum::extract::{FromRequest, Request};
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use crate::error::{ApiError, ErrorKind};
 
@@ -24,17 +26,26 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
     }
 }
 
+/// Some of an object's keys; what is wrong is named by its path after `prefix`, which a flattened struct would lose.
+///
+/// # Errors
+/// A value is not as expected.
+pub fn part<'de, T: Deserialize<'de>>(object: &'de Value, prefix: &str) -> Result<T, ApiError> {
+    serde_path_to_error::deserialize(object).map_err(|error| wrong(&error, prefix))
+}
+
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     let mut json = serde_json::Deserializer::from_slice(bytes);
-    serde_path_to_error::deserialize(&mut json).map_err(|error| {
-        let path = error.path().to_string();
-        let message = format!("the body is not as expected: {}", error.inner());
-        match path.as_str() {
-            // The second where the text is not JSON.
-            "." | "?" => ApiError::new(ErrorKind::Invalid, message),
-            path => ApiError::invalid(path, format!("`{path}`: {message}")),
-        }
-    })
+    serde_path_to_error::deserialize(&mut json).map_err(|error| wrong(&error, ""))
+}
+
+fn wrong(error: &serde_path_to_error::Error<serde_json::Error>, prefix: &str) -> ApiError {
+    let message = format!("the body is not as expected: {}", error.inner());
+    match error.path().to_string().as_str() {
+        // The second where the text is not JSON.
+        "." | "?" => ApiError::new(ErrorKind::Invalid, message),
+        path => ApiError::invalid(format!("{prefix}{path}"), format!("`{prefix}{path}`: {message}")),
+    }
 }
 
 #[cfg(test)]

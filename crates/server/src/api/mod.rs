@@ -4,6 +4,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 pub mod anthropic;
 pub mod body;
+pub mod llama;
 pub mod ollama;
 pub mod openai;
 pub mod operations;

@@ -9,8 +9,8 @@ use serde_json::Value;
 
 use super::answer::{self, Frame, Shape};
 use super::messages::{is_open, messages};
-use super::options::{Common, note_context, part};
-use crate::api::body::JsonBody;
+use super::options::{Common, note_context};
+use crate::api::body::{JsonBody, part};
 use crate::app::{Answer, App, Ready};
 use crate::error::{ApiError, ErrorKind, Result};
 use crate::request::{Caller, ChatRequest, ToolChoice};

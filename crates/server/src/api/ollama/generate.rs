@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use super::answer::{self, Frame, Shape};
 use super::chat::check_thinking;
 use super::messages::refuse_images;
-use super::options::{Common, note_context, part};
-use crate::api::body::JsonBody;
+use super::options::{Common, note_context};
+use crate::api::body::{JsonBody, part};
 use crate::app::App;
 use crate::error::{ApiError, Result};
 use crate::request::{Caller, ChatRequest, CompletionRequest, Prompt};
@@ -62,8 +62,18 @@ pub(super) async fn create(
             None => prompt,
         };
         let prompt = Prompt::Text { text, parse_special: true };
-        app.complete(&caller, CompletionRequest { model, prompt, suffix, grammar: read.grammar, options })
-            .await?
+        app.complete(
+            &caller,
+            CompletionRequest {
+                model,
+                prompt,
+                suffix,
+                grammar: read.grammar,
+                options,
+                ..CompletionRequest::default()
+            },
+        )
+        .await?
     } else {
         let system = system.map(|text| json!({ "role": "system", "content": text }));
         let messages = system.into_iter().chain([json!({ "role": "user", "content": prompt })]).collect();

@@ -5,8 +5,9 @@ use serde_json::{Map, Number, Value, json};
 use text::Grammar;
 
 use super::texts;
+use crate::api::body::part;
 use crate::api::sampling::{SamplingKeys, keep_alive};
-use crate::error::{ApiError, ErrorKind, Result};
+use crate::error::{ApiError, Result};
 use crate::request::{GenerateOptions, KeepAlive};
 
 /// Keys beside the messages or the prompt.
@@ -146,17 +147,6 @@ fn wrong_think(found: &Value) -> ApiError {
         "think",
         format!("`think` is {found}, expected true, false, \"low\", \"medium\" or \"high\""),
     )
-}
-
-/// Some of an object's keys; what is wrong is named by its path, which a flattened struct would lose.
-pub(super) fn part<'de, T: Deserialize<'de>>(object: &'de Value, prefix: &str) -> Result<T> {
-    serde_path_to_error::deserialize(object).map_err(|error| {
-        let message = format!("the body is not as expected: {}", error.inner());
-        match error.path().to_string().as_str() {
-            "." => ApiError::new(ErrorKind::Invalid, message),
-            path => ApiError::invalid(format!("{prefix}{path}"), format!("`{prefix}{path}`: {message}")),
-        }
-    })
 }
 
 /// Clients whose language knows no whole numbers write `40.0`.

@@ -82,9 +82,6 @@ fn requests(body: Body) -> Result<Vec<CompletionRequest>> {
     if body.echo == Some(true) && body.stream == Some(true) {
         return Err(ApiError::not_built("echo"));
     }
-    if body.suffix.is_some_and(|suffix| !suffix.is_empty()) {
-        return Err(ApiError::not_built("suffix"));
-    }
     match body.best_of {
         Some(best_of) if best_of < n => {
             let message = format!("`best_of` is {best_of}, expected at least `n`, {n}");
@@ -104,6 +101,7 @@ fn requests(body: Body) -> Result<Vec<CompletionRequest>> {
     };
     body.sampling.apply(&mut options)?;
     let grammar = body.sampling.grammar(None)?;
+    let suffix = body.suffix.filter(|suffix| !suffix.is_empty());
     let prompts = body.prompt.list();
     if !(1..=MAX_PROMPTS).contains(&prompts.len()) {
         let message = format!("`prompt` has {} entries, expected 1 to {MAX_PROMPTS}", prompts.len());
@@ -112,7 +110,8 @@ fn requests(body: Body) -> Result<Vec<CompletionRequest>> {
     let request = |prompt| CompletionRequest {
         model: body.model.clone(),
         prompt,
-        suffix: None,
+        suffix: suffix.clone(),
+        files: Vec::new(),
         grammar: grammar.clone(),
         options: options.clone(),
     };

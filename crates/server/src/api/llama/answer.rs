@@ -1,0 +1,166 @@
+//! Answers in llama-server's shape, whole and as events.
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::response::{IntoResponse, Response};
+use futures_util::Stream;
+use serde_json::{Map, Value, json};
+
+use crate::answer::{AnswerEvent, Collected, Delta, EventKind, Finish, StopReason, TokenInfo};
+use crate::api::sse;
+use crate::app::Answer;
+use crate::error::{ApiError, ErrorKind, Result};
+
+/// What a request says of the shape of its answer.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Shape {
+    /// Whether log-probabilities were asked for.
+    pub(super) with_probs: bool,
+    pub(super) with_tokens: bool,
+    /// Keys to answer, `/` between levels; empty: all.
+    pub(super) fields: Vec<String>,
+    /// As the client gave it.
+    pub(super) prompt: Value,
+    /// The keys of the request that say how the answer is made.
+    pub(super) settings: Value,
+}
+
+/// The whole answer of a prompt.
+pub(super) async fn whole(answer: Answer, index: usize, shape: Shape) -> Result<Value> {
+    let (model, n_prompt) = (answer.model.clone(), answer.n_prompt);
+    let collected = answer.collect().await?.into_iter().next().unwrap_or_default();
+    let Collected { content, tokens, finish, .. } = collected;
+    let finish = finish.ok_or_else(|| ApiError::internal("an answer has no end"))?;
+    let mut json = last(index, &model, n_prompt, &finish, &shape)?;
+    json["has_new_line"] = json!(content.contains('\n'));
+    json["content"] = json!(content);
+    add_tokens(&mut json, &shape, tokens);
+    Ok(select(json, &shape.fields))
+}
+
+/// The events of a prompt's answer.
+pub(super) fn stream(answer: Answer, shape: Shape) -> Response {
+    sse::response(events(answer, shape)).into_response()
+}
+
+fn events(answer: Answer, shape: Shape) -> impl Stream<Item = Bytes> + Send {
+    let begun = (Some(answer), shape, false, 0_usize);
+    futures_util::stream::unfold(begun, |(answer, shape, mut has_new_line, mut n_decoded)| async move {
+        let mut answer = answer?;
+        let AnswerEvent { kind, .. } = answer.next().await?;
+        let (bytes, answer) = match kind {
+            EventKind::Delta(Delta::Content { text, tokens }) => {
+                has_new_line |= text.contains('\n');
+                n_decoded += tokens.len();
+                let mut json = json!({
+                    "index": 0, "content": text, "stop": false, "id_slot": -1,
+                    "tokens_predicted": n_decoded, "tokens_evaluated": answer.n_prompt,
+                });
+                add_tokens(&mut json, &shape, tokens);
+                (sse::data(&select(json, &shape.fields)), Some(answer))
+            }
+            EventKind::Delta(_) => (Bytes::new(), Some(answer)),
+            EventKind::Done(finish) => {
+                let bytes = match last(0, &answer.model, answer.n_prompt, &finish, &shape) {
+                    Ok(mut json) => {
+                        json["content"] = json!("");
+                        json["tokens"] = json!([]);
+                        json["has_new_line"] = json!(has_new_line);
+                        sse::data(&select(json, &shape.fields))
+                    }
+                    Err(error) => sse::error(&error),
+                };
+                (bytes, None)
+            }
+        };
+        Some((bytes, (answer, shape, has_new_line, n_decoded)))
+    })
+}
+
+/// What is known when an answer has ended; its text is not here.
+fn last(index: usize, model: &str, n_prompt: usize, finish: &Finish, shape: &Shape) -> Result<Value> {
+    let (stop_type, word) = match &finish.reason {
+        StopReason::End | StopReason::StopToken(_) | StopReason::ToolCalls | StopReason::Cancelled => {
+            ("eos", "")
+        }
+        StopReason::StopString(word) => ("word", word.as_str()),
+        StopReason::MaxTokens | StopReason::ContextFull => ("limit", ""),
+        StopReason::Timeout => return Err(ApiError::new(ErrorKind::Timeout, "the request's time is over")),
+        StopReason::Failed(message) => return Err(ApiError::internal(message.clone())),
+    };
+    Ok(json!({
+        "index": index, "content": "", "tokens": [], "id_slot": -1, "stop": true, "model": model,
+        "tokens_predicted": finish.usage.completion_tokens, "tokens_evaluated": n_prompt,
+        "generation_settings": shape.settings, "prompt": shape.prompt, "has_new_line": false,
+        "truncated": finish.reason == StopReason::ContextFull, "stop_type": stop_type, "stopping_word": word,
+        "tokens_cached": n_prompt + finish.usage.completion_tokens, "seed": finish.seed,
+        "timings": timings(finish),
+    }))
+}
+
+/// Times in milliseconds.
+fn timings(finish: &Finish) -> Value {
+    let t = &finish.timings;
+    let n_computed = t.prompt_tokens - t.reused_tokens;
+    let (prompt_ms, predicted_ms) = (t.prefill_seconds * 1e3, t.decode_seconds * 1e3);
+    let each = |ms: f64, n: usize| if n == 0 { 0.0 } else { ms / n as f64 };
+    json!({
+        "cache_n": t.reused_tokens,
+        "prompt_n": n_computed, "prompt_ms": prompt_ms, "prompt_per_token_ms": each(prompt_ms, n_computed),
+        "prompt_per_second": t.prefill_rate(),
+        "predicted_n": t.generated_tokens, "predicted_ms": predicted_ms,
+        "predicted_per_token_ms": each(predicted_ms, t.generated_tokens.saturating_sub(1)),
+        "predicted_per_second": t.decode_rate(),
+        "draft_n": t.drafted_tokens, "draft_n_accepted": t.accepted_tokens,
+    })
+}
+
+fn add_tokens(json: &mut Value, shape: &Shape, tokens: Vec<TokenInfo>) {
+    if shape.with_tokens {
+        json["tokens"] = json!(tokens.iter().map(|token| token.id).collect::<Vec<_>>());
+    }
+    if shape.with_probs {
+        json["completion_probabilities"] = tokens.into_iter().map(probability).collect();
+    }
+}
+
+fn probability(token: TokenInfo) -> Value {
+    let one = |id: u32, bytes: &[u8], logprob: Option<f32>| json!({ "id": id, "token": String::from_utf8_lossy(bytes), "bytes": bytes, "logprob": logprob });
+    let top: Value = token.top.iter().map(|(id, bytes, logprob)| one(*id, bytes, Some(*logprob))).collect();
+    let mut json = one(token.id, &token.bytes, token.logprob);
+    json["top_logprobs"] = top;
+    json
+}
+
+/// The keys that were asked for; `a/b` is the key `b` within `a`, answered as `b`.
+fn select(json: Value, fields: &[String]) -> Value {
+    if fields.is_empty() {
+        return json;
+    }
+    let found = fields.iter().filter_map(|field| {
+        let value = json.pointer(&format!("/{field}"))?.clone();
+        Some((field.rsplit('/').next().unwrap_or(field).to_owned(), value))
+    });
+    Value::Object(found.collect::<Map<_, _>>())
+}
+
+/// One answer as an object, several as a list.
+pub(super) fn respond(mut answers: Vec<Value>) -> Response {
+    match answers.len() {
+        1 => Json(answers.remove(0)).into_response(),
+        _ => Json(Value::Array(answers)).into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_selected_by_their_path() {
+        let json = json!({ "content": "a", "timings": { "prompt_n": 3 } });
+        let fields = ["content", "timings/prompt_n", "none"].map(str::to_owned);
+        assert_eq!(select(json.clone(), &fields), json!({ "content": "a", "prompt_n": 3 }));
+        assert_eq!(select(json.clone(), &[]), json);
+    }
+}

@@ -1,0 +1,248 @@
+//! `/completion`
+
+use std::time::Duration;
+
+use axum::extract::{Extension, State};
+use axum::response::Response;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::answer::{self, Shape};
+use crate::api::body::{JsonBody, part};
+use crate::api::sampling::SamplingKeys;
+use crate::app::App;
+use crate::error::{ApiError, Result};
+use crate::request::{Caller, CompletionRequest, GenerateOptions, Prompt};
+
+/// Keys beside the prompt.
+#[derive(Deserialize)]
+pub(super) struct Keys {
+    #[serde(default)]
+    pub(super) model: String,
+    #[serde(alias = "max_tokens")]
+    n_predict: Option<i64>,
+    stream: Option<bool>,
+    stop: Option<Vec<String>>,
+    n_probs: Option<usize>,
+    return_tokens: Option<bool>,
+    response_fields: Option<Vec<String>>,
+    /// Milliseconds.
+    t_max_predict_ms: Option<i64>,
+    // Known, and not built: refused unless they ask for nothing.
+    post_sampling_probs: Option<bool>,
+    return_progress: Option<bool>,
+    timings_per_token: Option<bool>,
+    n_indent: Option<i64>,
+    n_keep: Option<i64>,
+    n_cmpl: Option<usize>,
+    lora: Option<Value>,
+    #[serde(skip)]
+    sampling: SamplingKeys,
+}
+
+/// A body with llama-server's defaults where the other APIs have others.
+pub(super) fn with_defaults(mut body: Map<String, Value>) -> Value {
+    body.retain(|_, value| !value.is_null());
+    body.entry("repeat_last_n").or_insert(json!(64));
+    // One text is as good as a list of them.
+    if let Some(stop) = body.get_mut("stop").filter(|stop| stop.is_string()) {
+        *stop = json!([stop]);
+    }
+    Value::Object(body)
+}
+
+impl Keys {
+    pub(super) fn of(body: &Value) -> Result<Keys> {
+        let keys: Keys = part(body, "")?;
+        Ok(Keys { sampling: part(body, "")?, ..keys })
+    }
+
+    pub(super) fn wants_stream(&self) -> bool {
+        self.stream.unwrap_or(false)
+    }
+
+    /// A request to go on with `prompt`.
+    pub(super) fn request(&self, prompt: Prompt) -> Result<CompletionRequest> {
+        self.refuse_unbuilt()?;
+        let mut options = GenerateOptions {
+            // -1: no limit, -2: until the context is full.
+            max_tokens: self.n_predict.and_then(|n| usize::try_from(n).ok()),
+            stop: self.stop.clone().unwrap_or_default(),
+            logprobs: (self.n_probs.is_some_and(|n| n > 0) || self.return_tokens == Some(true))
+                .then(|| self.n_probs.unwrap_or(0)),
+            timeout: self
+                .t_max_predict_ms
+                .and_then(|ms| u64::try_from(ms).ok())
+                .filter(|ms| *ms > 0)
+                .map(Duration::from_millis),
+            ..GenerateOptions::default()
+        };
+        self.sampling.apply(&mut options)?;
+        let grammar = self.sampling.grammar(None)?;
+        Ok(CompletionRequest {
+            model: self.model.clone(),
+            prompt,
+            grammar,
+            options,
+            ..CompletionRequest::default()
+        })
+    }
+
+    pub(super) fn shape(&self, prompt: Value, body: &Value) -> Shape {
+        let is_text = |key: &str| ["prompt", "input_prefix", "input_suffix", "input_extra"].contains(&key);
+        let settings = body.as_object().into_iter().flatten().filter(|(key, _)| !is_text(key));
+        let settings: Map<String, Value> =
+            settings.map(|(key, value)| (key.clone(), value.clone())).collect();
+        Shape {
+            with_probs: self.n_probs.is_some_and(|n| n > 0),
+            with_tokens: self.return_tokens.unwrap_or(false),
+            fields: self.response_fields.clone().unwrap_or_default(),
+            prompt,
+            settings: Value::Object(settings),
+        }
+    }
+
+    fn refuse_unbuilt(&self) -> Result<()> {
+        let found = [
+            ("post_sampling_probs", self.post_sampling_probs == Some(true)),
+            ("return_progress", self.return_progress == Some(true)),
+            ("timings_per_token", self.timings_per_token == Some(true)),
+            ("n_indent", self.n_indent.is_some_and(|n| n > 0)),
+            ("n_keep", self.n_keep.is_some_and(|n| n != 0)),
+            ("n_cmpl", self.n_cmpl.is_some_and(|n| n > 1)),
+            (
+                "lora",
+                self.lora.as_ref().is_some_and(|lora| lora.as_array().is_none_or(|list| !list.is_empty())),
+            ),
+        ];
+        match found.into_iter().find(|(_, is_asked)| *is_asked) {
+            Some((name, _)) => Err(ApiError::not_built(name)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Prompts of one request.
+const MAX_PROMPTS: usize = 256;
+
+pub(super) async fn create(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    JsonBody(body): JsonBody<Map<String, Value>>,
+) -> Result<Response> {
+    let body = with_defaults(body);
+    let given = body.get("prompt").cloned().ok_or_else(|| {
+        ApiError::invalid("prompt", "`prompt` is missing, expected a text, tokens, or a list of either")
+    })?;
+    let keys = Keys::of(&body)?;
+    let prompts = prompts(given)?;
+    if keys.wants_stream() && prompts.len() > 1 {
+        return Err(ApiError::invalid("stream", "`stream` is true and `prompt` has several, expected one"));
+    }
+    let mut answers = Vec::new();
+    for prompt in prompts {
+        let shape = keys.shape(prompt.clone(), &body);
+        let prompt = read(&app, &keys.model, prompt).await?;
+        answers.push((app.complete(&caller, keys.request(prompt)?).await?, shape));
+    }
+    if keys.wants_stream() {
+        let only = answers.into_iter().next().ok_or_else(|| ApiError::internal("no answer was begun"))?;
+        return Ok(answer::stream(only.0, only.1));
+    }
+    let mut out = Vec::new();
+    for (index, (begun, shape)) in answers.into_iter().enumerate() {
+        out.push(answer::whole(begun, index, shape).await?);
+    }
+    Ok(answer::respond(out))
+}
+
+/// The prompts in `prompt`: a list of texts, or of lists, is several; of tokens, or of tokens and texts, one.
+fn prompts(given: Value) -> Result<Vec<Value>> {
+    let several = match given {
+        Value::Array(parts) => {
+            let is_one = parts.iter().any(Value::is_number);
+            if is_one { vec![Value::Array(parts)] } else { parts }
+        }
+        one => vec![one],
+    };
+    match (1..=MAX_PROMPTS).contains(&several.len()) {
+        true => Ok(several),
+        false => {
+            let message = format!("`prompt` has {} entries, expected 1 to {MAX_PROMPTS}", several.len());
+            Err(ApiError::invalid("prompt", message))
+        }
+    }
+}
+
+/// A prompt: a text, `{"prompt_string": text}`, or tokens among which there may be texts.
+async fn read(app: &App, model: &str, given: Value) -> Result<Prompt> {
+    let wrong = |found: &Value| {
+        let message = format!("`prompt` has {found}, expected a text, tokens, or a list of either");
+        ApiError::invalid("prompt", message)
+    };
+    match given {
+        Value::String(text) => Ok(Prompt::Text { text, parse_special: true }),
+        Value::Object(mut object) => match object.remove("prompt_string") {
+            Some(Value::String(text)) if !object.contains_key("multimodal_data") => {
+                Ok(Prompt::Text { text, parse_special: true })
+            }
+            Some(Value::String(_)) => Err(ApiError::not_built("multimodal_data")),
+            _ => Err(wrong(&Value::Object(object))),
+        },
+        Value::Array(parts) => {
+            let mut tokens = Vec::new();
+            for part in parts {
+                match part {
+                    Value::String(text) => {
+                        let begins = tokens.is_empty();
+                        let found = app.tokenize(model, text, begins, true).await?;
+                        tokens.extend(found.into_iter().map(|(id, _)| id));
+                    }
+                    part => {
+                        let id = part.as_u64().and_then(|id| u32::try_from(id).ok());
+                        tokens.push(id.ok_or_else(|| wrong(&part))?);
+                    }
+                }
+            }
+            Ok(Prompt::Tokens(tokens))
+        }
+        other => Err(wrong(&other)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_with_a_token_is_one_prompt() {
+        let count = |given: Value| prompts(given).map(|prompts| prompts.len()).ok();
+        assert_eq!(count(json!("a")), Some(1));
+        assert_eq!(count(json!([1, 2])), Some(1));
+        assert_eq!(count(json!([1, "a"])), Some(1));
+        assert_eq!(count(json!(["a", "b"])), Some(2));
+        assert_eq!(count(json!([[1], "b", [2, "c"]])), Some(3));
+        assert_eq!(count(json!([])), None);
+    }
+
+    #[test]
+    fn keys_that_cannot_be_honoured_are_refused_by_name() {
+        let request = |body: Value| {
+            let Value::Object(body) = body else { panic!("an object") };
+            Keys::of(&with_defaults(body)).and_then(|keys| keys.request(Prompt::default()))
+        };
+        for (body, name) in [
+            (json!({ "post_sampling_probs": true }), "post_sampling_probs"),
+            (json!({ "n_keep": -1 }), "n_keep"),
+            (json!({ "temperature": "hot" }), "temperature"),
+            (json!({ "stop": 7 }), "stop"),
+            (json!({ "mirostat": 3 }), "mirostat"),
+        ] {
+            let error = request(body).unwrap_err();
+            assert!(error.to_string().contains(name), "{error}");
+        }
+        let options = request(json!({ "n_predict": -1, "stop": "x", "n_probs": 3 })).unwrap().options;
+        assert_eq!((options.max_tokens, options.logprobs), (None, Some(3)));
+        assert_eq!((options.stop, options.sampling.penalty_window), (vec!["x".to_owned()], 64));
+    }
+}

@@ -1,0 +1,57 @@
+//! `/infill`: what belongs between two texts.
+
+use axum::extract::{Extension, State};
+use axum::response::Response;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::answer;
+use super::completion::{Keys, with_defaults};
+use crate::api::body::{JsonBody, part};
+use crate::app::App;
+use crate::error::Result;
+use crate::request::{Caller, CompletionRequest, Prompt};
+
+/// What is around the gap.
+#[derive(Deserialize)]
+struct Around {
+    #[serde(default)]
+    input_prefix: String,
+    #[serde(default)]
+    input_suffix: String,
+    /// Other files to know of.
+    #[serde(default)]
+    input_extra: Vec<Extra>,
+    /// What has been written in the gap; what follows it is to come.
+    #[serde(default)]
+    prompt: String,
+}
+
+#[derive(Deserialize)]
+struct Extra {
+    #[serde(default)]
+    filename: String,
+    text: String,
+}
+
+pub(super) async fn create(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    JsonBody(body): JsonBody<Map<String, Value>>,
+) -> Result<Response> {
+    let body = with_defaults(body);
+    let around: Around = part(&body, "")?;
+    let keys = Keys::of(&body)?;
+    let text = format!("{}{}", around.input_prefix, around.prompt);
+    let shape = keys.shape(json!(text), &body);
+    let request = CompletionRequest {
+        suffix: Some(around.input_suffix),
+        files: around.input_extra.into_iter().map(|extra| (extra.filename, extra.text)).collect(),
+        ..keys.request(Prompt::Text { text, parse_special: false })?
+    };
+    let begun = app.complete(&caller, request).await?;
+    match keys.wants_stream() {
+        true => Ok(answer::stream(begun, shape)),
+        false => Ok(answer::respond(vec![answer::whole(begun, 0, shape).await?])),
+    }
+}

@@ -1,0 +1,20 @@
+//! llama-server's own endpoints: <https://github.com/ggml-org/llama.cpp/tree/master/tools/server>.
+
+mod answer;
+mod completion;
+mod infill;
+mod props;
+
+use axum::Router;
+use axum::routing::{get, post};
+
+use crate::app::App;
+
+/// The paths of this API.
+pub fn router() -> Router<App> {
+    Router::new()
+        .route("/completion", post(completion::create))
+        .route("/completions", post(completion::create))
+        .route("/infill", post(infill::create))
+        .route("/props", get(props::props))
+}

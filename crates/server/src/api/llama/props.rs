@@ -1,0 +1,42 @@
+//! `/props`
+
+use axum::Json;
+use axum::extract::{Query, State};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::app::App;
+use crate::error::Result;
+use crate::request::GenerateOptions;
+
+#[derive(Deserialize)]
+pub(super) struct Which {
+    #[serde(default)]
+    model: String,
+}
+
+/// What clients ask of the server's model: the first that writes text, or the one of `?model=`.
+pub(super) async fn props(State(app): State<App>, Query(which): Query<Which>) -> Result<Json<Value>> {
+    let props = app.text_props(&which.model).await?;
+    let sampling = GenerateOptions::default().sampling;
+    Ok(Json(json!({
+        "default_generation_settings": {
+            "id": 0, "n_ctx": props.n_ctx, "is_processing": false,
+            "params": {
+                "temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p,
+                "min_p": sampling.min_p, "repeat_penalty": sampling.repeat_penalty, "repeat_last_n": 64,
+                "presence_penalty": sampling.presence_penalty, "frequency_penalty": sampling.frequency_penalty,
+                "n_predict": -1, "stream": false,
+            },
+        },
+        "total_slots": props.n_slots,
+        "model_alias": props.id,
+        "model_path": props.id,
+        "modalities": { "vision": false, "audio": false },
+        "chat_template": props.chat_template,
+        "bos_token": props.bos,
+        "eos_token": props.eos,
+        "build_info": concat!("ingle ", env!("CARGO_PKG_VERSION")),
+        "is_sleeping": false,
+    })))
+}
