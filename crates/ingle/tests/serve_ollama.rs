@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::common::SMOLLM2;
+use crate::common::{SMOLLM2, ok};
 use crate::serve::Server;
 
 /// The lines of a stream.
@@ -199,6 +199,49 @@ fn chats_prompts_and_lists() {
     assert_eq!((&shown["details"], &shown["capabilities"]), (&details, &json!(["completion", "tools"])));
     assert_eq!(shown["model_info"]["llama.context_length"], 8192);
     assert!(shown["template"].as_str().unwrap().contains("<|im_start|>"));
+}
+
+/// SmolLM2 with a template that knows reasoning, as long as its own so that nothing else of the file moves.
+fn thinking_model(folder: &std::path::Path) -> String {
+    let inspected: Value = serde_json::from_str(&ok(&["inspect", &SMOLLM2.path(), "--json"])).unwrap();
+    let own = inspected["metadata"]["tokenizer.chat_template"].as_str().unwrap();
+    let template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n\
+        {% if enable_thinking is not defined or enable_thinking %}<think>\n{% endif %}";
+    let template = format!("{template}{{#{}#}}", " ".repeat(own.len() - template.len() - 4));
+    let mut bytes = std::fs::read(SMOLLM2.path()).unwrap();
+    let at = bytes.windows(own.len()).position(|window| window == own.as_bytes()).unwrap();
+    bytes[at..at + own.len()].copy_from_slice(template.as_bytes());
+    let path = folder.join("thinking.gguf");
+    std::fs::write(&path, bytes).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn reasoning_is_apart() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = thinking_model(folder.path());
+    let server = Server::start(&[&model, "--deterministic"]);
+    let shown = server.ok("/api/show", &json!({ "model": model }));
+    assert_eq!(shown["capabilities"], json!(["completion", "tools", "thinking"]));
+    let messages = json!([{ "role": "user", "content": "Why is the sky blue?" }]);
+    let asked = |more: Value| greedy(json!({ "model": model, "messages": messages, "prompt": "Why?" }), more);
+    let both = |line: &Value| {
+        let text = |key: &str| line[key].as_str().unwrap_or_default().to_owned();
+        (text("thinking"), text("content") + &text("response"))
+    };
+    for think in [json!(true), json!("low"), Value::Null] {
+        let pieces = lines(&server, "/api/chat", &asked(json!({ "think": think })));
+        let (thinking, content): (String, String) = pieces.iter().map(|line| both(&line["message"])).unzip();
+        assert!(thinking.len() > 5 && content.is_empty(), "{pieces:?}");
+        let whole = server.ok("/api/chat", &asked(json!({ "think": think, "stream": false })));
+        assert_eq!(whole["message"]["thinking"], thinking);
+        let generated = server.ok("/api/generate", &asked(json!({ "think": think, "stream": false })));
+        let (thinking, content) = both(&generated);
+        assert!(thinking.len() > 5 && content.is_empty(), "{generated}");
+    }
+    let (thinking, content) =
+        both(&server.ok("/api/chat", &asked(json!({ "think": false, "stream": false })))["message"]);
+    assert!(thinking.is_empty() && content.len() > 5, "{content}");
 }
 
 #[test]

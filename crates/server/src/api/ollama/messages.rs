@@ -141,7 +141,10 @@ mod tests {
 
     #[test]
     fn what_is_wrong_is_named() {
-        let call = |arguments: Value| json!({ "role": "assistant", "tool_calls": [{ "function": { "name": "f", "arguments": arguments } }] });
+        let call = |arguments: Value| {
+            let function = json!({ "name": "f", "arguments": arguments });
+            json!({ "role": "assistant", "tool_calls": [{ "function": function }] })
+        };
         assert!(messages(&[call(json!("{}"))]).is_ok());
         for (message, param) in [
             (json!({ "role": "robot", "content": "a" }), "messages[0].role"),
