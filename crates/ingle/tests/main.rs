@@ -15,6 +15,7 @@ mod serve;
 mod serve_audio;
 mod serve_client;
 mod serve_gate;
+mod serve_llama;
 mod serve_ollama;
 mod serve_tools;
 mod test_files;

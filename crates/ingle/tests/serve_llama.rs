@@ -1,0 +1,79 @@
+//! llama-server's own endpoints, on the real binary with a real model.
+
+#![allow(clippy::unwrap_used)] // A test that cannot go on fails.
+
+use serde_json::{Value, json};
+
+use crate::common::SMOLLM2;
+use crate::serve::Server;
+
+const TEXT: &str = "The capital of France is";
+
+#[test]
+fn completions_as_llama_server_has_them() {
+    let server = Server::start(&["--deterministic"]);
+    let ask = |more: Value| {
+        let mut body = json!({ "prompt": TEXT, "n_predict": 3, "temperature": 0 });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        server.ok("/completion", &body)
+    };
+    let whole = ask(json!({ "n_probs": 2, "return_tokens": true }));
+    let text = whole["content"].as_str().unwrap();
+    assert!(text.starts_with(" Paris"), "{whole}");
+    assert_eq!((&whole["stop"], &whole["stop_type"]), (&json!(true), &json!("limit")));
+    assert_eq!((&whole["tokens_predicted"], &whole["tokens_evaluated"]), (&json!(3), &json!(5)));
+    assert_eq!(whole["generation_settings"]["n_predict"], 3);
+    let probabilities = whole["completion_probabilities"].as_array().unwrap();
+    assert_eq!((probabilities.len(), &probabilities[0]["token"]), (3, &json!(" Paris")));
+    assert_eq!(probabilities[0]["top_logprobs"].as_array().unwrap().len(), 2);
+    assert_eq!(whole["tokens"][0], probabilities[0]["id"]);
+    assert!(whole["timings"]["predicted_per_second"].as_f64() > Some(0.0), "{whole}");
+    // As tokens, as tokens and text, and several at once.
+    let tokens = server.ok("/tokenize", &json!({ "content": TEXT, "add_special": true }))["tokens"].clone();
+    assert_eq!(ask(json!({ "prompt": tokens }))["content"], text);
+    let first = tokens[0].clone();
+    let rest = TEXT.strip_prefix("The").unwrap();
+    assert_eq!(ask(json!({ "prompt": [first, rest] }))["content"], text);
+    let several =
+        ask(json!({ "prompt": [TEXT, tokens], "response_fields": ["content", "timings/prompt_n"] }));
+    assert_eq!(several[0]["content"], several[1]["content"]);
+    assert_eq!(several[0].as_object().unwrap().len(), 2);
+    // Stop words are named, and are not part of the answer.
+    let stopped = ask(json!({ "stop": "aris", "n_predict": -1 }));
+    let found = ["content", "stop_type", "stopping_word"].map(|key| stopped[key].as_str().unwrap());
+    assert_eq!(found, [" P", "word", "aris"]);
+    let grammar = ask(json!({ "grammar": "root ::= \"yes\" | \"no\"" }));
+    assert!(["yes", "no"].contains(&grammar["content"].as_str().unwrap()), "{grammar}");
+    assert_eq!(grammar["stop_type"], "eos");
+    // A stream's last event has the figures; no mark follows.
+    let body = json!({ "prompt": TEXT, "n_predict": 3, "temperature": 0, "stream": true });
+    let mut response = server.open("/completion", None, &body);
+    let stream = response.body_mut().read_to_string().unwrap();
+    let events: Vec<Value> = stream
+        .split_terminator("\n\n")
+        .map(|event| serde_json::from_str(event.strip_prefix("data: ").unwrap()).unwrap())
+        .collect();
+    let said: String = events.iter().map(|event| event["content"].as_str().unwrap()).collect();
+    assert_eq!(said, text);
+    let (last, before) = events.split_last().unwrap();
+    assert!(before.iter().all(|event| event["stop"] == false), "{stream}");
+    assert_eq!((&last["stop"], &last["tokens_predicted"]), (&json!(true), &json!(3)));
+
+    for (path, body, status, words) in [
+        ("/completion", json!({}), 400, "`prompt` is missing"),
+        ("/completion", json!({ "prompt": [1, -1] }), 400, "`prompt` has -1"),
+        ("/completion", json!({ "prompt": "a", "temperature": "hot" }), 400, "`temperature`"),
+        ("/completion", json!({ "prompt": "a", "n_keep": 5 }), 501, "n_keep"),
+        ("/infill", json!({ "input_prefix": "a", "input_suffix": "b" }), 400, "fills none"),
+        ("/v1/completions", json!({ "prompt": "a", "suffix": "b" }), 400, "fills none"),
+        ("/v1/completions", json!({ "prompt": [1], "suffix": "b" }), 400, "that is text"),
+    ] {
+        let (found, answer) = server.post(path, &body);
+        let message = answer["error"]["message"].as_str().unwrap();
+        assert!(found == status && message.contains(words), "{path} {found}: {answer}");
+    }
+    let props: Value = serde_json::from_str(&server.get("/props").1).unwrap();
+    assert_eq!((&props["total_slots"], &props["eos_token"]), (&json!(16), &json!("<|im_end|>")));
+    assert_eq!(props["model_alias"], SMOLLM2.path());
+    assert!(props["chat_template"].as_str().unwrap().contains("<|im_start|>"), "{props}");
+}
