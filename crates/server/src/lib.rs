@@ -31,6 +31,7 @@ mod thinking;
 mod timed_body;
 mod tls;
 mod transcriber;
+mod truncate;
 mod worker;
 
 pub use access::Access;

@@ -11,9 +11,10 @@ use super::answer::{self, Frame, Shape};
 use super::messages::{is_open, messages};
 use super::options::{Common, note_context};
 use crate::api::body::{JsonBody, part};
-use crate::app::{Answer, App, Ready};
-use crate::error::{ApiError, ErrorKind, Result};
+use crate::app::{App, Ready};
+use crate::error::{ApiError, Result};
 use crate::request::{Caller, ChatRequest, ToolChoice};
+use crate::truncate::answer_truncated;
 
 #[derive(Deserialize)]
 struct Body {
@@ -50,7 +51,7 @@ pub(super) async fn create(
         ..ChatRequest::default()
     };
     let answer = match common.truncate.unwrap_or(true) {
-        true => answer_truncated(&app, &caller, request, &ready).await?,
+        true => answer_truncated(&app, &caller, request, ready.n_ctx().unwrap_or(0)).await?,
         false => app.chat(&caller, request).await?,
     };
     answer::response(answer, Frame::new(&ready, Shape::Chat, begun), common.stream.unwrap_or(true)).await
@@ -63,71 +64,4 @@ pub(super) fn check_thinking(thinking: Option<bool>, ready: &Ready) -> Result<()
         return Err(ApiError::invalid("think", message));
     }
     Ok(())
-}
-
-/// Answer, without the oldest messages if all of them are too long.
-async fn answer_truncated(app: &App, caller: &Caller, request: ChatRequest, ready: &Ready) -> Result<Answer> {
-    let error = match app.chat(caller, request.clone()).await {
-        Err(error) if error.kind == ErrorKind::ContextLength => error,
-        answered => return answered,
-    };
-    let n_ctx = ready.n_ctx().unwrap_or(0);
-    // So many may go that the last one stays.
-    let n_old =
-        request.messages.iter().filter(|message| message["role"] != "system").count().saturating_sub(1);
-    let shorter =
-        |n: usize| ChatRequest { messages: without_oldest(&request.messages, n), ..request.clone() };
-    // The fewest with which the rest fits.
-    let (mut too_few, mut enough) = (0, n_old + 1);
-    while too_few + 1 < enough {
-        let n = too_few.midpoint(enough);
-        // A template may refuse what is left of a conversation; then a shorter one has to do.
-        let fits = match app.chat_prompt(shorter(n)).await {
-            Ok((_, tokens)) => tokens.len() < n_ctx,
-            Err(_) => false,
-        };
-        if fits { enough = n } else { too_few = n }
-    }
-    if enough > n_old {
-        return Err(error);
-    }
-    tracing::info!("{}: {enough} old messages left out, which do not fit in the context", caller.request_id);
-    app.chat(caller, shorter(enough)).await
-}
-
-/// The system's messages, and all others but the `n` oldest. What is left begins with a question if there is one: a result of a
-/// tool means nothing without its call.
-fn without_oldest(messages: &[Value], n: usize) -> Vec<Value> {
-    let is_system = |message: &Value| message["role"] == "system";
-    let others: Vec<usize> = (0..messages.len()).filter(|index| !is_system(&messages[*index])).collect();
-    let left = others.get(n..).unwrap_or_default();
-    let first = left.iter().find(|index| messages[**index]["role"] == "user").or(left.last());
-    let first = first.copied().unwrap_or(messages.len());
-    let stays = |(index, message): &(usize, &Value)| *index >= first || is_system(message);
-    messages.iter().enumerate().filter(stays).map(|(_, message)| message.clone()).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn the_oldest_messages_go_and_the_systems_stay() {
-        let roles = ["system", "user", "assistant", "tool", "assistant", "user", "assistant"];
-        let messages: Vec<Value> = roles.iter().map(|role| json!({ "role": role })).collect();
-        let left = |n| -> Vec<usize> {
-            let left = without_oldest(&messages, n);
-            left.iter()
-                .map(|message| roles.iter().position(|role| message["role"] == *role).unwrap())
-                .collect()
-        };
-        assert_eq!(without_oldest(&messages, 0).len(), 7);
-        // Not before a question.
-        assert_eq!(left(1), [0, 1, 2]);
-        assert_eq!(left(4), [0, 1, 2]);
-        assert_eq!(left(5), [0, 2]);
-        assert_eq!(left(6), [0]);
-    }
 }

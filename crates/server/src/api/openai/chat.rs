@@ -102,18 +102,8 @@ fn request(body: Body) -> Result<ChatRequest> {
     let grammar = body.sampling.grammar(response_format(body.response_format)?)?;
     let mut template_variables = body.chat_template_kwargs.unwrap_or_default();
     let mut thinking = body.enable_thinking;
-    match body.reasoning_effort.as_deref() {
-        None => {}
-        Some("none") => thinking = Some(false),
-        Some(effort @ ("minimal" | "low" | "medium" | "high" | "xhigh")) => {
-            template_variables.entry("reasoning_effort").or_insert(effort.into());
-        }
-        Some(other) => {
-            let message = format!(
-                "`reasoning_effort` is {other:?}, expected none, minimal, low, medium, high or xhigh"
-            );
-            return Err(ApiError::invalid("reasoning_effort", message));
-        }
+    if let Some(effort) = &body.reasoning_effort {
+        thinking = reasoning_effort("reasoning_effort", effort, &mut template_variables)?.or(thinking);
     }
     let raw_reasoning = match body.reasoning_format.as_deref() {
         None | Some("auto" | "deepseek") => false,
@@ -153,8 +143,28 @@ fn request(body: Body) -> Result<ChatRequest> {
     })
 }
 
+/// Tell the template of an effort; `Some(false)`: the model is not to think.
+pub(super) fn reasoning_effort(
+    name: &str,
+    effort: &str,
+    variables: &mut Map<String, Value>,
+) -> Result<Option<bool>> {
+    match effort {
+        "none" => Ok(Some(false)),
+        "minimal" | "low" | "medium" | "high" | "xhigh" => {
+            variables.entry("reasoning_effort").or_insert(effort.into());
+            Ok(None)
+        }
+        other => {
+            let message =
+                format!("`{name}` is {other:?}, expected none, minimal, low, medium, high or xhigh");
+            Err(ApiError::invalid(name, message))
+        }
+    }
+}
+
 /// The grammar of `response_format`.
-fn response_format(format: Option<Value>) -> Result<Option<Grammar>> {
+pub(super) fn response_format(format: Option<Value>) -> Result<Option<Grammar>> {
     let Some(mut format) = format.filter(|format| !format.is_null()) else { return Ok(None) };
     match format["type"].as_str() {
         Some("text") => Ok(None),

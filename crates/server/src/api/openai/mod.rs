@@ -4,6 +4,7 @@ mod audio;
 mod chat;
 mod completions;
 mod embeddings;
+mod responses;
 
 use axum::Json;
 use axum::extract::{Path, State};
@@ -26,6 +27,7 @@ pub fn router() -> axum::Router<App> {
         .route("/apply-template", post(chat::apply_template))
         .route("/v1/completions", post(completions::create))
         .route("/v1/embeddings", post(embeddings::create))
+        .merge(responses::router())
         .route("/v1/audio/transcriptions", post(audio::transcribe))
         .route("/v1/audio/translations", post(audio::translate))
 }

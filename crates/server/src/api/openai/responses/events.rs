@@ -1,0 +1,316 @@
+//! Deltas of an answer as events of a response: items that open and close in order, from which the response is made.
+
+use serde_json::{Map, Value, json};
+
+use super::super::TokenLogprob;
+use super::store::new_id;
+use crate::answer::{Delta, Finish, StopReason, TokenInfo, Usage};
+
+/// Makes the events of one response. Each is its data; its name is its `type`.
+pub(super) struct Events {
+    /// What the response has beside its status and output.
+    base: Map<String, Value>,
+    with_logprobs: bool,
+    /// Number of the next event.
+    sequence: usize,
+    /// Items that are whole.
+    output: Vec<Value>,
+    open: Option<Open>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Reasoning,
+    Message,
+    Call,
+}
+
+/// The item that is being written.
+struct Open {
+    kind: Kind,
+    item: Value,
+    /// Its text, or a call's arguments.
+    text: String,
+    logprobs: Vec<Value>,
+}
+
+impl Events {
+    pub(super) fn new(base: Map<String, Value>, with_logprobs: bool) -> Events {
+        Events { base, with_logprobs, sequence: 0, output: Vec::new(), open: None }
+    }
+
+    /// The first events.
+    pub(super) fn start(&mut self) -> Vec<Value> {
+        let response = self.response("in_progress", Value::Null, Value::Null, None);
+        ["response.created", "response.in_progress"]
+            .map(|name| self.event(name, json!({ "response": response })))
+            .into()
+    }
+
+    /// The events of one delta.
+    pub(super) fn push(&mut self, delta: Delta) -> Vec<Value> {
+        let mut out = Vec::new();
+        match delta {
+            Delta::Reasoning(text) if !text.is_empty() => {
+                let item = json!({ "id": "", "type": "reasoning", "summary": [], "content": [], "status": "in_progress" });
+                self.enter(Kind::Reasoning, item, &mut out);
+                self.write("response.reasoning_text.delta", text, None, &mut out);
+            }
+            Delta::Content { text, tokens } if !text.is_empty() || !tokens.is_empty() => {
+                self.enter(Kind::Message, message(), &mut out);
+                self.write("response.output_text.delta", text, Some(tokens), &mut out);
+            }
+            Delta::CallBegin { id, name, .. } => {
+                // Two calls in a row are two items.
+                self.close("completed", &mut out);
+                let item = json!({
+                    "id": "", "type": "function_call", "call_id": id, "name": name, "arguments": "",
+                    "status": "in_progress",
+                });
+                self.enter(Kind::Call, item, &mut out);
+            }
+            Delta::CallArguments { text, .. } => {
+                self.write("response.function_call_arguments.delta", text, None, &mut out);
+            }
+            Delta::CallEnd { .. } => self.close("completed", &mut out),
+            Delta::Reasoning(_) | Delta::Content { .. } | Delta::Prompt(_) => {}
+        }
+        out
+    }
+
+    /// The last events, and the whole response.
+    pub(super) fn finish(&mut self, finish: &Finish) -> (Vec<Value>, Value) {
+        let mut out = Vec::new();
+        let (status, details, error) = match &finish.reason {
+            StopReason::End
+            | StopReason::StopString(_)
+            | StopReason::StopToken(_)
+            | StopReason::ToolCalls => ("completed", Value::Null, Value::Null),
+            StopReason::MaxTokens | StopReason::ContextFull => {
+                ("incomplete", json!({ "reason": "max_output_tokens" }), Value::Null)
+            }
+            StopReason::Cancelled => ("cancelled", Value::Null, Value::Null),
+            StopReason::Timeout => (
+                "failed",
+                Value::Null,
+                json!({ "code": "server_error", "message": "the request's time is over" }),
+            ),
+            StopReason::Failed(message) => {
+                ("failed", Value::Null, json!({ "code": "server_error", "message": message }))
+            }
+        };
+        // An answer without a word is a message without a word.
+        if self.output.is_empty() && self.open.is_none() && status != "failed" {
+            self.enter(Kind::Message, message(), &mut out);
+        }
+        self.close(if status == "completed" { "completed" } else { "incomplete" }, &mut out);
+        let response = self.response(status, details, error, Some(finish.usage));
+        let name = match status {
+            "cancelled" => "response.failed".to_owned(),
+            status => format!("response.{status}"),
+        };
+        out.push(self.event(&name, json!({ "response": response })));
+        (out, response)
+    }
+
+    fn event(&mut self, name: &str, mut data: Value) -> Value {
+        data["type"] = json!(name);
+        data["sequence_number"] = json!(self.sequence);
+        self.sequence += 1;
+        data
+    }
+
+    fn response(&self, status: &str, details: Value, error: Value, usage: Option<Usage>) -> Value {
+        let mut response = self.base.clone();
+        response.insert("status".into(), json!(status));
+        response.insert("error".into(), error);
+        response.insert("incomplete_details".into(), details);
+        response.insert("output".into(), json!(self.output));
+        response.insert("usage".into(), usage.map_or(Value::Null, usage_json));
+        Value::Object(response)
+    }
+
+    fn enter(&mut self, kind: Kind, mut item: Value, out: &mut Vec<Value>) {
+        if self.open.as_ref().is_some_and(|open| open.kind == kind) {
+            return;
+        }
+        self.close("completed", out);
+        let id = new_id(match kind {
+            Kind::Reasoning => "rs",
+            Kind::Message => "msg",
+            Kind::Call => "fc",
+        });
+        item["id"] = json!(id);
+        let index = self.output.len();
+        out.push(self.event("response.output_item.added", json!({ "output_index": index, "item": item })));
+        if let Some(part) = part(kind, "", &[]) {
+            let data = json!({ "item_id": id, "output_index": index, "content_index": 0, "part": part });
+            out.push(self.event("response.content_part.added", data));
+        }
+        self.open = Some(Open { kind, item, text: String::new(), logprobs: Vec::new() });
+    }
+
+    fn write(&mut self, name: &str, text: String, tokens: Option<Vec<TokenInfo>>, out: &mut Vec<Value>) {
+        let Some(open) = &mut self.open else { return };
+        open.text.push_str(&text);
+        let index = self.output.len();
+        let mut data = json!({ "item_id": open.item["id"], "output_index": index, "delta": text });
+        if open.kind != Kind::Call {
+            data["content_index"] = json!(0);
+        }
+        if let Some(tokens) = tokens {
+            let tokens = if self.with_logprobs { tokens } else { Vec::new() };
+            let logprobs: Vec<Value> =
+                tokens.into_iter().map(|token| json!(TokenLogprob::of(token))).collect();
+            open.logprobs.extend(logprobs.iter().cloned());
+            data["logprobs"] = json!(logprobs);
+        }
+        out.push(self.event(name, data));
+    }
+
+    fn close(&mut self, status: &str, out: &mut Vec<Value>) {
+        let Some(Open { kind, mut item, text, logprobs }) = self.open.take() else { return };
+        let (id, index) = (item["id"].clone(), self.output.len());
+        let place = || json!({ "item_id": id, "output_index": index });
+        match kind {
+            Kind::Call => {
+                let mut data = place();
+                data["arguments"] = json!(text);
+                data["name"] = item["name"].clone();
+                out.push(self.event("response.function_call_arguments.done", data));
+                item["arguments"] = json!(text);
+            }
+            Kind::Message | Kind::Reasoning => {
+                let name = match kind {
+                    Kind::Reasoning => "response.reasoning_text.done",
+                    Kind::Message | Kind::Call => "response.output_text.done",
+                };
+                let part = part(kind, &text, &logprobs);
+                let mut data = place();
+                (data["content_index"], data["text"]) = (json!(0), json!(text));
+                if kind == Kind::Message {
+                    data["logprobs"] = json!(logprobs);
+                }
+                out.push(self.event(name, data));
+                let mut data = place();
+                (data["content_index"], data["part"]) = (json!(0), json!(part));
+                out.push(self.event("response.content_part.done", data));
+                item["content"] = json!([part]);
+            }
+        }
+        item["status"] = json!(status);
+        out.push(self.event("response.output_item.done", json!({ "output_index": index, "item": item })));
+        self.output.push(item);
+    }
+}
+
+fn message() -> Value {
+    json!({ "id": "", "type": "message", "role": "assistant", "content": [], "status": "in_progress" })
+}
+
+/// The only part of an item's content; a call has none.
+fn part(kind: Kind, text: &str, logprobs: &[Value]) -> Option<Value> {
+    match kind {
+        Kind::Reasoning => Some(json!({ "type": "reasoning_text", "text": text })),
+        Kind::Message => {
+            Some(json!({ "type": "output_text", "text": text, "annotations": [], "logprobs": logprobs }))
+        }
+        Kind::Call => None,
+    }
+}
+
+fn usage_json(usage: Usage) -> Value {
+    json!({
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": { "cached_tokens": usage.cached_tokens },
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": { "reasoning_tokens": usage.reasoning_tokens },
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn finish(reason: StopReason) -> Finish {
+        Finish { reason, usage: Usage::default(), timings: engine::Timings::default(), seed: 0 }
+    }
+
+    #[test]
+    fn items_open_and_close_in_order_and_make_the_response() {
+        let mut events = Events::new(Map::new(), false);
+        let mut all = events.start();
+        for delta in [
+            Delta::Reasoning("a".into()),
+            Delta::Content { text: "h".into(), tokens: Vec::new() },
+            Delta::Content { text: "i".into(), tokens: Vec::new() },
+            Delta::CallBegin { index: 0, id: "call_0".into(), name: "f".into() },
+            Delta::CallArguments { index: 0, text: "{}".into() },
+            Delta::CallBegin { index: 1, id: "call_1".into(), name: "g".into() },
+        ] {
+            all.extend(events.push(delta));
+        }
+        let (last, response) = events.finish(&finish(StopReason::ToolCalls));
+        all.extend(last);
+        let names: Vec<&str> = all
+            .iter()
+            .map(|event| event["type"].as_str().unwrap().strip_prefix("response.").unwrap())
+            .collect();
+        let expected = [
+            "created",
+            "in_progress",
+            "output_item.added",
+            "content_part.added",
+            "reasoning_text.delta",
+            "reasoning_text.done",
+            "content_part.done",
+            "output_item.done",
+            "output_item.added",
+            "content_part.added",
+            "output_text.delta",
+            "output_text.delta",
+            "output_text.done",
+            "content_part.done",
+            "output_item.done",
+            "output_item.added",
+            "function_call_arguments.delta",
+            "function_call_arguments.done",
+            "output_item.done",
+            "output_item.added",
+            "function_call_arguments.done",
+            "output_item.done",
+            "completed",
+        ];
+        assert_eq!(names, expected);
+        assert!(all.iter().enumerate().all(|(n, event)| event["sequence_number"] == n));
+        let kinds: Vec<&str> = response["output"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|item| item["type"].as_str().unwrap())
+            .collect();
+        assert_eq!(kinds, ["reasoning", "message", "function_call", "function_call"]);
+        assert_eq!(response["output"][1]["content"][0]["text"], "hi");
+        assert_eq!(response["output"][2]["arguments"], "{}");
+        // What is added is what is done later, at the same place.
+        let of = |name: &str| -> Vec<(Value, Value)> {
+            let events = all.iter().filter(|event| event["type"] == format!("response.output_item.{name}"));
+            events.map(|event| (event["output_index"].clone(), event["item"]["id"].clone())).collect()
+        };
+        assert_eq!(of("added"), of("done"));
+    }
+
+    #[test]
+    fn an_answer_that_was_cut_is_incomplete_and_one_without_words_is_a_message() {
+        let mut events = Events::new(Map::new(), false);
+        let (all, response) = events.finish(&finish(StopReason::MaxTokens));
+        assert_eq!(response["incomplete_details"]["reason"], "max_output_tokens");
+        assert_eq!(response["output"][0]["status"], "incomplete");
+        assert_eq!(all.last().unwrap()["type"], "response.incomplete");
+        let mut events = Events::new(Map::new(), false);
+        let (all, response) = events.finish(&finish(StopReason::Failed("broken".into())));
+        assert_eq!((&response["error"]["message"], &response["output"]), (&json!("broken"), &json!([])));
+        assert_eq!(all.last().unwrap()["type"], "response.failed");
+    }
+}

@@ -1,0 +1,190 @@
+//! Items of a conversation, and the messages that templates know.
+
+use serde_json::{Value, json};
+
+use super::store::new_id;
+use crate::error::{ApiError, Result};
+
+/// The items of `input`, each with an id. `known` finds what a reference means.
+pub(super) fn of_input(input: Option<&Value>, known: &dyn Fn(&str) -> Option<Value>) -> Result<Vec<Value>> {
+    let item = |index: usize, item: &Value| {
+        let mut item = item.clone();
+        let path = format!("input[{index}]");
+        let Some(object) = item.as_object_mut() else {
+            return Err(wrong(&path, &item, "an object"));
+        };
+        if object.get("type").and_then(Value::as_str) == Some("item_reference") {
+            let id = object.get("id").and_then(Value::as_str).unwrap_or_default();
+            return known(id).ok_or_else(|| {
+                ApiError::invalid(path.clone(), format!("`{path}` refers to `{id}`, which is not known here"))
+            });
+        }
+        if !object.contains_key("type") {
+            object.insert("type".into(), json!("message"));
+        }
+        let prefix = match object.get("type").and_then(Value::as_str) {
+            Some("function_call") => "fc",
+            Some("function_call_output") => "fco",
+            Some("reasoning") => "rs",
+            _ => "msg",
+        };
+        if object.get("id").is_none_or(Value::is_null) {
+            object.insert("id".into(), json!(new_id(prefix)));
+        }
+        Ok(item)
+    };
+    match input {
+        None | Some(Value::Null) => Ok(Vec::new()),
+        Some(text @ Value::String(_)) => {
+            let content = json!([{ "type": "input_text", "text": text }]);
+            let message = json!({ "type": "message", "role": "user", "content": content });
+            Ok(vec![item(0, &message)?])
+        }
+        Some(Value::Array(items)) => items.iter().enumerate().map(|(i, given)| item(i, given)).collect(),
+        Some(other) => Err(wrong("input", other, "a text or a list of items")),
+    }
+}
+
+/// The messages of a conversation, as [`crate::ChatRequest`] has them.
+pub(super) fn messages(items: &[Value]) -> Result<Vec<Value>> {
+    let mut messages: Vec<Value> = Vec::new();
+    // Reasoning belongs to the answer that follows it.
+    let mut reasoning: Option<String> = None;
+    for (index, item) in items.iter().enumerate() {
+        let path = format!("input[{index}]");
+        match item["type"].as_str() {
+            Some("message") => {
+                let role = match item["role"].as_str() {
+                    Some("developer") => "system",
+                    Some(role @ ("system" | "user" | "assistant")) => role,
+                    _ => {
+                        return Err(wrong(
+                            &format!("{path}.role"),
+                            &item["role"],
+                            "user, assistant, system or developer",
+                        ));
+                    }
+                };
+                let content = text(&format!("{path}.content"), &item["content"])?;
+                let mut message = json!({ "role": role, "content": content });
+                if role == "assistant" {
+                    if let Some(reasoning) = reasoning.take() {
+                        message["reasoning_content"] = json!(reasoning);
+                    }
+                }
+                messages.push(message);
+            }
+            Some("function_call") => {
+                let key = |key: &str| {
+                    item[key].as_str().ok_or_else(|| wrong(&format!("{path}.{key}"), &item[key], "a text"))
+                };
+                let function = json!({ "name": key("name")?, "arguments": key("arguments")? });
+                let call = json!({ "id": key("call_id")?, "type": "function", "function": function });
+                // Calls of one answer are one message, with the text before them.
+                let open = messages.last_mut().filter(|last| last["role"] == "assistant");
+                match open {
+                    Some(message) => match message["tool_calls"].as_array_mut() {
+                        Some(calls) => calls.push(call),
+                        None => message["tool_calls"] = json!([call]),
+                    },
+                    None => {
+                        let mut message = json!({ "role": "assistant", "content": "", "tool_calls": [call] });
+                        if let Some(reasoning) = reasoning.take() {
+                            message["reasoning_content"] = json!(reasoning);
+                        }
+                        messages.push(message);
+                    }
+                }
+            }
+            Some("function_call_output") => {
+                let id = &item["call_id"];
+                if !id.is_string() {
+                    return Err(wrong(&format!("{path}.call_id"), id, "a call's id"));
+                }
+                let content = text(&format!("{path}.output"), &item["output"])?;
+                messages.push(json!({ "role": "tool", "tool_call_id": id, "content": content }));
+            }
+            Some("reasoning") => {
+                let parts = |key: &str| item[key].as_array().cloned().unwrap_or_default();
+                let found = [parts("content"), parts("summary")].into_iter().find(|parts| !parts.is_empty());
+                let texts =
+                    found.into_iter().flatten().filter_map(|part| part["text"].as_str().map(str::to_owned));
+                reasoning = Some(texts.collect::<String>()).filter(|text| !text.is_empty());
+            }
+            Some(other) => return Err(ApiError::not_built(&format!("{path}.type {other}"))),
+            None => return Err(wrong(&format!("{path}.type"), &item["type"], "an item's type")),
+        }
+    }
+    Ok(messages)
+}
+
+/// A content: a text, or parts of text.
+fn text(path: &str, content: &Value) -> Result<String> {
+    let part = |(index, part): (usize, &Value)| match (part["type"].as_str(), part["text"].as_str()) {
+        (Some("input_text" | "output_text" | "text"), Some(text)) => Ok(text.to_owned()),
+        (Some("refusal"), _) => Ok(part["refusal"].as_str().unwrap_or_default().to_owned()),
+        (Some(kind @ ("input_image" | "input_file" | "input_audio")), _) => {
+            Err(ApiError::not_built(&format!("{path}[{index}].type {kind}")))
+        }
+        _ => Err(wrong(&format!("{path}[{index}]"), part, "a part with type input_text and text")),
+    };
+    match content {
+        Value::String(text) => Ok(text.clone()),
+        Value::Array(parts) => parts.iter().enumerate().map(part).collect(),
+        other => Err(wrong(path, other, "a text or a list of parts")),
+    }
+}
+
+fn wrong(path: &str, found: &Value, expected: &str) -> ApiError {
+    ApiError::invalid(path, format!("`{path}` is {found}, expected {expected}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_and_reasoning_become_one_message_of_the_assistant() {
+        let input = json!([
+            { "role": "developer", "content": "Be brief." },
+            { "role": "user", "content": [{ "type": "input_text", "text": "Weather" }, { "type": "input_text", "text": "?" }] },
+            { "type": "reasoning", "summary": [], "content": [{ "type": "reasoning_text", "text": "Hm." }] },
+            { "type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}" },
+            { "type": "function_call", "call_id": "c2", "name": "g", "arguments": "{}" },
+            { "type": "function_call_output", "call_id": "c1", "output": "sunny" },
+            { "type": "item_reference", "id": "msg_x" },
+        ]);
+        let known = |id: &str| {
+            (id == "msg_x")
+                .then(|| json!({ "type": "message", "id": id, "role": "assistant", "content": "Yes." }))
+        };
+        let items = of_input(Some(&input), &known).unwrap();
+        assert!(items.iter().all(|item| item["id"].is_string()));
+        let found = messages(&items).unwrap();
+        let call = |id: &str, name: &str| json!({ "id": id, "type": "function", "function": { "name": name, "arguments": "{}" } });
+        assert_eq!(
+            json!(found),
+            json!([
+                { "role": "system", "content": "Be brief." },
+                { "role": "user", "content": "Weather?" },
+                { "role": "assistant", "content": "", "tool_calls": [call("c1", "f"), call("c2", "g")], "reasoning_content": "Hm." },
+                { "role": "tool", "tool_call_id": "c1", "content": "sunny" },
+                { "role": "assistant", "content": "Yes." },
+            ])
+        );
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_by_its_path() {
+        let error = |input: Value| {
+            let items = of_input(Some(&input), &|_| None);
+            items.and_then(|items| messages(&items)).unwrap_err().to_string()
+        };
+        assert!(error(json!(7)).contains("`input` is 7"));
+        assert!(error(json!([{ "role": "nobody", "content": "a" }])).contains("`input[0].role`"));
+        let image = json!([{ "role": "user", "content": [{ "type": "input_image", "image_url": "x" }] }]);
+        assert!(error(image).contains("input[0].content[0].type input_image"));
+        assert!(error(json!([{ "type": "item_reference", "id": "gone" }])).contains("`gone`"));
+        assert!(error(json!([{ "type": "web_search_call" }])).contains("web_search_call"));
+    }
+}

@@ -1,0 +1,198 @@
+//! `/v1/responses`: <https://platform.openai.com/docs/api-reference/responses>.
+
+mod events;
+mod items;
+mod request;
+mod store;
+
+use std::sync::Arc;
+
+use axum::body::Bytes;
+use axum::extract::{Extension, Path, Query, State};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use futures_util::Stream;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use self::events::Events;
+use self::request::Body;
+use self::store::{Entry, Store};
+use crate::answer::{AnswerEvent, EventKind};
+use crate::api::body::{JsonBody, part};
+use crate::api::{seconds_now, sse};
+use crate::app::{Answer, App};
+use crate::error::{ApiError, ErrorKind, Result};
+use crate::request::Caller;
+use crate::truncate::answer_truncated;
+
+/// The paths of this API, over a store of their own.
+pub(super) fn router() -> Router<App> {
+    Router::new()
+        .route("/v1/responses", post(create))
+        .route("/v1/responses/{id}", get(retrieve).delete(delete))
+        .route("/v1/responses/{id}/input_items", get(input_items))
+        .route("/v1/responses/{id}/cancel", post(cancel))
+        .layer(Extension(Arc::new(Store::default())))
+}
+
+async fn create(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    Extension(store): Extension<Arc<Store>>,
+    JsonBody(given): JsonBody<Map<String, Value>>,
+) -> Result<Response> {
+    let given = Value::Object(given);
+    let body: Body = part(&given, "")?;
+    let sampling = part(&given, "")?;
+    let before = match &body.previous_response_id {
+        Some(id) => store.get(caller.tenant, id)?.items(),
+        None => Vec::new(),
+    };
+    let input = items::of_input(body.input.as_ref(), &|id| store.item(caller.tenant, id))?;
+    let mut conversation = before;
+    conversation.extend(input.iter().cloned());
+    let request = request::chat_request(&body, &sampling, &conversation)?;
+    let mut base = request::echo(&body, &given);
+    let answer = match body.truncates() {
+        false => app.chat(&caller, request).await?,
+        true => {
+            let n_ctx = app.text_props(&request.model).await?.n_ctx;
+            answer_truncated(&app, &caller, request, n_ctx).await?
+        }
+    };
+    base.insert("model".into(), json!(answer.model));
+    base.insert("created_at".into(), json!(seconds_now()));
+    let events = Events::new(base, body.wants_logprobs());
+    let keep = body.store.unwrap_or(true).then_some((store, caller.tenant, conversation, input.len()));
+    let keep = move |response: &Value| {
+        if let Some((store, tenant, conversation, n_input)) = keep {
+            store.put(Entry { tenant, response: response.clone(), conversation, n_input });
+        }
+    };
+    match body.stream.unwrap_or(false) {
+        true => Ok(sse::response(stream(answer, events, keep))),
+        false => whole(answer, events, keep).await,
+    }
+}
+
+async fn whole(mut answer: Answer, mut events: Events, keep: impl FnOnce(&Value)) -> Result<Response> {
+    while let Some(AnswerEvent { kind, .. }) = answer.next().await {
+        match kind {
+            EventKind::Delta(delta) => drop(events.push(delta)),
+            EventKind::Done(finish) => {
+                // What failed has a status here, where a stream has an event.
+                super::finish_reason(&finish)?;
+                let (_, response) = events.finish(&finish);
+                keep(&response);
+                return Ok(Json(response).into_response());
+            }
+        }
+    }
+    Err(ApiError::internal("an answer has no end"))
+}
+
+/// Where a stream is.
+enum At {
+    Begin,
+    Answer,
+    End,
+}
+
+fn stream(
+    answer: Answer,
+    events: Events,
+    keep: impl FnOnce(&Value) + Send,
+) -> impl Stream<Item = Bytes> + Send {
+    let frames = |events: Vec<Value>| -> Bytes {
+        let frame = |event: &Value| sse::event(event["type"].as_str().unwrap_or_default(), event);
+        events.iter().map(frame).collect::<Vec<_>>().concat().into()
+    };
+    let begun = (At::Begin, answer, events, Some(keep));
+    futures_util::stream::unfold(begun, move |(at, mut answer, mut events, mut keep)| async move {
+        let (out, at) = match at {
+            At::Begin => (events.start(), At::Answer),
+            At::End => return None,
+            At::Answer => match answer.next().await?.kind {
+                EventKind::Delta(delta) => (events.push(delta), At::Answer),
+                EventKind::Done(finish) => {
+                    let (out, response) = events.finish(&finish);
+                    if let Some(keep) = keep.take() {
+                        keep(&response);
+                    }
+                    (out, At::End)
+                }
+            },
+        };
+        Some((frames(out), (at, answer, events, keep)))
+    })
+}
+
+async fn retrieve(
+    Extension(caller): Extension<Caller>,
+    Extension(store): Extension<Arc<Store>>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>> {
+    Ok(Json(store.get(caller.tenant, &id)?.response.clone()))
+}
+
+async fn delete(
+    Extension(caller): Extension<Caller>,
+    Extension(store): Extension<Arc<Store>>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>> {
+    store.delete(caller.tenant, &id)?;
+    Ok(Json(json!({ "id": id, "object": "response", "deleted": true })))
+}
+
+#[derive(Deserialize)]
+struct Page {
+    limit: Option<usize>,
+    order: Option<String>,
+    after: Option<String>,
+}
+
+async fn input_items(
+    Extension(caller): Extension<Caller>,
+    Extension(store): Extension<Arc<Store>>,
+    Path(id): Path<String>,
+    Query(page): Query<Page>,
+) -> Result<Json<Value>> {
+    let entry = store.get(caller.tenant, &id)?;
+    let mut items = entry.input().to_vec();
+    match page.order.as_deref() {
+        Some("asc") => {}
+        None | Some("desc") => items.reverse(),
+        Some(other) => {
+            return Err(ApiError::invalid("order", format!("`order` is {other:?}, expected asc or desc")));
+        }
+    }
+    let limit = page.limit.unwrap_or(20);
+    if !(1..=100).contains(&limit) {
+        return Err(ApiError::invalid("limit", format!("`limit` is {limit}, expected 1 to 100")));
+    }
+    if let Some(after) = &page.after {
+        let at = items.iter().position(|item| item["id"] == after.as_str());
+        let at = at.ok_or_else(|| ApiError::invalid("after", format!("there is no item {after:?}")))?;
+        items.drain(..=at);
+    }
+    let has_more = items.len() > limit;
+    items.truncate(limit);
+    let id_of = |item: Option<&Value>| item.map_or(Value::Null, |item| item["id"].clone());
+    let (first_id, last_id) = (id_of(items.first()), id_of(items.last()));
+    Ok(Json(json!({
+        "object": "list", "data": items, "first_id": first_id, "last_id": last_id, "has_more": has_more,
+    })))
+}
+
+async fn cancel(
+    Extension(caller): Extension<Caller>,
+    Extension(store): Extension<Arc<Store>>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>> {
+    store.get(caller.tenant, &id)?;
+    let message =
+        format!("the response `{id}` is not a background response, and only these can be cancelled");
+    Err(ApiError::new(ErrorKind::Invalid, message))
+}
