@@ -129,7 +129,7 @@ def _(server):
     import pydantic
 
     class Person(pydantic.BaseModel):
-        name: str
+        name: str = pydantic.Field(max_length=12)
         age: int
 
     answer = openai_client(server).chat.completions.parse(
@@ -233,7 +233,7 @@ def _(server):
     expect(final.output_text == first.output_text, final)
 
     class Person(pydantic.BaseModel):
-        name: str
+        name: str = pydantic.Field(max_length=12)
         age: int
 
     parsed = responses.parse(model=CHAT, input="Describe Ada.", text_format=Person, max_output_tokens=200)
@@ -254,8 +254,9 @@ def anthropic_client(server):
 @check("anthropic", "messages.create, and streamed")
 def _(server):
     messages = anthropic_client(server).messages
-    whole = messages.create(model=CHAT, max_tokens=12, messages=ASK, temperature=0, system="Be brief.")
-    with messages.stream(model=CHAT, max_tokens=12, messages=ASK, temperature=0, system="Be brief.") as stream:
+    keys = {"model": CHAT, "max_tokens": 12, "messages": ASK, "system": "Be brief.", "extra_body": {"temperature": 0}}
+    whole = messages.create(**keys)
+    with messages.stream(**keys) as stream:
         text = "".join(stream.text_stream)
         final = stream.get_final_message()
     expect(text == whole.content[0].text and final.stop_reason == whole.stop_reason, (whole, final))
@@ -265,7 +266,7 @@ def _(server):
 def _(server):
     tool = {"name": "weather", "description": "The weather of a city", "input_schema": WEATHER}
     messages = anthropic_client(server).messages
-    answer = messages.create(model=CHAT, max_tokens=100, messages=ASK, tools=[tool], tool_choice={"type": "any"})
+    answer = messages.create(model=CHAT, max_tokens=100, messages=ASK, tools=[tool], tool_choice={"type": "any", "disable_parallel_tool_use": True})
     call = next(block for block in answer.content if block.type == "tool_use")
     expect(set(call.input) == {"city", "unit"} and answer.stop_reason == "tool_use", answer)
     result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": "Sunny"}]}
@@ -364,7 +365,7 @@ def _(server):
         dataset=[Sample(input="Say yes.", target="e"), Sample(input="Say no.", target="o")], solver=generate(), scorer=includes()
     )
     with tempfile.TemporaryDirectory() as folder:
-        logs = inspect_ai.eval(task, model=f"openai-api/local/{CHAT}", model_args={"base_url": server.url + "/v1", "api_key": KEY}, max_tokens=16, display="none", log_dir=folder)
+        logs = inspect_ai.eval(task, model=f"openai-api/local/{CHAT}", model_base_url=server.url + "/v1", model_args={"api_key": KEY}, max_tokens=16, display="none", log_dir=folder)
     expect(logs[0].status == "success", logs[0].error)
 
 

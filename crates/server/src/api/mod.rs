@@ -7,7 +7,9 @@ pub mod body;
 pub mod llama;
 pub mod ollama;
 pub mod openai;
+pub mod openapi;
 pub mod operations;
+pub mod routers;
 pub mod sampling;
 pub mod sse;
 

@@ -24,9 +24,9 @@ pub fn router() -> axum::Router<App> {
     axum::Router::new()
         .route("/health", get(health))
         .route("/v1/health", get(health))
+        .route("/health_generate", get(health))
         .route("/metrics", get(metrics))
         .route("/slots", get(slots))
-        .route("/get_load", get(load))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
 }
@@ -116,13 +116,6 @@ async fn slots(State(app): State<App>) -> Json<Value> {
         }
     }
     Json(Value::Array(slots))
-}
-
-/// What sglang's router balances by.
-async fn load(State(app): State<App>) -> Json<Value> {
-    let models = stats(&app);
-    let load: u64 = models.iter().map(|(_, stats)| stats.running.get() + stats.waiting.get()).sum();
-    Json(json!({ "load": load }))
 }
 
 #[derive(Deserialize)]

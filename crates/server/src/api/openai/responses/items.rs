@@ -67,10 +67,10 @@ pub(super) fn messages(items: &[Value]) -> Result<Vec<Value>> {
                 };
                 let content = text(&format!("{path}.content"), &item["content"])?;
                 let mut message = json!({ "role": role, "content": content });
-                if role == "assistant" {
-                    if let Some(reasoning) = reasoning.take() {
-                        message["reasoning_content"] = json!(reasoning);
-                    }
+                if role == "assistant"
+                    && let Some(reasoning) = reasoning.take()
+                {
+                    message["reasoning_content"] = json!(reasoning);
                 }
                 messages.push(message);
             }

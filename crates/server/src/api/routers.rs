@@ -1,0 +1,71 @@
+//! What vLLM's and SGLang's routers ask of a server before and while they send it requests.
+
+use axum::extract::State;
+use axum::routing::{any, get};
+use axum::{Json, Router};
+use serde_json::{Value, json};
+
+use crate::app::App;
+use crate::error::{ApiError, Result};
+use crate::models::{LoadedStatus, TextStatus};
+
+/// The paths of these.
+pub fn router() -> Router<App> {
+    Router::new()
+        .route("/get_model_info", get(model_info))
+        .route("/model_info", get(model_info))
+        .route("/get_server_info", get(server_info))
+        .route("/server_info", get(server_info))
+        .route("/get_load", get(load))
+        .route("/load", get(load))
+        .route("/version", get(version))
+        .route("/v1/rerank", any(rerank))
+}
+
+/// The first model that writes text and is loaded, with its id.
+fn first(app: &App) -> Option<(String, TextStatus)> {
+    app.models().into_iter().find_map(|status| match status.loaded {
+        Some(LoadedStatus::Text(text)) => Some((status.id, text)),
+        _ => None,
+    })
+}
+
+async fn model_info(State(app): State<App>) -> Json<Value> {
+    let found = first(&app);
+    let id = found.as_ref().map(|(id, _)| id);
+    let text = found.as_ref().map(|(_, text)| text);
+    Json(json!({
+        "model_path": id, "tokenizer_path": id, "served_model_name": id, "is_generation": text.is_some(),
+        "max_context_length": text.map(|text| text.n_ctx), "vocab_size": text.map(|text| text.n_vocab),
+        "preferred_sampling_params": null, "weight_version": "default",
+    }))
+}
+
+async fn server_info(State(app): State<App>) -> Json<Value> {
+    let found = first(&app);
+    let id = found.as_ref().map(|(id, _)| id);
+    let text = found.as_ref().map(|(_, text)| text);
+    let models: Vec<String> = app.models().into_iter().map(|status| status.id).collect();
+    Json(json!({
+        "model_path": id, "model_id": id, "served_model_name": id, "models": models,
+        "version": env!("CARGO_PKG_VERSION"),
+        "max_running_requests": text.map(|text| text.n_slots), "context_length": text.map(|text| text.n_ctx),
+        "tp_size": 1, "dp_size": 1, "disaggregation_mode": "null",
+    }))
+}
+
+/// SGLang's routers balance by `load`, vLLM's by `server_load`.
+async fn load(State(app): State<App>) -> Json<Value> {
+    let of = |loaded: LoadedStatus| loaded.stats().running.get() + loaded.stats().waiting.get();
+    let load: u64 = app.models().into_iter().filter_map(|status| status.loaded).map(of).sum();
+    Json(json!({ "load": load, "server_load": load }))
+}
+
+async fn version() -> Json<Value> {
+    Json(json!({ "version": env!("CARGO_PKG_VERSION") }))
+}
+
+/// No family that ranks is built yet.
+async fn rerank() -> Result<Json<Value>> {
+    Err(ApiError::not_built("/v1/rerank"))
+}
