@@ -55,6 +55,29 @@ pub fn full() -> Result<(), String> {
     Ok(())
 }
 
+/// Official clients against the release build, in a virtual environment of their own.
+pub fn clients() -> Result<(), String> {
+    let folder = target().join("clients");
+    let python = folder.join(if cfg!(windows) { "Scripts/python.exe" } else { "bin/python" });
+    run(Command::new("python3").args(["-m", "venv"]).arg(&folder))?;
+    run(Command::new(&python).args([
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "-r",
+        "scripts/clients/requirements.txt",
+    ]))?;
+    run(&mut cargo(&["build", "--release", "--package", "ingle"]))?;
+    let mut check = Command::new(&python);
+    check.arg("scripts/clients/check.py").arg(target().join("release/ingle"));
+    check.args(["--table", "docs/clients.md"]);
+    if Command::new("node").arg("--version").output().is_ok() {
+        check.args(["--node", "node"]);
+    }
+    run(&mut check).map(drop)
+}
+
 /// Builds the tests of `selection` and lists their binaries.
 fn build(selection: &[&str], arguments: &[String]) -> Result<Vec<Job>, String> {
     let mut command = cargo(&["test", "--no-run", "--message-format=json-render-diagnostics"]);
