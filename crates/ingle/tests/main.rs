@@ -17,6 +17,7 @@ mod serve_client;
 mod serve_gate;
 mod serve_llama;
 mod serve_ollama;
+mod serve_responses;
 mod serve_tools;
 mod test_files;
 mod tokenize;

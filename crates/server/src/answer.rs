@@ -1,6 +1,10 @@
 //! An answer on its way to the client: pieces as they become certain.
 
+mod answering;
+
 use engine::Timings;
+
+pub use self::answering::Answer;
 
 /// What an answer, or one of several, says next.
 #[derive(Clone, Debug)]

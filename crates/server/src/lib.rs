@@ -35,11 +35,11 @@ mod truncate;
 mod worker;
 
 pub use access::Access;
-pub use answer::{AnswerEvent, Collected, Delta, EventKind, Finish, StopReason, TokenInfo, ToolCall, Usage};
-pub use api::sampling::keep_alive;
-pub use app::{
-    Answer, App, EmbedRequest, Embedded, ModelActivity, Options, Ready, RequestActivity, TextProps,
+pub use answer::{
+    Answer, AnswerEvent, Collected, Delta, EventKind, Finish, StopReason, TokenInfo, ToolCall, Usage,
 };
+pub use api::sampling::keep_alive;
+pub use app::{App, EmbedRequest, Embedded, ModelActivity, Options, Ready, RequestActivity, TextProps};
 pub use details::ModelDetails;
 pub use error::{ApiError, ErrorKind, Result, reshape};
 pub use models::{Kind, LoadError, Loaded, LoadedStatus, Loader, ModelStatus, PullProgress, TextStatus};

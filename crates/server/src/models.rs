@@ -1,152 +1,27 @@
 //! The models of a server: their names, which of them are loaded, and for how long they stay.
 
 mod library;
+mod loader;
+mod text;
 
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use engine::{Embedder, Engine};
-use speech::Transcriber;
-use text::{Gap, Grammar, GrammarCompiler, Matcher, Tokenizer};
 use tokio::sync::oneshot;
+
+pub use self::loader::{Kind, LoadError, Loaded, Loader, PullProgress};
+pub(crate) use self::text::{Facts, TextModel};
 
 use crate::details::ModelDetails;
 use crate::embedder::{self, EmbedderWorker};
 use crate::error::{ApiError, ErrorKind, Result};
 use crate::queue::queue;
-use crate::reading::Template;
 use crate::request::KeepAlive;
 use crate::stats::Stats;
 use crate::transcriber::{self, SpeechModel};
 use crate::worker::Worker;
-
-/// Loads models; what devices and file formats there are is its business.
-pub trait Loader: Send + Sync + 'static {
-    /// Load the model that the server was started with under this name. Called on a thread of the model's own.
-    ///
-    /// # Errors
-    /// The file, the device or the memory, in words for people; `does_not_fit`: another model may be unloaded and this tried again.
-    fn load(&self, name: &str) -> std::result::Result<Loaded, LoadError>;
-
-    /// Read what a model is; nothing is fetched, and no memory of a device is taken.
-    ///
-    /// # Errors
-    /// It is not on this machine, or is not a model.
-    fn open(&self, name: &str) -> std::result::Result<engine::Model, LoadError> {
-        let message = format!("the files of `{name}` cannot be read here");
-        Err(LoadError { message, does_not_fit: false })
-    }
-
-    /// Names of models that are on this machine and may be served beside those that the server was started with.
-    fn installed(&self) -> Vec<String> {
-        Vec::new()
-    }
-
-    /// The name under which such a model is served, if `name` means one.
-    fn resolve(&self, name: &str) -> Option<String> {
-        let _ = name;
-        None
-    }
-
-    /// Fetch a model, to be served from now on.
-    ///
-    /// # Errors
-    /// Clients may not do this; there is no such model; the network or the disk failed.
-    fn pull(&self, name: &str, progress: &mut dyn FnMut(PullProgress)) -> Result<()> {
-        let _ = (name, progress);
-        Err(ApiError::new(ErrorKind::Forbidden, "models cannot be pulled here"))
-    }
-
-    /// Remove a fetched model's files.
-    ///
-    /// # Errors
-    /// Clients may not do this; the files were not fetched by us; the disk failed.
-    fn delete(&self, name: &str) -> Result<()> {
-        let _ = name;
-        Err(ApiError::new(ErrorKind::Forbidden, "models cannot be deleted here"))
-    }
-}
-
-/// How far a file of a model has been fetched.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PullProgress {
-    /// The file's name.
-    pub file: String,
-    /// Its length in bytes, if the server says so.
-    pub total: Option<u64>,
-    /// Bytes that are here.
-    pub completed: u64,
-}
-
-/// What a model is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// It writes text, and answers in chats.
-    Chat,
-    /// It writes text, and has no chat template.
-    Text,
-    /// It turns texts into vectors.
-    Embedder,
-    /// It writes down speech.
-    Speech,
-}
-
-impl Kind {
-    fn of(model: &engine::Model) -> Kind {
-        let chats = || model.need_tokenizer().is_ok_and(|tokenizer| tokenizer.chat_template().is_some());
-        match () {
-            () if model.spec().encoder.is_some() => Kind::Speech,
-            () if model.embedding().is_ok() => Kind::Embedder,
-            () if chats() => Kind::Chat,
-            () => Kind::Text,
-        }
-    }
-
-    /// What it can do, as lists of models say it.
-    pub fn capabilities(self) -> &'static [&'static str] {
-        match self {
-            Kind::Chat => &["completion", "chat"],
-            Kind::Text => &["completion"],
-            Kind::Embedder => &["embedding"],
-            Kind::Speech => &["transcription"],
-        }
-    }
-}
-
-/// What a model's thread runs.
-pub enum Loaded {
-    /// It writes text.
-    Text(Box<Engine>),
-    /// It turns texts into vectors.
-    Embedder(Box<Embedder>),
-    /// It writes down speech.
-    Speech(Box<Transcriber>),
-}
-
-impl Loaded {
-    /// Compute steps of every size once, so that what a device does at first use is done before a client waits for it.
-    ///
-    /// # Errors
-    /// The device failed.
-    pub fn warm_up(&mut self) -> Result<()> {
-        match self {
-            Loaded::Text(engine) => Ok(engine.warm_up()?),
-            Loaded::Embedder(embedder) => Ok(embedder.embed_tokens(&[&[0]]).map(drop)?),
-            Loaded::Speech(transcriber) => Ok(transcriber.warm_up()?),
-        }
-    }
-}
-
-/// Why a model was not loaded.
-#[derive(Clone, Debug)]
-pub struct LoadError {
-    /// In words for people.
-    pub message: String,
-    /// There is not enough memory now.
-    pub does_not_fit: bool,
-}
 
 /// A loaded model.
 #[derive(Clone)]
@@ -174,89 +49,6 @@ pub(crate) struct EmbedderModel {
     pub(crate) n_dims: usize,
     pub(crate) max_tokens: usize,
     pub(crate) stats: Arc<Stats>,
-}
-
-/// A model that writes text, and the handle of its thread.
-#[derive(Clone)]
-pub(crate) struct TextModel {
-    pub(crate) id: String,
-    pub(crate) facts: Arc<Facts>,
-    pub(crate) worker: Worker,
-}
-
-/// What a thread tells of its engine when it has loaded.
-pub(crate) struct Facts {
-    pub(crate) model: Arc<engine::Model>,
-    pub(crate) tokenizer: Arc<Tokenizer>,
-    /// The chat template; `None`: a base model.
-    template: Option<Template>,
-    /// Tokens of a sequence.
-    pub(crate) n_ctx: usize,
-    /// Sequences at once.
-    pub(crate) n_slots: usize,
-    /// The device's name.
-    device: &'static str,
-    /// Made for the first request that has a grammar.
-    compiler: OnceLock<std::result::Result<GrammarCompiler, String>>,
-}
-
-impl Facts {
-    /// What holds an answer to a grammar.
-    ///
-    /// # Errors
-    /// The grammar is not valid or not supported.
-    pub(crate) fn matcher(&self, grammar: &Grammar) -> Result<Matcher> {
-        let make =
-            || GrammarCompiler::new(&self.tokenizer, self.model.n_vocab()).map_err(|error| error.to_string());
-        let compiler = self.compiler.get_or_init(make).as_ref().map_err(ApiError::internal)?;
-        compiler.compile(grammar).map_err(|error| ApiError::new(ErrorKind::Invalid, error.to_string()))
-    }
-
-    fn of(engine: &Engine) -> Result<Facts> {
-        let tokenizer = engine.model().need_tokenizer()?.clone();
-        tokenizer.prepare();
-        let template =
-            tokenizer.chat_template().map(|source| Template::new(source, &tokenizer)).transpose()?;
-        Ok(Facts {
-            model: engine.model().clone(),
-            tokenizer,
-            template,
-            n_ctx: engine.limits().n_ctx,
-            n_slots: engine.limits().max_spans,
-            device: engine.device().name(),
-            compiler: OnceLock::new(),
-        })
-    }
-}
-
-impl TextModel {
-    /// The model's chat template.
-    ///
-    /// # Errors
-    /// It has none.
-    pub(crate) fn template(&self) -> Result<&Template> {
-        self.facts.template.as_ref().ok_or_else(|| {
-            let message =
-                format!("the model `{}` has no chat template; use /v1/completions instead", self.id);
-            ApiError::invalid("model", message)
-        })
-    }
-}
-
-impl TextModel {
-    /// The prompt that has the model fill a gap, and the tokens that end what fills it.
-    ///
-    /// # Errors
-    /// It was not trained for that.
-    pub(crate) fn around_gap(&self, gap: &Gap) -> Result<(Vec<u32>, Vec<u32>)> {
-        let tokenizer = &self.facts.tokenizer;
-        let tokens = tokenizer.fill_in_middle().ok_or_else(|| {
-            let message = format!("the model `{}` has no tokens around a gap, so it fills none", self.id);
-            ApiError::invalid("suffix", message)
-        })?;
-        let prompt = tokenizer.encode_gap(tokens, gap).map_err(engine::Error::from)?;
-        Ok((prompt, tokens.ends.clone()))
-    }
 }
 
 /// A model of the server.

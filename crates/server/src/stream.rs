@@ -97,6 +97,10 @@ impl Channel {
         self.wake.notify_one();
     }
 
+    pub(crate) fn n_choices(&self) -> usize {
+        self.cancel.len()
+    }
+
     pub(crate) fn note_token(&self) {
         self.activity.n_decoded.fetch_add(1, Ordering::Relaxed);
     }

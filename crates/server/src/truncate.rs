@@ -2,7 +2,8 @@
 
 use serde_json::Value;
 
-use crate::app::{Answer, App};
+use crate::answer::Answer;
+use crate::app::App;
 use crate::error::{ErrorKind, Result};
 use crate::request::{Caller, ChatRequest};
 

@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 
 use super::events::{Event, Events, signature, stop_reason, usage_json};
 use super::request::{Body, request};
-use crate::answer::{AnswerEvent, Collected, EventKind};
+use crate::answer::{Answer, AnswerEvent, Collected, EventKind};
 use crate::api::body::JsonBody;
 use crate::api::sse;
-use crate::app::{Answer, App};
+use crate::app::App;
 use crate::error::{ApiError, Result};
 use crate::request::Caller;
 

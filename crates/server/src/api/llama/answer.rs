@@ -6,9 +6,8 @@ use axum::response::{IntoResponse, Response};
 use futures_util::Stream;
 use serde_json::{Map, Value, json};
 
-use crate::answer::{AnswerEvent, Collected, Delta, EventKind, Finish, StopReason, TokenInfo};
+use crate::answer::{Answer, AnswerEvent, Collected, Delta, EventKind, Finish, StopReason, TokenInfo};
 use crate::api::sse;
-use crate::app::Answer;
 use crate::error::{ApiError, ErrorKind, Result};
 
 /// What a request says of the shape of its answer.

@@ -9,8 +9,8 @@ use serde_json::{Map, Value, json};
 
 use super::options::Common;
 use super::{error_json, ndjson, now};
-use crate::answer::{AnswerEvent, Delta, EventKind, Finish, StopReason, TokenInfo, ToolCall};
-use crate::app::{Answer, App, Ready};
+use crate::answer::{Answer, AnswerEvent, Delta, EventKind, Finish, StopReason, TokenInfo, ToolCall};
+use crate::app::{App, Ready};
 use crate::error::{ApiError, ErrorKind, Result};
 use crate::request::KeepAlive;
 

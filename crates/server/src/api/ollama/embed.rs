@@ -10,9 +10,10 @@ use serde_json::{Value, json};
 use super::answer::nanoseconds;
 use super::texts;
 use crate::api::body::JsonBody;
+use crate::api::openai::embeddings::{normalise, shorten};
 use crate::api::sampling::keep_alive;
 use crate::app::{App, EmbedRequest, Embedded};
-use crate::error::{ApiError, Result};
+use crate::error::Result;
 use crate::request::Prompt;
 
 #[derive(Deserialize)]
@@ -31,7 +32,7 @@ pub(super) async fn create(State(app): State<App>, JsonBody(body): JsonBody<Body
     let truncate = body.truncate.unwrap_or(true);
     let (load_time, mut found) = embed(&app, body.model, texts, truncate, body.keep_alive).await?;
     for vector in &mut found.vectors {
-        normalise(vector, body.dimensions)?;
+        unit(vector, body.dimensions)?;
     }
     Ok(Json(json!({
         "model": found.model, "embeddings": found.vectors,
@@ -78,18 +79,11 @@ async fn embed(
 }
 
 /// Of length 1, in the first columns if fewer are asked for.
-fn normalise(vector: &mut Vec<f32>, dimensions: Option<usize>) -> Result<()> {
-    if let Some(n) = dimensions {
-        if !(1..=vector.len()).contains(&n) {
-            let message = format!("`dimensions` is {n}, expected a number from 1 to {}", vector.len());
-            return Err(ApiError::invalid("dimensions", message));
-        }
-        vector.truncate(n);
+fn unit(vector: &mut Vec<f32>, dimensions: Option<usize>) -> Result<()> {
+    if let Some(dimensions) = dimensions {
+        shorten(vector, dimensions)?;
     }
-    let norm = vector.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
-    if norm > 0.0 {
-        vector.iter_mut().for_each(|x| *x = (f64::from(*x) / norm) as f32);
-    }
+    normalise(vector);
     Ok(())
 }
 
@@ -100,10 +94,10 @@ mod tests {
     #[test]
     fn vectors_have_length_one() {
         let mut vector = vec![3.0, 4.0, 12.0];
-        normalise(&mut vector, None).unwrap();
+        unit(&mut vector, None).unwrap();
         assert!((vector[2] - 12.0 / 13.0).abs() < 1e-6);
-        normalise(&mut vector, Some(2)).unwrap();
+        unit(&mut vector, Some(2)).unwrap();
         assert!(vector.len() == 2 && (vector[0] - 0.6).abs() < 1e-6 && (vector[1] - 0.8).abs() < 1e-6);
-        assert!(normalise(&mut vector, Some(3)).is_err() && normalise(&mut vector, Some(0)).is_err());
+        assert!(unit(&mut vector, Some(3)).is_err() && unit(&mut vector, Some(0)).is_err());
     }
 }

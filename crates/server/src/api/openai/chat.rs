@@ -12,11 +12,11 @@ use text::Grammar;
 use super::{
     Stop, StreamOptions, TokenLogprob, add_usage, check_max_tokens, check_n, finish_reason, usage_json,
 };
-use crate::answer::{AnswerEvent, Delta, EventKind, ToolCall, Usage};
+use crate::answer::{Answer, AnswerEvent, Delta, EventKind, ToolCall, Usage};
 use crate::api::body::JsonBody;
 use crate::api::sampling::SamplingKeys;
 use crate::api::{seconds_now, sse};
-use crate::app::{Answer, App};
+use crate::app::App;
 use crate::error::{ApiError, Result};
 use crate::request::{Caller, ChatRequest, GenerateOptions, ToolChoice};
 

@@ -9,11 +9,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{Prompts, Stop, StreamOptions, add_usage, check_max_tokens, check_n, finish_reason, usage_json};
-use crate::answer::{AnswerEvent, Delta, EventKind, TokenInfo, Usage};
+use crate::answer::{Answer, AnswerEvent, Delta, EventKind, TokenInfo, Usage};
 use crate::api::body::JsonBody;
 use crate::api::sampling::SamplingKeys;
 use crate::api::{seconds_now, sse};
-use crate::app::{Answer, App};
+use crate::app::App;
 use crate::error::{ApiError, Result};
 use crate::request::{Caller, CompletionRequest, GenerateOptions, Prompt};
 

@@ -69,19 +69,24 @@ pub(super) async fn create(State(app): State<App>, JsonBody(body): JsonBody<Body
 }
 
 /// The first columns, of length 1 again: what models trained for it (Matryoshka) give in fewer dimensions.
-fn shorten(vector: &mut Vec<f32>, dimensions: usize) -> Result<()> {
+pub(in crate::api) fn shorten(vector: &mut Vec<f32>, dimensions: usize) -> Result<()> {
     if !(1..=vector.len()).contains(&dimensions) {
         let message = format!("`dimensions` is {dimensions}, expected a number from 1 to {}", vector.len());
         return Err(ApiError::invalid("dimensions", message));
     }
     if dimensions < vector.len() {
         vector.truncate(dimensions);
-        let norm = vector.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
-        if norm > 0.0 {
-            vector.iter_mut().for_each(|x| *x = (f64::from(*x) / norm) as f32);
-        }
+        normalise(vector);
     }
     Ok(())
+}
+
+/// Make its length 1.
+pub(in crate::api) fn normalise(vector: &mut [f32]) {
+    let norm = vector.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
+    if norm > 0.0 {
+        vector.iter_mut().for_each(|x| *x = (f64::from(*x) / norm) as f32);
+    }
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 mod audio;
 mod chat;
 mod completions;
-mod embeddings;
+pub(in crate::api) mod embeddings;
 mod responses;
 
 use axum::Json;

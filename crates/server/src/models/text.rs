@@ -1,0 +1,93 @@
+//! Models that write text.
+
+use std::sync::{Arc, OnceLock};
+
+use engine::Engine;
+use text::{Gap, Grammar, GrammarCompiler, Matcher, Tokenizer};
+
+use crate::error::{ApiError, ErrorKind, Result};
+use crate::reading::Template;
+use crate::worker::Worker;
+
+/// A model that writes text, and the handle of its thread.
+#[derive(Clone)]
+pub(crate) struct TextModel {
+    pub(crate) id: String,
+    pub(crate) facts: Arc<Facts>,
+    pub(crate) worker: Worker,
+}
+
+/// What a thread tells of its engine when it has loaded.
+pub(crate) struct Facts {
+    pub(crate) model: Arc<engine::Model>,
+    pub(crate) tokenizer: Arc<Tokenizer>,
+    /// The chat template; `None`: a base model.
+    pub(super) template: Option<Template>,
+    /// Tokens of a sequence.
+    pub(crate) n_ctx: usize,
+    /// Sequences at once.
+    pub(crate) n_slots: usize,
+    /// The device's name.
+    pub(super) device: &'static str,
+    /// Made for the first request that has a grammar.
+    compiler: OnceLock<std::result::Result<GrammarCompiler, String>>,
+}
+
+impl Facts {
+    /// What holds an answer to a grammar.
+    ///
+    /// # Errors
+    /// The grammar is not valid or not supported.
+    pub(crate) fn matcher(&self, grammar: &Grammar) -> Result<Matcher> {
+        let make =
+            || GrammarCompiler::new(&self.tokenizer, self.model.n_vocab()).map_err(|error| error.to_string());
+        let compiler = self.compiler.get_or_init(make).as_ref().map_err(ApiError::internal)?;
+        compiler.compile(grammar).map_err(|error| ApiError::new(ErrorKind::Invalid, error.to_string()))
+    }
+
+    pub(super) fn of(engine: &Engine) -> Result<Facts> {
+        let tokenizer = engine.model().need_tokenizer()?.clone();
+        tokenizer.prepare();
+        let template =
+            tokenizer.chat_template().map(|source| Template::new(source, &tokenizer)).transpose()?;
+        Ok(Facts {
+            model: engine.model().clone(),
+            tokenizer,
+            template,
+            n_ctx: engine.limits().n_ctx,
+            n_slots: engine.limits().max_spans,
+            device: engine.device().name(),
+            compiler: OnceLock::new(),
+        })
+    }
+}
+
+impl TextModel {
+    /// The model's chat template.
+    ///
+    /// # Errors
+    /// It has none.
+    pub(crate) fn template(&self) -> Result<&Template> {
+        self.facts.template.as_ref().ok_or_else(|| {
+            let message =
+                format!("the model `{}` has no chat template; use /v1/completions instead", self.id);
+            ApiError::invalid("model", message)
+        })
+    }
+}
+
+impl TextModel {
+    /// The prompt that has the model fill a gap, and the tokens that end what fills it.
+    ///
+    /// # Errors
+    /// It was not trained for that.
+    pub(crate) fn around_gap(&self, gap: &Gap) -> Result<(Vec<u32>, Vec<u32>)> {
+        let tokenizer = &self.facts.tokenizer;
+        let tokens = tokenizer.fill_in_middle().ok_or_else(|| {
+            let message = format!("the model `{}` has no tokens around a gap, so it fills none", self.id);
+            ApiError::invalid("suffix", message)
+        })?;
+        let prompt = tokenizer.encode_gap(tokens, gap).map_err(engine::Error::from)?;
+        Ok((prompt, tokens.ends.clone()))
+    }
+}
