@@ -52,7 +52,7 @@ impl Engine {
     }
 
     /// Run steps of every number of sequences, with prompts of every class of lengths and without, greedy and sampled, so that
-    /// what a device does at first use is done. It computes about three times the tokens of a chunk. Nothing of it stays in the prefix cache or in [`Self::load`]; what steps cost is known afterwards.
+    /// what a device does at first use is done. It computes about five times the tokens of a chunk. Nothing of it stays in the prefix cache or in [`Self::load`]; what steps cost is known afterwards.
     ///
     /// # Errors
     /// [`Error::Busy`], unless it is idle; the device failed, or a sequence did.
@@ -62,22 +62,22 @@ impl Engine {
             return Err(Error::Busy { what: "warming up", n_sequences: n_slots });
         }
         let before = self.scheduler.totals;
-        let chunk = self.limits.max_rows;
-        let warmed = self.warm(SamplingParams::greedy(), chunk).and_then(|()| {
+        let warmed = self.warm(SamplingParams::greedy(), 1).and_then(|()| {
             self.scheduler.forget_costs();
-            self.warm(SamplingParams { seed: Some(0), ..SamplingParams::default() }, chunk / 2)
+            // Two long prompts, so that what they cost can be told from what is noise.
+            self.warm(SamplingParams { seed: Some(0), ..SamplingParams::default() }, 2)
         });
         self.scheduler.totals = before;
         warmed
     }
 
-    /// One sequence more in each step until all slots are taken, and then one less; each prompt is half as long as the one
-    /// before it.
-    fn warm(&mut self, sampling: SamplingParams, longest: usize) -> Result<()> {
+    /// One sequence more in each step until all slots are taken, and then one less. The prompts of the first `n_long` fill a
+    /// chunk; each further one is half as long as the one before it.
+    fn warm(&mut self, sampling: SamplingParams, n_long: usize) -> Result<()> {
         let n_slots = self.scheduler.n_slots();
         let Some(most) = self.limits.n_ctx.checked_sub(1) else { return Ok(()) };
         let max_tokens = (n_slots + 4).min(most);
-        let longest = longest.min(most.saturating_sub(max_tokens));
+        let longest = self.limits.max_rows.min(most.saturating_sub(max_tokens));
         let n_vocab = self.model.n_vocab();
         let mut failed = None;
         let mut on_event = |event: crate::Event<'_>| {
@@ -86,7 +86,7 @@ impl Engine {
             }
         };
         for first in 0..n_slots {
-            let n_prompt = longest.checked_shr(first as u32).unwrap_or(0).max(1);
+            let n_prompt = longest.checked_shr((first + 1).saturating_sub(n_long) as u32).unwrap_or(0).max(1);
             let request = Request {
                 sampling: sampling.clone(),
                 max_tokens: Some(max_tokens),

@@ -3,7 +3,7 @@
 
 use crate::math;
 
-/// Codes of Whisper's languages and their names in English.
+/// Codes of the languages that speech models know, and their names in English.
 #[rustfmt::skip]
 const NAMES: [(&str, &str); 100] = [
     ("af", "afrikaans"), ("am", "amharic"), ("ar", "arabic"), ("as", "assamese"), ("az", "azerbaijani"),
@@ -34,7 +34,7 @@ pub fn language_name(code: &str) -> &str {
 /// The code of a language that is given by code or English name, in any case; another word stays as it is, in lower case.
 pub fn language_code(text: &str) -> String {
     let text = text.trim().to_lowercase();
-    // Whisper's own code for Javanese is not ISO's.
+    // The models' own code for Javanese is not ISO's.
     let text = if text == "jv" { "jw".to_owned() } else { text };
     let code = NAMES.iter().find(|(_, name)| *name == text).map(|(code, _)| (*code).to_owned());
     code.unwrap_or(text)
