@@ -181,8 +181,11 @@ impl Thread {
         stats.tokens_computed.set(load.n_computed);
         stats.tokens_cached.set(load.n_cached);
         stats.tokens_generated.set(load.n_generated);
-        let wait = engine.predicted_first_token_seconds(1).unwrap_or(0.0);
-        stats.predicted_wait_ms.set((wait * 1e3) as u64);
+        // Asked for only where no slot is free: it looks at all that wait.
+        if load.n_running >= load.n_slots {
+            let wait = engine.predicted_first_token_seconds(1).unwrap_or(0.0);
+            stats.predicted_wait_ms.set((wait * 1e3) as u64);
+        }
     }
 }
 

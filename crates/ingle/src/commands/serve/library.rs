@@ -4,6 +4,7 @@ use engine::{Model, TokenizerSource};
 use server::{ApiError, ErrorKind, PullProgress};
 
 use super::Serve;
+use crate::args::VerifyArgs;
 use crate::load;
 
 impl Serve {
@@ -12,7 +13,9 @@ impl Serve {
         let reference = hub::ModelRef::parse(&self.config_of(name).source)?;
         let options = hub::Options { offline: true, ..self.fetch.options()? };
         let path = hub::fetch(&reference, &self.fetch.cache()?, &options, &mut hub::Silent)?;
-        let checkpoint = load::open_checkpoint(&path, load::access(&self.load.device), &self.verify)?;
+        // Checksums are compared when it is loaded; here only the head is read.
+        let verify = VerifyArgs { check: false, ..self.verify.clone() };
+        let checkpoint = load::open_checkpoint(&path, load::access(&self.load.device), &verify)?;
         Ok(Model::from_opened(&path, checkpoint, &TokenizerSource::Own)?)
     }
 

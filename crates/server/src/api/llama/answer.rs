@@ -62,8 +62,6 @@ fn events(answer: Answer, shape: Shape) -> impl Stream<Item = Bytes> + Send {
             EventKind::Done(finish) => {
                 let bytes = match last(0, &answer.model, answer.n_prompt, &finish, &shape) {
                     Ok(mut json) => {
-                        json["content"] = json!("");
-                        json["tokens"] = json!([]);
                         json["has_new_line"] = json!(has_new_line);
                         sse::data(&select(json, &shape.fields))
                     }
