@@ -43,6 +43,8 @@ pub mod sampling;
 
 pub use chat::Conversation;
 pub use constraint::{Constraint, ConstraintResult};
+/// Most tokens that are reported with each token.
+pub use device::MAX_BEST as MAX_BEST_LOGPROBS;
 pub use diff::{ValueDiff, diff};
 pub use embed::{Embedder, Embeddings};
 pub use engine::{Engine, Event, StepTimings};

@@ -288,6 +288,7 @@ impl App {
     /// # Errors
     /// No such model; the messages or options are wrong; the prompt is too long; or the queue is.
     pub async fn chat(&self, caller: &Caller, request: ChatRequest) -> Result<Answer> {
+        request.check_choice()?;
         let lease = self.0.models.get(&request.model, request.options.keep_alive).await?;
         let model = lease.text()?.clone();
         let prepared = blocking(move || prepare_chat(&model, request)).await?;

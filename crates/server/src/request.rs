@@ -6,6 +6,8 @@ use engine::SamplingParams;
 use serde_json::{Map, Value};
 use text::Grammar;
 
+use crate::error::{ApiError, Result};
+
 /// Who asks: set by the layer that checks keys, an extension of every request.
 #[derive(Clone, Debug)]
 pub struct Caller {
@@ -48,6 +50,24 @@ pub struct ChatRequest {
 }
 
 impl ChatRequest {
+    /// # Errors
+    /// A call is to come, and there is no tool that could be called.
+    pub(crate) fn check_choice(&self) -> Result<()> {
+        let is_tool = |name: &str| self.tools.iter().any(|tool| tool["function"]["name"] == name);
+        let message = match &self.tool_choice {
+            ToolChoice::Auto | ToolChoice::None => return Ok(()),
+            ToolChoice::Required if !self.tools.is_empty() => return Ok(()),
+            ToolChoice::Required => {
+                "`tool_choice` asks for a call, expected `tools` to have a tool".to_owned()
+            }
+            ToolChoice::Function(name) if is_tool(name) => return Ok(()),
+            ToolChoice::Function(name) => {
+                format!("`tool_choice` asks for a call of `{name}`, expected one of `tools`")
+            }
+        };
+        Err(ApiError::invalid("tool_choice", message))
+    }
+
     /// The tools that may be called.
     pub(crate) fn called_tools(&self) -> &[Value] {
         match self.tool_choice {
@@ -169,4 +189,25 @@ pub enum KeepAlive {
     For(Duration),
     /// Until memory is short.
     Always,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_that_must_come_needs_a_tool() {
+        let tools = vec![serde_json::json!({ "type": "function", "function": { "name": "f" } })];
+        let check = |tool_choice: ToolChoice, tools: &[Value]| {
+            let request = ChatRequest { tool_choice, tools: tools.to_vec(), ..ChatRequest::default() };
+            request.check_choice().map_err(|error| error.param)
+        };
+        let wrong = Err(Some("tool_choice".to_owned()));
+        assert_eq!(check(ToolChoice::Required, &[]), wrong);
+        assert_eq!(check(ToolChoice::Function("f".into()), &[]), wrong);
+        assert_eq!(check(ToolChoice::Function("g".into()), &tools), wrong);
+        assert_eq!(check(ToolChoice::Function("f".into()), &tools), Ok(()));
+        assert_eq!(check(ToolChoice::Required, &tools), Ok(()));
+        assert_eq!(check(ToolChoice::Auto, &[]), Ok(()));
+    }
 }

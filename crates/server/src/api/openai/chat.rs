@@ -10,7 +10,8 @@ use serde_json::{Map, Value, json};
 use text::Grammar;
 
 use super::{
-    Stop, StreamOptions, TokenLogprob, add_usage, check_max_tokens, check_n, finish_reason, usage_json,
+    Stop, StreamOptions, TokenLogprob, add_usage, check_max_tokens, check_n, check_service_tier,
+    check_top_logprobs, finish_reason, usage_json,
 };
 use crate::answer::{Answer, AnswerEvent, Delta, EventKind, ToolCall, Usage};
 use crate::api::body::JsonBody;
@@ -49,8 +50,12 @@ pub(super) struct Body {
     add_generation_prompt: Option<bool>,
     continue_final_message: Option<bool>,
     modalities: Option<Vec<String>>,
+    service_tier: Option<String>,
+    verbosity: Option<String>,
     functions: Option<Value>,
     function_call: Option<Value>,
+    web_search_options: Option<Value>,
+    store: Option<bool>,
     #[serde(flatten)]
     sampling: SamplingKeys,
 }
@@ -87,19 +92,21 @@ pub(super) async fn apply_template(
 
 /// The inner request of a body.
 fn request(body: Body) -> Result<ChatRequest> {
+    let n_best = check_top_logprobs("top_logprobs", body.top_logprobs)?;
     let mut options = GenerateOptions {
         n: check_n(body.n)?,
         max_tokens: check_max_tokens("max_completion_tokens", body.max_completion_tokens)?
             .or(check_max_tokens("max_tokens", body.max_tokens)?),
         stop: body.stop.texts(),
-        logprobs: body.logprobs.unwrap_or(false).then(|| body.top_logprobs.unwrap_or(0)),
+        logprobs: body.logprobs.unwrap_or(false).then_some(n_best),
         ..GenerateOptions::default()
     };
     if body.top_logprobs.is_some_and(|n| n > 0) && options.logprobs.is_none() {
         return Err(ApiError::invalid("top_logprobs", "`top_logprobs` needs `logprobs` to be true"));
     }
     body.sampling.apply(&mut options)?;
-    let grammar = body.sampling.grammar(response_format(body.response_format)?)?;
+    check_service_tier(body.service_tier.as_deref(), &mut options)?;
+    let grammar = body.sampling.grammar(response_format("response_format", body.response_format)?)?;
     let mut template_variables = body.chat_template_kwargs.unwrap_or_default();
     let mut thinking = body.enable_thinking;
     if let Some(effort) = &body.reasoning_effort {
@@ -120,6 +127,9 @@ fn request(body: Body) -> Result<ChatRequest> {
     // What `tools` and `tool_choice` were called before.
     refuse("functions", body.functions.is_some())?;
     refuse("function_call", body.function_call.is_some())?;
+    refuse("web_search_options", body.web_search_options.is_some())?;
+    refuse("store", body.store == Some(true))?;
+    check_verbosity("verbosity", body.verbosity.as_deref())?;
     refuse("modalities", body.modalities.is_some_and(|list| list.iter().any(|modality| modality != "text")))?;
     if body.messages.is_empty() {
         return Err(ApiError::invalid("messages", "`messages` is empty, expected at least one message"));
@@ -151,7 +161,11 @@ pub(super) fn reasoning_effort(
 ) -> Result<Option<bool>> {
     match effort {
         "none" => Ok(Some(false)),
-        "minimal" | "low" | "medium" | "high" | "xhigh" => {
+        "minimal" => {
+            variables.entry("reasoning_effort").or_insert(effort.into());
+            Ok(Some(false))
+        }
+        "low" | "medium" | "high" | "xhigh" => {
             variables.entry("reasoning_effort").or_insert(effort.into());
             Ok(None)
         }
@@ -163,8 +177,19 @@ pub(super) fn reasoning_effort(
     }
 }
 
-/// The grammar of `response_format`.
-pub(super) fn response_format(format: Option<Value>) -> Result<Option<Grammar>> {
+/// How long answers are is the model's choice, or the prompt's.
+pub(super) fn check_verbosity(name: &str, verbosity: Option<&str>) -> Result<()> {
+    match verbosity {
+        None | Some("medium") => Ok(()),
+        Some(other @ ("low" | "high")) => Err(ApiError::not_built(&format!("{name} {other}"))),
+        Some(other) => {
+            Err(ApiError::invalid(name, format!("`{name}` is {other:?}, expected low, medium or high")))
+        }
+    }
+}
+
+/// The grammar of `response_format`, which the request calls `name`.
+pub(super) fn response_format(name: &str, format: Option<Value>) -> Result<Option<Grammar>> {
     let Some(mut format) = format.filter(|format| !format.is_null()) else { return Ok(None) };
     match format["type"].as_str() {
         Some("text") => Ok(None),
@@ -176,15 +201,15 @@ pub(super) fn response_format(format: Option<Value>) -> Result<Option<Grammar>> 
         Some("json_schema") => match format["json_schema"]["schema"].take() {
             schema @ (Value::Object(_) | Value::Bool(_)) => Ok(Some(Grammar::JsonSchema(schema))),
             other => {
-                let message =
-                    format!("`response_format.json_schema.schema` is {other}, expected a JSON Schema");
-                Err(ApiError::invalid("response_format", message))
+                // Of Responses, a format has its schema itself.
+                let key = if name == "response_format" { ".json_schema.schema" } else { ".schema" };
+                let message = format!("`{name}{key}` is {other}, expected a JSON Schema");
+                Err(ApiError::invalid(name, message))
             }
         },
         _ => {
-            let message =
-                format!("`response_format` is {format}, expected the type text, json_object or json_schema");
-            Err(ApiError::invalid("response_format", message))
+            let message = format!("`{name}` is {format}, expected the type text, json_object or json_schema");
+            Err(ApiError::invalid(name, message))
         }
     }
 }
@@ -439,6 +464,10 @@ mod tests {
             (json!({ "messages": user, "n": 0 }), "n"),
             (json!({ "messages": user, "max_tokens": -5 }), "max_tokens"),
             (json!({ "messages": user, "top_logprobs": 3 }), "top_logprobs"),
+            (json!({ "messages": user, "logprobs": true, "top_logprobs": 129 }), "top_logprobs"),
+            (json!({ "messages": user, "service_tier": "fast" }), "service_tier"),
+            (json!({ "messages": user, "verbosity": "low" }), "verbosity low"),
+            (json!({ "messages": user, "store": true }), "store"),
             (json!({ "messages": user, "tool_choice": { "x": 1 } }), "tool_choice"),
             (json!({ "messages": user, "response_format": { "type": "xml" } }), "response_format"),
         ] {

@@ -16,7 +16,7 @@ use crate::answer::{Finish, StopReason, TokenInfo, Usage};
 use crate::app::App;
 use crate::error::{ApiError, Result};
 use crate::models::{LoadedStatus, ModelStatus};
-use crate::request::Prompt;
+use crate::request::{GenerateOptions, Prompt};
 
 /// All paths of this API.
 pub fn router() -> axum::Router<App> {
@@ -137,6 +137,33 @@ fn check_max_tokens(name: &str, value: Option<i64>) -> Result<Option<usize>> {
         None | Some(-1) => Ok(None),
         Some(n) if n >= 0 => Ok(Some(n as usize)),
         Some(n) => Err(ApiError::invalid(name, format!("`{name}` is {n}, expected a number of tokens"))),
+    }
+}
+
+/// The number of best tokens to be told of.
+fn check_top_logprobs(name: &str, n: Option<usize>) -> Result<usize> {
+    match n.unwrap_or(0) {
+        n if n <= engine::MAX_BEST_LOGPROBS => Ok(n),
+        n => {
+            let most = engine::MAX_BEST_LOGPROBS;
+            Err(ApiError::invalid(name, format!("`{name}` is {n}, expected at most {most}")))
+        }
+    }
+}
+
+/// `service_tier`: `flex` lets others go first; nothing puts a request before others.
+fn check_service_tier(tier: Option<&str>, options: &mut GenerateOptions) -> Result<()> {
+    match tier {
+        None | Some("auto" | "default") => Ok(()),
+        Some("flex") => {
+            options.priority = options.priority.min(-1);
+            Ok(())
+        }
+        Some(other @ ("priority" | "scale")) => Err(ApiError::not_built(&format!("service_tier {other}"))),
+        Some(other) => {
+            let message = format!("`service_tier` is {other:?}, expected auto, default or flex");
+            Err(ApiError::invalid("service_tier", message))
+        }
     }
 }
 
