@@ -14,7 +14,7 @@ use crate::kv::{KvCache, pool_sizes};
 use device::Want;
 
 use crate::scheduler::{OutputRows, StepBuffers};
-use crate::{Error, LoadOptions, Model, Result};
+use crate::{Error, LoadOptions, Model, Result, Turns};
 
 /// Most texts of a step.
 const MAX_SPANS: usize = 128;
@@ -39,6 +39,7 @@ pub struct Embedder {
     program: Box<dyn Program>,
     kv: KvCache,
     buffers: StepBuffers,
+    turns: Option<Arc<Turns>>,
 }
 
 impl Embedder {
@@ -73,6 +74,7 @@ impl Embedder {
         Ok(Embedder {
             kv: KvCache::new(&plan.kv, &limits),
             buffers: StepBuffers::new(&limits, 0, 1),
+            turns: options.turns.clone(),
             spec: EmbeddingSpec { max_tokens: limits.n_ctx, ..spec },
             program,
             plan,
@@ -196,6 +198,7 @@ impl Embedder {
             self.kv.reserve(slot, 0, tokens.len(), self.program.as_mut())?;
             self.buffers.push(slot, 0, tokens, OutputRows::Last(1), Want::LOGITS);
         }
+        let _turn = self.turns.as_ref().map(|turns| turns.take());
         let ran = self.program.run(&self.buffers.step(&self.kv, device::Masks::default(), None));
         Ok(self.kv.note_submitted(ran)?)
     }

@@ -9,12 +9,13 @@ use crate::constraint::panic_message;
 use crate::kv::KvCache;
 use crate::memory::{self, MemoryReport, Settled};
 use crate::output::TextStream;
+use crate::prompt_cache::PrefixFolder;
 use crate::sampling::Sampler;
 use crate::scheduler::Scheduler;
 use crate::sequence::{Sequence, slide};
 use crate::{
     Error, FinishReason, LoadOptions, Model, Overflow, Proposer, Request, Result, SamplingParams, SequenceId,
-    ShowSpecial, Timings, load,
+    ShowSpecial, Timings, Turns, load,
 };
 
 /// What happens to a sequence. Texts are borrowed for the time of the call.
@@ -33,6 +34,8 @@ pub enum Event<'a> {
         /// The likeliest tokens and their log-probabilities by the model itself, best first: as many as
         /// [`SamplingParams::n_best_logprobs`].
         best: &'a [(u32, f32)],
+        /// Tokens of the prompt that were found in the prefix cache.
+        n_reused: usize,
     },
     /// A token of the prompt, if [`Request::prompt_logprobs`] asks for them: each but the first, in order, before the answer.
     PromptToken {
@@ -104,6 +107,10 @@ pub struct Engine {
     pub(crate) scheduler: Scheduler,
     next_id: u64,
     recorded: Option<Vec<StepTimings>>,
+    /// Where the prefix cache is kept.
+    pub(crate) prefixes: Option<PrefixFolder>,
+    /// Shared with the engines that compute on the same processors.
+    turns: Option<Arc<Turns>>,
 }
 
 impl Engine {
@@ -136,6 +143,8 @@ impl Engine {
             program,
             next_id: 0,
             recorded: None,
+            prefixes: None,
+            turns: options.turns.clone(),
             limits,
             model,
         })
@@ -292,6 +301,7 @@ impl Engine {
         let text = TextStream::new(
             tokenizer,
             std::mem::take(&mut request.stop),
+            request.stop_outside.take(),
             std::mem::take(&mut request.show_special),
         );
         request.tokens = tokens;
@@ -349,6 +359,8 @@ impl Engine {
     /// unless [`Self::end_failed`] ends their sequences.
     pub fn step(&mut self, on_event: &mut dyn FnMut(Event<'_>)) -> Result<bool> {
         let may_run_ahead = self.recorded.is_none();
+        let turns = self.turns.clone();
+        let _turn = turns.as_ref().map(|turns| turns.take());
         while self.scheduler.schedule(Instant::now(), may_run_ahead, self.program.as_mut(), on_event)? {
             if let Err(error) = self.submit() {
                 self.scheduler.forget_failed(self.program.as_mut());

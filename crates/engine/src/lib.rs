@@ -38,6 +38,7 @@ mod scheduler;
 mod score;
 mod sequence;
 mod speculate;
+mod turns;
 
 pub mod sampling;
 
@@ -55,9 +56,10 @@ pub use kv::{KvCache, PagePool, PrefixCache, bytes_of_sequence, pages_of_sequenc
 pub use load::{DEFAULT_DRAFT, DEFAULT_TOKEN_LATENCY, LoadOptions, MAX_N_CTX, Model, TokenizerSource};
 pub use memory::{Alternative, MemoryItem, MemoryReport, kv_type_name, plan_memory};
 pub use prefill_check::{FAST_BOUND, PrefillCheck};
-pub use prompt_cache::PromptCache;
+pub use prompt_cache::{PromptCache, Restored};
 pub use sampling::{Dry, Mirostat, SamplerName, SamplingParams};
 pub use score::{Perplexity, PositionScore, TokenScore};
 pub use sequence::{CancelFlag, FinishReason, Overflow, Prefill, Request, SequenceId, Timings};
 pub use speculate::{DraftModel, MAX_DRAFT, NgramLookup, Proposer, Speculate};
-pub use text::ShowSpecial;
+pub use text::{Aside, ShowSpecial};
+pub use turns::{Turn, Turns};

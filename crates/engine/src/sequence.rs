@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use device::OutputRef;
 
-use text::ShowSpecial;
+use text::{Aside, ShowSpecial};
 
 use crate::constraint::Constraint;
 use crate::output::TextStream;
@@ -77,6 +77,8 @@ pub struct Request {
     pub max_tokens: Option<usize>,
     /// The answer ends before any of these texts.
     pub stop: Vec<String>,
+    /// A part of the answer in which they are not looked for.
+    pub stop_outside: Option<Aside>,
     /// Tokens that end the answer, as those do with which the model ends its turn; `ignore_end` does not concern them.
     pub stop_tokens: Vec<u32>,
     /// Before the answer has so many tokens, no token that ends it is chosen. A stop string or a constraint that is over still
@@ -123,6 +125,7 @@ impl Request {
             sampling: SamplingParams::default(),
             max_tokens: None,
             stop: Vec::new(),
+            stop_outside: None,
             stop_tokens: Vec::new(),
             min_tokens: 0,
             ignore_end: false,
@@ -152,6 +155,8 @@ pub enum FinishReason {
     StopToken(u32),
     /// Its constraint lets nothing follow but the end.
     ConstraintMet,
+    /// No token that the vocabulary has, and that may be chosen, goes on as its constraint asks.
+    ConstraintUnmet,
     /// This stop string was about to appear.
     StopString(String),
     /// As many tokens as were asked for.
@@ -172,6 +177,7 @@ impl fmt::Display for FinishReason {
             FinishReason::EndToken(_) => f.write_str("end"),
             FinishReason::StopToken(id) => write!(f, "stop token {id}"),
             FinishReason::ConstraintMet => f.write_str("constraint met"),
+            FinishReason::ConstraintUnmet => f.write_str("no token goes on as the constraint asks"),
             FinishReason::StopString(s) => write!(f, "stop string {s:?}"),
             FinishReason::MaxTokens => f.write_str("max tokens"),
             FinishReason::ContextFull => f.write_str("context full"),

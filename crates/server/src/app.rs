@@ -11,6 +11,7 @@ use crate::answer::Answer;
 use crate::chat::{Prepared, prepare_chat, render};
 use crate::details::ModelDetails;
 use crate::error::{ApiError, ErrorKind, Result};
+use crate::lazy::Lazy;
 use crate::models::{Lease, Loader, ModelStatus, Models, PullProgress, TextModel};
 use crate::request::{Caller, ChatRequest, CompletionRequest, KeepAlive, Prompt};
 use crate::stream::Channel;
@@ -141,6 +142,13 @@ impl App {
     /// From now on new requests are refused; those that run end.
     pub fn drain(&self) {
         self.0.is_draining.store(true, Ordering::Relaxed);
+    }
+
+    /// Have the cached prefixes of all loaded models written, where they are kept. For the end of a server.
+    pub async fn save_prefixes(&self) {
+        for TextModel { worker, .. } in self.0.models.texts() {
+            worker.save().await;
+        }
     }
 
     /// Unload models that nobody has used for long enough. To be called now and then.
@@ -337,8 +345,13 @@ impl App {
             Some(grammar) => Some(blocking(move || facts.matcher(&grammar)).await?),
             None => None,
         };
-        let constraint = matcher.map(|matcher| Box::new(matcher) as Box<dyn Constraint>);
-        self.start(caller, lease, Prepared { tokens, constraint, reading: None, options }).await
+        let tokenizer = lease.text()?.facts.tokenizer.clone();
+        let constraint = matcher.map(|matcher| match options.triggers.clone() {
+            Some(triggers) => Box::new(Lazy::new(triggers, tokenizer, matcher)) as Box<dyn Constraint>,
+            None => Box::new(matcher),
+        });
+        let prepared = Prepared { tokens, constraint, reading: None, stop_outside: None, options };
+        self.start(caller, lease, prepared).await
     }
 
     /// Vectors of texts.
@@ -375,7 +388,7 @@ impl App {
     }
 
     async fn start(&self, caller: &Caller, lease: Lease, prepared: Prepared) -> Result<Answer> {
-        let Prepared { mut tokens, constraint, reading, options } = prepared;
+        let Prepared { mut tokens, constraint, reading, stop_outside, options } = prepared;
         let model = lease.text()?.clone();
         let TextModel { facts, worker, .. } = &model;
         self.refuse_if_draining()?;
@@ -415,6 +428,7 @@ impl App {
                 max_tokens: options.max_tokens,
                 min_tokens: options.min_tokens,
                 stop: options.stop.clone(),
+                stop_outside: stop_outside.clone(),
                 stop_tokens: options.stop_tokens.clone(),
                 prompt_logprobs: options.prompt_logprobs,
                 constraint: constraint.clone(),

@@ -119,6 +119,13 @@ impl ApiError {
         ApiError { param: Some(param.to_owned()), ..ApiError::new(ErrorKind::NotImplemented, message) }
     }
 
+    /// The model's vocabulary has no token with which an answer could follow its grammar.
+    pub(crate) fn unspellable() -> ApiError {
+        let message = "no token of this model's vocabulary goes on as the grammar, and `logit_bias` if there is one, ask; \
+                       expected a grammar of texts that the model can write";
+        ApiError::new(ErrorKind::Invalid, message)
+    }
+
     /// A failure of ours.
     pub fn internal(message: impl Into<String>) -> ApiError {
         ApiError::new(ErrorKind::Internal, message)

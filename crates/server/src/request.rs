@@ -1,10 +1,11 @@
 //! What every API is translated into: one chat request, one completion request, and the options that they share.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use engine::SamplingParams;
 use serde_json::{Map, Value};
-use text::Grammar;
+use text::{Grammar, Triggers};
 
 use crate::error::{ApiError, Result};
 
@@ -145,6 +146,8 @@ pub struct GenerateOptions {
     pub stop_tokens: Vec<u32>,
     /// Go on when the model says that it has ended.
     pub ignore_end: bool,
+    /// What the grammar waits for; `None`: it holds from the beginning.
+    pub triggers: Option<Arc<Triggers>>,
     /// Answers to one prompt.
     pub n: usize,
     /// Log-probability of each token, and of so many best; `None`: none.
@@ -171,6 +174,7 @@ impl Default for GenerateOptions {
             stop: Vec::new(),
             stop_tokens: Vec::new(),
             ignore_end: false,
+            triggers: None,
             n: 1,
             logprobs: None,
             prompt_logprobs: None,

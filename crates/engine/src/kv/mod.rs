@@ -303,7 +303,7 @@ impl KvCache {
     }
 
     /// Whether layers are recurrent.
-    pub(crate) fn has_states(&self) -> bool {
+    pub fn has_states(&self) -> bool {
         !self.states.is_empty()
     }
 

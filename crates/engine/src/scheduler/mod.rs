@@ -68,6 +68,10 @@ pub(crate) struct Scheduler {
     cost: CostModel,
     /// Most time between two tokens of an answer while prompts are computed, unless its request says otherwise.
     token_latency: Option<Duration>,
+    /// Without it: so many times what a step of answers alone takes.
+    latency_steps: Option<f64>,
+    /// Seconds of such steps, of late; `None` until one was seen.
+    answer_step: Option<f64>,
     /// Since a sequence was parked for lack of memory, none has ended: nothing is admitted.
     is_short: bool,
     /// Sequences parked so far.
@@ -100,6 +104,8 @@ impl Scheduler {
             mask_jobs: Vec::with_capacity(limits.max_spans),
             cost: CostModel::new(),
             token_latency: options.token_latency,
+            latency_steps: options.latency_steps,
+            answer_step: None,
             is_short: false,
             n_parked: 0,
             failed: Vec::new(),
@@ -445,16 +451,36 @@ impl Scheduler {
         Ok(())
     }
 
+    /// Seconds that the answers that run may wait for their next token; `None`: any time.
+    fn latency(&self) -> Option<f64> {
+        let of_steps = || {
+            let seconds = self.latency_steps? * self.answer_step.unwrap_or(0.0);
+            // Until a step was seen, what everybody gets who asks for nothing.
+            Some(if seconds > 0.0 { seconds } else { crate::DEFAULT_TOKEN_LATENCY.as_secs_f64() })
+        };
+        let of_answer = |s: &Sequence| {
+            let latency = s.token_latency.or(self.token_latency);
+            latency.map(|latency| latency.as_secs_f64()).or_else(of_steps)
+        };
+        let answers = self.slots.iter().flatten().filter(|s| !s.in_prompt);
+        answers.filter_map(of_answer).min_by(f64::total_cmp)
+    }
+
+    /// A step of answers alone took so long. An interruption counts for little.
+    fn observe_answer_step(&mut self, seconds: f64) {
+        self.answer_step = Some(match self.answer_step {
+            None => seconds,
+            Some(known) => known + 0.1 * (seconds.min(2.0 * known) - known),
+        });
+    }
+
     /// Most rows of a slot's prompt that the step has room for, and the answers in it time.
     fn prompt_rows(&self, slot: usize, flight: &Flight) -> usize {
         let Some(sequence) = &self.slots[slot] else { return 0 };
         let chunk = if sequence.prefill == Prefill::PerToken { 1 } else { usize::MAX };
         let most = self.buffers.rows_left().min(chunk).min(sequence.n_missing());
-        let answers = self.slots.iter().flatten().filter(|s| !s.in_prompt);
-        let Some(latency) = answers.filter_map(|s| s.token_latency.or(self.token_latency)).min() else {
-            return most;
-        };
-        let fits = self.cost.rows_within(latency.as_secs_f64(), flight.load, sequence.n_submitted, most);
+        let Some(seconds) = self.latency() else { return most };
+        let fits = self.cost.rows_within(seconds, flight.load, sequence.n_submitted, most);
         // Until something is known, a small chunk is tried.
         let fits = fits.unwrap_or(most.div_ceil(8));
         let least = if flight.n_prompt_rows == 0 { LEAST_PROMPT_ROWS } else { 0 };

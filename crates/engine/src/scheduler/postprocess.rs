@@ -22,8 +22,9 @@ impl Scheduler {
         if let Some(speculator) = self.speculator.as_mut().filter(|_| flight.all_answer) {
             speculator.observe(flight.load.n_rows, seconds);
         }
-        if flight.n_prompt_rows > 0 {
-            self.cost.observe(flight.load, seconds);
+        match flight.n_prompt_rows {
+            0 => self.observe_answer_step(seconds),
+            _ => self.cost.observe(flight.load, seconds),
         }
         self.totals.n_computed += flight.n_prompt_rows as u64;
         for span in &flight.spans {
@@ -132,6 +133,9 @@ impl Scheduler {
                 let best = program.best(output);
                 self.accept(slot, id, logprob, best, on_event)
             }
+            None if sequence.constraint.is_some() => {
+                self.finish(slot, FinishReason::ConstraintUnmet, on_event)
+            }
             None => {
                 let error = Error::NoCandidate { n_vocab: self.n_vocab };
                 self.finish(slot, FinishReason::Failed(error.to_string()), on_event)
@@ -165,7 +169,8 @@ impl Scheduler {
         }
         sequence.tokens.push(id);
         let (text, stopped) = sequence.text.push(id);
-        on_event(Event::Token { sequence: sequence.id, id, text, logprob, best });
+        let n_reused = sequence.n_reused;
+        on_event(Event::Token { sequence: sequence.id, id, text, logprob, best, n_reused });
         if let Some(stop) = stopped {
             let stop = stop.to_owned();
             return self.finish(slot, FinishReason::StopString(stop), on_event);

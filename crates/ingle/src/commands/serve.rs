@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use engine::{Embedder, Engine, LoadOptions, Model};
+use engine::{Embedder, Engine, LoadOptions, Model, Restored, Turns};
 use server::{App, KeepAlive, LoadError, Loaded, Loader, Options, PullProgress, Tls};
 use speech::{Transcriber, TranscriberOptions};
 
@@ -18,6 +18,12 @@ use self::config::ModelConfig;
 use self::gate::GateArgs;
 use crate::args::{FetchArgs, LoadArgs, ModelArgs, VerifyArgs};
 use crate::load;
+
+/// While prompts are computed, answers wait for so many times a step of theirs.
+const LATENCY_STEPS: f64 = 2.0;
+
+/// Most bytes of a model's prefixes on the disk.
+const MAX_PREFIX_BYTES: u64 = 4 << 30;
 
 /// Serve models over HTTP: the APIs of OpenAI, Anthropic and Ollama, speech included, with continuous batching
 #[derive(Args)]
@@ -64,9 +70,18 @@ pub struct Serve {
     #[arg(long, default_value_t = 300, value_name = "SECONDS")]
     max_wait: u64,
 
-    /// Most milliseconds between two tokens of an answer while the prompts of others are computed
-    #[arg(long, default_value_t = 200, value_name = "MS")]
-    latency_target: u64,
+    /// Most milliseconds between two tokens of an answer while the prompts of others are computed [default: twice a step of the
+    /// answers alone]
+    #[arg(long, value_name = "MS")]
+    latency_target: Option<u64>,
+
+    /// Keep cached prompts in this folder, so that they outlive the server; at most 4 GiB for each model
+    #[arg(long, value_name = "DIR")]
+    prefix_cache: Option<PathBuf>,
+
+    /// Models that compute on the same processors take turns.
+    #[arg(skip)]
+    turns: Arc<Turns>,
 
     /// How long a model stays loaded when nobody uses it: seconds, or as 30m or 2h; negative keeps it
     #[arg(long, default_value = "-1", value_name = "TIME", allow_hyphen_values = true, value_parser = parse_keep_alive)]
@@ -161,7 +176,8 @@ impl Serve {
         let opened: Arc<Model> = Arc::new(load::open(&model)?);
         let options = LoadOptions {
             n_sequences: config.slots.unwrap_or(self.slots),
-            token_latency: Some(Duration::from_millis(config.latency_target.unwrap_or(self.latency_target))),
+            token_latency: config.latency_target.or(self.latency_target).map(Duration::from_millis),
+            latency_steps: Some(LATENCY_STEPS),
             ..load::options(&model.load)
         };
         if opened.spec().encoder.is_some() {
@@ -170,15 +186,32 @@ impl Serve {
                 kv_type: options.kv_type,
                 numerics: options.numerics,
                 check_memory: options.check_memory,
+                turns: (device.name() == "cpu").then(|| self.turns.clone()),
                 ..TranscriberOptions::default()
             };
             return Ok(Loaded::Speech(Box::new(Transcriber::new(&opened, &device, &options)?)));
         }
         let device = load::device_for(&model.load, &opened)?;
+        let turns = (device.name() == "cpu").then(|| self.turns.clone());
+        let options = LoadOptions { turns, ..options };
         if opened.embedding().is_ok() {
             return Ok(Loaded::Embedder(Box::new(Embedder::new(opened, &device, &options)?)));
         }
-        Ok(Loaded::Text(Box::new(Engine::new(opened, &device, &options)?)))
+        let mut engine = Engine::new(opened, &device, &options)?;
+        if let Some(folder) = &self.prefix_cache {
+            // A server without what was computed before is slower, and nothing else.
+            match engine.keep_prefixes(folder, MAX_PREFIX_BYTES) {
+                Ok(restored) => {
+                    let Restored { n_prefixes, n_tokens, notes } = restored;
+                    tracing::info!(
+                        "{name}: {n_prefixes} cached prefixes of {n_tokens} tokens are here again"
+                    );
+                    notes.iter().for_each(|note| tracing::warn!("{name}: {note}"));
+                }
+                Err(error) => eprintln!("warning: {name}: {error}"),
+            }
+        }
+        Ok(Loaded::Text(Box::new(engine)))
     }
 }
 

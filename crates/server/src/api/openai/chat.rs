@@ -15,7 +15,7 @@ use super::{
 };
 use crate::answer::{Answer, AnswerEvent, Delta, EventKind, ToolCall, Usage};
 use crate::api::body::JsonBody;
-use crate::api::sampling::SamplingKeys;
+use crate::api::sampling::{SamplingKeys, structural_tag};
 use crate::api::{seconds_now, sse};
 use crate::app::App;
 use crate::error::{ApiError, Result};
@@ -193,6 +193,7 @@ pub(super) fn response_format(name: &str, format: Option<Value>) -> Result<Optio
     let Some(mut format) = format.filter(|format| !format.is_null()) else { return Ok(None) };
     match format["type"].as_str() {
         Some("text") => Ok(None),
+        Some("structural_tag") => structural_tag(&format).map(Some),
         Some("json_object") => Ok(Some(match format["schema"].take() {
             // As llama-server has it.
             schema @ Value::Object(_) => Grammar::JsonSchema(schema),

@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 use super::super::TokenLogprob;
 use super::store::new_id;
 use crate::answer::{Delta, Finish, StopReason, TokenInfo, Usage};
+use crate::error::ApiError;
 
 /// Makes the events of one response. Each is its data; its name is its `type`.
 pub(super) struct Events {
@@ -119,6 +120,11 @@ impl Events {
                 "failed",
                 Value::Null,
                 json!({ "code": "server_error", "message": "the request's time is over" }),
+            ),
+            StopReason::Unspellable => (
+                "failed",
+                Value::Null,
+                json!({ "code": "invalid_prompt", "message": ApiError::unspellable().message }),
             ),
             StopReason::Failed(message) => {
                 ("failed", Value::Null, json!({ "code": "server_error", "message": message }))
