@@ -151,10 +151,10 @@ fn trusted(file: &Path) -> anyhow::Result<RootCerts> {
     let pem = std::fs::read(file).with_context(|| format!("--ca-cert: reading {}", file.display()))?;
     let mut certificates = Vec::new();
     for item in parse_pem(&pem) {
-        match item.with_context(|| format!("--ca-cert {}: no valid PEM", file.display()))? {
-            PemItem::Certificate(certificate) => certificates.push(certificate),
-            // Keys are nobody's to trust; the enum may grow.
-            _ => {}
+        let item = item.with_context(|| format!("--ca-cert {}: no valid PEM", file.display()))?;
+        // A key is nobody's to trust.
+        if let PemItem::Certificate(certificate) = item {
+            certificates.push(certificate);
         }
     }
     anyhow::ensure!(

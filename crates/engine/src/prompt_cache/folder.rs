@@ -34,6 +34,7 @@ pub struct Restored {
 #[derive(Debug)]
 struct Kept {
     salt: u64,
+    /// Of the path in the tree; the file may have fewer, where a window has let go of pages.
     tokens: Vec<u32>,
     file: PathBuf,
     bytes: u64,
@@ -133,18 +134,17 @@ impl PrefixFolder {
                 break;
             }
             let (n_tokens, pages) = engine.scheduler.kv.cached(salt, &tokens);
-            let tokens = &tokens[..n_tokens];
             if n_tokens < LEAST_TOKENS {
                 continue;
             }
-            let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+            let bytes: Vec<u8> = tokens[..n_tokens].iter().flat_map(|token| token.to_le_bytes()).collect();
             let file = self.folder.join(format!("{salt:016x}-{:016x}{END}", xxh64(&bytes, salt)));
-            file::write(engine, &file, tokens, &pages)?;
+            file::write(engine, &file, &tokens[..n_tokens], &pages)?;
             let bytes = fs::metadata(&file).map_or(0, |metadata| metadata.len());
             // What it begins with need not be there on its own.
             self.forget(|kept| kept.salt == salt && tokens.starts_with(&kept.tokens) && kept.file != file);
             self.kept.retain(|kept| kept.file != file);
-            self.kept.push(Kept { salt, tokens: tokens.to_vec(), file, bytes });
+            self.kept.push(Kept { salt, tokens, file, bytes });
             n_written += 1;
             self.shrink();
         }

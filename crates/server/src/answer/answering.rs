@@ -72,7 +72,7 @@ impl Answer {
     }
 
     /// Wait until the prompt has been computed: of it, tokens that were found computed.
-    pub async fn n_cached(&self) -> usize {
+    pub async fn n_cached(&mut self) -> usize {
         self.channel.wait().await;
         self.channel.activity.n_cached.load(Ordering::Relaxed)
     }

@@ -37,7 +37,7 @@ pub struct SamplingKeys {
     grammar_lazy: Option<bool>,
     grammar_triggers: Option<Vec<TriggerKeys>>,
     structural_tag: Option<Value>,
-    // Known, and not built: refused unless they ask for nothing.
+    /// As vLLM has them.
     structured_outputs: Option<Value>,
     // What the answer must be.
     /// GBNF.
@@ -142,7 +142,6 @@ impl SamplingKeys {
     /// # Errors
     /// A value outside its limits, or a key that cannot be honoured, by name.
     pub fn apply(&self, options: &mut GenerateOptions) -> Result<()> {
-        self.refuse_unbuilt()?;
         options.triggers = self.triggers()?;
         let sampling = &mut options.sampling;
         let set = |target: &mut f32, value: Option<f32>| *target = value.unwrap_or(*target);
@@ -187,9 +186,11 @@ impl SamplingKeys {
     pub fn grammar(&self, own: Option<Grammar>) -> Result<Option<Grammar>> {
         let tag =
             self.structural_tag.as_ref().filter(|tag| !tag.is_null()).map(structural_tag).transpose()?;
+        let structured = self.structured_outputs.as_ref().filter(|outputs| !outputs.is_null());
         let given = [
             own,
             tag,
+            structured.map(structured_outputs).transpose()?.flatten(),
             self.json_schema.clone().filter(|schema| !schema.is_null()).map(Grammar::JsonSchema),
             self.guided_regex.clone().map(Grammar::Regex),
             self.guided_choice.clone().map(Grammar::Choice),
@@ -203,7 +204,7 @@ impl SamplingKeys {
             (_, Some(_)) => Err(ApiError::new(
                 ErrorKind::Invalid,
                 "the answer is to follow several grammars, expected one of response_format, json_schema, guided_json, \
-                 guided_regex, guided_choice, guided_grammar, structural_tag and grammar",
+                 guided_regex, guided_choice, guided_grammar, structural_tag, structured_outputs and grammar",
             )),
         }
     }
@@ -244,15 +245,6 @@ impl SamplingKeys {
         };
         entries.map(read).collect()
     }
-
-    fn refuse_unbuilt(&self) -> Result<()> {
-        let asks = |value: &Option<Value>| value.as_ref().is_some_and(|value| !value.is_null());
-        let found = [("structured_outputs", asks(&self.structured_outputs))];
-        match found.into_iter().find(|(_, asked)| *asked) {
-            Some((name, _)) => Err(ApiError::not_built(name)),
-            None => Ok(()),
-        }
-    }
 }
 
 /// The grammar of a structural tag: an object, or its text.
@@ -263,6 +255,47 @@ pub(super) fn structural_tag(tag: &Value) -> Result<Grammar> {
     let parsed = tag.as_str().map(|text| serde_json::from_str(text).unwrap_or_default());
     let grammar = Grammar::of_structural_tag(parsed.as_ref().unwrap_or(tag));
     grammar.map_err(|error| ApiError::invalid("structural_tag", error.to_string()))
+}
+
+/// The grammar of vLLM's `structured_outputs`.
+fn structured_outputs(outputs: &Value) -> Result<Option<Grammar>> {
+    let wrong = |key: &str, found: &Value, expected: &str| {
+        let path = format!("structured_outputs{key}");
+        Err(ApiError::invalid(path.clone(), format!("`{path}` is {found}, expected {expected}")))
+    };
+    let Some(outputs) = outputs.as_object() else {
+        return wrong(
+            "",
+            outputs,
+            "an object with one of json, regex, choice, grammar, json_object, structural_tag",
+        );
+    };
+    let mut grammars = Vec::new();
+    for (key, value) in outputs.iter().filter(|(_, value)| !value.is_null()) {
+        grammars.push(match (key.as_str(), value) {
+            ("json", Value::Object(_) | Value::Bool(_)) => Grammar::JsonSchema(value.clone()),
+            ("json", Value::String(text)) => match serde_json::from_str(text) {
+                Ok(schema) => Grammar::JsonSchema(schema),
+                Err(_) => return wrong(".json", value, "a JSON Schema"),
+            },
+            ("regex", Value::String(regex)) => Grammar::Regex(regex.clone()),
+            ("grammar", Value::String(text)) => Grammar::of_text(text.clone()),
+            ("choice", Value::Array(list)) if list.iter().all(Value::is_string) => {
+                Grammar::Choice(list.iter().filter_map(Value::as_str).map(str::to_owned).collect())
+            }
+            ("json_object", Value::Bool(true)) => Grammar::AnyJson,
+            ("json_object", Value::Bool(false)) => continue,
+            ("structural_tag", tag) => structural_tag(tag)?,
+            ("json" | "regex" | "grammar" | "choice" | "json_object", _) => {
+                return wrong(&format!(".{key}"), value, "what the key says");
+            }
+            (other, _) => return Err(ApiError::not_built(&format!("structured_outputs.{other}"))),
+        });
+    }
+    if grammars.len() > 1 {
+        return wrong("", &Value::Object(outputs.clone()), "one of its keys");
+    }
+    Ok(grammars.pop())
 }
 
 /// The limits that hold for every model; what depends on the vocabulary, the engine checks.
@@ -389,7 +422,6 @@ mod tests {
                 json!({"grammar": "root ::= \"a\"", "grammar_lazy": true, "grammar_triggers": [{"type": 7}]}),
                 "grammar_triggers",
             ),
-            (json!({"structured_outputs": {}}), "structured_outputs"),
             (json!({"keep_alive": "soon"}), "keep_alive"),
         ] {
             assert_eq!(apply(keys).unwrap_err().param.as_deref(), Some(name));
@@ -404,8 +436,22 @@ mod tests {
         });
         let triggers = apply(keys).unwrap().triggers.unwrap();
         assert!(triggers.has_token(7) && triggers.find("x<a>", 4) == Some(1));
-        let keys: SamplingKeys = serde_json::from_value(json!({ "structural_tag": {} })).unwrap();
-        assert_eq!(keys.grammar(None).unwrap_err().param.as_deref(), Some("structural_tag"));
+        let grammar = |keys: Value| serde_json::from_value::<SamplingKeys>(keys).unwrap().grammar(None);
+        let wrong = |keys: Value| grammar(keys).unwrap_err().param.unwrap();
+        assert_eq!(wrong(json!({ "structural_tag": {} })), "structural_tag");
+        let structured = |outputs: Value| grammar(json!({ "structured_outputs": outputs })).unwrap();
+        assert_eq!(structured(json!({})), None);
+        assert_eq!(structured(json!({ "regex": "a", "json": null })), Some(Grammar::Regex("a".into())));
+        assert_eq!(structured(json!({ "choice": ["a"] })), Some(Grammar::Choice(vec!["a".into()])));
+        assert_eq!(structured(json!({ "json": "{}" })), Some(Grammar::JsonSchema(json!({}))));
+        for (outputs, param) in [
+            (json!(7), "structured_outputs"),
+            (json!({ "regex": 7 }), "structured_outputs.regex"),
+            (json!({ "regex": "a", "json": {} }), "structured_outputs"),
+            (json!({ "whitespace_pattern": "a" }), "structured_outputs.whitespace_pattern"),
+        ] {
+            assert_eq!(wrong(json!({ "structured_outputs": outputs })), param);
+        }
     }
 
     #[test]

@@ -101,7 +101,7 @@ impl Write for Spoken<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         // Pieces of an answer are whole characters.
         let text =
-            str::from_utf8(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+            std::str::from_utf8(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
         match &mut self.parser {
             Some(parser) => {
                 parser.push(text, &mut self.parts);
