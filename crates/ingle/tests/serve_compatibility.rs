@@ -15,21 +15,27 @@ const END: &str = "<!-- End of the table. -->\n";
 
 /// Keys that every API with sampling takes.
 fn sampling() -> Value {
-    json!({
+    let common = json!({
         "temperature": 0.5, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "presence_penalty": 0.5, "frequency_penalty": 0.5,
         "repeat_penalty": 1.1, "repetition_penalty": 1.1, "repeat_last_n": 32, "seed": 7, "logit_bias": { "5": -1 },
         "ignore_eos": true, "min_tokens": 1, "stop_token_ids": [3], "priority": -1, "keep_alive": "5m",
-        "cache_prompt": false, "typical_p": 0.9, "top_n_sigma": 1.5, "xtc_probability": 0.5, "xtc_threshold": 0.1,
+        "cache_prompt": false,
+    });
+    let samplers = json!({
+        "typical_p": 0.9, "top_n_sigma": 1.5, "xtc_probability": 0.5, "xtc_threshold": 0.1,
         "dynatemp_range": 0.1, "dynatemp_exponent": 1.1, "mirostat": 2, "mirostat_tau": 5, "mirostat_eta": 0.1,
         "dry_multiplier": 0.8, "dry_base": 1.75, "dry_allowed_length": 2, "dry_penalty_last_n": 64,
         "dry_sequence_breakers": ["\n"], "samplers": ["top_k", "temperature"],
+    });
+    let grammars = json!({
         "json_schema": { "type": "object" }, "guided_json": { "type": "object" }, "guided_regex": "[a-z]+",
         "guided_choice": ["yes", "no"], "guided_grammar": "start: \"a\"", "grammar": "root ::= \"a\"",
         "structural_tag": {
             "triggers": ["<f"], "structures": [{ "begin": "<f>", "schema": { "type": "object" }, "end": "</f>" }],
         },
         "structured_outputs": { "regex": "a" },
-    })
+    });
+    and(and(common, samplers), grammars)
 }
 
 fn and(mut keys: Value, more: Value) -> Value {
@@ -45,7 +51,10 @@ fn paths() -> Vec<(&'static str, Value, Value)> {
     let chat = json!({
         "max_tokens": 1, "max_completion_tokens": 1, "n": 2, "stop": ["x"], "logprobs": true, "stream": true,
         "stream_options": { "include_usage": true }, "tools": tool, "tool_choice": "none", "parallel_tool_calls": false,
-        "response_format": { "type": "json_object" }, "chat_template_kwargs": { "a": 1 }, "reasoning_effort": "low",
+        "response_format": { "type": "json_object" },
+    });
+    let more_chat = json!({
+        "chat_template_kwargs": { "a": 1 }, "reasoning_effort": "low",
         "reasoning_format": "none", "thinking_budget": 5, "enable_thinking": false, "add_generation_prompt": true,
         "continue_final_message": false, "service_tier": "flex", "verbosity": "low", "modalities": ["text", "audio"],
         "functions": [], "function_call": "auto", "web_search_options": {}, "store": true,
@@ -74,7 +83,7 @@ fn paths() -> Vec<(&'static str, Value, Value)> {
         "n_indent": 2, "n_keep": 5, "n_cmpl": 2, "lora": [{ "id": 0, "scale": 1 }],
     });
     vec![
-        (CHAT, json!({ "messages": user, "max_tokens": 1 }), and(chat, sampling())),
+        (CHAT, json!({ "messages": user, "max_tokens": 1 }), and(and(chat, more_chat), sampling())),
         ("/v1/completions", json!({ "prompt": "a", "max_tokens": 1 }), and(completions, sampling())),
         ("/v1/responses", json!({ "input": "a", "max_output_tokens": 1 }), responses),
         ("/v1/messages", json!({ "messages": user, "max_tokens": 1 }), messages),

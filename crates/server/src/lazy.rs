@@ -99,7 +99,10 @@ mod tests {
         vocab.insert("[{".into(), 94.into());
         let json = serde_json::json!({
             "model": { "type": "BPE", "vocab": vocab, "merges": [["[", "{"]] },
-            "added_tokens": [{ "id": 95, "content": "<|im_end|>", "special": true }],
+            "added_tokens": [{
+                "id": 95, "content": "<|im_end|>", "special": true, "single_word": false, "lstrip": false,
+                "rstrip": false, "normalized": false,
+            }],
         });
         let config = serde_json::json!({ "eos_token": "<|im_end|>" });
         let tokenizer =
