@@ -13,6 +13,8 @@ pub(crate) struct Lazy {
     /// At the grammar's beginning while it waits.
     matcher: Matcher,
     has_begun: bool,
+    /// What came in one token with the trigger is not as the grammar asks: nothing may follow.
+    is_stuck: bool,
     /// The text so far, while it waits.
     text: String,
     /// Bytes of a character that is not whole.
@@ -21,7 +23,15 @@ pub(crate) struct Lazy {
 
 impl Lazy {
     pub(crate) fn new(triggers: Arc<Triggers>, tokenizer: Arc<Tokenizer>, matcher: Matcher) -> Lazy {
-        Lazy { triggers, tokenizer, matcher, has_begun: false, text: String::new(), bytes: Vec::new() }
+        Lazy {
+            triggers,
+            tokenizer,
+            matcher,
+            has_begun: false,
+            is_stuck: false,
+            text: String::new(),
+            bytes: Vec::new(),
+        }
     }
 
     fn wait(&mut self, token: u32) -> ConstraintResult<()> {
@@ -42,10 +52,11 @@ impl Lazy {
         let Some(at) = self.triggers.find(&self.text, self.text.len() - n_before) else { return Ok(()) };
         // The grammar has the trigger, and what came with it in the same token.
         let tokens = self.tokenizer.encode(&self.text[at..], Specials::Parse)?;
-        for token in tokens {
+        (self.has_begun, self.text) = (true, String::new());
+        self.is_stuck = Constraint::n_valid(&mut self.matcher, &tokens) < tokens.len();
+        for token in tokens.into_iter().filter(|_| !self.is_stuck) {
             Constraint::accept(&mut self.matcher, token)?;
         }
-        (self.has_begun, self.text) = (true, String::new());
         Ok(())
     }
 }
@@ -53,6 +64,7 @@ impl Lazy {
 impl Constraint for Lazy {
     fn mask(&mut self, words: &mut [u32]) -> ConstraintResult<bool> {
         match self.has_begun {
+            true if self.is_stuck => Ok(true),
             true => Constraint::mask(&mut self.matcher, words),
             false => Ok(false),
         }
@@ -72,6 +84,7 @@ impl Constraint for Lazy {
 
     fn n_valid(&mut self, tokens: &[u32]) -> usize {
         match self.has_begun {
+            true if self.is_stuck => 0,
             true => Constraint::n_valid(&mut self.matcher, tokens),
             false => 0,
         }
@@ -111,7 +124,7 @@ mod tests {
         let matcher = GrammarCompiler::new(&tokenizer, 96).unwrap();
         let matcher = matcher.compile(&Grammar::Regex("=\\[\\{[0-9]{2}".into())).unwrap();
         let triggers = Arc::new(Triggers::new(&[Trigger::Word("=[".into())]).unwrap());
-        let mut lazy = Lazy::new(triggers, tokenizer.clone(), matcher);
+        let mut lazy = Lazy::new(triggers.clone(), tokenizer.clone(), matcher.clone());
         let id = |text: &str| tokenizer.token_id(text).unwrap();
         let mut words = [0; 3];
         for text in ["a", "[", "=", "="] {
@@ -123,5 +136,11 @@ mod tests {
         let n_allowed: u32 = words.iter().map(|word| word.count_ones()).sum();
         assert_eq!((n_allowed, lazy.n_valid(&[id("7"), id("a")])), (10, 1));
         assert!(lazy.accept(id("a")).is_err());
+        // What comes with the trigger may contradict the grammar, which then lets nothing follow.
+        let mut lazy =
+            Lazy::new(Arc::new(Triggers::new(&[Trigger::Word("a".into())]).unwrap()), tokenizer, matcher);
+        lazy.accept(id("a")).unwrap();
+        let mut words = [0; 3];
+        assert_eq!((lazy.mask(&mut words).unwrap(), words), (true, [0; 3]));
     }
 }

@@ -214,9 +214,10 @@ impl Said {
         let mut bytes = Vec::new();
         let mut say = |offset: &mut usize, text: &str, tokens: Vec<TokenInfo>, reason| {
             let begin = *offset;
-            *offset += match (tokens.is_empty(), text) {
-                (false, "") => tokens.iter().map(|t| String::from_utf8_lossy(&t.bytes).chars().count()).sum(),
-                _ => text.chars().count(),
+            // As for a whole answer: of tokens where they are told, which may be before or after their text.
+            *offset += match frame.with_logprobs {
+                true => tokens.iter().map(|t| String::from_utf8_lossy(&t.bytes).chars().count()).sum(),
+                false => text.chars().count(),
             };
             bytes
                 .extend(sse::data(&frame.json(vec![frame.choice(index, text, tokens, reason, begin)], None)));
