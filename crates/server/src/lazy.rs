@@ -124,7 +124,7 @@ mod tests {
         let matcher = GrammarCompiler::new(&tokenizer, 96).unwrap();
         let matcher = matcher.compile(&Grammar::Regex("=\\[\\{[0-9]{2}".into())).unwrap();
         let triggers = Arc::new(Triggers::new(&[Trigger::Word("=[".into())]).unwrap());
-        let mut lazy = Lazy::new(triggers.clone(), tokenizer.clone(), matcher.clone());
+        let mut lazy = Lazy::new(triggers, tokenizer.clone(), matcher.clone());
         let id = |text: &str| tokenizer.token_id(text).unwrap();
         let mut words = [0; 3];
         for text in ["a", "[", "=", "="] {
@@ -137,8 +137,11 @@ mod tests {
         assert_eq!((n_allowed, lazy.n_valid(&[id("7"), id("a")])), (10, 1));
         assert!(lazy.accept(id("a")).is_err());
         // What comes with the trigger may contradict the grammar, which then lets nothing follow.
-        let mut lazy =
-            Lazy::new(Arc::new(Triggers::new(&[Trigger::Word("a".into())]).unwrap()), tokenizer, matcher);
+        let mut lazy = Lazy::new(
+            Arc::new(Triggers::new(&[Trigger::Word("a".into())]).unwrap()),
+            tokenizer.clone(),
+            matcher,
+        );
         lazy.accept(id("a")).unwrap();
         let mut words = [0; 3];
         assert_eq!((lazy.mask(&mut words).unwrap(), words), (true, [0; 3]));
