@@ -12,8 +12,8 @@ use crate::kernels::rope::Turn;
 use crate::kernels::{
     activate, activation_rows, add, argmax, attention, columns, cross_attention, cross_scores, elementwise,
     embed, embed_positions, expert_groups, expert_linear, expert_sum, gate, input, kv_write, layer_norm,
-    pool, projection, qk_rope_kv, recurrence, rms_norm, rope, route, scale, select_rows, self_attention, short_conv,
-    softcap, unfold,
+    pool, projection, qk_rope_kv, recurrence, rms_norm, rope, route, scale, select_rows, self_attention,
+    short_conv, softcap, unfold,
 };
 use crate::layout::{ExpertSizes, Layout, ProjectionSizes, schedule_shape};
 use crate::lower::{NodeUnit, RopeKey, Unit, out_of};
@@ -629,20 +629,7 @@ impl Compiler<'_> {
                 };
                 (Command::new(short_conv::short_conv(isa), params), "short_conv")
             }
-            Op::GatedDelta {
-                q,
-                k,
-                v,
-                step,
-                beta,
-                rate,
-                n_key_heads,
-                n_heads,
-                tiled,
-                scale,
-                state,
-                out,
-            } => {
+            Op::GatedDelta { q, k, v, step, beta, rate, n_key_heads, n_heads, tiled, scale, state, out } => {
                 let params = recurrence::Params {
                     q: self.value(*q),
                     k: self.value(*k),

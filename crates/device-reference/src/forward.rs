@@ -159,13 +159,33 @@ impl<'a> Forward<'a> {
                 self.write(*out, |a, out| {
                     let x = a.floats(*x);
                     recurrent::short_conv(
-                        x, cols, &taps, bias, step.spans, step.states, states, len, range, out,
+                        x,
+                        cols,
+                        &taps,
+                        bias,
+                        step.spans,
+                        step.states,
+                        states,
+                        len,
+                        range,
+                        out,
                     );
                 });
                 self.states = states;
             }
             Op::GatedDelta {
-                q, k, v, step: steps, beta, rate, n_key_heads, n_heads, tiled, scale, state, out,
+                q,
+                k,
+                v,
+                step: steps,
+                beta,
+                rate,
+                n_key_heads,
+                n_heads,
+                tiled,
+                scale,
+                state,
+                out,
             } => {
                 let heads = recurrent::Heads {
                     n: *n_heads,

@@ -331,7 +331,18 @@ impl PlanBuilder {
         let state = self.state(n_heads * rows * cols);
         let (n_key_heads, scale) = (n_shared, 0.7);
         self.like(v, |out| Op::GatedDelta {
-            q, k, v, step, beta, rate, n_key_heads, n_heads, tiled, scale, state, out,
+            q,
+            k,
+            v,
+            step,
+            beta,
+            rate,
+            n_key_heads,
+            n_heads,
+            tiled,
+            scale,
+            state,
+            out,
         })
     }
 

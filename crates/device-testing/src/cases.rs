@@ -449,7 +449,9 @@ fn key_biases() -> Vec<Case> {
 fn experts() -> Vec<Case> {
     use BlockType::*;
     let mut cases = vec![];
-    for (n_groups, first, cols) in [(1, 0, 1), (1, 3, 16), (1, 17, 20), (1, 0, 37), (3, 5, 32), (7, 36, 1), (2, 0, 20)] {
+    for (n_groups, first, cols) in
+        [(1, 0, 1), (1, 3, 16), (1, 17, 20), (1, 0, 37), (3, 5, 32), (7, 36, 1), (2, 0, 20)]
+    {
         let mut b = PlanBuilder::new(first as u64, N_TOKENS as usize);
         let x = b.embed(37 * n_groups);
         let y = b.columns_of_groups(x, first, 37, cols);

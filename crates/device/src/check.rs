@@ -509,9 +509,7 @@ impl<'a> At<'a> {
                 bias.map_or(Ok(()), |bias| self.vector(bias, x.cols))?;
                 self.state(*state, (size - 1).checked_mul(x.cols), seen)
             }
-            Op::GatedDelta {
-                q, k, v, step, beta, rate, n_key_heads, n_heads, scale, state, out, ..
-            } => {
+            Op::GatedDelta { q, k, v, step, beta, rate, n_key_heads, n_heads, scale, state, out, .. } => {
                 let (q, v) = (self.same(*q, *k)?, self.same(*v, *out)?);
                 let (step, beta) = (self.float(*step)?, self.float(*beta)?);
                 [q, v, step, beta].into_iter().try_for_each(|value| self.rows(value, RowCount::Tokens))?;

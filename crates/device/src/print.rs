@@ -179,9 +179,7 @@ impl Display for Shown<'_> {
                 let (out, x, weight) = (self.out(*out), self.value(*x), self.weight(*weight));
                 write!(f, "{out} = {kind}({x}, {weight}{bias}, state {})", state.0)
             }
-            Op::GatedDelta {
-                q, k, v, step, beta, rate, n_key_heads, n_heads, tiled, scale, state, out,
-            } => {
+            Op::GatedDelta { q, k, v, step, beta, rate, n_key_heads, n_heads, tiled, scale, state, out } => {
                 let (out, q, k, v) = (self.out(*out), self.value(*q), self.value(*k), self.value(*v));
                 let (step, beta, rate) = (self.value(*step), self.value(*beta), self.weight(*rate));
                 let tiled = if *tiled { " tiled" } else { "" };

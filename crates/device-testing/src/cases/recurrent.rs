@@ -64,7 +64,8 @@ pub fn short_convolutions() -> Vec<Case> {
 /// cross those of kernels.
 pub fn recurrences() -> Vec<Case> {
     let mut cases = vec![];
-    let shapes = [(1, 1, 1, 1), (1, 3, 5, 7), (2, 4, 16, 16), (2, 6, 24, 40), (3, 3, 33, 64), (1, 2, 128, 128)];
+    let shapes =
+        [(1, 1, 1, 1), (1, 3, 5, 7), (2, 4, 16, 16), (2, 6, 24, 40), (3, 3, 33, 64), (1, 2, 128, 128)];
     for (at, (n_shared, n_heads, rows, cols)) in shapes.into_iter().enumerate() {
         let shape = RecurrentShape { n_shared, n_heads, rows, cols };
         for kind in [OpKind::GatedDelta, OpKind::SelectiveScan] {
