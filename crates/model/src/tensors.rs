@@ -345,7 +345,7 @@ impl<'a> Tensors<'a> {
         if self.naming != Naming::Gguf {
             values.iter_mut().for_each(|v| *v = -v.exp());
         }
-        if let Some(bad) = values.iter().find(|rate| !(**rate <= 0.0)) {
+        if let Some(bad) = values.iter().find(|rate| rate.is_nan() || **rate > 0.0) {
             return Err(Error::BadTensor {
                 name,
                 found: format!("a rate of {bad}"),
