@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
 
 use super::Governor;
 use super::policy::{Budget, Share};
@@ -101,20 +102,19 @@ impl Account {
         Share { resident, floor, reclaimable: self.reclaimable.load(ORDER).min(resident - floor) }
     }
 
-    /// May so many bytes more be touched? Then they are. `is_oldest`: for the oldest sequence of its engine.
-    pub(crate) fn take(&self, bytes: u64, is_oldest: bool) -> bool {
+    /// Whether so many bytes more may be touched. `is_oldest`: for the oldest sequence of its engine. Two engines that ask at once
+    /// may both be told yes: the budget is exceeded by a page then, until the next reading.
+    pub(crate) fn may_take(&self, bytes: u64, is_oldest: bool) -> bool {
         let most = if is_oldest { &self.ledger.hard } else { &self.ledger.budget };
-        let most = most.load(ORDER);
         let own = self.resident.load(ORDER).saturating_add(bytes);
-        if !is_oldest && own > self.target.load(ORDER) {
-            return false;
-        }
-        let more = |resident: u64| resident.checked_add(bytes).filter(|resident| *resident <= most);
-        let is_taken = self.ledger.resident.fetch_update(ORDER, ORDER, more).is_ok();
-        if is_taken {
-            self.resident.fetch_add(bytes, ORDER);
-        }
-        is_taken
+        let all = self.ledger.resident.load(ORDER).saturating_add(bytes);
+        all <= most.load(ORDER) && (is_oldest || own <= self.target.load(ORDER))
+    }
+
+    /// So many bytes more are touched.
+    pub(crate) fn take(&self, bytes: u64) {
+        self.resident.fetch_add(bytes, ORDER);
+        self.ledger.resident.fetch_add(bytes, ORDER);
     }
 
     /// So many bytes are not held any more.
@@ -161,7 +161,11 @@ impl Account {
 
     /// Unload a model that nobody uses; whether there was one.
     pub(crate) fn unload_idle(&self) -> bool {
-        self.governor.unload_idle()
+        let is_unloaded = self.governor.unload_idle();
+        if is_unloaded {
+            self.governor.observe(Instant::now());
+        }
+        is_unloaded
     }
 }
 

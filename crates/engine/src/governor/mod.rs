@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use device::Device;
 use platform::{MemorySource, Reading};
 
-pub(crate) use self::account::Account;
+pub(crate) use self::account::{Account, Holdings};
 use self::account::Ledger;
 use self::policy::{Held, Policy, Share};
 pub use self::policy::{MemoryCap, Reason, reserve};
@@ -182,21 +182,12 @@ impl Governor {
 
     /// What is held of each memory, and what may be.
     pub fn status(&self) -> Vec<MemoryStatus> {
-        let status = |domain: &Arc<Domain>| {
-            let state = lock(&domain.state);
-            MemoryStatus {
-                device: domain.name,
-                reading: state.reading,
-                budget: domain.ledger.budget.load(Ordering::Relaxed),
-                held: domain.ledger.resident.load(Ordering::Relaxed),
-                fixed: state.held.fixed,
-                reserve: reserve(state.reading.total),
-                growth: state.held.growth,
-                booked: state.held.booked,
-                reason: state.reason,
-            }
-        };
-        self.domains().iter().map(status).collect()
+        self.domains().iter().map(|domain| domain.status()).collect()
+    }
+
+    /// Of the memory in which a device's programs lie.
+    pub(crate) fn status_of(&self, device: &dyn Device) -> MemoryStatus {
+        self.domain_of(device).status()
     }
 }
 
@@ -212,6 +203,21 @@ impl Domain {
             targets: Vec::new(),
         };
         Domain { name, source: Mutex::new(source), state: Mutex::new(state), ledger: Arc::default() }
+    }
+
+    fn status(&self) -> MemoryStatus {
+        let state = lock(&self.state);
+        MemoryStatus {
+            device: self.name,
+            reading: state.reading,
+            budget: self.ledger.budget.load(Ordering::Relaxed),
+            held: self.ledger.resident.load(Ordering::Relaxed),
+            fixed: state.held.fixed,
+            reserve: reserve(state.reading.total),
+            growth: state.held.growth,
+            booked: state.held.booked,
+            reason: state.reason,
+        }
     }
 
     /// Read, and set the budget: what is held beyond it and is neither free pages nor cached prefixes.
@@ -231,7 +237,9 @@ impl Domain {
         let given_back = self.ledger.given_back.swap(0, Ordering::Relaxed);
         let budget = policy.update(now, &reading, held, given_back);
         let excess = held.resident.saturating_sub(budget.bytes);
-        let uncovered = policy::uncovered(excess, shares);
+        // Where not even the oldest sequences may take more, whatever is idle goes.
+        let is_dire = reading.total > 0 && budget.hard == 0;
+        let uncovered = policy::uncovered(excess, shares).max(u64::from(is_dire));
         (state.reading, state.held, state.reason) = (reading, held, budget.reason);
         drop(state);
         self.ledger.set(&budget);

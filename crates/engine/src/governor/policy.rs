@@ -69,6 +69,15 @@ pub enum Reason {
 }
 
 impl Reason {
+    /// Of a budget that is what is free.
+    pub(crate) fn of(bound: Bound) -> Reason {
+        match bound {
+            Bound::Machine => Reason::Machine,
+            Bound::Group => Reason::Group,
+            Bound::Device => Reason::Device,
+        }
+    }
+
     /// As metrics and plans name it.
     pub fn name(self) -> &'static str {
         match self {
@@ -139,11 +148,7 @@ impl Policy {
         let all = held.resident.saturating_add(reading.free);
         let growth = (held.growth as f64 * AHEAD.as_secs_f64()) as u64;
         let mut wanted = all.saturating_sub(reserve).saturating_sub(growth).saturating_sub(held.booked);
-        let mut reason = match reading.bound {
-            Bound::Machine => Reason::Machine,
-            Bound::Group => Reason::Group,
-            Bound::Device => Reason::Device,
-        };
+        let mut reason = Reason::of(reading.bound);
         if let Some(cap) = cap.filter(|cap| *cap < wanted) {
             (wanted, reason) = (cap, Reason::Cap);
         }
