@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 use device::Device;
 use platform::{MemorySource, Reading};
 
-pub(crate) use self::account::{Account, Holdings};
 use self::account::Ledger;
+pub(crate) use self::account::{Account, Holdings};
 use self::policy::{Held, Policy, Share};
 pub use self::policy::{MemoryCap, Reason, reserve};
 

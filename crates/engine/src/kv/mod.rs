@@ -466,9 +466,10 @@ impl KvCache {
             let n_groups = self.n_groups();
             // Pages of this group first: only they are of use where its pool is empty.
             let mut groups = (group..n_groups).chain(0..group);
-            if !groups.any(|group| self.prefix.evict(group, &mut self.pools))
-                && !(page.is_some() && self.unload_idle())
-            {
+            let is_evicted = groups.any(|group| self.prefix.evict(group, &mut self.pools));
+            // Where the pool or the budget is exhausted, no other model is in the way.
+            let is_refused = page.is_some();
+            if !(is_evicted || is_refused && self.unload_idle()) {
                 return Err(self.exhausted(group));
             }
         }

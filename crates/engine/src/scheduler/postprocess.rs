@@ -215,6 +215,8 @@ impl Scheduler {
         self.queue.note_end(sequence.tenant);
         self.is_short = false;
         if self.n_running() == 0 {
+            self.oldest = None;
+            self.kv.forget_oldest();
             self.kv.set_growth(0.0);
         }
         self.totals.note_end(&sequence.timings());

@@ -64,8 +64,14 @@ fn history(seed: u64) -> Outcome {
     let layers = [vec![layer(None)], vec![layer(Some(40)), layer(None)]][below(2)].clone();
     let depth = [1, 1, 3][below(3)];
     let n_slots = 2 + below(6);
-    let mut s =
-        Simulation::of(&null::plan(N_VOCAB, &layers), depth, 320, 32 + below(64), n_slots, &LoadOptions::default());
+    let mut s = Simulation::of(
+        &null::plan(N_VOCAB, &layers),
+        depth,
+        320,
+        32 + below(64),
+        n_slots,
+        &LoadOptions::default(),
+    );
     let mut machine = Machine::new((150 + below(900) as u64) << 10);
     machine.govern(&mut s);
     let step_seconds = 0.02 + below(60) as f64 * 1e-3;
@@ -147,7 +153,10 @@ fn history(seed: u64) -> Outcome {
     assert!(outcome.longest_over <= reaction, "seed {seed}: {outcome:?}, depth {depth}, step {step_seconds}");
     // Each sequence may be parked once or twice for each change, not again and again.
     let most = (asked.len() * 2 * 8) as u64;
-    assert!(outcome.n_parked <= most && outcome.n_parked_late <= asked.len() as u64, "seed {seed}: {outcome:?}");
+    assert!(
+        outcome.n_parked <= most && outcome.n_parked_late <= asked.len() as u64,
+        "seed {seed}: {outcome:?}"
+    );
     s.scheduler.kv.clear_prefixes();
     s.scheduler.kv.give_back(s.program.as_mut()).unwrap();
     assert_eq!((s.scheduler.kv.resident_bytes(), machine.governor.status()[0].held), (0, 0), "seed {seed}");
@@ -162,7 +171,10 @@ fn histories(seeds: std::ops::Range<u64>) {
         n_parked += outcome.n_parked;
         n_shrunk += outcome.n_shrunk;
     }
-    assert!(n_parked > n / 4 && n_shrunk as u64 > n, "{n_parked} parked, {n_shrunk} times shrunk: nothing was short");
+    assert!(
+        n_parked > n / 4 && n_shrunk as u64 > n,
+        "{n_parked} parked, {n_shrunk} times shrunk: nothing was short"
+    );
 }
 
 #[test]
@@ -180,28 +192,26 @@ fn no_sequence_is_lost_in_thousands_of_histories() {
 #[test]
 fn memory_goes_to_a_hog_and_comes_back() {
     let layer = KvLayer { n_kv_heads: 1, head_dim: 32, window: None, encoder_states: None };
-    let mut s =
-        Simulation::of(&null::plan(N_VOCAB, &[layer]), 1, 1024, 128, 8, &LoadOptions::default());
+    let mut s = Simulation::of(&null::plan(N_VOCAB, &[layer]), 1, 1024, 128, 8, &LoadOptions::default());
     let mut machine = Machine::new(600 << 10);
     machine.govern(&mut s);
     for i in 0..8 {
         s.add(Request { ignore_end: true, ..request(i, 100, 800) });
     }
     let cost = |_: usize, _: u64| 0.05;
-    let mut run = |s: &mut Simulation, machine: &Machine, steps: usize| {
+    let run = |s: &mut Simulation, machine: &Machine, steps: usize| {
         for _ in 0..steps {
             s.step(&cost).unwrap();
             machine.observe(s);
         }
     };
-    run(&mut s, &machine, 60);
+    run(&mut s, &machine, 250);
     let before = s.scheduler.kv.resident_bytes();
     assert!(s.scheduler.n_running() == 8 && before > 300 << 10, "{before}");
     machine.hog = before / 2;
     machine.observe(&s);
     s.step(&cost).unwrap();
     let held = s.scheduler.kv.resident_bytes();
-    assert!(held <= machine.governor.status()[0].budget.max(held), "{held}");
     assert!(s.scheduler.n_running() < 8, "some are parked after one step");
     assert!(held + machine.hog <= machine.elastic, "{held} and {} of {}", machine.hog, machine.elastic);
     machine.hog = 0;
@@ -213,8 +223,7 @@ fn memory_goes_to_a_hog_and_comes_back() {
 #[test]
 fn prefixes_go_first_and_nothing_new_begins_while_the_system_complains() {
     let layer = KvLayer { n_kv_heads: 1, head_dim: 32, window: None, encoder_states: None };
-    let mut s =
-        Simulation::of(&null::plan(N_VOCAB, &[layer]), 1, 1024, 128, 4, &LoadOptions::default());
+    let mut s = Simulation::of(&null::plan(N_VOCAB, &[layer]), 1, 1024, 128, 4, &LoadOptions::default());
     let mut machine = Machine::new(1 << 20);
     machine.govern(&mut s);
     let cost = |_: usize, _: u64| 0.05;
