@@ -102,13 +102,13 @@ impl Account {
         Share { resident, floor, reclaimable: self.reclaimable.load(ORDER).min(resident - floor) }
     }
 
-    /// Whether so many bytes more may be touched. `is_oldest`: for the oldest sequence of its engine. Two engines that ask at once
+    /// Whether so many bytes more may be touched. `is_alone`: for a sequence beside which its engine runs none. Two engines that ask at once
     /// may both be told yes: the budget is exceeded by a page then, until the next reading.
-    pub(crate) fn may_take(&self, bytes: u64, is_oldest: bool) -> bool {
-        let most = if is_oldest { &self.ledger.hard } else { &self.ledger.budget };
+    pub(crate) fn may_take(&self, bytes: u64, is_alone: bool) -> bool {
+        let most = if is_alone { &self.ledger.hard } else { &self.ledger.budget };
         let own = self.resident.load(ORDER).saturating_add(bytes);
         let all = self.ledger.resident.load(ORDER).saturating_add(bytes);
-        all <= most.load(ORDER) && (is_oldest || own <= self.target.load(ORDER))
+        all <= most.load(ORDER) && (is_alone || own <= self.target.load(ORDER))
     }
 
     /// So many bytes more are touched.

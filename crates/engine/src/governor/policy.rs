@@ -110,7 +110,7 @@ pub(super) struct Held {
 pub(super) struct Budget {
     /// By pools and caches.
     pub(super) bytes: u64,
-    /// By the pool of an oldest sequence: it may use most of the reserve.
+    /// By the pool of a sequence that runs alone: it may use most of the reserve.
     pub(super) hard: u64,
     /// Most that is committed for an oldest sequence.
     pub(super) most_booked: u64,

@@ -41,9 +41,9 @@ impl KvCache {
     }
 
     /// Whether a page may be touched; what is touched already may.
-    pub(super) fn may_touch(&self, group: usize, page: u32, is_oldest: bool) -> bool {
+    pub(super) fn may_touch(&self, group: usize, page: u32, is_alone: bool) -> bool {
         let Some(account) = &self.account else { return true };
-        (page as usize) < self.n_touched[group] || account.may_take(self.page_bytes[group], is_oldest)
+        (page as usize) < self.n_touched[group] || account.may_take(self.page_bytes[group], is_alone)
     }
 
     /// A page is about to be touched.
@@ -69,19 +69,14 @@ impl KvCache {
         self.account.as_ref().is_some_and(|account| account.unload_idle())
     }
 
-    /// The oldest sequence is in `slot` and becomes `n_tokens` long at most: commit all pages that it needs, as far as half of what
+    /// The oldest sequence becomes `n_tokens` long at most: commit all pages that it needs, as far as half of what
     /// can be had reaches, so that it finishes whatever others take. They stay committed until somebody else is the oldest. False:
     /// the device refused some; what it gave stays.
     ///
     /// # Errors
     /// The device failed.
-    pub(crate) fn commit_for_oldest(
-        &mut self,
-        slot: usize,
-        n_tokens: usize,
-        program: &mut dyn Program,
-    ) -> Result<bool> {
-        self.oldest = Some(slot);
+    pub(crate) fn commit_for_oldest(&mut self, n_tokens: usize, program: &mut dyn Program) -> Result<bool> {
+        self.told = u64::MAX;
         let bytes = self.bytes_for(n_tokens);
         let most = self.account.as_ref().map_or(u64::MAX, |account| account.most_booked());
         let part = if bytes > most { most as f64 / bytes as f64 } else { 1.0 };
@@ -109,9 +104,15 @@ impl KvCache {
         Ok(true)
     }
 
+    /// The sequence in this slot runs alone (`None`: others run beside it): nobody is left to be parked, so it may use most of the
+    /// machine's reserve.
+    pub(crate) fn set_alone(&mut self, slot: Option<usize>) {
+        self.alone = slot;
+    }
+
     /// Nothing runs: nothing stays committed for anybody.
     pub(crate) fn forget_oldest(&mut self) {
-        self.oldest = None;
+        self.told = u64::MAX;
         self.floor.fill(0);
     }
 

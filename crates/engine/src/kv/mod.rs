@@ -88,8 +88,8 @@ pub struct KvCache {
     n_touched: Vec<usize>,
     /// Pages of each group, the first ones, that stay committed for the oldest sequence.
     floor: Vec<usize>,
-    /// The slot of the oldest sequence, which may use most of the machine's reserve.
-    oldest: Option<usize>,
+    /// The slot of a sequence that runs alone: it may use most of the machine's reserve.
+    alone: Option<usize>,
     /// The reading of the governor that it was told of last.
     told: u64,
     prefix: PrefixCache,
@@ -129,7 +129,7 @@ impl KvCache {
             account: None,
             n_touched: vec![0; n_groups],
             floor: vec![0; n_groups],
-            oldest: None,
+            alone: None,
             told: u64::MAX,
             prefix: PrefixCache::new(layout, limits.page_len),
             tables,
@@ -371,7 +371,7 @@ impl KvCache {
         if before != PAGE_NONE && self.pools[group].references(before) == 1 {
             return Ok(before);
         }
-        let page = self.take(group, self.oldest == Some(slot), program)?;
+        let page = self.take(group, self.alone == Some(slot), program)?;
         // Making room may have moved it.
         let before = self.tables.page(slot, group, page_index);
         if before != PAGE_NONE {
@@ -446,14 +446,14 @@ impl KvCache {
     }
 
     /// A page, if the budget has room for it and the device has memory, or gets them when cached prefixes go.
-    fn take(&mut self, group: usize, is_oldest: bool, program: &mut dyn Program) -> Result<u32> {
+    fn take(&mut self, group: usize, is_alone: bool, program: &mut dyn Program) -> Result<u32> {
         loop {
             let page = self.pools[group].lowest_free();
             let page =
                 page.filter(|_| self.held_bytes().saturating_add(self.page_bytes[group]) <= self.budget);
             match page {
                 Some(page)
-                    if self.may_touch(group, page, is_oldest)
+                    if self.may_touch(group, page, is_alone)
                         && self.ensure_committed(group, page, program)? =>
                 {
                     self.note_touched(group, page);

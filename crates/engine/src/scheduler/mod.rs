@@ -199,7 +199,6 @@ impl Scheduler {
             return Ok(false);
         }
         self.admit();
-        self.commit_for_oldest(program)?;
         self.is_starved = false;
         if self.in_flight.len() >= program.max_in_flight()
             || is_ahead && !(may_run_ahead && self.can_run_ahead(program))
@@ -207,6 +206,7 @@ impl Scheduler {
             return Ok(false);
         }
         loop {
+            self.commit_for_oldest(program)?;
             match self.fill(is_ahead, program) {
                 // Run out of pages ahead of time: let the steps in flight end first.
                 Err(Error::PagesExhausted { .. }) if is_ahead => return Ok(false),
@@ -243,6 +243,7 @@ impl Scheduler {
     /// # Errors
     /// The device failed.
     fn commit_for_oldest(&mut self, program: &mut dyn Program) -> Result<()> {
+        let n_running = self.n_running();
         let running = self.slots.iter().enumerate().filter_map(|(slot, s)| Some((slot, s.as_ref()?)));
         let Some((slot, oldest)) = running.min_by_key(|(_, s)| (Reverse(s.priority), s.id)) else {
             self.oldest = None;
@@ -252,8 +253,9 @@ impl Scheduler {
         if self.oldest != Some(oldest.id) {
             self.oldest = Some(oldest.id);
             let n_tokens = oldest.most_tokens(self.limits.n_ctx);
-            self.kv.commit_for_oldest(slot, n_tokens, program)?;
+            self.kv.commit_for_oldest(n_tokens, program)?;
         }
+        self.kv.set_alone((n_running == 1).then_some(slot));
         Ok(())
     }
 

@@ -208,7 +208,7 @@ fn memory_goes_to_a_hog_and_comes_back() {
     run(&mut s, &machine, 250);
     let before = s.scheduler.kv.resident_bytes();
     assert!(s.scheduler.n_running() == 8 && before > 300 << 10, "{before}");
-    machine.hog = before / 2;
+    machine.hog = before / 4 * 3;
     machine.observe(&s);
     s.step(&cost).unwrap();
     let held = s.scheduler.kv.resident_bytes();
