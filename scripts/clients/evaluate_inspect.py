@@ -11,16 +11,19 @@ import harness
 from harness import CHAT, KEY, check, expect
 
 
+# Logs are read from here later.
+FOLDER = tempfile.TemporaryDirectory()
+
+
 def evaluate(server, task, **keys):
     import inspect_ai
 
-    with tempfile.TemporaryDirectory() as folder:
-        logs = inspect_ai.eval(
-            task, model=f"openai-api/local/{CHAT}", model_base_url=server.url + "/v1", model_args={"api_key": KEY}, display="none",
-            log_dir=folder, **keys,
-        )
-        expect(logs[0].status == "success", logs[0].error)
-        return logs[0]
+    logs = inspect_ai.eval(
+        task, model=f"openai-api/local/{CHAT}", model_base_url=server.url + "/v1", model_args={"api_key": KEY}, display="none",
+        log_dir=FOLDER.name, **keys,
+    )
+    expect(logs[0].status == "success", logs[0].error)
+    return logs[0]
 
 
 @check("inspect-ai", "an evaluation of four samples, at once")

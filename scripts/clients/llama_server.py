@@ -30,6 +30,7 @@ def sources(folder):
     root = folder / "llama.cpp"
     if root.is_dir():
         return root
+    folder.mkdir(exist_ok=True)
     # Sources only of this package: what builds it may come as wheels.
     subprocess.run(
         [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "llama-cpp-python", "--dest", folder,

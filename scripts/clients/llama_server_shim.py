@@ -60,7 +60,7 @@ def main():
     hosts = values.get("--host", "127.0.0.1").split(",")
     if len(hosts) > 1:
         give_up("one address to listen at")
-    command += ["--host", hosts[0]]
+    command += ["--host", hosts[0], "--any-name"]
     if "--api-key" in values:
         command += ["--api-key", values["--api-key"]]
     name = values.get("--alias", "model")

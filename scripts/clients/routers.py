@@ -212,6 +212,35 @@ def _(binary):
             return exercise(url, a, b)
 
 
+@check("vllm-router", "docs/deploy/compose.yaml: its commands, without containers")
+def _(binary):
+    import yaml
+
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        keys = pathlib.Path(folder) / "keys"
+        keys.write_text(KEY + "\n")
+        found, urls = [], {}
+        for name, service in services.items():
+            if not name.startswith("instance"):
+                continue
+            _, model, *options = [str(keys) if part == "/run/secrets/keys" else part for part in service["command"]]
+            server = harness.Server(binary, model, options=[*options, "-t", "1", "--no-warmup", "-c", "4096"], key=None)
+            stack.callback(server.kill)
+            server.url = server.url.replace("0.0.0.0", "127.0.0.1")
+            found.append(server)
+            urls[f"http://{name}:8080"] = server.url
+        port = free_port()
+        url = f"http://127.0.0.1:{port}"
+        line = services["router"]["command"][-1].partition("exec ")[2].replace("--port 8000", f"--port {port}")
+        for name, at in urls.items():
+            line = line.replace(name, at)
+        command = line.replace("vllm-router", str(in_environment("vllm-router"))).split()
+        command += ["--prometheus-port", free_port(), "--policy", "round_robin"]
+        with program(command, lambda: answers(url), "vllm-router"):
+            return exercise(url, *found)
+
+
 @check("ray", "Ray Serve: two replicas, streams, a hang-up, a killed instance")
 def _(binary):
     """Ray starts the instances itself, so they are found by their processes."""
@@ -219,8 +248,9 @@ def _(binary):
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory() as folder:
         environment = {"INGLE": with_key, "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": folder, "PYTHONPATH": str(DEPLOY)}
-        command = [sys.executable, "-c", RAY.format(port=port)]
-        with program(command, lambda: answers(url), "Ray Serve", environment):
+        ready = pathlib.Path(folder) / "ready"
+        command = [sys.executable, "-c", RAY.format(port=port, ready=str(ready))]
+        with program(command, ready.exists, "Ray Serve", environment):
             a, b = ray_instances(binary)
             seen = exercise(url, a, b, kills=False)
             b.kill()
@@ -242,6 +272,7 @@ ray.init(num_cpus=2, include_dashboard=False, log_to_driver=True)
 serve.start(http_options={{"host": "127.0.0.1", "port": {port}}})
 import ray_serve
 serve.run(ray_serve.app)
+open({ready!r}, "w").close()
 time.sleep(1e6)
 """
 

@@ -431,8 +431,8 @@ impl App {
         let cancel: Vec<CancelFlag> = requests.iter().map(|request| request.cancel.clone()).collect();
         let channel = Channel::new(&caller.request_id, n_prompt, cancel);
         let reader = reading.map(|(reader, _)| reader);
-        let answer =
-            Answer::new(lease, facts.clone(), channel.clone(), context, reader, options.logprobs.is_some());
+        let with_tokens = options.with_tokens || options.logprobs.is_some();
+        let answer = Answer::new(lease, facts.clone(), channel.clone(), context, reader, with_tokens);
         worker.generate(requests, channel, self.0.max_wait).await?;
         Ok(answer)
     }

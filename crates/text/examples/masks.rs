@@ -11,9 +11,9 @@ use std::io::{BufRead, Write};
 use std::path::Path;
 use std::time::Instant;
 
-use formats::Access;
 use ingle_text::{Grammar, GrammarCompiler, Matcher, Tokenizer};
 use serde_json::{Value, json};
+use weights::Access;
 
 type Failure = Box<dyn std::error::Error>;
 

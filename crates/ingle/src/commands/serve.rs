@@ -52,6 +52,10 @@ pub struct Serve {
     #[arg(long)]
     allow_pull: bool,
 
+    /// Answer requests that name a model which is not here with the first one, for clients whose model cannot be changed
+    #[arg(long, conflicts_with = "allow_pull")]
+    any_name: bool,
+
     /// Sequences that a model computes at once; more wait
     #[arg(long, default_value_t = 16, value_name = "N")]
     slots: usize,
@@ -106,7 +110,7 @@ impl Serve {
             bail!("the model {} is named twice", twice[0]);
         }
         let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
+            .worker_threads(http_threads())
             .thread_name("http")
             .enable_all()
             .build()
@@ -208,7 +212,8 @@ impl Loader for Serve {
     }
 
     fn resolve(&self, name: &str) -> Option<String> {
-        self.name_in_cache(name)
+        let first = || self.configs.first().filter(|_| self.any_name).map(|config| config.name().to_owned());
+        self.name_in_cache(name).or_else(first)
     }
 
     fn pull(&self, name: &str, progress: &mut dyn FnMut(PullProgress)) -> server::Result<()> {
@@ -218,6 +223,13 @@ impl Loader for Serve {
     fn delete(&self, name: &str) -> server::Result<()> {
         self.delete_for_client(name)
     }
+}
+
+/// Threads that write answers. With two, each token wakes both: the one that writes it wakes the other to look for more. On few
+/// cores that takes time from the model.
+fn http_threads() -> usize {
+    let n_cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    if n_cores > 4 { 2 } else { 1 }
 }
 
 /// At SIGHUP, read the certificate again.

@@ -24,6 +24,9 @@ pub fn router() -> axum::Router<App> {
         .route("/v1/models", get(models))
         .route("/v1/models/{*id}", get(model))
         .route("/v1/chat/completions", post(chat::create))
+        // As llama-server has them without a version too.
+        .route("/models", get(models))
+        .route("/chat/completions", post(chat::create))
         .route("/apply-template", post(chat::apply_template))
         .route("/v1/completions", post(completions::create))
         .route("/v1/embeddings", post(embeddings::create))
