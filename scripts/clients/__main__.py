@@ -19,16 +19,17 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 # Name of the group and of its requirements, script, further arguments.
 GROUPS = [
-    ("official", "official.py", []),
+    ("official", "official.py", ["--only", "openai,openai (node),anthropic,ollama"]),
+    ("built_on", "official.py", ["--only", "litellm,instructor"]),
     ("openapi", "openapi.py", []),
     ("evaluate_inspect", "evaluate_inspect.py", []),
     ("evaluate_lm", "evaluate_lm.py", []),
     ("llama_server", "llama_server.py", []),
     ("masks", "masks.py", []),
     ("load", "load.py", []),
-    ("routers", "routers.py", ["--group", "routers"]),
-    ("ray", "routers.py", ["--group", "ray"]),
-    ("dynamo", "routers.py", ["--group", "dynamo"]),
+    ("routers", "routers.py", ["--only", "vllm-router,sglang-router"]),
+    ("ray", "routers.py", ["--only", "ray"]),
+    ("dynamo", "routers.py", ["--only", "ai-dynamo"]),
 ]
 
 HEAD = """# Clients
@@ -86,7 +87,7 @@ def main():
             failed.append(name)
             continue
         if name == "official" and shutil.which("node"):
-            more = ["--node", "node"]
+            more = [*more, "--node", "node"]
         if name == "masks":
             more = ["--example", options.masks]
         done = subprocess.run([python, HERE / script, options.binary, "--rows", rows, *more])

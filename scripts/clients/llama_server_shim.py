@@ -15,8 +15,8 @@ import tempfile
 IGNORED = {"--no-slots", "--slots", "--metrics", "--cont-batching", "--embedding", "--kv-unified", "--no-jinja", "--jinja", "--offline",
            "--swa-full", "--verbose", "--no-mmproj", "--no-cache-idle-slots", "--backend_sampling"}
 IGNORED_WITH_VALUE = {"--batch-size", "--ubatch-size", "--n-gpu-layers", "--temp", "--seed", "-fa", "-ctk", "-ctv", "--hf-file",
-                      "--n-predict", "--tags", "--cache-ram"}
-USED = {"--port", "--host", "--hf-repo", "--ctx-size", "--parallel", "--threads", "--api-key", "--alias", "--pooling"}
+                      "--tags", "--cache-ram"}
+USED = {"--port", "--host", "--hf-repo", "--ctx-size", "--parallel", "--threads", "--api-key", "--alias", "--pooling", "--n-predict"}
 MODELS = {"stories260K": "CHAT_MODEL", "ggml-org/models": "EMBED_MODEL"}
 
 
@@ -61,6 +61,8 @@ def main():
     if len(hosts) > 1:
         give_up("one address to listen at")
     command += ["--host", hosts[0], "--any-name"]
+    if int(values.get("--n-predict", -1)) > 0:
+        command += ["--max-tokens", values["--n-predict"]]
     if "--api-key" in values:
         command += ["--api-key", values["--api-key"]]
     name = values.get("--alias", "model")

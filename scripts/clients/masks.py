@@ -140,9 +140,12 @@ def walk(ours, theirs, line, chance, times):
     for n in range(MOST_TOKENS):
         their_mask = theirs.mask()
         if answer["mask"] != their_mask:
+            # Where a text can go on in one way only, the package allows the tokens that its tokenizer makes of it, and no others
+            # of the same bytes. So each of those is asked about by itself.
             a, b = set(allowed(answer["mask"])), set(allowed(their_mask))
+            wrong = [id for id in a - b if theirs.matcher.validate_tokens([id]) != 1]
             show = lambda ids: [(id, theirs.vocabulary.tokens[id]) for id in sorted(ids)[:8]]
-            raise AssertionError(f"{line} after {text!r}: only ours allows {show(a - b)}, only theirs {show(b - a)}")
+            expect(not wrong and not b - a, f"{line} after {text!r}: only ours allows {show(wrong)}, only theirs {show(b - a)}")
         choices = allowed(answer["mask"])
         expect(choices, (line, text))
         if ends & set(choices) and (len(choices) <= len(ends) or chance.random() < 0.5):

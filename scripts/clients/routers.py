@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Routers in front of two instances, as their makers ship them.
 
-    python routers.py target/release/ingle [--rows FILE] [--only NAME]
+    python routers.py target/release/ingle [--rows FILE] [--only NAME,NAME]
 
 Starts two `ingle serve` and a router, sends streams through it, hangs up in the middle of one, kills an instance, and checks that
 requests go on. `routers.txt` has the routers; Ray Serve and Dynamo are started from docs/deploy, where the compose file is, too.
@@ -330,12 +330,7 @@ def _(binary):
             return exercise(url, a, b, kills=False)
 
 
-# Which checks a virtual environment is for.
-OF_GROUP = {"routers": ["vllm-router", "sglang-router"], "ray": ["ray"], "dynamo": ["ai-dynamo"]}
-
 if __name__ == "__main__":
-    options = harness.arguments(__doc__, (["--group"], {"choices": list(OF_GROUP), "help": "only what this environment is for"}))
-    if options.group:
-        harness.CHECKS[:] = [entry for entry in harness.CHECKS if entry[0] in OF_GROUP[options.group]]
+    options = harness.arguments(__doc__)
     options.binary = os.path.abspath(options.binary)
     sys.exit(harness.run(options, options.binary))

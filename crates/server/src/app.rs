@@ -24,6 +24,8 @@ struct Inner {
     models: Models,
     max_waiting: usize,
     max_wait: Duration,
+    /// Of an answer.
+    max_tokens: Option<usize>,
     is_ready: AtomicBool,
     is_draining: AtomicBool,
 }
@@ -104,6 +106,8 @@ pub struct Options {
     pub max_waiting: usize,
     /// Longest time to the first token, as predicted; what would take longer is refused with 429.
     pub max_wait: Duration,
+    /// Most tokens of an answer, whatever its request asks for; `None`: as far as the context holds.
+    pub max_tokens: Option<usize>,
 }
 
 impl App {
@@ -113,6 +117,7 @@ impl App {
             models: Models::new(options.models, loader, options.keep_alive, options.max_waiting),
             max_waiting: options.max_waiting,
             max_wait: options.max_wait,
+            max_tokens: options.max_tokens,
             is_ready: AtomicBool::new(false),
             is_draining: AtomicBool::new(false),
         }))
@@ -411,7 +416,7 @@ impl App {
             sampling.n_best_logprobs = options.logprobs.unwrap_or(0);
             Request {
                 sampling,
-                max_tokens: options.max_tokens,
+                max_tokens: [options.max_tokens, self.0.max_tokens].into_iter().flatten().min(),
                 min_tokens: options.min_tokens,
                 stop: options.stop.clone(),
                 stop_tokens: options.stop_tokens.clone(),

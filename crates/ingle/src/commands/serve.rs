@@ -4,6 +4,7 @@ mod config;
 mod gate;
 mod library;
 
+use std::num::NonZero;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -68,6 +69,10 @@ pub struct Serve {
     #[arg(long, default_value_t = 300, value_name = "SECONDS")]
     max_wait: u64,
 
+    /// Most tokens of an answer, whatever its request asks for [default: what the context holds]
+    #[arg(long, value_name = "N")]
+    max_tokens: Option<NonZero<usize>>,
+
     /// Most milliseconds between two tokens of an answer while the prompts of others are computed
     #[arg(long, default_value_t = 200, value_name = "MS")]
     latency_target: u64,
@@ -130,6 +135,7 @@ impl Serve {
             keep_alive: self.keep_alive,
             max_waiting: self.max_waiting,
             max_wait: Duration::from_secs(self.max_wait),
+            max_tokens: self.max_tokens.map(NonZero::get),
         };
         let drain = Duration::from_secs(self.drain);
         let app = App::new(options, Arc::new(self));
@@ -228,7 +234,7 @@ impl Loader for Serve {
 /// Threads that write answers. With two, each token wakes both: the one that writes it wakes the other to look for more. On few
 /// cores that takes time from the model.
 fn http_threads() -> usize {
-    let n_cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let n_cores = std::thread::available_parallelism().map_or(1, NonZero::get);
     if n_cores > 4 { 2 } else { 1 }
 }
 

@@ -13,7 +13,7 @@ use axum::routing::{get, post};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::body::JsonBody;
+use super::body::{JsonBody, text_or_null};
 use crate::app::App;
 use crate::error::{ApiError, Result};
 use crate::models::ModelStatus;
@@ -122,7 +122,7 @@ async fn slots(State(app): State<App>) -> Json<Value> {
 /// As llama-server has it (`content`, `add_special`), or vLLM (`prompt`, `add_special_tokens`).
 #[derive(Deserialize)]
 struct Tokenize {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "text_or_null")]
     model: String,
     content: Option<String>,
     prompt: Option<String>,
@@ -159,7 +159,7 @@ async fn tokenize(State(app): State<App>, JsonBody(body): JsonBody<Tokenize>) ->
 
 #[derive(Deserialize)]
 struct Detokenize {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "text_or_null")]
     model: String,
     tokens: Vec<u32>,
 }
@@ -174,7 +174,7 @@ async fn detokenize(State(app): State<App>, JsonBody(body): JsonBody<Detokenize>
 
 #[derive(Deserialize)]
 struct Which {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "text_or_null")]
     model: String,
 }
 

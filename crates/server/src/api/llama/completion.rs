@@ -142,7 +142,8 @@ impl Keys {
 /// bias `false` forbids.
 pub(super) async fn with_biases(app: &App, mut body: Value) -> Result<Value> {
     let wrong = |found: &Value| {
-        let message = format!("`logit_bias` has {found}, expected pairs of a token or text, and a number or false");
+        let message =
+            format!("`logit_bias` has {found}, expected pairs of a token or text, and a number or false");
         ApiError::invalid("logit_bias", message)
     };
     let pairs: Vec<(Value, Value)> = match body.get_mut("logit_bias").map(Value::take) {

@@ -76,6 +76,9 @@ fn model_json(status: &ModelStatus, created: u64) -> Value {
     model
 }
 
+/// What made an answer, as llama-server says it: `b` and the build.
+const FINGERPRINT: &str = concat!("b", env!("CARGO_PKG_VERSION"));
+
 /// A text, tokens, or several of either.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged)]
