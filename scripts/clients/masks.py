@@ -97,6 +97,7 @@ class Theirs:
         self.module, self.vocabulary, self.facts = llguidance, Vocabulary(path, facts["n_vocab"]), facts
         wrapper = llguidance.TokenizerWrapper(self.vocabulary)
         self.tokenizer = llguidance.LLTokenizer(wrapper, n_vocab=facts["n_vocab"], eos_token=facts["ends"])
+        self.closing = [id for id, token in enumerate(self.vocabulary.tokens) if token in (b'"', b"}", b"]", b",", b'"}')]
         self.n_bytes = (facts["n_vocab"] + 31) // 32 * 4
 
     def begin(self, line):
@@ -127,7 +128,10 @@ def pointer(buffer):
 
 
 def allowed(mask):
-    return [8 * at + bit for at, byte in enumerate(mask) if byte for bit in range(8) if byte >> bit & 1]
+    """Ids of the tokens that a mask allows, in order."""
+    import numpy
+
+    return numpy.flatnonzero(numpy.unpackbits(numpy.frombuffer(mask, numpy.uint8), bitorder="little"))
 
 
 def walk(ours, theirs, line, chance, times):
@@ -143,19 +147,20 @@ def walk(ours, theirs, line, chance, times):
         if answer["mask"] != their_mask:
             # Where a text can go on in one way only, the package allows the tokens that its tokenizer makes of it, and no others
             # of the same bytes. So each of those is asked about by itself.
-            a, b = set(allowed(answer["mask"])), set(allowed(their_mask))
+            a, b = set(allowed(answer["mask"]).tolist()), set(allowed(their_mask).tolist())
             wrong = [id for id in a - b if theirs.matcher.validate_tokens([id]) != 1]
             show = lambda ids: [(id, theirs.vocabulary.tokens[id]) for id in sorted(ids)[:8]]
             expect(not wrong and not b - a, f"{line} after {text!r}: only ours allows {show(wrong)}, only theirs {show(b - a)}")
         choices = allowed(answer["mask"])
-        expect(choices, (line, text))
-        if ends & set(choices) and (len(choices) <= len(ends) or chance.random() < 0.5):
+        expect(len(choices), (line, text))
+        may_end = any(answer["mask"][id // 8] >> id % 8 & 1 for id in ends)
+        if may_end and (len(choices) <= len(ends) or chance.random() < 0.5):
             return text, n + 1
-        choices = [id for id in choices if id not in ends]
-        # White space and long texts are chosen seldom, or walks would not end.
-        weight = [0.02 if not theirs.vocabulary.tokens[id].strip() else 1 / (1 + len(theirs.vocabulary.tokens[id])) for id in choices]
-        closing = [id for id in choices if theirs.vocabulary.tokens[id] in (b'"', b"}", b"]", b",", b'"}')]
-        token = chance.choice(closing) if closing and chance.random() < 0.3 else chance.choices(choices, weight)[0]
+        # Some of many will do. White space and long texts are chosen seldom, or walks would not end.
+        few = [id for id in chance.choices(choices.tolist(), k=64) if id not in ends] or [id for id in choices.tolist() if id not in ends]
+        weight = [0.02 if not theirs.vocabulary.tokens[id].strip() else 1 / (1 + len(theirs.vocabulary.tokens[id])) for id in few]
+        closing = [id for id in theirs.closing if answer["mask"][id // 8] >> id % 8 & 1]
+        token = chance.choice(closing) if closing and chance.random() < 0.3 else chance.choices(few, weight)[0]
         text += theirs.vocabulary.tokens[token]
         theirs.accept(token)
         answer = ours.ask(token=token)

@@ -26,7 +26,7 @@ def _(server):
 
 
 def main():
-    server = harness.Server(OPTIONS.binary, CHAT, EMBED, SPEECH, options=["--slots", "4", "--no-warmup", "-c", "1024"])
+    server = harness.Server(OPTIONS.binary, CHAT, EMBED, SPEECH, options=["--slots", "4", "--no-warmup", "-c", "1024", "--max-tokens", "16"])
     try:
         return harness.run(OPTIONS, server)
     finally:
