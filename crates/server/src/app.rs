@@ -25,6 +25,8 @@ struct Inner {
     max_waiting: usize,
     max_wait: Duration,
     governor: Option<Arc<Governor>>,
+    /// Of an answer.
+    max_tokens: Option<usize>,
     is_ready: AtomicBool,
     is_draining: AtomicBool,
 }
@@ -107,6 +109,8 @@ pub struct Options {
     pub max_wait: Duration,
     /// Who governs the memory of all models; idle ones are unloaded where it asks for that.
     pub governor: Option<Arc<Governor>>,
+    /// Most tokens of an answer, whatever its request asks for; `None`: as far as the context holds.
+    pub max_tokens: Option<usize>,
 }
 
 impl App {
@@ -117,6 +121,7 @@ impl App {
             max_waiting: options.max_waiting,
             max_wait: options.max_wait,
             governor: options.governor,
+            max_tokens: options.max_tokens,
             is_ready: AtomicBool::new(false),
             is_draining: AtomicBool::new(false),
         }));
@@ -426,7 +431,7 @@ impl App {
             sampling.n_best_logprobs = options.logprobs.unwrap_or(0);
             Request {
                 sampling,
-                max_tokens: options.max_tokens,
+                max_tokens: [options.max_tokens, self.0.max_tokens].into_iter().flatten().min(),
                 min_tokens: options.min_tokens,
                 stop: options.stop.clone(),
                 stop_tokens: options.stop_tokens.clone(),
@@ -446,8 +451,8 @@ impl App {
         let cancel: Vec<CancelFlag> = requests.iter().map(|request| request.cancel.clone()).collect();
         let channel = Channel::new(&caller.request_id, n_prompt, cancel);
         let reader = reading.map(|(reader, _)| reader);
-        let answer =
-            Answer::new(lease, facts.clone(), channel.clone(), context, reader, options.logprobs.is_some());
+        let with_tokens = options.with_tokens || options.logprobs.is_some();
+        let answer = Answer::new(lease, facts.clone(), channel.clone(), context, reader, with_tokens);
         worker.generate(requests, channel, self.0.max_wait).await?;
         Ok(answer)
     }
