@@ -12,7 +12,8 @@ use std::process::ExitCode;
 
 const HELP: &str = "\
 usage: cargo xtask quick|test [ARGUMENTS OF THE TEST BINARIES]
-       cargo xtask full|clients|setup
+       cargo xtask clients [ARGUMENTS OF scripts/clients]
+       cargo xtask full|setup
 
   quick   the tests of the crates without devices: the contract, the reference interpreter, files,
           text, audio, the hub. Under 2 minutes on two cores, compiling our crates included
@@ -20,8 +21,9 @@ usage: cargo xtask quick|test [ARGUMENTS OF THE TEST BINARIES]
           with its sanitizers, pip), or saying what to install
   full    `test`, the tests marked #[ignore] because they take long, more cases of every property
           test, Arm's kernels under qemu, lints and the binary for Macs
-  clients official clients of OpenAI, Anthropic and Ollama and programs built on them, against a
-          real server; installs them into target/clients and writes docs/clients.md
+  clients programs that are not ours against a real server: official clients, evaluations, routers,
+          llama.cpp's server tests, a load generator; installs them into target/clients and writes
+          docs/clients.md; --only official,routers runs some
   setup   only the checks and installations of `test`
 ";
 
@@ -32,11 +34,11 @@ fn main() -> ExitCode {
     let result = match command.as_deref() {
         Some("quick") => suites::quick(&rest),
         Some("test") => setup::prepare().and_then(|()| suites::test(&rest)),
-        Some("full" | "clients" | "setup") if !rest.is_empty() => {
+        Some("full" | "setup") if !rest.is_empty() => {
             Err(format!("unexpected argument '{}'\n{HELP}", rest[0]))
         }
         Some("full") => setup::prepare().and_then(|()| suites::full()),
-        Some("clients") => setup::prepare().and_then(|()| suites::clients()),
+        Some("clients") => setup::prepare().and_then(|()| suites::clients(&rest)),
         Some("setup") => setup::prepare(),
         Some("help" | "-h" | "--help") => {
             print!("{HELP}");

@@ -154,6 +154,8 @@ pub struct GenerateOptions {
     pub logprobs: Option<usize>,
     /// The same of each token of the prompt.
     pub prompt_logprobs: Option<usize>,
+    /// Each piece of the answer comes with its tokens, with or without log-probabilities.
+    pub with_tokens: bool,
     /// Reuse and keep what is computed of the prompt.
     pub cache_prompt: bool,
     /// Higher goes first.
@@ -177,6 +179,7 @@ impl Default for GenerateOptions {
             triggers: None,
             n: 1,
             logprobs: None,
+            with_tokens: false,
             prompt_logprobs: None,
             cache_prompt: true,
             priority: 0,

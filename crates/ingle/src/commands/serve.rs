@@ -4,13 +4,14 @@ mod config;
 mod gate;
 mod library;
 
+use std::num::NonZero;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use engine::{Embedder, Engine, LoadOptions, Model, Restored, Turns};
+use engine::{Embedder, Engine, Governor, LoadOptions, Model, Restored, Turns};
 use server::{App, KeepAlive, LoadError, Loaded, Loader, Options, PullProgress, Tls};
 use speech::{Transcriber, TranscriberOptions};
 
@@ -51,12 +52,20 @@ pub struct Serve {
     #[arg(skip)]
     configs: Vec<ModelConfig>,
 
+    /// Of the memory of all models.
+    #[arg(skip)]
+    governor: Option<Arc<Governor>>,
+
     #[command(flatten)]
     gate: GateArgs,
 
     /// Let clients pull and delete models through Ollama's API, and serve every model in the cache by its name
     #[arg(long)]
     allow_pull: bool,
+
+    /// Answer requests that name a model which is not here with the first one, for clients whose model cannot be changed
+    #[arg(long, conflicts_with = "allow_pull")]
+    any_name: bool,
 
     /// Sequences that a model computes at once; more wait
     #[arg(long, default_value_t = 16, value_name = "N")]
@@ -69,6 +78,10 @@ pub struct Serve {
     /// Seconds that a request may have to wait for its first token, as far as can be told; others are refused with 429
     #[arg(long, default_value_t = 300, value_name = "SECONDS")]
     max_wait: u64,
+
+    /// Most tokens of an answer, whatever its request asks for [default: what the context holds]
+    #[arg(long, value_name = "N")]
+    max_tokens: Option<NonZero<usize>>,
 
     /// Most milliseconds between two tokens of an answer while the prompts of others are computed [default: twice a step of the
     /// answers alone]
@@ -111,6 +124,7 @@ fn parse_keep_alive(text: &str) -> Result<KeepAlive, String> {
 
 impl Serve {
     pub fn run(mut self) -> anyhow::Result<()> {
+        self.governor = Some(Governor::start(self.load.memory)?);
         self.configs = self.models.iter().map(|source| ModelConfig::named(source)).collect();
         if let Some(file) = &self.config {
             self.configs.extend(config::read(file)?);
@@ -121,7 +135,7 @@ impl Serve {
             bail!("the model {} is named twice", twice[0]);
         }
         let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
+            .worker_threads(http_threads())
             .thread_name("http")
             .enable_all()
             .build()
@@ -141,6 +155,8 @@ impl Serve {
             keep_alive: self.keep_alive,
             max_waiting: self.max_waiting,
             max_wait: Duration::from_secs(self.max_wait),
+            governor: self.governor.clone(),
+            max_tokens: self.max_tokens.map(NonZero::get),
         };
         let drain = Duration::from_secs(self.drain);
         let app = App::new(options, Arc::new(self));
@@ -178,6 +194,7 @@ impl Serve {
             n_sequences: config.slots.unwrap_or(self.slots),
             token_latency: config.latency_target.or(self.latency_target).map(Duration::from_millis),
             latency_steps: Some(LATENCY_STEPS),
+            governor: self.governor.clone(),
             ..load::options(&model.load)
         };
         if opened.spec().encoder.is_some() {
@@ -241,7 +258,8 @@ impl Loader for Serve {
     }
 
     fn resolve(&self, name: &str) -> Option<String> {
-        self.name_in_cache(name)
+        let first = || self.configs.first().filter(|_| self.any_name).map(|config| config.name().to_owned());
+        self.name_in_cache(name).or_else(first)
     }
 
     fn pull(&self, name: &str, progress: &mut dyn FnMut(PullProgress)) -> server::Result<()> {
@@ -251,6 +269,13 @@ impl Loader for Serve {
     fn delete(&self, name: &str) -> server::Result<()> {
         self.delete_for_client(name)
     }
+}
+
+/// Threads that write answers. With two, each token wakes both: the one that writes it wakes the other to look for more. On few
+/// cores that takes time from the model.
+fn http_threads() -> usize {
+    let n_cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+    if n_cores > 4 { 2 } else { 1 }
 }
 
 /// At SIGHUP, read the certificate again.

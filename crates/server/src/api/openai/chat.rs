@@ -10,11 +10,11 @@ use serde_json::{Map, Value, json};
 use text::Grammar;
 
 use super::{
-    Stop, StreamOptions, TokenLogprob, add_usage, check_max_tokens, check_n, check_service_tier,
+    FINGERPRINT, Stop, StreamOptions, TokenLogprob, add_usage, check_max_tokens, check_n, check_service_tier,
     check_top_logprobs, finish_reason, usage_json,
 };
 use crate::answer::{Answer, AnswerEvent, Delta, EventKind, ToolCall, Usage};
-use crate::api::body::JsonBody;
+use crate::api::body::{JsonBody, text_or_null};
 use crate::api::sampling::{SamplingKeys, structural_tag};
 use crate::api::{seconds_now, sse};
 use crate::app::App;
@@ -23,7 +23,7 @@ use crate::request::{Caller, ChatRequest, GenerateOptions, ToolChoice};
 
 #[derive(Deserialize)]
 pub(super) struct Body {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "text_or_null")]
     model: String,
     messages: Vec<Value>,
     #[serde(default)]
@@ -56,6 +56,8 @@ pub(super) struct Body {
     function_call: Option<Value>,
     web_search_options: Option<Value>,
     store: Option<bool>,
+    return_progress: Option<bool>,
+    timings_per_token: Option<bool>,
     #[serde(flatten)]
     sampling: SamplingKeys,
 }
@@ -130,6 +132,8 @@ fn request(body: Body) -> Result<ChatRequest> {
     refuse("web_search_options", body.web_search_options.is_some())?;
     refuse("store", body.store == Some(true))?;
     check_verbosity("verbosity", body.verbosity.as_deref())?;
+    refuse("return_progress", body.return_progress == Some(true))?;
+    refuse("timings_per_token", body.timings_per_token == Some(true))?;
     refuse("modalities", body.modalities.is_some_and(|list| list.iter().any(|modality| modality != "text")))?;
     if body.messages.is_empty() {
         return Err(ApiError::invalid("messages", "`messages` is empty, expected at least one message"));
@@ -197,7 +201,11 @@ pub(super) fn response_format(name: &str, format: Option<Value>) -> Result<Optio
         Some("json_object") => Ok(Some(match format["schema"].take() {
             // As llama-server has it.
             schema @ Value::Object(_) => Grammar::JsonSchema(schema),
-            _ => Grammar::AnyJson,
+            Value::Null => Grammar::AnyJson,
+            other => {
+                let message = format!("`response_format.schema` is {other}, expected a JSON Schema");
+                return Err(ApiError::invalid("response_format", message));
+            }
         })),
         Some("json_schema") => match format["json_schema"]["schema"].take() {
             schema @ (Value::Object(_) | Value::Bool(_)) => Ok(Some(Grammar::JsonSchema(schema))),
@@ -293,6 +301,7 @@ struct Chunk<'a> {
     object: &'static str,
     created: u64,
     model: &'a str,
+    system_fingerprint: &'static str,
     choices: Vec<ChunkChoice>,
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Value>,
@@ -310,7 +319,8 @@ struct ChunkChoice {
 impl Frame {
     fn chunk(&self, choices: Vec<ChunkChoice>, usage: Option<Value>) -> Bytes {
         let (id, created, model) = (&self.id, self.created, &self.model);
-        sse::data(&Chunk { id, object: "chat.completion.chunk", created, model, choices, usage })
+        let (object, system_fingerprint) = ("chat.completion.chunk", FINGERPRINT);
+        sse::data(&Chunk { id, object, created, model, system_fingerprint, choices, usage })
     }
 
     fn choice(&self, index: usize, delta: Value, finish_reason: Option<&'static str>) -> Bytes {
@@ -425,7 +435,7 @@ async fn whole(answer: Answer, frame: Frame) -> Result<Response> {
     }
     let response = json!({
         "id": frame.id, "object": "chat.completion", "created": frame.created, "model": frame.model,
-        "choices": choices, "usage": usage_json(usage),
+        "system_fingerprint": FINGERPRINT, "choices": choices, "usage": usage_json(usage),
     });
     Ok(Json(response).into_response())
 }
@@ -441,14 +451,14 @@ mod tests {
     #[test]
     fn a_body_becomes_a_request() {
         let request = read(json!({
-            "model": "m", "max_tokens": 5, "stop": "x", "n": 2, "temperature": 0, "user": "u",
+            "model": null, "max_tokens": 5, "stop": "x", "n": 2, "temperature": 0, "user": "u",
             "messages": [
                 { "role": "developer", "content": "d" },
                 { "role": "user", "content": [{ "type": "text", "text": "a" }, { "type": "text", "text": "b" }] },
             ],
         }))
         .unwrap();
-        assert_eq!(request.messages[0]["role"], "system");
+        assert_eq!((request.model.as_str(), &request.messages[0]["role"]), ("", &json!("system")));
         assert_eq!(request.messages[1]["content"], "ab");
         assert_eq!((request.options.n, request.options.max_tokens), (2, Some(5)));
         assert_eq!(request.options.stop, ["x"]);
@@ -471,6 +481,11 @@ mod tests {
             (json!({ "messages": user, "store": true }), "store"),
             (json!({ "messages": user, "tool_choice": { "x": 1 } }), "tool_choice"),
             (json!({ "messages": user, "response_format": { "type": "xml" } }), "response_format"),
+            (
+                json!({ "messages": user, "response_format": { "type": "json_object", "schema": 3 } }),
+                "response_format",
+            ),
+            (json!({ "messages": user, "timings_per_token": true }), "timings_per_token"),
         ] {
             assert_eq!(read(body).unwrap_err().param.as_deref(), Some(param));
         }

@@ -9,10 +9,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
-    MAX_N, Prompts, Stop, StreamOptions, add_usage, check_max_tokens, check_n, finish_reason, usage_json,
+    FINGERPRINT, MAX_N, Prompts, Stop, StreamOptions, add_usage, check_max_tokens, check_n, finish_reason,
+    usage_json,
 };
 use crate::answer::{Answer, AnswerEvent, Collected, Delta, EventKind, TokenInfo, Usage};
-use crate::api::body::JsonBody;
+use crate::api::body::{JsonBody, text_or_null};
 use crate::api::sampling::SamplingKeys;
 use crate::api::{seconds_now, sse};
 use crate::app::App;
@@ -21,7 +22,7 @@ use crate::request::{Caller, CompletionRequest, GenerateOptions, Prompt};
 
 #[derive(Deserialize)]
 pub(super) struct Body {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "text_or_null")]
     model: String,
     prompt: Prompts,
     suffix: Option<String>,
@@ -154,7 +155,7 @@ impl Frame {
     fn json(&self, choices: Vec<Value>, usage: Option<Value>) -> Value {
         let mut json = json!({
             "id": self.id, "object": "text_completion", "created": self.created, "model": self.model,
-            "choices": choices,
+            "system_fingerprint": FINGERPRINT, "choices": choices,
         });
         if let Some(usage) = usage {
             json["usage"] = usage;

@@ -24,6 +24,9 @@ pub fn router() -> axum::Router<App> {
         .route("/v1/models", get(models))
         .route("/v1/models/{*id}", get(model))
         .route("/v1/chat/completions", post(chat::create))
+        // As llama-server has them without a version too.
+        .route("/models", get(models))
+        .route("/chat/completions", post(chat::create))
         .route("/apply-template", post(chat::apply_template))
         .route("/v1/completions", post(completions::create))
         .route("/v1/embeddings", post(embeddings::create))
@@ -72,6 +75,9 @@ fn model_json(status: &ModelStatus, created: u64) -> Value {
     }
     model
 }
+
+/// What made an answer, as llama-server says it: `b` and the build.
+const FINGERPRINT: &str = concat!("b", env!("CARGO_PKG_VERSION"));
 
 /// A text, tokens, or several of either.
 #[derive(Clone, Debug, Deserialize)]
