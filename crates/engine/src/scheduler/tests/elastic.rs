@@ -137,8 +137,9 @@ fn history(seed: u64) -> Outcome {
             outcome.n_parked_late += n_new;
         }
         let status = &machine.governor.status()[0];
-        // The oldest alone may hold what it needs.
-        let is_over = status.held > status.budget && s.scheduler.n_running() > 1;
+        // The oldest may hold what is committed for it, and alone what it needs.
+        let most = status.budget.max(s.scheduler.kv.floor_bytes());
+        let is_over = status.held > most && s.scheduler.n_running() > 1;
         over_since = if is_over { over_since.or(Some(s.now)) } else { None };
         if let Some(since) = over_since {
             outcome.longest_over = outcome.longest_over.max(s.now - since);
