@@ -173,14 +173,14 @@ fn histories(seeds: std::ops::Range<u64>) {
         n_shrunk += outcome.n_shrunk;
     }
     assert!(
-        n_parked > n / 4 && n_shrunk as u64 > n,
+        n_parked > n / 4 && n_shrunk as u64 > n / 2,
         "{n_parked} parked, {n_shrunk} times shrunk: nothing was short"
     );
 }
 
 #[test]
 fn no_sequence_is_lost_to_a_hog() {
-    histories(0..300);
+    histories(0..200);
 }
 
 #[test]
