@@ -307,7 +307,12 @@ impl Models {
                 }
                 Err(error) if error.kind == ErrorKind::Unavailable => {
                     let Some(ended) = self.unload_one(Some(entry)) else { return Err(error) };
-                    blocking(move || Ok(drop(ended.recv_timeout(UNLOAD_TIME)))).await?;
+                    blocking(move || {
+                        // It is disconnected, or the time is over: then the load says what is missing.
+                        let _ = ended.recv_timeout(UNLOAD_TIME);
+                        Ok(())
+                    })
+                    .await?;
                 }
                 Err(error) => return Err(error),
             }

@@ -1,7 +1,7 @@
 //! What one engine holds of a memory, in numbers that its thread and the governor's share without a lock.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::Instant;
 
 use super::Governor;
@@ -18,8 +18,8 @@ pub(super) struct Ledger {
     hard: AtomicU64,
     most_booked: AtomicU64,
     is_pressed: AtomicBool,
-    /// Bytes beside pools that accounts gave back when they ended, since the last reading.
-    pub(super) given_back: AtomicU64,
+    /// Bytes beside pools that accounts gave back when they ended, less those that new ones take, since the last reading.
+    pub(super) given_back: AtomicI64,
     /// Readings so far.
     pub(super) generation: AtomicU64,
 }
@@ -33,7 +33,7 @@ impl Default for Ledger {
             hard: most.into(),
             most_booked: most.into(),
             is_pressed: false.into(),
-            given_back: zero.into(),
+            given_back: 0.into(),
             generation: zero.into(),
         }
     }
@@ -83,6 +83,7 @@ pub(crate) struct Holdings {
 impl Account {
     pub(super) fn new(governor: Arc<Governor>, ledger: Arc<Ledger>, fixed: u64) -> Account {
         let zero = || AtomicU64::new(0);
+        ledger.given_back.fetch_sub(fixed.cast_signed(), ORDER);
         Account {
             governor,
             ledger,
@@ -172,6 +173,6 @@ impl Account {
 impl Drop for Account {
     fn drop(&mut self) {
         self.give(self.resident.load(ORDER));
-        self.ledger.given_back.fetch_add(self.fixed, ORDER);
+        self.ledger.given_back.fetch_add(self.fixed.cast_signed(), ORDER);
     }
 }

@@ -128,16 +128,18 @@ pub(super) struct Policy {
     updated: Option<Instant>,
     /// When it last shrank, or the system complained.
     trouble: Option<Instant>,
+    /// When the system last complained.
+    complained: Option<Instant>,
 }
 
 impl Policy {
     pub(super) fn new(cap: MemoryCap) -> Policy {
-        Policy { cap, budget: None, updated: None, trouble: None }
+        Policy { cap, budget: None, updated: None, trouble: None, complained: None }
     }
 
-    /// The budget at `now`. `given_back`: bytes beside pools and caches that this process has given back since the last call;
-    /// those it may use at once.
-    pub(super) fn update(&mut self, now: Instant, reading: &Reading, held: Held, given_back: u64) -> Budget {
+    /// The budget at `now`. `given_back`: bytes beside pools and caches that this process has given back since the last call, less
+    /// those that it has taken, for models that were unloaded and loaded: that is no trouble, and what was given back may be used at once.
+    pub(super) fn update(&mut self, now: Instant, reading: &Reading, held: Held, given_back: i64) -> Budget {
         let cap = self.cap.bytes(reading.total).map(|cap| cap.saturating_sub(held.fixed));
         if reading.total == 0 {
             let bytes = cap.unwrap_or(u64::MAX);
@@ -158,7 +160,7 @@ impl Policy {
             Pressure::Critical => held.resident - held.resident / 8,
         };
         if reading.pressure > Pressure::None {
-            self.trouble = Some(now);
+            (self.trouble, self.complained) = (Some(now), Some(now));
             if complained < wanted {
                 (wanted, reason) = (complained, Reason::Pressure);
             }
@@ -166,12 +168,15 @@ impl Policy {
         let bytes = match self.budget {
             None => wanted,
             Some(before) => {
-                let before = before.saturating_add(given_back);
+                let before = before.saturating_add_signed(given_back);
                 // Small movements come all the time and mean nothing.
                 if wanted < before - before / 64 {
                     self.trouble = Some(now);
                 }
-                let grown = self.grown(now, before, wanted);
+                let grown = match self.trouble {
+                    None => wanted,
+                    Some(trouble) => self.grown(now, trouble, before, wanted),
+                };
                 if grown < wanted {
                     reason = Reason::Recovering;
                 }
@@ -179,19 +184,24 @@ impl Policy {
             }
         };
         (self.budget, self.updated) = (Some(bytes), Some(now));
-        let since = self.trouble.map(|trouble| now.saturating_duration_since(trouble));
+        let is_recent =
+            |at: Option<Instant>| at.is_some_and(|at| now.saturating_duration_since(at) < PRESSED);
+        // Who takes memory where plenty is left is nobody's trouble.
+        let is_tight = held.resident.saturating_add(growth) > bytes - bytes / 8;
         Budget {
             bytes,
             hard: all.saturating_sub(reserve / 4).min(cap.unwrap_or(u64::MAX)).max(bytes),
             most_booked: all.saturating_sub(reserve) / 2,
-            is_pressed: since.is_some_and(|since| since < PRESSED) || held.resident > bytes,
+            is_pressed: is_recent(self.complained)
+                || is_tight && is_recent(self.trouble)
+                || held.resident > bytes,
             reason,
         }
     }
 
     /// What a budget may have become since the last update.
-    fn grown(&self, now: Instant, before: u64, wanted: u64) -> u64 {
-        let since = self.trouble.map_or(CALM, |trouble| now.saturating_duration_since(trouble));
+    fn grown(&self, now: Instant, trouble: Instant, before: u64, wanted: u64) -> u64 {
+        let since = now.saturating_duration_since(trouble);
         let Some(calm) = since.checked_sub(CALM) else { return before };
         let updated = self.updated.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
         // Of a budget of nothing, a tenth is nothing.
@@ -326,8 +336,21 @@ mod tests {
         let now = Instant::now();
         policy.update(now, &free(500 * MIB), Held::default(), 0);
         policy.update(now, &free(200 * MIB), Held::default(), 0);
-        let budget = policy.update(now, &free(600 * MIB), Held::default(), 100 * MIB);
+        let budget = policy.update(now, &free(600 * MIB), Held::default(), 100 * MIB as i64);
         assert_eq!(budget.bytes, 172 * MIB);
+    }
+
+    #[test]
+    fn loading_a_model_is_no_trouble_and_neither_is_a_hog_where_plenty_is_left() {
+        let mut policy = Policy::new(MemoryCap::Max);
+        let now = Instant::now();
+        policy.update(now, &free(900 * MIB), Held::default(), 0);
+        policy.update(now, &free(600 * MIB), Held::default(), -(300 * MIB as i64));
+        let calm = policy.update(now, &free(700 * MIB), Held::default(), 0);
+        assert_eq!((calm.bytes, calm.is_pressed), (572 * MIB, false));
+        let held = Held { resident: 10 * MIB, ..Held::default() };
+        let hog = policy.update(now, &free(500 * MIB), held, 0);
+        assert_eq!((hog.bytes, hog.is_pressed), (382 * MIB, false));
     }
 
     #[test]

@@ -163,6 +163,12 @@ impl KvCache {
         self.allowed_bytes().saturating_sub(held)
     }
 
+    /// Bytes of touched pages that stay committed for the oldest sequence.
+    pub(crate) fn floor_bytes(&self) -> u64 {
+        let n_kept = self.floor.iter().zip(&self.n_touched).map(|(floor, n_touched)| floor.min(n_touched));
+        n_kept.zip(&self.page_bytes).map(|(n, bytes)| *n as u64 * bytes).sum()
+    }
+
     /// Tell the governor what is held, once for each of its readings.
     pub(crate) fn tell_governor(&mut self) {
         let Some(account) = self.account.clone() else { return };
@@ -174,7 +180,7 @@ impl KvCache {
         };
         account.tell(Holdings {
             reclaimable: self.reclaimable_bytes(),
-            floor: pages(&|group| self.floor[group].min(self.n_touched[group])),
+            floor: self.floor_bytes(),
             booked: pages(&|group| self.floor[group].saturating_sub(self.n_touched[group])),
         });
     }

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use serde_json::json;
-use weights::{Access, Array, Checkpoint, Value};
+use weights::{Array, Checkpoint, Value};
 
 use crate::args::{DeviceArgs, FetchArgs, VerifyArgs};
 use crate::load;
