@@ -2,8 +2,14 @@
 //! comes to the memory's bandwidth. Behind `ingle metal-selftest`.
 
 mod ahead;
+mod bisect;
+mod probes;
+mod timing;
 
 pub use ahead::check_ahead;
+pub use bisect::{MakeGpu, Variant, bisect, check_case};
+pub use probes::{Probed, probe};
+pub use timing::{Decoder, Effort, sweep, time_attention, time_overheads, time_product};
 
 use crate::MetalDevice;
 use crate::gpu::Gpu;
@@ -13,8 +19,7 @@ use device::{
 };
 use device_lower::fusion;
 use device_testing::{
-    AttentionOptions, Case, PlanBuilder, Rng, block_types, check_op_cases, compare, compare_chunks, limits,
-    one_sequence, stored,
+    AttentionOptions, Case, PlanBuilder, Rng, block_types, check_op_cases, limits, one_sequence, stored,
 };
 use weights::{BlockType, Bytes, Planes};
 
@@ -67,7 +72,6 @@ pub fn check<G: Gpu>(
     let cases = check_op_cases().into_iter().filter(|case| case.runs_on(device));
     let cases: Vec<Case> = cases.step_by(every.max(1)).collect();
     let n = cases.len();
-    let splitting = device.splitting(SHORTEST_SPLIT);
     let mut checked: Vec<Checked> = vec![];
     for (index, case) in cases.into_iter().enumerate() {
         progress(index, n, &case.name);
@@ -75,11 +79,7 @@ pub fn check<G: Gpu>(
             checked.push(Checked { kind: case.kind, n_cases: 0, failures: vec![] });
             checked.len() - 1
         });
-        let bound = tolerance(&case);
-        let mut result = compare(device, &case, bound).and_then(|()| compare_chunks(device, &case, bound));
-        if result.is_ok() && may_split(&case) {
-            result = compare(&splitting, &case, bound).map_err(|failure| format!("split: {failure}"));
-        }
+        let result = check_case(device, &case);
         checked[at].n_cases += 1;
         checked[at].failures.extend(result.err());
     }
@@ -211,27 +211,34 @@ fn shortest(program: &mut dyn Program, step: &OwnedStep) -> device::Result<Vec<(
 /// Columns of a head of [`model`].
 const HEAD_DIM: usize = 64;
 
-/// A dense model of one layer: four query heads to a KV head, `4 * hidden` columns inside and
-/// tokens.
+/// A dense model of one layer.
 fn model(hidden: usize) -> Plan {
+    model_of(hidden, 1)
+}
+
+/// A dense model: four query heads to a KV head, `4 * hidden` columns inside and tokens.
+fn model_of(hidden: usize, n_layers: usize) -> Plan {
     let block = BlockType::Q4_0;
     let mut b = PlanBuilder::new(1, 4 * hidden);
-    let x = b.embed_from(hidden, block, 1.0);
-    b.layer(Some(0));
+    let mut x = b.embed_from(hidden, block, 1.0);
     let n_kv_heads = n_kv_heads(hidden);
-    let layer = b.kv_layer(KvLayer { n_kv_heads, head_dim: HEAD_DIM, window: None, encoder_states: None });
-    let norm = b.rms_norm(x, hidden);
-    let [q, k, v] = [4, 1, 1].map(|n| b.linear(norm, n * n_kv_heads * HEAD_DIM, block, false));
-    let [q, k] = [q, k].map(|x| b.rope(x, HEAD_DIM, HEAD_DIM, RopeStyle::Half));
-    b.kv_write(k, v, layer);
-    let y = b.attention(q, layer, 4 * n_kv_heads, AttentionOptions::default());
-    let y = b.linear(y, hidden, block, false);
-    let x = b.add(x, y);
-    let norm = b.rms_norm(x, hidden);
-    let [gate, up] = [0, 1].map(|_| b.linear(norm, 4 * hidden, block, false));
-    let y = b.gate(gate, up, Activation::Silu);
-    let y = b.linear(y, hidden, block, false);
-    let x = b.add(x, y);
+    for index in 0..n_layers {
+        b.layer(Some(index as u32));
+        let layer = KvLayer { n_kv_heads, head_dim: HEAD_DIM, window: None, encoder_states: None };
+        let layer = b.kv_layer(layer);
+        let norm = b.rms_norm(x, hidden);
+        let [q, k, v] = [4, 1, 1].map(|n| b.linear(norm, n * n_kv_heads * HEAD_DIM, block, false));
+        let [q, k] = [q, k].map(|x| b.rope(x, HEAD_DIM, HEAD_DIM, RopeStyle::Half));
+        b.kv_write(k, v, layer);
+        let y = b.attention(q, layer, 4 * n_kv_heads, AttentionOptions::default());
+        let y = b.linear(y, hidden, block, false);
+        x = b.add(x, y);
+        let norm = b.rms_norm(x, hidden);
+        let [gate, up] = [0, 1].map(|_| b.linear(norm, 4 * hidden, block, false));
+        let y = b.gate(gate, up, Activation::Silu);
+        let y = b.linear(y, hidden, block, false);
+        x = b.add(x, y);
+    }
     b.layer(None);
     let x = b.select_rows(x);
     let x = b.rms_norm(x, hidden);

@@ -97,7 +97,7 @@ fn device_that(
     }
     let metal = || -> anyhow::Result<Arc<dyn Device>> {
         anyhow::ensure!(cfg!(target_os = "macos"), "{} has none", std::env::consts::OS);
-        let device: Arc<dyn Device> = metal::apple(false)?;
+        let device: Arc<dyn Device> = metal::apple(false, args.metal_encoder)?;
         Ok(device)
     };
     let cpu = || named_device(DeviceName::Cpu, args);
@@ -121,7 +121,7 @@ fn named_device(name: DeviceName, args: &DeviceArgs) -> anyhow::Result<Arc<dyn D
             Some(n_threads) => device_reference::Reference::new(n_threads),
             None => device_reference::Reference::default(),
         }),
-        DeviceName::Metal => metal::apple(false)?,
+        DeviceName::Metal => metal::apple(false, args.metal_encoder)?,
         DeviceName::MetalEmulated => metal::emulated(args.threads)?,
     })
 }
@@ -137,15 +137,18 @@ pub mod metal {
 
     /// `tensors`: tiles are multiplied by the tensor units of an M5, which nobody has tried.
     #[cfg(target_os = "macos")]
-    pub fn apple(tensors: bool) -> anyhow::Result<Arc<device_metal::MetalDevice<AppleGpu>>> {
+    pub fn apple(
+        tensors: bool,
+        encoder: crate::args::MetalEncoder,
+    ) -> anyhow::Result<Arc<device_metal::MetalDevice<AppleGpu>>> {
         use device_metal::{MetalDevice, Profile};
-        let gpu = AppleGpu::new(&Options { cache: Some(cache()?), tensors })?;
+        let gpu = AppleGpu::new(&Options { cache: Some(cache()?), tensors, encoder: encoder.mode() })?;
         let profile = Profile { tensor: tensors, ..Profile::new(device_metal::gpu::Gpu::facts(&gpu)) };
         Ok(Arc::new(MetalDevice::with_profile(gpu, profile)))
     }
 
     #[cfg(not(target_os = "macos"))]
-    pub fn apple(_tensors: bool) -> anyhow::Result<Arc<dyn Device>> {
+    pub fn apple(_tensors: bool, _encoder: crate::args::MetalEncoder) -> anyhow::Result<Arc<dyn Device>> {
         anyhow::bail!(
             "--device metal needs a Mac with Apple Silicon, and this is {}; use --device cpu \
              (--device metal-emulated runs the same shaders on Linux, very slowly, for tests)",

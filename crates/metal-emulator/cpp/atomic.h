@@ -1,6 +1,7 @@
 // Atomics, relaxed like Metal's. Threadgroups may run on several host threads, so these are the
 // host's atomics.
 #pragma once
+#pragma GCC system_header
 
 namespace metal {
 enum memory_order { memory_order_relaxed };

@@ -3,6 +3,7 @@
 // Run mode (C++20): address spaces are erased and lanes are fibers of runtime.cpp. Strict mode (C++
 // for OpenCL, -fsyntax-only): address spaces are real and checked; nothing here runs.
 #pragma once
+#pragma GCC system_header
 #ifdef __OPENCL_CPP_VERSION__
 #define MSL_STRICT 1
 #pragma OPENCL EXTENSION cl_khr_fp16 : enable

@@ -94,7 +94,7 @@ static inline Activations<D::GROUPS> load_span(X x, uint n, device const float *
             const uint column = D::column(span, j);
             float4 v = x.template load<D>(n, column, n_in);
             if (LINEAR_NORM) {
-                a.squares += dot(v, v);
+                a.squares = fma(v.w, v.w, fma(v.z, v.z, fma(v.y, v.y, fma(v.x, v.x, a.squares))));
                 v *= load_x<D>(norm, column, n_in);
             }
             sum += (v.x + v.y) + (v.z + v.w);
