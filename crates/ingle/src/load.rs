@@ -142,7 +142,12 @@ pub mod metal {
         encoder: crate::args::MetalEncoder,
     ) -> anyhow::Result<Arc<device_metal::MetalDevice<AppleGpu>>> {
         use device_metal::{MetalDevice, Profile};
-        let gpu = AppleGpu::new(&Options { cache: Some(cache()?), tensors, encoder: encoder.mode() })?;
+        let gpu = AppleGpu::new(&Options {
+            cache: Some(cache()?),
+            tensors,
+            any_family: false,
+            encoder: encoder.mode(),
+        })?;
         let profile = Profile { tensor: tensors, ..Profile::new(device_metal::gpu::Gpu::facts(&gpu)) };
         Ok(Arc::new(MetalDevice::with_profile(gpu, profile)))
     }
@@ -170,7 +175,7 @@ pub mod metal {
 
     /// Where compiled shaders are kept.
     #[cfg(any(target_os = "macos", all(target_os = "linux", target_arch = "x86_64")))]
-    fn cache() -> anyhow::Result<PathBuf> {
+    pub fn cache() -> anyhow::Result<PathBuf> {
         Ok(hub::Cache::resolve(None, None)?.root().join("shaders"))
     }
 }

@@ -174,6 +174,12 @@ static __attribute__((noinline)) void check_order(Region * r, msl_u64 address, m
     }
 }
 
+extern "C" __attribute__((visibility("hidden"))) void msl_atomic_access(const volatile void * word) {
+    const msl_u64 address = (msl_u64) word;
+    Region * r = find_region(msl_current_worker(), address, 4);
+    if (r && r->written_by) r->written_by[(address - r->address) / 4].bytes = 0;
+}
+
 // The slow path: an access outside the region that this instruction accessed last.
 static __attribute__((noinline)) void check_slowly(msl_u64 address, msl_u64 size, bool write, msl_u64 code) {
     if (!msl_running) return;

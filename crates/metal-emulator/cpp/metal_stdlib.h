@@ -84,6 +84,11 @@ typedef unsigned long ulong;
 #define LONG_MIN (-LONG_MAX - 1)
 #define ULONG_MAX 18446744073709551615UL
 
+#ifndef MSL_STRICT
+// Library functions and operators of vectors are not contracted, whatever a source does.
+#pragma float_control(push)
+#pragma clang fp contract(off)
+#endif
 #include "types.h"
 #include "vectors.h"
 #include "math.h"
@@ -91,6 +96,9 @@ typedef unsigned long ulong;
 #include "simdgroup_matrix.h"
 #include "atomic.h"
 #include "launch.h"
+#ifndef MSL_STRICT
+#pragma float_control(pop)
+#endif
 
 #ifdef MSL_STRICT
 // Keywords of OpenCL that are ordinary names in Metal.

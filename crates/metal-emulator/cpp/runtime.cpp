@@ -28,6 +28,7 @@ void __tsan_release(void *);
 // The sanitizer checks accesses.
 void msl_access_prepare(Worker *, const msl_dispatch *) {}
 void msl_access_finish(Worker *) {}
+extern "C" __attribute__((visibility("hidden"))) void msl_atomic_access(const volatile void *) {}
 #endif
 #ifdef MSL_ASAN
 extern "C" {

@@ -49,6 +49,8 @@ void msl_threadgroup_barrier(const msl_site * site, bool device_memory);
 // A simdgroup_barrier that orders device memory was passed.
 void msl_simdgroup_ordered(void);
 msl_u32 msl_lane(void);
+// An atomic access to a word orders itself: who wrote it before does not matter to it.
+__attribute__((visibility("hidden"))) void msl_atomic_access(const volatile void * word);
 // Units in the last place by which functions are moved.
 extern msl_u32 msl_ulp __attribute__((visibility("hidden")));
 // Notes before anything runs that a kernel has a variable of so many bytes.
