@@ -103,7 +103,9 @@ impl Profile {
             tile_rows: 64,
             attention_simdgroups: 8,
             merged_simdgroups: family.merged_simdgroups,
-            split_positions: 1024,
+            // From here on a head has two tiles of 32 positions for each of eight SIMD-groups, and unsplit
+            // attention would keep 4 to 8 threadgroups busy on 20 cores.
+            split_positions: 256,
             // Two of eight SIMD-groups each hide a core's latency; every further split is read by
             // every threadgroup that merges.
             split_threadgroups: 2 * cores,

@@ -151,6 +151,10 @@ pub struct AppleEncoder {
     encoder: Option<Object<dyn MTLComputeCommandEncoder>>,
     /// Whether an encoder was refused.
     refused: bool,
+    /// What the encoder has bound: at each index a buffer and an offset, a pipeline, threadgroup memory.
+    bound: [Option<(u16, usize)>; 31],
+    pipeline: *const ProtocolObject<dyn MTLComputePipelineState>,
+    threadgroup_bytes: u32,
 }
 
 impl AppleEncoder {
@@ -163,6 +167,7 @@ impl AppleEncoder {
             };
             self.encoder = self.commands.computeCommandEncoderWithDispatchType(kind);
             self.refused |= self.encoder.is_none();
+            (self.bound, self.pipeline, self.threadgroup_bytes) = ([None; 31], std::ptr::null(), 0);
             if let (Some(encoder), Some(fence)) = (&self.encoder, &self.fence) {
                 encoder.waitForFence(fence);
             }
@@ -484,11 +489,29 @@ impl Encoder<AppleGpu> for AppleEncoder {
             height: height as usize,
             depth: depth as usize,
         };
-        let Some(encoder) = self.encoder() else { return };
-        encoder.setComputePipelineState(dispatch.pipeline);
+        let Some(encoder) = self.encoder().cloned() else { return };
+        // A step has hundreds of dispatches, most with the buffers of the one before.
+        let pipeline: *const _ = &***dispatch.pipeline;
+        if !std::ptr::addr_eq(self.pipeline, pipeline) {
+            encoder.setComputePipelineState(dispatch.pipeline);
+            self.pipeline = pipeline;
+        }
         for operand in dispatch.operands {
             let Some(buffer) = buffers.get(operand.location.buffer as usize) else { continue };
             let (offset, index) = (dispatch.bytes_of(operand).0 as usize, usize::from(operand.index));
+            let now = Some((operand.location.buffer, offset));
+            let Some(before) = self.bound.get_mut(index).map(|bound| std::mem::replace(bound, now)) else {
+                continue;
+            };
+            match before {
+                _ if before == now => continue,
+                Some((same, _)) if same == operand.location.buffer => {
+                    // SAFETY: as below; the buffer is bound there.
+                    unsafe { encoder.setBufferOffset_atIndex(offset, index) };
+                    continue;
+                }
+                Some(_) | None => {}
+            }
             // SAFETY: places lie within their buffers, indices are those that the kernel declares.
             unsafe { encoder.setBuffer_offset_atIndex(Some(&buffer.buffer), offset, index) };
         }
@@ -497,7 +520,8 @@ impl Encoder<AppleGpu> for AppleEncoder {
             // SAFETY: the bytes are copied before the call returns.
             unsafe { encoder.setBytes_length_atIndex(bytes, dispatch.arguments.len(), 0) };
         }
-        if dispatch.threadgroup_bytes > 0 {
+        if dispatch.threadgroup_bytes > 0 && dispatch.threadgroup_bytes != self.threadgroup_bytes {
+            self.threadgroup_bytes = dispatch.threadgroup_bytes;
             // SAFETY: index 0 is what kernels with threadgroup memory declare.
             unsafe {
                 encoder.setThreadgroupMemoryLength_atIndex(dispatch.threadgroup_bytes as usize, 0);
@@ -650,6 +674,9 @@ impl Gpu for AppleGpu {
                 fence: self.fence.clone(),
                 encoder: None,
                 refused: false,
+                bound: [None; 31],
+                pipeline: std::ptr::null(),
+                threadgroup_bytes: 0,
             };
             encode(&mut encoder);
             encoder.end();

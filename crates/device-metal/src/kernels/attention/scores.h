@@ -39,9 +39,11 @@ static inline TileScores tile_scores(threadgroup const float4 * q, HeadPages pag
     }
     for (uint i = lane % 4; i < HEAD_FOURS; i += 4) {
         float4 k[4];
+        #pragma clang loop unroll(full)
         for (uint c = 0; c < 4; c++) k[c] = K::four(keys[c], i);
         for (uint h = 0; h < ATTENTION_HEADS; h++) {
             const float4 qh = q[h * HEAD_FOURS + i];
+            #pragma clang loop unroll(full)
             for (uint c = 0; c < 4; c++) s[h][c] = fma_dot(qh, k[c], s[h][c]);
         }
     }

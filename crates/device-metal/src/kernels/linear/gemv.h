@@ -138,16 +138,20 @@ static inline Products<N> gemv_products(thread const WeightRow * rows, // 4
         if (N == 1) {
             const Activations<D::GROUPS> a = load_span<D>(x, 0, norm, span, n_in);
             p.squares[0] += a.squares;
+            #pragma clang loop unroll(full)
             for (short r = 0; r < 4; r++) {
                 const Codes<D::GROUPS> w = D::load(rows[r], span, n_in);
                 p.sums[0][r] += span_product<D>(w, a);
             }
         } else {
             Codes<D::GROUPS> w[4];
+            #pragma clang loop unroll(full)
             for (short r = 0; r < 4; r++) w[r] = D::load(rows[r], span, n_in);
+            #pragma clang loop unroll(full)
             for (short n = 0; n < N; n++) {
                 const Activations<D::GROUPS> a = load_span<D>(x, n, norm, span, n_in);
                 p.squares[n] += a.squares;
+                #pragma clang loop unroll(full)
                 for (short r = 0; r < 4; r++) p.sums[n][r] += span_product<D>(w[r], a);
             }
         }
