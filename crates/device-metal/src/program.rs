@@ -255,9 +255,12 @@ impl<G: Gpu> MetalProgram<G> {
         for_each_at_once(&missing, &|index| {
             let Request { kernel, constants, threads } = &requests[*index];
             match gpu.pipeline(kernel, constants, *threads) {
-                Ok(pipeline) => pipelines[*index].get_or_init(|| pipeline),
-                Err(error) => return drop(failure.set(error)),
-            };
+                Ok(pipeline) => {
+                    pipelines[*index].get_or_init(|| pipeline);
+                }
+                // Of several failures the first is told.
+                Err(error) => drop(failure.set(error)),
+            }
         });
         if let Some(error) = failure.into_inner() {
             return Err(error);

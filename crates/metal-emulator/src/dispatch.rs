@@ -345,8 +345,7 @@ impl Dispatch<'_> {
             b.offset..b.offset + b.length.unwrap_or(b.buffer.len() - b.offset)
         };
         let mut maps: Vec<(usize, Vec<u8>)> = Vec::new();
-        for n in 0..self.buffers.len() {
-            let b = &self.buffers[n];
+        for (n, (b, bound)) in self.buffers.iter().zip(list).enumerate() {
             let overlaps = (0..self.buffers.len()).any(|o| {
                 let other = &self.buffers[o];
                 o != n
@@ -364,7 +363,7 @@ impl Dispatch<'_> {
                 maps.push((address, vec![0; b.buffer.len()]));
                 maps.len() - 1
             });
-            list[n].writers = maps[at].1.as_mut_ptr().wrapping_add(b.offset);
+            bound.writers = maps[at].1.as_mut_ptr().wrapping_add(b.offset);
         }
         maps.into_iter().map(|(_, map)| map).collect()
     }

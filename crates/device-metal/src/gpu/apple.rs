@@ -220,7 +220,7 @@ impl Drop for AppleResidency {
     fn drop(&mut self) {
         if let Some((set, queue)) = &self.set {
             let mut sets = self.sets.lock().unwrap_or_else(PoisonError::into_inner);
-            sets.retain(|Set(other)| other != set);
+            sets.retain(|Set(other)| !std::ptr::addr_eq(Retained::as_ptr(other), Retained::as_ptr(set)));
             drop(sets);
             queue.removeResidencySet(set);
             set.endResidency();

@@ -12,18 +12,24 @@ mod gpu {
 }
 
 /// Whether the report can run here: the GPU is opened.
+#[cfg(any(target_os = "macos", all(target_os = "linux", target_arch = "x86_64")))]
 pub(super) fn open(options: &MetalSelftest) -> anyhow::Result<()> {
-    #[cfg(any(target_os = "macos", all(target_os = "linux", target_arch = "x86_64")))]
-    return here::gpu(options, None).map(|_| ());
-    #[cfg(not(any(target_os = "macos", all(target_os = "linux", target_arch = "x86_64"))))]
+    here::gpu(options, None).map(|_| ())
+}
+
+#[cfg(not(any(target_os = "macos", all(target_os = "linux", target_arch = "x86_64"))))]
+pub(super) fn open(options: &MetalSelftest) -> anyhow::Result<()> {
     crate::load::metal::apple(options.tensors, options.metal_encoder).map(|_| ())
 }
 
 /// Run a stage from an item on.
+#[cfg(any(target_os = "macos", all(target_os = "linux", target_arch = "x86_64")))]
 pub(super) fn run(options: &MetalSelftest, stage: &str, first: usize) -> anyhow::Result<()> {
-    #[cfg(any(target_os = "macos", all(target_os = "linux", target_arch = "x86_64")))]
-    return here::Stage::new(options, first)?.run(stage);
-    #[cfg(not(any(target_os = "macos", all(target_os = "linux", target_arch = "x86_64"))))]
+    here::Stage::new(options, first)?.run(stage)
+}
+
+#[cfg(not(any(target_os = "macos", all(target_os = "linux", target_arch = "x86_64"))))]
+pub(super) fn run(options: &MetalSelftest, stage: &str, first: usize) -> anyhow::Result<()> {
     anyhow::bail!("stage {stage} from {first} on needs a Mac or Linux; {}", options.report.display())
 }
 
