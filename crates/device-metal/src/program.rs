@@ -9,8 +9,8 @@ mod in_flight;
 mod inputs;
 mod pools;
 
-use crate::compile::{Buffers, Compiler, Pipelines};
-use crate::gpu::{Buffer, Dispatch, Encoder, Gpu, Window};
+use crate::compile::{Buffers, Compiler, Pipelines, Request};
+use crate::gpu::{Buffer, Dispatch, Encoder, Gpu, Window, for_each_at_once};
 use crate::layout::{ALIGN, Scratch, StepLayout};
 use crate::profile::Profile;
 use crate::weights::{LookupTables, WeightPlan};
@@ -28,7 +28,7 @@ use inputs::Begun;
 use pools::Pools;
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 use weights::Bytes;
 
@@ -54,10 +54,17 @@ struct ValueView {
     dtype: DType,
 }
 
+/// The table of a class of rows.
+struct ClassTable {
+    table: Table,
+    /// Set once all kernels that it names are compiled.
+    is_ready: OnceLock<()>,
+}
+
 /// A plan ready to run.
 struct Compiled {
     /// By class of tokens, then of outputs, which are no more.
-    tables: Vec<Vec<Table>>,
+    tables: Vec<Vec<ClassTable>>,
     /// By id.
     values: Vec<ValueView>,
     output: ValueId,
@@ -68,6 +75,10 @@ struct Compiled {
 
 impl Compiled {
     fn table(&self, sizes: &StepSizes) -> &Table {
+        &self.class(sizes).table
+    }
+
+    fn class(&self, sizes: &StepSizes) -> &ClassTable {
         let tokens = RowClass::of(sizes.n_rows) as usize;
         let outputs = (RowClass::of(sizes.n_outputs) as usize).min(tokens);
         &self.tables[tokens][outputs]
@@ -78,8 +89,10 @@ impl Compiled {
 pub struct MetalProgram<G: Gpu> {
     gpu: Arc<G>,
     plans: Vec<Compiled>,
-    /// The kernels that commands name by number.
-    pipelines: Vec<G::Pipeline>,
+    /// The kernels that commands name by number, compiled when a step first needs them.
+    pipelines: Vec<OnceLock<G::Pipeline>>,
+    /// What they are.
+    requests: Vec<Request>,
     needs: Vec<Needs>,
     pools: Pools<G>,
     limits: Limits,
@@ -173,7 +186,11 @@ impl<G: Gpu> MetalProgram<G> {
             let of_classes = classes
                 .map(|tokens| {
                     let outputs = RowClass::ALL.into_iter().filter(|class| *class <= tokens);
-                    outputs.map(|outputs| compiler.table(tokens, outputs, &mut pipelines)).collect()
+                    let class = |outputs| {
+                        let table = compiler.table(tokens, outputs, &mut pipelines)?;
+                        Ok(ClassTable { table, is_ready: OnceLock::new() })
+                    };
+                    outputs.map(class).collect()
                 })
                 .collect::<Result<Vec<Vec<_>>>>()?;
             let values = part.plan.values.iter().zip(&part.arena.offset).map(|(value, offset)| ValueView {
@@ -191,15 +208,16 @@ impl<G: Gpu> MetalProgram<G> {
                 chooses: part.plan.primitives().any(|op| matches!(op, Op::Argmax { .. })),
             });
         }
-        gpu.keep_pipelines();
+        let requests = pipelines.into_list();
         let residency = gpu.reside(&buffers);
         let files = plans.iter().flat_map(|plan| &plan.weights).flat_map(device::Weight::views);
         let n_logits = plans.iter().map(|plan| plan.value(plan.output).cols).max().unwrap_or(0);
-        Ok(MetalProgram {
+        let program = MetalProgram {
             needs: plans.iter().map(|plan| Needs::new(plan, limits)).collect(),
             gpu,
             plans: compiled,
-            pipelines: pipelines.into_list(),
+            pipelines: requests.iter().map(|_| OnceLock::new()).collect(),
+            requests,
             pools,
             limits: limits.clone(),
             buffers,
@@ -213,7 +231,66 @@ impl<G: Gpu> MetalProgram<G> {
             chooser: Chooser::new(n_logits),
             residency,
             _files: files.cloned().collect(),
-        })
+        };
+        // The step that every sequence spends its life in. Others when they are first used.
+        let one = StepSizes { n_rows: 1, n_outputs: 1, ..StepSizes::default() };
+        program.plans.iter().try_for_each(|plan| program.ready(plan.class(&one)))?;
+        program.gpu.keep_pipelines();
+        Ok(program)
+    }
+
+    /// Compile the kernels that a table names and that are not compiled, several at a time.
+    fn ready(&self, class: &ClassTable) -> Result<()> {
+        if class.is_ready.get().is_some() {
+            return Ok(());
+        }
+        let mut missing: Vec<usize> = class.table.commands().iter().map(|c| c.kernel as usize).collect();
+        missing.sort_unstable();
+        missing.dedup();
+        let (gpu, pipelines, requests) = (&self.gpu, &self.pipelines, &self.requests);
+        missing.retain(|index| pipelines[*index].get().is_none());
+        let files: Vec<&'static str> = missing.iter().map(|index| requests[*index].kernel.file).collect();
+        gpu.prepare(&files);
+        let failure = OnceLock::new();
+        for_each_at_once(&missing, &|index| {
+            let Request { kernel, constants, threads } = &requests[*index];
+            match gpu.pipeline(kernel, constants, *threads) {
+                Ok(pipeline) => {
+                    pipelines[*index].get_or_init(|| pipeline);
+                }
+                // Of several failures the first is told.
+                Err(error) => drop(failure.set(error)),
+            }
+        });
+        if let Some(error) = failure.into_inner() {
+            return Err(error);
+        }
+        class.is_ready.get_or_init(|| ());
+        Ok(())
+    }
+
+    /// Seconds of a command of a step, the mean of many runs in one command buffer, each after the one
+    /// before.
+    pub(crate) fn time_command(&mut self, step: &Step, command: usize, repetitions: usize) -> Result<f64> {
+        self.refuse_company()?;
+        let begun = self.begin(step, false)?;
+        self.done = Done::default();
+        let replay = self.replay(&begun);
+        let Some(threadgroups) = replay.table.threadgroups(command, &begun.sizes) else { return Ok(0.0) };
+        let n = repetitions.max(1);
+        let mut seconds = f64::INFINITY;
+        // The first run finds cold caches and pages.
+        for _ in 0..2 {
+            let work = self.gpu.submit(&mut |encoder| {
+                replay.pools.encode(encoder);
+                for _ in 0..n {
+                    replay.encode_command(command, threadgroups, encoder);
+                    encoder.barrier();
+                }
+            })?;
+            seconds = seconds.min(self.gpu.wait(&work)? / n as f64);
+        }
+        Ok(seconds)
     }
 
     /// What a value of the last step's plan holds.
@@ -261,6 +338,8 @@ impl<G: Gpu> Drop for MetalProgram<G> {
     /// Command buffers do not keep what they use, so nothing may go before they are done.
     fn drop(&mut self) {
         self.in_flight.clear();
+        // With what was compiled since it was loaded.
+        self.gpu.keep_pipelines();
     }
 }
 
@@ -280,7 +359,7 @@ fn write<T: bytemuck::Pod>(buffer: &impl Buffer, offset: usize, values: &[T]) {
 /// What commands are encoded from.
 struct Replay<'a, G: Gpu> {
     table: &'a Table,
-    pipelines: &'a [G::Pipeline],
+    pipelines: &'a [OnceLock<G::Pipeline>],
     buffers: &'a [G::Buffer],
     pools: &'a Pools<G>,
     window: Window,
@@ -302,8 +381,10 @@ impl<G: Gpu> Replay<'_, G> {
     /// Encode one command.
     fn encode_command(&self, index: usize, threadgroups: [u32; 3], encoder: &mut G::Encoder) {
         let command = &self.table.commands()[index];
+        // All are compiled before a step is encoded.
+        let Some(pipeline) = self.pipelines[command.kernel as usize].get() else { return };
         let dispatch = Dispatch {
-            pipeline: &self.pipelines[command.kernel as usize],
+            pipeline,
             operands: self.table.operands(command),
             window: self.window,
             arguments: self.table.parameters(command),

@@ -71,6 +71,9 @@ fn outcome(device: &MetalDevice<EmulatedGpu>, cases: &[Case]) -> (Vec<Vec<u32>>,
         all.push(results.into_iter().flatten().flatten().map(f32::to_bits).collect());
     }
     assert!(device.peaks().read_bytes_per_second > 0.0);
+    for probed in ingle_device_metal::selftest::probe(device.gpu()).unwrap() {
+        assert!(probed.is_expected(), "{probed:?}");
+    }
     (all, device.gpu().take_trace().into_iter().map(|traced| traced.file).collect())
 }
 

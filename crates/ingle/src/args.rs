@@ -145,6 +145,10 @@ pub struct DeviceArgs {
     /// for files that may change while in use
     #[arg(long, value_enum, default_value_t = WeightsName::Mapped)]
     pub weights: WeightsName,
+
+    /// How a Mac's GPU keeps its work in order: `fenced` or `serial` where `concurrent` hangs
+    #[arg(long, value_enum, default_value_t = MetalEncoder::Concurrent)]
+    pub metal_encoder: MetalEncoder,
 }
 
 /// The device and the sizes.
@@ -468,6 +472,29 @@ pub enum DeviceName {
     Metal,
     /// The same shaders, executed on Linux by an emulator: for tests, very slow; needs clang
     MetalEmulated,
+}
+
+/// `--metal-encoder`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum MetalEncoder {
+    /// Dispatches side by side, with barriers; Metal orders command buffers
+    Concurrent,
+    /// The same, with a fence of our own between command buffers
+    Fenced,
+    /// One dispatch after the other
+    Serial,
+}
+
+#[cfg(target_os = "macos")]
+impl MetalEncoder {
+    /// As the device calls it.
+    pub fn mode(self) -> device_metal::gpu::EncoderMode {
+        match self {
+            MetalEncoder::Concurrent => device_metal::gpu::EncoderMode::Concurrent,
+            MetalEncoder::Fenced => device_metal::gpu::EncoderMode::Fenced,
+            MetalEncoder::Serial => device_metal::gpu::EncoderMode::Serial,
+        }
+    }
 }
 
 /// `--isa`: the names that the device gives.

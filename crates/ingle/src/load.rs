@@ -100,7 +100,7 @@ fn device_that(
     }
     let metal = || -> anyhow::Result<Arc<dyn Device>> {
         anyhow::ensure!(cfg!(target_os = "macos"), "{} has none", std::env::consts::OS);
-        let device: Arc<dyn Device> = metal::apple(false)?;
+        let device: Arc<dyn Device> = metal::apple(false, args.metal_encoder)?;
         Ok(device)
     };
     let cpu = || named_device(DeviceName::Cpu, args);
@@ -124,7 +124,7 @@ fn named_device(name: DeviceName, args: &DeviceArgs) -> anyhow::Result<Arc<dyn D
             Some(n_threads) => device_reference::Reference::new(n_threads),
             None => device_reference::Reference::default(),
         }),
-        DeviceName::Metal => metal::apple(false)?,
+        DeviceName::Metal => metal::apple(false, args.metal_encoder)?,
         DeviceName::MetalEmulated => metal::emulated(args.threads)?,
     })
 }
@@ -140,15 +140,23 @@ pub mod metal {
 
     /// `tensors`: tiles are multiplied by the tensor units of an M5, which nobody has tried.
     #[cfg(target_os = "macos")]
-    pub fn apple(tensors: bool) -> anyhow::Result<Arc<device_metal::MetalDevice<AppleGpu>>> {
+    pub fn apple(
+        tensors: bool,
+        encoder: crate::args::MetalEncoder,
+    ) -> anyhow::Result<Arc<device_metal::MetalDevice<AppleGpu>>> {
         use device_metal::{MetalDevice, Profile};
-        let gpu = AppleGpu::new(&Options { cache: Some(cache()?), tensors })?;
+        let gpu = AppleGpu::new(&Options {
+            cache: Some(cache()?),
+            tensors,
+            any_family: false,
+            encoder: encoder.mode(),
+        })?;
         let profile = Profile { tensor: tensors, ..Profile::new(device_metal::gpu::Gpu::facts(&gpu)) };
         Ok(Arc::new(MetalDevice::with_profile(gpu, profile)))
     }
 
     #[cfg(not(target_os = "macos"))]
-    pub fn apple(_tensors: bool) -> anyhow::Result<Arc<dyn Device>> {
+    pub fn apple(_tensors: bool, _encoder: crate::args::MetalEncoder) -> anyhow::Result<Arc<dyn Device>> {
         anyhow::bail!(
             "--device metal needs a Mac with Apple Silicon, and this is {}; use --device cpu \
              (--device metal-emulated runs the same shaders on Linux, very slowly, for tests)",
@@ -170,7 +178,7 @@ pub mod metal {
 
     /// Where compiled shaders are kept.
     #[cfg(any(target_os = "macos", all(target_os = "linux", target_arch = "x86_64")))]
-    fn cache() -> anyhow::Result<PathBuf> {
+    pub fn cache() -> anyhow::Result<PathBuf> {
         Ok(hub::Cache::resolve(None, None)?.root().join("shaders"))
     }
 }

@@ -233,6 +233,7 @@ impl Dispatch<'_> {
             writable: 0,
             read_sectors: std::ptr::null_mut(),
             written_sectors: std::ptr::null_mut(),
+            writers: std::ptr::null_mut(),
             totals: std::ptr::null_mut(),
         };
         let mut list = [none; abi::BINDINGS];
@@ -268,6 +269,8 @@ impl Dispatch<'_> {
             writable: u32::from(r.writable && r.buffer.is_writable()),
             ..none
         }));
+        // Kept until the dispatch has run.
+        let _writers = self.overlaps(&mut list);
         let (mut sectors, mut of_resources) = (Sectors::default(), Sectors::default());
         let mut totals = Vec::new();
         if self.pipeline.mode.counting {
@@ -296,6 +299,8 @@ impl Dispatch<'_> {
             n_lengths: self.threadgroup_memory.len() as u32,
             resources: resources.as_ptr(),
             n_resources: resources.len() as u32,
+            flush: u32::from(self.pipeline.mode.numerics.flush),
+            ulp: self.pipeline.mode.numerics.ulp,
             next: &raw mut next,
             stop: &raw mut stop,
         };
@@ -325,6 +330,42 @@ impl Dispatch<'_> {
         };
         counters.resources = totals.chunks_exact(2).enumerate().map(traffic).collect();
         Ok(counters)
+    }
+
+    /// Gives bindings that overlap, one of which the kernel may write, a map of who wrote each byte of
+    /// their buffer.
+    fn overlaps(&self, list: &mut [MslBuffer]) -> Vec<Vec<u8>> {
+        let parameters = &self.pipeline.function.parameters;
+        let may_write = |index: u32| {
+            let found = parameters.iter().find(|p| p.kind == ParameterKind::Buffer(index));
+            found.is_some_and(|p| p.writable)
+        };
+        let range = |n: usize| {
+            let b = &self.buffers[n];
+            b.offset..b.offset + b.length.unwrap_or(b.buffer.len() - b.offset)
+        };
+        let mut maps: Vec<(usize, Vec<u8>)> = Vec::new();
+        for (n, (b, bound)) in self.buffers.iter().zip(list).enumerate() {
+            let overlaps = (0..self.buffers.len()).any(|o| {
+                let other = &self.buffers[o];
+                o != n
+                    && std::ptr::eq(other.buffer, b.buffer)
+                    && b.buffer.is_writable()
+                    && (may_write(b.index) || may_write(other.index))
+                    && range(n).start < range(o).end
+                    && range(o).start < range(n).end
+            });
+            if !overlaps {
+                continue;
+            }
+            let address = b.buffer.contents() as usize;
+            let at = maps.iter().position(|(of, _)| *of == address).unwrap_or_else(|| {
+                maps.push((address, vec![0; b.buffer.len()]));
+                maps.len() - 1
+            });
+            bound.writers = maps[at].1.as_mut_ptr().wrapping_add(b.offset);
+        }
+        maps.into_iter().map(|(_, map)| map).collect()
     }
 
     /// Runs threadgroups on several threads, including this one. Returns the fault of the first
@@ -391,6 +432,14 @@ impl Dispatch<'_> {
             abi::kind::TOO_MUCH_THREADGROUP => FaultKind::TooMuchThreadgroupMemory { bytes: size, name },
             abi::kind::MISALIGNED => {
                 FaultKind::Misaligned { alignment: size, excess: f.address % size.max(1) }
+            }
+            abi::kind::ALIASED => {
+                let (index, offset, _) = nearest(f.address, list).unwrap_or_default();
+                FaultKind::Aliased { index, offset, size, writer: f.count }
+            }
+            abi::kind::UNORDERED => {
+                let (index, offset, _) = nearest(f.address, list).unwrap_or_default();
+                FaultKind::UnorderedDevice { index, offset, size, writer: f.count }
             }
             _ => FaultKind::Undefined(name),
         };

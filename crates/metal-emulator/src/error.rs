@@ -248,6 +248,39 @@ pub enum FaultKind {
         /// The address modulo it.
         excess: u64,
     },
+    /// A read of bytes through one binding that were written through another: Metal's compiler takes
+    /// it that bindings do not overlap, and may read before the write.
+    #[error(
+        "read of {size} bytes at offset {offset} of {}, which were written through buffer {writer}, an overlapping binding",
+        place(*.index)
+    )]
+    Aliased {
+        /// The binding that was read.
+        index: u32,
+        /// Offset from it.
+        offset: i64,
+        /// Bytes of the access.
+        size: u64,
+        /// The binding that wrote.
+        writer: u32,
+    },
+    /// A read of device memory that another thread of the threadgroup wrote, with no barrier between
+    /// them that orders device memory.
+    #[error(
+        "read of {size} bytes at offset {offset} of {}, which thread {writer} of the threadgroup wrote: no barrier with \
+         mem_flags::mem_device stands between them",
+        place(*.index)
+    )]
+    UnorderedDevice {
+        /// The buffer.
+        index: u32,
+        /// Offset from what was bound.
+        offset: i64,
+        /// Bytes of the access.
+        size: u64,
+        /// The index of the thread that wrote.
+        writer: u32,
+    },
     /// Undefined behaviour in C++, described by the text.
     #[error("{0}")]
     Undefined(String),

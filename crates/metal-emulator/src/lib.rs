@@ -52,7 +52,7 @@ mod table;
 mod worker;
 
 pub use buffer::Buffer;
-pub use compiler::{Compiler, Options, Sanitizer};
+pub use compiler::{Compiler, Numerics, Options, Sanitizer};
 pub use counters::{BufferTraffic, Counters, SimdgroupInstructions};
 pub use dispatch::{Binding, Dispatch, LaneOrder, Resource, RunOptions};
 pub use error::{Error, Fault, FaultKind, Location, ThreadPosition};

@@ -95,6 +95,7 @@ impl<G: Gpu> MetalProgram<G> {
             penalties: chosen().any(|want| n_penalised(want) > 0),
             long: step.spans.iter().any(|span| span.end() > self.long),
         };
+        self.ready(self.plans[step.plan].class(&begun.sizes))?;
         self.write_rows(step);
         self.write_choices(step, &begun);
         self.outputs_of_mut(begun.ticket).begin(step.wants.len(), n_logits);

@@ -221,7 +221,7 @@ kernel void attention_decode(constant AttentionArguments & a [[buffer(0)]],
                 const float m = max(most[h], simd_max(s));
                 const float p = seen ? exp(s - m) : 0.0f, shrink = exp(most[h] - m);
                 most[h] = m;
-                total[h] = total[h] * shrink + p;
+                total[h] = fma(total[h], shrink, p);
                 for (uint i = 0; i * VALUE_LANES < fours; i++) acc[h][i] *= shrink;
                 probabilities[h * 32 + lane] = p;
             }
@@ -237,7 +237,7 @@ kernel void attention_decode(constant AttentionArguments & a [[buffer(0)]],
                     for (uint i = 0; i * VALUE_LANES < fours; i++) {
                         if (four + i * VALUE_LANES < fours) {
                             const float4 v = K::four(vector, four + i * VALUE_LANES);
-                            for (uint h = 0; h < ATTENTION_HEADS; h++) acc[h][i] += probabilities[h * 32 + 16 * part + n] * v;
+                            for (uint h = 0; h < ATTENTION_HEADS; h++) acc[h][i] = fma(float4(probabilities[h * 32 + 16 * part + n]), v, acc[h][i]);
                         }
                     }
                 }
