@@ -4,7 +4,8 @@
     python3 scripts/peers/soak.py MODEL [--ingle target/release/ingle] [--minutes 60] [--threads 2]
 
 Runs `ingle bench-serve` again and again, with bursts, shared beginnings, growing chats and clients that hang up, and asks after each
-round what the process holds. The first third is warming up; from then on resident memory may grow by 2 %. When all is quiet at the end,
+round what the process holds. The first third is warming up; from then on resident memory less that of keys and values, which has
+a plan of its own, may grow by 2 %. When all is quiet at the end,
 there are as many files and threads as before the first request, nothing runs, and SIGTERM ends the server with status 0. Exits 1
 otherwise.
 """
@@ -29,6 +30,12 @@ def held(pid):
     resident = int(re.search(r"VmRSS:\s+(\d+) kB", status).group(1)) * 1024
     threads = int(re.search(r"Threads:\s+(\d+)", status).group(1))
     return resident, len(list(pathlib.Path(f"/proc/{pid}/fd").iterdir())), threads
+
+
+def metric(url, name):
+    """The sum over all models."""
+    metrics = urllib.request.urlopen(url + "/metrics").read().decode()
+    return sum(float(n) for n in re.findall(rf"^ingle_{name}\{{.*\}} (\S+)$", metrics, re.MULTILINE))
 
 
 def main():
@@ -59,13 +66,18 @@ def main():
         report = json.loads(subprocess.run(load, capture_output=True, text=True, check=True).stdout)
         report = report[0] if isinstance(report, list) else report
         errors += report["errors"] + report["killed"]
-        samples.append((minutes, *held(server.pid)))
-        print(f"{minutes:6.1f} min  {samples[-1][1] / 1e6:7.1f} MB  {samples[-1][2]} files  {samples[-1][3]} threads  {workload}", flush=True)
+        resident, files, threads = held(server.pid)
+        keys_and_values = metric(url, "kv_bytes_used")
+        expected = metric(url, "kv_bytes_budget")
+        samples.append((minutes, resident - keys_and_values))
+        print(
+            f"{minutes:6.1f} min  {resident / 1e6:7.1f} MB, {keys_and_values / 1e6:.1f} of {expected / 1e6:.1f} MB keys and values, "
+            f"{files} files, {threads} threads  {workload}", flush=True,
+        )
     # Threads for what blocks end when they were idle for 10 s; connections are being closed.
     time.sleep(15)
     after = held(server.pid)
-    metrics = urllib.request.urlopen(url + "/metrics").read().decode()
-    running = sum(float(n) for n in re.findall(r"^ingle_requests_(?:running|waiting|parked)\{.*\} (\S+)$", metrics, re.MULTILINE))
+    running = sum(metric(url, name) for name in ["requests_running", "requests_waiting", "requests_parked"])
     server.terminate()
     status = server.wait(60)
     later = [sample for sample in samples if sample[0] >= options.minutes / 3]
