@@ -48,11 +48,9 @@ fn device(order: LaneOrder, sanitized: Option<(Sanitizer, IsOf)>) -> MetalDevice
 /// The last case of every kind of Op: most of them the largest.
 fn cases() -> Vec<Case> {
     let mut last: HashMap<OpKind, (usize, Case)> = HashMap::new();
-    for (index, case) in check_op_cases()
-        .into_iter()
-        .enumerate()
-        .filter(|(_, case)| ![OpKind::Linear, OpKind::ShortConv].contains(&case.kind))
-    {
+    for (index, case) in check_op_cases().into_iter().enumerate().filter(|(_, case)| {
+        ![OpKind::Linear, OpKind::ShortConv, OpKind::GatedDelta, OpKind::SelectiveScan].contains(&case.kind)
+    }) {
         last.insert(case.kind, (index, case));
     }
     let mut cases: Vec<_> = last.into_values().collect();

@@ -1,7 +1,7 @@
 //! The engine: a model on a device, and a scheduler of the sequences that it runs.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use device::{CommandInfo, Device, Limits, OutputKind, Plan, Program, Timing};
 
@@ -90,6 +90,9 @@ pub struct StepTimings {
     pub timings: Vec<Timing>,
 }
 
+/// Until a sequence that waits for memory looks again.
+const STARVED: Duration = Duration::from_millis(5);
+
 /// A model on a device, and the sequences that it runs.
 ///
 /// `Send`, not `Sync`: a server gives it to one thread, which calls [`Self::add`] for what arrives and [`Self::step`]
@@ -123,11 +126,16 @@ impl Engine {
         if options.check_memory && !memory.fits {
             return Err(Error::DoesNotFit(Box::new(memory)));
         }
+        let fixed = memory.committed + memory.mapped;
+        let account = options.governor.as_ref().map(|governor| governor.account(device.as_ref(), fixed));
         let program = device.compile(std::slice::from_ref(&plan), &limits)?;
         model.tokenizer()?;
         let depth = program.max_in_flight();
         let mut kv = KvCache::new(&plan.kv, &limits);
         kv.set_budget(kv_budget(&plan, &limits, &memory, options)?);
+        if let Some(account) = account {
+            kv.set_account(account);
+        }
         Ok(Engine {
             device: device.clone(),
             scheduler: Scheduler::new(&limits, model.n_vocab(), depth, kv, options),
@@ -199,6 +207,16 @@ impl Engine {
     /// The device failed.
     pub fn give_back_memory(&mut self) -> Result<bool> {
         self.scheduler.kv.give_back(self.program.as_mut())
+    }
+
+    /// For an engine that has nothing to do: give back what the governor asks for, as far as cached prefixes reach, and tell it
+    /// what is held. [`Self::step`] does it by itself.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn follow_memory(&mut self) -> Result<()> {
+        self.scheduler.follow_memory(self.program.as_mut())?;
+        Ok(())
     }
 
     /// Forget all cached prefixes and give their memory back. Running sequences keep theirs.
@@ -368,6 +386,9 @@ impl Engine {
             }
             self.scheduler.postprocess(Instant::now(), self.program.as_mut(), on_event);
         }
+        if self.scheduler.is_starved() {
+            std::thread::sleep(STARVED);
+        }
         let idle = self.is_idle();
         if idle {
             // What is still in flight was computed for answers that have ended.
@@ -442,7 +463,7 @@ fn kv_budget(plan: &Plan, limits: &Limits, memory: &MemoryReport, options: &Load
     let least = memory::check_budget(plan, limits, options)?;
     Ok(match options.kv_budget {
         Some(bytes) => bytes,
-        None if !options.check_memory || memory.installed == 0 => u64::MAX,
+        None if options.governor.is_some() || !options.check_memory || memory.installed == 0 => u64::MAX,
         None => memory.free.saturating_sub(memory.mapped + memory.committed).max(least),
     })
 }

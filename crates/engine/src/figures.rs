@@ -23,7 +23,7 @@ pub struct EngineLoad {
     pub n_generated: u64,
     /// Bytes of KV pages that are held, by sequences or as cached prefixes.
     pub kv_bytes_used: u64,
-    /// Most bytes of KV pages; `u64::MAX`: as many as the program has.
+    /// Most bytes of KV pages now; `u64::MAX`: as many as the program has.
     pub kv_bytes_budget: u64,
 }
 
@@ -41,7 +41,7 @@ impl Engine {
             n_cached: totals.n_cached,
             n_generated: totals.n_generated,
             kv_bytes_used: self.kv().held_bytes(),
-            kv_bytes_budget: self.kv().budget(),
+            kv_bytes_budget: self.kv().allowed_bytes(),
         }
     }
 

@@ -9,6 +9,7 @@ use model::{EmbeddingSpec, ModelSpec, SpeechPlans, SpeechSpec};
 use text::Tokenizer;
 use weights::{Checkpoint, Metadata, Naming};
 
+use crate::governor::Governor;
 use crate::kv::pool_sizes;
 use crate::speculate::{MAX_DRAFT, Speculate};
 use crate::{Error, Result};
@@ -62,6 +63,8 @@ pub struct LoadOptions {
     /// Most bytes of keys and values, of running sequences and cached prefixes together; `None`: what is free at load beside
     /// weights and activations.
     pub kv_budget: Option<u64>,
+    /// Who says, while it runs, how much the pages of this model may take; `None`: nobody but `kv_budget`.
+    pub governor: Option<Arc<Governor>>,
     /// Which arithmetic.
     pub numerics: Numerics,
     /// Refuse to load what does not fit in what is free now.
@@ -84,6 +87,7 @@ impl Default for LoadOptions {
             n_outputs: None,
             page_len: None,
             kv_budget: None,
+            governor: None,
             numerics: Numerics::Fast,
             check_memory: true,
             speculate: Speculate::Off,

@@ -338,6 +338,17 @@ impl Sequence {
         (self.pending, self.draft) = (Vec::with_capacity(n_pending), Vec::with_capacity(n_draft));
     }
 
+    /// Most tokens that it can become in a context of `n_ctx`.
+    pub(crate) fn most_tokens(&self, n_ctx: usize) -> usize {
+        match self.overflow {
+            Overflow::Slide { .. } => n_ctx,
+            Overflow::Stop => {
+                let left = self.max_tokens.saturating_sub(self.n_generated);
+                self.tokens.len().saturating_add(left).min(n_ctx)
+            }
+        }
+    }
+
     /// Most guesses that can be of use: what a context of `n_ctx` and the request leave behind the token that is due.
     pub(crate) fn most_draft(&self, n_ctx: usize) -> usize {
         let in_context = n_ctx.saturating_sub(self.tokens.len());

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use anyhow::Context;
 use device::key_bias::KeyBias;
 use device::{Device, KvType, Numerics};
-use engine::{DraftModel, Engine, LoadOptions, Model, Prefill, TokenizerSource};
+use engine::{DraftModel, Engine, Governor, LoadOptions, Model, Prefill, TokenizerSource};
 use formats::Verify;
 use formats::base::PublicKey;
 use weights::{Access, Checkpoint};
 
 use crate::args::{
     DeviceArgs, DeviceName, FetchArgs, KvBudget, KvTypeName, LoadArgs, ModelArgs, PrefillArgs, PrefillName,
-    SpeculateArgs, SpeculateName, VerifyArgs,
+    SpeculateArgs, SpeculateName, VerifyArgs, WeightsName,
 };
 use crate::choose;
 use crate::progress::Bar;
@@ -49,7 +49,10 @@ pub fn public_key(text: &str) -> anyhow::Result<PublicKey> {
 
 /// How files are brought in.
 pub fn access(args: &DeviceArgs) -> Access {
-    if args.no_map { Access::Read } else { Access::Map }
+    match args.weights {
+        WeightsName::Mapped => Access::Map,
+        WeightsName::Copied => Access::Read,
+    }
 }
 
 /// The device that the flags name, or the first that is here.
@@ -191,6 +194,7 @@ pub fn engine(
     default: SpeculateName,
 ) -> anyhow::Result<Engine> {
     let options = speculating(options, speculate, default)?;
+    let options = LoadOptions { governor: Some(Governor::start(args.load.memory)?), ..options };
     let mut engine = Engine::new(model, device, &options)?;
     if let Some(wanted) = engine.memory().n_ctx_reduced_from {
         let n_ctx = engine.limits().n_ctx;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use engine::{CancelFlag, Constraint, Request};
+use engine::{CancelFlag, Constraint, Governor, MemoryStatus, Request};
 use text::{Gap, ShowSpecial, Specials};
 
 use crate::answer::Answer;
@@ -24,6 +24,7 @@ struct Inner {
     models: Models,
     max_waiting: usize,
     max_wait: Duration,
+    governor: Option<Arc<Governor>>,
     /// Of an answer.
     max_tokens: Option<usize>,
     is_ready: AtomicBool,
@@ -106,6 +107,8 @@ pub struct Options {
     pub max_waiting: usize,
     /// Longest time to the first token, as predicted; what would take longer is refused with 429.
     pub max_wait: Duration,
+    /// Who governs the memory of all models; idle ones are unloaded where it asks for that.
+    pub governor: Option<Arc<Governor>>,
     /// Most tokens of an answer, whatever its request asks for; `None`: as far as the context holds.
     pub max_tokens: Option<usize>,
 }
@@ -113,14 +116,26 @@ pub struct Options {
 impl App {
     /// Nothing is loaded yet.
     pub fn new(options: Options, loader: Arc<dyn Loader>) -> App {
-        App(Arc::new(Inner {
+        let app = App(Arc::new(Inner {
             models: Models::new(options.models, loader, options.keep_alive, options.max_waiting),
             max_waiting: options.max_waiting,
             max_wait: options.max_wait,
+            governor: options.governor,
             max_tokens: options.max_tokens,
             is_ready: AtomicBool::new(false),
             is_draining: AtomicBool::new(false),
-        }))
+        }));
+        if let Some(governor) = &app.0.governor {
+            let weak = Arc::downgrade(&app.0);
+            let unload = move || weak.upgrade().is_some_and(|inner| inner.models.unload_idle());
+            governor.set_unload_idle(Arc::new(unload));
+        }
+        app
+    }
+
+    /// What is held of each memory, and what may be; empty without a governor.
+    pub fn memory(&self) -> Vec<MemoryStatus> {
+        self.0.governor.as_ref().map_or_else(Vec::new, |governor| governor.status())
     }
 
     /// Load the first model, if there is one, and be ready.

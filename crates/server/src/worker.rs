@@ -19,6 +19,9 @@ use crate::stream::{Channel, ChosenToken, Ended};
 /// Without work for so long, an engine gives memory back.
 const IDLE: Duration = Duration::from_secs(5);
 
+/// While an engine without work holds memory, it asks so often whether the machine needs it.
+const LOOK: Duration = Duration::from_millis(200);
+
 /// A request for each choice. They share their prompt through the engine's prefix cache.
 struct Generate {
     requests: Vec<Request>,
@@ -107,20 +110,24 @@ impl Thread {
     pub(crate) fn run(mut self, mut engine: Engine) {
         self.publish(&engine);
         loop {
-            let mut gave_back = false;
+            let (mut gave_back, idle_since) = (false, Instant::now());
             while engine.is_idle() {
-                let job = match gave_back {
-                    true => self.inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                    false => self.inbox.recv_timeout(IDLE),
+                let job = match engine.kv().resident_bytes() {
+                    0 => self.inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                    _ => self.inbox.recv_timeout(LOOK),
                 };
                 match job {
                     Ok(job) => self.take(job, &mut engine),
                     Err(RecvTimeoutError::Disconnected) => return,
                     Err(RecvTimeoutError::Timeout) => {
-                        if let Err(error) = engine.give_back_memory() {
+                        let mut followed = engine.follow_memory();
+                        if !gave_back && idle_since.elapsed() >= IDLE {
+                            followed = followed.and_then(|()| engine.give_back_memory().map(drop));
+                            gave_back = true;
+                        }
+                        if let Err(error) = followed {
                             tracing::warn!("giving memory back: {error}");
                         }
-                        gave_back = true;
                     }
                 }
                 self.publish(&engine);

@@ -490,6 +490,12 @@ impl PrefixCache {
         self.lists.fill(List { coldest: NIL, hottest: NIL, len: 0 });
     }
 
+    /// Pages of a group that nobody else holds.
+    pub(super) fn n_alone(&self, group: usize, pool: &PagePool) -> usize {
+        let pages = self.nodes.iter().skip(1).map(|node| node.pages[group]);
+        pages.filter(|page| *page != PAGE_NONE && pool.references(*page) == 1).count()
+    }
+
     /// Add one to `counted[group][page]` for every page held.
     pub fn count_references(&self, counted: &mut [Vec<u32>]) {
         for node in self.nodes.iter().skip(1) {

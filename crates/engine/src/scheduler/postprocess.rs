@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use device::Program;
 
-use super::{Scheduler, emit_done};
+use super::{RATE_WEIGHT, Scheduler, emit_done};
 use crate::sequence::slide;
 use crate::{Error, Event, FinishReason, Overflow};
 
@@ -26,6 +26,11 @@ impl Scheduler {
             self.cost.observe(flight.load, seconds);
         }
         self.totals.n_computed += flight.n_prompt_rows as u64;
+        if seconds > 0.0 {
+            let rate = flight.load.n_rows as f64 / seconds;
+            self.rows_per_second += (rate - self.rows_per_second) * RATE_WEIGHT;
+            self.kv.set_growth(self.rows_per_second * self.kv.bytes_per_token() as f64);
+        }
         for span in &flight.spans {
             let slot = span.slot;
             let Some(sequence) = &mut self.slots[slot] else { continue };
@@ -209,6 +214,11 @@ impl Scheduler {
         self.let_go(slot, &sequence);
         self.queue.note_end(sequence.tenant);
         self.is_short = false;
+        if self.n_running() == 0 {
+            self.oldest = None;
+            self.kv.forget_oldest();
+            self.kv.set_growth(0.0);
+        }
         self.totals.note_end(&sequence.timings());
         emit_done(&mut sequence, &reason, on_event);
         false

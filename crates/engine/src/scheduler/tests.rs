@@ -1,5 +1,7 @@
 //! The scheduler without an engine, on a device and a clock that are made up.
 
+mod elastic;
+
 use std::time::{Duration, Instant};
 
 use device::{Device, KvLayer, KvType, Limits, Numerics, Plan, Program};

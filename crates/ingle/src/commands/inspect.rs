@@ -45,7 +45,7 @@ pub struct Inspect {
 impl Inspect {
     pub fn run(self) -> anyhow::Result<()> {
         let path = load::fetch(&self.model, &self.fetch)?;
-        let access = if self.device.no_map { Access::Read } else { Access::Map };
+        let access = load::access(&self.device);
         let checkpoint = load::open_checkpoint(&path, access, &self.verify)?;
         let renamed = model::from_base(&checkpoint)?;
         let checkpoint = renamed.unwrap_or(checkpoint);

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use engine::{Embedder, Engine, LoadOptions, Model};
+use engine::{Embedder, Engine, Governor, LoadOptions, Model};
 use server::{App, KeepAlive, LoadError, Loaded, Loader, Options, PullProgress, Tls};
 use speech::{Transcriber, TranscriberOptions};
 
@@ -45,6 +45,10 @@ pub struct Serve {
     /// All of them.
     #[arg(skip)]
     configs: Vec<ModelConfig>,
+
+    /// Of the memory of all models.
+    #[arg(skip)]
+    governor: Option<Arc<Governor>>,
 
     #[command(flatten)]
     gate: GateArgs,
@@ -105,6 +109,7 @@ fn parse_keep_alive(text: &str) -> Result<KeepAlive, String> {
 
 impl Serve {
     pub fn run(mut self) -> anyhow::Result<()> {
+        self.governor = Some(Governor::start(self.load.memory)?);
         self.configs = self.models.iter().map(|source| ModelConfig::named(source)).collect();
         if let Some(file) = &self.config {
             self.configs.extend(config::read(file)?);
@@ -135,6 +140,7 @@ impl Serve {
             keep_alive: self.keep_alive,
             max_waiting: self.max_waiting,
             max_wait: Duration::from_secs(self.max_wait),
+            governor: self.governor.clone(),
             max_tokens: self.max_tokens.map(NonZero::get),
         };
         let drain = Duration::from_secs(self.drain);
@@ -172,6 +178,7 @@ impl Serve {
         let options = LoadOptions {
             n_sequences: config.slots.unwrap_or(self.slots),
             token_latency: Some(Duration::from_millis(config.latency_target.unwrap_or(self.latency_target))),
+            governor: self.governor.clone(),
             ..load::options(&model.load)
         };
         if opened.spec().encoder.is_some() {

@@ -10,6 +10,7 @@ use axum::extract::{Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use engine::MemoryStatus;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -43,7 +44,7 @@ async fn health(State(app): State<App>) -> Response {
 async fn metrics(State(app): State<App>) -> Response {
     let stats = stats(&app);
     let content_type = "text/plain; version=0.0.4; charset=utf-8";
-    ([(header::CONTENT_TYPE, content_type)], exposition(&stats)).into_response()
+    ([(header::CONTENT_TYPE, content_type)], exposition(&stats) + &of_memory(&app.memory())).into_response()
 }
 
 /// Of the models that are loaded.
@@ -98,6 +99,48 @@ fn exposition(models: &[(String, Arc<Stats>)]) -> String {
             line(format_args!("{name}_sum{{model=\"{id}\"}} {}", histogram.sum()));
             line(format_args!("{name}_count{{model=\"{id}\"}} {sum}"));
         }
+    }
+    out
+}
+
+/// What the governor of memory decided and why, as [`exposition`]. `device` is empty for the system's memory.
+fn of_memory(memories: &[MemoryStatus]) -> String {
+    type Bytes = fn(&MemoryStatus) -> u64;
+    let numbers: [(&str, &str, Bytes); 8] = [
+        ("ingle_memory_budget_bytes", "Most bytes that pages and caches of all models may hold.", |m| {
+            m.budget
+        }),
+        ("ingle_memory_held_bytes", "Bytes that they hold.", |m| m.held),
+        ("ingle_memory_fixed_bytes", "Weights and activations of all models, as planned.", |m| m.fixed),
+        ("ingle_memory_free_bytes", "Free at the last reading.", |m| m.reading.free),
+        ("ingle_memory_reserve_bytes", "Left for everybody else.", |m| m.reserve),
+        ("ingle_memory_growth_bytes_per_second", "What running sequences take.", |m| m.growth),
+        (
+            "ingle_memory_booked_bytes",
+            "What the oldest sequences may still take of what is committed for them.",
+            |m| m.booked,
+        ),
+        ("ingle_memory_resident_bytes", "Memory of the process that no file backs.", |m| {
+            m.reading.resident.unwrap_or(0)
+        }),
+    ];
+    let mut out = String::new();
+    // Writing to a String does not fail.
+    let mut line = |text: std::fmt::Arguments<'_>| {
+        let _ = writeln!(out, "{text}");
+    };
+    for (name, help, number) in numbers {
+        line(format_args!("# HELP {name} {help}\n# TYPE {name} gauge"));
+        for memory in memories {
+            line(format_args!("{name}{{device=\"{}\"}} {}", memory.device, number(memory)));
+        }
+    }
+    line(format_args!(
+        "# HELP ingle_memory_reason Why the budget is what it is.\n# TYPE ingle_memory_reason gauge"
+    ));
+    for memory in memories {
+        let (device, reason) = (memory.device, memory.reason.name());
+        line(format_args!("ingle_memory_reason{{device=\"{device}\",reason=\"{reason}\"}} 1"));
     }
     out
 }
