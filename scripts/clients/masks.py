@@ -205,7 +205,7 @@ def compare(model):
     times.sort()
     micro = lambda ns: ns / 1e3
     return (
-        f"{n_masks} masks of {len(GOOD)} schemas are equal, {n_texts} texts are of their schema; {ours.facts['n_vocab']} tokens: a mask "
+        f"{n_masks} masks of {len(GOOD)} schemas agree, {n_texts} texts are of their schema; {ours.facts['n_vocab']} tokens: a mask "
         f"in {micro(statistics.median(times)):.0f} us (median), {micro(times[len(times) * 99 // 100]):.0f} us (99th percentile), a "
         f"grammar in {micro(statistics.median(compiling)) / 1e3:.1f} ms"
     )

@@ -292,7 +292,7 @@ def _(server):
     for mode in [instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA]:
         client = instructor.from_openai(openai_client(server), mode=mode)
         person = client.chat.completions.create(
-            model=CHAT, messages=[{"role": "user", "content": "Ada is 36."}], response_model=Person, max_retries=0, max_tokens=100
+            model=CHAT, messages=[{"role": "user", "content": "Ada is 36."}], response_model=Person, max_retries=0, max_tokens=300, temperature=0
         )
         expect(isinstance(person, Person), person)
 
