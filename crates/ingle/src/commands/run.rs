@@ -180,7 +180,7 @@ impl Run {
             conversation.set_variable(&name, value);
         }
         let shown = format.shown_tokens(model.need_tokenizer()?)?.into();
-        Ok(Dialogue::Chat { conversation, format, shown })
+        Ok(Dialogue::Chat { conversation: Box::new(conversation), format, shown })
     }
 }
 
@@ -197,7 +197,7 @@ fn variable(given: &str) -> anyhow::Result<(String, Value)> {
 /// What was said so far, and how it becomes a prompt.
 enum Dialogue {
     /// Messages through a template; how answers are read, and which of their marks must be seen for that.
-    Chat { conversation: Conversation, format: AnswerFormat, shown: Arc<[u32]> },
+    Chat { conversation: Box<Conversation>, format: AnswerFormat, shown: Arc<[u32]> },
     /// A base model: one text that grows.
     Plain { model: Arc<Model>, text: String },
 }
