@@ -1,0 +1,106 @@
+// What happens to the sums of a tile: parts of K added, then bias, residual, gate, or rounding to the next product's input.
+//
+// A warp has 16 rows of the weights (n) and WIDTH tokens (m): sum[4 j + e] of lane l, g = l / 4, t = l % 4, is n = g + 8 (e / 2),
+// m = 8 j + 2 t + e % 2, as wgmma and mma.m16n8k16 leave them. Stores of f32 fill sectors of 32 bytes.
+#pragma once
+#include "gemm/arguments.h"
+#include "gemm/ptx.h"
+
+INLINE float activate(u32 kind, float x) {
+    if (kind == ACTIVATION_SILU) return x * reciprocal_fast(1.0f + exp2_fast(-1.4426950408889634f * x));
+    if (kind == ACTIVATION_GELU_TANH) {
+        // 0.5 (1 + tanh(y)) = 1 / (1 + exp(-2 y))
+        const float y = 0.7978845608028654f * (x + 0.044715f * x * x * x);
+        return x * reciprocal_fast(1.0f + exp2_fast(-2.8853900817779268f * y));
+    }
+    if (kind == ACTIVATION_GELU_ERF) return 0.5f * x * (1.0f + erff(x * 0.7071067811865476f));
+    return fmaxf(x, 0.0f);
+}
+
+// Where 16 bytes, 8 columns from column 8 * chunk on, of a row of a tiled input lie.
+INLINE u64 tiled_chunk(u32 chunk, u32 row, u32 row_groups) {
+    return ((u64)(chunk >> 3) * row_groups + (row >> 3)) * 1024 + (row & 7) * 128 + (((chunk & 7) ^ (row & 7)) * 16);
+}
+
+// Sums of other parts of K. Every warp calls it with the same tile and split; true: this block was the last, and `sum` now
+// holds the whole sum, added in the order of the parts. `sync` waits for all warps that share the tile.
+template <int WIDTH, class Sync>
+INLINE bool join_splits(const GemmArguments &a, float (&sum)[WIDTH / 2], u32 tile, u32 split, int warp, int lane, u32 *flag, Sync sync) {
+    const u64 part = 8 * 32 * (WIDTH / 8); // float4s
+    float4 *mine = (float4 *)a.partials + ((u64)tile * a.n_splits + split) * part + warp * 32 * (WIDTH / 8) + lane;
+#pragma unroll
+    for (int j = 0; j < WIDTH / 8; j++) mine[32 * j] = make_float4(sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]);
+    __threadfence();
+    sync();
+    if (warp == 0 && lane == 0) {
+        const u32 before = atomicAdd(a.counters + tile, 1);
+        if (before == a.n_splits - 1) a.counters[tile] = 0;
+        *flag = before == a.n_splits - 1;
+    }
+    sync();
+    if (!*(volatile u32 *)flag) return false;
+    __threadfence();
+    const float4 *first = (const float4 *)a.partials + (u64)tile * a.n_splits * part + warp * 32 * (WIDTH / 8) + lane;
+#pragma unroll
+    for (int j = 0; j < WIDTH / 8; j++) {
+        float4 v = __ldcg(first + 32 * j);
+        for (u32 s = 1; s < a.n_splits; s++) {
+            const float4 w = __ldcg(first + s * part + 32 * j);
+            v.x += w.x, v.y += w.y, v.z += w.z, v.w += w.w;
+        }
+        sum[4 * j] = v.x, sum[4 * j + 1] = v.y, sum[4 * j + 2] = v.z, sum[4 * j + 3] = v.w;
+    }
+    return true;
+}
+
+// `n`: first of the warp's 16 rows; `m`: first token; tokens from `end` on are not there.
+template <int WIDTH> INLINE void store_sums(const GemmArguments &a, float (&sum)[WIDTH / 2], u32 n, u32 m, u32 end, int lane) {
+    const u32 g = lane >> 2, t = lane & 3;
+    if (n >= a.n_out) return;
+    if (a.epilogue == EPILOGUE_GATE || a.epilogue == EPILOGUE_HALF) {
+        const bool gate = a.epilogue == EPILOGUE_GATE;
+        float bias_low = 0, bias_high = 0;
+        if (a.bias && !gate) {
+            if (n + g < a.n_out) bias_low = a.bias[n + g];
+            if (n + g + 8 < a.n_out) bias_high = a.bias[n + g + 8];
+        }
+        u8 *y = (u8 *)a.y;
+#pragma unroll
+        for (int j = 0; j < WIDTH / 8; j++) {
+            const u32 row = m + 8 * j + g; // after the transposition
+            const float *s = sum + 4 * j;
+            if (gate) {
+                const u32 v = transpose_8x8(pack_half2_clamped(activate(a.activation, s[0]) * s[2], activate(a.activation, s[1]) * s[3]));
+                if (row < end) *(u32 *)(y + tiled_chunk(n >> 4, row, a.y_stride) + 4 * t) = v;
+            } else {
+                const u32 low = transpose_8x8(pack_half2_clamped(s[0] + bias_low, s[1] + bias_low));
+                const u32 high = transpose_8x8(pack_half2_clamped(s[2] + bias_high, s[3] + bias_high));
+                if (row < end) {
+                    *(u32 *)(y + tiled_chunk(n >> 3, row, a.y_stride) + 4 * t) = low;
+                    *(u32 *)(y + tiled_chunk((n >> 3) + 1, row, a.y_stride) + 4 * t) = high;
+                }
+            }
+        }
+        return;
+    }
+    const bool add = a.epilogue == EPILOGUE_ADD;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const u32 column = n + g + 8 * half;
+        if (column >= a.n_out) continue;
+        const float bias = a.bias ? a.bias[column] : 0.0f;
+        float *y = (float *)a.y + column;
+        const float *residual = a.residual + column;
+#pragma unroll
+        for (int j = 0; j < WIDTH / 8; j++) {
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                const u32 row = m + 8 * j + 2 * t + e;
+                if (row >= end) continue;
+                float v = sum[4 * j + 2 * half + e] + bias;
+                if (add) v += residual[(u64)row * a.y_stride];
+                y[(u64)row * a.y_stride] = v;
+            }
+        }
+    }
+}
