@@ -55,7 +55,7 @@ static void run(const Case &c, bool timed) {
     const std::string d = std::to_string(c.d);
     const int shared = module_.constant("attention_flash_shared_" + d);
     CUfunction f = module_.function("attention_flash_f16_" + d, shared);
-    auto go = [&](int) { launch(f, c.n_heads, (n + 127) / 128 + n_spans - 1, 1, 256, shared, a); };
+    auto go = [&](int) { launch(f, c.n_heads, (n + 63) / 64 + n_spans - 1, 1, 128, shared, a); };
     out.poison();
     go(0);
     std::vector<float> got = out.get<float>(q.size());

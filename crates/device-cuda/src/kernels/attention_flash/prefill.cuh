@@ -5,17 +5,17 @@
 // Host contract
 //   parameter  AttentionArguments (arguments.h): n_rows, n_heads, window, n_states, scale, softcap, q, sinks, row_spans, spans, out,
 //              pages. Not used: n_splits, split_len, positions, k, v, partials, totals. head_dim must be D.
-//   threads    256
-//   grid       (n_heads, ceil(n_rows / 128) + number of spans - 1): blocks without a tile end at once
+//   threads    128
+//   grid       (n_heads, ceil(n_rows / 64) + number of spans - 1): blocks without a tile end at once
 //   dynamic shared memory  the constant attention_flash_shared_<D>
 //   layout     q, out (n_rows, n_heads * D) f32; K and V as pages.cuh has them. A vector starts at a multiple of 16 bytes
 //
-// A block has 128 rows of one span and one query head, a warp 16 of the rows. Keys and values come TILE positions at a time by
+// A block has 64 rows of one span and one query head, a warp 16 of the rows; up to three blocks share a multiprocessor. Keys and values come TILE positions at a time by
 // cp.async, double buffered: of K for the next tile while this tile's values are used, and so on. Scores, sums and the softmax are
 // f32; q, k, v and the weights are f16 (q clamped to 65504). Tiles with the most positions start first.
 //
 // Order of accumulation: positions ascending, TILE at a time (64; 32 where D > 128).
-// Bytes: K and V of what a tile sees once for each query head and 128 rows, from L2.
+// Bytes: K and V of what a tile sees once for each query head and 64 rows, from L2.
 // Measured: bench/NOTES.md.
 #pragma once
 #include "gemm/ptx.h"
@@ -24,13 +24,15 @@
 #include "arguments.h"
 
 template <int D> struct FlashShape {
-    static constexpr int ROWS = 128;
+    static constexpr int ROWS = 64, THREADS = 128;
     static constexpr int TILE = D > 128 ? 32 : 64;
     static constexpr int STRIDE = D * 2 + 16; // bytes; an odd number of 16: ldmatrix without bank conflicts
     static constexpr int KV = TILE * STRIDE;
     static constexpr bool Q_IN_REGISTERS = D <= 128;
     static constexpr int Q = ROWS * STRIDE;
-    static constexpr int SHARED = 4 * KV + Q;
+    // Queries that go to registers lie where the second tile of values comes later.
+    static constexpr int Q_AT = Q_IN_REGISTERS && Q <= KV ? 3 * KV : 4 * KV;
+    static constexpr int SHARED = Q_AT == 3 * KV ? 4 * KV : 4 * KV + Q;
 };
 
 template <int D> INLINE void attention_flash(const AttentionArguments &a) {
@@ -38,7 +40,7 @@ template <int D> INLINE void attention_flash(const AttentionArguments &a) {
     constexpr int TILE = Shape::TILE, STRIDE = Shape::STRIDE, CHUNKS = D / 8;
     extern __shared__ __align__(128) u8 flash_shared[];
     const u32 base = shared_address(flash_shared);
-    const u32 q_at = base + 4 * Shape::KV;
+    const u32 q_at = base + Shape::Q_AT;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
 
     // Which span and which of its tiles: tiles are counted over all spans.
@@ -46,7 +48,7 @@ template <int D> INLINE void attention_flash(const AttentionArguments &a) {
     u32 before = 0, span_index = 0, tile = 0;
     bool found = false;
     for (u32 s0 = 0; s0 < n_spans && !found; s0 += 32) {
-        const u32 tiles = s0 + lane < n_spans ? (a.spans[s0 + lane].n_rows + 127) / 128 : 0;
+        const u32 tiles = s0 + lane < n_spans ? (a.spans[s0 + lane].n_rows + 63) / 64 : 0;
         u32 sum = tiles;
 #pragma unroll
         for (int m = 1; m < 32; m *= 2) {
@@ -65,7 +67,7 @@ template <int D> INLINE void attention_flash(const AttentionArguments &a) {
     if (!found) return;
     const u32 span_first = a.spans[span_index].first_row, span_rows = a.spans[span_index].n_rows;
     const u32 span_position = a.spans[span_index].first_position;
-    const u32 row_0 = tile * 128, n_rows = min(128u, span_rows - row_0); // within the span
+    const u32 row_0 = tile * 64, n_rows = min(64u, span_rows - row_0); // within the span
     const u32 head = blockIdx.x, kv_head = head / (a.n_heads / a.pages.n_kv_heads);
     const u32 *table = a.pages.tables + (u64)span_index * a.pages.table_stride;
 
@@ -81,25 +83,32 @@ template <int D> INLINE void attention_flash(const AttentionArguments &a) {
     const u32 vector = D * 2, shift = 31 - __clz(a.pages.page_len);
     const u64 head_at = a.pages.layer_offset + (u64)kv_head * a.pages.page_len * vector;
     const u64 to_values = (u64)a.pages.n_kv_heads * a.pages.page_len * vector;
-    auto load = [&](u32 index, bool values) {
+    // The pages of a tile: at most TILE / 16, one a lane, looked up a tile ahead.
+    const u32 pages_mask = shift < 6 ? (TILE >> shift) - 1 : 0;
+    auto look_up = [&](u32 index) {
+        const u32 position = (tile_0 + index) * TILE + ((lane & pages_mask) << shift);
+        return position < end && (position | (a.pages.page_len - 1)) >= first ? table[position >> shift] : 0u;
+    };
+    auto load = [&](u32 index, u32 pages, bool values) {
         const u32 to = base + ((index & 1) * 2 + values) * Shape::KV;
-        for (u32 i = threadIdx.x; i < TILE * CHUNKS; i += 256) {
-            const u32 r = i / CHUNKS, c = i % CHUNKS, position = (tile_0 + index) * TILE + r;
+        const u8 *from_head = a.pages.pool + head_at + (values ? to_values : 0);
+#pragma unroll
+        for (u32 i0 = 0; i0 < TILE * CHUNKS; i0 += 128) {
+            const u32 i = i0 + threadIdx.x, r = i / CHUNKS, c = i % CHUNKS, position = (tile_0 + index) * TILE + r;
+            const u64 page = __shfl_sync(~0u, pages, (r >> shift) & pages_mask);
             const bool inside = position >= first && position < end;
-            const u8 *from = a.pages.pool;
-            if (inside)
-                from += (u64)table[position >> shift] * a.pages.page_bytes + head_at + (position & (a.pages.page_len - 1)) * (u64)vector +
-                        (values ? to_values : 0) + c * 16;
-            copy_16(to + r * STRIDE + c * 16, from, inside);
+            const u8 *from = from_head + page * a.pages.page_bytes + (position & (a.pages.page_len - 1)) * vector + c * 16;
+            copy_16(to + r * STRIDE + c * 16, inside ? from : a.pages.pool, inside);
         }
     };
-    load(0, false);
+    u32 pages = look_up(0);
+    load(0, pages, false);
     copy_commit();
-    load(0, true);
+    load(0, pages, true);
     copy_commit();
 
     // Queries, with scale and log2(e) left out: both are applied to scores in f32.
-    for (u32 i = threadIdx.x; i < 128 * CHUNKS; i += 256) {
+    for (u32 i = threadIdx.x; i < 64 * CHUNKS; i += 128) {
         const u32 r = i / CHUNKS, c = i % CHUNKS;
         uint4 v = make_uint4(0, 0, 0, 0);
         if (r < n_rows) {
@@ -108,7 +117,7 @@ template <int D> INLINE void attention_flash(const AttentionArguments &a) {
             v = make_uint4(pack_half2_clamped(x.x, x.y), pack_half2_clamped(x.z, x.w), pack_half2_clamped(y.x, y.y),
                            pack_half2_clamped(y.z, y.w));
         }
-        *(uint4 *)(flash_shared + 4 * Shape::KV + r * STRIDE + c * 16) = v;
+        *(uint4 *)(flash_shared + Shape::Q_AT + r * STRIDE + c * 16) = v;
     }
     __syncthreads();
     // Rows 0..7, 8..15 of the warp by columns 0..7, 8..15 of a slice: matrices 0..3 in the order of the first operand.
@@ -132,9 +141,10 @@ template <int D> INLINE void attention_flash(const AttentionArguments &a) {
     const u32 warp_first = a.window && !a.n_states && warp_low > a.window ? warp_low - a.window : 0;
 
     for (u32 index = 0; index < n_tiles; index++) {
+        const u32 next_pages = index + 1 < n_tiles ? look_up(index + 1) : 0;
         copy_wait<1>();
         __syncthreads(); // the keys of this tile are there, the other buffer is free
-        if (index + 1 < n_tiles) load(index + 1, false);
+        if (index + 1 < n_tiles) load(index + 1, next_pages, false);
         copy_commit();
         const u32 position = (tile_0 + index) * TILE;
         const bool needed = !idle && position < warp_end && position + TILE > warp_first;
@@ -161,30 +171,37 @@ template <int D> INLINE void attention_flash(const AttentionArguments &a) {
             }
             const bool inner = !a.n_states ? position + TILE <= warp_low && (!a.window || position + a.window >= warp_low + 15)
                                            : position + TILE <= end;
-            float high[2] = {most[0], most[1]};
+            float factor_log2 = a.scale * LOG2E;
+            if (a.softcap > 0) {
+                // tanh(y) = 1 - 2 / (exp(2 y) + 1)
+                const float inner_factor = 2.0f * LOG2E * a.scale / a.softcap;
+                factor_log2 = LOG2E * a.softcap;
+#pragma unroll
+                for (int n = 0; n < TILE / 8; n++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++)
+                        score[n][e] = 1.0f - 2.0f * reciprocal_fast(exp2_fast(inner_factor * score[n][e]) + 1.0f);
+            }
+            if (!inner) {
+#pragma unroll
+                for (int n = 0; n < TILE / 8; n++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        const u32 p = position + n * 8 + 2 * t + (e & 1), own = position_0 + 8 * (e >> 1);
+                        const bool seen = a.n_states ? p < end : p <= own && (!a.window || p + a.window > own);
+                        if (!seen) score[n][e] = -__int_as_float(0x7f800000);
+                    }
+            }
+            float high[2] = {-__int_as_float(0x7f800000), -__int_as_float(0x7f800000)};
 #pragma unroll
             for (int n = 0; n < TILE / 8; n++)
 #pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    float s = score[n][e] * a.scale;
-                    if (a.softcap > 0) {
-                        // tanh(y) = 1 - 2 / (exp(2 y) + 1)
-                        const float y = s / a.softcap;
-                        s = a.softcap * (1.0f - 2.0f * reciprocal_fast(exp2_fast(2.0f * LOG2E * y) + 1.0f));
-                    }
-                    s *= LOG2E;
-                    if (!inner) {
-                        const u32 p = position + n * 8 + 2 * t + (e & 1), own = position_0 + 8 * (e >> 1);
-                        const bool seen = a.n_states ? p < end : p <= own && (!a.window || p + a.window > own);
-                        if (!seen) s = -__int_as_float(0x7f800000);
-                    }
-                    score[n][e] = s;
-                    high[e >> 1] = fmaxf(high[e >> 1], s);
-                }
+                for (int e = 0; e < 4; e++) high[e >> 1] = fmaxf(high[e >> 1], score[n][e]);
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 high[h] = fmaxf(high[h], __shfl_xor_sync(~0u, high[h], 1));
                 high[h] = fmaxf(high[h], __shfl_xor_sync(~0u, high[h], 2));
+                high[h] = fmaxf(most[h], high[h] * factor_log2);
                 const float factor = exp2_fast(most[h] - high[h]);
                 most[h] = high[h];
                 total[h] *= factor;
@@ -195,7 +212,7 @@ template <int D> INLINE void attention_flash(const AttentionArguments &a) {
             for (int n = 0; n < TILE / 8; n++) {
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
-                    score[n][e] = exp2_fast(score[n][e] - most[e >> 1]);
+                    score[n][e] = exp2_fast(fmaf(score[n][e], factor_log2, -most[e >> 1]));
                     total[e >> 1] += score[n][e];
                 }
                 weight[n / 2][(n & 1) * 2] = pack_half2(score[n][0], score[n][1]);
@@ -204,7 +221,7 @@ template <int D> INLINE void attention_flash(const AttentionArguments &a) {
         }
         copy_wait<1>();
         __syncthreads(); // the values of this tile are there
-        if (index + 1 < n_tiles) load(index + 1, true);
+        if (index + 1 < n_tiles) load(index + 1, next_pages, true);
         copy_commit();
         if (needed) {
             const u32 values = base + ((index & 1) * 2 + 1) * Shape::KV;

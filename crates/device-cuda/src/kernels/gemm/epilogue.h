@@ -53,54 +53,81 @@ INLINE bool join_splits(const GemmArguments &a, float (&sum)[WIDTH / 2], u32 til
     return true;
 }
 
+// EPILOGUE_GATE. The activation is chosen outside the loop.
+template <int WIDTH, bool SILU> INLINE void store_gated(const GemmArguments &a, float (&sum)[WIDTH / 2], u32 n, u32 m, u32 end, int lane) {
+    const u32 g = lane >> 2, t = lane & 3;
+    // Token 8 j + g after the transposition: groups of 8 rows are 1,024 bytes apart.
+    u8 *y = (u8 *)a.y + tiled_chunk(n >> 4, m + g, a.y_stride) + 4 * t;
+#pragma unroll
+    for (int j = 0; j < WIDTH / 8; j++) {
+        const float *s = sum + 4 * j;
+        const float first = SILU ? s[0] * reciprocal_fast(1.0f + exp2_fast(-1.4426950408889634f * s[0])) : activate(a.activation, s[0]);
+        const float second = SILU ? s[1] * reciprocal_fast(1.0f + exp2_fast(-1.4426950408889634f * s[1])) : activate(a.activation, s[1]);
+        const u32 v = transpose_8x8(pack_half2_clamped(first * s[2], second * s[3]));
+        if (m + 8 * j + g < end) *(u32 *)(y + 1024 * j) = v;
+    }
+}
+
 // `n`: first of the warp's 16 rows; `m`: first token; tokens from `end` on are not there.
 template <int WIDTH> INLINE void store_sums(const GemmArguments &a, float (&sum)[WIDTH / 2], u32 n, u32 m, u32 end, int lane) {
     const u32 g = lane >> 2, t = lane & 3;
     if (n >= a.n_out) return;
-    if (a.epilogue == EPILOGUE_GATE || a.epilogue == EPILOGUE_HALF) {
-        const bool gate = a.epilogue == EPILOGUE_GATE;
-        float bias_low = 0, bias_high = 0;
-        if (a.bias && !gate) {
-            if (n + g < a.n_out) bias_low = a.bias[n + g];
-            if (n + g + 8 < a.n_out) bias_high = a.bias[n + g + 8];
-        }
+    if (a.epilogue == EPILOGUE_GATE) {
+        if (a.activation == ACTIVATION_SILU) store_gated<WIDTH, true>(a, sum, n, m, end, lane);
+        else store_gated<WIDTH, false>(a, sum, n, m, end, lane);
+        return;
+    }
+    if (a.epilogue == EPILOGUE_HALF) {
+        const float bias_low = a.bias && n + g < a.n_out ? a.bias[n + g] : 0.0f;
+        const float bias_high = a.bias && n + g + 8 < a.n_out ? a.bias[n + g + 8] : 0.0f;
         u8 *y = (u8 *)a.y;
 #pragma unroll
         for (int j = 0; j < WIDTH / 8; j++) {
             const u32 row = m + 8 * j + g; // after the transposition
             const float *s = sum + 4 * j;
-            if (gate) {
-                const u32 v = transpose_8x8(pack_half2_clamped(activate(a.activation, s[0]) * s[2], activate(a.activation, s[1]) * s[3]));
-                if (row < end) *(u32 *)(y + tiled_chunk(n >> 4, row, a.y_stride) + 4 * t) = v;
-            } else {
-                const u32 low = transpose_8x8(pack_half2_clamped(s[0] + bias_low, s[1] + bias_low));
-                const u32 high = transpose_8x8(pack_half2_clamped(s[2] + bias_high, s[3] + bias_high));
-                if (row < end) {
-                    *(u32 *)(y + tiled_chunk(n >> 3, row, a.y_stride) + 4 * t) = low;
-                    *(u32 *)(y + tiled_chunk((n >> 3) + 1, row, a.y_stride) + 4 * t) = high;
-                }
+            const u32 low = transpose_8x8(pack_half2_clamped(s[0] + bias_low, s[1] + bias_low));
+            const u32 high = transpose_8x8(pack_half2_clamped(s[2] + bias_high, s[3] + bias_high));
+            if (row < end) {
+                *(u32 *)(y + tiled_chunk(n >> 3, row, a.y_stride) + 4 * t) = low;
+                *(u32 *)(y + tiled_chunk((n >> 3) + 1, row, a.y_stride) + 4 * t) = high;
             }
         }
         return;
     }
+    // Loads of the residual go out together, eight tokens of a lane at a time: y may be the residual, so the compiler would keep each
+    // load behind the store before it.
+    constexpr int BATCH = WIDTH >= 32 ? 4 : WIDTH / 8; // groups of 8 tokens
     const bool add = a.epilogue == EPILOGUE_ADD;
+    const u64 stride = a.y_stride;
+    const bool whole = m + WIDTH <= end && n + 16 <= a.n_out;
+    float bias[2] = {0, 0};
+    if (a.bias) {
+        if (n + g < a.n_out) bias[0] = a.bias[n + g];
+        if (n + g + 8 < a.n_out) bias[1] = a.bias[n + g + 8];
+    }
+    const u64 corner = (m + 2 * t) * stride + n + g;
+    float *y = (float *)a.y + corner;
+    const float *residual = a.residual + corner;
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const u32 column = n + g + 8 * half;
-        if (column >= a.n_out) continue;
-        const float bias = a.bias ? a.bias[column] : 0.0f;
-        float *y = (float *)a.y + column;
-        const float *residual = a.residual + column;
+    for (int j0 = 0; j0 < WIDTH / 8; j0 += BATCH) {
+        float r[BATCH][4];
 #pragma unroll
-        for (int j = 0; j < WIDTH / 8; j++) {
+        for (int j = 0; j < BATCH; j++)
 #pragma unroll
-            for (int e = 0; e < 2; e++) {
-                const u32 row = m + 8 * j + 2 * t + e;
-                if (row >= end) continue;
-                float v = sum[4 * j + 2 * half + e] + bias;
-                if (add) v += residual[(u64)row * a.y_stride];
-                y[(u64)row * a.y_stride] = v;
+            for (int i = 0; i < 4; i++) {
+                const u32 e = i & 1, half = i >> 1;
+                r[j][i] = bias[half];
+                if (add && (whole || (m + 8 * (j0 + j) + 2 * t + e < end && n + g + 8 * half < a.n_out)))
+                    r[j][i] += residual[(u64)(8 * j + e) * stride + 8 * half];
             }
-        }
+#pragma unroll
+        for (int j = 0; j < BATCH; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const u32 e = i & 1, half = i >> 1;
+                if (whole || (m + 8 * (j0 + j) + 2 * t + e < end && n + g + 8 * half < a.n_out))
+                    y[(u64)(8 * j + e) * stride + 8 * half] = sum[4 * (j0 + j) + i] + r[j][i];
+            }
+        y += 8 * BATCH * stride, residual += 8 * BATCH * stride;
     }
 }
