@@ -385,15 +385,14 @@ static void time_model(const Shape &s) {
         std::sort(v.begin(), v.end());
         return v[1];
     };
-    for (int slot : {9216, 18432}) for (int poll : {0, 200, 300, 450}) for (int merge : {0, 1000, 2000}) for (int gates : {0, 1}) {
+    for (int slot : {9216, 18432}) for (int poll : {0, 200, 400}) for (int merge : {0, 1500}) for (int gates : {0, 1}) {
         if (slot == 9216 && s.qkv != std::string("q4_0")) continue;
-        if (slot == 9216 && std::string(s.head) == "q8_0") {} // a step of q8 is 8,704
-        if (merge == 1000 && poll != 300) continue;
+        if (merge == 0 && poll == 400) continue;
         m.set = {slot, poll, merge, gates};
         printf("    slot %5d poll %3d merge %4d gates %d: %7.1f us\n", slot, poll, merge, gates, m.run(128, 64, 1, false, false));
         fflush(stdout);
     }
-    m.set = {18432, 300, 2000, 1};
+    m.set = {18432, 200, 1500, 1};
     for (int position : {0, 128, 512, 2048, 8192}) {
         const float us = one(position, 64);
         printf("    position %4d: %.1f us/token, %.0f tok/s, %.0f GB/s\n", position, us, 1e6 / us, m.weight_bytes / us / 1e3);

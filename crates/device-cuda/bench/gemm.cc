@@ -252,6 +252,7 @@ int main(int argc, char **argv) {
     printf("seed %016llx\n", (unsigned long long)g_seed);
     if (mode == "check") {
         for (const FileType &t : TYPES) {
+            if (getenv("FEW") && strcmp(t.codec, "q4") && strcmp(t.codec, "q8") && strcmp(t.codec, "q4m") && strcmp(t.codec, "q6") && strcmp(t.codec, "f16")) continue;
             check(t, 77, 320, 512, {true, 64, 1}, EPILOGUE_STORE);
             check(t, 19, 192, 768, {false, 16, 2}, EPILOGUE_ADD);
         }
@@ -277,6 +278,10 @@ int main(int argc, char **argv) {
         for (int w : v) l.push_back({true, w, 1});
         return l;
     };
+    if (mode == "gate") {
+        time_shape(q4, 2048, 16384, 2048, widths({128, 256}), EPILOGUE_GATE);
+        return 0;
+    }
     struct Shape { int n, k, epilogue; };
     for (Shape s : {Shape{4096, 1024, 0}, {1024, 2048, 1}, {6144, 1024, 2}, {1024, 3072, 1}, {3072, 2048, 0}, {2048, 2048, 1}, {16384, 2048, 2}, {2048, 8192, 1}})
         time_shape(q4, 2048, s.n, s.k, widths({128, 160, 192, 256}), s.epilogue);

@@ -96,7 +96,9 @@ template <class C, int WIDTH> INLINE void gemm_mma(const GemmArguments &a) {
         copy_wait<0>();
         __syncthreads(); // the stages may be filled again
         if (a.n_splits > 1 && !join_splits<WIDTH>(a, sum, tile, split, warp, lane, flag, [] { __syncthreads(); })) continue;
-        store_sums<WIDTH>(a, sum, row_128 * 128 + warp * 16, first_row, end_row, lane);
+        store_sums<WIDTH>(a, sum, row_128 * 128 + warp * 16, first_row, end_row, warp, lane,
+                          (float *)(mma_shared + (warp >> 2) * STAGING_BYTES), 1 + (warp >> 2));
+        __syncthreads();
     }
     dependency_launch();
 }

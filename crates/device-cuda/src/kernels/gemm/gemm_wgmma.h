@@ -26,9 +26,10 @@
 template <class C, int WIDTH> struct GemmStages {
     static constexpr int TILE = Packed<C>::TILE;
     static constexpr int BYTES = (WIDTH * 128 + 2 * TILE + 1023) / 1024 * 1024;
-    static constexpr int FIT = (GEMM_SHARED_LIMIT - 2048) / BYTES;
+    static constexpr int REST = 2048 + 2 * STAGING_BYTES;
+    static constexpr int FIT = (GEMM_SHARED_LIMIT - REST) / BYTES;
     static constexpr int COUNT = FIT > 12 ? 12 : FIT;
-    static constexpr int SHARED = COUNT * BYTES + 2048;
+    static constexpr int SHARED = COUNT * BYTES + REST;
 };
 
 // One output tile, or one part of K of it.
@@ -66,7 +67,8 @@ template <class C, int WIDTH> INLINE void gemm_wgmma(const GemmArguments &a) {
     extern __shared__ u8 raw_shared[];
     const u32 base = (shared_address(raw_shared) + 1023) & ~1023u;
     const u32 full = base + STAGES * Stages::BYTES, empty = full + 8 * STAGES;
-    u32 *flag = (u32 *)(raw_shared + (base - shared_address(raw_shared)) + STAGES * Stages::BYTES + 16 * STAGES);
+    u8 *after = raw_shared + (base - shared_address(raw_shared)) + STAGES * Stages::BYTES;
+    u32 *flag = (u32 *)(after + 16 * STAGES); // 12 stages at most: within 256 bytes
     const int warpgroup = threadIdx.x >> 7, tid = threadIdx.x & 127, lane = threadIdx.x & 31;
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) mbarrier_init(full + 8 * i, 1), mbarrier_init(empty + 8 * i, 8);
@@ -165,7 +167,8 @@ template <class C, int WIDTH> INLINE void gemm_wgmma(const GemmArguments &a) {
         if (a.n_splits > 1 &&
             !join_splits<WIDTH>(a, sum, w.tile, w.split, wg * 4 + warp, lane, flag, [] { barrier(1, 256); }))
             continue;
-        store_sums<WIDTH>(a, sum, w.row_128 * 128 + wg * 64 + warp * 16, w.first_row, w.end_row, lane);
+        store_sums<WIDTH>(a, sum, w.row_128 * 128 + wg * 64 + warp * 16, w.first_row, w.end_row, warp, lane,
+                          (float *)(after + 256 + wg * STAGING_BYTES), 2 + wg);
     }
 }
 

@@ -307,7 +307,8 @@ template <int D, int H> struct Persistent {
     template <int CODEC> INLINE void multiply(const PersistentPhase &p, u32 n_groups) {
         const u32 steps_a_slot = a.slot_bytes / (8 * Unit<CODEC>::BYTES), n_steps = n_groups * p.k_quads;
         u32 step = 0;
-        for (u32 g0 = 0, pass = 0; g0 < n_groups; g0 += PERSISTENT_PASS, pass++) {
+        // A block without rows makes one empty pass, so that its warps stay in step.
+        for (u32 g0 = 0, pass = 0; g0 < n_groups || pass == 0; g0 += PERSISTENT_PASS, pass++) {
             if (pass >= 2) barrier(8 + pass_parity, 288); // the epilogue has read what this overwrites
             multiply_pass<CODEC>(min((u32)PERSISTENT_PASS, n_groups - g0), p.k_quads, steps_a_slot, step, n_steps);
             barrier_arrive(2 + pass_parity, 288);
@@ -678,7 +679,7 @@ template <int D, int H> struct Persistent {
                 if (i >= a.stop_phase) return;
                 const PersistentPhase &p = a.phases[i];
                 const u32 g0 = first_group(p, block), n_groups = own_groups(p);
-                const u32 n_passes = (n_groups + PERSISTENT_PASS - 1) / PERSISTENT_PASS;
+                const u32 n_passes = n_groups == 0 ? 1 : (n_groups + PERSISTENT_PASS - 1) / PERSISTENT_PASS;
                 if (p.kind == PERSISTENT_QKV) epoch++;
                 const u32 tag = tag_of(epoch);
                 float best = -1e38f;
