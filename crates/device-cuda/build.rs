@@ -82,7 +82,9 @@ fn translate(text: &str, names: &mut Vec<String>, rust: &mut String) -> Result<(
                 (None, "float") => ("f32", field),
                 (None, "ulong") => ("u64", field),
                 (None, known) if names.iter().any(|name| name == known) => (known, field),
-                (None, other) => return Err(format!("{name}.{field}: '{other}' is not a type that is known here")),
+                (None, other) => {
+                    return Err(format!("{name}.{field}: '{other}' is not a type that is known here"));
+                }
             };
             let doc = if words.is_empty() { String::new() } else { format!("#[doc = {words:?}]") };
             fields += &format!("{doc} pub {field}: {kind},");

@@ -76,7 +76,8 @@ fn main() -> Fallible<()> {
 
 fn compile(nvrtc: &Nvrtc, architecture: &str, file: &str) -> Result<(String, Vec<u8>, String), String> {
     let text = |name| kernels::source(name).unwrap_or_default();
-    let headers: Vec<(&str, &str)> = kernels::headers(file)?.into_iter().map(|name| (name, text(name))).collect();
+    let headers: Vec<(&str, &str)> =
+        kernels::headers(file)?.into_iter().map(|name| (name, text(name))).collect();
     let compiled = nvrtc.compile(file, text(file), &headers, architecture, true)?;
     Ok((kernels::hash(file)?, kernels::deflate(&compiled.code), compiled.log))
 }
@@ -89,11 +90,15 @@ fn numbers(architecture: &str, file: &str, log: &str) -> Table {
         line.split(word).next()?.trim().rsplit(' ').next()?.parse().ok()
     };
     for line in log.lines() {
-        if let Some(name) = line.split("Compiling entry function '").nth(1).and_then(|rest| rest.split('\'').next()) {
+        if let Some(name) =
+            line.split("Compiling entry function '").nth(1).and_then(|rest| rest.split('\'').next())
+        {
             (kernel, spilled) = (name.to_owned(), 0);
         } else if line.contains("bytes spill stores") {
             spilled = number_before(line, " bytes spill stores").unwrap_or(0);
-        } else if let Some(registers) = line.split("Used ").nth(1).and_then(|rest| number_before(rest, " registers")) {
+        } else if let Some(registers) =
+            line.split("Used ").nth(1).and_then(|rest| number_before(rest, " registers"))
+        {
             let key = (architecture.to_owned(), file.to_owned(), kernel.clone());
             table.insert(key, (registers, spilled));
         }
@@ -102,7 +107,9 @@ fn numbers(architecture: &str, file: &str, log: &str) -> Table {
 }
 
 fn print(table: &Table, (major, minor): (u32, u32)) -> String {
-    let mut text = format!("# Registers and spilled bytes of each kernel by NVRTC {major}.{minor}: cargo xtask cuda-kernels\n");
+    let mut text = format!(
+        "# Registers and spilled bytes of each kernel by NVRTC {major}.{minor}: cargo xtask cuda-kernels\n"
+    );
     for ((architecture, file, kernel), (registers, spilled)) in table {
         text += &format!("{architecture}\t{file}\t{kernel}\t{registers}\t{spilled}\n");
     }

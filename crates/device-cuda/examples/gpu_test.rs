@@ -1,8 +1,8 @@
 //! The tests that need a GPU, as one program for a machine without a Rust toolchain (`cargo xtask
 //! gpu-test` bundles it). Arguments choose by name: `gpu_test Linear promises`.
 
-use ingle_device_cuda::{CudaDevice, Profile, selftest};
 use device::Device;
+use ingle_device_cuda::{CudaDevice, Profile, kernels, selftest};
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -16,6 +16,11 @@ fn main() -> ExitCode {
         }
     };
     println!("{}; {}", device.describe(), device.kernels().origin());
+    // Side by side, where they must be compiled.
+    if let Err(error) = device.kernels().prepare(&kernels::files().map(str::to_owned).collect()) {
+        eprintln!("no tests were run: {error}");
+        return ExitCode::FAILURE;
+    }
     let mut failed = false;
     let mut report = |name: &str, started: Instant, result: Result<String, String>| {
         let seconds = started.elapsed().as_secs_f64();
@@ -23,7 +28,10 @@ fn main() -> ExitCode {
             Ok(what) => println!("ok      {name}: {what} ({seconds:.1} s)"),
             Err(reason) => {
                 failed = true;
-                println!("FAILED  {name} ({seconds:.1} s): {}", reason.chars().take(6000).collect::<String>());
+                println!(
+                    "FAILED  {name} ({seconds:.1} s): {}",
+                    reason.chars().take(6000).collect::<String>()
+                );
             }
         }
     };

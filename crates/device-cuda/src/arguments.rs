@@ -23,7 +23,8 @@ mod tests {
     fn rows_come_first() {
         let with_rows = super::all_layouts().into_iter().filter(|(name, ..)| {
             name.ends_with("Arguments")
-                && !["PagesArguments", "WeightArguments", "MatrixArguments", "StepLoadArguments"].contains(name)
+                && !["PagesArguments", "WeightArguments", "MatrixArguments", "StepLoadArguments"]
+                    .contains(name)
         });
         let mut n = 0;
         for (name, _, fields) in with_rows {

@@ -120,7 +120,13 @@ struct Call<'a> {
 
 impl<'a> Call<'a> {
     /// Of the kernel that is named as its file.
-    fn new(file: &'a str, rows: RowCount, grid: [Extent; 3], threads: u32, writes: &'a [ValueId]) -> Call<'a> {
+    fn new(
+        file: &'a str,
+        rows: RowCount,
+        grid: [Extent; 3],
+        threads: u32,
+        writes: &'a [ValueId],
+    ) -> Call<'a> {
         let name = file.trim_end_matches(".cu");
         Call { file, name, rows, grid, threads, shared: 0, when: When::Always, writes, weight_bytes: 0 }
     }

@@ -65,8 +65,10 @@ impl CudaDevice {
                 (units, arena)
             })
             .collect();
-        let scratch =
-            plans.iter().zip(&parts).map(|(plan, (units, _))| Scratch::new(plan, units, limits, &self.profile));
+        let scratch = plans
+            .iter()
+            .zip(&parts)
+            .map(|(plan, (units, _))| Scratch::new(plan, units, limits, &self.profile));
         let sizes = Sizes {
             arena: parts.iter().map(|(_, arena)| arena.total).max().unwrap_or(0).max(ALIGN),
             step: StepLayout::new(plans, limits, self.profile.in_flight.max(1)),

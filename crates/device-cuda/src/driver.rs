@@ -57,7 +57,8 @@ fn describe(code: sys::CUresult) -> String {
     // SAFETY: the driver writes the address of a constant string, or null for a code that it does not know.
     let known = unsafe { sys::cuGetErrorName(code, &mut name) } == C::CUDA_SUCCESS && !name.is_null();
     // SAFETY: the driver's strings end in 0 and live as long as the process.
-    let name = if known { unsafe { CStr::from_ptr(name) }.to_string_lossy() } else { "an unknown error".into() };
+    let name =
+        if known { unsafe { CStr::from_ptr(name) }.to_string_lossy() } else { "an unknown error".into() };
     let hint = match code {
         C::CUDA_ERROR_NO_DEVICE => ": no NVIDIA GPU is visible (see nvidia-smi, CUDA_VISIBLE_DEVICES)",
         C::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH | C::CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE => {
@@ -66,12 +67,14 @@ fn describe(code: sys::CUresult) -> String {
         C::CUDA_ERROR_ILLEGAL_ADDRESS | C::CUDA_ERROR_LAUNCH_FAILED | C::CUDA_ERROR_ILLEGAL_INSTRUCTION => {
             ": a kernel failed; the GPU's state in this process is lost, start it again (and report this with `ingle cuda-selftest`)"
         }
-        C::CUDA_ERROR_DEVICE_UNAVAILABLE | C::CUDA_ERROR_ECC_UNCORRECTABLE | C::CUDA_ERROR_HARDWARE_STACK_ERROR => {
+        C::CUDA_ERROR_DEVICE_UNAVAILABLE
+        | C::CUDA_ERROR_ECC_UNCORRECTABLE
+        | C::CUDA_ERROR_HARDWARE_STACK_ERROR => {
             ": the GPU is lost or unavailable; see nvidia-smi and the system's log"
         }
-        C::CUDA_ERROR_INVALID_IMAGE | C::CUDA_ERROR_NO_BINARY_FOR_GPU | C::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => {
-            ": the driver cannot run these kernels; update it"
-        }
+        C::CUDA_ERROR_INVALID_IMAGE
+        | C::CUDA_ERROR_NO_BINARY_FOR_GPU
+        | C::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => ": the driver cannot run these kernels; update it",
         _ => "",
     };
     format!("{name}{hint}")
@@ -101,7 +104,10 @@ fn check_memory(code: sys::CUresult, what: &str, bytes: u64) -> Result<()> {
 pub fn start() -> std::result::Result<(), String> {
     // SAFETY: opens a library by its name, and closes it.
     if !unsafe { sys::is_culib_present() } {
-        return Err("the NVIDIA driver's library (libcuda.so.1, nvcuda.dll) was not found; install the driver".to_owned());
+        return Err(
+            "the NVIDIA driver's library (libcuda.so.1, nvcuda.dll) was not found; install the driver"
+                .to_owned(),
+        );
     }
     // SAFETY: the library is there, as was just seen; the call has no requirements.
     match unsafe { sys::cuInit(0) } {
@@ -157,7 +163,10 @@ impl Context {
         let facts = facts(device)?;
         if facts.capability < (7, 5) {
             let (major, minor) = facts.capability;
-            return failed(format!("{} has compute capability {major}.{minor}, expected 7.5 or newer", facts.name));
+            return failed(format!(
+                "{} has compute capability {major}.{minor}, expected 7.5 or newer",
+                facts.name
+            ));
         }
         // SAFETY: the device exists; the handle is given back when this is dropped.
         let code = unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, device) };
@@ -203,21 +212,47 @@ impl Context {
     ///
     /// # Errors
     /// The driver refused.
-    pub fn launch(&self, f: Function, grid: [u32; 3], threads: u32, shared: u32, arguments: &[u8]) -> Result<()> {
+    pub fn launch(
+        &self,
+        f: Function,
+        grid: [u32; 3],
+        threads: u32,
+        shared: u32,
+        arguments: &[u8],
+    ) -> Result<()> {
         // The driver reads the arguments from memory aligned as the kernel's struct is.
         let mut aligned = [0u64; MAX_ARGUMENT_BYTES / 8];
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut aligned);
         let Some(place) = bytes.get_mut(..arguments.len()) else {
-            return failed(format!("{} bytes of arguments, expected at most {MAX_ARGUMENT_BYTES}", arguments.len()));
+            return failed(format!(
+                "{} bytes of arguments, expected at most {MAX_ARGUMENT_BYTES}",
+                arguments.len()
+            ));
         };
         place.copy_from_slice(arguments);
         let mut parameters = [aligned.as_mut_ptr().cast::<c_void>()];
         let [x, y, z] = grid;
+        // From Hopper on, kernels come to the multiprocessors while those before them end; each waits for them itself
+        // (`await`, common.cuh).
+        // SAFETY: a plain union, of which zeros are valid.
+        let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
+        attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        attribute.value.programmaticStreamSerializationAllowed = 1;
+        let config = sys::CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shared,
+            hStream: self.stream,
+            attrs: &mut attribute,
+            numAttrs: u32::from(self.facts.capability >= (9, 0)),
+        };
         // SAFETY: the function belongs to a module that lives as long as its program; its only parameter is a struct of
         // as many bytes, which the driver copies; addresses in it are of memory of the same program.
-        let code = unsafe {
-            sys::cuLaunchKernel(f.0, x, y, z, threads, 1, 1, shared, self.stream, parameters.as_mut_ptr(), ptr::null_mut())
-        };
+        let code = unsafe { sys::cuLaunchKernelEx(&config, f.0, parameters.as_mut_ptr(), ptr::null_mut()) };
         check(code, "starting a kernel")
     }
 
@@ -271,7 +306,8 @@ impl Context {
     /// The driver refused, or something that was submitted failed.
     pub fn download(&self, from: Address, bytes: &mut [u8]) -> Result<()> {
         // SAFETY: as `upload`; the bytes are not touched until the copy is done.
-        let code = unsafe { sys::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), from, bytes.len(), self.stream) };
+        let code =
+            unsafe { sys::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), from, bytes.len(), self.stream) };
         let result = check(code, "copying from the GPU").and_then(|()| self.finish());
         if result.is_err() && self.is_lost.load(Ordering::Relaxed) {
             // A copy may still write there.
@@ -333,7 +369,11 @@ impl Context {
                     "a kernel has run for {seconds} s and does not end; the GPU is given up, start the process again and report this"
                 ));
             }
-            std::thread::sleep(Duration::from_micros(if started.elapsed() > Duration::from_millis(50) { 200 } else { 20 }));
+            std::thread::sleep(Duration::from_micros(if started.elapsed() > Duration::from_millis(50) {
+                200
+            } else {
+                20
+            }));
         }
     }
 
@@ -440,7 +480,9 @@ impl Module {
     /// # Errors
     /// There is no such kernel.
     pub fn function(&self, name: &str, shared: u32) -> Result<Function> {
-        let Ok(c_name) = std::ffi::CString::new(name) else { return failed(format!("a kernel named {name:?}")) };
+        let Ok(c_name) = std::ffi::CString::new(name) else {
+            return failed(format!("a kernel named {name:?}"));
+        };
         let mut function = ptr::null_mut();
         // SAFETY: the name ends in 0.
         let code = unsafe { sys::cuModuleGetFunction(&mut function, self.module, c_name.as_ptr()) };

@@ -43,7 +43,8 @@ pub fn headers(file: &str) -> std::result::Result<BTreeSet<&'static str>, String
     while let Some(path) = todo.pop() {
         let text = source(&path).ok_or_else(|| format!("kernels/{path} is not there"))?;
         for line in text.lines() {
-            let Some(name) = line.trim().strip_prefix("#include \"").and_then(|rest| rest.split('"').next()) else {
+            let Some(name) = line.trim().strip_prefix("#include \"").and_then(|rest| rest.split('"').next())
+            else {
                 continue;
             };
             let index = SOURCES.binary_search_by(|(other, _)| (*other).cmp(name));
@@ -71,7 +72,9 @@ pub fn hash(file: &str) -> std::result::Result<String, String> {
 }
 
 /// The entries of an archive: architecture, file, hash, and where its code lies.
-fn entries(archive: &'static [u8]) -> impl Iterator<Item = (&'static str, &'static str, &'static str, &'static [u8])> {
+fn entries(
+    archive: &'static [u8],
+) -> impl Iterator<Item = (&'static str, &'static str, &'static str, &'static [u8])> {
     let index = archive.strip_prefix(MAGIC).and_then(|rest| {
         let (length, rest) = rest.split_first_chunk::<4>()?;
         let (index, blobs) = rest.split_at_checked(u32::from_le_bytes(*length) as usize)?;
@@ -160,7 +163,9 @@ impl Kernels {
         std::thread::scope(|scope| {
             for _ in 0..n {
                 scope.spawn(|| {
-                    while let Some(file) = missing.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed)) {
+                    while let Some(file) =
+                        missing.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed))
+                    {
                         let code = self.code(file);
                         codes.lock().unwrap_or_else(PoisonError::into_inner).push(((*file).clone(), code));
                     }
@@ -191,11 +196,11 @@ impl Kernels {
 
     fn code(&self, file: &str) -> std::result::Result<Vec<u8>, String> {
         let hash = hash(file)?;
-        let of_file = entries(COMPILED).filter(|(code, its, h, _)| {
-            *its == file && *h == hash && runs_on(code, &self.architecture)
-        });
+        let of_file = entries(COMPILED)
+            .filter(|(code, its, h, _)| *its == file && *h == hash && runs_on(code, &self.architecture));
         if let Some((.., code)) = of_file.max_by_key(|(code, ..)| (code.len(), *code)) {
-            return inflate(code).map_err(|e| format!("{file}: the binary's own code cannot be unpacked: {e}"));
+            return inflate(code)
+                .map_err(|e| format!("{file}: the binary's own code cannot be unpacked: {e}"));
         }
         let nvrtc = self.nvrtc().map_err(|reason| {
             let compiled: Vec<&str> = compiled_architectures().into_iter().collect();
@@ -208,13 +213,17 @@ impl Kernels {
         })?;
         let (major, minor) = nvrtc.version();
         let name = file.replace('/', "-");
-        let cached = cache_folder().map(|folder| folder.join(format!("{name}.{hash}.{}.{major}.{minor}.z", self.architecture)));
-        if let Some(code) = cached.as_ref().and_then(|path| std::fs::read(path).ok()).and_then(|z| inflate(&z).ok()) {
+        let cached = cache_folder()
+            .map(|folder| folder.join(format!("{name}.{hash}.{}.{major}.{minor}.z", self.architecture)));
+        if let Some(code) =
+            cached.as_ref().and_then(|path| std::fs::read(path).ok()).and_then(|z| inflate(&z).ok())
+        {
             return Ok(code);
         }
         let headers: Vec<(&str, &str)> =
             headers(file)?.into_iter().map(|name| (name, source(name).unwrap_or_default())).collect();
-        let compiled = nvrtc.compile(file, source(file).unwrap_or_default(), &headers, &self.architecture, false)?;
+        let compiled =
+            nvrtc.compile(file, source(file).unwrap_or_default(), &headers, &self.architecture, false)?;
         if let Some(path) = cached {
             // A cache that cannot be written costs time, nothing else.
             let _ = store(&path, &deflate(&compiled.code));
@@ -279,7 +288,8 @@ mod tests {
     #[test]
     fn what_is_packed_comes_out() {
         assert_eq!(inflate(&deflate(b"some code")).unwrap(), b"some code");
-        let file = |name: &str, code: &[u8]| ("sm_80".to_owned(), name.to_owned(), "h".to_owned(), code.to_vec());
+        let file =
+            |name: &str, code: &[u8]| ("sm_80".to_owned(), name.to_owned(), "h".to_owned(), code.to_vec());
         let bytes: &'static [u8] = archive(&[file("a.cu", b"one"), file("b.cu", b"three")]).leak();
         let found: Vec<_> = entries(bytes).map(|(_, file, _, code)| (file, code)).collect();
         assert_eq!(found, [("a.cu", &b"one"[..]), ("b.cu", b"three")]);

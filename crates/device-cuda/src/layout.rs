@@ -140,7 +140,8 @@ impl Scratch {
             if let Some((n_heads, layer)) = unit.attention() {
                 let head_dim = plan.kv.layer(layer).head_dim;
                 let n = profile.most_split_rows.min(limits.max_rows) * n_heads * profile.most_splits;
-                scratch = scratch.max(Scratch { partials: n * head_dim * 4, totals: n * 8, ..Scratch::default() });
+                scratch =
+                    scratch.max(Scratch { partials: n * head_dim * 4, totals: n * 8, ..Scratch::default() });
             }
             if let Unit::Primitive(Op::Argmax { x, .. }) = unit {
                 let bests = max_rows(limits, plan.value(*x).rows) * BEST_PARTS * 8;

@@ -29,7 +29,8 @@ fn candidates() -> Vec<PathBuf> {
     };
     let mut found: Vec<PathBuf> = names.iter().map(PathBuf::from).collect();
     if !cfg!(windows) {
-        for folder in ["/usr/local/cuda/lib64", "/usr/local/cuda/targets/x86_64-linux/lib", "/opt/cuda/lib64"] {
+        for folder in ["/usr/local/cuda/lib64", "/usr/local/cuda/targets/x86_64-linux/lib", "/opt/cuda/lib64"]
+        {
             found.extend(names.iter().map(|name| Path::new(folder).join(name)));
         }
     }
@@ -48,7 +49,8 @@ impl Nvrtc {
             let Ok(library) = (unsafe { Library::new(path) }) else { continue };
             let mut nvrtc = Nvrtc { library, version: (0, 0) };
             let (mut major, mut minor) = (0, 0);
-            let version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int = nvrtc.symbol("nvrtcVersion")?;
+            let version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int =
+                nvrtc.symbol("nvrtcVersion")?;
             // SAFETY: writes two integers.
             if unsafe { version(&mut major, &mut minor) } == 0 {
                 nvrtc.version = (major as u32, minor as u32);
@@ -98,7 +100,8 @@ impl Nvrtc {
         let (source, c_name) = (c(source)?, c(name)?);
         let texts = headers.iter().map(|(_, text)| c(text)).collect::<Result<Vec<_>, _>>()?;
         let names = headers.iter().map(|(name, _)| c(name)).collect::<Result<Vec<_>, _>>()?;
-        let mut options = vec![format!("-arch={architecture}"), "--std=c++17".to_owned(), "-default-device".to_owned()];
+        let mut options =
+            vec![format!("-arch={architecture}"), "--std=c++17".to_owned(), "-default-device".to_owned()];
         if verbose {
             options.push("--ptxas-options=-v".to_owned());
         }
@@ -136,7 +139,9 @@ impl Nvrtc {
         let log = String::from_utf8_lossy(&log).trim_end_matches('\0').to_owned();
         let result = match code {
             0 => read("nvrtcGetCUBINSize", "nvrtcGetCUBIN").map(|code| Compiled { code, log }),
-            code => Err(format!("{name} for {architecture}: error {code} of NVIDIA's run-time compiler:\n{log}")),
+            code => {
+                Err(format!("{name} for {architecture}: error {code} of NVIDIA's run-time compiler:\n{log}"))
+            }
         };
         // SAFETY: the program was made above.
         unsafe { destroy(&mut program) };

@@ -10,7 +10,12 @@ const BYTES: usize = 1 << 30;
 /// Zeros where the GPU fails.
 pub fn measure(device: &CudaDevice) -> Peaks {
     let read = copy_rate(device).unwrap_or(0.0);
-    Peaks { read_bytes_per_second: read, int8_ops_per_second: 0.0, bf16_ops_per_second: 0.0, f32_ops_per_second: 0.0 }
+    Peaks {
+        read_bytes_per_second: read,
+        int8_ops_per_second: 0.0,
+        bf16_ops_per_second: 0.0,
+        f32_ops_per_second: 0.0,
+    }
 }
 
 /// Bytes read and written a second by copies within the memory.

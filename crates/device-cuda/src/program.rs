@@ -278,7 +278,8 @@ impl CudaProgram {
     /// Where a value's rows of the last step lie in the arena: offset and bytes. `None`: nowhere.
     fn rows_of(&self, id: ValueId) -> Option<(usize, usize)> {
         let done = &self.ahead.done;
-        let view = self.plans.get(done.plan)?.values.get(id.0 as usize).filter(|view| view.offset != NO_PLACE)?;
+        let view =
+            self.plans.get(done.plan)?.values.get(id.0 as usize).filter(|view| view.offset != NO_PLACE)?;
         let n = view.rows.count(done.sizes.n_rows, done.sizes.n_outputs) * view.cols;
         Some((view.offset, n * 4))
     }
@@ -299,7 +300,8 @@ impl CudaProgram {
         }
         for (offset, bytes, at) in parts {
             if bytes > 0 {
-                self.context.download(self.arena.start() + offset as u64, self.results.bytes_mut(at, bytes))?;
+                self.context
+                    .download(self.arena.start() + offset as u64, self.results.bytes_mut(at, bytes))?;
             }
         }
         Ok(())
@@ -532,7 +534,9 @@ impl Program for CudaProgram {
         let mut words = vec![0u32; bytes / 4];
         if bytes > 0 {
             self.context.enter().ok()?;
-            self.context.download(self.arena.start() + offset as u64, bytemuck::cast_slice_mut(&mut words)).ok()?;
+            self.context
+                .download(self.arena.start() + offset as u64, bytemuck::cast_slice_mut(&mut words))
+                .ok()?;
         }
         Some(match view.dtype {
             DType::F32 => words.iter().map(|word| f32::from_bits(*word)).collect(),

@@ -94,8 +94,14 @@ impl Stored {
             scales: scales * groups,
             supers: of_super * supers,
         };
-        let mut stored =
-            Stored { kind: Kind::Block(block), n_cols, strides: Strides::default(), scale_kind: 0, group_shift: 0, block };
+        let mut stored = Stored {
+            kind: Kind::Block(block),
+            n_cols,
+            strides: Strides::default(),
+            scale_kind: 0,
+            group_shift: 0,
+            block,
+        };
         stored.strides = match block {
             F32 => planes(128, 0, 0, 0),
             F16 | BF16 => planes(64, 0, 0, 0),
@@ -284,7 +290,9 @@ fn pack_nibbles(q: impl Fn(usize) -> u8) -> [u8; 16] {
 
 /// Byte `4 h + i` has value `16 h + 4 k + i` at bit `2 k`.
 fn pack_crumbs(q: impl Fn(usize) -> u8) -> [u8; 8] {
-    std::array::from_fn(|byte| (0..4).fold(0, |bits, k| bits | q(16 * (byte / 4) + 4 * k + byte % 4) << (2 * k)))
+    std::array::from_fn(|byte| {
+        (0..4).fold(0, |bits, k| bits | q(16 * (byte / 4) + 4 * k + byte % 4) << (2 * k))
+    })
 }
 
 /// Byte `i` has value `4 k + i` at bit `k`.
@@ -340,7 +348,8 @@ mod tests {
         let crumb = |plane: &[u8]| i32::from(plane[8 * g + 4 * (l / 16) + l % 4] >> (2 * (l % 16 / 4)) & 3);
         let bit = || i32::from(high[4 * g + l % 4] >> (l / 4) & 1);
         let byte = || i32::from(codes[32 * g + l] as i8);
-        let f16 = |plane: &[u8], i: usize| half::f16::from_le_bytes([plane[2 * i], plane[2 * i + 1]]).to_f32();
+        let f16 =
+            |plane: &[u8], i: usize| half::f16::from_le_bytes([plane[2 * i], plane[2 * i + 1]]).to_f32();
         let k_min = || {
             let header = &supers[16 * (g / 8)..][..16];
             let mut packed = [0; 12];
@@ -353,7 +362,9 @@ mod tests {
         match stored.kind {
             Kind::Block(F32) => f32::from_bits(word(&codes[4 * c..])),
             Kind::Block(F16) => f16(codes, c),
-            Kind::Block(BF16) => f32::from_bits(u32::from(u16::from_le_bytes([codes[2 * c], codes[2 * c + 1]])) << 16),
+            Kind::Block(BF16) => {
+                f32::from_bits(u32::from(u16::from_le_bytes([codes[2 * c], codes[2 * c + 1]])) << 16)
+            }
             Kind::Block(Q4_0) => f16(scales, g) * (nibble() - 8) as f32,
             Kind::Block(Q4_1) => f16(scales, 2 * g) * nibble() as f32 + f16(scales, 2 * g + 1),
             Kind::Block(Q5_0) => f16(scales, g) * (nibble() + 16 * bit() - 16) as f32,
@@ -364,13 +375,17 @@ mod tests {
             Kind::Block(Q6_K) => {
                 f16(supers, g / 8) * signed(2 * g + l / 16) * (nibble() + 16 * crumb(high) - 32) as f32
             }
-            Kind::Block(Q3_K) => f16(supers, g / 8) * signed(2 * g + l / 16) * (crumb(codes) + 4 * bit() - 4) as f32,
+            Kind::Block(Q3_K) => {
+                f16(supers, g / 8) * signed(2 * g + l / 16) * (crumb(codes) + 4 * bit() - 4) as f32
+            }
             Kind::Block(Q2_K) => {
                 let s = scales[2 * g + l / 16];
                 let (d, m) = (f16(supers, 2 * (g / 8)), f16(supers, 2 * (g / 8) + 1));
                 d * f32::from(s & 15) * crumb(codes) as f32 - m * f32::from(s >> 4)
             }
-            Kind::Block(IQ4_NL) => f16(scales, g) * f32::from(codec::iq4_nl::KVALUES_IQ4NL[nibble() as usize]),
+            Kind::Block(IQ4_NL) => {
+                f16(scales, g) * f32::from(codec::iq4_nl::KVALUES_IQ4NL[nibble() as usize])
+            }
             Kind::Block(IQ4_XS) => {
                 f16(supers, g / 8) * signed(g) * f32::from(codec::iq4_nl::KVALUES_IQ4NL[nibble() as usize])
             }
@@ -382,7 +397,9 @@ mod tests {
                 let number = |plane: &[u8], i: usize| match stored.scale_kind & 3 {
                     SCALE_F32 => f32::from_bits(word(&plane[4 * i..])),
                     SCALE_F16 => f16(plane, i),
-                    _ => f32::from_bits(u32::from(u16::from_le_bytes([plane[2 * i], plane[2 * i + 1]])) << 16),
+                    _ => {
+                        f32::from_bits(u32::from(u16::from_le_bytes([plane[2 * i], plane[2 * i + 1]])) << 16)
+                    }
                 };
                 let q = match bits {
                     2 => crumb(codes),
@@ -421,7 +438,10 @@ mod tests {
                     let found = decode(&stored, out.each_ref().map(|plane| &plane[..]), c);
                     let wanted = expected[row * n_cols + c];
                     let bound = if rounded { wanted.abs() / 1024.0 + 1e-7 } else { wanted.abs() * 1e-6 };
-                    assert!((found - wanted).abs() <= bound, "{block} row {row} column {c}: {found}, expected {wanted}");
+                    assert!(
+                        (found - wanted).abs() <= bound,
+                        "{block} row {row} column {c}: {found}, expected {wanted}"
+                    );
                 }
             }
         }
@@ -431,7 +451,10 @@ mod tests {
     #[test]
     fn rows_are_whole_groups() {
         assert_eq!(Stored::new(BlockType::F16, 33).strides.codes, 128);
-        assert_eq!(Stored::new(BlockType::I8_ROWS, 33).strides, Strides { codes: 64, high: 0, scales: 4, supers: 0 });
+        assert_eq!(
+            Stored::new(BlockType::I8_ROWS, 33).strides,
+            Strides { codes: 64, high: 0, scales: 4, supers: 0 }
+        );
         let q4_0 = Stored::new(BlockType::Q4_0, 64);
         assert_eq!((q4_0.strides.row(), q4_0.kind.file()), (36, "linear/q4_0.cu".to_owned()));
     }

@@ -152,7 +152,14 @@ impl WeightPlan {
                 let most = (STAGING / matrix.stored.strides.row().max(1)).max(1);
                 for start in (0..n_rows).step_by(most) {
                     let n = most.min(n_rows - start);
-                    pieces.push(Piece { matrix, data, planes: planes.as_slices(), start, n, to: first + start });
+                    pieces.push(Piece {
+                        matrix,
+                        data,
+                        planes: planes.as_slices(),
+                        start,
+                        n,
+                        to: first + start,
+                    });
                 }
                 first += n_rows;
             }
@@ -179,7 +186,9 @@ impl WeightPlan {
                 event.wait()?;
                 piece.pack(pinned, &mut scratch);
                 let mut from = 0;
-                for (stride, offset) in piece.matrix.stored.strides.all().into_iter().zip(piece.matrix.offsets) {
+                for (stride, offset) in
+                    piece.matrix.stored.strides.all().into_iter().zip(piece.matrix.offsets)
+                {
                     let bytes = stride * piece.n;
                     let to = buffer.start() + (offset + stride * piece.to) as u64;
                     context.upload(to, pinned.bytes(from, bytes))?;

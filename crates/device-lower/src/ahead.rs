@@ -142,7 +142,9 @@ impl<T> Ahead<T> {
     pub fn check_link(&self, from: OutputRef, n_tokens: usize) -> Result<(), String> {
         let ticket = from.ticket.0;
         if ticket >= self.next || ticket < self.oldest_kept().max(self.failed_below) {
-            return Err(format!("a link to step {ticket}, which is neither in flight nor the last that was waited for"));
+            return Err(format!(
+                "a link to step {ticket}, which is neither in flight nor the last that was waited for"
+            ));
         }
         let outputs = self.outputs_of(ticket);
         if from.output as usize >= outputs.n {

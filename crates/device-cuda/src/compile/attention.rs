@@ -122,8 +122,11 @@ impl Draft<'_> {
             }
             Op::SelfAttention { q, k, v, n_heads, scale, out } => {
                 let head_dim = c.cols(*q) / n_heads;
-                let pages =
-                    PagesArguments { n_kv_heads: *n_heads as u32, head_dim: head_dim as u32, ..Default::default() };
+                let pages = PagesArguments {
+                    n_kv_heads: *n_heads as u32,
+                    head_dim: head_dim as u32,
+                    ..Default::default()
+                };
                 let arguments = AttentionArguments {
                     n_heads: *n_heads as u32,
                     scale: *scale,
@@ -135,7 +138,8 @@ impl Draft<'_> {
                     ..self.attention_places()
                 };
                 let name = format!("self_attention_d{}", columns_of_lane(head_dim)?);
-                let kernel = Kernel { file: "self_attention.cu".to_owned(), name, heads: *n_heads, rows: c.rows(*q) };
+                let kernel =
+                    Kernel { file: "self_attention.cu".to_owned(), name, heads: *n_heads, rows: c.rows(*q) };
                 self.attend(&kernel, When::Always, *out, arguments);
                 Ok(())
             }
@@ -160,7 +164,10 @@ impl Draft<'_> {
                 let name = format!("cross_scores_{}", c.kv_name()?);
                 let grid = [blocks(n_states, 128), Extent::Fixed(heads.len() as u32), each(rows)];
                 let writes = [*out];
-                self.push(Call { name: &name, ..Call::new("cross_scores.cu", rows, grid, 128, &writes) }, &arguments);
+                self.push(
+                    Call { name: &name, ..Call::new("cross_scores.cu", rows, grid, 128, &writes) },
+                    &arguments,
+                );
                 Ok(())
             }
             op => failed(format!("{:?} is no attention", op.kind())),
@@ -220,7 +227,8 @@ impl Draft<'_> {
         let n_rows = class.most().unwrap_or(usize::MAX);
         let n_blocks = c.profile.n_blocks;
         let n_splits = (n_blocks / (kernel.heads * n_rows.min(n_blocks)).max(1)).min(c.profile.most_splits);
-        let may_split = class != RowClass::Many && n_rows <= c.profile.most_split_rows && !c.is_deterministic();
+        let may_split =
+            class != RowClass::Many && n_rows <= c.profile.most_split_rows && !c.is_deterministic();
         if n_splits < 2 || !may_split {
             self.attend(&kernel, When::Always, of.out, whole);
             return Ok(());

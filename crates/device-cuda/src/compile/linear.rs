@@ -57,7 +57,9 @@ impl Draft<'_> {
     }
 
     pub(super) fn projection(&mut self, p: &Projection) -> Result<()> {
-        let all = |draft: &Self, store| -> Result<Vec<_>> { p.matrices.iter().map(|m| draft.matrix(m, store)).collect() };
+        let all = |draft: &Self, store| -> Result<Vec<_>> {
+            p.matrices.iter().map(|m| draft.matrix(m, store)).collect()
+        };
         let unstored = all(self, false)?;
         let kinds: Vec<Kind> = unstored.iter().map(|(stored, _)| stored.kind).collect();
         let same = kinds.iter().all(|kind| *kind == kinds[0]);
@@ -86,7 +88,8 @@ impl Draft<'_> {
                 // Matrices of one kind together.
                 let mut done = vec![false; stored.len()];
                 while let Some(first) = done.iter().position(|done| !done) {
-                    let mine: Vec<usize> = (first..stored.len()).filter(|i| kinds[*i] == kinds[first]).collect();
+                    let mine: Vec<usize> =
+                        (first..stored.len()).filter(|i| kinds[*i] == kinds[first]).collect();
                     mine.iter().for_each(|i| done[*i] = true);
                     let matrices: Vec<_> = mine.iter().map(|i| stored[*i]).collect();
                     let of: Vec<MatrixOf> = mine.iter().map(|i| p.matrices[*i]).collect();
@@ -148,7 +151,14 @@ impl Draft<'_> {
         }
     }
 
-    fn gemv(&mut self, mut arguments: LinearArguments, p: &Product, rows: RowCount, class: RowClass, kind: Kind) {
+    fn gemv(
+        &mut self,
+        mut arguments: LinearArguments,
+        p: &Product,
+        rows: RowCount,
+        class: RowClass,
+        kind: Kind,
+    ) {
         let n: usize = p.matrices.iter().map(|(_, m)| m.n_out as usize).sum();
         let (of_rows, columns) = match class {
             RowClass::One => (1, self.columns_of_warp(n, p.tail == TAIL_GATE)),
@@ -209,7 +219,13 @@ impl Draft<'_> {
         }
     }
 
-    pub(super) fn expert_linear(&mut self, x: ValueId, ids: ValueId, weight: WeightId, out: ValueId) -> Result<()> {
+    pub(super) fn expert_linear(
+        &mut self,
+        x: ValueId,
+        ids: ValueId,
+        weight: WeightId,
+        out: ValueId,
+    ) -> Result<()> {
         self.experts(x, None, ids, &[weight], None, out)
     }
 
@@ -226,7 +242,8 @@ impl Draft<'_> {
         let c = self.c;
         let (rows, k) = (c.rows(x), c.cols(ids));
         let store = gate.is_none();
-        let of_stacks: Vec<MatrixOf> = stacks.iter().map(|id| MatrixOf { weight: *id, bias: None, out }).collect();
+        let of_stacks: Vec<MatrixOf> =
+            stacks.iter().map(|id| MatrixOf { weight: *id, bias: None, out }).collect();
         let matrices = of_stacks.iter().map(|m| self.matrix(m, store)).collect::<Result<Vec<_>>>()?;
         let stored = matrices[0].0;
         let n_experts = c.plan.weight(stacks[0]).parts.len().max(1) as u64;

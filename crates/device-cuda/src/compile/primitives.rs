@@ -85,7 +85,14 @@ impl Draft<'_> {
         Ok(())
     }
 
-    fn embed(&mut self, table: WeightId, scale: f32, tokens: Address, chosen: Address, out: ValueId) -> Result<()> {
+    fn embed(
+        &mut self,
+        table: WeightId,
+        scale: f32,
+        tokens: Address,
+        chosen: Address,
+        out: ValueId,
+    ) -> Result<()> {
         let weight = self.c.plan.weight(table);
         let (rows, cols) = (self.c.rows(out), self.c.cols(out));
         let Some((stored, matrix)) = self.c.weights.matrix(weight) else {
@@ -125,12 +132,22 @@ impl Draft<'_> {
             positions: self.c.step_place(self.c.step.positions),
             out: self.c.value(*out)?,
         };
-        self.push(Call::new("rope.cu", rows, [blocks(n_heads, 4), each(rows), ONE], 128, &[*out]), &arguments);
+        self.push(
+            Call::new("rope.cu", rows, [blocks(n_heads, 4), each(rows), ONE], 128, &[*out]),
+            &arguments,
+        );
         Ok(())
     }
 
     /// A kernel that looks at spans, by blocks of columns.
-    fn of_spans(&mut self, file: &str, cols: usize, threads: u32, out: ValueId, arguments: SpanArguments) -> Result<()> {
+    fn of_spans(
+        &mut self,
+        file: &str,
+        cols: usize,
+        threads: u32,
+        out: ValueId,
+        arguments: SpanArguments,
+    ) -> Result<()> {
         let c = self.c;
         let rows = c.rows(out);
         let arguments = SpanArguments {
@@ -148,12 +165,15 @@ impl Draft<'_> {
 
     pub(super) fn primitive(&mut self, op: &Op) -> Result<()> {
         let c = self.c;
-        let simple = |a| -> Result<ElementArguments> { Ok(ElementArguments { a: c.value(a)?, ..Default::default() }) };
+        let simple =
+            |a| -> Result<ElementArguments> { Ok(ElementArguments { a: c.value(a)?, ..Default::default() }) };
         match op {
             Op::Embed { table, scale, out } => {
                 self.embed(*table, *scale, c.step_place(c.step.tokens), c.places.chosen, *out)
             }
-            Op::EmbedPositions { table, out } => self.embed(*table, 1.0, c.step_place(c.step.positions), 0, *out),
+            Op::EmbedPositions { table, out } => {
+                self.embed(*table, 1.0, c.step_place(c.step.positions), 0, *out)
+            }
             Op::RmsNorm { x, weight, eps, group, out } => {
                 self.rms_norm(*x, Norm { weight: *weight, eps: *eps }, *group, *out)
             }
@@ -204,7 +224,8 @@ impl Draft<'_> {
                     Pooling::Last => 2,
                 };
                 let cols = c.cols(*out);
-                let arguments = SpanArguments { cols: cols as u32, kind, x: c.value(*x)?, ..Default::default() };
+                let arguments =
+                    SpanArguments { cols: cols as u32, kind, x: c.value(*x)?, ..Default::default() };
                 self.of_spans("pool.cu", cols, 256, *out, arguments)
             }
             Op::Unfold { x, size, stride, out } => {
@@ -255,9 +276,10 @@ impl Draft<'_> {
             Op::ExpertSum { x, weights, out } => self.expert_sum(*x, *weights, None, *out),
             Op::Argmax { x, .. } => self.choose(*x),
             Op::KvWrite { k, v, layer } => self.kv_write(*k, *v, *layer),
-            Op::Attention { .. } | Op::SelfAttention { .. } | Op::CrossAttention { .. } | Op::CrossScores { .. } => {
-                self.attention(op)
-            }
+            Op::Attention { .. }
+            | Op::SelfAttention { .. }
+            | Op::CrossAttention { .. }
+            | Op::CrossScores { .. } => self.attention(op),
             Op::Linear { .. } | Op::Fused { .. } => failed(format!("{:?} was not lowered", op.kind())),
         }
     }

@@ -17,6 +17,7 @@ __device__ __forceinline__ void warp_best(float &best, uint &index) {
 }
 
 KERNEL(256) argmax(const __grid_constant__ ChooseArguments a) {
+    begin();
     __shared__ float values[8];
     __shared__ uint indices[8];
     const uint part = blockIdx.x, row = blockIdx.y, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -43,6 +44,7 @@ KERNEL(256) argmax(const __grid_constant__ ChooseArguments a) {
 }
 
 KERNEL(32) argmax_end(const __grid_constant__ ChooseArguments a) {
+    begin();
     const uint row = blockIdx.x, lane = threadIdx.x;
     if (a.choices[row].how != CHOOSE_BEST) return;
     const uint *from = a.bests + (ulong(row) * BEST_PARTS + lane) * 2;

@@ -4,6 +4,7 @@
 #include "pages.cuh"
 
 template <class Kv> __device__ __forceinline__ void scores(const ScoresArguments &a) {
+    begin();
     const uint p = blockIdx.x * 128 + threadIdx.x, index = blockIdx.y, row = blockIdx.z, dim = a.pages.head_dim;
     if (p >= a.n_states) return;
     const uint head = a.heads[index], kv_head = head / (a.n_heads / a.pages.n_kv_heads);

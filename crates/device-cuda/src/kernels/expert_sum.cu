@@ -2,6 +2,7 @@
 #include "kernels.cuh"
 
 KERNEL(256) expert_sum(const __grid_constant__ ExpertSumArguments a) {
+    begin();
     const uint column = blockIdx.x * 256 + threadIdx.x, row = blockIdx.y;
     if (column >= a.cols) return;
     float sum = 0.0f;

@@ -10,6 +10,7 @@
 
 template <class Kv> __device__ __forceinline__ void write_heads(const HeadsArguments &a) {
     __shared__ float heads[4][32 * MOST];
+    begin();
     const uint lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = blockIdx.y;
     const uint index = blockIdx.x * 4 + warp, n_kv = a.pages.n_kv_heads, dim = a.pages.head_dim;
     if (index >= a.n_q_heads + 2 * n_kv) return;

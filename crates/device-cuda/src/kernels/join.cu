@@ -2,6 +2,7 @@
 #include "kernels.cuh"
 
 KERNEL(256) join(const __grid_constant__ NormArguments a) {
+    begin();
     __shared__ float shared[33];
     const ulong at = ulong(blockIdx.y) * a.cols;
     float inverse = 1.0f;

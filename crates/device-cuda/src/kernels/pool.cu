@@ -2,6 +2,7 @@
 #include "kernels.cuh"
 
 KERNEL(256) pool(const __grid_constant__ SpanArguments a) {
+    begin();
     const uint column = blockIdx.x * 256 + threadIdx.x;
     if (column >= a.cols) return;
     const Span span = a.spans[a.row_spans[a.rows[blockIdx.y]]];

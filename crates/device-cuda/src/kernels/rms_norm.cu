@@ -3,6 +3,7 @@
 #include "kernels.cuh"
 
 KERNEL(256) rms_norm(const __grid_constant__ NormArguments a) {
+    begin();
     __shared__ float shared[33];
     const ulong at = ulong(blockIdx.y) * a.cols + ulong(blockIdx.x) * a.group;
     float sum = 0.0f;

@@ -7,6 +7,7 @@
 #define MOST 1024
 
 KERNEL(128) rope(const __grid_constant__ RopeArguments a) {
+    begin();
     __shared__ float heads[4][MOST];
     const uint lane = threadIdx.x & 31, warp = threadIdx.x >> 5, head = blockIdx.x * 4 + warp, row = blockIdx.y;
     if (head >= a.n_heads) return;

@@ -3,6 +3,7 @@
 #include "kernels.cuh"
 
 KERNEL(32) route(const __grid_constant__ RouteArguments a) {
+    begin();
     extern __shared__ float p[]; // (n_experts)
     const uint lane = threadIdx.x, row = blockIdx.x;
     const float *x = a.x + ulong(row) * a.n_experts;

@@ -4,6 +4,7 @@
 #include "kernels.cuh"
 
 KERNEL(128) short_conv(const __grid_constant__ SpanArguments a) {
+    begin();
     const uint column = blockIdx.x * 128 + threadIdx.x;
     if (column >= a.cols || blockIdx.y >= a.n_spans) return;
     const Span span = a.spans[blockIdx.y];

@@ -2,6 +2,7 @@
 #include "kernels.cuh"
 
 KERNEL(256) softcap(const __grid_constant__ ElementArguments a) {
+    begin();
     const uint column = blockIdx.x * 256 + threadIdx.x;
     if (column >= a.cols) return;
     const ulong at = ulong(blockIdx.y) * a.cols + column;

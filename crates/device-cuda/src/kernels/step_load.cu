@@ -8,6 +8,7 @@ __device__ __forceinline__ void copy(const StepLoadArguments &a, const Copy &c) 
 }
 
 KERNEL(256) step_load(const __grid_constant__ StepLoadArguments a) {
+    begin();
     copy(a, a.copies0);
     copy(a, a.copies1);
     copy(a, a.copies2);

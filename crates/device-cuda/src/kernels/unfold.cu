@@ -4,6 +4,7 @@
 #include "kernels.cuh"
 
 KERNEL(256) unfold(const __grid_constant__ SpanArguments a) {
+    begin();
     const uint column = blockIdx.x * 256 + threadIdx.x, row = blockIdx.y;
     if (column >= a.cols * a.size) return;
     const Span span = a.spans[a.row_spans[row / a.kind]];

@@ -182,7 +182,8 @@ impl CudaProgram {
     /// Each command between two events of its own.
     pub(super) fn launch_timed(&self, begun: &Begun, timings: &mut Vec<Timing>) -> Result<()> {
         let table = &self.plans[begun.plan].table(&begun.sizes).table;
-        let (first, from, to) = (self.context.event(true)?, self.context.event(true)?, self.context.event(true)?);
+        let (first, from, to) =
+            (self.context.event(true)?, self.context.event(true)?, self.context.event(true)?);
         if begun.sizes.n_rows > 0 {
             self.load_step(begun)?;
         }

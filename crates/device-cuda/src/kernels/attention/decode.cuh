@@ -60,6 +60,7 @@ template <class Source, int G, int COLUMNS> __device__ __forceinline__ void atte
     __shared__ float queries[G][32 * COLUMNS];
     __shared__ float totals[ATTENTION_WARPS][G][2];
     __shared__ float others[ATTENTION_WARPS - 1][G][32 * COLUMNS];
+    begin();
     const uint lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = blockIdx.z, split = blockIdx.y;
     const uint n_kv = a.pages.n_kv_heads, dim = a.pages.head_dim, group = a.n_heads / n_kv;
     const uint n_parts = (group + G - 1) / G, kv_head = blockIdx.x / n_parts;

@@ -3,6 +3,7 @@
 #include "kernels.cuh"
 
 KERNEL(128) attention_merge(const __grid_constant__ AttentionArguments a) {
+    begin();
     const uint head = blockIdx.x, row = blockIdx.y, dim = a.pages.head_dim;
     const ulong first = (ulong(row) * a.n_heads + head) * a.n_splits;
     float all = a.sinks != nullptr ? a.sinks[head] : -INFINITY_F;

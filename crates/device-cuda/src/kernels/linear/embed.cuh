@@ -14,6 +14,7 @@ __device__ __forceinline__ uint token_of(const EmbedArguments &a, uint row) {
 }
 
 template <class T> __device__ __forceinline__ void embed(const EmbedArguments &a) {
+    begin();
     const uint g = blockIdx.x * blockDim.x + threadIdx.x;
     if (g * 32 >= a.cols) return;
     const Row row = row_of(a.table, token_of(a, blockIdx.y));
@@ -32,6 +33,7 @@ template <class T> __device__ __forceinline__ void embed(const EmbedArguments &a
 }
 
 template <class T> __device__ __forceinline__ void float_embed(const EmbedArguments &a) {
+    begin();
     const uint first = (blockIdx.x * blockDim.x + threadIdx.x) * 32;
     if (first >= a.cols) return;
     const uchar *row = a.table.weight.codes + ulong(token_of(a, blockIdx.y)) * a.table.weight.code_stride;

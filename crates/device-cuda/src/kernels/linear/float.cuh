@@ -62,6 +62,7 @@ template <class T, int ROWS, int NR> __device__ __forceinline__ void float_gemv(
     float *staged = (float *)memory; // (ROWS, COLUMNS)
     constexpr uint COLUMNS = STAGED_FLOATS / ROWS;
     __shared__ float reduction[33];
+    begin();
     const Task task = task_of<ROWS>(a);
     const uint lane = threadIdx.x & 31, warp = blockIdx.x * GEMV_WARPS + (threadIdx.x >> 5);
     const uint n_columns = (a.n_in + 31) / 32 * 32;

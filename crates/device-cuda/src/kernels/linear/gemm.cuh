@@ -94,6 +94,7 @@ template <class T> struct FromFloats {
 template <class Source> __device__ __forceinline__ void gemm(const LinearArguments &a) {
     __shared__ alignas(16) ushort w_tile[2][GEMM_TILE * PITCH];
     __shared__ alignas(16) ushort x_tile[2][GEMM_TILE * PITCH];
+    begin();
     const uint thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
     const uint n_groups = (a.n_in + 31) / 32;
     const uint x_first = blockIdx.y * GEMM_TILE;

@@ -71,6 +71,9 @@ template <class T, int ROWS, int NR> __device__ __forceinline__ void gemv(const 
     extern __shared__ Word4 memory[];
     Staged<ROWS> &staged = *(Staged<ROWS> *)memory;
     __shared__ float reduction[33];
+    announce();
+    // Which experts is what an earlier kernel says; weights are there.
+    if (a.k > 0) await();
     const Task task = task_of<ROWS>(a);
     const uint lane = threadIdx.x & 31, warp = blockIdx.x * GEMV_WARPS + (threadIdx.x >> 5);
     const uint n_groups = (a.n_in + 31) / 32;
@@ -89,6 +92,7 @@ template <class T, int ROWS, int NR> __device__ __forceinline__ void gemv(const 
     for (int s = 0; s < NR; s++) {
         if (exists[s]) T::load(raw[s], rows[s], lane);
     }
+    await();
     float inverse[ROWS];
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {

@@ -4,6 +4,7 @@
 #include "kernels.cuh"
 
 KERNEL(256) rows_f16(const __grid_constant__ RowsArguments a) {
+    begin();
     __shared__ float shared[33];
     const ulong row = blockIdx.x;
     const float *x = a.x + row * a.n_in;

@@ -7,6 +7,7 @@
 #include "kernels.cuh"
 
 KERNEL(256) penalties(const __grid_constant__ ChooseArguments a) {
+    begin();
     const Choice &choice = a.choices[blockIdx.x];
     const uint n_recent = choice.n_recent, n_tokens = n_recent + choice.n_pending;
     const uint *recent = a.recent + choice.first_recent, *pending = a.pending + choice.first_pending;

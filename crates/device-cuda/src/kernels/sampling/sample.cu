@@ -23,6 +23,7 @@ __device__ __forceinline__ void give(const ChooseArguments &a, const Choice &cho
 }
 
 KERNEL(1024) sample(const __grid_constant__ ChooseArguments a) {
+    begin();
     const uint row = blockIdx.x, thread_index = threadIdx.x, n_threads = blockDim.x;
     __shared__ Bins bins;
     __shared__ Word2 list[LIST];
