@@ -12,13 +12,14 @@
 #include <string>
 #include <vector>
 
+static char g_context[200] = ""; // what ran when something failed
 #define CHECK(x)                                                                            \
     do {                                                                                    \
         CUresult r_ = (x);                                                                  \
         if (r_) {                                                                           \
             const char *s_;                                                                 \
             cuGetErrorString(r_, &s_);                                                      \
-            printf("%s, line %d: %s\n", #x, __LINE__, s_);                                  \
+            printf("%s, line %d: %s (%s)\n", #x, __LINE__, s_, g_context);                                  \
             exit(1);                                                                        \
         }                                                                                   \
     } while (0)
@@ -91,12 +92,16 @@ struct Memory {
     }
     template <class T> void put(const std::vector<T> &v) {
         make(v.size() * sizeof(T));
-        CHECK(cuMemcpyHtoD(p, v.data(), n));
+        // On the benches' own stream: the default stream's copy may still run when a kernel of a non-blocking stream starts, and even
+        // when the memory is freed.
+        CHECK(cuMemcpyHtoDAsync(p, v.data(), n, gpu.stream));
+        gpu.wait();
     }
     template <class T> std::vector<T> get(size_t count) const {
         std::vector<T> v(count);
         gpu.wait();
-        CHECK(cuMemcpyDtoH(v.data(), p, count * sizeof(T)));
+        CHECK(cuMemcpyDtoHAsync(v.data(), p, count * sizeof(T), gpu.stream));
+        gpu.wait();
         return v;
     }
     void poison() { CHECK(cuMemsetD8Async(p, 0xff, n, gpu.stream)); }

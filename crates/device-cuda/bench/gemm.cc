@@ -156,7 +156,7 @@ static void check_experts(const FileType &t, Launch l, int m, int k_used) {
         rows[e] = random_rows(t, n, k);
         pack(one, t, rows[e], n, k);
         if (e == 0) bytes = one.bytes, all.make(bytes * n_experts);
-        CHECK(cuMemcpyDtoD(all.p + e * bytes, one.memory.p, bytes));
+        CHECK(cuMemcpyDtoDAsync(all.p + e * bytes, one.memory.p, bytes, gpu.stream));
     }
     std::vector<float> x((size_t)m * k);
     for (auto &v : x) v = normal();
@@ -204,7 +204,7 @@ static void time_shape(const FileType &t, int m, int n, int k, std::vector<Launc
     for (int i = 0; i < copies; i++) {
         CUdeviceptr p;
         CHECK(cuMemAlloc(&p, w.bytes));
-        CHECK(cuMemcpyDtoD(p, w.memory.p, w.bytes));
+        CHECK(cuMemcpyDtoDAsync(p, w.memory.p, w.bytes, gpu.stream));
         sets.push_back(p);
     }
     std::vector<float> x((size_t)m * k);
@@ -227,6 +227,9 @@ static void time_shape(const FileType &t, int m, int n, int k, std::vector<Launc
         GemmArguments a = {};
         a.x = (u8 *)tiled.p, a.y = (void *)y.p, a.n_rows = m, a.n_out = n, a.k_tiles = w.k_tiles, a.residual = (float *)residual.p;
         a.row_groups = groups, a.y_stride = gate ? groups : n, a.epilogue = epilogue, a.partials = (float *)partials.p, a.counters = (u32 *)counters.p;
+        snprintf(g_context, 200, "%s width %d parts %d, n %d k %d, x %llx + %zx, y %llx + %zx, residual %llx, weights %llx + %zx", t.name, l.width, l.splits, n, k, tiled.p, tiled.n, y.p, y.n,
+                 residual.p, sets[0], w.bytes);
+        if (getenv("CONTEXT")) puts(g_context);
         const double us = time_us(3, m > 256 ? 8 : 24, [&](int i) {
             a.weights = (u8 *)sets[i % copies];
             multiply(l, t.codec, a, n_tt);
@@ -278,9 +281,13 @@ int main(int argc, char **argv) {
         for (int w : v) l.push_back({true, w, 1});
         return l;
     };
-    if (mode == "gate") {
-        time_shape(q4, 2048, 16384, 2048, widths({128, 256}), EPILOGUE_GATE);
-        return 0;
+    if (mode == "stress") { // many tiles a block, many launches without a pause
+        for (int i = 0; i < 6; i++) {
+            check(q4, 2048, 2048, 1024, {true, 128, 1}, EPILOGUE_ADD);
+            time_shape(q4, 2048, 4096, 1024, widths({128, 256}), EPILOGUE_STORE);
+            time_shape(q4, 2048, 8192, 2048, widths({128, 256}), EPILOGUE_GATE);
+        }
+        return failures;
     }
     struct Shape { int n, k, epilogue; };
     for (Shape s : {Shape{4096, 1024, 0}, {1024, 2048, 1}, {6144, 1024, 2}, {1024, 3072, 1}, {3072, 2048, 0}, {2048, 2048, 1}, {16384, 2048, 2}, {2048, 8192, 1}})

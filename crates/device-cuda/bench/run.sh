@@ -7,7 +7,7 @@ K=$PWD/kernels B=/tmp/build
 [ -d "$K" ] || K=$PWD/src/kernels
 mkdir -p $B; export K B
 which nvcc >/dev/null || export PATH=/usr/local/cuda/bin:$PATH
-one() { nvcc -std=c++17 -O3 --split-compile=0 -I $K -gencode=arch=compute_90a,code=sm_90a -Xptxas -v -cubin -o $B/$(basename $1 .cu).cubin $1 >$B/$(basename $1).log 2>&1 || { echo "FAILED $1"; grep -m3 error $B/$(basename $1).log; }; }
+one() { nvcc -std=c++17 -O3 --split-compile=0 $FLAGS -I $K -gencode=arch=compute_90a,code=sm_90a -Xptxas -v -cubin -o $B/$(basename $1 .cu).cubin $1 >$B/$(basename $1).log 2>&1 || { echo "FAILED $1"; grep -m3 error $B/$(basename $1).log; }; }
 host() { g++ -O3 -march=native -std=c++17 -I $K -I bench -I $(dirname $(dirname $(readlink -f $(which nvcc))))/include -I /usr/local/cuda/include -o $B/$1 bench/$1.cc $LIB 2>$B/$1.err || { echo "FAILED $1"; grep -m5 error $B/$1.err; }; }
 export LIB=$(ldconfig -p | grep -m1 "libcuda.so.1" | sed "s/.*=> //")
 [ -n "$LIB" ] || LIB=$(find / -name "libcuda.so*" -not -path "/proc/*" 2>/dev/null | head -1)
@@ -15,9 +15,9 @@ export -f one host
 S=$(date +%s)
 for what in "$@"; do
   case $what in
-    gemm) ls $K/gemm/*.cu | grep -E "${ONLY:-.}"; echo host gemm;;
+    gemm|stress) ls $K/gemm/*.cu | grep -E "${ONLY:-.}"; echo host gemm;;
     attention) ls $K/attention_flash/*.cu; echo host attention;;
-    decode) ls $K/persistent/*.cu; echo host decode;;
+    decode) [ -n "$PREBUILT" ] && cp $PREBUILT/*.cubin $B/ || ls $K/persistent/*.cu; echo host decode;;
   esac
 done | xargs -P 16 -I{} bash -c 'set -- {}; if [ "$1" = host ]; then host $2; else one $1; fi'
 echo "built in $(( $(date +%s) - S )) s"; nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
@@ -25,8 +25,9 @@ grep -h -E "C75|[1-9][0-9]* bytes spill stores" $B/*.log | sort | uniq -c | head
 cp $B/*.log $OUT/ 2>/dev/null; cat $B/*.log > /tmp/all.log; rm -f $OUT/*.log; cp /tmp/all.log $OUT/build.log
 for what in "$@"; do
   case $what in
+    stress) timeout 60 $B/gemm $B stress 2>&1 | tee $OUT/stress.txt;;
     gemm) timeout 150 $B/gemm $B check 2>&1 | tee $OUT/gemm_check.txt | grep -v " ok$"; timeout 120 $B/gemm $B time 2>&1 | tee $OUT/gemm_time.txt | cut -c1-${WIDE:-400}
-      [ "${PIPESTATUS[0]}" = 0 ] || timeout 100 compute-sanitizer --tool memcheck $B/gemm $B gate 2>&1 | head -40;;
+      [ "${PIPESTATUS[0]}" = 0 ] || { CONTEXT=1 $B/gemm $B gate; CONTEXT=1 timeout 60 compute-sanitizer --tool memcheck $B/gemm $B gate 2>&1 | head -12; };;
     attention) timeout 60 $B/attention $B 2>&1 | tee $OUT/attention.txt;;
     decode) timeout ${DECODE_LIMIT:-150} $B/decode $B $DECODE 2>&1 | tee $OUT/decode.txt;;
   esac

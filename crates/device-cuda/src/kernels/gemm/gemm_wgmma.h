@@ -94,6 +94,13 @@ template <class C, int WIDTH> INLINE void gemm_wgmma(const GemmArguments &a) {
                 const u64 row_bytes = (u64)a.k_tiles * TILE;
                 for (u32 k = w.k_begin; k < w.k_end; k++) {
                     mbarrier_wait(empty + 8 * stage, parity);
+#ifdef GEMM_VALIDATE
+                    const u8 *x_end = a.x + (u64)a.k_tiles * a.row_groups * 1024, *w_end = a.weights + (u64)((a.n_out + 63) / 64) * row_bytes;
+                    if (x < a.x || x + x_bytes > x_end || weights < a.weights || weights + (w.second ? row_bytes : 0) + TILE > w_end) {
+                        printf("block %d unit %u k %u: x %p of %p..%p, weights %p of %p..%p, first_row %u\n", (int)blockIdx.x, unit, k, x, a.x, x_end, weights, a.weights, w_end, w.first_row);
+                        asm volatile("trap;");
+                    }
+#endif
                     const u32 to = base + stage * Stages::BYTES, done = full + 8 * stage;
                     mbarrier_expect(done, bytes);
                     bulk_copy(to + WIDTH * 128, weights, TILE, done);

@@ -27,7 +27,7 @@
 #define PERSISTENT_GATE 2   // groups alternate between gate and up; activation(gate) * up is the next phase's input
 #define PERSISTENT_HEAD 3   // logits; the best is the next token
 
-// One product. 96 bytes.
+// One product. 112 bytes. Each block of threads keeps a copy in shared memory.
 struct PersistentPhase {
     const uchar *weights;
     const float *norm;      // ADD: weights of the norm that the next phase's input needs (hidden)
@@ -44,7 +44,11 @@ struct PersistentPhase {
     uint activation;        // GATE
     uint window;            // QKV: 0 for none
     uint table;             // QKV: first entry of the layer's group in the page table
-    uint gate_refill;       // 1: weights may be loaded as far as this phase's ends + ring
+    uint gate_refill;       // 1: when this phase has read its weights, those of a layer more may be loaded
+    uint own_first;         // the rest is written by the kernel, in its copy: the block's first group
+    uint own_groups;
+    uint pieces;            // of the block's weights
+    uint credit;            // pieces of the phases from after the gate before to this gate
     uint reserved;
 };
 

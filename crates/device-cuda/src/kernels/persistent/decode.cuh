@@ -3,7 +3,8 @@
 // Host contract
 //   parameter  PersistentArguments (persistent/arguments.h)
 //   launch     cooperative, one block a multiprocessor (n_blocks = grid, at most 160), 320 threads
-//   dynamic shared memory  n_slots * slot_bytes + persistent_shared(...) of the largest phase: see PersistentShared
+//   dynamic shared memory  n_slots * slot_bytes + the constant persistent_shared_<D>_<H> + 2,560 * the largest k_quads
+//              + 112 * n_phases
 //   exchange   zeros before every launch
 //
 // How it works. Warps 0..7 multiply, each its own slice of K; warp 8 adds the eight partial sums, runs the epilogue and publishes;
@@ -21,6 +22,7 @@
 #include "persistent/arguments.h"
 
 #define PERSISTENT_PASS 8          // groups
+#define PRELOADED 8                // units that a warp keeps in registers, at most
 #define PERSISTENT_MAX_SPLITS 16
 #define PERSISTENT_MAX_ROWS 64     // of the residual a block has
 // Parts of the exchange, in bytes.
@@ -120,6 +122,22 @@ struct InputBlock {
 
 template <int CODEC> struct Unit {
     static constexpr int BYTES = CODEC == PERSISTENT_CODEC_Q4 ? 576 : CODEC == PERSISTENT_CODEC_Q4M ? 640 : CODEC == PERSISTENT_CODEC_Q8 ? 1088 : 896;
+    // Of codec q4: a lane's part in registers.
+    struct Held {
+        uint4 q;
+        u16 d;
+        INLINE void load(const u8 *unit, int lane) { q = ((const uint4 *)unit)[lane], d = ((const u16 *)(unit + 512))[lane]; }
+        INLINE float dot(const uint4 (&c)[4], float2 half_sum) const {
+            const u32 w[4] = {q.x, q.y, q.z, q.w};
+            float s = 0;
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                const int t = __dp4a((int)((w[k] >> 4) & 0x0F0F0F0Fu), (int)c[k].y, __dp4a((int)(w[k] & 0x0F0F0F0Fu), (int)c[k].x, (int)MAGIC_INT));
+                s = fmaf(__int_as_float(t) - MAGIC_FLOAT, __uint_as_float(c[k].z), s);
+            }
+            return (s - 8.0f * (half_sum.x + half_sum.y)) * from_half(d);
+        }
+    };
     // The product of a block of weights of this lane and the block of input `c`.
     static INLINE float dot(const u8 *unit, int lane, const uint4 (&c)[4], float2 half_sum) {
         float s = 0, s1 = 0;
@@ -181,23 +199,52 @@ template <int D, int H> struct PersistentShared {
     float residual[PERSISTENT_MAX_ROWS];
     u64 full[40], empty[40];
     u32 credit;              // pieces whose phases are over
-    u32 padding[3];
-    InputBlock input[1];     // 8 warps x k_quads x 4
+    u32 gates;               // whether refills wait for gates
+    u32 padding[2];
+    InputBlock input[1];     // 8 warps x the most k_quads x 4; then the phases
 };
 
 template <int D, int H> struct Persistent {
     typedef PersistentShared<D, H> Shared;
     static constexpr int N_LANES_V = D / 32; // values of a head that a lane has
+    static constexpr u32 PARTIAL_BYTES = (H * D + 2 * H + 3) / 4 * 16;
     const PersistentArguments &a;
     u8 *ring;
     Shared &s;
-    u32 full, empty, slot = 0, parity = 0, block, n_blocks, pass_parity = 0;
+    const PersistentPhase *phases; // in shared memory
+    u32 full, empty, slot = 0, parity = 0, block, n_blocks, pass_parity = 0, kv_head, split, page_shift;
     int warp, lane;
 
     INLINE Persistent(const PersistentArguments &a, u8 *shared)
         : a(a), ring(shared), s(*(Shared *)(shared + a.n_slots * a.slot_bytes)), block(blockIdx.x), n_blocks(gridDim.x), warp(threadIdx.x >> 5),
           lane(threadIdx.x & 31) {
         full = shared_address(s.full), empty = shared_address(s.empty);
+        kv_head = block / a.n_splits, split = block % a.n_splits, page_shift = 31 - __clz(a.page_len);
+    }
+    // The table into shared memory, with what it means for this block. All threads call it, and wait afterwards.
+    INLINE void prepare() {
+        u32 most = 1;
+        for (u32 i = 0; i < a.n_phases; i++) most = max(most, a.phases[i].k_quads);
+        PersistentPhase *table = (PersistentPhase *)(s.input + 32 * most);
+        phases = table;
+        for (u32 i = threadIdx.x; i < a.n_phases; i += blockDim.x) {
+            PersistentPhase p = a.phases[i];
+            p.own_first = first_group(p, block), p.own_groups = first_group(p, block + 1) - p.own_first;
+            const u32 each = a.slot_bytes / (8 * unit_bytes(p.codec));
+            p.pieces = (p.own_groups * p.k_quads + each - 1) / each;
+            table[i] = p;
+        }
+        if (threadIdx.x == 0) s.gates = a.refill_gates;
+        __syncthreads();
+        for (u32 i = threadIdx.x; i < a.n_phases; i += blockDim.x) {
+            u32 n = 0, j = i;
+            if (table[i].gate_refill) do {
+                if (table[j].kind != PERSISTENT_HEAD) n += table[j].pieces;
+                j = j == 0 ? a.n_phases - 1 : j - 1;
+            } while (!table[j].gate_refill && j != i);
+            table[i].credit = n;
+            if (n > a.n_slots) s.gates = 0; // the ring could never be filled for it
+        }
     }
     INLINE void next_slot() {
         if (++slot == a.n_slots) slot = 0, parity ^= 1;
@@ -207,7 +254,6 @@ template <int D, int H> struct Persistent {
     INLINE u32 first_group(const PersistentPhase &p, u32 b) const {
         return p.kind == PERSISTENT_GATE ? 2 * first_group(p.groups / 2, b) : first_group(p.groups, b);
     }
-    INLINE u32 own_groups(const PersistentPhase &p) const { return first_group(p, block + 1) - first_group(p, block); }
     INLINE u8 *part(u32 at) const { return a.exchange + at; }
     INLINE void published() { barrier_arrive(5, 288); }
     INLINE void wait_published() {
@@ -217,8 +263,7 @@ template <int D, int H> struct Persistent {
 
     // ---------------------------------------------------------------- warps 0..7: products
 
-    // This warp's slice of the input, from chunks with the tag, into shared memory. Returns its sum of squares (or what the
-    // writers put there).
+    // This warp's slice of the input, from chunks with the tag, into shared memory. Returns this lane's part of its sum of squares.
     INLINE float poll_input(const u8 *from, u32 chunks, u32 k_quads, u32 tag) {
         const u32 n = 16 * k_quads, first = warp * n;
         InputBlock *blocks = s.input + warp * 4 * k_quads;
@@ -262,11 +307,11 @@ template <int D, int H> struct Persistent {
             }
         }
         __syncwarp();
-        return sum_of_32(squares);
+        return squares;
     }
 
     // One pass: `n` groups. Weights are read from the ring as they come.
-    template <int CODEC> INLINE void multiply_pass(u32 n, u32 k_quads, u32 steps_a_slot, u32 &step, u32 n_steps) {
+    template <int CODEC> INLINE void multiply_pass(u32 n, u32 k_quads, u32 steps_a_slot, u32 &within, u32 &left) {
         float sum[PERSISTENT_PASS];
 #pragma unroll
         for (int i = 0; i < PERSISTENT_PASS; i++) sum[i] = 0;
@@ -281,12 +326,12 @@ template <int D, int H> struct Persistent {
 #pragma unroll
             for (int i = 0; i < PERSISTENT_PASS; i++) {
                 if (i < n) {
-                    const u32 within = step % steps_a_slot;
                     if (within == 0) mbarrier_wait(full + 8 * slot, parity);
                     at = ring + slot * a.slot_bytes + (within * 8 + warp) * Unit<CODEC>::BYTES;
                     sum[i] += Unit<CODEC>::dot(at, lane, c, half_sum);
-                    step++;
-                    if (step % steps_a_slot == 0 || step == n_steps) {
+                    within++, left--;
+                    if (within == steps_a_slot || left == 0) {
+                        within = 0;
                         __syncwarp();
                         if (lane == 0) mbarrier_arrive(empty + 8 * slot);
                         next_slot();
@@ -305,21 +350,88 @@ template <int D, int H> struct Persistent {
         }
     }
     template <int CODEC> INLINE void multiply(const PersistentPhase &p, u32 n_groups) {
-        const u32 steps_a_slot = a.slot_bytes / (8 * Unit<CODEC>::BYTES), n_steps = n_groups * p.k_quads;
-        u32 step = 0;
+        const u32 steps_a_slot = a.slot_bytes / (8 * Unit<CODEC>::BYTES);
+        u32 within = 0, left = n_groups * p.k_quads;
         // A block without rows makes one empty pass, so that its warps stay in step.
         for (u32 g0 = 0, pass = 0; g0 < n_groups || pass == 0; g0 += PERSISTENT_PASS, pass++) {
             if (pass >= 2) barrier(8 + pass_parity, 288); // the epilogue has read what this overwrites
-            multiply_pass<CODEC>(min((u32)PERSISTENT_PASS, n_groups - g0), p.k_quads, steps_a_slot, step, n_steps);
+            multiply_pass<CODEC>(min((u32)PERSISTENT_PASS, n_groups - g0), p.k_quads, steps_a_slot, within, left);
             barrier_arrive(2 + pass_parity, 288);
             pass_parity ^= 1;
         }
     }
-    INLINE void product(const PersistentPhase &p, const u8 *from, u32 tag, u32 phase_parity) {
+    // A phase of N groups and few quads: its weights go to registers before the input is there.
+    template <int CODEC, int N> INLINE void product_preloaded(const PersistentPhase &p, const u8 *from, u32 tag, u32 phase_parity) {
+        constexpr int QUADS = PRELOADED / N;
+        const u32 steps_a_slot = a.slot_bytes / (8 * Unit<CODEC>::BYTES), k_quads = p.k_quads;
+        u32 within = 0, left = N * k_quads;
+        typename Unit<CODEC>::Held held[QUADS * N];
+#pragma unroll
+        for (int j = 0; j < QUADS * N; j++) {
+            if (j < N * k_quads) {
+                if (within == 0) mbarrier_wait(full + 8 * slot, parity);
+                held[j].load(ring + slot * a.slot_bytes + (within * 8 + warp) * Unit<CODEC>::BYTES, lane);
+                within++, left--;
+                if (within == steps_a_slot || left == 0) {
+                    within = 0;
+                    __syncwarp();
+                    if (lane == 0) mbarrier_arrive(empty + 8 * slot);
+                    next_slot();
+                }
+            }
+        }
         wait_published();
-        const u32 n_groups = own_groups(p);
-        const float squares = poll_input(from, p.chunks, p.k_quads, tag);
+        const float squares = poll_input(from, p.chunks, k_quads, tag);
+        float sum[N];
+#pragma unroll
+        for (int i = 0; i < N; i++) sum[i] = 0;
+        const InputBlock *blocks = s.input + warp * 4 * k_quads + (lane >> 3);
+#pragma unroll
+        for (int quad = 0; quad < QUADS; quad++) {
+            if (quad < k_quads) {
+                uint4 c[4];
+#pragma unroll
+                for (int k = 0; k < 4; k++) c[k] = blocks[4 * quad].chunk[k];
+                const float2 half_sum = *(const float2 *)blocks[4 * quad].half_sum;
+#pragma unroll
+                for (int i = 0; i < N; i++) sum[i] += held[quad * N + i].dot(c, half_sum);
+            }
+        }
+        float *out = s.partial[pass_parity][warp];
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            sum[i] += __shfl_xor_sync(~0u, sum[i], 8);
+            sum[i] += __shfl_xor_sync(~0u, sum[i], 16);
+            if ((lane >> 3) == (i & 3)) out[i * 8 + (lane & 7)] = sum[i];
+        }
+        keep_squares(p, squares, phase_parity);
+        barrier_arrive(2 + pass_parity, 288);
+        pass_parity ^= 1;
+    }
+    // For the epilogue's norm; before this warp arrives.
+    INLINE void keep_squares(const PersistentPhase &p, float squares, u32 phase_parity) {
+        if (p.kind == PERSISTENT_ADD) return; // its input has no norm
+        squares = sum_of_32(squares);
         if (lane == 0) s.squares[phase_parity][warp] = squares;
+    }
+    template <int CODEC> INLINE bool try_preloaded(const PersistentPhase &p, const u8 *from, u32 tag, u32 phase_parity) {
+        if (p.own_groups * p.k_quads > PRELOADED) return false;
+        switch (p.own_groups) {
+        case 1: product_preloaded<CODEC, 1>(p, from, tag, phase_parity); return true;
+        case 2: product_preloaded<CODEC, 2>(p, from, tag, phase_parity); return true;
+        case 3: product_preloaded<CODEC, 3>(p, from, tag, phase_parity); return true;
+        case 4: product_preloaded<CODEC, 4>(p, from, tag, phase_parity); return true;
+        case 6: product_preloaded<CODEC, 6>(p, from, tag, phase_parity); return true;
+        case 8: product_preloaded<CODEC, 8>(p, from, tag, phase_parity); return true;
+        default: return false;
+        }
+    }
+    INLINE void product(const PersistentPhase &p, const u8 *from, u32 tag, u32 phase_parity) {
+        if (p.codec == PERSISTENT_CODEC_Q4 && try_preloaded<PERSISTENT_CODEC_Q4>(p, from, tag, phase_parity)) return;
+        wait_published();
+        const u32 n_groups = p.own_groups;
+        const float squares = poll_input(from, p.chunks, p.k_quads, tag);
+        keep_squares(p, squares, phase_parity);
         if (p.codec == PERSISTENT_CODEC_Q4) multiply<PERSISTENT_CODEC_Q4>(p, n_groups);
         else if (p.codec == PERSISTENT_CODEC_Q4M) multiply<PERSISTENT_CODEC_Q4M>(p, n_groups);
         else if (p.codec == PERSISTENT_CODEC_Q8) multiply<PERSISTENT_CODEC_Q8>(p, n_groups);
@@ -333,8 +445,8 @@ template <int D, int H> struct Persistent {
         uint2 v[4];
     };
     INLINE const u8 *vector_at(const PersistentPhase &p, u32 position, u32 head) const {
-        const u32 page = a.page_table[p.table + position / a.page_len];
-        return a.pool + page * a.page_bytes + p.layer_offset + ((u64)head * a.page_len + position % a.page_len) * (D * 2);
+        const u32 page = a.page_table[p.table + (position >> page_shift)];
+        return a.pool + page * a.page_bytes + p.layer_offset + (head * a.page_len + (position & (a.page_len - 1))) * (D * 2);
     }
     // Keys: four positions a warp, eight lanes each. Values: the same four, all lanes each.
     INLINE void load_rows(Rows &r, const PersistentPhase &p, u32 tile, u32 position, u32 first, u32 kv_head) const {
@@ -355,7 +467,6 @@ template <int D, int H> struct Persistent {
         }
     }
     INLINE void attention(const PersistentPhase &p, u32 position, u32 tag) {
-        const u32 kv_head = block / a.n_splits, split = block % a.n_splits;
         const u32 first = p.window && position + 1 > p.window ? position + 1 - p.window : 0;
         const u32 own_tile = position / 32;
         // Tiles of this split: those congruent to it, from the first that is seen.
@@ -491,7 +602,7 @@ template <int D, int H> struct Persistent {
             if (lane == 0) s.most[warp][h] = most[h], s.total[warp][h] = total[h];
         }
         barrier(1, 256);
-        u8 *to = part(EXCHANGE_PARTIALS) + (u64)block * (H * D + 2 * H) * 4;
+        u8 *to = part(EXCHANGE_PARTIALS) + (u64)block * PARTIAL_BYTES;
         for (int i = threadIdx.x; i < H * D; i += 256) {
             const int h = i / D; // the same for a whole warp
             float high = -1e30f, sum = 0, value = 0;
@@ -510,7 +621,6 @@ template <int D, int H> struct Persistent {
         }
     }
     INLINE bool attends(u32 position) const {
-        const u32 split = block % a.n_splits;
         return block < a.n_kv_heads * a.n_splits && split <= position / 32;
     }
 
@@ -521,7 +631,7 @@ template <int D, int H> struct Persistent {
             barrier(1, 256);
             for (u32 i = 0; i < a.n_phases; i++) {
                 if (i >= a.stop_phase) return;
-                const PersistentPhase &p = a.phases[i];
+                const PersistentPhase p = phases[i]; // in registers: every barrier would make references read again
                 if (p.kind == PERSISTENT_QKV) {
                     epoch++;
                     product(p, part(EXCHANGE_INPUT), tag_of(epoch_input), phase_parity);
@@ -529,34 +639,18 @@ template <int D, int H> struct Persistent {
                 } else if (p.kind == PERSISTENT_GATE) {
                     product(p, part(EXCHANGE_MIDDLE), tag_of(epoch), phase_parity);
                 } else if (p.kind == PERSISTENT_ADD) {
-                    const bool down = i > 0 && a.phases[i - 1].kind == PERSISTENT_GATE;
+                    const bool down = i > 0 && phases[i - 1].kind == PERSISTENT_GATE;
                     product(p, part(down ? EXCHANGE_GATED : EXCHANGE_ATTENDED), tag_of(epoch), phase_parity);
                     if (down) epoch_input++;
                 } else {
-                    if (threadIdx.x == 0) *(volatile u32 *)&s.credit += pieces(p); // all of it may come as slots are free
+                    if (threadIdx.x == 0) *(volatile u32 *)&s.credit += p.pieces; // all of it may come as slots are free
                     product(p, part(EXCHANGE_INPUT), tag_of(epoch_input), phase_parity);
                     epoch_input++;
                 }
-                if (p.gate_refill && a.refill_gates && threadIdx.x == 0) *(volatile u32 *)&s.credit += pieces_to_next_gate(i);
+                if (p.gate_refill && threadIdx.x == 0) *(volatile u32 *)&s.credit += p.credit;
                 phase_parity ^= 1;
             }
         }
-    }
-
-    INLINE u32 pieces(const PersistentPhase &p) const {
-        const u32 steps = own_groups(p) * p.k_quads;
-        const u32 each = a.slot_bytes / (8 * unit_bytes(p.codec));
-        return (steps + each - 1) / each;
-    }
-    // Pieces of the phases up to and including phase i, from after the gate before it.
-    INLINE u32 pieces_to_next_gate(u32 i) const {
-        u32 n = 0;
-        u32 j = i;
-        do {
-            if (a.phases[j].kind != PERSISTENT_HEAD) n += pieces(a.phases[j]);
-            j = j == 0 ? a.n_phases - 1 : j - 1;
-        } while (!a.phases[j].gate_refill && j != i);
-        return n;
     }
 
     // ---------------------------------------------------------------- warp 8: epilogues
@@ -574,20 +668,21 @@ template <int D, int H> struct Persistent {
         return rsqrtf(sum / (float)a.hidden + a.eps);
     }
     // The block's rows of the residual as chunks of residual * norm, with their squares.
-    INLINE void publish_residual(const float *norm, u32 to, u32 tag) {
-        const u32 g0 = first_group(a.hidden / 8, block), n = (first_group(a.hidden / 8, block + 1) - g0) * 8;
-        for (u32 r0 = 0; r0 < n; r0 += 32) {
+    INLINE void publish_residual(const float (&norm)[2], u32 g0, u32 n, u32 to, u32 tag) {
+#pragma unroll
+        for (u32 r0 = 0; r0 < PERSISTENT_MAX_ROWS; r0 += 32) {
+            if (r0 >= n) break;
             const u32 r = r0 + lane;
             const float x = r < n ? s.residual[r] : 0.0f;
             const float squares = sum_of_8(x * x);
-            const uint4 chunk = make_chunk(r < n ? x * norm[g0 * 8 + r] : 0.0f, squares, tag);
+            const uint4 chunk = make_chunk(x * norm[r0 / 32], squares, tag);
             if ((lane & 7) == 0 && r < n) store_relaxed_4(part(to) + (u64)(g0 + r / 8) * 16, chunk);
         }
     }
     INLINE void merge(u32 position, u32 tag) {
         if (block >= a.n_kv_heads * a.n_splits) return;
-        const u32 kv_head = block / a.n_splits, split = block % a.n_splits, n_partials = min(a.n_splits, position / 32 + 1);
-        constexpr u32 STRIDE = (H * D + 2 * H) * 4;
+        const u32 n_partials = min(a.n_splits, position / 32 + 1);
+        constexpr u32 STRIDE = PARTIAL_BYTES;
         const u8 *from = part(EXCHANGE_PARTIALS) + (u64)kv_head * a.n_splits * STRIDE;
         const u32 half = lane & 1, index = lane >> 1; // 4 of a chunk's values, of one partial
         pause_cycles(a.merge_delay);
@@ -668,24 +763,31 @@ template <int D, int H> struct Persistent {
     INLINE void finish() {
         u32 epoch_input = 0, epoch = 0, phase_parity = 0, token = a.tokens[0];
         const u32 x0 = first_group(a.hidden / 8, block), nx = (first_group(a.hidden / 8, block + 1) - x0) * 8;
+        // Weights of a norm for the rows of this lane, loaded before they are needed.
+        auto own = [&](const float *w, float (&out)[2]) {
+            out[0] = w && lane < nx ? w[x0 * 8 + lane] : 0.0f, out[1] = w && lane + 32 < nx ? w[x0 * 8 + 32 + lane] : 0.0f;
+        };
+        float norm[2], post[2];
         for (u32 t = 0; t < a.n_tokens; t++) {
             const u32 position = a.first_position + t;
             for (u32 r = lane; r < nx; r += 32)
                 s.residual[r] = a.embedding_scale * embedding_value(a.embedding_type, a.embedding + token * a.embedding_row_bytes, x0 * 8 + r);
             __syncwarp();
-            publish_residual(a.first_norm, EXCHANGE_INPUT, tag_of(epoch_input));
+            own(a.first_norm, norm);
+            publish_residual(norm, x0, nx, EXCHANGE_INPUT, tag_of(epoch_input));
             published();
             for (u32 i = 0; i < a.n_phases; i++) {
                 if (i >= a.stop_phase) return;
-                const PersistentPhase &p = a.phases[i];
-                const u32 g0 = first_group(p, block), n_groups = own_groups(p);
+                const PersistentPhase p = phases[i]; // in registers: every barrier would make references read again
+                const u32 g0 = p.own_first, n_groups = p.own_groups;
                 const u32 n_passes = n_groups == 0 ? 1 : (n_groups + PERSISTENT_PASS - 1) / PERSISTENT_PASS;
                 if (p.kind == PERSISTENT_QKV) epoch++;
+                if (p.kind == PERSISTENT_ADD) own(p.norm, norm), own(p.post_norm, post);
                 const u32 tag = tag_of(epoch);
                 float best = -1e38f;
                 u32 best_row = 0;
                 float squares = 0;
-                const bool down = p.kind == PERSISTENT_ADD && i > 0 && a.phases[i - 1].kind == PERSISTENT_GATE;
+                const bool down = p.kind == PERSISTENT_ADD && i > 0 && phases[i - 1].kind == PERSISTENT_GATE;
                 for (u32 pass = 0; pass < n_passes; pass++) {
                     barrier(2 + pass_parity, 288);
                     const u32 first_row = (g0 + pass * PERSISTENT_PASS) * 8, n = min((u32)PERSISTENT_PASS, n_groups - pass * PERSISTENT_PASS) * 8;
@@ -734,11 +836,11 @@ template <int D, int H> struct Persistent {
                     __syncwarp();
                     if (p.post_norm) {
                         const float scale = exchange_squares(sum_of_32(squares), down, tag);
-                        for (u32 r = lane; r < nx; r += 32) s.residual[r] += s.outputs[0][r] * scale * p.post_norm[x0 * 8 + r];
+                        for (u32 r = lane; r < nx; r += 32) s.residual[r] += s.outputs[0][r] * scale * (r < 32 ? post[0] : post[1]);
                         __syncwarp();
                     }
                     if (down) epoch_input++;
-                    publish_residual(p.norm, down ? EXCHANGE_INPUT : EXCHANGE_MIDDLE, down ? tag_of(epoch_input) : tag);
+                    publish_residual(norm, x0, nx, down ? EXCHANGE_INPUT : EXCHANGE_MIDDLE, down ? tag_of(epoch_input) : tag);
                 } else if (p.kind == PERSISTENT_HEAD) {
                     epoch_input++;
                     if (a.trace)
@@ -802,15 +904,15 @@ template <int D, int H> struct Persistent {
         for (u32 t = 0; t < a.n_tokens; t++) {
             for (u32 i = 0; i < a.n_phases; i++) {
                 if (i >= a.stop_phase) return;
-                const PersistentPhase &p = a.phases[i];
+                const PersistentPhase p = phases[i]; // in registers: every barrier would make references read again
                 const u32 step = 8 * unit_bytes(p.codec), each = a.slot_bytes / step * step;
-                const u32 g0 = first_group(p, block), n_groups = own_groups(p);
+                const u32 g0 = p.own_first, n_groups = p.own_groups;
                 const u8 *from = p.weights + (u64)g0 * p.k_quads * step;
                 for (u32 left = n_groups * p.k_quads * step; left > 0;) {
                     const u32 bytes = min(left, each);
                     if (n >= a.n_slots) {
                         mbarrier_wait(empty + 8 * slot, parity ^ 1);
-                        if (a.refill_gates)
+                        if (s.gates)
                             while ((int)(*(volatile u32 *)&s.credit + a.n_slots - n) <= 0) {}
                     }
                     n++;
@@ -836,6 +938,7 @@ template <int D, int H> INLINE void persistent_decode(const PersistentArguments 
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     }
+    k.prepare();
     __syncthreads();
     if (k.warp < 8) k.run();
     else if (k.warp == 8) k.finish();
