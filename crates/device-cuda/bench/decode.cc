@@ -355,7 +355,10 @@ static void check(const Shape &s, int first_position, int n) {
     std::vector<uint> tokens = m.tokens.get<uint>(n + 1);
     std::vector<float> x = m.trace.get<float>((size_t)n * s.hidden), logits = m.logits.get<float>(s.n_vocab), best = m.best.get<float>(n);
     for (int mirrored = 2; mirrored >= 0; mirrored--) {
-        if (mirrored == 2 && std::string(s.gate) != "q4_k") continue;
+        // Scales of K types are rounded by the repack: where that moves a value over a rounding step of int8, the whole step shows, so
+        // that "mirrored" is no nearer than "float" (an evaluation on the host alone shows the same 1.7e-2). Then 2 is the tight check.
+        const bool k_types = std::string(s.gate) == "q4_k" || std::string(s.gate) == "q6_k";
+        if (mirrored == 2 && !k_types) continue;
         Plain plain(m, mirrored);
         plain.keys = keys, plain.values = values;
         double e2 = 0, r2 = 0, le = 0, lr = 0;
@@ -372,7 +375,7 @@ static void check(const Shape &s, int first_position, int n) {
             if (t == n - 1)
                 for (int i = 0; i < s.n_vocab; i++) le += (logits[i] - want[i]) * (logits[i] - want[i]), lr += want[i] * want[i];
         }
-        const double err = sqrt(e2 / r2), lerr = sqrt(le / lr), limit = mirrored == 1 && std::string(s.gate) != "q4_k" ? 1.2e-2 : mirrored == 2 ? 1.2e-2 : 4e-2;
+        const double err = sqrt(e2 / r2), lerr = sqrt(le / lr), limit = mirrored == 2 || (mirrored == 1 && !k_types) ? 1.2e-2 : 4e-2;
         const bool ok = err < limit && lerr < limit && near_best == n;
         if (!ok) failures++;
         printf("  %-26s from %4d, %2d tokens, %s: residual %.1e, logits %.1e, best the same %d, within 3 %% %d of %d %s\n", s.name, first_position, n,

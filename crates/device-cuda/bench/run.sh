@@ -2,6 +2,7 @@
 # Builds the kernels and the benches with the machine's nvcc, checks everything, then times it. ONLY limits the
 # kernels of products that are built (a pattern). Usage: run.sh [gemm] [attention] [decode]
 # Run in the folder that holds kernels/ and bench/. Logs go to $OUT.
+[ -z "$PREBUILT" ] || PREBUILT=$(readlink -f "$PREBUILT")
 cd "$(dirname "$0")/.."
 K=$PWD/kernels B=/tmp/build
 [ -d "$K" ] || K=$PWD/src/kernels
@@ -13,11 +14,13 @@ export LIB=$(ldconfig -p | grep -m1 "libcuda.so.1" | sed "s/.*=> //")
 [ -n "$LIB" ] || LIB=$(find / -name "libcuda.so*" -not -path "/proc/*" 2>/dev/null | head -1)
 export -f one host
 S=$(date +%s)
+[ -z "$PREBUILT" ] || cp "$PREBUILT"/*.cubin $B/
 for what in "$@"; do
+  [ -z "$PREBUILT" ] || { case $what in stress) echo host gemm;; *) echo host $what;; esac; continue; }
   case $what in
     gemm|stress) ls $K/gemm/*.cu | grep -E "${ONLY:-.}"; echo host gemm;;
     attention) ls $K/attention_flash/*.cu; echo host attention;;
-    decode) [ -n "$PREBUILT" ] && cp $PREBUILT/*.cubin $B/ || ls $K/persistent/*.cu; echo host decode;;
+    decode) ls $K/persistent/*.cu; echo host decode;;
   esac
 done | xargs -P 16 -I{} bash -c 'set -- {}; if [ "$1" = host ]; then host $2; else one $1; fi'
 echo "built in $(( $(date +%s) - S )) s"; nvidia-smi --query-gpu=name,driver_version --format=csv,noheader

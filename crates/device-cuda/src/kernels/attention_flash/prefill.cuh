@@ -16,7 +16,7 @@
 //
 // Order of accumulation: positions ascending, TILE at a time (64; 32 where D > 128).
 // Bytes: K and V of what a tile sees once for each query head and 64 rows, from L2.
-// Measured: bench/NOTES.md.
+// Measured: NOTES.md.
 #pragma once
 #include "gemm/ptx.h"
 #include "step.h"

@@ -16,7 +16,7 @@
 // Order of accumulation: k ascending, 16 at a time, f32; parts of K (n_splits) are added in ascending order by the block that ends
 // last, so that a result depends on the width and the number of parts only.
 // Bytes: W once for each group of token tiles that runs at the same time (about once), x once for each 128 weight rows from L2.
-// Measured: bench/NOTES.md.
+// Measured: NOTES.md.
 #pragma once
 #include "gemm/codec.h"
 #include "gemm/epilogue.h"
