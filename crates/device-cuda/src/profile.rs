@@ -44,6 +44,8 @@ pub struct Profile {
     pub most_splits: usize,
     /// Rows of a step whose positions are split, at most.
     pub most_split_rows: usize,
+    /// Bytes of shared memory of attention by tiles, at most; 0: there is none.
+    pub flash_bytes: u32,
     /// Steps that may be in flight.
     pub in_flight: usize,
     /// Graphs that are kept.
@@ -62,6 +64,7 @@ impl Profile {
             split_len: 128,
             most_splits: 32,
             most_split_rows: 32,
+            flash_bytes: if facts.capability >= (8, 0) { facts.shared_bytes } else { 0 },
             in_flight: 4,
             n_graphs: 64,
         }

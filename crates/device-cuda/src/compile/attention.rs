@@ -3,13 +3,19 @@
 use super::primitives::interleaved;
 use super::{Call, Draft, ONE, blocks, each, failed};
 use crate::arguments::{AttentionArguments, HeadsArguments, PagesArguments, ScoresArguments};
-use device::{KvLayerId, Op, Result, RowCount, ValueId};
+use device::{KvLayerId, KvType, Op, Result, RowCount, ValueId};
 use device_lower::lower::{AttentionOf, HeadChain, RopeOf};
 use device_lower::table::{Extent, RowClass, When};
 use device_lower::units::{Heads, Queries};
 
 /// Columns of a head, at most (heads.cuh, attention/decode.cuh).
 const MOST_COLUMNS: usize = 512;
+
+/// Columns of a head and bytes of shared memory of the kernels that take rows by tiles (attention/flash_f16.cu).
+const FLASH: [(usize, u32); 5] = [(64, 36864), (80, 45056), (96, 53248), (128, 69632), (256, 101376)];
+
+/// Rows of such a tile.
+const FLASH_ROWS: u32 = 64;
 
 /// A kernel of attention.
 struct Kernel {
@@ -224,6 +230,9 @@ impl Draft<'_> {
             ..self.attention_places()
         };
         let class = self.class(rows);
+        if class == RowClass::Many && !c.is_deterministic() && self.flash(head_dim, rows, of, whole) {
+            return Ok(());
+        }
         let n_rows = class.most().unwrap_or(usize::MAX);
         let n_blocks = c.profile.n_blocks;
         let n_splits = (n_blocks / (kernel.heads * n_rows.min(n_blocks)).max(1)).min(c.profile.most_splits);
@@ -251,6 +260,25 @@ impl Draft<'_> {
             self.push(Call { name: "attention_merge", when, ..call }, &split);
         }
         Ok(())
+    }
+}
+
+impl Draft<'_> {
+    /// Attention by tiles on tensor cores, where the chip and the head allow it. False: nothing was added.
+    fn flash(&mut self, head_dim: usize, rows: RowCount, of: &AttentionOf, arguments: AttentionArguments) -> bool {
+        let c = self.c;
+        let found = FLASH.iter().find(|(columns, bytes)| *columns == head_dim && *bytes <= c.profile.flash_bytes);
+        let Some((columns, shared)) = found.filter(|_| c.limits.kv_type == KvType::F16) else { return false };
+        // A span's tiles are its own: no more than one for each span and one for each 64 rows.
+        let n_experts = c.limits.max_spans as u32;
+        let tiles = Extent::Tiles { rows, k: 1, pairs: FLASH_ROWS, n_experts };
+        let (grid, writes) = ([Extent::Fixed(of.n_heads as u32), tiles, ONE], [of.out]);
+        let (name, call) = (
+            format!("flash_f16_{columns}"),
+            Call::new("attention/flash_f16.cu", rows, grid, 128, &writes),
+        );
+        self.push(Call { name: &name, shared: *shared, ..call }, &arguments);
+        true
     }
 }
 
