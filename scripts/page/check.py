@@ -66,6 +66,8 @@ def main(base, folder):
     try:
         driver.get(base + "/")
         check("the model is named", wait("document.getElementById('model').value !== ''", 30))
+        shown = driver.execute_script("return document.getElementById('model').selectedOptions[0].textContent")
+        check("a model's file is named, not its folder", not shown.startswith("/"), shown)
         shot("empty")
         mic = driver.find_element(By.ID, "mic")
         if driver.execute_script("return models.some(m => m.capabilities?.includes('transcription'))"):
@@ -82,6 +84,7 @@ def main(base, folder):
         driver.execute_script("settings.max_tokens = 60; settings.temperature = 0;")
         box().send_keys("Write a short list of three fruits.", Keys.ENTER)
         check("text streams", wait("busy && chat.messages.at(-1).content.length > 5"))
+        shot("streaming")
         check("the answer ends", wait(idle))
         last = driver.execute_script("return chat.messages.at(-1)")
         check("no error", not last.get("error"), last.get("error"))
@@ -135,6 +138,9 @@ def main(base, folder):
         shot("dark")
         driver.find_element(By.ID, "settings").click()
         shot("settings")
+        done = driver.find_element(By.CSS_SELECTOR, "#options .go").rect
+        height = driver.execute_script("return innerHeight")
+        check("the end of the settings is in sight", done["y"] + done["height"] <= height, f"{done} of {height}")
         schema = driver.find_element(By.CSS_SELECTOR, "[data-key=schema]")
         schema.send_keys("{")
         driver.find_element(By.CSS_SELECTOR, "#options .go").click()
@@ -150,6 +156,9 @@ def main(base, folder):
         time.sleep(0.4)
         check("the menu opens", driver.find_element(By.ID, "new").is_displayed())
         shot("phone_menu")
+        driver.execute_script("document.body.classList.remove('open'); document.getElementById('theme').click();")
+        time.sleep(0.4)
+        shot("phone_light")
         driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
         log = [e["message"] for e in driver.get_log("browser") if e["level"] == "SEVERE"]

@@ -3,6 +3,7 @@
     python3 scripts/peers MODEL [MODEL ...]        these models, compared with llama.cpp
     python3 scripts/peers --suite [--only TEXT]    every file of suite.py, also speech and embeddings;
                                                    writes docs/peers.md and docs/peers.svg
+    python3 scripts/peers --suite apple            on a Mac: llama.cpp, mlx-lm and uzu (apple.py)
 
 MODEL is a GGUF file, or a name that `ingle pull` knows.
 
@@ -16,6 +17,7 @@ import json
 import sys
 from pathlib import Path
 
+import apple
 import extras
 import report
 from engines import Ingle, LlamaCpp, ROOT
@@ -26,7 +28,7 @@ from suite import SUITE
 def arguments():
     p = argparse.ArgumentParser(prog="peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("models", nargs="*", metavar="MODEL")
-    p.add_argument("--suite", action="store_true", help="every file of suite.py, into docs/")
+    p.add_argument("--suite", nargs="?", const="cpu", choices=["cpu", "apple"], help="every file of suite.py, into docs/; apple: on a Mac's GPU")
     p.add_argument("--only", metavar="TEXT", help="only files of the suite with TEXT in their name; prints, and leaves docs/ unchanged")
     p.add_argument("-p", type=int, default=512, help="prompt tokens [%(default)s]")
     p.add_argument("-n", type=int, default=128, help="generated tokens [%(default)s]")
@@ -36,8 +38,11 @@ def arguments():
     p.add_argument("--ingle", type=Path, help="this binary instead of a fresh build")
     p.add_argument("--python", type=Path, help="a Python that has the peers installed, instead of target/peers")
     p.add_argument("--models-dir", type=Path, default=ROOT / "target" / "peers" / "models", help="where generated files go")
+    p.add_argument("--device", default="metal", help="Ingle's device in the suite apple [%(default)s]")
+    for engine, program in (("llama-bench", "llama-bench"), ("mlx", "mlx_lm.benchmark"), ("uzu", "uzu")):
+        p.add_argument(f"--{engine}", default=program, metavar="PROGRAM", help="in the suite apple [%(default)s]")
     a = p.parse_args()
-    if bool(a.models) == a.suite:
+    if bool(a.models) == bool(a.suite):
         p.error("give models, or --suite")
     return a
 
@@ -45,6 +50,9 @@ def arguments():
 def main():
     a = arguments()
     ingle = Ingle(a.ingle, a.t)
+    if a.suite == "apple":
+        rows = apple.measure(ingle, a)
+        return print(json.dumps(apple.as_json(rows)) if a.json else apple.markdown(rows))
     llama = LlamaCpp(a.python, a.t)
     entries = [e for e in SUITE if not a.only or a.only.lower() in e.title.lower()] if a.suite else []
     results = []

@@ -55,26 +55,17 @@ pub fn full() -> Result<(), String> {
     Ok(())
 }
 
-/// Official clients against the release build, in a virtual environment of their own.
-pub fn clients() -> Result<(), String> {
-    let folder = target().join("clients");
-    let python = folder.join(if cfg!(windows) { "Scripts/python.exe" } else { "bin/python" });
-    run(Command::new("python3").args(["-m", "venv"]).arg(&folder))?;
-    run(Command::new(&python).args([
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "-r",
-        "scripts/clients/requirements.txt",
-    ]))?;
+/// Programs that are not ours against the release build, each group in a virtual environment of its
+/// own; `arguments` go to `scripts/clients`.
+pub fn clients(arguments: &[String]) -> Result<(), String> {
     run(&mut cargo(&["build", "--release", "--package", "ingle"]))?;
-    let mut check = Command::new(&python);
-    check.arg("scripts/clients/check.py").arg(target().join("release/ingle"));
-    check.args(["--table", "docs/clients.md"]);
-    if Command::new("node").arg("--version").output().is_ok() {
-        check.args(["--node", "node"]);
-    }
+    run(&mut cargo(&["build", "--release", "--package", "ingle-text", "--example", "masks"]))?;
+    let release = target().join("release");
+    let mut check = Command::new("python3");
+    check.arg("scripts/clients").arg(release.join("ingle"));
+    check.arg("--masks").arg(release.join("examples/masks"));
+    check.arg("--environments").arg(target().join("clients"));
+    check.args(["--table", "docs/clients.md"]).args(arguments);
     run(&mut check).map(drop)
 }
 

@@ -31,6 +31,6 @@ mod tests {
             assert_eq!(fields[0], ("n_rows", 0), "{name}");
             n += 1;
         }
-        assert_eq!(n, 13);
+        assert_eq!(n, 14);
     }
 }

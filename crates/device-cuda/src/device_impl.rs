@@ -17,6 +17,9 @@ use device_lower::sampling::Chooser;
 use device_lower::units::LoweredUnit;
 use std::sync::Arc;
 
+/// By plan: its units, and where its values lie.
+type Parts = Vec<(Vec<LoweredUnit>, Arena)>;
+
 /// One of NVIDIA's GPUs.
 pub struct CudaDevice {
     context: Arc<Context>,
@@ -55,9 +58,9 @@ impl CudaDevice {
         &self.kernels
     }
 
-    fn sizes(&self, plans: &[Plan], limits: &Limits) -> Result<(Vec<(Vec<LoweredUnit>, Arena)>, Sizes)> {
+    fn sizes(&self, plans: &[Plan], limits: &Limits) -> Result<(Parts, Sizes)> {
         limits.check(self, plans)?;
-        let parts: Vec<(Vec<LoweredUnit>, Arena)> = plans
+        let parts: Parts = plans
             .iter()
             .map(|plan| {
                 let units = lower(plan, self.profile.passes);
@@ -100,6 +103,10 @@ impl Device for CudaDevice {
     fn memory(&self) -> platform::SystemMemory {
         let (free, total) = self.context.memory().unwrap_or((0, 0));
         platform::SystemMemory { total, free }
+    }
+
+    fn memory_source(&self) -> Option<Box<dyn platform::MemorySource>> {
+        Some(Box::new(Source(self.context.clone())))
     }
 
     fn fusion(&self) -> &[Rule] {
@@ -155,5 +162,20 @@ impl Device for CudaDevice {
 
     fn peaks(&self) -> Peaks {
         crate::peaks::measure(self)
+    }
+}
+
+/// What the driver says of the GPU's memory: what any process holds is not free.
+struct Source(Arc<Context>);
+
+impl platform::MemorySource for Source {
+    fn name(&self) -> String {
+        format!("cuda, {}", self.0.facts().name)
+    }
+
+    fn read(&mut self) -> platform::Reading {
+        // A lost GPU says nothing.
+        let (free, total) = self.0.memory().unwrap_or((0, 0));
+        platform::Reading { total, free, bound: platform::Bound::Device, ..platform::Reading::default() }
     }
 }

@@ -56,9 +56,11 @@ fn describe(code: sys::CUresult) -> String {
     let mut name: *const c_char = ptr::null();
     // SAFETY: the driver writes the address of a constant string, or null for a code that it does not know.
     let known = unsafe { sys::cuGetErrorName(code, &mut name) } == C::CUDA_SUCCESS && !name.is_null();
-    // SAFETY: the driver's strings end in 0 and live as long as the process.
-    let name =
-        if known { unsafe { CStr::from_ptr(name) }.to_string_lossy() } else { "an unknown error".into() };
+    let name = match known {
+        // SAFETY: the driver's strings end in 0 and live as long as the process.
+        true => unsafe { CStr::from_ptr(name) }.to_string_lossy(),
+        false => "an unknown error".into(),
+    };
     let hint = match code {
         C::CUDA_ERROR_NO_DEVICE => ": no NVIDIA GPU is visible (see nvidia-smi, CUDA_VISIBLE_DEVICES)",
         C::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH | C::CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE => {
@@ -579,7 +581,6 @@ impl Drop for Event {
 #[derive(Debug)]
 pub struct Buffer {
     start: Address,
-    len: usize,
     context: Arc<Context>,
 }
 
@@ -594,7 +595,7 @@ impl Buffer {
         let mut start = 0;
         // SAFETY: writes an address.
         check_memory(unsafe { sys::cuMemAlloc_v2(&mut start, len) }, what, len as u64)?;
-        let buffer = Buffer { start, len, context: context.clone() };
+        let buffer = Buffer { start, context: context.clone() };
         context.clear(start, len)?;
         Ok(buffer)
     }
@@ -602,11 +603,6 @@ impl Buffer {
     /// Its first byte.
     pub fn start(&self) -> Address {
         self.start
-    }
-
-    /// Its bytes.
-    pub fn len(&self) -> usize {
-        self.len
     }
 }
 
@@ -657,11 +653,6 @@ impl Pinned {
         let code = unsafe { sys::cuMemHostGetDevicePointer_v2(&mut address, self.start.cast(), 0) };
         check(code, "pinned memory")?;
         Ok(address)
-    }
-
-    /// Its bytes.
-    pub fn len(&self) -> usize {
-        self.len
     }
 
     /// Write numbers.

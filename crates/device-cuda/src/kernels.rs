@@ -115,6 +115,9 @@ fn runs_on(code: &str, gpu: &str) -> bool {
     }
 }
 
+/// A file and its machine code, or why there is none.
+type Code = (String, std::result::Result<Vec<u8>, String>);
+
 /// The kernels of a GPU, loaded as they are asked for.
 pub struct Kernels {
     context: Arc<Context>,
@@ -132,8 +135,10 @@ impl Kernels {
 
     /// Where kernels come from, for people.
     pub fn origin(&self) -> String {
-        let mut compiled = compiled_architectures();
-        compiled.retain(|code| runs_on(code, &self.architecture));
+        let is_current = |file: &str, its: &str| hash(file).is_ok_and(|hash| hash == its);
+        let mine = entries(COMPILED)
+            .filter(|(code, file, its, _)| runs_on(code, &self.architecture) && is_current(file, its));
+        let compiled: BTreeSet<&str> = mine.map(|(architecture, ..)| architecture).collect();
         match (compiled.last(), self.nvrtc()) {
             (Some(code), _) => format!("kernels compiled for {code} in this binary"),
             (None, Ok(nvrtc)) => {
@@ -158,7 +163,7 @@ impl Kernels {
             files.iter().filter(|file| !modules.contains_key(*file)).collect()
         };
         let next = std::sync::atomic::AtomicUsize::new(0);
-        let codes: Mutex<Vec<(String, std::result::Result<Vec<u8>, String>)>> = Mutex::default();
+        let codes: Mutex<Vec<Code>> = Mutex::default();
         let n = std::thread::available_parallelism().map_or(1, usize::from).min(missing.len());
         std::thread::scope(|scope| {
             for _ in 0..n {

@@ -24,9 +24,12 @@ pub fn tolerance(case: &Case) -> f32 {
     }
 }
 
+/// A name, and a check of it.
+pub type Promise = (&'static str, fn(&CudaDevice) -> Result<(), String>);
+
 /// What programs promise of steps, by name: links, choices, refusals, values that can be read; commits; bits that do not
 /// depend on company.
-pub const PROMISES: [(&str, fn(&CudaDevice) -> Result<(), String>); 3] = [
+pub const PROMISES: [Promise; 3] = [
     ("steps", |device| device_testing::check_steps(device, 0.1).map(|_| ())),
     ("commits", |device| device_testing::check_commits(device)),
     ("deterministic rows", deterministic),

@@ -18,7 +18,7 @@ mod merged;
 mod primitives;
 mod products;
 
-pub use draft::{Buffers, Compiler, Pipelines};
+pub use draft::{Buffers, Compiler, Pipelines, Request};
 
 use crate::gpu::Gpu;
 use device::Result;
@@ -33,7 +33,7 @@ impl<'a, G: Gpu> Compiler<'a, G> {
     ///
     /// # Errors
     /// A shader does not compile, or something has no kernel.
-    pub fn table(&self, tokens: RowClass, outputs: RowClass, pipelines: &mut Pipelines<G>) -> Result<Table> {
+    pub fn table(&self, tokens: RowClass, outputs: RowClass, pipelines: &mut Pipelines) -> Result<Table> {
         let mut draft = Draft {
             tokens,
             outputs,

@@ -52,6 +52,16 @@ impl<G: Gpu> MetalDevice<G> {
         MetalDevice { gpu: self.gpu.clone(), profile: Profile { split_positions, ..self.profile.clone() } }
     }
 
+    /// With another profile, on a GPU that others have too.
+    pub fn sharing(gpu: Arc<G>, profile: Profile) -> MetalDevice<G> {
+        MetalDevice { gpu, profile }
+    }
+
+    /// The GPU, to be shared.
+    pub fn shared_gpu(&self) -> &Arc<G> {
+        &self.gpu
+    }
+
     /// The GPU.
     pub fn gpu(&self) -> &G {
         &self.gpu
@@ -64,6 +74,13 @@ impl<G: Gpu> MetalDevice<G> {
 
     fn sizes(&self, plans: &[Plan], limits: &Limits) -> Result<ProgramSizes> {
         limits.check(self, plans)?;
+        if self.profile.tensor && !self.gpu.facts().has_tensors {
+            return Err(device::Error::Unsupported {
+                device: self.name(),
+                what: "products on tensor units, which its shaders are not compiled for".to_owned(),
+                hint: "they came with the M5 and macOS 26; leave --tensors out".to_owned(),
+            });
+        }
         if plans.iter().any(|plan| !plan.kv.states.is_empty()) {
             return Err(device::Error::Unsupported {
                 device: self.name(),
@@ -89,6 +106,30 @@ impl<G: Gpu> MetalDevice<G> {
             tables: LookupTables::new(plans, limits),
             parts,
         })
+    }
+}
+
+impl<G: Gpu> MetalDevice<G> {
+    /// As [`Device::compile`].
+    pub(crate) fn compile_program(&self, plans: &[Plan], limits: &Limits) -> Result<MetalProgram<G>> {
+        let sizes = self.sizes(plans, limits)?;
+        let parts: Vec<LoweredPlan> = plans
+            .iter()
+            .zip(&sizes.parts)
+            .map(|(plan, (units, arena))| LoweredPlan { plan, units, arena })
+            .collect();
+        let program = MetalProgram::new(
+            self.gpu.clone(),
+            &self.profile,
+            plans,
+            &parts,
+            limits,
+            sizes.step,
+            sizes.scratch,
+            &sizes.tables,
+            sizes.arena_bytes,
+        )?;
+        Ok(program)
     }
 }
 
@@ -146,24 +187,7 @@ impl<G: Gpu> Device for MetalDevice<G> {
     }
 
     fn compile(&self, plans: &[Plan], limits: &Limits) -> Result<Box<dyn Program>> {
-        let sizes = self.sizes(plans, limits)?;
-        let parts: Vec<LoweredPlan> = plans
-            .iter()
-            .zip(&sizes.parts)
-            .map(|(plan, (units, arena))| LoweredPlan { plan, units, arena })
-            .collect();
-        let program = MetalProgram::new(
-            self.gpu.clone(),
-            &self.profile,
-            plans,
-            &parts,
-            limits,
-            sizes.step,
-            sizes.scratch,
-            &sizes.tables,
-            sizes.arena_bytes,
-        )?;
-        Ok(Box::new(program))
+        Ok(Box::new(self.compile_program(plans, limits)?))
     }
 
     /// Sums and activations are f32 whatever the type.

@@ -13,6 +13,12 @@
 pub mod apple;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 pub mod emulated;
+#[cfg_attr(not(target_os = "macos"), allow(dead_code))]
+mod heartbeat;
+#[cfg_attr(not(target_os = "macos"), allow(dead_code))]
+mod libraries;
+
+pub(crate) use libraries::for_each_at_once;
 
 use crate::kernels::Kernel;
 use device::Result;
@@ -37,6 +43,19 @@ pub enum Constant {
     Float(f32),
 }
 
+/// How Apple's dispatches and command buffers are kept in order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EncoderMode {
+    /// A concurrent encoder with barriers between groups; Metal tracks hazards between command buffers.
+    #[default]
+    Concurrent,
+    /// The same with buffers whose hazards nobody tracks, and a fence between command buffers. Concurrent
+    /// encoders with tracked hazards are reported to hang an M1 Pro on a recent macOS.
+    Fenced,
+    /// A serial encoder: one dispatch after the other.
+    Serial,
+}
+
 /// What a GPU reports about itself.
 #[derive(Clone, Debug)]
 pub struct Facts {
@@ -54,6 +73,8 @@ pub struct Facts {
     pub max_threads: u32,
     /// Most bytes of threadgroup memory.
     pub max_threadgroup_bytes: u32,
+    /// Whether shaders are compiled for tensor units.
+    pub has_tensors: bool,
     /// Whether times mean nothing.
     pub is_emulated: bool,
 }
@@ -65,6 +86,9 @@ pub trait Buffer: Send + Sync {
 
     /// Its first byte, for the CPU. The memory lives as long as the buffer and is never moved.
     fn start(&self) -> *mut u8;
+
+    /// The address by which kernels reach it through a pointer in memory.
+    fn address(&self) -> u64;
 
     /// Whether it has no bytes.
     fn is_empty(&self) -> bool {
@@ -119,8 +143,21 @@ impl<G: Gpu> Dispatch<'_, G> {
     }
 }
 
+/// Buffers that are kept in memory until it is dropped.
+pub trait Residency<G: Gpu>: Send {
+    /// Keep this one too.
+    fn add(&mut self, buffer: &G::Buffer);
+
+    /// Let go of one, before it is dropped.
+    fn remove(&mut self, buffer: &G::Buffer);
+}
+
 /// What dispatches are written into.
 pub trait Encoder<G: Gpu> {
+    /// Dispatches from here on may read and write this buffer through its address. Called before the
+    /// first dispatch.
+    fn reach(&mut self, buffer: &G::Buffer);
+
     /// Add a dispatch to the current group.
     fn dispatch(&mut self, dispatch: &Dispatch<'_, G>, buffers: &[G::Buffer]);
 
@@ -138,8 +175,8 @@ pub trait Gpu: Send + Sync + Sized + 'static {
     type Encoder: Encoder<Self>;
     /// Submitted work; dropping it waits for it.
     type Ticket: Send;
-    /// Keeps buffers in memory until it is dropped.
-    type Residency: Send;
+    /// Keeps buffers in memory.
+    type Residency: Residency<Self>;
 
     /// The device's name on the command line.
     const NAME: &'static str;
@@ -160,15 +197,30 @@ pub trait Gpu: Send + Sync + Sized + 'static {
     /// the end of their last page belongs to the same map.
     fn view(&self, bytes: &Bytes) -> Option<Self::Buffer>;
 
-    /// A kernel with its function constants. The same arguments give the same pipeline, compiled
-    /// once.
+    /// Compile files of kernels that are not compiled, several at a time. What does not compile is an
+    /// error of [`Self::pipeline`].
+    fn prepare(&self, files: &[&'static str]);
+
+    /// A kernel with its function constants, for threadgroups of at most so many threads. The same
+    /// arguments give the same pipeline, compiled once. May be called by several threads at a time.
     ///
     /// # Errors
-    /// The source does not compile; in the compiler's words.
-    fn pipeline(&self, kernel: &Kernel, constants: &[(u16, Constant)]) -> Result<Self::Pipeline>;
+    /// The source does not compile, in the compiler's words; or it cannot have as many threads.
+    fn pipeline(
+        &self,
+        kernel: &Kernel,
+        constants: &[(u16, Constant)],
+        threads: u32,
+    ) -> Result<Self::Pipeline>;
 
-    /// Most threads of a threadgroup that runs a pipeline.
-    fn max_threads(&self, pipeline: &Self::Pipeline) -> u32;
+    /// Compile a file of kernels by itself: the names of its functions, and what the compiler says of it.
+    ///
+    /// # Errors
+    /// It does not compile, in the compiler's words.
+    fn compile_file(&self, file: &'static str) -> std::result::Result<Vec<String>, String>;
+
+    /// The pipelines that were made so far: a function, its most threads, its static threadgroup memory.
+    fn made(&self) -> Vec<(String, u32, u32)>;
 
     /// Keep compiled pipelines for the next start.
     fn keep_pipelines(&self);

@@ -11,6 +11,18 @@ macro_rules! sources {
     ($($path:literal),* $(,)?) => { &[$(($path, include_str!(concat!("kernels/", $path)))),*] };
 }
 
+/// Files of kernels begin with this: Apple's compiler contracts a product and a sum to `fma` otherwise,
+/// even in its safe mode, and one file would give other bits than another. Kernels write `fma` where
+/// they want it. The line numbers after it are the file's own.
+macro_rules! kernel_files {
+    ($($path:literal),* $(,)?) => {
+        &[$((
+            $path,
+            concat!("#pragma METAL fp contract(off)\n#line 1\n", include_str!(concat!("kernels/", $path))),
+        )),*]
+    };
+}
+
 /// Headers by the name that they are included by.
 pub const HEADERS: &[(&str, &str)] = sources![
     "activation.h",
@@ -82,7 +94,7 @@ pub const HEADERS: &[(&str, &str)] = sources![
 ];
 
 /// Kernel files by path.
-pub const FILES: &[(&str, &str)] = sources![
+pub const FILES: &[(&str, &str)] = kernel_files![
     "activate.metal",
     "add.metal",
     "argmax.metal",
@@ -135,6 +147,7 @@ pub const FILES: &[(&str, &str)] = sources![
     "linear/tq2_0.metal",
     "peaks.metal",
     "pool.metal",
+    "probes.metal",
     "qk_rope_kv.metal",
     "rms_norm.metal",
     "rope.metal",
@@ -174,26 +187,39 @@ impl Kernel {
         FILES.iter().find(|(path, _)| *path == self.file).map(|(_, text)| *text)
     }
 
-    /// The file with the headers pasted in, each once.
+    /// The file with the headers pasted in, each once. A compiler names lines by file and as they are
+    /// there.
     pub fn source(&self) -> Option<String> {
         let mut pasted = Vec::new();
-        Some(paste(self.text()?, &mut pasted))
+        Some(paste(self.file, self.text()?, &mut pasted))
     }
 }
 
 /// A text with the headers that it includes pasted in, but for those that were pasted before.
-fn paste(text: &str, pasted: &mut Vec<&'static str>) -> String {
+fn paste(file: &str, text: &str, pasted: &mut Vec<&'static str>) -> String {
     let mut out = String::with_capacity(text.len());
+    let mut number = 0;
     for line in text.lines() {
+        number += 1;
+        // The files of kernels begin with such a line.
+        if line == "#line 1" {
+            number = 0;
+            out.push_str(&format!("#line 1 \"{file}\"\n"));
+            continue;
+        }
         let name = line.trim().strip_prefix("#include \"").and_then(|rest| rest.strip_suffix('"'));
         match name.and_then(|name| HEADERS.iter().find(|(path, _)| *path == name)) {
             Some((path, text)) => {
                 if !pasted.contains(path) {
                     pasted.push(path);
-                    out.push_str(&paste(text, pasted));
+                    out.push_str(&format!("#line 1 \"{path}\"\n"));
+                    out.push_str(&paste(path, text, pasted));
+                    out.push_str(&format!("#line {} \"{file}\"\n", number + 1));
+                } else {
+                    out.push('\n');
                 }
             }
-            None if line.trim() == "#pragma once" => {}
+            None if line.trim() == "#pragma once" => out.push('\n'),
             None => {
                 out.push_str(line);
                 out.push('\n');
@@ -404,6 +430,9 @@ pub const fn activation(kind: Activation) -> u32 {
         Activation::GeluErf => 2,
         Activation::Relu => 3,
         Activation::Sigmoid => 4,
+        Activation::Identity => 5,
+        Activation::ReluSquared => 6,
+        Activation::Softplus => 7,
     }
 }
 
@@ -470,6 +499,24 @@ mod tests {
             let source = Kernel::of(file).source().unwrap();
             assert!(!source.contains("#include \""), "{file}");
             assert!(source.matches("struct Span {").count() <= 1, "{file}");
+            assert!(source.starts_with(&format!("#pragma METAL fp contract(off)\n#line 1 \"{file}\"\n")));
+            // Every line is where its marker says.
+            let (mut name, mut number) = ("", 0);
+            for line in source.lines() {
+                number += 1;
+                if let Some((n, path)) = line.strip_prefix("#line ").and_then(|l| l.split_once(' ')) {
+                    (name, number) = (path.trim_matches('"'), n.parse::<usize>().unwrap() - 1);
+                } else if !line.trim().is_empty() && !name.is_empty() {
+                    let text =
+                        header(name).or_else(|| Kernel::of(FILES.iter().find(|(p, _)| *p == name)?.0).text());
+                    let skipped = if name.ends_with(".metal") { 2 } else { 0 };
+                    assert_eq!(
+                        text.unwrap().lines().nth(number - 1 + skipped),
+                        Some(line),
+                        "{name}:{number}"
+                    );
+                }
+            }
         }
     }
 

@@ -23,7 +23,7 @@ impl<G: Gpu> Run<'_, G> {
     /// The shortest of a few runs, in seconds.
     fn seconds(&self, function: &str, n_vectors: u32) -> Result<f64> {
         let kernel = Kernel { file: "peaks.metal", function: function.to_owned() };
-        let pipeline = self.gpu.pipeline(&kernel, &[])?;
+        let pipeline = self.gpu.pipeline(&kernel, &[], THREADS)?;
         let arguments = PeakArguments { n_vectors, ..Default::default() };
         let bind =
             |index: u8, buffer: u16| Operand { index, location: Location { buffer, offset: 0 }, len: 0 };

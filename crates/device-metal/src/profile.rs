@@ -40,6 +40,8 @@ pub struct Profile {
     pub norm_threads: u32,
     /// SIMD-groups that a GEMV should have in all, so that every core hides its memory's latency.
     pub gemv_simdgroups: u32,
+    /// SIMD-groups of a threadgroup of a GEMV whose rows none share: 1 to 16.
+    pub gemv_threadgroup: u32,
     /// SIMD-groups of a threadgroup that attends with few rows: 1 to 8.
     pub attention_simdgroups: u32,
     /// SIMD-groups of a threadgroup of a GEMV that first makes its row, at most 16: what an
@@ -53,6 +55,8 @@ pub struct Profile {
     pub split_threadgroups: usize,
     /// Steps that may be in flight.
     pub in_flight: usize,
+    /// Rows of a tile where there are more than 32: 32 or 64.
+    pub tile_rows: u32,
     /// Whether matrices are multiplied by the tensor units that Metal 4 opens: written, but never
     /// executed by anybody.
     pub tensor: bool,
@@ -93,17 +97,98 @@ impl Profile {
             argmax_threads: facts.max_threads.min(1024),
             norm_threads: 256,
             gemv_simdgroups: family.gemv_simdgroups * cores as u32,
+            gemv_threadgroup: 2,
             // One runs and one waits, so that the GPU never idles; two more for a host that is late.
             in_flight: 4,
+            tile_rows: 64,
             attention_simdgroups: 8,
             merged_simdgroups: family.merged_simdgroups,
-            split_positions: 1024,
+            // From here on a head has two tiles of 32 positions for each of eight SIMD-groups, and unsplit
+            // attention would keep 4 to 8 threadgroups busy on 20 cores.
+            split_positions: 256,
             // Two of eight SIMD-groups each hide a core's latency; every further split is read by
             // every threadgroup that merges.
             split_threadgroups: 2 * cores,
             // Nobody has run them yet.
             tensor: false,
         }
+    }
+
+    /// As `ingle metal-selftest --chip-profile` reads it: TOML, one field a line.
+    pub fn to_text(&self) -> String {
+        let rules: Vec<String> = self.rules.iter().map(|rule| format!("\"{}\"", rule.kind)).collect();
+        let mut text = format!("# {}\nrules = [{}]\n", self.chip, rules.join(", "));
+        for (name, value) in self.numbers() {
+            text += &format!("{name} = {value}\n");
+        }
+        text
+    }
+
+    /// The fields that are numbers.
+    fn numbers(&self) -> [(&'static str, usize); 10] {
+        [
+            ("gemv_simdgroups", self.gemv_simdgroups as usize),
+            ("gemv_threadgroup", self.gemv_threadgroup as usize),
+            ("attention_simdgroups", self.attention_simdgroups as usize),
+            ("merged_simdgroups", self.merged_simdgroups as usize),
+            ("norm_threads", self.norm_threads as usize),
+            ("argmax_threads", self.argmax_threads as usize),
+            ("split_positions", self.split_positions),
+            ("split_threadgroups", self.split_threadgroups),
+            ("in_flight", self.in_flight),
+            ("tile_rows", self.tile_rows as usize),
+        ]
+    }
+
+    /// This profile with the fields that a text has ([`Self::to_text`]).
+    ///
+    /// # Errors
+    /// A line that is no field, or a value that no kernel can have: which, and what was expected.
+    pub fn with_text(&self, text: &str) -> Result<Profile, String> {
+        let mut profile = self.clone();
+        for (number, line) in (1..).zip(text.lines()) {
+            let line = line.split('#').next().unwrap_or("").trim();
+            if line.is_empty() {
+                continue;
+            }
+            let wrong = |what: String| Err(format!("line {number}: {what}"));
+            let Some((name, value)) = line.split_once('=').map(|(name, value)| (name.trim(), value.trim()))
+            else {
+                return wrong(format!("'{line}', expected NAME = VALUE"));
+            };
+            if name == "rules" {
+                profile.rules = match rules_of(value) {
+                    Ok(rules) => rules,
+                    Err(what) => return wrong(what),
+                };
+                continue;
+            }
+            let Some((_, range)) = RANGES.iter().find(|(other, _)| *other == name) else {
+                let known: Vec<_> = RANGES.iter().map(|(name, _)| *name).collect();
+                return wrong(format!("no field '{name}'; there are rules, {}", known.join(", ")));
+            };
+            let n: usize = match value.replace('_', "").parse() {
+                Ok(n) if range.contains(&n) => n,
+                _ => {
+                    let (least, most) = (range.start(), range.end());
+                    return wrong(format!("{name} = {value}, expected a number from {least} to {most}"));
+                }
+            };
+            match name {
+                "gemv_simdgroups" => profile.gemv_simdgroups = n as u32,
+                "gemv_threadgroup" => profile.gemv_threadgroup = n as u32,
+                "attention_simdgroups" => profile.attention_simdgroups = n as u32,
+                "merged_simdgroups" => profile.merged_simdgroups = n as u32,
+                "norm_threads" if n.is_multiple_of(32) => profile.norm_threads = n as u32,
+                "argmax_threads" if n.is_multiple_of(32) => profile.argmax_threads = n as u32,
+                "split_positions" => profile.split_positions = n,
+                "split_threadgroups" => profile.split_threadgroups = n,
+                "in_flight" => profile.in_flight = n,
+                "tile_rows" if n == 32 || n == 64 => profile.tile_rows = n as u32,
+                _ => return wrong(format!("{name} = {n}, expected a multiple of 32; of tile_rows 32 or 64")),
+            }
+        }
+        Ok(profile)
     }
 
     /// SIMD-groups of a threadgroup of a GEMV, and how many of them share the same rows, for so
@@ -116,7 +201,7 @@ impl Profile {
         {
             split *= 2;
         }
-        (split.max(2), split)
+        (split.max(self.gemv_threadgroup), split)
     }
 
     /// Blocks of rows that a SIMD-group makes of a GEMV that first makes its row, so many
@@ -135,6 +220,36 @@ impl Profile {
         let threads = (cols as u32).div_ceil(4).next_multiple_of(32);
         threads.clamp(32, self.norm_threads)
     }
+}
+
+/// What the kernels can do with each field.
+const RANGES: [(&str, std::ops::RangeInclusive<usize>); 10] = [
+    ("gemv_simdgroups", 1..=65_536),
+    ("gemv_threadgroup", 1..=16),
+    ("attention_simdgroups", 1..=8),
+    ("merged_simdgroups", 1..=16),
+    ("norm_threads", 32..=1024),
+    ("argmax_threads", 32..=1024),
+    ("split_positions", 1..=usize::MAX),
+    ("split_threadgroups", 1..=65_536),
+    ("in_flight", 1..=16),
+    ("tile_rows", 32..=64),
+];
+
+/// The rules of a list of names in brackets.
+fn rules_of(list: &str) -> Result<&'static [Rule], String> {
+    let inner = list.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    let inner = inner.ok_or_else(|| format!("rules = {list}, expected names in brackets"))?;
+    let mut rules = vec![];
+    for name in inner.split(',').map(|name| name.trim().trim_matches('"')).filter(|name| !name.is_empty()) {
+        let rule = RULES.iter().find(|rule| rule.kind.to_string() == name).ok_or_else(|| {
+            let known: Vec<_> = RULES.iter().map(|rule| rule.kind.to_string()).collect();
+            format!("no rule '{name}'; there are {}", known.join(", "))
+        })?;
+        rules.push(*rule);
+    }
+    // A process reads one file.
+    Ok(Vec::leak(rules))
 }
 
 /// GPU cores of the largest configuration of each chip, as published.
@@ -190,6 +305,7 @@ mod tests {
             page_bytes: 16 << 10,
             max_threads: 1024,
             max_threadgroup_bytes: 32 << 10,
+            has_tensors: false,
             is_emulated: false,
         })
     }
@@ -217,6 +333,23 @@ mod tests {
             // but by as many as there is work for.
             assert_eq!([1, 2 * p.gemv_simdgroups as usize].map(|n| p.passes(n)), [1, 1]);
             assert!(65_536 / p.passes(65_536) <= 2 * p.gemv_simdgroups as usize);
+        }
+        // A profile that was printed is read back, and what no kernel can do is refused.
+        let m1 = profile("M1", 7);
+        let other =
+            Profile { in_flight: 2, rules: &RULES[..3], split_positions: 300, tile_rows: 32, ..m1.clone() };
+        assert_eq!(m1.with_text(&other.to_text()), Ok(other));
+        for (bad, why) in [
+            ("in_flight = 0", "from 1 to 16"),
+            ("attention_simdgroups = 9", "from 1 to 8"),
+            ("norm_threads = 100", "a multiple of 32"),
+            ("tile_rows = 48", "32 or 64"),
+            ("rules = [\"all\"]", "no rule 'all'"),
+            ("speed = 1", "no field 'speed'"),
+            ("in_flight", "expected NAME = VALUE"),
+        ] {
+            let error = m1.with_text(&format!("# a comment\n{bad}\n")).unwrap_err();
+            assert!(error.starts_with("line 2: ") && error.contains(why), "{error}");
         }
         // What is newer than the table is as the last in it; and a GPU of unknown cores as an M4
         // Pro.

@@ -2,19 +2,21 @@
 //!
 //! Each step in flight has a region of the step buffer; tables bind that buffer at offsets in a
 //! region. The GPU runs steps in order, so that they share the arena. The tokens that outputs choose
-//! go to a buffer of their own, where embeddings and penalties of later steps find them.
+//! go to a buffer of their own, where embeddings and penalties of later steps find them. KV pages are
+//! found by the addresses in the page tables (`pools`).
 
 mod in_flight;
 mod inputs;
+mod pools;
 
-use crate::compile::{Buffers, Compiler, Pipelines};
-use crate::gpu::{Buffer, Dispatch, Encoder, Gpu, Window};
+use crate::compile::{Buffers, Compiler, Pipelines, Request};
+use crate::gpu::{Buffer, Dispatch, Encoder, Gpu, Window, for_each_at_once};
 use crate::layout::{ALIGN, Scratch, StepLayout};
 use crate::profile::Profile;
 use crate::weights::{LookupTables, WeightPlan};
 use device::{
-    Chosen, CommandInfo, CommittedPages, DType, Error, KvLayout, Limits, Needs, Op, Plan, Program, Result,
-    RowCount, Step, Ticket, Timing, ValueId, Want,
+    Chosen, CommandInfo, CommittedPages, DType, Error, Limits, Needs, Op, Plan, Program, Result, RowCount,
+    Step, Ticket, Timing, ValueId, Want,
 };
 use device_lower::arena::{Arena, NO_PLACE};
 use device_lower::lifetimes::value_bytes;
@@ -23,9 +25,10 @@ use device_lower::table::{Location, Region, RowClass, StepSizes, Table};
 use device_lower::units::LoweredUnit;
 use in_flight::{Done, InFlight, Outputs};
 use inputs::Begun;
+use pools::Pools;
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 use weights::Bytes;
 
@@ -51,10 +54,17 @@ struct ValueView {
     dtype: DType,
 }
 
+/// The table of a class of rows.
+struct ClassTable {
+    table: Table,
+    /// Set once all kernels that it names are compiled.
+    is_ready: OnceLock<()>,
+}
+
 /// A plan ready to run.
 struct Compiled {
     /// By class of tokens, then of outputs, which are no more.
-    tables: Vec<Vec<Table>>,
+    tables: Vec<Vec<ClassTable>>,
     /// By id.
     values: Vec<ValueView>,
     output: ValueId,
@@ -65,6 +75,10 @@ struct Compiled {
 
 impl Compiled {
     fn table(&self, sizes: &StepSizes) -> &Table {
+        &self.class(sizes).table
+    }
+
+    fn class(&self, sizes: &StepSizes) -> &ClassTable {
         let tokens = RowClass::of(sizes.n_rows) as usize;
         let outputs = (RowClass::of(sizes.n_outputs) as usize).min(tokens);
         &self.tables[tokens][outputs]
@@ -75,12 +89,14 @@ impl Compiled {
 pub struct MetalProgram<G: Gpu> {
     gpu: Arc<G>,
     plans: Vec<Compiled>,
-    /// The kernels that commands name by number.
-    pipelines: Vec<G::Pipeline>,
+    /// The kernels that commands name by number, compiled when a step first needs them.
+    pipelines: Vec<OnceLock<G::Pipeline>>,
+    /// What they are.
+    requests: Vec<Request>,
     needs: Vec<Needs>,
-    kv: KvLayout,
+    pools: Pools<G>,
     limits: Limits,
-    /// The arena, the steps, scratch, tables, chosen tokens, pools, weights.
+    /// The arena, the steps, scratch, tables, chosen tokens, weights.
     buffers: Vec<G::Buffer>,
     step: StepLayout,
     /// Positions from which a sequence is long.
@@ -97,10 +113,8 @@ pub struct MetalProgram<G: Gpu> {
     done: Done,
     /// Chooses what has no kernel.
     chooser: Chooser,
-    /// Of which pages have memory.
-    committed: CommittedPages,
-    /// Keeps the buffers in memory; `None` while they are exchanged.
-    residency: Option<G::Residency>,
+    /// Keeps buffers and chunks in memory.
+    residency: G::Residency,
     /// The files' maps, kept while the GPU reads them.
     _files: Vec<Bytes>,
 }
@@ -115,14 +129,6 @@ const SCRATCH: usize = 2;
 const TABLES: usize = 3;
 /// That of the chosen tokens.
 const CHOSEN: usize = 4;
-/// The first pool's.
-const POOLS: usize = 5;
-
-/// Granules of a sequence as long as the context.
-const GRANULES: usize = 4;
-
-/// Most bytes of a granule, so that the first token of a model of a long context does not take a quarter of it.
-const MOST_GRANULE_BYTES: usize = 128 << 20;
 
 impl<G: Gpu> MetalProgram<G> {
     /// Take the memory and write the tables.
@@ -149,21 +155,7 @@ impl<G: Gpu> MetalProgram<G> {
             gpu.allocate("tables", tables.n_bytes().max(ALIGN))?,
             gpu.allocate("chosen tokens", step.chosen_bytes().max(ALIGN))?,
         ];
-        for group in 0..limits.n_pages.len() {
-            let n_pages = limits.n_ctx.div_ceil(limits.page_len).min(limits.n_pages[group]);
-            let bytes = n_pages * kv.page_bytes(group, limits.kv_type, limits.page_len);
-            let most = gpu.facts().max_buffer_bytes;
-            if bytes as u64 > most {
-                return Err(Error::Unsupported {
-                    device: G::NAME,
-                    what: format!(
-                        "a sequence of {bytes} bytes of KV pages in one buffer, which may have {most}"
-                    ),
-                    hint: "use a smaller context (--ctx) or a smaller KV type (--kv-type)".to_owned(),
-                });
-            }
-            buffers.push(gpu.allocate("KV pages", ALIGN)?);
-        }
+        let pools = Pools::new(&kv, limits, gpu.facts().max_buffer_bytes)?;
         let weights = WeightPlan::new(plans, gpu.as_ref()).make(gpu.as_ref(), &mut buffers)?;
         write(&buffers[TABLES], 0, &tables.entries(plans, &weights));
         let which = Buffers {
@@ -172,7 +164,6 @@ impl<G: Gpu> MetalProgram<G> {
             chosen: CHOSEN as u16,
             scratch: SCRATCH as u16,
             tables: TABLES as u16,
-            pools: (POOLS..POOLS + kv.groups.len()).map(|index| index as u16).collect(),
         };
         let (mut compiled, mut pipelines) = (Vec::with_capacity(parts.len()), Pipelines::default());
         for (index, part) in parts.iter().enumerate() {
@@ -195,7 +186,11 @@ impl<G: Gpu> MetalProgram<G> {
             let of_classes = classes
                 .map(|tokens| {
                     let outputs = RowClass::ALL.into_iter().filter(|class| *class <= tokens);
-                    outputs.map(|outputs| compiler.table(tokens, outputs, &mut pipelines)).collect()
+                    let class = |outputs| {
+                        let table = compiler.table(tokens, outputs, &mut pipelines)?;
+                        Ok(ClassTable { table, is_ready: OnceLock::new() })
+                    };
+                    outputs.map(class).collect()
                 })
                 .collect::<Result<Vec<Vec<_>>>>()?;
             let values = part.plan.values.iter().zip(&part.arena.offset).map(|(value, offset)| ValueView {
@@ -213,21 +208,17 @@ impl<G: Gpu> MetalProgram<G> {
                 chooses: part.plan.primitives().any(|op| matches!(op, Op::Argmax { .. })),
             });
         }
-        gpu.keep_pipelines();
+        let requests = pipelines.into_list();
         let residency = gpu.reside(&buffers);
         let files = plans.iter().flat_map(|plan| &plan.weights).flat_map(device::Weight::views);
         let n_logits = plans.iter().map(|plan| plan.value(plan.output).cols).max().unwrap_or(0);
-        let committed = CommittedPages::new(limits, |group| {
-            let of_context = limits.n_ctx.div_ceil(limits.page_len).div_ceil(GRANULES);
-            let page_bytes = kv.page_bytes(group, limits.kv_type, limits.page_len);
-            of_context.min(MOST_GRANULE_BYTES / page_bytes.max(1)).max(1)
-        });
-        Ok(MetalProgram {
+        let program = MetalProgram {
             needs: plans.iter().map(|plan| Needs::new(plan, limits)).collect(),
             gpu,
             plans: compiled,
-            pipelines: pipelines.into_list(),
-            kv,
+            pipelines: requests.iter().map(|_| OnceLock::new()).collect(),
+            requests,
+            pools,
             limits: limits.clone(),
             buffers,
             step,
@@ -238,10 +229,68 @@ impl<G: Gpu> MetalProgram<G> {
             outputs: (0..step.n_kept()).map(|_| Outputs::new(limits.max_outputs)).collect(),
             done: Done::default(),
             chooser: Chooser::new(n_logits),
-            committed,
-            residency: Some(residency),
+            residency,
             _files: files.cloned().collect(),
-        })
+        };
+        // The step that every sequence spends its life in. Others when they are first used.
+        let one = StepSizes { n_rows: 1, n_outputs: 1, ..StepSizes::default() };
+        program.plans.iter().try_for_each(|plan| program.ready(plan.class(&one)))?;
+        program.gpu.keep_pipelines();
+        Ok(program)
+    }
+
+    /// Compile the kernels that a table names and that are not compiled, several at a time.
+    fn ready(&self, class: &ClassTable) -> Result<()> {
+        if class.is_ready.get().is_some() {
+            return Ok(());
+        }
+        let mut missing: Vec<usize> = class.table.commands().iter().map(|c| c.kernel as usize).collect();
+        missing.sort_unstable();
+        missing.dedup();
+        let (gpu, pipelines, requests) = (&self.gpu, &self.pipelines, &self.requests);
+        missing.retain(|index| pipelines[*index].get().is_none());
+        let files: Vec<&'static str> = missing.iter().map(|index| requests[*index].kernel.file).collect();
+        gpu.prepare(&files);
+        let failure = OnceLock::new();
+        for_each_at_once(&missing, &|index| {
+            let Request { kernel, constants, threads } = &requests[*index];
+            match gpu.pipeline(kernel, constants, *threads) {
+                Ok(pipeline) => {
+                    pipelines[*index].get_or_init(|| pipeline);
+                }
+                // Of several failures the first is told.
+                Err(error) => drop(failure.set(error)),
+            }
+        });
+        if let Some(error) = failure.into_inner() {
+            return Err(error);
+        }
+        class.is_ready.get_or_init(|| ());
+        Ok(())
+    }
+
+    /// Seconds of a command of a step, the mean of many runs in one command buffer, each after the one
+    /// before.
+    pub(crate) fn time_command(&mut self, step: &Step, command: usize, repetitions: usize) -> Result<f64> {
+        self.refuse_company()?;
+        let begun = self.begin(step, false)?;
+        self.done = Done::default();
+        let replay = self.replay(&begun);
+        let Some(threadgroups) = replay.table.threadgroups(command, &begun.sizes) else { return Ok(0.0) };
+        let n = repetitions.max(1);
+        let mut seconds = f64::INFINITY;
+        // The first run finds cold caches and pages.
+        for _ in 0..2 {
+            let work = self.gpu.submit(&mut |encoder| {
+                replay.pools.encode(encoder);
+                for _ in 0..n {
+                    replay.encode_command(command, threadgroups, encoder);
+                    encoder.barrier();
+                }
+            })?;
+            seconds = seconds.min(self.gpu.wait(&work)? / n as f64);
+        }
+        Ok(seconds)
     }
 
     /// What a value of the last step's plan holds.
@@ -258,7 +307,7 @@ impl<G: Gpu> MetalProgram<G> {
     }
 
     fn failed<T>(&self, reason: String) -> Result<T> {
-        Err(Error::Failed { device: G::NAME, reason })
+        failed::<G, T>(reason)
     }
 
     /// A step's region of the step buffer.
@@ -267,53 +316,9 @@ impl<G: Gpu> MetalProgram<G> {
         Window { buffer: STEP as u16, start: ticket % self.step.in_flight as u64 * len, len }
     }
 
-    fn page_bytes(&self, group: usize) -> usize {
-        self.kv.page_bytes(group, self.limits.kv_type, self.limits.page_len)
-    }
-
     /// The bytes of a committed page.
     fn page(&self, group: usize, page: u32) -> Result<(*mut u8, usize)> {
-        self.committed.check_page(group, page).or_else(|reason| self.failed(reason))?;
-        let bytes = self.page_bytes(group);
-        Ok((self.buffers[POOLS + group].start().wrapping_add(page as usize * bytes), bytes))
-    }
-
-    /// Give a pool a buffer of its first `n_pages` pages, with what the committed ones among them hold. False: the system
-    /// refuses, and nothing has changed.
-    fn resize(&mut self, group: usize, n_pages: usize) -> Result<bool> {
-        let (bytes, page_bytes) = (n_pages * self.page_bytes(group), self.page_bytes(group));
-        if bytes as u64 > self.gpu.facts().max_buffer_bytes {
-            return Ok(false);
-        }
-        // No step may read or write the old buffer any more.
-        self.settle()?;
-        let pool = match self.gpu.allocate("KV pages", bytes.max(ALIGN)) {
-            Ok(pool) => pool,
-            Err(Error::OutOfMemory { .. }) => return Ok(false),
-            Err(error) => return Err(error),
-        };
-        let old = &self.buffers[POOLS + group];
-        for page in (0..n_pages as u32).filter(|page| self.committed.contains(group, *page)) {
-            let offset = page as usize * page_bytes;
-            // SAFETY: the page lies within the new buffer, which has `n_pages`, and within the old one, which has all pages
-            // that are committed; no step runs; these are different buffers.
-            unsafe {
-                std::ptr::copy_nonoverlapping(old.start().add(offset), pool.start().add(offset), page_bytes)
-            }
-        }
-        self.residency = None;
-        self.buffers[POOLS + group] = pool;
-        self.residency = Some(self.gpu.reside(&self.buffers));
-        Ok(true)
-    }
-
-    /// Pages up to the last that is committed.
-    fn n_used(&self, group: usize) -> usize {
-        let pages = (0..self.committed.n_pages(group) as u32).rev();
-        pages
-            .into_iter()
-            .find(|page| self.committed.contains(group, *page))
-            .map_or(0, |page| page as usize + 1)
+        self.pools.page(group, page).or_else(failed::<G, _>)
     }
 
     fn page_of(&self, group: usize, page: u32, given: usize) -> Result<*mut u8> {
@@ -325,10 +330,16 @@ impl<G: Gpu> MetalProgram<G> {
     }
 }
 
+fn failed<G: Gpu, T>(reason: String) -> Result<T> {
+    Err(Error::Failed { device: G::NAME, reason })
+}
+
 impl<G: Gpu> Drop for MetalProgram<G> {
     /// Command buffers do not keep what they use, so nothing may go before they are done.
     fn drop(&mut self) {
         self.in_flight.clear();
+        // With what was compiled since it was loaded.
+        self.gpu.keep_pipelines();
     }
 }
 
@@ -348,14 +359,16 @@ fn write<T: bytemuck::Pod>(buffer: &impl Buffer, offset: usize, values: &[T]) {
 /// What commands are encoded from.
 struct Replay<'a, G: Gpu> {
     table: &'a Table,
-    pipelines: &'a [G::Pipeline],
+    pipelines: &'a [OnceLock<G::Pipeline>],
     buffers: &'a [G::Buffer],
+    pools: &'a Pools<G>,
     window: Window,
 }
 
 impl<G: Gpu> Replay<'_, G> {
     /// Encode the commands of a range of the table that run in a step.
     fn encode(&self, sizes: &StepSizes, range: &Range<usize>, encoder: &mut G::Encoder) {
+        self.pools.encode(encoder);
         let runs = self.table.runs(sizes).skip_while(|run| run.index < range.start);
         for run in runs.take_while(|run| run.index < range.end) {
             if run.barrier {
@@ -368,8 +381,10 @@ impl<G: Gpu> Replay<'_, G> {
     /// Encode one command.
     fn encode_command(&self, index: usize, threadgroups: [u32; 3], encoder: &mut G::Encoder) {
         let command = &self.table.commands()[index];
+        // All are compiled before a step is encoded.
+        let Some(pipeline) = self.pipelines[command.kernel as usize].get() else { return };
         let dispatch = Dispatch {
-            pipeline: &self.pipelines[command.kernel as usize],
+            pipeline,
             operands: self.table.operands(command),
             window: self.window,
             arguments: self.table.parameters(command),
@@ -473,36 +488,21 @@ impl<G: Gpu> Program for MetalProgram<G> {
     }
 
     fn committed(&self) -> &CommittedPages {
-        &self.committed
+        self.pools.committed()
     }
 
     fn commit(&mut self, group: usize, pages: Range<u32>) -> Result<()> {
-        self.committed.check_range(group, &pages, false).or_else(|reason| self.failed(reason))?;
-        let n_pages = pages.end as usize;
-        if n_pages > self.n_used(group) && !self.resize(group, n_pages)? {
-            let (n_pages, bytes) = (pages.len(), (pages.len() * self.page_bytes(group)) as u64);
-            return Err(Error::Shortage { device: G::NAME, group, n_pages, bytes });
-        }
-        self.committed.set(group, pages, true);
-        Ok(())
+        self.commit_chunks(group, pages)
     }
 
-    /// The buffer stays as long where a later page is committed, or where the system has no room for a shorter copy.
     fn decommit(&mut self, group: usize, pages: Range<u32>) -> Result<()> {
-        self.committed.check_range(group, &pages, true).or_else(|reason| self.failed(reason))?;
-        let before = self.n_used(group);
-        self.committed.set(group, pages, false);
-        let after = self.n_used(group);
-        if after < before {
-            self.resize(group, after)?;
-        }
-        Ok(())
+        self.decommit_chunks(group, pages)
     }
 
     fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<()> {
         let ((from, bytes), (to, _)) = (self.page(group, from)?, self.page(group, to)?);
         self.settle()?;
-        // SAFETY: both pages lie within the pool; the same page is copied onto itself; no step runs.
+        // SAFETY: both pages lie within their chunks; the same page is copied onto itself; no step runs.
         unsafe { std::ptr::copy(from, to, bytes) };
         Ok(())
     }
@@ -546,6 +546,7 @@ impl<G: Gpu> Program for MetalProgram<G> {
             let threadgroups = replay.table.threadgroups(command, sizes);
             let work = self.gpu.submit(&mut |encoder| {
                 if let Some(n) = threadgroups {
+                    replay.pools.encode(encoder);
                     replay.encode_command(command, n, encoder);
                 }
             })?;

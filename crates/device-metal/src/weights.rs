@@ -151,7 +151,7 @@ impl WeightPlan {
             let view = bytes.as_ref().and_then(|bytes| gpu.view(bytes)).ok_or_else(|| Error::Failed {
                 device: G::NAME,
                 reason: format!(
-                    "{} bytes of a mapped file cannot be used where they are; --no-map reads files instead",
+                    "{} bytes of a mapped file cannot be used where they are; --weights copied copies files instead",
                     segment.end - segment.start
                 ),
             })?;

@@ -245,3 +245,45 @@ fn what_stands_behind_and_beside_costs_few_dispatches() {
         }
     }
 }
+
+/// Loading compiles what a single row needs, and a step what its number of rows needs when it is first
+/// run, each file and kernel once; tables that name no kernel that was not there compile nothing.
+#[test]
+fn kernels_are_compiled_when_a_step_first_needs_them() {
+    let device = MetalDevice::new(NullGpu::new("Apple M4 Pro"));
+    let plan = fusion::fuse(&dense(2, [BlockType::Q4_0; 2], true, true), device.fusion());
+    let limits = Limits { kv_type: KvType::F16, ..limits(&plan.kv) };
+    let compile = || device.compile(std::slice::from_ref(&plan), &limits).and_then(committed).unwrap();
+    let mut program = compile();
+    let gpu = device.gpu();
+    let compiled = || gpu.pipelines.swap(0, Relaxed);
+    let of_one = compiled();
+    assert!((5..=12).contains(&of_one), "{of_one}");
+    let files = std::mem::take(&mut *gpu.prepared.lock().unwrap());
+    assert!(
+        files
+            .iter()
+            .all(|file| ["q4_0", "attention.metal", "argmax", "sampling"].iter().any(|of| file.contains(of))),
+        "{files:?}"
+    );
+    let step = |n: u32| one_sequence(&plan, &limits, &(0..n).collect::<Vec<_>>(), 0);
+    program.run(&step(1).borrow()).unwrap();
+    assert_eq!(compiled(), 0);
+    program.run(&step(40).borrow()).unwrap();
+    assert!(compiled() > 5);
+    program.run(&step(40).borrow()).unwrap();
+    program.run(&step(50).borrow()).unwrap();
+    assert_eq!(compiled(), 0);
+}
+
+/// Asking for tensor units where shaders are not compiled for them is an error, not another path.
+#[test]
+fn tensor_units_that_are_not_there_are_an_error() {
+    let gpu = NullGpu::new("Apple M5");
+    let profile = ingle_device_metal::Profile::new(ingle_device_metal::gpu::Gpu::facts(&gpu));
+    let device = MetalDevice::with_profile(gpu, ingle_device_metal::Profile { tensor: true, ..profile });
+    let plan = fusion::fuse(&dense(1, [BlockType::Q4_0; 2], true, true), device.fusion());
+    let limits = Limits { kv_type: KvType::F16, ..limits(&plan.kv) };
+    let error = device.compile(std::slice::from_ref(&plan), &limits).err().unwrap().to_string();
+    assert!(error.contains("tensor units") && error.contains("--tensors"), "{error}");
+}

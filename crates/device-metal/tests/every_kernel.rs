@@ -48,11 +48,9 @@ fn device(order: LaneOrder, sanitized: Option<(Sanitizer, IsOf)>) -> MetalDevice
 /// The last case of every kind of Op: most of them the largest.
 fn cases() -> Vec<Case> {
     let mut last: HashMap<OpKind, (usize, Case)> = HashMap::new();
-    for (index, case) in check_op_cases()
-        .into_iter()
-        .enumerate()
-        .filter(|(_, case)| ![OpKind::Linear, OpKind::ShortConv].contains(&case.kind))
-    {
+    for (index, case) in check_op_cases().into_iter().enumerate().filter(|(_, case)| {
+        ![OpKind::Linear, OpKind::ShortConv, OpKind::GatedDelta, OpKind::SelectiveScan].contains(&case.kind)
+    }) {
         last.insert(case.kind, (index, case));
     }
     let mut cases: Vec<_> = last.into_values().collect();
@@ -73,6 +71,9 @@ fn outcome(device: &MetalDevice<EmulatedGpu>, cases: &[Case]) -> (Vec<Vec<u32>>,
         all.push(results.into_iter().flatten().flatten().map(f32::to_bits).collect());
     }
     assert!(device.peaks().read_bytes_per_second > 0.0);
+    for probed in ingle_device_metal::selftest::probe(device.gpu()).unwrap() {
+        assert!(probed.is_expected(), "{probed:?}");
+    }
     (all, device.gpu().take_trace().into_iter().map(|traced| traced.file).collect())
 }
 

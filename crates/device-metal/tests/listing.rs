@@ -151,6 +151,7 @@ const METAL_ONLY: &[&str] = &[
     "sampling/rank",
     "sampling/sample",
     "peaks",
+    "probes",
 ];
 
 /// That what the first has and the second lacks is what the list says.

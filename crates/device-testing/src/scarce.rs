@@ -86,6 +86,10 @@ impl Device for Scarce {
         self.inner.memory()
     }
 
+    fn memory_source(&self) -> Option<Box<dyn platform::MemorySource>> {
+        self.inner.memory_source()
+    }
+
     fn fusion(&self) -> &[Rule] {
         self.inner.fusion()
     }

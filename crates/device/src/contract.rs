@@ -346,6 +346,11 @@ pub trait Device: Send + Sync {
     /// Its memory.
     fn memory(&self) -> SystemMemory;
 
+    /// What tells of its memory while programs run, where that is not the system's. Each call makes one anew.
+    fn memory_source(&self) -> Option<Box<dyn platform::MemorySource>> {
+        None
+    }
+
     /// The fusion rules of its profile, tried in this order at every node.
     fn fusion(&self) -> &[Rule];
 

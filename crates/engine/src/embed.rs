@@ -10,11 +10,12 @@ use device::{Device, Limits, Plan, Program};
 use model::EmbeddingSpec;
 use text::Specials;
 
+use crate::governor::Account;
 use crate::kv::{KvCache, pool_sizes};
 use device::Want;
 
 use crate::scheduler::{OutputRows, StepBuffers};
-use crate::{Error, LoadOptions, Model, Result};
+use crate::{Error, LoadOptions, Model, Result, Turns};
 
 /// Most texts of a step.
 const MAX_SPANS: usize = 128;
@@ -39,6 +40,9 @@ pub struct Embedder {
     program: Box<dyn Program>,
     kv: KvCache,
     buffers: StepBuffers,
+    turns: Option<Arc<Turns>>,
+    /// What the governor knows of it: its memory is fixed.
+    _account: Option<Arc<Account>>,
 }
 
 impl Embedder {
@@ -56,7 +60,11 @@ impl Embedder {
         let plan = device_lower::fusion::fuse(&plan, device.fusion());
         let items = device.memory_plan(std::slice::from_ref(&plan), &limits)?.items;
         let (bytes, memory) = (items.iter().map(|item| item.bytes).sum(), device.memory());
-        if options.check_memory && memory.total > 0 && bytes > memory.free {
+        let governor = options.governor.as_ref();
+        let left = governor.and_then(|g| Some(g.cap_bytes()?.saturating_sub(g.taken(device.as_ref()))));
+        let is_known = memory.total > 0 || left.is_some();
+        let free = if memory.total > 0 { memory.free } else { u64::MAX };
+        if options.check_memory && is_known && bytes > free.min(left.unwrap_or(u64::MAX)) {
             let what = format!("a model and steps of {} rows", limits.max_rows);
             return Err(device::Error::OutOfMemory { device: device.name(), what, bytes }.into());
         }
@@ -69,10 +77,13 @@ impl Embedder {
                 expected: format!("at least {least}, what steps of {} rows need", limits.max_rows),
             });
         }
+        let account = governor.map(|governor| governor.account(device.as_ref(), bytes));
         let program = device.compile(std::slice::from_ref(&plan), &limits)?;
         Ok(Embedder {
+            _account: account,
             kv: KvCache::new(&plan.kv, &limits),
             buffers: StepBuffers::new(&limits, 0, 1),
+            turns: options.turns.clone(),
             spec: EmbeddingSpec { max_tokens: limits.n_ctx, ..spec },
             program,
             plan,
@@ -196,6 +207,7 @@ impl Embedder {
             self.kv.reserve(slot, 0, tokens.len(), self.program.as_mut())?;
             self.buffers.push(slot, 0, tokens, OutputRows::Last(1), Want::LOGITS);
         }
+        let _turn = self.turns.as_ref().map(|turns| turns.take());
         let ran = self.program.run(&self.buffers.step(&self.kv, device::Masks::default(), None));
         Ok(self.kv.note_submitted(ran)?)
     }

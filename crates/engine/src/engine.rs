@@ -1,7 +1,7 @@
 //! The engine: a model on a device, and a scheduler of the sequences that it runs.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use device::{CommandInfo, Device, Limits, OutputKind, Plan, Program, Timing};
 
@@ -9,12 +9,13 @@ use crate::constraint::panic_message;
 use crate::kv::KvCache;
 use crate::memory::{self, MemoryReport, Settled};
 use crate::output::TextStream;
+use crate::prompt_cache::PrefixFolder;
 use crate::sampling::Sampler;
 use crate::scheduler::Scheduler;
 use crate::sequence::{Sequence, slide};
 use crate::{
     Error, FinishReason, LoadOptions, Model, Overflow, Proposer, Request, Result, SamplingParams, SequenceId,
-    ShowSpecial, Timings, load,
+    ShowSpecial, Timings, Turns, load,
 };
 
 /// What happens to a sequence. Texts are borrowed for the time of the call.
@@ -33,6 +34,8 @@ pub enum Event<'a> {
         /// The likeliest tokens and their log-probabilities by the model itself, best first: as many as
         /// [`SamplingParams::n_best_logprobs`].
         best: &'a [(u32, f32)],
+        /// Tokens of the prompt that were found in the prefix cache.
+        n_reused: usize,
     },
     /// A token of the prompt, if [`Request::prompt_logprobs`] asks for them: each but the first, in order, before the answer.
     PromptToken {
@@ -90,6 +93,9 @@ pub struct StepTimings {
     pub timings: Vec<Timing>,
 }
 
+/// Until a sequence that waits for memory looks again.
+const STARVED: Duration = Duration::from_millis(5);
+
 /// A model on a device, and the sequences that it runs.
 ///
 /// `Send`, not `Sync`: a server gives it to one thread, which calls [`Self::add`] for what arrives and [`Self::step`]
@@ -104,6 +110,10 @@ pub struct Engine {
     pub(crate) scheduler: Scheduler,
     next_id: u64,
     recorded: Option<Vec<StepTimings>>,
+    /// Where the prefix cache is kept.
+    pub(crate) prefixes: Option<PrefixFolder>,
+    /// Shared with the engines that compute on the same processors.
+    turns: Option<Arc<Turns>>,
 }
 
 impl Engine {
@@ -123,11 +133,16 @@ impl Engine {
         if options.check_memory && !memory.fits {
             return Err(Error::DoesNotFit(Box::new(memory)));
         }
+        let fixed = memory.committed + memory.mapped;
+        let account = options.governor.as_ref().map(|governor| governor.account(device.as_ref(), fixed));
         let program = device.compile(std::slice::from_ref(&plan), &limits)?;
         model.tokenizer()?;
         let depth = program.max_in_flight();
         let mut kv = KvCache::new(&plan.kv, &limits);
         kv.set_budget(kv_budget(&plan, &limits, &memory, options)?);
+        if let Some(account) = account {
+            kv.set_account(account);
+        }
         Ok(Engine {
             device: device.clone(),
             scheduler: Scheduler::new(&limits, model.n_vocab(), depth, kv, options),
@@ -136,6 +151,8 @@ impl Engine {
             program,
             next_id: 0,
             recorded: None,
+            prefixes: None,
+            turns: options.turns.clone(),
             limits,
             model,
         })
@@ -199,6 +216,16 @@ impl Engine {
     /// The device failed.
     pub fn give_back_memory(&mut self) -> Result<bool> {
         self.scheduler.kv.give_back(self.program.as_mut())
+    }
+
+    /// For an engine that has nothing to do: give back what the governor asks for, as far as cached prefixes reach, and tell it
+    /// what is held. [`Self::step`] does it by itself.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn follow_memory(&mut self) -> Result<()> {
+        self.scheduler.follow_memory(self.program.as_mut())?;
+        Ok(())
     }
 
     /// Forget all cached prefixes and give their memory back. Running sequences keep theirs.
@@ -292,6 +319,7 @@ impl Engine {
         let text = TextStream::new(
             tokenizer,
             std::mem::take(&mut request.stop),
+            request.stop_outside.take(),
             std::mem::take(&mut request.show_special),
         );
         request.tokens = tokens;
@@ -349,6 +377,8 @@ impl Engine {
     /// unless [`Self::end_failed`] ends their sequences.
     pub fn step(&mut self, on_event: &mut dyn FnMut(Event<'_>)) -> Result<bool> {
         let may_run_ahead = self.recorded.is_none();
+        let turns = self.turns.clone();
+        let _turn = turns.as_ref().map(|turns| turns.take());
         while self.scheduler.schedule(Instant::now(), may_run_ahead, self.program.as_mut(), on_event)? {
             if let Err(error) = self.submit() {
                 self.scheduler.forget_failed(self.program.as_mut());
@@ -367,6 +397,9 @@ impl Engine {
                 return Err(error);
             }
             self.scheduler.postprocess(Instant::now(), self.program.as_mut(), on_event);
+        }
+        if self.scheduler.is_starved() {
+            std::thread::sleep(STARVED);
         }
         let idle = self.is_idle();
         if idle {
@@ -442,7 +475,7 @@ fn kv_budget(plan: &Plan, limits: &Limits, memory: &MemoryReport, options: &Load
     let least = memory::check_budget(plan, limits, options)?;
     Ok(match options.kv_budget {
         Some(bytes) => bytes,
-        None if !options.check_memory || memory.installed == 0 => u64::MAX,
+        None if options.governor.is_some() || !options.check_memory || memory.installed == 0 => u64::MAX,
         None => memory.free.saturating_sub(memory.mapped + memory.committed).max(least),
     })
 }

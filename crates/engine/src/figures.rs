@@ -1,5 +1,7 @@
 //! What an engine is doing, for those who watch it or decide whom to admit; and steps that only warm it up.
 
+use std::time::{Duration, Instant};
+
 use crate::{Engine, Error, Overflow, Request, Result, SamplingParams};
 
 /// What an engine is doing now, and has done.
@@ -23,7 +25,7 @@ pub struct EngineLoad {
     pub n_generated: u64,
     /// Bytes of KV pages that are held, by sequences or as cached prefixes.
     pub kv_bytes_used: u64,
-    /// Most bytes of KV pages; `u64::MAX`: as many as the program has.
+    /// Most bytes of KV pages now; `u64::MAX`: as many as the program has.
     pub kv_bytes_budget: u64,
 }
 
@@ -41,7 +43,7 @@ impl Engine {
             n_cached: totals.n_cached,
             n_generated: totals.n_generated,
             kv_bytes_used: self.kv().held_bytes(),
-            kv_bytes_budget: self.kv().budget(),
+            kv_bytes_budget: self.kv().allowed_bytes(),
         }
     }
 
@@ -52,30 +54,36 @@ impl Engine {
     }
 
     /// Run steps of every number of sequences, with prompts of every class of lengths and without, greedy and sampled, so that
-    /// what a device does at first use is done. It computes about five times the tokens of a chunk. Nothing of it stays in the prefix cache or in [`Self::load`]; what steps cost is known afterwards.
+    /// what a device does at first use is done; for about `most` at most, the smallest steps first. Nothing of it stays in the
+    /// prefix cache or in [`Self::load`]; what steps cost is known afterwards. What was left out, in words.
     ///
     /// # Errors
     /// [`Error::Busy`], unless it is idle; the device failed, or a sequence did.
-    pub fn warm_up(&mut self) -> Result<()> {
+    pub fn warm_up(&mut self, most: Duration) -> Result<Option<String>> {
         let n_slots = self.scheduler.n_slots();
         if !self.is_idle() {
             return Err(Error::Busy { what: "warming up", n_sequences: n_slots });
         }
         let before = self.scheduler.totals;
-        let warmed = self.warm(SamplingParams::greedy(), 1).and_then(|()| {
-            self.scheduler.forget_costs();
-            // Two long prompts, so that what they cost can be told from what is noise.
-            self.warm(SamplingParams { seed: Some(0), ..SamplingParams::default() }, 2)
+        let until = Instant::now() + most;
+        let warmed = self.warm(SamplingParams::greedy(), 1, until).and_then(|left| match left {
+            Some(left) => Ok(Some(left)),
+            None => {
+                self.scheduler.forget_costs();
+                // Two long prompts, so that what they cost can be told from what is noise.
+                let sampled = SamplingParams { seed: Some(0), ..SamplingParams::default() };
+                Ok(self.warm(sampled, 2, until)?.map(|left| format!("of sampled answers: {left}")))
+            }
         });
         self.scheduler.totals = before;
         warmed
     }
 
-    /// One sequence more in each step until all slots are taken, and then one less. The prompts of the first `n_long` fill a
-    /// chunk; each further one is half as long as the one before it.
-    fn warm(&mut self, sampling: SamplingParams, n_long: usize) -> Result<()> {
+    /// One sequence more in each step until all slots are taken, and then one less. Each prompt is twice as long as the one
+    /// before it, up to a chunk, which the last `n_long` fill. What there was no time for.
+    fn warm(&mut self, sampling: SamplingParams, n_long: usize, until: Instant) -> Result<Option<String>> {
         let n_slots = self.scheduler.n_slots();
-        let Some(most) = self.limits.n_ctx.checked_sub(1) else { return Ok(()) };
+        let Some(most) = self.limits.n_ctx.checked_sub(1) else { return Ok(None) };
         let max_tokens = (n_slots + 4).min(most);
         let longest = self.limits.max_rows.min(most.saturating_sub(max_tokens));
         let n_vocab = self.model.n_vocab();
@@ -85,22 +93,40 @@ impl Engine {
                 failed = Some(reason.clone());
             }
         };
-        for first in 0..n_slots {
-            let n_prompt = longest.checked_shr((first + 1).saturating_sub(n_long) as u32).unwrap_or(0).max(1);
+        let (mut last, mut left, mut ids) = ((1, 0.0), None, Vec::with_capacity(n_slots));
+        for index in 0..n_slots {
+            let halvings = (n_slots - index).saturating_sub(n_long) as u32;
+            let n_prompt = longest.checked_shr(halvings).unwrap_or(0).max(1);
+            let begun = Instant::now();
+            // A prompt takes about as much longer as it is longer.
+            let expected = last.1 * n_prompt as f64 / last.0 as f64;
+            let ends = Duration::try_from_secs_f64(expected).ok().and_then(|time| begun.checked_add(time));
+            if ends.is_none_or(|ends| ends > until) {
+                left = Some(format!("prompts of {n_prompt} tokens and more, beside {index} answers"));
+                break;
+            }
             let request = Request {
                 sampling: sampling.clone(),
                 max_tokens: Some(max_tokens),
                 ignore_end: true,
                 overflow: Overflow::Stop,
                 reuse: false,
-                ..Request::new((first..first + n_prompt).map(|i| (i % n_vocab) as u32).collect())
+                ..Request::new((index..index + n_prompt).map(|i| (i % n_vocab) as u32).collect())
             };
-            self.add(request)?;
+            ids.push(self.add(request)?);
             self.step(&mut on_event)?;
+            last = (n_prompt, begun.elapsed().as_secs_f64());
         }
-        while self.step(&mut on_event)? {}
+        while self.step(&mut on_event)? {
+            if Instant::now() > until && left.is_none() {
+                left = Some("steps of fewer answers".into());
+            }
+            if left.is_some() {
+                ids.iter().for_each(|id| self.cancel(*id));
+            }
+        }
         match failed {
-            None => Ok(()),
+            None => Ok(left),
             Some(reason) => Err(Error::SequenceFailed(reason)),
         }
     }

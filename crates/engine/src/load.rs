@@ -9,9 +9,10 @@ use model::{EmbeddingSpec, ModelSpec, SpeechPlans, SpeechSpec};
 use text::Tokenizer;
 use weights::{Checkpoint, Metadata, Naming};
 
+use crate::governor::Governor;
 use crate::kv::pool_sizes;
 use crate::speculate::{MAX_DRAFT, Speculate};
-use crate::{Error, Result};
+use crate::{Error, Result, Turns};
 
 /// Longest context that can be asked for: page tables beyond it are a typing mistake, not a wish.
 pub const MAX_N_CTX: usize = 1 << 24;
@@ -52,8 +53,11 @@ pub struct LoadOptions {
     /// Most sequences that wait; further ones are refused with [`Error::QueueFull`]. `None`: any number.
     pub max_waiting: Option<usize>,
     /// Most time between two tokens of an answer while prompts are computed beside it, unless its request says otherwise: so many
-    /// rows of prompts are in a step, once what steps cost is known. `None`: chunks are always whole.
+    /// rows of prompts are in a step, once what steps cost is known. `None`: see `latency_steps`.
     pub token_latency: Option<Duration>,
+    /// Where there is no `token_latency`: so many times what a step of the answers alone takes, as measured. `None`: chunks are
+    /// always whole.
+    pub latency_steps: Option<f64>,
     /// Most rows of a step whose logits can be had; `None`: one for each sequence, all that generating needs. Scoring
     /// (`logits`, `perplexity`) computes this many positions together, at `4 * n_vocab` bytes each.
     pub n_outputs: Option<usize>,
@@ -62,6 +66,8 @@ pub struct LoadOptions {
     /// Most bytes of keys and values, of running sequences and cached prefixes together; `None`: what is free at load beside
     /// weights and activations.
     pub kv_budget: Option<u64>,
+    /// Who says, while it runs, how much the pages of this model may take; `None`: nobody but `kv_budget`.
+    pub governor: Option<Arc<Governor>>,
     /// Which arithmetic.
     pub numerics: Numerics,
     /// Refuse to load what does not fit in what is free now.
@@ -70,6 +76,8 @@ pub struct LoadOptions {
     pub speculate: Speculate,
     /// Most guesses of a sequence in a step; each takes a row of logits, `4 * n_vocab` bytes, for each sequence.
     pub max_draft: usize,
+    /// Take turns with the other engines that have the same, a step at a time: for those that compute on the same processors.
+    pub turns: Option<Arc<Turns>>,
 }
 
 impl Default for LoadOptions {
@@ -81,13 +89,16 @@ impl Default for LoadOptions {
             n_sequences: 1,
             max_waiting: None,
             token_latency: Some(DEFAULT_TOKEN_LATENCY),
+            latency_steps: None,
             n_outputs: None,
             page_len: None,
             kv_budget: None,
+            governor: None,
             numerics: Numerics::Fast,
             check_memory: true,
             speculate: Speculate::Off,
             max_draft: DEFAULT_DRAFT,
+            turns: None,
         }
     }
 }

@@ -3,8 +3,10 @@
 use std::fmt;
 
 use device::{Device, KvType, Limits, Op, Plan, Residence};
+use platform::SystemMemory;
 use serde::Serialize;
 
+use crate::governor::{MemoryStatus, Reason, reserve};
 use crate::kv::{bytes_of_sequence, pool_sizes};
 use crate::{Error, LoadOptions, Model, Result, load};
 
@@ -42,6 +44,17 @@ pub struct Alternative {
     pub bytes: u64,
 }
 
+/// What the governor would let pages and caches hold.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PlannedBudget {
+    /// `free - weights - activations - reserve`, or what is left of the cap.
+    pub bytes: u64,
+    /// What is left for everybody else.
+    pub reserve: u64,
+    /// What bounds it: `machine`, `group`, `device` or `cap`; `unknown`: nothing is known, and nothing is limited.
+    pub reason: &'static str,
+}
+
 /// What a model takes with given settings, and whether that is free now.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MemoryReport {
@@ -61,6 +74,9 @@ pub struct MemoryReport {
     pub installed: u64,
     /// Whether `total` is at most `free`.
     pub fits: bool,
+    /// What keys and values and cached prefixes of all sequences may take together, if the model is loaded now; it follows the
+    /// machine while the model runs. Absent: nobody governs.
+    pub budget: Option<PlannedBudget>,
     /// Context length.
     pub n_ctx: usize,
     /// What the context length would be if it fitted; absent: it is what was asked for, or what the model was trained for.
@@ -175,7 +191,12 @@ pub(crate) fn report(
     // Weights that were read instead of mapped lie in memory already: what is free now is free beside them.
     let views = plan.weights.iter().flat_map(|w| w.views());
     let taken: u64 = views.filter(|view| !view.is_mapped()).map(|view| view.len() as u64).sum();
-    let free = memory.free.saturating_add(taken);
+    let mut free = memory.free.saturating_add(taken);
+    let cap = options
+        .governor
+        .as_ref()
+        .and_then(|governor| governor.cap_bytes().map(|cap| cap.saturating_sub(governor.taken(device))));
+    free = free.min(cap.unwrap_or(u64::MAX));
     let items = items(model, plan, device, options)?;
     let sum = |kind| items.iter().filter(|i: &&MemoryItem| i.residence == kind).map(|i| i.bytes).sum::<u64>();
     let (mapped, committed, reserved) = (sum("mapped"), sum("committed"), sum("reserved"));
@@ -189,7 +210,11 @@ pub(crate) fn report(
         total,
         free,
         installed: memory.total,
-        fits: total <= free || memory.total == 0,
+        fits: total <= free || memory.total == 0 && cap.is_none(),
+        budget: options
+            .governor
+            .as_ref()
+            .map(|governor| planned_budget(&governor.status_of(device), cap, memory, mapped + committed)),
         n_ctx: limits.n_ctx,
         n_ctx_reduced_from: None,
         kv_type: kv_type_name(limits.kv_type),
@@ -201,6 +226,25 @@ pub(crate) fn report(
         report.alternatives = alternatives(model, plan, device, options, &report);
     }
     Ok(report)
+}
+
+/// What is left beside `fixed` bytes of weights and activations.
+fn planned_budget(
+    status: &MemoryStatus,
+    cap: Option<u64>,
+    memory: SystemMemory,
+    fixed: u64,
+) -> PlannedBudget {
+    let reserve = reserve(memory.total);
+    let of_machine = memory.free.saturating_sub(fixed).saturating_sub(reserve);
+    let of_cap = cap.map_or(u64::MAX, |cap| cap.saturating_sub(fixed));
+    let is_known = memory.total > 0;
+    let (bytes, reason) = match () {
+        () if of_cap < of_machine || !is_known && cap.is_some() => (of_cap, "cap"),
+        () if !is_known => (u64::MAX, Reason::Unknown.name()),
+        () => (of_machine, Reason::of(status.reading.bound).name()),
+    };
+    PlannedBudget { bytes, reserve, reason }
 }
 
 fn items(model: &Model, plan: &Plan, device: &dyn Device, options: &LoadOptions) -> Result<Vec<MemoryItem>> {
@@ -337,6 +381,15 @@ impl fmt::Display for MemoryReport {
         }
         writeln!(f, "  {:<44} {:>12}", "in all", size(self.total))?;
         write!(f, "  {:<44} {:>12}", "free now", size(self.free))?;
+        if let Some(budget) = self.budget.as_ref().filter(|budget| budget.bytes < u64::MAX) {
+            let (what, reason) = ("keys, values and prefixes, of all", budget.reason);
+            write!(
+                f,
+                "\n  {what:<44} {:>12}  by {reason}; reserve {}",
+                size(budget.bytes),
+                size(budget.reserve)
+            )?;
+        }
         if self.fits {
             return Ok(());
         }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use text::{Detokenizer, ShowSpecial, StopStrings, Tokenizer};
+use text::{Aside, Detokenizer, ShowSpecial, StopStrings, Tokenizer};
 
 /// The text side of a sequence.
 #[derive(Clone)]
@@ -19,13 +19,15 @@ impl TextStream {
     pub(crate) fn new(
         tokenizer: Option<Arc<Tokenizer>>,
         stop_strings: Vec<String>,
+        aside: Option<Aside>,
         show_special: ShowSpecial,
     ) -> TextStream {
         let decoder = tokenizer.map(|tokenizer| {
             let detokenizer = Detokenizer::new(&tokenizer, show_special);
             (tokenizer, detokenizer)
         });
-        TextStream { decoder, stops: StopStrings::new(&stop_strings), stop_strings, tail: String::new() }
+        let stops = StopStrings::new(&stop_strings).outside(aside);
+        TextStream { decoder, stops, stop_strings, tail: String::new() }
     }
 
     /// The text that is certain after one more token, and the stop string that ends it.

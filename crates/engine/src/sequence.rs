@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use device::OutputRef;
 
-use text::ShowSpecial;
+use text::{Aside, ShowSpecial};
 
 use crate::constraint::Constraint;
 use crate::output::TextStream;
@@ -77,6 +77,8 @@ pub struct Request {
     pub max_tokens: Option<usize>,
     /// The answer ends before any of these texts.
     pub stop: Vec<String>,
+    /// A part of the answer in which they are not looked for.
+    pub stop_outside: Option<Aside>,
     /// Tokens that end the answer, as those do with which the model ends its turn; `ignore_end` does not concern them.
     pub stop_tokens: Vec<u32>,
     /// Before the answer has so many tokens, no token that ends it is chosen. A stop string or a constraint that is over still
@@ -123,6 +125,7 @@ impl Request {
             sampling: SamplingParams::default(),
             max_tokens: None,
             stop: Vec::new(),
+            stop_outside: None,
             stop_tokens: Vec::new(),
             min_tokens: 0,
             ignore_end: false,
@@ -152,6 +155,8 @@ pub enum FinishReason {
     StopToken(u32),
     /// Its constraint lets nothing follow but the end.
     ConstraintMet,
+    /// No token that the vocabulary has, and that may be chosen, goes on as its constraint asks.
+    ConstraintUnmet,
     /// This stop string was about to appear.
     StopString(String),
     /// As many tokens as were asked for.
@@ -172,6 +177,7 @@ impl fmt::Display for FinishReason {
             FinishReason::EndToken(_) => f.write_str("end"),
             FinishReason::StopToken(id) => write!(f, "stop token {id}"),
             FinishReason::ConstraintMet => f.write_str("constraint met"),
+            FinishReason::ConstraintUnmet => f.write_str("no token goes on as the constraint asks"),
             FinishReason::StopString(s) => write!(f, "stop string {s:?}"),
             FinishReason::MaxTokens => f.write_str("max tokens"),
             FinishReason::ContextFull => f.write_str("context full"),
@@ -336,6 +342,17 @@ impl Sequence {
         self.added = Instant::now();
         (self.started, self.first_token, self.last_token) = (None, None, None);
         (self.pending, self.draft) = (Vec::with_capacity(n_pending), Vec::with_capacity(n_draft));
+    }
+
+    /// Most tokens that it can become in a context of `n_ctx`.
+    pub(crate) fn most_tokens(&self, n_ctx: usize) -> usize {
+        match self.overflow {
+            Overflow::Slide { .. } => n_ctx,
+            Overflow::Stop => {
+                let left = self.max_tokens.saturating_sub(self.n_generated);
+                self.tokens.len().saturating_add(left).min(n_ctx)
+            }
+        }
     }
 
     /// Most guesses that can be of use: what a context of `n_ctx` and the request leave behind the token that is due.

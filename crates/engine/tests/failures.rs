@@ -4,6 +4,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use std::time::Duration;
+
 use crate::common::*;
 use device::Device;
 use ingle_engine::*;
@@ -73,7 +75,7 @@ fn a_sequence_in_a_slot_without_rows_in_the_step_goes_on() {
 fn warming_up_leaves_no_trace() {
     for chunk in [4, 64] {
         let mut engine = engine("gemma3", &LoadOptions { max_waiting: Some(1), ..options(128, chunk, 5) });
-        engine.warm_up().unwrap();
+        assert_eq!(engine.warm_up(Duration::from_secs(600)).unwrap(), None);
         let load = engine.load();
         let nothing =
             EngineLoad { n_slots: 5, kv_bytes_budget: load.kv_bytes_budget, ..EngineLoad::default() };
@@ -91,15 +93,26 @@ fn warming_up_leaves_no_trace() {
         assert_eq!((load.n_computed + load.n_cached, load.n_generated), (40, 18));
         assert!(load.n_cached >= 16 && load.kv_bytes_used > 0 && load.kv_bytes_used <= load.kv_bytes_budget);
         engine.add(greedy(&prompt(20), 9)).unwrap();
-        assert!(matches!(engine.warm_up().unwrap_err(), Error::Busy { .. }));
+        assert!(matches!(engine.warm_up(Duration::ZERO).unwrap_err(), Error::Busy { .. }));
     }
+}
+
+#[test]
+fn warming_up_ends_in_time_and_says_what_it_left_out() {
+    let mut engine = engine("llama", &options(128, 64, 5));
+    let left = engine.warm_up(Duration::ZERO).unwrap().unwrap();
+    assert!(left.contains("prompts of") || left.contains("answers"), "{left}");
+    assert!(engine.is_idle());
+    assert_eq!(engine.load().n_generated, 0);
+    let got = engine.complete(greedy(&prompt(20), 9)).unwrap();
+    assert_eq!(got.tokens, continuation(engine.model(), &prompt(20), 9));
 }
 
 #[test]
 fn a_longer_queue_is_predicted_to_take_longer() {
     let mut engine = engine("llama", &options(128, 16, 2));
     assert_eq!(engine.predicted_first_token_seconds(10), None);
-    engine.warm_up().unwrap();
+    assert_eq!(engine.warm_up(Duration::from_secs(600)).unwrap(), None);
     let alone = engine.predicted_first_token_seconds(100).unwrap();
     for _ in 0..8 {
         engine.add(greedy(&prompt(100), 20)).unwrap();

@@ -233,3 +233,81 @@ fn real_devices_answer_the_same_to_the_bit() {
         }
     }
 }
+
+/// An engine that keeps its prefixes in a folder, and what it found there.
+fn keeping(folder: &Path, max_bytes: u64) -> (Engine, Restored) {
+    let mut engine = engine("llama", &options(160, 16, 2));
+    let restored = engine.keep_prefixes(folder, max_bytes).unwrap();
+    (engine, restored)
+}
+
+fn with_salt(prompt: &[u32], salt: u64) -> Request {
+    Request { salt, ..greedy(prompt, 4) }
+}
+
+fn prefix_files(folder: &Path) -> Vec<PathBuf> {
+    files(folder).iter().flat_map(|below| files(below)).collect()
+}
+
+#[test]
+fn prefixes_outlive_an_engine_each_for_its_own_tenant() {
+    let folder = folder();
+    let (mut first, restored) = keeping(folder.path(), u64::MAX);
+    assert_eq!(restored, Restored::default());
+    let answered = first.complete(with_salt(&prompt(64), 7)).unwrap();
+    let other: Vec<u32> = prompt(64).iter().map(|token| (token + 1) % 150).collect();
+    first.complete(with_salt(&other, 0)).unwrap();
+    first.complete(with_salt(&prompt(9), 0)).unwrap();
+    // The short one is not worth a file; nothing is written twice.
+    assert_eq!(first.save_prefixes(&mut || true).unwrap(), 2);
+    assert_eq!(first.save_prefixes(&mut || true).unwrap(), 0);
+    // A longer one takes the place of what it begins with.
+    let longer = [&prompt(64)[..], &prompt(30)].concat();
+    first.complete(with_salt(&longer, 7)).unwrap();
+    assert_eq!(first.save_prefixes(&mut || false).unwrap(), 0, "nobody has time");
+    assert!(first.save_prefixes(&mut || true).unwrap() >= 1);
+    drop(first);
+    let (mut second, restored) = keeping(folder.path(), u64::MAX);
+    assert!(restored.n_prefixes >= 2 && restored.notes.is_empty(), "{restored:?}");
+    second.kv().check().unwrap();
+    let again = second.complete(with_salt(&prompt(64), 7)).unwrap();
+    assert_eq!(again.tokens, answered.tokens);
+    assert_eq!(again.finished.timings.reused_tokens, 63);
+    let stranger = second.complete(with_salt(&prompt(64), 8)).unwrap();
+    assert_eq!(stranger.finished.timings.reused_tokens, 0);
+    assert_eq!(stranger.tokens, answered.tokens);
+}
+
+#[test]
+fn files_of_prefixes_that_are_damaged_go_and_the_rest_stays_within_its_bound() {
+    let folder = folder();
+    let (mut first, _) = keeping(folder.path(), u64::MAX);
+    let prompts: Vec<Vec<u32>> =
+        (0..3).map(|n| prompt(48).iter().map(|token| (token + n) % 150).collect()).collect();
+    for prompt in &prompts {
+        first.complete(with_salt(prompt, 0)).unwrap();
+    }
+    assert_eq!(first.save_prefixes(&mut || true).unwrap(), 3);
+    let written = prefix_files(folder.path());
+    let bytes = std::fs::metadata(&written[0]).unwrap().len();
+    let mut damaged = std::fs::read(&written[0]).unwrap();
+    let middle = damaged.len() / 2;
+    damaged[middle] ^= 1;
+    std::fs::write(&written[0], &damaged).unwrap();
+    std::fs::write(written[0].with_file_name("nonsense.prefix"), b"nonsense").unwrap();
+    let (second, restored) = keeping(folder.path(), u64::MAX);
+    second.kv().check().unwrap();
+    assert_eq!((restored.n_prefixes, restored.notes.len()), (2, 2), "{restored:?}");
+    assert_eq!(prefix_files(folder.path()).len(), 2);
+    // No more than the bound, however much there is to keep.
+    let bounded = self::folder();
+    let (mut third, _) = keeping(bounded.path(), 2 * bytes + bytes / 2);
+    for prompt in &prompts {
+        third.complete(with_salt(prompt, 0)).unwrap();
+        third.save_prefixes(&mut || true).unwrap();
+    }
+    assert!((1..=2).contains(&prefix_files(bounded.path()).len()));
+    // Another model's are not looked at.
+    let mut other = engine("mistral", &options(160, 16, 2));
+    assert_eq!(other.keep_prefixes(folder.path(), u64::MAX).unwrap(), Restored::default());
+}

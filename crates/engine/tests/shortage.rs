@@ -98,6 +98,128 @@ fn a_refused_commit_is_tried_again() {
     }
 }
 
+/// What the oldest sequence will need is committed before it starts: it finishes though nothing more is to be had.
+#[test]
+fn the_oldest_finishes_when_no_page_is_given_any_more() {
+    for (name, granule) in [("llama", 1), ("gemma3", 3)] {
+        let scarce = Scarce::new(Arc::new(NullDevice::default().with_granule(granule)));
+        let device: Arc<dyn Device> = Arc::new(scarce.clone());
+        let mut engine = Engine::new(model_with_text(name), &device, &options(256, 32, 4)).unwrap();
+        let request = |seed: u32, max_tokens| Request {
+            max_tokens: Some(max_tokens),
+            ignore_end: true,
+            sampling: SamplingParams::greedy(),
+            ..Request::new((0..30).map(|i| (i * 7 + seed * 13) % 150).collect())
+        };
+        let oldest = engine.add(request(0, 200)).unwrap();
+        let others: Vec<_> = (1..4).map(|seed| engine.add(request(seed, 150)).unwrap()).collect();
+        let mut tokens = std::collections::HashMap::<SequenceId, Vec<u32>>::new();
+        let mut on_event = |event: Event<'_>| match event {
+            Event::Token { sequence, id, .. } => tokens.entry(sequence).or_default().push(id),
+            Event::PromptToken { .. } => {}
+            Event::Done { reason, .. } => assert_eq!(*reason, FinishReason::MaxTokens, "{name}"),
+        };
+        engine.step(&mut on_event).unwrap();
+        // From here on, somebody else has the rest.
+        scarce.allow(scarce.n_committed());
+        while engine.step(&mut on_event).unwrap() {
+            engine.kv().check().unwrap();
+        }
+        assert!(engine.n_parked() > 0, "{name}: the others had to wait");
+        let n_vocab = engine.model().n_vocab();
+        for (seed, id) in [oldest].into_iter().chain(others).enumerate() {
+            let n = if id == oldest { 200 } else { 150 };
+            let expected = device_testing::null::greedy(&request(seed as u32, n).tokens, n, n_vocab);
+            assert_eq!(tokens[&id], expected, "{name}, sequence {seed}");
+        }
+    }
+}
+
+/// No page, nothing to free, nobody to park: it waits, and goes on when there is memory.
+#[test]
+fn what_has_no_memory_waits_and_is_not_ended() {
+    let scarce = Scarce::new(Arc::new(NullDevice::default()));
+    let device: Arc<dyn Device> = Arc::new(scarce.clone());
+    let mut engine = Engine::new(model_with_text("llama"), &device, &options(256, 16, 2)).unwrap();
+    let prompt: Vec<u32> = (0..70).map(|i| i * 7 % 150).collect();
+    let request = || Request {
+        max_tokens: Some(60),
+        ignore_end: true,
+        sampling: SamplingParams::greedy(),
+        ..Request::new(prompt.clone())
+    };
+    scarce.allow(2);
+    engine.add(request()).unwrap();
+    let mut tokens = Vec::new();
+    let (mut n_steps, mut is_done) = (0, false);
+    while engine
+        .step(&mut |event| match event {
+            Event::Token { id, .. } => tokens.push(id),
+            Event::PromptToken { .. } => {}
+            Event::Done { reason, .. } => {
+                assert_eq!(*reason, FinishReason::MaxTokens);
+                is_done = true;
+            }
+        })
+        .unwrap()
+    {
+        n_steps += 1;
+        if n_steps % 10 == 0 {
+            scarce.allow(2 + n_steps / 10);
+        }
+        assert!(n_steps < 1000);
+    }
+    assert!(is_done && n_steps > 70, "it waited");
+    assert_eq!(tokens, device_testing::null::greedy(&prompt, 60, engine.model().n_vocab()));
+    // One that waits can be cancelled all the same.
+    engine.clear_prefix_cache();
+    engine.give_back_memory().unwrap();
+    scarce.allow(0);
+    let id = engine.add(request()).unwrap();
+    assert!(engine.step(&mut |_| {}).unwrap());
+    engine.cancel(id);
+    let mut reason = None;
+    let mut on_event = |event: Event<'_>| {
+        if let Event::Done { reason: why, .. } = event {
+            reason = Some(why.clone());
+        }
+    };
+    assert!(!engine.step(&mut on_event).unwrap());
+    assert_eq!(reason, Some(FinishReason::Cancelled));
+}
+
+/// Before anybody is parked, models that nobody uses are unloaded.
+#[test]
+fn idle_models_go_before_anybody_is_parked() {
+    for n_idle in [0usize, 1, 5] {
+        let scarce = Scarce::new(Arc::new(NullDevice::default()));
+        let governor = Governor::of(Box::new(platform::Script::default()), MemoryCap::Max);
+        let idle = Arc::new(std::sync::atomic::AtomicUsize::new(n_idle));
+        let (left, allowed) = (idle.clone(), scarce.clone());
+        governor.set_unload_idle(Arc::new(move || {
+            use std::sync::atomic::Ordering::Relaxed;
+            let is_any = left.fetch_update(Relaxed, Relaxed, |n| n.checked_sub(1)).is_ok();
+            if is_any {
+                allowed.allow(allowed.n_committed() + 12);
+            }
+            is_any
+        }));
+        let device: Arc<dyn Device> = Arc::new(scarce.clone());
+        let load = LoadOptions { governor: Some(governor), ..options(96, 16, 6) };
+        let mut engine = Engine::new(model_with_text("llama"), &device, &load).unwrap();
+        scarce.allow(8);
+        let kinds = [1, 2, 3, 4, 5, 6];
+        let expected = answers(&mut engine_with("llama", 1, None, options(96, 16, 6)), &kinds, &|_| None);
+        assert_eq!(answers(&mut engine, &kinds, &|_| None), expected);
+        let left = idle.load(std::sync::atomic::Ordering::Relaxed);
+        match n_idle {
+            0 => assert!(engine.n_parked() > 0),
+            1 => assert_eq!(left, 0),
+            _ => assert!(engine.n_parked() == 0 && left < n_idle, "{n_idle}: {left} left"),
+        }
+    }
+}
+
 #[test]
 fn sixty_four_slots_run_where_three_whole_contexts_fit() {
     let load = || options(256, 64, 64);

@@ -5,12 +5,13 @@ use std::path::PathBuf;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use device_cpu::Isa;
-use engine::{Dry, Mirostat, SamplerName, SamplingParams};
+use engine::{Dry, MemoryCap, Mirostat, SamplerName, SamplingParams};
 
 /// Which model, and how it is loaded.
 #[derive(Args, Clone, Debug)]
 pub struct ModelArgs {
-    /// A catalog name (`ingle list --all`), a path to a GGUF or .base file or a folder, or hf:org/repo[/file][@revision]
+    /// A catalog name (`ingle search`), a path to a GGUF or .base file or a folder, hf:org/repo[/file|:QUANT][@revision], or a model
+    /// of another program (`ingle list --all`)
     pub model: String,
 
     #[command(flatten)]
@@ -47,6 +48,14 @@ pub struct FetchArgs {
     /// Hugging Face's own cache folder [default: HF_HUB_CACHE, or hub in HF_HOME]
     #[arg(long, value_name = "DIR")]
     pub hf_cache: Option<PathBuf>,
+
+    /// Ollama's folder of models, used where they are [default: OLLAMA_MODELS, or Ollama's own folders]
+    #[arg(long, value_name = "DIR")]
+    pub ollama_models: Option<PathBuf>,
+
+    /// LM Studio's folder of models, used where they are [default: LM Studio's own folders]
+    #[arg(long, value_name = "DIR")]
+    pub lmstudio_models: Option<PathBuf>,
 
     /// Use only what is in the cache [also HF_HUB_OFFLINE=1]
     #[arg(long)]
@@ -110,6 +119,7 @@ impl FetchArgs {
         options.python = self.python.clone().or(options.python);
         options.pip_arguments.clone_from(&self.pip_arg);
         options.catalog = self.catalog()?;
+        options.stores = hub::Stores::resolve(self.ollama_models.clone(), self.lmstudio_models.clone());
         options.offline |= self.offline;
         Ok(options)
     }
@@ -131,9 +141,14 @@ pub struct DeviceArgs {
     #[arg(long, value_parser = isa_parser())]
     pub isa: Option<Isa>,
 
-    /// Read the file into memory instead of mapping it (for files that may change while in use)
-    #[arg(long)]
-    pub no_map: bool,
+    /// How the file is brought in: mapped, so that the system may drop and read again what of it is used where it lies; or copied,
+    /// for files that may change while in use
+    #[arg(long, value_enum, default_value_t = WeightsName::Mapped)]
+    pub weights: WeightsName,
+
+    /// How a Mac's GPU keeps its work in order: `fenced` or `serial` where `concurrent` hangs
+    #[arg(long, value_enum, default_value_t = MetalEncoder::Concurrent)]
+    pub metal_encoder: MetalEncoder,
 }
 
 /// The device and the sizes.
@@ -153,8 +168,13 @@ pub struct LoadArgs {
     #[arg(long, value_enum)]
     pub kv_type: Option<KvTypeName>,
 
+    /// Most memory that this process takes, weights and all models together: bytes, as 8GiB; a part of the memory, as 50%; or max,
+    /// what the machine has free, now and while it runs
+    #[arg(long, value_name = "BYTES|PERCENT|max", default_value = "max", value_parser = parse_memory)]
+    pub memory: MemoryCap,
+
     /// Most bytes of keys and values, of all sequences and cached prompts together: a number, with K, M, G or T of 1024 to
-    /// the power of 1 to 4; auto: what is free at load beside weights and activations
+    /// the power of 1 to 4; auto: what memory allows
     #[arg(long, value_name = "BYTES|auto", default_value = "auto", value_parser = parse_budget)]
     pub kv_budget: KvBudget,
 
@@ -432,6 +452,13 @@ fn parse_sampler(name: &str) -> Result<SamplerName, String> {
     SamplerName::named(name).ok_or_else(|| "not a sampler".to_owned())
 }
 
+/// `--weights`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum WeightsName {
+    Mapped,
+    Copied,
+}
+
 /// `--device`
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum DeviceName {
@@ -447,6 +474,29 @@ pub enum DeviceName {
     Metal,
     /// The same shaders, executed on Linux by an emulator: for tests, very slow; needs clang
     MetalEmulated,
+}
+
+/// `--metal-encoder`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum MetalEncoder {
+    /// Dispatches side by side, with barriers; Metal orders command buffers
+    Concurrent,
+    /// The same, with a fence of our own between command buffers
+    Fenced,
+    /// One dispatch after the other
+    Serial,
+}
+
+#[cfg(target_os = "macos")]
+impl MetalEncoder {
+    /// As the device calls it.
+    pub fn mode(self) -> device_metal::gpu::EncoderMode {
+        match self {
+            MetalEncoder::Concurrent => device_metal::gpu::EncoderMode::Concurrent,
+            MetalEncoder::Fenced => device_metal::gpu::EncoderMode::Fenced,
+            MetalEncoder::Serial => device_metal::gpu::EncoderMode::Serial,
+        }
+    }
 }
 
 /// `--isa`: the names that the device gives.
@@ -479,16 +529,33 @@ fn parse_budget(text: &str) -> Result<KvBudget, String> {
     if text == "auto" {
         return Ok(KvBudget::Auto);
     }
+    let expected = "expected auto or a number of bytes such as 1073741824, 1024M or 1G";
+    parse_bytes(text).map(KvBudget::Bytes).ok_or_else(|| expected.to_owned())
+}
+
+/// A number of bytes, with K, M, G or T of 1024 to the power of 1 to 4, or KiB, MiB and so on.
+pub fn parse_bytes(text: &str) -> Option<u64> {
+    let text = text.strip_suffix("iB").filter(|t| !t.ends_with(|c: char| c.is_ascii_digit())).unwrap_or(text);
     let (number, shift) = match text.char_indices().last() {
-        Some((at, unit)) if !unit.is_ascii_digit() => match "KMGT".find(unit.to_ascii_uppercase()) {
-            Some(index) => (&text[..at], 10 * (index + 1)),
-            None => ("", 0),
-        },
+        Some((at, unit)) if !unit.is_ascii_digit() => {
+            (&text[..at], 10 * ("KMGT".find(unit.to_ascii_uppercase())? + 1))
+        }
         Some(_) | None => (text, 0),
     };
-    let bytes = number.parse::<u64>().ok().and_then(|n| n.checked_mul(1 << shift));
-    let expected = "expected auto or a number of bytes such as 1073741824, 1024M or 1G";
-    bytes.map(KvBudget::Bytes).ok_or_else(|| expected.to_owned())
+    number.parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+/// `max`, a part of the memory in percent, or a number of bytes.
+pub fn parse_memory(text: &str) -> Result<MemoryCap, String> {
+    let percent = |text: &str| text.parse::<f64>().ok().filter(|part| *part > 0.0 && *part <= 100.0);
+    let cap = match text.strip_suffix('%') {
+        _ if text == "max" => Some(MemoryCap::Max),
+        Some(part) => percent(part).map(|part| MemoryCap::Share(part / 100.0)),
+        None => parse_bytes(text).map(MemoryCap::Bytes),
+    };
+    cap.ok_or_else(|| {
+        "expected max, a part of the memory such as 50%, or bytes such as 8GiB or 512M".to_owned()
+    })
 }
 
 /// `--prefill`

@@ -1,11 +1,13 @@
 //! A client of a server that runs elsewhere: `run --server`, `ps`, `stop`.
 
 use std::io::Read;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::Args;
 use engine::CancelFlag;
 use serde_json::Value;
+use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
 
 use crate::sse;
 
@@ -20,11 +22,15 @@ pub struct ServerArgs {
     /// The key that it asks for [default: INGLE_API_KEY]
     #[arg(long, value_name = "KEY")]
     api_key: Option<String>,
+
+    /// Trust the certificates in this PEM file, and no public authority
+    #[arg(long, value_name = "FILE")]
+    ca_cert: Option<PathBuf>,
 }
 
 impl ServerArgs {
-    pub fn client(&self) -> Client {
-        Client::new(&self.server, self.api_key.clone())
+    pub fn client(&self) -> anyhow::Result<Client> {
+        Client::new(&self.server, self.api_key.clone(), self.ca_cert.as_deref())
     }
 }
 
@@ -36,14 +42,22 @@ pub struct Client {
 }
 
 impl Client {
-    /// Of the server at `url`, with or without `/v1`; without a key, `INGLE_API_KEY` is asked.
-    pub fn new(url: &str, key: Option<String>) -> Client {
+    /// Of the server at `url`, with or without `/v1`; without a key, `INGLE_API_KEY` is asked. With a file of certificates, these
+    /// alone are trusted.
+    ///
+    /// # Errors
+    /// The file cannot be read, or has no certificate.
+    pub fn new(url: &str, key: Option<String>, ca_cert: Option<&Path>) -> anyhow::Result<Client> {
         let url = url.trim_end_matches('/');
-        Client {
-            agent: ureq::Agent::config_builder().http_status_as_error(false).build().into(),
+        let mut config = ureq::Agent::config_builder().http_status_as_error(false);
+        if let Some(file) = ca_cert {
+            config = config.tls_config(TlsConfig::builder().root_certs(trusted(file)?).build());
+        }
+        Ok(Client {
+            agent: config.build().into(),
             url: url.strip_suffix("/v1").unwrap_or(url).to_owned(),
             key: key.or_else(|| std::env::var("INGLE_API_KEY").ok()).filter(|key| !key.is_empty()),
-        }
+        })
     }
 
     pub fn url(&self) -> &str {
@@ -130,6 +144,25 @@ impl Client {
     fn asking(&self) -> String {
         format!("asking the server at {}", self.url)
     }
+}
+
+/// The certificates of a PEM file.
+fn trusted(file: &Path) -> anyhow::Result<RootCerts> {
+    let pem = std::fs::read(file).with_context(|| format!("--ca-cert: reading {}", file.display()))?;
+    let mut certificates = Vec::new();
+    for item in parse_pem(&pem) {
+        let item = item.with_context(|| format!("--ca-cert {}: no valid PEM", file.display()))?;
+        // A key is nobody's to trust.
+        if let PemItem::Certificate(certificate) = item {
+            certificates.push(certificate);
+        }
+    }
+    anyhow::ensure!(
+        !certificates.is_empty(),
+        "--ca-cert {}: found no certificate, expected `-----BEGIN CERTIFICATE-----`",
+        file.display()
+    );
+    Ok(certificates.into())
 }
 
 type Response = ureq::http::Response<ureq::Body>;

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use anyhow::Context;
 use device::key_bias::KeyBias;
 use device::{Device, KvType, Numerics};
-use engine::{DraftModel, Engine, LoadOptions, Model, Prefill, TokenizerSource};
+use engine::{DraftModel, Engine, Governor, LoadOptions, Model, Prefill, TokenizerSource};
 use formats::Verify;
 use formats::base::PublicKey;
 use weights::{Access, Checkpoint};
 
 use crate::args::{
     DeviceArgs, DeviceName, FetchArgs, KvBudget, KvTypeName, LoadArgs, ModelArgs, PrefillArgs, PrefillName,
-    SpeculateArgs, SpeculateName, VerifyArgs,
+    SpeculateArgs, SpeculateName, VerifyArgs, WeightsName,
 };
 use crate::choose;
 use crate::progress::Bar;
@@ -49,7 +49,10 @@ pub fn public_key(text: &str) -> anyhow::Result<PublicKey> {
 
 /// How files are brought in.
 pub fn access(args: &DeviceArgs) -> Access {
-    if args.no_map { Access::Read } else { Access::Map }
+    match args.weights {
+        WeightsName::Mapped => Access::Map,
+        WeightsName::Copied => Access::Read,
+    }
 }
 
 /// The device that the flags name, or the first that is here.
@@ -97,7 +100,7 @@ fn device_that(
     }
     let metal = || -> anyhow::Result<Arc<dyn Device>> {
         anyhow::ensure!(cfg!(target_os = "macos"), "{} has none", std::env::consts::OS);
-        let device: Arc<dyn Device> = metal::apple(false)?;
+        let device: Arc<dyn Device> = metal::apple(false, args.metal_encoder)?;
         Ok(device)
     };
     let cuda = || named_device(DeviceName::Cuda, args);
@@ -124,7 +127,7 @@ fn named_device(name: DeviceName, args: &DeviceArgs) -> anyhow::Result<Arc<dyn D
             None => device_reference::Reference::default(),
         }),
         DeviceName::Cuda => cuda::device()?,
-        DeviceName::Metal => metal::apple(false)?,
+        DeviceName::Metal => metal::apple(false, args.metal_encoder)?,
         DeviceName::MetalEmulated => metal::emulated(args.threads)?,
     })
 }
@@ -168,15 +171,23 @@ pub mod metal {
 
     /// `tensors`: tiles are multiplied by the tensor units of an M5, which nobody has tried.
     #[cfg(target_os = "macos")]
-    pub fn apple(tensors: bool) -> anyhow::Result<Arc<device_metal::MetalDevice<AppleGpu>>> {
+    pub fn apple(
+        tensors: bool,
+        encoder: crate::args::MetalEncoder,
+    ) -> anyhow::Result<Arc<device_metal::MetalDevice<AppleGpu>>> {
         use device_metal::{MetalDevice, Profile};
-        let gpu = AppleGpu::new(&Options { cache: Some(cache()?), tensors })?;
+        let gpu = AppleGpu::new(&Options {
+            cache: Some(cache()?),
+            tensors,
+            any_family: false,
+            encoder: encoder.mode(),
+        })?;
         let profile = Profile { tensor: tensors, ..Profile::new(device_metal::gpu::Gpu::facts(&gpu)) };
         Ok(Arc::new(MetalDevice::with_profile(gpu, profile)))
     }
 
     #[cfg(not(target_os = "macos"))]
-    pub fn apple(_tensors: bool) -> anyhow::Result<Arc<dyn Device>> {
+    pub fn apple(_tensors: bool, _encoder: crate::args::MetalEncoder) -> anyhow::Result<Arc<dyn Device>> {
         anyhow::bail!(
             "--device metal needs a Mac with Apple Silicon, and this is {}; use --device cpu \
              (--device metal-emulated runs the same shaders on Linux, very slowly, for tests)",
@@ -198,7 +209,7 @@ pub mod metal {
 
     /// Where compiled shaders are kept.
     #[cfg(any(target_os = "macos", all(target_os = "linux", target_arch = "x86_64")))]
-    fn cache() -> anyhow::Result<PathBuf> {
+    pub fn cache() -> anyhow::Result<PathBuf> {
         Ok(hub::Cache::resolve(None, None)?.root().join("shaders"))
     }
 }
@@ -222,6 +233,7 @@ pub fn engine(
     default: SpeculateName,
 ) -> anyhow::Result<Engine> {
     let options = speculating(options, speculate, default)?;
+    let options = LoadOptions { governor: Some(Governor::start(args.load.memory)?), ..options };
     let mut engine = Engine::new(model, device, &options)?;
     if let Some(wanted) = engine.memory().n_ctx_reduced_from {
         let n_ctx = engine.limits().n_ctx;

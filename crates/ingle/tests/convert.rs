@@ -155,7 +155,8 @@ fn signed_files_are_verified_and_others_refused() {
     assert_eq!((&found["signature"], &found["signed_by"]), (&"valid".into(), &"me".into()));
     assert_eq!(found["checksums"], found["tensors"]);
     assert!(ok(&["verify", &file]).contains("--key checks that"));
-    for flags in [&["--verify-key", &public][..], &["--verify-key", digits, "--check", "--no-map"]] {
+    for flags in [&["--verify-key", &public][..], &["--verify-key", digits, "--check", "--weights", "copied"]]
+    {
         assert_eq!(run(flags).stdout, before, "{flags:?}");
     }
     ok(&["inspect", &file, "--verify-key", &public]);

@@ -24,9 +24,79 @@ mod emulated {
             |device| [&arguments[..], &["--json", "--kv-type", "f32", "--device", device]].concat();
         let found = serde_json::from_str(&emulated(&arguments("metal-emulated"))).map(tokens).unwrap();
         assert_eq!(found, tokens(json(&arguments("cpu"))));
-        let report = emulated(&["metal-selftest", "--emulated", "--every", "101", "--no-times"]);
-        assert!(report.contains("Apple M4 Pro, emulated") && report.contains("agree"), "{report}");
-        assert!(!report.contains("DIFFER"), "{report}");
+    }
+
+    /// Run the report; whether it succeeded, and what it wrote.
+    fn report(name: &str, arguments: &[&str]) -> (bool, String) {
+        let file = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_ingle"));
+        command.env("INGLE_CACHE", env!("CARGO_TARGET_TMPDIR"));
+        command.args(["metal-selftest", "--emulated", "--report", file.to_str().unwrap()]).args(arguments);
+        let out = command.output().unwrap();
+        let written = std::fs::read_to_string(&file).unwrap();
+        assert_eq!(String::from_utf8(out.stdout).unwrap(), written, "the file has what is printed");
+        (out.status.success(), written)
+    }
+
+    /// The JSON at its end.
+    fn block(report: &str) -> serde_json::Value {
+        serde_json::from_str(report.lines().last().unwrap()).unwrap()
+    }
+
+    /// All stages, on the emulated GPU, with a profile from a file.
+    #[test]
+    fn the_whole_report_runs() {
+        let profile = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("chip.toml");
+        std::fs::write(&profile, "in_flight = 3\nsplit_positions = 40\n").unwrap();
+        let (is_ok, text) =
+            report("report.txt", &["--every", "101", "--chip-profile", profile.to_str().unwrap()]);
+        assert!(is_ok, "{text}");
+        for stage in ["machine", "compile", "probes", "cases", "ahead", "timings", "sweep", "tokens"] {
+            assert!(text.contains(&format!("\n== {stage}\n")), "no stage {stage} in {text}");
+        }
+        assert!(text.contains("Apple M4 Pro, emulated") && text.contains("in_flight = 3"), "{text}");
+        assert!(text.contains("exp(-inf) is 0") && text.contains("to paste into a file"), "{text}");
+        let json = block(&text);
+        assert_eq!(json["defects"], serde_json::json!([]));
+        assert_eq!(json["cases"][0]["run"], json["cases"][0]["agree"]);
+        assert!(json["cases"][0]["run"].as_u64().unwrap() > 2, "{json}");
+        assert!(json["compile"].as_array().unwrap().len() > 60, "{json}");
+        assert!(json["tokens_per_second"][0]["after_idleness"].as_f64().unwrap() > 0.0, "{json}");
+        let short = report("short.txt", &["--compile-only", "--minutes", "0.02"]);
+        assert!(short.0 && !short.1.contains("== cases"), "{}", short.1);
+    }
+
+    /// A wrong kernel, one that does not compile, one that hangs and one that crashes: the report goes on to
+    /// its end and names each.
+    #[test]
+    fn seeded_defects_are_named() {
+        let source = include_str!("../../device-metal/src/kernels/softcap.metal");
+        let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"));
+        let end = source.rfind("    if (i <").unwrap();
+        let insert = |text: &str| format!("{}{text}\n{}", &source[..end], &source[end..]);
+        let defects = [
+            ("wrong", source.replace("= args.factor *", "= 1.01f * args.factor *"), "cases: Softcap"),
+            ("source", insert("    this is no statement;"), "compile: softcap.metal does not compile"),
+            ("hang", insert("    for (volatile uint n = 1; n != 0;) {}"), "hangs"),
+            ("crash", insert("    __builtin_trap();"), "crashes"),
+        ];
+        for (name, text, expected) in defects {
+            assert_ne!(text, source, "{name}");
+            let file = folder.join(format!("softcap-{name}.metal"));
+            std::fs::write(&file, text).unwrap();
+            let replace = format!("softcap.metal={}", file.to_str().unwrap());
+            let arguments = ["--only", "softcap", "--no-times", "--patience", "8", "--replace", &replace];
+            let (is_ok, text) = report(&format!("{name}.txt"), &arguments);
+            assert!(!is_ok, "{name}: {text}");
+            let json = block(&text);
+            let found = json["defects"].as_array().unwrap();
+            let names = |defect: &serde_json::Value| defect.as_str().unwrap().contains(expected);
+            assert!(found.iter().any(names), "{name}: {found:?}");
+            assert!(text.contains("\n== end, after "), "{name}: {text}");
+            if name == "wrong" {
+                assert!(text.contains("    unfused: ") && text.contains("expected"), "{text}");
+            }
+        }
     }
 
     fn tokens(answer: serde_json::Value) -> Vec<u32> {

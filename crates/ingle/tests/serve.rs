@@ -104,7 +104,7 @@ impl Server {
     }
 
     #[cfg(unix)]
-    fn terminate(mut self) -> ExitStatus {
+    pub(crate) fn terminate(mut self) -> ExitStatus {
         let id = self.child.id().to_string();
         assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
         self.child.wait().unwrap()
@@ -363,7 +363,7 @@ fn wrong_requests_are_told_what_is_wrong() {
         (CHAT, json!({ "messages": user, "model": "gpt-9" }), 404, "model", json!("model_not_found")),
         (CHAT, chat(&long, json!({})), 400, "messages", json!("context_length_exceeded")),
         (CHAT, json!({ "messages": user, "grammar": "root ::= missing" }), 400, "null", Value::Null),
-        (CHAT, json!({ "messages": user, "structural_tag": {} }), 501, "structural_tag", Value::Null),
+        (CHAT, json!({ "messages": user, "structural_tag": {} }), 400, "structural_tag", Value::Null),
         (CHAT, json!({ "messages": user, "mirostat": 3 }), 400, "mirostat", Value::Null),
         ("/v1/completions", json!({ "prompt": [1, 99_999_999] }), 400, "null", Value::Null),
         ("/v1/completions", json!({ "prompt": "a", "n": 2, "best_of": 1 }), 400, "best_of", Value::Null),

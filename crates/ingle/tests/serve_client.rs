@@ -4,7 +4,7 @@
 
 use serde_json::{Value, json};
 
-use crate::common::{SMOLLM2, error, ok};
+use crate::common::{SMOLLM2, error, fixture, ok};
 use crate::serve::{CHAT, Server, chat};
 
 #[test]
@@ -56,4 +56,19 @@ fn a_file_names_models_and_their_options_and_stop_unloads_one() {
     assert!(!listed.contains("small ") && listed.contains(&model), "{listed}");
     let message = error(&["stop", "other", "--server", &server.url]);
     assert!(message.contains("other"), "{message}");
+}
+
+#[test]
+fn a_server_with_a_certificate_of_its_own_is_trusted_when_it_is_named() {
+    let [cert, key] = ["crt", "key"].map(|end| fixture(&format!("tls/localhost.{end}")));
+    let [cert, key] = [&cert, &key].map(|path| path.to_str().unwrap());
+    let server = Server::start(&["--tls-cert", cert, "--tls-key", key]);
+    let port = server.url.rsplit_once(':').unwrap().1;
+    let url = format!("https://localhost:{port}");
+    let listed = ok(&["ps", "--server", &url, "--ca-cert", cert]);
+    assert!(listed.contains(&SMOLLM2.path()), "{listed}");
+    let message = error(&["ps", "--server", &url]);
+    assert!(message.contains("asking the server"), "{message}");
+    let message = error(&["ps", "--server", &url, "--ca-cert", key]);
+    assert!(message.contains("found no certificate"), "{message}");
 }

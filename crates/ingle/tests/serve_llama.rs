@@ -38,6 +38,7 @@ fn completions_as_llama_server_has_them() {
         ask(json!({ "prompt": [TEXT, tokens], "response_fields": ["content", "timings/prompt_n"] }));
     assert_eq!(several[0]["content"], several[1]["content"]);
     assert_eq!(several[0].as_object().unwrap().len(), 2);
+    assert!(several[0]["timings/prompt_n"].is_number(), "{several}");
     // Stop words are named, and are not part of the answer.
     let stopped = ask(json!({ "stop": "aris", "n_predict": -1 }));
     let found = ["content", "stop_type", "stopping_word"].map(|key| stopped[key].as_str().unwrap());
@@ -57,6 +58,7 @@ fn completions_as_llama_server_has_them() {
     assert_eq!(said, text);
     let (last, before) = events.split_last().unwrap();
     assert!(before.iter().all(|event| event["stop"] == false), "{stream}");
+    assert!(before.iter().all(|event| !event["tokens"].as_array().unwrap().is_empty()), "{stream}");
     assert_eq!((&last["stop"], &last["tokens_predicted"]), (&json!(true), &json!(3)));
 
     for (path, body, status, words) in [
@@ -76,4 +78,50 @@ fn completions_as_llama_server_has_them() {
     assert_eq!((&props["total_slots"], &props["eos_token"]), (&json!(16), &json!("<|im_end|>")));
     assert_eq!(props["model_alias"], SMOLLM2.path());
     assert!(props["chat_template"].as_str().unwrap().contains("<|im_start|>"), "{props}");
+}
+
+/// What clients of llama-server and evaluations send that OpenAI's API does not have.
+#[test]
+fn names_biases_and_tokens_as_others_send_them() {
+    let server = Server::start(&["--any-name", "--deterministic", "--max-tokens", "5"]);
+    // A name that is not here, none, and `null`; paths without a version.
+    for model in [json!("gpt-4o"), json!(null)] {
+        let mut body = crate::serve::chat("Hello", json!({ "max_tokens": 2 }));
+        body["model"] = model;
+        let answer = server.ok("/chat/completions", &body);
+        assert_eq!(
+            (&answer["model"], &answer["usage"]["completion_tokens"]),
+            (&json!(SMOLLM2.path()), &json!(2))
+        );
+        assert!(answer["system_fingerprint"].as_str().unwrap().starts_with('b'), "{answer}");
+    }
+    assert_eq!(server.get("/models").1, server.get("/v1/models").1);
+    // Biases as pairs, of texts and of tokens; false forbids.
+    let ask = |more: Value| {
+        let mut body = json!({ "prompt": TEXT, "n_predict": 1, "temperature": 0 });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        server.ok("/completion", &body)["content"].as_str().unwrap().to_owned()
+    };
+    let paris = server.ok("/tokenize", &json!({ "content": " Paris" }))["tokens"][0].clone();
+    assert_eq!(ask(json!({})), " Paris");
+    for bias in [json!([[" Paris", -100]]), json!([[paris, false]]), json!({ " Paris": -100 })] {
+        assert_ne!(ask(json!({ "logit_bias": bias })), " Paris", "{bias}");
+    }
+    for bias in [json!([[" Paris"]]), json!([[" Paris", "no"]]), json!(7)] {
+        let body = json!({ "prompt": TEXT, "logit_bias": bias });
+        assert_eq!(server.post("/completion", &body).0, 400, "{bias}");
+    }
+    // The operator's limit is the least of the two.
+    let answer = server.ok("/completion", &json!({ "prompt": TEXT, "ignore_eos": true }));
+    assert_eq!((&answer["tokens_predicted"], &answer["stop_type"]), (&json!(5), &json!("limit")));
+    // Tokens in vLLM's words.
+    let tokens =
+        server.ok("/tokenize", &json!({ "prompt": TEXT, "add_special_tokens": false }))["tokens"].clone();
+    assert_eq!(server.ok("/detokenize", &json!({ "tokens": tokens }))["prompt"], TEXT);
+    let info: Value = serde_json::from_str(&server.get("/tokenizer_info").1).unwrap();
+    assert_eq!(info["eos_token"], "<|im_end|>");
+    // A prompt that is too long says by how much.
+    let (status, answer) = server.post("/v1/completions", &json!({ "prompt": "a ".repeat(20_000) }));
+    let found = (status, answer["error"]["n_prompt_tokens"].as_u64() > answer["error"]["n_ctx"].as_u64());
+    assert_eq!(found, (400, true), "{answer}");
 }

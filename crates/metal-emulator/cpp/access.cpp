@@ -17,8 +17,20 @@ static Region nothing;
 
 static Region * add_region(Worker * w, msl_u64 address, msl_u64 length, bool writable, int counter) {
     Region * r = &w->regions[w->n_regions++];
-    *r = Region{ address, length, writable ? length : 0, writable, counter, 0, 0, nullptr, nullptr };
+    *r = Region{ address, length, writable ? length : 0, writable, counter, 0, 0, nullptr, nullptr, nullptr, nullptr, 0, nullptr, 0 };
     return r;
+}
+
+extern "C" {
+void * mmap(void *, msl_size, int, int, int, long);
+int munmap(void *, msl_size);
+}
+
+// Room to note who writes a region: address space that costs memory only where something is written.
+static void note_writers(Region * r) {
+    r->written_bytes = (r->length / 4 + 2) * sizeof(Written);
+    void * p = mmap(nullptr, r->written_bytes, 3, 0x4022, -1, 0);
+    if (p != (void *) -1) r->written_by = (Written *) p;
 }
 
 void msl_access_prepare(Worker * w, const msl_dispatch * d) {
@@ -28,19 +40,37 @@ void msl_access_prepare(Worker * w, const msl_dispatch * d) {
         Region * r = add_region(w, (msl_u64) b.address, b.length, b.writable, (int) i);
         r->read_sectors = b.read_sectors;
         r->written_sectors = b.written_sectors;
+        r->writers = b.writers;
+        r->index = b.index;
+        if (b.writable && b.length) note_writers(r);
     }
-    add_region(w, (msl_u64) stack_at(w, 0), STACKS, true, -1);                                 // stacks
-    add_region(w, (msl_u64) w->simdgroups, sizeof w->simdgroups, true, -1);                                // exchanges
-    add_region(w, (msl_u64) __ehdr_start, (msl_u64) (_end - __ehdr_start), true, -1);                     // program scope
+    add_region(w, (msl_u64) stack_at(w, 0), STACKS, true, NOT_COUNTED);
+    add_region(w, (msl_u64) w->simdgroups, sizeof w->simdgroups, true, NOT_COUNTED);                       // exchanges
+    add_region(w, (msl_u64) __ehdr_start, (msl_u64) (_end - __ehdr_start), true, NOT_COUNTED);            // program scope
+    for (msl_u32 i = 0; i < d->n_resources; i++) {
+        const msl_buffer & b = d->resources[i];
+        Region * r = add_region(w, (msl_u64) b.address, b.length, b.writable, RESOURCE);
+        r->read_sectors = b.read_sectors;
+        r->written_sectors = b.written_sectors;
+        r->totals = b.totals;
+        r->index = b.index;
+        if (b.writable && b.length) note_writers(r);
+    }
     for (auto & r : w->recent) r = &nothing;
 }
 
 void msl_access_finish(Worker * w) {
-    for (msl_u32 i = 0; i < w->n_regions; i++)
-        if (w->regions[i].counter >= 0) {
-            w->counters.read[w->regions[i].counter] = w->regions[i].read;
-            w->counters.written[w->regions[i].counter] = w->regions[i].written;
+    for (msl_u32 i = 0; i < w->n_regions; i++) {
+        const Region & r = w->regions[i];
+        if (r.written_by) munmap(r.written_by, r.written_bytes);
+        if (r.counter >= 0 && r.counter < RESOURCE) {
+            w->counters.read[r.counter] = r.read;
+            w->counters.written[r.counter] = r.written;
+        } else if (r.totals) {
+            __atomic_fetch_add(&r.totals[0], r.read, __ATOMIC_RELAXED);
+            __atomic_fetch_add(&r.totals[1], r.written, __ATOMIC_RELAXED);
         }
+    }
 }
 
 [[noreturn]] static void fail_at(Lane * l, msl_u32 kind, msl_u64 address, msl_u64 size, bool write, msl_u64 code) {
@@ -110,6 +140,46 @@ static void count(Region * r, msl_u64 address, msl_u64 size, bool write) {
 }
 #endif
 
+// Bytes that another binding wrote, or another thread with no barrier between: what a region with such notes needs beside its bounds.
+static __attribute__((noinline)) void check_order(Region * r, msl_u64 address, msl_u64 size, bool write, msl_u64 code) {
+    Lane * l = msl_current_lane();
+    Worker * w = l->worker;
+    const msl_u64 at = address - r->address;
+    if (r->writers) {
+        for (msl_u64 i = 0; i < size; i++) {
+            if (write) {
+                r->writers[at + i] = (msl_u8) (r->index + 1);
+            } else if (r->writers[at + i] && r->writers[at + i] != r->index + 1) {
+                msl_fault_of(l, MSL_ALIASED)->count = r->writers[at + i] - 1u;
+                fail_at(l, MSL_ALIASED, address, size, write, code);
+            }
+        }
+    }
+    if (!r->written_by || !size) return;
+    const msl_u32 thread = (msl_u32) (l - w->lanes);
+    const Simdgroup * g = l->simdgroup;
+    for (msl_u64 word = at / 4; word <= (at + size - 1) / 4; word++) {
+        Written & by = r->written_by[word];
+        unsigned short bytes = 0;
+        for (msl_u64 i = 0; i < 4; i++)
+            if (4 * word + i >= at && 4 * word + i < at + size) bytes |= (unsigned short) (1u << i);
+        if (write) {
+            const bool same = by.threadgroup == w->serial && by.thread == thread && by.barriers == w->barriers && by.simdgroup_barriers == g->barriers;
+            by = Written{ w->serial, (unsigned short) thread, w->barriers, g->barriers, (unsigned short) (same ? by.bytes | bytes : bytes) };
+        } else if ((by.bytes & bytes) && by.threadgroup == w->serial && by.thread != thread && by.barriers == w->barriers &&
+                   !(by.thread / 32u == thread / 32 && by.simdgroup_barriers != g->barriers)) {
+            msl_fault_of(l, MSL_UNORDERED)->count = by.thread;
+            fail_at(l, MSL_UNORDERED, address, size, write, code);
+        }
+    }
+}
+
+extern "C" __attribute__((visibility("hidden"))) void msl_atomic_access(const volatile void * word) {
+    const msl_u64 address = (msl_u64) word;
+    Region * r = find_region(msl_current_worker(), address, 4);
+    if (r && r->written_by) r->written_by[(address - r->address) / 4].bytes = 0;
+}
+
 // The slow path: an access outside the region that this instruction accessed last.
 static __attribute__((noinline)) void check_slowly(msl_u64 address, msl_u64 size, bool write, msl_u64 code) {
     if (!msl_running) return;
@@ -121,6 +191,7 @@ static __attribute__((noinline)) void check_slowly(msl_u64 address, msl_u64 size
     if (!r) fail_at(l, MSL_OUT_OF_BOUNDS, address, size, write, code);
     if (write && !r->writable) fail_at(l, MSL_READ_ONLY, address, size, write, code);
     w->recent[(code >> 1) & 255] = r;
+    if (r->written_by || r->writers) check_order(r, address, size, write, code);
 #ifdef MSL_COUNT
     count(r, address, size, write);
 #endif
@@ -149,6 +220,7 @@ static inline __attribute__((always_inline)) void check(msl_u64 address, msl_u64
         Region * r = w->recent[(code >> 1) & 255];
         const msl_u64 at = address - r->address, length = write ? r->writable_length : r->length;
         if (__builtin_expect(at < length && length - at >= size, true)) {
+            if (r->written_by || r->writers) check_order(r, address, size, write, code);
 #ifdef MSL_COUNT
             count(r, address, size, write);
 #endif

@@ -1,6 +1,7 @@
 // Atomics, relaxed like Metal's. Threadgroups may run on several host threads, so these are the
 // host's atomics.
 #pragma once
+#pragma GCC system_header
 
 namespace metal {
 enum memory_order { memory_order_relaxed };
@@ -22,28 +23,37 @@ template<class T> struct atomic {
     template<class T, class U> MSL_INLINE T atomic_fetch_##name##_explicit(volatile space atomic<T> * p, U u, memory_order) { \
         const T v = (T) u; \
         T old, made; \
+        msl_atomic_access(p); \
         __atomic_load(&p->value, &old, __ATOMIC_RELAXED); \
         do made = (T) (e); \
         while (!__atomic_compare_exchange(&p->value, &old, &made, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)); \
+        msl_atomic_access(p); \
         return old; \
     }
 #define MSL_ATOMICS(space) \
     template<class T> MSL_INLINE T atomic_load_explicit(const volatile space atomic<T> * p, memory_order) { \
         T v; \
+        msl_atomic_access(p); \
         __atomic_load(&p->value, &v, __ATOMIC_RELAXED); \
         return v; \
     } \
     template<class T, class U> MSL_INLINE void atomic_store_explicit(volatile space atomic<T> * p, U u, memory_order) { \
         T v = (T) u; \
         __atomic_store(&p->value, &v, __ATOMIC_RELAXED); \
+        msl_atomic_access(p); \
     } \
     template<class T, class U> MSL_INLINE T atomic_exchange_explicit(volatile space atomic<T> * p, U u, memory_order) { \
         T v = (T) u, old; \
+        msl_atomic_access(p); \
         __atomic_exchange(&p->value, &v, &old, __ATOMIC_RELAXED); \
+        msl_atomic_access(p); \
         return old; \
     } \
     template<class T> MSL_INLINE bool atomic_compare_exchange_weak_explicit(volatile space atomic<T> * p, thread T * expected, T desired, memory_order, memory_order) { \
-        return __atomic_compare_exchange(&p->value, expected, &desired, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED); \
+        msl_atomic_access(p); \
+        const bool done = __atomic_compare_exchange(&p->value, expected, &desired, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED); \
+        msl_atomic_access(p); \
+        return done; \
     }
 #endif
 #define MSL_FETCHES(space) \

@@ -1,6 +1,7 @@
 // Used by the rewriter's output: function constants, threadgroup variables, and the mapping of a
 // dispatch to parameters.
 #pragma once
+#pragma GCC system_header
 
 #ifdef MSL_STRICT
 struct msl_constant {
@@ -28,6 +29,18 @@ static inline bool msl_constant_defined(unsigned index) {
         static char msl_key; \
         msl_threadgroup_variable(&msl_key, size, name); \
     })
+
+// V names a variable of a kernel; its size is noted when the library is loaded, whether the declaration is reached or not.
+template<class V, msl_u64 size> struct msl_declared_ {
+    static const bool noted;
+};
+template<class V, msl_u64 size> const bool msl_declared_<V, size>::noted = msl_static_variable(V::kernel(), V::name(), size);
+#define MSL_DECLARE(key, kernel_, size, name_) \
+    struct key { \
+        static const void * kernel() { return (const void *) kernel_; } \
+        static const char * name() { return name_; } \
+    }; \
+    (void) *(const volatile bool *) &msl_declared_<key, size>::noted;
 
 template<int I, class F> struct msl_parameter_;
 template<class A, class... R> struct msl_parameter_<0, void (*)(A, R...)> { typedef A type; };

@@ -1,6 +1,7 @@
 // Scalar and vector functions. Half and bfloat are computed in float and rounded once. fast:: and
-// precise:: are the same functions: neither flushes denormals, although Apple's fast math may.
+// precise:: are the same functions.
 #pragma once
+#pragma GCC system_header
 
 template<class D, class S> MSL_INLINE D as_type(S s) {
     static_assert(sizeof(D) == sizeof(S), "as_type between types of one size");
@@ -10,6 +11,19 @@ template<class D, class S> MSL_INLINE D as_type(S s) {
 }
 namespace metal {
 using ::as_type;
+
+// Within what Metal promises of a function: the result moved by `msl_ulp` units in the last place, up or down by the argument.
+MSL_INLINE float msl_inexact(float argument, float result) {
+#ifndef MSL_STRICT
+    if (__builtin_expect(msl_ulp == 0, true)) return result;
+    const uint bits = ::as_type<uint>(result), exponent = bits >> 23 & 255;
+    if (exponent < 2 || exponent > 253) return result;
+    const bool up = (::as_type<uint>(argument) * 2654435761u >> 31) != 0;
+    return ::as_type<float>(up ? bits + msl_ulp : bits - msl_ulp);
+#else
+    return result;
+#endif
+}
 
 // ---- one argument
 #define MSL_F1(name, expression) \
@@ -31,10 +45,10 @@ using ::as_type;
     } \
     template<class T, int N> MSL_INLINE vec<T, N> name(vec<T, N> a, T b) { return name(a, vec<T, N>(b)); }
 #define MSL_FUNCTIONS \
-    MSL_F1(sqrt, __builtin_sqrtf(x)) MSL_F1(rsqrt, 1.0f / __builtin_sqrtf(x)) \
-    MSL_F1(exp, __builtin_expf(x)) MSL_F1(exp2, __builtin_exp2f(x)) MSL_F1(exp10, __builtin_powf(10.0f, x)) \
+    MSL_F1(sqrt, __builtin_sqrtf(x)) MSL_F1(rsqrt, msl_inexact(x, 1.0f / __builtin_sqrtf(x))) \
+    MSL_F1(exp, msl_inexact(x, __builtin_expf(x))) MSL_F1(exp2, msl_inexact(x, __builtin_exp2f(x))) MSL_F1(exp10, msl_inexact(x, __builtin_powf(10.0f, x))) \
     MSL_F1(log, __builtin_logf(x)) MSL_F1(log2, __builtin_log2f(x)) MSL_F1(log10, __builtin_log10f(x)) \
-    MSL_F1(sin, __builtin_sinf(x)) MSL_F1(cos, __builtin_cosf(x)) MSL_F1(tan, __builtin_tanf(x)) \
+    MSL_F1(sin, msl_inexact(x, __builtin_sinf(x))) MSL_F1(cos, msl_inexact(x, __builtin_cosf(x))) MSL_F1(tan, __builtin_tanf(x)) \
     MSL_F1(sinpi, __builtin_sinf(M_PI_F * x)) MSL_F1(cospi, __builtin_cosf(M_PI_F * x)) MSL_F1(tanpi, __builtin_tanf(M_PI_F * x)) \
     MSL_F1(asin, __builtin_asinf(x)) MSL_F1(acos, __builtin_acosf(x)) MSL_F1(atan, __builtin_atanf(x)) \
     MSL_F1(sinh, __builtin_sinhf(x)) MSL_F1(cosh, __builtin_coshf(x)) MSL_F1(tanh, __builtin_tanhf(x)) \
@@ -48,8 +62,8 @@ using ::as_type;
     MSL_F2(copysign, __builtin_copysignf(x, y)) MSL_F2(fdim, __builtin_fdimf(x, y)) MSL_F2(divide, x / y) \
     MSL_F2(step, y < x ? 0.0f : 1.0f) \
     MSL_INLINE float sincos(float x, thread float & c) { \
-        c = __builtin_cosf(x); \
-        return __builtin_sinf(x); \
+        c = msl_inexact(x, __builtin_cosf(x)); \
+        return msl_inexact(x, __builtin_sinf(x)); \
     }
 MSL_FUNCTIONS
 namespace fast {

@@ -3,6 +3,7 @@
 // Run mode (C++20): address spaces are erased and lanes are fibers of runtime.cpp. Strict mode (C++
 // for OpenCL, -fsyntax-only): address spaces are real and checked; nothing here runs.
 #pragma once
+#pragma GCC system_header
 #ifdef __OPENCL_CPP_VERSION__
 #define MSL_STRICT 1
 #pragma OPENCL EXTENSION cl_khr_fp16 : enable
@@ -83,6 +84,11 @@ typedef unsigned long ulong;
 #define LONG_MIN (-LONG_MAX - 1)
 #define ULONG_MAX 18446744073709551615UL
 
+#ifndef MSL_STRICT
+// Library functions and operators of vectors are not contracted, whatever a source does.
+#pragma float_control(push)
+#pragma clang fp contract(off)
+#endif
 #include "types.h"
 #include "vectors.h"
 #include "math.h"
@@ -90,6 +96,9 @@ typedef unsigned long ulong;
 #include "simdgroup_matrix.h"
 #include "atomic.h"
 #include "launch.h"
+#ifndef MSL_STRICT
+#pragma float_control(pop)
+#endif
 
 #ifdef MSL_STRICT
 // Keywords of OpenCL that are ordinary names in Metal.

@@ -28,6 +28,7 @@ void __tsan_release(void *);
 // The sanitizer checks accesses.
 void msl_access_prepare(Worker *, const msl_dispatch *) {}
 void msl_access_finish(Worker *) {}
+extern "C" __attribute__((visibility("hidden"))) void msl_atomic_access(const volatile void *) {}
 #endif
 #ifdef MSL_ASAN
 extern "C" {
@@ -292,9 +293,18 @@ extern "C" void msl_inactive_lane(msl_u32 lane, const msl_site * site) {
 }
 extern "C" msl_u32 msl_lane(void) { return msl_current_lane()->lane; }
 
-extern "C" void msl_threadgroup_barrier(const msl_site * site) {
+extern "C" void msl_simdgroup_ordered(void) {
+    Lane * l = msl_current_lane();
+    // Once for each barrier: by the lowest lane that is active.
+    if (l->lane == (msl_u32) __builtin_ctz(l->simdgroup->active)) l->simdgroup->barriers++;
+}
+
+msl_u32 msl_ulp __attribute__((visibility("hidden")));
+
+extern "C" void msl_threadgroup_barrier(const msl_site * site, bool device_memory) {
     Lane * l = msl_current_lane();
     l->site = *site;
+    l->orders_device = device_memory;
     const msl_u32 bit = 1u << l->lane;
     l->simdgroup->at_barrier |= bit;
     l->simdgroup->ready &= ~bit;
@@ -336,6 +346,21 @@ static void threadgroup_reset(Worker * w) {
     w->threadgroup_used = THREADGROUP_GAP;
     w->threadgroup_total = 0;
     w->n_variables = 0;
+}
+
+// Of all kernels of the library.
+struct Declaration {
+    const void * kernel;
+    const char * name;
+    msl_u64 size;
+};
+static Declaration declarations[2048];
+static msl_u32 n_declared;
+
+extern "C" bool msl_static_variable(const void * kernel, const char * name, msl_u64 size) {
+    if (n_declared == sizeof declarations / sizeof *declarations) __builtin_trap();
+    declarations[n_declared++] = Declaration{ kernel, name, size };
+    return true;
 }
 
 extern "C" void * msl_threadgroup_variable(const void * key, msl_u64 size, const char * name) {
@@ -425,6 +450,8 @@ static void run_simdgroup(Worker * w, Simdgroup * g) {
 static void run_threadgroup(Worker * w, const msl_dispatch * d) {
     const msl_u32 n = d->threads[0] * d->threads[1] * d->threads[2], n_simdgroups = (n + 31) / 32;
     threadgroup_reset(w);
+    w->serial++;
+    w->barriers = 0;
     for (msl_u32 i = 0; i < d->n_lengths; i++) {
         w->group.threadgroup[d->lengths[i].index] = threadgroup_allocate(w, d->lengths[i].length, "[[threadgroup]] argument", nullptr);
         if (!w->group.threadgroup[d->lengths[i].index]) {
@@ -440,6 +467,7 @@ static void run_threadgroup(Worker * w, const msl_dispatch * d) {
         Simdgroup * g = &w->simdgroups[s];
         g->n = n - 32 * s < 32 ? n - 32 * s : 32;
         g->parity = 0;
+        g->barriers = 0;
         g->results = 0;
         g->gathered = g->apart = 0;
         let_all_go_on(g);
@@ -474,6 +502,7 @@ static void run_threadgroup(Worker * w, const msl_dispatch * d) {
             return;
         }
         w->counters.threadgroup_barriers++;
+        if (first->orders_device) w->barriers++;
         for (msl_u32 s = 0; s < n_simdgroups; s++) let_all_go_on(&w->simdgroups[s]);
     }
     ACQUIRE(&w->end);
@@ -520,6 +549,28 @@ extern "C" __attribute__((visibility("default"))) msl_u32 msl_run(const msl_disp
         copy_text(fault->name, sizeof fault->name, "no memory for stacks");
         return fault->kind;
     }
+    // Whatever a run uses of them: the sum of a kernel's variables and arguments.
+    msl_u64 declared = 0;
+    const char * last = "[[threadgroup]] argument";
+    for (msl_u32 i = 0; i < d->n_lengths; i++) declared += d->lengths[i].length;
+    for (msl_u32 i = 0; i < n_declared; i++)
+        if (declarations[i].kernel == w->entry->kernel) {
+            declared += (declarations[i].size + 15) & ~15ul;
+            if (declared > THREADGROUP_LIMIT) {
+                last = declarations[i].name;
+                break;
+            }
+        }
+    if (declared > THREADGROUP_LIMIT) {
+        fault->kind = MSL_TOO_MUCH_THREADGROUP;
+        fault->size = declared;
+        copy_text(fault->name, sizeof fault->name, last);
+        return fault->kind;
+    }
+    msl_ulp = d->ulp;
+    const msl_u32 control = __builtin_ia32_stmxcsr();
+    if (d->flush) __builtin_ia32_ldmxcsr(control | 0x8040);
+    w->serial = 0;
     msl_access_prepare(w, d);
 #ifdef MSL_TSAN
     w->scheduler_tsan = __tsan_get_current_fiber();
@@ -554,6 +605,7 @@ extern "C" __attribute__((visibility("default"))) msl_u32 msl_run(const msl_disp
         }
     }
     msl_access_finish(w);
+    __builtin_ia32_ldmxcsr(control);
     *counters = w->counters;
     return w->failed ? fault->kind : MSL_OK;
 }

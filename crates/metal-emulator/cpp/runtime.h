@@ -1,6 +1,7 @@
 // The interface between a compiled library, its runtime and the program that loads it. Plain C
 // layouts. src/abi.rs mirrors the structs that Rust uses.
 #pragma once
+#pragma GCC system_header
 
 typedef unsigned char msl_u8;
 typedef unsigned int msl_u32;
@@ -44,8 +45,16 @@ void msl_result_put(const void * value, msl_u32 size, msl_u32 index);
 void msl_matrix_multiply(const float in[6], const msl_site * site, float out[2]);
 // A shuffle that reads an inactive lane.
 void msl_inactive_lane(msl_u32 lane, const msl_site * site);
-void msl_threadgroup_barrier(const msl_site * site);
+void msl_threadgroup_barrier(const msl_site * site, bool device_memory);
+// A simdgroup_barrier that orders device memory was passed.
+void msl_simdgroup_ordered(void);
 msl_u32 msl_lane(void);
+// An atomic access to a word orders itself: who wrote it before does not matter to it.
+__attribute__((visibility("hidden"))) void msl_atomic_access(const volatile void * word);
+// Units in the last place by which functions are moved.
+extern msl_u32 msl_ulp __attribute__((visibility("hidden")));
+// Notes before anything runs that a kernel has a variable of so many bytes.
+bool msl_static_variable(const void * kernel, const char * name, msl_u64 size);
 // The storage of a threadgroup variable, one per `key` and threadgroup.
 void * msl_threadgroup_variable(const void * key, msl_u64 size, const char * name);
 // The value of function constant `index`, as 8 bytes; false if the pipeline does not set it.
@@ -71,6 +80,7 @@ struct msl_entry {
     const char * name;
     void (*run)(const msl_lane_context *);
     bool (*present)(msl_u32 parameter);
+    const void * kernel;  // its address, by which its variables are known
 };
 
 enum { MSL_MAX_CONSTANTS = 128 };
@@ -89,6 +99,8 @@ struct msl_buffer {
     msl_u32 writable;
     msl_u64 * read_sectors;     // bitmaps of 32-byte sectors of addresses, or null
     msl_u64 * written_sectors;
+    msl_u8 * writers;      // where it overlaps another binding: for each byte which binding wrote it, or null
+    msl_u64 * totals;      // of a resource: bytes read and written, or null
 };
 
 struct msl_length {
@@ -104,6 +116,10 @@ struct msl_dispatch {
     const msl_buffer * buffers;
     const msl_length * lengths;
     msl_u32 n_buffers, n_lengths;
+    const msl_buffer * resources;  // reached through addresses only
+    msl_u32 n_resources;
+    msl_u32 flush;              // subnormal f32 are zero
+    msl_u32 ulp;                // msl_ulp
     msl_u64 * next;             // the next threadgroup to run, shared by the workers
     msl_u32 * stop;             // set by the worker that found a fault
 };
@@ -128,6 +144,8 @@ enum msl_fault_kind {
     MSL_INACTIVE_LANE,        // lanes, count is the lane that was read
     MSL_TOO_MUCH_THREADGROUP, // size
     MSL_MISALIGNED,           // address, size is the alignment
+    MSL_ALIASED,              // address, size, count is the index of the binding that wrote
+    MSL_UNORDERED,            // address, size, count is the thread that wrote
     MSL_UNDEFINED,            // name says what
 };
 

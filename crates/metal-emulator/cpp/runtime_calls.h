@@ -1,5 +1,6 @@
 // The runtime as kernels see it, and the source location of a call.
 #pragma once
+#pragma GCC system_header
 #ifdef MSL_STRICT
 // Only types matter here: nothing is called.
 struct msl_site {
@@ -15,7 +16,8 @@ bool msl_result_get(void * out, unsigned size, unsigned index);
 void msl_result_put(const void * value, unsigned size, unsigned index);
 void msl_matrix_multiply(const float * in, const msl_site * site, float * out);
 void msl_inactive_lane(unsigned lane, const msl_site * site);
-void msl_threadgroup_barrier(const msl_site * site);
+void msl_threadgroup_barrier(const msl_site * site, bool device_memory);
+void msl_simdgroup_ordered();
 unsigned msl_lane();
 #define MSL_SITE int msl_line = __builtin_LINE()
 #define MSL_PASS msl_line

@@ -5,6 +5,7 @@
 // butterfly by halves (lane i with i + 16, then i + 8, ...), so that results do not depend on the
 // order in which lanes run; Apple's order is not published.
 #pragma once
+#pragma GCC system_header
 
 // These functions do not access the kernel's memory, so they are not checked; one copy per type
 // keeps compilation fast.
@@ -15,14 +16,15 @@ namespace metal {
 enum class mem_flags { mem_none = 0, mem_device = 1, mem_threadgroup = 2, mem_texture = 4, mem_threadgroup_imageblock = 8, mem_object_data = 16 };
 constexpr mem_flags operator|(mem_flags a, mem_flags b) { return (mem_flags) ((int) a | (int) b); }
 
-MSL_INLINE void threadgroup_barrier(mem_flags, MSL_SITE) {
+MSL_INLINE void threadgroup_barrier(mem_flags flags, MSL_SITE) {
     MSL_HERE;
-    msl_threadgroup_barrier(&site);
+    msl_threadgroup_barrier(&site, ((int) flags & (int) mem_flags::mem_device) != 0);
 }
-MSL_INLINE void simdgroup_barrier(mem_flags, MSL_SITE) {
+MSL_INLINE void simdgroup_barrier(mem_flags flags, MSL_SITE) {
     MSL_HERE;
     msl_slots s;
     msl_exchange(MSL_BARRIER, 0, 0, &site, &s);
+    if (((int) flags & (int) mem_flags::mem_device) != 0) msl_simdgroup_ordered();
 }
 
 // One exchange of values.

@@ -1,6 +1,7 @@
 // simdgroup_matrix<T, 8, 8>: each lane holds two elements, in the layout that Apple's GPUs use.
 // Products are summed in float in the order of k, and rounded to the destination's type once.
 #pragma once
+#pragma GCC system_header
 
 namespace metal {
 // The row and the first of the two columns that a lane holds.

@@ -1,5 +1,6 @@
 // Scalar types, traits and limits.
 #pragma once
+#pragma GCC system_header
 
 namespace metal {
 template<class T, T V> struct integral_constant {

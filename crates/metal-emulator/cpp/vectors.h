@@ -4,6 +4,7 @@
 // between vectors of the same size reinterpret their bits. Swizzles are clang properties
 // (-fdeclspec): they take no storage, so a vector is a trivial type.
 #pragma once
+#pragma GCC system_header
 
 namespace metal {
 template<class T, int N> struct vec;

@@ -9,7 +9,7 @@ typedef unsigned long msl_size;
 // offset of each stack, where all would compete for the same cache sets. The first page of each
 // stack is a guard.
 static const msl_u64 STACK = 256 << 10, STACK_GUARD = 4096;
-static const msl_u32 MAX_THREADS = 1024, MAX_VARIABLES = 64, MAX_REGIONS = 40;
+static const msl_u32 MAX_THREADS = 1024, MAX_VARIABLES = 64, MAX_RESOURCES = 1024, MAX_REGIONS = 40 + MAX_RESOURCES;
 static const msl_u64 THREADGROUP_LIMIT = 32 << 10, THREADGROUP_GAP = 64;
 static const msl_u64 THREADGROUP_SPACE = THREADGROUP_LIMIT + (MAX_VARIABLES + 2) * (THREADGROUP_GAP + 16);
 static const msl_u64 STACKS = MAX_THREADS * STACK, SPACE = 2 * STACKS;
@@ -24,7 +24,7 @@ struct Lane {
     Worker * worker;
     Simdgroup * simdgroup;
     msl_u32 lane, operation;
-    bool done, from_scheduler;
+    bool done, from_scheduler, orders_device;
     msl_site site;
     void * tsan;
     void * fake;
@@ -42,6 +42,7 @@ struct Simdgroup {
     // Double-buffered: lanes write the next exchange while others may still read the last one.
     alignas(64) msl_u8 slots[2][32][MSL_SLOT];
     alignas(32) msl_u8 result[8][MSL_SLOT];
+    unsigned short barriers;  // that order device memory
     char barrier;
 };
 
@@ -52,7 +53,8 @@ struct Variable {
     msl_u64 size;
 };
 
-// Memory that a kernel may access. `counter` is its position in the dispatch, or -1.
+// Memory that a kernel may access. `counter` is its position in the dispatch; NOT_COUNTED, or RESOURCE: counted in `totals`.
+enum { NOT_COUNTED = -1, RESOURCE = 31 };
 struct Region {
     msl_u64 address, length, writable_length;
     bool writable;
@@ -60,6 +62,19 @@ struct Region {
     msl_u64 read, written;
     msl_u64 * read_sectors;
     msl_u64 * written_sectors;
+    msl_u64 * totals;
+    msl_u8 * writers;
+    msl_u32 index;
+    // Who wrote each word last, of the threadgroup that runs, and before which barriers; null: nobody can.
+    struct Written * written_by;
+    msl_u64 written_bytes;
+};
+
+// A word of device memory: the number of the threadgroup, its thread, and how many barriers that order device memory the threadgroup
+// and the simdgroup had passed.
+struct Written {
+    msl_u32 threadgroup;
+    unsigned short thread, barriers, simdgroup_barriers, bytes;  // bytes: a bit for each of the word
 };
 
 struct Worker {
@@ -71,6 +86,8 @@ struct Worker {
     bool failed;
     msl_u32 n_stacks, n_variables, n_regions, how;  // how: the order of lanes
     msl_u64 random, threadgroup_used, threadgroup_total;
+    msl_u32 serial;          // of the threadgroup that runs, from 1
+    unsigned short barriers; // that order device memory, of this threadgroup
     const msl_entry * entry;
     msl_fault * fault;
     char barrier, start, end;

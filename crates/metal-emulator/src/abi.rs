@@ -17,6 +17,8 @@ pub struct MslBuffer {
     pub writable: u32,
     pub read_sectors: *mut u64,
     pub written_sectors: *mut u64,
+    pub writers: *mut u8,
+    pub totals: *mut u64,
 }
 
 #[repr(C)]
@@ -37,6 +39,10 @@ pub struct MslDispatch {
     pub lengths: *const MslLength,
     pub n_buffers: u32,
     pub n_lengths: u32,
+    pub resources: *const MslBuffer,
+    pub n_resources: u32,
+    pub flush: u32,
+    pub ulp: u32,
     pub next: *mut u64,
     pub stop: *mut u32,
 }
@@ -109,6 +115,8 @@ pub mod kind {
     pub const INACTIVE_LANE: u32 = 7;
     pub const TOO_MUCH_THREADGROUP: u32 = 8;
     pub const MISALIGNED: u32 = 9;
+    pub const ALIASED: u32 = 10;
+    pub const UNORDERED: u32 = 11;
 }
 
 pub type MemoryNew = unsafe extern "C" fn() -> *mut c_void;

@@ -21,6 +21,8 @@ pub struct Options {
     pub sanitizer: Sanitizer,
     /// Whether bytes are counted (see [`crate::Counters`]).
     pub counting: bool,
+    /// How arithmetic differs from IEEE's.
+    pub numerics: Numerics,
     /// Macros defined before the source, with their values.
     pub defines: Vec<(String, String)>,
 }
@@ -33,9 +35,24 @@ impl Options {
             cache: cache.into(),
             sanitizer: Sanitizer::None,
             counting: false,
+            numerics: Numerics::default(),
             defines: Vec::new(),
         }
     }
+}
+
+/// How arithmetic differs from IEEE's, as far as Metal allows it. A kernel whose results matter to
+/// the bit is run in several ways.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Numerics {
+    /// A product and a sum are contracted to `fma` wherever a source does not forbid it with
+    /// `#pragma METAL fp contract(off)`, as Apple's compiler does.
+    pub contract: bool,
+    /// Subnormal f32 operands and results are zero; halves keep theirs.
+    pub flush: bool,
+    /// Results of `exp`, `exp2`, `exp10`, `rsqrt`, `sin` and `cos` are moved by so many units in the
+    /// last place, up for half of the arguments, and down for the others.
+    pub ulp: u32,
 }
 
 /// clang's sanitizers.
@@ -54,6 +71,7 @@ pub enum Sanitizer {
 #[derive(Debug, Clone)]
 pub(crate) struct Mode {
     pub counting: bool,
+    pub numerics: Numerics,
     /// The program that runs dispatches under a sanitizer, and that sanitizer.
     pub runner: Option<(Arc<Path>, Sanitizer)>,
 }
@@ -85,7 +103,7 @@ impl Compiler {
         }
         let runtime = Runtime::build(&clang, &options)?;
         let runner = runtime.runner.clone().map(|program| (program, options.sanitizer));
-        let mode = Mode { counting: options.counting, runner };
+        let mode = Mode { counting: options.counting, numerics: options.numerics, runner };
         Ok(Compiler { clang, options, runtime, mode })
     }
 
@@ -104,7 +122,7 @@ impl Compiler {
     pub fn compile(&self, name: &str, source: &str, includes: &[(&str, &str)]) -> Result<Library, Error> {
         let failed = |messages| Error::Compile { name: name.to_owned(), messages };
         // The object does not depend on counting; only the runtime that it is linked with does.
-        let flags = flags::kernel(self.options.sanitizer);
+        let flags = flags::kernel(self.options.sanitizer, self.options.numerics);
         let key = flags.iter().fold(self.key("object", name, source, includes), |key, flag| key.with(flag));
         let compiled = cache::folder(&self.options.cache, key, |folder| {
             let rewritten = self.rewrite(folder, name, source, includes, false)?;

@@ -145,6 +145,14 @@ impl fmt::Display for Fault {
 
 impl std::error::Error for Fault {}
 
+/// A buffer by its index, or a resource.
+fn place(index: u32) -> String {
+    match index.checked_sub(crate::MAX_BINDINGS) {
+        None => format!("buffer {index}"),
+        Some(resource) => format!("resource {resource}"),
+    }
+}
+
 /// The kinds of faults.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -153,7 +161,7 @@ pub enum FaultKind {
     #[error(
         "{} of {size} bytes out of bounds: {}",
         if *.write { "write" } else { "read" },
-        match .buffer { Some((i, at, len)) => format!("offset {at} of buffer {i}, which has {len} bytes"), None => "no buffer is near".to_owned() }
+        match .buffer { Some((i, at, len)) => format!("offset {at} of {}, which has {len} bytes", place(*i)), None => "no buffer is near".to_owned() }
     )]
     OutOfBounds {
         /// Whether it was a write.
@@ -161,13 +169,13 @@ pub enum FaultKind {
         /// Bytes of the access.
         size: u64,
         /// The nearest buffer: index, offset of the access from what was bound, bytes that are
-        /// bound.
+        /// bound. An index from [`crate::MAX_BINDINGS`] on is a place among the resources, plus that.
         buffer: Option<(u32, i64, u64)>,
     },
     /// A write to memory that was bound read-only.
-    #[error("write of {size} bytes to buffer {index}, which is read-only")]
+    #[error("write of {size} bytes to {}, which is read-only", place(*.index))]
     ReadOnly {
-        /// The buffer's index.
+        /// The buffer's index, as in [`FaultKind::OutOfBounds`].
         index: u32,
         /// Bytes of the access.
         size: u64,
@@ -239,6 +247,39 @@ pub enum FaultKind {
         alignment: u64,
         /// The address modulo it.
         excess: u64,
+    },
+    /// A read of bytes through one binding that were written through another: Metal's compiler takes
+    /// it that bindings do not overlap, and may read before the write.
+    #[error(
+        "read of {size} bytes at offset {offset} of {}, which were written through buffer {writer}, an overlapping binding",
+        place(*.index)
+    )]
+    Aliased {
+        /// The binding that was read.
+        index: u32,
+        /// Offset from it.
+        offset: i64,
+        /// Bytes of the access.
+        size: u64,
+        /// The binding that wrote.
+        writer: u32,
+    },
+    /// A read of device memory that another thread of the threadgroup wrote, with no barrier between
+    /// them that orders device memory.
+    #[error(
+        "read of {size} bytes at offset {offset} of {}, which thread {writer} of the threadgroup wrote: no barrier with \
+         mem_flags::mem_device stands between them",
+        place(*.index)
+    )]
+    UnorderedDevice {
+        /// The buffer.
+        index: u32,
+        /// Offset from what was bound.
+        offset: i64,
+        /// Bytes of the access.
+        size: u64,
+        /// The index of the thread that wrote.
+        writer: u32,
     },
     /// Undefined behaviour in C++, described by the text.
     #[error("{0}")]

@@ -1,23 +1,27 @@
 //! clang's flags.
 
-use crate::compiler::Sanitizer;
+use crate::compiler::{Numerics, Sanitizer};
 
 /// Preprocessing, apart from include paths and the caller's macros.
 pub(crate) const PREPROCESS: &str = "-E -x c++ -std=c++17 -undef -nostdinc -w -D__METAL__=1 -D__METAL_MACOS__=1 \
-     -D__METAL_VERSION__=320 -D__HAVE_BFLOAT__=1 -D__HAVE_SIMDGROUP_MATRIX__=1 -D__HAVE_SIMDGROUP_REDUCTION__=1 \
+     -D__METAL_VERSION__=310 -D__HAVE_BFLOAT__=1 -D__HAVE_SIMDGROUP_MATRIX__=1 -D__HAVE_SIMDGROUP_REDUCTION__=1 \
      -D__METAL_EMULATOR__=1";
 
 /// Strict mode, the check of address spaces.
 pub(crate) const STRICT: &str =
     "-cc1 -x clcpp -fdeclspec -cl-std=clc++2021 -triple x86_64-linux-gnu -fsyntax-only -w -ferror-limit 20";
 
-/// Kernels and the runtime, in every mode. Multiply and add are not contracted, so that results do
-/// not depend on the host's CPU or on inlining.
-const COMMON: &str = "-x c++ -std=c++20 -O2 -fPIC -ffreestanding -nostdinc -fno-exceptions -fno-rtti -fvisibility=hidden \
-     -fno-stack-protector -ffp-contract=off";
+/// Kernels and the runtime, in every mode.
+const COMMON: &str = "-x c++ -O2 -fPIC -ffreestanding -nostdinc -fno-exceptions -fno-rtti -fvisibility=hidden \
+     -fno-stack-protector";
 
-/// Kernels. Debug information locates sources as if they were in the folder `/metal`.
-const KERNEL: &str = "-w -fdeclspec -g1 -gdwarf-4 -fdebug-compilation-dir=/metal -ferror-limit=20 \
+/// The runtime: multiply and add are never contracted.
+const STANDARD: &str = "-std=c++20 -ffp-contract=off";
+
+/// Kernels: Metal 3.1 is C++14, and what came later is an error, but for the emulator's own headers.
+/// Debug information locates sources as if they were in the folder `/metal`.
+const KERNEL: &str = "-std=c++14 -Wno-everything -Werror=c++17-extensions -Werror=c++20-extensions \
+     -Werror=c++23-extensions -fdeclspec -g1 -gdwarf-4 -fdebug-compilation-dir=/metal -ferror-limit=20 \
      -Xclang -ffloat16-excess-precision=none";
 
 /// AddressSanitizer's instrumentation with our own runtime (see cpp/access.cpp), and checks of
@@ -50,9 +54,11 @@ fn common() -> Vec<String> {
 }
 
 /// For kernels.
-pub(crate) fn kernel(sanitizer: Sanitizer) -> Vec<String> {
+pub(crate) fn kernel(sanitizer: Sanitizer, numerics: Numerics) -> Vec<String> {
     let mut flags = common();
     flags.extend(words(KERNEL));
+    let contract = if numerics.contract { "-ffp-contract=fast-honor-pragmas" } else { "-ffp-contract=off" };
+    flags.push(contract.to_owned());
     flags.extend(words(match sanitizer {
         Sanitizer::None => CHECKED,
         Sanitizer::AddressUndefined => {
@@ -66,6 +72,7 @@ pub(crate) fn kernel(sanitizer: Sanitizer) -> Vec<String> {
 /// For the runtime.
 pub(crate) fn runtime(sanitizer: Sanitizer, counting: bool) -> Vec<String> {
     let mut flags = common();
+    flags.extend(words(STANDARD));
     flags.extend(words(RUNTIME));
     flags.extend(words(match sanitizer {
         Sanitizer::None if counting => "-DMSL_COUNT",

@@ -9,5 +9,7 @@ mod counters;
 mod faults;
 mod language;
 mod linear;
+mod numerics;
+mod resources;
 mod sanitizers;
 mod strict;

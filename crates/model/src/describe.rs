@@ -4,7 +4,7 @@ use std::fmt;
 
 use device::OutputKind;
 
-use crate::descriptor::{NormKind, NormPlaces, QkNorm};
+use crate::descriptor::{NormKind, NormPlaces, QkNorm, RecurrentKind};
 use crate::error::naming_word;
 use crate::spec::{LayerSpec, ModelSpec};
 
@@ -117,14 +117,24 @@ impl fmt::Display for ModelSpec {
             if let Some(from) = kind.kv_from {
                 network.push_str(&format!(", keys and values of layer {from}"));
             }
-            let value = format!(
-                "{}: {} query and {} KV heads of {}, sees {sees}, scale {}{network}, rotation: {rope}",
-                ranges(&members),
-                kind.n_heads,
-                kind.n_kv_heads,
-                kind.head_dim,
-                kind.attention_scale
-            );
+            let attention = match kind.attends {
+                true => format!(
+                    "{} query and {} KV heads of {}, sees {sees}, scale {}",
+                    kind.n_heads, kind.n_kv_heads, kind.head_dim, kind.attention_scale
+                ),
+                false => String::new(),
+            };
+            let recurrence = kind.recurrent.map_or(String::new(), |r| match r.kind {
+                RecurrentKind::ShortConv => format!("short convolution over {} positions", r.conv_size),
+                RecurrentKind::GatedDelta | RecurrentKind::SelectiveScan => format!(
+                    "{:?}, {} heads in {} groups, states of {} by {}",
+                    r.kind, r.n_heads, r.n_groups, r.rows, r.head_dim
+                ),
+            });
+            let mixers: Vec<String> =
+                [attention, recurrence].into_iter().filter(|mixer| !mixer.is_empty()).collect();
+            let rotation = if kind.attends { format!(", rotation: {rope}") } else { String::new() };
+            let value = format!("{}: {}{network}{rotation}", ranges(&members), mixers.join(" and "));
             line(if members.len() == 1 { "layer" } else { "layers" }, value)?;
         }
         if !self.unused_tensors.is_empty() {

@@ -78,9 +78,46 @@ pub enum ExpertPlace {
     Instead,
     /// The same, with a shared expert that every row goes through, weighed by the sigmoid of a product with its input.
     WithShared,
+    /// The same with a shared expert that is added as it is, in layers that have experts; the others are dense.
+    BesideShared,
     /// Next to the dense network, which has a norm after it; so have the experts, and one before. The router reads the
     /// residual stream, normalised without a weight and scaled by `1 / sqrt(hidden)` and factors of its own.
     Beside,
+}
+
+/// Recurrent layers: their memory of a sequence is a state of fixed size.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Recurrent {
+    /// Which recurrence.
+    pub kind: RecurrentKind,
+    /// Which layers are.
+    pub place: RecurrentPlace,
+    /// Head `h` has the key head `h % n`, and not `h / (n_heads / n)`: where the heads of values were reordered.
+    pub tiled: PerNaming<bool>,
+}
+
+/// Which recurrence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecurrentKind {
+    /// A short convolution between two gates.
+    ShortConv,
+    /// The gated delta rule.
+    GatedDelta,
+    /// A selective scan with one decay for each head.
+    SelectiveScan,
+}
+
+/// Which layers are recurrent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecurrentPlace {
+    /// Those that have its tensors; the others attend.
+    InsteadOfAttention,
+    /// All, and all attend, too: both read the same norm, and what they give is added.
+    BesideAttention,
+    /// All; none attends.
+    Everywhere,
+    /// A layer is either recurrent, or attention, or a feed-forward network, as its tensors say.
+    OneMixer,
 }
 
 /// What embeddings are multiplied by where the checkpoint does not say.
@@ -220,6 +257,11 @@ pub struct ArchDescriptor {
     pub convolutions: &'static [Convolution],
     /// The encoder whose hidden states every layer also attends to.
     pub encoder: Option<&'static ArchDescriptor>,
+
+    /// Which layers are recurrent, and how.
+    pub recurrent: Option<Recurrent>,
+    /// The projection of queries gives each head a gate, too: `attention * sigmoid(gate)`.
+    pub attention_gate: bool,
 }
 
 /// What is said to be found in a file of whisper.cpp.
@@ -263,6 +305,8 @@ impl ArchDescriptor {
         output: OutputKind::Logits,
         convolutions: &[],
         encoder: None,
+        recurrent: None,
+        attention_gate: false,
     };
 
     /// The values that select it in a naming.

@@ -5,12 +5,13 @@ use device::{Activation, OutputKind, RopeStyle};
 
 use crate::descriptor::{
     ArchDescriptor, AttentionScale, Convolution, EmbeddingScale, ExpertPlace, NormKind, NormPlaces,
-    PerNaming, QkNorm, WindowPattern,
+    PerNaming, QkNorm, Recurrent, RecurrentKind, RecurrentPlace, WindowPattern,
 };
 use crate::names::TensorRole::{AttnK, AttnQ, AttnV, Conv1, Conv2};
 use crate::names::{
-    ENCODER, EXPERTS, FUSED, Key, PER_LAYER, SANDWICH, SPEECH_BIASES, SPEECH_DECODER, SPEECH_DECODER_KEYS,
-    SPEECH_ENCODER, SPEECH_ENCODER_KEYS, SPEECH_SETTINGS, STANDARD,
+    DELTA, ENCODER, EXPERTS, FUSED, Key, MEASURED_FFN, MEASURED_LAYERS, MIXERS, PER_LAYER, SANDWICH, SCAN,
+    SCAN_ALONE, SHARED_NETWORK, SHORT_CONVOLUTIONS, SIDE_BY_SIDE, SPEECH_BIASES, SPEECH_DECODER,
+    SPEECH_DECODER_KEYS, SPEECH_ENCODER, SPEECH_ENCODER_KEYS, SPEECH_SETTINGS, STANDARD,
 };
 
 /// The converter to GGUF reorders the rows of queries and keys of these families, so that neighbours are rotated.
@@ -18,6 +19,25 @@ const REORDERED: PerNaming<RopeStyle> = PerNaming { gguf: RopeStyle::Interleaved
 
 /// Norm weights are stored less 1 by the checkpoint's authors; the converter to GGUF adds it.
 const STORED_LESS_ONE: PerNaming<f32> = PerNaming { gguf: 0.0, hf: 1.0 };
+
+const SHORT_CONV: Recurrent = Recurrent {
+    kind: RecurrentKind::ShortConv,
+    place: RecurrentPlace::InsteadOfAttention,
+    tiled: PerNaming::both(false),
+};
+
+/// The converter to GGUF reorders the heads of values of newer families.
+const GATED_DELTA: Recurrent = Recurrent {
+    kind: RecurrentKind::GatedDelta,
+    place: RecurrentPlace::InsteadOfAttention,
+    tiled: PerNaming { gguf: true, hf: false },
+};
+
+const SELECTIVE_SCAN: Recurrent = Recurrent {
+    kind: RecurrentKind::SelectiveScan,
+    place: RecurrentPlace::InsteadOfAttention,
+    tiled: PerNaming::both(false),
+};
 
 /// Every family, the plainest first.
 pub const FAMILIES: &[ArchDescriptor] = &[
@@ -238,6 +258,97 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         qk_norm: QkNorm::WholeRow,
         ..ArchDescriptor::DENSE
     },
+    // The checkpoint may state a width of the network that its authors' code then adjusts: the tensors have the true one.
+    ArchDescriptor {
+        name: "lfm2",
+        title: "LFM2",
+        gguf: &["lfm2"],
+        hf: &["lfm2"],
+        keys: MEASURED_FFN,
+        tensors: &[SHORT_CONVOLUTIONS, STANDARD],
+        qk_norm: QkNorm::PerHead,
+        recurrent: Some(SHORT_CONV),
+        defaults: PerNaming { gguf: &[], hf: &[(Key::NormEps, 1e-5), (Key::RopeTheta, 1_000_000.0)] },
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "qwen3_next",
+        title: "Qwen3-Next",
+        gguf: &["qwen3next"],
+        hf: &["qwen3_next"],
+        recurrent: Some(Recurrent { tiled: PerNaming::both(false), ..GATED_DELTA }),
+        ..HYBRID_EXPERTS
+    },
+    ArchDescriptor {
+        name: "qwen3_5",
+        title: "Qwen3.5",
+        gguf: &["qwen35"],
+        hf: &["qwen3_5_text", "qwen3_5"],
+        tensors: &[DELTA, STANDARD],
+        experts: ExpertPlace::Nowhere,
+        ..HYBRID_EXPERTS
+    },
+    ArchDescriptor {
+        name: "qwen3_5_moe",
+        title: "Qwen3.5 MoE",
+        gguf: &["qwen35moe"],
+        hf: &["qwen3_5_moe_text", "qwen3_5_moe"],
+        ..HYBRID_EXPERTS
+    },
+    ArchDescriptor {
+        name: "granitemoehybrid",
+        title: "Granite 4 hybrid",
+        gguf: &["granitehybrid"],
+        hf: &["granitemoehybrid"],
+        tensors: &[SHARED_NETWORK, SCAN, STANDARD],
+        no_rope_every: Some(1),
+        experts: ExpertPlace::BesideShared,
+        recurrent: Some(SELECTIVE_SCAN),
+        // The weights of the chosen experts are a softmax over these alone.
+        defaults: PerNaming::both(&[(Key::ExpertsNormalised, 1.0)]),
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "nemotron_h",
+        title: "Nemotron-H",
+        gguf: &["nemotron_h"],
+        hf: &["nemotron_h"],
+        keys: MEASURED_LAYERS,
+        tensors: &[MIXERS, STANDARD],
+        no_rope_every: Some(1),
+        activation: Activation::ReluSquared,
+        gated: false,
+        experts: ExpertPlace::BesideShared,
+        recurrent: Some(Recurrent { place: RecurrentPlace::OneMixer, ..SELECTIVE_SCAN }),
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "falcon_h1",
+        title: "Falcon-H1",
+        gguf: &["falcon-h1"],
+        hf: &["falcon_h1"],
+        settings: &[("mamba_proj_bias", 0)],
+        tensors: &[SIDE_BY_SIDE, SCAN, STANDARD],
+        recurrent: Some(Recurrent { place: RecurrentPlace::BesideAttention, ..SELECTIVE_SCAN }),
+        defaults: PerNaming { gguf: &[], hf: &[(Key::GateAfterNorm, 1.0)] },
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "mamba2",
+        title: "Mamba-2",
+        gguf: &["mamba2"],
+        hf: &["mamba2"],
+        keys: SCAN_ALONE,
+        tensors: &[MIXERS, STANDARD],
+        no_rope_every: Some(1),
+        recurrent: Some(Recurrent { place: RecurrentPlace::Everywhere, ..SELECTIVE_SCAN }),
+        // Nothing in it depends on the position.
+        defaults: PerNaming {
+            gguf: &[],
+            hf: &[(Key::Heads, 1.0), (Key::Ffn, 0.0), (Key::Context, 1_048_576.0), (Key::ConvSize, 4.0)],
+        },
+        ..ArchDescriptor::DENSE
+    },
     ArchDescriptor {
         name: "bert",
         title: "BERT",
@@ -282,6 +393,22 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         ..SPEECH
     },
 ];
+
+/// What the families with the gated delta rule share.
+const HYBRID_EXPERTS: ArchDescriptor = ArchDescriptor {
+    tensors: &[DELTA, EXPERTS, STANDARD],
+    norm_offset: STORED_LESS_ONE,
+    qk_norm: QkNorm::PerHead,
+    experts: ExpertPlace::WithShared,
+    recurrent: Some(GATED_DELTA),
+    attention_gate: true,
+    defaults: PerNaming {
+        // All normalise the weights of experts, and files leave it out.
+        gguf: &[(Key::ExpertsNormalised, 1.0)],
+        hf: &[(Key::ExpertsNormalised, 1.0), (Key::RopePart, 0.25), (Key::Ffn, 0.0)],
+    },
+    ..ArchDescriptor::DENSE
+};
 
 /// What the encoder and the decoder of speech models share.
 const SPEECH: ArchDescriptor = ArchDescriptor {

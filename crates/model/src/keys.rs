@@ -67,7 +67,9 @@ impl<'a> Keys<'a> {
     /// Every name that a key can have, in the order in which they are tried.
     fn names(&self, key: Key) -> Vec<String> {
         let row = key.row();
-        let own = self.family.keys.iter().find(|names| names.key == key).map(|names| names.of(self.naming));
+        // GGUF calls every number alike in all families.
+        let own = self.family.keys.iter().filter(|names| names.key == key && self.naming != Naming::Gguf);
+        let own = own.map(|names| names.of(self.naming)).next();
         let templates = match (&own, self.naming) {
             (Some(""), _) | (None, Naming::CTranslate2 | Naming::WhisperCpp) => &[],
             (Some(own), _) => std::slice::from_ref(own),

@@ -24,6 +24,7 @@ mod families;
 mod gguf_export;
 mod keys;
 pub mod names;
+mod recurrent;
 mod requantize;
 mod rope;
 mod spec;
@@ -33,13 +34,14 @@ mod tensors;
 pub use base_names::from_base;
 pub use descriptor::{
     ArchDescriptor, AttentionScale, Convolution, EmbeddingScale, ExpertPlace, NormKind, NormPlaces,
-    PerNaming, QkNorm, WindowPattern,
+    PerNaming, QkNorm, Recurrent, RecurrentKind, RecurrentPlace, WindowPattern,
 };
 pub use embedding::EmbeddingSpec;
 pub use error::{Error, Result};
 pub use families::FAMILIES;
 pub use gguf_export::{GgufExport, to_gguf};
 pub use names::{Key, TensorRole};
+pub use recurrent::{Multipliers, RecurrentSpec};
 pub use requantize::{PlainMatrices, WeightType};
 pub use rope::{RopeScaling, RopeSpec};
 pub use spec::{ExpertSpec, LayerSpec, ModelSpec};

@@ -6,10 +6,12 @@
 //!
 //! Past 600 lines: each name is a row, and the two tables are read side by side.
 
+mod recurrent;
 mod speech;
 
 use weights::Naming;
 
+pub use recurrent::*;
 pub use speech::*;
 
 /// A number, list or word of the metadata.
@@ -79,6 +81,23 @@ pub enum Key {
     ResidualScale,
     PositionKind,
     Inputs,
+    StateHeads,
+    StateHeadDim,
+    StateInner,
+    StateGroups,
+    StateRows,
+    ConvSize,
+    GateAfterNorm,
+    RopeUsed,
+    AttentionIn,
+    AttentionOutFactor,
+    KeyFactor,
+    ScanIn,
+    ScanOut,
+    ScanFactors,
+    FfnFactors,
+    LogitMultiplier,
+    LatentWidth,
 }
 
 /// Where a key stands and what it may hold.
@@ -128,21 +147,22 @@ pub(crate) const TINY: f64 = 1e-30;
 pub const KEYS: &[KeyRow] = &[
     row(Key::Layers, "number of layers", &["block_count"], &["num_hidden_layers"], 1.0, 4096.0),
     row(Key::Hidden, "hidden size", &["embedding_length"], &["hidden_size"], 1.0, 1048576.0),
-    row(Key::Heads, "number of query heads", &["attention.head_count"], &["num_attention_heads"], 1.0, 16384.0),
-    row(Key::KvHeads, "number of key and value heads", &["attention.head_count_kv"], &["num_key_value_heads"], 1.0, 16384.0),
+    row(Key::Heads, "number of query heads", &["attention.head_count"], &["num_attention_heads"], 0.0, 16384.0),
+    row(Key::KvHeads, "number of key and value heads", &["attention.head_count_kv"], &["num_key_value_heads"], 0.0, 16384.0),
     row(Key::HeadDim, "columns of a head", &["attention.key_length"], &["head_dim"], 1.0, 16384.0),
     row(Key::ValueDim, "columns of a value head", &["attention.value_length"], &["v_head_dim"], 1.0, 16384.0),
-    row(Key::Ffn, "columns of the feed-forward network", &["feed_forward_length"], &["intermediate_size"], 1.0, 16777216.0),
+    row(Key::Ffn, "columns of the feed-forward network", &["feed_forward_length"], &["intermediate_size"], 0.0, 16777216.0),
     row(Key::Vocab, "vocabulary size", &[], &["vocab_size"], 1.0, 67108864.0),
     row(Key::Context, "positions trained for", &["context_length"], &["max_position_embeddings"], 1.0, 2147483647.0),
     row(Key::NormEps, "epsilon of the norms", &["attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"],
-        &["rms_norm_eps", "layer_norm_eps"], TINY, 1.0),
-    row(Key::Activation, "activation", &[], &["hidden_activation", "hidden_act"], 0.0, 0.0),
+        &["rms_norm_eps", "layer_norm_eps", "norm_eps", "layer_norm_epsilon"], TINY, 1.0),
+    row(Key::Activation, "activation", &[], &["hidden_activation", "hidden_act", "mlp_hidden_act"], 0.0, 0.0),
     row(Key::TiedHead, "whether the head is the embedding", &[], &["tie_word_embeddings"], 0.0, 1.0),
-    row(Key::Experts, "number of experts", &["expert_count"], &["num_local_experts", "num_experts"], 0.0, 65536.0),
+    row(Key::Experts, "number of experts", &["expert_count"], &["num_local_experts", "num_experts", "n_routed_experts"], 0.0, 65536.0),
     row(Key::ExpertsUsed, "experts of a row", &["expert_used_count"], &["num_experts_per_tok", "top_k_experts"], 1.0, 1024.0),
     row(Key::ExpertFfn, "columns of an expert", &["expert_feed_forward_length"], &["moe_intermediate_size"], 1.0, 16777216.0),
-    row(Key::SharedFfn, "columns of the shared expert", &["expert_shared_feed_forward_length"], &["shared_expert_intermediate_size"], 1.0, 16777216.0),
+    row(Key::SharedFfn, "columns of the shared expert", &["expert_shared_feed_forward_length"],
+        &["shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size"], 1.0, 16777216.0),
     row(Key::ExpertsOn, "whether there are experts", &[], &["enable_moe_block"], 0.0, 1.0),
     row(Key::ExpertsEvery, "every how many layers one has experts", &[], &["decoder_sparse_step"], 1.0, 4096.0),
     row(Key::DenseLayers, "layers without experts", &[], &["mlp_only_layers"], 0.0, 4096.0),
@@ -196,11 +216,33 @@ pub const KEYS: &[KeyRow] = &[
     row(Key::ResidualScale, "factor on each branch", &["residual_scale"], &["residual_multiplier"], TINY, 1e9),
     row(Key::PositionKind, "how positions are told apart", &[], &["position_embedding_type"], 0.0, 0.0),
     row(Key::Inputs, "columns of the input", &[], &[], 1.0, 65536.0),
+
+    row(Key::StateHeads, "heads of a recurrent layer", &["ssm.time_step_rank"],
+        &["linear_num_value_heads", "mamba_n_heads", "mamba_num_heads"], 1.0, 16384.0),
+    row(Key::StateHeadDim, "columns of a recurrent head", &[], &["linear_value_head_dim", "mamba_d_head", "mamba_head_dim"], 1.0, 16384.0),
+    row(Key::StateInner, "columns of all recurrent heads", &["ssm.inner_size"], &[], 1.0, 16777216.0),
+    row(Key::StateGroups, "groups of recurrent heads", &["ssm.group_count"],
+        &["linear_num_key_heads", "mamba_n_groups", "n_groups"], 1.0, 16384.0),
+    row(Key::StateRows, "rows of a recurrent head's state", &["ssm.state_size"],
+        &["linear_key_head_dim", "mamba_d_state", "ssm_state_size", "state_size"], 1.0, 16384.0),
+    row(Key::ConvSize, "positions that a short convolution sees", &["shortconv.l_cache", "ssm.conv_kernel"],
+        &["conv_L_cache", "linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel"], 2.0, 64.0),
+    row(Key::GateAfterNorm, "whether a scan's gate follows its norm", &[], &["mamba_norm_before_gate"], 0.0, 1.0),
+    row(Key::RopeUsed, "whether attention rotates", &["rope.scaling.finetuned"], &[], 0.0, 1.0),
+    row(Key::AttentionIn, "factor on the input of attention", &[], &["attention_in_multiplier"], TINY, 1e9),
+    row(Key::AttentionOutFactor, "factor on the output of attention", &[], &["attention_out_multiplier"], TINY, 1e9),
+    row(Key::KeyFactor, "factor on keys", &[], &["key_multiplier"], TINY, 1e9),
+    row(Key::ScanIn, "factor on the input of a scan", &[], &["ssm_in_multiplier"], TINY, 1e9),
+    row(Key::ScanOut, "factor on the output of a scan", &[], &["ssm_out_multiplier"], TINY, 1e9),
+    row(Key::ScanFactors, "factors on the parts of a scan's projection", &[], &["ssm_multipliers"], TINY, 1e9),
+    row(Key::FfnFactors, "factors on the gate and the output of the network", &[], &["mlp_multipliers"], TINY, 1e9),
+    row(Key::LogitMultiplier, "factor on logits", &[], &["lm_head_multiplier"], TINY, 1e9),
+    row(Key::LatentWidth, "columns that experts work in", &["moe_latent_size"], &["moe_latent_size"], 1.0, 1048576.0),
 ];
 
 // The table is in the order of the enum, so that a key is an index into it.
 const _: () = {
-    assert!(KEYS.len() == Key::Inputs as usize + 1);
+    assert!(KEYS.len() == Key::LatentWidth as usize + 1);
     let mut i = 0;
     while i < KEYS.len() {
         assert!(KEYS[i].key as usize == i);
@@ -312,6 +354,42 @@ pub enum TensorRole {
     CrossV,
     /// `(hidden, n_heads * head_dim)`
     CrossOut,
+    /// Of a recurrent layer: which rows of the state come out, `(n_groups * rows, hidden)`.
+    RecurrentQ,
+    /// Into which rows, `(n_groups * rows, hidden)`.
+    RecurrentK,
+    /// What goes in, `(heads * head_dim, hidden)`.
+    RecurrentV,
+    /// `(heads * head_dim, hidden)`, a gate on what comes out.
+    RecurrentGate,
+    /// How much of the difference goes in, `(heads, hidden)`.
+    RecurrentBeta,
+    /// How far a position is from the one before, `(heads, hidden)`.
+    RecurrentStep,
+    /// Q, k, v and the gate of each key head, one key head after another.
+    RecurrentAll,
+    /// Beta and step of each key head, one key head after another.
+    RecurrentBetaStep,
+    /// `(n_groups * rows, size)`: taps of the convolution of q.
+    ConvQ,
+    /// `(n_groups * rows, size)`
+    ConvK,
+    /// `(heads * head_dim, size)`
+    ConvV,
+    /// `(heads)`, added to the step.
+    StepBias,
+    /// `(heads)`: decay for a step. Hugging Face checkpoints hold the logarithm of its size.
+    Rate,
+    /// `(heads)`: how much of what goes in comes out at once.
+    Skip,
+    /// `(head_dim)`, or `(heads * head_dim)` in groups.
+    RecurrentNorm,
+    /// `(hidden, heads * head_dim)`
+    RecurrentOut,
+    /// `(latent, hidden)`: to the columns that experts work in.
+    LatentDown,
+    /// `(hidden, latent)`, from there.
+    LatentUp,
 }
 
 /// What a tensor is called. `.weight` or `.bias` follows, unless `$` ends the name. Empty names: never there.
@@ -454,7 +532,7 @@ pub const PER_LAYER: &[TensorName] = &[
 /// What stands before the names of the language model in Hugging Face checkpoints: alone, in multimodal models as they
 /// were saved and as they are now, in a base model without a head, and in an encoder with one.
 pub const MODEL_PREFIXES: &[&str] =
-    &["model.", "language_model.model.", "model.language_model.", "", "bert."];
+    &["model.", "language_model.model.", "model.language_model.", "", "bert.", "backbone."];
 
 /// Parts of names of tensors that hold what is computed here anyway.
 pub const IGNORED: &[&str] = &["rotary_emb.", ".attn_rot_embd.", "mel_filters"];
@@ -602,6 +680,24 @@ impl TensorRole {
             CrossK => "cross-attention key projection",
             CrossV => "cross-attention value projection",
             CrossOut => "cross-attention output projection",
+            RecurrentQ => "projection to what comes out of a recurrent state",
+            RecurrentK => "projection to where things go in a recurrent state",
+            RecurrentV => "projection to what goes into a recurrent state",
+            RecurrentGate => "gate projection of a recurrent layer",
+            RecurrentBeta => "beta projection of a recurrent layer",
+            RecurrentStep => "step projection of a recurrent layer",
+            RecurrentAll => "projection of a recurrent layer",
+            RecurrentBetaStep => "beta and step projection of a recurrent layer",
+            ConvQ => "convolution of q",
+            ConvK => "convolution of k",
+            ConvV => "convolution of v",
+            StepBias => "bias of the steps of a recurrent layer",
+            Rate => "rate of decay of a recurrent layer",
+            Skip => "skip of a recurrent layer",
+            RecurrentNorm => "norm of a recurrent layer",
+            RecurrentOut => "output projection of a recurrent layer",
+            LatentDown => "projection to the experts' columns",
+            LatentUp => "projection from the experts' columns",
         }
     }
 }
@@ -624,7 +720,11 @@ mod tests {
     fn stacked_rows_name_their_own_role() {
         let speech = [SPEECH_ENCODER, SPEECH_DECODER];
         for name in
-            [STANDARD, SANDWICH, FUSED, ENCODER, EXPERTS, PER_LAYER].iter().chain(&speech).copied().flatten()
+            [STANDARD, SANDWICH, FUSED, ENCODER, EXPERTS, PER_LAYER, SHORT_CONVOLUTIONS, DELTA, SCAN, MIXERS]
+                .iter()
+                .chain(&speech)
+                .copied()
+                .flatten()
         {
             assert!(name.stacked.is_empty() || name.stacked.contains(&name.role), "{name:?}");
         }

@@ -7,13 +7,14 @@ use weights::{Checkpoint, Naming};
 
 use crate::build;
 use crate::descriptor::{
-    ArchDescriptor, AttentionScale, EmbeddingScale, ExpertPlace, WHISPER_CPP, WindowPattern,
+    ArchDescriptor, AttentionScale, EmbeddingScale, ExpertPlace, RecurrentPlace, WHISPER_CPP, WindowPattern,
 };
 use crate::embedding::EmbeddingSpec;
 use crate::error::{Error, Result};
 use crate::families::FAMILIES;
 use crate::keys::{Choice, Keys};
 use crate::names::{IGNORED, Key, TEXT_CONFIG, TensorRole, WINDOW_ROPE_OBJECTS};
+use crate::recurrent::{Mixers, Multipliers, RecurrentSpec};
 use crate::rope::{RopeScaling, RopeSpec, RopeTensors};
 use crate::speech::SpeechPlans;
 use crate::tensors::Tensors;
@@ -55,6 +56,8 @@ pub struct ModelSpec {
     pub per_layer_width: usize,
     /// The layers.
     pub layers: Vec<LayerSpec>,
+    /// Factors that the checkpoint keeps apart from its weights.
+    pub multipliers: Multipliers,
     /// The encoder whose states every layer also attends to. Its tensors are counted here, and so are its unused ones.
     pub encoder: Option<Box<ModelSpec>>,
     /// Values of all tensors in use; a tied head counts once. 0 of an encoder: they are counted with its decoder's.
@@ -86,6 +89,10 @@ pub struct LayerSpec {
     pub rope: Option<RopeSpec>,
     /// Factor on the scores.
     pub attention_scale: f32,
+    /// Whether it attends.
+    pub attends: bool,
+    /// Its recurrence, if it has one.
+    pub recurrent: Option<RecurrentSpec>,
 }
 
 /// The experts of a layer.
@@ -101,9 +108,16 @@ pub struct ExpertSpec {
     pub normalise: bool,
     /// Factor on their weights.
     pub factor: f32,
+    /// Columns that they work in, if not those of the residual stream.
+    pub latent: Option<usize>,
 }
 
 impl LayerSpec {
+    /// Whether a position sees others in it.
+    pub fn mixes(&self) -> bool {
+        self.attends || self.recurrent.is_some()
+    }
+
     /// No heads, no columns: what names outside the layers are sized with.
     pub(crate) const EMPTY: LayerSpec = LayerSpec {
         n_heads: 0,
@@ -116,6 +130,8 @@ impl LayerSpec {
         window: None,
         rope: None,
         attention_scale: 0.0,
+        attends: true,
+        recurrent: None,
     };
 }
 
@@ -293,11 +309,12 @@ pub(crate) fn read(
         Some("gelu_pytorch_tanh" | "gelu_new" | "gelu_fast") => Activation::GeluTanh,
         Some("gelu") => Activation::GeluErf,
         Some("relu") => Activation::Relu,
+        Some("relu2") => Activation::ReluSquared,
         Some(other) => {
             return Err(keys.bad(
                 Key::Activation,
                 format!("{other:?}"),
-                "silu, gelu, gelu_pytorch_tanh or relu",
+                "silu, gelu, gelu_pytorch_tanh, relu or relu2",
             ));
         }
     };
@@ -324,12 +341,14 @@ pub(crate) fn read(
         rope_style: family.rope_style.of(keys.naming()),
         embedding_scale: embedding_scale as f32,
         residual_scale: real(Key::ResidualScale)?.unwrap_or(1.0),
-        logit_scale: keys.real(Key::LogitDivisor)?.map_or(1.0, |d| (1.0 / d) as f32),
+        logit_scale: keys.real(Key::LogitDivisor)?.map_or(1.0, |d| (1.0 / d) as f32)
+            * real(Key::LogitMultiplier)?.unwrap_or(1.0),
         logit_softcap: real(Key::LogitSoftcap)?,
         attention_softcap: real(Key::AttentionSoftcap)?,
         tied_head,
         per_layer_width: keys.count(Key::PerLayerWidth)?.unwrap_or(0),
         layers: layers(keys, family, tensors, n_layers, hidden, n_ctx_train)?,
+        multipliers: Multipliers::read(keys)?,
         encoder: None,
         n_parameters: 0,
         unused_tensors: Vec::new(),
@@ -348,7 +367,9 @@ fn refuse_what_is_not_built(keys: &Keys<'_>, family: &ArchDescriptor) -> Result<
     if let Some(n) = keys.count(Key::Experts)?.filter(|n| dense && *n > 0) {
         return Err(keys.bad(Key::Experts, format!("{n} experts"), "a dense model of this family"));
     }
-    if keys.word(Key::PositionKind)?.is_some_and(|kind| kind != "absolute") {
+    let rotates = family.recurrent.is_some();
+    let built = |kind: &str| kind == "absolute" || rotates && (kind == "nope" || kind == "rope");
+    if keys.word(Key::PositionKind)?.is_some_and(|kind| !built(kind)) {
         let found = keys.word(Key::PositionKind)?.unwrap_or_default();
         return Err(keys.bad(Key::PositionKind, format!("{found:?}"), "absolute"));
     }
@@ -382,6 +403,8 @@ fn layers(
     let experts = experts(keys, family, n_layers)?;
     let windows = windows(keys, family, n_layers)?;
     let rotates = rotates(keys, family, n_layers)?;
+    let recurrent = RecurrentSpec::read(keys, family, hidden)?;
+    let multipliers = Multipliers::read(keys)?;
     let kv_from = kv_from(keys, &windows)?;
     let wide_shared_kv = keys.flag(Key::WideSharedKv)? == Some(true);
     let given_scale = match (keys.real(Key::AttentionScale)?, keys.real(Key::QueryScalar)?) {
@@ -400,8 +423,11 @@ fn layers(
     let mut layers = Vec::with_capacity(n_layers);
     for (l, ((n_heads, n_kv_heads), mut ffn)) in heads.into_iter().zip(kv_heads).zip(ffn).enumerate() {
         let window = windows.get(l).copied().flatten();
+        let mixers = Mixers::of(family, tensors, l);
         let kv_from = kv_from.get(l).copied().flatten();
         let experts = experts.get(l).copied().flatten();
+        let one_mixer = family.recurrent.is_some_and(|r| r.place == RecurrentPlace::OneMixer);
+        let experts = experts.filter(|_| !one_mixer || tensors.has_in(TensorRole::Router, l));
         let mine = keys.of_layer(l, window.is_some());
         let full = |key: Key| if window.is_none() { mine.count(key) } else { Ok(None) };
         let keys_are_values = family.keys_as_values
@@ -422,8 +448,25 @@ fn layers(
         match (experts, family.experts) {
             (Some(_), ExpertPlace::Instead) => ffn = 0,
             (Some(_), ExpertPlace::WithShared) => ffn = keys.need_count(Key::SharedFfn)?,
+            (Some(_), ExpertPlace::BesideShared) => ffn = keys.count(Key::SharedFfn)?.unwrap_or(0),
+            // Where no layer has experts, all have what would be shared.
+            (None, ExpertPlace::BesideShared) if !one_mixer => {
+                ffn = keys.count(Key::SharedFfn)?.unwrap_or(ffn);
+            }
             _ if wide_shared_kv && kv_from.is_some() => ffn *= 2,
             _ => {}
+        }
+        // A layer of one mixer is a feed-forward network only if it is nothing else.
+        if one_mixer && (mixers.attends || mixers.recurs) {
+            ffn = 0;
+        } else if ffn == 0 && experts.is_none() && family.recurrent.is_none() {
+            return Err(keys.bad(Key::Ffn, 0, format!("at least 1 (layer {l})")));
+        }
+        let (n_heads, n_kv_heads) = if mixers.attends { (n_heads, n_kv_heads) } else { (1, 1) };
+        for (key, n) in [(Key::Heads, n_heads), (Key::KvHeads, n_kv_heads)] {
+            if n == 0 {
+                return Err(keys.bad(key, 0, format!("at least 1 (layer {l})")));
+            }
         }
         if n_heads % n_kv_heads != 0 {
             let expected = format!("a divisor of the {n_heads} query heads (layer {l})");
@@ -450,7 +493,9 @@ fn layers(
             }
             AttentionScale::One => 1.0,
             _ => 1.0 / (head_dim as f64).sqrt(),
-        }) as f32;
+        }) as f32
+            * multipliers.attention_in.powi(2)
+            * multipliers.key;
         layers.push(LayerSpec {
             n_heads,
             n_kv_heads,
@@ -462,6 +507,8 @@ fn layers(
             window,
             rope,
             attention_scale,
+            attends: mixers.attends,
+            recurrent: recurrent.filter(|_| mixers.recurs),
         });
     }
     Ok(layers)
@@ -480,9 +527,15 @@ fn experts(keys: &Keys<'_>, family: &ArchDescriptor, n_layers: usize) -> Result<
     let spec = ExpertSpec {
         n,
         n_used,
-        ffn: keys.need_count(Key::ExpertFfn)?,
+        // Where there is no other network, its width is the experts'.
+        ffn: match keys.count(Key::ExpertFfn)? {
+            Some(ffn) => ffn,
+            None if family.experts == ExpertPlace::BesideShared => keys.need_count(Key::Ffn)?,
+            None => return Err(keys.missing(Key::ExpertFfn)),
+        },
         normalise: keys.flag(Key::ExpertsNormalised)?.unwrap_or(false),
         factor: keys.real(Key::ExpertFactor)?.unwrap_or(1.0) as f32,
+        latent: keys.count(Key::LatentWidth)?,
     };
     let every = keys.count(Key::ExpertsEvery)?.unwrap_or(1).max(1);
     let dense = keys.reals(Key::DenseLayers)?.unwrap_or_default();
@@ -517,6 +570,8 @@ fn windows(keys: &Keys<'_>, family: &ArchDescriptor, n_layers: usize) -> Result<
     let word = |choice: Choice<'_>| match choice {
         Choice::Word("full_attention") => Some(false),
         Choice::Word("sliding_attention") => Some(true),
+        // What a layer is, its tensors say.
+        Choice::Word(_) if family.recurrent.is_some() => Some(false),
         _ => None,
     };
     if let Some(types) =
@@ -560,6 +615,10 @@ fn rotates(keys: &Keys<'_>, family: &ArchDescriptor, n_layers: usize) -> Result<
         return Ok(list);
     }
     match keys.count(Key::NoRopeEvery)?.or(family.no_rope_every) {
+        Some(1) if family.recurrent.is_some() => {
+            let word = keys.word(Key::PositionKind)?.map(|kind| kind == "rope");
+            Ok(vec![word.or(keys.flag(Key::RopeUsed)?).unwrap_or(false); n_layers])
+        }
         Some(n) => Ok((0..n_layers).map(|l| (l + 1) % n.max(1) != 0).collect()),
         None => Ok(vec![true; n_layers]),
     }

@@ -5,6 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use device::{Weight, WeightPart};
 use weights::{BlockType, Bytes, Checkpoint, Naming, Planes, Tensor, codec};
 
+use crate::descriptor::RecurrentKind;
 use crate::descriptor::{ArchDescriptor, QkNorm};
 use crate::error::{Error, Result};
 use crate::names::{Key, MEASURES, MODEL_PREFIXES, TensorName, TensorRole};
@@ -137,12 +138,15 @@ impl<'a> Tensors<'a> {
 
     /// The highest number of a layer in the names of tensors, whichever they are; `role` tells how layers are called.
     fn highest_layer(&self, role: TensorRole) -> Option<usize> {
-        let layers = self.rows(role).into_iter().filter_map(|n| n.template(self.naming).split_once("{l}"));
-        let numbers = layers.flat_map(|(before, after)| {
+        // A number that no layer has, to find where it stands in the name.
+        const MARK: usize = 999_999;
+        let names =
+            self.rows(role).into_iter().filter_map(|n| n.expand(self.naming, self.model_prefix, Some(MARK)));
+        let numbers = names.filter_map(|name| {
+            let (before, after) = name.split_once(&MARK.to_string())?;
             let end = after.chars().next().unwrap_or('.');
-            let number =
-                move |name: &&str| name.strip_prefix(before)?.split_once(end)?.0.parse::<usize>().ok();
-            self.by_name.keys().filter_map(number)
+            let number = |name: &&str| name.strip_prefix(before)?.split_once(end)?.0.parse::<usize>().ok();
+            self.by_name.keys().filter_map(number).max()
         });
         numbers.max()
     }
@@ -276,6 +280,79 @@ impl<'a> Tensors<'a> {
         let values: Vec<f32> =
             self.decode(tensor, first, shape[0])?.into_iter().map(|v| v * factor).collect();
         Ok(Weight::vector(&tensor.name, &values))
+    }
+
+    /// The values of a role in f32, times a factor, in whatever shape the file has them: of taps the middle or last dimension may
+    /// be 1, of a norm in groups these may be rows.
+    pub fn flat(
+        &mut self,
+        spec: &ModelSpec,
+        role: TensorRole,
+        layer: Option<usize>,
+        factor: f32,
+    ) -> Result<Weight> {
+        let (name, mut values) = self.flat_values(spec, role, layer)?;
+        if factor != 1.0 {
+            values.iter_mut().for_each(|v| *v *= factor);
+        }
+        Ok(Weight { shape: shape(spec, role, layer), ..Weight::vector(name, &values) })
+    }
+
+    /// The same, with the name that they have as a weight.
+    pub fn flat_values(
+        &mut self,
+        spec: &ModelSpec,
+        role: TensorRole,
+        layer: Option<usize>,
+    ) -> Result<(String, Vec<f32>)> {
+        let shape = shape(spec, role, layer);
+        let located = self.locate(role, layer, "weight").ok_or_else(|| self.missing(spec, role, layer))?;
+        let (tensor, stack) = (located.tensor, located.stacked);
+        let rows =
+            |roles: &[TensorRole]| roles.iter().map(|r| self::shape(spec, *r, layer)[0]).sum::<usize>();
+        let mut all = shape.clone();
+        let mut before = 0;
+        if !stack.is_empty() {
+            all[0] = rows(stack);
+            before = rows(&stack[..stack.iter().position(|r| *r == role).unwrap_or(0)]);
+        }
+        let squeezed = |shape: &[usize]| shape.iter().copied().filter(|n| *n != 1).collect::<Vec<_>>();
+        let n_values = tensor.n_rows() * tensor.n_cols();
+        let grouped = all.len() == 1 && tensor.shape.len() == 2 && n_values == all[0];
+        if squeezed(&tensor.shape) != squeezed(&all) && !grouped {
+            return Err(bad_shape(tensor, role, format!("shape {all:?}")));
+        }
+        whole(tensor)?;
+        self.used.insert(&tensor.name);
+        let name = if stack.is_empty() {
+            tensor.name.clone()
+        } else {
+            format!("{}[{before}..{}]", tensor.name, before + shape[0])
+        };
+        let row: usize = shape[1..].iter().product();
+        let len = shape[0] * row;
+        if !self.decodes {
+            return Ok((name, vec![0.0; len]));
+        }
+        let values = tensor.to_f32();
+        let own = values.get(before * row..before * row + len).map(<[f32]>::to_vec);
+        own.map(|values| (name, values)).ok_or_else(|| short(tensor))
+    }
+
+    /// The rates of a recurrent layer. GGUF files hold them as they are, others the logarithm of their size.
+    pub fn rate(&mut self, spec: &ModelSpec, layer: Option<usize>) -> Result<Weight> {
+        let (name, mut values) = self.flat_values(spec, TensorRole::Rate, layer)?;
+        if self.naming != Naming::Gguf {
+            values.iter_mut().for_each(|v| *v = -v.exp());
+        }
+        if let Some(bad) = values.iter().find(|rate| rate.is_nan() || **rate > 0.0) {
+            return Err(Error::BadTensor {
+                name,
+                found: format!("a rate of {bad}"),
+                expected: "rates of decay, none above 0".to_owned(),
+            });
+        }
+        Ok(Weight::vector(name, &values))
     }
 
     /// The single value of a role, if the file has it.
@@ -459,6 +536,9 @@ pub(crate) fn shape(spec: &ModelSpec, role: TensorRole, layer: Option<usize>) ->
     let whole_row = spec.family.qk_norm == QkNorm::WholeRow;
     let (n_experts, expert_ffn) = layer.experts.map_or((0, 0), |e| (e.n, e.ffn));
     let (n_layers, per_layer) = (spec.layers.len(), spec.per_layer_width);
+    let (shared, inner) = layer.recurrent.map_or((0, 0), |r| (r.shared(), r.inner()));
+    let (heads, conv) = layer.recurrent.map_or((0, 0), |r| (r.n_heads, r.conv_size));
+    let latent = layer.experts.and_then(|e| e.latent).unwrap_or(hidden);
     let size = spec.family.convolutions.iter().find(|c| c.role == role).map_or(0, |c| c.size);
     match role {
         TokenEmbedding | Output => vec![spec.n_vocab, hidden],
@@ -468,7 +548,7 @@ pub(crate) fn shape(spec: &ModelSpec, role: TensorRole, layer: Option<usize>) ->
         EmbeddingNorm => vec![hidden],
         OutputNorm | AttnNorm | PostAttnNorm | FfnNorm | PostFfnNorm => vec![hidden],
         RopeDivisors | RopeShort | RopeLong => vec![layer.rope.as_ref().map_or(0, |r| r.n_dims / 2)],
-        AttnQ => vec![q, hidden],
+        AttnQ => vec![if spec.family.attention_gate { 2 * q } else { q }, hidden],
         AttnK | AttnV => vec![kv, hidden],
         AttnQNorm => vec![if whole_row { q } else { head }],
         AttnKNorm => vec![if whole_row { kv } else { head }],
@@ -480,8 +560,8 @@ pub(crate) fn shape(spec: &ModelSpec, role: TensorRole, layer: Option<usize>) ->
         SharedWeight => vec![1, hidden],
         Router => vec![n_experts, hidden],
         ExpertScale => vec![n_experts],
-        ExpertGate | ExpertUp => vec![n_experts, expert_ffn, hidden],
-        ExpertDown => vec![n_experts, hidden, expert_ffn],
+        ExpertGate | ExpertUp => vec![n_experts, expert_ffn, latent],
+        ExpertDown => vec![n_experts, latent, expert_ffn],
         PerLayerEmbedding => vec![spec.n_vocab, n_layers * per_layer],
         PerLayerModel => vec![n_layers * per_layer, hidden],
         PerLayerNorm => vec![per_layer],
@@ -493,6 +573,21 @@ pub(crate) fn shape(spec: &ModelSpec, role: TensorRole, layer: Option<usize>) ->
         CrossQ => vec![q, hidden],
         CrossK | CrossV => vec![kv, hidden],
         CrossOut => vec![hidden, q],
+        RecurrentQ | RecurrentK => vec![shared, hidden],
+        RecurrentV | RecurrentGate => vec![inner, hidden],
+        RecurrentBeta | RecurrentStep => vec![heads, hidden],
+        RecurrentAll => vec![2 * (shared + inner), hidden],
+        RecurrentBetaStep => vec![2 * heads, hidden],
+        ConvQ | ConvK => vec![shared, conv],
+        ConvV => vec![inner, conv],
+        StepBias | Rate | Skip => vec![heads],
+        RecurrentNorm => vec![match layer.recurrent {
+            Some(r) if r.kind == RecurrentKind::GatedDelta => r.head_dim,
+            _ => inner,
+        }],
+        RecurrentOut => vec![hidden, inner],
+        LatentDown => vec![latent, hidden],
+        LatentUp => vec![hidden, latent],
     }
 }
 

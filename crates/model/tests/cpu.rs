@@ -3,17 +3,17 @@
 //! The fixtures' weights are BF16, which the device multiplies in f32, so the interpreter's bound holds for it too.
 #![allow(clippy::unwrap_used)]
 
-use crate::common::{DENSE, MIXED, Runner, check_with, open};
+use crate::common::{DENSE, MIXED, RECURRENT, Runner, check_with, open};
 use device::Numerics;
 use device_cpu::{CpuDevice, Isa, Options};
 use model::ModelSpec;
 
 fn fixtures_agree(isa: Isa, threads: usize, numerics: Numerics) {
     let device = CpuDevice::new(Options { isa: Some(isa), threads: Some(threads) }).unwrap();
-    for name in DENSE.into_iter().chain(MIXED) {
+    for name in DENSE.into_iter().chain(MIXED).chain(RECURRENT) {
         let checkpoint = open(name);
         let plan = ModelSpec::from_checkpoint(&checkpoint).unwrap().plan(&checkpoint).unwrap();
-        for chunk in [40, 7, 1] {
+        for chunk in [100, 40, 7, 1] {
             let worst = check_with(Runner::on(&device, &plan, numerics), name, chunk);
             println!("{name} on {isa}: chunks of {chunk}: {worst:.1e}");
         }

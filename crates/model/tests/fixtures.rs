@@ -2,20 +2,24 @@
 #![allow(clippy::unwrap_used)]
 
 use crate::common;
-use crate::common::{DENSE, MIXED, check, open};
+use crate::common::{DENSE, MIXED, RECURRENT, check, open};
 use model::ModelSpec;
 
 #[test]
 fn all_fixtures_agree_in_one_chunk_and_token_by_token() {
-    for name in DENSE.into_iter().chain(MIXED) {
+    for name in DENSE.into_iter().chain(MIXED).chain(RECURRENT) {
         let checkpoint = open(name);
         let spec = ModelSpec::from_checkpoint(&checkpoint).unwrap_or_else(|e| panic!("{name}: {e}"));
-        // Two fixtures are of the family whose name they begin with.
-        let family = if name.starts_with("gemma4") { "gemma4" } else { name };
+        // Some fixtures are of the family whose name they begin with.
+        let family = match name {
+            "gemma4_e2b" | "gemma4_moe" => "gemma4",
+            "granitemoehybrid_dense" => "granitemoehybrid",
+            name => name,
+        };
         assert_eq!(spec.family.name, family);
         assert!(spec.unused_tensors.is_empty(), "{name}: {:?}", spec.unused_tensors);
         let plan = spec.plan(&checkpoint).unwrap_or_else(|e| panic!("{name}: {e}"));
-        for chunk in [40, 7, 1] {
+        for chunk in [100, 40, 7, 1] {
             let worst = check(name, &plan, chunk);
             println!("{name}: chunks of {chunk}: {worst:.1e}");
         }
@@ -33,7 +37,8 @@ fn every_fixture_is_compared() {
     for entry in std::fs::read_dir(common::folder("")).unwrap().map(|e| e.unwrap()) {
         let name = entry.file_name().into_string().unwrap();
         if entry.path().is_dir() {
-            let known = DENSE.into_iter().chain(MIXED).chain(elsewhere).any(|known| known == name);
+            let known =
+                DENSE.into_iter().chain(MIXED).chain(RECURRENT).chain(elsewhere).any(|known| known == name);
             assert!(known, "fixtures/models/{name} is compared with nothing");
         }
     }

@@ -106,6 +106,8 @@ pub enum StopReason {
     Cancelled,
     /// The request's time is over.
     Timeout,
+    /// The vocabulary has no token that goes on as the grammar asks.
+    Unspellable,
     /// It could not go on, in words.
     Failed(String),
 }

@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use engine::{CancelFlag, Constraint, Request};
+use engine::{CancelFlag, Constraint, Governor, MemoryStatus, Request};
 use text::{Gap, ShowSpecial, Specials};
 
 use crate::answer::Answer;
 use crate::chat::{Prepared, prepare_chat, render};
 use crate::details::ModelDetails;
 use crate::error::{ApiError, ErrorKind, Result};
+use crate::lazy::Lazy;
 use crate::models::{Lease, Loader, ModelStatus, Models, PullProgress, TextModel};
 use crate::request::{Caller, ChatRequest, CompletionRequest, KeepAlive, Prompt};
 use crate::stream::Channel;
@@ -24,6 +25,9 @@ struct Inner {
     models: Models,
     max_waiting: usize,
     max_wait: Duration,
+    governor: Option<Arc<Governor>>,
+    /// Of an answer.
+    max_tokens: Option<usize>,
     is_ready: AtomicBool,
     is_draining: AtomicBool,
 }
@@ -104,18 +108,35 @@ pub struct Options {
     pub max_waiting: usize,
     /// Longest time to the first token, as predicted; what would take longer is refused with 429.
     pub max_wait: Duration,
+    /// Who governs the memory of all models; idle ones are unloaded where it asks for that.
+    pub governor: Option<Arc<Governor>>,
+    /// Most tokens of an answer, whatever its request asks for; `None`: as far as the context holds.
+    pub max_tokens: Option<usize>,
 }
 
 impl App {
     /// Nothing is loaded yet.
     pub fn new(options: Options, loader: Arc<dyn Loader>) -> App {
-        App(Arc::new(Inner {
+        let app = App(Arc::new(Inner {
             models: Models::new(options.models, loader, options.keep_alive, options.max_waiting),
             max_waiting: options.max_waiting,
             max_wait: options.max_wait,
+            governor: options.governor,
+            max_tokens: options.max_tokens,
             is_ready: AtomicBool::new(false),
             is_draining: AtomicBool::new(false),
-        }))
+        }));
+        if let Some(governor) = &app.0.governor {
+            let weak = Arc::downgrade(&app.0);
+            let unload = move || weak.upgrade().is_some_and(|inner| inner.models.unload_idle());
+            governor.set_unload_idle(Arc::new(unload));
+        }
+        app
+    }
+
+    /// What is held of each memory, and what may be; empty without a governor.
+    pub fn memory(&self) -> Vec<MemoryStatus> {
+        self.0.governor.as_ref().map_or_else(Vec::new, |governor| governor.status())
     }
 
     /// Load the first model, if there is one, and be ready.
@@ -141,6 +162,13 @@ impl App {
     /// From now on new requests are refused; those that run end.
     pub fn drain(&self) {
         self.0.is_draining.store(true, Ordering::Relaxed);
+    }
+
+    /// Have the cached prefixes of all loaded models written, where they are kept. For the end of a server.
+    pub async fn save_prefixes(&self) {
+        for TextModel { worker, .. } in self.0.models.texts() {
+            worker.save().await;
+        }
     }
 
     /// Unload models that nobody has used for long enough. To be called now and then.
@@ -288,6 +316,7 @@ impl App {
     /// # Errors
     /// No such model; the messages or options are wrong; the prompt is too long; or the queue is.
     pub async fn chat(&self, caller: &Caller, request: ChatRequest) -> Result<Answer> {
+        request.check_choice()?;
         let lease = self.0.models.get(&request.model, request.options.keep_alive).await?;
         let model = lease.text()?.clone();
         let prepared = blocking(move || prepare_chat(&model, request)).await?;
@@ -336,8 +365,13 @@ impl App {
             Some(grammar) => Some(blocking(move || facts.matcher(&grammar)).await?),
             None => None,
         };
-        let constraint = matcher.map(|matcher| Box::new(matcher) as Box<dyn Constraint>);
-        self.start(caller, lease, Prepared { tokens, constraint, reading: None, options }).await
+        let tokenizer = lease.text()?.facts.tokenizer.clone();
+        let constraint = matcher.map(|matcher| match options.triggers.clone() {
+            Some(triggers) => Box::new(Lazy::new(triggers, tokenizer, matcher)) as Box<dyn Constraint>,
+            None => Box::new(matcher),
+        });
+        let prepared = Prepared { tokens, constraint, reading: None, stop_outside: None, options };
+        self.start(caller, lease, prepared).await
     }
 
     /// Vectors of texts.
@@ -374,7 +408,7 @@ impl App {
     }
 
     async fn start(&self, caller: &Caller, lease: Lease, prepared: Prepared) -> Result<Answer> {
-        let Prepared { mut tokens, constraint, reading, options } = prepared;
+        let Prepared { mut tokens, constraint, reading, stop_outside, options } = prepared;
         let model = lease.text()?.clone();
         let TextModel { facts, worker, .. } = &model;
         self.refuse_if_draining()?;
@@ -411,9 +445,10 @@ impl App {
             sampling.n_best_logprobs = options.logprobs.unwrap_or(0);
             Request {
                 sampling,
-                max_tokens: options.max_tokens,
+                max_tokens: [options.max_tokens, self.0.max_tokens].into_iter().flatten().min(),
                 min_tokens: options.min_tokens,
                 stop: options.stop.clone(),
+                stop_outside: stop_outside.clone(),
                 stop_tokens: options.stop_tokens.clone(),
                 prompt_logprobs: options.prompt_logprobs,
                 constraint: constraint.clone(),
@@ -431,8 +466,8 @@ impl App {
         let cancel: Vec<CancelFlag> = requests.iter().map(|request| request.cancel.clone()).collect();
         let channel = Channel::new(&caller.request_id, n_prompt, cancel);
         let reader = reading.map(|(reader, _)| reader);
-        let answer =
-            Answer::new(lease, facts.clone(), channel.clone(), context, reader, options.logprobs.is_some());
+        let with_tokens = options.with_tokens || options.logprobs.is_some();
+        let answer = Answer::new(lease, facts.clone(), channel.clone(), context, reader, with_tokens);
         worker.generate(requests, channel, self.0.max_wait).await?;
         Ok(answer)
     }

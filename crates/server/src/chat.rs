@@ -1,12 +1,13 @@
 //! A chat request to what the engine is asked: the prompt, what holds the answer, and what reads it.
 
-use engine::{Constraint, Conversation};
+use engine::{Aside, Constraint, Conversation};
 use serde_json::json;
-use text::{CallChoice, Grammar, ShowSpecial, Specials};
+use text::{AnswerFormat, CallChoice, Grammar, ShowSpecial, Specials};
 
 use crate::error::{ApiError, ErrorKind, Result};
+use crate::lazy::Lazy;
 use crate::models::TextModel;
-use crate::reading::Reader;
+use crate::reading::{Reader, Template};
 use crate::request::{ChatRequest, GenerateOptions, ToolChoice};
 use crate::thinking::ThinkingLimit;
 
@@ -15,6 +16,8 @@ pub(crate) struct Prepared {
     pub(crate) tokens: Vec<u32>,
     pub(crate) constraint: Option<Box<dyn Constraint>>,
     pub(crate) reading: Option<(Reader, ShowSpecial)>,
+    /// Where stop strings do not count.
+    pub(crate) stop_outside: Option<Aside>,
     pub(crate) options: GenerateOptions,
 }
 
@@ -40,6 +43,17 @@ pub(crate) fn prepare_chat(model: &TextModel, request: ChatRequest) -> Result<Pr
         let parallel = request.parallel_tool_calls;
         format.grammar(tools, choice, parallel, content, &prompt, tokenizer).map_err(wrong)
     };
+    if let Some(triggers) = &request.options.triggers {
+        if !tools.is_empty() || request.thinking_budget.is_some() {
+            let message =
+                "`grammar_lazy` beside tools or a budget of reasoning is not supported yet".to_owned();
+            return Err(ApiError { message, ..ApiError::not_built("grammar_lazy") });
+        }
+        let matcher = content.map(|grammar| facts.matcher(grammar)).transpose()?;
+        let lazy = matcher.map(|matcher| Lazy::new(triggers.clone(), tokenizer.clone(), matcher));
+        let constraint = lazy.map(|lazy| Box::new(lazy) as Box<dyn Constraint>);
+        return Ok(read_with(template, &format, &prompt, tokens, constraint, &request));
+    }
     let matcher = match (tools.is_empty(), content, choice) {
         (true, None, _) => None,
         (true, Some(content), _) => {
@@ -63,9 +77,27 @@ pub(crate) fn prepare_chat(model: &TextModel, request: ChatRequest) -> Result<Pr
         }
         (_, _) => matcher.map(|matcher| Box::new(matcher) as Box<dyn Constraint>),
     };
-    let reader = Reader::new(format.parser(&prompt, tools), &format);
+    Ok(read_with(template, &format, &prompt, tokens, constraint, &request))
+}
+
+/// A prompt whose answer is held to `constraint`, and what reads that answer.
+fn read_with(
+    template: &Template,
+    format: &AnswerFormat,
+    prompt: &str,
+    tokens: Vec<u32>,
+    constraint: Option<Box<dyn Constraint>>,
+    request: &ChatRequest,
+) -> Prepared {
+    let reader = Reader::new(format.parser(prompt, request.called_tools()), format);
     let shown = ShowSpecial::Only(template.shown.clone());
-    Ok(Prepared { tokens, constraint, reading: Some((reader, shown)), options: request.options })
+    Prepared {
+        tokens,
+        constraint,
+        reading: Some((reader, shown)),
+        stop_outside: format.aside(prompt),
+        options: request.options.clone(),
+    }
 }
 
 /// Messages to prompt.

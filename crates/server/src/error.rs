@@ -100,12 +100,14 @@ pub struct ApiError {
     pub code: Option<&'static str>,
     /// When to try again.
     pub retry_after: Option<Duration>,
+    /// Tokens of a prompt that is too long, and tokens that the context holds.
+    pub too_long: Option<(usize, usize)>,
 }
 
 impl ApiError {
     /// An error of this kind.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> ApiError {
-        ApiError { kind, message: message.into(), param: None, code: None, retry_after: None }
+        ApiError { kind, message: message.into(), param: None, code: None, retry_after: None, too_long: None }
     }
 
     /// The value of a key is wrong.
@@ -117,6 +119,13 @@ impl ApiError {
     pub fn not_built(param: &str) -> ApiError {
         let message = format!("`{param}` is not supported yet");
         ApiError { param: Some(param.to_owned()), ..ApiError::new(ErrorKind::NotImplemented, message) }
+    }
+
+    /// The model's vocabulary has no token with which an answer could follow its grammar.
+    pub(crate) fn unspellable() -> ApiError {
+        let message = "no token of this model's vocabulary goes on as the grammar, and `logit_bias` if there is one, ask; \
+                       expected a grammar of texts that the model can write";
+        ApiError::new(ErrorKind::Invalid, message)
     }
 
     /// A failure of ours.
@@ -145,6 +154,7 @@ impl ApiError {
         ApiError {
             param: Some("messages".into()),
             code: Some("context_length_exceeded"),
+            too_long: Some((n_tokens, n_ctx)),
             ..ApiError::new(ErrorKind::ContextLength, message)
         }
     }
@@ -161,12 +171,18 @@ impl ApiError {
 
     /// The object in OpenAI's `error`.
     pub fn openai_json(&self) -> Value {
-        json!({
+        let mut error = json!({
             "message": self.message,
             "type": self.kind.openai_type(),
             "param": self.param,
             "code": self.code,
-        })
+        });
+        // As llama-server says it.
+        if let Some((n_tokens, n_ctx)) = self.too_long {
+            error["n_prompt_tokens"] = json!(n_tokens);
+            error["n_ctx"] = json!(n_ctx);
+        }
+        error
     }
 }
 

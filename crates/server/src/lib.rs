@@ -18,6 +18,8 @@ mod chat;
 mod details;
 mod embedder;
 mod error;
+mod lazy;
+mod matchers;
 mod models;
 mod origins;
 pub mod page;

@@ -5,7 +5,7 @@ mod loader;
 mod text;
 
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, mpsc};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -14,6 +14,7 @@ use tokio::sync::oneshot;
 pub use self::loader::{Kind, LoadError, Loaded, Loader, PullProgress};
 pub(crate) use self::text::{Facts, TextModel};
 
+use crate::app::blocking;
 use crate::details::ModelDetails;
 use crate::embedder::{self, EmbedderWorker};
 use crate::error::{ApiError, ErrorKind, Result};
@@ -58,6 +59,8 @@ struct Entry {
     loaded: tokio::sync::Mutex<Option<Model>>,
     /// What the lists show, without waiting for a load.
     shown: Mutex<Shown>,
+    /// Disconnected when the thread of the model that was loaded last has ended, and its memory is free.
+    ended: Mutex<Option<Ended>>,
     /// Read from its files when they are first asked for.
     details: OnceLock<Arc<ModelDetails>>,
     /// Set when it is known.
@@ -66,10 +69,16 @@ struct Entry {
 
 impl Entry {
     fn new(id: String) -> Arc<Entry> {
-        let (loaded, shown, details, kind) = Default::default();
-        Arc::new(Entry { id, loaded, shown, details, kind })
+        let (loaded, shown, ended, details, kind) = Default::default();
+        Arc::new(Entry { id, loaded, shown, ended, details, kind })
     }
 }
+
+/// Nothing is sent; it is disconnected when a model's thread ends.
+type Ended = mpsc::Receiver<()>;
+
+/// Most time that somebody waits for the memory of a model that was unloaded.
+const UNLOAD_TIME: Duration = Duration::from_secs(2);
 
 #[derive(Default)]
 struct Shown {
@@ -291,21 +300,36 @@ impl Models {
             let (loader, id) = (self.loader.clone(), entry.id.clone());
             let begun = Instant::now();
             match spawn(loader, id, self.max_waiting).await {
-                Ok(model) => {
+                Ok((model, ended)) => {
+                    *entry.ended.lock().unwrap_or_else(PoisonError::into_inner) = Some(ended);
                     tracing::info!("loaded {} in {:.2} s", entry.id, begun.elapsed().as_secs_f64());
                     return Ok(model);
                 }
-                Err(error) if error.kind == ErrorKind::Unavailable && self.unload_one(entry) => {}
+                Err(error) if error.kind == ErrorKind::Unavailable => {
+                    let Some(ended) = self.unload_one(Some(entry)) else { return Err(error) };
+                    blocking(move || {
+                        // It is disconnected, or the time is over: then the load says what is missing.
+                        let _ = ended.recv_timeout(UNLOAD_TIME);
+                        Ok(())
+                    })
+                    .await?;
+                }
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// Unload the model that nobody has used for longest; whether there was one.
-    fn unload_one(&self, not: &Arc<Entry>) -> bool {
+    /// Unload a model that nobody uses, and wait until its memory is free; whether there was one.
+    pub(crate) fn unload_idle(&self) -> bool {
+        let ended = self.unload_one(None);
+        ended.map(|ended| ended.recv_timeout(UNLOAD_TIME)).is_some()
+    }
+
+    /// Unload the model that nobody has used for longest, and none that is being loaded; what says when its memory is free.
+    fn unload_one(&self, not: Option<&Arc<Entry>>) -> Option<Ended> {
         let idle = |entry: &&Arc<Entry>| {
             let shown = entry.shown.lock().unwrap_or_else(PoisonError::into_inner);
-            !Arc::ptr_eq(entry, not) && shown.model.is_some() && shown.n_users == 0
+            !not.is_some_and(|not| Arc::ptr_eq(entry, not)) && shown.model.is_some() && shown.n_users == 0
         };
         let expires = |entry: &&Arc<Entry>| {
             entry
@@ -316,8 +340,9 @@ impl Models {
                 .map_or((1, None), |t| (0, Some(t)))
         };
         let entries = self.entries();
-        let oldest = entries.iter().filter(idle).min_by_key(expires);
-        oldest.is_some_and(|entry| unload(entry, |_| true))
+        let oldest =
+            entries.iter().filter(idle).min_by_key(expires).filter(|entry| unload(entry, |_| true))?;
+        oldest.ended.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Unload what is past its time.
@@ -381,8 +406,9 @@ impl Models {
 
 /// Load on a new thread and stay there. The thread ends, and its memory is free, when all handles are gone and all answers
 /// have ended.
-async fn spawn(loader: Arc<dyn Loader>, id: String, max_waiting: usize) -> Result<Model> {
+async fn spawn(loader: Arc<dyn Loader>, id: String, max_waiting: usize) -> Result<(Model, Ended)> {
     let (tell, told) = oneshot::channel();
+    let (ends, ended) = mpsc::channel::<()>();
     let name = format!("model {id}");
     let spawned = thread::Builder::new().name(name).spawn(move || {
         let loaded = std::panic::catch_unwind(AssertUnwindSafe(|| loader.load(&id)));
@@ -424,9 +450,12 @@ async fn spawn(loader: Arc<dyn Loader>, id: String, max_waiting: usize) -> Resul
             }
             Err(error) => drop(tell.send(Err(error))),
         }
+        // The engine is gone: so is its memory.
+        drop(ends);
     });
     spawned.map_err(|error| ApiError::internal(format!("no thread for the model: {error}")))?;
-    told.await.map_err(|_| ApiError::internal("the thread that loads the model has died"))?
+    let model = told.await.map_err(|_| ApiError::internal("the thread that loads the model has died"))??;
+    Ok((model, ended))
 }
 
 /// Unload a model that nobody uses, if `may`; its thread ends by itself.

@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use text::{AnswerFormat, AnswerParser, AnswerPart, ChatTemplate, Specials, Tokenizer, ToolPrompt};
+use text::{AnswerFormat, AnswerParser, AnswerPart, ChatTemplate, Tokenizer, ToolPrompt};
 
 use crate::answer::{Delta, TokenInfo};
 
@@ -27,14 +27,7 @@ impl Template {
     pub(crate) fn new(source: &str, tokenizer: &Tokenizer) -> Result<Template, engine::Error> {
         let template = Arc::new(ChatTemplate::new(source)?);
         let format = AnswerFormat::detect(source);
-        let mut shown = Vec::new();
-        for mark in format.marks() {
-            // A mark may be a token, or have tokens in it.
-            let tokens = tokenizer.encode(mark, Specials::Parse)?;
-            shown.extend(tokens.into_iter().filter(|id| tokenizer.is_special(*id) && !tokenizer.is_end(*id)));
-        }
-        shown.sort_unstable();
-        shown.dedup();
+        let shown = format.shown_tokens(tokenizer)?;
         Ok(Template { prompt: ToolPrompt::of(&template, &format), template, format, shown: shown.into() })
     }
 }

@@ -1,10 +1,13 @@
 //! What every API is translated into: one chat request, one completion request, and the options that they share.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use engine::SamplingParams;
 use serde_json::{Map, Value};
-use text::Grammar;
+use text::{Grammar, Triggers};
+
+use crate::error::{ApiError, Result};
 
 /// Who asks: set by the layer that checks keys, an extension of every request.
 #[derive(Clone, Debug)]
@@ -48,6 +51,24 @@ pub struct ChatRequest {
 }
 
 impl ChatRequest {
+    /// # Errors
+    /// A call is to come, and there is no tool that could be called.
+    pub(crate) fn check_choice(&self) -> Result<()> {
+        let is_tool = |name: &str| self.tools.iter().any(|tool| tool["function"]["name"] == name);
+        let message = match &self.tool_choice {
+            ToolChoice::Auto | ToolChoice::None => return Ok(()),
+            ToolChoice::Required if !self.tools.is_empty() => return Ok(()),
+            ToolChoice::Required => {
+                "`tool_choice` asks for a call, expected `tools` to have a tool".to_owned()
+            }
+            ToolChoice::Function(name) if is_tool(name) => return Ok(()),
+            ToolChoice::Function(name) => {
+                format!("`tool_choice` asks for a call of `{name}`, expected one of `tools`")
+            }
+        };
+        Err(ApiError::invalid("tool_choice", message))
+    }
+
     /// The tools that may be called.
     pub(crate) fn called_tools(&self) -> &[Value] {
         match self.tool_choice {
@@ -125,12 +146,16 @@ pub struct GenerateOptions {
     pub stop_tokens: Vec<u32>,
     /// Go on when the model says that it has ended.
     pub ignore_end: bool,
+    /// What the grammar waits for; `None`: it holds from the beginning.
+    pub triggers: Option<Arc<Triggers>>,
     /// Answers to one prompt.
     pub n: usize,
     /// Log-probability of each token, and of so many best; `None`: none.
     pub logprobs: Option<usize>,
     /// The same of each token of the prompt.
     pub prompt_logprobs: Option<usize>,
+    /// Each piece of the answer comes with its tokens, with or without log-probabilities.
+    pub with_tokens: bool,
     /// Reuse and keep what is computed of the prompt.
     pub cache_prompt: bool,
     /// Higher goes first.
@@ -151,8 +176,10 @@ impl Default for GenerateOptions {
             stop: Vec::new(),
             stop_tokens: Vec::new(),
             ignore_end: false,
+            triggers: None,
             n: 1,
             logprobs: None,
+            with_tokens: false,
             prompt_logprobs: None,
             cache_prompt: true,
             priority: 0,
@@ -169,4 +196,25 @@ pub enum KeepAlive {
     For(Duration),
     /// Until memory is short.
     Always,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_that_must_come_needs_a_tool() {
+        let tools = vec![serde_json::json!({ "type": "function", "function": { "name": "f" } })];
+        let check = |tool_choice: ToolChoice, tools: &[Value]| {
+            let request = ChatRequest { tool_choice, tools: tools.to_vec(), ..ChatRequest::default() };
+            request.check_choice().map_err(|error| error.param)
+        };
+        let wrong = Err(Some("tool_choice".to_owned()));
+        assert_eq!(check(ToolChoice::Required, &[]), wrong);
+        assert_eq!(check(ToolChoice::Function("f".into()), &[]), wrong);
+        assert_eq!(check(ToolChoice::Function("g".into()), &tools), wrong);
+        assert_eq!(check(ToolChoice::Function("f".into()), &tools), Ok(()));
+        assert_eq!(check(ToolChoice::Required, &tools), Ok(()));
+        assert_eq!(check(ToolChoice::Auto, &[]), Ok(()));
+    }
 }

@@ -33,6 +33,9 @@ const MAX_HEADERS: usize = 100;
 /// connections that are kept alive and idle.
 const HEADER_TIME: Duration = Duration::from_secs(60);
 
+/// For writing cached prefixes at the end.
+const SAVE_TIME: Duration = Duration::from_secs(10);
+
 /// For a TLS handshake.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 
@@ -96,6 +99,7 @@ pub async fn serve(
     listener.set_nonblocking(true)?;
     let handle = Handle::new();
     let expirer = tokio::spawn(expire(app.clone()));
+    let ending = app.clone();
     let stopper = tokio::spawn(stop(app.clone(), handle.clone(), shutdown, drain));
     let Gate { access, origins, tls } = gate;
     let router = router(app, access, origins).into_make_service();
@@ -110,6 +114,9 @@ pub async fn serve(
     };
     expirer.abort();
     stopper.abort();
+    if tokio::time::timeout(SAVE_TIME, ending.save_prefixes()).await.is_err() {
+        tracing::warn!("cached prefixes could not be kept within {} s", SAVE_TIME.as_secs());
+    }
     served
 }
 

@@ -68,6 +68,8 @@ pub(crate) struct Activity {
     pub(crate) request_id: String,
     pub(crate) n_prompt: usize,
     pub(crate) n_decoded: AtomicUsize,
+    /// Of the prompt; known from the first token on.
+    pub(crate) n_cached: AtomicUsize,
     pub(crate) since: Instant,
 }
 
@@ -82,6 +84,7 @@ impl Channel {
                 request_id: request_id.to_owned(),
                 n_prompt,
                 n_decoded: AtomicUsize::new(0),
+                n_cached: AtomicUsize::new(0),
                 since: Instant::now(),
             },
         })
@@ -101,6 +104,10 @@ impl Channel {
         self.cancel.len()
     }
 
+    pub(crate) fn note_cached(&self, n: usize) {
+        self.activity.n_cached.store(n, Ordering::Relaxed);
+    }
+
     pub(crate) fn note_token(&self) {
         self.activity.n_decoded.fetch_add(1, Ordering::Relaxed);
     }
@@ -110,6 +117,19 @@ impl Channel {
         loop {
             if let Some(choice) = self.take(piece) {
                 return choice;
+            }
+            self.wake.notified().await;
+        }
+    }
+
+    /// Wait until a choice has something to say, and leave it.
+    pub(crate) async fn wait(&self) {
+        loop {
+            {
+                let pieces = self.pieces.lock().unwrap_or_else(PoisonError::into_inner);
+                if pieces.iter().any(|piece| !piece.is_empty()) {
+                    return;
+                }
             }
             self.wake.notified().await;
         }

@@ -19,6 +19,9 @@ use crate::stream::{Channel, ChosenToken, Ended};
 /// Without work for so long, an engine gives memory back.
 const IDLE: Duration = Duration::from_secs(5);
 
+/// While an engine without work holds memory, it asks so often whether the machine needs it.
+const LOOK: Duration = Duration::from_millis(200);
+
 /// A request for each choice. They share their prompt through the engine's prefix cache.
 struct Generate {
     requests: Vec<Request>,
@@ -29,10 +32,17 @@ struct Generate {
     accepted: oneshot::Sender<Result<()>>,
 }
 
+/// What the thread is asked.
+enum Job {
+    Generate(Box<Generate>),
+    /// Write what the prefix cache has, if it is kept; told when it is done.
+    Save(oneshot::Sender<()>),
+}
+
 /// The handle of the thread. When all clones are gone and all answers have ended, the thread ends and its memory is free.
 #[derive(Clone)]
 pub(crate) struct Worker {
-    jobs: mpsc::Sender<Generate>,
+    jobs: mpsc::Sender<Job>,
     pub(crate) stats: Arc<Stats>,
     active: Arc<Mutex<Vec<Weak<Channel>>>>,
     /// Jobs that were sent and not taken yet.
@@ -71,8 +81,18 @@ impl Worker {
             active.push(Arc::downgrade(&channel));
         }
         self.n_sent.fetch_add(1, Ordering::Relaxed);
-        self.jobs.send(Generate { requests, channel, max_wait, accepted }).map_err(|_| died())?;
+        let job = Generate { requests, channel, max_wait, accepted };
+        self.jobs.send(Job::Generate(Box::new(job))).map_err(|_| died())?;
         is_accepted.await.map_err(|_| died())?
+    }
+
+    /// Have the prefix cache written, if it is kept, and wait for that.
+    pub(crate) async fn save(&self) {
+        let (done, is_done) = oneshot::channel();
+        if self.jobs.send(Job::Save(done)).is_ok() {
+            // A thread that has died has nothing to save.
+            let _ = is_done.await;
+        }
     }
 
     /// Requests that wait, those included that the thread has not seen yet.
@@ -93,7 +113,7 @@ fn died() -> ApiError {
 
 /// The thread's own side.
 pub(crate) struct Thread {
-    inbox: mpsc::Receiver<Generate>,
+    inbox: mpsc::Receiver<Job>,
     stats: Arc<Stats>,
     n_sent: Arc<AtomicUsize>,
     /// Where the events of a sequence go: the channel and the choice in it.
@@ -107,20 +127,29 @@ impl Thread {
     pub(crate) fn run(mut self, mut engine: Engine) {
         self.publish(&engine);
         loop {
-            let mut gave_back = false;
+            let (mut gave_back, idle_since) = (false, Instant::now());
             while engine.is_idle() {
-                let job = match gave_back {
-                    true => self.inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                    false => self.inbox.recv_timeout(IDLE),
+                let job = match engine.kv().resident_bytes() {
+                    0 => self.inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                    _ => self.inbox.recv_timeout(LOOK),
                 };
                 match job {
                     Ok(job) => self.take(job, &mut engine),
-                    Err(RecvTimeoutError::Disconnected) => return,
+                    Err(RecvTimeoutError::Disconnected) => {
+                        save(&mut engine, &mut || true);
+                        return;
+                    }
                     Err(RecvTimeoutError::Timeout) => {
-                        if let Err(error) = engine.give_back_memory() {
+                        let mut followed = engine.follow_memory();
+                        if !gave_back && idle_since.elapsed() >= IDLE {
+                            // Whoever comes now waits for one file at most.
+                            save(&mut engine, &mut || self.n_sent.load(Ordering::Relaxed) == 0);
+                            followed = followed.and_then(|()| engine.give_back_memory().map(drop));
+                            gave_back = true;
+                        }
+                        if let Err(error) = followed {
                             tracing::warn!("giving memory back: {error}");
                         }
-                        gave_back = true;
                     }
                 }
                 self.publish(&engine);
@@ -133,9 +162,18 @@ impl Thread {
         }
     }
 
-    fn take(&mut self, job: Generate, engine: &mut Engine) {
+    fn take(&mut self, job: Job, engine: &mut Engine) {
+        let job = match job {
+            Job::Generate(job) => job,
+            Job::Save(done) => {
+                save(engine, &mut || true);
+                // Whoever asked may have gone.
+                let _ = done.send(());
+                return;
+            }
+        };
         self.n_sent.fetch_sub(1, Ordering::Relaxed);
-        let Generate { requests, channel, max_wait, accepted } = job;
+        let Generate { requests, channel, max_wait, accepted } = *job;
         let added = admit(engine, channel.activity.n_prompt, max_wait)
             .and_then(|()| self.add(requests, &channel, engine));
         // A reader that has hung up has cancelled its sequences.
@@ -189,6 +227,15 @@ impl Thread {
     }
 }
 
+/// Write what the prefix cache has, if it is kept.
+fn save(engine: &mut Engine, goes_on: &mut dyn FnMut() -> bool) {
+    match engine.save_prefixes(goes_on) {
+        Ok(0) => {}
+        Ok(n) => tracing::debug!("kept {n} prefixes"),
+        Err(error) => tracing::warn!("keeping prefixes: {error}"),
+    }
+}
+
 /// # Errors
 /// A prompt of `n_tokens` would wait longer than `max_wait` for its first token.
 fn admit(engine: &Engine, n_tokens: usize, max_wait: Duration) -> Result<()> {
@@ -219,13 +266,14 @@ fn route(
     let id = event.sequence();
     let Some((channel, choice)) = readers.get(&id) else { return };
     match event {
-        Event::Token { id: token, text, logprob, best, .. } => {
+        Event::Token { id: token, text, logprob, best, n_reused, .. } => {
             let now = Instant::now();
             match last_token.insert(id, now) {
                 Some(before) => stats.token.observe(now.duration_since(before)),
                 None => stats.first_token.observe(channel.activity.since.elapsed()),
             }
             channel.note_token();
+            channel.note_cached(n_reused);
             channel.write(*choice, |piece| {
                 piece.text.push_str(text);
                 piece.tokens.push(ChosenToken { id: token, logprob, top: best.to_vec() });
@@ -236,6 +284,7 @@ fn route(
             piece.prompt.push(ChosenToken { id: token, logprob: Some(logprob), top: best.to_vec() });
         }),
         Event::Done { text, reason, timings, seed, .. } => {
+            channel.note_cached(timings.reused_tokens);
             stats.request.observe(channel.activity.since.elapsed());
             channel.write(*choice, |piece| {
                 piece.text.push_str(text);

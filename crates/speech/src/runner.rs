@@ -1,9 +1,10 @@
 //! The steps that a transcription is made of: encode a window, evaluate a prompt, go on with beams, look back.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use device::{Limits, Plan, Program, Span, Step, Want};
-use engine::{CancelFlag, KvCache};
+use engine::{CancelFlag, KvCache, Turns};
 use model::SpeechPlans;
 
 use crate::alignment::Scores;
@@ -52,6 +53,8 @@ pub(crate) struct Runner {
     /// `(n_outputs, n_vocab)` of the last step of text; the search writes to it.
     logits: Vec<f32>,
     pub(crate) timings: SpeechTimings,
+    /// Shared with the engines that compute on the same processors.
+    pub(crate) turns: Option<Arc<Turns>>,
 }
 
 /// One sequence in a step.
@@ -88,6 +91,7 @@ impl Runner {
             wants: Vec::with_capacity(limits.max_outputs),
             logits: Vec::new(),
             timings: SpeechTimings::default(),
+            turns: None,
         }
     }
 
@@ -110,6 +114,7 @@ impl Runner {
             plan,
             ..Step::default()
         };
+        let _turn = self.turns.as_ref().map(|turns| turns.take());
         let ran = self.program.run(&step);
         self.kv.note_submitted(ran)?;
         self.logits.clear();
@@ -130,6 +135,7 @@ impl Runner {
             input: features,
             ..Step::default()
         };
+        let _turn = self.turns.as_ref().map(|turns| turns.take());
         let ran = self.program.run(&step);
         self.kv.note_submitted(ran)?;
         self.timings.encode += begun.elapsed();

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use device::{Device, KvType, Limits, Numerics, Plan};
 use engine::sampling::Rng;
-use engine::{CancelFlag, Model};
+use engine::{CancelFlag, Model, Turns};
 use model::{PlainMatrices, SpeechPlans, SpeechSpec, WeightType};
 use text::{Specials, Tokenizer};
 
@@ -42,6 +42,8 @@ pub struct TranscriberOptions {
     pub weights: WeightType,
     /// Refuse to load what does not fit in what is free now.
     pub check_memory: bool,
+    /// Take turns with the engines that have the same: see [`engine::LoadOptions::turns`].
+    pub turns: Option<Arc<Turns>>,
 }
 
 impl Default for TranscriberOptions {
@@ -52,6 +54,7 @@ impl Default for TranscriberOptions {
             numerics: Numerics::Fast,
             weights: WeightType::AsStored,
             check_memory: true,
+            turns: None,
         }
     }
 }
@@ -142,7 +145,8 @@ impl Transcriber {
         let mut program = device.compile(&plans, &limits)?;
         program.commit_all()?;
         let decoder = &plans[SpeechPlans::DECODER];
-        let runner = Runner::new(program, decoder, &limits, speech.n_audio_ctx, kept_heads, ALIGN_ROWS);
+        let mut runner = Runner::new(program, decoder, &limits, speech.n_audio_ctx, kept_heads, ALIGN_ROWS);
+        runner.turns = options.turns.clone();
         let stride = speech.n_frames / speech.n_audio_ctx;
         Ok(Transcriber { tokenizer, plans, runner, stride, n_beams: options.n_beams, speech })
     }

@@ -154,3 +154,42 @@ fn hostile_grammars_end_within_limits() {
         assert!(!allowed(&mut matcher, n_vocab).is_empty(), "{large:?}");
     }
 }
+
+#[test]
+fn what_the_vocabulary_cannot_spell_has_no_token() {
+    let tokenizer = tokenizer();
+    let n_vocab = tokenizer.n_tokens() + N_PADDING;
+    // No token has the bytes of é.
+    let mut matcher = compiler(&tokenizer).compile(&Grammar::Choice(vec!["aé".into()])).unwrap();
+    let [first] = allowed(&mut matcher, n_vocab)[..] else { panic!("more than one token") };
+    matcher.accept(first).unwrap();
+    assert!(allowed(&mut matcher, n_vocab).is_empty());
+}
+
+#[test]
+fn a_structural_tag_holds_what_follows_its_trigger() {
+    let tokenizer = tokenizer();
+    let tag = json!({
+        "triggers": ["<f="],
+        "structures": [
+            { "begin": "<f=a>", "schema": { "type": "object", "properties": { "n": { "type": "integer" } },
+              "required": ["n"], "additionalProperties": false }, "end": "</f>" },
+            { "begin": "<f=b>", "schema": { "type": "object", "additionalProperties": false }, "end": "</f>" },
+        ],
+    });
+    let grammar = Grammar::of_structural_tag(&tag).unwrap();
+    let takes = |text: &str| {
+        let mut matcher = compiler(&tokenizer).compile(&grammar).unwrap();
+        let tokens = tokenizer.encode(text, ingle_text::Specials::Literal).unwrap();
+        matcher.n_valid(&tokens) == tokens.len()
+    };
+    assert!(takes("free text, {\"n\":x} <f"));
+    assert!(takes("x<f=a>{\"n\":12}</f>and<f=b>{}</f>."));
+    assert!(!takes("x<f=a>{\"n\":x"));
+    assert!(!takes("x<f=c"));
+    for (key, wrong) in [("triggers", json!([])), ("structures", json!([])), ("triggers", json!(["<g"]))] {
+        let mut tag = tag.clone();
+        tag[key] = wrong;
+        assert!(Grammar::of_structural_tag(&tag).unwrap_err().to_string().contains("structural_tag"));
+    }
+}

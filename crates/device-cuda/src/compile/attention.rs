@@ -265,18 +265,23 @@ impl Draft<'_> {
 
 impl Draft<'_> {
     /// Attention by tiles on tensor cores, where the chip and the head allow it. False: nothing was added.
-    fn flash(&mut self, head_dim: usize, rows: RowCount, of: &AttentionOf, arguments: AttentionArguments) -> bool {
+    fn flash(
+        &mut self,
+        head_dim: usize,
+        rows: RowCount,
+        of: &AttentionOf,
+        arguments: AttentionArguments,
+    ) -> bool {
         let c = self.c;
-        let found = FLASH.iter().find(|(columns, bytes)| *columns == head_dim && *bytes <= c.profile.flash_bytes);
+        let found =
+            FLASH.iter().find(|(columns, bytes)| *columns == head_dim && *bytes <= c.profile.flash_bytes);
         let Some((columns, shared)) = found.filter(|_| c.limits.kv_type == KvType::F16) else { return false };
         // A span's tiles are its own: no more than one for each span and one for each 64 rows.
         let n_experts = c.limits.max_spans as u32;
         let tiles = Extent::Tiles { rows, k: 1, pairs: FLASH_ROWS, n_experts };
         let (grid, writes) = ([Extent::Fixed(of.n_heads as u32), tiles, ONE], [of.out]);
-        let (name, call) = (
-            format!("flash_f16_{columns}"),
-            Call::new("attention/flash_f16.cu", rows, grid, 128, &writes),
-        );
+        let (name, call) =
+            (format!("flash_f16_{columns}"), Call::new("attention/flash_f16.cu", rows, grid, 128, &writes));
         self.push(Call { name: &name, shared: *shared, ..call }, &arguments);
         true
     }

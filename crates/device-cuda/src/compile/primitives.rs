@@ -3,11 +3,11 @@
 use super::{Call, Draft, ONE, blocks, each, failed};
 use crate::arguments::{
     ChooseArguments, ElementArguments, EmbedArguments, ExpertSumArguments, NormArguments, RopeArguments,
-    RouteArguments, SpanArguments,
+    RouteArguments, ScanArguments, SpanArguments,
 };
 use crate::driver::Address;
 use crate::layout::BEST_PARTS;
-use device::{Activation, Op, Pooling, Result, RopeStyle, ValueId, WeightId};
+use device::{Activation, Op, Pooling, Result, RopeStyle, StateId, ValueId, WeightId};
 use device_lower::lower::Norm;
 use device_lower::table::{Extent, When};
 use device_lower::units::Join;
@@ -20,6 +20,9 @@ pub(super) fn activation(kind: Activation) -> u32 {
         Activation::GeluErf => 2,
         Activation::Relu => 3,
         Activation::Sigmoid => 4,
+        Activation::Identity => 5,
+        Activation::ReluSquared => 6,
+        Activation::Softplus => 7,
     }
 }
 
@@ -32,6 +35,9 @@ pub(super) fn interleaved(style: RopeStyle) -> u32 {
 
 /// Columns of a head that `rope` turns, at most (rope.cu).
 const MOST_ROPE_COLUMNS: usize = 1024;
+
+/// Rows of a state, at most (scan.cuh).
+const MOST_STATE_ROWS: usize = 512;
 
 impl Draft<'_> {
     fn element(&mut self, file: &str, out: ValueId, arguments: ElementArguments) -> Result<()> {
@@ -54,6 +60,10 @@ impl Draft<'_> {
             cols: cols as u32,
             group: group as u32,
             eps: norm.eps,
+            weight_stride: norm.weight.map_or(0, |id| match self.c.plan.weight(id).n_cols() {
+                n if n == group => 0,
+                _ => group as u32,
+            }),
             x: self.c.value(x)?,
             weight: self.c.vector_or_null(norm.weight)?,
             out: self.c.value(out)?,
@@ -139,6 +149,27 @@ impl Draft<'_> {
         Ok(())
     }
 
+    /// Heads whose states are matrices: a block for each head and span.
+    fn scan(&mut self, file: &str, arguments: ScanArguments, state: StateId, out: ValueId) -> Result<()> {
+        let c = self.c;
+        if arguments.rows as usize > MOST_STATE_ROWS {
+            return failed(format!("a state of {} rows, expected at most {MOST_STATE_ROWS}", arguments.rows));
+        }
+        let rows = c.rows(out);
+        let arguments = ScanArguments {
+            n_spans: c.limits.max_spans as u32,
+            spans: c.step_place(c.step.spans),
+            states: c.places.states + 4 * c.plan.kv.state_range(state).start as u64,
+            state_stride: c.plan.kv.state_len() as u64,
+            out: c.value(out)?,
+            ..arguments
+        };
+        let grid = [Extent::Fixed(arguments.n_heads), each(rows), ONE];
+        let threads = arguments.cols.next_multiple_of(32).min(256);
+        self.push(Call::new(file, rows, grid, threads, &[out]), &arguments);
+        Ok(())
+    }
+
     /// A kernel that looks at spans, by blocks of columns.
     fn of_spans(
         &mut self,
@@ -205,9 +236,17 @@ impl Draft<'_> {
             Op::Softcap { x, cap, out } => {
                 self.element("softcap.cu", *out, ElementArguments { factor: *cap, ..simple(*x)? })
             }
-            Op::Columns { x, first, out } => {
-                let (x_cols, first) = (c.cols(*x) as u32, *first as u32);
-                self.element("columns.cu", *out, ElementArguments { x_cols, first, ..simple(*x)? })
+            Op::Columns { x, first, group, out } => {
+                let (x_cols, cols) = (c.cols(*x), c.cols(*out));
+                let taken = cols / (x_cols / group).max(1);
+                let arguments = ElementArguments {
+                    x_cols: x_cols as u32,
+                    first: *first as u32,
+                    group: *group as u32,
+                    taken: taken as u32,
+                    ..simple(*x)?
+                };
+                self.element("columns.cu", *out, arguments)
             }
             Op::SelectRows { x, out } => {
                 let rows = c.step_place(c.step.outputs);
@@ -239,19 +278,56 @@ impl Draft<'_> {
                 };
                 self.of_spans("unfold.cu", c.cols(*out), 256, *out, arguments)
             }
-            Op::ShortConv { x, weight, state, out } => {
+            Op::ShortConv { x, weight, bias, state, out } => {
                 let cols = c.cols(*x);
                 let arguments = SpanArguments {
                     cols: cols as u32,
                     size: c.plan.weight(*weight).n_cols() as u32,
                     x: c.value(*x)?,
                     weight: c.vector(*weight)?,
+                    bias: c.vector_or_null(*bias)?,
                     states: c.places.states + 4 * c.plan.kv.state_range(*state).start as u64,
                     state_stride: c.plan.kv.state_len() as u64,
                     ..Default::default()
                 };
                 // A step has no more spans than rows.
                 self.of_spans("short_conv.cu", cols, 128, *out, arguments)
+            }
+            Op::GatedDelta { q, k, v, step, beta, rate, n_key_heads, n_heads, tiled, scale, state, out } => {
+                let rows = c.cols(*k) / n_key_heads;
+                let arguments = ScanArguments {
+                    n_heads: *n_heads as u32,
+                    n_shared: *n_key_heads as u32,
+                    rows: rows as u32,
+                    cols: (c.cols(*v) / n_heads) as u32,
+                    tiled: u32::from(*tiled),
+                    step_per_row: u32::from(c.cols(*step) != *n_heads),
+                    scale: *scale,
+                    x: c.value(*v)?,
+                    k: c.value(*k)?,
+                    q: c.value(*q)?,
+                    step: c.value(*step)?,
+                    beta: c.value(*beta)?,
+                    rate: c.vector(*rate)?,
+                    ..Default::default()
+                };
+                self.scan("gated_delta.cu", arguments, *state, *out)
+            }
+            Op::SelectiveScan { x, b, c: from, step, rate, skip, n_groups, n_heads, state, out } => {
+                let arguments = ScanArguments {
+                    n_heads: *n_heads as u32,
+                    n_shared: *n_groups as u32,
+                    rows: (c.cols(*b) / n_groups) as u32,
+                    cols: (c.cols(*x) / n_heads) as u32,
+                    x: c.value(*x)?,
+                    k: c.value(*b)?,
+                    q: c.value(*from)?,
+                    step: c.value(*step)?,
+                    rate: c.vector(*rate)?,
+                    skip: c.vector_or_null(*skip)?,
+                    ..Default::default()
+                };
+                self.scan("selective_scan.cu", arguments, *state, *out)
             }
             Op::Route { x, normalise, factor, scales, ids, weights } => {
                 let (rows, n_experts) = (c.rows(*x), c.cols(*x));

@@ -28,7 +28,9 @@ struct ElementArguments {
     uint n_rows;
     uint cols; // of the output
     uint x_cols; // of a row of x
-    uint first; // columns: the first that is taken
+    uint first; // columns: the first that is taken of a group
+    uint group; // columns: of x
+    uint taken; // columns: of each group
     uint kind; // one of ACTIVATE_*
     float factor; // scale: the factor; softcap: the bound
     const float *a;
@@ -42,6 +44,9 @@ struct ElementArguments {
 #define ACTIVATE_GELU_ERF 2
 #define ACTIVATE_RELU 3
 #define ACTIVATE_SIGMOID 4
+#define ACTIVATE_IDENTITY 5
+#define ACTIVATE_RELU_SQUARED 6
+#define ACTIVATE_SOFTPLUS 7
 
 // rms_norm, layer_norm, join.
 struct NormArguments {
@@ -50,7 +55,7 @@ struct NormArguments {
     uint group; // columns normalised together
     float eps;
     float factor; // join: on the sum
-    uint reserved;
+    uint weight_stride; // rms_norm: from one group's weights to the next; 0: all have the same
     const float *x;
     const float *weight; // may be null
     const float *bias; // may be null
@@ -197,11 +202,37 @@ struct SpanArguments {
     uint n_spans;
     const float *x;
     const float *weight;
+    const float *bias; // of short_conv: may be null
     const Span *spans;
     const uint *row_spans;
     const uint *rows; // of pool: the output rows
     float *states; // of short_conv: of the layer in state 0
     ulong state_stride; // numbers from one state to the next
+    float *out;
+};
+
+// gated_delta and selective_scan: heads whose states are matrices (rows, cols).
+struct ScanArguments {
+    uint n_rows;
+    uint n_heads;
+    uint n_shared; // heads of queries and keys, or groups of b and c
+    uint rows; // of a head's state: columns of a key, or of b
+    uint cols; // columns of a value
+    uint n_spans;
+    uint tiled; // gated_delta: head h has key head h % n_shared
+    uint step_per_row; // gated_delta: 1: a decay for each row of the state
+    float scale;
+    uint reserved;
+    const float *x; // values
+    const float *k; // keys, or b
+    const float *q; // queries, or c
+    const float *step;
+    const float *beta;
+    const float *rate;
+    const float *skip; // may be null
+    const Span *spans;
+    float *states; // of the layer in state 0
+    ulong state_stride;
     float *out;
 };
 

@@ -11,6 +11,6 @@ KERNEL(256) rms_norm(const __grid_constant__ NormArguments a) {
     const float inverse = rsqrtf(block_sum(sum, shared) / float(a.group) + a.eps);
     for (uint i = threadIdx.x; i < a.group; i += blockDim.x) {
         const float value = a.x[at + i] * inverse;
-        a.out[at + i] = a.weight != nullptr ? value * a.weight[i] : value;
+        a.out[at + i] = a.weight != nullptr ? value * a.weight[blockIdx.x * a.weight_stride + i] : value;
     }
 }

@@ -19,7 +19,7 @@ KERNEL(128) short_conv(const __grid_constant__ SpanArguments a) {
         return before == nullptr ? 0.0f : before[ulong(row + int(n)) * a.cols];
     };
     for (uint i = 0; i < span.n_rows; i++) {
-        float sum = 0.0f;
+        float sum = a.bias != nullptr ? a.bias[column] : 0.0f;
         for (uint j = 0; j < a.size; j++) sum = __fmaf_rn(a.weight[column * a.size + j], at(int(i + j) - int(n)), sum);
         a.out[ulong(span.first_row + i) * a.cols + column] = sum;
     }

@@ -31,8 +31,6 @@ pub struct Buffers {
     pub scratch: u16,
     /// Numbers that kernels look up.
     pub tables: u16,
-    /// By KV group.
-    pub pools: Vec<u16>,
 }
 
 /// What is needed to write the tables of a plan.
@@ -66,36 +64,42 @@ pub struct Compiler<'a, G: Gpu> {
 /// Function constants by index.
 type Constants = Vec<(u16, Constant)>;
 
+/// A kernel as a program needs it.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Which.
+    pub kernel: Kernel,
+    /// Its function constants.
+    pub constants: Vec<(u16, Constant)>,
+    /// Threads of its threadgroups, at most.
+    pub threads: u32,
+}
+
 /// The kernels of a program with their constants, in the order of the numbers by which commands
 /// name them.
-pub struct Pipelines<G: Gpu> {
-    pipelines: Vec<G::Pipeline>,
-    /// By kernel: the constants that it was compiled with, and the number of each.
-    indices: HashMap<Kernel, Vec<(Constants, u32)>>,
+#[derive(Default)]
+pub struct Pipelines {
+    requests: Vec<Request>,
+    /// By kernel and threads: the constants that it is compiled with, and the number of each.
+    indices: HashMap<(Kernel, u32), Vec<(Constants, u32)>>,
 }
 
-impl<G: Gpu> Default for Pipelines<G> {
-    fn default() -> Pipelines<G> {
-        Pipelines { pipelines: vec![], indices: HashMap::new() }
-    }
-}
-
-impl<G: Gpu> Pipelines<G> {
+impl Pipelines {
     /// The number of a kernel, which is given one if it has none.
-    fn index_of(&mut self, kernel: Kernel, constants: Constants, pipeline: G::Pipeline) -> u32 {
-        let known = self.indices.entry(kernel).or_default();
+    fn index_of(&mut self, kernel: Kernel, constants: Constants, threads: u32) -> u32 {
+        let known = self.indices.entry((kernel.clone(), threads)).or_default();
         if let Some((_, index)) = known.iter().find(|(other, _)| *other == constants) {
             return *index;
         }
-        let index = self.pipelines.len() as u32;
-        known.push((constants, index));
-        self.pipelines.push(pipeline);
+        let index = self.requests.len() as u32;
+        known.push((constants.clone(), index));
+        self.requests.push(Request { kernel, constants, threads });
         index
     }
 
     /// The kernels by number.
-    pub fn into_list(self) -> Vec<G::Pipeline> {
-        self.pipelines
+    pub fn into_list(self) -> Vec<Request> {
+        self.requests
     }
 }
 
@@ -134,7 +138,7 @@ pub(super) struct Draft<'a, G: Gpu> {
     pub(super) tokens: RowClass,
     pub(super) outputs: RowClass,
     pub(super) table: Table,
-    pub(super) pipelines: &'a mut Pipelines<G>,
+    pub(super) pipelines: &'a mut Pipelines,
     /// Values that are read where another one is.
     pub(super) alias: HashMap<ValueId, ValueId>,
     /// The ids by which pairs were put in order last.
@@ -212,12 +216,7 @@ impl<'a, G: Gpu> Compiler<'a, G> {
         let (group, place) = kv.group_of(layer);
         let bytes = |id: &KvLayerId| kv.layer_page_bytes(*id, limits.kv_type, limits.page_len);
         let offset = kv.groups[group].layers[..place].iter().map(bytes).sum();
-        let page_bytes = kv.page_bytes(group, limits.kv_type, limits.page_len);
-        PagesArguments::new(page_bytes, offset, group, limits.page_len, kv.layer(layer))
-    }
-
-    pub(super) fn pool(&self, layer: KvLayerId) -> Location {
-        Location { buffer: self.buffers.pools[self.plan.kv.group_of(layer).0], offset: 0 }
+        PagesArguments::new(offset, group, limits.page_len, kv.layer(layer))
     }
 
     pub(super) fn cols(&self, id: ValueId) -> usize {
@@ -231,8 +230,7 @@ impl<'a, G: Gpu> Compiler<'a, G> {
 
 impl<G: Gpu> Draft<'_, G> {
     pub(super) fn push(&mut self, mut call: Call) -> Result<()> {
-        let pipeline = self.compiler.gpu.pipeline(&call.kernel, &call.constants)?;
-        let most = self.compiler.gpu.max_threads(&pipeline) / 32 * 32;
+        let most = self.compiler.gpu.facts().max_threads / 32 * 32;
         if call.threads > most && !call.any_threads {
             let what = format!("a threadgroup of {} threads for {}", call.threads, call.kernel.function);
             let hint =
@@ -242,15 +240,16 @@ impl<G: Gpu> Draft<'_, G> {
         let layer = self.compiler.plan.nodes.get(self.node).and_then(|n| n.layer);
         let kernel = call.name.take().unwrap_or_else(|| call.kernel.function.clone());
         let info = CommandInfo { kernel, node: self.node, layer, weight_bytes: call.weight_bytes };
+        let threads = call.threads.min(most);
         let new = NewCommand {
-            kernel: self.pipelines.index_of(call.kernel, call.constants, pipeline),
+            kernel: self.pipelines.index_of(call.kernel, call.constants, threads),
             operands: &call.operands,
             parameters: &call.parameters,
             reads: &call.reads,
             writes: &call.writes,
             values: &call.values,
             grid: call.grid,
-            threads: call.threads.min(most),
+            threads,
             threadgroup_bytes: call.threadgroup_bytes.next_multiple_of(16),
             when: call.when,
         };
@@ -300,7 +299,7 @@ impl<G: Gpu> Draft<'_, G> {
             // Tiles add in another order than single rows.
             RowClass::Tile | RowClass::Many if self.compiler.is_deterministic() => Schedule::Gemv(8),
             RowClass::Tile => Schedule::Gemm(32),
-            RowClass::Many => Schedule::Gemm(64),
+            RowClass::Many => Schedule::Gemm(self.compiler.profile.tile_rows),
         }
     }
 }

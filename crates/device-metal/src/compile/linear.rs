@@ -267,7 +267,7 @@ impl<G: Gpu> Draft<'_, G> {
         }
         if let Schedule::Gemv(n) = schedule {
             let simdgroups = match &product.join {
-                Some(_) => self.most_simdgroups(&call, split)?,
+                Some(_) => self.most_simdgroups(split),
                 None => simdgroups,
             };
             let groups = n_blocks.div_ceil((simdgroups / split) as usize * passes);
@@ -284,12 +284,11 @@ impl<G: Gpu> Draft<'_, G> {
         self.push(call.fill(SHARED, c.anything()))
     }
 
-    /// SIMD-groups of a threadgroup that first makes its row: as many as the kernel's registers
-    /// allow.
-    pub(super) fn most_simdgroups(&self, call: &Call, split: u32) -> Result<u32> {
+    /// SIMD-groups of a threadgroup that first makes its row.
+    pub(super) fn most_simdgroups(&self, split: u32) -> u32 {
         let c = self.compiler;
-        let most = c.gpu.max_threads(&c.gpu.pipeline(&call.kernel, &call.constants)?) / 32;
-        Ok((c.profile.merged_simdgroups.min(most) / split * split).max(split))
+        let most = c.gpu.facts().max_threads / 32;
+        (c.profile.merged_simdgroups.min(most) / split * split).max(split)
     }
 
     /// The file with the kernels of a type.

@@ -85,7 +85,7 @@ impl<G: Gpu> Draft<'_, G> {
             Tail::Store | Tail::Gate { .. } => call.write(OUTPUTS_AT, self.value(matrix.out)),
         };
         call = call.fill(SHARED, c.anything());
-        let simdgroups = self.most_simdgroups(&call, split)?;
+        let simdgroups = self.most_simdgroups(split);
         let groups = n_blocks.div_ceil((simdgroups / split) as usize);
         call.threadgroup_bytes = 16 * n_in.div_ceil(4) as u32;
         call.weight_bytes = c.plan.weight_bytes(matrix.weight);

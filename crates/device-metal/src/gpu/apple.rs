@@ -3,7 +3,9 @@
 //! Not one line of this file has run on Apple hardware; it is type-checked for aarch64-apple-darwin
 //! on Linux. See docs/metal.md.
 
-use super::{Constant, Dispatch, Encoder, Facts, Gpu};
+use super::heartbeat::{self, Heartbeat};
+use super::libraries::Libraries;
+use super::{Constant, Dispatch, Encoder, EncoderMode, Facts, Gpu};
 use crate::kernels::{self, Kernel};
 use device::{Error, Result};
 use objc2::rc::{Retained, autoreleasepool};
@@ -13,10 +15,11 @@ use objc2_foundation::{NSArray, NSError, NSProcessInfo, NSString, NSURL};
 use objc2_metal::{
     MTLAllocation, MTLBarrierScope, MTLBinaryArchive, MTLBinaryArchiveDescriptor, MTLBuffer,
     MTLCommandBuffer, MTLCommandBufferError, MTLCommandEncoder, MTLCommandQueue, MTLCompileOptions,
-    MTLComputeCommandEncoder, MTLComputePipelineDescriptor, MTLComputePipelineState,
-    MTLCreateSystemDefaultDevice, MTLDataType, MTLDevice, MTLDispatchType, MTLFunctionConstantValues,
-    MTLGPUFamily, MTLLanguageVersion, MTLLibrary, MTLMathMode, MTLPipelineOption, MTLResidencySet,
-    MTLResidencySetDescriptor, MTLResourceOptions, MTLSize,
+    MTLComputeCommandEncoder, MTLComputePipelineDescriptor, MTLComputePipelineState, MTLCopyAllDevices,
+    MTLCreateSystemDefaultDevice, MTLDataType, MTLDevice, MTLDispatchType, MTLFence,
+    MTLFunctionConstantValues, MTLGPUFamily, MTLLanguageVersion, MTLLibrary, MTLMathFloatingPointFunctions,
+    MTLMathMode, MTLPipelineOption, MTLResidencySet, MTLResidencySetDescriptor, MTLResource,
+    MTLResourceOptions, MTLResourceUsage, MTLSize,
 };
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -27,11 +30,23 @@ use weights::Bytes;
 
 type Object<T> = Retained<ProtocolObject<T>>;
 
+// Without CoreGraphics in the process `MTLCreateSystemDefaultDevice` returns nil in a program without a
+// window, as its documentation says. That one of its functions is named keeps a linker from leaving it out.
+#[link(name = "CoreGraphics", kind = "framework")]
+unsafe extern "C" {
+    fn CGMainDisplayID() -> u32;
+}
+#[used]
+static KEEPS_CORE_GRAPHICS: unsafe extern "C" fn() -> u32 = CGMainDisplayID;
+
 /// The name on the command line.
 const NAME: &str = "metal";
 
 /// The GPU family with tensor units.
 const TENSOR_FAMILY: u32 = 10;
+
+/// The macOS with tensors.
+const TENSOR_SYSTEM: isize = 26;
 
 /// How it is used.
 #[derive(Clone, Debug, Default)]
@@ -41,6 +56,10 @@ pub struct Options {
     /// Whether shaders are compiled as Metal 4, which opens the tensor units of an M5 from macOS 26
     /// on (`kernels/linear/tensor.h`). Nobody has compiled them so.
     pub tensors: bool,
+    /// Whether a GPU without what the kernels need is taken, as that of a virtual machine: to compile only.
+    pub any_family: bool,
+    /// How dispatches and command buffers are kept in order.
+    pub encoder: EncoderMode,
 }
 
 /// A buffer that CPU and GPU share.
@@ -63,15 +82,27 @@ impl super::Buffer for AppleBuffer {
     fn start(&self) -> *mut u8 {
         self.buffer.contents().as_ptr().cast()
     }
+
+    fn address(&self) -> u64 {
+        self.buffer.gpuAddress()
+    }
 }
 
 /// What a function and its constants are known by.
-type PipelineKey = (Kernel, Vec<(u16, u8, u32)>);
+type PipelineKey = (Kernel, Vec<(u16, u8, u32)>, u32);
 
-/// Compiled things, and the archive that keeps them for the next start.
+/// A file's library.
+#[derive(Clone)]
+struct Library(Object<dyn MTLLibrary>);
+
+// SAFETY: a library is never changed, and Metal lets any thread use it.
+unsafe impl Send for Library {}
+// SAFETY: as above.
+unsafe impl Sync for Library {}
+
+/// Compiled pipelines, and the archive that keeps them for the next start.
 #[derive(Default)]
 struct Compiled {
-    libraries: HashMap<&'static str, Object<dyn MTLLibrary>>,
     pipelines: HashMap<PipelineKey, Arc<Object<dyn MTLComputePipelineState>>>,
     archive: Option<Object<dyn MTLBinaryArchive>>,
     /// Whether the archive has pipelines that its file does not have.
@@ -85,8 +116,24 @@ pub struct AppleGpu {
     facts: Facts,
     language: MTLLanguageVersion,
     archive_file: Option<PathBuf>,
+    libraries: Libraries<Library>,
     compiled: Mutex<Compiled>,
+    mode: EncoderMode,
+    /// Orders command buffers where hazards are not tracked.
+    fence: Option<Object<dyn MTLFence>>,
+    /// The residency sets that are alive.
+    sets: Arc<Mutex<Vec<Set>>>,
+    /// Requests them again while nothing runs.
+    heartbeat: Heartbeat,
 }
+
+/// A residency set.
+#[derive(Clone)]
+struct Set(Object<dyn MTLResidencySet>);
+
+// SAFETY: its methods may be called by any thread; those that change it are called under a lock or by
+// its owner alone.
+unsafe impl Send for Set {}
 
 // SAFETY: device and queue are Send and Sync by their declarations; libraries, archive and
 // pipelines are guarded by the mutex, or are immutable.
@@ -98,24 +145,41 @@ unsafe impl Sync for AppleGpu {}
 /// the one before where it must.
 pub struct AppleEncoder {
     commands: Object<dyn MTLCommandBuffer>,
+    mode: EncoderMode,
+    fence: Option<Object<dyn MTLFence>>,
     /// None where the next dispatch begins one, or none can be had.
     encoder: Option<Object<dyn MTLComputeCommandEncoder>>,
     /// Whether an encoder was refused.
     refused: bool,
+    /// What the encoder has bound: at each index a buffer and an offset, a pipeline, threadgroup memory.
+    bound: [Option<(u16, usize)>; 31],
+    pipeline: *const ProtocolObject<dyn MTLComputePipelineState>,
+    threadgroup_bytes: u32,
 }
 
 impl AppleEncoder {
     /// The encoder of the current group.
     fn encoder(&mut self) -> Option<&Object<dyn MTLComputeCommandEncoder>> {
         if self.encoder.is_none() {
-            self.encoder = self.commands.computeCommandEncoderWithDispatchType(MTLDispatchType::Concurrent);
+            let kind = match self.mode {
+                EncoderMode::Serial => MTLDispatchType::Serial,
+                EncoderMode::Concurrent | EncoderMode::Fenced => MTLDispatchType::Concurrent,
+            };
+            self.encoder = self.commands.computeCommandEncoderWithDispatchType(kind);
             self.refused |= self.encoder.is_none();
+            (self.bound, self.pipeline, self.threadgroup_bytes) = ([None; 31], std::ptr::null(), 0);
+            if let (Some(encoder), Some(fence)) = (&self.encoder, &self.fence) {
+                encoder.waitForFence(fence);
+            }
         }
         self.encoder.as_ref()
     }
 
     fn end(&mut self) {
         if let Some(encoder) = self.encoder.take() {
+            if let Some(fence) = &self.fence {
+                encoder.updateFence(fence);
+            }
             encoder.endEncoding();
         }
     }
@@ -146,6 +210,7 @@ impl Drop for AppleTicket {
 /// Buffers that the system keeps in memory, until it is dropped.
 pub struct AppleResidency {
     set: Option<(Object<dyn MTLResidencySet>, Object<dyn MTLCommandQueue>)>,
+    sets: Arc<Mutex<Vec<Set>>>,
 }
 
 // SAFETY: used once, when it is dropped.
@@ -154,6 +219,9 @@ unsafe impl Send for AppleResidency {}
 impl Drop for AppleResidency {
     fn drop(&mut self) {
         if let Some((set, queue)) = &self.set {
+            let mut sets = self.sets.lock().unwrap_or_else(PoisonError::into_inner);
+            sets.retain(|Set(other)| !std::ptr::addr_eq(Retained::as_ptr(other), Retained::as_ptr(set)));
+            drop(sets);
             queue.removeResidencySet(set);
             set.endResidency();
         }
@@ -181,8 +249,7 @@ impl AppleGpu {
             hint: "it needs a Mac with Apple Silicon, not a virtual machine on one; use --device cpu here"
                 .to_owned(),
         };
-        let device = MTLCreateSystemDefaultDevice()
-            .ok_or_else(|| unsupported("a machine without a GPU".to_owned()))?;
+        let device = default_device().ok_or_else(|| unsupported("a machine without a GPU".to_owned()))?;
         let families = [
             (10, MTLGPUFamily::Apple10),
             (9, MTLGPUFamily::Apple9),
@@ -191,9 +258,13 @@ impl AppleGpu {
         ];
         let name = device.name().to_string();
         let family = families.into_iter().find(|(_, family)| device.supportsFamily(*family));
-        let Some((family, _)) = family else { return Err(unsupported(format!("the GPU {name}"))) };
-        if options.tensors && family < TENSOR_FAMILY {
-            let hint = "they came with the M5; leave --tensors out".to_owned();
+        let family = match family {
+            Some((family, _)) => family,
+            None if options.any_family => 0,
+            None => return Err(unsupported(format!("the GPU {name}"))),
+        };
+        if options.tensors && (family < TENSOR_FAMILY || system_version() < TENSOR_SYSTEM) {
+            let hint = "they came with the M5 and macOS 26; leave --tensors out".to_owned();
             return Err(Error::Unsupported { device: NAME, what: format!("tensor units on {name}"), hint });
         }
         let queue = device.newCommandQueue().ok_or_else(|| failed("no command queue".to_owned()))?;
@@ -205,6 +276,7 @@ impl AppleGpu {
             page_bytes: 16 << 10,
             max_threads: 1024,
             max_threadgroup_bytes: device.maxThreadgroupMemoryLength() as u32,
+            has_tensors: options.tensors && system_version() >= TENSOR_SYSTEM,
             is_emulated: false,
             name,
         };
@@ -214,7 +286,30 @@ impl AppleGpu {
         };
         let cache = options.cache.as_ref();
         let archive_file = cache.map(|folder| folder.join(archive_name(&facts.name, language)));
-        let gpu = AppleGpu { device, queue, facts, language, archive_file, compiled: Mutex::default() };
+        let fence = match options.encoder {
+            EncoderMode::Fenced => Some(device.newFence().ok_or_else(|| failed("no fence".to_owned()))?),
+            EncoderMode::Concurrent | EncoderMode::Serial => None,
+        };
+        let sets: Arc<Mutex<Vec<Set>>> = Arc::default();
+        let alive = sets.clone();
+        let request = move || {
+            for Set(set) in &*alive.lock().unwrap_or_else(PoisonError::into_inner) {
+                set.requestResidency();
+            }
+        };
+        let gpu = AppleGpu {
+            device,
+            queue,
+            facts,
+            language,
+            archive_file,
+            libraries: Libraries::default(),
+            compiled: Mutex::default(),
+            mode: options.encoder,
+            fence,
+            sets,
+            heartbeat: Heartbeat::new(heartbeat::PERIOD, heartbeat::PATIENCE, request),
+        };
         gpu.compiled().archive = gpu.open_archive();
         Ok(gpu)
     }
@@ -236,27 +331,31 @@ impl AppleGpu {
         kept.or_else(|| open(None))
     }
 
-    /// The library of a file: compiled once.
-    fn library(&self, compiled: &mut Compiled, kernel: &Kernel) -> Result<Object<dyn MTLLibrary>> {
-        if let Some(library) = compiled.libraries.get(kernel.file) {
-            return Ok(library.clone());
-        }
-        let source = kernel.source().ok_or_else(|| failed(format!("no shader file {}", kernel.file)))?;
-        let options = MTLCompileOptions::new();
-        options.setLanguageVersion(self.language);
-        // NaN and infinity mean what they say: routers and masks use them.
-        if self.compile_options_have_math_mode() {
-            options.setMathMode(MTLMathMode::Safe);
-        } else {
-            #[allow(deprecated)]
-            options.setFastMathEnabled(false);
-        }
-        let library = self
-            .device
-            .newLibraryWithSource_options_error(&NSString::from_str(&source), Some(&options))
-            .map_err(|error| failed(format!("{} does not compile: {}", kernel.file, words(&error))))?;
-        compiled.libraries.insert(kernel.file, library.clone());
-        Ok(library)
+    /// A file's library, or what the compiler says.
+    fn compile(&self, file: &'static str) -> std::result::Result<Library, String> {
+        autoreleasepool(|_| {
+            let source = Kernel::of(file).source().ok_or_else(|| format!("no shader file {file}"))?;
+            let source = match self.facts.has_tensors {
+                true => format!("#define WITH_TENSORS 1\n{source}"),
+                false => source,
+            };
+            let options = MTLCompileOptions::new();
+            options.setLanguageVersion(self.language);
+            // NaN and infinity mean what they say: routers and masks use them. Precise functions are what
+            // the tests' bounds are for. Contraction is each file's own to forbid.
+            if self.compile_options_have_math_mode() {
+                options.setMathMode(MTLMathMode::Safe);
+                options.setMathFloatingPointFunctions(MTLMathFloatingPointFunctions::Precise);
+            } else {
+                #[allow(deprecated)]
+                options.setFastMathEnabled(false);
+            }
+            let made = self
+                .device
+                .newLibraryWithSource_options_error(&NSString::from_str(&source), Some(&options))
+                .map_err(|error| format!("{file} does not compile: {}", words(&error)))?;
+            Ok(Library(made))
+        })
     }
 
     /// From macOS 15 on.
@@ -266,11 +365,11 @@ impl AppleGpu {
 
     fn make_pipeline(
         &self,
-        compiled: &mut Compiled,
         kernel: &Kernel,
         constants: &[(u16, Constant)],
+        threads: u32,
     ) -> Result<Object<dyn MTLComputePipelineState>> {
-        let library = self.library(compiled, kernel)?;
+        let Library(library) = self.libraries.get(kernel.file, &|file| self.compile(file)).map_err(failed)?;
         let values = MTLFunctionConstantValues::new();
         for (index, value) in constants {
             // SAFETY: the value outlives the call and is of the type that is named.
@@ -294,7 +393,10 @@ impl AppleGpu {
         let function = library.newFunctionWithName_constantValues_error(&name, &values).map_err(refused)?;
         let descriptor = MTLComputePipelineDescriptor::new();
         descriptor.setComputeFunction(Some(&function));
-        if let Some(archive) = &compiled.archive {
+        // The compiler then keeps to as many registers as they leave.
+        descriptor.setMaxTotalThreadsPerThreadgroup(threads as usize);
+        let archive = self.compiled().archive.clone();
+        if let Some(archive) = &archive {
             descriptor.setBinaryArchives(Some(&NSArray::from_slice(&[&**archive])));
         }
         let make = |option: MTLPipelineOption| {
@@ -305,17 +407,44 @@ impl AppleGpu {
             )
         };
         // First only from the archive; what it lacks is compiled and added.
-        if compiled.archive.is_some()
-            && let Ok(pipeline) = make(MTLPipelineOption::FailOnBinaryArchiveMiss)
-        {
-            return Ok(pipeline);
-        }
-        let pipeline = make(MTLPipelineOption::empty()).map_err(refused)?;
-        if let Some(archive) = &compiled.archive {
-            compiled.grown |= archive.addComputePipelineFunctionsWithDescriptor_error(&descriptor).is_ok();
+        let found = archive.as_ref().and_then(|_| make(MTLPipelineOption::FailOnBinaryArchiveMiss).ok());
+        let pipeline = match found {
+            Some(pipeline) => pipeline,
+            None => {
+                let pipeline = make(MTLPipelineOption::empty()).map_err(refused)?;
+                if let Some(archive) = &archive {
+                    let mut compiled = self.compiled();
+                    let added = archive.addComputePipelineFunctionsWithDescriptor_error(&descriptor).is_ok();
+                    compiled.grown |= added;
+                }
+                pipeline
+            }
+        };
+        let most = pipeline.maxTotalThreadsPerThreadgroup();
+        if most < threads as usize {
+            return Err(Error::Unsupported {
+                device: NAME,
+                what: format!("a threadgroup of {threads} threads for {}", kernel.function),
+                hint: format!("this GPU runs at most {most} of them; please report it, and use --device cpu"),
+            });
         }
         Ok(pipeline)
     }
+}
+
+/// The GPU of the machine. In a session without a window server there may be no default one, though
+/// there are devices.
+fn default_device() -> Option<Object<dyn MTLDevice>> {
+    MTLCreateSystemDefaultDevice().or_else(|| {
+        let all = MTLCopyAllDevices();
+        let is_apple = |device: &Object<dyn MTLDevice>| device.supportsFamily(MTLGPUFamily::Apple7);
+        all.iter().find(is_apple)
+    })
+}
+
+/// The first number of the system's version.
+fn system_version() -> isize {
+    NSProcessInfo::processInfo().operatingSystemVersion().majorVersion
 }
 
 /// Name of the archive of a GPU: other sources, another language or another system have another
@@ -329,18 +458,60 @@ fn url_of(file: &Path) -> Retained<NSURL> {
     NSURL::fileURLWithPath(&NSString::from_str(&file.to_string_lossy()))
 }
 
+impl super::Residency<AppleGpu> for AppleResidency {
+    fn add(&mut self, buffer: &AppleBuffer) {
+        if let Some((set, _)) = &self.set {
+            set.addAllocation(ProtocolObject::from_ref(&*buffer.buffer));
+            set.commit();
+            set.requestResidency();
+        }
+    }
+
+    fn remove(&mut self, buffer: &AppleBuffer) {
+        if let Some((set, _)) = &self.set {
+            set.removeAllocation(ProtocolObject::from_ref(&*buffer.buffer));
+            set.commit();
+        }
+    }
+}
+
 impl Encoder<AppleGpu> for AppleEncoder {
+    /// Also where a residency set keeps it in memory: so that its hazards are tracked.
+    fn reach(&mut self, buffer: &AppleBuffer) {
+        let Some(encoder) = self.encoder() else { return };
+        let resource: &ProtocolObject<dyn MTLResource> = ProtocolObject::from_ref(&*buffer.buffer);
+        encoder.useResource_usage(resource, MTLResourceUsage::Read | MTLResourceUsage::Write);
+    }
+
     fn dispatch(&mut self, dispatch: &Dispatch<'_, AppleGpu>, buffers: &[AppleBuffer]) {
         let size = |[width, height, depth]: [u32; 3]| MTLSize {
             width: width as usize,
             height: height as usize,
             depth: depth as usize,
         };
-        let Some(encoder) = self.encoder() else { return };
-        encoder.setComputePipelineState(dispatch.pipeline);
+        let Some(encoder) = self.encoder().cloned() else { return };
+        // A step has hundreds of dispatches, most with the buffers of the one before.
+        let pipeline: *const _ = &***dispatch.pipeline;
+        if !std::ptr::addr_eq(self.pipeline, pipeline) {
+            encoder.setComputePipelineState(dispatch.pipeline);
+            self.pipeline = pipeline;
+        }
         for operand in dispatch.operands {
             let Some(buffer) = buffers.get(operand.location.buffer as usize) else { continue };
             let (offset, index) = (dispatch.bytes_of(operand).0 as usize, usize::from(operand.index));
+            let now = Some((operand.location.buffer, offset));
+            let Some(before) = self.bound.get_mut(index).map(|bound| std::mem::replace(bound, now)) else {
+                continue;
+            };
+            match before {
+                _ if before == now => continue,
+                Some((same, _)) if same == operand.location.buffer => {
+                    // SAFETY: as below; the buffer is bound there.
+                    unsafe { encoder.setBufferOffset_atIndex(offset, index) };
+                    continue;
+                }
+                Some(_) | None => {}
+            }
             // SAFETY: places lie within their buffers, indices are those that the kernel declares.
             unsafe { encoder.setBuffer_offset_atIndex(Some(&buffer.buffer), offset, index) };
         }
@@ -349,7 +520,8 @@ impl Encoder<AppleGpu> for AppleEncoder {
             // SAFETY: the bytes are copied before the call returns.
             unsafe { encoder.setBytes_length_atIndex(bytes, dispatch.arguments.len(), 0) };
         }
-        if dispatch.threadgroup_bytes > 0 {
+        if dispatch.threadgroup_bytes > 0 && dispatch.threadgroup_bytes != self.threadgroup_bytes {
+            self.threadgroup_bytes = dispatch.threadgroup_bytes;
             // SAFETY: index 0 is what kernels with threadgroup memory declare.
             unsafe {
                 encoder.setThreadgroupMemoryLength_atIndex(dispatch.threadgroup_bytes as usize, 0);
@@ -360,7 +532,8 @@ impl Encoder<AppleGpu> for AppleEncoder {
     }
 
     fn barrier(&mut self) {
-        if let Some(encoder) = &self.encoder {
+        // A serial encoder has one between any two dispatches.
+        if let (Some(encoder), true) = (&self.encoder, self.mode != EncoderMode::Serial) {
             encoder.memoryBarrierWithScope(MTLBarrierScope::Buffers);
         }
     }
@@ -394,7 +567,12 @@ impl Gpu for AppleGpu {
         let refused = || Error::OutOfMemory { device: NAME, what: what.to_owned(), bytes: bytes as u64 };
         // Shared memory comes from the system filled with zeros. Hazards are tracked, so that a
         // command buffer that is submitted while another runs waits for what that one writes.
-        let options = MTLResourceOptions::StorageModeShared;
+        let options = match self.mode {
+            EncoderMode::Fenced => {
+                MTLResourceOptions::StorageModeShared | MTLResourceOptions::HazardTrackingModeUntracked
+            }
+            EncoderMode::Concurrent | EncoderMode::Serial => MTLResourceOptions::StorageModeShared,
+        };
         let buffer = self.device.newBufferWithLength_options(bytes.max(1), options).ok_or_else(refused)?;
         Ok(AppleBuffer { buffer, _bytes: None })
     }
@@ -415,7 +593,16 @@ impl Gpu for AppleGpu {
         Some(AppleBuffer { buffer, _bytes: Some(bytes.clone()) })
     }
 
-    fn pipeline(&self, kernel: &Kernel, constants: &[(u16, Constant)]) -> Result<Self::Pipeline> {
+    fn prepare(&self, files: &[&'static str]) {
+        self.libraries.prepare(files, &|file| self.compile(file));
+    }
+
+    fn pipeline(
+        &self,
+        kernel: &Kernel,
+        constants: &[(u16, Constant)],
+        threads: u32,
+    ) -> Result<Self::Pipeline> {
         let bits = |(index, value): &(u16, Constant)| match *value {
             Constant::Bool(v) => (*index, 0, u32::from(v)),
             Constant::UInt(v) => (*index, 1, v),
@@ -423,19 +610,27 @@ impl Gpu for AppleGpu {
             Constant::UShort(v) => (*index, 3, u32::from(v)),
             Constant::Float(v) => (*index, 4, v.to_bits()),
         };
-        let key = (kernel.clone(), constants.iter().map(bits).collect::<Vec<_>>());
-        let mut compiled = self.compiled();
-        if let Some(pipeline) = compiled.pipelines.get(&key) {
+        let key = (kernel.clone(), constants.iter().map(bits).collect::<Vec<_>>(), threads);
+        if let Some(pipeline) = self.compiled().pipelines.get(&key) {
             return Ok(pipeline.clone());
         }
-        let pipeline = autoreleasepool(|_| self.make_pipeline(&mut compiled, kernel, constants))?;
-        let pipeline = Arc::new(pipeline);
-        compiled.pipelines.insert(key, pipeline.clone());
+        let pipeline = Arc::new(autoreleasepool(|_| self.make_pipeline(kernel, constants, threads))?);
+        self.compiled().pipelines.insert(key, pipeline.clone());
         Ok(pipeline)
     }
 
-    fn max_threads(&self, pipeline: &Self::Pipeline) -> u32 {
-        pipeline.maxTotalThreadsPerThreadgroup() as u32
+    fn compile_file(&self, file: &'static str) -> std::result::Result<Vec<String>, String> {
+        let Library(library) = self.libraries.get(file, &|file| self.compile(file))?;
+        Ok(library.functionNames().iter().map(|name| name.to_string()).collect())
+    }
+
+    fn made(&self) -> Vec<(String, u32, u32)> {
+        let compiled = self.compiled();
+        let limits = |((kernel, ..), pipeline): (&PipelineKey, &Self::Pipeline)| {
+            let most = pipeline.maxTotalThreadsPerThreadgroup() as u32;
+            (kernel.function.clone(), most, pipeline.staticThreadgroupMemoryLength() as u32)
+        };
+        compiled.pipelines.iter().map(limits).collect()
     }
 
     /// A failure only costs the next start its time.
@@ -453,10 +648,10 @@ impl Gpu for AppleGpu {
     /// From macOS 15 on; before, the system finds out at each command buffer what is used.
     fn reside(&self, buffers: &[AppleBuffer]) -> AppleResidency {
         if !self.device.respondsToSelector(sel!(newResidencySetWithDescriptor:error:)) {
-            return AppleResidency { set: None };
+            return AppleResidency { set: None, sets: self.sets.clone() };
         }
         let made = self.device.newResidencySetWithDescriptor_error(&MTLResidencySetDescriptor::new());
-        let Ok(set) = made else { return AppleResidency { set: None } };
+        let Ok(set) = made else { return AppleResidency { set: None, sets: self.sets.clone() } };
         for buffer in buffers {
             let allocation: &ProtocolObject<dyn MTLAllocation> = ProtocolObject::from_ref(&*buffer.buffer);
             set.addAllocation(allocation);
@@ -464,14 +659,25 @@ impl Gpu for AppleGpu {
         set.commit();
         set.requestResidency();
         self.queue.addResidencySet(&set);
-        AppleResidency { set: Some((set, self.queue.clone())) }
+        self.sets.lock().unwrap_or_else(PoisonError::into_inner).push(Set(set.clone()));
+        AppleResidency { set: Some((set, self.queue.clone())), sets: self.sets.clone() }
     }
 
     fn submit(&self, encode: &mut dyn FnMut(&mut AppleEncoder)) -> Result<AppleTicket> {
         autoreleasepool(|_| {
             let refused = || failed("no command buffer; the GPU may be lost, start again".to_owned());
             let commands = self.queue.commandBufferWithUnretainedReferences().ok_or_else(refused)?;
-            let mut encoder = AppleEncoder { commands: commands.clone(), encoder: None, refused: false };
+            self.heartbeat.used();
+            let mut encoder = AppleEncoder {
+                commands: commands.clone(),
+                mode: self.mode,
+                fence: self.fence.clone(),
+                encoder: None,
+                refused: false,
+                bound: [None; 31],
+                pipeline: std::ptr::null(),
+                threadgroup_bytes: 0,
+            };
             encode(&mut encoder);
             encoder.end();
             if encoder.refused {

@@ -7,6 +7,7 @@
 //! that writes over what a step in flight still reads shows as another result too. What faults is an
 //! error of the step.
 
+use super::libraries::Libraries;
 use super::{Constant, Dispatch, Encoder, Facts, Gpu};
 use crate::kernels::{self, Kernel};
 use device::{Error, Result};
@@ -38,6 +39,10 @@ pub struct Options {
     pub threads: usize,
     /// Whether bytes are counted.
     pub counting: bool,
+    /// How arithmetic differs from IEEE's, as far as Metal allows it.
+    pub numerics: emulator::Numerics,
+    /// A file of kernels, and the source that it has instead of its own: to see a defect found.
+    pub replaced: Option<(&'static str, String)>,
     /// A sanitizer, and the files whose kernels run under it: in a process of their own, where
     /// nothing is counted and bindings have no limits.
     pub sanitized: Option<(emulator::Sanitizer, IsOf)>,
@@ -52,6 +57,8 @@ impl Options {
             order: emulator::LaneOrder::Forward,
             threads: 1,
             counting: false,
+            numerics: emulator::Numerics::default(),
+            replaced: None,
             sanitized: None,
         }
     }
@@ -70,6 +77,10 @@ impl super::Buffer for EmulatedBuffer {
 
     fn start(&self) -> *mut u8 {
         self.buffer.contents()
+    }
+
+    fn address(&self) -> u64 {
+        self.buffer.gpu_address()
     }
 }
 
@@ -118,26 +129,29 @@ type PipelineKey = (Kernel, Vec<(u16, u8, u32)>);
 /// The compiler and what it compiled.
 struct Shaders {
     compiler: emulator::Compiler,
+    /// A file whose source is another than the one that is built in.
+    replaced: Option<(&'static str, String)>,
     /// For the files that run under a sanitizer.
     sanitizing: Option<(emulator::Compiler, IsOf)>,
-    libraries: Mutex<HashMap<&'static str, emulator::Library>>,
+    libraries: Libraries<emulator::Library>,
 }
 
 impl Shaders {
     fn library(&self, kernel: &Kernel) -> Result<emulator::Library> {
-        let mut libraries = lock(&self.libraries);
-        if let Some(library) = libraries.get(kernel.file) {
-            return Ok(library.clone());
-        }
-        let source = kernel.text().ok_or_else(|| failed(&format!("no shader file {}", kernel.file)))?;
+        self.libraries.get(kernel.file, &|file| self.compile(file)).map_err(|error| failed(&error))
+    }
+
+    fn compile(&self, file: &'static str) -> std::result::Result<emulator::Library, String> {
+        let kernel = Kernel::of(file);
+        let source = match &self.replaced {
+            Some((path, source)) if *path == file => source.as_str(),
+            Some(_) | None => kernel.text().ok_or_else(|| format!("no shader file {file}"))?,
+        };
         let compiler = match &self.sanitizing {
-            Some((compiler, is_sanitized)) if is_sanitized(kernel.file) => compiler,
+            Some((compiler, is_sanitized)) if is_sanitized(file) => compiler,
             Some(_) | None => &self.compiler,
         };
-        let library = compiler.compile(kernel.file, source, kernels::HEADERS);
-        let library = library.map_err(|error| failed(&error))?;
-        libraries.insert(kernel.file, library.clone());
-        Ok(library)
+        compiler.compile(file, source, kernels::HEADERS).map_err(|error| error.to_string())
     }
 }
 
@@ -172,15 +186,23 @@ struct Waiting {
 // ticket of the submission is dropped: that runs what is left of it.
 unsafe impl Send for Waiting {}
 
+/// A buffer that dispatches reach through addresses.
+struct Reached(*const EmulatedBuffer);
+
+// SAFETY: as of `Waiting`.
+unsafe impl Send for Reached {}
+
 /// The groups of one submission.
 #[derive(Default)]
 pub struct EmulatedEncoder {
+    reached: Vec<Reached>,
     groups: Vec<Vec<Waiting>>,
     group: Vec<Waiting>,
 }
 
 /// Work on its way.
 struct Work {
+    reached: Vec<Reached>,
     groups: Vec<Vec<Waiting>>,
     order: emulator::LaneOrder,
     run: emulator::RunOptions,
@@ -239,6 +261,7 @@ impl EmulatedGpu {
         let compiler = |sanitizer: emulator::Sanitizer| {
             let mut settings = emulator::Options::new(&options.cache);
             (settings.counting, settings.sanitizer) = (options.counting, sanitizer);
+            settings.numerics = options.numerics;
             emulator::Compiler::new(settings).map_err(|error| Error::Unsupported {
                 device: NAME,
                 what: "running shaders on this machine".to_owned(),
@@ -259,11 +282,17 @@ impl EmulatedGpu {
             page_bytes: 4 << 10,
             max_threads: emulator::MAX_THREADS_PER_THREADGROUP,
             max_threadgroup_bytes: emulator::MAX_THREADGROUP_MEMORY,
+            has_tensors: false,
             is_emulated: true,
         };
         let run = emulator::RunOptions { order: options.order, threads: options.threads.max(1) };
         let order = options.order;
-        let shaders = Arc::new(Shaders { compiler, sanitizing, libraries: Mutex::default() });
+        let shaders = Arc::new(Shaders {
+            compiler,
+            replaced: options.replaced.clone(),
+            sanitizing,
+            libraries: Libraries::default(),
+        });
         let (pipelines, trace, queue) = (Mutex::default(), Arc::default(), Arc::default());
         Ok(EmulatedGpu { shaders, facts, order, run, pipelines, trace, queue })
     }
@@ -298,9 +327,12 @@ impl Work {
     /// Run all groups up to the first fault, which is given in words, or the seconds.
     fn run(self) -> std::result::Result<f64, String> {
         let begun = Instant::now();
+        // SAFETY: as in `dispatch`.
+        let reached = self.reached.iter().map(|Reached(buffer)| unsafe { &(**buffer).buffer });
+        let resources: Vec<_> = reached.map(emulator::Resource::write).collect();
         for (index, group) in self.groups.iter().enumerate() {
             for (place, waiting) in self.in_order(group).into_iter().enumerate() {
-                self.dispatch(waiting, index > 0 && place == 0).map_err(|error| match error {
+                self.dispatch(waiting, &resources, index > 0 && place == 0).map_err(|error| match error {
                     Error::Failed { reason, .. } => reason,
                     error => error.to_string(),
                 })?;
@@ -323,7 +355,12 @@ impl Work {
         group
     }
 
-    fn dispatch(&self, waiting: &Waiting, after_barrier: bool) -> Result<()> {
+    fn dispatch(
+        &self,
+        waiting: &Waiting,
+        resources: &[emulator::Resource],
+        after_barrier: bool,
+    ) -> Result<()> {
         let pipeline = waiting.pipeline.load()?;
         let bindings: Vec<emulator::Binding> = waiting
             .bindings
@@ -342,6 +379,7 @@ impl Work {
         let dispatch = emulator::Dispatch {
             pipeline,
             buffers: &bindings,
+            resources,
             bytes: if waiting.arguments.is_empty() { &[] } else { &bytes },
             threadgroup_memory: if waiting.threadgroup_bytes == 0 { &[] } else { &threadgroup },
             threadgroups: waiting.threadgroups,
@@ -357,7 +395,17 @@ impl Work {
     }
 }
 
+impl super::Residency<EmulatedGpu> for () {
+    fn add(&mut self, _buffer: &EmulatedBuffer) {}
+
+    fn remove(&mut self, _buffer: &EmulatedBuffer) {}
+}
+
 impl Encoder<EmulatedGpu> for EmulatedEncoder {
+    fn reach(&mut self, buffer: &EmulatedBuffer) {
+        self.reached.push(Reached(buffer));
+    }
+
     fn dispatch(&mut self, dispatch: &Dispatch<'_, EmulatedGpu>, buffers: &[EmulatedBuffer]) {
         let bound = |operand: &Operand| {
             let (offset, len) = dispatch.bytes_of(operand);
@@ -413,7 +461,15 @@ impl Gpu for EmulatedGpu {
         Some(EmulatedBuffer { buffer, _bytes: Some(bytes.clone()) })
     }
 
-    fn pipeline(&self, kernel: &Kernel, constants: &[(u16, Constant)]) -> Result<EmulatedPipeline> {
+    /// Nothing: what never runs is never compiled.
+    fn prepare(&self, _files: &[&'static str]) {}
+
+    fn pipeline(
+        &self,
+        kernel: &Kernel,
+        constants: &[(u16, Constant)],
+        _threads: u32,
+    ) -> Result<EmulatedPipeline> {
         let bits = |(index, value): &(u16, Constant)| match *value {
             Constant::Bool(v) => (*index, 0, u32::from(v)),
             Constant::UInt(v) => (*index, 1, v),
@@ -447,8 +503,15 @@ impl Gpu for EmulatedGpu {
         Ok(pipeline)
     }
 
-    fn max_threads(&self, _pipeline: &EmulatedPipeline) -> u32 {
-        self.facts.max_threads
+    fn compile_file(&self, file: &'static str) -> std::result::Result<Vec<String>, String> {
+        let library = self.shaders.libraries.get(file, &|file| self.shaders.compile(file))?;
+        Ok(library.functions().iter().map(|function| function.name.clone()).collect())
+    }
+
+    fn made(&self) -> Vec<(String, u32, u32)> {
+        let pipelines = lock(&self.pipelines);
+        let most = |kernel: &Kernel| (kernel.function.clone(), self.facts.max_threads, 0);
+        pipelines.keys().map(|(kernel, _)| most(kernel)).collect()
     }
 
     /// The compiler's cache has them.
@@ -460,8 +523,8 @@ impl Gpu for EmulatedGpu {
         let mut encoder = EmulatedEncoder::default();
         encode(&mut encoder);
         encoder.barrier();
-        let EmulatedEncoder { groups, .. } = encoder;
-        let work = Work { groups, order: self.order, run: self.run, trace: self.trace.clone() };
+        let EmulatedEncoder { reached, groups, .. } = encoder;
+        let work = Work { reached, groups, order: self.order, run: self.run, trace: self.trace.clone() };
         let submitted = Arc::new(Submitted { work: Mutex::new(Some(work)), ended: OnceLock::new() });
         lock(&self.queue).push_back(submitted.clone());
         Ok(EmulatedTicket { submitted, queue: self.queue.clone() })

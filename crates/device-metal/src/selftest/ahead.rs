@@ -20,12 +20,26 @@ const N_STEPS: usize = 21;
 pub fn check_ahead(device: &dyn Device, every: usize) -> Vec<(String, Result<(), String>)> {
     let plan = fusion::fuse(&mini_transformer(3, BlockType::Q4_0), device.fusion());
     let limits = Limits { kv_type: KvType::F16, ..device_testing::limits(&plan.kv) };
-    let cases = wants()
-        .into_iter()
-        .flat_map(|(what, wants)| [1, 3].map(|n| (format!("{what}, {n} at once"), wants.clone(), n)));
+    let of = |(what, wants): (&str, Vec<Want>), n: usize| (format!("{what}, {n} at once"), wants, n);
+    let mut cases: Vec<_> =
+        wants().into_iter().flat_map(|case| [1, 3].map(|n| of(case.clone(), n))).collect();
+    // Of as many rows as a tile, and of the most that few rows are.
+    cases.extend(wants().pop().into_iter().flat_map(|case| [32, 8].map(|n| of(case.clone(), n))));
     cases
+        .into_iter()
         .step_by(every.max(1))
-        .map(|(what, wants, n)| (what, agree(device, &plan, &limits, &wants, n)))
+        .map(|(what, wants, n)| {
+            let limits = match n > limits.max_spans {
+                true => Limits {
+                    max_rows: 512,
+                    max_spans: n,
+                    n_pages: vec![4 * n; plan.kv.groups.len()],
+                    ..limits.clone()
+                },
+                false => limits.clone(),
+            };
+            (what, agree(device, &plan, &limits, &wants, n))
+        })
         .collect()
 }
 
@@ -156,7 +170,7 @@ fn expected_prefix(answers: &[Vec<u32>], n: usize) -> Vec<Vec<u32>> {
 /// A step that reads the prompts of `n` sequences, and the steps of a row each that follow.
 fn steps(plan: &Plan, limits: &Limits, n: usize) -> (OwnedStep, Vec<OwnedStep>) {
     let mut sequences = Sequences::new(1, &plan.kv, limits, 50);
-    let prompts: Vec<(usize, usize)> = (0..n).map(|slot| (slot, N_PROMPT - 4 * slot)).collect();
+    let prompts: Vec<(usize, usize)> = (0..n).map(|slot| (slot, N_PROMPT - 4 * (slot % 4))).collect();
     let prompt = sequences.step(&prompts).with_outputs(vec![], Want::LOGITS);
     let rows: Vec<(usize, usize)> = (0..n).map(|slot| (slot, 1)).collect();
     (prompt, (0..N_STEPS).map(|_| sequences.step(&rows)).collect())

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, dead_code)]
 
 use device::{Error, Result};
-use ingle_device_metal::gpu::{Buffer, Constant, Dispatch, Encoder, Facts, Gpu};
+use ingle_device_metal::gpu::{Buffer, Constant, Dispatch, Encoder, Facts, Gpu, Residency};
 use ingle_device_metal::kernels::Kernel;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -19,6 +19,10 @@ impl Buffer for HostBuffer {
     fn start(&self) -> *mut u8 {
         self.2 as *mut u8
     }
+
+    fn address(&self) -> u64 {
+        self.2 as u64
+    }
 }
 
 /// Counts.
@@ -28,6 +32,10 @@ pub struct NullGpu {
     pub barriers: AtomicUsize,
     pub submissions: AtomicUsize,
     pub views: AtomicUsize,
+    /// Kernels that were compiled.
+    pub pipelines: AtomicUsize,
+    /// Files that were compiled, each as often as it was asked for.
+    pub prepared: Mutex<Vec<&'static str>>,
     /// Command buffers that were waited for.
     pub waits: AtomicUsize,
     /// Whether waiting for a command buffer fails from now on.
@@ -44,6 +52,7 @@ impl NullGpu {
             page_bytes: 16 << 10,
             max_threads: 1024,
             max_threadgroup_bytes: 32 << 10,
+            has_tensors: false,
             is_emulated: true,
         };
         let zero = || AtomicUsize::new(0);
@@ -53,6 +62,8 @@ impl NullGpu {
             barriers: zero(),
             submissions: zero(),
             views: zero(),
+            pipelines: zero(),
+            prepared: Mutex::default(),
             waits: zero(),
             fails: AtomicBool::new(false),
         }
@@ -71,7 +82,17 @@ pub struct Counter {
     barriers: usize,
 }
 
+impl Residency<NullGpu> for () {
+    fn add(&mut self, _buffer: &HostBuffer) {}
+
+    fn remove(&mut self, _buffer: &HostBuffer) {}
+}
+
 impl Encoder<NullGpu> for Counter {
+    fn reach(&mut self, _buffer: &HostBuffer) {
+        assert_eq!(self.dispatches, 0, "before the first dispatch");
+    }
+
     fn dispatch(&mut self, dispatch: &Dispatch<'_, NullGpu>, buffers: &[HostBuffer]) {
         assert!(dispatch.threadgroups.iter().all(|n| *n > 0), "an empty grid");
         assert!(dispatch.threads.iter().product::<u32>() <= 1024 && dispatch.threads[0].is_multiple_of(32));
@@ -117,7 +138,13 @@ impl Gpu for NullGpu {
         Some(HostBuffer(Mutex::default(), bytes.len(), bytes.as_ptr() as usize))
     }
 
-    fn pipeline(&self, kernel: &Kernel, constants: &[(u16, Constant)]) -> Result<()> {
+    fn prepare(&self, files: &[&'static str]) {
+        self.prepared.lock().unwrap().extend(files);
+    }
+
+    fn pipeline(&self, kernel: &Kernel, constants: &[(u16, Constant)], threads: u32) -> Result<()> {
+        self.pipelines.fetch_add(1, Ordering::Relaxed);
+        assert!(threads.is_multiple_of(32) && threads > 0 && threads <= 1024, "{threads} threads");
         let text = kernel.text().unwrap();
         let stem = kernel.function.split("_gem").next().unwrap();
         let declared = text.contains(&format!("void {}(", kernel.function)) || text.contains("INSTANTIATE");
@@ -128,8 +155,12 @@ impl Gpu for NullGpu {
         Ok(())
     }
 
-    fn max_threads(&self, (): &()) -> u32 {
-        1024
+    fn compile_file(&self, _file: &'static str) -> std::result::Result<Vec<String>, String> {
+        Ok(vec![])
+    }
+
+    fn made(&self) -> Vec<(String, u32, u32)> {
+        vec![]
     }
 
     fn keep_pipelines(&self) {}

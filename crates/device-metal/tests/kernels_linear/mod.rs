@@ -269,6 +269,9 @@ fn activate(kind: usize, x: f64) -> f64 {
         Activation::GeluErf => 0.5 * x * (1.0 + device_reference::erf(x * std::f64::consts::FRAC_1_SQRT_2)),
         Activation::Relu => x.max(0.0),
         Activation::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+        Activation::Identity => x,
+        Activation::ReluSquared => x.max(0.0).powi(2),
+        Activation::Softplus => x.max(0.0) + (-x.abs()).exp().ln_1p(),
     }
 }
 

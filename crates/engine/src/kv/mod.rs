@@ -5,6 +5,7 @@
 //! between sequences and the cache by reference counts; a page that is held more than once is never written: it is copied
 //! when a sequence is about to ([`KvCache::reserve`]).
 
+mod elastic;
 mod pages;
 mod prefix;
 mod states;
@@ -14,8 +15,11 @@ pub use pages::PagePool;
 pub use prefix::PrefixCache;
 pub(crate) use prefix::common_len;
 
+use std::sync::Arc;
+
 use device::{KvGroup, KvLayout, Limits, PAGE_NONE, Program, STATE_NONE, StateUse};
 
+use crate::governor::Account;
 use crate::{Error, Result};
 use states::SlotStates;
 use tables::PageTables;
@@ -64,6 +68,8 @@ pub fn bytes_of_sequence(layout: &KvLayout, limits: &Limits, n_tokens: usize) ->
 #[derive(Clone, Debug)]
 pub struct KvCache {
     page_len: usize,
+    /// Rows of a step.
+    max_rows: usize,
     /// Window of each group.
     windows: Vec<Option<usize>>,
     /// Whether an encoder writes a group's pages: every slot reads the same ones, and they are not counted.
@@ -76,6 +82,16 @@ pub struct KvCache {
     page_bytes: Vec<u64>,
     /// Most bytes of pages that are held at once, by sequences and the prefix cache.
     budget: u64,
+    /// What the governor of the process allows; `None`: nobody governs.
+    account: Option<Arc<Account>>,
+    /// Pages of each group, the first ones, that were touched since they were committed: memory that is held in truth.
+    n_touched: Vec<usize>,
+    /// Pages of each group, the first ones, that stay committed for the oldest sequence.
+    floor: Vec<usize>,
+    /// The slot of a sequence that runs alone: it may use most of the machine's reserve.
+    alone: Option<usize>,
+    /// The reading of the governor that it was told of last.
+    told: u64,
     prefix: PrefixCache,
     tables: PageTables,
     /// `(n_slots, n_groups)` entries of a table before this one are [`PAGE_NONE`] for good: out of the window.
@@ -98,6 +114,7 @@ impl KvCache {
         }
         KvCache {
             page_len: limits.page_len,
+            max_rows: limits.max_rows,
             windows: groups.iter().map(|g| g.window).collect(),
             is_encoded: groups.iter().map(|g| g.encoder_states.is_some()).collect(),
             pools: limits.n_pages.iter().chain([&limits.n_states]).map(|&n| PagePool::new(n)).collect(),
@@ -109,6 +126,11 @@ impl KvCache {
                 .map(|g| layout.page_bytes(g, limits.kv_type, limits.page_len) as u64)
                 .collect(),
             budget: u64::MAX,
+            account: None,
+            n_touched: vec![0; n_groups],
+            floor: vec![0; n_groups],
+            alone: None,
+            told: u64::MAX,
             prefix: PrefixCache::new(layout, limits.page_len),
             tables,
             first_kept: vec![0; limits.max_spans * n_groups],
@@ -303,7 +325,7 @@ impl KvCache {
     }
 
     /// Whether layers are recurrent.
-    pub(crate) fn has_states(&self) -> bool {
+    pub fn has_states(&self) -> bool {
         !self.states.is_empty()
     }
 
@@ -349,7 +371,7 @@ impl KvCache {
         if before != PAGE_NONE && self.pools[group].references(before) == 1 {
             return Ok(before);
         }
-        let page = self.take(group, program)?;
+        let page = self.take(group, self.alone == Some(slot), program)?;
         // Making room may have moved it.
         let before = self.tables.page(slot, group, page_index);
         if before != PAGE_NONE {
@@ -424,23 +446,30 @@ impl KvCache {
     }
 
     /// A page, if the budget has room for it and the device has memory, or gets them when cached prefixes go.
-    fn take(&mut self, group: usize, program: &mut dyn Program) -> Result<u32> {
+    fn take(&mut self, group: usize, is_alone: bool, program: &mut dyn Program) -> Result<u32> {
         loop {
             let page = self.pools[group].lowest_free();
             let page =
                 page.filter(|_| self.held_bytes().saturating_add(self.page_bytes[group]) <= self.budget);
             match page {
-                Some(page) if self.ensure_committed(group, page, program)? => {
+                Some(page)
+                    if self.may_touch(group, page, is_alone)
+                        && self.ensure_committed(group, page, program)? =>
+                {
+                    self.note_touched(group, page);
                     return self.pools[group].take().ok_or_else(|| self.exhausted(group));
                 }
-                // The device refused: others may have memory that they do not need.
+                // Refused: others may have memory that they do not need.
                 Some(_) if self.give_back(program)? => continue,
                 Some(_) | None => {}
             }
             let n_groups = self.n_groups();
             // Pages of this group first: only they are of use where its pool is empty.
             let mut groups = (group..n_groups).chain(0..group);
-            if !groups.any(|group| self.prefix.evict(group, &mut self.pools)) {
+            let is_evicted = groups.any(|group| self.prefix.evict(group, &mut self.pools));
+            // Where the pool or the budget is exhausted, no other model is in the way.
+            let is_refused = page.is_some();
+            if !(is_evicted || is_refused && self.unload_idle()) {
                 return Err(self.exhausted(group));
             }
         }
@@ -510,13 +539,26 @@ impl KvCache {
     /// # Errors
     /// The device failed.
     pub fn give_back(&mut self, program: &mut dyn Program) -> Result<bool> {
+        self.give_back_until(0, program)
+    }
+
+    /// As [`Self::give_back`], until no more than so many bytes are resident.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn give_back_until(&mut self, bytes: u64, program: &mut dyn Program) -> Result<bool> {
         let mut is_any = false;
         for group in 0..self.n_groups() {
             if self.is_encoded[group] {
                 continue;
             }
-            while let Some(last) = program.committed().n_committed(group).checked_sub(1) {
+            while let Some(last) = program.committed().n_committed(group).checked_sub(1)
+                && (bytes == 0 || self.resident_bytes() > bytes)
+            {
                 let granule = program.committed().granule_of(group, last as u32);
+                if (granule.start as usize) < self.floor[group] {
+                    break;
+                }
                 let pool = &self.pools[group];
                 let n_free = granule.start as usize - pool.n_held(0..granule.start);
                 if pool.n_held(granule.clone()) > n_free {
@@ -525,7 +567,9 @@ impl KvCache {
                 for page in granule.clone() {
                     self.move_down(group, page, program)?;
                 }
+                let start = granule.start as usize;
                 program.decommit(group, granule)?;
+                self.note_decommitted(group, start);
                 is_any = true;
             }
         }

@@ -127,6 +127,27 @@ impl PrefixCache {
         self.node(id).parent == ROOT
     }
 
+    /// The tokens of every path to a leaf, and its salt; the one that was used last first.
+    pub fn leaves(&self) -> Vec<(u64, Vec<u32>)> {
+        let mut leaves = Vec::new();
+        let mut at = self.lists.first().map_or(NIL, |list| list.hottest);
+        while at != NIL {
+            let node = self.node(at);
+            if node.children.is_empty() {
+                let up = std::iter::successors(Some(at), |id| Some(self.node(*id).parent));
+                let path: Vec<NodeId> = up.take_while(|id| *id != ROOT).collect();
+                if let Some((salt, path)) = path.split_last()
+                    && let [high, low] = *self.node(*salt).tokens
+                {
+                    let tokens = path.iter().rev().flat_map(|id| self.node(*id).tokens.iter().copied());
+                    leaves.push((u64::from(high) << 32 | u64::from(low), tokens.collect()));
+                }
+            }
+            at = node.links[0].colder;
+        }
+        leaves
+    }
+
     /// How many of `tokens` are cached and usable. Allocates nothing, and nothing counts as used.
     pub fn n_usable(&self, salt: u64, tokens: &[u32]) -> usize {
         // The windows are looked at from the end of the path upwards, by way of the parents.
@@ -488,6 +509,12 @@ impl PrefixCache {
         self.unused.clear();
         self.unused.extend(1..self.nodes.len() as NodeId);
         self.lists.fill(List { coldest: NIL, hottest: NIL, len: 0 });
+    }
+
+    /// Pages of a group that nobody else holds.
+    pub(super) fn n_alone(&self, group: usize, pool: &PagePool) -> usize {
+        let pages = self.nodes.iter().skip(1).map(|node| node.pages[group]);
+        pages.filter(|page| *page != PAGE_NONE && pool.references(*page) == 1).count()
     }
 
     /// Add one to `counted[group][page]` for every page held.

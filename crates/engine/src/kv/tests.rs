@@ -312,9 +312,9 @@ fn what_a_running_sequence_shares_stays_cached() {
 fn running_out_is_an_error_and_nothing_leaks() {
     let mut f = Fixture::new(&[None], 64, 16, 1);
     f.begin(0, &[]);
-    let error = f.kv.reserve(0, 0, 64, &mut f.program).and_then(|()| f.kv.take(0, &mut f.program));
+    let error = f.kv.reserve(0, 0, 64, &mut f.program).and_then(|()| f.kv.take(0, false, &mut f.program));
     assert!(error.is_ok(), "one page more than a sequence needs");
-    let error = f.kv.take(0, &mut f.program).unwrap_err();
+    let error = f.kv.take(0, false, &mut f.program).unwrap_err();
     assert!(matches!(error, Error::PagesExhausted { group: 0, n_pages: 5 }), "{error}");
 }
 

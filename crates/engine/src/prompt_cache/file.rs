@@ -11,7 +11,7 @@ use super::Header;
 use crate::{Engine, Error, MAX_N_CTX, Result};
 
 const MAGIC: [u8; 8] = *b"INGLEKV\n";
-const VERSION: u32 = 3;
+pub(super) const VERSION: u32 = 3;
 const MAX_HEADER: usize = 1 << 16;
 const BUFFER: usize = 1 << 20;
 
@@ -55,8 +55,8 @@ fn damaged(file: &Path, what: impl AsRef<str>) -> Error {
     wrong(file, format!("it is damaged: {}; delete it, or give another file", what.as_ref()))
 }
 
-/// Put what a file holds into the prefix cache; its tokens, none if there is no file.
-pub(super) fn read(engine: &mut Engine, file: &Path) -> Result<Vec<u32>> {
+/// Put what a file holds into the prefix cache, under a salt; its tokens, none if there is no file.
+pub(super) fn read(engine: &mut Engine, file: &Path, salt: u64) -> Result<Vec<u32>> {
     let opened = match File::open(file) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         opened => opened.and_then(|opened| Ok((opened.metadata()?, opened))),
@@ -71,7 +71,7 @@ pub(super) fn read(engine: &mut Engine, file: &Path) -> Result<Vec<u32>> {
     let outcome = reader.read(engine, slot);
     if let Ok(tokens) = &outcome {
         let n_used = n_used(engine, tokens.len());
-        engine.scheduler.kv.remember(slot, super::NO_SALT, &tokens[..n_used], true);
+        engine.scheduler.kv.remember(slot, salt, &tokens[..n_used], true);
     }
     engine.scheduler.kv.end(slot);
     outcome

@@ -19,6 +19,7 @@
 //! | 8 | xxh64 (seed 0) of everything before |
 
 mod file;
+mod folder;
 
 use std::path::{Path, PathBuf};
 
@@ -28,6 +29,9 @@ use xxhash_rust::xxh64::Xxh64;
 
 use crate::memory::kv_type_name;
 use crate::{Engine, Result};
+
+pub(crate) use folder::PrefixFolder;
+pub use folder::Restored;
 
 /// What a file says of itself. All but `n_tokens` must be what the engine would write.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -126,7 +130,7 @@ impl PromptCache {
     /// [`crate::Error::PromptCache`]: it cannot be read, is damaged, or belongs to another model or setting;
     /// [`crate::Error::Busy`] if no slot is free.
     pub fn open(engine: &mut Engine, file: &Path) -> Result<PromptCache> {
-        let tokens = file::read(engine, file)?;
+        let tokens = file::read(engine, file, NO_SALT)?;
         Ok(PromptCache { file: file.to_owned(), tokens })
     }
 

@@ -35,16 +35,15 @@ impl Scheduler {
     pub(crate) fn predicted_first_token(&self, n_tokens: usize) -> Option<f64> {
         let running = || self.slots.iter().flatten();
         let answers = running().filter(|s| !s.in_prompt);
-        let beside = answers.clone().fold(Load::default(), |load, s| load.and(1, s.tokens.len()));
+        let beside = answers.fold(Load::default(), |load, s| load.and(1, s.tokens.len()));
         let n_before: usize =
             running().chain(self.queue.iter()).filter(|s| s.in_prompt).map(|s| s.n_missing()).sum();
         let n_rows = n_before + n_tokens;
         // On average a row is in the middle of its prompt.
         let position = n_tokens / 2;
-        let latency = answers.filter_map(|s| s.token_latency.or(self.token_latency)).min();
         let most = self.limits.max_rows.saturating_sub(beside.n_rows).max(1);
-        let in_step = match latency {
-            Some(latency) => self.cost.rows_within(latency.as_secs_f64(), beside, position, most)?,
+        let in_step = match self.latency() {
+            Some(latency) => self.cost.rows_within(latency, beside, position, most)?,
             None => most,
         };
         let in_step = in_step.max(LEAST_PROMPT_ROWS).min(most).min(n_rows.max(1));
@@ -64,5 +63,6 @@ impl Scheduler {
     /// Forget what steps cost: those so far were the first of their kind.
     pub(crate) fn forget_costs(&mut self) {
         self.cost = super::CostModel::new();
+        self.answer_step = None;
     }
 }

@@ -44,6 +44,12 @@ const LEAST_SHARED: usize = 16;
 /// Rows of a prompt in a step, whatever they cost the answers beside it: so prompts always go on.
 const LEAST_PROMPT_ROWS: usize = 16;
 
+/// Time of a step while the machine is short of memory.
+const PRESSED_LATENCY: Duration = Duration::from_millis(100);
+
+/// How much one step moves the rate of rows.
+const RATE_WEIGHT: f64 = 1.0 / 16.0;
+
 /// Sequences that wait and run, and the KV cache that they share.
 pub(crate) struct Scheduler {
     limits: Limits,
@@ -68,8 +74,18 @@ pub(crate) struct Scheduler {
     cost: CostModel,
     /// Most time between two tokens of an answer while prompts are computed, unless its request says otherwise.
     token_latency: Option<Duration>,
-    /// Since a sequence was parked for lack of memory, none has ended: nothing is admitted.
+    /// Without it: so many times what a step of answers alone takes.
+    latency_steps: Option<f64>,
+    /// Seconds of such steps, of late; `None` until one was seen.
+    answer_step: Option<f64>,
+    /// Since a sequence was parked for lack of memory, none has ended, and there is no more room: nothing is admitted.
     is_short: bool,
+    /// The oldest sequence runs alone, and there is no page for it: it waits for memory.
+    is_starved: bool,
+    /// The sequence for which pages are committed.
+    oldest: Option<SequenceId>,
+    /// Rows of which keys and values are kept, a second, of late.
+    rows_per_second: f64,
     /// Sequences parked so far.
     n_parked: u64,
     /// Sequences with rows in steps that failed, since somebody asked.
@@ -100,7 +116,12 @@ impl Scheduler {
             mask_jobs: Vec::with_capacity(limits.max_spans),
             cost: CostModel::new(),
             token_latency: options.token_latency,
+            latency_steps: options.latency_steps,
+            answer_step: None,
             is_short: false,
+            is_starved: false,
+            oldest: None,
+            rows_per_second: 0.0,
             n_parked: 0,
             failed: Vec::new(),
             totals: Totals::default(),
@@ -179,27 +200,89 @@ impl Scheduler {
         on_event: &mut dyn FnMut(Event<'_>),
     ) -> Result<bool> {
         self.end_unwanted(now, on_event);
-        self.admit();
         let is_ahead = !self.in_flight.is_empty();
+        if !self.follow_memory(program)? {
+            return Ok(false);
+        }
+        self.admit();
+        self.is_starved = false;
         if self.in_flight.len() >= program.max_in_flight()
             || is_ahead && !(may_run_ahead && self.can_run_ahead(program))
         {
             return Ok(false);
         }
         loop {
+            self.commit_for_oldest(program)?;
             match self.fill(is_ahead, program) {
                 // Run out of pages ahead of time: let the steps in flight end first.
                 Err(Error::PagesExhausted { .. }) if is_ahead => return Ok(false),
                 Err(Error::PagesExhausted { .. }) if self.n_running() > 1 => self.park_last(),
-                // Cannot happen: a budget holds one whole sequence at least.
-                Err(error @ Error::PagesExhausted { .. }) => {
-                    let reason = FinishReason::Failed(error.to_string());
-                    let Some(slot) = self.slots.iter().position(Option::is_some) else { return Err(error) };
-                    self.finish(slot, reason, on_event);
+                // Others of the machine hold the memory that it needs: it keeps what it has, and goes on when there is more.
+                Err(Error::PagesExhausted { .. }) => {
+                    self.is_starved = true;
+                    return Ok(false);
                 }
                 filled => return filled,
             }
         }
+    }
+
+    /// Give back what the governor of the machine's memory asks for: free pages, cached prefixes, and then the pages of the
+    /// youngest sequences of the lowest priority, which are parked. False: steps in flight must end first.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub(crate) fn follow_memory(&mut self, program: &mut dyn Program) -> Result<bool> {
+        self.kv.tell_governor();
+        while !self.kv.shrink(program)? && self.n_running() > 1 {
+            if !self.in_flight.is_empty() {
+                return Ok(false);
+            }
+            self.park_last();
+        }
+        Ok(true)
+    }
+
+    /// Pages for all that the oldest sequence may become are committed before it goes on, as far as they can be had without
+    /// parking anybody.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn commit_for_oldest(&mut self, program: &mut dyn Program) -> Result<()> {
+        let n_running = self.n_running();
+        let running = self.slots.iter().enumerate().filter_map(|(slot, s)| Some((slot, s.as_ref()?)));
+        let Some((slot, oldest)) = running.min_by_key(|(_, s)| (Reverse(s.priority), s.id)) else {
+            self.oldest = None;
+            self.kv.forget_oldest();
+            return Ok(());
+        };
+        if self.oldest != Some(oldest.id) {
+            self.oldest = Some(oldest.id);
+            let n_tokens = oldest.most_tokens(self.limits.n_ctx);
+            self.kv.commit_for_oldest(n_tokens, program)?;
+        }
+        self.kv.set_alone((n_running == 1).then_some(slot));
+        Ok(())
+    }
+
+    /// Whether nothing can go on before the machine has more memory.
+    pub(crate) fn is_starved(&self) -> bool {
+        self.is_starved
+    }
+
+    /// Whether what waits may begin: not where sequences were parked and there is no more room than then, nor where the system is
+    /// short.
+    fn may_admit(&mut self) -> bool {
+        if self.n_running() == 0 {
+            return true;
+        }
+        if self.is_short && self.kv.is_governed() {
+            let longest = self.queue.iter().map(|s| s.tokens.len()).max().unwrap_or(0);
+            // Room to grow, for it and for those that run.
+            let n_tokens = longest + self.limits.page_len * (1 + self.n_running());
+            self.is_short = self.kv.room_bytes() < self.kv.bytes_for(n_tokens);
+        }
+        !self.is_short && !self.kv.is_pressed()
     }
 
     /// End what was cancelled, what is past its deadline, and what cannot go on.
@@ -226,8 +309,9 @@ impl Scheduler {
 
     /// Waiting sequences take free slots, or those of sequences of a lower priority, which are parked.
     fn admit(&mut self) {
+        let may_admit = !self.queue.is_empty() && self.may_admit();
         while let Some(top) = self.queue.top_priority() {
-            let free = self.free_slot().filter(|_| !self.is_short || self.n_running() == 0);
+            let free = self.free_slot().filter(|_| may_admit && !self.is_short || self.n_running() == 0);
             let slot = match free {
                 Some(slot) => slot,
                 None => match self.last_in_rank() {
@@ -256,7 +340,7 @@ impl Scheduler {
     }
 
     /// There is no room for a page: the youngest sequence of the lowest priority gives its pages back and waits. The oldest of
-    /// the highest is never parked while there is another, and alone it has the whole budget, so it always finishes.
+    /// the highest is never parked while there is another, and pages are committed for all that it may become.
     fn park_last(&mut self) {
         if let Some((slot, _)) = self.last_in_rank() {
             self.park(slot);
@@ -445,16 +529,39 @@ impl Scheduler {
         Ok(())
     }
 
+    /// Seconds that the answers that run may wait for their next token; `None`: any time.
+    fn latency(&self) -> Option<f64> {
+        let of_steps = || {
+            let seconds = self.latency_steps? * self.answer_step.unwrap_or(0.0);
+            // Until a step was seen, what everybody gets who asks for nothing.
+            Some(if seconds > 0.0 { seconds } else { crate::DEFAULT_TOKEN_LATENCY.as_secs_f64() })
+        };
+        let of_answer = |s: &Sequence| {
+            let latency = s.token_latency.or(self.token_latency);
+            latency.map(|latency| latency.as_secs_f64()).or_else(of_steps)
+        };
+        let answers = self.slots.iter().flatten().filter(|s| !s.in_prompt);
+        answers.filter_map(of_answer).min_by(f64::total_cmp)
+    }
+
+    /// A step of answers alone took so long. An interruption counts for little.
+    fn observe_answer_step(&mut self, seconds: f64) {
+        self.answer_step = Some(match self.answer_step {
+            None => seconds,
+            Some(known) => known + 0.1 * (seconds.min(2.0 * known) - known),
+        });
+    }
+
     /// Most rows of a slot's prompt that the step has room for, and the answers in it time.
     fn prompt_rows(&self, slot: usize, flight: &Flight) -> usize {
         let Some(sequence) = &self.slots[slot] else { return 0 };
         let chunk = if sequence.prefill == Prefill::PerToken { 1 } else { usize::MAX };
         let most = self.buffers.rows_left().min(chunk).min(sequence.n_missing());
-        let answers = self.slots.iter().flatten().filter(|s| !s.in_prompt);
-        let Some(latency) = answers.filter_map(|s| s.token_latency.or(self.token_latency)).min() else {
-            return most;
-        };
-        let fits = self.cost.rows_within(latency.as_secs_f64(), flight.load, sequence.n_submitted, most);
+        // Where memory is short, the next look at it is never far.
+        let pressed = self.kv.is_pressed().then_some(PRESSED_LATENCY.as_secs_f64());
+        let latency = [self.latency(), pressed].into_iter().flatten().min_by(f64::total_cmp);
+        let Some(seconds) = latency else { return most };
+        let fits = self.cost.rows_within(seconds, flight.load, sequence.n_submitted, most);
         // Until something is known, a small chunk is tried.
         let fits = fits.unwrap_or(most.div_ceil(8));
         let least = if flight.n_prompt_rows == 0 { LEAST_PROMPT_ROWS } else { 0 };

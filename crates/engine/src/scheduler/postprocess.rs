@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use device::Program;
 
-use super::{Scheduler, emit_done};
+use super::{RATE_WEIGHT, Scheduler, emit_done};
 use crate::sequence::slide;
 use crate::{Error, Event, FinishReason, Overflow};
 
@@ -22,10 +22,16 @@ impl Scheduler {
         if let Some(speculator) = self.speculator.as_mut().filter(|_| flight.all_answer) {
             speculator.observe(flight.load.n_rows, seconds);
         }
-        if flight.n_prompt_rows > 0 {
-            self.cost.observe(flight.load, seconds);
+        match flight.n_prompt_rows {
+            0 => self.observe_answer_step(seconds),
+            _ => self.cost.observe(flight.load, seconds),
         }
         self.totals.n_computed += flight.n_prompt_rows as u64;
+        if seconds > 0.0 {
+            let rate = flight.load.n_rows as f64 / seconds;
+            self.rows_per_second += (rate - self.rows_per_second) * RATE_WEIGHT;
+            self.kv.set_growth(self.rows_per_second * self.kv.bytes_per_token() as f64);
+        }
         for span in &flight.spans {
             let slot = span.slot;
             let Some(sequence) = &mut self.slots[slot] else { continue };
@@ -132,6 +138,9 @@ impl Scheduler {
                 let best = program.best(output);
                 self.accept(slot, id, logprob, best, on_event)
             }
+            None if sequence.constraint.is_some() => {
+                self.finish(slot, FinishReason::ConstraintUnmet, on_event)
+            }
             None => {
                 let error = Error::NoCandidate { n_vocab: self.n_vocab };
                 self.finish(slot, FinishReason::Failed(error.to_string()), on_event)
@@ -165,7 +174,8 @@ impl Scheduler {
         }
         sequence.tokens.push(id);
         let (text, stopped) = sequence.text.push(id);
-        on_event(Event::Token { sequence: sequence.id, id, text, logprob, best });
+        let n_reused = sequence.n_reused;
+        on_event(Event::Token { sequence: sequence.id, id, text, logprob, best, n_reused });
         if let Some(stop) = stopped {
             let stop = stop.to_owned();
             return self.finish(slot, FinishReason::StopString(stop), on_event);
@@ -209,6 +219,11 @@ impl Scheduler {
         self.let_go(slot, &sequence);
         self.queue.note_end(sequence.tenant);
         self.is_short = false;
+        if self.n_running() == 0 {
+            self.oldest = None;
+            self.kv.forget_oldest();
+            self.kv.set_growth(0.0);
+        }
         self.totals.note_end(&sequence.timings());
         emit_done(&mut sequence, &reason, on_event);
         false

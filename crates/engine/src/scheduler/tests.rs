@@ -1,5 +1,7 @@
 //! The scheduler without an engine, on a device and a clock that are made up.
 
+mod elastic;
+
 use std::time::{Duration, Instant};
 
 use device::{Device, KvLayer, KvType, Limits, Numerics, Plan, Program};
@@ -61,7 +63,7 @@ impl Simulation {
         self.n_added += 1;
         self.tokens.push(vec![]);
         let sampler = Sampler::new(&SamplingParams::greedy(), N_VOCAB, None).unwrap();
-        let text = TextStream::new(None, vec![], ShowSpecial::Nothing);
+        let text = TextStream::new(None, vec![], None, ShowSpecial::Nothing);
         self.scheduler.add(Sequence::new(id, request, sampler, text, [].into(), 8, 0));
         id
     }
@@ -122,6 +124,36 @@ fn prompts_leave_the_answers_their_latency() {
     }
     // Where not even a few rows fit, prompts go on all the same.
     assert!(run(Some(0.001)).len() > 100);
+}
+
+/// The time between two tokens of eight streams when a prompt of 16k tokens comes, on a device that reads weights for 10 ms or
+/// multiplies 2,500 rows a second: twice a step of the streams alone, but for the first steps from which costs are learnt.
+#[test]
+fn a_long_intruder_leaves_eight_streams_twice_a_step_of_theirs() {
+    let cost = |rows: usize, attended: u64| 0.01_f64.max(0.0004 * rows as f64) + 2e-8 * attended as f64;
+    let run = |latency_steps: Option<f64>| {
+        let options = LoadOptions { token_latency: None, latency_steps, ..LoadOptions::default() };
+        let mut s = Simulation::new(20_000, 512, 9, &options);
+        (0..8).for_each(|i| _ = s.add(request(i, 300, 4000)));
+        while s.scheduler.slots.iter().flatten().any(|s| s.in_prompt) || s.scheduler.n_waiting() > 0 {
+            s.step(&cost);
+        }
+        let alone: Vec<f64> = (0..50).map(|_| s.step(&cost).unwrap()).collect();
+        s.add(request(99, 16_384, 5));
+        let mut beside = Vec::new();
+        while s.scheduler.slots.iter().flatten().any(|s| s.in_prompt) || s.scheduler.n_waiting() > 0 {
+            beside.push(s.step(&cost).unwrap());
+            assert!(beside.len() < 5000, "the prompt goes on");
+        }
+        beside.sort_by(f64::total_cmp);
+        let p99 = beside[(beside.len() - 1) * 99 / 100];
+        (p99 / (alone.iter().sum::<f64>() / alone.len() as f64), beside.len())
+    };
+    let (without, _) = run(None);
+    assert!(without > 5.0, "without a limit, the streams wait {without} steps");
+    let (ratio, n_steps) = run(Some(2.0));
+    assert!(ratio < 2.2, "p99 is {ratio} steps");
+    assert!(n_steps < 1500, "the prompt took {n_steps} steps");
 }
 
 #[test]

@@ -6,8 +6,9 @@
 #![allow(dead_code, clippy::unwrap_used)]
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
 use device::{
     Arithmetic, CommandInfo, Device, Error, Item, KvType, Limits, MemoryPlan, PAGE_NONE, Peaks, Plan,
@@ -136,6 +137,26 @@ impl Hash {
     }
 }
 
+/// Two threads that are to work at the same time: each waits until the other has come as often.
+#[derive(Default)]
+pub struct Meeting {
+    came: Mutex<[usize; 2]>,
+    changed: Condvar,
+}
+
+impl Meeting {
+    /// Come, and wait for the other; whether it came in time.
+    pub fn come(&self, side: usize) -> bool {
+        let mut came = self.came.lock().unwrap();
+        came[side] += 1;
+        let mine = came[side];
+        self.changed.notify_all();
+        let waited = Duration::from_secs(10);
+        let (came, _) = self.changed.wait_timeout_while(came, waited, |came| came[1 - side] < mine).unwrap();
+        came[1 - side] >= mine
+    }
+}
+
 /// The device.
 pub struct History {
     /// What it claims to have.
@@ -152,6 +173,8 @@ pub struct History {
     pub n_runs: Arc<AtomicUsize>,
     /// Less one: steps that may be in flight.
     pub ahead: usize,
+    /// Meet somebody, as side 0, at every step.
+    pub meeting: Option<Arc<Meeting>>,
 }
 
 impl Default for History {
@@ -165,6 +188,7 @@ impl Default for History {
             broken_batches: false,
             n_runs: Arc::default(),
             ahead: 0,
+            meeting: None,
         }
     }
 }
@@ -213,6 +237,7 @@ impl Device for History {
             panics: self.panics,
             broken_batches: self.broken_batches,
             n_runs: self.n_runs.clone(),
+            meeting: self.meeting.clone(),
         };
         Ok(Box::new(Hosted::new(program, plans.iter(), limits, self.ahead + 1, 1)))
     }
@@ -242,6 +267,7 @@ struct HistoryProgram {
     panics: bool,
     broken_batches: bool,
     n_runs: Arc<AtomicUsize>,
+    meeting: Option<Arc<Meeting>>,
 }
 
 impl HistoryProgram {
@@ -288,6 +314,9 @@ impl HistoryProgram {
                         + (id as u32 == best) as u32 as f32 * 9.0;
                 }
             }
+        }
+        if let Some(meeting) = &self.meeting {
+            assert!(meeting.come(0), "nobody works beside the device");
         }
         let run = self.n_runs.fetch_add(1, Ordering::Relaxed);
         if run == self.fail_at || self.fail_every > 0 && run % self.fail_every == self.fail_every - 1 {

@@ -22,6 +22,7 @@ use serde_json::{Map as Object, Value as Json, json};
 use xxhash_rust::xxh64::Xxh64;
 
 use super::{PREFIX_BYTES, canonical, sign, weights_start};
+use crate::safetensors::number;
 use weights::keys::{FILES_PREFIX, TOKENIZER_KEY};
 use weights::{Array, BlockType, Metadata, Naming, PlaneSlices, ScaleType, Value};
 
@@ -69,8 +70,7 @@ pub enum WriteError {
         /// What the type and shape demand.
         expected: usize,
     },
-    /// A value that JSON has no place for: a number that is not finite, an integer beyond 64 bits, or a text that is not
-    /// UTF-8.
+    /// A value that JSON has no place for: an integer beyond 64 bits, or a text that is not UTF-8.
     #[error("key {key:?}: {what} cannot be stored in a .base header")]
     Value {
         /// The key.
@@ -334,23 +334,19 @@ fn entry(tensor: &Declared, offset: usize) -> Json {
 
 fn to_json(value: &Value) -> Result<Json, &'static str> {
     const INTEGER: &str = "an integer beyond 64 bits";
-    const NUMBER: &str = "a number that is not finite";
-    let float = |f: f64| serde_json::Number::from_f64(f).map(Json::Number).ok_or(NUMBER);
     Ok(match value {
         Value::Int(i) => match (u64::try_from(*i), i64::try_from(*i)) {
             (Ok(n), _) => json!(n),
             (_, Ok(n)) => json!(n),
             _ => return Err(INTEGER),
         },
-        Value::Float(f) => float(*f)?,
+        Value::Float(f) => number(*f),
         Value::Bool(b) => json!(b),
         Value::Str(s) => json!(s),
         Value::Null => Json::Null,
         Value::Array(Array::Int(items)) => json!(items),
         Value::Array(Array::Bool(items)) => json!(items),
-        Value::Array(Array::Float(items)) => {
-            Json::Array(items.iter().map(|&f| float(f.into())).collect::<Result<_, _>>()?)
-        }
+        Value::Array(Array::Float(items)) => Json::Array(items.iter().map(|&f| number(f.into())).collect()),
         Value::Array(strings @ Array::Str { spans, .. }) => {
             let text = |i| std::str::from_utf8(strings.str_bytes(i).unwrap_or_default());
             let items: Result<Vec<Json>, _> = (0..spans.len()).map(|i| text(i).map(|s| json!(s))).collect();

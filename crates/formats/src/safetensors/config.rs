@@ -68,6 +68,18 @@ fn mark_non_finite(text: &[u8]) -> Option<Vec<u8>> {
     found.then_some(marked)
 }
 
+/// A number as JSON: a string with a NUL before it where it is not finite, which [`flatten`] turns back.
+pub(crate) fn number(number: f64) -> Json {
+    let word = if number.is_nan() {
+        NON_FINITE[0].0
+    } else if number > 0.0 {
+        NON_FINITE[1].0
+    } else {
+        NON_FINITE[2].0
+    };
+    serde_json::Number::from_f64(number).map_or_else(|| Json::String(format!("\0{word}")), Json::Number)
+}
+
 /// The number that a marked string stands for.
 fn non_finite(text: &str) -> Option<f64> {
     let word = text.strip_prefix('\0')?;

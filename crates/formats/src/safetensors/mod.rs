@@ -20,6 +20,7 @@ use header::Item;
 use mlx::Quantization;
 
 pub use config::flatten;
+pub(crate) use config::number;
 pub(crate) use config::read_json;
 
 /// Open the folder `dir`.

@@ -136,6 +136,7 @@ pub fn stop_word(reason: &engine::FinishReason) -> &'static str {
     use engine::FinishReason::*;
     match reason {
         EndToken(_) | ConstraintMet => "end",
+        ConstraintUnmet => "failed",
         StopToken(_) | StopString(_) => "stop",
         MaxTokens => "max_tokens",
         ContextFull => "context_full",

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use serde_json::json;
-use weights::{Access, Array, Checkpoint, Value};
+use weights::{Array, Checkpoint, Value};
 
 use crate::args::{DeviceArgs, FetchArgs, VerifyArgs};
 use crate::load;
@@ -45,7 +45,7 @@ pub struct Inspect {
 impl Inspect {
     pub fn run(self) -> anyhow::Result<()> {
         let path = load::fetch(&self.model, &self.fetch)?;
-        let access = if self.device.no_map { Access::Read } else { Access::Map };
+        let access = load::access(&self.device);
         let checkpoint = load::open_checkpoint(&path, access, &self.verify)?;
         let renamed = model::from_base(&checkpoint)?;
         let checkpoint = renamed.unwrap_or(checkpoint);

@@ -23,7 +23,7 @@ pub struct Ps {
 
 impl Ps {
     pub fn run(self) -> anyhow::Result<()> {
-        let found = self.server.client().get("/api/ps")?;
+        let found = self.server.client()?.get("/api/ps")?;
         if self.json {
             return output::print_json(&found);
         }

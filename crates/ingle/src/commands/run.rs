@@ -1,6 +1,7 @@
 //! `ingle run`: chat through the model's own template, once or interactively.
 
 mod remote;
+mod spoken;
 
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
@@ -8,11 +9,12 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use clap::Args;
-use engine::{Constraint, Conversation, Engine, Finished, Model};
+use engine::{Constraint, Conversation, Engine, Finished, Model, ShowSpecial};
 use serde_json::{Value, json};
-use text::{ChatTemplate, Specials};
+use text::{AnswerFormat, ChatTemplate, Specials};
 
 use self::remote::Remote;
+use self::spoken::{Spoken, Voice};
 use super::generate::{self, Interrupt};
 use crate::args::{ModelArgs, PrefillArgs, PromptCacheArgs, SamplingArgs, SpeculateArgs, SpeculateName};
 use crate::client::Client;
@@ -52,6 +54,10 @@ pub struct Run {
     /// The key that the server asks for [default: INGLE_API_KEY]
     #[arg(long, value_name = "KEY", requires = "server")]
     api_key: Option<String>,
+
+    /// Trust the certificates in this PEM file for the server, and no public authority
+    #[arg(long, value_name = "FILE", requires = "server")]
+    ca_cert: Option<PathBuf>,
 
     /// The system message
     #[arg(long, value_name = "TEXT")]
@@ -134,7 +140,7 @@ impl Run {
             "--chat-template: a server uses the template that it has for the model"
         );
         Ok(Remote {
-            client: Client::new(url, self.api_key.clone()),
+            client: Client::new(url, self.api_key.clone(), self.ca_cert.as_deref())?,
             model: self.model.model.clone(),
             system: self.system.clone(),
             variables: self.template_var.iter().map(|given| variable(given)).collect::<Result<_, _>>()?,
@@ -147,13 +153,17 @@ impl Run {
 
     fn dialogue(&self, model: &Arc<Model>) -> anyhow::Result<Dialogue> {
         let own = model.need_tokenizer()?.chat_template().is_some();
-        let mut conversation = match &self.chat_template {
+        let (mut conversation, format) = match &self.chat_template {
             Some(file) => {
                 let source =
                     std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
-                Conversation::with_template(model, Arc::new(ChatTemplate::new(&source)?))?
+                let conversation = Conversation::with_template(model, Arc::new(ChatTemplate::new(&source)?))?;
+                (conversation, AnswerFormat::detect(&source))
             }
-            None if own => Conversation::new(model)?,
+            None if own => {
+                let source = model.need_tokenizer()?.chat_template().unwrap_or_default();
+                (Conversation::new(model)?, AnswerFormat::detect(source))
+            }
             None => {
                 anyhow::ensure!(
                     self.system.is_none() && self.template_var.is_empty(),
@@ -169,7 +179,8 @@ impl Run {
             let (name, value) = variable(given)?;
             conversation.set_variable(&name, value);
         }
-        Ok(Dialogue::Chat(conversation))
+        let shown = format.shown_tokens(model.need_tokenizer()?)?.into();
+        Ok(Dialogue::Chat { conversation, format, shown })
     }
 }
 
@@ -185,8 +196,8 @@ fn variable(given: &str) -> anyhow::Result<(String, Value)> {
 
 /// What was said so far, and how it becomes a prompt.
 enum Dialogue {
-    /// Messages through a template.
-    Chat(Conversation),
+    /// Messages through a template; how answers are read, and which of their marks must be seen for that.
+    Chat { conversation: Conversation, format: AnswerFormat, shown: Arc<[u32]> },
     /// A base model: one text that grows.
     Plain { model: Arc<Model>, text: String },
 }
@@ -194,7 +205,7 @@ enum Dialogue {
 impl Dialogue {
     fn say(&mut self, message: &str) -> anyhow::Result<Vec<u32>> {
         match self {
-            Dialogue::Chat(conversation) => {
+            Dialogue::Chat { conversation, .. } => {
                 conversation.push_user(message);
                 let prompt = conversation.prompt();
                 // What the template refuses is not part of the conversation.
@@ -210,9 +221,31 @@ impl Dialogue {
         }
     }
 
-    fn heard(&mut self, answer: &str) {
+    /// What reads the answer to what was said last.
+    fn spoken<'a>(&self, out: &'a mut dyn Write, voice: Voice) -> anyhow::Result<Spoken<'a>> {
+        Ok(match self {
+            Dialogue::Chat { conversation, format, .. } => {
+                Spoken::new(out, voice, Some(format.parser(&conversation.render(true)?, &[])))
+            }
+            Dialogue::Plain { .. } => Spoken::new(out, voice, None),
+        })
+    }
+
+    fn shown(&self) -> ShowSpecial {
         match self {
-            Dialogue::Chat(conversation) => conversation.push_assistant(answer),
+            Dialogue::Chat { shown, .. } => ShowSpecial::Only(shown.clone()),
+            Dialogue::Plain { .. } => ShowSpecial::Nothing,
+        }
+    }
+
+    fn heard(&mut self, reasoning: &str, answer: &str) {
+        match self {
+            Dialogue::Chat { conversation, .. } if reasoning.is_empty() => {
+                conversation.push_assistant(answer)
+            }
+            Dialogue::Chat { conversation, .. } => conversation.push(json!({
+                "role": "assistant", "content": answer, "reasoning_content": reasoning,
+            })),
             Dialogue::Plain { text, .. } => text.push_str(answer),
         }
     }
@@ -220,7 +253,7 @@ impl Dialogue {
     /// Take back what was said and got no answer.
     fn unsay(&mut self, message: &str) {
         match self {
-            Dialogue::Chat(conversation) => {
+            Dialogue::Chat { conversation, .. } => {
                 conversation.pop();
             }
             Dialogue::Plain { text, .. } => text.truncate(text.len() - message.len()),
@@ -247,14 +280,14 @@ impl Session {
     /// Say something; the answer streams to `out` and becomes part of the dialogue.
     fn answer(&mut self, message: &str, out: &mut dyn Write) -> anyhow::Result<Finished> {
         let request = self.request(message)?;
-        let mut recorder = Recorder { out, text: Vec::new() };
-        let streamed = generate::stream(&mut self.engine, request, &self.interrupt, &mut recorder);
-        let answer = String::from_utf8_lossy(&recorder.text).into_owned();
+        let mut spoken = self.dialogue.spoken(out, Voice::of_stdout())?;
+        let streamed = generate::stream(&mut self.engine, request, &self.interrupt, &mut spoken);
+        let streamed = streamed.and_then(|finished| Ok((finished, spoken.finish()?)));
         match &streamed {
-            Ok(_) => self.dialogue.heard(&answer),
+            Ok((_, (reasoning, answer))) => self.dialogue.heard(reasoning, answer),
             Err(_) => self.dialogue.unsay(message),
         }
-        let finished = streamed?;
+        let (finished, _) = streamed?;
         writeln!(out)?;
         if let Some(remark) = generate::remark(&finished) {
             eprintln!("{remark}");
@@ -265,8 +298,12 @@ impl Session {
     fn answer_json(&mut self, message: &str) -> anyhow::Result<()> {
         let request = self.request(message)?;
         let done = self.engine.complete(request)?;
+        let mut sink = io::sink();
+        let mut spoken = self.dialogue.spoken(&mut sink, Voice::Silent)?;
+        spoken.write_all(done.text.as_bytes())?;
+        let (reasoning, text) = spoken.finish()?;
         output::print_json(&json!({
-            "text": done.text, "tokens": done.tokens, "stop": generate::stop_word(&done.finished.reason),
+            "text": text, "reasoning": reasoning, "tokens": done.tokens, "stop": generate::stop_word(&done.finished.reason),
             "seed": done.finished.seed, "timings": generate::timings_json(&done.finished.timings),
         }))
     }
@@ -282,7 +319,8 @@ impl Session {
         let sampling = generate::sampling(&self.sampling);
         let may_guess = self.speculate.allows(&sampling, self.deterministic);
         let request = generate::request(tokens, sampling, &self.sampling, &self.prefill, may_guess);
-        Ok(engine::Request { constraint: self.constraint.clone(), ..request })
+        let (constraint, show_special) = (self.constraint.clone(), self.dialogue.shown());
+        Ok(engine::Request { constraint, show_special, ..request })
     }
 }
 
@@ -301,14 +339,14 @@ impl Partner for Session {
 
     fn clear(&mut self) {
         match &mut self.dialogue {
-            Dialogue::Chat(conversation) => conversation.clear(),
+            Dialogue::Chat { conversation, .. } => conversation.clear(),
             Dialogue::Plain { text, .. } => text.clear(),
         }
     }
 
     fn set_system(&mut self, text: Option<&str>) -> anyhow::Result<()> {
         match &mut self.dialogue {
-            Dialogue::Chat(conversation) => conversation.set_system(text),
+            Dialogue::Chat { conversation, .. } => conversation.set_system(text),
             Dialogue::Plain { .. } => anyhow::bail!("a base model has no place for a system message"),
         }
         Ok(())
@@ -326,26 +364,8 @@ impl Partner for Session {
 
     fn saved(&self) -> Value {
         match &self.dialogue {
-            Dialogue::Chat(conversation) => json!({ "messages": conversation.messages() }),
+            Dialogue::Chat { conversation, .. } => json!({ "messages": conversation.messages() }),
             Dialogue::Plain { text, .. } => json!({ "text": text }),
         }
-    }
-}
-
-/// Passes text on and keeps a copy.
-struct Recorder<'a> {
-    out: &'a mut dyn Write,
-    text: Vec<u8>,
-}
-
-impl Write for Recorder<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let n = self.out.write(bytes)?;
-        self.text.extend_from_slice(&bytes[..n]);
-        Ok(n)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.out.flush()
     }
 }

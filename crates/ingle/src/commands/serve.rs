@@ -4,13 +4,14 @@ mod config;
 mod gate;
 mod library;
 
+use std::num::NonZero;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use engine::{Embedder, Engine, LoadOptions, Model};
+use engine::{Embedder, Engine, Governor, LoadOptions, Model, Restored, Turns};
 use server::{App, KeepAlive, LoadError, Loaded, Loader, Options, PullProgress, Tls};
 use speech::{Transcriber, TranscriberOptions};
 
@@ -18,6 +19,12 @@ use self::config::ModelConfig;
 use self::gate::GateArgs;
 use crate::args::{FetchArgs, LoadArgs, ModelArgs, VerifyArgs};
 use crate::load;
+
+/// While prompts are computed, answers wait for so many times a step of theirs.
+const LATENCY_STEPS: f64 = 2.0;
+
+/// Most bytes of a model's prefixes on the disk.
+const MAX_PREFIX_BYTES: u64 = 4 << 30;
 
 /// Serve models over HTTP: the APIs of OpenAI, Anthropic and Ollama, speech included, with continuous batching
 #[derive(Args)]
@@ -45,12 +52,20 @@ pub struct Serve {
     #[arg(skip)]
     configs: Vec<ModelConfig>,
 
+    /// Of the memory of all models.
+    #[arg(skip)]
+    governor: Option<Arc<Governor>>,
+
     #[command(flatten)]
     gate: GateArgs,
 
     /// Let clients pull and delete models through Ollama's API, and serve every model in the cache by its name
     #[arg(long)]
     allow_pull: bool,
+
+    /// Answer requests that name a model which is not here with the first one, for clients whose model cannot be changed
+    #[arg(long, conflicts_with = "allow_pull")]
+    any_name: bool,
 
     /// Sequences that a model computes at once; more wait
     #[arg(long, default_value_t = 16, value_name = "N")]
@@ -64,9 +79,22 @@ pub struct Serve {
     #[arg(long, default_value_t = 300, value_name = "SECONDS")]
     max_wait: u64,
 
-    /// Most milliseconds between two tokens of an answer while the prompts of others are computed
-    #[arg(long, default_value_t = 200, value_name = "MS")]
-    latency_target: u64,
+    /// Most tokens of an answer, whatever its request asks for [default: what the context holds]
+    #[arg(long, value_name = "N")]
+    max_tokens: Option<NonZero<usize>>,
+
+    /// Most milliseconds between two tokens of an answer while the prompts of others are computed [default: twice a step of the
+    /// answers alone]
+    #[arg(long, value_name = "MS")]
+    latency_target: Option<u64>,
+
+    /// Keep cached prompts in this folder, so that they outlive the server; at most 4 GiB for each model
+    #[arg(long, value_name = "DIR")]
+    prefix_cache: Option<PathBuf>,
+
+    /// Models that compute on the same processors take turns.
+    #[arg(skip)]
+    turns: Arc<Turns>,
 
     /// How long a model stays loaded when nobody uses it: seconds, or as 30m or 2h; negative keeps it
     #[arg(long, default_value = "-1", value_name = "TIME", allow_hyphen_values = true, value_parser = parse_keep_alive)]
@@ -96,6 +124,7 @@ fn parse_keep_alive(text: &str) -> Result<KeepAlive, String> {
 
 impl Serve {
     pub fn run(mut self) -> anyhow::Result<()> {
+        self.governor = Some(Governor::start(self.load.memory)?);
         self.configs = self.models.iter().map(|source| ModelConfig::named(source)).collect();
         if let Some(file) = &self.config {
             self.configs.extend(config::read(file)?);
@@ -106,7 +135,7 @@ impl Serve {
             bail!("the model {} is named twice", twice[0]);
         }
         let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
+            .worker_threads(http_threads())
             .thread_name("http")
             .enable_all()
             .build()
@@ -126,6 +155,8 @@ impl Serve {
             keep_alive: self.keep_alive,
             max_waiting: self.max_waiting,
             max_wait: Duration::from_secs(self.max_wait),
+            governor: self.governor.clone(),
+            max_tokens: self.max_tokens.map(NonZero::get),
         };
         let drain = Duration::from_secs(self.drain);
         let app = App::new(options, Arc::new(self));
@@ -161,7 +192,9 @@ impl Serve {
         let opened: Arc<Model> = Arc::new(load::open(&model)?);
         let options = LoadOptions {
             n_sequences: config.slots.unwrap_or(self.slots),
-            token_latency: Some(Duration::from_millis(config.latency_target.unwrap_or(self.latency_target))),
+            token_latency: config.latency_target.or(self.latency_target).map(Duration::from_millis),
+            latency_steps: Some(LATENCY_STEPS),
+            governor: self.governor.clone(),
             ..load::options(&model.load)
         };
         if opened.spec().encoder.is_some() {
@@ -170,15 +203,32 @@ impl Serve {
                 kv_type: options.kv_type,
                 numerics: options.numerics,
                 check_memory: options.check_memory,
+                turns: (device.name() == "cpu").then(|| self.turns.clone()),
                 ..TranscriberOptions::default()
             };
             return Ok(Loaded::Speech(Box::new(Transcriber::new(&opened, &device, &options)?)));
         }
         let device = load::device_for(&model.load, &opened)?;
+        let turns = (device.name() == "cpu").then(|| self.turns.clone());
+        let options = LoadOptions { turns, ..options };
         if opened.embedding().is_ok() {
             return Ok(Loaded::Embedder(Box::new(Embedder::new(opened, &device, &options)?)));
         }
-        Ok(Loaded::Text(Box::new(Engine::new(opened, &device, &options)?)))
+        let mut engine = Engine::new(opened, &device, &options)?;
+        if let Some(folder) = &self.prefix_cache {
+            // A server without what was computed before is slower, and nothing else.
+            match engine.keep_prefixes(folder, MAX_PREFIX_BYTES) {
+                Ok(restored) => {
+                    let Restored { n_prefixes, n_tokens, notes } = restored;
+                    tracing::info!(
+                        "{name}: {n_prefixes} cached prefixes of {n_tokens} tokens are here again"
+                    );
+                    notes.iter().for_each(|note| tracing::warn!("{name}: {note}"));
+                }
+                Err(error) => eprintln!("warning: {name}: {error}"),
+            }
+        }
+        Ok(Loaded::Text(Box::new(engine)))
     }
 }
 
@@ -208,7 +258,8 @@ impl Loader for Serve {
     }
 
     fn resolve(&self, name: &str) -> Option<String> {
-        self.name_in_cache(name)
+        let first = || self.configs.first().filter(|_| self.any_name).map(|config| config.name().to_owned());
+        self.name_in_cache(name).or_else(first)
     }
 
     fn pull(&self, name: &str, progress: &mut dyn FnMut(PullProgress)) -> server::Result<()> {
@@ -218,6 +269,13 @@ impl Loader for Serve {
     fn delete(&self, name: &str) -> server::Result<()> {
         self.delete_for_client(name)
     }
+}
+
+/// Threads that write answers. With two, each token wakes both: the one that writes it wakes the other to look for more. On few
+/// cores that takes time from the model.
+fn http_threads() -> usize {
+    let n_cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+    if n_cores > 4 { 2 } else { 1 }
 }
 
 /// At SIGHUP, read the certificate again.

@@ -24,7 +24,7 @@ impl Stop {
     pub fn run(self) -> anyhow::Result<()> {
         // As clients of Ollama ask for it.
         let body = json!({ "model": self.model, "keep_alive": 0, "stream": false });
-        self.server.client().post("/api/generate", &body)?;
+        self.server.client()?.post("/api/generate", &body)?;
         output::print_line(&format!("{} is unloaded", self.model))
     }
 }

@@ -25,6 +25,17 @@ const POSITIONS: &[(&str, &str)] = &[
     ("thread_execution_width", "c->group->threads_per_simdgroup"),
 ];
 
+/// Those that count in the dimensions of the grid.
+const OF_GRID: &[&str] = &[
+    "thread_position_in_grid",
+    "thread_position_in_threadgroup",
+    "threadgroup_position_in_grid",
+    "threads_per_threadgroup",
+    "dispatch_threads_per_threadgroup",
+    "threadgroups_per_grid",
+    "threads_per_grid",
+];
+
 /// The name of a position attribute.
 pub(crate) fn position(name: &str) -> Option<&'static str> {
     POSITIONS.iter().find(|(n, _)| *n == name).map(|(n, _)| *n)
@@ -53,7 +64,9 @@ impl Pending {
 
 /// A function marked `kernel`.
 pub(super) struct Kernel {
-    name: String,
+    pub(super) name: String,
+    /// The names of its template's parameters.
+    pub(super) template_parameters: Vec<String>,
     parameters: Vec<Parameter>,
     max_threads: Option<u32>,
     templated: bool,
@@ -143,6 +156,7 @@ impl Rewriter<'_> {
                 return Err(self.refuse(close, format!("'{other}' after the parameters of kernel '{name}'")));
             }
         }
+        self.same_widths(&parameters, i)?;
         if self.kernels.iter().any(|k| k.name == name) {
             return Err(self.refuse(i, format!("a second kernel of the name '{name}'")));
         }
@@ -162,9 +176,62 @@ impl Rewriter<'_> {
                 token: i,
             });
         }
-        self.kernels.push(Kernel { name, parameters, max_threads: pending.max_threads, templated, token: i });
+        let template_parameters = if templated { self.template_parameters(first - 1)? } else { vec![] };
+        let max_threads = pending.max_threads;
+        self.kernels.push(Kernel { name, template_parameters, parameters, max_threads, templated, token: i });
         self.body = Some(self.t.closing(close + 1)?);
         Ok(close + 1)
+    }
+
+    /// Metal wants all positions and sizes of a grid in as many dimensions.
+    fn same_widths(&self, parameters: &[Parameter], i: usize) -> Result<(), Refusal> {
+        let width = |p: &Parameter| match p.type_name.trim().chars().last() {
+            Some(digit @ '2'..='4') => digit as u32 - '0' as u32,
+            _ => 1,
+        };
+        let of_grid = parameters
+            .iter()
+            .filter(|p| matches!(p.kind, ParameterKind::Position(name) if OF_GRID.contains(&name)));
+        let of_grid: Vec<&Parameter> = of_grid.collect();
+        match of_grid.iter().find(|p| width(p) != width(of_grid[0])) {
+            None => Ok(()),
+            Some(other) => Err(self.refuse(
+                i,
+                format!(
+                    "'{} {}' and '{} {}': positions and sizes of a grid have one width in a kernel",
+                    of_grid[0].type_name, of_grid[0].name, other.type_name, other.name
+                ),
+            )),
+        }
+    }
+
+    /// The names of the parameters of a template whose list ends at `close`.
+    fn template_parameters(&self, close: usize) -> Result<Vec<String>, Refusal> {
+        let open = self.opening(close, 0)?;
+        let (mut names, mut at, mut name) = (Vec::new(), open + 1, String::new());
+        let mut is_default = false;
+        while at <= close {
+            match self.t.word(at) {
+                "," | ">" => {
+                    names.push(std::mem::take(&mut name));
+                    is_default = false;
+                }
+                "=" => is_default = true,
+                // A pointer to a function: its name stands in the first brackets.
+                "(" if !is_default => {
+                    if self.t.word(at + 1) == "*" {
+                        name = self.t.word(at + 2).to_owned();
+                        is_default = true;
+                    }
+                    at = self.t.closing(at)?;
+                }
+                "(" | "<" => at = self.t.closing(at)?,
+                word if !is_default && self.t.list[at].kind == Kind::Word => name = word.to_owned(),
+                _ => {}
+            }
+            at += 1;
+        }
+        Ok(names)
     }
 
     /// The parameters in tokens `from..to`.
@@ -456,15 +523,19 @@ impl Rewriter<'_> {
                 }
             }
             text.push_str(&format!(
-                "static MSL_UNCHECKED void msl_run_{n}(const msl_lane_context * c) {{ \
+                "typedef decltype(&{call}) msl_function_{n};\n\
+                 static MSL_UNCHECKED void msl_run_{n}(const msl_lane_context * c) {{ \
                  typedef decltype(&{call}) msl_f; (void) c; {call}({}); }}\n\
                  static MSL_UNCHECKED bool msl_present_{n}(unsigned i) {{ (void) i; {present}return true; }}\n",
                 arguments.join(", ")
             ));
-            table.push_str(&format!("{{ {}, msl_run_{n}, msl_present_{n} }}, ", quoted(&instance.host_name)));
+            table.push_str(&format!(
+                "{{ {}, msl_run_{n}, msl_present_{n}, (const void *) (msl_function_{n}) &{call} }}, ",
+                quoted(&instance.host_name)
+            ));
         }
         text.push_str(&format!(
-            "static const msl_entry msl_entries[] = {{ {table}{{ nullptr, nullptr, nullptr }} }};\n"
+            "static const msl_entry msl_entries[] = {{ {table}{{ nullptr, nullptr, nullptr, nullptr }} }};\n"
         ));
         text.push_str(
             "MSL_UNCHECKED const msl_entry * msl_entry_at(unsigned i) { return &msl_entries[i]; }\n",

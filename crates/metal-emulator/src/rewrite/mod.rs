@@ -19,6 +19,7 @@ mod uses;
 pub(crate) use kernels::position;
 
 use crate::library::{ConstantDeclaration, Function};
+use std::collections::HashSet;
 use token::{Kind, Tokens};
 
 /// Something in the source that the emulator does not support.
@@ -73,10 +74,17 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("tensor_handle", "tensor operations"),
 ];
 
+/// Scalar types, and the stems of vector types.
+const POINTED_TO: &[&str] = &[
+    "bool", "char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "float", "half", "bfloat",
+    "int8_t", "uint8_t", "int16_t", "uint16_t", "int32_t", "uint32_t", "int64_t", "uint64_t",
+];
+
 /// Rewrites `text`, the output of `clang -E`, for the check of address spaces if `strict`.
 pub(crate) fn rewrite(text: &str, strict: bool) -> Result<Rewritten, Refusal> {
     let tokens = Tokens::scan(text)?;
     let mut r = Rewriter {
+        types: declared_types(&tokens),
         uses: uses::Uses::of(&tokens),
         t: tokens,
         strict,
@@ -95,8 +103,19 @@ pub(crate) fn rewrite(text: &str, strict: bool) -> Result<Rewritten, Refusal> {
     r.finish()
 }
 
+/// Names of structs, and of types that templates take.
+fn declared_types<'a>(t: &Tokens<'a>) -> HashSet<&'a str> {
+    let names = (1..t.list.len()).filter(|i| {
+        t.list[*i].kind == Kind::Word && matches!(t.word(i - 1), "struct" | "class" | "typename")
+    });
+    // A nested type of a template's type is no name by itself.
+    names.filter(|i| t.word(i + 1) != "::").map(|i| t.word(i)).collect()
+}
+
 /// The walk over the tokens.
 struct Rewriter<'a> {
+    /// Types that the source declares.
+    types: HashSet<&'a str>,
     t: Tokens<'a>,
     uses: uses::Uses<'a>,
     strict: bool,
@@ -148,7 +167,10 @@ impl Rewriter<'_> {
                 }
                 "is_function_constant_defined" => return self.constant_defined(i),
                 "threadgroup" => return self.threadgroup(i),
-                _ => self.supported(i, word)?,
+                _ => {
+                    self.supported(i, word)?;
+                    self.has_address_space(i, word)?;
+                }
             },
         }
         if self.pending.kernel && token.kind != Kind::Directive {
@@ -205,6 +227,16 @@ impl Rewriter<'_> {
     fn directive(&mut self, i: usize) -> Result<(), Refusal> {
         let text = self.t.word(i);
         let mut words = text.trim_start_matches('#').split_whitespace();
+        // Apple's compiler contracts unless it is told not to, and clang here likewise.
+        if let Some(how) = text.split_once("fp contract").filter(|_| text.contains("METAL")) {
+            let how = how.1.trim().trim_start_matches('(').trim_end_matches(')').trim();
+            if !["off", "on", "fast"].contains(&how) {
+                return Err(self.refuse(i, format!("'{text}': expected off, on or fast")));
+            }
+            let with = if self.strict { String::new() } else { format!("#pragma clang fp contract({how})") };
+            self.replace(i, i + 1, &with);
+            return Ok(());
+        }
         let harmless = match (words.next(), words.next().unwrap_or_default()) {
             (Some("pragma"), second) => {
                 second.starts_with("unroll")
@@ -239,6 +271,32 @@ impl Rewriter<'_> {
             self.replace(i, i + 1, &format!("{text}f"));
         }
         Ok(())
+    }
+
+    /// A pointer or reference says where it points, which in Metal it must: `float *x` is an error there.
+    /// Seen are those to scalars, vectors, and types that the source declares.
+    fn has_address_space(&self, i: usize, word: &str) -> Result<(), Refusal> {
+        let stem = word.trim_end_matches(['2', '3', '4']);
+        if !matches!(self.t.word(i + 1), "*" | "&")
+            || self.t.word(i + 2) == "&"
+            || !POINTED_TO.contains(&stem) && !self.types.contains(word)
+        {
+            return Ok(());
+        }
+        let mut at = i;
+        while at > 0 {
+            match self.t.word(at - 1) {
+                "const" | "volatile" | "typename" => at -= 1,
+                "::" if at > 1 && self.t.list[at - 2].kind == Kind::Word => at -= 2,
+                // Of a template: what stands before that is not looked for.
+                "::" | "device" | "constant" | "threadgroup" | "thread" => return Ok(()),
+                _ => break,
+            }
+        }
+        let what = format!(
+            "a pointer or reference to '{word}' without an address space; expected 'device', 'constant', 'threadgroup' or 'thread'"
+        );
+        Err(self.refuse(i, what))
     }
 
     fn supported(&self, i: usize, word: &str) -> Result<(), Refusal> {

@@ -33,6 +33,15 @@ impl Rewriter<'_> {
         }
     }
 
+    /// The kernel whose body this is, with its own template parameters as arguments.
+    fn kernel_address(&self) -> String {
+        let Some(kernel) = self.kernels.last() else { return String::new() };
+        match kernel.template_parameters.is_empty() {
+            true => kernel.name.clone(),
+            false => format!("{}<{}>", kernel.name, kernel.template_parameters.join(", ")),
+        }
+    }
+
     fn in_block(&self) -> bool {
         self.open.last().is_some_and(|&o| self.t.word(o) == "{")
     }
@@ -73,6 +82,12 @@ impl Rewriter<'_> {
                 at = self.t.closing(at)? + 1;
             }
             let (n, d) = (self.t.word(name), self.t.phrase(dimensions, at));
+            if !self.strict {
+                let kernel = self.kernel_address();
+                text.push_str(&format!(
+                    "MSL_DECLARE(msl_memory_of_{n}_{i}, (&{kernel}), sizeof({type_name} {d}), \"{n}\") "
+                ));
+            }
             text.push_str(&format!(
                 "threadgroup {type_name} (&{n}){d} = *(threadgroup {type_name} (*){d}) MSL_THREADGROUP(sizeof({type_name} {d}), \"{n}\"); "
             ));

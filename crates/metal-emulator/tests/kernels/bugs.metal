@@ -34,6 +34,15 @@ kernel void into_the_neighbour(device float * x [[buffer(0)]], device float * y 
 kernel void write(device float * x [[buffer(0)]], uint t [[thread_position_in_grid]]) {
     x[t] = t;
 }
+struct Chunk {
+    device uint * words;
+};
+kernel void through_an_address(device const Chunk * table [[buffer(0)]], device uint * y [[buffer(1)]], constant uint3 & at [[buffer(2)]],
+                               uint t [[thread_position_in_grid]]) {
+    device uint * words = table[at.x].words;
+    y[t] = words[at.y + t];
+    if (at.z) words[at.y + t] = at.z;
+}
 kernel void threadgroup_overrun(device float * x [[buffer(0)]], uint t [[thread_position_in_threadgroup]]) {
     threadgroup float a[32];
     threadgroup float b[32];
@@ -108,6 +117,40 @@ kernel void index(device float * x [[buffer(0)]], uint t [[thread_position_in_th
 }
 [[max_total_threads_per_threadgroup(64)]] kernel void limited(device float * x [[buffer(0)]]) {
     x[0] = 1;
+}
+kernel void aliased(device const float * a [[buffer(0)]], device float * b [[buffer(1)]], uint t [[thread_position_in_grid]]) {
+    b[t] = 2.0f * a[t];
+    b[t] = 2.0f * b[t] + a[t];
+}
+kernel void in_place(device const float * a [[buffer(0)]], device float * b [[buffer(1)]], uint t [[thread_position_in_grid]]) {
+    b[t] = 2.0f * a[t];
+}
+kernel void unordered(device float * x [[buffer(0)]], device float * y [[buffer(1)]], uint t [[thread_position_in_threadgroup]]) {
+    x[t] = float(t);
+#ifdef ORDERED
+    threadgroup_barrier(mem_flags::mem_device);
+#else
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+#endif
+    y[t] = x[63 - t];
+}
+kernel void unordered_in_simdgroup(device half * x [[buffer(0)]], device half * y [[buffer(1)]], uint t [[thread_position_in_threadgroup]]) {
+    x[t] = half(t);
+#ifdef ORDERED
+    simdgroup_barrier(mem_flags::mem_device);
+#else
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+#endif
+    y[t] = x[t ^ 1];
+}
+kernel void too_much_in_a_branch(device float * x [[buffer(0)]], uint t [[thread_position_in_threadgroup]]) {
+    threadgroup float4 a[1536];
+    a[t] = float4(1.0f);
+    if (x[0] > 1.0f) {
+        threadgroup float4 b[513];
+        b[t] = a[t];
+        x[t] = b[t].x;
+    }
 }
 kernel void race(device float * x [[buffer(0)]], uint t [[thread_position_in_threadgroup]]) {
     threadgroup float s[64];

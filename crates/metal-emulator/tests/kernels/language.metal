@@ -61,7 +61,7 @@ template<typename T, short ROWS, bool NEGATE>
         device const uchar * q [[buffer(1)]],
         device float * y [[buffer(2)]],
         threadgroup T * scratch [[threadgroup(0)]],
-        uint3 group [[threadgroup_position_in_grid]],
+        uint2 group [[threadgroup_position_in_grid]],
         ushort2 at [[thread_position_in_threadgroup]],
         ushort2 size [[threads_per_threadgroup]],
         uint index [[thread_index_in_threadgroup]]) {
@@ -80,7 +80,7 @@ template<typename T, short ROWS, bool NEGATE>
         sum.values[k] = scratch[(index + k) % (size.x * size.y)];
     }
     T total = sum.total();
-    if constexpr (NEGATE) total = -total;
+    if (NEGATE) total = -total;
     const Kind kind = (Kind) a.kind;
     switch (kind) {
         case Kind::first: total += T(spare.x); break;
@@ -91,7 +91,7 @@ template<typename T, short ROWS, bool NEGATE>
 }
 template [[host_name("tile_float")]] kernel void tile<float, 3, false>(
         constant Arguments & a [[buffer(0)]], device const uchar * q [[buffer(1)]], device float * y [[buffer(2)]],
-        threadgroup float * scratch [[threadgroup(0)]], uint3 group [[threadgroup_position_in_grid]],
+        threadgroup float * scratch [[threadgroup(0)]], uint2 group [[threadgroup_position_in_grid]],
         ushort2 at [[thread_position_in_threadgroup]], ushort2 size [[threads_per_threadgroup]],
         uint index [[thread_index_in_threadgroup]]);
 typedef decltype(tile<half, 5, true>) tile_t;

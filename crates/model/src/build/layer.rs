@@ -10,21 +10,37 @@ use crate::rope::RopeSpec;
 use crate::spec::{ExpertSpec, LayerSpec};
 
 impl Builder<'_, '_> {
-    /// `x + post_norm(attention(pre_norm(x)))`, or `post_norm(x + attention(pre_norm(x)))`; of the output rows alone where the way
-    /// `ends` with it, for after the last attention no row reads another.
-    pub fn attention(
+    /// `x + post_norm(mixer(pre_norm(x)))`, or `post_norm(x + mixer(pre_norm(x)))`, the mixer attention, a recurrence, or the sum of
+    /// both; of the output rows alone where the way `ends` with it, for after the last mixer no row reads another.
+    pub fn mix(&mut self, x: ValueId, kv_layer: KvLayerId, layer: &LayerSpec, ends: bool) -> Result<ValueId> {
+        let norms = self.spec.family.norms;
+        let residual = if ends { self.output_rows(x, "output rows") } else { x };
+        let input = self.maybe_norm(norms.pre_attention, x, TensorRole::AttnNorm, "attention norm")?;
+        let attended = if layer.attends { Some(self.attention(input, kv_layer, layer, ends)?) } else { None };
+        let branch = match (attended, &layer.recurrent) {
+            (Some(attended), Some(recurrent)) => {
+                let recurred = self.recurrence(input, recurrent, ends)?;
+                self.sum(attended, recurred, "attention and recurrence")
+            }
+            (Some(attended), None) => attended,
+            (None, Some(recurrent)) => self.recurrence(input, recurrent, ends)?,
+            (None, None) => return Ok(residual),
+        };
+        let (role, name) = (TensorRole::PostAttnNorm, "post-attention norm");
+        self.join(residual, branch, norms.post_attention.then_some((role, name)), "attention residual")
+    }
+
+    /// `out(attention(input))`
+    fn attention(
         &mut self,
-        x: ValueId,
+        input: ValueId,
         kv_layer: KvLayerId,
         layer: &LayerSpec,
         ends: bool,
     ) -> Result<ValueId> {
-        let norms = self.spec.family.norms;
-        let residual = if ends { self.output_rows(x, "output rows") } else { x };
         // Keys and values of its own, or those that an earlier layer wrote.
         let own = layer.kv_from.is_none();
-        let input = self.maybe_norm(norms.pre_attention, x, TensorRole::AttnNorm, "attention norm")?;
-        let mut q = self.linear(input, TensorRole::AttnQ, "q")?;
+        let (mut q, gate) = self.queries(input, layer.head_dim)?;
         let mut kv = if own { Some(self.keys_and_values(input, layer)?) } else { None };
         if let Some(whole_row) = match self.spec.family.qk_norm {
             QkNorm::None => None,
@@ -65,10 +81,11 @@ impl Builder<'_, '_> {
                 });
             }
         }
+        let mixed = gate.map_or(mixed, |gate| self.gate_attention(mixed, gate));
         let mixed = if ends { self.output_rows(mixed, "attention of output rows") } else { mixed };
-        let branch = self.linear(mixed, TensorRole::AttnOut, "attention out")?;
-        let (role, name) = (TensorRole::PostAttnNorm, "post-attention norm");
-        self.join(residual, branch, norms.post_attention.then_some((role, name)), "attention residual")
+        let out = self.linear(mixed, TensorRole::AttnOut, "attention out")?;
+        let factors = self.spec.multipliers;
+        Ok(self.scaled(out, factors.attention_in * factors.attention_out, "attention scaled"))
     }
 
     /// `x + cross_attention(norm(x))`: to all of the encoder's states. The scores of the heads `aligned` are kept. `ends` as of
@@ -134,6 +151,9 @@ impl Builder<'_, '_> {
                 match (experts, place) {
                     (Some(experts), ExpertPlace::Instead) => (x, self.experts(input, experts)?),
                     (Some(experts), ExpertPlace::WithShared) => self.shared(x, input, layer, experts)?,
+                    (Some(experts), ExpertPlace::BesideShared) => {
+                        (x, self.beside_shared(input, layer, experts)?)
+                    }
                     _ => (x, self.network(input, layer)?),
                 }
             }
@@ -164,6 +184,16 @@ impl Builder<'_, '_> {
         Ok((sum, self.experts_sum(routed, ids, weights, experts)?))
     }
 
+    /// What the experts make of the input and what the network that all rows go through makes of it, added.
+    fn beside_shared(&mut self, input: ValueId, layer: &LayerSpec, experts: ExpertSpec) -> Result<ValueId> {
+        let sparse = self.experts(input, experts)?;
+        if layer.ffn == 0 {
+            return Ok(sparse);
+        }
+        let dense = self.network(input, layer)?;
+        Ok(self.sum(sparse, dense, "experts and shared"))
+    }
+
     /// `norm(network(norm(x))) + norm(experts(norm(x)))`. What devices can run as one stands next to each other: the router after
     /// its norm and what made `x`, the products of both branches, the norms of what they make.
     fn dense_and_experts(&mut self, x: ValueId, layer: &LayerSpec, experts: ExpertSpec) -> Result<ValueId> {
@@ -187,8 +217,11 @@ impl Builder<'_, '_> {
     /// The experts that the router chooses for each row, run on it, weighed and added.
     fn experts(&mut self, input: ValueId, experts: ExpertSpec) -> Result<ValueId> {
         let (ids, weights) = self.route(input, experts)?;
+        let latent = experts.latent.is_some();
+        let input = if latent { self.linear(input, TensorRole::LatentDown, "latent input")? } else { input };
         let gated = self.experts_inner(input, ids, experts)?;
-        self.experts_sum(gated, ids, weights, experts)
+        let sum = self.experts_sum(gated, ids, weights, experts)?;
+        if latent { self.linear(sum, TensorRole::LatentUp, "latent output") } else { Ok(sum) }
     }
 
     /// The experts that the router chooses for each row, and how much each counts.
@@ -218,6 +251,12 @@ impl Builder<'_, '_> {
     /// `f(gate) * up` of the chosen experts
     fn experts_inner(&mut self, input: ValueId, ids: ValueId, experts: ExpertSpec) -> Result<ValueId> {
         let ExpertSpec { n_used, ffn, .. } = experts;
+        if !self.spec.family.gated {
+            let up = self.expert_linear(input, ids, TensorRole::ExpertUp, n_used * ffn, "expert up")?;
+            let out = self.like(up, "expert activated");
+            self.push(Op::Activate { x: up, kind: self.spec.activation, out });
+            return Ok(out);
+        }
         let gate = self.expert_linear(input, ids, TensorRole::ExpertGate, n_used * ffn, "expert gate")?;
         let up = self.expert_linear(input, ids, TensorRole::ExpertUp, n_used * ffn, "expert up")?;
         let gated = self.like(gate, "expert gated");
@@ -233,9 +272,10 @@ impl Builder<'_, '_> {
         weights: ValueId,
         experts: ExpertSpec,
     ) -> Result<ValueId> {
-        let cols = experts.n_used * self.spec.hidden;
+        let hidden = experts.latent.unwrap_or(self.spec.hidden);
+        let cols = experts.n_used * hidden;
         let down = self.expert_linear(gated, ids, TensorRole::ExpertDown, cols, "expert down")?;
-        let out = self.value("experts sum", self.rows(gated), self.spec.hidden);
+        let out = self.value("experts sum", self.rows(gated), hidden);
         self.push(Op::ExpertSum { x: down, weights, out });
         Ok(out)
     }
@@ -262,7 +302,8 @@ impl Builder<'_, '_> {
         let inputs = if of_outputs { self.output_rows(inputs, "inputs of output rows") } else { inputs };
         let gate = self.linear(x, TensorRole::PerLayerGate, "input gate")?;
         let input = self.value("input", self.rows(inputs), width);
-        self.push(Op::Columns { x: inputs, first: l * width, out: input });
+        let group = width * self.spec.layers.len();
+        self.push(Op::Columns { x: inputs, first: l * width, group, out: input });
         let out = self.like(gate, "input gated");
         self.push(Op::Gate { gate, up: input, kind: self.spec.activation, out });
         let y = self.linear(out, TensorRole::PerLayerOut, "input projection")?;
@@ -281,7 +322,8 @@ impl Builder<'_, '_> {
     /// `down(f(gate) * up)`
     fn network(&mut self, input: ValueId, layer: &LayerSpec) -> Result<ValueId> {
         let inner = self.inner(input, layer)?;
-        self.linear(inner, TensorRole::FfnDown, "down")
+        let out = self.linear(inner, TensorRole::FfnDown, "down")?;
+        Ok(self.scaled(out, self.spec.multipliers.ffn_out, "down scaled"))
     }
 
     /// `f(gate) * up`
@@ -289,6 +331,7 @@ impl Builder<'_, '_> {
         let kind = self.spec.activation;
         Ok(if self.spec.family.gated {
             let gate = self.linear(input, TensorRole::FfnGate, "gate")?;
+            let gate = self.scaled(gate, self.spec.multipliers.ffn_gate, "gate scaled");
             let up = self.linear(input, TensorRole::FfnUp, "up")?;
             let out = self.value("gated", self.rows(input), layer.ffn);
             self.push(Op::Gate { gate, up, kind, out });

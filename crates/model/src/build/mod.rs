@@ -6,6 +6,7 @@
 mod begin;
 mod end;
 mod layer;
+mod recurrent;
 
 use std::collections::HashMap;
 
@@ -60,19 +61,26 @@ pub(crate) fn build_to<'a>(
         ropes: Vec::new(),
         nodes: Vec::new(),
         kept: Vec::new(),
+        states: Vec::new(),
     };
+    // After the last layer that mixes positions no row reads another.
+    let last = spec.layers.iter().rposition(LayerSpec::mixes);
     let mut x = if spec.n_inputs > 0 { builder.input()? } else { builder.embed()? };
     let inputs = if spec.per_layer_width > 0 { Some(builder.per_layer_inputs(x)?) } else { None };
     for (l, layer) in spec.layers.iter().enumerate() {
         builder.layer = Some(l);
-        let ends = l + 1 == spec.layers.len() && matches!(end, End::Own | End::Alignment(_));
-        x = builder.attention(x, kv.own(l), layer, ends && spec.encoder.is_none())?;
+        let ends = last == Some(l) && matches!(end, End::Own | End::Alignment(_));
+        if layer.mixes() {
+            x = builder.mix(x, kv.own(l), layer, ends && spec.encoder.is_none())?;
+        }
         if spec.encoder.is_some() {
             let aligned = if let End::Alignment(heads) = end { heads } else { &[] };
             let aligned = aligned.iter().find(|(layer, _)| *layer == l).map_or(&[][..], |(_, heads)| heads);
             x = builder.cross_attention(x, kv.encoder_states(l), layer, aligned, ends)?;
         }
-        x = builder.feed_forward(x, layer)?;
+        if layer.ffn > 0 || layer.experts.is_some() {
+            x = builder.feed_forward(x, layer)?;
+        }
         if let Some(inputs) = inputs {
             x = builder.per_layer_branch(x, inputs, l)?;
         }
@@ -86,9 +94,9 @@ pub(crate) fn build_to<'a>(
         (End::Own | End::Alignment(_), OutputKind::Logits) => builder.head(x)?,
         (End::Own | End::Alignment(_), OutputKind::Hidden) => builder.hidden(x)?,
     };
-    let Builder { values, weights, nodes, kept, .. } = builder;
-    let plan =
-        Plan { values, weights, nodes, kv: KvLayout::new(kv.layers), output, argmax, output_kind, kept };
+    let Builder { values, weights, nodes, kept, states, .. } = builder;
+    let kv = KvLayout { states, ..KvLayout::new(kv.layers) };
+    let plan = Plan { values, weights, nodes, kv, output, argmax, output_kind, kept };
     plan.check()?;
     Ok(plan)
 }
@@ -107,6 +115,11 @@ impl KvLayers {
         // What looks both ways looks at the rows of its step, and keeps nothing.
         let cached = if spec.family.bidirectional { &[][..] } else { &spec.layers };
         for layer in cached {
+            if !layer.attends {
+                // Nobody asks for it.
+                kv.own.push(KvLayerId(u32::MAX));
+                continue;
+            }
             match layer.kv_from.and_then(|from| kv.own.get(from)) {
                 Some(id) => kv.own.push(*id),
                 None => {
@@ -151,6 +164,8 @@ struct Builder<'a, 'f> {
     ropes: Vec<(RopeSpec, WeightId)>,
     nodes: Vec<Node>,
     kept: Vec<ValueId>,
+    /// Numbers of each state.
+    states: Vec<usize>,
 }
 
 /// Pieces that all parts are made of.

@@ -6,7 +6,7 @@ pub mod speech;
 
 use std::path::PathBuf;
 
-use device::{Device, KvType, Limits, Numerics, Plan, Program, Span, Step};
+use device::{Device, KvType, Limits, Numerics, Plan, Program, STATE_NONE, Span, StateUse, Step};
 use device_lower::fusion::fuse;
 use device_reference::Reference;
 use device_testing::{BEST_AND_LOGITS, committed};
@@ -18,6 +18,18 @@ pub const DENSE: [&str; 10] =
 
 /// ... and those with experts, or with layers that share keys and values and have inputs of their own.
 pub const MIXED: [&str; 4] = ["qwen2_moe", "qwen3_moe", "gemma4_e2b", "gemma4_moe"];
+
+/// ... and those with recurrent layers, whose prompts are longer than the chunks of kernels.
+pub const RECURRENT: [&str; 8] = [
+    "lfm2",
+    "qwen3_next",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "granitemoehybrid",
+    "granitemoehybrid_dense",
+    "nemotron_h",
+    "falcon_h1",
+];
 
 /// f32 arithmetic in another order than the reference's, over logits of magnitude 10.
 pub const TOLERANCE: f32 = 1e-3;
@@ -62,10 +74,13 @@ pub struct Runner {
     program: Box<dyn Program>,
     n_vocab: usize,
     n_groups: usize,
+    has_states: bool,
+    /// The state after the last step.
+    state: u32,
     position: u32,
 }
 
-const PAGES: usize = 4;
+const PAGES: usize = 8;
 const PAGE_LEN: usize = 16;
 
 impl Runner {
@@ -87,12 +102,20 @@ impl Runner {
             n_ctx: PAGES * PAGE_LEN,
             page_len: PAGE_LEN,
             n_pages: vec![PAGES; n_groups],
-            n_states: 0,
+            n_states: if plan.kv.states.is_empty() { 0 } else { 2 },
             kv_type: KvType::F32,
             numerics,
         };
         let program = device.compile(&[fuse(plan, device.fusion())], &limits).and_then(committed)?;
-        Ok(Runner { program, n_vocab: plan.value(plan.output).cols, n_groups, position: 0 })
+        let has_states = !plan.kv.states.is_empty();
+        Ok(Runner {
+            program,
+            n_vocab: plan.value(plan.output).cols,
+            n_groups,
+            has_states,
+            state: 0,
+            position: 0,
+        })
     }
 
     /// The names of the kernels of a step of one row.
@@ -107,9 +130,17 @@ impl Runner {
         let outputs: Vec<u32> = (0..n_rows).collect();
         let span = Span { slot: 0, first_row: 0, n_rows, first_position: self.position };
         let wants = vec![BEST_AND_LOGITS; tokens.len()];
+        // Two states in turn.
+        let (from, to) = match self.position {
+            0 => (STATE_NONE, 0),
+            _ => (self.state, 1 - self.state),
+        };
+        self.state = to;
+        let states = if self.has_states { vec![StateUse { from, to }] } else { vec![] };
         let step = Step {
             tokens,
             spans: &[span],
+            states: &states,
             page_tables: &table,
             pages_per_table: PAGES,
             outputs: &outputs,

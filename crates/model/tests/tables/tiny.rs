@@ -1,7 +1,7 @@
 //! Tiny checkpoints of any family under any naming, made from the tables that the loader reads: keys get small numbers, and
 //! tensors are those that the loader asks for, one after another, until it asks for nothing more.
 use model::names::KEYS;
-use model::{ArchDescriptor, Error, ExpertPlace, Key, ModelSpec, TensorRole, WindowPattern};
+use model::{ArchDescriptor, Error, ExpertPlace, Key, ModelSpec, RecurrentPlace, TensorRole, WindowPattern};
 use weights::{BlockType, Bytes, Checkpoint, Metadata, Naming, Planes, Tensor, Value};
 
 pub const N_VOCAB: usize = 160;
@@ -12,6 +12,7 @@ const MAX_ROUNDS: usize = 1000;
 /// A small number for a key, where the family needs one.
 fn small(family: &ArchDescriptor, key: Key, hidden: usize, n_layers: usize) -> Option<Value> {
     let experts = family.experts != ExpertPlace::Nowhere;
+    let recurrent = family.recurrent.is_some();
     let per_layer = family.tensors.iter().any(|t| t.iter().any(|n| n.role == TensorRole::PerLayerGate));
     let n = match key {
         Key::Layers => n_layers,
@@ -29,6 +30,12 @@ fn small(family: &ArchDescriptor, key: Key, hidden: usize, n_layers: usize) -> O
         Key::ExpertsUsed if experts => 2,
         Key::ExpertFfn if experts => 64,
         Key::SharedFfn if family.experts == ExpertPlace::WithShared => 64,
+        Key::ConvSize if recurrent => 3,
+        Key::StateHeads if recurrent => 4,
+        Key::StateHeadDim if recurrent => 16,
+        Key::StateInner if recurrent => 64,
+        Key::StateGroups if recurrent => 2,
+        Key::StateRows if recurrent => 16,
         Key::PerLayerWidth if per_layer => 32,
         // Those who name the first layer that has one mostly have none.
         Key::Window if family.windows != WindowPattern::FromKey => 16,
@@ -60,13 +67,16 @@ pub fn checkpoint_of(
     for row in KEYS {
         let Some(value) = small(family, row.key, hidden, n_layers) else { continue };
         let names = if naming == Naming::Gguf { row.gguf } else { row.hf };
+        let own =
+            family.keys.iter().find(|own| own.key == row.key && naming != Naming::Gguf).map(|own| own.hf);
         // Names with a placeholder are of nested objects; those have a plain one as well.
-        let Some(name) = names.iter().find(|name| !name.contains('{')) else { continue };
+        let Some(name) = own.or(names.iter().copied().find(|name| !name.contains('{'))) else { continue };
         let prefix = if naming == Naming::Gguf { format!("{selector}.") } else { String::new() };
         metadata.insert(format!("{prefix}{name}"), value);
     }
     let mut checkpoint =
         Checkpoint { naming, metadata, tensors: Vec::new(), format: "tiny".to_owned(), file_bytes: 0 };
+    mixers(family, naming, n_layers, &mut checkpoint.tensors);
     for _ in 0..MAX_ROUNDS {
         match ModelSpec::from_checkpoint(&checkpoint) {
             Ok(_) => return Some(checkpoint),
@@ -95,6 +105,24 @@ pub fn checkpoint_of(
     panic!("{} under {naming:?} names: no end of tensors", family.name)
 }
 
+/// Where the tensors of a layer say what it is: a tensor of each kind in turn. Their shapes come later.
+fn mixers(family: &ArchDescriptor, naming: Naming, n_layers: usize, tensors: &mut Vec<Tensor>) {
+    let kinds = match family.recurrent.map(|r| r.place) {
+        Some(RecurrentPlace::InsteadOfAttention) => vec![Some(TensorRole::RecurrentOut), None],
+        Some(RecurrentPlace::OneMixer) => {
+            vec![Some(TensorRole::RecurrentOut), Some(TensorRole::AttnOut), None]
+        }
+        Some(RecurrentPlace::BesideAttention | RecurrentPlace::Everywhere) | None => return,
+    };
+    for l in 0..n_layers {
+        let Some(role) = kinds[l % kinds.len()] else { continue };
+        let row = family.tensors.iter().copied().flatten().find(|row| row.role == role).unwrap();
+        let name = if naming == Naming::Gguf { row.gguf } else { row.hf };
+        let name = name.replace("{layer}", "model.layers.{l}.").replace("{l}", &l.to_string());
+        tensors.push(random(&format!("{name}.weight"), &[1, 1], naming));
+    }
+}
+
 /// The numbers between the first brackets.
 fn shape_in(text: &str) -> Option<Vec<usize>> {
     let (_, rest) = text.split_once('[')?;
@@ -106,7 +134,10 @@ fn random(name: &str, shape: &[usize], naming: Naming) -> Tensor {
     let n: usize = shape.iter().product();
     let seed = name.bytes().fold(7u64, |seed, byte| seed.wrapping_mul(31).wrapping_add(byte.into()));
     let mut rng = device_testing::Rng::new(seed);
-    let values = (0..n).map(|_| if shape.len() == 1 { 1.0 + 0.1 * rng.normal() } else { 0.1 * rng.normal() });
+    // Rates of decay, which GGUF files hold as they are.
+    let mean = if name.contains("ssm_a") && !name.contains("alpha") { -1.0 } else { 1.0 };
+    let values =
+        (0..n).map(|_| if shape.len() == 1 { mean + 0.1 * rng.normal() } else { 0.1 * rng.normal() });
     let (block, data): (_, Vec<u8>) = if naming == Naming::Gguf && shape.len() == 1 {
         (BlockType::F32, values.flat_map(f32::to_le_bytes).collect())
     } else {

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use engine::FinishReason;
 
@@ -68,6 +69,12 @@ impl Answer {
     /// Answers that have not ended.
     pub fn n_choices(&self) -> usize {
         self.n_left
+    }
+
+    /// Wait until the prompt has been computed: of it, tokens that were found computed.
+    pub async fn n_cached(&mut self) -> usize {
+        self.channel.wait().await;
+        self.channel.activity.n_cached.load(Ordering::Relaxed)
     }
 
     /// What comes next; `None` after every choice has ended. What came since the last call comes in one piece.
@@ -175,6 +182,7 @@ impl Facts {
 fn stop_reason(reason: FinishReason) -> StopReason {
     match reason {
         FinishReason::EndToken(_) | FinishReason::ConstraintMet => StopReason::End,
+        FinishReason::ConstraintUnmet => StopReason::Unspellable,
         FinishReason::StopToken(token) => StopReason::StopToken(token),
         FinishReason::StopString(stop) => StopReason::StopString(stop),
         FinishReason::MaxTokens => StopReason::MaxTokens,

@@ -26,6 +26,14 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
     }
 }
 
+/// A text, empty for `null`: clients that set no model say so.
+///
+/// # Errors
+/// It is neither.
+pub fn text_or_null<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
 /// Some of an object's keys; what is wrong is named by its path after `prefix`, which a flattened struct would lose.
 ///
 /// # Errors

@@ -6,16 +6,17 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use engine::MemoryStatus;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::body::JsonBody;
+use super::body::{JsonBody, text_or_null};
 use crate::app::App;
-use crate::error::Result;
+use crate::error::{ApiError, Result};
 use crate::models::ModelStatus;
 use crate::stats::{Gauge, Histogram, Stats};
 
@@ -29,6 +30,7 @@ pub fn router() -> axum::Router<App> {
         .route("/slots", get(slots))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
+        .route("/tokenizer_info", get(tokenizer_info))
 }
 
 async fn health(State(app): State<App>) -> Response {
@@ -42,7 +44,7 @@ async fn health(State(app): State<App>) -> Response {
 async fn metrics(State(app): State<App>) -> Response {
     let stats = stats(&app);
     let content_type = "text/plain; version=0.0.4; charset=utf-8";
-    ([(header::CONTENT_TYPE, content_type)], exposition(&stats)).into_response()
+    ([(header::CONTENT_TYPE, content_type)], exposition(&stats) + &of_memory(&app.memory())).into_response()
 }
 
 /// Of the models that are loaded.
@@ -101,6 +103,48 @@ fn exposition(models: &[(String, Arc<Stats>)]) -> String {
     out
 }
 
+/// What the governor of memory decided and why, as [`exposition`]. `device` is empty for the system's memory.
+fn of_memory(memories: &[MemoryStatus]) -> String {
+    type Bytes = fn(&MemoryStatus) -> u64;
+    let numbers: [(&str, &str, Bytes); 8] = [
+        ("ingle_memory_budget_bytes", "Most bytes that pages and caches of all models may hold.", |m| {
+            m.budget
+        }),
+        ("ingle_memory_held_bytes", "Bytes that they hold.", |m| m.held),
+        ("ingle_memory_fixed_bytes", "Weights and activations of all models, as planned.", |m| m.fixed),
+        ("ingle_memory_free_bytes", "Free at the last reading.", |m| m.reading.free),
+        ("ingle_memory_reserve_bytes", "Left for everybody else.", |m| m.reserve),
+        ("ingle_memory_growth_bytes_per_second", "What running sequences take.", |m| m.growth),
+        (
+            "ingle_memory_booked_bytes",
+            "What the oldest sequences may still take of what is committed for them.",
+            |m| m.booked,
+        ),
+        ("ingle_memory_resident_bytes", "Memory of the process that no file backs.", |m| {
+            m.reading.resident.unwrap_or(0)
+        }),
+    ];
+    let mut out = String::new();
+    // Writing to a String does not fail.
+    let mut line = |text: std::fmt::Arguments<'_>| {
+        let _ = writeln!(out, "{text}");
+    };
+    for (name, help, number) in numbers {
+        line(format_args!("# HELP {name} {help}\n# TYPE {name} gauge"));
+        for memory in memories {
+            line(format_args!("{name}{{device=\"{}\"}} {}", memory.device, number(memory)));
+        }
+    }
+    line(format_args!(
+        "# HELP ingle_memory_reason Why the budget is what it is.\n# TYPE ingle_memory_reason gauge"
+    ));
+    for memory in memories {
+        let (device, reason) = (memory.device, memory.reason.name());
+        line(format_args!("ingle_memory_reason{{device=\"{device}\",reason=\"{reason}\"}} 1"));
+    }
+    out
+}
+
 async fn slots(State(app): State<App>) -> Json<Value> {
     let mut slots = Vec::new();
     for model in app.activity() {
@@ -118,14 +162,15 @@ async fn slots(State(app): State<App>) -> Json<Value> {
     Json(Value::Array(slots))
 }
 
+/// As llama-server has it (`content`, `add_special`), or vLLM (`prompt`, `add_special_tokens`).
 #[derive(Deserialize)]
 struct Tokenize {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "text_or_null")]
     model: String,
-    #[serde(alias = "prompt")]
-    content: String,
-    #[serde(default)]
-    add_special: bool,
+    content: Option<String>,
+    prompt: Option<String>,
+    add_special: Option<bool>,
+    add_special_tokens: Option<bool>,
     #[serde(default = "yes")]
     parse_special: bool,
     #[serde(default)]
@@ -137,7 +182,15 @@ fn yes() -> bool {
 }
 
 async fn tokenize(State(app): State<App>, JsonBody(body): JsonBody<Tokenize>) -> Result<Json<Value>> {
-    let tokens = app.tokenize(&body.model, body.content, body.add_special, body.parse_special).await?;
+    let (text, adds_by_default) = match (body.content, body.prompt) {
+        (Some(content), _) => (content, false),
+        (None, Some(prompt)) => (prompt, true),
+        (None, None) => {
+            return Err(ApiError::invalid("content", "`content` is missing, expected a text"));
+        }
+    };
+    let add_special = body.add_special.or(body.add_special_tokens).unwrap_or(adds_by_default);
+    let tokens = app.tokenize(&body.model, text, add_special, body.parse_special).await?;
     let piece = |(id, bytes): &(u32, Vec<u8>)| match std::str::from_utf8(bytes) {
         _ if !body.with_pieces => json!(id),
         Ok(text) => json!({ "id": id, "piece": text }),
@@ -149,15 +202,34 @@ async fn tokenize(State(app): State<App>, JsonBody(body): JsonBody<Tokenize>) ->
 
 #[derive(Deserialize)]
 struct Detokenize {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "text_or_null")]
     model: String,
     tokens: Vec<u32>,
 }
 
+/// llama-server calls the text `content`, vLLM `prompt`.
 async fn detokenize(State(app): State<App>, JsonBody(body): JsonBody<Detokenize>) -> Result<Json<Value>> {
     let tokens = app.text_of(&body.model, &body.tokens).await?;
     let bytes: Vec<u8> = tokens.into_iter().flat_map(|(_, bytes)| bytes).collect();
-    Ok(Json(json!({ "content": String::from_utf8_lossy(&bytes) })))
+    let text = String::from_utf8_lossy(&bytes);
+    Ok(Json(json!({ "content": text, "prompt": text })))
+}
+
+#[derive(Deserialize)]
+struct Which {
+    #[serde(default, deserialize_with = "text_or_null")]
+    model: String,
+}
+
+/// What evaluations need to tokenise by `/tokenize`, as vLLM has it.
+async fn tokenizer_info(State(app): State<App>, Query(which): Query<Which>) -> Result<Json<Value>> {
+    let props = app.text_props(&which.model).await?;
+    let mark = |text: String| (!text.is_empty()).then_some(text);
+    let eos = mark(props.eos);
+    Ok(Json(json!({
+        "tokenizer_class": "ingle", "model_max_length": props.n_ctx, "chat_template": props.chat_template,
+        "bos_token": mark(props.bos), "eos_token": eos, "pad_token": eos,
+    })))
 }
 
 #[cfg(test)]

@@ -1,11 +1,12 @@
 //! The keys of sampling that the APIs share, with the extensions that clients of llama.cpp and vLLM send.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use engine::{Dry, Mirostat, SamplerName, SamplingParams};
 use serde::Deserialize;
 use serde_json::Value;
-use text::Grammar;
+use text::{Grammar, Trigger, Triggers};
 
 use crate::error::{ApiError, ErrorKind, Result};
 use crate::request::{GenerateOptions, KeepAlive};
@@ -32,9 +33,11 @@ pub struct SamplingKeys {
     cache_prompt: Option<bool>,
     #[serde(flatten)]
     more: MoreSamplers,
-    // Known, and not built: refused unless they ask for nothing.
+    /// The grammar begins where a trigger stands in the text.
     grammar_lazy: Option<bool>,
+    grammar_triggers: Option<Vec<TriggerKeys>>,
     structural_tag: Option<Value>,
+    /// As vLLM has them.
     structured_outputs: Option<Value>,
     // What the answer must be.
     /// GBNF.
@@ -44,6 +47,17 @@ pub struct SamplingKeys {
     guided_regex: Option<String>,
     guided_choice: Option<Vec<String>>,
     guided_grammar: Option<String>,
+}
+
+/// A trigger as llama-server has it.
+#[derive(Clone, Debug, Deserialize)]
+struct TriggerKeys {
+    /// 0: a token, 1: a word, 2: a regular expression, 3: one of all the text.
+    #[serde(rename = "type")]
+    kind: u32,
+    #[serde(default)]
+    value: String,
+    token: Option<u32>,
 }
 
 /// Samplers of llama.cpp, by its names; a value that llama.cpp takes for off is off.
@@ -128,7 +142,7 @@ impl SamplingKeys {
     /// # Errors
     /// A value outside its limits, or a key that cannot be honoured, by name.
     pub fn apply(&self, options: &mut GenerateOptions) -> Result<()> {
-        self.refuse_unbuilt()?;
+        options.triggers = self.triggers()?;
         let sampling = &mut options.sampling;
         let set = |target: &mut f32, value: Option<f32>| *target = value.unwrap_or(*target);
         set(&mut sampling.temperature, self.temperature);
@@ -170,8 +184,13 @@ impl SamplingKeys {
     /// # Errors
     /// More than one is given.
     pub fn grammar(&self, own: Option<Grammar>) -> Result<Option<Grammar>> {
+        let tag =
+            self.structural_tag.as_ref().filter(|tag| !tag.is_null()).map(structural_tag).transpose()?;
+        let structured = self.structured_outputs.as_ref().filter(|outputs| !outputs.is_null());
         let given = [
             own,
+            tag,
+            structured.map(structured_outputs).transpose()?.flatten(),
             self.json_schema.clone().filter(|schema| !schema.is_null()).map(Grammar::JsonSchema),
             self.guided_regex.clone().map(Grammar::Regex),
             self.guided_choice.clone().map(Grammar::Choice),
@@ -185,9 +204,34 @@ impl SamplingKeys {
             (_, Some(_)) => Err(ApiError::new(
                 ErrorKind::Invalid,
                 "the answer is to follow several grammars, expected one of response_format, json_schema, guided_json, \
-                 guided_regex, guided_choice, guided_grammar and grammar",
+                 guided_regex, guided_choice, guided_grammar, structural_tag, structured_outputs and grammar",
             )),
         }
+    }
+
+    /// What a lazy grammar waits for.
+    fn triggers(&self) -> Result<Option<Arc<Triggers>>> {
+        if self.grammar_lazy != Some(true) {
+            return Ok(None);
+        }
+        let wrong = |message: String| ApiError::invalid("grammar_triggers", message);
+        if self.grammar.as_ref().is_none_or(String::is_empty) {
+            let message = "`grammar_lazy` needs `grammar`, which is missing";
+            return Err(ApiError::invalid("grammar_lazy", message));
+        }
+        let trigger = |(index, keys): (usize, &TriggerKeys)| match (keys.kind, keys.token) {
+            (0, Some(token)) => Ok(Trigger::Token(token)),
+            (0, None) => {
+                Err(wrong(format!("`grammar_triggers[{index}].token` is missing, expected a token's id")))
+            }
+            (1, _) => Ok(Trigger::Word(keys.value.clone())),
+            (2, _) => Ok(Trigger::Pattern(keys.value.clone())),
+            (3, _) => Ok(Trigger::WholePattern(keys.value.clone())),
+            (kind, _) => Err(wrong(format!("`grammar_triggers[{index}].type` is {kind}, expected 0 to 3"))),
+        };
+        let triggers = self.grammar_triggers.iter().flatten().enumerate().map(trigger);
+        let triggers = Triggers::new(&triggers.collect::<Result<Vec<_>>>()?);
+        triggers.map(|triggers| Some(Arc::new(triggers))).map_err(|error| wrong(error.to_string()))
     }
 
     fn logit_bias(&self) -> Result<Vec<(u32, f32)>> {
@@ -201,19 +245,57 @@ impl SamplingKeys {
         };
         entries.map(read).collect()
     }
+}
 
-    fn refuse_unbuilt(&self) -> Result<()> {
-        let asks = |value: &Option<Value>| value.as_ref().is_some_and(|value| !value.is_null());
-        let found = [
-            ("grammar_lazy", self.grammar_lazy == Some(true)),
-            ("structural_tag", asks(&self.structural_tag)),
-            ("structured_outputs", asks(&self.structured_outputs)),
-        ];
-        match found.into_iter().find(|(_, asked)| *asked) {
-            Some((name, _)) => Err(ApiError::not_built(name)),
-            None => Ok(()),
-        }
+/// The grammar of a structural tag: an object, or its text.
+///
+/// # Errors
+/// It is not as vLLM and SGLang have it.
+pub(super) fn structural_tag(tag: &Value) -> Result<Grammar> {
+    let parsed = tag.as_str().map(|text| serde_json::from_str(text).unwrap_or_default());
+    let grammar = Grammar::of_structural_tag(parsed.as_ref().unwrap_or(tag));
+    grammar.map_err(|error| ApiError::invalid("structural_tag", error.to_string()))
+}
+
+/// The grammar of vLLM's `structured_outputs`.
+fn structured_outputs(outputs: &Value) -> Result<Option<Grammar>> {
+    let wrong = |key: &str, found: &Value, expected: &str| {
+        let path = format!("structured_outputs{key}");
+        Err(ApiError::invalid(path.clone(), format!("`{path}` is {found}, expected {expected}")))
+    };
+    let Some(outputs) = outputs.as_object() else {
+        return wrong(
+            "",
+            outputs,
+            "an object with one of json, regex, choice, grammar, json_object, structural_tag",
+        );
+    };
+    let mut grammars = Vec::new();
+    for (key, value) in outputs.iter().filter(|(_, value)| !value.is_null()) {
+        grammars.push(match (key.as_str(), value) {
+            ("json", Value::Object(_) | Value::Bool(_)) => Grammar::JsonSchema(value.clone()),
+            ("json", Value::String(text)) => match serde_json::from_str(text) {
+                Ok(schema) => Grammar::JsonSchema(schema),
+                Err(_) => return wrong(".json", value, "a JSON Schema"),
+            },
+            ("regex", Value::String(regex)) => Grammar::Regex(regex.clone()),
+            ("grammar", Value::String(text)) => Grammar::of_text(text.clone()),
+            ("choice", Value::Array(list)) if list.iter().all(Value::is_string) => {
+                Grammar::Choice(list.iter().filter_map(Value::as_str).map(str::to_owned).collect())
+            }
+            ("json_object", Value::Bool(true)) => Grammar::AnyJson,
+            ("json_object", Value::Bool(false)) => continue,
+            ("structural_tag", tag) => structural_tag(tag)?,
+            ("json" | "regex" | "grammar" | "choice" | "json_object", _) => {
+                return wrong(&format!(".{key}"), value, "what the key says");
+            }
+            (other, _) => return Err(ApiError::not_built(&format!("structured_outputs.{other}"))),
+        });
     }
+    if grammars.len() > 1 {
+        return wrong("", &Value::Object(outputs.clone()), "one of its keys");
+    }
+    Ok(grammars.pop())
 }
 
 /// The limits that hold for every model; what depends on the vocabulary, the engine checks.
@@ -334,11 +416,41 @@ mod tests {
             (json!({"samplers": ["top_k", "top_q"]}), "samplers"),
             (json!({"samplers": ["top_k", "dry"]}), "samplers"),
             (json!({"dry_multiplier": 1, "dry_base": 0.5}), "dry_base"),
-            (json!({"grammar": "root ::= \"a\"", "grammar_lazy": true}), "grammar_lazy"),
-            (json!({"structural_tag": {}}), "structural_tag"),
+            (json!({"grammar": "root ::= \"a\"", "grammar_lazy": true}), "grammar_triggers"),
+            (json!({"grammar_lazy": true, "grammar_triggers": [{"type": 1, "value": "a"}]}), "grammar_lazy"),
+            (
+                json!({"grammar": "root ::= \"a\"", "grammar_lazy": true, "grammar_triggers": [{"type": 7}]}),
+                "grammar_triggers",
+            ),
             (json!({"keep_alive": "soon"}), "keep_alive"),
         ] {
             assert_eq!(apply(keys).unwrap_err().param.as_deref(), Some(name));
+        }
+    }
+
+    #[test]
+    fn grammars_wait_for_triggers_as_llama_server_has_them() {
+        let keys = json!({
+            "grammar": "root ::= \"<a>\"", "grammar_lazy": true,
+            "grammar_triggers": [{"type": 1, "value": "<a>"}, {"type": 0, "value": "", "token": 7}],
+        });
+        let triggers = apply(keys).unwrap().triggers.unwrap();
+        assert!(triggers.has_token(7) && triggers.find("x<a>", 4) == Some(1));
+        let grammar = |keys: Value| serde_json::from_value::<SamplingKeys>(keys).unwrap().grammar(None);
+        let wrong = |keys: Value| grammar(keys).unwrap_err().param.unwrap();
+        assert_eq!(wrong(json!({ "structural_tag": {} })), "structural_tag");
+        let structured = |outputs: Value| grammar(json!({ "structured_outputs": outputs })).unwrap();
+        assert_eq!(structured(json!({})), None);
+        assert_eq!(structured(json!({ "regex": "a", "json": null })), Some(Grammar::Regex("a".into())));
+        assert_eq!(structured(json!({ "choice": ["a"] })), Some(Grammar::Choice(vec!["a".into()])));
+        assert_eq!(structured(json!({ "json": "{}" })), Some(Grammar::JsonSchema(json!({}))));
+        for (outputs, param) in [
+            (json!(7), "structured_outputs"),
+            (json!({ "regex": 7 }), "structured_outputs.regex"),
+            (json!({ "regex": "a", "json": {} }), "structured_outputs"),
+            (json!({ "whitespace_pattern": "a" }), "structured_outputs.whitespace_pattern"),
+        ] {
+            assert_eq!(wrong(json!({ "structured_outputs": outputs })), param);
         }
     }
 

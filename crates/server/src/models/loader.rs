@@ -1,9 +1,14 @@
 //! Where models come from: what the program around the server knows of files and devices.
 
+use std::time::Duration;
+
 use engine::{Embedder, Engine, Model};
 use speech::Transcriber;
 
 use crate::error::{ApiError, ErrorKind, Result};
+
+/// Longest time that steps are computed only to warm up a model.
+const WARM_UP: Duration = Duration::from_secs(10);
 
 /// Loads models; what devices and file formats there are is its business.
 pub trait Loader: Send + Sync + 'static {
@@ -109,13 +114,22 @@ pub enum Loaded {
 }
 
 impl Loaded {
-    /// Compute steps of every size once, so that what a device does at first use is done before a client waits for it.
+    /// Compute steps of every size once, so that what a device does at first use is done before a client waits for it; for some
+    /// seconds at most.
     ///
     /// # Errors
     /// The device failed.
     pub fn warm_up(&mut self) -> Result<()> {
         match self {
-            Loaded::Text(engine) => Ok(engine.warm_up()?),
+            Loaded::Text(engine) => {
+                if let Some(left) = engine.warm_up(WARM_UP)? {
+                    let seconds = WARM_UP.as_secs();
+                    tracing::warn!(
+                        "warming up ended after {seconds} s without {left}; first requests may take longer"
+                    );
+                }
+                Ok(())
+            }
             Loaded::Embedder(embedder) => Ok(embedder.embed_tokens(&[&[0]]).map(drop)?),
             Loaded::Speech(transcriber) => Ok(transcriber.warm_up()?),
         }

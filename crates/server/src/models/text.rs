@@ -6,6 +6,7 @@ use engine::Engine;
 use text::{Gap, Grammar, GrammarCompiler, Matcher, Tokenizer};
 
 use crate::error::{ApiError, ErrorKind, Result};
+use crate::matchers::Matchers;
 use crate::reading::Template;
 use crate::worker::Worker;
 
@@ -31,18 +32,30 @@ pub(crate) struct Facts {
     pub(super) device: &'static str,
     /// Made for the first request that has a grammar.
     compiler: OnceLock<std::result::Result<GrammarCompiler, String>>,
+    matchers: Matchers,
 }
 
 impl Facts {
     /// What holds an answer to a grammar.
     ///
     /// # Errors
-    /// The grammar is not valid or not supported.
+    /// The grammar is not valid or not supported, or the vocabulary cannot spell how its texts begin.
     pub(crate) fn matcher(&self, grammar: &Grammar) -> Result<Matcher> {
+        self.matchers.get(grammar, || self.compile(grammar))
+    }
+
+    fn compile(&self, grammar: &Grammar) -> Result<Matcher> {
         let make =
             || GrammarCompiler::new(&self.tokenizer, self.model.n_vocab()).map_err(|error| error.to_string());
         let compiler = self.compiler.get_or_init(make).as_ref().map_err(ApiError::internal)?;
-        compiler.compile(grammar).map_err(|error| ApiError::new(ErrorKind::Invalid, error.to_string()))
+        let wrong = |error: text::Error| ApiError::new(ErrorKind::Invalid, error.to_string());
+        let matcher = compiler.compile(grammar).map_err(wrong)?;
+        let mut words = vec![0; self.model.n_vocab().div_ceil(32)];
+        matcher.clone().mask(&mut words).map_err(wrong)?;
+        if words.iter().all(|word| *word == 0) {
+            return Err(ApiError::unspellable());
+        }
+        Ok(matcher)
     }
 
     pub(super) fn of(engine: &Engine) -> Result<Facts> {
@@ -58,6 +71,7 @@ impl Facts {
             n_slots: engine.limits().max_spans,
             device: engine.device().name(),
             compiler: OnceLock::new(),
+            matchers: Matchers::default(),
         })
     }
 }

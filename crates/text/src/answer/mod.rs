@@ -19,6 +19,8 @@ use calls::Tools;
 use formats::{CallFormat, FORMATS, GENERIC, REASONINGS, Reasoning, Syntax};
 use serde_json::Value;
 
+use crate::{Aside, Result, Specials, Tokenizer};
+
 /// How a model calls tools and thinks.
 #[derive(Clone, Copy, Debug)]
 pub struct AnswerFormat {
@@ -106,9 +108,44 @@ impl AnswerFormat {
         marks
     }
 
+    /// Special tokens that the parser must see, ascending: those of the marks.
+    ///
+    /// # Errors
+    /// A mark cannot be tokenised.
+    pub fn shown_tokens(&self, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
+        let mut shown = Vec::new();
+        for mark in self.marks() {
+            // A mark may be a token, or have tokens in it.
+            let tokens = tokenizer.encode(mark, Specials::Parse)?;
+            shown.extend(tokens.into_iter().filter(|id| tokenizer.is_special(*id) && !tokenizer.is_end(*id)));
+        }
+        shown.sort_unstable();
+        shown.dedup();
+        Ok(shown)
+    }
+
     /// The texts that begin and end reasoning; `None`: there is none, or it is not between two marks.
     pub fn reasoning_marks(&self) -> Option<(&'static str, &'static str)> {
         self.reasoning.map(|reasoning| (reasoning.open, reasoning.close))
+    }
+
+    /// Where in an answer to this prompt stop strings do not count: in what is only thought.
+    pub fn aside(&self, prompt: &str) -> Option<Aside> {
+        match (&self.calls.syntax, self.reasoning) {
+            (Syntax::Harmony, _) => Some(Aside {
+                open: "<|channel|>analysis".into(),
+                close: "<|end|>".into(),
+                has_begun: false,
+                anywhere: true,
+            }),
+            (_, Some(reasoning)) => Some(Aside {
+                open: reasoning.open.into(),
+                close: reasoning.close.into(),
+                has_begun: self.begins_thinking(prompt),
+                anywhere: false,
+            }),
+            (_, None) => None,
+        }
     }
 
     /// The same without reasoning, which then is content as it is written.

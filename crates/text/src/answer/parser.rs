@@ -41,6 +41,8 @@ pub struct AnswerParser {
     state: State,
     /// Text that has not been read for good.
     pending: String,
+    /// Bytes of `pending` when calls were looked for last.
+    n_looked: usize,
     /// Calls of bodies that have ended.
     n_before: usize,
     /// Bytes of arguments of each call of this body that were given, and whether its end was.
@@ -77,6 +79,9 @@ enum Mark {
     Silent,
 }
 
+/// A call that has grown by less than one part in so many is not read again.
+const LOOK_AGAIN: usize = 64;
+
 const MESSAGE: &str = "<|message|>";
 /// What ends a message of harmony.
 const ENDS: [&str; 4] = ["<|end|>", "<|call|>", "<|return|>", "<|start|>"];
@@ -100,6 +105,7 @@ impl AnswerParser {
             trims: state == State::Reasoning,
             state,
             pending: String::new(),
+            n_looked: 0,
             n_before: 0,
             given: Vec::new(),
             has_content: false,
@@ -124,6 +130,7 @@ impl AnswerParser {
 
     /// The answer has ended: what was held back is what it can only be now.
     pub fn finish(&mut self, parts: &mut Vec<AnswerPart>) {
+        self.n_looked = 0;
         while self.step(parts) {}
         let rest = std::mem::take(&mut self.pending);
         match self.state {
@@ -238,6 +245,12 @@ impl AnswerParser {
     }
 
     fn step_calls(&mut self, open: &'static str, parts: &mut Vec<AnswerPart>) -> bool {
+        // Calls are read from their beginning. So long ones are read again only when they have grown by a part of their length:
+        // all readings together then look at no more than about `LOOK_AGAIN` times the text.
+        if self.pending.len() - self.n_looked <= self.n_looked / LOOK_AGAIN {
+            return false;
+        }
+        self.n_looked = self.pending.len();
         let reading = calls::read(&self.format.syntax, &self.pending, &self.tools, open.is_empty());
         for (i, call) in reading.calls.iter().enumerate() {
             self.give(i, call, parts);
@@ -245,11 +258,13 @@ impl AnswerParser {
         match reading.end {
             End::Open => false,
             End::Closed(at) => {
+                self.n_looked = 0;
                 self.pending.drain(..at);
                 self.end_body();
                 true
             }
             End::Wrong(at) => {
+                self.n_looked = 0;
                 if self.given.is_empty() {
                     // It is text after all, and not looked at again.
                     self.content(open, parts);

@@ -337,3 +337,30 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_long_call_is_not_read_from_its_beginning_at_every_piece() {
+    let text = "x".repeat(200_000);
+    let answer = format!(
+        "<tool_call>{{\"name\": \"get_weather\", \"arguments\": {{\"city\": \"{text}\"}}}}</tool_call>"
+    );
+    let format = named("hermes");
+    let mut parser = format.parser("", &tools());
+    let (mut parts, mut n_pieces) = (Vec::new(), 0);
+    for piece in answer.as_bytes().chunks(4) {
+        parser.push(std::str::from_utf8(piece).unwrap(), &mut parts);
+        n_pieces += 1;
+    }
+    parser.finish(&mut parts);
+    // Each reading gives a part.
+    assert!(parts.len() < n_pieces / 30, "{} parts of {n_pieces} pieces", parts.len());
+    assert_eq!(collect(&parts).2, [("get_weather".to_owned(), format!("{{\"city\": \"{text}\"}}"))]);
+}
+
+#[test]
+fn what_is_thought_is_aside() {
+    let aside = named("hermes").aside("<|im_start|>assistant\n<think>\n").unwrap();
+    assert_eq!((aside.open.as_str(), aside.close.as_str(), aside.has_begun), ("<think>", "</think>", true));
+    assert!(named("harmony").aside("").unwrap().anywhere);
+    assert_eq!(AnswerFormat::detect("").aside(""), None);
+}

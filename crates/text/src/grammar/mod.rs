@@ -3,16 +3,20 @@
 //! `llguidance` does the parsing. Here are what can be asked, the vocabulary as it wants it, and limits for what strangers send.
 
 mod gbnf;
+mod structural_tag;
 mod translate;
+mod triggers;
 
 use std::sync::Arc;
 
-use llguidance::api::{ParserLimits, TopLevelGrammar};
+use llguidance::api::{ParserLimits, StopReason, TopLevelGrammar};
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher as Parser, ParserFactory};
 use serde_json::{Value, json};
 
 use crate::{Error, Result, Tokenizer};
+
+pub use triggers::{Trigger, Triggers};
 
 /// The largest grammar that is looked at, in bytes.
 const MAX_GRAMMAR: usize = 1 << 20;
@@ -200,12 +204,19 @@ pub struct Matcher {
 
 impl Matcher {
     /// Set the bits of the tokens that may come next, in `words` `(n_vocab.div_ceil(32))` that are 0: bit `t % 32` of word
-    /// `t / 32`; those of end tokens too, where the text may end.
+    /// `t / 32`; those of end tokens too, where the text may end. None is set where the vocabulary has no token that goes on.
     ///
     /// # Errors
     /// The grammar takes more work than allowed.
     pub fn mask(&mut self, words: &mut [u32]) -> Result<()> {
-        let mask = self.parser.compute_mask_or_eos().map_err(failed)?;
+        let mask = match self.parser.compute_mask_or_eos() {
+            Ok(mask) => mask,
+            // `llguidance` has no other way to tell this from a failure.
+            Err(error) if error.to_string().contains(&StopReason::NoExtensionBias.to_string()) => {
+                return Ok(());
+            }
+            Err(error) => return Err(failed(error)),
+        };
         for (word, bits) in words.iter_mut().zip(mask.as_slice()) {
             *word = *bits;
         }

@@ -6,6 +6,11 @@
 #pragma once
 #include "attention/vectors.h"
 
+// `sum` and the product of two vectors, with four roundings.
+static inline float fma_dot(float4 a, float4 b, float sum) {
+    return fma(a.w, b.w, fma(a.z, b.z, fma(a.y, b.y, fma(a.x, b.x, sum))));
+}
+
 struct TileScores {
     float s[8]; // of the lane's own position, by head
 };
@@ -34,10 +39,12 @@ static inline TileScores tile_scores(threadgroup const float4 * q, HeadPages pag
     }
     for (uint i = lane % 4; i < HEAD_FOURS; i += 4) {
         float4 k[4];
+        #pragma clang loop unroll(full)
         for (uint c = 0; c < 4; c++) k[c] = K::four(keys[c], i);
         for (uint h = 0; h < ATTENTION_HEADS; h++) {
             const float4 qh = q[h * HEAD_FOURS + i];
-            for (uint c = 0; c < 4; c++) s[h][c] += dot(qh, k[c]);
+            #pragma clang loop unroll(full)
+            for (uint c = 0; c < 4; c++) s[h][c] = fma_dot(qh, k[c], s[h][c]);
         }
     }
     TileScores scores;

@@ -94,7 +94,7 @@ static inline Activations<D::GROUPS> load_span(X x, uint n, device const float *
             const uint column = D::column(span, j);
             float4 v = x.template load<D>(n, column, n_in);
             if (LINEAR_NORM) {
-                a.squares += dot(v, v);
+                a.squares = fma(v.w, v.w, fma(v.z, v.z, fma(v.y, v.y, fma(v.x, v.x, a.squares))));
                 v *= load_x<D>(norm, column, n_in);
             }
             sum += (v.x + v.y) + (v.z + v.w);
@@ -138,16 +138,20 @@ static inline Products<N> gemv_products(thread const WeightRow * rows, // 4
         if (N == 1) {
             const Activations<D::GROUPS> a = load_span<D>(x, 0, norm, span, n_in);
             p.squares[0] += a.squares;
+            #pragma clang loop unroll(full)
             for (short r = 0; r < 4; r++) {
                 const Codes<D::GROUPS> w = D::load(rows[r], span, n_in);
                 p.sums[0][r] += span_product<D>(w, a);
             }
         } else {
             Codes<D::GROUPS> w[4];
+            #pragma clang loop unroll(full)
             for (short r = 0; r < 4; r++) w[r] = D::load(rows[r], span, n_in);
+            #pragma clang loop unroll(full)
             for (short n = 0; n < N; n++) {
                 const Activations<D::GROUPS> a = load_span<D>(x, n, norm, span, n_in);
                 p.squares[n] += a.squares;
+                #pragma clang loop unroll(full)
                 for (short r = 0; r < 4; r++) p.sums[n][r] += span_product<D>(w[r], a);
             }
         }

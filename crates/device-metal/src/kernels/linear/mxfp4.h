@@ -1,22 +1,23 @@
 // MXFP4: blocks of 32 values in 17 bytes: an exponent E8M0, then 16 bytes; byte j holds value j in its low nibble, value j + 16 in
 // its high one, each a sign, two bits of exponent and one of mantissa (E2M1). value = 2^(e - 127) * E2M1. Blocks start anywhere.
 //
-// The lower three bits of a code, 9 places up, are a half that is 2^-14 times the number, subnormals included; Apple's GPUs
-// compute with subnormal halves.
+// The lower three bits of a code, 9 places up, are a half that is 2^-14 times the number, a subnormal one for 0.5. Halves are
+// multiplied before they are converted: Apple's GPUs compute with subnormal halves, but what a conversion of one to a flushed f32
+// gives is not said anywhere.
 #pragma once
 #include "linear/block.h"
 
 struct MXFP4 : WholeBlocks {
     enum { GROUPS = 1, OFFSET = 0 };
     static uint column(uint span, short j) { return NibbleBlocks::column(span, j); }
-    // 2^15: the scale is that of twice the number.
-    static float4 factor() { return float4(32768.0f); }
+    // The scale is that of twice the number.
+    static float4 factor() { return float4(2.0f); }
 
-    // The numbers of the low nibbles of four bytes, times 2^-14.
+    // The numbers of the low nibbles of four bytes.
     static float4 numbers(uint word) {
         const uint even = (word & 0x00070007) << 9 | (word & 0x00080008) << 12;
         const uint odd = (word & 0x07000700) << 1 | (word & 0x08000800) << 4;
-        const half2 a = as_type<half2>(even), b = as_type<half2>(odd);
+        const half2 a = as_type<half2>(even) * half2(16384.0h), b = as_type<half2>(odd) * half2(16384.0h);
         return float4(float(a.x), float(b.x), float(a.y), float(b.y));
     }
 
@@ -39,7 +40,7 @@ struct MXFP4 : WholeBlocks {
         const float d = e8m0_half(block[0]);
         Values values;
         for (short j = 0; j < 4; j++) {
-            values.v[j] = d * (32768.0f * numbers(load_1(block + 1 + 4 * j) >> index % 2 * 4));
+            values.v[j] = d * (2.0f * numbers(load_1(block + 1 + 4 * j) >> index % 2 * 4));
         }
         return values;
     }

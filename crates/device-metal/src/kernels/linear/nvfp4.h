@@ -5,14 +5,14 @@
 #include "linear/neighbours.h"
 
 struct NVFP4 : Neighbours<NVFP4> {
-    // 2^15: the scale is that of twice the number.
+    // The scale is that of twice the number.
     static float4 factor() { return MXFP4::factor(); }
 
     // Half of an E4M3 without its sign: its bits, 7 places up, are a half that is 2^-8 times the number, subnormals included. NaN,
     // 127, is 0.
     static float e4m3_half(uchar e) {
         if (e == 127) return 0.0f;
-        return 128.0f * float(as_type<half>(ushort((e & 127) << 7)));
+        return float(as_type<half>(ushort((e & 127) << 7)) * 128.0h);
     }
 
     static Codes<1> load(WeightRow row, uint span, uint) {

@@ -1,7 +1,7 @@
 // The tile of linear/gemm.h on the matrix units that Metal 4 opens (M5): LINEAR_TENSOR.
 //
 // NOT EXECUTED: no machine that this was written on has Metal 4, and the emulator leaves it out, as every compiler of an older
-// Metal does. It follows the headers of MetalPerformancePrimitives as published, and is off unless a profile turns it on; what
+// Metal does. It follows the headers of MetalPerformancePrimitives as published, and is off unless a profile turns it on (WITH_TENSORS, which is an error where it cannot be compiled); what
 // `ingle metal-selftest --tensors` says on an M5 is to decide.
 //
 // Tiles are those of linear/gemm.h without padding (rows of 32 operands). The four simdgroups of the threadgroup multiply them
@@ -51,6 +51,8 @@ static inline void tensor_products(WeightRow w_row, device const float * x_row, 
     sums.store(y);
     threadgroup_barrier(mem_flags::mem_threadgroup);
 }
+#elif defined(WITH_TENSORS)
+#error "tensor units were asked for, and this compiler has no tensors: macOS 26 and Metal 4 have"
 #else
 #define GEMM_FOURS(BX, size) ((64 + BX) * TILE_STRIDE * (size) / 16)
 #endif

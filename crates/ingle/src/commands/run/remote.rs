@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 use text::Grammar;
 
 use super::generate::{self, Interrupt};
+use super::spoken::{Spoken, Voice};
 use crate::args::SamplingArgs;
 use crate::client::Client;
 use crate::interactive::{self, Partner};
@@ -29,6 +30,7 @@ pub struct Remote {
 
 /// How an answer went.
 pub struct Heard {
+    pub reasoning: String,
     pub text: String,
     pub stop: Value,
     pub usage: Value,
@@ -62,15 +64,15 @@ impl Remote {
         let name = self.model.clone();
         match prompt {
             Some(prompt) if json => {
-                let heard = self.answer(&prompt, &mut io::sink())?;
+                let heard = self.answer(&prompt, &mut io::sink(), Voice::Silent)?;
                 let seconds =
                     json!({ "first_token_seconds": heard.first_token_seconds, "seconds": heard.seconds });
                 output::print_json(&json!({
-                    "text": heard.text, "stop": heard.stop, "usage": heard.usage, "timings": seconds,
+                    "text": heard.text, "reasoning": heard.reasoning, "stop": heard.stop, "usage": heard.usage, "timings": seconds,
                 }))
             }
             Some(prompt) => {
-                let heard = self.answer(&prompt, &mut io::stdout())?;
+                let heard = self.answer(&prompt, &mut io::stdout(), Voice::of_stdout())?;
                 output::print_line("")?;
                 eprintln!("{}", heard.figures());
                 Ok(())
@@ -83,29 +85,40 @@ impl Remote {
     ///
     /// # Errors
     /// The server refuses or fails, or `out` does; the conversation is as before.
-    pub fn answer(&mut self, message: &str, out: &mut dyn Write) -> anyhow::Result<Heard> {
+    pub fn answer(&mut self, message: &str, out: &mut dyn Write, voice: Voice) -> anyhow::Result<Heard> {
         self.messages.push(json!({ "role": "user", "content": message }));
-        let heard = self.ask(out);
+        let heard = self.ask(out, voice);
         match &heard {
-            Ok(heard) => self.messages.push(json!({ "role": "assistant", "content": heard.text })),
+            Ok(heard) => {
+                let mut message = json!({ "role": "assistant", "content": heard.text });
+                if !heard.reasoning.is_empty() {
+                    message["reasoning_content"] = json!(heard.reasoning);
+                }
+                self.messages.push(message);
+            }
             Err(_) => drop(self.messages.pop()),
         }
         heard
     }
 
-    fn ask(&self, out: &mut dyn Write) -> anyhow::Result<Heard> {
+    fn ask(&self, out: &mut dyn Write, voice: Voice) -> anyhow::Result<Heard> {
         let cancel = engine::CancelFlag::default();
         self.interrupt.watch(Some(cancel.clone()));
         let begun = Instant::now();
-        let (mut text, mut stop, mut usage, mut first) = (String::new(), Value::Null, Value::Null, None);
+        let mut spoken = Spoken::new(out, voice, None);
+        let (mut stop, mut usage, mut first) = (Value::Null, Value::Null, None);
         let streamed = self.client.stream("/v1/chat/completions", &self.body(), &cancel, &mut |event| {
             let choice = &event["choices"][0];
-            if let Some(piece) = choice["delta"]["content"].as_str() {
+            let piece = |key: &str| choice["delta"][key].as_str().filter(|piece| !piece.is_empty());
+            if let Some(piece) = piece("reasoning_content") {
                 first.get_or_insert_with(|| begun.elapsed());
-                out.write_all(piece.as_bytes())?;
-                out.flush()?;
-                text.push_str(piece);
+                spoken.think(piece)?;
             }
+            if let Some(piece) = piece("content") {
+                first.get_or_insert_with(|| begun.elapsed());
+                spoken.say(piece)?;
+            }
+            spoken.flush()?;
             if !choice["finish_reason"].is_null() {
                 stop = choice["finish_reason"].clone();
             }
@@ -118,7 +131,8 @@ impl Remote {
         streamed?;
         let seconds = begun.elapsed().as_secs_f64();
         let first_token_seconds = first.map_or(seconds, |first| first.as_secs_f64());
-        Ok(Heard { text, stop, usage, first_token_seconds, seconds })
+        let (reasoning, text) = spoken.finish()?;
+        Ok(Heard { reasoning, text, stop, usage, first_token_seconds, seconds })
     }
 
     fn body(&self) -> Value {
@@ -129,8 +143,6 @@ impl Remote {
         body.insert("messages".into(), json!(messages));
         body.insert("stream".into(), json!(true));
         body.insert("stream_options".into(), json!({ "include_usage": true }));
-        // The terminal shows what the model writes, as it does for a model that runs here.
-        body.insert("reasoning_format".into(), json!("none"));
         if !self.variables.is_empty() {
             body.insert("chat_template_kwargs".into(), json!(self.variables));
         }
@@ -198,7 +210,7 @@ impl Partner for Remote {
     }
 
     fn answer(&mut self, message: &str, out: &mut dyn Write) -> anyhow::Result<String> {
-        let heard = Remote::answer(self, message, out)?;
+        let heard = Remote::answer(self, message, out, Voice::of_stdout())?;
         writeln!(out)?;
         Ok(heard.figures())
     }

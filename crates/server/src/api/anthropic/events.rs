@@ -33,15 +33,17 @@ pub struct Events {
 impl Events {
     /// Events of message `id`; `n_prompt`: tokens of the prompt.
     pub fn new(id: impl Into<String>, model: impl Into<String>, n_prompt: usize) -> Events {
-        Events { id: id.into(), model: model.into(), n_prompt, open: None, index: 0, hash: Sha256::new() }
+        let (id, model, hash) = (id.into(), model.into(), Sha256::new());
+        Events { id, model, n_prompt, open: None, index: 0, hash }
     }
 
-    /// The first events.
-    pub fn start(&self) -> Vec<Event> {
+    /// The first events; `n_cached`: tokens of the prompt that were found computed.
+    pub fn start(&self, n_cached: usize) -> Vec<Event> {
+        let usage = Usage { prompt_tokens: self.n_prompt, cached_tokens: n_cached, ..Usage::default() };
         let message = json!({
             "id": self.id, "type": "message", "role": "assistant", "model": self.model, "content": [],
             "stop_reason": null, "stop_sequence": null,
-            "usage": { "input_tokens": self.n_prompt, "output_tokens": 0 },
+            "usage": usage_json(usage),
         });
         vec![
             ("message_start", json!({ "type": "message_start", "message": message })),
@@ -163,6 +165,7 @@ pub fn stop_reason(reason: &StopReason) -> Result<(&'static str, Option<&str>)> 
         StopReason::Timeout => {
             return Err(ApiError::new(ErrorKind::Timeout, "the answer took longer than the request allowed"));
         }
+        StopReason::Unspellable => return Err(ApiError::unspellable()),
         StopReason::Failed(words) => return Err(ApiError::internal(words.as_str())),
     })
 }
@@ -214,6 +217,13 @@ mod tests {
         // SHA-256 of "ab", whatever pieces it came in.
         let expected = STANDARD.encode(Sha256::digest(b"ab"));
         assert_eq!(all[3].1["delta"]["signature"], expected);
+    }
+
+    #[test]
+    fn cached_tokens_count_apart_from_the_beginning_on() {
+        let start = Events::new("msg_1", "m", 30).start(20);
+        let usage = &start[0].1["message"]["usage"];
+        assert_eq!((&usage["input_tokens"], &usage["cache_read_input_tokens"]), (&json!(10), &json!(20)));
     }
 
     #[test]

@@ -87,7 +87,10 @@ fn stream(answer: Answer, events: Events, request_id: String) -> impl Stream<Ite
     let begun = (At::Begin, answer, events, request_id);
     futures_util::stream::unfold(begun, |(at, mut answer, mut events, request_id)| async move {
         match at {
-            At::Begin => Some((frames(events.start()), (At::Answer, answer, events, request_id))),
+            At::Begin => {
+                let n_cached = answer.n_cached().await;
+                Some((frames(events.start(n_cached)), (At::Answer, answer, events, request_id)))
+            }
             At::Answer => {
                 let AnswerEvent { kind, .. } = answer.next().await?;
                 let (out, at) = match kind {

@@ -2,6 +2,7 @@
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
+use text::Grammar;
 
 use crate::api::sampling::SamplingKeys;
 use crate::error::{ApiError, Result};
@@ -36,10 +37,20 @@ pub(super) fn request(body: Body) -> Result<ChatRequest> {
         }
     }
     body.sampling.apply(&mut options)?;
-    for (name, value) in [("output_config", &body.output_config), ("output_format", &body.output_format)] {
-        if value.as_ref().is_some_and(|value| !value.is_null()) {
-            return Err(ApiError::not_built(name));
+    let config = body.output_config.unwrap_or_default();
+    let format = body.output_format.as_ref().filter(|format| !format.is_null());
+    let format = match (format, &config["format"]) {
+        (Some(format), _) => output_format("output_format", format)?,
+        (None, Value::Null) => None,
+        (None, format) => output_format("output_config.format", format)?,
+    };
+    let mut template_variables = Map::new();
+    match config["effort"].as_str() {
+        None if config["effort"].is_null() => {}
+        Some(effort @ ("low" | "medium" | "high" | "max")) => {
+            template_variables.insert("reasoning_effort".into(), effort.into());
         }
+        _ => return wrong("output_config.effort", &config["effort"], "low, medium, high or max"),
     }
     if body.messages.is_empty() {
         return Err(ApiError::invalid("messages", "`messages` is empty, expected at least one message"));
@@ -56,7 +67,7 @@ pub(super) fn request(body: Body) -> Result<ChatRequest> {
     // A last message of the assistant is the beginning of the answer.
     let continue_last = messages.last().is_some_and(|last| last["role"] == "assistant");
     let tools = body.tools.unwrap_or_default();
-    let grammar = body.sampling.grammar(None)?;
+    let grammar = body.sampling.grammar(format)?;
     Ok(ChatRequest {
         model: body.model,
         messages,
@@ -64,7 +75,7 @@ pub(super) fn request(body: Body) -> Result<ChatRequest> {
         tool_choice,
         parallel_tool_calls,
         grammar,
-        template_variables: Map::new(),
+        template_variables,
         thinking,
         thinking_budget,
         continue_last,
@@ -72,6 +83,14 @@ pub(super) fn request(body: Body) -> Result<ChatRequest> {
         raw_reasoning: false,
         options,
     })
+}
+
+/// The grammar of `{"type": "json_schema", "schema"}`.
+fn output_format(at: &str, format: &Value) -> Result<Option<Grammar>> {
+    match (format["type"].as_str(), &format["schema"]) {
+        (Some("json_schema"), schema @ Value::Object(_)) => Ok(Some(Grammar::JsonSchema(schema.clone()))),
+        _ => wrong(at, format, "type json_schema with a schema"),
+    }
 }
 
 fn wrong<T>(param: &str, found: &Value, expected: &str) -> Result<T> {
@@ -244,6 +263,24 @@ mod tests {
     }
 
     #[test]
+    fn answers_may_have_a_schema_and_an_effort() {
+        let schema = json!({ "type": "object" });
+        let format = json!({ "type": "json_schema", "schema": schema });
+        let user = json!([{ "role": "user", "content": "a" }]);
+        for body in [
+            json!({ "messages": user, "output_format": format }),
+            json!({ "messages": user, "output_config": { "format": format, "effort": "high" } }),
+        ] {
+            assert_eq!(read(body).unwrap().grammar, Some(Grammar::JsonSchema(schema.clone())));
+        }
+        let request = read(json!({ "messages": user, "output_config": { "effort": "low" } })).unwrap();
+        assert_eq!(
+            (request.template_variables["reasoning_effort"].as_str(), request.grammar),
+            (Some("low"), None)
+        );
+    }
+
+    #[test]
     fn what_is_wrong_is_named() {
         let user = json!([{ "role": "user", "content": "a" }]);
         let image = json!([{ "role": "user", "content": [{ "type": "image", "source": {} }] }]);
@@ -256,6 +293,8 @@ mod tests {
             (json!({ "messages": user, "tool_choice": { "type": "tool" } }), "tool_choice"),
             (json!({ "messages": user, "thinking": { "type": "enabled" } }), "thinking"),
             (json!({ "messages": user, "output_format": {} }), "output_format"),
+            (json!({ "messages": user, "output_config": { "format": 7 } }), "output_config.format"),
+            (json!({ "messages": user, "output_config": { "effort": "much" } }), "output_config.effort"),
         ] {
             assert_eq!(read(body).unwrap_err().param.as_deref(), Some(param));
         }

@@ -20,7 +20,7 @@ pub(super) struct Shape {
     pub(super) fields: Vec<String>,
     /// As the client gave it.
     pub(super) prompt: Value,
-    /// The keys of the request that say how the answer is made.
+    /// How the answer is made.
     pub(super) settings: Value,
 }
 
@@ -83,6 +83,7 @@ fn last(index: usize, model: &str, n_prompt: usize, finish: &Finish, shape: &Sha
         StopReason::StopString(word) => ("word", word.as_str()),
         StopReason::MaxTokens | StopReason::ContextFull => ("limit", ""),
         StopReason::Timeout => return Err(ApiError::new(ErrorKind::Timeout, "the request's time is over")),
+        StopReason::Unspellable => return Err(ApiError::unspellable()),
         StopReason::Failed(message) => return Err(ApiError::internal(message.clone())),
     };
     Ok(json!({
@@ -129,14 +130,14 @@ fn probability(token: TokenInfo) -> Value {
     json
 }
 
-/// The keys that were asked for; `a/b` is the key `b` within `a`, answered as `b`.
+/// The keys that were asked for; `a/b` is the key `b` within `a`, answered as `a/b`.
 fn select(json: Value, fields: &[String]) -> Value {
     if fields.is_empty() {
         return json;
     }
     let found = fields.iter().filter_map(|field| {
         let value = json.pointer(&format!("/{field}"))?.clone();
-        Some((field.rsplit('/').next().unwrap_or(field).to_owned(), value))
+        Some((field.clone(), value))
     });
     Value::Object(found.collect::<Map<_, _>>())
 }
@@ -157,7 +158,7 @@ mod tests {
     fn fields_are_selected_by_their_path() {
         let json = json!({ "content": "a", "timings": { "prompt_n": 3 } });
         let fields = ["content", "timings/prompt_n", "none"].map(str::to_owned);
-        assert_eq!(select(json.clone(), &fields), json!({ "content": "a", "prompt_n": 3 }));
+        assert_eq!(select(json.clone(), &fields), json!({ "content": "a", "timings/prompt_n": 3 }));
         assert_eq!(select(json.clone(), &[]), json);
     }
 }

@@ -68,8 +68,9 @@ impl Keys {
             // -1: no limit, -2: until the context is full.
             max_tokens: self.n_predict.and_then(|n| usize::try_from(n).ok()),
             stop: self.stop.clone().unwrap_or_default(),
-            logprobs: (self.n_probs.is_some_and(|n| n > 0) || self.return_tokens == Some(true))
-                .then(|| self.n_probs.unwrap_or(0)),
+            logprobs: self.n_probs.filter(|n| *n > 0),
+            // Events always have theirs.
+            with_tokens: self.return_tokens == Some(true) || self.wants_stream(),
             timeout: self
                 .t_max_predict_ms
                 .and_then(|ms| u64::try_from(ms).ok())
@@ -88,18 +89,33 @@ impl Keys {
         })
     }
 
-    pub(super) fn shape(&self, prompt: Value, body: &Value) -> Shape {
-        let is_text = |key: &str| ["prompt", "input_prefix", "input_suffix", "input_extra"].contains(&key);
-        let settings = body.as_object().into_iter().flatten().filter(|(key, _)| !is_text(key));
-        let settings: Map<String, Value> =
-            settings.map(|(key, value)| (key.clone(), value.clone())).collect();
+    pub(super) fn shape(&self, prompt: Value, request: &CompletionRequest) -> Shape {
         Shape {
             with_probs: self.n_probs.is_some_and(|n| n > 0),
-            with_tokens: self.return_tokens.unwrap_or(false),
+            with_tokens: request.options.with_tokens,
             fields: self.response_fields.clone().unwrap_or_default(),
             prompt,
-            settings: Value::Object(settings),
+            settings: self.settings(request),
         }
+    }
+
+    /// How the answer is made, in llama-server's words.
+    fn settings(&self, request: &CompletionRequest) -> Value {
+        let (options, sampling) = (&request.options, &request.options.sampling);
+        let n_predict = self.n_predict.unwrap_or(-1);
+        let bias = |(token, bias): &(u32, f32)| json!({ "token": token, "bias": bias });
+        json!({
+            "n_predict": n_predict, "max_tokens": n_predict, "stream": self.wants_stream(), "stop": options.stop,
+            "n_probs": self.n_probs.unwrap_or(0), "ignore_eos": options.ignore_end, "seed": sampling.seed,
+            "temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p,
+            "min_p": sampling.min_p, "typical_p": sampling.typical_p, "top_n_sigma": sampling.top_n_sigma,
+            "xtc_probability": sampling.xtc_probability, "xtc_threshold": sampling.xtc_threshold,
+            "dynatemp_range": sampling.dynatemp_range, "dynatemp_exponent": sampling.dynatemp_exponent,
+            "repeat_penalty": sampling.repeat_penalty, "repeat_last_n": sampling.penalty_window,
+            "presence_penalty": sampling.presence_penalty, "frequency_penalty": sampling.frequency_penalty,
+            "logit_bias": sampling.logit_bias.iter().map(bias).collect::<Vec<_>>(),
+            "has_grammar": request.grammar.is_some(),
+        })
     }
 
     fn refuse_unbuilt(&self) -> Result<()> {
@@ -122,6 +138,52 @@ impl Keys {
     }
 }
 
+/// `logit_bias` as the other APIs have it, an object of ids. Here it may be pairs, and a text stands for each of its tokens; the
+/// bias `false` forbids.
+pub(super) async fn with_biases(app: &App, mut body: Value) -> Result<Value> {
+    let wrong = |found: &Value| {
+        let message =
+            format!("`logit_bias` has {found}, expected pairs of a token or text, and a number or false");
+        ApiError::invalid("logit_bias", message)
+    };
+    let pairs: Vec<(Value, Value)> = match body.get_mut("logit_bias").map(Value::take) {
+        None => return Ok(body),
+        Some(Value::Object(biases)) => {
+            biases.into_iter().map(|(token, bias)| (Value::String(token), bias)).collect()
+        }
+        Some(Value::Array(pairs)) => {
+            let pair = |pair: Value| match pair {
+                Value::Array(mut two) if two.len() == 2 => Ok((two[0].take(), two[1].take())),
+                other => Err(wrong(&other)),
+            };
+            pairs.into_iter().map(pair).collect::<Result<_>>()?
+        }
+        Some(other) => return Err(wrong(&other)),
+    };
+    let model = body["model"].as_str().unwrap_or_default().to_owned();
+    let mut biases = Map::new();
+    for (token, bias) in pairs {
+        let bias = match bias {
+            // Far below every logit.
+            Value::Bool(false) => json!(-1e9),
+            Value::Number(_) => bias,
+            other => return Err(wrong(&other)),
+        };
+        match token {
+            Value::Number(id) => drop(biases.insert(id.to_string(), bias)),
+            Value::String(id) if id.parse::<u32>().is_ok() => drop(biases.insert(id, bias)),
+            Value::String(text) => {
+                for (id, _) in app.tokenize(&model, text, false, true).await? {
+                    biases.insert(id.to_string(), bias.clone());
+                }
+            }
+            other => return Err(wrong(&other)),
+        }
+    }
+    body["logit_bias"] = Value::Object(biases);
+    Ok(body)
+}
+
 /// Prompts of one request.
 const MAX_PROMPTS: usize = 256;
 
@@ -130,7 +192,7 @@ pub(super) async fn create(
     Extension(caller): Extension<Caller>,
     JsonBody(body): JsonBody<Map<String, Value>>,
 ) -> Result<Response> {
-    let body = with_defaults(body);
+    let body = with_biases(&app, with_defaults(body)).await?;
     let given = body.get("prompt").cloned().ok_or_else(|| {
         ApiError::invalid("prompt", "`prompt` is missing, expected a text, tokens, or a list of either")
     })?;
@@ -141,9 +203,9 @@ pub(super) async fn create(
     }
     let mut answers = Vec::new();
     for prompt in prompts {
-        let shape = keys.shape(prompt.clone(), &body);
-        let prompt = read(&app, &keys.model, prompt).await?;
-        answers.push((app.complete(&caller, keys.request(prompt)?).await?, shape));
+        let request = keys.request(read(&app, &keys.model, prompt.clone()).await?)?;
+        let shape = keys.shape(prompt, &request);
+        answers.push((app.complete(&caller, request).await?, shape));
     }
     if keys.wants_stream() {
         let only = answers.into_iter().next().ok_or_else(|| ApiError::internal("no answer was begun"))?;

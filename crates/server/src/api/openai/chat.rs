@@ -10,11 +10,12 @@ use serde_json::{Map, Value, json};
 use text::Grammar;
 
 use super::{
-    Stop, StreamOptions, TokenLogprob, add_usage, check_max_tokens, check_n, finish_reason, usage_json,
+    FINGERPRINT, Stop, StreamOptions, TokenLogprob, add_usage, check_max_tokens, check_n, check_service_tier,
+    check_top_logprobs, finish_reason, usage_json,
 };
 use crate::answer::{Answer, AnswerEvent, Delta, EventKind, ToolCall, Usage};
-use crate::api::body::JsonBody;
-use crate::api::sampling::SamplingKeys;
+use crate::api::body::{JsonBody, text_or_null};
+use crate::api::sampling::{SamplingKeys, structural_tag};
 use crate::api::{seconds_now, sse};
 use crate::app::App;
 use crate::error::{ApiError, Result};
@@ -22,7 +23,7 @@ use crate::request::{Caller, ChatRequest, GenerateOptions, ToolChoice};
 
 #[derive(Deserialize)]
 pub(super) struct Body {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "text_or_null")]
     model: String,
     messages: Vec<Value>,
     #[serde(default)]
@@ -49,8 +50,14 @@ pub(super) struct Body {
     add_generation_prompt: Option<bool>,
     continue_final_message: Option<bool>,
     modalities: Option<Vec<String>>,
+    service_tier: Option<String>,
+    verbosity: Option<String>,
     functions: Option<Value>,
     function_call: Option<Value>,
+    web_search_options: Option<Value>,
+    store: Option<bool>,
+    return_progress: Option<bool>,
+    timings_per_token: Option<bool>,
     #[serde(flatten)]
     sampling: SamplingKeys,
 }
@@ -87,19 +94,21 @@ pub(super) async fn apply_template(
 
 /// The inner request of a body.
 fn request(body: Body) -> Result<ChatRequest> {
+    let n_best = check_top_logprobs("top_logprobs", body.top_logprobs)?;
     let mut options = GenerateOptions {
         n: check_n(body.n)?,
         max_tokens: check_max_tokens("max_completion_tokens", body.max_completion_tokens)?
             .or(check_max_tokens("max_tokens", body.max_tokens)?),
         stop: body.stop.texts(),
-        logprobs: body.logprobs.unwrap_or(false).then(|| body.top_logprobs.unwrap_or(0)),
+        logprobs: body.logprobs.unwrap_or(false).then_some(n_best),
         ..GenerateOptions::default()
     };
     if body.top_logprobs.is_some_and(|n| n > 0) && options.logprobs.is_none() {
         return Err(ApiError::invalid("top_logprobs", "`top_logprobs` needs `logprobs` to be true"));
     }
     body.sampling.apply(&mut options)?;
-    let grammar = body.sampling.grammar(response_format(body.response_format)?)?;
+    check_service_tier(body.service_tier.as_deref(), &mut options)?;
+    let grammar = body.sampling.grammar(response_format("response_format", body.response_format)?)?;
     let mut template_variables = body.chat_template_kwargs.unwrap_or_default();
     let mut thinking = body.enable_thinking;
     if let Some(effort) = &body.reasoning_effort {
@@ -120,6 +129,11 @@ fn request(body: Body) -> Result<ChatRequest> {
     // What `tools` and `tool_choice` were called before.
     refuse("functions", body.functions.is_some())?;
     refuse("function_call", body.function_call.is_some())?;
+    refuse("web_search_options", body.web_search_options.is_some())?;
+    refuse("store", body.store == Some(true))?;
+    check_verbosity("verbosity", body.verbosity.as_deref())?;
+    refuse("return_progress", body.return_progress == Some(true))?;
+    refuse("timings_per_token", body.timings_per_token == Some(true))?;
     refuse("modalities", body.modalities.is_some_and(|list| list.iter().any(|modality| modality != "text")))?;
     if body.messages.is_empty() {
         return Err(ApiError::invalid("messages", "`messages` is empty, expected at least one message"));
@@ -151,7 +165,11 @@ pub(super) fn reasoning_effort(
 ) -> Result<Option<bool>> {
     match effort {
         "none" => Ok(Some(false)),
-        "minimal" | "low" | "medium" | "high" | "xhigh" => {
+        "minimal" => {
+            variables.entry("reasoning_effort").or_insert(effort.into());
+            Ok(Some(false))
+        }
+        "low" | "medium" | "high" | "xhigh" => {
             variables.entry("reasoning_effort").or_insert(effort.into());
             Ok(None)
         }
@@ -163,28 +181,44 @@ pub(super) fn reasoning_effort(
     }
 }
 
-/// The grammar of `response_format`.
-pub(super) fn response_format(format: Option<Value>) -> Result<Option<Grammar>> {
+/// How long answers are is the model's choice, or the prompt's.
+pub(super) fn check_verbosity(name: &str, verbosity: Option<&str>) -> Result<()> {
+    match verbosity {
+        None | Some("medium") => Ok(()),
+        Some(other @ ("low" | "high")) => Err(ApiError::not_built(&format!("{name} {other}"))),
+        Some(other) => {
+            Err(ApiError::invalid(name, format!("`{name}` is {other:?}, expected low, medium or high")))
+        }
+    }
+}
+
+/// The grammar of `response_format`, which the request calls `name`.
+pub(super) fn response_format(name: &str, format: Option<Value>) -> Result<Option<Grammar>> {
     let Some(mut format) = format.filter(|format| !format.is_null()) else { return Ok(None) };
     match format["type"].as_str() {
         Some("text") => Ok(None),
+        Some("structural_tag") => structural_tag(&format).map(Some),
         Some("json_object") => Ok(Some(match format["schema"].take() {
             // As llama-server has it.
             schema @ Value::Object(_) => Grammar::JsonSchema(schema),
-            _ => Grammar::AnyJson,
+            Value::Null => Grammar::AnyJson,
+            other => {
+                let message = format!("`response_format.schema` is {other}, expected a JSON Schema");
+                return Err(ApiError::invalid("response_format", message));
+            }
         })),
         Some("json_schema") => match format["json_schema"]["schema"].take() {
             schema @ (Value::Object(_) | Value::Bool(_)) => Ok(Some(Grammar::JsonSchema(schema))),
             other => {
-                let message =
-                    format!("`response_format.json_schema.schema` is {other}, expected a JSON Schema");
-                Err(ApiError::invalid("response_format", message))
+                // Of Responses, a format has its schema itself.
+                let key = if name == "response_format" { ".json_schema.schema" } else { ".schema" };
+                let message = format!("`{name}{key}` is {other}, expected a JSON Schema");
+                Err(ApiError::invalid(name, message))
             }
         },
         _ => {
-            let message =
-                format!("`response_format` is {format}, expected the type text, json_object or json_schema");
-            Err(ApiError::invalid("response_format", message))
+            let message = format!("`{name}` is {format}, expected the type text, json_object or json_schema");
+            Err(ApiError::invalid(name, message))
         }
     }
 }
@@ -267,6 +301,7 @@ struct Chunk<'a> {
     object: &'static str,
     created: u64,
     model: &'a str,
+    system_fingerprint: &'static str,
     choices: Vec<ChunkChoice>,
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Value>,
@@ -284,7 +319,8 @@ struct ChunkChoice {
 impl Frame {
     fn chunk(&self, choices: Vec<ChunkChoice>, usage: Option<Value>) -> Bytes {
         let (id, created, model) = (&self.id, self.created, &self.model);
-        sse::data(&Chunk { id, object: "chat.completion.chunk", created, model, choices, usage })
+        let (object, system_fingerprint) = ("chat.completion.chunk", FINGERPRINT);
+        sse::data(&Chunk { id, object, created, model, system_fingerprint, choices, usage })
     }
 
     fn choice(&self, index: usize, delta: Value, finish_reason: Option<&'static str>) -> Bytes {
@@ -399,7 +435,7 @@ async fn whole(answer: Answer, frame: Frame) -> Result<Response> {
     }
     let response = json!({
         "id": frame.id, "object": "chat.completion", "created": frame.created, "model": frame.model,
-        "choices": choices, "usage": usage_json(usage),
+        "system_fingerprint": FINGERPRINT, "choices": choices, "usage": usage_json(usage),
     });
     Ok(Json(response).into_response())
 }
@@ -415,14 +451,14 @@ mod tests {
     #[test]
     fn a_body_becomes_a_request() {
         let request = read(json!({
-            "model": "m", "max_tokens": 5, "stop": "x", "n": 2, "temperature": 0, "user": "u",
+            "model": null, "max_tokens": 5, "stop": "x", "n": 2, "temperature": 0, "user": "u",
             "messages": [
                 { "role": "developer", "content": "d" },
                 { "role": "user", "content": [{ "type": "text", "text": "a" }, { "type": "text", "text": "b" }] },
             ],
         }))
         .unwrap();
-        assert_eq!(request.messages[0]["role"], "system");
+        assert_eq!((request.model.as_str(), &request.messages[0]["role"]), ("", &json!("system")));
         assert_eq!(request.messages[1]["content"], "ab");
         assert_eq!((request.options.n, request.options.max_tokens), (2, Some(5)));
         assert_eq!(request.options.stop, ["x"]);
@@ -439,8 +475,17 @@ mod tests {
             (json!({ "messages": user, "n": 0 }), "n"),
             (json!({ "messages": user, "max_tokens": -5 }), "max_tokens"),
             (json!({ "messages": user, "top_logprobs": 3 }), "top_logprobs"),
+            (json!({ "messages": user, "logprobs": true, "top_logprobs": 129 }), "top_logprobs"),
+            (json!({ "messages": user, "service_tier": "fast" }), "service_tier"),
+            (json!({ "messages": user, "verbosity": "low" }), "verbosity low"),
+            (json!({ "messages": user, "store": true }), "store"),
             (json!({ "messages": user, "tool_choice": { "x": 1 } }), "tool_choice"),
             (json!({ "messages": user, "response_format": { "type": "xml" } }), "response_format"),
+            (
+                json!({ "messages": user, "response_format": { "type": "json_object", "schema": 3 } }),
+                "response_format",
+            ),
+            (json!({ "messages": user, "timings_per_token": true }), "timings_per_token"),
         ] {
             assert_eq!(read(body).unwrap_err().param.as_deref(), Some(param));
         }

@@ -8,9 +8,12 @@ use futures_util::{Stream, StreamExt};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{Prompts, Stop, StreamOptions, add_usage, check_max_tokens, check_n, finish_reason, usage_json};
-use crate::answer::{Answer, AnswerEvent, Delta, EventKind, TokenInfo, Usage};
-use crate::api::body::JsonBody;
+use super::{
+    FINGERPRINT, MAX_N, Prompts, Stop, StreamOptions, add_usage, check_max_tokens, check_n, finish_reason,
+    usage_json,
+};
+use crate::answer::{Answer, AnswerEvent, Collected, Delta, EventKind, TokenInfo, Usage};
+use crate::api::body::{JsonBody, text_or_null};
 use crate::api::sampling::SamplingKeys;
 use crate::api::{seconds_now, sse};
 use crate::app::App;
@@ -19,7 +22,7 @@ use crate::request::{Caller, CompletionRequest, GenerateOptions, Prompt};
 
 #[derive(Deserialize)]
 pub(super) struct Body {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "text_or_null")]
     model: String,
     prompt: Prompts,
     suffix: Option<String>,
@@ -47,13 +50,14 @@ pub(super) async fn create(
     JsonBody(body): JsonBody<Body>,
 ) -> Result<Response> {
     let wants_stream = body.stream.unwrap_or(false);
+    let n = check_n(body.n)?;
     let include_usage = body.stream_options.unwrap_or_default().include_usage;
     let with_logprobs = body.logprobs.is_some();
     let echoes = body.echo.unwrap_or(false);
     let mut echoed = Vec::new();
     let mut answers = Vec::new();
     let requests = requests(body)?;
-    let n = requests.first().map_or(1, |request| request.options.n);
+    let n_asked = requests.first().map_or(1, |request| request.options.n);
     for request in requests {
         echoed.push(match &request.prompt {
             _ if !echoes => Echo::default(),
@@ -72,30 +76,30 @@ pub(super) async fn create(
         with_logprobs,
     };
     if wants_stream {
-        return Ok(sse::response(stream(answers, n, frame, include_usage)));
+        return Ok(sse::response(stream(answers, echoed, n_asked, frame, include_usage)));
     }
-    whole(answers, echoed, &frame).await
+    whole(answers, echoed, n, &frame).await
 }
 
 fn requests(body: Body) -> Result<Vec<CompletionRequest>> {
     let n = check_n(body.n)?;
-    if body.echo == Some(true) && body.stream == Some(true) {
-        return Err(ApiError::not_built("echo"));
+    let best_of = body.best_of.unwrap_or(n);
+    if !(n..=MAX_N).contains(&best_of) {
+        let message = format!("`best_of` is {best_of}, expected a number from `n`, {n}, to {MAX_N}");
+        return Err(ApiError::invalid("best_of", message));
     }
-    match body.best_of {
-        Some(best_of) if best_of < n => {
-            let message = format!("`best_of` is {best_of}, expected at least `n`, {n}");
-            return Err(ApiError::invalid("best_of", message));
-        }
-        Some(best_of) if best_of > n => return Err(ApiError::not_built("best_of")),
-        Some(_) | None => {}
+    if best_of > n && body.stream == Some(true) {
+        // Which of them is best is known when all have ended.
+        let message = format!("`best_of` is {best_of}, expected `n`, {n}, where the answer is streamed");
+        return Err(ApiError::invalid("best_of", message));
     }
     let mut options = GenerateOptions {
-        n,
+        n: best_of,
         // OpenAI's default.
         max_tokens: check_max_tokens("max_tokens", Some(body.max_tokens.unwrap_or(16)))?,
         stop: body.stop.texts(),
-        logprobs: body.logprobs,
+        // The best are chosen by them.
+        logprobs: body.logprobs.or((best_of > n).then_some(0)),
         prompt_logprobs: body.logprobs.filter(|_| body.echo == Some(true)),
         ..GenerateOptions::default()
     };
@@ -119,7 +123,7 @@ fn requests(body: Body) -> Result<Vec<CompletionRequest>> {
 }
 
 /// A prompt that its answer begins with.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Echo {
     text: String,
     /// The first token, which nothing comes before and which so has no probability.
@@ -151,7 +155,7 @@ impl Frame {
     fn json(&self, choices: Vec<Value>, usage: Option<Value>) -> Value {
         let mut json = json!({
             "id": self.id, "object": "text_completion", "created": self.created, "model": self.model,
-            "choices": choices,
+            "system_fingerprint": FINGERPRINT, "choices": choices,
         });
         if let Some(usage) = usage {
             json["usage"] = usage;
@@ -190,12 +194,75 @@ fn logprobs_json(tokens: Vec<TokenInfo>, mut offset: usize) -> Value {
     json!({ "tokens": texts, "token_logprobs": logprobs, "text_offset": offsets, "top_logprobs": tops })
 }
 
+/// What a stream of chunks has said of one choice.
+#[derive(Default)]
+struct Said {
+    /// Its prompt, until that has been said.
+    echo: Option<Echo>,
+    /// Characters so far.
+    offset: usize,
+}
+
+impl Said {
+    /// The chunks of one event.
+    fn chunks(
+        &mut self,
+        index: usize,
+        mut kind: EventKind,
+        frame: &Frame,
+        usage: &mut Usage,
+    ) -> Result<Bytes> {
+        let mut bytes = Vec::new();
+        let mut say = |offset: &mut usize, text: &str, tokens: Vec<TokenInfo>, reason| {
+            let begin = *offset;
+            // As for a whole answer: of tokens where they are told, which may be before or after their text.
+            *offset += match frame.with_logprobs {
+                true => tokens.iter().map(|t| String::from_utf8_lossy(&t.bytes).chars().count()).sum(),
+                false => text.chars().count(),
+            };
+            bytes
+                .extend(sse::data(&frame.json(vec![frame.choice(index, text, tokens, reason, begin)], None)));
+        };
+        if let Some(echo) = self.echo.take() {
+            let mut tokens: Vec<TokenInfo> = echo.first.into_iter().collect();
+            if let EventKind::Delta(Delta::Prompt(more)) = &mut kind {
+                tokens.append(more);
+            }
+            say(&mut self.offset, &echo.text, tokens, None);
+        }
+        match kind {
+            EventKind::Delta(Delta::Content { text, tokens }) => say(&mut self.offset, &text, tokens, None),
+            EventKind::Delta(Delta::Prompt(tokens)) if !tokens.is_empty() => {
+                say(&mut self.offset, "", tokens, None);
+            }
+            EventKind::Delta(
+                Delta::Reasoning(_)
+                | Delta::CallBegin { .. }
+                | Delta::CallArguments { .. }
+                | Delta::CallEnd { .. }
+                | Delta::Prompt(_),
+            ) => {}
+            EventKind::Done(finish) => {
+                add_usage(usage, finish.usage);
+                let reason = finish_reason(&finish)?;
+                say(&mut self.offset, "", Vec::new(), Some(reason));
+            }
+        }
+        Ok(bytes.into())
+    }
+}
+
 fn stream(
     answers: Vec<Answer>,
+    echoed: Vec<Echo>,
     n: usize,
     frame: Frame,
     include_usage: bool,
 ) -> impl Stream<Item = Bytes> + Send {
+    let mut usages = vec![Usage::default(); answers.len()];
+    let echo = |echo: &Echo| Some(echo.clone()).filter(|echo| !echo.text.is_empty());
+    let said = echoed.iter().flat_map(|one| std::iter::repeat_n(one, n));
+    let mut said: Vec<Said> = said.map(|one| Said { echo: echo(one), offset: 0 }).collect();
     let events = answers.into_iter().enumerate().map(|(prompt, answer)| {
         let next = |mut answer: Answer| async move {
             let event = answer.next().await?;
@@ -206,48 +273,21 @@ fn stream(
     let events = futures_util::stream::select_all(events);
     // `None` is the end, after which come usage and the mark.
     let events = events.map(Some).chain(futures_util::stream::once(async { None }));
-    let usages: Vec<Usage> = Vec::new();
-    let state = (frame, usages, vec![0_usize; 0]);
-    events.scan((state, false), move |((frame, usages, offsets), failed), event| {
+    events.scan(false, move |failed, event| {
         let bytes = match event {
             _ if *failed => return std::future::ready(None),
             Some((prompt, AnswerEvent { choice, kind })) => {
                 let index = prompt * n + choice;
-                usages.resize(usages.len().max(prompt + 1), Usage::default());
-                offsets.resize(offsets.len().max(index + 1), 0);
-                match kind {
-                    EventKind::Delta(Delta::Content { text, tokens }) => {
-                        let choice = frame.choice(index, &text, tokens, None, offsets[index]);
-                        offsets[index] += text.chars().count();
-                        sse::data(&frame.json(vec![choice], None))
-                    }
-                    EventKind::Delta(
-                        Delta::Reasoning(_)
-                        | Delta::CallBegin { .. }
-                        | Delta::CallArguments { .. }
-                        | Delta::CallEnd { .. }
-                        | Delta::Prompt(_),
-                    ) => Bytes::new(),
-                    EventKind::Done(finish) => {
-                        add_usage(&mut usages[prompt], finish.usage);
-                        match finish_reason(&finish) {
-                            Ok(reason) => {
-                                let choice =
-                                    frame.choice(index, "", Vec::new(), Some(reason), offsets[index]);
-                                sse::data(&frame.json(vec![choice], None))
-                            }
-                            Err(error) => {
-                                *failed = true;
-                                sse::error(&error)
-                            }
-                        }
-                    }
-                }
+                let chunks = said[index].chunks(index, kind, &frame, &mut usages[prompt]);
+                chunks.unwrap_or_else(|error| {
+                    *failed = true;
+                    sse::error(&error)
+                })
             }
             None => {
                 let mut bytes = Vec::new();
                 if include_usage {
-                    bytes.extend(sse::data(&frame.json(Vec::new(), Some(usage_json(sum(usages))))));
+                    bytes.extend(sse::data(&frame.json(Vec::new(), Some(usage_json(sum(&usages))))));
                 }
                 bytes.extend_from_slice(b"data: [DONE]\n\n");
                 bytes.into()
@@ -267,15 +307,17 @@ fn sum(usages: &[Usage]) -> Usage {
     })
 }
 
-async fn whole(answers: Vec<Answer>, echoed: Vec<Echo>, frame: &Frame) -> Result<Response> {
+async fn whole(answers: Vec<Answer>, echoed: Vec<Echo>, n: usize, frame: &Frame) -> Result<Response> {
     let (mut choices, mut usages) = (Vec::new(), Vec::new());
     for (answer, echo) in answers.into_iter().zip(echoed) {
         let mut usage = Usage::default();
-        for collected in answer.collect().await? {
+        let candidates = answer.collect().await?;
+        // Those that are not chosen were computed too.
+        candidates.iter().filter_map(|one| one.finish.as_ref()).for_each(|f| add_usage(&mut usage, f.usage));
+        for collected in best(candidates, n) {
             let Some(finish) = &collected.finish else {
                 return Err(ApiError::internal("an answer ended without saying so"));
             };
-            add_usage(&mut usage, finish.usage);
             let reason = finish_reason(finish)?;
             let index = choices.len();
             let text = format!("{}{}", echo.text, collected.content);
@@ -285,6 +327,19 @@ async fn whole(answers: Vec<Answer>, echoed: Vec<Echo>, frame: &Frame) -> Result
         usages.push(usage);
     }
     Ok(Json(frame.json(choices, Some(usage_json(sum(&usages))))).into_response())
+}
+
+/// The `n` answers whose tokens are likeliest on average, the best first; all in their order if there are no more.
+fn best(mut candidates: Vec<Collected>, n: usize) -> Vec<Collected> {
+    if candidates.len() > n {
+        let likely = |one: &Collected| {
+            let logprobs = one.tokens.iter().filter_map(|token| token.logprob);
+            f64::from(logprobs.sum::<f32>()) / one.tokens.len().max(1) as f64
+        };
+        candidates.sort_by(|a, b| likely(b).total_cmp(&likely(a)));
+        candidates.truncate(n);
+    }
+    candidates
 }
 
 #[cfg(test)]
@@ -309,5 +364,56 @@ mod tests {
         let token = |text: &str| TokenInfo { id: 0, bytes: text.into(), logprob: Some(-1.0), top: vec![] };
         let json = logprobs_json(vec![token("é"), token("ab"), token("c")], 10);
         assert_eq!(json["text_offset"], json!([10, 11, 13]));
+    }
+
+    fn token(text: &str, logprob: f32) -> TokenInfo {
+        TokenInfo { id: 0, bytes: text.into(), logprob: Some(logprob), top: vec![] }
+    }
+
+    #[test]
+    fn the_best_are_those_with_the_likeliest_tokens() {
+        let answer = |text: &str, logprobs: &[f32]| Collected {
+            content: text.into(),
+            tokens: logprobs.iter().map(|logprob| token("x", *logprob)).collect(),
+            ..Collected::default()
+        };
+        let candidates =
+            vec![answer("a", &[-3.0]), answer("b", &[-1.0, -1.0, -1.0, -1.0]), answer("c", &[-2.0, -1.0])];
+        let names =
+            |n| -> String { best(candidates.clone(), n).iter().map(|c| c.content.as_str()).collect() };
+        assert_eq!((names(1).as_str(), names(2).as_str(), names(3).as_str()), ("b", "bc", "abc"));
+        let requests = |body: Value| requests(serde_json::from_value(body).unwrap());
+        let found = requests(json!({ "prompt": "a", "n": 2, "best_of": 3 })).unwrap();
+        assert_eq!((found[0].options.n, found[0].options.logprobs), (3, Some(0)));
+        for body in [
+            json!({ "prompt": "a", "n": 2, "best_of": 1 }),
+            json!({ "prompt": "a", "best_of": 2, "stream": true }),
+            json!({ "prompt": "a", "best_of": 1000 }),
+        ] {
+            assert_eq!(requests(body).unwrap_err().param.as_deref(), Some("best_of"));
+        }
+    }
+
+    #[test]
+    fn a_stream_may_begin_with_the_prompt() {
+        let frame = |with_logprobs| Frame { id: "i".into(), created: 0, model: "m".into(), with_logprobs };
+        let read = |bytes: Bytes| -> Vec<Value> {
+            let text = String::from_utf8(bytes.to_vec()).unwrap();
+            let events = text.split_terminator("\n\n").map(|event| event.strip_prefix("data: ").unwrap());
+            events.map(|event| serde_json::from_str::<Value>(event).unwrap()["choices"][0].take()).collect()
+        };
+        let echo = Echo { text: "ab".into(), first: Some(TokenInfo { logprob: None, ..token("a", 0.0) }) };
+        let mut usage = Usage::default();
+        let content = || Delta::Content { text: "c".into(), tokens: vec![token("c", -1.0)] };
+        let mut said = Said { echo: Some(echo.clone()), offset: 0 };
+        let prompt = EventKind::Delta(Delta::Prompt(vec![token("b", -2.0)]));
+        let first = read(said.chunks(0, prompt, &frame(true), &mut usage).unwrap());
+        assert_eq!((first.len(), &first[0]["text"]), (1, &json!("ab")));
+        assert_eq!(first[0]["logprobs"]["token_logprobs"], json!([null, -2.0]));
+        let second = read(said.chunks(0, EventKind::Delta(content()), &frame(true), &mut usage).unwrap());
+        assert_eq!(second[0]["logprobs"]["text_offset"], json!([2]));
+        let mut said = Said { echo: Some(echo), offset: 0 };
+        let both = read(said.chunks(0, EventKind::Delta(content()), &frame(false), &mut usage).unwrap());
+        assert_eq!((&both[0]["text"], &both[1]["text"]), (&json!("ab"), &json!("c")));
     }
 }

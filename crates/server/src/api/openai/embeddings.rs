@@ -7,14 +7,14 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::Prompts;
-use crate::api::body::JsonBody;
+use crate::api::body::{JsonBody, text_or_null};
 use crate::api::sampling::keep_alive;
 use crate::app::{App, EmbedRequest};
 use crate::error::{ApiError, Result};
 
 #[derive(Deserialize)]
 pub(super) struct Body {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "text_or_null")]
     model: String,
     input: Prompts,
     encoding_format: Option<Encoding>,

@@ -16,7 +16,7 @@ use crate::answer::{Finish, StopReason, TokenInfo, Usage};
 use crate::app::App;
 use crate::error::{ApiError, Result};
 use crate::models::{LoadedStatus, ModelStatus};
-use crate::request::Prompt;
+use crate::request::{GenerateOptions, Prompt};
 
 /// All paths of this API.
 pub fn router() -> axum::Router<App> {
@@ -24,6 +24,9 @@ pub fn router() -> axum::Router<App> {
         .route("/v1/models", get(models))
         .route("/v1/models/{*id}", get(model))
         .route("/v1/chat/completions", post(chat::create))
+        // As llama-server has them without a version too.
+        .route("/models", get(models))
+        .route("/chat/completions", post(chat::create))
         .route("/apply-template", post(chat::apply_template))
         .route("/v1/completions", post(completions::create))
         .route("/v1/embeddings", post(embeddings::create))
@@ -72,6 +75,9 @@ fn model_json(status: &ModelStatus, created: u64) -> Value {
     }
     model
 }
+
+/// What made an answer, as llama-server says it: `b` and the build.
+const FINGERPRINT: &str = concat!("b", env!("CARGO_PKG_VERSION"));
 
 /// A text, tokens, or several of either.
 #[derive(Clone, Debug, Deserialize)]
@@ -140,6 +146,33 @@ fn check_max_tokens(name: &str, value: Option<i64>) -> Result<Option<usize>> {
     }
 }
 
+/// The number of best tokens to be told of.
+fn check_top_logprobs(name: &str, n: Option<usize>) -> Result<usize> {
+    match n.unwrap_or(0) {
+        n if n <= engine::MAX_BEST_LOGPROBS => Ok(n),
+        n => {
+            let most = engine::MAX_BEST_LOGPROBS;
+            Err(ApiError::invalid(name, format!("`{name}` is {n}, expected at most {most}")))
+        }
+    }
+}
+
+/// `service_tier`: `flex` lets others go first; nothing puts a request before others.
+fn check_service_tier(tier: Option<&str>, options: &mut GenerateOptions) -> Result<()> {
+    match tier {
+        None | Some("auto" | "default") => Ok(()),
+        Some("flex") => {
+            options.priority = options.priority.min(-1);
+            Ok(())
+        }
+        Some(other @ ("priority" | "scale")) => Err(ApiError::not_built(&format!("service_tier {other}"))),
+        Some(other) => {
+            let message = format!("`service_tier` is {other:?}, expected auto, default or flex");
+            Err(ApiError::invalid("service_tier", message))
+        }
+    }
+}
+
 fn usage_json(usage: Usage) -> Value {
     json!({
         "prompt_tokens": usage.prompt_tokens,
@@ -170,6 +203,7 @@ fn finish_reason(finish: &Finish) -> Result<&'static str> {
         StopReason::MaxTokens | StopReason::ContextFull => Ok("length"),
         StopReason::ToolCalls => Ok("tool_calls"),
         StopReason::Timeout => Err(ApiError::new(crate::ErrorKind::Timeout, "the request's time is over")),
+        StopReason::Unspellable => Err(ApiError::unspellable()),
         StopReason::Failed(message) => Err(ApiError::internal(message.clone())),
     }
 }

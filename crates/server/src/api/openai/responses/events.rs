@@ -5,12 +5,15 @@ use serde_json::{Map, Value, json};
 use super::super::TokenLogprob;
 use super::store::new_id;
 use crate::answer::{Delta, Finish, StopReason, TokenInfo, Usage};
+use crate::error::ApiError;
 
 /// Makes the events of one response. Each is its data; its name is its `type`.
 pub(super) struct Events {
     /// What the response has beside its status and output.
     base: Map<String, Value>,
     with_logprobs: bool,
+    /// Reasoning is given as its own summary.
+    as_summary: bool,
     /// Number of the next event.
     sequence: usize,
     /// Items that are whole.
@@ -21,8 +24,30 @@ pub(super) struct Events {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Reasoning,
+    /// Reasoning as its own summary.
+    Summary,
     Message,
     Call,
+}
+
+impl Kind {
+    /// Events of its text are named `response.NAME.delta` and `.done`.
+    fn text_event(self) -> &'static str {
+        match self {
+            Kind::Reasoning => "reasoning_text",
+            Kind::Summary => "reasoning_summary_text",
+            Kind::Message => "output_text",
+            Kind::Call => "function_call_arguments",
+        }
+    }
+
+    /// The item's key with its parts, what a part's place is called, and the name of its events.
+    fn part_names(self) -> (&'static str, &'static str, &'static str) {
+        match self {
+            Kind::Summary => ("summary", "summary_index", "reasoning_summary_part"),
+            Kind::Reasoning | Kind::Message | Kind::Call => ("content", "content_index", "content_part"),
+        }
+    }
 }
 
 /// The item that is being written.
@@ -35,8 +60,8 @@ struct Open {
 }
 
 impl Events {
-    pub(super) fn new(base: Map<String, Value>, with_logprobs: bool) -> Events {
-        Events { base, with_logprobs, sequence: 0, output: Vec::new(), open: None }
+    pub(super) fn new(base: Map<String, Value>, with_logprobs: bool, as_summary: bool) -> Events {
+        Events { base, with_logprobs, as_summary, sequence: 0, output: Vec::new(), open: None }
     }
 
     /// The first events.
@@ -53,12 +78,13 @@ impl Events {
         match delta {
             Delta::Reasoning(text) if !text.is_empty() => {
                 let item = json!({ "id": "", "type": "reasoning", "summary": [], "content": [], "status": "in_progress" });
-                self.enter(Kind::Reasoning, item, &mut out);
-                self.write("response.reasoning_text.delta", text, None, &mut out);
+                let kind = if self.as_summary { Kind::Summary } else { Kind::Reasoning };
+                self.enter(kind, item, &mut out);
+                self.write(text, None, &mut out);
             }
             Delta::Content { text, tokens } if !text.is_empty() || !tokens.is_empty() => {
                 self.enter(Kind::Message, message(), &mut out);
-                self.write("response.output_text.delta", text, Some(tokens), &mut out);
+                self.write(text, Some(tokens), &mut out);
             }
             Delta::CallBegin { id, name, .. } => {
                 // Two calls in a row are two items.
@@ -70,7 +96,7 @@ impl Events {
                 self.enter(Kind::Call, item, &mut out);
             }
             Delta::CallArguments { text, .. } => {
-                self.write("response.function_call_arguments.delta", text, None, &mut out);
+                self.write(text, None, &mut out);
             }
             Delta::CallEnd { .. } => self.close("completed", &mut out),
             Delta::Reasoning(_) | Delta::Content { .. } | Delta::Prompt(_) => {}
@@ -94,6 +120,11 @@ impl Events {
                 "failed",
                 Value::Null,
                 json!({ "code": "server_error", "message": "the request's time is over" }),
+            ),
+            StopReason::Unspellable => (
+                "failed",
+                Value::Null,
+                json!({ "code": "invalid_prompt", "message": ApiError::unspellable().message }),
             ),
             StopReason::Failed(message) => {
                 ("failed", Value::Null, json!({ "code": "server_error", "message": message }))
@@ -136,7 +167,7 @@ impl Events {
         }
         self.close("completed", out);
         let id = new_id(match kind {
-            Kind::Reasoning => "rs",
+            Kind::Reasoning | Kind::Summary => "rs",
             Kind::Message => "msg",
             Kind::Call => "fc",
         });
@@ -144,20 +175,22 @@ impl Events {
         let index = self.output.len();
         out.push(self.event("response.output_item.added", json!({ "output_index": index, "item": item })));
         if let Some(part) = part(kind, "", &[]) {
-            let data = json!({ "item_id": id, "output_index": index, "content_index": 0, "part": part });
-            out.push(self.event("response.content_part.added", data));
+            let (_, place, name) = kind.part_names();
+            let data = json!({ "item_id": id, "output_index": index, place: 0, "part": part });
+            out.push(self.event(&format!("response.{name}.added"), data));
         }
         self.open = Some(Open { kind, item, text: String::new(), logprobs: Vec::new() });
     }
 
-    fn write(&mut self, name: &str, text: String, tokens: Option<Vec<TokenInfo>>, out: &mut Vec<Value>) {
+    fn write(&mut self, text: String, tokens: Option<Vec<TokenInfo>>, out: &mut Vec<Value>) {
         let Some(open) = &mut self.open else { return };
         open.text.push_str(&text);
         let index = self.output.len();
         let mut data = json!({ "item_id": open.item["id"], "output_index": index, "delta": text });
         if open.kind != Kind::Call {
-            data["content_index"] = json!(0);
+            data[open.kind.part_names().1] = json!(0);
         }
+        let name = format!("response.{}.delta", open.kind.text_event());
         if let Some(tokens) = tokens {
             let tokens = if self.with_logprobs { tokens } else { Vec::new() };
             let logprobs: Vec<Value> =
@@ -165,37 +198,34 @@ impl Events {
             open.logprobs.extend(logprobs.iter().cloned());
             data["logprobs"] = json!(logprobs);
         }
-        out.push(self.event(name, data));
+        out.push(self.event(&name, data));
     }
 
     fn close(&mut self, status: &str, out: &mut Vec<Value>) {
         let Some(Open { kind, mut item, text, logprobs }) = self.open.take() else { return };
         let (id, index) = (item["id"].clone(), self.output.len());
         let place = || json!({ "item_id": id, "output_index": index });
-        match kind {
-            Kind::Call => {
+        let done = format!("response.{}.done", kind.text_event());
+        match part(kind, &text, &logprobs) {
+            None => {
                 let mut data = place();
                 data["arguments"] = json!(text);
                 data["name"] = item["name"].clone();
-                out.push(self.event("response.function_call_arguments.done", data));
+                out.push(self.event(&done, data));
                 item["arguments"] = json!(text);
             }
-            Kind::Message | Kind::Reasoning => {
-                let name = match kind {
-                    Kind::Reasoning => "response.reasoning_text.done",
-                    Kind::Message | Kind::Call => "response.output_text.done",
-                };
-                let part = part(kind, &text, &logprobs);
+            Some(part) => {
+                let (key, index, name) = kind.part_names();
                 let mut data = place();
-                (data["content_index"], data["text"]) = (json!(0), json!(text));
+                (data[index], data["text"]) = (json!(0), json!(text));
                 if kind == Kind::Message {
                     data["logprobs"] = json!(logprobs);
                 }
-                out.push(self.event(name, data));
+                out.push(self.event(&done, data));
                 let mut data = place();
-                (data["content_index"], data["part"]) = (json!(0), json!(part));
-                out.push(self.event("response.content_part.done", data));
-                item["content"] = json!([part]);
+                (data[index], data["part"]) = (json!(0), json!(part));
+                out.push(self.event(&format!("response.{name}.done"), data));
+                item[key] = json!([part]);
             }
         }
         item["status"] = json!(status);
@@ -212,6 +242,7 @@ fn message() -> Value {
 fn part(kind: Kind, text: &str, logprobs: &[Value]) -> Option<Value> {
     match kind {
         Kind::Reasoning => Some(json!({ "type": "reasoning_text", "text": text })),
+        Kind::Summary => Some(json!({ "type": "summary_text", "text": text })),
         Kind::Message => {
             Some(json!({ "type": "output_text", "text": text, "annotations": [], "logprobs": logprobs }))
         }
@@ -239,7 +270,7 @@ mod tests {
 
     #[test]
     fn items_open_and_close_in_order_and_make_the_response() {
-        let mut events = Events::new(Map::new(), false);
+        let mut events = Events::new(Map::new(), false, false);
         let mut all = events.start();
         for delta in [
             Delta::Reasoning("a".into()),
@@ -302,13 +333,34 @@ mod tests {
     }
 
     #[test]
+    fn reasoning_may_be_its_own_summary() {
+        let mut events = Events::new(Map::new(), false, true);
+        let mut all = events.push(Delta::Reasoning("a".into()));
+        let (last, response) = events.finish(&finish(StopReason::End));
+        all.extend(last);
+        let names: Vec<&str> = all.iter().map(|event| event["type"].as_str().unwrap()).collect();
+        let expected = [
+            "response.output_item.added",
+            "response.reasoning_summary_part.added",
+            "response.reasoning_summary_text.delta",
+            "response.reasoning_summary_text.done",
+            "response.reasoning_summary_part.done",
+            "response.output_item.done",
+            "response.completed",
+        ];
+        assert_eq!(names, expected);
+        assert!(all[1..5].iter().all(|event| event["summary_index"] == 0));
+        assert_eq!(response["output"][0]["summary"], json!([{ "type": "summary_text", "text": "a" }]));
+    }
+
+    #[test]
     fn an_answer_that_was_cut_is_incomplete_and_one_without_words_is_a_message() {
-        let mut events = Events::new(Map::new(), false);
+        let mut events = Events::new(Map::new(), false, false);
         let (all, response) = events.finish(&finish(StopReason::MaxTokens));
         assert_eq!(response["incomplete_details"]["reason"], "max_output_tokens");
         assert_eq!(response["output"][0]["status"], "incomplete");
         assert_eq!(all.last().unwrap()["type"], "response.incomplete");
-        let mut events = Events::new(Map::new(), false);
+        let mut events = Events::new(Map::new(), false, false);
         let (all, response) = events.finish(&finish(StopReason::Failed("broken".into())));
         assert_eq!((&response["error"]["message"], &response["output"]), (&json!("broken"), &json!([])));
         assert_eq!(all.last().unwrap()["type"], "response.failed");

@@ -1,12 +1,14 @@
 //! Items of a conversation, and the messages that templates know.
 
-use serde_json::{Value, json};
+use std::sync::Arc;
 
-use super::store::new_id;
+use serde_json::{Map, Value, json};
+
+use super::store::{Item, new_id};
 use crate::error::{ApiError, Result};
 
-/// The items of `input`, each with an id. `known` finds what a reference means.
-pub(super) fn of_input(input: Option<&Value>, known: &dyn Fn(&str) -> Option<Value>) -> Result<Vec<Value>> {
+/// The items of `input`, each with an id and in its full form. `known` finds what a reference means.
+pub(super) fn of_input(input: Option<&Value>, known: &dyn Fn(&str) -> Option<Item>) -> Result<Vec<Item>> {
     let item = |index: usize, item: &Value| {
         let mut item = item.clone();
         let path = format!("input[{index}]");
@@ -31,27 +33,43 @@ pub(super) fn of_input(input: Option<&Value>, known: &dyn Fn(&str) -> Option<Val
         if object.get("id").is_none_or(Value::is_null) {
             object.insert("id".into(), json!(new_id(prefix)));
         }
-        Ok(item)
+        if object.get("type").is_some_and(|kind| kind == "message") {
+            fill_in(object);
+        }
+        Ok(Arc::new(item))
     };
     match input {
         None | Some(Value::Null) => Ok(Vec::new()),
         Some(text @ Value::String(_)) => {
-            let content = json!([{ "type": "input_text", "text": text }]);
-            let message = json!({ "type": "message", "role": "user", "content": content });
-            Ok(vec![item(0, &message)?])
+            Ok(vec![item(0, &json!({ "type": "message", "role": "user", "content": text }))?])
         }
         Some(Value::Array(items)) => items.iter().enumerate().map(|(i, given)| item(i, given)).collect(),
         Some(other) => Err(wrong("input", other, "a text or a list of items")),
     }
 }
 
-/// The messages of a conversation, as [`crate::ChatRequest`] has them.
-pub(super) fn messages(items: &[Value]) -> Result<Vec<Value>> {
+/// A message's easy form as the full one, in which it is listed.
+fn fill_in(message: &mut Map<String, Value>) {
+    if let Some(Value::String(text)) = message.get("content") {
+        let part = match message.get("role").and_then(Value::as_str) {
+            Some("assistant") => json!({ "type": "output_text", "text": text, "annotations": [] }),
+            _ => json!({ "type": "input_text", "text": text }),
+        };
+        message.insert("content".into(), json!([part]));
+    }
+    message.entry("status").or_insert_with(|| json!("completed"));
+}
+
+/// The messages of a conversation, as [`crate::ChatRequest`] has them; the first `n_before` items are of earlier requests.
+pub(super) fn messages(items: &[Item], n_before: usize) -> Result<Vec<Value>> {
     let mut messages: Vec<Value> = Vec::new();
-    // Reasoning belongs to the answer that follows it.
+    // Reasoning belongs to the answer that follows it, which is of the same turn.
     let mut reasoning: Option<String> = None;
     for (index, item) in items.iter().enumerate() {
-        let path = format!("input[{index}]");
+        let path = match index.checked_sub(n_before) {
+            Some(index) => format!("input[{index}]"),
+            None => format!("previous_response_id.items[{index}]"),
+        };
         match item["type"].as_str() {
             Some("message") => {
                 let role = match item["role"].as_str() {
@@ -67,9 +85,7 @@ pub(super) fn messages(items: &[Value]) -> Result<Vec<Value>> {
                 };
                 let content = text(&format!("{path}.content"), &item["content"])?;
                 let mut message = json!({ "role": role, "content": content });
-                if role == "assistant"
-                    && let Some(reasoning) = reasoning.take()
-                {
+                if let Some(reasoning) = reasoning.take().filter(|_| role == "assistant") {
                     message["reasoning_content"] = json!(reasoning);
                 }
                 messages.push(message);
@@ -82,18 +98,21 @@ pub(super) fn messages(items: &[Value]) -> Result<Vec<Value>> {
                 let call = json!({ "id": key("call_id")?, "type": "function", "function": function });
                 // Calls of one answer are one message, with the text before them.
                 let open = messages.last_mut().filter(|last| last["role"] == "assistant");
-                match open {
-                    Some(message) => match message["tool_calls"].as_array_mut() {
-                        Some(calls) => calls.push(call),
-                        None => message["tool_calls"] = json!([call]),
-                    },
-                    None => {
-                        let mut message = json!({ "role": "assistant", "content": "", "tool_calls": [call] });
-                        if let Some(reasoning) = reasoning.take() {
-                            message["reasoning_content"] = json!(reasoning);
-                        }
-                        messages.push(message);
-                    }
+                let mut message = match open {
+                    Some(message) => message.take(),
+                    None => json!({ "role": "assistant", "content": "" }),
+                };
+                match message["tool_calls"].as_array_mut() {
+                    Some(calls) => calls.push(call),
+                    None => message["tool_calls"] = json!([call]),
+                }
+                if let Some(reasoning) = reasoning.take() {
+                    let before = message["reasoning_content"].as_str().map(|before| format!("{before}\n"));
+                    message["reasoning_content"] = json!(before.unwrap_or_default() + &reasoning);
+                }
+                match messages.last_mut().filter(|last| last.is_null()) {
+                    Some(last) => *last = message,
+                    None => messages.push(message),
                 }
             }
             Some("function_call_output") => {
@@ -101,6 +120,7 @@ pub(super) fn messages(items: &[Value]) -> Result<Vec<Value>> {
                 if !id.is_string() {
                     return Err(wrong(&format!("{path}.call_id"), id, "a call's id"));
                 }
+                reasoning = None;
                 let content = text(&format!("{path}.output"), &item["output"])?;
                 messages.push(json!({ "role": "tool", "tool_call_id": id, "content": content }));
             }
@@ -155,12 +175,13 @@ mod tests {
             { "type": "item_reference", "id": "msg_x" },
         ]);
         let known = |id: &str| {
-            (id == "msg_x")
-                .then(|| json!({ "type": "message", "id": id, "role": "assistant", "content": "Yes." }))
+            (id == "msg_x").then(|| {
+                Arc::new(json!({ "type": "message", "id": id, "role": "assistant", "content": "Yes." }))
+            })
         };
         let items = of_input(Some(&input), &known).unwrap();
         assert!(items.iter().all(|item| item["id"].is_string()));
-        let found = messages(&items).unwrap();
+        let found = messages(&items, 0).unwrap();
         let call = |id: &str, name: &str| json!({ "id": id, "type": "function", "function": { "name": name, "arguments": "{}" } });
         assert_eq!(
             json!(found),
@@ -178,7 +199,7 @@ mod tests {
     fn what_is_wrong_is_named_by_its_path() {
         let error = |input: Value| {
             let items = of_input(Some(&input), &|_| None);
-            items.and_then(|items| messages(&items)).unwrap_err().to_string()
+            items.and_then(|items| messages(&items, 0)).unwrap_err().to_string()
         };
         assert!(error(json!(7)).contains("`input` is 7"));
         assert!(error(json!([{ "role": "nobody", "content": "a" }])).contains("`input[0].role`"));
@@ -186,5 +207,38 @@ mod tests {
         assert!(error(image).contains("input[0].content[0].type input_image"));
         assert!(error(json!([{ "type": "item_reference", "id": "gone" }])).contains("`gone`"));
         assert!(error(json!([{ "type": "web_search_call" }])).contains("web_search_call"));
+    }
+
+    #[test]
+    fn reasoning_stays_in_its_turn() {
+        let input = json!([
+            { "type": "reasoning", "content": [{ "type": "reasoning_text", "text": "Cut off." }] },
+            { "role": "user", "content": "Again" },
+            { "role": "assistant", "content": "Yes." },
+            { "type": "reasoning", "summary": [{ "type": "summary_text", "text": "Look." }] },
+            { "type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}" },
+            { "type": "function_call_output", "call_id": "c1", "output": "sunny" },
+            { "role": "assistant", "content": "Sunny." },
+        ]);
+        let found = messages(&of_input(Some(&input), &|_| None).unwrap(), 0).unwrap();
+        let thoughts: Vec<&Value> = found.iter().map(|message| &message["reasoning_content"]).collect();
+        assert_eq!(json!(thoughts), json!([null, "Look.", null, null]));
+        assert_eq!(found[1]["tool_calls"].as_array().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn messages_are_listed_in_their_full_form() {
+        let input = json!([{ "role": "user", "content": "a" }, { "role": "assistant", "content": "b" }]);
+        let items = of_input(Some(&input), &|_| None).unwrap();
+        assert_eq!(items[0]["content"], json!([{ "type": "input_text", "text": "a" }]));
+        assert_eq!(items[1]["content"][0]["type"], "output_text");
+        assert_eq!((&items[0]["type"], &items[0]["status"]), (&json!("message"), &json!("completed")));
+    }
+
+    #[test]
+    fn an_index_counts_the_request_s_own_items() {
+        let input = json!([{ "role": "user", "content": "a" }, { "role": "nobody", "content": "a" }]);
+        let items = of_input(Some(&input), &|_| None).unwrap();
+        assert_eq!(messages(&items, 1).unwrap_err().param.as_deref(), Some("input[0].role"));
     }
 }

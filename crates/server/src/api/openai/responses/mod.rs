@@ -18,7 +18,7 @@ use serde_json::{Map, Value, json};
 
 use self::events::Events;
 use self::request::Body;
-use self::store::{Entry, Store};
+use self::store::Store;
 use crate::answer::{Answer, AnswerEvent, EventKind};
 use crate::api::body::{JsonBody, part};
 use crate::api::{seconds_now, sse};
@@ -47,13 +47,21 @@ async fn create(
     let body: Body = part(&given, "")?;
     let sampling = part(&given, "")?;
     let before = match &body.previous_response_id {
-        Some(id) => store.get(caller.tenant, id)?.items(),
-        None => Vec::new(),
+        Some(id) => {
+            let entry = store.get(caller.tenant, id).map_err(|error| ApiError {
+                param: Some("previous_response_id".into()),
+                code: Some("previous_response_not_found"),
+                ..error
+            })?;
+            Some(entry.turn.clone())
+        }
+        None => None,
     };
     let input = items::of_input(body.input.as_ref(), &|id| store.item(caller.tenant, id))?;
-    let mut conversation = before;
+    let mut conversation = before.as_ref().map_or_else(Vec::new, |turn| turn.items());
+    let n_before = conversation.len();
     conversation.extend(input.iter().cloned());
-    let request = request::chat_request(&body, &sampling, &conversation)?;
+    let request = request::chat_request(&body, &sampling, &conversation, n_before)?;
     let mut base = request::echo(&body, &given);
     let answer = match body.truncates() {
         false => app.chat(&caller, request).await?,
@@ -64,11 +72,12 @@ async fn create(
     };
     base.insert("model".into(), json!(answer.model));
     base.insert("created_at".into(), json!(seconds_now()));
-    let events = Events::new(base, body.wants_logprobs());
-    let keep = body.store.unwrap_or(true).then_some((store, caller.tenant, conversation, input.len()));
+    let events = Events::new(base, body.wants_logprobs(), body.wants_summary());
+    let keep = body.store.unwrap_or(true).then_some((store, caller, before, input));
     let keep = move |response: &Value| {
-        if let Some((store, tenant, conversation, n_input)) = keep {
-            store.put(Entry { tenant, response: response.clone(), conversation, n_input });
+        let Some((store, caller, before, input)) = keep else { return };
+        if !store.put(caller.tenant, response.clone(), before, input) {
+            tracing::warn!("{}: this conversation is too long to be kept", caller.request_id);
         }
     };
     match body.stream.unwrap_or(false) {
@@ -129,12 +138,26 @@ fn stream(
     })
 }
 
+#[derive(Deserialize)]
+struct Retrieve {
+    stream: Option<bool>,
+    starting_after: Option<u64>,
+}
+
 async fn retrieve(
     Extension(caller): Extension<Caller>,
     Extension(store): Extension<Arc<Store>>,
     Path(id): Path<String>,
+    Query(keys): Query<Retrieve>,
 ) -> Result<Json<Value>> {
-    Ok(Json(store.get(caller.tenant, &id)?.response.clone()))
+    // A response is kept when it is whole, so its events have been sent.
+    if keys.stream == Some(true) {
+        return Err(ApiError::not_built("stream"));
+    }
+    if keys.starting_after.is_some() {
+        return Err(ApiError::not_built("starting_after"));
+    }
+    Ok(Json(store.get(caller.tenant, &id)?.response()))
 }
 
 async fn delete(
@@ -160,7 +183,7 @@ async fn input_items(
     Query(page): Query<Page>,
 ) -> Result<Json<Value>> {
     let entry = store.get(caller.tenant, &id)?;
-    let mut items = entry.input().to_vec();
+    let mut items: Vec<&Value> = entry.input().iter().map(|item| &**item).collect();
     match page.order.as_deref() {
         Some("asc") => {}
         None | Some("desc") => items.reverse(),
@@ -179,7 +202,7 @@ async fn input_items(
     }
     let has_more = items.len() > limit;
     items.truncate(limit);
-    let id_of = |item: Option<&Value>| item.map_or(Value::Null, |item| item["id"].clone());
+    let id_of = |item: Option<&&Value>| item.map_or(Value::Null, |item| item["id"].clone());
     let (first_id, last_id) = (id_of(items.first()), id_of(items.last()));
     Ok(Json(json!({
         "object": "list", "data": items, "first_id": first_id, "last_id": last_id, "has_more": has_more,

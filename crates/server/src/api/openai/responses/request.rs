@@ -3,9 +3,10 @@
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::super::chat::{reasoning_effort, response_format};
+use super::super::chat::{check_verbosity, reasoning_effort, response_format};
+use super::super::{check_service_tier, check_top_logprobs};
 use super::items;
-use super::store::new_id;
+use super::store::{Item, new_id};
 use crate::api::sampling::SamplingKeys;
 use crate::error::{ApiError, Result};
 use crate::request::{ChatRequest, GenerateOptions, ToolChoice};
@@ -29,7 +30,10 @@ pub(super) struct Body {
     pub(super) stream: Option<bool>,
     truncation: Option<String>,
     chat_template_kwargs: Option<Map<String, Value>>,
+    metadata: Option<Value>,
+    service_tier: Option<String>,
     // Known, and not built: refused unless they ask for nothing.
+    max_tool_calls: Option<Value>,
     background: Option<bool>,
     conversation: Option<Value>,
     prompt: Option<Value>,
@@ -38,11 +42,14 @@ pub(super) struct Body {
 #[derive(Deserialize)]
 struct TextKeys {
     format: Option<Value>,
+    verbosity: Option<String>,
 }
 
 #[derive(Deserialize)]
 struct ReasoningKeys {
     effort: Option<String>,
+    #[serde(alias = "generate_summary")]
+    summary: Option<String>,
 }
 
 const LOGPROBS: &str = "message.output_text.logprobs";
@@ -50,6 +57,11 @@ const LOGPROBS: &str = "message.output_text.logprobs";
 impl Body {
     pub(super) fn wants_logprobs(&self) -> bool {
         self.include.iter().flatten().any(|name| name == LOGPROBS)
+    }
+
+    /// Whether reasoning is given as a summary, which it then is itself: the most detailed one.
+    pub(super) fn wants_summary(&self) -> bool {
+        self.reasoning.as_ref().is_some_and(|reasoning| reasoning.summary.is_some())
     }
 
     /// Whether the oldest messages may be left out.
@@ -63,9 +75,28 @@ impl Body {
             ("background", self.background == Some(true)),
             ("conversation", asks(&self.conversation)),
             ("prompt", asks(&self.prompt)),
+            // It limits calls of tools that run here, and there are none.
+            ("max_tool_calls", asks(&self.max_tool_calls)),
         ];
         if let Some((name, _)) = unbuilt.into_iter().find(|(_, is_asked)| *is_asked) {
             return Err(ApiError::not_built(name));
+        }
+        if let Some(metadata) = self.metadata.as_ref().filter(|metadata| !metadata.is_null()) {
+            check_metadata(metadata)?;
+        }
+        let verbosity = self.text.as_ref().and_then(|text| text.verbosity.as_deref());
+        check_verbosity("text.verbosity", verbosity)?;
+        match self.reasoning.as_ref().and_then(|reasoning| reasoning.summary.as_deref()) {
+            None | Some("auto" | "detailed") => {}
+            Some("concise") => return Err(ApiError::not_built("reasoning.summary concise")),
+            Some(other) => {
+                let message = format!("`reasoning.summary` is {other:?}, expected auto, concise or detailed");
+                return Err(ApiError::invalid("reasoning.summary", message));
+            }
+        }
+        if self.top_logprobs.is_some_and(|n| n > 0) && !self.wants_logprobs() {
+            let message = format!("`top_logprobs` needs `include` to have {LOGPROBS}");
+            return Err(ApiError::invalid("top_logprobs", message));
         }
         // Reasoning is in the response in the clear, so nobody needs it encrypted.
         let known = [LOGPROBS, "reasoning.encrypted_content"];
@@ -138,23 +169,26 @@ impl Body {
     }
 }
 
-/// What is asked of the model.
+/// What is asked of the model; the first `n_before` items of the conversation are of earlier requests.
 ///
 /// # Errors
 /// A key is wrong, or cannot be honoured.
 pub(super) fn chat_request(
     body: &Body,
     sampling: &SamplingKeys,
-    conversation: &[Value],
+    conversation: &[Item],
+    n_before: usize,
 ) -> Result<ChatRequest> {
     body.check()?;
+    let n_best = check_top_logprobs("top_logprobs", body.top_logprobs)?;
     let mut options = GenerateOptions {
         max_tokens: body.max_output_tokens,
-        logprobs: body.wants_logprobs().then(|| body.top_logprobs.unwrap_or(0)),
+        logprobs: body.wants_logprobs().then_some(n_best),
         ..GenerateOptions::default()
     };
     sampling.apply(&mut options)?;
-    let grammar = sampling.grammar(response_format(body.format())?)?;
+    check_service_tier(body.service_tier.as_deref(), &mut options)?;
+    let grammar = sampling.grammar(response_format("text.format", body.format())?)?;
     let (tools, tool_choice) = body.tools()?;
     let mut template_variables = body.chat_template_kwargs.clone().unwrap_or_default();
     let effort = body.reasoning.as_ref().and_then(|reasoning| reasoning.effort.as_deref());
@@ -164,7 +198,7 @@ pub(super) fn chat_request(
     };
     // They hold for this response alone, not for those that go on from it.
     let instructions = body.instructions.iter().map(|text| json!({ "role": "system", "content": text }));
-    let messages: Vec<Value> = instructions.chain(items::messages(conversation)?).collect();
+    let messages: Vec<Value> = instructions.chain(items::messages(conversation, n_before)?).collect();
     if messages.is_empty() {
         return Err(ApiError::invalid("input", "`input` is missing, expected a text or a list of items"));
     }
@@ -180,6 +214,32 @@ pub(super) fn chat_request(
         options,
         ..ChatRequest::default()
     })
+}
+
+/// Pairs of texts: at most 16, keys of at most 64 characters, values of at most 512.
+fn check_metadata(metadata: &Value) -> Result<()> {
+    let wrong = |path: String, found: String, expected: &str| {
+        let message = format!("`{path}` is {found}, expected {expected}");
+        Err(ApiError::invalid(path, message))
+    };
+    let Some(pairs) = metadata.as_object() else {
+        return wrong("metadata".into(), metadata.to_string(), "an object of texts");
+    };
+    if pairs.len() > 16 {
+        return wrong("metadata".into(), format!("{} pairs", pairs.len()), "at most 16");
+    }
+    for (key, value) in pairs {
+        let path = || format!("metadata.{}", key.chars().take(64).collect::<String>());
+        if key.chars().count() > 64 {
+            return wrong(path(), format!("a key of {} characters", key.chars().count()), "at most 64");
+        }
+        match value.as_str().map(|text| text.chars().count()) {
+            None => return wrong(path(), value.to_string(), "a text"),
+            Some(n) if n > 512 => return wrong(path(), format!("a text of {n} characters"), "at most 512"),
+            Some(_) => {}
+        }
+    }
+    Ok(())
 }
 
 /// What the response repeats of the request, and its id.
@@ -203,7 +263,7 @@ pub(super) fn echo(body: &Body, given: &Value) -> Map<String, Value> {
         ("safety_identifier", Value::Null),
         ("store", json!(true)),
         ("temperature", Value::Null),
-        ("text", json!({ "format": { "type": "text" } })),
+        ("text", json!({ "format": { "type": "text" }, "verbosity": "medium" })),
         ("tool_choice", json!("auto")),
         ("tools", json!([])),
         ("top_p", Value::Null),
@@ -214,7 +274,8 @@ pub(super) fn echo(body: &Body, given: &Value) -> Map<String, Value> {
         out.insert(key.into(), or(key, default));
     }
     out.insert("background".into(), json!(false));
-    out.insert("service_tier".into(), json!("default"));
+    let tier = body.service_tier.as_deref().filter(|tier| *tier != "auto").unwrap_or("default");
+    out.insert("service_tier".into(), json!(tier));
     out
 }
 
@@ -226,7 +287,7 @@ mod tests {
     fn request(body: Value) -> Result<ChatRequest> {
         let (body, sampling): (Body, SamplingKeys) = (part(&body, "")?, part(&body, "")?);
         let input = items::of_input(body.input.as_ref(), &|_| None)?;
-        chat_request(&body, &sampling, &input)
+        chat_request(&body, &sampling, &input, 0)
     }
 
     #[test]
@@ -253,7 +314,19 @@ mod tests {
             (json!({ "truncation": "some" }), "truncation"),
             (json!({ "tool_choice": "maybe" }), "tool_choice"),
             (json!({ "reasoning": { "effort": "much" } }), "reasoning.effort"),
-            (json!({ "text": { "format": { "type": "xml" } } }), "response_format"),
+            (json!({ "text": { "format": { "type": "xml" } } }), "`text.format`"),
+            (json!({ "text": { "format": { "type": "json_schema" } } }), "`text.format.schema`"),
+            (json!({ "text": { "verbosity": "low" } }), "text.verbosity"),
+            (json!({ "reasoning": { "summary": "concise" } }), "reasoning.summary"),
+            (json!({ "reasoning": { "summary": "long" } }), "reasoning.summary"),
+            (json!({ "max_tool_calls": 3 }), "max_tool_calls"),
+            (json!({ "service_tier": "priority" }), "service_tier"),
+            (json!({ "service_tier": 7 }), "service_tier"),
+            (json!({ "metadata": { "a": 7 } }), "metadata.a"),
+            (json!({ "metadata": [] }), "metadata"),
+            (json!({ "metadata": { "a": "x".repeat(513) } }), "metadata.a"),
+            (json!({ "top_logprobs": 3 }), "top_logprobs"),
+            (json!({ "top_logprobs": 129, "include": [LOGPROBS] }), "top_logprobs"),
             (json!({ "temperature": "hot" }), "temperature"),
         ] {
             let mut body = json!({ "input": "a" });
@@ -262,5 +335,19 @@ mod tests {
             assert!(error.message.contains(name), "{error}");
         }
         assert!(request(json!({})).unwrap_err().message.contains("`input` is missing"));
+    }
+
+    #[test]
+    fn tiers_and_efforts_change_what_is_asked() {
+        let found = request(json!({
+            "input": "a", "service_tier": "flex", "reasoning": { "effort": "minimal", "summary": "auto" },
+            "metadata": { "k": "v" }, "text": { "verbosity": "medium" }, "max_tool_calls": null,
+        }))
+        .unwrap();
+        assert_eq!((found.thinking, found.options.priority), (Some(false), -1));
+        let found =
+            request(json!({ "input": "a", "service_tier": "auto", "reasoning": { "effort": "low" } }));
+        let found = found.unwrap();
+        assert_eq!((found.thinking, found.options.priority), (None, 0));
     }
 }

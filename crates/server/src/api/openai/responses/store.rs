@@ -1,7 +1,10 @@
-//! Responses that clients may come back to: bounded, the oldest go first. A tenant sees none but its own.
+//! Responses that clients may come back to. Each tenant has room of its own; its oldest responses go first.
+//!
+//! A conversation is a chain of turns, each with its own items alone: a response that goes on from another holds that one's turn, not
+//! a copy of it. The bytes of a turn count until the last response that needs it is gone.
 
-use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -9,101 +12,207 @@ use serde_json::Value;
 
 use crate::error::{ApiError, ErrorKind, Result};
 
-/// Most responses.
+/// Most responses of a tenant.
 const MAX_ENTRIES: usize = 10_000;
-/// Most bytes of their JSON.
+/// Most bytes of a tenant's responses in memory.
 const MAX_BYTES: usize = 64 << 20;
 
-/// A response, and what it was asked.
+/// An item of a conversation; nobody changes it.
+pub(super) type Item = Arc<Value>;
+
+/// Bytes of a tenant that are in use, until this is dropped.
+struct Charge {
+    used: Arc<AtomicUsize>,
+    bytes: usize,
+}
+
+impl Charge {
+    fn new(used: &Arc<AtomicUsize>, bytes: usize) -> Charge {
+        used.fetch_add(bytes, Ordering::Relaxed);
+        Charge { used: used.clone(), bytes }
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.used.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// One question and its answer, and what was said before them.
+pub(super) struct Turn {
+    before: Option<Arc<Turn>>,
+    input: Vec<Item>,
+    output: Vec<Item>,
+    /// Of this turn and all before it.
+    chain_bytes: usize,
+    _charge: Charge,
+}
+
+impl Turn {
+    /// The conversation up to and with this turn, in order.
+    pub(super) fn items(&self) -> Vec<Item> {
+        let turns: Vec<&Turn> = std::iter::successors(Some(self), |turn| turn.before.as_deref()).collect();
+        turns.iter().rev().flat_map(|turn| turn.input.iter().chain(&turn.output)).cloned().collect()
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        // One after the other: a long chain of drops within drops would overflow the stack.
+        let mut next = self.before.take();
+        while let Some(mut turn) = next.and_then(Arc::into_inner) {
+            next = turn.before.take();
+        }
+    }
+}
+
+/// A response that is kept.
 pub(super) struct Entry {
-    pub(super) tenant: u64,
-    pub(super) response: Value,
-    /// Everything before the answer, in order.
-    pub(super) conversation: Vec<Value>,
-    /// So many of these, at the end, were this request's input.
-    pub(super) n_input: usize,
+    id: String,
+    /// Without its output, which the turn has.
+    response: Value,
+    pub(super) turn: Arc<Turn>,
+    _charge: Charge,
 }
 
 impl Entry {
-    /// The conversation so far, for what comes next.
-    pub(super) fn items(&self) -> Vec<Value> {
-        let output = self.response["output"].as_array().into_iter().flatten();
-        self.conversation.iter().chain(output).cloned().collect()
+    /// The whole response.
+    pub(super) fn response(&self) -> Value {
+        let mut response = self.response.clone();
+        response["output"] = self.turn.output.iter().map(|item| Value::clone(item)).collect();
+        response
     }
 
-    pub(super) fn input(&self) -> &[Value] {
-        &self.conversation[self.conversation.len().saturating_sub(self.n_input)..]
+    /// The items that this response's own request gave.
+    pub(super) fn input(&self) -> &[Item] {
+        &self.turn.input
     }
 
-    fn id(&self) -> &Value {
-        &self.response["id"]
-    }
-
-    fn bytes(&self) -> usize {
-        let items = self.conversation.iter().map(|item| item.to_string().len());
-        self.response.to_string().len() + items.sum::<usize>()
+    fn items(&self) -> impl Iterator<Item = (&str, &Item)> {
+        let items = self.turn.input.iter().chain(&self.turn.output);
+        items.filter_map(|item| Some((item["id"].as_str()?, item)))
     }
 }
 
 /// See the module.
 #[derive(Default)]
-pub(super) struct Store(Mutex<Kept>);
+pub(super) struct Store(Mutex<HashMap<u64, Kept>>);
 
+/// Of one tenant.
 #[derive(Default)]
 struct Kept {
-    /// Oldest first, each with its bytes.
-    entries: VecDeque<(Arc<Entry>, usize)>,
-    bytes: usize,
+    /// Each with its number in `order`.
+    by_id: HashMap<String, (u64, Arc<Entry>)>,
+    /// Their ids, oldest first.
+    order: BTreeMap<u64, String>,
+    /// Items by their ids, each with the number of responses that have it.
+    items: HashMap<String, (Item, usize)>,
+    used: Arc<AtomicUsize>,
+}
+
+impl Kept {
+    fn insert(&mut self, entry: Arc<Entry>) {
+        for (id, item) in entry.items() {
+            let (kept, n_users) = self.items.entry(id.to_owned()).or_insert_with(|| (item.clone(), 0));
+            *kept = item.clone();
+            *n_users += 1;
+        }
+        let number = self.order.last_key_value().map_or(0, |(number, _)| number + 1);
+        self.order.insert(number, entry.id.clone());
+        self.by_id.insert(entry.id.clone(), (number, entry));
+    }
+
+    fn remove(&mut self, id: &str) -> Option<Arc<Entry>> {
+        let (number, entry) = self.by_id.remove(id)?;
+        self.order.remove(&number);
+        for (id, _) in entry.items() {
+            if let Some((_, n_users)) = self.items.get_mut(id) {
+                *n_users -= 1;
+                if *n_users == 0 {
+                    self.items.remove(id);
+                }
+            }
+        }
+        Some(entry)
+    }
 }
 
 impl Store {
-    pub(super) fn put(&self, entry: Entry) {
-        let bytes = entry.bytes();
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.entries.push_back((Arc::new(entry), bytes));
-        kept.bytes += bytes;
-        while kept.entries.len() > MAX_ENTRIES || kept.bytes > MAX_BYTES {
-            let Some((_, bytes)) = kept.entries.pop_front() else { break };
-            kept.bytes -= bytes;
+    fn with<T>(&self, tenant: u64, look: impl FnOnce(&mut Kept) -> T) -> T {
+        let mut tenants = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        look(tenants.entry(tenant).or_default())
+    }
+
+    /// Keep a response to `input`, which came after `before`. False: it is larger than a tenant's room, and nothing has changed.
+    pub(super) fn put(
+        &self,
+        tenant: u64,
+        mut response: Value,
+        before: Option<Arc<Turn>>,
+        input: Vec<Item>,
+    ) -> bool {
+        let output: Vec<Item> = match response["output"].take() {
+            Value::Array(items) => items.into_iter().map(Arc::new).collect(),
+            _ => Vec::new(),
+        };
+        let id = response["id"].as_str().unwrap_or_default().to_owned();
+        let (envelope, own) =
+            (bytes(&response), input.iter().chain(&output).map(|item| bytes(item)).sum::<usize>());
+        let chain_bytes = own + before.as_ref().map_or(0, |turn| turn.chain_bytes);
+        if chain_bytes + envelope > MAX_BYTES {
+            return false;
         }
+        let used = self.with(tenant, |kept| kept.used.clone());
+        let turn = Turn { before, input, output, chain_bytes, _charge: Charge::new(&used, own) };
+        let entry = Entry { id, response, turn: Arc::new(turn), _charge: Charge::new(&used, envelope) };
+        self.with(tenant, |kept| kept.insert(Arc::new(entry)));
+        // One at a time, and each is dropped where nobody waits for the lock.
+        let one = |kept: &mut Kept| {
+            let is_over = kept.by_id.len() > MAX_ENTRIES || used.load(Ordering::Relaxed) > MAX_BYTES;
+            let oldest = kept.order.first_key_value().filter(|_| is_over && kept.by_id.len() > 1);
+            oldest.map(|(_, id)| id.clone()).and_then(|id| kept.remove(&id))
+        };
+        while let Some(gone) = self.with(tenant, one) {
+            drop(gone);
+        }
+        true
     }
 
     /// # Errors
     /// The tenant has no such response, or has it no longer.
     pub(super) fn get(&self, tenant: u64, id: &str) -> Result<Arc<Entry>> {
-        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = kept.entries.iter().rev().find(|(entry, _)| entry.tenant == tenant && entry.id() == id);
-        found.map(|(entry, _)| entry.clone()).ok_or_else(|| unknown(id))
+        let found = self.with(tenant, |kept| kept.by_id.get(id).map(|(_, entry)| entry.clone()));
+        found.ok_or_else(|| unknown(id))
     }
 
     /// An item of one of the tenant's responses.
-    pub(super) fn item(&self, tenant: u64, id: &str) -> Option<Value> {
-        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let entries = kept.entries.iter().rev().filter(|(entry, _)| entry.tenant == tenant);
-        entries
-            .map(|(entry, _)| entry.items())
-            .find_map(|items| items.into_iter().find(|item| item["id"] == id))
+    pub(super) fn item(&self, tenant: u64, id: &str) -> Option<Item> {
+        self.with(tenant, |kept| kept.items.get(id).map(|(item, _)| item.clone()))
     }
 
     /// # Errors
     /// As [`Self::get`].
     pub(super) fn delete(&self, tenant: u64, id: &str) -> Result<()> {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_it = |(entry, _): &(Arc<Entry>, usize)| entry.tenant == tenant && entry.id() == id;
-        let at = kept.entries.iter().position(is_it).ok_or_else(|| unknown(id))?;
-        if let Some((_, bytes)) = kept.entries.remove(at) {
-            kept.bytes -= bytes;
-        }
-        Ok(())
+        self.with(tenant, |kept| kept.remove(id)).map(drop).ok_or_else(|| unknown(id))
     }
 }
 
 fn unknown(id: &str) -> ApiError {
-    ApiError {
-        param: Some("previous_response_id".into()),
-        code: Some("previous_response_not_found"),
-        ..ApiError::new(ErrorKind::NotFound, format!("there is no response `{id}`, or it is kept no longer"))
-    }
+    ApiError::new(ErrorKind::NotFound, format!("there is no response `{id}`, or it is kept no longer"))
+}
+
+/// Bytes of a value in memory, about.
+fn bytes(value: &Value) -> usize {
+    let inner = match value {
+        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+        Value::String(text) => text.len(),
+        Value::Array(items) => items.iter().map(bytes).sum(),
+        Value::Object(members) => {
+            members.iter().map(|(key, value)| size_of::<String>() + key.len() + bytes(value)).sum()
+        }
+    };
+    size_of::<Value>() + inner
 }
 
 /// A new id: no two of a server are the same, nor those of two starts.
@@ -118,30 +227,76 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn entry(tenant: u64, id: &str, text: &str) -> Entry {
+    fn put(store: &Store, tenant: u64, id: &str, text: &str, before: Option<&str>) -> bool {
         let response = json!({ "id": id, "output": [{ "id": format!("msg_{id}"), "text": text }] });
-        Entry { tenant, response, conversation: vec![json!({ "id": "in" })], n_input: 1 }
+        let before = before.map(|before| store.get(tenant, before).unwrap().turn.clone());
+        store.put(tenant, response, before, vec![Arc::new(json!({ "id": format!("in_{id}") }))])
+    }
+
+    fn used(store: &Store, tenant: u64) -> usize {
+        store.with(tenant, |kept| kept.used.load(Ordering::Relaxed))
     }
 
     #[test]
     fn tenants_see_their_own_responses_alone() {
         let store = Store::default();
-        store.put(entry(1, "a", "x"));
-        assert_eq!(store.get(1, "a").unwrap().items().len(), 2);
+        put(&store, 1, "a", "x", None);
+        assert_eq!(store.get(1, "a").unwrap().turn.items().len(), 2);
+        assert_eq!(store.get(1, "a").unwrap().response()["output"][0]["text"], "x");
         assert!(store.get(2, "a").is_err() && store.delete(2, "a").is_err());
         assert!(store.item(1, "msg_a").is_some() && store.item(2, "msg_a").is_none());
         store.delete(1, "a").unwrap();
-        assert!(store.get(1, "a").is_err());
+        assert!(store.get(1, "a").is_err() && store.item(1, "msg_a").is_none());
+        assert_eq!(used(&store, 1), 0);
     }
 
     #[test]
-    fn the_oldest_go_when_there_is_no_room() {
+    fn the_oldest_of_a_tenant_go_when_it_has_no_room() {
         let store = Store::default();
         let text = "x".repeat(MAX_BYTES / 3);
+        put(&store, 2, "other", &text, None);
         for id in ["a", "b", "c"] {
-            store.put(entry(1, id, &text));
+            put(&store, 1, id, &text, None);
         }
         assert!(store.get(1, "a").is_err() && store.get(1, "b").is_ok() && store.get(1, "c").is_ok());
+        assert!(store.get(2, "other").is_ok());
+        // What is larger than all of the room pushes nothing out.
+        assert!(!put(&store, 1, "d", &"x".repeat(MAX_BYTES), None));
+        assert!(store.get(1, "b").is_ok() && store.get(1, "d").is_err());
+    }
+
+    #[test]
+    fn a_chain_of_responses_holds_each_item_once() {
+        let store = Store::default();
+        let n = 2 * MAX_ENTRIES;
+        put(&store, 1, "0", "first", None);
+        let one = used(&store, 1);
+        for i in 1..n {
+            assert!(put(&store, 1, &i.to_string(), "again", Some(&(i - 1).to_string())));
+        }
+        let last = store.get(1, &(n - 1).to_string()).unwrap();
+        let items = last.turn.items();
+        assert_eq!((items.len(), &items[1]["text"]), (2 * n, &json!("first")));
+        assert!(store.get(1, "0").is_err());
+        assert!(used(&store, 1) < 2 * n * one, "{} bytes, one has {one}", used(&store, 1));
+        // The whole chain goes at once, without a stack as deep as it is long.
+        drop((items, last));
+        for i in n - MAX_ENTRIES..n {
+            store.delete(1, &i.to_string()).unwrap();
+        }
+        assert_eq!(used(&store, 1), 0);
+    }
+
+    #[test]
+    fn an_item_is_found_while_a_response_has_it() {
+        let store = Store::default();
+        put(&store, 1, "a", "x", None);
+        let item = store.item(1, "msg_a").unwrap();
+        store.put(1, json!({ "id": "b", "output": [] }), None, vec![item.clone()]);
+        store.delete(1, "a").unwrap();
+        assert!(Arc::ptr_eq(&store.item(1, "msg_a").unwrap(), &item));
+        store.delete(1, "b").unwrap();
+        assert!(store.item(1, "msg_a").is_none());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-// OpenAI's client for Node.js, called by check.py with a base URL, a key and a model.
+// OpenAI's client for Node.js, called by official.py with a base URL, a key and a model.
 import assert from "node:assert";
 import OpenAI from "openai";
 

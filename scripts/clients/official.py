@@ -1,72 +1,21 @@
 #!/usr/bin/env python3
-"""Official clients against a real server: `cargo xtask clients`.
+"""Official clients of the three APIs against a real server, and what is built on them.
 
-    python3 scripts/clients/check.py target/release/ingle [--table FILE] [--only CLIENT] [--node NODE]
+    python official.py target/release/ingle [--rows FILE] [--only CLIENT] [--node NODE]
 
-Starts `ingle serve` with a model that chats, one that embeds and one that hears, and has every client in requirements.txt do
-what people use it for. Prints one PASS or FAIL line per check and exits 1 if one failed. `--table` writes the compatibility
-table of docs/clients.md.
+Starts `ingle serve` with a model that chats, one that embeds and one that hears, and has every client of official.txt do what
+people use it for.
 """
 
-import argparse
-import importlib.metadata
 import json
-import os
 import pathlib
-import re
 import subprocess
 import sys
-import tempfile
-import time
-import traceback
-import urllib.request
 
-HERE = pathlib.Path(__file__).resolve().parent
-CHAT, EMBED, SPEECH = "smollm2:135m", "minilm:l6", "whisper:tiny"
-KEY = "a key of the tests"
+import harness
+from harness import CHAT, EMBED, HERE, KEY, SPEECH, NotRun, check, expect
+
 SPEECH_FILE = HERE.parent.parent / "fixtures" / "audio"
-
-CHECKS = []
-
-
-def check(client, what):
-    """Registers a check: `client` is the package's name, `what` a line of the table."""
-
-    def register(function):
-        CHECKS.append((client, what, function))
-        return function
-
-    return register
-
-
-class Server:
-    """A running `ingle serve`."""
-
-    def __init__(self, binary):
-        command = [binary, "serve", CHAT, EMBED, SPEECH, "--port", "0", "--api-key", KEY, "--slots", "4"]
-        self.log = tempfile.TemporaryFile("w+")
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        line = self.process.stderr.readline()
-        found = re.match(r"listening at (\S+)", line)
-        if not found:
-            raise SystemExit(f"the server did not start: {line}{self.process.stderr.read()}")
-        self.url = found.group(1)
-        for _ in range(1200):
-            if self.process.poll() is not None:
-                raise SystemExit(f"the server has ended: {self.process.stderr.read()}")
-            try:
-                if urllib.request.urlopen(self.url + "/health").status == 200:
-                    return
-            except OSError:
-                time.sleep(0.25)
-        raise SystemExit("the server does not become ready")
-
-    def stop(self):
-        self.process.terminate()
-        code = self.process.wait(60)
-        if code != 0:
-            raise SystemExit(f"the server ended with {code} after SIGTERM")
-
 
 SCHEMA = {
     "type": "object",
@@ -81,11 +30,6 @@ WEATHER = {
     "additionalProperties": False,
 }
 ASK = [{"role": "user", "content": "What is the weather in Paris?"}]
-
-
-def expect(good, found):
-    if not good:
-        raise AssertionError(f"found {found!r}")
 
 
 # OpenAI's client for Python.
@@ -353,93 +297,29 @@ def _(server):
         expect(isinstance(person, Person), person)
 
 
-@check("inspect-ai", "an evaluation with two samples")
-def _(server):
-    os.environ.update(OPENAI_BASE_URL=server.url + "/v1", OPENAI_API_KEY=KEY)
-    import inspect_ai
-    from inspect_ai.dataset import Sample
-    from inspect_ai.scorer import includes
-    from inspect_ai.solver import generate
-
-    task = inspect_ai.Task(
-        dataset=[Sample(input="Say yes.", target="e"), Sample(input="Say no.", target="o")], solver=generate(), scorer=includes()
-    )
-    from inspect_ai._util.error import PrerequisiteError
-
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            logs = inspect_ai.eval(task, model=f"openai-api/local/{CHAT}", model_base_url=server.url + "/v1", model_args={"api_key": KEY}, max_tokens=16, display="none", log_dir=folder)
-        except PrerequisiteError as error:
-            # It wants a newer client of OpenAI's than another package of requirements.txt lets in.
-            raise LookupError(str(error)) from error
-    expect(logs[0].status == "success", logs[0].error)
-
-
-@check("schemathesis", "every path of /openapi.json, no 5xx")
-def _(server):
-    command = [
-        pathlib.Path(sys.executable).parent / "schemathesis", "run", server.url + "/openapi.json",
-        "--header", f"authorization: Bearer {KEY}", "--checks", "not_a_server_error", "--max-examples", "10",
-        "--phases", "examples,fuzzing", "--request-timeout", "120", "--seed", "1",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True)
-    expect(done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:])
-
-
 @check("openai (node)", "chat, streamed, and tools")
 def _(server):
     node = ARGUMENTS.node
     if not node:
-        raise LookupError("no node on this machine")
+        raise NotRun("no node on this machine")
     folder = pathlib.Path(sys.executable).parent.parent / "node"
     if not (folder / "node_modules" / "openai").is_dir():
         folder.mkdir(exist_ok=True)
         subprocess.run(["npm", "install", "--silent", "--prefix", folder, "openai"], check=True)
-    script = folder / "check.mjs"
-    script.write_text((HERE / "check.mjs").read_text())
+    script = folder / "official.mjs"
+    script.write_text((HERE / "official.mjs").read_text())
     done = subprocess.run([node, script, server.url + "/v1", KEY, CHAT], capture_output=True, text=True)
     expect(done.returncode == 0, done.stdout + done.stderr)
 
 
-def version(client):
-    try:
-        return importlib.metadata.version(client)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-
-
 def main():
-    server = Server(ARGUMENTS.binary)
-    rows, failed = [], 0
+    server = harness.Server(ARGUMENTS.binary, CHAT, EMBED, SPEECH, options=["--slots", "4"])
     try:
-        for client, what, function in CHECKS:
-            if ARGUMENTS.only and ARGUMENTS.only != client:
-                continue
-            try:
-                function(server)
-                outcome = "PASS"
-            except LookupError as error:
-                outcome = f"NOT RUN: {error}"
-            except Exception:
-                outcome, failed = "FAIL", failed + 1
-                traceback.print_exc()
-            print(outcome, client, what, flush=True)
-            rows.append((client, version(client), what, outcome))
+        return harness.run(ARGUMENTS, server)
     finally:
         server.stop()
-    if ARGUMENTS.table:
-        lines = ["# Clients", "", "What `cargo xtask clients` found when it ran last: official clients against `ingle serve` with SmolLM2, MiniLM",
-                 "and Whisper.", "", "| client | version | what it does | outcome |", "|---|---|---|---|"]
-        lines += ["| " + " | ".join(" ".join(cell.split()) for cell in row) + " |" for row in rows]
-        ARGUMENTS.table.write_text("\n".join(lines) + "\n")
-    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("binary", help="ingle")
-    parser.add_argument("--table", type=pathlib.Path, help="write the outcomes here, as a table in Markdown")
-    parser.add_argument("--only", help="only this client's checks")
-    parser.add_argument("--node", help="Node.js, for OpenAI's client of it")
-    ARGUMENTS = parser.parse_args()
+    ARGUMENTS = harness.arguments(__doc__, (["--node"], {"help": "Node.js, for OpenAI's client of it"}))
     sys.exit(main())

@@ -1,0 +1,93 @@
+//! A case that differs, run in other ways: the first that agrees says where to look.
+
+use super::{SHORTEST_SPLIT, may_split, tolerance};
+use crate::gpu::Gpu;
+use crate::{MetalDevice, Profile};
+use device::{Device, Result};
+use device_testing::{Case, compare, compare_chunks};
+
+/// How a device is made otherwise than it is by default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Variant {
+    /// No rule of fusion.
+    Unfused,
+    /// One dispatch after the other.
+    Serial,
+    /// Pipelines are compiled, not taken from a file.
+    NoArchive,
+    /// No sequence is split over threadgroups.
+    Unsplit,
+}
+
+impl Variant {
+    /// All, in the order in which they are tried.
+    pub const ALL: [Variant; 4] = [Variant::Unfused, Variant::Serial, Variant::NoArchive, Variant::Unsplit];
+
+    /// In a report.
+    pub fn name(self) -> &'static str {
+        match self {
+            Variant::Unfused => "unfused",
+            Variant::Serial => "serial",
+            Variant::NoArchive => "without the archive",
+            Variant::Unsplit => "unsplit",
+        }
+    }
+}
+
+/// A GPU for a variant; the same kind of GPU for those that do not concern it.
+pub type MakeGpu<'a, G> = dyn Fn(Variant) -> Result<G> + 'a;
+
+/// Compare a case in the ways of [`super::check`].
+///
+/// # Errors
+/// How it differs: where, what was found, what was expected.
+pub fn check_case<G: Gpu>(device: &MetalDevice<G>, case: &Case) -> std::result::Result<(), String> {
+    let bound = tolerance(case);
+    compare(device, case, bound)?;
+    compare_chunks(device, case, bound)?;
+    if may_split(case) {
+        compare(&device.splitting(SHORTEST_SPLIT), case, bound)
+            .map_err(|failure| format!("split: {failure}"))?;
+    }
+    Ok(())
+}
+
+/// Each variant, then each row by itself, and whether the case agrees so; up to the first that does.
+pub fn bisect<G: Gpu>(
+    case: &Case,
+    profile: &Profile,
+    make: &MakeGpu<'_, G>,
+) -> Vec<(&'static str, std::result::Result<(), String>)> {
+    let mut tried = vec![];
+    for variant in Variant::ALL {
+        let result = make(variant).map_err(|error| error.to_string()).and_then(|gpu| {
+            let mut profile = profile.clone();
+            match variant {
+                Variant::Unfused => profile.rules = &[],
+                Variant::Unsplit => profile.split_positions = usize::MAX,
+                Variant::Serial | Variant::NoArchive => {}
+            }
+            let device = MetalDevice::with_profile(gpu, profile);
+            compare(&device, case, tolerance(case))
+        });
+        let agrees = result.is_ok();
+        tried.push((variant.name(), result));
+        if agrees {
+            return tried;
+        }
+    }
+    tried.push(("one row at a time", one_row(case, profile, make)));
+    tried
+}
+
+/// The case's first row alone.
+fn one_row<G: Gpu>(case: &Case, profile: &Profile, make: &MakeGpu<'_, G>) -> std::result::Result<(), String> {
+    let gpu = make(Variant::Serial).map_err(|error| error.to_string())?;
+    let device = MetalDevice::with_profile(gpu, profile.clone());
+    let mut case = case.clone();
+    case.steps.retain(|step| step.tokens.len() == 1);
+    match case.steps.is_empty() {
+        true => Err("no step of it has one row".to_owned()),
+        false => compare(&device as &dyn Device, &case, tolerance(&case)),
+    }
+}

@@ -1,0 +1,300 @@
+//! Timings: many repetitions in one command buffer, over matrices that no cache holds; what dispatches,
+//! barriers and command buffers cost; steps of a whole model; and a search over the fields of a profile.
+
+use super::{model_of, product};
+use crate::arguments::PeakArguments;
+use crate::gpu::{Dispatch, Encoder, Gpu, Window};
+use crate::kernels::Kernel;
+use crate::{MetalDevice, Profile};
+use device::{Device, KvType, Limits, Link, OutputRef, OwnedStep, Plan, Program, Result, Span, Want};
+use device_lower::fusion;
+use device_lower::table::{Location, Operand};
+use device_testing::{limits, one_sequence};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use weights::BlockType;
+
+/// How much is timed.
+#[derive(Clone, Copy, Debug)]
+pub struct Effort {
+    /// Repetitions in a command buffer.
+    pub repetitions: usize,
+    /// Bytes of a matrix, at least; more than caches hold.
+    pub matrix_bytes: usize,
+    /// Columns and layers of the model.
+    pub model: (usize, usize),
+    /// Tokens of a run.
+    pub n_tokens: usize,
+    /// Positions of attentions that are timed.
+    pub positions: [usize; 3],
+}
+
+impl Effort {
+    /// For a GPU, or for the emulator, where only the way is what matters.
+    pub fn of(is_emulated: bool) -> Effort {
+        match is_emulated {
+            // The shape of a model of 0.6 billion weights.
+            false => Effort {
+                repetitions: 200,
+                matrix_bytes: 256 << 20,
+                model: (1024, 28),
+                n_tokens: 64,
+                positions: [256, 1024, 4096],
+            },
+            true => Effort {
+                repetitions: 2,
+                matrix_bytes: 1 << 16,
+                model: (256, 1),
+                n_tokens: 2,
+                positions: [16, 32, 48],
+            },
+        }
+    }
+}
+
+/// A product's seconds for one repetition, and the bytes of weights that it reads.
+///
+/// # Errors
+/// The device refused or failed.
+pub fn time_product<G: Gpu>(
+    device: &MetalDevice<G>,
+    block: BlockType,
+    n_rows: usize,
+    effort: &Effort,
+) -> Result<(f64, u64)> {
+    let n_in = 1024;
+    let a_row = block.row_bytes(n_in) + block.row_scale_bytes(n_in) + block.row_bias_bytes(n_in);
+    let n_out = (effort.matrix_bytes / a_row.max(1)).next_multiple_of(64);
+    let plan = product(block, n_out, n_in);
+    let limits = Limits { max_rows: n_rows, max_outputs: n_rows, kv_type: KvType::F16, ..limits(&plan.kv) };
+    let mut program = device.compile_program(std::slice::from_ref(&plan), &limits)?;
+    program.commit_all()?;
+    let step = OwnedStep {
+        tokens: (0..n_rows as u32).map(|row| row % 64).collect(),
+        spans: vec![Span { slot: 0, first_row: 0, n_rows: n_rows as u32, first_position: 0 }],
+        outputs: vec![0],
+        wants: vec![Want::LOGITS],
+        ..OwnedStep::default()
+    };
+    let commands = program.commands(0, n_rows);
+    let Some(index) = commands.iter().position(|command| command.kernel.contains("linear")) else {
+        return Ok((f64::INFINITY, 0));
+    };
+    let seconds = program.time_command(&step.borrow(), index, effort.repetitions)?;
+    Ok((seconds, commands[index].weight_bytes))
+}
+
+/// Seconds of a dispatch that does next to nothing: without a barrier, with one, and in a command
+/// buffer of its own, which is waited for.
+///
+/// # Errors
+/// The device refused or failed.
+pub fn time_overheads<G: Gpu>(gpu: &G, effort: &Effort) -> Result<[f64; 3]> {
+    let kernel = Kernel { file: "peaks.metal", function: "multiply_add".to_owned() };
+    let pipeline = gpu.pipeline(&kernel, &[], 256)?;
+    let buffers = [gpu.allocate("sums", 4096)?];
+    let operands = [Operand { index: 2, location: Location { buffer: 0, offset: 0 }, len: 0 }];
+    let arguments = PeakArguments { n_vectors: 0, ..Default::default() };
+    let run = |n: usize, barriers: bool| -> Result<f64> {
+        let ticket = gpu.submit(&mut |encoder| {
+            for _ in 0..n {
+                let dispatch = Dispatch {
+                    pipeline: &pipeline,
+                    window: Window::NONE,
+                    operands: &operands,
+                    arguments: bytemuck::bytes_of(&arguments),
+                    threadgroup_bytes: 0,
+                    threadgroups: [1; 3],
+                    threads: [32, 1, 1],
+                };
+                encoder.dispatch(&dispatch, &buffers);
+                if barriers {
+                    encoder.barrier();
+                }
+            }
+        })?;
+        gpu.wait(&ticket)
+    };
+    let n = effort.repetitions;
+    run(n, true)?;
+    let per = |barriers: bool| run(n, barriers).map(|seconds| seconds / n as f64);
+    let (plain, ordered) = (per(false)?, per(true)?);
+    let begun = Instant::now();
+    for _ in 0..n {
+        run(1, false)?;
+    }
+    Ok([plain, ordered, begun.elapsed().as_secs_f64() / n as f64])
+}
+
+/// Seconds of decode attention at a position, unsplit and split.
+///
+/// # Errors
+/// The device refused or failed.
+pub fn time_attention<G: Gpu>(device: &MetalDevice<G>, position: usize, effort: &Effort) -> Result<[f64; 2]> {
+    let mut seconds = [0.0; 2];
+    for (split, seconds) in [usize::MAX, 1].into_iter().zip(&mut seconds) {
+        let device = device.splitting(split);
+        let plan = fusion::fuse(&model_of(effort.model.0, 1), device.fusion());
+        let (mut program, limits) = program_of(&device, &plan, position + 1)?;
+        let step = one_sequence(&plan, &limits, &[1], position as u32);
+        let commands = program.commands(0, 1);
+        let wanted =
+            |name: &str| name.contains("attention_decode") && name.contains("(split)") == (split == 1);
+        if let Some(index) = commands.iter().position(|command| wanted(&command.kernel)) {
+            *seconds = program.time_command(&step.borrow(), index, effort.repetitions)?;
+        }
+    }
+    Ok(seconds)
+}
+
+/// A program with one sequence of so many positions, all committed.
+fn program_of<G: Gpu>(
+    device: &MetalDevice<G>,
+    plan: &Plan,
+    n_positions: usize,
+) -> Result<(crate::program::MetalProgram<G>, Limits)> {
+    let page_len = 16;
+    let n_ctx = n_positions.next_multiple_of(page_len);
+    let limits = Limits {
+        max_rows: 32,
+        max_outputs: 1,
+        max_spans: 1,
+        n_ctx,
+        page_len,
+        n_pages: vec![n_ctx / page_len; plan.kv.groups.len()],
+        n_states: 0,
+        kv_type: KvType::F16,
+        ..limits(&plan.kv)
+    };
+    let mut program = device.compile_program(std::slice::from_ref(plan), &limits)?;
+    program.commit_all()?;
+    Ok((program, limits))
+}
+
+/// Tokens per second of the synthetic model, each chosen by the step before, with as many steps in
+/// flight as the profile allows. After `idle`, only the first few are timed.
+pub struct Decoder<G: Gpu> {
+    program: crate::program::MetalProgram<G>,
+    plan: Plan,
+    limits: Limits,
+}
+
+impl<G: Gpu> Decoder<G> {
+    /// With the model's weights made.
+    ///
+    /// # Errors
+    /// The device refused.
+    pub fn new(device: &MetalDevice<G>, effort: &Effort) -> Result<Decoder<G>> {
+        let (hidden, n_layers) = effort.model;
+        let plan = fusion::fuse(&model_of(hidden, n_layers), device.fusion());
+        let (program, limits) = program_of(device, &plan, effort.n_tokens + 8)?;
+        Ok(Decoder { program, plan, limits })
+    }
+
+    /// So many tokens, after so long a pause.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn tokens_per_second(&mut self, n_tokens: usize, idle: Duration) -> Result<f64> {
+        std::thread::sleep(idle);
+        let begun = Instant::now();
+        let mut tickets = VecDeque::new();
+        for position in 0..n_tokens as u32 {
+            let mut step = one_sequence(&self.plan, &self.limits, &[1], position);
+            step.wants = vec![Want::BEST];
+            if let Some(ticket) = tickets.back() {
+                step.links = vec![Link { row: 0, from: OutputRef { ticket: *ticket, output: 0 } }];
+            }
+            if tickets.len() == self.program.max_in_flight()
+                && let Some(first) = tickets.pop_front()
+            {
+                self.program.wait(first)?;
+            }
+            tickets.push_back(self.program.submit(&step.borrow())?);
+        }
+        for ticket in tickets {
+            self.program.wait(ticket)?;
+        }
+        Ok(n_tokens as f64 / begun.elapsed().as_secs_f64().max(1e-9))
+    }
+}
+
+/// A field of a profile, and the values that are tried.
+type Field = (&'static str, fn(&Profile) -> Vec<Profile>);
+
+/// A profile with one field changed.
+fn with<T: Copy>(profile: &Profile, values: &[T], set: fn(&mut Profile, T)) -> Vec<Profile> {
+    let change = |value: &T| {
+        let mut profile = profile.clone();
+        set(&mut profile, *value);
+        profile
+    };
+    values.iter().map(change).collect()
+}
+
+/// What is searched, one field after the other.
+const FIELDS: [Field; 8] = [
+    ("gemv_simdgroups", |p| {
+        let n = p.gemv_simdgroups;
+        with(p, &[n / 2, n * 2, n * 4], |p, n| p.gemv_simdgroups = n.max(1))
+    }),
+    ("gemv_threadgroup", |p| with(p, &[1, 2, 4, 8], |p, n| p.gemv_threadgroup = n)),
+    ("attention_simdgroups", |p| with(p, &[2, 4, 8], |p, n| p.attention_simdgroups = n)),
+    ("merged_simdgroups", |p| with(p, &[4, 8, 16], |p, n| p.merged_simdgroups = n)),
+    ("split_positions", |p| with(p, &[256, 512, 1024, 2048], |p, n| p.split_positions = n)),
+    ("split_threadgroups", |p| {
+        let n = p.split_threadgroups;
+        with(p, &[n / 2, n * 2, n * 4], |p, n| p.split_threadgroups = n.max(1))
+    }),
+    ("in_flight", |p| with(p, &[1, 2, 4, 8], |p, n| p.in_flight = n)),
+    ("rules", |p| {
+        let without = |skipped: usize| {
+            let rules = p.rules.iter().enumerate().filter(|(index, _)| *index != skipped);
+            // A search makes a handful of lists, which stay.
+            let rules: Vec<_> = rules.map(|(_, rule)| *rule).collect();
+            Profile { rules: Vec::leak(rules), ..p.clone() }
+        };
+        (0..p.rules.len()).map(without).collect()
+    }),
+];
+
+/// Search over the fields of a profile by tokens per second. `tell` hears of each that was tried; false ends
+/// the search. The best profile.
+///
+/// # Errors
+/// The device failed with the profile that it began with.
+pub fn sweep<G: Gpu>(
+    gpu: &Arc<G>,
+    profile: &Profile,
+    effort: &Effort,
+    tell: &mut dyn FnMut(&str, &Profile, Option<f64>) -> bool,
+) -> Result<(Profile, f64)> {
+    let speed = |profile: &Profile| -> Result<f64> {
+        let device = MetalDevice::sharing(gpu.clone(), profile.clone());
+        let mut decoder = Decoder::new(&device, effort)?;
+        decoder.tokens_per_second(effort.n_tokens.min(8), Duration::ZERO)?;
+        decoder.tokens_per_second(effort.n_tokens, Duration::ZERO)
+    };
+    let mut best = (profile.clone(), speed(profile)?);
+    if !tell("as it is", profile, Some(best.1)) {
+        return Ok(best);
+    }
+    for (field, values) in FIELDS {
+        for tried in values(&best.0.clone()) {
+            if tried == best.0 {
+                continue;
+            }
+            let speed = speed(&tried).ok();
+            let goes_on = tell(field, &tried, speed);
+            // A percent is noise.
+            if let Some(speed) = speed.filter(|speed| *speed > best.1 * 1.01) {
+                best = (tried, speed);
+            }
+            if !goes_on {
+                return Ok(best);
+            }
+        }
+    }
+    Ok(best)
+}

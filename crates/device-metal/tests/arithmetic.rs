@@ -1,0 +1,89 @@
+//! What Apple's compiler and GPUs may do to arithmetic: contract, flush subnormals to zero, and give
+//! functions that are two units off. The bits of a program's results do not depend on the first, and its
+//! results stay within their bounds with all of it.
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+#![allow(clippy::unwrap_used)]
+
+use device::OpKind;
+use device_testing::{Case, check_op_cases, compare, run};
+use ingle_device_metal::MetalDevice;
+use ingle_device_metal::gpu::emulated::{EmulatedGpu, Options};
+use ingle_device_metal::selftest::tolerance;
+use metal_emulator::{Compiler, Numerics};
+use std::collections::HashMap;
+
+fn device(numerics: Numerics) -> MetalDevice<EmulatedGpu> {
+    let cache = concat!(env!("CARGO_TARGET_TMPDIR"), "/shaders");
+    MetalDevice::new(EmulatedGpu::new(&Options { numerics, ..Options::new(cache) }).unwrap())
+}
+
+/// A case of each kind, as large as there is one with few blocks' types: each file is compiled again.
+fn cases(device: &MetalDevice<EmulatedGpu>) -> Vec<Case> {
+    let mut last: HashMap<OpKind, (usize, Case)> = HashMap::new();
+    for (index, case) in check_op_cases().into_iter().enumerate() {
+        let is_wanted = case.runs_on(device) && case.kind != OpKind::Linear && case.kind != OpKind::ShortConv;
+        if is_wanted && case.steps.len() <= 4 {
+            last.insert(case.kind, (index, case));
+        }
+    }
+    let mut cases: Vec<_> = last.into_values().collect();
+    cases.sort_by_key(|(index, _)| *index);
+    cases.into_iter().map(|(_, case)| case).collect()
+}
+
+fn bits(device: &MetalDevice<EmulatedGpu>, case: &Case) -> Vec<u32> {
+    let results = run(device, &case.plans, &case.limits, &case.steps);
+    let results = results.unwrap_or_else(|failure| panic!("{}: {failure}", case.name));
+    results.into_iter().flatten().flatten().map(f32::to_bits).collect()
+}
+
+#[test]
+fn contraction_changes_no_bit() {
+    let [plain, contracted] =
+        [false, true].map(|contract| device(Numerics { contract, ..Numerics::default() }));
+    let cases = cases(&plain);
+    assert!(cases.len() > 15, "{}", cases.len());
+    for case in &cases {
+        assert!(bits(&plain, case) == bits(&contracted, case), "{}", case.name);
+    }
+}
+
+#[test]
+fn flushed_and_inexact_results_are_within_their_bounds() {
+    let device = device(Numerics { contract: true, flush: true, ulp: 2 });
+    for case in cases(&device) {
+        compare(&device, &case, tolerance(&case)).unwrap_or_else(|failure| panic!("{failure}"));
+    }
+}
+
+/// Numbers of four bits with their least scales: what is subnormal on the way is not lost.
+#[test]
+fn subnormal_halves_of_small_floats_are_not_lost() {
+    let options = metal_emulator::Options {
+        numerics: Numerics { flush: true, ..Numerics::default() },
+        ..metal_emulator::Options::new(concat!(env!("CARGO_TARGET_TMPDIR"), "/shaders"))
+    };
+    let source = "#include <metal_stdlib>\nusing namespace metal;\n#include \"linear/parameters.h\"\n\
+                  #include \"linear/nvfp4.h\"\nkernel void k(device float * y [[buffer(0)]]) {\n\
+                  const float4 v = MXFP4::numbers(0x04030201);\n\
+                  for (uint i = 0; i < 4; i++) y[i] = v[i];\n y[4] = NVFP4::e4m3_half(1); y[5] = e8m0_half(2); }\n";
+    let library = Compiler::new(options).unwrap();
+    let library = library.compile("k.metal", source, ingle_device_metal::kernels::HEADERS);
+    let library = library.unwrap_or_else(|error| panic!("{error}"));
+    let constants: Vec<_> = vec![];
+    let pipeline = library.pipeline("k", &constants).unwrap();
+    let y = metal_emulator::Buffer::new(24).unwrap();
+    let dispatch = metal_emulator::Dispatch {
+        pipeline: &pipeline,
+        buffers: &[metal_emulator::Binding::new(0, &y)],
+        resources: &[],
+        bytes: &[],
+        threadgroup_memory: &[],
+        threadgroups: [1; 3],
+        threads_per_threadgroup: [1; 3],
+    };
+    dispatch.run(&metal_emulator::RunOptions::default()).unwrap();
+    let found: Vec<f32> =
+        y.as_slice().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+    assert_eq!(found, [0.5, 1.0, 1.5, 2.0, 2f32.powi(-10), 2f32.powi(-126)]);
+}

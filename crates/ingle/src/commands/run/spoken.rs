@@ -1,0 +1,146 @@
+//! An answer on its way to a person: what the model thinks is told apart from what it says.
+
+use std::io::{self, IsTerminal, Write};
+
+use text::{AnswerParser, AnswerPart};
+
+/// How reasoning is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Voice {
+    /// Dimmed, before the answer.
+    Dimmed,
+    /// At stderr: what is read from stdout is the answer alone.
+    Apart,
+    /// Not at all.
+    Silent,
+}
+
+impl Voice {
+    /// For answers that go to stdout.
+    pub fn of_stdout() -> Voice {
+        if io::stdout().is_terminal() { Voice::Dimmed } else { Voice::Apart }
+    }
+}
+
+/// Passes an answer's text on, and keeps both parts of it.
+pub struct Spoken<'a> {
+    out: &'a mut dyn Write,
+    voice: Voice,
+    /// `None`: everything is the answer.
+    parser: Option<AnswerParser>,
+    parts: Vec<AnswerPart>,
+    reasoning: String,
+    answer: String,
+}
+
+impl<'a> Spoken<'a> {
+    pub fn new(out: &'a mut dyn Write, voice: Voice, parser: Option<AnswerParser>) -> Spoken<'a> {
+        let (parts, reasoning, answer) = Default::default();
+        Spoken { out, voice, parser, parts, reasoning, answer }
+    }
+
+    /// The model thinks.
+    ///
+    /// # Errors
+    /// Of the output.
+    pub fn think(&mut self, text: &str) -> io::Result<()> {
+        self.reasoning.push_str(text);
+        match self.voice {
+            // Each piece by itself, so that whatever ends the answer leaves the terminal as it was.
+            Voice::Dimmed => write!(self.out, "\x1b[2m{text}\x1b[22m"),
+            Voice::Apart => io::stderr().write_all(text.as_bytes()),
+            Voice::Silent => Ok(()),
+        }
+    }
+
+    /// It answers.
+    ///
+    /// # Errors
+    /// Of the output.
+    pub fn say(&mut self, text: &str) -> io::Result<()> {
+        if self.answer.is_empty() && !self.reasoning.is_empty() {
+            match self.voice {
+                Voice::Dimmed => self.out.write_all(b"\n\n")?,
+                Voice::Apart => io::stderr().write_all(b"\n")?,
+                Voice::Silent => {}
+            }
+        }
+        self.answer.push_str(text);
+        self.out.write_all(text.as_bytes())
+    }
+
+    fn tell(&mut self) -> io::Result<()> {
+        for part in std::mem::take(&mut self.parts) {
+            match part {
+                AnswerPart::Reasoning(text) => self.think(&text)?,
+                AnswerPart::Content(text) => self.say(&text)?,
+                // Without tools nothing is a call.
+                AnswerPart::CallBegin { .. }
+                | AnswerPart::CallArguments { .. }
+                | AnswerPart::CallEnd { .. } => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The answer has ended: its reasoning, and what it says.
+    ///
+    /// # Errors
+    /// Of the output.
+    pub fn finish(mut self) -> io::Result<(String, String)> {
+        if let Some(parser) = &mut self.parser {
+            parser.finish(&mut self.parts);
+        }
+        self.tell()?;
+        self.out.flush()?;
+        Ok((self.reasoning, self.answer))
+    }
+}
+
+impl Write for Spoken<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // Pieces of an answer are whole characters.
+        let text =
+            std::str::from_utf8(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+        match &mut self.parser {
+            Some(parser) => {
+                parser.push(text, &mut self.parts);
+                self.tell()?;
+            }
+            None => self.say(text)?,
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use text::AnswerFormat;
+
+    fn told(voice: Voice, answer: &str) -> (String, (String, String)) {
+        let mut out = Vec::new();
+        let parser = AnswerFormat::detect("<think></think>").parser("", &[]);
+        let mut spoken = Spoken::new(&mut out, voice, Some(parser));
+        for piece in answer.split_inclusive(' ') {
+            spoken.write_all(piece.as_bytes()).unwrap();
+        }
+        let parts = spoken.finish().unwrap();
+        (String::from_utf8(out).unwrap(), parts)
+    }
+
+    #[test]
+    fn what_is_thought_is_dimmed_or_apart() {
+        let answer = "<think>Hm, yes.</think>It is.";
+        let parts = ("Hm, yes.".to_owned(), "It is.".to_owned());
+        let (text, found) = told(Voice::Dimmed, answer);
+        assert_eq!(found, parts);
+        assert!(text.starts_with("\x1b[2mHm,") && text.ends_with("\x1b[22m\n\nIt is."), "{text:?}");
+        assert_eq!(told(Voice::Silent, answer), ("It is.".to_owned(), parts));
+        assert_eq!(told(Voice::Apart, "It is.").0, "It is.");
+    }
+}

@@ -1,0 +1,217 @@
+//! macOS: the kernel's page counts, the footprint of this process, and libdispatch's memory-pressure source. It was compiled and
+//! checked for the target; it never ran.
+
+use std::ffi::{c_ulong, c_void};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::SystemMemory;
+use crate::source::{Bound, MemorySource, Pressure, Reading};
+
+/// `ru_maxrss`, which is in bytes here.
+pub fn peak() -> Option<u64> {
+    // SAFETY: a structure of integers, for which zeros are valid; it outlives the call.
+    let (status, usage) = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        (libc::getrusage(libc::RUSAGE_SELF, &mut usage), usage)
+    };
+    if status == 0 { u64::try_from(usage.ru_maxrss).ok() } else { None }
+}
+
+/// A number by its name in the kernel's table.
+fn sysctl<T: Copy + Default>(name: &std::ffi::CStr) -> Option<T> {
+    let mut value = T::default();
+    let mut size = size_of::<T>();
+    // SAFETY: the name ends in NUL, `value` and `size` outlive the call and `size` is that of `value`, an integer.
+    let status = unsafe {
+        libc::sysctlbyname(name.as_ptr(), (&raw mut value).cast(), &mut size, std::ptr::null_mut(), 0)
+    };
+    (status == 0).then_some(value)
+}
+
+/// `hw.memsize`, and the pages that are free (speculative ones are among them), inactive or purgeable.
+#[allow(deprecated)] // libc's Mach calls; another crate for four of them is not worth it.
+pub fn memory() -> Option<SystemMemory> {
+    let total: u64 = sysctl(c"hw.memsize")?;
+    // SAFETY: a structure of integers, for which zeros are valid.
+    let mut pages: libc::vm_statistics64 = unsafe { std::mem::zeroed() };
+    let mut count = libc::HOST_VM_INFO64_COUNT;
+    // SAFETY: `pages` holds `count` integers and both outlive the call.
+    let status = unsafe {
+        let info = (&raw mut pages).cast();
+        libc::host_statistics64(libc::mach_host_self(), libc::HOST_VM_INFO64, info, &mut count)
+    };
+    // SAFETY: no arguments that could be wrong.
+    let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    if status != libc::KERN_SUCCESS || page_bytes <= 0 {
+        return Some(SystemMemory { total, free: 0 });
+    }
+    let reclaimable = [pages.free_count, pages.inactive_count, pages.purgeable_count];
+    let n_pages: u64 = reclaimable.iter().map(|n| u64::from(*n)).sum();
+    Some(SystemMemory { total, free: (n_pages * page_bytes as u64).min(total) })
+}
+
+/// The beginning of `task_vm_info_data_t`, up to and with `phys_footprint`, as `<mach/task_info.h>` declares it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct TaskVmInfo {
+    virtual_size: u64,
+    region_count: i32,
+    page_size: i32,
+    resident_size: u64,
+    resident_size_peak: u64,
+    device: u64,
+    device_peak: u64,
+    internal: u64,
+    internal_peak: u64,
+    external: u64,
+    external_peak: u64,
+    reusable: u64,
+    reusable_peak: u64,
+    purgeable_volatile_pmap: u64,
+    purgeable_volatile_resident: u64,
+    purgeable_volatile_virtual: u64,
+    compressed: u64,
+    compressed_peak: u64,
+    compressed_lifetime: u64,
+    phys_footprint: u64,
+}
+
+const TASK_VM_INFO: u32 = 22;
+
+/// `phys_footprint`: what the system holds against this process.
+#[allow(deprecated)] // As above.
+fn footprint() -> Option<u64> {
+    // SAFETY: a structure of integers, for which zeros are valid.
+    let mut info: TaskVmInfo = unsafe { std::mem::zeroed() };
+    let mut count = (size_of::<TaskVmInfo>() / size_of::<u32>()) as libc::mach_msg_type_number_t;
+    // SAFETY: `info` holds `count` integers and both outlive the call.
+    let status =
+        unsafe { libc::task_info(libc::mach_task_self(), TASK_VM_INFO, (&raw mut info).cast(), &mut count) };
+    (status == libc::KERN_SUCCESS).then_some(info.phys_footprint)
+}
+
+const LEVEL_WARN: c_ulong = 2;
+const LEVEL_CRITICAL: c_ulong = 4;
+
+/// `DISPATCH_SOURCE_TYPE_MEMORYPRESSURE` points to it.
+#[repr(C)]
+struct SourceType {
+    _opaque: [u8; 0],
+}
+
+unsafe extern "C" {
+    #[link_name = "_dispatch_source_type_memorypressure"]
+    static MEMORY_PRESSURE: SourceType;
+    fn dispatch_get_global_queue(identifier: isize, flags: usize) -> *mut c_void;
+    fn dispatch_source_create(
+        kind: *const SourceType,
+        handle: usize,
+        mask: usize,
+        queue: *mut c_void,
+    ) -> *mut c_void;
+    fn dispatch_source_set_event_handler_f(source: *mut c_void, handler: extern "C" fn(*mut c_void));
+    fn dispatch_set_context(object: *mut c_void, context: *mut c_void);
+    fn dispatch_resume(object: *mut c_void);
+    fn dispatch_source_get_data(source: *mut c_void) -> usize;
+    fn dispatch_source_cancel(source: *mut c_void);
+}
+
+/// What the handler tells whoever waits.
+struct Heard {
+    source: Mutex<Option<usize>>,
+    /// Levels that were said since the last reading.
+    levels: Mutex<usize>,
+    said: Condvar,
+}
+
+extern "C" fn on_event(context: *mut c_void) {
+    // SAFETY: the context is that of `Source::new`, which is never freed.
+    let heard = unsafe { &*context.cast::<Heard>() };
+    let source = *heard.source.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(source) = source else { return };
+    // SAFETY: called by the source's own handler, while the source is alive.
+    let level = unsafe { dispatch_source_get_data(source as *mut c_void) };
+    *heard.levels.lock().unwrap_or_else(PoisonError::into_inner) |= level;
+    heard.said.notify_all();
+}
+
+/// This machine.
+pub struct Source {
+    heard: Arc<Heard>,
+    dispatch_source: *mut c_void,
+    swap_used: u64,
+}
+
+// SAFETY: dispatch objects may be used from any thread.
+unsafe impl Send for Source {}
+
+impl Source {
+    pub fn new() -> Source {
+        let heard = Arc::new(Heard { source: Mutex::new(None), levels: Mutex::new(0), said: Condvar::new() });
+        let mask = (LEVEL_WARN | LEVEL_CRITICAL) as usize;
+        // SAFETY: the type is libdispatch's own; the queue is the system's default one; the context is a reference that is
+        // given away for good, so that it outlives the source. Null, which says that there is no source, is not used.
+        let dispatch_source = unsafe {
+            let source =
+                dispatch_source_create(&raw const MEMORY_PRESSURE, 0, mask, dispatch_get_global_queue(0, 0));
+            if !source.is_null() {
+                *heard.source.lock().unwrap_or_else(PoisonError::into_inner) = Some(source as usize);
+                dispatch_set_context(source, Arc::into_raw(heard.clone()).cast_mut().cast());
+                dispatch_source_set_event_handler_f(source, on_event);
+                dispatch_resume(source);
+            }
+            source
+        };
+        Source { heard, dispatch_source, swap_used: swap_used().unwrap_or(0) }
+    }
+}
+
+impl Drop for Source {
+    fn drop(&mut self) {
+        if !self.dispatch_source.is_null() {
+            // SAFETY: made by `new` and cancelled once. Its handler may run once more, with a context that stays.
+            unsafe { dispatch_source_cancel(self.dispatch_source) };
+        }
+    }
+}
+
+/// `vm.swapusage`: total, available and used, as `struct xsw_usage` has them.
+fn swap_used() -> Option<u64> {
+    let usage: [u64; 4] = sysctl(c"vm.swapusage")?;
+    Some(usage[2])
+}
+
+impl MemorySource for Source {
+    fn name(&self) -> String {
+        "macOS, host statistics and memory pressure".to_owned()
+    }
+
+    fn read(&mut self) -> Reading {
+        let Some(memory) = memory() else { return Reading::default() };
+        let levels = std::mem::take(&mut *self.heard.levels.lock().unwrap_or_else(PoisonError::into_inner));
+        let swap_used = swap_used();
+        let swaps = swap_used.is_some_and(|used| used > self.swap_used + (1 << 20));
+        self.swap_used = swap_used.unwrap_or(0);
+        let pressure = match levels as c_ulong {
+            levels if levels & LEVEL_CRITICAL != 0 => Pressure::Critical,
+            levels if levels & LEVEL_WARN != 0 || swaps => Pressure::Some,
+            _ => Pressure::None,
+        };
+        Reading {
+            total: memory.total,
+            free: memory.free,
+            bound: Bound::Machine,
+            pressure,
+            swap_used,
+            resident: footprint(),
+        }
+    }
+
+    fn wait(&mut self, timeout: Duration) -> bool {
+        let levels = self.heard.levels.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.heard.said.wait_timeout_while(levels, timeout, |levels| *levels == 0);
+        let (levels, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        *levels != 0
+    }
+}

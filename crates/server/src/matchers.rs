@@ -1,0 +1,75 @@
+//! Matchers that were compiled lately: clients send the same schema with every request.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, PoisonError};
+
+use text::{Grammar, Matcher};
+
+use crate::error::Result;
+
+/// Most grammars that are kept.
+const MAX_KEPT: usize = 64;
+
+/// By their grammars, the one that was used last first.
+pub(crate) struct Matchers<T = Matcher>(Mutex<VecDeque<(Grammar, T)>>);
+
+impl<T> Default for Matchers<T> {
+    fn default() -> Matchers<T> {
+        Matchers(Mutex::default())
+    }
+}
+
+impl<T: Clone> Matchers<T> {
+    /// The matcher of a grammar, at the beginning; made if it is not here. Nobody waits while one is made.
+    ///
+    /// # Errors
+    /// Of `make`.
+    pub(crate) fn get(&self, grammar: &Grammar, make: impl FnOnce() -> Result<T>) -> Result<T> {
+        if let Some(found) = self.find(grammar) {
+            return Ok(found);
+        }
+        let made = make()?;
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.push_front((grammar.clone(), made.clone()));
+        kept.truncate(MAX_KEPT);
+        Ok(made)
+    }
+
+    fn find(&self, grammar: &Grammar) -> Option<T> {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = kept.iter().position(|(other, _)| other == grammar)?;
+        let found = kept.remove(at)?;
+        let matcher = found.1.clone();
+        kept.push_front(found);
+        Some(matcher)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ApiError;
+
+    #[test]
+    fn a_grammar_is_compiled_once_while_it_is_in_use() {
+        let matchers = Matchers::<usize>::default();
+        let mut n_made = 0;
+        let mut get = |regex: String| {
+            let made = matchers.get(&Grammar::Regex(regex), || {
+                n_made += 1;
+                Ok(n_made)
+            });
+            made.unwrap()
+        };
+        assert_eq!((get("a".into()), get("a".into()), get("b".into()), get("a".into())), (1, 1, 2, 1));
+        // Those that nobody has asked for go.
+        for n in 0..MAX_KEPT - 1 {
+            get(n.to_string());
+        }
+        assert_eq!(get("a".into()), 1);
+        assert_eq!(get("b".into()), 2 + MAX_KEPT);
+        // What is wrong is not kept.
+        let wrong = || matchers.get(&Grammar::Regex("(".into()), || Err(ApiError::internal("no")));
+        assert!(wrong().is_err() && wrong().is_err());
+    }
+}

@@ -1,0 +1,67 @@
+//! Structural tags: free text in which what follows a trigger is held to a schema, as vLLM and SGLang take them.
+
+use std::fmt::Write;
+
+use serde_json::Value;
+
+use super::{Grammar, check_schema, with_white_space};
+use crate::{Error, Result};
+
+impl Grammar {
+    /// Of `{"structures": [{"begin", "schema", "end"}], "triggers": [text]}`.
+    ///
+    /// # Errors
+    /// What is missing or wrong; more than one trigger.
+    pub fn of_structural_tag(tag: &Value) -> Result<Grammar> {
+        let wrong = |what: String| Error::Grammar { what: format!("structural_tag: {what}") };
+        let structures = tag["structures"].as_array().filter(|list| !list.is_empty());
+        let structures = structures
+            .ok_or_else(|| wrong(format!("`structures` is {}, expected at least one", tag["structures"])))?;
+        let trigger = match tag["triggers"].as_array().map(Vec::as_slice) {
+            Some([Value::String(trigger)]) if !trigger.is_empty() => trigger,
+            _ => {
+                return Err(wrong(format!("`triggers` is {}, expected a list of one text", tag["triggers"])));
+            }
+        };
+        let mut rules = String::new();
+        let mut names = Vec::new();
+        for (index, structure) in structures.iter().enumerate() {
+            let text = |key: &str| {
+                let found = &structure[key];
+                found
+                    .as_str()
+                    .ok_or_else(|| wrong(format!("`structures[{index}].{key}` is {found}, expected a text")))
+            };
+            let (begin, end) = (text("begin")?, text("end")?);
+            let rest = begin.strip_prefix(trigger.as_str()).ok_or_else(|| {
+                let expected = format!("expected it to begin with the trigger {trigger:?}");
+                wrong(format!("`structures[{index}].begin` is {begin:?}, {expected}"))
+            })?;
+            let schema = &structure["schema"];
+            if !schema.is_object() {
+                return Err(wrong(format!(
+                    "`structures[{index}].schema` is {schema}, expected a JSON Schema"
+                )));
+            }
+            check_schema(schema)?;
+            let quoted = |text: &str| match text {
+                "" => String::new(),
+                text => Value::from(text).to_string(),
+            };
+            let schema = with_white_space(schema.clone());
+            // Writing to a String cannot fail.
+            let _ = writeln!(rules, "s{index}: {} %json {schema} {}", quoted(rest), quoted(end));
+            names.push(format!("s{index}"));
+        }
+        let escaped: String = trigger
+            .chars()
+            .flat_map(|c| ".*+?()[]{}|^$/\\".contains(c).then_some('\\').into_iter().chain([c]))
+            .collect();
+        let trigger = Value::from(trigger.as_str());
+        Ok(Grammar::Lark(format!(
+            "start: part* FREE\npart: until ({})\nuntil[suffix={trigger}]: /(?s:.*)/\n\
+             FREE: /(?s:.*)/ & ~/(?s:.*){escaped}(?s:.*)/\n{rules}",
+            names.join(" | ")
+        )))
+    }
+}
