@@ -1,1 +1,0 @@
-//! Tests that need no GPU are beside the code. These need one, and say so where there is none.
