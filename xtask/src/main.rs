@@ -1,8 +1,10 @@
-//! The test commands: `cargo xtask quick`, `cargo xtask test`, `cargo xtask full` and `cargo xtask clients`.
+//! The test commands: `cargo xtask quick`, `cargo xtask test`, `cargo xtask full`, `cargo xtask clients` and
+//! `cargo xtask gpu-test`; and `cargo xtask cuda-kernels`.
 //!
 //! It has no dependencies, so that it compiles in a second or two and can say what this machine
 //! lacks before anything else is built.
 
+mod cuda;
 mod lanes;
 mod setup;
 mod suites;
@@ -13,7 +15,8 @@ use std::process::ExitCode;
 const HELP: &str = "\
 usage: cargo xtask quick|test [ARGUMENTS OF THE TEST BINARIES]
        cargo xtask clients [ARGUMENTS OF scripts/clients]
-       cargo xtask full|setup
+       cargo xtask full|gpu-test|setup
+       cargo xtask cuda-kernels [--check] [sm_90a...]
 
   quick   the tests of the crates without devices: the contract, the reference interpreter, files,
           text, audio, the hub. Under 2 minutes on two cores, compiling our crates included
@@ -21,6 +24,11 @@ usage: cargo xtask quick|test [ARGUMENTS OF THE TEST BINARIES]
           with its sanitizers, pip), or saying what to install
   full    `test`, the tests marked #[ignore] because they take long, more cases of every property
           test, Arm's kernels under qemu, lints and the binary for Macs
+  cuda-kernels
+          compiles the CUDA device's kernels into the archive that the next build puts into the binary
+          (with --check only compares registers and spills with what is recorded); needs pip, no GPU
+  gpu-test
+          bundles the tests that need an NVIDIA GPU for a machine without a Rust toolchain
   clients programs that are not ours against a real server: official clients, evaluations, routers,
           llama.cpp's server tests, a load generator; installs them into target/clients and writes
           docs/clients.md; --only official,routers runs some
@@ -34,11 +42,13 @@ fn main() -> ExitCode {
     let result = match command.as_deref() {
         Some("quick") => suites::quick(&rest),
         Some("test") => setup::prepare().and_then(|()| suites::test(&rest)),
-        Some("full" | "setup") if !rest.is_empty() => {
+        Some("full" | "gpu-test" | "setup") if !rest.is_empty() => {
             Err(format!("unexpected argument '{}'\n{HELP}", rest[0]))
         }
         Some("full") => setup::prepare().and_then(|()| suites::full()),
         Some("clients") => setup::prepare().and_then(|()| suites::clients(&rest)),
+        Some("cuda-kernels") => cuda::kernels(&rest),
+        Some("gpu-test") => cuda::gpu_test(),
         Some("setup") => setup::prepare(),
         Some("help" | "-h" | "--help") => {
             print!("{HELP}");

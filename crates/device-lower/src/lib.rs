@@ -14,6 +14,7 @@
 //! here is pure: it takes no memory of a device, and names none.
 #![deny(missing_docs)]
 
+pub mod ahead;
 pub mod arena;
 pub mod fusion;
 pub mod hosted;

@@ -163,7 +163,7 @@ pub struct LoadArgs {
     #[arg(short, long, value_name = "TOKENS")]
     pub ctx: Option<usize>,
 
-    /// How keys and values are stored [default: the device's: i16 on cpu, f16 on metal, f32 on
+    /// How keys and values are stored [default: the device's: i16 on cpu, f16 on cuda and metal, f32 on
     /// reference]
     #[arg(long, value_enum)]
     pub kv_type: Option<KvTypeName>,
@@ -462,12 +462,14 @@ pub enum WeightsName {
 /// `--device`
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum DeviceName {
-    /// The first of metal and cpu that is here, runs the model and calculates right
+    /// The first of cuda, metal and cpu that is here, runs the model and calculates right
     Auto,
     /// The processor, with its SIMD kernels
     Cpu,
     /// The reference interpreter: f32, straight, slow
     Reference,
+    /// The first of NVIDIA's GPUs
+    Cuda,
     /// The GPU of a Mac with Apple Silicon
     Metal,
     /// The same shaders, executed on Linux by an emulator: for tests, very slow; needs clang

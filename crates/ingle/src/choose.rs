@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use device::Device;
+use device_testing::Case;
 use sha2::{Digest, Sha256};
 
 /// A device that `auto` may choose.
@@ -13,8 +14,8 @@ pub struct Candidate<'a> {
     pub name: &'static str,
     /// Make it, or say why it is not here.
     pub make: &'a dyn Fn() -> anyhow::Result<Arc<dyn Device>>,
-    /// Whether its arithmetic is checked before it is trusted.
-    pub is_checked: bool,
+    /// Whether its arithmetic is checked before it is trusted: the bound of a case.
+    pub check: Option<&'a dyn Fn(&Case) -> f32>,
 }
 
 /// What was chosen.
@@ -48,8 +49,8 @@ pub fn choose(
             if index + 1 < candidates.len() {
                 runs(device.as_ref())?;
             }
-            if candidate.is_checked {
-                checked(device.as_ref(), cache)?;
+            if let Some(tolerance) = candidate.check {
+                checked(device.as_ref(), tolerance, cache)?;
             }
             Ok(device)
         });
@@ -68,13 +69,13 @@ pub fn choose(
 }
 
 /// Check a device's arithmetic, or take the result of an earlier check of the same binary on the same device.
-fn checked(device: &dyn Device, cache: &Path) -> anyhow::Result<()> {
+fn checked(device: &dyn Device, tolerance: &dyn Fn(&Case) -> f32, cache: &Path) -> anyhow::Result<()> {
     let report = report_path(device, cache);
     match std::fs::read_to_string(&report).ok().as_deref() {
         Some(PASSED) => return Ok(()),
         Some(_) => {}
         None => {
-            let result = self_check(device);
+            let result = self_check(device, tolerance);
             std::fs::create_dir_all(cache)?;
             std::fs::write(&report, result.as_ref().map_or_else(String::as_str, |()| PASSED))?;
             if result.is_ok() {
@@ -111,7 +112,7 @@ fn report_path(device: &dyn Device, cache: &Path) -> PathBuf {
 ///
 /// # Errors
 /// Those that differ, and by how much.
-fn self_check(device: &dyn Device) -> Result<(), String> {
+fn self_check(device: &dyn Device, tolerance: &dyn Fn(&Case) -> f32) -> Result<(), String> {
     let cases = device_testing::check_op_cases();
     let begun = Instant::now();
     let (mut failures, mut n_compared) = (Vec::new(), 0);
@@ -127,10 +128,14 @@ fn self_check(device: &dyn Device) -> Result<(), String> {
             continue;
         }
         n_compared += 1;
-        // Devices may round activations to 8 bits, which is up to 30 times f32's rounding in these cases.
-        failures.extend(device_testing::compare(device, case, 30.0 * case.tolerance).err());
+        failures.extend(device_testing::compare(device, case, tolerance(case)).err());
     }
     if failures.is_empty() { Ok(()) } else { Err(failures.join("\n")) }
+}
+
+/// The bound of devices that compute in f32, or round what they multiply to halves.
+pub fn tolerance(case: &Case) -> f32 {
+    30.0 * case.tolerance
 }
 
 fn gcd(a: usize, b: usize) -> usize {
@@ -148,7 +153,7 @@ mod tests {
         make: &'a dyn Fn() -> anyhow::Result<Arc<dyn Device>>,
         checked: bool,
     ) -> Candidate<'a> {
-        Candidate { name, make, is_checked: checked }
+        Candidate { name, make, check: checked.then_some(&tolerance as &dyn Fn(&Case) -> f32) }
     }
 
     #[test]

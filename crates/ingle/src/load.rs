@@ -103,10 +103,12 @@ fn device_that(
         let device: Arc<dyn Device> = metal::apple(false, args.metal_encoder)?;
         Ok(device)
     };
+    let cuda = || named_device(DeviceName::Cuda, args);
     let cpu = || named_device(DeviceName::Cpu, args);
     let candidates = [
-        choose::Candidate { name: "metal", make: &metal, is_checked: true },
-        choose::Candidate { name: "cpu", make: &cpu, is_checked: false },
+        choose::Candidate { name: "cuda", make: &cuda, check: Some(&cuda::tolerance) },
+        choose::Candidate { name: "metal", make: &metal, check: Some(&choose::tolerance) },
+        choose::Candidate { name: "cpu", make: &cpu, check: None },
     ];
     let cache = hub::Cache::resolve(None, None)?.root().join("self-checks");
     let choice = choose::choose(&candidates, runs, &cache)?;
@@ -124,9 +126,38 @@ fn named_device(name: DeviceName, args: &DeviceArgs) -> anyhow::Result<Arc<dyn D
             Some(n_threads) => device_reference::Reference::new(n_threads),
             None => device_reference::Reference::default(),
         }),
+        DeviceName::Cuda => cuda::device()?,
         DeviceName::Metal => metal::apple(false, args.metal_encoder)?,
         DeviceName::MetalEmulated => metal::emulated(args.threads)?,
     })
+}
+
+/// The CUDA device, where there is one.
+pub mod cuda {
+    use super::*;
+    use device_testing::Case;
+
+    /// The first GPU.
+    #[cfg(any(target_os = "linux", target_os = "windows"))]
+    pub fn device() -> anyhow::Result<Arc<device_cuda::CudaDevice>> {
+        Ok(Arc::new(device_cuda::CudaDevice::new(0)?))
+    }
+
+    #[cfg(not(any(target_os = "linux", target_os = "windows")))]
+    pub fn device() -> anyhow::Result<Arc<dyn Device>> {
+        anyhow::bail!("--device cuda runs on Linux and Windows, and this is {}", std::env::consts::OS)
+    }
+
+    /// What its arithmetic needs of a case.
+    #[cfg(any(target_os = "linux", target_os = "windows"))]
+    pub fn tolerance(case: &Case) -> f32 {
+        device_cuda::selftest::tolerance(case)
+    }
+
+    #[cfg(not(any(target_os = "linux", target_os = "windows")))]
+    pub fn tolerance(case: &Case) -> f32 {
+        choose::tolerance(case)
+    }
 }
 
 /// The Metal device, where there is one.

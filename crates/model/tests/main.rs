@@ -5,6 +5,7 @@ mod base_rt;
 mod common;
 mod config_styles;
 mod cpu;
+mod cuda;
 mod damaged;
 mod encoder;
 mod fixtures;

@@ -5,6 +5,7 @@ mod bench_serve;
 mod complete;
 mod completions;
 mod convert;
+mod cuda_selftest;
 mod diff;
 mod embed;
 pub mod generate;
@@ -57,6 +58,7 @@ pub enum Command {
     Sign(sign::Sign),
     Verify(verify::Verify),
     Transcribe(transcribe::Transcribe),
+    CudaSelftest(cuda_selftest::CudaSelftest),
     MetalSelftest(metal_selftest::MetalSelftest),
     Completions(completions::Completions),
 }
@@ -89,6 +91,7 @@ impl Command {
             Command::Sign(c) => c.run(),
             Command::Verify(c) => c.run(),
             Command::Transcribe(c) => c.run(),
+            Command::CudaSelftest(c) => c.run(),
             Command::MetalSelftest(c) => c.run(),
             Command::Completions(c) => c.run(),
         }

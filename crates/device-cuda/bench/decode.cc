@@ -1,0 +1,457 @@
+// Checks and times the persistent decode kernel. Usage: decode CUBIN_FOLDER
+// Check: random small models, every token against a plain evaluation on the host, with the kernel's rounding of activations to int8
+// ("mirrored") and without it; the kernel's own tokens are fed. Times: shapes of known sizes, weights of one layer copied to all.
+#include "blocks.h"
+struct uint4 { unsigned x, y, z, w; };
+#include "persistent/arguments.h"
+#include <map>
+
+static Module kernels, repacks;
+static const size_t EXCHANGE = 1515520;
+
+struct Matrix { // of the file
+    const FileType *type;
+    int n, k;
+    std::vector<u8> rows;
+    Memory device;
+    void make(const FileType &t, int n_, int k_) {
+        type = &t, n = n_, k = k_, rows = random_rows(t, n, k);
+        device.put(rows);
+    }
+    u64 row_bytes() const { return (u64)k / type->block * type->bytes; }
+};
+static int codec_of(const std::string &t) { return t == "q4_0" ? 0 : t == "q8_0" ? 2 : t == "q6_k" ? 3 : 1; }
+static int unit_of(int codec) { return codec == 0 ? 576 : codec == 1 ? 640 : codec == 2 ? 1088 : 896; }
+static const FileType &type_of(const std::string &n) {
+    for (const FileType &t : TYPES) if (n == t.name) return t;
+    exit(1);
+}
+
+struct Shape {
+    const char *name;
+    int hidden, n_q, n_kv, d, ffn, n_layers, n_vocab;
+    const char *qkv, *out, *gate, *down, *head;
+    bool qk_norm, bias, post_norm, interleaved;
+    int window;
+    float softcap;
+    int activation, page_len;
+};
+
+struct Layer {
+    Matrix q, k, v, o, gate, up, down;
+    std::vector<float> norm, norm2, q_norm, k_norm, bias, post1, post2;
+    Memory d_norm, d_norm2, d_q_norm, d_k_norm, d_bias, d_post1, d_post2, p_qkv, p_o, p_gate, p_down;
+};
+
+struct Model {
+    Shape s;
+    int H;
+    std::vector<Layer> layers;
+    Matrix head;
+    std::vector<float> final_norm, rotations;
+    Memory d_final, d_rotations, p_head, pool, table, phases, tokens, best, logits, trace, exchange;
+    std::vector<uint> pages;
+    u64 page_bytes, layer_bytes;
+    int max_position;
+    double weight_bytes = 0;
+
+    static void norm_weights(std::vector<float> &v, Memory &m, int n) {
+        v.resize(n);
+        for (float &x : v) x = 0.8f + 0.4f * uniform();
+        m.put(v);
+    }
+    void repack(Memory &to, const Matrix &m, const Matrix *up, int first_row, int rows0, int n_rows, u32 groups, int kq) {
+        PersistentRepackArguments r = {};
+        r.n_rows = n_rows, r.n_cols = m.k, r.rows = (u8 *)m.device.p + rows0 * m.row_bytes(), r.up_rows = up ? (u8 *)up->device.p : nullptr;
+        r.packed = (u8 *)to.p, r.row_bytes = m.row_bytes(), r.first_group = first_row / 8, r.k_quads = kq, r.groups = groups, r.n_blocks = gpu.n_sm, r.gate = up != nullptr;
+        launch(repacks.function(std::string("persistent_repack_") + m.type->name), kq, (n_rows + 7) / 8 * (up ? 2 : 1), 1, 256, 0, r);
+    }
+    static int quads(int k) { return (k + 1023) / 1024; }
+    size_t packed_bytes(const Matrix &m, u32 groups) { return (size_t)groups * quads(m.k) * 8 * unit_of(codec_of(m.type->name)); }
+
+    void make(const Shape &shape, int positions, bool same_layers) {
+        s = shape, H = s.n_q / s.n_kv, max_position = positions;
+        const int n_made = same_layers ? 1 : s.n_layers, qd = s.n_q * s.d;
+        layers = std::vector<Layer>(n_made);
+        const u32 qkv_groups = (s.n_q + 2 * s.n_kv) * s.d / 8, hidden_groups = s.hidden / 8, gate_groups = (s.ffn + 7) / 8 * 2, head_groups = (s.n_vocab + 7) / 8;
+        for (Layer &l : layers) {
+            l.q.make(type_of(s.qkv), qd, s.hidden), l.k.make(type_of(s.qkv), s.n_kv * s.d, s.hidden), l.v.make(type_of(s.qkv), s.n_kv * s.d, s.hidden);
+            l.o.make(type_of(s.out), s.hidden, qd), l.gate.make(type_of(s.gate), s.ffn, s.hidden), l.up.make(type_of(s.gate), s.ffn, s.hidden);
+            l.down.make(type_of(s.down), s.hidden, s.ffn);
+            norm_weights(l.norm, l.d_norm, s.hidden), norm_weights(l.norm2, l.d_norm2, s.hidden);
+            norm_weights(l.q_norm, l.d_q_norm, s.d), norm_weights(l.k_norm, l.d_k_norm, s.d);
+            norm_weights(l.post1, l.d_post1, s.hidden), norm_weights(l.post2, l.d_post2, s.hidden);
+            norm_weights(l.bias, l.d_bias, qkv_groups * 8);
+            l.p_qkv.make(packed_bytes(l.q, qkv_groups)), l.p_o.make(packed_bytes(l.o, hidden_groups));
+            l.p_gate.make(packed_bytes(l.gate, gate_groups)), l.p_down.make(packed_bytes(l.down, hidden_groups));
+            for (int g = 0; g < s.n_kv; g++) {
+                const int at = g * (H + 2) * s.d;
+                repack(l.p_qkv, l.q, nullptr, at, g * H * s.d, H * s.d, qkv_groups, quads(s.hidden));
+                repack(l.p_qkv, l.k, nullptr, at + H * s.d, g * s.d, s.d, qkv_groups, quads(s.hidden));
+                repack(l.p_qkv, l.v, nullptr, at + (H + 1) * s.d, g * s.d, s.d, qkv_groups, quads(s.hidden));
+            }
+            repack(l.p_o, l.o, nullptr, 0, 0, s.hidden, hidden_groups, quads(qd));
+            repack(l.p_gate, l.gate, &l.up, 0, 0, s.ffn, gate_groups, quads(s.hidden));
+            repack(l.p_down, l.down, nullptr, 0, 0, s.hidden, hidden_groups, quads(s.ffn));
+        }
+        head.make(type_of(s.head), s.n_vocab, s.hidden);
+        p_head.make(packed_bytes(head, head_groups));
+        repack(p_head, head, nullptr, 0, 0, s.n_vocab, head_groups, quads(s.hidden));
+        norm_weights(final_norm, d_final, s.hidden);
+        rotations.resize((size_t)positions * s.d);
+        for (int p = 0; p < positions; p++)
+            for (int i = 0; i < s.d / 2; i++) {
+                const double a = p * pow(1e6, -2.0 * i / s.d);
+                rotations[((size_t)p * s.d / 2 + i) * 2] = cos(a), rotations[((size_t)p * s.d / 2 + i) * 2 + 1] = sin(a);
+            }
+        d_rotations.put(rotations);
+        layer_bytes = 2ull * s.n_kv * s.page_len * s.d * 2, page_bytes = layer_bytes * s.n_layers;
+        const int n_pages = (positions + s.page_len - 1) / s.page_len;
+        pages.resize(n_pages);
+        for (int i = 0; i < n_pages; i++) pages[i] = i;
+        for (int i = n_pages; i-- > 1;) std::swap(pages[i], pages[rnd() % (i + 1)]);
+        table.put(pages);
+        pool.make(n_pages * page_bytes, 0);
+        std::vector<PersistentPhase> list;
+        for (int i = 0; i < s.n_layers; i++) {
+            Layer &l = layers[same_layers ? 0 : i], &next = layers[same_layers ? 0 : std::min(i + 1, s.n_layers - 1)];
+            auto weights = [&](const Memory &m) -> uchar * { // a copy of its own for each layer
+                weight_bytes += m.n;
+                if (!same_layers) return (uchar *)m.p;
+                CUdeviceptr p;
+                CHECK(cuMemAlloc(&p, m.n));
+                CHECK(cuMemcpyDtoDAsync(p, m.p, m.n, gpu.stream));
+                return (uchar *)p;
+            };
+            PersistentPhase p = {};
+            p.weights = weights(l.p_qkv), p.kind = PERSISTENT_QKV, p.codec = codec_of(s.qkv), p.groups = qkv_groups, p.k_quads = quads(s.hidden), p.chunks = s.hidden / 8;
+            if (s.bias) p.bias = (float *)l.d_bias.p;
+            if (s.qk_norm) p.q_norm = (float *)l.d_q_norm.p, p.k_norm = (float *)l.d_k_norm.p;
+            p.layer_offset = i * layer_bytes, p.window = i & 1 ? s.window : 0;
+            list.push_back(p);
+            p = {};
+            p.weights = weights(l.p_o), p.kind = PERSISTENT_ADD, p.codec = codec_of(s.out), p.groups = hidden_groups, p.k_quads = quads(qd), p.chunks = qd / 8, p.norm = (float *)l.d_norm2.p;
+            if (s.post_norm) p.post_norm = (float *)l.d_post1.p;
+            list.push_back(p);
+            p = {};
+            p.weights = weights(l.p_gate), p.kind = PERSISTENT_GATE, p.codec = codec_of(s.gate), p.groups = gate_groups, p.k_quads = quads(s.hidden), p.chunks = s.hidden / 8, p.activation = s.activation, p.gate_refill = 1;
+            list.push_back(p);
+            p = {};
+            p.weights = weights(l.p_down), p.kind = PERSISTENT_ADD, p.codec = codec_of(s.down), p.groups = hidden_groups, p.k_quads = quads(s.ffn), p.chunks = (s.ffn + 7) / 8;
+            p.norm = (float *)(i + 1 < s.n_layers ? next.d_norm.p : d_final.p);
+            if (s.post_norm) p.post_norm = (float *)l.d_post2.p;
+            list.push_back(p);
+        }
+        PersistentPhase p = {};
+        p.weights = (uchar *)p_head.p, p.kind = PERSISTENT_HEAD, p.codec = codec_of(s.head), p.groups = head_groups, p.k_quads = quads(s.hidden), p.chunks = s.hidden / 8;
+        weight_bytes += p_head.n;
+        list.push_back(p);
+        phases.put(list);
+        tokens.make(4 * 4096), best.make(4 * 4096), logits.make(4ull * s.n_vocab), trace.make(4ull * 256 * s.hidden), exchange.make(EXCHANGE);
+    }
+    int most_quads() const { return std::max({quads(s.hidden), quads(s.n_q * s.d), quads(s.ffn)}); }
+
+    struct Settings {
+        int slot_bytes = 18432, poll = 300, merge = 2000, gates = 1;
+    } set;
+    int stop = 0; // phases that are run; 0: all
+    float run(int first_position, int n, int first_token, bool traced, bool with_logits) {
+        PersistentArguments a = {};
+        a.n_tokens = n, a.first_position = first_position, a.phases = (PersistentPhase *)phases.p, a.embedding = (uchar *)head.device.p;
+        a.first_norm = (float *)layers[0].d_norm.p, a.rotations = (float *)d_rotations.p, a.pool = (uchar *)pool.p, a.page_table = (uint *)table.p;
+        a.tokens = (uint *)tokens.p, a.best_logits = (float *)best.p, a.logits = with_logits ? (float *)logits.p : nullptr, a.trace = traced ? (float *)trace.p : nullptr;
+        a.exchange = (uchar *)exchange.p, a.page_bytes = page_bytes, a.embedding_row_bytes = head.row_bytes(), a.n_phases = 4 * s.n_layers + 1, a.hidden = s.hidden;
+        a.n_kv_heads = s.n_kv, a.n_vocab = s.n_vocab, a.n_splits = std::min(16, gpu.n_sm / s.n_kv), a.page_len = s.page_len, a.slot_bytes = set.slot_bytes;
+        a.embedding_type = std::string(s.head) == "q8_0" ? 3 : std::string(s.head) == "q4_0" ? 4 : std::string(s.head) == "q6_k" ? 5 : 6;
+        a.embedding_scale = 1, a.eps = 1e-6f, a.attention_scale = 1.4426950408889634f / sqrtf(s.d), a.softcap = s.softcap, a.interleaved = s.interleaved;
+        a.poll_delay = set.poll, a.merge_delay = set.merge, a.refill_gates = set.gates, a.stop_phase = stop ? stop : a.n_phases;
+        const std::string shape = std::to_string(s.d) + "_" + std::to_string(H);
+        const int tail = kernels.constant("persistent_shared_" + shape) + 80 * 32 * most_quads() + 112 * (4 * s.n_layers + 1);
+        a.n_slots = std::min(40, (int)((231000 - tail) / set.slot_bytes));
+        const int shared = a.n_slots * set.slot_bytes + tail;
+        CUfunction f = kernels.function("persistent_decode_" + shape, shared);
+        CHECK(cuMemsetD8Async(exchange.p, 0, EXCHANGE, gpu.stream));
+        CHECK(cuMemsetD32Async(tokens.p, first_token, 1, gpu.stream));
+        CUevent e0, e1;
+        cuEventCreate(&e0, 0), cuEventCreate(&e1, 0);
+        cuEventRecord(e0, gpu.stream);
+        void *args[] = {&a};
+        CHECK(cuLaunchCooperativeKernel(f, gpu.n_sm, 1, 1, 320, 1, 1, shared, gpu.stream, args));
+        cuEventRecord(e1, gpu.stream);
+        // A kernel that waits forever is left to the time limit of the caller, with a word about where.
+        for (int i = 0; cuEventQuery(e1) == CUDA_ERROR_NOT_READY; i++) {
+            struct timespec t = {0, 1000000};
+            nanosleep(&t, nullptr);
+            if (i == 4000) {
+                printf("  %s hangs (position %d, %d tokens)\n", s.name, first_position, n);
+                fflush(stdout);
+                _Exit(3);
+            }
+        }
+        CHECK(cuEventSynchronize(e1));
+        float ms;
+        cuEventElapsedTime(&ms, e0, e1);
+        return ms * 1e3f / n;
+    }
+};
+
+// ---- plain evaluation
+static void round_chunks(std::vector<double> &x, bool mirrored) {
+    if (!mirrored) return;
+    for (size_t i = 0; i + 8 <= x.size(); i += 8) {
+        float largest = 1e-20f;
+        for (int j = 0; j < 8; j++) largest = std::max(largest, (float)fabs(x[i + j]));
+        largest *= 1.0f / 127.0f;
+        u32 b;
+        memcpy(&b, &largest, 4);
+        b = (b + 0x7FFFF) >> 19 << 19;
+        float scale;
+        memcpy(&scale, &b, 4);
+        for (int j = 0; j < 8; j++) x[i + j] = (double)scale * rint(x[i + j] / scale);
+    }
+}
+struct Plain {
+    Model &m;
+    int mirrored; // 1: activations are rounded as the kernel does; 2: and the products of scales of K types are halves, as packed
+    std::map<const Matrix *, std::vector<float>> decoded;
+    std::vector<std::vector<float>> keys, values; // (layer) position, kv head, d
+    explicit Plain(Model &m_, int mirrored_) : m(m_), mirrored(mirrored_) {}
+    std::vector<double> product(const Matrix &w, const std::vector<double> &x) {
+        std::vector<float> &f = decoded[&w];
+        if (f.empty())
+            for (int r = 0; r < w.n; r++) {
+                std::vector<double> row = decode_row(*w.type, w.rows, r, w.k);
+                const std::string t = w.type->name;
+                if (mirrored == 2 && (t == "q4_k" || t == "q6_k")) {
+                    const u8 *b = &w.rows[r * w.row_bytes()];
+                    auto half = [](float x) { return (double)host_float(host_half(x)); };
+                    for (int c = 0; c < w.k; c++) {
+                        const u8 *p = b + c / 256 * w.type->bytes;
+                        const int i = c % 256;
+                        if (t == "q6_k") {
+                            const double d = get_half(p + 208) * (float)(int8_t)p[192 + i / 16];
+                            if (d != 0) row[c] = row[c] / d * half((float)d);
+                        } else {
+                            const u8 *sc = p + 4;
+                            const int j = i / 32, a = j < 4 ? sc[j] & 63 : (sc[j + 4] & 15) | sc[j - 4] >> 6 << 4, mn = j < 4 ? sc[j + 4] & 63 : sc[j + 4] >> 4 | sc[j] >> 6 << 4;
+                            const int q = (j & 1) ? p[16 + j / 2 * 32 + i % 32] >> 4 : p[16 + j / 2 * 32 + i % 32] & 15;
+                            row[c] = half(get_half(p) * a) * q - half(get_half(p + 2) * mn);
+                        }
+                    }
+                }
+                f.insert(f.end(), row.begin(), row.end());
+            }
+        std::vector<double> y(w.n);
+        for (int r = 0; r < w.n; r++) {
+            double s = 0;
+            for (int c = 0; c < w.k; c++) s += f[(size_t)r * w.k + c] * x[c];
+            y[r] = s;
+        }
+        return y;
+    }
+    static double scale_of(const std::vector<double> &x) {
+        double s = 0;
+        for (double v : x) s += v * v;
+        return 1 / sqrt(s / x.size() + 1e-6);
+    }
+    std::vector<double> normed_product_input(const std::vector<double> &x, const std::vector<float> &w) {
+        std::vector<double> y(x.size());
+        for (size_t i = 0; i < x.size(); i++) y[i] = x[i] * w[i];
+        round_chunks(y, mirrored);
+        const double s = scale_of(x);
+        for (double &v : y) v *= s;
+        return y;
+    }
+    std::vector<double> token(u32 id, int position) {
+        const Shape &s = m.s;
+        const int H = m.H;
+        std::vector<double> x = decode_row(*m.head.type, m.head.rows, id, s.hidden);
+        for (int l = 0; l < s.n_layers; l++) {
+            Layer &L = m.layers[l];
+            std::vector<double> in = normed_product_input(x, L.norm);
+            std::vector<double> q = product(L.q, in), k = product(L.k, in), v = product(L.v, in);
+            auto heads = [&](std::vector<double> &h, int n, const std::vector<float> &w, int which) {
+                for (int i = 0; i < n; i++) {
+                    const int g = which == 0 ? i / H : i, row = (g * (H + 2) + (which == 0 ? i % H : which == 1 ? H : H + 1)) * s.d;
+                    double *p = &h[i * s.d];
+                    if (s.bias) for (int c = 0; c < s.d; c++) p[c] += L.bias[row + c];
+                    if (which == 2) continue;
+                    if (s.qk_norm) {
+                        double ss = 0;
+                        for (int c = 0; c < s.d; c++) ss += p[c] * p[c];
+                        for (int c = 0; c < s.d; c++) p[c] *= w[c] / sqrt(ss / s.d + 1e-6);
+                    }
+                    for (int c = 0; c < s.d / 2; c++) {
+                        const int a = s.interleaved ? 2 * c : c, b = s.interleaved ? 2 * c + 1 : c + s.d / 2;
+                        const double co = m.rotations[((size_t)position * s.d / 2 + c) * 2], si = m.rotations[((size_t)position * s.d / 2 + c) * 2 + 1];
+                        const double u = p[a], w2 = p[b];
+                        p[a] = u * co - w2 * si, p[b] = w2 * co + u * si;
+                    }
+                }
+            };
+            heads(q, s.n_q, L.q_norm, 0), heads(k, s.n_kv, L.k_norm, 1), heads(v, s.n_kv, L.k_norm, 2);
+            for (int i = 0; i < s.n_kv * s.d; i++) {
+                keys[l][(size_t)position * s.n_kv * s.d + i] = host_float(host_half((float)k[i]));
+                values[l][(size_t)position * s.n_kv * s.d + i] = host_float(host_half((float)v[i]));
+            }
+            std::vector<double> att(s.n_q * s.d);
+            const int window = l & 1 ? s.window : 0, first = window && position + 1 > window ? position + 1 - window : 0;
+            for (int h = 0; h < s.n_q; h++) {
+                std::vector<double> w(position + 1);
+                double most = -1e300, sum = 0;
+                for (int p = first; p <= position; p++) {
+                    double dot = 0;
+                    for (int c = 0; c < s.d; c++) dot += q[h * s.d + c] * keys[l][((size_t)p * s.n_kv + h / H) * s.d + c];
+                    dot /= sqrt(s.d);
+                    if (s.softcap > 0) dot = s.softcap * tanh(dot / s.softcap);
+                    w[p] = dot, most = std::max(most, dot);
+                }
+                for (int p = first; p <= position; p++) sum += w[p] = exp(w[p] - most);
+                for (int p = first; p <= position; p++)
+                    for (int c = 0; c < s.d; c++) att[h * s.d + c] += w[p] / sum * values[l][((size_t)p * s.n_kv + h / H) * s.d + c];
+            }
+            round_chunks(att, mirrored);
+            auto add = [&](std::vector<double> y, const std::vector<float> &post) {
+                const double sc = scale_of(y);
+                for (int i = 0; i < s.hidden; i++) x[i] += s.post_norm ? y[i] * sc * post[i] : y[i];
+            };
+            add(product(L.o, att), L.post1);
+            in = normed_product_input(x, L.norm2);
+            std::vector<double> g = product(L.gate, in), u = product(L.up, in);
+            for (int i = 0; i < s.ffn; i++) {
+                const double z = g[i];
+                g[i] = u[i] * (s.activation == 0 ? z / (1 + exp(-z)) : 0.5 * z * (1 + tanh(0.7978845608028654 * (z + 0.044715 * z * z * z))));
+            }
+            round_chunks(g, mirrored);
+            add(product(L.down, g), L.post2);
+        }
+        last_x = x;
+        return product(m.head, normed_product_input(x, m.final_norm));
+    }
+    std::vector<double> last_x;
+};
+
+static int failures = 0;
+static void check(const Shape &s, int first_position, int n) {
+    Model m;
+    m.make(s, first_position + n + 40, false);
+    // Random history.
+    std::vector<std::vector<float>> keys(s.n_layers), values(s.n_layers);
+    std::vector<uint16_t> pool(m.pool.n / 2);
+    for (int l = 0; l < s.n_layers; l++) {
+        keys[l].resize((size_t)m.max_position * s.n_kv * s.d), values[l] = keys[l];
+        for (int p = 0; p < first_position; p++)
+            for (int h = 0; h < s.n_kv; h++)
+                for (int c = 0; c < s.d; c++) {
+                    const uint16_t k = host_half(normal()), v = host_half(normal());
+                    keys[l][((size_t)p * s.n_kv + h) * s.d + c] = host_float(k), values[l][((size_t)p * s.n_kv + h) * s.d + c] = host_float(v);
+                    const u64 at = m.pages[p / s.page_len] * m.page_bytes + l * m.layer_bytes + (((u64)h * s.page_len + p % s.page_len) * s.d + c) * 2;
+                    pool[at / 2] = k, pool[(at + m.layer_bytes / 2) / 2] = v;
+                }
+    }
+    m.pool.put(pool);
+    m.trace.poison(), m.logits.poison();
+    m.run(first_position, n, 1, true, true);
+    std::vector<uint> tokens = m.tokens.get<uint>(n + 1);
+    std::vector<float> x = m.trace.get<float>((size_t)n * s.hidden), logits = m.logits.get<float>(s.n_vocab), best = m.best.get<float>(n);
+    for (int mirrored = 2; mirrored >= 0; mirrored--) {
+        // Scales of K types are rounded by the repack: where that moves a value over a rounding step of int8, the whole step shows, so
+        // that "mirrored" is no nearer than "float" (an evaluation on the host alone shows the same 1.7e-2). Then 2 is the tight check.
+        const bool k_types = std::string(s.gate) == "q4_k" || std::string(s.gate) == "q6_k";
+        if (mirrored == 2 && !k_types) continue;
+        Plain plain(m, mirrored);
+        plain.keys = keys, plain.values = values;
+        double e2 = 0, r2 = 0, le = 0, lr = 0;
+        int same = 0, near_best = 0;
+        for (int t = 0; t < n; t++) {
+            std::vector<double> want = plain.token(tokens[t], first_position + t);
+            for (int i = 0; i < s.hidden; i++) {
+                const double d = x[(size_t)t * s.hidden + i] - plain.last_x[i];
+                e2 += d * d, r2 += plain.last_x[i] * plain.last_x[i];
+            }
+            const int top = std::max_element(want.begin(), want.end()) - want.begin();
+            same += top == (int)tokens[t + 1];
+            near_best += tokens[t + 1] < (u32)s.n_vocab && want[top] - want[tokens[t + 1]] < 0.03 * fabs(want[top]);
+            if (t == n - 1)
+                for (int i = 0; i < s.n_vocab; i++) le += (logits[i] - want[i]) * (logits[i] - want[i]), lr += want[i] * want[i];
+        }
+        const double err = sqrt(e2 / r2), lerr = sqrt(le / lr), limit = mirrored == 2 || (mirrored == 1 && !k_types) ? 1.2e-2 : 4e-2;
+        const bool ok = err < limit && lerr < limit && near_best == n;
+        if (!ok) failures++;
+        printf("  %-26s from %4d, %2d tokens, %s: residual %.1e, logits %.1e, best the same %d, within 3 %% %d of %d %s\n", s.name, first_position, n,
+               mirrored == 2 ? "mirrored all " : mirrored ? "mirrored int8" : "float        ", err, lerr, same, near_best, n, ok ? "ok" : "FAILED");
+        fflush(stdout);
+    }
+    // The same again, bit for bit.
+    m.pool.put(pool);
+    m.run(first_position, n, 1, true, true);
+    std::vector<float> again = m.trace.get<float>((size_t)n * s.hidden);
+    if (memcmp(again.data(), x.data(), x.size() * 4)) failures++, printf("  %s: a second run differs\n", s.name);
+}
+
+static void time_model(const Shape &s) {
+    Model m;
+    m.make(s, 9000, true);
+    printf("  %s: %.1f MB a token, at 4.3 TB/s %.1f us\n", s.name, m.weight_bytes / 1e6, m.weight_bytes / 4.3e6);
+    for (int stop : {1, 2, 3, 4, 5, 4 * s.n_layers, 0}) {
+        m.set = {18432, 0, 0, 1}, m.stop = stop;
+        std::vector<float> v;
+        for (int i = 0; i < 7; i++) v.push_back(m.run(128, 1, 1, false, false));
+        std::sort(v.begin(), v.end());
+        printf("    one token from 128, first %d phases (0: all): %.1f us with the launch\n", stop, v[3]);
+    }
+    m.stop = 0;
+    auto one = [&](int position, int n) {
+        std::vector<float> v;
+        for (int i = 0; i < 3; i++) v.push_back(m.run(position, n, 1, false, false));
+        std::sort(v.begin(), v.end());
+        return v[1];
+    };
+    for (int slot : {8704, 9216, 18432}) for (int poll : {0, 50, 100, 200}) for (int merge : {0, 800}) for (int gates : {0, 1}) {
+        if (slot <= 9216 && s.qkv != std::string("q4_0")) continue;
+        if (merge == 0 && poll > 0) continue;
+        m.set = {slot, poll, merge, gates};
+        printf("    slot %5d poll %3d merge %4d gates %d: %7.1f us\n", slot, poll, merge, gates, m.run(128, 64, 1, false, false));
+        fflush(stdout);
+    }
+    m.set = {9216, 0, 0, 1};
+    for (int position : {0, 128, 512, 2048, 8192}) {
+        const float us = one(position, 64);
+        printf("    position %4d: %.1f us/token, %.0f tok/s, %.0f GB/s\n", position, us, 1e6 / us, m.weight_bytes / us / 1e3);
+    }
+    fflush(stdout);
+}
+
+int main(int argc, char **argv) {
+    gpu.open();
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    g_seed ^= (uint64_t)now.tv_nsec << 20 ^ now.tv_sec;
+    const std::string folder = argv[1];
+    if (!kernels.load(folder + "/decode.cubin") || !repacks.load(folder + "/persistent_repack.cubin")) return 1;
+    const char *q4 = "q4_0", *q8 = "q8_0", *q4k = "q4_k", *q6 = "q6_k", *q41 = "q4_1";
+    if (getenv("KTYPES")) {
+        check({"K types only", 768, 8, 4, 64, 1536, 4, 999, q4k, q6, q4k, q6, q6, true, false, false, false, 0, 0, 0, 32}, 30, 8);
+        check({"Q4_K only", 768, 8, 4, 64, 1536, 4, 999, q4k, q4, q4k, q4, q8, true, false, false, false, 0, 0, 0, 32}, 30, 8);
+        check({"Q6_K only", 768, 8, 4, 64, 1536, 4, 999, q6, q6, q6, q6, q6, true, false, false, false, 0, 0, 0, 32}, 30, 8);
+        time_model({"Qwen3-0.6B Q4_0", 1024, 16, 8, 128, 3072, 28, 151936, q4, q4, q4, q4, q8, true, false, false, false, 0, 0, 0, 64});
+        return failures;
+    }
+    check({"plain q4", 320, 4, 2, 64, 448, 2, 1003, q4, q4, q4, q4, q8, false, false, false, false, 0, 0, 0, 16}, 0, 6);
+    check({"qk norm, bias, 128", 512, 6, 3, 128, 1280, 3, 2051, q8, q4, q41, q8, q4, true, true, false, false, 0, 0, 0, 64}, 45, 12);
+    check({"post norm, window, cap", 768, 8, 2, 64, 1536, 4, 999, q4k, q6, q4k, q6, q6, true, false, true, true, 40, 30, 1, 32}, 700, 8);
+    check({"post norm q4", 768, 8, 2, 64, 1536, 4, 999, q4, q4, q4, q4, q8, true, false, true, false, 0, 0, 1, 32}, 30, 8);
+    check({"K types", 768, 8, 2, 64, 1536, 4, 999, q4k, q6, q4k, q6, q6, true, false, false, true, 40, 30, 1, 32}, 700, 8);
+    check({"K types only", 768, 8, 4, 64, 1536, 4, 999, q4k, q6, q4k, q6, q6, true, false, false, false, 0, 0, 0, 32}, 30, 8);
+    check({"q4 cap, window, pairs", 768, 8, 4, 64, 1536, 4, 999, q4, q4, q4, q4, q8, true, false, false, true, 40, 30, 1, 32}, 700, 8);
+    check({"wide", 2304, 8, 2, 128, 5120, 2, 1500, q4, q4, q4, q6, q8, true, false, false, false, 0, 0, 0, 64}, 1000, 4);
+    printf(failures ? "%d FAILED\n" : "all checks passed\n", failures);
+    if (argc > 2) return failures;
+    time_model({"Qwen3-0.6B Q4_0", 1024, 16, 8, 128, 3072, 28, 151936, q4, q4, q4, q4, q8, true, false, false, false, 0, 0, 0, 64});
+    if (getenv("FEW")) return failures;
+    time_model({"Llama-3.2-1B Q4_0", 2048, 32, 8, 64, 8192, 16, 128256, q4, q4, q4, q4, q8, false, false, false, false, 0, 0, 0, 64});
+    time_model({"Llama-3.2-1B Q8_0", 2048, 32, 8, 64, 8192, 16, 128256, q8, q8, q8, q8, q8, false, false, false, false, 0, 0, 0, 64});
+    time_model({"Llama-3.2-3B Q4_0", 3072, 24, 8, 128, 8192, 28, 128256, q4, q4, q4, q4, q8, false, false, false, false, 0, 0, 0, 64});
+    time_model({"Qwen3-8B Q4_K", 4096, 32, 8, 128, 12288, 36, 151936, q4k, q4k, q4k, q6, q6, true, false, false, false, 0, 0, 0, 64});
+    return failures;
+}

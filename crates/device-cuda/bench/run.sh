@@ -1,0 +1,37 @@
+#!/bin/bash
+# Builds the kernels and the benches with the machine's nvcc, checks everything, then times it. ONLY limits the
+# kernels of products that are built (a pattern). Usage: run.sh [gemm] [attention] [decode]
+# Run in the folder that holds kernels/ and bench/. Logs go to $OUT.
+[ -z "$PREBUILT" ] || PREBUILT=$(readlink -f "$PREBUILT")
+cd "$(dirname "$0")/.."
+K=$PWD/kernels B=/tmp/build
+[ -d "$K" ] || K=$PWD/src/kernels
+mkdir -p $B; export K B
+which nvcc >/dev/null || export PATH=/usr/local/cuda/bin:$PATH
+one() { nvcc -std=c++17 -O3 --split-compile=0 $FLAGS -I $K -gencode=arch=compute_90a,code=sm_90a -Xptxas -v -cubin -o $B/$(basename $1 .cu).cubin $1 >$B/$(basename $1).log 2>&1 || { echo "FAILED $1"; grep -m3 error $B/$(basename $1).log; }; }
+host() { g++ -O3 -march=native -std=c++17 -I $K -I bench -I $(dirname $(dirname $(readlink -f $(which nvcc))))/include -I /usr/local/cuda/include -o $B/$1 bench/$1.cc $LIB 2>$B/$1.err || { echo "FAILED $1"; grep -m5 error $B/$1.err; }; }
+export LIB=$(ldconfig -p | grep -m1 "libcuda.so.1" | sed "s/.*=> //")
+[ -n "$LIB" ] || LIB=$(find / -name "libcuda.so*" -not -path "/proc/*" 2>/dev/null | head -1)
+export -f one host
+S=$(date +%s)
+[ -z "$PREBUILT" ] || cp "$PREBUILT"/*.cubin $B/
+for what in "$@"; do
+  [ -z "$PREBUILT" ] || { case $what in stress) echo host gemm;; *) echo host $what;; esac; continue; }
+  case $what in
+    gemm|stress) ls $K/gemm/*.cu | grep -E "${ONLY:-.}"; echo host gemm;;
+    attention) ls $K/attention_flash/*.cu; echo host attention;;
+    decode) ls $K/persistent/*.cu; echo host decode;;
+  esac
+done | xargs -P 16 -I{} bash -c 'set -- {}; if [ "$1" = host ]; then host $2; else one $1; fi'
+echo "built in $(( $(date +%s) - S )) s"; nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
+grep -h -E "C75|[1-9][0-9]* bytes spill stores" $B/*.log | sort | uniq -c | head
+cp $B/*.log $OUT/ 2>/dev/null; cat $B/*.log > /tmp/all.log; rm -f $OUT/*.log; cp /tmp/all.log $OUT/build.log
+for what in "$@"; do
+  case $what in
+    stress) timeout 60 $B/gemm $B stress 2>&1 | tee $OUT/stress.txt;;
+    gemm) timeout 150 $B/gemm $B check 2>&1 | tee $OUT/gemm_check.txt | grep -v " ok$"; timeout 120 $B/gemm $B time 2>&1 | tee $OUT/gemm_time.txt | cut -c1-${WIDE:-400}
+      [ "${PIPESTATUS[0]}" = 0 ] || { CONTEXT=1 $B/gemm $B gate; CONTEXT=1 timeout 60 compute-sanitizer --tool memcheck $B/gemm $B gate 2>&1 | head -12; };;
+    attention) timeout 60 $B/attention $B 2>&1 | tee $OUT/attention.txt;;
+    decode) timeout ${DECODE_LIMIT:-150} $B/decode $B $DECODE 2>&1 | tee $OUT/decode.txt;;
+  esac
+done

@@ -1,0 +1,36 @@
+//! Arguments of kernels: the structs of `kernels/step.h` and the headers `arguments.h`, under the same
+//! names. `build.rs` translates them, so that host and kernels have one definition; their docs are the
+//! headers' comments.
+
+use bytemuck::{Pod, Zeroable};
+
+include!(concat!(env!("OUT_DIR"), "/arguments.rs"));
+
+/// Name, size, and the fields with their offsets of a struct.
+#[cfg(test)]
+pub(crate) type Layout = (&'static str, usize, Vec<(&'static str, usize)>);
+
+/// Of every struct.
+#[cfg(test)]
+pub(crate) fn all_layouts() -> Vec<Layout> {
+    layouts()
+}
+
+#[cfg(test)]
+mod tests {
+    /// The launcher writes the number of rows of a step there.
+    #[test]
+    fn rows_come_first() {
+        let with_rows = super::all_layouts().into_iter().filter(|(name, ..)| {
+            name.ends_with("Arguments")
+                && !["PagesArguments", "WeightArguments", "MatrixArguments", "StepLoadArguments"]
+                    .contains(name)
+        });
+        let mut n = 0;
+        for (name, _, fields) in with_rows {
+            assert_eq!(fields[0], ("n_rows", 0), "{name}");
+            n += 1;
+        }
+        assert_eq!(n, 14);
+    }
+}

@@ -1,0 +1,281 @@
+//! From units to tables: which kernel runs each unit for how many rows, with which arguments.
+//! `primitives` has the kernels of single Ops, `linear` the products, `attention` what reads KV pages.
+
+mod attention;
+mod linear;
+mod primitives;
+
+use crate::arguments::PagesArguments;
+use crate::driver::{Address, NAME};
+use crate::layout::{Scratch, StepLayout};
+use crate::profile::Profile;
+use crate::weights::Weights;
+use bytemuck::Pod;
+use device::{
+    CommandInfo, Error, KvLayerId, KvType, Limits, Numerics, Plan, Result, RowCount, ValueId, WeightId,
+};
+use device_lower::arena::{Arena, NO_PLACE};
+use device_lower::lifetimes::value_bytes;
+use device_lower::table::{Extent, Location, NewCommand, Region, RowClass, Table, When};
+use device_lower::units::{LoweredUnit, Unit};
+
+/// Addresses of a program's memory.
+#[derive(Clone, Debug, Default)]
+pub struct Places {
+    /// The arena.
+    pub arena: Address,
+    /// The step buffer.
+    pub step: Address,
+    /// The chosen tokens.
+    pub chosen: Address,
+    /// The same in pinned memory.
+    pub host_chosen: Address,
+    /// Scratch.
+    pub scratch: Address,
+    /// Heads of CrossScores.
+    pub heads: Address,
+    /// States of recurrent layers.
+    pub states: Address,
+    /// By KV group.
+    pub pools: Vec<Address>,
+}
+
+/// A kernel: its file, its name, and the bytes of shared memory that it may ask for.
+pub type KernelName = (String, String, u32);
+
+/// The kernels that commands name by number.
+#[derive(Debug, Default)]
+pub struct KernelList {
+    /// In the order of their numbers.
+    pub names: Vec<KernelName>,
+}
+
+impl KernelList {
+    fn add(&mut self, file: &str, name: &str, shared: u32) -> u32 {
+        let index = self.names.iter().position(|(f, n, _)| f == file && n == name);
+        let index = index.unwrap_or_else(|| {
+            self.names.push((file.to_owned(), name.to_owned(), shared));
+            self.names.len() - 1
+        });
+        self.names[index].2 = self.names[index].2.max(shared);
+        index as u32
+    }
+}
+
+/// A table, and the rows whose number the launcher writes into each command's arguments.
+#[derive(Debug, Default)]
+pub struct Commands {
+    /// The table.
+    pub table: Table,
+    /// By command.
+    pub rows: Vec<RowCount>,
+}
+
+/// What all tables of a plan are made from.
+pub struct Compiler<'a> {
+    /// The choices for the chip.
+    pub profile: &'a Profile,
+    /// The plan.
+    pub plan: &'a Plan,
+    /// Its units.
+    pub units: &'a [LoweredUnit],
+    /// Where its values lie.
+    pub arena: &'a Arena,
+    /// Of the program.
+    pub limits: &'a Limits,
+    /// Of a step.
+    pub step: StepLayout,
+    /// Of the program.
+    pub scratch: Scratch,
+    /// Addresses.
+    pub places: &'a Places,
+    /// Where weights are.
+    pub weights: &'a Weights,
+    /// Heads of CrossScores, as they lie at `places.heads`: where each list begins, in words.
+    pub heads: &'a [(Vec<usize>, usize)],
+}
+
+/// A table on its way.
+pub(crate) struct Draft<'a> {
+    c: &'a Compiler<'a>,
+    tokens: RowClass,
+    outputs: RowClass,
+    commands: Commands,
+    kernels: &'a mut KernelList,
+    node: usize,
+}
+
+/// One launch.
+struct Call<'a> {
+    file: &'a str,
+    name: &'a str,
+    rows: RowCount,
+    grid: [Extent; 3],
+    threads: u32,
+    shared: u32,
+    when: When,
+    writes: &'a [ValueId],
+    weight_bytes: u64,
+}
+
+impl<'a> Call<'a> {
+    /// Of the kernel that is named as its file.
+    fn new(
+        file: &'a str,
+        rows: RowCount,
+        grid: [Extent; 3],
+        threads: u32,
+        writes: &'a [ValueId],
+    ) -> Call<'a> {
+        let name = file.trim_end_matches(".cu");
+        Call { file, name, rows, grid, threads, shared: 0, when: When::Always, writes, weight_bytes: 0 }
+    }
+}
+
+pub(crate) const ONE: Extent = Extent::Fixed(1);
+
+/// A threadgroup for each row.
+pub(crate) fn each(rows: RowCount) -> Extent {
+    Extent::PerRow { rows, multiple: 1, divisor: 1 }
+}
+
+fn blocks(n: usize, per: usize) -> Extent {
+    Extent::Fixed(n.div_ceil(per) as u32)
+}
+
+impl Compiler<'_> {
+    /// The table for steps of these classes. Kernels that it needs are added to `kernels`.
+    ///
+    /// # Errors
+    /// Something has no kernel.
+    pub fn table(&self, tokens: RowClass, outputs: RowClass, kernels: &mut KernelList) -> Result<Commands> {
+        let mut draft = Draft { c: self, tokens, outputs, commands: Commands::default(), kernels, node: 0 };
+        for LoweredUnit { node, unit, .. } in self.units {
+            draft.node = *node;
+            draft.unit(unit)?;
+        }
+        Ok(draft.commands)
+    }
+
+    fn rows(&self, id: ValueId) -> RowCount {
+        self.plan.value(id).rows
+    }
+
+    fn cols(&self, id: ValueId) -> usize {
+        self.plan.value(id).cols
+    }
+
+    fn value(&self, id: ValueId) -> Result<Address> {
+        match self.arena.offset[id.0 as usize] {
+            NO_PLACE => failed(format!("{} has no memory", self.plan.value(id).name)),
+            offset => Ok(self.places.arena + offset as u64),
+        }
+    }
+
+    fn vector(&self, id: WeightId) -> Result<Address> {
+        let weight = self.plan.weight(id);
+        self.weights.vector(weight).map_or_else(|| failed(format!("{} was not loaded", weight.name)), Ok)
+    }
+
+    fn vector_or_null(&self, id: Option<WeightId>) -> Result<Address> {
+        id.map_or(Ok(0), |id| self.vector(id))
+    }
+
+    fn step_place(&self, offset: usize) -> Address {
+        self.places.step + offset as u64
+    }
+
+    fn scratch_place(&self, part: usize) -> Address {
+        self.places.scratch + self.scratch.places()[part] as u64
+    }
+
+    fn pages(&self, layer: KvLayerId) -> PagesArguments {
+        let (kv, limits) = (&self.plan.kv, self.limits);
+        let (group, index) = kv.group_of(layer);
+        let before = &kv.groups[group].layers[..index];
+        let layer_offset =
+            before.iter().map(|id| kv.layer_page_bytes(*id, limits.kv_type, limits.page_len)).sum::<usize>();
+        let of = kv.layer(layer);
+        PagesArguments {
+            pool: self.places.pools[group],
+            page_bytes: kv.page_bytes(group, limits.kv_type, limits.page_len) as u64,
+            layer_offset: layer_offset as u64,
+            tables: self.step_place(self.step.page_tables + group * self.step.pages_per_table * 4),
+            table_stride: (self.step.n_groups * self.step.pages_per_table) as u32,
+            page_len: limits.page_len as u32,
+            n_kv_heads: of.n_kv_heads as u32,
+            head_dim: of.head_dim as u32,
+        }
+    }
+
+    fn is_deterministic(&self) -> bool {
+        self.limits.numerics == Numerics::Deterministic
+    }
+
+    /// `f16`, as kernels over pages are named.
+    fn kv_name(&self) -> Result<&'static str> {
+        match self.limits.kv_type {
+            KvType::F32 => Ok("f32"),
+            KvType::F16 => Ok("f16"),
+            other @ (KvType::I16 | KvType::I8 | KvType::Q8_0) => failed(format!("a KV cache of {other:?}")),
+        }
+    }
+}
+
+fn failed<T>(reason: String) -> Result<T> {
+    Err(Error::Failed { device: NAME, reason })
+}
+
+impl Draft<'_> {
+    fn unit(&mut self, unit: &Unit) -> Result<()> {
+        match unit {
+            Unit::Projection(p) => self.projection(p),
+            Unit::Join(join) => self.join(join),
+            Unit::QkRopeKv(heads) => self.qk_rope_kv(heads),
+            Unit::QRope(queries) => self.q_rope(queries),
+            Unit::ExpertGateUp { .. } | Unit::ExpertDownSum { .. } => self.expert_unit(unit),
+            Unit::Primitive(op) => self.primitive(op),
+            // The profile lists no pass that makes these.
+            Unit::Gated { .. } | Unit::RowGated { .. } => failed("a unit without kernels".to_owned()),
+        }
+    }
+
+    /// The class of a number of rows.
+    fn class(&self, rows: RowCount) -> RowClass {
+        match rows.per_token() {
+            Some(k) => self.tokens.times(k),
+            None => self.outputs,
+        }
+    }
+
+    fn push<A: Pod>(&mut self, call: Call<'_>, arguments: &A) {
+        let c = self.c;
+        let kernel = self.kernels.add(call.file, call.name, call.shared);
+        let region = |id: &ValueId| {
+            let offset = c.arena.offset[id.0 as usize];
+            let location = Location { buffer: 0, offset: offset as u64 };
+            Region::of(location, value_bytes(c.plan.value(*id), c.limits))
+        };
+        let writes: Vec<Region> = call.writes.iter().map(region).collect();
+        let new = NewCommand {
+            kernel,
+            operands: &[],
+            parameters: bytemuck::bytes_of(arguments),
+            reads: &[],
+            writes: &writes,
+            values: call.writes,
+            grid: call.grid,
+            threads: call.threads,
+            threadgroup_bytes: call.shared,
+            when: call.when,
+        };
+        let info = CommandInfo {
+            kernel: format!("{} {}", call.file.trim_end_matches(".cu"), call.name),
+            node: self.node,
+            layer: c.plan.nodes.get(self.node).and_then(|node| node.layer),
+            weight_bytes: call.weight_bytes,
+        };
+        self.commands.table.push(new, info);
+        self.commands.rows.push(call.rows);
+    }
+}

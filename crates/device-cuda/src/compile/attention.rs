@@ -1,0 +1,296 @@
+//! Heads on their way to the cache, and what reads it.
+
+use super::primitives::interleaved;
+use super::{Call, Draft, ONE, blocks, each, failed};
+use crate::arguments::{AttentionArguments, HeadsArguments, PagesArguments, ScoresArguments};
+use device::{KvLayerId, KvType, Op, Result, RowCount, ValueId};
+use device_lower::lower::{AttentionOf, HeadChain, RopeOf};
+use device_lower::table::{Extent, RowClass, When};
+use device_lower::units::{Heads, Queries};
+
+/// Columns of a head, at most (heads.cuh, attention/decode.cuh).
+const MOST_COLUMNS: usize = 512;
+
+/// Columns of a head and bytes of shared memory of the kernels that take rows by tiles (attention/flash_f16.cu).
+const FLASH: [(usize, u32); 5] = [(64, 36864), (80, 45056), (96, 53248), (128, 69632), (256, 101376)];
+
+/// Rows of such a tile.
+const FLASH_ROWS: u32 = 64;
+
+/// A kernel of attention.
+struct Kernel {
+    file: String,
+    name: String,
+    /// Blocks that share the heads.
+    heads: usize,
+    rows: RowCount,
+}
+
+impl Draft<'_> {
+    pub(super) fn kv_write(&mut self, k: ValueId, v: ValueId, layer: KvLayerId) -> Result<()> {
+        let chain = HeadChain { x: k, norm: None, rope: None, end: k, escapes: false };
+        self.heads(None, &chain, v, layer)
+    }
+
+    pub(super) fn qk_rope_kv(&mut self, heads: &Heads) -> Result<()> {
+        let chains = &heads.chains;
+        if heads.v_norm.is_some() || heads.whole_rows {
+            return failed("norms of heads that have no kernel".to_owned());
+        }
+        let q = chains.q.filter(|q| !q.is_empty());
+        // One kernel turns both, if they turn alike.
+        match q.filter(|q| q.rope != chains.k.rope) {
+            Some(q) => {
+                self.heads(None, &chains.k, chains.v, chains.layer)?;
+                self.queries(&q, chains.layer)?;
+            }
+            None => self.heads(q.as_ref(), &chains.k, chains.v, chains.layer)?,
+        }
+        match (chains.attention, chains.q) {
+            (Some(attention), Some(q)) => self.attend_layer(q.end, chains.layer, &attention),
+            (Some(_), None) => failed("an attention without queries".to_owned()),
+            (None, _) => Ok(()),
+        }
+    }
+
+    pub(super) fn q_rope(&mut self, queries: &Queries) -> Result<()> {
+        self.queries(&queries.q, queries.layer)?;
+        self.attend_layer(queries.q.end, queries.layer, &queries.attention)
+    }
+
+    /// Norm and rotation of query heads by themselves.
+    fn queries(&mut self, q: &HeadChain, layer: KvLayerId) -> Result<()> {
+        let head_dim = self.c.plan.kv.layer(layer).head_dim;
+        let mut x = q.x;
+        if let Some(norm) = q.norm {
+            self.rms_norm(x, norm, head_dim, q.end)?;
+            x = q.end;
+        }
+        let Some(RopeOf { frequencies, n_dims, style, scale }) = q.rope else { return Ok(()) };
+        self.rope(&Op::Rope { x, head_dim, n_dims, style, frequencies, scale, out: q.end })
+    }
+
+    fn heads(&mut self, q: Option<&HeadChain>, k: &HeadChain, v: ValueId, layer: KvLayerId) -> Result<()> {
+        let c = self.c;
+        let pages = c.pages(layer);
+        let (head_dim, n_kv) = (pages.head_dim as usize, pages.n_kv_heads as usize);
+        if head_dim > MOST_COLUMNS {
+            return failed(format!("a head of {head_dim} columns, expected at most {MOST_COLUMNS}"));
+        }
+        let n_q = q.map_or(0, |q| c.cols(q.x) / head_dim);
+        let (q_norm, k_norm, rope) = (q.and_then(|q| q.norm), k.norm, k.rope);
+        let k_out = Some(k.end).filter(|_| k.escapes && !k.is_empty());
+        let arguments = HeadsArguments {
+            n_rows: 0,
+            n_q_heads: n_q as u32,
+            q_norm: u32::from(q_norm.is_some()),
+            k_norm: u32::from(k_norm.is_some()),
+            v_norm: 0,
+            n_dims: rope.map_or(0, |rope| rope.n_dims as u32),
+            interleaved: rope.map_or(0, |rope| interleaved(rope.style)),
+            k_turns: 1,
+            scale: rope.map_or(1.0, |rope| rope.scale),
+            q_eps: q_norm.map_or(0.0, |norm| norm.eps),
+            k_eps: k_norm.map_or(0.0, |norm| norm.eps),
+            v_eps: 0.0,
+            q: q.map_or(Ok(0), |q| c.value(q.x))?,
+            k: c.value(k.x)?,
+            v: c.value(v)?,
+            q_weight: c.vector_or_null(q_norm.and_then(|norm| norm.weight))?,
+            k_weight: c.vector_or_null(k_norm.and_then(|norm| norm.weight))?,
+            frequencies: c.vector_or_null(rope.map(|rope| rope.frequencies))?,
+            positions: c.step_place(c.step.positions),
+            row_spans: c.step_place(c.step.row_spans),
+            q_out: q.map_or(Ok(0), |q| c.value(q.end))?,
+            k_out: k_out.map_or(Ok(0), |id| c.value(id))?,
+            pages,
+        };
+        let rows = c.rows(k.x);
+        let writes: Vec<ValueId> = q.map(|q| q.end).into_iter().chain(k_out).collect();
+        let name = format!("qk_rope_kv_{}", c.kv_name()?);
+        let grid = [blocks(n_q + 2 * n_kv, 4), each(rows), ONE];
+        self.push(Call { name: &name, ..Call::new("qk_rope_kv.cu", rows, grid, 128, &writes) }, &arguments);
+        Ok(())
+    }
+
+    pub(super) fn attention(&mut self, op: &Op) -> Result<()> {
+        let c = self.c;
+        match op {
+            Op::Attention { q, layer, n_heads, scale, softcap, window, sinks, out } => {
+                let (n_heads, scale, softcap, window) = (*n_heads, *scale, *softcap, *window);
+                let of = AttentionOf { n_heads, scale, softcap, window, sinks: *sinks, out: *out };
+                self.attend_layer(*q, *layer, &of)
+            }
+            Op::CrossAttention { q, layer, n_heads, scale, out } => {
+                let (n_heads, scale) = (*n_heads, *scale);
+                let of = AttentionOf { n_heads, scale, softcap: None, window: None, sinks: None, out: *out };
+                self.attend_layer(*q, *layer, &of)
+            }
+            Op::SelfAttention { q, k, v, n_heads, scale, out } => {
+                let head_dim = c.cols(*q) / n_heads;
+                let pages = PagesArguments {
+                    n_kv_heads: *n_heads as u32,
+                    head_dim: head_dim as u32,
+                    ..Default::default()
+                };
+                let arguments = AttentionArguments {
+                    n_heads: *n_heads as u32,
+                    scale: *scale,
+                    q: c.value(*q)?,
+                    k: c.value(*k)?,
+                    v: c.value(*v)?,
+                    out: c.value(*out)?,
+                    pages,
+                    ..self.attention_places()
+                };
+                let name = format!("self_attention_d{}", columns_of_lane(head_dim)?);
+                let kernel =
+                    Kernel { file: "self_attention.cu".to_owned(), name, heads: *n_heads, rows: c.rows(*q) };
+                self.attend(&kernel, When::Always, *out, arguments);
+                Ok(())
+            }
+            Op::CrossScores { q, layer, n_heads, heads, scale, out } => {
+                let (rows, n_states) = (c.rows(*q), c.cols(*out) / heads.len().max(1));
+                let Some((_, first)) = c.heads.iter().find(|(list, _)| list == heads) else {
+                    return failed("heads that were not listed".to_owned());
+                };
+                let arguments = ScoresArguments {
+                    n_rows: 0,
+                    n_heads: *n_heads as u32,
+                    n_chosen: heads.len() as u32,
+                    n_states: n_states as u32,
+                    scale: *scale,
+                    reserved: 0,
+                    q: c.value(*q)?,
+                    heads: c.places.heads + 4 * *first as u64,
+                    row_spans: c.step_place(c.step.row_spans),
+                    out: c.value(*out)?,
+                    pages: c.pages(*layer),
+                };
+                let name = format!("cross_scores_{}", c.kv_name()?);
+                let grid = [blocks(n_states, 128), Extent::Fixed(heads.len() as u32), each(rows)];
+                let writes = [*out];
+                self.push(
+                    Call { name: &name, ..Call::new("cross_scores.cu", rows, grid, 128, &writes) },
+                    &arguments,
+                );
+                Ok(())
+            }
+            op => failed(format!("{:?} is no attention", op.kind())),
+        }
+    }
+
+    /// What all attentions read of a step, for one block a row.
+    fn attention_places(&self) -> AttentionArguments {
+        let c = self.c;
+        AttentionArguments {
+            n_splits: 1,
+            positions: c.step_place(c.step.positions),
+            row_spans: c.step_place(c.step.row_spans),
+            spans: c.step_place(c.step.spans),
+            partials: c.scratch_place(0),
+            totals: c.scratch_place(1),
+            ..Default::default()
+        }
+    }
+
+    fn attend(&mut self, kernel: &Kernel, when: When, out: ValueId, arguments: AttentionArguments) {
+        let grid = [Extent::Fixed(kernel.heads as u32), Extent::Fixed(arguments.n_splits), each(kernel.rows)];
+        // With splits the merge writes the value.
+        let written = [out];
+        let writes = if arguments.n_splits == 1 { &written[..] } else { &[] };
+        let call = Call::new(&kernel.file, kernel.rows, grid, 128, writes);
+        self.push(Call { name: &kernel.name, when, ..call }, &arguments);
+    }
+
+    fn attend_layer(&mut self, q: ValueId, layer: KvLayerId, of: &AttentionOf) -> Result<()> {
+        let c = self.c;
+        let (rows, pages) = (c.rows(q), c.pages(layer));
+        let n_states = c.plan.kv.layer(layer).encoder_states.unwrap_or(0);
+        let (n_kv, head_dim) = (pages.n_kv_heads as usize, pages.head_dim as usize);
+        let group = of.n_heads / n_kv;
+        let columns = columns_of_lane(head_dim)?;
+        let g = group.next_power_of_two().min(if columns == 16 { 4 } else { 8 });
+        let kernel = Kernel {
+            file: format!("attention/pages_{}.cu", c.kv_name()?),
+            name: format!("attention_{}_g{g}_d{columns}", c.kv_name()?),
+            heads: n_kv * group.div_ceil(g),
+            rows,
+        };
+        let whole = AttentionArguments {
+            n_heads: of.n_heads as u32,
+            window: of.window.unwrap_or(0) as u32,
+            n_states: n_states as u32,
+            scale: of.scale,
+            softcap: of.softcap.unwrap_or(0.0),
+            q: c.value(q)?,
+            sinks: c.vector_or_null(of.sinks)?,
+            out: c.value(of.out)?,
+            pages,
+            ..self.attention_places()
+        };
+        let class = self.class(rows);
+        if class == RowClass::Many && !c.is_deterministic() && self.flash(head_dim, rows, of, whole) {
+            return Ok(());
+        }
+        let n_rows = class.most().unwrap_or(usize::MAX);
+        let n_blocks = c.profile.n_blocks;
+        let n_splits = (n_blocks / (kernel.heads * n_rows.min(n_blocks)).max(1)).min(c.profile.most_splits);
+        let may_split =
+            class != RowClass::Many && n_rows <= c.profile.most_split_rows && !c.is_deterministic();
+        if n_splits < 2 || !may_split {
+            self.attend(&kernel, When::Always, of.out, whole);
+            return Ok(());
+        }
+        // Encoder states are as many in every step.
+        let (short, long) = match n_states {
+            0 => (Some(When::Short), Some(When::Long)),
+            n if n > c.profile.long => (None, Some(When::Always)),
+            _ => (Some(When::Always), None),
+        };
+        if let Some(when) = short {
+            self.attend(&kernel, when, of.out, whole);
+        }
+        if let Some(when) = long {
+            let split_len = c.profile.split_len as u32;
+            let split = AttentionArguments { n_splits: n_splits as u32, split_len, ..whole };
+            self.attend(&kernel, when, of.out, split);
+            let (grid, writes) = ([Extent::Fixed(of.n_heads as u32), each(rows), ONE], [of.out]);
+            let call = Call::new("attention/merge.cu", rows, grid, 128, &writes);
+            self.push(Call { name: "attention_merge", when, ..call }, &split);
+        }
+        Ok(())
+    }
+}
+
+impl Draft<'_> {
+    /// Attention by tiles on tensor cores, where the chip and the head allow it. False: nothing was added.
+    fn flash(
+        &mut self,
+        head_dim: usize,
+        rows: RowCount,
+        of: &AttentionOf,
+        arguments: AttentionArguments,
+    ) -> bool {
+        let c = self.c;
+        let found =
+            FLASH.iter().find(|(columns, bytes)| *columns == head_dim && *bytes <= c.profile.flash_bytes);
+        let Some((columns, shared)) = found.filter(|_| c.limits.kv_type == KvType::F16) else { return false };
+        // A span's tiles are its own: no more than one for each span and one for each 64 rows.
+        let n_experts = c.limits.max_spans as u32;
+        let tiles = Extent::Tiles { rows, k: 1, pairs: FLASH_ROWS, n_experts };
+        let (grid, writes) = ([Extent::Fixed(of.n_heads as u32), tiles, ONE], [of.out]);
+        let (name, call) =
+            (format!("flash_f16_{columns}"), Call::new("attention/flash_f16.cu", rows, grid, 128, &writes));
+        self.push(Call { name: &name, shared: *shared, ..call }, &arguments);
+        true
+    }
+}
+
+/// Columns of a head that a lane has, of those that kernels are made for.
+fn columns_of_lane(head_dim: usize) -> Result<usize> {
+    match [2, 4, 8, 16].into_iter().find(|columns| head_dim <= 32 * columns) {
+        Some(columns) => Ok(columns),
+        None => failed(format!("a head of {head_dim} columns, expected at most {MOST_COLUMNS}")),
+    }
+}

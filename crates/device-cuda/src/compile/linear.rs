@@ -1,0 +1,279 @@
+//! Products with weights: of few rows by GEMV, of many on tensor cores, and of experts.
+
+use super::primitives::activation;
+use super::{Call, Draft, ONE, blocks, each, failed};
+use crate::arguments::{LinearArguments, MatrixArguments, RowsArguments};
+use crate::stored::{Kind, Stored};
+use device::{Activation, Result, RowCount, ValueId, WeightId};
+use device_lower::lower::{MatrixOf, Norm, Projection, Tail};
+use device_lower::table::{Extent, RowClass};
+use device_lower::units::Unit;
+use weights::BlockType;
+
+/// `TAIL_*` (linear/arguments.h)
+const TAIL_STORE: u32 = 0;
+const TAIL_ADD: u32 = 1;
+const TAIL_GATE: u32 = 2;
+
+/// Warps of a block of GEMV.
+const WARPS: usize = 8;
+
+/// Columns and rows of a tile of GEMM.
+const TILE: usize = 64;
+
+/// Bytes of shared memory of GEMV: rows in 8 bits with their scales, or in f32.
+const STAGED: u32 = 1024 * 40;
+const STAGED_FLOATS: u32 = 8192 * 4;
+
+/// One product on its way: matrices of one kind that read the same rows.
+#[derive(Clone, Copy)]
+struct Product<'a> {
+    x: ValueId,
+    norm: Option<Norm>,
+    matrices: &'a [(Stored, MatrixArguments)],
+    tail: u32,
+    activation: u32,
+    residual: Option<ValueId>,
+    /// With a tail that has one result.
+    out: Option<ValueId>,
+    writes: &'a [ValueId],
+    weight_bytes: u64,
+}
+
+impl Draft<'_> {
+    /// A matrix with its bias and, where its product is stored, the place of that.
+    fn matrix(&self, of: &MatrixOf, store: bool) -> Result<(Stored, MatrixArguments)> {
+        let weight = self.c.plan.weight(of.weight);
+        let Some((stored, arguments)) = self.c.weights.matrix(weight) else {
+            return failed(format!("{} was not loaded", weight.name));
+        };
+        let bias = self.c.vector_or_null(of.bias)?;
+        let out = if store { self.c.value(of.out)? } else { 0 };
+        Ok((stored, MatrixArguments { bias, out, ..arguments }))
+    }
+
+    fn bytes_of(&self, matrices: &[MatrixOf]) -> u64 {
+        matrices.iter().map(|m| self.c.plan.weight(m.weight).n_bytes()).sum()
+    }
+
+    pub(super) fn projection(&mut self, p: &Projection) -> Result<()> {
+        let all = |draft: &Self, store| -> Result<Vec<_>> {
+            p.matrices.iter().map(|m| draft.matrix(m, store)).collect()
+        };
+        let unstored = all(self, false)?;
+        let kinds: Vec<Kind> = unstored.iter().map(|(stored, _)| stored.kind).collect();
+        let same = kinds.iter().all(|kind| *kind == kinds[0]);
+        let base = Product {
+            x: p.x,
+            norm: p.norm.map(|(norm, _)| norm),
+            matrices: &unstored,
+            tail: TAIL_STORE,
+            activation: 0,
+            residual: None,
+            out: None,
+            writes: &[],
+            weight_bytes: self.bytes_of(&p.matrices),
+        };
+        match p.tail {
+            Tail::Gate { kind, out } if same => {
+                let activation = activation(kind);
+                self.product(Product { tail: TAIL_GATE, activation, out: Some(out), writes: &[out], ..base })
+            }
+            Tail::Add { residual, out } => {
+                let residual = Some(residual);
+                self.product(Product { tail: TAIL_ADD, residual, out: Some(out), writes: &[out], ..base })
+            }
+            Tail::Store | Tail::Gate { .. } => {
+                let stored = all(self, true)?;
+                // Matrices of one kind together.
+                let mut done = vec![false; stored.len()];
+                while let Some(first) = done.iter().position(|done| !done) {
+                    let mine: Vec<usize> =
+                        (first..stored.len()).filter(|i| kinds[*i] == kinds[first]).collect();
+                    mine.iter().for_each(|i| done[*i] = true);
+                    let matrices: Vec<_> = mine.iter().map(|i| stored[*i]).collect();
+                    let of: Vec<MatrixOf> = mine.iter().map(|i| p.matrices[*i]).collect();
+                    let writes: Vec<ValueId> = of.iter().map(|m| m.out).collect();
+                    let weight_bytes = self.bytes_of(&of);
+                    self.product(Product { matrices: &matrices, writes: &writes, weight_bytes, ..base })?;
+                }
+                match p.tail {
+                    Tail::Gate { kind, out } => self.gate(p.matrices[0].out, p.matrices[1].out, kind, out),
+                    Tail::Store | Tail::Add { .. } => Ok(()),
+                }
+            }
+        }
+    }
+
+    fn arguments(&self, p: &Product) -> Result<LinearArguments> {
+        let c = self.c;
+        let of = |index: usize| p.matrices.get(index).map(|(_, m)| *m).unwrap_or_default();
+        Ok(LinearArguments {
+            n_in: p.matrices.first().map_or(0, |(stored, _)| stored.n_cols) as u32,
+            n_matrices: p.matrices.len() as u32,
+            tail: p.tail,
+            activation: p.activation,
+            has_norm: u32::from(p.norm.is_some()),
+            eps: p.norm.map_or(0.0, |norm| norm.eps),
+            x: c.value(p.x)?,
+            norm: c.vector_or_null(p.norm.and_then(|norm| norm.weight))?,
+            residual: p.residual.map_or(Ok(0), |id| c.value(id))?,
+            out: p.out.map_or(Ok(0), |id| c.value(id))?,
+            m0: of(0),
+            m1: of(1),
+            m2: of(2),
+            ..Default::default()
+        })
+    }
+
+    fn product(&mut self, p: Product) -> Result<()> {
+        let rows = self.c.rows(p.x);
+        let class = self.class(rows);
+        let kind = p.matrices[0].0.kind;
+        // A matrix in F32 is a small one whose precision matters.
+        let exact = kind == Kind::Block(BlockType::F32) || self.c.is_deterministic();
+        match class == RowClass::Many && !exact {
+            true => self.gemm(&p, rows, kind),
+            false => {
+                let arguments = self.arguments(&p)?;
+                self.gemv(arguments, &p, rows, class, kind);
+                Ok(())
+            }
+        }
+    }
+
+    /// Columns that a warp makes, of so many; each has its own row of a matrix.
+    fn columns_of_warp(&self, n: usize, gate: bool) -> usize {
+        match n {
+            n if n / 4 >= self.c.profile.n_warps => 4,
+            n if gate || n / 2 >= self.c.profile.n_warps => 2,
+            _ => 1,
+        }
+    }
+
+    fn gemv(
+        &mut self,
+        mut arguments: LinearArguments,
+        p: &Product,
+        rows: RowCount,
+        class: RowClass,
+        kind: Kind,
+    ) {
+        let n: usize = p.matrices.iter().map(|(_, m)| m.n_out as usize).sum();
+        let (of_rows, columns) = match class {
+            RowClass::One => (1, self.columns_of_warp(n, p.tail == TAIL_GATE)),
+            RowClass::Two => (2, 2),
+            RowClass::Four => (4, 2),
+            RowClass::Eight | RowClass::Tile | RowClass::Many => (8, 2),
+        };
+        let n_warps = n.div_ceil(columns);
+        arguments.n_warps = n_warps as u32;
+        let y = Extent::PerRow { rows, multiple: 1, divisor: of_rows };
+        let (file, name) = (kind.file(), format!("gemv_r{of_rows}_n{columns}"));
+        let call = Call::new(&file, rows, [blocks(n_warps, WARPS), y, ONE], 32 * WARPS as u32, p.writes);
+        let shared = if kind.is_float() { STAGED_FLOATS } else { STAGED };
+        self.push(Call { name: &name, shared, weight_bytes: p.weight_bytes, ..call }, &arguments);
+    }
+
+    fn gemm(&mut self, p: &Product, rows: RowCount, kind: Kind) -> Result<()> {
+        let c = self.c;
+        let n_in = p.matrices[0].0.n_cols;
+        let (x_f16, x_scales) = (c.scratch_place(3), c.scratch_place(4));
+        let of_rows = RowsArguments {
+            n_rows: 0,
+            n_in: n_in as u32,
+            stride: n_in.next_multiple_of(32) as u32,
+            has_norm: u32::from(p.norm.is_some()),
+            eps: p.norm.map_or(0.0, |norm| norm.eps),
+            reserved: 0,
+            x: c.value(p.x)?,
+            norm: c.vector_or_null(p.norm.and_then(|norm| norm.weight))?,
+            x_f16,
+            x_scales,
+            normed: 0,
+        };
+        let call = Call::new("linear/rows_f16.cu", rows, [each(rows), ONE, ONE], 256, &[]);
+        self.push(Call { name: "rows_f16", ..call }, &of_rows);
+        let arguments = LinearArguments { x_f16, x_scales, ..self.arguments(p)? };
+        let tiles: usize = match p.tail {
+            TAIL_GATE => (p.matrices[0].1.n_out as usize).div_ceil(TILE / 2),
+            _ => p.matrices.iter().map(|(_, m)| (m.n_out as usize).div_ceil(TILE)).sum(),
+        };
+        let y = Extent::PerRow { rows, multiple: 1, divisor: TILE as u32 };
+        let file = kind.file();
+        let call = Call::new(&file, rows, [Extent::Fixed(tiles as u32), y, ONE], 128, p.writes);
+        self.push(Call { name: "gemm_64", weight_bytes: p.weight_bytes, ..call }, &arguments);
+        Ok(())
+    }
+
+    pub(super) fn expert_unit(&mut self, unit: &Unit) -> Result<()> {
+        match unit {
+            Unit::ExpertGateUp { x, norm, ids, gate, up, kind, beside: None, out } => {
+                self.experts(*x, norm.map(|(norm, _)| norm), *ids, &[*gate, *up], Some(*kind), *out)
+            }
+            Unit::ExpertDownSum { x, ids, weight, weights, parts, residual, beside: None, out } => {
+                self.experts(*x, None, *ids, &[*weight], None, *parts)?;
+                self.expert_sum(*parts, *weights, *residual, *out)
+            }
+            _ => failed("a unit of experts without kernels".to_owned()),
+        }
+    }
+
+    pub(super) fn expert_linear(
+        &mut self,
+        x: ValueId,
+        ids: ValueId,
+        weight: WeightId,
+        out: ValueId,
+    ) -> Result<()> {
+        self.experts(x, None, ids, &[weight], None, out)
+    }
+
+    /// Products with the matrices of each row's experts: a block has one pair of a row and an expert.
+    fn experts(
+        &mut self,
+        x: ValueId,
+        norm: Option<Norm>,
+        ids: ValueId,
+        stacks: &[WeightId],
+        gate: Option<Activation>,
+        out: ValueId,
+    ) -> Result<()> {
+        let c = self.c;
+        let (rows, k) = (c.rows(x), c.cols(ids));
+        let store = gate.is_none();
+        let of_stacks: Vec<MatrixOf> =
+            stacks.iter().map(|id| MatrixOf { weight: *id, bias: None, out }).collect();
+        let matrices = of_stacks.iter().map(|m| self.matrix(m, store)).collect::<Result<Vec<_>>>()?;
+        let stored = matrices[0].0;
+        let n_experts = c.plan.weight(stacks[0]).parts.len().max(1) as u64;
+        let writes = [out];
+        let p = Product {
+            x,
+            norm,
+            matrices: &matrices,
+            tail: if store { TAIL_STORE } else { TAIL_GATE },
+            activation: gate.map_or(0, activation),
+            residual: None,
+            out: if store { None } else { Some(out) },
+            writes: &writes,
+            weight_bytes: self.bytes_of(&of_stacks) / n_experts * k as u64,
+        };
+        let n: usize = matrices.iter().map(|(_, m)| m.n_out as usize).sum();
+        let columns = self.columns_of_warp(n * k, !store).max(2);
+        let n_warps = n.div_ceil(columns);
+        let arguments = LinearArguments {
+            k: k as u32,
+            x_per_pair: u32::from(c.cols(x) != stored.n_cols),
+            ids: c.value(ids)?,
+            n_warps: n_warps as u32,
+            ..self.arguments(&p)?
+        };
+        let (file, name) = (stored.kind.file(), format!("gemv_r1_n{columns}"));
+        let y = Extent::PerRow { rows, multiple: k as u32, divisor: 1 };
+        let call = Call::new(&file, rows, [blocks(n_warps, WARPS), y, ONE], 32 * WARPS as u32, &writes);
+        let shared = if stored.kind.is_float() { STAGED_FLOATS } else { STAGED };
+        self.push(Call { name: &name, shared, weight_bytes: p.weight_bytes, ..call }, &arguments);
+        Ok(())
+    }
+}

@@ -1,0 +1,413 @@
+//! The kernels of single Ops: norms, element-wise Ops, spans, choosing.
+
+use super::{Call, Draft, ONE, blocks, each, failed};
+use crate::arguments::{
+    ChooseArguments, ElementArguments, EmbedArguments, ExpertSumArguments, NormArguments, RopeArguments,
+    RouteArguments, ScanArguments, SpanArguments,
+};
+use crate::driver::Address;
+use crate::layout::BEST_PARTS;
+use device::{Activation, Op, Pooling, Result, RopeStyle, StateId, ValueId, WeightId};
+use device_lower::lower::Norm;
+use device_lower::table::{Extent, When};
+use device_lower::units::Join;
+
+/// `ACTIVATE_*` (arguments.h)
+pub(super) fn activation(kind: Activation) -> u32 {
+    match kind {
+        Activation::Silu => 0,
+        Activation::GeluTanh => 1,
+        Activation::GeluErf => 2,
+        Activation::Relu => 3,
+        Activation::Sigmoid => 4,
+        Activation::Identity => 5,
+        Activation::ReluSquared => 6,
+        Activation::Softplus => 7,
+    }
+}
+
+pub(super) fn interleaved(style: RopeStyle) -> u32 {
+    match style {
+        RopeStyle::Half => 0,
+        RopeStyle::Interleaved => 1,
+    }
+}
+
+/// Columns of a head that `rope` turns, at most (rope.cu).
+const MOST_ROPE_COLUMNS: usize = 1024;
+
+/// Rows of a state, at most (scan.cuh).
+const MOST_STATE_ROWS: usize = 512;
+
+impl Draft<'_> {
+    fn element(&mut self, file: &str, out: ValueId, arguments: ElementArguments) -> Result<()> {
+        let (rows, cols) = (self.c.rows(out), self.c.cols(out));
+        let arguments = ElementArguments { cols: cols as u32, out: self.c.value(out)?, ..arguments };
+        let writes = [out];
+        let call = Call::new(file, rows, [blocks(cols, 256), each(rows), ONE], 256, &writes);
+        self.push(call, &arguments);
+        Ok(())
+    }
+
+    pub(super) fn gate(&mut self, gate: ValueId, up: ValueId, kind: Activation, out: ValueId) -> Result<()> {
+        let (a, b) = (self.c.value(gate)?, self.c.value(up)?);
+        self.element("gate.cu", out, ElementArguments { a, b, kind: activation(kind), ..Default::default() })
+    }
+
+    pub(super) fn rms_norm(&mut self, x: ValueId, norm: Norm, group: usize, out: ValueId) -> Result<()> {
+        let (rows, cols) = (self.c.rows(x), self.c.cols(x));
+        let arguments = NormArguments {
+            cols: cols as u32,
+            group: group as u32,
+            eps: norm.eps,
+            weight_stride: norm.weight.map_or(0, |id| match self.c.plan.weight(id).n_cols() {
+                n if n == group => 0,
+                _ => group as u32,
+            }),
+            x: self.c.value(x)?,
+            weight: self.c.vector_or_null(norm.weight)?,
+            out: self.c.value(out)?,
+            ..Default::default()
+        };
+        let grid = [Extent::Fixed((cols / group.max(1)) as u32), each(rows), ONE];
+        let threads = (group.next_multiple_of(32) as u32).min(256);
+        self.push(Call::new("rms_norm.cu", rows, grid, threads, &[out]), &arguments);
+        Ok(())
+    }
+
+    pub(super) fn join(&mut self, join: &Join) -> Result<()> {
+        if join.pair.is_some() {
+            return failed("a branch that is a sum has no kernel".to_owned());
+        }
+        let (rows, cols) = (self.c.rows(join.x), self.c.cols(join.x));
+        let arguments = NormArguments {
+            cols: cols as u32,
+            group: u32::from(join.norm.is_some()),
+            eps: join.norm.map_or(0.0, |norm| norm.eps),
+            factor: join.factor,
+            x: self.c.value(join.x)?,
+            weight: self.c.vector_or_null(join.norm.and_then(|norm| norm.weight))?,
+            residual: self.c.value(join.residual)?,
+            out: self.c.value(join.out)?,
+            ..Default::default()
+        };
+        self.push(Call::new("join.cu", rows, [ONE, each(rows), ONE], 256, &[join.out]), &arguments);
+        Ok(())
+    }
+
+    fn embed(
+        &mut self,
+        table: WeightId,
+        scale: f32,
+        tokens: Address,
+        chosen: Address,
+        out: ValueId,
+    ) -> Result<()> {
+        let weight = self.c.plan.weight(table);
+        let (rows, cols) = (self.c.rows(out), self.c.cols(out));
+        let Some((stored, matrix)) = self.c.weights.matrix(weight) else {
+            return failed(format!("{} was not loaded", weight.name));
+        };
+        let arguments = EmbedArguments {
+            n_rows: 0,
+            cols: cols as u32,
+            scale,
+            n_table: weight.n_rows() as u32,
+            tokens,
+            chosen,
+            out: self.c.value(out)?,
+            table: matrix,
+        };
+        let (file, writes) = (stored.kind.file(), [out]);
+        let call = Call::new(&file, rows, [blocks(cols.div_ceil(32), 128), each(rows), ONE], 128, &writes);
+        self.push(Call { name: "embed_rows", ..call }, &arguments);
+        Ok(())
+    }
+
+    pub(super) fn rope(&mut self, op: &Op) -> Result<()> {
+        let Op::Rope { x, head_dim, n_dims, style, frequencies, scale, out } = op else { return Ok(()) };
+        if *head_dim > MOST_ROPE_COLUMNS {
+            return failed(format!("a head of {head_dim} columns, expected at most {MOST_ROPE_COLUMNS}"));
+        }
+        let (rows, n_heads) = (self.c.rows(*x), self.c.cols(*x) / head_dim);
+        let arguments = RopeArguments {
+            n_rows: 0,
+            n_heads: n_heads as u32,
+            head_dim: *head_dim as u32,
+            n_dims: *n_dims as u32,
+            interleaved: interleaved(*style),
+            scale: *scale,
+            x: self.c.value(*x)?,
+            frequencies: self.c.vector(*frequencies)?,
+            positions: self.c.step_place(self.c.step.positions),
+            out: self.c.value(*out)?,
+        };
+        self.push(
+            Call::new("rope.cu", rows, [blocks(n_heads, 4), each(rows), ONE], 128, &[*out]),
+            &arguments,
+        );
+        Ok(())
+    }
+
+    /// Heads whose states are matrices: a block for each head and span.
+    fn scan(&mut self, file: &str, arguments: ScanArguments, state: StateId, out: ValueId) -> Result<()> {
+        let c = self.c;
+        if arguments.rows as usize > MOST_STATE_ROWS {
+            return failed(format!("a state of {} rows, expected at most {MOST_STATE_ROWS}", arguments.rows));
+        }
+        let rows = c.rows(out);
+        let arguments = ScanArguments {
+            n_spans: c.limits.max_spans as u32,
+            spans: c.step_place(c.step.spans),
+            states: c.places.states + 4 * c.plan.kv.state_range(state).start as u64,
+            state_stride: c.plan.kv.state_len() as u64,
+            out: c.value(out)?,
+            ..arguments
+        };
+        let grid = [Extent::Fixed(arguments.n_heads), each(rows), ONE];
+        let threads = arguments.cols.next_multiple_of(32).min(256);
+        self.push(Call::new(file, rows, grid, threads, &[out]), &arguments);
+        Ok(())
+    }
+
+    /// A kernel that looks at spans, by blocks of columns.
+    fn of_spans(
+        &mut self,
+        file: &str,
+        cols: usize,
+        threads: u32,
+        out: ValueId,
+        arguments: SpanArguments,
+    ) -> Result<()> {
+        let c = self.c;
+        let rows = c.rows(out);
+        let arguments = SpanArguments {
+            n_spans: c.limits.max_spans as u32,
+            spans: c.step_place(c.step.spans),
+            row_spans: c.step_place(c.step.row_spans),
+            rows: c.step_place(c.step.outputs),
+            out: c.value(out)?,
+            ..arguments
+        };
+        let grid = [blocks(cols, threads as usize), each(rows), ONE];
+        self.push(Call::new(file, rows, grid, threads, &[out]), &arguments);
+        Ok(())
+    }
+
+    pub(super) fn primitive(&mut self, op: &Op) -> Result<()> {
+        let c = self.c;
+        let simple =
+            |a| -> Result<ElementArguments> { Ok(ElementArguments { a: c.value(a)?, ..Default::default() }) };
+        match op {
+            Op::Embed { table, scale, out } => {
+                self.embed(*table, *scale, c.step_place(c.step.tokens), c.places.chosen, *out)
+            }
+            Op::EmbedPositions { table, out } => {
+                self.embed(*table, 1.0, c.step_place(c.step.positions), 0, *out)
+            }
+            Op::RmsNorm { x, weight, eps, group, out } => {
+                self.rms_norm(*x, Norm { weight: *weight, eps: *eps }, *group, *out)
+            }
+            Op::LayerNorm { x, weight, bias, eps, out } => {
+                let (rows, cols) = (c.rows(*x), c.cols(*x));
+                let arguments = NormArguments {
+                    cols: cols as u32,
+                    eps: *eps,
+                    x: c.value(*x)?,
+                    weight: c.vector(*weight)?,
+                    bias: c.vector_or_null(*bias)?,
+                    out: c.value(*out)?,
+                    ..Default::default()
+                };
+                self.push(Call::new("layer_norm.cu", rows, [ONE, each(rows), ONE], 256, &[*out]), &arguments);
+                Ok(())
+            }
+            Op::Rope { .. } => self.rope(op),
+            Op::Activate { x, kind, out } => {
+                self.element("activate.cu", *out, ElementArguments { kind: activation(*kind), ..simple(*x)? })
+            }
+            Op::Gate { gate, up, kind, out } => self.gate(*gate, *up, *kind, *out),
+            Op::Add { a, b, out } => {
+                self.element("add.cu", *out, ElementArguments { b: c.value(*b)?, ..simple(*a)? })
+            }
+            Op::Scale { x, factor, out } => {
+                self.element("scale.cu", *out, ElementArguments { factor: *factor, ..simple(*x)? })
+            }
+            Op::Softcap { x, cap, out } => {
+                self.element("softcap.cu", *out, ElementArguments { factor: *cap, ..simple(*x)? })
+            }
+            Op::Columns { x, first, group, out } => {
+                let (x_cols, cols) = (c.cols(*x), c.cols(*out));
+                let taken = cols / (x_cols / group).max(1);
+                let arguments = ElementArguments {
+                    x_cols: x_cols as u32,
+                    first: *first as u32,
+                    group: *group as u32,
+                    taken: taken as u32,
+                    ..simple(*x)?
+                };
+                self.element("columns.cu", *out, arguments)
+            }
+            Op::SelectRows { x, out } => {
+                let rows = c.step_place(c.step.outputs);
+                self.element("select_rows.cu", *out, ElementArguments { rows, ..simple(*x)? })
+            }
+            Op::Input { out } => {
+                let a = c.step_place(c.step.input);
+                self.element("input.cu", *out, ElementArguments { a, ..Default::default() })
+            }
+            Op::Pool { x, kind, out } => {
+                let kind = match kind {
+                    Pooling::Mean => 0,
+                    Pooling::First => 1,
+                    Pooling::Last => 2,
+                };
+                let cols = c.cols(*out);
+                let arguments =
+                    SpanArguments { cols: cols as u32, kind, x: c.value(*x)?, ..Default::default() };
+                self.of_spans("pool.cu", cols, 256, *out, arguments)
+            }
+            Op::Unfold { x, size, stride, out } => {
+                let arguments = SpanArguments {
+                    cols: c.cols(*x) as u32,
+                    size: *size as u32,
+                    stride: *stride as u32,
+                    kind: c.rows(*out).per_token().unwrap_or(1) as u32,
+                    x: c.value(*x)?,
+                    ..Default::default()
+                };
+                self.of_spans("unfold.cu", c.cols(*out), 256, *out, arguments)
+            }
+            Op::ShortConv { x, weight, bias, state, out } => {
+                let cols = c.cols(*x);
+                let arguments = SpanArguments {
+                    cols: cols as u32,
+                    size: c.plan.weight(*weight).n_cols() as u32,
+                    x: c.value(*x)?,
+                    weight: c.vector(*weight)?,
+                    bias: c.vector_or_null(*bias)?,
+                    states: c.places.states + 4 * c.plan.kv.state_range(*state).start as u64,
+                    state_stride: c.plan.kv.state_len() as u64,
+                    ..Default::default()
+                };
+                // A step has no more spans than rows.
+                self.of_spans("short_conv.cu", cols, 128, *out, arguments)
+            }
+            Op::GatedDelta { q, k, v, step, beta, rate, n_key_heads, n_heads, tiled, scale, state, out } => {
+                let rows = c.cols(*k) / n_key_heads;
+                let arguments = ScanArguments {
+                    n_heads: *n_heads as u32,
+                    n_shared: *n_key_heads as u32,
+                    rows: rows as u32,
+                    cols: (c.cols(*v) / n_heads) as u32,
+                    tiled: u32::from(*tiled),
+                    step_per_row: u32::from(c.cols(*step) != *n_heads),
+                    scale: *scale,
+                    x: c.value(*v)?,
+                    k: c.value(*k)?,
+                    q: c.value(*q)?,
+                    step: c.value(*step)?,
+                    beta: c.value(*beta)?,
+                    rate: c.vector(*rate)?,
+                    ..Default::default()
+                };
+                self.scan("gated_delta.cu", arguments, *state, *out)
+            }
+            Op::SelectiveScan { x, b, c: from, step, rate, skip, n_groups, n_heads, state, out } => {
+                let arguments = ScanArguments {
+                    n_heads: *n_heads as u32,
+                    n_shared: *n_groups as u32,
+                    rows: (c.cols(*b) / n_groups) as u32,
+                    cols: (c.cols(*x) / n_heads) as u32,
+                    x: c.value(*x)?,
+                    k: c.value(*b)?,
+                    q: c.value(*from)?,
+                    step: c.value(*step)?,
+                    rate: c.vector(*rate)?,
+                    skip: c.vector_or_null(*skip)?,
+                    ..Default::default()
+                };
+                self.scan("selective_scan.cu", arguments, *state, *out)
+            }
+            Op::Route { x, normalise, factor, scales, ids, weights } => {
+                let (rows, n_experts) = (c.rows(*x), c.cols(*x));
+                let arguments = RouteArguments {
+                    n_rows: 0,
+                    n_experts: n_experts as u32,
+                    k: c.cols(*ids) as u32,
+                    normalise: u32::from(*normalise),
+                    factor: *factor,
+                    reserved: 0,
+                    x: c.value(*x)?,
+                    scales: c.vector_or_null(*scales)?,
+                    ids: c.value(*ids)?,
+                    weights: c.value(*weights)?,
+                };
+                let writes = [*ids, *weights];
+                let call = Call::new("route.cu", rows, [each(rows), ONE, ONE], 32, &writes);
+                self.push(Call { shared: (n_experts * 4) as u32, ..call }, &arguments);
+                Ok(())
+            }
+            Op::ExpertLinear { x, ids, weight, out } => self.expert_linear(*x, *ids, *weight, *out),
+            Op::ExpertSum { x, weights, out } => self.expert_sum(*x, *weights, None, *out),
+            Op::Argmax { x, .. } => self.choose(*x),
+            Op::KvWrite { k, v, layer } => self.kv_write(*k, *v, *layer),
+            Op::Attention { .. }
+            | Op::SelfAttention { .. }
+            | Op::CrossAttention { .. }
+            | Op::CrossScores { .. } => self.attention(op),
+            Op::Linear { .. } | Op::Fused { .. } => failed(format!("{:?} was not lowered", op.kind())),
+        }
+    }
+
+    pub(super) fn expert_sum(
+        &mut self,
+        x: ValueId,
+        weights: ValueId,
+        residual: Option<ValueId>,
+        out: ValueId,
+    ) -> Result<()> {
+        let (rows, cols) = (self.c.rows(out), self.c.cols(out));
+        let arguments = ExpertSumArguments {
+            n_rows: 0,
+            k: self.c.cols(weights) as u32,
+            cols: cols as u32,
+            reserved: 0,
+            x: self.c.value(x)?,
+            weights: self.c.value(weights)?,
+            residual: residual.map_or(Ok(0), |id| self.c.value(id))?,
+            out: self.c.value(out)?,
+        };
+        let grid = [blocks(cols, 256), each(rows), ONE];
+        self.push(Call::new("expert_sum.cu", rows, grid, 256, &[out]), &arguments);
+        Ok(())
+    }
+
+    /// Penalties on logits, the best token, and one at random.
+    fn choose(&mut self, x: ValueId) -> Result<()> {
+        let c = self.c;
+        let (rows, cols) = (c.rows(x), c.cols(x));
+        let arguments = ChooseArguments {
+            n_rows: 0,
+            cols: cols as u32,
+            logits: c.value(x)?,
+            choices: c.step_place(c.step.choices),
+            recent: c.step_place(c.step.recent),
+            pending: c.step_place(c.step.pending),
+            chosen: c.places.chosen,
+            host_chosen: c.places.host_chosen,
+            bests: c.scratch_place(2),
+        };
+        let parts = Extent::Fixed(BEST_PARTS as u32);
+        let one = [each(rows), ONE, ONE];
+        for (file, name, grid, threads, when) in [
+            ("sampling/penalties.cu", "penalties", one, 256, When::Penalties),
+            ("argmax.cu", "argmax", [parts, each(rows), ONE], 256, When::Best),
+            ("argmax.cu", "argmax_end", one, 32, When::Best),
+            ("sampling/sample.cu", "sample", one, 1024, When::Sample),
+        ] {
+            self.push(Call { name, when, ..Call::new(file, rows, grid, threads, &[]) }, &arguments);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,181 @@
+//! [`CudaDevice`]: a GPU as a [`Device`].
+
+use crate::driver::{Context, NAME};
+use crate::kernels::Kernels;
+use crate::layout::{ALIGN, Scratch, StepLayout, logits_bytes};
+use crate::profile::{self, Profile};
+use crate::program::{CudaProgram, LoweredPlan, Sizes, kept_bytes};
+use crate::weights::WeightPlan;
+use device::{
+    Arithmetic, Device, Item, KvType, Limits, MemoryPlan, Peaks, Plan, Program, Residence, Result, Rule,
+    Weight, key_bias,
+};
+use device_lower::arena::Arena;
+use device_lower::lifetimes::arena_of;
+use device_lower::passes::lower;
+use device_lower::sampling::Chooser;
+use device_lower::units::LoweredUnit;
+use std::sync::Arc;
+
+/// By plan: its units, and where its values lie.
+type Parts = Vec<(Vec<LoweredUnit>, Arena)>;
+
+/// One of NVIDIA's GPUs.
+pub struct CudaDevice {
+    context: Arc<Context>,
+    kernels: Kernels,
+    profile: Profile,
+}
+
+impl CudaDevice {
+    /// The GPU with this index.
+    ///
+    /// # Errors
+    /// No driver, no such GPU, or neither kernels for it nor a compiler; in words.
+    pub fn new(index: usize) -> Result<CudaDevice> {
+        let context = Context::new(index)?;
+        let profile = Profile::new(context.facts());
+        Ok(CudaDevice { kernels: Kernels::new(context.clone()), context, profile })
+    }
+
+    /// With other choices, to test.
+    pub fn with_profile(self, profile: Profile) -> CudaDevice {
+        CudaDevice { profile, ..self }
+    }
+
+    /// The choices for this chip.
+    pub fn profile(&self) -> &Profile {
+        &self.profile
+    }
+
+    /// The GPU.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// Its kernels.
+    pub fn kernels(&self) -> &Kernels {
+        &self.kernels
+    }
+
+    fn sizes(&self, plans: &[Plan], limits: &Limits) -> Result<(Parts, Sizes)> {
+        limits.check(self, plans)?;
+        let parts: Parts = plans
+            .iter()
+            .map(|plan| {
+                let units = lower(plan, self.profile.passes);
+                let arena = arena_of(plan, &units, limits, ALIGN);
+                (units, arena)
+            })
+            .collect();
+        let scratch = plans
+            .iter()
+            .zip(&parts)
+            .map(|(plan, (units, _))| Scratch::new(plan, units, limits, &self.profile));
+        let sizes = Sizes {
+            arena: parts.iter().map(|(_, arena)| arena.total).max().unwrap_or(0).max(ALIGN),
+            step: StepLayout::new(plans, limits, self.profile.in_flight.max(1)),
+            scratch: scratch.fold(Scratch::default(), Scratch::max),
+            logits: plans.iter().map(|plan| logits_bytes(plan, limits)).max().unwrap_or(0),
+            kept: plans.iter().map(|plan| kept_bytes(plan, limits)).max().unwrap_or(0),
+        };
+        Ok((parts, sizes))
+    }
+}
+
+impl Device for CudaDevice {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn describe(&self) -> String {
+        let facts = self.context.facts();
+        let (major, minor) = facts.capability;
+        format!("{}, compute capability {major}.{minor}, {} multiprocessors", facts.name, facts.n_processors)
+    }
+
+    /// One: the rest is the GPU's.
+    fn n_threads(&self) -> usize {
+        1
+    }
+
+    /// The GPU's; what other processes hold is not free.
+    fn memory(&self) -> platform::SystemMemory {
+        let (free, total) = self.context.memory().unwrap_or((0, 0));
+        platform::SystemMemory { total, free }
+    }
+
+    fn memory_source(&self) -> Option<Box<dyn platform::MemorySource>> {
+        Some(Box::new(Source(self.context.clone())))
+    }
+
+    fn fusion(&self) -> &[Rule] {
+        self.profile.rules
+    }
+
+    fn kv_types(&self) -> &[KvType] {
+        profile::KV_TYPES
+    }
+
+    fn memory_plan(&self, plans: &[Plan], limits: &Limits) -> Result<MemoryPlan> {
+        let (_, sizes) = self.sizes(plans, limits)?;
+        let weights = WeightPlan::new(plans)?;
+        let mut memory = MemoryPlan::of_weights_and_kv(plans, limits, |_| false);
+        let n_logits = plans.iter().map(|plan| plan.value(plan.output).cols).max().unwrap_or(0);
+        debug_assert_eq!(key_bias::n_bytes(plans, limits), 0, "no KV type here stores keys without a bias");
+        for (what, bytes) in [
+            ("weights on the GPU", weights.total()),
+            ("activations", sizes.arena - sizes.logits.min(sizes.arena)),
+            ("logits", sizes.logits),
+            ("results, in pinned memory", sizes.logits + sizes.kept),
+            ("steps", sizes.step.total() + sizes.step.region + 2 * sizes.step.chosen_bytes()),
+            ("scratch", sizes.scratch.total()),
+            ("choice of tokens by the host", Chooser::bytes(n_logits) as usize),
+        ] {
+            if bytes > 0 {
+                let (what, bytes) = (what.to_owned(), bytes as u64);
+                memory.items.push(Item { what, bytes, residence: Residence::Committed });
+            }
+        }
+        Ok(memory)
+    }
+
+    fn compile(&self, plans: &[Plan], limits: &Limits) -> Result<Box<dyn Program>> {
+        let (parts, sizes) = self.sizes(plans, limits)?;
+        let parts: Vec<LoweredPlan> = plans
+            .iter()
+            .zip(&parts)
+            .map(|(plan, (units, arena))| LoweredPlan { plan, units, arena })
+            .collect();
+        let context = self.context.clone();
+        let program = CudaProgram::new(context, &self.kernels, &self.profile, plans, &parts, limits, &sizes)?;
+        Ok(Box::new(program))
+    }
+
+    /// Quantised weights meet activations rounded to 8 bits with few rows.
+    fn arithmetic(&self, weight: &Weight) -> Arithmetic {
+        match crate::stored::Stored::new(weight.block, weight.n_cols()).kind.is_float() {
+            true => Arithmetic::F32,
+            false => Arithmetic::Int8,
+        }
+    }
+
+    fn peaks(&self) -> Peaks {
+        crate::peaks::measure(self)
+    }
+}
+
+/// What the driver says of the GPU's memory: what any process holds is not free.
+struct Source(Arc<Context>);
+
+impl platform::MemorySource for Source {
+    fn name(&self) -> String {
+        format!("cuda, {}", self.0.facts().name)
+    }
+
+    fn read(&mut self) -> platform::Reading {
+        // A lost GPU says nothing.
+        let (free, total) = self.0.memory().unwrap_or((0, 0));
+        platform::Reading { total, free, bound: platform::Bound::Device, ..platform::Reading::default() }
+    }
+}

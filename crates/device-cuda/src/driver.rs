@@ -1,0 +1,834 @@
+//! NVIDIA's driver, loaded at run time: the only file that calls it. Every call is checked, and its
+//! error names what was asked.
+
+use cudarc::driver::sys;
+use device::{Error, Result};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// The device's name on the command line.
+pub const NAME: &str = "cuda";
+
+/// An address of the GPU's memory.
+pub type Address = u64;
+
+/// The oldest driver that has all that is used here: that of CUDA 12.0.
+const OLDEST_DRIVER: c_int = 12000;
+
+/// How long one step may take before its kernels are taken for hung.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What a GPU reports about itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// `NVIDIA H200`
+    pub name: String,
+    /// Compute capability: 9.0 is `(9, 0)`.
+    pub capability: (u32, u32),
+    /// Multiprocessors.
+    pub n_processors: usize,
+    /// CUDA's version that the driver knows: 12080 is 12.8.
+    pub driver: i32,
+    /// Bytes of shared memory that a block may ask for.
+    pub shared_bytes: u32,
+}
+
+impl Facts {
+    /// The architecture that kernels are compiled for.
+    pub fn architecture(&self) -> String {
+        let (major, minor) = self.capability;
+        // These have instructions that only code for exactly them may use.
+        let suffix = if matches!((major, minor), (9 | 10, 0)) { "a" } else { "" };
+        format!("sm_{major}{minor}{suffix}")
+    }
+}
+
+fn failed<T>(reason: String) -> Result<T> {
+    Err(Error::Failed { device: NAME, reason })
+}
+
+/// An error of the driver in words, with what to do where that is known.
+fn describe(code: sys::CUresult) -> String {
+    use sys::CUresult as C;
+    let mut name: *const c_char = ptr::null();
+    // SAFETY: the driver writes the address of a constant string, or null for a code that it does not know.
+    let known = unsafe { sys::cuGetErrorName(code, &mut name) } == C::CUDA_SUCCESS && !name.is_null();
+    let name = match known {
+        // SAFETY: the driver's strings end in 0 and live as long as the process.
+        true => unsafe { CStr::from_ptr(name) }.to_string_lossy(),
+        false => "an unknown error".into(),
+    };
+    let hint = match code {
+        C::CUDA_ERROR_NO_DEVICE => ": no NVIDIA GPU is visible (see nvidia-smi, CUDA_VISIBLE_DEVICES)",
+        C::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH | C::CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE => {
+            ": the driver's library and its kernel module differ; restart the machine, or the container with the host's libraries"
+        }
+        C::CUDA_ERROR_ILLEGAL_ADDRESS | C::CUDA_ERROR_LAUNCH_FAILED | C::CUDA_ERROR_ILLEGAL_INSTRUCTION => {
+            ": a kernel failed; the GPU's state in this process is lost, start it again (and report this with `ingle cuda-selftest`)"
+        }
+        C::CUDA_ERROR_DEVICE_UNAVAILABLE
+        | C::CUDA_ERROR_ECC_UNCORRECTABLE
+        | C::CUDA_ERROR_HARDWARE_STACK_ERROR => {
+            ": the GPU is lost or unavailable; see nvidia-smi and the system's log"
+        }
+        C::CUDA_ERROR_INVALID_IMAGE
+        | C::CUDA_ERROR_NO_BINARY_FOR_GPU
+        | C::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => ": the driver cannot run these kernels; update it",
+        _ => "",
+    };
+    format!("{name}{hint}")
+}
+
+fn check(code: sys::CUresult, what: &str) -> Result<()> {
+    match code {
+        sys::CUresult::CUDA_SUCCESS => Ok(()),
+        code => failed(format!("{what}: {}", describe(code))),
+    }
+}
+
+/// As [`check`], where too little memory is a case of its own.
+fn check_memory(code: sys::CUresult, what: &str, bytes: u64) -> Result<()> {
+    match code {
+        sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+            Err(Error::OutOfMemory { device: NAME, what: what.to_owned(), bytes })
+        }
+        code => check(code, what),
+    }
+}
+
+/// Whether the driver's library is there and starts; why not, in words.
+///
+/// # Errors
+/// What is missing, and what to do.
+pub fn start() -> std::result::Result<(), String> {
+    // SAFETY: opens a library by its name, and closes it.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(
+            "the NVIDIA driver's library (libcuda.so.1, nvcuda.dll) was not found; install the driver"
+                .to_owned(),
+        );
+    }
+    // SAFETY: the library is there, as was just seen; the call has no requirements.
+    match unsafe { sys::cuInit(0) } {
+        sys::CUresult::CUDA_SUCCESS => {}
+        code => return Err(format!("the NVIDIA driver does not start: {}", describe(code))),
+    }
+    let mut version = 0;
+    // SAFETY: writes an integer.
+    let code = unsafe { sys::cuDriverGetVersion(&mut version) };
+    check(code, "the driver's version").map_err(|e| e.to_string())?;
+    match version >= OLDEST_DRIVER {
+        true => Ok(()),
+        false => Err(format!(
+            "the NVIDIA driver knows CUDA {}.{}, expected 12.0 or newer (driver 525); update it",
+            version / 1000,
+            version % 1000 / 10
+        )),
+    }
+}
+
+/// A GPU's context and stream, which everything of one device shares.
+#[derive(Debug)]
+pub struct Context {
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+    stream: sys::CUstream,
+    facts: Facts,
+    /// A kernel did not end, or the GPU is lost: nothing may wait for it any more.
+    is_lost: AtomicBool,
+}
+
+// SAFETY: the driver's handles may be used by any thread; each makes the context its own before (`enter`).
+unsafe impl Send for Context {}
+// SAFETY: as above; the driver locks for itself.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// Of the GPU with this index.
+    ///
+    /// # Errors
+    /// There is no driver, no such GPU, or the GPU is too old or taken.
+    pub fn new(index: usize) -> Result<Arc<Context>> {
+        start().or_else(failed)?;
+        let mut n = 0;
+        // SAFETY: writes an integer; the driver has started.
+        check(unsafe { sys::cuDeviceGetCount(&mut n) }, "counting GPUs")?;
+        if index as c_int >= n {
+            return failed(format!("GPU {index} of {n}; see nvidia-smi and CUDA_VISIBLE_DEVICES"));
+        }
+        let (mut device, mut context, mut stream) = (0, ptr::null_mut(), ptr::null_mut());
+        // SAFETY: the index is below the count; the others write handles.
+        check(unsafe { sys::cuDeviceGet(&mut device, index as c_int) }, "the GPU's handle")?;
+        let facts = facts(device)?;
+        if facts.capability < (7, 5) {
+            let (major, minor) = facts.capability;
+            return failed(format!(
+                "{} has compute capability {major}.{minor}, expected 7.5 or newer",
+                facts.name
+            ));
+        }
+        // SAFETY: the device exists; the handle is given back when this is dropped.
+        let code = unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, device) };
+        check_memory(code, "the GPU's context", 0)?;
+        // SAFETY: the context was just made.
+        check(unsafe { sys::cuCtxSetCurrent(context) }, "the GPU's context")?;
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
+        // SAFETY: writes a handle; a context is current.
+        check(unsafe { sys::cuStreamCreate(&mut stream, flags) }, "a stream")?;
+        Ok(Arc::new(Context { device, context, stream, facts, is_lost: AtomicBool::new(false) }))
+    }
+
+    /// What the GPU reports.
+    pub fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    /// Make the context this thread's.
+    ///
+    /// # Errors
+    /// The GPU is lost.
+    pub fn enter(&self) -> Result<()> {
+        if self.is_lost.load(Ordering::Relaxed) {
+            return failed("a kernel did not end or the GPU was lost; start the process again".to_owned());
+        }
+        // SAFETY: the context lives as long as this.
+        check(unsafe { sys::cuCtxSetCurrent(self.context) }, "the GPU's context")
+    }
+
+    /// Free memory and all of it, whoever has taken the rest.
+    ///
+    /// # Errors
+    /// The GPU is lost.
+    pub fn memory(&self) -> Result<(u64, u64)> {
+        self.enter()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: writes two integers; the context is current.
+        check(unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) }, "the GPU's memory")?;
+        Ok((free as u64, total as u64))
+    }
+
+    /// Run a function of the GPU.
+    ///
+    /// # Errors
+    /// The driver refused.
+    pub fn launch(
+        &self,
+        f: Function,
+        grid: [u32; 3],
+        threads: u32,
+        shared: u32,
+        arguments: &[u8],
+    ) -> Result<()> {
+        // The driver reads the arguments from memory aligned as the kernel's struct is.
+        let mut aligned = [0u64; MAX_ARGUMENT_BYTES / 8];
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut aligned);
+        let Some(place) = bytes.get_mut(..arguments.len()) else {
+            return failed(format!(
+                "{} bytes of arguments, expected at most {MAX_ARGUMENT_BYTES}",
+                arguments.len()
+            ));
+        };
+        place.copy_from_slice(arguments);
+        let mut parameters = [aligned.as_mut_ptr().cast::<c_void>()];
+        let [x, y, z] = grid;
+        // From Hopper on, kernels come to the multiprocessors while those before them end; each waits for them itself
+        // (`await`, common.cuh).
+        // SAFETY: a plain union, of which zeros are valid.
+        let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
+        attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        attribute.value.programmaticStreamSerializationAllowed = 1;
+        let config = sys::CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shared,
+            hStream: self.stream,
+            attrs: &mut attribute,
+            numAttrs: u32::from(self.facts.capability >= (9, 0)),
+        };
+        // SAFETY: the function belongs to a module that lives as long as its program; its only parameter is a struct of
+        // as many bytes, which the driver copies; addresses in it are of memory of the same program.
+        let code = unsafe { sys::cuLaunchKernelEx(&config, f.0, parameters.as_mut_ptr(), ptr::null_mut()) };
+        check(code, "starting a kernel")
+    }
+
+    /// Record what is launched by `what` as a graph.
+    ///
+    /// # Errors
+    /// Those of `what`, or the driver's.
+    pub fn capture(self: &Arc<Self>, what: impl FnOnce() -> Result<()>) -> Result<Graph> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream is this context's, and is not capturing: programs are used by one thread at a time, and
+        // this function ends what it begins.
+        check(unsafe { sys::cuStreamBeginCapture_v2(self.stream, mode) }, "recording a graph")?;
+        let result = what();
+        let mut graph = ptr::null_mut();
+        // SAFETY: as above; writes a handle.
+        let code = unsafe { sys::cuStreamEndCapture(self.stream, &mut graph) };
+        result?;
+        check(code, "recording a graph")?;
+        let mut exec = ptr::null_mut();
+        // SAFETY: the graph was just made; it is not needed once it is instantiated.
+        let code = unsafe { sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0) };
+        // SAFETY: as above.
+        unsafe { sys::cuGraphDestroy(graph) };
+        check_memory(code, "a graph", 0)?;
+        Ok(Graph { exec, context: self.clone() })
+    }
+
+    /// Run a graph.
+    ///
+    /// # Errors
+    /// The driver refused.
+    pub fn launch_graph(&self, graph: &Graph) -> Result<()> {
+        // SAFETY: both belong to this context.
+        check(unsafe { sys::cuGraphLaunch(graph.exec, self.stream) }, "starting a graph")
+    }
+
+    /// Copy to the GPU, in the order of the stream. Pinned bytes must stay until the copy is done; others are copied before
+    /// this returns.
+    ///
+    /// # Errors
+    /// The driver refused.
+    pub fn upload(&self, to: Address, bytes: &[u8]) -> Result<()> {
+        // SAFETY: callers give addresses of their own memory, with room for the bytes.
+        let code = unsafe { sys::cuMemcpyHtoDAsync_v2(to, bytes.as_ptr().cast(), bytes.len(), self.stream) };
+        check(code, "copying to the GPU")
+    }
+
+    /// Copy from the GPU after all that was submitted, and wait.
+    ///
+    /// # Errors
+    /// The driver refused, or something that was submitted failed.
+    pub fn download(&self, from: Address, bytes: &mut [u8]) -> Result<()> {
+        // SAFETY: as `upload`; the bytes are not touched until the copy is done.
+        let code =
+            unsafe { sys::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), from, bytes.len(), self.stream) };
+        let result = check(code, "copying from the GPU").and_then(|()| self.finish());
+        if result.is_err() && self.is_lost.load(Ordering::Relaxed) {
+            // A copy may still write there.
+            return failed("the GPU did not finish".to_owned());
+        }
+        result
+    }
+
+    /// Copy within the GPU's memory, in the order of the stream.
+    ///
+    /// # Errors
+    /// The driver refused.
+    pub fn copy(&self, to: Address, from: Address, bytes: usize) -> Result<()> {
+        // SAFETY: callers give addresses of their own memory.
+        let code = unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.stream) };
+        check(code, "copying within the GPU")
+    }
+
+    /// Fill with zeros, in the order of the stream.
+    ///
+    /// # Errors
+    /// The driver refused.
+    pub fn clear(&self, at: Address, bytes: usize) -> Result<()> {
+        // SAFETY: callers give addresses of their own memory.
+        check(unsafe { sys::cuMemsetD8Async(at, 0, bytes, self.stream) }, "clearing memory")
+    }
+
+    /// Wait until all that was submitted is done.
+    ///
+    /// # Errors
+    /// Some of it failed, or did not end.
+    pub fn finish(&self) -> Result<()> {
+        // SAFETY: the stream is this context's.
+        self.wait_until(|| unsafe { sys::cuStreamQuery(self.stream) })
+    }
+
+    /// Ask again and again: at first without pause, since a step takes less than a thread's sleep; later with.
+    fn wait_until(&self, query: impl Fn() -> sys::CUresult) -> Result<()> {
+        let started = Instant::now();
+        let mut n = 0u32;
+        loop {
+            match query() {
+                sys::CUresult::CUDA_ERROR_NOT_READY => {}
+                sys::CUresult::CUDA_SUCCESS => return Ok(()),
+                code => {
+                    self.is_lost.store(true, Ordering::Relaxed);
+                    return failed(format!("a step failed: {}", describe(code)));
+                }
+            }
+            n = n.saturating_add(1);
+            if n < 20_000 {
+                std::hint::spin_loop();
+                continue;
+            }
+            if started.elapsed() > PATIENCE {
+                self.is_lost.store(true, Ordering::Relaxed);
+                let seconds = PATIENCE.as_secs();
+                return failed(format!(
+                    "a kernel has run for {seconds} s and does not end; the GPU is given up, start the process again and report this"
+                ));
+            }
+            std::thread::sleep(Duration::from_micros(if started.elapsed() > Duration::from_millis(50) {
+                200
+            } else {
+                20
+            }));
+        }
+    }
+
+    /// A point of the stream that can be waited for.
+    ///
+    /// # Errors
+    /// The driver refused.
+    pub fn event(self: &Arc<Self>, timed: bool) -> Result<Event> {
+        let mut event = ptr::null_mut();
+        let flags = match timed {
+            true => sys::CUevent_flags::CU_EVENT_DEFAULT,
+            false => sys::CUevent_flags::CU_EVENT_DISABLE_TIMING,
+        };
+        // SAFETY: writes a handle.
+        check(unsafe { sys::cuEventCreate(&mut event, flags as c_uint) }, "an event")?;
+        Ok(Event { event, context: self.clone() })
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // What hangs would hang this too; the process' end frees it.
+        if self.is_lost.load(Ordering::Relaxed) {
+            return;
+        }
+        // SAFETY: the handles are this context's; whatever used them holds an Arc of it, and so is gone.
+        unsafe {
+            sys::cuCtxSetCurrent(self.context);
+            sys::cuStreamDestroy_v2(self.stream);
+            sys::cuDevicePrimaryCtxRelease_v2(self.device);
+        }
+    }
+}
+
+fn facts(device: sys::CUdevice) -> Result<Facts> {
+    use sys::CUdevice_attribute as A;
+    let attribute = |which: A| -> Result<u32> {
+        let mut value = 0;
+        // SAFETY: writes an integer; the device exists.
+        check(unsafe { sys::cuDeviceGetAttribute(&mut value, which, device) }, "a property of the GPU")?;
+        Ok(value as u32)
+    };
+    let mut name = [0 as c_char; 256];
+    // SAFETY: writes at most as many bytes, ending in 0.
+    check(unsafe { sys::cuDeviceGetName(name.as_mut_ptr(), name.len() as c_int, device) }, "the GPU's name")?;
+    let mut driver = 0;
+    // SAFETY: writes an integer.
+    check(unsafe { sys::cuDriverGetVersion(&mut driver) }, "the driver's version")?;
+    if attribute(A::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)? == 0 {
+        return failed("the driver cannot map memory in parts (virtual memory management)".to_owned());
+    }
+    Ok(Facts {
+        // SAFETY: the driver wrote a string that ends in 0 within the array.
+        name: unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned(),
+        capability: (
+            attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        ),
+        n_processors: attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize,
+        driver,
+        shared_bytes: attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+    })
+}
+
+/// Most bytes of a kernel's arguments.
+pub const MAX_ARGUMENT_BYTES: usize = 1024;
+
+/// A kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Function(sys::CUfunction);
+
+// SAFETY: a handle, as those of the context.
+unsafe impl Send for Function {}
+// SAFETY: as above.
+unsafe impl Sync for Function {}
+
+/// Compiled kernels on the GPU.
+#[derive(Debug)]
+pub struct Module {
+    module: sys::CUmodule,
+    context: Arc<Context>,
+}
+
+// SAFETY: a handle, as those of the context.
+unsafe impl Send for Module {}
+// SAFETY: as above.
+unsafe impl Sync for Module {}
+
+impl Module {
+    /// From machine code.
+    ///
+    /// # Errors
+    /// It is not for this GPU.
+    pub fn new(context: &Arc<Context>, code: &[u8]) -> Result<Module> {
+        let mut module = ptr::null_mut();
+        // SAFETY: the code is an ELF image, which the driver checks.
+        let code = unsafe { sys::cuModuleLoadData(&mut module, code.as_ptr().cast()) };
+        check_memory(code, "loading kernels", 0)?;
+        Ok(Module { module, context: context.clone() })
+    }
+
+    /// A kernel of it, which may use so many bytes of shared memory.
+    ///
+    /// # Errors
+    /// There is no such kernel.
+    pub fn function(&self, name: &str, shared: u32) -> Result<Function> {
+        let Ok(c_name) = std::ffi::CString::new(name) else {
+            return failed(format!("a kernel named {name:?}"));
+        };
+        let mut function = ptr::null_mut();
+        // SAFETY: the name ends in 0.
+        let code = unsafe { sys::cuModuleGetFunction(&mut function, self.module, c_name.as_ptr()) };
+        check(code, name)?;
+        if shared > 48 << 10 {
+            let which = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: the function was just found.
+            check(unsafe { sys::cuFuncSetAttribute(function, which, shared as c_int) }, name)?;
+        }
+        Ok(Function(function))
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() {
+            // SAFETY: the module is this one's; programs hold it while they use its functions.
+            unsafe { sys::cuModuleUnload(self.module) };
+        }
+    }
+}
+
+/// Work that was recorded.
+#[derive(Debug)]
+pub struct Graph {
+    exec: sys::CUgraphExec,
+    context: Arc<Context>,
+}
+
+// SAFETY: a handle, as those of the context.
+unsafe impl Send for Graph {}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() {
+            // SAFETY: the graph is this one's; the driver keeps it until it has run.
+            unsafe { sys::cuGraphExecDestroy(self.exec) };
+        }
+    }
+}
+
+/// A point of the stream.
+#[derive(Debug)]
+pub struct Event {
+    event: sys::CUevent,
+    context: Arc<Context>,
+}
+
+// SAFETY: a handle, as those of the context.
+unsafe impl Send for Event {}
+
+impl Event {
+    /// Mark what was submitted so far.
+    ///
+    /// # Errors
+    /// The driver refused.
+    pub fn record(&self) -> Result<()> {
+        // SAFETY: both are this context's.
+        check(unsafe { sys::cuEventRecord(self.event, self.context.stream) }, "an event")
+    }
+
+    /// Wait until what was submitted before is done.
+    ///
+    /// # Errors
+    /// Some of it failed, or did not end.
+    pub fn wait(&self) -> Result<()> {
+        // SAFETY: the event is this context's.
+        self.context.wait_until(|| unsafe { sys::cuEventQuery(self.event) })
+    }
+
+    /// Seconds from another event's point to this one's; both are done.
+    ///
+    /// # Errors
+    /// They are not timed.
+    pub fn since(&self, earlier: &Event) -> Result<f64> {
+        let mut milliseconds = 0.0f32;
+        // SAFETY: both are this context's; writes a number.
+        let code = unsafe { sys::cuEventElapsedTime(&mut milliseconds, earlier.event, self.event) };
+        check(code, "the time of a kernel")?;
+        Ok(f64::from(milliseconds) / 1e3)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() {
+            // SAFETY: the event is this one's.
+            unsafe { sys::cuEventDestroy_v2(self.event) };
+        }
+    }
+}
+
+/// Memory of the GPU.
+#[derive(Debug)]
+pub struct Buffer {
+    start: Address,
+    context: Arc<Context>,
+}
+
+impl Buffer {
+    /// Take zeroed memory.
+    ///
+    /// # Errors
+    /// It was refused.
+    pub fn new(context: &Arc<Context>, what: &str, len: usize) -> Result<Buffer> {
+        context.enter()?;
+        let len = len.max(256);
+        let mut start = 0;
+        // SAFETY: writes an address.
+        check_memory(unsafe { sys::cuMemAlloc_v2(&mut start, len) }, what, len as u64)?;
+        let buffer = Buffer { start, context: context.clone() };
+        context.clear(start, len)?;
+        Ok(buffer)
+    }
+
+    /// Its first byte.
+    pub fn start(&self) -> Address {
+        self.start
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() {
+            // SAFETY: the memory is this buffer's; the driver waits for work that uses it.
+            unsafe { sys::cuMemFree_v2(self.start) };
+        }
+    }
+}
+
+/// Memory of the host that the GPU reads and writes.
+#[derive(Debug)]
+pub struct Pinned {
+    start: *mut u8,
+    len: usize,
+    context: Arc<Context>,
+}
+
+// SAFETY: plain memory; who may touch which part when is its owner's to say.
+unsafe impl Send for Pinned {}
+
+impl Pinned {
+    /// Take zeroed memory.
+    ///
+    /// # Errors
+    /// It was refused.
+    pub fn new(context: &Arc<Context>, what: &str, len: usize) -> Result<Pinned> {
+        context.enter()?;
+        let len = len.max(256);
+        let mut start = ptr::null_mut();
+        let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
+        // SAFETY: writes an address.
+        check_memory(unsafe { sys::cuMemHostAlloc(&mut start, len, flags) }, what, len as u64)?;
+        // SAFETY: the memory was just taken, with so many bytes.
+        unsafe { ptr::write_bytes(start.cast::<u8>(), 0, len) };
+        Ok(Pinned { start: start.cast(), len, context: context.clone() })
+    }
+
+    /// Where the GPU finds it.
+    ///
+    /// # Errors
+    /// The driver refused.
+    pub fn address(&self) -> Result<Address> {
+        let mut address = 0;
+        // SAFETY: the memory is mapped; writes an address.
+        let code = unsafe { sys::cuMemHostGetDevicePointer_v2(&mut address, self.start.cast(), 0) };
+        check(code, "pinned memory")?;
+        Ok(address)
+    }
+
+    /// Write numbers.
+    ///
+    /// # Panics
+    /// They do not fit, which the layouts see to.
+    pub fn write<T: bytemuck::Pod>(&mut self, offset: usize, values: &[T]) {
+        let bytes: &[u8] = bytemuck::cast_slice(values);
+        assert!(offset + bytes.len() <= self.len, "{} bytes at {offset} of {}", bytes.len(), self.len);
+        // SAFETY: they fit, as was just checked. The GPU may read other parts meanwhile, of steps in flight.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.start.add(offset), bytes.len()) }
+    }
+
+    /// A word.
+    ///
+    /// # Panics
+    /// It is not within the memory, which the layouts see to.
+    pub fn word(&self, index: usize) -> u32 {
+        assert!(index * 4 + 4 <= self.len, "word {index} of {} bytes", self.len);
+        // SAFETY: it lies within the memory, which is aligned to a page. The GPU writes it before the event that its
+        // readers have waited for.
+        unsafe { self.start.cast::<u32>().add(index).read_volatile() }
+    }
+
+    /// Some bytes. The GPU does not write them meanwhile: callers have waited for the steps that do.
+    ///
+    /// # Panics
+    /// They are not within the memory.
+    pub fn bytes(&self, offset: usize, len: usize) -> &[u8] {
+        assert!(offset + len <= self.len, "{len} bytes at {offset} of {}", self.len);
+        // SAFETY: within the memory, as was just checked.
+        unsafe { std::slice::from_raw_parts(self.start.add(offset), len) }
+    }
+
+    /// As [`Self::bytes`], to write.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn bytes_mut(&mut self, offset: usize, len: usize) -> &mut [u8] {
+        assert!(offset + len <= self.len, "{len} bytes at {offset} of {}", self.len);
+        // SAFETY: as above; the borrow is unique.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(offset), len) }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() {
+            // SAFETY: the memory is this one's; the driver waits for work that uses it.
+            unsafe { sys::cuMemFreeHost(self.start.cast()) };
+        }
+    }
+}
+
+/// Address space of the GPU, of which chunks have memory.
+#[derive(Debug)]
+pub struct Pool {
+    start: Address,
+    /// Bytes of a chunk.
+    chunk: usize,
+    /// By chunk: its memory.
+    chunks: Vec<Option<sys::CUmemGenericAllocationHandle>>,
+    context: Arc<Context>,
+}
+
+impl Pool {
+    /// Reserve address space.
+    ///
+    /// # Errors
+    /// The driver refused.
+    pub fn new(context: &Arc<Context>, bytes: usize) -> Result<Pool> {
+        context.enter()?;
+        let properties = properties(context.device);
+        let mut chunk = 0;
+        let minimum = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+        // SAFETY: reads a struct, writes an integer.
+        let code = unsafe { sys::cuMemGetAllocationGranularity(&mut chunk, &properties, minimum) };
+        check(code, "the unit of memory")?;
+        let n = bytes.max(1).div_ceil(chunk.max(1));
+        let mut start = 0;
+        // SAFETY: writes an address.
+        let code = unsafe { sys::cuMemAddressReserve(&mut start, n * chunk, 0, 0, 0) };
+        check_memory(code, "address space of KV pages", (n * chunk) as u64)?;
+        Ok(Pool { start, chunk, chunks: vec![None; n], context: context.clone() })
+    }
+
+    /// Its first byte.
+    pub fn start(&self) -> Address {
+        self.start
+    }
+
+    /// Bytes of a chunk.
+    pub fn chunk(&self) -> usize {
+        self.chunk
+    }
+
+    /// Whether a chunk has memory.
+    pub fn has(&self, chunk: usize) -> bool {
+        self.chunks.get(chunk).is_some_and(Option::is_some)
+    }
+
+    /// Give a chunk memory. False: it was refused.
+    ///
+    /// # Errors
+    /// The driver failed.
+    pub fn map(&mut self, chunk: usize) -> Result<bool> {
+        if self.has(chunk) || chunk >= self.chunks.len() {
+            return Ok(true);
+        }
+        self.context.enter()?;
+        let properties = properties(self.context.device);
+        let mut handle = 0;
+        // SAFETY: reads a struct, writes a handle.
+        match unsafe { sys::cuMemCreate(&mut handle, self.chunk, &properties, 0) } {
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => return Ok(false),
+            code => check(code, "memory of KV pages")?,
+        }
+        let at = self.start + (chunk * self.chunk) as u64;
+        let access = sys::CUmemAccessDesc {
+            location: properties.location,
+            flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        // SAFETY: the chunk lies within the address space and has no memory yet; the handle is as large.
+        let mapped = unsafe { sys::cuMemMap(at, self.chunk, 0, handle, 0) };
+        let result = check(mapped, "mapping KV pages").and_then(|()| {
+            // SAFETY: the chunk was just mapped.
+            check(unsafe { sys::cuMemSetAccess(at, self.chunk, &access, 1) }, "mapping KV pages")
+        });
+        if let Err(error) = result {
+            // SAFETY: the handle was just made; unmapping what is not mapped fails and does nothing.
+            unsafe {
+                sys::cuMemUnmap(at, self.chunk);
+                sys::cuMemRelease(handle);
+            }
+            return Err(error);
+        }
+        self.chunks[chunk] = Some(handle);
+        Ok(true)
+    }
+
+    /// Take a chunk's memory back. Nothing that uses it may be in flight.
+    ///
+    /// # Errors
+    /// The driver failed.
+    pub fn unmap(&mut self, chunk: usize) -> Result<()> {
+        let Some(handle) = self.chunks.get_mut(chunk).and_then(Option::take) else { return Ok(()) };
+        self.context.enter()?;
+        let at = self.start + (chunk * self.chunk) as u64;
+        // SAFETY: the chunk has this memory.
+        unsafe {
+            check(sys::cuMemUnmap(at, self.chunk), "unmapping KV pages")?;
+            check(sys::cuMemRelease(handle), "memory of KV pages")
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        if self.context.enter().is_err() || self.context.finish().is_err() {
+            return;
+        }
+        for chunk in 0..self.chunks.len() {
+            if self.unmap(chunk).is_err() {
+                return;
+            }
+        }
+        // SAFETY: the address space is this pool's, and has no memory any more.
+        unsafe { sys::cuMemAddressFree(self.start, self.chunks.len() * self.chunk) };
+    }
+}
+
+fn properties(device: sys::CUdevice) -> sys::CUmemAllocationProp {
+    // SAFETY: a plain struct, of which zeros are valid: no flags, no handle type.
+    let mut properties: sys::CUmemAllocationProp = unsafe { std::mem::zeroed() };
+    properties.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+    properties.location.id = device;
+    properties
+}

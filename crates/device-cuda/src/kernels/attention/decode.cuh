@@ -1,0 +1,211 @@
+// out = softmax(softcap(scale * q k^T)) v of one row over its positions, for G query heads that share a KV head.
+//
+// A block of 4 warps takes a row, G heads and a part of the positions. A warp takes 32 positions at a time: each lane
+// makes the scores of one position with all G heads, then all lanes together add the values of the 32, weighed; lane l
+// has columns l, l + 32, ... The softmax is online, in f32. Warps are merged through shared memory. Where positions are
+// split over blocks, each leaves its sums, and merge.cuh joins them. How they are split depends only on the row's own
+// position, so a row's result does not depend on its company.
+//
+// Bytes moved: keys and values of the row's positions once for G heads. Grid: (KV heads * ceil(group / G), splits, rows).
+#pragma once
+#include "kernels.cuh"
+#include "pages.cuh"
+
+#define ATTENTION_WARPS 4
+
+// Where a row's keys and values are: in pages of a cache.
+template <class Kv> struct Paged {
+    const AttentionArguments &a;
+    const uint *table;
+    uint head;
+    __device__ __forceinline__ Paged(const AttentionArguments &a, uint row, uint kv_head)
+        : a(a), table(a.pages.tables + ulong(a.row_spans[row]) * a.pages.table_stride), head(kv_head) {}
+    __device__ __forceinline__ void range(uint row, uint &start, uint &end) const {
+        if (a.n_states > 0) {
+            start = 0, end = a.n_states;
+            return;
+        }
+        end = a.positions[row] + 1;
+        start = a.window > 0 && end > a.window ? end - a.window : 0;
+    }
+    __device__ __forceinline__ const uchar *key(uint position) const {
+        return vector_of<Kv>(a.pages, table, position, head, false);
+    }
+    // From a key to its value.
+    __device__ __forceinline__ ulong to_value() const {
+        return ulong(a.pages.n_kv_heads) * a.pages.page_len * Kv::bytes(a.pages.head_dim);
+    }
+    static __device__ __forceinline__ float load(const uchar *v, uint i) { return Kv::load(v, i); }
+    static __device__ __forceinline__ void four(const uchar *v, uint i, float (&x)[4]) { Kv::four(v, i, x); }
+};
+
+// Or rows of this step: all of the row's own span.
+struct OfStep {
+    const AttentionArguments &a;
+    uint head;
+    __device__ __forceinline__ OfStep(const AttentionArguments &a, uint, uint kv_head) : a(a), head(kv_head) {}
+    __device__ __forceinline__ void range(uint row, uint &start, uint &end) const {
+        const Span span = a.spans[a.row_spans[row]];
+        start = span.first_row, end = span.first_row + span.n_rows;
+    }
+    __device__ __forceinline__ const uchar *key(uint position) const {
+        return (const uchar *)(a.k + (ulong(position) * a.n_heads + head) * a.pages.head_dim);
+    }
+    __device__ __forceinline__ ulong to_value() const { return ulong((const uchar *)a.v - (const uchar *)a.k); }
+    static __device__ __forceinline__ float load(const uchar *v, uint i) { return KvF32::load(v, i); }
+    static __device__ __forceinline__ void four(const uchar *v, uint i, float (&x)[4]) { KvF32::four(v, i, x); }
+};
+
+template <class Source, int G, int COLUMNS> __device__ __forceinline__ void attend(const AttentionArguments &a) {
+    __shared__ float queries[G][32 * COLUMNS];
+    __shared__ float totals[ATTENTION_WARPS][G][2];
+    __shared__ float others[ATTENTION_WARPS - 1][G][32 * COLUMNS];
+    begin();
+    const uint lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = blockIdx.z, split = blockIdx.y;
+    const uint n_kv = a.pages.n_kv_heads, dim = a.pages.head_dim, group = a.n_heads / n_kv;
+    const uint n_parts = (group + G - 1) / G, kv_head = blockIdx.x / n_parts;
+    const uint first_head = kv_head * group + blockIdx.x % n_parts * G;
+    const uint n_mine = min(uint(G), (kv_head + 1) * group - first_head);
+    const Source source(a, row, kv_head);
+    uint start, end;
+    source.range(row, start, end);
+    uint per = (end - start + a.n_splits - 1) / a.n_splits;
+    per = max((per + 31) / 32 * 32, a.split_len);
+    const uint from = start + split * per, to = min(end, from + per);
+    if (from >= to && split > 0) {
+        if (threadIdx.x < n_mine) {
+            float *total = a.totals + ((ulong(row) * a.n_heads + first_head + threadIdx.x) * a.n_splits + split) * 2;
+            total[0] = -INFINITY_F;
+            total[1] = 0.0f;
+        }
+        return;
+    }
+    const float *q = a.q + (ulong(row) * a.n_heads + first_head) * dim;
+    for (uint i = threadIdx.x; i < G * 32 * COLUMNS; i += 32 * ATTENTION_WARPS) {
+        const uint g = i / (32 * COLUMNS), c = i % (32 * COLUMNS);
+        queries[g][c] = g < n_mine && c < dim ? q[g * dim + c] : 0.0f;
+    }
+    __syncthreads();
+    float most[G], total[G], sums[G][COLUMNS];
+#pragma unroll
+    for (int g = 0; g < G; g++) {
+        most[g] = -INFINITY_F;
+        total[g] = 0.0f;
+#pragma unroll
+        for (int d = 0; d < COLUMNS; d++) sums[g][d] = 0.0f;
+    }
+    const bool aligned = (dim & 3) == 0;
+    const ulong to_value = source.to_value();
+    for (uint first = from + warp * 32; first < to; first += 32 * ATTENTION_WARPS) {
+        const uint n = min(32u, to - first);
+        const uchar *key = source.key(first + min(lane, n - 1));
+        float weights[G];
+#pragma unroll
+        for (int g = 0; g < G; g++) weights[g] = 0.0f;
+        if (aligned) {
+            for (uint i = 0; i < dim / 4; i++) {
+                float k[4];
+                Source::four(key, i, k);
+#pragma unroll
+                for (int g = 0; g < G; g++) {
+                    const Vec4 x = *(const Vec4 *)&queries[g][4 * i];
+                    float sum = __fmaf_rn(x.x, k[0], weights[g]);
+                    sum = __fmaf_rn(x.y, k[1], sum);
+                    sum = __fmaf_rn(x.z, k[2], sum);
+                    weights[g] = __fmaf_rn(x.w, k[3], sum);
+                }
+            }
+        } else {
+            for (uint i = 0; i < dim; i++) {
+                const float k = Source::load(key, i);
+#pragma unroll
+                for (int g = 0; g < G; g++) weights[g] = __fmaf_rn(queries[g][i], k, weights[g]);
+            }
+        }
+#pragma unroll
+        for (int g = 0; g < G; g++) {
+            float score = weights[g] * a.scale;
+            if (a.softcap != 0.0f) score = a.softcap * tanhf(score / a.softcap);
+            if (lane >= n) score = -INFINITY_F;
+            const float now = fmaxf(most[g], warp_max(score));
+            // Nothing above -infinity so far: -infinity less itself would be NaN.
+            const float by = now == -INFINITY_F ? 1.0f : expf(most[g] - now);
+            weights[g] = now == -INFINITY_F ? (score != score ? score : 0.0f) : expf(score - now);
+            most[g] = now;
+            total[g] = total[g] * by + weights[g];
+#pragma unroll
+            for (int d = 0; d < COLUMNS; d++) sums[g][d] *= by;
+        }
+        const ulong mine = ulong(key);
+#pragma unroll 4
+        for (uint j = 0; j < n; j++) {
+            const uchar *value = (const uchar *)__shfl_sync(0xffffffffu, mine, j) + to_value;
+            float v[COLUMNS];
+#pragma unroll
+            for (int d = 0; d < COLUMNS; d++) v[d] = lane + 32 * d < dim ? Source::load(value, lane + 32 * d) : 0.0f;
+#pragma unroll
+            for (int g = 0; g < G; g++) {
+                const float weight = __shfl_sync(0xffffffffu, weights[g], j);
+#pragma unroll
+                for (int d = 0; d < COLUMNS; d++) sums[g][d] = __fmaf_rn(weight, v[d], sums[g][d]);
+            }
+        }
+    }
+#pragma unroll
+    for (int g = 0; g < G; g++) {
+        total[g] = warp_sum(total[g]);
+        if (lane == 0) {
+            totals[warp][g][0] = most[g];
+            totals[warp][g][1] = total[g];
+        }
+        if (warp > 0) {
+#pragma unroll
+            for (int d = 0; d < COLUMNS; d++) others[warp - 1][g][lane + 32 * d] = sums[g][d];
+        }
+    }
+    __syncthreads();
+    if (warp > 0) return;
+#pragma unroll
+    for (int g = 0; g < G; g++) {
+        if (g >= n_mine) break;
+        const uint head = first_head + g;
+        float all = totals[0][g][0];
+#pragma unroll
+        for (int w = 1; w < ATTENTION_WARPS; w++) all = fmaxf(all, totals[w][g][0]);
+        const bool whole = a.n_splits == 1;
+        if (whole && a.sinks != nullptr) all = fmaxf(all, a.sinks[head]);
+        float sum = 0.0f, out[COLUMNS];
+#pragma unroll
+        for (int d = 0; d < COLUMNS; d++) out[d] = 0.0f;
+#pragma unroll
+        for (int w = 0; w < ATTENTION_WARPS; w++) {
+            const float by = all == -INFINITY_F ? 1.0f : expf(totals[w][g][0] - all);
+            sum = __fmaf_rn(by, totals[w][g][1], sum);
+#pragma unroll
+            for (int d = 0; d < COLUMNS; d++) {
+                out[d] = __fmaf_rn(by, w == 0 ? sums[g][d] : others[w == 0 ? 0 : w - 1][g][lane + 32 * d], out[d]);
+            }
+        }
+        if (whole) {
+            if (a.sinks != nullptr) sum += expf(a.sinks[head] - all);
+            float *to_row = a.out + (ulong(row) * a.n_heads + head) * dim;
+#pragma unroll
+            for (int d = 0; d < COLUMNS; d++) {
+                if (lane + 32 * d < dim) to_row[lane + 32 * d] = out[d] / sum;
+            }
+        } else {
+            const ulong part = (ulong(row) * a.n_heads + head) * a.n_splits + split;
+#pragma unroll
+            for (int d = 0; d < COLUMNS; d++) {
+                if (lane + 32 * d < dim) a.partials[part * dim + lane + 32 * d] = out[d];
+            }
+            if (lane == 0) {
+                a.totals[2 * part] = all;
+                a.totals[2 * part + 1] = sum;
+            }
+        }
+    }
+}
+
+#define ATTENTION(name, Source, G, COLUMNS) \
+    KERNEL(32 * ATTENTION_WARPS) name(const __grid_constant__ AttentionArguments a) { attend<Source, G, COLUMNS>(a); }

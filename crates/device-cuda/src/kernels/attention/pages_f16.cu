@@ -1,0 +1,18 @@
+// Attention over pages of f16 (attention/decode.cuh), by query heads that share a KV head and columns of a head.
+#include "attention/decode.cuh"
+
+ATTENTION(attention_f16_g1_d2, Paged<KvF16>, 1, 2)
+ATTENTION(attention_f16_g2_d2, Paged<KvF16>, 2, 2)
+ATTENTION(attention_f16_g4_d2, Paged<KvF16>, 4, 2)
+ATTENTION(attention_f16_g8_d2, Paged<KvF16>, 8, 2)
+ATTENTION(attention_f16_g1_d4, Paged<KvF16>, 1, 4)
+ATTENTION(attention_f16_g2_d4, Paged<KvF16>, 2, 4)
+ATTENTION(attention_f16_g4_d4, Paged<KvF16>, 4, 4)
+ATTENTION(attention_f16_g8_d4, Paged<KvF16>, 8, 4)
+ATTENTION(attention_f16_g1_d8, Paged<KvF16>, 1, 8)
+ATTENTION(attention_f16_g2_d8, Paged<KvF16>, 2, 8)
+ATTENTION(attention_f16_g4_d8, Paged<KvF16>, 4, 8)
+ATTENTION(attention_f16_g8_d8, Paged<KvF16>, 8, 8)
+ATTENTION(attention_f16_g1_d16, Paged<KvF16>, 1, 16)
+ATTENTION(attention_f16_g2_d16, Paged<KvF16>, 2, 16)
+ATTENTION(attention_f16_g4_d16, Paged<KvF16>, 4, 16)

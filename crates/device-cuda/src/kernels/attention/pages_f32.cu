@@ -1,0 +1,18 @@
+// Attention over pages of f32 (attention/decode.cuh), by query heads that share a KV head and columns of a head.
+#include "attention/decode.cuh"
+
+ATTENTION(attention_f32_g1_d2, Paged<KvF32>, 1, 2)
+ATTENTION(attention_f32_g2_d2, Paged<KvF32>, 2, 2)
+ATTENTION(attention_f32_g4_d2, Paged<KvF32>, 4, 2)
+ATTENTION(attention_f32_g8_d2, Paged<KvF32>, 8, 2)
+ATTENTION(attention_f32_g1_d4, Paged<KvF32>, 1, 4)
+ATTENTION(attention_f32_g2_d4, Paged<KvF32>, 2, 4)
+ATTENTION(attention_f32_g4_d4, Paged<KvF32>, 4, 4)
+ATTENTION(attention_f32_g8_d4, Paged<KvF32>, 8, 4)
+ATTENTION(attention_f32_g1_d8, Paged<KvF32>, 1, 8)
+ATTENTION(attention_f32_g2_d8, Paged<KvF32>, 2, 8)
+ATTENTION(attention_f32_g4_d8, Paged<KvF32>, 4, 8)
+ATTENTION(attention_f32_g8_d8, Paged<KvF32>, 8, 8)
+ATTENTION(attention_f32_g1_d16, Paged<KvF32>, 1, 16)
+ATTENTION(attention_f32_g2_d16, Paged<KvF32>, 2, 16)
+ATTENTION(attention_f32_g4_d16, Paged<KvF32>, 4, 16)

@@ -1,0 +1,112 @@
+// What all kernels share: types, conversions, reductions. No header of the toolkit is included, so that a
+// compiler without one (NVRTC as a driver brings it) compiles them too.
+#pragma once
+
+typedef unsigned char uchar;
+typedef unsigned short ushort;
+typedef unsigned int uint;
+typedef unsigned long long ulong;
+
+#define INFINITY_F __int_as_float(0x7f800000)
+#define NAN_F __int_as_float(0x7fffffff)
+
+// An entry point takes its argument struct by value: it lies in constant memory.
+#define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
+
+// The first words of every kernel: the next kernel of the stream may come to the multiprocessors as soon as all blocks of this
+// one have, and this one goes on when those before it are done. What does not depend on them may be read before `await`.
+__device__ __forceinline__ void announce() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+__device__ __forceinline__ void await() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void begin() {
+    announce();
+    await();
+}
+
+struct alignas(16) Vec4 {
+    float x, y, z, w;
+};
+struct alignas(16) Word4 {
+    uint x, y, z, w;
+};
+struct alignas(8) Word2 {
+    uint x, y;
+};
+
+__device__ __forceinline__ float f32_of_f16(ushort bits) {
+    float out;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(out) : "h"(bits));
+    return out;
+}
+
+// To the nearest, ties to even; what is too large becomes infinite.
+__device__ __forceinline__ ushort f16_of_f32(float x) {
+    ushort out;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(out) : "f"(x));
+    return out;
+}
+
+// Two halves in a word, the first in the lower.
+__device__ __forceinline__ uint f16x2_of_f32(float low, float high) {
+    return uint(f16_of_f32(low)) | (uint(f16_of_f32(high)) << 16);
+}
+
+__device__ __forceinline__ float f32_of_bf16(ushort bits) {
+    return __uint_as_float(uint(bits) << 16);
+}
+
+__device__ __forceinline__ float low_f16(uint word) { return f32_of_f16(ushort(word & 0xffff)); }
+__device__ __forceinline__ float high_f16(uint word) { return f32_of_f16(ushort(word >> 16)); }
+
+// 2^(e - 128), half of what an E8M0 exponent stands for.
+__device__ __forceinline__ float e8m0_half(uint e) {
+    return __uint_as_float(e < 2 ? 0x00200000u << e : (e - 1) << 23);
+}
+
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
+    return x;
+}
+
+__device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
+    return x;
+}
+
+// The sum over a block of whole warps; all threads call it and get it. `shared` has 33 floats.
+__device__ __forceinline__ float block_sum(float x, float *shared) {
+    const uint lane = threadIdx.x & 31, warp = threadIdx.x >> 5, n_warps = blockDim.x >> 5;
+    x = warp_sum(x);
+    __syncthreads();
+    if (lane == 0) shared[warp] = x;
+    __syncthreads();
+    if (warp == 0) {
+        const float total = warp_sum(lane < n_warps ? shared[lane] : 0.0f);
+        if (lane == 0) shared[32] = total;
+    }
+    __syncthreads();
+    return shared[32];
+}
+
+__device__ __forceinline__ float block_max(float x, float *shared) {
+    const uint lane = threadIdx.x & 31, warp = threadIdx.x >> 5, n_warps = blockDim.x >> 5;
+    x = warp_max(x);
+    __syncthreads();
+    if (lane == 0) shared[warp] = x;
+    __syncthreads();
+    if (warp == 0) {
+        const float most = warp_max(lane < n_warps ? shared[lane] : -INFINITY_F);
+        if (lane == 0) shared[32] = most;
+    }
+    __syncthreads();
+    return shared[32];
+}

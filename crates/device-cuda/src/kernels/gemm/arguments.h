@@ -1,0 +1,82 @@
+// Arguments of the products, their inputs and the repacks: plain structs, passed by value as a kernel's only parameter.
+// Pointers are device addresses; 0 where a field is not used.
+//
+// Layouts
+//
+//   packed weights: [ceil(n_out / 64)][k_tiles][TILE bytes], k_tiles = 2 * ceil(n_in / 128). A tile is 64 rows by 64 columns
+//       of one codec (codec.h), in the order of the registers of mma.m16n8k16's first operand. What lies outside the matrix is 0.
+//   tiled input ("X"): f16, [k_tiles][row_groups][8 rows][64 columns], 1,024 bytes a group of 8 rows, in which chunk c of
+//       16 bytes of row r lies at chunk c ^ r (the 128-byte swizzle of wgmma). Columns past n_in are 0. Rows past the last
+//       one may hold anything, but the group of 8 must be there. 1,024-byte aligned.
+#pragma once
+#include "gemm/types.h"
+
+#define EPILOGUE_STORE 0 // y = sum + bias
+#define EPILOGUE_ADD 1   // y = sum + bias + residual
+#define EPILOGUE_GATE 2  // packed rows interleaved, 8 of gate then 8 of up: y, tiled f16, = activation(gate) * up
+#define EPILOGUE_HALF 3  // y = sum + bias, tiled f16: the input of another product
+
+#define ACTIVATION_SILU 0
+#define ACTIVATION_GELU_TANH 1
+#define ACTIVATION_GELU_ERF 2
+#define ACTIVATION_RELU 3
+
+// y[m][n] = sum over k of x[m][k] * w[n][k]
+struct GemmArguments {
+    uint n_rows;  // rows of x (tokens)
+    uint n_out;  // rows of the weights, gate and up together
+    const uchar *weights;  // packed weights; experts one after the other
+    const uchar *x;  // tiled input
+    void *y;  // f32 (n_rows, y_stride), or tiled f16 with y_stride row groups
+    const float *residual;  // f32 (n_rows, y_stride): EPILOGUE_ADD; may be y
+    const float *bias;  // f32 (n_out) or 0; not with EPILOGUE_GATE
+    float *partials;  // n_splits > 1: f32 (tiles, n_splits, 128, tile width)
+    uint *counters;  // n_splits > 1: (tiles) u32, zeros; zeros again afterwards
+    const uint4 *tiles;  // 0, or grouped by expert: (.x expert, .y first row of the tile in x and y, .z rows of the tile)
+    const uint *n_tiles;  // grouped: how many tiles there are, on the device
+    ulong expert_bytes;  // grouped: bytes of one expert's packed weights
+    uint k_tiles;  // see above; even
+    uint row_groups;  // groups of 8 rows from one k tile of x to the next
+    uint y_stride;
+    uint n_splits;  // parts of K, at most k_tiles / 2; 1 for none. 1 where tiles are grouped
+    uint epilogue;
+    uint activation;
+};
+
+// From f32 rows to a tiled input.
+struct InputArguments {
+    uint n_rows;  // of `out`
+    uint n_cols;
+    const float *x;  // (n, x_stride)
+    const float *up;  // gate_input: (n, x_stride)
+    const float *weight;  // rms_norm_input: (n_cols) or 0
+    uchar *out;  // tiled
+    const uint *rows;  // 0, or for each row of `out` the row of x, NO_ROW for none
+    uint x_stride;
+    uint k_tiles;
+    uint row_groups;
+    uint activation;  // gate_input
+    float eps;  // rms_norm_input
+    uint reserved;
+};
+#define NO_ROW 0xffffffffu
+
+// From a file's rows to packed weights.
+struct RepackArguments {
+    const uchar *rows;  // (n_rows) rows of row_bytes
+    const uchar *up_rows;  // 0, or as many rows of a second matrix, interleaved with the first by eights
+    const uchar *scales;  // affine types: (n_rows, groups) and, for up_rows, up_scales
+    const uchar *biases;
+    const uchar *up_scales;
+    const uchar *up_biases;
+    uchar *packed;  // of the whole matrix
+    ulong row_bytes;
+    uint n_rows;  // of one matrix
+    uint n_cols;
+    uint first_row;  // packed row of the first one, a multiple of 64 (matrices joined row by row)
+    uint k_tiles;
+    uint bits;  // affine types
+    uint group;
+    uint scale_type;  // affine types: 0 f32, 1 f16, 2 bf16, 3 E8M0
+    uint symmetric;  // affine types: no biases, 2^(bits - 1) is taken off
+};

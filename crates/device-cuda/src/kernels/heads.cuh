@@ -1,0 +1,55 @@
+// Heads on their way to the cache: norm of each head and rotation of queries and keys, norm of values; keys and values go
+// to the pages of the step's rows. A warp a head. Grid: ((query heads + 2 KV heads) / 4, rows).
+#pragma once
+#include "kernels.cuh"
+#include "pages.cuh"
+#include "rotate.cuh"
+
+// Columns of a head that a lane has, at most: 512 columns.
+#define MOST 16
+
+template <class Kv> __device__ __forceinline__ void write_heads(const HeadsArguments &a) {
+    __shared__ float heads[4][32 * MOST];
+    begin();
+    const uint lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = blockIdx.y;
+    const uint index = blockIdx.x * 4 + warp, n_kv = a.pages.n_kv_heads, dim = a.pages.head_dim;
+    if (index >= a.n_q_heads + 2 * n_kv) return;
+    const bool is_q = index < a.n_q_heads, is_k = !is_q && index < a.n_q_heads + n_kv;
+    const uint head = is_q ? index : (index - a.n_q_heads) % n_kv;
+    const float *x = is_q ? a.q : is_k ? a.k : a.v;
+    const uint n_heads = is_q ? a.n_q_heads : n_kv;
+    x += (ulong(row) * n_heads + head) * dim;
+    const bool norm = is_q ? a.q_norm : is_k ? a.k_norm : a.v_norm;
+    const float *weight = is_q ? a.q_weight : is_k ? a.k_weight : nullptr;
+    float *mine = heads[warp];
+    float sum = 0.0f;
+    for (uint i = lane; i < dim; i += 32) {
+        mine[i] = x[i];
+        sum = __fmaf_rn(mine[i], mine[i], sum);
+    }
+    if (norm) {
+        const float eps = is_q ? a.q_eps : is_k ? a.k_eps : a.v_eps;
+        const float inverse = rsqrtf(warp_sum(sum) / float(dim) + eps);
+        for (uint i = lane; i < dim; i += 32) {
+            mine[i] *= inverse;
+            if (weight != nullptr) mine[i] *= weight[i];
+        }
+    }
+    __syncwarp();
+    const uint position = a.positions[row];
+    const bool turns = a.n_dims > 0 && (is_q || (is_k && a.k_turns != 0));
+    const uint n_dims = turns ? a.n_dims : 0;
+    const auto at = [&](uint i) { return mine[i]; };
+    uchar *vector = nullptr;
+    if (!is_q) {
+        const uint *table = a.pages.tables + ulong(a.row_spans[row]) * a.pages.table_stride;
+        vector = vector_of<Kv>(a.pages, table, position, head, !is_k);
+    }
+    float *out = is_q ? a.q_out : is_k ? a.k_out : nullptr;
+    if (out != nullptr) out += (ulong(row) * n_heads + head) * dim;
+    for (uint i = lane; i < dim; i += 32) {
+        const float value = rotated(at, i, n_dims, a.interleaved != 0, a.scale, a.frequencies, position);
+        if (out != nullptr) out[i] = value;
+        if (vector != nullptr) Kv::store(vector, i, value);
+    }
+}

@@ -1,0 +1,67 @@
+// persistent_repack_<type>: rows of a file's blocks to the packed rows of the persistent kernel (persistent/arguments.h).
+//
+// Host contract
+//   parameter  PersistentRepackArguments; threads 256 (8 warps, as the kernel's); grid (k_quads, groups): ceil(n_rows / 8), twice that
+//              with up_rows
+// Types: q4_0 (codec q4), q4_1 and q4_k (q4m), q8_0 (q8), q6_k (q6).
+#include "gemm/repack.h"
+#include "persistent/arguments.h"
+
+// Index of the step of a group and a quad in the packed phase.
+INLINE u32 place(const PersistentRepackArguments &p, u32 group, u32 quad) {
+    const u32 together = p.gate ? 2 : 1, n = p.groups / together, i = group / together;
+    const u32 owner = ((i + 1) * p.n_blocks - 1) / n;
+    const u32 first = owner * n / p.n_blocks * together, end = (owner + 1) * n / p.n_blocks * together;
+    const u32 local = group - first, pass = local / 8, in_pass = min(8u, end - first - pass * 8);
+    return (first + pass * 8) * p.k_quads + quad * in_pass + local % 8;
+}
+
+template <int CODEC, class T> INLINE void persistent_repack(const PersistentRepackArguments &p) {
+    constexpr int BYTES = CODEC == PERSISTENT_CODEC_Q4 ? 576 : CODEC == PERSISTENT_CODEC_Q4M ? 640 : CODEC == PERSISTENT_CODEC_Q8 ? 1088 : 896;
+    RepackArguments none = {};
+    none.n_cols = p.n_cols;
+    const u32 quad = blockIdx.x, group = blockIdx.y, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    const bool up = p.up_rows && (group & 1);
+    const u32 row = (p.up_rows ? group / 2 : group) * 8 + (lane & 7), k0 = ((warp * p.k_quads + quad) * 4 + (lane >> 3)) * 32;
+    u8 *unit = p.packed + ((u64)place(p, p.first_group + group, quad) * 8 + warp) * BYTES;
+    const bool inside = row < p.n_rows && k0 < p.n_cols;
+    const u8 *from = (up ? p.up_rows : p.rows) + (u64)row * p.row_bytes;
+    auto q = [&](u32 i) { return inside ? T::q(none, from, row, k0 + i) : 0u; };
+    if (CODEC == PERSISTENT_CODEC_Q8) {
+        u32 w[8];
+        for (int k = 0; k < 8; k++) {
+            w[k] = 0;
+            for (int i = 0; i < 4; i++) w[k] |= (inside ? (q(4 * k + i) ^ 128) & 255 : 0) << (8 * i);
+        }
+        ((uint4 *)unit)[lane] = make_uint4(w[0], w[1], w[2], w[3]);
+        ((uint4 *)(unit + 512))[lane] = make_uint4(w[4], w[5], w[6], w[7]);
+        ((u16 *)(unit + 1024))[lane] = to_half(inside ? T::d(none, from, row, k0) : 0.0f);
+        return;
+    }
+    u32 w[4], upper[2] = {0, 0};
+    for (int k = 0; k < 4; k++) {
+        w[k] = 0;
+        for (int i = 0; i < 4; i++) {
+            const u32 a = q(8 * k + i), b = q(8 * k + 4 + i);
+            w[k] |= ((a & 15) | (b & 15) << 4) << (8 * i);
+            if (CODEC == PERSISTENT_CODEC_Q6) upper[k >> 1] |= ((a >> 4) | (b >> 4) << 2) << (4 * (k & 1) + 8 * i);
+        }
+    }
+    ((uint4 *)unit)[lane] = make_uint4(w[0], w[1], w[2], w[3]);
+    const float d = inside ? T::d(none, from, row, k0) : 0.0f;
+    if (CODEC == PERSISTENT_CODEC_Q4) ((u16 *)(unit + 512))[lane] = to_half(d);
+    if (CODEC == PERSISTENT_CODEC_Q4M) ((u32 *)(unit + 512))[lane] = pack_half2(d, inside ? T::m(none, from, row, k0) : 0.0f);
+    if (CODEC == PERSISTENT_CODEC_Q6) {
+        ((uint2 *)(unit + 512))[lane] = make_uint2(upper[0], upper[1]);
+        ((u32 *)(unit + 768))[lane] = pack_half2(d, inside ? T::d(none, from, row, k0 + 16) : 0.0f);
+    }
+}
+#define PERSISTENT_REPACK(type, CODEC)                                                                                           \
+    extern "C" __global__ void __launch_bounds__(256) persistent_repack_##type(const __grid_constant__ PersistentRepackArguments a) { \
+        persistent_repack<CODEC, Type_##type>(a);                                                                                \
+    }
+PERSISTENT_REPACK(q4_0, PERSISTENT_CODEC_Q4)
+PERSISTENT_REPACK(q4_1, PERSISTENT_CODEC_Q4M)
+PERSISTENT_REPACK(q4_k, PERSISTENT_CODEC_Q4M)
+PERSISTENT_REPACK(q8_0, PERSISTENT_CODEC_Q8)
+PERSISTENT_REPACK(q6_k, PERSISTENT_CODEC_Q6)

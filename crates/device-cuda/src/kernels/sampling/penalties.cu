@@ -1,0 +1,31 @@
+// Penalties on the logits of outputs, in place: for a token that occurs c > 0 times among the output's recent and pending
+// tokens, l = l / repeat if l > 0, else l * repeat; then l -= presence + frequency * c. Pending tokens were chosen by
+// earlier steps; one that chose nothing counts for nothing.
+//
+// A thread for each of these tokens, in turns; where a token occurs more than once, the first occurrence does the work.
+// Grid: (outputs).
+#include "kernels.cuh"
+
+KERNEL(256) penalties(const __grid_constant__ ChooseArguments a) {
+    begin();
+    const Choice &choice = a.choices[blockIdx.x];
+    const uint n_recent = choice.n_recent, n_tokens = n_recent + choice.n_pending;
+    const uint *recent = a.recent + choice.first_recent, *pending = a.pending + choice.first_pending;
+    float *logits = a.logits + ulong(blockIdx.x) * a.cols;
+    for (uint index = threadIdx.x; index < n_tokens; index += 256) {
+        const auto at = [&](uint i) { return i < n_recent ? recent[i] : a.chosen[pending[i - n_recent]]; };
+        const uint token = at(index);
+        if (token >= a.cols) continue;
+        uint count = 0;
+        bool first = true;
+        for (uint i = 0; i < n_tokens && first; i++) {
+            if (at(i) != token) continue;
+            first = i >= index;
+            count++;
+        }
+        if (!first) continue;
+        const float logit = logits[token];
+        const float repeated = logit > 0.0f ? logit / choice.repeat : logit * choice.repeat;
+        logits[token] = repeated - (choice.presence + choice.frequency * float(count));
+    }
+}

@@ -1,0 +1,181 @@
+// Tokens in the order in which they are weighed, best first: the larger logit, the lower id of equals.
+//
+// A token is (key, id). Keys are the logits' bits, turned so that unsigned integers have their order; 0 is what is never
+// chosen. Nothing is sorted: `nth` finds the token at which a sum down the order reaches a goal, digit by digit of key and id,
+// by histograms in shared memory. Sums are integers, weights fixed point, and so no result depends on the order of lanes.
+#pragma once
+#include "kernels.cuh"
+
+__device__ __forceinline__ Word2 make_token(uint key, uint id) { return {key, id}; }
+
+// Of a logit; 0: NaN or -infinity. The two zeros are one.
+__device__ __forceinline__ uint key_of(float logit) {
+    if (!(logit > -INFINITY_F)) return 0;
+    const uint bits = __float_as_uint(logit == 0.0f ? 0.0f : logit);
+    return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+
+__device__ __forceinline__ float logit_of(uint key) {
+    return __uint_as_float((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key);
+}
+
+// What a token weighs: exp((l - l_max) / temperature).
+struct Scale {
+    float best; // l_max
+    float temperature;
+};
+
+__device__ __forceinline__ float exponent_of(uint key, Scale scale) {
+    return (logit_of(key) - scale.best) / scale.temperature;
+}
+
+// In 2^-40, cut off: the best weighs 2^40, and 2^23 tokens fit in 64 bits. What is less than 2^-40 of the best is never chosen.
+__device__ __forceinline__ ulong weight_of(uint key, Scale scale) {
+    return ulong(expf(exponent_of(key, scale)) * 1099511627776.0f);
+}
+
+// Where tokens are: the vocabulary's logits, or a list of some of them.
+struct Tokens {
+    const float *logits;
+    const Word2 *list;
+    uint n;
+    bool listed; // in the list
+};
+
+__device__ __forceinline__ Word2 token_at(Tokens tokens, uint index) {
+    if (tokens.listed) return tokens.list[index];
+    return make_token(key_of(tokens.logits[index]), index);
+}
+
+// Which part of a block's work is a thread's.
+struct Lane {
+    uint index;
+    uint n_threads; // at least 32
+};
+
+#define N_BINS 256
+#define BINS_OF_LANE 8 // 32 lanes look through the bins
+
+// Threadgroup memory of the searches.
+struct Bins {
+    uint counts[N_BINS];
+    uint low[N_BINS]; // sums of 64 bits in two words
+    uint high[N_BINS];
+    ulong parts[32];
+    ulong before; // sum of the bins before the one that was found
+    uint digit;
+    uint count; // tokens in it
+    Word2 token;
+};
+
+__device__ __forceinline__ void store_word(uint *to, uint value) {
+    *(volatile uint *)to = value;
+}
+
+__device__ __forceinline__ uint load_word(uint *from) {
+    return *(volatile uint *)from;
+}
+
+// Add to a sum of two words; what the lower one loses goes to the upper.
+__device__ __forceinline__ void add_wide(Bins *bins, uint bin, ulong value) {
+    const uint low = uint(value);
+    const uint old = atomicAdd(&bins->low[bin], low);
+    const uint carry = old > 0xffffffffu - low ? 1 : 0;
+    const uint high = uint(value >> 32) + carry;
+    if (high != 0) atomicAdd(&bins->high[bin], high);
+}
+
+__device__ __forceinline__ ulong sum_of(Bins *bins, uint bin, bool by_count) {
+    if (by_count) return load_word(&bins->counts[bin]);
+    return (ulong(load_word(&bins->high[bin])) << 32) | load_word(&bins->low[bin]);
+}
+
+// The first token, best first, down to which the tokens (or their weights) sum to `goal`, which is at least 1 and no more than
+// the sum of all. All threads call it and get it. 4 digits of the key and 4 of the id, as far as more than one token is left.
+__device__ __forceinline__ Word2 nth(Tokens tokens, ulong goal, bool by_count, Scale scale, Bins *bins, Lane lane) {
+    Word2 prefix = make_token(0, 0);
+    Word2 known = make_token(0, 0);
+    for (uint level = 0; level < 8; level++) {
+        const bool of_key = level < 4;
+        const uint shift = 24 - 8 * (level & 3);
+        for (uint bin = lane.index; bin < N_BINS; bin += lane.n_threads) {
+            store_word(&bins->counts[bin], 0);
+            store_word(&bins->low[bin], 0);
+            store_word(&bins->high[bin], 0);
+        }
+        __syncthreads();
+        for (uint i = lane.index; i < tokens.n; i += lane.n_threads) {
+            const Word2 token = token_at(tokens, i);
+            if (token.x == 0 || (token.x & known.x) != prefix.x || (token.y & known.y) != prefix.y) continue;
+            // The larger key is the better, and the lower id.
+            const uint bin = of_key ? 255 - ((token.x >> shift) & 255) : (token.y >> shift) & 255;
+            atomicAdd(&bins->counts[bin], 1u);
+            if (!by_count) add_wide(bins, bin, weight_of(token.x, scale));
+        }
+        __syncthreads();
+        const uint first = BINS_OF_LANE * lane.index;
+        ulong part = 0;
+        if (lane.index < 32) {
+            for (uint i = 0; i < BINS_OF_LANE; i++) part += sum_of(bins, first + i, by_count);
+            bins->parts[lane.index] = part;
+        }
+        __syncthreads();
+        if (lane.index < 32) {
+            ulong before = 0;
+            for (uint i = 0; i < lane.index; i++) before += bins->parts[i];
+            if (before < goal && goal <= before + part) {
+                uint bin = first;
+                while (before + sum_of(bins, bin, by_count) < goal) before += sum_of(bins, bin++, by_count);
+                bins->before = before;
+                bins->digit = bin;
+                bins->count = load_word(&bins->counts[bin]);
+            }
+        }
+        __syncthreads();
+        goal -= bins->before;
+        if (of_key) {
+            prefix.x |= (255 - bins->digit) << shift;
+            known.x |= 255u << shift;
+        } else {
+            prefix.y |= bins->digit << shift;
+            known.y |= 255u << shift;
+        }
+        if (bins->count == 1) break;
+    }
+    for (uint i = lane.index; i < tokens.n; i += lane.n_threads) {
+        const Word2 token = token_at(tokens, i);
+        if (token.x != 0 && (token.x & known.x) == prefix.x && (token.y & known.y) == prefix.y) bins->token = token;
+    }
+    __syncthreads();
+    return bins->token;
+}
+
+// Sum of the weights down to the token `last`, of those whose exponent is at least `floor`. All threads call it and get it.
+__device__ __forceinline__ ulong mass_of(Tokens tokens, Word2 last, float floor, Scale scale, Bins *bins, Lane lane) {
+    ulong sum = 0;
+    for (uint i = lane.index; i < tokens.n; i += lane.n_threads) {
+        const Word2 token = token_at(tokens, i);
+        const bool after = token.x < last.x || (token.x == last.x && token.y > last.y);
+        if (token.x == 0 || after || !(exponent_of(token.x, scale) >= floor)) continue;
+        sum += weight_of(token.x, scale);
+    }
+    if (lane.index == 0) {
+        store_word(&bins->low[0], 0);
+        store_word(&bins->high[0], 0);
+    }
+    __syncthreads();
+    if (sum != 0) add_wide(bins, 0, sum);
+    __syncthreads();
+    sum = sum_of(bins, 0, false);
+    // The next search clears it.
+    __syncthreads();
+    return sum;
+}
+
+// value * fraction / 2^64, cut off, for values below 2^63.
+__device__ __forceinline__ ulong part_of(ulong value, ulong fraction) {
+    const ulong word = 0xffffffffu;
+    const ulong v1 = value >> 32, v0 = value & word, f1 = fraction >> 32, f0 = fraction & word;
+    const ulong a = v1 * f0, b = v0 * f1, c = (v0 * f0) >> 32;
+    return v1 * f1 + (a >> 32) + (b >> 32) + (((a & word) + (b & word) + c) >> 32);
+}

@@ -1,0 +1,192 @@
+//! The sizes of everything that a program takes, computed once: the memory plan prints them,
+//! compiling allocates them.
+
+use crate::arguments::{Choice, Span};
+use crate::profile::Profile;
+use device::{Limits, Needs, Op, Plan};
+use device_lower::lifetimes::{max_rows, value_bytes};
+use device_lower::units::{LoweredUnit, Unit};
+
+/// Alignment of values and of parts of buffers.
+pub const ALIGN: usize = 256;
+
+/// Tokens of an output that may have penalties, at most, where the GPU applies them.
+pub const MOST_PENALISED: usize = 4096;
+
+/// Parts of a row of logits whose bests are found side by side (`BEST_PARTS`, arguments.h).
+pub const BEST_PARTS: usize = 32;
+
+/// Where the parts of a step lie, in bytes: in the GPU's step buffer, and in the pinned region of each step that may be in
+/// flight.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepLayout {
+    /// `(max_rows)` u32
+    pub tokens: usize,
+    /// `(max_rows)` u32
+    pub positions: usize,
+    /// `(max_rows)` u32
+    pub row_spans: usize,
+    /// `(max_spans)` of [`Span`]
+    pub spans: usize,
+    /// `(max_outputs)` u32
+    pub outputs: usize,
+    /// `(max_outputs)` of [`Choice`]
+    pub choices: usize,
+    /// `(max_spans, n_groups, pages_per_table)` u32
+    pub page_tables: usize,
+    /// As many f32 as the largest input has.
+    pub input: usize,
+    /// `(n_recent)` u32: tokens that have penalties.
+    pub recent: usize,
+    /// `(n_pending)` u32: places of more of them among the chosen tokens.
+    pub pending: usize,
+    /// Recent tokens of a step, at most.
+    pub n_recent: usize,
+    /// Pending tokens of a step, at most.
+    pub n_pending: usize,
+    /// Outputs of a step, at most.
+    pub max_outputs: usize,
+    /// Steps that may be in flight.
+    pub in_flight: usize,
+    /// Bytes of a region.
+    pub region: usize,
+    /// Entries of a page table.
+    pub pages_per_table: usize,
+    /// KV groups.
+    pub n_groups: usize,
+}
+
+impl StepLayout {
+    /// For the plans of a program of which so many steps may be in flight.
+    pub fn new(plans: &[Plan], limits: &Limits, in_flight: usize) -> StepLayout {
+        let kv = plans.first().map(|plan| plan.kv.clone()).unwrap_or_default();
+        let n_states = kv.groups.iter().filter_map(|group| group.encoder_states).max().unwrap_or(0);
+        let pages_per_table = limits.n_ctx.max(n_states).div_ceil(limits.page_len);
+        let input = |plan: &Plan| Needs::new(plan, limits).input_len(limits.max_rows, limits.max_outputs);
+        let input = plans.iter().map(input).max().unwrap_or(0);
+        // Most sequences have one output, and a short window.
+        let n_recent = MOST_PENALISED * limits.max_spans.min(limits.max_outputs);
+        let n_pending = (in_flight + 1) * limits.max_outputs;
+        let mut at = 0;
+        let mut take = |bytes: usize| {
+            let start = at;
+            at += bytes.max(4).next_multiple_of(ALIGN);
+            start
+        };
+        StepLayout {
+            tokens: take(limits.max_rows * 4),
+            positions: take(limits.max_rows * 4),
+            row_spans: take(limits.max_rows * 4),
+            spans: take(limits.max_spans * size_of::<Span>()),
+            outputs: take(limits.max_outputs * 4),
+            choices: take(limits.max_outputs * size_of::<Choice>()),
+            page_tables: take(limits.max_spans * kv.groups.len() * pages_per_table * 4),
+            input: take(input * 4),
+            recent: take(n_recent * 4),
+            pending: take(n_pending * 4),
+            n_recent,
+            n_pending,
+            max_outputs: limits.max_outputs,
+            in_flight,
+            region: at,
+            pages_per_table,
+            n_groups: kv.groups.len(),
+        }
+    }
+
+    /// Bytes of pinned memory.
+    pub fn total(&self) -> usize {
+        self.in_flight * self.region
+    }
+
+    /// Steps whose chosen tokens are kept. A step may ask for those of the step that was waited for last
+    /// when it was submitted, `in_flight` steps before it, until it is waited for itself, when
+    /// `in_flight - 1` later ones have been submitted.
+    pub fn n_kept(&self) -> usize {
+        2 * self.in_flight
+    }
+
+    /// Where the token of an output of a step lies among the chosen tokens.
+    pub fn chosen_at(&self, ticket: u64, output: u32) -> u32 {
+        (ticket % self.n_kept() as u64) as u32 * self.max_outputs as u32 + output
+    }
+
+    /// Bytes of the chosen tokens, `(n_kept, max_outputs)` u32.
+    pub fn chosen_bytes(&self) -> usize {
+        self.n_kept() * self.max_outputs * 4
+    }
+}
+
+/// Scratch of the units of all plans: bytes that no value has, one part after the other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Scratch {
+    /// Partial sums of rows whose positions are split.
+    pub partials: usize,
+    /// Their totals.
+    pub totals: usize,
+    /// The best of each part of a row of logits.
+    pub bests: usize,
+    /// Rows in halves, for the products of many.
+    pub halves: usize,
+    /// Their scales.
+    pub scales: usize,
+}
+
+impl Scratch {
+    /// Of the units of a plan.
+    pub fn new(plan: &Plan, units: &[LoweredUnit], limits: &Limits, profile: &Profile) -> Scratch {
+        let mut scratch = Scratch::default();
+        for LoweredUnit { unit, .. } in units {
+            if let Some((n_heads, layer)) = unit.attention() {
+                let head_dim = plan.kv.layer(layer).head_dim;
+                let n = profile.most_split_rows.min(limits.max_rows) * n_heads * profile.most_splits;
+                scratch =
+                    scratch.max(Scratch { partials: n * head_dim * 4, totals: n * 8, ..Scratch::default() });
+            }
+            if let Unit::Primitive(Op::Argmax { x, .. }) = unit {
+                let bests = max_rows(limits, plan.value(*x).rows) * BEST_PARTS * 8;
+                scratch = scratch.max(Scratch { bests, ..Scratch::default() });
+            }
+            if let Unit::Projection(p) = unit {
+                let value = plan.value(p.x);
+                let (rows, cols) = (max_rows(limits, value.rows), value.cols.next_multiple_of(32));
+                let halves = Scratch { halves: rows * cols * 2, scales: rows * 4, ..Scratch::default() };
+                scratch = scratch.max(halves);
+            }
+        }
+        scratch
+    }
+
+    /// The larger of each.
+    pub fn max(self, other: Scratch) -> Scratch {
+        Scratch {
+            partials: self.partials.max(other.partials),
+            totals: self.totals.max(other.totals),
+            bests: self.bests.max(other.bests),
+            halves: self.halves.max(other.halves),
+            scales: self.scales.max(other.scales),
+        }
+    }
+
+    /// Where each part begins: in the order of the fields, then the end.
+    pub fn places(&self) -> [usize; 6] {
+        let mut at = 0;
+        let mut places = [0; 6];
+        let sizes = [self.partials, self.totals, self.bests, self.halves, self.scales];
+        for (place, size) in places[1..].iter_mut().zip(sizes) {
+            at += size.next_multiple_of(ALIGN);
+            *place = at;
+        }
+        places
+    }
+
+    /// Bytes of all.
+    pub fn total(&self) -> usize {
+        self.places()[5]
+    }
+}
+
+/// Bytes of a plan's logits.
+pub fn logits_bytes(plan: &Plan, limits: &Limits) -> usize {
+    value_bytes(plan.value(plan.output), limits)
+}

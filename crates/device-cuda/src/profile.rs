@@ -1,0 +1,72 @@
+//! What differs between chips: rules of fusion, passes, thresholds. Data.
+
+use crate::driver::Facts;
+use device::{KvType, Rule};
+use device_lower::fusion::{
+    GATE_UP, LINEAR_ADD, NORM_ADD, NORM_GATE_UP, NORM_LINEAR, QK_NORM_ROPE_KV_ATTENTION,
+    QK_NORM_ROPE_KV_WRITE,
+};
+use device_lower::passes::{self, Pass};
+
+/// KV types, the default first.
+pub const KV_TYPES: &[KvType] = &[KvType::F16, KvType::F32];
+
+const RULES: &[Rule] = &[
+    NORM_GATE_UP,
+    NORM_LINEAR,
+    GATE_UP,
+    LINEAR_ADD,
+    NORM_ADD,
+    QK_NORM_ROPE_KV_ATTENTION,
+    QK_NORM_ROPE_KV_WRITE,
+];
+
+/// Those whose units have kernels here.
+const PASSES: &[Pass] =
+    &[passes::LINEARS, passes::QUERIES, passes::EXPERT_PRODUCTS, passes::FACTORS, passes::INNER_NORMS];
+
+/// The choices for a chip.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Profile {
+    /// Fusion rules.
+    pub rules: &'static [Rule],
+    /// Passes from fused nodes to units, in order.
+    pub passes: &'static [Pass],
+    /// Warps that keep the chip busy: a product of one row is spread over at least so many, if it has as many columns.
+    pub n_warps: usize,
+    /// Blocks of attention that keep the chip busy.
+    pub n_blocks: usize,
+    /// Positions from which a sequence is long: its positions are split over blocks.
+    pub long: usize,
+    /// Positions of a split, at least.
+    pub split_len: usize,
+    /// Blocks that share a row's positions, at most.
+    pub most_splits: usize,
+    /// Rows of a step whose positions are split, at most.
+    pub most_split_rows: usize,
+    /// Bytes of shared memory of attention by tiles, at most; 0: there is none.
+    pub flash_bytes: u32,
+    /// Steps that may be in flight.
+    pub in_flight: usize,
+    /// Graphs that are kept.
+    pub n_graphs: usize,
+}
+
+impl Profile {
+    /// For a GPU.
+    pub fn new(facts: &Facts) -> Profile {
+        Profile {
+            rules: RULES,
+            passes: PASSES,
+            n_warps: 8 * facts.n_processors,
+            n_blocks: 2 * facts.n_processors,
+            long: 256,
+            split_len: 128,
+            most_splits: 32,
+            most_split_rows: 32,
+            flash_bytes: if facts.capability >= (8, 0) { facts.shared_bytes } else { 0 },
+            in_flight: 4,
+            n_graphs: 64,
+        }
+    }
+}

@@ -1,0 +1,626 @@
+//! [`CudaProgram`]: the memory, the tables, and the steps that are written, launched and waited for.
+//!
+//! A step's numbers are written into a pinned region of its own; the first work of a step copies them
+//! to the one step buffer of the GPU, in the order of the stream, so that tables have constant
+//! addresses and a table of the same sizes is the same graph. The tokens that outputs choose go to a
+//! buffer of their own, where embeddings and penalties of later steps find them, and to pinned memory.
+
+mod inputs;
+mod launch;
+
+use crate::compile::{Commands, Compiler, KernelList, Places};
+use crate::driver::{Buffer, Context, Event, Function, Module, NAME, Pinned, Pool};
+use crate::kernels::Kernels;
+use crate::layout::{ALIGN, Scratch, StepLayout};
+use crate::profile::Profile;
+use crate::weights::{WeightPlan, Weights};
+use device::{
+    Chosen, CommandInfo, CommittedPages, DType, Error, KvLayout, Limits, MAX_BEST, Needs, Op, Plan, Program,
+    Result, RowCount, Step, Ticket, Timing, ValueId, Want,
+};
+use device_lower::ahead::{self, Ahead, Done, InFlight, NO_TOKEN};
+use device_lower::arena::{Arena, NO_PLACE};
+use device_lower::lifetimes::value_bytes;
+use device_lower::sampling::Chooser;
+use device_lower::table::{Location, Region, RowClass, StepSizes};
+use device_lower::units::LoweredUnit;
+use inputs::Begun;
+use launch::Graphs;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A plan on its way into a program.
+pub struct LoweredPlan<'a> {
+    /// The plan.
+    pub plan: &'a Plan,
+    /// Its units.
+    pub units: &'a [LoweredUnit],
+    /// Where its values lie.
+    pub arena: &'a Arena,
+}
+
+/// The sizes of a program.
+pub struct Sizes {
+    /// Of the arena.
+    pub arena: usize,
+    /// Of a step.
+    pub step: StepLayout,
+    /// Of scratch.
+    pub scratch: Scratch,
+    /// Of the largest logits.
+    pub logits: usize,
+    /// Of the values that plans keep, the largest sum of a plan.
+    pub kept: usize,
+}
+
+/// Where a value of a plan lies.
+#[derive(Clone, Copy)]
+struct ValueView {
+    /// In the arena; [`NO_PLACE`]: inside a unit.
+    offset: usize,
+    /// With as many rows as it can have.
+    bytes: usize,
+    rows: RowCount,
+    cols: usize,
+    dtype: DType,
+}
+
+/// A plan ready to run.
+struct Compiled {
+    /// By class of tokens, then of outputs, which are no more.
+    tables: Vec<Vec<Commands>>,
+    /// By id.
+    values: Vec<ValueView>,
+    output: ValueId,
+    kept: Vec<ValueId>,
+    /// Whether its tables choose tokens.
+    chooses: bool,
+}
+
+impl Compiled {
+    fn table(&self, sizes: &StepSizes) -> &Commands {
+        let tokens = RowClass::of(sizes.n_rows) as usize;
+        let outputs = (RowClass::of(sizes.n_outputs) as usize).min(tokens);
+        &self.tables[tokens][outputs]
+    }
+}
+
+/// Compiled plans and their memory.
+pub struct CudaProgram {
+    context: Arc<Context>,
+    plans: Vec<Compiled>,
+    /// The kernels that commands name by number.
+    functions: Vec<Function>,
+    step_load: Function,
+    needs: Vec<Needs>,
+    kv: KvLayout,
+    limits: Limits,
+    step: StepLayout,
+    /// Positions from which a sequence is long.
+    long: usize,
+    ahead: Ahead<Event>,
+    /// Events that no step uses.
+    events: Vec<Event>,
+    /// Chooses what has no kernel.
+    chooser: Chooser,
+    /// Of which pages have memory.
+    committed: CommittedPages,
+    /// By group and chunk: pages that lie in it, whole or in part, and have memory.
+    users: Vec<Vec<u32>>,
+    graphs: Graphs,
+    arena: Buffer,
+    step_buffer: Buffer,
+    chosen: Buffer,
+    /// A region for each step that may be in flight.
+    steps: Pinned,
+    steps_address: u64,
+    /// By ticket modulo the number of steps that are kept: whether logits are wanted.
+    wants_logits: Vec<bool>,
+    /// The chosen tokens, as the GPU reports them.
+    host_chosen: Pinned,
+    /// The logits of the last step that was waited for, then what its plan keeps.
+    results: Pinned,
+    logits_bytes: usize,
+    pools: Vec<Pool>,
+    _scratch: Buffer,
+    _heads: Buffer,
+    _states: Buffer,
+    _weights: Weights,
+    _modules: Vec<Arc<Module>>,
+}
+
+/// Granules of a sequence as long as the context.
+const GRANULES: usize = 4;
+
+/// Most bytes of a granule.
+const MOST_GRANULE_BYTES: usize = 128 << 20;
+
+impl CudaProgram {
+    /// Take the memory and write the tables.
+    ///
+    /// # Errors
+    /// Memory was refused, a kernel does not compile, or something has no kernel.
+    pub fn new(
+        context: Arc<Context>,
+        kernels: &Kernels,
+        profile: &Profile,
+        plans: &[Plan],
+        parts: &[LoweredPlan],
+        limits: &Limits,
+        sizes: &Sizes,
+    ) -> Result<CudaProgram> {
+        context.enter()?;
+        let kv = plans.first().map(|plan| plan.kv.clone()).unwrap_or_default();
+        let Sizes { step, scratch, .. } = *sizes;
+        let take = |what: &str, bytes: usize| Buffer::new(&context, what, bytes);
+        let arena = take("activations", sizes.arena)?;
+        let step_buffer = take("steps", step.region)?;
+        let scratch_buffer = take("scratch", scratch.total())?;
+        let chosen = take("chosen tokens", step.chosen_bytes())?;
+        let states = take("states of recurrent layers", 4 * limits.n_states * kv.state_len())?;
+        let steps = Pinned::new(&context, "steps", step.total())?;
+        let host_chosen = Pinned::new(&context, "chosen tokens", step.chosen_bytes())?;
+        let results = Pinned::new(&context, "results", sizes.logits + sizes.kept)?;
+        let mut pools = Vec::new();
+        for (group, n_pages) in limits.n_pages.iter().enumerate() {
+            pools.push(Pool::new(&context, n_pages * kv.page_bytes(group, limits.kv_type, limits.page_len))?);
+        }
+        let (lists, words) = head_lists(plans);
+        let heads = take("tables", words.len() * 4)?;
+        context.upload(heads.start(), bytemuck::cast_slice(&words))?;
+        let weights = WeightPlan::new(plans)?.load(&context)?;
+        let places = Places {
+            arena: arena.start(),
+            step: step_buffer.start(),
+            chosen: chosen.start(),
+            host_chosen: host_chosen.address()?,
+            scratch: scratch_buffer.start(),
+            heads: heads.start(),
+            states: states.start(),
+            pools: pools.iter().map(Pool::start).collect(),
+        };
+        let (mut compiled, mut list) = (Vec::with_capacity(parts.len()), KernelList::default());
+        for part in parts {
+            let compiler = Compiler {
+                profile,
+                plan: part.plan,
+                units: part.units,
+                arena: part.arena,
+                limits,
+                step,
+                scratch,
+                places: &places,
+                weights: &weights,
+                heads: &lists,
+            };
+            let most = RowClass::of(limits.max_rows);
+            let classes = RowClass::ALL.into_iter().filter(|class| *class <= most);
+            let tables = classes
+                .map(|tokens| {
+                    let outputs = RowClass::ALL.into_iter().filter(|class| *class <= tokens);
+                    outputs.map(|outputs| compiler.table(tokens, outputs, &mut list)).collect()
+                })
+                .collect::<Result<Vec<Vec<_>>>>()?;
+            let values = part.plan.values.iter().zip(&part.arena.offset).map(|(value, offset)| ValueView {
+                offset: *offset,
+                bytes: value_bytes(value, limits),
+                rows: value.rows,
+                cols: value.cols,
+                dtype: value.dtype,
+            });
+            compiled.push(Compiled {
+                tables,
+                values: values.collect(),
+                output: part.plan.output,
+                kept: part.plan.kept.clone(),
+                chooses: part.plan.primitives().any(|op| matches!(op, Op::Argmax { .. })),
+            });
+        }
+        let first = ("step_load.cu".to_owned(), "step_load".to_owned(), 0);
+        kernels.prepare(&list.names.iter().chain([&first]).map(|(file, ..)| file.clone()).collect())?;
+        let (step_load, module) = kernels.function(&first.0, &first.1, 0)?;
+        let (mut functions, mut modules) = (Vec::new(), vec![module]);
+        for (file, name, shared) in &list.names {
+            let (function, module) = kernels.function(file, name, *shared)?;
+            functions.push(function);
+            modules.push(module);
+        }
+        let n_logits = plans.iter().map(|plan| plan.value(plan.output).cols).max().unwrap_or(0);
+        let committed = CommittedPages::new(limits, |group| {
+            let of_context = limits.n_ctx.div_ceil(limits.page_len).div_ceil(GRANULES);
+            let page_bytes = kv.page_bytes(group, limits.kv_type, limits.page_len);
+            of_context.min(MOST_GRANULE_BYTES / page_bytes.max(1)).max(1)
+        });
+        let users = pools.iter().zip(0..).map(|(pool, group): (&Pool, usize)| {
+            let bytes = limits.n_pages[group] * kv.page_bytes(group, limits.kv_type, limits.page_len);
+            vec![0; bytes.div_ceil(pool.chunk().max(1)).max(1)]
+        });
+        let events = (0..=step.in_flight).map(|_| context.event(false)).collect::<Result<_>>()?;
+        context.finish()?;
+        Ok(CudaProgram {
+            needs: plans.iter().map(|plan| Needs::new(plan, limits)).collect(),
+            plans: compiled,
+            functions,
+            step_load,
+            users: users.collect(),
+            kv,
+            limits: limits.clone(),
+            step,
+            long: profile.long,
+            ahead: Ahead::new(step.n_kept(), limits.max_outputs),
+            events,
+            chooser: Chooser::new(n_logits),
+            committed,
+            graphs: Graphs::new(profile.n_graphs),
+            arena,
+            step_buffer,
+            chosen,
+            steps_address: steps.address()?,
+            steps,
+            wants_logits: vec![false; step.n_kept()],
+            host_chosen,
+            results,
+            logits_bytes: sizes.logits,
+            pools,
+            context,
+            _scratch: scratch_buffer,
+            _heads: heads,
+            _states: states,
+            _weights: weights,
+            _modules: modules,
+        })
+    }
+
+    fn failed<T>(&self, reason: String) -> Result<T> {
+        Err(Error::Failed { device: NAME, reason })
+    }
+
+    /// Where a value's rows of the last step lie in the arena: offset and bytes. `None`: nowhere.
+    fn rows_of(&self, id: ValueId) -> Option<(usize, usize)> {
+        let done = &self.ahead.done;
+        let view =
+            self.plans.get(done.plan)?.values.get(id.0 as usize).filter(|view| view.offset != NO_PLACE)?;
+        let n = view.rows.count(done.sizes.n_rows, done.sizes.n_outputs) * view.cols;
+        Some((view.offset, n * 4))
+    }
+
+    /// Copy what the caller may read of the step that was just waited for: its logits and what its plan keeps.
+    fn fetch_results(&mut self, ticket: u64) -> Result<()> {
+        let Some(plan) = self.plans.get(self.ahead.done.plan) else { return Ok(()) };
+        let wanted = self.wanted_logits(ticket);
+        let mut parts = Vec::new();
+        if wanted && let Some((offset, bytes)) = self.rows_of(plan.output) {
+            parts.push((offset, bytes, 0));
+        }
+        let mut at = self.logits_bytes;
+        for id in &plan.kept {
+            let Some((offset, bytes)) = self.rows_of(*id) else { continue };
+            parts.push((offset, bytes, at));
+            at += bytes;
+        }
+        for (offset, bytes, at) in parts {
+            if bytes > 0 {
+                self.context
+                    .download(self.arena.start() + offset as u64, self.results.bytes_mut(at, bytes))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn page_bytes(&self, group: usize) -> usize {
+        self.kv.page_bytes(group, self.limits.kv_type, self.limits.page_len)
+    }
+
+    /// The address of a committed page, and its bytes.
+    fn page(&self, group: usize, page: u32) -> Result<(u64, usize)> {
+        self.committed.check_page(group, page).or_else(|reason| self.failed(reason))?;
+        let bytes = self.page_bytes(group);
+        Ok((self.pools[group].start() + page as u64 * bytes as u64, bytes))
+    }
+
+    fn page_of(&self, group: usize, page: u32, given: usize) -> Result<u64> {
+        let (start, bytes) = self.page(group, page)?;
+        match given == bytes {
+            true => Ok(start),
+            false => self.failed(format!("{given} bytes for a KV page of {bytes} bytes")),
+        }
+    }
+
+    /// The chunks that some pages lie in.
+    fn chunks(&self, group: usize, pages: &Range<u32>) -> Range<usize> {
+        let (bytes, chunk) = (self.page_bytes(group), self.pools[group].chunk());
+        let (start, end) = (pages.start as usize * bytes, pages.end as usize * bytes);
+        start / chunk..end.div_ceil(chunk)
+    }
+
+    /// Write one more (or one less) user into the chunks of some pages, and give the memory of those without users back.
+    fn release(&mut self, group: usize, chunks: Range<usize>) -> Result<()> {
+        for chunk in chunks {
+            let users = &mut self.users[group][chunk];
+            *users = users.saturating_sub(1);
+            if *users == 0 {
+                self.pools[group].unmap(chunk)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Choose what has no kernel from the logits of the step that was submitted last, with which the GPU is done, and take
+    /// over what the GPU chose.
+    fn choose_on_host(&mut self, step: &Step, begun: &Begun) -> Result<()> {
+        let plan = &self.plans[begun.plan];
+        let logits = plan.values[plan.output.0 as usize];
+        let bytes = logits.cols * 4;
+        let at = self.step;
+        let mut changed = false;
+        let first = at.chosen_at(begun.ticket, 0);
+        for (output, want) in (0u32..).zip(step.wants) {
+            let place = at.chosen_at(begun.ticket, output);
+            if begun.by_host(want) {
+                let from = self.arena.start() + (logits.offset + output as usize * bytes) as u64;
+                let to = output as usize * bytes;
+                self.context.download(from, self.results.bytes_mut(to, bytes))?;
+                let row: &[f32] = bytemuck::cast_slice(self.results.bytes(to, bytes));
+                let tokens = &self.host_chosen;
+                let pending = want.pending.of(step.pending).iter();
+                let pending = pending.filter_map(|from| {
+                    let token = tokens.word(at.chosen_at(from.ticket.0, from.output) as usize);
+                    (token != NO_TOKEN).then_some(token)
+                });
+                let choice = self.chooser.choose(row, want, step, pending);
+                let outputs = self.ahead.outputs_of_mut(begun.ticket);
+                outputs.chosen.push(choice);
+                outputs.best.extend(self.chooser.best(row, (want.n_best as usize).min(MAX_BEST)));
+                self.host_chosen.write(place as usize * 4, &[choice.token.unwrap_or(NO_TOKEN)]);
+                changed = true;
+            } else {
+                let token = self.host_chosen.word(place as usize);
+                let token = (token != NO_TOKEN).then_some(token);
+                let chosen = Chosen { token, logprob: f32::NAN, surprise: f32::NAN };
+                self.ahead.outputs_of_mut(begun.ticket).chosen.push(chosen);
+            }
+            let outputs = self.ahead.outputs_of_mut(begun.ticket);
+            outputs.best_ends.push(outputs.best.len());
+        }
+        if changed {
+            let bytes = self.host_chosen.bytes(first as usize * 4, step.wants.len() * 4);
+            self.context.upload(self.chosen.start() + u64::from(first) * 4, bytes)?;
+        }
+        self.ahead.outputs_of_mut(begun.ticket).is_chosen = true;
+        Ok(())
+    }
+
+    fn wait_for(&mut self, ticket: u64) -> Result<()> {
+        self.context.enter()?;
+        let step = self.ahead.take(ticket).or_else(|reason| self.failed(reason))?;
+        if let Some(event) = step.work {
+            let result = event.wait();
+            self.events.push(event);
+            if let Err(error) = result {
+                self.ahead.failed_below = self.ahead.next;
+                return Err(error);
+            }
+        }
+        if !self.ahead.outputs_of(ticket).is_chosen {
+            for output in 0..self.ahead.outputs_of(ticket).n as u32 {
+                let token = self.host_chosen.word(self.step.chosen_at(ticket, output) as usize);
+                let token = (token != NO_TOKEN).then_some(token);
+                let chosen = Chosen { token, logprob: f32::NAN, surprise: f32::NAN };
+                self.ahead.outputs_of_mut(ticket).chosen.push(chosen);
+            }
+        }
+        let is_fresh = self.ahead.in_flight.is_empty();
+        let (plan, sizes) = (step.plan, step.sizes);
+        self.ahead.done = Done { ticket: Some(ticket), plan, sizes, is_fresh, until: None };
+        if is_fresh { self.fetch_results(ticket) } else { Ok(()) }
+    }
+}
+
+impl Drop for CudaProgram {
+    /// Memory may not go before the work that uses it.
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() {
+            // An error is reported nowhere: nobody waits for these steps.
+            let _ = self.context.finish();
+        }
+    }
+}
+
+/// The lists of heads of CrossScores, each with where it begins in the words of all.
+fn head_lists(plans: &[Plan]) -> (Vec<(Vec<usize>, usize)>, Vec<u32>) {
+    let (mut lists, mut words): (Vec<(Vec<usize>, usize)>, Vec<u32>) = (vec![], vec![]);
+    for op in plans.iter().flat_map(Plan::primitives) {
+        let Op::CrossScores { heads, .. } = op else { continue };
+        if !lists.iter().any(|(list, _)| list == heads) {
+            lists.push((heads.clone(), words.len()));
+            words.extend(heads.iter().map(|head| *head as u32));
+        }
+    }
+    (lists, words)
+}
+
+impl Program for CudaProgram {
+    fn max_in_flight(&self) -> usize {
+        self.step.in_flight
+    }
+
+    fn chooses_in_flight(&self, want: &Want) -> bool {
+        // Logits are gone with the next step.
+        ahead::has_kernels(want) && !want.logits
+    }
+
+    /// A step of which the host chooses something is computed before this returns.
+    fn submit(&mut self, step: &Step) -> Result<Ticket> {
+        let begun = self.begin(step, true)?;
+        let Begun { ticket, sizes, plan, .. } = begun;
+        let work = match sizes.n_rows {
+            0 => None,
+            _ => Some(self.launch_whole(step, &begun)?),
+        };
+        self.ahead.next += 1;
+        self.ahead.done.is_fresh = false;
+        self.ahead.in_flight.push_back(InFlight { ticket, plan, sizes, work });
+        if step.wants.iter().any(|want| begun.by_host(want)) {
+            let chosen = self.context.finish().and_then(|()| self.choose_on_host(step, &begun));
+            if let Err(error) = chosen {
+                self.ahead.in_flight.pop_back();
+                self.ahead.next = ticket;
+                return Err(error);
+            }
+        }
+        Ok(Ticket(ticket))
+    }
+
+    fn wait(&mut self, ticket: Ticket) -> Result<()> {
+        self.wait_for(ticket.0)
+    }
+
+    fn chosen(&self) -> &[Chosen] {
+        self.ahead.done.ticket.map_or(&[], |ticket| &self.ahead.outputs_of(ticket).chosen)
+    }
+
+    fn best(&self, output: usize) -> &[(u32, f32)] {
+        self.ahead.done.ticket.map_or(&[], |ticket| self.ahead.outputs_of(ticket).best(output))
+    }
+
+    fn logits(&self) -> &[f32] {
+        let done = &self.ahead.done;
+        let is_there = done.is_fresh && done.until.is_none();
+        let Some(plan) = self.plans.get(done.plan).filter(|_| is_there) else { return &[] };
+        self.rows_of(plan.output).map_or(&[], |(_, bytes)| bytemuck::cast_slice(self.results.bytes(0, bytes)))
+    }
+
+    fn kept(&self, index: usize) -> &[f32] {
+        let done = &self.ahead.done;
+        let is_there = done.is_fresh && done.until.is_none();
+        let Some(plan) = self.plans.get(done.plan).filter(|_| is_there) else { return &[] };
+        let mut at = self.logits_bytes;
+        for (i, id) in plan.kept.iter().enumerate() {
+            let Some((_, bytes)) = self.rows_of(*id) else { continue };
+            if i == index {
+                return bytemuck::cast_slice(self.results.bytes(at, bytes));
+            }
+            at += bytes;
+        }
+        &[]
+    }
+
+    fn run_until(&mut self, step: &Step, last: usize) -> Result<()> {
+        self.ahead.refuse_company().or_else(|reason| self.failed(reason))?;
+        if let Err(reason) = step.check_node(&self.needs, last) {
+            return self.failed(reason);
+        }
+        let begun = self.begin(step, false)?;
+        let n = self.plans[begun.plan].table(&begun.sizes).table.until(last);
+        self.ahead.done = Done::default();
+        if begun.sizes.n_rows > 0 {
+            self.launch_range(&begun, 0..n)?;
+            self.context.finish()?;
+        }
+        let (plan, sizes) = (begun.plan, begun.sizes);
+        self.ahead.done = Done { ticket: None, plan, sizes, is_fresh: true, until: Some(n) };
+        Ok(())
+    }
+
+    fn read(&self, value: ValueId) -> Option<Vec<f32>> {
+        let Done { plan, sizes, until, is_fresh, .. } = &self.ahead.done;
+        let plan = self.plans.get(*plan).filter(|_| *is_fresh)?;
+        let (offset, bytes) = self.rows_of(value)?;
+        let view = plan.values[value.0 as usize];
+        let region = Region::of(Location { buffer: 0, offset: offset as u64 }, view.bytes);
+        if !plan.table(sizes).table.holds(value, &region, sizes, until.unwrap_or(usize::MAX)) {
+            return None;
+        }
+        let mut words = vec![0u32; bytes / 4];
+        if bytes > 0 {
+            self.context.enter().ok()?;
+            self.context
+                .download(self.arena.start() + offset as u64, bytemuck::cast_slice_mut(&mut words))
+                .ok()?;
+        }
+        Some(match view.dtype {
+            DType::F32 => words.iter().map(|word| f32::from_bits(*word)).collect(),
+            DType::U32 => words.iter().map(|word| *word as f32).collect(),
+        })
+    }
+
+    fn committed(&self) -> &CommittedPages {
+        &self.committed
+    }
+
+    fn commit(&mut self, group: usize, pages: Range<u32>) -> Result<()> {
+        self.committed.check_range(group, &pages, false).or_else(|reason| self.failed(reason))?;
+        let chunks = self.chunks(group, &pages);
+        for chunk in chunks.clone() {
+            match self.pools[group].map(chunk) {
+                Ok(true) => self.users[group][chunk] += 1,
+                refused => {
+                    self.release(group, chunks.start..chunk)?;
+                    refused?;
+                    let (n_pages, bytes) = (pages.len(), (pages.len() * self.page_bytes(group)) as u64);
+                    return Err(Error::Shortage { device: NAME, group, n_pages, bytes });
+                }
+            }
+        }
+        self.committed.set(group, pages, true);
+        Ok(())
+    }
+
+    fn decommit(&mut self, group: usize, pages: Range<u32>) -> Result<()> {
+        self.committed.check_range(group, &pages, true).or_else(|reason| self.failed(reason))?;
+        self.context.enter()?;
+        // Steps that were submitted before may still read the pages.
+        self.context.finish()?;
+        self.committed.set(group, pages.clone(), false);
+        self.release(group, self.chunks(group, &pages))
+    }
+
+    fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<()> {
+        let ((from, bytes), (to, _)) = (self.page(group, from)?, self.page(group, to)?);
+        self.context.enter()?;
+        if from == to { Ok(()) } else { self.context.copy(to, from, bytes) }
+    }
+
+    fn read_page(&self, group: usize, page: u32, bytes: &mut [u8]) -> Result<()> {
+        let start = self.page_of(group, page, bytes.len())?;
+        self.context.enter()?;
+        self.context.download(start, bytes)
+    }
+
+    fn write_page(&mut self, group: usize, page: u32, bytes: &[u8]) -> Result<()> {
+        let start = self.page_of(group, page, bytes.len())?;
+        self.context.enter()?;
+        self.context.upload(start, bytes)?;
+        self.context.finish()
+    }
+
+    fn commands(&self, plan: usize, n_rows: usize) -> Vec<CommandInfo> {
+        // Of the last step, if it was such a one; else as a sequence has them that goes on.
+        let done = &self.ahead.done;
+        let same = plan == done.plan && n_rows == done.sizes.n_rows;
+        let n_outputs = if same { done.sizes.n_outputs } else { 1 };
+        let sizes = StepSizes { n_rows, n_outputs, ..StepSizes::default() };
+        let most = RowClass::of(self.limits.max_rows) as usize;
+        let plan = self.plans.get(plan).filter(|_| RowClass::of(n_rows) as usize <= most);
+        plan.map_or(vec![], |plan| plan.table(&sizes).table.infos().to_vec())
+    }
+
+    fn run_timed(&mut self, step: &Step, timings: &mut Vec<Timing>) -> Result<()> {
+        self.ahead.refuse_company().or_else(|reason| self.failed(reason))?;
+        let begun = self.begin(step, true)?;
+        self.ahead.done = Done::default();
+        self.launch_timed(&begun, timings)?;
+        let Begun { ticket, sizes, plan, .. } = begun;
+        self.ahead.next += 1;
+        self.ahead.in_flight.push_back(InFlight { ticket, plan, sizes, work: None });
+        if step.wants.iter().any(|want| begun.by_host(want)) {
+            self.choose_on_host(step, &begun)?;
+        }
+        self.wait_for(ticket)
+    }
+}
+
+/// Bytes of what a plan keeps.
+pub fn kept_bytes(plan: &Plan, limits: &Limits) -> usize {
+    plan.kept.iter().map(|id| value_bytes(plan.value(*id), limits).next_multiple_of(ALIGN)).sum()
+}

@@ -1,0 +1,205 @@
+//! Launching: a step's commands one by one, as a graph, or each by itself to be timed.
+
+use super::CudaProgram;
+use super::inputs::Begun;
+use crate::arguments::StepLoadArguments;
+use crate::driver::{Event, Graph, MAX_ARGUMENT_BYTES, NAME};
+use device::{Error, Result, Step, Timing};
+use device_lower::table::StepSizes;
+use std::ops::Range;
+
+/// Parts of a step that somebody may stop.
+const PARTS: usize = 8;
+
+/// Graphs by what decides which commands run on how many blocks: a plan and the sizes of a step.
+pub(super) struct Graphs {
+    /// In no order; with when each was used last.
+    entries: Vec<Entry>,
+    most: usize,
+    clock: u64,
+}
+
+struct Entry {
+    plan: usize,
+    sizes: StepSizes,
+    /// `None`: it was launched once, command by command. What comes twice becomes a graph.
+    graph: Option<Graph>,
+    used: u64,
+}
+
+impl Graphs {
+    pub(super) fn new(most: usize) -> Graphs {
+        Graphs { entries: Vec::with_capacity(most + 1), most, clock: 0 }
+    }
+}
+
+impl CudaProgram {
+    /// Copy the step's numbers to the GPU.
+    fn load_step(&self, begun: &Begun) -> Result<()> {
+        let [copies0, copies1, copies2, copies3, copies4, copies5, copies6, copies7] = begun.copies;
+        let n_words: u32 = begun.copies.iter().map(|copy| copy.n_words).sum();
+        let arguments = StepLoadArguments {
+            from: self.steps_address + self.region(begun.ticket) as u64,
+            to: self.step_buffer.start(),
+            copies0,
+            copies1,
+            copies2,
+            copies3,
+            copies4,
+            copies5,
+            copies6,
+            copies7,
+        };
+        let n_blocks = n_words.div_ceil(256).clamp(1, 64);
+        self.context.launch(self.step_load, [n_blocks, 1, 1], 256, 0, bytemuck::bytes_of(&arguments))
+    }
+
+    /// Launch one command.
+    fn launch_command(&self, begun: &Begun, index: usize, blocks: [u32; 3]) -> Result<()> {
+        let commands = self.plans[begun.plan].table(&begun.sizes);
+        let command = &commands.table.commands()[index];
+        let parameters = commands.table.parameters(command);
+        let mut bytes = [0u8; MAX_ARGUMENT_BYTES];
+        let Some(place) = bytes.get_mut(..parameters.len()) else {
+            return self.failed(format!("{} bytes of arguments", parameters.len()));
+        };
+        place.copy_from_slice(parameters);
+        // Every argument struct begins with it.
+        let n_rows = commands.rows[index].count(begun.sizes.n_rows, begun.sizes.n_outputs) as u32;
+        place[..4].copy_from_slice(&n_rows.to_le_bytes());
+        let function = self.functions[command.kernel as usize];
+        let result = self.context.launch(function, blocks, command.threads, command.threadgroup_bytes, place);
+        result.map_err(|error| match error {
+            Error::Failed { device, reason } => {
+                let kernel = &commands.table.infos()[index].kernel;
+                Error::Failed { device, reason: format!("{kernel}, blocks {blocks:?}: {reason}") }
+            }
+            error => error,
+        })
+    }
+
+    fn launch_commands(&self, begun: &Begun, range: Range<usize>) -> Result<()> {
+        let table = &self.plans[begun.plan].table(&begun.sizes).table;
+        let runs = table.runs(&begun.sizes).skip_while(|run| run.index < range.start);
+        for run in runs.take_while(|run| run.index < range.end) {
+            self.launch_command(begun, run.index, run.threadgroups)?;
+        }
+        Ok(())
+    }
+
+    /// A step's numbers and the commands of a range of its table.
+    pub(super) fn launch_range(&self, begun: &Begun, range: Range<usize>) -> Result<()> {
+        self.load_step(begun)?;
+        self.launch_commands(begun, range)
+    }
+
+    /// All of a step's commands, as a graph if such a step has come before. One that somebody may stop is launched in parts,
+    /// and asked about between them. While the GPU runs one of them, the next is launched.
+    pub(super) fn launch_whole(&mut self, step: &Step, begun: &Begun) -> Result<Event> {
+        let event = match self.events.pop() {
+            Some(event) => event,
+            None => self.context.event(false)?,
+        };
+        let result = match step.stop.is_some() && begun.sizes.n_rows > 1 {
+            true => self.launch_parts(step, begun),
+            false => self.load_step(begun).and_then(|()| self.launch_graph(begun)),
+        };
+        match result.and_then(|()| event.record()) {
+            Ok(()) => Ok(event),
+            Err(error) => {
+                self.events.push(event);
+                Err(error)
+            }
+        }
+    }
+
+    fn launch_parts(&mut self, step: &Step, begun: &Begun) -> Result<()> {
+        // What an earlier step left in the arena is written over, even if this one stops.
+        self.ahead.done.is_fresh = false;
+        self.load_step(begun)?;
+        let n = self.plans[begun.plan].table(&begun.sizes).table.commands().len();
+        let mut running: Option<Event> = None;
+        let mut result = Ok(());
+        for part in 0..PARTS {
+            let range = part * n / PARTS..(part + 1) * n / PARTS;
+            result = self.launch_commands(begun, range);
+            let next = match self.events.pop() {
+                Some(event) => event,
+                None => self.context.event(false)?,
+            };
+            result = result.and_then(|()| next.record());
+            if let Some(before) = running.replace(next) {
+                result = result.and_then(|()| before.wait());
+                self.events.push(before);
+            }
+            if result.is_ok() && step.is_stopped() {
+                result = Err(Error::Stopped { device: NAME });
+            }
+            if result.is_err() {
+                break;
+            }
+        }
+        self.events.extend(running);
+        if result.is_err() {
+            // Nothing of the step may still run when its caller hears of it.
+            self.context.finish()?;
+        }
+        result
+    }
+
+    fn launch_graph(&mut self, begun: &Begun) -> Result<()> {
+        self.graphs.clock += 1;
+        let clock = self.graphs.clock;
+        let found = self.graphs.entries.iter_mut().find(|e| e.plan == begun.plan && e.sizes == begun.sizes);
+        match found {
+            Some(entry) => {
+                entry.used = clock;
+                if let Some(graph) = &entry.graph {
+                    return self.context.launch_graph(graph);
+                }
+            }
+            None => {
+                if self.graphs.entries.len() >= self.graphs.most {
+                    let oldest = self.graphs.entries.iter().enumerate().min_by_key(|(_, e)| e.used);
+                    if let Some(index) = oldest.map(|(index, _)| index) {
+                        self.graphs.entries.swap_remove(index);
+                    }
+                }
+                let (plan, sizes) = (begun.plan, begun.sizes);
+                self.graphs.entries.push(Entry { plan, sizes, graph: None, used: clock });
+                return self.launch_commands(begun, 0..usize::MAX);
+            }
+        }
+        let graph = self.context.capture(|| self.launch_commands(begun, 0..usize::MAX))?;
+        self.context.launch_graph(&graph)?;
+        let found = self.graphs.entries.iter_mut().find(|e| e.plan == begun.plan && e.sizes == begun.sizes);
+        if let Some(entry) = found {
+            entry.graph = Some(graph);
+        }
+        Ok(())
+    }
+
+    /// Each command between two events of its own.
+    pub(super) fn launch_timed(&self, begun: &Begun, timings: &mut Vec<Timing>) -> Result<()> {
+        let table = &self.plans[begun.plan].table(&begun.sizes).table;
+        let (first, from, to) =
+            (self.context.event(true)?, self.context.event(true)?, self.context.event(true)?);
+        if begun.sizes.n_rows > 0 {
+            self.load_step(begun)?;
+        }
+        first.record()?;
+        for command in 0..table.commands().len() {
+            let blocks = table.threadgroups(command, &begun.sizes);
+            from.record()?;
+            if let Some(blocks) = blocks {
+                self.launch_command(begun, command, blocks)?;
+            }
+            to.record()?;
+            to.wait()?;
+            let start = from.since(&first)?;
+            let duration = if blocks.is_some() { to.since(&from)? } else { 0.0 };
+            timings.push(Timing { command, start, duration });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,296 @@
+//! Weights on the GPU: which there are, where each lies in one buffer, and the way there. Matrices are
+//! repacked by the host's threads into pinned memory and copied from there; vectors go as they are.
+
+use crate::arguments::{MatrixArguments, WeightArguments};
+use crate::driver::{Address, Buffer, Context, NAME, Pinned};
+use crate::stored::Stored;
+use device::{Error, Op, Plan, Result, Weight, WeightId};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use weights::{BlockType, Bytes, PlaneSlices};
+
+/// Alignment of planes and vectors.
+const ALIGN: usize = 256;
+
+/// Bytes that a thread repacks before they are copied.
+const STAGING: usize = 8 << 20;
+
+/// Most threads that repack.
+const MOST_THREADS: usize = 12;
+
+/// A view of bytes, by its address.
+type Key = (*const u8, usize);
+
+/// What identifies a matrix: its bytes (of a stack, those of the first part), its columns, its type, and the number of
+/// its parts.
+type MatrixKey = (Key, usize, BlockType, usize);
+
+fn key(bytes: &Bytes) -> Key {
+    (bytes.as_ptr(), bytes.len())
+}
+
+fn matrix_key(weight: &Weight) -> MatrixKey {
+    let first = weight.parts.first().map_or(&weight.data, |part| &part.data);
+    (key(first), weight.n_cols(), weight.block, weight.parts.len())
+}
+
+struct Matrix {
+    weight: Weight,
+    stored: Stored,
+    /// Of each plane.
+    offsets: [usize; 4],
+}
+
+/// Every weight once, with its place.
+pub struct WeightPlan {
+    matrices: Vec<Matrix>,
+    matrix_of: HashMap<MatrixKey, usize>,
+    vectors: Vec<(Bytes, usize)>,
+    vector_of: HashMap<Key, usize>,
+    total: usize,
+}
+
+/// The weights that an Op multiplies by or looks rows up in, and those that it reads as plain f32.
+fn uses(op: &Op) -> (Vec<WeightId>, Vec<WeightId>) {
+    match op {
+        Op::Linear { weight, bias, .. } => (vec![*weight], bias.iter().copied().collect()),
+        Op::Embed { table, .. } | Op::EmbedPositions { table, .. } => (vec![*table], vec![]),
+        Op::ExpertLinear { weight, .. } => (vec![*weight], vec![]),
+        op => (vec![], op.weights()),
+    }
+}
+
+impl WeightPlan {
+    /// Of plans. Takes no memory of the GPU.
+    ///
+    /// # Errors
+    /// A vector that is not F32.
+    pub fn new(plans: &[Plan]) -> Result<WeightPlan> {
+        let mut all = WeightPlan {
+            matrices: vec![],
+            matrix_of: HashMap::new(),
+            vectors: vec![],
+            vector_of: HashMap::new(),
+            total: 0,
+        };
+        for plan in plans {
+            for op in plan.primitives() {
+                let (matrices, vectors) = uses(op);
+                matrices.into_iter().for_each(|id| all.add_matrix(plan.weight(id)));
+                for weight in vectors.into_iter().map(|id| plan.weight(id)) {
+                    if weight.block != BlockType::F32 {
+                        return Err(Error::Unsupported {
+                            device: NAME,
+                            what: format!("{} in {}", weight.name, weight.block),
+                            hint: "vectors must be F32".to_owned(),
+                        });
+                    }
+                    all.add_vector(&weight.data);
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    fn take(&mut self, bytes: usize) -> usize {
+        let offset = self.total;
+        self.total += bytes.next_multiple_of(ALIGN);
+        offset
+    }
+
+    fn add_matrix(&mut self, weight: &Weight) {
+        if self.matrix_of.contains_key(&matrix_key(weight)) {
+            return;
+        }
+        let stored = Stored::new(weight.block, weight.n_cols());
+        let offsets = stored.strides.all().map(|stride| self.take(stride * weight.n_rows()));
+        self.matrix_of.insert(matrix_key(weight), self.matrices.len());
+        self.matrices.push(Matrix { weight: weight.clone(), stored, offsets });
+    }
+
+    fn add_vector(&mut self, bytes: &Bytes) {
+        if self.vector_of.contains_key(&key(bytes)) {
+            return;
+        }
+        let offset = self.take(bytes.len());
+        self.vector_of.insert(key(bytes), offset);
+        self.vectors.push((bytes.clone(), offset));
+    }
+
+    /// Bytes of the buffer.
+    pub fn total(&self) -> usize {
+        self.total
+    }
+
+    /// Take the memory and fill it.
+    ///
+    /// # Errors
+    /// Memory was refused, or a copy failed.
+    pub fn load(self, context: &Arc<Context>) -> Result<Weights> {
+        let buffer = Buffer::new(context, "weights", self.total)?;
+        // The memory was cleared in the order of the stream; padding stays zero.
+        context.finish()?;
+        for (bytes, offset) in &self.vectors {
+            context.upload(buffer.start() + *offset as u64, bytes)?;
+        }
+        context.finish()?;
+        self.upload(context, &buffer)?;
+        Ok(Weights { buffer, plan: self })
+    }
+
+    /// Ranges of rows of matrices, each small enough for a thread's pinned memory.
+    fn pieces(&self) -> Vec<Piece<'_>> {
+        let mut pieces = Vec::new();
+        for matrix in &self.matrices {
+            let weight = &matrix.weight;
+            let whole = std::iter::once((&weight.data, &weight.planes)).filter(|_| weight.parts.is_empty());
+            let parts = weight.parts.iter().map(|part| (&part.data, &part.planes));
+            let mut first = 0;
+            for (data, planes) in whole.chain(parts) {
+                let n_rows = weight.n_rows() / weight.parts.len().max(1);
+                let most = (STAGING / matrix.stored.strides.row().max(1)).max(1);
+                for start in (0..n_rows).step_by(most) {
+                    let n = most.min(n_rows - start);
+                    pieces.push(Piece {
+                        matrix,
+                        data,
+                        planes: planes.as_slices(),
+                        start,
+                        n,
+                        to: first + start,
+                    });
+                }
+                first += n_rows;
+            }
+        }
+        pieces
+    }
+
+    fn upload(&self, context: &Arc<Context>, buffer: &Buffer) -> Result<()> {
+        let pieces = self.pieces();
+        let most = pieces.iter().map(|p| p.n * p.matrix.stored.strides.row()).max().unwrap_or(0);
+        let n_threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let n_threads = n_threads.min(MOST_THREADS).min(pieces.len());
+        let (next, error) = (AtomicUsize::new(0), Mutex::new(None));
+        let work = || -> Result<()> {
+            let mut staging = [
+                (Pinned::new(context, "pinned memory for weights", most)?, context.event(false)?),
+                (Pinned::new(context, "pinned memory for weights", most)?, context.event(false)?),
+            ];
+            let (mut scratch, mut turn) = (Vec::new(), 0);
+            while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let (pinned, event) = &mut staging[turn];
+                turn = 1 - turn;
+                // What was copied from it before has arrived.
+                event.wait()?;
+                piece.pack(pinned, &mut scratch);
+                let mut from = 0;
+                for (stride, offset) in
+                    piece.matrix.stored.strides.all().into_iter().zip(piece.matrix.offsets)
+                {
+                    let bytes = stride * piece.n;
+                    let to = buffer.start() + (offset + stride * piece.to) as u64;
+                    context.upload(to, pinned.bytes(from, bytes))?;
+                    from += bytes;
+                }
+                event.record()?;
+            }
+            staging.iter().try_for_each(|(_, event)| event.wait())
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..n_threads {
+                scope.spawn(|| {
+                    if let Err(e) = context.enter().and_then(|()| work()) {
+                        *error.lock().unwrap_or_else(PoisonError::into_inner) = Some(e);
+                    }
+                });
+            }
+        });
+        match error.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            Some(error) => Err(error),
+            None => context.finish(),
+        }
+    }
+}
+
+/// Rows of a matrix on their way.
+struct Piece<'a> {
+    matrix: &'a Matrix,
+    data: &'a [u8],
+    planes: PlaneSlices<'a>,
+    /// The first, of its part.
+    start: usize,
+    n: usize,
+    /// The first, of the stack.
+    to: usize,
+}
+
+impl Piece<'_> {
+    /// Into pinned memory: the rows of each plane, one plane after another.
+    fn pack(&self, pinned: &mut Pinned, scratch: &mut Vec<f32>) {
+        let (weight, stored) = (&self.matrix.weight, &self.matrix.stored);
+        let (row_bytes, strides) = (weight.row_bytes(), stored.strides.all());
+        let out = pinned.bytes_mut(0, stored.strides.row() * self.n);
+        // Padding, which no row writes.
+        if !weight.n_cols().is_multiple_of(32) {
+            out.fill(0);
+        }
+        let (codes, rest) = out.split_at_mut(strides[0] * self.n);
+        let (high, rest) = rest.split_at_mut(strides[1] * self.n);
+        let (scales, supers) = rest.split_at_mut(strides[2] * self.n);
+        for i in 0..self.n {
+            let row = self.start + i;
+            let planes = self.planes.rows(weight.block, weight.n_cols(), row..row + 1);
+            let out = [
+                &mut codes[i * strides[0]..][..strides[0]],
+                &mut high[i * strides[1]..][..strides[1]],
+                &mut scales[i * strides[2]..][..strides[2]],
+                &mut supers[i * strides[3]..][..strides[3]],
+            ];
+            stored.pack_row(&self.data[row * row_bytes..][..row_bytes], planes, out, scratch);
+        }
+    }
+}
+
+/// Weights that are there.
+pub struct Weights {
+    buffer: Buffer,
+    plan: WeightPlan,
+}
+
+impl Weights {
+    /// A vector's address.
+    pub fn vector(&self, weight: &Weight) -> Option<Address> {
+        self.plan.vector_of.get(&key(&weight.data)).map(|offset| self.buffer.start() + *offset as u64)
+    }
+
+    /// How a matrix is stored, and its arguments but for bias and output.
+    pub fn matrix(&self, weight: &Weight) -> Option<(Stored, MatrixArguments)> {
+        let matrix = &self.plan.matrices[*self.plan.matrix_of.get(&matrix_key(weight))?];
+        let [codes, high, scales, supers] = matrix.offsets.map(|offset| self.buffer.start() + offset as u64);
+        let strides = matrix.stored.strides;
+        let arguments = MatrixArguments {
+            weight: WeightArguments {
+                codes,
+                high,
+                scales,
+                supers,
+                code_stride: strides.codes as u32,
+                high_stride: strides.high as u32,
+                scale_stride: strides.scales as u32,
+                super_stride: strides.supers as u32,
+            },
+            n_out: (weight.n_rows() / weight.parts.len().max(1)) as u32,
+            kind: matrix.stored.scale_kind,
+            group_shift: matrix.stored.group_shift,
+            ..MatrixArguments::default()
+        };
+        Some((matrix.stored, arguments))
+    }
+}
+
+// SAFETY: the keys are addresses that are only compared; the bytes themselves are kept by the plan's views.
+unsafe impl Send for WeightPlan {}
+// SAFETY: as above; nothing is changed after it is made.
+unsafe impl Sync for WeightPlan {}

@@ -1,0 +1,267 @@
+//! Bookkeeping of a device that runs steps ahead of the host: which are in flight, what they chose, which tokens may be
+//! linked to, and which outputs its kernels choose.
+
+use crate::table::StepSizes;
+use device::{Choose, Chosen, OutputRef, Sampling, Want};
+use std::collections::VecDeque;
+
+/// A token that an earlier output chose: this bit, and its place among the chosen tokens.
+pub const LINKED: u32 = 1 << 31;
+
+/// Among the chosen tokens: none.
+pub const NO_TOKEN: u32 = u32::MAX;
+
+/// Tokens of an output that may have penalties, at most, where kernels apply them.
+pub const MOST_PENALISED: usize = 4096;
+
+/// A step that was submitted and not waited for.
+#[derive(Debug)]
+pub struct InFlight<T> {
+    /// Its number.
+    pub ticket: u64,
+    /// Of the program.
+    pub plan: usize,
+    /// What its table needed to know.
+    pub sizes: StepSizes,
+    /// What is waited for; `None`: it has no rows, or was waited for already.
+    pub work: Option<T>,
+}
+
+/// What the last step that was waited for, or the last [`device::Program::run_until`], left.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Done {
+    /// `None`: it chose nothing.
+    pub ticket: Option<u64>,
+    /// Of the program.
+    pub plan: usize,
+    /// What its table needed to know.
+    pub sizes: StepSizes,
+    /// Whether no later step was submitted, which writes the same memory.
+    pub is_fresh: bool,
+    /// How many of the commands ran; `None`: all.
+    pub until: Option<usize>,
+}
+
+/// What a step chose.
+#[derive(Debug)]
+pub struct Outputs {
+    /// Outputs.
+    pub n: usize,
+    /// Logits of each.
+    pub n_logits: usize,
+    /// Whether the host has chosen.
+    pub is_chosen: bool,
+    /// Filled when the step is waited for, or when the host chooses; capacity `max_outputs`.
+    pub chosen: Vec<Chosen>,
+    /// Best tokens of all outputs, one output after the other; grows only where somebody wants them.
+    pub best: Vec<(u32, f32)>,
+    /// `(n)` where each output's best tokens end, where the host has chosen.
+    pub best_ends: Vec<usize>,
+}
+
+impl Outputs {
+    fn new(max_outputs: usize) -> Outputs {
+        Outputs {
+            n: 0,
+            n_logits: 0,
+            is_chosen: false,
+            chosen: Vec::with_capacity(max_outputs),
+            best: Vec::new(),
+            best_ends: Vec::with_capacity(max_outputs),
+        }
+    }
+
+    /// For another step.
+    pub fn begin(&mut self, n: usize, n_logits: usize) {
+        (self.n, self.n_logits, self.is_chosen) = (n, n_logits, false);
+        self.chosen.clear();
+        self.best.clear();
+        self.best_ends.clear();
+    }
+
+    /// The best tokens of an output.
+    pub fn best(&self, output: usize) -> &[(u32, f32)] {
+        let Some(end) = self.best_ends.get(output) else { return &[] };
+        let start = if output == 0 { 0 } else { self.best_ends[output - 1] };
+        &self.best[start..*end]
+    }
+}
+
+/// The steps of one program.
+#[derive(Debug)]
+pub struct Ahead<T> {
+    /// The next step's ticket.
+    pub next: u64,
+    /// Steps that were submitted and not waited for, the oldest first.
+    pub in_flight: VecDeque<InFlight<T>>,
+    /// Steps below this ticket cannot be trusted: one of them failed while they were in flight.
+    pub failed_below: u64,
+    /// What was waited for last.
+    pub done: Done,
+    /// What the last steps chose, each at its ticket modulo their number.
+    outputs: Vec<Outputs>,
+}
+
+impl<T> Ahead<T> {
+    /// None so far. What `n_kept` steps chose is kept: twice as many as may be in flight. (A step may ask for the tokens of
+    /// the step that was waited for last when it was submitted, until it is waited for itself.)
+    pub fn new(n_kept: usize, max_outputs: usize) -> Ahead<T> {
+        Ahead {
+            next: 0,
+            in_flight: VecDeque::with_capacity(n_kept),
+            failed_below: 0,
+            done: Done::default(),
+            outputs: (0..n_kept).map(|_| Outputs::new(max_outputs)).collect(),
+        }
+    }
+
+    fn place(&self, ticket: u64) -> usize {
+        (ticket % self.outputs.len() as u64) as usize
+    }
+
+    /// What a step chose that is in flight or was the last to be waited for.
+    pub fn outputs_of(&self, ticket: u64) -> &Outputs {
+        &self.outputs[self.place(ticket)]
+    }
+
+    /// The same, to fill.
+    pub fn outputs_of_mut(&mut self, ticket: u64) -> &mut Outputs {
+        let place = self.place(ticket);
+        &mut self.outputs[place]
+    }
+
+    /// The oldest step whose tokens are kept: the last that was waited for.
+    pub fn oldest_kept(&self) -> u64 {
+        (self.next - self.in_flight.len() as u64).saturating_sub(1)
+    }
+
+    /// Whether the tokens of an output are kept, and are below a number.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn check_link(&self, from: OutputRef, n_tokens: usize) -> Result<(), String> {
+        let ticket = from.ticket.0;
+        if ticket >= self.next || ticket < self.oldest_kept().max(self.failed_below) {
+            return Err(format!(
+                "a link to step {ticket}, which is neither in flight nor the last that was waited for"
+            ));
+        }
+        let outputs = self.outputs_of(ticket);
+        if from.output as usize >= outputs.n {
+            let n = outputs.n;
+            return Err(format!("a link to output {} of step {ticket}, which has {n}", from.output));
+        }
+        if outputs.n_logits > n_tokens {
+            let n = outputs.n_logits;
+            return Err(format!("a link to one of {n} tokens, expected at most {n_tokens}"));
+        }
+        Ok(())
+    }
+
+    /// The step that is waited for, taken out of those in flight.
+    ///
+    /// # Errors
+    /// It is another's turn, or a step before it failed.
+    pub fn take(&mut self, ticket: u64) -> Result<InFlight<T>, String> {
+        match self.in_flight.front().map(|step| step.ticket) {
+            Some(first) if first == ticket => {}
+            Some(first) => return Err(format!("step {ticket} is waited for before step {first}")),
+            None => return Err(format!("step {ticket} is waited for, and none is in flight")),
+        }
+        self.done = Done::default();
+        match self.in_flight.pop_front() {
+            Some(_) if ticket < self.failed_below => {
+                Err(format!("step {ticket} was submitted after a step that failed"))
+            }
+            Some(step) => Ok(step),
+            None => Err(format!("step {ticket} is not in flight")),
+        }
+    }
+
+    /// An error if a step is in flight.
+    ///
+    /// # Errors
+    /// As it says.
+    pub fn refuse_company(&self) -> Result<(), String> {
+        match self.in_flight.len() {
+            0 => Ok(()),
+            n => Err(format!("{n} steps are in flight, expected none")),
+        }
+    }
+}
+
+/// How many tokens of an output have penalties.
+pub fn n_penalised(want: &Want) -> usize {
+    if want.penalties.is_some() { want.recent.len as usize + want.pending.len as usize } else { 0 }
+}
+
+/// Whether kernels that choose the best token or sample by temperature, top-k, top-p and min-p, after penalties, do all that
+/// is wanted of an output beside its logits.
+pub fn has_kernels(want: &Want) -> bool {
+    let n_penalised = n_penalised(want);
+    matches!(want.choose, Choose::Best | Choose::Sample(_))
+        && want.mask.is_none()
+        && want.biases.len == 0
+        && !want.logprob
+        && want.n_best == 0
+        && n_penalised <= MOST_PENALISED
+        // Penalties change the logits where they are.
+        && !(want.logits && n_penalised > 0)
+}
+
+/// The numbers of a sampling as kernels use them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SamplingWords {
+    /// 0: all.
+    pub top_k: u32,
+    /// Top-p in 2^-32, at least 1; 0: all.
+    pub nucleus: u32,
+    /// The random number in 2^-64.
+    pub random: u64,
+    /// Above 0.
+    pub temperature: f32,
+    /// Logarithm of min-p.
+    pub floor: f32,
+}
+
+impl From<Sampling> for SamplingWords {
+    fn from(sampling: Sampling) -> SamplingWords {
+        let Sampling { temperature, top_k, top_p, min_p, random } = sampling;
+        let nucleus = (f64::from(top_p) * 2f64.powi(32)) as u32;
+        SamplingWords {
+            top_k: u32::try_from(top_k).unwrap_or(0),
+            nucleus: if top_p < 1.0 { nucleus.max(1) } else { 0 },
+            // Exact: 53 bits.
+            random: (random * 2f64.powi(64)) as u64,
+            temperature,
+            floor: min_p.ln(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use device::Ticket;
+
+    #[test]
+    fn steps_are_taken_in_order_and_links_reach_the_last() {
+        let mut ahead: Ahead<()> = Ahead::new(4, 2);
+        for ticket in 0..2 {
+            ahead.outputs_of_mut(ticket).begin(1, 50);
+            ahead.next += 1;
+            ahead.in_flight.push_back(InFlight { ticket, plan: 0, sizes: StepSizes::default(), work: None });
+        }
+        let link = |ticket, output| OutputRef { ticket: Ticket(ticket), output };
+        assert!(ahead.take(1).unwrap_err().contains("before step 0"));
+        assert!(ahead.refuse_company().is_err());
+        assert_eq!(ahead.take(0).unwrap().ticket, 0);
+        assert_eq!(ahead.check_link(link(0, 0), 50), Ok(()));
+        assert!(ahead.check_link(link(0, 1), 50).unwrap_err().contains("which has 1"));
+        assert!(ahead.check_link(link(0, 0), 49).unwrap_err().contains("at most 49"));
+        assert!(ahead.check_link(link(2, 0), 50).is_err());
+        ahead.failed_below = 2;
+        assert!(ahead.take(1).unwrap_err().contains("failed"));
+        assert!(ahead.check_link(link(0, 0), 50).is_err());
+    }
+}

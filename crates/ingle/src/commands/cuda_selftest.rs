@@ -1,0 +1,57 @@
+//! `ingle cuda-selftest`: compares every CUDA kernel with the reference interpreter, and prints a report to send back.
+
+use clap::Args;
+
+use crate::load;
+
+/// Compare every CUDA kernel with the reference interpreter, and print a report
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  ingle cuda-selftest                 (with an NVIDIA GPU: about a minute)
+  ingle cuda-selftest > report.txt    (to send back: no file of yours is read, and nothing is sent by itself)")]
+pub struct CudaSelftest {}
+
+impl CudaSelftest {
+    #[cfg(any(target_os = "linux", target_os = "windows"))]
+    pub fn run(self) -> anyhow::Result<()> {
+        use device::{Device, Peaks};
+        use device_cuda::selftest;
+        let device = load::cuda::device()?;
+        let facts = device.context().facts();
+        let memory = device.memory();
+        let Peaks { read_bytes_per_second, .. } = device.peaks();
+        println!(
+            "ingle {} cuda-selftest\n{}\ndriver for CUDA {}.{}, {}\n{} MiB of memory, {} MiB free, copied at {:.0} GB/s\n",
+            env!("CARGO_PKG_VERSION"),
+            device.describe(),
+            facts.driver / 1000,
+            facts.driver % 1000 / 10,
+            device.kernels().origin(),
+            memory.total >> 20,
+            memory.free >> 20,
+            read_bytes_per_second / 1e9,
+        );
+        let mut n_failed = 0;
+        let mut report = |name: String, result: Result<String, String>| match result {
+            Ok(what) => println!("ok      {name}: {what}"),
+            Err(reason) => {
+                n_failed += 1;
+                println!("FAILED  {name}: {reason}");
+            }
+        };
+        for kind in selftest::kinds() {
+            report(format!("{kind:?}"), selftest::check_kind(&device, kind).map(|n| format!("{n} cases")));
+        }
+        for (name, check) in selftest::PROMISES {
+            report(name.to_owned(), check(&device).map(|()| "kept".to_owned()));
+        }
+        anyhow::ensure!(n_failed == 0, "{n_failed} parts of the self-test failed");
+        Ok(())
+    }
+
+    #[cfg(not(any(target_os = "linux", target_os = "windows")))]
+    pub fn run(self) -> anyhow::Result<()> {
+        load::cuda::device().map(|_| ())
+    }
+}

@@ -1,0 +1,57 @@
+//! Every family's plan on the CUDA device gives what transformers gives: decoders with experts and without, an encoder, and
+//! speech. They need an NVIDIA GPU: `cargo xtask gpu-test` bundles them.
+//!
+//! Deterministic programs multiply the fixtures' BF16 weights in f32, so the interpreter's bound holds for them; so do fast
+//! ones of up to 32 rows. Keys and values are f32 here.
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used)]
+
+use crate::common::speech::{NAME, agrees_with_fixture, worst};
+use crate::common::{DENSE, MIXED, Runner, TOLERANCE, check_with, json, open};
+use device::Numerics;
+use device_cuda::CudaDevice;
+use model::ModelSpec;
+
+#[test]
+#[ignore = "needs an NVIDIA GPU: cargo xtask gpu-test"]
+fn all_fixtures_agree_on_cuda() {
+    let device = CudaDevice::new(0).unwrap();
+    for name in DENSE.into_iter().chain(MIXED) {
+        let checkpoint = open(name);
+        let plan = ModelSpec::from_checkpoint(&checkpoint).unwrap().plan(&checkpoint).unwrap();
+        for (chunk, numerics) in [
+            (40, Numerics::Deterministic),
+            (7, Numerics::Deterministic),
+            (32, Numerics::Fast),
+            (7, Numerics::Fast),
+            (1, Numerics::Fast),
+        ] {
+            let worst = check_with(Runner::on(&device, &plan, numerics), name, chunk);
+            println!("{name}: {numerics:?}, chunks of {chunk}: {worst:.1e}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU: cargo xtask gpu-test"]
+fn an_encoder_agrees_on_cuda() {
+    let checkpoint = open("bert");
+    let plan = ModelSpec::from_checkpoint(&checkpoint).unwrap().plan(&checkpoint).unwrap();
+    let json = json("bert/expected.json");
+    let row = |v: &serde_json::Value| -> Vec<f32> {
+        v.as_array().unwrap().iter().map(|v| v.as_f64().unwrap() as f32).collect()
+    };
+    let ids: Vec<u32> = row(&json["input_ids"]).into_iter().map(|v| v as u32).collect();
+    let expected: Vec<Vec<f32>> = json["last_hidden_state"].as_array().unwrap().iter().map(row).collect();
+    let device = CudaDevice::new(0).unwrap();
+    let (found, _) = Runner::on(&device, &plan, Numerics::Deterministic).step(&ids);
+    let difference = worst(&found, &expected);
+    assert!(difference < TOLERANCE, "{difference}");
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU: cargo xtask gpu-test"]
+fn speech_agrees_on_cuda() {
+    let device = CudaDevice::new(0).unwrap();
+    agrees_with_fixture(&device, "cuda", Numerics::Deterministic, &open(NAME), &[5]);
+}

@@ -1,0 +1,98 @@
+//! The CUDA device's kernels and tests, which need neither a GPU nor CUDA's toolkit here.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// NVIDIA's run-time compiler, as PyPI has it. 12.8 is the first that knows every architecture below, and its code runs on
+/// every driver from 525 on.
+const NVRTC: &str = "nvidia-cuda-nvrtc-cu12==12.8.93";
+
+/// What a distributed binary has code for.
+const ARCHITECTURES: [&str; 6] = ["sm_75", "sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120"];
+
+/// Compile all kernels into the archive that the next build puts into the binary, and record registers and spills; or, with
+/// `--check`, compare these with what is recorded. Architectures may be named.
+pub fn kernels(arguments: &[String]) -> Result<(), String> {
+    let library = nvrtc()?;
+    let mut command = Command::new("cargo");
+    command.args([
+        "run",
+        "--quiet",
+        "--package",
+        "ingle-device-cuda",
+        "--example",
+        "compile_kernels",
+        "--",
+        "--nvrtc",
+    ]);
+    command.arg(&library).args(arguments);
+    if !arguments.iter().any(|argument| argument.starts_with("sm_")) {
+        command.args(ARCHITECTURES);
+    }
+    run(&mut command)
+}
+
+/// Bundle the tests that need a GPU for a machine that has one and no toolchain: `target/gpu-test.tar.gz`, whose `run.sh` runs
+/// them from the root of this repository's files.
+pub fn gpu_test() -> Result<(), String> {
+    let folder = PathBuf::from("target/gpu-test");
+    fs::create_dir_all(&folder).map_err(|e| e.to_string())?;
+    run(Command::new("cargo").args(["build", "--package", "ingle-device-cuda", "--example", "gpu_test"]))?;
+    let listed = Command::new("cargo")
+        .args(["test", "--no-run", "--package", "ingle-model", "--test", "main", "--message-format=short"])
+        .output()
+        .map_err(|e| e.to_string())?;
+    let text = String::from_utf8_lossy(&listed.stderr).into_owned();
+    let test = text.split("tests/main.rs (").nth(1).and_then(|rest| rest.split(')').next());
+    let test = test.ok_or_else(|| format!("cargo named no test binary:\n{text}"))?;
+    copy(Path::new("target/debug/examples/gpu_test"), &folder.join("gpu_test"))?;
+    copy(Path::new(test), &folder.join("model_tests"))?;
+    let root = std::env::current_dir().map_err(|e| e.to_string())?;
+    let script = format!(
+        "#!/bin/sh\n# Runs the tests that need an NVIDIA GPU.\ncd \"$(dirname \"$0\")\" || exit 1\nset -e\n./gpu_test\n\
+         # The tests look for the fixtures where they were built.\nmkdir -p '{0}/crates/model'\n\
+         [ -e '{0}/fixtures' ] || ln -s \"$PWD/fixtures\" '{0}/fixtures'\n./model_tests --ignored on_cuda\n",
+        root.display()
+    );
+    fs::write(folder.join("run.sh"), script).map_err(|e| e.to_string())?;
+    run(Command::new("chmod").arg("+x").arg(folder.join("run.sh")))?;
+    run(Command::new("cp").args(["-r", "fixtures"]).arg(&folder))?;
+    run(Command::new("tar").args(["-C", "target", "-czf", "target/gpu-test.tar.gz", "gpu-test"]))?;
+    let bytes = fs::metadata("target/gpu-test.tar.gz").map_err(|e| e.to_string())?.len();
+    println!("target/gpu-test.tar.gz: {:.1} MiB", bytes as f64 / f64::from(1 << 20));
+    match bytes < 60 << 20 {
+        true => Ok(()),
+        false => Err("the bundle is larger than 60 MiB".to_owned()),
+    }
+}
+
+/// Without its symbols.
+fn copy(from: &Path, to: &Path) -> Result<(), String> {
+    run(Command::new("strip").arg("-o").arg(to).arg(from))
+}
+
+/// The compiler's library, downloaded once.
+fn nvrtc() -> Result<PathBuf, String> {
+    let folder = PathBuf::from("target/nvrtc");
+    let library = folder.join("nvidia/cuda_nvrtc/lib/libnvrtc.so.12");
+    if !library.exists() {
+        let mut pip = Command::new("python3");
+        pip.args(["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", NVRTC, "--dest"]);
+        run(pip.arg(&folder))?;
+        for entry in fs::read_dir(&folder).map_err(|e| e.to_string())?.flatten() {
+            if entry.path().extension().is_some_and(|e| e == "whl") {
+                run(Command::new("python3").args(["-m", "zipfile", "-e"]).arg(entry.path()).arg(&folder))?;
+            }
+        }
+    }
+    Ok(library)
+}
+
+fn run(command: &mut Command) -> Result<(), String> {
+    match command.status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("{command:?}: {status}")),
+        Err(error) => Err(format!("{command:?}: {error}")),
+    }
+}
