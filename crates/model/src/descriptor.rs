@@ -118,6 +118,17 @@ pub enum WindowPattern {
     FromKey,
 }
 
+/// Which layers scale queries by their position: `1 + beta * ln(1 + floor((position + offset) / length))`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Temperature {
+    /// None.
+    None,
+    /// All; positions count from 0.
+    All,
+    /// Those that do not rotate; positions count from 1.
+    WithoutRotation,
+}
+
 /// The kind of its norms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormKind {
@@ -173,6 +184,8 @@ pub struct ArchDescriptor {
 
     /// Norms of queries and keys.
     pub qk_norm: QkNorm,
+    /// They stand after the rotation.
+    pub qk_norm_after_rope: bool,
     /// What must have a bias. Elsewhere a bias is used if the file has one.
     pub biases: &'static [TensorRole],
     /// Values are normalised by heads, without a weight.
@@ -188,6 +201,12 @@ pub struct ArchDescriptor {
     pub rope_style: PerNaming<RopeStyle>,
     /// Rotation base of layers with a window where they have their own; their frequencies are then not scaled.
     pub window_rope_theta: Option<f64>,
+    /// Layers with a window rotate as the others do, but their frequencies are not scaled.
+    pub window_rope_unscaled: bool,
+    /// Where some layers have a window, the others do not rotate.
+    pub rope_in_windows_only: bool,
+    /// Which layers scale queries by their position.
+    pub temperature: Temperature,
     /// Every n-th layer has no rotation: layer `l` if `(l + 1) % n == 0`. A checkpoint may list them.
     pub no_rope_every: Option<usize>,
 
@@ -195,9 +214,16 @@ pub struct ArchDescriptor {
     pub activation: Activation,
     /// `down(f(gate x) * up x)`; otherwise `down(f(up x))`.
     pub gated: bool,
+    /// Columns of the network by those of the hidden size, where the checkpoint does not say.
+    pub ffn_per_hidden: Option<usize>,
     /// Where experts stand.
     pub experts: ExpertPlace,
 
+    /// Both branches of a layer read its input: `x + attention(norm(x)) + network(norm(x))`. The network has the norm of
+    /// attention, unless it has its own.
+    pub parallel: bool,
+    /// The factor on logits that checkpoints give multiplies them; otherwise it divides.
+    pub logits_multiplied: bool,
     /// Factor on embeddings.
     pub embedding_scale: EmbeddingScale,
 
@@ -242,6 +268,7 @@ impl ArchDescriptor {
         norms: NormPlaces::PRE,
         norm_offset: PerNaming::both(0.0),
         qk_norm: QkNorm::None,
+        qk_norm_after_rope: false,
         biases: &[],
         v_norm: false,
         keys_as_values: false,
@@ -249,10 +276,16 @@ impl ArchDescriptor {
         windows: WindowPattern::All,
         rope_style: PerNaming::both(RopeStyle::Half),
         window_rope_theta: None,
+        window_rope_unscaled: false,
+        rope_in_windows_only: false,
+        temperature: Temperature::None,
         no_rope_every: None,
         activation: Activation::Silu,
         gated: true,
+        ffn_per_hidden: None,
         experts: ExpertPlace::Nowhere,
+        parallel: false,
+        logits_multiplied: false,
         embedding_scale: EmbeddingScale::One,
         norm_kind: NormKind::Rms,
         norm_on_sum: false,

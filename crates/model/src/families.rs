@@ -5,12 +5,13 @@ use device::{Activation, OutputKind, RopeStyle};
 
 use crate::descriptor::{
     ArchDescriptor, AttentionScale, Convolution, EmbeddingScale, ExpertPlace, NormKind, NormPlaces,
-    PerNaming, QkNorm, WindowPattern,
+    PerNaming, QkNorm, Temperature, WindowPattern,
 };
-use crate::names::TensorRole::{AttnK, AttnQ, AttnV, Conv1, Conv2};
+use crate::names::TensorRole::{AttnK, AttnOut, AttnQ, AttnV, Conv1, Conv2, FfnDown, FfnUp, Output};
 use crate::names::{
-    ENCODER, EXPERTS, FUSED, Key, PER_LAYER, SANDWICH, SPEECH_BIASES, SPEECH_DECODER, SPEECH_DECODER_KEYS,
-    SPEECH_ENCODER, SPEECH_ENCODER_KEYS, SPEECH_SETTINGS, STANDARD,
+    ENCODER, EXPERTS, FFN_NORM_AFTER_ATTENTION, FUSED, Key, NAMED_POST_NORMS, NUMBERED_EXPERTS, PARALLEL,
+    PER_LAYER, SANDWICH, SPEECH_BIASES, SPEECH_DECODER, SPEECH_DECODER_KEYS, SPEECH_ENCODER,
+    SPEECH_ENCODER_KEYS, SPEECH_SETTINGS, STANDARD, TRANSPOSED, UNGATED,
 };
 
 /// The converter to GGUF reorders the rows of queries and keys of these families, so that neighbours are rotated.
@@ -26,7 +27,11 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         title: "LLaMA",
         gguf: &["llama"],
         hf: &["llama"],
+        // GGUF files of it may hold experts: those of Mixtral.
+        tensors: &[NUMBERED_EXPERTS, STANDARD],
         rope_style: REORDERED,
+        experts: ExpertPlace::Instead,
+        defaults: PerNaming { gguf: &[(Key::ExpertsNormalised, 1.0)], hf: &[] },
         ..ArchDescriptor::DENSE
     },
     // GGUF files of Mistral say `llama`.
@@ -36,6 +41,34 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         hf: &["mistral"],
         gguf_as: Some("llama"),
         defaults: PerNaming { gguf: &[], hf: &[(Key::Window, 4096.0), (Key::KvHeads, 8.0)] },
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "mixtral",
+        title: "Mixtral",
+        hf: &["mixtral"],
+        gguf_as: Some("llama"),
+        tensors: &[NUMBERED_EXPERTS, STANDARD],
+        experts: ExpertPlace::Instead,
+        defaults: PerNaming {
+            gguf: &[],
+            hf: &[
+                (Key::KvHeads, 8.0),
+                (Key::Experts, 8.0),
+                (Key::ExpertsUsed, 2.0),
+                (Key::ExpertsNormalised, 1.0),
+                (Key::RopeTheta, 1_000_000.0),
+            ],
+        },
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "ministral3",
+        title: "Ministral 3",
+        gguf: &["mistral3"],
+        hf: &["ministral3", "mistral3"],
+        rope_style: REORDERED,
+        temperature: Temperature::All,
         ..ArchDescriptor::DENSE
     },
     ArchDescriptor {
@@ -228,14 +261,108 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         rope_style: REORDERED,
         ..ArchDescriptor::DENSE
     },
+    ArchDescriptor { name: "olmo2", title: "OLMo 2", gguf: &["olmo2"], hf: &["olmo2"], ..OLMO },
+    // GGUF files say `olmo2`.
+    ArchDescriptor { name: "olmo3", title: "OLMo 3", hf: &["olmo3"], gguf_as: Some("olmo2"), ..OLMO },
     ArchDescriptor {
-        name: "olmo2",
-        title: "OLMo 2",
-        gguf: &["olmo2"],
-        hf: &["olmo2"],
+        name: "exaone4",
+        title: "EXAONE 4",
+        gguf: &["exaone4"],
+        hf: &["exaone4"],
         tensors: &[SANDWICH, STANDARD],
         norms: NormPlaces::POST,
-        qk_norm: QkNorm::WholeRow,
+        qk_norm: QkNorm::PerHead,
+        windows: WindowPattern::FullEvery(4),
+        rope_in_windows_only: true,
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "glm4",
+        title: "GLM-4",
+        gguf: &["glm4"],
+        hf: &["glm4"],
+        tensors: &[NAMED_POST_NORMS, STANDARD],
+        norms: NormPlaces::SANDWICH,
+        rope_style: PerNaming::both(RopeStyle::Interleaved),
+        defaults: PerNaming { gguf: &[], hf: &[(Key::RopePart, 0.5)] },
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "ernie4_5",
+        title: "ERNIE 4.5",
+        gguf: &["ernie4_5"],
+        hf: &["ernie4_5"],
+        rope_style: PerNaming::both(RopeStyle::Interleaved),
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "seed_oss",
+        title: "Seed-OSS",
+        gguf: &["seed_oss"],
+        hf: &["seed_oss"],
+        tensors: &[FFN_NORM_AFTER_ATTENTION, STANDARD],
+        biases: &[AttnQ, AttnK, AttnV],
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "cohere",
+        title: "Command R",
+        gguf: &["command-r"],
+        hf: &["cohere"],
+        settings: &[("use_qk_norm", 0)],
+        ..COMMAND
+    },
+    ArchDescriptor {
+        name: "cohere2",
+        title: "Command R7B, Command A",
+        gguf: &["cohere2"],
+        hf: &["cohere2"],
+        windows: WindowPattern::FullEvery(4),
+        rope_in_windows_only: true,
+        ..COMMAND
+    },
+    ArchDescriptor {
+        name: "starcoder2",
+        title: "StarCoder 2",
+        gguf: &["starcoder2"],
+        hf: &["starcoder2"],
+        tensors: &[UNGATED, STANDARD],
+        norm_kind: NormKind::Layer,
+        activation: Activation::GeluTanh,
+        gated: false,
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "phi",
+        title: "Phi",
+        gguf: &["phi2"],
+        hf: &["phi"],
+        tensors: &[PARALLEL, STANDARD],
+        settings: &[("qk_layernorm", 0)],
+        norms: NormPlaces { pre_ffn: false, ..NormPlaces::PRE },
+        norm_kind: NormKind::Layer,
+        biases: &[AttnQ, AttnK, AttnV, AttnOut, FfnUp, FfnDown, Output],
+        activation: Activation::GeluTanh,
+        gated: false,
+        parallel: true,
+        defaults: PerNaming { gguf: &[], hf: &[(Key::RopePart, 0.5)] },
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "gpt2",
+        title: "GPT-2",
+        gguf: &["gpt2"],
+        hf: &["gpt2"],
+        tensors: &[TRANSPOSED, STANDARD],
+        settings: &[("scale_attn_by_inverse_layer_idx", 0), ("scale_attn_weights", 1)],
+        norm_kind: NormKind::Layer,
+        biases: &[AttnQ, AttnK, AttnV, AttnOut, FfnUp, FfnDown],
+        learned_positions: true,
+        no_rope_every: Some(1),
+        activation: Activation::GeluTanh,
+        gated: false,
+        ffn_per_hidden: Some(4),
+        defaults: PerNaming { gguf: &[], hf: &[(Key::TiedHead, 1.0)] },
         ..ArchDescriptor::DENSE
     },
     ArchDescriptor {
@@ -282,6 +409,27 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         ..SPEECH
     },
 ];
+
+/// Norms after the branches; what the generations with windows and without share.
+const OLMO: ArchDescriptor = ArchDescriptor {
+    tensors: &[SANDWICH, STANDARD],
+    norms: NormPlaces::POST,
+    qk_norm: QkNorm::WholeRow,
+    windows: WindowPattern::FullEvery(4),
+    window_rope_unscaled: true,
+    ..ArchDescriptor::DENSE
+};
+
+/// Parallel branches behind one norm; neighbouring columns rotate.
+const COMMAND: ArchDescriptor = ArchDescriptor {
+    norms: NormPlaces { pre_ffn: false, ..NormPlaces::PRE },
+    norm_kind: NormKind::Layer,
+    rope_style: PerNaming::both(RopeStyle::Interleaved),
+    parallel: true,
+    logits_multiplied: true,
+    defaults: PerNaming { gguf: &[], hf: &[(Key::LogitFactor, 0.0625), (Key::TiedHead, 1.0)] },
+    ..ArchDescriptor::DENSE
+};
 
 /// What the encoder and the decoder of speech models share.
 const SPEECH: ArchDescriptor = ArchDescriptor {

@@ -33,7 +33,7 @@ mod tensors;
 pub use base_names::from_base;
 pub use descriptor::{
     ArchDescriptor, AttentionScale, Convolution, EmbeddingScale, ExpertPlace, NormKind, NormPlaces,
-    PerNaming, QkNorm, WindowPattern,
+    PerNaming, QkNorm, Temperature, WindowPattern,
 };
 pub use embedding::EmbeddingSpec;
 pub use error::{Error, Result};
@@ -42,5 +42,5 @@ pub use gguf_export::{GgufExport, to_gguf};
 pub use names::{Key, TensorRole};
 pub use requantize::{PlainMatrices, WeightType};
 pub use rope::{RopeScaling, RopeSpec};
-pub use spec::{ExpertSpec, LayerSpec, ModelSpec};
+pub use spec::{ExpertSpec, LayerSpec, ModelSpec, TemperatureSpec};
 pub use speech::{SpeechPlans, SpeechSpec, SpeechTokens};

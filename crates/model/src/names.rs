@@ -53,6 +53,9 @@ pub enum Key {
     LayerTypes,
     NoRopeLayers,
     NoRopeEvery,
+    TemperatureOn,
+    TemperatureScale,
+    TemperatureLength,
     RopeTheta,
     WindowRopeTheta,
     RopeDims,
@@ -74,7 +77,7 @@ pub enum Key {
     AttentionScale,
     AttentionSoftcap,
     LogitSoftcap,
-    LogitDivisor,
+    LogitFactor,
     EmbeddingScale,
     ResidualScale,
     PositionKind,
@@ -126,18 +129,18 @@ pub(crate) const TINY: f64 = 1e-30;
 /// All keys, in the order of [`Key`]. Lists and words have no range.
 #[rustfmt::skip]
 pub const KEYS: &[KeyRow] = &[
-    row(Key::Layers, "number of layers", &["block_count"], &["num_hidden_layers"], 1.0, 4096.0),
-    row(Key::Hidden, "hidden size", &["embedding_length"], &["hidden_size"], 1.0, 1048576.0),
-    row(Key::Heads, "number of query heads", &["attention.head_count"], &["num_attention_heads"], 1.0, 16384.0),
+    row(Key::Layers, "number of layers", &["block_count"], &["num_hidden_layers", "n_layer"], 1.0, 4096.0),
+    row(Key::Hidden, "hidden size", &["embedding_length"], &["hidden_size", "n_embd"], 1.0, 1048576.0),
+    row(Key::Heads, "number of query heads", &["attention.head_count"], &["num_attention_heads", "n_head"], 1.0, 16384.0),
     row(Key::KvHeads, "number of key and value heads", &["attention.head_count_kv"], &["num_key_value_heads"], 1.0, 16384.0),
     row(Key::HeadDim, "columns of a head", &["attention.key_length"], &["head_dim"], 1.0, 16384.0),
     row(Key::ValueDim, "columns of a value head", &["attention.value_length"], &["v_head_dim"], 1.0, 16384.0),
-    row(Key::Ffn, "columns of the feed-forward network", &["feed_forward_length"], &["intermediate_size"], 1.0, 16777216.0),
+    row(Key::Ffn, "columns of the feed-forward network", &["feed_forward_length"], &["intermediate_size", "n_inner"], 1.0, 16777216.0),
     row(Key::Vocab, "vocabulary size", &[], &["vocab_size"], 1.0, 67108864.0),
-    row(Key::Context, "positions trained for", &["context_length"], &["max_position_embeddings"], 1.0, 2147483647.0),
+    row(Key::Context, "positions trained for", &["context_length"], &["max_position_embeddings", "n_positions"], 1.0, 2147483647.0),
     row(Key::NormEps, "epsilon of the norms", &["attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"],
-        &["rms_norm_eps", "layer_norm_eps"], TINY, 1.0),
-    row(Key::Activation, "activation", &[], &["hidden_activation", "hidden_act"], 0.0, 0.0),
+        &["rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"], TINY, 1.0),
+    row(Key::Activation, "activation", &[], &["hidden_activation", "hidden_act", "activation_function"], 0.0, 0.0),
     row(Key::TiedHead, "whether the head is the embedding", &[], &["tie_word_embeddings"], 0.0, 1.0),
     row(Key::Experts, "number of experts", &["expert_count"], &["num_local_experts", "num_experts"], 0.0, 65536.0),
     row(Key::ExpertsUsed, "experts of a row", &["expert_used_count"], &["num_experts_per_tok", "top_k_experts"], 1.0, 1024.0),
@@ -167,6 +170,12 @@ pub const KEYS: &[KeyRow] = &[
     row(Key::NoRopeLayers, "whether each layer rotates", &[], &["no_rope_layers"], 0.0, 1.0),
     row(Key::NoRopeEvery, "every how many layers one does not rotate", &[], &["no_rope_layer_interval"], 1.0, 4096.0),
 
+    row(Key::TemperatureOn, "whether queries are scaled by position", &[], &["attn_temperature_tuning"], 0.0, 1.0),
+    row(Key::TemperatureScale, "growth of queries by position", &["attention.temperature_scale"],
+        &["{rope}llama_4_scaling_beta", "attn_scale"], 0.0, 1e9),
+    row(Key::TemperatureLength, "positions after which queries grow", &["attention.temperature_length"],
+        &["floor_scale"], 1.0, 2147483647.0),
+
     row(Key::RopeTheta, "rotation base", &["rope.freq_base"], &["{rope}rope_theta", "rope_theta"], 1.0, 1e15),
     row(Key::WindowRopeTheta, "rotation base of layers with a window", &["rope.freq_base_swa"], &["rope_local_base_freq"], 1.0, 1e15),
     row(Key::RopeDims, "columns of a head that rotate", &["rope.dimension_count"], &[], 2.0, 16384.0),
@@ -191,7 +200,7 @@ pub const KEYS: &[KeyRow] = &[
     row(Key::AttentionScale, "attention scale", &["attention.scale"], &["attention_multiplier"], TINY, 1e9),
     row(Key::AttentionSoftcap, "cap of attention scores", &["attn_logit_softcapping"], &["attn_logit_softcapping"], TINY, 1e9),
     row(Key::LogitSoftcap, "cap of logits", &["final_logit_softcapping"], &["final_logit_softcapping"], TINY, 1e9),
-    row(Key::LogitDivisor, "divisor of logits", &["logit_scale"], &["logits_scaling"], TINY, 1e9),
+    row(Key::LogitFactor, "factor on logits, or their divisor", &["logit_scale"], &["logits_scaling", "logit_scale"], TINY, 1e9),
     row(Key::EmbeddingScale, "factor on embeddings", &["embedding_scale"], &["embedding_multiplier"], TINY, 1e9),
     row(Key::ResidualScale, "factor on each branch", &["residual_scale"], &["residual_multiplier"], TINY, 1e9),
     row(Key::PositionKind, "how positions are told apart", &[], &["position_embedding_type"], 0.0, 0.0),
@@ -329,10 +338,17 @@ pub struct TensorName {
     pub whisper_cpp: &'static str,
     /// The tensor holds the rows of all of these, one after another, this role's among them. Empty: it holds this role alone.
     pub stacked: &'static [TensorRole],
+    /// In Hugging Face checkpoints the matrix is `(n_in, n_out)`: it is turned at load.
+    pub transposed: bool,
 }
 
 const fn alone(role: TensorRole, gguf: &'static str, hf: &'static str) -> TensorName {
-    TensorName { role, gguf, hf, ctranslate2: "", whisper_cpp: "", stacked: &[] }
+    TensorName { role, gguf, hf, ctranslate2: "", whisper_cpp: "", stacked: &[], transposed: false }
+}
+
+/// A matrix that Hugging Face checkpoints hold as `(n_in, n_out)`.
+const fn transposed(name: TensorName) -> TensorName {
+    TensorName { transposed: true, ..name }
 }
 
 const fn stacked(
@@ -341,7 +357,7 @@ const fn stacked(
     hf: &'static str,
     stacked: &'static [TensorRole],
 ) -> TensorName {
-    TensorName { role, gguf, hf, ctranslate2: "", whisper_cpp: "", stacked }
+    TensorName { role, gguf, hf, ctranslate2: "", whisper_cpp: "", stacked, transposed: false }
 }
 
 use TensorRole::*;
@@ -385,6 +401,73 @@ pub const FUSED: &[TensorName] = &[
     stacked(AttnV, "blk.{l}.attn_qkv", "{layer}self_attn.qkv_proj", &[AttnQ, AttnK, AttnV]),
     stacked(FfnGate, "blk.{l}.ffn_up", "{layer}mlp.gate_up_proj", &[FfnGate, FfnUp]),
     stacked(FfnUp, "blk.{l}.ffn_up", "{layer}mlp.gate_up_proj", &[FfnGate, FfnUp]),
+];
+
+/// Experts whose matrices have numbers for names.
+#[rustfmt::skip]
+pub const NUMBERED_EXPERTS: &[TensorName] = &[
+    alone(Router, "blk.{l}.ffn_gate_inp", "{layer}block_sparse_moe.gate"),
+    alone(ExpertGate, "blk.{l}.ffn_gate_exps", "{layer}block_sparse_moe.experts.{e}.w1"),
+    alone(ExpertUp, "blk.{l}.ffn_up_exps", "{layer}block_sparse_moe.experts.{e}.w3"),
+    alone(ExpertDown, "blk.{l}.ffn_down_exps", "{layer}block_sparse_moe.experts.{e}.w2"),
+    // Files of before experts were one tensor.
+    alone(ExpertGate, "blk.{l}.ffn_gate.{e}", "{layer}block_sparse_moe.switch_mlp.gate_proj"),
+    alone(ExpertUp, "blk.{l}.ffn_up.{e}", "{layer}block_sparse_moe.switch_mlp.up_proj"),
+    alone(ExpertDown, "blk.{l}.ffn_down.{e}", "{layer}block_sparse_moe.switch_mlp.down_proj"),
+];
+
+/// Four norms a layer, those after the branches named for them; gate and up in one matrix.
+#[rustfmt::skip]
+pub const NAMED_POST_NORMS: &[TensorName] = &[
+    alone(PostAttnNorm, "blk.{l}.post_attention_norm", "{layer}post_self_attn_layernorm"),
+    alone(FfnNorm, "blk.{l}.ffn_norm", "{layer}post_attention_layernorm"),
+    alone(PostFfnNorm, "blk.{l}.post_ffw_norm", "{layer}post_mlp_layernorm"),
+    stacked(FfnGate, "blk.{l}.ffn_up", "{layer}mlp.gate_up_proj", &[FfnGate, FfnUp]),
+    stacked(FfnUp, "blk.{l}.ffn_up", "{layer}mlp.gate_up_proj", &[FfnGate, FfnUp]),
+];
+
+/// GGUF files that name the norm before the network for what stands before it.
+#[rustfmt::skip]
+pub const FFN_NORM_AFTER_ATTENTION: &[TensorName] = &[
+    alone(FfnNorm, "blk.{l}.post_attention_norm", "{layer}post_attention_layernorm"),
+];
+
+/// Two matrices of a network without a gate.
+#[rustfmt::skip]
+pub const UNGATED: &[TensorName] = &[
+    alone(FfnUp, "blk.{l}.ffn_up", "{layer}mlp.c_fc"),
+    alone(FfnDown, "blk.{l}.ffn_down", "{layer}mlp.c_proj"),
+];
+
+/// One norm, before both branches, and names from before the others agreed on theirs.
+#[rustfmt::skip]
+pub const PARALLEL: &[TensorName] = &[
+    alone(OutputNorm, "output_norm", "{model}final_layernorm"),
+    alone(AttnQ, "blk.{l}.attn_q", "{layer}self_attn.q_proj"),
+    alone(AttnK, "blk.{l}.attn_k", "{layer}self_attn.k_proj"),
+    alone(AttnV, "blk.{l}.attn_v", "{layer}self_attn.v_proj"),
+    stacked(AttnQ, "blk.{l}.attn_qkv", "", &[AttnQ, AttnK, AttnV]),
+    stacked(AttnK, "blk.{l}.attn_qkv", "", &[AttnQ, AttnK, AttnV]),
+    stacked(AttnV, "blk.{l}.attn_qkv", "", &[AttnQ, AttnK, AttnV]),
+    alone(AttnOut, "blk.{l}.attn_output", "{layer}self_attn.dense"),
+    alone(FfnUp, "blk.{l}.ffn_up", "{layer}mlp.fc1"),
+    alone(FfnDown, "blk.{l}.ffn_down", "{layer}mlp.fc2"),
+];
+
+/// The first decoder, whose matrices are `(n_in, n_out)`.
+#[rustfmt::skip]
+pub const TRANSPOSED: &[TensorName] = &[
+    alone(TokenEmbedding, "token_embd", "{model}wte"),
+    alone(PositionEmbedding, "position_embd", "{model}wpe"),
+    alone(OutputNorm, "output_norm", "{model}ln_f"),
+    alone(AttnNorm, "blk.{l}.attn_norm", "{model}h.{l}.ln_1"),
+    transposed(stacked(AttnQ, "blk.{l}.attn_qkv", "{model}h.{l}.attn.c_attn", &[AttnQ, AttnK, AttnV])),
+    transposed(stacked(AttnK, "blk.{l}.attn_qkv", "{model}h.{l}.attn.c_attn", &[AttnQ, AttnK, AttnV])),
+    transposed(stacked(AttnV, "blk.{l}.attn_qkv", "{model}h.{l}.attn.c_attn", &[AttnQ, AttnK, AttnV])),
+    transposed(alone(AttnOut, "blk.{l}.attn_output", "{model}h.{l}.attn.c_proj")),
+    alone(FfnNorm, "blk.{l}.ffn_norm", "{model}h.{l}.ln_2"),
+    transposed(alone(FfnUp, "blk.{l}.ffn_up", "{model}h.{l}.mlp.c_fc")),
+    transposed(alone(FfnDown, "blk.{l}.ffn_down", "{model}h.{l}.mlp.c_proj")),
 ];
 
 /// An encoder in the manner of the first transformers: norms on the sums.
@@ -454,7 +537,7 @@ pub const PER_LAYER: &[TensorName] = &[
 /// What stands before the names of the language model in Hugging Face checkpoints: alone, in multimodal models as they
 /// were saved and as they are now, in a base model without a head, and in an encoder with one.
 pub const MODEL_PREFIXES: &[&str] =
-    &["model.", "language_model.model.", "model.language_model.", "", "bert."];
+    &["model.", "language_model.model.", "model.language_model.", "", "bert.", "transformer."];
 
 /// Parts of names of tensors that hold what is computed here anyway.
 pub const IGNORED: &[&str] = &["rotary_emb.", ".attn_rot_embd.", "mel_filters"];
@@ -523,6 +606,11 @@ impl TensorName {
             }
             None => Some(format!("{name}.{suffix}")),
         }
+    }
+
+    /// Whether the matrix of this naming is `(n_in, n_out)`.
+    pub(crate) fn is_transposed(&self, naming: Naming) -> bool {
+        self.transposed && naming == Naming::HuggingFace
     }
 
     /// Whether there is one in each layer.
@@ -623,8 +711,11 @@ mod tests {
     #[test]
     fn stacked_rows_name_their_own_role() {
         let speech = [SPEECH_ENCODER, SPEECH_DECODER];
-        for name in
-            [STANDARD, SANDWICH, FUSED, ENCODER, EXPERTS, PER_LAYER].iter().chain(&speech).copied().flatten()
+        for name in [STANDARD, SANDWICH, FUSED, ENCODER, EXPERTS, PER_LAYER, PARALLEL, TRANSPOSED]
+            .iter()
+            .chain(&speech)
+            .copied()
+            .flatten()
         {
             assert!(name.stacked.is_empty() || name.stacked.contains(&name.role), "{name:?}");
         }

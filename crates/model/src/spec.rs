@@ -7,7 +7,7 @@ use weights::{Checkpoint, Naming};
 
 use crate::build;
 use crate::descriptor::{
-    ArchDescriptor, AttentionScale, EmbeddingScale, ExpertPlace, WHISPER_CPP, WindowPattern,
+    ArchDescriptor, AttentionScale, EmbeddingScale, ExpertPlace, Temperature, WHISPER_CPP, WindowPattern,
 };
 use crate::embedding::EmbeddingSpec;
 use crate::error::{Error, Result};
@@ -84,8 +84,28 @@ pub struct LayerSpec {
     pub window: Option<usize>,
     /// Its rotation, if it has any.
     pub rope: Option<RopeSpec>,
+    /// How its queries are scaled by their position, if they are.
+    pub temperature: Option<TemperatureSpec>,
     /// Factor on the scores.
     pub attention_scale: f32,
+}
+
+/// Factors on queries: `1 + beta * ln(1 + floor((position + offset) / length))`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TemperatureSpec {
+    /// How much they grow.
+    pub beta: f64,
+    /// Positions after which they first do.
+    pub length: f64,
+    /// What positions count from.
+    pub offset: f64,
+}
+
+impl TemperatureSpec {
+    /// The factor at a position.
+    pub fn factor(&self, position: usize) -> f32 {
+        (1.0 + self.beta * ((position as f64 + self.offset) / self.length).floor().ln_1p()) as f32
+    }
 }
 
 /// The experts of a layer.
@@ -115,6 +135,7 @@ impl LayerSpec {
         keys_are_values: false,
         window: None,
         rope: None,
+        temperature: None,
         attention_scale: 0.0,
     };
 }
@@ -220,7 +241,8 @@ impl ModelSpec {
     /// Whether the plan differs with the context that it is made for.
     pub fn depends_on_context(&self) -> bool {
         let depends = |rope: &RopeSpec| matches!(rope.scaling, RopeScaling::LongRope { .. });
-        self.layers.iter().filter_map(|l| l.rope.as_ref()).any(depends)
+        let scaled = |l: &LayerSpec| l.temperature.is_some() || l.rope.as_ref().is_some_and(depends);
+        self.layers.iter().any(scaled)
     }
 
     /// The longest context that costs shorter texts nothing: what the model was trained for, or, where positions are scaled
@@ -324,7 +346,9 @@ pub(crate) fn read(
         rope_style: family.rope_style.of(keys.naming()),
         embedding_scale: embedding_scale as f32,
         residual_scale: real(Key::ResidualScale)?.unwrap_or(1.0),
-        logit_scale: keys.real(Key::LogitDivisor)?.map_or(1.0, |d| (1.0 / d) as f32),
+        logit_scale: keys
+            .real(Key::LogitFactor)?
+            .map_or(1.0, |factor| (if family.logits_multiplied { factor } else { 1.0 / factor }) as f32),
         logit_softcap: real(Key::LogitSoftcap)?,
         attention_softcap: real(Key::AttentionSoftcap)?,
         tied_head,
@@ -375,9 +399,10 @@ fn layers(
 ) -> Result<Vec<LayerSpec>> {
     let heads = keys.counts(Key::Heads, n_layers)?.ok_or_else(|| keys.missing(Key::Heads))?;
     let kv_heads = keys.counts(Key::KvHeads, n_layers)?.unwrap_or_else(|| heads.clone());
-    let ffn = match keys.counts(Key::Ffn, n_layers)? {
-        Some(ffn) => ffn,
-        None => vec![need(keys, tensors, Key::Ffn)?; n_layers],
+    let ffn = match (keys.counts(Key::Ffn, n_layers)?, family.ffn_per_hidden) {
+        (Some(ffn), _) => ffn,
+        (None, Some(times)) => vec![hidden * times; n_layers],
+        (None, None) => vec![need(keys, tensors, Key::Ffn)?; n_layers],
     };
     let experts = experts(keys, family, n_layers)?;
     let windows = windows(keys, family, n_layers)?;
@@ -441,6 +466,9 @@ fn layers(
         }
         let rope = match rotates.get(l) {
             Some(false) => None,
+            _ if family.rope_in_windows_only && window.is_none() && windows.iter().any(Option::is_some) => {
+                None
+            }
             _ if window.is_some() => Some(window_rope(&mine, family, head_dim, n_ctx_train, &ready_made)?),
             _ => Some(RopeSpec::read(keys, head_dim, n_ctx_train, &ready_made)?),
         };
@@ -451,6 +479,7 @@ fn layers(
             AttentionScale::One => 1.0,
             _ => 1.0 / (head_dim as f64).sqrt(),
         }) as f32;
+        let temperature = temperature(keys, family, rope.is_some())?;
         layers.push(LayerSpec {
             n_heads,
             n_kv_heads,
@@ -461,6 +490,7 @@ fn layers(
             keys_are_values,
             window,
             rope,
+            temperature,
             attention_scale,
         });
     }
@@ -480,7 +510,11 @@ fn experts(keys: &Keys<'_>, family: &ArchDescriptor, n_layers: usize) -> Result<
     let spec = ExpertSpec {
         n,
         n_used,
-        ffn: keys.need_count(Key::ExpertFfn)?,
+        ffn: match keys.count(Key::ExpertFfn)? {
+            Some(ffn) => ffn,
+            // Where all layers have experts, the one number is theirs.
+            None => keys.count(Key::Ffn)?.ok_or_else(|| keys.missing(Key::ExpertFfn))?,
+        },
         normalise: keys.flag(Key::ExpertsNormalised)?.unwrap_or(false),
         factor: keys.real(Key::ExpertFactor)?.unwrap_or(1.0) as f32,
     };
@@ -565,6 +599,24 @@ fn rotates(keys: &Keys<'_>, family: &ArchDescriptor, n_layers: usize) -> Result<
     }
 }
 
+/// How a layer scales its queries by their position.
+fn temperature(keys: &Keys<'_>, family: &ArchDescriptor, rotates: bool) -> Result<Option<TemperatureSpec>> {
+    let offset = match family.temperature {
+        Temperature::All => 0.0,
+        Temperature::WithoutRotation if !rotates => 1.0,
+        Temperature::None | Temperature::WithoutRotation => return Ok(None),
+    };
+    if keys.flag(Key::TemperatureOn)? == Some(false) {
+        return Ok(None);
+    }
+    let Some(beta) = keys.real(Key::TemperatureScale)?.filter(|beta| *beta > 0.0) else { return Ok(None) };
+    let length = match keys.real(Key::TemperatureLength)? {
+        Some(length) => length,
+        None => keys.real(Key::RopeContext)?.ok_or_else(|| keys.missing(Key::TemperatureLength))?,
+    };
+    Ok(Some(TemperatureSpec { beta, length, offset }))
+}
+
 /// The rotation of a layer with a window: its own, where the checkpoint or the family says so.
 fn window_rope(
     keys: &Keys<'_>,
@@ -580,6 +632,10 @@ fn window_rope(
         Some(theta) => {
             let shared = RopeSpec::read(keys, head_dim, n_ctx_train, &RopeTensors::default())?;
             Ok(RopeSpec { theta, scaling: RopeScaling::None, divisors: None, ..shared })
+        }
+        None if family.window_rope_unscaled => {
+            let shared = RopeSpec::read(keys, head_dim, n_ctx_train, &RopeTensors::default())?;
+            Ok(RopeSpec { scaling: RopeScaling::None, divisors: None, ..shared })
         }
         None => RopeSpec::read(keys, head_dim, n_ctx_train, ready_made),
     }

@@ -27,6 +27,8 @@ pub(crate) struct Tensors<'a> {
 struct Located<'a> {
     tensor: &'a Tensor,
     stacked: &'static [TensorRole],
+    /// The tensor is `(n_in, n_out)`.
+    transposed: bool,
 }
 
 impl<'a> Tensors<'a> {
@@ -73,8 +75,8 @@ impl<'a> Tensors<'a> {
         role: TensorRole,
         layer: Option<usize>,
         suffix: &str,
-    ) -> Vec<(String, &'static [TensorRole])> {
-        let expand = |n: &'static TensorName| Some((self.name(n, layer, suffix)?, n.stacked));
+    ) -> Vec<(String, &'static TensorName)> {
+        let expand = |n: &'static TensorName| Some((self.name(n, layer, suffix)?, n));
         self.rows(role).into_iter().filter_map(expand).collect()
     }
 
@@ -91,8 +93,9 @@ impl<'a> Tensors<'a> {
     fn locate(&self, role: TensorRole, layer: Option<usize>, suffix: &str) -> Option<Located<'a>> {
         let old = old_suffix(suffix);
         let names = self.names(role, layer, suffix).into_iter().chain(self.names(role, layer, old));
-        let find = |(name, stacked): (String, _)| {
-            Some(Located { tensor: self.by_name.get(name.as_str())?, stacked })
+        let find = |(name, row): (String, &'static TensorName)| {
+            let transposed = suffix == "weight" && row.is_transposed(self.naming);
+            Some(Located { tensor: self.by_name.get(name.as_str())?, stacked: row.stacked, transposed })
         };
         names.into_iter().find_map(find)
     }
@@ -167,6 +170,9 @@ impl<'a> Tensors<'a> {
         }
         let (tensor, first) = self.check(spec, role, layer, &located, &shape)?;
         let n_rows = shape[0];
+        if located.transposed {
+            return self.turned(tensor, first, shape);
+        }
         if located.stacked.is_empty() {
             return Ok(Weight {
                 name: tensor.name.clone(),
@@ -179,6 +185,15 @@ impl<'a> Tensors<'a> {
         }
         let (data, planes) = tensor.rows(first..first + n_rows).ok_or_else(|| short(tensor))?;
         let name = format!("{}[{first}..{}]", tensor.name, first + n_rows);
+        Ok(Weight { name, shape, block: tensor.block, data, planes, parts: vec![] })
+    }
+
+    /// Columns of a tensor `(n_in, any)` as a matrix of `shape`, `(n_out, n_in)`: a copy. Where nothing is decoded, a view of as
+    /// many bytes stands for it.
+    fn turned(&self, tensor: &Tensor, first: usize, shape: Vec<usize>) -> Result<Weight> {
+        let name = format!("{}[{first}..{}] turned", tensor.name, first + shape[0]);
+        let (data, planes) =
+            (turned_bytes(tensor, 0, first, [shape[0], shape[1]], self.decodes)?, Planes::default());
         Ok(Weight { name, shape, block: tensor.block, data, planes, parts: vec![] })
     }
 
@@ -213,7 +228,8 @@ impl<'a> Tensors<'a> {
         let shape = shape(spec, role, layer);
         let [n, n_out, _] = shape[..] else { return Err(self.missing(spec, role, layer)) };
         let names = self.names(role, layer, "weight");
-        for (name, stacked) in &names {
+        for (name, row) in &names {
+            let stacked = row.stacked;
             let tensor = |name: &str| self.by_name.get(name).copied();
             let each = name.contains("{e}");
             let Some(one) = tensor(&name.replace("{e}", "0")) else { continue };
@@ -383,6 +399,9 @@ impl<'a> Tensors<'a> {
             first = rows(&located.stacked[..before]);
             shape_of_all[0] = rows(located.stacked);
         }
+        if located.transposed {
+            shape_of_all.reverse();
+        }
         // Some biases of convolutions are matrices of one column, some matrices of one row are vectors.
         let same = matches!(
             (&tensor.shape[..], &shape_of_all[..]),
@@ -494,6 +513,39 @@ pub(crate) fn shape(spec: &ModelSpec, role: TensorRole, layer: Option<usize>) ->
         CrossK | CrossV => vec![kv, hidden],
         CrossOut => vec![hidden, q],
     }
+}
+
+/// Columns `first..first + n_out` of rows `above..above + n_in` of a tensor of single numbers, turned to `(n_out, n_in)`.
+pub(crate) fn turned_bytes(
+    tensor: &Tensor,
+    above: usize,
+    first: usize,
+    [n_out, n_in]: [usize; 2],
+    decodes: bool,
+) -> Result<Bytes> {
+    let size = match tensor.block {
+        BlockType::F32 => 4,
+        BlockType::F16 | BlockType::BF16 => 2,
+        other => {
+            return Err(Error::BadTensor {
+                name: tensor.name.clone(),
+                found: format!("rows of {other}"),
+                expected: "F32, F16 or BF16, since it is turned at load".to_owned(),
+            });
+        }
+    };
+    if !decodes {
+        return tensor.data.slice(0..n_out * n_in * size).ok_or_else(|| short(tensor));
+    }
+    let n_cols = tensor.n_cols();
+    let mut turned = vec![0; n_out * n_in * size];
+    for (c, row) in turned.chunks_exact_mut(n_in * size).enumerate() {
+        for (r, value) in row.chunks_exact_mut(size).enumerate() {
+            let at = ((above + r) * n_cols + first + c) * size;
+            value.copy_from_slice(tensor.data.get(at..at + size).ok_or_else(|| short(tensor))?);
+        }
+    }
+    Ok(Bytes::from_slice(&turned))
 }
 
 fn bad_shape(tensor: &Tensor, role: TensorRole, expected: String) -> Error {

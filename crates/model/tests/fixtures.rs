@@ -2,12 +2,12 @@
 #![allow(clippy::unwrap_used)]
 
 use crate::common;
-use crate::common::{DENSE, MIXED, check, open};
+use crate::common::{all, check, open};
 use model::ModelSpec;
 
 #[test]
 fn all_fixtures_agree_in_one_chunk_and_token_by_token() {
-    for name in DENSE.into_iter().chain(MIXED) {
+    for name in all() {
         let checkpoint = open(name);
         let spec = ModelSpec::from_checkpoint(&checkpoint).unwrap_or_else(|e| panic!("{name}: {e}"));
         // Two fixtures are of the family whose name they begin with.
@@ -33,7 +33,7 @@ fn every_fixture_is_compared() {
     for entry in std::fs::read_dir(common::folder("")).unwrap().map(|e| e.unwrap()) {
         let name = entry.file_name().into_string().unwrap();
         if entry.path().is_dir() {
-            let known = DENSE.into_iter().chain(MIXED).chain(elsewhere).any(|known| known == name);
+            let known = all().chain(elsewhere).any(|known| known == name);
             assert!(known, "fixtures/models/{name} is compared with nothing");
         }
     }

@@ -7,7 +7,7 @@ use crate::descriptor::{ExpertPlace, QkNorm};
 use crate::error::Result;
 use crate::names::TensorRole;
 use crate::rope::RopeSpec;
-use crate::spec::{ExpertSpec, LayerSpec};
+use crate::spec::{ExpertSpec, LayerSpec, TemperatureSpec};
 
 impl Builder<'_, '_> {
     /// `x + post_norm(attention(pre_norm(x)))`, or `post_norm(x + attention(pre_norm(x)))`; of the output rows alone where the way
@@ -21,27 +21,64 @@ impl Builder<'_, '_> {
     ) -> Result<ValueId> {
         let norms = self.spec.family.norms;
         let residual = if ends { self.output_rows(x, "output rows") } else { x };
+        let input = self.maybe_norm(norms.pre_attention, x, TensorRole::AttnNorm, "attention norm")?;
+        let branch = self.attention_branch(input, kv_layer, layer, ends)?;
+        let (role, name) = (TensorRole::PostAttnNorm, "post-attention norm");
+        self.join(residual, branch, norms.post_attention.then_some((role, name)), "attention residual")
+    }
+
+    /// `x + attention(norm(x)) + network(norm(x))`. `ends` as of [`attention`](Self::attention).
+    pub fn parallel(
+        &mut self,
+        x: ValueId,
+        kv_layer: KvLayerId,
+        layer: &LayerSpec,
+        ends: bool,
+    ) -> Result<ValueId> {
+        let norms = self.spec.family.norms;
+        let mut input = self.maybe_norm(norms.pre_attention, x, TensorRole::AttnNorm, "attention norm")?;
+        let branch = self.attention_branch(input, kv_layer, layer, ends)?;
+        let residual = if ends { self.output_rows(x, "output rows") } else { x };
+        if norms.pre_ffn {
+            input = self.norm(residual, TensorRole::FfnNorm, self.spec.hidden, "ffn norm")?;
+        } else if ends {
+            input = self.output_rows(input, "norm of output rows");
+        }
+        let sum = self.add_branch(residual, branch, "attention residual");
+        let branch = self.network(input, layer)?;
+        Ok(self.add_branch(sum, branch, "ffn residual"))
+    }
+
+    /// `attention(input)`, to the output projection. `ends` as of [`attention`](Self::attention).
+    fn attention_branch(
+        &mut self,
+        input: ValueId,
+        kv_layer: KvLayerId,
+        layer: &LayerSpec,
+        ends: bool,
+    ) -> Result<ValueId> {
         // Keys and values of its own, or those that an earlier layer wrote.
         let own = layer.kv_from.is_none();
-        let input = self.maybe_norm(norms.pre_attention, x, TensorRole::AttnNorm, "attention norm")?;
         let mut q = self.linear(input, TensorRole::AttnQ, "q")?;
         let mut kv = if own { Some(self.keys_and_values(input, layer)?) } else { None };
-        if let Some(whole_row) = match self.spec.family.qk_norm {
-            QkNorm::None => None,
-            QkNorm::PerHead => Some(false),
-            QkNorm::WholeRow => Some(true),
-        } {
-            let group = |n_heads: usize| layer.head_dim * if whole_row { n_heads } else { 1 };
-            q = self.norm(q, TensorRole::AttnQNorm, group(layer.n_heads), "q norm")?;
-            if let Some((k, _)) = &mut kv {
-                *k = self.norm(*k, TensorRole::AttnKNorm, group(layer.n_kv_heads), "k norm")?;
-            }
+        let after = self.spec.family.qk_norm_after_rope;
+        if !after {
+            self.qk_norm(&mut q, &mut kv, layer)?;
         }
         if let Some(rope) = &layer.rope {
             q = self.rope(q, rope, layer.head_dim, "q rope");
             if let Some((k, _)) = &mut kv {
                 *k = self.rope(*k, rope, layer.head_dim, "k rope");
             }
+        }
+        if after {
+            self.qk_norm(&mut q, &mut kv, layer)?;
+        }
+        if let Some(temperature) = &layer.temperature {
+            let weights = self.temperature(temperature);
+            let out = self.like(q, "q scaled by position");
+            self.push(Op::ExpertSum { x: q, weights, out });
+            q = out;
         }
         let mixed = self.value("attention", RowCount::Tokens, layer.n_heads * layer.head_dim);
         let (n_heads, scale) = (layer.n_heads, layer.attention_scale);
@@ -66,9 +103,44 @@ impl Builder<'_, '_> {
             }
         }
         let mixed = if ends { self.output_rows(mixed, "attention of output rows") } else { mixed };
-        let branch = self.linear(mixed, TensorRole::AttnOut, "attention out")?;
-        let (role, name) = (TensorRole::PostAttnNorm, "post-attention norm");
-        self.join(residual, branch, norms.post_attention.then_some((role, name)), "attention residual")
+        self.linear(mixed, TensorRole::AttnOut, "attention out")
+    }
+
+    /// Norms of queries and keys.
+    fn qk_norm(
+        &mut self,
+        q: &mut ValueId,
+        kv: &mut Option<(ValueId, ValueId)>,
+        layer: &LayerSpec,
+    ) -> Result<()> {
+        let whole_row = match self.spec.family.qk_norm {
+            QkNorm::None => return Ok(()),
+            QkNorm::PerHead => false,
+            QkNorm::WholeRow => true,
+        };
+        let group = |n_heads: usize| layer.head_dim * if whole_row { n_heads } else { 1 };
+        *q = self.norm(*q, TensorRole::AttnQNorm, group(layer.n_heads), "q norm")?;
+        if let Some((k, _)) = kv {
+            *k = self.norm(*k, TensorRole::AttnKNorm, group(layer.n_kv_heads), "k norm")?;
+        }
+        Ok(())
+    }
+
+    /// `(n, 1)`: the factor on the queries of each row, from a table of all positions.
+    fn temperature(&mut self, temperature: &TemperatureSpec) -> ValueId {
+        if let Some((_, id)) = self.temperatures.iter().find(|(known, _)| known == temperature) {
+            return *id;
+        }
+        let factors: Vec<f32> = (0..self.n_ctx).map(|position| temperature.factor(position)).collect();
+        let table = Weight {
+            shape: vec![self.n_ctx, 1],
+            ..Weight::vector("factors on queries by position", &factors)
+        };
+        let table = self.weight(table);
+        let out = self.value("factor on queries", RowCount::Tokens, 1);
+        self.push(Op::EmbedPositions { table, out });
+        self.temperatures.push((*temperature, out));
+        out
     }
 
     /// `x + cross_attention(norm(x))`: to all of the encoder's states. The scores of the heads `aligned` are kept. `ends` as of

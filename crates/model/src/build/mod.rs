@@ -19,7 +19,7 @@ use crate::embedding::EmbeddingSpec;
 use crate::error::Result;
 use crate::names::TensorRole;
 use crate::rope::RopeSpec;
-use crate::spec::{LayerSpec, ModelSpec};
+use crate::spec::{LayerSpec, ModelSpec, TemperatureSpec};
 use crate::tensors::Tensors;
 
 /// Where a forward pass ends.
@@ -58,6 +58,7 @@ pub(crate) fn build_to<'a>(
         weights: Vec::new(),
         by_name: HashMap::new(),
         ropes: Vec::new(),
+        temperatures: Vec::new(),
         nodes: Vec::new(),
         kept: Vec::new(),
     };
@@ -66,6 +67,10 @@ pub(crate) fn build_to<'a>(
     for (l, layer) in spec.layers.iter().enumerate() {
         builder.layer = Some(l);
         let ends = l + 1 == spec.layers.len() && matches!(end, End::Own | End::Alignment(_));
+        if spec.family.parallel {
+            x = builder.parallel(x, kv.own(l), layer, ends)?;
+            continue;
+        }
         x = builder.attention(x, kv.own(l), layer, ends && spec.encoder.is_none())?;
         if spec.encoder.is_some() {
             let aligned = if let End::Alignment(heads) = end { heads } else { &[] };
@@ -149,6 +154,8 @@ struct Builder<'a, 'f> {
     by_name: HashMap<String, WeightId>,
     /// One table of frequencies for all layers that rotate alike.
     ropes: Vec<(RopeSpec, WeightId)>,
+    /// One column of factors for all layers whose queries are scaled alike.
+    temperatures: Vec<(TemperatureSpec, ValueId)>,
     nodes: Vec<Node>,
     kept: Vec<ValueId>,
 }

@@ -108,6 +108,7 @@ pub(super) fn numbers(
 
     heads_and_windows(spec, &mut sink);
     rotation(spec, &mut sink)?;
+    temperature(spec, &mut sink);
     scales(&source, spec, target, &mut sink)?;
     experts(spec, &mut sink);
 
@@ -212,6 +213,12 @@ fn stretching(rope: &RopeSpec, sink: &mut Sink<'_>) -> Result<()> {
     Ok(())
 }
 
+fn temperature(spec: &ModelSpec, sink: &mut Sink<'_>) {
+    let Some(temperature) = spec.layers.iter().find_map(|l| l.temperature) else { return };
+    sink.put(Key::TemperatureScale, real(temperature.beta));
+    sink.put(Key::TemperatureLength, count(temperature.length as usize));
+}
+
 /// Factors and caps, where they are not what the family has in any case.
 fn scales(source: &Keys<'_>, spec: &ModelSpec, target: &ArchDescriptor, sink: &mut Sink<'_>) -> Result<()> {
     if let Some(layer) = spec.layers.first() {
@@ -243,8 +250,8 @@ fn scales(source: &Keys<'_>, spec: &ModelSpec, target: &ArchDescriptor, sink: &m
     if spec.residual_scale != 1.0 {
         sink.put(Key::ResidualScale, real(spec.residual_scale.into()));
     }
-    if let Some(divisor) = source.real(Key::LogitDivisor)? {
-        sink.put(Key::LogitDivisor, real(divisor));
+    if let Some(factor) = source.real(Key::LogitFactor)? {
+        sink.put(Key::LogitFactor, real(factor));
     }
     Ok(())
 }

@@ -16,8 +16,28 @@ use weights::{Access, Checkpoint};
 pub const DENSE: [&str; 10] =
     ["llama", "mistral", "qwen2", "qwen3", "gemma3", "smollm3", "phi3", "gemma2", "granite", "olmo2"];
 
+/// ... those whose layers, norms or names are arranged otherwise, ...
+pub const OTHER: [&str; 11] = [
+    "glm4",
+    "cohere2",
+    "exaone4",
+    "olmo3",
+    "ministral3",
+    "seed_oss",
+    "ernie4_5",
+    "starcoder2",
+    "phi",
+    "gpt2",
+    "mixtral",
+];
+
 /// ... and those with experts, or with layers that share keys and values and have inputs of their own.
 pub const MIXED: [&str; 4] = ["qwen2_moe", "qwen3_moe", "gemma4_e2b", "gemma4_moe"];
+
+/// All of these.
+pub fn all() -> impl Iterator<Item = &'static str> {
+    DENSE.into_iter().chain(OTHER).chain(MIXED)
+}
 
 /// f32 arithmetic in another order than the reference's, over logits of magnitude 10.
 pub const TOLERANCE: f32 = 1e-3;
@@ -65,7 +85,7 @@ pub struct Runner {
     position: u32,
 }
 
-const PAGES: usize = 4;
+const PAGES: usize = 6;
 const PAGE_LEN: usize = 16;
 
 impl Runner {
