@@ -12,14 +12,14 @@ use crate::kernels::rope::Turn;
 use crate::kernels::{
     activate, activation_rows, add, argmax, attention, columns, cross_attention, cross_scores, elementwise,
     embed, embed_positions, expert_groups, expert_linear, expert_sum, gate, input, kv_write, layer_norm,
-    pool, projection, qk_rope_kv, rms_norm, rope, route, scale, select_rows, self_attention, short_conv,
+    pool, projection, qk_rope_kv, recurrence, rms_norm, rope, route, scale, select_rows, self_attention, short_conv,
     softcap, unfold,
 };
 use crate::layout::{ExpertSizes, Layout, ProjectionSizes, schedule_shape};
 use crate::lower::{NodeUnit, RopeKey, Unit, out_of};
 use crate::weights::Interleaved;
 use device::key_bias::KnownKeys;
-use device::{CommandInfo, KvLayerId, Limits, Op, Plan, ValueId, WeightId, WeightPart};
+use device::{CommandInfo, KvLayerId, Limits, Numerics, Op, Plan, ValueId, WeightId, WeightPart};
 use device_lower::arena::NO_PLACE;
 use device_lower::lower::{HeadChain, Norm, NormAdd, Projection, QkRopeKv, RopeOf, Tail};
 use std::ptr::{null, null_mut};
@@ -137,6 +137,7 @@ impl Compiler<'_> {
                     let params = rms_norm::Params {
                         x: self.value(*x),
                         weight: self.weight_or_null(norm.weight),
+                        n_weights: 1,
                         eps: norm.eps,
                         group: self.plan.value(*x).cols,
                         cols: self.plan.value(*x).cols,
@@ -440,6 +441,7 @@ impl Compiler<'_> {
                 let params = rms_norm::Params {
                     x: self.value(*x),
                     weight: self.weight_or_null(*weight),
+                    n_weights: weight.map_or(1, |weight| self.plan.weight(weight).n_cols() / group),
                     eps: *eps,
                     group: *group,
                     cols: self.plan.value(*x).cols,
@@ -502,13 +504,15 @@ impl Compiler<'_> {
             Op::Softcap { x, cap, out } => {
                 (Command::new(softcap::softcap(isa), element_wise(*x, *x, *out, *cap)), "softcap")
             }
-            Op::Columns { x, first, out } => {
+            Op::Columns { x, first, group, out } => {
+                let n_groups = self.plan.value(*x).cols / group;
                 let params = columns::Params {
                     x: self.value(*x),
-                    from: self.plan.value(*x).cols,
+                    n_groups,
+                    group: *group,
                     first: *first,
                     out: self.value(*out),
-                    cols: self.plan.value(*out).cols,
+                    taken: self.plan.value(*out).cols / n_groups,
                     rows: self.plan.value(*x).rows,
                 };
                 (Command::new(columns::columns, params), "columns")
@@ -610,19 +614,79 @@ impl Compiler<'_> {
                 };
                 (Command::new(unfold::unfold, params), "unfold")
             }
-            Op::ShortConv { x, weight, state, out } => {
+            Op::ShortConv { x, weight, bias, state, out } => {
                 let value = self.plan.value(*x);
                 let range = self.plan.kv.state_range(*state);
                 let params = short_conv::Params {
                     x: self.value(*x),
                     out: self.value(*out),
                     weight: self.weight_f32(*weight),
+                    bias: self.weight_or_null(*bias),
                     states: self.at.states.wrapping_add(range.start),
                     state_len: self.plan.kv.state_len(),
                     cols: value.cols,
                     size: self.plan.weight(*weight).n_cols(),
                 };
-                (Command::new(short_conv::short_conv, params), "short_conv")
+                (Command::new(short_conv::short_conv(isa), params), "short_conv")
+            }
+            Op::GatedDelta {
+                q,
+                k,
+                v,
+                step,
+                beta,
+                rate,
+                n_key_heads,
+                n_heads,
+                tiled,
+                scale,
+                state,
+                out,
+            } => {
+                let params = recurrence::Params {
+                    q: self.value(*q),
+                    k: self.value(*k),
+                    v: self.value(*v),
+                    steps: self.value(*step),
+                    beta: self.value(*beta),
+                    rate: self.weight_f32(*rate),
+                    skip: null(),
+                    states: self.at.states.wrapping_add(self.plan.kv.state_range(*state).start),
+                    state_len: self.plan.kv.state_len(),
+                    n_heads: *n_heads,
+                    n_shared: *n_key_heads,
+                    tiled: *tiled,
+                    per_row: self.plan.value(*step).cols != *n_heads,
+                    rows: self.plan.value(*k).cols / n_key_heads,
+                    cols: self.plan.value(*v).cols / n_heads,
+                    scale: *scale,
+                    chunked: self.limits.numerics == Numerics::Fast,
+                    out: self.value(*out),
+                };
+                (Command::new(recurrence::recurrence(isa), params), "gated_delta")
+            }
+            Op::SelectiveScan { x, b, c, step, rate, skip, n_groups, n_heads, state, out } => {
+                let params = recurrence::Params {
+                    q: self.value(*c),
+                    k: self.value(*b),
+                    v: self.value(*x),
+                    steps: self.value(*step),
+                    beta: null(),
+                    rate: self.weight_f32(*rate),
+                    skip: self.weight_or_null(*skip),
+                    states: self.at.states.wrapping_add(self.plan.kv.state_range(*state).start),
+                    state_len: self.plan.kv.state_len(),
+                    n_heads: *n_heads,
+                    n_shared: *n_groups,
+                    tiled: false,
+                    per_row: false,
+                    rows: self.plan.value(*b).cols / n_groups,
+                    cols: self.plan.value(*x).cols / n_heads,
+                    scale: 1.0,
+                    chunked: self.limits.numerics == Numerics::Fast,
+                    out: self.value(*out),
+                };
+                (Command::new(recurrence::recurrence(isa), params), "selective_scan")
             }
             Op::CrossAttention { q, layer, n_heads, scale, out } => {
                 let params = cross_attention::Params {

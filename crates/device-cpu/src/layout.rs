@@ -7,7 +7,7 @@ use crate::kernels::attention::schedule::{ScheduleShape, Sizes};
 use crate::kernels::linear::{ActivationKind, WeightRows, linear_kernel};
 use crate::kernels::{
     activation_rows, argmax, attention, cross_attention, cross_scores, expert_groups, expert_linear,
-    kv_write, projection, round_up, self_attention,
+    kv_write, projection, recurrence, round_up, self_attention, short_conv,
 };
 use crate::lower::{NodeUnit, RopeKey, Unit, rope_tables};
 use crate::program::IN_FLIGHT;
@@ -366,6 +366,15 @@ impl Layout {
                     HeadSize { head_dim: layer.head_dim, n_terms },
                 )
             }
+            Unit::Primitive(Op::ShortConv { weight, .. }) => {
+                short_conv::scratch_bytes(plan.weight(*weight).n_cols())
+            }
+            Unit::Primitive(Op::GatedDelta { k, v, n_key_heads, n_heads, .. }) => {
+                recurrence::scratch_bytes(plan.value(*k).cols / n_key_heads, plan.value(*v).cols / n_heads)
+            }
+            Unit::Primitive(Op::SelectiveScan { b, x, n_groups, n_heads, .. }) => {
+                recurrence::scratch_bytes(plan.value(*b).cols / n_groups, plan.value(*x).cols / n_heads)
+            }
             Unit::Primitive(Op::SelfAttention { q, n_heads, .. }) => {
                 self_attention::scratch_bytes(plan.value(*q).cols / n_heads)
             }
@@ -397,8 +406,7 @@ impl Layout {
                 | Op::EmbedPositions { .. }
                 | Op::Pool { .. }
                 | Op::Input { .. }
-                | Op::Unfold { .. }
-                | Op::ShortConv { .. },
+                | Op::Unfold { .. },
             ) => 0,
         };
         self.scratch_bytes = self.scratch_bytes.max(round_up(scratch));

@@ -187,7 +187,9 @@ fn element_wise(op: &Op) -> Vec<ValueId> {
         | Op::Unfold { .. }
         | Op::CrossAttention { .. }
         | Op::CrossScores { .. }
-        | Op::ShortConv { .. } => vec![],
+        | Op::ShortConv { .. }
+        | Op::GatedDelta { .. }
+        | Op::SelectiveScan { .. } => vec![],
     }
 }
 

@@ -176,6 +176,7 @@ fn two_chains(plan: &Plan, window: &[&Op]) -> bool {
     let head_dim = plan.kv.layer(layer).head_dim;
     let is_of_other_heads = |op: &Op| {
         matches!(op, Op::RmsNorm { group: dim, .. } | Op::Rope { head_dim: dim, .. } if *dim != head_dim)
+            || matches!(op, Op::RmsNorm { weight: Some(weight), .. } if plan.weight(*weight).n_cols() != head_dim)
             || matches!(op, Op::Attention { layer: read, .. } if *read != layer)
     };
     let heads = |op: &&Op| !is_of_other_heads(op);

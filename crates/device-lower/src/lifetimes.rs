@@ -47,7 +47,7 @@ pub fn arena_of(plan: &Plan, units: &[LoweredUnit], limits: &Limits, align: usiz
             unit
         {
             let norms = norms_of_sum(*sum, rest).into_iter();
-            early.extend(norms.map(|(_, out)| (Op::Columns { x: *sum, first: 0, out }, *last)));
+            early.extend(norms.map(|(_, out)| (Op::Columns { x: *sum, first: 0, group: plan.value(*sum).cols, out }, *last)));
         }
         if let Unit::Join(join) = unit {
             until = until_read(join, *last, rest);
@@ -99,7 +99,7 @@ const KEEPER: &str = "keeper";
 fn keeper(plan: &mut Plan, x: ValueId) -> Op {
     let (rows, out) = (plan.value(x).rows, ValueId(plan.values.len() as u32));
     plan.values.push(Value { name: KEEPER.to_owned(), rows, cols: 1, dtype: DType::F32 });
-    Op::Columns { x, first: 0, out }
+    Op::Columns { x, first: 0, group: plan.value(x).cols, out }
 }
 
 #[cfg(test)]

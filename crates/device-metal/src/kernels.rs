@@ -404,6 +404,9 @@ pub const fn activation(kind: Activation) -> u32 {
         Activation::GeluErf => 2,
         Activation::Relu => 3,
         Activation::Sigmoid => 4,
+        Activation::Identity => 5,
+        Activation::ReluSquared => 6,
+        Activation::Softplus => 7,
     }
 }
 

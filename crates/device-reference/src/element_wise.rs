@@ -16,6 +16,10 @@ pub fn activate(kind: Activation, x: f32) -> f32 {
         }
         Activation::Relu => x.max(0.0),
         Activation::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+        Activation::Identity => x,
+        Activation::ReluSquared => x.max(0.0) * x.max(0.0),
+        // Without the larger term, exp would overflow.
+        Activation::Softplus => x.max(0.0) + (-x.abs()).exp().ln_1p(),
     }
 }
 
@@ -101,6 +105,12 @@ mod tests {
         near(Activation::Relu, 3.0, 3.0);
         near(Activation::Sigmoid, 1.0, 0.731_058_6);
         near(Activation::Sigmoid, -200.0, 0.0);
+        near(Activation::Identity, -3.0, -3.0);
+        near(Activation::ReluSquared, -3.0, 0.0);
+        near(Activation::ReluSquared, 3.0, 9.0);
+        near(Activation::Softplus, 0.0, 0.693_147_2);
+        near(Activation::Softplus, 200.0, 200.0);
+        near(Activation::Softplus, -10.0, 4.539_889_9e-5);
     }
 
     #[test]

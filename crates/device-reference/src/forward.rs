@@ -138,9 +138,9 @@ impl<'a> Forward<'a> {
             Op::Softcap { x, cap, out } => {
                 self.write(*out, |a, out| element_wise::softcap(*cap, a.floats(*x), out));
             }
-            Op::Columns { x, first, out } => {
-                let (from, to) = (self.cols(*x), self.cols(*out));
-                self.write(*out, |a, out| select::columns(a.floats(*x), from, *first, to, out));
+            Op::Columns { x, first, group, out } => {
+                let taken = self.cols(*out) / (self.cols(*x) / group);
+                self.write(*out, |a, out| select::columns(a.floats(*x), *group, *first, taken, out));
             }
             Op::Unfold { x, size, stride, out } => {
                 let per_token = plan.value(*out).rows.count(1, 0);
@@ -149,17 +149,67 @@ impl<'a> Forward<'a> {
                     input::unfold(a.floats(*x), cols, *size, *stride, per_token, step.spans, out);
                 });
             }
-            Op::ShortConv { x, weight, state, out } => {
+            Op::ShortConv { x, weight, bias, state, out } => {
                 let (cols, weight) = (self.cols(*x), plan.weight(*weight));
+                let bias = bias.map(|b| self.vector(b));
                 let mut taps = vec![0.0; cols * weight.n_cols()];
                 weight.decode_rows(0..cols, &mut taps);
                 let (len, range) = (plan.kv.state_len(), plan.kv.state_range(*state));
                 let states = std::mem::take(&mut self.states);
                 self.write(*out, |a, out| {
                     let x = a.floats(*x);
-                    recurrent::short_conv(x, cols, &taps, step.spans, step.states, states, len, range, out);
+                    recurrent::short_conv(
+                        x, cols, &taps, bias, step.spans, step.states, states, len, range, out,
+                    );
                 });
                 self.states = states;
+            }
+            Op::GatedDelta {
+                q, k, v, step: steps, beta, rate, n_key_heads, n_heads, tiled, scale, state, out,
+            } => {
+                let heads = recurrent::Heads {
+                    n: *n_heads,
+                    n_shared: *n_key_heads,
+                    tiled: *tiled,
+                    rows: self.cols(*k) / n_key_heads,
+                    cols: self.cols(*v) / n_heads,
+                };
+                let (states, rate) = (std::mem::take(&mut self.states), self.vector(*rate));
+                let mut states = recurrent::States::new(states, plan, *state, step);
+                self.write(*out, |a, out| {
+                    let given = recurrent::Given {
+                        v: a.floats(*v),
+                        k: a.floats(*k),
+                        q: a.floats(*q),
+                        steps: a.floats(*steps),
+                        rate,
+                    };
+                    recurrent::gated_delta(heads, &given, a.floats(*beta), *scale, &mut states, out);
+                });
+                self.states = states.all;
+            }
+            Op::SelectiveScan { x, b, c, step: steps, rate, skip, n_groups, n_heads, state, out } => {
+                let heads = recurrent::Heads {
+                    n: *n_heads,
+                    n_shared: *n_groups,
+                    tiled: false,
+                    rows: self.cols(*b) / n_groups,
+                    cols: self.cols(*x) / n_heads,
+                };
+                let (states, rate) = (std::mem::take(&mut self.states), self.vector(*rate));
+                let skip = skip.map(|s| self.vector(s));
+                let mut states = recurrent::States::new(states, plan, *state, step);
+                self.write(*out, |a, out| {
+                    let given = recurrent::Given {
+                        v: a.floats(*x),
+                        k: a.floats(*b),
+                        q: a.floats(*c),
+                        steps: a.floats(*steps),
+                        rate,
+                    };
+                    recurrent::selective_scan(heads, &given, skip, &mut states, out);
+                });
+                self.states = states.all;
             }
             Op::Route { x, normalise, factor, scales, ids, weights } => {
                 let route = experts::Route {

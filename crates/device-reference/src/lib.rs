@@ -22,7 +22,7 @@
 //! | `encoder.rs` | LayerNorm, SelfAttention, Pool |
 //! | `input.rs` | Input, Unfold |
 //! | `cross.rs` | CrossAttention, CrossScores |
-//! | `recurrent.rs` | ShortConv |
+//! | `recurrent.rs` | ShortConv, GatedDelta, SelectiveScan |
 //!
 //! Unlike other devices it allocates while it runs: its threads, and their scratch.
 

@@ -5,19 +5,21 @@
 /// The squares are summed in f64, column after column; the rest is f32.
 pub fn rms_norm(
     x: &[f32],              // (n, cols)
-    weight: Option<&[f32]>, // (group)
+    weight: Option<&[f32]>, // (group) or (cols)
     eps: f32,               //
     group: usize,           // divides cols
     out: &mut [f32],        // (n, cols)
 ) {
-    for (x, out) in x.chunks_exact(group).zip(out.chunks_exact_mut(group)) {
+    let n_weights = weight.map_or(1, |weight| weight.len() / group);
+    for (at, (x, out)) in x.chunks_exact(group).zip(out.chunks_exact_mut(group)).enumerate() {
         let sum: f64 = x.iter().map(|v| f64::from(*v) * f64::from(*v)).sum();
         let mean = (sum / group as f64) as f32;
         let scale = 1.0 / (mean + eps).sqrt();
         for (out, x) in out.iter_mut().zip(x) {
             *out = x * scale;
         }
-        for (out, weight) in out.iter_mut().zip(weight.unwrap_or_default()) {
+        let Some(weight) = weight else { continue };
+        for (out, weight) in out.iter_mut().zip(&weight[at % n_weights * group..]) {
             *out *= weight;
         }
     }
@@ -36,6 +38,14 @@ mod tests {
         for (a, b) in out.iter().zip(expected) {
             assert!((a - b).abs() <= 1e-6 * b.abs(), "{out:?}");
         }
+    }
+
+    #[test]
+    fn groups_may_have_weights_of_their_own() {
+        let mut out = [0.0; 8];
+        let weight = [1.0, 2.0, 3.0, 4.0];
+        rms_norm(&[1.0, 1.0, -1.0, 1.0, 1.0, 1.0, 1.0, 1.0], Some(&weight), 0.0, 2, &mut out);
+        assert_eq!(out, [1.0, 2.0, -3.0, 4.0, 1.0, 2.0, 3.0, 4.0]);
     }
 
     #[test]

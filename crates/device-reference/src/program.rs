@@ -43,10 +43,8 @@ pub fn memory_plan(device: &Reference, plans: &[Plan], limits: &Limits) -> Resul
 /// Norm weights, biases, frequencies and sinks: what is decoded once.
 fn vector_ids(plan: &Plan) -> impl Iterator<Item = WeightId> {
     let ids = plan.primitives().flat_map(|op| match op {
-        Op::Embed { .. } | Op::EmbedPositions { .. } | Op::ExpertLinear { .. } | Op::ShortConv { .. } => {
-            vec![]
-        }
-        Op::Linear { bias, .. } => bias.iter().copied().collect(),
+        Op::Embed { .. } | Op::EmbedPositions { .. } | Op::ExpertLinear { .. } => vec![],
+        Op::Linear { bias, .. } | Op::ShortConv { bias, .. } => bias.iter().copied().collect(),
         op => op.weights(),
     });
     let mut ids: Vec<WeightId> = ids.collect();

@@ -14,14 +14,14 @@ pub fn select_rows(
 
 /// `out = x[:, first..first + to]`
 pub fn columns(
-    x: &[f32],       // (n, from)
-    from: usize,     //
+    x: &[f32],       // (n, cols)
+    group: usize,    // divides cols
     first: usize,    //
-    to: usize,       //
-    out: &mut [f32], // (n, to)
+    taken: usize,    // of each group
+    out: &mut [f32], // (n, cols / group * taken)
 ) {
-    for (out, row) in out.chunks_exact_mut(to).zip(x.chunks_exact(from)) {
-        out.copy_from_slice(&row[first..first + to]);
+    for (out, group) in out.chunks_exact_mut(taken).zip(x.chunks_exact(group)) {
+        out.copy_from_slice(&group[first..first + taken]);
     }
 }
 

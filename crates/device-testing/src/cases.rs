@@ -4,6 +4,7 @@
 
 mod encoder_states;
 mod norms;
+mod recurrent;
 
 use super::BEST_AND_LOGITS;
 use std::sync::LazyLock;
@@ -84,58 +85,10 @@ fn all_cases() -> Vec<Case> {
         encoder_states::inputs(),
         encoder_states::encoder_states(),
         norms::layers(),
-        recurrent(),
+        recurrent::short_convolutions(),
+        recurrent::recurrences(),
     ];
     groups.into_iter().flatten().collect()
-}
-
-/// Recurrent layers alone, and beside attention.
-fn recurrent() -> Vec<Case> {
-    let mut cases = vec![];
-    for (cols, sizes, with_attention) in [
-        (1, vec![2], false),
-        (7, vec![3], false),
-        (64, vec![4, 2], false),
-        (33, vec![3, 5], true),
-        (160, vec![4], true),
-    ] {
-        let mut b = PlanBuilder::new(cols as u64, N_TOKENS as usize);
-        let mut x = b.embed(cols);
-        for size in &sizes {
-            let y = b.short_conv(x, *size);
-            b.keep(y);
-            let y = b.linear(y, cols, BlockType::F32, true);
-            x = b.add(x, y);
-        }
-        if with_attention {
-            let layer =
-                b.kv_layer(KvLayer { n_kv_heads: 1, head_dim: 16, window: None, encoder_states: None });
-            let q = b.linear(x, 16, BlockType::F32, false);
-            b.kv_write(q, q, layer);
-            let y = b.attention(q, layer, 1, AttentionOptions::default());
-            let y = b.linear(y, cols, BlockType::F32, false);
-            x = b.short_conv(y, 3);
-        }
-        let x = b.select_rows(x);
-        let logits = b.linear(x, 29, BlockType::F32, true);
-        let plan = b.finish(logits);
-        let limits = limits(&plan.kv);
-        let mut sequences = Sequences::new(cols as u64, &plan.kv, &limits, N_TOKENS);
-        let spans: [&[(usize, usize)]; 7] = [
-            &[(0, 1)],
-            &[(0, 1), (1, 5)],
-            &[(2, 17), (0, 2), (1, 1)],
-            &[(0, 1)],
-            &[(1, 40)],
-            &[(2, 1), (0, 1)],
-            &[(3, 2)],
-        ];
-        let steps = spans.iter().map(|spans| sequences.step(spans)).collect();
-        let name = format!("short convolutions of {cols} columns over {sizes:?}, attention {with_attention}");
-        let (kind, block) = (OpKind::ShortConv, BlockType::F32);
-        cases.push(Case { name, kind, block, plans: vec![plan], limits, steps, tolerance: 5.0 * SUM });
-    }
-    cases
 }
 
 impl Case {
@@ -262,6 +215,13 @@ fn norm() -> Vec<Case> {
                 format!("rms_norm {n_groups}x{group}{}", if weighted { "" } else { " without weight" });
             cases.push(Case::rows(name, OpKind::RmsNorm, BlockType::F32, SUM, b.finish(y)));
         }
+        if n_groups > 1 {
+            let mut b = PlanBuilder::new(group as u64, N_TOKENS as usize);
+            let x = b.embed(n_groups * group);
+            let y = b.rms_norm_of_groups(x, group);
+            let name = format!("rms_norm {n_groups}x{group} with weights of groups");
+            cases.push(Case::rows(name, OpKind::RmsNorm, BlockType::F32, SUM, b.finish(y)));
+        }
     }
     cases
 }
@@ -313,8 +273,16 @@ fn rope() -> Vec<Case> {
 }
 
 fn element_wise() -> Vec<Case> {
-    const ALL: [Activation; 5] =
-        [Activation::Silu, Activation::GeluTanh, Activation::GeluErf, Activation::Relu, Activation::Sigmoid];
+    const ALL: [Activation; 8] = [
+        Activation::Silu,
+        Activation::GeluTanh,
+        Activation::GeluErf,
+        Activation::Relu,
+        Activation::Sigmoid,
+        Activation::Identity,
+        Activation::ReluSquared,
+        Activation::Softplus,
+    ];
     let mut cases = vec![];
     for cols in [1, 7, 64, 100] {
         let mut case = |name: String, kind: OpKind, build: &dyn Fn(&mut PlanBuilder) -> ValueId| {
@@ -481,11 +449,12 @@ fn key_biases() -> Vec<Case> {
 fn experts() -> Vec<Case> {
     use BlockType::*;
     let mut cases = vec![];
-    for (first, cols) in [(0, 1), (3, 16), (17, 20), (0, 37)] {
+    for (n_groups, first, cols) in [(1, 0, 1), (1, 3, 16), (1, 17, 20), (1, 0, 37), (3, 5, 32), (7, 36, 1), (2, 0, 20)] {
         let mut b = PlanBuilder::new(first as u64, N_TOKENS as usize);
-        let x = b.embed(37);
-        let y = b.columns(x, first, cols);
-        cases.push(Case::rows(format!("columns {first} {cols}"), OpKind::Columns, F32, 0.0, b.finish(y)));
+        let x = b.embed(37 * n_groups);
+        let y = b.columns_of_groups(x, first, 37, cols);
+        let name = format!("columns {first} {cols} of {n_groups} groups");
+        cases.push(Case::rows(name, OpKind::Columns, F32, 0.0, b.finish(y)));
     }
     for (n_experts, k) in [(1, 1), (5, 2), (8, 8), (33, 6), (128, 8)] {
         for normalise in [false, true] {

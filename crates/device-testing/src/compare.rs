@@ -159,7 +159,9 @@ fn needs_whole_spans(plan: &Plan) -> bool {
         | Op::EmbedPositions { .. }
         | Op::CrossAttention { .. }
         | Op::CrossScores { .. }
-        | Op::ShortConv { .. } => false,
+        | Op::ShortConv { .. }
+        | Op::GatedDelta { .. }
+        | Op::SelectiveScan { .. } => false,
     })
 }
 

@@ -28,7 +28,7 @@ mod sequences;
 mod steps;
 mod stored;
 
-pub use builder::{AttentionOptions, PlanBuilder, mini_transformer, truncate};
+pub use builder::{AttentionOptions, PlanBuilder, RecurrentShape, mini_transformer, truncate};
 pub use cases::{Case, Norms, check_op_cases, layers_with_norms};
 pub use commits::{check_commits, check_shortage};
 pub use compare::{check_cases, check_device, compare, compare_chunks, run};

@@ -123,7 +123,7 @@ pub fn plan_with_states(n_vocab: usize, layers: &[KvLayer], n_recurrent: usize) 
     let mut x = b.embed(4);
     for index in 0..n_recurrent {
         b.layer(Some(index as u32));
-        x = b.short_conv(x, 3);
+        x = b.short_conv(x, 3, false);
     }
     for (index, layer) in layers.iter().enumerate() {
         b.layer(Some((n_recurrent + index) as u32));

@@ -6,8 +6,8 @@ use std::fmt::Display;
 use weights::{BlockType, Planes};
 
 use crate::{
-    DType, KvGroup, KvLayer, KvLayerId, Op, OutputKind, Plan, PlanError, RowCount, Value, ValueId, Weight,
-    WeightId,
+    DType, KvGroup, KvLayer, KvLayerId, Op, OutputKind, Plan, PlanError, RowCount, StateId, Value, ValueId,
+    Weight, WeightId,
 };
 
 type Result<T> = std::result::Result<T, PlanError>;
@@ -253,7 +253,8 @@ impl<'a> At<'a> {
                     || format!("eps {eps}"),
                     "a small number, not negative",
                 )?;
-                weight.map_or(Ok(()), |w| self.vector(w, *group))
+                let len = weight.map(|w| self.weight(w)).transpose()?.map(|w| w.n_cols());
+                weight.map_or(Ok(()), |w| self.vector(w, if len == Some(x.cols) { x.cols } else { *group }))
             }
             Op::Linear { x, weight, bias, out } => {
                 let (x, out) = (self.float(*x)?, self.float(*out)?);
@@ -340,12 +341,19 @@ impl<'a> At<'a> {
                 self.same(*x, *out)?;
                 self.require(*cap > 0.0 && cap.is_finite(), || format!("cap {cap}"), "a positive number")
             }
-            Op::Columns { x, first, out } => {
+            Op::Columns { x, first, group, out } => {
                 let (x, out) = (self.float(*x)?, self.float(*out)?);
                 self.rows(out, x.rows)?;
                 self.require(
-                    first.checked_add(out.cols).is_some_and(|end| end <= x.cols),
-                    || format!("{} columns from {first} on", out.cols),
+                    *group > 0 && x.cols.is_multiple_of(*group),
+                    || format!("groups of {group}"),
+                    format_args!("a divisor of the {} columns of {}", x.cols, x.name),
+                )?;
+                let n_groups = x.cols / group;
+                self.require(
+                    out.cols.is_multiple_of(n_groups)
+                        && first.checked_add(out.cols / n_groups).is_some_and(|end| end <= *group),
+                    || format!("{} columns, of each of {n_groups} groups from {first} on", out.cols),
                     format_args!("some of the {} of {}", x.cols, x.name),
                 )
             }
@@ -488,7 +496,7 @@ impl<'a> At<'a> {
                 self.columns(out, heads.len(), n)?;
                 self.finite("scale", *scale)
             }
-            Op::ShortConv { x, weight, state, out } => {
+            Op::ShortConv { x, weight, bias, state, out } => {
                 let x = self.same(*x, *out)?;
                 self.rows(x, RowCount::Tokens)?;
                 let size = self.weight(*weight)?.shape.last().copied().unwrap_or(0);
@@ -498,16 +506,77 @@ impl<'a> At<'a> {
                     || format!("{} {:?} of {}", weight.name, weight.shape, weight.block),
                     format_args!("({}, at least 2) of F32", x.cols),
                 )?;
-                let n = self.plan.kv.states.get(state.0 as usize).copied();
+                bias.map_or(Ok(()), |bias| self.vector(bias, x.cols))?;
+                self.state(*state, (size - 1).checked_mul(x.cols), seen)
+            }
+            Op::GatedDelta {
+                q, k, v, step, beta, rate, n_key_heads, n_heads, scale, state, out, ..
+            } => {
+                let (q, v) = (self.same(*q, *k)?, self.same(*v, *out)?);
+                let (step, beta) = (self.float(*step)?, self.float(*beta)?);
+                [q, v, step, beta].into_iter().try_for_each(|value| self.rows(value, RowCount::Tokens))?;
+                let key_dim = self.shared_heads(q, *n_key_heads, *n_heads)?;
+                let value_dim = self.head_columns(v, *n_heads)?;
                 self.require(
-                    n == Some((size - 1) * x.cols),
-                    || format!("state {} of {n:?} numbers", state.0),
-                    format_args!("one of {}", (size - 1) * x.cols),
+                    step.cols == *n_heads || Some(step.cols) == n_heads.checked_mul(key_dim),
+                    || format!("{} of {} columns", step.name, step.cols),
+                    format_args!("{n_heads}, or {n_heads} x {key_dim}"),
                 )?;
-                let written = std::mem::replace(&mut seen.states[state.0 as usize], true);
-                self.require(!written, || format!("state {}, used before", state.0), "a state of its own")
+                self.columns(beta, *n_heads, 1)?;
+                self.vector(*rate, *n_heads)?;
+                self.finite("scale", *scale)?;
+                self.state(*state, v.cols.checked_mul(key_dim), seen)?;
+                self.require(
+                    value_dim > 0,
+                    || format!("{} of {} columns", v.name, v.cols),
+                    format_args!("a multiple of {n_heads}"),
+                )
+            }
+            Op::SelectiveScan { x, b, c, step, rate, skip, n_groups, n_heads, state, out } => {
+                let (x, b) = (self.same(*x, *out)?, self.same(*b, *c)?);
+                let step = self.float(*step)?;
+                [x, b, step].into_iter().try_for_each(|value| self.rows(value, RowCount::Tokens))?;
+                let state_dim = self.shared_heads(b, *n_groups, *n_heads)?;
+                self.head_columns(x, *n_heads)?;
+                self.columns(step, *n_heads, 1)?;
+                self.vector(*rate, *n_heads)?;
+                skip.map_or(Ok(()), |skip| self.vector(skip, *n_heads))?;
+                self.state(*state, x.cols.checked_mul(state_dim), seen)
             }
         }
+    }
+
+    /// Columns of one of `n` heads.
+    fn head_columns(&self, value: &Value, n: usize) -> Result<usize> {
+        self.require(
+            n > 0 && value.cols.is_multiple_of(n),
+            || format!("{n} heads of {}", value.name),
+            format_args!("a divisor of its {} columns", value.cols),
+        )?;
+        Ok(value.cols / n)
+    }
+
+    /// Columns of one of `n_shared` heads, which `n_heads` share.
+    fn shared_heads(&self, value: &Value, n_shared: usize, n_heads: usize) -> Result<usize> {
+        let cols = self.head_columns(value, n_shared)?;
+        self.require(
+            n_heads > 0 && n_heads.is_multiple_of(n_shared),
+            || format!("{n_heads} heads"),
+            format_args!("a multiple of the {n_shared} of {}", value.name),
+        )?;
+        Ok(cols)
+    }
+
+    /// A state of `len` numbers, which no other Op has.
+    fn state(&self, state: StateId, len: Option<usize>, seen: &mut Seen) -> Result<()> {
+        let n = self.plan.kv.states.get(state.0 as usize).copied();
+        self.require(
+            n.is_some() && n == len,
+            || format!("state {} of {n:?} numbers", state.0),
+            format_args!("one of {}", len.unwrap_or(usize::MAX)),
+        )?;
+        let written = std::mem::replace(&mut seen.states[state.0 as usize], true);
+        self.require(!written, || format!("state {}, used before", state.0), "a state of its own")
     }
 
     /// Query heads that fit a KV layer.

@@ -70,7 +70,9 @@ impl Plan {
             | Op::Unfold { .. }
             | Op::CrossAttention { .. }
             | Op::CrossScores { .. }
-            | Op::ShortConv { .. } => 0,
+            | Op::ShortConv { .. }
+            | Op::GatedDelta { .. }
+            | Op::SelectiveScan { .. } => 0,
         }
     }
 

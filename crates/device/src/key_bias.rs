@@ -239,7 +239,7 @@ fn of_write(plan: &Plan, writers: &HashMap<ValueId, &Op>, k: ValueId, layer: KvL
                 });
                 from = *x;
             }
-            Op::Columns { x, first: columns, .. } => {
+            Op::Columns { x, first: columns, group, .. } if plan.value(*x).cols == *group => {
                 first += columns;
                 from = *x;
             }

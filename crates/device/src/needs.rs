@@ -76,7 +76,9 @@ impl Needs {
                 Op::Attention { layer, .. }
                 | Op::CrossAttention { layer, .. }
                 | Op::CrossScores { layer, .. } => needs.use_layer(plan, *layer, false, limits),
-                Op::ShortConv { .. } => needs.has_states = true,
+                Op::ShortConv { .. } | Op::GatedDelta { .. } | Op::SelectiveScan { .. } => {
+                    needs.has_states = true;
+                }
                 // Shapes, weights and rows are all that these need.
                 Op::RmsNorm { .. }
                 | Op::Linear { .. }

@@ -17,6 +17,12 @@ pub enum Activation {
     Relu,
     /// `1 / (1 + exp(-x))`
     Sigmoid,
+    /// `x`: a Gate of this kind is a product.
+    Identity,
+    /// `max(x, 0)^2`
+    ReluSquared,
+    /// `ln(1 + exp(x))`
+    Softplus,
 }
 
 /// Which dimensions a rotation pairs.
@@ -52,11 +58,11 @@ pub enum Op {
         out: ValueId,
     },
     /// `out = x / sqrt(mean(x^2) + eps) * weight`, over groups of `group` neighbouring columns.
-    /// Weight is `(group)`: a whole row, or one head (then every head uses the same weight).
+    /// Weight is `(group)`: a whole row, or one head (then every head uses the same weight); or `(cols)`: each group its own.
     RmsNorm {
         /// `(n, cols)`
         x: ValueId,
-        /// `(group)`, F32; absent: no factor.
+        /// `(group)` or `(cols)`, F32; absent: no factor.
         weight: Option<WeightId>,
         /// Added to the mean square.
         eps: f32,
@@ -170,13 +176,16 @@ pub enum Op {
         /// `(n, cols)`
         out: ValueId,
     },
-    /// Some neighbouring columns: `out = x[:, first..first + out's columns]`.
+    /// Some neighbouring columns of each group of `group`: `out[:, g * taken + j] = x[:, g * group + first + j]` for `j < taken`.
+    /// With one group these are some neighbouring columns of a row, with one for each head a part of every head.
     Columns {
         /// `(n, cols)`
         x: ValueId,
-        /// The first column taken.
+        /// The first column taken of a group.
         first: usize,
-        /// `(n, at most cols - first)`
+        /// Columns of a group; divides `cols`.
+        group: usize,
+        /// `(n, cols / group * taken)`, `taken` at most `group - first`.
         out: ValueId,
     },
     /// The `k` largest of a softmax over all columns: which experts run a row, and how much each counts.
@@ -333,16 +342,83 @@ pub enum Op {
         out: ValueId,
     },
     /// A causal convolution along the positions of each sequence, column by column:
-    /// `out[t][c] = sum over j of weight[c][j] * x[t + 1 - size + j][c]`, 0 before the sequence begins. The `size - 1` positions
-    /// before a span are read from the sequence's state, and the last ones up to its end are kept there, the oldest first.
+    /// `out[t][c] = bias[c] + sum over j of weight[c][j] * x[t + 1 - size + j][c]`, 0 before the sequence begins. The `size - 1`
+    /// positions before a span are read from the sequence's state, and the last ones up to its end are kept there, the oldest first.
     ShortConv {
         /// `(n, cols)`
         x: ValueId,
         /// `(cols, size)`, F32; a size of at least 2.
         weight: WeightId,
+        /// `(cols)`, F32; absent: 0.
+        bias: Option<WeightId>,
         /// Of `(size - 1) * cols` numbers.
         state: StateId,
         /// `(n, cols)`
+        out: ValueId,
+    },
+    /// The gated delta rule (Yang, Kautz and Hatamizadeh, 2024), head by head along the positions of each sequence. A head's state
+    /// is a matrix `S (key_dim, value_dim)`, all zeros before the sequence begins; at position `t`
+    ///
+    /// - `S = diag(d) S`, `d = exp(rate * step[t])`, one number for the head or one for each row of `S`;
+    /// - `S = S + k[t] (beta[t] * (v[t] - S^T k[t]))^T`;
+    /// - `out[t] = scale * S^T q[t]`.
+    ///
+    /// Several heads may share queries and keys: head `h` has those of key head `h / (n_heads / n_key_heads)`, or, where they are
+    /// `tiled`, of `h % n_key_heads`. A span begins with the sequence's state and leaves there the one after its last position.
+    GatedDelta {
+        /// `(n, n_key_heads * key_dim)`
+        q: ValueId,
+        /// `(n, n_key_heads * key_dim)`
+        k: ValueId,
+        /// `(n, n_heads * value_dim)`
+        v: ValueId,
+        /// `(n, n_heads)` or `(n, n_heads * key_dim)`, not negative.
+        step: ValueId,
+        /// `(n, n_heads)`
+        beta: ValueId,
+        /// `(n_heads)` F32, not positive.
+        rate: WeightId,
+        /// Heads of queries and keys.
+        n_key_heads: usize,
+        /// Heads; a multiple of `n_key_heads`.
+        n_heads: usize,
+        /// Which heads share a key head.
+        tiled: bool,
+        /// Factor on the output.
+        scale: f32,
+        /// Of `n_heads * key_dim * value_dim` numbers, `(n_heads, key_dim, value_dim)`.
+        state: StateId,
+        /// `(n, n_heads * value_dim)`
+        out: ValueId,
+    },
+    /// The selective scan with one decay for each head (Dao and Gu, 2024), head by head along the positions of each sequence. A
+    /// head's state is a matrix `S (state_dim, head_dim)`, all zeros before the sequence begins; at position `t`
+    ///
+    /// - `S = exp(rate * step[t]) * S + b[t] (step[t] * x[t])^T`;
+    /// - `out[t] = S^T c[t] + skip * x[t]`.
+    ///
+    /// Heads in groups share `b` and `c`: head `h` has those of group `h / (n_heads / n_groups)`. A span begins with the
+    /// sequence's state and leaves there the one after its last position.
+    SelectiveScan {
+        /// `(n, n_heads * head_dim)`
+        x: ValueId,
+        /// `(n, n_groups * state_dim)`: what of `x` goes into the state.
+        b: ValueId,
+        /// `(n, n_groups * state_dim)`: what of the state comes out.
+        c: ValueId,
+        /// `(n, n_heads)`, not negative.
+        step: ValueId,
+        /// `(n_heads)` F32, not positive.
+        rate: WeightId,
+        /// `(n_heads)` F32; absent: 0.
+        skip: Option<WeightId>,
+        /// Groups of heads.
+        n_groups: usize,
+        /// Heads; a multiple of `n_groups`.
+        n_heads: usize,
+        /// Of `n_heads * state_dim * head_dim` numbers, `(n_heads, state_dim, head_dim)`.
+        state: StateId,
+        /// `(n, n_heads * head_dim)`
         out: ValueId,
     },
 }
@@ -378,6 +454,8 @@ pub enum OpKind {
     CrossAttention,
     CrossScores,
     ShortConv,
+    GatedDelta,
+    SelectiveScan,
 }
 
 impl Op {
@@ -411,6 +489,8 @@ impl Op {
             Op::CrossAttention { .. } => OpKind::CrossAttention,
             Op::CrossScores { .. } => OpKind::CrossScores,
             Op::ShortConv { .. } => OpKind::ShortConv,
+            Op::GatedDelta { .. } => OpKind::GatedDelta,
+            Op::SelectiveScan { .. } => OpKind::SelectiveScan,
         }
     }
 
@@ -450,6 +530,8 @@ impl Op {
             }
             Op::CrossAttention { q, .. } | Op::CrossScores { q, .. } => vec![*q],
             Op::SelfAttention { q, k, v, .. } => vec![*q, *k, *v],
+            Op::GatedDelta { q, k, v, step, beta, .. } => vec![*q, *k, *v, *step, *beta],
+            Op::SelectiveScan { x, b, c, step, .. } => vec![*x, *b, *c, *step],
         }
     }
 
@@ -482,7 +564,9 @@ impl Op {
             | Op::Unfold { out, .. }
             | Op::CrossAttention { out, .. }
             | Op::CrossScores { out, .. }
-            | Op::ShortConv { out, .. } => vec![*out],
+            | Op::ShortConv { out, .. }
+            | Op::GatedDelta { out, .. }
+            | Op::SelectiveScan { out, .. } => vec![*out],
         }
     }
 
@@ -499,7 +583,9 @@ impl Op {
             Op::Fused { parts, .. } => parts.iter().flat_map(Op::weights).collect(),
             Op::LayerNorm { weight, bias, .. } => std::iter::once(*weight).chain(*bias).collect(),
             Op::EmbedPositions { table, .. } => vec![*table],
-            Op::ShortConv { weight, .. } => vec![*weight],
+            Op::ShortConv { weight, bias, .. } => std::iter::once(*weight).chain(*bias).collect(),
+            Op::GatedDelta { rate, .. } => vec![*rate],
+            Op::SelectiveScan { rate, skip, .. } => std::iter::once(*rate).chain(*skip).collect(),
             Op::KvWrite { .. }
             | Op::Activate { .. }
             | Op::Gate { .. }

@@ -115,8 +115,8 @@ impl Display for Shown<'_> {
             Op::Softcap { x, cap, out } => {
                 write!(f, "{} = {kind}({}, cap {cap})", self.out(*out), self.value(*x))
             }
-            Op::Columns { x, first, out } => {
-                write!(f, "{} = {kind}({}, from {first})", self.out(*out), self.value(*x))
+            Op::Columns { x, first, group, out } => {
+                write!(f, "{} = {kind}({}, from {first} of {group})", self.out(*out), self.value(*x))
             }
             Op::Route { x, normalise, factor, scales, ids, weights } => {
                 let normalise = if *normalise { ", normalised" } else { "" };
@@ -174,9 +174,26 @@ impl Display for Shown<'_> {
                 let (out, q) = (self.out(*out), self.value(*q));
                 write!(f, "{out} = {kind}({q}, {layer}, {heads:?} of {n_heads} heads, scale {scale})")
             }
-            Op::ShortConv { x, weight, state, out } => {
+            Op::ShortConv { x, weight, bias, state, out } => {
+                let bias = self.optional("bias", *bias);
                 let (out, x, weight) = (self.out(*out), self.value(*x), self.weight(*weight));
-                write!(f, "{out} = {kind}({x}, {weight}, state {})", state.0)
+                write!(f, "{out} = {kind}({x}, {weight}{bias}, state {})", state.0)
+            }
+            Op::GatedDelta {
+                q, k, v, step, beta, rate, n_key_heads, n_heads, tiled, scale, state, out,
+            } => {
+                let (out, q, k, v) = (self.out(*out), self.value(*q), self.value(*k), self.value(*v));
+                let (step, beta, rate) = (self.value(*step), self.value(*beta), self.weight(*rate));
+                let tiled = if *tiled { " tiled" } else { "" };
+                write!(f, "{out} = {kind}({q}, {k}, {v}, step {step}, beta {beta}, rate {rate}, ")?;
+                write!(f, "{n_heads} heads of {n_key_heads}{tiled}, scale {scale}, state {})", state.0)
+            }
+            Op::SelectiveScan { x, b, c, step, rate, skip, n_groups, n_heads, state, out } => {
+                let skip = self.optional("skip", *skip);
+                let (out, x, b, c) = (self.out(*out), self.value(*x), self.value(*b), self.value(*c));
+                let (step, rate) = (self.value(*step), self.weight(*rate));
+                write!(f, "{out} = {kind}({x}, {b}, {c}, step {step}, rate {rate}{skip}, ")?;
+                write!(f, "{n_heads} heads in {n_groups} groups, state {})", state.0)
             }
         }
     }
@@ -275,6 +292,9 @@ impl Display for Activation {
             Activation::GeluErf => "gelu_erf",
             Activation::Relu => "relu",
             Activation::Sigmoid => "sigmoid",
+            Activation::Identity => "identity",
+            Activation::ReluSquared => "relu_squared",
+            Activation::Softplus => "softplus",
         })
     }
 }
@@ -328,6 +348,8 @@ impl Display for OpKind {
             OpKind::CrossAttention => "cross_attention",
             OpKind::CrossScores => "cross_scores",
             OpKind::ShortConv => "short_conv",
+            OpKind::GatedDelta => "gated_delta",
+            OpKind::SelectiveScan => "selective_scan",
         })
     }
 }

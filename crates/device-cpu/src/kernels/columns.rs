@@ -1,4 +1,4 @@
-//! `out = x[:, first..first + cols]`: neighbouring columns, x `(n, from)`, out `(n, cols)`.
+//! `out = x[:, first..first + taken]` of each group of columns, x `(n, cols)`, out `(n, cols / group * taken)`.
 //!
 //! Rows are shared among the workers. Bytes: 8 a value.
 
@@ -8,16 +8,18 @@ use device::RowCount;
 /// Parameters.
 #[derive(Clone, Copy)]
 pub struct Params {
-    /// `(n, from)`
+    /// `(n, n_groups * group)`
     pub x: *const f32,
-    /// Columns of `x`.
-    pub from: usize,
-    /// The first that is taken.
+    /// Groups of a row.
+    pub n_groups: usize,
+    /// Columns of a group of `x`.
+    pub group: usize,
+    /// The first that is taken of each.
     pub first: usize,
-    /// `(n, cols)`
+    /// `(n, n_groups * taken)`
     pub out: *mut f32,
-    /// How many are taken.
-    pub cols: usize,
+    /// How many are taken of each.
+    pub taken: usize,
     /// Which rows.
     pub rows: RowCount,
 }
@@ -28,10 +30,12 @@ pub struct Params {
 /// As [`crate::command::Kernel`].
 pub unsafe fn columns(p: &Params, worker: &Worker<'_>) {
     for row in worker.share(worker.step.n_rows(p.rows), 1) {
-        // SAFETY: the columns lie within the rows, as the plan's check ensures.
-        unsafe {
-            let x = p.x.add(row * p.from + p.first);
-            p.out.add(row * p.cols).copy_from_nonoverlapping(x, p.cols);
+        for group in row * p.n_groups..(row + 1) * p.n_groups {
+            // SAFETY: the columns lie within the groups, as the plan's check ensures.
+            unsafe {
+                let x = p.x.add(group * p.group + p.first);
+                p.out.add(group * p.taken).copy_from_nonoverlapping(x, p.taken);
+            }
         }
     }
 }

@@ -6,7 +6,9 @@
 use super::elementwise::{Function, Params, map};
 use crate::command::{Kernel, Worker};
 use crate::isa::Isa;
-use crate::simd::math::{Curve, GeluErf, GeluTanh, Relu, Sigmoid, Silu};
+use crate::simd::math::{
+    Curve, GeluErf, GeluTanh, Identity, Relu, ReluSquared, Sigmoid, Silu, Softplus,
+};
 use crate::simd::{Simd, variants};
 use device::Activation;
 use std::marker::PhantomData;
@@ -50,6 +52,9 @@ kind!(gelu_tanh, gelu_tanh_body, GeluTanh);
 kind!(gelu_erf, gelu_erf_body, GeluErf);
 kind!(relu, relu_body, Relu);
 kind!(sigmoid, sigmoid_body, Sigmoid);
+kind!(identity, identity_body, Identity);
+kind!(relu_squared, relu_squared_body, ReluSquared);
+kind!(softplus, softplus_body, Softplus);
 
 /// The kernel for a function and an instruction set.
 pub fn gate(isa: Isa, kind: Activation) -> Kernel<Params> {
@@ -59,5 +64,8 @@ pub fn gate(isa: Isa, kind: Activation) -> Kernel<Params> {
         Activation::GeluErf => gelu_erf(isa),
         Activation::Relu => relu(isa),
         Activation::Sigmoid => sigmoid(isa),
+        Activation::Identity => identity(isa),
+        Activation::ReluSquared => relu_squared(isa),
+        Activation::Softplus => softplus(isa),
     }
 }

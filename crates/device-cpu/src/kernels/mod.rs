@@ -27,6 +27,7 @@ pub mod layer_norm;
 pub mod pool;
 pub mod projection;
 pub mod qk_rope_kv;
+pub mod recurrence;
 pub mod rms_norm;
 pub mod rope;
 pub mod route;

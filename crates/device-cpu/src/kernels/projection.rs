@@ -25,7 +25,9 @@ use super::linear::{
 };
 use super::round_up;
 use crate::command::Worker;
-use crate::simd::math::{Curve, GeluErf, GeluTanh, Relu, Sigmoid, Silu};
+use crate::simd::math::{
+    Curve, GeluErf, GeluTanh, Identity, Relu, ReluSquared, Sigmoid, Silu, Softplus,
+};
 use crate::simd::{Simd, variants};
 use device::Activation;
 use std::marker::PhantomData;
@@ -352,6 +354,9 @@ unsafe fn finish<S: Simd>(
                     Activation::GeluErf => block.gate::<S, GeluErf>(y, others, out),
                     Activation::Relu => block.gate::<S, Relu>(y, others, out),
                     Activation::Sigmoid => block.gate::<S, Sigmoid>(y, others, out),
+                    Activation::Identity => block.gate::<S, Identity>(y, others, out),
+                    Activation::ReluSquared => block.gate::<S, ReluSquared>(y, others, out),
+                    Activation::Softplus => block.gate::<S, Softplus>(y, others, out),
                 }
             }
         }

@@ -1,6 +1,6 @@
 //! `out = x / sqrt(mean(x^2) + eps) * weight [+ residual]`, over groups of neighbouring columns.
 //!
-//! x, residual and out `(n, cols)`, weight `(group)`. Groups are shared among the workers. Accumulation: four vectors
+//! x, residual and out `(n, cols)`, weight `(group)` or `(cols)`. Groups are shared among the workers. Accumulation: four vectors
 //! of squares side by side, added pairwise, then their lanes, in f32; a rest shorter than a vector last.
 //! Bytes: 4 read (8 with a residual) and 4 written a value; the second reading of x comes from the first cache.
 
@@ -14,8 +14,10 @@ use device::RowCount;
 pub struct Params {
     /// `(n, cols)`
     pub x: *const f32,
-    /// `(group)`; null: no factor.
+    /// `(group)` or `(cols)`; null: no factor.
     pub weight: *const f32,
+    /// Groups that have weights of their own: 1, or all of a row.
+    pub n_weights: usize,
     /// Added to the mean square.
     pub eps: f32,
     /// Columns normalised together.
@@ -39,13 +41,15 @@ unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
         // SAFETY: the group lies within the values.
         unsafe {
             let (x, out) = (p.x.add(at), p.out.add(at));
+            // No offset where there is no weight: null stays null.
+            let weight = p.weight.wrapping_add(group % p.n_weights * p.group);
             if p.residual.is_null() {
-                norm_row::<S>(x, p.weight, p.group, p.eps, out);
+                norm_row::<S>(x, weight, p.group, p.eps, out);
             } else {
                 let residual = p.residual.add(at);
                 let factor = factor::<S>(x, p.group, p.eps);
                 // The residual may be `out`: it is read where it is written, in the same pass.
-                add_normed::<S>(x, p.weight, factor, residual, p.group, out);
+                add_normed::<S>(x, weight, factor, residual, p.group, out);
             }
         }
     }

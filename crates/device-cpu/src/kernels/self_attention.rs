@@ -204,7 +204,7 @@ impl<S: Simd> Sink<S> for Columns {
 /// # Safety
 /// The rows have `dim` columns; the instruction set is available.
 #[inline(always)]
-unsafe fn load_keys<S: Simd>(k: *const f32, cols: usize, dim: usize, len: usize, out: *mut f32) {
+pub(super) unsafe fn load_keys<S: Simd>(k: *const f32, cols: usize, dim: usize, len: usize, out: *mut f32) {
     let (whole_rows, whole_cols) = (len / S::N * S::N, dim / S::N * S::N);
     // SAFETY: by the caller, the rows have `dim` columns; the instruction set is available.
     unsafe {

@@ -1,12 +1,17 @@
 //! A causal convolution along the positions of each sequence, column by column:
-//! `out[t][c] = sum over j of weight[c][j] * x[t + 1 - size + j][c]`, the oldest row first, in f32.
+//! `out[t][c] = bias[c] + sum over j of weight[c][j] * x[t + 1 - size + j][c]`, the oldest row first, in f32.
 //!
-//! x and out `(n, cols)`. Columns are shared among the workers; each reads the `size - 1` rows before a span out of its state
-//! and writes the state after it. Bytes: 4 read and 4 written for each number of x, and `8 * (size - 1)` for each column and
-//! span.
+//! x and out `(n, cols)`. Columns are shared among the workers, a vector at a time with its taps in scratch; each reads the
+//! `size - 1` rows before a span out of its state and writes the state after it. Bytes: 4 read and 4 written for each number
+//! of x, and `8 * (size - 1)` for each column and span.
 
+use super::round_up;
 use crate::command::Worker;
+use crate::simd::{Simd, variants};
 use device::STATE_NONE;
+
+/// Columns of a block: the longest vector.
+const BLOCK: usize = 16;
 
 /// Parameters.
 #[derive(Clone, Copy)]
@@ -17,6 +22,8 @@ pub struct Params {
     pub out: *mut f32,
     /// `(cols, size)`
     pub weight: *const f32,
+    /// `(cols)`; null: 0.
+    pub bias: *const f32,
     /// `(n_states, state_len)`, from this layer's part of the first one on.
     pub states: *mut f32,
     /// Numbers of a state of all layers.
@@ -27,42 +34,74 @@ pub struct Params {
     pub size: usize,
 }
 
-/// The kernel.
-///
+/// Bytes of scratch: taps as rows, `(size, BLOCK)`.
+pub fn scratch_bytes(size: usize) -> usize {
+    round_up(size * BLOCK * 4)
+}
+
 /// # Safety
 /// As [`crate::command::Kernel`].
-pub unsafe fn short_conv(p: &Params, worker: &Worker<'_>) {
-    let columns = worker.share(p.cols, 16);
-    let n_before = p.size - 1;
-    for (span, state) in worker.step.spans.iter().zip(worker.step.states) {
-        let (first, n) = (span.first_row as usize, span.n_rows as usize);
-        // Row `at` of those before the span and the span's own.
-        let row = |at: usize, c: usize| {
-            // SAFETY: rows of the span lie within x; the step's check has seen that `from` is below the number of states, each
-            // of which has `n_before` rows of this layer.
-            unsafe {
-                match at.checked_sub(n_before) {
-                    Some(at) => *p.x.add((first + at) * p.cols + c),
-                    None if state.from == STATE_NONE => 0.0,
-                    None => *p.states.add(state.from as usize * p.state_len + at * p.cols + c),
+#[inline(always)]
+unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
+    let taps: *mut f32 = worker.scratch.cast();
+    let zeros = [0f32; BLOCK];
+    let columns = worker.share(p.cols, BLOCK);
+    // SAFETY: columns lie within the rows, rows of a span within x; the step's check has seen that `from` is below the number of
+    // states, each of which has `size - 1` rows of this layer, and that nothing else in the step uses the state `to`. The
+    // scratch has a row of taps for each of `size`.
+    unsafe {
+        for c in columns.clone().step_by(BLOCK) {
+            let n = BLOCK.min(columns.end - c);
+            for j in 0..p.size {
+                for i in 0..BLOCK {
+                    *taps.add(j * BLOCK + i) = if i < n { *p.weight.add((c + i) * p.size + j) } else { 0.0 };
                 }
             }
-        };
-        for t in 0..n {
-            for c in columns.clone() {
-                // SAFETY: the weight has `size` taps for each column, and out a row for each of x.
-                unsafe {
-                    let sum = (0..p.size).map(|j| *p.weight.add(c * p.size + j) * row(t + j, c)).sum();
-                    *p.out.add((first + t) * p.cols + c) = sum;
-                }
+            let mut bias = zeros;
+            if !p.bias.is_null() {
+                bias.as_mut_ptr().copy_from_nonoverlapping(p.bias.add(c), n);
             }
-        }
-        for at in 0..n_before {
-            for c in columns.clone() {
-                // SAFETY: as above; the check has seen that nothing else in the step uses the state `to`, and other workers
-                // have other columns.
-                unsafe { *p.states.add(state.to as usize * p.state_len + at * p.cols + c) = row(n + at, c) }
+            let whole = n == BLOCK;
+            for (span, state) in worker.step.spans.iter().zip(worker.step.states) {
+                let (first, n_rows) = (span.first_row as usize, span.n_rows as usize);
+                // Row `at` of those before the span and the span's own; `zeros` of a sequence that begins.
+                let row = |at: usize| match at.checked_sub(p.size - 1) {
+                    Some(at) => p.x.add((first + at) * p.cols + c),
+                    None if state.from == STATE_NONE => zeros.as_ptr(),
+                    None => {
+                        p.states.add(state.from as usize * p.state_len + at * p.cols + c).cast_const()
+                    }
+                };
+                for t in 0..n_rows {
+                    let out = p.out.add((first + t) * p.cols + c);
+                    if whole {
+                        for i in (0..BLOCK).step_by(S::N) {
+                            let mut sum = S::load(bias.as_ptr().add(i));
+                            for j in 0..p.size {
+                                sum = S::fma(S::load(taps.add(j * BLOCK + i)), S::load(row(t + j).add(i)), sum);
+                            }
+                            S::store(out.add(i), sum);
+                        }
+                    } else {
+                        for (i, bias) in bias.iter().enumerate().take(n) {
+                            let mut sum = *bias;
+                            for j in 0..p.size {
+                                sum = S::fma_one(*taps.add(j * BLOCK + i), *row(t + j).add(i), sum);
+                            }
+                            *out.add(i) = sum;
+                        }
+                    }
+                }
+                for at in 0..p.size - 1 {
+                    let to = p.states.add(state.to as usize * p.state_len + at * p.cols + c);
+                    to.copy_from(row(n_rows + at), n);
+                }
             }
         }
     }
 }
+
+variants!(
+    /// The kernel for an instruction set.
+    short_conv, body, Params
+);

@@ -109,6 +109,29 @@ pub unsafe fn erf<S: Simd>(x: S::V) -> S::V {
     }
 }
 
+/// `ln(1 + e^x)`, relative error below 1e-6 (of the tail below `e^-87`: 0).
+///
+/// `max(x, 0) + ln(1 + u)`, `u = e^-|x|` in `0..=1`; `ln(1 + u) = 2 artanh(s)`, `s = u / (2 + u)` in `0..=1/3`, by its series
+/// up to `s^15`, whose next term is 1e-9 of the first.
+///
+/// # Safety
+/// As [`exp`].
+#[inline(always)]
+pub unsafe fn softplus<S: Simd>(x: S::V) -> S::V {
+    // SAFETY: by the caller, the instruction set is available.
+    unsafe {
+        let zero = S::splat(0.0);
+        let u = exp::<S>(S::sub(zero, S::abs(x)));
+        let s = S::div(u, S::add(S::splat(2.0), u));
+        let square = S::mul(s, s);
+        let mut p = S::splat(2.0 / 15.0);
+        for c in [2.0 / 13.0, 2.0 / 11.0, 2.0 / 9.0, 2.0 / 7.0, 2.0 / 5.0, 2.0 / 3.0, 2.0] {
+            p = S::fma(p, square, S::splat(c));
+        }
+        S::fma(p, s, S::max(x, zero))
+    }
+}
+
 /// A function of one number, as a type: kernels are instantiated for it. (A closure would not do: it is a function of its
 /// own, without the instruction set of the kernel around it, and where the compiler does not inline it, each instruction in
 /// it becomes a call.)
@@ -135,6 +158,15 @@ pub struct Relu;
 /// [`device::Activation::Sigmoid`]
 #[derive(Clone, Copy)]
 pub struct Sigmoid;
+/// [`device::Activation::Identity`]
+#[derive(Clone, Copy)]
+pub struct Identity;
+/// [`device::Activation::ReluSquared`]
+#[derive(Clone, Copy)]
+pub struct ReluSquared;
+/// [`device::Activation::Softplus`]
+#[derive(Clone, Copy)]
+pub struct Softplus;
 
 impl Curve for Silu {
     #[inline(always)]
@@ -184,6 +216,32 @@ impl Curve for Sigmoid {
     }
 }
 
+impl Curve for Identity {
+    #[inline(always)]
+    unsafe fn at<S: Simd>(x: S::V) -> S::V {
+        x
+    }
+}
+
+impl Curve for ReluSquared {
+    #[inline(always)]
+    unsafe fn at<S: Simd>(x: S::V) -> S::V {
+        // SAFETY: by the caller, the instruction set is available.
+        unsafe {
+            let x = S::max(x, S::splat(0.0));
+            S::mul(x, x)
+        }
+    }
+}
+
+impl Curve for Softplus {
+    #[inline(always)]
+    unsafe fn at<S: Simd>(x: S::V) -> S::V {
+        // SAFETY: by the caller, the instruction set is available.
+        unsafe { softplus::<S>(x) }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -203,6 +261,7 @@ mod tests {
                         2 => tanh::<S>(v),
                         3 => erf::<S>(v),
                         4 => S::exp2(v),
+                        5 => softplus::<S>(v),
                         _ => GeluTanh::at::<S>(v),
                     };
                     S::store(x.as_mut_ptr(), y);
@@ -249,7 +308,7 @@ mod tests {
     fn functions_keep_their_bounds_on_every_instruction_set() {
         let inputs: Vec<f32> = (0..16 * 1024).map(|i| (i as f32 - 8192.0) * 0.0105).collect();
         for isa in Isa::available() {
-            for which in 0..6 {
+            for which in 0..7 {
                 let mut y = inputs.clone();
                 on_all(isa, which, &mut y);
                 for (x, y) in inputs.iter().zip(&y) {
@@ -262,6 +321,7 @@ mod tests {
                         3 => (x.signum(), 6e-7),
                         4 if x > 127.0 => continue,
                         4 => (x.exp2(), 4e-6 * x.exp2() + 1.3e-38),
+                        5 => (x.max(0.0) + (-x.abs()).exp().ln_1p(), 1e-6 * (x.max(0.0) + (-x.abs()).exp()) + 1.3e-38),
                         _ => {
                             let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x);
                             (0.5 * x * (1.0 + u.tanh()), 1e-6 * x.abs() + 1e-7)

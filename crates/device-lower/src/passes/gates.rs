@@ -13,7 +13,7 @@ pub fn columns(plan: &Plan, readers: &Readers, rest: &[LoweredUnit]) -> Joined {
             unit: Unit::Projection(product @ Projection { norm: None, tail: Tail::Store, .. }),
             ..
         },
-        LoweredUnit { unit: Unit::Primitive(Op::Columns { x, first, out: cut }), .. },
+        LoweredUnit { unit: Unit::Primitive(Op::Columns { x, first, group, out: cut }), .. },
         LoweredUnit { unit: Unit::Primitive(Op::Gate { gate, up, kind, out }), .. },
         ..,
     ] = rest
@@ -24,7 +24,8 @@ pub fn columns(plan: &Plan, readers: &Readers, rest: &[LoweredUnit]) -> Joined {
     let fits = (*gate, *up) == (matrix.out, *cut)
         && readers.only(*cut)
         && readers.only(matrix.out)
-        && plan.value(*x).rows == plan.value(*out).rows;
+        && plan.value(*x).rows == plan.value(*out).rows
+        && plan.value(*x).cols == *group;
     let by = GivenUp { kind: *kind, up: *x, first: *first, out: *out };
     fits.then_some((Unit::Gated { product: product.clone(), by }, 3))
 }

@@ -76,7 +76,10 @@ pub fn queries(plan: &Plan, readers: &Readers, rest: &[LoweredUnit]) -> Joined {
     let fits = q == *end
         && readers.only(*end)
         && *head_dim == plan.kv.layer(layer).head_dim
-        && norm.is_none_or(|(_, _, group, out)| group == *head_dim && out == *x && readers.only(out));
+        && norm.is_none_or(|(_, norm, group, out)| {
+            let one_for_all = norm.weight.is_none_or(|weight| plan.weight(weight).n_cols() == group);
+            group == *head_dim && out == *x && readers.only(out) && one_for_all
+        });
     let rope = RopeOf { frequencies: *frequencies, n_dims: *n_dims, style: *style, scale: *scale };
     let chain = HeadChain {
         x: norm.map_or(*x, |(x, ..)| x),

@@ -267,6 +267,8 @@ impl<G: Gpu> Draft<'_, G> {
             | Op::ExpertLinear { .. }
             | Op::ExpertSum { .. }
             | Op::ShortConv { .. }
+            | Op::GatedDelta { .. }
+            | Op::SelectiveScan { .. }
             | Op::Fused { .. } => Err(self.not_lowered(op)),
         }
     }

@@ -26,6 +26,8 @@ impl<G: Gpu> Draft<'_, G> {
             cols: cols as u32,
             group: group as u32,
             eps: norm.eps,
+            weights: norm.weight.map_or(group, |weight| c.plan.weight(weight).n_cols()) as u32,
+            ..Default::default()
         };
         let call = self
             .step_call("rms_norm.metal", &args)
@@ -62,7 +64,7 @@ impl<G: Gpu> Draft<'_, G> {
             Op::LayerNorm { x, weight, bias, eps, out } => {
                 let (rows, cols) = (c.rows(*x), c.cols(*x));
                 let (cols32, per_token) = (cols as u32, per_token(rows));
-                let args = NormArguments { per_token, cols: cols32, group: cols32, eps: *eps };
+                let args = NormArguments { per_token, cols: cols32, group: cols32, eps: *eps, ..Default::default() };
                 let call = self
                     .step_call("layer_norm.metal", &args)
                     .bool(constant::HAS_BIAS, bias.is_some())
@@ -119,15 +121,17 @@ impl<G: Gpu> Draft<'_, G> {
                 let call = self.element("softcap.metal", *x, *cap);
                 self.push(call.read(2, self.value(*x)).write(3, self.value(*out)))
             }
-            Op::Columns { x, first, out } => {
-                let (rows, from, to) = (c.rows(*x), c.cols(*x), c.cols(*out));
+            Op::Columns { x, first, group, out } => {
+                let (rows, cols) = (c.rows(*x), c.cols(*out));
                 let args = ColumnsArguments {
                     per_token: per_token(rows),
-                    from: from as u32,
+                    cols: cols as u32,
+                    from: *group as u32,
                     first: *first as u32,
-                    to: to as u32,
+                    to: (cols / (c.cols(*x) / group)) as u32,
+                    ..Default::default()
                 };
-                let call = self.step_call("columns.metal", &args).elements(rows, to);
+                let call = self.step_call("columns.metal", &args).elements(rows, cols);
                 self.push(call.read(2, self.value(*x)).write(3, self.value(*out)))
             }
             Op::Route { .. } => self.route(op),
@@ -181,7 +185,9 @@ impl<G: Gpu> Draft<'_, G> {
             | Op::SelfAttention { .. }
             | Op::CrossAttention { .. }
             | Op::CrossScores { .. }
-            | Op::ShortConv { .. } => self.attention(op),
+            | Op::ShortConv { .. }
+            | Op::GatedDelta { .. }
+            | Op::SelectiveScan { .. } => self.attention(op),
             Op::ExpertLinear { x, ids, weight, out } => self.expert_linear(*x, *ids, *weight, *out),
             Op::ExpertSum { x, weights, out } => self.expert_sum(*x, *weights, None, *out),
             Op::Linear { .. } | Op::Fused { .. } => Err(self.not_lowered(op)),

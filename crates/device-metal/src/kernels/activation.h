@@ -6,6 +6,9 @@
 #define ACTIVATION_GELU_ERF 2
 #define ACTIVATION_RELU 3
 #define ACTIVATION_SIGMOID 4
+#define ACTIVATION_IDENTITY 5
+#define ACTIVATION_RELU_SQUARED 6
+#define ACTIVATION_SOFTPLUS 7
 
 // The error function within 2e-7: Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26.
 static inline float error_function(float x) {
@@ -23,6 +26,13 @@ static inline float hyperbolic_tangent(float x) {
     return x < 0.0f ? -y : y;
 }
 
+// ln(1 + u) of 0 <= u <= 1: twice the inverse hyperbolic tangent of s = u / (2 + u) <= 1/3, by its series up to s^15.
+static inline float log_1_plus(float u) {
+    const float s = u / (2.0f + u), q = s * s;
+    const float tail = 1.0f / 9.0f + q * (1.0f / 11.0f + q * (1.0f / 13.0f + q * (1.0f / 15.0f)));
+    return 2.0f * s * (1.0f + q * (1.0f / 3.0f + q * (1.0f / 5.0f + q * (1.0f / 7.0f + q * tail))));
+}
+
 static inline float activation(uint kind, float x) {
     if (kind == ACTIVATION_SILU) return x / (1.0f + precise::exp(-x));
     if (kind == ACTIVATION_GELU_TANH) {
@@ -30,5 +40,8 @@ static inline float activation(uint kind, float x) {
     }
     if (kind == ACTIVATION_GELU_ERF) return 0.5f * x * (1.0f + error_function(x * 0.7071067811865476f));
     if (kind == ACTIVATION_RELU) return max(x, 0.0f);
+    if (kind == ACTIVATION_IDENTITY) return x;
+    if (kind == ACTIVATION_RELU_SQUARED) return max(x, 0.0f) * max(x, 0.0f);
+    if (kind == ACTIVATION_SOFTPLUS) return max(x, 0.0f) + log_1_plus(precise::exp(-fabs(x)));
     return 1.0f / (1.0f + precise::exp(-x));
 }

@@ -10,12 +10,16 @@ struct ElementArguments {
     uint reserved;
 };
 
-// columns: `out = x[:, first .. first + to]`
+// columns: `out = x[:, first .. first + to]` of each group
 struct ColumnsArguments {
     uint per_token;
-    uint from;  // columns of x
-    uint first; // the first one taken
-    uint to;    // columns of out
+    uint cols;  // of a row of out
+    uint from;  // columns of a group of x
+    uint first; // the first one taken of each
+    uint to;    // how many are taken of each
+    uint reserved0;
+    uint reserved1;
+    uint reserved2;
 };
 
 // rms_norm and layer_norm.
@@ -24,6 +28,10 @@ struct NormArguments {
     uint cols;  // of a row
     uint group; // columns normalised together
     float eps;
+    uint weights; // rms_norm: length of the weight, group or cols; not 0
+    uint reserved0;
+    uint reserved1;
+    uint reserved2;
 };
 
 // How the heads of one value turn.

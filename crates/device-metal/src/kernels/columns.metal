@@ -1,7 +1,7 @@
-// out = x[:, first .. first + to].
+// out = x[:, first .. first + to] of each group of columns: whole rows where there is one.
 //
-// Buffers: 0 ColumnsArguments, 1 step, 2 x (rows, from), 3 out (rows, to).
-// Grid: ceil(rows * to / 256) threadgroups of 256. Moves 8 bytes an element of out.
+// Buffers: 0 ColumnsArguments, 1 step, 2 x (rows, groups * from), 3 out (rows, groups * to).
+// Grid: ceil(rows * groups * to / 256) threadgroups of 256. Moves 8 bytes an element of out.
 #include <metal_stdlib>
 using namespace metal;
 #include "arguments.h"
@@ -13,5 +13,5 @@ kernel void columns(
         device const float *x [[buffer(2)]],
         device float *out [[buffer(3)]],
         uint i [[thread_position_in_grid]]) {
-    if (i < rows_of(*step, args.per_token) * args.to) out[i] = x[i / args.to * args.from + args.first + i % args.to];
+    if (i < rows_of(*step, args.per_token) * args.cols) out[i] = x[i / args.to * args.from + args.first + i % args.to];
 }

@@ -3,7 +3,7 @@
 // A threadgroup makes one group of one row: the sum of squares in f32, each thread every n-th column, then over the
 // SIMD-group, then over the SIMD-groups in order. x is read twice, the second time from the cache.
 //
-// Buffers: 0 NormArguments, 1 step, 2 x (rows, cols), 3 out (rows, cols), 4 weight (group); without one anything may be bound there.
+// Buffers: 0 NormArguments, 1 step, 2 x (rows, cols), 3 out (rows, cols), 4 weight (group) or (cols); without one anything may be bound there.
 // Constants: FC_HAS_WEIGHT.
 // Grid: (cols / group, rows) threadgroups of 32 to 1024 threads, whole SIMD-groups.
 // Moves 8 bytes an element.
@@ -37,7 +37,7 @@ kernel void rms_norm(
     const float factor = 1.0f / precise::sqrt(sum / float(args.group) + args.eps);
     for (uint i = thread_index; i < args.group; i += n_threads.x) {
         float value = x[start + i] * factor;
-        if (HAS_WEIGHT) value *= weight[i];
+        if (HAS_WEIGHT) value *= weight[position.x * args.group % args.weights + i];
         out[start + i] = value;
     }
 }

@@ -1,0 +1,473 @@
+//! The gated delta rule and the selective scan: layers whose memory of a sequence is a matrix `S (rows, cols)` for each head.
+//!
+//! Both are `S = D S + k u^T`, `out = scale * S^T q + skip * v` position after position, with `u = beta * (v - (D S)^T k)` in
+//! the delta rule and `u = step * v` in the scan; `D` is `d = exp(rate * step)`, or a diagonal of such. q and k are
+//! `(n, n_shared * rows)`, v and out `(n, n_heads * cols)`, states f32.
+//!
+//! A unit of work is (a span, a head). A few rows go position by position ([`walk`]): S is read from the state before and
+//! written to the state after, two passes over a strip of columns that stays in the first cache. Many rows go in chunks of up
+//! to [`CHUNK`] ([`chunk`]) as matrix products. With `L[t]` the sum of `rate * step` up to `t` in the chunk, and `S` the state
+//! before it:
+//!
+//! - `A[t][s] = scale * exp(L[t] - L[s]) q[t].k[s]` for `s <= t`, `T[t][s] = -beta[t] exp(L[t] - L[s]) k[t].k[s]` for `s < t`;
+//! - the delta rule's `U` solves `(1 - T) U = beta * (V - exp(L) K S)`, forwards, blocks of [`SOLVED`] rows as products (the
+//!   "WY" form: Yang et al., "Parallelizing Linear Transformers with the Delta Rule", 2024); the scan's is `step * V`;
+//! - `out = scale * exp(L) Q S + A U + skip * V`, and `S = exp(L[n-1]) S + K^T (exp(L[n-1] - L) U)` (Dao and Gu, 2024).
+//!
+//! No exponent is positive, so nothing overflows. Accumulation: sums over rows of S or positions ascending, in f32.
+//! Bytes: a state once each way for a span and head; q, k and v once, 4 written for each output.
+
+use super::attention::constants::{FLOAT_BLOCK as CHUNK, padded};
+use super::attention::loops::Loops;
+use super::attention::product::Product;
+use super::attention::softmax::scale_row;
+use super::round_up;
+use super::self_attention::load_keys;
+use crate::command::Worker;
+use crate::simd::math::exp;
+use crate::simd::{Simd, variants};
+use device::{STATE_NONE, Span, StateUse};
+
+/// Rows of a span from which on products cost less than a walk.
+const MIN_CHUNK: usize = 12;
+
+/// Rows of a block of the triangular system.
+const SOLVED: usize = 16;
+
+/// Vectors of a strip of columns.
+const STRIP: usize = 4;
+
+/// Parameters.
+#[derive(Clone, Copy)]
+pub struct Params {
+    /// `(n, n_shared * rows)`
+    pub q: *const f32,
+    /// `(n, n_shared * rows)`
+    pub k: *const f32,
+    /// `(n, n_heads * cols)`
+    pub v: *const f32,
+    /// `(n, n_heads)`, or `(n, n_heads * rows)` where `per_row`.
+    pub steps: *const f32,
+    /// `(n, n_heads)`; null: a scan.
+    pub beta: *const f32,
+    /// `(n_heads)`
+    pub rate: *const f32,
+    /// `(n_heads)`; null: 0.
+    pub skip: *const f32,
+    /// `(n_states, state_len)`, from this layer's part of the first one on.
+    pub states: *mut f32,
+    /// Numbers of a state of all layers.
+    pub state_len: usize,
+    /// Heads.
+    pub n_heads: usize,
+    /// Heads of q and k.
+    pub n_shared: usize,
+    /// Whether head `h` has q and k of `h % n_shared`, and not of `h / (n_heads / n_shared)`.
+    pub tiled: bool,
+    /// Whether each row of S has a step.
+    pub per_row: bool,
+    /// Rows of S.
+    pub rows: usize,
+    /// Columns of S.
+    pub cols: usize,
+    /// Factor on the output.
+    pub scale: f32,
+    /// Whether many rows go in chunks, which adds in another order than a walk.
+    pub chunked: bool,
+    /// `(n, n_heads * cols)`
+    pub out: *mut f32,
+}
+
+/// A worker's memory.
+#[derive(Clone, Copy)]
+struct Scratch {
+    /// `(rows, padded cols)`
+    s: *mut f32,
+    /// `(rows, CHUNK)` keys as columns.
+    keys: *mut f32,
+    /// `(CHUNK, padded cols)`
+    u: *mut f32,
+    /// `(CHUNK, padded cols)`
+    o: *mut f32,
+    /// `(CHUNK, CHUNK)` weights of U in the output: A.
+    weights: *mut f32,
+    /// `(CHUNK, CHUNK)` of U in itself: T.
+    system: *mut f32,
+    /// `(CHUNK)` L.
+    logs: *mut f32,
+    /// `(rows)` of a walk: decays, and keys times decays.
+    decays: *mut f32,
+    decayed_keys: *mut f32,
+}
+
+impl Scratch {
+    fn sizes(rows: usize, cols: usize) -> [usize; 9] {
+        let wide = padded(cols);
+        [
+            rows * wide,
+            rows * CHUNK,
+            CHUNK * wide,
+            CHUNK * wide,
+            CHUNK * CHUNK,
+            CHUNK * CHUNK,
+            CHUNK,
+            rows,
+            rows,
+        ]
+        .map(|len| round_up(len * 4))
+    }
+
+    /// # Safety
+    /// `start` is valid for [`scratch_bytes`], aligned to 64.
+    #[inline(always)]
+    unsafe fn at(start: *mut u8, rows: usize, cols: usize) -> Scratch {
+        let mut at = start;
+        let [s, keys, u, o, weights, system, logs, decays, decayed_keys] =
+            Self::sizes(rows, cols).map(|bytes| {
+                let part = at.cast();
+                at = at.wrapping_add(bytes);
+                part
+            });
+        Scratch { s, keys, u, o, weights, system, logs, decays, decayed_keys }
+    }
+}
+
+/// Bytes of scratch.
+pub fn scratch_bytes(rows: usize, cols: usize) -> usize {
+    Scratch::sizes(rows, cols).into_iter().sum()
+}
+
+/// # Safety
+/// As [`crate::command::Kernel`].
+#[inline(always)]
+unsafe fn body<S: Loops>(p: &Params, worker: &Worker<'_>) {
+    // SAFETY: the scratch has the layout of `scratch_bytes`; heads and rows lie within the values, and the check has seen that
+    // the states are there and that no other span has the same `to`.
+    unsafe {
+        let scratch = Scratch::at(worker.scratch, p.rows, p.cols);
+        while let Some(unit) = worker.take(worker.step.spans.len() * p.n_heads) {
+            let (index, head) = (unit / p.n_heads, unit % p.n_heads);
+            let (span, state) = (&worker.step.spans[index], &worker.step.states[index]);
+            let many = p.chunked && !p.per_row && span.n_rows as usize >= MIN_CHUNK;
+            if many {
+                chunks::<S>(p, span, state, head, &scratch);
+            } else {
+                walk::<S>(p, span, state, head, &scratch);
+            }
+        }
+    }
+}
+
+variants!(
+    /// The kernel for an instruction set.
+    recurrence, body, Params
+);
+
+impl Params {
+    fn shared(&self, head: usize) -> usize {
+        if self.tiled { head % self.n_shared } else { head / (self.n_heads / self.n_shared) }
+    }
+
+    /// A head's part of a state; null of no state.
+    fn state(&self, state: u32, head: usize) -> *mut f32 {
+        match state {
+            STATE_NONE => std::ptr::null_mut(),
+            state => self.states.wrapping_add(state as usize * self.state_len + head * self.rows * self.cols),
+        }
+    }
+}
+
+/// The rows of a span one after another, one head.
+///
+/// # Safety
+/// The span's rows are rows of the values, the states are there; the instruction set is available.
+#[inline(always)]
+unsafe fn walk<S: Simd>(p: &Params, span: &Span, state: &StateUse, head: usize, scratch: &Scratch) {
+    let (rows, cols) = (p.rows, p.cols);
+    let to = p.state(state.to, head);
+    let mut from = p.state(state.from, head);
+    // SAFETY: by the caller, rows and states are there; strips lie within the columns.
+    unsafe {
+        if from.is_null() {
+            to.write_bytes(0, rows * cols);
+            from = to;
+        }
+        for t in span.first_row as usize..(span.first_row + span.n_rows) as usize {
+            let at = (t * p.n_shared + p.shared(head)) * rows;
+            let (q, k, row) = (p.q.add(at), p.k.add(at), t * p.n_heads + head);
+            let rate = *p.rate.add(head);
+            for i in 0..rows {
+                let step = *p.steps.add(if p.per_row { row * rows + i } else { row });
+                // All rows decay alike but where each has a step.
+                let decay = if p.per_row || i == 0 { (rate * step).exp() } else { *scratch.decays };
+                *scratch.decays.add(i) = decay;
+                *scratch.decayed_keys.add(i) = *k.add(i) * decay;
+            }
+            let beta = if p.beta.is_null() { *p.steps.add(row) } else { *p.beta.add(row) };
+            let skip = if p.skip.is_null() { 0.0 } else { *p.skip.add(head) };
+            let strip = Strip {
+                rows,
+                cols,
+                q,
+                k,
+                decays: scratch.decays,
+                decayed_keys: scratch.decayed_keys,
+                is_delta: !p.beta.is_null(),
+                beta,
+                scale: p.scale,
+                skip,
+            };
+            let (v, out) = (p.v.add(row * cols), p.out.add(row * cols));
+            let mut c = 0;
+            while c + STRIP * S::N <= cols {
+                strip.vectors::<S, STRIP>(from.add(c), to.add(c), v.add(c), out.add(c));
+                c += STRIP * S::N;
+            }
+            while c + S::N <= cols {
+                strip.vectors::<S, 1>(from.add(c), to.add(c), v.add(c), out.add(c));
+                c += S::N;
+            }
+            for c in c..cols {
+                strip.column::<S>(from.add(c), to.add(c), *v.add(c), out.add(c));
+            }
+            from = to;
+        }
+    }
+}
+
+/// One position of one head: what its columns share.
+struct Strip {
+    rows: usize,
+    cols: usize,
+    q: *const f32,
+    k: *const f32,
+    decays: *const f32,
+    decayed_keys: *const f32,
+    is_delta: bool,
+    beta: f32,
+    scale: f32,
+    skip: f32,
+}
+
+impl Strip {
+    /// `V` vectors of columns.
+    ///
+    /// # Safety
+    /// The states have the columns in each row, `v` and `out` too; the instruction set is available.
+    #[inline(always)]
+    #[allow(clippy::needless_range_loop)] // Accumulators are arrays that must become registers.
+    unsafe fn vectors<S: Simd, const V: usize>(
+        &self,
+        from: *const f32,
+        to: *mut f32,
+        v: *const f32,
+        out: *mut f32,
+    ) {
+        // SAFETY: by the caller, the states have the columns in each row, `v` and `out` too, and the instruction set is available.
+        unsafe {
+            let mut u = [S::splat(0.0); V];
+            for j in 0..V {
+                u[j] = S::load(v.add(j * S::N));
+            }
+            if self.is_delta {
+                let mut known = [S::splat(0.0); V];
+                for i in 0..self.rows {
+                    let k = S::splat(*self.decayed_keys.add(i));
+                    for j in 0..V {
+                        known[j] = S::fma(k, S::load(from.add(i * self.cols + j * S::N)), known[j]);
+                    }
+                }
+                for j in 0..V {
+                    u[j] = S::sub(u[j], known[j]);
+                }
+            }
+            let beta = S::splat(self.beta);
+            for j in 0..V {
+                u[j] = S::mul(beta, u[j]);
+            }
+            let mut sums = [S::splat(0.0); V];
+            for i in 0..self.rows {
+                let (d, k) = (S::splat(*self.decays.add(i)), S::splat(*self.k.add(i)));
+                let q = S::splat(*self.q.add(i));
+                for j in 0..V {
+                    let at = i * self.cols + j * S::N;
+                    let s = S::fma(k, u[j], S::mul(d, S::load(from.add(at))));
+                    S::store(to.add(at), s);
+                    sums[j] = S::fma(q, s, sums[j]);
+                }
+            }
+            for j in 0..V {
+                let skipped = S::mul(S::splat(self.skip), S::load(v.add(j * S::N)));
+                S::store(out.add(j * S::N), S::fma(S::splat(self.scale), sums[j], skipped));
+            }
+        }
+    }
+
+    /// One column.
+    ///
+    /// # Safety
+    /// As [`Self::vectors`].
+    #[inline(always)]
+    unsafe fn column<S: Simd>(&self, from: *const f32, to: *mut f32, v: f32, out: *mut f32) {
+        // SAFETY: as there.
+        unsafe {
+            let mut known = 0.0;
+            if self.is_delta {
+                for i in 0..self.rows {
+                    known = S::fma_one(*self.decayed_keys.add(i), *from.add(i * self.cols), known);
+                }
+            }
+            let (u, mut sum) = (self.beta * (v - known), 0.0);
+            for i in 0..self.rows {
+                let s = S::fma_one(*self.k.add(i), u, *self.decays.add(i) * *from.add(i * self.cols));
+                *to.add(i * self.cols) = s;
+                sum = S::fma_one(*self.q.add(i), s, sum);
+            }
+            *out = S::fma_one(self.scale, sum, self.skip * v);
+        }
+    }
+}
+
+/// The rows of a span in chunks, one head.
+///
+/// # Safety
+/// As [`walk`].
+#[inline(always)]
+unsafe fn chunks<S: Loops>(p: &Params, span: &Span, state: &StateUse, head: usize, scratch: &Scratch) {
+    let (from, to) = (p.state(state.from, head), p.state(state.to, head));
+    let (n, wide) = (span.n_rows as usize, padded(p.cols));
+    // SAFETY: by the caller, rows and states are there.
+    unsafe {
+        scratch.s.write_bytes(0, p.rows * wide);
+        if !from.is_null() {
+            for i in 0..p.rows {
+                scratch.s.add(i * wide).copy_from_nonoverlapping(from.add(i * p.cols), p.cols);
+            }
+        }
+        // Equal chunks, so that the last is not a small rest.
+        let len = n.div_ceil(n.div_ceil(CHUNK));
+        for first in (0..n).step_by(len) {
+            chunk::<S>(p, span.first_row as usize + first, len.min(n - first), head, scratch);
+        }
+        for i in 0..p.rows {
+            to.add(i * p.cols).copy_from_nonoverlapping(scratch.s.add(i * wide), p.cols);
+        }
+    }
+}
+
+/// `n` rows from `first` on, one head; its state is in scratch.
+///
+/// # Safety
+/// The values have the rows; the instruction set is available.
+#[inline(always)]
+unsafe fn chunk<S: Loops>(p: &Params, first: usize, n: usize, head: usize, scratch: &Scratch) {
+    let (rows, cols, wide) = (p.rows, p.cols, padded(p.cols));
+    let Scratch { s, keys, u, o, weights, system, logs, .. } = *scratch;
+    let stride = p.n_shared * rows;
+    let shared = first * stride + p.shared(head) * rows;
+    let at = |t: usize| (first + t) * p.n_heads + head;
+    // SAFETY: by the caller, the values have the rows, and the instruction set is available; matrices in scratch have the shapes
+    // that its fields say.
+    unsafe {
+        let (q, k) = (p.q.add(shared), p.k.add(shared));
+        let is_delta = !p.beta.is_null();
+        let rate = *p.rate.add(head);
+        let mut log = 0.0;
+        for t in 0..CHUNK {
+            if t < n {
+                log += rate * *p.steps.add(at(t));
+            }
+            *logs.add(t) = log;
+        }
+        load_keys::<S>(k, stride, rows, n, keys);
+        let columns = n.next_multiple_of(S::N);
+        let dots = Product { n, k: rows, cols: columns, lda: stride, ldb: CHUNK, ldc: CHUNK, add: false };
+        S::product(dots, q, keys, weights);
+        if is_delta {
+            S::product(dots, k, keys, system);
+        }
+        for t in 0..n {
+            let (row, other, log) = (weights.add(t * CHUNK), system.add(t * CHUNK), *logs.add(t));
+            let mut decays = [0f32; CHUNK];
+            for s in (0..t + 1).step_by(S::N) {
+                let decay = exp::<S>(S::sub(S::splat(log), S::load(logs.add(s))));
+                S::store(decays.as_mut_ptr().add(s), decay);
+            }
+            let beta = if is_delta { *p.beta.add(at(t)) } else { 0.0 };
+            for (s, decay) in decays.iter().enumerate().take(columns) {
+                *row.add(s) = if s <= t { *row.add(s) * decay * p.scale } else { 0.0 };
+                if is_delta {
+                    *other.add(s) = if s < t { *other.add(s) * -beta * decay } else { 0.0 };
+                }
+            }
+        }
+
+        // What the state before the chunk gives, and what comes new.
+        let with_state = Product { n, k: rows, cols: wide, lda: stride, ldb: wide, ldc: wide, add: false };
+        S::product(with_state, q, s, o);
+        if is_delta {
+            S::product(with_state, k, s, u);
+        }
+        for t in 0..n {
+            let (v, u, o) = (p.v.add(at(t) * cols), u.add(t * wide), o.add(t * wide));
+            let decay = (*logs.add(t)).exp();
+            scale_row::<S>(o, wide, decay * p.scale);
+            if is_delta {
+                let beta = *p.beta.add(at(t));
+                for c in 0..cols {
+                    *u.add(c) = beta * (*v.add(c) - decay * *u.add(c));
+                }
+            } else {
+                let step = *p.steps.add(at(t));
+                for c in 0..cols {
+                    *u.add(c) = step * *v.add(c);
+                }
+                for c in cols..wide {
+                    *u.add(c) = 0.0;
+                }
+            }
+        }
+        if is_delta {
+            solve::<S>(n, wide, system, u);
+        }
+        let own = Product { n, k: n, cols: wide, lda: CHUNK, ldb: wide, ldc: wide, add: true };
+        S::product(own, weights, u, o);
+        let skip = if p.skip.is_null() { 0.0 } else { *p.skip.add(head) };
+        for t in 0..n {
+            let (v, out, o) = (p.v.add(at(t) * cols), p.out.add(at(t) * cols), o.add(t * wide));
+            for c in 0..cols {
+                *out.add(c) = if p.skip.is_null() { *o.add(c) } else { skip * *v.add(c) + *o.add(c) };
+            }
+        }
+
+        // The state after the chunk.
+        let last = *logs.add(n - 1);
+        for t in 0..n {
+            scale_row::<S>(u.add(t * wide), wide, (last - *logs.add(t)).exp());
+        }
+        scale_row::<S>(s, rows * wide, last.exp());
+        let into = Product { n: rows, k: n, cols: wide, lda: CHUNK, ldb: wide, ldc: wide, add: true };
+        S::product(into, keys, u, s);
+    }
+}
+
+/// `U = (1 - T)^-1 U` in place, T strictly lower triangular.
+///
+/// # Safety
+/// T is `(n, CHUNK)`, U `(n, wide)`; the instruction set is available.
+#[inline(always)]
+unsafe fn solve<S: Loops>(n: usize, wide: usize, system: *const f32, u: *mut f32) {
+    // SAFETY: by the caller, the matrices have these shapes, and the instruction set is available; a product reads rows that it
+    // does not write.
+    unsafe {
+        for block in (0..n).step_by(SOLVED) {
+            let len = SOLVED.min(n - block);
+            let before = Product { n: len, k: block, cols: wide, lda: CHUNK, ldb: wide, ldc: wide, add: true };
+            S::product(before, system.add(block * CHUNK), u, u.add(block * wide));
+            for t in block + 1..block + len {
+                let row = Product { n: 1, k: t - block, ..before };
+                S::product(row, system.add(t * CHUNK + block), u.add(block * wide), u.add(t * wide));
+            }
+        }
+    }
+}
