@@ -47,7 +47,9 @@ pub fn arena_of(plan: &Plan, units: &[LoweredUnit], limits: &Limits, align: usiz
             unit
         {
             let norms = norms_of_sum(*sum, rest).into_iter();
-            early.extend(norms.map(|(_, out)| (Op::Columns { x: *sum, first: 0, group: plan.value(*sum).cols, out }, *last)));
+            early.extend(norms.map(|(_, out)| {
+                (Op::Columns { x: *sum, first: 0, group: plan.value(*sum).cols, out }, *last)
+            }));
         }
         if let Unit::Join(join) = unit {
             until = until_read(join, *last, rest);

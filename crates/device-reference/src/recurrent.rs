@@ -8,16 +8,16 @@ use device::{Plan, STATE_NONE, Span, StateId, StateUse, Step};
 /// which then becomes the last rows up to the span's end.
 #[allow(clippy::too_many_arguments)]
 pub fn short_conv(
-    x: &[f32],                     // (n, cols)
-    cols: usize,                   //
-    weight: &[f32],                // (cols, size)
-    bias: Option<&[f32]>,          // (cols)
-    spans: &[Span],                //
-    uses: &[StateUse],             // (n_spans)
-    states: &mut [f32],            // (n_states, state_len)
-    state_len: usize,              // numbers of all layers' states
-    range: Range<usize>,           // this layer's: (size - 1, cols), the oldest row first
-    out: &mut [f32],               // (n, cols)
+    x: &[f32],            // (n, cols)
+    cols: usize,          //
+    weight: &[f32],       // (cols, size)
+    bias: Option<&[f32]>, // (cols)
+    spans: &[Span],       //
+    uses: &[StateUse],    // (n_spans)
+    states: &mut [f32],   // (n_states, state_len)
+    state_len: usize,     // numbers of all layers' states
+    range: Range<usize>,  // this layer's: (size - 1, cols), the oldest row first
+    out: &mut [f32],      // (n, cols)
 ) {
     let size = weight.len() / cols;
     for (span, state) in spans.iter().zip(uses) {
@@ -144,10 +144,10 @@ pub fn gated_delta(
 /// `S = exp(rate * step) S + b (step * x)^T`, `out = S^T c + skip * x`, position after position.
 pub fn selective_scan(
     heads: Heads,
-    given: &Given<'_>,     // x as v, b as k, c as q
-    skip: Option<&[f32]>,  // (heads)
+    given: &Given<'_>,       // x as v, b as k, c as q
+    skip: Option<&[f32]>,    // (heads)
     states: &mut States<'_>, // (heads, rows, cols) each
-    out: &mut [f32],       // (n, heads * cols)
+    out: &mut [f32],         // (n, heads * cols)
 ) {
     let Heads { n, rows, cols, .. } = heads;
     states.each(|t, states| {
@@ -186,7 +186,18 @@ mod tests {
         let mut run = |x: &[f32], at, from, to| {
             let mut out = vec![0.0; x.len()];
             let uses = [StateUse { from, to }];
-            short_conv(x, 1, &weight, None, &[span(0, x.len() as u32, at)], &uses, &mut states, 2, 0..2, &mut out);
+            short_conv(
+                x,
+                1,
+                &weight,
+                None,
+                &[span(0, x.len() as u32, at)],
+                &uses,
+                &mut states,
+                2,
+                0..2,
+                &mut out,
+            );
             out
         };
         assert_eq!(run(&[1.0, 2.0, 3.0], 0, STATE_NONE, 0), [100.0, 210.0, 321.0]);

@@ -4,7 +4,7 @@
 //! reads fields, never names. A new field gets its neutral value in [`ArchDescriptor::DENSE`], and no family that does not
 //! use it changes.
 
-use device::{Activation, OutputKind, RopeStyle};
+use device::{Activation, OutputKind, RopeStyle, RouterScores};
 use weights::Naming;
 
 use crate::names::{Key, KeyNames, TensorName, TensorRole};
@@ -67,6 +67,8 @@ pub enum QkNorm {
     PerHead,
     /// All heads of a token together, weight `(n_heads * head_dim)`.
     WholeRow,
+    /// Each head by itself, without a weight, in layers that rotate.
+    PlainWhereTurning,
 }
 
 /// Where experts stand in a layer that has them.
@@ -76,6 +78,8 @@ pub enum ExpertPlace {
     Nowhere,
     /// In place of the dense network, of the same normalised input.
     Instead,
+    /// The same, with shared experts that every row goes through, added as they are.
+    WithPlainShared,
     /// The same, with a shared expert that every row goes through, weighed by the sigmoid of a product with its input.
     WithShared,
     /// Next to the dense network, which has a norm after it; so have the experts, and one before. The router reads the
@@ -114,6 +118,8 @@ pub enum WindowPattern {
     All,
     /// All but every n-th: layer `l` sees everything if `(l + 1) % n == 0`.
     FullEvery(usize),
+    /// All but every n-th from the first on: layer `l` sees everything if `l % n == 0`.
+    FullFirst(usize),
     /// Those from the layer that the checkpoint names, [`Key::FirstWindowLayer`], on.
     FromKey,
 }
@@ -219,6 +225,16 @@ pub struct ArchDescriptor {
     /// Where experts stand.
     pub experts: ExpertPlace,
 
+    /// What routers make of their logits, where the checkpoint does not say.
+    pub router_scores: RouterScores,
+    /// The weight of an expert, of which a row has one, is a factor on what it reads.
+    pub experts_weigh_input: bool,
+    /// The gate of experts is clamped; a file may say the numbers.
+    pub gate_clamped: bool,
+    /// Keys and values are expanded from a latent, which is what is cached.
+    pub latent: bool,
+    /// The window does not slide: attention is in chunks of its length.
+    pub chunked: bool,
     /// Both branches of a layer read its input: `x + attention(norm(x)) + network(norm(x))`. The network has the norm of
     /// attention, unless it has its own.
     pub parallel: bool,
@@ -237,8 +253,14 @@ pub struct ArchDescriptor {
     pub final_norm: bool,
     /// Positions have learned embeddings, added to the tokens'; types of tokens too, if the file has them.
     pub learned_positions: bool,
-    /// Attention looks at the whole sequence. Nothing is cached.
+    /// Positions count from the padding token's id and 1, so that the table has as many rows fewer.
+    pub positions_after_padding: bool,
+    /// The first layer has no norm before attention: the embeddings have one.
+    pub first_norm_missing: bool,
+    /// Attention looks at the whole sequence, or within a window at half of it to each side. Nothing is cached.
     pub bidirectional: bool,
+    /// What the family is where a checkpoint says that attention looks both ways.
+    pub both_ways: Option<&'static ArchDescriptor>,
     /// Whether there is a head; without one, hidden states are what it gives.
     pub output: OutputKind,
 
@@ -284,6 +306,11 @@ impl ArchDescriptor {
         gated: true,
         ffn_per_hidden: None,
         experts: ExpertPlace::Nowhere,
+        router_scores: RouterScores::Softmax,
+        experts_weigh_input: false,
+        gate_clamped: false,
+        latent: false,
+        chunked: false,
         parallel: false,
         logits_multiplied: false,
         embedding_scale: EmbeddingScale::One,
@@ -292,7 +319,10 @@ impl ArchDescriptor {
         embedding_norm: false,
         final_norm: true,
         learned_positions: false,
+        positions_after_padding: false,
+        first_norm_missing: false,
         bidirectional: false,
+        both_ways: None,
         output: OutputKind::Logits,
         convolutions: &[],
         encoder: None,

@@ -1,17 +1,18 @@
 //! The families. To add a dense one, add an entry here, and to [`crate::names`] any tensor or key that is called
 //! differently.
 
-use device::{Activation, OutputKind, RopeStyle};
+use device::{Activation, OutputKind, RopeStyle, RouterScores};
 
 use crate::descriptor::{
     ArchDescriptor, AttentionScale, Convolution, EmbeddingScale, ExpertPlace, NormKind, NormPlaces,
     PerNaming, QkNorm, Temperature, WindowPattern,
 };
-use crate::names::TensorRole::{AttnK, AttnOut, AttnQ, AttnV, Conv1, Conv2, FfnDown, FfnUp, Output};
+use crate::names::TensorRole::{AttnK, AttnOut, AttnQ, AttnV, Conv1, Conv2, FfnDown, FfnUp, Output, Router};
 use crate::names::{
-    ENCODER, EXPERTS, FFN_NORM_AFTER_ATTENTION, FUSED, Key, NAMED_POST_NORMS, NUMBERED_EXPERTS, PARALLEL,
-    PER_LAYER, SANDWICH, SPEECH_BIASES, SPEECH_DECODER, SPEECH_DECODER_KEYS, SPEECH_ENCODER,
-    SPEECH_ENCODER_KEYS, SPEECH_SETTINGS, STANDARD, TRANSPOSED, UNGATED,
+    BIASED_EXPERTS, ENCODER, EXPERTS, FFN_NORM_AFTER_ATTENTION, FUSED, FUSED_ENCODER, Key, KeyNames, LATENT,
+    NAMED_POST_NORMS, NUMBERED_EXPERTS, PARALLEL, PER_LAYER, SANDWICH, SHARED_EXPERTS, SPEECH_BIASES,
+    SPEECH_DECODER, SPEECH_DECODER_KEYS, SPEECH_ENCODER, SPEECH_ENCODER_KEYS, SPEECH_SETTINGS, STANDARD,
+    TRANSPOSED, TURNED_EXPERTS, TURNING_ENCODER, UNGATED,
 };
 
 /// The converter to GGUF reorders the rows of queries and keys of these families, so that neighbours are rotated.
@@ -173,32 +174,10 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         title: "Gemma 3",
         gguf: &["gemma3"],
         hf: &["gemma3_text", "gemma3"],
-        tensors: &[SANDWICH, STANDARD],
-        norms: NormPlaces::SANDWICH,
-        norm_offset: STORED_LESS_ONE,
-        qk_norm: QkNorm::PerHead,
-        attention_scale: AttentionScale::HiddenPerHead { n_layers: 62 },
-        windows: WindowPattern::FullEvery(6),
-        window_rope_theta: Some(10_000.0),
-        activation: Activation::GeluTanh,
-        embedding_scale: EmbeddingScale::SqrtHidden,
-        // The multimodal checkpoints' text_config holds only what differs from these.
-        defaults: PerNaming {
-            gguf: &[(Key::RopeTheta, 1_000_000.0)],
-            hf: &[
-                (Key::Heads, 8.0),
-                (Key::KvHeads, 4.0),
-                (Key::HeadDim, 256.0),
-                (Key::Vocab, 262_208.0),
-                (Key::Context, 131_072.0),
-                (Key::NormEps, 1e-6),
-                (Key::RopeTheta, 1_000_000.0),
-                (Key::QueryScalar, 256.0),
-                (Key::Window, 4096.0),
-            ],
-        },
-        ..ArchDescriptor::DENSE
+        both_ways: Some(&GEMMA_BOTH_WAYS),
+        ..GEMMA_3
     },
+    GEMMA_BOTH_WAYS,
     // Small ones have inputs of single layers and share keys and values; large ones have experts or a key for a value.
     ArchDescriptor {
         name: "gemma4",
@@ -288,6 +267,90 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         ..ArchDescriptor::DENSE
     },
     ArchDescriptor {
+        name: "glm4_moe",
+        title: "GLM-4.5",
+        gguf: &["glm4moe"],
+        hf: &["glm4_moe"],
+        tensors: &[SHARED_EXPERTS, FFN_NORM_AFTER_ATTENTION, EXPERTS, STANDARD],
+        qk_norm: QkNorm::PerHead,
+        experts: ExpertPlace::WithPlainShared,
+        router_scores: RouterScores::Sigmoid,
+        defaults: PerNaming {
+            gguf: &[(Key::ExpertsNormalised, 1.0)],
+            hf: &[(Key::RopePart, 0.5), (Key::ExpertsNormalised, 1.0), (Key::FirstDenseLayers, 1.0)],
+        },
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "deepseek_v2",
+        title: "DeepSeek V2",
+        hf: &["deepseek_v2"],
+        gguf_as: Some("deepseek2"),
+        ..LATENT_ATTENTION
+    },
+    ArchDescriptor {
+        name: "deepseek_v3",
+        title: "DeepSeek V3",
+        gguf: &["deepseek2"],
+        hf: &["deepseek_v3", "kimi_k2"],
+        router_scores: RouterScores::Sigmoid,
+        ..LATENT_ATTENTION
+    },
+    ArchDescriptor {
+        name: "glm4_moe_lite",
+        title: "GLM-4.7-Flash",
+        hf: &["glm4_moe_lite"],
+        gguf_as: Some("deepseek2"),
+        router_scores: RouterScores::Sigmoid,
+        ..LATENT_ATTENTION
+    },
+    ArchDescriptor {
+        name: "llama4",
+        title: "Llama 4",
+        gguf: &["llama4"],
+        hf: &["llama4_text", "llama4"],
+        keys: &[
+            KeyNames { key: Key::Ffn, hf: "intermediate_size_mlp", ctranslate2: "", whisper_cpp: "" },
+            KeyNames { key: Key::ExpertFfn, hf: "intermediate_size", ctranslate2: "", whisper_cpp: "" },
+        ],
+        tensors: &[TURNED_EXPERTS, STANDARD],
+        qk_norm: QkNorm::PlainWhereTurning,
+        rope_style: PerNaming::both(RopeStyle::Interleaved),
+        windows: WindowPattern::FullEvery(4),
+        chunked: true,
+        no_rope_every: Some(4),
+        temperature: Temperature::WithoutRotation,
+        experts: ExpertPlace::WithPlainShared,
+        router_scores: RouterScores::Sigmoid,
+        experts_weigh_input: true,
+        defaults: PerNaming {
+            gguf: &[
+                (Key::Chunk, 8192.0),
+                (Key::SharedExperts, 1.0),
+                (Key::TemperatureScale, 0.1),
+                (Key::TemperatureLength, 8192.0),
+            ],
+            hf: &[(Key::SharedExperts, 1.0), (Key::TemperatureScale, 0.1), (Key::TemperatureLength, 8192.0)],
+        },
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "gpt_oss",
+        title: "gpt-oss",
+        gguf: &["gpt-oss"],
+        hf: &["gpt_oss"],
+        tensors: &[BIASED_EXPERTS, STANDARD],
+        biases: &[AttnQ, AttnK, AttnV, AttnOut, Router],
+        windows: WindowPattern::FullEvery(2),
+        experts: ExpertPlace::Instead,
+        gate_clamped: true,
+        defaults: PerNaming {
+            gguf: &[(Key::ExpertsNormalised, 1.0), (Key::RopeTruncate, 0.0)],
+            hf: &[(Key::ExpertsNormalised, 1.0), (Key::HeadDim, 64.0)],
+        },
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
         name: "ernie4_5",
         title: "ERNIE 4.5",
         gguf: &["ernie4_5"],
@@ -370,19 +433,47 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         title: "BERT",
         gguf: &["bert"],
         hf: &["bert"],
-        tensors: &[ENCODER],
-        norms: NormPlaces::POST,
+        defaults: PerNaming { gguf: &[], hf: &[(Key::NormEps, 1e-12)] },
+        ..ENCODER_ON_SUMS
+    },
+    // Like it, with positions that count from behind the padding token; the converter to GGUF cuts those before.
+    ArchDescriptor {
+        name: "xlm_roberta",
+        title: "XLM-RoBERTa",
+        hf: &["xlm-roberta", "roberta", "camembert"],
+        gguf_as: Some("bert"),
+        positions_after_padding: true,
+        defaults: PerNaming { gguf: &[], hf: &[(Key::NormEps, 1e-12), (Key::Padding, 1.0)] },
+        ..ENCODER_ON_SUMS
+    },
+    ArchDescriptor {
+        name: "nomic_bert",
+        title: "Nomic BERT",
+        gguf: &["nomic-bert"],
+        hf: &["nomic_bert"],
+        tensors: &[TURNING_ENCODER],
+        learned_positions: false,
+        no_rope_every: None,
+        activation: Activation::Silu,
+        gated: true,
+        defaults: PerNaming { gguf: &[], hf: &[(Key::NormEps, 1e-12)] },
+        ..ENCODER_ON_SUMS
+    },
+    ArchDescriptor {
+        name: "modernbert",
+        title: "ModernBERT",
+        gguf: &["modern-bert"],
+        hf: &["modernbert"],
+        tensors: &[FUSED_ENCODER],
         norm_kind: NormKind::Layer,
-        norm_on_sum: true,
         embedding_norm: true,
-        final_norm: false,
-        learned_positions: true,
-        no_rope_every: Some(1),
+        first_norm_missing: true,
+        windows: WindowPattern::FullFirst(3),
+        window_rope_theta: Some(10_000.0),
         bidirectional: true,
         activation: Activation::GeluErf,
-        gated: false,
         output: OutputKind::Hidden,
-        defaults: PerNaming { gguf: &[], hf: &[(Key::NormEps, 1e-12)] },
+        defaults: PerNaming { gguf: &[], hf: &[(Key::RopeTheta, 160_000.0), (Key::Window, 128.0)] },
         ..ArchDescriptor::DENSE
     },
     ArchDescriptor {
@@ -410,6 +501,63 @@ pub const FAMILIES: &[ArchDescriptor] = &[
     },
 ];
 
+/// An encoder with norms on the sums.
+const ENCODER_ON_SUMS: ArchDescriptor = ArchDescriptor {
+    tensors: &[ENCODER],
+    norms: NormPlaces::POST,
+    norm_kind: NormKind::Layer,
+    norm_on_sum: true,
+    embedding_norm: true,
+    final_norm: false,
+    learned_positions: true,
+    no_rope_every: Some(1),
+    bidirectional: true,
+    activation: Activation::GeluErf,
+    gated: false,
+    output: OutputKind::Hidden,
+    ..ArchDescriptor::DENSE
+};
+
+/// What both ways of attention share.
+const GEMMA_3: ArchDescriptor = ArchDescriptor {
+    tensors: &[SANDWICH, STANDARD],
+    norms: NormPlaces::SANDWICH,
+    norm_offset: STORED_LESS_ONE,
+    qk_norm: QkNorm::PerHead,
+    attention_scale: AttentionScale::HiddenPerHead { n_layers: 62 },
+    windows: WindowPattern::FullEvery(6),
+    window_rope_theta: Some(10_000.0),
+    activation: Activation::GeluTanh,
+    embedding_scale: EmbeddingScale::SqrtHidden,
+    // The multimodal checkpoints' text_config holds only what differs from these.
+    defaults: PerNaming {
+        gguf: &[(Key::RopeTheta, 1_000_000.0)],
+        hf: &[
+            (Key::Heads, 8.0),
+            (Key::KvHeads, 4.0),
+            (Key::HeadDim, 256.0),
+            (Key::Vocab, 262_208.0),
+            (Key::Context, 131_072.0),
+            (Key::NormEps, 1e-6),
+            (Key::RopeTheta, 1_000_000.0),
+            (Key::QueryScalar, 256.0),
+            (Key::Window, 4096.0),
+        ],
+    },
+    ..ArchDescriptor::DENSE
+};
+
+/// The same for embeddings: attention looks both ways, and there is no head.
+const GEMMA_BOTH_WAYS: ArchDescriptor = ArchDescriptor {
+    name: "gemma_embedding",
+    title: "EmbeddingGemma",
+    gguf: &["gemma-embedding"],
+    gguf_as: Some("gemma-embedding"),
+    bidirectional: true,
+    output: OutputKind::Hidden,
+    ..GEMMA_3
+};
+
 /// Norms after the branches; what the generations with windows and without share.
 const OLMO: ArchDescriptor = ArchDescriptor {
     tensors: &[SANDWICH, STANDARD],
@@ -417,6 +565,16 @@ const OLMO: ArchDescriptor = ArchDescriptor {
     qk_norm: QkNorm::WholeRow,
     windows: WindowPattern::FullEvery(4),
     window_rope_unscaled: true,
+    ..ArchDescriptor::DENSE
+};
+
+/// Keys and values from a latent; neighbouring columns rotate; experts with a shared part.
+const LATENT_ATTENTION: ArchDescriptor = ArchDescriptor {
+    tensors: &[LATENT, SHARED_EXPERTS, EXPERTS, STANDARD],
+    rope_style: PerNaming::both(RopeStyle::Interleaved),
+    latent: true,
+    experts: ExpertPlace::WithPlainShared,
+    defaults: PerNaming { gguf: &[(Key::ExpertsNormalised, 0.0)], hf: &[] },
     ..ArchDescriptor::DENSE
 };
 
@@ -457,7 +615,8 @@ mod tests {
         let mut names = HashSet::new();
         for family in FAMILIES {
             assert!(names.insert(family.name), "{} twice", family.name);
-            assert!(family.hf.iter().any(|n| n.starts_with(family.name)), "{}", family.name);
+            let named = family.hf.iter().any(|n| n.replace('-', "_").starts_with(family.name));
+            assert!(named || family.hf.is_empty(), "{}", family.name);
         }
         for naming in [Naming::Gguf, Naming::HuggingFace, Naming::CTranslate2, Naming::WhisperCpp] {
             let mut seen = HashSet::new();

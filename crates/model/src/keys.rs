@@ -69,9 +69,9 @@ impl<'a> Keys<'a> {
         let row = key.row();
         let own = self.family.keys.iter().find(|names| names.key == key).map(|names| names.of(self.naming));
         let templates = match (&own, self.naming) {
+            (_, Naming::Gguf) => row.gguf,
             (Some(""), _) | (None, Naming::CTranslate2 | Naming::WhisperCpp) => &[],
             (Some(own), _) => std::slice::from_ref(own),
-            (None, Naming::Gguf) => row.gguf,
             (None, Naming::HuggingFace | Naming::Base) => row.hf,
         };
         let mut names = Vec::new();

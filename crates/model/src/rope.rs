@@ -221,6 +221,10 @@ fn scaling(keys: &Keys<'_>, n_dims: usize, n_ctx_train: usize, tensors: &RopeTen
             let magnitude = |m: f64| if factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 };
             let given = keys.real(Key::RopeAttention)?;
             let attention_factor = match (keys.naming(), given) {
+                // It is in the scores, of queries and keys alike.
+                (Naming::Gguf, given) if keys.real(Key::RopeLogMultiplier)?.is_some_and(|m| m != 0.0) => {
+                    given.unwrap_or(1.0)
+                }
                 (Naming::Gguf, given) => magnitude(1.0) * given.unwrap_or(1.0),
                 (_, Some(given)) => given,
                 (_, None) => {

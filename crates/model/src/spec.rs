@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use device::{Activation, OutputKind, Plan, RopeStyle};
+use device::{Activation, OutputKind, Plan, RopeStyle, RouterGroups, RouterScores};
 use weights::{Checkpoint, Naming};
 
 use crate::build;
@@ -33,6 +33,8 @@ pub struct ModelSpec {
     pub n_inputs: usize,
     /// Positions that the model was trained for.
     pub n_ctx_train: usize,
+    /// Rows of the table of positions before that of the first.
+    pub first_position: usize,
     /// Added to the mean square in norms.
     pub norm_eps: f32,
     /// The feed-forward network's function.
@@ -80,6 +82,8 @@ pub struct LayerSpec {
     pub kv_from: Option<usize>,
     /// Values are what the key projection gives.
     pub keys_are_values: bool,
+    /// Keys and values are expanded from this.
+    pub latent: Option<LatentSpec>,
     /// Positions that it sees, its own included; `None`: all.
     pub window: Option<usize>,
     /// Its rotation, if it has any.
@@ -108,6 +112,22 @@ impl TemperatureSpec {
     }
 }
 
+/// A latent from which the keys and values of all heads are expanded. It is cached with what rotates of the keys, one vector for
+/// all heads; [`LayerSpec::head_dim`] is the columns of both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LatentSpec {
+    /// Its columns.
+    pub rank: usize,
+    /// Columns of the queries' own latent; `None`: they have none.
+    pub query_rank: Option<usize>,
+    /// Columns of a head's key that do not rotate.
+    pub plain: usize,
+    /// Those that do.
+    pub turning: usize,
+    /// Columns of a head's value.
+    pub value: usize,
+}
+
 /// The experts of a layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ExpertSpec {
@@ -121,6 +141,12 @@ pub struct ExpertSpec {
     pub normalise: bool,
     /// Factor on their weights.
     pub factor: f32,
+    /// What the router makes of its logits.
+    pub scores: RouterScores,
+    /// Groups that are chosen first.
+    pub groups: Option<RouterGroups>,
+    /// Factor in the sigmoid and bound of a clamped gate.
+    pub clamp: Option<(f32, f32)>,
 }
 
 impl LayerSpec {
@@ -133,6 +159,7 @@ impl LayerSpec {
         experts: None,
         kv_from: None,
         keys_are_values: false,
+        latent: None,
         window: None,
         rope: None,
         temperature: None,
@@ -166,8 +193,11 @@ impl ModelSpec {
         }
         build::build(&spec, &mut tensors, spec.n_ctx_train)?;
         spec.n_parameters = tensors.n_parameters();
-        let unused =
-            |name: &&String| !tensors.is_used(name) && !IGNORED.iter().any(|part| name.contains(part));
+        let n_next = keys.count(Key::NextLayers)?.unwrap_or(0);
+        let unused = |name: &&String| {
+            let ignored = IGNORED.iter().any(|part| name.contains(part));
+            !tensors.is_used(name) && !ignored && !is_beyond(name, spec.n_layers(), n_next)
+        };
         spec.unused_tensors = checkpoint.tensors.iter().map(|t| &t.name).filter(unused).cloned().collect();
         Ok(spec)
     }
@@ -262,6 +292,11 @@ impl ModelSpec {
     }
 }
 
+/// The family that answers to the name in the file.
+pub(crate) fn family_of(checkpoint: &Checkpoint) -> Option<&'static ArchDescriptor> {
+    Some(select(checkpoint).ok()?.0)
+}
+
 /// The family that answers to the name in the file, and that name.
 pub(crate) fn select(checkpoint: &Checkpoint) -> Result<(&'static ArchDescriptor, String)> {
     let metadata = &checkpoint.metadata;
@@ -285,6 +320,10 @@ pub(crate) fn select(checkpoint: &Checkpoint) -> Result<(&'static ArchDescriptor
     }
     let family = |name: &str| FAMILIES.iter().find(|f| f.selectors(checkpoint.naming).contains(&name));
     if let Some((name, family)) = found.iter().find_map(|(_, name)| Some((name, family(name)?))) {
+        let keys = Keys::new(metadata, checkpoint.naming, family, name);
+        if let (Some(both_ways), Ok(Some(true))) = (family.both_ways, keys.flag(Key::Bidirectional)) {
+            return Ok((both_ways, name.clone()));
+        }
         return Ok((family, name.clone()));
     }
     let known: Vec<&str> = FAMILIES.iter().flat_map(|f| f.selectors(checkpoint.naming)).copied().collect();
@@ -295,6 +334,20 @@ pub(crate) fn select(checkpoint: &Checkpoint) -> Result<(&'static ArchDescriptor
     Err(Error::UnknownFamily { key, found, known: known.join(", ") })
 }
 
+/// Rows of the table of positions that no text's position has.
+pub(crate) fn positions_before(keys: &Keys<'_>, family: &ArchDescriptor) -> Result<usize> {
+    match family.positions_after_padding && keys.naming() == Naming::HuggingFace {
+        true => Ok(keys.count(Key::Padding)?.unwrap_or(1) + 1),
+        false => Ok(0),
+    }
+}
+
+/// Whether a tensor is of one of the layers after the last, which predict further tokens.
+fn is_beyond(name: &str, n_layers: usize, n_next: usize) -> bool {
+    let of = |l: usize| [format!("blk.{l}."), format!("layers.{l}.")].iter().any(|part| name.contains(part));
+    (n_layers..n_layers + n_next).any(of)
+}
+
 /// The numbers, checked. Of the tensors, only those that numbers depend on are looked at.
 pub(crate) fn read(
     keys: &Keys<'_>,
@@ -302,16 +355,33 @@ pub(crate) fn read(
     tensors: &mut Tensors<'_>,
 ) -> Result<ModelSpec> {
     refuse_what_is_not_built(keys, family)?;
-    let n_layers = need(keys, tensors, Key::Layers)?;
+    let n_layers = match (keys.naming(), keys.count(Key::NextLayers)?) {
+        // GGUF files count these layers.
+        (Naming::Gguf, Some(next)) => {
+            let all = need(keys, tensors, Key::Layers)?;
+            let left = all.checked_sub(next).filter(|n| *n > 0);
+            left.ok_or_else(|| keys.bad(Key::NextLayers, next, format!("fewer than the {all} layers")))?
+        }
+        _ => need(keys, tensors, Key::Layers)?,
+    };
     let hidden = need(keys, tensors, Key::Hidden)?;
-    let n_ctx_train = need(keys, tensors, Key::Context)?;
+    let n_ctx_train = match positions_before(keys, family)? {
+        0 => need(keys, tensors, Key::Context)?,
+        n => {
+            let all = need(keys, tensors, Key::Context)?;
+            let left = all.checked_sub(n).filter(|left| *left > 0);
+            left.ok_or_else(|| {
+                keys.bad(Key::Context, all, format!("more than the {n} before the first text's"))
+            })?
+        }
+    };
     let (n_vocab, n_inputs) = match family.convolutions {
         [] => (need(keys, tensors, Key::Vocab)?, 0),
         _ => (0, need(keys, tensors, Key::Inputs)?),
     };
     let activation = match keys.word(Key::Activation)? {
         None => family.activation,
-        Some("silu" | "swish") => Activation::Silu,
+        Some("silu" | "swish" | "swiglu") => Activation::Silu,
         Some("gelu_pytorch_tanh" | "gelu_new" | "gelu_fast") => Activation::GeluTanh,
         Some("gelu") => Activation::GeluErf,
         Some("relu") => Activation::Relu,
@@ -341,6 +411,7 @@ pub(crate) fn read(
         n_vocab,
         n_inputs,
         n_ctx_train,
+        first_position: positions_before(keys, family)?,
         norm_eps: real(Key::NormEps)?.ok_or_else(|| keys.missing(Key::NormEps))?,
         activation,
         rope_style: family.rope_style.of(keys.naming()),
@@ -383,7 +454,7 @@ fn refuse_what_is_not_built(keys: &Keys<'_>, family: &ArchDescriptor) -> Result<
         Ok(word) => word.is_some_and(|word| word != "vision"),
         Err(_) => keys.flag(Key::Bidirectional)? == Some(true),
     };
-    if ahead {
+    if ahead && !family.bidirectional {
         return Err(keys.bad(Key::Bidirectional, "true", "a model whose attention is causal"));
     }
     Ok(())
@@ -414,6 +485,7 @@ fn layers(
         (None, Some(scalar)) => Some(1.0 / scalar.sqrt()),
         (None, None) => None,
     };
+    let magnitude = if family.latent { latent_magnitude(keys)? } else { 1.0 };
     // Half of the largest head's columns is the most that can be.
     let mut factors = |role| tensors.small_vector(role, 8192);
     let ready_made = RopeTensors {
@@ -446,6 +518,10 @@ fn layers(
         };
         match (experts, family.experts) {
             (Some(_), ExpertPlace::Instead) => ffn = 0,
+            (Some(experts), ExpertPlace::WithPlainShared) => {
+                let n_shared = keys.count(Key::SharedExperts)?.unwrap_or(0);
+                ffn = keys.count(Key::SharedFfn)?.unwrap_or(n_shared * experts.ffn);
+            }
             (Some(_), ExpertPlace::WithShared) => ffn = keys.need_count(Key::SharedFfn)?,
             _ if wide_shared_kv && kv_from.is_some() => ffn *= 2,
             _ => {}
@@ -454,6 +530,11 @@ fn layers(
             let expected = format!("a divisor of the {n_heads} query heads (layer {l})");
             return Err(keys.bad(Key::KvHeads, n_kv_heads, expected));
         }
+        let latent = if family.latent { Some(latent(keys)?) } else { None };
+        let (n_kv_heads, head_dim, value_dim) = match latent {
+            Some(latent) => (1, Some(latent.rank + latent.turning), None),
+            None => (n_kv_heads, head_dim, value_dim),
+        };
         let head_dim = match head_dim {
             Some(head_dim) => head_dim,
             None if hidden.is_multiple_of(n_heads) => hidden / n_heads,
@@ -469,6 +550,10 @@ fn layers(
             _ if family.rope_in_windows_only && window.is_none() && windows.iter().any(Option::is_some) => {
                 None
             }
+            _ if latent.is_some() => {
+                let n = latent.map_or(0, |latent| latent.turning);
+                Some(RopeSpec::read(keys, n, n_ctx_train, &ready_made)?)
+            }
             _ if window.is_some() => Some(window_rope(&mine, family, head_dim, n_ctx_train, &ready_made)?),
             _ => Some(RopeSpec::read(keys, head_dim, n_ctx_train, &ready_made)?),
         };
@@ -477,7 +562,10 @@ fn layers(
                 (n_heads as f64 / hidden as f64).sqrt()
             }
             AttentionScale::One => 1.0,
-            _ => 1.0 / (head_dim as f64).sqrt(),
+            _ => match latent {
+                Some(latent) => magnitude * magnitude / ((latent.plain + latent.turning) as f64).sqrt(),
+                None => 1.0 / (head_dim as f64).sqrt(),
+            },
         }) as f32;
         let temperature = temperature(keys, family, rope.is_some())?;
         layers.push(LayerSpec {
@@ -488,6 +576,7 @@ fn layers(
             experts,
             kv_from,
             keys_are_values,
+            latent,
             window,
             rope,
             temperature,
@@ -517,11 +606,95 @@ fn experts(keys: &Keys<'_>, family: &ArchDescriptor, n_layers: usize) -> Result<
         },
         normalise: keys.flag(Key::ExpertsNormalised)?.unwrap_or(false),
         factor: keys.real(Key::ExpertFactor)?.unwrap_or(1.0) as f32,
+        scores: router_scores(keys, family)?,
+        groups: None,
+        clamp: match family.gate_clamped {
+            true => Some((
+                keys.real(Key::GateAlpha)?.unwrap_or(1.702) as f32,
+                keys.real(Key::GateLimit)?.unwrap_or(7.0) as f32,
+            )),
+            false => None,
+        },
     };
+    if family.experts_weigh_input && n_used > 1 {
+        return Err(keys.bad(Key::ExpertsUsed, n_used, "1: experts whose weight is on their input"));
+    }
+    let spec = ExpertSpec { groups: router_groups(keys, &spec)?, ..spec };
     let every = keys.count(Key::ExpertsEvery)?.unwrap_or(1).max(1);
     let dense = keys.reals(Key::DenseLayers)?.unwrap_or_default();
-    let has = |l: usize| (l + 1).is_multiple_of(every) && !dense.contains(&(l as f32));
+    let n_dense = keys.count(Key::FirstDenseLayers)?.unwrap_or(0);
+    let listed = keys.reals(Key::ExpertLayers)?;
+    let has = |l: usize| match &listed {
+        Some(listed) => listed.contains(&(l as f32)),
+        None => (l + 1).is_multiple_of(every) && !dense.contains(&(l as f32)) && l >= n_dense,
+    };
     Ok((0..n_layers).map(|l| has(l).then_some(spec)).collect())
+}
+
+/// What a router makes of its logits.
+fn router_scores(keys: &Keys<'_>, family: &ArchDescriptor) -> Result<RouterScores> {
+    let expected = "softmax or sigmoid (in GGUF 1 to 3)";
+    if keys.naming() == Naming::Gguf {
+        return match keys.count(Key::ExpertScores)? {
+            None | Some(0) => Ok(family.router_scores),
+            // 3: a softmax of those chosen, which is one over all, normalised.
+            Some(1 | 3) => Ok(RouterScores::Softmax),
+            Some(2) => Ok(RouterScores::Sigmoid),
+            Some(other) => Err(keys.bad(Key::ExpertScores, other, expected)),
+        };
+    }
+    match keys.word(Key::ExpertScores)? {
+        None => Ok(family.router_scores),
+        Some("softmax") => Ok(RouterScores::Softmax),
+        Some("sigmoid") => Ok(RouterScores::Sigmoid),
+        Some(other) => Err(keys.bad(Key::ExpertScores, format!("{other:?}"), expected)),
+    }
+}
+
+/// The groups of experts that are chosen first, if there are several. They are compared by their best expert, where scores are
+/// sigmoids by their best two.
+fn router_groups(keys: &Keys<'_>, experts: &ExpertSpec) -> Result<Option<RouterGroups>> {
+    let Some(n) = keys.count(Key::ExpertGroups)?.filter(|n| *n > 1) else { return Ok(None) };
+    let n_used = keys.count(Key::ExpertGroupsUsed)?.filter(|n| *n > 0).unwrap_or(n);
+    let n_best = if experts.scores == RouterScores::Sigmoid { 2 } else { 1 };
+    let of_group = experts.n / n;
+    if experts.n % n != 0 || n_used > n || n_best > of_group || experts.n_used > of_group * n_used {
+        let expected = format!("a divisor of the {} experts, with enough in those used", experts.n);
+        return Err(keys.bad(Key::ExpertGroups, format!("{n}, {n_used} of them used"), expected));
+    }
+    Ok(Some(RouterGroups { n, n_used, n_best }))
+}
+
+/// The latent of a layer's keys and values.
+fn latent(keys: &Keys<'_>) -> Result<LatentSpec> {
+    let turning = keys.need_count(Key::TurningKeyDim)?;
+    let plain = match (keys.naming(), keys.count(Key::LatentKeyDim)?) {
+        (Naming::Gguf, Some(all)) => all.checked_sub(turning).filter(|n| *n > 0).ok_or_else(|| {
+            keys.bad(Key::LatentKeyDim, all, format!("more than the {turning} that rotate"))
+        })?,
+        _ => keys.need_count(Key::PlainKeyDim)?,
+    };
+    Ok(LatentSpec {
+        rank: keys.need_count(Key::LatentRank)?,
+        query_rank: keys.count(Key::QueryRank)?.filter(|n| *n > 0),
+        plain,
+        turning,
+        value: keys.need_count(Key::LatentValueDim)?,
+    })
+}
+
+/// The factor on queries and on keys by which YaRN sharpens the softmax of latent attention.
+fn latent_magnitude(keys: &Keys<'_>) -> Result<f64> {
+    // GGUF files hold a tenth of it.
+    let all = match keys.naming() {
+        Naming::Gguf => keys.real(Key::RopeLogMultiplier)?.map(|m| m * 10.0),
+        _ => keys.real(Key::RopeMscaleAll)?,
+    };
+    let factor = keys.real(Key::RopeFactor)?.unwrap_or(1.0);
+    Ok(match all {
+        Some(all) if factor > 1.0 => 0.1 * all * factor.ln() + 1.0,
+        _ => 1.0,
+    })
 }
 
 /// The layer whose keys and values each layer reads, if not its own: the last ones read those of the last before them that
@@ -545,12 +718,13 @@ fn kv_from(keys: &Keys<'_>, windows: &[Option<usize>]) -> Result<Vec<Option<usiz
 /// The window of each layer.
 fn windows(keys: &Keys<'_>, family: &ArchDescriptor, n_layers: usize) -> Result<Vec<Option<usize>>> {
     // 0 is how some converters write that there is none.
-    let window = keys.count(Key::Window)?.filter(|w| *w > 0);
+    let key = if family.chunked { Key::Chunk } else { Key::Window };
+    let window = keys.count(key)?.filter(|w| *w > 0);
     let window = if keys.flag(Key::WindowUsed)? == Some(false) { None } else { window };
 
     let word = |choice: Choice<'_>| match choice {
         Choice::Word("full_attention") => Some(false),
-        Choice::Word("sliding_attention") => Some(true),
+        Choice::Word("sliding_attention" | "chunked_attention") => Some(true),
         _ => None,
     };
     if let Some(types) =
@@ -570,13 +744,14 @@ fn windows(keys: &Keys<'_>, family: &ArchDescriptor, n_layers: usize) -> Result<
     if let Some(slides) = keys.choices(Key::WindowEvery, n_layers, "truth values", flag)? {
         return Ok(slides.into_iter().map(|slides| slides.then_some(window)).collect());
     }
-    let full_every = |n: usize| (0..n_layers).map(|l| ((l + 1) % n != 0).then_some(window)).collect();
+    let first = usize::from(!matches!(family.windows, WindowPattern::FullFirst(_)));
+    let full_every = |n: usize| (0..n_layers).map(|l| ((l + first) % n != 0).then_some(window)).collect();
     if let Some(n) = keys.count(Key::WindowEvery)? {
         return Ok(full_every(n));
     }
     match family.windows {
         WindowPattern::All => Ok(vec![Some(window); n_layers]),
-        WindowPattern::FullEvery(n) => Ok(full_every(n.max(1))),
+        WindowPattern::FullEvery(n) | WindowPattern::FullFirst(n) => Ok(full_every(n.max(1))),
         WindowPattern::FromKey => {
             let first = keys.need_count(Key::FirstWindowLayer)?;
             Ok((0..n_layers).map(|l| (l >= first).then_some(window)).collect())

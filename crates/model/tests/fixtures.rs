@@ -10,8 +10,12 @@ fn all_fixtures_agree_in_one_chunk_and_token_by_token() {
     for name in all() {
         let checkpoint = open(name);
         let spec = ModelSpec::from_checkpoint(&checkpoint).unwrap_or_else(|e| panic!("{name}: {e}"));
-        // Two fixtures are of the family whose name they begin with.
-        let family = if name.starts_with("gemma4") { "gemma4" } else { name };
+        // Some fixtures are of the family whose name they begin with.
+        let family = match name {
+            name if name.starts_with("gemma4") => "gemma4",
+            "gpt_oss_mxfp4" => "gpt_oss",
+            name => name,
+        };
         assert_eq!(spec.family.name, family);
         assert!(spec.unused_tensors.is_empty(), "{name}: {:?}", spec.unused_tensors);
         let plan = spec.plan(&checkpoint).unwrap_or_else(|e| panic!("{name}: {e}"));
@@ -26,9 +30,15 @@ fn all_fixtures_agree_in_one_chunk_and_token_by_token() {
 #[test]
 fn every_fixture_is_compared() {
     let elsewhere = [
-        "bert",             // tests/encoder.rs: hidden states
-        "whisper",          // tests of speech
-        "qwen2_key_biases", // engine/tests/kv_types.rs
+        "bert",                 // tests/encoder.rs: hidden states
+        "modernbert",           // tests/encoders.rs: hidden states and vectors
+        "xlm_roberta",          // as above
+        "xlm_roberta_reranker", // as above
+        "nomic_bert",           // as above
+        "embedding_gemma",      // as above
+        "qwen3_embedding",      // as above
+        "whisper",              // tests of speech
+        "qwen2_key_biases",     // engine/tests/kv_types.rs
     ];
     for entry in std::fs::read_dir(common::folder("")).unwrap().map(|e| e.unwrap()) {
         let name = entry.file_name().into_string().unwrap();

@@ -6,9 +6,7 @@
 use super::elementwise::{Function, Params, map};
 use crate::command::{Kernel, Worker};
 use crate::isa::Isa;
-use crate::simd::math::{
-    Curve, GeluErf, GeluTanh, Identity, Relu, ReluSquared, Sigmoid, Silu, Softplus,
-};
+use crate::simd::math::{Curve, GeluErf, GeluTanh, Identity, Relu, ReluSquared, Sigmoid, Silu, Softplus};
 use crate::simd::{Simd, variants};
 use device::Activation;
 use std::marker::PhantomData;

@@ -25,9 +25,7 @@ use super::linear::{
 };
 use super::round_up;
 use crate::command::Worker;
-use crate::simd::math::{
-    Curve, GeluErf, GeluTanh, Identity, Relu, ReluSquared, Sigmoid, Silu, Softplus,
-};
+use crate::simd::math::{Curve, GeluErf, GeluTanh, Identity, Relu, ReluSquared, Sigmoid, Silu, Softplus};
 use crate::simd::{Simd, variants};
 use device::Activation;
 use std::marker::PhantomData;

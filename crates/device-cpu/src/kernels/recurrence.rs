@@ -462,7 +462,8 @@ unsafe fn solve<S: Loops>(n: usize, wide: usize, system: *const f32, u: *mut f32
     unsafe {
         for block in (0..n).step_by(SOLVED) {
             let len = SOLVED.min(n - block);
-            let before = Product { n: len, k: block, cols: wide, lda: CHUNK, ldb: wide, ldc: wide, add: true };
+            let before =
+                Product { n: len, k: block, cols: wide, lda: CHUNK, ldb: wide, ldc: wide, add: true };
             S::product(before, system.add(block * CHUNK), u, u.add(block * wide));
             for t in block + 1..block + len {
                 let row = Product { n: 1, k: t - block, ..before };

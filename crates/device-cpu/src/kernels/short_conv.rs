@@ -68,9 +68,7 @@ unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
                 let row = |at: usize| match at.checked_sub(p.size - 1) {
                     Some(at) => p.x.add((first + at) * p.cols + c),
                     None if state.from == STATE_NONE => zeros.as_ptr(),
-                    None => {
-                        p.states.add(state.from as usize * p.state_len + at * p.cols + c).cast_const()
-                    }
+                    None => p.states.add(state.from as usize * p.state_len + at * p.cols + c).cast_const(),
                 };
                 for t in 0..n_rows {
                     let out = p.out.add((first + t) * p.cols + c);
@@ -78,7 +76,8 @@ unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
                         for i in (0..BLOCK).step_by(S::N) {
                             let mut sum = S::load(bias.as_ptr().add(i));
                             for j in 0..p.size {
-                                sum = S::fma(S::load(taps.add(j * BLOCK + i)), S::load(row(t + j).add(i)), sum);
+                                sum =
+                                    S::fma(S::load(taps.add(j * BLOCK + i)), S::load(row(t + j).add(i)), sum);
                             }
                             S::store(out.add(i), sum);
                         }

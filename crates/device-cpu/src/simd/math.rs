@@ -321,7 +321,10 @@ mod tests {
                         3 => (x.signum(), 6e-7),
                         4 if x > 127.0 => continue,
                         4 => (x.exp2(), 4e-6 * x.exp2() + 1.3e-38),
-                        5 => (x.max(0.0) + (-x.abs()).exp().ln_1p(), 1e-6 * (x.max(0.0) + (-x.abs()).exp()) + 1.3e-38),
+                        5 => (
+                            x.max(0.0) + (-x.abs()).exp().ln_1p(),
+                            1e-6 * (x.max(0.0) + (-x.abs()).exp()) + 1.3e-38,
+                        ),
                         _ => {
                             let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x);
                             (0.5 * x * (1.0 + u.tanh()), 1e-6 * x.abs() + 1e-7)

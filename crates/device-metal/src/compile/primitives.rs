@@ -64,7 +64,8 @@ impl<G: Gpu> Draft<'_, G> {
             Op::LayerNorm { x, weight, bias, eps, out } => {
                 let (rows, cols) = (c.rows(*x), c.cols(*x));
                 let (cols32, per_token) = (cols as u32, per_token(rows));
-                let args = NormArguments { per_token, cols: cols32, group: cols32, eps: *eps, ..Default::default() };
+                let args =
+                    NormArguments { per_token, cols: cols32, group: cols32, eps: *eps, ..Default::default() };
                 let call = self
                     .step_call("layer_norm.metal", &args)
                     .bool(constant::HAS_BIAS, bias.is_some())
@@ -189,6 +190,9 @@ impl<G: Gpu> Draft<'_, G> {
             | Op::GatedDelta { .. }
             | Op::SelectiveScan { .. } => self.attention(op),
             Op::ExpertLinear { x, ids, weight, out } => self.expert_linear(*x, *ids, *weight, *out),
+            Op::ExpertBias { .. } | Op::GateClamped { .. } | Op::Join { .. } | Op::Ordinals { .. } => {
+                Err(c.unsupported(format!("{}", op.kind()), "use --device cpu"))
+            }
             Op::ExpertSum { x, weights, out } => self.expert_sum(*x, *weights, None, *out),
             Op::Linear { .. } | Op::Fused { .. } => Err(self.not_lowered(op)),
         }

@@ -40,8 +40,13 @@ pub fn short_convolutions() -> Vec<Case> {
             x = b.add(x, y);
         }
         if with_attention {
-            let layer =
-                b.kv_layer(KvLayer { n_kv_heads: 1, head_dim: 16, window: None, encoder_states: None });
+            let layer = b.kv_layer(KvLayer {
+                n_kv_heads: 1,
+                head_dim: 16,
+                window: None,
+                encoder_states: None,
+                values_are_keys: false,
+            });
             let q = b.linear(x, 16, BlockType::F32, false);
             b.kv_write(q, q, layer);
             let y = b.attention(q, layer, 1, AttentionOptions::default());
@@ -64,7 +69,8 @@ pub fn short_convolutions() -> Vec<Case> {
 /// cross those of kernels.
 pub fn recurrences() -> Vec<Case> {
     let mut cases = vec![];
-    let shapes = [(1, 1, 1, 1), (1, 3, 5, 7), (2, 4, 16, 16), (2, 6, 24, 40), (3, 3, 33, 64), (1, 2, 128, 128)];
+    let shapes =
+        [(1, 1, 1, 1), (1, 3, 5, 7), (2, 4, 16, 16), (2, 6, 24, 40), (3, 3, 33, 64), (1, 2, 128, 128)];
     for (at, (n_shared, n_heads, rows, cols)) in shapes.into_iter().enumerate() {
         let shape = RecurrentShape { n_shared, n_heads, rows, cols };
         for kind in [OpKind::GatedDelta, OpKind::SelectiveScan] {

@@ -18,6 +18,7 @@ mod plan;
 mod profile;
 mod ps;
 mod pull;
+mod rerank;
 mod rm;
 pub mod run;
 mod serve;
@@ -50,6 +51,7 @@ pub enum Command {
     List(list::List),
     Rm(rm::Rm),
     Embed(embed::Embed),
+    Rerank(rerank::Rerank),
     Convert(convert::Convert),
     Keygen(keygen::Keygen),
     Sign(sign::Sign),
@@ -81,6 +83,7 @@ impl Command {
             Command::List(c) => c.run(),
             Command::Rm(c) => c.run(),
             Command::Embed(c) => c.run(),
+            Command::Rerank(c) => c.run(),
             Command::Convert(c) => c.run(),
             Command::Keygen(c) => c.run(),
             Command::Sign(c) => c.run(),

@@ -59,6 +59,7 @@ pub(crate) fn build_to<'a>(
         by_name: HashMap::new(),
         ropes: Vec::new(),
         temperatures: Vec::new(),
+        ordinals: Vec::new(),
         nodes: Vec::new(),
         kept: Vec::new(),
     };
@@ -116,8 +117,15 @@ impl KvLayers {
                 Some(id) => kv.own.push(*id),
                 None => {
                     kv.own.push(KvLayerId(kv.layers.len() as u32));
-                    let LayerSpec { n_kv_heads, head_dim, window, .. } = *layer;
-                    kv.layers.push(KvLayer { n_kv_heads, head_dim, window, encoder_states: None });
+                    let LayerSpec { n_kv_heads, head_dim, window, latent, .. } = *layer;
+                    let values_are_keys = latent.is_some();
+                    kv.layers.push(KvLayer {
+                        n_kv_heads,
+                        head_dim,
+                        window,
+                        encoder_states: None,
+                        values_are_keys,
+                    });
                 }
             }
         }
@@ -125,7 +133,13 @@ impl KvLayers {
         if let Some(encoder) = &spec.encoder {
             let encoder_states = |layer: &LayerSpec| {
                 let LayerSpec { n_kv_heads, head_dim, .. } = *layer;
-                KvLayer { n_kv_heads, head_dim, window: None, encoder_states: Some(encoder.n_ctx_train) }
+                KvLayer {
+                    n_kv_heads,
+                    head_dim,
+                    window: None,
+                    encoder_states: Some(encoder.n_ctx_train),
+                    values_are_keys: false,
+                }
             };
             kv.layers.extend(spec.layers.iter().map(encoder_states));
         }
@@ -156,6 +170,8 @@ struct Builder<'a, 'f> {
     ropes: Vec<(RopeSpec, WeightId)>,
     /// One column of factors for all layers whose queries are scaled alike.
     temperatures: Vec<(TemperatureSpec, ValueId)>,
+    /// Ids of all heads, for tokens and for outputs.
+    ordinals: Vec<(RowCount, usize, ValueId)>,
     nodes: Vec<Node>,
     kept: Vec<ValueId>,
 }

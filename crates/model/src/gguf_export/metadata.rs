@@ -1,7 +1,7 @@
 //! The keys of a GGUF file from the numbers of a spec. Integers are 32 bits and other numbers f32, as llama.cpp reads them.
 
 use device::Pooling;
-use weights::{Array, Checkpoint, Metadata, Value};
+use weights::{Array, Checkpoint, Metadata, Naming, Value};
 
 use super::recipe::Recipe;
 use crate::descriptor::{
@@ -107,7 +107,7 @@ pub(super) fn numbers(
     sink.put_as(eps, real(spec.norm_eps.into()));
 
     heads_and_windows(spec, &mut sink);
-    rotation(spec, &mut sink)?;
+    rotation(spec, target, &mut sink)?;
     temperature(spec, &mut sink);
     scales(&source, spec, target, &mut sink)?;
     experts(spec, &mut sink);
@@ -126,7 +126,10 @@ pub(super) fn numbers(
 /// Columns of each layer's network. Those of layers that have experts instead are what the source says, which nothing reads.
 fn ffn(source: &Keys<'_>, spec: &ModelSpec) -> Result<Vec<usize>> {
     let said = source.counts(Key::Ffn, spec.n_layers())?.unwrap_or_default();
-    let instead = matches!(spec.family.experts, ExpertPlace::Instead | ExpertPlace::WithShared);
+    let instead = matches!(
+        spec.family.experts,
+        ExpertPlace::Instead | ExpertPlace::WithShared | ExpertPlace::WithPlainShared
+    );
     let of = |(l, layer): (usize, &LayerSpec)| match layer.experts {
         Some(experts) if instead => said.get(l).copied().unwrap_or(experts.ffn),
         _ => layer.ffn,
@@ -158,7 +161,7 @@ fn heads_and_windows(spec: &ModelSpec, sink: &mut Sink<'_>) {
     }
 }
 
-fn rotation(spec: &ModelSpec, sink: &mut Sink<'_>) -> Result<()> {
+fn rotation(spec: &ModelSpec, target: &ArchDescriptor, sink: &mut Sink<'_>) -> Result<()> {
     let turning = |window: bool| {
         let mut of_kind = spec.layers.iter().filter(move |l| l.window.is_some() == window);
         of_kind.find_map(|l| l.rope.as_ref())
@@ -175,10 +178,10 @@ fn rotation(spec: &ModelSpec, sink: &mut Sink<'_>) -> Result<()> {
             sink.put(Key::WindowRopeTheta, real(window.theta));
         }
     }
-    stretching(rope, sink)
+    stretching(rope, target, sink)
 }
 
-fn stretching(rope: &RopeSpec, sink: &mut Sink<'_>) -> Result<()> {
+fn stretching(rope: &RopeSpec, target: &ArchDescriptor, sink: &mut Sink<'_>) -> Result<()> {
     let kind = |word: &str| Value::Str(word.to_owned());
     match rope.scaling {
         // Divisors in tensors say it all.
@@ -188,7 +191,7 @@ fn stretching(rope: &RopeSpec, sink: &mut Sink<'_>) -> Result<()> {
             sink.put(Key::RopeFactor, real(factor));
         }
         RopeScaling::Yarn { factor, beta_fast, beta_slow, original, truncate, attention_factor } => {
-            if !truncate {
+            if !truncate && target.default(Naming::Gguf, Key::RopeTruncate) != Some(0.0) {
                 return Err(Error::Export {
                     what: "YaRN".to_owned(),
                     found: "a range that is not rounded".to_owned(),

@@ -89,6 +89,16 @@ fn stack_experts(tensors: &[Tensor]) -> Vec<Tensor> {
             && let Some((_, projection)) = after.split_once('.')
         {
             stacks.entry(format!("{before}.mlp.switch_mlp.{projection}")).or_default().push(tensor);
+        } else if let Some((before, after)) = tensor.name.split_once(".block_sparse_moe.experts.")
+            && let Some((_, matrix)) = after.split_once('.')
+        {
+            let projection = match matrix {
+                "w1.weight" => "gate_proj.weight",
+                "w2.weight" => "down_proj.weight",
+                _ => "up_proj.weight",
+            };
+            let name = format!("{before}.block_sparse_moe.switch_mlp.{projection}");
+            stacks.entry(name).or_default().push(tensor);
         } else if let Some((before, projection)) = tensor.name.split_once(".experts.") {
             let named = |name: &str| format!("{before}.experts.switch_glu.{name}.weight");
             let [n, n_rows, n_cols] = tensor.shape[..] else { panic!("{:?}", tensor.shape) };

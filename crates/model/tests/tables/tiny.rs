@@ -11,7 +11,8 @@ const MAX_ROUNDS: usize = 1000;
 
 /// A small number for a key, where the family needs one.
 fn small(family: &ArchDescriptor, key: Key, hidden: usize, n_layers: usize) -> Option<Value> {
-    let experts = family.experts != ExpertPlace::Nowhere;
+    // Some GGUF files of the plainest family have experts; these are of the others.
+    let experts = family.experts != ExpertPlace::Nowhere && family.name != "llama";
     let per_layer = family.tensors.iter().any(|t| t.iter().any(|n| n.role == TensorRole::PerLayerGate));
     let n = match key {
         Key::Layers => n_layers,
