@@ -2,6 +2,7 @@
 //!
 //! Past 600 lines: one function for each kind of Op, read beside each other.
 
+mod choices;
 mod encoder_states;
 mod norms;
 mod recurrent;
@@ -85,6 +86,9 @@ fn all_cases() -> Vec<Case> {
         encoder_states::inputs(),
         encoder_states::encoder_states(),
         norms::layers(),
+        choices::routers(),
+        choices::parts(),
+        choices::windows(),
         recurrent::short_convolutions(),
         recurrent::recurrences(),
     ];

@@ -9,10 +9,10 @@ use crate::descriptor::{
 };
 use crate::names::TensorRole::{AttnK, AttnOut, AttnQ, AttnV, Conv1, Conv2, FfnDown, FfnUp, Output, Router};
 use crate::names::{
-    BIASED_EXPERTS, ENCODER, EXPERTS, FFN_NORM_AFTER_ATTENTION, FUSED, FUSED_ENCODER, Key, KeyNames, LATENT,
-    NAMED_POST_NORMS, NUMBERED_EXPERTS, PARALLEL, PER_LAYER, SANDWICH, SHARED_EXPERTS, SPEECH_BIASES,
-    SPEECH_DECODER, SPEECH_DECODER_KEYS, SPEECH_ENCODER, SPEECH_ENCODER_KEYS, SPEECH_SETTINGS, STANDARD,
-    TRANSPOSED, TURNED_EXPERTS, TURNING_ENCODER, UNGATED,
+    BIASED_EXPERTS, ENCODER, EXPERTS, FFN_NORM_AFTER_ATTENTION, FUSED, FUSED_ENCODER, FUSED_GATE, Key,
+    KeyNames, LATENT, NAMED_POST_NORMS, NUMBERED_EXPERTS, PARALLEL, PER_LAYER, QK_LAYER_NORMS, SANDWICH,
+    SHARED_EXPERTS, SPEECH_BIASES, SPEECH_DECODER, SPEECH_DECODER_KEYS, SPEECH_ENCODER, SPEECH_ENCODER_KEYS,
+    SPEECH_SETTINGS, STACKED_EXPERTS, STANDARD, TRANSPOSED, TURNED_EXPERTS, TURNING_ENCODER, UNGATED,
 };
 
 /// The converter to GGUF reorders the rows of queries and keys of these families, so that neighbours are rotated.
@@ -383,6 +383,107 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         windows: WindowPattern::FullEvery(4),
         rope_in_windows_only: true,
         ..COMMAND
+    },
+    ArchDescriptor {
+        name: "hunyuan_v1_dense",
+        title: "Hunyuan",
+        gguf: &["hunyuan-dense"],
+        hf: &["hunyuan_v1_dense"],
+        tensors: &[QK_LAYER_NORMS, STANDARD],
+        qk_norm: QkNorm::PerHead,
+        qk_norm_after_rope: true,
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "glm",
+        title: "GLM",
+        gguf: &["chatglm"],
+        hf: &["glm"],
+        tensors: &[FUSED_GATE, STANDARD],
+        rope_style: PerNaming::both(RopeStyle::Interleaved),
+        defaults: PerNaming { gguf: &[], hf: &[(Key::RopePart, 0.5)] },
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "olmoe",
+        title: "OLMoE",
+        gguf: &["olmoe"],
+        hf: &["olmoe"],
+        tensors: &[EXPERTS, STANDARD],
+        qk_norm: QkNorm::WholeRow,
+        experts: ExpertPlace::Instead,
+        defaults: PerNaming { gguf: &[(Key::ExpertsNormalised, 0.0)], hf: &[] },
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "granitemoe",
+        title: "Granite MoE",
+        gguf: &["granitemoe"],
+        hf: &["granitemoe"],
+        tensors: &[STACKED_EXPERTS, STANDARD],
+        rope_style: REORDERED,
+        experts: ExpertPlace::Instead,
+        defaults: PerNaming::both(&[(Key::ExpertsNormalised, 1.0)]),
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "ernie4_5_moe",
+        title: "ERNIE 4.5 MoE",
+        gguf: &["ernie4_5-moe"],
+        hf: &["ernie4_5_moe"],
+        tensors: &[SHARED_EXPERTS, EXPERTS, STANDARD],
+        rope_style: PerNaming::both(RopeStyle::Interleaved),
+        experts: ExpertPlace::WithPlainShared,
+        defaults: PerNaming::both(&[(Key::ExpertsNormalised, 1.0)]),
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "dots1",
+        title: "dots.llm1",
+        gguf: &["dots1"],
+        hf: &["dots1"],
+        tensors: &[SHARED_EXPERTS, EXPERTS, STANDARD],
+        qk_norm: QkNorm::PerHead,
+        windows: WindowPattern::FromKey,
+        experts: ExpertPlace::WithPlainShared,
+        router_scores: RouterScores::Sigmoid,
+        defaults: PerNaming {
+            gguf: &[(Key::FirstWindowLayer, 62.0), (Key::ExpertsNormalised, 1.0)],
+            hf: &[(Key::FirstWindowLayer, 62.0)],
+        },
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "stablelm",
+        title: "StableLM",
+        gguf: &["stablelm"],
+        hf: &["stablelm"],
+        settings: &[("use_parallel_residual", 0), ("qk_layernorm", 0)],
+        norm_kind: NormKind::Layer,
+        defaults: PerNaming { gguf: &[], hf: &[(Key::RopePart, 0.25)] },
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "arcee",
+        title: "Arcee",
+        gguf: &["arcee"],
+        hf: &["arcee"],
+        rope_style: REORDERED,
+        activation: Activation::ReluSquared,
+        gated: false,
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "nemotron",
+        title: "Nemotron",
+        gguf: &["nemotron"],
+        hf: &["nemotron"],
+        norm_kind: NormKind::Layer,
+        norm_offset: STORED_LESS_ONE,
+        activation: Activation::ReluSquared,
+        gated: false,
+        defaults: PerNaming { gguf: &[], hf: &[(Key::RopePart, 0.5)] },
+        ..ArchDescriptor::DENSE
     },
     ArchDescriptor {
         name: "starcoder2",

@@ -78,6 +78,7 @@ pub enum Key {
     RopePart,
     RopeKind,
     RopeFactor,
+    RopeAlpha,
     RopeContext,
     RopeLow,
     RopeHigh,
@@ -160,20 +161,20 @@ pub const KEYS: &[KeyRow] = &[
         &["rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"], TINY, 1.0),
     row(Key::Activation, "activation", &[], &["hidden_activation", "hidden_act", "activation_function"], 0.0, 0.0),
     row(Key::TiedHead, "whether the head is the embedding", &[], &["tie_word_embeddings"], 0.0, 1.0),
-    row(Key::Experts, "number of experts", &["expert_count"], &["num_local_experts", "num_experts", "n_routed_experts"], 0.0, 65536.0),
-    row(Key::ExpertsUsed, "experts of a row", &["expert_used_count"], &["num_experts_per_tok", "top_k_experts"], 1.0, 1024.0),
+    row(Key::Experts, "number of experts", &["expert_count"], &["num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"], 0.0, 65536.0),
+    row(Key::ExpertsUsed, "experts of a row", &["expert_used_count"], &["num_experts_per_tok", "top_k_experts", "moe_k"], 1.0, 1024.0),
     row(Key::ExpertFfn, "columns of an expert", &["expert_feed_forward_length"], &["moe_intermediate_size"], 1.0, 16777216.0),
     row(Key::SharedFfn, "columns of the shared expert", &["expert_shared_feed_forward_length"], &["shared_expert_intermediate_size"], 1.0, 16777216.0),
     row(Key::ExpertsOn, "whether there are experts", &[], &["enable_moe_block"], 0.0, 1.0),
-    row(Key::ExpertsEvery, "every how many layers one has experts", &["interleave_moe_layer_step"], &["decoder_sparse_step", "interleave_moe_layer_step"], 1.0, 4096.0),
+    row(Key::ExpertsEvery, "every how many layers one has experts", &["interleave_moe_layer_step"], &["decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval"], 1.0, 4096.0),
     row(Key::DenseLayers, "layers without experts", &[], &["mlp_only_layers"], 0.0, 4096.0),
     row(Key::ExpertsNormalised, "whether weights of experts sum to 1", &["expert_weights_norm"], &["norm_topk_prob"], 0.0, 1.0),
     row(Key::ExpertFactor, "factor on the weights of experts", &["expert_weights_scale"], &["routed_scaling_factor"], TINY, 1e9),
     row(Key::ExpertScores, "what a router makes of its logits", &["expert_gating_func"], &["scoring_func"], 0.0, 4.0),
     row(Key::ExpertGroups, "groups of experts", &["expert_group_count"], &["n_group"], 0.0, 65536.0),
     row(Key::ExpertGroupsUsed, "groups of experts of a row", &["expert_group_used_count"], &["topk_group"], 0.0, 65536.0),
-    row(Key::SharedExperts, "shared experts", &["expert_shared_count"], &["n_shared_experts"], 0.0, 1024.0),
-    row(Key::FirstDenseLayers, "first layers without experts", &["leading_dense_block_count"], &["first_k_dense_replace"], 0.0, 4096.0),
+    row(Key::SharedExperts, "shared experts", &["expert_shared_count"], &["n_shared_experts", "moe_num_shared_experts"], 0.0, 1024.0),
+    row(Key::FirstDenseLayers, "first layers without experts", &["leading_dense_block_count"], &["first_k_dense_replace", "moe_layer_start_index"], 0.0, 4096.0),
     row(Key::ExpertLayers, "layers with experts", &[], &["moe_layers"], 0.0, 4096.0),
     row(Key::NextLayers, "layers that predict further tokens", &["nextn_predict_layers"], &["num_nextn_predict_layers"], 0.0, 64.0),
     row(Key::GateAlpha, "factor in the gate's sigmoid", &[], &["swiglu_alpha"], TINY, 1e9),
@@ -216,6 +217,7 @@ pub const KEYS: &[KeyRow] = &[
     row(Key::RopePart, "part of a head that rotates", &[], &["{rope}partial_rotary_factor", "partial_rotary_factor"], TINY, 1.0),
     row(Key::RopeKind, "kind of rotation scaling", &["rope.scaling.type"], &["{rope}rope_type", "{rope}type"], 0.0, 0.0),
     row(Key::RopeFactor, "rotation scaling", &["rope.scaling.factor", "rope.scale_linear"], &["{rope}factor"], 0.0, 1e9),
+    row(Key::RopeAlpha, "stretch of the rotation base", &["rope.scaling.alpha"], &["{rope}alpha"], 0.0, 1e9),
     row(Key::RopeContext, "positions before scaling", &["rope.scaling.original_context_length"],
         &["{rope}original_max_position_embeddings", "original_max_position_embeddings"], 1.0, 2147483647.0),
     row(Key::RopeLow, "low frequency factor", &[], &["{rope}low_freq_factor"], TINY, 1e9),
@@ -524,6 +526,38 @@ pub const FFN_NORM_AFTER_ATTENTION: &[TensorName] = &[
 pub const UNGATED: &[TensorName] = &[
     alone(FfnUp, "blk.{l}.ffn_up", "{layer}mlp.c_fc"),
     alone(FfnDown, "blk.{l}.ffn_down", "{layer}mlp.c_proj"),
+];
+
+/// Norms of queries and keys under other names.
+#[rustfmt::skip]
+pub const QK_LAYER_NORMS: &[TensorName] = &[
+    alone(AttnQNorm, "blk.{l}.attn_q_norm", "{layer}self_attn.query_layernorm"),
+    alone(AttnKNorm, "blk.{l}.attn_k_norm", "{layer}self_attn.key_layernorm"),
+];
+
+/// Gate and up in one matrix; queries, keys and values in one in GGUF files only.
+#[rustfmt::skip]
+pub const FUSED_GATE: &[TensorName] = &[
+    alone(AttnQ, "blk.{l}.attn_q", "{layer}self_attn.q_proj"),
+    alone(AttnK, "blk.{l}.attn_k", "{layer}self_attn.k_proj"),
+    alone(AttnV, "blk.{l}.attn_v", "{layer}self_attn.v_proj"),
+    stacked(AttnQ, "blk.{l}.attn_qkv", "", &[AttnQ, AttnK, AttnV]),
+    stacked(AttnK, "blk.{l}.attn_qkv", "", &[AttnQ, AttnK, AttnV]),
+    stacked(AttnV, "blk.{l}.attn_qkv", "", &[AttnQ, AttnK, AttnV]),
+    stacked(FfnGate, "blk.{l}.ffn_up", "{layer}mlp.gate_up_proj", &[FfnGate, FfnUp]),
+    stacked(FfnUp, "blk.{l}.ffn_up", "{layer}mlp.gate_up_proj", &[FfnGate, FfnUp]),
+];
+
+/// Experts in two tensors, those of gate and up one after the other.
+#[rustfmt::skip]
+pub const STACKED_EXPERTS: &[TensorName] = &[
+    alone(Router, "blk.{l}.ffn_gate_inp", "{layer}block_sparse_moe.router.layer"),
+    alone(ExpertGate, "blk.{l}.ffn_gate_exps", "{layer}block_sparse_moe.switch_mlp.gate_proj"),
+    stacked(ExpertGate, "", "{layer}block_sparse_moe.input_linear", &[ExpertGate, ExpertUp]),
+    alone(ExpertUp, "blk.{l}.ffn_up_exps", "{layer}block_sparse_moe.switch_mlp.up_proj"),
+    stacked(ExpertUp, "", "{layer}block_sparse_moe.input_linear", &[ExpertGate, ExpertUp]),
+    alone(ExpertDown, "blk.{l}.ffn_down_exps", "{layer}block_sparse_moe.output_linear"),
+    alone(ExpertDown, "", "{layer}block_sparse_moe.switch_mlp.down_proj"),
 ];
 
 /// One norm, before both branches, and names from before the others agreed on theirs.

@@ -151,8 +151,14 @@ impl RopeSpec {
         n_ctx_train: usize,
         tensors: &RopeTensors,
     ) -> Result<RopeSpec> {
-        let theta = keys.real(Key::RopeTheta)?.unwrap_or(10_000.0);
+        let mut theta = keys.real(Key::RopeTheta)?.unwrap_or(10_000.0);
         let n_dims = n_dims(keys, head_dim)?;
+        if keys.word(Key::RopeKind)? == Some("dynamic")
+            && let Some(alpha) = keys.real(Key::RopeAlpha)?.filter(|alpha| *alpha > 0.0 && n_dims > 2)
+        {
+            theta *= alpha.powf(n_dims as f64 / (n_dims - 2) as f64);
+            return Ok(RopeSpec { theta, n_dims, scaling: RopeScaling::None, divisors: None });
+        }
         let scaling = scaling(keys, n_dims, n_ctx_train, tensors)?;
         let divisors = check_list(keys, Key::RopeFactor, tensors.divisors.clone(), n_dims)?;
         Ok(RopeSpec { theta, n_dims, scaling, divisors })

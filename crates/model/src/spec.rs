@@ -385,11 +385,12 @@ pub(crate) fn read(
         Some("gelu_pytorch_tanh" | "gelu_new" | "gelu_fast") => Activation::GeluTanh,
         Some("gelu") => Activation::GeluErf,
         Some("relu") => Activation::Relu,
+        Some("relu2") => Activation::ReluSquared,
         Some(other) => {
             return Err(keys.bad(
                 Key::Activation,
                 format!("{other:?}"),
-                "silu, gelu, gelu_pytorch_tanh or relu",
+                "silu, gelu, gelu_pytorch_tanh, relu or relu2",
             ));
         }
     };

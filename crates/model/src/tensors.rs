@@ -417,7 +417,8 @@ impl<'a> Tensors<'a> {
             let n_stacked = row.stacked.len().max(1);
             let mut expected = shape.clone();
             expected.last_mut().into_iter().for_each(|n| *n *= n_stacked);
-            if tensor.shape != expected {
+            let one_row = matches!(tensor.shape[..], [1, n] if expected == [n]);
+            if tensor.shape != expected && !one_row {
                 return Err(bad_shape(tensor, role, format!("shape {expected:?}")));
             }
             whole(tensor)?;

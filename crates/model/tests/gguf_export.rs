@@ -67,7 +67,9 @@ fn same_logits(checkpoint: &Checkpoint) -> Checkpoint {
 
 #[test]
 fn all_fixtures_agree_with_transformers_after_the_export() {
-    for name in all().filter(|name| *name != "qwen2_moe") {
+    // Experts with alternating or turned matrices are not written yet.
+    let refused = ["qwen2_moe", "gpt_oss", "gpt_oss_mxfp4", "llama4"];
+    for name in all().filter(|name| !refused.contains(name)) {
         let checkpoint = through_a_file(&open(name));
         assert_eq!(checkpoint.naming, Naming::Gguf);
         let spec = ModelSpec::from_checkpoint(&checkpoint).unwrap_or_else(|e| panic!("{name}: {e}"));

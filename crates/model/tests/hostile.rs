@@ -122,7 +122,7 @@ fn patterns_of_layers() {
         &["layer_types", "item 0"],
     );
     refused(
-        &with(common::open("gemma3"), "use_bidirectional_attention", Some(Value::Bool(true))),
+        &with(common::open("gemma2"), "use_bidirectional_attention", Some(Value::Bool(true))),
         &["causal"],
     );
 }

@@ -212,12 +212,6 @@ impl<G: Gpu> Draft<'_, G> {
         let c = self.compiler;
         let kv = |layer: &KvLayerId| c.plan.kv.layer(*layer);
         match op {
-            Op::Attention { chunked: true, .. } => {
-                Err(c.unsupported("attention in chunks".to_owned(), "use --device cpu"))
-            }
-            Op::Attention { layer, .. } if kv(layer).values_are_keys => {
-                Err(c.unsupported("a cache whose values are its keys".to_owned(), "use --device cpu"))
-            }
             Op::Attention { .. } => {
                 let Some((q, layer, of)) = attention_of(op) else { return Err(self.not_lowered(op)) };
                 self.attend(&self.attention_of(&of, q, layer))
@@ -235,14 +229,8 @@ impl<G: Gpu> Draft<'_, G> {
                 turned: None,
                 fused: None,
             }),
-            Op::SelfAttention { window: Some(_), .. } => {
-                Err(c.unsupported("attention to both sides within a window".to_owned(), "use --device cpu"))
-            }
-            Op::SelfAttention { q, k, .. } if c.cols(*q) != c.cols(*k) => Err(c.unsupported(
-                "attention to both sides whose heads share keys".to_owned(),
-                "use --device cpu",
-            )),
-            Op::SelfAttention { q, k, v, n_heads, scale, window: None, out } => self.attend(&Attention {
+            // Windows are refused before.
+            Op::SelfAttention { q, k, v, n_heads, scale, window: _, out } => self.attend(&Attention {
                 q: *q,
                 source: Source::Activations { k: *k, v: *v },
                 n_heads: *n_heads,

@@ -10,7 +10,7 @@ use crate::arguments::{ExpertArguments, ExpertSumArguments, LinearArguments, Rou
 use crate::geometry::{GEMM_ROWS, GEMM_THREADS, GEMV_ROWS, TILE_PAIRS};
 use crate::gpu::Gpu;
 use crate::kernels::{self, Kernel, constant, linear};
-use device::{Activation, Error, Op, Result, RouterScores, ValueId, Weight, WeightId};
+use device::{Activation, Error, Op, Result, ValueId, Weight, WeightId};
 use device_lower::lower::{Norm, Projection};
 use device_lower::table::{Extent, Location, RowClass};
 use device_lower::units::{Beside, Join, Unit, parts_of};
@@ -159,14 +159,9 @@ impl<G: Gpu> Draft<'_, G> {
     /// Choose experts; and, where the products that follow go by tiles, bring the pairs into the
     /// order of the experts.
     pub(super) fn route(&mut self, op: &Op) -> Result<()> {
-        let Op::Route { x, normalise, factor, scores, bias, groups, scales, ids, weights } = op else {
-            return Ok(());
-        };
+        // What else a router may have is refused before.
+        let Op::Route { x, normalise, factor, scales, ids, weights, .. } = op else { return Ok(()) };
         let c = self.compiler;
-        if *scores != RouterScores::Softmax || bias.is_some() || groups.is_some() {
-            let what = "a router by sigmoids, with a bias or with groups".to_owned();
-            return Err(c.unsupported(what, "use --device cpu"));
-        }
         let k = c.cols(*ids);
         if k > MAX_ROUTED {
             let what = format!("a router that chooses {k} experts");

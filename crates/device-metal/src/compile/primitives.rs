@@ -191,7 +191,7 @@ impl<G: Gpu> Draft<'_, G> {
             | Op::SelectiveScan { .. } => self.attention(op),
             Op::ExpertLinear { x, ids, weight, out } => self.expert_linear(*x, *ids, *weight, *out),
             Op::ExpertBias { .. } | Op::GateClamped { .. } | Op::Join { .. } | Op::Ordinals { .. } => {
-                Err(c.unsupported(format!("{}", op.kind()), "use --device cpu"))
+                Err(self.not_lowered(op))
             }
             Op::ExpertSum { x, weights, out } => self.expert_sum(*x, *weights, None, *out),
             Op::Linear { .. } | Op::Fused { .. } => Err(self.not_lowered(op)),

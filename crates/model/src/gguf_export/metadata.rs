@@ -1,6 +1,6 @@
 //! The keys of a GGUF file from the numbers of a spec. Integers are 32 bits and other numbers f32, as llama.cpp reads them.
 
-use device::Pooling;
+use device::{Pooling, RouterScores};
 use weights::{Array, Checkpoint, Metadata, Naming, Value};
 
 use super::recipe::Recipe;
@@ -107,7 +107,7 @@ pub(super) fn numbers(
     sink.put_as(eps, real(spec.norm_eps.into()));
 
     heads_and_windows(spec, &mut sink);
-    rotation(spec, target, &mut sink)?;
+    rotation(&source, spec, target, &mut sink)?;
     temperature(spec, &mut sink);
     scales(&source, spec, target, &mut sink)?;
     experts(spec, &mut sink);
@@ -145,7 +145,16 @@ fn full_and_window(spec: &ModelSpec) -> (Option<&LayerSpec>, Option<&LayerSpec>)
 
 fn heads_and_windows(spec: &ModelSpec, sink: &mut Sink<'_>) {
     let (full, window) = full_and_window(spec);
-    if let Some(full) = full {
+    if let Some(latent) = full.and_then(|full| full.latent) {
+        sink.put(Key::LatentRank, count(latent.rank));
+        if let Some(rank) = latent.query_rank {
+            sink.put(Key::QueryRank, count(rank));
+        }
+        // As files have it whose expanding matrix is whole: each head has its own keys.
+        sink.put_as("attention.key_length", count(latent.plain + latent.turning));
+        sink.put_as("attention.value_length", count(latent.value));
+        sink.put(Key::KvHeads, count(full.map_or(0, |full| full.n_heads)));
+    } else if let Some(full) = full {
         sink.put(Key::HeadDim, count(full.head_dim));
         sink.put(Key::ValueDim, count(full.head_dim));
     }
@@ -161,7 +170,7 @@ fn heads_and_windows(spec: &ModelSpec, sink: &mut Sink<'_>) {
     }
 }
 
-fn rotation(spec: &ModelSpec, target: &ArchDescriptor, sink: &mut Sink<'_>) -> Result<()> {
+fn rotation(source: &Keys<'_>, spec: &ModelSpec, target: &ArchDescriptor, sink: &mut Sink<'_>) -> Result<()> {
     let turning = |window: bool| {
         let mut of_kind = spec.layers.iter().filter(move |l| l.window.is_some() == window);
         of_kind.find_map(|l| l.rope.as_ref())
@@ -178,10 +187,17 @@ fn rotation(spec: &ModelSpec, target: &ArchDescriptor, sink: &mut Sink<'_>) -> R
             sink.put(Key::WindowRopeTheta, real(window.theta));
         }
     }
-    stretching(rope, target, sink)
+    let latent = spec.layers.iter().any(|l| l.latent.is_some());
+    stretching(source, rope, target, latent, sink)
 }
 
-fn stretching(rope: &RopeSpec, target: &ArchDescriptor, sink: &mut Sink<'_>) -> Result<()> {
+fn stretching(
+    source: &Keys<'_>,
+    rope: &RopeSpec,
+    target: &ArchDescriptor,
+    latent: bool,
+    sink: &mut Sink<'_>,
+) -> Result<()> {
     let kind = |word: &str| Value::Str(word.to_owned());
     match rope.scaling {
         // Divisors in tensors say it all.
@@ -203,6 +219,10 @@ fn stretching(rope: &RopeSpec, target: &ArchDescriptor, sink: &mut Sink<'_>) -> 
             sink.put(Key::RopeContext, count(original as usize));
             sink.put(Key::RopeBetaFast, real(beta_fast));
             sink.put(Key::RopeBetaSlow, real(beta_slow));
+            if let Some(all) = source.real(Key::RopeMscaleAll)?.filter(|_| latent) {
+                sink.put(Key::RopeLogMultiplier, real(all / 10.0));
+                return Ok(());
+            }
             // Readers multiply it with the usual one.
             let usual = if factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 };
             sink.put(Key::RopeAttention, real(attention_factor / usual));
@@ -230,7 +250,11 @@ fn scales(source: &Keys<'_>, spec: &ModelSpec, target: &ArchDescriptor, sink: &m
             AttentionScale::HiddenPerHead { n_layers } if n_layers == spec.n_layers() => {
                 (layer.n_heads as f64 / spec.hidden as f64).sqrt()
             }
-            _ => 1.0 / (layer.head_dim as f64).sqrt(),
+            _ => match layer.latent {
+                // YaRN's part of it has a key of its own.
+                Some(_) => f64::from(layer.attention_scale),
+                None => 1.0 / (layer.head_dim as f64).sqrt(),
+            },
         };
         if layer.attention_scale != usual as f32 {
             sink.put(Key::AttentionScale, real(layer.attention_scale.into()));
@@ -267,6 +291,21 @@ fn experts(spec: &ModelSpec, sink: &mut Sink<'_>) {
     sink.put(Key::ExpertFfn, count(experts.ffn));
     if spec.family.experts == ExpertPlace::WithShared {
         sink.put(Key::SharedFfn, count(beside));
+    }
+    if spec.family.experts == ExpertPlace::WithPlainShared {
+        sink.put(Key::SharedExperts, count(beside / experts.ffn.max(1)));
+        let first = spec.layers.iter().position(|l| l.experts.is_some()).unwrap_or(0);
+        sink.put(Key::FirstDenseLayers, count(first));
+        let kind = if experts.scores == RouterScores::Sigmoid { 2 } else { 1 };
+        sink.put(Key::ExpertScores, count(kind));
+    }
+    if let Some(groups) = experts.groups {
+        sink.put(Key::ExpertGroups, count(groups.n));
+        sink.put(Key::ExpertGroupsUsed, count(groups.n_used));
+    }
+    if spec.family.experts_weigh_input {
+        let with = spec.layers.iter().filter(|l| l.experts.is_some()).count();
+        sink.put(Key::ExpertsEvery, count(spec.n_layers() / with.max(1)));
     }
     sink.put(Key::ExpertsNormalised, Value::Bool(experts.normalise));
     if experts.factor != 1.0 {

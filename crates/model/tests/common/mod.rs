@@ -17,7 +17,7 @@ pub const DENSE: [&str; 10] =
     ["llama", "mistral", "qwen2", "qwen3", "gemma3", "smollm3", "phi3", "gemma2", "granite", "olmo2"];
 
 /// ... those whose layers, norms or names are arranged otherwise, ...
-pub const OTHER: [&str; 11] = [
+pub const OTHER: [&str; 19] = [
     "glm4",
     "cohere2",
     "exaone4",
@@ -29,13 +29,31 @@ pub const OTHER: [&str; 11] = [
     "phi",
     "gpt2",
     "mixtral",
+    "hunyuan_v1_dense",
+    "glm",
+    "olmoe",
+    "granitemoe",
+    "stablelm",
+    "arcee",
+    "nemotron",
+    "cohere",
 ];
 
 /// ... and those with experts, or with layers that share keys and values and have inputs of their own.
 pub const MIXED: [&str; 4] = ["qwen2_moe", "qwen3_moe", "gemma4_e2b", "gemma4_moe"];
 
 /// ... and those with other routers, gates, windows or caches.
-pub const LATER: [&str; 6] = ["glm4_moe", "llama4", "gpt_oss", "gpt_oss_mxfp4", "deepseek_v2", "deepseek_v3"];
+pub const LATER: [&str; 9] = [
+    "glm4_moe",
+    "llama4",
+    "gpt_oss",
+    "gpt_oss_mxfp4",
+    "deepseek_v2",
+    "deepseek_v3",
+    "glm4_moe_lite",
+    "ernie4_5_moe",
+    "dots1",
+];
 
 /// All of these.
 pub fn all() -> impl Iterator<Item = &'static str> {

@@ -27,9 +27,15 @@ fn small(family: &ArchDescriptor, key: Key, hidden: usize, n_layers: usize) -> O
         Key::Vocab => N_VOCAB,
         Key::Context => 128,
         Key::Experts if experts => 4,
-        Key::ExpertsUsed if experts => 2,
+        Key::ExpertsUsed if experts => 2 - usize::from(family.experts_weigh_input),
         Key::ExpertFfn if experts => 64,
         Key::SharedFfn if family.experts == ExpertPlace::WithShared => 64,
+        Key::SharedExperts if family.experts == ExpertPlace::WithPlainShared => 1,
+        Key::LatentRank if family.latent => 32,
+        Key::LatentKeyDim if family.latent => 24,
+        Key::LatentValueDim | Key::PlainKeyDim if family.latent => 16,
+        Key::TurningKeyDim if family.latent => 8,
+        Key::Chunk if family.chunked => 16,
         Key::PerLayerWidth if per_layer => 32,
         // Those who name the first layer that has one mostly have none.
         Key::Window if family.windows != WindowPattern::FromKey => 16,
@@ -60,7 +66,12 @@ pub fn checkpoint_of(
     metadata.insert(named.to_owned(), Value::Str(selector.to_owned()));
     for row in KEYS {
         let Some(value) = small(family, row.key, hidden, n_layers) else { continue };
-        let names = if naming == Naming::Gguf { row.gguf } else { row.hf };
+        let own = family.keys.iter().find(|names| names.key == row.key).map(|names| names.hf);
+        let names = match (naming, &own) {
+            (Naming::Gguf, _) => row.gguf,
+            (_, Some(own)) => std::slice::from_ref(own),
+            (_, None) => row.hf,
+        };
         // Names with a placeholder are of nested objects; those have a plain one as well.
         let Some(name) = names.iter().find(|name| !name.contains('{')) else { continue };
         let prefix = if naming == Naming::Gguf { format!("{selector}.") } else { String::new() };
