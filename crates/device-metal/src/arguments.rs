@@ -8,24 +8,14 @@ include!(concat!(env!("OUT_DIR"), "/arguments.rs"));
 
 impl PagesArguments {
     /// Of a layer's part of the pages of its group.
-    pub fn new(
-        page_bytes: usize,
-        layer_offset: usize,
-        group: usize,
-        page_len: usize,
-        layer: &device::KvLayer,
-    ) -> Self {
-        let low = |n: usize| n as u64 as u32;
-        let high = |n: usize| (n as u64 >> 32) as u32;
+    pub fn new(layer_offset: usize, group: usize, page_len: usize, layer: &device::KvLayer) -> Self {
         PagesArguments {
-            page_bytes_low: low(page_bytes),
-            page_bytes_high: high(page_bytes),
-            layer_offset_low: low(layer_offset),
-            layer_offset_high: high(layer_offset),
+            layer_offset: layer_offset as u32,
             group: group as u32,
             page_len: page_len as u32,
             n_kv_heads: layer.n_kv_heads as u32,
             head_dim: layer.head_dim as u32,
+            ..Default::default()
         }
     }
 }

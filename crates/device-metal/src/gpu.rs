@@ -66,6 +66,9 @@ pub trait Buffer: Send + Sync {
     /// Its first byte, for the CPU. The memory lives as long as the buffer and is never moved.
     fn start(&self) -> *mut u8;
 
+    /// The address by which kernels reach it through a pointer in memory.
+    fn address(&self) -> u64;
+
     /// Whether it has no bytes.
     fn is_empty(&self) -> bool {
         self.len() == 0
@@ -119,8 +122,21 @@ impl<G: Gpu> Dispatch<'_, G> {
     }
 }
 
+/// Buffers that are kept in memory until it is dropped.
+pub trait Residency<G: Gpu>: Send {
+    /// Keep this one too.
+    fn add(&mut self, buffer: &G::Buffer);
+
+    /// Let go of one, before it is dropped.
+    fn remove(&mut self, buffer: &G::Buffer);
+}
+
 /// What dispatches are written into.
 pub trait Encoder<G: Gpu> {
+    /// Dispatches from here on may read and write this buffer through its address. Called before the
+    /// first dispatch.
+    fn reach(&mut self, buffer: &G::Buffer);
+
     /// Add a dispatch to the current group.
     fn dispatch(&mut self, dispatch: &Dispatch<'_, G>, buffers: &[G::Buffer]);
 
@@ -138,8 +154,8 @@ pub trait Gpu: Send + Sync + Sized + 'static {
     type Encoder: Encoder<Self>;
     /// Submitted work; dropping it waits for it.
     type Ticket: Send;
-    /// Keeps buffers in memory until it is dropped.
-    type Residency: Send;
+    /// Keeps buffers in memory.
+    type Residency: Residency<Self>;
 
     /// The device's name on the command line.
     const NAME: &'static str;

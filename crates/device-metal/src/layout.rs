@@ -13,6 +13,9 @@ pub const ALIGN: usize = 256;
 /// Tokens of an output that may have penalties, at most, where the GPU applies them.
 pub const MOST_PENALISED: usize = 4096;
 
+/// Bytes of an entry of a page table: an address.
+pub const PAGE_ENTRY_BYTES: usize = 8;
+
 /// Where the parts of a step lie in its region, in bytes. The step buffer has a region for each step
 /// that may be in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,7 +30,7 @@ pub struct StepLayout {
     pub spans: usize,
     /// `(max_outputs)` u32
     pub outputs: usize,
-    /// `(max_spans, n_groups, pages_per_table)` u32
+    /// `(max_spans, n_groups, pages_per_table)` u64: addresses of pages.
     pub page_tables: usize,
     /// As many f32 as the largest input has.
     pub input: usize,
@@ -76,7 +79,7 @@ impl StepLayout {
             row_spans: take(limits.max_rows * 4),
             spans: take(limits.max_spans * size_of::<arguments::Span>()),
             outputs: take(limits.max_outputs * 4),
-            page_tables: take(limits.max_spans * kv.groups.len() * pages_per_table * 4),
+            page_tables: take(limits.max_spans * kv.groups.len() * pages_per_table * PAGE_ENTRY_BYTES),
             input: take(input * 4),
             choices: take(limits.max_outputs * size_of::<arguments::Choice>()),
             recent: take(n_recent * 4),

@@ -2,10 +2,12 @@
 //!
 //! Each step in flight has a region of the step buffer; tables bind that buffer at offsets in a
 //! region. The GPU runs steps in order, so that they share the arena. The tokens that outputs choose
-//! go to a buffer of their own, where embeddings and penalties of later steps find them.
+//! go to a buffer of their own, where embeddings and penalties of later steps find them. KV pages are
+//! found by the addresses in the page tables (`pools`).
 
 mod in_flight;
 mod inputs;
+mod pools;
 
 use crate::compile::{Buffers, Compiler, Pipelines};
 use crate::gpu::{Buffer, Dispatch, Encoder, Gpu, Window};
@@ -13,8 +15,8 @@ use crate::layout::{ALIGN, Scratch, StepLayout};
 use crate::profile::Profile;
 use crate::weights::{LookupTables, WeightPlan};
 use device::{
-    Chosen, CommandInfo, CommittedPages, DType, Error, KvLayout, Limits, Needs, Op, Plan, Program, Result,
-    RowCount, Step, Ticket, Timing, ValueId, Want,
+    Chosen, CommandInfo, CommittedPages, DType, Error, Limits, Needs, Op, Plan, Program, Result, RowCount,
+    Step, Ticket, Timing, ValueId, Want,
 };
 use device_lower::arena::{Arena, NO_PLACE};
 use device_lower::lifetimes::value_bytes;
@@ -23,6 +25,7 @@ use device_lower::table::{Location, Region, RowClass, StepSizes, Table};
 use device_lower::units::LoweredUnit;
 use in_flight::{Done, InFlight, Outputs};
 use inputs::Begun;
+use pools::Pools;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
@@ -78,9 +81,9 @@ pub struct MetalProgram<G: Gpu> {
     /// The kernels that commands name by number.
     pipelines: Vec<G::Pipeline>,
     needs: Vec<Needs>,
-    kv: KvLayout,
+    pools: Pools<G>,
     limits: Limits,
-    /// The arena, the steps, scratch, tables, chosen tokens, pools, weights.
+    /// The arena, the steps, scratch, tables, chosen tokens, weights.
     buffers: Vec<G::Buffer>,
     step: StepLayout,
     /// Positions from which a sequence is long.
@@ -97,10 +100,8 @@ pub struct MetalProgram<G: Gpu> {
     done: Done,
     /// Chooses what has no kernel.
     chooser: Chooser,
-    /// Of which pages have memory.
-    committed: CommittedPages,
-    /// Keeps the buffers in memory; `None` while they are exchanged.
-    residency: Option<G::Residency>,
+    /// Keeps buffers and chunks in memory.
+    residency: G::Residency,
     /// The files' maps, kept while the GPU reads them.
     _files: Vec<Bytes>,
 }
@@ -115,14 +116,6 @@ const SCRATCH: usize = 2;
 const TABLES: usize = 3;
 /// That of the chosen tokens.
 const CHOSEN: usize = 4;
-/// The first pool's.
-const POOLS: usize = 5;
-
-/// Granules of a sequence as long as the context.
-const GRANULES: usize = 4;
-
-/// Most bytes of a granule, so that the first token of a model of a long context does not take a quarter of it.
-const MOST_GRANULE_BYTES: usize = 128 << 20;
 
 impl<G: Gpu> MetalProgram<G> {
     /// Take the memory and write the tables.
@@ -149,21 +142,7 @@ impl<G: Gpu> MetalProgram<G> {
             gpu.allocate("tables", tables.n_bytes().max(ALIGN))?,
             gpu.allocate("chosen tokens", step.chosen_bytes().max(ALIGN))?,
         ];
-        for group in 0..limits.n_pages.len() {
-            let n_pages = limits.n_ctx.div_ceil(limits.page_len).min(limits.n_pages[group]);
-            let bytes = n_pages * kv.page_bytes(group, limits.kv_type, limits.page_len);
-            let most = gpu.facts().max_buffer_bytes;
-            if bytes as u64 > most {
-                return Err(Error::Unsupported {
-                    device: G::NAME,
-                    what: format!(
-                        "a sequence of {bytes} bytes of KV pages in one buffer, which may have {most}"
-                    ),
-                    hint: "use a smaller context (--ctx) or a smaller KV type (--kv-type)".to_owned(),
-                });
-            }
-            buffers.push(gpu.allocate("KV pages", ALIGN)?);
-        }
+        let pools = Pools::new(&kv, limits, gpu.facts().max_buffer_bytes)?;
         let weights = WeightPlan::new(plans, gpu.as_ref()).make(gpu.as_ref(), &mut buffers)?;
         write(&buffers[TABLES], 0, &tables.entries(plans, &weights));
         let which = Buffers {
@@ -172,7 +151,6 @@ impl<G: Gpu> MetalProgram<G> {
             chosen: CHOSEN as u16,
             scratch: SCRATCH as u16,
             tables: TABLES as u16,
-            pools: (POOLS..POOLS + kv.groups.len()).map(|index| index as u16).collect(),
         };
         let (mut compiled, mut pipelines) = (Vec::with_capacity(parts.len()), Pipelines::default());
         for (index, part) in parts.iter().enumerate() {
@@ -217,17 +195,12 @@ impl<G: Gpu> MetalProgram<G> {
         let residency = gpu.reside(&buffers);
         let files = plans.iter().flat_map(|plan| &plan.weights).flat_map(device::Weight::views);
         let n_logits = plans.iter().map(|plan| plan.value(plan.output).cols).max().unwrap_or(0);
-        let committed = CommittedPages::new(limits, |group| {
-            let of_context = limits.n_ctx.div_ceil(limits.page_len).div_ceil(GRANULES);
-            let page_bytes = kv.page_bytes(group, limits.kv_type, limits.page_len);
-            of_context.min(MOST_GRANULE_BYTES / page_bytes.max(1)).max(1)
-        });
         Ok(MetalProgram {
             needs: plans.iter().map(|plan| Needs::new(plan, limits)).collect(),
             gpu,
             plans: compiled,
             pipelines: pipelines.into_list(),
-            kv,
+            pools,
             limits: limits.clone(),
             buffers,
             step,
@@ -238,8 +211,7 @@ impl<G: Gpu> MetalProgram<G> {
             outputs: (0..step.n_kept()).map(|_| Outputs::new(limits.max_outputs)).collect(),
             done: Done::default(),
             chooser: Chooser::new(n_logits),
-            committed,
-            residency: Some(residency),
+            residency,
             _files: files.cloned().collect(),
         })
     }
@@ -258,7 +230,7 @@ impl<G: Gpu> MetalProgram<G> {
     }
 
     fn failed<T>(&self, reason: String) -> Result<T> {
-        Err(Error::Failed { device: G::NAME, reason })
+        failed::<G, T>(reason)
     }
 
     /// A step's region of the step buffer.
@@ -267,53 +239,9 @@ impl<G: Gpu> MetalProgram<G> {
         Window { buffer: STEP as u16, start: ticket % self.step.in_flight as u64 * len, len }
     }
 
-    fn page_bytes(&self, group: usize) -> usize {
-        self.kv.page_bytes(group, self.limits.kv_type, self.limits.page_len)
-    }
-
     /// The bytes of a committed page.
     fn page(&self, group: usize, page: u32) -> Result<(*mut u8, usize)> {
-        self.committed.check_page(group, page).or_else(|reason| self.failed(reason))?;
-        let bytes = self.page_bytes(group);
-        Ok((self.buffers[POOLS + group].start().wrapping_add(page as usize * bytes), bytes))
-    }
-
-    /// Give a pool a buffer of its first `n_pages` pages, with what the committed ones among them hold. False: the system
-    /// refuses, and nothing has changed.
-    fn resize(&mut self, group: usize, n_pages: usize) -> Result<bool> {
-        let (bytes, page_bytes) = (n_pages * self.page_bytes(group), self.page_bytes(group));
-        if bytes as u64 > self.gpu.facts().max_buffer_bytes {
-            return Ok(false);
-        }
-        // No step may read or write the old buffer any more.
-        self.settle()?;
-        let pool = match self.gpu.allocate("KV pages", bytes.max(ALIGN)) {
-            Ok(pool) => pool,
-            Err(Error::OutOfMemory { .. }) => return Ok(false),
-            Err(error) => return Err(error),
-        };
-        let old = &self.buffers[POOLS + group];
-        for page in (0..n_pages as u32).filter(|page| self.committed.contains(group, *page)) {
-            let offset = page as usize * page_bytes;
-            // SAFETY: the page lies within the new buffer, which has `n_pages`, and within the old one, which has all pages
-            // that are committed; no step runs; these are different buffers.
-            unsafe {
-                std::ptr::copy_nonoverlapping(old.start().add(offset), pool.start().add(offset), page_bytes)
-            }
-        }
-        self.residency = None;
-        self.buffers[POOLS + group] = pool;
-        self.residency = Some(self.gpu.reside(&self.buffers));
-        Ok(true)
-    }
-
-    /// Pages up to the last that is committed.
-    fn n_used(&self, group: usize) -> usize {
-        let pages = (0..self.committed.n_pages(group) as u32).rev();
-        pages
-            .into_iter()
-            .find(|page| self.committed.contains(group, *page))
-            .map_or(0, |page| page as usize + 1)
+        self.pools.page(group, page).or_else(failed::<G, _>)
     }
 
     fn page_of(&self, group: usize, page: u32, given: usize) -> Result<*mut u8> {
@@ -323,6 +251,10 @@ impl<G: Gpu> MetalProgram<G> {
             false => self.failed(format!("{given} bytes for a KV page of {bytes} bytes")),
         }
     }
+}
+
+fn failed<G: Gpu, T>(reason: String) -> Result<T> {
+    Err(Error::Failed { device: G::NAME, reason })
 }
 
 impl<G: Gpu> Drop for MetalProgram<G> {
@@ -350,12 +282,14 @@ struct Replay<'a, G: Gpu> {
     table: &'a Table,
     pipelines: &'a [G::Pipeline],
     buffers: &'a [G::Buffer],
+    pools: &'a Pools<G>,
     window: Window,
 }
 
 impl<G: Gpu> Replay<'_, G> {
     /// Encode the commands of a range of the table that run in a step.
     fn encode(&self, sizes: &StepSizes, range: &Range<usize>, encoder: &mut G::Encoder) {
+        self.pools.encode(encoder);
         let runs = self.table.runs(sizes).skip_while(|run| run.index < range.start);
         for run in runs.take_while(|run| run.index < range.end) {
             if run.barrier {
@@ -473,36 +407,21 @@ impl<G: Gpu> Program for MetalProgram<G> {
     }
 
     fn committed(&self) -> &CommittedPages {
-        &self.committed
+        self.pools.committed()
     }
 
     fn commit(&mut self, group: usize, pages: Range<u32>) -> Result<()> {
-        self.committed.check_range(group, &pages, false).or_else(|reason| self.failed(reason))?;
-        let n_pages = pages.end as usize;
-        if n_pages > self.n_used(group) && !self.resize(group, n_pages)? {
-            let (n_pages, bytes) = (pages.len(), (pages.len() * self.page_bytes(group)) as u64);
-            return Err(Error::Shortage { device: G::NAME, group, n_pages, bytes });
-        }
-        self.committed.set(group, pages, true);
-        Ok(())
+        self.commit_chunks(group, pages)
     }
 
-    /// The buffer stays as long where a later page is committed, or where the system has no room for a shorter copy.
     fn decommit(&mut self, group: usize, pages: Range<u32>) -> Result<()> {
-        self.committed.check_range(group, &pages, true).or_else(|reason| self.failed(reason))?;
-        let before = self.n_used(group);
-        self.committed.set(group, pages, false);
-        let after = self.n_used(group);
-        if after < before {
-            self.resize(group, after)?;
-        }
-        Ok(())
+        self.decommit_chunks(group, pages)
     }
 
     fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<()> {
         let ((from, bytes), (to, _)) = (self.page(group, from)?, self.page(group, to)?);
         self.settle()?;
-        // SAFETY: both pages lie within the pool; the same page is copied onto itself; no step runs.
+        // SAFETY: both pages lie within their chunks; the same page is copied onto itself; no step runs.
         unsafe { std::ptr::copy(from, to, bytes) };
         Ok(())
     }
@@ -546,6 +465,7 @@ impl<G: Gpu> Program for MetalProgram<G> {
             let threadgroups = replay.table.threadgroups(command, sizes);
             let work = self.gpu.submit(&mut |encoder| {
                 if let Some(n) = threadgroups {
+                    replay.pools.encode(encoder);
                     replay.encode_command(command, n, encoder);
                 }
             })?;

@@ -341,3 +341,81 @@ fn steps_keep_the_contract() {
     // Sums of f32 in another order, through two layers.
     device_testing::check_steps(&device(), 1e-3).unwrap();
 }
+
+/// Chunks come and go while steps run: a commit neither waits nor moves a page, a decommit frees exactly
+/// its own, and the tokens are those of a program that has all its memory from the start.
+#[test]
+fn pages_come_and_go_in_chunks() {
+    let device = device();
+    let plan = fusion::fuse(&mini_transformer(3, BlockType::Q8_0), device.fusion());
+    let limits = Limits {
+        kv_type: KvType::F16,
+        n_ctx: 256,
+        n_pages: vec![64; plan.kv.groups.len()],
+        max_rows: 256,
+        ..limits(&plan.kv)
+    };
+    let mut whole = device.compile(std::slice::from_ref(&plan), &limits).and_then(committed).unwrap();
+    let mut program = device.compile(std::slice::from_ref(&plan), &limits).unwrap();
+    let groups = 0..plan.kv.groups.len();
+    let granule = program.committed().granule(0) as u32;
+    assert!(granule > 1 && granule < 64, "{granule}");
+    // Pages from the middle of the pool, whose chunks are far apart: the last granule first.
+    let place = |page: u32| if page < granule { 64 / granule * granule - granule + page } else { page };
+    let tokens: Vec<u32> = (0..2 * granule * limits.page_len as u32 - 3).map(|t| t % 50).collect();
+    let mut step = one_sequence(&plan, &limits, &tokens[..9], 0).with_outputs(vec![8], Want::BEST);
+    let scatter = |step: &mut OwnedStep| {
+        step.page_tables.iter_mut().filter(|page| **page != PAGE_NONE).for_each(|page| *page = place(*page));
+    };
+    whole.run(&step.borrow()).unwrap();
+    let expected = bits(&*whole);
+    scatter(&mut step);
+    assert!(program.submit(&step.borrow()).is_err(), "no page is committed");
+    for group in groups.clone() {
+        program.commit(group, place(0)..place(0) + granule).unwrap();
+        assert!(program.commit(group, place(0)..place(0) + granule).is_err(), "twice");
+        assert!(program.commit(group, 1..granule + 1).is_err(), "across granules");
+    }
+    let ticket = program.submit(&step.borrow()).unwrap();
+    // The step is in flight, and has not run yet on this GPU.
+    for group in groups.clone() {
+        program.commit(group, granule..2 * granule).unwrap();
+    }
+    program.wait(ticket).unwrap();
+    assert_eq!(bits(&*program), expected);
+    let mut next = one_sequence(&plan, &limits, &tokens[9..], 9);
+    whole.run(&next.borrow()).unwrap();
+    scatter(&mut next);
+    program.run(&next.borrow()).unwrap();
+    assert_eq!(bits(&*program), bits(&*whole));
+    for group in groups.clone() {
+        // Its chunks are not its neighbours'.
+        let mut page = vec![0; plan.kv.page_bytes(group, limits.kv_type, limits.page_len)];
+        program.copy_page(group, granule, place(1)).unwrap();
+        program.decommit(group, granule..2 * granule).unwrap();
+        assert!(program.read_page(group, granule, &mut page).is_err());
+        program.read_page(group, place(1), &mut page).unwrap();
+        assert!(page.iter().any(|byte| *byte != 0));
+        assert_eq!(program.committed().n_committed(group), granule as usize);
+    }
+    let error = program.submit(&next.borrow()).unwrap_err().to_string();
+    assert!(error.contains("not committed"), "{error}");
+}
+
+/// A step in flight reads pages that are given back: that waits for it, and frees them after.
+#[test]
+fn what_a_step_in_flight_reads_is_freed_after_it() {
+    let device = device();
+    let (plan, limits) = fused(&device, BlockType::Q4_0);
+    let compile = || device.compile(std::slice::from_ref(&plan), &limits).and_then(committed).unwrap();
+    let (mut expected, mut program) = (compile(), compile());
+    let step = one_sequence(&plan, &limits, &[1, 2, 3], 0).with_outputs(vec![2], Want::BEST);
+    expected.run(&step.borrow()).unwrap();
+    let ticket = program.submit(&step.borrow()).unwrap();
+    for group in 0..plan.kv.groups.len() {
+        let granule = program.committed().granule_of(group, 0);
+        program.decommit(group, granule).unwrap();
+    }
+    program.wait(ticket).unwrap();
+    assert_eq!(bits(&*program), bits(&*expected));
+}

@@ -9,8 +9,8 @@ use crate::error::{Error, Result};
 use crate::names;
 use crate::reference::HubRef;
 
-/// The entries that Ingle ships with.
-const BUILTIN: &str = include_str!("../catalog.toml");
+/// The entries that Ingle ships with: files with their hashes, and public models of the hub.
+const BUILTIN: &str = concat!(include_str!("../catalog.toml"), include_str!("../families.toml"));
 
 /// The largest catalog file read, in bytes.
 const CATALOG_MAX: u64 = 4 << 20;
@@ -21,6 +21,64 @@ const CATALOG_MAX: u64 = 4 << 20;
 pub struct Catalog {
     #[serde(default, rename = "model")]
     models: Vec<CatalogModel>,
+    #[serde(default, rename = "family")]
+    families: Vec<Family>,
+}
+
+/// What a name means.
+#[derive(Debug, Clone)]
+pub enum Entry<'a> {
+    /// A file whose hash the catalog knows.
+    Pinned(&'a CatalogModel),
+    /// A file of the hub, which knows its hash.
+    Public(PublicModel),
+}
+
+/// Public models of one name in several sizes. `families.toml` says what each field means.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Family {
+    name: String,
+    #[serde(default, rename = "alias")]
+    aliases: Vec<String>,
+    title: String,
+    licence: String,
+    terms: Option<String>,
+    default: String,
+    quant: Option<String>,
+    sizes: Vec<Size>,
+}
+
+/// One model of a [`Family`].
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Size {
+    tag: String,
+    repo: String,
+    gb: f64,
+    quant: Option<String>,
+    file: Option<String>,
+    #[serde(default)]
+    verified: bool,
+}
+
+/// A model of the hub that the catalog knows by a short name.
+#[derive(Debug, Clone)]
+pub struct PublicModel {
+    /// What is typed: `qwen3:8b`.
+    pub name: String,
+    /// A one-line description.
+    pub title: String,
+    /// Where it is.
+    pub place: HubRef,
+    /// About how large the file is, in bytes.
+    pub about_bytes: u64,
+    /// An SPDX identifier, or the licence's own name.
+    pub licence: String,
+    /// The address of the licence's terms, if it has terms of its own.
+    pub terms: Option<String>,
+    /// Whether the project has fetched and run it.
+    pub verified: bool,
 }
 
 /// One model of a catalog. `catalog.toml` says what each field means.
@@ -135,6 +193,11 @@ impl Catalog {
     /// [`Error::BadCatalog`] with the entry and what is wrong with it.
     pub fn parse(text: &str) -> Result<Self> {
         let catalog: Self = toml::from_str(text).map_err(|e| Error::BadCatalog { reason: e.to_string() })?;
+        for family in &catalog.families {
+            family
+                .check()
+                .map_err(|reason| Error::BadCatalog { reason: format!("{}: {reason}", family.name) })?;
+        }
         for (index, model) in catalog.models.iter().enumerate() {
             model
                 .check()
@@ -146,34 +209,135 @@ impl Catalog {
                 }
             }
         }
+        let mut names: Vec<String> = catalog.models.iter().flat_map(CatalogModel::names).map(slug).collect();
+        for family in &catalog.families {
+            for name in family.names() {
+                names.push(slug(name));
+                names.extend(family.sizes.iter().map(|size| slug(&format!("{name}:{}", size.tag))));
+            }
+        }
+        names.sort_unstable();
+        if let Some([name, _]) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(Error::BadCatalog { reason: format!("{name}: the name is used twice") });
+        }
         Ok(catalog)
     }
 
-    /// All entries, in the order of the file.
+    /// The models whose hashes it knows, in the order of the file.
     pub fn models(&self) -> &[CatalogModel] {
         &self.models
     }
 
-    /// The entry of that name; case does not matter.
+    /// The public models of the hub, in the order of the file.
+    pub fn public(&self) -> impl Iterator<Item = PublicModel> {
+        self.families.iter().flat_map(|family| family.sizes.iter().map(|size| family.model(size, None)))
+    }
+
+    /// What a name means; case does not matter, and neither does Ollama's `:latest`.
     ///
     /// # Errors
-    /// [`Error::UnknownModel`] with similar names, and all names.
-    pub fn find(&self, name: &str) -> Result<&CatalogModel> {
+    /// [`Error::UnknownModel`] with similar names.
+    pub fn find(&self, name: &str) -> Result<Entry<'_>> {
         let wanted = name.trim().to_lowercase();
-        self.models.iter().find(|model| model.names().any(|name| name == wanted)).ok_or_else(|| {
-            let mut near: Vec<(usize, &str)> = self
-                .models
-                .iter()
-                .filter_map(|model| Some((nearness(&wanted, &model.name)?, model.name.as_str())))
-                .collect();
-            near.sort_unstable();
-            Error::UnknownModel {
-                name: names::printable(name),
-                near: near.into_iter().map(|(_, name)| name.to_string()).collect(),
-                known: self.models.iter().map(|model| model.name.clone()).collect(),
-            }
+        let wanted = wanted.strip_suffix(":latest").unwrap_or(&wanted);
+        if let Some(model) = self.models.iter().find(|model| model.names().any(|name| name == wanted)) {
+            return Ok(Entry::Pinned(model));
+        }
+        if let Some(model) = self.families.iter().find_map(|family| family.find(wanted)) {
+            return Ok(Entry::Public(model));
+        }
+        let known = || {
+            let pinned = self.models.iter().map(|model| model.name.clone());
+            pinned.chain(self.public().map(|model| model.name))
+        };
+        let mut near: Vec<(usize, String)> =
+            known().filter_map(|known| Some((nearness(wanted, &known)?, known))).collect();
+        near.sort_unstable();
+        Err(Error::UnknownModel {
+            name: names::printable(name),
+            near: near.into_iter().map(|(_, name)| name).collect(),
+            known: known().count(),
         })
     }
+}
+
+impl Family {
+    /// Its name and aliases.
+    fn names(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(self.name.as_str()).chain(self.aliases.iter().map(String::as_str))
+    }
+
+    /// The model that `name` means: the family's name alone, `name:tag` or `name:tag-quant`.
+    fn find(&self, name: &str) -> Option<PublicModel> {
+        let rest = self.names().find_map(|own| name.strip_prefix(own))?;
+        let tag = if rest.is_empty() { self.default.as_str() } else { rest.strip_prefix(':')? };
+        let of = |tag: &str| self.sizes.iter().find(|size| size.tag == tag);
+        if let Some(size) = of(tag) {
+            return Some(self.model(size, None));
+        }
+        let (tag, quant) = tag.rsplit_once('-')?;
+        let size = of(tag).filter(|size| size.file.is_none() && names::is_quant(quant))?;
+        self.quant.as_ref().or(size.quant.as_ref())?;
+        Some(self.model(size, Some(quant)))
+    }
+
+    fn model(&self, size: &Size, quant: Option<&str>) -> PublicModel {
+        let suffix = quant.map_or(String::new(), |quant| format!("-{quant}"));
+        let default = size.quant.as_ref().or(self.quant.as_ref()).filter(|_| size.file.is_none());
+        PublicModel {
+            name: format!("{}:{}{suffix}", self.name, size.tag),
+            title: match quant.or(default.map(String::as_str)) {
+                Some(quant) => {
+                    format!("{} {}, {}", self.title, size.tag.to_uppercase(), quant.to_uppercase())
+                }
+                None => format!("{} ({})", self.title, size.tag),
+            },
+            place: HubRef {
+                repo: size.repo.clone(),
+                file: size.file.clone(),
+                quant: quant.map(str::to_string).or(default.cloned()),
+                revision: None,
+            },
+            about_bytes: (size.gb * 1e9) as u64,
+            licence: self.licence.clone(),
+            terms: self.terms.clone(),
+            verified: size.verified && quant.is_none(),
+        }
+    }
+
+    /// What is wrong with this entry, if anything.
+    fn check(&self) -> std::result::Result<(), String> {
+        if !self.names().all(is_name) || !self.names().all(|name| !name.contains(':')) {
+            return Err("a family's name is lower-case letters, digits and . _ -".into());
+        }
+        if self.sizes.iter().all(|size| size.tag != self.default) {
+            return Err(format!("no size has the tag of the default, {:?}", self.default));
+        }
+        for size in &self.sizes {
+            if !is_name(&size.tag) {
+                return Err(format!("the tag {:?} is not lower-case letters, digits and . _ -", size.tag));
+            }
+            if !names::is_repo(&size.repo) {
+                return Err(format!("repo {:?} is not org/name", size.repo));
+            }
+            if !(size.gb > 0.0 && size.gb < 1e5) {
+                return Err(format!("gb is {}, expected a positive number", size.gb));
+            }
+            if let Some(quant) = size.quant.iter().chain(&self.quant).find(|quant| !names::is_quant(quant)) {
+                return Err(format!("quant {quant:?} is not one, such as Q4_K_M"));
+            }
+            if let Some(file) = size.file.as_ref().filter(|file| !names::is_relative(file)) {
+                return Err(format!("{file:?} is not a path inside the repository"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a name can be typed, and be a folder's.
+fn is_name(name: &str) -> bool {
+    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '.' | '_' | ':' | '-');
+    !name.is_empty() && name.chars().all(plain) && !name.starts_with(['.', '-'])
 }
 
 impl CatalogModel {
@@ -184,10 +348,6 @@ impl CatalogModel {
 
     /// What is wrong with this entry, if anything.
     fn check(&self) -> std::result::Result<(), String> {
-        let plain =
-            |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '.' | '_' | ':' | '-');
-        let is_name =
-            |name: &str| !name.is_empty() && name.chars().all(plain) && !name.starts_with(['.', '-']);
         if !self.names().all(is_name) {
             return Err("a name is lower-case letters, digits and . _ : -".into());
         }
@@ -224,9 +384,12 @@ impl Source {
     /// The location on the hub, for a source that is one.
     pub(crate) fn hub_ref(&self) -> Option<HubRef> {
         match self {
-            Self::Hub { repo, file, revision } => {
-                Some(HubRef { repo: repo.clone(), file: Some(file.clone()), revision: revision.clone() })
-            }
+            Self::Hub { repo, file, revision } => Some(HubRef {
+                repo: repo.clone(),
+                file: Some(file.clone()),
+                quant: None,
+                revision: revision.clone(),
+            }),
             Self::Wheels { .. } => None,
         }
     }
@@ -343,30 +506,65 @@ mod tests {
     #[test]
     fn the_builtin_catalog_is_valid() {
         let catalog = Catalog::builtin().unwrap();
-        assert_eq!(catalog.find("SmolLM2:135M").unwrap().bytes, 98_362_432);
-        assert!(catalog.find("gemma3:270m").unwrap().terms.is_some());
-        assert_eq!(catalog.find("whisper:tiny").unwrap().name, "whisper:tiny.en");
+        let pinned = |name: &str| match catalog.find(name).unwrap() {
+            Entry::Pinned(model) => model,
+            Entry::Public(model) => panic!("{} is public", model.name),
+        };
+        assert_eq!(pinned("SmolLM2:135M").bytes, 98_362_432);
+        assert!(pinned("gemma3:270m:latest").terms.is_some());
+        assert_eq!(pinned("whisper:tiny").name, "whisper:tiny.en");
     }
 
     #[test]
-    fn unknown_names_list_similar_names_and_all() {
+    fn public_models_have_a_default_size_and_other_quantisations() {
+        let catalog = Catalog::builtin().unwrap();
+        let place = |name: &str| match catalog.find(name).unwrap() {
+            Entry::Public(model) => model.place.to_string(),
+            Entry::Pinned(model) => panic!("{} is pinned", model.name),
+        };
+        assert_eq!(place("qwen3"), "hf:unsloth/Qwen3-8B-GGUF:Q4_K_M");
+        assert_eq!(place("Qwen3:latest"), place("qwen3:8b"));
+        assert_eq!(place("qwen3:0.6b-q8_0"), "hf:unsloth/Qwen3-0.6B-GGUF:q8_0");
+        assert_eq!(place("granite4:350m-h"), "hf:ibm-granite/granite-4.0-h-350m-GGUF:Q4_K_M");
+        assert_eq!(place("whisper:small"), "hf:ggerganov/whisper.cpp/ggml-small.bin");
+        assert_eq!(place("all-minilm"), "hf:sentence-transformers/all-MiniLM-L6-v2");
+        for name in ["qwen3:9b", "qwen3:8b-", "qwen3:8b-../x", "whisper:small-q8_0", "qwen3x:8b"] {
+            assert!(catalog.find(name).is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_search_matches_names_and_titles() {
+        let catalog = Catalog::builtin().unwrap();
+        let names = |query: &str| -> Vec<String> {
+            catalog.search(query).into_iter().map(|offer| offer.name).collect()
+        };
+        assert_eq!(names("distillations 1.5B"), ["deepseek-r1:1.5b"]);
+        assert_eq!(names("minilm"), ["minilm:l6", "all-minilm:l6"]);
+        assert!(names("zzz").is_empty());
+        assert!(names("").len() > 100);
+        assert!(catalog.search("smollm2:135m")[0].verified && !catalog.search("qwen3:8b")[0].verified);
+    }
+
+    #[test]
+    fn unknown_names_list_similar_ones() {
         let catalog = Catalog::builtin().unwrap();
         for (typed, expected) in [
             ("smolm2:135m", "smollm2:135m"),
-            ("gemma3", "gemma3:270m"),
-            ("gemma3:4b", "gemma3:270m"),
-            ("gema3", "gemma3:270m"),
+            ("gemma3:5b", "gemma3:12b"),
+            ("minilm", "minilm:l6"),
+            ("gema3:270m", "gemma3:270m"),
         ] {
             match catalog.find(typed).unwrap_err() {
                 Error::UnknownModel { near, known, .. } => {
-                    assert_eq!(near, [expected], "{typed}");
-                    assert_eq!(known.len(), catalog.models().len());
+                    assert_eq!(near.first().map(String::as_str), Some(expected), "{typed}");
+                    assert_eq!(known, catalog.search("").len());
                 }
                 other => panic!("{other}"),
             }
         }
         let text = catalog.find("zzz").unwrap_err().to_string();
-        assert!(!text.contains("did you mean") && text.contains("smollm2:135m, gemma3:270m"), "{text}");
+        assert!(!text.contains("did you mean") && text.contains("ingle search"), "{text}");
         assert!(catalog.find("").is_err() && catalog.find(&"x".repeat(100_000)).is_err());
     }
 
@@ -382,6 +580,13 @@ mod tests {
             (r#"alias = ["whisper:tiny"]"#, r#"alias = ["Gemma3:270m"]"#, "a name is"),
             (r#"alias = ["whisper:tiny"]"#, r#"alias = ["gemma3:270m"]"#, "used twice"),
             ("bytes = 98362432", "bytes = 0", "bytes is 0"),
+            (r#"name = "qwen3""#, r#"name = "qwen3:8b""#, "a family's name"),
+            (r#"alias = ["mistral-small3.2"]"#, r#"alias = ["qwen3"]"#, "used twice"),
+            (r#"tag = "360m""#, r#"tag = "135m""#, "used twice"),
+            (r#"default = "8b""#, r#"default = "9b""#, "the default"),
+            ("unsloth/Qwen3-0.6B-GGUF", "unsloth", "not org/name"),
+            (r#"quant = "Q4_K_M""#, r#"quant = "../x""#, "not one"),
+            ("gb = 0.4", "gb = 0", "positive"),
         ];
         for (from, to, expected) in bad {
             assert!(BUILTIN.contains(from), "{from}");

@@ -4,6 +4,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::stores::Program;
+
 /// Why a model could not be named, fetched, listed or removed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -27,14 +29,17 @@ pub enum Error {
     },
 
     /// A name that is not in the catalog.
-    #[error("no model is called {name:?}{}; the catalog has {}", did_you_mean(near), known.join(", "))]
+    #[error(
+        "no model is called {name:?}{}; `ingle search` lists the {known} of the catalog",
+        did_you_mean(near)
+    )]
     UnknownModel {
         /// The name as given.
         name: String,
         /// Similar names in the catalog, nearest first.
         near: Vec<String>,
-        /// All names in the catalog.
-        known: Vec<String>,
+        /// How many names the catalog has.
+        known: usize,
     },
 
     /// A catalog that cannot be used.
@@ -273,6 +278,26 @@ pub enum Error {
         name: String,
         /// The names in the cache.
         installed: Vec<String>,
+    },
+
+    /// Another program's store has no such model.
+    #[error("{program} has no model {name} here{}", one_of(found))]
+    NotInStore {
+        /// The name as given.
+        name: String,
+        /// Whose store.
+        program: Program,
+        /// The names in that store.
+        found: Vec<String>,
+    },
+
+    /// A model of another program was given to be removed.
+    #[error("{name} belongs to {program}, which removes it; Ingle only reads it")]
+    NotOurStore {
+        /// The name as given.
+        name: String,
+        /// Whose store.
+        program: Program,
     },
 
     /// A path was given to be removed. Only models in the cache are removed.

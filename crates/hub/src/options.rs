@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crate::catalog::Catalog;
 use crate::error::{Error, Result};
+use crate::stores::Stores;
 
 /// The hub's own address.
 pub const HUB: &str = "https://huggingface.co";
@@ -36,6 +37,8 @@ pub struct Options {
     pub pip_arguments: Vec<String>,
     /// A catalog to use instead of the built-in one.
     pub catalog: Option<Catalog>,
+    /// Where other programs keep models.
+    pub stores: Stores,
     /// How often a request is retried after a broken connection or a server error.
     pub retries: u32,
     /// The delay before the first retry; it doubles each time, up to 16 s.
@@ -73,6 +76,7 @@ impl Default for Options {
             python: None,
             pip_arguments: Vec::new(),
             catalog: None,
+            stores: Stores::default(),
             retries: 5,
             backoff: Duration::from_millis(500),
             connect_timeout: Duration::from_secs(15),
@@ -105,6 +109,7 @@ impl Options {
             .is_some_and(|value| matches!(value.to_lowercase().as_str(), "1" | "true" | "yes" | "on"));
         options.certificates = set(lookup, "SSL_CERT_FILE").map(PathBuf::from);
         options.python = set(lookup, "INGLE_PYTHON").map(PathBuf::from);
+        options.stores = Stores::from_lookup(None, None, lookup);
         Ok(options)
     }
 }

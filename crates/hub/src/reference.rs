@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 use crate::names;
+use crate::stores::{Program, StoreRef};
 
 /// A model as the user names it: a path, a location on the Hugging Face hub, or a name in the
 /// catalog.
@@ -12,10 +13,12 @@ use crate::names;
 pub enum ModelRef {
     /// A file or folder on this machine.
     Path(PathBuf),
-    /// `hf:org/repo[/file][@revision]`.
+    /// `hf:org/repo[/file|:QUANT][@revision]`.
     Hub(HubRef),
     /// A name to look up in the catalog.
     Catalog(String),
+    /// A model in another program's store, used where it is.
+    Store(StoreRef),
 }
 
 /// A location on the Hugging Face hub.
@@ -25,6 +28,9 @@ pub struct HubRef {
     pub repo: String,
     /// A file of the repository; without one, what to load is chosen from all its files.
     pub file: Option<String>,
+    /// Which of several GGUF files to load, by the quantisation in its name: `Q4_K_M`. Only without a
+    /// file.
+    pub quant: Option<String>,
     /// A branch, tag or commit; without one, `main`.
     pub revision: Option<String>,
 }
@@ -37,14 +43,14 @@ impl HubRef {
 }
 
 impl ModelRef {
-    /// Parses a reference: `hf:` means the hub; what exists, or looks like a path (contains a
+    /// Parses a reference: `hf:` means the hub, `ollama:` and `lmstudio:` those programs' models; what exists, or looks like a path (contains a
     /// separator, starts with `.` or `~`, or ends like a model file), is a path; anything else is a
     /// name. Whether a name is in the catalog, and whether a path exists, is checked when it is
     /// fetched.
     ///
     /// # Errors
-    /// [`Error::BadReference`] for an empty reference, or an `hf:` one that is not
-    /// `hf:org/repo[/file][@revision]`.
+    /// [`Error::BadReference`] for an empty reference, or one with a prefix whose rest is not of the
+    /// form that follows it.
     pub fn parse(text: &str) -> Result<Self> {
         if text.trim().is_empty() {
             let reason =
@@ -55,6 +61,16 @@ impl ModelRef {
             return parse_hub(place)
                 .map(Self::Hub)
                 .map_err(|reason| Error::BadReference { reference: names::printable(text), reason });
+        }
+        for program in Program::ALL {
+            if let Some(name) = text.strip_prefix(program.prefix()) {
+                let name = name.trim().to_string();
+                if name.is_empty() {
+                    let reason = format!("it names no model; `ingle list --all` shows those of {program}");
+                    return Err(Error::BadReference { reference: names::printable(text), reason });
+                }
+                return Ok(Self::Store(StoreRef { program, name }));
+            }
         }
         if looks_like_path(text) || Path::new(text).exists() {
             return Ok(Self::Path(PathBuf::from(text)));
@@ -77,6 +93,7 @@ impl fmt::Display for ModelRef {
             Self::Path(path) => write!(f, "{}", path.display()),
             Self::Hub(place) => write!(f, "{place}"),
             Self::Catalog(name) => f.write_str(name),
+            Self::Store(place) => write!(f, "{}{}", place.program.prefix(), place.name),
         }
     }
 }
@@ -86,6 +103,9 @@ impl fmt::Display for HubRef {
         write!(f, "hf:{}", self.repo)?;
         if let Some(file) = &self.file {
             write!(f, "/{file}")?;
+        }
+        if let Some(quant) = &self.quant {
+            write!(f, ":{quant}")?;
         }
         if let Some(revision) = &self.revision {
             write!(f, "@{revision}")?;
@@ -103,7 +123,7 @@ fn looks_like_path(text: &str) -> bool {
 
 /// `place` is what follows `hf:`.
 fn parse_hub(place: &str) -> std::result::Result<HubRef, String> {
-    const EXPECTED: &str = "expected hf:org/repo[/file][@revision]";
+    const EXPECTED: &str = "expected hf:org/repo[/file][@revision] or hf:org/repo:QUANT[@revision]";
     let (path, revision) = match place.rsplit_once('@') {
         Some((path, revision)) => (path, Some(revision)),
         None => (place, None),
@@ -111,9 +131,18 @@ fn parse_hub(place: &str) -> std::result::Result<HubRef, String> {
     let mut parts = path.splitn(3, '/');
     let (org, name, file) =
         (parts.next().unwrap_or_default(), parts.next().unwrap_or_default(), parts.next());
+    let (name, quant) = match name.split_once(':') {
+        Some((name, quant)) => (name, Some(quant)),
+        None => (name, None),
+    };
     let repo = format!("{org}/{name}");
     if !names::is_repo(&repo) {
         return Err(format!("{repo:?} is not a repository's org/name; {EXPECTED}"));
+    }
+    if let Some(quant) = quant
+        && (!names::is_quant(quant) || file.is_some())
+    {
+        return Err(format!("{quant:?} is not a quantisation such as Q4_K_M; {EXPECTED}"));
     }
     if let Some(file) = file
         && !names::is_relative(file)
@@ -125,7 +154,12 @@ fn parse_hub(place: &str) -> std::result::Result<HubRef, String> {
     {
         return Err(format!("{revision:?} is not a branch, tag or commit; {EXPECTED}"));
     }
-    Ok(HubRef { repo, file: file.map(str::to_string), revision: revision.map(str::to_string) })
+    Ok(HubRef {
+        repo,
+        file: file.map(str::to_string),
+        quant: quant.map(str::to_string),
+        revision: revision.map(str::to_string),
+    })
 }
 
 #[cfg(test)]
@@ -136,12 +170,13 @@ mod tests {
         ModelRef::Hub(HubRef {
             repo: repo.into(),
             file: file.map(str::to_string),
+            quant: None,
             revision: revision.map(str::to_string),
         })
     }
 
     #[test]
-    fn the_three_kinds() {
+    fn the_kinds_of_references() {
         assert_eq!(ModelRef::parse("SmolLM2:135m").unwrap(), ModelRef::Catalog("SmolLM2:135m".into()));
         for path in ["model.gguf", "./model", "~/models", "org/repo", "C:\\models\\m", "src", "M.GGUF"] {
             assert_eq!(ModelRef::parse(path).unwrap(), ModelRef::Path(path.into()), "{path}");
@@ -152,11 +187,25 @@ mod tests {
             ModelRef::parse("hf:o/r/q4/m.gguf@refs/pr/1").unwrap(),
             hub("o/r", Some("q4/m.gguf"), Some("refs/pr/1"))
         );
+        let ModelRef::Hub(place) = ModelRef::parse("hf:o/r:q4_k_m@v1").unwrap() else { panic!() };
+        assert_eq!((&place.file, place.quant.as_deref(), place.revision()), (&None, Some("q4_k_m"), "v1"));
+        let ollama = StoreRef { program: Program::Ollama, name: "llama3.2:3b".into() };
+        assert_eq!(ModelRef::parse("ollama:llama3.2:3b").unwrap(), ModelRef::Store(ollama));
+        let studio = StoreRef { program: Program::LmStudio, name: "o/r/m.gguf".into() };
+        assert_eq!(ModelRef::parse("lmstudio:o/r/m.gguf").unwrap(), ModelRef::Store(studio));
     }
 
     #[test]
     fn it_prints_as_it_was_written() {
-        for text in ["hf:o/r", "hf:o/r/q4/m.gguf@main", "hf:o/r@main", "./x.gguf", "gemma3:270m"] {
+        for text in [
+            "hf:o/r",
+            "hf:o/r/q4/m.gguf@main",
+            "hf:o/r@main",
+            "hf:o/r:Q8_0@main",
+            "./x.gguf",
+            "gemma3:270m",
+            "ollama:llama3.2:3b",
+        ] {
             assert_eq!(ModelRef::parse(text).unwrap().to_string(), text);
         }
     }
@@ -174,6 +223,9 @@ mod tests {
             "hf:o/r@",
             "hf:o/r@../x",
             "hf:o/r/a\\b",
+            "hf:o/r:",
+            "hf:o/r:Q4/x.gguf",
+            "hf:o/r:../x",
         ] {
             let error = ModelRef::parse(bad).unwrap_err();
             assert!(

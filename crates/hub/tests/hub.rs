@@ -7,7 +7,9 @@ use std::fs;
 
 use crate::stand_in;
 use crate::stand_in::{Course, Hub, REPO, Reply, Server, bytes, cache, commit, options, sha256};
-use ingle_hub::{Cache, Catalog, Error, ModelRef, Options, Silent, fetch, list, remove};
+use ingle_hub::{
+    Cache, Catalog, Error, Found, ModelRef, Options, Silent, Stores, fetch, find, list, remove, search_hub,
+};
 
 fn get(reference: &str, cache: &Cache, options: &Options) -> ingle_hub::Result<std::path::PathBuf> {
     fetch(&ModelRef::parse(reference).unwrap(), cache, options, &mut Silent)
@@ -543,4 +545,90 @@ fn an_unwritable_folder_is_reported() {
     }
     let error = get("hf:org/model/m.gguf", &cache, &hub.options()).unwrap_err();
     assert!(matches!(error, Error::Denied { .. }), "{error}");
+}
+
+#[test]
+fn a_quantisation_chooses_among_the_files_of_a_repository() {
+    let (small, large) = (bytes(20_000, 1), bytes(30_000, 2));
+    let hub = Hub::start(&[("m-Q4_K_M.gguf", small.clone()), ("m-Q8_0.gguf", large.clone())]);
+    let (_folder, cache) = cache();
+    let path = get("hf:org/model:q8_0", &cache, &hub.options()).unwrap();
+    assert!(path.ends_with("m-Q8_0.gguf") && fs::read(&path).unwrap() == large);
+    let offline = Options { offline: true, ..hub.options() };
+    assert_eq!(get("hf:org/model:Q8_0", &cache, &offline).unwrap(), path);
+    assert!(matches!(get("hf:org/model:Q4_K_M", &cache, &offline), Err(Error::Offline { .. })));
+    let error = get("hf:org/model:Q2_K", &cache, &hub.options()).unwrap_err().to_string();
+    assert!(error.contains("m-Q4_K_M.gguf"), "{error}");
+
+    get("hf:org/model:Q4_K_M", &cache, &hub.options()).unwrap();
+    let reference = ModelRef::parse("hf:org/model:q8_0").unwrap();
+    assert_eq!(find(&reference, &cache).unwrap().unwrap().name, "hf:org/model/m-Q8_0.gguf");
+    remove(&reference, &cache).unwrap();
+    assert_eq!(blobs(&cache), [sha256(&small)], "only the quantisation that was named goes");
+    assert!(find(&reference, &cache).unwrap().is_none());
+}
+
+const PUBLIC: &str = r#"
+[[family]]
+name = "tiny"
+title = "Tiny"
+licence = "MIT"
+default = "1b"
+quant = "Q4_K_M"
+sizes = [{ tag = "1b", repo = "org/model", gb = 0.1 }]
+"#;
+
+#[test]
+fn a_public_model_comes_from_the_hub_with_the_hash_that_the_hub_gives() {
+    let model = bytes(20_000, 3);
+    let hub = Hub::start(&[("m-Q4_K_M.gguf", model.clone()), ("m-Q8_0.gguf", bytes(9_000, 4))]);
+    let options = Options { catalog: Some(Catalog::parse(PUBLIC).unwrap()), ..hub.options() };
+    let (_folder, cache) = cache();
+    hub.set(|state| state.corrupt = Some(bytes(20_000, 5)));
+    assert!(matches!(get("tiny", &cache, &options), Err(Error::HashMismatch { .. })));
+    hub.set(|state| state.corrupt = None);
+    let path = get("tiny:latest", &cache, &options).unwrap();
+    assert!(fs::read(&path).unwrap() == model);
+    // It is not asked for again.
+    hub.hub.take();
+    assert_eq!(get("tiny:1b", &cache, &options).unwrap(), path);
+    assert_eq!(hub.hub.take(), Vec::<String>::new());
+    assert!(get("tiny:1b-q8_0", &cache, &options).unwrap().ends_with("m-Q8_0.gguf"));
+}
+
+#[test]
+fn a_model_that_ollama_has_is_used_where_it_is() {
+    let hub = Hub::start(&[("m-Q4_K_M.gguf", bytes(20_000, 6))]);
+    let (folder, cache) = cache();
+    let ollama = folder.path().join("ollama");
+    let (library, digest) = (ollama.join("manifests/registry.ollama.ai/library/tiny"), "ab".repeat(32));
+    fs::create_dir_all(&library).unwrap();
+    fs::create_dir_all(ollama.join("blobs")).unwrap();
+    let layer = format!(r#"{{"mediaType":"application/vnd.ollama.image.model","digest":"sha256:{digest}"}}"#);
+    fs::write(library.join("1b"), format!(r#"{{"layers":[{layer}]}}"#)).unwrap();
+    let blob = ollama.join(format!("blobs/sha256-{digest}"));
+    fs::write(&blob, "GGUF").unwrap();
+    let options = Options {
+        catalog: Some(Catalog::parse(PUBLIC).unwrap()),
+        stores: Stores { ollama: vec![ollama], lm_studio: vec![] },
+        ..hub.options()
+    };
+    assert_eq!(get("tiny", &cache, &options).unwrap(), blob);
+    assert_eq!(get("ollama:tiny:1b", &cache, &options).unwrap(), blob);
+    assert_eq!(hub.hub.take(), Vec::<String>::new(), "the hub is not asked");
+    let error = remove(&ModelRef::parse("ollama:tiny:1b").unwrap(), &cache).unwrap_err().to_string();
+    assert!(error.contains("belongs to Ollama") && blob.exists(), "{error}");
+}
+
+#[test]
+fn a_search_of_the_hub_gives_valid_repositories() {
+    let hub = Hub::start(&[]);
+    let found = search_hub("qwen 3", &hub.options()).unwrap();
+    assert_eq!(
+        found,
+        [Found { repo: "org/model".into(), downloads: 7 }, Found { repo: "a/b".into(), downloads: 0 }]
+    );
+    assert!(hub.hub.take()[0].contains("search=qwen%203&filter=gguf&sort=downloads"));
+    let offline = Options { offline: true, ..hub.options() };
+    assert!(matches!(search_hub("x", &offline), Err(Error::Offline { .. })));
 }

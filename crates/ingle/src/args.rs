@@ -10,7 +10,8 @@ use engine::{Dry, Mirostat, SamplerName, SamplingParams};
 /// Which model, and how it is loaded.
 #[derive(Args, Clone, Debug)]
 pub struct ModelArgs {
-    /// A catalog name (`ingle list --all`), a path to a GGUF or .base file or a folder, or hf:org/repo[/file][@revision]
+    /// A catalog name (`ingle search`), a path to a GGUF or .base file or a folder, hf:org/repo[/file|:QUANT][@revision], or a model
+    /// of another program (`ingle list --all`)
     pub model: String,
 
     #[command(flatten)]
@@ -47,6 +48,14 @@ pub struct FetchArgs {
     /// Hugging Face's own cache folder [default: HF_HUB_CACHE, or hub in HF_HOME]
     #[arg(long, value_name = "DIR")]
     pub hf_cache: Option<PathBuf>,
+
+    /// Ollama's folder of models, used where they are [default: OLLAMA_MODELS, or Ollama's own folders]
+    #[arg(long, value_name = "DIR")]
+    pub ollama_models: Option<PathBuf>,
+
+    /// LM Studio's folder of models, used where they are [default: LM Studio's own folders]
+    #[arg(long, value_name = "DIR")]
+    pub lmstudio_models: Option<PathBuf>,
 
     /// Use only what is in the cache [also HF_HUB_OFFLINE=1]
     #[arg(long)]
@@ -110,6 +119,7 @@ impl FetchArgs {
         options.python = self.python.clone().or(options.python);
         options.pip_arguments.clone_from(&self.pip_arg);
         options.catalog = self.catalog()?;
+        options.stores = hub::Stores::resolve(self.ollama_models.clone(), self.lmstudio_models.clone());
         options.offline |= self.offline;
         Ok(options)
     }

@@ -17,7 +17,7 @@ static Region nothing;
 
 static Region * add_region(Worker * w, msl_u64 address, msl_u64 length, bool writable, int counter) {
     Region * r = &w->regions[w->n_regions++];
-    *r = Region{ address, length, writable ? length : 0, writable, counter, 0, 0, nullptr, nullptr };
+    *r = Region{ address, length, writable ? length : 0, writable, counter, 0, 0, nullptr, nullptr, nullptr };
     return r;
 }
 
@@ -29,18 +29,30 @@ void msl_access_prepare(Worker * w, const msl_dispatch * d) {
         r->read_sectors = b.read_sectors;
         r->written_sectors = b.written_sectors;
     }
-    add_region(w, (msl_u64) stack_at(w, 0), STACKS, true, -1);                                 // stacks
-    add_region(w, (msl_u64) w->simdgroups, sizeof w->simdgroups, true, -1);                                // exchanges
-    add_region(w, (msl_u64) __ehdr_start, (msl_u64) (_end - __ehdr_start), true, -1);                     // program scope
+    add_region(w, (msl_u64) stack_at(w, 0), STACKS, true, NOT_COUNTED);
+    add_region(w, (msl_u64) w->simdgroups, sizeof w->simdgroups, true, NOT_COUNTED);                       // exchanges
+    add_region(w, (msl_u64) __ehdr_start, (msl_u64) (_end - __ehdr_start), true, NOT_COUNTED);            // program scope
+    for (msl_u32 i = 0; i < d->n_resources; i++) {
+        const msl_buffer & b = d->resources[i];
+        Region * r = add_region(w, (msl_u64) b.address, b.length, b.writable, RESOURCE);
+        r->read_sectors = b.read_sectors;
+        r->written_sectors = b.written_sectors;
+        r->totals = b.totals;
+    }
     for (auto & r : w->recent) r = &nothing;
 }
 
 void msl_access_finish(Worker * w) {
-    for (msl_u32 i = 0; i < w->n_regions; i++)
-        if (w->regions[i].counter >= 0) {
-            w->counters.read[w->regions[i].counter] = w->regions[i].read;
-            w->counters.written[w->regions[i].counter] = w->regions[i].written;
+    for (msl_u32 i = 0; i < w->n_regions; i++) {
+        const Region & r = w->regions[i];
+        if (r.counter >= 0 && r.counter < RESOURCE) {
+            w->counters.read[r.counter] = r.read;
+            w->counters.written[r.counter] = r.written;
+        } else if (r.totals) {
+            __atomic_fetch_add(&r.totals[0], r.read, __ATOMIC_RELAXED);
+            __atomic_fetch_add(&r.totals[1], r.written, __ATOMIC_RELAXED);
         }
+    }
 }
 
 [[noreturn]] static void fail_at(Lane * l, msl_u32 kind, msl_u64 address, msl_u64 size, bool write, msl_u64 code) {

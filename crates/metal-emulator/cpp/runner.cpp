@@ -6,7 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <sys/mman.h>
+
 #include "runtime.h"
+
+extern "C" void __asan_poison_memory_region(const volatile void *, size_t) __attribute__((weak));
 
 static FILE * in;
 
@@ -63,6 +67,22 @@ int main(int n_arguments, char ** arguments) {
         buffers[i].index = (msl_u32) number();
         buffers[i].writable = 1;
     }
+    // Resources are where the pointers to them say, and nothing behind them may be accessed.
+    const msl_u64 n_resources = number();
+    struct Resource {
+        msl_u8 * address;
+        msl_u64 length;
+    };
+    Resource * resources = (Resource *) calloc(n_resources + 1, sizeof(Resource));
+    for (msl_u64 i = 0; i < n_resources; i++) {
+        resources[i].address = (msl_u8 *) number();
+        resources[i].length = number();
+        const msl_u64 whole = (resources[i].length + 4095) / 4096 * 4096 + 4096;
+        void * p = mmap(resources[i].address, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+        if (p != resources[i].address) return 3;
+        bytes(p, resources[i].length);
+        if (__asan_poison_memory_region) __asan_poison_memory_region(resources[i].address + resources[i].length, whole - resources[i].length);
+    }
     msl_length threadgroup[31];
     d.n_lengths = (msl_u32) number();
     for (msl_u32 i = 0; i < d.n_lengths; i++) {
@@ -93,5 +113,6 @@ int main(int n_arguments, char ** arguments) {
     fwrite(&counters, sizeof counters, 1, out);
     fwrite(&fault, sizeof fault, 1, out);
     for (msl_u64 i = 0; i < n_memory; i++) fwrite(memory[i], 1, lengths[i], out);
+    for (msl_u64 i = 0; i < n_resources; i++) fwrite(resources[i].address, 1, resources[i].length, out);
     return fclose(out) ? 2 : 0;
 }

@@ -89,6 +89,7 @@ struct msl_buffer {
     msl_u32 writable;
     msl_u64 * read_sectors;     // bitmaps of 32-byte sectors of addresses, or null
     msl_u64 * written_sectors;
+    msl_u64 * totals;      // of a resource: bytes read and written, or null
 };
 
 struct msl_length {
@@ -104,6 +105,8 @@ struct msl_dispatch {
     const msl_buffer * buffers;
     const msl_length * lengths;
     msl_u32 n_buffers, n_lengths;
+    const msl_buffer * resources;  // reached through addresses only
+    msl_u32 n_resources;
     msl_u64 * next;             // the next threadgroup to run, shared by the workers
     msl_u32 * stop;             // set by the worker that found a fault
 };

@@ -9,7 +9,7 @@ typedef unsigned long msl_size;
 // offset of each stack, where all would compete for the same cache sets. The first page of each
 // stack is a guard.
 static const msl_u64 STACK = 256 << 10, STACK_GUARD = 4096;
-static const msl_u32 MAX_THREADS = 1024, MAX_VARIABLES = 64, MAX_REGIONS = 40;
+static const msl_u32 MAX_THREADS = 1024, MAX_VARIABLES = 64, MAX_RESOURCES = 1024, MAX_REGIONS = 40 + MAX_RESOURCES;
 static const msl_u64 THREADGROUP_LIMIT = 32 << 10, THREADGROUP_GAP = 64;
 static const msl_u64 THREADGROUP_SPACE = THREADGROUP_LIMIT + (MAX_VARIABLES + 2) * (THREADGROUP_GAP + 16);
 static const msl_u64 STACKS = MAX_THREADS * STACK, SPACE = 2 * STACKS;
@@ -52,7 +52,8 @@ struct Variable {
     msl_u64 size;
 };
 
-// Memory that a kernel may access. `counter` is its position in the dispatch, or -1.
+// Memory that a kernel may access. `counter` is its position in the dispatch; NOT_COUNTED, or RESOURCE: counted in `totals`.
+enum { NOT_COUNTED = -1, RESOURCE = 31 };
 struct Region {
     msl_u64 address, length, writable_length;
     bool writable;
@@ -60,6 +61,7 @@ struct Region {
     msl_u64 read, written;
     msl_u64 * read_sectors;
     msl_u64 * written_sectors;
+    msl_u64 * totals;
 };
 
 struct Worker {

@@ -17,6 +17,7 @@ pub struct MslBuffer {
     pub writable: u32,
     pub read_sectors: *mut u64,
     pub written_sectors: *mut u64,
+    pub totals: *mut u64,
 }
 
 #[repr(C)]
@@ -37,6 +38,8 @@ pub struct MslDispatch {
     pub lengths: *const MslLength,
     pub n_buffers: u32,
     pub n_lengths: u32,
+    pub resources: *const MslBuffer,
+    pub n_resources: u32,
     pub next: *mut u64,
     pub stop: *mut u32,
 }

@@ -113,6 +113,12 @@ impl Buffer {
         self.address.as_ptr()
     }
 
+    /// The address by which kernels reach the contents through a pointer in memory, as
+    /// `MTLBuffer.gpuAddress`: see [`crate::Resource`].
+    pub fn gpu_address(&self) -> u64 {
+        self.contents() as u64
+    }
+
     /// The contents.
     pub fn as_slice(&self) -> &[u8] {
         // SAFETY: The memory is initialised and lives as long as `self`.

@@ -19,6 +19,9 @@ pub struct Counters {
     /// Traffic of each bound buffer and by-value argument, in the order of the dispatch, buffers
     /// first. Empty without counting.
     pub buffers: Vec<BufferTraffic>,
+    /// Traffic of each buffer that was reached through addresses, in the order of
+    /// [`crate::Dispatch::resources`]; its index is its place there. Empty without counting.
+    pub resources: Vec<BufferTraffic>,
 }
 
 /// Simdgroup instructions by kind.
@@ -36,10 +39,10 @@ pub struct SimdgroupInstructions {
     pub barriers: u64,
 }
 
-/// Traffic of device memory through one binding.
+/// Traffic of device memory through one binding, or of one resource.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct BufferTraffic {
-    /// `[[buffer(index)]]`
+    /// `[[buffer(index)]]`, or the place among the resources.
     pub index: u32,
     /// Whether it was passed by value.
     pub by_value: bool,
@@ -58,7 +61,7 @@ impl Counters {
     /// Bytes of distinct 32-byte sectors read from and written to buffers, without by-value
     /// arguments.
     pub fn device_bytes(&self) -> (u64, u64) {
-        let buffers = self.buffers.iter().filter(|b| !b.by_value);
+        let buffers = self.buffers.iter().filter(|b| !b.by_value).chain(&self.resources);
         buffers.fold((0, 0), |(r, w), b| (r + b.read_once, w + b.written_once))
     }
 }

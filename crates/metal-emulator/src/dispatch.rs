@@ -6,7 +6,8 @@ use crate::error::{Fault, FaultKind, Location, ThreadPosition};
 use crate::library::ParameterKind;
 use crate::worker::Worker;
 use crate::{
-    Buffer, MAX_BINDINGS, MAX_BYTES, MAX_THREADGROUP_MEMORY, MAX_THREADS_PER_THREADGROUP, Pipeline, sanitized,
+    Buffer, MAX_BINDINGS, MAX_BYTES, MAX_RESOURCES, MAX_THREADGROUP_MEMORY, MAX_THREADS_PER_THREADGROUP,
+    Pipeline, sanitized,
 };
 use std::process::Command;
 
@@ -42,6 +43,28 @@ impl<'a> Binding<'a> {
     }
 }
 
+/// A buffer that a kernel reaches through its address ([`Buffer::gpu_address`]) in memory rather
+/// than through a parameter, as with an encoder's `useResource`.
+#[derive(Debug, Clone, Copy)]
+pub struct Resource<'a> {
+    /// Which.
+    pub buffer: &'a Buffer,
+    /// Whether the kernel may write to it.
+    pub writable: bool,
+}
+
+impl<'a> Resource<'a> {
+    /// That may be read.
+    pub fn read(buffer: &'a Buffer) -> Self {
+        Resource { buffer, writable: false }
+    }
+
+    /// That may be read and written.
+    pub fn write(buffer: &'a Buffer) -> Self {
+        Resource { buffer, writable: true }
+    }
+}
+
 /// One dispatch, as with an encoder's `dispatchThreadgroups`.
 #[derive(Debug, Clone, Copy)]
 pub struct Dispatch<'a> {
@@ -49,6 +72,9 @@ pub struct Dispatch<'a> {
     pub pipeline: &'a Pipeline,
     /// Buffers.
     pub buffers: &'a [Binding<'a>],
+    /// Buffers that are reached through addresses, at most [`MAX_RESOURCES`]. Any other address is a
+    /// fault.
+    pub resources: &'a [Resource<'a>],
     /// Values passed at a buffer index, at most [`MAX_BYTES`] each, as with `setBytes`.
     pub bytes: &'a [(u32, &'a [u8])],
     /// Lengths of `[[threadgroup(index)]]` arguments in bytes, multiples of 16.
@@ -146,6 +172,12 @@ impl Dispatch<'_> {
                 ));
             }
         }
+        if self.resources.len() > MAX_RESOURCES {
+            return refuse(format!(
+                "{} resources; at most {MAX_RESOURCES} are allowed",
+                self.resources.len()
+            ));
+        }
         for (index, bytes) in self.bytes {
             if bytes.len() > MAX_BYTES {
                 return refuse(format!(
@@ -201,6 +233,7 @@ impl Dispatch<'_> {
             writable: 0,
             read_sectors: std::ptr::null_mut(),
             written_sectors: std::ptr::null_mut(),
+            totals: std::ptr::null_mut(),
         };
         let mut list = [none; abi::BINDINGS];
         let n_buffers = self.buffers.len() + self.bytes.len();
@@ -227,9 +260,23 @@ impl Dispatch<'_> {
             list[self.buffers.len() + n] =
                 MslBuffer { address, length: bytes.len() as u64, index: *index, ..none };
         }
-        let mut sectors = Sectors::default();
+        let mut resources: Vec<MslBuffer> = Vec::with_capacity(self.resources.len());
+        resources.extend((0u32..).zip(self.resources).map(|(n, r)| MslBuffer {
+            address: r.buffer.contents(),
+            length: r.buffer.len() as u64,
+            index: MAX_BINDINGS + n,
+            writable: u32::from(r.writable && r.buffer.is_writable()),
+            ..none
+        }));
+        let (mut sectors, mut of_resources) = (Sectors::default(), Sectors::default());
+        let mut totals = Vec::new();
         if self.pipeline.mode.counting {
             sectors.attach(&mut list[..n_buffers]);
+            of_resources.attach(&mut resources);
+            totals.resize(2 * resources.len(), 0u64);
+            for (resource, totals) in resources.iter_mut().zip(totals.chunks_exact_mut(2)) {
+                resource.totals = totals.as_mut_ptr();
+            }
         }
         let mut lengths = [MslLength::default(); abi::BINDINGS];
         for (to, (index, length)) in lengths.iter_mut().zip(self.threadgroup_memory) {
@@ -247,6 +294,8 @@ impl Dispatch<'_> {
             lengths: lengths.as_ptr(),
             n_buffers: n_buffers as u32,
             n_lengths: self.threadgroup_memory.len() as u32,
+            resources: resources.as_ptr(),
+            n_resources: resources.len() as u32,
             next: &raw mut next,
             stop: &raw mut stop,
         };
@@ -263,9 +312,19 @@ impl Dispatch<'_> {
         }
         worker.put_back();
         if fault.kind != 0 {
-            return Err(self.found(&fault, &list[..n_buffers]));
+            return Err(self.found(&fault, &[&list[..n_buffers], &resources].concat()));
         }
-        Ok(self.count(&counters, &list[..n_buffers], &sectors))
+        let mut counters = self.count(&counters, &list[..n_buffers], &sectors);
+        let traffic = |(n, totals): (usize, &[u64])| BufferTraffic {
+            index: n as u32,
+            by_value: false,
+            read: totals[0],
+            written: totals[1],
+            read_once: of_resources.bytes(2 * n),
+            written_once: of_resources.bytes(2 * n + 1),
+        };
+        counters.resources = totals.chunks_exact(2).enumerate().map(traffic).collect();
+        Ok(counters)
     }
 
     /// Runs threadgroups on several threads, including this one. Returns the fault of the first
@@ -391,6 +450,7 @@ impl Dispatch<'_> {
             threadgroup_read: c.threadgroup_read,
             threadgroup_written: c.threadgroup_written,
             buffers,
+            resources: Vec::new(),
         }
     }
 }

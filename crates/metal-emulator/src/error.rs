@@ -145,6 +145,14 @@ impl fmt::Display for Fault {
 
 impl std::error::Error for Fault {}
 
+/// A buffer by its index, or a resource.
+fn place(index: u32) -> String {
+    match index.checked_sub(crate::MAX_BINDINGS) {
+        None => format!("buffer {index}"),
+        Some(resource) => format!("resource {resource}"),
+    }
+}
+
 /// The kinds of faults.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -153,7 +161,7 @@ pub enum FaultKind {
     #[error(
         "{} of {size} bytes out of bounds: {}",
         if *.write { "write" } else { "read" },
-        match .buffer { Some((i, at, len)) => format!("offset {at} of buffer {i}, which has {len} bytes"), None => "no buffer is near".to_owned() }
+        match .buffer { Some((i, at, len)) => format!("offset {at} of {}, which has {len} bytes", place(*i)), None => "no buffer is near".to_owned() }
     )]
     OutOfBounds {
         /// Whether it was a write.
@@ -161,13 +169,13 @@ pub enum FaultKind {
         /// Bytes of the access.
         size: u64,
         /// The nearest buffer: index, offset of the access from what was bound, bytes that are
-        /// bound.
+        /// bound. An index from [`crate::MAX_BINDINGS`] on is a place among the resources, plus that.
         buffer: Option<(u32, i64, u64)>,
     },
     /// A write to memory that was bound read-only.
-    #[error("write of {size} bytes to buffer {index}, which is read-only")]
+    #[error("write of {size} bytes to {}, which is read-only", place(*.index))]
     ReadOnly {
-        /// The buffer's index.
+        /// The buffer's index, as in [`FaultKind::OutOfBounds`].
         index: u32,
         /// Bytes of the access.
         size: u64,

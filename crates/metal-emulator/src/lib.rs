@@ -16,6 +16,7 @@
 //! let dispatch = Dispatch {
 //!     pipeline: &pipeline,
 //!     buffers: &[Binding::new(0, &x)],
+//!     resources: &[],
 //!     bytes: &[],
 //!     threadgroup_memory: &[],
 //!     threadgroups: [1, 1, 1],
@@ -53,7 +54,7 @@ mod worker;
 pub use buffer::Buffer;
 pub use compiler::{Compiler, Options, Sanitizer};
 pub use counters::{BufferTraffic, Counters, SimdgroupInstructions};
-pub use dispatch::{Binding, Dispatch, LaneOrder, RunOptions};
+pub use dispatch::{Binding, Dispatch, LaneOrder, Resource, RunOptions};
 pub use error::{Error, Fault, FaultKind, Location, ThreadPosition};
 pub use library::{Constant, ConstantDeclaration, Function, Library, Parameter, ParameterKind};
 pub use pipeline::Pipeline;
@@ -67,5 +68,7 @@ pub const MAX_THREADS_PER_THREADGROUP: u32 = 1024;
 pub const MAX_THREADGROUP_MEMORY: u32 = 32 << 10;
 /// The most bytes that a dispatch may pass by value at one index, as `setBytes` does.
 pub const MAX_BYTES: usize = 4096;
+/// The most buffers that a dispatch may reach through addresses.
+pub const MAX_RESOURCES: usize = 1024;
 /// Indices of buffers, and of threadgroup arguments.
 pub const MAX_BINDINGS: u32 = 31;

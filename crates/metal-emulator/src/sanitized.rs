@@ -4,13 +4,16 @@
 use crate::abi::{MslBuffer, MslCounters, MslFault};
 use crate::compiler::Sanitizer;
 use crate::counters::{Counters, SimdgroupInstructions};
-use crate::dispatch::{Dispatch, RunOptions, order_of};
+use crate::dispatch::{Dispatch, Resource, RunOptions, order_of};
 use crate::error::{Fault, FaultKind};
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The runner's exit status where an address of a resource is taken.
+const TAKEN: i32 = 3;
 
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
@@ -22,6 +25,11 @@ pub(crate) fn run(
     sanitizer: Sanitizer,
 ) -> Result<Counters, Fault> {
     let failed = |text: String| d.fault(FaultKind::Dispatch(text));
+    if d.resources.iter().any(|r| d.buffers.iter().any(|b| std::ptr::eq(b.buffer, r.buffer))) {
+        return Err(failed(
+            "a buffer that is bound and a resource has two places under a sanitizer".to_owned(),
+        ));
+    }
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
     let name = |what: &str| runner.with_file_name(format!("{what}-{}-{number}", std::process::id()));
     let (request, answer) = (Removed(name("request")), Removed(name("answer")));
@@ -48,7 +56,16 @@ pub(crate) fn run(
             });
         }
     }
-    let output = command.output().map_err(|e| failed(format!("{}: {e}", runner.display())))?;
+    let mut run = || command.output().map_err(|e| failed(format!("{}: {e}", runner.display())));
+    let mut output = run()?;
+    // Resources must be where kernels' pointers say; where the system has put something else there,
+    // it puts it elsewhere the next time.
+    for _ in 0..4 {
+        if output.status.code() != Some(TAKEN) {
+            break;
+        }
+        output = run()?;
+    }
     let report = String::from_utf8_lossy(&output.stderr);
     if !output.status.success() {
         return Err(d.fault(FaultKind::Sanitizer(format!("{}\n{report}", output.status))));
@@ -113,6 +130,13 @@ fn encode(d: &Dispatch<'_>, options: &RunOptions) -> (Vec<u8>, Vec<(usize, usize
             put(&mut out, n);
         }
     }
+    put(&mut out, d.resources.len() as u64);
+    for r in d.resources {
+        for n in [r.buffer.gpu_address(), r.buffer.len() as u64] {
+            put(&mut out, n);
+        }
+        out.extend_from_slice(r.buffer.as_slice());
+    }
     put(&mut out, d.threadgroup_memory.len() as u64);
     for (index, length) in d.threadgroup_memory {
         put(&mut out, u64::from(*index));
@@ -124,7 +148,10 @@ fn encode(d: &Dispatch<'_>, options: &RunOptions) -> (Vec<u8>, Vec<(usize, usize
 /// Copies the results into the buffers, and returns the counters.
 fn decode(d: &Dispatch<'_>, bytes: &[u8], memory: &[(usize, usize)]) -> Result<Counters, Fault> {
     let head = size_of::<MslCounters>() + size_of::<MslFault>();
-    let whole = head + memory.iter().map(|(_, n)| n).sum::<usize>();
+    // By-value arguments come back too, after the allocations.
+    let by_value = d.bytes.iter().map(|(_, bytes)| bytes.len()).sum::<usize>();
+    let resources = d.resources.iter().map(|r| r.buffer.len()).sum::<usize>();
+    let whole = head + memory.iter().map(|(_, n)| n).sum::<usize>() + by_value + resources;
     if bytes.len() < whole {
         return Err(d.fault(FaultKind::Dispatch(format!(
             "the runner returned {} bytes, expected {whole}",
@@ -152,6 +179,16 @@ fn decode(d: &Dispatch<'_>, bytes: &[u8], memory: &[(usize, usize)]) -> Result<C
             unsafe { std::ptr::copy_nonoverlapping(bytes[at..].as_ptr(), buffer.contents(), *length) };
         }
         at += length;
+    }
+    at += by_value;
+    for Resource { buffer, writable } in d.resources {
+        if *writable && buffer.is_writable() {
+            // SAFETY: As above, with the bytes of the resources after those of the allocations.
+            unsafe {
+                std::ptr::copy_nonoverlapping(bytes[at..].as_ptr(), buffer.contents(), buffer.len());
+            }
+        }
+        at += buffer.len();
     }
     let [shuffles, reductions, votes, matrix_multiplies, barriers] = c.operations;
     Ok(Counters {

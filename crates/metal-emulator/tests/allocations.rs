@@ -41,6 +41,7 @@ fn a_dispatch_allocates_nothing() {
         bytes: &[],
         threadgroup_memory: &[],
         threadgroups: [1, 1, 1],
+        resources: &[],
         threads_per_threadgroup: [32, 1, 1],
     };
     let run = || d.run(&RunOptions { order: LaneOrder::Random(3), threads: 1 }).unwrap();

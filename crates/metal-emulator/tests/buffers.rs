@@ -43,6 +43,7 @@ fn one_buffer_may_be_bound_several_times() {
             bytes: &[],
             threadgroup_memory: &[],
             threadgroups: [4, 1, 1],
+            resources: &[],
             threads_per_threadgroup: [8, 1, 1],
         };
         d.run(&RunOptions { order: LaneOrder::Reverse, threads: 2 }).unwrap();
@@ -62,6 +63,7 @@ fn one_buffer_may_be_bound_several_times() {
         bytes: &[],
         threadgroup_memory: &[],
         threadgroups: [1, 1, 1],
+        resources: &[],
         threads_per_threadgroup: [32, 1, 1],
     };
     d.run(&RunOptions::default()).unwrap();

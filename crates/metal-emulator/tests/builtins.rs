@@ -21,6 +21,7 @@ fn run_n(p: &Pipeline, buffers: &[&Buffer], n: usize) {
         bytes: &[(buffers.len() as u32, &(n as u32).to_le_bytes())],
         threadgroup_memory: &[],
         threadgroups: [n.div_ceil(64) as u32, 1, 1],
+        resources: &[],
         threads_per_threadgroup: [64, 1, 1],
     };
     d.run(&RunOptions { order: LaneOrder::Random(2), threads: 2 }).unwrap();
@@ -456,6 +457,7 @@ fn simdgroup_matrices_of_each_type() {
                 bytes: &[(3, &(stride as u32).to_le_bytes())],
                 threadgroup_memory: &[],
                 threadgroups: [1, 1, 1],
+                resources: &[],
                 threads_per_threadgroup: [32, 1, 1],
             };
             dispatch.run(&RunOptions { order, threads: 1 }).unwrap();

@@ -54,6 +54,7 @@ fn bytes_and_instructions_of_a_reduction() {
             bytes: &[(0, &64u32.to_le_bytes())],
             threadgroup_memory: &[],
             threadgroups: [5, 1, 1],
+            resources: &[],
             threads_per_threadgroup: [64, 1, 1],
         };
         let c = d.run(&RunOptions { order, threads }).unwrap();
@@ -110,6 +111,7 @@ fn a_matrix_is_read_once_by_a_matrix_vector_product() {
         bytes: &[(0, &[cols.to_le_bytes(), rows.to_le_bytes()].concat())],
         threadgroup_memory: &[],
         threadgroups: [rows / 8, 1, 1],
+        resources: &[],
         threads_per_threadgroup: [64, 1, 1],
     };
     let c = d.run(&RunOptions::default()).unwrap();

@@ -88,6 +88,7 @@ fn too_short_a_value_is_detected() {
         bytes: &[(0, &[0; 12])],
         threadgroup_memory: &[],
         threadgroups: [1, 1, 1],
+        resources: &[],
         threads_per_threadgroup: [1, 1, 1],
     };
     let f = d.run(&RunOptions::default()).unwrap_err();
@@ -109,6 +110,7 @@ fn a_value_in_a_shared_buffer_ends_where_its_binding_ends() {
             bytes: &[],
             threadgroup_memory: &[],
             threadgroups: [1, 1, 1],
+            resources: &[],
             threads_per_threadgroup: [32, 1, 1],
         };
         d.run(&RunOptions::default())
@@ -163,6 +165,7 @@ fn threadgroup_arguments_are_checked() {
             bytes: &[],
             threadgroup_memory: memory,
             threadgroups: [1, 1, 1],
+            resources: &[],
             threads_per_threadgroup: [32, 1, 1],
         };
         d.run(&RunOptions::default()).unwrap_err().kind
@@ -226,6 +229,7 @@ fn dispatches_that_metal_rejects_are_rejected() {
         bytes: &[],
         threadgroup_memory: &[],
         threadgroups: [1, 1, 1],
+        resources: &[],
         threads_per_threadgroup: [8, 8, 1],
     };
     good.run(&RunOptions::default()).unwrap();

@@ -83,6 +83,7 @@ fn templates_structs_lambdas_and_threadgroup_memory() {
                     bytes: &[(0, &arguments)],
                     threadgroup_memory: &[(0, threads * element)],
                     threadgroups: [groups, 1, 1],
+                    resources: &[],
                     threads_per_threadgroup: [8, threads / 8, 1],
                 };
                 d.run(&RunOptions { order, threads: 2 }).unwrap();
@@ -120,6 +121,7 @@ fn every_position_is_right() {
         bytes: &[],
         threadgroup_memory: &[],
         threadgroups: groups,
+        resources: &[],
         threads_per_threadgroup: threads,
     };
     for order in ORDERS {
@@ -172,6 +174,7 @@ fn atomics_of_device_and_threadgroup_memory() {
             bytes: &[(4, &(n as u32).to_le_bytes())],
             threadgroup_memory: &[],
             threadgroups: [16, 1, 1],
+            resources: &[],
             threads_per_threadgroup: [64, 1, 1],
         };
         d.run(&RunOptions { order: LaneOrder::Random(9), threads }).unwrap();

@@ -28,6 +28,7 @@ fn in_all_orders(
             bytes: &[(0, arguments)],
             threadgroup_memory: memory,
             threadgroups: groups,
+            resources: &[],
             threads_per_threadgroup: [threads, 1, 1],
         };
         d.run(&RunOptions { order, threads: host_threads }).unwrap();

@@ -9,5 +9,6 @@ mod counters;
 mod faults;
 mod language;
 mod linear;
+mod resources;
 mod sanitizers;
 mod strict;

@@ -53,6 +53,7 @@ fn linear_is_clean(sanitizer: Sanitizer) {
             bytes: &[(0, &norm)],
             threadgroup_memory: &[],
             threadgroups: [2, 1, 1],
+            resources: &[],
             threads_per_threadgroup: [96, 1, 1],
         };
         let counters = d.run(&RunOptions { order: LaneOrder::Reverse, threads: 1 }).unwrap();
@@ -69,6 +70,7 @@ fn linear_is_clean(sanitizer: Sanitizer) {
             bytes: &[(0, &gemm)],
             threadgroup_memory: &[(0, 2048)],
             threadgroups: [1, 1, 1],
+            resources: &[],
             threads_per_threadgroup: [128, 1, 1],
         };
         d.run(&RunOptions { order: LaneOrder::Random(5), threads: 1 }).unwrap();
@@ -137,6 +139,7 @@ fn the_thread_sanitizer_finds_missing_barriers() {
         bytes: &[(0, &gemm)],
         threadgroup_memory: &[(0, 2048)],
         threadgroups: [1, 1, 1],
+        resources: &[],
         threads_per_threadgroup: [128, 1, 1],
     };
     let f = d.run(&RunOptions::default()).unwrap_err();

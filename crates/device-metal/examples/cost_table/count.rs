@@ -72,7 +72,8 @@ impl Cost {
     fn of(traced: &Traced) -> Cost {
         let counters = &traced.counters;
         let (read, written) = counters.device_bytes();
-        let loaded = counters.buffers.iter().filter(|b| !b.by_value).map(|b| b.read).sum::<u64>();
+        let of_buffers = counters.buffers.iter().filter(|b| !b.by_value).chain(&counters.resources);
+        let loaded = of_buffers.map(|b| b.read).sum::<u64>();
         let products = counters.simdgroup.matrix_multiplies as f64;
         Cost {
             dispatches: 1.0,

@@ -80,7 +80,7 @@ impl<G: Gpu> Draft<'_, G> {
             .uint(constant::KV_TYPE, kernels::kv_kind(c.limits.kv_type))
             .read(2, self.value(k))
             .read(3, self.value(v));
-        let mut call = self.bind_tables(call, 4).bind(7, c.pool(layer));
+        let mut call = self.bind_tables(call, 4);
         call.writes.push(Region::kv(layer));
         let heads = Extent::Fixed(2 * args.pages.n_kv_heads);
         self.push(call.grid([heads, each(RowCount::Tokens), ONE], 32))
@@ -193,7 +193,6 @@ impl<G: Gpu> Draft<'_, G> {
             .write_or_any(14, k_out.map(|k| self.value(k.end)), c.anything());
         let mut call = self
             .bind_tables(call, 6)
-            .bind(9, c.pool(layer))
             .bind(10, c.weight_or_any(q.as_ref().and_then(norm_weight))?)
             .bind(11, c.weight_or_any(k.as_ref().and_then(norm_weight))?)
             .bind(12, c.weight_or_any(q.as_ref().and_then(frequencies))?)
@@ -428,7 +427,6 @@ impl<G: Gpu> Draft<'_, G> {
             .bind(3, c.step_place(c.step.positions))
             .bind(4, c.step_place(c.step.row_spans))
             .bind(6, c.step_place(c.step.page_tables))
-            .bind(7, c.pool(layer))
             .bind(8, c.weight_or_any(a.sinks)?);
         call.reads.push(Region::kv(layer));
         call = match a.fused {
@@ -501,12 +499,10 @@ impl<G: Gpu> Draft<'_, G> {
             .bind(8, c.weight_or_any(a.sinks)?)
             .write(9, self.value(a.out));
         call = match a.source {
-            Source::Activations { k, v } => {
-                call.bind(7, c.anything()).read(12, self.value(k)).read(13, self.value(v))
-            }
+            Source::Activations { k, v } => call.read(12, self.value(k)).read(13, self.value(v)),
             Source::Sequence(layer) | Source::EncoderStates(layer, _) => {
                 call.reads.push(Region::kv(layer));
-                call.bind(7, c.pool(layer)).bind(12, c.anything()).bind(13, c.anything())
+                call.bind(12, c.anything()).bind(13, c.anything())
             }
         };
         let tiles =
@@ -543,7 +539,6 @@ impl<G: Gpu> Draft<'_, G> {
             .read(2, self.value(q))
             .bind(4, c.step_place(c.step.row_spans))
             .bind(6, c.step_place(c.step.page_tables))
-            .bind(7, c.pool(layer))
             .bind(8, c.tables.heads(c.buffers.tables, heads))
             .write(9, self.value(out));
         call.reads.push(Region::kv(layer));

@@ -31,8 +31,6 @@ pub struct Buffers {
     pub scratch: u16,
     /// Numbers that kernels look up.
     pub tables: u16,
-    /// By KV group.
-    pub pools: Vec<u16>,
 }
 
 /// What is needed to write the tables of a plan.
@@ -212,12 +210,7 @@ impl<'a, G: Gpu> Compiler<'a, G> {
         let (group, place) = kv.group_of(layer);
         let bytes = |id: &KvLayerId| kv.layer_page_bytes(*id, limits.kv_type, limits.page_len);
         let offset = kv.groups[group].layers[..place].iter().map(bytes).sum();
-        let page_bytes = kv.page_bytes(group, limits.kv_type, limits.page_len);
-        PagesArguments::new(page_bytes, offset, group, limits.page_len, kv.layer(layer))
-    }
-
-    pub(super) fn pool(&self, layer: KvLayerId) -> Location {
-        Location { buffer: self.buffers.pools[self.plan.kv.group_of(layer).0], offset: 0 }
+        PagesArguments::new(offset, group, limits.page_len, kv.layer(layer))
     }
 
     pub(super) fn cols(&self, id: ValueId) -> usize {

@@ -16,7 +16,7 @@ use objc2_metal::{
     MTLComputeCommandEncoder, MTLComputePipelineDescriptor, MTLComputePipelineState,
     MTLCreateSystemDefaultDevice, MTLDataType, MTLDevice, MTLDispatchType, MTLFunctionConstantValues,
     MTLGPUFamily, MTLLanguageVersion, MTLLibrary, MTLMathMode, MTLPipelineOption, MTLResidencySet,
-    MTLResidencySetDescriptor, MTLResourceOptions, MTLSize,
+    MTLResidencySetDescriptor, MTLResource, MTLResourceOptions, MTLResourceUsage, MTLSize,
 };
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -62,6 +62,10 @@ impl super::Buffer for AppleBuffer {
 
     fn start(&self) -> *mut u8 {
         self.buffer.contents().as_ptr().cast()
+    }
+
+    fn address(&self) -> u64 {
+        self.buffer.gpuAddress()
     }
 }
 
@@ -329,7 +333,31 @@ fn url_of(file: &Path) -> Retained<NSURL> {
     NSURL::fileURLWithPath(&NSString::from_str(&file.to_string_lossy()))
 }
 
+impl super::Residency<AppleGpu> for AppleResidency {
+    fn add(&mut self, buffer: &AppleBuffer) {
+        if let Some((set, _)) = &self.set {
+            set.addAllocation(ProtocolObject::from_ref(&*buffer.buffer));
+            set.commit();
+            set.requestResidency();
+        }
+    }
+
+    fn remove(&mut self, buffer: &AppleBuffer) {
+        if let Some((set, _)) = &self.set {
+            set.removeAllocation(ProtocolObject::from_ref(&*buffer.buffer));
+            set.commit();
+        }
+    }
+}
+
 impl Encoder<AppleGpu> for AppleEncoder {
+    /// Also where a residency set keeps it in memory: so that its hazards are tracked.
+    fn reach(&mut self, buffer: &AppleBuffer) {
+        let Some(encoder) = self.encoder() else { return };
+        let resource: &ProtocolObject<dyn MTLResource> = ProtocolObject::from_ref(&*buffer.buffer);
+        encoder.useResource_usage(resource, MTLResourceUsage::Read | MTLResourceUsage::Write);
+    }
+
     fn dispatch(&mut self, dispatch: &Dispatch<'_, AppleGpu>, buffers: &[AppleBuffer]) {
         let size = |[width, height, depth]: [u32; 3]| MTLSize {
             width: width as usize,

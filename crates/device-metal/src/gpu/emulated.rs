@@ -71,6 +71,10 @@ impl super::Buffer for EmulatedBuffer {
     fn start(&self) -> *mut u8 {
         self.buffer.contents()
     }
+
+    fn address(&self) -> u64 {
+        self.buffer.gpu_address()
+    }
 }
 
 /// A pipeline, compiled and loaded when it first runs: tables have one for every number of rows,
@@ -172,15 +176,23 @@ struct Waiting {
 // ticket of the submission is dropped: that runs what is left of it.
 unsafe impl Send for Waiting {}
 
+/// A buffer that dispatches reach through addresses.
+struct Reached(*const EmulatedBuffer);
+
+// SAFETY: as of `Waiting`.
+unsafe impl Send for Reached {}
+
 /// The groups of one submission.
 #[derive(Default)]
 pub struct EmulatedEncoder {
+    reached: Vec<Reached>,
     groups: Vec<Vec<Waiting>>,
     group: Vec<Waiting>,
 }
 
 /// Work on its way.
 struct Work {
+    reached: Vec<Reached>,
     groups: Vec<Vec<Waiting>>,
     order: emulator::LaneOrder,
     run: emulator::RunOptions,
@@ -298,9 +310,12 @@ impl Work {
     /// Run all groups up to the first fault, which is given in words, or the seconds.
     fn run(self) -> std::result::Result<f64, String> {
         let begun = Instant::now();
+        // SAFETY: as in `dispatch`.
+        let reached = self.reached.iter().map(|Reached(buffer)| unsafe { &(**buffer).buffer });
+        let resources: Vec<_> = reached.map(emulator::Resource::write).collect();
         for (index, group) in self.groups.iter().enumerate() {
             for (place, waiting) in self.in_order(group).into_iter().enumerate() {
-                self.dispatch(waiting, index > 0 && place == 0).map_err(|error| match error {
+                self.dispatch(waiting, &resources, index > 0 && place == 0).map_err(|error| match error {
                     Error::Failed { reason, .. } => reason,
                     error => error.to_string(),
                 })?;
@@ -323,7 +338,12 @@ impl Work {
         group
     }
 
-    fn dispatch(&self, waiting: &Waiting, after_barrier: bool) -> Result<()> {
+    fn dispatch(
+        &self,
+        waiting: &Waiting,
+        resources: &[emulator::Resource],
+        after_barrier: bool,
+    ) -> Result<()> {
         let pipeline = waiting.pipeline.load()?;
         let bindings: Vec<emulator::Binding> = waiting
             .bindings
@@ -342,6 +362,7 @@ impl Work {
         let dispatch = emulator::Dispatch {
             pipeline,
             buffers: &bindings,
+            resources,
             bytes: if waiting.arguments.is_empty() { &[] } else { &bytes },
             threadgroup_memory: if waiting.threadgroup_bytes == 0 { &[] } else { &threadgroup },
             threadgroups: waiting.threadgroups,
@@ -357,7 +378,17 @@ impl Work {
     }
 }
 
+impl super::Residency<EmulatedGpu> for () {
+    fn add(&mut self, _buffer: &EmulatedBuffer) {}
+
+    fn remove(&mut self, _buffer: &EmulatedBuffer) {}
+}
+
 impl Encoder<EmulatedGpu> for EmulatedEncoder {
+    fn reach(&mut self, buffer: &EmulatedBuffer) {
+        self.reached.push(Reached(buffer));
+    }
+
     fn dispatch(&mut self, dispatch: &Dispatch<'_, EmulatedGpu>, buffers: &[EmulatedBuffer]) {
         let bound = |operand: &Operand| {
             let (offset, len) = dispatch.bytes_of(operand);
@@ -460,8 +491,8 @@ impl Gpu for EmulatedGpu {
         let mut encoder = EmulatedEncoder::default();
         encode(&mut encoder);
         encoder.barrier();
-        let EmulatedEncoder { groups, .. } = encoder;
-        let work = Work { groups, order: self.order, run: self.run, trace: self.trace.clone() };
+        let EmulatedEncoder { reached, groups, .. } = encoder;
+        let work = Work { reached, groups, order: self.order, run: self.run, trace: self.trace.clone() };
         let submitted = Arc::new(Submitted { work: Mutex::new(Some(work)), ended: OnceLock::new() });
         lock(&self.queue).push_back(submitted.clone());
         Ok(EmulatedTicket { submitted, queue: self.queue.clone() })

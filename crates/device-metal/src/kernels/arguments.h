@@ -51,16 +51,16 @@ struct RopeArguments {
     TurnArguments turn;
 };
 
-// Where keys and values of a layer lie in the pages of its group. 64-bit numbers are two words, the lower first.
+// Where keys and values of a layer lie in the pages of its group.
 struct PagesArguments {
-    uint page_bytes_low;
-    uint page_bytes_high;
-    uint layer_offset_low;
-    uint layer_offset_high;
+    uint layer_offset; // bytes of a page before the layer's
     uint group;
     uint page_len;
     uint n_kv_heads;
     uint head_dim;
+    uint reserved0;
+    uint reserved1;
+    uint reserved2;
 };
 
 // kv_write.

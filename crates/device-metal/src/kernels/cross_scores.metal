@@ -2,7 +2,7 @@
 //
 // Host contract
 //   buffers  0 AttentionArguments (pages, n_heads, n_positions, n_chosen, scale)   1 Step   2 q (n, n_heads * head_dim) f32
-//            4 row_spans (n)    6 page_tables    7 the pages of the layer's group    8 heads (n_chosen) u32
+//            4 row_spans (n)    6 page_tables    8 heads (n_chosen) u32
 //            9 out (n, n_chosen * n_positions) f32
 //   threads  32
 //   grid     (ceil(n_positions / 32), n_chosen, n)
@@ -19,8 +19,7 @@ kernel void cross_scores(constant AttentionArguments & a [[buffer(0)]],
                          device const Step * step [[buffer(1)]],
                          device const float * q [[buffer(2)]],
                          device const uint * row_spans [[buffer(4)]],
-                         device const uint * page_tables [[buffer(6)]],
-                         device const uchar * pool [[buffer(7)]],
+                         device const Page * page_tables [[buffer(6)]],
                          device const uint * heads [[buffer(8)]],
                          device float * out [[buffer(9)]],
                          threadgroup float4 * memory [[threadgroup(0)]],
@@ -35,7 +34,7 @@ kernel void cross_scores(constant AttentionArguments & a [[buffer(0)]],
         if (c < ATTENTION_HEAD_DIM) vector[c] = a.scale * q[(ulong(row) * a.n_heads + head) * ATTENTION_HEAD_DIM + c];
     }
     simdgroup_barrier(mem_flags::mem_threadgroup);
-    const HeadPages pages = head_pages(K::KIND, a, pool, page_tables, step, row_spans[row], kv_head);
+    const HeadPages pages = head_pages(K::KIND, a, page_tables, step, row_spans[row], kv_head);
     const TileScores scores = tile_scores<K>(memory, pages, start, start, a.n_positions - 1, lane);
     if (start + lane < a.n_positions) {
         out[(ulong(row) * a.n_chosen + place.y) * a.n_positions + start + lane] = scores.s[0];

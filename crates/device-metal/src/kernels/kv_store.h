@@ -14,12 +14,15 @@ static inline uint vector_bytes(uint kind, uint head_dim) {
     return head_dim / 32 * 34;
 }
 
-// Where the vector of a head lies; heads of values follow those of keys.
-static inline ulong vector_offset(uint kind, constant PagesArguments &pages, uint page, uint head, uint position) {
-    const ulong page_bytes = ulong(pages.page_bytes_high) << 32 | ulong(pages.page_bytes_low);
-    const ulong layer_offset = ulong(pages.layer_offset_high) << 32 | ulong(pages.layer_offset_low);
+// An entry of a page table: the page's address, in whichever buffer it lies. The host writes it.
+struct Page {
+    device uchar *bytes;
+};
+
+// Where the vector of a head lies in its page; heads of values follow those of keys.
+static inline uint vector_offset(uint kind, constant PagesArguments &pages, uint head, uint position) {
     const uint vector = head * pages.page_len + position % pages.page_len;
-    return page_bytes * page + layer_offset + ulong(vector) * vector_bytes(kind, pages.head_dim);
+    return pages.layer_offset + vector * vector_bytes(kind, pages.head_dim);
 }
 
 // Store one value of a vector. Every lane of a SIMD-group must call it, with neighbouring columns; `inside` says whether

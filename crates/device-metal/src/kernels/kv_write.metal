@@ -3,7 +3,7 @@
 // A SIMD-group stores one head of one row: heads 0 to n_kv_heads - 1 are keys, as many after them values.
 //
 // Buffers: 0 KvWriteArguments, 1 step, 2 k (tokens, n_kv_heads * head_dim), 3 v (the same), 4 positions (tokens),
-// 5 row_spans (tokens), 6 page_tables, 7 the pages of the layer's group. Constants: FC_KV_TYPE.
+// 5 row_spans (tokens), 6 page_tables. Constants: FC_KV_TYPE.
 // Grid: (2 * n_kv_heads, tokens) threadgroups of 32. Q8_0 needs head_dim to be a multiple of 32.
 // Moves 4 bytes an element and what is stored.
 #include <metal_stdlib>
@@ -20,8 +20,7 @@ kernel void kv_write(
         device const float *v [[buffer(3)]],
         device const uint *positions [[buffer(4)]],
         device const uint *row_spans [[buffer(5)]],
-        device const uint *page_tables [[buffer(6)]],
-        device uchar *pool [[buffer(7)]],
+        device const Page *page_tables [[buffer(6)]],
         uint2 place [[threadgroup_position_in_grid]],
         uint lane [[thread_index_in_simdgroup]]) {
     const uint row = place.y;
@@ -30,8 +29,8 @@ kernel void kv_write(
     const uint head_dim = args.pages.head_dim;
     const uint position = positions[row];
     const uint table = page_table_of(*step, row_spans[row], args.pages.group);
-    const uint page = page_tables[table + position / args.pages.page_len];
-    device uchar *vector = pool + vector_offset(KIND, args.pages, page, place.x, position);
+    device uchar *page = page_tables[table + position / args.pages.page_len].bytes;
+    device uchar *vector = page + vector_offset(KIND, args.pages, place.x, position);
     const bool is_value = place.x >= n_heads;
     device const float *from = (is_value ? v : k) + (row * n_heads + place.x % n_heads) * head_dim;
     for (uint first = 0; first < head_dim; first += 32) {

@@ -5,8 +5,8 @@
 // each head's SIMD-group adds all heads of q, or of k.
 //
 // Buffers: 0 QkRopeKvArguments, 1 step, 2 q (tokens, q.n_heads * head_dim), 3 k (tokens, n_kv_heads * head_dim), 4 v (the
-// same), 5 q_out (as q; may be q), 6 positions (tokens), 7 row_spans (tokens), 8 page_tables, 9 the pages of the layer's
-// group, 10 norm weight of q (head_dim, or of all heads), 11 of k, 12 frequencies of q, 13 of k, 14 k_out (as k; as q_out),
+// same), 5 q_out (as q; may be q), 6 positions (tokens), 7 row_spans (tokens), 8 page_tables,
+// 10 norm weight of q (head_dim, or of all heads), 11 of k, 12 frequencies of q, 13 of k, 14 k_out (as k; as q_out),
 // 15 the layer's bias of keys (key_bias.h). What the constants
 // leave out may be bound to anything. Constants: FC_KV_TYPE, FC_Q_NORM, FC_K_NORM, FC_Q_WEIGHT, FC_K_WEIGHT, FC_Q_ROPE,
 // FC_K_ROPE, FC_K_OUT, FC_V_NORM, FC_WHOLE_ROWS, FC_KEY_BIAS. Threadgroup memory: 0 head_dim floats, rounded up to 16 bytes.
@@ -39,8 +39,7 @@ kernel void qk_rope_kv(
         device float *q_out [[buffer(5)]],
         device const uint *positions [[buffer(6)]],
         device const uint *row_spans [[buffer(7)]],
-        device const uint *page_tables [[buffer(8)]],
-        device uchar *pool [[buffer(9)]],
+        device const Page *page_tables [[buffer(8)]],
         device const float *q_weight [[buffer(10)]],
         device const float *k_weight [[buffer(11)]],
         device const float *q_frequencies [[buffer(12)]],
@@ -131,8 +130,8 @@ kernel void qk_rope_kv(
         simdgroup_barrier(mem_flags::mem_threadgroup);
     }
     const uint table = page_table_of(*step, row_spans[row], args.pages.group);
-    const uint page = page_tables[table + position / args.pages.page_len];
-    device uchar *vector = pool + vector_offset(KIND, args.pages, page, place.x - n_q, position);
+    device uchar *page = page_tables[table + position / args.pages.page_len].bytes;
+    device uchar *vector = page + vector_offset(KIND, args.pages, place.x - n_q, position);
     for (uint first = 0; first < head_dim; first += 32) {
         const uint column = first + lane;
         const bool inside = column < head_dim;

@@ -102,6 +102,7 @@ impl<G: Gpu> MetalProgram<G> {
             table: self.plans[begun.plan].table(&begun.sizes),
             pipelines: &self.pipelines,
             buffers: &self.buffers,
+            pools: &self.pools,
             window: self.window(begun.ticket),
         }
     }

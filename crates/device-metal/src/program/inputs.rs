@@ -3,7 +3,7 @@
 use super::{CHOSEN, MetalProgram, STEP, write};
 use crate::arguments;
 use crate::gpu::Gpu;
-use crate::layout::MOST_PENALISED;
+use crate::layout::{MOST_PENALISED, PAGE_ENTRY_BYTES};
 use device::{Choose, Error, GroupUse, Needs, OutputRef, Penalties, Result, Sampling, Slice, Step, Want};
 use device_lower::table::StepSizes;
 
@@ -66,7 +66,7 @@ impl<G: Gpu> MetalProgram<G> {
     /// Check a step, and write it into the region that is its own if it is submitted next. Without
     /// `choose`, nothing is chosen.
     pub(super) fn begin(&mut self, step: &Step, choose: bool) -> Result<Begun> {
-        if let Err(reason) = step.check(&self.needs, &self.limits, &self.committed) {
+        if let Err(reason) = step.check(&self.needs, &self.limits, self.pools.committed()) {
             return self.failed(reason);
         }
         if self.in_flight.len() >= self.step.in_flight {
@@ -121,9 +121,11 @@ impl<G: Gpu> MetalProgram<G> {
     }
 
     /// Rows, spans, page tables and input.
-    fn write_rows(&self, step: &Step) {
-        let (at, buffer) = (self.step, &self.buffers[STEP]);
-        let region = self.window(self.next).start as usize;
+    fn write_rows(&mut self, step: &Step) {
+        let (at, region) = (self.step, self.window(self.next).start as usize);
+        let MetalProgram { pools, buffers, needs, limits, .. } = self;
+        let buffer = &buffers[STEP];
+        pools.begin();
         let header = arguments::Step {
             n_rows: step.tokens.len() as u32,
             n_outputs: step.outputs.len() as u32,
@@ -151,16 +153,19 @@ impl<G: Gpu> MetalProgram<G> {
             let (first_row, n_rows, first_position) = (span.first_row, span.n_rows, span.first_position);
             let mine = arguments::Span { first_row, n_rows, first_position, reserved: 0 };
             write(buffer, region + at.spans + index * size_of::<arguments::Span>(), &[mine]);
-            for (group, usage) in self.needs[step.plan].groups.iter().enumerate() {
+            for (group, usage) in needs[step.plan].groups.iter().enumerate() {
                 let n_positions = match usage {
                     GroupUse::Unused => continue,
                     GroupUse::Sequence { .. } => span.end(),
                     GroupUse::EncoderStates { n, .. } => *n,
                 };
                 let table = step.page_table(span.slot, group, at.n_groups);
-                let n = n_positions.div_ceil(self.limits.page_len).min(at.pages_per_table);
+                let n = n_positions.div_ceil(limits.page_len).min(at.pages_per_table);
                 let first = (index * at.n_groups + group) * at.pages_per_table;
-                write(buffer, region + at.page_tables + first * 4, &table[..n]);
+                let entries = region + at.page_tables + first * PAGE_ENTRY_BYTES;
+                for (entry, page) in table[..n].iter().enumerate() {
+                    write(buffer, entries + entry * PAGE_ENTRY_BYTES, &[pools.reach(group, *page)]);
+                }
             }
         }
     }

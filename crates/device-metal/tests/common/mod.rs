@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, dead_code)]
 
 use device::{Error, Result};
-use ingle_device_metal::gpu::{Buffer, Constant, Dispatch, Encoder, Facts, Gpu};
+use ingle_device_metal::gpu::{Buffer, Constant, Dispatch, Encoder, Facts, Gpu, Residency};
 use ingle_device_metal::kernels::Kernel;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -18,6 +18,10 @@ impl Buffer for HostBuffer {
 
     fn start(&self) -> *mut u8 {
         self.2 as *mut u8
+    }
+
+    fn address(&self) -> u64 {
+        self.2 as u64
     }
 }
 
@@ -71,7 +75,17 @@ pub struct Counter {
     barriers: usize,
 }
 
+impl Residency<NullGpu> for () {
+    fn add(&mut self, _buffer: &HostBuffer) {}
+
+    fn remove(&mut self, _buffer: &HostBuffer) {}
+}
+
 impl Encoder<NullGpu> for Counter {
+    fn reach(&mut self, _buffer: &HostBuffer) {
+        assert_eq!(self.dispatches, 0, "before the first dispatch");
+    }
+
     fn dispatch(&mut self, dispatch: &Dispatch<'_, NullGpu>, buffers: &[HostBuffer]) {
         assert!(dispatch.threadgroups.iter().all(|n| *n > 0), "an empty grid");
         assert!(dispatch.threads.iter().product::<u32>() <= 1024 && dispatch.threads[0].is_multiple_of(32));

@@ -123,9 +123,8 @@ impl Shape {
         n_chosen: usize,
         turns: [[u32; 4]; 2],
     ) -> Vec<u32> {
-        let mut words =
-            vec![self.page_bytes() as u32, 0, self.layer_offset() as u32, 0, 1, self.page_len as u32];
-        words.extend([self.n_kv_heads, self.head_dim, self.n_heads, n_positions].map(|n| n as u32));
+        let mut words = vec![self.layer_offset() as u32, 1, self.page_len as u32];
+        words.extend([self.n_kv_heads, self.head_dim, 0, 0, 0, self.n_heads, n_positions].map(|n| n as u32));
         words.extend([self.window.unwrap_or(0) as u32, n_splits as u32]);
         words.extend([self.scale().to_bits(), CAP.to_bits(), n_chosen as u32, 0]);
         words.extend(turns.concat());
@@ -201,7 +200,7 @@ impl Cache {
     }
 
     fn bind(&self, launch: Launch) -> Launch {
-        launch.words(6, &self.tables).bytes(7, &self.pool)
+        launch.pages(6, &self.tables, &self.pool, self.shape.page_bytes())
     }
 }
 

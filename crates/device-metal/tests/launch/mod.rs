@@ -6,7 +6,7 @@ use ingle_device_metal::kernels::{HEADERS, Kernel};
 pub use metal_emulator::Sanitizer;
 use metal_emulator::{
     Binding, Buffer, Compiler, Constant, Counters, Dispatch, LaneOrder, Library, Options, ParameterKind,
-    RunOptions,
+    Resource, RunOptions,
 };
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,6 +20,8 @@ pub struct Launch {
     pub arguments: Vec<u8>,
     /// Contents before the dispatch, by index.
     pub buffers: BTreeMap<u32, Vec<u8>>,
+    /// KV pages, in chunks of [`CHUNK`] pages that are reached through addresses.
+    pub pages: Option<Pages>,
     /// Bytes before a buffer's contents, where there are any.
     pub offsets: BTreeMap<u32, usize>,
     pub threadgroup_memory: u32,
@@ -27,10 +29,27 @@ pub struct Launch {
     pub threads: u32,
 }
 
+/// Pages that a page table names by their addresses.
+#[derive(Clone, Debug)]
+pub struct Pages {
+    /// The index of the table.
+    index: u32,
+    /// Numbers of pages; other numbers become an address that faults.
+    table: Vec<u32>,
+    /// One page after the other.
+    pool: Vec<u8>,
+    page_bytes: usize,
+}
+
+/// Pages of a chunk.
+const CHUNK: usize = 3;
+
 /// The buffers after a dispatch.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outcome {
     pub buffers: BTreeMap<u32, Vec<u8>>,
+    /// The pages, one after the other.
+    pub pool: Vec<u8>,
     pub counters: Counters,
 }
 
@@ -57,6 +76,12 @@ impl Launch {
 
     pub fn bytes(mut self, index: u32, bytes: &[u8]) -> Launch {
         self.buffers.insert(index, bytes.to_vec());
+        self
+    }
+
+    /// A page table, and the pages that its numbers name.
+    pub fn pages(mut self, index: u32, table: &[u32], pool: &[u8], page_bytes: usize) -> Launch {
+        self.pages = Some(Pages { index, table: table.to_vec(), pool: pool.to_vec(), page_bytes });
         self
     }
 
@@ -96,6 +121,7 @@ impl Launch {
         let forward = self.run_once(&library, LaneOrder::Forward);
         for order in [LaneOrder::Reverse, LaneOrder::Random(11)] {
             let other = self.run_once(&library, order);
+            assert!(forward.pool == other.pool, "{}: {order:?} stores other bits", self.function);
             for (index, bytes) in &forward.buffers {
                 assert!(
                     *bytes == other.buffers[index],
@@ -145,10 +171,25 @@ impl Launch {
         let function = library.functions().iter().find(|f| f.name == self.function).unwrap();
         let mut bindings: Vec<Binding> =
             buffers.iter().map(|(index, buffer)| Binding::new(*index, buffer).at(offset(index))).collect();
+        let pages = self.pages.as_ref();
+        let chunks: Vec<Buffer> = pages.map_or(vec![], |pages| {
+            pages.pool.chunks(CHUNK * pages.page_bytes).map(|c| Buffer::from_bytes(c).unwrap()).collect()
+        });
+        let table = pages.map(|pages| {
+            let address = |page: &u32| {
+                let (chunk, place) = (*page as usize / CHUNK, *page as usize % CHUNK * pages.page_bytes);
+                chunks.get(chunk).map_or(0xdead_0000, |chunk| chunk.gpu_address() + place as u64)
+            };
+            let table: Vec<u64> = pages.table.iter().map(address).collect();
+            (pages.index, Buffer::from_bytes(bytemuck::cast_slice(&table)).unwrap())
+        });
+        bindings.extend(table.iter().map(|(index, buffer)| Binding::new(*index, buffer)));
+        let resources: Vec<Resource> = chunks.iter().map(Resource::write).collect();
         for parameter in &function.parameters {
             if let ParameterKind::Buffer(index) = parameter.kind
                 && index != 0
                 && !buffers.contains_key(&index)
+                && pages.is_none_or(|pages| pages.index != index)
             {
                 bindings.push(Binding::new(index, &unused));
             }
@@ -157,6 +198,7 @@ impl Launch {
         let dispatch = Dispatch {
             pipeline: &pipeline,
             buffers: &bindings,
+            resources: &resources,
             bytes: &[(0, &self.arguments)],
             threadgroup_memory: if self.threadgroup_memory > 0 { &memory } else { &[] },
             threadgroups: self.threadgroups,
@@ -170,7 +212,8 @@ impl Launch {
             .iter()
             .map(|(index, buffer)| (*index, buffer.as_slice()[offset(index)..].to_vec()))
             .collect();
-        Outcome { buffers, counters }
+        let pool = chunks.iter().flat_map(|chunk| chunk.as_slice().to_vec()).collect();
+        Outcome { buffers, pool, counters }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::names;
+use crate::reference::HubRef;
 
 /// Files that accompany safetensors: the architecture, the tokenizer in any of its forms, the chat
 /// template.
@@ -90,12 +91,29 @@ pub(crate) fn choose_named(file: &str) -> Option<Result<Want>> {
     Some(Ok(Want::Files(parts)))
 }
 
-/// The files to fetch, chosen from all files of `repo`: the only GGUF model, else the safetensors.
+/// The files that a reference means, chosen from all files of its repository: the GGUF model of its
+/// quantisation, the only GGUF model, else the safetensors.
 ///
 /// # Errors
-/// [`Error::Ambiguous`] when there are several GGUF models, [`Error::NotFound`] when the file
-/// named, or a part of it, does not exist, [`Error::NothingToLoad`] when there is no model at all.
-pub(crate) fn choose(repo: &str, files: &[String], named: Option<&str>) -> Result<Want> {
+/// [`Error::Ambiguous`] when several GGUF models fit, [`Error::NotFound`] when the file named, a part
+/// of it, or a model of the quantisation does not exist, [`Error::NothingToLoad`] when there is no
+/// model at all.
+pub(crate) fn choose(place: &HubRef, files: &[String]) -> Result<Want> {
+    let repo = &place.repo;
+    let Some(quant) = &place.quant else {
+        return choose_file(repo, files, place.file.as_deref());
+    };
+    let firsts = models_of(files);
+    let fitting: Vec<String> = firsts.iter().filter(|file| names::has_quant(file, quant)).cloned().collect();
+    match fitting.as_slice() {
+        [only] => choose_file(repo, files, Some(only)),
+        [] => Err(Error::NotFound { what: format!("{quant} file in {repo}"), choices: firsts }),
+        _ => Err(Error::Ambiguous { repo: repo.clone(), choices: fitting }),
+    }
+}
+
+/// As [`choose`], for a reference without a quantisation.
+pub(crate) fn choose_file(repo: &str, files: &[String], named: Option<&str>) -> Result<Want> {
     let has = |name: &str| files.iter().any(|file| file == name);
     if let Some(want) = named.and_then(choose_named) {
         let want = want?;
@@ -110,7 +128,7 @@ pub(crate) fn choose(repo: &str, files: &[String], named: Option<&str>) -> Resul
         let firsts = models_of(files);
         match firsts.as_slice() {
             [] => {}
-            [only] => return choose(repo, files, Some(only)),
+            [only] => return choose_file(repo, files, Some(only)),
             _ => return Err(Error::Ambiguous { repo: repo.to_string(), choices: firsts }),
         }
     }
@@ -207,13 +225,13 @@ mod tests {
     #[test]
     fn a_single_gguf_is_preferred() {
         let all = files(&["README.md", "config.json", "model.safetensors", "m.Q4_0.gguf", "mmproj-m.gguf"]);
-        assert_eq!(choose("o/r", &all, None).unwrap(), Want::Files(files(&["m.Q4_0.gguf"])));
+        assert_eq!(choose_file("o/r", &all, None).unwrap(), Want::Files(files(&["m.Q4_0.gguf"])));
     }
 
     #[test]
     fn several_ggufs_are_listed_a_split_one_once() {
         let all = files(&["b-00001-of-00002.gguf", "b-00002-of-00002.gguf", "a.GGUF", "x/c.gguf"]);
-        match choose("o/r", &all, None).unwrap_err() {
+        match choose_file("o/r", &all, None).unwrap_err() {
             Error::Ambiguous { choices, .. } => {
                 assert_eq!(choices, ["a.GGUF", "b-00001-of-00002.gguf", "x/c.gguf"])
             }
@@ -222,12 +240,26 @@ mod tests {
     }
 
     #[test]
+    fn a_quantisation_chooses_among_several_ggufs() {
+        let all =
+            files(&["m-Q4_K_M.gguf", "m-Q8_0.gguf", "big/m-F16-00001-of-00002.gguf", "mmproj-m-F16.gguf"]);
+        let of = |quant: &str| {
+            let place = HubRef { repo: "o/r".into(), file: None, quant: Some(quant.into()), revision: None };
+            choose(&place, &all)
+        };
+        assert_eq!(of("q4_k_m").unwrap(), Want::Files(files(&["m-Q4_K_M.gguf"])));
+        let error = of("Q2_K").unwrap_err().to_string();
+        assert!(error.contains("Q2_K") && error.contains("m-Q8_0.gguf"), "{error}");
+        assert!(of("F16").unwrap_err().to_string().contains("00002-of-00002"), "a part is missing");
+    }
+
+    #[test]
     fn a_split_gguf_is_fetched_whole_whichever_part_is_named() {
         let all = files(&["q/b-00001-of-00003.gguf", "q/b-00002-of-00003.gguf", "q/b-00003-of-00003.gguf"]);
         for named in [None, Some("q/b-00002-of-00003.gguf")] {
-            assert_eq!(choose("o/r", &all, named).unwrap(), Want::Files(all.clone()));
+            assert_eq!(choose_file("o/r", &all, named).unwrap(), Want::Files(all.clone()));
         }
-        let error = choose("o/r", &all[..2], None).unwrap_err().to_string();
+        let error = choose_file("o/r", &all[..2], None).unwrap_err().to_string();
         assert!(error.contains("b-00003-of-00003.gguf"), "{error}");
     }
 
@@ -258,7 +290,7 @@ mod tests {
         let expected = files(&["config.json", "tokenizer.json", "model.safetensors"]);
         for named in [None, Some("config.json")] {
             assert_eq!(
-                choose("o/r", &all, named).unwrap(),
+                choose_file("o/r", &all, named).unwrap(),
                 Want::Folder { files: expected.clone(), index: None }
             );
         }
@@ -267,9 +299,9 @@ mod tests {
     #[test]
     fn nothing_to_load_says_what_is_there() {
         let error =
-            choose("o/r", &files(&["pytorch_model.bin", "config.json"]), None).unwrap_err().to_string();
+            choose_file("o/r", &files(&["pytorch_model.bin", "config.json"]), None).unwrap_err().to_string();
         assert!(error.contains("config.json, pytorch_model.bin"), "{error}");
-        assert!(choose("o/r", &[], None).unwrap_err().to_string().contains("empty"));
+        assert!(choose_file("o/r", &[], None).unwrap_err().to_string().contains("empty"));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use ureq::http::Method;
 
 use crate::cache::Cache;
 use crate::error::{Error, Result};
-use crate::hf::choose::{Want, choose, choose_named, shards_of};
+use crate::hf::choose::{Want, choose, choose_file, choose_named, shards_of};
 use crate::hf::download::FileInfo;
 use crate::hf::listing::Listing;
 use crate::hf::store::{RepoStore, join};
@@ -64,7 +64,7 @@ impl<'a> Hub<'a> {
         let store = RepoStore::new(self.cache.hub(), &self.asked.repo);
         let cached = if sha256.is_some() { None } else { cached(&self.asked, self.cache) };
         if let Some((path, _)) = &cached
-            && self.asked.file.is_some()
+            && (self.asked.file.is_some() || self.asked.quant.is_some())
             && names::is_full_commit(self.asked.revision())
         {
             return Ok(path.clone());
@@ -103,7 +103,7 @@ impl<'a> Hub<'a> {
                 // Probably a typo: the listing shows what could have been meant.
                 Err(Error::NotFound { what, choices }) if choices.is_empty() => {
                     let files = self.listing(0).map(|listing| listing.files).unwrap_or_default();
-                    match choose(&asked.repo, &files, Some(first)) {
+                    match choose_file(&asked.repo, &files, Some(first)) {
                         Err(Error::NotFound { choices, .. }) => Err(Error::NotFound { what, choices }),
                         _ => Err(Error::NotFound { what, choices: Vec::new() }),
                     }
@@ -112,7 +112,7 @@ impl<'a> Hub<'a> {
             };
         }
         let listing = self.listing(retries)?;
-        let want = choose(&asked.repo, &listing.files, asked.file.as_deref())?;
+        let want = choose(&asked, &listing.files)?;
         Ok(Plan { commit: listing.commit, want, first: None })
     }
 
@@ -220,7 +220,7 @@ pub(crate) fn cached(asked: &HubRef, cache: &Cache) -> Option<(PathBuf, String)>
     let commit = store.commit_of(asked.revision())?;
     let files = store.files(&commit);
     let snapshot = store.snapshot(&commit);
-    let want = choose(&asked.repo, &files, asked.file.as_deref()).ok()?;
+    let want = choose(asked, &files).ok()?;
     if let Want::Folder { index: Some(index), .. } = &want {
         let shards = shards_of(&std::fs::read(join(&snapshot, index)).ok()?, index).ok()?;
         if !shards.iter().all(|shard| files.contains(shard)) {

@@ -7,6 +7,6 @@ mod fetch;
 mod listing;
 mod store;
 
-pub(crate) use choose::{Want, choose, choose_named, models_of};
+pub(crate) use choose::{Want, choose_file, choose_named, models_of};
 pub(crate) use fetch::{Hub, cached};
 pub(crate) use store::{RepoStore, files_in, join, make_folder_of, replace};

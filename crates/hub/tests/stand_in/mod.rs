@@ -250,6 +250,12 @@ fn hub_host(request: &Request, state: &mut State, content: &str) -> Reply {
         let commit = state.refs.get(&revision).cloned().unwrap_or(revision);
         state.commits.get(&commit).map(|files| (commit, files))
     };
+    if let Some(query) = request.path.strip_prefix("/api/models?search=") {
+        let found = serde_json::json!([
+            { "id": REPO, "downloads": 7, "query": query }, { "id": "../etc", "downloads": 1 }, { "id": "a/b" }
+        ]);
+        return Reply::new(200, found.to_string());
+    }
     if let Some(revision) = request.path.strip_prefix(&format!("/api/models/{REPO}/revision/")) {
         let Some((commit, files)) = meaning(revision) else { return error("RevisionNotFound") };
         let names: Vec<_> = files.keys().map(|name| serde_json::json!({ "rfilename": name })).collect();

@@ -189,6 +189,10 @@ fn name_of(model: &str, path: &Path) -> anyhow::Result<String> {
     let name = match ModelRef::parse(model)? {
         ModelRef::Hub(place) => place.repo.rsplit('/').next().map(str::to_owned),
         ModelRef::Catalog(name) => Some(name),
+        ModelRef::Store(place) => {
+            let name = place.name.rsplit('/').next().unwrap_or_default();
+            Some(name.strip_suffix(".gguf").unwrap_or(name).to_owned())
+        }
         ModelRef::Path(_) => {
             let path = path.canonicalize().with_context(|| path.display().to_string())?;
             let name = if path.is_dir() { path.file_name() } else { path.file_stem() };

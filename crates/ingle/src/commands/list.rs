@@ -1,4 +1,4 @@
-//! `ingle list`: what is in the cache, and what the catalog offers.
+//! `ingle list`: the models on this machine.
 
 use clap::Args;
 use serde_json::json;
@@ -11,10 +11,10 @@ use crate::output::{self, Style, Table};
 #[command(after_help = "\
 Examples:
   ingle list
-  ingle list --all       (what the catalog offers, fetched or not)
+  ingle list --all       (Ollama's and LM Studio's models too, with their places)
   ingle list --json")]
 pub struct List {
-    /// List the catalog's models too
+    /// List the models of other programs on this machine too, and where each lies
     #[arg(long)]
     all: bool,
 
@@ -28,38 +28,29 @@ pub struct List {
 
 impl List {
     pub fn run(self) -> anyhow::Result<()> {
-        let installed = hub::list(&self.fetch.cache()?)?;
-        let catalog = match self.fetch.catalog()? {
-            Some(catalog) => catalog,
-            None => hub::Catalog::builtin()?,
-        };
-        let offered =
-            || catalog.models().iter().filter(|m| self.all && installed.iter().all(|i| i.name != m.name));
+        let mut installed = hub::list(&self.fetch.cache()?)?;
+        if self.all {
+            installed.extend(self.fetch.options()?.stores.list()?);
+        }
         if self.json {
-            let mut rows: Vec<_> = installed.iter().map(|m| json!({
-                "name": m.name, "bytes": m.bytes, "path": m.path, "source": m.source, "fetched": true,
+            let rows: Vec<_> = installed.iter().map(|m| json!({
+                "name": m.name, "bytes": m.bytes, "path": m.path, "source": m.source,
                 "modified": m.modified.duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs()),
             })).collect();
-            rows.extend(offered().map(|m| json!({
-                "name": m.name, "bytes": m.bytes, "title": m.title, "licence": m.licence, "fetched": false,
-            })));
             return output::print_json(&rows);
         }
-        if installed.is_empty() && !self.all {
+        if installed.is_empty() {
             return output::print_line(
-                "no models yet; `ingle list --all` shows the catalog, `ingle pull NAME` fetches one",
+                "no models yet; `ingle search` shows the catalog, `ingle pull NAME` fetches one",
             );
         }
-        let mut table = Table::new(&["name", "size>", "source"]);
+        let columns: &[&str] =
+            if self.all { &["name", "size>", "source", "path"] } else { &["name", "size>", "source"] };
+        let mut table = Table::new(columns);
         for m in &installed {
-            table.row(vec![m.name.clone(), output::bytes(m.bytes), m.source.clone()]);
-        }
-        for m in offered() {
-            table.row(vec![
-                m.name.clone(),
-                output::bytes(m.bytes),
-                format!("not fetched: {}, {}", m.title, m.licence),
-            ]);
+            let mut row = vec![m.name.clone(), output::bytes(m.bytes), m.source.clone()];
+            row.extend(self.all.then(|| m.path.display().to_string()));
+            table.row(row);
         }
         table.print(Style::Plain)
     }

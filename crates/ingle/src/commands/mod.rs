@@ -21,6 +21,7 @@ mod pull;
 mod rerank;
 mod rm;
 pub mod run;
+mod search;
 mod serve;
 mod sign;
 mod stop;
@@ -49,6 +50,7 @@ pub enum Command {
     Profile(profile::Profile),
     Pull(pull::Pull),
     List(list::List),
+    Search(search::Search),
     Rm(rm::Rm),
     Embed(embed::Embed),
     Rerank(rerank::Rerank),
@@ -81,6 +83,7 @@ impl Command {
             Command::Profile(c) => c.run(),
             Command::Pull(c) => c.run(),
             Command::List(c) => c.run(),
+            Command::Search(c) => c.run(),
             Command::Rm(c) => c.run(),
             Command::Embed(c) => c.run(),
             Command::Rerank(c) => c.run(),

@@ -55,6 +55,7 @@ pub fn run(
         bytes: &[],
         threadgroup_memory: &[],
         threadgroups: [groups, 1, 1],
+        resources: &[],
         threads_per_threadgroup: [threads, 1, 1],
     };
     dispatch.run(&RunOptions { order, threads: 1 })

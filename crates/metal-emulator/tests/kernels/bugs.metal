@@ -34,6 +34,15 @@ kernel void into_the_neighbour(device float * x [[buffer(0)]], device float * y 
 kernel void write(device float * x [[buffer(0)]], uint t [[thread_position_in_grid]]) {
     x[t] = t;
 }
+struct Chunk {
+    device uint * words;
+};
+kernel void through_an_address(device const Chunk * table [[buffer(0)]], device uint * y [[buffer(1)]], constant uint3 & at [[buffer(2)]],
+                               uint t [[thread_position_in_grid]]) {
+    device uint * words = table[at.x].words;
+    y[t] = words[at.y + t];
+    if (at.z) words[at.y + t] = at.z;
+}
 kernel void threadgroup_overrun(device float * x [[buffer(0)]], uint t [[thread_position_in_threadgroup]]) {
     threadgroup float a[32];
     threadgroup float b[32];

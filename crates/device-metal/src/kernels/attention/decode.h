@@ -9,7 +9,7 @@
 //
 // Host contract
 //   buffers  0 AttentionArguments (attention/arguments.h)   1 Step    2 q (n, n_heads * head_dim) f32, multiple of 4 bytes
-//            3 positions (n)     4 row_spans (n)             6 page_tables        7 the pages of the layer's group
+//            3 positions (n)     4 row_spans (n)             6 page_tables
 //            8 sinks (n_heads) f32, ATTENTION_SINKS          9 out (n, n_heads * head_dim) f32, may be q
 //            10 partials (n, n_heads, n_splits, 4 * ceil(head_dim / 4)) f32, 11 totals (n, n_heads, n_splits) float2: ATTENTION_SPLIT
 //            12 k, 13 v (n, n_kv_heads * head_dim) f32, ATTENTION_FUSED; 14 norm of q, 15 of k (head_dim; with
@@ -79,8 +79,7 @@ kernel void attention_decode(constant AttentionArguments & a [[buffer(0)]],
                              device const float * q [[buffer(2)]],
                              device const uint * positions [[buffer(3)]],
                              device const uint * row_spans [[buffer(4)]],
-                             device const uint * page_tables [[buffer(6)]],
-                             device uchar * pool [[buffer(7)]],
+                             device const Page * page_tables [[buffer(6)]],
                              device const float * sinks [[buffer(8)]],
                              device float * out [[buffer(9)]],
                              device float4 * partials [[buffer(10)]],
@@ -120,7 +119,7 @@ kernel void attention_decode(constant AttentionArguments & a [[buffer(0)]],
     if (biased) known = key_bias(bias_words, a.pages.n_kv_heads, kv_head);
     const uint n_terms = biased ? 1 + 2 * known.n_pairs : 0;
 
-    const HeadPages pages = head_pages(K::KIND, a, pool, page_tables, step, row_spans[row], kv_head);
+    const HeadPages pages = head_pages(K::KIND, a, page_tables, step, row_spans[row], kv_head);
     const uint own = ENCODER ? a.n_positions - 1 : positions[row];
     uint first = 0;
     if (!ENCODER && ATTENTION_WINDOW) first = own + 1 > a.window ? own + 1 - a.window : 0;
@@ -177,7 +176,7 @@ kernel void attention_decode(constant AttentionArguments & a [[buffer(0)]],
         // One page holds the row's own position; nobody else reads it in this dispatch.
         const bool stores = split == 0 && first_in_group == 0;
         const uint vector_head = is_k ? kv_head : a.pages.n_kv_heads + kv_head;
-        device uchar * vector = pool + vector_offset(K::KIND, a.pages, pages.table[own >> pages.shift], vector_head, own);
+        device uchar * vector = pages.table[own >> pages.shift].bytes + vector_offset(K::KIND, a.pages, vector_head, own);
         for (uint begin = 0; begin < ATTENTION_HEAD_DIM; begin += 32) {
             const uint c = begin + lane;
             const bool inside = c < ATTENTION_HEAD_DIM;

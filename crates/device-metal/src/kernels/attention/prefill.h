@@ -5,7 +5,7 @@
 //
 // Host contract
 //   buffers  0 AttentionArguments (attention/arguments.h)   1 Step    2 q (n, n_heads * head_dim) f32, multiple of 4 bytes
-//            4 row_spans (n)     5 spans (n_spans)     6 page_tables     7 the pages of the layer's group
+//            4 row_spans (n)     5 spans (n_spans)     6 page_tables
 //            8 sinks (n_heads) f32, ATTENTION_SINKS    9 out (n, n_heads * head_dim) f32, may be q
 //            12 k, 13 v (n, n_heads * head_dim) f32, multiples of 16 bytes: self_attention
 //            18 the layer's bias of keys (key_bias.h), ATTENTION_KEY_BIAS
@@ -76,8 +76,7 @@ kernel void attention_prefill(constant AttentionArguments & a [[buffer(0)]],
                               device const float * q [[buffer(2)]],
                               device const uint * row_spans [[buffer(4)]],
                               device const Span * spans [[buffer(5)]],
-                              device const uint * page_tables [[buffer(6)]],
-                              device const uchar * pool [[buffer(7)]],
+                              device const Page * page_tables [[buffer(6)]],
                               device const float * sinks [[buffer(8)]],
                               device float * out [[buffer(9)]],
                               device const float * k_rows [[buffer(12)]],
@@ -154,14 +153,14 @@ kernel void attention_prefill(constant AttentionArguments & a [[buffer(0)]],
             end = SOURCE == SOURCE_ENCODER ? a.n_positions : span_rows;
         }
         HeadPages pages;
-        if (SOURCE != SOURCE_ROWS) pages = head_pages(K::KIND, a, pool, page_tables, step, s, kv_head);
+        if (SOURCE != SOURCE_ROWS) pages = head_pages(K::KIND, a, page_tables, step, s, kv_head);
 
         for (uint start = first / 32 * 32; start < end; start += 32) {
             // The thread's vector of this tile.
             const uint position = start + tid / 4;
             const bool there = position >= first && position < end;
-            device const uchar * key = pool;
-            device const uchar * value = pool;
+            device const uchar * key = nullptr; // where nothing is there, and nothing is read
+            device const uchar * value = nullptr;
             if (SOURCE == SOURCE_ROWS) {
                 const ulong at = (ulong(span_row + min(position, end - 1)) * a.n_heads + kv_head) * ATTENTION_HEAD_DIM;
                 key = (device const uchar *) (k_rows + at);

@@ -61,31 +61,27 @@ struct KvQ8_0 {
 
 // Where a layer's vectors of one KV head lie, for one sequence.
 struct HeadPages {
-    device const uchar * pool;        // begins with the layer's part of page 0
-    device const uint * table;        // pages of the sequence
-    ulong page_bytes;
+    device const Page * table;        // pages of the sequence
     uint shift;                       // log2 of page_len
     uint mask;                        // page_len - 1
-    uint keys;                        // bytes to the head's keys in the layer's part
+    uint keys;                        // bytes of a page before the head's keys of the layer
     uint values;                      // to its values
     uint vector;                      // bytes of a vector
 
     // Vector of a position's key; its value lies `values - keys` bytes behind.
     device const uchar * key(uint position) const {
-        return pool + page_bytes * table[position >> shift] + keys + (position & mask) * vector;
+        return table[position >> shift].bytes + keys + (position & mask) * vector;
     }
 };
 
-static inline HeadPages head_pages(uint kind, constant AttentionArguments & a, device const uchar * pool,
-                                   device const uint * page_tables, device const Step * step, uint span, uint kv_head) {
+static inline HeadPages head_pages(uint kind, constant AttentionArguments & a, device const Page * page_tables,
+                                   device const Step * step, uint span, uint kv_head) {
     HeadPages p;
-    p.pool = pool + (ulong(a.pages.layer_offset_high) << 32 | ulong(a.pages.layer_offset_low));
     p.table = page_tables + page_table_of(*step, span, a.pages.group);
-    p.page_bytes = ulong(a.pages.page_bytes_high) << 32 | ulong(a.pages.page_bytes_low);
     p.shift = ctz(a.pages.page_len);
     p.mask = a.pages.page_len - 1;
     p.vector = vector_bytes(kind, ATTENTION_HEAD_DIM);
-    p.keys = kv_head * a.pages.page_len * p.vector;
+    p.keys = a.pages.layer_offset + kv_head * a.pages.page_len * p.vector;
     p.values = p.keys + a.pages.n_kv_heads * a.pages.page_len * p.vector;
     return p;
 }

@@ -34,13 +34,11 @@ impl Serve {
 
     /// The name in the cache of what a client calls `name`; never a path, for clients may not read what they like.
     pub(super) fn name_in_cache(&self, name: &str) -> Option<String> {
-        let name = self.reference(name).ok()?.to_string();
-        let whole_repository = format!("{name}/");
-        let listed = self.in_cache();
-        // A repository with one model, named without its file.
-        let mut of_repository = listed.iter().filter(|listed| listed.starts_with(&whole_repository));
-        let only = of_repository.next().filter(|_| of_repository.next().is_none());
-        listed.iter().find(|listed| **listed == name).or(only).cloned()
+        if !self.allow_pull {
+            return None;
+        }
+        let reference = self.reference(name).ok()?;
+        Some(hub::find(&reference, &self.fetch.cache().ok()?).ok()??.name)
     }
 
     pub(super) fn fetch_for_client(
@@ -82,12 +80,6 @@ impl Serve {
         // Ollama's clients add `:latest` to names without a tag.
         let bare = name.strip_suffix(":latest").unwrap_or(name);
         let text = match hosts.into_iter().find_map(|host| bare.strip_prefix(host)) {
-            Some(place) if place.contains(':') => {
-                let message = format!(
-                    "the model `{name}` names a quantisation, expected hf:org/repo/file with the file that has it"
-                );
-                return Err(ApiError::invalid("model", message));
-            }
             Some(place) => format!("hf:{place}"),
             None => bare.to_owned(),
         };
@@ -104,10 +96,13 @@ impl Serve {
                     Some(catalog) => catalog,
                     None => hub::Catalog::builtin().map_err(api_error)?,
                 };
-                let found = catalog.find(&name).map_err(api_error)?;
-                Ok(hub::ModelRef::Catalog(found.name.clone()))
+                Ok(match catalog.find(&name).map_err(api_error)? {
+                    hub::Entry::Pinned(model) => hub::ModelRef::Catalog(model.name.clone()),
+                    // The cache lists what it has of the hub by repository.
+                    hub::Entry::Public(model) => hub::ModelRef::Hub(model.place),
+                })
             }
-            reference @ hub::ModelRef::Hub(_) => Ok(reference),
+            reference @ (hub::ModelRef::Hub(_) | hub::ModelRef::Store(_)) => Ok(reference),
         }
     }
 }
@@ -178,13 +173,15 @@ mod tests {
         assert_eq!(of("whisper:tiny:latest").unwrap(), "whisper:tiny.en");
         assert_eq!(of("hf.co/org/repo:latest").unwrap(), "hf:org/repo");
         assert_eq!(of("hf:org/repo/m.gguf").unwrap(), "hf:org/repo/m.gguf");
+        assert_eq!(of("hf.co/org/repo:Q4_K_M").unwrap(), "hf:org/repo:Q4_K_M");
+        assert_eq!(of("qwen3:0.6b:latest").unwrap(), "hf:unsloth/Qwen3-0.6B-GGUF:Q4_K_M");
         // No path of this machine is a client's to name.
         for (name, kind) in [
             ("/etc/passwd", ErrorKind::NotFound),
             ("./m.gguf", ErrorKind::NotFound),
             ("llama9", ErrorKind::NotFound),
             ("hf:org", ErrorKind::Invalid),
-            ("hf.co/org/repo:Q4_K_M", ErrorKind::Invalid),
+            ("hf.co/org/repo:", ErrorKind::Invalid),
             ("", ErrorKind::Invalid),
         ] {
             assert_eq!(of(name).unwrap_err().kind, kind, "{name}");

@@ -1,0 +1,171 @@
+//! KV pages: a buffer for each granule that is committed, found by its address.
+//!
+//! Page tables in the step buffer hold the addresses of pages, so that kernels need neither a buffer
+//! for a whole pool nor a table of buffers. Committing takes a buffer and copies nothing; it does not
+//! even wait for the steps in flight. Only decommitting waits for them.
+
+use super::MetalProgram;
+use crate::gpu::{Buffer, Encoder, Gpu, Residency};
+use device::{CommittedPages, Error, KvLayout, Limits, Result};
+use std::ops::Range;
+
+/// Granules of a sequence as long as the context.
+const GRANULES: usize = 4;
+
+/// Most bytes of a granule, so that the first token of a model of a long context does not take a
+/// quarter of it.
+const MOST_GRANULE_BYTES: usize = 128 << 20;
+
+/// The memory of a granule.
+struct Chunk<G: Gpu> {
+    /// `None`: it is not committed.
+    buffer: Option<G::Buffer>,
+    /// Whether the step that was begun last has a page of it.
+    is_reached: bool,
+}
+
+/// The pool of a KV group.
+struct Pool<G: Gpu> {
+    page_bytes: usize,
+    /// Pages of a chunk.
+    granule: usize,
+    chunks: Vec<Chunk<G>>,
+}
+
+/// The pools of all KV groups.
+pub(super) struct Pools<G: Gpu> {
+    groups: Vec<Pool<G>>,
+    /// Which pages have memory.
+    committed: CommittedPages,
+    /// Chunks that the step that was begun last has pages of: group and chunk.
+    reached: Vec<(usize, usize)>,
+}
+
+impl<G: Gpu> Pools<G> {
+    /// Without memory.
+    ///
+    /// # Errors
+    /// A page is longer than kernels can count or a buffer can be.
+    pub(super) fn new(kv: &KvLayout, limits: &Limits, max_buffer_bytes: u64) -> Result<Pools<G>> {
+        let page_bytes = |group: usize| kv.page_bytes(group, limits.kv_type, limits.page_len);
+        let most = usize::try_from(max_buffer_bytes.min(u64::from(u32::MAX))).unwrap_or(usize::MAX);
+        for group in 0..limits.n_pages.len() {
+            if page_bytes(group) > most {
+                return Err(Error::Unsupported {
+                    device: G::NAME,
+                    what: format!("a KV page of {} bytes, where one may have {most}", page_bytes(group)),
+                    hint: "use a smaller KV type (--kv-type)".to_owned(),
+                });
+            }
+        }
+        let committed = CommittedPages::new(limits, |group| {
+            let of_context = limits.n_ctx.div_ceil(limits.page_len).div_ceil(GRANULES);
+            of_context.min(MOST_GRANULE_BYTES.min(most) / page_bytes(group).max(1)).max(1)
+        });
+        let pool = |group: usize| {
+            let granule = committed.granule(group);
+            let chunk = |_| Chunk { buffer: None, is_reached: false };
+            let chunks = (0..limits.n_pages[group].div_ceil(granule)).map(chunk).collect();
+            Pool { page_bytes: page_bytes(group), granule, chunks }
+        };
+        let groups: Vec<Pool<G>> = (0..limits.n_pages.len()).map(pool).collect();
+        let n_chunks = groups.iter().map(|pool| pool.chunks.len()).sum();
+        Ok(Pools { groups, committed, reached: Vec::with_capacity(n_chunks) })
+    }
+
+    pub(super) fn committed(&self) -> &CommittedPages {
+        &self.committed
+    }
+
+    /// Forget which chunks the last step had.
+    pub(super) fn begin(&mut self) {
+        for (group, chunk) in self.reached.drain(..) {
+            self.groups[group].chunks[chunk].is_reached = false;
+        }
+    }
+
+    /// The address of a page that the step has; 0 where there is none, as before the window of a layer.
+    pub(super) fn reach(&mut self, group: usize, page: u32) -> u64 {
+        let Pool { page_bytes, granule, chunks } = &mut self.groups[group];
+        let (index, place) = (page as usize / *granule, page as usize % *granule);
+        let Some(chunk) = chunks.get_mut(index) else { return 0 };
+        let Some(buffer) = &chunk.buffer else { return 0 };
+        if !chunk.is_reached {
+            chunk.is_reached = true;
+            self.reached.push((group, index));
+        }
+        buffer.address() + (place * *page_bytes) as u64
+    }
+
+    /// Tell an encoder which chunks the step has.
+    pub(super) fn encode(&self, encoder: &mut G::Encoder) {
+        for (group, chunk) in &self.reached {
+            if let Some(buffer) = &self.groups[*group].chunks[*chunk].buffer {
+                encoder.reach(buffer);
+            }
+        }
+    }
+
+    /// The bytes of a committed page.
+    ///
+    /// # Errors
+    /// It is not committed, in words.
+    pub(super) fn page(&self, group: usize, page: u32) -> std::result::Result<(*mut u8, usize), String> {
+        self.committed.check_page(group, page)?;
+        let Pool { page_bytes, granule, chunks } = &self.groups[group];
+        let chunk = chunks[page as usize / granule].buffer.as_ref();
+        let chunk = chunk.ok_or_else(|| format!("page {page} of KV group {group} has no memory"))?;
+        Ok((chunk.start().wrapping_add(page as usize % granule * page_bytes), *page_bytes))
+    }
+
+    /// The chunks of a range of whole granules.
+    fn chunks_of(&self, group: usize, pages: &Range<u32>) -> Range<usize> {
+        let granule = self.groups[group].granule;
+        pages.start as usize / granule..(pages.end as usize).div_ceil(granule)
+    }
+}
+
+impl<G: Gpu> MetalProgram<G> {
+    /// As [`device::Program::commit`]. Either all chunks of the range are there afterwards, or none.
+    pub(super) fn commit_chunks(&mut self, group: usize, pages: Range<u32>) -> Result<()> {
+        let pools = &mut self.pools;
+        pools.committed.check_range(group, &pages, false).or_else(|reason| super::failed::<G, _>(reason))?;
+        let chunks = pools.chunks_of(group, &pages);
+        let n_pages = pools.committed.n_pages(group);
+        let Pool { page_bytes, granule, chunks: all } = &mut pools.groups[group];
+        let mut taken: Vec<G::Buffer> = Vec::with_capacity(chunks.len());
+        for chunk in chunks.clone() {
+            let n_pages = (n_pages - chunk * *granule).min(*granule);
+            match self.gpu.allocate("KV pages", n_pages * *page_bytes) {
+                Ok(buffer) => taken.push(buffer),
+                Err(Error::OutOfMemory { .. }) => {
+                    let (n_pages, bytes) = (pages.len(), (pages.len() * *page_bytes) as u64);
+                    return Err(Error::Shortage { device: G::NAME, group, n_pages, bytes });
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        for (chunk, buffer) in chunks.zip(taken) {
+            self.residency.add(&buffer);
+            all[chunk].buffer = Some(buffer);
+        }
+        pools.committed.set(group, pages, true);
+        Ok(())
+    }
+
+    /// As [`device::Program::decommit`].
+    pub(super) fn decommit_chunks(&mut self, group: usize, pages: Range<u32>) -> Result<()> {
+        let check = self.pools.committed.check_range(group, &pages, true);
+        check.or_else(|reason| super::failed::<G, _>(reason))?;
+        // A step in flight may have them still.
+        self.settle()?;
+        let chunks = self.pools.chunks_of(group, &pages);
+        for chunk in &mut self.pools.groups[group].chunks[chunks] {
+            if let Some(buffer) = chunk.buffer.take() {
+                self.residency.remove(&buffer);
+            }
+        }
+        self.pools.committed.set(group, pages, false);
+        Ok(())
+    }
+}
