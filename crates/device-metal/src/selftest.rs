@@ -219,7 +219,13 @@ fn model(hidden: usize) -> Plan {
     let x = b.embed_from(hidden, block, 1.0);
     b.layer(Some(0));
     let n_kv_heads = n_kv_heads(hidden);
-    let layer = b.kv_layer(KvLayer { n_kv_heads, head_dim: HEAD_DIM, window: None, encoder_states: None });
+    let layer = b.kv_layer(KvLayer {
+        n_kv_heads,
+        head_dim: HEAD_DIM,
+        window: None,
+        encoder_states: None,
+        values_are_keys: false,
+    });
     let norm = b.rms_norm(x, hidden);
     let [q, k, v] = [4, 1, 1].map(|n| b.linear(norm, n * n_kv_heads * HEAD_DIM, block, false));
     let [q, k] = [q, k].map(|x| b.rope(x, HEAD_DIM, HEAD_DIM, RopeStyle::Half));

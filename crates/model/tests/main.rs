@@ -7,6 +7,7 @@ mod config_styles;
 mod cpu;
 mod damaged;
 mod encoder;
+mod encoders;
 mod fixtures;
 mod gguf;
 mod gguf_experts;

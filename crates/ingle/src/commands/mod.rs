@@ -18,6 +18,7 @@ mod plan;
 mod profile;
 mod ps;
 mod pull;
+mod rerank;
 mod rm;
 pub mod run;
 mod search;
@@ -52,6 +53,7 @@ pub enum Command {
     Search(search::Search),
     Rm(rm::Rm),
     Embed(embed::Embed),
+    Rerank(rerank::Rerank),
     Convert(convert::Convert),
     Keygen(keygen::Keygen),
     Sign(sign::Sign),
@@ -84,6 +86,7 @@ impl Command {
             Command::Search(c) => c.run(),
             Command::Rm(c) => c.run(),
             Command::Embed(c) => c.run(),
+            Command::Rerank(c) => c.run(),
             Command::Convert(c) => c.run(),
             Command::Keygen(c) => c.run(),
             Command::Sign(c) => c.run(),
