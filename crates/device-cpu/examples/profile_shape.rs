@@ -93,6 +93,7 @@ fn plan(s: &Shape) -> Plan {
             head_dim: s.head_dim,
             window,
             encoder_states: None,
+            values_are_keys: false,
         });
         let is_last = index + 1 == s.n_layers;
         let residual = b.select_rows_of_last(x, is_last);

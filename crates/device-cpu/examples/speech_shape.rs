@@ -26,6 +26,7 @@ fn kv_layers(b: &mut PlanBuilder) -> Vec<(KvLayerId, KvLayerId)> {
         head_dim: HIDDEN / N_HEADS,
         window: None,
         encoder_states,
+        values_are_keys: false,
     };
     (0..N_LAYERS).map(|_| (b.kv_layer(layer(None)), b.kv_layer(layer(Some(POSITIONS))))).collect()
 }

@@ -11,9 +11,9 @@ use crate::kernels::projection::{Epilogue, Matrix};
 use crate::kernels::rope::Turn;
 use crate::kernels::{
     activate, activation_rows, add, argmax, attention, columns, cross_attention, cross_scores, elementwise,
-    embed, embed_positions, expert_groups, expert_linear, expert_sum, gate, input, kv_write, layer_norm,
-    pool, projection, qk_rope_kv, recurrence, rms_norm, rope, route, scale, select_rows, self_attention,
-    short_conv, softcap, unfold,
+    embed, embed_positions, expert_bias, expert_groups, expert_linear, expert_sum, gate, gate_clamped, input,
+    join, kv_write, layer_norm, ordinals, pool, projection, qk_rope_kv, recurrence, rms_norm, rope, route,
+    scale, select_rows, self_attention, short_conv, softcap, unfold,
 };
 use crate::layout::{ExpertSizes, Layout, ProjectionSizes, schedule_shape};
 use crate::lower::{NodeUnit, RopeKey, Unit, out_of};
@@ -203,6 +203,7 @@ impl Compiler<'_> {
             offset: kv.groups[group].layers[..place].iter().map(bytes).sum(),
             group,
             n_kv_heads: kv.layer(layer).n_kv_heads,
+            n_halves: kv.layer(layer).n_halves(limits.kv_type),
             head_dim: kv.layer(layer).head_dim,
             page_len: limits.page_len,
             kind: limits.kv_type,
@@ -219,6 +220,7 @@ impl Compiler<'_> {
             scale,
             softcap: 0.0,
             window: usize::MAX,
+            chunked: false,
             cols: n_heads * pages.head_dim,
         }
     }
@@ -468,9 +470,9 @@ impl Compiler<'_> {
                     kv_write::Params { k: self.value(*k), v: self.value(*v), pages: self.pages(*layer) };
                 (Command::new(kv_write::kv_write(isa), params), "kv_write")
             }
-            Op::Attention { q, layer, n_heads, scale, softcap, window, sinks, out } => {
+            Op::Attention { q, layer, n_heads, scale, softcap, window, chunked, sinks, out } => {
                 let pages = self.pages(*layer);
-                let schedule = schedule_shape(self.plan, *layer, *n_heads, *window, *out);
+                let schedule = schedule_shape(self.plan, *layer, *n_heads, (*window, *chunked), *out);
                 // The layout has the shape of every Attention of its plan.
                 let schedule = self.layout.attention.iter().position(|shape| *shape == schedule).unwrap_or(0);
                 let params = attention::Params {
@@ -483,6 +485,7 @@ impl Compiler<'_> {
                         scale: *scale,
                         softcap: softcap.unwrap_or(0.0),
                         window: window.unwrap_or(usize::MAX),
+                        chunked: *chunked,
                         cols: n_heads * pages.head_dim,
                     },
                     schedule,
@@ -517,19 +520,65 @@ impl Compiler<'_> {
                 };
                 (Command::new(columns::columns, params), "columns")
             }
-            Op::Route { x, normalise, factor, scales, ids, weights } => {
+            Op::Route { x, normalise, factor, scores, bias, groups, scales, ids, weights } => {
                 let params = route::Params {
                     x: self.value(*x),
                     n_experts: self.plan.value(*x).cols,
                     k: self.plan.value(*ids).cols,
                     normalise: *normalise,
                     factor: *factor,
+                    scores: *scores,
+                    bias: self.weight_or_null(*bias),
+                    groups: *groups,
                     scales: self.weight_or_null(*scales),
                     ids: self.value(*ids).cast(),
                     weights: self.value(*weights),
                     rows: self.plan.value(*x).rows,
                 };
                 (Command::new(route::route, params), "route")
+            }
+            Op::ExpertBias { x, ids, bias, out } => {
+                let k = self.plan.value(*ids).cols;
+                let params = expert_bias::Params {
+                    x: self.value(*x),
+                    ids: self.value(*ids).cast_const().cast(),
+                    bias: self.weight_f32(*bias),
+                    k,
+                    cols: self.plan.value(*x).cols / k,
+                    out: self.value(*out),
+                    rows: self.plan.value(*x).rows,
+                };
+                (Command::new(expert_bias::expert_bias(isa), params), "expert_bias")
+            }
+            Op::GateClamped { gate, up, alpha, limit, out } => {
+                let params = gate_clamped::Params {
+                    gate: self.value(*gate),
+                    up: self.value(*up),
+                    out: self.value(*out),
+                    cols: self.plan.value(*gate).cols,
+                    rows: self.plan.value(*gate).rows,
+                    alpha: *alpha,
+                    limit: *limit,
+                };
+                (Command::new(gate_clamped::gate_clamped(isa), params), "gate_clamped")
+            }
+            Op::Join { a, b, n_heads, out } => {
+                let params = join::Params {
+                    a: self.value(*a),
+                    a_dim: self.plan.value(*a).cols / n_heads,
+                    b: self.value(*b),
+                    b_dim: self.plan.value(*b).cols / n_heads,
+                    n_heads: *n_heads,
+                    out: self.value(*out),
+                    rows: self.plan.value(*a).rows,
+                };
+                (Command::new(join::join, params), "join")
+            }
+            Op::Ordinals { out } => {
+                let value = self.plan.value(*out);
+                let params =
+                    ordinals::Params { out: self.value(*out).cast(), k: value.cols, rows: value.rows };
+                (Command::new(ordinals::ordinals, params), "ordinals")
             }
             Op::ExpertSum { x, weights, out } => {
                 let params = expert_sum::Params {
@@ -578,7 +627,7 @@ impl Compiler<'_> {
                 };
                 (Command::new(embed_positions::embed_positions, params), "embed_positions")
             }
-            Op::SelfAttention { q, k, v, n_heads, scale, out } => {
+            Op::SelfAttention { q, k, v, n_heads, scale, window, out } => {
                 let cols = self.plan.value(*q).cols;
                 let params = self_attention::Params {
                     q: self.value(*q),
@@ -586,8 +635,10 @@ impl Compiler<'_> {
                     v: self.value(*v),
                     out: self.value(*out),
                     n_heads: *n_heads,
+                    n_kv_heads: self.plan.value(*k).cols / (cols / n_heads),
                     head_dim: cols / n_heads,
                     scale: *scale,
+                    window: window.unwrap_or(usize::MAX),
                 };
                 (Command::new(self_attention::self_attention(isa), params), "self_attention")
             }

@@ -7,7 +7,7 @@ use crate::kernels::attention::schedule::{ScheduleShape, Sizes};
 use crate::kernels::linear::{ActivationKind, WeightRows, linear_kernel};
 use crate::kernels::{
     activation_rows, argmax, attention, cross_attention, cross_scores, expert_groups, expert_linear,
-    kv_write, projection, recurrence, round_up, self_attention, short_conv,
+    kv_write, projection, recurrence, round_up, route, self_attention, short_conv,
 };
 use crate::lower::{NodeUnit, RopeKey, Unit, rope_tables};
 use crate::program::IN_FLIGHT;
@@ -170,13 +170,14 @@ pub fn schedule_shape(
     plan: &Plan,
     layer: KvLayerId,
     n_heads: usize,
-    window: Option<usize>,
+    window: (Option<usize>, bool),
     out: ValueId,
 ) -> ScheduleShape {
     let n_kv_heads = plan.kv.layer(layer).n_kv_heads;
     ScheduleShape {
         group: plan.kv.group_of(layer).0,
-        window: window.unwrap_or(usize::MAX),
+        window: window.0.unwrap_or(usize::MAX),
+        chunked: window.1,
         n_kv_heads,
         tile_rows: attention::tile_rows(n_heads / n_kv_heads),
         of_outputs: is_only_selected_from(plan, out),
@@ -348,8 +349,8 @@ impl Layout {
             Unit::QkRopeKv(QkRopeKv { layer, .. }) | Unit::Primitive(Op::KvWrite { layer, .. }) => {
                 kv_write::scratch_bytes(plan.kv.layer(*layer).head_dim)
             }
-            Unit::Primitive(Op::Attention { layer, n_heads, window, out, .. }) => {
-                let shape = schedule_shape(plan, *layer, *n_heads, *window, *out);
+            Unit::Primitive(Op::Attention { layer, n_heads, window, chunked, out, .. }) => {
+                let shape = schedule_shape(plan, *layer, *n_heads, (*window, *chunked), *out);
                 let n_terms = n_terms.get(layer.0 as usize).copied().unwrap_or(0);
                 let layer = plan.kv.layer(*layer);
                 let (n_group, sizes) = (n_heads / layer.n_kv_heads, Sizes::new(limits));
@@ -385,6 +386,9 @@ impl Layout {
             Unit::Primitive(Op::CrossScores { layer, .. }) => {
                 cross_scores::scratch_bytes(plan.kv.layer(*layer).head_dim)
             }
+            Unit::Primitive(Op::Route { x, groups, .. }) => {
+                route::scratch_bytes(plan.value(*x).cols, *groups)
+            }
             Unit::NormAdd(_) => 0,
             Unit::Primitive(
                 Op::Embed { .. }
@@ -397,8 +401,11 @@ impl Layout {
                 | Op::Scale { .. }
                 | Op::Softcap { .. }
                 | Op::Columns { .. }
-                | Op::Route { .. }
                 | Op::ExpertSum { .. }
+                | Op::ExpertBias { .. }
+                | Op::GateClamped { .. }
+                | Op::Join { .. }
+                | Op::Ordinals { .. }
                 | Op::SelectRows { .. }
                 | Op::Argmax { .. }
                 | Op::Fused { .. }

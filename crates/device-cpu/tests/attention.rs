@@ -31,7 +31,13 @@ fn plan(shape: &Shape, device: &CpuDevice) -> Plan {
     let mut x = b.embed(64);
     for is_last in [false, true] {
         let window = options.window;
-        let layer = b.kv_layer(KvLayer { n_kv_heads, head_dim, window, encoder_states: None });
+        let layer = b.kv_layer(KvLayer {
+            n_kv_heads,
+            head_dim,
+            window,
+            encoder_states: None,
+            values_are_keys: false,
+        });
         let q = b.linear(x, n_heads * head_dim, BlockType::F32, false);
         let mut k = b.linear_with_bias(x, n_kv_heads * head_dim, if is_last { 0.0 } else { 20.0 });
         if !is_last {
@@ -173,7 +179,7 @@ fn devices_and_shapes(threads: usize) -> Vec<(CpuDevice, Isa, Shape)> {
 /// Shapes of heads, groups and pages, with and without window, sinks and cap.
 fn shapes() -> Vec<Shape> {
     let plain = AttentionOptions::default();
-    let all = AttentionOptions { softcap: Some(20.0), window: Some(300), sinks: true };
+    let all = AttentionOptions { softcap: Some(20.0), window: Some(300), chunked: false, sinks: true };
     let heads = [
         (32, 4, 2, 16, plain),
         (64, 9, 3, 32, plain),
@@ -181,6 +187,7 @@ fn shapes() -> Vec<Shape> {
         (96, 8, 1, 128, plain),
         (128, 5, 1, 256, AttentionOptions { sinks: true, ..plain }),
         (16, 40, 1, 64, AttentionOptions { window: Some(130), ..plain }),
+        (16, 40, 1, 64, AttentionOptions { window: Some(130), chunked: true, ..plain }),
     ];
     let types = [KvType::I16, KvType::I8, KvType::F16, KvType::F32];
     let mut shapes = vec![];

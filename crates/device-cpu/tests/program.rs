@@ -58,7 +58,13 @@ fn pages_of_any_length_give_the_same_bits() {
     let device = device(2);
     for head_dim in [32, 64, 80, 96, 128, 160] {
         let mut b = PlanBuilder::new(4, 50);
-        let layer = b.kv_layer(KvLayer { n_kv_heads: 2, head_dim, window: None, encoder_states: None });
+        let layer = b.kv_layer(KvLayer {
+            n_kv_heads: 2,
+            head_dim,
+            window: None,
+            encoder_states: None,
+            values_are_keys: false,
+        });
         let x = b.embed(64);
         let [q, k, v] = [6, 2, 2].map(|n_heads| b.linear(x, n_heads * head_dim, BlockType::F32, false));
         b.kv_write(k, v, layer);

@@ -165,6 +165,7 @@ fn element_wise(op: &Op) -> Vec<ValueId> {
         | Op::Scale { .. }
         | Op::Activate { .. }
         | Op::Gate { .. }
+        | Op::GateClamped { .. }
         | Op::Rope { .. }
         | Op::Softcap { .. } => op.reads(),
         Op::Embed { .. }
@@ -176,6 +177,9 @@ fn element_wise(op: &Op) -> Vec<ValueId> {
         | Op::Route { .. }
         | Op::ExpertLinear { .. }
         | Op::ExpertSum { .. }
+        | Op::ExpertBias { .. }
+        | Op::Join { .. }
+        | Op::Ordinals { .. }
         | Op::SelectRows { .. }
         | Op::Argmax { .. }
         | Op::Fused { .. }

@@ -177,7 +177,7 @@ fn two_chains(plan: &Plan, window: &[&Op]) -> bool {
     let is_of_other_heads = |op: &Op| {
         matches!(op, Op::RmsNorm { group: dim, .. } | Op::Rope { head_dim: dim, .. } if *dim != head_dim)
             || matches!(op, Op::RmsNorm { weight: Some(weight), .. } if plan.weight(*weight).n_cols() != head_dim)
-            || matches!(op, Op::Attention { layer: read, .. } if *read != layer)
+            || matches!(op, Op::Attention { layer: read, chunked, .. } if *read != layer || *chunked)
     };
     let heads = |op: &&Op| !is_of_other_heads(op);
     // The Rope, or norm, or both that lead to a value, last first.
@@ -230,7 +230,8 @@ mod tests {
     }
 
     const F32: BlockType = BlockType::F32;
-    const KV: KvLayer = KvLayer { n_kv_heads: 2, head_dim: 4, window: None, encoder_states: None };
+    const KV: KvLayer =
+        KvLayer { n_kv_heads: 2, head_dim: 4, window: None, encoder_states: None, values_are_keys: false };
 
     #[test]
     fn a_transformer_fuses_into_its_blocks() {

@@ -236,7 +236,9 @@ pub fn projection(plan: &Plan, parts: &[Op]) -> Option<Projection> {
 
 /// What an Attention reads, and its other fields.
 pub fn attention_of(op: &Op) -> Option<(ValueId, KvLayerId, AttentionOf)> {
-    let Op::Attention { q, layer, n_heads, scale, softcap, window, sinks, out } = op else { return None };
+    let Op::Attention { q, layer, n_heads, scale, softcap, window, chunked: _, sinks, out } = op else {
+        return None;
+    };
     let (n_heads, scale, softcap, window) = (*n_heads, *scale, *softcap, *window);
     Some((*q, *layer, AttentionOf { n_heads, scale, softcap, window, sinks: *sinks, out: *out }))
 }

@@ -8,8 +8,8 @@ use crate::program::{LoweredPlan, MetalProgram};
 use crate::weights::{LookupTables, WeightPlan};
 use device::key_bias;
 use device::{
-    Arithmetic, Device, Item, KvType, Limits, MemoryPlan, Peaks, Plan, Program, Residence, Result, Rule,
-    Weight,
+    Arithmetic, Device, Item, KvType, Limits, MemoryPlan, Op, OpKind, Peaks, Plan, Program, Residence,
+    Result, RouterScores, Rule, Weight,
 };
 use device_lower::arena::Arena;
 use device_lower::lifetimes::{arena_of, value_bytes};
@@ -88,6 +88,13 @@ impl<G: Gpu> MetalDevice<G> {
                 hint: "use the device cpu".to_owned(),
             });
         }
+        if let Some(what) = plans.iter().find_map(not_built) {
+            return Err(device::Error::Unsupported {
+                device: self.name(),
+                what: what.to_owned(),
+                hint: "use the device cpu".to_owned(),
+            });
+        }
         let parts: Vec<(Vec<LoweredUnit>, Arena)> = plans
             .iter()
             .map(|plan| {
@@ -131,6 +138,31 @@ impl<G: Gpu> MetalDevice<G> {
         )?;
         Ok(program)
     }
+}
+
+/// What of a plan has no kernels here.
+fn not_built(plan: &Plan) -> Option<&'static str> {
+    if plan.kv.layers.iter().any(|layer| layer.values_are_keys) {
+        return Some("a cache whose values are its keys");
+    }
+    let of = |op: &Op| {
+        if let Op::Route { scores, bias, groups, .. } = op
+            && (*scores != RouterScores::Softmax || bias.is_some() || groups.is_some())
+        {
+            return Some("a router by sigmoids, with a bias or with groups");
+        }
+        if matches!(op, Op::Attention { chunked: true, .. }) {
+            return Some("attention in chunks");
+        }
+        if let Op::SelfAttention { q, k, window, .. } = op
+            && (window.is_some() || plan.value(*q).cols != plan.value(*k).cols)
+        {
+            return Some("attention to both sides within a window, or whose heads share keys");
+        }
+        let parts = [OpKind::ExpertBias, OpKind::GateClamped, OpKind::Join, OpKind::Ordinals];
+        parts.contains(&op.kind()).then_some("biases of experts, a clamped gate, or heads put together")
+    };
+    plan.primitives().find_map(of)
 }
 
 impl<G: Gpu> Device for MetalDevice<G> {

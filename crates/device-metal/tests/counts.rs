@@ -25,7 +25,13 @@ fn attention(
     qk_norm: bool,
     is_last: bool,
 ) -> ValueId {
-    let layer = b.kv_layer(KvLayer { n_kv_heads: 2, head_dim: 16, window: None, encoder_states: None });
+    let layer = b.kv_layer(KvLayer {
+        n_kv_heads: 2,
+        head_dim: 16,
+        window: None,
+        encoder_states: None,
+        values_are_keys: false,
+    });
     let residual = b.select_rows_of_last(x, is_last);
     let norm = b.rms_norm(x, HIDDEN);
     let mut q = b.linear(norm, 64, block, false);

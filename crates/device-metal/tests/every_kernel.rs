@@ -47,10 +47,13 @@ fn device(order: LaneOrder, sanitized: Option<(Sanitizer, IsOf)>) -> MetalDevice
 
 /// The last case of every kind of Op: most of them the largest.
 fn cases() -> Vec<Case> {
+    let device = device(LaneOrder::Forward, None);
     let mut last: HashMap<OpKind, (usize, Case)> = HashMap::new();
-    for (index, case) in check_op_cases().into_iter().enumerate().filter(|(_, case)| {
-        ![OpKind::Linear, OpKind::ShortConv, OpKind::GatedDelta, OpKind::SelectiveScan].contains(&case.kind)
-    }) {
+    for (index, case) in check_op_cases()
+        .into_iter()
+        .enumerate()
+        .filter(|(_, case)| case.kind != OpKind::Linear && case.runs_on(&device))
+    {
         last.insert(case.kind, (index, case));
     }
     let mut cases: Vec<_> = last.into_values().collect();

@@ -30,6 +30,12 @@ fn stems(device: &str, extensions: &[&str]) -> BTreeSet<String> {
 const CPU_ONLY: &[&str] = &[
     // Metal refuses models with recurrent layers.
     "short_conv",
+    "recurrence",
+    // And those with these, and with windows to both sides, chunks, and values that are keys.
+    "expert_bias",
+    "gate_clamped",
+    "join",
+    "ordinals",
     // One file for the types of each instruction set, and what they read.
     "linear/activation",
     "linear/affine_avx2",

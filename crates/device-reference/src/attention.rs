@@ -19,6 +19,8 @@ pub struct Attention<'a> {
     pub softcap: Option<f32>,
     /// Positions that a row sees, its own included.
     pub window: Option<usize>,
+    /// The window begins at a multiple of its length.
+    pub chunked: bool,
     /// `(n_heads)` a logit that takes part in the softmax's sum and adds no value.
     pub sinks: Option<&'a [f32]>,
 }
@@ -38,7 +40,11 @@ pub fn attention<'a>(
     let head_dim = op.kv.head_dim;
     let group = op.n_heads / op.kv.n_kv_heads; // query heads that share a KV head
     let row_len = op.n_heads * head_dim;
-    let first_of = |last: usize| op.window.map_or(0, |window| (last + 1).saturating_sub(window));
+    let first_of = |last: usize| match op.window {
+        None => 0,
+        Some(window) if op.chunked => last / window * window,
+        Some(window) => (last + 1).saturating_sub(window),
+    };
     let n_pairs: usize = positions.iter().map(|last| *last as usize + 1 - first_of(*last as usize)).sum();
     let scratch = || (vec![0.0f32; head_dim], Vec::<f32>::new());
     for_each_chunk(
@@ -153,9 +159,15 @@ mod tests {
             (3, Some(5.0), Some(1), Some(&sinks[..])),
             (2, None, Some(100), Some(&sinks[..])),
         ] {
-            let kv = KvLayer { n_kv_heads, head_dim: 5, window: None, encoder_states: None };
+            let kv = KvLayer {
+                n_kv_heads,
+                head_dim: 5,
+                window: None,
+                encoder_states: None,
+                values_are_keys: false,
+            };
             let layer = KvLayerId(0);
-            let op = Attention { layer, kv, n_heads: 6, scale: 0.7, softcap, window, sinks };
+            let op = Attention { layer, kv, n_heads: 6, scale: 0.7, softcap, window, chunked: false, sinks };
             let n = 37;
             let mut vectors = |cols: usize| -> Vec<Vec<f32>> {
                 (0..n).map(|_| (0..cols).map(|_| rng.normal()).collect()).collect()

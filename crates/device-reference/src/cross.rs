@@ -90,7 +90,13 @@ mod tests {
     /// Two heads of one column, 18 encoder states in scattered pages, keys that are 0 but at position 17.
     #[test]
     fn by_hand() {
-        let kv = KvLayer { n_kv_heads: 2, head_dim: 1, window: None, encoder_states: Some(18) };
+        let kv = KvLayer {
+            n_kv_heads: 2,
+            head_dim: 1,
+            window: None,
+            encoder_states: Some(18),
+            values_are_keys: false,
+        };
         let (layer, table) = (KvLayerId(0), [2, 0]);
         let mut pages = KvPages::new(&KvLayout::new(vec![kv]), KvType::F32, 16, &[3]).unwrap();
         for position in 0..18 {

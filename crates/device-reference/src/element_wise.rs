@@ -48,6 +48,14 @@ pub fn gate(kind: Activation, gate: &[f32], up: &[f32], out: &mut [f32]) {
     binary(gate, up, out, |gate, up| activate(kind, gate) * up);
 }
 
+/// `out = g * sigmoid(alpha * g) * (u + 1)`, both clamped
+pub fn gate_clamped(alpha: f32, limit: f32, gate: &[f32], up: &[f32], out: &mut [f32]) {
+    binary(gate, up, out, |gate, up| {
+        let (gate, up) = (gate.min(limit), up.clamp(-limit, limit));
+        gate / (1.0 + (-alpha * gate).exp()) * (up + 1.0)
+    });
+}
+
 /// `out = a + b`
 pub fn add(a: &[f32], b: &[f32], out: &mut [f32]) {
     binary(a, b, out, |a, b| a + b);

@@ -34,10 +34,14 @@ pub fn layer_norm(
 pub struct Heads {
     /// How many.
     pub n_heads: usize,
+    /// Those of keys and values.
+    pub n_kv_heads: usize,
     /// Columns of each.
     pub head_dim: usize,
     /// Factor on the scores.
     pub scale: f32,
+    /// Rows that a row sees to each side.
+    pub window: Option<usize>,
 }
 
 /// `out = softmax(scale * q k^T) v`, each row over all rows of its span, ascending.
@@ -45,13 +49,13 @@ pub fn self_attention(
     n_threads: usize,
     heads: Heads,
     q: &[f32],       // (n, n_heads * head_dim)
-    k: &[f32],       // (n, n_heads * head_dim)
-    v: &[f32],       // (n, n_heads * head_dim)
+    k: &[f32],       // (n, n_kv_heads * head_dim)
+    v: &[f32],       // (n, n_kv_heads * head_dim)
     spans: &[Span],  //
     out: &mut [f32], // (n, n_heads * head_dim)
 ) {
-    let Heads { n_heads, head_dim, scale } = heads;
-    let cols = n_heads * head_dim;
+    let Heads { n_heads, n_kv_heads, head_dim, scale, window } = heads;
+    let (cols, kv_cols) = (n_heads * head_dim, n_kv_heads * head_dim);
     let n_pairs: usize = spans.iter().map(|span| (span.n_rows as usize).pow(2)).sum();
     for_each_chunk(
         worth(n_threads, n_pairs * cols * 2),
@@ -61,10 +65,16 @@ pub fn self_attention(
         |scores: &mut Vec<f32>, row, out| {
             let Some(span) = span_of(spans, row) else { return };
             let rows = span.first_row as usize..(span.first_row + span.n_rows) as usize;
+            let rows = match window {
+                Some(n) => rows.start.max(row.saturating_sub(n))..rows.end.min(row + n + 1),
+                None => rows,
+            };
             for head in 0..n_heads {
-                let at = |row: usize| row * cols + head * head_dim..row * cols + (head + 1) * head_dim;
+                let q = &q[row * cols + head * head_dim..][..head_dim];
+                let kv_head = head / (n_heads / n_kv_heads) * head_dim;
+                let at = |row: usize| row * kv_cols + kv_head..row * kv_cols + kv_head + head_dim;
                 scores.clear();
-                scores.extend(rows.clone().map(|other| scale * dot(&q[at(row)], &k[at(other)])));
+                scores.extend(rows.clone().map(|other| scale * dot(q, &k[at(other)])));
                 softmax(scores, None);
                 let out = &mut out[head * head_dim..(head + 1) * head_dim];
                 out.fill(0.0);
@@ -134,7 +144,7 @@ mod tests {
         let mut out = [0.0; 3];
         self_attention(
             1,
-            Heads { n_heads: 1, head_dim: 1, scale: 1.0 },
+            Heads { n_heads: 1, n_kv_heads: 1, head_dim: 1, scale: 1.0, window: None },
             &q,
             &k,
             &[2.0, 4.0, 9.0],

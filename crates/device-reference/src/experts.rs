@@ -3,13 +3,16 @@
 use weights::codec::dequantize_rows;
 
 use crate::linear::dot;
-use device::Weight;
+use device::{RouterGroups, RouterScores, Weight};
 
 /// The parameters of a Route.
 pub struct Route<'a> {
     pub n_experts: usize,
     pub normalise: bool,
     pub factor: f32,
+    pub scores: RouterScores,
+    pub bias: Option<&'a [f32]>, // (n_experts)
+    pub groups: Option<RouterGroups>,
     pub scales: Option<&'a [f32]>, // (n_experts)
 }
 
@@ -23,12 +26,37 @@ impl Route<'_> {
         ids: &mut [u32], // (n, k)
     ) {
         for (row, ids) in x.chunks_exact(self.n_experts).zip(ids.chunks_exact_mut(k)) {
-            let mut order: Vec<usize> = (0..row.len()).collect();
-            let size = |id: usize| if row[id].is_nan() { f32::NEG_INFINITY } else { row[id] };
-            // A stable sort: equals stay in the order of their ids.
-            order.sort_by(|a, b| size(*b).total_cmp(&size(*a)));
-            for (to, id) in ids.iter_mut().zip(order) {
+            for (to, id) in ids.iter_mut().zip(falling(&self.sizes(row))) {
                 *to = id as u32;
+            }
+        }
+    }
+
+    /// What experts are chosen by. Without a bias and groups the logits are in the order of the scores.
+    fn sizes(&self, row: &[f32]) -> Vec<f32> {
+        if self.bias.is_none() && self.groups.is_none() {
+            return row.to_vec();
+        }
+        let mut sizes = self.scores(row);
+        sizes.iter_mut().zip(self.bias.unwrap_or_default()).for_each(|(size, bias)| *size += bias);
+        let Some(RouterGroups { n, n_used, n_best }) = self.groups else { return sizes };
+        let group = row.len() / n;
+        let sum = |sizes: &[f32]| falling(sizes).into_iter().take(n_best).map(|i| sizes[i]).sum::<f32>();
+        let sums: Vec<f32> = sizes.chunks_exact(group).map(sum).collect();
+        for unused in falling(&sums).into_iter().skip(n_used) {
+            sizes[unused * group..][..group].fill(f32::NEG_INFINITY);
+        }
+        sizes
+    }
+
+    /// What is made of a row's logits.
+    fn scores(&self, row: &[f32]) -> Vec<f32> {
+        match self.scores {
+            RouterScores::Sigmoid => row.iter().map(|v| 1.0 / (1.0 + (-v).exp())).collect(),
+            RouterScores::Softmax => {
+                let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                let sum: f32 = row.iter().map(|v| (v - max).exp()).sum();
+                row.iter().map(|v| (v - max).exp() / sum).collect()
             }
         }
     }
@@ -43,10 +71,9 @@ impl Route<'_> {
     ) {
         let rows = x.chunks_exact(self.n_experts).zip(ids.chunks_exact(k));
         for ((row, ids), weights) in rows.zip(weights.chunks_exact_mut(k)) {
-            let max = row[ids[0] as usize];
-            let sum: f32 = row.iter().map(|v| (v - max).exp()).sum();
-            let p = |id: &u32| (row[*id as usize] - max).exp() / sum;
-            let chosen: f32 = ids.iter().map(p).sum();
+            let scores = self.scores(row);
+            let p = |id: &u32| scores[*id as usize];
+            let chosen = ids.iter().map(p).sum::<f32>().max(f32::MIN_POSITIVE);
             for (id, weight) in ids.iter().zip(weights) {
                 let p = if self.normalise { p(id) / chosen } else { p(id) };
                 *weight = p * self.scales.map_or(1.0, |s| s[*id as usize]) * self.factor;
@@ -90,6 +117,33 @@ pub fn linear(
     }
 }
 
+/// `out[:, j] = x_j + bias[ids[:, j]]`
+pub fn bias(
+    x: &[f32],       // (n, k * cols)
+    ids: &[u32],     // (n, k)
+    k: usize,        //
+    bias: &[f32],    // (n_experts * cols)
+    out: &mut [f32], // (n, k * cols)
+) {
+    if ids.is_empty() {
+        return;
+    }
+    let cols = x.len() / (ids.len() / k * k);
+    for ((out, x), id) in out.chunks_exact_mut(cols).zip(x.chunks_exact(cols)).zip(ids) {
+        let bias = &bias[*id as usize * cols..][..cols];
+        out.iter_mut().zip(x).zip(bias).for_each(|((out, x), bias)| *out = x + bias);
+    }
+}
+
+/// Indices from the largest value to the smallest, the lower of equals first; NaN counts as the smallest.
+fn falling(values: &[f32]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..values.len()).collect();
+    let size = |i: usize| if values[i].is_nan() { f32::NEG_INFINITY } else { values[i] };
+    // A stable sort: equals stay in order.
+    order.sort_by(|a, b| size(*b).total_cmp(&size(*a)));
+    order
+}
+
 /// `out = sum over j of weights[:, j] * x_j`, in the order of `j`.
 pub fn sum(
     x: &[f32],       // (n, k * cols)
@@ -130,7 +184,15 @@ mod tests {
     fn the_largest_are_chosen_and_weighed() {
         // exp of these: 1, 2, 4, 1; their sum is 8.
         let x = [0.0, 2f32.ln(), 4f32.ln(), 0.0];
-        let plain = Route { n_experts: 4, normalise: false, factor: 1.0, scales: None };
+        let plain = Route {
+            n_experts: 4,
+            normalise: false,
+            factor: 1.0,
+            scores: RouterScores::Softmax,
+            bias: None,
+            groups: None,
+            scales: None,
+        };
         let close = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-6);
         let (ids, weights) = routed(&plain, &x, 3);
         assert_eq!(ids, [2, 1, 0], "the lower of equals");
@@ -138,6 +200,28 @@ mod tests {
         let scaled = Route { normalise: true, factor: 3.0, scales: Some(&[1.0, 2.0, 5.0, 1.0]), ..plain };
         let (_, weights) = routed(&scaled, &x, 2);
         assert!(close(&weights, &[2.0 / 3.0 * 15.0, 1.0 / 3.0 * 6.0]), "{weights:?}");
+    }
+
+    #[test]
+    fn biases_and_groups_choose_but_do_not_weigh() {
+        // Sigmoids 0.5, 0.75, 0.9, 0.5, in two groups.
+        let x = [0.0, 3f32.ln(), 9f32.ln(), 0.0];
+        let bias = [0.0, 0.5, 0.0, 0.0];
+        let route = Route {
+            n_experts: 4,
+            normalise: false,
+            factor: 2.0,
+            scores: RouterScores::Sigmoid,
+            bias: Some(&bias),
+            groups: None,
+            scales: None,
+        };
+        let (ids, weights) = routed(&route, &x, 2);
+        assert_eq!(ids, [1, 2]);
+        assert!((weights[0] - 1.5).abs() < 1e-6 && (weights[1] - 1.8).abs() < 1e-6, "{weights:?}");
+        let groups = Some(RouterGroups { n: 2, n_used: 1, n_best: 2 });
+        let (ids, _) = routed(&Route { groups, ..route }, &x, 2);
+        assert_eq!(ids, [1, 0], "0.5 + 1.25 over 0.9 + 0.5");
     }
 
     #[test]

@@ -89,7 +89,7 @@ impl<'a> Forward<'a> {
                     }
                 }
             }
-            Op::Attention { q, layer, n_heads, scale, softcap, window, sinks, out } => {
+            Op::Attention { q, layer, n_heads, scale, softcap, window, chunked, sinks, out } => {
                 let op = attention::Attention {
                     layer: *layer,
                     kv: *plan.kv.layer(*layer),
@@ -97,6 +97,7 @@ impl<'a> Forward<'a> {
                     scale: *scale,
                     softcap: *softcap,
                     window: *window,
+                    chunked: *chunked,
                     sinks: sinks.map(|s| self.vector(s)),
                 };
                 self.attend(*layer, *out, |pages, a, table, out| {
@@ -115,9 +116,16 @@ impl<'a> Forward<'a> {
                     cross::scores(n_threads, &op, heads, pages, a.floats(*q), table, out);
                 });
             }
-            Op::SelfAttention { q, k, v, n_heads, scale, out } => {
+            Op::SelfAttention { q, k, v, n_heads, scale, window, out } => {
                 let head_dim = self.cols(*q) / n_heads;
-                let heads = encoder::Heads { n_heads: *n_heads, head_dim, scale: *scale };
+                let n_kv_heads = self.cols(*k) / head_dim;
+                let heads = encoder::Heads {
+                    n_heads: *n_heads,
+                    n_kv_heads,
+                    head_dim,
+                    scale: *scale,
+                    window: *window,
+                };
                 self.write(*out, |a, out| {
                     let (q, k, v) = (a.floats(*q), a.floats(*k), a.floats(*v));
                     encoder::self_attention(n_threads, heads, q, k, v, step.spans, out);
@@ -231,9 +239,12 @@ impl<'a> Forward<'a> {
                 });
                 self.states = states.all;
             }
-            Op::Route { x, normalise, factor, scales, ids, weights } => {
+            Op::Route { x, normalise, factor, scores, bias, groups, scales, ids, weights } => {
                 let route = experts::Route {
                     n_experts: self.cols(*x),
+                    scores: *scores,
+                    bias: bias.map(|b| self.vector(b)),
+                    groups: *groups,
                     normalise: *normalise,
                     factor: *factor,
                     scales: scales.map(|s| self.vector(s)),
@@ -245,6 +256,25 @@ impl<'a> Forward<'a> {
             Op::ExpertLinear { x, ids, weight, out } => {
                 let (k, weight) = (self.cols(*ids), plan.weight(*weight));
                 self.write(*out, |a, out| experts::linear(a.floats(*x), a.ids(*ids), k, weight, out));
+            }
+            Op::ExpertBias { x, ids, bias, out } => {
+                let (k, bias) = (self.cols(*ids), self.vector(*bias));
+                self.write(*out, |a, out| experts::bias(a.floats(*x), a.ids(*ids), k, bias, out));
+            }
+            Op::GateClamped { gate, up, alpha, limit, out } => {
+                self.write(*out, |a, out| {
+                    element_wise::gate_clamped(*alpha, *limit, a.floats(*gate), a.floats(*up), out);
+                });
+            }
+            Op::Join { a: x, b: y, n_heads, out } => {
+                let (x_dim, y_dim) = (self.cols(*x) / n_heads, self.cols(*y) / n_heads);
+                self.write(*out, |a, out| select::join(a.floats(*x), x_dim, a.floats(*y), y_dim, out));
+            }
+            Op::Ordinals { out } => {
+                let (cols, n) = (self.cols(*out), self.len(*out));
+                self.activations.write_ids(*out, n, |_, ids| {
+                    ids.iter_mut().enumerate().for_each(|(i, id)| *id = (i % cols) as u32);
+                });
             }
             Op::ExpertSum { x, weights, out } => {
                 let k = self.cols(*weights);

@@ -40,6 +40,8 @@ struct LayerPages {
     offset: usize,
     n_kv_heads: usize,
     head_dim: usize,
+    /// Keys and values, or 1: values are the keys.
+    n_halves: usize,
 }
 
 impl KvPages {
@@ -57,6 +59,7 @@ impl KvPages {
                 offset: before.iter().map(|id| layout.layer_page_bytes(*id, kind, page_len)).sum(),
                 n_kv_heads: layout.layer(id).n_kv_heads,
                 head_dim: layout.layer(id).head_dim,
+                n_halves: layout.layer(id).n_halves(kind),
             }
         };
         Ok(KvPages {
@@ -172,7 +175,7 @@ impl KvPages {
         position: usize,
     ) -> std::ops::Range<usize> {
         let page = table[position / self.page_len] as usize;
-        let head = if half == Half::Keys { head } else { place.n_kv_heads + head };
+        let head = if half == Half::Keys || place.n_halves == 1 { head } else { place.n_kv_heads + head };
         let vector = head * self.page_len + position % self.page_len;
         let bytes = self.kind.vector_bytes(place.head_dim);
         let start = page * place.page_bytes + place.offset + vector * bytes;
@@ -234,8 +237,13 @@ mod tests {
     /// Every vector of every layer, head, position and half has bytes of its own, in every KV type.
     #[test]
     fn vectors_do_not_share_bytes() {
-        let layer =
-            |n_kv_heads, head_dim, window| KvLayer { n_kv_heads, head_dim, window, encoder_states: None };
+        let layer = |n_kv_heads, head_dim, window| KvLayer {
+            n_kv_heads,
+            head_dim,
+            window,
+            encoder_states: None,
+            values_are_keys: false,
+        };
         let layout = KvLayout::new(vec![layer(2, 32, None), layer(1, 64, Some(20)), layer(3, 96, None)]);
         for kind in [KvType::F32, KvType::F16, KvType::I16, KvType::I8, KvType::Q8_0] {
             let mut pages = KvPages::new(&layout, kind, 16, &[3, 2]).unwrap();
@@ -274,11 +282,16 @@ mod tests {
 
     #[test]
     fn pages_are_copied_whole_and_poisoned() {
-        let layout =
-            KvLayout::new(vec![
-                KvLayer { n_kv_heads: 1, head_dim: 32, window: None, encoder_states: None };
-                2
-            ]);
+        let layout = KvLayout::new(vec![
+            KvLayer {
+                n_kv_heads: 1,
+                head_dim: 32,
+                window: None,
+                encoder_states: None,
+                values_are_keys: false
+            };
+            2
+        ]);
         for kind in [KvType::F32, KvType::F16, KvType::I16, KvType::I8, KvType::Q8_0] {
             let mut pages = KvPages::new(&layout, kind, 16, &[3]).unwrap();
             let last = KvLayerId(1);

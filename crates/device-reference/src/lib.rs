@@ -17,7 +17,7 @@
 //! | `kv_pages.rs` | KvWrite, and reading back |
 //! | `attention.rs` | Attention |
 //! | `element_wise.rs` | Activate, Gate, Add, Scale, Softcap |
-//! | `experts.rs` | Route, ExpertLinear, ExpertSum |
+//! | `experts.rs` | Route, ExpertLinear, ExpertBias, ExpertSum |
 //! | `select.rs` | Columns, SelectRows, Argmax |
 //! | `encoder.rs` | LayerNorm, SelfAttention, Pool |
 //! | `input.rs` | Input, Unfold |

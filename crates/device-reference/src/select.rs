@@ -25,6 +25,22 @@ pub fn columns(
     }
 }
 
+/// The heads of `x`, each with that of `y` after it.
+pub fn join(
+    x: &[f32],       // (n * n_heads, x_dim)
+    x_dim: usize,    //
+    y: &[f32],       // (n * n_heads, y_dim)
+    y_dim: usize,    //
+    out: &mut [f32], // (n * n_heads, x_dim + y_dim)
+) {
+    for (out, (x, y)) in
+        out.chunks_exact_mut(x_dim + y_dim).zip(x.chunks_exact(x_dim).zip(y.chunks_exact(y_dim)))
+    {
+        out[..x_dim].copy_from_slice(x);
+        out[x_dim..].copy_from_slice(y);
+    }
+}
+
 /// Index of the largest column of each row, the lowest of equals; NaN is never the largest.
 pub fn argmax(
     x: &[f32],       // (n_outputs, cols)

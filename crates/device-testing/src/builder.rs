@@ -4,7 +4,7 @@ use weights::{BlockType, Bytes, Planes};
 use super::{Rng, quantized, stored};
 use device::{
     Activation, DType, KvLayer, KvLayerId, KvLayout, Node, Op, OutputKind, Plan, Pooling, RopeStyle,
-    RowCount, StateId, Value, ValueId, Weight, WeightId, WeightPart,
+    RouterGroups, RouterScores, RowCount, StateId, Value, ValueId, Weight, WeightId, WeightPart,
 };
 
 /// Rows of an embedding table that differ; longer tables repeat them.
@@ -28,6 +28,8 @@ pub struct AttentionOptions {
     pub softcap: Option<f32>,
     /// As [`Op::Attention`]'s.
     pub window: Option<usize>,
+    /// As [`Op::Attention`]'s.
+    pub chunked: bool,
     /// Whether there are sinks, of random size.
     pub sinks: bool,
 }
@@ -217,8 +219,8 @@ impl PlanBuilder {
     ) -> ValueId {
         let sinks = options.sinks.then(|| self.vector("sinks", n_heads, 0.0, 1.0));
         let scale = (self.kv_layers[layer.0 as usize].head_dim as f32).sqrt().recip();
-        let AttentionOptions { softcap, window, .. } = options;
-        self.like(q, |out| Op::Attention { q, layer, n_heads, scale, softcap, window, sinks, out })
+        let AttentionOptions { softcap, window, chunked, .. } = options;
+        self.like(q, |out| Op::Attention { q, layer, n_heads, scale, softcap, window, chunked, sinks, out })
     }
 
     /// `kind(x)`
@@ -263,8 +265,20 @@ impl PlanBuilder {
 
     /// With the usual scale, `1 / sqrt(head_dim)`.
     pub fn self_attention(&mut self, q: ValueId, k: ValueId, v: ValueId, n_heads: usize) -> ValueId {
+        self.windowed_self_attention(q, k, v, n_heads, None)
+    }
+
+    /// The same, each row with those within a window to each side.
+    pub fn windowed_self_attention(
+        &mut self,
+        q: ValueId,
+        k: ValueId,
+        v: ValueId,
+        n_heads: usize,
+        window: Option<usize>,
+    ) -> ValueId {
         let scale = ((self.cols(q) / n_heads) as f32).sqrt().recip();
-        self.like(q, |out| Op::SelfAttention { q, k, v, n_heads, scale, out })
+        self.like(q, |out| Op::SelfAttention { q, k, v, n_heads, scale, window, out })
     }
 
     /// From the rows of sequences to outputs.
@@ -403,8 +417,49 @@ impl PlanBuilder {
         let Value { rows, cols, .. } = *self.plan.value(x);
         let scales = scales.then(|| self.vector("scales", cols, 1.0, 0.2));
         let (ids, weights) = (self.value(rows, k, DType::U32), self.value(rows, k, DType::F32));
-        self.push(Op::Route { x, normalise, factor, scales, ids, weights });
+        let (scores, bias, groups) = (RouterScores::Softmax, None, None);
+        self.push(Op::Route { x, normalise, factor, scores, bias, groups, scales, ids, weights });
         (ids, weights)
+    }
+
+    /// The same by sigmoids with random biases, of the experts of some groups.
+    pub fn route_by_sigmoids(
+        &mut self,
+        x: ValueId,
+        k: usize,
+        groups: Option<RouterGroups>,
+    ) -> (ValueId, ValueId) {
+        let Value { rows, cols, .. } = *self.plan.value(x);
+        let bias = Some(self.vector("biases", cols, 0.0, 0.5));
+        let (ids, weights) = (self.value(rows, k, DType::U32), self.value(rows, k, DType::F32));
+        let (scores, normalise, factor, scales) = (RouterScores::Sigmoid, true, 2.5, None);
+        self.push(Op::Route { x, normalise, factor, scores, bias, groups, scales, ids, weights });
+        (ids, weights)
+    }
+
+    /// With random biases of `n_experts` experts.
+    pub fn expert_bias(&mut self, x: ValueId, ids: ValueId, n_experts: usize) -> ValueId {
+        let bias = self.vector("biases", n_experts * self.cols(x) / self.cols(ids), 0.0, 1.0);
+        self.like(x, |out| Op::ExpertBias { x, ids, bias, out })
+    }
+
+    /// `g * sigmoid(alpha * g) * (u + 1)`, both clamped.
+    pub fn gate_clamped(&mut self, gate: ValueId, up: ValueId, alpha: f32, limit: f32) -> ValueId {
+        self.like(gate, |out| Op::GateClamped { gate, up, alpha, limit, out })
+    }
+
+    /// Heads put together.
+    pub fn join(&mut self, a: ValueId, b: ValueId, n_heads: usize) -> ValueId {
+        let out = self.value(self.plan.value(a).rows, self.cols(a) + self.cols(b), DType::F32);
+        self.push(Op::Join { a, b, n_heads, out });
+        out
+    }
+
+    /// Ids 0 to `k - 1` for each token.
+    pub fn ordinals(&mut self, k: usize) -> ValueId {
+        let out = self.value(RowCount::Tokens, k, DType::U32);
+        self.push(Op::Ordinals { out });
+        out
     }
 
     /// With random matrices of `n_experts` experts; `own`: `x` has a part for each chosen one.
@@ -546,7 +601,13 @@ pub(super) fn mini_transformer_with(seed: u64, block: BlockType, head_dim: usize
     for index in 0..2 {
         b.layer(Some(index));
         let window = (index == 1).then_some(20);
-        let layer = b.kv_layer(KvLayer { n_kv_heads: N_KV_HEADS, head_dim, window, encoder_states: None });
+        let layer = b.kv_layer(KvLayer {
+            n_kv_heads: N_KV_HEADS,
+            head_dim,
+            window,
+            encoder_states: None,
+            values_are_keys: false,
+        });
         let residual = b.select_rows_of_last(x, index == 1);
         let norm = b.rms_norm(x, hidden);
         let q = b.linear(norm, N_HEADS * head_dim, q_block, index == 1);
@@ -557,7 +618,12 @@ pub(super) fn mini_transformer_with(seed: u64, block: BlockType, head_dim: usize
         let q = b.rope(q, head_dim, head_dim, RopeStyle::Half);
         let k = b.rope(k, head_dim, head_dim, RopeStyle::Half);
         b.kv_write(k, v, layer);
-        let options = AttentionOptions { softcap: window.map(|_| 30.0), window, sinks: window.is_some() };
+        let options = AttentionOptions {
+            softcap: window.map(|_| 30.0),
+            window,
+            chunked: false,
+            sinks: window.is_some(),
+        };
         let y = b.attention(q, layer, N_HEADS, options);
         let y = b.select_rows_of_last(y, index == 1);
         let y = b.linear(y, hidden, o_block, false);

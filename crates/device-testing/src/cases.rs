@@ -2,6 +2,7 @@
 //!
 //! Past 600 lines: one function for each kind of Op, read beside each other.
 
+mod choices;
 mod encoder_states;
 mod norms;
 mod recurrent;
@@ -85,6 +86,9 @@ fn all_cases() -> Vec<Case> {
         encoder_states::inputs(),
         encoder_states::encoder_states(),
         norms::layers(),
+        choices::routers(),
+        choices::parts(),
+        choices::windows(),
         recurrent::short_convolutions(),
         recurrent::recurrences(),
     ];
@@ -364,11 +368,22 @@ fn attention() -> Vec<Case> {
     let mut cases = vec![];
     for (n_kv_heads, ratio, head_dim, window, softcap, sinks) in shapes {
         let mut b = PlanBuilder::new(head_dim as u64, N_TOKENS as usize);
-        let layer = b.kv_layer(KvLayer { n_kv_heads, head_dim, window, encoder_states: None });
+        let layer = b.kv_layer(KvLayer {
+            n_kv_heads,
+            head_dim,
+            window,
+            encoder_states: None,
+            values_are_keys: false,
+        });
         let q = b.embed_from(n_kv_heads * ratio * head_dim, BlockType::F32, 2.0);
         let (k, v) = (b.embed(n_kv_heads * head_dim), b.embed(n_kv_heads * head_dim));
         b.kv_write(k, v, layer);
-        let y = b.attention(q, layer, n_kv_heads * ratio, AttentionOptions { softcap, window, sinks });
+        let y = b.attention(
+            q,
+            layer,
+            n_kv_heads * ratio,
+            AttentionOptions { softcap, window, chunked: false, sinks },
+        );
         let plan = b.finish(y);
         let name = format!(
             "attention {n_kv_heads}x{ratio}x{head_dim} window {window:?} softcap {softcap:?} sinks {sinks}"
@@ -386,7 +401,8 @@ fn attention() -> Vec<Case> {
     }
     // A narrower window than what the layer keeps, and a second layer that reads the first one's pages.
     let mut b = PlanBuilder::new(77, N_TOKENS as usize);
-    let kv = KvLayer { n_kv_heads: 2, head_dim: 32, window: None, encoder_states: None };
+    let kv =
+        KvLayer { n_kv_heads: 2, head_dim: 32, window: None, encoder_states: None, values_are_keys: false };
     let (first, second) = (b.kv_layer(kv), b.kv_layer(KvLayer { window: Some(40), ..kv }));
     let (q, k, v) = (b.embed(128), b.embed(64), b.embed(64));
     b.kv_write(k, v, second);
@@ -409,7 +425,7 @@ fn attention() -> Vec<Case> {
 fn key_biases() -> Vec<Case> {
     use RopeStyle::{Half, Interleaved};
     let plain = AttentionOptions::default();
-    let all = AttentionOptions { softcap: Some(20.0), window: Some(33), sinks: true };
+    let all = AttentionOptions { softcap: Some(20.0), window: Some(33), chunked: false, sinks: true };
     // (KV heads, query heads of each, head_dim, columns that turn, style, options)
     let shapes = [
         (2, 2, 32, 32, Half, plain),
@@ -422,8 +438,13 @@ fn key_biases() -> Vec<Case> {
     let mut cases = vec![];
     for (n_kv_heads, ratio, head_dim, n_dims, style, options) in shapes {
         let mut b = PlanBuilder::new(head_dim as u64, N_TOKENS as usize);
-        let layer =
-            b.kv_layer(KvLayer { n_kv_heads, head_dim, window: options.window, encoder_states: None });
+        let layer = b.kv_layer(KvLayer {
+            n_kv_heads,
+            head_dim,
+            window: options.window,
+            encoder_states: None,
+            values_are_keys: false,
+        });
         let mut q = b.embed_from(n_kv_heads * ratio * head_dim, BlockType::F32, 0.25);
         let x = b.embed(48);
         let mut k = b.linear_with_bias(x, n_kv_heads * head_dim, 30.0);
@@ -582,7 +603,13 @@ fn blocks() -> Vec<Case> {
         let has = |bit: u32| bits & (1 << bit) != 0;
         let mut b = PlanBuilder::new(u64::from(bits), N_TOKENS as usize);
         let window = (bits % 3 == 0).then_some(18);
-        let layer = b.kv_layer(KvLayer { n_kv_heads: 2, head_dim: 32, window, encoder_states: None });
+        let layer = b.kv_layer(KvLayer {
+            n_kv_heads: 2,
+            head_dim: 32,
+            window,
+            encoder_states: None,
+            values_are_keys: false,
+        });
         let (mut q, mut k, v) = (b.embed(6 * 32), b.embed(64), b.embed(64));
         if has(0) {
             q = b.rms_norm(q, 32);

@@ -152,6 +152,10 @@ fn needs_whole_spans(plan: &Plan) -> bool {
         | Op::Route { .. }
         | Op::ExpertLinear { .. }
         | Op::ExpertSum { .. }
+        | Op::ExpertBias { .. }
+        | Op::GateClamped { .. }
+        | Op::Join { .. }
+        | Op::Ordinals { .. }
         | Op::SelectRows { .. }
         | Op::Argmax { .. }
         | Op::Fused { .. }

@@ -589,7 +589,7 @@ impl HostProgram for NullProgram {
 
 /// A layer for tests: one head of 16 columns.
 pub fn layer(window: Option<usize>) -> KvLayer {
-    KvLayer { n_kv_heads: 1, head_dim: 16, window, encoder_states: None }
+    KvLayer { n_kv_heads: 1, head_dim: 16, window, encoder_states: None, values_are_keys: false }
 }
 
 #[cfg(test)]
@@ -748,8 +748,20 @@ mod tests {
     #[test]
     fn encoder_states_come_before_the_tokens() {
         let layers = [
-            KvLayer { n_kv_heads: 1, head_dim: 16, window: None, encoder_states: Some(20) },
-            KvLayer { n_kv_heads: 1, head_dim: 16, window: None, encoder_states: None },
+            KvLayer {
+                n_kv_heads: 1,
+                head_dim: 16,
+                window: None,
+                encoder_states: Some(20),
+                values_are_keys: false,
+            },
+            KvLayer {
+                n_kv_heads: 1,
+                head_dim: 16,
+                window: None,
+                encoder_states: None,
+                values_are_keys: false,
+            },
         ];
         let mut b = PlanBuilder::new(0, N_VOCAB);
         let ids = layers.map(|layer| b.kv_layer(layer));

@@ -239,7 +239,13 @@ mod tests {
 
     #[test]
     fn its_steps_are_valid_and_windows_give_pages_back() {
-        let layer = KvLayer { n_kv_heads: 1, head_dim: 8, window: None, encoder_states: None };
+        let layer = KvLayer {
+            n_kv_heads: 1,
+            head_dim: 8,
+            window: None,
+            encoder_states: None,
+            values_are_keys: false,
+        };
         let kv = KvLayout::new(vec![layer, KvLayer { window: Some(20), ..layer }]);
         let limits = Limits { n_pages: vec![30, 10], ..limits(&kv) };
         let mut sequences = Sequences::new(1, &kv, &limits, 10);

@@ -290,10 +290,15 @@ impl<'a> At<'a> {
                     self.rows(value, RowCount::Tokens)?;
                     self.columns(value, kv.n_kv_heads, kv.head_dim)?;
                 }
+                self.require(
+                    !kv.values_are_keys || k == v,
+                    || format!("values {v} beside keys {k}"),
+                    "keys twice, in a layer whose values are its keys",
+                )?;
                 let written = std::mem::replace(&mut seen.kv[layer.0 as usize], true);
                 self.require(!written, || format!("{layer}, written before"), "a layer of its own")
             }
-            Op::Attention { q, layer, n_heads, scale, softcap, window, sinks, out } => {
+            Op::Attention { q, layer, n_heads, scale, softcap, window, chunked, sinks, out } => {
                 let kv = self.kv_layer(*layer)?;
                 self.require(
                     kv.encoder_states.is_none(),
@@ -326,6 +331,11 @@ impl<'a> At<'a> {
                     || format!("window {window:?}"),
                     format_args!("at least 1 and within the layer's window {:?}", kv.window),
                 )?;
+                self.require(
+                    !chunked || window.is_some(),
+                    || "chunks without a length".to_owned(),
+                    "a window of theirs",
+                )?;
                 sinks.map_or(Ok(()), |s| self.vector(s, *n_heads))
             }
             Op::Activate { x, out, .. } => self.same(*x, *out).map(drop),
@@ -357,7 +367,7 @@ impl<'a> At<'a> {
                     format_args!("some of the {} of {}", x.cols, x.name),
                 )
             }
-            Op::Route { x, factor, scales, ids, weights, .. } => {
+            Op::Route { x, factor, bias, groups, scales, ids, weights, .. } => {
                 let (x, weights) = (self.float(*x)?, self.float(*weights)?);
                 let ids = self.ids(*ids)?;
                 self.rows(ids, x.rows)?;
@@ -369,6 +379,19 @@ impl<'a> At<'a> {
                     "at most all of them",
                 )?;
                 self.finite("factor", *factor)?;
+                if let Some(groups) = groups {
+                    let fit = groups.n > 0
+                        && x.cols.is_multiple_of(groups.n)
+                        && (1..=groups.n).contains(&groups.n_used)
+                        && (1..=x.cols / groups.n).contains(&groups.n_best)
+                        && ids.cols <= x.cols / groups.n * groups.n_used;
+                    self.require(
+                        fit,
+                        || format!("{groups:?} of {} experts", x.cols),
+                        "groups of equal size, with experts enough in those that are used",
+                    )?;
+                }
+                bias.map_or(Ok(()), |b| self.vector(b, x.cols))?;
                 scales.map_or(Ok(()), |s| self.vector(s, x.cols))
             }
             Op::ExpertLinear { x, ids, weight, out } => {
@@ -393,13 +416,64 @@ impl<'a> At<'a> {
                     let Op::Route { x, ids: chosen, .. } = op else { return None };
                     std::ptr::eq(self.plan.value(*chosen), ids).then_some(*x)
                 });
+                let counted = self.plan.primitives().any(|op| {
+                    let Op::Ordinals { out } = op else { return false };
+                    std::ptr::eq(self.plan.value(*out), ids)
+                });
                 let n_routed = router.and_then(|x| self.plan.values.get(x.0 as usize)).map(|x| x.cols);
+                let n_routed = if counted { Some(ids.cols) } else { n_routed };
                 self.require(
                     n_routed == Some(n_experts),
                     || format!("{} of {n_experts} experts", weight.name),
                     format_args!("{n_routed:?}, as many as are routed to"),
                 )
             }
+            Op::ExpertBias { x, ids, bias, out } => {
+                let (x, ids) = (self.same(*x, *out)?, self.ids(*ids)?);
+                self.rows(ids, x.rows)?;
+                let k = ids.cols;
+                self.require(
+                    k > 0 && x.cols.is_multiple_of(k),
+                    || format!("{} columns", x.cols),
+                    format_args!("parts for each of {k} experts"),
+                )?;
+                let n_experts = self.plan.primitives().find_map(|op| {
+                    let (n, written) = match op {
+                        Op::Route { x, ids, .. } => (self.plan.values.get(x.0 as usize)?.cols, ids),
+                        Op::Ordinals { out } => (k, out),
+                        _ => return None,
+                    };
+                    std::ptr::eq(self.plan.values.get(written.0 as usize)?, ids).then_some(n)
+                });
+                self.require(
+                    n_experts.is_some(),
+                    || "ids of no router".to_owned(),
+                    "those that a route or ordinals wrote",
+                )?;
+                self.vector(*bias, n_experts.unwrap_or(0) * (x.cols / k))
+            }
+            Op::GateClamped { gate, up, alpha, limit, out } => {
+                self.same(*gate, *out)?;
+                self.same(*up, *out)?;
+                self.finite("alpha", *alpha)?;
+                self.require(
+                    *limit > 0.0 && limit.is_finite(),
+                    || format!("limit {limit}"),
+                    "a positive number",
+                )
+            }
+            Op::Join { a, b, n_heads, out } => {
+                let (a, b, out) = (self.float(*a)?, self.float(*b)?, self.float(*out)?);
+                self.rows(b, a.rows)?;
+                self.rows(out, a.rows)?;
+                self.require(
+                    *n_heads > 0 && a.cols.is_multiple_of(*n_heads) && b.cols.is_multiple_of(*n_heads),
+                    || format!("{n_heads} heads"),
+                    format_args!("a divisor of the {} and {} columns", a.cols, b.cols),
+                )?;
+                self.columns(out, 1, a.cols + b.cols)
+            }
+            Op::Ordinals { out } => self.ids(*out).map(drop),
             Op::ExpertSum { x, weights, out } => {
                 let (x, weights, out) = (self.float(*x)?, self.float(*weights)?, self.float(*out)?);
                 self.rows(weights, x.rows)?;
@@ -438,12 +512,20 @@ impl<'a> At<'a> {
                 self.rows(out, RowCount::Tokens)?;
                 self.matrix(*table, out.cols).map(drop)
             }
-            Op::SelfAttention { q, k, v, n_heads, scale, out } => {
-                for id in [*q, *k, *v] {
-                    let value = self.same(id, *out)?;
-                    self.rows(value, RowCount::Tokens)?;
-                }
+            Op::SelfAttention { q, k, v, n_heads, scale, out, .. } => {
+                let (value, keys) = (self.same(*q, *out)?, self.same(*k, *v)?);
+                self.rows(value, RowCount::Tokens)?;
+                self.rows(keys, RowCount::Tokens)?;
                 let out = self.float(*out)?;
+                let head_dim = out.cols.checked_div(*n_heads).unwrap_or(0).max(1);
+                let n_kv_heads = keys.cols / head_dim;
+                self.require(
+                    keys.cols.is_multiple_of(head_dim)
+                        && n_kv_heads > 0
+                        && n_heads.is_multiple_of(n_kv_heads),
+                    || format!("{} columns of keys", keys.cols),
+                    format_args!("those of a divisor of {n_heads} heads of {head_dim}"),
+                )?;
                 self.require(
                     *n_heads > 0 && out.cols.is_multiple_of(*n_heads),
                     || format!("{n_heads} heads"),

@@ -59,6 +59,10 @@ impl Plan {
             | Op::Columns { .. }
             | Op::Route { .. }
             | Op::ExpertSum { .. }
+            | Op::ExpertBias { .. }
+            | Op::GateClamped { .. }
+            | Op::Join { .. }
+            | Op::Ordinals { .. }
             | Op::SelectRows { .. }
             | Op::Argmax { .. }
             | Op::Fused { .. }

@@ -27,6 +27,8 @@ pub struct KvLayer {
     /// to (cross-attention); it has no window.
     /// `None`: the positions of the sequence itself.
     pub encoder_states: Option<usize>,
+    /// Values are the keys: what is written is one vector, which types that store both alike keep once.
+    pub values_are_keys: bool,
 }
 
 /// Layers with the same window, or of as many encoder states: they share one page table, and a page holds all of them.
@@ -89,6 +91,13 @@ impl KvType {
     }
 }
 
+impl KvLayer {
+    /// Keys and values are two halves of a page; 1 where the values are the keys and the type stores both alike.
+    pub const fn n_halves(&self, kind: KvType) -> usize {
+        if self.values_are_keys && !kind.is_integers() { 1 } else { 2 }
+    }
+}
+
 impl KvLayout {
     /// Group layers by their encoder states and window.
     pub fn new(layers: Vec<KvLayer>) -> KvLayout {
@@ -139,7 +148,7 @@ impl KvLayout {
     /// order a device has them within the part is its own.)
     pub fn layer_page_bytes(&self, id: KvLayerId, kind: KvType, page_len: usize) -> usize {
         let layer = self.layer(id);
-        2 * layer.n_kv_heads * page_len * kind.vector_bytes(layer.head_dim)
+        layer.n_halves(kind) * layer.n_kv_heads * page_len * kind.vector_bytes(layer.head_dim)
     }
 
     /// Bytes of one page of a group: its layers' parts, one after another.

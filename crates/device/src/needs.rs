@@ -92,6 +92,10 @@ impl Needs {
                 | Op::Route { .. }
                 | Op::ExpertLinear { .. }
                 | Op::ExpertSum { .. }
+                | Op::ExpertBias { .. }
+                | Op::GateClamped { .. }
+                | Op::Join { .. }
+                | Op::Ordinals { .. }
                 | Op::SelectRows { .. }
                 | Op::Argmax { .. }
                 | Op::Fused { .. }

@@ -34,6 +34,26 @@ pub enum RopeStyle {
     Interleaved,
 }
 
+/// What a router makes of its logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RouterScores {
+    /// A softmax over all experts.
+    Softmax,
+    /// A sigmoid of each.
+    Sigmoid,
+}
+
+/// A choice among groups of neighbouring experts before the one among experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RouterGroups {
+    /// Groups; divides the experts.
+    pub n: usize,
+    /// Those whose experts can be chosen: the ones with the largest sums, of equals the lower.
+    pub n_used: usize,
+    /// Experts of a group whose scores are summed, its best.
+    pub n_best: usize,
+}
+
 /// How the rows of a sequence become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Pooling {
@@ -124,6 +144,8 @@ pub enum Op {
         softcap: Option<f32>,
         /// Positions that a row sees, its own included; at most the layer's window.
         window: Option<usize>,
+        /// The window does not slide: it begins at the last multiple of its length.
+        chunked: bool,
         /// `(n_heads)` F32: a logit per head that takes part in the softmax's sum and adds no value.
         sinks: Option<WeightId>,
         /// `(n, n_heads * head_dim)`
@@ -188,8 +210,8 @@ pub enum Op {
         /// `(n, cols / group * taken)`, `taken` at most `group - first`.
         out: ValueId,
     },
-    /// The `k` largest of a softmax over all columns: which experts run a row, and how much each counts.
-    /// `weights = factor * scales[id] * p[id]` of `p = softmax(x)`, where `normalise` divides `p` by the sum of the chosen
+    /// Which `k` experts run a row, those with the largest `p + bias`, and how much each counts.
+    /// `weights = factor * scales[id] * p[id]` of `p = scores(x)`, where `normalise` divides `p` by the sum of the chosen
     /// ones. The largest comes first; of equals the lower id.
     Route {
         /// `(n, n_experts)`
@@ -198,6 +220,12 @@ pub enum Op {
         normalise: bool,
         /// Factor on every weight; 1 for most.
         factor: f32,
+        /// What is made of `x`.
+        scores: RouterScores,
+        /// `(n_experts)` F32: added where experts are chosen, but not where they are weighed.
+        bias: Option<WeightId>,
+        /// Groups, where they are chosen first.
+        groups: Option<RouterGroups>,
         /// `(n_experts)` F32: a factor of each expert.
         scales: Option<WeightId>,
         /// `(n, k)`, u32
@@ -224,6 +252,46 @@ pub enum Op {
         /// `(n, k)`
         weights: ValueId,
         /// `(n, cols)`
+        out: ValueId,
+    },
+    /// `out[:, j] = x_j + bias[ids[:, j]]`, `x_j` the `j`-th of `k` parts of a row.
+    ExpertBias {
+        /// `(n, k * cols)`
+        x: ValueId,
+        /// `(n, k)` u32
+        ids: ValueId,
+        /// `(n_experts * cols)`, F32: those of each expert, one after another.
+        bias: WeightId,
+        /// `(n, k * cols)`
+        out: ValueId,
+    },
+    /// `out = g * sigmoid(alpha * g) * (u + 1)`, `g = min(gate, limit)`, `u = max(-limit, min(up, limit))`
+    GateClamped {
+        /// `(n, cols)`
+        gate: ValueId,
+        /// `(n, cols)`
+        up: ValueId,
+        /// Factor in the sigmoid.
+        alpha: f32,
+        /// Bound of both.
+        limit: f32,
+        /// `(n, cols)`
+        out: ValueId,
+    },
+    /// Heads put together: those of `out` are those of `a`, each with that of `b` after it.
+    Join {
+        /// `(n, n_heads * a_dim)`
+        a: ValueId,
+        /// `(n, n_heads * b_dim)`
+        b: ValueId,
+        /// Heads; 1: rows.
+        n_heads: usize,
+        /// `(n, n_heads * (a_dim + b_dim))`
+        out: ValueId,
+    },
+    /// `out[:, j] = j`: ids by which an ExpertLinear takes every matrix, each for its part of a row.
+    Ordinals {
+        /// `(n, k)`, u32
         out: ValueId,
     },
     /// From rows of tokens to rows of outputs: `out[i] = x[outputs[i]]`.
@@ -269,18 +337,20 @@ pub enum Op {
         out: ValueId,
     },
     /// Attention of each row over all rows of its own span in this step, later ones included: nothing is cached, so a
-    /// sequence must be whole in one step. `out = softmax(scale * q k^T) v`, head by head.
+    /// sequence must be whole in one step. `out = softmax(scale * q k^T) v`, the query heads in groups that share a KV head.
     SelfAttention {
         /// `(n, n_heads * head_dim)`
         q: ValueId,
-        /// `(n, n_heads * head_dim)`
+        /// `(n, n_kv_heads * head_dim)`, `n_kv_heads` a divisor of `n_heads`.
         k: ValueId,
-        /// `(n, n_heads * head_dim)`
+        /// `(n, n_kv_heads * head_dim)`
         v: ValueId,
         /// Heads; divides the columns.
         n_heads: usize,
         /// Factor on the scores.
         scale: f32,
+        /// Rows that a row sees to each side of itself; `None`: all.
+        window: Option<usize>,
         /// `(n, n_heads * head_dim)`
         out: ValueId,
     },
@@ -456,6 +526,10 @@ pub enum OpKind {
     ShortConv,
     GatedDelta,
     SelectiveScan,
+    ExpertBias,
+    GateClamped,
+    Join,
+    Ordinals,
 }
 
 impl Op {
@@ -491,6 +565,10 @@ impl Op {
             Op::ShortConv { .. } => OpKind::ShortConv,
             Op::GatedDelta { .. } => OpKind::GatedDelta,
             Op::SelectiveScan { .. } => OpKind::SelectiveScan,
+            Op::ExpertBias { .. } => OpKind::ExpertBias,
+            Op::GateClamped { .. } => OpKind::GateClamped,
+            Op::Join { .. } => OpKind::Join,
+            Op::Ordinals { .. } => OpKind::Ordinals,
         }
     }
 
@@ -532,6 +610,10 @@ impl Op {
             Op::SelfAttention { q, k, v, .. } => vec![*q, *k, *v],
             Op::GatedDelta { q, k, v, step, beta, .. } => vec![*q, *k, *v, *step, *beta],
             Op::SelectiveScan { x, b, c, step, .. } => vec![*x, *b, *c, *step],
+            Op::ExpertBias { x, ids, .. } => vec![*x, *ids],
+            Op::GateClamped { gate, up, .. } => vec![*gate, *up],
+            Op::Join { a, b, .. } => vec![*a, *b],
+            Op::Ordinals { .. } => vec![],
         }
     }
 
@@ -566,7 +648,11 @@ impl Op {
             | Op::CrossScores { out, .. }
             | Op::ShortConv { out, .. }
             | Op::GatedDelta { out, .. }
-            | Op::SelectiveScan { out, .. } => vec![*out],
+            | Op::SelectiveScan { out, .. }
+            | Op::ExpertBias { out, .. }
+            | Op::GateClamped { out, .. }
+            | Op::Join { out, .. }
+            | Op::Ordinals { out } => vec![*out],
         }
     }
 
@@ -578,7 +664,8 @@ impl Op {
             Op::Linear { weight, bias, .. } => std::iter::once(*weight).chain(*bias).collect(),
             Op::Rope { frequencies, .. } => vec![*frequencies],
             Op::ExpertLinear { weight, .. } => vec![*weight],
-            Op::Route { scales, .. } => scales.iter().copied().collect(),
+            Op::Route { bias, scales, .. } => bias.iter().chain(scales).copied().collect(),
+            Op::ExpertBias { bias, .. } => vec![*bias],
             Op::Attention { sinks, .. } => sinks.iter().copied().collect(),
             Op::Fused { parts, .. } => parts.iter().flat_map(Op::weights).collect(),
             Op::LayerNorm { weight, bias, .. } => std::iter::once(*weight).chain(*bias).collect(),
@@ -587,6 +674,9 @@ impl Op {
             Op::GatedDelta { rate, .. } => vec![*rate],
             Op::SelectiveScan { rate, skip, .. } => std::iter::once(*rate).chain(*skip).collect(),
             Op::KvWrite { .. }
+            | Op::GateClamped { .. }
+            | Op::Join { .. }
+            | Op::Ordinals { .. }
             | Op::Activate { .. }
             | Op::Gate { .. }
             | Op::Add { .. }

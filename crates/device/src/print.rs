@@ -83,9 +83,10 @@ impl Display for Shown<'_> {
             Op::KvWrite { k, v, layer } => {
                 write!(f, "{layer} = {kind}({}, {})", self.value(*k), self.value(*v))
             }
-            Op::Attention { q, layer, n_heads, scale, softcap, window, sinks, out } => {
+            Op::Attention { q, layer, n_heads, scale, softcap, window, chunked, sinks, out } => {
                 let softcap = softcap.map(|cap| format!(", softcap {cap}")).unwrap_or_default();
-                let window = window.map(|n| format!(", window {n}")).unwrap_or_default();
+                let kind_of_window = if *chunked { "chunks of" } else { "window" };
+                let window = window.map(|n| format!(", {kind_of_window} {n}")).unwrap_or_default();
                 let sinks = self.optional("sinks", *sinks);
                 write!(
                     f,
@@ -118,12 +119,17 @@ impl Display for Shown<'_> {
             Op::Columns { x, first, group, out } => {
                 write!(f, "{} = {kind}({}, from {first} of {group})", self.out(*out), self.value(*x))
             }
-            Op::Route { x, normalise, factor, scales, ids, weights } => {
+            Op::Route { x, normalise, factor, scores, bias, groups, scales, ids, weights } => {
                 let normalise = if *normalise { ", normalised" } else { "" };
                 let scales = self.optional("scales", *scales);
+                let bias = self.optional("bias", *bias);
+                let scores = if *scores == crate::RouterScores::Sigmoid { ", sigmoid" } else { "" };
+                let groups = groups
+                    .map(|g| format!(", {} of {} groups by their best {}", g.n_used, g.n, g.n_best))
+                    .unwrap_or_default();
                 write!(
                     f,
-                    "{}, {} = {kind}({}{normalise}, factor {factor}{scales})",
+                    "{}, {} = {kind}({}{scores}{normalise}, factor {factor}{bias}{groups}{scales})",
                     self.out(*ids),
                     self.out(*weights),
                     self.value(*x)
@@ -155,10 +161,28 @@ impl Display for Shown<'_> {
             Op::EmbedPositions { table, out } => {
                 write!(f, "{} = {kind}({})", self.out(*out), self.weight(*table))
             }
-            Op::SelfAttention { q, k, v, n_heads, scale, out } => {
+            Op::SelfAttention { q, k, v, n_heads, scale, window, out } => {
                 let (q, k, v) = (self.value(*q), self.value(*k), self.value(*v));
-                write!(f, "{} = {kind}({q}, {k}, {v}, {n_heads} heads, scale {scale})", self.out(*out))
+                let window = window.map(|n| format!(", {n} rows to each side")).unwrap_or_default();
+                write!(
+                    f,
+                    "{} = {kind}({q}, {k}, {v}, {n_heads} heads, scale {scale}{window})",
+                    self.out(*out)
+                )
             }
+            Op::ExpertBias { x, ids, bias, out } => {
+                let (out, x, ids) = (self.out(*out), self.value(*x), self.value(*ids));
+                write!(f, "{out} = {kind}({x}, {ids}, {})", self.weight(*bias))
+            }
+            Op::GateClamped { gate, up, alpha, limit, out } => {
+                let (out, gate, up) = (self.out(*out), self.value(*gate), self.value(*up));
+                write!(f, "{out} = {kind}({gate}, {up}, alpha {alpha}, limit {limit})")
+            }
+            Op::Join { a, b, n_heads, out } => {
+                let (out, a, b) = (self.out(*out), self.value(*a), self.value(*b));
+                write!(f, "{out} = {kind}({a}, {b}, {n_heads} heads)")
+            }
+            Op::Ordinals { out } => write!(f, "{} = {kind}()", self.out(*out)),
             Op::Pool { x, kind: pooling, out } => {
                 write!(f, "{} = {kind}({pooling}, {})", self.out(*out), self.value(*x))
             }
@@ -346,6 +370,10 @@ impl Display for OpKind {
             OpKind::CrossAttention => "cross_attention",
             OpKind::CrossScores => "cross_scores",
             OpKind::ShortConv => "short_conv",
+            OpKind::ExpertBias => "expert_bias",
+            OpKind::GateClamped => "gate_clamped",
+            OpKind::Join => "join",
+            OpKind::Ordinals => "ordinals",
             OpKind::GatedDelta => "gated_delta",
             OpKind::SelectiveScan => "selective_scan",
         })

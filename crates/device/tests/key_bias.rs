@@ -23,7 +23,13 @@ fn plan(keys: &[Keys]) -> Plan {
     for keys in keys {
         let Keys { n_kv_heads, head_dim, n_dims, style, .. } = *keys;
         let cols = n_kv_heads * head_dim;
-        let layer = b.kv_layer(KvLayer { n_kv_heads, head_dim, window: None, encoder_states: None });
+        let layer = b.kv_layer(KvLayer {
+            n_kv_heads,
+            head_dim,
+            window: None,
+            encoder_states: None,
+            values_are_keys: false,
+        });
         let q = b.linear(x, cols, BlockType::F32, false);
         let mut k = b.linear(x, cols, BlockType::F32, keys.bias);
         if keys.norm {

@@ -8,7 +8,8 @@ use ingle_device::*;
 use weights::BlockType;
 
 fn layout() -> KvLayout {
-    let layer = KvLayer { n_kv_heads: 1, head_dim: 8, window: None, encoder_states: None };
+    let layer =
+        KvLayer { n_kv_heads: 1, head_dim: 8, window: None, encoder_states: None, values_are_keys: false };
     KvLayout::new(vec![layer, KvLayer { window: Some(16), ..layer }])
 }
 
@@ -162,7 +163,13 @@ fn limits_that_cannot_be() {
 /// A plan of an input of two rows a token, which fills 20 encoder states.
 fn writer() -> Plan {
     let mut b = PlanBuilder::new(1, 10);
-    let layer = b.kv_layer(KvLayer { n_kv_heads: 1, head_dim: 8, window: None, encoder_states: Some(20) });
+    let layer = b.kv_layer(KvLayer {
+        n_kv_heads: 1,
+        head_dim: 8,
+        window: None,
+        encoder_states: Some(20),
+        values_are_keys: false,
+    });
     let x = b.value(RowCount::PerToken(2), 4, DType::F32);
     b.push(Op::Input { out: x });
     let x = b.unfold(x, 2, 2);
@@ -208,8 +215,13 @@ fn plans_that_do_not_fit_each_other() {
     let (writer, device) = (writer(), Reference::default());
     let reader = || {
         let mut b = PlanBuilder::new(1, 10);
-        let layer =
-            b.kv_layer(KvLayer { n_kv_heads: 1, head_dim: 8, window: None, encoder_states: Some(20) });
+        let layer = b.kv_layer(KvLayer {
+            n_kv_heads: 1,
+            head_dim: 8,
+            window: None,
+            encoder_states: Some(20),
+            values_are_keys: false,
+        });
         let q = b.embed(16);
         let y = b.cross_attention(q, layer, 2);
         b.finish(y)

@@ -55,6 +55,24 @@ impl Embedder {
     /// The model is not made for embeddings, an option is outside its limits, or the device cannot run the plan.
     pub fn new(model: Arc<Model>, device: &Arc<dyn Device>, options: &LoadOptions) -> Result<Embedder> {
         let spec = model.embedding()?;
+        Embedder::with(model, device, options, spec)
+    }
+
+    /// The same, but with the hidden states of every row, one after another, for a vector.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn of_states(model: Arc<Model>, device: &Arc<dyn Device>, options: &LoadOptions) -> Result<Embedder> {
+        let spec = EmbeddingSpec { pools: false, ..model.embedding()? };
+        Embedder::with(model, device, options, spec)
+    }
+
+    fn with(
+        model: Arc<Model>,
+        device: &Arc<dyn Device>,
+        options: &LoadOptions,
+        spec: EmbeddingSpec,
+    ) -> Result<Embedder> {
         let limits = limits(&model, &spec, device.as_ref(), options)?;
         let plan = model.embedding_plan(&spec, limits.n_ctx)?;
         let plan = device_lower::fusion::fuse(&plan, device.fusion());
@@ -150,6 +168,44 @@ impl Embedder {
         Ok((ids, true))
     }
 
+    /// The tokens of a pair of texts that the model judges: both with their marks, the second's end cut where the pair is too long.
+    ///
+    /// # Errors
+    /// The model judges no pairs, there is no tokenizer, or a text cannot be tokenised.
+    pub fn tokenize_pair(&self, query: &str, document: &str) -> Result<Vec<u32>> {
+        self.need_ranks()?;
+        let tokenizer = self.model.need_tokenizer()?;
+        let mut ids = tokenizer.encode_with_bos(query, Specials::Parse)?;
+        let closing = tokenizer.encode_with_bos("", Specials::Parse)?.last().copied();
+        // The query's own closing mark is the first.
+        ids.extend(closing.into_iter().flat_map(|id| std::iter::repeat_n(id, self.spec.separators - 1)));
+        ids.extend(tokenizer.encode(document, Specials::Parse)?);
+        ids.truncate(self.limits.n_ctx.saturating_sub(1));
+        ids.extend(closing);
+        Ok(ids)
+    }
+
+    /// How well the two texts of each sequence of tokens fit each other: the model's number as it is.
+    ///
+    /// # Errors
+    /// The model judges no pairs; or as [`Self::embed_tokens`].
+    pub fn rank_tokens<T: AsRef<[u32]>>(&mut self, pairs: &[T]) -> Result<Vec<f32>> {
+        self.need_ranks()?;
+        Ok(self
+            .embed_tokens(pairs)?
+            .vectors
+            .into_iter()
+            .filter_map(|vector| vector.first().copied())
+            .collect())
+    }
+
+    fn need_ranks(&self) -> Result<()> {
+        if self.spec.ranks {
+            return Ok(());
+        }
+        Err(Error::NoRanks { file: self.model.path().to_owned() })
+    }
+
     /// The vectors of token sequences, which have their marks.
     ///
     /// # Errors
@@ -176,9 +232,13 @@ impl Embedder {
                 self.kv.end(slot);
             }
             result?;
-            let rows = self.program.logits().chunks_exact(self.plan.value(self.plan.output).cols);
-            for (index, row) in batch.iter().zip(rows) {
-                vectors[*index] = row.to_vec();
+            let cols = self.plan.value(self.plan.output).cols;
+            let mut rest_of_rows = self.program.logits();
+            for index in batch {
+                let n_rows = if self.spec.pools { 1 } else { length(index) };
+                let (rows, after) = rest_of_rows.split_at((n_rows * cols).min(rest_of_rows.len()));
+                vectors[*index] = rows.to_vec();
+                rest_of_rows = after;
             }
             rest = after;
         }
@@ -205,7 +265,8 @@ impl Embedder {
         self.buffers.clear();
         for (slot, tokens) in sequences.enumerate() {
             self.kv.reserve(slot, 0, tokens.len(), self.program.as_mut())?;
-            self.buffers.push(slot, 0, tokens, OutputRows::Last(1), Want::LOGITS);
+            let n_rows = if self.spec.pools { 1 } else { tokens.len() };
+            self.buffers.push(slot, 0, tokens, OutputRows::Last(n_rows), Want::LOGITS);
         }
         let _turn = self.turns.as_ref().map(|turns| turns.take());
         let ran = self.program.run(&self.buffers.step(&self.kv, device::Masks::default(), None));
@@ -230,7 +291,7 @@ fn limits(model: &Model, spec: &EmbeddingSpec, device: &dyn Device, options: &Lo
     let n_pages = pool_sizes(&plan.kv, n_ctx, max_rows, max_spans, page_len);
     Ok(Limits {
         max_rows,
-        max_outputs: max_spans,
+        max_outputs: if spec.pools { max_spans } else { max_rows },
         max_spans,
         n_ctx,
         page_len,

@@ -65,6 +65,12 @@ pub enum Error {
         /// The model's file or folder.
         file: PathBuf,
     },
+    /// Pairs of texts were given to a model that does not judge them.
+    #[error("{}: this model judges no pairs of texts; expected an encoder with a classification head of one label", file.display())]
+    NoRanks {
+        /// The model's file or folder.
+        file: PathBuf,
+    },
     /// Text was asked of a model that writes down speech.
     #[error("{}: this model writes down speech, it neither answers nor scores text; use it to transcribe", file.display())]
     OnlySpeech {

@@ -10,6 +10,7 @@ mod kv_types;
 mod metal;
 mod null;
 mod prompt_cache;
+mod recurrent;
 mod reference;
 mod run_ahead;
 mod scheduler;

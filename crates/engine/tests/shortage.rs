@@ -324,6 +324,10 @@ fn on_the_cpu_not_a_bit_of_an_answer_changes() {
         ("gemma3", Some(BlockType::Q8_0), Numerics::Fast),
         ("mistral", None, Numerics::Deterministic),
         ("qwen3_moe", None, Numerics::Deterministic),
+        ("lfm2", None, Numerics::Deterministic),
+        ("qwen3_5", None, Numerics::Deterministic),
+        ("nemotron_h", None, Numerics::Deterministic),
+        ("falcon_h1", None, Numerics::Deterministic),
     ];
     for (name, block, numerics) in cases {
         let model = block.map_or_else(|| model_with_text(name), |block| quantised(name, block));

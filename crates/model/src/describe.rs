@@ -66,6 +66,9 @@ impl fmt::Display for ModelSpec {
             QkNorm::None => {}
             QkNorm::PerHead => line("q and k norms", "each head".to_owned())?,
             QkNorm::WholeRow => line("q and k norms", "all heads together".to_owned())?,
+            QkNorm::PlainWhereTurning => {
+                line("q and k norms", "each head, where it rotates, without a weight".to_owned())?;
+            }
         }
         let gate = if self.family.gated { "gated " } else { "" };
         line("feed-forward", format!("{gate}{:?}", self.activation))?;

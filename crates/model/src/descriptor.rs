@@ -4,7 +4,7 @@
 //! reads fields, never names. A new field gets its neutral value in [`ArchDescriptor::DENSE`], and no family that does not
 //! use it changes.
 
-use device::{Activation, OutputKind, RopeStyle};
+use device::{Activation, OutputKind, RopeStyle, RouterScores};
 use weights::Naming;
 
 use crate::names::{Key, KeyNames, TensorName, TensorRole};
@@ -67,6 +67,8 @@ pub enum QkNorm {
     PerHead,
     /// All heads of a token together, weight `(n_heads * head_dim)`.
     WholeRow,
+    /// Each head by itself, without a weight, in layers that rotate.
+    PlainWhereTurning,
 }
 
 /// Where experts stand in a layer that has them.
@@ -76,6 +78,8 @@ pub enum ExpertPlace {
     Nowhere,
     /// In place of the dense network, of the same normalised input.
     Instead,
+    /// The same, with shared experts that every row goes through, added as they are.
+    WithPlainShared,
     /// The same, with a shared expert that every row goes through, weighed by the sigmoid of a product with its input.
     WithShared,
     /// The same with a shared expert that is added as it is, in layers that have experts; the others are dense.
@@ -151,8 +155,21 @@ pub enum WindowPattern {
     All,
     /// All but every n-th: layer `l` sees everything if `(l + 1) % n == 0`.
     FullEvery(usize),
+    /// All but every n-th from the first on: layer `l` sees everything if `l % n == 0`.
+    FullFirst(usize),
     /// Those from the layer that the checkpoint names, [`Key::FirstWindowLayer`], on.
     FromKey,
+}
+
+/// Which layers scale queries by their position: `1 + beta * ln(1 + floor((position + offset) / length))`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Temperature {
+    /// None.
+    None,
+    /// All; positions count from 0.
+    All,
+    /// Those that do not rotate; positions count from 1.
+    WithoutRotation,
 }
 
 /// The kind of its norms.
@@ -210,6 +227,8 @@ pub struct ArchDescriptor {
 
     /// Norms of queries and keys.
     pub qk_norm: QkNorm,
+    /// They stand after the rotation.
+    pub qk_norm_after_rope: bool,
     /// What must have a bias. Elsewhere a bias is used if the file has one.
     pub biases: &'static [TensorRole],
     /// Values are normalised by heads, without a weight.
@@ -225,6 +244,12 @@ pub struct ArchDescriptor {
     pub rope_style: PerNaming<RopeStyle>,
     /// Rotation base of layers with a window where they have their own; their frequencies are then not scaled.
     pub window_rope_theta: Option<f64>,
+    /// Layers with a window rotate as the others do, but their frequencies are not scaled.
+    pub window_rope_unscaled: bool,
+    /// Where some layers have a window, the others do not rotate.
+    pub rope_in_windows_only: bool,
+    /// Which layers scale queries by their position.
+    pub temperature: Temperature,
     /// Every n-th layer has no rotation: layer `l` if `(l + 1) % n == 0`. A checkpoint may list them.
     pub no_rope_every: Option<usize>,
 
@@ -232,9 +257,26 @@ pub struct ArchDescriptor {
     pub activation: Activation,
     /// `down(f(gate x) * up x)`; otherwise `down(f(up x))`.
     pub gated: bool,
+    /// Columns of the network by those of the hidden size, where the checkpoint does not say.
+    pub ffn_per_hidden: Option<usize>,
     /// Where experts stand.
     pub experts: ExpertPlace,
 
+    /// What routers make of their logits, where the checkpoint does not say.
+    pub router_scores: RouterScores,
+    /// The weight of an expert, of which a row has one, is a factor on what it reads.
+    pub experts_weigh_input: bool,
+    /// The gate of experts is clamped; a file may say the numbers.
+    pub gate_clamped: bool,
+    /// Keys and values are expanded from a latent, which is what is cached.
+    pub latent: bool,
+    /// The window does not slide: attention is in chunks of its length.
+    pub chunked: bool,
+    /// Both branches of a layer read its input: `x + attention(norm(x)) + network(norm(x))`. The network has the norm of
+    /// attention, unless it has its own.
+    pub parallel: bool,
+    /// The factor on logits that checkpoints give multiplies them; otherwise it divides.
+    pub logits_multiplied: bool,
     /// Factor on embeddings.
     pub embedding_scale: EmbeddingScale,
 
@@ -248,8 +290,14 @@ pub struct ArchDescriptor {
     pub final_norm: bool,
     /// Positions have learned embeddings, added to the tokens'; types of tokens too, if the file has them.
     pub learned_positions: bool,
-    /// Attention looks at the whole sequence. Nothing is cached.
+    /// Positions count from the padding token's id and 1, so that the table has as many rows fewer.
+    pub positions_after_padding: bool,
+    /// The first layer has no norm before attention: the embeddings have one.
+    pub first_norm_missing: bool,
+    /// Attention looks at the whole sequence, or within a window at half of it to each side. Nothing is cached.
     pub bidirectional: bool,
+    /// What the family is where a checkpoint says that attention looks both ways.
+    pub both_ways: Option<&'static ArchDescriptor>,
     /// Whether there is a head; without one, hidden states are what it gives.
     pub output: OutputKind,
 
@@ -284,6 +332,7 @@ impl ArchDescriptor {
         norms: NormPlaces::PRE,
         norm_offset: PerNaming::both(0.0),
         qk_norm: QkNorm::None,
+        qk_norm_after_rope: false,
         biases: &[],
         v_norm: false,
         keys_as_values: false,
@@ -291,17 +340,31 @@ impl ArchDescriptor {
         windows: WindowPattern::All,
         rope_style: PerNaming::both(RopeStyle::Half),
         window_rope_theta: None,
+        window_rope_unscaled: false,
+        rope_in_windows_only: false,
+        temperature: Temperature::None,
         no_rope_every: None,
         activation: Activation::Silu,
         gated: true,
+        ffn_per_hidden: None,
         experts: ExpertPlace::Nowhere,
+        router_scores: RouterScores::Softmax,
+        experts_weigh_input: false,
+        gate_clamped: false,
+        latent: false,
+        chunked: false,
+        parallel: false,
+        logits_multiplied: false,
         embedding_scale: EmbeddingScale::One,
         norm_kind: NormKind::Rms,
         norm_on_sum: false,
         embedding_norm: false,
         final_norm: true,
         learned_positions: false,
+        positions_after_padding: false,
+        first_norm_missing: false,
         bidirectional: false,
+        both_ways: None,
         output: OutputKind::Logits,
         convolutions: &[],
         encoder: None,

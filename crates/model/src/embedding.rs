@@ -1,7 +1,7 @@
 //! How a text becomes one vector: what the files beside the weights say of pooling, normalisation and length.
 
 use device::{OutputKind, Pooling};
-use weights::keys::{MODULES_KEY, POOLING_PREFIX, SENTENCE_PREFIX, TRANSFORMER_PREFIX};
+use weights::keys::{DENSE_PREFIX, MODULES_KEY, POOLING_PREFIX, SENTENCE_PREFIX, TRANSFORMER_PREFIX};
 use weights::{Checkpoint, Metadata, Naming, Value};
 
 use crate::error::{Error, Result};
@@ -13,6 +13,14 @@ use crate::spec::ModelSpec;
 pub struct EmbeddingSpec {
     /// How the rows of a text become one.
     pub pooling: Pooling,
+    /// Whether rows are pooled at all; if not, every row is given as the last layer's norm leaves it.
+    pub pools: bool,
+    /// Layers that the pooled row goes through.
+    pub dense: Vec<DenseSpec>,
+    /// The vector is one number: how well the two texts in it fit each other.
+    pub ranks: bool,
+    /// Closing marks between the two texts of a pair that is judged.
+    pub separators: usize,
     /// Whether the vector is brought to length 1.
     pub normalize: bool,
     /// Most tokens of a text, marks included; longer ones are cut.
@@ -22,6 +30,21 @@ pub struct EmbeddingSpec {
     /// Put before every text; mostly empty.
     pub prompt: String,
 }
+
+/// A layer after pooling: a matrix, a bias if there is one, and `tanh` or nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DenseSpec {
+    /// What its tensors are called, without `.weight` and `.bias`.
+    pub name: String,
+    /// Whether `tanh` follows.
+    pub tanh: bool,
+}
+
+/// Heads that judge the first token's state: two layers, the last with one row.
+const RANKERS: &[[(&str, bool); 2]] = &[[("classifier.dense", true), ("classifier.out_proj", false)]];
+
+/// The same in GGUF files.
+const GGUF_RANKER: [(&str, bool); 2] = [("cls", true), ("cls.output", false)];
 
 /// The names of the ways to pool, as sentence-transformers writes them in flags of their own and, since, in one word.
 const POOLINGS: &[(&str, &str, Option<Pooling>)] = &[
@@ -46,12 +69,25 @@ impl EmbeddingSpec {
         let metadata = &checkpoint.metadata;
         let default = EmbeddingSpec {
             pooling: Pooling::Mean,
+            pools: true,
+            dense: vec![],
+            ranks: false,
+            separators: if spec.family.positions_after_padding { 2 } else { 1 },
             normalize: false,
             max_tokens: spec.n_ctx_train,
             lower_case: false,
             prompt: String::new(),
         };
         let encoder = spec.family.output == OutputKind::Hidden;
+        for head in RANKERS.iter().chain([&GGUF_RANKER]) {
+            let one_row = checkpoint.tensor(&format!("{}.weight", head[1].0)).filter(|t| t.n_rows() == 1);
+            if encoder && one_row.is_some() {
+                let dense =
+                    head.iter().map(|(name, tanh)| DenseSpec { name: (*name).to_owned(), tanh: *tanh });
+                let (pooling, dense) = (Pooling::First, dense.collect());
+                return Ok(Some(EmbeddingSpec { pooling, dense, ranks: true, ..default }));
+            }
+        }
         match checkpoint.naming {
             Naming::Gguf => gguf(metadata, default, encoder),
             Naming::HuggingFace => folder(metadata, default, encoder),
@@ -91,7 +127,18 @@ fn folder(metadata: &Metadata, mut spec: EmbeddingSpec, encoder: bool) -> Result
                 pools = true;
             }
             "Normalize" => spec.normalize = true,
-            _ => return Err(bad(&key, format!("{kind:?}"), "Transformer, Pooling or Normalize")),
+            "Dense" => {
+                let path = metadata.str(&format!("{MODULES_KEY}.{module}.path")).unwrap_or_default();
+                let key = format!("{DENSE_PREFIX}{path}.activation_function");
+                let function = metadata.str(&key).unwrap_or_default().rsplit('.').next().unwrap_or_default();
+                let tanh = match function {
+                    "Tanh" => true,
+                    "" | "Identity" => false,
+                    other => return Err(bad(&key, format!("{other:?}"), "Identity or Tanh")),
+                };
+                spec.dense.push(DenseSpec { name: format!("{path}.linear"), tanh });
+            }
+            _ => return Err(bad(&key, format!("{kind:?}"), "Transformer, Pooling, Dense or Normalize")),
         }
     }
     if !pools && !encoder {

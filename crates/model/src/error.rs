@@ -10,7 +10,9 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[non_exhaustive]
 pub enum Error {
     /// No descriptor answers to the name in the file.
-    #[error("{key}: no model family answers to {found}; known are {known}")]
+    #[error(
+        "{key}: no model family answers to {found}; `ingle inspect FILE --missing` lists what is unknown in it; known are {known}"
+    )]
     UnknownFamily {
         /// Where the name stood.
         key: String,

@@ -1,17 +1,20 @@
 //! The families. To add a dense one, add an entry here, and to [`crate::names`] any tensor or key that is called
 //! differently.
 
-use device::{Activation, OutputKind, RopeStyle};
+use device::{Activation, OutputKind, RopeStyle, RouterScores};
 
 use crate::descriptor::{
     ArchDescriptor, AttentionScale, Convolution, EmbeddingScale, ExpertPlace, NormKind, NormPlaces,
-    PerNaming, QkNorm, Recurrent, RecurrentKind, RecurrentPlace, WindowPattern,
+    PerNaming, QkNorm, Recurrent, RecurrentKind, RecurrentPlace, Temperature, WindowPattern,
 };
-use crate::names::TensorRole::{AttnK, AttnQ, AttnV, Conv1, Conv2};
+use crate::names::TensorRole::{AttnK, AttnOut, AttnQ, AttnV, Conv1, Conv2, FfnDown, FfnUp, Output, Router};
 use crate::names::{
-    DELTA, ENCODER, EXPERTS, FUSED, Key, MEASURED_FFN, MEASURED_LAYERS, MIXERS, PER_LAYER, SANDWICH, SCAN,
-    SCAN_ALONE, SHARED_NETWORK, SHORT_CONVOLUTIONS, SIDE_BY_SIDE, SPEECH_BIASES, SPEECH_DECODER,
-    SPEECH_DECODER_KEYS, SPEECH_ENCODER, SPEECH_ENCODER_KEYS, SPEECH_SETTINGS, STANDARD,
+    BIASED_EXPERTS, DELTA, ENCODER, EXPERTS, FFN_NORM_AFTER_ATTENTION, FUSED, FUSED_ENCODER, FUSED_GATE, Key,
+    KeyNames, LATENT, MEASURED_FFN, MEASURED_LAYERS, MIXERS, NAMED_POST_NORMS, NUMBERED_EXPERTS, PARALLEL,
+    PER_LAYER, QK_LAYER_NORMS, SANDWICH, SCAN, SCAN_ALONE, SHARED_EXPERTS, SHARED_NETWORK,
+    SHORT_CONVOLUTIONS, SIDE_BY_SIDE, SPEECH_BIASES, SPEECH_DECODER, SPEECH_DECODER_KEYS, SPEECH_ENCODER,
+    SPEECH_ENCODER_KEYS, SPEECH_SETTINGS, STACKED_EXPERTS, STANDARD, TRANSPOSED, TURNED_EXPERTS,
+    TURNING_ENCODER, UNGATED,
 };
 
 /// The converter to GGUF reorders the rows of queries and keys of these families, so that neighbours are rotated.
@@ -46,7 +49,11 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         title: "LLaMA",
         gguf: &["llama"],
         hf: &["llama"],
+        // GGUF files of it may hold experts: those of Mixtral.
+        tensors: &[NUMBERED_EXPERTS, STANDARD],
         rope_style: REORDERED,
+        experts: ExpertPlace::Instead,
+        defaults: PerNaming { gguf: &[(Key::ExpertsNormalised, 1.0)], hf: &[] },
         ..ArchDescriptor::DENSE
     },
     // GGUF files of Mistral say `llama`.
@@ -56,6 +63,34 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         hf: &["mistral"],
         gguf_as: Some("llama"),
         defaults: PerNaming { gguf: &[], hf: &[(Key::Window, 4096.0), (Key::KvHeads, 8.0)] },
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "mixtral",
+        title: "Mixtral",
+        hf: &["mixtral"],
+        gguf_as: Some("llama"),
+        tensors: &[NUMBERED_EXPERTS, STANDARD],
+        experts: ExpertPlace::Instead,
+        defaults: PerNaming {
+            gguf: &[],
+            hf: &[
+                (Key::KvHeads, 8.0),
+                (Key::Experts, 8.0),
+                (Key::ExpertsUsed, 2.0),
+                (Key::ExpertsNormalised, 1.0),
+                (Key::RopeTheta, 1_000_000.0),
+            ],
+        },
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "ministral3",
+        title: "Ministral 3",
+        gguf: &["mistral3"],
+        hf: &["ministral3", "mistral3"],
+        rope_style: REORDERED,
+        temperature: Temperature::All,
         ..ArchDescriptor::DENSE
     },
     ArchDescriptor {
@@ -160,32 +195,10 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         title: "Gemma 3",
         gguf: &["gemma3"],
         hf: &["gemma3_text", "gemma3"],
-        tensors: &[SANDWICH, STANDARD],
-        norms: NormPlaces::SANDWICH,
-        norm_offset: STORED_LESS_ONE,
-        qk_norm: QkNorm::PerHead,
-        attention_scale: AttentionScale::HiddenPerHead { n_layers: 62 },
-        windows: WindowPattern::FullEvery(6),
-        window_rope_theta: Some(10_000.0),
-        activation: Activation::GeluTanh,
-        embedding_scale: EmbeddingScale::SqrtHidden,
-        // The multimodal checkpoints' text_config holds only what differs from these.
-        defaults: PerNaming {
-            gguf: &[(Key::RopeTheta, 1_000_000.0)],
-            hf: &[
-                (Key::Heads, 8.0),
-                (Key::KvHeads, 4.0),
-                (Key::HeadDim, 256.0),
-                (Key::Vocab, 262_208.0),
-                (Key::Context, 131_072.0),
-                (Key::NormEps, 1e-6),
-                (Key::RopeTheta, 1_000_000.0),
-                (Key::QueryScalar, 256.0),
-                (Key::Window, 4096.0),
-            ],
-        },
-        ..ArchDescriptor::DENSE
+        both_ways: Some(&GEMMA_BOTH_WAYS),
+        ..GEMMA_3
     },
+    GEMMA_BOTH_WAYS,
     // Small ones have inputs of single layers and share keys and values; large ones have experts or a key for a value.
     ArchDescriptor {
         name: "gemma4",
@@ -248,14 +261,293 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         rope_style: REORDERED,
         ..ArchDescriptor::DENSE
     },
+    ArchDescriptor { name: "olmo2", title: "OLMo 2", gguf: &["olmo2"], hf: &["olmo2"], ..OLMO },
+    // GGUF files say `olmo2`.
+    ArchDescriptor { name: "olmo3", title: "OLMo 3", hf: &["olmo3"], gguf_as: Some("olmo2"), ..OLMO },
     ArchDescriptor {
-        name: "olmo2",
-        title: "OLMo 2",
-        gguf: &["olmo2"],
-        hf: &["olmo2"],
+        name: "exaone4",
+        title: "EXAONE 4",
+        gguf: &["exaone4"],
+        hf: &["exaone4"],
         tensors: &[SANDWICH, STANDARD],
         norms: NormPlaces::POST,
+        qk_norm: QkNorm::PerHead,
+        windows: WindowPattern::FullEvery(4),
+        rope_in_windows_only: true,
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "glm4",
+        title: "GLM-4",
+        gguf: &["glm4"],
+        hf: &["glm4"],
+        tensors: &[NAMED_POST_NORMS, STANDARD],
+        norms: NormPlaces::SANDWICH,
+        rope_style: PerNaming::both(RopeStyle::Interleaved),
+        defaults: PerNaming { gguf: &[], hf: &[(Key::RopePart, 0.5)] },
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "glm4_moe",
+        title: "GLM-4.5",
+        gguf: &["glm4moe"],
+        hf: &["glm4_moe"],
+        tensors: &[SHARED_EXPERTS, FFN_NORM_AFTER_ATTENTION, EXPERTS, STANDARD],
+        qk_norm: QkNorm::PerHead,
+        experts: ExpertPlace::WithPlainShared,
+        router_scores: RouterScores::Sigmoid,
+        defaults: PerNaming {
+            gguf: &[(Key::ExpertsNormalised, 1.0)],
+            hf: &[(Key::RopePart, 0.5), (Key::ExpertsNormalised, 1.0), (Key::FirstDenseLayers, 1.0)],
+        },
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "deepseek_v2",
+        title: "DeepSeek V2",
+        hf: &["deepseek_v2"],
+        gguf_as: Some("deepseek2"),
+        ..LATENT_ATTENTION
+    },
+    ArchDescriptor {
+        name: "deepseek_v3",
+        title: "DeepSeek V3",
+        gguf: &["deepseek2"],
+        hf: &["deepseek_v3", "kimi_k2"],
+        router_scores: RouterScores::Sigmoid,
+        ..LATENT_ATTENTION
+    },
+    ArchDescriptor {
+        name: "glm4_moe_lite",
+        title: "GLM-4.7-Flash",
+        hf: &["glm4_moe_lite"],
+        gguf_as: Some("deepseek2"),
+        router_scores: RouterScores::Sigmoid,
+        ..LATENT_ATTENTION
+    },
+    ArchDescriptor {
+        name: "llama4",
+        title: "Llama 4",
+        gguf: &["llama4"],
+        hf: &["llama4_text", "llama4"],
+        keys: &[
+            KeyNames { key: Key::Ffn, hf: "intermediate_size_mlp", ctranslate2: "", whisper_cpp: "" },
+            KeyNames { key: Key::ExpertFfn, hf: "intermediate_size", ctranslate2: "", whisper_cpp: "" },
+        ],
+        tensors: &[TURNED_EXPERTS, STANDARD],
+        qk_norm: QkNorm::PlainWhereTurning,
+        rope_style: PerNaming::both(RopeStyle::Interleaved),
+        windows: WindowPattern::FullEvery(4),
+        chunked: true,
+        no_rope_every: Some(4),
+        temperature: Temperature::WithoutRotation,
+        experts: ExpertPlace::WithPlainShared,
+        router_scores: RouterScores::Sigmoid,
+        experts_weigh_input: true,
+        defaults: PerNaming {
+            gguf: &[
+                (Key::Chunk, 8192.0),
+                (Key::SharedExperts, 1.0),
+                (Key::TemperatureScale, 0.1),
+                (Key::TemperatureLength, 8192.0),
+            ],
+            hf: &[(Key::SharedExperts, 1.0), (Key::TemperatureScale, 0.1), (Key::TemperatureLength, 8192.0)],
+        },
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "gpt_oss",
+        title: "gpt-oss",
+        gguf: &["gpt-oss"],
+        hf: &["gpt_oss"],
+        tensors: &[BIASED_EXPERTS, STANDARD],
+        biases: &[AttnQ, AttnK, AttnV, AttnOut, Router],
+        windows: WindowPattern::FullEvery(2),
+        experts: ExpertPlace::Instead,
+        gate_clamped: true,
+        defaults: PerNaming {
+            gguf: &[(Key::ExpertsNormalised, 1.0), (Key::RopeTruncate, 0.0)],
+            hf: &[(Key::ExpertsNormalised, 1.0), (Key::HeadDim, 64.0)],
+        },
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "ernie4_5",
+        title: "ERNIE 4.5",
+        gguf: &["ernie4_5"],
+        hf: &["ernie4_5"],
+        rope_style: PerNaming::both(RopeStyle::Interleaved),
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "seed_oss",
+        title: "Seed-OSS",
+        gguf: &["seed_oss"],
+        hf: &["seed_oss"],
+        tensors: &[FFN_NORM_AFTER_ATTENTION, STANDARD],
+        biases: &[AttnQ, AttnK, AttnV],
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "cohere",
+        title: "Command R",
+        gguf: &["command-r"],
+        hf: &["cohere"],
+        settings: &[("use_qk_norm", 0)],
+        ..COMMAND
+    },
+    ArchDescriptor {
+        name: "cohere2",
+        title: "Command R7B, Command A",
+        gguf: &["cohere2"],
+        hf: &["cohere2"],
+        windows: WindowPattern::FullEvery(4),
+        rope_in_windows_only: true,
+        ..COMMAND
+    },
+    ArchDescriptor {
+        name: "hunyuan_v1_dense",
+        title: "Hunyuan",
+        gguf: &["hunyuan-dense"],
+        hf: &["hunyuan_v1_dense"],
+        tensors: &[QK_LAYER_NORMS, STANDARD],
+        qk_norm: QkNorm::PerHead,
+        qk_norm_after_rope: true,
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "glm",
+        title: "GLM",
+        gguf: &["chatglm"],
+        hf: &["glm"],
+        tensors: &[FUSED_GATE, STANDARD],
+        rope_style: PerNaming::both(RopeStyle::Interleaved),
+        defaults: PerNaming { gguf: &[], hf: &[(Key::RopePart, 0.5)] },
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "olmoe",
+        title: "OLMoE",
+        gguf: &["olmoe"],
+        hf: &["olmoe"],
+        tensors: &[EXPERTS, STANDARD],
         qk_norm: QkNorm::WholeRow,
+        experts: ExpertPlace::Instead,
+        defaults: PerNaming { gguf: &[(Key::ExpertsNormalised, 0.0)], hf: &[] },
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "granitemoe",
+        title: "Granite MoE",
+        gguf: &["granitemoe"],
+        hf: &["granitemoe"],
+        tensors: &[STACKED_EXPERTS, STANDARD],
+        rope_style: REORDERED,
+        experts: ExpertPlace::Instead,
+        defaults: PerNaming::both(&[(Key::ExpertsNormalised, 1.0)]),
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "ernie4_5_moe",
+        title: "ERNIE 4.5 MoE",
+        gguf: &["ernie4_5-moe"],
+        hf: &["ernie4_5_moe"],
+        tensors: &[SHARED_EXPERTS, EXPERTS, STANDARD],
+        rope_style: PerNaming::both(RopeStyle::Interleaved),
+        experts: ExpertPlace::WithPlainShared,
+        defaults: PerNaming::both(&[(Key::ExpertsNormalised, 1.0)]),
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "dots1",
+        title: "dots.llm1",
+        gguf: &["dots1"],
+        hf: &["dots1"],
+        tensors: &[SHARED_EXPERTS, EXPERTS, STANDARD],
+        qk_norm: QkNorm::PerHead,
+        windows: WindowPattern::FromKey,
+        experts: ExpertPlace::WithPlainShared,
+        router_scores: RouterScores::Sigmoid,
+        defaults: PerNaming {
+            gguf: &[(Key::FirstWindowLayer, 62.0), (Key::ExpertsNormalised, 1.0)],
+            hf: &[(Key::FirstWindowLayer, 62.0)],
+        },
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "stablelm",
+        title: "StableLM",
+        gguf: &["stablelm"],
+        hf: &["stablelm"],
+        settings: &[("use_parallel_residual", 0), ("qk_layernorm", 0)],
+        norm_kind: NormKind::Layer,
+        defaults: PerNaming { gguf: &[], hf: &[(Key::RopePart, 0.25)] },
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "arcee",
+        title: "Arcee",
+        gguf: &["arcee"],
+        hf: &["arcee"],
+        rope_style: REORDERED,
+        activation: Activation::ReluSquared,
+        gated: false,
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "nemotron",
+        title: "Nemotron",
+        gguf: &["nemotron"],
+        hf: &["nemotron"],
+        norm_kind: NormKind::Layer,
+        norm_offset: STORED_LESS_ONE,
+        activation: Activation::ReluSquared,
+        gated: false,
+        defaults: PerNaming { gguf: &[], hf: &[(Key::RopePart, 0.5)] },
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "starcoder2",
+        title: "StarCoder 2",
+        gguf: &["starcoder2"],
+        hf: &["starcoder2"],
+        tensors: &[UNGATED, STANDARD],
+        norm_kind: NormKind::Layer,
+        activation: Activation::GeluTanh,
+        gated: false,
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "phi",
+        title: "Phi",
+        gguf: &["phi2"],
+        hf: &["phi"],
+        tensors: &[PARALLEL, STANDARD],
+        settings: &[("qk_layernorm", 0)],
+        norms: NormPlaces { pre_ffn: false, ..NormPlaces::PRE },
+        norm_kind: NormKind::Layer,
+        biases: &[AttnQ, AttnK, AttnV, AttnOut, FfnUp, FfnDown, Output],
+        activation: Activation::GeluTanh,
+        gated: false,
+        parallel: true,
+        defaults: PerNaming { gguf: &[], hf: &[(Key::RopePart, 0.5)] },
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "gpt2",
+        title: "GPT-2",
+        gguf: &["gpt2"],
+        hf: &["gpt2"],
+        tensors: &[TRANSPOSED, STANDARD],
+        settings: &[("scale_attn_by_inverse_layer_idx", 0), ("scale_attn_weights", 1)],
+        norm_kind: NormKind::Layer,
+        biases: &[AttnQ, AttnK, AttnV, AttnOut, FfnUp, FfnDown],
+        learned_positions: true,
+        no_rope_every: Some(1),
+        activation: Activation::GeluTanh,
+        gated: false,
+        ffn_per_hidden: Some(4),
+        defaults: PerNaming { gguf: &[], hf: &[(Key::TiedHead, 1.0)] },
         ..ArchDescriptor::DENSE
     },
     // The checkpoint may state a width of the network that its authors' code then adjusts: the tensors have the true one.
@@ -269,6 +561,22 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         qk_norm: QkNorm::PerHead,
         recurrent: Some(SHORT_CONV),
         defaults: PerNaming { gguf: &[], hf: &[(Key::NormEps, 1e-5), (Key::RopeTheta, 1_000_000.0)] },
+        ..ArchDescriptor::DENSE
+    },
+    ArchDescriptor {
+        name: "lfm2_moe",
+        title: "LFM2 MoE",
+        gguf: &["lfm2moe"],
+        hf: &["lfm2_moe"],
+        tensors: &[SHORT_CONVOLUTIONS, STANDARD],
+        qk_norm: QkNorm::PerHead,
+        experts: ExpertPlace::Instead,
+        router_scores: RouterScores::Sigmoid,
+        recurrent: Some(SHORT_CONV),
+        defaults: PerNaming {
+            gguf: &[(Key::ExpertsNormalised, 1.0)],
+            hf: &[(Key::NormEps, 1e-5), (Key::ExpertsNormalised, 1.0), (Key::RopeTheta, 1_000_000.0)],
+        },
         ..ArchDescriptor::DENSE
     },
     ArchDescriptor {
@@ -311,7 +619,7 @@ pub const FAMILIES: &[ArchDescriptor] = &[
     ArchDescriptor {
         name: "nemotron_h",
         title: "Nemotron-H",
-        gguf: &["nemotron_h"],
+        gguf: &["nemotron_h", "nemotron_h_moe"],
         hf: &["nemotron_h"],
         keys: MEASURED_LAYERS,
         tensors: &[MIXERS, STANDARD],
@@ -319,6 +627,7 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         activation: Activation::ReluSquared,
         gated: false,
         experts: ExpertPlace::BesideShared,
+        router_scores: RouterScores::Sigmoid,
         recurrent: Some(Recurrent { place: RecurrentPlace::OneMixer, ..SELECTIVE_SCAN }),
         ..ArchDescriptor::DENSE
     },
@@ -354,19 +663,47 @@ pub const FAMILIES: &[ArchDescriptor] = &[
         title: "BERT",
         gguf: &["bert"],
         hf: &["bert"],
-        tensors: &[ENCODER],
-        norms: NormPlaces::POST,
+        defaults: PerNaming { gguf: &[], hf: &[(Key::NormEps, 1e-12)] },
+        ..ENCODER_ON_SUMS
+    },
+    // Like it, with positions that count from behind the padding token; the converter to GGUF cuts those before.
+    ArchDescriptor {
+        name: "xlm_roberta",
+        title: "XLM-RoBERTa",
+        hf: &["xlm-roberta", "roberta", "camembert"],
+        gguf_as: Some("bert"),
+        positions_after_padding: true,
+        defaults: PerNaming { gguf: &[], hf: &[(Key::NormEps, 1e-12), (Key::Padding, 1.0)] },
+        ..ENCODER_ON_SUMS
+    },
+    ArchDescriptor {
+        name: "nomic_bert",
+        title: "Nomic BERT",
+        gguf: &["nomic-bert"],
+        hf: &["nomic_bert"],
+        tensors: &[TURNING_ENCODER],
+        learned_positions: false,
+        no_rope_every: None,
+        activation: Activation::Silu,
+        gated: true,
+        defaults: PerNaming { gguf: &[], hf: &[(Key::NormEps, 1e-12)] },
+        ..ENCODER_ON_SUMS
+    },
+    ArchDescriptor {
+        name: "modernbert",
+        title: "ModernBERT",
+        gguf: &["modern-bert"],
+        hf: &["modernbert"],
+        tensors: &[FUSED_ENCODER],
         norm_kind: NormKind::Layer,
-        norm_on_sum: true,
         embedding_norm: true,
-        final_norm: false,
-        learned_positions: true,
-        no_rope_every: Some(1),
+        first_norm_missing: true,
+        windows: WindowPattern::FullFirst(3),
+        window_rope_theta: Some(10_000.0),
         bidirectional: true,
         activation: Activation::GeluErf,
-        gated: false,
         output: OutputKind::Hidden,
-        defaults: PerNaming { gguf: &[], hf: &[(Key::NormEps, 1e-12)] },
+        defaults: PerNaming { gguf: &[], hf: &[(Key::RopeTheta, 160_000.0), (Key::Window, 128.0)] },
         ..ArchDescriptor::DENSE
     },
     ArchDescriptor {
@@ -410,6 +747,94 @@ const HYBRID_EXPERTS: ArchDescriptor = ArchDescriptor {
     ..ArchDescriptor::DENSE
 };
 
+/// An encoder with norms on the sums.
+const ENCODER_ON_SUMS: ArchDescriptor = ArchDescriptor {
+    tensors: &[ENCODER],
+    norms: NormPlaces::POST,
+    norm_kind: NormKind::Layer,
+    norm_on_sum: true,
+    embedding_norm: true,
+    final_norm: false,
+    learned_positions: true,
+    no_rope_every: Some(1),
+    bidirectional: true,
+    activation: Activation::GeluErf,
+    gated: false,
+    output: OutputKind::Hidden,
+    ..ArchDescriptor::DENSE
+};
+
+/// What both ways of attention share.
+const GEMMA_3: ArchDescriptor = ArchDescriptor {
+    tensors: &[SANDWICH, STANDARD],
+    norms: NormPlaces::SANDWICH,
+    norm_offset: STORED_LESS_ONE,
+    qk_norm: QkNorm::PerHead,
+    attention_scale: AttentionScale::HiddenPerHead { n_layers: 62 },
+    windows: WindowPattern::FullEvery(6),
+    window_rope_theta: Some(10_000.0),
+    activation: Activation::GeluTanh,
+    embedding_scale: EmbeddingScale::SqrtHidden,
+    // The multimodal checkpoints' text_config holds only what differs from these.
+    defaults: PerNaming {
+        gguf: &[(Key::RopeTheta, 1_000_000.0)],
+        hf: &[
+            (Key::Heads, 8.0),
+            (Key::KvHeads, 4.0),
+            (Key::HeadDim, 256.0),
+            (Key::Vocab, 262_208.0),
+            (Key::Context, 131_072.0),
+            (Key::NormEps, 1e-6),
+            (Key::RopeTheta, 1_000_000.0),
+            (Key::QueryScalar, 256.0),
+            (Key::Window, 4096.0),
+        ],
+    },
+    ..ArchDescriptor::DENSE
+};
+
+/// The same for embeddings: attention looks both ways, and there is no head.
+const GEMMA_BOTH_WAYS: ArchDescriptor = ArchDescriptor {
+    name: "gemma_embedding",
+    title: "EmbeddingGemma",
+    gguf: &["gemma-embedding"],
+    gguf_as: Some("gemma-embedding"),
+    bidirectional: true,
+    output: OutputKind::Hidden,
+    ..GEMMA_3
+};
+
+/// Norms after the branches; what the generations with windows and without share.
+const OLMO: ArchDescriptor = ArchDescriptor {
+    tensors: &[SANDWICH, STANDARD],
+    norms: NormPlaces::POST,
+    qk_norm: QkNorm::WholeRow,
+    windows: WindowPattern::FullEvery(4),
+    window_rope_unscaled: true,
+    ..ArchDescriptor::DENSE
+};
+
+/// Keys and values from a latent; neighbouring columns rotate; experts with a shared part.
+const LATENT_ATTENTION: ArchDescriptor = ArchDescriptor {
+    tensors: &[LATENT, SHARED_EXPERTS, EXPERTS, STANDARD],
+    rope_style: PerNaming::both(RopeStyle::Interleaved),
+    latent: true,
+    experts: ExpertPlace::WithPlainShared,
+    defaults: PerNaming { gguf: &[(Key::ExpertsNormalised, 0.0)], hf: &[] },
+    ..ArchDescriptor::DENSE
+};
+
+/// Parallel branches behind one norm; neighbouring columns rotate.
+const COMMAND: ArchDescriptor = ArchDescriptor {
+    norms: NormPlaces { pre_ffn: false, ..NormPlaces::PRE },
+    norm_kind: NormKind::Layer,
+    rope_style: PerNaming::both(RopeStyle::Interleaved),
+    parallel: true,
+    logits_multiplied: true,
+    defaults: PerNaming { gguf: &[], hf: &[(Key::LogitFactor, 0.0625), (Key::TiedHead, 1.0)] },
+    ..ArchDescriptor::DENSE
+};
+
 /// What the encoder and the decoder of speech models share.
 const SPEECH: ArchDescriptor = ArchDescriptor {
     defaults: PerNaming::both(&[(Key::NormEps, 1e-5)]),
@@ -436,7 +861,8 @@ mod tests {
         let mut names = HashSet::new();
         for family in FAMILIES {
             assert!(names.insert(family.name), "{} twice", family.name);
-            assert!(family.hf.iter().any(|n| n.starts_with(family.name)), "{}", family.name);
+            let named = family.hf.iter().any(|n| n.replace('-', "_").starts_with(family.name));
+            assert!(named || family.hf.is_empty(), "{}", family.name);
         }
         for naming in [Naming::Gguf, Naming::HuggingFace, Naming::CTranslate2, Naming::WhisperCpp] {
             let mut seen = HashSet::new();

@@ -71,9 +71,9 @@ impl<'a> Keys<'a> {
         let own = self.family.keys.iter().filter(|names| names.key == key && self.naming != Naming::Gguf);
         let own = own.map(|names| names.of(self.naming)).next();
         let templates = match (&own, self.naming) {
+            (_, Naming::Gguf) => row.gguf,
             (Some(""), _) | (None, Naming::CTranslate2 | Naming::WhisperCpp) => &[],
             (Some(own), _) => std::slice::from_ref(own),
-            (None, Naming::Gguf) => row.gguf,
             (None, Naming::HuggingFace | Naming::Base) => row.hf,
         };
         let mut names = Vec::new();

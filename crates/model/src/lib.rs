@@ -23,6 +23,7 @@ mod error;
 mod families;
 mod gguf_export;
 mod keys;
+mod missing;
 pub mod names;
 mod recurrent;
 mod requantize;
@@ -34,15 +35,16 @@ mod tensors;
 pub use base_names::from_base;
 pub use descriptor::{
     ArchDescriptor, AttentionScale, Convolution, EmbeddingScale, ExpertPlace, NormKind, NormPlaces,
-    PerNaming, QkNorm, Recurrent, RecurrentKind, RecurrentPlace, WindowPattern,
+    PerNaming, QkNorm, Recurrent, RecurrentKind, RecurrentPlace, Temperature, WindowPattern,
 };
-pub use embedding::EmbeddingSpec;
+pub use embedding::{DenseSpec, EmbeddingSpec};
 pub use error::{Error, Result};
 pub use families::FAMILIES;
 pub use gguf_export::{GgufExport, to_gguf};
+pub use missing::Missing;
 pub use names::{Key, TensorRole};
 pub use recurrent::{Multipliers, RecurrentSpec};
 pub use requantize::{PlainMatrices, WeightType};
 pub use rope::{RopeScaling, RopeSpec};
-pub use spec::{ExpertSpec, LayerSpec, ModelSpec};
+pub use spec::{ExpertSpec, LatentSpec, LayerSpec, ModelSpec, TemperatureSpec};
 pub use speech::{SpeechPlans, SpeechSpec, SpeechTokens};

@@ -39,6 +39,21 @@ pub enum Key {
     DenseLayers,
     ExpertsNormalised,
     ExpertFactor,
+    ExpertScores,
+    ExpertGroups,
+    ExpertGroupsUsed,
+    SharedExperts,
+    FirstDenseLayers,
+    ExpertLayers,
+    NextLayers,
+    GateAlpha,
+    GateLimit,
+    LatentRank,
+    QueryRank,
+    LatentKeyDim,
+    LatentValueDim,
+    PlainKeyDim,
+    TurningKeyDim,
     LayerHeadDim,
     LayerKvHeads,
     FullHeadDim,
@@ -49,18 +64,23 @@ pub enum Key {
     PerLayerWidth,
     Bidirectional,
     Window,
+    Chunk,
     WindowUsed,
     WindowEvery,
     FirstWindowLayer,
     LayerTypes,
     NoRopeLayers,
     NoRopeEvery,
+    TemperatureOn,
+    TemperatureScale,
+    TemperatureLength,
     RopeTheta,
     WindowRopeTheta,
     RopeDims,
     RopePart,
     RopeKind,
     RopeFactor,
+    RopeAlpha,
     RopeContext,
     RopeLow,
     RopeHigh,
@@ -69,6 +89,7 @@ pub enum Key {
     RopeBetaSlow,
     RopeMscale,
     RopeMscaleAll,
+    RopeLogMultiplier,
     RopeTruncate,
     RopeShort,
     RopeLong,
@@ -76,10 +97,11 @@ pub enum Key {
     AttentionScale,
     AttentionSoftcap,
     LogitSoftcap,
-    LogitDivisor,
+    LogitFactor,
     EmbeddingScale,
     ResidualScale,
     PositionKind,
+    Padding,
     Inputs,
     StateHeads,
     StateHeadDim,
@@ -145,29 +167,44 @@ pub(crate) const TINY: f64 = 1e-30;
 /// All keys, in the order of [`Key`]. Lists and words have no range.
 #[rustfmt::skip]
 pub const KEYS: &[KeyRow] = &[
-    row(Key::Layers, "number of layers", &["block_count"], &["num_hidden_layers"], 1.0, 4096.0),
-    row(Key::Hidden, "hidden size", &["embedding_length"], &["hidden_size"], 1.0, 1048576.0),
-    row(Key::Heads, "number of query heads", &["attention.head_count"], &["num_attention_heads"], 0.0, 16384.0),
+    row(Key::Layers, "number of layers", &["block_count"], &["num_hidden_layers", "n_layer"], 1.0, 4096.0),
+    row(Key::Hidden, "hidden size", &["embedding_length"], &["hidden_size", "n_embd"], 1.0, 1048576.0),
+    row(Key::Heads, "number of query heads", &["attention.head_count"], &["num_attention_heads", "n_head"], 0.0, 16384.0),
     row(Key::KvHeads, "number of key and value heads", &["attention.head_count_kv"], &["num_key_value_heads"], 0.0, 16384.0),
     row(Key::HeadDim, "columns of a head", &["attention.key_length"], &["head_dim"], 1.0, 16384.0),
     row(Key::ValueDim, "columns of a value head", &["attention.value_length"], &["v_head_dim"], 1.0, 16384.0),
-    row(Key::Ffn, "columns of the feed-forward network", &["feed_forward_length"], &["intermediate_size"], 0.0, 16777216.0),
+    row(Key::Ffn, "columns of the feed-forward network", &["feed_forward_length"], &["intermediate_size", "n_inner"], 0.0, 16777216.0),
     row(Key::Vocab, "vocabulary size", &[], &["vocab_size"], 1.0, 67108864.0),
-    row(Key::Context, "positions trained for", &["context_length"], &["max_position_embeddings"], 1.0, 2147483647.0),
+    row(Key::Context, "positions trained for", &["context_length"], &["max_position_embeddings", "n_positions"], 1.0, 2147483647.0),
     row(Key::NormEps, "epsilon of the norms", &["attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"],
-        &["rms_norm_eps", "layer_norm_eps", "norm_eps", "layer_norm_epsilon"], TINY, 1.0),
-    row(Key::Activation, "activation", &[], &["hidden_activation", "hidden_act", "mlp_hidden_act"], 0.0, 0.0),
+        &["rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"], TINY, 1.0),
+    row(Key::Activation, "activation", &[], &["hidden_activation", "hidden_act", "activation_function", "mlp_hidden_act"], 0.0, 0.0),
     row(Key::TiedHead, "whether the head is the embedding", &[], &["tie_word_embeddings"], 0.0, 1.0),
-    row(Key::Experts, "number of experts", &["expert_count"], &["num_local_experts", "num_experts", "n_routed_experts"], 0.0, 65536.0),
-    row(Key::ExpertsUsed, "experts of a row", &["expert_used_count"], &["num_experts_per_tok", "top_k_experts"], 1.0, 1024.0),
+    row(Key::Experts, "number of experts", &["expert_count"], &["num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"], 0.0, 65536.0),
+    row(Key::ExpertsUsed, "experts of a row", &["expert_used_count"], &["num_experts_per_tok", "top_k_experts", "moe_k"], 1.0, 1024.0),
     row(Key::ExpertFfn, "columns of an expert", &["expert_feed_forward_length"], &["moe_intermediate_size"], 1.0, 16777216.0),
     row(Key::SharedFfn, "columns of the shared expert", &["expert_shared_feed_forward_length"],
         &["shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size"], 1.0, 16777216.0),
     row(Key::ExpertsOn, "whether there are experts", &[], &["enable_moe_block"], 0.0, 1.0),
-    row(Key::ExpertsEvery, "every how many layers one has experts", &[], &["decoder_sparse_step"], 1.0, 4096.0),
+    row(Key::ExpertsEvery, "every how many layers one has experts", &["interleave_moe_layer_step"], &["decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval"], 1.0, 4096.0),
     row(Key::DenseLayers, "layers without experts", &[], &["mlp_only_layers"], 0.0, 4096.0),
     row(Key::ExpertsNormalised, "whether weights of experts sum to 1", &["expert_weights_norm"], &["norm_topk_prob"], 0.0, 1.0),
     row(Key::ExpertFactor, "factor on the weights of experts", &["expert_weights_scale"], &["routed_scaling_factor"], TINY, 1e9),
+    row(Key::ExpertScores, "what a router makes of its logits", &["expert_gating_func"], &["scoring_func"], 0.0, 4.0),
+    row(Key::ExpertGroups, "groups of experts", &["expert_group_count"], &["n_group"], 0.0, 65536.0),
+    row(Key::ExpertGroupsUsed, "groups of experts of a row", &["expert_group_used_count"], &["topk_group"], 0.0, 65536.0),
+    row(Key::SharedExperts, "shared experts", &["expert_shared_count"], &["n_shared_experts", "moe_num_shared_experts"], 0.0, 1024.0),
+    row(Key::FirstDenseLayers, "first layers without experts", &["leading_dense_block_count"], &["first_k_dense_replace", "moe_layer_start_index", "num_dense_layers"], 0.0, 4096.0),
+    row(Key::ExpertLayers, "layers with experts", &[], &["moe_layers"], 0.0, 4096.0),
+    row(Key::NextLayers, "layers that predict further tokens", &["nextn_predict_layers"], &["num_nextn_predict_layers"], 0.0, 64.0),
+    row(Key::GateAlpha, "factor in the gate's sigmoid", &[], &["swiglu_alpha"], TINY, 1e9),
+    row(Key::GateLimit, "bound of the gate", &[], &["swiglu_limit"], TINY, 1e9),
+    row(Key::LatentRank, "columns of the latent keys and values", &["attention.kv_lora_rank"], &["kv_lora_rank"], 1.0, 1048576.0),
+    row(Key::QueryRank, "columns of the latent queries", &["attention.q_lora_rank"], &["q_lora_rank"], 0.0, 1048576.0),
+    row(Key::LatentKeyDim, "columns of an expanded key", &["attention.key_length_mla", "attention.key_length"], &[], 1.0, 16384.0),
+    row(Key::LatentValueDim, "columns of an expanded value", &["attention.value_length_mla", "attention.value_length"], &["v_head_dim"], 1.0, 16384.0),
+    row(Key::PlainKeyDim, "columns of a key that do not rotate", &[], &["qk_nope_head_dim"], 1.0, 16384.0),
+    row(Key::TurningKeyDim, "columns of a key that rotate", &["rope.dimension_count"], &["qk_rope_head_dim"], 2.0, 16384.0),
     row(Key::LayerHeadDim, "columns of a head of one layer", &[], &["per_layer_config.{l}.head_dim"], 1.0, 16384.0),
     row(Key::LayerKvHeads, "key and value heads of one layer", &[], &["per_layer_config.{l}.num_key_value_heads"], 1.0, 16384.0),
     row(Key::FullHeadDim, "columns of a head that sees everything", &[], &["global_head_dim"], 1.0, 16384.0),
@@ -178,21 +215,29 @@ pub const KEYS: &[KeyRow] = &[
     row(Key::PerLayerWidth, "columns of a layer's own input", &["embedding_length_per_layer_input"], &["hidden_size_per_layer_input"], 0.0, 1048576.0),
     row(Key::Bidirectional, "whether attention looks ahead", &[], &["use_bidirectional_attention"], 0.0, 1.0),
 
-    row(Key::Window, "sliding window", &["attention.sliding_window"], &["sliding_window"], 0.0, 2147483647.0),
+    row(Key::Window, "sliding window", &["attention.sliding_window"], &["sliding_window", "local_attention"], 0.0, 2147483647.0),
+    row(Key::Chunk, "chunks of attention", &["attention.sliding_window"], &["attention_chunk_size"], 0.0, 2147483647.0),
     row(Key::WindowUsed, "whether the window is used", &[], &["use_sliding_window"], 0.0, 1.0),
     row(Key::WindowEvery, "layers with a window", &["attention.sliding_window_pattern"],
-        &["sliding_window_pattern", "_sliding_window_pattern"], 1.0, 4096.0),
+        &["sliding_window_pattern", "_sliding_window_pattern", "global_attn_every_n_layers"], 1.0, 4096.0),
     row(Key::FirstWindowLayer, "first layer with a window", &[], &["max_window_layers"], 0.0, 4096.0),
     row(Key::LayerTypes, "attention of each layer", &[], &["layer_types"], 0.0, 0.0),
     row(Key::NoRopeLayers, "whether each layer rotates", &[], &["no_rope_layers"], 0.0, 1.0),
     row(Key::NoRopeEvery, "every how many layers one does not rotate", &[], &["no_rope_layer_interval"], 1.0, 4096.0),
 
-    row(Key::RopeTheta, "rotation base", &["rope.freq_base"], &["{rope}rope_theta", "rope_theta"], 1.0, 1e15),
-    row(Key::WindowRopeTheta, "rotation base of layers with a window", &["rope.freq_base_swa"], &["rope_local_base_freq"], 1.0, 1e15),
+    row(Key::TemperatureOn, "whether queries are scaled by position", &[], &["attn_temperature_tuning"], 0.0, 1.0),
+    row(Key::TemperatureScale, "growth of queries by position", &["attention.temperature_scale"],
+        &["{rope}llama_4_scaling_beta", "attn_scale"], 0.0, 1e9),
+    row(Key::TemperatureLength, "positions after which queries grow", &["attention.temperature_length"],
+        &["floor_scale"], 1.0, 2147483647.0),
+
+    row(Key::RopeTheta, "rotation base", &["rope.freq_base"], &["{rope}rope_theta", "rope_theta", "global_rope_theta", "rotary_emb_base"], 1.0, 1e15),
+    row(Key::WindowRopeTheta, "rotation base of layers with a window", &["rope.freq_base_swa"], &["rope_local_base_freq", "local_rope_theta"], 1.0, 1e15),
     row(Key::RopeDims, "columns of a head that rotate", &["rope.dimension_count"], &[], 2.0, 16384.0),
     row(Key::RopePart, "part of a head that rotates", &[], &["{rope}partial_rotary_factor", "partial_rotary_factor"], TINY, 1.0),
     row(Key::RopeKind, "kind of rotation scaling", &["rope.scaling.type"], &["{rope}rope_type", "{rope}type"], 0.0, 0.0),
     row(Key::RopeFactor, "rotation scaling", &["rope.scaling.factor", "rope.scale_linear"], &["{rope}factor"], 0.0, 1e9),
+    row(Key::RopeAlpha, "stretch of the rotation base", &["rope.scaling.alpha"], &["{rope}alpha"], 0.0, 1e9),
     row(Key::RopeContext, "positions before scaling", &["rope.scaling.original_context_length"],
         &["{rope}original_max_position_embeddings", "original_max_position_embeddings"], 1.0, 2147483647.0),
     row(Key::RopeLow, "low frequency factor", &[], &["{rope}low_freq_factor"], TINY, 1e9),
@@ -203,6 +248,7 @@ pub const KEYS: &[KeyRow] = &[
     row(Key::RopeBetaSlow, "rotations that scale it fully", &["rope.scaling.yarn_beta_slow"], &["{rope}beta_slow"], TINY, 1e9),
     row(Key::RopeMscale, "YaRN mscale", &[], &["{rope}mscale"], 0.0, 1e9),
     row(Key::RopeMscaleAll, "YaRN mscale of all columns", &[], &["{rope}mscale_all_dim"], 0.0, 1e9),
+    row(Key::RopeLogMultiplier, "YaRN mscale of all columns", &["rope.scaling.yarn_log_multiplier"], &[], 0.0, 1e9),
     row(Key::RopeTruncate, "whether YaRN rounds its range", &[], &["{rope}truncate"], 0.0, 1.0),
     row(Key::RopeShort, "factors up to the original context", &[], &["{rope}short_factor"], TINY, 1e9),
     row(Key::RopeLong, "factors beyond the original context", &[], &["{rope}long_factor"], TINY, 1e9),
@@ -211,10 +257,11 @@ pub const KEYS: &[KeyRow] = &[
     row(Key::AttentionScale, "attention scale", &["attention.scale"], &["attention_multiplier"], TINY, 1e9),
     row(Key::AttentionSoftcap, "cap of attention scores", &["attn_logit_softcapping"], &["attn_logit_softcapping"], TINY, 1e9),
     row(Key::LogitSoftcap, "cap of logits", &["final_logit_softcapping"], &["final_logit_softcapping"], TINY, 1e9),
-    row(Key::LogitDivisor, "divisor of logits", &["logit_scale"], &["logits_scaling"], TINY, 1e9),
+    row(Key::LogitFactor, "factor on logits, or their divisor", &["logit_scale"], &["logits_scaling", "logit_scale"], TINY, 1e9),
     row(Key::EmbeddingScale, "factor on embeddings", &["embedding_scale"], &["embedding_multiplier"], TINY, 1e9),
     row(Key::ResidualScale, "factor on each branch", &["residual_scale"], &["residual_multiplier"], TINY, 1e9),
     row(Key::PositionKind, "how positions are told apart", &[], &["position_embedding_type"], 0.0, 0.0),
+    row(Key::Padding, "token that fills texts up", &[], &["pad_token_id"], 0.0, 67108864.0),
     row(Key::Inputs, "columns of the input", &[], &[], 1.0, 65536.0),
 
     row(Key::StateHeads, "heads of a recurrent layer", &["ssm.time_step_rank"],
@@ -310,6 +357,32 @@ pub enum TensorRole {
     LayerScale,
     /// `(n_experts, hidden)`
     Router,
+    /// `(n_experts)`: added to the scores by which experts are chosen.
+    RouterBias,
+    /// `(n_experts, expert ffn)`
+    ExpertGateBias,
+    /// `(n_experts, expert ffn)`
+    ExpertUpBias,
+    /// `(n_experts, hidden)`
+    ExpertDownBias,
+    /// `(n_heads)`: a logit of each head that takes part in the softmax.
+    AttnSinks,
+    /// `(query rank, hidden)`
+    AttnQA,
+    /// `(query rank)`
+    AttnQANorm,
+    /// `(n_heads * key columns, query rank)`
+    AttnQB,
+    /// `(rank + columns that rotate, hidden)`: the latent, and what rotates of all keys.
+    AttnKvA,
+    /// `(rank)`
+    AttnKvANorm,
+    /// `(n_heads * (columns that do not rotate + value columns), rank)`: of each head its keys, then its values.
+    AttnKvB,
+    /// `(n_heads, rank, columns that do not rotate)`
+    AttnKB,
+    /// `(n_heads, value columns, rank)`
+    AttnVB,
     /// `(hidden)`: factors on the router's normalised input.
     RouterScale,
     /// `(n_experts)`: factors on the weights of experts.
@@ -407,10 +480,33 @@ pub struct TensorName {
     pub whisper_cpp: &'static str,
     /// The tensor holds the rows of all of these, one after another, this role's among them. Empty: it holds this role alone.
     pub stacked: &'static [TensorRole],
+    /// In Hugging Face checkpoints the matrix is `(n_in, n_out)`: it is turned at load.
+    pub transposed: bool,
+    /// There the rows of the stacked roles alternate.
+    pub interleaved: bool,
 }
 
 const fn alone(role: TensorRole, gguf: &'static str, hf: &'static str) -> TensorName {
-    TensorName { role, gguf, hf, ctranslate2: "", whisper_cpp: "", stacked: &[] }
+    TensorName {
+        role,
+        gguf,
+        hf,
+        ctranslate2: "",
+        whisper_cpp: "",
+        stacked: &[],
+        transposed: false,
+        interleaved: false,
+    }
+}
+
+/// A matrix that Hugging Face checkpoints hold as `(n_in, n_out)`.
+const fn transposed(name: TensorName) -> TensorName {
+    TensorName { transposed: true, ..name }
+}
+
+/// Rows of two roles that alternate in Hugging Face checkpoints.
+const fn interleaved(name: TensorName) -> TensorName {
+    TensorName { interleaved: true, ..name }
 }
 
 const fn stacked(
@@ -419,7 +515,16 @@ const fn stacked(
     hf: &'static str,
     stacked: &'static [TensorRole],
 ) -> TensorName {
-    TensorName { role, gguf, hf, ctranslate2: "", whisper_cpp: "", stacked }
+    TensorName {
+        role,
+        gguf,
+        hf,
+        ctranslate2: "",
+        whisper_cpp: "",
+        stacked,
+        transposed: false,
+        interleaved: false,
+    }
 }
 
 use TensorRole::*;
@@ -465,6 +570,172 @@ pub const FUSED: &[TensorName] = &[
     stacked(FfnUp, "blk.{l}.ffn_up", "{layer}mlp.gate_up_proj", &[FfnGate, FfnUp]),
 ];
 
+/// Experts whose matrices have numbers for names.
+#[rustfmt::skip]
+pub const NUMBERED_EXPERTS: &[TensorName] = &[
+    alone(Router, "blk.{l}.ffn_gate_inp", "{layer}block_sparse_moe.gate"),
+    alone(ExpertGate, "blk.{l}.ffn_gate_exps", "{layer}block_sparse_moe.experts.{e}.w1"),
+    alone(ExpertUp, "blk.{l}.ffn_up_exps", "{layer}block_sparse_moe.experts.{e}.w3"),
+    alone(ExpertDown, "blk.{l}.ffn_down_exps", "{layer}block_sparse_moe.experts.{e}.w2"),
+    // Files of before experts were one tensor.
+    alone(ExpertGate, "blk.{l}.ffn_gate.{e}", "{layer}block_sparse_moe.switch_mlp.gate_proj"),
+    alone(ExpertUp, "blk.{l}.ffn_up.{e}", "{layer}block_sparse_moe.switch_mlp.up_proj"),
+    alone(ExpertDown, "blk.{l}.ffn_down.{e}", "{layer}block_sparse_moe.switch_mlp.down_proj"),
+];
+
+/// Four norms a layer, those after the branches named for them; gate and up in one matrix.
+#[rustfmt::skip]
+pub const NAMED_POST_NORMS: &[TensorName] = &[
+    alone(PostAttnNorm, "blk.{l}.post_attention_norm", "{layer}post_self_attn_layernorm"),
+    alone(FfnNorm, "blk.{l}.ffn_norm", "{layer}post_attention_layernorm"),
+    alone(PostFfnNorm, "blk.{l}.post_ffw_norm", "{layer}post_mlp_layernorm"),
+    stacked(FfnGate, "blk.{l}.ffn_up", "{layer}mlp.gate_up_proj", &[FfnGate, FfnUp]),
+    stacked(FfnUp, "blk.{l}.ffn_up", "{layer}mlp.gate_up_proj", &[FfnGate, FfnUp]),
+];
+
+/// GGUF files that name the norm before the network for what stands before it.
+#[rustfmt::skip]
+pub const FFN_NORM_AFTER_ATTENTION: &[TensorName] = &[
+    alone(FfnNorm, "blk.{l}.post_attention_norm", "{layer}post_attention_layernorm"),
+];
+
+/// Two matrices of a network without a gate.
+#[rustfmt::skip]
+pub const UNGATED: &[TensorName] = &[
+    alone(FfnUp, "blk.{l}.ffn_up", "{layer}mlp.c_fc"),
+    alone(FfnDown, "blk.{l}.ffn_down", "{layer}mlp.c_proj"),
+];
+
+/// Norms of queries and keys under other names.
+#[rustfmt::skip]
+pub const QK_LAYER_NORMS: &[TensorName] = &[
+    alone(AttnQNorm, "blk.{l}.attn_q_norm", "{layer}self_attn.query_layernorm"),
+    alone(AttnKNorm, "blk.{l}.attn_k_norm", "{layer}self_attn.key_layernorm"),
+];
+
+/// Gate and up in one matrix; queries, keys and values in one in GGUF files only.
+#[rustfmt::skip]
+pub const FUSED_GATE: &[TensorName] = &[
+    alone(AttnQ, "blk.{l}.attn_q", "{layer}self_attn.q_proj"),
+    alone(AttnK, "blk.{l}.attn_k", "{layer}self_attn.k_proj"),
+    alone(AttnV, "blk.{l}.attn_v", "{layer}self_attn.v_proj"),
+    stacked(AttnQ, "blk.{l}.attn_qkv", "", &[AttnQ, AttnK, AttnV]),
+    stacked(AttnK, "blk.{l}.attn_qkv", "", &[AttnQ, AttnK, AttnV]),
+    stacked(AttnV, "blk.{l}.attn_qkv", "", &[AttnQ, AttnK, AttnV]),
+    stacked(FfnGate, "blk.{l}.ffn_up", "{layer}mlp.gate_up_proj", &[FfnGate, FfnUp]),
+    stacked(FfnUp, "blk.{l}.ffn_up", "{layer}mlp.gate_up_proj", &[FfnGate, FfnUp]),
+];
+
+/// Experts in two tensors, those of gate and up one after the other.
+#[rustfmt::skip]
+pub const STACKED_EXPERTS: &[TensorName] = &[
+    alone(Router, "blk.{l}.ffn_gate_inp", "{layer}block_sparse_moe.router.layer"),
+    alone(ExpertGate, "blk.{l}.ffn_gate_exps", "{layer}block_sparse_moe.switch_mlp.gate_proj"),
+    stacked(ExpertGate, "", "{layer}block_sparse_moe.input_linear", &[ExpertGate, ExpertUp]),
+    alone(ExpertUp, "blk.{l}.ffn_up_exps", "{layer}block_sparse_moe.switch_mlp.up_proj"),
+    stacked(ExpertUp, "", "{layer}block_sparse_moe.input_linear", &[ExpertGate, ExpertUp]),
+    alone(ExpertDown, "blk.{l}.ffn_down_exps", "{layer}block_sparse_moe.output_linear"),
+    alone(ExpertDown, "", "{layer}block_sparse_moe.switch_mlp.down_proj"),
+];
+
+/// One norm, before both branches, and names from before the others agreed on theirs.
+#[rustfmt::skip]
+pub const PARALLEL: &[TensorName] = &[
+    alone(OutputNorm, "output_norm", "{model}final_layernorm"),
+    alone(AttnQ, "blk.{l}.attn_q", "{layer}self_attn.q_proj"),
+    alone(AttnK, "blk.{l}.attn_k", "{layer}self_attn.k_proj"),
+    alone(AttnV, "blk.{l}.attn_v", "{layer}self_attn.v_proj"),
+    stacked(AttnQ, "blk.{l}.attn_qkv", "", &[AttnQ, AttnK, AttnV]),
+    stacked(AttnK, "blk.{l}.attn_qkv", "", &[AttnQ, AttnK, AttnV]),
+    stacked(AttnV, "blk.{l}.attn_qkv", "", &[AttnQ, AttnK, AttnV]),
+    alone(AttnOut, "blk.{l}.attn_output", "{layer}self_attn.dense"),
+    alone(FfnUp, "blk.{l}.ffn_up", "{layer}mlp.fc1"),
+    alone(FfnDown, "blk.{l}.ffn_down", "{layer}mlp.fc2"),
+];
+
+/// The first decoder, whose matrices are `(n_in, n_out)`.
+#[rustfmt::skip]
+pub const TRANSPOSED: &[TensorName] = &[
+    alone(TokenEmbedding, "token_embd", "{model}wte"),
+    alone(PositionEmbedding, "position_embd", "{model}wpe"),
+    alone(OutputNorm, "output_norm", "{model}ln_f"),
+    alone(AttnNorm, "blk.{l}.attn_norm", "{model}h.{l}.ln_1"),
+    transposed(stacked(AttnQ, "blk.{l}.attn_qkv", "{model}h.{l}.attn.c_attn", &[AttnQ, AttnK, AttnV])),
+    transposed(stacked(AttnK, "blk.{l}.attn_qkv", "{model}h.{l}.attn.c_attn", &[AttnQ, AttnK, AttnV])),
+    transposed(stacked(AttnV, "blk.{l}.attn_qkv", "{model}h.{l}.attn.c_attn", &[AttnQ, AttnK, AttnV])),
+    transposed(alone(AttnOut, "blk.{l}.attn_output", "{model}h.{l}.attn.c_proj")),
+    alone(FfnNorm, "blk.{l}.ffn_norm", "{model}h.{l}.ln_2"),
+    transposed(alone(FfnUp, "blk.{l}.ffn_up", "{model}h.{l}.mlp.c_fc")),
+    transposed(alone(FfnDown, "blk.{l}.ffn_down", "{model}h.{l}.mlp.c_proj")),
+];
+
+/// Routers with a bias for choosing, some shared experts added plainly, dense first layers.
+#[rustfmt::skip]
+pub const SHARED_EXPERTS: &[TensorName] = &[
+    alone(RouterBias, "blk.{l}.exp_probs_b.bias$", "{layer}mlp.gate.e_score_correction_bias$"),
+    alone(RouterBias, "blk.{l}.exp_probs_b$", "{layer}mlp.moe_statics.e_score_correction_bias$"),
+    alone(FfnGate, "blk.{l}.ffn_gate_shexp", "{layer}mlp.shared_experts.gate_proj"),
+    alone(FfnGate, "blk.{l}.ffn_gate", "{layer}mlp.gate_proj"),
+    alone(FfnUp, "blk.{l}.ffn_up_shexp", "{layer}mlp.shared_experts.up_proj"),
+    alone(FfnUp, "blk.{l}.ffn_up", "{layer}mlp.up_proj"),
+    alone(FfnDown, "blk.{l}.ffn_down_shexp", "{layer}mlp.shared_experts.down_proj"),
+    alone(FfnDown, "blk.{l}.ffn_down", "{layer}mlp.down_proj"),
+];
+
+/// Keys and values from a latent, queries from one or not.
+#[rustfmt::skip]
+pub const LATENT: &[TensorName] = &[
+    alone(AttnQA, "blk.{l}.attn_q_a", "{layer}self_attn.q_a_proj"),
+    alone(AttnQANorm, "blk.{l}.attn_q_a_norm", "{layer}self_attn.q_a_layernorm"),
+    alone(AttnQB, "blk.{l}.attn_q_b", "{layer}self_attn.q_b_proj"),
+    alone(AttnKvA, "blk.{l}.attn_kv_a_mqa", "{layer}self_attn.kv_a_proj_with_mqa"),
+    alone(AttnKvANorm, "blk.{l}.attn_kv_a_norm", "{layer}self_attn.kv_a_layernorm"),
+    alone(AttnKvB, "blk.{l}.attn_kv_b", "{layer}self_attn.kv_b_proj"),
+    alone(AttnKB, "blk.{l}.attn_k_b", ""),
+    alone(AttnVB, "blk.{l}.attn_v_b", ""),
+];
+
+/// Experts in two tensors whose matrices are `(n_in, n_out)`, next to a shared one.
+#[rustfmt::skip]
+pub const TURNED_EXPERTS: &[TensorName] = &[
+    alone(Router, "blk.{l}.ffn_gate_inp", "{layer}feed_forward.router"),
+    transposed(stacked(ExpertGate, "", "{layer}feed_forward.experts.gate_up_proj$", &[ExpertGate, ExpertUp])),
+    transposed(stacked(ExpertUp, "", "{layer}feed_forward.experts.gate_up_proj$", &[ExpertGate, ExpertUp])),
+    transposed(alone(ExpertDown, "", "{layer}feed_forward.experts.down_proj$")),
+    alone(ExpertGate, "blk.{l}.ffn_gate_exps", "{layer}feed_forward.experts.gate_proj"),
+    alone(ExpertUp, "blk.{l}.ffn_up_exps", "{layer}feed_forward.experts.up_proj"),
+    alone(ExpertDown, "blk.{l}.ffn_down_exps", "{layer}feed_forward.experts.down_proj"),
+    alone(FfnGate, "blk.{l}.ffn_gate_shexp", "{layer}feed_forward.shared_expert.gate_proj"),
+    alone(FfnGate, "blk.{l}.ffn_gate", "{layer}feed_forward.gate_proj"),
+    alone(FfnUp, "blk.{l}.ffn_up_shexp", "{layer}feed_forward.shared_expert.up_proj"),
+    alone(FfnUp, "blk.{l}.ffn_up", "{layer}feed_forward.up_proj"),
+    alone(FfnDown, "blk.{l}.ffn_down_shexp", "{layer}feed_forward.shared_expert.down_proj"),
+    alone(FfnDown, "blk.{l}.ffn_down", "{layer}feed_forward.down_proj"),
+];
+
+/// Experts with biases, gate and up alternating, as numbers or as blocks of 4 bits; sinks.
+#[rustfmt::skip]
+pub const BIASED_EXPERTS: &[TensorName] = &[
+    alone(FfnNorm, "blk.{l}.post_attention_norm", "{layer}post_attention_layernorm"),
+    alone(AttnSinks, "blk.{l}.attn_sinks.weight$", "{layer}self_attn.sinks$"),
+    alone(Router, "blk.{l}.ffn_gate_inp", "{layer}mlp.router"),
+    interleaved(transposed(stacked(ExpertGate, "", "{layer}mlp.experts.gate_up_proj$", &[ExpertGate, ExpertUp]))),
+    interleaved(transposed(stacked(ExpertUp, "", "{layer}mlp.experts.gate_up_proj$", &[ExpertGate, ExpertUp]))),
+    transposed(alone(ExpertDown, "", "{layer}mlp.experts.down_proj$")),
+    interleaved(stacked(ExpertGate, "", "{layer}mlp.experts.gate_up_proj_blocks$", &[ExpertGate, ExpertUp])),
+    interleaved(stacked(ExpertUp, "", "{layer}mlp.experts.gate_up_proj_blocks$", &[ExpertGate, ExpertUp])),
+    alone(ExpertDown, "", "{layer}mlp.experts.down_proj_blocks$"),
+    alone(ExpertGate, "blk.{l}.ffn_gate_exps", "{layer}mlp.experts.gate_proj"),
+    alone(ExpertUp, "blk.{l}.ffn_up_exps", "{layer}mlp.experts.up_proj"),
+    alone(ExpertDown, "blk.{l}.ffn_down_exps", "{layer}mlp.experts.down_proj"),
+    interleaved(stacked(ExpertGateBias, "", "{layer}mlp.experts.gate_up_proj_bias$", &[ExpertGateBias, ExpertUpBias])),
+    interleaved(stacked(ExpertUpBias, "", "{layer}mlp.experts.gate_up_proj_bias$", &[ExpertGateBias, ExpertUpBias])),
+    alone(ExpertDownBias, "blk.{l}.ffn_down_exps.bias$", "{layer}mlp.experts.down_proj_bias$"),
+    alone(ExpertGateBias, "blk.{l}.ffn_gate_exps.bias$", "{layer}mlp.experts.gate_proj.bias$"),
+    alone(ExpertUpBias, "blk.{l}.ffn_up_exps.bias$", "{layer}mlp.experts.up_proj.bias$"),
+    alone(ExpertDownBias, "", "{layer}mlp.experts.down_proj.bias$"),
+];
+
 /// An encoder in the manner of the first transformers: norms on the sums.
 #[rustfmt::skip]
 pub const ENCODER: &[TensorName] = &[
@@ -480,6 +751,40 @@ pub const ENCODER: &[TensorName] = &[
     alone(FfnUp, "blk.{l}.ffn_up", "{model}encoder.layer.{l}.intermediate.dense"),
     alone(FfnDown, "blk.{l}.ffn_down", "{model}encoder.layer.{l}.output.dense"),
     alone(PostFfnNorm, "blk.{l}.layer_output_norm", "{model}encoder.layer.{l}.output.LayerNorm"),
+];
+
+/// An encoder whose norms stand before the branches, with fused projections.
+#[rustfmt::skip]
+pub const FUSED_ENCODER: &[TensorName] = &[
+    alone(TokenEmbedding, "token_embd", "{model}embeddings.tok_embeddings"),
+    alone(EmbeddingNorm, "token_embd_norm", "{model}embeddings.norm"),
+    alone(OutputNorm, "output_norm", "{model}final_norm"),
+    alone(AttnNorm, "blk.{l}.attn_norm", "{layer}attn_norm"),
+    stacked(AttnQ, "blk.{l}.attn_qkv", "{layer}attn.Wqkv", &[AttnQ, AttnK, AttnV]),
+    stacked(AttnK, "blk.{l}.attn_qkv", "{layer}attn.Wqkv", &[AttnQ, AttnK, AttnV]),
+    stacked(AttnV, "blk.{l}.attn_qkv", "{layer}attn.Wqkv", &[AttnQ, AttnK, AttnV]),
+    alone(AttnOut, "blk.{l}.attn_output", "{layer}attn.Wo"),
+    alone(FfnNorm, "blk.{l}.ffn_norm", "{layer}mlp_norm"),
+    stacked(FfnGate, "blk.{l}.ffn_up", "{layer}mlp.Wi", &[FfnGate, FfnUp]),
+    stacked(FfnUp, "blk.{l}.ffn_up", "{layer}mlp.Wi", &[FfnGate, FfnUp]),
+    alone(FfnDown, "blk.{l}.ffn_down", "{layer}mlp.Wo"),
+];
+
+/// An encoder with norms on the sums that rotates and has a gate.
+#[rustfmt::skip]
+pub const TURNING_ENCODER: &[TensorName] = &[
+    alone(TokenEmbedding, "token_embd", "{model}embeddings.word_embeddings"),
+    alone(TokenTypes, "token_types", "{model}embeddings.token_type_embeddings"),
+    alone(EmbeddingNorm, "token_embd_norm", "{model}emb_ln"),
+    stacked(AttnQ, "blk.{l}.attn_qkv", "{model}encoder.layers.{l}.attn.Wqkv", &[AttnQ, AttnK, AttnV]),
+    stacked(AttnK, "blk.{l}.attn_qkv", "{model}encoder.layers.{l}.attn.Wqkv", &[AttnQ, AttnK, AttnV]),
+    stacked(AttnV, "blk.{l}.attn_qkv", "{model}encoder.layers.{l}.attn.Wqkv", &[AttnQ, AttnK, AttnV]),
+    alone(AttnOut, "blk.{l}.attn_output", "{model}encoder.layers.{l}.attn.out_proj"),
+    alone(PostAttnNorm, "blk.{l}.attn_output_norm", "{model}encoder.layers.{l}.norm1"),
+    alone(FfnUp, "blk.{l}.ffn_up", "{model}encoder.layers.{l}.mlp.fc11"),
+    alone(FfnGate, "blk.{l}.ffn_gate", "{model}encoder.layers.{l}.mlp.fc12"),
+    alone(FfnDown, "blk.{l}.ffn_down", "{model}encoder.layers.{l}.mlp.fc2"),
+    alone(PostFfnNorm, "blk.{l}.layer_output_norm", "{model}encoder.layers.{l}.norm2"),
 ];
 
 /// A router and experts in place of the dense network, or next to one that all rows go through.
@@ -531,8 +836,16 @@ pub const PER_LAYER: &[TensorName] = &[
 
 /// What stands before the names of the language model in Hugging Face checkpoints: alone, in multimodal models as they
 /// were saved and as they are now, in a base model without a head, and in an encoder with one.
-pub const MODEL_PREFIXES: &[&str] =
-    &["model.", "language_model.model.", "model.language_model.", "", "bert.", "backbone."];
+pub const MODEL_PREFIXES: &[&str] = &[
+    "model.",
+    "language_model.model.",
+    "model.language_model.",
+    "",
+    "bert.",
+    "roberta.",
+    "transformer.",
+    "backbone.",
+];
 
 /// Parts of names of tensors that hold what is computed here anyway.
 pub const IGNORED: &[&str] = &["rotary_emb.", ".attn_rot_embd.", "mel_filters"];
@@ -603,6 +916,11 @@ impl TensorName {
         }
     }
 
+    /// Whether the matrix of this naming is `(n_in, n_out)`.
+    pub(crate) fn is_transposed(&self, naming: Naming) -> bool {
+        self.transposed && naming == Naming::HuggingFace
+    }
+
     /// Whether there is one in each layer.
     pub(crate) fn is_of_layers(&self) -> bool {
         [self.gguf, self.hf].iter().any(|n| n.contains("{l}") || n.contains("{layer}"))
@@ -619,6 +937,8 @@ impl TensorRole {
                 | AttnNorm
                 | AttnQNorm
                 | AttnKNorm
+                | AttnQANorm
+                | AttnKvANorm
                 | PostAttnNorm
                 | FfnNorm
                 | PostFfnNorm
@@ -658,6 +978,19 @@ impl TensorRole {
             EmbeddingNorm => "embedding norm",
             LayerScale => "factor of the layer",
             Router => "router of experts",
+            RouterBias => "bias by which experts are chosen",
+            ExpertGateBias => "gate biases of the experts",
+            ExpertUpBias => "up biases of the experts",
+            ExpertDownBias => "down biases of the experts",
+            AttnSinks => "attention sinks",
+            AttnQA => "projection to latent queries",
+            AttnQANorm => "norm of latent queries",
+            AttnQB => "projection from latent queries",
+            AttnKvA => "projection to latent keys and values",
+            AttnKvANorm => "norm of latent keys and values",
+            AttnKvB => "projection from latent keys and values",
+            AttnKB => "projection of queries to the latent",
+            AttnVB => "projection from the latent to values",
             RouterScale => "scale of the router's input",
             ExpertScale => "scale of each expert",
             ExpertGate => "gate projection of the experts",
@@ -719,12 +1052,24 @@ mod tests {
     #[test]
     fn stacked_rows_name_their_own_role() {
         let speech = [SPEECH_ENCODER, SPEECH_DECODER];
-        for name in
-            [STANDARD, SANDWICH, FUSED, ENCODER, EXPERTS, PER_LAYER, SHORT_CONVOLUTIONS, DELTA, SCAN, MIXERS]
-                .iter()
-                .chain(&speech)
-                .copied()
-                .flatten()
+        for name in [
+            STANDARD,
+            SANDWICH,
+            FUSED,
+            ENCODER,
+            EXPERTS,
+            PER_LAYER,
+            PARALLEL,
+            TRANSPOSED,
+            SHORT_CONVOLUTIONS,
+            DELTA,
+            SCAN,
+            MIXERS,
+        ]
+        .iter()
+        .chain(&speech)
+        .copied()
+        .flatten()
         {
             assert!(name.stacked.is_empty() || name.stacked.contains(&name.role), "{name:?}");
         }

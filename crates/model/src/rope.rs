@@ -151,8 +151,14 @@ impl RopeSpec {
         n_ctx_train: usize,
         tensors: &RopeTensors,
     ) -> Result<RopeSpec> {
-        let theta = keys.real(Key::RopeTheta)?.unwrap_or(10_000.0);
+        let mut theta = keys.real(Key::RopeTheta)?.unwrap_or(10_000.0);
         let n_dims = n_dims(keys, head_dim)?;
+        if keys.word(Key::RopeKind)? == Some("dynamic")
+            && let Some(alpha) = keys.real(Key::RopeAlpha)?.filter(|alpha| *alpha > 0.0 && n_dims > 2)
+        {
+            theta *= alpha.powf(n_dims as f64 / (n_dims - 2) as f64);
+            return Ok(RopeSpec { theta, n_dims, scaling: RopeScaling::None, divisors: None });
+        }
         let scaling = scaling(keys, n_dims, n_ctx_train, tensors)?;
         let divisors = check_list(keys, Key::RopeFactor, tensors.divisors.clone(), n_dims)?;
         Ok(RopeSpec { theta, n_dims, scaling, divisors })
@@ -221,6 +227,10 @@ fn scaling(keys: &Keys<'_>, n_dims: usize, n_ctx_train: usize, tensors: &RopeTen
             let magnitude = |m: f64| if factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 };
             let given = keys.real(Key::RopeAttention)?;
             let attention_factor = match (keys.naming(), given) {
+                // It is in the scores, of queries and keys alike.
+                (Naming::Gguf, given) if keys.real(Key::RopeLogMultiplier)?.is_some_and(|m| m != 0.0) => {
+                    given.unwrap_or(1.0)
+                }
                 (Naming::Gguf, given) => magnitude(1.0) * given.unwrap_or(1.0),
                 (_, Some(given)) => given,
                 (_, None) => {

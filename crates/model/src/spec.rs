@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use device::{Activation, OutputKind, Plan, RopeStyle};
+use device::{Activation, OutputKind, Plan, RopeStyle, RouterGroups, RouterScores};
 use weights::{Checkpoint, Naming};
 
 use crate::build;
 use crate::descriptor::{
-    ArchDescriptor, AttentionScale, EmbeddingScale, ExpertPlace, RecurrentPlace, WHISPER_CPP, WindowPattern,
+    ArchDescriptor, AttentionScale, EmbeddingScale, ExpertPlace, RecurrentPlace, Temperature, WHISPER_CPP,
+    WindowPattern,
 };
 use crate::embedding::EmbeddingSpec;
 use crate::error::{Error, Result};
@@ -34,6 +35,8 @@ pub struct ModelSpec {
     pub n_inputs: usize,
     /// Positions that the model was trained for.
     pub n_ctx_train: usize,
+    /// Rows of the table of positions before that of the first.
+    pub first_position: usize,
     /// Added to the mean square in norms.
     pub norm_eps: f32,
     /// The feed-forward network's function.
@@ -83,16 +86,54 @@ pub struct LayerSpec {
     pub kv_from: Option<usize>,
     /// Values are what the key projection gives.
     pub keys_are_values: bool,
+    /// Keys and values are expanded from this.
+    pub latent: Option<LatentSpec>,
     /// Positions that it sees, its own included; `None`: all.
     pub window: Option<usize>,
     /// Its rotation, if it has any.
     pub rope: Option<RopeSpec>,
+    /// How its queries are scaled by their position, if they are.
+    pub temperature: Option<TemperatureSpec>,
     /// Factor on the scores.
     pub attention_scale: f32,
     /// Whether it attends.
     pub attends: bool,
     /// Its recurrence, if it has one.
     pub recurrent: Option<RecurrentSpec>,
+}
+
+/// Factors on queries: `1 + beta * ln(1 + floor((position + offset) / length))`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TemperatureSpec {
+    /// How much they grow.
+    pub beta: f64,
+    /// Positions after which they first do.
+    pub length: f64,
+    /// What positions count from.
+    pub offset: f64,
+}
+
+impl TemperatureSpec {
+    /// The factor at a position.
+    pub fn factor(&self, position: usize) -> f32 {
+        (1.0 + self.beta * ((position as f64 + self.offset) / self.length).floor().ln_1p()) as f32
+    }
+}
+
+/// A latent from which the keys and values of all heads are expanded. It is cached with what rotates of the keys, one vector for
+/// all heads; [`LayerSpec::head_dim`] is the columns of both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LatentSpec {
+    /// Its columns.
+    pub rank: usize,
+    /// Columns of the queries' own latent; `None`: they have none.
+    pub query_rank: Option<usize>,
+    /// Columns of a head's key that do not rotate.
+    pub plain: usize,
+    /// Those that do.
+    pub turning: usize,
+    /// Columns of a head's value.
+    pub value: usize,
 }
 
 /// The experts of a layer.
@@ -110,6 +151,12 @@ pub struct ExpertSpec {
     pub factor: f32,
     /// Columns that they work in, if not those of the residual stream.
     pub latent: Option<usize>,
+    /// What the router makes of its logits.
+    pub scores: RouterScores,
+    /// Groups that are chosen first.
+    pub groups: Option<RouterGroups>,
+    /// Factor in the sigmoid and bound of a clamped gate.
+    pub clamp: Option<(f32, f32)>,
 }
 
 impl LayerSpec {
@@ -127,8 +174,10 @@ impl LayerSpec {
         experts: None,
         kv_from: None,
         keys_are_values: false,
+        latent: None,
         window: None,
         rope: None,
+        temperature: None,
         attention_scale: 0.0,
         attends: true,
         recurrent: None,
@@ -161,8 +210,11 @@ impl ModelSpec {
         }
         build::build(&spec, &mut tensors, spec.n_ctx_train)?;
         spec.n_parameters = tensors.n_parameters();
-        let unused =
-            |name: &&String| !tensors.is_used(name) && !IGNORED.iter().any(|part| name.contains(part));
+        let n_next = keys.count(Key::NextLayers)?.unwrap_or(0);
+        let unused = |name: &&String| {
+            let ignored = IGNORED.iter().any(|part| name.contains(part));
+            !tensors.is_used(name) && !ignored && !is_beyond(name, spec.n_layers(), n_next)
+        };
         spec.unused_tensors = checkpoint.tensors.iter().map(|t| &t.name).filter(unused).cloned().collect();
         Ok(spec)
     }
@@ -236,7 +288,8 @@ impl ModelSpec {
     /// Whether the plan differs with the context that it is made for.
     pub fn depends_on_context(&self) -> bool {
         let depends = |rope: &RopeSpec| matches!(rope.scaling, RopeScaling::LongRope { .. });
-        self.layers.iter().filter_map(|l| l.rope.as_ref()).any(depends)
+        let scaled = |l: &LayerSpec| l.temperature.is_some() || l.rope.as_ref().is_some_and(depends);
+        self.layers.iter().any(scaled)
     }
 
     /// The longest context that costs shorter texts nothing: what the model was trained for, or, where positions are scaled
@@ -254,6 +307,11 @@ impl ModelSpec {
     pub fn n_layers(&self) -> usize {
         self.layers.len()
     }
+}
+
+/// The family that answers to the name in the file.
+pub(crate) fn family_of(checkpoint: &Checkpoint) -> Option<&'static ArchDescriptor> {
+    Some(select(checkpoint).ok()?.0)
 }
 
 /// The family that answers to the name in the file, and that name.
@@ -279,6 +337,10 @@ pub(crate) fn select(checkpoint: &Checkpoint) -> Result<(&'static ArchDescriptor
     }
     let family = |name: &str| FAMILIES.iter().find(|f| f.selectors(checkpoint.naming).contains(&name));
     if let Some((name, family)) = found.iter().find_map(|(_, name)| Some((name, family(name)?))) {
+        let keys = Keys::new(metadata, checkpoint.naming, family, name);
+        if let (Some(both_ways), Ok(Some(true))) = (family.both_ways, keys.flag(Key::Bidirectional)) {
+            return Ok((both_ways, name.clone()));
+        }
         return Ok((family, name.clone()));
     }
     let known: Vec<&str> = FAMILIES.iter().flat_map(|f| f.selectors(checkpoint.naming)).copied().collect();
@@ -289,6 +351,20 @@ pub(crate) fn select(checkpoint: &Checkpoint) -> Result<(&'static ArchDescriptor
     Err(Error::UnknownFamily { key, found, known: known.join(", ") })
 }
 
+/// Rows of the table of positions that no text's position has.
+pub(crate) fn positions_before(keys: &Keys<'_>, family: &ArchDescriptor) -> Result<usize> {
+    match family.positions_after_padding && keys.naming() == Naming::HuggingFace {
+        true => Ok(keys.count(Key::Padding)?.unwrap_or(1) + 1),
+        false => Ok(0),
+    }
+}
+
+/// Whether a tensor is of one of the layers after the last, which predict further tokens.
+fn is_beyond(name: &str, n_layers: usize, n_next: usize) -> bool {
+    let of = |l: usize| [format!("blk.{l}."), format!("layers.{l}.")].iter().any(|part| name.contains(part));
+    (n_layers..n_layers + n_next).any(of)
+}
+
 /// The numbers, checked. Of the tensors, only those that numbers depend on are looked at.
 pub(crate) fn read(
     keys: &Keys<'_>,
@@ -296,16 +372,33 @@ pub(crate) fn read(
     tensors: &mut Tensors<'_>,
 ) -> Result<ModelSpec> {
     refuse_what_is_not_built(keys, family)?;
-    let n_layers = need(keys, tensors, Key::Layers)?;
+    let n_layers = match (keys.naming(), keys.count(Key::NextLayers)?) {
+        // GGUF files count these layers.
+        (Naming::Gguf, Some(next)) => {
+            let all = need(keys, tensors, Key::Layers)?;
+            let left = all.checked_sub(next).filter(|n| *n > 0);
+            left.ok_or_else(|| keys.bad(Key::NextLayers, next, format!("fewer than the {all} layers")))?
+        }
+        _ => need(keys, tensors, Key::Layers)?,
+    };
     let hidden = need(keys, tensors, Key::Hidden)?;
-    let n_ctx_train = need(keys, tensors, Key::Context)?;
+    let n_ctx_train = match positions_before(keys, family)? {
+        0 => need(keys, tensors, Key::Context)?,
+        n => {
+            let all = need(keys, tensors, Key::Context)?;
+            let left = all.checked_sub(n).filter(|left| *left > 0);
+            left.ok_or_else(|| {
+                keys.bad(Key::Context, all, format!("more than the {n} before the first text's"))
+            })?
+        }
+    };
     let (n_vocab, n_inputs) = match family.convolutions {
         [] => (need(keys, tensors, Key::Vocab)?, 0),
         _ => (0, need(keys, tensors, Key::Inputs)?),
     };
     let activation = match keys.word(Key::Activation)? {
         None => family.activation,
-        Some("silu" | "swish") => Activation::Silu,
+        Some("silu" | "swish" | "swiglu") => Activation::Silu,
         Some("gelu_pytorch_tanh" | "gelu_new" | "gelu_fast") => Activation::GeluTanh,
         Some("gelu") => Activation::GeluErf,
         Some("relu") => Activation::Relu,
@@ -336,12 +429,15 @@ pub(crate) fn read(
         n_vocab,
         n_inputs,
         n_ctx_train,
+        first_position: positions_before(keys, family)?,
         norm_eps: real(Key::NormEps)?.ok_or_else(|| keys.missing(Key::NormEps))?,
         activation,
         rope_style: family.rope_style.of(keys.naming()),
         embedding_scale: embedding_scale as f32,
         residual_scale: real(Key::ResidualScale)?.unwrap_or(1.0),
-        logit_scale: keys.real(Key::LogitDivisor)?.map_or(1.0, |d| (1.0 / d) as f32)
+        logit_scale: keys
+            .real(Key::LogitFactor)?
+            .map_or(1.0, |factor| (if family.logits_multiplied { factor } else { 1.0 / factor }) as f32)
             * real(Key::LogitMultiplier)?.unwrap_or(1.0),
         logit_softcap: real(Key::LogitSoftcap)?,
         attention_softcap: real(Key::AttentionSoftcap)?,
@@ -380,7 +476,7 @@ fn refuse_what_is_not_built(keys: &Keys<'_>, family: &ArchDescriptor) -> Result<
         Ok(word) => word.is_some_and(|word| word != "vision"),
         Err(_) => keys.flag(Key::Bidirectional)? == Some(true),
     };
-    if ahead {
+    if ahead && !family.bidirectional {
         return Err(keys.bad(Key::Bidirectional, "true", "a model whose attention is causal"));
     }
     Ok(())
@@ -396,9 +492,10 @@ fn layers(
 ) -> Result<Vec<LayerSpec>> {
     let heads = keys.counts(Key::Heads, n_layers)?.ok_or_else(|| keys.missing(Key::Heads))?;
     let kv_heads = keys.counts(Key::KvHeads, n_layers)?.unwrap_or_else(|| heads.clone());
-    let ffn = match keys.counts(Key::Ffn, n_layers)? {
-        Some(ffn) => ffn,
-        None => vec![need(keys, tensors, Key::Ffn)?; n_layers],
+    let ffn = match (keys.counts(Key::Ffn, n_layers)?, family.ffn_per_hidden) {
+        (Some(ffn), _) => ffn,
+        (None, Some(times)) => vec![hidden * times; n_layers],
+        (None, None) => vec![need(keys, tensors, Key::Ffn)?; n_layers],
     };
     let experts = experts(keys, family, n_layers)?;
     let windows = windows(keys, family, n_layers)?;
@@ -412,6 +509,7 @@ fn layers(
         (None, Some(scalar)) => Some(1.0 / scalar.sqrt()),
         (None, None) => None,
     };
+    let magnitude = if family.latent { latent_magnitude(keys)? } else { 1.0 };
     // Half of the largest head's columns is the most that can be.
     let mut factors = |role| tensors.small_vector(role, 8192);
     let ready_made = RopeTensors {
@@ -447,6 +545,10 @@ fn layers(
         };
         match (experts, family.experts) {
             (Some(_), ExpertPlace::Instead) => ffn = 0,
+            (Some(experts), ExpertPlace::WithPlainShared) => {
+                let n_shared = keys.count(Key::SharedExperts)?.unwrap_or(0);
+                ffn = keys.count(Key::SharedFfn)?.unwrap_or(n_shared * experts.ffn);
+            }
             (Some(_), ExpertPlace::WithShared) => ffn = keys.need_count(Key::SharedFfn)?,
             (Some(_), ExpertPlace::BesideShared) => ffn = keys.count(Key::SharedFfn)?.unwrap_or(0),
             // Where no layer has experts, all have what would be shared.
@@ -472,6 +574,11 @@ fn layers(
             let expected = format!("a divisor of the {n_heads} query heads (layer {l})");
             return Err(keys.bad(Key::KvHeads, n_kv_heads, expected));
         }
+        let latent = if family.latent { Some(latent(keys)?) } else { None };
+        let (n_kv_heads, head_dim, value_dim) = match latent {
+            Some(latent) => (1, Some(latent.rank + latent.turning), None),
+            None => (n_kv_heads, head_dim, value_dim),
+        };
         let head_dim = match head_dim {
             Some(head_dim) => head_dim,
             None if hidden.is_multiple_of(n_heads) => hidden / n_heads,
@@ -484,6 +591,13 @@ fn layers(
         }
         let rope = match rotates.get(l) {
             Some(false) => None,
+            _ if family.rope_in_windows_only && window.is_none() && windows.iter().any(Option::is_some) => {
+                None
+            }
+            _ if latent.is_some() => {
+                let n = latent.map_or(0, |latent| latent.turning);
+                Some(RopeSpec::read(keys, n, n_ctx_train, &ready_made)?)
+            }
             _ if window.is_some() => Some(window_rope(&mine, family, head_dim, n_ctx_train, &ready_made)?),
             _ => Some(RopeSpec::read(keys, head_dim, n_ctx_train, &ready_made)?),
         };
@@ -492,10 +606,14 @@ fn layers(
                 (n_heads as f64 / hidden as f64).sqrt()
             }
             AttentionScale::One => 1.0,
-            _ => 1.0 / (head_dim as f64).sqrt(),
+            _ => match latent {
+                Some(latent) => magnitude * magnitude / ((latent.plain + latent.turning) as f64).sqrt(),
+                None => 1.0 / (head_dim as f64).sqrt(),
+            },
         }) as f32
             * multipliers.attention_in.powi(2)
             * multipliers.key;
+        let temperature = temperature(keys, family, rope.is_some())?;
         layers.push(LayerSpec {
             n_heads,
             n_kv_heads,
@@ -504,8 +622,10 @@ fn layers(
             experts,
             kv_from,
             keys_are_values,
+            latent,
             window,
             rope,
+            temperature,
             attention_scale,
             attends: mixers.attends,
             recurrent: recurrent.filter(|_| mixers.recurs),
@@ -527,20 +647,103 @@ fn experts(keys: &Keys<'_>, family: &ArchDescriptor, n_layers: usize) -> Result<
     let spec = ExpertSpec {
         n,
         n_used,
-        // Where there is no other network, its width is the experts'.
         ffn: match keys.count(Key::ExpertFfn)? {
             Some(ffn) => ffn,
-            None if family.experts == ExpertPlace::BesideShared => keys.need_count(Key::Ffn)?,
-            None => return Err(keys.missing(Key::ExpertFfn)),
+            // Where all layers have experts, the one number is theirs.
+            None => keys.count(Key::Ffn)?.ok_or_else(|| keys.missing(Key::ExpertFfn))?,
         },
         normalise: keys.flag(Key::ExpertsNormalised)?.unwrap_or(false),
         factor: keys.real(Key::ExpertFactor)?.unwrap_or(1.0) as f32,
+        scores: router_scores(keys, family)?,
+        groups: None,
+        clamp: match family.gate_clamped {
+            true => Some((
+                keys.real(Key::GateAlpha)?.unwrap_or(1.702) as f32,
+                keys.real(Key::GateLimit)?.unwrap_or(7.0) as f32,
+            )),
+            false => None,
+        },
         latent: keys.count(Key::LatentWidth)?,
     };
+    if family.experts_weigh_input && n_used > 1 {
+        return Err(keys.bad(Key::ExpertsUsed, n_used, "1: experts whose weight is on their input"));
+    }
+    let spec = ExpertSpec { groups: router_groups(keys, &spec)?, ..spec };
     let every = keys.count(Key::ExpertsEvery)?.unwrap_or(1).max(1);
     let dense = keys.reals(Key::DenseLayers)?.unwrap_or_default();
-    let has = |l: usize| (l + 1).is_multiple_of(every) && !dense.contains(&(l as f32));
+    let n_dense = keys.count(Key::FirstDenseLayers)?.unwrap_or(0);
+    let listed = keys.reals(Key::ExpertLayers)?;
+    let has = |l: usize| match &listed {
+        Some(listed) => listed.contains(&(l as f32)),
+        None => (l + 1).is_multiple_of(every) && !dense.contains(&(l as f32)) && l >= n_dense,
+    };
     Ok((0..n_layers).map(|l| has(l).then_some(spec)).collect())
+}
+
+/// What a router makes of its logits.
+fn router_scores(keys: &Keys<'_>, family: &ArchDescriptor) -> Result<RouterScores> {
+    let expected = "softmax or sigmoid (in GGUF 1 to 3)";
+    if keys.naming() == Naming::Gguf {
+        return match keys.count(Key::ExpertScores)? {
+            None | Some(0) => Ok(family.router_scores),
+            // 3: a softmax of those chosen, which is one over all, normalised.
+            Some(1 | 3) => Ok(RouterScores::Softmax),
+            Some(2) => Ok(RouterScores::Sigmoid),
+            Some(other) => Err(keys.bad(Key::ExpertScores, other, expected)),
+        };
+    }
+    match keys.word(Key::ExpertScores)? {
+        None => Ok(family.router_scores),
+        Some("softmax") => Ok(RouterScores::Softmax),
+        Some("sigmoid") => Ok(RouterScores::Sigmoid),
+        Some(other) => Err(keys.bad(Key::ExpertScores, format!("{other:?}"), expected)),
+    }
+}
+
+/// The groups of experts that are chosen first, if there are several. They are compared by their best expert, where scores are
+/// sigmoids by their best two.
+fn router_groups(keys: &Keys<'_>, experts: &ExpertSpec) -> Result<Option<RouterGroups>> {
+    let Some(n) = keys.count(Key::ExpertGroups)?.filter(|n| *n > 1) else { return Ok(None) };
+    let n_used = keys.count(Key::ExpertGroupsUsed)?.filter(|n| *n > 0).unwrap_or(n);
+    let n_best = if experts.scores == RouterScores::Sigmoid { 2 } else { 1 };
+    let of_group = experts.n / n;
+    if experts.n % n != 0 || n_used > n || n_best > of_group || experts.n_used > of_group * n_used {
+        let expected = format!("a divisor of the {} experts, with enough in those used", experts.n);
+        return Err(keys.bad(Key::ExpertGroups, format!("{n}, {n_used} of them used"), expected));
+    }
+    Ok(Some(RouterGroups { n, n_used, n_best }))
+}
+
+/// The latent of a layer's keys and values.
+fn latent(keys: &Keys<'_>) -> Result<LatentSpec> {
+    let turning = keys.need_count(Key::TurningKeyDim)?;
+    let plain = match (keys.naming(), keys.count(Key::LatentKeyDim)?) {
+        (Naming::Gguf, Some(all)) => all.checked_sub(turning).filter(|n| *n > 0).ok_or_else(|| {
+            keys.bad(Key::LatentKeyDim, all, format!("more than the {turning} that rotate"))
+        })?,
+        _ => keys.need_count(Key::PlainKeyDim)?,
+    };
+    Ok(LatentSpec {
+        rank: keys.need_count(Key::LatentRank)?,
+        query_rank: keys.count(Key::QueryRank)?.filter(|n| *n > 0),
+        plain,
+        turning,
+        value: keys.need_count(Key::LatentValueDim)?,
+    })
+}
+
+/// The factor on queries and on keys by which YaRN sharpens the softmax of latent attention.
+fn latent_magnitude(keys: &Keys<'_>) -> Result<f64> {
+    // GGUF files hold a tenth of it.
+    let all = match keys.naming() {
+        Naming::Gguf => keys.real(Key::RopeLogMultiplier)?.map(|m| m * 10.0),
+        _ => keys.real(Key::RopeMscaleAll)?,
+    };
+    let factor = keys.real(Key::RopeFactor)?.unwrap_or(1.0);
+    Ok(match all {
+        Some(all) if factor > 1.0 => 0.1 * all * factor.ln() + 1.0,
+        _ => 1.0,
+    })
 }
 
 /// The layer whose keys and values each layer reads, if not its own: the last ones read those of the last before them that
@@ -564,12 +767,13 @@ fn kv_from(keys: &Keys<'_>, windows: &[Option<usize>]) -> Result<Vec<Option<usiz
 /// The window of each layer.
 fn windows(keys: &Keys<'_>, family: &ArchDescriptor, n_layers: usize) -> Result<Vec<Option<usize>>> {
     // 0 is how some converters write that there is none.
-    let window = keys.count(Key::Window)?.filter(|w| *w > 0);
+    let key = if family.chunked { Key::Chunk } else { Key::Window };
+    let window = keys.count(key)?.filter(|w| *w > 0);
     let window = if keys.flag(Key::WindowUsed)? == Some(false) { None } else { window };
 
     let word = |choice: Choice<'_>| match choice {
         Choice::Word("full_attention") => Some(false),
-        Choice::Word("sliding_attention") => Some(true),
+        Choice::Word("sliding_attention" | "chunked_attention") => Some(true),
         // What a layer is, its tensors say.
         Choice::Word(_) if family.recurrent.is_some() => Some(false),
         _ => None,
@@ -591,13 +795,14 @@ fn windows(keys: &Keys<'_>, family: &ArchDescriptor, n_layers: usize) -> Result<
     if let Some(slides) = keys.choices(Key::WindowEvery, n_layers, "truth values", flag)? {
         return Ok(slides.into_iter().map(|slides| slides.then_some(window)).collect());
     }
-    let full_every = |n: usize| (0..n_layers).map(|l| ((l + 1) % n != 0).then_some(window)).collect();
+    let first = usize::from(!matches!(family.windows, WindowPattern::FullFirst(_)));
+    let full_every = |n: usize| (0..n_layers).map(|l| ((l + first) % n != 0).then_some(window)).collect();
     if let Some(n) = keys.count(Key::WindowEvery)? {
         return Ok(full_every(n));
     }
     match family.windows {
         WindowPattern::All => Ok(vec![Some(window); n_layers]),
-        WindowPattern::FullEvery(n) => Ok(full_every(n.max(1))),
+        WindowPattern::FullEvery(n) | WindowPattern::FullFirst(n) => Ok(full_every(n.max(1))),
         WindowPattern::FromKey => {
             let first = keys.need_count(Key::FirstWindowLayer)?;
             Ok((0..n_layers).map(|l| (l >= first).then_some(window)).collect())
@@ -624,6 +829,24 @@ fn rotates(keys: &Keys<'_>, family: &ArchDescriptor, n_layers: usize) -> Result<
     }
 }
 
+/// How a layer scales its queries by their position.
+fn temperature(keys: &Keys<'_>, family: &ArchDescriptor, rotates: bool) -> Result<Option<TemperatureSpec>> {
+    let offset = match family.temperature {
+        Temperature::All => 0.0,
+        Temperature::WithoutRotation if !rotates => 1.0,
+        Temperature::None | Temperature::WithoutRotation => return Ok(None),
+    };
+    if keys.flag(Key::TemperatureOn)? == Some(false) {
+        return Ok(None);
+    }
+    let Some(beta) = keys.real(Key::TemperatureScale)?.filter(|beta| *beta > 0.0) else { return Ok(None) };
+    let length = match keys.real(Key::TemperatureLength)? {
+        Some(length) => length,
+        None => keys.real(Key::RopeContext)?.ok_or_else(|| keys.missing(Key::TemperatureLength))?,
+    };
+    Ok(Some(TemperatureSpec { beta, length, offset }))
+}
+
 /// The rotation of a layer with a window: its own, where the checkpoint or the family says so.
 fn window_rope(
     keys: &Keys<'_>,
@@ -639,6 +862,10 @@ fn window_rope(
         Some(theta) => {
             let shared = RopeSpec::read(keys, head_dim, n_ctx_train, &RopeTensors::default())?;
             Ok(RopeSpec { theta, scaling: RopeScaling::None, divisors: None, ..shared })
+        }
+        None if family.window_rope_unscaled => {
+            let shared = RopeSpec::read(keys, head_dim, n_ctx_train, &RopeTensors::default())?;
+            Ok(RopeSpec { scaling: RopeScaling::None, divisors: None, ..shared })
         }
         None => RopeSpec::read(keys, head_dim, n_ctx_train, ready_made),
     }

@@ -28,6 +28,8 @@ pub(crate) struct Tensors<'a> {
 struct Located<'a> {
     tensor: &'a Tensor,
     stacked: &'static [TensorRole],
+    /// The tensor is `(n_in, n_out)`.
+    transposed: bool,
 }
 
 impl<'a> Tensors<'a> {
@@ -74,8 +76,8 @@ impl<'a> Tensors<'a> {
         role: TensorRole,
         layer: Option<usize>,
         suffix: &str,
-    ) -> Vec<(String, &'static [TensorRole])> {
-        let expand = |n: &'static TensorName| Some((self.name(n, layer, suffix)?, n.stacked));
+    ) -> Vec<(String, &'static TensorName)> {
+        let expand = |n: &'static TensorName| Some((self.name(n, layer, suffix)?, n));
         self.rows(role).into_iter().filter_map(expand).collect()
     }
 
@@ -92,8 +94,9 @@ impl<'a> Tensors<'a> {
     fn locate(&self, role: TensorRole, layer: Option<usize>, suffix: &str) -> Option<Located<'a>> {
         let old = old_suffix(suffix);
         let names = self.names(role, layer, suffix).into_iter().chain(self.names(role, layer, old));
-        let find = |(name, stacked): (String, _)| {
-            Some(Located { tensor: self.by_name.get(name.as_str())?, stacked })
+        let find = |(name, row): (String, &'static TensorName)| {
+            let transposed = suffix == "weight" && row.is_transposed(self.naming);
+            Some(Located { tensor: self.by_name.get(name.as_str())?, stacked: row.stacked, transposed })
         };
         names.into_iter().find_map(find)
     }
@@ -171,6 +174,9 @@ impl<'a> Tensors<'a> {
         }
         let (tensor, first) = self.check(spec, role, layer, &located, &shape)?;
         let n_rows = shape[0];
+        if located.transposed {
+            return self.turned(tensor, first, shape);
+        }
         if located.stacked.is_empty() {
             return Ok(Weight {
                 name: tensor.name.clone(),
@@ -184,6 +190,15 @@ impl<'a> Tensors<'a> {
         let (data, planes) = tensor.rows(first..first + n_rows).ok_or_else(|| short(tensor))?;
         let name = format!("{}[{first}..{}]", tensor.name, first + n_rows);
         Ok(Weight { name, shape, block: tensor.block, data, planes, parts: vec![] })
+    }
+
+    /// Columns of a tensor `(n_in, any)` as a matrix of `shape`, `(n_out, n_in)`: a copy, in F32 where it was blocks. Where
+    /// nothing is decoded, a view of as many bytes stands for it.
+    fn turned(&self, tensor: &Tensor, first: usize, shape: Vec<usize>) -> Result<Weight> {
+        let name = format!("{}[{first}..{}] turned", tensor.name, first + shape[0]);
+        let plain = if value_bytes(tensor.block).is_some() { tensor.clone() } else { self.plain(tensor) };
+        let data = turned_bytes(&plain, 0, (first, 1), [shape[0], shape[1]], self.decodes)?;
+        Ok(Weight { name, shape, block: plain.block, data, planes: Planes::default(), parts: vec![] })
     }
 
     /// The weight of a convolution `(n_out, n_in, size)` as a matrix `(n_out, n_in * size)`: a view of the file. Only where
@@ -217,7 +232,8 @@ impl<'a> Tensors<'a> {
         let shape = shape(spec, role, layer);
         let [n, n_out, _] = shape[..] else { return Err(self.missing(spec, role, layer)) };
         let names = self.names(role, layer, "weight");
-        for (name, stacked) in &names {
+        for (name, row) in &names {
+            let stacked = row.stacked;
             let tensor = |name: &str| self.by_name.get(name).copied();
             let each = name.contains("{e}");
             let Some(one) = tensor(&name.replace("{e}", "0")) else { continue };
@@ -245,8 +261,51 @@ impl<'a> Tensors<'a> {
                         .map(|r| self::shape(spec, *r, layer).get(1).copied().unwrap_or(0))
                         .sum::<usize>()
                 };
-                let before = stacked.iter().position(|r| *r == role).map_or(0, |at| rows(&stacked[..at]));
+                let place = stacked.iter().position(|r| *r == role).unwrap_or(0);
+                let (before, step) = match row.interleaved {
+                    true => (place, stacked.len()),
+                    false => (rows(&stacked[..place]), 1),
+                };
                 let all = if stacked.is_empty() { n_out } else { rows(stacked) };
+                if let Some(of_scales) = name.strip_suffix("_blocks") {
+                    let scales_name = format!("{of_scales}_scales");
+                    let scales = tensor(&scales_name).ok_or_else(|| {
+                        self.missing_name(scales_name, role, layer, &[n, all, shape[2] / 32])
+                    })?;
+                    let found = [one, scales].map(|t| (t.shape.clone(), t.data.len()));
+                    let n_blocks = n * all * (shape[2] / 32);
+                    let expected = [
+                        (vec![n, all, shape[2] / 32, 16], n_blocks * 16),
+                        (vec![n, all, shape[2] / 32], n_blocks),
+                    ];
+                    if found != expected || !shape[2].is_multiple_of(32) {
+                        return Err(bad_shape(
+                            one,
+                            role,
+                            format!("shape {:?}, scales beside", expected[0].0),
+                        ));
+                    }
+                    self.used.insert(&one.name);
+                    self.used.insert(&scales.name);
+                    return Ok(self.four_bits([one, scales], role, shape, (all, before, step)));
+                }
+                if row.is_transposed(self.naming) {
+                    if one.shape != [n, shape[2], all] {
+                        return Err(bad_shape(one, role, format!("shape {:?}", [n, shape[2], all])));
+                    }
+                    whole(one)?;
+                    self.used.insert(&one.name);
+                    let plain = if value_bytes(one.block).is_some() { one.clone() } else { self.plain(one) };
+                    for expert in 0..n {
+                        let above = expert * shape[2];
+                        let data =
+                            turned_bytes(&plain, above, (before, step), [n_out, shape[2]], self.decodes)?;
+                        parts.push(WeightPart { data, planes: Planes::default() });
+                    }
+                    let name = format!("{name} ({}), turned", role.what());
+                    let (data, planes) = (Bytes::from_slice(&[]), Planes::default());
+                    return Ok(Weight { name, shape, block: plain.block, data, planes, parts });
+                }
                 if one.shape != [n, all, shape[2]] {
                     return Err(bad_shape(one, role, format!("shape {:?}", [n, all, shape[2]])));
                 }
@@ -264,6 +323,117 @@ impl<'a> Tensors<'a> {
             return Ok(Weight { name, shape, block: one.block, data, planes, parts });
         }
         Err(self.missing(spec, role, layer))
+    }
+
+    /// Rows of experts whose blocks of 4 bits and scales are tensors of their own, as blocks that hold both: a copy.
+    fn four_bits(
+        &self,
+        [blocks, scales]: [&Tensor; 2],
+        role: TensorRole,
+        shape: Vec<usize>,
+        (all, first, step): (usize, usize, usize),
+    ) -> Weight {
+        let [n, n_out, n_in] = [shape[0], shape[1], shape[2]];
+        let per_row = n_in / 32;
+        let bytes = per_row * 17;
+        let nothing = Bytes::from_slice(&vec![0; if self.decodes { 0 } else { n_out * bytes }]);
+        let part = |expert: usize| {
+            if !self.decodes {
+                return nothing.clone();
+            }
+            let mut rows = vec![0; n_out * bytes];
+            for (r, row) in rows.chunks_exact_mut(bytes).enumerate() {
+                let source = (expert * all + first + r * step) * per_row;
+                for (b, block) in row.chunks_exact_mut(17).enumerate() {
+                    let nibbles = &blocks.data[(source + b) * 16..][..16];
+                    codec::mxfp4::from_pairs(scales.data[source + b], nibbles, block);
+                }
+            }
+            Bytes::from_slice(&rows)
+        };
+        let parts = (0..n).map(|e| WeightPart { data: part(e), planes: Planes::default() }).collect();
+        Weight {
+            name: format!("{} ({})", blocks.name, role.what()),
+            shape,
+            block: BlockType::MXFP4,
+            data: Bytes::from_slice(&[]),
+            planes: Planes::default(),
+            parts,
+        }
+    }
+
+    /// The heads' matrices of latent attention, as stacks: from what of a query does not rotate to the latent
+    /// `(n_heads, rank, plain)`, and from the latent to values `(n_heads, value, rank)`.
+    pub fn latent_heads(&mut self, spec: &ModelSpec, layer: Option<usize>) -> Result<(Weight, Weight)> {
+        use TensorRole::{AttnKB, AttnKvB, AttnVB};
+        if self.locate(AttnKB, layer, "weight").is_some() {
+            return Ok((self.experts(spec, AttnKB, layer)?, self.experts(spec, AttnVB, layer)?));
+        }
+        let (of_k, of_v) = (shape(spec, AttnKB, layer), shape(spec, AttnVB, layer));
+        let ([n, rank, plain], [_, value, _]) = ([of_k[0], of_k[1], of_k[2]], [of_v[0], of_v[1], of_v[2]]);
+        let located =
+            self.locate(AttnKvB, layer, "weight").ok_or_else(|| self.missing(spec, AttnKvB, layer))?;
+        let (tensor, _) = self.check(spec, AttnKvB, layer, &located, &shape(spec, AttnKvB, layer))?;
+        let plainly = value_bytes(tensor.block).is_some();
+        let (mut keys, mut values) = (Vec::with_capacity(n), Vec::with_capacity(n));
+        for head in 0..n {
+            let first = head * (plain + value);
+            let (data, planes) = tensor.rows(first..first + plain).ok_or_else(|| short(tensor))?;
+            let rows = Tensor { shape: vec![plain, rank], data, planes, ..tensor.clone() };
+            let rows = if plainly { rows } else { self.plain(&rows) };
+            let data = turned_bytes(&rows, 0, (0, 1), [rank, plain], self.decodes)?;
+            keys.push(WeightPart { data, planes: Planes::default() });
+            let (data, planes) =
+                tensor.rows(first + plain..first + plain + value).ok_or_else(|| short(tensor))?;
+            values.push(WeightPart { data, planes });
+        }
+        let block = if plainly { tensor.block } else { BlockType::F32 };
+        let stack = |what: &str, shape, block, parts| Weight {
+            name: format!("{} ({what})", tensor.name),
+            shape,
+            block,
+            data: Bytes::from_slice(&[]),
+            planes: Planes::default(),
+            parts,
+        };
+        Ok((stack("keys, turned", of_k, block, keys), stack("values", of_v, tensor.block, values)))
+    }
+
+    /// A tensor in F32.
+    fn plain(&self, tensor: &Tensor) -> Tensor {
+        let n = tensor.n_rows() * tensor.n_cols();
+        let values = if self.decodes { tensor.to_f32() } else { vec![0.0; n] };
+        let data = Weight::vector("", &values).data;
+        Tensor { block: BlockType::F32, data, planes: Planes::default(), ..tensor.clone() }
+    }
+
+    /// A vector of a role in f32, if the file has it: also the rows of one after another, where some of the rows of each may be
+    /// another role's.
+    pub fn vectors(
+        &mut self,
+        spec: &ModelSpec,
+        role: TensorRole,
+        layer: Option<usize>,
+    ) -> Result<Option<Weight>> {
+        let shape = shape(spec, role, layer);
+        for (name, row) in self.names(role, layer, "weight") {
+            let Some(tensor) = self.named(&name) else { continue };
+            let n_stacked = row.stacked.len().max(1);
+            let mut expected = shape.clone();
+            expected.last_mut().into_iter().for_each(|n| *n *= n_stacked);
+            let one_row = matches!(tensor.shape[..], [1, n] if expected == [n]);
+            if tensor.shape != expected && !one_row {
+                return Err(bad_shape(tensor, role, format!("shape {expected:?}")));
+            }
+            whole(tensor)?;
+            self.used.insert(&tensor.name);
+            let first = row.stacked.iter().position(|r| *r == role).unwrap_or(0);
+            let all = self.plain(tensor).to_f32();
+            let values: Vec<f32> = all.into_iter().skip(first).step_by(n_stacked).collect();
+            let name = if n_stacked > 1 { format!("{name} ({})", role.what()) } else { name };
+            return Ok(Some(Weight::vector(name, &values)));
+        }
+        Ok(None)
     }
 
     /// A vector of a role in f32, times a factor.
@@ -396,6 +566,7 @@ impl<'a> Tensors<'a> {
     /// with the first type's row, which every token here has.
     pub fn positions(&mut self, spec: &ModelSpec) -> Result<Weight> {
         let positions = self.matrix(spec, TensorRole::PositionEmbedding, None)?;
+        let positions = self.without_first_rows(positions, spec.first_position);
         let Some(Located { tensor, .. }) = self.locate(TensorRole::TokenTypes, None, "weight") else {
             return Ok(positions);
         };
@@ -415,6 +586,60 @@ impl<'a> Tensors<'a> {
         }
         let name = format!("{} + {}[0]", positions.name, tensor.name);
         Ok(Weight { shape: positions.shape, ..Weight::vector(name, &sums) })
+    }
+
+    /// A matrix from a row on.
+    fn without_first_rows(&self, weight: Weight, n: usize) -> Weight {
+        if n == 0 {
+            return weight;
+        }
+        let (rows, cols) = (weight.n_rows() - n, weight.n_cols());
+        let name = format!("{}[{n}..]", weight.name);
+        let bytes = weight.row_bytes();
+        match (weight.block.has_planes(), weight.data.slice(n * bytes..(n + rows) * bytes)) {
+            (false, Some(data)) => Weight { name, shape: vec![rows, cols], data, ..weight },
+            _ => {
+                let mut values = vec![0.0; rows * cols];
+                if self.decodes {
+                    weight.decode_rows(n..n + rows, &mut values);
+                }
+                Weight { shape: vec![rows, cols], ..Weight::vector(name, &values) }
+            }
+        }
+    }
+
+    /// The first row of the types of tokens, in f32, if the file has them.
+    pub fn first_type(&mut self, spec: &ModelSpec) -> Result<Option<Weight>> {
+        let Some(Located { tensor, .. }) = self.locate(TensorRole::TokenTypes, None, "weight") else {
+            return Ok(None);
+        };
+        if !matches!(tensor.shape[..], [rows, cols] if rows > 0 && cols == spec.hidden) {
+            return Err(bad_shape(tensor, TensorRole::TokenTypes, format!("rows of {}", spec.hidden)));
+        }
+        whole(tensor)?;
+        self.used.insert(&tensor.name);
+        let row = self.decode(tensor, 0, spec.hidden)?;
+        Ok(Some(Weight::vector(format!("{}[0]", tensor.name), &row)))
+    }
+
+    /// A matrix or vector by its own name, whatever shape it has.
+    pub fn by_its_name(&mut self, name: &str) -> Result<Option<Weight>> {
+        let Some(tensor) = self.named(name) else { return Ok(None) };
+        whole(tensor)?;
+        self.used.insert(&tensor.name);
+        let shape = tensor.shape.clone();
+        if shape.len() == 1 {
+            return Ok(Some(self.vector(tensor, 0, shape[0], 0.0)?));
+        }
+        let (data, planes) = (tensor.data.clone(), tensor.planes.clone());
+        Ok(Some(Weight {
+            name: tensor.name.clone(),
+            shape,
+            block: tensor.block,
+            data,
+            planes,
+            parts: vec![],
+        }))
     }
 
     /// An error that a bias is not there.
@@ -459,6 +684,9 @@ impl<'a> Tensors<'a> {
             let before = located.stacked.iter().position(|r| *r == role).unwrap_or(0);
             first = rows(&located.stacked[..before]);
             shape_of_all[0] = rows(located.stacked);
+        }
+        if located.transposed {
+            shape_of_all.reverse();
         }
         // Some biases of convolutions are matrices of one column, some matrices of one row are vectors.
         let same = matches!(
@@ -533,26 +761,43 @@ pub(crate) fn shape(spec: &ModelSpec, role: TensorRole, layer: Option<usize>) ->
     let layer = layer.and_then(|l| spec.layers.get(l)).unwrap_or(&none);
     let (hidden, head) = (spec.hidden, layer.head_dim);
     let (q, kv) = (layer.n_heads * head, layer.n_kv_heads * head);
+    let latent = layer.latent;
     let whole_row = spec.family.qk_norm == QkNorm::WholeRow;
     let (n_experts, expert_ffn) = layer.experts.map_or((0, 0), |e| (e.n, e.ffn));
     let (n_layers, per_layer) = (spec.layers.len(), spec.per_layer_width);
     let (shared, inner) = layer.recurrent.map_or((0, 0), |r| (r.shared(), r.inner()));
     let (heads, conv) = layer.recurrent.map_or((0, 0), |r| (r.n_heads, r.conv_size));
-    let latent = layer.experts.and_then(|e| e.latent).unwrap_or(hidden);
+    let expert_in = layer.experts.and_then(|e| e.latent).unwrap_or(hidden);
     let size = spec.family.convolutions.iter().find(|c| c.role == role).map_or(0, |c| c.size);
     match role {
         TokenEmbedding | Output => vec![spec.n_vocab, hidden],
-        PositionEmbedding => vec![spec.n_ctx_train, hidden],
+        PositionEmbedding => vec![spec.n_ctx_train + spec.first_position, hidden],
         // As many rows as the file has.
         TokenTypes => vec![1, hidden],
         EmbeddingNorm => vec![hidden],
         OutputNorm | AttnNorm | PostAttnNorm | FfnNorm | PostFfnNorm => vec![hidden],
         RopeDivisors | RopeShort | RopeLong => vec![layer.rope.as_ref().map_or(0, |r| r.n_dims / 2)],
-        AttnQ => vec![if spec.family.attention_gate { 2 * q } else { q }, hidden],
+        AttnQ if spec.family.attention_gate => vec![2 * q, hidden],
+        AttnQ => vec![latent.map_or(q, |l| layer.n_heads * (l.plain + l.turning)), hidden],
         AttnK | AttnV => vec![kv, hidden],
         AttnQNorm => vec![if whole_row { q } else { head }],
         AttnKNorm => vec![if whole_row { kv } else { head }],
-        AttnOut => vec![hidden, q],
+        AttnOut => vec![hidden, latent.map_or(q, |l| layer.n_heads * l.value)],
+        AttnSinks => vec![layer.n_heads],
+        AttnQA => vec![latent.and_then(|l| l.query_rank).unwrap_or(0), hidden],
+        AttnQANorm => vec![latent.and_then(|l| l.query_rank).unwrap_or(0)],
+        AttnQB => vec![
+            latent.map_or(0, |l| layer.n_heads * (l.plain + l.turning)),
+            latent.and_then(|l| l.query_rank).unwrap_or(0),
+        ],
+        AttnKvA => vec![latent.map_or(0, |l| l.rank + l.turning), hidden],
+        AttnKvANorm => vec![latent.map_or(0, |l| l.rank)],
+        AttnKvB => latent.map_or(vec![0, 0], |l| vec![layer.n_heads * (l.plain + l.value), l.rank]),
+        AttnKB => latent.map_or(vec![0; 3], |l| vec![layer.n_heads, l.rank, l.plain]),
+        AttnVB => latent.map_or(vec![0; 3], |l| vec![layer.n_heads, l.value, l.rank]),
+        RouterBias => vec![n_experts],
+        ExpertGateBias | ExpertUpBias => vec![n_experts, expert_ffn],
+        ExpertDownBias => vec![n_experts, hidden],
         FfnGate | FfnUp => vec![layer.ffn, hidden],
         FfnDown => vec![hidden, layer.ffn],
         ExpertNorm | PostDenseNorm | PostExpertNorm | RouterScale | PostPerLayerNorm => vec![hidden],
@@ -560,8 +805,8 @@ pub(crate) fn shape(spec: &ModelSpec, role: TensorRole, layer: Option<usize>) ->
         SharedWeight => vec![1, hidden],
         Router => vec![n_experts, hidden],
         ExpertScale => vec![n_experts],
-        ExpertGate | ExpertUp => vec![n_experts, expert_ffn, latent],
-        ExpertDown => vec![n_experts, latent, expert_ffn],
+        ExpertGate | ExpertUp => vec![n_experts, expert_ffn, expert_in],
+        ExpertDown => vec![n_experts, expert_in, expert_ffn],
         PerLayerEmbedding => vec![spec.n_vocab, n_layers * per_layer],
         PerLayerModel => vec![n_layers * per_layer, hidden],
         PerLayerNorm => vec![per_layer],
@@ -586,9 +831,47 @@ pub(crate) fn shape(spec: &ModelSpec, role: TensorRole, layer: Option<usize>) ->
             _ => inner,
         }],
         RecurrentOut => vec![hidden, inner],
-        LatentDown => vec![latent, hidden],
-        LatentUp => vec![hidden, latent],
+        LatentDown => vec![expert_in, hidden],
+        LatentUp => vec![hidden, expert_in],
     }
+}
+
+/// Bytes of a value, of types without blocks.
+pub(crate) fn value_bytes(block: BlockType) -> Option<usize> {
+    match block {
+        BlockType::F32 => Some(4),
+        BlockType::F16 | BlockType::BF16 => Some(2),
+        _ => None,
+    }
+}
+
+/// Columns `first`, `first + step`, … of rows `above..above + n_in` of a tensor of single numbers, turned to `(n_out, n_in)`.
+pub(crate) fn turned_bytes(
+    tensor: &Tensor,
+    above: usize,
+    (first, step): (usize, usize),
+    [n_out, n_in]: [usize; 2],
+    decodes: bool,
+) -> Result<Bytes> {
+    let Some(size) = value_bytes(tensor.block) else {
+        return Err(Error::BadTensor {
+            name: tensor.name.clone(),
+            found: format!("rows of {}", tensor.block),
+            expected: "F32, F16 or BF16, since it is turned at load".to_owned(),
+        });
+    };
+    if !decodes {
+        return tensor.data.slice(0..n_out * n_in * size).ok_or_else(|| short(tensor));
+    }
+    let n_cols = tensor.n_cols();
+    let mut turned = vec![0; n_out * n_in * size];
+    for (c, row) in turned.chunks_exact_mut(n_in * size).enumerate() {
+        for (r, value) in row.chunks_exact_mut(size).enumerate() {
+            let at = ((above + r) * n_cols + first + c * step) * size;
+            value.copy_from_slice(tensor.data.get(at..at + size).ok_or_else(|| short(tensor))?);
+        }
+    }
+    Ok(Bytes::from_slice(&turned))
 }
 
 fn bad_shape(tensor: &Tensor, role: TensorRole, expected: String) -> Error {

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use crate::common::{DENSE, MIXED, Runner, TOLERANCE, check, check_with, json, open};
+use crate::common::{Runner, TOLERANCE, all, check, check_with, json, open};
 use device::{Numerics, Plan, Weight};
 use device_cpu::CpuDevice;
 use formats::convert::{self, Options, Target};
@@ -43,7 +43,7 @@ fn values(weight: &Weight) -> Vec<f32> {
 fn a_base_file_is_the_model_that_its_folder_is() {
     let dir = tempfile::tempdir().unwrap();
     let cpu = CpuDevice::new(device_cpu::Options { isa: None, threads: Some(2) }).unwrap();
-    for name in DENSE.into_iter().chain(MIXED).chain(["bert"]) {
+    for name in all().chain(["bert"]) {
         let folder = open(name);
         let spec = ModelSpec::from_checkpoint(&folder).unwrap();
         let plan = spec.plan(&folder).unwrap();
@@ -115,7 +115,7 @@ fn most_off(bits: usize) -> f64 {
 #[test]
 fn quantised_conversions_lose_what_their_bits_say() {
     let dir = tempfile::tempdir().unwrap();
-    for name in DENSE.into_iter().chain(MIXED).chain(["bert"]) {
+    for name in all().chain(["bert"]) {
         let folder = open(name);
         let plan = ModelSpec::from_checkpoint(&folder).unwrap().plan(&folder).unwrap();
         for to in ["q8-g32", "q6", "q5-sym", "q4", "q4-sym", "q3", "q2"] {

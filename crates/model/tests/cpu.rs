@@ -3,14 +3,14 @@
 //! The fixtures' weights are BF16, which the device multiplies in f32, so the interpreter's bound holds for it too.
 #![allow(clippy::unwrap_used)]
 
-use crate::common::{DENSE, MIXED, RECURRENT, Runner, check_with, open};
+use crate::common::{Runner, all, check_with, open};
 use device::Numerics;
 use device_cpu::{CpuDevice, Isa, Options};
 use model::ModelSpec;
 
 fn fixtures_agree(isa: Isa, threads: usize, numerics: Numerics) {
     let device = CpuDevice::new(Options { isa: Some(isa), threads: Some(threads) }).unwrap();
-    for name in DENSE.into_iter().chain(MIXED).chain(RECURRENT) {
+    for name in all() {
         let checkpoint = open(name);
         let plan = ModelSpec::from_checkpoint(&checkpoint).unwrap().plan(&checkpoint).unwrap();
         for chunk in [100, 40, 7, 1] {

@@ -147,6 +147,10 @@ fn the_files_beside_the_weights_say_how_to_pool() {
     ]);
     let expected = EmbeddingSpec {
         pooling: Pooling::First,
+        pools: true,
+        dense: vec![],
+        ranks: false,
+        separators: 1,
         normalize: true,
         max_tokens: 7,
         lower_case: true,
@@ -161,7 +165,7 @@ fn the_files_beside_the_weights_say_how_to_pool() {
             "pooling_mode_max_tokens",
         ),
         (vec![pooling], "no known mode"),
-        (vec![("modules.0.type", text("sentence_transformers.models.Dense"))], "Dense"),
+        (vec![("modules.0.type", text("sentence_transformers.models.WordWeights"))], "WordWeights"),
         (vec![("sentence_bert_config.max_seq_length", Value::Int(0))], "at least 1"),
     ] {
         let error = with(&entries).unwrap_err().to_string();

@@ -2,18 +2,20 @@
 #![allow(clippy::unwrap_used)]
 
 use crate::common;
-use crate::common::{DENSE, MIXED, RECURRENT, check, open};
+use crate::common::{all, check, open};
 use model::ModelSpec;
 
 #[test]
 fn all_fixtures_agree_in_one_chunk_and_token_by_token() {
-    for name in DENSE.into_iter().chain(MIXED).chain(RECURRENT) {
+    for name in all() {
         let checkpoint = open(name);
         let spec = ModelSpec::from_checkpoint(&checkpoint).unwrap_or_else(|e| panic!("{name}: {e}"));
         // Some fixtures are of the family whose name they begin with.
         let family = match name {
-            "gemma4_e2b" | "gemma4_moe" => "gemma4",
             "granitemoehybrid_dense" => "granitemoehybrid",
+            "nemotron_h_moe" | "nemotron_h_latent" => "nemotron_h",
+            name if name.starts_with("gemma4") => "gemma4",
+            "gpt_oss_mxfp4" => "gpt_oss",
             name => name,
         };
         assert_eq!(spec.family.name, family);
@@ -30,15 +32,20 @@ fn all_fixtures_agree_in_one_chunk_and_token_by_token() {
 #[test]
 fn every_fixture_is_compared() {
     let elsewhere = [
-        "bert",             // tests/encoder.rs: hidden states
-        "whisper",          // tests of speech
-        "qwen2_key_biases", // engine/tests/kv_types.rs
+        "bert",                 // tests/encoder.rs: hidden states
+        "modernbert",           // tests/encoders.rs: hidden states and vectors
+        "xlm_roberta",          // as above
+        "xlm_roberta_reranker", // as above
+        "nomic_bert",           // as above
+        "embedding_gemma",      // as above
+        "qwen3_embedding",      // as above
+        "whisper",              // tests of speech
+        "qwen2_key_biases",     // engine/tests/kv_types.rs
     ];
     for entry in std::fs::read_dir(common::folder("")).unwrap().map(|e| e.unwrap()) {
         let name = entry.file_name().into_string().unwrap();
         if entry.path().is_dir() {
-            let known =
-                DENSE.into_iter().chain(MIXED).chain(RECURRENT).chain(elsewhere).any(|known| known == name);
+            let known = all().chain(elsewhere).any(|known| known == name);
             assert!(known, "fixtures/models/{name} is compared with nothing");
         }
     }

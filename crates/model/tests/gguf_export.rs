@@ -1,7 +1,7 @@
 //! Every fixture exported under GGUF's names, written to a file and read again, gives the same answers.
 #![allow(clippy::unwrap_used)]
 
-use crate::common::{DENSE, MIXED, Runner, TOLERANCE, check, json, open};
+use crate::common::{RECURRENT, Runner, TOLERANCE, all, check, json, open};
 use formats::convert::{self, Options, Plan, Target};
 use model::{EmbeddingSpec, GgufExport, ModelSpec, to_gguf};
 use weights::Source;
@@ -67,7 +67,9 @@ fn same_logits(checkpoint: &Checkpoint) -> Checkpoint {
 
 #[test]
 fn all_fixtures_agree_with_transformers_after_the_export() {
-    for name in DENSE.into_iter().chain(MIXED).filter(|name| *name != "qwen2_moe") {
+    // Experts with alternating or turned matrices are not written yet.
+    let refused = ["qwen2_moe", "gpt_oss", "gpt_oss_mxfp4", "llama4"];
+    for name in all().filter(|name| !refused.contains(name) && !RECURRENT.contains(name)) {
         let checkpoint = through_a_file(&open(name));
         assert_eq!(checkpoint.naming, Naming::Gguf);
         let spec = ModelSpec::from_checkpoint(&checkpoint).unwrap_or_else(|e| panic!("{name}: {e}"));
@@ -75,6 +77,14 @@ fn all_fixtures_agree_with_transformers_after_the_export() {
         let plan = spec.plan(&checkpoint).unwrap_or_else(|e| panic!("{name}: {e}"));
         let worst = check(name, &plan, 40);
         println!("{name}: {worst:.1e}");
+    }
+}
+
+#[test]
+fn recurrent_layers_are_refused_with_what_to_do() {
+    for name in RECURRENT {
+        let error = export(&open(name)).err().unwrap().to_string();
+        assert!(error.contains("recurrent layers") && error.contains(".base"), "{name}: {error}");
     }
 }
 

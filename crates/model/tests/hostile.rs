@@ -59,7 +59,7 @@ fn absurd_numbers() {
         ("rope_parameters.low_freq_factor", Value::Float(4.0), &["low_freq_factor", "less than"]),
         ("rope_parameters.factor", Value::Null, &["rope_parameters.factor"]),
         ("partial_rotary_factor", Value::Float(2.0), &["partial_rotary_factor", "found 2"]),
-        ("num_local_experts", Value::Int(8), &["num_local_experts", "8 experts", "dense"]),
+        ("num_local_experts", Value::Int(8), &["num_experts_per_tok", "experts of a row"]),
         (
             "tie_word_embeddings",
             Value::Bool(false),
@@ -122,7 +122,7 @@ fn patterns_of_layers() {
         &["layer_types", "item 0"],
     );
     refused(
-        &with(common::open("gemma3"), "use_bidirectional_attention", Some(Value::Bool(true))),
+        &with(common::open("gemma2"), "use_bidirectional_attention", Some(Value::Bool(true))),
         &["causal"],
     );
 }

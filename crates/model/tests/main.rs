@@ -8,6 +8,7 @@ mod cpu;
 mod cuda;
 mod damaged;
 mod encoder;
+mod encoders;
 mod fixtures;
 mod gguf;
 mod gguf_experts;

@@ -7,7 +7,7 @@
 #![allow(clippy::unwrap_used)]
 
 use crate::common::speech::{NAME, agrees_with_fixture, worst};
-use crate::common::{DENSE, MIXED, Runner, TOLERANCE, check_with, json, open};
+use crate::common::{DENSE, MIXED, OTHER, Runner, TOLERANCE, check_with, json, open};
 use device::Numerics;
 use device_metal::MetalDevice;
 use device_metal::gpu::emulated::{EmulatedGpu, Options};
@@ -34,6 +34,11 @@ fn agree(names: &[&str], chunks: &[usize]) {
 #[test]
 fn dense_fixtures_agree() {
     agree(&DENSE, &[40, 7, 1]);
+}
+
+#[test]
+fn other_fixtures_agree() {
+    agree(&OTHER, &[40, 7, 1]);
 }
 
 #[test]

@@ -32,6 +32,9 @@ const PROGRAMS: [&str; 10] = [
     "faster-whisper",
 ];
 
+/// Names that are words of the language.
+const WORDS: [&str; 2] = ["command", "seed"];
+
 /// `gemma3` and `gemma` for `Gemma3_4B`: a word without what follows its letters, and the word.
 fn stem(word: &str) -> &str {
     let end = word.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(word.len());
@@ -54,6 +57,7 @@ fn names() -> BTreeSet<String> {
         .iter()
         .flat_map(|f| std::iter::once(&f.name).chain(f.gguf).chain(f.hf))
         .map(|name| stem(name).to_ascii_lowercase())
+        .filter(|name| !WORDS.contains(&name.as_str()))
         .collect()
 }
 

@@ -355,6 +355,9 @@ impl App {
                 ));
             }
             (Prompt::Tokens(tokens), None) => tokens,
+            (Prompt::Pair { .. }, _) => {
+                return Err(ApiError::invalid("prompt", "a pair of texts is for models that rank"));
+            }
             (Prompt::Text { text, parse_special }, None) => {
                 let tokens = self.tokenize(lease.id(), text, true, parse_special).await?;
                 tokens.into_iter().map(|(id, _)| id).collect()

@@ -86,6 +86,7 @@ fn tokens(embedder: &Embedder, job: &Job) -> Result<Vec<Vec<u32>>> {
                     false => Ok(tokens),
                 }
             }
+            Prompt::Pair { query, document } => Ok(embedder.tokenize_pair(query, document)?),
             Prompt::Tokens(tokens) if tokens.len() > most && !job.truncate => {
                 too_long(format!("{} tokens", tokens.len()))
             }

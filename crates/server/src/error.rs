@@ -205,6 +205,7 @@ impl From<engine::Error> for ApiError {
             | E::NoChatTemplate { .. }
             | E::NoHead { .. }
             | E::NoEmbeddings { .. }
+            | E::NoRanks { .. }
             | E::OnlySpeech { .. }
             | E::NotForSpeech { .. }
             | E::Text(_) => ApiError::new(ErrorKind::Invalid, error.to_string()),

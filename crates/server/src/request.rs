@@ -121,6 +121,13 @@ pub enum Prompt {
     },
     /// As they are.
     Tokens(Vec<u32>),
+    /// A pair that a model judges, with the marks that it was trained to see.
+    Pair {
+        /// What is looked for.
+        query: String,
+        /// What may fit it.
+        document: String,
+    },
 }
 
 impl Default for Prompt {

@@ -59,6 +59,7 @@ pub fn router(app: App, access: Access, origins: Origins) -> Router {
         .merge(api::ollama::router())
         .merge(api::openai::router())
         .merge(api::operations::router())
+        .merge(api::rerank::router())
         .merge(api::routers::router())
         .merge(api::openapi::router())
         .merge(page::router())

@@ -24,3 +24,6 @@ pub const TOKENIZER_KEY: &str = "tokenizer.huggingface.json";
 
 /// The key that stands before the names of `ingle.files`.
 pub const FILES_PREFIX: &str = "files.";
+
+/// Before the configuration of a layer after pooling, and its folder.
+pub const DENSE_PREFIX: &str = "dense.";

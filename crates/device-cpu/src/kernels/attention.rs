@@ -152,7 +152,7 @@ unsafe fn whole<S: Loops, A: Attend>(
     scratch: &Scratch<A>,
 ) {
     let (shape, head_dim, sizes) = (&p.shape, p.shape.pages.head_dim, schedule.sizes());
-    let (n, positions) = (tile.n_queries(shape), tile.positions(shape.window));
+    let (n, positions) = (tile.n_queries(shape), tile.positions(shape));
     // SAFETY: a whole tile has at most `tile_rows` rows, so its queries fit the scratch, and all rows have pages up to their positions.
     unsafe {
         load_queries::<S, A>(shape, tile, kv_head, p.q, scratch.work);
@@ -184,7 +184,7 @@ unsafe fn part<S: Loops, A: Attend>(
     let (shape, head_dim) = (&p.shape, p.shape.pages.head_dim);
     let (n_group, n_kv_heads) = (shape.n_group, shape.pages.n_kv_heads);
     let (split, sizes) = (schedule.split(), schedule.sizes());
-    let positions = sizes.within(index as usize, &tile.positions(shape.window));
+    let positions = sizes.within(index as usize, &tile.positions(shape));
     // SAFETY: each (row, chunk, head) is in one unit of the schedule, so that nobody else writes its partial; the counter's acquire and
     // release make all partials of a row visible to the worker that combines them.
     unsafe {

@@ -34,6 +34,9 @@ unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
         // SAFETY: the vectors lie within the values; the engine gave the row's position a page.
         unsafe {
             store::<S>(pages, worker, row, Half::Keys, head, p.k.add(at * pages.head_dim));
+            if pages.n_halves == 1 {
+                continue;
+            }
             store::<S>(pages, worker, row, Half::Values, head, p.v.add(at * pages.head_dim));
         }
     }

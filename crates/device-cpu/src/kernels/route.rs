@@ -4,9 +4,12 @@
 //! Rows are shared among the workers. Each of the `k` is found by a pass over the row: the next in the order of falling
 //! values, of equals the lower id first, so that nothing needs to be marked. NaN is never found; where too few numbers are
 //! left, id 0 stands in, so that every id is one. Sums in order. Bytes: `4 k` a column, from the first cache.
+//!
+//! With sigmoids, a bias or groups the scores of all columns go to scratch first, and those of groups that are not used become
+//! the smallest.
 
 use crate::command::Worker;
-use device::RowCount;
+use device::{RouterGroups, RouterScores, RowCount};
 
 /// Parameters.
 #[derive(Clone, Copy)]
@@ -21,6 +24,12 @@ pub struct Params {
     pub normalise: bool,
     /// On every weight.
     pub factor: f32,
+    /// What is made of `x`.
+    pub scores: RouterScores,
+    /// `(n_experts)`; null: 0.
+    pub bias: *const f32,
+    /// Groups.
+    pub groups: Option<RouterGroups>,
     /// `(n_experts)`; null: 1.
     pub scales: *const f32,
     /// `(n, k)`
@@ -31,25 +40,93 @@ pub struct Params {
     pub rows: RowCount,
 }
 
+/// Bytes of scratch: scores, sizes, and groups with which of them are used.
+pub fn scratch_bytes(n_experts: usize, groups: Option<RouterGroups>) -> usize {
+    super::round_up((2 * n_experts + 3 * groups.map_or(0, |g| g.n)) * 4)
+}
+
+/// The scores of a row, and the ids of the chosen with their scores for weights.
+fn by_scores(p: &Params, x: &[f32], bias: &[f32], scratch: &mut [f32], ids: &mut [u32], weights: &mut [f32]) {
+    let (scores, rest) = scratch.split_at_mut(x.len());
+    let (sizes, rest) = rest.split_at_mut(x.len());
+    match p.scores {
+        RouterScores::Sigmoid => scores.iter_mut().zip(x).for_each(|(s, v)| *s = 1.0 / (1.0 + (-v).exp())),
+        RouterScores::Softmax => {
+            let max = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            scores.iter_mut().zip(x).for_each(|(s, v)| *s = (v - max).exp());
+            let sum: f32 = scores.iter().sum();
+            scores.iter_mut().for_each(|s| *s /= sum);
+        }
+    }
+    sizes.copy_from_slice(scores);
+    sizes.iter_mut().zip(bias).for_each(|(size, bias)| *size += bias);
+    if let Some(groups) = p.groups {
+        let (sums, rest) = rest.split_at_mut(groups.n);
+        let (used, found) = rest.split_at_mut(groups.n);
+        let group = x.len() / groups.n;
+        for (sum, sizes) in sums.iter_mut().zip(sizes.chunks_exact(group)) {
+            *sum = best(sizes).take(groups.n_best).map(|(_, size)| size).sum();
+        }
+        used.fill(0.0);
+        found.fill(0.0);
+        for (id, _) in best(sums).take(groups.n_used) {
+            used[id] = 1.0;
+        }
+        for (sizes, used) in sizes.chunks_exact_mut(group).zip(used) {
+            if *used == 0.0 {
+                sizes.fill(f32::NEG_INFINITY);
+            }
+        }
+    }
+    choose(sizes, ids, weights);
+    for (weight, id) in weights.iter_mut().zip(ids) {
+        *weight = scores[*id as usize];
+    }
+}
+
+/// Places and values from the largest on, the lower of equals first.
+fn best(values: &[f32]) -> impl Iterator<Item = (usize, f32)> + '_ {
+    let mut last = (usize::MAX, f32::INFINITY);
+    std::iter::from_fn(move || {
+        let mut best: Option<(usize, f32)> = None;
+        for (id, v) in values.iter().enumerate() {
+            let follows = *v < last.1 || (*v == last.1 && (last.0 == usize::MAX || id > last.0));
+            if follows && best.is_none_or(|(_, most)| *v > most) {
+                best = Some((id, *v));
+            }
+        }
+        last = best?;
+        best
+    })
+}
+
 /// The kernel.
 ///
 /// # Safety
 /// As [`crate::command::Kernel`].
 pub unsafe fn route(p: &Params, worker: &Worker<'_>) {
+    let by_logits = p.scores == RouterScores::Softmax && p.bias.is_null() && p.groups.is_none();
     for row in worker.share(worker.step.n_rows(p.rows), 1) {
         // SAFETY: the row lies within the values; the scales have one for each expert.
         unsafe {
             let x = std::slice::from_raw_parts(p.x.add(row * p.n_experts), p.n_experts);
             let ids = std::slice::from_raw_parts_mut(p.ids.add(row * p.k), p.k);
             let weights = std::slice::from_raw_parts_mut(p.weights.add(row * p.k), p.k);
-            choose(x, ids, weights);
-            let max = weights[0];
-            let sum: f32 = x.iter().map(|v| (v - max).exp()).sum();
-            let mut chosen = 0.0;
-            for weight in weights.iter_mut() {
-                *weight = (*weight - max).exp() / sum;
-                chosen += *weight;
+            if by_logits {
+                choose(x, ids, weights);
+                let max = weights[0];
+                let sum: f32 = x.iter().map(|v| (v - max).exp()).sum();
+                weights.iter_mut().for_each(|weight| *weight = (*weight - max).exp() / sum);
+            } else {
+                let bias = match p.bias.is_null() {
+                    true => &[][..],
+                    false => std::slice::from_raw_parts(p.bias, p.n_experts),
+                };
+                let len = 2 * p.n_experts + 3 * p.groups.map_or(0, |g| g.n);
+                let scratch = std::slice::from_raw_parts_mut(worker.scratch.cast(), len);
+                by_scores(p, x, bias, scratch, ids, weights);
             }
+            let chosen = weights.iter().sum::<f32>().max(f32::MIN_POSITIVE);
             let divisor = if p.normalise { chosen } else { 1.0 };
             for (weight, id) in weights.iter_mut().zip(ids) {
                 let scale = if p.scales.is_null() { 1.0 } else { *p.scales.add(*id as usize) };

@@ -1,6 +1,7 @@
 //! Attention of each row over all rows of its own span: `out = softmax(scale q k^T) v`, head by head, nothing cached.
 //!
-//! q, k, v and out `(n, n_heads * head_dim)`. A unit of work is (a span, a head, a tile of up to [`TILE`] queries), handed
+//! q and out `(n, n_heads * head_dim)`, k and v `(n, n_kv_heads * head_dim)`. With a window, blocks that no query of a tile sees
+//! are left out. A unit of work is (a span, a head, a tile of up to [`TILE`] queries), handed
 //! out one after another. Keys and values are walked in blocks of [`BLOCK`]: a block's keys are loaded into scratch as
 //! columns `(head_dim, BLOCK)` and its values as rows of whole vectors; then `S = Q K^T`, a softmax along the rows of S that
 //! takes back what earlier blocks gave where a larger score comes ("online softmax": Milakov and Gimelshein, 2018; the
@@ -29,18 +30,22 @@ const TILE: usize = 128;
 pub struct Params {
     /// `(n, n_heads * head_dim)`
     pub q: *const f32,
-    /// `(n, n_heads * head_dim)`
+    /// `(n, n_kv_heads * head_dim)`
     pub k: *const f32,
-    /// `(n, n_heads * head_dim)`
+    /// `(n, n_kv_heads * head_dim)`
     pub v: *const f32,
     /// `(n, n_heads * head_dim)`
     pub out: *mut f32,
     /// Heads.
     pub n_heads: usize,
+    /// Those of keys and values.
+    pub n_kv_heads: usize,
     /// Columns of a head.
     pub head_dim: usize,
     /// Factor on the scores.
     pub scale: f32,
+    /// Rows that a row sees to each side; `usize::MAX`: all.
+    pub window: usize,
 }
 
 /// A worker's memory.
@@ -140,6 +145,14 @@ unsafe fn tile<S: Loops>(p: &Params, span: &Span, head: usize, tile: usize, scra
     let first = tile * tile_rows(n_keys);
     let n = tile_rows(n_keys).min(n_keys - first);
     let at = |row: usize| (span.first_row as usize + row) * cols + head * dim;
+    let kv_cols = p.n_kv_heads * dim;
+    let kv_head = head / (p.n_heads / p.n_kv_heads) * dim;
+    let kv_at = |row: usize| (span.first_row as usize + row) * kv_cols + kv_head;
+    // The keys that a query sees, and those that some query of the tile does.
+    let seen = |query: usize| {
+        (first + query).saturating_sub(p.window)..(first + query).saturating_add(p.window).saturating_add(1)
+    };
+    let (begin, end) = (seen(0).start / BLOCK * BLOCK, seen(n - 1).end.min(n_keys));
     // SAFETY: by the caller, the span's rows are rows of the values; the instruction set is available.
     unsafe {
         for query in 0..n {
@@ -147,17 +160,20 @@ unsafe fn tile<S: Loops>(p: &Params, span: &Span, head: usize, tile: usize, scra
             elementwise::combine::<S>(x, x, scratch.q.add(query * dim), dim, Times(p.scale));
         }
         total.clear(n, dim);
-        for block in (0..n_keys).step_by(BLOCK) {
+        for block in (begin..end).step_by(BLOCK) {
             let len = (n_keys - block).min(BLOCK);
-            load_keys::<S>(p.k.add(at(block)), cols, dim, len, scratch.keys);
-            load_values::<S>(p.v.add(at(block)), cols, dim, len, scratch.values);
+            load_keys::<S>(p.k.add(kv_at(block)), kv_cols, dim, len, scratch.keys);
+            load_values::<S>(p.v.add(kv_at(block)), kv_cols, dim, len, scratch.values);
             let vectors = len.next_multiple_of(S::N * S::VECTORS);
             let shape = Product { n, k: dim, cols: vectors, lda: dim, ldb: BLOCK, ldc: BLOCK, add: false };
             S::product(shape, scratch.q, scratch.keys, scratch.s);
             for query in 0..n {
                 let row = scratch.s.add(query * BLOCK);
                 let (m, l) = (total.m.add(query), total.l.add(query));
-                let factor = softmax_block::<S>(row, 0..len, 0..len, 0.0, m, l);
+                let seen = seen(query);
+                let seen =
+                    seen.start.clamp(block, block + len) - block..seen.end.clamp(block, block + len) - block;
+                let factor = softmax_block::<S>(row, 0..len, seen, 0.0, m, l);
                 if factor != 1.0 {
                     scale_row::<S>(total.o.add(query * ld), ld, factor);
                 }

@@ -88,7 +88,8 @@ fn experts_sum(
 
 fn attention(b: &mut PlanBuilder, s: &Shapes, layers: &Layers, x: ValueId) -> ValueId {
     let Layers { n_kv_heads, head_dim, window, keys_are_values, .. } = *layers;
-    let layer = b.kv_layer(KvLayer { n_kv_heads, head_dim, window, encoder_states: None });
+    let layer =
+        b.kv_layer(KvLayer { n_kv_heads, head_dim, window, encoder_states: None, values_are_keys: false });
     let norm = b.rms_norm(x, s.hidden);
     let mut q = linear(b, norm, s.n_heads * head_dim);
     let mut k = linear(b, norm, n_kv_heads * head_dim);

@@ -228,7 +228,8 @@ impl<G: Gpu> Draft<'_, G> {
                 turned: None,
                 fused: None,
             }),
-            Op::SelfAttention { q, k, v, n_heads, scale, out } => self.attend(&Attention {
+            // Windows are refused before.
+            Op::SelfAttention { q, k, v, n_heads, scale, window: _, out } => self.attend(&Attention {
                 q: *q,
                 source: Source::Activations { k: *k, v: *v },
                 n_heads: *n_heads,
@@ -265,6 +266,10 @@ impl<G: Gpu> Draft<'_, G> {
             | Op::KvWrite { .. }
             | Op::ExpertLinear { .. }
             | Op::ExpertSum { .. }
+            | Op::ExpertBias { .. }
+            | Op::GateClamped { .. }
+            | Op::Join { .. }
+            | Op::Ordinals { .. }
             | Op::ShortConv { .. }
             | Op::GatedDelta { .. }
             | Op::SelectiveScan { .. }

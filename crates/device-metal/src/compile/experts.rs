@@ -159,7 +159,8 @@ impl<G: Gpu> Draft<'_, G> {
     /// Choose experts; and, where the products that follow go by tiles, bring the pairs into the
     /// order of the experts.
     pub(super) fn route(&mut self, op: &Op) -> Result<()> {
-        let Op::Route { x, normalise, factor, scales, ids, weights } = op else { return Ok(()) };
+        // What else a router may have is refused before.
+        let Op::Route { x, normalise, factor, scales, ids, weights, .. } = op else { return Ok(()) };
         let c = self.compiler;
         let k = c.cols(*ids);
         if k > MAX_ROUTED {

@@ -190,6 +190,9 @@ impl<G: Gpu> Draft<'_, G> {
             | Op::GatedDelta { .. }
             | Op::SelectiveScan { .. } => self.attention(op),
             Op::ExpertLinear { x, ids, weight, out } => self.expert_linear(*x, *ids, *weight, *out),
+            Op::ExpertBias { .. } | Op::GateClamped { .. } | Op::Join { .. } | Op::Ordinals { .. } => {
+                Err(self.not_lowered(op))
+            }
             Op::ExpertSum { x, weights, out } => self.expert_sum(*x, *weights, None, *out),
             Op::Linear { .. } | Op::Fused { .. } => Err(self.not_lowered(op)),
         }

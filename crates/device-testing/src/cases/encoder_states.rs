@@ -86,7 +86,13 @@ impl Shape {
     /// Two layers of encoder states around one of the sequence, so that layers and groups are in another order.
     fn layers(self, b: &mut PlanBuilder) -> [KvLayerId; 3] {
         let Shape { n_kv_heads, head_dim, n_states, .. } = self;
-        let layer = |encoder_states| KvLayer { n_kv_heads, head_dim, window: None, encoder_states };
+        let layer = |encoder_states| KvLayer {
+            n_kv_heads,
+            head_dim,
+            window: None,
+            encoder_states,
+            values_are_keys: false,
+        };
         [Some(n_states), None, Some(n_states)].map(|n| b.kv_layer(layer(n)))
     }
 

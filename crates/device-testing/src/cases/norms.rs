@@ -88,7 +88,13 @@ fn attention(
             let (q, k) = (b.rms_norm(q, of_q), b.rms_norm(k, of_k));
             let q = b.rope(q, HEAD_DIM, HEAD_DIM, RopeStyle::Half);
             let k = b.rope(k, HEAD_DIM, HEAD_DIM, RopeStyle::Half);
-            let kv = KvLayer { n_kv_heads: 2, head_dim: HEAD_DIM, window: None, encoder_states: None };
+            let kv = KvLayer {
+                n_kv_heads: 2,
+                head_dim: HEAD_DIM,
+                window: None,
+                encoder_states: None,
+                values_are_keys: false,
+            };
             let layer = b.kv_layer(kv);
             b.kv_write(k, v, layer);
             (q, layer)

@@ -40,8 +40,13 @@ pub fn short_convolutions() -> Vec<Case> {
             x = b.add(x, y);
         }
         if with_attention {
-            let layer =
-                b.kv_layer(KvLayer { n_kv_heads: 1, head_dim: 16, window: None, encoder_states: None });
+            let layer = b.kv_layer(KvLayer {
+                n_kv_heads: 1,
+                head_dim: 16,
+                window: None,
+                encoder_states: None,
+                values_are_keys: false,
+            });
             let q = b.linear(x, 16, BlockType::F32, false);
             b.kv_write(q, q, layer);
             let y = b.attention(q, layer, 1, AttentionOptions::default());

@@ -96,8 +96,13 @@ impl Fixture {
         max_rows: usize,
         n_slots: usize,
     ) -> Fixture {
-        let layer =
-            |w: &Option<usize>| KvLayer { n_kv_heads: 1, head_dim: 32, window: *w, encoder_states: None };
+        let layer = |w: &Option<usize>| KvLayer {
+            n_kv_heads: 1,
+            head_dim: 32,
+            window: *w,
+            encoder_states: None,
+            values_are_keys: false,
+        };
         let layout = KvLayout::new(windows.iter().map(layer).collect());
         Fixture::of(layout, granule, n_ctx, max_rows, n_slots)
     }
@@ -465,7 +470,8 @@ fn a_fork_shares_pages_until_one_of_the_two_writes() {
 
 /// Beams of a search: one text position each, and pages that an encoder writes.
 fn beams() -> Fixture {
-    let layer = KvLayer { n_kv_heads: 1, head_dim: 8, window: None, encoder_states: None };
+    let layer =
+        KvLayer { n_kv_heads: 1, head_dim: 8, window: None, encoder_states: None, values_are_keys: false };
     let layout = KvLayout::new(vec![layer, KvLayer { encoder_states: Some(50), ..layer }]);
     Fixture::of(layout, 1, 40, 50, 3)
 }

@@ -28,7 +28,13 @@ struct Simulation {
 
 impl Simulation {
     fn new(n_ctx: usize, chunk: usize, n_slots: usize, options: &LoadOptions) -> Simulation {
-        let layer = KvLayer { n_kv_heads: 1, head_dim: 32, window: None, encoder_states: None };
+        let layer = KvLayer {
+            n_kv_heads: 1,
+            head_dim: 32,
+            window: None,
+            encoder_states: None,
+            values_are_keys: false,
+        };
         Simulation::of(&null::plan(N_VOCAB, &[layer]), 1, n_ctx, chunk, n_slots, options)
     }
 
@@ -192,7 +198,13 @@ fn the_same_events_at_the_same_times_give_the_same_steps() {
 /// States are those of the positions before, through chunks, shared prompts, steps in flight, failures and parking.
 #[test]
 fn recurrent_layers_have_the_state_of_their_position() {
-    let layer = |window| KvLayer { n_kv_heads: 1, head_dim: 32, window, encoder_states: None };
+    let layer = |window| KvLayer {
+        n_kv_heads: 1,
+        head_dim: 32,
+        window,
+        encoder_states: None,
+        values_are_keys: false,
+    };
     let mut rng = crate::sampling::Rng::new(5);
     let mut below = |n: usize| (rng.uniform() * n as f64) as usize;
     for (layers, depth) in [

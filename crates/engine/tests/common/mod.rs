@@ -396,6 +396,10 @@ impl HostProgram for HistoryProgram {
 pub const FAMILIES: [&str; 9] =
     ["llama", "mistral", "qwen2", "qwen3", "gemma3", "qwen2_moe", "qwen3_moe", "gemma4_e2b", "gemma4_moe"];
 
+/// Those with recurrent layers: short convolutions, the gated delta rule, scans instead of attention, one mixer a layer, and both
+/// side by side.
+pub const RECURRENT: [&str; 5] = ["lfm2", "qwen3_5", "granitemoehybrid", "nemotron_h", "falcon_h1"];
+
 /// What a trusted implementation answers for a fixture (`expected.json`).
 pub struct Expected {
     pub input: Vec<u32>,

@@ -45,13 +45,17 @@ pub(super) struct Packed {
 }
 
 impl Entry {
-    /// The entry, if it may hold weights: floats and U32 do, other integers and tensors of no values do not.
+    /// The entry, if it may hold weights: floats, U32 and blocks in bytes do, other integers and tensors of no values do not.
     pub fn into_item(self, map: &Arc<Map>, path: &Path) -> Result<Option<Item>> {
         let block = match self.dtype.as_str() {
             "F32" => Some(BlockType::F32),
             "F16" => Some(BlockType::F16),
             "BF16" => Some(BlockType::BF16),
             "U32" => None,
+            // Blocks of 4 bits and their scales; others that are bytes are no weights.
+            "U8" if self.name.ends_with("_blocks") || self.name.ends_with("_scales") => {
+                Some(BlockType::I8_ROWS)
+            }
             "BOOL" | "U8" | "I8" | "U16" | "I16" | "I32" | "U64" | "I64" => return Ok(None),
             other => {
                 return Err(Error::unsupported(

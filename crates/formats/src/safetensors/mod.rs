@@ -37,17 +37,17 @@ pub fn open(dir: &Path, access: Access) -> Result<Checkpoint> {
     if generation.is_file() {
         flatten(&read_json(&generation)?, weights::keys::GENERATION_PREFIX, &generation, &mut metadata)?;
     }
-    sentence::read(dir, &mut metadata)?;
+    let dense = sentence::read(dir, &mut metadata)?;
 
     let index = dir.join("model.safetensors.index.json");
     let single = dir.join("model.safetensors");
     let mut weights = Weights::default();
     if single.is_file() {
-        weights.add(&single, access)?;
+        weights.add(&single, access, "")?;
     } else if index.is_file() {
         let shards = read_index(&index)?;
         for (file, names) in &shards {
-            weights.add(&dir.join(file), access)?;
+            weights.add(&dir.join(file), access, "")?;
             if let Some(name) = names.iter().find(|name| !weights.names.contains(*name)) {
                 return Err(Error::malformed(
                     &index,
@@ -58,7 +58,10 @@ pub fn open(dir: &Path, access: Access) -> Result<Checkpoint> {
             }
         }
     } else {
-        weights.add(&only_file(dir)?, access)?;
+        weights.add(&only_file(dir)?, access, "")?;
+    }
+    for folder in dense {
+        weights.add(&dir.join(&folder).join("model.safetensors"), access, &format!("{folder}."))?;
     }
     let format = if quantization.is_some() { "MLX safetensors" } else { "safetensors" };
     let tensors = match quantization {
@@ -110,9 +113,11 @@ struct Weights {
 }
 
 impl Weights {
-    fn add(&mut self, path: &Path, access: Access) -> Result<()> {
+    /// Add a file's tensors, `prefix` before their names.
+    fn add(&mut self, path: &Path, access: Access, prefix: &str) -> Result<()> {
         let map = Map::open(path, access)?;
-        for entry in header::parse(&map, path)? {
+        for mut entry in header::parse(&map, path)? {
+            entry.name.insert_str(0, prefix);
             if !self.names.insert(entry.name.clone()) {
                 return Err(Error::malformed(
                     path,

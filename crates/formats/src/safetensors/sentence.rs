@@ -4,21 +4,27 @@
 use std::path::{Component, Path};
 
 use super::config::{flatten, read_json};
-use weights::keys::{MODULES_KEY, POOLING_PREFIX, SENTENCE_PREFIX, TRANSFORMER_PREFIX};
+use weights::keys::{DENSE_PREFIX, MODULES_KEY, POOLING_PREFIX, SENTENCE_PREFIX, TRANSFORMER_PREFIX};
 use weights::{Metadata, Result};
 
-/// Append what the folder has of them.
-pub(super) fn read(dir: &Path, metadata: &mut Metadata) -> Result<()> {
+/// Append what the folder has of them. Returns the folders of layers after pooling.
+pub(super) fn read(dir: &Path, metadata: &mut Metadata) -> Result<Vec<String>> {
     let modules = dir.join("modules.json");
     if !modules.is_file() {
-        return Ok(());
+        return Ok(vec![]);
     }
+    let mut dense = vec![];
     let list = read_json(&modules)?;
     for module in list.as_array().into_iter().flatten() {
         let text = |key: &str| module.get(key).and_then(|v| v.as_str()).unwrap_or_default();
         let config = dir.join(text("path")).join("config.json");
         if text("type").ends_with(".Pooling") && is_plain(text("path")) && config.is_file() {
             flatten(&read_json(&config)?, POOLING_PREFIX, &config, metadata)?;
+        }
+        if text("type").ends_with(".Dense") && is_plain(text("path")) && config.is_file() {
+            let prefix = format!("{DENSE_PREFIX}{}.", text("path"));
+            flatten(&read_json(&config)?, &prefix, &config, metadata)?;
+            dense.push(text("path").to_owned());
         }
     }
     flatten(&serde_json::json!({ MODULES_KEY: list }), "", &modules, metadata)?;
@@ -31,7 +37,7 @@ pub(super) fn read(dir: &Path, metadata: &mut Metadata) -> Result<()> {
             flatten(&read_json(&file)?, prefix, &file, metadata)?;
         }
     }
-    Ok(())
+    Ok(dense)
 }
 
 /// Whether this names a folder in the folder itself.

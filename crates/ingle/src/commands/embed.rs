@@ -22,6 +22,7 @@ of tokens, of several texts, that are computed together.
 Examples:
   ingle embed minilm:l6 \"A cat sits on the mat\" \"A dog lies on the rug\"
   ingle embed minilm:l6 --file sentences.txt --json
+  ingle embed folder/ --tokens 101,2023,102 --hidden --json
   sort -u queries.txt | ingle embed folder/ --json > vectors.json")]
 pub struct Embed {
     #[command(flatten)]
@@ -37,6 +38,14 @@ pub struct Embed {
     #[arg(short, long, value_name = "FILE")]
     file: Vec<PathBuf>,
 
+    /// Token ids, with their marks, instead of texts
+    #[arg(long, value_name = "IDS", value_delimiter = ',', conflicts_with_all = ["text", "file"])]
+    tokens: Option<Vec<u32>>,
+
+    /// The hidden states of all tokens instead of one vector
+    #[arg(long, requires = "tokens")]
+    hidden: bool,
+
     /// Print {"embeddings":[[…],…]} instead of a line of numbers for each text
     #[arg(long)]
     json: bool,
@@ -49,6 +58,9 @@ impl Embed {
             bail!(
                 "--prefill per-token and --validate-prefill are for text: an embedding is of a whole text at once"
             );
+        }
+        if let Some(tokens) = &self.tokens {
+            return self.embed_tokens(tokens);
         }
         let texts = self.texts()?;
         let model = Arc::new(load::open(&self.model)?);
@@ -67,6 +79,26 @@ impl Embed {
         }
         for vector in &found.vectors {
             let numbers: Vec<String> = vector.iter().map(f32::to_string).collect();
+            output::print_line(&numbers.join(" "))?;
+        }
+        Ok(())
+    }
+
+    /// Of ids that the caller has.
+    fn embed_tokens(&self, tokens: &[u32]) -> anyhow::Result<()> {
+        let model = Arc::new(load::open(&self.model)?);
+        let device = load::device_for(&self.model.load, &model)?;
+        let options = load::options(&self.model.load);
+        let new = if self.hidden { Embedder::of_states } else { Embedder::new };
+        let mut embedder = new(model, &device, &options)?;
+        let n_dims = embedder.n_dims();
+        let found = embedder.embed_tokens(&[tokens])?.vectors.concat();
+        if self.json {
+            let rows: Vec<&[f32]> = found.chunks(n_dims).collect();
+            return output::print_json(&json!({ "embeddings": rows }));
+        }
+        for row in found.chunks(n_dims) {
+            let numbers: Vec<String> = row.iter().map(f32::to_string).collect();
             output::print_line(&numbers.join(" "))?;
         }
         Ok(())

@@ -15,6 +15,7 @@ Examples:
   ingle inspect smollm2:135m
   ingle inspect model.gguf --tensors
   ingle inspect model.gguf --plan           (the plan, and what fusion made of it)
+  ingle inspect folder/ --missing           (what nothing knows, of a model that is refused)
   ingle inspect folder/ --json")]
 pub struct Inspect {
     /// A catalog name, a path to a GGUF or .base file or a folder, or hf:org/repo[/file][@revision]
@@ -37,6 +38,11 @@ pub struct Inspect {
     #[arg(long)]
     plan: bool,
 
+    /// List what the file has and no family reads, and what a family needs and the file lacks; without a name of a known family,
+    /// compared with the one whose names fit best
+    #[arg(long, conflicts_with_all = ["tensors", "plan", "json"])]
+    missing: bool,
+
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -49,6 +55,9 @@ impl Inspect {
         let checkpoint = load::open_checkpoint(&path, access, &self.verify)?;
         let renamed = model::from_base(&checkpoint)?;
         let checkpoint = renamed.unwrap_or(checkpoint);
+        if self.missing {
+            return print_missing(&checkpoint);
+        }
         let spec = model::ModelSpec::from_checkpoint(&checkpoint);
         if self.json {
             return self.print_json(&checkpoint, spec);
@@ -144,6 +153,26 @@ impl Inspect {
         }
         output::print_json(&all)
     }
+}
+
+/// What nothing reads, and what the nearest family would need.
+fn print_missing(checkpoint: &Checkpoint) -> anyhow::Result<()> {
+    let missing = model::Missing::of(checkpoint);
+    let family = match missing.known {
+        true => format!("family: {}", missing.family),
+        false => format!("no family answers to this file; compared with the nearest, {}", missing.family),
+    };
+    output::print_line(&family)?;
+    for (what, names) in [
+        ("unknown key", &missing.unknown_keys),
+        ("unknown tensor", &missing.unknown_tensors),
+        ("missing", &missing.absent),
+    ] {
+        for name in names {
+            output::print_line(&format!("{what}: {name}"))?;
+        }
+    }
+    Ok(())
 }
 
 /// The forward passes of a model, checked, and what each is called: one of a model of text, three of one of speech.

@@ -19,6 +19,7 @@ mod plan;
 mod profile;
 mod ps;
 mod pull;
+mod rerank;
 mod rm;
 pub mod run;
 mod search;
@@ -53,6 +54,7 @@ pub enum Command {
     Search(search::Search),
     Rm(rm::Rm),
     Embed(embed::Embed),
+    Rerank(rerank::Rerank),
     Convert(convert::Convert),
     Keygen(keygen::Keygen),
     Sign(sign::Sign),
@@ -86,6 +88,7 @@ impl Command {
             Command::Search(c) => c.run(),
             Command::Rm(c) => c.run(),
             Command::Embed(c) => c.run(),
+            Command::Rerank(c) => c.run(),
             Command::Convert(c) => c.run(),
             Command::Keygen(c) => c.run(),
             Command::Sign(c) => c.run(),

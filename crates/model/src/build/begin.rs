@@ -1,6 +1,6 @@
 //! From tokens, or rows of numbers, to the residual stream.
 
-use device::{Op, RowCount, ValueId};
+use device::{DType, Op, RowCount, ValueId};
 
 use super::Builder;
 use crate::error::Result;
@@ -12,7 +12,17 @@ impl Builder<'_, '_> {
         let table = self.matrix(TensorRole::TokenEmbedding)?;
         let out = self.value("embedding", RowCount::Tokens, self.spec.hidden);
         self.push(Op::Embed { table, scale: self.spec.embedding_scale, out });
-        let x = self.add_positions(out)?;
+        let mut x = self.add_positions(out)?;
+        if !self.spec.family.learned_positions
+            && let Some(first) = self.tensors.first_type(self.spec)?
+        {
+            let bias = self.weight(first);
+            let ids = self.new_value("token type", RowCount::Tokens, 1, DType::U32);
+            self.push(Op::Ordinals { out: ids });
+            let out = self.like(x, "embedding with type");
+            self.push(Op::ExpertBias { x, ids, bias, out });
+            x = out;
+        }
         self.maybe_norm(self.spec.family.embedding_norm, x, TensorRole::EmbeddingNorm, "embedding norm")
     }
 

@@ -3,8 +3,8 @@
 use device::{DType, Op, RowCount, ValueId};
 
 use super::{Builder, KvLayers};
-use crate::embedding::EmbeddingSpec;
-use crate::error::Result;
+use crate::embedding::{DenseSpec, EmbeddingSpec};
+use crate::error::{Error, Result};
 use crate::names::TensorRole;
 use crate::spec::ModelSpec;
 
@@ -41,9 +41,17 @@ impl<'a> Builder<'a, '_> {
     /// One vector for the sequence of each output `(n_outputs, hidden)`, and its largest column.
     pub fn embedding(&mut self, x: ValueId, embedding: &EmbeddingSpec) -> Result<(ValueId, ValueId)> {
         let x = self.final_norm(x)?;
+        if !embedding.pools {
+            let out = self.output_rows(x, "output rows");
+            return Ok((out, self.argmax(out)));
+        }
         let hidden = self.spec.hidden;
         let mut out = self.value("pooled", RowCount::Outputs, hidden);
         self.push(Op::Pool { x, kind: embedding.pooling, out });
+        for dense in &embedding.dense {
+            out = self.dense(out, dense)?;
+        }
+        let hidden = self.values.get(out.0 as usize).map_or(hidden, |v| v.cols);
         if embedding.normalize {
             // x / sqrt(sum x^2) is x / sqrt(mean x^2) / sqrt(n). A vector of zeros stays one.
             let even = self.like(out, "evened");
@@ -58,6 +66,29 @@ impl<'a> Builder<'a, '_> {
             self.push(Op::Scale { x: even, factor: 1.0 / (hidden as f32).sqrt(), out });
         }
         Ok((out, self.argmax(out)))
+    }
+
+    /// A layer after pooling, by its tensors' own names.
+    fn dense(&mut self, x: ValueId, dense: &DenseSpec) -> Result<ValueId> {
+        let missing = || Error::MissingTensor {
+            name: format!("{}.weight", dense.name),
+            naming: self.spec.naming,
+            role: "layer after pooling".to_owned(),
+            shape: vec![],
+        };
+        let weight = self.tensors.by_its_name(&format!("{}.weight", dense.name))?.ok_or_else(missing)?;
+        let n_out = weight.n_rows();
+        let weight = self.weight(weight);
+        let bias = self.tensors.by_its_name(&format!("{}.bias", dense.name))?;
+        let bias = bias.map(|bias| self.weight(bias));
+        let out = self.value("dense", RowCount::Outputs, n_out);
+        self.push(Op::Linear { x, weight, bias, out });
+        if !dense.tanh {
+            return Ok(out);
+        }
+        let bent = self.like(out, "dense tanh");
+        self.push(Op::Softcap { x: out, cap: 1.0, out: bent });
+        Ok(bent)
     }
 
     fn final_norm(&mut self, x: ValueId) -> Result<ValueId> {

@@ -1,13 +1,13 @@
 //! What a layer adds to the residual stream: attention, to the encoder's states too, and the feed-forward network.
 
-use device::{Activation, DType, KvLayerId, Op, RowCount, ValueId, Weight};
+use device::{Activation, DType, KvLayerId, Op, RowCount, ValueId, Weight, WeightId};
 
 use super::Builder;
 use crate::descriptor::{ExpertPlace, QkNorm};
 use crate::error::Result;
 use crate::names::TensorRole;
 use crate::rope::RopeSpec;
-use crate::spec::{ExpertSpec, LayerSpec};
+use crate::spec::{ExpertSpec, LatentSpec, LayerSpec, TemperatureSpec};
 
 impl Builder<'_, '_> {
     /// `x + post_norm(mixer(pre_norm(x)))`, or `post_norm(x + mixer(pre_norm(x)))`, the mixer attention, a recurrence, or the sum of
@@ -15,8 +15,10 @@ impl Builder<'_, '_> {
     pub fn mix(&mut self, x: ValueId, kv_layer: KvLayerId, layer: &LayerSpec, ends: bool) -> Result<ValueId> {
         let norms = self.spec.family.norms;
         let residual = if ends { self.output_rows(x, "output rows") } else { x };
-        let input = self.maybe_norm(norms.pre_attention, x, TensorRole::AttnNorm, "attention norm")?;
-        let attended = if layer.attends { Some(self.attention(input, kv_layer, layer, ends)?) } else { None };
+        let has_norm = norms.pre_attention && !(self.spec.family.first_norm_missing && self.layer == Some(0));
+        let input = self.maybe_norm(has_norm, x, TensorRole::AttnNorm, "attention norm")?;
+        let attended =
+            if layer.attends { Some(self.attention_branch(input, kv_layer, layer, ends)?) } else { None };
         let branch = match (attended, &layer.recurrent) {
             (Some(attended), Some(recurrent)) => {
                 let recurred = self.recurrence(input, recurrent, ends)?;
@@ -30,28 +32,46 @@ impl Builder<'_, '_> {
         self.join(residual, branch, norms.post_attention.then_some((role, name)), "attention residual")
     }
 
-    /// `out(attention(input))`
-    fn attention(
+    /// `x + attention(norm(x)) + network(norm(x))`. `ends` as of [`mix`](Self::mix).
+    pub fn parallel(
+        &mut self,
+        x: ValueId,
+        kv_layer: KvLayerId,
+        layer: &LayerSpec,
+        ends: bool,
+    ) -> Result<ValueId> {
+        let norms = self.spec.family.norms;
+        let mut input = self.maybe_norm(norms.pre_attention, x, TensorRole::AttnNorm, "attention norm")?;
+        let branch = self.attention_branch(input, kv_layer, layer, ends)?;
+        let residual = if ends { self.output_rows(x, "output rows") } else { x };
+        if norms.pre_ffn {
+            input = self.norm(residual, TensorRole::FfnNorm, self.spec.hidden, "ffn norm")?;
+        } else if ends {
+            input = self.output_rows(input, "norm of output rows");
+        }
+        let sum = self.add_branch(residual, branch, "attention residual");
+        let branch = self.network(input, layer)?;
+        Ok(self.add_branch(sum, branch, "ffn residual"))
+    }
+
+    /// `attention(input)`, to the output projection. `ends` as of [`mix`](Self::mix).
+    fn attention_branch(
         &mut self,
         input: ValueId,
         kv_layer: KvLayerId,
         layer: &LayerSpec,
         ends: bool,
     ) -> Result<ValueId> {
+        if let Some(latent) = layer.latent {
+            return self.latent_branch(input, kv_layer, layer, latent, ends);
+        }
         // Keys and values of its own, or those that an earlier layer wrote.
         let own = layer.kv_from.is_none();
         let (mut q, gate) = self.queries(input, layer.head_dim)?;
         let mut kv = if own { Some(self.keys_and_values(input, layer)?) } else { None };
-        if let Some(whole_row) = match self.spec.family.qk_norm {
-            QkNorm::None => None,
-            QkNorm::PerHead => Some(false),
-            QkNorm::WholeRow => Some(true),
-        } {
-            let group = |n_heads: usize| layer.head_dim * if whole_row { n_heads } else { 1 };
-            q = self.norm(q, TensorRole::AttnQNorm, group(layer.n_heads), "q norm")?;
-            if let Some((k, _)) = &mut kv {
-                *k = self.norm(*k, TensorRole::AttnKNorm, group(layer.n_kv_heads), "k norm")?;
-            }
+        let after = self.spec.family.qk_norm_after_rope;
+        if !after {
+            self.qk_norm(&mut q, &mut kv, layer)?;
         }
         if let Some(rope) = &layer.rope {
             q = self.rope(q, rope, layer.head_dim, "q rope");
@@ -59,16 +79,27 @@ impl Builder<'_, '_> {
                 *k = self.rope(*k, rope, layer.head_dim, "k rope");
             }
         }
+        if after {
+            self.qk_norm(&mut q, &mut kv, layer)?;
+        }
+        if let Some(temperature) = &layer.temperature {
+            let weights = self.temperature(temperature);
+            let out = self.like(q, "q scaled by position");
+            self.push(Op::ExpertSum { x: q, weights, out });
+            q = out;
+        }
         let mixed = self.value("attention", RowCount::Tokens, layer.n_heads * layer.head_dim);
         let (n_heads, scale) = (layer.n_heads, layer.attention_scale);
         match kv {
             Some((k, v)) if self.spec.family.bidirectional => {
-                self.push(Op::SelfAttention { q, k, v, n_heads, scale, out: mixed });
+                let window = layer.window.map(|n| n / 2);
+                self.push(Op::SelfAttention { q, k, v, n_heads, scale, window, out: mixed });
             }
             kv => {
                 if let Some((k, v)) = kv {
                     self.push(Op::KvWrite { k, v, layer: kv_layer });
                 }
+                let sinks = self.vectors(TensorRole::AttnSinks)?;
                 self.push(Op::Attention {
                     q,
                     layer: kv_layer,
@@ -76,7 +107,8 @@ impl Builder<'_, '_> {
                     scale,
                     softcap: self.spec.attention_softcap,
                     window: layer.window,
-                    sinks: None,
+                    chunked: self.spec.family.chunked && layer.window.is_some(),
+                    sinks,
                     out: mixed,
                 });
             }
@@ -86,6 +118,157 @@ impl Builder<'_, '_> {
         let out = self.linear(mixed, TensorRole::AttnOut, "attention out")?;
         let factors = self.spec.multipliers;
         Ok(self.scaled(out, factors.attention_in * factors.attention_out, "attention scaled"))
+    }
+
+    /// Attention to latents: queries are brought to them, and what comes out of them to values, head by head. What is cached is
+    /// the latent and what rotates of the keys, one vector for all heads.
+    fn latent_branch(
+        &mut self,
+        input: ValueId,
+        kv_layer: KvLayerId,
+        layer: &LayerSpec,
+        latent: LatentSpec,
+        ends: bool,
+    ) -> Result<ValueId> {
+        let LatentSpec { rank, plain, turning, .. } = latent;
+        let n_heads = layer.n_heads;
+        let q = match latent.query_rank {
+            Some(query_rank) => {
+                let q = self.linear(input, TensorRole::AttnQA, "latent q")?;
+                let q = self.norm(q, TensorRole::AttnQANorm, query_rank, "latent q norm")?;
+                self.linear(q, TensorRole::AttnQB, "q")?
+            }
+            None => self.linear(input, TensorRole::AttnQ, "q")?,
+        };
+        let kv = self.linear(input, TensorRole::AttnKvA, "latent kv")?;
+        let c = self.part(kv, (0, rank), rank + turning, "latent")?;
+        let c = self.norm(c, TensorRole::AttnKvANorm, rank, "latent norm")?;
+        let mut k_turning = self.part(kv, (rank, turning), rank + turning, "k turning")?;
+        let q_plain = self.part(q, (0, plain), plain + turning, "q plain")?;
+        let mut q_turning = self.part(q, (plain, turning), plain + turning, "q turning")?;
+        if let Some(rope) = &layer.rope {
+            q_turning = self.rope(q_turning, rope, turning, "q rope");
+            k_turning = self.rope(k_turning, rope, turning, "k rope");
+        }
+        let k = self.join_heads(c, k_turning, 1, "k");
+        self.push(Op::KvWrite { k, v: k, layer: kv_layer });
+        let (of_keys, of_values) = self.tensors.latent_heads(self.spec, self.layer)?;
+        let (of_keys, of_values) = (self.weight(of_keys), self.weight(of_values));
+        let q = self.each_head(q_plain, of_keys, n_heads, rank, "q to the latent");
+        let q = self.join_heads(q, q_turning, n_heads, "q joined");
+        let mixed = self.value("attention", RowCount::Tokens, n_heads * layer.head_dim);
+        self.push(Op::Attention {
+            q,
+            layer: kv_layer,
+            n_heads,
+            scale: layer.attention_scale,
+            softcap: self.spec.attention_softcap,
+            window: layer.window,
+            chunked: false,
+            sinks: None,
+            out: mixed,
+        });
+        let mixed = if ends { self.output_rows(mixed, "attention of output rows") } else { mixed };
+        let mixed = self.part(mixed, (0, rank), layer.head_dim, "latents mixed")?;
+        let values = self.each_head(mixed, of_values, n_heads, latent.value, "values");
+        self.linear(values, TensorRole::AttnOut, "attention out")
+    }
+
+    /// `taken` columns from `first` on of each group of columns.
+    fn part(
+        &mut self,
+        x: ValueId,
+        (first, taken): (usize, usize),
+        group: usize,
+        name: &str,
+    ) -> Result<ValueId> {
+        let cols = self.values.get(x.0 as usize).map_or(0, |v| v.cols);
+        let out = self.value(name, self.rows(x), cols / group.max(1) * taken);
+        self.push(Op::Columns { x, first, group, out });
+        Ok(out)
+    }
+
+    fn join_heads(&mut self, a: ValueId, b: ValueId, n_heads: usize, name: &str) -> ValueId {
+        let cols = |id: ValueId| self.values.get(id.0 as usize).map_or(0, |v| v.cols);
+        let out = self.value(name, self.rows(a), cols(a) + cols(b));
+        self.push(Op::Join { a, b, n_heads, out });
+        out
+    }
+
+    /// Each head times its own matrix of a stack.
+    fn each_head(
+        &mut self,
+        x: ValueId,
+        weight: WeightId,
+        n_heads: usize,
+        n_out: usize,
+        name: &str,
+    ) -> ValueId {
+        let rows = self.rows(x);
+        let known = self.ordinals.iter().find(|(of, n, _)| (*of, *n) == (rows, n_heads));
+        let ids = match known {
+            Some((.., ids)) => *ids,
+            None => {
+                let ids = self.new_value("heads", rows, n_heads, DType::U32);
+                self.push(Op::Ordinals { out: ids });
+                self.ordinals.push((rows, n_heads, ids));
+                ids
+            }
+        };
+        let out = self.value(name, rows, n_heads * n_out);
+        self.push(Op::ExpertLinear { x, ids, weight, out });
+        out
+    }
+
+    /// The vectors of a role, if the file has them.
+    fn vectors(&mut self, role: TensorRole) -> Result<Option<WeightId>> {
+        Ok(self.tensors.vectors(self.spec, role, self.layer)?.map(|weight| self.weight(weight)))
+    }
+
+    /// Norms of queries and keys.
+    fn qk_norm(
+        &mut self,
+        q: &mut ValueId,
+        kv: &mut Option<(ValueId, ValueId)>,
+        layer: &LayerSpec,
+    ) -> Result<()> {
+        let whole_row = match self.spec.family.qk_norm {
+            QkNorm::None => return Ok(()),
+            QkNorm::PerHead => false,
+            QkNorm::WholeRow => true,
+            QkNorm::PlainWhereTurning => {
+                if layer.rope.is_some() {
+                    *q = self.plain_norm(*q, None, layer.head_dim, "q norm");
+                    if let Some((k, _)) = kv {
+                        *k = self.plain_norm(*k, None, layer.head_dim, "k norm");
+                    }
+                }
+                return Ok(());
+            }
+        };
+        let group = |n_heads: usize| layer.head_dim * if whole_row { n_heads } else { 1 };
+        *q = self.norm(*q, TensorRole::AttnQNorm, group(layer.n_heads), "q norm")?;
+        if let Some((k, _)) = kv {
+            *k = self.norm(*k, TensorRole::AttnKNorm, group(layer.n_kv_heads), "k norm")?;
+        }
+        Ok(())
+    }
+
+    /// `(n, 1)`: the factor on the queries of each row, from a table of all positions.
+    fn temperature(&mut self, temperature: &TemperatureSpec) -> ValueId {
+        if let Some((_, id)) = self.temperatures.iter().find(|(known, _)| known == temperature) {
+            return *id;
+        }
+        let factors: Vec<f32> = (0..self.n_ctx).map(|position| temperature.factor(position)).collect();
+        let table = Weight {
+            shape: vec![self.n_ctx, 1],
+            ..Weight::vector("factors on queries by position", &factors)
+        };
+        let table = self.weight(table);
+        let out = self.value("factor on queries", RowCount::Tokens, 1);
+        self.push(Op::EmbedPositions { table, out });
+        self.temperatures.push((*temperature, out));
+        out
     }
 
     /// `x + cross_attention(norm(x))`: to all of the encoder's states. The scores of the heads `aligned` are kept. `ends` as of
@@ -150,6 +333,15 @@ impl Builder<'_, '_> {
                 let input = self.maybe_norm(norms.pre_ffn, x, TensorRole::FfnNorm, "ffn norm")?;
                 match (experts, place) {
                     (Some(experts), ExpertPlace::Instead) => (x, self.experts(input, experts)?),
+                    (Some(experts), ExpertPlace::WithPlainShared) => {
+                        let routed = self.experts(input, experts)?;
+                        if layer.ffn == 0 {
+                            (x, routed)
+                        } else {
+                            let shared = self.network(input, layer)?;
+                            (self.add_branch(x, shared, "shared experts residual"), routed)
+                        }
+                    }
                     (Some(experts), ExpertPlace::WithShared) => self.shared(x, input, layer, experts)?,
                     (Some(experts), ExpertPlace::BesideShared) => {
                         (x, self.beside_shared(input, layer, experts)?)
@@ -217,6 +409,12 @@ impl Builder<'_, '_> {
     /// The experts that the router chooses for each row, run on it, weighed and added.
     fn experts(&mut self, input: ValueId, experts: ExpertSpec) -> Result<ValueId> {
         let (ids, weights) = self.route(input, experts)?;
+        if self.spec.family.experts_weigh_input {
+            let weighed = self.like(input, "input weighed");
+            self.push(Op::ExpertSum { x: input, weights, out: weighed });
+            let gated = self.experts_inner(weighed, ids, experts)?;
+            return self.expert_linear(gated, ids, TensorRole::ExpertDown, self.spec.hidden, "expert down");
+        }
         let latent = experts.latent.is_some();
         let input = if latent { self.linear(input, TensorRole::LatentDown, "latent input")? } else { input };
         let gated = self.experts_inner(input, ids, experts)?;
@@ -232,7 +430,8 @@ impl Builder<'_, '_> {
 
     /// [`route`](Self::route) by the router's logits.
     fn choose(&mut self, x: ValueId, experts: ExpertSpec) -> Result<(ValueId, ValueId)> {
-        let ExpertSpec { n_used, normalise, factor, .. } = experts;
+        let ExpertSpec { n_used, normalise, factor, scores, groups, .. } = experts;
+        let bias = self.vectors(TensorRole::RouterBias)?;
         let scaled = self.layer.is_some_and(|l| self.tensors.has_in(TensorRole::ExpertScale, l));
         let scales = match scaled {
             true => {
@@ -244,7 +443,7 @@ impl Builder<'_, '_> {
         let rows = self.rows(x);
         let ids = self.new_value("experts", rows, n_used, DType::U32);
         let weights = self.value("expert weights", rows, n_used);
-        self.push(Op::Route { x, normalise, factor, scales, ids, weights });
+        self.push(Op::Route { x, normalise, factor, scores, bias, groups, scales, ids, weights });
         Ok((ids, weights))
     }
 
@@ -259,8 +458,13 @@ impl Builder<'_, '_> {
         }
         let gate = self.expert_linear(input, ids, TensorRole::ExpertGate, n_used * ffn, "expert gate")?;
         let up = self.expert_linear(input, ids, TensorRole::ExpertUp, n_used * ffn, "expert up")?;
+        let gate = self.expert_bias(gate, ids, TensorRole::ExpertGateBias, "expert gate biased")?;
+        let up = self.expert_bias(up, ids, TensorRole::ExpertUpBias, "expert up biased")?;
         let gated = self.like(gate, "expert gated");
-        self.push(Op::Gate { gate, up, kind: self.spec.activation, out: gated });
+        self.push(match experts.clamp {
+            Some((alpha, limit)) => Op::GateClamped { gate, up, alpha, limit, out: gated },
+            None => Op::Gate { gate, up, kind: self.spec.activation, out: gated },
+        });
         Ok(gated)
     }
 
@@ -275,8 +479,17 @@ impl Builder<'_, '_> {
         let hidden = experts.latent.unwrap_or(self.spec.hidden);
         let cols = experts.n_used * hidden;
         let down = self.expert_linear(gated, ids, TensorRole::ExpertDown, cols, "expert down")?;
+        let down = self.expert_bias(down, ids, TensorRole::ExpertDownBias, "expert down biased")?;
         let out = self.value("experts sum", self.rows(gated), hidden);
         self.push(Op::ExpertSum { x: down, weights, out });
+        Ok(out)
+    }
+
+    /// With the biases of the chosen experts, if the file has them.
+    fn expert_bias(&mut self, x: ValueId, ids: ValueId, role: TensorRole, name: &str) -> Result<ValueId> {
+        let Some(bias) = self.vectors(role)? else { return Ok(x) };
+        let out = self.like(x, name);
+        self.push(Op::ExpertBias { x, ids, bias, out });
         Ok(out)
     }
 

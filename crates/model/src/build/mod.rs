@@ -20,7 +20,7 @@ use crate::embedding::EmbeddingSpec;
 use crate::error::Result;
 use crate::names::TensorRole;
 use crate::rope::RopeSpec;
-use crate::spec::{LayerSpec, ModelSpec};
+use crate::spec::{LayerSpec, ModelSpec, TemperatureSpec};
 use crate::tensors::Tensors;
 
 /// Where a forward pass ends.
@@ -59,6 +59,8 @@ pub(crate) fn build_to<'a>(
         weights: Vec::new(),
         by_name: HashMap::new(),
         ropes: Vec::new(),
+        temperatures: Vec::new(),
+        ordinals: Vec::new(),
         nodes: Vec::new(),
         kept: Vec::new(),
         states: Vec::new(),
@@ -70,6 +72,10 @@ pub(crate) fn build_to<'a>(
     for (l, layer) in spec.layers.iter().enumerate() {
         builder.layer = Some(l);
         let ends = last == Some(l) && matches!(end, End::Own | End::Alignment(_));
+        if spec.family.parallel {
+            x = builder.parallel(x, kv.own(l), layer, ends)?;
+            continue;
+        }
         if layer.mixes() {
             x = builder.mix(x, kv.own(l), layer, ends && spec.encoder.is_none())?;
         }
@@ -124,8 +130,15 @@ impl KvLayers {
                 Some(id) => kv.own.push(*id),
                 None => {
                     kv.own.push(KvLayerId(kv.layers.len() as u32));
-                    let LayerSpec { n_kv_heads, head_dim, window, .. } = *layer;
-                    kv.layers.push(KvLayer { n_kv_heads, head_dim, window, encoder_states: None });
+                    let LayerSpec { n_kv_heads, head_dim, window, latent, .. } = *layer;
+                    let values_are_keys = latent.is_some();
+                    kv.layers.push(KvLayer {
+                        n_kv_heads,
+                        head_dim,
+                        window,
+                        encoder_states: None,
+                        values_are_keys,
+                    });
                 }
             }
         }
@@ -133,7 +146,13 @@ impl KvLayers {
         if let Some(encoder) = &spec.encoder {
             let encoder_states = |layer: &LayerSpec| {
                 let LayerSpec { n_kv_heads, head_dim, .. } = *layer;
-                KvLayer { n_kv_heads, head_dim, window: None, encoder_states: Some(encoder.n_ctx_train) }
+                KvLayer {
+                    n_kv_heads,
+                    head_dim,
+                    window: None,
+                    encoder_states: Some(encoder.n_ctx_train),
+                    values_are_keys: false,
+                }
             };
             kv.layers.extend(spec.layers.iter().map(encoder_states));
         }
@@ -162,6 +181,10 @@ struct Builder<'a, 'f> {
     by_name: HashMap<String, WeightId>,
     /// One table of frequencies for all layers that rotate alike.
     ropes: Vec<(RopeSpec, WeightId)>,
+    /// One column of factors for all layers whose queries are scaled alike.
+    temperatures: Vec<(TemperatureSpec, ValueId)>,
+    /// Ids of all heads, for tokens and for outputs.
+    ordinals: Vec<(RowCount, usize, ValueId)>,
     nodes: Vec<Node>,
     kept: Vec<ValueId>,
     /// Numbers of each state.

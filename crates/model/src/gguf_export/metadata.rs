@@ -1,7 +1,7 @@
 //! The keys of a GGUF file from the numbers of a spec. Integers are 32 bits and other numbers f32, as llama.cpp reads them.
 
-use device::Pooling;
-use weights::{Array, Checkpoint, Metadata, Value};
+use device::{Pooling, RouterScores};
+use weights::{Array, Checkpoint, Metadata, Naming, Value};
 
 use super::recipe::Recipe;
 use crate::descriptor::{
@@ -107,7 +107,8 @@ pub(super) fn numbers(
     sink.put_as(eps, real(spec.norm_eps.into()));
 
     heads_and_windows(spec, &mut sink);
-    rotation(spec, &mut sink)?;
+    rotation(&source, spec, target, &mut sink)?;
+    temperature(spec, &mut sink);
     scales(&source, spec, target, &mut sink)?;
     experts(spec, &mut sink);
 
@@ -125,7 +126,10 @@ pub(super) fn numbers(
 /// Columns of each layer's network. Those of layers that have experts instead are what the source says, which nothing reads.
 fn ffn(source: &Keys<'_>, spec: &ModelSpec) -> Result<Vec<usize>> {
     let said = source.counts(Key::Ffn, spec.n_layers())?.unwrap_or_default();
-    let instead = matches!(spec.family.experts, ExpertPlace::Instead | ExpertPlace::WithShared);
+    let instead = matches!(
+        spec.family.experts,
+        ExpertPlace::Instead | ExpertPlace::WithShared | ExpertPlace::WithPlainShared
+    );
     let of = |(l, layer): (usize, &LayerSpec)| match layer.experts {
         Some(experts) if instead => said.get(l).copied().unwrap_or(experts.ffn),
         _ => layer.ffn,
@@ -141,7 +145,16 @@ fn full_and_window(spec: &ModelSpec) -> (Option<&LayerSpec>, Option<&LayerSpec>)
 
 fn heads_and_windows(spec: &ModelSpec, sink: &mut Sink<'_>) {
     let (full, window) = full_and_window(spec);
-    if let Some(full) = full {
+    if let Some(latent) = full.and_then(|full| full.latent) {
+        sink.put(Key::LatentRank, count(latent.rank));
+        if let Some(rank) = latent.query_rank {
+            sink.put(Key::QueryRank, count(rank));
+        }
+        // As files have it whose expanding matrix is whole: each head has its own keys.
+        sink.put_as("attention.key_length", count(latent.plain + latent.turning));
+        sink.put_as("attention.value_length", count(latent.value));
+        sink.put(Key::KvHeads, count(full.map_or(0, |full| full.n_heads)));
+    } else if let Some(full) = full {
         sink.put(Key::HeadDim, count(full.head_dim));
         sink.put(Key::ValueDim, count(full.head_dim));
     }
@@ -157,7 +170,7 @@ fn heads_and_windows(spec: &ModelSpec, sink: &mut Sink<'_>) {
     }
 }
 
-fn rotation(spec: &ModelSpec, sink: &mut Sink<'_>) -> Result<()> {
+fn rotation(source: &Keys<'_>, spec: &ModelSpec, target: &ArchDescriptor, sink: &mut Sink<'_>) -> Result<()> {
     let turning = |window: bool| {
         let mut of_kind = spec.layers.iter().filter(move |l| l.window.is_some() == window);
         of_kind.find_map(|l| l.rope.as_ref())
@@ -174,10 +187,17 @@ fn rotation(spec: &ModelSpec, sink: &mut Sink<'_>) -> Result<()> {
             sink.put(Key::WindowRopeTheta, real(window.theta));
         }
     }
-    stretching(rope, sink)
+    let latent = spec.layers.iter().any(|l| l.latent.is_some());
+    stretching(source, rope, target, latent, sink)
 }
 
-fn stretching(rope: &RopeSpec, sink: &mut Sink<'_>) -> Result<()> {
+fn stretching(
+    source: &Keys<'_>,
+    rope: &RopeSpec,
+    target: &ArchDescriptor,
+    latent: bool,
+    sink: &mut Sink<'_>,
+) -> Result<()> {
     let kind = |word: &str| Value::Str(word.to_owned());
     match rope.scaling {
         // Divisors in tensors say it all.
@@ -187,7 +207,7 @@ fn stretching(rope: &RopeSpec, sink: &mut Sink<'_>) -> Result<()> {
             sink.put(Key::RopeFactor, real(factor));
         }
         RopeScaling::Yarn { factor, beta_fast, beta_slow, original, truncate, attention_factor } => {
-            if !truncate {
+            if !truncate && target.default(Naming::Gguf, Key::RopeTruncate) != Some(0.0) {
                 return Err(Error::Export {
                     what: "YaRN".to_owned(),
                     found: "a range that is not rounded".to_owned(),
@@ -199,6 +219,10 @@ fn stretching(rope: &RopeSpec, sink: &mut Sink<'_>) -> Result<()> {
             sink.put(Key::RopeContext, count(original as usize));
             sink.put(Key::RopeBetaFast, real(beta_fast));
             sink.put(Key::RopeBetaSlow, real(beta_slow));
+            if let Some(all) = source.real(Key::RopeMscaleAll)?.filter(|_| latent) {
+                sink.put(Key::RopeLogMultiplier, real(all / 10.0));
+                return Ok(());
+            }
             // Readers multiply it with the usual one.
             let usual = if factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 };
             sink.put(Key::RopeAttention, real(attention_factor / usual));
@@ -212,6 +236,12 @@ fn stretching(rope: &RopeSpec, sink: &mut Sink<'_>) -> Result<()> {
     Ok(())
 }
 
+fn temperature(spec: &ModelSpec, sink: &mut Sink<'_>) {
+    let Some(temperature) = spec.layers.iter().find_map(|l| l.temperature) else { return };
+    sink.put(Key::TemperatureScale, real(temperature.beta));
+    sink.put(Key::TemperatureLength, count(temperature.length as usize));
+}
+
 /// Factors and caps, where they are not what the family has in any case.
 fn scales(source: &Keys<'_>, spec: &ModelSpec, target: &ArchDescriptor, sink: &mut Sink<'_>) -> Result<()> {
     if let Some(layer) = spec.layers.first() {
@@ -220,7 +250,11 @@ fn scales(source: &Keys<'_>, spec: &ModelSpec, target: &ArchDescriptor, sink: &m
             AttentionScale::HiddenPerHead { n_layers } if n_layers == spec.n_layers() => {
                 (layer.n_heads as f64 / spec.hidden as f64).sqrt()
             }
-            _ => 1.0 / (layer.head_dim as f64).sqrt(),
+            _ => match layer.latent {
+                // YaRN's part of it has a key of its own.
+                Some(_) => f64::from(layer.attention_scale),
+                None => 1.0 / (layer.head_dim as f64).sqrt(),
+            },
         };
         if layer.attention_scale != usual as f32 {
             sink.put(Key::AttentionScale, real(layer.attention_scale.into()));
@@ -243,8 +277,8 @@ fn scales(source: &Keys<'_>, spec: &ModelSpec, target: &ArchDescriptor, sink: &m
     if spec.residual_scale != 1.0 {
         sink.put(Key::ResidualScale, real(spec.residual_scale.into()));
     }
-    if let Some(divisor) = source.real(Key::LogitDivisor)? {
-        sink.put(Key::LogitDivisor, real(divisor));
+    if let Some(factor) = source.real(Key::LogitFactor)? {
+        sink.put(Key::LogitFactor, real(factor));
     }
     Ok(())
 }
@@ -257,6 +291,21 @@ fn experts(spec: &ModelSpec, sink: &mut Sink<'_>) {
     sink.put(Key::ExpertFfn, count(experts.ffn));
     if spec.family.experts == ExpertPlace::WithShared {
         sink.put(Key::SharedFfn, count(beside));
+    }
+    if spec.family.experts == ExpertPlace::WithPlainShared {
+        sink.put(Key::SharedExperts, count(beside / experts.ffn.max(1)));
+        let first = spec.layers.iter().position(|l| l.experts.is_some()).unwrap_or(0);
+        sink.put(Key::FirstDenseLayers, count(first));
+        let kind = if experts.scores == RouterScores::Sigmoid { 2 } else { 1 };
+        sink.put(Key::ExpertScores, count(kind));
+    }
+    if let Some(groups) = experts.groups {
+        sink.put(Key::ExpertGroups, count(groups.n));
+        sink.put(Key::ExpertGroupsUsed, count(groups.n_used));
+    }
+    if spec.family.experts_weigh_input {
+        let with = spec.layers.iter().filter(|l| l.experts.is_some()).count();
+        sink.put(Key::ExpertsEvery, count(spec.n_layers() / with.max(1)));
     }
     sink.put(Key::ExpertsNormalised, Value::Bool(experts.normalise));
     if experts.factor != 1.0 {

@@ -91,6 +91,14 @@ pub fn to_gguf(
             expected: "those of a Hugging Face checkpoint".to_owned(),
         });
     }
+    // Rates, taps and the order of heads differ there, and are not translated yet.
+    if spec.family.recurrent.is_some() {
+        return Err(Error::Export {
+            what: "family".to_owned(),
+            found: format!("{}, with recurrent layers", spec.family.title),
+            expected: "one without: convert it to .base, or run it as it is".to_owned(),
+        });
+    }
     let (architecture, target) = target(spec.family)?;
     let mut notes = Vec::new();
     let mut metadata = metadata::general(architecture, name);

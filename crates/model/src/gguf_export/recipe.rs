@@ -29,6 +29,8 @@ pub(super) struct Recipe {
     pub order: Option<Vec<usize>>,
     /// Values are F32 in the file, with this added.
     pub plain: Option<f32>,
+    /// The matrices of the pieces have their shapes turned, but not yet their bytes.
+    pub turned: bool,
 }
 
 impl Recipe {
@@ -59,6 +61,7 @@ impl Recipe {
             pieces: vec![whole(&tensor)],
             order: None,
             plain: None,
+            turned: false,
         }
     }
 }
@@ -213,8 +216,18 @@ impl<'a> Exporter<'a> {
             return Err(bad(format!("{:?} of {} in {}", other.shape, other.block, other.name), &expected));
         }
 
+        let turned = suffix == "weight" && row.is_transposed(self.spec.naming);
+        let turn = |tensor: &Tensor| {
+            let mut tensor = tensor.clone();
+            if let (true, [.., rows, cols]) = (turned, &mut tensor.shape[..]) {
+                std::mem::swap(rows, cols);
+            }
+            tensor
+        };
+        let tensors: Vec<Tensor> = tensors.iter().map(|t| turn(t)).collect();
+        let first = turn(first);
         let mut shape_of_all = first.shape.clone();
-        let mut pieces: Vec<_> = tensors.iter().map(|t| whole(t)).collect();
+        let mut pieces: Vec<_> = tensors.iter().map(whole).collect();
         if row.hf.contains("{e}") {
             shape_of_all.insert(0, tensors.len());
         } else if apart {
@@ -225,7 +238,7 @@ impl<'a> Exporter<'a> {
             let at = row.stacked.iter().position(|r| *r == role).unwrap_or(0);
             let before: usize = row.stacked.iter().take(at).map(|r| n_rows(*r)).sum();
             let mine = n_rows(role);
-            let part = |e: usize| (tensors.first().map(|t| (*t).clone()), e * all + before);
+            let part = |e: usize| (tensors.first().cloned(), e * all + before);
             pieces =
                 (0..n).map(part).filter_map(|(tensor, from)| Some((tensor?, from..from + mine))).collect();
             shape_of_all = vec![n, mine, cols];
@@ -244,6 +257,7 @@ impl<'a> Exporter<'a> {
             name,
             shape: shape_of_all,
             pieces,
+            turned,
         })
     }
 

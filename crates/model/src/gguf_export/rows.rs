@@ -6,9 +6,15 @@ use weights::{BlockType, Bytes, Planes, Tensor, codec};
 
 use super::recipe::Recipe;
 use crate::error::{Error, Result};
+use crate::tensors::turned_bytes;
 
 /// Make the tensor: a view of the source where the bytes are the same.
 pub(super) fn make(recipe: &Recipe) -> Result<Tensor> {
+    if recipe.turned {
+        let pieces = recipe.pieces.iter().map(|(tensor, rows)| Ok((turned(tensor)?, rows.clone())));
+        let pieces = pieces.collect::<Result<_>>()?;
+        return make(&Recipe { pieces, turned: false, ..recipe.clone() });
+    }
     let made = match (&recipe.pieces[..], &recipe.order) {
         ([(tensor, rows)], None) if rows.len() == all_rows(tensor) => {
             Tensor { name: recipe.name.clone(), shape: recipe.shape.clone(), ..tensor.clone() }
@@ -21,6 +27,16 @@ pub(super) fn make(recipe: &Recipe) -> Result<Tensor> {
         (None, BlockType::Affine(_)) => Ok(repacked(made)),
         _ => Ok(made),
     }
+}
+
+/// The bytes of matrices whose shape `(…, n_out, n_in)` is turned already.
+fn turned(tensor: &Tensor) -> Result<Tensor> {
+    let [.., n_out, n_in] = tensor.shape[..] else { return Ok(tensor.clone()) };
+    let source = Tensor { shape: vec![tensor.n_rows() / n_out.max(1) * n_in, n_out], ..tensor.clone() };
+    let matrix = |i: usize| turned_bytes(&source, i * n_in, (0, 1), [n_out, n_in], true);
+    let matrices = (0..tensor.n_rows() / n_out.max(1)).map(matrix).collect::<Result<Vec<Bytes>>>()?;
+    let data = Bytes::from_parts(&matrices.iter().map(|matrix| &matrix[..]).collect::<Vec<_>>());
+    Ok(Tensor { data, ..tensor.clone() })
 }
 
 fn all_rows(tensor: &Tensor) -> usize {
@@ -147,6 +163,7 @@ mod tests {
             pieces: vec![(tensor.clone(), 0..4)],
             order: Some(vec![3, 2, 1, 0]),
             plain: None,
+            turned: false,
         }
     }
 

@@ -58,12 +58,30 @@ const fn alone(
     ctranslate2: &'static str,
     whisper_cpp: &'static str,
 ) -> TensorName {
-    TensorName { role, gguf: "", hf, ctranslate2, whisper_cpp, stacked: &[] }
+    TensorName {
+        role,
+        gguf: "",
+        hf,
+        ctranslate2,
+        whisper_cpp,
+        stacked: &[],
+        transposed: false,
+        interleaved: false,
+    }
 }
 
 /// CTranslate2 keeps in one matrix what reads the same input.
 const fn stacked(role: TensorRole, ctranslate2: &'static str, stacked: &'static [TensorRole]) -> TensorName {
-    TensorName { role, gguf: "", hf: "", ctranslate2, whisper_cpp: "", stacked }
+    TensorName {
+        role,
+        gguf: "",
+        hf: "",
+        ctranslate2,
+        whisper_cpp: "",
+        stacked,
+        transposed: false,
+        interleaved: false,
+    }
 }
 
 /// Convolutions, positions, and layers that see all of them.

@@ -6,7 +6,7 @@ pub mod speech;
 
 use std::path::PathBuf;
 
-use device::{Device, KvType, Limits, Numerics, Plan, Program, STATE_NONE, Span, StateUse, Step};
+use device::{Device, KvType, Limits, Numerics, Op, Plan, Program, STATE_NONE, Span, StateUse, Step};
 use device_lower::fusion::fuse;
 use device_reference::Reference;
 use device_testing::{BEST_AND_LOGITS, committed};
@@ -16,20 +16,64 @@ use weights::{Access, Checkpoint};
 pub const DENSE: [&str; 10] =
     ["llama", "mistral", "qwen2", "qwen3", "gemma3", "smollm3", "phi3", "gemma2", "granite", "olmo2"];
 
+/// ... those whose layers, norms or names are arranged otherwise, ...
+pub const OTHER: [&str; 19] = [
+    "glm4",
+    "cohere2",
+    "exaone4",
+    "olmo3",
+    "ministral3",
+    "seed_oss",
+    "ernie4_5",
+    "starcoder2",
+    "phi",
+    "gpt2",
+    "mixtral",
+    "hunyuan_v1_dense",
+    "glm",
+    "olmoe",
+    "granitemoe",
+    "stablelm",
+    "arcee",
+    "nemotron",
+    "cohere",
+];
+
 /// ... and those with experts, or with layers that share keys and values and have inputs of their own.
 pub const MIXED: [&str; 4] = ["qwen2_moe", "qwen3_moe", "gemma4_e2b", "gemma4_moe"];
 
 /// ... and those with recurrent layers, whose prompts are longer than the chunks of kernels.
-pub const RECURRENT: [&str; 8] = [
+pub const RECURRENT: [&str; 11] = [
     "lfm2",
+    "lfm2_moe",
     "qwen3_next",
     "qwen3_5",
     "qwen3_5_moe",
     "granitemoehybrid",
     "granitemoehybrid_dense",
     "nemotron_h",
+    "nemotron_h_moe",
+    "nemotron_h_latent",
     "falcon_h1",
 ];
+
+/// ... and those with other routers, gates, windows or caches.
+pub const LATER: [&str; 9] = [
+    "glm4_moe",
+    "llama4",
+    "gpt_oss",
+    "gpt_oss_mxfp4",
+    "deepseek_v2",
+    "deepseek_v3",
+    "glm4_moe_lite",
+    "ernie4_5_moe",
+    "dots1",
+];
+
+/// All of these.
+pub fn all() -> impl Iterator<Item = &'static str> {
+    DENSE.into_iter().chain(OTHER).chain(MIXED).chain(LATER).chain(RECURRENT)
+}
 
 /// f32 arithmetic in another order than the reference's, over logits of magnitude 10.
 pub const TOLERANCE: f32 = 1e-3;
@@ -95,11 +139,15 @@ impl Runner {
     /// The same, if the device runs the plan.
     pub fn try_on(device: &dyn Device, plan: &Plan, numerics: Numerics) -> device::Result<Runner> {
         let n_groups = plan.kv.groups.len();
+        let learned = plan.primitives().filter_map(|op| match op {
+            Op::EmbedPositions { table, .. } => Some(plan.weight(*table).n_rows()),
+            _ => None,
+        });
         let limits = Limits {
             max_rows: PAGES * PAGE_LEN,
             max_outputs: PAGES * PAGE_LEN,
             max_spans: 1,
-            n_ctx: PAGES * PAGE_LEN,
+            n_ctx: learned.min().unwrap_or(usize::MAX).min(PAGES * PAGE_LEN),
             page_len: PAGE_LEN,
             n_pages: vec![PAGES; n_groups],
             n_states: if plan.kv.states.is_empty() { 0 } else { 2 },

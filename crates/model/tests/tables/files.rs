@@ -79,6 +79,46 @@ pub fn quantised(tensor: &Tensor) -> Tensor {
     if is_matrix(tensor) { quantise(tensor) } else { tensor.clone() }
 }
 
+/// Experts as `(n, n_in, n_out)`, where both halves of the network may be one tensor, one after the other or alternating, as
+/// mlx-lm has them: `(n, n_out, n_in)` for each projection. Biases are taken apart alike.
+fn turned(tensor: &Tensor, before: &str, projection: &str) -> Vec<Tensor> {
+    let alternate = before.ends_with("mlp.experts");
+    let (both, suffix) = match projection {
+        "gate_up_proj" => (true, "weight"),
+        "gate_up_proj_bias" => (true, "bias"),
+        "down_proj" => (false, "weight"),
+        "down_proj_bias" => (false, "bias"),
+        other => panic!("{other}"),
+    };
+    let (n, n_in) = match tensor.shape[..] {
+        [n, n_in, _] => (n, n_in),
+        [n, _] => (n, 1),
+        _ => panic!("{:?}", tensor.shape),
+    };
+    let n_cols = tensor.n_cols();
+    let names: &[&str] = if both { &["gate_proj", "up_proj"] } else { &["down_proj"] };
+    let (n_out, values) = (n_cols / names.len(), tensor.to_f32());
+    let part = |(index, name): (usize, &&str)| {
+        let column = |c: usize| if alternate { c * names.len() + index } else { index * n_out + c };
+        let at = |e: usize, c: usize, r: usize| values[(e * n_in + r) * n_cols + column(c)];
+        let of = |e: usize| (0..n_out).flat_map(move |c| (0..n_in).map(move |r| (e, c, r)));
+        let turned: Vec<u8> = (0..n)
+            .flat_map(of)
+            .flat_map(|(e, c, r)| ((at(e, c, r).to_bits() >> 16) as u16).to_le_bytes())
+            .collect();
+        let shape = if tensor.shape.len() == 3 { vec![n, n_out, n_in] } else { vec![n, n_out] };
+        let name = format!("{before}.{name}.{suffix}");
+        Tensor {
+            name,
+            shape,
+            block: BlockType::BF16,
+            data: Bytes::from_slice(&turned),
+            planes: Planes::default(),
+        }
+    };
+    names.iter().enumerate().map(part).collect()
+}
+
 /// mlx-lm keeps experts in one stack a projection: `mlp.switch_mlp.up_proj` for `mlp.experts.{e}.up_proj`, and
 /// `experts.switch_glu.gate_proj` and `.up_proj` for the halves of `experts.gate_up_proj`.
 fn stack_experts(tensors: &[Tensor]) -> Vec<Tensor> {
@@ -89,6 +129,21 @@ fn stack_experts(tensors: &[Tensor]) -> Vec<Tensor> {
             && let Some((_, projection)) = after.split_once('.')
         {
             stacks.entry(format!("{before}.mlp.switch_mlp.{projection}")).or_default().push(tensor);
+        } else if let Some((before, after)) = tensor.name.split_once(".block_sparse_moe.experts.")
+            && let Some((_, matrix)) = after.split_once('.')
+        {
+            let projection = match matrix {
+                "w1.weight" => "gate_proj.weight",
+                "w2.weight" => "down_proj.weight",
+                _ => "up_proj.weight",
+            };
+            let name = format!("{before}.block_sparse_moe.switch_mlp.{projection}");
+            stacks.entry(name).or_default().push(tensor);
+        } else if let Some((before, projection)) = ["feed_forward", "mlp"].iter().find_map(|network| {
+            let (before, after) = tensor.name.split_once(&format!(".{network}.experts."))?;
+            Some((format!("{before}.{network}.experts"), after))
+        }) {
+            rest.extend(turned(tensor, &before, projection));
         } else if let Some((before, projection)) = tensor.name.split_once(".experts.") {
             let named = |name: &str| format!("{before}.experts.switch_glu.{name}.weight");
             let [n, n_rows, n_cols] = tensor.shape[..] else { panic!("{:?}", tensor.shape) };

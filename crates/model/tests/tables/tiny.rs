@@ -11,7 +11,8 @@ const MAX_ROUNDS: usize = 1000;
 
 /// A small number for a key, where the family needs one.
 fn small(family: &ArchDescriptor, key: Key, hidden: usize, n_layers: usize) -> Option<Value> {
-    let experts = family.experts != ExpertPlace::Nowhere;
+    // Some GGUF files of the plainest family have experts; these are of the others.
+    let experts = family.experts != ExpertPlace::Nowhere && family.name != "llama";
     let recurrent = family.recurrent.is_some();
     let per_layer = family.tensors.iter().any(|t| t.iter().any(|n| n.role == TensorRole::PerLayerGate));
     let n = match key {
@@ -27,7 +28,7 @@ fn small(family: &ArchDescriptor, key: Key, hidden: usize, n_layers: usize) -> O
         Key::Vocab => N_VOCAB,
         Key::Context => 128,
         Key::Experts if experts => 4,
-        Key::ExpertsUsed if experts => 2,
+        Key::ExpertsUsed if experts => 2 - usize::from(family.experts_weigh_input),
         Key::ExpertFfn if experts => 64,
         Key::SharedFfn if family.experts == ExpertPlace::WithShared => 64,
         Key::ConvSize if recurrent => 3,
@@ -36,6 +37,12 @@ fn small(family: &ArchDescriptor, key: Key, hidden: usize, n_layers: usize) -> O
         Key::StateInner if recurrent => 64,
         Key::StateGroups if recurrent => 2,
         Key::StateRows if recurrent => 16,
+        Key::SharedExperts if family.experts == ExpertPlace::WithPlainShared => 1,
+        Key::LatentRank if family.latent => 32,
+        Key::LatentKeyDim if family.latent => 24,
+        Key::LatentValueDim | Key::PlainKeyDim if family.latent => 16,
+        Key::TurningKeyDim if family.latent => 8,
+        Key::Chunk if family.chunked => 16,
         Key::PerLayerWidth if per_layer => 32,
         // Those who name the first layer that has one mostly have none.
         Key::Window if family.windows != WindowPattern::FromKey => 16,
@@ -66,9 +73,12 @@ pub fn checkpoint_of(
     metadata.insert(named.to_owned(), Value::Str(selector.to_owned()));
     for row in KEYS {
         let Some(value) = small(family, row.key, hidden, n_layers) else { continue };
-        let names = if naming == Naming::Gguf { row.gguf } else { row.hf };
-        let own =
-            family.keys.iter().find(|own| own.key == row.key && naming != Naming::Gguf).map(|own| own.hf);
+        let own = family.keys.iter().find(|names| names.key == row.key).map(|names| names.hf);
+        let names = match (naming, &own) {
+            (Naming::Gguf, _) => row.gguf,
+            (_, Some(own)) => std::slice::from_ref(own),
+            (_, None) => row.hf,
+        };
         // Names with a placeholder are of nested objects; those have a plain one as well.
         let Some(name) = own.or(names.iter().copied().find(|name| !name.contains('{'))) else { continue };
         let prefix = if naming == Naming::Gguf { format!("{selector}.") } else { String::new() };

@@ -9,6 +9,7 @@ pub mod ollama;
 pub mod openai;
 pub mod openapi;
 pub mod operations;
+pub mod rerank;
 pub mod routers;
 pub mod sampling;
 pub mod sse;

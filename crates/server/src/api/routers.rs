@@ -1,12 +1,11 @@
 //! What vLLM's and SGLang's routers ask of a server before and while they send it requests.
 
 use axum::extract::State;
-use axum::routing::{any, get};
+use axum::routing::get;
 use axum::{Json, Router};
 use serde_json::{Value, json};
 
 use crate::app::App;
-use crate::error::{ApiError, Result};
 use crate::models::{LoadedStatus, TextStatus};
 
 /// The paths of these.
@@ -19,7 +18,6 @@ pub fn router() -> Router<App> {
         .route("/get_load", get(load))
         .route("/load", get(load))
         .route("/version", get(version))
-        .route("/v1/rerank", any(rerank))
 }
 
 /// The first model that writes text and is loaded, with its id.
@@ -63,9 +61,4 @@ async fn load(State(app): State<App>) -> Json<Value> {
 
 async fn version() -> Json<Value> {
     Json(json!({ "version": env!("CARGO_PKG_VERSION") }))
-}
-
-/// No family that ranks is built yet.
-async fn rerank() -> Result<Json<Value>> {
-    Err(ApiError::not_built("/v1/rerank"))
 }

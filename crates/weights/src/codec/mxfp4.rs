@@ -25,6 +25,16 @@ pub struct Block {
     pub qs: [u8; 16],
 }
 
+/// A block of this type from its scale and 16 bytes in which neighbours share a byte, the first in the low half, as others write
+/// it. Here value `j` is in the low half of byte `j`, value `j + 16` in its high half.
+pub fn from_pairs(scale: u8, pairs: &[u8], block: &mut [u8]) {
+    let nibble = |j: usize| pairs[j / 2] >> (j % 2 * 4) & 15;
+    block[0] = scale;
+    for (j, byte) in block[1..].iter_mut().enumerate() {
+        *byte = nibble(j) | nibble(j + 16) << 4;
+    }
+}
+
 /// `2^(e - 128)`, half the scale that an E8M0 exponent stands for. The two least exponents are subnormal in f32. The
 /// specification's NaN, 255, is read as `2^127`, as everybody reads it.
 #[inline]

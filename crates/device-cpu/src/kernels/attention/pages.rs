@@ -21,6 +21,8 @@ pub struct LayerPages {
     pub head_dim: usize,
     /// Positions of a page; a power of two.
     pub page_len: usize,
+    /// Keys and values, or 1: values are the keys.
+    pub n_halves: usize,
     /// How they are stored.
     pub kind: KvType,
     /// What keys are stored without; null: nothing. The program keeps it.
@@ -95,7 +97,8 @@ impl LayerPages {
         // As a shift: a division by a variable takes ten times as long.
         let page = table[position >> self.page_len.trailing_zeros()];
         assert!(page != PAGE_NONE, "position {position} has no KV page");
-        let before = (2 * head + half as usize) * self.half_bytes();
+        let half = half as usize * (self.n_halves - 1);
+        let before = (self.n_halves * head + half) * self.half_bytes();
         // SAFETY: the page is one of the pool, the head's part within it.
         unsafe { self.pool.add(page as usize * self.page_bytes + self.offset + before) }
     }

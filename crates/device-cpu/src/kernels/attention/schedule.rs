@@ -53,6 +53,8 @@ pub struct ScheduleShape {
     pub group: usize,
     /// Positions that a row sees, its own included.
     pub window: usize,
+    /// The window begins at a multiple of its length.
+    pub chunked: bool,
     /// KV heads.
     pub n_kv_heads: usize,
     /// Rows of a tile.
@@ -411,7 +413,7 @@ impl Schedule {
 impl ScheduleShape {
     /// Positions that a row at `position` sees.
     fn seen(&self, position: u32) -> Range<usize> {
-        super::tile::seen(self.window, position as usize)
+        super::tile::seen(self.window, self.chunked, position as usize)
     }
 
     /// Whether some of these rows are wanted.
@@ -449,8 +451,14 @@ mod tests {
         }
     }
 
-    const SHAPE: ScheduleShape =
-        ScheduleShape { group: 0, window: usize::MAX, n_kv_heads: 3, tile_rows: 21, of_outputs: false };
+    const SHAPE: ScheduleShape = ScheduleShape {
+        group: 0,
+        window: usize::MAX,
+        chunked: false,
+        n_kv_heads: 3,
+        tile_rows: 21,
+        of_outputs: false,
+    };
 
     /// Spans of `(rows before, rows, pages shared with the first sequence)`, all rows outputs.
     struct Steps {
@@ -583,6 +591,7 @@ mod tests {
         let shapes = [
             SHAPE,
             ScheduleShape { window: 300, ..SHAPE },
+            ScheduleShape { window: 300, chunked: true, ..SHAPE },
             ScheduleShape { tile_rows: 1, ..SHAPE },
             ScheduleShape { tile_rows: 2, n_kv_heads: 1, ..SHAPE },
             ScheduleShape { of_outputs: true, ..SHAPE },

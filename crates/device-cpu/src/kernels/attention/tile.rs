@@ -17,6 +17,8 @@ pub struct Shape {
     pub softcap: f32,
     /// Positions that a row sees, its own included.
     pub window: usize,
+    /// The window begins at a multiple of its length.
+    pub chunked: bool,
     /// Columns of q and of the output.
     pub cols: usize,
 }
@@ -40,8 +42,9 @@ pub struct Tile<'a> {
 }
 
 /// Positions that a row at `position` sees.
-pub fn seen(window: usize, position: usize) -> Range<usize> {
-    (position + 1).saturating_sub(window)..position + 1
+pub fn seen(window: usize, chunked: bool, position: usize) -> Range<usize> {
+    let first = if chunked { position / window * window } else { (position + 1).saturating_sub(window) };
+    first..position + 1
 }
 
 impl<'a> Tile<'a> {
@@ -55,7 +58,7 @@ impl<'a> Tile<'a> {
     /// counted from there.
     #[inline(always)]
     pub fn seen_of(&self, shape: &Shape, query: usize, first: usize, len: usize) -> Range<usize> {
-        let seen = seen(shape.window, self.rows[query / shape.n_group].position as usize);
+        let seen = seen(shape.window, shape.chunked, self.rows[query / shape.n_group].position as usize);
         seen.start.clamp(first, first + len) - first..seen.end.clamp(first, first + len) - first
     }
 
@@ -76,8 +79,8 @@ impl<'a> Tile<'a> {
     }
 
     /// From the first to the last position that some row of the tile sees.
-    pub fn positions(&self, window: usize) -> Range<usize> {
-        let of_row = |row: &Row| seen(window, row.position as usize);
+    pub fn positions(&self, shape: &Shape) -> Range<usize> {
+        let of_row = |row: &Row| seen(shape.window, shape.chunked, row.position as usize);
         self.rows[1..]
             .iter()
             .map(of_row)

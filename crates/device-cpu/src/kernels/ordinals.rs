@@ -1,0 +1,26 @@
+//! `out[:, j] = j`, out `(n, k)` of u32. Rows are shared among the workers. Bytes: 4 a value.
+
+use crate::command::Worker;
+use device::RowCount;
+
+/// Parameters.
+#[derive(Clone, Copy)]
+pub struct Params {
+    /// `(n, k)`
+    pub out: *mut u32,
+    /// Columns.
+    pub k: usize,
+    /// Which rows.
+    pub rows: RowCount,
+}
+
+/// The kernel.
+///
+/// # Safety
+/// As [`crate::command::Kernel`].
+pub unsafe fn ordinals(p: &Params, worker: &Worker<'_>) {
+    for at in worker.share(worker.step.n_rows(p.rows) * p.k, 1) {
+        // SAFETY: the place is one of the value's.
+        unsafe { *p.out.add(at) = (at % p.k) as u32 }
+    }
+}

@@ -1,0 +1,108 @@
+//! Models whose layers keep a state of fixed size: what the engine does between a prompt and its answer changes nothing.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::common::{RECURRENT, expected, greedy, model, options};
+use device::{Device, Numerics};
+use ingle_engine::*;
+
+/// The interpreter, and the CPU in fixed orders and in its fastest ones.
+fn devices() -> [(Arc<dyn Device>, Numerics); 3] {
+    let cpu = device_cpu::CpuDevice::new(device_cpu::Options { threads: Some(2), isa: None }).unwrap();
+    let cpu: Arc<dyn Device> = Arc::new(cpu);
+    [
+        (Arc::new(device_reference::Reference::new(1)), Numerics::Deterministic),
+        (cpu.clone(), Numerics::Deterministic),
+        (cpu, Numerics::Fast),
+    ]
+}
+
+fn each(mut f: impl FnMut(&str, &dyn Fn(usize, usize) -> Engine)) {
+    for (device, numerics) in devices() {
+        for name in RECURRENT {
+            let what = format!("{name} on {}, {numerics:?}", device.name());
+            let kv_type = Some(device::KvType::F32);
+            f(&what, &|chunk, n_sequences| {
+                let load = LoadOptions { numerics, kv_type, ..options(128, chunk, n_sequences) };
+                Engine::new(model(name), &device, &load).unwrap()
+            });
+        }
+    }
+}
+
+/// `lfm2` of `lfm2 on cpu, Fast`
+fn fixture(what: &str) -> &str {
+    what.split(' ').next().unwrap()
+}
+
+/// All tokens of each sequence.
+fn drain(engine: &mut Engine) -> HashMap<SequenceId, Vec<u32>> {
+    let mut all: HashMap<SequenceId, Vec<u32>> = HashMap::new();
+    while engine
+        .step(&mut |event| {
+            if let Event::Token { sequence, id, .. } = event {
+                all.entry(sequence).or_default().push(id);
+            }
+        })
+        .unwrap()
+    {}
+    all
+}
+
+#[test]
+fn answers_agree_with_the_trusted_ones_and_reuse_changes_nothing() {
+    each(|what, engine| {
+        let want = expected(fixture(what));
+        for chunk in [128, 16] {
+            let mut engine = engine(chunk, 1);
+            let request = || Request { ignore_end: true, ..greedy(&want.input, want.greedy.len()) };
+            assert_eq!(engine.complete(request()).unwrap().tokens, want.greedy, "{what}");
+            let again = engine.complete(request()).unwrap();
+            assert_eq!(again.tokens, want.greedy, "{what}, again");
+            // A state is kept where a prompt ended, so that all but its last piece is there.
+            assert!(again.finished.timings.reused_tokens >= 32, "{what}: {:?}", again.finished.timings);
+            let longer = [&want.input[..], &want.greedy[..6]].concat();
+            let request = Request { ignore_end: true, ..greedy(&longer, want.greedy.len() - 6) };
+            assert_eq!(engine.complete(request).unwrap().tokens, want.greedy[6..], "{what}, longer");
+        }
+    });
+}
+
+#[test]
+fn sequences_that_share_steps_get_their_own_answers() {
+    each(|what, engine| {
+        let input = expected(fixture(what)).input;
+        let prompts = [&input[..], &input[..17], &input[5..], &input[30..]];
+        let request = |p: &[u32]| Request { ignore_end: true, reuse: false, ..greedy(p, 12) };
+        let mut alone = engine(128, 1);
+        let want: Vec<_> = prompts.iter().map(|p| alone.complete(request(p)).unwrap().tokens).collect();
+        let mut together = engine(24, 4);
+        let ids: Vec<_> = prompts.iter().map(|p| together.add(request(p)).unwrap()).collect();
+        let all = drain(&mut together);
+        for (id, want) in ids.iter().zip(&want) {
+            assert_eq!(&all[id], want, "{what}");
+        }
+    });
+}
+
+#[test]
+fn a_fork_goes_on_from_the_state_of_the_first() {
+    each(|what, engine| {
+        let input = expected(fixture(what)).input;
+        let mut engine = engine(32, 3);
+        let request = Request { ignore_end: true, ..greedy(&input[..40], 20) };
+        let want = engine.complete(request.clone()).unwrap().tokens;
+        let first = engine.add(request).unwrap();
+        let mut n_before = 0;
+        while n_before < 7 {
+            let mut count = |event: Event<'_>| n_before += usize::from(matches!(event, Event::Token { .. }));
+            engine.step(&mut count).unwrap();
+        }
+        let fork = engine.fork(first, &SamplingParams::greedy()).unwrap();
+        let all = drain(&mut engine);
+        assert_eq!(all[&first], want[n_before..], "{what}");
+        assert_eq!(all[&fork], want[n_before..], "{what}");
+    });
+}

@@ -1,0 +1,77 @@
+//! `ingle rerank`: how well documents fit a query.
+
+use std::sync::Arc;
+
+use anyhow::bail;
+use clap::Args;
+use engine::Embedder;
+use serde_json::json;
+
+use crate::args::ModelArgs;
+use crate::output::{Style, Table};
+use crate::{load, output};
+
+/// Judge how well documents fit a query, with a model made for it
+#[derive(Args)]
+#[command(after_help = "\
+Scores are the model's numbers as they are: larger is better, and none is a probability. A document that is too long is cut at
+its end.
+
+Examples:
+  ingle rerank folder/ \"what is a panda?\" \"The giant panda is a bear.\" \"Paris is a city.\"
+  ingle rerank folder/ --tokens 0,581,2,2,9,2 --json")]
+pub struct Rerank {
+    #[command(flatten)]
+    model: ModelArgs,
+
+    /// The query
+    #[arg(required_unless_present = "tokens", conflicts_with = "tokens")]
+    query: Option<String>,
+
+    /// The documents
+    #[arg(required_unless_present = "tokens", conflicts_with = "tokens")]
+    documents: Vec<String>,
+
+    /// Token ids of a pair, with their marks, instead of texts; repeat for more
+    #[arg(long, value_name = "IDS")]
+    tokens: Vec<String>,
+
+    /// Print {"scores":[…]} in the documents' order instead of a table, the best first
+    #[arg(long)]
+    json: bool,
+}
+
+impl Rerank {
+    pub fn run(self) -> anyhow::Result<()> {
+        let model = Arc::new(load::open(&self.model)?);
+        let device = load::device_for(&self.model.load, &model)?;
+        let mut embedder = Embedder::new(model, &device, &load::options(&self.model.load))?;
+        let pairs = match &self.query {
+            Some(query) => {
+                let pair = |document: &String| Ok(embedder.tokenize_pair(query, document)?);
+                self.documents.iter().map(pair).collect::<anyhow::Result<Vec<_>>>()?
+            }
+            None => self.tokens.iter().map(|ids| parse(ids)).collect::<anyhow::Result<_>>()?,
+        };
+        let scores = embedder.rank_tokens(&pairs)?;
+        if self.json {
+            return output::print_json(&json!({ "scores": scores }));
+        }
+        let mut order: Vec<usize> = (0..scores.len()).collect();
+        order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
+        let mut table = Table::new(&["score>", "document"]);
+        for index in order {
+            let shown = self.documents.get(index).cloned().unwrap_or_else(|| format!("pair {}", index + 1));
+            table.row(vec![format!("{:.4}", scores[index]), shown]);
+        }
+        table.print(Style::Plain)
+    }
+}
+
+fn parse(ids: &str) -> anyhow::Result<Vec<u32>> {
+    let id = |text: &str| match text.trim().parse() {
+        Ok(id) => Ok(id),
+        Err(_) => bail!("--tokens: found {text:?}, expected token ids with commas between them"),
+    };
+    ids.split(',').map(id).collect()
+}

@@ -1,0 +1,83 @@
+//! `/v1/rerank`: how well documents fit a query, as Jina's and Cohere's APIs have it.
+
+use axum::extract::State;
+use axum::routing::post;
+use axum::{Json, Router};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::body::JsonBody;
+use super::sampling::keep_alive;
+use crate::app::{App, EmbedRequest};
+use crate::error::{ApiError, Result};
+use crate::request::Prompt;
+
+/// The path.
+pub fn router() -> Router<App> {
+    Router::new().route("/v1/rerank", post(create)).route("/rerank", post(create))
+}
+
+#[derive(Deserialize)]
+struct Body {
+    #[serde(default)]
+    model: String,
+    query: String,
+    documents: Vec<Document>,
+    top_n: Option<usize>,
+    #[serde(default)]
+    return_documents: bool,
+    keep_alive: Option<Value>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Document {
+    Text(String),
+    Object { text: String },
+}
+
+impl Document {
+    fn text(&self) -> &str {
+        let (Document::Text(text) | Document::Object { text }) = self;
+        text
+    }
+}
+
+/// Documents of one request.
+const MAX_DOCUMENTS: usize = 2048;
+
+async fn create(State(app): State<App>, JsonBody(body): JsonBody<Body>) -> Result<Json<Value>> {
+    let n = body.documents.len();
+    if !(1..=MAX_DOCUMENTS).contains(&n) {
+        let message = format!("`documents` has {n} entries, expected 1 to {MAX_DOCUMENTS}");
+        return Err(ApiError::invalid("documents", message));
+    }
+    let pair = |document: &Document| Prompt::Pair {
+        query: body.query.clone(),
+        document: document.text().to_owned(),
+    };
+    let request = EmbedRequest {
+        model: body.model,
+        inputs: body.documents.iter().map(pair).collect(),
+        truncate: true,
+        keep_alive: body.keep_alive.as_ref().map(keep_alive).transpose()?,
+    };
+    let found = app.embed(request).await?;
+    let score =
+        |index: &usize| found.vectors.get(*index).and_then(|v| v.first().copied()).unwrap_or(f32::MIN);
+    let mut order: Vec<usize> = (0..n).collect();
+    order.sort_by(|a, b| score(b).total_cmp(&score(a)));
+    order.truncate(body.top_n.unwrap_or(n));
+    let result = |index: usize| {
+        let mut result = json!({ "index": index, "relevance_score": score(&index) });
+        if body.return_documents {
+            result["document"] = json!({ "text": body.documents[index].text() });
+        }
+        result
+    };
+    let results: Vec<Value> = order.into_iter().map(result).collect();
+    Ok(Json(json!({
+        "object": "list", "model": found.model, "results": results,
+        "usage": { "prompt_tokens": found.n_tokens, "total_tokens": found.n_tokens },
+    })))
+}
