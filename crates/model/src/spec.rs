@@ -381,7 +381,9 @@ pub(crate) fn read(
     };
     let activation = match keys.word(Key::Activation)? {
         None => family.activation,
-        Some("silu" | "swish" | "swiglu") => Activation::Silu,
+        Some("silu" | "swish") => Activation::Silu,
+        // The name of such a network as a whole.
+        Some("swiglu") if family.gated => Activation::Silu,
         Some("gelu_pytorch_tanh" | "gelu_new" | "gelu_fast") => Activation::GeluTanh,
         Some("gelu") => Activation::GeluErf,
         Some("relu") => Activation::Relu,
