@@ -57,7 +57,7 @@ fn vectors_and_states_of_tokens() {
     for name in ["embedding_gemma", "modernbert", "qwen3_embedding"] {
         let (folder, json) = (fixture(name), expected(name));
         let tokens = ids(&json["input_ids"]);
-        let args = ["embed", folder.to_str().unwrap(), "--tokens", &tokens, "--json"];
+        let args = ["embed", folder.to_str().unwrap(), "--tokens", &tokens, "--kv-type", "f32", "--json"];
         let found: Value = serde_json::from_str(&run(&args)).unwrap();
         close(&found["embeddings"], &Value::Array(vec![json["embedding"].clone()]));
         let found: Value = serde_json::from_str(&run(&[&args[..], &["--hidden"]].concat())).unwrap();
