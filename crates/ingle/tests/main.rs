@@ -11,6 +11,7 @@ mod lazy;
 mod metal;
 mod readme;
 mod real_models;
+mod rerank;
 mod serve;
 mod serve_audio;
 mod serve_client;

@@ -795,7 +795,7 @@ const GEMMA_3: ArchDescriptor = ArchDescriptor {
 
 /// The same for embeddings: attention looks both ways, and there is no head.
 const GEMMA_BOTH_WAYS: ArchDescriptor = ArchDescriptor {
-    name: "gemma_embedding",
+    name: "embedding_gemma",
     title: "EmbeddingGemma",
     gguf: &["gemma-embedding"],
     gguf_as: Some("gemma-embedding"),

@@ -398,7 +398,9 @@ pub(crate) fn read(
     };
     let activation = match keys.word(Key::Activation)? {
         None => family.activation,
-        Some("silu" | "swish" | "swiglu") => Activation::Silu,
+        Some("silu" | "swish") => Activation::Silu,
+        // The name of such a network as a whole.
+        Some("swiglu") if family.gated => Activation::Silu,
         Some("gelu_pytorch_tanh" | "gelu_new" | "gelu_fast") => Activation::GeluTanh,
         Some("gelu") => Activation::GeluErf,
         Some("relu") => Activation::Relu,
@@ -707,7 +709,7 @@ fn router_groups(keys: &Keys<'_>, experts: &ExpertSpec) -> Result<Option<RouterG
     let n_used = keys.count(Key::ExpertGroupsUsed)?.filter(|n| *n > 0).unwrap_or(n);
     let n_best = if experts.scores == RouterScores::Sigmoid { 2 } else { 1 };
     let of_group = experts.n / n;
-    if experts.n % n != 0 || n_used > n || n_best > of_group || experts.n_used > of_group * n_used {
+    if !experts.n.is_multiple_of(n) || n_used > n || n_best > of_group || experts.n_used > of_group * n_used {
         let expected = format!("a divisor of the {} experts, with enough in those used", experts.n);
         return Err(keys.bad(Key::ExpertGroups, format!("{n}, {n_used} of them used"), expected));
     }

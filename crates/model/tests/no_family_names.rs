@@ -33,7 +33,7 @@ const PROGRAMS: [&str; 10] = [
 ];
 
 /// Names that are words of the language.
-const WORDS: [&str; 2] = ["command", "seed"];
+const WORDS: [&str; 4] = ["command", "dots", "embedding", "seed"];
 
 /// `gemma3` and `gemma` for `Gemma3_4B`: a word without what follows its letters, and the word.
 fn stem(word: &str) -> &str {

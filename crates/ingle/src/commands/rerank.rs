@@ -48,10 +48,10 @@ impl Rerank {
         let mut embedder = Embedder::new(model, &device, &load::options(&self.model.load))?;
         let pairs = match &self.query {
             Some(query) => {
-                let pair = |document: &String| Ok(embedder.tokenize_pair(query, document)?);
-                self.documents.iter().map(pair).collect::<anyhow::Result<Vec<_>>>()?
+                let pair = |document: &String| embedder.tokenize_pair(query, document);
+                self.documents.iter().map(pair).collect::<Result<Vec<_>, _>>()?
             }
-            None => self.tokens.iter().map(|ids| parse(ids)).collect::<anyhow::Result<_>>()?,
+            None => self.tokens.iter().map(|ids| parse(ids)).collect::<anyhow::Result<Vec<_>>>()?,
         };
         let scores = embedder.rank_tokens(&pairs)?;
         if self.json {

@@ -211,6 +211,17 @@ pub fn check(name: &str, plan: &Plan, chunk: usize) -> f32 {
     check_with(Runner::new(plan), name, chunk)
 }
 
+/// The largest difference of a logit of the prompt.
+pub fn difference(mut runner: Runner, name: &str, chunk: usize) -> f32 {
+    let expected = expected(name);
+    let rows: Vec<Vec<f32>> =
+        expected.input_ids.chunks(chunk).flat_map(|tokens| runner.step(tokens).0).collect();
+    let of = |(position, wanted): (&usize, &Vec<f32>)| {
+        rows[*position].iter().zip(wanted).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+    };
+    expected.positions.iter().zip(&expected.logits).map(of).fold(0.0, f32::max)
+}
+
 /// The same on whatever device the runner is made for.
 pub fn check_with(mut runner: Runner, name: &str, chunk: usize) -> f32 {
     let expected = expected(name);

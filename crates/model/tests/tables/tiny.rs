@@ -45,6 +45,8 @@ fn small(family: &ArchDescriptor, key: Key, hidden: usize, n_layers: usize) -> O
         Key::Chunk if family.chunked => 16,
         Key::PerLayerWidth if per_layer => 32,
         // Those who name the first layer that has one mostly have none.
+        // And what looks both ways at everything has none.
+        Key::Window if family.bidirectional && family.windows == WindowPattern::All => return None,
         Key::Window if family.windows != WindowPattern::FromKey => 16,
         Key::NormEps => return Some(Value::Float(1e-6)),
         Key::RopeTheta => return Some(Value::Float(1e4)),

@@ -14,7 +14,7 @@ use crate::request::Prompt;
 
 /// The path.
 pub fn router() -> Router<App> {
-    Router::new().route("/v1/rerank", post(create)).route("/rerank", post(create))
+    Router::new().route("/v1/rerank", post(create))
 }
 
 #[derive(Deserialize)]
