@@ -29,10 +29,10 @@ pub fn check_ahead(device: &dyn Device, every: usize) -> Vec<(String, Result<(),
         .into_iter()
         .step_by(every.max(1))
         .map(|(what, wants, n)| {
-            let limits = match n > limits.max_spans {
+            let limits = match n > 3 {
                 true => Limits {
                     max_rows: 512,
-                    max_spans: n,
+                    max_spans: n.max(limits.max_spans),
                     n_pages: vec![4 * n; plan.kv.groups.len()],
                     ..limits.clone()
                 },
