@@ -12,6 +12,7 @@ use device::{
 };
 use device_lower::arena::Arena;
 use device_lower::lifetimes::arena_of;
+use device_lower::missing_kernels;
 use device_lower::passes::lower;
 use device_lower::sampling::Chooser;
 use device_lower::units::LoweredUnit;
@@ -60,6 +61,13 @@ impl CudaDevice {
 
     fn sizes(&self, plans: &[Plan], limits: &Limits) -> Result<(Parts, Sizes)> {
         limits.check(self, plans)?;
+        if let Some(what) = plans.iter().find_map(missing_kernels) {
+            return Err(device::Error::Unsupported {
+                device: NAME,
+                what: what.to_owned(),
+                hint: "use the device cpu".to_owned(),
+            });
+        }
         let parts: Parts = plans
             .iter()
             .map(|plan| {

@@ -8,11 +8,12 @@ use crate::program::{LoweredPlan, MetalProgram};
 use crate::weights::{LookupTables, WeightPlan};
 use device::key_bias;
 use device::{
-    Arithmetic, Device, Item, KvType, Limits, MemoryPlan, Op, OpKind, Peaks, Plan, Program, Residence,
-    Result, RouterScores, Rule, Weight,
+    Arithmetic, Device, Item, KvType, Limits, MemoryPlan, Peaks, Plan, Program, Residence, Result, Rule,
+    Weight,
 };
 use device_lower::arena::Arena;
 use device_lower::lifetimes::{arena_of, value_bytes};
+use device_lower::missing_kernels;
 use device_lower::passes::lower;
 use device_lower::sampling::Chooser;
 use device_lower::units::LoweredUnit;
@@ -88,7 +89,7 @@ impl<G: Gpu> MetalDevice<G> {
                 hint: "use the device cpu".to_owned(),
             });
         }
-        if let Some(what) = plans.iter().find_map(not_built) {
+        if let Some(what) = plans.iter().find_map(missing_kernels) {
             return Err(device::Error::Unsupported {
                 device: self.name(),
                 what: what.to_owned(),
@@ -138,31 +139,6 @@ impl<G: Gpu> MetalDevice<G> {
         )?;
         Ok(program)
     }
-}
-
-/// What of a plan has no kernels here.
-fn not_built(plan: &Plan) -> Option<&'static str> {
-    if plan.kv.layers.iter().any(|layer| layer.values_are_keys) {
-        return Some("a cache whose values are its keys");
-    }
-    let of = |op: &Op| {
-        if let Op::Route { scores, bias, groups, .. } = op
-            && (*scores != RouterScores::Softmax || bias.is_some() || groups.is_some())
-        {
-            return Some("a router by sigmoids, with a bias or with groups");
-        }
-        if matches!(op, Op::Attention { chunked: true, .. }) {
-            return Some("attention in chunks");
-        }
-        if let Op::SelfAttention { q, k, window, .. } = op
-            && (window.is_some() || plan.value(*q).cols != plan.value(*k).cols)
-        {
-            return Some("attention to both sides within a window, or whose heads share keys");
-        }
-        let parts = [OpKind::ExpertBias, OpKind::GateClamped, OpKind::Join, OpKind::Ordinals];
-        parts.contains(&op.kind()).then_some("biases of experts, a clamped gate, or heads put together")
-    };
-    plan.primitives().find_map(of)
 }
 
 impl<G: Gpu> Device for MetalDevice<G> {

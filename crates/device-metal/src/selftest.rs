@@ -127,7 +127,13 @@ fn model_of(hidden: usize, n_layers: usize) -> Plan {
     let n_kv_heads = n_kv_heads(hidden);
     for index in 0..n_layers {
         b.layer(Some(index as u32));
-        let layer = KvLayer { n_kv_heads, head_dim: HEAD_DIM, window: None, encoder_states: None, values_are_keys: false };
+        let layer = KvLayer {
+            n_kv_heads,
+            head_dim: HEAD_DIM,
+            window: None,
+            encoder_states: None,
+            values_are_keys: false,
+        };
         let layer = b.kv_layer(layer);
         let norm = b.rms_norm(x, hidden);
         let [q, k, v] = [4, 1, 1].map(|n| b.linear(norm, n * n_kv_heads * HEAD_DIM, block, false));

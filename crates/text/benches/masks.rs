@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use ingle_text::{Grammar, GrammarCompiler, Tokenizer};
 use serde_json::json;
-use weights::{Array, Metadata, Value};
+use weights::{Array, Bytes, Metadata, Value};
 
 const N_VOCAB: usize = 150_000;
 const N_MASKS: usize = 4_000;
@@ -92,7 +92,7 @@ fn strings(items: &[String]) -> Value {
         spans.push((bytes.len() as u32, item.len() as u32));
         bytes.extend_from_slice(item.as_bytes());
     }
-    Value::Array(Array::Str { bytes: bytes.into(), spans })
+    Value::Array(Array::Str { bytes: Bytes::from_slice(&bytes), spans })
 }
 
 fn main() {
@@ -100,7 +100,7 @@ fn main() {
     let tokens = vocabulary(&mut random);
     let mut kinds = vec![1; tokens.len()];
     kinds[N_VOCAB - 1] = 3;
-    let mut metadata = Metadata::new();
+    let mut metadata = Metadata::default();
     let text = |text: &str| Value::Str(text.to_owned());
     for (key, value) in [
         ("model", text("gpt2")),

@@ -116,7 +116,7 @@ impl Draft<'_> {
     pub(super) fn attention(&mut self, op: &Op) -> Result<()> {
         let c = self.c;
         match op {
-            Op::Attention { q, layer, n_heads, scale, softcap, window, sinks, out } => {
+            Op::Attention { q, layer, n_heads, scale, softcap, window, sinks, chunked: _, out } => {
                 let (n_heads, scale, softcap, window) = (*n_heads, *scale, *softcap, *window);
                 let of = AttentionOf { n_heads, scale, softcap, window, sinks: *sinks, out: *out };
                 self.attend_layer(*q, *layer, &of)
@@ -126,7 +126,7 @@ impl Draft<'_> {
                 let of = AttentionOf { n_heads, scale, softcap: None, window: None, sinks: None, out: *out };
                 self.attend_layer(*q, *layer, &of)
             }
-            Op::SelfAttention { q, k, v, n_heads, scale, out } => {
+            Op::SelfAttention { q, k, v, n_heads, scale, window: _, out } => {
                 let head_dim = c.cols(*q) / n_heads;
                 let pages = PagesArguments {
                     n_kv_heads: *n_heads as u32,

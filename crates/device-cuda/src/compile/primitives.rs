@@ -329,7 +329,8 @@ impl Draft<'_> {
                 };
                 self.scan("selective_scan.cu", arguments, *state, *out)
             }
-            Op::Route { x, normalise, factor, scales, ids, weights } => {
+            // What else a router may have is refused when memory is planned.
+            Op::Route { x, normalise, factor, scales, ids, weights, .. } => {
                 let (rows, n_experts) = (c.rows(*x), c.cols(*x));
                 let arguments = RouteArguments {
                     n_rows: 0,
@@ -356,6 +357,9 @@ impl Draft<'_> {
             | Op::SelfAttention { .. }
             | Op::CrossAttention { .. }
             | Op::CrossScores { .. } => self.attention(op),
+            Op::ExpertBias { .. } | Op::GateClamped { .. } | Op::Join { .. } | Op::Ordinals { .. } => {
+                failed(format!("{:?} has no kernel", op.kind()))
+            }
             Op::Linear { .. } | Op::Fused { .. } => failed(format!("{:?} was not lowered", op.kind())),
         }
     }

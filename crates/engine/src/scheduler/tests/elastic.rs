@@ -60,7 +60,13 @@ struct Outcome {
 fn history(seed: u64) -> Outcome {
     let mut rng = Rng::new(seed);
     let mut below = |n: usize| (rng.uniform() * n as f64) as usize;
-    let layer = |window| KvLayer { n_kv_heads: 1, head_dim: 32, window, encoder_states: None };
+    let layer = |window| KvLayer {
+        n_kv_heads: 1,
+        head_dim: 32,
+        window,
+        encoder_states: None,
+        values_are_keys: false,
+    };
     let layers = [vec![layer(None)], vec![layer(Some(40)), layer(None)]][below(2)].clone();
     let depth = [1, 1, 3][below(3)];
     let n_slots = 2 + below(6);
@@ -192,7 +198,8 @@ fn no_sequence_is_lost_in_thousands_of_histories() {
 /// The budget follows: it is below what the hog leaves at once, and back in time.
 #[test]
 fn memory_goes_to_a_hog_and_comes_back() {
-    let layer = KvLayer { n_kv_heads: 1, head_dim: 32, window: None, encoder_states: None };
+    let layer =
+        KvLayer { n_kv_heads: 1, head_dim: 32, window: None, encoder_states: None, values_are_keys: false };
     let mut s = Simulation::of(&null::plan(N_VOCAB, &[layer]), 1, 1024, 128, 8, &LoadOptions::default());
     let mut machine = Machine::new(600 << 10);
     machine.govern(&mut s);
@@ -223,7 +230,8 @@ fn memory_goes_to_a_hog_and_comes_back() {
 /// The rungs before parking: a complaint alone stops what is new, and prefixes go before anybody is parked.
 #[test]
 fn prefixes_go_first_and_nothing_new_begins_while_the_system_complains() {
-    let layer = KvLayer { n_kv_heads: 1, head_dim: 32, window: None, encoder_states: None };
+    let layer =
+        KvLayer { n_kv_heads: 1, head_dim: 32, window: None, encoder_states: None, values_are_keys: false };
     let mut s = Simulation::of(&null::plan(N_VOCAB, &[layer]), 1, 1024, 128, 4, &LoadOptions::default());
     let mut machine = Machine::new(1 << 20);
     machine.govern(&mut s);

@@ -66,6 +66,8 @@ pub(super) async fn create(
                 let tokens = app.tokenize(&request.model, text.clone(), true, *parse_special).await?;
                 Echo { text: text.clone(), ..Echo::of(&tokens) }
             }
+            // Only `/v1/rerank` makes such prompts.
+            Prompt::Pair { .. } => Echo::default(),
         });
         answers.push(app.complete(&caller, request).await?);
     }

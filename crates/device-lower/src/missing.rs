@@ -1,0 +1,28 @@
+//! What GPU devices cannot run yet: one list, so that all of them refuse the same plans.
+
+use device::{Op, OpKind, Plan, RouterScores};
+
+/// Something of a plan for which no GPU device has a kernel yet; they refuse such plans with these words.
+pub fn missing_kernels(plan: &Plan) -> Option<&'static str> {
+    if plan.kv.layers.iter().any(|layer| layer.values_are_keys) {
+        return Some("a cache whose values are its keys");
+    }
+    let of = |op: &Op| {
+        if let Op::Route { scores, bias, groups, .. } = op
+            && (*scores != RouterScores::Softmax || bias.is_some() || groups.is_some())
+        {
+            return Some("a router by sigmoids, with a bias or with groups");
+        }
+        if matches!(op, Op::Attention { chunked: true, .. }) {
+            return Some("attention in chunks");
+        }
+        if let Op::SelfAttention { q, k, window, .. } = op
+            && (window.is_some() || plan.value(*q).cols != plan.value(*k).cols)
+        {
+            return Some("attention to both sides within a window, or whose heads share keys");
+        }
+        let parts = [OpKind::ExpertBias, OpKind::GateClamped, OpKind::Join, OpKind::Ordinals];
+        parts.contains(&op.kind()).then_some("biases of experts, a clamped gate, or heads put together")
+    };
+    plan.primitives().find_map(of)
+}
