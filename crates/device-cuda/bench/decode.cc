@@ -434,7 +434,7 @@ int main(int argc, char **argv) {
         check({"K types only", 768, 8, 4, 64, 1536, 4, 999, q4k, q6, q4k, q6, q6, true, false, false, false, 0, 0, 0, 32}, 30, 8);
         check({"Q4_K only", 768, 8, 4, 64, 1536, 4, 999, q4k, q4, q4k, q4, q8, true, false, false, false, 0, 0, 0, 32}, 30, 8);
         check({"Q6_K only", 768, 8, 4, 64, 1536, 4, 999, q6, q6, q6, q6, q6, true, false, false, false, 0, 0, 0, 32}, 30, 8);
-        time_model({"Qwen3-0.6B Q4_0", 1024, 16, 8, 128, 3072, 28, 151936, q4, q4, q4, q4, q8, true, false, false, false, 0, 0, 0, 64});
+        time_model({"0.6B Q4_0", 1024, 16, 8, 128, 3072, 28, 151936, q4, q4, q4, q4, q8, true, false, false, false, 0, 0, 0, 64});
         return failures;
     }
     check({"plain q4", 320, 4, 2, 64, 448, 2, 1003, q4, q4, q4, q4, q8, false, false, false, false, 0, 0, 0, 16}, 0, 6);
@@ -447,11 +447,11 @@ int main(int argc, char **argv) {
     check({"wide", 2304, 8, 2, 128, 5120, 2, 1500, q4, q4, q4, q6, q8, true, false, false, false, 0, 0, 0, 64}, 1000, 4);
     printf(failures ? "%d FAILED\n" : "all checks passed\n", failures);
     if (argc > 2) return failures;
-    time_model({"Qwen3-0.6B Q4_0", 1024, 16, 8, 128, 3072, 28, 151936, q4, q4, q4, q4, q8, true, false, false, false, 0, 0, 0, 64});
+    time_model({"0.6B Q4_0", 1024, 16, 8, 128, 3072, 28, 151936, q4, q4, q4, q4, q8, true, false, false, false, 0, 0, 0, 64});
     if (getenv("FEW")) return failures;
-    time_model({"Llama-3.2-1B Q4_0", 2048, 32, 8, 64, 8192, 16, 128256, q4, q4, q4, q4, q8, false, false, false, false, 0, 0, 0, 64});
-    time_model({"Llama-3.2-1B Q8_0", 2048, 32, 8, 64, 8192, 16, 128256, q8, q8, q8, q8, q8, false, false, false, false, 0, 0, 0, 64});
-    time_model({"Llama-3.2-3B Q4_0", 3072, 24, 8, 128, 8192, 28, 128256, q4, q4, q4, q4, q8, false, false, false, false, 0, 0, 0, 64});
-    time_model({"Qwen3-8B Q4_K", 4096, 32, 8, 128, 12288, 36, 151936, q4k, q4k, q4k, q6, q6, true, false, false, false, 0, 0, 0, 64});
+    time_model({"1B Q4_0", 2048, 32, 8, 64, 8192, 16, 128256, q4, q4, q4, q4, q8, false, false, false, false, 0, 0, 0, 64});
+    time_model({"1B Q8_0", 2048, 32, 8, 64, 8192, 16, 128256, q8, q8, q8, q8, q8, false, false, false, false, 0, 0, 0, 64});
+    time_model({"3B Q4_0", 3072, 24, 8, 128, 8192, 28, 128256, q4, q4, q4, q4, q8, false, false, false, false, 0, 0, 0, 64});
+    time_model({"8B Q4_K", 4096, 32, 8, 128, 12288, 36, 151936, q4k, q4k, q4k, q6, q6, true, false, false, false, 0, 0, 0, 64});
     return failures;
 }

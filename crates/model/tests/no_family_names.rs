@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use model::FAMILIES;
 
-const ROOMS: [&str; 9] = [
+const ROOMS: [&str; 10] = [
     "engine",
     "speech",
     "device",
@@ -16,6 +16,7 @@ const ROOMS: [&str; 9] = [
     "device-reference",
     "device-testing",
     "device-cpu",
+    "device-cuda",
     "device-metal",
     "platform",
 ];
