@@ -13,7 +13,7 @@ pub use timing::{Decoder, Effort, sweep, time_attention, time_overheads, time_pr
 
 use crate::MetalDevice;
 use crate::gpu::Gpu;
-use device::{Activation, KvLayer, Op, OpKind, Plan, RopeStyle, Weight};
+use device::{Activation, KvLayer, Op, OpKind, OutputKind, Plan, RopeStyle, Weight};
 use device_testing::{AttentionOptions, Case, PlanBuilder, Rng, check_op_cases, stored};
 use weights::{BlockType, Bytes, Planes};
 
@@ -88,7 +88,8 @@ fn product(block: BlockType, n_out: usize, n_in: usize) -> Plan {
     let mut b = PlanBuilder::new(1, 64);
     let x = b.embed(n_in);
     let y = b.linear(x, N_DIFFERENT.min(n_out), BlockType::F32, false);
-    let mut plan = b.finish(y);
+    // Its columns are no tokens.
+    let mut plan = Plan { output_kind: OutputKind::Hidden, ..b.finish(y) };
     let weight = stored(&mut Rng::new(3), "matrix", N_DIFFERENT.min(n_out), n_in, block, 0.1);
     let repeated = |bytes: &Bytes, row: usize| {
         let bytes: Vec<u8> = bytes.iter().copied().cycle().take(n_out * row).collect();

@@ -34,7 +34,6 @@ const CPU_ONLY: &[&str] = &[
     // And those with these, and with windows to both sides, chunks, and values that are keys.
     "expert_bias",
     "gate_clamped",
-    "join",
     "ordinals",
     // One file for the types of each instruction set, and what they read.
     "linear/activation",
@@ -120,7 +119,6 @@ const METAL_ONLY: &[&str] = &[
     "linear/target",
     "linear/tensor",
     // Norms of a branch and of the sum that it becomes, in one: the CPU runs them one after the other.
-    "join",
     // The parts of `attention`: on the CPU `attention/product` and `attention/tile`.
     "attention/arguments",
     "attention/decode",

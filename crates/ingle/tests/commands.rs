@@ -12,7 +12,7 @@ fn usage_errors_exit_with_2_and_others_with_1() {
     assert_eq!(ingle(&["run"]).status.code(), Some(2));
     assert_eq!(ingle(&["bench", "x.gguf", "--no-such-flag"]).status.code(), Some(2));
     let message = error(&["run", "no-such-model", "hi"]);
-    assert!(message.starts_with("error: ") && message.contains("smollm2:135m"), "{message}");
+    assert!(message.starts_with("error: ") && message.contains("`ingle search`"), "{message}");
     let message = error(&["inspect", "/no/such/file.gguf"]);
     assert!(message.contains("/no/such/file.gguf"), "{message}");
 }

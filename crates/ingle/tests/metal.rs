@@ -75,7 +75,7 @@ mod emulated {
         let end = source.rfind("    if (i <").unwrap();
         let insert = |text: &str| format!("{}{text}\n{}", &source[..end], &source[end..]);
         let defects = [
-            ("wrong", source.replace("= args.factor *", "= 1.01f * args.factor *"), "cases: Softcap"),
+            ("wrong", source.replace("= args.factor *", "= 1.01f * args.factor *"), "cases: softcap"),
             ("source", insert("    this is no statement;"), "compile: softcap.metal does not compile"),
             ("hang", insert("    for (volatile uint n = 1; n != 0;) {}"), "hangs"),
             ("crash", insert("    __builtin_trap();"), "crashes"),

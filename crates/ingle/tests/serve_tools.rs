@@ -108,7 +108,7 @@ fn tools_are_called_whole_streamed_and_in_a_batch() {
     ], "temperature": 0, "max_tokens": 2, "add_generation_prompt": false, "continue_final_message": true });
     assert_eq!(server.ok(CHAT, &body)["choices"][0]["message"]["content"], " Paris.");
     for (more, param) in [
-        (json!({ "tool_choice": { "type": "function", "function": { "name": "unknown" } } }), "tools"),
+        (json!({ "tool_choice": { "type": "function", "function": { "name": "unknown" } } }), "tool_choice"),
         (json!({ "reasoning_effort": "some" }), "reasoning_effort"),
     ] {
         let (status, answer) = server.post(CHAT, &ask(more));

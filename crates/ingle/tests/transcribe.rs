@@ -80,7 +80,7 @@ fn words_and_times_are_those_of_faster_whisper_base() {
 /// a pause begins within it.
 #[test]
 fn words_and_times_stay_with_matrices_in_8_bits() {
-    within(BASE, "audio/transcript_whisper_base.json", &["--weights", "q8_0"], (0.6, 0.25, 0.2));
+    within(BASE, "audio/transcript_whisper_base.json", &["--weight-type", "q8_0"], (0.6, 0.25, 0.2));
 }
 
 #[test]

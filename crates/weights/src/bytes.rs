@@ -16,8 +16,6 @@ pub struct Map {
 
 enum Backing {
     Mapped(memmap2::Mmap),
-    /// A private map whose every page was copied: what happens to the file does not matter, and what is released comes back from it.
-    Copied(memmap2::Mmap),
     /// In units of 64 bytes, so that a read file is aligned as a mapped one is.
     Owned(Box<[Line]>, usize),
 }
@@ -32,15 +30,19 @@ impl Map {
     /// # Errors
     /// The file cannot be opened, mapped or read.
     pub fn open(path: &Path, access: Access) -> Result<Arc<Map>> {
+        use std::io::Read;
         let io = |source| Error::Io { file: path.to_owned(), source };
-        let file = File::open(path).map_err(io)?;
+        let mut file = File::open(path).map_err(io)?;
         let len = file.metadata().map_err(io)?.len() as usize;
         let backing = match access {
             // SAFETY: the map is read-only. Another process that truncates the file makes reads fault (SIGBUS);
             // `Access::Read` is the documented way out of that.
             Access::Map if len > 0 => Backing::Mapped(unsafe { memmap2::Mmap::map(&file) }.map_err(io)?),
-            Access::Read if len > 0 => Backing::Copied(copy(&file).map_err(io)?),
-            Access::Map | Access::Read => Backing::Owned(Box::new([]), 0),
+            _ => {
+                let mut lines = vec![Line([0; 64]); len.div_ceil(64)].into_boxed_slice();
+                file.read_exact(&mut bytemuck::cast_slice_mut(&mut lines)[..len]).map_err(io)?;
+                Backing::Owned(lines, len)
+            }
         };
         Ok(Arc::new(Map { backing }))
     }
@@ -71,8 +73,8 @@ impl Map {
     /// See [`Bytes::release`]; the range lies within the map.
     fn release(&self, range: Range<usize>) {
         #[cfg(unix)]
-        if let Backing::Mapped(map) | Backing::Copied(map) = &self.backing {
-            // SAFETY: nobody writes to the map any more, and what is read again is the file's. A refusal changes nothing.
+        if let Backing::Mapped(map) = &self.backing {
+            // SAFETY: the map is shared and never written, so that its pages are the file's. A refusal changes nothing.
             let _ = unsafe {
                 map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, range.start, range.len())
             };
@@ -93,31 +95,12 @@ impl Map {
     }
 }
 
-/// A private map of a file, every page of it copied.
-fn copy(file: &File) -> std::io::Result<memmap2::Mmap> {
-    // SAFETY: the map is private and writable. A file that is truncated before its pages are copied makes reads fault; after this
-    // function it does not matter.
-    let mut map = unsafe { memmap2::MmapOptions::new().map_copy(file) }?;
-    #[cfg(target_os = "linux")]
-    let is_copied = map.advise(memmap2::Advice::PopulateWrite).is_ok();
-    #[cfg(not(target_os = "linux"))]
-    let is_copied = false;
-    if !is_copied {
-        // Of every system that Rust runs on, no page is smaller. A write of what is there makes a page our own.
-        for at in (0..map.len()).step_by(4096) {
-            let byte = std::hint::black_box(map[at]);
-            map[at] = std::hint::black_box(byte);
-        }
-    }
-    map.make_read_only()
-}
-
 impl Deref for Map {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
         match &self.backing {
-            Backing::Mapped(map) | Backing::Copied(map) => map,
+            Backing::Mapped(map) => map,
             Backing::Owned(lines, len) => &bytemuck::cast_slice(lines)[..*len],
         }
     }
@@ -165,8 +148,8 @@ impl Bytes {
         self.map.is_mapped()
     }
 
-    /// Let the system take back the memory of a part of a mapped or copied file, which comes back from the file when it is read again.
-    /// Parts beyond the bytes are left out; other memory of our own stays.
+    /// Let the system take back the memory of a part of a mapped file, which comes back from the file when it is read again.
+    /// Parts beyond the bytes are left out; memory of our own stays.
     pub fn release(&self, part: Range<usize>) {
         let end = part.end.min(self.range.len());
         if part.start < end {

@@ -37,17 +37,38 @@ unsafe fn body<S: Simd>(p: &Params, worker: &Worker<'_>) {
     // the rest lie within the share.
     unsafe {
         let whole = share.start + share.len() / S::N * S::N;
-        let (alpha, limit, lowest) = (S::splat(p.alpha), S::splat(p.limit), S::splat(-p.limit));
         for at in (share.start..whole).step_by(S::N) {
-            let g = smaller::<S>(S::load(p.gate.add(at)), limit);
-            let u = S::max(smaller::<S>(S::load(p.up.add(at)), limit), lowest);
-            let glu = S::mul(g, Sigmoid::at::<S>(S::mul(alpha, g)));
-            S::store(p.out.add(at), S::mul(glu, S::add(u, S::splat(1.0))));
+            vector::<S>(p, p.gate.add(at), p.up.add(at), p.out.add(at));
         }
-        for at in whole..share.end {
-            let (g, u) = ((*p.gate.add(at)).min(p.limit), (*p.up.add(at)).clamp(-p.limit, p.limit));
-            *p.out.add(at) = g / (1.0 + (-p.alpha * g).exp()) * (u + 1.0);
+        // The rest goes through whole vectors too, so that a value's bits do not depend on its place.
+        let n_rest = share.end - whole;
+        if n_rest > 0 {
+            let (mut gate, mut up, mut out) = ([0.0; MOST_LANES], [0.0; MOST_LANES], [0.0; MOST_LANES]);
+            std::ptr::copy_nonoverlapping(p.gate.add(whole), gate.as_mut_ptr(), n_rest);
+            std::ptr::copy_nonoverlapping(p.up.add(whole), up.as_mut_ptr(), n_rest);
+            vector::<S>(p, gate.as_ptr(), up.as_ptr(), out.as_mut_ptr());
+            std::ptr::copy_nonoverlapping(out.as_ptr(), p.out.add(whole), n_rest);
         }
+    }
+}
+
+/// Lanes of the widest vector.
+const MOST_LANES: usize = 16;
+
+/// One vector.
+///
+/// # Safety
+/// The pointers are valid for `S::N` values, and the instruction set is available.
+#[inline(always)]
+unsafe fn vector<S: Simd>(p: &Params, gate: *const f32, up: *const f32, out: *mut f32) {
+    const { assert!(S::N <= MOST_LANES) };
+    // SAFETY: by the caller.
+    unsafe {
+        let (limit, lowest) = (S::splat(p.limit), S::splat(-p.limit));
+        let g = smaller::<S>(S::load(gate), limit);
+        let u = S::max(smaller::<S>(S::load(up), limit), lowest);
+        let glu = S::mul(g, Sigmoid::at::<S>(S::mul(S::splat(p.alpha), g)));
+        S::store(out, S::mul(glu, S::add(u, S::splat(1.0))));
     }
 }
 

@@ -66,17 +66,17 @@ struct RunningArgs {
 
     /// How matrices of plain numbers are held: as the file has them, or in 8 bits, made at each start: less to read and
     /// faster to multiply, and words of doubt may differ
-    #[arg(long, value_enum, default_value_t = WeightsName::AsStored)]
-    weights: WeightsName,
+    #[arg(long, value_enum, default_value_t = WeightTypeName::AsStored)]
+    weight_type: WeightTypeName,
 
     /// Fix the accumulation order of every row
     #[arg(long)]
     deterministic: bool,
 }
 
-/// `--weights`
+/// `--weight-type`
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum WeightsName {
+enum WeightTypeName {
     AsStored,
     #[value(name = "q8_0")]
     Q8_0,
@@ -205,9 +205,9 @@ impl Transcribe {
                 n_beams: options.beam_size.max(options.best_of),
                 kv_type: self.running.kv_type.map(load::kv_type),
                 numerics: load::numerics(self.running.deterministic),
-                weights: match self.running.weights {
-                    WeightsName::AsStored => WeightType::AsStored,
-                    WeightsName::Q8_0 => WeightType::Q8_0,
+                weights: match self.running.weight_type {
+                    WeightTypeName::AsStored => WeightType::AsStored,
+                    WeightTypeName::Q8_0 => WeightType::Q8_0,
                 },
                 ..TranscriberOptions::default()
             },
