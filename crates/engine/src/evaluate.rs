@@ -1,9 +1,16 @@
 //! Logits at chosen positions of a token sequence, without generating: what scoring and the prefill check stand on.
 
+use std::thread;
+use std::time::{Duration, Instant};
+
 use device::Want;
 
 use crate::scheduler::OutputRows;
 use crate::{Engine, Error, Prefill, Result};
+
+/// How long to wait before memory is asked for again, and at most in all.
+const WAIT: Duration = Duration::from_millis(20);
+const MOST_WAIT: Duration = Duration::from_secs(10);
 
 impl Engine {
     /// Run `tokens` from an empty cache in a slot of their own, and call `visit(position, logits)` for each of the last
@@ -25,9 +32,22 @@ impl Engine {
             return Err(Error::TooManyTokens { n_tokens: tokens.len(), n_ctx: self.limits.n_ctx });
         }
         let slot = self.free_slot("evaluating")?;
+        self.scheduler.kv.set_alone(Some(slot));
         let result = self.evaluate_in(slot, tokens, n_wanted, prefill, visit);
+        self.scheduler.kv.set_alone(None);
         self.scheduler.kv.end(slot);
         result
+    }
+
+    /// Reserve rows of the only sequence; where memory is short, wait for it as a running sequence does, but not for ever.
+    fn reserve_for_evaluation(&mut self, slot: usize, position: usize, n_rows: usize) -> Result<()> {
+        let until = Instant::now() + MOST_WAIT;
+        loop {
+            match self.scheduler.kv.reserve(slot, position, n_rows, self.program.as_mut()) {
+                Err(Error::PagesExhausted { .. }) if Instant::now() < until => thread::sleep(WAIT),
+                reserved => return reserved,
+            }
+        }
     }
 
     fn evaluate_in(
@@ -50,7 +70,7 @@ impl Engine {
                 0 => OutputRows::None,
                 n => OutputRows::Last(n),
             };
-            self.scheduler.kv.reserve(slot, position, end - position, self.program.as_mut())?;
+            self.reserve_for_evaluation(slot, position, end - position)?;
             self.scheduler.buffers.clear();
             self.scheduler.buffers.push(slot, position, &tokens[position..end], outputs, Want::LOGITS);
             self.run()?;

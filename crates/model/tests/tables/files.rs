@@ -125,20 +125,22 @@ fn stack_experts(tensors: &[Tensor]) -> Vec<Tensor> {
     let mut rest = Vec::new();
     let mut stacks: BTreeMap<String, Vec<&Tensor>> = BTreeMap::new();
     for tensor in tensors {
-        if let Some((before, after)) = tensor.name.split_once(".mlp.experts.")
-            && let Some((_, projection)) = after.split_once('.')
-        {
-            stacks.entry(format!("{before}.mlp.switch_mlp.{projection}")).or_default().push(tensor);
-        } else if let Some((before, after)) = tensor.name.split_once(".block_sparse_moe.experts.")
-            && let Some((_, matrix)) = after.split_once('.')
-        {
-            let projection = match matrix {
-                "w1.weight" => "gate_proj.weight",
-                "w2.weight" => "down_proj.weight",
-                _ => "up_proj.weight",
+        let one_expert = ["mlp", "block_sparse_moe", "feed_forward", "mixer"].iter().find_map(|network| {
+            let (before, after) = tensor.name.split_once(&format!(".{network}.experts."))?;
+            let (expert, matrix) = after.split_once('.')?;
+            expert.parse::<usize>().ok()?;
+            Some((format!("{before}.{network}.switch_mlp"), *network, matrix))
+        });
+        if let Some((before, network, matrix)) = one_expert {
+            let projection = match (network, matrix) {
+                (_, "w1.weight") => "gate_proj.weight",
+                (_, "w2.weight") => "down_proj.weight",
+                (_, "w3.weight") => "up_proj.weight",
+                ("mixer", "up_proj.weight") => "fc1.weight",
+                ("mixer", "down_proj.weight") => "fc2.weight",
+                (_, other) => other,
             };
-            let name = format!("{before}.block_sparse_moe.switch_mlp.{projection}");
-            stacks.entry(name).or_default().push(tensor);
+            stacks.entry(format!("{before}.{projection}")).or_default().push(tensor);
         } else if let Some((before, projection)) = ["feed_forward", "mlp"].iter().find_map(|network| {
             let (before, after) = tensor.name.split_once(&format!(".{network}.experts."))?;
             Some((format!("{before}.{network}.experts"), after))

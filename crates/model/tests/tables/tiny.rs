@@ -75,7 +75,9 @@ pub fn checkpoint_of(
     metadata.insert(named.to_owned(), Value::Str(selector.to_owned()));
     for row in KEYS {
         let Some(value) = small(family, row.key, hidden, n_layers) else { continue };
-        let own = family.keys.iter().find(|names| names.key == row.key).map(|names| names.hf);
+        // GGUF calls every number alike in all families.
+        let own = family.keys.iter().find(|names| names.key == row.key && naming != Naming::Gguf);
+        let own = own.map(|names| names.hf).filter(|name| !name.is_empty());
         let names = match (naming, &own) {
             (Naming::Gguf, _) => row.gguf,
             (_, Some(own)) => std::slice::from_ref(own),
