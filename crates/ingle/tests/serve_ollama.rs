@@ -313,8 +313,9 @@ fn models_are_loaded_and_unloaded_when_asked() {
     let text = response.into_body().read_to_string().unwrap();
     assert!(text.lines().last().unwrap().contains("\"done\":true"), "{text}");
     let begun = Instant::now();
-    while loaded() != ["minilm:l6"] {
-        assert!(begun.elapsed() < Duration::from_secs(20), "it stays loaded");
+    // The other may be unloaded too, where this machine is short of memory.
+    while loaded().contains(&model) {
+        assert!(begun.elapsed() < Duration::from_secs(20), "it stays loaded: {}", get(&server, "/api/ps"));
         std::thread::sleep(Duration::from_millis(20));
     }
 }
