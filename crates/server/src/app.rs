@@ -373,7 +373,7 @@ impl App {
             Some(triggers) => Box::new(Lazy::new(triggers, tokenizer, matcher)) as Box<dyn Constraint>,
             None => Box::new(matcher),
         });
-        let prepared = Prepared { tokens, constraint, reading: None, stop_outside: None, options };
+        let prepared = Prepared { tokens, constraint, reading: None, stop_outside: Vec::new(), options };
         self.start(caller, lease, prepared).await
     }
 

@@ -138,16 +138,13 @@ fn request(body: Body) -> Result<ChatRequest> {
     if body.messages.is_empty() {
         return Err(ApiError::invalid("messages", "`messages` is empty, expected at least one message"));
     }
-    let tool_choice = tool_choice(body.tool_choice.as_ref())?;
-    // A function that is named is called once.
-    let calls_one = matches!(tool_choice, ToolChoice::Function(_));
     let messages = body.messages.into_iter().enumerate().map(|(index, value)| message(index, value));
     Ok(ChatRequest {
         model: body.model,
         messages: messages.collect::<Result<_>>()?,
         tools: body.tools.unwrap_or_default(),
-        tool_choice,
-        parallel_tool_calls: body.parallel_tool_calls.unwrap_or(true) && !calls_one,
+        tool_choice: tool_choice(body.tool_choice.as_ref())?,
+        parallel_tool_calls: body.parallel_tool_calls.unwrap_or(true),
         grammar,
         template_variables,
         thinking,
@@ -206,8 +203,8 @@ pub(super) fn response_format(name: &str, format: Option<Value>) -> Result<Optio
             schema @ Value::Object(_) => Grammar::JsonSchema(schema),
             Value::Null => Grammar::AnyJson,
             other => {
-                let message = format!("`response_format.schema` is {other}, expected a JSON Schema");
-                return Err(ApiError::invalid("response_format", message));
+                let message = format!("`{name}.schema` is {other}, expected a JSON Schema");
+                return Err(ApiError::invalid(name, message));
             }
         })),
         Some("json_schema") => match format["json_schema"]["schema"].take() {
@@ -465,16 +462,6 @@ mod tests {
         assert_eq!(request.messages[1]["content"], "ab");
         assert_eq!((request.options.n, request.options.max_tokens), (2, Some(5)));
         assert_eq!(request.options.stop, ["x"]);
-    }
-
-    #[test]
-    fn a_function_that_is_named_is_called_once() {
-        let user = json!([{ "role": "user", "content": "a" }]);
-        let named = json!({ "type": "function", "function": { "name": "f" } });
-        for (choice, may_repeat) in [(json!("required"), true), (json!("auto"), true), (named, false)] {
-            let request = read(json!({ "messages": user, "tool_choice": choice })).unwrap();
-            assert_eq!(request.parallel_tool_calls, may_repeat, "{choice}");
-        }
     }
 
     #[test]

@@ -64,12 +64,17 @@ async fn create(
     let request = request::chat_request(&body, &sampling, &conversation, n_before)?;
     let mut base = request::echo(&body, &given);
     let answer = match body.truncates() {
-        false => app.chat(&caller, request).await?,
+        false => app.chat(&caller, request).await,
         true => {
             let n_ctx = app.text_props(&request.model).await?.n_ctx;
-            answer_truncated(&app, &caller, request, n_ctx).await?
+            answer_truncated(&app, &caller, request, n_ctx).await
         }
     };
+    // Here they are called so.
+    let answer = answer.map_err(|error| match error.param.as_deref() {
+        Some("messages") => ApiError { param: Some("input".into()), ..error },
+        _ => error,
+    })?;
     base.insert("model".into(), json!(answer.model));
     base.insert("created_at".into(), json!(seconds_now()));
     let events = Events::new(base, body.wants_logprobs(), body.wants_summary());
