@@ -185,7 +185,7 @@ mod tests {
             assert!(lazy.mask(&mut words).unwrap());
             lazy.accept(id(text)).unwrap();
         }
-        assert!(lazy.accept(id("7")).is_err(), "a call is held");
+        assert!(lazy.fork().accept(id("7")).is_err(), "a call is held");
         for text in [")", "b", "=", "[{"] {
             lazy.accept(id(text)).unwrap();
         }

@@ -160,8 +160,9 @@ fn main() {
             let begun = Instant::now();
             matcher.mask(&mut words).unwrap();
             times.push(begun.elapsed().as_secs_f64() * 1e6);
-            let allowed: Vec<u32> =
-                (0..n_vocab as u32).filter(|t| !tokenizer.is_end(*t) && words[*t as usize / 32] >> (t % 32) & 1 == 1).collect();
+            let allowed: Vec<u32> = (0..n_vocab as u32)
+                .filter(|t| !tokenizer.is_end(*t) && words[*t as usize / 32] >> (t % 32) & 1 == 1)
+                .collect();
             if allowed.is_empty() {
                 matcher = begin.clone();
                 continue;
