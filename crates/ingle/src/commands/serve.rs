@@ -104,6 +104,10 @@ pub struct Serve {
     #[arg(long)]
     no_warmup: bool,
 
+    /// Least milliseconds between two pieces of an answer: text that comes faster is sent together
+    #[arg(long, default_value_t = 10, value_name = "MS")]
+    stream_interval: u64,
+
     /// On SIGTERM or Ctrl-C, let running answers go on for so many seconds
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
     drain: u64,
@@ -157,6 +161,7 @@ impl Serve {
             max_wait: Duration::from_secs(self.max_wait),
             governor: self.governor.clone(),
             max_tokens: self.max_tokens.map(NonZero::get),
+            stream_interval: Duration::from_millis(self.stream_interval),
         };
         let drain = Duration::from_secs(self.drain);
         let app = App::new(options, Arc::new(self));

@@ -11,7 +11,7 @@ use text::Grammar;
 
 use super::{
     FINGERPRINT, Stop, StreamOptions, TokenLogprob, add_usage, check_max_tokens, check_n, check_service_tier,
-    check_top_logprobs, finish_reason, usage_json,
+    check_top_logprobs, finish_reason, input_tokens, usage_json,
 };
 use crate::answer::{Answer, AnswerEvent, Delta, EventKind, ToolCall, Usage};
 use crate::api::body::{JsonBody, text_or_null};
@@ -90,6 +90,15 @@ pub(super) async fn apply_template(
 ) -> Result<Json<Value>> {
     let (prompt, _) = app.chat_prompt(request(body)?).await?;
     Ok(Json(json!({ "prompt": prompt })))
+}
+
+/// How many tokens the prompt of a chat has: llama-server's `input_tokens`.
+pub(super) async fn count_tokens(
+    State(app): State<App>,
+    JsonBody(body): JsonBody<Body>,
+) -> Result<Json<Value>> {
+    let (_, tokens) = app.chat_prompt(request(body)?).await?;
+    Ok(input_tokens(tokens.len()))
 }
 
 /// The inner request of a body.
