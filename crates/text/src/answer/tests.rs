@@ -380,5 +380,5 @@ fn what_is_thought_is_aside_and_so_are_calls() {
     assert_eq!(texts("llama3", bare), (bare.into(), false));
     let harmony = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"a\":\"END\"}";
     assert_eq!(texts("harmony", harmony), (harmony.into(), false));
-    assert_eq!(texts("harmony", "<|channel|>final<|message|>a END").1, true);
+    assert!(texts("harmony", "<|channel|>final<|message|>a END").1);
 }
