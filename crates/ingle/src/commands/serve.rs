@@ -216,7 +216,10 @@ impl Serve {
         let device = load::device_for(&model.load, &opened)?;
         let turns = (device.name() == "cpu").then(|| self.turns.clone());
         let options = LoadOptions { turns, ..options };
-        if opened.embedding().is_ok() {
+        if let Ok(embedding) = opened.embedding() {
+            // `--ctx` of the server is for models that write: an embedder takes no more than it was made for.
+            let most = |n: usize| if config.ctx.is_some() { n } else { n.min(embedding.max_tokens) };
+            let options = LoadOptions { n_ctx: options.n_ctx.map(most), ..options };
             return Ok(Loaded::Embedder(Box::new(Embedder::new(opened, &device, &options)?)));
         }
         let mut engine = Engine::new(opened, &device, &options)?;
