@@ -44,7 +44,9 @@ pub fn test(arguments: &[String]) -> Result<(), String> {
 pub fn full() -> Result<(), String> {
     let mut arguments = vec!["--include-ignored".to_owned()];
     if !Path::new("/dev/nvidia0").exists() {
-        println!("SKIPPED: the tests named `on_cuda`, for want of an NVIDIA GPU (`cargo xtask gpu-test` bundles them)");
+        println!(
+            "SKIPPED: the tests named `on_cuda`, for want of an NVIDIA GPU (`cargo xtask gpu-test` bundles them)"
+        );
         arguments.extend(["--skip", "on_cuda"].map(str::to_owned));
     }
     let mut jobs = build(&["--workspace"], &arguments)?;

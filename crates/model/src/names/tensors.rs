@@ -699,8 +699,8 @@ impl TensorRole {
 
 #[cfg(test)]
 mod tests {
-    use crate::families::FAMILIES;
     use super::*;
+    use crate::families::FAMILIES;
 
     #[test]
     fn names_expand() {
